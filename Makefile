@@ -1,0 +1,59 @@
+# Two commands for everybody: `make demo` and `make test`. `make help` lists the rest.
+
+# PYTHON3 (3.11 or newer) makes the virtual environment; PYTHON runs what may also run without it.
+VENV := .venv
+PYTHON3 ?= python3
+PYTHON ?= $(shell test -x $(VENV)/bin/python && echo $(VENV)/bin/python || echo python3)
+SANITIZER ?= compute-sanitizer
+NAME ?= convert
+GRAPH ?=
+
+.PHONY: help demo test test-gpu sanitize lint bench clean
+
+help:  ## list these targets
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /: /'
+
+demo: $(VENV)/.demo  ## convert, verify, time and draw a graph (GRAPH=path for yours)
+	$(VENV)/bin/python -m sparsefmt demo $(GRAPH)
+
+test: lint  ## everything that needs no GPU: style, types, tests, coverage of the format layer
+	$(VENV)/bin/python -m pytest -n auto -m "not gpu" --cov --cov-fail-under=95
+
+test-gpu:  ## the tests that need a CUDA device, with .venv's Python or else python3
+	$(PYTHON) -m pytest -m gpu
+
+sanitize:  ## compute-sanitizer over small shapes, CuPy's memory pool off
+	@for tool in memcheck racecheck initcheck synccheck; do \
+	    echo "== $$tool"; \
+	    SPARSEFMT_SANITIZE=1 CUPY_TF32=0 PYTHONPATH=$(CURDIR) \
+	    $(SANITIZER) --tool $$tool --error-exitcode 1 $(PYTHON) tests/sanitize_cases.py || exit 1; \
+	done
+
+lint: $(VENV)/.test  ## ruff and mypy
+	$(VENV)/bin/ruff check
+	$(VENV)/bin/ruff format --check
+	$(VENV)/bin/mypy
+
+bench:  ## one benchmark (NAME=convert), with its correctness check
+	$(PYTHON) -m benchmarks $(NAME)
+
+clean:  ## remove what these targets made, .venv too
+	rm -rf $(VENV) build *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage*
+
+$(VENV)/bin/python:
+	$(PYTHON3) -m venv $(VENV)
+
+# Stamps: made again when what is to be installed changed, and only then.
+$(VENV)/.test: pyproject.toml constraints.txt | $(VENV)/bin/python
+	$(VENV)/bin/pip install --quiet --constraint constraints.txt --editable '.[test,dev]'
+	touch $@ $(VENV)/.demo
+
+# The CUDA version of the driver picks the CuPy extra; without a driver, or if CuPy cannot be
+# installed, the demo runs on NumPy.
+$(VENV)/.demo: pyproject.toml | $(VENV)/bin/python
+	$(VENV)/bin/pip install --quiet --editable '.[cli]'
+	@cuda=$$(nvidia-smi 2>/dev/null | sed -n 's/.*CUDA [A-Za-z ]*Version: *\([0-9]*\).*/\1/p'); \
+	case "$$cuda" in 12) extra=cuda12 ;; ''|[0-9]|1[01]) extra= ;; *) extra=cuda13 ;; esac; \
+	test -z "$$extra" || $(VENV)/bin/pip install --quiet --editable ".[$$extra]" \
+	    || echo "CuPy could not be installed: the demo runs on NumPy"
+	touch $@

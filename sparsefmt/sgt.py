@@ -1,0 +1,194 @@
+"""SGT: sparse graph translation into condensed tiles for matrix units (TC-GNN)."""
+
+import operator
+from dataclasses import InitVar, dataclass, field
+from typing import Any, ClassVar
+
+import numpy as np
+
+from . import _validate
+from ._arrays import Array, namespace, on_device_of
+from .base import Format, FormatName, Level
+from .errors import DtypeError, FormatError, IndexRangeError, ShapeError
+
+DEFAULT_TILE = (16, 8)
+MAX_TILE_CELLS = 65536
+#: In ``columns``: this slot of the window's last tile stands for no column.
+PADDING = -1
+
+
+def slot_dtype(tile: tuple[int, int]) -> np.dtype[Any]:
+    """The smallest dtype that numbers the cells of a tile."""
+    return np.dtype(np.uint8 if tile[0] * tile[1] <= 256 else np.uint16)
+
+
+def check_tile(tile: object) -> tuple[int, int]:
+    """A tile shape as two positive Python integers with at most 65 536 cells."""
+    try:
+        height, width = (operator.index(size) for size in tile)  # type: ignore[attr-defined]
+    except (TypeError, ValueError) as error:
+        raise ShapeError(f"tile is {tile!r}: give two integers (height, width).") from error
+    if height < 1 or width < 1 or height * width > MAX_TILE_CELLS:
+        raise ShapeError(
+            f"tile is {(height, width)}: sizes are positive and a tile has at most "
+            f"{MAX_TILE_CELLS} cells."
+        )
+    return height, width
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class SGT(Format):
+    """Condensed tiles: the columns that a window of rows uses, packed side by side.
+
+    ``height`` consecutive rows form a window.  Its distinct columns, ascending, are packed
+    ``width`` at a time into tiles; the window's last tile is padded.  An entry lies in the tile
+    that holds its column, at slot ``local_row * width + local_column``.  Entries are ordered by
+    (window, column, place in CSR), so those of a tile are contiguous.  Lossless: order within a
+    row, duplicates and explicit zeros survive.  Source: TC-GNN (ATC'23), section 3, algorithm 1.
+
+    Build one with ``A.tosgt(tile)``.
+
+    Parameters
+    ----------
+    window_ptr : array, shape (n_windows + 1,)
+        First tile of each window.
+    columns : array, shape (n_tiles, width)
+        Column of ``A`` behind each tile column, -1 where the window has none left.
+    tile_ptr : array, shape (n_tiles + 1,)
+        First entry of each tile.
+    slots : array, shape (nnz,)
+        Cell of each entry in its tile; uint8 to 256 cells, else uint16.
+    order : array, shape (nnz,)
+        Place of each entry in CSR order: the map back.
+    data : array, shape (nnz,), optional
+        Values **in CSR order**, as edge values are everywhere outside a COO: the value of the e-th
+        tiled entry is ``data[order[e]]``.
+    shape : (n_rows, n_cols)
+        Need not be multiples of the tile.
+    tile : (height, width)
+    validate : "full" or "cheap"
+        How much to check, see ``check``.
+
+    Raises
+    ------
+    FormatError, ShapeError, DtypeError, DeviceError, IndexRangeError
+        If the arrays do not form such a matrix.
+    """
+
+    window_ptr: Array  #: (n_windows + 1,) first tile of each window
+    columns: Array  #: (n_tiles, width) column behind each tile column, -1 for padding
+    tile_ptr: Array  #: (n_tiles + 1,) first entry of each tile
+    slots: Array  #: (nnz,) cell in the tile
+    order: Array  #: (nnz,) place in CSR order
+    data: Array | None = None  #: (nnz,) values in CSR order
+    shape: tuple[int, int] = field(kw_only=True)
+    tile: tuple[int, int] = field(default=DEFAULT_TILE, kw_only=True)
+    validate: InitVar[Level] = field(default="full", kw_only=True)
+
+    format: ClassVar[FormatName] = "sgt"
+    _array_fields: ClassVar[tuple[str, ...]] = (
+        "window_ptr",
+        "columns",
+        "tile_ptr",
+        "slots",
+        "order",
+        "data",
+    )
+
+    @property
+    def nnz(self) -> int:
+        """Number of stored entries, explicit zeros and duplicates counted."""
+        return len(self.order)
+
+    @property
+    def index_dtype(self) -> np.dtype[Any]:
+        """Dtype of ``window_ptr``, ``columns``, ``tile_ptr`` and ``order``."""
+        return self.window_ptr.dtype
+
+    @property
+    def T(self) -> "SGT":
+        """The transpose in tiles of the same shape; a conversion, not a view."""
+        return self.tocsr().T.tosgt(self.tile)
+
+    @property
+    def n_windows(self) -> int:
+        """Number of row windows: ``ceil(n_rows / height)``."""
+        return -(-self.n_rows // self.tile[0])
+
+    @property
+    def tile_count(self) -> int:
+        """Number of tiles after condensing."""
+        return len(self.columns)
+
+    @property
+    def tile_density(self) -> float:
+        """Stored entries per cell of a tile; 0 for a matrix without tiles."""
+        cells = self.tile_count * self.tile[0] * self.tile[1]
+        return self.nnz / cells if cells else 0.0
+
+    @property
+    def dense_tile_count(self) -> int:
+        """Number of tiles that hold an entry when columns are *not* condensed."""
+        width = self.tile[1]
+        xp = namespace(self.columns)
+        with on_device_of(self.columns):
+            blocks = self.columns // width  # padding, -1, becomes block -1
+            tiles = xp.arange(self.tile_count, dtype=self.index_dtype)
+            window = xp.searchsorted(self.window_ptr, tiles, side="right")
+            blocks, window = blocks.ravel(), xp.repeat(window, width)
+            new = blocks >= 0
+            new[1:] &= (blocks[1:] != blocks[:-1]) | (window[1:] != window[:-1])
+            return int(new.sum())  # synchronize!
+
+    @property
+    def reduction(self) -> float:
+        """Share of tiles that condensing saves (TC-GNN, figure 7): 0 saves none, near 1 most."""
+        dense = self.dense_tile_count
+        return 1.0 - self.tile_count / dense if dense else 0.0
+
+    def _check_cheap(self) -> None:
+        object.__setattr__(self, "tile", check_tile(self.tile))
+        _validate.indices(window_ptr=self.window_ptr, tile_ptr=self.tile_ptr, order=self.order)
+        if self.columns.ndim != 2 or self.columns.shape[1] != self.tile[1]:
+            raise ShapeError(
+                f"columns has shape {self.columns.shape}: give (n_tiles, width) with "
+                f"width == {self.tile[1]}."
+            )
+        _validate.indices(window_ptr=self.window_ptr, columns=self.columns.ravel())
+        _validate.pointers("window_ptr", self.window_ptr, self.n_windows + 1, "one per window, one end")
+        _validate.pointers("tile_ptr", self.tile_ptr, self.tile_count + 1, "one per tile and an end")
+        _validate.pointers("slots", self.slots, self.nnz, "one per stored entry, as in order")
+        _validate.same_device("slots", self.slots, "window_ptr", self.window_ptr)
+        if self.slots.dtype != slot_dtype(self.tile):
+            raise DtypeError(
+                f"slots.dtype is {self.slots.dtype} but tiles of {self.tile} number their cells in "
+                f"{slot_dtype(self.tile)}: cast with .astype()."
+            )
+        _validate.values(self.data, (self.nnz,), like=self.order)
+
+    def _check_full(self) -> None:
+        _validate.monotone("window_ptr", self.window_ptr, self.tile_count)
+        _validate.monotone("tile_ptr", self.tile_ptr, self.nnz)
+        _validate.in_range("slots", self.slots, self.tile[0] * self.tile[1], "cells in a tile")
+        _validate.in_range("order", self.order, self.nnz, "entries")
+        xp = namespace(self.order)
+        seen = xp.zeros(self.nnz, bool)
+        seen[self.order] = True
+        if not seen.all():  # synchronize!
+            raise FormatError("order names an entry twice: it must be a permutation.")
+        self._check_cells(xp)
+
+    def _check_cells(self, xp: Any) -> None:
+        """Every entry must lie in the matrix: on a real column, and on a row that exists."""
+        if int(self.columns.max(initial=PADDING)) >= self.n_cols or int(
+            self.columns.min(initial=PADDING)
+        ) < PADDING:
+            raise IndexRangeError(
+                f"columns holds an index outside -1 .. {self.n_cols - 1}: use columns of the "
+                "matrix, and -1 for padding."
+            )
+        from .convert import sgt_coordinates
+
+        row, col = sgt_coordinates(self)
+        if bool((col < 0).any()) or bool((row >= self.n_rows).any()):  # synchronize!
+            raise FormatError("an entry lies in a padded column or below the last row of the matrix.")

@@ -1,0 +1,331 @@
+"""The house rules that a parser can check: who imports whom, sizes, names, what is caught.
+
+Nothing here imports the library, except in subprocesses that measure what importing it does.
+"""
+
+import ast
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = ROOT / "sparsefmt"
+
+# A layer imports itself and those to its left. TOOLS stand beside: they use formats and ops.
+LAYERS = ("formats", "ops", "plan", "autograd", "nn", "distributed")
+TOOLS = {"cli", "__main__", "plot", "testing", "_hypothesis"}
+MAY_IMPORT = {layer: set(LAYERS[: i + 1]) for i, layer in enumerate(LAYERS)}
+MAY_IMPORT["tools"] = {"formats", "ops", "tools"}
+
+MAX_LINES = 400
+MAX_BODY = 40
+MAX_BODY_OPS = 60  # launchers
+
+CATCHES_ALL = {"Exception", "BaseException"}
+FUNCTION = ast.FunctionDef | ast.AsyncFunctionDef
+
+SOURCES = sorted(PACKAGE.rglob("*.py"))
+KERNELS = sorted([*PACKAGE.rglob("*.cu"), *PACKAGE.rglob("*.cuh")])
+HOUSE = [
+    path
+    for folder in ("sparsefmt", "tests", "benchmarks", "examples", "docs")
+    for path in sorted((ROOT / folder).rglob("*.py"))
+]
+
+
+class Import(NamedTuple):
+    """One imported name, and where it is imported."""
+
+    target: str  #: absolute dotted name, ``sparsefmt.ops.matmul.spmm`` or ``numpy``
+    line: int
+    scope: tuple[str, ...]  #: names of the enclosing classes and functions
+    deferred: bool  #: inside a function: executed when that is called
+    typing_only: bool  #: under ``if TYPE_CHECKING``: never executed
+
+
+def parse(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
+
+
+def module_name(path: Path) -> str:
+    """``sparsefmt/ops/__init__.py`` -> ``sparsefmt.ops``."""
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def package_of(path: Path) -> list[str]:
+    return list(path.relative_to(ROOT).parent.parts)
+
+
+def absolute(path: Path, module: str | None, level: int) -> str:
+    """The dotted name that ``from <level dots><module>`` means in ``path``."""
+    if level == 0:
+        return module or ""
+    package = package_of(path)
+    return ".".join([*package[: len(package) - level + 1], *([module] if module else [])])
+
+
+def targets(path: Path, node: ast.AST) -> list[str]:
+    """What ``node`` imports; ``import_module("...")`` with a literal counts too."""
+    match node:
+        case ast.Import(names=names):
+            return [alias.name for alias in names]
+        case ast.ImportFrom(module=module, level=level, names=names):
+            base = absolute(path, module, level)
+            return [f"{base}.{alias.name}" for alias in names]
+        case ast.Call(
+            func=ast.Name(id="import_module" | "__import__") | ast.Attribute(attr="import_module"),
+            args=[ast.Constant(value=str(name)), *_],
+        ):
+            level = len(name) - len(name.lstrip("."))
+            return [absolute(path, name.lstrip(".") or None, level)]
+    return []
+
+
+def imports(path: Path) -> Iterator[Import]:
+    """Every import of the file, at module level and in functions."""
+
+    def visit(
+        node: ast.AST, scope: tuple[str, ...], deferred: bool, typing_only: bool
+    ) -> Iterator[Import]:
+        for target in targets(path, node):
+            yield Import(target, node.lineno, scope, deferred, typing_only)
+        if isinstance(node, ast.ClassDef | FUNCTION):
+            scope = (*scope, node.name)
+        deferred = deferred or isinstance(node, FUNCTION)
+        guarded = node.body if isinstance(node, ast.If) and is_type_checking(node.test) else []
+        for child in ast.iter_child_nodes(node):
+            yield from visit(child, scope, deferred, typing_only or child in guarded)
+
+    yield from visit(parse(path), (), False, False)
+
+
+def is_type_checking(test: ast.expr) -> bool:
+    return ast.unparse(test) in {"TYPE_CHECKING", "typing.TYPE_CHECKING"}
+
+
+def layer_of(dotted: str) -> str:
+    """The layer of a ``sparsefmt...`` name."""
+    first = [*dotted.split("."), ""][1]
+    if first in LAYERS:
+        return first
+    return "tools" if first in TOOLS else "formats"
+
+
+def is_submodule(dotted: str) -> bool:
+    path = ROOT.joinpath(*dotted.split("."))
+    return path.is_dir() or path.with_suffix(".py").is_file()
+
+
+def body_lines(function: FUNCTION) -> int:
+    body = function.body[1:] if ast.get_docstring(function) else function.body
+    return (function.end_lineno or 0) - body[0].lineno + 1 if body else 0
+
+
+def where(path: Path, line: int) -> str:
+    return f"{path.relative_to(ROOT)}:{line}"
+
+
+def in_subprocess(code: str, *arguments: str) -> str:
+    """What ``code`` prints in a fresh interpreter that stands in the root of the checkout."""
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments], cwd=ROOT, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_the_sources_were_found():
+    assert PACKAGE / "base.py" in SOURCES
+
+
+def test_imports_run_one_way_only():
+    wrong = [
+        f"{where(path, found.line)} imports {found.target}"
+        for path in SOURCES
+        for found in imports(path)
+        if found.target.split(".")[0] == "sparsefmt"
+        and layer_of(found.target) not in MAY_IMPORT[layer_of(module_name(path))]
+        # The façade names public objects of every layer for type checkers; it runs none of them.
+        and not (path == PACKAGE / "__init__.py" and found.typing_only)
+        # `A @ X`: the one place where a format reaches up, when called.
+        and not (
+            path == PACKAGE / "base.py"
+            and found.scope == ("Format", "__matmul__")
+            and found.target.startswith("sparsefmt.ops.matmul")
+        )
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_modules_import_from_the_module_that_defines():
+    """Through the façade, a lower layer could reach a higher one unseen."""
+    wrong = [
+        f"{where(path, found.line)} imports {found.target}"
+        for path in SOURCES
+        if layer_of(module_name(path)) != "tools" and path != PACKAGE / "__init__.py"
+        for found in imports(path)
+        if found.target == "sparsefmt"
+        or (
+            found.target.startswith("sparsefmt.")
+            and found.target.count(".") == 1
+            and not is_submodule(found.target)
+        )
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_formats_load_no_optional_library():
+    """torch in functions of interop only; CuPy in functions, since a user may not have it."""
+    wrong = []
+    for path in SOURCES:
+        if layer_of(module_name(path)) != "formats":
+            continue
+        for found in imports(path):
+            library = found.target.split(".")[0]
+            if library not in {"torch", "cupy", "cupyx"} or found.typing_only:
+                continue
+            if not found.deferred or (library == "torch" and path.stem != "interop"):
+                wrong.append(f"{where(path, found.line)} imports {found.target}")
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize("layer", ["ops", "plan"])
+def test_torch_stays_out_of(layer):
+    wrong = [
+        f"{where(path, found.line)} imports {found.target}"
+        for path in SOURCES
+        if layer_of(module_name(path)) == layer
+        for found in imports(path)
+        if found.target.split(".")[0] == "torch" and not found.typing_only
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_nothing_imports_through_the_root_links():
+    wrong = [
+        f"{where(path, found.line)} imports {found.target}"
+        for path in HOUSE
+        for found in imports(path)
+        if found.target.split(".")[0] in {"ops", "autograd"}
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_hypothesis_is_imported_only_by_testing():
+    wrong = [
+        f"{where(path, found.line)} imports {found.target}"
+        for path in SOURCES
+        if path not in {PACKAGE / "testing.py", PACKAGE / "_hypothesis.py"}
+        for found in imports(path)
+        if found.target.split(".")[0] == "hypothesis"
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_files_fit():
+    lines = {
+        path.relative_to(ROOT): len(path.read_text(encoding="utf-8").splitlines())
+        for path in [*SOURCES, *KERNELS]
+    }
+    long = [f"{path}: {count} lines" for path, count in lines.items() if count > MAX_LINES]
+    assert not long, f"over {MAX_LINES} lines, split by subject:\n" + "\n".join(long)
+
+
+def test_function_bodies_fit():
+    long = [
+        f"{where(path, function.lineno)} {function.name}: {body_lines(function)} lines"
+        for path in SOURCES
+        for function in ast.walk(parse(path))
+        if isinstance(function, FUNCTION)
+        and body_lines(function)
+        > (MAX_BODY_OPS if layer_of(module_name(path)) == "ops" else MAX_BODY)
+    ]
+    assert not long, "\n".join(long)
+
+
+def test_file_names_say_a_subject():
+    vague = {"utils", "util", "helpers", "helper", "misc", "common_utils"}
+    assert not [path for path in [*HOUSE, *KERNELS] if path.stem.strip("_") in vague]
+
+
+def test_no_handler_catches_everything():
+    wrong = []
+    for path in SOURCES:
+        for node in ast.walk(parse(path)):
+            if isinstance(node, ast.ExceptHandler):
+                caught = node.type.elts if isinstance(node.type, ast.Tuple) else [node.type]
+                if any(one is None or ast.unparse(one) in CATCHES_ALL for one in caught):
+                    wrong.append(where(path, node.lineno))
+    assert not wrong, "\n".join(wrong)
+
+
+def test_no_module_has_the_name_of_a_function_that_its_package_exports():
+    """``sparsefmt.convert`` would be the function or the module, by the order of imports."""
+    packages = sorted(path.parent for path in SOURCES if path.name == "__init__.py")
+    names = [module_name(package / "__init__.py") for package in packages]
+    code = """
+import importlib, json, sys
+packages = [importlib.import_module(name) for name in sys.argv[1:]]
+print(json.dumps({one.__name__: list(getattr(one, "__all__", [])) for one in packages}))
+"""
+    exported = json.loads(in_subprocess(code, *names))
+    clashes = []
+    for package, name in zip(packages, names, strict=True):
+        modules = {path.stem for path in package.glob("*.py")} | {
+            path.name for path in package.iterdir() if (path / "__init__.py").is_file()
+        }
+        defined = {
+            node.name
+            for path in package.rglob("*.py")
+            for node in parse(path).body
+            if isinstance(node, ast.FunctionDef | ast.ClassDef)
+        }
+        clashes += [f"{name}.{one}" for one in modules & defined & set(exported[name])]
+    assert not clashes, clashes
+
+
+def test_import_loads_no_accelerator_library_and_no_compiler():
+    code = (
+        "import sys, sparsefmt\n"
+        "print(*sorted({'cupy', 'torch', 'numba', 'hypothesis', 'matplotlib'} & set(sys.modules)))"
+    )
+    assert in_subprocess(code).split() == []
+
+
+def test_import_is_quick():
+    code = (
+        "import time\nstart = time.perf_counter()\nimport sparsefmt\n"
+        "print(time.perf_counter() - start)"
+    )
+    best = min(float(in_subprocess(code)) for _ in range(5))
+    assert best < 0.150, f"import sparsefmt took {best * 1000:.0f} ms, the best of 5"
+
+
+def test_every_module_imports_without_the_root_links():
+    """The links are importable from the root of a checkout; no module of the library does it."""
+    modules = [module_name(path) for path in SOURCES if path.name != "__main__.py"]
+    code = """
+import importlib, sys
+class Refuse:
+    def find_spec(self, name, path=None, target=None):
+        if name in ("ops", "autograd"):
+            raise AssertionError(f"something imported the root link {name}")
+sys.meta_path.insert(0, Refuse())
+for module in sys.argv[1:]:
+    importlib.import_module(module)
+"""
+    in_subprocess(code, *modules)
+
+
+@pytest.mark.parametrize("layer", ["ops", "autograd"])
+def test_root_link_is_relative_and_shows_its_layer(layer):
+    link = ROOT / layer
+    if not link.is_symlink():
+        pytest.skip("this checkout has no symlinks, and needs none")
+    assert str(link.readlink()) == f"sparsefmt/{layer}"
