@@ -41,7 +41,7 @@ def condense(A: CSR, tile: tuple[int, int]) -> SGT:
     n_windows = -(-A.n_rows // tile[0])
     rows = xp.minimum(xp.arange(n_windows + 1, dtype=np.int64) * tile[0], A.n_rows)
     bounds = A.indptr[rows]  # the entries of window w: bounds[w] .. bounds[w + 1]
-    words = _layout(A, int(xp.diff(bounds).max(initial=0)))  # synchronize!
+    words = _layout(A, int(xp.diff(bounds).max()) if n_windows else 0)  # synchronize!
     slots = xp.empty(A.nnz, slot_dtype(tile))
     order = xp.empty(A.nnz, A.index_dtype)
     tiles = [xp.zeros(0, A.index_dtype)]

@@ -44,12 +44,6 @@ def xp(request: pytest.FixtureRequest) -> ModuleType:
 
 
 @pytest.fixture(scope="session")
-def repository() -> Path:
-    """The root of the checkout that these tests belong to."""
-    return ROOT
-
-
-@pytest.fixture(scope="session")
 def shared_data() -> Path:
     """The folder of real graphs: ``$SPARSEFMT_DATA``, else ``../shared/data`` of the checkout."""
     folder = Path(os.environ.get("SPARSEFMT_DATA", ROOT.parent / "shared" / "data"))

@@ -16,8 +16,7 @@ CONSTRAINTS = ROOT / "constraints.txt"
 
 # What pip says when it reached no registry, as opposed to a package that does not install.
 NO_REGISTRY = re.compile(
-    r"NewConnectionError|ConnectTimeout|ReadTimeout|ProxyError|MaxRetryError"
-    r"|Temporary failure in name resolution|No matching distribution found"
+    r"NewConnectionError|Connect(ion)?Timeout|ReadTimeout|ProxyError|MaxRetryError|Name or service"
 )
 
 
@@ -103,7 +102,16 @@ def test_installs_beside_the_packages_that_own_the_names_ops_and_autograd(wheel,
     venv.create(tmp_path / "venv", with_pip=False, symlinks=True)
     python = tmp_path / "venv" / "bin" / "python"
     done = run(
-        *(sys.executable, "-m", "pip", "--python", python, "install", "--no-compile", "--quiet"),
+        *(
+            sys.executable,
+            "-m",
+            "pip",
+            "--python",
+            python,
+            "install",
+            "--no-compile",
+            "--retries=2",
+        ),
         *("--constraint", CONSTRAINTS, wheel, "autograd", "ops"),
         cwd=tmp_path,
     )

@@ -1,0 +1,55 @@
+"""Every kernel compiles for every architecture, on a machine without a GPU."""
+
+import pytest
+
+from sparsefmt.ops import _jit
+
+nvrtc = pytest.importorskip("cupy_backends.cuda.libs.nvrtc", reason="CuPy brings NVRTC")
+
+ARCHITECTURES = (80, 90, 100, 120)
+FILES = sorted({file for file, _ in _jit.declared()})
+
+
+def compile_file(file: str, arch: int) -> list[str]:
+    """The mangled names of all instantiations that ``file`` declares."""
+    from cuda.pathfinder import find_nvidia_header_directory
+
+    names = [name for declared, name in _jit.declared() if declared == file]
+    program = nvrtc.createProgram(_jit.source(file), file, [], [])
+    for name in names:
+        nvrtc.addNameExpression(program, name)
+    headers = find_nvidia_header_directory("cudart")
+    try:
+        nvrtc.compileProgram(program, [f"-arch=sm_{arch}", f"-I{headers}", *_jit.OPTIONS])
+    except nvrtc.NVRTCError:
+        pytest.fail(nvrtc.getProgramLog(program))
+    assert len(nvrtc.getCUBIN(program)) > 0
+    return [nvrtc.getLoweredName(program, name) for name in names]
+
+
+def test_every_kernel_file_declares_instantiations():
+    folder = _jit.Path(_jit.__file__).parent
+    assert sorted(path.name for path in folder.glob("*.cu")) == FILES
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+@pytest.mark.parametrize("file", FILES)
+def test_every_instantiation_compiles(file, arch):
+    names = compile_file(file, arch)
+    assert len(set(names)) == len(names)
+
+
+def test_source_has_its_own_headers_pasted_in():
+    assert '#include "common.cuh"' not in _jit.source("spmm.cu")
+    assert "constexpr int WARP" in _jit.source("spmm.cu")
+
+
+@pytest.mark.parametrize(
+    ("dtypes", "constants", "expected"),
+    [
+        (("float32", "int32"), {"WEIGHTED": True}, "k<float, int, 1>"),
+        (("bfloat16", "int64"), {"LANES": 8}, "k<__nv_bfloat16, long long, 8>"),
+    ],
+)
+def test_an_expression_is_the_name_of_its_instantiation(dtypes, constants, expected):
+    assert _jit.expression("k", *dtypes, **constants) == expected
