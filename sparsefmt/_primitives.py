@@ -8,6 +8,11 @@ import numpy as np
 from ._arrays import Array, is_cupy, namespace
 
 
+#: Entries that a thread of the expansion writes; 32 of them: 0.35 ms for 114.6 M entries on an
+#: H200, 1.05 ms with 4.
+RUN = 32
+
+
 def bits_for(count: int) -> int:
     """Bits that hold the integers 0 .. count - 1."""
     return max(int(count) - 1, 0).bit_length()
@@ -21,7 +26,8 @@ def expand(ptr: Array, nnz: int) -> Array:
 
     segment = cupy.empty(nnz, ptr.dtype)
     if nnz:
-        _expand_kernel()(ptr, len(ptr) - 1, segment)
+        lanes = -(-nnz // (32 * RUN)) * 32
+        _expand_kernel()(ptr, len(ptr) - 1, nnz, segment, size=lanes)
     return segment
 
 
@@ -46,31 +52,28 @@ def is_ascending(keys: Array) -> bool:
     return all(bool((k[1:] >= k[:-1]).all()) for k in (keys[head], keys))  # synchronize!
 
 
-def group(
-    keys: Array, n_keys: int, *, tags: Array | None = None, n_tags: int = 0
-) -> tuple[Array, Array]:
-    """``(ptr, tags)`` after a stable sort by ``keys`` in ``[0, n_keys)``.
-
-    ``tags`` must ascend, so that a sort by (key, tag) is stable; they default to the entries'
-    places, which gives the permutation.  Key and tag share one 64-bit word: sorting moves 8 bytes
-    an entry, in place.
-    """
+def group(keys: Array, n_keys: int) -> tuple[Array, Array]:
+    """``(ptr, perm)`` of a stable sort by ``keys`` in ``[0, n_keys)``; ``perm`` is int64."""
     xp = namespace(keys)
-    if tags is None:
-        tags, n_tags = xp.arange(len(keys), dtype=keys.dtype), len(keys)
-    tag_bits = bits_for(n_tags)
-    if bits_for(n_keys) + tag_bits > 64:
-        distinct, ranks = xp.unique(keys, return_inverse=True)
-        ptr, tags = group(ranks, len(distinct), tags=tags, n_tags=n_tags)
-        every = xp.arange(n_keys + 1, dtype=distinct.dtype)
-        return ptr[xp.searchsorted(distinct, every)].astype(keys.dtype, copy=False), tags
-    words = keys.astype(np.uint64)
-    words <<= np.uint64(tag_bits)
-    words |= tags.astype(np.uint64)
-    words.sort()
-    tags = (words & np.uint64((1 << tag_bits) - 1)).astype(tags.dtype)
-    words >>= np.uint64(tag_bits)
-    return pointers(words, n_keys, keys.dtype), tags
+    perm = xp.argsort(keys, kind="stable")
+    limits = xp.arange(n_keys + 1, dtype=keys.dtype)
+    if not is_cupy(keys):
+        return np.searchsorted(keys, limits, sorter=perm).astype(keys.dtype), perm
+    return _search_kernel()(limits, keys, perm, len(keys)), perm
+
+
+def take(perm: Array, indices: Array, data: Array | None) -> tuple[Array, Array | None]:
+    """``(indices[perm], data[perm])``.
+
+    On a GPU two 4-byte arrays travel as one array of 8-byte words: random reads cost by the read.
+    """
+    if data is None:
+        return indices[perm], None
+    if not is_cupy(perm) or (indices.itemsize, data.itemsize) != (4, 4):
+        return indices[perm], data[perm]
+    words = _pack_kernel()(indices.view(np.uint32), data.view(np.uint32))
+    first, second = _take_kernel()(perm, words)
+    return first.view(indices.dtype), second.view(data.dtype)
 
 
 def take_segments(ptr: Array, chosen: Array) -> tuple[Array, Array]:
@@ -86,18 +89,72 @@ def take_segments(ptr: Array, chosen: Array) -> tuple[Array, Array]:
 
 @cache
 def _expand_kernel() -> Any:
+    """A warp finds the first and last segment of its run of entries, then each entry's between."""
     import cupy
 
     return cupy.ElementwiseKernel(
-        "raw I ptr, int64 n_segments",
-        "I segment",
-        """
-        long long low = 0, high = n_segments;  // the answer lies in [low, high)
-        while (high - low > 1) {
-            long long middle = (low + high) >> 1;
-            if (ptr[middle] <= i) low = middle; else high = middle;
-        }
-        segment = low;
+        "raw I ptr, int64 n_segments, int64 nnz",
+        "raw I segment",
+        f"""
+        const long long first = i / 32 * {32 * RUN};
+        const long long last = min(first + {32 * RUN}, (long long)nnz) - 1;
+        const long long low = segment_of(&ptr[0], 0, n_segments, first);
+        const long long high = segment_of(&ptr[0], low, n_segments, last) + 1;
+        for (long long e = first + i % 32; e <= last; e += 32)
+            segment[e] = segment_of(&ptr[0], low, high, e);
         """,
         "sparsefmt_expand",
+        preamble="""
+        template <typename I>
+        __device__ long long segment_of(const I* ptr, long long low, long long high, long long e) {
+            while (high - low > 1) {  // the answer lies in [low, high)
+                const long long middle = (low + high) >> 1;
+                if (ptr[middle] <= e) low = middle; else high = middle;
+            }
+            return low;
+        }
+        """,
+    )
+
+
+@cache
+def _search_kernel() -> Any:
+    import cupy
+
+    return cupy.ElementwiseKernel(
+        "I limit, raw I keys, raw int64 perm, int64 nnz",
+        "I place",
+        """
+        long long low = 0, high = nnz;
+        while (low < high) {
+            const long long middle = (low + high) >> 1;
+            if (keys[perm[middle]] < limit) low = middle + 1; else high = middle;
+        }
+        place = low;
+        """,
+        "sparsefmt_search_sorted_by_perm",
+    )
+
+
+@cache
+def _pack_kernel() -> Any:
+    import cupy
+
+    return cupy.ElementwiseKernel(
+        "uint32 a, uint32 b",
+        "uint64 word",
+        "word = (unsigned long long)a << 32 | b",
+        "sparsefmt_pack",
+    )
+
+
+@cache
+def _take_kernel() -> Any:
+    import cupy
+
+    return cupy.ElementwiseKernel(
+        "int64 place, raw uint64 words",
+        "uint32 a, uint32 b",
+        "const unsigned long long word = words[place]; a = word >> 32; b = word",
+        "sparsefmt_take",
     )

@@ -102,8 +102,9 @@ def _coo_to_csr(A: COO, want_perm: bool) -> tuple[CSR, Array | None]:
     if not is_cupy(A.row):
         return _with_scipy(CSR, A, want_perm)
     indptr, perm = primitives.group(A.row, A.n_rows)
-    data = None if A.data is None else A.data[perm]
-    return CSR._trusted(indptr=indptr, indices=A.col[perm], data=data, shape=A.shape), perm
+    col, data = primitives.take(perm, A.col, A.data)
+    B = CSR._trusted(indptr=indptr, indices=col, data=data, shape=A.shape)
+    return B, perm.astype(A.index_dtype, copy=False) if want_perm else None
 
 
 def _coo_to_csc(A: COO, want_perm: bool) -> tuple[CSC, Array | None]:
@@ -114,13 +115,10 @@ def _coo_to_csc(A: COO, want_perm: bool) -> tuple[CSC, Array | None]:
 def _csr_to_csc(A: CSR, want_perm: bool) -> tuple[CSC, Array | None]:
     if not is_cupy(A.indices):
         return _with_scipy(CSC, A, want_perm)
-    row = primitives.expand(A.indptr, A.nnz)
-    if A.data is None and not want_perm:
-        indptr, row = primitives.group(A.indices, A.n_cols, tags=row, n_tags=A.n_rows)
-        return CSC._trusted(indptr=indptr, indices=row, data=None, shape=A.shape), None
     indptr, perm = primitives.group(A.indices, A.n_cols)
-    data = None if A.data is None else A.data[perm]
-    return CSC._trusted(indptr=indptr, indices=row[perm], data=data, shape=A.shape), perm
+    row, data = primitives.take(perm, primitives.expand(A.indptr, A.nnz), A.data)
+    B = CSC._trusted(indptr=indptr, indices=row, data=data, shape=A.shape)
+    return B, perm.astype(A.index_dtype, copy=False) if want_perm else None
 
 
 def _csc_to_csr(A: CSC, want_perm: bool) -> tuple[CSR, Array | None]:
