@@ -25,7 +25,7 @@ test-gpu:  ## the tests that need a CUDA device, with .venv's Python or else pyt
 sanitize:  ## compute-sanitizer over small shapes, CuPy's memory pool off
 	@for tool in memcheck racecheck initcheck synccheck; do \
 	    echo "== $$tool"; \
-	    SPARSEFMT_SANITIZE=1 CUPY_TF32=0 PYTHONPATH=$(CURDIR) \
+	    PYTHONPATH=$(CURDIR) \
 	    $(SANITIZER) --tool $$tool --error-exitcode 1 $(PYTHON) tests/sanitize_cases.py || exit 1; \
 	done
 

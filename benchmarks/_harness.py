@@ -139,7 +139,10 @@ def report(name: str, rows: list[Row], *, cuda: bool, folder: Path | None = None
     folder = folder or RESULTS
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}-{'gpu' if cuda else 'cpu'}.json"
-    kept = {"machine": machine(cuda=cuda), "rows": [asdict(row) | {"ratio": row.ratio} for row in rows]}
+    kept = {
+        "machine": machine(cuda=cuda),
+        "rows": [asdict(row) | {"ratio": row.ratio} for row in rows],
+    }
     path.write_text(json.dumps(kept, indent=1) + "\n")
     print(f"wrote {path}")
     return path

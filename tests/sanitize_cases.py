@@ -1,6 +1,6 @@
 """Every kernel once over small, awkward shapes: what ``make sanitize`` runs under each tool.
 
-CuPy's memory pool is off, so that each array is an allocation of its own and a step beyond it shows.
+CuPy's memory pool is off: each array is an allocation of its own, and a step beyond it shows.
 """
 
 import sys
@@ -11,7 +11,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from sparsefmt import COO, ops
+from sparsefmt import COO
 
 SHAPES = [(0, 0, 0), (3, 5, 0), (1, 40, 64), (40, 1, 33), (70, 50, 900)]
 WIDTHS = [0, 1, 33]

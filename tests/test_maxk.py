@@ -32,7 +32,9 @@ def test_keeps_the_k_largest_of_each_row(xp, dtype, feat, k):
 @pytest.mark.parametrize("shape", [(0, 4), (1, 65536), (2, 65537)])
 def test_columns_take_the_smallest_dtype(xp, shape):
     S = maxk(xp.zeros(shape, np.float32), 3)
-    assert S.index_dtype == (np.uint8 if shape[1] < 257 else np.uint16 if shape[0] == 1 else np.int32)
+    assert S.index_dtype == (
+        np.uint8 if shape[1] < 257 else np.uint16 if shape[0] == 1 else np.int32
+    )
     assert S.to("cpu").indices.tolist() == [[0, 1, 2]] * shape[0]
 
 

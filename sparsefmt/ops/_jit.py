@@ -1,8 +1,8 @@
 """Load a ``.cu`` file, compile one instantiation with NVRTC, keep it, launch it.
 
 Contract: ``load`` raises ``KernelLaunchError`` with the compiler's log if the source does not
-compile; a ``Kernel`` call raises ``KernelLaunchError`` if the launch itself is refused.  A launch is
-asynchronous, so that a fault *inside* a kernel surfaces at a later synchronisation;
+compile; a ``Kernel`` call raises ``KernelLaunchError`` if the launch itself is refused.  A launch
+is asynchronous, so that a fault *inside* a kernel surfaces at a later synchronisation;
 ``SPARSEFMT_DEBUG=1`` synchronises after each launch so that the error names its kernel.
 CuPy adds ``-ftz=true`` by itself: float32 subnormals become zero on a GPU.
 """

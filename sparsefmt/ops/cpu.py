@@ -1,6 +1,7 @@
 """The numba twins: every operation on NumPy arrays, on all cores, deterministic.
 
-numba has no 2-byte floats, so float16 and bfloat16 are widened to float32, computed and rounded once.
+numba has no 2-byte floats, so float16 and bfloat16 are widened to float32, computed there and
+rounded once.
 """
 
 from typing import Any

@@ -14,8 +14,8 @@ from ..errors import DtypeError, ShapeError
 def maxk(X: Array, k: int) -> CBSR:
     """Keep the ``k`` largest features of each row (MaxK-GNN, section 3.1).
 
-    ``S[i, f] = X[i, f]`` for the ``k`` largest of row ``i``, and 0 elsewhere.  Ties go to the lowest
-    column; -0.0 and 0.0 tie; NaN counts as the largest value.
+    ``S[i, f] = X[i, f]`` for the ``k`` largest of row ``i``, and 0 elsewhere.  Ties go to the
+    lowest column; -0.0 and 0.0 tie; NaN counts as the largest value.
 
     Parameters
     ----------

@@ -115,7 +115,9 @@ def _on_cpu(A: Format, X: Array) -> list[str]:
 def _same_dtype(A: Format, X: Array) -> list[str]:
     if A.data is None or A.data.dtype == X.dtype:
         return []
-    return [f"A.data is {A.data.dtype} but X is {X.dtype}: cast one, A.astype(X.dtype) for instance"]
+    return [
+        f"A.data is {A.data.dtype} but X is {X.dtype}: cast one, A.astype(X.dtype) for instance"
+    ]
 
 
 def _is(format: str) -> Any:
@@ -137,27 +139,26 @@ def _all(*conditions: Any) -> Any:
 
 
 _registry.register(
-    _registry.Kernel("spmm", "spmm_csr_rows", _all(_on_gpu, _is("csr"), _same_dtype), _spmm_csr_rows),
-    _registry.Kernel(
-        "spmm",
-        "spmm_coo_atomic",
-        _all(_on_gpu, _is("coo"), _same_dtype, _wide_sums),
-        _spmm_coo_atomic,
-        deterministic=False,
-    ),
-    _registry.Kernel(
-        "spmm", "spmm_csr_numba", _all(_on_cpu, _is("csr"), _same_dtype), _spmm_csr_numba
-    ),
-    _registry.Kernel(
-        "spmm", "spmm_coo_numba", _all(_on_cpu, _is("coo"), _same_dtype), _spmm_coo_numba
-    ),
-    _registry.Kernel(
-        "spmm",
-        "spmm_through_csr",
-        _all(_not_csr, _same_dtype),
-        _spmm_through_csr,
-        note="converts to CSR at each call: keep A.tocsr(), or a Graph",
-    ),
+    *(
+        _registry.Kernel("spmm", name, _all(*conditions, _same_dtype), run, **facts)
+        for name, run, conditions, facts in (
+            ("spmm_csr_rows", _spmm_csr_rows, (_on_gpu, _is("csr")), {}),
+            (
+                "spmm_coo_atomic",
+                _spmm_coo_atomic,
+                (_on_gpu, _is("coo"), _wide_sums),
+                {"deterministic": False},
+            ),
+            ("spmm_csr_numba", _spmm_csr_numba, (_on_cpu, _is("csr")), {}),
+            ("spmm_coo_numba", _spmm_coo_numba, (_on_cpu, _is("coo")), {}),
+            (
+                "spmm_through_csr",
+                _spmm_through_csr,
+                (_not_csr,),
+                {"note": "converts to CSR at each call: keep A.tocsr(), or a Graph"},
+            ),
+        )
+    )
 )
 
 _VARIANTS = list(itertools.product(("int32", "int64"), (True, False)))

@@ -1,0 +1,296 @@
+"""Graph: one structure, every format of it, each built once, when it is first asked for."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from . import _validate
+from ._arrays import Array, as_array, device_of, namespace, on_device_of, to_device
+from ._interop_pyg import from_edge_index
+from ._store import Store
+from .base import Format
+from .cbsr import CBSR
+from .compressed import CSC, CSR
+from .coo import COO
+from .errors import DtypeError, ShapeError, UnsupportedError
+from .partition import EdgeGroups, check_width, edge_groups
+from .sgt import DEFAULT_TILE, SGT, check_tile
+from .stats import Stats, summarize
+
+
+class Graph:
+    """One sparse structure and every format of it, each built once and kept.
+
+    Rows are target vertices, columns source vertices.  Edge values travel in CSR order: every
+    format here, ``coo`` too, comes from ``csr``.  The order in which the user gave the edges is
+    that of ``structure``; ``edge_values`` carries values from there to CSR order.
+
+    Parameters
+    ----------
+    structure : COO, CSR, CSC or SGT
+        Kept, not copied, and never changed.
+
+    Raises
+    ------
+    UnsupportedError
+        If ``structure`` is a CBSR, which holds features.
+    DtypeError
+        If ``structure`` is no format.
+
+    Notes
+    -----
+    Thread-safe: what several threads ask for at once is built once.  Pickling keeps the structure
+    and drops what was built of it.
+    """
+
+    __slots__ = ("__weakref__", "_flipped", "_store")
+    _store: Store
+    _flipped: bool
+
+    def __init__(self, structure: Format) -> None:
+        if isinstance(structure, CBSR):
+            raise UnsupportedError("structure is a CBSR, which holds features: give CSR, COO, ...")
+        if not isinstance(structure, Format):
+            raise DtypeError(
+                f"structure is a {type(structure).__name__}: give a COO, CSR, CSC or SGT, or use "
+                "Graph.from_edge_index."
+            )
+        self._store, self._flipped = Store(structure), False
+        self._store.graphs[False] = self
+
+    @classmethod
+    def _on(cls, store: Store, flipped: bool) -> "Graph":
+        """The graph, or its transpose, on this store; the same object while one is alive."""
+        with store.lock:
+            found: Graph | None = store.graphs.get(flipped)
+            if found is None:
+                found = object.__new__(cls)
+                found._store, found._flipped = store, flipped
+                store.graphs[flipped] = found
+            return found
+
+    def _ask(self, *key: Any, build: Callable[[], Any]) -> Any:
+        return self._store.ask((*key, self._flipped), build)
+
+    @classmethod
+    def from_edge_index(
+        cls,
+        edge_index: Any,
+        edge_weight: Any = None,
+        *,
+        num_nodes: int | tuple[int, int] | None = None,
+    ) -> "Graph":
+        """A graph from PyG's arrays: ``edge_index[0]`` are sources, ``edge_index[1]`` targets.
+
+        Arguments and errors are those of ``sparsefmt.from_edge_index``.
+        """
+        return cls(from_edge_index(edge_index, edge_weight, num_nodes=num_nodes))
+
+    # The formats
+
+    @property
+    def structure(self) -> Format:
+        """What the graph was made from, in the user's order (of a transpose: its transpose)."""
+        given: Format = self._store.structure
+        if not self._flipped:
+            return given
+        if isinstance(given, SGT):  # whose transpose is a conversion, into another order
+            given = self._store.csr()[0]
+        transposed: COO | CSR | CSC = given.T  # type: ignore[attr-defined]
+        return transposed
+
+    @property
+    def csr(self) -> CSR:
+        """As CSR, with ``csr_perm``; entries of a row in the user's order."""
+        return self._store.csc()[0].T if self._flipped else self._store.csr()[0]
+
+    @property
+    def csc(self) -> CSC:
+        """As CSC, with ``csc_perm``; entries of a column in CSR order."""
+        return self._store.csr()[0].T if self._flipped else self._store.csc()[0]
+
+    @property
+    def coo(self) -> COO:
+        """As COO in CSR order; shares the columns and values of ``csr``."""
+        found: COO = self._ask("coo", build=lambda: self.csr.tocoo())
+        return found
+
+    def sgt(self, tile: tuple[int, int] = DEFAULT_TILE) -> SGT:
+        """As condensed tiles of ``tile = (height, width)``, kept for each shape."""
+        tile = check_tile(tile)
+        given = self._store.structure
+        if isinstance(given, SGT) and given.tile == tile and not self._flipped:
+            return given
+        found: SGT = self._ask("sgt", tile, build=lambda: self.csr.tosgt(tile))
+        return found
+
+    @property
+    def transposed(self) -> "Graph":
+        """The graph of ``A.T``, whose transpose is this one; what either builds serves both."""
+        return Graph._on(self._store, not self._flipped)
+
+    def edge_groups(self, width: int) -> EdgeGroups:
+        """Pieces of rows of at most ``width`` entries, kept for each width."""
+        width = check_width(width)
+        found: EdgeGroups = self._ask("groups", width, build=lambda: edge_groups(self.csr, width))
+        return found
+
+    # Edge values
+
+    @property
+    def csr_perm(self) -> Array:
+        """(nnz,) from the user's order to CSR order: ``csr.data == given[csr_perm]``."""
+        store = self._store
+        if not self._flipped:
+            return store.csr()[1]
+        return self._ask("csr_perm", build=lambda: store.csr()[1][store.csc()[1]])
+
+    @property
+    def csc_perm(self) -> Array:
+        """(nnz,) from CSR order to CSC order: ``csc.data == csr.data[csc_perm]``."""
+        return self._store.inverse() if self._flipped else self._store.csc()[1]
+
+    def edge_values(self, values: Any) -> Array:
+        """Values given in the user's order, of shape (nnz, ...), in CSR order.
+
+        Raises
+        ------
+        ShapeError
+            If there is not one value, or row of values, per stored entry.
+        DeviceError
+            If they are not where the graph is.
+        """
+        values = as_array("values", values)
+        if values.ndim < 1 or len(values) != self.nnz:
+            raise ShapeError(
+                f"values has shape {values.shape} but the graph stores {self.nnz} entries: "
+                "give one value, or row of values, per entry."
+            )
+        _validate.same_device("values", values, "the graph", self._store.structure._indices)
+        with on_device_of(values):
+            return values[self.csr_perm]
+
+    def with_data(self, data: Any) -> "Graph":
+        """The same structure with other edge values, in CSR order, or with none.
+
+        What was built is shared, its values exchanged; ``edge_values`` still takes the order in
+        which the user gave the edges.
+
+        Raises
+        ------
+        ShapeError, DtypeError, DeviceError
+            If ``data`` is not one value per stored entry.
+        """
+        csr = self.csr.with_data(data)
+        if self._flipped:
+            values = None if csr.data is None else csr.data[self.csc_perm]
+            csr = self._store.csr()[0].with_data(values)
+        return Graph._on(self._store.with_data(csr), self._flipped)
+
+    # What it is
+
+    @property
+    def in_degree(self) -> Array:
+        """(n_rows,) stored entries of each row: in-neighbours."""
+        return self._degree(columns=self._flipped)
+
+    @property
+    def out_degree(self) -> Array:
+        """(n_cols,) stored entries of each column: out-neighbours."""
+        return self._degree(columns=not self._flipped)
+
+    def _degree(self, *, columns: bool) -> Array:
+        def build() -> Array:
+            csr = self._store.csr()[0]
+            if not columns:
+                return csr.lengths
+            counts = namespace(csr.indices).bincount(csr.indices, minlength=csr.n_cols)
+            return counts.astype(csr.index_dtype, copy=False)
+
+        return self._store.ask(("degree", columns), build)
+
+    @property
+    def stats(self) -> Stats:
+        """Degrees, symmetry, tile density: see ``summarize``; its parts are lazy too."""
+        found: Stats = self._ask("stats", build=lambda: summarize(self.csr))
+        return found
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(n_rows, n_cols)."""
+        rows, cols = self._store.structure.shape
+        return (cols, rows) if self._flipped else (rows, cols)
+
+    @property
+    def n_rows(self) -> int:
+        """Number of rows: target vertices."""
+        return self.shape[0]
+
+    @property
+    def n_cols(self) -> int:
+        """Number of columns: source vertices."""
+        return self.shape[1]
+
+    @property
+    def nnz(self) -> int:
+        """Number of stored entries: edges."""
+        return int(self._store.structure.nnz)
+
+    @property
+    def device(self) -> str:
+        """``"cpu"`` or ``"cuda:<ordinal>"``."""
+        return device_of(self._store.structure._indices)
+
+    @property
+    def index_dtype(self) -> np.dtype[Any]:
+        """Dtype of the indices."""
+        found: np.dtype[Any] = self._store.structure.index_dtype
+        return found
+
+    @property
+    def dtype(self) -> np.dtype[Any] | None:
+        """Dtype of the edge values, None for an unweighted structure."""
+        found: np.dtype[Any] | None = self._store.structure.dtype
+        return found
+
+    @property
+    def weighted(self) -> bool:
+        """Whether edges have values."""
+        return self._store.structure.data is not None
+
+    def to(self, device: str) -> "Graph":
+        """The graph on another device, with all that was built of it; itself if there."""
+        probe = self._store.structure._indices[:0]
+        if to_device(probe, device) is probe:
+            return self
+        return Graph._on(self._store.mapped(lambda array: to_device(array, device)), self._flipped)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _restore, (self._store.structure, self._store.perm, self._flipped)
+
+    def __repr__(self) -> str:
+        values = f"{self.dtype} values" if self.weighted else "unweighted"
+        names = ", ".join(self._built())
+        return (
+            f"Graph({self.n_rows} x {self.n_cols}, nnz={self.nnz}, {values}, "
+            f"{self.index_dtype} indices, {self.device}; built: {names or 'nothing'})"
+        )
+
+    def _built(self) -> list[str]:
+        """What has been built for this orientation, by the names of the properties."""
+        with self._store.lock:
+            keys = list(self._store.parts)
+        names = [("csc" if key[0] == "csr" else "csr") for key in keys if key[0] in ("csr", "csc")]
+        if not self._flipped:
+            names = ["csr" if name == "csc" else "csc" for name in names]
+        tiled = [key[1] for key in keys if key[0] == "sgt" and key[-1] == self._flipped]
+        names += [f"sgt {height}x{width}" for height, width in tiled]
+        for name in ("coo", "groups"):
+            found = [key for key in keys if key[0] == name and key[-1] == self._flipped]
+            names += ["coo" if name == "coo" else f"edge_groups {key[1]}" for key in found]
+        return names
+
+
+def _restore(structure: Format, perm: Array | None, flipped: bool) -> Graph:
+    return Graph._on(Store(structure, perm), flipped)

@@ -1,0 +1,353 @@
+"""What a matrix looks like: degrees, symmetry, bandwidth, and how well its entries fill tiles."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+
+from . import _primitives as primitives
+from ._arrays import Array, allocating, namespace, on_device_of
+from .base import Format
+from .compressed import CSR, Compressed
+from .errors import DtypeError
+from .sgt import SGT, check_tile
+
+Tile = tuple[int, int]
+
+#: TC-GNN's and FlashSparse's shapes, and the square one of older matrix units.
+TILES: tuple[Tile, ...] = ((8, 8), (16, 8), (16, 16))
+
+
+@dataclass(frozen=True)
+class Degrees:
+    """Stored entries of each row (in-degrees) or of each column (out-degrees), summed up.
+
+    The Gini coefficient is 0 when all are equal and near 1 when one has nearly all.
+    """
+
+    min: int
+    mean: float
+    median: float
+    max: int
+    std: float  #: of the population
+    empty: int  #: rows (columns) without an entry
+    gini: float
+    top_share: float  #: share of all entries that the 1% fullest rows (columns) hold, rounded up
+
+    def __str__(self) -> str:
+        return (
+            f"min {self.min}, mean {self.mean:.2f}, median {self.median:g}, max {self.max}, "
+            f"std {self.std:.2f}, empty {self.empty}, gini {self.gini:.3f}, "
+            f"top 1% hold {self.top_share:.1%}"
+        )
+
+
+@dataclass(frozen=True)
+class TileStats:
+    """How the entries fill condensed tiles (TC-GNN, section 3 and figure 7)."""
+
+    tile: Tile  #: (height, width)
+    tile_count: int  #: after condensing
+    dense_tile_count: int  #: tiles with an entry before condensing
+    density: float  #: stored entries per cell of the condensed tiles
+    reduction: float  #: share of tiles saved: 1 - tile_count / dense_tile_count
+    nbytes: int  #: of the SGT
+
+    @classmethod
+    def of(cls, A: SGT) -> "TileStats":
+        """Of tiles that exist already."""
+        dense = A.dense_tile_count
+        return cls(
+            tile=A.tile,
+            tile_count=A.tile_count,
+            dense_tile_count=dense,
+            density=A.tile_density,
+            reduction=1.0 - A.tile_count / dense if dense else 0.0,
+            nbytes=A.nbytes,
+        )
+
+    def __str__(self) -> str:
+        return (
+            f"{self.tile_count} tiles of {self.dense_tile_count}, {self.reduction:.1%} saved, "
+            f"density {self.density:.1%}, {_bytes(self.nbytes)}"
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Stats:
+    """A matrix summed up; each part is computed when first asked for, and kept.
+
+    ``str()`` asks for all of them.  On a GPU every part runs there.
+    """
+
+    matrix: CSR = field(repr=False)  #: what is summed up
+    tile_shapes: tuple[Tile, ...] = TILES  #: the shapes that ``tiles`` is about
+
+    @property
+    def n_rows(self) -> int:
+        """Number of rows: target vertices."""
+        return self.matrix.n_rows
+
+    @property
+    def n_cols(self) -> int:
+        """Number of columns: source vertices."""
+        return self.matrix.n_cols
+
+    @property
+    def nnz(self) -> int:
+        """Number of stored entries."""
+        return self.matrix.nnz
+
+    @property
+    def density(self) -> float:
+        """Stored entries per cell of the matrix; 0 without cells."""
+        cells = self.n_rows * self.n_cols
+        return self.nnz / cells if cells else 0.0
+
+    @cached_property
+    def in_degree(self) -> Degrees:
+        """Entries of each row."""
+        return _degrees(self.matrix.lengths, self.nnz)
+
+    @cached_property
+    def out_degree(self) -> Degrees:
+        """Entries of each column."""
+        return _degrees(_column_lengths(self.matrix), self.nnz)
+
+    @property
+    def empty_rows(self) -> int:
+        """Rows without an entry."""
+        return self.in_degree.empty
+
+    @property
+    def empty_cols(self) -> int:
+        """Columns without an entry."""
+        return self.out_degree.empty
+
+    @cached_property
+    def _distances(self) -> tuple[int, float]:
+        A = self.matrix
+        with on_device_of(A.indptr), allocating(f"distances in {A!r}"):
+            away = primitives.expand(A.indptr, A.nnz)
+            away -= A.indices
+            loops = int((away == 0).sum())  # synchronize!
+            total = int(abs(away).sum(dtype=np.int64))  # synchronize!
+        return loops, total / A.nnz if A.nnz else 0.0
+
+    @property
+    def self_loops(self) -> int:
+        """Stored entries on the diagonal."""
+        return self._distances[0]
+
+    @property
+    def bandwidth(self) -> float:
+        """Mean distance ``|i - j|`` of an entry from the diagonal; 0 without entries."""
+        return self._distances[1]
+
+    @cached_property
+    def _pattern(self) -> tuple[Array, Array]:
+        """Column and row of each distinct entry, columns in order, rows ascending."""
+        return _distinct(self.matrix.with_data(None).tocsc())
+
+    @cached_property
+    def duplicates(self) -> int:
+        """Entries stored beyond the first in their place."""
+        return self.nnz - len(self._pattern[0])
+
+    @cached_property
+    def is_symmetric(self) -> bool | None:
+        """Whether (j, i) is stored wherever (i, j) is, values aside; None if rectangular."""
+        if self.n_rows != self.n_cols:
+            return None
+        col, row = self._pattern
+        with on_device_of(col):
+            by_row = _distinct(self.matrix.with_data(None).tocsc().tocsr())
+            # synchronize!
+            return bool((col == by_row[0]).all()) and bool((row == by_row[1]).all())
+
+    @cached_property
+    def tiles(self) -> tuple[TileStats, ...]:
+        """One for each of ``tile_shapes``; each is a conversion that is not kept."""
+        structure = self.matrix.with_data(None)
+        values = 0 if self.matrix.data is None else int(self.matrix.data.nbytes)
+        found = [TileStats.of(structure.tosgt(tile)) for tile in self.tile_shapes]
+        return tuple(TileStats(**{**one.__dict__, "nbytes": one.nbytes + values}) for one in found)
+
+    @cached_property
+    def nbytes(self) -> dict[str, int]:
+        """Bytes of the matrix in each format, ``"sgt 16x8"`` and so on for the tiles."""
+        A = self.matrix
+        index = A.index_dtype.itemsize
+        values = 0 if A.data is None else int(A.data.nbytes)
+        sizes = {
+            "coo": 2 * index * A.nnz + values,
+            "csr": index * (A.n_rows + 1 + A.nnz) + values,
+            "csc": index * (A.n_cols + 1 + A.nnz) + values,
+        }
+        return sizes | {f"sgt {_name(one.tile)}": one.nbytes for one in self.tiles}
+
+    def __str__(self) -> str:
+        symmetric = {True: "symmetric", False: "not symmetric", None: "rectangular"}
+        lines = [
+            f"{self.n_rows} x {self.n_cols}, {self.nnz} entries, density {self.density:.2e}, "
+            f"{symmetric[self.is_symmetric]}",
+            f"rows      {self.in_degree}",
+            f"columns   {self.out_degree}",
+            f"entries   {self.self_loops} self loops, {self.duplicates} duplicates, "
+            f"mean |i - j| {self.bandwidth:.1f}",
+        ]
+        lines += [f"{_name(one.tile):<9} {one}" for one in self.tiles]
+        sizes = ", ".join(f"{name} {_bytes(size)}" for name, size in self.nbytes.items())
+        return "\n".join([*lines, f"bytes     {sizes}"])
+
+
+def summarize(A: Format, *, tiles: Sequence[Tile] = TILES) -> Stats:
+    """Degrees, symmetry, bandwidth, tile density and bytes of ``A``.
+
+    Parameters
+    ----------
+    A : COO, CSR, CSC, SGT or CBSR
+    tiles : sequence of (height, width)
+        Tile shapes to summarize; empty for none.
+
+    Returns
+    -------
+    Stats
+        Lazy: what takes time is computed when it is read.
+
+    Raises
+    ------
+    DtypeError
+        If ``A`` is no format.
+    ShapeError
+        If a tile shape is not two positive integers.
+    """
+    return Stats(_csr(A), tuple(check_tile(tile) for tile in tiles))
+
+
+def degree_histogram(A: Format, *, axis: int = 0) -> tuple[Array, Array]:
+    """``(degree, count)``: how many rows have each number of stored entries that occurs.
+
+    Parameters
+    ----------
+    A : COO, CSR, CSC, SGT or CBSR
+    axis : int
+        0 for rows (in-degrees), 1 for columns (out-degrees).
+
+    Returns
+    -------
+    degree, count : array of int64, shape (n_distinct,)
+        ``degree`` ascends; ``count`` adds up to the number of rows (columns).
+
+    Raises
+    ------
+    DtypeError
+        If ``A`` is no format, or ``axis`` is neither 0 nor 1.
+    """
+    if axis not in (0, 1):
+        raise DtypeError(f"axis is {axis!r}: 0 counts the entries of rows, 1 those of columns.")
+    csr = _csr(A)
+    with on_device_of(csr.indptr):
+        lengths = csr.lengths if axis == 0 else _column_lengths(csr)
+        xp = namespace(lengths)
+        degree, count = xp.unique(lengths, return_counts=True)
+        return degree.astype(np.int64), count.astype(np.int64)
+
+
+def tile_table(graphs: Iterable[tuple[str, Format]], *, tiles: Sequence[Tile] = TILES) -> str:
+    """A Markdown table of the tiles that condensing saves, and their density, for named graphs.
+
+    Parameters
+    ----------
+    graphs : iterable of (name, matrix)
+        Taken one at a time, so that a generator may read them from files.
+    tiles : sequence of (height, width)
+
+    Returns
+    -------
+    str
+        One line a graph, then the mean of the shares (TC-GNN, figure 7 reports 67%).
+    """
+    shapes = [check_tile(tile) for tile in tiles]
+    titles = [f"{_name(tile)} {part}" for tile in shapes for part in ("saved", "density")]
+    lines = [
+        _line(["graph", "rows", "entries", *titles]),
+        _line(["---", *["---:"] * (len(titles) + 2)]),
+    ]
+    shares = []
+    for name, A in graphs:
+        found = summarize(A, tiles=shapes).tiles
+        shares.append([share for one in found for share in (one.reduction, one.density)])
+        lines.append(_line([name, f"{A.n_rows:,}", f"{A.nnz:,}", *map(_percent, shares[-1])]))
+    if shares:
+        means = np.mean(shares, axis=0).tolist()
+        lines.append(_line(["**mean**", "", "", *map(_percent, means)]))
+    return "\n".join(lines) + "\n"
+
+
+def _csr(A: Format) -> CSR:
+    if not isinstance(A, Format):
+        raise DtypeError(f"A is a {type(A).__name__}: give a sparsefmt format (of a Graph: .csr).")
+    return A.tocsr()
+
+
+def _column_lengths(A: CSR) -> Array:
+    with on_device_of(A.indices):
+        return namespace(A.indices).bincount(A.indices, minlength=A.n_cols)
+
+
+def _degrees(lengths: Array, nnz: int) -> Degrees:
+    n = len(lengths)
+    if not n:
+        return Degrees(0, 0.0, 0.0, 0, 0.0, 0, 0.0, 0.0)
+    xp = namespace(lengths)
+    with on_device_of(lengths):
+        ordered = xp.sort(lengths).astype(np.float64)
+        mean = nnz / n
+        ranks = xp.arange(1, n + 1, dtype=np.float64)
+        facts = [ordered[0], ordered[(n - 1) // 2], ordered[n // 2], ordered[-1]]
+        facts += [xp.sqrt(((ordered - mean) ** 2).mean()), (ordered == 0).sum()]
+        facts += [(ranks * ordered).sum(), ordered[n - -(-n // 100) :].sum()]
+        low, left, right, high, std, empty, ranked, top = xp.stack(facts).tolist()  # synchronize!
+    return Degrees(
+        min=int(low),
+        mean=mean,
+        median=(left + right) / 2,
+        max=int(high),
+        std=std,
+        empty=int(empty),
+        gini=2 * ranked / (n * nnz) - (n + 1) / n if nnz else 0.0,
+        top_share=top / nnz if nnz else 0.0,
+    )
+
+
+def _distinct(A: Compressed) -> tuple[Array, Array]:
+    """Major and minor index of each entry, without repeats, of a matrix with sorted indices."""
+    with on_device_of(A.indices):
+        major = primitives.expand(A.indptr, A.nnz)
+        new = namespace(major).ones(A.nnz, bool)
+        new[1:] = (major[1:] != major[:-1]) | (A.indices[1:] != A.indices[:-1])
+        return major[new], A.indices[new]
+
+
+def _name(tile: Tile) -> str:
+    return f"{tile[0]}x{tile[1]}"
+
+
+def _percent(share: float) -> str:
+    return f"{share:.1%}"
+
+
+def _line(cells: Iterable[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _bytes(count: int) -> str:
+    """A number of bytes as people read it: 1.50 MiB."""
+    size, unit = float(count), "B"
+    for bigger in ("KiB", "MiB", "GiB", "TiB"):
+        if size < 1024:
+            break
+        size, unit = size / 1024, bigger
+    return f"{size:.0f} B" if unit == "B" else f"{size:.2f} {unit}"

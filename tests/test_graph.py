@@ -1,0 +1,360 @@
+"""Graph: each format once, permutations that carry edge values, threads, devices, pickles."""
+
+import copy
+import gc
+import pickle
+import sys
+import weakref
+from threading import Barrier, Thread
+
+import numpy as np
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from sparsefmt import (
+    COO,
+    CSC,
+    CSR,
+    DeviceError,
+    DtypeError,
+    Graph,
+    IndexRangeError,
+    ShapeError,
+    UnsupportedError,
+    convert,
+)
+from sparsefmt._arrays import to_device
+from sparsefmt.cbsr import CBSR
+from sparsefmt.generate import power_law
+from sparsefmt.testing import coo, csr, sgt
+
+structures = st.one_of(csr(), coo(unsorted=True), csr().map(CSR.tocsc), sgt())
+EMPTY = COO(np.zeros(0, np.int32), np.zeros(0, np.int32), shape=(0, 4))
+EDGES = np.array([[3, 0, 1, 0, 3], [1, 1, 0, 2, 2]])  # sources, targets
+
+
+def on(xp, A):
+    return A.to("cpu" if xp is np else "cuda")
+
+
+def host(array):
+    return to_device(array, "cpu")
+
+
+def entries(A):
+    """(row, column, value) in the order of ``A``'s values, on the host."""
+    A = A.to("cpu")
+    triples = A.tocoo() if not A.format == "sgt" else A.tocsr().tocoo()
+    return list(zip(triples.row.tolist(), triples.col.tolist(), A.data.tolist(), strict=True))
+
+
+def numbered(xp, A):
+    """``A`` with the numbers of its entries for values."""
+    return on(xp, A.with_data(np.arange(A.nnz, dtype=np.float64)))
+
+
+@given(A=structures, flip=st.booleans(), tile=st.sampled_from([(16, 8), (2, 3)]))
+@example(A=EMPTY, flip=True, tile=(2, 3))
+def test_every_format_is_the_same_matrix(xp, A, flip, tile):
+    graph = Graph(on(xp, A))
+    expected = host(on(xp, A).toarray(np.float64))
+    if flip:
+        graph, expected = graph.transposed, expected.T
+    assert graph.shape == (graph.n_rows, graph.n_cols) == expected.shape
+    found = (graph.csr, graph.csc, graph.coo, graph.sgt(tile), graph.structure)
+    for B in found:
+        B.check()
+        assert B.device == graph.device
+        np.testing.assert_array_equal(host(B.toarray(np.float64)), expected)
+    assert [type(B).__name__ for B in found[:4]] == ["CSR", "CSC", "COO", "SGT"]
+    assert found[3].tile == tile
+
+
+@given(A=structures, flip=st.booleans())
+@example(A=EMPTY, flip=False)
+def test_degrees_and_groups_are_those_of_the_rows(xp, A, flip):
+    graph = Graph(on(xp, A))
+    graph = graph.transposed if flip else graph
+    lengths = host(graph.csr.lengths)
+    assert host(graph.in_degree).tolist() == lengths.tolist()
+    assert host(graph.out_degree).tolist() == host(graph.csc.lengths).tolist()
+    assert graph.in_degree.dtype == graph.out_degree.dtype == A.index_dtype
+    assert graph.edge_groups(3).count == (-(-lengths // 3)).sum()
+
+
+@given(A=structures, flip=st.booleans())
+def test_what_is_built_is_kept(xp, A, flip):
+    graph = Graph(on(xp, A))
+    graph = graph.transposed if flip else graph
+    for ask in (
+        lambda: graph.coo,
+        lambda: graph.sgt((2, 2)),
+        lambda: graph.edge_groups(2),
+        lambda: graph.csr_perm,
+        lambda: graph.csc_perm,
+        lambda: graph.in_degree,
+        lambda: graph.out_degree,
+        lambda: graph.stats,
+        lambda: graph.csr.indices,
+        lambda: graph.csc.indices,
+        lambda: graph.transposed,
+    ):
+        first = ask()
+        assert ask() is first
+    assert graph.stats.nnz == A.nnz
+
+
+@given(A=structures)
+def test_the_transpose_shares_everything(xp, A):
+    graph = Graph(on(xp, A))
+    there = graph.transposed
+    assert there.transposed is graph
+    assert there.csr.indices is graph.csc.indices
+    assert there.csc.indptr is graph.csr.indptr
+    assert there.in_degree is graph.out_degree
+    assert there.nnz == graph.nnz
+    sgt = there.sgt()
+    del there
+    assert graph.transposed.sgt() is sgt
+
+
+@given(A=st.one_of(csr(), coo(unsorted=True), csr().map(CSR.tocsc)), flip=st.booleans())
+def test_permutations_carry_values_from_the_users_order(xp, A, flip):
+    A = numbered(xp, A)
+    graph = Graph(A).transposed if flip else Graph(A)
+    given_order = host(A.data)
+    in_csr_order = host(graph.csr.data)
+    assert host(graph.csr_perm).dtype == A.index_dtype
+    np.testing.assert_array_equal(given_order[host(graph.csr_perm)], in_csr_order)
+    np.testing.assert_array_equal(in_csr_order[host(graph.csc_perm)], host(graph.csc.data))
+    np.testing.assert_array_equal(host(graph.edge_values(A.data)), in_csr_order)
+    heads = xp.stack([A.data, -A.data], axis=1)
+    assert host(graph.edge_values(heads)).tolist() == [[v, -v] for v in in_csr_order.tolist()]
+    assert host(graph.coo.data).tolist() == in_csr_order.tolist()
+
+
+@given(A=structures, flip=st.booleans(), built=st.booleans())
+def test_other_values_reach_every_format(xp, A, flip, built):
+    graph = Graph(on(xp, A))
+    graph = graph.transposed if flip else graph
+    if built:
+        for G in (graph, graph.transposed):
+            _ = [G.coo, G.csc, G.sgt((4, 4)), G.edge_groups(2), G.stats]
+    values = xp.arange(graph.nnz, dtype=xp.float32) + 1
+    there = graph.with_data(values)
+    expected = sorted(entries(graph.csr.with_data(values)))
+    assert there.weighted
+    assert there.dtype == np.float32
+    for B in (there.coo, there.csc, there.sgt((4, 4))):
+        assert sorted(entries(B)) == expected
+    swapped = sorted((j, i, value) for i, j, value in expected)
+    for B in (there.transposed.coo, there.transposed.csr, there.transposed.sgt((4, 4))):
+        assert sorted(entries(B)) == swapped
+    assert there.csr.indices is graph.csr.indices
+    if built:
+        assert there.edge_groups(2) is graph.edge_groups(2)
+    assert host(there.csr_perm).tolist() == host(graph.csr_perm).tolist()
+    bare = there.with_data(None)
+    assert not bare.weighted
+    assert bare.csc.data is bare.coo.data is None
+
+
+def test_values_given_after_with_data_are_still_in_the_users_order(xp):
+    graph = Graph.from_edge_index(xp.asarray(EDGES)).with_data(xp.zeros(5))
+    weights = xp.asarray([10.0, 20.0, 30.0, 40.0, 50.0])
+    for G in (graph, pickle.loads(pickle.dumps(graph)), graph.to("cpu")):
+        values = G.edge_values(weights if G.device == graph.device else host(weights))
+        assert host(values).tolist() == [30.0, 10.0, 20.0, 40.0, 50.0]
+
+
+def test_an_sgt_of_the_same_tile_is_itself_and_its_transpose_a_view(xp):
+    A = on(xp, power_law(40, 200)).tosgt((8, 8))
+    assert Graph(A).sgt((8, 8)) is A
+    assert Graph(A).transposed.structure == A.tocsr().T
+
+
+# PyG's edges
+
+
+def test_edge_index_is_source_then_target(xp):
+    weights = xp.asarray([1.0, 2.0, 3.0, 4.0, 5.0])
+    graph = Graph.from_edge_index(xp.asarray(EDGES), weights)
+    assert graph.shape == (4, 4)
+    expected = np.zeros((4, 4))
+    expected[EDGES[1], EDGES[0]] = [1, 2, 3, 4, 5]
+    np.testing.assert_array_equal(host(graph.csr.toarray()), expected)
+    assert Graph.from_edge_index(xp.asarray(EDGES), num_nodes=9).shape == (9, 9)
+    assert Graph.from_edge_index(xp.zeros((2, 0), xp.int64)).shape == (0, 0)
+    assert Graph.from_edge_index([[0, 1], [1, 0]]).nnz == 2
+
+
+def test_tensors_come_in_without_a_copy():
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    edges, weights = torch.tensor(EDGES), torch.rand(5)
+    graph = Graph.from_edge_index(edges, weights)
+    assert isinstance(graph.structure, COO)
+    assert graph.structure.col.ctypes.data == edges.data_ptr()
+    assert graph.structure.data.ctypes.data == weights.data_ptr()
+    with pytest.raises(UnsupportedError, match=r"edge_weight requires grad"):
+        Graph.from_edge_index(edges, weights.requires_grad_())
+
+
+@pytest.mark.parametrize(
+    ("edges", "options", "error", "message"),
+    [
+        (EDGES.T, {}, ShapeError, r"edge_index has shape \(5, 2\)"),
+        (EDGES, {"num_nodes": 3}, IndexRangeError, r"edge_index\[0\]\[0\] is 3"),
+        (EDGES, {"edge_weight": np.ones(4)}, ShapeError, r"edge_weight has shape \(4,\)"),
+        (EDGES, {"edge_weight": ["a"] * 5}, DtypeError, "edge_weight is <U1"),
+    ],
+)
+def test_edges_that_form_no_graph_are_refused(edges, options, error, message):
+    with pytest.raises(error, match=message):
+        Graph.from_edge_index(edges, **options)
+
+
+GRAPH = Graph(COO(EDGES[1], EDGES[0], shape=(4, 4)))
+FEATURES = CBSR(np.zeros((3, 1), np.uint8), np.ones((3, 1), np.float32), shape=(3, 2))
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda: Graph(FEATURES), UnsupportedError, "structure is a CBSR, which holds features"),
+        (lambda: Graph(np.eye(2)), DtypeError, "structure is a ndarray: give a COO"),
+        (lambda: Graph(GRAPH), DtypeError, "structure is a Graph"),
+        (lambda: GRAPH.edge_values(np.ones(4)), ShapeError, r"\(4,\) but the graph stores 5"),
+        (lambda: GRAPH.edge_values(2.0), ShapeError, r"values has shape \(\)"),
+        (lambda: GRAPH.with_data(np.ones(4)), ShapeError, r"data has shape \(4,\)"),
+        (lambda: GRAPH.with_data(np.ones(5, int)), DtypeError, "data.dtype is int64"),
+        (lambda: GRAPH.transposed.with_data(np.ones(6)), ShapeError, r"data has shape \(6,\)"),
+        (lambda: GRAPH.sgt((0, 8)), ShapeError, r"tile is \(0, 8\)"),
+        (lambda: GRAPH.edge_groups(0), ShapeError, "width is 0"),
+        (lambda: GRAPH.to("tpu"), DeviceError, "device is 'tpu'"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(call, error, message):
+    with pytest.raises(error, match=message):
+        call()
+
+
+# One graph, many users
+
+
+def counted(monkeypatch, calls):
+    """Let every conversion note what it was asked for."""
+    for edge, function in convert._EDGES.items():
+
+        def noted(A, want_perm, edge=edge, function=function, **options):
+            calls.append(
+                " ".join([*edge, *("x".join(map(str, tile)) for tile in options.values())])
+            )
+            return function(A, want_perm, **options)
+
+        monkeypatch.setitem(convert._EDGES, edge, noted)
+
+
+def test_threads_that_ask_at_once_build_each_format_once(xp, monkeypatch):
+    calls = []
+    counted(monkeypatch, calls)
+    graph = Graph(on(xp, power_law(300, 3000).T))
+    there, n_threads, found = graph.transposed, 16, []
+    barrier = Barrier(n_threads)
+
+    def ask():
+        barrier.wait()
+        parts = [graph.sgt((8, 8)), graph.csc, graph.coo, there.sgt((8, 8))]
+        parts += [graph.edge_groups(8), graph.sgt((16, 8)), graph.out_degree]
+        parts += [there.csr_perm, there.csc_perm, graph.csr.indptr]
+        found.append([id(part) for part in parts])
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        threads = [Thread(target=ask) for _ in range(n_threads)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    assert len(found) == n_threads
+    assert all(parts == found[0] for parts in found)
+    assert sorted(calls) == sorted(
+        ["coo csr", "csr csc", "csr coo", "csr sgt 8x8", "csr sgt 8x8", "csr sgt 16x8"]
+    )
+
+
+@given(A=structures, flip=st.booleans())
+def test_pickles_keep_the_matrix_and_drop_what_was_built(xp, A, flip):
+    graph = Graph(on(xp, A))
+    graph = graph.transposed if flip else graph
+    _ = graph.sgt(), graph.csc_perm, graph.stats
+    for there in (pickle.loads(pickle.dumps(graph)), copy.copy(graph), copy.deepcopy(graph)):
+        assert "built: nothing" in repr(there)
+        assert there.csr == graph.csr
+        assert host(there.csr_perm).tolist() == host(graph.csr_perm).tolist()
+        assert there.transposed.transposed is there
+
+
+def test_a_graph_goes_at_once_when_nobody_holds_it(xp):
+    gc.disable()
+    try:
+        graph = Graph(on(xp, power_law(50, 200)))
+        _ = graph.transposed.sgt(), graph.stats
+        gone = weakref.ref(graph)
+        del graph
+        assert gone() is None
+    finally:
+        gc.enable()
+
+
+def test_what_a_graph_is(xp):
+    graph = Graph.from_edge_index(xp.asarray(EDGES), xp.ones(5, xp.float16))
+    assert (graph.n_rows, graph.n_cols, graph.nnz) == (4, 4, 5)
+    assert (graph.dtype, graph.index_dtype) == (np.float16, np.int64)
+    assert graph.to(graph.device) is graph
+    head = f"Graph(4 x 4, nnz=5, float16 values, int64 indices, {graph.device}; built: "
+    assert repr(graph) == f"{head}nothing)"
+    _ = graph.sgt((8, 8)), graph.coo, graph.edge_groups(32), graph.in_degree
+    assert repr(graph) == f"{head}csr, sgt 8x8, coo, edge_groups 32)"
+    assert repr(graph.transposed) == f"{head}csc)"
+    assert isinstance(graph.transposed.csr, CSR)
+    assert isinstance(graph.transposed.csc, CSC)
+    assert isinstance(Graph(graph.csr).transposed.structure, CSC)
+
+
+@given(A=structures, flip=st.booleans())
+def test_moving_takes_along_what_was_built(A, flip):
+    """As ``to`` does it; here each array "moves" by being copied."""
+    graph = Graph(A).transposed if flip else Graph(A)
+    _ = graph.coo, graph.csc, graph.sgt((2, 2)), graph.edge_groups(2), graph.in_degree, graph.stats
+    there = Graph._on(graph._store.mapped(np.copy), flip)
+    assert repr(there) == repr(graph)
+    assert there.coo == graph.coo
+    assert there.sgt((2, 2)) == graph.sgt((2, 2))
+    assert there.coo.col is there.csr.indices
+    assert not np.shares_memory(there.csr.indptr, graph.csr.indptr)
+    assert there.edge_groups(2).ptr.tolist() == graph.edge_groups(2).ptr.tolist()
+    assert there.in_degree.tolist() == graph.in_degree.tolist()
+    assert there.stats is not graph.stats
+
+
+@pytest.mark.gpu
+@given(A=structures)
+def test_moving_between_devices(A):
+    graph = Graph(A)
+    _ = graph.coo, graph.csc, graph.sgt((2, 2)), graph.edge_groups(2)
+    there = graph.to("cuda")
+    assert there.device == there.csc.device == there.edge_groups(2).device == "cuda:0"
+    assert repr(there).replace("cuda:0", "cpu") == repr(graph)
+    back = there.to("cpu")
+    assert back.csr == graph.csr
+    assert back.sgt((2, 2)) == graph.sgt((2, 2))
+
+
+@pytest.mark.gpu
+def test_values_on_another_device_are_refused():
+    with pytest.raises(DeviceError, match="values is on cpu but the graph is on cuda:0"):
+        GRAPH.to("cuda").edge_values(np.ones(5))

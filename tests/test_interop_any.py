@@ -1,0 +1,227 @@
+"""``as_sparse``: one reader for whatever other libraries have, and arrays as components."""
+
+import subprocess
+import sys
+from types import ModuleType
+
+import numpy as np
+import pytest
+import scipy.sparse
+from hypothesis import given
+
+import sparsefmt
+from sparsefmt import COO, CSC, CSR, SGT, Graph, interop
+from sparsefmt.errors import DtypeError, ShapeError, UnsupportedError
+from sparsefmt.interop import as_sparse
+from sparsefmt.testing import cbsr, coo, csc, csr, sgt
+
+networkx = pytest.importorskip("networkx")
+torch = pytest.importorskip("torch")
+pyg = pytest.importorskip("torch_geometric.data")
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:Sparse .* tensor support is in beta state:UserWarning",
+    "ignore:Sparse invariant checks are implicitly disabled:UserWarning",
+)
+
+FORMATS = {"coo": COO, "csr": CSR, "csc": CSC, "sgt": SGT}
+X = np.array([[0.0, 1.0, 0.0], [2.0, 0.0, 3.0], [0.0, 0.0, 4.0]])
+
+
+def digraph():
+    G = networkx.DiGraph()
+    G.add_nodes_from(range(3))
+    G.add_weighted_edges_from((c, r, X[r, c]) for r, c in np.argwhere(X).tolist())
+    return G
+
+
+def data():
+    row, col = X.nonzero()
+    edge_index = torch.from_numpy(np.stack([col, row]))
+    weight = torch.from_numpy(X[row, col])
+    return pyg.Data(edge_index=edge_index, edge_weight=weight, num_nodes=3)
+
+
+SOURCES = {
+    "numpy": (lambda: X, "csr"),
+    "integers": (lambda: X.astype(int), "csr"),
+    "scipy csr_array": (lambda: scipy.sparse.csr_array(X), "csr"),
+    "scipy csc_array": (lambda: scipy.sparse.csc_array(X), "csc"),
+    "scipy coo_array": (lambda: scipy.sparse.coo_array(X), "coo"),
+    "scipy csr_matrix": (lambda: scipy.sparse.csr_matrix(X), "csr"),
+    "scipy lil_matrix": (lambda: scipy.sparse.lil_matrix(X), "csr"),
+    "scipy dia_array": (lambda: scipy.sparse.dia_array(X), "csr"),
+    "torch dense": (lambda: torch.from_numpy(X), "csr"),
+    "torch coo": (lambda: torch.from_numpy(X).to_sparse(), "coo"),
+    "torch csr": (lambda: torch.from_numpy(X).to_sparse_csr(), "csr"),
+    "torch csc": (lambda: torch.from_numpy(X).to_sparse_csc(), "csc"),
+    "networkx": (digraph, "coo"),
+    "pyg": (data, "coo"),
+    "COO": (lambda: sparsefmt.from_dense(X, "coo"), "coo"),
+    "CSR": (lambda: sparsefmt.from_dense(X), "csr"),
+    "CSC": (lambda: sparsefmt.from_dense(X, "csc"), "csc"),
+    "SGT": (lambda: sparsefmt.from_dense(X, "sgt"), "sgt"),
+    "Graph": (lambda: Graph(sparsefmt.from_dense(X, "csc")), "csc"),
+}
+
+
+@pytest.mark.parametrize("source", SOURCES)
+@pytest.mark.parametrize("format", [None, *FORMATS])
+def test_everything_comes_in_every_format(source, format):
+    make, nearest = SOURCES[source]
+    A = as_sparse(make(), format)
+    assert isinstance(A, FORMATS[format or nearest])
+    assert np.array_equal(A.toarray(), X)
+
+
+@given(A=coo() | csr() | csc() | sgt() | cbsr())
+def test_formats_pass_through(A):
+    assert as_sparse(A) is A
+    assert as_sparse(A, A.format) is A
+
+
+def test_memory_is_shared():
+    M = scipy.sparse.csr_array(X)
+    assert np.shares_memory(as_sparse(M).data, M.data)
+    tensor = torch.from_numpy(X).to_sparse_csr()
+    assert as_sparse(tensor).data.ctypes.data == tensor.values().data_ptr()
+
+
+def test_a_dgl_graph_is_known_by_its_class(monkeypatch):
+    seen = []
+
+    class DGLGraph:
+        canonical_etypes = (("_N", "_E", "_N"),)
+
+        def adj_tensors(self, fmt):
+            raise AssertionError(fmt)
+
+        def num_src_nodes(self, ntype):
+            seen.append(ntype)
+            return 3
+
+        num_dst_nodes = num_src_nodes
+
+        def edges(self, order):
+            return np.array([0, 1]), np.array([2, 2])
+
+    module = ModuleType("dgl")
+    module.DGLGraph = DGLGraph
+    monkeypatch.setitem(sys.modules, "dgl", module)
+    A = as_sparse(DGLGraph())
+    assert A.shape == (3, 3)
+    assert A.row.tolist() == [2, 2]
+    assert seen == ["_N", "_N"]
+
+
+@pytest.mark.parametrize("value", [None, 3, "graph.mtx", [[1.0]], {0: [1]}, object(), np.float64])
+def test_the_error_lists_what_is_accepted(value):
+    with pytest.raises(UnsupportedError, match="as_sparse got a") as caught:
+        as_sparse(value)
+    for known in ("scipy.sparse.sparray", "torch.Tensor", "networkx.Graph", "dgl.DGLGraph"):
+        assert known in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("value", "error", "message"),
+    [
+        (np.ones(3), ShapeError, r"shape \(3,\): give a 2-D"),
+        (np.ones((2, 2, 2)), ShapeError, r"shape \(2, 2, 2\): give a 2-D"),
+        (np.eye(2) * 1j, UnsupportedError, "x is complex128"),
+        (np.array([["a"]]), DtypeError, "x is <U1"),
+        (np.array([[None]]), DtypeError, "x holds Python objects"),
+        (pyg.HeteroData(), UnsupportedError, "several edge types"),
+        (torch.eye(2, requires_grad=True), UnsupportedError, "requires grad"),
+    ],
+)
+def test_readers_refuse_in_their_own_words(value, error, message):
+    with pytest.raises(error, match=message):
+        as_sparse(value)
+
+
+@pytest.mark.parametrize("format", ["bsr", "dense", "", 3])
+def test_unknown_formats_are_refused(format):
+    with pytest.raises(UnsupportedError, match="format is"):
+        as_sparse(X, format)
+
+
+def test_features_are_made_by_maxk():
+    with pytest.raises(UnsupportedError, match="cbsr"):
+        as_sparse(X, "cbsr")
+
+
+def test_only_loaded_libraries_are_asked():
+    code = (
+        "import sys, numpy, sparsefmt.interop as interop\n"
+        "interop.as_sparse(numpy.eye(3), 'coo')\n"
+        "names = {'torch', 'cupy', 'networkx', 'dgl', 'torch_geometric', 'scipy.sparse'}\n"
+        "print(*sorted(names & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == []
+
+
+def test_the_module_names_its_functions():
+    assert sorted(interop.__all__) == interop.__all__
+    for name in interop.__all__:
+        function = getattr(interop, name)
+        assert function.__name__ == name
+        assert "Parameters\n" in function.__doc__
+
+
+# Components: what speaks DLPack, or is a sequence, becomes an array
+
+
+@pytest.mark.parametrize("index_dtype", ["int32", "int64"])
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_numpy_components_are_shared(index_dtype, dtype):
+    indptr, indices = np.array([0, 1, 3], index_dtype), np.array([1, 0, 1], index_dtype)
+    values = np.ones(3, dtype)
+    for make in (CSR, CSC):
+        A = make(indptr, indices, values, shape=(2, 2))
+        assert np.shares_memory(A.indptr, indptr)
+        assert np.shares_memory(A.indices, indices)
+        assert np.shares_memory(A.data, values)
+    A = COO(indices, indices, values, shape=(2, 2))
+    assert np.shares_memory(A.row, indices)
+    assert np.shares_memory(A.data, values)
+
+
+class OnlyDLPack:
+    """An array of some library that this package has never heard of."""
+
+    def __init__(self, array):
+        self.array = array
+
+    def __dlpack__(self, **options):
+        return self.array.__dlpack__(**options)
+
+    def __dlpack_device__(self):
+        return self.array.__dlpack_device__()
+
+
+@pytest.mark.parametrize("make", [CSR, CSC])
+def test_any_dlpack_component_is_shared(make):
+    indptr, indices, values = np.array([0, 1, 3]), np.array([1, 0, 1]), np.ones(3)
+    A = make(OnlyDLPack(indptr), OnlyDLPack(indices), OnlyDLPack(values), shape=(2, 2))
+    assert np.shares_memory(A.indptr, indptr)
+    assert np.shares_memory(A.indices, indices)
+    assert np.shares_memory(A.data, values)
+
+
+def test_any_dlpack_values_are_shared():
+    values = np.ones(1)
+    A = COO([0], [0], shape=(1, 1)).with_data(OnlyDLPack(values))
+    assert np.shares_memory(A.data, values)
+
+
+@pytest.mark.gpu
+def test_cupy_components_are_shared_and_dense_arrays_read():
+    import cupy
+
+    indices = cupy.array([1, 0])
+    A = COO(indices, indices, shape=(2, 2))
+    assert A.row.data.ptr == indices.data.ptr
+    B = as_sparse(cupy.asarray(X))
+    assert B.device == "cuda:0"
+    assert np.array_equal(B.toarray().get(), X)

@@ -1,0 +1,539 @@
+"""PyG: ``edge_index`` and ``Data``; sources are columns, targets rows."""
+
+import re
+import sys
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sparsefmt import COO, CSC, CSR, SGT
+from sparsefmt.errors import (
+    DeviceError,
+    DtypeError,
+    IndexRangeError,
+    ShapeError,
+    UnsupportedError,
+)
+from sparsefmt.interop import from_edge_index, from_pyg, to_edge_index, to_pyg
+from sparsefmt.testing import cbsr, coo, csc, csr, sgt, stored_entries
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("torch_geometric")
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:Sparse .* tensor support is in beta state:UserWarning",
+    "ignore:Sparse invariant checks are implicitly disabled:UserWarning",
+)
+
+# 0 -> 1, 2 -> 1, 3 -> 0, 2 -> 1 again, 1 -> 1
+EDGES = [[0, 2, 3, 2, 1], [1, 1, 0, 1, 1]]
+WEIGHTS = [0.5, 2.0, 0.0, -1.0, 4.0]
+ENTRIES = [(1, 0, 0.5), (1, 2, 2.0), (0, 3, 0.0), (1, 2, -1.0), (1, 1, 4.0)]
+FORMATS = {"coo": COO, "csr": CSR, "csc": CSC, "sgt": SGT}
+INDICES = ("int32", "int64")
+DTYPES = ("float16", "bfloat16", "float32", "float64")
+
+
+def edges(kind="tensor", index_dtype="int64"):
+    if kind == "tensor":
+        return torch.tensor(EDGES, dtype=getattr(torch, index_dtype))
+    return np.array(EDGES, index_dtype)
+
+
+def weights(kind="tensor", dtype="float32"):
+    if kind == "tensor":
+        return torch.tensor(WEIGHTS, dtype=getattr(torch, dtype))
+    pytest.importorskip("ml_dtypes")
+    return np.array(WEIGHTS).astype(dtype)
+
+
+def address(a):
+    return a.data_ptr() if isinstance(a, torch.Tensor) else a.ctypes.data
+
+
+@pytest.mark.parametrize("kind", ["tensor", "array"])
+@pytest.mark.parametrize("index_dtype", INDICES)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_coo_shares_the_rows_of_edge_index(kind, index_dtype, dtype):
+    edge_index, edge_weight = edges(kind, index_dtype), weights(kind, dtype)
+    A = from_edge_index(edge_index, edge_weight)
+    assert stored_entries(A) == ENTRIES
+    assert A.shape == (4, 4)
+    assert (A.index_dtype, A.dtype.name) == (index_dtype, dtype)
+    assert A.row.ctypes.data == address(edge_index[1])
+    assert A.col.ctypes.data == address(edge_index[0])
+    assert A.data.ctypes.data == address(edge_weight)
+
+
+@pytest.mark.parametrize("kind", ["tensor", "array"])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_round_trip_through_coo_copies_nothing(kind, dtype):
+    edge_index, edge_weight = edges(kind), weights(kind, dtype)
+    back, values = to_edge_index(from_edge_index(edge_index, edge_weight))
+    assert back.ctypes.data == address(edge_index)
+    assert values.ctypes.data == address(edge_weight)
+    assert back.tolist() == EDGES
+    assert values.astype(float).tolist() == WEIGHTS
+
+
+@pytest.mark.parametrize("kind", ["tensor", "array"])
+@pytest.mark.parametrize("index_dtype", INDICES)
+@pytest.mark.parametrize("weighted", [True, False])
+@pytest.mark.parametrize("format", FORMATS)
+def test_edges_come_in_every_format(kind, index_dtype, weighted, format):
+    A = from_edge_index(
+        edges(kind, index_dtype), weights(kind) if weighted else None, format=format
+    )
+    assert isinstance(A, FORMATS[format])
+    assert A.index_dtype == index_dtype
+    assert (A.data is not None) == weighted
+    expected = ENTRIES if weighted else [(row, col, 1.0) for row, col, _ in ENTRIES]
+    assert sorted(stored_entries(A)) == sorted(expected)
+
+
+@pytest.mark.parametrize("as_given", [list, tuple, np.array, torch.tensor])
+def test_edges_come_as_lists_pairs_arrays_and_tensors(as_given):
+    given_edges = tuple(np.array(part) for part in EDGES) if as_given is tuple else as_given(EDGES)
+    assert stored_entries(from_edge_index(given_edges, WEIGHTS)) == ENTRIES
+
+
+def test_a_pair_of_tensors_is_shared():
+    source, target = edges()
+    A = from_edge_index((source, target))
+    assert A.col.ctypes.data == source.data_ptr()
+    assert A.row.ctypes.data == target.data_ptr()
+
+
+def test_a_pair_of_two_index_dtypes_meets_in_int64():
+    A = from_edge_index((np.array([0, 1], np.int32), np.array([1, 0], np.int64)))
+    assert A.index_dtype == np.int64
+
+
+@pytest.mark.parametrize(
+    ("num_nodes", "shape"),
+    [
+        (None, (4, 4)),
+        (4, (4, 4)),
+        (9, (9, 9)),
+        (np.int64(5), (5, 5)),
+        ((4, 2), (2, 4)),
+        ([4, 7], (7, 4)),
+        ((6, 2), (2, 6)),
+    ],
+)
+@pytest.mark.parametrize("kind", ["tensor", "array"])
+def test_num_nodes_gives_the_shape(kind, num_nodes, shape):
+    assert from_edge_index(edges(kind), num_nodes=num_nodes).shape == shape
+
+
+@pytest.mark.parametrize("empty", [np.zeros((2, 0), np.int64), torch.zeros((2, 0)).long()])
+@pytest.mark.parametrize("num_nodes", [None, 0, 3, (2, 5)])
+def test_no_edges_at_all(empty, num_nodes):
+    A = from_edge_index(empty, num_nodes=num_nodes)
+    assert A.nnz == 0
+    assert A.shape == {None: (0, 0), 0: (0, 0), 3: (3, 3), (2, 5): (5, 2)}[num_nodes]
+    assert to_edge_index(A)[0].shape == (2, 0)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("index_dtype", INDICES)
+def test_dtypes_are_chosen_by_keyword(dtype, index_dtype):
+    pytest.importorskip("ml_dtypes")
+    A = from_edge_index(edges(), weights(), dtype=dtype, index_dtype=index_dtype)
+    assert (A.dtype.name, A.index_dtype) == (dtype, index_dtype)
+    assert stored_entries(A) == ENTRIES
+
+
+@pytest.mark.parametrize("weight_dtype", ["int64", "int32", "uint8", "bool"])
+def test_integer_weights_become_float64(weight_dtype):
+    A = from_edge_index(edges(), torch.ones(5, dtype=getattr(torch, weight_dtype)))
+    assert A.dtype == np.float64
+    assert A.data.tolist() == [1.0] * 5
+
+
+@pytest.mark.parametrize("index_dtype", ["uint8", "int16", "uint32"])
+def test_other_integers_become_int32(index_dtype):
+    A = from_edge_index(np.array(EDGES, index_dtype))
+    assert A.index_dtype == np.int32
+    assert to_edge_index(A)[0].tolist() == EDGES
+
+
+def test_a_transposed_edge_index_is_made_contiguous():
+    pairs = torch.tensor(EDGES).T.contiguous()
+    A = from_edge_index(pairs.T)
+    assert A.row.flags.c_contiguous
+    assert to_edge_index(A)[0].tolist() == EDGES
+
+
+@given(A=coo() | csr() | csc() | sgt())
+def test_edges_come_in_the_order_of_the_entries(A):
+    edge_index, edge_weight = to_edge_index(A)
+    assert edge_index.dtype == np.int64
+    assert (edge_weight is None) == (A.data is None)
+    listed = A if A.format != "sgt" else A.tocsr()
+    found = [] if edge_weight is None else edge_weight.astype(float).tolist()
+    expected = stored_entries(listed)
+    assert edge_index.T.tolist() == [[col, row] for row, col, _ in expected]
+    assert found == [value for *_, value in expected] or edge_weight is None
+
+
+@given(A=coo())
+def test_round_trip_of_coo_is_exact(A):
+    edge_index, edge_weight = to_edge_index(A)
+    B = from_edge_index(edge_index, edge_weight, num_nodes=A.shape[::-1], index_dtype=A.index_dtype)
+    assert B == A
+
+
+@given(A=cbsr(dtype="float64"))
+def test_features_have_edges_too(A):
+    edge_index, edge_weight = to_edge_index(A)
+    assert edge_weight.tolist() == A.data.ravel().tolist()
+    assert edge_index[0].tolist() == A.indices.ravel().tolist()
+
+
+@given(pairs=st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), max_size=20))
+def test_orientation_is_that_of_pyg(pairs):
+    """PyG's own SciPy matrix has sources as rows: it is our transpose."""
+    from torch_geometric.utils import to_scipy_sparse_matrix
+
+    edge_index = torch.tensor(pairs, dtype=torch.int64).reshape(-1, 2).T
+    values = torch.arange(1.0, 1 + len(pairs))
+    theirs = to_scipy_sparse_matrix(edge_index, values, num_nodes=10)
+    ours = from_edge_index(edge_index, values, num_nodes=10)
+    assert np.array_equal(ours.toarray(), theirs.toarray().T)
+
+
+@given(A=csr(duplicates=False, unsorted=False, weighted=True, dtype="float32"))
+def test_edges_of_an_adjacency_are_those_of_pyg(A):
+    from torch_geometric.utils import to_edge_index as theirs
+
+    adjacency = torch.sparse_csr_tensor(
+        *map(torch.from_dlpack, (A.T.tocsr().indptr, A.T.tocsr().indices, A.T.tocsr().data)),
+        A.shape[::-1],
+    )
+    edge_index, value = theirs(adjacency)
+    mine = from_edge_index(edge_index, value, num_nodes=A.shape[::-1])
+    assert np.array_equal(mine.toarray(), A.toarray())
+
+
+def test_aggregation_agrees_with_pyg():
+    from torch_geometric.nn import SimpleConv
+
+    x = torch.arange(8.0).reshape(4, 2)
+    expected = SimpleConv("sum")(x, edges(), weights())
+    found = from_edge_index(edges(), weights()).toarray() @ x.numpy()
+    assert np.array_equal(found, expected.numpy())
+
+
+def test_an_edge_index_object_is_read_with_its_sizes():
+    """It wraps a tensor and owns no memory: its own DLPack export points nowhere."""
+    from torch_geometric import EdgeIndex
+
+    A = from_edge_index(EdgeIndex(EDGES, sparse_size=(6, 5)), weights())
+    assert A.shape == (5, 6)
+    assert stored_entries(A) == ENTRIES
+    assert from_edge_index(EdgeIndex(EDGES)).shape == (4, 4)
+    assert from_edge_index(EdgeIndex(EDGES), num_nodes=7).shape == (7, 7)
+    source, target = EdgeIndex(EDGES)
+    assert COO(target, source, shape=(4, 4)).row.tolist() == EDGES[1]
+
+
+# Data
+
+
+def data(**attributes):
+    from torch_geometric.data import Data
+
+    return Data(**{"edge_index": edges(), "num_nodes": 6, **attributes})
+
+
+@pytest.mark.parametrize("name", ["edge_weight", "edge_attr"])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("format", [None, *FORMATS])
+def test_a_data_is_read_with_its_weights(name, dtype, format):
+    A = from_pyg(data(**{name: weights(dtype=dtype)}), format=format)
+    assert isinstance(A, FORMATS[format or "coo"])
+    assert A.shape == (6, 6)
+    assert A.dtype.name == dtype
+    assert sorted(stored_entries(A)) == sorted(ENTRIES)
+
+
+def test_a_data_is_shared():
+    graph = data(edge_weight=weights())
+    A = from_pyg(graph)
+    assert A.row.ctypes.data == graph.edge_index[1].data_ptr()
+    assert A.col.ctypes.data == graph.edge_index[0].data_ptr()
+    assert A.data.ctypes.data == graph.edge_weight.data_ptr()
+
+
+def test_edge_weight_goes_before_edge_attr():
+    A = from_pyg(data(edge_weight=weights(), edge_attr=torch.zeros(5)))
+    assert stored_entries(A) == ENTRIES
+
+
+@pytest.mark.parametrize("width", [1, 3])
+def test_wide_edge_features_are_no_values(width):
+    assert from_pyg(data(edge_attr=torch.ones(5, width))).data is None
+
+
+def test_a_data_without_weights_is_unweighted():
+    A = from_pyg(data())
+    assert A.data is None
+    assert to_edge_index(A)[0].tolist() == EDGES
+
+
+def test_num_nodes_comes_from_the_features():
+    A = from_pyg(data(num_nodes=None, x=torch.zeros(8, 2)))
+    assert A.shape == (8, 8)
+
+
+@pytest.mark.parametrize("layout", ["csr", "coo"])
+@pytest.mark.parametrize("weighted", [True, False])
+def test_adj_t_is_read_as_it_is(layout, weighted):
+    """Its rows are targets already."""
+    from torch_geometric.transforms import ToSparseTensor
+
+    distinct = [0, 1, 2, 4]  # PyG merges edges that repeat
+    graph = data(edge_index=edges()[:, distinct])
+    if weighted:
+        graph.edge_weight = weights()[distinct]
+    expected = from_pyg(graph).toarray()
+    graph = ToSparseTensor(attr="edge_weight", layout=getattr(torch, f"sparse_{layout}"))(graph)
+    assert "edge_index" not in graph
+    A = from_pyg(graph)
+    assert A.format == layout
+    assert np.array_equal(A.toarray(), expected)
+    assert from_pyg(graph, format="sgt").format == "sgt"
+
+
+class SparseTensor:
+    """What torch_sparse.SparseTensor has that is read here."""
+
+    def __init__(self, indptr, indices, value, sizes):
+        self.parts, self.sizes = (indptr, indices, value), sizes
+
+    def csr(self):
+        return self.parts
+
+    def sparse_sizes(self):
+        return self.sizes
+
+
+@pytest.mark.parametrize("weighted", [True, False])
+def test_a_sparse_tensor_of_torch_sparse_is_shared(weighted):
+    indptr, indices = torch.tensor([0, 2, 3]), torch.tensor([2, 0, 1])
+    value = torch.tensor([1.0, 2.0, 3.0]) if weighted else None
+    graph = SimpleNamespace(adj_t=SparseTensor(indptr, indices, value, (2, 3)))
+    A = from_pyg(graph)
+    assert isinstance(A, CSR)
+    assert A.shape == (2, 3)
+    assert A.indptr.ctypes.data == indptr.data_ptr()
+    assert A.indices.ctypes.data == indices.data_ptr()
+    assert (A.data is None) != weighted
+    assert A.data is None or A.data.ctypes.data == value.data_ptr()
+    assert from_pyg(graph, format="coo", index_dtype="int32").index_dtype == np.int32
+
+
+@pytest.mark.parametrize("weighted", [True, False])
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_data_is_written(weighted, format, dtype):
+    A = from_edge_index(edges(), weights(dtype=dtype) if weighted else None, num_nodes=6)
+    A = A.asformat(format)
+    graph = to_pyg(A)
+    graph.validate()
+    assert graph.num_nodes == 6
+    assert graph.edge_index.dtype == torch.int64
+    assert ("edge_weight" in graph) == weighted
+    assert not weighted or str(graph.edge_weight.dtype) == f"torch.{dtype}"
+    assert sorted(stored_entries(from_pyg(graph))) == sorted(stored_entries(A))
+
+
+def test_a_data_goes_round_without_a_copy():
+    graph = data(edge_weight=weights())
+    back = to_pyg(from_pyg(graph))
+    assert back.edge_index.data_ptr() == graph.edge_index.data_ptr()
+    assert back.edge_weight.data_ptr() == graph.edge_weight.data_ptr()
+
+
+# Refusals
+
+
+@pytest.mark.parametrize(
+    ("edge_index", "error", "message"),
+    [
+        (np.zeros((5, 2), np.int64), ShapeError, r"shape \(5, 2\): give \(2, n_edges\)"),
+        (np.zeros(4, np.int64), ShapeError, r"shape \(4,\): give \(2, n_edges\)"),
+        (np.zeros((2, 2, 2), np.int64), ShapeError, r"shape \(2, 2, 2\)"),
+        (torch.zeros(3, 4).long(), ShapeError, r"shape \(3, 4\)"),
+        (np.zeros((2, 3)), DtypeError, "edge_index is float64: indices are integers"),
+        (torch.zeros(2, 3), DtypeError, "edge_index is float32: indices are integers"),
+        (np.zeros((2, 3), bool), DtypeError, "edge_index is bool"),
+        (np.array([["a"], ["b"]]), DtypeError, "edge_index is <U1"),
+        (np.array([[None], [None]]), DtypeError, "edge_index holds Python objects"),
+        ([[0, 1], [0]], ShapeError, "edge_index is no array"),
+        (None, DtypeError, "edge_index is None"),
+        ((np.zeros(2, int),), ShapeError, r"edge_index has 1 parts: give \(source, target\)"),
+        ((np.zeros(2, int),) * 3, ShapeError, "edge_index has 3 parts"),
+        ((np.zeros(2, int), np.zeros(3, int)), ShapeError, r"parts of shape \(2,\) and \(3,\)"),
+        ((np.eye(2, dtype=int),) * 2, ShapeError, r"parts of shape \(2, 2\) and \(2, 2\)"),
+        (np.array([[0], [-1]]), IndexRangeError, r"edge_index\[1\]\[0\] is -1 but there are 1"),
+        (np.array([[-5], [-1]]), IndexRangeError, r"edge_index\[0\]\[0\] is -5 but there are 0"),
+        (torch.eye(2).to_sparse(), UnsupportedError, "edge_index is a sparse tensor"),
+        (torch.zeros(2, 2, device="meta").long(), DeviceError, "edge_index is on meta"),
+        (np.array([[2**63], [0]], np.uint64), IndexRangeError, "edge_index holds 92233720368"),
+    ],
+)
+def test_edge_index_is_checked(edge_index, error, message):
+    with pytest.raises(error, match=message):
+        from_edge_index(edge_index)
+
+
+@pytest.mark.parametrize(
+    ("edge_weight", "error", "message"),
+    [
+        (np.ones(4), ShapeError, r"edge_weight has shape \(4,\), expected \(5,\)"),
+        (np.ones((5, 1)), ShapeError, r"edge_weight has shape \(5, 1\), expected \(5,\)"),
+        (np.float64(1), ShapeError, r"edge_weight has shape \(\)"),
+        (np.ones(5) * 1j, UnsupportedError, "edge_weight is complex128"),
+        (np.array(list("abcde")), DtypeError, "edge_weight is <U1: give numbers"),
+        (np.array([2**53 + 1] * 5), DtypeError, r"edge_weight\[0\] is 9007199254740993"),
+        (torch.ones(5, requires_grad=True), UnsupportedError, r"edge_weight\.detach\(\)"),
+        (torch.ones(5, device="meta"), DeviceError, "edge_weight is on meta"),
+    ],
+)
+def test_edge_weight_is_checked(edge_weight, error, message):
+    with pytest.raises(error, match=message):
+        from_edge_index(edges(), edge_weight)
+
+
+@pytest.mark.parametrize(
+    ("num_nodes", "error", "message"),
+    [
+        (3, IndexRangeError, r"edge_index\[0\]\[2\] is 3 but there are 3 source vertices"),
+        ((4, 1), IndexRangeError, r"edge_index\[1\]\[0\] is 1 but there are 1 target vertices"),
+        ((2, 4), IndexRangeError, r"edge_index\[0\]\[1\] is 2 but there are 2 source vertices"),
+        (-1, ShapeError, "num_nodes is -1: counts cannot be negative"),
+        ((4, -2), ShapeError, r"num_nodes is \(4, -2\): counts cannot be negative"),
+        (4.0, ShapeError, r"num_nodes is 4\.0: give an integer or \(n_source, n_target\)"),
+        ("4", ShapeError, "num_nodes is '4': give an integer"),
+        ((4,), ShapeError, r"num_nodes is \(4,\): give an integer"),
+        ((4, 4, 4), ShapeError, r"num_nodes is \(4, 4, 4\): give an integer"),
+        ((4, None), ShapeError, r"num_nodes is \(4, None\): give an integer"),
+    ],
+)
+def test_num_nodes_is_checked(num_nodes, error, message):
+    with pytest.raises(error, match=message):
+        from_edge_index(edges(), num_nodes=num_nodes)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"format": "bsr"}, UnsupportedError, "format is 'bsr'"),
+        ({"format": "cbsr"}, UnsupportedError, "cbsr"),
+        ({"dtype": "int8"}, DtypeError, "dtype is int8"),
+        ({"index_dtype": "uint8"}, DtypeError, "index_dtype is uint8"),
+    ],
+)
+@pytest.mark.parametrize("read", [lambda **o: from_edge_index(edges(), weights(), **o)])
+def test_options_are_checked(read, options, error, message):
+    with pytest.raises(error, match=message):
+        read(**options)
+    with pytest.raises(error, match=message):
+        from_pyg(data(edge_weight=weights()), **options)
+
+
+def test_indices_that_int32_cannot_hold_are_refused():
+    with pytest.raises(IndexRangeError, match=f"edge_index holds {2**33}, which int32 cannot"):
+        from_edge_index(np.array([[0], [2**33]]), index_dtype="int32")
+
+
+@pytest.mark.parametrize("value", [None, 3, [1], torch.eye(2), SimpleNamespace(x=1)])
+def test_from_pyg_takes_graphs_only(value):
+    with pytest.raises(UnsupportedError, match="neither edge_index nor adj_t, give a graph"):
+        from_pyg(value)
+
+
+def test_an_empty_data_is_no_graph():
+    from torch_geometric.data import Data
+
+    with pytest.raises(UnsupportedError, match=r"from_pyg got a torch_geometric.*Data"):
+        from_pyg(Data(x=torch.ones(2, 2)))
+
+
+def test_a_hetero_data_is_refused_and_its_parts_are_read():
+    from torch_geometric.data import HeteroData
+
+    graph = HeteroData()
+    graph["author", "writes", "paper"].edge_index = edges()
+    with pytest.raises(UnsupportedError, match=r"several edge types.*from_edge_index\(data"):
+        from_pyg(graph)
+    part = graph["author", "writes", "paper"].edge_index
+    assert from_edge_index(part, num_nodes=(4, 2)).shape == (2, 4)
+
+
+@pytest.mark.parametrize("adj_t", [3, np.eye(2), SimpleNamespace(csr=1)])
+def test_an_adj_t_of_another_kind_is_refused(adj_t):
+    with pytest.raises(UnsupportedError, match="adj_t is a sparse tensor or a SparseTensor"):
+        from_pyg(SimpleNamespace(adj_t=adj_t))
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (torch.ones(2), r"adj_t\.value has shape \(2,\), expected \(3,\)"),
+        (torch.ones(3, 4), r"adj_t\.value has shape \(3, 4\), expected \(3,\)"),
+    ],
+)
+def test_values_of_a_sparse_tensor_are_checked(value, message):
+    adj_t = SparseTensor(torch.tensor([0, 2, 3]), torch.tensor([2, 0, 1]), value, (2, 3))
+    with pytest.raises(ShapeError, match=message):
+        from_pyg(SimpleNamespace(adj_t=adj_t))
+
+
+def test_weights_of_a_data_that_require_grad_are_refused():
+    with pytest.raises(UnsupportedError, match="edge_weight requires grad"):
+        from_pyg(data(edge_weight=weights().requires_grad_()))
+
+
+def test_a_rectangular_matrix_is_no_data():
+    with pytest.raises(ShapeError, match=re.escape("to_pyg: A has shape (2, 4)")):
+        to_pyg(from_edge_index(edges(), num_nodes=(4, 2)))
+
+
+@pytest.mark.parametrize("function", [to_edge_index, to_pyg])
+@pytest.mark.parametrize("value", [None, np.eye(2)])
+def test_only_formats_go_out(function, value):
+    with pytest.raises(UnsupportedError, match=r"got a .*give a COO, CSR, CSC"):
+        function(value)
+
+
+def test_without_pyg_the_error_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch_geometric.data", None)
+    with pytest.raises(UnsupportedError, match="pip install torch-geometric"):
+        to_pyg(from_edge_index(edges()))
+
+
+def test_arrays_need_no_torch(monkeypatch):
+    monkeypatch.delitem(sys.modules, "torch")
+    A = from_edge_index(np.array(EDGES), np.array(WEIGHTS))
+    assert stored_entries(A) == ENTRIES
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_data_on_a_gpu_goes_round_without_a_copy(dtype):
+    if not torch.cuda.is_available():
+        pytest.skip("torch sees no CUDA device")
+    graph = data(edge_weight=weights(dtype=dtype)).to("cuda")
+    A = from_pyg(graph)
+    assert A.device == "cuda:0"
+    assert stored_entries(A) == ENTRIES
+    back = to_pyg(A)
+    assert back.edge_index.data_ptr() == graph.edge_index.data_ptr()
+    assert back.edge_weight.data_ptr() == graph.edge_weight.data_ptr()
+    assert from_edge_index(graph.edge_index).shape == (4, 4)
