@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from .errors import DeviceError, DtypeError, OutOfMemoryError
+from .errors import DeviceError, DtypeError, OutOfMemoryError, ShapeError, UnsupportedError
 
 #: A ``numpy.ndarray`` or a ``cupy.ndarray`` (CuPy ships no type stubs, so both are ``Any``).
 Array: TypeAlias = Any
@@ -19,8 +19,8 @@ Array: TypeAlias = Any
 INDEX_DTYPES = (np.dtype(np.int32), np.dtype(np.int64))
 VALUE_DTYPES = ("float16", "bfloat16", "float32", "float64")
 
-_DLPACK_CPU = 1
-_DLPACK_CUDA = (2, 3, 13)  # device, pinned host and managed memory
+_DLPACK_CPU = (1, 3)  # host memory, pinned or not
+_DLPACK_CUDA = (2, 13)  # device and managed memory
 
 
 def is_cupy(a: object) -> bool:
@@ -44,45 +44,78 @@ def on_device_of(a: Array) -> AbstractContextManager[object]:
     return a.device if is_cupy(a) else nullcontext()
 
 
-def as_array(name: str, value: object) -> Array:
-    """``value`` as a contiguous array in native byte order; no copy where that already holds.
+def as_array(
+    name: str, value: object, *, empty: Any = np.int64, beside: Array | None = None
+) -> Array:
+    """``value`` as an array in native byte order; no copy where it is one already.
 
     NumPy and CuPy arrays stay where they are, other arrays come in through DLPack, and Python
-    sequences become NumPy arrays.  An empty sequence becomes an empty array of int32.
+    sequences become arrays on the device of ``beside`` (by default the CPU).  A sequence without
+    any number becomes one of dtype ``empty``.
     """
-    if is_cupy(value) or isinstance(value, np.ndarray):
-        array: Array = value
+    if is_cupy(value):
+        return value
+    if isinstance(value, np.ma.MaskedArray):
+        raise UnsupportedError(f"{name} is a masked array: fill it, {name}.filled(0) for instance.")
+    if isinstance(value, np.ndarray):
+        array: Array = np.asarray(value)  # np.matrix and np.memmap become plain views
     elif hasattr(value, "__dlpack_device__"):
         array = _from_dlpack(name, value)
     else:
-        array = np.asarray(value)
-        if array.size == 0 and array.dtype == np.float64:
-            array = array.astype(np.int32)
+        array = _from_sequence(name, value, empty)
     if array.dtype.hasobject:
         raise DtypeError(f"{name} holds Python objects (dtype {array.dtype}): give numbers.")
     if not array.dtype.isnative:
         array = array.astype(array.dtype.newbyteorder("="))
-    return array
+    return _beside(beside, array) if isinstance(value, list | tuple) else array
+
+
+def _beside(other: Array | None, array: Array) -> Array:
+    if not is_cupy(other):
+        return array
+    with on_device_of(other):
+        return namespace(other).asarray(array)
+
+
+def _from_sequence(name: str, value: object, empty: Any) -> Array:
+    if value is None:
+        raise DtypeError(f"{name} is None: give an array.")
+    try:
+        array = np.asarray(value)
+    except ValueError as error:
+        raise ShapeError(f"{name} is no array ({error}): give rows of one length.") from error
+    return array.astype(empty) if array.size == 0 and array.dtype == np.float64 else array
 
 
 def contiguous(a: Array) -> Array:
     """``a`` itself if it is C-contiguous, else a contiguous copy on the same device."""
-    return a if a.flags.c_contiguous else namespace(a).ascontiguousarray(a)
+    if a.flags.c_contiguous:
+        return a
+    with on_device_of(a), allocating(f"a contiguous copy of {a.nbytes} bytes"):
+        return namespace(a).ascontiguousarray(a)
 
 
 def _from_dlpack(name: str, value: Any) -> Array:
-    kind, ordinal = value.__dlpack_device__()
-    if kind == _DLPACK_CPU:
-        try:
-            return np.from_dlpack(value)
-        except (BufferError, TypeError, RuntimeError) as error:
-            raise DtypeError(
-                f"{name}: NumPy cannot take over this {type(value).__name__} ({error}): "
-                "detach it, or convert it to a dtype that NumPy has."
-            ) from error
-    if kind in _DLPACK_CUDA:
-        return import_cupy().from_dlpack(value)
-    raise DeviceError(f"{name} lives on DLPack device {(kind, ordinal)}: use CPU or CUDA memory.")
+    # PyG's EdgeIndex and Index wrap a tensor and own no memory: what they export dangles.
+    value = value.as_tensor() if hasattr(value, "as_tensor") else value
+    # A torch tensor with a pending negative bit exports its memory, not its values.
+    value = value.resolve_neg() if hasattr(value, "resolve_neg") else value
+    try:
+        kind, ordinal = value.__dlpack_device__()
+    except (BufferError, ValueError, RuntimeError) as error:
+        raise DeviceError(f"{name} has no memory to share ({error}): use CPU or CUDA.") from error
+    if kind not in _DLPACK_CPU + _DLPACK_CUDA:
+        place = (int(kind), ordinal)
+        raise DeviceError(f"{name} lives on DLPack device {place}: use CPU or CUDA memory.")
+    library = np if kind in _DLPACK_CPU else import_cupy()
+    try:
+        return library.from_dlpack(value)
+    except (BufferError, TypeError, ValueError, RuntimeError) as error:
+        raise DtypeError(
+            f"{name}: {library.__name__} cannot take over this {type(value).__name__} "
+            f"({str(error).rstrip('.')}): detach it, make it dense, or convert it to a dtype that "
+            f"{library.__name__} has."
+        ) from error
 
 
 def import_cupy() -> ModuleType:
@@ -100,10 +133,11 @@ def import_cupy() -> ModuleType:
 
 def parse_device(device: str) -> int | None:
     """The CUDA ordinal in ``"cuda"`` or ``"cuda:<n>"``, None for ``"cpu"``."""
-    kind, _, number = str(device).partition(":")
-    if kind == "cpu" and not number:
+    text = str(device)  # a torch.device too
+    kind, _, number = text.partition(":")
+    if text == "cpu":
         return None
-    if kind != "cuda" or not (number.isdecimal() or device == "cuda"):
+    if kind != "cuda" or not (number.isdecimal() or text == "cuda"):
         raise DeviceError(f'device is {device!r}: use "cpu", "cuda" or "cuda:<ordinal>".')
     cupy = import_cupy()
     try:
@@ -136,4 +170,6 @@ def allocating(what: str) -> Iterator[None]:
     except OutOfMemoryError:
         raise
     except MemoryError as error:
-        raise OutOfMemoryError(f"{what}: {error} Free arrays or use a smaller graph.") from error
+        raise OutOfMemoryError(
+            f"{what}: {str(error).rstrip('.')}. Free arrays or use a smaller graph."
+        ) from error

@@ -7,7 +7,6 @@ place; places count from the window's first entry, so that they need few bits.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -115,8 +114,10 @@ def _condense_chunk(
     distinct = xp.diff(seen[xp.append(first, ptr[-1:])])
     tiles = -(-distinct // width)
     window_ptr = primitives.offsets(tiles, ptr.dtype)
-    condensed = seen[1:] - 1 - seen[first[window]] + window_ptr[window] * width
     n_tiles = int(window_ptr[-1])  # synchronize!
+    wide = ptr.dtype if (n_tiles + 1) * width <= np.iinfo(ptr.dtype).max else np.int64
+    condensed = (window_ptr.astype(wide) * width)[window]  # with padding, more than entries
+    condensed += seen[1:] - 1 - seen[first[window]]
     columns = xp.full(n_tiles * width, PADDING, ptr.dtype)
     column = words & np.uint64((1 << layout.column_bits) - 1)
     columns[condensed] = column if layout.distinct is None else layout.distinct[column]
@@ -131,5 +132,6 @@ def sgt_coordinates(A: SGT) -> tuple[Array, Array]:
     with on_device_of(A.order):
         tile = primitives.expand(A.tile_ptr, A.nnz)
         window = primitives.expand(A.window_ptr, A.tile_count)[tile]
-        col = A.columns.ravel()[tile.astype(np.int64) * width + A.slots % width]
-        return window * height + A.slots // width, col
+        slots = A.slots.astype(np.int32)  # width may lie beyond the dtype of slots
+        col = A.columns.ravel()[tile.astype(np.int64) * width + slots % width]
+        return window * height + slots // width, col

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from ._arrays import Array, is_cupy, namespace
-
+from .errors import IndexRangeError
 
 #: Entries that a thread of the expansion writes; 32 of them: 0.35 ms for 114.6 M entries on an
 #: H200, 1.05 ms with 4.
@@ -42,7 +42,8 @@ def offsets(lengths: Array, dtype: Any) -> Array:
 def pointers(sorted_keys: Array, n_keys: int, dtype: Any, *, step: int = 1) -> Array:
     """Where each of ``n_keys`` runs of ``step`` keys begins among ascending keys, and the end."""
     xp = namespace(sorted_keys)
-    limits = xp.arange(0, (n_keys + 1) * step, step, dtype=sorted_keys.dtype)
+    limits = xp.arange(n_keys + 1, dtype=sorted_keys.dtype)
+    limits *= step
     return xp.searchsorted(sorted_keys, limits).astype(dtype, copy=False)
 
 
@@ -77,11 +78,20 @@ def take(perm: Array, indices: Array, data: Array | None) -> tuple[Array, Array 
 
 
 def take_segments(ptr: Array, chosen: Array) -> tuple[Array, Array]:
-    """``(new_ptr, places)`` of the entries of the chosen segments, one segment after another."""
+    """``(new_ptr, places)`` of the entries of the chosen segments, one segment after another.
+
+    Raises ``IndexRangeError`` if repeated segments make more entries than the dtype can count.
+    """
     xp = namespace(ptr)
     starts = ptr[chosen]
-    new_ptr = offsets(ptr[chosen + 1] - starts, ptr.dtype)
-    nnz = int(new_ptr[-1])  # synchronize!
+    lengths = ptr[chosen + 1] - starts
+    nnz = int(lengths.sum(dtype=np.int64))  # synchronize!
+    if max(nnz, len(chosen)) > np.iinfo(ptr.dtype).max:
+        raise IndexRangeError(
+            f"the chosen {len(chosen)} rows or columns hold {nnz} entries, beyond {ptr.dtype}: "
+            "use .astype(index_dtype=np.int64)."
+        )
+    new_ptr = offsets(lengths, ptr.dtype)
     places = xp.arange(nnz, dtype=ptr.dtype)
     places += (starts - new_ptr[:-1])[expand(new_ptr, nnz)]
     return new_ptr, places

@@ -1,27 +1,33 @@
 """What every format has: identity, views, conversions and checks in terms of its arrays."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 import numpy as np
 
 from . import _validate
-from ._arrays import Array, as_array, contiguous, device_of, namespace, to_device
-from .errors import UnsupportedError
+from ._arrays import (
+    Array,
+    allocating,
+    as_array,
+    contiguous,
+    device_of,
+    namespace,
+    on_device_of,
+    to_device,
+)
 
 if TYPE_CHECKING:
-    from .coo import COO
     from .compressed import CSC, CSR
+    from .coo import COO
     from .sgt import SGT
 
 Level = Literal["full", "cheap"]
 FormatName = Literal["coo", "csr", "csc", "sgt", "cbsr"]
 
 
-@dataclass(frozen=True, eq=False)
 class Format:
-    """A sparse matrix as a frozen set of arrays plus a static shape.
+    """A sparse matrix as a frozen set of arrays plus a static shape; each format is a dataclass.
 
     The arrays are all NumPy or all CuPy on one device.  ``data=None`` means an unweighted structure
     (every stored value is 1) and selects the kernels that never read values.
@@ -34,23 +40,25 @@ class Format:
         shape: tuple[int, int]
 
         @property
-        def data(self) -> Array | None: ...
+        def data(self) -> Array | None:
+            """Values of the stored entries, None for an unweighted structure."""
+
         @property
-        def nnz(self) -> int: ...
-        @property
-        def index_dtype(self) -> np.dtype[Any]: ...
+        def nnz(self) -> int:
+            """Number of stored entries."""
+
         def _check_cheap(self) -> None: ...
         def _check_full(self) -> None: ...
 
     def __post_init__(self, validate: Level) -> None:
         """Take the arrays in without copying where possible, then check them."""
-        if validate not in ("full", "cheap"):
-            raise UnsupportedError(f'validate is {validate!r}: use "full" or "cheap".')
+        _validate.level("validate", validate)
         object.__setattr__(self, "shape", _validate.shape(self.shape))
         for name in self._array_fields:
-            value = getattr(self, name)
-            if value is not None:
-                object.__setattr__(self, name, as_array(name, value))
+            value, is_data = getattr(self, name), name == "data"
+            if value is not None or not is_data:
+                array = as_array(name, value, empty=np.float64 if is_data else np.int64)
+                object.__setattr__(self, name, array)
         self._check_cheap()
         for name, array in self._arrays().items():
             object.__setattr__(self, name, contiguous(array))
@@ -100,6 +108,12 @@ class Format:
         return None if self.data is None else self.data.dtype
 
     @property
+    def index_dtype(self) -> np.dtype[Any]:
+        """Dtype of the index arrays: int32 or int64 (CBSR: of its columns, maybe narrower)."""
+        dtype: np.dtype[Any] = self._indices.dtype
+        return dtype
+
+    @property
     def device(self) -> str:
         """``"cpu"`` or ``"cuda:<ordinal>"``."""
         return device_of(self._indices)
@@ -122,6 +136,7 @@ class Format:
         ------
         FormatError, ShapeError, DtypeError, IndexRangeError, DeviceError
         """
+        _validate.level("level", level)
         self._check_cheap()
         if level == "full":
             self._check_full()
@@ -136,7 +151,8 @@ class Format:
 
     def copy(self) -> Self:
         """A matrix that shares no memory with this one."""
-        return self._replace(**{name: array.copy() for name, array in self._arrays().items()})
+        with on_device_of(self._indices), allocating(f"a copy of {self!r}"):
+            return self._replace(**{name: array.copy() for name, array in self._arrays().items()})
 
     def astype(self, dtype: Any = None, *, index_dtype: Any = None) -> Self:
         """Values and indices in other dtypes; arrays that have them already are shared.
@@ -151,17 +167,25 @@ class Format:
         ------
         IndexRangeError
             If the matrix is too large for ``index_dtype``: no cast of indices is ever lossy.
+        DtypeError
+            If values or indices cannot have that dtype.
         """
-        changes: dict[str, Array] = {}
-        if dtype is not None and self.data is not None:
-            changes["data"] = self.data.astype(_validate.value_dtype("dtype", dtype), copy=False)
+        targets: dict[str, np.dtype[Any]] = {}
         if index_dtype is not None:
             target = _validate.index_dtype("index_dtype", index_dtype)
             _validate.sizes_fit(self.shape, self.nnz, target)
-            for name, array in self._arrays().items():
-                if array.dtype == self.index_dtype and name != "data":
-                    changes[name] = array.astype(target, copy=False)
-        return self._replace(**changes)
+            arrays = self._arrays().items()
+            targets = {name: target for name, array in arrays if array.dtype == self.index_dtype}
+        if dtype is not None:
+            targets["data"] = _validate.value_dtype("dtype", dtype)
+        with on_device_of(self._indices), allocating(f"a cast of {self!r}"):
+            return self._replace(
+                **{
+                    name: array.astype(targets[name], copy=False)
+                    for name, array in self._arrays().items()
+                    if name in targets
+                }
+            )
 
     def with_data(self, data: Array | None) -> Self:
         """The same structure with other values (shared, not copied), or with none.
@@ -169,10 +193,9 @@ class Format:
         ``data`` has one value per stored entry, in this format's own order (SGT: in CSR order).
         """
         if data is not None:
-            data = contiguous(as_array("data", data))
-        result = self._replace(data=data)
-        result._check_cheap()
-        return result
+            data = as_array("data", data, empty=np.float64, beside=self._indices)
+        self._replace(data=data)._check_cheap()
+        return self._replace(data=None if data is None else contiguous(data))
 
     # The same matrix in other formats
 
@@ -187,7 +210,10 @@ class Format:
         return convert.to_format(self, format, **options)
 
     def asformat_with_perm(self, format: FormatName, **options: Any) -> tuple[Any, Array]:
-        """``(B, perm)`` with ``B.data == A.data[perm]``, also for an unweighted structure."""
+        """``(B, perm)`` with ``B.data == A.data[perm]``, also for an unweighted structure.
+
+        ``perm`` numbers the entries of a CBSR row by row: ``B.data == A.data.ravel()[perm]``.
+        """
         from . import convert
 
         return convert.to_format_with_perm(self, format, **options)
@@ -247,7 +273,10 @@ class Format:
         return convert.to_dense(self, dtype), convert.dense_cells(self)
 
     def __getitem__(self, key: Any) -> Self:
-        """Rows and columns by slice, boolean mask or integer array: ``A[rows]``, ``A[:, cols]``."""
+        """Rows and columns by slice, boolean mask or integer array: ``A[rows]``, ``A[:, cols]``.
+
+        The result is a copy in this format; a COO comes back with its rows (or columns) in order.
+        """
         from . import convert
 
         result: Self = convert.take(self, key)
@@ -261,11 +290,12 @@ class Format:
 
         return spmm(self, X)
 
+    __iter__ = None  # a matrix is no sequence: `for row in A` says so at once
     #: NumPy and CuPy leave ``X @ A`` and ``X * A`` alone instead of looping over elements.
     __array_ufunc__ = None
 
     def __eq__(self, other: object) -> bool:
-        """Same format, shape, dtypes, device and arrays; NaN equals NaN."""
+        """Same format, shape, dtypes, device and arrays; NaN equals NaN, and -0.0 equals 0.0."""
         if type(other) is not type(self):
             return NotImplemented
         mine, theirs = self._arrays(), other._arrays()
@@ -289,8 +319,8 @@ def _static(A: Format) -> Mapping[str, Any]:
 def _same(a: Array, b: Array) -> bool:
     if a.dtype != b.dtype or a.shape != b.shape or device_of(a) != device_of(b):
         return False
-    xp = namespace(a)
-    equal = a == b
-    if a.dtype.kind not in "iu":
-        equal |= (a != a) & (b != b)
-    return bool(xp.all(equal))  # synchronize!
+    with on_device_of(a):
+        equal = a == b
+        if a.dtype.kind not in "iu":
+            equal |= (a != a) & (b != b)
+        return bool(namespace(a).all(equal))  # synchronize!

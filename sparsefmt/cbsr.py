@@ -1,21 +1,21 @@
 """CBSR: a row-balanced sparse feature matrix (MaxK-GNN)."""
 
 from dataclasses import InitVar, dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 
 from . import _validate
-from ._arrays import Array, is_cupy, namespace
+from ._arrays import Array
 from .base import Format, FormatName, Level
-from .errors import DtypeError, FormatError, ShapeError
+from .errors import DtypeError, ShapeError, UnsupportedError
 
 if TYPE_CHECKING:
     from .compressed import CSC
 
 
 def column_dtype(n_cols: int) -> np.dtype[Any]:
-    """The smallest dtype that CBSR stores columns in: uint8 to 256, uint16 to 65 536, else int32."""
+    """What CBSR stores columns in: uint8 to 256 columns, uint16 to 65 536, else int32."""
     return np.dtype(np.uint8 if n_cols <= 256 else np.uint16 if n_cols <= 65536 else np.int32)
 
 
@@ -59,14 +59,24 @@ class CBSR(Format):
         return int(self.indices.size)
 
     @property
-    def index_dtype(self) -> np.dtype[Any]:
-        """Dtype of ``indices``."""
-        return self.indices.dtype
-
-    @property
     def T(self) -> "CSC":
         """The transpose as CSC (columns are not balanced, so it is no CBSR)."""
         return self.tocsr().T
+
+    def astype(self, dtype: Any = None, *, index_dtype: Any = None) -> Self:
+        """Values in another dtype; that of the columns follows from their number and stays.
+
+        Raises
+        ------
+        UnsupportedError
+            If ``index_dtype`` is another one.
+        """
+        if index_dtype is not None and np.dtype(index_dtype) != self.index_dtype:
+            raise UnsupportedError(
+                f"index_dtype is {index_dtype!r} but a CBSR of {self.n_cols} columns stores them "
+                f"as {self.index_dtype}: use .tocsr().astype(index_dtype=...)."
+            )
+        return super().astype(dtype)
 
     def _check_cheap(self) -> None:
         if self.indices.ndim != 2 or self.indices.shape[0] != self.n_rows:
@@ -79,6 +89,7 @@ class CBSR(Format):
                 f"k is {self.k} (indices.shape[1]) but a row has {self.n_cols} columns: "
                 "k lies between 1 and n_cols."
             )
+        _validate.sizes_fit((0, self.n_cols), 0, np.dtype(np.int32))
         expected = column_dtype(self.n_cols)
         if self.indices.dtype != expected:
             raise DtypeError(
@@ -86,18 +97,10 @@ class CBSR(Format):
                 f"{expected}: cast with .astype()."
             )
         if self.data is None:
-            raise DtypeError("data is None: CBSR holds features, which always have values.")
+            raise DtypeError(
+                "data is None: a CBSR holds features, which always have values, give them."
+            )
         _validate.values(self.data, self.indices.shape, like=self.indices)
 
     def _check_full(self) -> None:
-        _validate.in_range("indices", self.indices, self.n_cols, "columns")
-        xp = namespace(self.indices)
-        falls = self.indices[:, 1:] <= self.indices[:, :-1]
-        if falls.any():  # synchronize!
-            row, place = (int(i[0]) for i in xp.nonzero(falls))
-            pair = self.indices[row, place : place + 2]
-            left, right = (pair.get() if is_cupy(pair) else pair).tolist()
-            raise FormatError(
-                f"indices[{row}, {place}:{place + 2}] is {[left, right]}: columns of a row must "
-                "ascend and be distinct."
-            )
+        _validate.balanced(self.indices, self.n_cols)

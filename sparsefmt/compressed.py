@@ -1,12 +1,10 @@
 """CSR and CSC: one implementation, the axis swapped."""
 
 from dataclasses import InitVar, dataclass, field
-from typing import Any, ClassVar, Self
-
-import numpy as np
+from typing import ClassVar, Self
 
 from . import _validate
-from ._arrays import Array
+from ._arrays import Array, on_device_of
 from .base import Format, FormatName, Level
 
 
@@ -30,11 +28,6 @@ class Compressed(Format):
         return len(self.indices)
 
     @property
-    def index_dtype(self) -> np.dtype[Any]:
-        """Dtype of ``indptr`` and ``indices``."""
-        return self.indptr.dtype
-
-    @property
     def n_major(self) -> int:
         """Number of rows (CSR) or columns (CSC)."""
         return self.shape[self._major]
@@ -47,7 +40,8 @@ class Compressed(Format):
     @property
     def lengths(self) -> Array:
         """Stored entries of each row (CSR) or column (CSC)."""
-        return self.indptr[1:] - self.indptr[:-1]
+        with on_device_of(self.indptr):
+            return self.indptr[1:] - self.indptr[:-1]
 
     @property
     def has_sorted_indices(self) -> bool:
@@ -65,8 +59,9 @@ class Compressed(Format):
     def _check_cheap(self) -> None:
         major = self._axis_names[self._major]
         _validate.indices(indptr=self.indptr, indices=self.indices)
-        _validate.pointers("indptr", self.indptr, self.n_major + 1, f"one per {major[:-1]} and an end")
-        _validate.sizes_fit((0, 0), self.nnz, self.index_dtype)
+        why = f"one per {major[:-1]} and an end"
+        _validate.pointers("indptr", self.indptr, self.n_major + 1, why)
+        _validate.sizes_fit(self.shape, self.nnz, self.index_dtype)
         _validate.values(self.data, (self.nnz,), like=self.indptr)
 
     def _check_full(self) -> None:
@@ -78,8 +73,8 @@ class Compressed(Format):
 class CSR(Compressed):
     """Compressed sparse rows: the format that edge values travel in.
 
-    Row ``i`` (target vertex) stores columns ``indices[indptr[i]:indptr[i + 1]]`` (its in-neighbours)
-    and their values in ``data``, in any order, duplicates allowed.
+    Row ``i`` (target vertex) stores columns ``indices[indptr[i]:indptr[i + 1]]`` (its
+    in-neighbours) and their values in ``data``, in any order, duplicates allowed.
 
     Parameters
     ----------

@@ -5,7 +5,8 @@ of None means that the order of the values does not change.  On a GPU every edge
 sorts, scans and searches; none loops over rows.
 """
 
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any, TypeAlias
 
@@ -13,13 +14,21 @@ import numpy as np
 
 from . import _primitives as primitives
 from . import _validate
-from ._arrays import Array, allocating, as_array, is_cupy, namespace, on_device_of
+from ._arrays import (
+    INDEX_DTYPES,
+    Array,
+    allocating,
+    as_array,
+    is_cupy,
+    namespace,
+    on_device_of,
+)
 from ._condense import condense, sgt_coordinates
 from .base import Format, FormatName
 from .cbsr import CBSR
 from .compressed import CSC, CSR, Compressed
 from .coo import COO
-from .errors import UnsupportedError
+from .errors import OutOfMemoryError, ShapeError, UnsupportedError
 from .sgt import DEFAULT_TILE, SGT, check_tile
 
 Edge: TypeAlias = Callable[..., tuple[Any, Array | None]]
@@ -31,11 +40,12 @@ def to_format(A: Format, format: FormatName, **options: Any) -> Any:
 
 
 def to_format_with_perm(A: Format, format: FormatName, **options: Any) -> tuple[Any, Array]:
-    """``(B, perm)`` with ``B.data == A.data[perm]``."""
+    """``(B, perm)`` with ``B.data == A.data[perm]`` (a CBSR's data raveled)."""
     B, perm = _convert(A, format, want_perm=True, **options)
     if perm is None:
-        with on_device_of(A._indices):
-            perm = namespace(A._indices).arange(A.nnz, dtype=B.index_dtype)
+        dtype = B.index_dtype if B.index_dtype in INDEX_DTYPES else np.int64  # CBSR: uint8, uint16
+        with on_device_of(A._indices), allocating(f"a permutation of {A.nnz} entries"):
+            perm = namespace(A._indices).arange(A.nnz, dtype=dtype)
     return B, perm
 
 
@@ -46,7 +56,7 @@ def _convert(
     if A.format == format and not (isinstance(A, SGT) and options.get("tile", A.tile) != A.tile):
         return A, None
     B: Any = A
-    path = ["csr", "sgt"] if A.format == format else _path(A.format, format)
+    path: Sequence[FormatName] = ("csr", "sgt") if A.format == format else _path(A.format, format)
     perm: Array | None = None
     with on_device_of(A._indices), allocating(f"{A.format} -> {format} of {A.nnz} entries"):
         for step in path:
@@ -58,10 +68,12 @@ def _convert(
 
 def _check_options(format: str, options: dict[str, Any]) -> None:
     if format not in _FORMATS:
-        raise UnsupportedError(f"format is {format!r}: use one of {', '.join(_FORMATS)}.")
+        raise UnsupportedError(
+            f"format is {format!r}: use one of {', '.join(_FORMATS)}, or .toarray() for dense."
+        )
     for name in options:
         if (format, name) != ("sgt", "tile"):
-            raise UnsupportedError(f'{name} is no option of format {format!r}: only "sgt" has tile.')
+            raise UnsupportedError(f'{name} is no option of {format!r}: only "sgt" has one, tile.')
     if "tile" in options:
         options["tile"] = check_tile(options["tile"])
 
@@ -171,7 +183,7 @@ def _with_scipy(
     moves_values = A.data is not None and A.data.dtype in (np.float32, np.float64)
     places = want_perm or not (A.data is None or moves_values)
     if places:
-        payload = np.arange(A.nnz, dtype=A.index_dtype)
+        payload: Array = np.arange(A.nnz, dtype=A.index_dtype)
     else:
         payload = A.data if moves_values else np.zeros(A.nnz, np.int8)
     if isinstance(A, COO):
@@ -217,7 +229,7 @@ def from_dense_with_perm(
     X: Array, format: FormatName = "csr", *, index_dtype: Any = np.int32, **options: Any
 ) -> tuple[Any, Array]:
     """``(A, cells)`` with ``A.data == X.ravel()[cells]``: see ``from_dense``."""
-    X = as_array("X", X)
+    X = as_array("X", X, empty=np.float64)
     _validate.dense("X", X)
     _validate.value_dtype("X.dtype", X.dtype)
     index = _validate.index_dtype("index_dtype", index_dtype)
@@ -235,6 +247,10 @@ def to_dense(A: Format, dtype: Any = None) -> Array:
     """``A`` as a dense array; duplicates add up in the order in which CSR stores them."""
     default = np.float32 if A.data is None else A.data.dtype
     target = _validate.value_dtype("dtype", default if dtype is None else dtype)
+    if A.n_rows * A.n_cols * target.itemsize > sys.maxsize:
+        raise OutOfMemoryError(
+            f"a dense array of shape {A.shape} cannot be addressed: take a part."
+        )
     csr = A.tocsr()
     xp = namespace(csr.indices)
     with on_device_of(csr.indices), allocating(f"dense array of shape {A.shape}"):
@@ -264,7 +280,12 @@ def _to_dense_kernel() -> Any:
     return cupy.ElementwiseKernel(
         "raw I indptr, raw I indices, raw T data, int64 n_cols",
         "raw T X",
-        "for (I e = indptr[i]; e < indptr[i + 1]; ++e) X[i * n_cols + indices[e]] += data[e];",
+        """
+        for (I e = indptr[i]; e < indptr[i + 1]; ++e) {
+            long long cell = i * n_cols + indices[e];
+            X[cell] = X[cell] + data[e];  // bfloat16 has no +=
+        }
+        """,
         "sparsefmt_to_dense",
     )
 
@@ -274,7 +295,13 @@ def _to_dense_kernel() -> Any:
 
 def take(A: Format, key: Any) -> Any:
     """The chosen rows and columns, in the chosen order, in the format of ``A``."""
-    rows, cols = key if isinstance(key, tuple) and len(key) == 2 else (key, slice(None))
+    if isinstance(key, tuple) and len(key) > 2:
+        raise ShapeError(f"A[...] got {len(key)} keys: a matrix has rows and columns, give two.")
+    rows, cols = (
+        (*key, slice(None), slice(None))[:2] if isinstance(key, tuple) else (key, slice(None))
+    )
+    if isinstance(A, CBSR):
+        return _take_cbsr(A, rows, cols)
     B: Format = A
     if not (isinstance(rows, slice) and rows == slice(None)):
         B = _take_major(B.tocsr(), rows, "rows")
@@ -284,13 +311,28 @@ def take(A: Format, key: Any) -> Any:
 
 
 def _take_major(A: Compressed, key: Any, axis: str) -> Compressed:
-    chosen = _validate.selection(axis, key, A.n_major, like=A.indptr)
-    n_chosen = len(chosen)
-    shape = (n_chosen, A.shape[1]) if isinstance(A, CSR) else (A.shape[0], n_chosen)
-    with on_device_of(A.indptr), allocating(f"{n_chosen} {axis} of {A!r}"):
+    with on_device_of(A.indptr), allocating(f"some {axis} of {A!r}"):
+        chosen = _validate.selection(axis, key, A.n_major, like=A.indptr)
+        n_chosen = len(chosen)
+        shape = (n_chosen, A.shape[1]) if isinstance(A, CSR) else (A.shape[0], n_chosen)
         indptr, places = primitives.take_segments(A.indptr, chosen)
         data = None if A.data is None else A.data[places]
         return A._replace(indptr=indptr, indices=A.indices[places], data=data, shape=shape)
+
+
+def _take_cbsr(A: CBSR, rows: Any, cols: Any) -> CBSR:
+    if not (isinstance(cols, slice) and cols == slice(None)):
+        raise UnsupportedError(
+            "columns: some columns of a CBSR do not leave k entries in every row; "
+            "use A.tocsr()[rows, columns]."
+        )
+    if isinstance(rows, slice) and rows == slice(None):
+        return A
+    with on_device_of(A.indices), allocating(f"some rows of {A!r}"):
+        places = namespace(A.indices).empty(0, np.int64)
+        chosen = _validate.selection("rows", rows, A.n_rows, like=places)
+        shape = (len(chosen), A.n_cols)
+        return A._replace(indices=A.indices[chosen], data=A.data[chosen], shape=shape)
 
 
 def is_sorted(A: Compressed) -> bool:

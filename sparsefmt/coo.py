@@ -1,9 +1,7 @@
 """COO: one (row, column, value) triple per stored entry."""
 
 from dataclasses import InitVar, dataclass, field
-from typing import Any, ClassVar
-
-import numpy as np
+from typing import ClassVar
 
 from . import _validate
 from ._arrays import Array
@@ -45,11 +43,6 @@ class COO(Format):
         return len(self.row)
 
     @property
-    def index_dtype(self) -> np.dtype[Any]:
-        """Dtype of ``row`` and ``col``."""
-        return self.row.dtype
-
-    @property
     def coords(self) -> tuple[Array, Array]:
         """``(row, col)``, as in SciPy."""
         return self.row, self.col
@@ -62,9 +55,8 @@ class COO(Format):
     def _check_cheap(self) -> None:
         _validate.indices(row=self.row, col=self.col)
         _validate.pointers("col", self.col, len(self.row), "row and col describe the same entries")
-        _validate.sizes_fit((0, 0), self.nnz, self.index_dtype)
+        _validate.sizes_fit(self.shape, self.nnz, self.index_dtype)
         _validate.values(self.data, (self.nnz,), like=self.row)
 
     def _check_full(self) -> None:
-        _validate.in_range("row", self.row, self.n_rows, "rows")
-        _validate.in_range("col", self.col, self.n_cols, "columns")
+        _validate.coordinates(self.row, self.col, self.shape)

@@ -161,7 +161,7 @@ class Graph:
         DeviceError
             If they are not where the graph is.
         """
-        values = as_array("values", values)
+        values = as_array("values", values, beside=self._store.structure._indices)
         if values.ndim < 1 or len(values) != self.nnz:
             raise ShapeError(
                 f"values has shape {values.shape} but the graph stores {self.nnz} entries: "

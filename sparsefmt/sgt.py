@@ -9,7 +9,7 @@ import numpy as np
 from . import _validate
 from ._arrays import Array, namespace, on_device_of
 from .base import Format, FormatName, Level
-from .errors import DtypeError, FormatError, IndexRangeError, ShapeError
+from .errors import DtypeError, ShapeError
 
 DEFAULT_TILE = (16, 8)
 MAX_TILE_CELLS = 65536
@@ -31,7 +31,7 @@ def check_tile(tile: object) -> tuple[int, int]:
     if height < 1 or width < 1 or height * width > MAX_TILE_CELLS:
         raise ShapeError(
             f"tile is {(height, width)}: sizes are positive and a tile has at most "
-            f"{MAX_TILE_CELLS} cells."
+            f"{MAX_TILE_CELLS} cells, use (16, 8) for instance."
         )
     return height, width
 
@@ -101,11 +101,6 @@ class SGT(Format):
         return len(self.order)
 
     @property
-    def index_dtype(self) -> np.dtype[Any]:
-        """Dtype of ``window_ptr``, ``columns``, ``tile_ptr`` and ``order``."""
-        return self.window_ptr.dtype
-
-    @property
     def T(self) -> "SGT":
         """The transpose in tiles of the same shape; a conversion, not a view."""
         return self.tocsr().T.tosgt(self.tile)
@@ -154,9 +149,12 @@ class SGT(Format):
                 f"columns has shape {self.columns.shape}: give (n_tiles, width) with "
                 f"width == {self.tile[1]}."
             )
-        _validate.indices(window_ptr=self.window_ptr, columns=self.columns.ravel())
-        _validate.pointers("window_ptr", self.window_ptr, self.n_windows + 1, "one per window, one end")
-        _validate.pointers("tile_ptr", self.tile_ptr, self.tile_count + 1, "one per tile and an end")
+        _validate.index_like("columns", self.columns, "window_ptr", self.window_ptr)
+        _validate.sizes_fit(self.shape, self.nnz, self.index_dtype)
+        n_pointers = self.n_windows + 1
+        _validate.pointers("window_ptr", self.window_ptr, n_pointers, "one per window and an end")
+        n_pointers = self.tile_count + 1
+        _validate.pointers("tile_ptr", self.tile_ptr, n_pointers, "one per tile and an end")
         _validate.pointers("slots", self.slots, self.nnz, "one per stored entry, as in order")
         _validate.same_device("slots", self.slots, "window_ptr", self.window_ptr)
         if self.slots.dtype != slot_dtype(self.tile):
@@ -167,28 +165,6 @@ class SGT(Format):
         _validate.values(self.data, (self.nnz,), like=self.order)
 
     def _check_full(self) -> None:
-        _validate.monotone("window_ptr", self.window_ptr, self.tile_count)
-        _validate.monotone("tile_ptr", self.tile_ptr, self.nnz)
-        _validate.in_range("slots", self.slots, self.tile[0] * self.tile[1], "cells in a tile")
-        _validate.in_range("order", self.order, self.nnz, "entries")
-        xp = namespace(self.order)
-        seen = xp.zeros(self.nnz, bool)
-        seen[self.order] = True
-        if not seen.all():  # synchronize!
-            raise FormatError("order names an entry twice: it must be a permutation.")
-        self._check_cells(xp)
+        from ._validate_sgt import check_tiles
 
-    def _check_cells(self, xp: Any) -> None:
-        """Every entry must lie in the matrix: on a real column, and on a row that exists."""
-        if int(self.columns.max(initial=PADDING)) >= self.n_cols or int(
-            self.columns.min(initial=PADDING)
-        ) < PADDING:
-            raise IndexRangeError(
-                f"columns holds an index outside -1 .. {self.n_cols - 1}: use columns of the "
-                "matrix, and -1 for padding."
-            )
-        from .convert import sgt_coordinates
-
-        row, col = sgt_coordinates(self)
-        if bool((col < 0).any()) or bool((row >= self.n_rows).any()):  # synchronize!
-            raise FormatError("an entry lies in a padded column or below the last row of the matrix.")
+        check_tiles(self)

@@ -290,7 +290,7 @@ def test_a_fault_inside_a_kernel_names_it_under_debug(debug):
     code = (
         "import cupy, numpy as np, sparsefmt as sf\n"
         "i = cupy.array([0, 1], np.int32)\n"
-        "A = sf.CSR(i, i[:1], shape=(1, 2)); A.indices[0] = 2**30\n"
+        "A = sf.CSR(i, i[:1].copy(), shape=(1, 2)); A.indices[0] = 2**30\n"
         "try:\n"
         "    A @ cupy.ones((2, 64), np.float32)\n"
         "except sf.KernelLaunchError as e: print('named', e)\n"

@@ -3,7 +3,16 @@
 from typing import Any
 
 from .. import _validate
-from .._arrays import Array, as_array, contiguous, device_of, is_cupy, namespace, on_device_of
+from .._arrays import (
+    Array,
+    allocating,
+    as_array,
+    contiguous,
+    device_of,
+    is_cupy,
+    namespace,
+    on_device_of,
+)
 from ..base import Format
 from ..errors import DeviceError, DtypeError, FormatError, ShapeError
 
@@ -20,7 +29,7 @@ def sparse(name: str, A: object) -> Format:
 
 def features(name: str, X: object, *, rows: int, like: Format) -> Array:
     """A dense, contiguous feature matrix with ``rows`` rows on the device of ``like``."""
-    array = as_array(name, X)
+    array = as_array(name, X, beside=like._indices)
     if array.ndim != 2:
         hint = f"{name}[:, None]" if array.ndim == 1 else f"{name}.reshape(len({name}), -1)"
         raise ShapeError(f"{name} has shape {array.shape}: give (rows, feat), such as {hint}.")
@@ -42,7 +51,7 @@ def output(out: Array | None, *, shape: tuple[int, ...], like: Array, inputs: li
     """``out`` if it can take the result, else a new array with the dtype and device of ``like``."""
     xp = namespace(like)
     if out is None:
-        with on_device_of(like):
+        with on_device_of(like), allocating(f"a result of shape {shape}"):
             return xp.empty(shape, like.dtype)
     if not isinstance(out, xp.ndarray) or device_of(out) != device_of(like):
         raise DeviceError(f"out must be an array on {device_of(like)}, as the inputs are.")

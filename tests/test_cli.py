@@ -1,0 +1,410 @@
+"""The command line: what each command prints and writes, and how each refusal reads."""
+
+import os
+import re
+import runpy
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from rich.console import Console
+
+from sparsefmt import cli, commands, doctor, errors
+from sparsefmt import io as graph_io
+from sparsefmt.generate import power_law
+
+ROOT = Path(__file__).resolve().parent.parent
+MTX = "%%MatrixMarket matrix coordinate real general\n3 4 3\n1 2 0.5\n3 1 0\n3 4 -2\n"
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch) -> Path:
+    """The current directory of a new user, with two graphs in it."""
+    monkeypatch.chdir(tmp_path)
+    Path("small.mtx").write_text(MTX)
+    A = power_law(400, 3000, community=50, seed=1).tocsr()
+    np.savez("graph.npz", indptr=A.indptr, indices=A.indices, shape=np.array(A.shape, np.int32))
+    return tmp_path
+
+
+@pytest.fixture
+def sparsefmt(capsys):
+    """``sparsefmt("info", "x.npz")`` -> exit code, stdout, stderr."""
+
+    def run(*arguments: str) -> SimpleNamespace:
+        code = cli.main(list(arguments))
+        out, err = capsys.readouterr()
+        return SimpleNamespace(code=code, out=out, err=err)
+
+    return run
+
+
+def in_process(*arguments: str, code: str = "", **options) -> subprocess.CompletedProcess:
+    start = ["-c", code] if code else ["-m", "sparsefmt"]
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "error"}
+    command = [sys.executable, *start, *arguments]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, **options)
+
+
+# What commands do
+
+
+@pytest.mark.parametrize("name", ["info", "convert", "plot", "demo", "doctor"])
+def test_every_command_has_help_within_80_columns(name):
+    done = CliRunner().invoke(commands.sparsefmt, [name, "--help"])
+    assert done.exit_code == 0
+    assert f"Usage: sparsefmt {name}" in done.output
+    assert max(map(len, done.output.splitlines())) <= 80
+    assert "..." not in CliRunner().invoke(commands.sparsefmt, ["-h"]).output.split("Commands:")[1]
+
+
+def test_without_a_command_the_help_is_shown():
+    done = CliRunner().invoke(commands.sparsefmt, [])
+    assert done.exit_code == 0
+    assert "Commands:" in done.output
+    assert "sparsefmt demo" in done.output
+
+
+def test_version(sparsefmt):
+    done = sparsefmt("--version")
+    assert (done.code, done.err) == (0, "")
+    assert done.out.startswith("sparsefmt ")
+
+
+def test_info_counts_what_is_in_the_file(folder, sparsefmt):
+    done = sparsefmt("info", "small.mtx")
+    assert (done.code, done.err) == (0, "")
+    lines = [" ".join(line.split()) for line in done.out.splitlines()]
+    assert lines[0] == "small.mtx"
+    for line in (
+        "vertices (rows x columns) 3 x 4",
+        "stored entries 3, one in 4 cells",
+        "values float64",
+        "symmetric pattern no, rectangular",
+        "self loops 0",
+        "in (row) 0 1.00 1 2 0.82 1 0.444 66.7%",
+    ):
+        assert line in lines
+    # One window of rows; columns 0, 1 and 3 lie in one tile already.
+    assert "16x8 1 2.34% 1 2.34% 0.0%" in lines
+    assert any(line.startswith("CSR 52 B") for line in lines)
+
+
+def test_info_fits_80_plain_columns(folder, sparsefmt):
+    done = sparsefmt("info", "graph.npz")
+    assert "values                     none (unweighted)" in done.out
+    assert max(map(len, done.out.splitlines())) <= 80
+    assert done.out.isascii()
+    assert "\x1b" not in done.out
+
+
+def test_info_of_a_graph_without_entries(folder, sparsefmt):
+    Path("empty.mtx").write_text("%%MatrixMarket matrix coordinate pattern general\n3 3 0\n")
+    done = sparsefmt("info", "empty.mtx")
+    assert done.code == 0
+    assert "stored entries             none" in done.out
+
+
+@pytest.mark.parametrize("format_", ["csr", "csc", "coo", "sgt"])
+def test_convert_keeps_the_graph(folder, sparsefmt, format_):
+    done = sparsefmt("convert", "small.mtx", "out.npz", "--format", format_)
+    assert (done.code, done.err) == (0, "")
+    assert done.out.startswith(f"wrote out.npz: {format_.upper()}(3 x 4, ")
+    A = graph_io.read("small.mtx")
+    assert graph_io.read("out.npz") == A
+
+
+def test_convert_takes_a_tile_shape(folder, sparsefmt):
+    done = sparsefmt("convert", "graph.npz", "out.npz", "--format", "sgt", "--tile", "8X4")
+    assert done.code == 0
+    assert "tile=(8, 4)" in done.out
+
+
+def test_convert_keeps_the_tiles_of_a_file(folder, sparsefmt):
+    sparsefmt("convert", "graph.npz", "a.npz", "--format", "sgt", "--tile", "8x4")
+    done = sparsefmt("convert", "a.npz", "b.npz", "--format", "sgt")
+    assert "tile=(8, 4)" in done.out
+
+
+@pytest.mark.parametrize("command", [["info"], ["plot"], ["demo", "--device", "cpu"]])
+def test_values_that_would_be_rounded_need_a_dtype(folder, sparsefmt, command):
+    integers = MTX.replace("real", "integer").replace("0.5", str(2**53 + 1)).replace("-2", "7")
+    Path("big.mtx").write_text(integers)
+    done = sparsefmt(*command, "big.mtx")
+    assert done.code == 2
+    assert "dtype" in done.err
+    assert sparsefmt(*command, "big.mtx", "--dtype", "float32").code == 0
+
+
+def test_convert_rounds_when_asked(folder, sparsefmt):
+    done = sparsefmt("convert", "small.mtx", "half.npz", "--dtype", "float16")
+    assert "float16 values" in done.out
+
+
+def test_convert_overwrites_when_forced(folder, sparsefmt):
+    assert sparsefmt("convert", "small.mtx", "graph.npz", "--force").code == 0
+    assert graph_io.read("graph.npz").shape == (3, 4)
+    done = sparsefmt("convert", "graph.npz", "graph.npz", "--format", "csc", "--force")
+    assert done.code == 0
+    assert graph_io.read("graph.npz") == graph_io.read("small.mtx")
+
+
+@pytest.mark.parametrize("arguments", [[], ["-o", "a.svg"], ["--output", "b.PDF", "--tile", "4x4"]])
+def test_plot_writes_a_picture(folder, sparsefmt, arguments):
+    done = sparsefmt("plot", "graph.npz", *arguments)
+    name = arguments[1] if arguments else "spy.png"
+    assert (done.code, done.out, done.err) == (0, f"wrote {name}\n", "")
+    assert Path(name).stat().st_size > 5000
+
+
+def test_real_graph_through_the_commands(shared_data, folder, sparsefmt):
+    done = sparsefmt("info", str(shared_data / "karate.npz"))
+    assert done.code == 0
+    assert "34 x 34" in done.out
+    assert sparsefmt("convert", str(shared_data / "karate.npz"), "karate.mtx").code == 0
+    assert sparsefmt("info", "karate.mtx").code == 0
+
+
+@pytest.mark.parametrize("name", ["[bold]x[red].npz", "a:smile:b.npz", "\u56fe.npz", "a b.npz"])
+def test_names_are_printed_as_they_are(folder, sparsefmt, name):
+    done = sparsefmt("convert", "small.mtx", name)
+    assert done.code == 0
+    assert f"wrote {name}: CSR(" in done.out
+    assert name in sparsefmt("info", name).out.splitlines()
+    assert name in sparsefmt("convert", "small.mtx", name).err
+
+
+def test_python_m_sparsefmt_is_the_same(folder):
+    done = in_process("info", "small.mtx")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("small.mtx\n")
+
+
+def test_the_module_ends_with_the_exit_code(folder, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["sparsefmt", "info", "none.npz"])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_module("sparsefmt", run_name="__main__")
+    assert ended.value.code == 2
+    assert "none.npz" in capsys.readouterr().err
+
+
+def test_output_that_the_terminal_cannot_show_is_escaped(folder):
+    Path("\u56fe.mtx").write_text(MTX)
+    code = "import sys; from sparsefmt.cli import main; sys.exit(main())"
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(
+        [sys.executable, "-c", code, "info", "\u56fe.mtx"], env=environment, capture_output=True
+    )
+    assert done.returncode == 0
+    assert done.stdout.startswith(b"\\u56fe.mtx\n")
+
+
+def test_progress_is_shown_on_a_terminal_only(folder, monkeypatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "100")
+    with commands._progress(2) as step:
+        step("reading [x]")
+        step("done")
+    monkeypatch.setattr(Console, "is_terminal", False)
+    with commands._progress(2) as step:
+        assert step("anything") is None
+
+
+# What is refused: one line on stderr, exit code 2, nothing written
+
+
+BAD = {
+    "unknown command": (["bogus"], r"No such command 'bogus'\. Try 'sparsefmt --help'\."),
+    "unknown option": (["info", "--bogus"], "No such option '?--bogus"),
+    "no path": (["info"], "Missing argument 'PATH'"),
+    "no target": (["convert", "graph.npz"], "Missing argument 'OUT'"),
+    "too many arguments": (["doctor", "x"], r"unexpected extra argument \(x\)"),
+    "missing file": (["info", "none.npz"], r"none\.npz"),
+    "missing file to plot": (["plot", "none.mtx"], r"none\.mtx"),
+    "missing file for the demo": (["demo", "none.npz"], r"none\.npz"),
+    "missing file to convert": (["convert", "none.npz", "out.npz"], r"none\.npz"),
+    "a folder": (["info", "."], r"\."),
+    "a path through a file": (["info", "graph.npz/x.npz"], "Not a directory|graph.npz/x.npz"),
+    "unknown ending": (["info", "graph.xyz"], r"graph\.xyz"),
+    "empty file": (["info", "empty.npz"], r"empty\.npz"),
+    "no zip": (["info", "text.npz"], r"text\.npz"),
+    "members missing": (["info", "members.npz"], r"members\.npz.*indptr"),
+    "pickled objects": (["info", "pickle.npz"], r"pickle\.npz"),
+    "no banner": (["info", "banner.mtx"], r"banner\.mtx"),
+    "cut short": (["info", "short.mtx"], r"short\.mtx"),
+    "outside the matrix": (["info", "range.mtx"], r"range\.mtx"),
+    "unknown format": (
+        ["convert", "a", "b", "--format", "elf"],
+        "'elf' is not one of 'csr', 'csc'",
+    ),
+    "cbsr is for features": (["convert", "a", "b", "--format", "cbsr"], "'cbsr' is not one of"),
+    "tile of one number": (["convert", "a", "b", "--tile", "16"], "'16' is no tile shape"),
+    "tile half empty": (["convert", "a", "b", "--tile", "16x"], "'16x' is no tile shape"),
+    "tile of three": (["plot", "a", "--tile", "2x3x4"], "'2x3x4' is no tile shape"),
+    "tile of nothing": (["plot", "a", "--tile", "0x8"], r"tile is \(0, 8\): sizes are positive"),
+    "tile too large": (["plot", "a", "--tile", "300x300"], "at most 65536 cells"),
+    "tile without sgt": (
+        ["convert", "a", "b", "--tile", "16x8"],
+        "--tile is for --format sgt, not csr",
+    ),
+    "target exists": (["convert", "small.mtx", "graph.npz"], r"graph\.npz exists: .* --force"),
+    "target is a folder": (["convert", "small.mtx", "here"], "here: Is a directory"),
+    "no folder for the target": (["convert", "small.mtx", "no/out.npz"], "no: no such folder"),
+    "target of unknown kind": (["convert", "none.mtx", "out.xyz"], r"out\.xyz.*'\.xyz'"),
+    "plot over a graph": (["plot", "small.mtx", "-o", "graph.npz"], "is no picture's name"),
+    "plot into a folder": (["plot", "small.mtx", "-o", "here.png"], r"here\.png: Is a directory"),
+    "plot into no folder": (["plot", "small.mtx", "-o", "no/a.png"], "no: no such folder"),
+    "demo over a graph": (["demo", "-o", "graph.npz"], "is no picture's name"),
+    "unknown dtype": (["info", "small.mtx", "--dtype", "int8"], "'int8' is not one of 'float16'"),
+    "unknown device": (["demo", "--device", "tpu"], "'tpu' is not one of 'auto', 'cpu', 'cuda'"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_is_refused_in_one_line(folder, sparsefmt, case):
+    Path("empty.npz").touch()
+    Path("text.npz").write_text("not a zip file")
+    Path("graph.xyz").write_text("0 1\n")
+    np.savez("members.npz", shape=np.array([2, 2]))
+    objects = np.array([{}, None], dtype=object)
+    np.savez("pickle.npz", indptr=objects, indices=objects, shape=np.array([2, 2]))
+    Path("banner.mtx").write_text("3 3 1\n1 1 1\n")
+    Path("short.mtx").write_text(MTX[:-7])
+    Path("range.mtx").write_text(MTX.replace("3 1 0", "9 1 0"))
+    Path("here").mkdir()
+    Path("here.png").mkdir()
+    before = {path: path.read_bytes() for path in Path().rglob("*") if path.is_file()}
+
+    arguments, message = BAD[case]
+    done = sparsefmt(*arguments)
+    assert done.code == 2
+    assert done.out == ""
+    assert done.err.startswith("sparsefmt: error: ")
+    assert done.err.count("\n") == 1
+    assert "Traceback" not in done.err
+    assert re.search(message, done.err), done.err
+    assert {path: path.read_bytes() for path in Path().rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.skipif(os.name != "posix" or os.geteuid() == 0, reason="root may read everything")
+def test_permission_denied_is_refused(folder, sparsefmt):
+    Path("graph.npz").chmod(0)
+    done = sparsefmt("info", "graph.npz")
+    assert done.code == 2
+    assert "graph.npz: Permission denied" in done.err
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (PermissionError(13, "Permission denied", "x.npz"), "x.npz: Permission denied"),
+        (OSError(28, "No space left on device"), "No space left on device"),
+        (OSError("odd"), "odd"),
+        (OSError(), "OSError"),
+        (MemoryError(), "out of memory"),
+        (MemoryError("cannot take 8 GiB"), "cannot take 8 GiB"),
+        (errors.OutOfMemoryError("a: 8 GiB\nFree some."), "a: 8 GiB Free some."),
+        (errors.DeviceError("no device"), "no device"),
+    ],
+)
+def test_an_error_from_below_is_one_line(folder, sparsefmt, monkeypatch, error, message):
+    def fail(*_, **__):
+        raise error
+
+    monkeypatch.setattr(graph_io, "read", fail)
+    done = sparsefmt("info", "x.npz")
+    assert (done.code, done.out, done.err) == (2, "", f"sparsefmt: error: {message}\n")
+
+
+def test_a_bug_is_no_bad_input(folder, sparsefmt, monkeypatch):
+    def fail(*_, **__):
+        raise ZeroDivisionError("a bug")
+
+    monkeypatch.setattr(graph_io, "read", fail)
+    with pytest.raises(ZeroDivisionError):
+        sparsefmt("info", "x.npz")
+
+
+def test_base_install_says_what_the_command_line_needs(sparsefmt, monkeypatch):
+    monkeypatch.setitem(sys.modules, "click", None)
+    done = sparsefmt("--help")
+    assert (done.code, done.out) == (2, "")
+    assert "needs click: pip install 'sparsefmt[cli]'" in done.err
+
+
+@pytest.mark.parametrize("library", ["click", "rich", "matplotlib"])
+def test_a_missing_library_is_named_with_its_extra(library, folder):
+    code = (
+        f"import sys; sys.modules[{library!r}] = None\n"
+        "from sparsefmt.cli import main\nsys.exit(main())"
+    )
+    done = in_process("plot", "small.mtx", code=code)
+    expected = f"the command line needs {library}: pip install 'sparsefmt[cli]'"
+    assert done.stderr == f"sparsefmt: error: {expected}\n"
+    assert done.returncode == 2
+    if library == "matplotlib":
+        assert in_process("doctor", code=code).returncode == 0
+
+
+def test_any_other_missing_module_is_a_bug(sparsefmt, monkeypatch):
+    def fail():
+        raise ModuleNotFoundError("no", name="numpy.nothing")
+
+    monkeypatch.setattr(doctor, "examine", fail)
+    with pytest.raises(ModuleNotFoundError):
+        sparsefmt("doctor")
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, EOFError])
+def test_interrupted(sparsefmt, monkeypatch, error):
+    def interrupt():
+        raise error
+
+    monkeypatch.setattr(doctor, "examine", interrupt)
+    done = sparsefmt("doctor")
+    assert (done.code, done.out) == (130, "")
+    assert "Traceback" not in done.err
+
+
+def test_interrupted_before_the_commands_are_loaded(sparsefmt, monkeypatch):
+    def interrupt(arguments):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "_run", interrupt)
+    assert sparsefmt().code == 130
+
+
+def test_ctrl_c_leaves_no_traceback():
+    code = (
+        "import os, signal, sys\nfrom sparsefmt import cli, doctor\n"
+        f"doctor.examine = lambda: os.kill(os.getpid(), {signal.SIGINT:d})\nsys.exit(cli.main())"
+    )
+    done = in_process("doctor", code=code)
+    assert (done.returncode, done.stdout, done.stderr.strip()) == (130, "", "")
+
+
+def test_a_reader_that_leaves_is_no_error():
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    for arguments in (["doctor"], ["--help"], ["--version"]):
+        with subprocess.Popen(
+            [sys.executable, "-m", "sparsefmt", *arguments],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        ) as process:
+            process.stdout.close()
+            assert process.stderr.read() == b""
+        assert process.returncode in (0, 1)
+
+
+def test_a_full_buffer_is_dropped_when_the_reader_has_left(monkeypatch, tmp_path):
+    with (tmp_path / "out").open("w") as stream:
+        monkeypatch.setattr(sys, "stdout", stream)
+        assert cli._refuse_os(BrokenPipeError(32, "Broken pipe")) == 1
+        stream.write("lost")
+    assert (tmp_path / "out").read_text() == ""

@@ -1,0 +1,477 @@
+"""Every ordered pair of formats: nothing is lost, added, moved within a row, or written to."""
+
+import itertools
+from functools import cache
+
+import numpy as np
+import pytest
+
+import sparsefmt
+from sparsefmt import COO, CSR, SGT, _condense, _primitives
+from sparsefmt._graph_kinds import KINDS
+from sparsefmt.testing import assert_same_matrix, stored_entries
+
+ml_dtypes = pytest.importorskip("ml_dtypes")
+
+FORMATS = ("coo", "csr", "csc", "sgt")
+PAIRS = list(itertools.product(FORMATS, FORMATS))
+TILES = [(16, 8), (8, 8), (16, 16), (1, 1), (3, 5), (256, 256)]
+INDEX_DTYPES = [np.dtype(np.int32), np.dtype(np.int64)]
+VALUE_DTYPES = [np.dtype(t) for t in (np.float16, ml_dtypes.bfloat16, np.float32, np.float64)]
+NAN, INF = float("nan"), float("inf")
+
+
+def of_kind(kind, shape, a, b):
+    row, col = KINDS[kind](*shape, a, b)
+    return shape, row, col
+
+
+def repeated(shape, row, col):
+    """Each entry two or three times, not side by side."""
+    return shape, np.concatenate([row, row, row[::2]]), np.concatenate([col, col, col[::2]])
+
+
+def shuffled(shape, row, col, seed=7):
+    order = np.random.default_rng(seed).permutation(len(row))
+    return shape, row[order], col[order]
+
+
+GRAPHS = {
+    "empty_0x0": of_kind("empty", (0, 0), 0, 0),
+    "empty_0xm": of_kind("empty", (0, 7), 0, 0),
+    "empty_nx0": of_kind("empty", (7, 0), 0, 0),
+    "no_entries": of_kind("empty", (20, 30), 0, 0),
+    "one_cell": ((1, 1), np.array([0]), np.array([0])),
+    "one_row": of_kind("one_row", (1, 40), 0, 1),
+    "one_column": ((40, 1), np.arange(0, 40, 3), np.zeros(14, np.int64)),
+    "star": of_kind("star", (25, 25), 3, 20),
+    "power_law": of_kind("power_law", (33, 33), 5, 11),
+    "banded": of_kind("banded", (24, 24), 2, 0),
+    "dense_block": of_kind("dense_block", (20, 20), 9, 6),
+    "isolated_rows": of_kind("isolated_rows", (40, 17), 2, 1),
+    "last_rows_empty": ((50, 9), np.array([0, 3, 3]), np.array([8, 0, 8])),
+    "duplicates": repeated(*of_kind("isolated_rows", (18, 18), 1, 0)),
+    "unsorted": shuffled(*of_kind("power_law", (19, 19), 2, 3)),
+    "unsorted_duplicates": shuffled(*repeated(*of_kind("star", (9, 9), 4, 2))),
+    "rectangular_wide": shuffled(*of_kind("power_law", (6, 70), 1, 9)),
+    "rectangular_tall": shuffled(*of_kind("star", (70, 6), 30, 2)),
+}
+
+
+@cache
+def graph(kind, dtype=None, index=INDEX_DTYPES[0]):
+    """A COO of that kind; every fourth value is an explicit zero, the signs of zeros alternate."""
+    shape, row, col = GRAPHS[kind]
+    data = None
+    if dtype is not None:
+        data = np.random.default_rng(len(row)).uniform(-9, 9, len(row))
+        data[::4] = 0.0
+        data[4::8] = -0.0
+        data = data.astype(dtype)
+    return COO(row.astype(index), col.astype(index), data, shape=shape)
+
+
+def on(xp, A):
+    """``A`` in the memory of the array module under test."""
+    if xp is np:
+        return A
+    if A.dtype == VALUE_DTYPES[1]:
+        try:
+            return A.to("cuda")
+        except (TypeError, ValueError) as error:
+            pytest.skip(f"this CuPy has no bfloat16: {error}")
+    return A.to("cuda")
+
+
+def host(a):
+    return a if isinstance(a, np.ndarray) else a.get()
+
+
+def bits(A):
+    """Every array of a matrix as bytes: NaN payloads and the sign of zero count."""
+    A = A.to("cpu")
+    return {name: (a.dtype, a.shape, a.tobytes()) for name, a in A._arrays().items()}
+
+
+def flat(data):
+    return host(data).ravel().view(np.uint8).tobytes()
+
+
+def rows_in_order(A):
+    """The entries as CSR must hold them: by row, within a row as they are stored."""
+    return sorted(stored_entries(A), key=lambda entry: entry[0])
+
+
+def columns_in_order(A):
+    return sorted(stored_entries(A), key=lambda entry: entry[1])
+
+
+def source(xp, name, kind, dtype, index):
+    """A matrix in the format ``name``, checked against the graph's own entries."""
+    A = on(xp, graph(kind, dtype, index))
+    return A.asformat(name)
+
+
+# Every pair
+
+
+@pytest.mark.parametrize("dtype", [None, *VALUE_DTYPES], ids=str)
+@pytest.mark.parametrize("kind", GRAPHS)
+@pytest.mark.parametrize(("start", "goal"), PAIRS, ids="-".join)
+def test_conversion_keeps_every_entry_and_carries_values_by_its_permutation(
+    xp, start, goal, kind, dtype
+):
+    for index in INDEX_DTYPES:
+        original = graph(kind, dtype, index)
+        A = source(xp, start, kind, dtype, index)
+        before = bits(A)
+        B, perm = A.asformat_with_perm(goal)
+        B.check()
+        assert (B.format, B.shape, B.nnz) == (goal, A.shape, A.nnz)
+        assert (B.dtype, B.index_dtype, B.device) == (dtype, index, A.device)
+        assert_same_matrix(original, B)
+        assert sorted(host(perm).tolist()) == list(range(A.nnz))
+        assert perm.dtype in INDEX_DTYPES
+        if dtype is not None:
+            assert flat(B.data) == flat(A.data[perm])
+        assert A.asformat(goal) == B
+        assert bits(A) == before
+
+
+@pytest.mark.parametrize("kind", GRAPHS)
+@pytest.mark.parametrize(("start", "goal"), PAIRS, ids="-".join)
+def test_permutation_of_an_unweighted_structure_carries_any_values(xp, start, goal, kind):
+    """The permutation without values is the one that values would have travelled by."""
+    weighted = source(xp, start, kind, np.dtype(np.float64), INDEX_DTYPES[1])
+    B, perm = weighted.with_data(None).asformat_with_perm(goal)
+    assert B.data is None
+    assert flat(weighted.data[perm]) == flat(weighted.asformat(goal).data)
+    assert_same_matrix(B.with_data(weighted.data[perm]), weighted)
+
+
+@pytest.mark.parametrize("kind", GRAPHS)
+@pytest.mark.parametrize(("start", "goal"), PAIRS, ids="-".join)
+def test_order_within_rows_and_columns_is_stable(xp, start, goal, kind):
+    A = source(xp, start, kind, np.dtype(np.float32), INDEX_DTYPES[0])
+    B = A.asformat(goal)
+    in_order = {"coo": stored_entries, "csc": columns_in_order}.get(goal, rows_in_order)
+    expected = in_order(A.tocsr() if start == "sgt" else A)
+    assert repr(stored_entries(B.tocsr() if goal == "sgt" else B)) == repr(expected)
+
+
+@pytest.mark.parametrize("kind", GRAPHS)
+@pytest.mark.parametrize("path", [*itertools.permutations(FORMATS, 3)], ids="-".join)
+def test_permutations_compose_along_a_path(xp, path, kind):
+    A = source(xp, path[0], kind, np.dtype(np.float32), INDEX_DTYPES[0])
+    B, first = A.asformat_with_perm(path[1])
+    C, second = B.asformat_with_perm(path[2])
+    assert flat(A.data[first[second]]) == flat(C.data)
+
+
+# Round trips, bit for bit
+
+SPECIAL = [NAN, -0.0, 0.0, INF, -INF, 1.5, -2.25]
+
+
+def special(kind, dtype=np.float32):
+    A = graph(kind)
+    return A.with_data(np.resize(np.array(SPECIAL, dtype), A.nnz))
+
+
+@pytest.mark.parametrize("kind", GRAPHS)
+@pytest.mark.parametrize("through", ["coo", *TILES], ids=str)
+def test_csr_comes_back_bit_for_bit(xp, through, kind):
+    A = on(xp, special(kind)).tocsr()
+    B = A.tocoo() if through == "coo" else A.tosgt(through)
+    assert bits(B.tocsr()) == bits(A)
+
+
+@pytest.mark.parametrize("kind", GRAPHS)
+def test_csc_comes_back_from_coo_bit_for_bit(xp, kind):
+    A = on(xp, special(kind)).tocsc()
+    assert bits(A.tocoo().tocsc()) == bits(A)
+
+
+@pytest.mark.parametrize("kind", GRAPHS)
+def test_csr_through_csc_and_back_is_sorted_and_stable(xp, kind):
+    A = on(xp, special(kind)).tocsr()
+    B = A.tocsc().tocsr()
+    assert B.has_sorted_indices
+    expected = sorted(stored_entries(A), key=lambda entry: entry[:2])
+    assert repr(stored_entries(B)) == repr(expected)
+    assert bits(A.sorted_indices()) == bits(A if A.has_sorted_indices else B)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, np.float32, np.float64])
+@pytest.mark.parametrize(("start", "goal"), PAIRS, ids="-".join)
+def test_nan_infinity_and_negative_zero_survive(xp, start, goal, dtype):
+    A = on(xp, special("unsorted_duplicates", dtype)).asformat(start)
+    assert_same_matrix(A, A.asformat(goal))
+
+
+# Dense
+
+
+def naive_dense(A):
+    X = np.zeros(A.shape)
+    for row, col, value in stored_entries(A):
+        X[row, col] += value
+    return X
+
+
+@pytest.mark.parametrize("kind", GRAPHS)
+@pytest.mark.parametrize("start", FORMATS)
+def test_dense_adds_duplicates_up(xp, start, kind):
+    for index, dtype in itertools.product(INDEX_DTYPES, (np.float32, np.float64)):
+        A = source(xp, start, kind, np.dtype(dtype), index)
+        X, cells = A.toarray_with_perm()
+        assert X.dtype == dtype
+        np.testing.assert_allclose(host(X), naive_dense(A), rtol=1e-6, atol=1e-5)
+        coo = A.tocsr().tocoo() if start == "sgt" else A.tocoo()
+        assert host(cells).tolist() == (host(coo.row) * A.n_cols + host(coo.col)).tolist()
+
+
+@pytest.mark.parametrize("dtype", VALUE_DTYPES, ids=str)
+@pytest.mark.parametrize("kind", [kind for kind in GRAPHS if "duplicates" not in kind])
+@pytest.mark.parametrize("goal", FORMATS)
+def test_dense_to_sparse_to_dense_is_exact(xp, goal, kind, dtype):
+    X = source(xp, "csr", kind, dtype, INDEX_DTYPES[0]).toarray()
+    for index in INDEX_DTYPES:
+        A = sparsefmt.from_dense(X, goal, index_dtype=index)
+        A.check()
+        assert (A.format, A.index_dtype, A.dtype) == (goal, index, dtype)
+        assert A.nnz == int((host(X) != 0).sum())
+        assert host(A.toarray()).astype(float).tolist() == host(X).astype(float).tolist()
+
+
+@pytest.mark.parametrize("goal", FORMATS)
+def test_dense_permutation_names_the_cell_of_each_value(xp, goal):
+    from sparsefmt.convert import from_dense_with_perm
+
+    X = on(xp, graph("power_law", np.dtype(np.float32))).toarray()
+    A, cells = from_dense_with_perm(X, goal)
+    assert flat(A.data) == flat(X.ravel()[cells])
+
+
+def test_unweighted_structure_counts_in_dense(xp):
+    A = on(xp, graph("duplicates"))
+    assert host(A.toarray()).tolist() == naive_dense(A).tolist()
+    assert A.toarray().dtype == np.float32
+    assert A.toarray(np.float64).dtype == np.float64
+
+
+# Condensed tiles
+
+
+def naive_tiles(A, tile):
+    """Tiles with and without condensing, from sets of columns and of blocks."""
+    height, width = tile
+    windows = {}
+    for row, col, _ in stored_entries(A):
+        windows.setdefault(row // height, set()).add(col)
+    condensed = sum(-(-len(cols) // width) for cols in windows.values())
+    return condensed, sum(len({col // width for col in cols}) for cols in windows.values())
+
+
+@pytest.mark.parametrize("kind", GRAPHS)
+@pytest.mark.parametrize("tile", TILES, ids=str)
+def test_tiles_hold_the_columns_of_their_window_ascending(xp, tile, kind):
+    for index in INDEX_DTYPES:
+        A = on(xp, graph(kind, np.dtype(np.float32), index))
+        B = A.tosgt(tile)
+        B.check()
+        assert B.tile == tile
+        assert (B.tile_count, B.dense_tile_count) == naive_tiles(A, tile)
+        host_B, used = B.to("cpu"), {}
+        for row, col, _ in stored_entries(A):
+            used.setdefault(row // tile[0], set()).add(col)
+        for window in range(B.n_windows):
+            first, end = host_B.window_ptr[window : window + 2]
+            slots = host_B.columns[first:end].ravel().tolist()
+            columns = sorted(used.get(window, ()))
+            assert slots == columns + [-1] * (len(slots) - len(columns))
+
+
+@pytest.mark.parametrize("kind", GRAPHS)
+@pytest.mark.parametrize("tile", TILES, ids=str)
+def test_tiled_entries_are_ordered_by_window_column_and_place(tile, kind):
+    B = graph(kind).tosgt(tile)
+    csr = B.tocsr().tocoo()
+    places = B.order.tolist()
+    keys = [(csr.row[place] // tile[0], csr.col[place], place) for place in places]
+    assert keys == sorted(keys)
+
+
+@pytest.mark.parametrize("kind", GRAPHS)
+@pytest.mark.parametrize("tile", TILES, ids=str)
+def test_tile_statistics_follow_from_counts(tile, kind):
+    A = graph(kind)
+    B = A.tosgt(tile)
+    condensed, dense = naive_tiles(A, tile)
+    assert B.reduction == (1 - condensed / dense if dense else 0)
+    assert B.tile_density == (A.nnz / (condensed * tile[0] * tile[1]) if condensed else 0)
+
+
+@pytest.mark.parametrize("kind", GRAPHS)
+@pytest.mark.parametrize(("tile", "other"), [*itertools.permutations(TILES[:4], 2)], ids=str)
+def test_retiling_is_tiling_the_original(xp, tile, other, kind):
+    A = on(xp, graph(kind, np.dtype(np.float32)))
+    assert A.tosgt(tile).tosgt(other) == A.tosgt(other)
+
+
+@pytest.mark.parametrize("kind", GRAPHS)
+@pytest.mark.parametrize("chunk", [1, 7, 64])
+def test_chunk_size_does_not_change_the_tiles(xp, monkeypatch, chunk, kind):
+    A = on(xp, special(kind)).tocsr()
+    whole = [A.tosgt(tile) for tile in TILES]
+    monkeypatch.setattr(_condense, "CHUNK_ENTRIES", chunk)
+    assert [A.tosgt(tile) for tile in TILES] == whole
+
+
+# Shapes whose indices do not fit one 64-bit word with their neighbours
+
+FAR = 2**60 - 8
+
+
+@pytest.mark.parametrize("tile", [(1, 1), (2, 3), (16, 8)], ids=str)
+def test_columns_too_wide_for_a_word_are_ranked(xp, tile):
+    col = np.array([FAR - 1, 0, 3, FAR - 1, FAR // 2, 3, 1])
+    A = on(xp, CSR(np.array([0, 2, 2, 5, 6, 7]), col, shape=(5, FAR)))
+    B = A.tosgt(tile)
+    B.check()
+    assert B.tocsr() == A
+    assert (B.tile_count, B.dense_tile_count) == naive_tiles(A, tile)
+
+
+@pytest.mark.parametrize("dtype", INDEX_DTYPES, ids=str)
+def test_grouping_is_a_stable_sort_with_the_bounds_of_each_key(xp, dtype):
+    ptr, perm = _primitives.group(xp.asarray([3, 0, 3, 5, 0, 1], dtype), 6)
+    assert host(perm).tolist() == [1, 4, 5, 0, 2, 3]
+    assert host(ptr).tolist() == [0, 2, 3, 3, 5, 5, 6]
+
+
+def test_rows_beyond_int32_stay_coordinates(xp):
+    A = on(xp, COO(np.array([2**40]), np.array([1]), np.array([2.0]), shape=(2**40 + 1, 2)))
+    assert A.T.tocsr().tocoo().T == A
+
+
+# Sharing, and leaving alone
+
+
+def shares(a, b):
+    return a.__array_interface__["data"] == b.__array_interface__["data"]
+
+
+@pytest.fixture
+def weighted():
+    return graph("power_law", np.dtype(np.float32)).tocsr().copy()
+
+
+def test_transposes_share_all_arrays(weighted):
+    for A in (weighted, weighted.tocsc(), weighted.tocoo()):
+        mine, theirs = A._arrays(), A.T._arrays()
+        swapped = {"row": "col", "col": "row"}
+        assert all(shares(mine[name], theirs[swapped.get(name, name)]) for name in mine)
+
+
+def test_csr_to_coo_shares_indices_and_data(weighted):
+    assert shares(weighted.tocoo().col, weighted.indices)
+    assert shares(weighted.tocoo().data, weighted.data)
+
+
+def test_csc_to_coo_shares_indices_and_data(weighted):
+    A = weighted.tocsc()
+    assert shares(A.tocoo().row, A.indices)
+    assert shares(A.tocoo().data, A.data)
+
+
+def test_coo_in_row_order_to_csr_shares_indices_and_data(weighted):
+    A = weighted.tocoo()
+    assert shares(A.tocsr().indices, A.col)
+    assert shares(A.tocsr().data, A.data)
+
+
+def test_tiles_share_the_values_both_ways(weighted):
+    assert shares(weighted.tosgt().data, weighted.data)
+    assert shares(weighted.tosgt().tocsr().data, weighted.data)
+
+
+def test_the_same_format_is_the_same_object(weighted):
+    for name in FORMATS:
+        A = weighted.asformat(name)
+        assert A.asformat(name) is A
+    assert weighted.tosgt((8, 8)).tosgt((8, 8)).tile == (8, 8)
+
+
+@pytest.mark.parametrize("kind", GRAPHS)
+@pytest.mark.parametrize("name", FORMATS)
+def test_read_only_arrays_will_do(name, kind):
+    A = graph(kind, np.dtype(np.float64)).asformat(name).copy()
+    for array in A._arrays().values():
+        array.flags.writeable = False
+    for goal in FORMATS:
+        assert_same_matrix(A, A.asformat(goal))
+    A.toarray()
+
+
+# CBSR
+
+
+def balanced(shape, k, dtype=np.float32):
+    rng = np.random.default_rng(shape[1])
+    width = np.uint8 if shape[1] <= 256 else np.uint16 if shape[1] <= 65536 else np.int32
+    rows = [np.sort(rng.choice(shape[1], k, replace=False)) for _ in range(shape[0])]
+    indices = np.array(rows, width).reshape(shape[0], k)
+    data = rng.normal(size=(shape[0], k)).astype(dtype)
+    data[::2] = 0
+    return sparsefmt.CBSR(indices, data, shape=shape)
+
+
+@pytest.mark.parametrize("dtype", VALUE_DTYPES, ids=str)
+@pytest.mark.parametrize(
+    ("shape", "k"),
+    [((0, 4), 2), ((1, 1), 1), ((5, 8), 8), ((7, 256), 3), ((7, 257), 4), ((3, 70000), 5)],
+    ids=str,
+)
+def test_balanced_rows_convert_exactly(xp, shape, k, dtype):
+    A = on(xp, balanced(shape, k, dtype))
+    before = bits(A)
+    for goal in FORMATS:
+        B, perm = A.asformat_with_perm(goal)
+        B.check()
+        assert_same_matrix(A, B)
+        assert flat(B.data) == flat(A.data.ravel()[perm])
+    assert host(A.tocsr().lengths).tolist() == [k] * shape[0]
+    assert host(A.toarray()).astype(float).tolist() == naive_dense(A).tolist()
+    assert_same_matrix(A.T, A.tocsr().T)
+    assert bits(A) == before
+
+
+@pytest.mark.parametrize("start", FORMATS)
+def test_nothing_becomes_balanced_rows_by_itself(start):
+    with pytest.raises(sparsefmt.UnsupportedError, match="maxk"):
+        graph("banded").asformat(start).asformat("cbsr")
+
+
+# Options
+
+
+@pytest.mark.parametrize("goal", ["coo", "csr", "csc"])
+def test_only_tiles_take_a_tile(goal):
+    with pytest.raises(sparsefmt.UnsupportedError, match="tile is no option of"):
+        graph("star").asformat(goal, tile=(8, 8))
+
+
+@pytest.mark.parametrize("tile", [(0, 8), (8,), "16x8", (257, 256), (8.0, 8), (-1, 4)], ids=str)
+def test_tile_shapes_that_make_no_sense_are_refused(tile):
+    with pytest.raises(sparsefmt.ShapeError, match="tile is"):
+        graph("star").tosgt(tile)
+
+
+def test_unknown_formats_are_named():
+    with pytest.raises(sparsefmt.UnsupportedError, match="'bsr': use one of coo, csr, csc, sgt"):
+        graph("star").asformat("bsr")
+
+
+def test_tiled_matrices_keep_their_class():
+    assert type(graph("star").tosgt()) is SGT

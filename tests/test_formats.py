@@ -1,0 +1,1041 @@
+"""Every property and method of every format, on small matrices whose cells are written out."""
+
+import copy
+import operator
+import pickle
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+
+import sparsefmt
+from sparsefmt import CBSR, COO, CSC, CSR, SGT, Format, _arrays, _condense, convert, from_dense
+from sparsefmt import _primitives as primitives
+from sparsefmt.cbsr import column_dtype
+from sparsefmt.errors import DtypeError, UnsupportedError
+from sparsefmt.sgt import DEFAULT_TILE, check_tile, slot_dtype
+
+SPARSE = ("coo", "csr", "csc", "sgt")
+FORMATS = (*SPARSE, "cbsr")
+INDICES = ("int32", "int64")
+VALUES = ("float16", "bfloat16", "float32", "float64")
+TILES = [(1, 1), (2, 3), (16, 8), (8, 8), (16, 16), (255, 257), (256, 256), (1, 256), (256, 1)]
+TILES += [(1, 257), (1, 65536), (65536, 1), (2, 32768)]
+
+#: Rows out of order, an empty row, one cell twice, an explicit zero.
+ROW, COL = [2, 0, 1, 0, 2, 2, 4], [1, 3, 0, 0, 1, 4, 5]
+DATA = [1.0, 2.0, -3.0, 0.0, 5.0, 6.0, 0.5]
+SHAPE = (5, 6)
+
+
+def dtype_of(name: str) -> np.dtype[Any]:
+    if name == "bfloat16":
+        ml_dtypes = pytest.importorskip("ml_dtypes", reason="no bfloat16 without ml_dtypes")
+        return np.dtype(ml_dtypes.bfloat16)
+    return np.dtype(name)
+
+
+def example(xp, format="coo", *, index="int32", values: str | None = "float32", tile=(2, 2)) -> Any:
+    """The matrix above in a format, or a CBSR of the same shape."""
+    if format == "cbsr":
+        columns = xp.asarray([[0, 5], [1, 2], [4, 5], [0, 1], [3, 4]], np.uint8)
+        data = xp.arange(10).reshape(5, 2).astype(dtype_of(values or "float32"))
+        return CBSR(columns, data, shape=SHAPE)
+    data = None if values is None else xp.asarray(DATA).astype(dtype_of(values))
+    A = COO(xp.asarray(ROW, index), xp.asarray(COL, index), data, shape=SHAPE)
+    return A.tosgt(tile) if format == "sgt" else A.asformat(format)
+
+
+def host(a: Any) -> np.ndarray:
+    """The array on the CPU, in float64 where it holds floats."""
+    a = a.get() if _arrays.is_cupy(a) else a
+    return a if a.dtype.kind in "iub" else a.astype(np.float64)
+
+
+def same(a: Any, b: Any) -> bool:
+    return np.array_equal(host(a), np.asarray(b))
+
+
+def oracle(A: Any) -> np.ndarray:
+    """Dense, by a loop over the stored entries."""
+    X = np.zeros(A.shape)
+    C = A.to("cpu").tocoo()
+    data = np.ones(C.nnz) if C.data is None else C.data.astype(np.float64)
+    for i, j, value in zip(C.row.tolist(), C.col.tolist(), data.tolist(), strict=True):
+        X[i, j] += value
+    return X
+
+
+def arrays_of(A: Any) -> dict[str, Any]:
+    return {name: getattr(A, name) for name in A._array_fields if getattr(A, name) is not None}
+
+
+EXPECTED = np.zeros(SHAPE)
+for i, j, value in zip(ROW, COL, DATA, strict=True):
+    EXPECTED[i, j] += value
+
+
+# What it is
+
+
+@pytest.mark.parametrize("index", INDICES)
+@pytest.mark.parametrize("format", SPARSE)
+def test_properties(xp, format, index):
+    A = example(xp, format, index=index)
+    assert isinstance(A, Format)
+    assert A.format == format
+    assert A.shape == SHAPE
+    assert (A.n_rows, A.n_cols, A.ndim, A.nnz) == (5, 6, 2, 7)
+    assert A.dtype == np.float32
+    assert A.index_dtype == np.dtype(index)
+    assert A.device == ("cpu" if xp is np else f"cuda:{xp.cuda.runtime.getDevice()}")
+    assert A.nbytes == sum(a.nbytes for a in arrays_of(A).values()) > 0
+    assert all(type(a) is xp.ndarray for a in arrays_of(A).values())
+    A.check()
+    A.check("cheap")
+
+
+@pytest.mark.parametrize("format", SPARSE)
+def test_an_unweighted_structure_has_no_values(xp, format):
+    A = example(xp, format, values=None)
+    assert A.data is None
+    assert A.dtype is None
+    assert A.nnz == 7
+    assert A.nbytes == sum(a.nbytes for a in arrays_of(A).values())
+    assert same(A.toarray(), (oracle(A)))
+    assert A.toarray().dtype == np.float32
+    A.check()
+
+
+def test_cbsr_properties(xp):
+    A = example(xp, "cbsr")
+    assert (A.format, A.shape, A.k, A.nnz, A.dtype) == ("cbsr", SHAPE, 2, 10, np.float32)
+    assert A.index_dtype == np.uint8
+    assert A.nbytes == 10 + 40
+    assert same(A.toarray(), oracle(A))
+    assert isinstance(A.T, CSC)
+    assert A.T.shape == (6, 5)
+    assert same(A.T.toarray(), oracle(A).T)
+
+
+@pytest.mark.parametrize(
+    ("n_cols", "dtype"),
+    [(1, "uint8"), (256, "uint8"), (257, "uint16"), (65536, "uint16"), (65537, "int32")],
+)
+def test_cbsr_stores_columns_in_the_smallest_dtype(xp, n_cols, dtype):
+    assert column_dtype(n_cols) == np.dtype(dtype)
+    A = CBSR(xp.asarray([[n_cols - 1]], dtype), xp.ones((1, 1)), shape=(1, n_cols))
+    assert same(A.tocsr().indices, [n_cols - 1])
+    assert A.tocsr().index_dtype == np.int32
+
+
+def test_an_empty_cbsr_keeps_its_width(xp):
+    A = CBSR(xp.zeros((0, 3), np.uint8), xp.zeros((0, 3), np.float16), shape=(0, 5))
+    assert (A.k, A.nnz) == (3, 0)
+    assert A.tocsr().shape == A.toarray().shape == (0, 5)
+    A.check()
+
+
+def test_coordinates_of_a_coo(xp):
+    A = example(xp)
+    row, col = A.coords
+    assert row is A.row
+    assert col is A.col
+
+
+@pytest.mark.parametrize(
+    ("format", "lengths"), [("csr", [2, 1, 3, 0, 1]), ("csc", [2, 2, 0, 1, 1, 1])]
+)
+def test_compressed_properties(xp, format, lengths):
+    A = example(xp, format)
+    assert (A.n_major, A.n_minor) == (SHAPE if format == "csr" else SHAPE[::-1])
+    assert same(A.lengths, lengths)
+    assert same(A.indptr, np.cumsum([0, *lengths]))
+
+
+@pytest.mark.parametrize("format", ["csr", "csc"])
+def test_sorted_indices(xp, format):
+    A = example(xp, format)
+    assert not A.has_sorted_indices
+    B = A.sorted_indices()
+    assert B.has_sorted_indices
+    assert type(B) is type(A)
+    assert same(B.toarray(), EXPECTED)
+    assert B.sorted_indices() is B
+    for start, stop in zip(host(B.indptr)[:-1], host(B.indptr)[1:], strict=True):
+        assert (np.diff(host(B.indices)[start:stop]) >= 0).all()
+
+
+def test_sorting_is_stable_so_that_duplicates_keep_their_order(xp):
+    indptr, indices = xp.asarray([0, 4], np.int32), xp.asarray([1, 0, 1, 0], np.int32)
+    A = CSR(indptr, indices, xp.asarray([1.0, 2.0, 3.0, 4.0]), shape=(1, 2)).sorted_indices()
+    assert same(A.indices, [0, 0, 1, 1])
+    assert same(A.data, [2, 4, 1, 3])
+
+
+@pytest.mark.parametrize("lengths", [[], [0], [0, 0, 3, 0], [0, 1, 0, 1]])
+def test_falls_between_rows_are_no_disorder(xp, lengths):
+    indptr = xp.asarray([0, *np.cumsum(lengths)], np.int32)
+    indices = xp.asarray([j for n in lengths for j in range(n)], np.int32)
+    assert CSR(indptr, indices, shape=(len(lengths), 4)).has_sorted_indices
+
+
+REPR = {
+    "coo": "COO(5 x 6, nnz=7, float32 values, int32 indices, DEVICE)",
+    "csr": "CSR(5 x 6, nnz=7, float32 values, int32 indices, DEVICE)",
+    "csc": "CSC(5 x 6, nnz=7, float32 values, int32 indices, DEVICE)",
+    "sgt": "SGT(5 x 6, tile=(2, 2), nnz=7, float32 values, int32 indices, DEVICE)",
+    "cbsr": "CBSR(5 x 6, nnz=10, float32 values, uint8 indices, DEVICE)",
+}
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_repr(xp, format):
+    A = example(xp, format)
+    assert repr(A) == REPR[format].replace("DEVICE", A.device)
+
+
+def test_repr_of_an_unweighted_structure(xp):
+    assert "nnz=7, unweighted, int64 indices" in repr(example(xp, values=None, index="int64"))
+
+
+# The same matrix in other memory
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_a_matrix_equals_its_copies(xp, format):
+    A = example(xp, format)
+    for B in (A, A.copy(), copy.copy(A), copy.deepcopy(A), pickle.loads(pickle.dumps(A))):
+        assert A == B
+        assert not A != B
+        assert type(B) is type(A)
+        B.check()
+
+
+@pytest.mark.parametrize("protocol", range(2, pickle.HIGHEST_PROTOCOL + 1))
+@pytest.mark.parametrize("format", FORMATS)
+def test_pickling(xp, format, protocol):
+    A = example(xp, format)
+    B = pickle.loads(pickle.dumps(A, protocol))
+    assert A == B
+    assert B.shape == A.shape
+    with pytest.raises(AttributeError):
+        B.shape = (1, 1)
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_a_copy_shares_no_memory(xp, format):
+    A = example(xp, format)
+    B = A.copy()
+    for name, a in arrays_of(A).items():
+        assert not xp.may_share_memory(a, getattr(B, name))
+    B.data[...] = 9
+    assert A != B
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_fields_are_frozen_and_matrices_unhashable(xp, format):
+    A = example(xp, format)
+    with pytest.raises(AttributeError, match="data"):
+        A.data = None
+    with pytest.raises(AttributeError, match="shape"):
+        del A.shape
+    with pytest.raises(TypeError, match="unhashable"):
+        hash(A)
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_a_matrix_is_no_sequence(xp, format):
+    A = example(xp, format)
+    with pytest.raises(TypeError, match="not iterable"):
+        iter(A)
+    with pytest.raises(TypeError):
+        A @ A
+    with pytest.raises(TypeError):
+        xp.ones((5, 5)) @ A
+    with pytest.raises(TypeError):
+        xp.ones((5, 6)) * A
+
+
+def changed(A: Any, xp: ModuleType) -> dict[str, Any]:
+    """Matrices that differ from ``A`` in one way each."""
+    others = {
+        "values": A.with_data(A.data + 1),
+        "dtype": A.astype(np.float64),
+        "shape": A._replace(shape=(A.n_rows, A.n_cols + 1)),
+        "none": None,
+        "number": 1,
+        "array": A.toarray(),
+        "format": A.tocsr() if A.format != "csr" else A.tocsc(),
+    }
+    if A.format != "cbsr":
+        others["index dtype"] = A.astype(index_dtype=np.int64)
+        others["no values"] = A.with_data(None)
+        others["fewer entries"] = A[:2]
+    if A.format == "sgt":
+        others["tile"] = A.tosgt((4, 4))
+    return others
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_what_differs_is_not_equal(xp, format):
+    A = example(xp, format)
+    for what, B in changed(A, xp).items():
+        if what != "array":
+            assert A != B, what
+            assert not A == B, what
+            assert B != A, what
+    assert A.__eq__(A.toarray()) is NotImplemented
+
+
+@pytest.mark.parametrize("values", VALUES)
+def test_nan_equals_nan_and_zeros_of_both_signs_are_equal(xp, values):
+    def matrix(*data):
+        zeros = xp.zeros(len(data), np.int32)
+        return COO(zeros, zeros, xp.asarray(data).astype(dtype_of(values)), shape=(1, 1))
+
+    nan = float("nan")
+    assert matrix(nan, 1) == matrix(nan, 1)
+    assert matrix(nan, 1) != matrix(1, nan)
+    assert matrix(nan) != matrix(0)
+    assert matrix(0.0) == matrix(-0.0)
+    assert matrix(float("inf")) != matrix(float("-inf"))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("format", FORMATS)
+def test_matrices_move_between_devices(format):
+    cupy = pytest.importorskip("cupy", reason="CuPy is not installed")
+    A = example(np, format)
+    B = A.to("cuda")
+    assert B.device == f"cuda:{cupy.cuda.runtime.getDevice()}"
+    assert B.to("cuda") is B
+    assert B.to(B.device) is B
+    assert B.to("cpu") == A
+    assert B != A
+    assert B == example(cupy, format)
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_moving_to_where_it_is_gives_itself(format):
+    A = example(np, format)
+    assert A.to("cpu") is A
+
+
+def test_a_torch_device_names_a_device():
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    A = example(np)
+    assert A.to(torch.device("cpu")) is A
+
+
+@pytest.mark.parametrize("values", VALUES)
+@pytest.mark.parametrize("format", FORMATS)
+def test_astype_of_values(xp, format, values):
+    A = example(xp, format)
+    B = A.astype(dtype_of(values))
+    assert B.dtype == dtype_of(values)
+    assert same(B.toarray(), oracle(A))
+    assert B.toarray().dtype == dtype_of(values)
+    for name, a in arrays_of(A).items():
+        assert name == "data" or getattr(B, name) is a
+    assert A.astype(np.float32) == A
+    assert A.astype(np.float32).data is A.data
+    B.check()
+
+
+@pytest.mark.parametrize("format", SPARSE)
+def test_astype_of_indices(xp, format):
+    A = example(xp, format)
+    B = A.astype(index_dtype=np.int64)
+    assert B.index_dtype == np.int64
+    assert B.data is A.data
+    assert B.astype(index_dtype="int32") == A
+    assert A.astype() == A
+    C = A.astype(np.float64, index_dtype=np.int64)
+    assert (C.dtype, C.index_dtype) == (np.float64, np.int64)
+    for D in (B, C):
+        D.check()
+        assert same(D.toarray(), EXPECTED)
+
+
+def test_astype_leaves_an_unweighted_structure_unweighted(xp):
+    assert example(xp, values=None).astype(np.float64).data is None
+
+
+def test_astype_gives_native_byte_order():
+    A = example(np).astype(">f8")
+    assert A.dtype == np.float64
+    assert A.dtype.isnative
+
+
+def test_astype_of_cbsr_columns_may_name_what_they_are(xp):
+    A = example(xp, "cbsr")
+    assert A.astype(np.float64, index_dtype=np.uint8).dtype == np.float64
+    with pytest.raises(UnsupportedError, match="stores them as uint8"):
+        A.astype(index_dtype=np.int32)
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_with_data_shares_the_structure(xp, format):
+    A = example(xp, format)
+    data = xp.ones(A.data.shape, np.float64)
+    B = A.with_data(data)
+    assert B.data is data
+    for name, a in arrays_of(A).items():
+        assert name == "data" or getattr(B, name) is a
+    B.check()
+    strided = xp.ones((*A.data.shape, 2), np.float32)[..., 0]
+    assert A.with_data(strided).data.flags.c_contiguous
+
+
+@pytest.mark.parametrize("format", SPARSE)
+def test_values_can_be_taken_away_and_given_back(xp, format):
+    A = example(xp, format)
+    assert A.with_data(None).with_data(A.data) == A
+    assert same(A.with_data([2.0] * 7).toarray(), 2 * oracle(A.with_data(None)))
+
+
+def test_an_empty_list_can_be_data():
+    A = COO([], [], [], shape=(2, 2))
+    assert (A.nnz, A.dtype, A.index_dtype) == (0, np.float64, np.int64)
+    assert A.with_data([]).dtype == np.float64
+    assert CSR([0, 0, 0], [], shape=(2, 2)).nnz == 0
+
+
+# Transposes and slices
+
+
+@pytest.mark.parametrize("values", ["float32", None])
+@pytest.mark.parametrize("format", SPARSE)
+def test_transpose(xp, format, values):
+    A = example(xp, format, values=values)
+    B = A.T
+    assert B.shape == SHAPE[::-1]
+    assert same(B.toarray(), oracle(A).T)
+    B.check()
+    assert B.format == {"csr": "csc", "csc": "csr"}.get(format, format)
+    if format == "sgt":
+        assert B.tile == A.tile
+        assert same(B.T.toarray(), oracle(A))
+    else:
+        assert B.data is A.data
+        assert B.T == A
+
+
+@pytest.mark.parametrize("format", ["coo", "csr", "csc"])
+def test_a_transpose_is_a_view(xp, format):
+    A = example(xp, format)
+    theirs = {id(a) for a in arrays_of(A.T).values()}
+    assert theirs == {id(a) for a in arrays_of(A).values()}
+
+
+KEYS = [
+    slice(None),
+    slice(1, 4),
+    slice(None, None, -1),
+    slice(3, 1),
+    slice(-2, None),
+    slice(0, 99, 2),
+    np.array([0]),
+    np.array([], int),
+    np.array([4, 0, 0, 2]),
+    np.array([-1, -5]),
+    np.array([True, False, True, False, True]),
+    np.zeros(5, bool),
+]
+
+
+@pytest.mark.parametrize("key", KEYS, ids=repr)
+@pytest.mark.parametrize("format", SPARSE)
+def test_rows_are_chosen_as_numpy_does(xp, format, key):
+    A = example(xp, format)
+    B = A[key if isinstance(key, slice) else xp.asarray(key)]
+    assert type(B) is type(A)
+    assert same(B.toarray(), EXPECTED[key])
+    assert B.shape == EXPECTED[key].shape
+    assert B.index_dtype == A.index_dtype
+    B.check()
+
+
+@pytest.mark.parametrize("format", SPARSE)
+def test_columns_and_both_axes(xp, format):
+    A = example(xp, format, values="float64")
+    reverse = slice(None, None, -1)
+    assert same(A[:, 1:4].toarray(), EXPECTED[:, 1:4])
+    assert same(A[:, [5, 1, 1]].toarray(), EXPECTED[:, [5, 1, 1]])
+    assert same(A[reverse, reverse].toarray(), EXPECTED[::-1, ::-1])
+    assert same(A[1:3, [0, 3]].toarray(), EXPECTED[1:3][:, [0, 3]])
+    assert same(A[:, A.toarray().any(axis=0)].toarray(), EXPECTED[:, EXPECTED.any(axis=0)])
+    assert same(A[1:,].toarray(), EXPECTED[1:])
+    A[2:, ::2].check()
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_all_of_a_matrix_is_the_matrix(xp, format):
+    A = example(xp, format)
+    assert A[:] is A
+    assert A[:, :] is A
+    assert A[()] is A
+
+
+@pytest.mark.parametrize("format", SPARSE)
+def test_slices_keep_duplicates_zeros_and_an_absence_of_values(xp, format):
+    A = example(xp, format)
+    assert A[:1].nnz == 2
+    assert A[2:3].nnz == 3
+    B = example(xp, format, values=None)[2:3]
+    assert B.data is None
+    assert B.nnz == 3
+    if format == "sgt":
+        assert B.tile == A.tile
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "int8", "uint64", "int64"])
+def test_keys_of_any_integer_dtype(xp, dtype):
+    A = COO(xp.arange(300, dtype=np.int32), xp.zeros(300, np.int32), shape=(300, 1)).tocsr()
+    assert same(A[xp.asarray([1, 0, 100], dtype)].toarray()[:, 0], [1, 1, 1])
+    assert A[xp.asarray([1, 0, 100], dtype)].shape == (3, 1)
+
+
+def test_rows_of_a_cbsr(xp):
+    A = example(xp, "cbsr")
+    X = oracle(A)
+    for key in (slice(1, 3), slice(None, None, -2), [3, 3, -1], [], np.arange(5) > 2):
+        place = key if isinstance(key, slice) else np.asarray(key, None if len(key) else int)
+        B = A[key if isinstance(key, slice) else xp.asarray(place)]
+        assert isinstance(B, CBSR)
+        assert B.k == A.k
+        assert same(B.toarray(), X[place])
+        B.check()
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_slices_are_copies(xp, format):
+    A = example(xp, format)
+    before = A.copy()
+    A[0:3].data[...] = 7
+    assert A == before
+
+
+# How arrays come in
+
+
+@pytest.mark.parametrize("index", INDICES)
+def test_constructors_share_the_arrays_they_are_given(xp, index):
+    row, col = xp.asarray(ROW, index), xp.asarray(COL, index)
+    data = xp.asarray(DATA)
+    A = COO(row, col, data, shape=SHAPE)
+    assert A.row is row
+    assert A.col is col
+    assert A.data is data
+    for name in ("csr", "csc", "sgt", "cbsr"):
+        B = example(xp, name, values="float64")
+        fields = {field: getattr(B, field) for field in B._array_fields}
+        static = {"tile": B.tile} if name == "sgt" else {}
+        C = type(B)(**fields, shape=B.shape, **static)
+        for field, a in fields.items():
+            assert getattr(C, field) is a
+
+
+def test_lists_come_in(xp):
+    A = COO(ROW, COL, DATA, shape=list(SHAPE))
+    assert A.index_dtype == np.int64
+    assert A.dtype == np.float64
+    assert A.shape == SHAPE
+    assert same(A.toarray(), EXPECTED)
+    assert CSR((0, 1), range(1), shape=(1, 1)).nnz == 1
+    assert COO([0], [0], shape=(np.int8(1), np.uint64(1))).shape == (1, 1)
+    assert type(COO([0], [0], shape=(True, np.int8(1))).shape[0]) is int
+
+
+def test_tensors_come_in_without_a_copy():
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    row, col = torch.tensor(ROW), torch.tensor(COL)
+    data = torch.tensor(DATA)
+    A = COO(row, col, data, shape=SHAPE)
+    assert same(A.toarray(), EXPECTED)
+    assert A.index_dtype == np.int64
+    for a, tensor in ((A.row, row), (A.col, col), (A.data, data)):
+        assert a.ctypes.data == tensor.data_ptr()
+    assert COO(row, col, data.requires_grad_().detach(), shape=SHAPE) == A
+    assert COO(row, col, torch.tensor(DATA).repeat(2, 1).T[:, 0], shape=SHAPE) == A
+
+
+class Exporter:
+    """Any library's array, known by DLPack alone."""
+
+    def __init__(self, array: Any) -> None:
+        self.array = array
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self.array.__dlpack_device__()
+
+    def __dlpack__(self, **options: Any) -> Any:
+        return self.array.__dlpack__(**options)
+
+
+def test_arrays_of_other_libraries_come_in_without_a_copy(xp):
+    B = example(xp)
+    A = COO(Exporter(B.row), Exporter(B.col), Exporter(B.data), shape=SHAPE)
+    assert A == B
+    assert type(A.row) is xp.ndarray
+    assert xp.may_share_memory(A.row, B.row)
+    assert xp.may_share_memory(A.data, B.data)
+
+
+def test_strided_arrays_come_in_as_contiguous_copies(xp):
+    pairs = xp.asarray(np.stack([ROW, COL], axis=1), np.int32)
+    data = xp.asarray(DATA + DATA)[::2][:0:-1]
+    A = COO(pairs[1:, 0], pairs[1:, 1], data, shape=SHAPE)
+    assert all(a.flags.c_contiguous for a in arrays_of(A).values())
+    assert same(A.row, ROW[1:])
+    assert same(A.data, (DATA + DATA)[::2][:0:-1])
+    B = example(xp, "cbsr")
+    C = CBSR(xp.asfortranarray(B.indices), xp.asfortranarray(B.data), shape=SHAPE)
+    assert C == B
+    assert C.indices.flags.c_contiguous
+    assert same(from_dense(xp.asfortranarray(xp.asarray(EXPECTED))).toarray(), EXPECTED)
+    D = example(xp, "sgt")
+    columns = xp.asfortranarray(D.columns)
+    fields = {**arrays_of(D), "columns": columns}
+    assert SGT(**fields, shape=SHAPE, tile=D.tile) == D
+
+
+def test_big_endian_arrays_come_in():
+    A = COO(np.array(ROW, ">i4"), np.array(COL, ">i4"), np.array(DATA, ">f8"), shape=SHAPE)
+    assert (A.index_dtype, A.dtype) == (np.int32, np.float64)
+    assert all(a.dtype.isnative for a in arrays_of(A).values())
+    assert A == example(np, values="float64")
+    assert same(from_dense(EXPECTED.astype(">f4")).toarray(), EXPECTED)
+
+
+def test_subclasses_come_in_as_plain_views(tmp_path):
+    path = tmp_path / "data.npy"
+    np.save(path, np.asarray(DATA, np.float32))
+    stored = np.load(path, mmap_mode="r")
+    A = COO(np.asarray(ROW, np.int32), np.asarray(COL, np.int32), stored, shape=SHAPE)
+    assert type(A.data) is np.ndarray
+    assert np.shares_memory(A.data, stored)
+    assert A == example(np)
+    assert from_dense(EXPECTED.view(np.matrix)) == from_dense(EXPECTED)
+
+
+def frozen(A: Any) -> Any:
+    """``A`` over arrays that cannot be written to."""
+    for a in arrays_of(A).values():
+        a.setflags(write=False)
+    return A
+
+
+OPERATIONS = {
+    "coo": operator.methodcaller("tocoo"),
+    "csr": operator.methodcaller("tocsr"),
+    "csc": operator.methodcaller("tocsc"),
+    "sgt": operator.methodcaller("tosgt", (2, 4)),
+    "dense": operator.methodcaller("toarray"),
+    "dense perm": operator.methodcaller("toarray_with_perm"),
+    "csc perm": operator.methodcaller("tocsc_with_perm"),
+    "rows": lambda A: A[1:4],
+    "T": operator.attrgetter("T"),
+    "copy": operator.methodcaller("copy"),
+    "int64": lambda A: A if A.format == "cbsr" else A.astype(index_dtype=np.int64),
+    "float64": operator.methodcaller("astype", np.float64),
+    "float16": lambda A: A.astype(np.float16).tocsc(),
+    "check": operator.methodcaller("check"),
+    "equal": lambda A: A == A.copy(),
+    "sorted": lambda A: A.tocsr().sorted_indices(),
+    "reduction": lambda A: A.tosgt((2, 2)).reduction,
+}
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+@pytest.mark.parametrize("format", FORMATS)
+def test_nothing_writes_to_its_input(xp, format, operation):
+    A = example(xp, format)
+    before = A.copy()
+    if xp is np:
+        frozen(A)
+    OPERATIONS[operation](A)
+    assert A == before
+
+
+def test_read_only_arrays_come_in(xp):
+    A = frozen(example(np))
+    B = COO(A.row, A.col, A.data, shape=SHAPE)
+    assert B.row is A.row
+    assert not B.row.flags.writeable
+    assert B.copy().row.flags.writeable
+
+
+# Checks
+
+
+def test_the_cheap_level_reads_no_index(xp):
+    bad = xp.asarray([9], np.int32)
+    A = COO(bad, bad, shape=(1, 1), validate="cheap")
+    A.check("cheap")
+    with pytest.raises(IndexError):
+        A.check()
+    B = CSR(xp.asarray([0, 1], np.int32), bad, shape=(1, 1), validate="cheap")
+    with pytest.raises(IndexError):
+        B.check("full")
+    with pytest.raises(IndexError):
+        CBSR(xp.asarray([[9]], np.uint8), xp.ones((1, 1)), shape=(1, 1), validate="cheap").check()
+
+
+@pytest.mark.parametrize("shape", [(0, 0), (0, 3), (3, 0), (1, 1)])
+@pytest.mark.parametrize("index", INDICES)
+def test_empty_matrices(xp, shape, index):
+    none = xp.zeros(0, index)
+    A = COO(none, none, xp.zeros(0), shape=shape)
+    for B in (A, A.tocsr(), A.tocsc(), A.tosgt(), A.T, A[:], A.copy()):
+        B.check()
+        assert B.nnz == 0
+        assert B.index_dtype == np.dtype(index)
+        assert same(B.toarray(), np.zeros(B.shape))
+    assert A.tocsr().has_sorted_indices
+    assert A.tosgt().tile_count == 0
+
+
+def test_the_limits_of_a_shape_follow_the_index_dtype(xp):
+    largest = 2**31 - 1
+    A = COO(xp.full(1, largest - 1, np.int32), xp.zeros(1, np.int32), shape=(largest, largest))
+    assert A.astype(index_dtype=np.int64).astype(index_dtype=np.int32) == A
+    B = COO(xp.full(1, 2**40, np.int64), xp.zeros(1, np.int64), shape=(2**41, 2**41))
+    assert B.T.T == B
+    C = CSR(xp.asarray([0, 1]), xp.full(1, 2**40), shape=(1, 2**41))
+    assert C.tocoo().tocsr() == C
+    assert int(C.tosgt().columns.max()) == 2**40
+    assert C.tosgt().tocsr() == C
+
+
+# Condensed tiles
+
+
+@pytest.mark.parametrize("tile", TILES, ids=str)
+@pytest.mark.parametrize("index", INDICES)
+def test_every_tile_shape_is_lossless(xp, tile, index):
+    A = example(xp, "csr", index=index)
+    B = A.tosgt(tile)
+    B.check()
+    assert B.tile == tile
+    assert (
+        B.slots.dtype
+        == slot_dtype(tile)
+        == np.dtype("uint8" if tile[0] * tile[1] <= 256 else "uint16")
+    )
+    assert B.n_windows == -(-5 // tile[0])
+    assert B.columns.shape == (B.tile_count, tile[1])
+    assert B.tocsr() == A
+    assert same(B.toarray(), EXPECTED)
+    assert same(B.T.toarray(), EXPECTED.T)
+    assert B.data is A.data
+
+
+@pytest.mark.parametrize("tile", [(1, 65536), (65536, 1), (256, 256), (300, 200)], ids=str)
+def test_large_tiles_with_entries_in_every_slot(xp, tile):
+    """Slots from end to end of uint16, and columns beyond it."""
+    height, width = tile
+    rng = np.random.default_rng(0)
+    n_rows, n_cols, nnz = 2 * height + 1, 2 * width + 3, 4000
+    row = np.concatenate([rng.integers(0, n_rows, nnz), np.repeat([0, height - 1], 2 * width)])
+    col = np.concatenate([rng.integers(0, n_cols, nnz), np.tile(np.arange(width), 4)])
+    A = COO(*(xp.asarray(a, np.int32) for a in (row, col)), shape=(n_rows, n_cols)).tocsr()
+    B = A.tosgt(tile)
+    assert B.tocsr() == A
+    assert int(B.slots.max()) == height * width - 1 or height > 1
+    B.check()
+
+
+def test_tile_statistics(xp):
+    A = example(xp, "sgt")
+    # Rows 0, 1 use columns 0 and 3; rows 2, 3 use 1 and 4; row 4 uses 5.
+    assert (A.n_windows, A.tile_count) == (3, 3)
+    assert same(A.window_ptr, [0, 1, 2, 3])
+    assert same(A.columns, [[0, 3], [1, 4], [5, -1]])
+    assert same(A.tile_ptr, [0, 3, 6, 7])
+    assert A.tile_density == 7 / 12
+    assert A.dense_tile_count == 5
+    assert A.reduction == pytest.approx(1 - 3 / 5)
+    assert isinstance(A.reduction, float)
+
+
+def test_statistics_of_no_tiles(xp):
+    A = COO(xp.zeros(0, np.int32), xp.zeros(0, np.int32), shape=(40, 40)).tosgt()
+    assert (A.tile_count, A.dense_tile_count, A.tile_density, A.reduction) == (0, 0, 0.0, 0.0)
+    assert A.n_windows == 3
+    assert A.tile == DEFAULT_TILE
+
+
+@pytest.mark.parametrize("tile", [(16, 8), (3, 5), (1, 1)])
+def test_dense_tile_count_counts_blocks_with_an_entry(xp, tile):
+    rng = np.random.default_rng(1)
+    row, col = rng.integers(0, 50, 200), rng.integers(0, 70, 200)
+    A = COO(xp.asarray(row), xp.asarray(col), shape=(50, 70)).tosgt(tile)
+    blocks = {(i // tile[0], j // tile[1]) for i, j in zip(row.tolist(), col.tolist(), strict=True)}
+    assert A.dense_tile_count == len(blocks)
+    assert A.reduction == pytest.approx(1 - A.tile_count / len(blocks))
+    assert A.tile_density == 200 / (A.tile_count * tile[0] * tile[1])
+
+
+def test_order_within_rows_and_duplicates_survive_condensing(xp):
+    indptr, indices = xp.asarray([0, 5, 6], np.int32), xp.asarray([7, 2, 7, 0, 2, 7], np.int32)
+    A = CSR(indptr, indices, xp.arange(6.0), shape=(2, 8))
+    B = A.tosgt((2, 2))
+    assert same(B.columns, [[0, 2], [7, -1]])
+    assert same(B.order, [3, 1, 4, 0, 2, 5])
+    assert same(B.slots, [0, 1, 1, 0, 0, 2])
+    assert B.tocsr() == A
+
+
+def test_condensing_in_chunks_gives_the_same_tiles(xp, monkeypatch):
+    rng = np.random.default_rng(2)
+    arrays = (xp.asarray(rng.integers(0, n, 500), np.int32) for n in (90, 40))
+    A = COO(*arrays, shape=(90, 40)).tocsr()
+    whole = A.tosgt((4, 4))
+    monkeypatch.setattr(_condense, "CHUNK_ENTRIES", 16)
+    assert A.tosgt((4, 4)) == whole
+
+
+def test_columns_beyond_the_sort_word_are_ranked(xp):
+    """Columns of 59 bits and places of two make more than the 60 that a word gives them."""
+    col = xp.asarray([2**58, 5, 2**58, 7, 5])
+    A = CSR(xp.asarray([0, 3, 5]), col, xp.arange(5.0), shape=(2, 2**59))
+    B = A.tosgt((2, 2))
+    assert same(B.columns, [[5, 7], [2**58, -1]])
+    assert B.tocsr() == A
+
+
+def test_more_tile_columns_than_the_index_dtype_counts(monkeypatch):
+    """Padding counts too; simulated with a dtype that ends early: the array would be large."""
+    A = example(np, "csr")
+    real = np.iinfo
+    small = type("small", (), {"max": 3})
+    expected = A.tosgt((1, 2))
+    monkeypatch.setattr(_condense.np, "iinfo", lambda dtype: small)
+    B = A.tosgt((1, 2))
+    monkeypatch.setattr(_condense.np, "iinfo", real)
+    assert B == expected
+    assert B.index_dtype == np.int32
+
+
+def test_tiles_are_two_small_positive_integers():
+    assert check_tile([np.int64(16), 8]) == (16, 8)
+    assert type(check_tile((np.int8(2), 2))[0]) is int
+    B = example(np, "sgt")
+    fields = arrays_of(B)
+    assert SGT(**fields, shape=SHAPE, tile=[2, 2]).tile == (2, 2)
+
+
+# Conversions that have edges of their own (every pair has its laws elsewhere)
+
+
+@pytest.mark.parametrize("values", VALUES)
+@pytest.mark.parametrize("target", SPARSE)
+@pytest.mark.parametrize("source", FORMATS)
+def test_values_of_every_dtype_travel(xp, source, target, values):
+    A = example(xp, source, values=values)
+    B = A.asformat(target)
+    assert B.dtype == dtype_of(values)
+    assert same(B.toarray(), oracle(A))
+    C, perm = A.asformat_with_perm(target)
+    assert C == B
+    assert same(host(C.data), host(A.data).ravel()[host(perm)])
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_named_conversions_are_the_general_one(xp, format):
+    A = example(xp, format)
+    assert A.tocoo() == A.asformat("coo")
+    assert A.tocsr() == A.asformat("csr")
+    assert A.tocsc() == A.asformat("csc")
+    assert A.tosgt() == A.asformat("sgt", tile=DEFAULT_TILE)
+    for name in ("coo", "csr", "csc"):
+        B, perm = getattr(A, f"to{name}_with_perm")()
+        C, other = A.asformat_with_perm(name)
+        assert B == C
+        assert same(perm, host(other))
+    B, perm = A.tosgt_with_perm((2, 4))
+    assert B == A.tosgt((2, 4))
+    assert len(perm) == A.nnz
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_a_conversion_to_itself_is_itself(xp, format):
+    A = example(xp, format)
+    assert A.asformat(format) is A
+    B, perm = A.asformat_with_perm(format)
+    assert B is A
+    assert same(perm, np.arange(A.nnz))
+
+
+def test_the_permutation_of_a_large_cbsr_counts_past_its_columns_dtype(xp):
+    A = CBSR(xp.zeros((1000, 1), np.uint8), xp.ones((1000, 1)), shape=(1000, 1))
+    assert same(A.asformat_with_perm("cbsr")[1], np.arange(1000))
+    assert same(A.tocsr_with_perm()[1], np.arange(1000))
+
+
+@pytest.mark.parametrize("values", VALUES)
+def test_duplicates_add_up_in_the_order_of_their_row(xp, values):
+    data = xp.asarray([1, 2, 4]).astype(dtype_of(values))
+    zeros = xp.zeros(3, np.int32)
+    A = COO(zeros, zeros, data, shape=(1, 1))
+    assert float(A.toarray()[0, 0]) == 7
+    assert A.toarray(np.float64).dtype == np.float64
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_dense_cells(xp, format):
+    A = example(xp, format)
+    X, cells = A.toarray_with_perm()
+    assert same(X, oracle(A))
+    data = A.data if A.format != "cbsr" else A.data.ravel()
+    total = np.bincount(host(cells), host(data), minlength=30).reshape(SHAPE)
+    assert np.array_equal(total, oracle(A))
+
+
+@pytest.mark.parametrize("values", VALUES)
+@pytest.mark.parametrize("format", SPARSE)
+def test_from_dense(xp, format, values):
+    X = xp.asarray(EXPECTED).astype(dtype_of(values))
+    A = from_dense(X, format)
+    assert A.format == format
+    assert A.index_dtype == np.int32
+    assert A.nnz == 6 - 1
+    assert same(A.toarray(), EXPECTED)
+    A.check()
+    B, cells = convert.from_dense_with_perm(X, format, index_dtype=np.int64)
+    assert B.index_dtype == np.int64
+    assert same(B.data, host(X).ravel()[host(cells)])
+    B.check()
+
+
+def test_from_dense_takes_a_tile_and_lists_and_empty_arrays(xp):
+    assert from_dense(xp.ones((3, 3)), "sgt", tile=(2, 2)).tile == (2, 2)
+    assert from_dense([[0.0, 1.0]]).nnz == 1
+    assert from_dense([[]]).shape == (1, 0)
+    for shape in ((0, 3), (3, 0), (0, 0)):
+        A = from_dense(xp.zeros(shape, np.float32))
+        assert A.shape == shape
+        assert A.nnz == 0
+
+
+def test_from_dense_keeps_nan_and_drops_zeros_of_both_signs(xp):
+    X = xp.asarray([[float("nan"), 0.0], [-0.0, float("inf")]])
+    A = from_dense(X)
+    assert same(A.indices, [0, 1])
+    assert bool(xp.isnan(A.data[0]))
+
+
+# The parts that conversions are made of
+
+
+def test_group_is_a_stable_sort(xp):
+    keys = xp.asarray([3, 0, 3, 1, 0], np.int32)
+    ptr, perm = primitives.group(keys, 5)
+    assert same(ptr, [0, 2, 3, 3, 5, 5])
+    assert same(perm, [1, 4, 3, 0, 2])
+    assert ptr.dtype == np.int32
+
+
+@pytest.mark.parametrize("data", [None, "float32", "float64"])
+def test_take_moves_indices_and_values_together(xp, data):
+    perm, indices = xp.asarray([2, 0, 1]), xp.asarray([5, 6, 7], np.int32)
+    values = None if data is None else xp.asarray([1, 2, 3], data)
+    found, moved = primitives.take(perm, indices, values)
+    assert same(found, [7, 5, 6])
+    assert moved is None if data is None else same(moved, [3, 1, 2])
+
+
+@pytest.mark.parametrize(("count", "bits"), [(0, 0), (1, 0), (2, 1), (256, 8), (257, 9)])
+def test_bits(count, bits):
+    assert primitives.bits_for(count) == bits
+
+
+def test_expand_inverts_pointers(xp):
+    ptr = xp.asarray([0, 2, 2, 5], np.int32)
+    assert same(primitives.expand(ptr, 5), [0, 0, 2, 2, 2])
+    assert same(primitives.pointers(xp.asarray([0, 0, 2, 2, 2]), 3, np.int32), [0, 2, 2, 5])
+    assert same(primitives.offsets(xp.asarray([2, 0, 3]), np.int64), [0, 2, 2, 5])
+    assert primitives.expand(xp.zeros(1, np.int32), 0).shape == (0,)
+
+
+# The public names
+
+
+def test_public_names_resolve_and_are_listed():
+    for name in ("COO", "CSR", "CSC", "CBSR", "SGT", "Format", "from_dense", "DtypeError"):
+        assert name in dir(sparsefmt)
+        assert name in sparsefmt.__all__
+        assert getattr(sparsefmt, name).__name__ == name
+    assert sparsefmt.DtypeError is DtypeError
+    with pytest.raises(AttributeError, match=r"module 'sparsefmt' has no attribute 'coo_matrix'"):
+        sparsefmt.coo_matrix  # noqa: B018  # the access is what is tested
+
+
+def test_documentation_says_what_each_format_is():
+    for one in (COO, CSR, CSC, CBSR, SGT):
+        assert "Parameters" in one.__doc__
+        members = [name for name in dir(one) if not name.startswith("_")]
+        missing = [
+            name
+            for name in members
+            if callable(getattr(one, name)) and not getattr(one, name).__doc__
+        ]
+        assert not missing
+
+
+# The kernels that check, without a GPU
+
+KERNEL_TYPES = {
+    "I": ("int", "long long"),
+    "M": ("unsigned char", "long long"),
+    "S": ("unsigned short",),
+}
+
+
+def kernel_source(name: str, chosen: dict[str, str]) -> str:
+    """What CuPy makes of an element-wise kernel, by hand."""
+    from sparsefmt import _faults
+
+    inputs, outputs, body = _faults._KERNELS[name]
+    types = {"int64": "long long", **chosen}
+    arguments = []
+    for parameter in f"{inputs}, {outputs}".split(", "):
+        *raw, kind, argument = parameter.split()
+        arguments.append(
+            f"CArray<{types[kind]}, 1, true> {argument}" if raw else f"{types[kind]} {argument}"
+        )
+    return (
+        f"#include <cupy/carray.cuh>\n{_faults._PREAMBLE}\n"
+        f'extern "C" __global__ void kernel({", ".join(arguments)}, long long size) {{\n'
+        f"CUPY_FOR(i, size) {{\n{body}\n}} }}"
+    )
+
+
+@pytest.mark.parametrize("wide", [False, True], ids=["narrow", "wide"])
+@pytest.mark.parametrize(
+    "name", ["in_range", "coordinates", "compressed", "balanced", "tiles", "tiles_order"]
+)
+def test_checking_kernels_compile(name, wide):
+    cupy = pytest.importorskip("cupy", reason="CuPy brings NVRTC and the array class")
+    nvrtc = pytest.importorskip("cupy_backends.cuda.libs.nvrtc", reason="CuPy brings NVRTC")
+    from pathlib import Path
+
+    from cuda.pathfinder import find_nvidia_header_directory
+
+    chosen = {name: kinds[-1 if wide else 0] for name, kinds in KERNEL_TYPES.items()}
+    include = Path(cupy.__file__).parent / "_core" / "include"
+    folders = [include, *include.glob("cupy/_cccl/*"), find_nvidia_header_directory("cudart")]
+    program = nvrtc.createProgram(kernel_source(name, chosen), "check.cu", [], [])
+    options = [
+        "-arch=sm_80",
+        "--std=c++17",
+        "-DCUPY_NO_CUDA_INCLUDES",
+        *(f"-I{folder}" for folder in folders),
+    ]
+    try:
+        nvrtc.compileProgram(program, options)
+    except nvrtc.NVRTCError:
+        pytest.fail(nvrtc.getProgramLog(program))

@@ -1,0 +1,363 @@
+"""Laws that hold for every matrix: transposes, conversions, products, slices, copies."""
+
+import pickle
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import sparsefmt
+from sparsefmt.testing import (
+    assert_close,
+    assert_same_matrix,
+    cbsr,
+    coo,
+    csc,
+    csr,
+    dot,
+    dot_bound,
+    error_bound,
+    features,
+    graphs,
+    index_dtypes,
+    sgt,
+    spmm_oracle,
+    stored_entries,
+    value_dtypes,
+)
+
+FORMATS = ("coo", "csr", "csc", "sgt")
+matrices = st.one_of(coo(), csr(), csc(), sgt(), graphs(format=None))
+anything = matrices | cbsr()
+names = st.sampled_from(FORMATS)
+
+
+def on(xp, A):
+    return A if xp is np else A.to("cuda")
+
+
+def host(a):
+    return a if isinstance(a, np.ndarray) else a.get()
+
+
+# bfloat16 on a GPU depends on the CuPy at hand; tests/test_conversions.py covers it.
+plain = value_dtypes(bfloat16=False)
+
+
+# Identity
+
+
+@given(A=matrices)
+def test_transposing_twice_gives_the_same_entries(A):
+    assert_same_matrix(A.T.T, A)
+    assert A.T.shape == A.shape[::-1]
+
+
+@given(A=coo() | csr() | csc())
+def test_transposing_twice_gives_the_same_arrays(A):
+    assert A.T.T == A
+
+
+@given(A=anything)
+def test_transpose_swaps_rows_and_columns(A):
+    swapped = sorted((col, row, repr(value)) for row, col, value in stored_entries(A))
+    assert swapped == sorted((row, col, repr(value)) for row, col, value in stored_entries(A.T))
+
+
+@given(A=matrices, goal=names)
+def test_every_format_holds_the_same_entries(A, goal):
+    B = A.asformat(goal)
+    B.check()
+    assert_same_matrix(A, B)
+
+
+@given(A=matrices, goal=names)
+def test_permutation_carries_the_values(A, goal):
+    B, perm = A.asformat_with_perm(goal)
+    assert sorted(perm.tolist()) == list(range(A.nnz))
+    if A.data is not None:
+        assert A.data[perm].tobytes() == B.data.tobytes()
+
+
+@given(A=csr() | csc() | coo(), goal=names)
+def test_transpose_and_conversion_commute(A, goal):
+    assert_same_matrix(A.T.asformat(goal), A.asformat(goal).T)
+
+
+@given(A=anything)
+def test_dense_transpose_is_the_transpose_of_dense(A):
+    A = A.astype(np.float64)
+    np.testing.assert_allclose(A.T.toarray(), A.toarray().T, rtol=1e-12, atol=1e-9)
+
+
+@given(A=matrices, goal=names)
+def test_dense_is_the_same_through_every_format(A, goal):
+    A = A.tocsr()
+    assert A.asformat(goal).toarray().astype(float).shape == A.shape
+    if goal in ("coo", "sgt"):  # both hand rows over in CSR order: sums are equal bit for bit
+        assert A.asformat(goal).toarray().tobytes() == A.toarray().tobytes()
+
+
+@given(A=csr() | csc())
+def test_sorting_keeps_the_entries_and_is_idempotent(A):
+    B = A.sorted_indices()
+    assert B.has_sorted_indices
+    assert B.sorted_indices() is B
+    assert_same_matrix(A, B)
+    assert (B is A) == A.has_sorted_indices
+
+
+# Products
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@given(data=st.data())
+def test_product_is_the_oracle_within_its_bound(xp, format, data):
+    A = data.draw(csr(dtype=plain), label="A")
+    dtype = A.dtype or np.float32
+    X = data.draw(features(A.n_cols, width=st.integers(0, 9), dtype=dtype), label="X")
+    Y = on(xp, A.asformat(format)) @ xp.asarray(X)
+    assert_close(Y, spmm_oracle(A, X), bound=error_bound(A, X))
+
+
+@given(data=st.data())
+def test_product_is_adjoint_to_that_of_the_transpose(xp, data):
+    A = data.draw(csr(dtype=plain), label="A")
+    dtype, width = A.dtype or np.float32, data.draw(st.integers(0, 5), label="width")
+    x = data.draw(features(A.n_cols, width=width, dtype=dtype), label="x")
+    y = data.draw(features(A.n_rows, width=width, dtype=dtype), label="y")
+    B, bound = on(xp, A), dot_bound(A, x, y)
+    x, y = xp.asarray(x), xp.asarray(y)
+    assert_close(dot(B @ x, y), dot(x, B.T @ y), bound=bound)
+
+
+@given(data=st.data())
+def test_product_is_linear(data):
+    A = data.draw(csr(dtype="float64"), label="A")
+    x, y = (data.draw(features(A.n_cols, width=3, dtype=A.dtype or "float32")) for _ in "xy")
+    scale = x.dtype.type(data.draw(st.sampled_from([-2.0, 0.5, 4.0])))
+    # The inputs are rounded once more where they are added: one more eps of the same magnitudes.
+    magnitudes = abs(scale * x) + abs(y)
+    bound = 2 * (error_bound(A, magnitudes) + error_bound(A, scale * x + y))
+    assert_close(A @ (scale * x + y), scale * (A @ x) + A @ y, bound=bound)
+
+
+@given(data=st.data())
+def test_product_of_an_unweighted_structure_is_that_of_ones(data):
+    A = data.draw(csr(weighted=False), label="A")
+    X = data.draw(features(A.n_cols, width=4, dtype="float32"), label="X")
+    assert (A @ X).tobytes() == (A.with_data(np.ones(A.nnz, np.float32)) @ X).tobytes()
+
+
+@given(data=st.data())
+def test_product_of_chosen_rows_is_the_chosen_rows_of_the_product(data):
+    A = data.draw(csr(dtype="float32"), label="A")
+    X = data.draw(features(A.n_cols, width=3, dtype="float32"), label="X")
+    rows = data.draw(st.lists(st.sampled_from(range(A.n_rows))) if A.n_rows else st.just([]))
+    rows = np.array(rows, np.int64)
+    assert (A[rows] @ X).tobytes() == (A @ X)[rows].tobytes()
+
+
+@given(data=st.data())
+def test_an_implicit_zero_never_touches_infinity(data):
+    A = data.draw(csr(dtype="float32", min_nnz=1, max_nnz=4), label="A")
+    X = np.full((A.n_cols, 2), np.inf, np.float32)
+    stored = A.indices[0]
+    X[stored] = 1
+    assert_close(A @ X, spmm_oracle(A, X), bound=error_bound(A, np.ones_like(X)))
+
+
+@given(data=st.data())
+def test_product_with_nan_and_infinity_agrees_with_the_oracle(data):
+    A = data.draw(csr(dtype="float64", weighted=True, allow_nan=True, allow_infinity=True))
+    X = data.draw(features(A.n_cols, width=2, dtype="float64", allow_nan=True))
+    # Where the oracle is finite so is every product; elsewhere the bound plays no part.
+    bound = np.nan_to_num(error_bound(A, X), nan=0.0, posinf=0.0)
+    assert_close(A @ X, spmm_oracle(A, X), bound=bound)
+
+
+# Slices, against NumPy on dense
+
+
+def slices(size):
+    ends = st.none() | st.integers(-size - 2, size + 2)
+    steps = st.none() | st.integers(-3, 3).filter(bool)
+    return st.builds(slice, ends, ends, steps)
+
+
+def places(size):
+    """Integers with repetition, negative ones too, in any integer dtype that holds them."""
+    if not size:
+        return st.just(np.zeros(0, np.int64))
+    dtypes = st.sampled_from([np.int64, np.int32, np.int16, np.int8])
+    lists = st.lists(st.integers(-size, size - 1), max_size=6)
+    return st.builds(np.array, lists, dtypes)
+
+
+def masks(size):
+    return st.lists(st.booleans(), min_size=size, max_size=size).map(lambda m: np.array(m, bool))
+
+
+def keys(size):
+    return slices(size) | places(size) | masks(size)
+
+
+def exact(A):
+    """With small integers for values: sums of duplicates are exact in every order and dtype."""
+    ones = np.arange(A.nnz, dtype=np.float64) % 8 - 3
+    return A.with_data(ones)
+
+
+@given(data=st.data())
+def test_chosen_rows_are_those_of_dense(xp, data):
+    A = exact(data.draw(matrices, label="A"))
+    key = data.draw(keys(A.n_rows), label="rows")
+    B = on(xp, A)[key if isinstance(key, slice) else xp.asarray(key)]
+    B.check()
+    assert (B.format, B.index_dtype) == (A.format, A.index_dtype)
+    assert host(B.toarray()).tolist() == A.toarray()[key].tolist()
+
+
+@given(data=st.data())
+def test_chosen_columns_are_those_of_dense(xp, data):
+    A = exact(data.draw(matrices, label="A"))
+    key = data.draw(keys(A.n_cols), label="columns")
+    B = on(xp, A)[:, key if isinstance(key, slice) else xp.asarray(key)]
+    B.check()
+    assert host(B.toarray()).tolist() == A.toarray()[:, key].tolist()
+
+
+@given(data=st.data())
+def test_rows_and_columns_are_chosen_independently(data):
+    A = exact(data.draw(matrices, label="A"))
+    rows, cols = data.draw(keys(A.n_rows), label="rows"), data.draw(keys(A.n_cols), label="cols")
+    assert A[rows, cols].toarray().tolist() == A.toarray()[rows][:, cols].tolist()
+
+
+@given(data=st.data())
+def test_slices_of_slices_are_slices(data):
+    A = data.draw(csr(), label="A")
+    first = data.draw(slices(A.n_rows), label="first")
+    second = data.draw(slices(len(range(A.n_rows)[first])), label="second")
+    composed = np.arange(A.n_rows)[first][second]
+    assert A[first][second] == A[composed]
+
+
+@given(A=csr())
+def test_the_full_slice_is_the_matrix(A):
+    assert A[:] == A
+    assert A[:, :] == A
+    assert A[::-1][::-1] == A
+
+
+@given(data=st.data())
+def test_small_integer_dtypes_index_large_shapes(data):
+    A = data.draw(csr(shape=(300, 4)), label="A")
+    for dtype in (np.uint8, np.int8, np.uint16, np.uint64):
+        key = np.array([100, 0, 127], dtype)
+        assert A[key] == A[key.astype(np.int64)]
+    assert A[np.array([-1, -128], np.int8)] == A[[299, 172]]
+
+
+# Copies, casts, values
+
+
+@given(A=anything)
+def test_a_copy_is_equal_and_shares_nothing(A):
+    B = A.copy()
+    assert B == A
+    mine, theirs = A._arrays(), B._arrays()
+    assert not any(np.shares_memory(mine[name], theirs[name]) for name in mine)
+
+
+@given(A=anything)
+def test_pickling_keeps_everything(A):
+    B = pickle.loads(pickle.dumps(A))
+    assert B == A
+    assert_same_matrix(A, B)
+
+
+@given(A=anything)
+def test_moving_to_where_it_is_gives_the_same_object(A):
+    assert A.to("cpu") is A
+
+
+@given(A=anything)
+def test_equality_tells_formats_shapes_and_values_apart(A):
+    assert A == A.copy()
+    assert A != A.asformat("csc" if A.format == "coo" else "coo")
+    assert A != A.toarray().tolist()
+    if A.data is not None and A.nnz:
+        changed = A.data.copy()
+        changed.flat[0] = 3 if changed.flat[0] != 3 else 4
+        assert A != A.with_data(changed)
+
+
+@given(A=csr(weighted=True, min_nnz=1), dtype=value_dtypes())
+def test_nan_equals_nan(A, dtype):
+    A = A.with_data(np.full(A.nnz, np.nan, dtype))
+    assert A == A.copy()
+
+
+@given(A=matrices, dtype=value_dtypes(), index=index_dtypes())
+def test_casts_change_dtypes_and_nothing_else(A, dtype, index):
+    B = A.astype(dtype, index_dtype=index)
+    B.check()
+    assert B.index_dtype == index
+    assert B.dtype == (None if A.data is None else dtype)
+    assert B.shape == A.shape
+    if A.data is not None:
+        assert B.data.tobytes() == A.data.astype(dtype).tobytes()
+    assert A.astype(A.dtype, index_dtype=A.index_dtype) == A
+
+
+@given(A=matrices, index=index_dtypes())
+def test_index_casts_are_exact(A, index):
+    assert_same_matrix(A, A.astype(index_dtype=index))
+
+
+@given(A=cbsr(), dtype=value_dtypes())
+def test_balanced_rows_cast_their_values(A, dtype):
+    B = A.astype(dtype)
+    B.check()
+    assert B.dtype == dtype
+    assert B.indices is A.indices
+
+
+@given(A=cbsr(), index=index_dtypes())
+def test_balanced_rows_never_become_invalid_by_a_cast(A, index):
+    try:
+        A.astype(index_dtype=index).check()
+    except sparsefmt.SparseFmtError:
+        pass
+
+
+@given(A=matrices)
+def test_values_come_off_and_go_on(A):
+    bare = A.with_data(None)
+    assert bare.dtype is None
+    values = np.arange(A.nnz, dtype=np.float32)
+    assert bare.with_data(values).data is values
+    assert bare.with_data(values).with_data(None) == bare
+
+
+@given(A=anything)
+def test_every_fact_of_the_text_form_is_true(A):
+    text = repr(A)
+    assert text.startswith(f"{type(A).__name__}({A.n_rows} x {A.n_cols}")
+    assert f"nnz={A.nnz}" in text
+    assert ("unweighted" in text) == (A.data is None)
+
+
+@given(A=anything)
+def test_bytes_are_those_of_the_arrays(A):
+    assert A.nbytes == sum(array.nbytes for array in A._arrays().values())
+
+
+@given(A=anything)
+def test_matrices_are_frozen_and_not_hashable(A):
+    with pytest.raises(AttributeError):
+        A.shape = (1, 1)
+    with pytest.raises(TypeError):
+        hash(A)

@@ -1,0 +1,146 @@
+"""The GPU branches of the format layer on a machine without a GPU: see ``host_cupy``."""
+
+import sys
+from collections.abc import Iterator
+from types import ModuleType
+
+import host_cupy
+import numpy as np
+import pytest
+from test_bad_input import CASES, Case, cbsr, csr, refuse, sgt
+from test_formats import EXPECTED, SPARSE, example, host, oracle, same
+
+from sparsefmt import COO, CSR, _arrays, _faults, convert, from_dense
+from sparsefmt import _primitives as primitives
+from sparsefmt.errors import FormatError
+
+pytestmark = pytest.mark.skipif(host_cupy.COMPILER is None, reason="no g++ to compile kernels with")
+
+CACHED = [
+    _faults._kernel,
+    primitives._expand_kernel,
+    primitives._search_kernel,
+    primitives._pack_kernel,
+    primitives._take_kernel,
+    convert._to_dense_kernel,
+]
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+    """The simulated CuPy, in the place of the real one."""
+    cupy = host_cupy.module()
+    monkeypatch.setitem(sys.modules, "cupy", cupy)
+    for kernel in CACHED:
+        kernel.cache_clear()
+    yield cupy
+    for kernel in CACHED:
+        kernel.cache_clear()
+
+
+#: Simulated arrays are NumPy arrays: what a list or a scalar becomes there says nothing of CuPy.
+INDEX_FAULTS = [case for case in CASES if case.error.__name__ in {"FormatError", "IndexRangeError"}]
+
+
+@pytest.mark.parametrize("case", INDEX_FAULTS, ids=[case.name for case in INDEX_FAULTS])
+def test_the_gpu_half_of_a_check_finds_the_same_fault(gpu, case: Case):
+    refuse(case, gpu)
+
+
+def test_the_lowest_place_of_the_first_kind_is_reported(gpu):
+    for make in (csr, cbsr, sgt):
+        make(gpu).check()
+    with pytest.raises(FormatError, match=r"decreases from 3 to 1 at position 2"):
+        csr(gpu, indptr=[0, 3, 1, 0, 9], indices=[7, -1], shape=(4, 2))
+    A = COO(*(gpu.asarray([0, 5, 7, -1], np.int64) for _ in "rc"), shape=(9, 6), validate="cheap")
+    with pytest.raises(IndexError, match=r"row\[3\] is -1 but there are 9 rows"):
+        A.check()
+    B = A._replace(row=gpu.asarray([0, 5, 7, 1], np.int64))
+    with pytest.raises(IndexError, match=r"col\[2\] is 7 but there are 6 columns"):
+        B.check()
+
+
+def random_faults(rng: np.random.Generator, A) -> dict[str, np.ndarray]:
+    """One array of a tiled matrix with a few places changed."""
+    name = rng.choice(["window_ptr", "columns", "tile_ptr", "slots", "order"])
+    array = host(getattr(A, name)).copy()
+    for place in rng.integers(0, array.size, rng.integers(1, 3)):
+        other = array.flat[rng.integers(0, array.size)]
+        array.flat[place] = rng.choice([other, max(int(array.flat[place]) - 1, 0)])
+    return {str(name): array}
+
+
+def outcome(A) -> str:
+    try:
+        A.check()
+    except (FormatError, IndexError) as error:
+        return f"{type(error).__name__}: {error}"
+    return "valid"
+
+
+def test_both_halves_agree_on_every_damaged_tile(gpu):
+    """Where they call it valid, it converts back to a matrix that condenses to the same tiles."""
+    rng = np.random.default_rng(0)
+    refused = 0
+    for _ in range(400):
+        n_rows, n_cols, nnz = rng.integers(1, 12, 3)
+        arrays = (rng.integers(0, n, nnz).astype(np.int32) for n in (n_rows, n_cols))
+        A = COO(*arrays, shape=(n_rows, n_cols)).tocsr().tosgt((int(rng.integers(1, 4)), 2))
+        bad = A._replace(**random_faults(rng, A))
+        moved = {name: gpu.asarray(array) for name, array in bad._arrays().items()}
+        found = outcome(bad)
+        assert outcome(bad._replace(**moved)) == found
+        refused += found != "valid"
+        if found == "valid":
+            assert bad.tocsr().tosgt(bad.tile) == bad
+    assert 100 < refused < 400
+
+
+@pytest.mark.parametrize("values", ["float16", "float32", "float64", None])
+@pytest.mark.parametrize("index", ["int32", "int64"])
+@pytest.mark.parametrize("target", SPARSE)
+@pytest.mark.parametrize("source", SPARSE)
+def test_conversions_agree_with_numpy(gpu, source, target, index, values):
+    A = example(gpu, source, index=index, values=values)
+    B, perm = A.asformat_with_perm(target)
+    B.check()
+    assert B.device == "cuda:0"
+    assert isinstance(perm, gpu.ndarray)
+    expected, _ = example(np, source, index=index, values=values).asformat_with_perm(target)
+    assert B.to("cpu") == expected
+    assert A.asformat(target) == B
+    assert same(B.toarray(), oracle(expected))
+    if values is not None:
+        assert same(host(B.data), host(A.data)[host(perm)])
+
+
+def test_other_operations_stay_on_the_device(gpu):
+    A = example(gpu, "csr")
+    for B in (A[1:4], A[:, [1, 0]], A.T, A.copy(), A.astype(np.float64), A.sorted_indices()):
+        assert B.device == "cuda:0"
+        B.check()
+    assert example(gpu, "cbsr").tocsr().device == "cuda:0"
+    assert from_dense(gpu.asarray(EXPECTED)).device == "cuda:0"
+    assert same(A.lengths, [2, 1, 3, 0, 1])
+    assert A == A.copy()
+
+
+def test_matrices_move_and_stay(gpu):
+    A = example(np, "sgt")
+    B = A.to("cuda")
+    assert B.device == "cuda:0"
+    assert B.to("cuda:0") is B
+    assert B.to("cpu") == A
+    assert B != A
+    assert _arrays.as_array("a", B.order) is B.order
+
+
+def test_rows_of_many_entries_expand(gpu):
+    """More entries than a warp's run, in segments of every length."""
+    lengths = np.random.default_rng(0).integers(0, 90, 200)
+    lengths[50:60] = 0
+    ptr = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+    row = primitives.expand(gpu.asarray(ptr), int(ptr[-1]))
+    assert same(row, np.repeat(np.arange(200), lengths))
+    indices = gpu.zeros(int(ptr[-1]), np.int32)
+    assert CSR(gpu.asarray(ptr), indices, shape=(200, 1)).tocoo().tocsr().nnz == ptr[-1]
