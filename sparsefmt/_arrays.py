@@ -67,7 +67,7 @@ def as_array(
         raise DtypeError(f"{name} holds Python objects (dtype {array.dtype}): give numbers.")
     if not array.dtype.isnative:
         array = array.astype(array.dtype.newbyteorder("="))
-    return _beside(beside, array) if isinstance(value, list | tuple) else array
+    return _beside(beside, array) if isinstance(value, list | tuple | range) else array
 
 
 def _beside(other: Array | None, array: Array) -> Array:

@@ -46,8 +46,9 @@ def naming(path: Path) -> Iterator[None]:
 class _Bounded(io.RawIOBase):
     """A stream that raises ``FileFormatError`` where it is damaged or passes ``limit`` bytes."""
 
-    def __init__(self, inner: BinaryIO, path: Path, limit: int) -> None:
-        self._inner, self._path, self._limit, self._done = inner, path, limit, 0
+    def __init__(self, inner: BinaryIO, path: Path, limit: int, tail: bytes) -> None:
+        self._inner, self._path, self._limit, self._tail = inner, path, limit, tail
+        self._done = 0
 
     def readable(self) -> bool:
         return True
@@ -62,6 +63,8 @@ class _Bounded(io.RawIOBase):
             raise fault(
                 self._path, f"the compressed data is damaged ({error}): copy the file again."
             ) from error
+        if not block:
+            block, self._tail = self._tail, b""
         self._done += len(block)
         if self._done > self._limit:
             raise fault(
@@ -74,8 +77,8 @@ class _Bounded(io.RawIOBase):
 
 
 @contextmanager
-def reading(path: Path, max_bytes: int) -> Iterator[BinaryIO]:
-    """The decompressed bytes of a text file, at most ``max_bytes`` of them."""
+def reading(path: Path, max_bytes: int, *, tail: bytes = b"") -> Iterator[BinaryIO]:
+    """The decompressed bytes of a text file, at most ``max_bytes`` of them, and then ``tail``."""
     packed = stem_and_suffix(path)[1]
     with path.open("rb") as raw:
         inner: BinaryIO = raw
@@ -83,7 +86,9 @@ def reading(path: Path, max_bytes: int) -> Iterator[BinaryIO]:
             inner = cast(BinaryIO, gzip.GzipFile(fileobj=raw))
         elif packed == ".bz2":
             inner = cast(BinaryIO, bz2.BZ2File(raw))
-        with io.BufferedReader(_Bounded(inner, path, max_bytes), _CHUNK) as stream:
+        with io.BufferedReader(
+            _Bounded(inner, path, max_bytes + len(tail), tail), _CHUNK
+        ) as stream:
             yield stream
 
 

@@ -1,7 +1,7 @@
 """Matrix Market files: parsed by ``scipy.io``, with the checks that it leaves out.
 
-SciPy's reader believes the sizes of the header and ignores what follows a number ("1.5" in an
-integer file is 1), so one pass over the text counts and checks its characters first.
+SciPy's reader believes the sizes of the header, ignores what follows a number ("1.5" in an integer
+file is 1) and crashes on some texts, so one pass first counts and checks what is there.
 """
 
 import re
@@ -78,6 +78,7 @@ class _Body:
 
     size: int = 0  #: bytes
     last_line: int = 0  #: its number in the file
+    complete: bool = True  #: whether that line ends in a newline
     words: int = 0  #: numbers
     infinities: int = 0  #: numbers that say "inf"
     fault: tuple[int, str] | None = None  #: first line that is malformed
@@ -95,14 +96,14 @@ def read_matrix_market(path: Path, *, dtype: Any, max_bytes: int) -> Format:
             "header promises: copy the file again, or mend the entry count.",
             line=body.last_line,
         )
+    if body.fault:
+        raise fault(path, body.fault[1], line=body.fault[0])
     # With no rows, SciPy's array reader divides by zero and takes the process down.
     if header.format == "array" and 0 in (header.rows, header.cols):
         matrix: Any = np.zeros((header.rows, header.cols))
     else:
         with _scipy_errors(path), allocating(f"{path}: {header.nbytes} bytes"):
-            matrix = _mmread(path, max_bytes)
-    if body.fault:
-        raise fault(path, body.fault[1], line=body.fault[0])
+            matrix = _mmread(path, max_bytes, body)
     if body.words != header.stored * header.words:
         raise fault(
             path,
@@ -124,15 +125,20 @@ def write_matrix_market(path: Path, A: Format) -> None:
     matrix = scipy.sparse.coo_array((data, (A.row, A.col)), shape=A.shape)
     field = "pattern" if A.data is None else "real"
     with writing(path) as stream:
+        if not A.nnz:  # SciPy would call an empty pattern "real"
+            sizes = f"{A.n_rows} {A.n_cols} 0"
+            stream.write(f"%%MatrixMarket matrix coordinate {field} general\n{sizes}\n".encode())
+            return
         scipy.io.mmwrite(stream, matrix, field=field, symmetry="general")
 
 
-def _mmread(path: Path, max_bytes: int) -> Any:
+def _mmread(path: Path, max_bytes: int, body: _Body) -> Any:
     import scipy.io
 
-    if not stem_and_suffix(path)[1]:
-        return scipy.io.mmread(str(path), spmatrix=False)
-    with reading(path, max_bytes) as stream:
+    if body.complete and not stem_and_suffix(path)[1]:
+        return scipy.io.mmread(str(path), spmatrix=False)  # the fast way
+    # SciPy reads beyond its buffer if something follows the last number of an open line.
+    with reading(path, max_bytes, tail=b"\n") as stream:
         return scipy.io.mmread(stream, spmatrix=False)
 
 
@@ -196,6 +202,7 @@ def _scan(path: Path, header: _Header, max_bytes: int) -> _Body:
             if not newline and len(rest) > _LONGEST_LINE:
                 raise fault(path, "a line of more than 65536 bytes: give one entry a line.")
             line = _scan_block(body, text + newline, line, header)
+        body.complete = not rest
         body.last_line = _scan_block(body, rest, line, header) - (not rest)
     return body
 
@@ -309,6 +316,8 @@ def _as_coo(matrix: Any, header: _Header, dtype: Any) -> Format:
         index = _foreign.index_dtype(dense.shape, dense.size)
         A: COO = from_dense(dense, "coo", index_dtype=index)
         return A
-    row, col = (_foreign.indices("index", axis) for axis in matrix.coords)
+    shape = header.rows, header.cols
+    index = _foreign.index_dtype(shape, matrix.nnz)
+    row, col = (_foreign.indices("index", axis, index) for axis in matrix.coords)
     data = None if header.field == "pattern" else _foreign.values("value", matrix.data, dtype)
-    return COO(row, col, data, shape=(header.rows, header.cols))
+    return COO(row, col, data, shape=shape)

@@ -261,23 +261,26 @@ def _read_scipy(archive: _Archive, dtype: Any) -> Format:
         if coords.ndim != 2 or len(coords) != 2:
             raise fault(archive.path, f'member "coords" has shape {coords.shape}: give (2, nnz).')
         row, col = coords
-    row, col = _same_dtype(row=row, col=col)
+    shape = _validate.shape(archive.load("shape"))
+    row, col = _same_dtype(shape, row=row, col=col)
     data = _foreign.values("data", archive.load("data"), dtype)
-    return COO(row, col, data, shape=archive.load("shape"))
+    return COO(row, col, data, shape=shape)
 
 
 def _read_compressed(
     archive: _Archive, kind: type[CSR] | type[CSC], dtype: Any, *, weighted: bool = False
 ) -> Format:
-    indptr, indices = _same_dtype(indptr=archive.load("indptr"), indices=archive.load("indices"))
+    shape = _validate.shape(archive.load("shape"))
+    arrays = {name: archive.load(name) for name in ("indptr", "indices")}
+    indptr, indices = _same_dtype(shape, **arrays)
     data = None
     if weighted or "data" in archive.members:
         data = _foreign.values("data", archive.load("data"), dtype)
-    return kind(indptr, indices, data, shape=_validate.shape(archive.load("shape")))
+    return kind(indptr, indices, data, shape=shape)
 
 
-def _same_dtype(**arrays: Array) -> list[Array]:
-    """Indices of one dtype: int64 if either needs it."""
+def _same_dtype(shape: tuple[int, int], **arrays: Array) -> list[Array]:
+    """Indices of one dtype: int64 if either, or the shape, needs it."""
     cast = [_foreign.indices(name, array) for name, array in arrays.items()]
-    common = np.result_type(*cast)
+    common = np.result_type(*cast, _foreign.index_dtype(shape, 0))
     return [array.astype(common, copy=False) for array in cast]

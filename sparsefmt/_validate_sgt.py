@@ -1,4 +1,6 @@
-"""The full check of condensed tiles: that they are what ``condense`` would have made.
+"""The full check of condensed tiles: that they are what ``condense`` makes.
+
+Only a column that no entry uses is let through: it costs room and changes nothing.
 
 Fifteen kinds of fault, numbered in the order in which they are reported; a later kind means
 something only where the earlier ones are absent.

@@ -9,8 +9,6 @@ import os
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from . import _edge_list, _matrix_market, _npz, _planetoid, _validate
 from ._files import naming, stem_and_suffix
 from ._planetoid import Planetoid as Planetoid
@@ -220,9 +218,6 @@ def _positive(name: str, value: object) -> int:
 def _in_format(
     A: Format, format: FormatName, index_dtype: Any, options: dict[str, Any], max_bytes: int
 ) -> Any:
-    large = max(*A.shape, A.nnz) > np.iinfo(np.int32).max
-    if A.format == "coo" and index_dtype is None and large:
-        A = A.astype(index_dtype=np.int64)
     n_major = {"csr": A.n_rows, "sgt": A.n_rows, "csc": A.n_cols}.get(format, 0)
     pointers = (n_major + 1) * A.index_dtype.itemsize
     if A.format != format and pointers > max_bytes:

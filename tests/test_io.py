@@ -205,15 +205,16 @@ def test_hypersparse_reads_as_coo_but_not_as_csr(tmp_path, ending):
 
 
 def test_a_shape_beyond_int32_gets_int64_indices(tmp_path):
-    A = COO(np.array([0], np.int32), np.array([1], np.int32), shape=(2**33, 2**33))
-    write(tmp_path / "a.npz", A)
+    one = np.ones(1, np.int32)
+    members = {"row": one, "col": one, "data": one, "shape": [2**33, 2], "format": b"coo"}
+    np.savez(tmp_path / "a.npz", **members)
     assert read(tmp_path / "a.npz", format="coo").index_dtype == np.int64
 
 
 OPTIONS = {
     "format": ({"format": "bsr"}, UnsupportedError, r"format is 'bsr': use one of coo, csr"),
     "dtype": ({"dtype": "int32"}, DtypeError, r"dtype is int32: values are float16"),
-    "no dtype": ({"dtype": "nonsense"}, DtypeError, r"dtype is 'nonsense'.* not a dtype"),
+    "no dtype": ({"dtype": "nonsense"}, DtypeError, r"dtype is 'nonsense'"),
     "index": ({"index_dtype": "int16"}, DtypeError, r"index_dtype is int16"),
     "tile": ({"tile": (16, 8)}, UnsupportedError, r"tile is \(16, 8\) but format is 'csr'"),
     "tile 0": ({"format": "sgt", "tile": (0, 8)}, ShapeError, r"tile is \(0, 8\)"),

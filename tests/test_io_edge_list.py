@@ -1,0 +1,233 @@
+"""Edge lists: what counts as one, and which line is wrong."""
+
+import bz2
+import gzip
+import re
+import tracemalloc
+
+import numpy as np
+import pytest
+
+from sparsefmt import COO
+from sparsefmt.errors import FileFormatError, SparseFmtError
+from sparsefmt.io import read, write
+
+
+def save(tmp_path, name, text):
+    path = tmp_path / name
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return path
+
+
+def edges(A):
+    """(source, target) or (source, target, weight) of each entry."""
+    columns = [A.col, A.row] + ([] if A.data is None else [A.data])
+    return list(zip(*(column.tolist() for column in columns), strict=True))
+
+
+# name: file, text, edges, shape
+GOOD = {
+    "tabs": ("a.txt", "0\t1\n2\t1\n", [(0, 1), (2, 1)], (3, 3)),
+    "blanks": ("a.txt", "0 1\n  2   1  \n", [(0, 1), (2, 1)], (3, 3)),
+    "commas": ("a.csv", "0,1\n2, 1\n", [(0, 1), (2, 1)], (3, 3)),
+    "commas in txt": ("a.txt", "0,1\n2,1\n", [(0, 1), (2, 1)], (3, 3)),
+    "blanks in csv": ("a.csv", "0 1\n2 1\n", [(0, 1), (2, 1)], (3, 3)),
+    "tsv": ("a.tsv", "0\t1\t.5\n", [(0, 1, 0.5)], (2, 2)),
+    "edges": ("a.edges", "0 1\n", [(0, 1)], (2, 2)),
+    "weights": ("a.csv", "0,1,2.5\n1,0,-1e-3\n", [(0, 1, 2.5), (1, 0, -1e-3)], (2, 2)),
+    "SNAP": ("a.txt", "# Nodes: 4 Edges: 2\n# From To\n0\t3\n3\t1\n", [(0, 3), (3, 1)], (4, 4)),
+    "percent": ("a.txt", "% sym unweighted\n% 2 4 4\n0 3\n", [(0, 3)], (4, 4)),
+    "header": ("a.csv", "source,target\n0,1\n", [(0, 1)], (2, 2)),
+    "weight header": ("a.csv", "u,v,w\n0,1,4\n", [(0, 1, 4.0)], (2, 2)),
+    "tsv header": ("a.tsv", "u\tv\n0\t1\n", [(0, 1)], (2, 2)),
+    "header after comment": ("a.csv", "# hello\nu,v\n0,1\n", [(0, 1)], (2, 2)),
+    "comment inside": ("a.txt", "0 1\n# no\n% no\n1 0\n", [(0, 1), (1, 0)], (2, 2)),
+    "comment at the end": ("a.txt", "0 1 # yes, one\n1 0\n", [(0, 1), (1, 0)], (2, 2)),
+    "blank lines": ("a.txt", "\n0 1\n\n \n1 0\n\n", [(0, 1), (1, 0)], (2, 2)),
+    "no last newline": ("a.txt", "0 1\n1 0", [(0, 1), (1, 0)], (2, 2)),
+    "Windows": ("a.txt", "0 1\r\n1 0\r\n", [(0, 1), (1, 0)], (2, 2)),
+    "byte order mark": ("a.csv", "\ufeffu,v\n0,1\n", [(0, 1)], (2, 2)),
+    "duplicates": ("a.txt", "0 1\n0 1\n", [(0, 1), (0, 1)], (2, 2)),
+    "zeros": ("a.txt", "0 1 0\n0 1 -0.0\n", [(0, 1, 0.0), (0, 1, 0.0)], (2, 2)),
+    "infinite": ("a.txt", "0 1 inf\n1 1 -Infinity\n", [(0, 1, np.inf), (1, 1, -np.inf)], (2, 2)),
+    "nothing": ("a.txt", "", [], (0, 0)),
+    "comments only": ("a.txt", "# nothing\n", [], (0, 0)),
+    "header only": ("a.csv", "u,v\n", [], (0, 0)),
+    "shape": ("a.txt", "# shape: 3 x 9\n8 2\n", [(8, 2)], (3, 9)),
+    "late shape": ("a.txt", "# hello\n# shape: 3 x 9\n0 1\n", [(0, 1)], (3, 9)),
+    "shape too late": ("a.txt", "0 1\n# shape: 3 x 9\n", [(0, 1)], (2, 2)),
+    "no shape": ("a.txt", "# shape: large\n0 1\n", [(0, 1)], (2, 2)),
+    "whole floats": ("a.txt", "0.0 1e0\n", [(0, 1)], (2, 2)),
+    "latin comment": ("a.txt", b"# \xe9\n0 1\n", [(0, 1)], (2, 2)),
+}
+
+
+@pytest.mark.parametrize("case", GOOD)
+@pytest.mark.parametrize("block", [1 << 22, 4])
+def test_lists_read(tmp_path, monkeypatch, case, block):
+    import sparsefmt._edge_list as module
+
+    name, text, expected, shape = GOOD[case]
+    path = save(tmp_path, name, text)
+    if block == 4:
+        longest = max(map(len, path.read_bytes().split(b"\n")))
+        monkeypatch.setattr(module, "_BLOCK", longest)  # a line or two a block
+    A = read(path, format="coo")
+    assert edges(A) == expected
+    assert A.shape == shape
+
+
+def test_a_line_is_source_then_target(tmp_path):
+    A = read(save(tmp_path, "a.txt", "2 0\n"))
+    assert A.toarray().tolist() == [[0, 0, 1], [0, 0, 0], [0, 0, 0]]
+
+
+def test_two_columns_are_unweighted_and_three_are_float64(tmp_path):
+    assert read(save(tmp_path, "a.txt", "0 1\n")).data is None
+    assert read(save(tmp_path, "b.txt", "0 1 1\n")).dtype == np.float64
+
+
+@pytest.mark.parametrize("num_nodes", [2, 5, 100])
+def test_num_nodes_gives_the_shape(tmp_path, num_nodes):
+    path = save(tmp_path, "a.txt", "# shape: 3 x 9\n0 1\n")
+    assert read(path, num_nodes=num_nodes).shape == (num_nodes, num_nodes)
+
+
+def test_nan_weights(tmp_path):
+    assert np.isnan(read(save(tmp_path, "a.txt", "0 1 nan\n")).data).all()
+
+
+# name: file, text, line, message
+BAD = {
+    "word": ("a.txt", "0 1\n0 x\n", 2, "'0 x': target is 'x': vertices are integers from 0 to"),
+    "source": ("a.txt", "a 1\n", 1, "source is 'a'"),
+    "weight": ("a.txt", "0 1 2\n0 1 x\n", 2, "weight is 'x': give a decimal number"),
+    "fraction": ("a.txt", "0 1\n0 1.5\n", 2, "target is '1.5'"),
+    "negative": ("a.txt", "0 1\n-1 1\n", 2, "source is '-1'"),
+    "nan": ("a.txt", "0 1\nnan 1\n", 2, "source is 'nan'"),
+    "inf": ("a.txt", "0 inf\n", 1, "target is 'inf'"),
+    "large": ("a.txt", f"0 1\n0 {2**53}\n", 2, "vertices are integers from 0 to 9007199254740991"),
+    "underscore": ("a.txt", "0 1_0\n", 1, "target is '1_0'"),
+    "hexadecimal": ("a.txt", "0 0x10\n", 1, "target is '0x10'"),
+    "2 of 3": ("a.txt", "0 1 2\n0 1\n", 2, "2 columns, but the first edge has 3: give as many"),
+    "3 of 2": ("a.txt", "0 1\n0 1 2\n", 2, "3 columns, but the first edge has 2"),
+    "1 column": ("a.txt", "0\n", 1, "'0' has 1 columns: give source, target and perhaps a weight"),
+    "4 columns": ("a.csv", "0,1,2,3\n", 1, "has 4 columns"),
+    "4 names": ("a.csv", "a,b,c,d\n0,1,2,3\n", 1, "has 4 columns"),
+    "empty field": ("a.csv", "0,1\n0,\n", 2, "target is ''"),
+    "trailing comma": ("a.csv", "0,1\n0,1,\n", 2, "3 columns, but"),
+    "mixed": ("a.csv", "0,1\n0 1\n", 2, "1 columns, but the first edge has 2"),
+    "names in txt": ("a.txt", "source target\n0 1\n", 1, "source is 'source'"),
+    "second names": ("a.csv", "u,v\n0,1\nu,v\n", 3, "source is 'u'"),
+    "half names": ("a.csv", "0,v\n0,1\n", 1, "target is 'v'"),
+    "overflow": ("a.txt", "0 1 1e999\n", 1, "weight is 1e999, beyond float64: write inf"),
+    "one overflow": ("a.txt", "0 1 inf\n1 1 -1e999\n", 2, "weight is -1e999, beyond"),
+    "row beyond": ("a.txt", "# shape: 3 x 9\n0 2\n0 3\n", 3, "target is '3': .* from 0 to 2"),
+    "column beyond": ("a.txt", "# shape: 3 x 9\n9 0\n", 2, "source is '9': .* from 0 to 8"),
+    "after comments": ("a.txt", "# a\n\n% b\n0 1\n\n0 z\n", 6, "target is 'z'"),
+    "after names": ("a.csv", "u,v\n0,1\n0,z\n", 3, "target is 'z'"),
+    "return": ("a.txt", "0 1\r1 0\n", 1, "4 columns|3 columns|columns"),
+    "bytes": ("a.txt", b"0 1\n0 \xff\xfe\n", 2, "target is '\ufffd\ufffd'"),
+    "NUL": ("a.txt", b"0 1\n0 \x001\n", 2, "target is "),
+    "quotes": ("a.csv", '"0","1"\n1,2\n3,x\n', 3, "target is 'x'"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+@pytest.mark.parametrize("packed", ["", ".gz", ".bz2"])
+def test_the_wrong_line_is_named(tmp_path, case, packed):
+    name, text, line, message = BAD[case]
+    raw = text if isinstance(text, bytes) else text.encode()
+    pack = {"": bytes, ".gz": gzip.compress, ".bz2": bz2.compress}[packed]
+    path = save(tmp_path, name + packed, pack(raw))
+    with pytest.raises(FileFormatError, match=rf"{re.escape(str(path))}, line {line}: .*{message}"):
+        read(path)
+
+
+def test_num_nodes_bounds_the_vertices(tmp_path):
+    path = save(tmp_path, "a.txt", "0 1\n0 5\n")
+    with pytest.raises(FileFormatError, match=r"line 2: '0 5': target is '5': .* from 0 to 4"):
+        read(path, num_nodes=5)
+
+
+@pytest.mark.parametrize("place", [0, 1, 500, 998, 999])
+def test_the_wrong_line_is_named_in_any_block(tmp_path, monkeypatch, place):
+    import sparsefmt._edge_list as module
+
+    monkeypatch.setattr(module, "_BLOCK", 256)
+    lines = [f"{i} {i + 1}" for i in range(1000)]
+    lines[place] = f"{place} -1"
+    with pytest.raises(FileFormatError, match=rf"line {place + 2}: .*target is '-1'"):
+        read(save(tmp_path, "a.txt", "# hello\n" + "\n".join(lines)))
+
+
+def test_what_only_numpy_refuses_still_names_the_file(tmp_path):
+    path = save(tmp_path, "a.csv", "u,v\n0,1\n\u0663,2\n")
+    with pytest.raises(FileFormatError, match=r"a\.csv, line 1: could not convert"):
+        read(path)
+
+
+def test_a_line_without_end_is_refused(tmp_path):
+    path = save(tmp_path, "a.txt", b"0 1" * 3_000_000)
+    with pytest.raises(FileFormatError, match="a line of more than 4194304 bytes"):
+        read(path)
+
+
+def test_edges_beyond_max_bytes_are_refused(tmp_path):
+    path = save(tmp_path, "a.txt", "0 1\n" * 1000)
+    with pytest.raises(FileFormatError, match="the edges take more than max_bytes=10000 bytes"):
+        read(path, max_bytes=10_000)
+
+
+@pytest.mark.parametrize("packed", [".gz", ".bz2"])
+def test_bombs_stop_at_max_bytes(tmp_path, packed):
+    pack = gzip.compress if packed == ".gz" else bz2.compress
+    path = save(tmp_path, f"a.txt{packed}", pack(b"# \n" * 4_000_000))
+    tracemalloc.start()
+    with pytest.raises(FileFormatError, match="more than max_bytes=1000000 bytes"):
+        read(path, max_bytes=1_000_000)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 40e6
+
+
+@pytest.mark.parametrize("ending", ["csv", "tsv", "txt", "edges"])
+@pytest.mark.parametrize("weighted", [True, False])
+def test_numpy_reads_what_is_written(tmp_path, ending, weighted):
+    rng = np.random.default_rng(0)
+    row, col = rng.integers(0, 50, (2, 200))
+    A = COO(row, col, rng.random(200) if weighted else None, shape=(50, 60))
+    path = tmp_path / f"a.{ending}"
+    write(path, A)
+    table = np.loadtxt(
+        path, delimiter="," if ending == "csv" else None, skiprows=2 if ending == "csv" else 1
+    )
+    assert np.array_equal(table[:, :2], np.stack([col, row], axis=1))
+    assert not weighted or np.array_equal(table[:, 2], A.data)
+
+
+def test_csv_names_its_columns(tmp_path):
+    A = COO([0], [1], np.array([0.5]), shape=(2, 3))
+    write(tmp_path / "a.csv", A)
+    text = "# shape: 2 x 3\nsource,target,weight\n1,0,0.5\n"
+    assert (tmp_path / "a.csv").read_text() == text
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_no_mutation_of_a_list_escapes(tmp_path, seed):
+    rng = np.random.default_rng(seed)
+    texts = [(name, t if isinstance(t, bytes) else t.encode()) for name, t, *_ in GOOD.values()]
+    refusals = []
+    for _ in range(100):
+        name, raw = texts[rng.integers(len(texts))]
+        text = bytearray(raw or b"0 1")
+        for _ in range(rng.integers(1, 4)):
+            at = int(rng.integers(len(text)))
+            text[at : at + 1] = rng.integers(0, 256, rng.integers(0, 3), np.uint8).tobytes() or b"9"
+        path = save(tmp_path, name, bytes(text))
+        try:
+            read(path, format="coo").check()
+        except SparseFmtError as error:
+            refusals.append(str(path) in str(error))
+    assert refusals
+    assert all(refusals)
