@@ -14,7 +14,7 @@ help:  ## list these targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /: /'
 
 demo: $(VENV)/.demo  ## convert, verify, time and draw a graph (GRAPH=path for yours)
-	$(VENV)/bin/python -m sparsefmt demo $(GRAPH)
+	$(VENV)/bin/python -m sparsefmt demo $(if $(GRAPH),"$(GRAPH)")
 
 test: lint  ## everything that needs no GPU: style, types, tests, coverage of the format layer
 	$(VENV)/bin/python -m pytest -n auto -m "not gpu" --cov --cov-fail-under=95

@@ -69,7 +69,8 @@ def _layout(A: CSR, window_entries: int) -> _Words:
     column_bits = primitives.bits_for(A.n_cols)
     if column_bits + place_bits <= 60:
         return _Words(A.indices, None, column_bits, place_bits)
-    distinct, ranks = namespace(A.indices).unique(A.indices, return_inverse=True)
+    xp = namespace(A.indices)
+    distinct, ranks = xp.unique(A.indices, return_inverse=True)  # synchronize!
     return _Words(ranks, distinct, primitives.bits_for(len(distinct)), place_bits)
 
 
@@ -80,7 +81,7 @@ def _chunks(bounds: Array, windows_per_chunk: int) -> Iterator[tuple[slice, slic
     targets = xp.arange(0, nnz, CHUNK_ENTRIES, dtype=bounds.dtype)
     by_entries = xp.searchsorted(bounds, targets, side="right") - 1
     cuts = xp.concatenate([by_entries, xp.arange(0, n_windows, windows_per_chunk)])
-    cuts = xp.unique(xp.append(cuts, n_windows))
+    cuts = xp.unique(xp.append(cuts, n_windows))  # synchronize!
     entries = bounds[cuts].tolist()  # synchronize!
     cuts = cuts.tolist()
     for i in range(len(cuts) - 1):

@@ -82,6 +82,13 @@ def indices(name: str, array: object, index_dtype: Any = None) -> Array:
     return _fitting(name, a, np.dtype(np.int32 if narrow else np.int64))
 
 
+def indices_alike(shape: tuple[int, int], **arrays: object) -> list[Array]:
+    """``indices`` of each array, all of one dtype: int64 if one of them, or the shape, needs it."""
+    cast = [indices(name, array) for name, array in arrays.items()]
+    common = np.result_type(*(array.dtype for array in cast), index_dtype(shape, 0))
+    return [array.astype(common, copy=False) for array in cast]
+
+
 def index_dtype(shape: tuple[int, int], nnz: int) -> np.dtype[Any]:
     """int32 if it can index the shape and count the entries, else int64."""
     small = max(*shape, nnz) <= np.iinfo(np.int32).max

@@ -8,7 +8,7 @@ import operator
 from typing import Any
 
 from . import _foreign, _validate
-from ._arrays import Array, contiguous
+from ._arrays import Array, contiguous, on_device_of
 from ._interop_scipy import as_exchangeable, index_pair, wrong_kind
 from ._interop_torch import as_plain_array, from_torch, is_tensor, stacked, to_tensor
 from .base import Format, FormatName
@@ -210,7 +210,8 @@ def _vertex_counts(
             return int(known[0]), int(known[1])
         if not len(source):
             return 0, 0
-        most = max(int(source.max()), int(target.max()))  # synchronize!
+        with on_device_of(source):
+            most = max(int(source.max()), int(target.max()))  # synchronize!
         num_nodes = max(most + 1, 0)
     pair = num_nodes if isinstance(num_nodes, tuple | list) else (num_nodes, num_nodes)
     try:

@@ -135,7 +135,7 @@ class _Archive:
     def _check_size(self, name: str, info: zipfile.ZipInfo) -> None:
         """What the central directory says must be possible, and allowed."""
         packed = {zipfile.ZIP_STORED: 1, zipfile.ZIP_DEFLATED: _TIGHTEST}.get(info.compress_type, 0)
-        whole = info.header_offset + info.compress_size <= self._size
+        whole = 0 <= info.header_offset <= self._size - info.compress_size
         if not whole or info.file_size > info.compress_size * packed:
             raise fault(
                 self.path,
@@ -262,7 +262,7 @@ def _read_scipy(archive: _Archive, dtype: Any) -> Format:
             raise fault(archive.path, f'member "coords" has shape {coords.shape}: give (2, nnz).')
         row, col = coords
     shape = _validate.shape(archive.load("shape"))
-    row, col = _same_dtype(shape, row=row, col=col)
+    row, col = _foreign.indices_alike(shape, row=row, col=col)
     data = _foreign.values("data", archive.load("data"), dtype)
     return COO(row, col, data, shape=shape)
 
@@ -272,15 +272,8 @@ def _read_compressed(
 ) -> Format:
     shape = _validate.shape(archive.load("shape"))
     arrays = {name: archive.load(name) for name in ("indptr", "indices")}
-    indptr, indices = _same_dtype(shape, **arrays)
+    indptr, indices = _foreign.indices_alike(shape, **arrays)
     data = None
     if weighted or "data" in archive.members:
         data = _foreign.values("data", archive.load("data"), dtype)
     return kind(indptr, indices, data, shape=shape)
-
-
-def _same_dtype(shape: tuple[int, int], **arrays: Array) -> list[Array]:
-    """Indices of one dtype: int64 if either, or the shape, needs it."""
-    cast = [_foreign.indices(name, array) for name, array in arrays.items()]
-    common = np.result_type(*cast, _foreign.index_dtype(shape, 0))
-    return [array.astype(common, copy=False) for array in cast]

@@ -20,7 +20,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from . import _foreign
+from . import _foreign, _validate
 from ._arrays import Array, allocating
 from ._files import fault, naming
 from .compressed import CSR
@@ -300,6 +300,8 @@ def _record(thing: Any, *kinds: str) -> Any:
 
 def _raw(thing: Any) -> bytes:
     if isinstance(thing, _Record):
+        if thing.kind == "object" and not thing.args:  # bytes(), where there are none
+            return b""
         text, encoding = _record(thing, "encode").args
         if encoding != "latin1":
             raise ValueError(f"bytes encoded as {encoding!r}")
@@ -325,7 +327,8 @@ def _array(thing: Any) -> Array:
         order = "F" if by_columns else "C"
     if not all(isinstance(size, int) and size >= 0 for size in shape):
         raise ValueError(f"an array of shape {shape!r}")
-    flat = np.frombuffer(_raw(raw), _dtype(dtype))
+    values = _dtype(dtype)
+    flat = np.frombuffer(_raw(raw), values)
     if len(flat) != prod(shape):
         raise ValueError(f"{len(flat)} values for an array of shape {shape}")
     return flat.reshape(shape, order=order)
@@ -348,9 +351,8 @@ def _csr(thing: Any) -> CSR:
     if thing.kind == "new" and getattr(thing.args[0], "kind", "") != "csr":
         raise TypeError("an object instead of a csr_matrix")
     state = thing.state[0] if isinstance(thing.state, tuple) else thing.state
-    shape = state["_shape"] if "_shape" in state else state["shape"]
-    indptr, indices = (
-        _foreign.indices(name, _array(state[name])) for name in ("indptr", "indices")
-    )
+    shape = _validate.shape(state["_shape"] if "_shape" in state else state["shape"])
+    pointers = {name: _array(state[name]) for name in ("indptr", "indices")}
+    indptr, indices = _foreign.indices_alike(shape, **pointers)
     data = _foreign.values("data", _array(state["data"]))
     return CSR(indptr, indices, data, shape=shape)

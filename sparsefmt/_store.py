@@ -6,7 +6,7 @@ from threading import RLock
 from typing import Any, TypeAlias
 from weakref import WeakValueDictionary
 
-from ._arrays import Array, namespace, on_device_of
+from ._arrays import Array, allocating, namespace, on_device_of
 from .base import Format
 from .compressed import CSC, CSR
 from .partition import EdgeGroups
@@ -30,7 +30,7 @@ class Store:
         """The part of that name, built if nobody has asked for it before."""
         with self.lock:
             if key not in self.parts:
-                with on_device_of(self.structure._indices):
+                with on_device_of(self.structure._indices), allocating(f"{key[0]} of a graph"):
                     self.parts[key] = build()
             return self.parts[key]
 
@@ -72,7 +72,7 @@ class Store:
             }
         data = {False: csr.data, True: None}
         if csr.data is not None and ("csc", False) in parts:
-            with on_device_of(csr.data):
+            with on_device_of(csr.data), allocating(f"values of {csr!r}"):
                 data[True] = csr.data[self.csc()[1]]
         for key, part in parts.items():
             if isinstance(part, Format):

@@ -55,7 +55,7 @@ def level(name: str, value: object) -> None:
 
 def index_dtype(name: str, dtype: Any) -> np.dtype[Any]:
     """``dtype`` if indices may have it."""
-    found = _dtype(name, dtype)
+    found = any_dtype(name, dtype)
     if found not in INDEX_DTYPES:
         raise DtypeError(f"{name} is {found}: indices are int32 or int64, cast with .astype().")
     return found
@@ -63,7 +63,7 @@ def index_dtype(name: str, dtype: Any) -> np.dtype[Any]:
 
 def value_dtype(name: str, dtype: Any) -> np.dtype[Any]:
     """``dtype`` in native byte order if values may have it."""
-    found = _dtype(name, dtype)
+    found = any_dtype(name, dtype)
     if found.name not in VALUE_DTYPES:
         raise DtypeError(
             f"{name} is {found}: values are float16, bfloat16, float32 or float64, "
@@ -72,7 +72,8 @@ def value_dtype(name: str, dtype: Any) -> np.dtype[Any]:
     return found if found.isnative else found.newbyteorder("=")
 
 
-def _dtype(name: str, dtype: Any) -> np.dtype[Any]:
+def any_dtype(name: str, dtype: Any) -> np.dtype[Any]:
+    """``dtype`` if NumPy knows it."""
     try:
         found: np.dtype[Any] = np.dtype(dtype)
     except (TypeError, ValueError, SyntaxError) as error:
@@ -175,7 +176,7 @@ def selection(axis: str, key: Any, size: int, *, like: Array) -> Array:
             raise ShapeError(
                 f"{axis}: the mask has {len(chosen)} places for {size} {axis}; give one for each."
             )
-        return xp.flatnonzero(chosen).astype(like.dtype)
+        return xp.flatnonzero(chosen).astype(like.dtype)  # synchronize!
     if len(chosen):
         low, high = int(chosen.min()), int(chosen.max())  # synchronize!
         if low < -size or high >= size:

@@ -275,7 +275,8 @@ class Format:
     def __getitem__(self, key: Any) -> Self:
         """Rows and columns by slice, boolean mask or integer array: ``A[rows]``, ``A[:, cols]``.
 
-        The result is a copy in this format; a COO comes back with its rows (or columns) in order.
+        The result is a copy in this format (``A[:, :]`` is ``A`` itself); a COO comes back with its
+        rows (or columns) in order.
         """
         from . import convert
 
@@ -319,7 +320,7 @@ def _static(A: Format) -> Mapping[str, Any]:
 def _same(a: Array, b: Array) -> bool:
     if a.dtype != b.dtype or a.shape != b.shape or device_of(a) != device_of(b):
         return False
-    with on_device_of(a):
+    with on_device_of(a), allocating(f"comparing {a.nbytes} bytes"):
         equal = a == b
         if a.dtype.kind not in "iu":
             equal |= (a != a) & (b != b)

@@ -70,8 +70,11 @@ class CBSR(Format):
         ------
         UnsupportedError
             If ``index_dtype`` is another one.
+        DtypeError
+            If one of them is no dtype, or values cannot have it.
         """
-        if index_dtype is not None and np.dtype(index_dtype) != self.index_dtype:
+        wanted = None if index_dtype is None else _validate.any_dtype("index_dtype", index_dtype)
+        if wanted not in (None, self.index_dtype):
             raise UnsupportedError(
                 f"index_dtype is {index_dtype!r} but a CBSR of {self.n_cols} columns stores them "
                 f"as {self.index_dtype}: use .tocsr().astype(index_dtype=...)."

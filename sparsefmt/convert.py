@@ -147,7 +147,8 @@ def _sgt_to_csr(A: SGT, want_perm: bool) -> tuple[CSR, None]:
     xp = namespace(row)
     indices = xp.empty(A.nnz, A.index_dtype)
     indices[A.order] = col
-    indptr = primitives.offsets(xp.bincount(row, minlength=A.n_rows), A.index_dtype)
+    lengths = xp.bincount(row, minlength=A.n_rows)  # synchronize!
+    indptr = primitives.offsets(lengths, A.index_dtype)
     return CSR._trusted(indptr=indptr, indices=indices, data=A.data, shape=A.shape), None
 
 
@@ -221,6 +222,10 @@ def from_dense(
         If ``X`` is not 2-D.
     DtypeError
         If ``X`` holds no floats.
+    IndexRangeError
+        If ``index_dtype`` cannot count the rows, columns or nonzero cells.
+    UnsupportedError
+        If ``format`` or an option is unknown, or ``format`` is "cbsr" (see ``ops.maxk``).
     """
     return from_dense_with_perm(X, format, index_dtype=index_dtype, **options)[0]
 
@@ -235,7 +240,7 @@ def from_dense_with_perm(
     index = _validate.index_dtype("index_dtype", index_dtype)
     xp = namespace(X)
     with on_device_of(X), allocating(f"dense -> {format} of shape {X.shape}"):
-        cells = xp.flatnonzero(X)
+        cells = xp.flatnonzero(X)  # synchronize!
         _validate.sizes_fit(X.shape, len(cells), index)
         row, col = (places.astype(index) for places in xp.divmod(cells, max(X.shape[1], 1)))
         A = COO._trusted(row=row, col=col, data=X.ravel()[cells], shape=X.shape)
@@ -268,7 +273,7 @@ def dense_cells(A: Format) -> Array:
     """The cell of each stored entry in the flat dense array, in ``A``'s own order."""
     if isinstance(A, SGT | CBSR):
         A = A.tocsr()
-    with on_device_of(A._indices):
+    with on_device_of(A._indices), allocating(f"cells of {A.nnz} entries"):
         coo = A.tocoo()
         return coo.row.astype(np.int64) * A.n_cols + coo.col
 
@@ -337,10 +342,10 @@ def _take_cbsr(A: CBSR, rows: Any, cols: Any) -> CBSR:
 
 def is_sorted(A: Compressed) -> bool:
     """Whether minor indices never decrease within a row (CSR) or column (CSC)."""
-    with on_device_of(A.indices):
+    with on_device_of(A.indices), allocating(f"comparing {A.nnz} indices"):
         falls = A.indices[1:] < A.indices[:-1]
         starts = A.indptr[1:-1]
-        starts = starts[(starts > 0) & (starts < A.nnz)]
+        starts = starts[(starts > 0) & (starts < A.nnz)]  # synchronize!
         falls[starts - 1] = False
         return not bool(falls.any())  # synchronize!
 

@@ -127,11 +127,14 @@ def banded(
 ) -> COO:
     """Every entry with ``|i - j| <= half_width``, rows in order, columns ascending."""
     n_nodes, half_width = _size("n_nodes", n_nodes), _size("half_width", half_width)
-    offsets = np.arange(-half_width, half_width + 1)
-    row = np.repeat(np.arange(n_nodes), len(offsets))
-    col = row + np.tile(offsets, n_nodes)
-    inside = (col >= 0) & (col < n_nodes)
-    return _structure(row[inside], col[inside], n_nodes, device, index_dtype)
+    reach = min(half_width, n_nodes)  # further places lie outside anyway
+    with allocating(f"band of {n_nodes} x {2 * reach + 1}"):
+        offsets = np.arange(-reach, reach + 1)
+        row = np.repeat(np.arange(n_nodes), len(offsets))
+        col = row + np.tile(offsets, n_nodes)
+        inside = (col >= 0) & (col < n_nodes)
+        row, col = row[inside], col[inside]
+    return _structure(row, col, n_nodes, device, index_dtype)
 
 
 def star(n_nodes: int, *, device: str = "cpu", index_dtype: Any = np.int32) -> COO:
@@ -220,13 +223,13 @@ def _distinct_keys(limits: Array, n_edges: int, inside: float, community: int, s
         keys.sort()
         new = xp.ones(len(keys), bool)
         xp.not_equal(keys[1:], keys[:-1], out=new[1:])
-        keys = keys[new]
+        keys = keys[new]  # synchronize!
         drawn, rounds = drawn + wanted, rounds + 1
     surplus = len(keys) - n_edges
     if surplus:  # drop keys that are evenly spread, so that no vertex loses more than its share
         kept = xp.ones(len(keys), bool)
         kept[(xp.arange(surplus, dtype=np.int64) * 2 + 1) * len(keys) // (2 * surplus)] = False
-        keys = keys[kept]
+        keys = keys[kept]  # synchronize!
     return keys
 
 
@@ -244,7 +247,7 @@ def _draw(counters: Array, limits: Array, inside: float, community: int, seed: i
         low = xp.where(within, limits[begin], 0.0)
         high = xp.where(within, limits[xp.minimum(begin + community, n_nodes)], limits[-1])
         col = _pick(limits, low + picks[1] * (high - low))
-    return (row * n_nodes + col)[row != col]
+    return (row * n_nodes + col)[row != col]  # synchronize!
 
 
 def _pick(limits: Array, heights: Array) -> Array:

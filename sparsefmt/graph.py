@@ -6,7 +6,15 @@ from typing import Any
 import numpy as np
 
 from . import _validate
-from ._arrays import Array, as_array, device_of, namespace, on_device_of, to_device
+from ._arrays import (
+    Array,
+    allocating,
+    as_array,
+    device_of,
+    namespace,
+    on_device_of,
+    to_device,
+)
 from ._interop_pyg import from_edge_index
 from ._store import Store
 from .base import Format
@@ -168,7 +176,7 @@ class Graph:
                 "give one value, or row of values, per entry."
             )
         _validate.same_device("values", values, "the graph", self._store.structure._indices)
-        with on_device_of(values):
+        with on_device_of(values), allocating(f"{values.nbytes} bytes of edge values"):
             return values[self.csr_perm]
 
     def with_data(self, data: Any) -> "Graph":
@@ -184,7 +192,8 @@ class Graph:
         """
         csr = self.csr.with_data(data)
         if self._flipped:
-            values = None if csr.data is None else csr.data[self.csc_perm]
+            with on_device_of(csr.indptr), allocating(f"values of {csr!r}"):
+                values = None if csr.data is None else csr.data[self.csc_perm]
             csr = self._store.csr()[0].with_data(values)
         return Graph._on(self._store.with_data(csr), self._flipped)
 
@@ -205,7 +214,8 @@ class Graph:
             csr = self._store.csr()[0]
             if not columns:
                 return csr.lengths
-            counts = namespace(csr.indices).bincount(csr.indices, minlength=csr.n_cols)
+            xp = namespace(csr.indices)
+            counts = xp.bincount(csr.indices, minlength=csr.n_cols)  # synchronize!
             return counts.astype(csr.index_dtype, copy=False)
 
         return self._store.ask(("degree", columns), build)

@@ -49,9 +49,10 @@ class EdgeGroups:
     @cached_property
     def split_rows(self) -> Array:
         """Rows with more than one group, ascending: their partial results must be combined."""
-        with on_device_of(self.first):
+        with on_device_of(self.first), allocating(f"split rows of {self!r}"):
             counts = self.first[1:] - self.first[:-1]
-            return namespace(counts).flatnonzero(counts > 1).astype(self.first.dtype)
+            rows = namespace(counts).flatnonzero(counts > 1)  # synchronize!
+            return rows.astype(self.first.dtype)
 
     @cached_property
     def split_ptr(self) -> Array:
@@ -60,7 +61,7 @@ class EdgeGroups:
         Group ``first[i] + j`` of the s-th split row ``i`` stores its partial result at place
         ``split_ptr[s] + j``: adding those up in order is deterministic.
         """
-        with on_device_of(self.first):
+        with on_device_of(self.first), allocating(f"split rows of {self!r}"):
             rows = self.split_rows
             return primitives.offsets(self.first[rows + 1] - self.first[rows], self.first.dtype)
 

@@ -52,7 +52,7 @@ class Order:
         perm = as_array("perm", self.perm)
         _validate.indices(perm=perm)
         _validate.in_range("perm", perm, len(perm), "vertices")
-        with on_device_of(perm):
+        with on_device_of(perm), allocating(f"inverse of {len(perm)} places"):
             xp = namespace(perm)
             inverse = xp.full(len(perm), -1, perm.dtype)
             inverse[perm] = xp.arange(len(perm), dtype=perm.dtype)
@@ -163,7 +163,7 @@ class Order:
                 f"X has shape {X.shape} but {len(self)} vertices are ordered: one row each."
             )
         _validate.same_device("X", X, "the order", self.perm)
-        with on_device_of(X):
+        with on_device_of(X), allocating(f"{X.nbytes} bytes in another order"):
             return X[places]
 
     def __repr__(self) -> str:
@@ -186,7 +186,7 @@ def degree_order(A: Format, *, descending: bool = True) -> Order:
         If ``A`` is a CBSR or no format.
     """
     csr = _as_csr(A)
-    with on_device_of(csr.indptr):
+    with on_device_of(csr.indptr), allocating(f"order of {csr.n_rows} rows"):
         keys = -csr.lengths if descending else csr.lengths
         return Order(namespace(keys).argsort(keys, kind="stable").astype(csr.index_dtype))
 
@@ -277,12 +277,13 @@ def _propagate(row: Array, col: Array, n: int, seed: int, rounds: int) -> Array:
     """(n,) the label of each vertex after at most ``rounds`` rounds."""
     xp = namespace(row)
     vertices = xp.arange(n, dtype=np.int64)
-    degrees = xp.bincount(row, minlength=n).astype(np.float64)
+    degrees = xp.bincount(row, minlength=n).astype(np.float64)  # synchronize!
     labels, quiet = vertices, 0
     for step in range(rounds if len(row) else 0):
         awake = _random.bits(vertices, seed, step) >> np.uint64(63) > 0
         chosen = awake[row]
-        moved = _relabelled(row[chosen], col[chosen], labels, degrees, seed + step)
+        row_chosen, col_chosen = row[chosen], col[chosen]  # synchronize!
+        moved = _relabelled(row_chosen, col_chosen, labels, degrees, seed + step)
         quiet = quiet + 1 if bool((moved == labels).all()) else 0  # synchronize!
         labels = moved
         if quiet == 2:
@@ -300,14 +301,14 @@ def _relabelled(row: Array, col: Array, labels: Array, degrees: Array, salt: int
     words.sort()
     new = xp.ones(len(words), bool)
     xp.not_equal(words[1:], words[:-1], out=new[1:])
-    starts = xp.flatnonzero(new)
+    starts = xp.flatnonzero(new)  # synchronize!
     links = xp.diff(xp.append(starts, len(words)))
     words = words[starts]
     vertex = (words >> np.uint64(bits)).astype(np.int64)
     label = (words & np.uint64((1 << bits) - 1)).astype(np.int64)
 
     degree = degrees[vertex]
-    others = xp.bincount(labels, weights=degrees, minlength=n)[label]
+    others = xp.bincount(labels, weights=degrees, minlength=n)[label]  # synchronize!
     others -= xp.where(labels[vertex] == label, degree, 0.0)
     score = links / degree - others / degrees.sum()  # in [-1, 1]
     scale = float((1 << (63 - 2 * bits)) - 1)
@@ -319,7 +320,7 @@ def _relabelled(row: Array, col: Array, labels: Array, degrees: Array, salt: int
     words |= ((score + 1.0) * scale).astype(np.uint64) << np.uint64(bits)
     words |= (label.astype(np.uint64) * np.uint64(odd & mask)) & np.uint64(mask)
     words.sort()
-    last = xp.flatnonzero(xp.diff(xp.append(vertex, n)))
+    last = xp.flatnonzero(xp.diff(xp.append(vertex, n)))  # synchronize!
     best = (words[last] & np.uint64(mask)) * np.uint64(pow(odd, -1, mask + 1)) & np.uint64(mask)
     result = labels.copy()
     result[vertex[last]] = best.astype(np.int64)

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from . import _validate
-from ._arrays import Array, namespace, on_device_of
+from ._arrays import Array, allocating, namespace, on_device_of
 from .base import Format, FormatName, Level
 from .errors import DtypeError, ShapeError
 
@@ -126,7 +126,7 @@ class SGT(Format):
         """Number of tiles that hold an entry when columns are *not* condensed."""
         width = self.tile[1]
         xp = namespace(self.columns)
-        with on_device_of(self.columns):
+        with on_device_of(self.columns), allocating(f"columns of {self.tile_count} tiles"):
             blocks = self.columns // width  # padding, -1, becomes block -1
             tiles = xp.arange(self.tile_count, dtype=self.index_dtype)
             window = xp.searchsorted(self.window_ptr, tiles, side="right")

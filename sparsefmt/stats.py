@@ -1,7 +1,7 @@
 """What a matrix looks like: degrees, symmetry, bandwidth, and how well its entries fill tiles."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -172,7 +172,7 @@ class Stats:
         structure = self.matrix.with_data(None)
         values = 0 if self.matrix.data is None else int(self.matrix.data.nbytes)
         found = [TileStats.of(structure.tosgt(tile)) for tile in self.tile_shapes]
-        return tuple(TileStats(**{**one.__dict__, "nbytes": one.nbytes + values}) for one in found)
+        return tuple(replace(one, nbytes=one.nbytes + values) for one in found)
 
     @cached_property
     def nbytes(self) -> dict[str, int]:
@@ -248,10 +248,10 @@ def degree_histogram(A: Format, *, axis: int = 0) -> tuple[Array, Array]:
     if axis not in (0, 1):
         raise DtypeError(f"axis is {axis!r}: 0 counts the entries of rows, 1 those of columns.")
     csr = _csr(A)
-    with on_device_of(csr.indptr):
+    with on_device_of(csr.indptr), allocating(f"degrees of {csr!r}"):
         lengths = csr.lengths if axis == 0 else _column_lengths(csr)
         xp = namespace(lengths)
-        degree, count = xp.unique(lengths, return_counts=True)
+        degree, count = xp.unique(lengths, return_counts=True)  # synchronize!
         return degree.astype(np.int64), count.astype(np.int64)
 
 
@@ -293,8 +293,8 @@ def _csr(A: Format) -> CSR:
 
 
 def _column_lengths(A: CSR) -> Array:
-    with on_device_of(A.indices):
-        return namespace(A.indices).bincount(A.indices, minlength=A.n_cols)
+    with on_device_of(A.indices), allocating(f"column lengths of {A!r}"):
+        return namespace(A.indices).bincount(A.indices, minlength=A.n_cols)  # synchronize!
 
 
 def _degrees(lengths: Array, nnz: int) -> Degrees:
@@ -302,7 +302,7 @@ def _degrees(lengths: Array, nnz: int) -> Degrees:
     if not n:
         return Degrees(0, 0.0, 0.0, 0, 0.0, 0, 0.0, 0.0)
     xp = namespace(lengths)
-    with on_device_of(lengths):
+    with on_device_of(lengths), allocating(f"degrees of {n} vertices"):
         ordered = xp.sort(lengths).astype(np.float64)
         mean = nnz / n
         ranks = xp.arange(1, n + 1, dtype=np.float64)
@@ -324,11 +324,11 @@ def _degrees(lengths: Array, nnz: int) -> Degrees:
 
 def _distinct(A: Compressed) -> tuple[Array, Array]:
     """Major and minor index of each entry, without repeats, of a matrix with sorted indices."""
-    with on_device_of(A.indices):
+    with on_device_of(A.indices), allocating(f"distinct entries of {A!r}"):
         major = primitives.expand(A.indptr, A.nnz)
         new = namespace(major).ones(A.nnz, bool)
         new[1:] = (major[1:] != major[:-1]) | (A.indices[1:] != A.indices[:-1])
-        return major[new], A.indices[new]
+        return major[new], A.indices[new]  # synchronize!
 
 
 def _name(tile: Tile) -> str:

@@ -358,3 +358,12 @@ def test_a_csr_file_is_a_plain_one_for_others(tmp_path):
         assert np.array_equal(file["indptr"], A.indptr)
         assert file["shape"].tolist() == [5, 7]
         assert json.loads(file["sparsefmt"].item())["format"] == "csr"
+
+
+def test_errors_of_the_disk_are_let_through(tmp_path, monkeypatch):
+    import gzip
+
+    write(tmp_path / "a.csv.gz", matrix())
+    monkeypatch.setattr(gzip.GzipFile, "read", partial(_fail, OSError(5, "Input/output error")))
+    with pytest.raises(OSError, match="Input/output error"):
+        read(tmp_path / "a.csv.gz")

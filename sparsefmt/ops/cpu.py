@@ -4,6 +4,7 @@ numba has no 2-byte floats, so float16 and bfloat16 are widened to float32, comp
 rounded once.
 """
 
+import threading
 from typing import Any
 
 import numba
@@ -19,6 +20,9 @@ PIECES_PER_THREAD = 16
 SLAB = 16
 
 _compile = numba.njit(parallel=True, cache=True, nogil=True)
+#: numba's workqueue, the only pool of some platforms, aborts the process when two threads enter it.
+#: One parallel loop uses all cores: waiting for it costs nothing.
+_pool = threading.Lock()
 
 
 def spmm_csr(A: CSR, X: Array, out: Array) -> None:
@@ -28,7 +32,8 @@ def spmm_csr(A: CSR, X: Array, out: Array) -> None:
     rows = np.searchsorted(A.indptr, limits[1:-1])  # pieces of equal entries, cut at rows
     bounds = np.concatenate(([0], rows, [A.n_rows])).astype(np.int64)
     data, X, Y = _widened(A.data, X, out)
-    _spmm_csr(A.indptr, A.indices, data, X, Y, bounds)
+    with _pool:
+        _spmm_csr(A.indptr, A.indices, data, X, Y, bounds)
     if Y is not out:
         out[...] = Y
 
@@ -36,7 +41,8 @@ def spmm_csr(A: CSR, X: Array, out: Array) -> None:
 def spmm_coo(A: COO, X: Array, out: Array) -> None:
     """``out[row[e]] += a[e] * X[col[e]]`` for every entry, in their order."""
     data, X, Y = _widened(A.data, X, out)
-    _spmm_coo(A.row, A.col, data, X, Y)
+    with _pool:
+        _spmm_coo(A.row, A.col, data, X, Y)
     if Y is not out:
         out[...] = Y
 

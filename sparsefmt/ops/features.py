@@ -58,5 +58,5 @@ def _descending(X: Array) -> Any:
     """Keys that sort as -X with NaN first; float32 holds both 2-byte floats exactly."""
     xp = namespace(X)
     keys = X.astype(np.float32) if X.dtype.itemsize == 2 else X
-    ranks = xp.unique(-keys, return_inverse=True)[1].reshape(X.shape)
+    ranks = xp.unique(-keys, return_inverse=True)[1].reshape(X.shape)  # synchronize!
     return xp.where(xp.isnan(keys), -1, ranks)

@@ -37,7 +37,10 @@ def spmm(A: Format, X: Array, *, out: Array | None = None) -> Array:
     Raises
     ------
     ShapeError
-        If ``X`` is not 2-D or has not one row per column of ``A``.
+        If ``X`` is not 2-D or has not one row per column of ``A``, or ``out`` has not the
+        result's shape.
+    FormatError
+        If ``out`` is not contiguous, is read-only, or overlaps an input.
     DtypeError
         If ``A`` is no sparse format, or ``X`` or ``out`` has a dtype that does not fit.
     DeviceError
