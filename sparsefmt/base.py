@@ -157,6 +157,8 @@ class Format:
     def astype(self, dtype: Any = None, *, index_dtype: Any = None) -> Self:
         """Values and indices in other dtypes; arrays that have them already are shared.
 
+        Values are rounded; those beyond the range of ``dtype`` become infinite, as in NumPy.
+
         Parameters
         ----------
         dtype : float16, bfloat16, float32 or float64, optional

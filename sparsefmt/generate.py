@@ -103,7 +103,7 @@ def power_law_with_labels(
     """``(A, labels)``: the graph of ``power_law`` and the (n_nodes,) community of each vertex."""
     index = _validate.index_dtype("index_dtype", index_dtype)
     n_nodes, n_edges = _size("n_nodes", n_nodes), _size("n_edges", n_edges)
-    community = _size("community", community, least=1)
+    community = min(_size("community", community, least=1), max(n_nodes, 1))
     seed = _random.check_seed(seed)
     _check_law(n_nodes, n_edges, exponent, inside)
     _validate.sizes_fit((n_nodes, n_nodes), n_edges, index)
@@ -140,9 +140,10 @@ def banded(
 def star(n_nodes: int, *, device: str = "cpu", index_dtype: Any = np.int32) -> COO:
     """Vertex 0 linked with every other, both ways: the extreme of a hub."""
     n_nodes = _size("n_nodes", n_nodes)
-    leaves = np.arange(1, max(n_nodes, 1))
-    hub = np.zeros_like(leaves)
-    row, col = np.concatenate([hub, leaves]), np.concatenate([leaves, hub])
+    with allocating(f"star of {n_nodes} vertices"):
+        leaves = np.arange(1, max(n_nodes, 1))
+        hub = np.zeros_like(leaves)
+        row, col = np.concatenate([hub, leaves]), np.concatenate([leaves, hub])
     return _structure(row, col, n_nodes, device, index_dtype)
 
 
@@ -153,7 +154,9 @@ def dense_block(
     n_nodes, size = _size("n_nodes", n_nodes), _size("size", size)
     if size > n_nodes:
         raise ShapeError(f"size is {size} but there are {n_nodes} vertices: give n_nodes or less.")
-    row, col = np.divmod(np.arange(size * size), max(size, 1))
+    _validate.sizes_fit((n_nodes, n_nodes), size * size, np.dtype(np.int64))
+    with allocating(f"block of {size} x {size}"):
+        row, col = np.divmod(np.arange(size * size), max(size, 1))
     return _structure(row, col, n_nodes, device, index_dtype)
 
 

@@ -463,6 +463,12 @@ CBSRS = [
         UnsupportedError,
         r"index_dtype is .*int64.* but a CBSR of 3 columns stores them as uint8: use \.tocsr",
     ),
+    Case(
+        "astype nothing",
+        lambda xp: cbsr(xp).astype(index_dtype="nope"),
+        DtypeError,
+        r"index_dtype is 'nope', which is no NumPy dtype",
+    ),
     Case("drop data", lambda xp: cbsr(xp).with_data(None), DtypeError, r"data is None"),
     Case(
         "columns", lambda xp: cbsr(xp)[:, :1], UnsupportedError, r"columns: .* use A\.tocsr\(\)\["

@@ -170,3 +170,7 @@ def test_random_numbers_depend_on_counter_seed_and_stream(xp):
 def test_what_makes_no_graph_is_refused(call, error, message):
     with pytest.raises(error, match=message):
         call()
+
+
+def test_a_community_may_be_larger_than_the_graph():
+    assert power_law(30, 60, community=2**70) == power_law(30, 60, community=30)

@@ -1,5 +1,6 @@
 """SpMM against a loop over stored entries in float64, on NumPy and on CuPy."""
 
+import os
 import subprocess
 import sys
 
@@ -156,6 +157,33 @@ def test_a_hub_beside_rows_of_two(xp):
     assert_close(Y, expected, bound=error_bound(A, X))
 
 
+def test_threads_may_multiply_at_once():
+    """Under numba's workqueue too, which aborts the process when two threads enter it."""
+    code = (
+        "import threading, numpy as np, sparsefmt as sf\n"
+        "A = sf.power_law(2000, 40_000).tocsr()\n"
+        "X = np.ones((2000, 32), np.float32)\n"
+        "expected = A @ X\n"
+        "right = []\n"
+        "def multiply():\n"
+        "    for _ in range(100):\n"
+        "        for B in (A, A.tocoo()):\n"
+        "            right.append(np.array_equal(B @ X, expected))\n"
+        "threads = [threading.Thread(target=multiply) for _ in range(4)]\n"
+        "for thread in threads: thread.start()\n"
+        "for thread in threads: thread.join()\n"
+        "print(len(right), all(right))\n"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "NUMBA_THREADING_LAYER": "workqueue", "NUMBA_NUM_THREADS": "2"},
+        check=False,
+    )
+    assert run.stdout.split() == ["800", "True"], run.stderr
+
+
 def test_explain_names_the_kernel_and_why_not_the_others():
     A = matrix("power law", np.float32, np.int32)
     found = ops.explain("spmm", A.tocsr(), features(A.n_cols, 4, np.float32))
@@ -301,7 +329,7 @@ def test_a_fault_inside_a_kernel_names_it_under_debug(debug):
         [sys.executable, "-c", code],
         capture_output=True,
         text=True,
-        env={**__import__("os").environ, "SPARSEFMT_DEBUG": debug},
+        env={**os.environ, "SPARSEFMT_DEBUG": debug},
         check=False,
     )
     assert ("named spmm_csr_rows" in run.stdout) == (debug == "1"), run.stdout + run.stderr

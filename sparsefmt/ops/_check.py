@@ -54,11 +54,15 @@ def output(out: Array | None, *, shape: tuple[int, ...], like: Array, inputs: li
         with on_device_of(like), allocating(f"a result of shape {shape}"):
             return xp.empty(shape, like.dtype)
     if not isinstance(out, xp.ndarray) or device_of(out) != device_of(like):
-        raise DeviceError(f"out must be an array on {device_of(like)}, as the inputs are.")
+        found = f"an array on {device_of(out)}" if hasattr(out, "shape") else type(out).__name__
+        raise DeviceError(
+            f"out must be an array on {device_of(like)}, as the inputs are, but is {found}: give "
+            "such an array, or none."
+        )
     if out.shape != shape:
-        raise ShapeError(f"out has shape {out.shape}: the result has {shape}.")
+        raise ShapeError(f"out has shape {out.shape}: the result has {shape}, give that.")
     if out.dtype != like.dtype:
-        raise DtypeError(f"out is {out.dtype}: the result is {like.dtype}.")
+        raise DtypeError(f"out is {out.dtype}: the result is {like.dtype}, give that.")
     if not out.flags.c_contiguous or not getattr(out.flags, "writeable", True):
         raise FormatError("out must be C-contiguous and writeable: give a fresh array.")
     for array in inputs:

@@ -1,9 +1,10 @@
 """Load a ``.cu`` file, compile one instantiation with NVRTC, keep it, launch it.
 
 Contract: ``load`` raises ``KernelLaunchError`` with the compiler's log if the source does not
-compile; a ``Kernel`` call raises ``KernelLaunchError`` if the launch itself is refused.  A launch
-is asynchronous, so that a fault *inside* a kernel surfaces at a later synchronisation;
-``SPARSEFMT_DEBUG=1`` synchronises after each launch so that the error names its kernel.
+compile, and with the driver's error if the result does not load; a ``Kernel`` call raises
+``KernelLaunchError`` if the launch itself is refused.  A launch is asynchronous, so that a fault
+*inside* a kernel surfaces at a later synchronisation; ``SPARSEFMT_DEBUG=1`` synchronises after each
+launch so that the error names its kernel.
 CuPy adds ``-ftz=true`` by itself: float32 subnormals become zero on a GPU.
 """
 
@@ -112,6 +113,8 @@ def _compile(cupy: Any, file: str, name: str) -> Kernel:
         return Kernel(name, module.get_function(name))
     except cupy.cuda.compiler.CompileException as error:
         raise KernelLaunchError(f"{file}: {name} does not compile:\n{error}") from error
+    except cupy.cuda.driver.CUDADriverError as error:
+        raise KernelLaunchError(f"{file}: {name} does not load: {error}") from error
 
 
 @cache
