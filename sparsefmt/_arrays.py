@@ -44,6 +44,13 @@ def on_device_of(a: Array) -> AbstractContextManager[object]:
     return a.device if is_cupy(a) else nullcontext()
 
 
+def finish(a: Array) -> None:
+    """Wait for the current stream of ``a``'s device, so that any stream may read what it made."""
+    if is_cupy(a):
+        with on_device_of(a):
+            namespace(a).cuda.get_current_stream().synchronize()  # synchronize!
+
+
 def as_array(
     name: str, value: object, *, empty: Any = np.int64, beside: Array | None = None
 ) -> Array:

@@ -13,6 +13,7 @@ import numpy as np
 from . import _primitives as primitives
 from ._arrays import Array, namespace, on_device_of
 from .compressed import CSR
+from .errors import UnsupportedError
 from .sgt import PADDING, SGT, slot_dtype
 
 #: Entries sorted at a time, unless one window has more: 64 MiB of words.
@@ -71,7 +72,13 @@ def _layout(A: CSR, window_entries: int) -> _Words:
         return _Words(A.indices, None, column_bits, place_bits)
     xp = namespace(A.indices)
     distinct, ranks = xp.unique(A.indices, return_inverse=True)  # synchronize!
-    return _Words(ranks, distinct, primitives.bits_for(len(distinct)), place_bits)
+    column_bits = primitives.bits_for(len(distinct))
+    if column_bits + place_bits > 64:
+        raise UnsupportedError(
+            f"a window of {window_entries} entries over {len(distinct)} columns has no 64-bit key: "
+            "use tiles of fewer rows."
+        )
+    return _Words(ranks, distinct, column_bits, place_bits)
 
 
 def _chunks(bounds: Array, windows_per_chunk: int) -> Iterator[tuple[slice, slice]]:

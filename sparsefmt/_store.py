@@ -6,7 +6,7 @@ from threading import RLock
 from typing import Any, TypeAlias
 from weakref import WeakValueDictionary
 
-from ._arrays import Array, allocating, namespace, on_device_of
+from ._arrays import Array, allocating, finish, namespace, on_device_of
 from .base import Format
 from .compressed import CSC, CSR
 from .partition import EdgeGroups
@@ -27,11 +27,13 @@ class Store:
         self.graphs: WeakValueDictionary[bool, Any] = WeakValueDictionary()
 
     def ask(self, key: Key, build: Callable[[], Any]) -> Any:
-        """The part of that name, built if nobody has asked for it before."""
+        """The part of that name, built and finished if nobody has asked for it before."""
         with self.lock:
             if key not in self.parts:
                 with on_device_of(self.structure._indices), allocating(f"{key[0]} of a graph"):
-                    self.parts[key] = build()
+                    part = build()
+                finish(self.structure._indices)  # synchronize!
+                self.parts[key] = part
             return self.parts[key]
 
     def csr(self) -> tuple[CSR, Array]:

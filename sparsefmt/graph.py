@@ -48,8 +48,10 @@ class Graph:
 
     Notes
     -----
-    Thread-safe: what several threads ask for at once is built once.  Pickling keeps the structure
-    and drops what was built of it.
+    Thread-safe and stream-safe: what several threads ask for at once is built once, and on a GPU it
+    is finished before anyone gets it, so ask before a CUDA graph is captured.  The arrays are the
+    graph's own: read them, do not write to them.  Pickling keeps the structure and drops what was
+    built of it.
     """
 
     __slots__ = ("__weakref__", "_flipped", "_store")

@@ -7,11 +7,12 @@ import sys
 from pathlib import Path
 
 import cupy
+import ml_dtypes
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from sparsefmt import COO
+from sparsefmt import COO, Graph, ops
 
 SHAPES = [(0, 0, 0), (3, 5, 0), (1, 40, 64), (40, 1, 33), (70, 50, 900)]
 WIDTHS = [0, 1, 33]
@@ -24,7 +25,7 @@ def main() -> None:
     rng = np.random.default_rng(0)
     for n_rows, n_cols, nnz in SHAPES:
         row, col = rng.integers(0, max(n_rows, 1), nnz), rng.integers(0, max(n_cols, 1), nnz)
-        for dtype in (np.float32, np.float64, np.float16):
+        for dtype in (np.float32, np.float64, np.float16, ml_dtypes.bfloat16):
             for index_dtype in (np.int32, np.int64):
                 data = rng.standard_normal(nnz).astype(dtype)
                 A = COO(
@@ -36,7 +37,14 @@ def main() -> None:
 
 
 def run(A: COO) -> None:
-    """Every conversion, check and product of one matrix."""
+    """Every conversion, check, part and product of one matrix."""
+    graph = Graph(A)
+    _ = graph.edge_groups(7).split_ptr, graph.transposed.csr, graph.in_degree
+    A[::-1, ::2].asformat("csr").sorted_indices()
+    if A.nnz and A.n_cols:
+        S = ops.maxk(cupy.ones((A.n_rows, A.n_cols), A.dtype), min(3, A.n_cols))
+        S.check()
+        assert (S @ cupy.ones((A.n_cols, 5), A.dtype)).shape == (A.n_rows, 5)
     for weighted in (A, A.with_data(None)):
         for format in ("coo", "csr", "csc", "sgt"):
             B = weighted.asformat(format)

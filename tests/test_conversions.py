@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import sparsefmt
-from sparsefmt import COO, CSR, SGT, _condense, _primitives
+from sparsefmt import COO, CSR, SGT, UnsupportedError, _condense, _primitives
 from sparsefmt._graph_kinds import KINDS
 from sparsefmt.testing import assert_same_matrix, stored_entries
 
@@ -475,3 +475,12 @@ def test_unknown_formats_are_named():
 
 def test_tiled_matrices_keep_their_class():
     assert type(graph("star").tosgt()) is SGT
+
+
+def test_a_window_too_large_for_its_keys_is_refused(monkeypatch):
+    A = CSR(np.array([0, 2], np.int32), np.array([0, 1], np.int32), shape=(1, 2))
+    monkeypatch.setattr("sparsefmt._primitives.bits_for", lambda count: 33)
+    with pytest.raises(
+        UnsupportedError, match="a window of 2 entries over 2 columns has no 64-bit"
+    ):
+        A.tosgt()

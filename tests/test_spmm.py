@@ -194,6 +194,11 @@ def test_explain_names_the_kernel_and_why_not_the_others():
     assert "not spmm_through_csr: A is CSR already" in text
 
 
+def test_explain_takes_what_the_operation_takes():
+    A = matrix("one column", np.float64, np.int32).tocsr()
+    assert ops.explain("spmm", A, [[1.0]]).chosen.name == "spmm_csr_numba"
+
+
 def test_explain_warns_of_a_conversion_at_each_call():
     A = matrix("power law", np.float32, np.int32)
     text = str(ops.explain("spmm", A.tosgt(), features(A.n_cols, 4, np.float32)))
@@ -232,7 +237,7 @@ BAD = {
         r"out has shape \(60, 3\): the result has \(60, 4\)",
     ),
     "out dtype": (A, X, {"out": np.zeros((60, 4))}, sparsefmt.DtypeError, "out is float64"),
-    "out list": (A, X, {"out": [[0.0]]}, sparsefmt.DeviceError, "out must be an array on cpu"),
+    "out list": (A, X, {"out": [[0.0]]}, sparsefmt.DtypeError, "out is a list: give a NumPy"),
     "out strided": (
         A,
         X,
@@ -279,7 +284,7 @@ def test_mixed_devices_are_refused():
     cupy = pytest.importorskip("cupy")
     with pytest.raises(sparsefmt.DeviceError, match="X is on cuda:0 but A is on cpu"):
         ops.spmm(A, cupy.asarray(X))
-    with pytest.raises(sparsefmt.DeviceError, match="out must be an array on cuda:0"):
+    with pytest.raises(sparsefmt.DeviceError, match="out is on cpu but the inputs are on cuda:0"):
         ops.spmm(A.to("cuda"), cupy.asarray(X), out=np.zeros((60, 4), np.float32))
 
 

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import numpy as np
+
 from .. import _validate
 from .._arrays import (
     Array,
@@ -53,11 +55,12 @@ def output(out: Array | None, *, shape: tuple[int, ...], like: Array, inputs: li
     if out is None:
         with on_device_of(like), allocating(f"a result of shape {shape}"):
             return xp.empty(shape, like.dtype)
-    if not isinstance(out, xp.ndarray) or device_of(out) != device_of(like):
-        found = f"an array on {device_of(out)}" if hasattr(out, "shape") else type(out).__name__
+    if not (is_cupy(out) or isinstance(out, np.ndarray)):
+        raise DtypeError(f"out is a {type(out).__name__}: give a NumPy or CuPy array, or none.")
+    if device_of(out) != device_of(like):
         raise DeviceError(
-            f"out must be an array on {device_of(like)}, as the inputs are, but is {found}: give "
-            "such an array, or none."
+            f"out is on {device_of(out)} but the inputs are on {device_of(like)}: give an array "
+            "there, or none."
         )
     if out.shape != shape:
         raise ShapeError(f"out has shape {out.shape}: the result has {shape}, give that.")

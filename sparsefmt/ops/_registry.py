@@ -4,7 +4,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from .._arrays import allocating, on_device_of
+from .._arrays import allocating, as_array, on_device_of
+from ..base import Format
 from ..errors import UnsupportedError
 
 
@@ -55,7 +56,7 @@ def explain(op: str, *args: Any) -> Explanation:
     op : str
         Name of an operation, such as ``"spmm"``.
     *args
-        The operation's positional arguments.
+        The operation's positional arguments: ``explain("spmm", A, X)``.
 
     Raises
     ------
@@ -66,6 +67,7 @@ def explain(op: str, *args: Any) -> Explanation:
 
     if op not in _kernels:
         raise UnsupportedError(f"op is {op!r}: use one of {', '.join(sorted(_kernels))}.")
+    args = tuple(a if isinstance(a, Format) else as_array("argument", a) for a in args)
     chosen: Kernel | None = None
     rejected: list[tuple[Kernel, str]] = []
     for kernel in _kernels[op]:

@@ -1,7 +1,8 @@
 """The numba twins: every operation on NumPy arrays, on all cores, deterministic.
 
 numba has no 2-byte floats, so float16 and bfloat16 are widened to float32, computed there and
-rounded once.
+rounded once.  As with every OpenMP program, a process that has run an operation cannot ``fork`` and
+run one in the child: start such workers with ``spawn``.
 """
 
 import threading
