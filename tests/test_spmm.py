@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import ml_dtypes
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 
 import sparsefmt
 from sparsefmt import ops
+from sparsefmt.ops import _jit, _registry, matmul
 from sparsefmt.testing import assert_close, error_bound, spmm_oracle
 
 DTYPES = [np.float16, ml_dtypes.bfloat16, np.float32, np.float64]
@@ -190,8 +192,61 @@ def test_explain_names_the_kernel_and_why_not_the_others():
     assert found.chosen.name == "spmm_csr_numba"
     text = str(found)
     assert "spmm runs spmm_csr_numba (deterministic)" in text
-    assert "not spmm_csr_rows: the arrays are on the CPU" in text
+    assert "not spmm_csr_balanced: the arrays are on the CPU" in text
     assert "not spmm_through_csr: A is CSR already" in text
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", ["spmm_csr_rows", "spmm_csr_balanced"])
+def test_each_csr_kernel_by_itself(name, kind):
+    cupy = pytest.importorskip("cupy")
+    (kernel,) = (k for k in _registry._kernels["spmm"] if k.name == name)
+    A = matrix(kind, np.float64, np.int64).tocsr()
+    for width in WIDTHS:
+        X = features(A.n_cols, width, np.float64)
+        out, buffer = poisoned(cupy, (A.n_rows, width), np.float64)
+        kernel.run(A.to("cuda"), cupy.asarray(X), out)
+        assert_close(out, spmm_oracle(A, X), bound=error_bound(A, X))
+        guards = buffer[:GUARD], buffer[len(buffer) - GUARD :]
+        assert all(bool(cupy.isnan(guard).all()) for guard in guards)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("offset", [0, 1, 2, 3])
+def test_features_need_not_be_aligned(offset):
+    cupy = pytest.importorskip("cupy")
+    A = matrix("power law", np.float32, np.int32).tocsr()
+    X = features(A.n_cols, 64, np.float32)
+    memory = cupy.empty(X.size + offset, np.float32)
+    shifted = memory[offset:].reshape(X.shape)
+    shifted[...] = cupy.asarray(X)
+    Y = A.to("cuda") @ shifted
+    assert_close(Y, spmm_oracle(A, X), bound=error_bound(A, X))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("width", [1, 16, 64, 100])
+def test_rows_that_many_sub_warps_and_blocks_share(width):
+    cupy = pytest.importorskip("cupy")
+    rng = np.random.default_rng(0)
+    lengths = np.concatenate([[20_000, 0, 0, 1], np.zeros(9_000, int), rng.integers(0, 300, 400)])
+    row = np.repeat(np.arange(len(lengths)), lengths)
+    col = rng.integers(0, 500, len(row))
+    data = rng.uniform(-1, 1, len(row))
+    A = sparsefmt.COO(row, col, data, shape=(len(lengths), 500)).tocsr()
+    X = features(500, width, np.float64)
+    expected = np.zeros((len(lengths), width))
+    np.add.at(expected, row, data[:, None] * X[col])
+    Y = A.to("cuda") @ cupy.asarray(X)
+    assert_close(Y, expected, bound=2 * error_bound(A, X))
+
+
+def test_counts_beyond_32_bits_go_to_the_kernel_without_them():
+    large = SimpleNamespace(nnz=2**31, n_rows=1)
+    (reason,) = matmul._counts_in_32_bits(large, features(1, 4, np.float32))
+    assert reason == "2147483648 entries, 1 rows x 4 features: too many for 32-bit counts"
+    assert f"constexpr int ITEMS = {matmul.ITEMS};" in _jit.source("spmm.cu")
 
 
 def test_explain_takes_what_the_operation_takes():
@@ -337,7 +392,7 @@ def test_a_fault_inside_a_kernel_names_it_under_debug(debug):
         env={**os.environ, "SPARSEFMT_DEBUG": debug},
         check=False,
     )
-    assert ("named spmm_csr_rows" in run.stdout) == (debug == "1"), run.stdout + run.stderr
+    assert ("named spmm_csr_balanced" in run.stdout) == (debug == "1"), run.stdout + run.stderr
 
 
 @pytest.mark.gpu

@@ -3,6 +3,7 @@
 #include <cuda_bf16.h>
 
 constexpr int WARP = 32;
+constexpr unsigned FULL_WARP = 0xffffffff;
 
 // Sums of 2-byte floats run in float32.
 template <typename T> struct Accumulator { using type = T; };
@@ -25,3 +26,14 @@ __device__ inline long long warp_index() {
     return (blockIdx.x * (long long)blockDim.x + threadIdx.x) / WARP;
 }
 __device__ inline long long warp_count() { return gridDim.x * (long long)blockDim.x / WARP; }
+
+// VEC values that load and store as one word; aligned as such.
+template <typename T, int VEC> struct alignas(sizeof(T) * VEC) Pack { T v[VEC]; };
+
+template <int VEC, typename T, typename Sum>
+__device__ inline void store_pack(T* y, const Sum (&sum)[VEC]) {
+    Pack<T, VEC> word;
+#pragma unroll
+    for (int v = 0; v < VEC; ++v) store(&word.v[v], sum[v]);
+    *(Pack<T, VEC>*)y = word;
+}

@@ -11,6 +11,11 @@ from ..compressed import CSR
 from ..coo import COO
 from . import _check, _jit, _registry
 
+#: Entries and row ends that a block of ``spmm_csr_balanced`` takes, as in spmm.cu.
+ITEMS = 4096
+#: What it can count: a sub-warp looks up to an eighth beyond the items of a block.
+MOST_ITEMS = 3 * 2**29
+
 
 def spmm(A: Format, X: Array, *, out: Array | None = None) -> Array:
     """Sparse matrix times dense feature matrix: the aggregation of a vertex's in-neighbours.
@@ -63,6 +68,26 @@ def spmm(A: Format, X: Array, *, out: Array | None = None) -> Array:
 # Launchers
 
 
+def _spmm_csr_balanced(A: CSR, X: Array, out: Array) -> None:
+    if out.size == 0:
+        return
+    feat = X.shape[1]
+    lanes, vector = _slice(feat, X, out)
+    kernel = _jit.load(
+        "spmm.cu",
+        "spmm_csr_balanced",
+        X.dtype,
+        A.index_dtype,
+        LANES=lanes,
+        VEC=vector,
+        WEIGHTED=_weighted(A),
+    )
+    data = X if A.data is None else A.data  # never read where unweighted
+    sizes = (np.int64(A.n_rows), np.int64(A.nnz), np.int32(feat))
+    blocks = -(-(A.nnz + A.n_rows) // ITEMS) * -(-feat // (lanes * vector))
+    kernel(blocks, (A.indptr, A.indices, data, X, out, *sizes))
+
+
 def _spmm_csr_rows(A: CSR, X: Array, out: Array) -> None:
     feat = X.shape[1]
     kernel = _jit.load("spmm.cu", "spmm_csr_rows", X.dtype, A.index_dtype, WEIGHTED=_weighted(A))
@@ -94,6 +119,15 @@ def _spmm_coo_numba(A: COO, X: Array, out: Array) -> None:
 
 def _spmm_through_csr(A: Format, X: Array, out: Array) -> None:
     _registry.run("spmm", A.tocsr(), X, out=out)
+
+
+def _slice(feat: int, *arrays: Array) -> tuple[int, int]:
+    """Lanes of a sub-warp and features of a lane: 16-byte loads where alignment allows them."""
+    itemsize = arrays[0].itemsize
+    wide = 16 // itemsize
+    if feat % wide or any(array.data.ptr % 16 for array in arrays):
+        return (8, 1) if feat <= 8 else (32, 1)
+    return (4, wide) if feat * itemsize <= 64 else (8, wide)
 
 
 def _slabs(feat: int) -> int:
@@ -131,6 +165,14 @@ def _not_csr(A: Format, X: Array) -> list[str]:
     return ["A is CSR already"] if A.format == "csr" else []
 
 
+def _counts_in_32_bits(A: Format, X: Array) -> list[str]:
+    items, feat = A.nnz + A.n_rows, X.shape[1]
+    blocks = (items // ITEMS + 1) * feat
+    if max(items, feat, blocks) <= MOST_ITEMS:
+        return []
+    return [f"{A.nnz} entries, {A.n_rows} rows x {feat} features: too many for 32-bit counts"]
+
+
 def _wide_sums(A: Format, X: Array) -> list[str]:
     if X.dtype.itemsize >= 4:
         return []
@@ -145,6 +187,12 @@ _registry.register(
     *(
         _registry.Kernel("spmm", name, _all(*conditions, _same_dtype), run, **facts)
         for name, run, conditions, facts in (
+            (
+                "spmm_csr_balanced",
+                _spmm_csr_balanced,
+                (_on_gpu, _is("csr"), _counts_in_32_bits),
+                {},
+            ),
             ("spmm_csr_rows", _spmm_csr_rows, (_on_gpu, _is("csr")), {}),
             (
                 "spmm_coo_atomic",
@@ -167,6 +215,14 @@ _registry.register(
 _VARIANTS = list(itertools.product(("int32", "int64"), (True, False)))
 _jit.declare(
     "spmm.cu",
+    *(
+        _jit.expression(
+            "spmm_csr_balanced", dtype, index, LANES=lanes, VEC=vector, WEIGHTED=weighted
+        )
+        for dtype, wide in zip(VALUE_DTYPES, (8, 8, 4, 2), strict=True)
+        for lanes, vector in ((4, wide), (8, wide), (8, 1), (32, 1))
+        for index, weighted in _VARIANTS
+    ),
     *(
         _jit.expression("spmm_csr_rows", dtype, index, WEIGHTED=weighted)
         for dtype in VALUE_DTYPES
