@@ -44,6 +44,12 @@ def graphs(paths: list[Path]) -> Iterator[tuple[str, CSR]]:
 
 
 def with_table(page: str, table: str) -> str:
-    """The page with the table between its markers."""
-    before, _, rest = page.partition(BEGIN)
-    return f"{before}{BEGIN}\n{table}\n{END}{rest.partition(END)[2]}"
+    """The page with the table between its markers; SystemExit if it lacks them."""
+    before, begin, rest = page.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not (begin and end):
+        raise SystemExit(
+            f"{PAGE} lacks the lines {BEGIN.rstrip()} and {END.rstrip()}, in this order: "
+            "put them where the table belongs."
+        )
+    return f"{before}{BEGIN}\n{table}\n{END}{after}"

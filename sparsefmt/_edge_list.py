@@ -16,13 +16,15 @@ from ._arrays import Array, allocating
 from ._files import fault, reading, stem_and_suffix, writing
 from .base import Format
 from .coo import COO
+from .errors import UnsupportedError
 
 _BLOCK = 1 << 22
 _LINES_WRITTEN = 1 << 16
+#: Ids are read as float64, which holds every integer below this.
 _MOST_VERTICES = 2**53
 _SEPARATORS = {".csv": ",", ".tsv": "\t", ".txt": "\t", ".edges": " "}
 _HEADED = (".csv", ".tsv")
-_SHAPE = re.compile(r"# shape: (\d{1,18}) x (\d{1,18})\s*")
+_SHAPE = re.compile(r"# shape: (\d{1,19}) x (\d{1,19})\s*")
 
 
 def read_edge_list(
@@ -59,6 +61,12 @@ def read_edge_list(
 def write_edge_list(path: Path, A: Format) -> None:
     """A comment with the shape, for CSV the names of the columns, and a line for each entry."""
     A = A.tocoo().to("cpu")
+    largest = max(A.row.max(initial=0), A.col.max(initial=0))
+    if largest >= _MOST_VERTICES:
+        raise UnsupportedError(
+            f"vertex {largest}: an edge list holds ids below 2**53, as float64 does; "
+            "write .npz or .mtx instead."
+        )
     suffix = stem_and_suffix(path)[0]
     separator = _SEPARATORS[suffix]
     names = ["source", "target"] + (["weight"] if A.data is not None else [])
@@ -153,7 +161,8 @@ class _Lines:
 
     def _limits(self) -> tuple[int, int]:
         """What source and target must stay below."""
-        return self.shape[::-1] if self.shape else (_MOST_VERTICES, _MOST_VERTICES)
+        rows, cols = self.shape or (_MOST_VERTICES, _MOST_VERTICES)
+        return min(cols, _MOST_VERTICES), min(rows, _MOST_VERTICES)
 
     def _look_at_each(self, lines: list[str]) -> None:
         """Raise for the first line that is malformed; there may be none."""
@@ -168,7 +177,8 @@ class _Lines:
         for word, name, limit in zip(words, ("source", "target"), self._limits(), strict=False):
             vertex = _number(word)
             if vertex is None or vertex != np.floor(vertex) or not 0 <= vertex < limit:
-                return f"{name} is {word!r}: vertices are integers from 0 to {limit - 1}."
+                mend = "; read larger ones from .npz." if limit == _MOST_VERTICES else "."
+                return f"{name} is {word!r}: vertices are integers from 0 to {limit - 1}{mend}"
         weight = _number(words[-1])
         if weight is None:
             return f"weight is {words[-1]!r}: give a decimal number."

@@ -4,6 +4,7 @@ import bz2
 import gzip
 import io
 import secrets
+import stat
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -28,6 +29,26 @@ def stem_and_suffix(path: Path) -> tuple[str, str]:
     if packed in _COMPRESSED:
         return path.with_suffix("").suffix.lower(), packed
     return packed, ""
+
+
+def check_regular(path: Path) -> None:
+    """Refuse devices, pipes and sockets, which may block or never end, and impossible names.
+
+    Missing files and folders pass: whoever opens them gets the operating system's error.
+    """
+    try:
+        mode = path.stat().st_mode
+    except FileNotFoundError:
+        return
+    except ValueError as error:  # a NUL, or what the file system cannot encode
+        raise FileFormatError(
+            f"path is {str(path)!r}, which no file can have ({error}): give another name."
+        ) from error
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+        raise UnsupportedError(
+            f"{path}: it is a device, pipe or socket, and only regular files are read or written: "
+            "give the path of one."
+        )
 
 
 @contextmanager

@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
+from io import BytesIO
+from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -110,6 +112,10 @@ def read_matrix_market(path: Path, *, dtype: Any, max_bytes: int) -> Format:
             f"the header promises {header.stored * header.words} numbers but {body.words} follow: "
             "give each entry a line of its own and nothing else on it.",
         )
+    if header.format == "coordinate" and header.symmetry == "skew-symmetric":
+        _check_diagonal(
+            path, matrix.row[: header.entries] == matrix.col[: header.entries], max_bytes
+        )
     data = _stored_values(matrix, header)
     _check_values(path, header, body, data, max_bytes)
     return _as_coo(matrix, header, dtype)
@@ -143,10 +149,17 @@ def _mmread(path: Path, max_bytes: int, body: _Body) -> Any:
 
 
 def _read_header(path: Path, max_bytes: int) -> _Header:
+    """Banner and sizes, the only lines of it that SciPy sees: it knows no longest line."""
     import scipy.io
 
-    with _scipy_errors(path), reading(path, max_bytes) as stream:
-        return _Header(*scipy.io.mminfo(stream))
+    banner, sizes, line = b"", b"", 0
+    with reading(path, max_bytes) as stream:
+        for text in _header_lines(path, stream):
+            banner, sizes, line = banner or text, text, line + 1
+    if not sizes.strip() or sizes.lstrip().startswith(b"%"):  # the file ends before them
+        sizes, line = b"", line + 1
+    with _scipy_errors(path, line):
+        return _Header(*scipy.io.mminfo(BytesIO(banner + b"\n" + sizes)))
 
 
 def _check_header(path: Path, header: _Header, max_bytes: int) -> None:
@@ -175,8 +188,11 @@ def _check_header(path: Path, header: _Header, max_bytes: int) -> None:
 
 
 @contextmanager
-def _scipy_errors(path: Path) -> Iterator[None]:
-    """Turn SciPy's errors into ``FileFormatError`` with the line that they name."""
+def _scipy_errors(path: Path, sizes_line: int | None = None) -> Iterator[None]:
+    """Turn SciPy's errors into ``FileFormatError`` with the line that they name.
+
+    If SciPy got only the header, what is not wrong with line 1 is wrong with that of the sizes.
+    """
     try:
         yield
     except FileFormatError:
@@ -184,6 +200,7 @@ def _scipy_errors(path: Path) -> Iterator[None]:
     except (ValueError, OverflowError, TypeError, IndexError, RuntimeError) as error:
         found = re.fullmatch(r"(?:Line (\d+): )?(.*?)\.?", str(error), re.DOTALL)
         line, text = found.groups() if found else (None, str(error))
+        line = line if line == "1" or sizes_line is None else sizes_line
         mend = next((mend for part, mend in _MENDS.items() if part in text), "give numbers only.")
         raise fault(path, f"{text}: {mend}", line=int(line) if line else None) from error
 
@@ -288,6 +305,21 @@ def _stored_values(matrix: Any, header: _Header) -> Array:
     if header.format == "coordinate":
         return matrix.data[: header.entries]
     return matrix if header.symmetry == "general" else np.tril(matrix)
+
+
+def _check_diagonal(path: Path, diagonal: Array, max_bytes: int) -> None:
+    if not diagonal.any():
+        return
+    with reading(path, max_bytes) as stream:
+        first = 1 + sum(1 for _ in _header_lines(path, stream))
+        entries = (line for line, text in enumerate(stream, first) if text.strip())
+        line = next(islice(entries, int(diagonal.argmax()), None))
+    raise fault(
+        path,
+        "an entry on the diagonal, where a skew-symmetric matrix is zero and stores none: "
+        'remove the line, or use "general".',
+        line=line,
+    )
 
 
 def _check_values(path: Path, header: _Header, body: _Body, data: Array, max_bytes: int) -> None:

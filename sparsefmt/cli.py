@@ -8,7 +8,8 @@ import errno
 import io
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 
 from .errors import SparseFmtError
@@ -22,21 +23,31 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run ``sparsefmt`` with these arguments (``sys.argv``'s by default); the exit code.
 
     0: done; 1: ``demo`` or ``doctor`` found something wrong; 2: bad options or bad input, with one
-    line on stderr; 130: interrupted.
+    line on stderr; 130: interrupted.  What goes to a stream that the caller has closed is dropped.
     """
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(
-                errors="backslashreplace"
-            )  # a file name that the terminal cannot show
-    try:
-        code = _run(arguments)
-        sys.stdout.flush()
-    except KeyboardInterrupt:
-        return INTERRUPTED
-    except OSError as error:
-        return _refuse_os(error)
-    return code
+    with _open_streams():
+        try:
+            code = _run(arguments)
+            sys.stdout.flush()
+        except KeyboardInterrupt:
+            return INTERRUPTED
+        except OSError as error:
+            return _refuse_os(error)
+        return code
+
+
+@contextmanager
+def _open_streams() -> Iterator[None]:
+    """Streams that take any text: the null device for a closed one (``>&-``), which is None."""
+    with ExitStack() as stack:
+        for stream, redirect in ((sys.stdout, redirect_stdout), (sys.stderr, redirect_stderr)):
+            if stream is None:
+                stream = stack.enter_context(Path(os.devnull).open("w"))
+                stack.enter_context(redirect(stream))
+            if isinstance(stream, io.TextIOWrapper):
+                # a file name that the terminal cannot show
+                stream.reconfigure(errors="backslashreplace")
+        yield
 
 
 def _run(arguments: Sequence[str] | None) -> int:

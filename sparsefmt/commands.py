@@ -124,12 +124,12 @@ def convert(
 
     The ending of OUT says how: .npz holds every format, .mtx and edge lists hold triples.
     """
-    from .io import _kind, write
+    from .io import file_kind, write
 
     if tile and format_ != "sgt":
         raise click.UsageError(f"--tile is for --format sgt, not {format_}.")
     _check_target(target, force)
-    _kind(target)  # an unknown ending, before the long work
+    file_kind(target)  # an unknown ending, before the long work
     start = time.perf_counter()
     with _progress(3) as step:
         A = _read(source, step, dtype, format=None)

@@ -227,5 +227,6 @@ def picture(A: Format, outcome: Outcome, title: str, note: str, path: Path) -> N
         convert_ms={pair: 1e3 * seconds for pair, seconds in outcome.seconds.items()},
         spmm_ms={name: 1e3 * product.seconds for name, product in outcome.products.items()},
         nbytes=outcome.nbytes,
+        features=outcome.features,
     )
     plot.save(fig, path)

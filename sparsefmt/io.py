@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from . import _edge_list, _matrix_market, _npz, _planetoid, _validate
-from ._files import naming, stem_and_suffix
+from ._arrays import allocating
+from ._files import check_regular, naming, stem_and_suffix
 from ._planetoid import Planetoid as Planetoid
 from .base import Format, FormatName
 from .errors import OutOfMemoryError, ShapeError, UnsupportedError
@@ -74,22 +75,25 @@ def read(
     ------
     FileFormatError
         If the file is malformed, truncated, lies about its sizes, holds integers that float64
-        cannot represent (pass ``dtype``) or numbers beyond its range, or is larger than allowed.
+        cannot represent (pass ``dtype``) or numbers beyond its range, or is larger than allowed;
+        or if no file can have this name.
     UnsupportedError
-        If the ending, the format of the matrix or complex values are not supported.
+        If the ending, the format of the matrix or complex values are not supported, or the path
+        is that of a device, pipe or socket.
     OutOfMemoryError
-        If the requested format would pass ``max_bytes`` although the file does not: a matrix of
-        2**40 rows with three entries can be read as COO, but not as CSR.
+        If memory runs out, or the requested format would pass ``max_bytes`` although the file does
+        not: a matrix of 2**40 rows with three entries can be read as COO, but not as CSR.
     FileNotFoundError, OSError
         As the operating system reports them.
     """
     source = Path(path)
     limit, options = _options(format, dtype, index_dtype, tile, num_nodes, max_bytes)
-    kind = _kind(source)
+    kind = file_kind(source)
     if num_nodes is not None and kind != "edge list":
         raise UnsupportedError(f"num_nodes is for edge lists, and {source} is a {kind} file.")
+    _check_files(source, kind)
     A: Format
-    with naming(source):
+    with naming(source), allocating(f"{source}: reading it needs too much memory"):
         if kind == "edge list":
             A = _edge_list.read_edge_list(source, dtype=dtype, max_bytes=limit, num_nodes=num_nodes)
         elif kind == "Planetoid":
@@ -120,7 +124,10 @@ def write(path: str | os.PathLike[str], A: Format, *, compressed: bool = False) 
     Raises
     ------
     UnsupportedError
-        If the ending is not known, ``A`` is no format, or ``compressed`` is set for text.
+        If the ending is not known, ``A`` is no format, ``compressed`` is set for text, an edge
+        list would hold a vertex from 2**53 on, or the path is that of a device, pipe or socket.
+    FileFormatError
+        If no file can have this name.
     OSError
         As the operating system reports it.
     """
@@ -129,9 +136,10 @@ def write(path: str | os.PathLike[str], A: Format, *, compressed: bool = False) 
         raise UnsupportedError(
             f"A is a {type(A).__name__}: give a COO, CSR, CSC, SGT or CBSR (a Graph's is .csr)."
         )
-    kind = _kind(target)
+    kind = file_kind(target)
     if kind == "Planetoid":
         raise UnsupportedError(f"{target}: Planetoid files are only read; write .npz instead.")
+    check_regular(target)
     if kind == "npz":
         _npz.write_npz(target, A, compressed=compressed)
     elif compressed:
@@ -164,14 +172,28 @@ def read_planetoid(path: str | os.PathLike[str], *, max_bytes: int = MAX_BYTES) 
     ------
     FileFormatError
         If a file is malformed, asks for code to be run, or does not fit the others.
+    UnsupportedError
+        If one is a device, pipe or socket.
+    OutOfMemoryError
+        If memory runs out.
     FileNotFoundError, OSError
         As the operating system reports them.
     """
     source = Path(path)
-    return _planetoid.read_all(source, max_bytes=_positive("max_bytes", max_bytes))
+    limit = _positive("max_bytes", max_bytes)
+    _check_files(source, "Planetoid")
+    with allocating(f"{source}: reading it needs too much memory"):
+        return _planetoid.read_all(source, max_bytes=limit)
 
 
-def _kind(path: Path) -> str:
+def file_kind(path: Path) -> str:
+    """How ``read`` and ``write`` take a path: "Matrix Market", "npz", "edge list" or "Planetoid".
+
+    Raises
+    ------
+    UnsupportedError
+        If the ending is not known; the file need not exist.
+    """
     suffix, packed = stem_and_suffix(path)
     if path.is_dir() or (path.name.startswith("ind.") and suffix == ".graph"):
         return "Planetoid"
@@ -185,6 +207,15 @@ def _kind(path: Path) -> str:
         f"{path}: the ending {suffix + packed!r} is not known: use .mtx, .npz, .csv, .tsv, .txt or "
         ".edges (.gz or .bz2 behind it for text), or a folder of Planetoid files."
     )
+
+
+def _check_files(source: Path, kind: str) -> None:
+    """Refuse what is no regular file before anything is opened."""
+    check_regular(source)
+    if kind == "Planetoid":
+        folder = source if source.is_dir() else source.parent
+        for part in folder.glob("ind.*"):
+            check_regular(part)
 
 
 def _options(

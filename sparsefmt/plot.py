@@ -304,6 +304,7 @@ def draw_demo(
     convert_ms: Mapping[tuple[str, str], float],
     spmm_ms: Mapping[str, float],
     nbytes: Mapping[str, int],
+    features: int,
 ) -> Figure:
     """The graph, the time of each conversion, the time of SpMM and the bytes of each format.
 
@@ -314,12 +315,15 @@ def draw_demo(
     convert_ms : mapping of (from, to) to milliseconds
     spmm_ms : mapping of format to milliseconds
     nbytes : mapping of format to bytes
+    features : int
+        Columns of the float32 ``X`` that SpMM was timed with.
     """
     coo = A.to("cpu").tocoo()
     fig, axes = _figure(title, f"{_facts(coo)}\n{note}".strip())
     draw_spy(axes[0][0], coo)
     _draw_conversions(axes[0][1], convert_ms)
-    _draw_bars(axes[1][0], "SpMM: A @ X, 64 float32 features", "time (ms)", spmm_ms)
+    product = f"SpMM: A @ X, {features} float32 features"
+    _draw_bars(axes[1][0], product, "time (ms)", spmm_ms)
     mib = {name: size / 2**20 for name, size in nbytes.items()}
     _draw_bars(axes[1][1], "Memory of each format", "MiB", mib)
     return fig

@@ -10,7 +10,7 @@ from . import _primitives as primitives
 from ._arrays import Array, allocating, namespace, on_device_of
 from .base import Format
 from .compressed import CSR, Compressed
-from .errors import DtypeError
+from .errors import DtypeError, ShapeError, UnsupportedError
 from .sgt import SGT, check_tile
 
 Tile = tuple[int, int]
@@ -221,9 +221,9 @@ def summarize(A: Format, *, tiles: Sequence[Tile] = TILES) -> Stats:
     DtypeError
         If ``A`` is no format.
     ShapeError
-        If a tile shape is not two positive integers.
+        If ``tiles`` is no sequence, or a tile shape is not two positive integers.
     """
-    return Stats(_csr(A), tuple(check_tile(tile) for tile in tiles))
+    return Stats(_csr(A), _check_tiles(tiles))
 
 
 def degree_histogram(A: Format, *, axis: int = 0) -> tuple[Array, Array]:
@@ -243,10 +243,12 @@ def degree_histogram(A: Format, *, axis: int = 0) -> tuple[Array, Array]:
     Raises
     ------
     DtypeError
-        If ``A`` is no format, or ``axis`` is neither 0 nor 1.
+        If ``A`` is no format.
+    UnsupportedError
+        If ``axis`` is neither 0 nor 1.
     """
     if axis not in (0, 1):
-        raise DtypeError(f"axis is {axis!r}: 0 counts the entries of rows, 1 those of columns.")
+        raise UnsupportedError(f"axis is {axis!r}: use 0 for rows or 1 for columns.")
     csr = _csr(A)
     with on_device_of(csr.indptr), allocating(f"degrees of {csr!r}"):
         lengths = csr.lengths if axis == 0 else _column_lengths(csr)
@@ -269,7 +271,7 @@ def tile_table(graphs: Iterable[tuple[str, Format]], *, tiles: Sequence[Tile] = 
     str
         One line a graph, then the mean of the shares (TC-GNN, figure 7 reports 67%).
     """
-    shapes = [check_tile(tile) for tile in tiles]
+    shapes = _check_tiles(tiles)
     titles = [f"{_name(tile)} {part}" for tile in shapes for part in ("saved", "density")]
     lines = [
         _line(["graph", "rows", "entries", *titles]),
@@ -284,6 +286,16 @@ def tile_table(graphs: Iterable[tuple[str, Format]], *, tiles: Sequence[Tile] = 
         means = np.mean(shares, axis=0).tolist()
         lines.append(_line(["**mean**", "", "", *map(_percent, means)]))
     return "\n".join(lines) + "\n"
+
+
+def _check_tiles(tiles: Sequence[Tile]) -> tuple[Tile, ...]:
+    try:
+        shapes = iter(tiles)
+    except TypeError as error:
+        raise ShapeError(
+            f"tiles is {tiles!r}: give a sequence of (height, width), [(16, 8)] for instance."
+        ) from error
+    return tuple(check_tile(tile) for tile in shapes)
 
 
 def _csr(A: Format) -> CSR:

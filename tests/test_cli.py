@@ -3,9 +3,9 @@
 import os
 import re
 import runpy
-import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner
 from rich.console import Console
 
-from sparsefmt import cli, commands, doctor, errors
+from sparsefmt import cli, commands, demo, doctor, errors, plot
 from sparsefmt import io as graph_io
 from sparsefmt.generate import power_law
 
@@ -160,6 +160,16 @@ def test_plot_writes_a_picture(folder, sparsefmt, arguments):
     name = arguments[1] if arguments else "spy.png"
     assert (done.code, done.out, done.err) == (0, f"wrote {name}\n", "")
     assert Path(name).stat().st_size > 5000
+
+
+def test_the_demo_s_picture_names_the_features_that_were_multiplied(tmp_path, monkeypatch):
+    A = power_law(30, 90, seed=1)
+    outcome = replace(demo.run(A, "cpu"), features=7)
+    figures = []
+    monkeypatch.setattr(plot, "save", lambda fig, path: figures.append(fig))
+    demo.picture(A, outcome, "a graph", "a machine", tmp_path / "demo.png")
+    titles = [axes.get_title(loc="left") for axes in figures[0].axes]
+    assert "SpMM: A @ X, 7 float32 features" in titles
 
 
 def test_real_graph_through_the_commands(shared_data, folder, sparsefmt):
@@ -381,11 +391,51 @@ def test_interrupted_before_the_commands_are_loaded(sparsefmt, monkeypatch):
 
 def test_ctrl_c_leaves_no_traceback():
     code = (
-        "import os, signal, sys\nfrom sparsefmt import cli, doctor\n"
-        f"doctor.examine = lambda: os.kill(os.getpid(), {signal.SIGINT:d})\nsys.exit(cli.main())"
+        "import signal, sys\nfrom sparsefmt import cli, doctor\n"
+        # A shell's background job ignores SIGINT, and so would its children.
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "doctor.examine = lambda: signal.raise_signal(signal.SIGINT)\nsys.exit(cli.main())"
     )
     done = in_process("doctor", code=code)
     assert (done.returncode, done.stdout, done.stderr.strip()) == (130, "", "")
+
+
+CLOSED = {
+    "info": (["info", "small.mtx"], 0),
+    "help": (["--help"], 0),
+    "plot": (["plot", "small.mtx"], 0),
+    "demo": (["demo", "small.mtx", "--device", "cpu"], 0),
+    "bad input": (["info", "none.npz"], 2),
+    "bad option": (["info", "--bogus"], 2),
+}
+
+
+@pytest.mark.skipif(os.name != "posix", reason="closes streams with a POSIX shell")
+@pytest.mark.parametrize("closing", [">&-", "2>&-", ">&- 2>&-", "<&- >&- 2>&-"])
+@pytest.mark.parametrize("case", CLOSED)
+def test_closed_streams_are_no_error(folder, case, closing):
+    arguments, code = CLOSED[case]
+    done = subprocess.run(
+        ["sh", "-c", f'exec "$@" {closing}', "sh", sys.executable, "-m", "sparsefmt", *arguments],
+        env=os.environ | {"PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "error"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == code
+    assert done.stderr.count("\n") == (code == 2 and "2>&-" not in closing), done.stderr
+    assert bool(done.stdout) == (code == 0 and closing == "2>&-")
+    assert Path("spy.png").exists() == (case == "plot")
+
+
+def test_closed_streams_take_any_text_and_stay_closed(folder, monkeypatch):
+    Path("\u56fe.mtx").write_text(MTX)
+    monkeypatch.setattr(sys, "stdout", None)
+    monkeypatch.setattr(sys, "stderr", None)
+    with cli._open_streams():
+        assert (sys.stdout.errors, sys.stderr.errors) == ("backslashreplace",) * 2
+    assert cli.main(["info", "\u56fe.mtx"]) == 0
+    assert cli.main(["info", "none.mtx"]) == 2
+    assert (sys.stdout, sys.stderr) == (None, None)
 
 
 def test_a_reader_that_leaves_is_no_error():

@@ -153,6 +153,7 @@ def test_demo_picture_shows_times_and_bytes(tmp_path):
         convert_ms={("coo", "csr"): 1.25, ("csr", "coo"): 0.0},
         spmm_ms=dict(zip(formats, (3.5, 0.75), strict=True)),
         nbytes=dict(zip(formats, (3 << 20, 2 << 20), strict=True)),
+        features=64,
     )
     shown = texts(fig)
     for text in ("a machine", "1.25", "3.5", "0.75", "CSR", "MiB"):

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from sparsefmt import COO, CSR, DtypeError, ShapeError
+from sparsefmt import COO, CSR, DtypeError, ShapeError, UnsupportedError
 from sparsefmt._arrays import to_device
 from sparsefmt.generate import banded, star
 from sparsefmt.stats import degree_histogram, summarize, tile_table
@@ -167,6 +167,21 @@ def test_a_folder_without_graphs_is_refused(monkeypatch, tmp_path, capsys):
     assert "no .npz file" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("found", ["", "BEGIN", "END", "END BEGIN"])
+def test_a_page_without_both_markers_is_left_alone(monkeypatch, tmp_path, found):
+    monkeypatch.syspath_prepend(str(REPOSITORY))
+    tiles = importlib.import_module("benchmarks.tiles")
+    page = tmp_path / "formats.md"
+    text = "before\n" + "".join(getattr(tiles, name) for name in found.split()) + "after\n"
+    page.write_text(text, encoding="utf-8")
+    monkeypatch.setattr(tiles, "PAGE", page)
+    A = banded(8, 1).tocsr()
+    np.savez(tmp_path / "band.npz", indptr=A.indptr, indices=A.indices, shape=np.array(A.shape))
+    with pytest.raises(SystemExit, match=r"formats.md lacks the lines .*, in this order: put"):
+        tiles.main([str(tmp_path)])
+    assert page.read_text(encoding="utf-8") == text
+
+
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
@@ -174,7 +189,10 @@ def test_a_folder_without_graphs_is_refused(monkeypatch, tmp_path, capsys):
         (lambda: summarize(NOTHING, tiles=[(0, 8)]), ShapeError, r"tile is \(0, 8\)"),
         (lambda: summarize(NOTHING, tiles=[8]), ShapeError, "tile is 8: give two integers"),
         (lambda: degree_histogram([1]), DtypeError, "A is a list"),
-        (lambda: degree_histogram(NOTHING, axis=2), DtypeError, "axis is 2: 0 counts"),
+        (lambda: degree_histogram(NOTHING, axis=5), UnsupportedError, "axis is 5: use 0 for rows"),
+        (lambda: summarize(NOTHING, tiles=5), ShapeError, "tiles is 5: give a sequence of"),
+        (lambda: summarize(NOTHING, tiles=None), ShapeError, r"tiles is None: .* \[\(16, 8\)\]"),
+        (lambda: tile_table([], tiles=8), ShapeError, "tiles is 8: give a sequence of"),
         (lambda: tile_table([("x", NOTHING)], tiles=["ab"]), ShapeError, "tile is 'ab'"),
     ],
 )

@@ -579,12 +579,22 @@ def test_every_public_name_has_a_docstring_with_an_example():
         assert ">>>" in strategy.__doc__
 
 
-def test_pasted_example_runs():
+def test_pasted_example_passes_in_a_new_users_project(tmp_path):
+    """A fresh process, which compiles, under hypothesis' own profile and deadline, also in CI."""
     page = (ROOT / "docs" / "testing.md").read_text(encoding="utf-8")
     (block,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
-    names = {"__name__": "pasted"}
-    exec(compile(block, "docs/testing.md", "exec"), names)
-    names["test_my_aggregate_is_a_matrix_product"]()
+    (tmp_path / "test_pasted.py").write_text(block, encoding="utf-8")
+    (tmp_path / "pytest.ini").touch()  # the settings of no folder above
+    options = ["-W", "error", "--hypothesis-profile=default"]
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", *options],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "PYTEST_ADDOPTS": ""},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "1 passed" in done.stdout
 
 
 def test_page_names_every_option_and_function():

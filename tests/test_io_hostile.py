@@ -1,0 +1,261 @@
+"""Files and paths that would block, exhaust memory, or come back different without a word."""
+
+import gzip
+import os
+import re
+import socket
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from sparsefmt import COO
+from sparsefmt.errors import FileFormatError, OutOfMemoryError, UnsupportedError
+from sparsefmt.io import file_kind, read, read_planetoid, write
+
+ENDINGS = ["mtx", "mtx.gz", "mtx.bz2", "csv", "tsv.gz", "txt", "edges.bz2", "npz"]
+ONE = COO(*np.array([[0], [1]], np.int32), np.array([2.0]), shape=(2, 2))
+LARGEST = 2**53 - 1  #: the last id of an edge list
+SKEW = "%%MatrixMarket matrix coordinate real skew-symmetric\n"
+
+
+def save(tmp_path, name, text):
+    path = tmp_path / name
+    path.write_text(text)
+    return path
+
+
+# Ids that float64 does not hold
+
+
+@pytest.mark.parametrize("ending", ["txt", "csv", "tsv", "edges", "txt.gz"])
+@pytest.mark.parametrize("place", [(2**53, 0), (0, 2**53), (2**53 + 1, 0), (0, 2**59)])
+def test_ids_beyond_float64_are_not_written(tmp_path, ending, place):
+    row, col = (np.array([axis]) for axis in place)
+    path = tmp_path / f"a.{ending}"
+    with pytest.raises(UnsupportedError, match=rf"vertex {max(place)}: .* write \.npz or \.mtx"):
+        write(path, COO(row, col, shape=(2**60 - 2, 2**60 - 2)))
+    assert not path.exists()
+
+
+@pytest.mark.parametrize("vertex", [2**53, 2**53 + 1, 2**60])
+@pytest.mark.parametrize("name", ["source", "target"])
+def test_ids_beyond_float64_are_not_read(tmp_path, vertex, name):
+    edge = f"{vertex} 0" if name == "source" else f"0 {vertex}"
+    message = f"{name} is '{vertex}': vertices are integers from 0 to {LARGEST}; .* from .npz"
+    sized = save(tmp_path, "a.txt", f"# shape: {2**60 - 2} x {2**60 - 2}\n0 0\n{edge}\n")
+    with pytest.raises(FileFormatError, match=f"line 3: .*{message}"):
+        read(sized, format="coo")
+    with pytest.raises(FileFormatError, match=f"line 2: .*{message}"):
+        read(save(tmp_path, "b.txt", f"0 0\n{edge}\n"), format="coo", num_nodes=2**60 - 2)
+
+
+@pytest.mark.parametrize("size", [2**53, 2**53 + 5, 2**60 - 2])
+@pytest.mark.parametrize("ending", ["txt", "csv", "mtx", "npz"])
+def test_ids_below_come_back_whatever_the_shape(tmp_path, ending, size):
+    A = COO(np.array([LARGEST, 3]), np.array([0, LARGEST]), shape=(size, size))
+    write(tmp_path / f"a.{ending}", A)
+    assert read(tmp_path / f"a.{ending}", format="coo") == A
+
+
+@pytest.mark.parametrize("ending", ["mtx", "npz"])
+def test_the_mend_holds_larger_ids(tmp_path, ending):
+    A = COO(np.array([2**53 + 1]), np.array([2**59 + 1]), shape=(2**60 - 2, 2**60 - 2))
+    write(tmp_path / f"a.{ending}", A)
+    assert read(tmp_path / f"a.{ending}", format="coo") == A
+
+
+def test_a_shape_beyond_int64_is_refused(tmp_path):
+    with pytest.raises(FileFormatError, match=r"a\.txt"):
+        read(save(tmp_path, "a.txt", f"# shape: {2**63} x 2\n0 1\n"), format="coo")
+
+
+# Memory
+
+
+def test_a_bomb_in_one_header_line_stops_at_the_longest_line(tmp_path):
+    path = tmp_path / "bomb.mtx.gz"
+    head = gzip.compress(b"%%MatrixMarket matrix coordinate real general\n%")
+    path.write_bytes(head + gzip.compress(b"x" * 2**24) * 192)
+    code = """
+import resource, sys
+import scipy.io
+from sparsefmt.errors import FileFormatError
+from sparsefmt.io import read
+used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+resource.setrlimit(resource.RLIMIT_AS, (3 * 2**30, 3 * 2**30))
+try:
+    read(sys.argv[1])
+except FileFormatError as error:
+    print(error)
+print("more KiB:", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - used)
+"""
+    run = [sys.executable, "-c", code, str(path)]
+    done = subprocess.run(run, capture_output=True, text=True, env=os.environ | BLAS)
+    assert "a line of more than 65536 bytes: shorten it." in done.stdout, done.stderr
+    assert int(done.stdout.split()[-1]) < 50_000
+
+
+BLAS = {"OPENBLAS_NUM_THREADS": "1"}  # each thread maps address space, and that is limited
+
+
+def test_max_bytes_bounds_the_header(tmp_path):
+    path = tmp_path / "a.mtx.gz"
+    text = b"%%MatrixMarket matrix coordinate real general\n" + b"% c\n" * 2_000_000
+    path.write_bytes(gzip.compress(text + b"1 1 0\n"))
+    with pytest.raises(FileFormatError, match="more than max_bytes=1000000 bytes"):
+        read(path, max_bytes=1_000_000)
+    assert read(path).shape == (1, 1)
+
+
+@pytest.mark.parametrize("function", ["mminfo", "mmread"])
+@pytest.mark.parametrize("ending", ["mtx", "mtx.gz"])
+def test_memory_that_scipy_misses_is_reported(tmp_path, monkeypatch, function, ending):
+    import scipy.io
+
+    def starve(*_, **__):
+        raise MemoryError("std::bad_alloc")
+
+    path = tmp_path / f"a.{ending}"
+    write(path, ONE)
+    monkeypatch.setattr(scipy.io, function, starve)
+    with pytest.raises(OutOfMemoryError, match=rf"{re.escape(str(path))}: .*std::bad_alloc"):
+        read(path)
+    monkeypatch.undo()
+    assert read(path, format="coo") == ONE
+
+
+# Paths that are no regular files
+
+
+def device(path):
+    path.symlink_to("/dev/zero")
+
+
+def null(path):
+    path.symlink_to("/dev/null")
+
+
+def local_socket(path):
+    here = os.open(path.parent, os.O_RDONLY)  # the name of a socket must be short
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(f"/proc/self/fd/{here}/{path.name}")
+    os.close(here)
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+@pytest.mark.parametrize("make", [device, null, os.mkfifo, local_socket])
+def test_what_is_no_regular_file_is_refused_at_once(tmp_path, make, ending):
+    path = tmp_path / f"a.{ending}"
+    make(path)
+    kind = path.stat().st_mode
+    for act in (read, lambda path: write(path, ONE)):
+        with pytest.raises(UnsupportedError, match="is a device, pipe or socket, and only regular"):
+            act(path)
+    assert path.stat().st_mode == kind
+    assert [one.name for one in tmp_path.iterdir()] == [path.name]
+
+
+@pytest.mark.parametrize("part", ["graph", "x", "test.index"])
+@pytest.mark.parametrize("make", [device, os.mkfifo])
+def test_planetoid_parts_are_regular_files(tmp_path, make, part):
+    (tmp_path / "ind.a.graph").write_bytes(b"")
+    (tmp_path / f"ind.a.{part}").unlink(missing_ok=True)
+    make(tmp_path / f"ind.a.{part}")
+    for path in (tmp_path, tmp_path / "ind.a.graph"):
+        for act in (read, read_planetoid):
+            with pytest.raises(UnsupportedError, match=rf"ind\.a\.{part}: it is a device, pipe"):
+                act(path)
+
+
+def test_links_to_regular_files_are_read(tmp_path):
+    write(tmp_path / "a.npz", ONE)
+    (tmp_path / "b.npz").symlink_to("a.npz")
+    assert read(tmp_path / "b.npz", format="coo") == ONE
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+@pytest.mark.parametrize("stem", ["a\0b", "a\ud800"])
+@pytest.mark.parametrize("act", [read, lambda path: write(path, ONE)])
+def test_impossible_names_are_refused(tmp_path, act, stem, ending):
+    path = f"{tmp_path}/{stem}.{ending}"
+    with pytest.raises(FileFormatError, match=re.escape(f"path is {path!r}, which no file")):
+        act(path)
+
+
+def test_impossible_names_of_planetoid_files_are_refused():
+    for act in (read, read_planetoid):
+        with pytest.raises(FileFormatError, match="give another name"):
+            act("ind.a\0b.graph")
+
+
+# Lines of Matrix Market files
+
+
+@pytest.mark.parametrize(
+    ("body", "line"),
+    [
+        ("2 2 1\n1 1 5\n", 3),
+        ("2 2 2\n2 1 5\n2 2 0\n", 4),
+        ("% c\n\n3 3 3\n\n2 1 5\n\n \n3 3 1\n1 1 1", 9),
+    ],
+)
+def test_skew_symmetric_files_have_no_diagonal(tmp_path, body, line):
+    path = save(tmp_path, "a.mtx", SKEW + body)
+    place = f"{re.escape(str(path))}, line {line}: "
+    with pytest.raises(FileFormatError, match=f"{place}an entry on the diagonal.*remove the line"):
+        read(path)
+
+
+def test_skew_symmetric_files_without_diagonal_are_read(tmp_path):
+    A = read(save(tmp_path, "a.mtx", SKEW + "3 3 2\n2 1 5\n3 1 4\n"))
+    assert A.toarray().tolist() == [[0, -5, -4], [5, 0, 0], [4, 0, 0]]
+
+
+@pytest.mark.parametrize("comments", ["", "% a\n", "%\n\n% b\n  % c\n"])
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [
+        ("3\n1 1\n", "Invalid integer value|not of length 3"),
+        ("2.5 2 1\n", "Invalid integer value"),
+        ("one 2 1\n", "Invalid integer value"),
+        ("2 2\n", "Invalid integer value|not of length 3"),
+        ("2 2 1 7\n", "not of length 3: give"),
+        ("-2 2 1\n", "can't be negative: mend the sizes"),
+        ("2 2 99999999999999999999\n", "Integer out of range"),
+        ("", "Premature EOF: give"),
+    ],
+)
+def test_the_line_of_the_sizes_is_named(tmp_path, comments, sizes, message):
+    banner = "%%MatrixMarket matrix coordinate real general\n"
+    path = save(tmp_path, "a.mtx", banner + comments + sizes)
+    line = 2 + comments.count("\n")
+    with pytest.raises(
+        FileFormatError, match=f"{re.escape(str(path))}, line {line}: .*({message})"
+    ):
+        read(path)
+
+
+def test_the_banner_is_line_1(tmp_path):
+    path = save(tmp_path, "a.mtx", "%%MatrixMarket matrix coordinate large general\n%\n%\n1 1 0\n")
+    with pytest.raises(FileFormatError, match="line 1: Invalid MatrixMarket header element: large"):
+        read(path)
+
+
+# What other modules ask
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("a.mtx.gz", "Matrix Market"),
+        ("a.npz", "npz"),
+        ("a.CSV", "edge list"),
+        ("ind.cora.graph", "Planetoid"),
+    ],
+)
+def test_the_kind_of_a_file_that_need_not_exist(tmp_path, name, kind):
+    assert file_kind(tmp_path / name) == kind
+    with pytest.raises(UnsupportedError, match="is not known"):
+        file_kind(tmp_path / "a.json")
