@@ -132,18 +132,29 @@ spmm_csr_balanced(const Index* __restrict__ indptr, const Index* __restrict__ in
 #pragma unroll
             for (int b = 0; b < BATCH; ++b) a[b] = values[b];
             fetch(e + UNROLL);
+            const auto weight_of = [&](int j) -> Sum {
+                if (!WEIGHTED) return 1;
+                return load(__shfl_sync(FULL_WARP, a[j / LANES], j % LANES, LANES));
+            };
+            const auto add = [&](int j, Sum weight) {
+#pragma unroll
+                for (int v = 0; v < VEC; ++v) {
+                    const Sum value = load(x[j].v[v]);
+                    sum[v] += WEIGHTED ? weight * value : value;
+                }
+            };
+            // No row ends in this batch of any sub-warp: 1.4x in float16 and 1.1x in float32 where
+            // rows are long (H200).
+            if (__all_sync(FULL_WARP, e + UNROLL <= min(stop, end))) {
+#pragma unroll
+                for (int j = 0; j < UNROLL; ++j) add(j, weight_of(j));
+                continue;
+            }
 #pragma unroll
             for (int j = 0; j < UNROLL; ++j) {
-                Sum weight = 1;
-                if (WEIGHTED) weight = load(__shfl_sync(FULL_WARP, a[j / LANES], j % LANES, LANES));
+                const Sum weight = weight_of(j);
                 while (e + j == end) end_row();
-                if (e + j < stop) {
-#pragma unroll
-                    for (int v = 0; v < VEC; ++v) {
-                        const Sum value = load(x[j].v[v]);
-                        sum[v] += WEIGHTED ? weight * value : value;
-                    }
-                }
+                if (e + j < stop) add(j, weight);
             }
         }
     }
