@@ -1,10 +1,11 @@
 """What every test may ask for: an array module per device, the shared graphs, one profile."""
 
 import os
+from functools import cache
+from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 
-import numpy as np
 import pytest
 from hypothesis import settings
 
@@ -30,17 +31,30 @@ def pytest_xdist_setupnodes() -> None:
         os.environ.setdefault(f"{pool}_NUM_THREADS", "1")
 
 
-@pytest.fixture(scope="session", params=["numpy", pytest.param("cupy", marks=pytest.mark.gpu)])
-def xp(request: pytest.FixtureRequest) -> ModuleType:
-    """The array module under test; a test that takes it runs once for each device."""
-    if request.param == "numpy":
-        return np
-    cupy = pytest.importorskip("cupy", reason="CuPy is not installed")
+@cache
+def why_no_gpu() -> str:
+    """The reason why tests marked ``gpu`` cannot run here, empty where they can."""
+    try:
+        import cupy
+    except ImportError:
+        return "CuPy is not installed"
     try:
         cupy.cuda.runtime.getDeviceCount()
     except cupy.cuda.runtime.CUDARuntimeError as error:
-        pytest.skip(f"no CUDA device: {error}")
-    return cupy
+        return f"no CUDA device: {error}"
+    return ""
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip what needs a GPU where there is none."""
+    if item.get_closest_marker("gpu") and why_no_gpu():
+        pytest.skip(why_no_gpu())
+
+
+@pytest.fixture(scope="session", params=["numpy", pytest.param("cupy", marks=pytest.mark.gpu)])
+def xp(request: pytest.FixtureRequest) -> ModuleType:
+    """The array module under test; a test that takes it runs once for each device."""
+    return import_module(request.param)
 
 
 @pytest.fixture(scope="session")
