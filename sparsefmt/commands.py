@@ -53,6 +53,17 @@ def _path_argument(name: str = "path", **options: Any) -> Callable[[Any], Any]:
     return click.argument(name, type=click.Path(path_type=Path), **options)
 
 
+def _picture_option(default: str) -> Callable[[Any], Any]:
+    return click.option(
+        "-o",
+        "--output",
+        type=click.Path(path_type=Path),
+        default=Path(default),
+        show_default=True,
+        help="Picture to write: .png, .pdf or .svg.",
+    )
+
+
 _dtype_option = click.option(
     "--dtype",
     type=click.Choice(["float16", "float32", "float64"]),
@@ -149,14 +160,7 @@ def convert(
 @sparsefmt.command()
 @_path_argument()
 @_dtype_option
-@click.option(
-    "-o",
-    "--output",
-    type=click.Path(path_type=Path),
-    default=Path("spy.png"),
-    show_default=True,
-    help="Picture to write: .png, .pdf or .svg.",
-)
+@_picture_option("spy.png")
 @click.option(
     "--tile",
     callback=_tile,
@@ -183,14 +187,7 @@ def plot(path: Path, dtype: str | None, output: Path, tile: tuple[int, int]) -> 
 @sparsefmt.command()
 @_path_argument(required=False)
 @_dtype_option
-@click.option(
-    "-o",
-    "--output",
-    type=click.Path(path_type=Path),
-    default=Path("sparsefmt-demo.png"),
-    show_default=True,
-    help="Picture to write: .png, .pdf or .svg.",
-)
+@_picture_option("sparsefmt-demo.png")
 @click.option(
     "--device",
     type=click.Choice(["auto", "cpu", "cuda"]),
