@@ -1,21 +1,35 @@
-"""Timing, memory and the JSON that results are kept in."""
+"""Timing, memory, targets and the JSON that results are kept in.
 
+A ``Row`` is one case against one baseline (``report``).  Benchmarks of several sections keep their
+cases as dicts instead, merged section by section into one file (``keep``).
+"""
+
+import argparse
 import datetime
 import json
+import math
 import platform
 import statistics
 import subprocess
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 RESULTS = Path(__file__).parent / "results"
 WARMUPS = 5
 RUNS = 20
+#: Several times the L2 of any device so far.
+FLUSH_BYTES = 1 << 28
+PACKAGES = ("numpy", "scipy", "numba", "torch", "torch-geometric")
+#: Beyond it half as many runs do: the spread of a long case is small.
+LONG_MS = 5.0
 
 
 @dataclass(frozen=True)
@@ -45,14 +59,39 @@ def alternate(
 ) -> tuple[float, float | None]:
     """Medians of both in milliseconds, run in turn in one process on the same warm inputs."""
     functions = [candidate] if baseline is None else [candidate, baseline]
+    found = medians(functions, cuda=cuda, runs=runs, warmups=warmups)
+    return found[0], found[1] if baseline else None
+
+
+def medians(
+    functions: list[Callable[[], Any]],
+    *,
+    cuda: bool,
+    runs: int = RUNS,
+    warmups: int = WARMUPS,
+    flush: bool = False,
+) -> list[float]:
+    """Median of each in milliseconds, run in turn; with ``flush`` each finds an empty L2."""
     times: list[list[float]] = [[] for _ in functions]
     for turn in range(warmups + runs):
         for function, kept in zip(functions, times, strict=True):
+            if flush:
+                _flush()
             elapsed = _cuda_ms(function) if cuda else _wall_ms(function)
             if turn >= warmups:
                 kept.append(elapsed)
-    medians = [statistics.median(kept) for kept in times]
-    return medians[0], medians[1] if baseline else None
+    return [statistics.median(kept) for kept in times]
+
+
+def paced(
+    functions: list[Callable[[], Any]], *, cuda: bool, quick: bool = False
+) -> tuple[list[float], int]:
+    """Medians, and of how many runs: 20 after 5, but 10 after 3 where one takes over 5 ms."""
+    first = medians(functions, cuda=cuda, runs=1, warmups=1)
+    runs, warmups = (10, 3) if max(first) > LONG_MS else (RUNS, WARMUPS)
+    if quick:
+        runs, warmups = 5, 1
+    return medians(functions, cuda=cuda, runs=runs, warmups=warmups), runs
 
 
 def _wall_ms(function: Callable[[], Any]) -> float:
@@ -79,6 +118,19 @@ def _cuda_ms(function: Callable[[], Any]) -> float:
 def _sleep(cycles: int = 400_000) -> None:
     """Keep the GPU busy for about 0.2 ms."""
     _spin()((1,), (1,), (cycles,))
+
+
+def _flush() -> None:
+    """Fill the L2 with something else."""
+    scratch = _scratch()
+    scratch.data.memset_async(0, scratch.nbytes)
+
+
+@cache
+def _scratch() -> Any:
+    import cupy
+
+    return cupy.empty(FLUSH_BYTES, np.uint8)
 
 
 @cache
@@ -115,6 +167,30 @@ def peak_bytes(function: Callable[[], Any]) -> int:
     return int(peak - before)
 
 
+@cache
+def copy_bandwidth() -> float:
+    """Bytes read plus written in a second by the faster of two ways to copy a GiB, in GB/s."""
+    import cupy
+
+    source, target = cupy.zeros(1 << 28, np.float32), cupy.empty(1 << 28, np.float32)
+    ways = [lambda: cupy.copyto(target, source), lambda: cupy.negative(source, out=target)]
+    return 2 * source.nbytes / min(medians(ways, cuda=True)) / 1e6
+
+
+def poison(array: Any) -> None:
+    """Fill a CuPy array with NaN, whatever its floating dtype."""
+    array.data.memset_async(0xFF, array.nbytes)
+
+
+def free() -> None:
+    """Hand unused memory of CuPy's and torch's pools back, so that the other may have it."""
+    if "cupy" in sys.modules:
+        sys.modules["cupy"].get_default_memory_pool().free_all_blocks()
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
 def machine(*, cuda: bool) -> dict[str, Any]:
     """Where and on what a result was measured."""
     facts: dict[str, Any] = {
@@ -123,7 +199,7 @@ def machine(*, cuda: bool) -> dict[str, Any]:
         "python": platform.python_version(),
         "cpu": platform.processor() or platform.machine(),
     }
-    for package in ("numpy", "scipy", "numba", "cupy-cuda13x", "cupy-cuda12x"):
+    for package in (*PACKAGES, "cupy-cuda13x", "cupy-cuda12x"):
         try:
             facts[package] = version(package)
         except PackageNotFoundError:
@@ -167,3 +243,136 @@ def report(name: str, rows: list[Row], *, cuda: bool, folder: Path | None = None
     path.write_text(json.dumps(kept, indent=1) + "\n")
     print(f"wrote {path}")
     return path
+
+
+# Sections: cases as dicts, judged and kept together
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """What every benchmark of sections takes."""
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cuda")
+    parser.add_argument("--graphs", type=names, help="of benchmarks/_graphs.py, or paths")
+    parser.add_argument("--widths", type=lambda text: tuple(map(int, text.split(","))))
+    parser.add_argument("--quick", action="store_true", help="5 runs of each, none with empty L2")
+    parser.add_argument("--threads", type=int, default=2, help="on the CPU")
+    parser.add_argument("--out", type=Path, help="folder of the JSON, by default results/")
+
+
+def names(text: str) -> tuple[str, ...]:
+    """The names of a list with commas."""
+    return tuple(text.split(","))
+
+
+@dataclass(frozen=True)
+class Target:
+    """A figure over the cases of a section, and what it is to reach; without a limit: to know."""
+
+    name: str
+    value: float
+    limit: float | None = None
+    at_least: bool = True
+
+    @property
+    def ok(self) -> bool:
+        """Whether the figure reaches its limit; a NaN reaches none."""
+        if self.limit is None:
+            return True
+        return self.value >= self.limit if self.at_least else self.value <= self.limit
+
+    def __str__(self) -> str:
+        if self.limit is None:
+            return f"{self.name}: {self.value:.3g}"
+        sign = ">=" if self.at_least else "<="
+        verdict = "ok" if self.ok else "MISSED"
+        return f"{self.name}: {self.value:.3g} (target {sign} {self.limit:g}) {verdict}"
+
+
+Judge = Callable[[list[dict[str, Any]]], list[Target]]
+
+
+def geomean(values: Iterable[float]) -> float:
+    """Geometric mean; NaN of none."""
+    logs = [math.log(value) for value in values]
+    return math.exp(statistics.fmean(logs)) if logs else math.nan
+
+
+def print_row(row: dict[str, Any], columns: dict[str, str]) -> None:
+    """One line: the columns by name with their formats (a width first), blank where missing."""
+    print("  ".join(_cell(row.get(name), form) for name, form in columns.items()), flush=True)
+
+
+def print_head(title: str, columns: dict[str, str]) -> None:
+    """The section's title and the names of its columns."""
+    print(f"\n== {title}")
+    names = (f"{name:{_aligned(form)}}" for name, form in columns.items())
+    print("  ".join(names), flush=True)
+
+
+def _cell(value: Any, form: str) -> str:
+    if value is None:
+        return f"{'':{_aligned(form)}}"
+    return f"{value:{_aligned(form) if isinstance(value, str) else form}}"
+
+
+def _aligned(form: str) -> str:
+    """The format of a text as wide as a number of this format: ``"9.3f" -> ">9"``."""
+    side = form[0] if form[0] in "<>" else ">"
+    return side + form.lstrip("<>").rstrip("deEfg%").split(".")[0]
+
+
+def keep(
+    name: str,
+    section: str,
+    rows: list[dict[str, Any]],
+    judge: Judge,
+    *,
+    cuda: bool,
+    folder: Path | None = None,
+) -> bool:
+    """Print the section's figures against targets and merge it into ``<name>-<device>.json``.
+
+    Rows are known by their ``case``.  Earlier ones of the same clean commit on the same device stay
+    unless measured again; other sections stay as they are.  A row with ``wrong`` is not kept.
+
+    Returns
+    -------
+    bool
+        Whether no row is wrong.
+    """
+    right = [row for row in rows if "wrong" not in row]
+    wrong = [row for row in rows if "wrong" in row]
+    for row in wrong:
+        print(f"  WRONG, not reported: {row['case']}: {row['wrong']}")
+    if not right:
+        return False
+    folder = folder or RESULTS
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{name}-{'gpu' if cuda else 'cpu'}.json"
+    kept = json.loads(path.read_text()) if path.exists() else {}
+    sections = kept.get("sections", {})
+    here = machine(cuda=cuda)
+    merged = _merged(sections.get(section), right, here)
+    targets = judge(merged)
+    if wrong:
+        targets.append(Target("wrong cases, not reported", len(wrong), 0, at_least=False))
+    for target in targets:
+        print(f"  {target}")
+    sections[section] = {
+        "machine": here,
+        "targets": [asdict(target) | {"ok": target.ok} for target in targets],
+        "rows": merged,
+    }
+    path.write_text(json.dumps({"sections": sections}, indent=1) + "\n")
+    print(f"  wrote {section} to {path}", flush=True)
+    return not wrong
+
+
+def _merged(
+    earlier: dict[str, Any] | None, rows: list[dict[str, Any]], here: dict[str, Any]
+) -> list[dict[str, Any]]:
+    clean = here["commit"] != "unknown" and not here["commit"].endswith("-dirty")
+    same = ("commit", "device", "cpu")
+    if not earlier or not clean or any(earlier["machine"].get(k) != here.get(k) for k in same):
+        return rows
+    new = {row["case"] for row in rows}
+    return [row for row in earlier["rows"] if row["case"] not in new] + rows

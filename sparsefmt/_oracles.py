@@ -1,4 +1,4 @@
-"""Slow and obvious: what a matrix stores and what it computes, one entry at a time.
+"""Slow and obvious: what a matrix stores, one entry at a time, and how results compare.
 
 Public as ``sparsefmt.testing``.  Nothing here calls a conversion or a kernel, so that nothing here
 shares their bugs; arithmetic is float64.
@@ -12,7 +12,6 @@ import numpy as np
 
 from ._arrays import Array, is_cupy
 from .base import Format
-from .errors import ShapeError
 
 _Entry = tuple[int, int, float]
 
@@ -34,7 +33,7 @@ def stored_entries(A: Format) -> list[tuple[int, int, float]]:
 
 def _values(A: Any) -> list[float]:
     ones = np.ones(A.nnz)
-    found: list[float] = (ones if A.data is None else _float64(A.data).ravel()).tolist()
+    found: list[float] = (ones if A.data is None else float64(A.data).ravel()).tolist()
     return found
 
 
@@ -82,128 +81,15 @@ _READERS: dict[str, Callable[[Any], Iterator[_Entry]]] = {
 }
 
 
-def _float64(a: Array) -> Array:
+def float64(a: Array) -> Array:
+    """The values on the host, as float64."""
     host = a.get() if is_cupy(a) else np.asarray(a)
     return host.astype(np.float64)
 
 
-def _features(name: str, X: Array, rows: int) -> Array:
-    if X.ndim != 2 or X.shape[0] != rows:
-        raise ShapeError(f"{name} has shape {X.shape}: give ({rows}, feat), one row per vertex.")
-    return _float64(X)
-
-
-def spmm_oracle(A: Format, X: Array) -> Array:
-    """``A @ X`` in float64, one stored entry after another.
-
-    An implicit zero never touches ``X``: an infinity there stays out of rows that do not store its
-    column.
-
-    Parameters
-    ----------
-    A : COO, CSR, CSC, SGT or CBSR, shape (n, m)
-    X : array, shape (m, feat)
-        NumPy or CuPy, any float dtype.
-
-    Returns
-    -------
-    numpy.ndarray of float64, shape (n, feat)
-
-    Raises
-    ------
-    ShapeError
-        If ``X`` does not have one row per column of ``A``.
-
-    Examples
-    --------
-    >>> import numpy as np, sparsefmt
-    >>> A = sparsefmt.CSR([0, 2, 2], [0, 2], [1.0, 10.0], shape=(2, 3))
-    >>> spmm_oracle(A, np.array([[1.0], [2.0], [3.0]])).tolist()
-    [[31.0], [0.0]]
-    """
-    X = _features("X", X, A.n_cols)
-    Y = np.zeros((A.n_rows, X.shape[1]))
-    with np.errstate(invalid="ignore", over="ignore"):
-        for row, col, value in stored_entries(A):
-            Y[row] += value * X[col]
-    return Y
-
-
-def error_bound(A: Format, X: Array, *, dtype: Any = None, factor: float = 2.0) -> Array:
-    """How far ``A @ X``, computed in ``dtype``, may lie from the oracle.
-
-    ``factor * deg * eps * sum |a| |x|`` for each output, where ``deg`` counts the stored entries of
-    its row, whatever the order of the sum; and ``deg`` times the least normal number, for products
-    that underflow or are flushed to zero (float16: the least subnormal one).
-
-    Parameters
-    ----------
-    A, X
-        As for ``spmm_oracle``.
-    dtype : dtype, optional
-        Of the result; ``X.dtype`` if left out.
-    factor : float
-        2 covers the rounding of the products, of the sums and of the result.
-
-    Returns
-    -------
-    numpy.ndarray of float64, shape (n, feat)
-    """
-    eps, least = _precision(X.dtype if dtype is None else dtype)
-    X = np.abs(_features("X", X, A.n_cols))
-    bound, degree = np.zeros((A.n_rows, X.shape[1])), np.zeros((A.n_rows, 1))
-    with np.errstate(invalid="ignore", over="ignore"):
-        for row, col, value in stored_entries(A):
-            bound[row] += abs(value) * X[col]
-            degree[row] += 1
-    # A row without entries has bound 0: its result must be exactly zero.
-    return factor * degree * (eps * bound + least)
-
-
-def _spacing(dtype: Any) -> float:
-    return _precision(dtype)[0]
-
-
-def _precision(dtype: Any) -> tuple[float, float]:
-    """Relative spacing, and the magnitude below which results may be lost."""
-    dtype = np.dtype(dtype)
-    if dtype.name == "bfloat16":
-        return 2.0**-7, 2.0**-126
-    found = np.finfo(dtype)  # which bfloat16 is unknown to
-    return float(found.eps), float(found.smallest_subnormal if dtype.itemsize == 2 else found.tiny)
-
-
 def dot(x: Array, y: Array) -> float:
     """``sum(x * y)`` over all cells, in float64."""
-    return float(np.vdot(_float64(x), _float64(y)))
-
-
-def dot_bound(A: Any, x: Array, y: Array, *, factor: float = 2.0) -> float:
-    """How far ``dot(A @ x, y)`` and ``dot(x, A.T @ y)`` may lie from each other.
-
-    ``x`` has shape (n_cols, feat) and ``y`` (n_rows, feat); the products are computed in the
-    coarser of their dtypes, the dots by ``dot``.
-
-    Examples
-    --------
-    >>> import numpy as np, sparsefmt
-    >>> A = sparsefmt.CSR([0, 1, 3], [0, 0, 1], [1.0, 2.0, 3.0], shape=(2, 2))
-    >>> x, y = np.ones((2, 1)), np.ones((2, 1))
-    >>> left, right = dot(spmm_oracle(A, x), y), dot(x, spmm_oracle(A.T, y))
-    >>> assert_close(left, right, bound=dot_bound(A, x, y))
-    """
-    coarse = max(x.dtype, y.dtype, key=_spacing)
-    forth = error_bound(A, x, dtype=coarse, factor=factor)
-    back = error_bound(A.T, y, dtype=coarse, factor=factor)
-    exact = dot(spmm_oracle(_magnitudes(A), np.abs(_float64(x))), np.abs(_float64(y)))
-    # The two dots add the same products in different orders, in float64.
-    rounding: float = factor * (x.size + y.size) * float(np.finfo(np.float64).eps) * exact
-    return dot(forth, np.abs(_float64(y))) + dot(np.abs(_float64(x)), back) + rounding
-
-
-def _magnitudes(A: Format) -> Format:
-    A = A.to("cpu")
-    return A if A.data is None else A.with_data(np.abs(A.data))
+    return float(np.vdot(float64(x), float64(y)))
 
 
 def assert_close(actual: Any, expected: Any, *, bound: Any) -> None:
@@ -223,9 +109,9 @@ def assert_close(actual: Any, expected: Any, *, bound: Any) -> None:
     AssertionError
         Naming the cell that misses its bound by most.
     """
-    got, want = _float64(actual), _float64(expected)
+    got, want = float64(actual), float64(expected)
     assert got.shape == want.shape, f"shapes differ: {got.shape} and {want.shape}"
-    limit = np.broadcast_to(_float64(bound), want.shape)
+    limit = np.broadcast_to(float64(bound), want.shape)
     finite = np.isfinite(want)  # elsewhere no distance makes sense: only equality counts
     with np.errstate(invalid="ignore"):
         same = (got == want) | (np.isnan(got) & np.isnan(want))

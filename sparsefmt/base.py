@@ -74,7 +74,12 @@ class Format:
         return self
 
     def _replace(self, **changes: Any) -> Self:
-        return type(self)._trusted(**{**self.__dict__, **changes})
+        fields = {**_fields(self), **changes}
+        return type(self)._trusted(**(self.__dict__ | fields if {*changes} == {"data"} else fields))
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What pickle keeps: the fields, nothing that was built of them."""
+        return _fields(self)
 
     def _arrays(self) -> dict[str, Array]:
         arrays = {name: getattr(self, name) for name in self._array_fields}
@@ -315,8 +320,13 @@ class Format:
         return f"{type(self).__name__}({self.n_rows} x {self.n_cols}, {', '.join(extra + facts)})"
 
 
+def _fields(A: Format) -> dict[str, Any]:
+    """The fields; names that begin with an underscore are kept results, which share the dict."""
+    return {name: value for name, value in A.__dict__.items() if name[0] != "_"}
+
+
 def _static(A: Format) -> Mapping[str, Any]:
-    return {name: value for name, value in A.__dict__.items() if name not in A._array_fields}
+    return {name: value for name, value in _fields(A).items() if name not in A._array_fields}
 
 
 def _same(a: Array, b: Array) -> bool:

@@ -1,9 +1,9 @@
 """CSR and CSC: one implementation, the axis swapped."""
 
 from dataclasses import InitVar, dataclass, field
-from typing import ClassVar, Self
+from typing import ClassVar, Self, cast
 
-from . import _validate
+from . import _chunks, _validate
 from ._arrays import Array, on_device_of
 from .base import Format, FormatName, Level
 
@@ -49,6 +49,18 @@ class Compressed(Format):
         from . import convert
 
         return convert.is_sorted(self)
+
+    @property
+    def chunks(self) -> _chunks.Chunks:
+        """Equal shares of the rows (CSR) or columns (CSC), kept once built, for kernels on a GPU.
+
+        Shared by what ``with_data`` and ``T`` give; synchronises with a GPU when it builds them.
+        """
+        found = self.__dict__.get("_chunks")
+        if found is None:
+            found = _chunks.chunks(self.indptr, self.nnz)
+            object.__setattr__(self, "_chunks", found)
+        return cast(_chunks.Chunks, found)
 
     def sorted_indices(self) -> Self:
         """The same matrix with ascending indices in every row (CSR) or column (CSC)."""

@@ -26,12 +26,16 @@ from . import _sample_space as samples
 from . import _validate
 from ._arrays import INDEX_DTYPES, Array
 from ._graph_kinds import KINDS, scatter
+from ._op_oracles import dot_bound as dot_bound
+from ._op_oracles import edge_softmax_bound as edge_softmax_bound
+from ._op_oracles import edge_softmax_oracle as edge_softmax_oracle
+from ._op_oracles import error_bound as error_bound
+from ._op_oracles import sddmm_bound as sddmm_bound
+from ._op_oracles import sddmm_oracle as sddmm_oracle
+from ._op_oracles import spmm_oracle as spmm_oracle
 from ._oracles import assert_close as assert_close
 from ._oracles import assert_same_matrix as assert_same_matrix
 from ._oracles import dot as dot
-from ._oracles import dot_bound as dot_bound
-from ._oracles import error_bound as error_bound
-from ._oracles import spmm_oracle as spmm_oracle
 from ._oracles import stored_entries as stored_entries
 from ._sample_space import MatrixOptions, Shape, Space, ValueOptions, Values
 from .cbsr import CBSR, column_dtype
@@ -204,8 +208,7 @@ def graphs(
     max_side : int, optional
         16 if left out, or 2000 for large graphs.
     large : bool
-        Sides from half of ``max_side`` on.  Such a graph shrinks in its kind and sides only: one
-        drawn seed renames the vertices, reorders the entries and gives the values.
+        Sides from half of ``max_side`` on; only kind and sides shrink, the rest is from a seed.
     rectangular, index_dtype, weighted, dtype, max_magnitude, allow_nan, allow_infinity
         As for ``coo``.
 

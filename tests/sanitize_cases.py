@@ -5,6 +5,7 @@ CuPy's memory pool is off: each array is an allocation of its own, and a step be
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import cupy
 import ml_dtypes
@@ -12,10 +13,10 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from sparsefmt import COO, Graph, ops
+from sparsefmt import COO, CSR, Graph, ops
 
 SHAPES = [(0, 0, 0), (3, 5, 0), (1, 40, 64), (40, 1, 33), (70, 50, 900)]
-WIDTHS = [0, 1, 33]
+WIDTHS = [0, 1, 8, 33, 64]
 
 
 def main() -> None:
@@ -37,7 +38,7 @@ def main() -> None:
 
 
 def run(A: COO) -> None:
-    """Every conversion, check, part and product of one matrix."""
+    """Every conversion, check, part and operation of one matrix."""
     graph = Graph(A)
     _ = graph.edge_groups(7).split_ptr, graph.transposed.csr, graph.in_degree
     A[::-1, ::2].asformat("csr").sorted_indices()
@@ -54,6 +55,31 @@ def run(A: COO) -> None:
             for width in WIDTHS:
                 X = cupy.ones((A.n_cols, width), A.dtype)
                 assert (B @ X).shape == (A.n_rows, width)
+        operate(weighted.tocsr(), A.dtype)
+
+
+def operate(A: CSR, dtype: np.dtype[Any]) -> None:
+    """Every operation of one matrix, on rows that lie apart as well."""
+    r, c = cupy.ones(A.n_rows, dtype), cupy.ones(A.n_cols, dtype)
+    ops.scale(A, r, c)
+    for width in WIDTHS:
+        apart = cupy.ones((A.n_cols, width + 3), dtype)[:, 1 : width + 1]
+        for X in (apart, apart.copy()):
+            for reduce in ("sum", "mean", "max", "min"):
+                ops.spmm(A, X, reduce=reduce)
+                ops.spmm(A, X, reduce=reduce, row_scale=r, col_scale=c)
+            ops.spmm(A.tocoo(), X, row_scale=r, col_scale=c)
+            ops.aggregate(A, X, method="gas")
+            grad = cupy.ones((A.n_rows, width), dtype)
+            for reduce in ("max", "min"):
+                _, arg = ops.spmm_arg(A, X, reduce=reduce, row_scale=r, col_scale=c)
+                ops.spmm_arg_backward(A, X, arg, grad, row_scale=r, col_scale=c)
+            assert ops.sddmm(A, grad, X).shape == (A.nnz,)
+    for heads in (1, 3, 8):
+        left, right = (cupy.ones((size, heads, 5), dtype) for size in A.shape)
+        scores = ops.sddmm(A, left, right)
+        p = ops.edge_softmax(A, scores)
+        ops.edge_softmax_backward(A, p, scores)
 
 
 if __name__ == "__main__":

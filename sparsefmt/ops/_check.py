@@ -16,7 +16,7 @@ from .._arrays import (
     on_device_of,
 )
 from ..base import Format
-from ..errors import DeviceError, DtypeError, FormatError, ShapeError
+from ..errors import DeviceError, DtypeError, FormatError, ShapeError, UnsupportedError
 
 
 def sparse(name: str, A: object) -> Format:
@@ -29,27 +29,101 @@ def sparse(name: str, A: object) -> Format:
     return A
 
 
-def features(name: str, X: object, *, rows: int, like: Format) -> Array:
-    """A dense, contiguous feature matrix with ``rows`` rows on the device of ``like``."""
-    array = as_array(name, X, beside=like._indices)
-    if array.ndim != 2:
+def choice(name: str, value: object, allowed: tuple[str, ...]) -> str:
+    """One of the allowed words."""
+    if not (isinstance(value, str) and value in allowed):
+        raise UnsupportedError(f"{name} is {value!r}: use one of {', '.join(allowed)}.")
+    return value
+
+
+def features(name: str, X: object, *, A: Format, axis: str = "columns", heads: bool = False) -> Any:
+    """Dense features, one row per row or column of ``A``, on its device; see ``rows_in_place``."""
+    rows = A.n_cols if axis == "columns" else A.n_rows
+    array = as_array(name, X, beside=A._indices)
+    if array.ndim not in ((2, 3) if heads else (2,)):
         hint = f"{name}[:, None]" if array.ndim == 1 else f"{name}.reshape(len({name}), -1)"
-        raise ShapeError(f"{name} has shape {array.shape}: give (rows, feat), such as {hint}.")
+        shapes = "(rows, feat) or (rows, heads, feat)" if heads else "(rows, feat)"
+        raise ShapeError(f"{name} has shape {array.shape}: give {shapes}, such as {hint}.")
     if array.shape[0] != rows:
         raise ShapeError(
-            f"{name} has {array.shape[0]} rows but A has {rows} columns: {name} needs one row per "
-            f"column of A ({name}.shape == {array.shape}, A.shape == {like.shape})."
+            f"{name} has {array.shape[0]} rows but A has {rows} {axis}: {name} needs one row per "
+            f"{axis.removesuffix('s')} of A ({name}.shape == {array.shape}, A.shape == {A.shape})."
         )
     _validate.value_dtype(f"{name}.dtype", array.dtype)
-    if device_of(array) != like.device:
-        raise DeviceError(
-            f"{name} is on {device_of(array)} but A is on {like.device}: move one of them, "
-            f'A.to("{device_of(array)}") for instance.'
+    _beside(name, array, A)
+    return array
+
+
+def alike(name: str, array: Array, other_name: str, other: Array) -> None:
+    """The same heads, feature width and dtype as the other features."""
+    if array.shape[1:] != other.shape[1:]:
+        raise ShapeError(
+            f"{name} has shape {array.shape} but {other_name} has {other.shape}: give both the "
+            "same heads and feature width."
         )
+    same_dtype(name, array, other_name, other)
+
+
+def same_dtype(name: str, array: Array, other_name: str, other: Array) -> None:
+    """The dtype of the other array."""
+    if array.dtype != other.dtype:
+        raise DtypeError(
+            f"{name} is {array.dtype} but {other_name} is {other.dtype}: cast one, "
+            f"{name}.astype({other_name}.dtype) for instance."
+        )
+
+
+def factors(name: str, value: object, *, A: Format, axis: str, like: Any = None) -> Array | None:
+    """One factor per row or column of ``A``, of the features' dtype; contiguous; None for none."""
+    if value is None:
+        return None
+    size = A.n_cols if axis == "columns" else A.n_rows
+    array = as_array(name, value, empty=np.float64, beside=A._indices)
+    if array.shape != (size,):
+        raise ShapeError(
+            f"{name} has shape {array.shape}: give ({size},), one factor per "
+            f"{axis.removesuffix('s')} of A (A.shape == {A.shape})."
+        )
+    _validate.value_dtype(f"{name}.dtype", array.dtype)
+    if like is not None:
+        same_dtype(name, array, "X", like)
+    _beside(name, array, A)
     return contiguous(array)
 
 
-def output(out: Array | None, *, shape: tuple[int, ...], like: Array, inputs: list[Array]) -> Array:
+def entries(name: str, values: object, *, A: Format) -> Array:
+    """One value, or one per head, for each stored entry of ``A``, on its device."""
+    array = as_array(name, values, empty=np.float64, beside=A._indices)
+    if array.ndim not in (1, 2) or array.shape[0] != A.nnz:
+        raise ShapeError(
+            f"{name} has shape {array.shape} but A stores {A.nnz} entries: give ({A.nnz},) or "
+            f"({A.nnz}, heads), in CSR order."
+        )
+    _validate.value_dtype(f"{name}.dtype", array.dtype)
+    _beside(name, array, A)
+    return array
+
+
+def structure(A: Format) -> Format:
+    """``A`` without its values, where only the structure is read: a conversion then moves less."""
+    return A if A.format in ("csr", "cbsr") else A.with_data(None)
+
+
+def rows_in_place(X: Array) -> Array:
+    """``X`` itself if its rows are contiguous and do not overlap, at any distance; else a copy."""
+    row = X[0].nbytes if len(X) else 0
+    packed = X.flags.c_contiguous or (
+        X[:1].flags.c_contiguous and X.strides[0] >= row and X.strides[0] % X.itemsize == 0
+    )
+    if packed and getattr(X.flags, "aligned", True):
+        return X
+    with on_device_of(X), allocating(f"a contiguous copy of {X.nbytes} bytes"):
+        return X.copy()
+
+
+def output(
+    out: Array | None, *, shape: tuple[int, ...], like: Array, inputs: list[Array | None]
+) -> Array:
     """``out`` if it can take the result, else a new array with the dtype and device of ``like``."""
     xp = namespace(like)
     if out is None:
@@ -69,7 +143,7 @@ def output(out: Array | None, *, shape: tuple[int, ...], like: Array, inputs: li
     if not out.flags.c_contiguous or not getattr(out.flags, "writeable", True):
         raise FormatError("out must be C-contiguous and writeable: give a fresh array.")
     for array in inputs:
-        if may_overlap(out, array):
+        if array is not None and may_overlap(out, array):
             raise FormatError("out overlaps an input: give an array of its own.")
     return out
 
@@ -82,4 +156,16 @@ def may_overlap(a: Array, b: Array) -> bool:
 
 def _bounds(a: Any) -> tuple[int, int]:
     start = a.data.ptr if is_cupy(a) else a.ctypes.data
-    return start, start + a.nbytes
+    if a.size == 0:
+        return start, start
+    reach = [stride * (size - 1) for stride, size in zip(a.strides, a.shape, strict=True)]
+    low = start + sum(one for one in reach if one < 0)
+    return low, start + sum(one for one in reach if one > 0) + a.itemsize
+
+
+def _beside(name: str, array: Array, A: Format) -> None:
+    if device_of(array) != A.device:
+        raise DeviceError(
+            f"{name} is on {device_of(array)} but A is on {A.device}: move one of them, "
+            f'A.to("{device_of(array)}") for instance.'
+        )

@@ -1,4 +1,4 @@
-// Shared by every kernel: the type that sums run in, and conversions to and from storage.
+// Shared by every kernel: the type that sums run in, conversions to and from storage, the cut of the work.
 #include <cuda_fp16.h>
 #include <cuda_bf16.h>
 
@@ -12,7 +12,7 @@ template <> struct Accumulator<__nv_bfloat16> { using type = float; };
 template <typename T> using accumulator = typename Accumulator<T>::type;
 
 __device__ inline float load(__half x) { return __half2float(x); }
-__device__ inline float load(__nv_bfloat16 x) { return __bfloat162float(x); }
+__device__ inline float load(__nv_bfloat16 x) { return __uint_as_float((unsigned)__bfloat16_as_ushort(x) << 16); }
 __device__ inline float load(float x) { return x; }
 __device__ inline double load(double x) { return x; }
 
@@ -21,19 +21,82 @@ __device__ inline void store(__nv_bfloat16* y, float x) { *y = __float2bfloat16_
 __device__ inline void store(float* y, float x) { *y = x; }
 __device__ inline void store(double* y, double x) { *y = x; }
 
-// Work item of this warp, and the stride to its next one; 64 bits at any grid.
-__device__ inline long long warp_index() {
-    return (blockIdx.x * (long long)blockDim.x + threadIdx.x) / WARP;
-}
-__device__ inline long long warp_count() { return gridDim.x * (long long)blockDim.x / WARP; }
-
 // VEC values that load and store as one word; aligned as such.
 template <typename T, int VEC> struct alignas(sizeof(T) * VEC) Pack { T v[VEC]; };
+
+template <int VALUE> struct Constant { static constexpr int value = VALUE; };
+
+// A pointer that stays in registers: else the compiler adds it up anew for every load.
+template <typename T> __device__ inline T* kept(T* p) {
+    asm("" : "+l"(p));
+    return p;
+}
+
+// Words of 2 to 16 bytes. What is written once, the L2 gives up first.
+template <int BYTES> struct Word;
+template <> struct Word<2> { using type = short; };
+template <> struct Word<4> { using type = int; };
+template <> struct Word<8> { using type = int2; };
+template <> struct Word<16> { using type = int4; };
+
+template <typename V> __device__ inline V read(const V* p) {
+    const auto word = __ldg((const typename Word<sizeof(V)>::type*)p);
+    return *(const V*)&word;
+}
+template <typename V> __device__ inline void store_once(V* p, const V& value) {
+    using W = typename Word<sizeof(V) < 16 ? sizeof(V) : 16>::type;
+#pragma unroll
+    for (int i = 0; i < sizeof(V) / sizeof(W); ++i) __stcs((W*)p + i, ((const W*)&value)[i]);
+}
 
 template <int VEC, typename T, typename Sum>
 __device__ inline void store_pack(T* y, const Sum (&sum)[VEC]) {
     Pack<T, VEC> word;
 #pragma unroll
     for (int v = 0; v < VEC; ++v) store(&word.v[v], sum[v]);
-    *(Pack<T, VEC>*)y = word;
+    store_once((Pack<T, VEC>*)y, word);
 }
+
+// Bytes from the beginning of X to a row of it; one instruction where indices have 32 bits.
+__device__ inline long long at(int row, unsigned stride) { return (unsigned)row * (unsigned long long)stride; }
+__device__ inline long long at(long long row, unsigned stride) { return row * stride; }
+
+// The work of a kernel over CSR is cut as partition.Chunks says: into pieces of at most PIECE entries of
+// one row (an empty row has one piece); CHUNKS chunks of equally many pieces make a block. Chunk c begins
+// in row start[c].row at entry start[c].entry.
+constexpr int PIECE = 8;
+constexpr int CHUNKS = 32;
+template <typename Index> struct alignas(2 * sizeof(Index)) Place { Index row, entry; };
+
+// What a sub-warp of LANES lanes goes through: the pieces of the chunks from place start[chunk] to
+// start[chunk + own]. Rows and entries are counted from `from`, so that they fit 32 bits.
+template <typename Index> struct Pieces {
+    const Index* indptr;
+    Place<Index> from, to;
+    Index base;            // of entries, to fetch from; where there are none, any that exists
+    int rows, stop;        // rows that end here, the row behind them stays open; entries
+    int row, pos, end;     // the piece is entries [pos, pos + count()) of row `row`, which ends at `end`
+    Index ahead;           // the end of the next row, loaded a piece before it is needed
+
+    __device__ Pieces(const Index* indptr, const Place<Index>* start, long long chunk, int own, long long nnz)
+        : indptr(indptr), from(start[chunk]), to(start[chunk + own]) {
+        base = min((long long)from.entry, nnz - 1);
+        rows = to.row - from.row, stop = to.entry - from.entry;
+        row = pos = 0;
+        end = rows > 0 ? indptr[from.row + 1] - from.entry : stop;
+        load_ahead();
+    }
+    __device__ void load_ahead() { ahead = read(indptr + (from.row + min(row + 2, rows))); }
+    __device__ bool more() const { return row < rows || pos < end; }
+    __device__ int count() const { return min(PIECE, end - pos); }
+    // Behind the last entry of its piece a lane takes that one again, so that all that it loads exists.
+    __device__ Index entry(int j) const { return base + min(pos + j, max(min(pos + PIECE, end) - 1, 0)); }
+    __device__ bool row_ends() const { return row < rows && pos + count() == end; }
+    __device__ void next() {
+        const bool ends = row_ends();
+        pos += count();
+        row += ends;
+        end = !ends ? end : row < rows ? (int)(ahead - from.entry) : stop;
+        load_ahead();
+    }
+};

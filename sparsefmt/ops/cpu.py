@@ -1,85 +1,164 @@
 """The numba twins: every operation on NumPy arrays, on all cores, deterministic.
 
-numba has no 2-byte floats, so float16 and bfloat16 are widened to float32, computed there and
-rounded once.  As with every OpenMP program, a process that has run an operation cannot ``fork`` and
-run one in the child: start such workers with ``spawn``.
+They take plain arrays and check nothing.  Dense arrays may have any row stride, their other axes
+are contiguous; ``out`` and index arrays are contiguous.  numba has no 2-byte floats, so float16 and
+bfloat16 are widened to float32, computed there and rounded once.  As with every OpenMP program, a
+process that has run an operation cannot ``fork`` and run one in the child: start such workers with
+``spawn``.
 """
 
 import threading
-from typing import Any
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numba
 import numpy as np
 
 from .._arrays import Array
-from ..compressed import CSR
-from ..coo import COO
+from . import _cpu_edges, _cpu_spmm
 
-#: Pieces of work a thread: enough to even out hubs, few enough to cost nothing.
-PIECES_PER_THREAD = 16
-#: Features that one thread scatters at a time: a cache line of float32.
-SLAB = 16
-
-_compile = numba.njit(parallel=True, cache=True, nogil=True)
 #: numba's workqueue, the only pool of some platforms, aborts the process when two threads enter it.
 #: One parallel loop uses all cores: waiting for it costs nothing.
 _pool = threading.Lock()
 
 
-def spmm_csr(A: CSR, X: Array, out: Array) -> None:
-    """``out[i] = sum of a[e] * X[col[e]]`` over the entries of row i."""
-    pieces = PIECES_PER_THREAD * numba.get_num_threads()
-    limits = np.linspace(0, A.nnz, pieces + 1).astype(np.int64)
-    rows = np.searchsorted(A.indptr, limits[1:-1])  # pieces of equal entries, cut at rows
-    bounds = np.concatenate(([0], rows, [A.n_rows])).astype(np.int64)
-    data, X, Y = _widened(A.data, X, out)
+def spmm(
+    indptr: Array,
+    indices: Array,
+    data: Array | None,
+    X: Array,
+    row_scale: Array | None,
+    col_scale: Array | None,
+    out: Array,
+    *,
+    reduce: str,
+    arg: Array | None = None,
+) -> None:
+    """``out[i] = r[i] * reduce of a[e] * c[j] * X[j]`` over the entries of row i.
+
+    ``arg`` of shape (n_rows, feat) and any integer dtype takes the entry that won a max or min, -1
+    in an empty row.
+    """
+    A = indices, _values(data, X)
+    scales = _values(row_scale, X), _values(col_scale, X)
+    with _result(out) as (Y, pieces):
+        if reduce in ("sum", "mean"):
+            _cpu_spmm.spmm_sum(indptr, A, _flat(X), scales, _flat(Y), reduce == "mean", pieces)
+        else:
+            winner = np.empty(0, indices.dtype) if arg is None else arg.reshape(-1)
+            sign = Y.dtype.type(1 if reduce == "max" else -1)
+            _cpu_spmm.spmm_best(indptr, A, _flat(X), scales, _flat(Y), winner, sign, pieces)
+
+
+def spmm_coo(
+    row: Array,
+    col: Array,
+    data: Array | None,
+    X: Array,
+    row_scale: Array | None,
+    col_scale: Array | None,
+    out: Array,
+) -> None:
+    """``out[i] += r[i] * a[e] * c[j] * X[j]`` for every entry, in their order."""
+    scales = _values(row_scale, X), _values(col_scale, X)
+    with _result(out) as (Y, _):
+        threads = numba.get_num_threads()
+        _cpu_spmm.spmm_scatter(row, col, _values(data, X), _flat(X), scales, _flat(Y), threads)
+
+
+def sddmm(indptr: Array, indices: Array, X: Array, Y: Array, out: Array) -> None:
+    """``out[e, h] = <X[i, h], Y[j, h]>``: (n, heads, feat) and (m, heads, feat) to (nnz, heads)."""
+    heads, feat = X.shape[1:]
+    (x, ldx), (y, ldy) = _flat(X), _flat(Y)
+    with _result(out) as (products, pieces):
+        flat = products.reshape(-1)
+        _cpu_edges.sddmm(indptr, indices, x, ldx, y, ldy, heads, flat, feat, pieces)
+
+
+def edge_softmax(indptr: Array, scores: Array, out: Array) -> None:
+    """Softmax over each row's entries, head by head: (nnz, heads) to (nnz, heads)."""
+    with _result(out) as (probabilities, pieces):
+        flat, heads = _packed(scores), scores.shape[1]
+        _cpu_edges.softmax(indptr, flat, heads, probabilities.reshape(-1), pieces)
+
+
+def edge_softmax_backward(indptr: Array, probabilities: Array, grad: Array, out: Array) -> None:
+    """``p * (grad - sum over the row of p * grad)``, head by head; all (nnz, heads)."""
+    p, g, heads = _packed(probabilities), _packed(grad), grad.shape[1]
+    with _result(out) as (result, pieces):
+        _cpu_edges.softmax_backward(indptr, p, g, heads, result.reshape(-1), pieces)
+
+
+def spmm_arg_dx(
+    t_indptr: Array,
+    t_indices: Array,
+    perm: Array,
+    data: Array | None,
+    grad: Array,
+    arg: Array,
+    row_scale: Array | None,
+    col_scale: Array | None,
+    out: Array,
+) -> None:
+    """Gradient of X from a max or min: the entries of column j that won give it their share.
+
+    ``t_indptr, t_indices`` is the transposed structure; ``perm`` its entries' numbers in the order
+    of ``data``.
+    """
+    scales = _values(row_scale, grad), _values(col_scale, grad)
+    T, values = (t_indices, perm), _values(data, grad)
+    with _result(out) as (dX, pieces):
+        _cpu_spmm.arg_dx(
+            t_indptr, T, values, _flat(grad), arg.reshape(-1), scales, _flat(dX), pieces
+        )
+
+
+def spmm_arg_da(
+    indptr: Array,
+    indices: Array,
+    X: Array,
+    grad: Array,
+    arg: Array,
+    row_scale: Array | None,
+    col_scale: Array | None,
+    out: Array,
+) -> None:
+    """Gradient of the edge values from a max or min: each cell gives its share to who won it."""
+    scales = _values(row_scale, X), _values(col_scale, X)
+    with _result(out) as (dA, pieces):
+        _cpu_spmm.arg_da(indptr, indices, _flat(X), _flat(grad), _flat(arg), scales, dA, pieces)
+
+
+@contextmanager
+def _result(out: Array) -> Iterator[tuple[Array, int]]:
+    """Memory for the result, wide where ``out`` is half, and how many pieces to cut the work in."""
+    wide = out if out.dtype.itemsize >= 4 else np.empty(out.shape, np.float32)
     with _pool:
-        _spmm_csr(A.indptr, A.indices, data, X, Y, bounds)
-    if Y is not out:
-        out[...] = Y
+        yield wide, _cpu_spmm.PIECES_PER_THREAD * numba.get_num_threads()
+    if wide is not out:
+        out[...] = wide
 
 
-def spmm_coo(A: COO, X: Array, out: Array) -> None:
-    """``out[row[e]] += a[e] * X[col[e]]`` for every entry, in their order."""
-    data, X, Y = _widened(A.data, X, out)
-    with _pool:
-        _spmm_coo(A.row, A.col, data, X, Y)
-    if Y is not out:
-        out[...] = Y
+def _wide(a: Array) -> Array:
+    """``a``, its 2-byte floats as float32."""
+    return a.astype(np.float32) if a.dtype.itemsize == 2 else a
 
 
-def _widened(data: Array | None, X: Array, out: Array) -> tuple[Array | None, Array, Array]:
-    if X.dtype.itemsize >= 4:
-        return data, X, out
-    wide = None if data is None else data.astype(np.float32)
-    return wide, X.astype(np.float32), np.empty(out.shape, np.float32)
+def _values(values: Array | None, like: Array) -> Array:
+    """One value each, contiguous, and none where there are none."""
+    found = np.empty(0, like.dtype) if values is None else np.ascontiguousarray(values)
+    return _wide(found)
 
 
-@_compile
-def _spmm_csr(indptr: Any, indices: Any, data: Any, X: Any, Y: Any, bounds: Any) -> None:
-    for piece in numba.prange(len(bounds) - 1):
-        for i in range(bounds[piece], bounds[piece + 1]):
-            Y[i] = 0
-            for e in range(indptr[i], indptr[i + 1]):
-                x = X[indices[e]]
-                if data is None:
-                    for f in range(len(x)):
-                        Y[i, f] += x[f]
-                else:
-                    for f in range(len(x)):
-                        Y[i, f] += data[e] * x[f]
+def _packed(a: Array) -> Array:
+    return np.ascontiguousarray(_wide(a)).reshape(-1)
 
 
-@_compile
-def _spmm_coo(row: Any, col: Any, data: Any, X: Any, Y: Any) -> None:
-    feat = X.shape[1]
-    for slab in numba.prange((feat + SLAB - 1) // SLAB):
-        start, stop = slab * SLAB, min((slab + 1) * SLAB, feat)
-        Y[:, start:stop] = 0
-        for e in range(len(row)):
-            i, j = row[e], col[e]
-            for f in range(start, stop):
-                if data is None:
-                    Y[i, f] += X[j, f]
-                else:
-                    Y[i, f] += data[e] * X[j, f]
+def _flat(a: Array) -> tuple[Array, int]:
+    """The memory of ``a`` from its first to its last value as one axis, and its row stride."""
+    a = _wide(a)
+    if a.flags.c_contiguous:
+        return a.reshape(-1), a[0].size if len(a) else 0
+    stride = a.strides[0] // a.itemsize
+    size = (len(a) - 1) * stride + a[0].size
+    return np.lib.stride_tricks.as_strided(a, (size,), (a.itemsize,)), stride

@@ -1,36 +1,52 @@
-"""SpMM: a sparse matrix times a dense feature matrix."""
+"""SpMM: a sparse matrix times a dense feature matrix, by sum, mean, max or min."""
 
-import itertools
 from typing import Any
 
 import numpy as np
 
-from .._arrays import VALUE_DTYPES, Array, is_cupy
+from .._arrays import Array, namespace
 from ..base import Format
 from ..compressed import CSR
 from ..coo import COO
-from . import _check, _jit, _registry
+from . import _check, _registry
+from ._registry import pointer, row_stride
 
-#: Entries and row ends that a block of ``spmm_csr_balanced`` takes, as in spmm.cu.
-ITEMS = 4096
-#: What it can count: a sub-warp looks up to an eighth beyond the items of a block.
-MOST_ITEMS = 3 * 2**29
+REDUCTIONS = ("sum", "mean", "max", "min")
 
 
-def spmm(A: Format, X: Array, *, out: Array | None = None) -> Array:
+def spmm(
+    A: Format,
+    X: Array,
+    *,
+    reduce: str = "sum",
+    row_scale: Array | None = None,
+    col_scale: Array | None = None,
+    out: Array | None = None,
+) -> Array:
     """Sparse matrix times dense feature matrix: the aggregation of a vertex's in-neighbours.
 
-    ``Y[i, f] = sum_e a[e] * X[j, f]`` over the stored entries ``e = (i, j)`` of row ``i``; every
-    ``a[e]`` is 1 for an unweighted ``A``.  An implicit zero never touches Inf or NaN.
+    ``Y[i, f] = r[i] * reduce_e a[e] * c[j] * X[j, f]`` over the stored entries ``e = (i, j)`` of
+    row ``i``; every ``a[e]`` is 1 for an unweighted ``A``, ``r`` and ``c`` are 1 where left out.
+    An implicit zero never touches Inf or NaN, and counts in no reduction.
 
     Parameters
     ----------
     A : COO, CSR, CSC, SGT or CBSR, shape (n_rows, n_cols)
-        The format picks the method: COO scatters with atomics (GAS; not deterministic on a GPU),
-        CSR reduces row by row (GAR); the others are converted to CSR first, at each call.
+        The format picks the method: COO scatters with atomics (GAS, for sums only; not
+        deterministic on a GPU), CSR reduces row by row (GAR); all else is converted to CSR first,
+        at each call.
     X : array, shape (n_cols, feat)
-        Same dtype as ``A.data``: float16, bfloat16, float32 or float64.  float16 and bfloat16 sums
-        run in float32.  Any ``feat``, 0 included.
+        Same dtype as ``A.data``: float16, bfloat16, float32 or float64.  float16 and bfloat16 are
+        computed in float32.  Any ``feat``, 0 included.  Contiguous rows at any distance are read in
+        place, other layouts are copied.
+    reduce : "sum", "mean", "max" or "min"
+        ``mean`` divides by the number of stored entries of the row.  In ``max`` and ``min`` NaN
+        wins, as in NumPy.  A row without entries gives 0 in all of them.
+    row_scale : array, shape (n_rows,), optional
+        ``r``, of X's dtype.  It multiplies after the reduction, so that a negative one turns a
+        maximum of the row around.
+    col_scale : array, shape (n_cols,), optional
+        ``c``, of X's dtype.
     out : array, shape (n_rows, feat), optional
         Takes the result; contiguous, of X's dtype and device, overlapping no input.
 
@@ -42,114 +58,137 @@ def spmm(A: Format, X: Array, *, out: Array | None = None) -> Array:
     Raises
     ------
     ShapeError
-        If ``X`` is not 2-D or has not one row per column of ``A``, or ``out`` has not the
-        result's shape.
+        If ``X`` is not 2-D or has not one row per column of ``A``, a scale is not 1-D with one
+        factor per row or column, or ``out`` has not the result's shape.
     FormatError
         If ``out`` is not contiguous, is read-only, or overlaps an input.
     DtypeError
-        If ``A`` is no sparse format, or ``X`` or ``out`` has a dtype that does not fit.
+        If ``A`` is no sparse format, or ``X``, a scale or ``out`` has a dtype that does not fit.
     DeviceError
         If the arguments are on different devices.
     UnsupportedError
-        If no kernel runs these dtypes; the text lists each kernel's reasons.
+        If ``reduce`` is unknown, or if no kernel runs these dtypes; the text lists each kernel's
+        reasons.
 
     Notes
     -----
-    Error bound: ``|Y - Y_exact| <= deg * eps * sum_e |a[e]| |X[j, f]|``.  GAS and GAR are named in
+    Error bound: ``|Y - Y_exact| <= deg * eps * sum_e |a[e]| |X[j, f]``.  GAS and GAR are named in
     fuseGNN (ICCAD'20), section 3.
     """
     A = _check.sparse("A", A)
-    X = _check.features("X", X, rows=A.n_cols, like=A)
-    inputs = [X, *A._arrays().values()]
+    _check.choice("reduce", reduce, REDUCTIONS)
+    X = _check.features("X", X, A=A)
+    row_scale = _check.factors("row_scale", row_scale, A=A, axis="rows", like=X)
+    col_scale = _check.factors("col_scale", col_scale, A=A, axis="columns", like=X)
+    inputs = [X, row_scale, col_scale, *A._arrays().values()]
     out = _check.output(out, shape=(A.n_rows, X.shape[1]), like=X, inputs=inputs)
-    return _registry.run("spmm", A, X, out=out)
+    scales = {"row_scale": row_scale, "col_scale": col_scale}
+    return _registry.run("spmm", A, _check.rows_in_place(X), out=out, reduce=reduce, **scales)
 
 
 # Launchers
 
 
-def _spmm_csr_balanced(A: CSR, X: Array, out: Array) -> None:
-    if out.size == 0:
-        return
-    feat = X.shape[1]
-    lanes, vector = _slice(feat, X, out)
-    kernel = _jit.load(
-        "spmm.cu",
-        "spmm_csr_balanced",
-        X.dtype,
-        A.index_dtype,
-        LANES=lanes,
-        VEC=vector,
-        WEIGHTED=_weighted(A),
+def _spmm_csr_gpu(
+    A: CSR,
+    X: Array,
+    *,
+    out: Array,
+    reduce: str = "sum",
+    row_scale: Array | None = None,
+    col_scale: Array | None = None,
+    arg: Array | None = None,
+) -> None:
+    from . import _launch
+
+    S, feat = _launch.structure(A), X.shape[1]
+    nbytes = _launch.spmm_workspace(S, feat, arg=arg is not None)
+    workspace = namespace(X).empty(nbytes, np.uint8) if nbytes else None
+    _launch.spmm(
+        S,
+        str(X.dtype),
+        reduce,
+        feat=feat,
+        ldx=row_stride(X),
+        data=pointer(A.data),
+        X=pointer(X),
+        row_scale=pointer(row_scale),
+        col_scale=pointer(col_scale),
+        out=pointer(out),
+        arg=pointer(arg),
+        workspace=pointer(workspace),
+        stream=_launch.stream(),
     )
-    data = X if A.data is None else A.data  # never read where unweighted
-    sizes = (np.int64(A.n_rows), np.int64(A.nnz), np.int32(feat))
-    blocks = -(-(A.nnz + A.n_rows) // ITEMS) * -(-feat // (lanes * vector))
-    kernel(blocks, (A.indptr, A.indices, data, X, out, *sizes))
 
 
-def _spmm_csr_rows(A: CSR, X: Array, out: Array) -> None:
-    feat = X.shape[1]
-    kernel = _jit.load("spmm.cu", "spmm_csr_rows", X.dtype, A.index_dtype, WEIGHTED=_weighted(A))
-    data = X if A.data is None else A.data  # never read where unweighted
-    args = (A.indptr, A.indices, data, X, out, np.int64(A.n_rows), np.int64(feat))
-    kernel(_jit.warps_to_blocks(A.n_rows * _slabs(feat)), args)
+def _spmm_coo_gpu(
+    A: COO,
+    X: Array,
+    *,
+    out: Array,
+    row_scale: Array | None = None,
+    col_scale: Array | None = None,
+    **_: Any,
+) -> None:
+    from . import _launch
+
+    # Atomics add in float32 at least; a 2-byte result is rounded once, at the end.
+    sums = out if out.itemsize >= 4 else namespace(out).empty(out.shape, np.float32)
+    sums.fill(0)
+    _launch.spmm_coo(
+        str(X.dtype),
+        str(A.index_dtype),
+        nnz=A.nnz,
+        feat=X.shape[1],
+        ldx=row_stride(X),
+        row=pointer(A.row),
+        col=pointer(A.col),
+        data=pointer(A.data),
+        X=pointer(X),
+        row_scale=pointer(row_scale),
+        col_scale=pointer(col_scale),
+        out=pointer(sums),
+        stream=_launch.stream(),
+    )
+    if sums is not out:
+        out[...] = sums
 
 
-def _spmm_coo_atomic(A: COO, X: Array, out: Array) -> None:
-    feat = X.shape[1]
-    kernel = _jit.load("spmm.cu", "spmm_coo_atomic", X.dtype, A.index_dtype, WEIGHTED=_weighted(A))
-    data = X if A.data is None else A.data  # never read where unweighted
-    out.fill(0)
-    args = (A.row, A.col, data, X, out, np.int64(A.nnz), np.int64(feat))
-    kernel(_jit.warps_to_blocks(A.nnz * _slabs(feat)), args)
-
-
-def _spmm_csr_numba(A: CSR, X: Array, out: Array) -> None:
+def _spmm_csr_numba(
+    A: CSR,
+    X: Array,
+    *,
+    out: Array,
+    reduce: str = "sum",
+    row_scale: Array | None = None,
+    col_scale: Array | None = None,
+    arg: Array | None = None,
+) -> None:
     from . import cpu
 
-    cpu.spmm_csr(A, X, out)
+    scales = row_scale, col_scale
+    cpu.spmm(A.indptr, A.indices, A.data, X, *scales, out, reduce=reduce, arg=arg)
 
 
-def _spmm_coo_numba(A: COO, X: Array, out: Array) -> None:
+def _spmm_coo_numba(
+    A: COO,
+    X: Array,
+    *,
+    out: Array,
+    row_scale: Array | None = None,
+    col_scale: Array | None = None,
+    **_: Any,
+) -> None:
     from . import cpu
 
-    cpu.spmm_coo(A, X, out)
-
-
-def _spmm_through_csr(A: Format, X: Array, out: Array) -> None:
-    _registry.run("spmm", A.tocsr(), X, out=out)
-
-
-def _slice(feat: int, *arrays: Array) -> tuple[int, int]:
-    """Lanes of a sub-warp and features of a lane: 16-byte loads where alignment allows them."""
-    itemsize = arrays[0].itemsize
-    wide = 16 // itemsize
-    if feat % wide or any(array.data.ptr % 16 for array in arrays):
-        return (8, 1) if feat <= 8 else (32, 1)
-    return (4, wide) if feat * itemsize <= 64 else (8, wide)
-
-
-def _slabs(feat: int) -> int:
-    return -(-feat // _jit.WARP)
-
-
-def _weighted(A: Format) -> bool:
-    return A.data is not None
+    cpu.spmm_coo(A.row, A.col, A.data, X, row_scale, col_scale, out)
 
 
 # What each kernel can run
 
 
-def _on_gpu(A: Format, X: Array) -> list[str]:
-    return [] if is_cupy(X) else ["the arrays are on the CPU"]
-
-
-def _on_cpu(A: Format, X: Array) -> list[str]:
-    return ["the arrays are on a GPU"] if is_cupy(X) else []
-
-
-def _same_dtype(A: Format, X: Array) -> list[str]:
+def same_dtype(A: Format, X: Array, *_: Any, **__: Any) -> list[str]:
+    """The values have the dtype of the features."""
     if A.data is None or A.data.dtype == X.dtype:
         return []
     return [
@@ -157,80 +196,26 @@ def _same_dtype(A: Format, X: Array) -> list[str]:
     ]
 
 
-def _is(format: str) -> Any:
-    return lambda A, X: [] if A.format == format else [f"A is {A.format.upper()}"]
+def _sums(A: Format, X: Array, *, reduce: str = "sum", **_: Any) -> list[str]:
+    return [] if reduce == "sum" else [f"scattering does not take a {reduce}"]
 
 
-def _not_csr(A: Format, X: Array) -> list[str]:
-    return ["A is CSR already"] if A.format == "csr" else []
+def _rows() -> tuple[_registry.Kernel, ...]:
+    gpu, cpu, csr = _registry.on_gpu, _registry.on_cpu, _registry.is_format("csr")
+    coo = _registry.is_format("coo")
 
-
-def _counts_in_32_bits(A: Format, X: Array) -> list[str]:
-    items, feat = A.nnz + A.n_rows, X.shape[1]
-    blocks = (items // ITEMS + 1) * feat
-    if max(items, feat, blocks) <= MOST_ITEMS:
-        return []
-    return [f"{A.nnz} entries, {A.n_rows} rows x {feat} features: too many for 32-bit counts"]
-
-
-def _wide_sums(A: Format, X: Array) -> list[str]:
-    if X.dtype.itemsize >= 4:
-        return []
-    return [f"atomics would sum in {X.dtype}"]
-
-
-def _all(*conditions: Any) -> Any:
-    return lambda A, X: [reason for condition in conditions for reason in condition(A, X)]
-
-
-_registry.register(
-    *(
-        _registry.Kernel("spmm", name, _all(*conditions, _same_dtype), run, **facts)
-        for name, run, conditions, facts in (
-            (
-                "spmm_csr_balanced",
-                _spmm_csr_balanced,
-                (_on_gpu, _is("csr"), _counts_in_32_bits),
-                {},
-            ),
-            ("spmm_csr_rows", _spmm_csr_rows, (_on_gpu, _is("csr")), {}),
-            (
-                "spmm_coo_atomic",
-                _spmm_coo_atomic,
-                (_on_gpu, _is("coo"), _wide_sums),
-                {"deterministic": False},
-            ),
-            ("spmm_csr_numba", _spmm_csr_numba, (_on_cpu, _is("csr")), {}),
-            ("spmm_coo_numba", _spmm_coo_numba, (_on_cpu, _is("coo")), {}),
-            (
-                "spmm_through_csr",
-                _spmm_through_csr,
-                (_not_csr,),
-                {"note": "converts to CSR at each call: keep A.tocsr(), or a Graph"},
-            ),
+    def row(name: str, run: Any, *conditions: Any, **facts: Any) -> _registry.Kernel:
+        return _registry.Kernel(
+            "spmm", name, _registry.all_of(*conditions, same_dtype), run, **facts
         )
+
+    return (
+        row("spmm_csr_balanced", _spmm_csr_gpu, gpu, csr),
+        row("spmm_coo_atomic", _spmm_coo_gpu, gpu, coo, _sums, deterministic=False),
+        row("spmm_csr_numba", _spmm_csr_numba, cpu, csr),
+        row("spmm_coo_numba", _spmm_coo_numba, cpu, coo, _sums),
+        _registry.through_csr("spmm", same_dtype),
     )
-)
 
-_VARIANTS = list(itertools.product(("int32", "int64"), (True, False)))
-_jit.declare(
-    "spmm.cu",
-    *(
-        _jit.expression(
-            "spmm_csr_balanced", dtype, index, LANES=lanes, VEC=vector, WEIGHTED=weighted
-        )
-        for dtype, wide in zip(VALUE_DTYPES, (8, 8, 4, 2), strict=True)
-        for lanes, vector in ((4, wide), (8, wide), (8, 1), (32, 1))
-        for index, weighted in _VARIANTS
-    ),
-    *(
-        _jit.expression("spmm_csr_rows", dtype, index, WEIGHTED=weighted)
-        for dtype in VALUE_DTYPES
-        for index, weighted in _VARIANTS
-    ),
-    *(
-        _jit.expression("spmm_coo_atomic", dtype, index, WEIGHTED=weighted)
-        for dtype in ("float32", "float64")
-        for index, weighted in _VARIANTS
-    ),
-)
+
+_registry.register(*_rows())

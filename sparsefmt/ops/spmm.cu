@@ -1,217 +1,260 @@
 #include "common.cuh"
 
-// A block of SPMM_THREADS threads is cut into sub-warps of LANES lanes. Work is counted in items: a
-// row's entries and one more for its end, so that neither hubs nor empty rows unbalance it.
-constexpr int SPMM_THREADS = 256;
-constexpr int ITEMS = 4096;  // 128 a sub-warp of 8: 1.03x over 64 and over 256 on H200, feat 64 to 256
+constexpr int SUM = 0, SCALED_SUM = 1, EXTREME = 2, EXTREME_ARG = 3;  // REDUCE; SUM: every row factor is 1
+constexpr int UNWEIGHTED = 0, DIRECT = 1, INDIRECT = 2;  // WEIGHTS; INDIRECT: by perm, col_scale or without data
+constexpr int MEAN = 1, MIN = 2;                         // flags
 
-// Resident blocks that leave each thread the registers for its loads in flight.
-template <typename T, int LANES>
-constexpr int RESIDENT = LANES == WARP ? 2 : sizeof(T) == 2 ? 3 : 4;
+constexpr int SPMM_THREADS = 128;  // 1.05x over 256, 1.08x over 64 on graphs of 1 to 5 M entries (H200)
 
-// The first row r in [0, n_rows] with indptr[r] + r >= item; a whole warp searches, 32 ways a step.
-template <typename Index>
-__device__ inline long long first_row_from(const Index* indptr, long long n_rows, long long item) {
-    long long low = 0, high = n_rows;
-    while (low < high) {
-        const long long step = (high - low + WARP - 1) / WARP;
-        const long long probe = low + threadIdx.x % WARP * step;
-        const bool before = probe < high && (long long)indptr[probe] + probe < item;
-        const int hits = __popc(__ballot_sync(FULL_WARP, before));
-        if (hits == 0) break;
-        high = min(high, low + hits * step);
-        low += (hits - 1) * step + 1;
-    }
-    return low;
+// Resident blocks: as many as leave each thread the registers for its loads in flight.
+template <typename T, int VEC, int REDUCE>
+constexpr int RESIDENT = REDUCE == EXTREME_ARG ? 4 : sizeof(T) * VEC < 16 ? 8 : sizeof(T) == 2 ? 6 : 7;
+
+// Whether x is to replace the best so far: NaN beats all, and of equal values the first stays.
+template <typename Sum> __device__ inline bool beats(Sum x, Sum best) {
+    return !(x <= best) && best == best;
 }
 
-// Y[i, :] = sum_e a[e] * X[col[e], :] over the entries e of row i; fewer than 2^31 entries.
-// A block owns the rows that begin in its share of the items, and one slice of LANES * VEC features:
-// 128 bytes of a row of X, so that the active slice of X stays in the L2. Its items are split equally
-// among its sub-warps, across row ends: each has UNROLL loads of X in flight whatever the degrees.
-// A row that several sub-warps share is summed by the one that ends it, in their order: every
-// Y[i, f] is stored once, without atomics, and Y needs no zeroing.
-template <typename T, typename Index, int LANES, int VEC, bool WEIGHTED>
-__global__ void __launch_bounds__(SPMM_THREADS, RESIDENT<T, LANES>)
+// What has been reduced of VEC features of one row: a sum, or the largest value and its entry.
+template <typename Sum, typename Index, int VEC, int REDUCE> struct Reduced {
+    Sum v[VEC];
+    Index arg[REDUCE == EXTREME_ARG ? VEC : 1];
+
+    __device__ void clear() {
+#pragma unroll
+        for (int i = 0; i < VEC; ++i) {
+            v[i] = REDUCE < EXTREME ? Sum(0) : -Sum(__int_as_float(0x7f800000));
+            if (REDUCE == EXTREME_ARG) arg[i] = -1;
+        }
+    }
+    __device__ void add(int i, Sum x, Index entry) {
+        if (REDUCE < EXTREME) v[i] += x;
+        if (REDUCE == EXTREME) v[i] = beats(x, v[i]) ? x : v[i];
+        if (REDUCE == EXTREME_ARG && (beats(x, v[i]) || arg[i] < 0)) v[i] = x, arg[i] = entry;
+    }
+    __device__ void add_partial(const Sum* values, const Index* args) {
+#pragma unroll
+        for (int i = 0; i < VEC; ++i)
+            if (REDUCE != EXTREME_ARG || args[i] >= 0) add(i, values[i], REDUCE == EXTREME_ARG ? args[i] : 0);
+    }
+    __device__ void keep_partial(Sum* values, Index* args) const {
+#pragma unroll
+        for (int i = 0; i < VEC; ++i) {
+            values[i] = v[i];
+            if (REDUCE == EXTREME_ARG) args[i] = arg[i];
+        }
+    }
+};
+
+// Where the rows of the result go, and what is done to a whole row.
+template <typename T, typename Index, int VEC, int REDUCE> struct Result {
+    using Sum = accumulator<T>;
+    T* Y;
+    Index* arg;
+    const T* row_scale;
+    int feat, flags;
+
+    __device__ void put(Reduced<Sum, Index, VEC, REDUCE>& sum, Index row, int f, long long length) const {
+        if (REDUCE != SUM) {
+            Sum factor = row_scale ? Sum(load(row_scale[row])) : Sum(1);
+            if (flags & MEAN) factor /= (Sum)max(length, 1LL);
+            if (flags & MIN) factor = -factor;
+#pragma unroll
+            for (int i = 0; i < VEC; ++i) sum.v[i] = length == 0 ? Sum(0) : sum.v[i] * factor;
+        }
+        const long long place = (long long)row * feat + f;
+        store_pack<VEC>(Y + place, sum.v);
+        if (REDUCE == EXTREME_ARG) *(Pack<Index, VEC>*)(arg + place) = *(const Pack<Index, VEC>*)sum.arg;
+    }
+};
+
+// Partial results of rows that are cut between blocks: for the s-th such border, of the entries in the
+// block before it (side 0) and, where the row ends in the block behind it, of those (side 1).
+template <typename Sum, typename Index> struct Carry {
+    Sum* values;
+    Index* args;
+    int feat;
+
+    __device__ long long at(int s, int side, int f) const { return (2LL * s + side) * feat + f; }
+};
+
+// Y[i, :] = r[i] * sum_e a[e] * c[col[e]] * X[col[e], :] over the entries e of row i; or their mean, or
+// the largest (MIN: smallest) of them, and its entry.
+// A block owns CHUNKS chunks and one slice of LANES * VEC features: 128 bytes of a row of X, so that the
+// active slice of X stays in the L2. A sub-warp owns 32 / sub-warps chunks and takes a piece at a time:
+// all loads of a piece are in flight together, and the row ends of the sub-warps of a warp fall into
+// the same instructions, whatever the degrees.
+// A row that several sub-warps share is put together by the one that ends it, in their order, a row that
+// several blocks share by spmm_csr_cut_rows: nothing is atomic and Y needs no zeroing.
+template <typename T, typename Index, int LANES, int VEC, int REDUCE, int WEIGHTS>
+__global__ void __launch_bounds__(SPMM_THREADS, RESIDENT<T, VEC, REDUCE>)
 spmm_csr_balanced(const Index* __restrict__ indptr, const Index* __restrict__ indices,
-                  const T* __restrict__ data, const T* __restrict__ X, T* __restrict__ Y,
-                  long long n_rows, long long nnz, int feat) {
+                  const Place<Index>* __restrict__ start, const int* __restrict__ slot,
+                  const T* __restrict__ data, const Index* __restrict__ perm,
+                  const T* __restrict__ col_scale, const T* __restrict__ row_scale,
+                  const T* __restrict__ X, T* __restrict__ Y, Index* __restrict__ arg,
+                  accumulator<T>* carry_values, Index* carry_args, long long nnz, unsigned stride,
+                  unsigned blocks, int feat, int flags) {
     constexpr int SUBWARPS = SPMM_THREADS / LANES;
-    constexpr int UNROLL = LANES < 8 ? 8 : LANES;
-    constexpr int BATCH = UNROLL / LANES;  // indices that a lane fetches at a time
-    constexpr int NEVER = 0x7fffffff;
+    constexpr int OWN = CHUNKS / SUBWARPS;  // chunks of a sub-warp
+    constexpr int BATCH = LANES < PIECE ? PIECE / LANES : 1;  // entries of a piece that a lane fetches
+    constexpr int WIDTH = LANES * VEC;
+    constexpr int ARGS = REDUCE == EXTREME_ARG ? SUBWARPS : 1;
     using Sum = accumulator<T>;
     using Vector = Pack<T, VEC>;
-    __shared__ long long rows_from[2];
-    __shared__ int ends[ITEMS + 1];  // entries of the block up to the end of each of its rows
-    __shared__ Sum open_sums[SUBWARPS][LANES * VEC];  // of the row that a sub-warp leaves unfinished
+    // Of each sub-warp: what it holds of the row that it leaves open, and of a first row begun before.
+    __shared__ Sum open_values[SUBWARPS][WIDTH], head_values[SUBWARPS][WIDTH];
+    __shared__ Index open_args[ARGS][WIDTH], head_args[ARGS][WIDTH];
+    __shared__ Index open_row[SUBWARPS];
 
-    const unsigned blocks = (nnz + n_rows + ITEMS - 1) / ITEMS;
     const unsigned block = blockIdx.x % blocks, slice = blockIdx.x / blocks;
-    if (threadIdx.x < 2 * WARP) {
-        const int side = threadIdx.x / WARP;
-        const long long row = first_row_from(indptr, n_rows, (block + side) * (long long)ITEMS);
-        if (threadIdx.x % WARP == 0) rows_from[side] = row;
-    }
-    __syncthreads();
-    const long long first_row = rows_from[0];
-    const int rows = rows_from[1] - first_row;
-    if (rows == 0) return;  // the same for the whole block
-    const Index base = indptr[first_row];
-    for (int k = threadIdx.x; k < rows; k += SPMM_THREADS)
-        ends[k] = indptr[first_row + k + 1] - base;
-    __syncthreads();
-
-    // Items [from, to) of the block are those of this sub-warp: entries [start, stop) and the ends of
-    // rows [first, last).
     const int subwarp = threadIdx.x / LANES, lane = threadIdx.x % LANES;
-    const unsigned entries = ends[rows - 1], items = entries + rows;
-    const unsigned share = (items + SUBWARPS - 1) / SUBWARPS;
-    const unsigned from = min(subwarp * share, items), to = min(from + share, items);
-    const auto rows_ended_before = [&](unsigned item) {
-        int low = 0, high = rows;
-        while (low < high) {
-            const int middle = (low + high) >> 1;
-            if ((unsigned)ends[middle] + middle < item) low = middle + 1; else high = middle;
-        }
-        return low;
-    };
-    const int first = rows_ended_before(from), last = rows_ended_before(to);
-    const int start = from - first, stop = to - last;
-    const int first_begins = first == 0 ? 0 : ends[first - 1];
-    const bool began_earlier = first < last && first_begins < start;
-
-    const int f = slice * LANES * VEC + lane * VEC;
+    const int own_args = REDUCE == EXTREME_ARG ? subwarp : 0;
+    Pieces<Index> at_work(indptr, start, (long long)block * CHUNKS + subwarp * OWN, OWN, nnz);
+    const Index first_row = at_work.from.row, open = at_work.to.row;
+    const bool began_earlier = at_work.from.entry > indptr[first_row];
+    const int f = slice * WIDTH + lane * VEC;
     const bool active = f < feat;
-    Sum sum[VEC], head[VEC];
+    const char* x_slice = kept((const char*)(X + (active ? f : 0)));
+    const Result<T, Index, VEC, REDUCE> result{Y, arg, row_scale, feat, flags};
+    const Sum sign = flags & MIN ? -1 : 1;
+
+    Index cols[BATCH];
+    T values[BATCH];
+    const auto fetch = [&]() {
 #pragma unroll
-    for (int v = 0; v < VEC; ++v) sum[v] = 0;
-    int row = first, end = first < last ? ends[first] : NEVER;
-    bool keep = began_earlier;  // the first row's sum waits for those of earlier sub-warps
-    T* y = Y + (first_row + first) * feat + f;
-    const auto end_row = [&]() {
-        if (keep) {
-#pragma unroll
-            for (int v = 0; v < VEC; ++v) head[v] = sum[v];
-            keep = false;
-        } else if (active) {
-            store_pack<VEC>(y, sum);
+        for (int b = 0; b < BATCH; ++b) {
+            const Index entry = at_work.entry(b * LANES + lane);
+            cols[b] = read(indices + entry);
+            if (WEIGHTS == DIRECT) values[b] = read(data + entry);
         }
-#pragma unroll
-        for (int v = 0; v < VEC; ++v) sum[v] = 0;
-        ++row;
-        y += feat;
-        end = row < last ? ends[row] : NEVER;
     };
-    if (entries > 0) {
-        // Every lane of the warp makes the same trips, so that shuffles see the whole warp; beyond
-        // its entries a sub-warp reads its last one again and adds nothing.
-        const int limit = max(stop - 1, 0);
-        const T* x_slice = X + (active ? f : 0);
-        const Index* block_indices = indices + base;
-        const T* block_data = data + (WEIGHTED ? base : 0);
-        Index cols[BATCH];
-        T values[BATCH], a[BATCH];
-        const auto fetch = [&](int e) {
+    Reduced<Sum, Index, VEC, REDUCE> sum;
+    sum.clear();
+    int row_begin = 0;
+    fetch();
+    while (__any_sync(FULL_WARP, at_work.more())) {
+        Vector x[PIECE];
 #pragma unroll
-            for (int b = 0; b < BATCH; ++b) {
-                const int place = min(e + b * LANES + lane, limit);
-                cols[b] = block_indices[place];
-                if (WEIGHTED) values[b] = block_data[place];
+        for (int j = 0; j < PIECE; ++j) {
+            const Index col = __shfl_sync(FULL_WARP, cols[j / LANES], j % LANES, LANES);
+            x[j] = read((const Vector*)(x_slice + at(col, stride)));
+        }
+        Sum weights[BATCH];
+#pragma unroll
+        for (int b = 0; b < BATCH; ++b) {
+            if (WEIGHTS == DIRECT) weights[b] = load(values[b]);
+            if (WEIGHTS == INDIRECT) {
+                const Index entry = at_work.entry(b * LANES + lane);
+                weights[b] = data ? load(data[perm ? perm[entry] : entry]) : Sum(1);
+                if (col_scale) weights[b] *= load(col_scale[cols[b]]);
+            }
+        }
+        const int count = at_work.count(), row = at_work.row, pos = at_work.pos;
+        const bool row_ends = at_work.row_ends();
+        at_work.next();
+        fetch();  // of the next piece, while the loads of this one are under way
+        const auto accumulate = [&](int j, bool wanted) {
+            const Sum weight = WEIGHTS ? __shfl_sync(FULL_WARP, weights[j / LANES], j % LANES, LANES) : Sum(1);
+            if (!wanted) return;
+#pragma unroll
+            for (int v = 0; v < VEC; ++v) {
+                Sum value = load(x[j].v[v]);
+                if (REDUCE >= EXTREME) value *= sign;
+                sum.add(v, WEIGHTS ? weight * value : value, at_work.from.entry + pos + j);
             }
         };
-        fetch(start);
-        for (int trip = 0; trip < share; trip += UNROLL) {
-            const int e = start + trip;
-            Vector x[UNROLL];
+        if (__all_sync(FULL_WARP, count == PIECE)) {
 #pragma unroll
-            for (int j = 0; j < UNROLL; ++j) {
-                const Index col = __shfl_sync(FULL_WARP, cols[j / LANES], j % LANES, LANES);
-                x[j] = *(const Vector*)(x_slice + (long long)col * feat);
-            }
+            for (int j = 0; j < PIECE; ++j) accumulate(j, true);
+        } else {
 #pragma unroll
-            for (int b = 0; b < BATCH; ++b) a[b] = values[b];
-            fetch(e + UNROLL);
-            const auto weight_of = [&](int j) -> Sum {
-                if (!WEIGHTED) return 1;
-                return load(__shfl_sync(FULL_WARP, a[j / LANES], j % LANES, LANES));
-            };
-            const auto add = [&](int j, Sum weight) {
-#pragma unroll
-                for (int v = 0; v < VEC; ++v) {
-                    const Sum value = load(x[j].v[v]);
-                    sum[v] += WEIGHTED ? weight * value : value;
-                }
-            };
-            // No row ends in this batch of any sub-warp: 1.4x in float16 and 1.1x in float32 where
-            // rows are long (H200).
-            if (__all_sync(FULL_WARP, e + UNROLL <= min(stop, end))) {
-#pragma unroll
-                for (int j = 0; j < UNROLL; ++j) add(j, weight_of(j));
-                continue;
-            }
-#pragma unroll
-            for (int j = 0; j < UNROLL; ++j) {
-                const Sum weight = weight_of(j);
-                while (e + j == end) end_row();
-                if (e + j < stop) add(j, weight);
-            }
+            for (int j = 0; j < PIECE; ++j) accumulate(j, j < count);
+        }
+        if (row_ends) {
+            if (row == 0 && began_earlier)
+                sum.keep_partial(&head_values[subwarp][lane * VEC], &head_args[own_args][lane * VEC]);
+            else if (active)
+                result.put(sum, first_row + row, f, pos + count - row_begin);
+            sum.clear();
+            row_begin = pos + count;
         }
     }
-    while (row < last) end_row();
-#pragma unroll
-    for (int v = 0; v < VEC; ++v) open_sums[subwarp][lane * VEC + v] = sum[v];
+
+    if (lane == 0) open_row[subwarp] = open;
+    sum.keep_partial(&open_values[subwarp][lane * VEC], &open_args[own_args][lane * VEC]);
     __syncthreads();
-    if (began_earlier && active) {
-        Sum total[VEC];
-#pragma unroll
-        for (int v = 0; v < VEC; ++v) total[v] = 0;
-        for (int k = ((unsigned)first_begins + first) / share; k < subwarp; ++k)
-#pragma unroll
-            for (int v = 0; v < VEC; ++v) total[v] += open_sums[k][lane * VEC + v];
-#pragma unroll
-        for (int v = 0; v < VEC; ++v) total[v] += head[v];
-        store_pack<VEC>(Y + (first_row + first) * feat + f, total);
+    const auto add_open = [&](Index row, int last) {
+        int k = last + 1;
+        while (k > 0 && open_row[k - 1] == row) --k;
+        for (; k <= last; ++k)
+            sum.add_partial(&open_values[k][lane * VEC], &open_args[REDUCE == EXTREME_ARG ? k : 0][lane * VEC]);
+    };
+    const Carry<Sum, Index> carry{carry_values, carry_args, feat};
+    if (at_work.rows > 0 && began_earlier && active) {
+        sum.clear();
+        add_open(first_row, subwarp - 1);
+        sum.add_partial(&head_values[subwarp][lane * VEC], &head_args[own_args][lane * VEC]);
+        const long long place = carry.at(slot[block], 1, f);
+        if (slot[block] >= 0 && start[(long long)block * CHUNKS].row == first_row)
+            sum.keep_partial(carry_values + place, carry_args + place);
+        else
+            result.put(sum, first_row, f, indptr[first_row + 1] - indptr[first_row]);
+    }
+    if (subwarp == SUBWARPS - 1 && slot[block + 1] >= 0 && active) {
+        sum.clear();
+        add_open(open, subwarp);
+        const long long place = carry.at(slot[block + 1], 0, f);
+        sum.keep_partial(carry_values + place, carry_args + place);
     }
 }
 
-// Y[i, :] = sum_e a[e] * X[col[e], :] over the entries e of row i.
-// For any size. A warp owns one row and one slab of 32 features; warps stride over all (row, slab) pairs, slabs
-// of a row side by side. Every Y[i, f] is stored once: deterministic, and Y needs no zeroing.
-template <typename T, typename Index, bool WEIGHTED>
-__global__ void spmm_csr_rows(const Index* __restrict__ indptr, const Index* __restrict__ indices,
-                              const T* __restrict__ data, const T* __restrict__ X,
-                              T* __restrict__ Y, long long n_rows, long long feat) {
-    const int lane = threadIdx.x % WARP;
-    const long long slabs = (feat + WARP - 1) / WARP;
-    for (long long item = warp_index(); item < n_rows * slabs; item += warp_count()) {
-        const long long row = item / slabs;
-        const long long f = item % slabs * WARP + lane;
-        if (f >= feat) continue;
-        accumulator<T> sum = 0;
-        const Index stop = indptr[row + 1];
-#pragma unroll 4
-        for (Index e = indptr[row]; e < stop; ++e) {
-            const accumulator<T> x = load(X[indices[e] * feat + f]);
-            sum += WEIGHTED ? load(data[e]) * x : x;
-        }
-        store(&Y[row * feat + f], sum);
-    }
+// The rows that borders between blocks cut: cut[s] is the block behind the s-th border. A warp owns one
+// border and one slab of 32 features, and works if the row ends behind it.
+template <typename T, typename Index, int REDUCE>
+__global__ void spmm_csr_cut_rows(const Index* __restrict__ indptr, const Place<Index>* __restrict__ start,
+                                  const int* __restrict__ cut, const T* __restrict__ row_scale,
+                                  T* __restrict__ Y, Index* __restrict__ arg,
+                                  const accumulator<T>* carry_values, const Index* carry_args,
+                                  int cuts, int feat, int flags) {
+    using Sum = accumulator<T>;
+    const int slabs = (feat + WARP - 1) / WARP;
+    const long long item = (blockIdx.x * (long long)blockDim.x + threadIdx.x) / WARP;
+    const int s = item / slabs, f = item % slabs * WARP + threadIdx.x % WARP;
+    if (s >= cuts || f >= feat) return;
+    const auto row_at = [&](long long block) { return start[block * CHUNKS].row; };
+    const Index row = row_at(cut[s]);
+    if (row_at(cut[s] + 1LL) == row) return;
+    int first = s;
+    while (first > 0 && row_at(cut[first - 1]) == row) --first;
+    const Carry<Sum, Index> carry{nullptr, nullptr, feat};
+    Reduced<Sum, Index, 1, REDUCE> sum;
+    sum.clear();
+    for (int k = first; k <= s; ++k) sum.add_partial(carry_values + carry.at(k, 0, f), carry_args + carry.at(k, 0, f));
+    sum.add_partial(carry_values + carry.at(s, 1, f), carry_args + carry.at(s, 1, f));
+    const Result<T, Index, 1, REDUCE> result{Y, arg, row_scale, feat, flags};
+    result.put(sum, row, f, (long long)indptr[row + 1] - indptr[row]);
 }
 
-// Y[row[e], :] += a[e] * X[col[e], :] for every entry e, in any order (fuseGNN's GAS). Y holds zeros
-// before. A warp owns one entry and one slab of 32 features. Atomics: not deterministic.
-template <typename T, typename Index, bool WEIGHTED>
+// Y[row[e], :] += a[e] * c[col[e]] * r[row[e]] * X[col[e], :] for every entry e, in any order (fuseGNN's
+// GAS). A warp owns one entry and one slab of 32 features. Atomics: not deterministic.
+template <typename T, typename Index>
 __global__ void spmm_coo_atomic(const Index* __restrict__ rows, const Index* __restrict__ cols,
-                                const T* __restrict__ data, const T* __restrict__ X,
-                                T* __restrict__ Y, long long nnz, long long feat) {
+                                const T* __restrict__ data, const T* __restrict__ row_scale,
+                                const T* __restrict__ col_scale, const T* __restrict__ X,
+                                accumulator<T>* __restrict__ Y, long long nnz, long long ldx, long long feat) {
     const int lane = threadIdx.x % WARP;
     const long long slabs = (feat + WARP - 1) / WARP;
-    for (long long item = warp_index(); item < nnz * slabs; item += warp_count()) {
+    const long long warps = gridDim.x * (long long)blockDim.x / WARP;
+    for (long long item = (blockIdx.x * (long long)blockDim.x + threadIdx.x) / WARP; item < nnz * slabs; item += warps) {
         const long long e = item / slabs;
         const long long f = item % slabs * WARP + lane;
         if (f >= feat) continue;
-        const T x = X[cols[e] * feat + f];
-        atomicAdd(&Y[rows[e] * feat + f], WEIGHTED ? data[e] * x : x);
+        const Index row = rows[e], col = cols[e];
+        accumulator<T> x = load(X[col * ldx + f]);
+        if (data) x *= load(data[e]);
+        if (row_scale) x *= load(row_scale[row]);
+        if (col_scale) x *= load(col_scale[col]);
+        atomicAdd(&Y[row * feat + f], x);
     }
 }

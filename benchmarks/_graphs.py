@@ -1,0 +1,125 @@
+"""The graphs: generated on the device at the papers' sizes, or read from files."""
+
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import sparsefmt
+from sparsefmt import CSR, generate, reorder
+from sparsefmt._arrays import Array, is_cupy
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Arguments of ``generate.power_law``: Chung-Lu with planted communities, ids shuffled."""
+
+    nodes: int
+    edges: int
+    exponent: float
+    inside: float  #: share of edges inside a community
+    community: int  #: its size
+
+
+RECIPES = {
+    "reddit": Recipe(232_965, 114_615_892, 2.3, 0.6, 4000),
+    "proteins": Recipe(132_534, 79_122_504, 2.8, 0.8, 2000),
+    "products": Recipe(2_449_029, 123_718_280, 2.4, 0.7, 3000),
+    "ppa": Recipe(576_289, 42_463_862, 2.4, 0.6, 3000),
+    "arxiv": Recipe(169_343, 2_332_486, 2.3, 0.6, 2000),
+    "ddi": Recipe(4_267, 2_135_822, 2.8, 0.3, 1000),
+    "flickr": Recipe(89_250, 989_006, 2.2, 0.5, 1000),
+    "yelp": Recipe(716_847, 13_954_819, 2.3, 0.6, 2000),
+    "amazon0505": Recipe(410_236, 4_878_874, 2.9, 0.9, 200),
+    "artist": Recipe(50_515, 1_638_396, 2.3, 0.5, 500),
+    "com-amazon": Recipe(334_863, 1_851_744, 2.9, 0.9, 100),
+    "pubmed": Recipe(19_717, 88_648, 2.6, 0.6, 300),
+    # Not of a paper: what the CPU is measured on, and what its tests take.
+    "cpu": Recipe(200_000, 5_000_000, 2.3, 0.6, 4000),
+    "small": Recipe(2_000, 30_000, 2.3, 0.6, 200),
+}
+#: What the targets of SpMM and SDDMM are stated for.
+TABLE = ("ddi", "arxiv", "flickr", "amazon0505", "com-amazon", "reddit", "products")
+
+
+@cache
+def load(name: str, *, device: str = "cuda", by_degree: bool = False) -> CSR:
+    """An unweighted graph with ascending columns in every row, kept for the next to ask.
+
+    Parameters
+    ----------
+    name : str
+        Of ``RECIPES``, or the path of a file that ``sparsefmt.read`` takes.
+    device : "cpu" or "cuda"
+    by_degree : bool
+        Ids in order of descending degree instead of as generated (shuffled) or stored.
+    """
+    recipe = RECIPES.get(name)
+    if recipe is None:
+        if not Path(name).exists():
+            raise SystemExit(f"{name} is neither a file nor one of {', '.join(RECIPES)}")
+        graph = sparsefmt.read(name).to(device).tocsr().with_data(None)
+    else:
+        graph = generate.power_law(
+            recipe.nodes,
+            recipe.edges,
+            exponent=recipe.exponent,
+            inside=recipe.inside,
+            community=recipe.community,
+            seed=0,
+            device=device,
+        ).tocsr()
+    if by_degree:
+        graph = reorder.degree_order(graph).apply(graph)
+    return graph.sorted_indices()
+
+
+def dtype(name: str) -> np.dtype[Any]:
+    """The dtype of that name; bfloat16 comes from ``ml_dtypes``."""
+    if name == "bfloat16":
+        import ml_dtypes
+
+        return np.dtype(ml_dtypes.bfloat16)
+    return np.dtype(name)
+
+
+_SPLITMIX = """
+    unsigned long long z = (i + 1 + ((unsigned long long)seed << 44)) * 0x9E3779B97F4A7C15ULL;
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9ULL;
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EBULL;
+    z ^= z >> 31;
+"""
+
+
+@cache
+def _element_wise(output: str, body: str, name: str) -> Any:
+    """A kernel of the place's number alone: needs no library and no memory beside its output."""
+    import cupy
+
+    return cupy.ElementwiseKernel("int64 limit, int64 seed", output, _SPLITMIX + body, name)
+
+
+def random_integers(limit: int, count: int, index: Any, *, seed: int = 0) -> Array:
+    """Integers uniform in [0, limit) on the current GPU."""
+    import cupy
+
+    kernel = _element_wise("T y", "y = (T)__umul64hi(z, limit);", "benchmark_integers")
+    return kernel(limit, seed, cupy.empty(count, index))
+
+
+def uniform(like: Array, shape: tuple[int, ...], name: str = "float32", *, seed: int = 0) -> Array:
+    """Numbers uniform in [0, 1), rounded to the dtype of that name, on the device of ``like``."""
+    if not is_cupy(like):
+        return np.random.default_rng(seed).random(shape, dtype=np.float32).astype(dtype(name))
+    import cupy
+
+    body = "y = (float)(z >> 40) * 5.9604644775390625e-8f;"  # 24 bits: all below 1
+    kernel = _element_wise("float32 y", body, "benchmark_uniform")
+    return kernel(1, seed, cupy.empty(shape, np.float32)).astype(dtype(name), copy=False)
+
+
+def weighted(graph: CSR, name: str = "float32") -> CSR:
+    """The graph with values uniform in [0, 1)."""
+    return graph.with_data(uniform(graph.indptr, (graph.nnz,), name, seed=1))

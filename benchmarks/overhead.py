@@ -1,0 +1,159 @@
+"""What a call costs the host: each op through torch and through CuPy, and CUDA graph replays.
+
+``python -m benchmarks overhead [--device cpu|cuda] [--out FOLDER]``
+
+Calls on a small graph without waiting for the device, in batches of 200; the median batch.  On a
+GPU each op is also captured in a CUDA graph, replayed 100 times with other inputs, and every replay
+compared with a call outside the graph.
+"""
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from sparsefmt import Graph, autograd, ops
+
+from . import _baselines, _graphs, _harness
+from ._harness import Target
+
+FEAT = 32
+BATCH, BATCHES = 200, 7
+REPLAYS = 100
+FORWARD_US, BOTH_US = 20.0, 60.0
+COLUMNS = {"case": "<28", "us": "9.2f", "replays": "8d", "equal": "6d"}
+
+Call = Callable[[], Any]
+
+
+def main(argv: list[str]) -> int:
+    """Measure and report; 1 if a replay differs."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks overhead")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cuda")
+    parser.add_argument("--graph", default="small", help="of benchmarks/_graphs.py, or a path")
+    parser.add_argument("--out", type=Path, help="folder of the JSON, by default results/")
+    options = parser.parse_args(argv)
+    cuda = options.device == "cuda"
+    _harness.print_head("host microseconds per call", COLUMNS)
+    rows = []
+    cases = Cases(options.graph, options.device)
+    for case, call in cases.calls().items():
+        rows.append({"case": case, "us": host_us(call, cuda=cuda)})
+        _harness.print_row(rows[-1], COLUMNS)
+    for case, (call, inputs) in cases.forwards().items() if cuda else ():
+        rows.append({"case": f"{case}, captured"} | replayed(call, inputs))
+        _harness.print_row(rows[-1], COLUMNS)
+    right = _harness.keep("overhead", "host", rows, judge, cuda=cuda, folder=options.out)
+    return 0 if right else 1
+
+
+class Cases:
+    """The calls, all on one graph: torch tensors beside CuPy (on the CPU NumPy) arrays."""
+
+    def __init__(self, name: str, device: str) -> None:
+        A = _graphs.weighted(_graphs.load(name, device=device))
+        self.A, self.graph = A, Graph(A.with_data(None))
+        self.X = _graphs.uniform(A.indptr, (A.n_cols, FEAT))
+        self.scores_array = _graphs.uniform(A.indptr, (A.nnz, 4))
+        self.x = _baselines.tensor(self.X)
+        self.y = self.x.clone()
+        self.weight = _baselines.tensor(A.data)
+        self.scores = _baselines.tensor(self.scores_array)
+
+    def forwards(self) -> dict[str, tuple[Call, list[Any]]]:
+        """Op -> a call through torch and the tensors that it reads."""
+        graph, x, y, weight, scores = self.graph, self.x, self.y, self.weight, self.scores
+        return {
+            "spmm": (lambda: autograd.spmm(graph, x, weight), [x, weight]),
+            "spmm, max": (lambda: autograd.spmm(graph, x, weight, reduce="max"), [x, weight]),
+            "sddmm": (lambda: autograd.sddmm(graph, x, y), [x, y]),
+            "edge_softmax": (lambda: autograd.edge_softmax(graph, scores), [scores]),
+        }
+
+    def calls(self) -> dict[str, Call]:
+        """Everything timed: forward, forward and backward, the array ops, and torch's own add."""
+        import torch
+
+        A, graph, X, scores = self.A, self.graph, self.X, self.scores_array
+        x, y, weight, s = (
+            t.clone().requires_grad_() for t in (self.x, self.y, self.weight, self.scores)
+        )
+        calls: dict[str, Call] = {"torch.add": lambda: torch.add(self.x, self.y)}
+        calls |= {f"{name}, forward": call for name, (call, _) in self.forwards().items()}
+
+        def both(forward: Call, *inputs: Any) -> Call:
+            gradient = torch.ones_like(forward())
+            return lambda: torch.autograd.grad(forward(), inputs, gradient)
+
+        return calls | {
+            "spmm, both": both(lambda: autograd.spmm(graph, x, weight), x, weight),
+            "sddmm, both": both(lambda: autograd.sddmm(graph, x, y), x, y),
+            "edge_softmax, both": both(lambda: autograd.edge_softmax(graph, s), s),
+            "ops.spmm": lambda: ops.spmm(A, X),
+            "ops.sddmm": lambda: ops.sddmm(A, X, X),
+            "ops.edge_softmax": lambda: ops.edge_softmax(A, scores),
+        }
+
+
+def host_us(call: Call, *, cuda: bool) -> float:
+    """Microseconds until a call returns: the median of batches, the device idle before each."""
+    times = []
+    for batch in range(BATCHES + 1):
+        _wait(cuda=cuda)
+        start = time.perf_counter()
+        for _ in range(BATCH):
+            call()
+        if batch:  # the first one warms up
+            times.append((time.perf_counter() - start) / BATCH * 1e6)
+    _wait(cuda=cuda)
+    return statistics.median(times)
+
+
+def _wait(*, cuda: bool) -> None:
+    if cuda:
+        import torch
+
+        torch.cuda.synchronize()
+
+
+def replayed(call: Call, inputs: list[Any]) -> dict[str, Any]:
+    """Capture the call, replay it with other inputs each time, compare with a call outside."""
+    import torch
+
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            call()
+    torch.cuda.current_stream().wait_stream(side)
+    captured = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(captured):
+        result = call()
+    equal = 0
+    kept = [tensor.clone() for tensor in inputs]
+    for _ in range(REPLAYS):
+        for tensor in inputs:
+            tensor.uniform_()
+        captured.replay()
+        equal += bool(torch.equal(result, call()))
+    for tensor, before in zip(inputs, kept, strict=True):
+        tensor.copy_(before)
+    row: dict[str, Any] = {"replays": REPLAYS, "equal": equal}
+    return row if equal == REPLAYS else row | {"wrong": f"{REPLAYS - equal} replays differ"}
+
+
+def judge(rows: list[dict[str, Any]]) -> list[Target]:
+    """The dearest forward and the dearest forward and backward; how many replays were equal."""
+    found = []
+    captured = any("equal" in row for row in rows)  # on a GPU, which the limits are for
+    for kind, most in (("forward", FORWARD_US), ("both", BOTH_US)):
+        limit = most if captured else None
+        held = {row["case"]: row["us"] for row in rows if row["case"].endswith(f", {kind}")}
+        worst = max(held, key=lambda case: held[case])
+        found.append(Target(f"us, {kind}, most ({worst})", held[worst], limit, at_least=False))
+    equal = [row["equal"] for row in rows if "equal" in row]
+    if equal:
+        found.append(Target("equal replays of each captured op", min(equal), REPLAYS))
+    return found

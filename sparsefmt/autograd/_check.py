@@ -1,0 +1,134 @@
+"""Checks of tensors: one quick test each, and an error that says what is wrong once it fails."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..errors import DeviceError, DtypeError, ShapeError, UnsupportedError
+from .structure import GraphTensors
+
+FLOATING = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+REDUCTIONS = ("sum", "mean", "max", "min")
+
+
+def tensor(name: str, value: object) -> None:
+    """A dense tensor."""
+    if not isinstance(value, Tensor):
+        raise DtypeError(
+            f"{name} is a {type(value).__name__}: give a torch.Tensor; NumPy and CuPy arrays go "
+            "to sparsefmt.ops."
+        )
+    if value.layout is not torch.strided:
+        raise UnsupportedError(f"{name} has layout {value.layout}: give a dense tensor.")
+
+
+def reduction(value: object) -> None:
+    """The name of a reduction."""
+    if value not in REDUCTIONS:
+        raise UnsupportedError(f'reduce is {value!r}: use "sum", "mean", "max" or "min".')
+
+
+def place(name: str, value: Tensor, graph: GraphTensors) -> None:
+    """Floating numbers where the graph is."""
+    if value.dtype not in FLOATING:
+        raise DtypeError(
+            f"{name} is {value.dtype}: give float16, bfloat16, float32 or float64, "
+            f"{name}.float() for instance."
+        )
+    if value.device != graph.device:
+        raise DeviceError(
+            f"{name} is on {value.device} but the graph is on {graph.device}: move one of them, "
+            f'graph.to("{value.device}") for instance.'
+        )
+
+
+def features(name: str, x: Tensor, *, rows: int, axis: str, graph: GraphTensors) -> None:
+    """(rows, feat) or (rows, heads, feat)."""
+    place(name, x, graph)
+    if x.dim() < 2:
+        raise ShapeError(
+            f"{name} has shape {tuple(x.shape)}: give (rows, feat), such as {name}[:, None]."
+        )
+    if x.shape[0] != rows:
+        raise ShapeError(
+            f"{name} has {x.shape[0]} rows but the graph has {rows} {axis}: {name} needs one row "
+            f"for each of them ({name}.shape == {tuple(x.shape)}, graph.shape == "
+            f"{(graph.n_rows, graph.n_cols)})."
+        )
+
+
+def matrix(name: str, x: Tensor, *, rows: int, axis: str, graph: GraphTensors) -> None:
+    """(rows, feat)."""
+    if (
+        x.dim() == 2
+        and x.shape[0] == rows
+        and x.dtype in FLOATING
+        and x.device == graph.device
+        and x.layout is torch.strided
+    ):
+        return
+    features(name, x, rows=rows, axis=axis, graph=graph)
+    if x.dim() != 2:
+        raise ShapeError(
+            f"{name} has shape {tuple(x.shape)}: give (rows, feat), {name}.flatten(1) for instance."
+        )
+
+
+def vector(
+    name: str, value: Any, *, length: int, what: str, x: Tensor, graph: GraphTensors
+) -> None:
+    """(length,), of the dtype of x, which has been checked."""
+    if (
+        isinstance(value, Tensor)
+        and value.shape == (length,)
+        and value.dtype is x.dtype
+        and value.device == graph.device
+        and value.layout is torch.strided
+    ):
+        return
+    tensor(name, value)
+    place(name, value, graph)
+    if value.shape != (length,):
+        raise ShapeError(
+            f"{name} has shape {tuple(value.shape)} but the graph has {length} {what}: give one "
+            f"value each, shape ({length},)."
+        )
+    if value.dtype is not x.dtype:
+        raise DtypeError(
+            f"{name} is {value.dtype} but x is {x.dtype}: give both in one dtype, "
+            f"{name}.to({x.dtype}) for instance."
+        )
+
+
+def own_values(values: Tensor, x: Tensor) -> None:
+    """The graph's own edge values, of the dtype of x."""
+    if values.dtype is not x.dtype:
+        raise DtypeError(
+            f"x is {x.dtype} but the graph's own edge values are {values.dtype}: give x.to("
+            f"{values.dtype}), or edge_weight in the dtype of x."
+        )
+
+
+def pair(x: Tensor, y: Tensor) -> None:
+    """Features of one dtype whose heads and widths fit."""
+    if x.dtype is not y.dtype:
+        raise DtypeError(
+            f"y is {y.dtype} but x is {x.dtype}: give both in one dtype, y.to({x.dtype}) for "
+            "instance."
+        )
+    if x.dim() > 3 or x.shape[1:] != y.shape[1:]:
+        raise ShapeError(
+            f"x has shape {tuple(x.shape)} and y {tuple(y.shape)}: give (n_rows, feat) and "
+            "(n_cols, feat), or (n_rows, heads, feat) and (n_cols, heads, feat)."
+        )
+
+
+def scores(value: Tensor, graph: GraphTensors) -> None:
+    """(nnz,) or (nnz, heads)."""
+    place("scores", value, graph)
+    if value.dim() not in (1, 2) or value.shape[0] != graph.nnz:
+        raise ShapeError(
+            f"scores has shape {tuple(value.shape)} but the graph stores {graph.nnz} entries: "
+            f"give ({graph.nnz},) or ({graph.nnz}, heads), in CSR order."
+        )

@@ -1,0 +1,229 @@
+"""A graph's arrays as tensors: made once, zero-copy, kept with the graph; ``Graph`` as pytree."""
+
+from typing import Any, TypeAlias, cast
+from weakref import WeakValueDictionary
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from .._arrays import finish
+from .._interop_torch import from_tensor, to_tensor
+from .._store import Store
+from ..compressed import CSC, CSR
+from ..errors import DtypeError
+from ..graph import Graph
+
+#: What the functions take: a graph, or its tensors where a transformation has replaced them.
+GraphLike: TypeAlias = "Graph | GraphTensors"
+
+
+class Side:
+    """One orientation of a structure: CSR of ``A``, or of its transpose.
+
+    ``perm`` tells the number of each entry in the order of the edge values, None where it is its
+    own; ``plan`` holds the arrays of ``CSR.chunks`` on a GPU and is empty on the CPU.
+    """
+
+    def __init__(
+        self, indptr: Tensor, indices: Tensor, n_cols: int, plan: list[Tensor], perm: Tensor | None
+    ) -> None:
+        self.indptr, self.indices, self.n_cols = indptr, indices, n_cols
+        self.plan, self.perm = plan, perm
+        self._inverse: dict[torch.dtype, Tensor] = {}
+
+    @classmethod
+    def of(cls, csr: CSR, perm: Any) -> "Side":
+        """The tensors over the arrays of ``csr``."""
+        # Only kernels on a GPU cut their work in chunks.
+        arrays = [] if csr.device == "cpu" else csr.chunks.arrays()
+        plan = [to_tensor(array) for array in arrays]
+        order = None if perm is None else to_tensor(perm)
+        return cls(to_tensor(csr.indptr), to_tensor(csr.indices), csr.n_cols, plan, order)
+
+    def inverse_degree(self, dtype: torch.dtype) -> Tensor:
+        """(n_rows,) 1 over the number of entries, 1 for an empty row; kept for each dtype."""
+        if torch.compiler.is_compiling():
+            return self._inverse_degree(dtype)
+        found = self._inverse.get(dtype)
+        if found is None:
+            with torch.inference_mode(False):
+                found = self._inverse_degree(dtype)
+            if type(found) is Tensor:  # no stand-in of a tracer
+                self._inverse[dtype] = found
+        return found
+
+    def _inverse_degree(self, dtype: torch.dtype) -> Tensor:
+        lengths = (self.indptr[1:] - self.indptr[:-1]).clamp(min=1)
+        return lengths.to(torch.float64).reciprocal().to(dtype)
+
+
+class GraphTensors:
+    """The tensors of a graph: its rows, its edge values and, once needed, its columns."""
+
+    def __init__(
+        self,
+        rows: Side,
+        columns: Side | None,
+        values: Tensor | None,
+        sizes: tuple[int, int, int],
+    ) -> None:
+        self.rows, self.columns, self.values = rows, columns, values
+        self.n_rows, self.n_cols, self.nnz = sizes
+        self.device: Any = getattr(rows.indices, "device", None)  # a tracer's leaf may be anything
+        self.kind: str = getattr(self.device, "type", "")
+
+
+def prepare(graph: Graph, *, transposed: bool = True) -> None:
+    """Make all that the functions need of a graph now, rather than at first use.
+
+    Call it before a CUDA graph is captured, and for every new graph that a compiled function will
+    get: one that is not prepared makes ``torch.compile`` trace again.
+
+    Parameters
+    ----------
+    graph : Graph
+    transposed : bool
+        Whether gradients will be asked for, which read the transpose.
+
+    Raises
+    ------
+    DtypeError
+        If ``graph`` is no Graph.
+
+    Notes
+    -----
+    Synchronises with a GPU when it builds anything.  The tensors are views: only the transpose
+    takes memory, 2 nnz + n_cols + 1 indices, which ``graph.csc`` and ``graph.csc_perm`` share.
+    """
+    if not isinstance(graph, Graph):
+        raise wrong_graph(graph)
+    _prepare_tensors(graph, transposed)
+
+
+def wrong_graph(value: object) -> DtypeError:
+    """The error for what is no graph."""
+    return DtypeError(
+        f"graph is a {type(value).__name__}: give a sparsefmt.Graph, such as Graph(A) of a format "
+        "or Graph.from_edge_index(edge_index)."
+    )
+
+
+def _prepare_tensors(graph: Graph, transposed: bool) -> bool:
+    store = graph._store
+    # Tensors born in inference mode could never take part in training.
+    with store.lock, torch.inference_mode(False):
+        both: list[GraphTensors | None] = vars(store).setdefault("tensors", [None, None])
+        at = 1 if graph._flipped else 0
+        found = both[at]
+        if found is None:
+            csr = graph.csr
+            values = None if csr.data is None else to_tensor(csr.data)
+            sizes = (*graph.shape, graph.nnz)
+            found = GraphTensors(Side.of(csr, None), None, values, sizes)
+            finish(csr.indptr)  # synchronize!
+            both[at] = found
+        if transposed and found.columns is None:
+            flipped = graph.csc.T
+            columns = Side.of(flipped, graph.csc_perm)
+            finish(flipped.indptr)  # synchronize!
+            found.columns = columns
+    return True
+
+
+# torch.compile runs this method while it traces, then traces on with what it made.  As a method
+# only: of a function's argument it would guard the identity, and compile for each graph anew.
+_prepare_tensors._dynamo_marked_constant = True  # type: ignore[attr-defined]
+Graph._prepare_tensors = _prepare_tensors  # type: ignore[attr-defined]
+
+
+def tensors_of(graph: GraphLike, *, transposed: bool = False) -> GraphTensors:
+    """The tensors of a graph, made if they are missing."""
+    if isinstance(graph, GraphTensors):
+        return graph
+    store: Any = graph._store
+    at = 1 if graph._flipped else 0  # torch 2.11 traces no bool as an index
+    # A tracer must not see what is missing: it remembers what it read.
+    if torch.compiler.is_compiling():
+        graph._prepare_tensors(transposed)  # type: ignore[attr-defined]
+        return cast(GraphTensors, store.tensors[at])
+    both = getattr(store, "tensors", None)
+    found: GraphTensors | None = None if both is None else both[at]
+    if found is None or (transposed and found.columns is None):
+        _prepare_tensors(graph, transposed)
+        found = cast(GraphTensors, store.tensors[at])
+    return found
+
+
+def side_of(graph: GraphLike, transposed: bool) -> Side:
+    """The rows of the graph, or its columns."""
+    tensors = tensors_of(graph, transposed=transposed)
+    return cast(Side, tensors.columns) if transposed else tensors.rows
+
+
+# Graph as a pytree node: its leaves are these tensors
+
+#: Context of a node: n_rows, n_cols, nnz, whether there are values and an order of the user's.
+Context: TypeAlias = tuple[int, int, int, bool, bool]
+
+#: By the identity of its first leaf, so that the same leaves give the same graph back.
+_sources: WeakValueDictionary[int, Graph] = WeakValueDictionary()
+
+
+def _flatten(graph: GraphLike) -> tuple[list[Any], Context]:
+    tensors = tensors_of(graph, transposed=True)
+    rows, columns = tensors.rows, cast(Side, tensors.columns)
+    leaves = [rows.indptr, rows.indices, columns.indptr, columns.indices, columns.perm]
+    weighted, ordered = tensors.values is not None, False
+    leaves += [tensors.values] if weighted else []
+    if isinstance(graph, Graph):
+        _sources[id(rows.indptr)] = graph
+        ordered = _reordered(graph)
+        leaves += [to_tensor(graph.csr_perm)] if ordered else []
+    leaves += [*rows.plan, *columns.plan]
+    return leaves, (tensors.n_rows, tensors.n_cols, tensors.nnz, weighted, ordered)
+
+
+def _reordered(graph: Graph) -> bool:
+    """Whether CSR order is not the order in which the user gave the edges."""
+    store = graph._store
+    return graph._flipped or store.perm is not None or not isinstance(store.structure, CSR)
+
+
+def _unflatten(leaves: Any, context: Context) -> GraphLike:
+    """The graph of these leaves; only its tensors where the leaves are a tracer's."""
+    leaves = list(leaves)
+    weighted, ordered = context[3:]
+    source = _sources.get(id(leaves[0]))
+    if source is not None:
+        count = 5 + weighted
+        kept = zip(_flatten(source)[0][:count], leaves[:count], strict=True)
+        if all(mine is given for mine, given in kept):
+            return source
+    if all(type(leaf) is Tensor for leaf in leaves):
+        return _graph(leaves, context)
+    indptr, indices, t_indptr, t_indices, perm = leaves[:5]
+    n_rows, n_cols, nnz = context[:3]
+    plan = leaves[5 + weighted + ordered :]
+    rows = Side(indptr, indices, n_cols, plan[: len(plan) // 2], None)
+    columns = Side(t_indptr, t_indices, n_rows, plan[len(plan) // 2 :], perm)
+    return GraphTensors(rows, columns, leaves[5] if weighted else None, (n_rows, n_cols, nnz))
+
+
+def _graph(leaves: list[Tensor], context: Context) -> Graph:
+    n_rows, n_cols, _, weighted, ordered = context
+    indptr, indices, t_indptr, t_indices, perm = (from_tensor("leaf", leaf) for leaf in leaves[:5])
+    data = from_tensor("leaf", leaves[5].detach()) if weighted else None
+    moved = from_tensor("leaf", leaves[5].detach()[leaves[4]]) if weighted else None
+    order = from_tensor("leaf", leaves[5 + weighted]) if ordered else None
+    csr = CSR._trusted(indptr=indptr, indices=indices, data=data, shape=(n_rows, n_cols))
+    csc = CSC._trusted(indptr=t_indptr, indices=t_indices, data=moved, shape=(n_rows, n_cols))
+    store = Store(csr, order)
+    store.parts["csc", False] = csc, perm
+    return Graph._on(store, False)
+
+
+for _node in (Graph, GraphTensors):
+    pytree.register_pytree_node(
+        _node, _flatten, _unflatten, serialized_type_name=f"sparsefmt.{_node.__name__}"
+    )

@@ -1,0 +1,312 @@
+"""SIMD lanes for numba: a run of features that stays in vector registers through a loop.
+
+LLVM keeps an accumulator array in memory; a value of vector type it keeps in registers.  ``lanes``
+makes such a value, the other functions take one and say so; all are called in compiled code only.
+A register has 16 to 64 bytes, and LLVM spreads a wider run over several.
+
+numba's cache looks at the file of a compiled loop only: after a change here, touch those files.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from llvmlite import ir  # type: ignore[import-untyped]
+from numba import types
+from numba.extending import intrinsic, models, register_model
+
+_CACHE_LINE = 64
+
+
+class Lanes(types.Type):
+    """``width`` values of a scalar type, side by side."""
+
+    def __init__(self, scalar: Any, width: int) -> None:
+        super().__init__(name=f"Lanes({scalar}, {width})")
+        self.scalar, self.width = scalar, width
+
+
+@register_model(Lanes)
+class _LanesModel(models.PrimitiveModel):
+    def __init__(self, manager: Any, lanes: Lanes) -> None:
+        scalar = manager.lookup(lanes.scalar).get_value_type()
+        super().__init__(manager, lanes, ir.VectorType(scalar, lanes.width))  # type: ignore[no-untyped-call]
+
+
+def _operation(function: Callable[..., Any]) -> Any:
+    return intrinsic(prefer_literal=True)(function)
+
+
+@_operation
+def lanes(typing: Any, array: Any, nbytes: Any, value: Any) -> Any:
+    """``value`` in each of as many lanes of the array's dtype as ``nbytes`` hold."""
+    kind = Lanes(array.dtype, nbytes.literal_value // (array.dtype.bitwidth // 8))
+
+    def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        scalar = context.cast(builder, args[2], signature.args[2], array.dtype)
+        return _splat(builder, scalar, kind.width)
+
+    return kind(array, nbytes, value), build
+
+
+@_operation
+def lanes_beside(typing: Any, run: Any, array: Any, value: Any) -> Any:
+    """``value`` of the array's dtype in each of as many lanes as ``run`` has."""
+    kind = Lanes(array.dtype, run.width)
+
+    def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        scalar = context.cast(builder, args[2], signature.args[2], array.dtype)
+        return _splat(builder, scalar, kind.width)
+
+    return kind(run, array, value), build
+
+
+@_operation
+def width_of(typing: Any, run: Any) -> Any:
+    """How many lanes there are."""
+
+    def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return ir.Constant(ir.IntType(64), run.width)
+
+    return types.int64(run), build
+
+
+@_operation
+def load(typing: Any, run: Any, array: Any, at: Any, count: Any) -> Any:
+    """``array[at], array[at + 1], ...`` in the first ``count`` lanes, at any alignment.
+
+    The others keep what ``run``, of the same dtype, has there; their memory is not read.
+    """
+    kind = Lanes(array.dtype, run.width)
+
+    def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        address = _address(context, builder, signature, args, kind)
+        vector = context.get_value_type(kind)
+        mask = _below(builder, args[3], kind.width)
+        function = _llvm(
+            builder, "masked.load", (vector, address.type), vector,
+            (address.type, ir.IntType(32), mask.type, vector),
+        )  # fmt: skip
+        align = ir.IntType(32)(array.dtype.bitwidth // 8)
+        return builder.call(function, (address, align, mask, args[0]))
+
+    return kind(run, array, at, count), build
+
+
+@_operation
+def store(typing: Any, run: Any, array: Any, at: Any, count: Any) -> Any:
+    """``array[at + k] = run[k]`` for the first ``count`` lanes."""
+    kind = Lanes(array.dtype, run.width)
+
+    def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        address = _address(context, builder, signature, args, kind)
+        mask = _below(builder, args[3], kind.width)
+        function = _llvm(
+            builder, "masked.store", (args[0].type, address.type), ir.VoidType(),
+            (args[0].type, address.type, ir.IntType(32), mask.type),
+        )  # fmt: skip
+        align = ir.IntType(32)(array.dtype.bitwidth // 8)
+        builder.call(function, (args[0], address, align, mask))
+        return context.get_dummy_value()
+
+    return types.void(run, array, at, count), build
+
+
+@_operation
+def prefetch(typing: Any, run: Any, array: Any, at: Any) -> Any:
+    """Ask for the cache lines that ``load(run, array, at)`` will read."""
+    kind = Lanes(array.dtype, run.width)
+    itemsize = array.dtype.bitwidth // 8
+
+    def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        for first in range(0, run.width, _CACHE_LINE // itemsize):
+            place = builder.add(args[2], ir.Constant(args[2].type, first))
+            address = _address(context, builder, signature, (*args[:2], place), kind)
+            number = ir.IntType(32)
+            function = _llvm(
+                builder, "prefetch", (address.type,), ir.VoidType(), (address.type, *[number] * 3)
+            )
+            builder.call(function, (address, number(0), number(3), number(1)))  # read, keep, data
+        return context.get_dummy_value()
+
+    return types.void(run, array, at), build
+
+
+@_operation
+def add_product(typing: Any, sums: Any, factor: Any, run: Any) -> Any:
+    """``sums + factor * run``, fused where the processor can; the factor is lanes or one value."""
+
+    def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        vector, factors = args[0].type, _as_lanes(context, builder, args[1], factor, sums)
+        function = _llvm(builder, "fmuladd", (vector,), vector, (vector,) * 3)
+        return builder.call(function, (factors, args[2], args[0]))
+
+    return sums(sums, factor, run), build
+
+
+@_operation
+def total(typing: Any, run: Any) -> Any:
+    """The sum of all lanes."""
+
+    def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        scalar = args[0].type.element
+        function = _llvm(builder, "vector.reduce.fadd", args[:1], scalar, (scalar, args[0].type))
+        zero = ir.Constant(scalar, 0.0)
+        return builder.call(function, (zero, args[0]), fastmath=("reassoc",))
+
+    return run.scalar(run), build
+
+
+@_operation
+def largest(typing: Any, run: Any) -> Any:
+    """The largest of all lanes; NaN only where there is nothing else."""
+
+    def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        scalar = args[0].type.element
+        function = _llvm(builder, "vector.reduce.fmax", args, scalar, (args[0].type,))
+        return builder.call(function, args)
+
+    return run.scalar(run), build
+
+
+@_operation
+def product(typing: Any, run: Any, factor: Any) -> Any:
+    """``run * factor``; the factor is lanes or one value."""
+
+    def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.fmul(args[0], _as_lanes(context, builder, args[1], factor, run))
+
+    return run(run, factor), build
+
+
+@_operation
+def divided(typing: Any, run: Any, divisor: Any) -> Any:
+    """``run / divisor``; the divisor is lanes or one value."""
+
+    def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.fdiv(args[0], _as_lanes(context, builder, args[1], divisor, run))
+
+    return run(run, divisor), build
+
+
+@_operation
+def beats(typing: Any, run: Any, best: Any) -> Any:
+    """In which lanes ``run`` is larger than ``best``; NaN beats numbers and is not beaten."""
+    kind = Lanes(types.boolean, run.width)
+
+    def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        larger = builder.fcmp_unordered(">", args[0], args[1])
+        return builder.and_(larger, builder.fcmp_ordered("ord", args[1], args[1]))
+
+    return kind(run, best), build
+
+
+@_operation
+def equals(typing: Any, run: Any, value: Any) -> Any:
+    """In which lanes of integers ``run`` is ``value``."""
+    kind = Lanes(types.boolean, run.width)
+
+    def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.icmp_signed("==", args[0], _as_lanes(context, builder, args[1], value, run))
+
+    return kind(run, value), build
+
+
+@_operation
+def where(typing: Any, mask: Any, run: Any, other: Any) -> Any:
+    """``run`` in the lanes of the mask, ``other`` elsewhere."""
+
+    def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.select(*args)
+
+    return other(mask, run, other), build
+
+
+@_operation
+def exp(typing: Any, run: Any) -> Any:
+    """``e^x`` for ``x <= 0``, within 2 units in the last place; 0 where it would be subnormal.
+
+    ``x = n ln 2 + r``, so that ``e^x = 2^n e^r`` with ``|r| <= ln 2 / 2`` and a Taylor series.
+    """
+
+    def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return _exp(builder, args[0], *_EXP[run.scalar.bitwidth])
+
+    return run(run), build
+
+
+#: By bits of a value: bits of its mantissa, bias of its exponent, least argument, terms.
+_EXP = {32: (23, 127, -87.33, 8), 64: (52, 1023, -708.39, 14)}
+#: ln 2 in two parts: products of the first with small integers are exact in float32.
+_LN2 = 0.693359375, math.log(2) - 0.693359375
+
+
+def _exp(builder: Any, x: Any, mantissa: int, bias: int, least: float, terms: int) -> Any:
+    vector = x.type
+    integers = ir.VectorType(ir.IntType(32 if mantissa == 23 else 64), vector.count)
+
+    def all_of(value: Any, kind: Any = vector) -> Any:
+        return ir.Constant(kind, [kind.element(value)] * kind.count)
+
+    def fused(a: Any, b: Any, c: Any) -> Any:
+        return builder.call(_llvm(builder, "fmuladd", (vector,), vector, (vector,) * 3), (a, b, c))
+
+    tiny = builder.fcmp_ordered("<", x, all_of(least))
+    x = builder.select(tiny, all_of(least), x)
+    # Adding 1.5 * 2^mantissa leaves the nearest integer n in the low bits; NaN goes through.
+    magic = all_of(1.5 * 2.0**mantissa)
+    shifted = fused(x, all_of(1 / math.log(2)), magic)
+    n = builder.fsub(shifted, magic)
+    for part in _LN2:
+        x = fused(n, all_of(-part), x)
+    series = all_of(1 / math.factorial(terms - 1))
+    for k in reversed(range(terms - 1)):
+        series = fused(series, x, all_of(1 / math.factorial(k)))
+    bits = builder.shl(builder.bitcast(shifted, integers), all_of(mantissa, integers))
+    power = builder.add(bits, all_of(bias << mantissa, integers))
+    result = builder.fmul(series, builder.bitcast(power, vector))
+    return builder.select(tiny, all_of(0.0), result)
+
+
+def _as_lanes(context: Any, builder: Any, value: Any, kind: Any, run: Lanes) -> Any:
+    """``value`` if it is lanes, else in as many lanes as ``run`` has."""
+    if isinstance(kind, Lanes):
+        return value
+    return _splat(builder, context.cast(builder, value, kind, run.scalar), run.width)
+
+
+def _splat(builder: Any, scalar: Any, width: int) -> Any:
+    """``scalar`` in every lane."""
+    vector, lane = ir.VectorType(scalar.type, width), ir.IntType(32)
+    first = builder.insert_element(ir.Constant(vector, ir.Undefined), scalar, lane(0))
+    places = ir.Constant(ir.VectorType(lane, width), [0] * width)
+    return builder.shuffle_vector(first, first, places)
+
+
+def _below(builder: Any, count: Any, width: int) -> Any:
+    """The mask of the first ``count`` lanes."""
+    places = ir.Constant(ir.VectorType(count.type, width), list(range(width)))
+    return builder.icmp_signed("<", places, _splat(builder, count, width))
+
+
+def _address(context: Any, builder: Any, signature: Any, args: Any, kind: Lanes) -> Any:
+    """Where the lanes begin in the array that is the second argument, at the third."""
+    array = context.make_array(signature.args[1])(context, builder, args[1])
+    start = builder.gep(array.data, [args[2]])
+    return builder.bitcast(start, context.get_value_type(kind).as_pointer())
+
+
+def _llvm(builder: Any, name: str, overloads: Any, result: Any, args: Any) -> Any:
+    """The declaration of an LLVM intrinsic for these types."""
+    suffix = ".".join(_mangled(getattr(one, "type", one)) for one in overloads)
+    declared = ir.FunctionType(result, args)
+    return builder.module.declare_intrinsic(f"llvm.{name}.{suffix}", (), declared)
+
+
+def _mangled(kind: Any) -> str:
+    if isinstance(kind, ir.VectorType):
+        return f"v{kind.count}{kind.element.intrinsic_name}"
+    if isinstance(kind, ir.PointerType):
+        return "p0" if kind.is_opaque else f"p0{_mangled(kind.pointee)}"
+    name: str = kind.intrinsic_name
+    return name

@@ -1,0 +1,197 @@
+"""SpMM by maximum or minimum: which entry each result comes from, and the way back to it."""
+
+from typing import Any
+
+from .. import _validate
+from .._arrays import Array, allocating, as_array, namespace, on_device_of
+from ..base import Format
+from ..compressed import CSR
+from ..errors import DtypeError, ShapeError, UnsupportedError
+from . import _check, _registry
+from ._registry import pointer, row_stride
+from .matmul import REDUCTIONS, same_dtype
+
+
+def spmm_arg(
+    A: Format,
+    X: Array,
+    *,
+    reduce: str = "max",
+    row_scale: Array | None = None,
+    col_scale: Array | None = None,
+) -> tuple[Array, Array]:
+    """The maximum or minimum of ``spmm``, and which entry it comes from.
+
+    ``Y[i, f] = r[i] * a[e] * c[j] * X[j, f]`` for the entry ``e = arg[i, f]`` of row ``i`` whose
+    ``a[e] * c[j] * X[j, f]`` is largest (smallest).  Ties go to the lowest entry; NaN wins.
+
+    Parameters
+    ----------
+    A, X, row_scale, col_scale
+        As for ``spmm``.
+    reduce : "max" or "min"
+
+    Returns
+    -------
+    Y : array, shape (n_rows, feat)
+        The result of ``spmm``.
+    arg : array, shape (n_rows, feat)
+        Entries numbered in CSR order (that of ``A.tocsr()``), of the dtype of the CSR's indices; -1
+        in a row without entries.
+
+    Raises
+    ------
+    ShapeError, DtypeError, DeviceError, UnsupportedError
+        As ``spmm``.
+    """
+    A = _check.sparse("A", A)
+    _check.choice("reduce", reduce, REDUCTIONS[2:])
+    X = _check.features("X", X, A=A)
+    row_scale = _check.factors("row_scale", row_scale, A=A, axis="rows", like=X)
+    col_scale = _check.factors("col_scale", col_scale, A=A, axis="columns", like=X)
+    out = _check.output(None, shape=(A.n_rows, X.shape[1]), like=X, inputs=[])
+    B = A.tocsr()
+    with on_device_of(out), allocating(f"entries of shape {out.shape}"):
+        arg = namespace(out).empty(out.shape, B.index_dtype)
+    options = {"reduce": reduce, "row_scale": row_scale, "col_scale": col_scale, "arg": arg}
+    return _registry.run("spmm", B, _check.rows_in_place(X), out=out, **options), arg
+
+
+def spmm_arg_backward(
+    A: Format,
+    X: Array,
+    arg: Array,
+    grad: Array,
+    *,
+    row_scale: Array | None = None,
+    col_scale: Array | None = None,
+    transposed: CSR | None = None,
+    perm: Array | None = None,
+) -> tuple[Array, Array]:
+    """Gradients of ``spmm_arg`` in the features and in the edge values.
+
+    ``dX[j, f] = sum_e a[e] c[j] r[i] grad[i, f]`` over the entries ``e = (i, j)`` of column ``j``
+    with ``arg[i, f] == e``, and ``dA[e] = sum_f r[i] c[j] grad[i, f] X[j, f]`` over the features
+    with ``arg[i, f] == e``.
+
+    Parameters
+    ----------
+    A, X, row_scale, col_scale
+        As given to ``spmm_arg``.
+    arg : array, shape (n_rows, feat)
+        What ``spmm_arg`` returned.
+    grad : array, shape (n_rows, feat)
+        Of ``Y``, in X's dtype.
+    transposed : CSR, shape (n_cols, n_rows), optional
+        ``A.tocsr().tocsc().T``; computed if left out.  Its values are not read.
+    perm : array, shape (nnz,), optional
+        The number in CSR order of each entry of ``transposed``: the permutation of
+        ``A.tocsr().tocsc_with_perm()``.  Goes with ``transposed``.
+
+    Returns
+    -------
+    dX : array, shape (n_cols, feat)
+    dA : array, shape (nnz,)
+        In CSR order; of an unweighted ``A`` too.
+
+    Raises
+    ------
+    ShapeError, DtypeError, DeviceError, UnsupportedError
+        As ``spmm``; also if only one of ``transposed`` and ``perm`` is given.
+
+    Notes
+    -----
+    Deterministic: no atomics.  The entries of ``arg`` are not checked against ``A``.
+    """
+    A = _check.sparse("A", A).tocsr()
+    X = _check.rows_in_place(_check.features("X", X, A=A))
+    grad = _check.rows_in_place(_check.features("grad", grad, A=A, axis="rows"))
+    _check.alike("grad", grad, "X", X)
+    arg = _winners(arg, grad, A)
+    row_scale = _check.factors("row_scale", row_scale, A=A, axis="rows", like=X)
+    col_scale = _check.factors("col_scale", col_scale, A=A, axis="columns", like=X)
+    T, perm = _transposed(A, transposed, perm)
+    dX = _check.output(None, shape=X.shape, like=X, inputs=[])
+    dA = _check.output(None, shape=(A.nnz,), like=X, inputs=[])
+    options = {"row_scale": row_scale, "col_scale": col_scale, "dA": dA}
+    return _registry.run("spmm_arg_backward", A, X, arg, grad, T, perm, out=dX, **options), dA
+
+
+def _winners(arg: Any, grad: Array, A: CSR) -> Array:
+    arg = as_array("arg", arg, beside=A.indices)
+    if arg.shape != grad.shape:
+        raise ShapeError(
+            f"arg has shape {arg.shape} but grad has {grad.shape}: give what spmm_arg returned."
+        )
+    _validate.index_like("arg", arg, "A.indices", A.indices)
+    return arg if arg.flags.c_contiguous else arg.copy()
+
+
+def _transposed(A: CSR, transposed: CSR | None, perm: Any) -> tuple[CSR, Array]:
+    if (transposed is None) != (perm is None):
+        given, other = ("perm", "transposed") if transposed is None else ("transposed", "perm")
+        raise UnsupportedError(f"{given} is given without {other}: give both or neither.")
+    if transposed is None:
+        columns, perm = A.tocsc_with_perm()
+        transposed = columns.T
+    elif not isinstance(transposed, CSR) or transposed.shape != A.shape[::-1]:
+        raise ShapeError(f"transposed is {transposed!r}: give the CSR of A.T, A is {A!r}.")
+    perm = as_array("perm", perm, beside=A.indices)
+    if perm.shape != (A.nnz,) or transposed.nnz != A.nnz:
+        raise ShapeError(
+            f"perm has shape {perm.shape} and transposed {transposed.nnz} entries but A stores "
+            f"{A.nnz}: give one number per entry."
+        )
+    if perm.dtype.kind not in "iu":
+        raise DtypeError(f"perm is {perm.dtype}: give integers, the permutation of a conversion.")
+    _validate.same_device("perm", perm, "A", A.indices)
+    _validate.same_device("transposed", transposed.indices, "A", A.indices)
+    with on_device_of(perm), allocating(f"a permutation of {A.nnz} entries"):
+        return transposed, namespace(perm).ascontiguousarray(perm, A.index_dtype)
+
+
+# Launchers
+
+
+def _arg_backward_gpu(
+    A: CSR, X: Array, arg: Array, grad: Array, T: CSR, perm: Array, *, out: Array, dA: Array,
+    row_scale: Array | None, col_scale: Array | None,
+) -> None:  # fmt: skip
+    from . import _launch
+
+    shared = {
+        "feat": X.shape[1],
+        "arg": pointer(arg),
+        "row_scale": pointer(row_scale),
+        "col_scale": pointer(col_scale),
+        "stream": _launch.stream(),
+    }
+    # The kernels read `grad` packed.
+    grad = namespace(grad).ascontiguousarray(grad)
+    structure, dtype = _launch.structure(T), str(X.dtype)
+    entries = {"perm": pointer(perm), "data": pointer(A.data)}
+    _launch.spmm_arg_dx(structure, dtype, grad=pointer(grad), out=pointer(out), **entries, **shared)
+    dense = {"ldx": row_stride(X), "X": pointer(X), "grad": pointer(grad)}
+    _launch.spmm_arg_da(_launch.structure(A), dtype, out=pointer(dA), **dense, **shared)
+
+
+def _arg_backward_numba(
+    A: CSR, X: Array, arg: Array, grad: Array, T: CSR, perm: Array, *, out: Array, dA: Array,
+    row_scale: Array | None, col_scale: Array | None,
+) -> None:  # fmt: skip
+    from . import cpu
+
+    scales = row_scale, col_scale
+    cpu.spmm_arg_dx(T.indptr, T.indices, perm, A.data, grad, arg, *scales, out)
+    cpu.spmm_arg_da(A.indptr, A.indices, X, grad, arg, *scales, dA)
+
+
+_registry.register(
+    *(
+        _registry.Kernel("spmm_arg_backward", name, _registry.all_of(place, same_dtype), run)
+        for name, place, run in (
+            ("spmm_arg_backward_cuda", _registry.on_gpu, _arg_backward_gpu),
+            ("spmm_arg_backward_numba", _registry.on_cpu, _arg_backward_numba),
+        )
+    )
+)

@@ -1,0 +1,97 @@
+"""SDDMM: products of dense features, sampled at the entries of a sparse matrix."""
+
+from typing import Any
+
+from .._arrays import Array
+from ..base import Format
+from ..compressed import CSR
+from . import _check, _registry
+from ._registry import pointer, row_stride
+
+
+def sddmm(A: Format, X: Array, Y: Array, *, out: Array | None = None) -> Array:
+    """Dot products of feature rows, at the stored entries of ``A``.
+
+    ``s[e] = sum_f X[i, f] * Y[j, f]`` for the e-th stored entry (i, j), in CSR order; with heads,
+    ``s[e, h] = sum_f X[i, h, f] * Y[j, h, f]``.
+
+    Parameters
+    ----------
+    A : CSR, shape (n, m)
+        Only the structure is read; ``A.data`` is ignored.  Other formats are converted to CSR, at
+        each call: entries count in the order of ``A.tocsr()``.
+    X, Y : array, shape (n, feat) and (m, feat), or (n, heads, feat) and (m, heads, feat)
+        Same dtype: float16, bfloat16, float32 or float64.  Sums run in float32 at least.
+        Contiguous rows at any distance are read in place, other layouts are copied.
+    out : array, shape (nnz,) or (nnz, heads), optional
+        Takes the result; contiguous, of X's dtype and device, overlapping no input.
+
+    Returns
+    -------
+    array, shape (nnz,) or (nnz, heads)
+        On the device of the inputs, of X's dtype.
+
+    Raises
+    ------
+    ShapeError
+        If rows, columns, heads or feature widths do not fit together, or ``out`` has not the
+        result's shape.
+    FormatError
+        If ``out`` is not contiguous, is read-only, or overlaps an input.
+    DtypeError
+        If ``A`` is no sparse format, or dtypes do not fit.
+    DeviceError
+        If the arguments are on different devices.
+
+    Notes
+    -----
+    Deterministic.  TC-GNN (ATC'23), section 2.1, equation 3.
+    """
+    A = _check.sparse("A", A)
+    X = _check.features("X", X, A=A, axis="rows", heads=True)
+    Y = _check.features("Y", Y, A=A, heads=True)
+    _check.alike("Y", Y, "X", X)
+    inputs = [X, Y, *A._arrays().values()]
+    out = _check.output(out, shape=(A.nnz, *X.shape[1:-1]), like=X, inputs=inputs)
+    X, Y = _check.rows_in_place(X), _check.rows_in_place(Y)
+    return _registry.run("sddmm", _check.structure(A), X, Y, out=out)
+
+
+def _sddmm_gpu(A: CSR, X: Array, Y: Array, *, out: Array) -> None:
+    from . import _launch
+
+    _launch.sddmm(
+        _launch.structure(A),
+        str(X.dtype),
+        heads=X.shape[1] if X.ndim == 3 else 1,
+        feat=X.shape[-1],
+        ldx=row_stride(X),
+        ldy=row_stride(Y),
+        X=pointer(X),
+        Y=pointer(Y),
+        out=pointer(out),
+        stream=_launch.stream(),
+    )
+
+
+def _sddmm_numba(A: CSR, X: Array, Y: Array, *, out: Array) -> None:
+    from . import cpu
+
+    X, Y, products = (a if a.ndim == 3 else a[:, None] for a in (X, Y, out[..., None]))
+    cpu.sddmm(A.indptr, A.indices, X, Y, products.reshape(A.nnz, X.shape[1]))
+
+
+def _rows() -> tuple[_registry.Kernel, ...]:
+    csr = _registry.is_format("csr")
+
+    def row(name: str, place: Any, run: Any) -> _registry.Kernel:
+        return _registry.Kernel("sddmm", name, _registry.all_of(place, csr), run)
+
+    return (
+        row("sddmm_csr_balanced", _registry.on_gpu, _sddmm_gpu),
+        row("sddmm_csr_numba", _registry.on_cpu, _sddmm_numba),
+        _registry.through_csr("sddmm"),
+    )
+
+
+_registry.register(*_rows())

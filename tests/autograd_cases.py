@@ -1,0 +1,63 @@
+"""Graphs and a naive reference for the tests of ``sparsefmt.autograd``."""
+
+import numpy as np
+import torch
+
+from sparsefmt import CSR, Graph
+
+DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+
+def make_graph(
+    n_rows, n_cols, nnz, *, device="cpu", index_dtype=np.int32, weighted=False, seed=0
+) -> Graph:
+    """Rectangular, not symmetric, with duplicates, a hub in the last row and empty rows."""
+    rng = np.random.default_rng(seed)
+    row = np.concatenate([rng.integers(0, n_rows, nnz - nnz // 4), np.full(nnz // 4, n_rows - 1)])
+    row = np.sort(row[row % 3 != 1])
+    indptr = np.searchsorted(row, np.arange(n_rows + 1)).astype(index_dtype)
+    indices = rng.integers(0, n_cols, len(row)).astype(index_dtype)
+    data = rng.random(len(row)) if weighted else None
+    return Graph(CSR(indptr, indices, data, shape=(n_rows, n_cols))).to(device)
+
+
+def empty_graph(n_rows, n_cols, *, device="cpu") -> Graph:
+    indptr, indices = np.zeros(n_rows + 1, np.int32), np.zeros(0, np.int32)
+    return Graph(CSR(indptr, indices, shape=(n_rows, n_cols))).to(device)
+
+
+def entries(graph) -> tuple[torch.Tensor, torch.Tensor]:
+    """Row and column of each entry, on the CPU, in CSR order."""
+    csr = graph.to("cpu").csr
+    rows = np.repeat(np.arange(csr.n_rows), np.diff(csr.indptr))
+    return torch.from_numpy(rows), torch.from_numpy(csr.indices.astype(np.int64))
+
+
+def naive_spmm(graph, x, a=None, r=None, c=None, reduce="sum"):
+    """By gathering a message for each entry and scattering it: differentiable, on the CPU."""
+    rows, cols = entries(graph)
+    messages = x[cols]
+    messages = messages if c is None else messages * c[cols][:, None]
+    messages = messages if a is None else messages * a[:, None]
+    out = x.new_zeros(graph.n_rows, x.shape[1])
+    if reduce in ("sum", "mean"):
+        out = out.index_add(0, rows, messages)
+        if reduce == "mean":
+            out = out / torch.bincount(rows, minlength=len(out)).clamp(min=1)[:, None]
+    else:
+        at = rows[:, None].expand_as(messages)
+        out = out.scatter_reduce(0, at, messages, "a" + reduce, include_self=False)
+    return out if r is None else out * r[:, None]
+
+
+def naive_sddmm(graph, x, y):
+    rows, cols = entries(graph)
+    return (x[rows] * y[cols]).sum(-1)
+
+
+def naive_softmax(graph, scores):
+    rows, _ = entries(graph)
+    out = torch.empty_like(scores)
+    for row in rows.unique():
+        out[rows == row] = torch.softmax(scores[rows == row], dim=0)
+    return out

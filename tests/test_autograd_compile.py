@@ -1,0 +1,208 @@
+"""The library ops under ``torch.library.opcheck`` and ``torch.compile``; ``Graph`` as a pytree."""
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from autograd_cases import make_graph  # noqa: E402
+from torch._dynamo.testing import CompileCounterWithBackend  # noqa: E402
+from torch.utils import _pytree as pytree  # noqa: E402
+
+from sparsefmt import Graph  # noqa: E402
+from sparsefmt.autograd import edge_softmax, prepare, sddmm, spmm  # noqa: E402
+
+# torch's tracer itself instantiates the class that it warns of.
+pytestmark = pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+OPS = torch.ops.sparsefmt
+REDUCTIONS = ("sum", "mean", "max", "min")
+
+
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def device(request):
+    return request.param
+
+
+@pytest.fixture(autouse=True)
+def forget_what_was_compiled():
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def structure(side):
+    return side.indptr, side.indices, side.n_cols, side.plan
+
+
+@pytest.mark.parametrize("index_dtype", [np.int32, np.int64])
+def test_every_op_keeps_the_rules_of_library_ops(device, index_dtype):
+    graph = make_graph(6, 5, 20, device=device, index_dtype=index_dtype)
+    prepare(graph)
+    kept = graph._store.tensors[0]
+    A, T, perm = structure(kept.rows), structure(kept.columns), kept.columns.perm
+    x, y, r, c, a = (torch.randn(n, device=device) for n in ((5, 3), (6, 3), 6, 5, graph.nnz))
+    out, arg = OPS.spmm_arg(*A, x, a, r, c, "max")
+    s = torch.randn(graph.nnz, 2, device=device)
+    calls = [
+        (OPS.spmm, (*A, x, None, None, None, None, "sum")),
+        (OPS.spmm, (*T, y, a, perm, c, r, "mean")),
+        (OPS.spmm_arg, (*A, x, a, r, c, "max")),
+        (OPS.spmm_arg, (*A, x, None, None, None, "min")),
+        (OPS.spmm_arg_dx, (*T, perm, out, arg, a, r, c)),
+        (OPS.spmm_arg_da, (*A, x, out, arg, None, None)),
+        (OPS.sddmm, (*A, y, x, r, None)),
+        (OPS.sddmm, (*A, y[:, None], x[:, None], None, None)),
+        (OPS.edge_softmax, (*A, s)),
+        (OPS.edge_softmax_backward, (*A, s.softmax(1), s)),
+    ]
+    assert {op for op, _ in calls} == {getattr(OPS, name) for name in dir(OPS) if name in _names()}
+    for op, args in calls:
+        torch.library.opcheck(op.default, args)
+
+
+def test_ops_called_directly_obey_autocast(device):
+    graph = make_graph(6, 5, 20, device=device)
+    prepare(graph)
+    A = structure(graph._store.tensors[0].rows)
+    x, y = torch.randn(5, 3, device=device), torch.randn(6, 3, device=device)
+    with torch.autocast(device, dtype=torch.bfloat16):
+        out = OPS.spmm(*A, x, None, None, None, None, "sum")
+        s = OPS.sddmm(*A, y, x, None, None)
+        p = OPS.edge_softmax(*A, s)
+        double = OPS.spmm(*A, x.double(), None, None, None, None, "sum")
+    narrow = torch.bfloat16
+    assert [one.dtype for one in (out, s, p, double)] == [
+        narrow,
+        narrow,
+        torch.float32,
+        torch.float64,
+    ]
+
+
+def _names():
+    from sparsefmt.autograd import bridge
+
+    return {schema.split("(")[0] for schema in bridge._SCHEMAS}
+
+
+def gradients(function, *inputs):
+    inputs = [one.detach().requires_grad_() for one in inputs]
+    out = function(*inputs)
+    return [out, *torch.autograd.grad(out.square().sum(), inputs)]
+
+
+def assert_same(first, second):
+    for one, other in zip(first, second, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize("reduce", REDUCTIONS)
+def test_spmm_compiles_as_one_graph(device, reduce):
+    check_spmm_compiles(device, reduce, "aot_eager")
+
+
+def check_spmm_compiles(device, reduce, backend):
+    graph = make_graph(9, 6, 40, device=device)
+
+    def closure(x, a, r, c):
+        return spmm(graph, x, a, reduce=reduce, row_scale=r, col_scale=c).relu()
+
+    inputs = [torch.randn(n, device=device) for n in ((6, 4), (graph.nnz,), (9,), (6,))]
+    compiled = torch.compile(closure, fullgraph=True, backend=backend)
+    assert_same(gradients(compiled, *inputs), gradients(closure, *inputs))
+    with torch.no_grad():
+        assert_same([compiled(*inputs)], [closure(*inputs)])
+
+
+@pytest.mark.gpu
+def test_spmm_compiles_with_inductor():
+    check_spmm_compiles("cuda", "mean", "inductor")
+
+
+@pytest.mark.parametrize("heads", [(), (2,)])
+def test_attention_compiles_as_one_graph(device, heads):
+    graph = make_graph(9, 6, 40, device=device)
+
+    def closure(x, y):
+        return edge_softmax(graph, sddmm(graph, x, y)) * 2
+
+    x, y = (torch.randn(n, *heads, 4, device=device) for n in (9, 6))
+    compiled = torch.compile(closure, fullgraph=True, backend="aot_eager")
+    assert_same(gradients(compiled, x, y), gradients(closure, x, y))
+
+
+class Layer(torch.nn.Module):
+    def __init__(self, graph):
+        super().__init__()
+        self.graph, self.linear = graph, torch.nn.Linear(4, 3)
+
+    def forward(self, x):
+        return spmm(self.graph, self.linear(x), reduce="mean").relu()
+
+
+def test_a_module_that_holds_a_graph_compiles(device):
+    layer = Layer(make_graph(9, 6, 40, weighted=False, device=device)).to(device)
+    x = torch.randn(6, 4, device=device)
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    assert_same(gradients(compiled, x), gradients(layer, x))
+    with torch.autocast(device, dtype=torch.bfloat16):
+        assert_same(gradients(compiled, x), gradients(layer, x))
+
+
+def test_prepared_graphs_share_one_compilation(device):
+    """The second graph makes sizes symbolic; from there on nothing is compiled again."""
+    counter = CompileCounterWithBackend("aot_eager")
+
+    def argument(graph, x, a):
+        return spmm(graph, x, a).relu()
+
+    compiled = torch.compile(argument, fullgraph=True, backend=counter)
+    for n in range(6, 16):
+        graph = make_graph(n, n - 2, 10 * n, device=device)
+        prepare(graph)
+        x, a = torch.randn(n - 2, 4, device=device), torch.randn(graph.nnz, device=device)
+        found = gradients(lambda x, a, graph=graph: compiled(graph, x, a), x, a)
+        assert_same(found, gradients(lambda x, a, graph=graph: argument(graph, x, a), x, a))
+    assert counter.frame_count == 2
+
+
+def test_sizes_may_be_symbolic_from_the_start(device):
+    graph = make_graph(9, 6, 40, device=device)
+    compiled = torch.compile(
+        lambda x: spmm(graph, x), fullgraph=True, backend="aot_eager", dynamic=True
+    )
+    for feat in (3, 5, 8):
+        x = torch.randn(6, feat, device=device)
+        assert_same(gradients(compiled, x), gradients(lambda x: spmm(graph, x), x))
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_a_graph_is_a_node_whose_leaves_are_its_tensors(device, weighted):
+    graph = make_graph(9, 6, 40, weighted=weighted, device=device)
+    leaves, spec = pytree.tree_flatten({"graph": graph})
+    assert all(isinstance(leaf, torch.Tensor) for leaf in leaves)
+    assert pytree.tree_unflatten(leaves, spec)["graph"] is graph
+    copy = pytree.tree_map(torch.clone, graph)
+    assert isinstance(copy, Graph)
+    assert copy is not graph
+    x = torch.randn(6, 4, device=device, dtype=torch.float64, requires_grad=True)
+    assert_same(gradients(lambda x: spmm(copy, x), x), gradients(lambda x: spmm(graph, x), x))
+    assert pytree.tree_structure(copy) == pytree.tree_structure(graph)
+
+
+def test_a_node_keeps_the_users_order():
+    graph = make_graph(9, 6, 40).transposed
+    copy = pytree.tree_map(torch.clone, graph)
+    assert (copy.csr_perm == graph.csr_perm).all()
+    assert (copy.csc_perm == graph.csc_perm).all()
+
+
+def test_leaves_of_a_tracer_make_tensors_to_compute_with():
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    graph = make_graph(9, 6, 40)
+    with FakeTensorMode() as mode:
+        fake = pytree.tree_map(mode.from_tensor, graph)
+        y = spmm(fake, torch.empty(6, 4, requires_grad=True))
+    assert y.shape == (9, 4)
+    assert pytree.tree_structure(pytree.tree_map(lambda _: None, graph)) is not None

@@ -1,0 +1,84 @@
+"""What ``sparsefmt.autograd`` refuses: the class of the error, and the argument that it names."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from autograd_cases import make_graph  # noqa: E402
+
+from sparsefmt import DeviceError, DtypeError, ShapeError, UnsupportedError  # noqa: E402
+from sparsefmt.autograd import edge_softmax, prepare, sddmm, spmm  # noqa: E402
+
+GRAPH = make_graph(9, 6, 40)
+X, Y, A = torch.rand(6, 4), torch.rand(9, 4), torch.rand(GRAPH.nnz)
+NNZ = GRAPH.nnz
+
+REFUSED = [
+    (lambda: spmm(GRAPH.csr, X), DtypeError, "graph is a CSR: give a sparsefmt.Graph"),
+    (lambda: prepare(X), DtypeError, "graph is a Tensor: give a sparsefmt.Graph"),
+    (lambda: spmm(GRAPH, X.numpy()), DtypeError, "x is a ndarray: give a torch.Tensor"),
+    (lambda: spmm(GRAPH, X.int()), DtypeError, r"x is torch.int32: .* x.float\(\)"),
+    (lambda: spmm(GRAPH, X.to(torch.complex64)), DtypeError, "x is torch.complex64"),
+    (lambda: spmm(GRAPH, X.to_sparse()), UnsupportedError, "x has layout torch.sparse_coo"),
+    (lambda: spmm(GRAPH, X.to("meta")), DeviceError, "x is on meta but the graph is on cpu"),
+    (lambda: spmm(GRAPH, X[0]), ShapeError, r"x has shape \(4,\): .* x\[:, None\]"),
+    (lambda: spmm(GRAPH, X[:, None]), ShapeError, r"x has shape \(6, 1, 4\): .* x.flatten\(1\)"),
+    (lambda: spmm(GRAPH, Y), ShapeError, "x has 9 rows but the graph has 6 columns"),
+    (lambda: spmm(GRAPH, X, A[1:]), ShapeError, f"edge_weight has shape .* has {NNZ} stored"),
+    (lambda: spmm(GRAPH, X, A[:, None]), ShapeError, "edge_weight has shape"),
+    (lambda: spmm(GRAPH, X, A.double()), DtypeError, "edge_weight is torch.float64 but x is"),
+    (lambda: spmm(GRAPH, X, A.long()), DtypeError, "edge_weight is torch.int64"),
+    (lambda: spmm(GRAPH, X, A.to_sparse()), UnsupportedError, "edge_weight has layout"),
+    (lambda: spmm(GRAPH, X, A.to("meta")), DeviceError, "edge_weight is on meta"),
+    (lambda: spmm(GRAPH, X, 2.0), DtypeError, "edge_weight is a float"),
+    (lambda: spmm(GRAPH, X, reduce="max_"), UnsupportedError, 'reduce is .max_.: use "sum"'),
+    (lambda: spmm(GRAPH, X, reduce=None), UnsupportedError, "reduce is None"),
+    (lambda: spmm(GRAPH, X, row_scale=X[:, 0]), ShapeError, r"row_scale has shape \(6,\).* 9 rows"),
+    (lambda: spmm(GRAPH, X, col_scale=Y[:, 0]), ShapeError, r"col_scale has shape \(9,\).* 6 col"),
+    (lambda: spmm(GRAPH, X, col_scale=X[:, 0].half()), DtypeError, "col_scale is torch.float16"),
+    (
+        lambda: spmm(make_graph(9, 6, 40, weighted=True), X),
+        DtypeError,
+        "x is torch.float32 but the graph's own edge values are torch.float64",
+    ),
+    (lambda: sddmm(GRAPH, X, X), ShapeError, "x has 6 rows but the graph has 9 rows"),
+    (lambda: sddmm(GRAPH, Y, Y), ShapeError, "y has 9 rows but the graph has 6 columns"),
+    (lambda: sddmm(GRAPH, Y, X[:, 1:]), ShapeError, r"x has shape \(9, 4\) and y \(6, 3\)"),
+    (lambda: sddmm(GRAPH, Y[:, None], X), ShapeError, r"x has shape \(9, 1, 4\) and y \(6, 4\)"),
+    (lambda: sddmm(GRAPH, Y, X.double()), DtypeError, "y is torch.float64 but x is torch.float32"),
+    (lambda: sddmm(GRAPH, Y, None), DtypeError, "y is a NoneType"),
+    (lambda: edge_softmax(GRAPH, A[1:]), ShapeError, f"scores has shape .* stores {NNZ} entries"),
+    (lambda: edge_softmax(GRAPH, A[:, None, None]), ShapeError, "scores has shape"),
+    (lambda: edge_softmax(GRAPH, A.bool()), DtypeError, "scores is torch.bool"),
+]
+
+
+@pytest.mark.parametrize(("call", "kind", "text"), REFUSED, ids=[text for *_, text in REFUSED])
+def test_bad_input_is_refused_with_the_argument_named(call, kind, text):
+    with pytest.raises(kind, match=text):
+        call()
+
+
+@pytest.mark.parametrize("reduce", ["max", "min"])
+def test_a_second_derivative_of_an_extremum_is_refused(reduce):
+    x, a = X.clone().requires_grad_(), A.clone().requires_grad_()
+    y = spmm(GRAPH, x, a, reduce=reduce)
+    first = torch.autograd.grad(y.square().sum(), (x, a), create_graph=True)
+    for one in first:
+        assert one.isfinite().all()
+        with pytest.raises(UnsupportedError, match=f"reduce is '{reduce}'.*cannot be different"):
+            torch.autograd.grad(one.sum(), x, retain_graph=True)
+
+
+@pytest.mark.gpu
+def test_tensors_on_the_cpu_are_refused_for_a_graph_on_a_gpu():
+    graph = GRAPH.to("cuda")
+    for call in (
+        lambda: spmm(graph, X),
+        lambda: spmm(graph, X.cuda(), A),
+        lambda: spmm(GRAPH, X.cuda()),
+        lambda: sddmm(graph, Y.cuda(), X),
+        lambda: edge_softmax(graph, A),
+    ):
+        with pytest.raises(DeviceError, match=r"is on (cpu|cuda:0) but the graph is on"):
+            call()

@@ -1,0 +1,329 @@
+"""What the operations refuse: the class of the error, and a text that says how to mend it."""
+
+import ml_dtypes
+import numpy as np
+import pytest
+from op_cases import features, matrix, put
+
+import sparsefmt
+from sparsefmt import DeviceError, DtypeError, FormatError, ShapeError, UnsupportedError, ops
+
+F32, F64 = np.float32, np.float64
+A = matrix("power law", F32, np.int32).tocsr()  # 60 x 45, 600 entries
+X, G = features(45, 4, F32), features(60, 4, F32)
+X3, G3 = features(45, (2, 3), F32), features(60, (2, 3), F32)
+S, S3 = features(600, (), F32), features(600, (3,), F32)
+ARG = ops.spmm_arg(A, X)[1]
+R, C = features(60, (), F32), features(45, (), F32)
+READ_ONLY = np.frombuffer(bytes(960), F32).reshape(60, 4)
+
+#: operation, arguments, options, error, text
+CASES = {
+    # A
+    "dense A": ("spmm", (np.eye(3), X), {}, DtypeError, "A is a ndarray: give a sparsefmt format"),
+    "dense A sddmm": ("sddmm", (np.eye(3), X, X), {}, DtypeError, "A is a ndarray"),
+    "dense A softmax": ("edge_softmax", (np.eye(3), S), {}, DtypeError, "A is a ndarray"),
+    "dense A scale": ("scale", (np.eye(3),), {}, DtypeError, "A is a ndarray"),
+    "dense A aggregate": ("aggregate", (None, X), {}, DtypeError, "A is a NoneType"),
+    # features
+    "1-D": ("spmm", (A, X[:, 0]), {}, ShapeError, r"X has shape \(45,\).*X\[:, None\]"),
+    "3-D": ("spmm", (A, X3), {}, ShapeError, r"X has shape \(45, 2, 3\): give \(rows, feat\)"),
+    "0-D": ("spmm", (A, F32(1)), {}, ShapeError, r"X has shape \(\)"),
+    "none": ("spmm", (A, None), {}, DtypeError, "X is None: give an array"),
+    "rows": ("spmm", (A, G), {}, ShapeError, "X has 60 rows but A has 45 columns: X needs one row"),
+    "integers": ("spmm", (A, X.astype(int)), {}, DtypeError, "X.dtype is int64: values are float"),
+    "bools": ("aggregate", (A, X > 0), {}, DtypeError, "X.dtype is bool: values are float"),
+    "complex": ("spmm", (A, X + 1j), {}, DtypeError, "X.dtype is complex64"),
+    "objects": ("spmm", (A, X.astype(object)), {}, DtypeError, "X holds Python objects"),
+    "ragged": ("spmm", (A, [[1.0], [1.0, 2.0]]), {}, ShapeError, "X is no array"),
+    "masked": ("spmm", (A, np.ma.array(X)), {}, UnsupportedError, "X is a masked array: fill it"),
+    "pair": (
+        "spmm",
+        (A, X.astype(F64)),
+        {},
+        UnsupportedError,
+        "no kernel can run this spmm.*A.data is float32 but X is float64: cast one",
+    ),
+    "pair half": (
+        "aggregate",
+        (A.tocoo(), X.astype(ml_dtypes.bfloat16)),
+        {},
+        UnsupportedError,
+        "A.data is float32 but X is bfloat16: cast one",
+    ),
+    # words
+    "reduce": ("spmm", (A, X), {"reduce": "median"}, UnsupportedError, "reduce is 'median': use"),
+    "reduce none": ("spmm", (A, X), {"reduce": None}, UnsupportedError, "use one of sum, mean"),
+    "reduce list": ("spmm", (A, X), {"reduce": ["sum"]}, UnsupportedError, r"reduce is \['sum'\]"),
+    "arg of a sum": (
+        "spmm_arg",
+        (A, X),
+        {"reduce": "sum"},
+        UnsupportedError,
+        "use one of max, min",
+    ),
+    "method": (
+        "aggregate",
+        (A, X),
+        {"method": "csr"},
+        UnsupportedError,
+        "use one of auto, gas, gar",
+    ),
+    # factors
+    "row length": (
+        "spmm",
+        (A, X),
+        {"row_scale": C},
+        ShapeError,
+        r"row_scale has shape \(45,\): give \(60,\), one factor per row of A",
+    ),
+    "col length": (
+        "spmm",
+        (A, X),
+        {"col_scale": R},
+        ShapeError,
+        r"col_scale has shape \(60,\): give \(45,\), one factor per column of A",
+    ),
+    "row 2-D": ("spmm", (A, X), {"row_scale": R[:, None]}, ShapeError, r"has shape \(60, 1\)"),
+    "row scalar": ("spmm", (A, X), {"row_scale": 2.0}, ShapeError, r"row_scale has shape \(\)"),
+    "row dtype": (
+        "spmm",
+        (A, X),
+        {"row_scale": R.astype(F64)},
+        DtypeError,
+        r"row_scale is float64 but X is float32: cast one, row_scale.astype\(X.dtype\)",
+    ),
+    "col integers": ("spmm", (A, X), {"col_scale": [1] * 45}, DtypeError, "col_scale.dtype is int"),
+    "arg factors": ("spmm_arg", (A, X), {"row_scale": C}, ShapeError, "row_scale has shape"),
+    "scale length": ("scale", (A, C), {}, ShapeError, r"row has shape \(45,\): give \(60,\)"),
+    "scale dtype": ("scale", (A, R.astype(F64)), {}, DtypeError, "row is float64 but A.data is"),
+    "scale integers": ("scale", (A, None, [1] * 45), {}, DtypeError, "col.dtype is int64"),
+    "scale mixed": (
+        "scale",
+        (A.with_data(None), R, C.astype(F64)),
+        {},
+        DtypeError,
+        "col is float64 but row is float32: cast one",
+    ),
+    # out
+    "out shape": (
+        "spmm",
+        (A, X),
+        {"out": G[:, :3].copy()},
+        ShapeError,
+        r"the result has \(60, 4\)",
+    ),
+    "out dtype": ("spmm", (A, X), {"out": G.astype(F64)}, DtypeError, "out is float64: the result"),
+    "out list": ("spmm", (A, X), {"out": [[0.0]]}, DtypeError, "out is a list: give a NumPy"),
+    "out strided": (
+        "spmm",
+        (A, X),
+        {"out": np.zeros((60, 8), F32)[:, ::2]},
+        FormatError,
+        "out must be C-contiguous",
+    ),
+    "out read-only": ("spmm", (A, X), {"out": READ_ONLY}, FormatError, "writeable"),
+    "out sddmm": ("sddmm", (A, G, X), {"out": S3}, ShapeError, r"the result has \(600,\)"),
+    "out softmax": ("edge_softmax", (A, S), {"out": S}, FormatError, "out overlaps an input"),
+    # sddmm
+    "X by columns": (
+        "sddmm",
+        (A, X, X),
+        {},
+        ShapeError,
+        "X has 45 rows but A has 60 rows: X needs one row per row of A",
+    ),
+    "Y by rows": ("sddmm", (A, G, G), {}, ShapeError, "Y has 60 rows but A has 45 columns"),
+    "widths": (
+        "sddmm",
+        (A, G, X[:, :3]),
+        {},
+        ShapeError,
+        r"Y has shape \(45, 3\) but X has \(60, 4",
+    ),
+    "heads": ("sddmm", (A, G3, X), {}, ShapeError, "give both the same heads and feature width"),
+    "4-D": ("sddmm", (A, G3[None], X), {}, ShapeError, r"\(rows, feat\) or \(rows, heads, feat\)"),
+    "sddmm dtypes": (
+        "sddmm",
+        (A, G, X.astype(F64)),
+        {},
+        DtypeError,
+        "Y is float64 but X is float32",
+    ),
+    # softmax
+    "scores length": (
+        "edge_softmax",
+        (A, S[1:]),
+        {},
+        ShapeError,
+        r"A stores 600 entries: give \(600",
+    ),
+    "scores 3-D": (
+        "edge_softmax",
+        (A, S3[None]),
+        {},
+        ShapeError,
+        r"scores has shape \(1, 600, 3\)",
+    ),
+    "scores dtype": ("edge_softmax", (A, S.astype(int)), {}, DtypeError, "scores.dtype is int64"),
+    "grad shape": (
+        "edge_softmax_backward",
+        (A, S, S3),
+        {},
+        ShapeError,
+        r"grad has shape \(600, 3\) but probabilities \(600,\)",
+    ),
+    "grad dtype": (
+        "edge_softmax_backward",
+        (A, S, S.astype(F64)),
+        {},
+        DtypeError,
+        "grad is float64 but probabilities is float32",
+    ),
+    # gradients of a maximum
+    "arg shape": (
+        "spmm_arg_backward",
+        (A, X, ARG[:, :2], G),
+        {},
+        ShapeError,
+        "what spmm_arg return",
+    ),
+    "arg dtype": (
+        "spmm_arg_backward",
+        (A, X, ARG.astype(np.int64), G),
+        {},
+        DtypeError,
+        "arg is int64 but A.indices is int32",
+    ),
+    "gradient rows": (
+        "spmm_arg_backward",
+        (A, X, ARG, X),
+        {},
+        ShapeError,
+        "grad has 45 rows but A",
+    ),
+    "gradient width": (
+        "spmm_arg_backward",
+        (A, X, ARG, G[:, :2]),
+        {},
+        ShapeError,
+        "grad has shape",
+    ),
+    "half a transpose": (
+        "spmm_arg_backward",
+        (A, X, ARG, G),
+        {"perm": np.arange(600)},
+        UnsupportedError,
+        "perm is given without transposed: give both or neither",
+    ),
+    "no transpose": (
+        "spmm_arg_backward",
+        (A, X, ARG, G),
+        {"perm": np.arange(600), "transposed": A},
+        ShapeError,
+        "give the CSR of A.T",
+    ),
+    "short perm": (
+        "spmm_arg_backward",
+        (A, X, ARG, G),
+        {"perm": np.arange(5), "transposed": A.tocsc().T},
+        ShapeError,
+        r"perm has shape \(5,\)",
+    ),
+    "float perm": (
+        "spmm_arg_backward",
+        (A, X, ARG, G),
+        {"perm": S, "transposed": A.tocsc().T},
+        DtypeError,
+        "perm is float32: give integers",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_bad_input_is_refused(case):
+    op, args, options, error, text = CASES[case]
+    with pytest.raises(error, match=f"(?s){text}"):
+        getattr(ops, op)(*args, **options)
+
+
+def _inputs(xp):
+    """Square, so that results can lie where inputs do."""
+    index = [xp.arange(size, dtype=np.int32) for size in (46, 45)]
+    B = sparsefmt.CSR(*index, xp.ones(45, F32), shape=(45, 45))
+    memory = xp.ones((46, 4), F32)
+    return B, memory
+
+
+def test_out_may_not_overlap_an_input(xp):
+    B, memory = _inputs(xp)
+    narrow = B.data[:, None]
+    ones = xp.ones(45, F32)
+    calls = {
+        "features": lambda: ops.spmm(B, memory[:45], out=memory[1:]),
+        "apart": lambda: ops.spmm(B, memory[:45, :2], out=memory.ravel()[90:180].reshape(45, 2)),
+        "reversed": lambda: ops.spmm(B, memory[:0:-1], out=memory[1:]),
+        "values": lambda: ops.spmm(B, xp.ones((45, 1), F32), out=narrow),
+        "row factors": lambda: ops.spmm(B, narrow * 1, row_scale=ones, out=ones[:, None]),
+        "column factors": lambda: ops.spmm(B, narrow * 1, col_scale=ones, out=ones[:, None]),
+        "indices": lambda: ops.spmm(B, narrow * 1, out=B.indices.view(F32)[:, None]),
+        "sddmm": lambda: ops.sddmm(B, narrow * 1, ones[:, None], out=ones),
+        "scores": lambda: ops.edge_softmax(B, ones, out=ones),
+        "grad": lambda: ops.edge_softmax_backward(B, ones * 1, ones, out=ones),
+    }
+    for call in calls.values():
+        with pytest.raises(FormatError, match="out overlaps an input: give an array of its own"):
+            call()
+    flat = memory.ravel()
+    beside = flat[45:90, None]  # begins where the features end
+    assert ops.spmm(B, flat[:45, None], out=beside) is beside
+
+
+def test_a_refused_call_leaves_out_alone(xp):
+    B, memory = _inputs(xp)
+    out = xp.full((45, 4), 7, F32)
+    with pytest.raises(UnsupportedError):
+        ops.spmm(B, memory[:45].astype(np.float64), out=xp.zeros((45, 4)))
+    with pytest.raises(ShapeError):
+        ops.spmm(B, memory, out=out)
+    assert bool((out == 7).all())
+
+
+def test_explain_refuses_an_unknown_operation():
+    with pytest.raises(UnsupportedError, match=r"op is 'spmv': use one of edge_softmax, .*spmm"):
+        ops.explain("spmv")
+
+
+def test_two_sparse_factors_are_no_spmm():
+    with pytest.raises(TypeError, match="unsupported operand"):
+        A @ A
+
+
+def test_a_dense_left_factor_is_refused():
+    with pytest.raises(TypeError, match=r"unsupported operand|does not support ufuncs"):
+        X.T @ A
+
+
+@pytest.mark.gpu
+def test_mixed_devices_are_refused():
+    cupy = pytest.importorskip("cupy")
+    B, Z = A.to("cuda"), cupy.asarray(X)
+    for call, text in (
+        (lambda: ops.spmm(A, Z), "X is on cuda:0 but A is on cpu: move one of them"),
+        (lambda: ops.spmm(B, X), "X is on cpu but A is on cuda:0"),
+        (lambda: ops.spmm(B, Z, row_scale=R), "row_scale is on cpu but A is on cuda:0"),
+        (lambda: ops.spmm(B, Z, out=G), "out is on cpu but the inputs are on cuda:0"),
+        (lambda: ops.sddmm(B, cupy.asarray(G), X), "Y is on cpu but A is on cuda:0"),
+        (lambda: ops.edge_softmax(B, S), "scores is on cpu but A is on cuda:0"),
+        (lambda: ops.scale(B, R), "row is on cpu but A is on cuda:0"),
+        (lambda: ops.spmm_arg_backward(B, Z, ARG, cupy.asarray(G)), "arg is on cpu but"),
+    ):
+        with pytest.raises(DeviceError, match=text):
+            call()
+
+
+def test_a_list_goes_where_the_matrix_is(xp):
+    B = put(xp, A)
+    Y = ops.spmm(B.with_data(None), [[1.0]] * 45, row_scale=[2.0] * 60)
+    assert type(Y) is type(put(xp, X))
+    assert Y.dtype == np.float64

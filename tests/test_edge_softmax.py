@@ -1,0 +1,146 @@
+"""Softmax over the entries of each row, and the way back, against loops in float64."""
+
+import numpy as np
+import pytest
+from op_cases import (
+    DTYPES,
+    FORMATS,
+    INDEX_DTYPES,
+    KINDS,
+    ROW_LENGTHS,
+    features,
+    intact,
+    long_rows,
+    matrix,
+    moved,
+    name_of,
+    poisoned,
+    put,
+    rows_of,
+)
+
+import sparsefmt
+from sparsefmt import ops
+from sparsefmt._op_oracles import edge_softmax_backward_bound, edge_softmax_backward_oracle
+from sparsefmt.testing import assert_close, edge_softmax_bound, edge_softmax_oracle
+
+HEADS = [(), (1,), (2,), (4,), (7,), (8,), (33,)]
+
+
+def check(xp, A, scores):
+    """Into poisoned memory: every element right, no guard touched."""
+    out, buffer = poisoned(xp, scores.shape, scores.dtype)
+    assert ops.edge_softmax(put(xp, A), put(xp, scores), out=out) is out
+    B = A.tocsr()
+    assert_close(out, edge_softmax_oracle(B, scores), bound=edge_softmax_bound(B, scores))
+    assert intact(xp, buffer)
+
+
+def check_backward(xp, A, p, grad):
+    out, buffer = poisoned(xp, p.shape, p.dtype)
+    there = (put(xp, a) for a in (A, p, grad))
+    assert ops.edge_softmax_backward(*there, out=out) is out
+    bound = edge_softmax_backward_bound(A, p, grad)
+    assert_close(out, edge_softmax_backward_oracle(A, p, grad), bound=bound)
+    assert intact(xp, buffer)
+
+
+@pytest.mark.parametrize("heads", HEADS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
+def test_every_dtype_and_number_of_heads(xp, dtype, heads):
+    A = matrix("power law", None, np.int32).tocsr()
+    scores = (3 * features(A.nnz, heads, np.float64)).astype(dtype)
+    check(xp, A, scores)
+    p = edge_softmax_oracle(A, scores).astype(dtype)
+    check_backward(xp, A, p, features(A.nnz, heads, dtype, seed=2))
+
+
+@pytest.mark.parametrize("index_dtype", INDEX_DTYPES, ids=name_of)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("format", FORMATS)
+def test_every_kind_of_graph_and_format(xp, format, kind, index_dtype):
+    A = matrix(kind, np.float32, index_dtype).asformat(format)
+    for heads in ((), (3,)):
+        check(xp, A, features(A.nnz, heads, np.float32))
+
+
+@pytest.mark.parametrize("heads", [(), (5,)])
+@pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
+def test_rows_end_anywhere_in_a_window(xp, dtype, heads):
+    for k, lengths in enumerate(ROW_LENGTHS.values()):
+        A = rows_of(lengths, 9, None, INDEX_DTYPES[k % 2])
+        scores = features(A.nnz, heads, dtype)
+        check(xp, A, scores)
+        check_backward(xp, A, edge_softmax_oracle(A, scores).astype(dtype), scores[::-1].copy())
+
+
+@pytest.mark.parametrize("heads", [(), (4,)])
+def test_rows_that_many_blocks_share(xp, heads):
+    A = long_rows(None, np.int32)
+    scores = 5 * features(A.nnz, heads, np.float32)
+    check(xp, A, scores)
+    p = edge_softmax_oracle(A, scores).astype(np.float32)
+    check_backward(xp, A, p, features(A.nnz, heads, np.float32, seed=3))
+
+
+@pytest.mark.parametrize("heads", [(), (2,)])
+@pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
+@pytest.mark.parametrize("shift", [-1e4, 0, 1e4])
+def test_scores_far_from_zero_overflow_nothing(xp, dtype, shift, heads):
+    A = matrix("power law", None, np.int32).tocsr()
+    check(xp, A, (features(A.nnz, heads, np.float64) * 4 + shift).astype(dtype))
+    check(xp, A, (np.sign(features(A.nnz, heads, np.float64)) * 1e4).astype(dtype))
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64], ids=name_of)
+def test_every_distance_from_the_largest_score(xp, dtype):
+    """Down to where probabilities vanish."""
+    A = rows_of([2] * 3000, 4, None, np.int32)
+    far = np.linspace(0, 110 if dtype == np.float32 else 760, 3000)
+    check(xp, A, np.stack([np.zeros(3000), -far], axis=1).ravel().astype(dtype))
+
+
+@pytest.mark.parametrize("heads", [(), (3,)])
+@pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
+def test_infinite_scores_and_nan_are_as_in_torch(xp, dtype, heads):
+    A = sparsefmt.CSR([0, 3, 5, 5, 8, 10], np.zeros(10, int), shape=(5, 1))
+    column = np.array([0, -np.inf, 1, -np.inf, -np.inf, np.nan, 1, 2, np.inf, 0], dtype)
+    scores = np.tile(column[:, None], heads) if heads else column
+    found = ops.edge_softmax(put(xp, A), put(xp, scores))
+    found = found.get() if hasattr(found, "get") else found
+    found = found.astype(np.float64).reshape(10, -1)[:, 0]
+    assert found[1] == 0
+    assert np.isfinite(found[:3]).all()
+    assert np.isnan(found[3:9]).all()  # only -inf; a NaN; the infinity itself
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
+def test_the_arrays_may_begin_anywhere(xp, dtype):
+    A = rows_of(ROW_LENGTHS["every length"], 9, None, np.int32)
+    scores = features(A.nnz + 1, (4,), dtype)
+    for part in (np.s_[1:], np.s_[1:, :1], np.s_[1:, 1:], np.s_[:0:-1]):
+        found = ops.edge_softmax(moved(xp, A), put(xp, scores)[part])
+        expected = edge_softmax_oracle(A, scores[part])
+        assert_close(found, expected, bound=edge_softmax_bound(A, scores[part]))
+
+
+def test_shifting_a_row_changes_nothing(xp):
+    A = matrix("power law", None, np.int32).tocsr()
+    scores = np.round(features(A.nnz, (), np.float32) * 8)
+    shift = np.repeat(np.arange(A.n_rows, dtype=np.float32), A.lengths)
+    first, second = (ops.edge_softmax(put(xp, A), put(xp, s)) for s in (scores, scores + shift))
+    assert bool((first == second).all())
+
+
+def test_results_repeat_bit_for_bit(xp):
+    A = put(xp, long_rows(None, np.int32))
+    scores = put(xp, features(A.nnz, (4,), np.float32))
+    first = ops.edge_softmax(A, scores)
+    assert all(bool((ops.edge_softmax(A, scores) == first).all()) for _ in range(5))
+
+
+def test_explain_names_the_kernel():
+    A = matrix("power law", None, np.int32)
+    scores = features(A.nnz, (), np.float32)
+    assert ops.explain("edge_softmax", A.tocsr(), scores).chosen.name == "edge_softmax_numba"
+    assert "through_csr" in ops.explain("edge_softmax_backward", A, scores, scores).chosen.name

@@ -1,0 +1,260 @@
+"""Mean, maximum and minimum, which entry won, and the way back to it, against loops in float64."""
+
+import numpy as np
+import pytest
+from op_cases import (
+    DTYPES,
+    FORMATS,
+    INDEX_DTYPES,
+    KINDS,
+    REDUCTIONS,
+    ROW_LENGTHS,
+    WIDTHS,
+    far_apart,
+    features,
+    intact,
+    long_rows,
+    matrix,
+    moved,
+    name_of,
+    poisoned,
+    put,
+    quick_oracle,
+    rows_of,
+)
+
+import sparsefmt
+from sparsefmt import ops
+from sparsefmt.testing import assert_close, error_bound, spmm_oracle, stored_entries
+
+BEYOND_SUM = REDUCTIONS[1:]
+
+
+def host(a):
+    return a.get() if hasattr(a, "get") else a
+
+
+def check(xp, A, X, reduce, **scales):
+    """Into poisoned memory: every element right, no guard touched."""
+    out, buffer = poisoned(xp, (A.n_rows, X.shape[1]), X.dtype)
+    there = {name: put(xp, value) for name, value in scales.items()}
+    ops.spmm(put(xp, A), put(xp, X), reduce=reduce, out=out, **there)
+    options = {"reduce": reduce, **scales}
+    assert_close(out, spmm_oracle(A, X, **options), bound=error_bound(A, X, **options))
+    assert intact(xp, buffer)
+
+
+def check_winners(xp, A, X, reduce, **scales):
+    """Each winner holds the result, lies in its row, and is the lowest that does."""
+    there = {name: put(xp, value) for name, value in scales.items()}
+    Y, arg = (host(a) for a in ops.spmm_arg(put(xp, A), put(xp, X), reduce=reduce, **there))
+    assert_close(
+        Y,
+        spmm_oracle(A, X, reduce=reduce, **scales),
+        bound=error_bound(A, X, reduce=reduce, **scales),
+    )
+    assert arg.dtype == A.index_dtype
+    wide = X.dtype if X.dtype.itemsize >= 4 else np.float32  # what a product is computed in
+    c = np.ones(A.n_cols, wide) if "col_scale" not in scales else scales["col_scale"].astype(wide)
+    values = np.ones(A.nnz, wide) if A.data is None else A.data.astype(wide)
+    products = (values * c[A.indices])[:, None] * X.astype(wide)[A.indices]
+    for i in range(A.n_rows):
+        start, stop = A.indptr[i], A.indptr[i + 1]
+        if start == stop:
+            assert (arg[i] == -1).all()
+        else:
+            pick = np.argmax if reduce == "max" else np.argmin  # NaN wins, then the lowest
+            assert arg[i].tolist() == (start + pick(products[start:stop], axis=0)).tolist()
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
+@pytest.mark.parametrize("reduce", BEYOND_SUM)
+def test_every_width_and_dtype(xp, reduce, dtype, width):
+    A = matrix("power law", dtype, np.int32).tocsr()
+    check(xp, A, features(A.n_cols, width, dtype), reduce)
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("reduce", BEYOND_SUM)
+def test_every_kind_of_graph_and_format(xp, reduce, kind, format):
+    weighted = np.float64 if len(kind) % 2 else None
+    A = matrix(kind, weighted, np.int64).asformat(format)
+    check(xp, A, features(A.n_cols, 5, np.float64), reduce)
+
+
+@pytest.mark.parametrize("weighted", [True, False])
+@pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
+@pytest.mark.parametrize("reduce", BEYOND_SUM)
+def test_factors_of_rows_and_columns(xp, reduce, dtype, weighted):
+    A = matrix("power law", dtype if weighted else None, np.int32).tocsr()
+    r, c = features(A.n_rows, (), dtype, seed=2), features(A.n_cols, (), dtype, seed=3)
+    for scales in ({"row_scale": r}, {"col_scale": c}, {"row_scale": r, "col_scale": c}):
+        check(xp, A, features(A.n_cols, 34, dtype), reduce, **scales)
+
+
+@pytest.mark.parametrize("width", [1, 8, 24])
+@pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
+@pytest.mark.parametrize("reduce", BEYOND_SUM)
+def test_rows_that_many_blocks_share(xp, reduce, dtype, width):
+    for index_dtype in INDEX_DTYPES:
+        A = long_rows(dtype, index_dtype)
+        X = features(A.n_cols, width, dtype)
+        Y = ops.spmm(put(xp, A), put(xp, X), reduce=reduce)
+        expected, bound = quick_oracle(A, X, reduce)
+        assert_close(Y, expected, bound=bound)
+
+
+@pytest.mark.parametrize("width", [2, 10, 66])
+@pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
+@pytest.mark.parametrize("reduce", BEYOND_SUM)
+def test_rows_end_anywhere_in_a_window(xp, reduce, dtype, width):
+    for k, lengths in enumerate(ROW_LENGTHS.values()):
+        A = rows_of(lengths, 37, dtype if k % 3 else None, INDEX_DTYPES[k % 2], seed=k)
+        X = features(37, width, dtype)
+        expected, bound = quick_oracle(A, X, reduce)
+        for B, Z in ((put(xp, A), put(xp, X)), (moved(xp, A), far_apart(xp, X, shift=1))):
+            assert_close(ops.spmm(B, Z, reduce=reduce), expected, bound=bound)
+
+
+@pytest.mark.parametrize("reduce", BEYOND_SUM)
+def test_results_repeat_bit_for_bit(xp, reduce):
+    A, X = put(xp, long_rows(np.float32, np.int32)), put(xp, features(500, 33, np.float32))
+    first = ops.spmm(A, X, reduce=reduce)
+    assert all(bool((ops.spmm(A, X, reduce=reduce) == first).all()) for _ in range(5))
+
+
+# Laws
+
+
+def test_a_mean_is_the_sum_over_the_degree(xp):
+    A = matrix("power law", np.float64, np.int32).tocsr()
+    X = features(A.n_cols, 12, np.float64)
+    degree = np.maximum(A.lengths, 1)[:, None]
+    total = host(ops.spmm(put(xp, A), put(xp, X)))
+    mean = host(ops.spmm(put(xp, A), put(xp, X), reduce="mean"))
+    assert_close(mean, total / degree, bound=error_bound(A, X, reduce="mean"))
+
+
+def test_a_minimum_is_the_negated_maximum_of_the_negated(xp):
+    A = matrix("power law", np.float32, np.int32).tocsr()
+    X = features(A.n_cols, 12, np.float32)
+    least = ops.spmm(put(xp, A), put(xp, X), reduce="min")
+    assert bool((least == -ops.spmm(put(xp, A), put(xp, -X), reduce="max")).all())
+
+
+def test_a_negative_row_factor_turns_a_maximum_around(xp):
+    A = sparsefmt.CSR([0, 2], [0, 1], shape=(1, 2))
+    X = put(xp, np.array([[1.0], [5.0]]))
+    assert ops.spmm(put(xp, A), X, reduce="max", row_scale=put(xp, -np.ones(1))).tolist() == [[-5]]
+
+
+@pytest.mark.parametrize("reduce", BEYOND_SUM)
+def test_a_row_without_entries_is_zero_whatever_its_factor(xp, reduce):
+    A = sparsefmt.CSR([0, 0, 1], [0], shape=(2, 1))
+    r = put(xp, np.array([np.inf, -2.0]))
+    Y = ops.spmm(put(xp, A), xp.full((1, 2), -3.0), reduce=reduce, row_scale=r)
+    assert Y.tolist() == [[0.0, 0.0], [6.0, 6.0]]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
+@pytest.mark.parametrize("reduce", ["max", "min"])
+def test_nan_wins_and_infinities_compare(xp, reduce, dtype):
+    A = rows_of([4, 3, 0, 2, 1, 20], 9, None, np.int32)
+    X = features(9, 19, dtype)
+    X[np.random.default_rng(0).random(X.shape) < 0.1] = np.nan
+    X[np.random.default_rng(1).random(X.shape) < 0.2] = np.inf
+    X[np.random.default_rng(2).random(X.shape) < 0.2] = -np.inf
+    check(xp, A, X, reduce)
+    check_winners(xp, A, X, reduce)
+
+
+# Who won
+
+
+@pytest.mark.parametrize("index_dtype", INDEX_DTYPES, ids=name_of)
+@pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
+@pytest.mark.parametrize("reduce", ["max", "min"])
+@pytest.mark.parametrize("width", [0, 1, 7, 64, 130])
+def test_the_winner_is_the_entry_that_the_result_comes_from(xp, reduce, dtype, index_dtype, width):
+    for kind in ("power law", "isolated rows", "no columns", "star"):
+        A = matrix(kind, dtype, index_dtype).tocsr()
+        check_winners(xp, A, features(A.n_cols, width, dtype), reduce)
+    A = matrix("power law", None, index_dtype).tocsr()
+    c = features(A.n_cols, (), dtype, seed=3)
+    r = features(A.n_rows, (), dtype, seed=2)
+    check_winners(xp, A, features(A.n_cols, width, dtype), reduce, row_scale=r, col_scale=c)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
+@pytest.mark.parametrize("reduce", ["max", "min"])
+def test_ties_go_to_the_lowest_entry(xp, reduce, dtype):
+    A = rows_of(ROW_LENGTHS["every length"], 5, None, np.int32)  # many repeated columns
+    check_winners(xp, A, np.round(features(5, 40, dtype) * 2).astype(dtype), reduce)
+    A = long_rows(None, np.int32)
+    _, arg = ops.spmm_arg(put(xp, A), xp.zeros((A.n_cols, 3), dtype), reduce=reduce)
+    first = np.where(A.lengths > 0, A.indptr[:-1], -1)
+    assert (host(arg) == first[:, None]).all()
+
+
+def test_winners_are_numbered_in_csr_order(xp):
+    A = matrix("power law", np.float32, np.int32)
+    X = put(xp, features(A.n_cols, 6, np.float32))
+    Y, arg = ops.spmm_arg(put(xp, A.tocsr()), X)
+    for format in ("coo", "sgt"):
+        again, same = ops.spmm_arg(put(xp, A.asformat(format)), X)
+        assert bool((again == Y).all() and (same == arg).all())
+
+
+def backward_oracle(A, X, arg, grad, r, c):
+    """Gradients and the sums of the magnitudes of what adds up in them."""
+    entries = stored_entries(A)
+    dX, dA = np.zeros(X.shape), np.zeros(A.nnz)
+    sizes = np.zeros(X.shape), np.zeros(A.nnz)
+    for i, f in np.argwhere(arg >= 0).tolist():
+        e = int(arg[i, f])
+        _, j, a = entries[e]
+        share = float(r[i]) * float(c[j]) * float(grad[i, f])
+        dX[j, f] += a * share
+        dA[e] += share * float(X[j, f])
+        sizes[0][j, f] += abs(a * share)
+        sizes[1][e] += abs(share * float(X[j, f]))
+    return (dX, dA), sizes
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
+@pytest.mark.parametrize("index_dtype", INDEX_DTYPES, ids=name_of)
+@pytest.mark.parametrize("weighted", [True, False])
+@pytest.mark.parametrize("scaled", [True, False])
+def test_gradients_go_to_the_winners(xp, dtype, index_dtype, weighted, scaled):
+    eps = 2.0**-7 if np.dtype(dtype).name == "bfloat16" else float(np.finfo(dtype).eps)
+    A = matrix("power law", dtype if weighted else None, index_dtype).tocsr()
+    for width in (0, 1, 21):
+        X, grad = features(A.n_cols, width, dtype), features(A.n_rows, width, dtype, seed=7)
+        scales = {
+            "row_scale": features(A.n_rows, (), dtype, seed=2) if scaled else None,
+            "col_scale": features(A.n_cols, (), dtype, seed=3) if scaled else None,
+        }
+        there = {name: put(xp, value) for name, value in scales.items()}
+        arg = ops.spmm_arg(put(xp, A), put(xp, X), **there)[1]
+        apart = far_apart(xp, X), arg, far_apart(xp, grad, gap=1)
+        found = ops.spmm_arg_backward(put(xp, A), *apart, **there)
+        r, c = (
+            np.ones(size) if one is None else one
+            for one, size in zip(scales.values(), A.shape, strict=True)
+        )
+        expected, sizes = backward_oracle(A, X, host(arg), grad, r, c)
+        for got, want, size in zip(found, expected, sizes, strict=True):
+            terms = max(A.n_rows, width)
+            assert_close(got, want, bound=terms * eps * size + 1e-7 * (eps > 1e-4))
+
+
+def test_gradients_take_a_transpose_that_is_there_already(xp):
+    A = put(xp, matrix("power law", np.float32, np.int32).tocsr())
+    X, grad = (put(xp, features(size, 5, np.float32)) for size in (A.n_cols, A.n_rows))
+    arg = ops.spmm_arg(A, X)[1]
+    columns, perm = A.tocsc_with_perm()
+    once = ops.spmm_arg_backward(A, X, arg, grad)
+    again = ops.spmm_arg_backward(A, X, arg, grad, transposed=columns.T, perm=perm)
+    assert all(bool((a == b).all()) for a, b in zip(once, again, strict=True))
