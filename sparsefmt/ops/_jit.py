@@ -119,7 +119,7 @@ def declare(file: str, *expressions: str) -> None:
 
 def declared() -> list[tuple[str, str]]:
     """Every announced ``(file, expression)``."""
-    from . import _launch  # noqa: F401  # launchers announce when they are imported
+    from . import _variants  # noqa: F401  # it announces when it is imported
 
     return [(file, name) for file, names in _declared.items() for name in names]
 

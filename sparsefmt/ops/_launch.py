@@ -6,15 +6,15 @@ but what a kernel cannot do: the callers have checked their arrays.
 """
 
 from dataclasses import dataclass
-from itertools import product
+from functools import lru_cache
 
-from .._arrays import VALUE_DTYPES, import_cupy
+from .._arrays import import_cupy
 from .._chunks import LONG_ROW
 from ..compressed import CSR
 from ..errors import UnsupportedError
 from . import _jit
 
-_ITEMSIZE = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8, "int32": 4, "int64": 8}
+ITEMSIZE = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8, "int32": 4, "int64": 8}
 #: Mean entries of a row from which slices of 256 bytes beat 128: 1.02 to 1.06x on graphs of 50 and
 #: more, 0.90x on graphs of 12 (H200, float32).
 DENSE_ROWS = 32
@@ -23,13 +23,13 @@ DENSE_ROWS = 32
 #: adding to the sums: 1.2 to 1.4x on graphs of 0.4 M vertices and more (H200).
 RESIDENT_BYTES = 96 * 2**20
 
-_SUM, _SCALED_SUM, _EXTREME, _EXTREME_ARG = range(4)  # as in spmm.cu
-_UNWEIGHTED, _DIRECT, _INDIRECT = range(3)
+SUM, SCALED_SUM, EXTREME, EXTREME_ARG = range(4)  # as in spmm.cu
+UNWEIGHTED, DIRECT, INDIRECT = range(3)
 _FLAGS = {"mean": 1, "min": 2}
 #: Threads of a team in attention.cu, and numbers of heads that it takes side by side.
-_TEAMS = (8, 16, 32, 128, 512)
-#: Values of a mean row up to which a team of that size is taken (H200; a thread holds 16 at a time).
-_VALUES_PER_THREAD = {8: 16, 16: 16, 32: 32, 128: 64, 512: 64}
+TEAMS = (8, 16, 32, 128, 512)
+#: Values a thread of a mean row up to which a team is taken; a thread holds 16 at a time (H200).
+_VALUES_PER_THREAD = {8: 8, 16: 16, 32: 32, 128: 64, 512: 64}
 _TOGETHER = (1, 2, 4, 8, 16, 32)
 
 
@@ -107,23 +107,43 @@ def _load(
 
 
 def spmm_shape(
-    S: Structure, dtype: str, reduce: str, *, feat: int, ldx: int, X: int, out: int
+    dtype: str, reduce: str, *, feat: int, ldx: int, together: int, dense: bool
 ) -> Shape:
     """The widest loads that alignment allows, in slices that stay in the L2.
 
     64-byte slices for narrow features, 256-byte ones where rows are long, else 128 bytes; loads of
-    8 bytes or of one value where rows of X or of the result are not aligned to more.
+    8 bytes or of one value where rows of X or of the result are not aligned to more.  ``together``
+    has the lowest bits of both addresses.
     """
-    size = _ITEMSIZE[dtype]
-    together = X | out | ldx * size | feat * size  # its lowest bits: the alignment of every row
+    size = ITEMSIZE[dtype]
+    together |= ldx * size | feat * size
     if together % 16 == 0:
         if feat * size <= 64:
             return Shape(4, 16 // size)
-        dense = S.nnz >= DENSE_ROWS * S.n_rows and feat * size > 128
-        return Shape(16 if dense and reduce in ("sum", "mean") else 8, 16 // size)
+        wide = dense and feat * size > 128 and reduce in ("sum", "mean")
+        return Shape(16 if wide else 8, 16 // size)
     if together % 8 == 0 and size < 8:
         return Shape(16, 8 // size)
     return Shape(8 if feat <= 8 else 32, 1)
+
+
+@lru_cache(maxsize=4096)
+def _spmm_plan(
+    dtype: str,
+    reduce: str,
+    feat: int,
+    ldx: int,
+    together: int,
+    dense: bool,
+    given: tuple[bool, ...],
+    shape: Shape | None,
+) -> tuple[tuple[int, int, int, int], int, int]:
+    """Template arguments, slices of features, bytes between rows; looked up at most launches."""
+    if shape is None:
+        shape = spmm_shape(dtype, reduce, feat=feat, ldx=ldx, together=together, dense=dense)
+    variant = _variant(shape.vector * ITEMSIZE[dtype] < 16, reduce, *given)
+    slices = -(-feat // (shape.lanes * shape.vector))
+    return (shape.lanes, shape.vector, *variant), slices, _bytes(ldx, dtype)
 
 
 def spmm_workspace(S: Structure, feat: int, *, arg: bool) -> int:
@@ -153,29 +173,29 @@ def spmm(
     if not (S.n_rows and feat):
         return
     if not S.nnz:
-        _fill(out, S.n_rows * feat * _ITEMSIZE[dtype], 0, stream)
+        _fill(out, S.n_rows * feat * ITEMSIZE[dtype], 0, stream)
         if arg:
-            _fill(arg, S.n_rows * feat * _ITEMSIZE[S.index_dtype], 0xFF, stream)
+            _fill(arg, S.n_rows * feat * ITEMSIZE[S.index_dtype], 0xFF, stream)
         return
-    shape = shape or spmm_shape(S, dtype, reduce, feat=feat, ldx=ldx, X=X, out=out)
-    reduction, weights = _variant(shape, dtype, reduce, bool(row_scale), arg, data, perm, col_scale)
+    together = (X | out) % 16
+    dense = S.nnz >= DENSE_ROWS * S.n_rows
+    given = bool(row_scale), bool(arg), bool(data), bool(perm), bool(col_scale)
+    constants, slices, stride = _spmm_plan(dtype, reduce, feat, ldx, together, dense, given, shape)
     flags = _FLAGS.get(reduce, 0)
     partial_args = workspace + 16 * S.n_cuts * feat
-    constants = (shape.lanes, shape.vector, reduction, weights)
     kernel = _load("spmm.cu", "spmm_csr_balanced", dtype, S.index_dtype, constants)
-    slices = -(-feat // (shape.lanes * shape.vector))
     kernel(
         S.blocks * slices,
         (
             *(S.indptr, S.indices, S.start, S.slot, data, perm, col_scale, row_scale, X, out, arg),
-            *(workspace, partial_args, S.nnz, _bytes(ldx, dtype), S.blocks, feat, flags),
+            *(workspace, partial_args, S.nnz, stride, S.blocks, feat, flags),
         ),
         threads=128,
         stream=stream,
     )
     if S.n_cuts:
         kernel = _load(
-            "spmm.cu", "spmm_csr_cut_rows", dtype, S.index_dtype, (max(reduction, _SCALED_SUM),)
+            "spmm.cu", "spmm_csr_cut_rows", dtype, S.index_dtype, (max(constants[2], SCALED_SUM),)
         )
         kernel(
             _jit.warps_to_blocks(S.n_cuts * -(-feat // _jit.WARP)),
@@ -188,16 +208,15 @@ def spmm(
 
 
 def _variant(
-    shape: Shape, dtype: str, reduce: str, scaled: bool, arg: int, data: int, perm: int, cols: int
+    rare: bool, reduce: str, scaled: bool, arg: bool, data: bool, perm: bool, cols: bool
 ) -> tuple[int, int]:
     """Template arguments REDUCE and WEIGHTS; rare shapes and reductions have the general ones."""
     if reduce in ("max", "min"):
-        return _EXTREME_ARG if arg else _EXTREME, _INDIRECT
-    rare = shape.vector * _ITEMSIZE[dtype] < 16
-    reduction = _SCALED_SUM if rare or scaled or reduce == "mean" else _SUM
+        return EXTREME_ARG if arg else EXTREME, INDIRECT
+    reduction = SCALED_SUM if rare or scaled or reduce == "mean" else SUM
     if not (data or cols):
-        return reduction, _UNWEIGHTED
-    return reduction, _INDIRECT if rare or perm or cols else _DIRECT
+        return reduction, UNWEIGHTED
+    return reduction, INDIRECT if rare or perm or cols else DIRECT
 
 
 def spmm_coo(
@@ -293,7 +312,7 @@ def sddmm(
     """
     if not (S.nnz and heads):
         return
-    size = _ITEMSIZE[dtype]
+    size = ITEMSIZE[dtype]
     if not feat:
         _fill(out, S.nnz * heads * size, 0, stream)
         return
@@ -335,8 +354,8 @@ def _softmax(
         return
     together = heads if heads in _TOGETHER else 1
     values = S.nnz * together // S.n_rows
-    fitting = (n for n in _TEAMS if n >= together and n * _VALUES_PER_THREAD[n] >= values)
-    lanes = next(fitting, _TEAMS[-1]) if together == heads else 32
+    fitting = (n for n in TEAMS if n >= together and n * _VALUES_PER_THREAD[n] >= values)
+    lanes = next(fitting, TEAMS[-1]) if together == heads else 32
     threads = max(lanes, 128)
     # Where a block is the team, it takes long rows as any other.
     n_long = S.n_long if lanes < threads else 0
@@ -355,7 +374,7 @@ def _softmax(
 
 def _bytes(stride: int, dtype: str) -> int:
     """Bytes from one row to the next."""
-    found = stride * _ITEMSIZE[dtype]
+    found = stride * ITEMSIZE[dtype]
     if found >= 2**32:
         raise UnsupportedError(
             f"rows of features lie {found} bytes apart: kernels count to 2**32, cut the features."
@@ -365,41 +384,3 @@ def _bytes(stride: int, dtype: str) -> int:
 
 def _fill(pointer: int, size: int, byte: int, stream: int) -> None:
     import_cupy().cuda.runtime.memsetAsync(pointer, byte, size, stream)
-
-
-# What the launchers may ask for
-
-_INDEX = ("int32", "int64")
-_TYPES = list(product(VALUE_DTYPES, _INDEX))
-
-
-def _spmm_variants(dtype: str) -> list[tuple[int, ...]]:
-    wide = 16 // _ITEMSIZE[dtype]
-    full = [(r, w) for r in (_SUM, _SCALED_SUM) for w in (_UNWEIGHTED, _DIRECT, _INDIRECT)]
-    general = [(_SCALED_SUM, _UNWEIGHTED), (_SCALED_SUM, _INDIRECT)]
-    extremes = [(_EXTREME, _INDIRECT), (_EXTREME_ARG, _INDIRECT)]
-    rare = [(8, 1), (32, 1)] + [(16, wide // 2)] * (wide > 2)
-    return [
-        *((lanes, wide, *rest) for lanes in (4, 8) for rest in full + extremes),
-        *((16, wide, *rest) for rest in full),
-        *((*shape, *rest) for shape in rare for rest in general + extremes),
-    ]
-
-
-def _declare() -> None:
-    for types in _TYPES:
-        wide = 16 // _ITEMSIZE[types[0]]
-        names = [("spmm_csr_balanced", variant) for variant in _spmm_variants(types[0])]
-        names += [("spmm_csr_cut_rows", (r,)) for r in (_SCALED_SUM, _EXTREME, _EXTREME_ARG)]
-        _jit.declare("spmm.cu", *(_jit.expression(name, types, rest) for name, rest in names))
-        _jit.declare("spmm.cu", _jit.expression("spmm_coo_atomic", types, ()))
-        names = [("sddmm_csr_balanced", (vector,)) for vector in {wide, wide // 2, 1}]
-        names += [("spmm_arg_da", ()), ("spmm_arg_dx", ())]
-        _jit.declare("sddmm.cu", *(_jit.expression(name, types, rest) for name, rest in names))
-        teams = [*((lanes, 1) for lanes in _TEAMS), (32, 0)]
-        variants = [(*team, backward) for team in teams for backward in (0, 1)]
-        expressions = (_jit.expression("edge_softmax_rows", types, rest) for rest in variants)
-        _jit.declare("attention.cu", *expressions)
-
-
-_declare()

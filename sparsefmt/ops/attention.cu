@@ -1,8 +1,8 @@
 #include "common.cuh"
 
-constexpr int HELD = 16;  // values of a row that a lane has in registers, and loads that are in flight
-
-// A team is a sub-warp of LANES lanes or, beyond 32, the whole block.
+// A team is a sub-warp of LANES lanes or, beyond 32, the whole block. A lane has HELD values of a row in
+// registers, and as many loads in flight: a tile.
+template <int LANES> constexpr int HELD_BY = LANES <= 8 ? 8 : 16;
 template <int LANES> constexpr int SOFTMAX_THREADS = LANES <= WARP ? 128 : LANES;
 
 template <typename Sum> __device__ inline Sum lowest() { return -Sum(__int_as_float(0x7f800000)); }
@@ -28,9 +28,10 @@ __device__ inline Sum over_team(Sum x, int heads, Sum* shared) {
 // else one head's values `step` apart.
 template <int LANES, bool SIDE_BY_SIDE, typename T> struct Row {
     using Sum = accumulator<T>;
+    static constexpr int HELD = HELD_BY<LANES>;
     long long n;
     int step, lane, heads;
-    int loads;  // of a lane that holds most, in this warp: the others are left out together
+    int loads;  // of that lane of this warp which holds most: no lane issues more, where rows are short
     Sum* shared;
 
     // Place k of a tile; from one pointer and a constant where heads lie side by side.
@@ -60,6 +61,7 @@ template <int LANES, bool SIDE_BY_SIDE, typename T> struct Row {
 template <int LANES, bool SIDE_BY_SIDE, typename T>
 __device__ inline void softmax_row(const Row<LANES, SIDE_BY_SIDE, T>& row, const T* s, T* p) {
     using Sum = accumulator<T>;
+    constexpr int HELD = HELD_BY<LANES>;
     Sum held[HELD], top = lowest<Sum>(), sum = 0;
     for (long long tile = 0; tile < row.n || tile == 0; tile += LANES * HELD) {
         row.load(s, tile, lowest<Sum>(), held);
@@ -96,6 +98,7 @@ __device__ inline void softmax_row(const Row<LANES, SIDE_BY_SIDE, T>& row, const
 template <int LANES, bool SIDE_BY_SIDE, typename T>
 __device__ inline void softmax_backward_row(const Row<LANES, SIDE_BY_SIDE, T>& row, const T* p, const T* g, T* ds) {
     using Sum = accumulator<T>;
+    constexpr int HELD = HELD_BY<LANES>;
     Sum held_p[HELD], held_g[HELD], sum = 0;
     for (long long tile = 0; tile < row.n; tile += LANES * HELD) {
         row.load(p, tile, 0, held_p);
@@ -129,7 +132,7 @@ edge_softmax_rows(const Index* __restrict__ indptr, const Index* __restrict__ lo
         // Without a row, a sub-warp goes along for the shuffles.
         const long long n = own ? (indptr[i + 1] - begin) * together : 0;
         const unsigned longest_here = __reduce_max_sync(FULL_WARP, (unsigned)min(n, 1LL << 30));
-        const int loads = (longest_here + TEAM - 1) / TEAM;
+        const int loads = TEAM > 8 ? HELD_BY<TEAM> : (longest_here + TEAM - 1) / TEAM;
         const Row<TEAM, SIDE_BY_SIDE, T> row{n, heads, (int)threadIdx.x % TEAM, together, loads, shared};
         if (BACKWARD) softmax_backward_row(row, s + first, grad + first, out + first);
         else softmax_row(row, s + first, out + first);
@@ -141,7 +144,7 @@ edge_softmax_rows(const Index* __restrict__ indptr, const Index* __restrict__ lo
     const long long team = (blockIdx.x - (long long)n_long) * (THREADS / LANES) + threadIdx.x / LANES;
     const long long mine = min(team, n_rows - 1), length = indptr[mine + 1] - indptr[mine];
     const bool own = team < n_rows && (LANES == THREADS || length <= longest);
-    const bool fits = LANES >= WARP || length * together <= LANES * HELD;
+    const bool fits = LANES >= WARP || length * together <= LANES * HELD_BY<LANES>;
     work(Constant<LANES>(), mine, own && fits);
     if (LANES >= WARP) return;
     // Rows of more than a tile of a sub-warp, by the whole warp one after another: 1.9x on products.
