@@ -46,7 +46,7 @@ class Chunks:
 
 
 def chunks(indptr: Array, nnz: int, pieces: int = PIECES) -> Chunks:
-    """Cut rows into chunks of about that many pieces, or fewer; scans and searches.
+    """Cut rows into chunks of about that many pieces; scans and searches.
 
     On a GPU it is finished when this returns, so that any stream may use it.
     """
@@ -75,9 +75,9 @@ def chunks(indptr: Array, nnz: int, pieces: int = PIECES) -> Chunks:
 
 
 def _block_count(indptr: Array, total: int, pieces: int) -> int:
-    """Whole waves of blocks of at most that many pieces a chunk, but no chunk of less than two."""
-    wave = (
-        RESIDENT_BLOCKS * indptr.device.attributes["MultiProcessorCount"] if is_cupy(indptr) else 1
-    )
-    blocks = -(-total // (pieces * CHUNKS_PER_BLOCK))
-    return max(min(-(-blocks // wave) * wave, total // (2 * CHUNKS_PER_BLOCK)), 1)
+    """Whole waves of blocks of about that many pieces a chunk, but no chunk of less than two."""
+    wave = 1
+    if is_cupy(indptr):
+        wave = RESIDENT_BLOCKS * int(indptr.device.attributes["MultiProcessorCount"])
+    waves = max(round(total / (pieces * CHUNKS_PER_BLOCK * wave)), 1)
+    return max(min(waves * wave, total // (2 * CHUNKS_PER_BLOCK)), 1)

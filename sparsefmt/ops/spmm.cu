@@ -8,7 +8,7 @@ constexpr int SPMM_THREADS = 128;  // 1.05x over 256, 1.08x over 64 on graphs of
 
 // Resident blocks: as many as leave each thread the registers for its loads in flight.
 template <typename T, int VEC, int REDUCE>
-constexpr int RESIDENT = REDUCE == EXTREME_ARG ? 4 : sizeof(T) * VEC < 16 ? 8 : sizeof(T) == 2 ? 6 : 7;
+constexpr int RESIDENT = REDUCE == EXTREME_ARG ? 4 : sizeof(T) * VEC < 16 ? 8 : 7;
 
 // Whether x is to replace the best so far: NaN beats all, and of equal values the first stays.
 template <typename Sum> __device__ inline bool beats(Sum x, Sum best) {
