@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 from types import SimpleNamespace
 
 import numpy as np
@@ -264,11 +265,14 @@ def readme() -> str:
 
 
 def test_readme_example_runs(readme, tmp_path, monkeypatch, capsys):
-    example, gpu = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)
+    example, gpu, training = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)
     monkeypatch.chdir(tmp_path)
-    exec(compile(example, "README.md", "exec"), {})
+    names: dict[str, Any] = {}
+    exec(compile(example, "README.md", "exec"), names)
     assert "CSR(3 x 3, nnz=3" in capsys.readouterr().out
     compile(gpu, "README.md", "exec")
+    exec(compile(training, "README.md", "exec"), names)
+    assert names["x"].grad.isfinite().all()
 
 
 def test_readme_names_what_exists(readme):
