@@ -6,8 +6,8 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest

@@ -40,8 +40,8 @@ sddmm_csr_balanced(const Index* __restrict__ indptr, const Index* __restrict__ i
     Index own_col = read(indices + at_work.entry(lane));
     while (__any_sync(FULL_WARP, at_work.more())) {
         const int count = at_work.count();
-        // A sub-warp without a row left, at the end of the matrix, reads the last one.
-        const Index row = at_work.from.row + (at_work.more() ? at_work.row : -(at_work.rows == at_work.row));
+        // A sub-warp that is done goes along for the shuffles, with any row.
+        const Index row = at_work.more() ? at_work.from.row + at_work.row : 0;
         const Index entry = at_work.from.entry + at_work.pos + lane;
         Index cols[PIECE];
 #pragma unroll
@@ -52,7 +52,7 @@ sddmm_csr_balanced(const Index* __restrict__ indptr, const Index* __restrict__ i
         Sum partial[PIECE];
 #pragma unroll
         for (int j = 0; j < PIECE; ++j) partial[j] = 0;
-        const char* x_row = x_head + at(max(row, Index(0)), x_stride);
+        const char* x_row = x_head + at(row, x_stride);
         for (int slice = from; slice < to; slice += LANES * VEC) {
             const int f = min(slice + lane * VEC, to - VEC);
             const Vector x = read((const Vector*)(x_row + f * sizeof(T)));
