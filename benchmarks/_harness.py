@@ -28,8 +28,8 @@ RUNS = 20
 #: Several times the L2 of any device so far.
 FLUSH_BYTES = 1 << 28
 PACKAGES = ("numpy", "scipy", "numba", "torch", "torch-geometric")
-#: Beyond it half as many runs do: the spread of a long case is small.
-LONG_MS = 5.0
+#: Beyond it half as many runs do: what takes so long is a library's, and its spread is small.
+LONG_MS = 50.0
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ def medians(
 def paced(
     functions: list[Callable[[], Any]], *, cuda: bool, quick: bool = False
 ) -> tuple[list[float], int]:
-    """Medians, and of how many runs: 20 after 5, but 10 after 3 where one takes over 5 ms."""
+    """Medians, and of how many runs: 20 after 5, but 10 after 3 where one takes over 50 ms."""
     first = medians(functions, cuda=cuda, runs=1, warmups=1)
     runs, warmups = (10, 3) if max(first) > LONG_MS else (RUNS, WARMUPS)
     if quick:

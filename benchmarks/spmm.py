@@ -15,7 +15,7 @@ On a GPU the sections are
 The first four run unless ``--sections`` says otherwise.  On the CPU there is one section, against
 torch.sparse CSR and SciPy.  Every case is checked in float64 on sampled rows before it is timed:
 relative error at most 1e-5 in float32, 1e-3 in float16, and 1e-3 beyond the rounding of the result
-(2**-8) in bfloat16.  Medians of 20 runs after 5, of 10 after 3 where one takes over 5 ms.
+(2**-8) in bfloat16.  Medians of 20 runs after 5, of 10 after 3 where one takes over 50 ms.
 """
 
 import argparse

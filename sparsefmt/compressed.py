@@ -55,6 +55,7 @@ class Compressed(Format):
         """Equal shares of the rows (CSR) or columns (CSC), kept once built, for kernels on a GPU.
 
         Shared by what ``with_data`` and ``T`` give; synchronises with a GPU when it builds them.
+        Like all that is kept, it holds for the ``indptr`` that was given: do not write to it.
         """
         found = self.__dict__.get("_chunks")
         if found is None:

@@ -19,8 +19,8 @@ from autograd_cases import (  # noqa: E402
 )
 from torch.autograd import gradcheck, gradgradcheck  # noqa: E402
 
-from sparsefmt import COO, Graph  # noqa: E402
-from sparsefmt.autograd import edge_softmax, prepare, sddmm, spmm  # noqa: E402
+from sparsefmt import COO, CSR, Graph  # noqa: E402
+from sparsefmt.autograd import edge_softmax, edge_values, prepare, sddmm, spmm  # noqa: E402
 
 LINEAR, REDUCTIONS = ("sum", "mean"), ("sum", "mean", "max", "min")
 
@@ -330,3 +330,43 @@ def test_autocast_narrows_products_and_widens_softmax(device, reduce):
     cast = [one.detach().to(narrow).requires_grad_() for one in (x, a, r, c)]
     options = {"reduce": reduce, "row_scale": cast[2], "col_scale": cast[3]}
     assert torch.equal(y, spmm(graph, *cast[:2], **options))
+
+
+@pytest.mark.parametrize("reduce", ["sum", "mean"])
+def test_half_gradients_are_rounded_once(reduce):
+    """A row of 80 000 entries: 1 / degree is subnormal in float16, and products overflow."""
+    k = 80_000
+    graph = Graph(CSR([0, k, k], np.arange(k), shape=(2, k)))
+    r = torch.tensor([1e-3, 1.0], dtype=torch.half)
+    x = torch.full((k, 64), 60.0, dtype=torch.half, requires_grad=True)
+    w = torch.ones(k, dtype=torch.half, requires_grad=True)
+    grad = torch.full((2, 64), 32.0, dtype=torch.half)
+    y = spmm(graph, x, w, reduce=reduce, row_scale=r)
+    dx, dw = torch.autograd.grad(y, (x, w), grad)
+    factor = float(r[0]) / (k if reduce == "mean" else 1)
+    # One rounding to float16, whose step is 6e-8 where it is subnormal.
+    assert float(dx[0, 0]) == pytest.approx(32 * factor, rel=1e-3, abs=3e-8)
+    assert float(dw[0]) == pytest.approx(64 * 60 * 32 * factor, rel=1e-3)
+
+
+def test_an_empty_row_is_zero_whatever_its_factor_also_with_gradient():
+    graph = Graph(CSR([0, 2, 2], [0, 1], shape=(2, 2)))
+    r = torch.tensor([2.0, float("inf")], requires_grad=True)
+    assert spmm(graph, torch.eye(2), reduce="max", row_scale=r).tolist() == [[2.0, 2.0], [0.0, 0.0]]
+
+
+def test_forward_mode_is_refused_rather_than_dropped():
+    graph = Graph(CSR([0, 2, 3], [0, 1, 1], shape=(2, 2)))
+    with pytest.raises((RuntimeError, NotImplementedError)):
+        torch.func.jvp(lambda x: spmm(graph, x), (torch.eye(2),), (torch.ones(2, 2),))
+    with torch.autograd.forward_ad.dual_level(), pytest.raises(NotImplementedError):
+        spmm(graph, torch.autograd.forward_ad.make_dual(torch.eye(2), torch.ones(2, 2)))
+
+
+def test_edge_values_follow_the_users_order():
+    A = COO([1, 0, 1], [0, 1, 1], shape=(2, 2))
+    w = torch.tensor([1.0, 2.0, 3.0], requires_grad=True)
+    y = spmm(Graph(A), torch.eye(2), edge_values(Graph(A), w))
+    assert y.tolist() == [[0.0, 2.0], [1.0, 3.0]]
+    y.sum().backward()
+    assert w.grad.tolist() == [1.0, 1.0, 1.0]

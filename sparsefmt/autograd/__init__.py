@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .functions import edge_softmax as edge_softmax
+    from .functions import edge_values as edge_values
     from .functions import sddmm as sddmm
     from .functions import spmm as spmm
     from .structure import prepare as prepare
@@ -12,6 +13,7 @@ if TYPE_CHECKING:
 #: Public name -> the module that defines it; resolved on first use (PEP 562), which imports torch.
 _PUBLIC = {
     "edge_softmax": "functions",
+    "edge_values": "functions",
     "prepare": "structure",
     "sddmm": "functions",
     "spmm": "functions",

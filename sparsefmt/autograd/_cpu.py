@@ -128,17 +128,19 @@ def sddmm(
     row_scale: Tensor | None,
     col_scale: Tensor | None,
 ) -> Tensor:
-    shape = (indices.shape[0], *x.shape[1:-1])
-    out = _space(shape, x.dtype)
+    scaled = row_scale is not None or col_scale is not None
+    dtype = x.dtype
+    if scaled and dtype.itemsize == 2:  # nothing is rounded before the scales
+        x, y = x.float(), y.float()
+    out = _space((indices.shape[0], *x.shape[1:-1]), x.dtype)
     if out.numel():
         pairs = out if out.dim() == 2 else out.unsqueeze(1)
         _cpu().sddmm(*map(_array, (indptr, indices, with_heads(x), with_heads(y), pairs)))
-    out = out.to(x.dtype)
-    if row_scale is not None or col_scale is not None:
+    if scaled:
         r, c = factors(out, indptr.shape[0] - 1, n_cols, row_scale, col_scale)
         products = sddmm(indptr, indices, n_cols, plan, r, c, None, None)
         out.mul_(products if out.dim() == 1 else products[:, None])
-    return out
+    return out.to(dtype)
 
 
 def edge_softmax(

@@ -4,13 +4,13 @@ Kernels take pointers: ``data_ptr()`` costs 0.1 µs where an exchange through DL
 """
 
 from contextlib import AbstractContextManager, nullcontext
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ._layout import factors, rows_apart, with_heads
+from ._layout import rows_apart, with_heads
 
 _NAMES = {
     torch.float16: "float16",
@@ -20,6 +20,9 @@ _NAMES = {
     torch.int32: "int32",
     torch.int64: "int64",
 }
+
+
+_WIDE = (torch.float32, torch.float64)
 
 
 @cache
@@ -53,29 +56,34 @@ def _vector(values: Tensor | None) -> Tensor | None:
     return None if values is None else values.contiguous()
 
 
+def _factors(scale: Tensor | None) -> Tensor | None:
+    """As ``_vector``; kernels take the scales of 2-byte features in float32."""
+    if scale is None:
+        return None
+    return scale.contiguous() if scale.dtype in _WIDE else scale.to(torch.float32).contiguous()
+
+
 def _structure(indptr: Tensor, indices: Tensor, n_cols: int, plan: list[Tensor]) -> Any:
-    """The structure as the launchers see it, kept with ``indptr`` while all else is the same."""
-    kept = getattr(indptr, "_sparsefmt_structure", None)
-    if kept is not None and kept[0] is indices and kept[1] == n_cols and kept[2] is plan[0]:
-        return kept[3]
+    """The structure as the launchers see it, looked up by its sizes and addresses."""
     start, slot, cut, long = plan
-    found = _launch().Structure(
-        n_rows=indptr.shape[0] - 1,
-        n_cols=n_cols,
-        nnz=indices.shape[0],
-        index_dtype=_NAMES[indices.dtype],
-        indptr=indptr.data_ptr(),
-        indices=indices.data_ptr(),
-        start=start.data_ptr(),
-        slot=slot.data_ptr(),
-        cut=cut.data_ptr(),
-        long=long.data_ptr(),
-        blocks=slot.shape[0] - 1,
-        n_cuts=cut.shape[0],
-        n_long=long.shape[0],
+    return _structure_at(
+        (indptr.shape[0] - 1, n_cols, indices.shape[0]),
+        _NAMES[indices.dtype],
+        (indptr.data_ptr(), indices.data_ptr(), start.data_ptr()),
+        (slot.data_ptr(), cut.data_ptr(), long.data_ptr()),
+        (slot.shape[0] - 1, cut.shape[0], long.shape[0]),
     )
-    indptr._sparsefmt_structure = (indices, n_cols, start, found)  # type: ignore[attr-defined]
-    return found
+
+
+@lru_cache(maxsize=256)
+def _structure_at(
+    sizes: tuple[int, ...],
+    index_dtype: str,
+    arrays: tuple[int, ...],
+    borders: tuple[int, ...],
+    counts: tuple[int, ...],
+) -> Any:
+    return _launch().Structure(*sizes, index_dtype, *arrays, *borders, *counts)
 
 
 def _spmm(
@@ -91,9 +99,9 @@ def _spmm(
 ) -> None:
     feat = x.shape[1]
     x, values = rows_apart(x), _vector(values)
-    row_scale, col_scale = _vector(row_scale), _vector(col_scale)
+    row_scale, col_scale = _factors(row_scale), _factors(col_scale)
     launch = _launch()
-    size = launch.spmm_workspace(structure, feat, arg=arg is not None)
+    size = launch.spmm_workspace(structure, _NAMES[x.dtype], feat, arg=arg is not None)
     workspace = x.new_empty(size, dtype=torch.uint8) if size else None
     with _on_device_of(x):
         launch.spmm(
@@ -168,7 +176,7 @@ def spmm_arg_dx(
     if not out.numel():
         return out
     grad, values = grad.contiguous(), _vector(values)
-    row_scale, col_scale = _vector(row_scale), _vector(col_scale)
+    row_scale, col_scale = _factors(row_scale), _factors(col_scale)
     with _on_device_of(grad):
         _launch().spmm_arg_dx(
             _structure(indptr, indices, n_cols, plan),
@@ -201,7 +209,7 @@ def spmm_arg_da(
     if not out.numel():
         return out
     x, grad = rows_apart(x), grad.contiguous()
-    row_scale, col_scale = _vector(row_scale), _vector(col_scale)
+    row_scale, col_scale = _factors(row_scale), _factors(col_scale)
     with _on_device_of(x):
         _launch().spmm_arg_da(
             _structure(indptr, indices, n_cols, plan),
@@ -233,6 +241,7 @@ def sddmm(
     if not out.numel():
         return out
     left, right = with_heads(x), with_heads(y)
+    row_scale, col_scale = _factors(row_scale), _factors(col_scale)
     with _on_device_of(x):
         _launch().sddmm(
             _structure(indptr, indices, n_cols, plan),
@@ -243,13 +252,11 @@ def sddmm(
             ldy=right.stride(0),
             X=left.data_ptr(),
             Y=right.data_ptr(),
+            row_scale=_pointer(row_scale),
+            col_scale=_pointer(col_scale),
             out=out.data_ptr(),
             stream=_stream(x),
         )
-    if row_scale is not None or col_scale is not None:
-        r, c = factors(out, indptr.shape[0] - 1, n_cols, row_scale, col_scale)
-        products = sddmm(indptr, indices, n_cols, plan, r, c, None, None)
-        out.mul_(products if out.dim() == 1 else products[:, None])
     return out
 
 

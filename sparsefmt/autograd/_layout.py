@@ -19,6 +19,6 @@ def factors(
     like: Tensor, n_rows: int, n_cols: int, row_scale: Tensor | None, col_scale: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """Both scales as features of width 1, whose sddmm is the factor of each entry."""
-    r = like.new_ones(n_rows, 1) if row_scale is None else row_scale[:, None]
-    c = like.new_ones(n_cols, 1) if col_scale is None else col_scale[:, None]
+    r = like.new_ones(n_rows, 1) if row_scale is None else row_scale[:, None].to(like.dtype)
+    c = like.new_ones(n_cols, 1) if col_scale is None else col_scale[:, None].to(like.dtype)
     return r, c

@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+from .._interop_torch import to_tensor
+from ..errors import ShapeError
 from ..graph import Graph
 from . import _check, bridge, gradients
 from .structure import GraphLike, GraphTensors, tensors_of, wrong_graph
@@ -30,8 +32,8 @@ def spmm(
     x : Tensor, shape (n_cols, feat)
         float16 or bfloat16 (summed in float32), float32 or float64.  Rows may have any stride.
     edge_weight : Tensor, shape (nnz,), optional
-        ``a`` in CSR order; ``graph.edge_values`` and ``graph.csr_perm`` lead there from the order
-        in which the edges were given.  By default the graph's own values, as constants, and 1 for
+        ``a`` in CSR order: ``edge_values(graph, w)`` leads there from the order in which the edges
+        were given.  By default the graph's own values, as constants, and 1 for
         an unweighted graph.
     reduce : "sum", "mean", "max" or "min"
         In a max or min NaN wins, and of equal ones the first entry, which gets the gradient.
@@ -54,9 +56,10 @@ def spmm(
     Notes
     -----
     All four tensors have gradients, computed only where they are asked for; those of sum and mean
-    are differentiable any number of times.  Deterministic, backward too.  With ``edge_weight`` but
-    no scale, forward and backward allocate their results and nothing of the size of the graph; the
-    first backward builds the graph's transpose.  fuseGNN (ICCAD'20), section 3.
+    are differentiable any number of times.  Deterministic, backward too.  On a GPU, with
+    ``edge_weight`` but no scale that has a gradient, forward and backward allocate their results
+    and nothing of the size of the graph; the first backward builds its transpose.  Forward-mode
+    derivatives and ``torch.func`` are refused.  fuseGNN (ICCAD'20), section 3.
     """
     tensors = _tensors(graph)
     _check.tensor("x", x)
@@ -164,3 +167,33 @@ def _tensors(graph: object) -> GraphTensors:
     if not isinstance(graph, (Graph, GraphTensors)):
         raise wrong_graph(graph)
     return tensors_of(graph)
+
+
+def edge_values(graph: Graph, values: Tensor) -> Tensor:
+    """Edge values from the order in which the user gave the edges to CSR order, differentiably.
+
+    Parameters
+    ----------
+    graph : Graph
+    values : Tensor, shape (nnz,) or (nnz, ...)
+        On the device of the graph.
+
+    Returns
+    -------
+    Tensor, of the same shape
+        ``values[graph.csr_perm]``.
+
+    Raises
+    ------
+    ShapeError, DtypeError, DeviceError
+        If there is not one value, or row of values, per stored entry, on the device of the graph.
+    """
+    tensors = _tensors(graph)
+    _check.tensor("values", values)
+    _check.place("values", values, tensors)
+    if values.dim() < 1 or values.shape[0] != tensors.nnz:
+        raise ShapeError(
+            f"values has shape {tuple(values.shape)} but the graph stores {tensors.nnz} entries: "
+            "give one value, or row of values, per entry."
+        )
+    return values.index_select(0, to_tensor(graph.csr_perm))

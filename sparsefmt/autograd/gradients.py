@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import Function
+from torch._C._functorch import maybe_current_level
+from torch.autograd import Function, forward_ad
 from torch.autograd.function import FunctionCtx
 
 from ..errors import UnsupportedError
@@ -19,8 +20,16 @@ from .structure import GraphLike, side_of
 
 
 def _recorded(*tensors: Tensor | None) -> bool:
-    """Whether autograd records what happens to these tensors."""
-    return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
+    """Whether autograd records what happens to these tensors.
+
+    Within a forward-mode derivative or a transform of torch.func as well: a bare library op would
+    drop the tangent, a Function without ``jvp`` says so.
+    """
+    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors):
+        return True
+    if torch.compiler.is_compiling():
+        return False
+    return forward_ad._current_level >= 0 or maybe_current_level() is not None
 
 
 def spmm(
@@ -45,7 +54,11 @@ def spmm(
     outer = row_scale if row_scale is not None and row_scale.requires_grad else None
     inner = row_scale if outer is None else None
     found = _Best.apply(x, values, inner, col_scale, graph, reduce)  # type: ignore[no-untyped-call]
-    return found if outer is None else found * outer[:, None]
+    if outer is None:
+        return found
+    rows = side_of(graph, False).indptr
+    # An empty row is 0 whatever its factor, an infinite one of 1 / degree too.
+    return found * torch.where(rows[1:] > rows[:-1], outer, 0)[:, None]
 
 
 def _spmm(
@@ -88,17 +101,22 @@ class _Spmm(Function):
     ) -> Tensor:
         factors = any(ctx.needs_input_grad[1:4])  # only their gradients read x
         ctx.save_for_backward(x if factors else None, values, row_scale, col_scale)
-        ctx.graph, ctx.transposed, ctx.reduce = graph, transposed, reduce
+        ctx.graph, ctx.transposed, ctx.reduce, ctx.dtype = graph, transposed, reduce, x.dtype
         return _spmm(graph, transposed, x, values, row_scale, col_scale, reduce)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, values, row_scale, col_scale = ctx.saved_tensors
         graph, transposed, needs = ctx.graph, ctx.transposed, ctx.needs_input_grad
+        given = (*ctx.saved_tensors, grad)
+        wide = torch.float32 if grad.dtype.itemsize == 2 else grad.dtype
+        # Sums over rows, for the scales, are not made of values that have been rounded to 2 bytes.
+        if needs[2] or needs[3]:
+            given = tuple(None if one is None else one.to(wide) for one in given)
+        x, values, row_scale, col_scale, grad = given
         rows, inverse = row_scale, None
         if ctx.reduce == "mean":
-            inverse = side_of(graph, transposed).inverse_degree(grad.dtype)
-            rows = inverse if row_scale is None else row_scale * inverse
+            inverse = side_of(graph, transposed).inverse_degree(wide)
+            rows = inverse if row_scale is None else row_scale.to(wide) * inverse
         dx = dv = dr = dc = None
         if needs[0]:
             dx = spmm(graph, not transposed, grad, values, col_scale, rows)
@@ -113,7 +131,8 @@ class _Spmm(Function):
                 dr = _segment_sums(graph, transposed, weighted, inverse, col_scale)
             if needs[3]:
                 dc = _segment_sums(graph, not transposed, weighted, None, rows)
-        return dx, dv, dr, dc, None, None, None
+        found = (None if one is None else one.to(ctx.dtype) for one in (dx, dv, dr, dc))
+        return *found, None, None, None
 
 
 def _segment_sums(

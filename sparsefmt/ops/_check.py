@@ -39,6 +39,8 @@ def choice(name: str, value: object, allowed: tuple[str, ...]) -> str:
 def features(name: str, X: object, *, A: Format, axis: str = "columns", heads: bool = False) -> Any:
     """Dense features, one row per row or column of ``A``, on its device; see ``rows_in_place``."""
     rows = A.n_cols if axis == "columns" else A.n_rows
+    if isinstance(X, Format):
+        raise DtypeError(f"{name} is a {type(X).__name__}: give a dense array, {name}.toarray().")
     array = as_array(name, X, beside=A._indices)
     if array.ndim not in ((2, 3) if heads else (2,)):
         hint = f"{name}[:, None]" if array.ndim == 1 else f"{name}.reshape(len({name}), -1)"
@@ -74,7 +76,11 @@ def same_dtype(name: str, array: Array, other_name: str, other: Array) -> None:
 
 
 def factors(name: str, value: object, *, A: Format, axis: str, like: Any = None) -> Array | None:
-    """One factor per row or column of ``A``, of the features' dtype; contiguous; None for none."""
+    """One factor per row or column of ``A``, contiguous, or None for none.
+
+    Of the dtype of the features, or float32 beside 2-byte ones; float32 is what it becomes there,
+    since that is what the kernels take.
+    """
     if value is None:
         return None
     size = A.n_cols if axis == "columns" else A.n_rows
@@ -85,9 +91,12 @@ def factors(name: str, value: object, *, A: Format, axis: str, like: Any = None)
             f"{axis.removesuffix('s')} of A (A.shape == {A.shape})."
         )
     _validate.value_dtype(f"{name}.dtype", array.dtype)
-    if like is not None:
+    if like is not None and not (like.dtype.itemsize == 2 and array.dtype == np.float32):
         same_dtype(name, array, "X", like)
     _beside(name, array, A)
+    if like is not None and like.dtype.itemsize == 2:
+        with on_device_of(array), allocating(f"{name} in float32"):
+            array = array.astype(np.float32)
     return contiguous(array)
 
 

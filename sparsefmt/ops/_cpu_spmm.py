@@ -259,7 +259,7 @@ def arg_da(
             out[indptr[i] : indptr[i + 1]] = 0
             for f in range(feat):
                 e = arg[i * feat + f]
-                if e >= 0:
+                if indptr[i] <= e < indptr[i + 1]:  # of this row, whatever the caller gave
                     j = np.int64(indices[e])
                     share = grad[i * grad_stride + f] * X[j * stride + f]
                     if len(row_scale):

@@ -70,11 +70,13 @@ class Kernel:
         threads: int = THREADS,
         stream: int,
     ) -> None:
-        """Enqueue on the stream of that address; ``blocks`` is clipped to what a grid can have."""
+        """Enqueue on the stream of that address, a grid of at least one block."""
         x, y = blocks if isinstance(blocks, tuple) else (blocks, 1)
+        if x > MAX_BLOCKS:
+            raise KernelLaunchError(f"{self.name}: a grid of {x} blocks, at most {MAX_BLOCKS} fit.")
         packed = array("b", self.layout.pack(*args))
         extra = array("Q", (1, packed.buffer_info()[0], 2, ctypes.addressof(self.size), 0))
-        where = (min(max(x, 1), MAX_BLOCKS), y, 1, threads, 1, 1, 0, stream)
+        where = (max(x, 1), y, 1, threads, 1, 1, 0, stream)
         status = _driver()(self.function, *where, None, extra.buffer_info()[0])
         if status == _INVALID_CONTEXT:  # the first call of this thread
             runtime = import_cupy().cuda.runtime
@@ -102,8 +104,8 @@ def _driver() -> Any:
 
 
 def warps_to_blocks(warps: int) -> int:
-    """Blocks of ``THREADS`` threads that hold this many warps."""
-    return -(-warps * WARP // THREADS)
+    """Blocks of ``THREADS`` threads that hold this many warps, or as many as a grid can have."""
+    return min(-(-warps * WARP // THREADS), MAX_BLOCKS)
 
 
 def expression(kernel: str, dtypes: tuple[str, ...], constants: tuple[int, ...]) -> str:

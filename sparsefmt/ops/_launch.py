@@ -1,8 +1,9 @@
 """From raw device pointers to launches: what CuPy's operations and torch's library ops share.
 
 Every function takes a ``Structure``, the name of the value dtype, sizes, device pointers as
-integers (0 for none) and the stream, and returns when the launch is enqueued.  Nothing is checked
-but what a kernel cannot do: the callers have checked their arrays.
+integers (0 for none) and the stream, and returns when the launch is enqueued.  Scales are float32
+for 2-byte values, else of their dtype.  Nothing is checked but what a kernel cannot do: the callers
+have checked their arrays.
 """
 
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from functools import lru_cache
 from .._arrays import import_cupy
 from .._chunks import LONG_ROW
 from ..compressed import CSR
-from ..errors import UnsupportedError
+from ..errors import KernelLaunchError, UnsupportedError
 from . import _jit
 
 ITEMSIZE = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8, "int32": 4, "int64": 8}
@@ -25,6 +26,7 @@ RESIDENT_BYTES = 96 * 2**20
 
 SUM, SCALED_SUM, EXTREME, EXTREME_ARG = range(4)  # as in spmm.cu
 UNWEIGHTED, DIRECT, INDIRECT = range(3)
+_THREADS = 128  # of a block in spmm.cu and sddmm.cu
 _FLAGS = {"mean": 1, "min": 2}
 #: Threads of a team in attention.cu, and numbers of heads that it takes side by side.
 TEAMS = (8, 16, 32, 128, 512)
@@ -40,7 +42,7 @@ _PARAMETERS = {
     "spmm_coo_atomic": "7P3q",
     "spmm_arg_dx": "9P2q",
     "spmm_arg_da": "9PqIi",
-    "sddmm_csr_balanced": "6PqIII4i",
+    "sddmm_csr_balanced": "8PqIII4i",
     "edge_softmax_rows": "5Pqiqii",
 }
 
@@ -146,9 +148,12 @@ def _spmm_plan(
     return (shape.lanes, shape.vector, *variant), slices, _bytes(ldx, dtype)
 
 
-def spmm_workspace(S: Structure, feat: int, *, arg: bool) -> int:
-    """Bytes for the partial results of rows that blocks share; 0 unless a row is very long."""
-    return 2 * S.n_cuts * feat * (16 if arg else 8)
+def spmm_workspace(S: Structure, dtype: str, feat: int, *, arg: bool) -> int:
+    """Bytes for the partial results of rows that blocks share; 0 unless a row is very long.
+
+    At most feat / 256 bytes an entry (float32), where all rows are long; 1 % of reddit's at 256.
+    """
+    return 2 * S.n_cuts * feat * (max(ITEMSIZE[dtype], 4) + arg * ITEMSIZE[S.index_dtype])
 
 
 def spmm(
@@ -182,7 +187,7 @@ def spmm(
     given = bool(row_scale), bool(arg), bool(data), bool(perm), bool(col_scale)
     constants, slices, stride = _spmm_plan(dtype, reduce, feat, ldx, together, dense, given, shape)
     flags = _FLAGS.get(reduce, 0)
-    partial_args = workspace + 16 * S.n_cuts * feat
+    partial_args = workspace + 2 * S.n_cuts * feat * max(ITEMSIZE[dtype], 4)
     kernel = _load("spmm.cu", "spmm_csr_balanced", dtype, S.index_dtype, constants)
     kernel(
         S.blocks * slices,
@@ -190,7 +195,7 @@ def spmm(
             *(S.indptr, S.indices, S.start, S.slot, data, perm, col_scale, row_scale, X, out, arg),
             *(workspace, partial_args, S.nnz, stride, S.blocks, feat, flags),
         ),
-        threads=128,
+        threads=_THREADS,
         stream=stream,
     )
     if S.n_cuts:
@@ -287,7 +292,7 @@ def spmm_arg_da(
     kernel = _load("sddmm.cu", "spmm_arg_da", dtype, S.index_dtype)
     arrays = (S.indptr, S.indices, S.start, arg, grad, X, row_scale, col_scale, out)
     args = (*arrays, S.nnz, _bytes(ldx, dtype), feat)
-    kernel(S.blocks, args, threads=128, stream=stream)
+    kernel(S.blocks, args, threads=_THREADS, stream=stream)
 
 
 # SDDMM
@@ -305,8 +310,10 @@ def sddmm(
     Y: int,
     out: int,
     stream: int,
+    row_scale: int = 0,
+    col_scale: int = 0,
 ) -> None:
-    """``out[e, h] = <X_i, Y_j>`` over ``feat`` features of head h, heads side by side in a row.
+    """``out[e, h] = r[i] c[j] <X_i, Y_j>`` over the features of head h, heads side by side.
 
     One launch for as many features of Y as the L2 serves well, a 128-byte slice at least.
     """
@@ -319,15 +326,15 @@ def sddmm(
     together = X | Y | ldx * size | ldy * size | feat * size
     vector = 16 // size if together % 16 == 0 else 8 // size if together % 8 == 0 else 1
     kernel = _load("sddmm.cu", "sddmm_csr_balanced", dtype, S.index_dtype, (vector,))
-    arrays = (S.indptr, S.indices, S.start, X, Y, out)
+    arrays = (S.indptr, S.indices, S.start, X, Y, row_scale, col_scale, out)
     sizes = (S.nnz, _bytes(ldx, dtype), _bytes(ldy, dtype), S.blocks)
     width = feat
     if size > 2 and heads == 1:  # sums of 2-byte dtypes are not rounded in between
-        slice = 8 * vector
-        width = max(RESIDENT_BYTES // (S.n_cols * size) // slice * slice, slice)
+        least = 8 * vector
+        width = max(RESIDENT_BYTES // (S.n_cols * size) // least * least, least)
     for begin in range(0, feat, width):
         bounds = (heads, feat, begin, min(begin + width, feat))
-        kernel(S.blocks * heads, (*arrays, *sizes, *bounds), threads=128, stream=stream)
+        kernel(S.blocks * heads, (*arrays, *sizes, *bounds), threads=_THREADS, stream=stream)
 
 
 # Edge softmax
@@ -383,4 +390,8 @@ def _bytes(stride: int, dtype: str) -> int:
 
 
 def _fill(pointer: int, size: int, byte: int, stream: int) -> None:
-    import_cupy().cuda.runtime.memsetAsync(pointer, byte, size, stream)
+    runtime = import_cupy().cuda.runtime
+    try:
+        runtime.memsetAsync(pointer, byte, size, stream)
+    except runtime.CUDARuntimeError as error:
+        raise KernelLaunchError(f"filling {size} bytes: {error}") from error

@@ -131,7 +131,8 @@ edge_softmax_rows(const Index* __restrict__ indptr, const Index* __restrict__ lo
         const long long begin = indptr[i], first = begin * heads + blockIdx.y;
         // Without a row, a sub-warp goes along for the shuffles.
         const long long n = own ? (indptr[i + 1] - begin) * together : 0;
-        const unsigned longest_here = __reduce_max_sync(FULL_WARP, (unsigned)min(n, 1LL << 30));
+        int longest_here = min(n, 1LL << 30);
+        for (int lane = WARP / 2; lane > 0; lane /= 2) longest_here = max(longest_here, __shfl_xor_sync(FULL_WARP, longest_here, lane));
         const int loads = TEAM > 8 ? HELD_BY<TEAM> : (longest_here + TEAM - 1) / TEAM;
         const Row<TEAM, SIDE_BY_SIDE, T> row{n, heads, (int)threadIdx.x % TEAM, together, loads, shared};
         if (BACKWARD) softmax_backward_row(row, s + first, grad + first, out + first);

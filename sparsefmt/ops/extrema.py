@@ -3,10 +3,10 @@
 from typing import Any
 
 from .. import _validate
-from .._arrays import Array, allocating, as_array, namespace, on_device_of
+from .._arrays import Array, allocating, as_array, is_cupy, namespace, on_device_of
 from ..base import Format
 from ..compressed import CSR
-from ..errors import DtypeError, ShapeError, UnsupportedError
+from ..errors import DtypeError, IndexRangeError, ShapeError, UnsupportedError
 from . import _check, _registry
 from ._registry import pointer, row_stride
 from .matmul import REDUCTIONS, same_dtype
@@ -101,7 +101,8 @@ def spmm_arg_backward(
 
     Notes
     -----
-    Deterministic: no atomics.  The entries of ``arg`` are not checked against ``A``.
+    Deterministic: no atomics.  What ``arg`` says of entries of other rows is ignored; whether
+    ``transposed`` and ``perm`` are those of ``A`` is not checked beyond their range on the CPU.
     """
     A = _check.sparse("A", A).tocsr()
     X = _check.rows_in_place(_check.features("X", X, A=A))
@@ -145,6 +146,11 @@ def _transposed(A: CSR, transposed: CSR | None, perm: Any) -> tuple[CSR, Array]:
     if perm.dtype.kind not in "iu":
         raise DtypeError(f"perm is {perm.dtype}: give integers, the permutation of a conversion.")
     _validate.same_device("perm", perm, "A", A.indices)
+    if not is_cupy(perm) and A.nnz and not (0 <= perm.min() and perm.max() < A.nnz):
+        raise IndexRangeError(
+            f"perm numbers entries {perm.min()} to {perm.max()} but A stores {A.nnz}: give the "
+            "permutation of A.tocsr().tocsc_with_perm()."
+        )
     _validate.same_device("transposed", transposed.indices, "A", A.indices)
     with on_device_of(perm), allocating(f"a permutation of {A.nnz} entries"):
         return transposed, namespace(perm).ascontiguousarray(perm, A.index_dtype)

@@ -102,7 +102,7 @@ def _spmm_csr_gpu(
     from . import _launch
 
     S, feat = _launch.structure(A), X.shape[1]
-    nbytes = _launch.spmm_workspace(S, feat, arg=arg is not None)
+    nbytes = _launch.spmm_workspace(S, str(X.dtype), feat, arg=arg is not None)
     workspace = namespace(X).empty(nbytes, np.uint8) if nbytes else None
     _launch.spmm(
         S,

@@ -19,7 +19,7 @@ template <typename Sum> __device__ inline Sum total_of_own_entry(Sum (&partial)[
     return partial[0];
 }
 
-// s[e, h] = sum_f X[i, h, f] * Y[j, h, f] at the entries e = (i, j), over the features [from, to) of each head;
+// s[e, h] = r[i] * c[j] * sum_f X[i, h, f] * Y[j, h, f] at the entries e = (i, j), over the features [from, to) of each head;
 // added to what s holds if those are not the first.
 // A sub-warp owns chunks of entries and one head, and takes a piece at a time: one row of X stays in
 // registers while the rows of Y of all its entries are in flight. Every s[e, h] is written by one lane.
@@ -27,6 +27,7 @@ template <typename T, typename Index, int VEC>
 __global__ void __launch_bounds__(SDDMM_THREADS, VEC * sizeof(T) < 16 ? 8 : 7)
 sddmm_csr_balanced(const Index* __restrict__ indptr, const Index* __restrict__ indices,
                    const Place<Index>* __restrict__ start, const T* __restrict__ X, const T* __restrict__ Y,
+                   const accumulator<T>* __restrict__ row_scale, const accumulator<T>* __restrict__ col_scale,
                    T* __restrict__ s, long long nnz, unsigned x_stride, unsigned y_stride, unsigned blocks,
                    int heads, int feat, int from, int to) {
     using Sum = accumulator<T>;
@@ -42,7 +43,7 @@ sddmm_csr_balanced(const Index* __restrict__ indptr, const Index* __restrict__ i
         const int count = at_work.count();
         // A sub-warp that is done goes along for the shuffles, with any row.
         const Index row = at_work.more() ? at_work.from.row + at_work.row : 0;
-        const Index entry = at_work.from.entry + at_work.pos + lane;
+        const Index entry = at_work.from.entry + at_work.pos + lane, col = own_col;
         Index cols[PIECE];
 #pragma unroll
         for (int j = 0; j < PIECE; ++j) cols[j] = __shfl_sync(FULL_WARP, own_col, j, LANES);
@@ -66,8 +67,10 @@ sddmm_csr_balanced(const Index* __restrict__ indptr, const Index* __restrict__ i
 #pragma unroll
                 for (int v = 0; v < VEC; ++v) partial[j] += load(x.v[v]) * load(y[j].v[v]);
         }
-        const Sum total = total_of_own_entry(partial);
+        Sum total = total_of_own_entry(partial);
         if (lane >= count) continue;
+        if (row_scale) total *= row_scale[row];
+        if (col_scale) total *= col_scale[col];
         T* place = s + entry * (long long)heads + head;
         store(place, from > 0 ? load(*place) + total : total);
     }
@@ -79,8 +82,8 @@ template <typename T, typename Index>
 __global__ void __launch_bounds__(SDDMM_THREADS)
 spmm_arg_da(const Index* __restrict__ indptr, const Index* __restrict__ indices,
             const Place<Index>* __restrict__ start, const Index* __restrict__ arg, const T* __restrict__ grad,
-            const T* __restrict__ X, const T* __restrict__ row_scale, const T* __restrict__ col_scale,
-            T* __restrict__ dA, long long nnz, unsigned x_stride, int feat) {
+            const T* __restrict__ X, const accumulator<T>* __restrict__ row_scale,
+            const accumulator<T>* __restrict__ col_scale, T* __restrict__ dA, long long nnz, unsigned x_stride, int feat) {
     using Sum = accumulator<T>;
     const int subwarp = threadIdx.x / LANES, lane = threadIdx.x % LANES;
     Pieces<Index> at_work(indptr, start, (long long)blockIdx.x * CHUNKS + subwarp * OWN, OWN, nnz);
@@ -102,8 +105,8 @@ spmm_arg_da(const Index* __restrict__ indptr, const Index* __restrict__ indices,
         }
         Sum total = total_of_own_entry(partial);
         if (lane >= count) continue;
-        if (row_scale) total *= load(row_scale[row]);
-        if (col_scale) total *= load(col_scale[indices[first + lane]]);
+        if (row_scale) total *= row_scale[row];
+        if (col_scale) total *= col_scale[indices[first + lane]];
         store(dA + first + lane, total);
     }
 }
@@ -114,8 +117,8 @@ template <typename T, typename Index>
 __global__ void spmm_arg_dx(const Index* __restrict__ indptr, const Index* __restrict__ indices,
                             const Index* __restrict__ perm, const T* __restrict__ data,
                             const Index* __restrict__ arg, const T* __restrict__ grad,
-                            const T* __restrict__ row_scale, const T* __restrict__ col_scale,
-                            T* __restrict__ dX, long long n_rows, long long feat) {
+                            const accumulator<T>* __restrict__ row_scale,
+                            const accumulator<T>* __restrict__ col_scale, T* __restrict__ dX, long long n_rows, long long feat) {
     const int lane = threadIdx.x % WARP;
     const long long slabs = (feat + WARP - 1) / WARP, warps = gridDim.x * (long long)blockDim.x / WARP;
     for (long long item = (blockIdx.x * (long long)blockDim.x + threadIdx.x) / WARP; item < n_rows * slabs; item += warps) {
@@ -127,10 +130,10 @@ __global__ void spmm_arg_dx(const Index* __restrict__ indptr, const Index* __res
             if (arg[place] != perm[e]) continue;
             accumulator<T> term = load(grad[place]);
             if (data) term *= load(data[perm[e]]);
-            if (row_scale) term *= load(row_scale[i]);
+            if (row_scale) term *= row_scale[i];
             sum += term;
         }
-        if (col_scale) sum *= load(col_scale[j]);
+        if (col_scale) sum *= col_scale[j];
         store(dX + j * feat + f, sum);
     }
 }

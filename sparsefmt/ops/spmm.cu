@@ -18,7 +18,7 @@ template <typename Sum> __device__ inline bool beats(Sum x, Sum best) {
 // What has been reduced of VEC features of one row: a sum, or the largest value and its entry.
 template <typename Sum, typename Index, int VEC, int REDUCE> struct Reduced {
     Sum v[VEC];
-    Index arg[REDUCE == EXTREME_ARG ? VEC : 1];
+    alignas(REDUCE == EXTREME_ARG ? sizeof(Index) * VEC : sizeof(Index)) Index arg[REDUCE == EXTREME_ARG ? VEC : 1];
 
     __device__ void clear() {
 #pragma unroll
@@ -51,12 +51,12 @@ template <typename T, typename Index, int VEC, int REDUCE> struct Result {
     using Sum = accumulator<T>;
     T* Y;
     Index* arg;
-    const T* row_scale;
+    const Sum* row_scale;
     int feat, flags;
 
     __device__ void put(Reduced<Sum, Index, VEC, REDUCE>& sum, Index row, int f, long long length) const {
         if (REDUCE != SUM) {
-            Sum factor = row_scale ? Sum(load(row_scale[row])) : Sum(1);
+            Sum factor = row_scale ? row_scale[row] : Sum(1);
             if (flags & MEAN) factor /= (Sum)max(length, 1LL);
             if (flags & MIN) factor = -factor;
 #pragma unroll
@@ -91,7 +91,7 @@ __global__ void __launch_bounds__(SPMM_THREADS, RESIDENT<T, VEC, REDUCE>)
 spmm_csr_balanced(const Index* __restrict__ indptr, const Index* __restrict__ indices,
                   const Place<Index>* __restrict__ start, const int* __restrict__ slot,
                   const T* __restrict__ data, const Index* __restrict__ perm,
-                  const T* __restrict__ col_scale, const T* __restrict__ row_scale,
+                  const accumulator<T>* __restrict__ col_scale, const accumulator<T>* __restrict__ row_scale,
                   const T* __restrict__ X, T* __restrict__ Y, Index* __restrict__ arg,
                   accumulator<T>* carry_values, Index* carry_args, long long nnz, unsigned stride,
                   unsigned blocks, int feat, int flags) {
@@ -147,7 +147,7 @@ spmm_csr_balanced(const Index* __restrict__ indptr, const Index* __restrict__ in
             if (WEIGHTS == INDIRECT) {
                 const Index entry = at_work.entry(b * LANES + lane);
                 weights[b] = data ? load(data[perm ? perm[entry] : entry]) : Sum(1);
-                if (col_scale) weights[b] *= load(col_scale[cols[b]]);
+                if (col_scale) weights[b] *= col_scale[cols[b]];
             }
         }
         const int count = at_work.count(), row = at_work.row, pos = at_work.pos;
@@ -213,7 +213,7 @@ spmm_csr_balanced(const Index* __restrict__ indptr, const Index* __restrict__ in
 // border and one slab of 32 features, and works if the row ends behind it.
 template <typename T, typename Index, int REDUCE>
 __global__ void spmm_csr_cut_rows(const Index* __restrict__ indptr, const Place<Index>* __restrict__ start,
-                                  const int* __restrict__ cut, const T* __restrict__ row_scale,
+                                  const int* __restrict__ cut, const accumulator<T>* __restrict__ row_scale,
                                   T* __restrict__ Y, Index* __restrict__ arg,
                                   const accumulator<T>* carry_values, const Index* carry_args,
                                   int cuts, int feat, int flags) {
@@ -240,8 +240,8 @@ __global__ void spmm_csr_cut_rows(const Index* __restrict__ indptr, const Place<
 // GAS). A warp owns one entry and one slab of 32 features. Atomics: not deterministic.
 template <typename T, typename Index>
 __global__ void spmm_coo_atomic(const Index* __restrict__ rows, const Index* __restrict__ cols,
-                                const T* __restrict__ data, const T* __restrict__ row_scale,
-                                const T* __restrict__ col_scale, const T* __restrict__ X,
+                                const T* __restrict__ data, const accumulator<T>* __restrict__ row_scale,
+                                const accumulator<T>* __restrict__ col_scale, const T* __restrict__ X,
                                 accumulator<T>* __restrict__ Y, long long nnz, long long ldx, long long feat) {
     const int lane = threadIdx.x % WARP;
     const long long slabs = (feat + WARP - 1) / WARP;
@@ -253,8 +253,8 @@ __global__ void spmm_coo_atomic(const Index* __restrict__ rows, const Index* __r
         const Index row = rows[e], col = cols[e];
         accumulator<T> x = load(X[col * ldx + f]);
         if (data) x *= load(data[e]);
-        if (row_scale) x *= load(row_scale[row]);
-        if (col_scale) x *= load(col_scale[col]);
+        if (row_scale) x *= row_scale[row];
+        if (col_scale) x *= col_scale[col];
         atomicAdd(&Y[row * feat + f], x);
     }
 }
