@@ -4,7 +4,6 @@ A ``Row`` is one case against one baseline (``report``).  Benchmarks of several 
 cases as dicts instead, merged section by section into one file (``keep``).
 """
 
-import argparse
 import datetime
 import json
 import math
@@ -246,21 +245,6 @@ def report(name: str, rows: list[Row], *, cuda: bool, folder: Path | None = None
 
 
 # Sections: cases as dicts, judged and kept together
-
-
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """What every benchmark of sections takes."""
-    parser.add_argument("--device", choices=["cpu", "cuda"], default="cuda")
-    parser.add_argument("--graphs", type=names, help="of benchmarks/_graphs.py, or paths")
-    parser.add_argument("--widths", type=lambda text: tuple(map(int, text.split(","))))
-    parser.add_argument("--quick", action="store_true", help="5 runs of each, none with empty L2")
-    parser.add_argument("--threads", type=int, default=2, help="on the CPU")
-    parser.add_argument("--out", type=Path, help="folder of the JSON, by default results/")
-
-
-def names(text: str) -> tuple[str, ...]:
-    """The names of a list with commas."""
-    return tuple(text.split(","))
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from sparsefmt import CSR
 from sparsefmt._arrays import Array
 from sparsefmt.ops import sddmm
 
-from . import _baselines, _cusparse, _graphs, _harness, _oracle, _probe
+from . import _baselines, _cusparse, _graphs, _harness, _options, _oracle, _probe
 from ._harness import Target, geomean
 
 WIDTHS = (32, 64, 128, 256)
@@ -40,8 +40,8 @@ CPU_COLUMNS = {"case": "<16", "ms": "9.2f", "pyg_ms": "9.2f", "ratio": "6.2f", "
 def main(argv: list[str]) -> int:
     """Run the one section of the device; 1 if a result was wrong."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks sddmm")
-    _harness.add_options(parser)
-    parser.add_argument("--dtypes", type=_harness.names, default=DTYPES)
+    _options.add_options(parser)
+    parser.add_argument("--dtypes", type=_options.names, default=DTYPES)
     options = parser.parse_args(argv)
     return 0 if (cpu if options.device == "cpu" else table)(options) else 1
 

@@ -14,7 +14,7 @@ from typing import Any
 from sparsefmt import CSR
 from sparsefmt.ops import edge_softmax
 
-from . import _baselines, _graphs, _harness, _oracle
+from . import _baselines, _graphs, _harness, _options, _oracle
 from ._harness import Target, geomean
 
 HEADS = (1, 4, 8)
@@ -36,7 +36,7 @@ COLUMNS = {
 def main(argv: list[str]) -> int:
     """Run the one section of the device; 1 if a result was wrong."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks softmax")
-    _harness.add_options(parser)
+    _options.add_options(parser)
     parser.add_argument("--heads", type=lambda text: tuple(map(int, text.split(","))))
     options = parser.parse_args(argv)
     cuda = options.device == "cuda"

@@ -26,7 +26,7 @@ from typing import Any
 from sparsefmt import CSR
 from sparsefmt.ops import spmm
 
-from . import _baselines, _graphs, _harness, _oracle
+from . import _baselines, _graphs, _harness, _options, _oracle
 from ._harness import Target, geomean
 
 DTYPES = ("float32", "float16", "bfloat16")
@@ -68,9 +68,9 @@ def main(argv: list[str]) -> int:
 def parse(argv: list[str]) -> argparse.Namespace:
     """The options, lists split; ``graphs`` and ``widths`` are None where a section decides."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks spmm")
-    _harness.add_options(parser)
-    parser.add_argument("--sections", type=_harness.names, default=DEFAULT_SECTIONS)
-    parser.add_argument("--dtypes", type=_harness.names, default=DTYPES)
+    _options.add_options(parser)
+    parser.add_argument("--sections", type=_options.names, default=DEFAULT_SECTIONS)
+    parser.add_argument("--dtypes", type=_options.names, default=DTYPES)
     options = parser.parse_args(argv)
     unknown = [name for name in options.sections if name not in SECTIONS]
     unknown += [name for name in options.dtypes if name not in DTYPES]
