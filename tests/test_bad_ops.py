@@ -1,5 +1,11 @@
 """What the operations refuse: the class of the error, and a text that says how to mend it."""
 
+import importlib.util
+import os
+import subprocess
+import sys
+import warnings
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -21,6 +27,13 @@ READ_ONLY = np.frombuffer(bytes(960), F32).reshape(60, 4)
 CASES = {
     # A
     "dense A": ("spmm", (np.eye(3), X), {}, DtypeError, "A is a ndarray: give a sparsefmt format"),
+    "graph": (
+        "spmm",
+        (sparsefmt.Graph(A), X),
+        {},
+        DtypeError,
+        "A is a Graph: give one of its formats, graph.csr for instance",
+    ),
     "dense A sddmm": ("sddmm", (np.eye(3), X, X), {}, DtypeError, "A is a ndarray"),
     "dense A softmax": ("edge_softmax", (np.eye(3), S), {}, DtypeError, "A is a ndarray"),
     "dense A scale": ("scale", (np.eye(3),), {}, DtypeError, "A is a ndarray"),
@@ -28,7 +41,15 @@ CASES = {
     # features
     "1-D": ("spmm", (A, X[:, 0]), {}, ShapeError, r"X has shape \(45,\).*X\[:, None\]"),
     "3-D": ("spmm", (A, X3), {}, ShapeError, r"X has shape \(45, 2, 3\): give \(rows, feat\)"),
-    "0-D": ("spmm", (A, F32(1)), {}, ShapeError, r"X has shape \(\)"),
+    "0-D": (
+        "spmm",
+        (A, F32(1)),
+        {},
+        ShapeError,
+        r"X is a single float32, of shape \(\): give a matrix, one row per column of A\.$",
+    ),
+    "int": ("sddmm", (A, 3, X), {}, ShapeError, "X is a single int64.* one row per row of A"),
+    "text": ("spmm", (A, "X"), {}, ShapeError, "X is a single <U1"),
     "none": ("spmm", (A, None), {}, DtypeError, "X is None: give an array"),
     "rows": ("spmm", (A, G), {}, ShapeError, "X has 60 rows but A has 45 columns: X needs one row"),
     "integers": ("spmm", (A, X.astype(int)), {}, DtypeError, "X.dtype is int64: values are float"),
@@ -41,15 +62,23 @@ CASES = {
         "spmm",
         (A, X.astype(F64)),
         {},
-        UnsupportedError,
-        "no kernel can run this spmm.*A.data is float32 but X is float64: cast one",
+        DtypeError,
+        r"^A.data is float32 but X is float64: cast one, X.astype\(A.dtype\) or A.astype\(X.dty",
     ),
     "pair half": (
         "aggregate",
         (A.tocoo(), X.astype(ml_dtypes.bfloat16)),
         {},
-        UnsupportedError,
-        "A.data is float32 but X is bfloat16: cast one",
+        DtypeError,
+        "^A.data is float32 but X is bfloat16: cast one",
+    ),
+    "pair arg": ("spmm_arg", (A, X.astype(F64)), {}, DtypeError, "^A.data is float32 but X is"),
+    "pair gradient": (
+        "spmm_arg_backward",
+        (A, X.astype(F64), ARG, G.astype(F64)),
+        {},
+        DtypeError,
+        "^A.data is float32 but X is float64",
     ),
     # words
     "reduce": ("spmm", (A, X), {"reduce": "median"}, UnsupportedError, "reduce is 'median': use"),
@@ -85,7 +114,14 @@ CASES = {
         r"col_scale has shape \(60,\): give \(45,\), one factor per column of A",
     ),
     "row 2-D": ("spmm", (A, X), {"row_scale": R[:, None]}, ShapeError, r"has shape \(60, 1\)"),
-    "row scalar": ("spmm", (A, X), {"row_scale": 2.0}, ShapeError, r"row_scale has shape \(\)"),
+    "row scalar": (
+        "spmm",
+        (A, X),
+        {"row_scale": 2.0},
+        ShapeError,
+        r"row_scale has shape \(\): give one factor per row of A, np.full\(60, 2.0, X.dtype\)",
+    ),
+    "scale scalar": ("scale", (A, None, 3), {}, ShapeError, r"np.full\(45, 3, A.dtype\)"),
     "row dtype": (
         "spmm",
         (A, X),
@@ -120,9 +156,17 @@ CASES = {
         (A, X),
         {"out": np.zeros((60, 8), F32)[:, ::2]},
         FormatError,
-        "out must be C-contiguous",
+        "out is not C-contiguous: give a fresh array",
     ),
-    "out read-only": ("spmm", (A, X), {"out": READ_ONLY}, FormatError, "writeable"),
+    "out read-only": ("spmm", (A, X), {"out": READ_ONLY}, FormatError, "out is read-only"),
+    "out masked": (
+        "spmm",
+        (A, X),
+        {"out": np.ma.array(G)},
+        DtypeError,
+        r"out is a MaskedArray: give a NumPy or CuPy array, np.asarray\(out\) for instance",
+    ),
+    "out matrix": ("spmm", (A, X), {"out": np.asmatrix(G)}, DtypeError, "out is a matrix: give"),
     "out sddmm": ("sddmm", (A, G, X), {"out": S3}, ShapeError, r"the result has \(600,\)"),
     "out softmax": ("edge_softmax", (A, S), {"out": S}, FormatError, "out overlaps an input"),
     # sddmm
@@ -282,16 +326,91 @@ def test_out_may_not_overlap_an_input(xp):
 def test_a_refused_call_leaves_out_alone(xp):
     B, memory = _inputs(xp)
     out = xp.full((45, 4), 7, F32)
-    with pytest.raises(UnsupportedError):
+    with pytest.raises(DtypeError):
         ops.spmm(B, memory[:45].astype(np.float64), out=xp.zeros((45, 4)))
     with pytest.raises(ShapeError):
         ops.spmm(B, memory, out=out)
     assert bool((out == 7).all())
 
 
-def test_explain_refuses_an_unknown_operation():
-    with pytest.raises(UnsupportedError, match=r"op is 'spmv': use one of edge_softmax, .*spmm"):
-        ops.explain("spmv")
+@pytest.mark.parametrize("op", ["spmv", "scale", "maxk", None, ["spmm"]])
+def test_explain_refuses_what_has_no_kernels_to_choose_from(op):
+    with pytest.raises(UnsupportedError, match=r"op is .*: use one of aggregate, .*spmm.*kernels"):
+        ops.explain(op, A, X)
+
+
+@pytest.mark.parametrize(
+    ("args", "options", "text"),
+    [
+        ((), {}, "spmm cannot be called so .*'A'.*: it takes A, X, reduce, row_scale"),
+        ((A,), {}, "spmm cannot be called so .*'X'"),
+        ((A, X), {"foo": 3}, "spmm cannot be called so .*'foo'"),
+        ((A, X, "max"), {}, "spmm cannot be called so .*too many positional"),
+    ],
+)
+def test_explain_refuses_arguments_that_the_operation_does_not_take(args, options, text):
+    with pytest.raises(DtypeError, match=text):
+        ops.explain("spmm", *args, **options)
+
+
+@pytest.mark.parametrize("case", [name for name in CASES if CASES[name][0] != "scale"])
+def test_explain_refuses_what_the_operation_refuses(case):
+    op, args, options, error, text = CASES[case]
+    with pytest.raises(error, match=f"(?s){text}"):
+        ops.explain(op, *args, **options)
+
+
+def test_explain_runs_nothing():
+    out = np.full((60, 4), 7, F32)
+    assert ops.explain("spmm", A, X, out=out).chosen.name == "spmm_csr_numba"
+    assert (out == 7).all()
+    assert ops.explain("spmm_arg", A, X).chosen.name == "spmm_csr_numba"
+    assert ops.explain("aggregate", A, X, method="gas").chosen.name == "spmm_coo_numba"
+    assert (ops.spmm(A, X, out=out) != 7).any()  # and what comes after it runs
+
+
+def test_rounding_to_infinity_does_not_warn():
+    B, half = A.with_data(None), np.full((60, 4), 6e4, np.float16)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert np.isinf(ops.spmm(B, half[:45])).any()
+        assert np.isinf(ops.sddmm(B, half, half[:45])).all()
+
+
+FORKS = """
+import os, sys
+import numpy as np
+import sparsefmt
+from sparsefmt import UnsupportedError, ops
+
+A, X = sparsefmt.from_dense(np.eye(3, dtype=np.float32)), np.ones((3, 2), np.float32)
+if sys.argv[1] == "used":
+    ops.spmm(A, X)
+else:
+    import sparsefmt.ops.cpu
+child = os.fork()
+if not child:
+    try:
+        ops.spmm(A, X)
+        os._exit(0)
+    except UnsupportedError as error:
+        os._exit(3 if '"spawn"' in str(error) else 1)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this platform has no fork")
+@pytest.mark.parametrize(("pool", "status"), [("used", 3), ("unused", 0)])
+def test_a_fork_of_a_process_with_a_pool_is_refused(pool, status):
+    if importlib.util.find_spec("numba.np.ufunc.omppool") is None:
+        pytest.skip("this numba has no OpenMP pool, whose threads do not survive a fork")
+    done = subprocess.run(
+        [sys.executable, "-c", FORKS, pool],
+        env={**os.environ, "NUMBA_THREADING_LAYER": "omp"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout.split() == [str(status)], done.stderr
 
 
 def test_two_sparse_factors_are_no_spmm():

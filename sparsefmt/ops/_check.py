@@ -17,10 +17,13 @@ from .._arrays import (
 )
 from ..base import Format
 from ..errors import DeviceError, DtypeError, FormatError, ShapeError, UnsupportedError
+from ..graph import Graph
 
 
 def sparse(name: str, A: object) -> Format:
     """A sparse matrix of this package."""
+    if isinstance(A, Graph):
+        raise DtypeError(f"{name} is a Graph: give one of its formats, graph.csr for instance.")
     if not isinstance(A, Format):
         raise DtypeError(
             f"{name} is a {type(A).__name__}: give a sparsefmt format (COO, CSR, CSC, SGT, CBSR), "
@@ -42,6 +45,9 @@ def features(name: str, X: object, *, A: Format, axis: str = "columns", heads: b
     if isinstance(X, Format):
         raise DtypeError(f"{name} is a {type(X).__name__}: give a dense array, {name}.toarray().")
     array = as_array(name, X, beside=A._indices)
+    if array.ndim == 0:
+        one = f"one row per {axis.removesuffix('s')} of A"
+        raise ShapeError(f"{name} is a single {array.dtype}, of shape (): give a matrix, {one}.")
     if array.ndim not in ((2, 3) if heads else (2,)):
         hint = f"{name}[:, None]" if array.ndim == 1 else f"{name}.reshape(len({name}), -1)"
         shapes = "(rows, feat) or (rows, heads, feat)" if heads else "(rows, feat)"
@@ -54,6 +60,15 @@ def features(name: str, X: object, *, A: Format, axis: str = "columns", heads: b
     _validate.value_dtype(f"{name}.dtype", array.dtype)
     _beside(name, array, A)
     return array
+
+
+def values_like(A: Format, X: Array) -> None:
+    """The values of ``A``, if any, have the dtype of the features."""
+    if A.dtype not in (None, X.dtype):
+        raise DtypeError(
+            f"A.data is {A.dtype} but X is {X.dtype}: cast one, X.astype(A.dtype) or "
+            "A.astype(X.dtype)."
+        )
 
 
 def alike(name: str, array: Array, other_name: str, other: Array) -> None:
@@ -85,6 +100,12 @@ def factors(name: str, value: object, *, A: Format, axis: str, like: Any = None)
         return None
     size = A.n_cols if axis == "columns" else A.n_rows
     array = as_array(name, value, empty=np.float64, beside=A._indices)
+    if array.ndim == 0 and array.dtype.kind in "iuf":
+        full = f"full({size}, {array.item()}, {'A' if like is None else 'X'}.dtype)"
+        raise ShapeError(
+            f"{name} has shape (): give one factor per {axis.removesuffix('s')} of A, "
+            f"{namespace(A._indices).__name__.replace('numpy', 'np')}.{full} for instance."
+        )
     if array.shape != (size,):
         raise ShapeError(
             f"{name} has shape {array.shape}: give ({size},), one factor per "
@@ -138,8 +159,9 @@ def output(
     if out is None:
         with on_device_of(like), allocating(f"a result of shape {shape}"):
             return xp.empty(shape, like.dtype)
-    if not (is_cupy(out) or isinstance(out, np.ndarray)):
-        raise DtypeError(f"out is a {type(out).__name__}: give a NumPy or CuPy array, or none.")
+    if not (is_cupy(out) or type(out) is np.ndarray):  # a subclass may hide cells or its shape
+        mend = "np.asarray(out) for instance" if isinstance(out, np.ndarray) else "or none"
+        raise DtypeError(f"out is a {type(out).__name__}: give a NumPy or CuPy array, {mend}.")
     if device_of(out) != device_of(like):
         raise DeviceError(
             f"out is on {device_of(out)} but the inputs are on {device_of(like)}: give an array "
@@ -149,8 +171,10 @@ def output(
         raise ShapeError(f"out has shape {out.shape}: the result has {shape}, give that.")
     if out.dtype != like.dtype:
         raise DtypeError(f"out is {out.dtype}: the result is {like.dtype}, give that.")
-    if not out.flags.c_contiguous or not getattr(out.flags, "writeable", True):
-        raise FormatError("out must be C-contiguous and writeable: give a fresh array.")
+    if not out.flags.c_contiguous:
+        raise FormatError("out is not C-contiguous: give a fresh array, or none.")
+    if not getattr(out.flags, "writeable", True):
+        raise FormatError("out is read-only: give a writeable array, or none.")
     for array in inputs:
         if array is not None and may_overlap(out, array):
             raise FormatError("out overlaps an input: give an array of its own.")

@@ -1,14 +1,16 @@
 """Which kernels an operation has, which one a call runs, and why not the others."""
 
+import inspect
 from collections.abc import Callable
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from .._arrays import Array, allocating, as_array, is_cupy, on_device_of
+from .._arrays import Array, allocating, is_cupy, on_device_of
 from ..base import Format
-from ..errors import UnsupportedError
+from ..errors import DtypeError, UnsupportedError
 
 
 @dataclass(frozen=True)
@@ -16,7 +18,7 @@ class Kernel:
     """One way to run an operation.
 
     ``supports(*args, **options)`` gives the reasons against running these arguments, none if it
-    can; ``run(*args, **options)`` does it.  ``out`` is among the options, save in ``explain``.
+    can; ``run(*args, **options)`` does it.  ``out`` is among the options.
     """
 
     op: str
@@ -42,6 +44,8 @@ class Explanation:
 
 
 _kernels: dict[str, list[Kernel]] = {}
+#: While ``explain`` calls an operation: where ``run`` puts its choice instead of running it.
+_asked: ContextVar[list[Explanation] | None] = ContextVar("asked", default=None)
 
 
 def register(*kernels: Kernel) -> None:
@@ -53,25 +57,77 @@ def register(*kernels: Kernel) -> None:
 def explain(op: str, *args: Any, **options: Any) -> Explanation:
     """Which kernel ``op`` would run for these arguments, and why not the others.
 
+    The operation checks its arguments, converts them where it must and allocates its result, but
+    runs no kernel: what it would refuse is refused here.
+
     Parameters
     ----------
     op : str
-        Name of an operation, such as ``"spmm"``.
+        Name of an operation that chooses among kernels, such as ``"spmm"``; ``spmm_arg`` and
+        ``aggregate`` choose among those of ``spmm``.
     *args, **options
         The operation's arguments: ``explain("spmm", A, X, reduce="max")``.
 
     Raises
     ------
     UnsupportedError
-        If there is no such operation.
+        If there is no such operation, or it has no kernels to choose from.
+    DtypeError
+        If the arguments are not those that the operation takes.
+    SparseFmtError
+        As the operation.
     """
-    # Operations register when they are imported.
-    from . import attention, extrema, matmul, sampled_product  # noqa: F401
+    operations = _operations()
+    if not (isinstance(op, str) and op in operations):
+        known = ", ".join(operations)
+        raise UnsupportedError(f"op is {op!r}: use one of {known}, which choose among kernels.")
+    signature = inspect.signature(operations[op])
+    try:
+        signature.bind(*args, **options)
+    except TypeError as error:
+        takes = ", ".join(signature.parameters)
+        raise DtypeError(f"{op} cannot be called so ({error}): it takes {takes}.") from error
+    found: list[Explanation] = []
+    token = _asked.set(found)
+    try:
+        operations[op](*args, **options)
+    finally:
+        _asked.reset(token)
+    return found[-1]
 
-    if op not in _kernels:
-        raise UnsupportedError(f"op is {op!r}: use one of {', '.join(sorted(_kernels))}.")
-    args = tuple(_argument(value) for value in args)
-    options = {name: _argument(value) for name, value in options.items()}
+
+def run(op: str, *args: Any, out: Any, **options: Any) -> Any:
+    """Run the first kernel that supports the arguments, into ``out``."""
+    asked = _asked.get()
+    if asked is not None:
+        asked.append(_explanation(op, *args, out=out, **options))
+        return out
+    for kernel in _kernels[op]:
+        if not kernel.supports(*args, out=out, **options):
+            with on_device_of(out), allocating(f"{op} by {kernel.name}"):
+                kernel.run(*args, out=out, **options)
+            return out
+    found = _explanation(op, *args, out=out, **options)
+    raise UnsupportedError(f"no kernel can run this {op}.\n{found}")
+
+
+def _operations() -> dict[str, Callable[..., Any]]:
+    """Every operation that chooses among kernels; they register theirs when they are imported."""
+    from . import aggregation, attention, extrema, matmul, sampled_product
+
+    found: tuple[Callable[..., Any], ...] = (
+        aggregation.aggregate,
+        attention.edge_softmax,
+        attention.edge_softmax_backward,
+        sampled_product.sddmm,
+        matmul.spmm,
+        extrema.spmm_arg,
+        extrema.spmm_arg_backward,
+    )
+    return {operation.__name__: operation for operation in found}
+
+
+def _explanation(op: str, *args: Any, **options: Any) -> Explanation:
     chosen: Kernel | None = None
     rejected: list[tuple[Kernel, str]] = []
     for kernel in _kernels[op]:
@@ -81,16 +137,6 @@ def explain(op: str, *args: Any, **options: Any) -> Explanation:
         else:
             chosen = kernel
     return Explanation(op, chosen, tuple(rejected))
-
-
-def run(op: str, *args: Any, out: Any, **options: Any) -> Any:
-    """Run the first kernel that supports the arguments, into ``out``."""
-    for kernel in _kernels[op]:
-        if not kernel.supports(*args, out=out, **options):
-            with on_device_of(out), allocating(f"{op} by {kernel.name}"):
-                kernel.run(*args, out=out, **options)
-            return out
-    raise UnsupportedError(f"no kernel can run this {op}.\n{explain(op, *args, **options)}")
 
 
 # What kernels ask of their arguments
@@ -120,7 +166,7 @@ def is_format(format: str) -> Callable[..., list[str]]:
     return lambda A, *_, **__: [] if A.format == format else [f"A is {A.format.upper()}"]
 
 
-def through_csr(op: str, *conditions: Callable[..., list[str]]) -> Kernel:
+def through_csr(op: str) -> Kernel:
     """The last way of an operation on CSR: for the other formats."""
 
     def not_csr(A: Format, *_: Any, **__: Any) -> list[str]:
@@ -130,8 +176,7 @@ def through_csr(op: str, *conditions: Callable[..., list[str]]) -> Kernel:
         run(op, A.tocsr(), *args, out=out, **options)
 
     note = "converts to CSR at each call: keep A.tocsr(), or a Graph"
-    supports = all_of(not_csr, *conditions)
-    return Kernel(op, f"{op}_through_csr", supports, convert_and_run, note=note)
+    return Kernel(op, f"{op}_through_csr", not_csr, convert_and_run, note=note)
 
 
 # What launchers hand to kernels
@@ -147,12 +192,6 @@ def row_stride(X: Array) -> int:
     if X.flags.c_contiguous:
         return int(np.prod(X.shape[1:]))
     return int(X.strides[0] // X.itemsize)
-
-
-def _argument(value: Any) -> Any:
-    return (
-        value if value is None or isinstance(value, Format | str) else as_array("argument", value)
-    )
 
 
 def _describe(kernel: Kernel) -> str:

@@ -35,7 +35,7 @@ def aggregate(A: Format, X: Array, *, method: str = "auto") -> Array:
     Raises
     ------
     UnsupportedError
-        If ``method`` is unknown, or if no kernel runs these dtypes.
+        If ``method`` is unknown.
     ShapeError, DtypeError, DeviceError
         As ``spmm``.
 
@@ -49,6 +49,7 @@ def aggregate(A: Format, X: Array, *, method: str = "auto") -> Array:
     if method == "auto":
         method = "gas" if A.format == "coo" else "gar"
     X = _check.features("X", X, A=A)
+    _check.values_like(A, X)
     return spmm(A.tocoo() if method == "gas" else A.tocsr(), X)
 
 

@@ -9,7 +9,7 @@ from ..compressed import CSR
 from ..errors import DtypeError, IndexRangeError, ShapeError, UnsupportedError
 from . import _check, _registry
 from ._registry import pointer, row_stride
-from .matmul import REDUCTIONS, same_dtype
+from .matmul import REDUCTIONS
 
 
 def spmm_arg(
@@ -47,6 +47,7 @@ def spmm_arg(
     A = _check.sparse("A", A)
     _check.choice("reduce", reduce, REDUCTIONS[2:])
     X = _check.features("X", X, A=A)
+    _check.values_like(A, X)
     row_scale = _check.factors("row_scale", row_scale, A=A, axis="rows", like=X)
     col_scale = _check.factors("col_scale", col_scale, A=A, axis="columns", like=X)
     out = _check.output(None, shape=(A.n_rows, X.shape[1]), like=X, inputs=[])
@@ -106,6 +107,7 @@ def spmm_arg_backward(
     """
     A = _check.sparse("A", A).tocsr()
     X = _check.rows_in_place(_check.features("X", X, A=A))
+    _check.values_like(A, X)
     grad = _check.rows_in_place(_check.features("grad", grad, A=A, axis="rows"))
     _check.alike("grad", grad, "X", X)
     arg = _winners(arg, grad, A)
@@ -194,7 +196,7 @@ def _arg_backward_numba(
 
 _registry.register(
     *(
-        _registry.Kernel("spmm_arg_backward", name, _registry.all_of(place, same_dtype), run)
+        _registry.Kernel("spmm_arg_backward", name, place, run)
         for name, place, run in (
             ("spmm_arg_backward_cuda", _registry.on_gpu, _arg_backward_gpu),
             ("spmm_arg_backward_numba", _registry.on_cpu, _arg_backward_numba),

@@ -63,12 +63,12 @@ def spmm(
     FormatError
         If ``out`` is not contiguous, is read-only, or overlaps an input.
     DtypeError
-        If ``A`` is no sparse format, or ``X``, a scale or ``out`` has a dtype that does not fit.
+        If ``A`` is no sparse format, ``X`` has another dtype than ``A.data``, or a scale or ``out``
+        has a dtype that does not fit.
     DeviceError
         If the arguments are on different devices.
     UnsupportedError
-        If ``reduce`` is unknown, or if no kernel runs these dtypes; the text lists each kernel's
-        reasons.
+        If ``reduce`` is unknown.
 
     Notes
     -----
@@ -78,6 +78,7 @@ def spmm(
     A = _check.sparse("A", A)
     _check.choice("reduce", reduce, REDUCTIONS)
     X = _check.features("X", X, A=A)
+    _check.values_like(A, X)
     row_scale = _check.factors("row_scale", row_scale, A=A, axis="rows", like=X)
     col_scale = _check.factors("col_scale", col_scale, A=A, axis="columns", like=X)
     inputs = [X, row_scale, col_scale, *A._arrays().values()]
@@ -187,15 +188,6 @@ def _spmm_coo_numba(
 # What each kernel can run
 
 
-def same_dtype(A: Format, X: Array, *_: Any, **__: Any) -> list[str]:
-    """The values have the dtype of the features."""
-    if A.data is None or A.data.dtype == X.dtype:
-        return []
-    return [
-        f"A.data is {A.data.dtype} but X is {X.dtype}: cast one, A.astype(X.dtype) for instance"
-    ]
-
-
 def _sums(A: Format, X: Array, *, reduce: str = "sum", **_: Any) -> list[str]:
     return [] if reduce == "sum" else [f"scattering does not take a {reduce}"]
 
@@ -205,16 +197,14 @@ def _rows() -> tuple[_registry.Kernel, ...]:
     coo = _registry.is_format("coo")
 
     def row(name: str, run: Any, *conditions: Any, **facts: Any) -> _registry.Kernel:
-        return _registry.Kernel(
-            "spmm", name, _registry.all_of(*conditions, same_dtype), run, **facts
-        )
+        return _registry.Kernel("spmm", name, _registry.all_of(*conditions), run, **facts)
 
     return (
         row("spmm_csr_balanced", _spmm_csr_gpu, gpu, csr),
         row("spmm_coo_atomic", _spmm_coo_gpu, gpu, coo, _sums, deterministic=False),
         row("spmm_csr_numba", _spmm_csr_numba, cpu, csr),
         row("spmm_coo_numba", _spmm_coo_numba, cpu, coo, _sums),
-        _registry.through_csr("spmm", same_dtype),
+        _registry.through_csr("spmm"),
     )
 
 
