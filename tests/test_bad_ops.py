@@ -9,7 +9,7 @@ import warnings
 import ml_dtypes
 import numpy as np
 import pytest
-from op_cases import features, matrix, put
+from op_cases import DTYPES, features, matrix, name_of, put
 
 import sparsefmt
 from sparsefmt import DeviceError, DtypeError, FormatError, ShapeError, UnsupportedError, ops
@@ -446,3 +446,19 @@ def test_a_list_goes_where_the_matrix_is(xp):
     Y = ops.spmm(B.with_data(None), [[1.0]] * 45, row_scale=[2.0] * 60)
     assert type(Y) is type(put(xp, X))
     assert Y.dtype == np.float64
+
+
+@pytest.mark.parametrize("other", DTYPES, ids=name_of)
+@pytest.mark.parametrize("values", DTYPES, ids=name_of)
+def test_values_of_another_dtype_are_refused(xp, values, other):
+    """Every pair: NumPy holds ``np.dtype("float64") == None``, which once let float64 pass."""
+    A = matrix("power law", values, np.int32).tocsr()
+    X = np.ones((A.n_cols, 3), other)
+    if xp.__name__ == "cupy":
+        A, X = A.to("cuda"), xp.asarray(X)
+    for call in (ops.spmm, ops.spmm_arg, ops.aggregate):
+        if values is other:
+            call(A, X)
+        else:
+            with pytest.raises(DtypeError, match=r"A\.data is .* but X is"):
+                call(A, X)

@@ -64,7 +64,7 @@ def features(name: str, X: object, *, A: Format, axis: str = "columns", heads: b
 
 def values_like(A: Format, X: Array) -> None:
     """The values of ``A``, if any, have the dtype of the features."""
-    if A.dtype not in (None, X.dtype):
+    if A.data is not None and A.data.dtype != X.dtype:
         raise DtypeError(
             f"A.data is {A.dtype} but X is {X.dtype}: cast one, X.astype(A.dtype) or "
             "A.astype(X.dtype)."
