@@ -50,8 +50,8 @@ def spmm(
     ShapeError, DtypeError, DeviceError
         If the arguments do not fit together.
     UnsupportedError
-        If there is no such ``reduce``, a tensor is sparse, no kernel runs these dtypes, or, in
-        backward, the gradient of a max or min is differentiated again.
+        If there is no such ``reduce``, a tensor is sparse or, in backward, the gradient of a max or
+        min is differentiated again.
 
     Notes
     -----

@@ -1,7 +1,8 @@
 """What you do with a graph: operations on NumPy arrays (numba) and CuPy arrays (CUDA)."""
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from .._lazy import resolver
 
 if TYPE_CHECKING:
     from ._jit import compile_all as compile_all
@@ -34,12 +35,7 @@ _PUBLIC = {
 __all__ = [*_PUBLIC]
 
 
-def __getattr__(name: str) -> Any:
-    if name in _PUBLIC:
-        value = getattr(import_module(f".{_PUBLIC[name]}", __name__), name)
-        globals()[name] = value
-        return value
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = resolver(__name__, _PUBLIC)
 
 
 def __dir__() -> list[str]:

@@ -43,10 +43,10 @@ def spmm(
         ``mean`` divides by the number of stored entries of the row.  In ``max`` and ``min`` NaN
         wins, as in NumPy.  A row without entries gives 0 in all of them.
     row_scale : array, shape (n_rows,), optional
-        ``r``, of X's dtype.  It multiplies after the reduction, so that a negative one turns a
-        maximum of the row around.
+        ``r``, of X's dtype, or float32 beside 2-byte features.  It multiplies after the reduction,
+        so that a negative one turns a maximum of the row around.
     col_scale : array, shape (n_cols,), optional
-        ``c``, of X's dtype.
+        ``c``, of the same dtypes.
     out : array, shape (n_rows, feat), optional
         Takes the result; contiguous, of X's dtype and device, overlapping no input.
 

@@ -77,8 +77,8 @@ def _sddmm_gpu(A: CSR, X: Array, Y: Array, *, out: Array) -> None:
 def _sddmm_numba(A: CSR, X: Array, Y: Array, *, out: Array) -> None:
     from . import cpu
 
-    X, Y, products = (a if a.ndim == 3 else a[:, None] for a in (X, Y, out[..., None]))
-    cpu.sddmm(A.indptr, A.indices, X, Y, products.reshape(A.nnz, X.shape[1]))
+    X, Y = (a if a.ndim == 3 else a[:, None] for a in (X, Y))
+    cpu.sddmm(A.indptr, A.indices, X, Y, out.reshape(A.nnz, X.shape[1]))
 
 
 def _rows() -> tuple[_registry.Kernel, ...]:
