@@ -26,6 +26,8 @@ WARMUPS = 5
 RUNS = 20
 #: Several times the L2 of any device so far.
 FLUSH_BYTES = 1 << 28
+#: How long the GPU spins before a timed call; what takes the host longer waits for it anyway.
+LEAST_SPIN_MS, MOST_SPIN_MS = 0.2, 5.0
 PACKAGES = ("numpy", "scipy", "numba", "torch", "torch-geometric")
 #: Beyond it half as many runs do: what takes so long is a library's, and its spread is small.
 LONG_MS = 50.0
@@ -70,15 +72,22 @@ def medians(
     warmups: int = WARMUPS,
     flush: bool = False,
 ) -> list[float]:
-    """Median of each in milliseconds, run in turn; with ``flush`` each finds an empty L2."""
+    """Median of each in milliseconds, run in turn; with ``flush`` each finds an empty L2.
+
+    On a GPU the last warm-up tells how long the host takes to launch each on an idle device.
+    """
     times: list[list[float]] = [[] for _ in functions]
-    for turn in range(warmups + runs):
-        for function, kept in zip(functions, times, strict=True):
+    spins = [LEAST_SPIN_MS for _ in functions]
+    for _ in range(warmups):
+        for at, function in enumerate(functions):
+            spins[at] = spin_ms(_wall_ms(function))
+            if cuda:
+                _wait()
+    for _ in range(runs):
+        for function, spin, kept in zip(functions, spins, times, strict=True):
             if flush:
                 _flush()
-            elapsed = _cuda_ms(function) if cuda else _wall_ms(function)
-            if turn >= warmups:
-                kept.append(elapsed)
+            kept.append(_cuda_ms(function, spin) if cuda else _wall_ms(function))
     return [statistics.median(kept) for kept in times]
 
 
@@ -101,11 +110,17 @@ def _wall_ms(function: Callable[[], Any]) -> float:
     return elapsed * 1e3
 
 
-def _cuda_ms(function: Callable[[], Any]) -> float:
+def spin_ms(host_ms: float) -> float:
+    """How long the GPU is to be busy while the host launches what takes it so long."""
+    return min(max(LEAST_SPIN_MS, 3 * host_ms), MOST_SPIN_MS)
+
+
+def _cuda_ms(function: Callable[[], Any], spin_ms: float) -> float:
     import cupy
 
     start, stop = cupy.cuda.Event(), cupy.cuda.Event()
-    _sleep()  # the host runs ahead meanwhile, so that launches do not count
+    # The host runs ahead meanwhile, so that launches do not count.
+    _spin()((1,), (1,), (int(spin_ms * 1e6),))
     start.record()
     result = function()
     stop.record()
@@ -114,9 +129,10 @@ def _cuda_ms(function: Callable[[], Any]) -> float:
     return float(cupy.cuda.get_elapsed_time(start, stop))
 
 
-def _sleep(cycles: int = 400_000) -> None:
-    """Keep the GPU busy for about 0.2 ms."""
-    _spin()((1,), (1,), (cycles,))
+def _wait() -> None:
+    import cupy
+
+    cupy.cuda.runtime.deviceSynchronize()
 
 
 def _flush() -> None:
@@ -132,18 +148,24 @@ def _scratch() -> Any:
     return cupy.empty(FLUSH_BYTES, np.uint8)
 
 
+#: Keeps the GPU busy for so many nanoseconds, at any clock rate.
+SPIN = """
+__device__ long long now() {
+    long long ns;
+    asm volatile("mov.u64 %0, %globaltimer;" : "=l"(ns));
+    return ns;
+}
+extern "C" __global__ void spin(long long ns) {
+    for (long long start = now(); now() - start < ns;) {}
+}
+"""
+
+
 @cache
 def _spin() -> Any:
     import cupy
 
-    return cupy.RawKernel(
-        """
-        extern "C" __global__ void spin(long long cycles) {
-            for (long long start = clock64(); clock64() - start < cycles;) {}
-        }
-        """,
-        "spin",
-    )
+    return cupy.RawKernel(SPIN, "spin")
 
 
 def peak_bytes(function: Callable[[], Any]) -> int:

@@ -31,7 +31,7 @@ COLUMNS = {
     "error": "8.1e",
     "skipped": "<30",
 }
-#: A step that is this many times cuSPARSE's step at the same place is a cliff.
+#: A cliff: our ns per entry rise by so much from a size to the next, and cuSPARSE's do not.
 CLIFF = 1.25
 
 
@@ -113,20 +113,29 @@ def _huge_row() -> dict[str, Any]:
 
 
 def judge(rows: list[dict[str, Any]]) -> list[Target]:
-    """No step from size to size that is much worse than cuSPARSE's; entries of the largest run."""
+    """No cliff from size to size that cuSPARSE does not have; entries of the largest run."""
     found = []
     for degree in DEGREES:
         curve = [row for row in rows if row.get("degree") == degree and "ratio" in row]
         curve.sort(key=lambda row: row["millions"])
-        steps = [a["ratio"] / b["ratio"] for a, b in pairwise(curve)]
-        if steps:
-            name = f"degree {degree}: steepest step in ns per entry, times cuSPARSE's"
-            found.append(Target(name, max(steps), CLIFF, at_least=False))
+        if len(curve) > 1:
+            name = f"degree {degree}: steepest step up in ns per entry that cuSPARSE has not"
+            steepest = max(step_of_ours(*pair) for pair in pairwise(curve))
+            found.append(Target(name, steepest, CLIFF, at_least=False))
             lowest = min(row["ratio"] for row in curve)
             found.append(Target(f"degree {degree}: lowest ratio to cuSPARSE", lowest))
     most = max((row["entries"] for row in rows if "entries" in row), default=0)
     found.append(Target("entries of the largest run, correct", most, 2.0**31))
     return found
+
+
+def step_of_ours(before: dict[str, Any], after: dict[str, Any]) -> float:
+    """How many times our ns per entry rise from a size to the next, over a rise of cuSPARSE's.
+
+    Where cuSPARSE gets faster nothing is held against us: that is no cliff but its gain.
+    """
+    ours, theirs = (after[key] / before[key] for key in ("ns", "cusparse_ns"))
+    return ours / max(1.0, theirs)
 
 
 def plot(rows: list[dict[str, Any]], device: str, path: Path) -> None:

@@ -1,5 +1,8 @@
 """What a call costs the host: each op through torch and through CuPy, and CUDA graph replays.
 
+Beside them what torch itself takes: its add, a Function that only allocates, and the dispatch of a
+library op, which eager calls on a GPU go around.
+
 ``python -m benchmarks overhead [--device cpu|cuda] [--out FOLDER]``
 
 Calls on a small graph without waiting for the device, in batches of 200; the median batch.  On a
@@ -73,20 +76,30 @@ class Cases:
         }
 
     def calls(self) -> dict[str, Call]:
-        """Everything timed: forward, forward and backward, the array ops, and torch's own add."""
+        """Everything timed: torch's own, forward, forward and backward, the array ops."""
         import torch
+
+        from sparsefmt.autograd import structure
 
         A, graph, X, scores = self.A, self.graph, self.X, self.scores_array
         x, y, weight, s = (
             t.clone().requires_grad_() for t in (self.x, self.y, self.weight, self.scores)
         )
-        calls: dict[str, Call] = {"torch.add": lambda: torch.add(self.x, self.y)}
-        calls |= {f"{name}, forward": call for name, (call, _) in self.forwards().items()}
+        function, side = bare_function(), structure.side_of(graph, False)
+        arrays = side.indptr, side.indices, side.n_cols, side.plan
+        args = self.x, self.weight, None, None, None, "sum"
 
         def both(forward: Call, *inputs: Any) -> Call:
             gradient = torch.ones_like(forward())
             return lambda: torch.autograd.grad(forward(), inputs, gradient)
 
+        calls: dict[str, Call] = {
+            "torch.add": lambda: torch.add(self.x, self.y),
+            "bare Function": lambda: function(self.x, self.weight),
+            "bare Function, and back": both(lambda: function(x, weight), x, weight),
+            "spmm, library op": lambda: torch.ops.sparsefmt.spmm.default(*arrays, *args),
+        }
+        calls |= {f"{name}, forward": call for name, (call, _) in self.forwards().items()}
         return calls | {
             "spmm, both": both(lambda: autograd.spmm(graph, x, weight), x, weight),
             "sddmm, both": both(lambda: autograd.sddmm(graph, x, y), x, y),
@@ -95,6 +108,23 @@ class Cases:
             "ops.sddmm": lambda: ops.sddmm(A, X, X),
             "ops.edge_softmax": lambda: ops.edge_softmax(A, scores),
         }
+
+
+def bare_function() -> Callable[..., Any]:
+    """A Function of features and weights that only allocates."""
+    import torch
+
+    class Bare(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, *tensors: Any) -> Any:
+            ctx.save_for_backward(*tensors)
+            return torch.empty_like(tensors[0])
+
+        @staticmethod
+        def backward(ctx: Any, grad: Any) -> Any:
+            return tuple(map(torch.empty_like, ctx.saved_tensors))
+
+    return Bare.apply
 
 
 def host_us(call: Call, *, cuda: bool) -> float:

@@ -57,6 +57,16 @@ def test_medians_run_the_functions_in_turn():
     assert len(found) == 2
 
 
+@pytest.mark.parametrize(("host", "spin"), [(0.01, 0.2), (0.14, 0.42), (1000.0, 5.0)])
+def test_the_gpu_spins_until_the_host_has_launched(monkeypatch, host, spin):
+    spins = []
+    monkeypatch.setattr(_harness, "_wall_ms", lambda function: host)
+    monkeypatch.setattr(_harness, "_wait", lambda: None)
+    monkeypatch.setattr(_harness, "_cuda_ms", lambda function, spin: spins.append(spin) or 1.0)
+    assert _harness.medians([lambda: None], cuda=True, runs=2, warmups=1) == [1.0]
+    assert spins == [pytest.approx(spin)] * 2
+
+
 @pytest.mark.parametrize(("seconds", "runs"), [(0.0, 20), (0.06, 10)])
 def test_long_cases_take_fewer_runs(monkeypatch, seconds, runs):
     monkeypatch.setattr(_harness, "_wall_ms", lambda function: seconds * 1e3)
@@ -166,25 +176,41 @@ def test_the_table_is_judged_by_dtype_and_width():
     assert targets["float16 64/128/256 over cuSPARSE float32, geomean of 1"].ok
 
 
-def test_scaling_finds_a_cliff_that_cusparse_has_not(tmp_path):
-    sizes = [(1, 0.02, 0.03), (4, 0.02, 0.03), (16, 0.04, 0.03)]
-    rows = [
+def curve(*nanoseconds):
+    """Rows of one degree from our and cuSPARSE's time per entry at 1, 4, 16, ... M."""
+    return [
         {
             "degree": 8,
-            "millions": m,
-            "entries": m << 20,
-            "ns": ns,
-            "cusparse_ns": c,
-            "ratio": c / ns,
+            "millions": 4**k,
+            "entries": 4**k << 20,
+            "ns": ours,
+            "cusparse_ns": theirs,
+            "ratio": theirs / ours,
         }
-        for m, ns, c in sizes
+        for k, (ours, theirs) in enumerate(nanoseconds)
     ]
-    step, _, largest = _spmm_scaling.judge(rows)
+
+
+def test_scaling_finds_a_cliff_that_cusparse_has_not(tmp_path):
+    rows = curve((0.02, 0.03), (0.02, 0.03), (0.04, 0.03))
+    step, lowest, largest = _spmm_scaling.judge(rows)
     assert step.value == pytest.approx(2.0)
     assert not step.ok
+    assert lowest.value == pytest.approx(0.75)
     assert not largest.ok
     _spmm_scaling.plot(rows, "a device", tmp_path / "plot.png")
     assert (tmp_path / "plot.png").stat().st_size > 1000
+
+
+@pytest.mark.parametrize(
+    ("second", "step"),
+    [((0.0216, 0.02), 1.08), ((0.04, 0.06), 1.0), ((0.01, 0.03), 0.5)],
+    ids=["cuSPARSE gets faster", "both get slower", "ours gets faster"],
+)
+def test_other_steps_are_no_cliffs(second, step):
+    found = _spmm_scaling.judge(curve((0.02, 0.03), second))[0]
+    assert found.value == pytest.approx(step)
+    assert found.ok
 
 
 @pytest.mark.slow
@@ -217,6 +243,10 @@ def compiled(source, names):
 def test_every_gather_probe_compiles():
     names = _probe.expressions()
     assert len(compiled(_probe.SOURCE, names)) == len(names) == 30
+
+
+def test_the_spin_compiles():
+    assert compiled(_harness.SPIN, ["spin"]) == {"spin"}
 
 
 def test_every_oracle_kernel_compiles():

@@ -3,14 +3,17 @@
 Kernels take pointers: ``data_ptr()`` costs 0.1 µs where an exchange through DLPack costs 15.
 """
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from functools import cache, lru_cache
+from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ._layout import rows_apart, with_heads
+from ..ops import _launch, _launch_edges
+from ..ops._launch import Structure
+from ._layout import rows_apart
 
 _NAMES = {
     torch.float16: "float16",
@@ -21,26 +24,18 @@ _NAMES = {
     torch.int64: "int64",
 }
 
-
 _WIDE = (torch.float32, torch.float64)
 
-
-@cache
-def _launch() -> Any:
-    from ..ops import _launch
-
-    return _launch
+# Torch's own code generator reads both this way: 0.1 µs, where a Stream object costs 3.  Builds
+# without CUDA lack them.
+_raw_stream: Any = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+_current_device: Any = getattr(torch._C, "_cuda_getDevice", None)
+_HERE = nullcontext()
 
 
 def _on_device_of(x: Tensor) -> AbstractContextManager[object]:
     """Torch's dispatcher does not switch devices for a Python kernel."""
-    if x.get_device() == torch.cuda.current_device():
-        return nullcontext()
-    return torch.cuda.device(x.device)
-
-
-# Torch's own code generator reads the stream this way: 0.1 µs, a Stream object costs 3.
-_raw_stream: Any = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+    return _HERE if x.get_device() == _current_device() else torch.cuda.device(x.device)
 
 
 def _stream(x: Tensor) -> int:
@@ -63,31 +58,32 @@ def _factors(scale: Tensor | None) -> Tensor | None:
     return scale.contiguous() if scale.dtype in _WIDE else scale.to(torch.float32).contiguous()
 
 
-def _structure(indptr: Tensor, indices: Tensor, n_cols: int, plan: list[Tensor]) -> Any:
-    """The structure as the launchers see it, looked up by its sizes and addresses."""
-    start, slot, cut, long = plan
-    return _structure_at(
-        (indptr.shape[0] - 1, n_cols, indices.shape[0]),
-        _NAMES[indices.dtype],
-        (indptr.data_ptr(), indices.data_ptr(), start.data_ptr()),
-        (slot.data_ptr(), cut.data_ptr(), long.data_ptr()),
-        (slot.shape[0] - 1, cut.shape[0], long.shape[0]),
-    )
+_structure_at = lru_cache(maxsize=256)(Structure)
 
 
-@lru_cache(maxsize=256)
-def _structure_at(
-    sizes: tuple[int, ...],
-    index_dtype: str,
-    arrays: tuple[int, ...],
-    borders: tuple[int, ...],
-    counts: tuple[int, ...],
-) -> Any:
-    return _launch().Structure(*sizes, index_dtype, *arrays, *borders, *counts)
+def of_tensors(kernel: Callable[..., Any]) -> Callable[..., Any]:
+    """The kernel as a library op takes it: with the structure in tensors."""
+
+    def run(indptr: Tensor, indices: Tensor, n_cols: int, plan: list[Tensor], *args: Any) -> Any:
+        _, slot, cut, long = plan
+        structure = _structure_at(
+            *(indptr.shape[0] - 1, n_cols, indices.shape[0], _NAMES[indices.dtype]),
+            *(array.data_ptr() for array in (indptr, indices, *plan)),
+            *(slot.shape[0] - 1, cut.shape[0], long.shape[0]),
+        )
+        return kernel(structure, *args)
+
+    return run
+
+
+def _workspace(S: Structure, x: Tensor, *, arg: bool) -> Tensor | None:
+    """Memory for a product with the features, None where it needs none; keep it as ``_vector``."""
+    size = _launch.spmm_workspace(S, _NAMES[x.dtype], x.shape[1], arg=arg)
+    return x.new_empty(size, dtype=torch.uint8) if size else None
 
 
 def _spmm(
-    structure: Any,
+    S: Structure,
     x: Tensor,
     out: Tensor,
     arg: Tensor | None,
@@ -97,18 +93,14 @@ def _spmm(
     row_scale: Tensor | None,
     col_scale: Tensor | None,
 ) -> None:
-    feat = x.shape[1]
-    x, values = rows_apart(x), _vector(values)
+    x, values, workspace = rows_apart(x), _vector(values), _workspace(S, x, arg=arg is not None)
     row_scale, col_scale = _factors(row_scale), _factors(col_scale)
-    launch = _launch()
-    size = launch.spmm_workspace(structure, _NAMES[x.dtype], feat, arg=arg is not None)
-    workspace = x.new_empty(size, dtype=torch.uint8) if size else None
     with _on_device_of(x):
-        launch.spmm(
-            structure,
+        _launch.spmm(
+            S,
             _NAMES[x.dtype],
             reduce,
-            feat=feat,
+            feat=x.shape[1],
             ldx=x.stride(0),
             data=_pointer(values),
             perm=_pointer(perm),
@@ -123,10 +115,7 @@ def _spmm(
 
 
 def spmm(
-    indptr: Tensor,
-    indices: Tensor,
-    n_cols: int,
-    plan: list[Tensor],
+    S: Structure,
     x: Tensor,
     values: Tensor | None,
     perm: Tensor | None,
@@ -134,37 +123,27 @@ def spmm(
     col_scale: Tensor | None,
     reduce: str,
 ) -> Tensor:
-    out = x.new_empty((indptr.shape[0] - 1, x.shape[1]))
-    if out.numel():
-        structure = _structure(indptr, indices, n_cols, plan)
-        _spmm(structure, x, out, None, reduce, values, perm, row_scale, col_scale)
+    out = x.new_empty(S.n_rows, x.shape[1])
+    _spmm(S, x, out, None, reduce, values, perm, row_scale, col_scale)
     return out
 
 
 def spmm_arg(
-    indptr: Tensor,
-    indices: Tensor,
-    n_cols: int,
-    plan: list[Tensor],
+    S: Structure,
     x: Tensor,
     values: Tensor | None,
     row_scale: Tensor | None,
     col_scale: Tensor | None,
     reduce: str,
 ) -> tuple[Tensor, Tensor]:
-    out = x.new_empty((indptr.shape[0] - 1, x.shape[1]))
-    arg = torch.empty_like(out, dtype=indices.dtype)
-    if out.numel():
-        structure = _structure(indptr, indices, n_cols, plan)
-        _spmm(structure, x, out, arg, reduce, values, None, row_scale, col_scale)
+    out = x.new_empty(S.n_rows, x.shape[1])
+    arg = torch.empty_like(out, dtype=getattr(torch, S.index_dtype))
+    _spmm(S, x, out, arg, reduce, values, None, row_scale, col_scale)
     return out, arg
 
 
 def spmm_arg_dx(
-    indptr: Tensor,
-    indices: Tensor,
-    n_cols: int,
-    plan: list[Tensor],
+    S: Structure,
     perm: Tensor,
     grad: Tensor,
     arg: Tensor,
@@ -172,14 +151,12 @@ def spmm_arg_dx(
     row_scale: Tensor | None,
     col_scale: Tensor | None,
 ) -> Tensor:
-    out = grad.new_empty((indptr.shape[0] - 1, grad.shape[1]))
-    if not out.numel():
-        return out
-    grad, values = grad.contiguous(), _vector(values)
+    out = grad.new_empty(S.n_rows, grad.shape[1])
+    grad, values, workspace = grad.contiguous(), _vector(values), _workspace(S, grad, arg=False)
     row_scale, col_scale = _factors(row_scale), _factors(col_scale)
     with _on_device_of(grad):
-        _launch().spmm_arg_dx(
-            _structure(indptr, indices, n_cols, plan),
+        _launch.spmm_arg_dx(
+            S,
             _NAMES[grad.dtype],
             feat=grad.shape[1],
             perm=perm.data_ptr(),
@@ -189,30 +166,26 @@ def spmm_arg_dx(
             row_scale=_pointer(row_scale),
             col_scale=_pointer(col_scale),
             out=out.data_ptr(),
+            workspace=_pointer(workspace),
             stream=_stream(grad),
         )
     return out
 
 
 def spmm_arg_da(
-    indptr: Tensor,
-    indices: Tensor,
-    n_cols: int,
-    plan: list[Tensor],
+    S: Structure,
     x: Tensor,
     grad: Tensor,
     arg: Tensor,
     row_scale: Tensor | None,
     col_scale: Tensor | None,
 ) -> Tensor:
-    out = x.new_empty(indices.shape)
-    if not out.numel():
-        return out
+    out = x.new_empty(S.nnz)
     x, grad = rows_apart(x), grad.contiguous()
     row_scale, col_scale = _factors(row_scale), _factors(col_scale)
     with _on_device_of(x):
-        _launch().spmm_arg_da(
-            _structure(indptr, indices, n_cols, plan),
+        _launch_edges.spmm_arg_da(
+            S,
             _NAMES[x.dtype],
             feat=x.shape[1],
             ldx=x.stride(0),
@@ -228,30 +201,21 @@ def spmm_arg_da(
 
 
 def sddmm(
-    indptr: Tensor,
-    indices: Tensor,
-    n_cols: int,
-    plan: list[Tensor],
-    x: Tensor,
-    y: Tensor,
-    row_scale: Tensor | None,
-    col_scale: Tensor | None,
+    S: Structure, x: Tensor, y: Tensor, row_scale: Tensor | None, col_scale: Tensor | None
 ) -> Tensor:
-    out = x.new_empty((indices.shape[0], *x.shape[1:-1]))
-    if not out.numel():
-        return out
-    left, right = with_heads(x), with_heads(y)
+    out = x.new_empty(S.nnz, *x.shape[1:-1])
+    x, y = rows_apart(x), rows_apart(y)
     row_scale, col_scale = _factors(row_scale), _factors(col_scale)
     with _on_device_of(x):
-        _launch().sddmm(
-            _structure(indptr, indices, n_cols, plan),
+        _launch_edges.sddmm(
+            S,
             _NAMES[x.dtype],
-            heads=left.shape[1],
-            feat=left.shape[2],
-            ldx=left.stride(0),
-            ldy=right.stride(0),
-            X=left.data_ptr(),
-            Y=right.data_ptr(),
+            heads=x.shape[1] if x.dim() == 3 else 1,
+            feat=x.shape[-1],
+            ldx=x.stride(0),
+            ldy=y.stride(0),
+            X=x.data_ptr(),
+            Y=y.data_ptr(),
             row_scale=_pointer(row_scale),
             col_scale=_pointer(col_scale),
             out=out.data_ptr(),
@@ -260,16 +224,12 @@ def sddmm(
     return out
 
 
-def edge_softmax(
-    indptr: Tensor, indices: Tensor, n_cols: int, plan: list[Tensor], scores: Tensor
-) -> Tensor:
+def edge_softmax(S: Structure, scores: Tensor) -> Tensor:
     scores = scores.contiguous()
     out = torch.empty_like(scores)
-    if not out.numel():
-        return out
     with _on_device_of(scores):
-        _launch().edge_softmax(
-            _structure(indptr, indices, n_cols, plan),
+        _launch_edges.edge_softmax(
+            S,
             _NAMES[scores.dtype],
             heads=scores.shape[1] if scores.dim() == 2 else 1,
             scores=scores.data_ptr(),
@@ -279,21 +239,12 @@ def edge_softmax(
     return out
 
 
-def edge_softmax_backward(
-    indptr: Tensor,
-    indices: Tensor,
-    n_cols: int,
-    plan: list[Tensor],
-    probabilities: Tensor,
-    grad: Tensor,
-) -> Tensor:
+def edge_softmax_backward(S: Structure, probabilities: Tensor, grad: Tensor) -> Tensor:
     probabilities, grad = probabilities.contiguous(), grad.contiguous()
     out = torch.empty_like(grad)
-    if not out.numel():
-        return out
     with _on_device_of(grad):
-        _launch().edge_softmax_backward(
-            _structure(indptr, indices, n_cols, plan),
+        _launch_edges.edge_softmax_backward(
+            S,
             _NAMES[grad.dtype],
             heads=grad.shape[1] if grad.dim() == 2 else 1,
             probabilities=probabilities.data_ptr(),

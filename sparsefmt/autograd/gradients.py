@@ -25,8 +25,10 @@ def _recorded(*tensors: Tensor | None) -> bool:
     Within a forward-mode derivative or a transform of torch.func as well: a bare library op would
     drop the tangent, a Function without ``jvp`` says so.
     """
-    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors):
-        return True
+    if torch.is_grad_enabled():
+        for tensor in tensors:
+            if tensor is not None and tensor.requires_grad:
+                return True
     if torch.compiler.is_compiling():
         return False
     return forward_ad._current_level >= 0 or maybe_current_level() is not None
@@ -72,18 +74,7 @@ def _spmm(
 ) -> Tensor:
     side = side_of(graph, transposed)
     perm = None if values is None else side.perm
-    out: Tensor = bridge.SPMM(
-        side.indptr,
-        side.indices,
-        side.n_cols,
-        side.plan,
-        x,
-        values,
-        perm,
-        row_scale,
-        col_scale,
-        reduce,
-    )
+    out: Tensor = bridge.SPMM(side, x, values, perm, row_scale, col_scale, reduce)
     return out
 
 
@@ -101,7 +92,7 @@ class _Spmm(Function):
     ) -> Tensor:
         factors = any(ctx.needs_input_grad[1:4])  # only their gradients read x
         ctx.save_for_backward(x if factors else None, values, row_scale, col_scale)
-        ctx.graph, ctx.transposed, ctx.reduce, ctx.dtype = graph, transposed, reduce, x.dtype
+        ctx.graph, ctx.transposed, ctx.reduce = graph, transposed, reduce
         return _spmm(graph, transposed, x, values, row_scale, col_scale, reduce)
 
     @staticmethod
@@ -131,8 +122,7 @@ class _Spmm(Function):
                 dr = _segment_sums(graph, transposed, weighted, inverse, col_scale)
             if needs[3]:
                 dc = _segment_sums(graph, not transposed, weighted, None, rows)
-        found = (None if one is None else one.to(ctx.dtype) for one in (dx, dv, dr, dc))
-        return *found, None, None, None
+        return dx, dv, dr, dc, None, None, None  # autograd casts them to the dtypes of the inputs
 
 
 def _segment_sums(
@@ -199,10 +189,7 @@ def sddmm(
 def _sddmm(
     graph: GraphLike, x: Tensor, y: Tensor, row_scale: Tensor | None, col_scale: Tensor | None
 ) -> Tensor:
-    side = side_of(graph, False)
-    out: Tensor = bridge.SDDMM(
-        side.indptr, side.indices, side.n_cols, side.plan, x, y, row_scale, col_scale
-    )
+    out: Tensor = bridge.SDDMM(side_of(graph, False), x, y, row_scale, col_scale)
     return out
 
 
@@ -266,9 +253,8 @@ class _Best(Function):
         reduce: str,
     ) -> Tensor:
         side = side_of(graph, False)
-        structure = side.indptr, side.indices, side.n_cols, side.plan
         out: Tensor
-        out, arg = bridge.SPMM_ARG(*structure, x, values, row_scale, col_scale, reduce)
+        out, arg = bridge.SPMM_ARG(side, x, values, row_scale, col_scale, reduce)
         kept = x if ctx.needs_input_grad[1] else None
         ctx.save_for_backward(kept, values, row_scale, col_scale, arg)
         ctx.graph, ctx.reduce = graph, reduce
@@ -278,17 +264,13 @@ class _Best(Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, values, row_scale, col_scale, arg = ctx.saved_tensors
         dx = dv = None
-        args: tuple[Tensor | None, ...]
         if ctx.needs_input_grad[0]:
-            columns = side_of(ctx.graph, True)
-            structure = columns.indptr, columns.indices, columns.n_cols, columns.plan
-            args = columns.perm, grad, arg, values, row_scale, col_scale
-            dx = _once(bridge.SPMM_ARG_DX, ctx.reduce, *structure, *args)
+            side = side_of(ctx.graph, True)
+            args = side.perm, grad, arg, values, row_scale, col_scale
+            dx = _once(bridge.SPMM_ARG_DX, ctx.reduce, side, *args)
         if ctx.needs_input_grad[1]:
-            rows = side_of(ctx.graph, False)
-            structure = rows.indptr, rows.indices, rows.n_cols, rows.plan
-            args = x, grad, arg, row_scale, col_scale
-            dv = _once(bridge.SPMM_ARG_DA, ctx.reduce, *structure, *args)
+            side = side_of(ctx.graph, False)
+            dv = _once(bridge.SPMM_ARG_DA, ctx.reduce, side, x, grad, arg, row_scale, col_scale)
         return dx, dv, None, None, None, None
 
 
@@ -325,8 +307,7 @@ def edge_softmax(graph: GraphLike, scores: Tensor) -> Tensor:
 
 
 def _edge_softmax(graph: GraphLike, scores: Tensor) -> Tensor:
-    side = side_of(graph, False)
-    out: Tensor = bridge.EDGE_SOFTMAX(side.indptr, side.indices, side.n_cols, side.plan, scores)
+    out: Tensor = bridge.EDGE_SOFTMAX(side_of(graph, False), scores)
     return out
 
 
@@ -350,9 +331,7 @@ def _softmax_gradient(graph: GraphLike, probabilities: Tensor, grad: Tensor) -> 
     if _recorded(probabilities, grad):
         found = _SoftmaxGradient.apply(probabilities, grad, graph)  # type: ignore[no-untyped-call]
         return found
-    side = side_of(graph, False)
-    structure = side.indptr, side.indices, side.n_cols, side.plan
-    found = bridge.EDGE_SOFTMAX_BACKWARD(*structure, probabilities, grad)
+    found = bridge.EDGE_SOFTMAX_BACKWARD(side_of(graph, False), probabilities, grad)
     return found
 
 

@@ -13,6 +13,8 @@ from .._store import Store
 from ..compressed import CSC, CSR
 from ..errors import DtypeError
 from ..graph import Graph
+from ..ops import _launch
+from ..ops._launch import Structure
 
 #: What the functions take: a graph, or its tensors where a transformation has replaced them.
 GraphLike: TypeAlias = "Graph | GraphTensors"
@@ -23,23 +25,32 @@ class Side:
 
     ``perm`` tells the number of each entry in the order of the edge values, None where it is its
     own; ``plan`` holds the arrays of ``CSR.chunks`` on a GPU and is empty on the CPU.
+    ``structure`` is what the launchers of a GPU read, None on the CPU and for a tracer's leaves.
     """
 
     def __init__(
-        self, indptr: Tensor, indices: Tensor, n_cols: int, plan: list[Tensor], perm: Tensor | None
+        self,
+        indptr: Tensor,
+        indices: Tensor,
+        n_cols: int,
+        plan: list[Tensor],
+        perm: Tensor | None,
+        structure: Structure | None = None,
     ) -> None:
         self.indptr, self.indices, self.n_cols = indptr, indices, n_cols
-        self.plan, self.perm = plan, perm
+        self.plan, self.perm, self.structure = plan, perm, structure
         self._inverse: dict[torch.dtype, Tensor] = {}
 
     @classmethod
     def of(cls, csr: CSR, perm: Any) -> "Side":
         """The tensors over the arrays of ``csr``."""
-        # Only kernels on a GPU cut their work in chunks.
-        arrays = [] if csr.device == "cpu" else csr.chunks.arrays()
-        plan = [to_tensor(array) for array in arrays]
         order = None if perm is None else to_tensor(perm)
-        return cls(to_tensor(csr.indptr), to_tensor(csr.indices), csr.n_cols, plan, order)
+        parts = to_tensor(csr.indptr), to_tensor(csr.indices), csr.n_cols
+        if csr.device == "cpu":
+            return cls(*parts, [], order)
+        # Only kernels on a GPU cut their work in chunks.
+        plan = [to_tensor(array) for array in csr.chunks.arrays()]
+        return cls(*parts, plan, order, _launch.structure(csr))
 
     def inverse_degree(self, dtype: torch.dtype) -> Tensor:
         """(n_rows,) 1 over the number of entries, 1 for an empty row; kept for each dtype."""

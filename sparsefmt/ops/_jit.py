@@ -12,7 +12,7 @@ import ctypes
 import os
 import struct
 import threading
-from array import array
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -44,23 +44,49 @@ _loaded: dict[tuple[Any, ...], "Kernel"] = {}
 _lock = threading.Lock()
 
 
-#: Read once: looking into the environment at each launch would cost a sixth of it.
+#: Read once: a look into the environment takes about as long as all else that Python does here.
 _DEBUG = os.environ.get("SPARSEFMT_DEBUG") == "1"
 _INVALID_CONTEXT = 201
+
+#: A ``CUlaunchConfig``, as ``struct`` writes it: grid, block, shared memory, stream, no attributes.
+_CONFIG = "7IP16x"
+#: With the size of the parameters, which follow: at a multiple of 16, as their alignment may ask.
+_HEAD = _CONFIG + "N"
+_MAX_PARAMETERS = 4096  # bytes: every driver takes as many
+
+
+class _Memory(threading.local):
+    """What the driver reads at a launch: of each thread its own, since a launch lets the GIL go.
+
+    The driver copies it before it returns, so that the thread's next launch writes it anew.
+    """
+
+    def __init__(self) -> None:
+        memory = ctypes.create_string_buffer(struct.calcsize(_HEAD) + _MAX_PARAMETERS)
+        start = ctypes.addressof(memory)
+        size, parameters = start + struct.calcsize(_CONFIG), start + struct.calcsize(_HEAD)
+        # CU_LAUNCH_PARAM_BUFFER_POINTER = 1, _BUFFER_SIZE = 2, _END = 0
+        extra = (ctypes.c_void_p * 5)(1, parameters, 2, size, 0)
+        self.parts = memory, ctypes.byref(memory), ctypes.byref(extra)
+
+
+_memory = _Memory()
 
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """One compiled instantiation on one device; a launch costs the host half of what CuPy's does.
+    """One compiled instantiation on one device; a launch costs the host a fraction of CuPy's.
 
-    ``layout`` says how its parameters lie in memory, in the notation of the module ``struct``.
+    One call of ``struct`` writes all that the driver reads, and one of ctypes passes four pointers:
+    the 11 arguments of ``cuLaunchKernel`` would cost more than all of it.
     """
 
     name: str
     module: Any  #: keeps ``function`` alive
-    function: int
-    layout: struct.Struct
-    size: ctypes.c_size_t
+    function: Any  #: its address, as ctypes passes it
+    pack_into: Callable[..., None]  #: writes ``_HEAD`` and the parameters
+    size: int  #: of the parameters, in bytes
+    launch: Any  #: the driver's
 
     def __call__(
         self,
@@ -74,14 +100,13 @@ class Kernel:
         x, y = blocks if isinstance(blocks, tuple) else (blocks, 1)
         if x > MAX_BLOCKS:
             raise KernelLaunchError(f"{self.name}: a grid of {x} blocks, at most {MAX_BLOCKS} fit.")
-        packed = array("b", self.layout.pack(*args))
-        extra = array("Q", (1, packed.buffer_info()[0], 2, ctypes.addressof(self.size), 0))
-        where = (max(x, 1), y, 1, threads, 1, 1, 0, stream)
-        status = _driver()(self.function, *where, None, extra.buffer_info()[0])
+        memory, config, extra = _memory.parts
+        self.pack_into(memory, 0, x or 1, y, 1, threads, 1, 1, 0, stream, self.size, *args)
+        status = self.launch(config, self.function, None, extra)
         if status == _INVALID_CONTEXT:  # the first call of this thread
             runtime = import_cupy().cuda.runtime
             runtime.setDevice(runtime.getDevice())
-            status = _driver()(self.function, *where, None, extra.buffer_info()[0])
+            status = self.launch(config, self.function, None, extra)
         if status or _DEBUG:
             self._raise_if_failed(status, stream)
 
@@ -96,11 +121,15 @@ class Kernel:
 
 @cache
 def _driver() -> Any:
+    """``cuLaunchKernelEx``, without ``argtypes``: pointers that are ready need no conversion."""
     library = ctypes.CDLL("nvcuda.dll" if os.name == "nt" else "libcuda.so.1")
-    launch = library.cuLaunchKernel
-    sizes = [ctypes.c_uint] * 7
-    launch.argtypes = [ctypes.c_void_p, *sizes, *[ctypes.c_void_p] * 3]
-    return launch
+    try:
+        return library.cuLaunchKernelEx
+    except AttributeError as error:
+        raise KernelLaunchError(
+            "the NVIDIA driver has no cuLaunchKernelEx: it is older than CUDA 11.8. "
+            "Install a driver for CUDA 12 or later."
+        ) from error
 
 
 def warps_to_blocks(warps: int) -> int:
@@ -136,8 +165,14 @@ def load(
         name = expression(kernel, dtypes, constants)
         with _lock:
             module, function = _compiled.get((device, file, name)) or _compile(device, file, name)
-            packing = struct.Struct(layout)
-            found = Kernel(name, module, function, packing, ctypes.c_size_t(packing.size))
+            found = Kernel(
+                name,
+                module,
+                ctypes.c_void_p.from_param(function),
+                struct.Struct(_HEAD + layout).pack_into,
+                struct.calcsize(layout),
+                _driver(),
+            )
             _loaded[device, file, kernel, dtypes, constants] = found
     return found
 

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from .._arrays import import_cupy
-from .._chunks import LONG_ROW
 from ..compressed import CSR
 from ..errors import KernelLaunchError, UnsupportedError
 from . import _jit
@@ -19,31 +18,26 @@ ITEMSIZE = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8, "int32": 4,
 #: Mean entries of a row from which slices of 256 bytes beat 128: 1.02 to 1.06x on graphs of 50 and
 #: more, 0.90x on graphs of 12 (H200, float32).
 DENSE_ROWS = 32
+#: Bytes of 256-byte slices of X up to which float16 gains by them (1.03x) and a product with
+#: ``col_scale``, which then reads half as many scales (1.08 to 1.14x): the L2 still helps.
+WIDE_BYTES = 96 * 2**20
+#: Bytes of 256-byte slices of X below which 128 bytes are better: more of a slice is in the L1.
+SMALL_BYTES = 2 * 2**20
 
-#: Bytes of Y that SDDMM takes in one launch: about twice the L2. Wider features take several, each
-#: adding to the sums: 1.2 to 1.4x on graphs of 0.4 M vertices and more (H200).
-RESIDENT_BYTES = 96 * 2**20
-
-SUM, SCALED_SUM, EXTREME, EXTREME_ARG = range(4)  # as in spmm.cu
-UNWEIGHTED, DIRECT, INDIRECT = range(3)
-_THREADS = 128  # of a block in spmm.cu and sddmm.cu
+SUM, SCALED_SUM, CHOSEN_SUM, EXTREME, EXTREME_ARG = range(5)  # as in spmm.cu
+UNWEIGHTED, DIRECT, SCALED, INDIRECT = range(4)
+THREADS = 128  # of a block in spmm.cu and sddmm.cu
 _FLAGS = {"mean": 1, "min": 2}
-#: Threads of a team in attention.cu, and numbers of heads that it takes side by side.
-TEAMS = (8, 16, 32, 128, 512)
-#: Values a thread of a mean row up to which a team is taken; a thread holds 16 at a time (H200).
-_VALUES_PER_THREAD = {8: 8, 16: 16, 32: 32, 128: 64, 512: 64}
-_TOGETHER = (1, 2, 4, 8, 16, 32)
-
 
 #: Parameters of each kernel as the module ``struct`` packs them: pointers, 8 and 4-byte integers.
-_PARAMETERS = {
+PARAMETERS = {
     "spmm_csr_balanced": "13PqIIii",
     "spmm_csr_cut_rows": "8P3i",
     "spmm_coo_atomic": "7P3q",
-    "spmm_arg_dx": "9P2q",
     "spmm_arg_da": "9PqIi",
     "sddmm_csr_balanced": "8PqIII4i",
     "edge_softmax_rows": "5Pqiqii",
+    "edge_softmax_tiles": "5Pqiqii",
 }
 
 
@@ -99,31 +93,28 @@ def stream() -> int:
     return int(import_cupy().cuda.get_current_stream().ptr)
 
 
-def _load(
+def load(
     file: str, kernel: str, dtype: str, index_dtype: str, constants: tuple[int, ...] = ()
 ) -> _jit.Kernel:
-    return _jit.load(file, kernel, _PARAMETERS[kernel], (dtype, index_dtype), constants)
+    return _jit.load(file, kernel, PARAMETERS[kernel], (dtype, index_dtype), constants)
 
 
 # SpMM
 
 
-def spmm_shape(
-    dtype: str, reduce: str, *, feat: int, ldx: int, together: int, dense: bool
-) -> Shape:
+def spmm_shape(dtype: str, *, feat: int, ldx: int, together: int, wide: bool) -> Shape:
     """The widest loads that alignment allows, in slices that stay in the L2.
 
-    64-byte slices for narrow features, 256-byte ones where rows are long, else 128 bytes; loads of
-    8 bytes or of one value where rows of X or of the result are not aligned to more.  ``together``
-    has the lowest bits of both addresses.
+    64-byte slices for narrow features, 256-byte ones where they pay (``wide``), else 128 bytes;
+    loads of 8 bytes or of one value where rows of X or of the result are not aligned to more.
+    ``together`` has the lowest bits of both addresses.
     """
     size = ITEMSIZE[dtype]
     together |= ldx * size | feat * size
     if together % 16 == 0:
         if feat * size <= 64:
             return Shape(4, 16 // size)
-        wide = dense and feat * size > 128 and reduce in ("sum", "mean")
-        return Shape(16 if wide else 8, 16 // size)
+        return Shape(16 if wide and feat * size > 128 else 8, 16 // size)
     if together % 8 == 0 and size < 8:
         return Shape(16, 8 // size)
     return Shape(8 if feat <= 8 else 32, 1)
@@ -136,16 +127,16 @@ def _spmm_plan(
     feat: int,
     ldx: int,
     together: int,
-    dense: bool,
+    wide: bool,
     given: tuple[bool, ...],
     shape: Shape | None,
 ) -> tuple[tuple[int, int, int, int], int, int]:
     """Template arguments, slices of features, bytes between rows; looked up at most launches."""
     if shape is None:
-        shape = spmm_shape(dtype, reduce, feat=feat, ldx=ldx, together=together, dense=dense)
+        shape = spmm_shape(dtype, feat=feat, ldx=ldx, together=together, wide=wide)
     variant = _variant(shape.vector * ITEMSIZE[dtype] < 16, reduce, *given)
     slices = -(-feat // (shape.lanes * shape.vector))
-    return (shape.lanes, shape.vector, *variant), slices, _bytes(ldx, dtype)
+    return (shape.lanes, shape.vector, *variant), slices, row_bytes(ldx, dtype)
 
 
 def spmm_workspace(S: Structure, dtype: str, feat: int, *, arg: bool) -> int:
@@ -174,34 +165,37 @@ def spmm(
     perm: int = 0,
     shape: Shape | None = None,
 ) -> None:
-    """``out = diag(r) reduce(a c X)``; the value of entry e is ``data[perm[e]]`` where given."""
+    """``out = diag(r) reduce(a c X)``; the value of entry e is ``data[perm[e]]`` where given.
+
+    ``reduce`` may also be "chosen": the sum of those ``a[e] c[j] X[j, f]`` whose ``arg[j, f]``, given
+    in X's shape, is ``perm[e]``.
+    """
     if not (S.n_rows and feat):
         return
     if not S.nnz:
-        _fill(out, S.n_rows * feat * ITEMSIZE[dtype], 0, stream)
-        if arg:
-            _fill(arg, S.n_rows * feat * ITEMSIZE[S.index_dtype], 0xFF, stream)
+        fill(out, S.n_rows * feat * ITEMSIZE[dtype], 0, stream)
+        if arg and reduce != "chosen":
+            fill(arg, S.n_rows * feat * ITEMSIZE[S.index_dtype], 0xFF, stream)
         return
     together = (X | out) % 16
-    dense = S.nnz >= DENSE_ROWS * S.n_rows
+    wide = reduce in ("sum", "mean") and _wide(S, dtype, scaled=bool(col_scale))
     given = bool(row_scale), bool(arg), bool(data), bool(perm), bool(col_scale)
-    constants, slices, stride = _spmm_plan(dtype, reduce, feat, ldx, together, dense, given, shape)
+    constants, slices, stride = _spmm_plan(dtype, reduce, feat, ldx, together, wide, given, shape)
     flags = _FLAGS.get(reduce, 0)
     partial_args = workspace + 2 * S.n_cuts * feat * max(ITEMSIZE[dtype], 4)
-    kernel = _load("spmm.cu", "spmm_csr_balanced", dtype, S.index_dtype, constants)
+    kernel = load("spmm.cu", "spmm_csr_balanced", dtype, S.index_dtype, constants)
     kernel(
         S.blocks * slices,
         (
             *(S.indptr, S.indices, S.start, S.slot, data, perm, col_scale, row_scale, X, out, arg),
             *(workspace, partial_args, S.nnz, stride, S.blocks, feat, flags),
         ),
-        threads=_THREADS,
+        threads=THREADS,
         stream=stream,
     )
     if S.n_cuts:
-        kernel = _load(
-            "spmm.cu", "spmm_csr_cut_rows", dtype, S.index_dtype, (max(constants[2], SCALED_SUM),)
-        )
+        reduction = constants[2] if constants[2] >= EXTREME else SCALED_SUM
+        kernel = load("spmm.cu", "spmm_csr_cut_rows", dtype, S.index_dtype, (reduction,))
         kernel(
             _jit.warps_to_blocks(S.n_cuts * -(-feat // _jit.WARP)),
             (
@@ -212,16 +206,30 @@ def spmm(
         )
 
 
+def _wide(S: Structure, dtype: str, *, scaled: bool) -> bool:
+    """Whether slices of 256 bytes pay: measured, see the constants."""
+    dense = S.nnz >= DENSE_ROWS * S.n_rows
+    size = S.n_cols * 256
+    if scaled:
+        return dense or size <= WIDE_BYTES
+    return size <= WIDE_BYTES if ITEMSIZE[dtype] == 2 else dense and size > SMALL_BYTES
+
+
 def _variant(
     rare: bool, reduce: str, scaled: bool, arg: bool, data: bool, perm: bool, cols: bool
 ) -> tuple[int, int]:
     """Template arguments REDUCE and WEIGHTS; rare shapes and reductions have the general ones."""
+    if reduce == "chosen":
+        return CHOSEN_SUM, INDIRECT
     if reduce in ("max", "min"):
-        return EXTREME_ARG if arg else EXTREME, INDIRECT
+        plain = data and not (rare or perm or cols)
+        return EXTREME_ARG if arg else EXTREME, DIRECT if plain else INDIRECT
     reduction = SCALED_SUM if rare or scaled or reduce == "mean" else SUM
     if not (data or cols):
         return reduction, UNWEIGHTED
-    return reduction, INDIRECT if rare or perm or cols else DIRECT
+    if rare or perm:
+        return reduction, INDIRECT
+    return reduction, SCALED if cols else DIRECT
 
 
 def spmm_coo(
@@ -243,7 +251,7 @@ def spmm_coo(
     """Add every entry into ``out``, zeroed before, of float64 for float64 and else of float32."""
     if not (nnz and feat):
         return
-    kernel = _load("spmm.cu", "spmm_coo_atomic", dtype, index_dtype)
+    kernel = load("spmm.cu", "spmm_coo_atomic", dtype, index_dtype)
     blocks = _jit.warps_to_blocks(nnz * -(-feat // _jit.WARP))
     arrays = (row, col, data, row_scale, col_scale, X, out)
     kernel(blocks, (*arrays, nnz, ldx, feat), stream=stream)
@@ -261,125 +269,29 @@ def spmm_arg_dx(
     row_scale: int,
     col_scale: int,
     out: int,
+    workspace: int,
     stream: int,
 ) -> None:
     """The gradient of X where only the entries in ``arg`` count; ``T`` is the transpose."""
-    if not (T.n_rows and feat):
-        return
-    kernel = _load("sddmm.cu", "spmm_arg_dx", dtype, T.index_dtype)
-    blocks = _jit.warps_to_blocks(T.n_rows * -(-feat // _jit.WARP))
-    arrays = (T.indptr, T.indices, perm, data, arg, grad, row_scale, col_scale, out)
-    kernel(blocks, (*arrays, T.n_rows, feat), stream=stream)
-
-
-def spmm_arg_da(
-    S: Structure,
-    dtype: str,
-    *,
-    feat: int,
-    ldx: int,
-    X: int,
-    grad: int,
-    arg: int,
-    row_scale: int,
-    col_scale: int,
-    out: int,
-    stream: int,
-) -> None:
-    """The gradient of the values where only the entries in ``arg`` count."""
-    if not S.nnz:
-        return
-    kernel = _load("sddmm.cu", "spmm_arg_da", dtype, S.index_dtype)
-    arrays = (S.indptr, S.indices, S.start, arg, grad, X, row_scale, col_scale, out)
-    args = (*arrays, S.nnz, _bytes(ldx, dtype), feat)
-    kernel(S.blocks, args, threads=_THREADS, stream=stream)
-
-
-# SDDMM
-
-
-def sddmm(
-    S: Structure,
-    dtype: str,
-    *,
-    heads: int,
-    feat: int,
-    ldx: int,
-    ldy: int,
-    X: int,
-    Y: int,
-    out: int,
-    stream: int,
-    row_scale: int = 0,
-    col_scale: int = 0,
-) -> None:
-    """``out[e, h] = r[i] c[j] <X_i, Y_j>`` over the features of head h, heads side by side.
-
-    One launch for as many features of Y as the L2 serves well, a 128-byte slice at least.
-    """
-    if not (S.nnz and heads):
-        return
-    size = ITEMSIZE[dtype]
-    if not feat:
-        _fill(out, S.nnz * heads * size, 0, stream)
-        return
-    together = X | Y | ldx * size | ldy * size | feat * size
-    vector = 16 // size if together % 16 == 0 else 8 // size if together % 8 == 0 else 1
-    kernel = _load("sddmm.cu", "sddmm_csr_balanced", dtype, S.index_dtype, (vector,))
-    arrays = (S.indptr, S.indices, S.start, X, Y, row_scale, col_scale, out)
-    sizes = (S.nnz, _bytes(ldx, dtype), _bytes(ldy, dtype), S.blocks)
-    width = feat
-    if size > 2 and heads == 1:  # sums of 2-byte dtypes are not rounded in between
-        least = 8 * vector
-        width = max(RESIDENT_BYTES // (S.n_cols * size) // least * least, least)
-    for begin in range(0, feat, width):
-        bounds = (heads, feat, begin, min(begin + width, feat))
-        kernel(S.blocks * heads, (*arrays, *sizes, *bounds), threads=_THREADS, stream=stream)
-
-
-# Edge softmax
-
-
-def edge_softmax(
-    S: Structure, dtype: str, *, heads: int, scores: int, out: int, stream: int
-) -> None:
-    """Softmax over the entries of each row, for each head."""
-    _softmax(S, dtype, heads, (scores, 0, out), False, stream)
-
-
-def edge_softmax_backward(
-    S: Structure, dtype: str, *, heads: int, probabilities: int, grad: int, out: int, stream: int
-) -> None:
-    """``p (g - sum of p g)`` over the entries of each row, for each head."""
-    _softmax(S, dtype, heads, (probabilities, grad, out), True, stream)
-
-
-def _softmax(
-    S: Structure, dtype: str, heads: int, arrays: tuple[int, ...], backward: bool, stream: int
-) -> None:
-    if not (S.nnz and heads):
-        return
-    together = heads if heads in _TOGETHER else 1
-    values = S.nnz * together // S.n_rows
-    fitting = (n for n in TEAMS if n >= together and n * _VALUES_PER_THREAD[n] >= values)
-    lanes = next(fitting, TEAMS[-1]) if together == heads else 32
-    threads = max(lanes, 128)
-    # Where a block is the team, it takes long rows as any other.
-    n_long = S.n_long if lanes < threads else 0
-    kernel = _load(
-        "attention.cu",
-        "edge_softmax_rows",
+    spmm(
+        T,
         dtype,
-        S.index_dtype,
-        (lanes, int(together == heads), int(backward)),
+        "chosen",
+        feat=feat,
+        ldx=feat,
+        data=data,
+        perm=perm,
+        X=grad,
+        row_scale=col_scale,
+        col_scale=row_scale,
+        out=out,
+        arg=arg,
+        workspace=workspace,
+        stream=stream,
     )
-    blocks = n_long + -(-S.n_rows * lanes // threads)
-    sizes = (S.n_rows, n_long, LONG_ROW, heads, together)
-    grid = (blocks, 1 if together == heads else heads)
-    kernel(grid, (S.indptr, S.long, *arrays, *sizes), threads=threads, stream=stream)
 
 
-def _bytes(stride: int, dtype: str) -> int:
+def row_bytes(stride: int, dtype: str) -> int:
     """Bytes from one row to the next."""
     found = stride * ITEMSIZE[dtype]
     if found >= 2**32:
@@ -389,7 +301,7 @@ def _bytes(stride: int, dtype: str) -> int:
     return found
 
 
-def _fill(pointer: int, size: int, byte: int, stream: int) -> None:
+def fill(pointer: int, size: int, byte: int, stream: int) -> None:
     runtime = import_cupy().cuda.runtime
     try:
         runtime.memsetAsync(pointer, byte, size, stream)

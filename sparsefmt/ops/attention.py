@@ -100,9 +100,9 @@ def edge_softmax_backward(
 
 
 def _softmax_gpu(A: CSR, scores: Array, *, out: Array) -> None:
-    from . import _launch
+    from . import _launch, _launch_edges
 
-    _launch.edge_softmax(
+    _launch_edges.edge_softmax(
         _launch.structure(A),
         str(scores.dtype),
         heads=_heads(scores),
@@ -113,9 +113,9 @@ def _softmax_gpu(A: CSR, scores: Array, *, out: Array) -> None:
 
 
 def _backward_gpu(A: CSR, p: Array, grad: Array, *, out: Array) -> None:
-    from . import _launch
+    from . import _launch, _launch_edges
 
-    _launch.edge_softmax_backward(
+    _launch_edges.edge_softmax_backward(
         _launch.structure(A),
         str(p.dtype),
         heads=_heads(p),

@@ -24,6 +24,14 @@ __device__ inline void store(double* y, double x) { *y = x; }
 // VEC values that load and store as one word; aligned as such.
 template <typename T, int VEC> struct alignas(sizeof(T) * VEC) Pack { T v[VEC]; };
 
+// Value i of a pack. Of the two bfloat16 in a word one is a shift away and one a mask.
+template <typename T, int VEC> __device__ inline accumulator<T> load(const Pack<T, VEC>& x, int i) { return load(x.v[i]); }
+template <int VEC> __device__ inline float load(const Pack<__nv_bfloat16, VEC>& x, int i) {
+    if constexpr (VEC == 1) return load(x.v[0]);
+    const unsigned word = ((const unsigned*)&x)[i / 2];
+    return __uint_as_float(i % 2 ? word & 0xffff0000 : word << 16);
+}
+
 template <int VALUE> struct Constant { static constexpr int value = VALUE; };
 
 // A pointer that stays in registers: else the compiler adds it up anew for every load.
@@ -32,8 +40,9 @@ template <typename T> __device__ inline T* kept(T* p) {
     return p;
 }
 
-// Words of 2 to 16 bytes. What is written once, the L2 gives up first.
+// Words of 1 to 16 bytes. What is written once, the L2 gives up first.
 template <int BYTES> struct Word;
+template <> struct Word<1> { using type = char; };
 template <> struct Word<2> { using type = short; };
 template <> struct Word<4> { using type = int; };
 template <> struct Word<8> { using type = int2; };
@@ -50,7 +59,7 @@ template <typename V> __device__ inline void store_once(V* p, const V& value) {
 }
 
 template <int VEC, typename T, typename Sum>
-__device__ inline void store_pack(T* y, const Sum (&sum)[VEC]) {
+__device__ inline void store_pack(T* y, const Sum* sum) {
     Pack<T, VEC> word;
 #pragma unroll
     for (int v = 0; v < VEC; ++v) store(&word.v[v], sum[v]);

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import numpy as np
+
 from .. import _validate
 from .._arrays import Array, allocating, as_array, is_cupy, namespace, on_device_of
 from ..base import Format
@@ -165,7 +167,7 @@ def _arg_backward_gpu(
     A: CSR, X: Array, arg: Array, grad: Array, T: CSR, perm: Array, *, out: Array, dA: Array,
     row_scale: Array | None, col_scale: Array | None,
 ) -> None:  # fmt: skip
-    from . import _launch
+    from . import _launch, _launch_edges
 
     shared = {
         "feat": X.shape[1],
@@ -177,10 +179,12 @@ def _arg_backward_gpu(
     # The kernels read `grad` packed.
     grad = namespace(grad).ascontiguousarray(grad)
     structure, dtype = _launch.structure(T), str(X.dtype)
-    entries = {"perm": pointer(perm), "data": pointer(A.data)}
+    size = _launch.spmm_workspace(structure, dtype, X.shape[1], arg=False)
+    workspace = namespace(X).empty(size, np.uint8) if size else None
+    entries = {"perm": pointer(perm), "data": pointer(A.data), "workspace": pointer(workspace)}
     _launch.spmm_arg_dx(structure, dtype, grad=pointer(grad), out=pointer(out), **entries, **shared)
     dense = {"ldx": row_stride(X), "X": pointer(X), "grad": pointer(grad)}
-    _launch.spmm_arg_da(_launch.structure(A), dtype, out=pointer(dA), **dense, **shared)
+    _launch_edges.spmm_arg_da(_launch.structure(A), dtype, out=pointer(dA), **dense, **shared)
 
 
 def _arg_backward_numba(

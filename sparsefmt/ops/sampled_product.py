@@ -58,9 +58,9 @@ def sddmm(A: Format, X: Array, Y: Array, *, out: Array | None = None) -> Array:
 
 
 def _sddmm_gpu(A: CSR, X: Array, Y: Array, *, out: Array) -> None:
-    from . import _launch
+    from . import _launch, _launch_edges
 
-    _launch.sddmm(
+    _launch_edges.sddmm(
         _launch.structure(A),
         str(X.dtype),
         heads=X.shape[1] if X.ndim == 3 else 1,

@@ -19,8 +19,8 @@ template <typename Sum> __device__ inline Sum total_of_own_entry(Sum (&partial)[
     return partial[0];
 }
 
-// s[e, h] = r[i] * c[j] * sum_f X[i, h, f] * Y[j, h, f] at the entries e = (i, j), over the features [from, to) of each head;
-// added to what s holds if those are not the first.
+// s[e, h] = r[i] * c[j] * sum_f X[i, h, f] * Y[j, h, f] at the entries e = (i, j), over the features
+// [from, to) of each head; added to what s holds if those are not the first.
 // A sub-warp owns chunks of entries and one head, and takes a piece at a time: one row of X stays in
 // registers while the rows of Y of all its entries are in flight. Every s[e, h] is written by one lane.
 template <typename T, typename Index, int VEC>
@@ -35,8 +35,7 @@ sddmm_csr_balanced(const Index* __restrict__ indptr, const Index* __restrict__ i
     const unsigned block = blockIdx.x % blocks, head = blockIdx.x / blocks;
     const int subwarp = threadIdx.x / LANES, lane = threadIdx.x % LANES;
     Pieces<Index> at_work(indptr, start, (long long)block * CHUNKS + subwarp * OWN, OWN, nnz);
-    const char* x_head = kept((const char*)(X + (long long)head * feat));
-    const char* y_head = kept((const char*)(Y + (long long)head * feat));
+    const T *x_head = X + (long long)head * feat, *y_head = Y + (long long)head * feat;
 
     Index own_col = read(indices + at_work.entry(lane));
     while (__any_sync(FULL_WARP, at_work.more())) {
@@ -53,19 +52,19 @@ sddmm_csr_balanced(const Index* __restrict__ indptr, const Index* __restrict__ i
         Sum partial[PIECE];
 #pragma unroll
         for (int j = 0; j < PIECE; ++j) partial[j] = 0;
-        const char* x_row = x_head + at(row, x_stride);
         for (int slice = from; slice < to; slice += LANES * VEC) {
             const int f = min(slice + lane * VEC, to - VEC);
-            const Vector x = read((const Vector*)(x_row + f * sizeof(T)));
+            const char *x_slice = (const char*)(x_head + f), *y_slice = kept((const char*)(y_head + f));
+            const Vector x = read((const Vector*)(x_slice + at(row, x_stride)));
             Vector y[PIECE];
 #pragma unroll
             for (int j = 0; j < PIECE; ++j)
-                y[j] = read((const Vector*)(y_head + f * sizeof(T) + at(cols[j], y_stride)));
+                y[j] = read((const Vector*)(y_slice + at(cols[j], y_stride)));
             if (slice + lane * VEC >= to) continue;
 #pragma unroll
             for (int j = 0; j < PIECE; ++j)
 #pragma unroll
-                for (int v = 0; v < VEC; ++v) partial[j] += load(x.v[v]) * load(y[j].v[v]);
+                for (int v = 0; v < VEC; ++v) partial[j] += load(x, v) * load(y[j], v);
         }
         Sum total = total_of_own_entry(partial);
         if (lane >= count) continue;
@@ -76,8 +75,8 @@ sddmm_csr_balanced(const Index* __restrict__ indptr, const Index* __restrict__ i
     }
 }
 
-// dA[e] = r[i] * c[j] * sum_f [arg[i, f] == e] * grad[i, f] * X[j, f] at the entries e = (i, j): the gradient of
-// the values of A where only the largest (or smallest) of each row and feature counts. Cut as above.
+// dA[e] = r[i] * c[j] * sum_f [arg[i, f] == e] * grad[i, f] * X[j, f] at the entries e = (i, j): the gradient
+// of the values of A where only the largest (or smallest) of each row and feature counts. Cut as above.
 template <typename T, typename Index>
 __global__ void __launch_bounds__(SDDMM_THREADS)
 spmm_arg_da(const Index* __restrict__ indptr, const Index* __restrict__ indices,
@@ -108,32 +107,5 @@ spmm_arg_da(const Index* __restrict__ indptr, const Index* __restrict__ indices,
         if (row_scale) total *= row_scale[row];
         if (col_scale) total *= col_scale[indices[first + lane]];
         store(dA + first + lane, total);
-    }
-}
-
-// dX[j, f] = c[j] * sum_e [arg[i, f] == perm[e]] * a[perm[e]] * r[i] * grad[i, f] over the entries e = (j, i) of the
-// transposed structure. A warp owns one row j and one slab of 32 features.
-template <typename T, typename Index>
-__global__ void spmm_arg_dx(const Index* __restrict__ indptr, const Index* __restrict__ indices,
-                            const Index* __restrict__ perm, const T* __restrict__ data,
-                            const Index* __restrict__ arg, const T* __restrict__ grad,
-                            const accumulator<T>* __restrict__ row_scale,
-                            const accumulator<T>* __restrict__ col_scale, T* __restrict__ dX, long long n_rows, long long feat) {
-    const int lane = threadIdx.x % WARP;
-    const long long slabs = (feat + WARP - 1) / WARP, warps = gridDim.x * (long long)blockDim.x / WARP;
-    for (long long item = (blockIdx.x * (long long)blockDim.x + threadIdx.x) / WARP; item < n_rows * slabs; item += warps) {
-        const long long j = item / slabs, f = item % slabs * WARP + lane;
-        if (f >= feat) continue;
-        accumulator<T> sum = 0;
-        for (Index e = indptr[j]; e < indptr[j + 1]; ++e) {
-            const long long i = indices[e], place = i * feat + f;
-            if (arg[place] != perm[e]) continue;
-            accumulator<T> term = load(grad[place]);
-            if (data) term *= load(data[perm[e]]);
-            if (row_scale) term *= row_scale[i];
-            sum += term;
-        }
-        if (col_scale) sum *= col_scale[j];
-        store(dX + j * feat + f, sum);
     }
 }

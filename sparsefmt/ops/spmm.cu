@@ -1,18 +1,25 @@
 #include "common.cuh"
 
-constexpr int SUM = 0, SCALED_SUM = 1, EXTREME = 2, EXTREME_ARG = 3;  // REDUCE; SUM: every row factor is 1
-constexpr int UNWEIGHTED = 0, DIRECT = 1, INDIRECT = 2;  // WEIGHTS; INDIRECT: by perm, col_scale or without data
-constexpr int MEAN = 1, MIN = 2;                         // flags
+// REDUCE. SUM: every row factor is 1. CHOSEN_SUM: of those values whose place in arg names their entry.
+constexpr int SUM = 0, SCALED_SUM = 1, CHOSEN_SUM = 2, EXTREME = 3, EXTREME_ARG = 4;
+// WEIGHTS. SCALED: by col_scale, with or without data. INDIRECT: of what is given, data by perm.
+constexpr int UNWEIGHTED = 0, DIRECT = 1, SCALED = 2, INDIRECT = 3;
+constexpr int MEAN = 1, MIN = 2;  // flags
 
 constexpr int SPMM_THREADS = 128;  // 1.05x over 256, 1.08x over 64 on graphs of 1 to 5 M entries (H200)
 
 // Resident blocks: as many as leave each thread the registers for its loads in flight.
 template <typename T, int VEC, int REDUCE>
-constexpr int RESIDENT = REDUCE == EXTREME_ARG ? 4 : sizeof(T) * VEC < 16 ? 8 : 7;
+constexpr int RESIDENT = REDUCE == CHOSEN_SUM ? 3 : REDUCE == EXTREME_ARG ? 4 : sizeof(T) * VEC < 16 ? 8 : 7;
 
 // Whether x is to replace the best so far: NaN beats all, and of equal values the first stays.
 template <typename Sum> __device__ inline bool beats(Sum x, Sum best) {
     return !(x <= best) && best == best;
+}
+__device__ inline double larger(double x, double best) { return beats(x, best) ? x : best; }
+__device__ inline float larger(float x, float best) {
+    asm("max.NaN.f32 %0, %0, %1;" : "+f"(best) : "f"(x));
+    return best;
 }
 
 // What has been reduced of VEC features of one row: a sum, or the largest value and its entry.
@@ -29,7 +36,7 @@ template <typename Sum, typename Index, int VEC, int REDUCE> struct Reduced {
     }
     __device__ void add(int i, Sum x, Index entry) {
         if (REDUCE < EXTREME) v[i] += x;
-        if (REDUCE == EXTREME) v[i] = beats(x, v[i]) ? x : v[i];
+        if (REDUCE == EXTREME) v[i] = larger(x, v[i]);
         if (REDUCE == EXTREME_ARG && (beats(x, v[i]) || arg[i] < 0)) v[i] = x, arg[i] = entry;
     }
     __device__ void add_partial(const Sum* values, const Index* args) {
@@ -54,9 +61,9 @@ template <typename T, typename Index, int VEC, int REDUCE> struct Result {
     const Sum* row_scale;
     int feat, flags;
 
-    __device__ void put(Reduced<Sum, Index, VEC, REDUCE>& sum, Index row, int f, long long length) const {
+    __device__ Sum scale(Index row) const { return row_scale ? read(row_scale + row) : Sum(1); }
+    __device__ void put(Reduced<Sum, Index, VEC, REDUCE>& sum, Index row, int f, long long length, Sum factor) const {
         if (REDUCE != SUM) {
-            Sum factor = row_scale ? row_scale[row] : Sum(1);
             if (flags & MEAN) factor /= (Sum)max(length, 1LL);
             if (flags & MIN) factor = -factor;
 #pragma unroll
@@ -68,6 +75,83 @@ template <typename T, typename Index, int VEC, int REDUCE> struct Result {
     }
 };
 
+// Columns and weights of a piece: a lane fetches those of entry `lane` (4 lanes: of two entries) one piece
+// ahead, and the sub-warp reads them by shuffles; weights, which are wanted late, through shared memory where
+// registers allow: 1.01 to 1.04x (H200).
+template <typename T, typename Index, int LANES, int WEIGHTS> struct Entries {
+    using Sum = accumulator<T>;
+    static constexpr int BATCH = LANES < PIECE ? PIECE / LANES : 1, QUAD = 16 / sizeof(Sum);
+    static constexpr bool BY_SHARED = WEIGHTS == DIRECT && LANES == PIECE && sizeof(T) == 4;
+    const Index *indices, *perm;
+    const T* data;
+    const Sum* col_scale;
+    Sum* shared;  // PIECE of this sub-warp
+    Index cols[BATCH], places[BATCH];
+    T values[BATCH];
+    Sum weights[BATCH];
+    Pack<Sum, QUAD> quad;
+
+    __device__ void fetch(const Pieces<Index>& at_work, int lane) {
+#pragma unroll
+        for (int b = 0; b < BATCH; ++b) {
+            const Index entry = at_work.entry(b * LANES + lane);
+            cols[b] = read(indices + entry);
+            if (WEIGHTS == DIRECT || (WEIGHTS == SCALED && data)) values[b] = read(data + entry);
+            if (WEIGHTS == INDIRECT) places[b] = perm ? read(perm + entry) : entry;
+        }
+    }
+    __device__ void weigh(Sum sign) {
+#pragma unroll
+        for (int b = 0; b < BATCH; ++b) {
+            weights[b] = sign;
+            if (WEIGHTS == DIRECT || (WEIGHTS == SCALED && data)) weights[b] *= load(values[b]);
+            if (WEIGHTS == INDIRECT && data) weights[b] *= load(data[places[b]]);
+            if (WEIGHTS >= SCALED && col_scale) weights[b] *= col_scale[cols[b]];
+        }
+        if (!BY_SHARED) return;
+        shared[threadIdx.x % LANES] = weights[0];
+        __syncwarp();
+    }
+    // In the order j = 0, 1, ...
+    __device__ Sum weight(int j) {
+        if (!BY_SHARED) return of(weights, j);
+        if (j % QUAD == 0) quad = *(const Pack<Sum, QUAD>*)(shared + j);
+        return quad.v[j % QUAD];
+    }
+    template <typename V> __device__ static V of(const V (&held)[BATCH], int j) {
+        return __shfl_sync(FULL_WARP, held[j / LANES], j % LANES, LANES);
+    }
+};
+
+// What sub-warps of a block hold of rows that they share: the last row of each, which it leaves open, and its
+// first row if that was begun before.
+template <typename Sum, typename Index, int LANES, int VEC, int REDUCE> struct Shared {
+    static constexpr int SUBWARPS = SPMM_THREADS / LANES, ARGS = REDUCE == EXTREME_ARG ? SUBWARPS : 1;
+    using Part = Reduced<Sum, Index, VEC, REDUCE>;
+    Sum open_values[SUBWARPS][LANES * VEC], head_values[SUBWARPS][LANES * VEC];
+    Index open_args[ARGS][LANES * VEC], head_args[ARGS][LANES * VEC];
+    Index open_row[SUBWARPS];
+
+    __device__ static int own(int subwarp) { return REDUCE == EXTREME_ARG ? subwarp : 0; }
+    __device__ void keep_head(const Part& sum, int subwarp, int at) {
+        sum.keep_partial(&head_values[subwarp][at], &head_args[own(subwarp)][at]);
+    }
+    __device__ void keep_open(const Part& sum, int subwarp, int at, Index row) {
+        sum.keep_partial(&open_values[subwarp][at], &open_args[own(subwarp)][at]);
+        if (at == 0) open_row[subwarp] = row;
+    }
+    __device__ void add_head(Part& sum, int subwarp, int at) const {
+        sum.add_partial(&head_values[subwarp][at], &head_args[own(subwarp)][at]);
+    }
+    // Of the sub-warps up to `last` that left this row open, in their order.
+    __device__ void add_open(Part& sum, Index row, int last, int at) const {
+        int k = last + 1;
+        while (k > 0 && open_row[k - 1] == row) --k;
+#pragma unroll 1
+        for (; k <= last; ++k) sum.add_partial(&open_values[k][at], &open_args[own(k)][at]);
+    }
+};
+
 // Partial results of rows that are cut between blocks: for the s-th such border, of the entries in the
 // block before it (side 0) and, where the row ends in the block behind it, of those (side 1).
 template <typename Sum, typename Index> struct Carry {
@@ -76,10 +160,16 @@ template <typename Sum, typename Index> struct Carry {
     int feat;
 
     __device__ long long at(int s, int side, int f) const { return (2LL * s + side) * feat + f; }
+    template <typename Part> __device__ void keep(const Part& sum, int s, int side, int f) const {
+        sum.keep_partial(values + at(s, side, f), args + at(s, side, f));
+    }
+    template <typename Part> __device__ void add(Part& sum, int s, int side, int f) const {
+        sum.add_partial(values + at(s, side, f), args + at(s, side, f));
+    }
 };
 
 // Y[i, :] = r[i] * sum_e a[e] * c[col[e]] * X[col[e], :] over the entries e of row i; or their mean, or
-// the largest (MIN: smallest) of them, and its entry.
+// the largest (MIN: smallest) of them, and its entry; or the sum of those that arg, of X's shape, names.
 // A block owns CHUNKS chunks and one slice of LANES * VEC features: 128 bytes of a row of X, so that the
 // active slice of X stays in the L2. A sub-warp owns 32 / sub-warps chunks and takes a piece at a time:
 // all loads of a piece are in flight together, and the row ends of the sub-warps of a warp fall into
@@ -97,37 +187,28 @@ spmm_csr_balanced(const Index* __restrict__ indptr, const Index* __restrict__ in
                   unsigned blocks, int feat, int flags) {
     constexpr int SUBWARPS = SPMM_THREADS / LANES;
     constexpr int OWN = CHUNKS / SUBWARPS;  // chunks of a sub-warp
-    constexpr int BATCH = LANES < PIECE ? PIECE / LANES : 1;  // entries of a piece that a lane fetches
-    constexpr int WIDTH = LANES * VEC;
-    constexpr int ARGS = REDUCE == EXTREME_ARG ? SUBWARPS : 1;
     using Sum = accumulator<T>;
     using Vector = Pack<T, VEC>;
-    // Of each sub-warp: what it holds of the row that it leaves open, and of a first row begun before.
-    __shared__ Sum open_values[SUBWARPS][WIDTH], head_values[SUBWARPS][WIDTH];
-    __shared__ Index open_args[ARGS][WIDTH], head_args[ARGS][WIDTH];
-    __shared__ Index open_row[SUBWARPS];
+    __shared__ Shared<Sum, Index, LANES, VEC, REDUCE> shared;
+    __shared__ alignas(16) Sum weights[SUBWARPS][PIECE];
 
     const unsigned block = blockIdx.x % blocks, slice = blockIdx.x / blocks;
     const int subwarp = threadIdx.x / LANES, lane = threadIdx.x % LANES;
-    const int own_args = REDUCE == EXTREME_ARG ? subwarp : 0;
     Pieces<Index> at_work(indptr, start, (long long)block * CHUNKS + subwarp * OWN, OWN, nnz);
     const Index first_row = at_work.from.row, open = at_work.to.row;
     const bool began_earlier = at_work.from.entry > indptr[first_row];
-    const int f = slice * WIDTH + lane * VEC;
+    const int f = (slice * LANES + lane) * VEC;
     const bool active = f < feat;
     const char* x_slice = kept((const char*)(X + (active ? f : 0)));
+    const char* arg_slice = (const char*)(arg + (active ? f : 0));
     const Result<T, Index, VEC, REDUCE> result{Y, arg, row_scale, feat, flags};
-    const Sum sign = flags & MIN ? -1 : 1;
+    const Sum sign = REDUCE >= EXTREME && flags & MIN ? -1 : 1;
 
-    Index cols[BATCH];
-    T values[BATCH];
+    Entries<T, Index, LANES, WEIGHTS> entries{indices, perm, data, col_scale, weights[subwarp]};
+    Sum next_factor = 1;
     const auto fetch = [&]() {
-#pragma unroll
-        for (int b = 0; b < BATCH; ++b) {
-            const Index entry = at_work.entry(b * LANES + lane);
-            cols[b] = read(indices + entry);
-            if (WEIGHTS == DIRECT) values[b] = read(data + entry);
-        }
+        if (REDUCE != SUM && at_work.row < at_work.rows) next_factor = result.scale(first_row + at_work.row);
+        entries.fetch(at_work, lane);
     };
     Reduced<Sum, Index, VEC, REDUCE> sum;
     sum.clear();
@@ -135,33 +216,30 @@ spmm_csr_balanced(const Index* __restrict__ indptr, const Index* __restrict__ in
     fetch();
     while (__any_sync(FULL_WARP, at_work.more())) {
         Vector x[PIECE];
+        Pack<Index, VEC> chosen[REDUCE == CHOSEN_SUM ? PIECE : 1];
+        Index places[REDUCE == CHOSEN_SUM ? PIECE : 1];
 #pragma unroll
         for (int j = 0; j < PIECE; ++j) {
-            const Index col = __shfl_sync(FULL_WARP, cols[j / LANES], j % LANES, LANES);
+            const Index col = entries.of(entries.cols, j);
             x[j] = read((const Vector*)(x_slice + at(col, stride)));
+            if (REDUCE != CHOSEN_SUM) continue;
+            chosen[j] = *(const Pack<Index, VEC>*)(arg_slice + at(col, feat * sizeof(Index)));
+            places[j] = entries.of(entries.places, j);
         }
-        Sum weights[BATCH];
-#pragma unroll
-        for (int b = 0; b < BATCH; ++b) {
-            if (WEIGHTS == DIRECT) weights[b] = load(values[b]);
-            if (WEIGHTS == INDIRECT) {
-                const Index entry = at_work.entry(b * LANES + lane);
-                weights[b] = data ? load(data[perm ? perm[entry] : entry]) : Sum(1);
-                if (col_scale) weights[b] *= col_scale[cols[b]];
-            }
-        }
+        entries.weigh(sign);
         const int count = at_work.count(), row = at_work.row, pos = at_work.pos;
         const bool row_ends = at_work.row_ends();
+        const Sum factor = next_factor;
         at_work.next();
         fetch();  // of the next piece, while the loads of this one are under way
         const auto accumulate = [&](int j, bool wanted) {
-            const Sum weight = WEIGHTS ? __shfl_sync(FULL_WARP, weights[j / LANES], j % LANES, LANES) : Sum(1);
+            const Sum weight = WEIGHTS ? entries.weight(j) : sign;
             if (!wanted) return;
 #pragma unroll
             for (int v = 0; v < VEC; ++v) {
-                Sum value = load(x[j].v[v]);
-                if (REDUCE >= EXTREME) value *= sign;
-                sum.add(v, WEIGHTS ? weight * value : value, at_work.from.entry + pos + j);
+                const Sum value = load(x[j], v);
+                if (REDUCE == CHOSEN_SUM && chosen[j].v[v] != places[j]) continue;
+                sum.add(v, WEIGHTS || REDUCE >= EXTREME ? weight * value : value, at_work.from.entry + pos + j);
             }
         };
         if (__all_sync(FULL_WARP, count == PIECE)) {
@@ -172,40 +250,28 @@ spmm_csr_balanced(const Index* __restrict__ indptr, const Index* __restrict__ in
             for (int j = 0; j < PIECE; ++j) accumulate(j, j < count);
         }
         if (row_ends) {
-            if (row == 0 && began_earlier)
-                sum.keep_partial(&head_values[subwarp][lane * VEC], &head_args[own_args][lane * VEC]);
-            else if (active)
-                result.put(sum, first_row + row, f, pos + count - row_begin);
+            if (row == 0 && began_earlier) shared.keep_head(sum, subwarp, lane * VEC);
+            else if (active) result.put(sum, first_row + row, f, pos + count - row_begin, factor);
             sum.clear();
             row_begin = pos + count;
         }
     }
 
-    if (lane == 0) open_row[subwarp] = open;
-    sum.keep_partial(&open_values[subwarp][lane * VEC], &open_args[own_args][lane * VEC]);
+    shared.keep_open(sum, subwarp, lane * VEC, open);
     __syncthreads();
-    const auto add_open = [&](Index row, int last) {
-        int k = last + 1;
-        while (k > 0 && open_row[k - 1] == row) --k;
-        for (; k <= last; ++k)
-            sum.add_partial(&open_values[k][lane * VEC], &open_args[REDUCE == EXTREME_ARG ? k : 0][lane * VEC]);
-    };
+    if (!active) return;
     const Carry<Sum, Index> carry{carry_values, carry_args, feat};
-    if (at_work.rows > 0 && began_earlier && active) {
+    if (at_work.rows > 0 && began_earlier) {
         sum.clear();
-        add_open(first_row, subwarp - 1);
-        sum.add_partial(&head_values[subwarp][lane * VEC], &head_args[own_args][lane * VEC]);
-        const long long place = carry.at(slot[block], 1, f);
-        if (slot[block] >= 0 && start[(long long)block * CHUNKS].row == first_row)
-            sum.keep_partial(carry_values + place, carry_args + place);
-        else
-            result.put(sum, first_row, f, indptr[first_row + 1] - indptr[first_row]);
+        shared.add_open(sum, first_row, subwarp - 1, lane * VEC);
+        shared.add_head(sum, subwarp, lane * VEC);
+        if (slot[block] >= 0 && start[(long long)block * CHUNKS].row == first_row) carry.keep(sum, slot[block], 1, f);
+        else result.put(sum, first_row, f, indptr[first_row + 1] - indptr[first_row], result.scale(first_row));
     }
-    if (subwarp == SUBWARPS - 1 && slot[block + 1] >= 0 && active) {
+    if (subwarp == SUBWARPS - 1 && slot[block + 1] >= 0) {
         sum.clear();
-        add_open(open, subwarp);
-        const long long place = carry.at(slot[block + 1], 0, f);
-        sum.keep_partial(carry_values + place, carry_args + place);
+        shared.add_open(sum, open, subwarp, lane * VEC);
+        carry.keep(sum, slot[block + 1], 0, f);
     }
 }
 
@@ -215,7 +281,7 @@ template <typename T, typename Index, int REDUCE>
 __global__ void spmm_csr_cut_rows(const Index* __restrict__ indptr, const Place<Index>* __restrict__ start,
                                   const int* __restrict__ cut, const accumulator<T>* __restrict__ row_scale,
                                   T* __restrict__ Y, Index* __restrict__ arg,
-                                  const accumulator<T>* carry_values, const Index* carry_args,
+                                  accumulator<T>* carry_values, Index* carry_args,
                                   int cuts, int feat, int flags) {
     using Sum = accumulator<T>;
     const int slabs = (feat + WARP - 1) / WARP;
@@ -227,13 +293,13 @@ __global__ void spmm_csr_cut_rows(const Index* __restrict__ indptr, const Place<
     if (row_at(cut[s] + 1LL) == row) return;
     int first = s;
     while (first > 0 && row_at(cut[first - 1]) == row) --first;
-    const Carry<Sum, Index> carry{nullptr, nullptr, feat};
+    const Carry<Sum, Index> carry{carry_values, carry_args, feat};
     Reduced<Sum, Index, 1, REDUCE> sum;
     sum.clear();
-    for (int k = first; k <= s; ++k) sum.add_partial(carry_values + carry.at(k, 0, f), carry_args + carry.at(k, 0, f));
-    sum.add_partial(carry_values + carry.at(s, 1, f), carry_args + carry.at(s, 1, f));
+    for (int k = first; k <= s; ++k) carry.add(sum, k, 0, f);
+    carry.add(sum, s, 1, f);
     const Result<T, Index, 1, REDUCE> result{Y, arg, row_scale, feat, flags};
-    result.put(sum, row, f, (long long)indptr[row + 1] - indptr[row]);
+    result.put(sum, row, f, (long long)indptr[row + 1] - indptr[row], result.scale(row));
 }
 
 // Y[row[e], :] += a[e] * c[col[e]] * r[row[e]] * X[col[e], :] for every entry e, in any order (fuseGNN's

@@ -1,0 +1,201 @@
+"""Which calls go around torch's dispatcher: those of which nothing else would have heard."""
+
+import contextlib
+import threading
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from autograd_cases import make_graph  # noqa: E402
+from torch._dispatch.python import enable_python_dispatcher  # noqa: E402
+from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
+from torch.fx.experimental.proxy_tensor import make_fx  # noqa: E402
+from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
+
+from sparsefmt.autograd import bridge, edge_softmax, sddmm, spmm  # noqa: E402
+from sparsefmt.autograd.structure import side_of  # noqa: E402
+
+OPS = [op for op in vars(bridge).values() if isinstance(op, bridge.Op)]
+
+
+class Seen(TorchDispatchMode):
+    """The names of the ops that the dispatcher sees."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.names.add(func.name())
+        return func(*args, **(kwargs or {}))
+
+
+class Subclass(torch.Tensor):
+    pass
+
+
+@contextlib.contextmanager
+def autocast():
+    """What ``torch.autocast("cuda")`` sets where there is a GPU."""
+    torch.set_autocast_enabled("cuda", True)
+    try:
+        yield
+    finally:
+        torch.set_autocast_enabled("cuda", False)
+
+
+@pytest.fixture
+def side():
+    """A structure that looks as if it were on a GPU."""
+    side = side_of(make_graph(6, 5, 20), False)
+    side.structure = "structure"
+    return side
+
+
+@pytest.fixture
+def direct(side):
+    """Whether a call with these features would go around the dispatcher."""
+    return lambda x: bridge.needs_no_dispatcher(side, (x, None, "sum"))
+
+
+@pytest.fixture
+def x():
+    return torch.rand(5, 3)
+
+
+@pytest.mark.parametrize(
+    "context",
+    [contextlib.nullcontext, torch.no_grad, torch.inference_mode, torch.autograd.detect_anomaly],
+)
+@pytest.mark.filterwarnings("ignore:Anomaly Detection:UserWarning")
+def test_an_eager_call_goes_straight_to_the_kernel(direct, x, context):
+    with context():
+        assert direct(x)
+        assert direct(torch.rand(5, 3))
+        assert direct(torch.nn.Parameter(x, requires_grad=False))
+
+
+def test_so_does_one_of_another_thread_or_of_backward(direct, x):
+    found = []
+
+    class Call(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            found.append(direct(x))
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, grad):
+            found.append(direct(grad))
+            return grad
+
+    Call.apply(x.requires_grad_()).sum().backward()
+    thread = threading.Thread(target=lambda: found.append(direct(x)))
+    thread.start()
+    thread.join()
+    assert found == [True] * 3
+
+
+def test_an_op_goes_the_way_that_the_question_says(side, x):
+    op = bridge.Op("spmm")
+    op.kernel = lambda structure, *args: structure
+    args = x, None, None, None, None, "sum"
+    assert op(side, *args) == "structure"
+    with Seen() as seen:
+        op(side, *args)
+    assert seen.names == {"sparsefmt::spmm"}
+    side.structure = None  # as on the CPU
+    assert torch.equal(op(side, *args), op.library(*structure(side), *args))
+
+
+def structure(side):
+    return side.indptr, side.indices, side.n_cols, side.plan
+
+
+@pytest.mark.parametrize(
+    "context",
+    [
+        Seen,
+        FakeTensorMode,
+        lambda: torch.profiler.profile(acc_events=True),
+        torch.autograd.profiler.profile,
+        enable_python_dispatcher,
+        autocast,
+        lambda: torch.device("cpu"),  # a mode for __torch_function__
+    ],
+)
+def test_whatever_watches_sees_the_library_op(direct, x, context):
+    with context():
+        assert not direct(x)
+    assert direct(x)
+
+
+@pytest.mark.parametrize(
+    "trace",
+    [
+        torch.vmap,
+        lambda f: torch.func.grad(lambda x: f(x).sum()),
+        torch.func.functionalize,
+        make_fx,
+        lambda f: make_fx(f, pre_dispatch=True),
+        lambda f: lambda x: torch.jit.trace(f, x, check_trace=False),
+        lambda f: torch.compile(f, backend="eager", fullgraph=True),
+    ],
+    ids=["vmap", "grad", "functionalize", "fx", "fx before autograd", "jit", "compile"],
+)
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+def test_so_does_whatever_traces_or_transforms(direct, x, trace):
+    found = []
+
+    def ask(x):
+        found.append(direct(x))
+        return x * 2
+
+    trace(ask)(x)
+    assert found == [False]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda x: x.as_subclass(Subclass),
+        lambda x: FakeTensorMode().from_tensor(x),
+        lambda x: torch.complex(x, x).conj().imag,  # its negation is put off
+    ],
+    ids=["subclass", "fake", "negative"],
+)
+def test_so_does_a_tensor_that_is_more_than_its_memory(direct, x, make):
+    assert not direct(make(x))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("reduce", ["sum", "mean", "max", "min"])
+def test_both_ways_agree_to_the_last_bit(monkeypatch, reduce):
+    graph = make_graph(300, 200, 5000, device="cuda")
+    shapes = (graph.n_cols, 32), (graph.nnz,), (graph.n_rows,), (graph.n_cols,)
+    given = [torch.rand(n, device="cuda").add_(0.1).requires_grad_() for n in shapes]
+
+    def step():
+        x, a, r, c = given
+        y = spmm(graph, x, a, reduce=reduce, row_scale=r, col_scale=c)
+        p = edge_softmax(graph, sddmm(graph, y, x))
+        again = reduce in ("sum", "mean")
+        first = torch.autograd.grad(p.square().sum(), given, create_graph=again)
+        energy = sum(one.square().sum() for one in first)
+        return [y, p, *first, *(torch.autograd.grad(energy, given) if again else ())]
+
+    with Seen() as seen:
+        watched = step()
+    assert seen.names >= {"sparsefmt::sddmm", "sparsefmt::edge_softmax_backward"}
+    for op in OPS:
+        monkeypatch.setattr(op, "library", None)
+    assert all(map(torch.equal, step(), watched))
+
+
+@pytest.mark.gpu
+def test_the_profiler_knows_the_op_by_its_name():
+    graph, activities = make_graph(6, 5, 20, device="cuda"), [torch.profiler.ProfilerActivity.CPU]
+    with torch.profiler.profile(activities=activities, acc_events=True) as profile:
+        spmm(graph, torch.rand(5, 3, device="cuda"))
+    assert "sparsefmt::spmm" in {event.key for event in profile.key_averages()}
