@@ -1,6 +1,7 @@
 """Every kernel once over small, awkward shapes: what ``make sanitize`` runs under each tool.
 
 CuPy's memory pool is off: each array is an allocation of its own, and a step beyond it shows.
+Arguments choose among the dtypes of the values, all by default.
 """
 
 import sys
@@ -17,7 +18,7 @@ from sparsefmt import COO, CSR, Graph, ops
 
 # The last has rows that are cut between blocks.
 SHAPES = [(0, 0, 0), (3, 5, 0), (1, 40, 64), (40, 1, 33), (70, 50, 900), (3, 40, 12_000)]
-WIDTHS = [1, 33, 64]
+WIDTHS = [1, 33, 72]
 DTYPES = [
     (np.float32, np.int32),
     (np.float64, np.int64),
@@ -28,12 +29,13 @@ DTYPES = [
 
 def main() -> None:
     """Convert through every format and multiply in each."""
+    chosen = [case for case in DTYPES if np.dtype(case[0]).name in sys.argv[1:]] or DTYPES
     cupy.cuda.set_allocator(None)
     cupy.cuda.set_pinned_memory_allocator(None)
     rng = np.random.default_rng(0)
     for n_rows, n_cols, nnz in SHAPES:
         row, col = rng.integers(0, max(n_rows, 1), nnz), rng.integers(0, max(n_cols, 1), nnz)
-        for dtype, index_dtype in DTYPES:
+        for dtype, index_dtype in chosen:
             data = rng.standard_normal(nnz).astype(dtype)
             i, j = row.astype(index_dtype), col.astype(index_dtype)
             run(COO(i, j, data, shape=(n_rows, n_cols)).to("cuda"))
@@ -77,7 +79,7 @@ def operate(A: CSR, dtype: np.dtype[Any]) -> None:
         _, arg = ops.spmm_arg(A, X, reduce="max", row_scale=r, col_scale=c)
         ops.spmm_arg_backward(A, X, arg, grad, row_scale=r, col_scale=c)
         assert ops.sddmm(A, grad, X).shape == (A.nnz,)
-    for heads in (1, 3, 8):
+    for heads in (1, 3, 8, 16):
         left, right = (cupy.ones((size, heads, 5), dtype) for size in A.shape)
         scores = ops.sddmm(A, left, right)
         p = ops.edge_softmax(A, scores)

@@ -167,8 +167,8 @@ def spmm(
 ) -> None:
     """``out = diag(r) reduce(a c X)``; the value of entry e is ``data[perm[e]]`` where given.
 
-    ``reduce`` may also be "chosen": the sum of those ``a[e] c[j] X[j, f]`` whose ``arg[j, f]``, given
-    in X's shape, is ``perm[e]``.
+    ``reduce`` may also be "chosen": the sum of those ``a[e] c[j] X[j, f]`` whose ``arg[j, f]``,
+    given in X's shape, is ``perm[e]``.
     """
     if not (S.n_rows and feat):
         return
