@@ -162,8 +162,9 @@ def test_so_does_whatever_traces_or_transforms(direct, x, trace):
         lambda x: x.as_subclass(Subclass),
         lambda x: FakeTensorMode().from_tensor(x),
         lambda x: torch.complex(x, x).conj().imag,  # its negation is put off
+        lambda x: torch._efficientzerotensor(x.shape),  # as in the gradient of torch.sgn
     ],
-    ids=["subclass", "fake", "negative"],
+    ids=["subclass", "fake", "negative", "zeros"],
 )
 def test_so_does_a_tensor_that_is_more_than_its_memory(direct, x, make):
     assert not direct(make(x))
@@ -199,3 +200,12 @@ def test_the_profiler_knows_the_op_by_its_name():
     with torch.profiler.profile(activities=activities, acc_events=True) as profile:
         spmm(graph, torch.rand(5, 3, device="cuda"))
     assert "sparsefmt::spmm" in {event.key for event in profile.key_averages()}
+
+
+@pytest.mark.gpu
+def test_gradients_that_are_zeros_without_memory():
+    graph = make_graph(300, 200, 5000, device="cuda")
+    x, a = (torch.rand(n, device="cuda").requires_grad_() for n in ((200, 32), (5000,)))
+    torch.sgn(spmm(graph, x, a)).sum().backward()
+    assert not x.grad.any()
+    assert not a.grad.any()

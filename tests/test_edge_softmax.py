@@ -22,6 +22,7 @@ from op_cases import (
 import sparsefmt
 from sparsefmt import ops
 from sparsefmt._op_oracles import edge_softmax_backward_bound, edge_softmax_backward_oracle
+from sparsefmt.ops import _launch_edges
 from sparsefmt.testing import assert_close, edge_softmax_bound, edge_softmax_oracle
 
 HEADS = [(), (1,), (2,), (4,), (7,), (8,), (33,)]
@@ -81,6 +82,23 @@ def test_rows_that_many_blocks_share(xp, heads):
     check(xp, A, scores)
     p = edge_softmax_oracle(A, scores).astype(np.float32)
     check_backward(xp, A, p, features(A.nnz, heads, np.float32, seed=3))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("heads", [(), (2,), (8,), (16,), (32,)])
+@pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
+@pytest.mark.parametrize("length", [1, 60, 300])
+def test_teams_of_every_size(monkeypatch, length, dtype, heads):
+    """Rows that a team holds, reads twice, leaves to its warp or to a block, without any tiles."""
+    import cupy
+
+    monkeypatch.setattr(_launch_edges, "LONG_VALUES", 0)
+    lengths = [0, 1, 7, 100, 2049, 3000, *[length] * 200]
+    A = rows_of(lengths, 9, None, np.int32)
+    scores = (3 * features(A.nnz, heads, np.float64)).astype(dtype)
+    check(cupy, A, scores)
+    p = edge_softmax_oracle(A, scores).astype(dtype)
+    check_backward(cupy, A, p, features(A.nnz, heads, dtype, seed=2))
 
 
 @pytest.mark.parametrize("heads", [(), (2,)])

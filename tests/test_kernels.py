@@ -6,7 +6,7 @@ from sparsefmt.ops import _jit
 
 nvrtc = pytest.importorskip("cupy_backends.cuda.libs.nvrtc", reason="CuPy brings NVRTC")
 
-ARCHITECTURES = (80, 90, 100, 120)
+ARCHITECTURES = (75, 80, 90, 120)
 FILES = sorted({file for file, _ in _jit.declared()})
 #: Instantiations compiled together: few enough for all cores to have a part.
 TOGETHER = 40

@@ -223,31 +223,53 @@ def backward_oracle(A, X, arg, grad, r, c):
     return (dX, dA), sizes
 
 
+def check_gradients(xp, A, width, dtype, *, scaled):
+    eps = 2.0**-7 if np.dtype(dtype).name == "bfloat16" else float(np.finfo(dtype).eps)
+    X, grad = features(A.n_cols, width, dtype), features(A.n_rows, width, dtype, seed=7)
+    scales = {
+        "row_scale": features(A.n_rows, (), dtype, seed=2) if scaled else None,
+        "col_scale": features(A.n_cols, (), dtype, seed=3) if scaled else None,
+    }
+    there = {name: put(xp, value) for name, value in scales.items()}
+    arg = ops.spmm_arg(put(xp, A), put(xp, X), **there)[1]
+    apart = far_apart(xp, X), arg, far_apart(xp, grad, gap=1)
+    found = ops.spmm_arg_backward(put(xp, A), *apart, **there)
+    r, c = (
+        np.ones(size) if one is None else one
+        for one, size in zip(scales.values(), A.shape, strict=True)
+    )
+    expected, sizes = backward_oracle(A, X, host(arg), grad, r, c)
+    for got, want, size in zip(found, expected, sizes, strict=True):
+        terms = max(A.n_rows, width)
+        assert_close(got, want, bound=terms * eps * size + 1e-7 * (eps > 1e-4))
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
 @pytest.mark.parametrize("index_dtype", INDEX_DTYPES, ids=name_of)
 @pytest.mark.parametrize("weighted", [True, False])
 @pytest.mark.parametrize("scaled", [True, False])
 def test_gradients_go_to_the_winners(xp, dtype, index_dtype, weighted, scaled):
-    eps = 2.0**-7 if np.dtype(dtype).name == "bfloat16" else float(np.finfo(dtype).eps)
     A = matrix("power law", dtype if weighted else None, index_dtype).tocsr()
-    for width in (0, 1, 21):
-        X, grad = features(A.n_cols, width, dtype), features(A.n_rows, width, dtype, seed=7)
-        scales = {
-            "row_scale": features(A.n_rows, (), dtype, seed=2) if scaled else None,
-            "col_scale": features(A.n_cols, (), dtype, seed=3) if scaled else None,
-        }
-        there = {name: put(xp, value) for name, value in scales.items()}
-        arg = ops.spmm_arg(put(xp, A), put(xp, X), **there)[1]
-        apart = far_apart(xp, X), arg, far_apart(xp, grad, gap=1)
-        found = ops.spmm_arg_backward(put(xp, A), *apart, **there)
-        r, c = (
-            np.ones(size) if one is None else one
-            for one, size in zip(scales.values(), A.shape, strict=True)
-        )
-        expected, sizes = backward_oracle(A, X, host(arg), grad, r, c)
-        for got, want, size in zip(found, expected, sizes, strict=True):
-            terms = max(A.n_rows, width)
-            assert_close(got, want, bound=terms * eps * size + 1e-7 * (eps > 1e-4))
+    for width in (0, 1, 12, 16, 21, 64):
+        check_gradients(xp, A, width, dtype, scaled=scaled)
+
+
+@pytest.mark.parametrize("width", [8, 33])
+@pytest.mark.parametrize("index_dtype", INDEX_DTYPES, ids=name_of)
+def test_gradients_of_columns_that_many_blocks_share(xp, index_dtype, width):
+    A = rows_of(np.ones(10_000, int), 3, np.float32, index_dtype)
+    check_gradients(xp, A, width, np.float32, scaled=True)
+
+
+def test_winners_may_begin_anywhere(xp):
+    A = put(xp, matrix("power law", np.float32, np.int32).tocsr())
+    X, grad = (put(xp, features(size, 64, np.float32)) for size in (A.n_cols, A.n_rows))
+    arg = ops.spmm_arg(A, X)[1]
+    buffer = xp.empty(arg.size + 1, arg.dtype)
+    buffer[1:] = arg.ravel()
+    once = ops.spmm_arg_backward(A, X, arg, grad)
+    again = ops.spmm_arg_backward(A, X, buffer[1:].reshape(arg.shape), grad)
+    assert all(bool((a == b).all()) for a, b in zip(once, again, strict=True))
 
 
 def test_gradients_take_a_transpose_that_is_there_already(xp):

@@ -11,6 +11,7 @@ from op_cases import (
     FORMATS,
     INDEX_DTYPES,
     KINDS,
+    LONG_ROWS,
     ROW_LENGTHS,
     WIDTHS,
     far_apart,
@@ -28,6 +29,7 @@ from op_cases import (
 
 import sparsefmt
 from sparsefmt import ops
+from sparsefmt.ops import _launch
 from sparsefmt.testing import assert_close, dot, dot_bound, error_bound, spmm_oracle
 
 
@@ -82,6 +84,27 @@ def test_rows_that_many_blocks_share(xp, weighted, dtype, width, index_dtype):
     expected, bound = quick_oracle(A, X)
     assert_close(out, expected, bound=bound)
     assert intact(xp, buffer)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("reduce", ["sum", "mean"])
+@pytest.mark.parametrize("width", [40, 72, 200])
+@pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
+@pytest.mark.parametrize("weighted", [True, False])
+def test_wide_slices(monkeypatch, weighted, dtype, width, reduce):
+    """What large dense graphs take, on small ones."""
+    import cupy
+
+    for limit in ("DENSE_ROWS", "SMALL_BYTES"):
+        monkeypatch.setattr(_launch, limit, -1)
+    for k, lengths in enumerate([LONG_ROWS, *ROW_LENGTHS.values()]):
+        A = rows_of(lengths, 37, dtype if weighted else None, INDEX_DTYPES[k % 2], seed=k)
+        X = features(37, width, dtype)
+        out, buffer = poisoned(cupy, (A.n_rows, width), dtype)
+        ops.spmm(put(cupy, A), put(cupy, X), reduce=reduce, out=out)
+        expected, bound = quick_oracle(A, X, reduce)
+        assert_close(out, expected, bound=bound)
+        assert intact(cupy, buffer)
 
 
 @pytest.mark.parametrize("scales", ["row_scale", "col_scale", "both"])

@@ -1,4 +1,6 @@
-"""The library ops on CUDA: torch allocates, ``ops._launch`` launches on torch's current stream.
+"""The ops on CUDA: torch allocates, ``ops._launch`` launches on torch's current stream.
+
+They take a ``Structure``; ``of_tensors`` makes kernels of library ops of them.
 
 Kernels take pointers: ``data_ptr()`` costs 0.1 µs where an exchange through DLPack costs 15.
 """

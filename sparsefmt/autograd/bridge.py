@@ -169,7 +169,8 @@ def needs_no_dispatcher(side: Side, args: tuple[Any, ...]) -> bool:
     """Whether a call would reach the CUDA kernel and nothing else.
 
     Not with a compiler, a profiler, autocast or a mode at work, nor a tracer or a transform (they
-    add to the keys of the thread), nor for a subclass or a negation that torch has put off.
+    add to the keys of the thread), nor for a subclass, a negation that torch has put off, or zeros
+    without memory.  Torch has no question that an ``ExecutionTraceObserver`` would answer.
     """
     if (
         torch.compiler.is_compiling()
@@ -182,7 +183,7 @@ def needs_no_dispatcher(side: Side, args: tuple[Any, ...]) -> bool:
         return False
     for arg in args:
         if type(arg) in _TENSORS:
-            if arg.is_neg():
+            if arg.is_neg() or arg._is_zerotensor():
                 return False
         elif type(arg) not in _OTHERS:
             return False

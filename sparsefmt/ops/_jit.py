@@ -24,7 +24,7 @@ from ..errors import KernelLaunchError
 OPTIONS = ("-std=c++17",)
 THREADS = 256
 WARP = 32
-MAX_BLOCKS = 2**31 - 1
+MAX_BLOCKS, MAX_ROWS = 2**31 - 1, 2**16 - 1
 
 _C_TYPES = {
     "float16": "__half",
@@ -98,8 +98,10 @@ class Kernel:
     ) -> None:
         """Enqueue on the stream of that address, a grid of at least one block."""
         x, y = blocks if isinstance(blocks, tuple) else (blocks, 1)
-        if x > MAX_BLOCKS:
-            raise KernelLaunchError(f"{self.name}: a grid of {x} blocks, at most {MAX_BLOCKS} fit.")
+        if x > MAX_BLOCKS or y > MAX_ROWS:
+            raise KernelLaunchError(
+                f"{self.name}: a grid of {x} x {y} blocks, at most {MAX_BLOCKS} x {MAX_ROWS} fit."
+            )
         memory, config, extra = _memory.parts
         self.pack_into(memory, 0, x or 1, y, 1, threads, 1, 1, 0, stream, self.size, *args)
         status = self.launch(config, self.function, None, extra)

@@ -18,7 +18,7 @@ ITEMSIZE = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8, "int32": 4,
 #: Mean entries of a row from which slices of 256 bytes beat 128: 1.02 to 1.06x on graphs of 50 and
 #: more, 0.90x on graphs of 12 (H200, float32).
 DENSE_ROWS = 32
-#: Bytes of 256-byte slices of X up to which float16 gains by them (1.03x) and a product with
+#: Bytes of 256-byte slices of X up to which 2-byte features gain by them (1.03x) and a product with
 #: ``col_scale``, which then reads half as many scales (1.08 to 1.14x): the L2 still helps.
 WIDE_BYTES = 96 * 2**20
 #: Bytes of 256-byte slices of X below which 128 bytes are better: more of a slice is in the L1.
@@ -181,6 +181,8 @@ def spmm(
     wide = reduce in ("sum", "mean") and _wide(S, dtype, scaled=bool(col_scale))
     given = bool(row_scale), bool(arg), bool(data), bool(perm), bool(col_scale)
     constants, slices, stride = _spmm_plan(dtype, reduce, feat, ldx, together, wide, given, shape)
+    if reduce == "chosen":
+        row_bytes(feat, S.index_dtype)  # the kernel counts in the rows of arg as in those of X
     flags = _FLAGS.get(reduce, 0)
     partial_args = workspace + 2 * S.n_cuts * feat * max(ITEMSIZE[dtype], 4)
     kernel = load("spmm.cu", "spmm_csr_balanced", dtype, S.index_dtype, constants)

@@ -20,9 +20,9 @@ _TILE_THREADS = 128  # as in attention.cu
 #: rows are many, 16 best by up to 2x where they are few.
 _TILE_ROWS = 16
 #: Threads of a team in attention.cu, and numbers of heads that it takes side by side.
-TEAMS = (8, 16, 32, 128, 512)
+TEAMS = (16, 32, 128, 512)
 #: Values a thread of a mean row up to which a team is taken; a thread holds 16 at a time (H200).
-_VALUES_PER_THREAD = {8: 8, 16: 16, 32: 32, 128: 64, 512: 64}
+_VALUES_PER_THREAD = {16: 16, 32: 32, 128: 64, 512: 64}
 _TOGETHER = (1, 2, 4, 8, 16, 32)
 
 

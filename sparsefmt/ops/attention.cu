@@ -2,11 +2,7 @@
 
 // A team is a sub-warp of LANES lanes or, beyond 32, the whole block. A lane has HELD values of a row in
 // registers, and as many loads in flight: a tile.
-template <int LANES> constexpr int HELD_BY = LANES <= 8 ? 8 : 16;
 template <int LANES> constexpr int SOFTMAX_THREADS = LANES <= WARP ? 128 : LANES;
-
-template <typename Sum> __device__ inline Sum lowest() { return -Sum(__int_as_float(0x7f800000)); }
-template <typename Sum> __device__ inline Sum larger(Sum a, Sum b) { return a > b || a != a ? a : b; }
 
 // e^x. In float32 off by 2 + 1.2 |x| units in the last place: the rounding of x alone costs |x|.
 __device__ inline float power(float x) { return __expf(x); }
@@ -34,7 +30,6 @@ template <int LANES, int HELD, bool SIDE_BY_SIDE, typename T> struct Row {
     using Sum = accumulator<T>;
     long long n;
     int step, lane, heads;
-    int loads;  // of that lane of this warp which holds most: no lane issues more, where rows are short
     Sum* shared;
 
     // Place k of a tile; from one pointer and a constant where heads lie side by side.
@@ -45,14 +40,14 @@ template <int LANES, int HELD, bool SIDE_BY_SIDE, typename T> struct Row {
     __device__ bool one_tile() const { return n <= LANES * HELD; }
     __device__ void load(const T* s, long long tile, Sum fill, Sum (&held)[HELD]) const {
 #pragma unroll
-        for (int k = 0; k < HELD && k < loads; ++k) {
+        for (int k = 0; k < HELD; ++k) {
             held[k] = fill;
             if (has(tile, k)) held[k] = ::load(*at(s, tile, k));
         }
     }
     __device__ void store(T* s, long long tile, const Sum (&held)[HELD]) const {
 #pragma unroll
-        for (int k = 0; k < HELD && k < loads; ++k) {
+        for (int k = 0; k < HELD; ++k) {
             if (has(tile, k)) ::store(at(s, tile, k), held[k]);
         }
     }
@@ -69,19 +64,19 @@ __device__ inline void softmax_row(const Row<LANES, HELD, SIDE_BY_SIDE, T>& row,
         row.load(s, tile, lowest<Sum>(), held);
         Sum higher = top;
 #pragma unroll
-        for (int k = 0; k < HELD && k < row.loads; ++k) higher = larger(higher, held[k]);
+        for (int k = 0; k < HELD; ++k) higher = larger(higher, held[k]);
         if (row.one_tile()) higher = row.template total<true>(higher);
         if (row.one_tile() || higher > lowest<Sum>() || higher != higher) {
             sum *= power(top - higher);
 #pragma unroll
-            for (int k = 0; k < HELD && k < row.loads; ++k) sum += held[k] = power(held[k] - higher);
+            for (int k = 0; k < HELD; ++k) sum += held[k] = power(held[k] - higher);
         }
         top = higher;
     }
     if (row.one_tile()) {
         const Sum factor = 1 / row.template total<false>(sum);
 #pragma unroll
-        for (int k = 0; k < HELD && k < row.loads; ++k) held[k] *= factor;
+        for (int k = 0; k < HELD; ++k) held[k] *= factor;
         row.store(p, 0, held);
         return;
     }
@@ -91,7 +86,7 @@ __device__ inline void softmax_row(const Row<LANES, HELD, SIDE_BY_SIDE, T>& row,
     for (long long tile = 0; tile < row.n; tile += LANES * HELD) {
         row.load(s, tile, lowest<Sum>(), held);
 #pragma unroll
-        for (int k = 0; k < HELD && k < row.loads; ++k) held[k] = power(held[k] - all) * factor;
+        for (int k = 0; k < HELD; ++k) held[k] = power(held[k] - all) * factor;
         row.store(p, tile, held);
     }
 }
@@ -105,13 +100,13 @@ __device__ inline void softmax_backward_row(const Row<LANES, HELD, SIDE_BY_SIDE,
         row.load(p, tile, 0, held_p);
         row.load(g, tile, 0, held_g);
 #pragma unroll
-        for (int k = 0; k < HELD && k < row.loads; ++k) sum += held_p[k] * held_g[k];
+        for (int k = 0; k < HELD; ++k) sum += held_p[k] * held_g[k];
     }
     sum = row.template total<false>(sum);
     for (long long tile = 0; tile < row.n; tile += LANES * HELD) {
         if (!row.one_tile()) row.load(p, tile, 0, held_p), row.load(g, tile, 0, held_g);
 #pragma unroll
-        for (int k = 0; k < HELD && k < row.loads; ++k) held_g[k] = held_p[k] * (held_g[k] - sum);
+        for (int k = 0; k < HELD; ++k) held_g[k] = held_p[k] * (held_g[k] - sum);
         row.store(ds, tile, held_g);
     }
 }
@@ -125,17 +120,14 @@ __global__ void __launch_bounds__(SOFTMAX_THREADS<LANES>, (BACKWARD || sizeof(T)
 edge_softmax_rows(const Index* __restrict__ indptr, const Index* __restrict__ long_rows, const T* __restrict__ s,
                   const T* __restrict__ grad, T* __restrict__ out, long long n_rows, int n_long,
                   long long longest, int heads, int together) {
-    constexpr int THREADS = SOFTMAX_THREADS<LANES>;
+    constexpr int THREADS = SOFTMAX_THREADS<LANES>, HELD = 16;
     __shared__ accumulator<T> shared[THREADS];
     const auto work = [&](auto lanes, long long i, bool own) {
         constexpr int TEAM = decltype(lanes)::value;
         const long long begin = indptr[i], first = begin * heads + blockIdx.y;
         // Without a row, a sub-warp goes along for the shuffles.
         const long long n = own ? (indptr[i + 1] - begin) * together : 0;
-        int longest_here = min(n, 1LL << 30);
-        for (int lane = WARP / 2; lane > 0; lane /= 2) longest_here = max(longest_here, __shfl_xor_sync(FULL_WARP, longest_here, lane));
-        const int loads = TEAM > 8 ? HELD_BY<TEAM> : (longest_here + TEAM - 1) / TEAM;
-        const Row<TEAM, HELD_BY<TEAM>, SIDE_BY_SIDE, T> row{n, heads, (int)threadIdx.x % TEAM, together, loads, shared};
+        const Row<TEAM, HELD, SIDE_BY_SIDE, T> row{n, heads, (int)threadIdx.x % TEAM, together, shared};
         if (BACKWARD) softmax_backward_row(row, s + first, grad + first, out + first);
         else softmax_row(row, s + first, out + first);
     };
@@ -146,7 +138,7 @@ edge_softmax_rows(const Index* __restrict__ indptr, const Index* __restrict__ lo
     const long long team = (blockIdx.x - (long long)n_long) * (THREADS / LANES) + threadIdx.x / LANES;
     const long long mine = min(team, n_rows - 1), length = indptr[mine + 1] - indptr[mine];
     const bool own = team < n_rows && (LANES == THREADS || length <= longest);
-    const bool fits = LANES >= WARP || length * together <= LANES * HELD_BY<LANES>;
+    const bool fits = LANES >= WARP || length * together <= LANES * HELD;
     work(Constant<LANES>(), mine, own && fits);
     if (LANES >= WARP) return;
     // Rows of more than a tile of a sub-warp, by the whole warp one after another: 1.9x on products.
@@ -276,7 +268,7 @@ edge_softmax_tiles(const Index* __restrict__ indptr, const Index* __restrict__ l
         constexpr int HELD = BACKWARD || HEADS == 0 || sizeof(T) == 8 ? 8 : 16;
         for (int head = 0; head < heads; head += TOGETHER) {
             const long long first = (long long)from * heads + head, n = (long long)(to - from) * TOGETHER;
-            const Row<TEAM, HELD, HEADS != 0, T> row{n, heads, (int)threadIdx.x % TEAM, TOGETHER, HELD, shared};
+            const Row<TEAM, HELD, HEADS != 0, T> row{n, heads, (int)threadIdx.x % TEAM, TOGETHER, shared};
             if (BACKWARD) softmax_backward_row(row, s + first, grad + first, out + first);
             else softmax_row(row, s + first, out + first);
         }
@@ -301,7 +293,8 @@ edge_softmax_tiles(const Index* __restrict__ indptr, const Index* __restrict__ l
         }
         const int taken = __popc(__ballot_sync(FULL_WARP, upto <= parts)), next = max(taken, 1);
         const Index from = __shfl_sync(FULL_WARP, begin, 0), to = __shfl_sync(FULL_WARP, end, next - 1);
-        const int own_begin = begin - from, own_end = end - from;
+        const int own_begin = min((long long)(begin - from), 1LL << 20);
+        const int own_end = min((long long)(end - from), 1LL << 20);
         row += next, left -= next;
         begin = row[min(lane, left)], end = row[min(lane + 1, left)];  // there when they are needed
         if (!taken) {

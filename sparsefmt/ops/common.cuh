@@ -21,11 +21,26 @@ __device__ inline void store(__nv_bfloat16* y, float x) { *y = __float2bfloat16_
 __device__ inline void store(float* y, float x) { *y = x; }
 __device__ inline void store(double* y, double x) { *y = x; }
 
+template <typename Sum> __device__ inline Sum lowest() { return -Sum(__int_as_float(0x7f800000)); }
+
+// The larger, NaN before all; of equal ones b.
+template <typename Sum> __device__ inline Sum larger(Sum a, Sum b) {
+#if __CUDA_ARCH__ >= 800
+    if constexpr (sizeof(Sum) == 4) {
+        asm("max.NaN.f32 %0, %0, %1;" : "+f"(a) : "f"(b));
+        return a;
+    }
+#endif
+    return a > b || a != a ? a : b;
+}
+
 // VEC values that load and store as one word; aligned as such.
 template <typename T, int VEC> struct alignas(sizeof(T) * VEC) Pack { T v[VEC]; };
 
 // Value i of a pack. Of the two bfloat16 in a word one is a shift away and one a mask.
-template <typename T, int VEC> __device__ inline accumulator<T> load(const Pack<T, VEC>& x, int i) { return load(x.v[i]); }
+template <typename T, int VEC> __device__ inline accumulator<T> load(const Pack<T, VEC>& x, int i) {
+    return load(x.v[i]);
+}
 template <int VEC> __device__ inline float load(const Pack<__nv_bfloat16, VEC>& x, int i) {
     if constexpr (VEC == 1) return load(x.v[0]);
     const unsigned word = ((const unsigned*)&x)[i / 2];

@@ -129,7 +129,9 @@ def _winners(arg: Any, grad: Array, A: CSR) -> Array:
             f"arg has shape {arg.shape} but grad has {grad.shape}: give what spmm_arg returned."
         )
     _validate.index_like("arg", arg, "A.indices", A.indices)
-    return arg if arg.flags.c_contiguous else arg.copy()
+    # A kernel reads as many places at a time as features: 64 bytes at most.
+    aligned = not is_cupy(arg) or arg.data.ptr % 64 == 0
+    return arg if arg.flags.c_contiguous and aligned else arg.copy()
 
 
 def _transposed(A: CSR, transposed: CSR | None, perm: Any) -> tuple[CSR, Array]:

@@ -82,7 +82,8 @@ __global__ void __launch_bounds__(SDDMM_THREADS)
 spmm_arg_da(const Index* __restrict__ indptr, const Index* __restrict__ indices,
             const Place<Index>* __restrict__ start, const Index* __restrict__ arg, const T* __restrict__ grad,
             const T* __restrict__ X, const accumulator<T>* __restrict__ row_scale,
-            const accumulator<T>* __restrict__ col_scale, T* __restrict__ dA, long long nnz, unsigned x_stride, int feat) {
+            const accumulator<T>* __restrict__ col_scale, T* __restrict__ dA, long long nnz,
+            unsigned x_stride, int feat) {
     using Sum = accumulator<T>;
     const int subwarp = threadIdx.x / LANES, lane = threadIdx.x % LANES;
     Pieces<Index> at_work(indptr, start, (long long)blockIdx.x * CHUNKS + subwarp * OWN, OWN, nnz);

@@ -16,11 +16,6 @@ constexpr int RESIDENT = REDUCE == CHOSEN_SUM ? 3 : REDUCE == EXTREME_ARG ? 4 : 
 template <typename Sum> __device__ inline bool beats(Sum x, Sum best) {
     return !(x <= best) && best == best;
 }
-__device__ inline double larger(double x, double best) { return beats(x, best) ? x : best; }
-__device__ inline float larger(float x, float best) {
-    asm("max.NaN.f32 %0, %0, %1;" : "+f"(best) : "f"(x));
-    return best;
-}
 
 // What has been reduced of VEC features of one row: a sum, or the largest value and its entry.
 template <typename Sum, typename Index, int VEC, int REDUCE> struct Reduced {
@@ -30,7 +25,7 @@ template <typename Sum, typename Index, int VEC, int REDUCE> struct Reduced {
     __device__ void clear() {
 #pragma unroll
         for (int i = 0; i < VEC; ++i) {
-            v[i] = REDUCE < EXTREME ? Sum(0) : -Sum(__int_as_float(0x7f800000));
+            v[i] = REDUCE < EXTREME ? Sum(0) : lowest<Sum>();
             if (REDUCE == EXTREME_ARG) arg[i] = -1;
         }
     }
@@ -109,6 +104,7 @@ template <typename T, typename Index, int LANES, int WEIGHTS> struct Entries {
             if (WEIGHTS >= SCALED && col_scale) weights[b] *= col_scale[cols[b]];
         }
         if (!BY_SHARED) return;
+        __syncwarp();  // those of the piece before have been read
         shared[threadIdx.x % LANES] = weights[0];
         __syncwarp();
     }
@@ -140,15 +136,18 @@ template <typename Sum, typename Index, int LANES, int VEC, int REDUCE> struct S
         sum.keep_partial(&open_values[subwarp][at], &open_args[own(subwarp)][at]);
         if (at == 0) open_row[subwarp] = row;
     }
-    __device__ void add_head(Part& sum, int subwarp, int at) const {
-        sum.add_partial(&head_values[subwarp][at], &head_args[own(subwarp)][at]);
-    }
     // Of the sub-warps up to `last` that left this row open, in their order.
     __device__ void add_open(Part& sum, Index row, int last, int at) const {
         int k = last + 1;
         while (k > 0 && open_row[k - 1] == row) --k;
 #pragma unroll 1
         for (; k <= last; ++k) sum.add_partial(&open_values[k][at], &open_args[own(k)][at]);
+    }
+    // The first row of a sub-warp, which others before it began.
+    __device__ void put_together(Part& sum, Index row, int subwarp, int at) const {
+        sum.clear();
+        add_open(sum, row, subwarp - 1, at);
+        sum.add_partial(&head_values[subwarp][at], &head_args[own(subwarp)][at]);
     }
 };
 
@@ -170,8 +169,8 @@ template <typename Sum, typename Index> struct Carry {
 
 // Y[i, :] = r[i] * sum_e a[e] * c[col[e]] * X[col[e], :] over the entries e of row i; or their mean, or
 // the largest (MIN: smallest) of them, and its entry; or the sum of those that arg, of X's shape, names.
-// A block owns CHUNKS chunks and one slice of LANES * VEC features: 128 bytes of a row of X, so that the
-// active slice of X stays in the L2. A sub-warp owns 32 / sub-warps chunks and takes a piece at a time:
+// A block owns CHUNKS chunks and one slice of LANES * VEC features: 64 to 256 bytes of a row of X, so that
+// the active slice of X stays in the L2. A sub-warp owns 32 / sub-warps chunks and takes a piece at a time:
 // all loads of a piece are in flight together, and the row ends of the sub-warps of a warp fall into
 // the same instructions, whatever the degrees.
 // A row that several sub-warps share is put together by the one that ends it, in their order, a row that
@@ -262,9 +261,7 @@ spmm_csr_balanced(const Index* __restrict__ indptr, const Index* __restrict__ in
     if (!active) return;
     const Carry<Sum, Index> carry{carry_values, carry_args, feat};
     if (at_work.rows > 0 && began_earlier) {
-        sum.clear();
-        shared.add_open(sum, first_row, subwarp - 1, lane * VEC);
-        shared.add_head(sum, subwarp, lane * VEC);
+        shared.put_together(sum, first_row, subwarp, lane * VEC);
         if (slot[block] >= 0 && start[(long long)block * CHUNKS].row == first_row) carry.keep(sum, slot[block], 1, f);
         else result.put(sum, first_row, f, indptr[first_row + 1] - indptr[first_row], result.scale(first_row));
     }
@@ -312,7 +309,8 @@ __global__ void spmm_coo_atomic(const Index* __restrict__ rows, const Index* __r
     const int lane = threadIdx.x % WARP;
     const long long slabs = (feat + WARP - 1) / WARP;
     const long long warps = gridDim.x * (long long)blockDim.x / WARP;
-    for (long long item = (blockIdx.x * (long long)blockDim.x + threadIdx.x) / WARP; item < nnz * slabs; item += warps) {
+    const long long first = (blockIdx.x * (long long)blockDim.x + threadIdx.x) / WARP;
+    for (long long item = first; item < nnz * slabs; item += warps) {
         const long long e = item / slabs;
         const long long f = item % slabs * WARP + lane;
         if (f >= feat) continue;
