@@ -154,15 +154,15 @@ constexpr int TILE_THREADS = 128;
 template <typename Sum, int HEADS, bool BACKWARD>
 constexpr int TILE_BLOCKS = sizeof(Sum) == 8 ? (BACKWARD ? 4 : 6) : HEADS == 0 ? 6 : BACKWARD ? 7 : 12;
 
-// Bits that are tested anew: else the compiler keeps all 15 predicates in registers.
-__device__ inline unsigned kept(unsigned bits) {
-    asm volatile("" : "+r"(bits));
-    return bits;
+// A number that is compared anew: else the compiler keeps all 15 predicates in registers.
+__device__ inline int kept(int n) {
+    asm volatile("" : "+r"(n));
+    return n;
 }
 
 template <typename Sum> struct Tile {
     Sum *values, *own;        // of the tile; of the lane's part, `heads` apart
-    unsigned there, mine;     // bit k: values[lane + k * WARP] exists; own[k * heads] does
+    int there, mine;          // for so many k values[lane + k * WARP] exists, and own[k * heads]
     int heads, number, last;  // the part is the number-th of its row; the lane that has the row's last
 
     // Sum or maximum over the parts of the row.
@@ -189,8 +189,8 @@ __device__ inline Tile<Sum> tile_of(Sum* values, int begin, int end, int stop, i
     const int number = part - behind + __shfl_sync(FULL_WARP, own, row);
     const int at = __shfl_sync(FULL_WARP, begin, row) + number * PART;
     const int count = min(__shfl_sync(FULL_WARP, end, row), stop) - at;  // none behind the last part
-    const unsigned there = (1u << (stop * heads + WARP - 1 - lane) / WARP) - 1;
-    const unsigned mine = (1u << min(max(count, 0), PART)) - 1;
+    // Not as bits: ptxas 13.0 to 13.5 tested bit 6 for bit 14 in one of these kernels.
+    const int there = (stop * heads + WARP - 1 - lane) / WARP, mine = min(max(count, 0), PART);
     return {values, values + at * heads + lane % heads, there, mine, heads, number, lane + (behind - 1 - part) * heads};
 }
 
@@ -201,7 +201,7 @@ __device__ inline void softmax_tile(const Tile<Sum>& tile, const T* s, T* p) {
 #pragma unroll
     for (int k = 0; k < PART; ++k) {
         held[k] = 0;
-        if (tile.there >> k & 1) held[k] = load(s[lane + k * WARP]);
+        if (k < tile.there) held[k] = load(s[lane + k * WARP]);
     }
 #pragma unroll
     for (int k = 0; k < PART; ++k) tile.values[lane + k * WARP] = held[k];
@@ -209,7 +209,7 @@ __device__ inline void softmax_tile(const Tile<Sum>& tile, const T* s, T* p) {
 #pragma unroll
     for (int k = 0; k < PART; ++k) {
         held[k] = lowest<Sum>();
-        if (tile.mine >> k & 1) held[k] = tile.own[k * tile.heads];
+        if (k < tile.mine) held[k] = tile.own[k * tile.heads];
         top = max(top, held[k]);  // passes over NaN, which comes into the sum
     }
     top = tile.template over_row<true>(top);
@@ -218,11 +218,11 @@ __device__ inline void softmax_tile(const Tile<Sum>& tile, const T* s, T* p) {
     const Sum factor = 1 / tile.template over_row<false>(sum);
 #pragma unroll
     for (int k = 0; k < PART; ++k)
-        if (tile.mine >> k & 1) tile.own[k * tile.heads] = held[k] * factor;
+        if (k < tile.mine) tile.own[k * tile.heads] = held[k] * factor;
     __syncwarp();
 #pragma unroll
     for (int k = 0; k < PART; ++k)
-        if (tile.there >> k & 1) store(p + lane + k * WARP, tile.values[lane + k * WARP]);
+        if (k < tile.there) store(p + lane + k * WARP, tile.values[lane + k * WARP]);
     __syncwarp();
 }
 
@@ -233,23 +233,23 @@ __device__ inline void softmax_backward_tile(const Tile<Sum>& tile, const T* p, 
 #pragma unroll
     for (int k = 0; k < PART; ++k) {
         held_p[k] = held_g[k] = 0;
-        if (tile.there >> k & 1) held_p[k] = load(p[lane + k * WARP]), held_g[k] = load(g[lane + k * WARP]);
+        if (k < tile.there) held_p[k] = load(p[lane + k * WARP]), held_g[k] = load(g[lane + k * WARP]);
     }
 #pragma unroll
     for (int k = 0; k < PART; ++k) tile.values[lane + k * WARP] = held_p[k] * held_g[k];
     __syncwarp();
 #pragma unroll
     for (int k = 0; k < PART; ++k)
-        if (tile.mine >> k & 1) sum += tile.own[k * tile.heads];
+        if (k < tile.mine) sum += tile.own[k * tile.heads];
     sum = tile.template over_row<false>(sum);
-    const unsigned mine = kept(tile.mine), there = kept(tile.there);
+    const int mine = kept(tile.mine), there = kept(tile.there);
 #pragma unroll
     for (int k = 0; k < PART; ++k)
-        if (mine >> k & 1) tile.own[k * tile.heads] = sum;
+        if (k < mine) tile.own[k * tile.heads] = sum;
     __syncwarp();
 #pragma unroll
     for (int k = 0; k < PART; ++k)
-        if (there >> k & 1) store(ds + lane + k * WARP, held_p[k] * (held_g[k] - tile.values[lane + k * WARP]));
+        if (k < there) store(ds + lane + k * WARP, held_p[k] * (held_g[k] - tile.values[lane + k * WARP]));
     __syncwarp();
 }
 
