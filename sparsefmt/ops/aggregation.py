@@ -94,7 +94,8 @@ def scale(A: Format, row: Array | None = None, col: Array | None = None) -> Any:
     name, like = given[0] if A.data is None else ("A.data", A.data)
     for other, factor in given:
         _check.same_dtype(other, factor, name, like)
-    with on_device_of(like), allocating(f"values of {A.nnz} entries"):
+    quiet = np.errstate(over="ignore", under="ignore", invalid="ignore")  # as the kernels
+    with on_device_of(like), allocating(f"values of {A.nnz} entries"), quiet:
         rows, cols = _places(A)
         wide = like.dtype if like.dtype.itemsize >= 4 else np.dtype(np.float32)
         products: Array = None if A.data is None else A.data.astype(wide)

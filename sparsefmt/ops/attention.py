@@ -48,7 +48,8 @@ def edge_softmax(A: Format, scores: Array, *, out: Array | None = None) -> Array
     -----
     Deterministic.  The relative error is at most ``2 eps (deg + 4 + d + D)``, where ``d`` is the
     score's distance from the row's largest and ``D`` its mean under ``p``.  A probability below the
-    least normal number of float32 (of float64 for such scores) may become 0.  The attention of GAT as fuseGNN (ICCAD'20), section 3, aggregates it.
+    least normal number of float32 (of float64 for such scores) may become 0.  The attention of GAT
+    as fuseGNN (ICCAD'20), section 3, aggregates it.
     """
     A = _check.sparse("A", A)
     scores = _check.entries("scores", scores, A=A)
