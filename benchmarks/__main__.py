@@ -3,16 +3,31 @@
 import sys
 from importlib import import_module
 from pathlib import Path
+from typing import Any
+
+from sparsefmt.errors import DeviceError
 
 NAMES = sorted(p.stem for p in Path(__file__).parent.glob("*.py") if not p.stem.startswith("_"))
 
 
 def main(argv: list[str]) -> int:
     """Dispatch to ``benchmarks.NAME.main``."""
+    asked = bool(argv) and argv[0] in ("-h", "--help")
     if not argv or argv[0] not in NAMES:
-        print(f"usage: python -m benchmarks {{{','.join(NAMES)}}} [options]", file=sys.stderr)
+        out = sys.stdout if asked else sys.stderr
+        print("usage: python -m benchmarks NAME [options]; NAME --help lists them\n", file=out)
+        for name in NAMES:
+            print(f"  {name:10} {_module(name).__doc__.splitlines()[0]}", file=out)
+        return 0 if asked else 2
+    try:
+        return int(_module(argv[0]).main(argv[1:]) or 0)
+    except DeviceError as error:
+        print(f"{error} Or give --device cpu.", file=sys.stderr)
         return 2
-    return int(import_module(f"benchmarks.{argv[0]}").main(argv[1:]) or 0)
+
+
+def _module(name: str) -> Any:
+    return import_module(f"benchmarks.{name}")
 
 
 if __name__ == "__main__":

@@ -4,6 +4,8 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from sparsefmt._arrays import parse_device
+
 from ._harness import RESULTS
 
 
@@ -16,6 +18,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--quick", action=_Quick, nargs=0, default=False, help=quick)
     parser.add_argument("--threads", type=positive, default=2, help="on the CPU")
     parser.add_argument("--out", type=Path, help="folder of the JSON, by default results/")
+
+
+def parse(parser: argparse.ArgumentParser, argv: list[str]) -> argparse.Namespace:
+    """The options; ``DeviceError`` if the device is not there."""
+    options = parser.parse_args(argv)
+    parse_device(options.device)
+    return options
 
 
 class _Quick(argparse.Action):

@@ -42,7 +42,7 @@ def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks sddmm")
     _options.add_options(parser)
     parser.add_argument("--dtypes", type=_options.names, default=DTYPES)
-    options = parser.parse_args(argv)
+    options = _options.parse(parser, argv)
     return 0 if (cpu if options.device == "cpu" else table)(options) else 1
 
 

@@ -37,8 +37,8 @@ def main(argv: list[str]) -> int:
     """Run the one section of the device; 1 if a result was wrong."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks softmax")
     _options.add_options(parser)
-    parser.add_argument("--heads", type=lambda text: tuple(map(int, text.split(","))))
-    options = parser.parse_args(argv)
+    parser.add_argument("--heads", type=_options.widths, help="numbers of heads, such as 1,4,8")
+    options = _options.parse(parser, argv)
     cuda = options.device == "cuda"
     where = "CPU" if not cuda else f"copy {_harness.copy_bandwidth():.0f} GB/s"
     threads = {} if cuda else {"threads": _baselines.use_threads(options.threads)}

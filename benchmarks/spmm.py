@@ -71,7 +71,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     _options.add_options(parser)
     parser.add_argument("--sections", type=_options.names, default=DEFAULT_SECTIONS)
     parser.add_argument("--dtypes", type=_options.names, default=DTYPES)
-    options = parser.parse_args(argv)
+    options = _options.parse(parser, argv)
     unknown = [name for name in options.sections if name not in SECTIONS]
     unknown += [name for name in options.dtypes if name not in DTYPES]
     if unknown:
