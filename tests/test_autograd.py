@@ -355,14 +355,6 @@ def test_an_empty_row_is_zero_whatever_its_factor_also_with_gradient():
     assert spmm(graph, torch.eye(2), reduce="max", row_scale=r).tolist() == [[2.0, 2.0], [0.0, 0.0]]
 
 
-def test_forward_mode_is_refused_rather_than_dropped():
-    graph = Graph(CSR([0, 2, 3], [0, 1, 1], shape=(2, 2)))
-    with pytest.raises((RuntimeError, NotImplementedError)):
-        torch.func.jvp(lambda x: spmm(graph, x), (torch.eye(2),), (torch.ones(2, 2),))
-    with torch.autograd.forward_ad.dual_level(), pytest.raises(NotImplementedError):
-        spmm(graph, torch.autograd.forward_ad.make_dual(torch.eye(2), torch.ones(2, 2)))
-
-
 def test_edge_values_follow_the_users_order():
     A = COO([1, 0, 1], [0, 1, 1], shape=(2, 2))
     w = torch.tensor([1.0, 2.0, 3.0], requires_grad=True)

@@ -5,11 +5,11 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from autograd_cases import make_graph  # noqa: E402
+from autograd_cases import TRANSFORMS, make_graph  # noqa: E402
 from torch._dynamo.testing import CompileCounterWithBackend  # noqa: E402
 from torch.utils import _pytree as pytree  # noqa: E402
 
-from sparsefmt import Graph  # noqa: E402
+from sparsefmt import Graph, UnsupportedError  # noqa: E402
 from sparsefmt.autograd import edge_softmax, prepare, sddmm, spmm  # noqa: E402
 
 # torch's tracer itself instantiates the class that it warns of.
@@ -129,6 +129,41 @@ def test_attention_compiles_as_one_graph(device, heads):
     x, y = (torch.randn(n, *heads, 4, device=device) for n in (9, 6))
     compiled = torch.compile(closure, fullgraph=True, backend="aot_eager")
     assert_same(gradients(compiled, x, y), gradients(closure, x, y))
+
+
+REFUSED = "NEITHER_TORCH_FUNC_NOR_FORWARD_MODE"
+
+
+@pytest.mark.parametrize("transform", TRANSFORMS)
+@pytest.mark.parametrize("name", ["spmm", "max", "sddmm", "softmax"])
+def test_transforms_within_compiled_code_are_refused(device, name, transform):
+    graph = make_graph(9, 6, 40, device=device)
+    x, y, s = (torch.rand(*shape, device=device) for shape in ((6, 4), (9, 4), (graph.nnz,)))
+    function, value = {
+        "spmm": (lambda x: spmm(graph, x), x),
+        "max": (lambda x: spmm(graph, x, reduce="max"), x),
+        "sddmm": (lambda x: sddmm(graph, y, x), x),
+        "softmax": (lambda s: edge_softmax(graph, s), s),
+    }[name]
+
+    def whole(x):
+        return TRANSFORMS[transform](function, x)
+
+    with pytest.raises(torch._dynamo.exc.Unsupported, match=REFUSED):
+        torch.compile(whole, fullgraph=True, backend="aot_eager")(value)
+    with pytest.raises(UnsupportedError, match="cannot pass through"):
+        torch.compile(whole, backend="aot_eager")(value)
+
+
+def test_compiled_code_drops_no_tangent_that_comes_later(device):
+    graph = make_graph(9, 6, 40, device=device)
+    x = torch.rand(6, 4, device=device)
+    for fullgraph, error in ((True, torch._dynamo.exc.Unsupported), (False, UnsupportedError)):
+        torch._dynamo.reset()
+        compiled = torch.compile(lambda x: spmm(graph, x), fullgraph=fullgraph, backend="aot_eager")
+        assert_same([compiled(x)], [spmm(graph, x)])
+        with pytest.raises(error):
+            TRANSFORMS["forward_ad"](compiled, x)
 
 
 class Layer(torch.nn.Module):

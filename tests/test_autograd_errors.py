@@ -4,7 +4,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from autograd_cases import make_graph  # noqa: E402
+from autograd_cases import TRANSFORMS, make_graph  # noqa: E402
+from torch.autograd import forward_ad  # noqa: E402
 
 from sparsefmt import DeviceError, DtypeError, ShapeError, UnsupportedError  # noqa: E402
 from sparsefmt.autograd import edge_softmax, prepare, sddmm, spmm  # noqa: E402
@@ -68,6 +69,48 @@ def test_a_second_derivative_of_an_extremum_is_refused(reduce):
         assert one.isfinite().all()
         with pytest.raises(UnsupportedError, match=f"reduce is '{reduce}'.*cannot be different"):
             torch.autograd.grad(one.sum(), x, retain_graph=True)
+
+
+FUNCTIONS = {
+    "spmm": (lambda x: spmm(GRAPH, x), X),
+    "weights": (lambda a: spmm(GRAPH, X, a), A),
+    "max": (lambda x: spmm(GRAPH, x, reduce="max"), X),
+    "scale": (lambda r: spmm(GRAPH, X, reduce="max", row_scale=r), Y[:, 0]),
+    "sddmm": (lambda x: sddmm(GRAPH, Y, x), X),
+    "softmax": (lambda s: edge_softmax(GRAPH, s), A),
+}
+MEND = "use torch.autograd.grad"
+
+
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize("transform", TRANSFORMS)
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_transforms_are_refused_with_what_to_do_instead(name, transform, grad):
+    function, value = FUNCTIONS[name]
+    value = value.clone().requires_grad_(grad)
+    with pytest.raises(UnsupportedError, match=MEND):
+        TRANSFORMS[transform](function, value)
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_without_tangents_forward_mode_changes_nothing(name):
+    function, value = FUNCTIONS[name]
+    x = value.clone().requires_grad_()
+    (want,) = torch.autograd.grad(function(x).square().sum(), x)
+    with forward_ad.dual_level():
+        (inside,) = torch.autograd.grad(function(x).square().sum(), x)
+    assert torch.equal(inside, want)
+
+
+@pytest.mark.parametrize("name", [name for name in FUNCTIONS if name != "scale"])  # torch's product
+def test_a_tangent_that_only_the_gradient_has_is_refused(name):
+    function, value = FUNCTIONS[name]
+    x = value.clone().requires_grad_()
+    y = function(x)
+    with forward_ad.dual_level():
+        grad = forward_ad.make_dual(torch.ones_like(y), torch.ones_like(y))
+        with pytest.raises(UnsupportedError, match=MEND):
+            torch.autograd.grad(y, x, grad)
 
 
 @pytest.mark.gpu

@@ -19,19 +19,45 @@ from . import bridge
 from .structure import GraphLike, side_of
 
 
-def _recorded(*tensors: Tensor | None) -> bool:
-    """Whether autograd records what happens to these tensors.
+# torch.compile shows the line that raises, not the text of the error: so the name says it.
+_NEITHER_TORCH_FUNC_NOR_FORWARD_MODE = (
+    "forward-mode derivatives (forward_ad) and transforms of torch.func (grad, vjp, jvp, vmap) "
+    "cannot pass through sparsefmt.autograd: use torch.autograd.grad for gradients, "
+    "torch.autograd.functional.jvp for directional derivatives, and a loop in place of vmap."
+)
 
-    Within a forward-mode derivative or a transform of torch.func as well: a bare library op would
-    drop the tangent, a Function without ``jvp`` says so.
+
+def _recorded(*tensors: Tensor | None) -> bool:
+    """Whether autograd records what happens to these tensors; else a bare library op will do.
+
+    A library op would drop the tangents of forward mode and what torch.func follows: refused here.
     """
+    # Traced, a level that the traced code has entered would look like a constant.
+    level = _transform if torch.compiler.is_compiling() else maybe_current_level
+    if forward_ad._current_level >= 0 or level() is not None:
+        _refuse_transforms(tensors)
     if torch.is_grad_enabled():
         for tensor in tensors:
             if tensor is not None and tensor.requires_grad:
                 return True
-    if torch.compiler.is_compiling():
-        return False
-    return forward_ad._current_level >= 0 or maybe_current_level() is not None
+    return False
+
+
+def _transform() -> int | None:
+    """The level of torch.func while torch.compile traces: run then, not traced."""
+    found: int | None = maybe_current_level()
+    return found
+
+
+_transform._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+def _refuse_transforms(tensors: tuple[Tensor | None, ...]) -> None:
+    """An error within torch.func, and for a tensor with a tangent, which no tracer can see."""
+    refused = torch.compiler.is_compiling() or maybe_current_level() is not None
+    for tensor in tensors:
+        if refused or (tensor is not None and forward_ad.unpack_dual(tensor).tangent is not None):
+            raise UnsupportedError(_NEITHER_TORCH_FUNC_NOR_FORWARD_MODE)
 
 
 def spmm(
@@ -266,17 +292,18 @@ class _Best(Function):
         dx = dv = None
         if ctx.needs_input_grad[0]:
             side = side_of(ctx.graph, True)
-            args = side.perm, grad, arg, values, row_scale, col_scale
-            dx = _once(bridge.SPMM_ARG_DX, ctx.reduce, side, *args)
+            args = grad, arg, values, row_scale, col_scale
+            dx = _once(bridge.SPMM_ARG_DX, ctx.reduce, grad, side, side.perm, *args)
         if ctx.needs_input_grad[1]:
             side = side_of(ctx.graph, False)
-            dv = _once(bridge.SPMM_ARG_DA, ctx.reduce, side, x, grad, arg, row_scale, col_scale)
+            args = x, grad, arg, row_scale, col_scale
+            dv = _once(bridge.SPMM_ARG_DA, ctx.reduce, grad, side, *args)
         return dx, dv, None, None, None, None
 
 
-def _once(op: Any, reduce: str, *args: Any) -> Tensor:
+def _once(op: Any, reduce: str, grad: Tensor, *args: Any) -> Tensor:
     """The op, whose result can be used but not differentiated."""
-    if not torch.is_grad_enabled():
+    if not _recorded(grad) and not torch.is_grad_enabled():
         found: Tensor = op(*args)
         return found
     found = _Once.apply(op, reduce, *args)  # type: ignore[no-untyped-call]
@@ -331,8 +358,12 @@ def _softmax_gradient(graph: GraphLike, probabilities: Tensor, grad: Tensor) -> 
     if _recorded(probabilities, grad):
         found = _SoftmaxGradient.apply(probabilities, grad, graph)  # type: ignore[no-untyped-call]
         return found
-    found = bridge.EDGE_SOFTMAX_BACKWARD(side_of(graph, False), probabilities, grad)
-    return found
+    return _softmax_backward(graph, probabilities, grad)
+
+
+def _softmax_backward(graph: GraphLike, probabilities: Tensor, grad: Tensor) -> Tensor:
+    out: Tensor = bridge.EDGE_SOFTMAX_BACKWARD(side_of(graph, False), probabilities, grad)
+    return out
 
 
 class _SoftmaxGradient(Function):
@@ -340,7 +371,7 @@ class _SoftmaxGradient(Function):
     def forward(ctx: Any, probabilities: Tensor, grad: Tensor, graph: GraphLike) -> Tensor:
         ctx.save_for_backward(probabilities, grad)
         ctx.graph = graph
-        return _softmax_gradient(graph, probabilities, grad)
+        return _softmax_backward(graph, probabilities, grad)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
