@@ -6,6 +6,7 @@ from torch.autograd import forward_ad
 
 from sparsefmt import CSR, Graph
 
+
 def _with_tangent(function, x):
     with forward_ad.dual_level():
         return forward_ad.unpack_dual(function(forward_ad.make_dual(x, x))).tangent

@@ -9,8 +9,8 @@ from autograd_cases import TRANSFORMS, make_graph  # noqa: E402
 from torch._dynamo.testing import CompileCounterWithBackend  # noqa: E402
 from torch.utils import _pytree as pytree  # noqa: E402
 
-from sparsefmt import Graph, UnsupportedError  # noqa: E402
-from sparsefmt.autograd import edge_softmax, prepare, sddmm, spmm  # noqa: E402
+from sparsefmt import COO, Graph, UnsupportedError  # noqa: E402
+from sparsefmt.autograd import edge_softmax, edge_values, prepare, sddmm, spmm  # noqa: E402
 
 # torch's tracer itself instantiates the class that it warns of.
 pytestmark = pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
@@ -201,6 +201,27 @@ def test_prepared_graphs_share_one_compilation(device):
     assert counter.frame_count == 2
 
 
+@pytest.mark.parametrize("flipped", [False, True])
+def test_edge_values_compile_in_the_users_order(device, flipped):
+    counter = CompileCounterWithBackend("aot_eager")
+
+    def argument(graph, x, w):
+        return spmm(graph, x, edge_values(graph, w)).relu()
+
+    compiled = torch.compile(argument, fullgraph=True, backend=counter)
+    rng = np.random.default_rng(0)
+    for n in range(6, 12):
+        row, col = rng.integers(0, n, 5 * n), rng.integers(0, n - 2, 5 * n)
+        graph = Graph(COO(row, col, shape=(n, n - 2))).to(device)
+        graph = graph.transposed if flipped else graph
+        if n > 6:  # the first one is made while it is traced
+            prepare(graph)
+        x, w = torch.randn(graph.n_cols, 4, device=device), torch.randn(graph.nnz, device=device)
+        found = gradients(lambda x, w, graph=graph: compiled(graph, x, w), x, w)
+        assert_same(found, gradients(lambda x, w, graph=graph: argument(graph, x, w), x, w))
+    assert counter.frame_count == 2
+
+
 def test_sizes_may_be_symbolic_from_the_start(device):
     graph = make_graph(9, 6, 40, device=device)
     compiled = torch.compile(
@@ -230,6 +251,18 @@ def test_a_node_keeps_the_users_order():
     copy = pytree.tree_map(torch.clone, graph)
     assert (copy.csr_perm == graph.csr_perm).all()
     assert (copy.csc_perm == graph.csc_perm).all()
+
+
+@pytest.mark.parametrize("sort", [False, True])
+def test_tensors_in_the_place_of_a_graph_keep_the_users_order(sort):
+    graph = Graph(COO([2, 0, 0], [0, 1, 2], shape=(3, 4)))
+    graph = Graph(graph.csr) if sort else graph
+    # No plain tensors, so that no graph can be made of them.
+    tensors = pytree.tree_map(lambda leaf: torch.nn.Parameter(leaf, requires_grad=False), graph)
+    assert not isinstance(tensors, Graph)
+    w = torch.rand(3)
+    for one in (tensors, pytree.tree_map(torch.Tensor.clone, tensors)):
+        assert torch.equal(edge_values(one, w), edge_values(graph, w))
 
 
 def test_leaves_of_a_tracer_make_tensors_to_compute_with():

@@ -3,11 +3,10 @@
 import torch
 from torch import Tensor
 
-from .._interop_torch import to_tensor
 from ..errors import ShapeError
 from ..graph import Graph
 from . import _check, bridge, gradients
-from .structure import GraphLike, GraphTensors, tensors_of, wrong_graph
+from .structure import GraphLike, GraphTensors, order_of, tensors_of, wrong_graph
 
 
 def spmm(
@@ -169,7 +168,7 @@ def _tensors(graph: object) -> GraphTensors:
     return tensors_of(graph)
 
 
-def edge_values(graph: Graph, values: Tensor) -> Tensor:
+def edge_values(graph: GraphLike, values: Tensor) -> Tensor:
     """Edge values from the order in which the user gave the edges to CSR order, differentiably.
 
     Parameters
@@ -196,4 +195,5 @@ def edge_values(graph: Graph, values: Tensor) -> Tensor:
             f"values has shape {tuple(values.shape)} but the graph stores {tensors.nnz} entries: "
             "give one value, or row of values, per entry."
         )
-    return values.index_select(0, to_tensor(graph.csr_perm))
+    order = order_of(graph)
+    return values.clone() if order is None else values.index_select(0, order)

@@ -18,7 +18,6 @@ from ..errors import UnsupportedError
 from . import bridge
 from .structure import GraphLike, side_of
 
-
 # torch.compile shows the line that raises, not the text of the error: so the name says it.
 _NEITHER_TORCH_FUNC_NOR_FORWARD_MODE = (
     "forward-mode derivatives (forward_ad) and transforms of torch.func (grad, vjp, jvp, vmap) "
