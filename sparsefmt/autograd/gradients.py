@@ -75,17 +75,8 @@ def spmm(
     if reduce in ("sum", "mean"):
         found = _Spmm.apply(x, values, row_scale, col_scale, graph, transposed, reduce)  # type: ignore[no-untyped-call]
         return found
-    # Outside of the op a scale has its gradient by itself, at zero too.
-    if col_scale is not None and col_scale.requires_grad:
-        x, col_scale = x * col_scale[:, None], None
-    outer = row_scale if row_scale is not None and row_scale.requires_grad else None
-    inner = row_scale if outer is None else None
-    found = _Best.apply(x, values, inner, col_scale, graph, reduce)  # type: ignore[no-untyped-call]
-    if outer is None:
-        return found
-    rows = side_of(graph, False).indptr
-    # An empty row is 0 whatever its factor, an infinite one of 1 / degree too.
-    return found * torch.where(rows[1:] > rows[:-1], outer, 0)[:, None]
+    found = _Best.apply(x, values, row_scale, col_scale, graph, reduce)  # type: ignore[no-untyped-call]
+    return found
 
 
 def _spmm(
@@ -280,7 +271,7 @@ class _Best(Function):
         side = side_of(graph, False)
         out: Tensor
         out, arg = bridge.SPMM_ARG(side, x, values, row_scale, col_scale, reduce)
-        kept = x if ctx.needs_input_grad[1] else None
+        kept = x if any(ctx.needs_input_grad[1:4]) else None
         ctx.save_for_backward(kept, values, row_scale, col_scale, arg)
         ctx.graph, ctx.reduce = graph, reduce
         return out
@@ -288,16 +279,37 @@ class _Best(Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, values, row_scale, col_scale, arg = ctx.saved_tensors
-        dx = dv = None
-        if ctx.needs_input_grad[0]:
-            side = side_of(ctx.graph, True)
+        graph, needs = ctx.graph, ctx.needs_input_grad
+        dx = dv = dr = dc = None
+        if needs[0]:
+            side = side_of(graph, True)
             args = grad, arg, values, row_scale, col_scale
             dx = _once(bridge.SPMM_ARG_DX, ctx.reduce, grad, side, side.perm, *args)
-        if ctx.needs_input_grad[1]:
-            side = side_of(ctx.graph, False)
+        side = side_of(graph, False)
+        if needs[1] and not needs[2] and not needs[3]:
             args = x, grad, arg, row_scale, col_scale
             dv = _once(bridge.SPMM_ARG_DA, ctx.reduce, grad, side, *args)
-        return dx, dv, None, None, None, None
+        elif any(needs[1:4]):
+            # Sums over rows, for the scales, are not made of values rounded to 2 bytes.
+            wide = torch.float32 if grad.dtype.itemsize == 2 else grad.dtype
+            given = x, grad, values, row_scale, col_scale
+            x, grad, a, r, c = (None if one is None else one.to(wide) for one in given)
+            products = _once(bridge.SPMM_ARG_DA, ctx.reduce, grad, side, x, grad, arg, None, None)
+            weighted = products if a is None else products * a
+            if needs[1]:
+                dv = _where_won(products, _scaled(graph, False, products, r, c))
+            if needs[2]:
+                shares = _where_won(products, _scaled(graph, False, weighted, None, c))
+                dr = _segment_sums(graph, False, shares, None, None)
+            if needs[3]:
+                shares = _where_won(products, _scaled(graph, False, weighted, r, None))
+                dc = _segment_sums(graph, True, shares, None, None)
+        return dx, dv, dr, dc, None, None  # autograd casts them to the dtypes of the inputs
+
+
+def _where_won(products: Tensor, shares: Tensor) -> Tensor:
+    """The shares, 0 where an entry has won nothing, whose factors may be infinite."""
+    return torch.where(products == 0, 0, shares)
 
 
 def _once(op: Any, reduce: str, grad: Tensor, *args: Any) -> Tensor:
