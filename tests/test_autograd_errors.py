@@ -21,7 +21,7 @@ REFUSED = [
     (lambda: spmm(GRAPH, X.int()), DtypeError, r"x is torch.int32: .* x.float\(\)"),
     (lambda: spmm(GRAPH, X.to(torch.complex64)), DtypeError, "x is torch.complex64"),
     (lambda: spmm(GRAPH, X.to_sparse()), UnsupportedError, "x has layout torch.sparse_coo"),
-    (lambda: spmm(GRAPH, X.to("meta")), DeviceError, "x is on meta but the graph is on cpu"),
+    (lambda: spmm(GRAPH, X.to("meta")), DeviceError, "meta but the graph is on cpu: make x on cpu"),
     (lambda: spmm(GRAPH, X[0]), ShapeError, r"x has shape \(4,\): .* x\[:, None\]"),
     (lambda: spmm(GRAPH, X[:, None]), ShapeError, r"x has shape \(6, 1, 4\): .* x.flatten\(1\)"),
     (lambda: spmm(GRAPH, Y), ShapeError, "x has 9 rows but the graph has 6 columns"),
@@ -58,6 +58,24 @@ REFUSED = [
 def test_bad_input_is_refused_with_the_argument_named(call, kind, text):
     with pytest.raises(kind, match=text):
         call()
+
+
+@pytest.mark.parametrize(
+    ("call", "text"),
+    [
+        (
+            lambda: spmm(GRAPH, X.double(), A),
+            "edge_weight is torch.bfloat16 but x is torch.float64",
+        ),
+        (lambda: spmm(GRAPH, X, A.double()), "edge_weight is torch.float64 but x is torch.bfloat"),
+        (lambda: spmm(make_graph(9, 6, 40, weighted=True), X), "own edge values are torch.float64"),
+        (lambda: sddmm(GRAPH, Y, X.double()), "y is torch.float64 but x is torch.bfloat16"),
+    ],
+)
+def test_errors_tell_what_autocast_made_of_the_dtypes(call, text):
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        with pytest.raises(DtypeError, match=f"{text}.* under autocast, which narrows all but"):
+            call()
 
 
 @pytest.mark.parametrize("reduce", ["max", "min"])

@@ -76,7 +76,7 @@ def spmm(
             "edge_weight", values, length=tensors.nnz, what="stored entries", x=x, graph=tensors
         )
     elif values is not None:
-        _check.own_values(values, x)
+        _check.own_values(values, x, tensors)
     if row_scale is not None:
         length = tensors.n_rows
         _check.vector("row_scale", row_scale, length=length, what="rows", x=x, graph=tensors)
@@ -121,7 +121,7 @@ def sddmm(graph: GraphLike, x: Tensor, y: Tensor) -> Tensor:
         x, y = bridge.cast(x, kind, dtype), bridge.cast(y, kind, dtype)
     _check.features("x", x, rows=tensors.n_rows, axis="rows", graph=tensors)
     _check.features("y", y, rows=tensors.n_cols, axis="columns", graph=tensors)
-    _check.pair(x, y)
+    _check.pair(x, y, tensors)
     return gradients.sddmm(graph, x, y)
 
 
