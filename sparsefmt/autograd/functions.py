@@ -49,8 +49,8 @@ def spmm(
     ShapeError, DtypeError, DeviceError
         If the arguments do not fit together.
     UnsupportedError
-        If there is no such ``reduce``, a tensor is sparse or, in backward, the gradient of a max or
-        min is differentiated again.
+        If there is no such ``reduce``, a tensor is sparse, it is called within ``torch.func`` or
+        with a tangent or, in backward, the gradient of a max or min is differentiated again.
 
     Notes
     -----
