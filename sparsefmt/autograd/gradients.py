@@ -10,53 +10,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C._functorch import maybe_current_level
-from torch.autograd import Function, forward_ad
+from torch.autograd import Function
 from torch.autograd.function import FunctionCtx
 
 from ..errors import UnsupportedError
 from . import bridge
+from ._recording import recorded
 from .structure import GraphLike, side_of
-
-# torch.compile shows the line that raises, not the text of the error: so the name says it.
-_NEITHER_TORCH_FUNC_NOR_FORWARD_MODE = (
-    "forward-mode derivatives (forward_ad) and transforms of torch.func (grad, vjp, jvp, vmap) "
-    "cannot pass through sparsefmt.autograd: use torch.autograd.grad for gradients, "
-    "torch.autograd.functional.jvp for directional derivatives, and a loop in place of vmap."
-)
-
-
-def _recorded(*tensors: Tensor | None) -> bool:
-    """Whether autograd records what happens to these tensors; else a bare library op will do.
-
-    A library op would drop the tangents of forward mode and what torch.func follows: refused here.
-    """
-    # Traced, a level that the traced code has entered would look like a constant.
-    level = _transform if torch.compiler.is_compiling() else maybe_current_level
-    if forward_ad._current_level >= 0 or level() is not None:
-        _refuse_transforms(tensors)
-    if torch.is_grad_enabled():
-        for tensor in tensors:
-            if tensor is not None and tensor.requires_grad:
-                return True
-    return False
-
-
-def _transform() -> int | None:
-    """The level of torch.func while torch.compile traces: run then, not traced."""
-    found: int | None = maybe_current_level()
-    return found
-
-
-_transform._dynamo_marked_constant = True  # type: ignore[attr-defined]
-
-
-def _refuse_transforms(tensors: tuple[Tensor | None, ...]) -> None:
-    """An error within torch.func, and for a tensor with a tangent, which no tracer can see."""
-    refused = torch.compiler.is_compiling() or maybe_current_level() is not None
-    for tensor in tensors:
-        if refused or (tensor is not None and forward_ad.unpack_dual(tensor).tangent is not None):
-            raise UnsupportedError(_NEITHER_TORCH_FUNC_NOR_FORWARD_MODE)
 
 
 def spmm(
@@ -69,7 +29,7 @@ def spmm(
     reduce: str = "sum",
 ) -> Tensor:
     """The product with the graph or its transpose, differentiable; nothing is checked."""
-    if not _recorded(x, values, row_scale, col_scale):
+    if not recorded(x, values, row_scale, col_scale):
         return _spmm(graph, transposed, x, values, row_scale, col_scale, reduce)
     found: Tensor
     if reduce in ("sum", "mean"):
@@ -194,9 +154,9 @@ def sddmm(
     col_scale: Tensor | None = None,
 ) -> Tensor:
     """``r[i] c[j] <x[i], y[j]>`` at the entries of the graph; nothing is checked."""
-    if _recorded(row_scale, col_scale):
+    if recorded(row_scale, col_scale):
         return _scaled(graph, False, sddmm(graph, x, y), row_scale, col_scale)
-    if not _recorded(x, y):
+    if not recorded(x, y):
         return _sddmm(graph, x, y, row_scale, col_scale)
     found: Tensor = _Sddmm.apply(x, y, row_scale, col_scale, graph)  # type: ignore[no-untyped-call]
     return found
@@ -292,8 +252,9 @@ class _Best(Function):
         elif any(needs[1:4]):
             # Sums over rows, for the scales, are not made of values rounded to 2 bytes.
             wide = torch.float32 if grad.dtype.itemsize == 2 else grad.dtype
-            given = x, grad, values, row_scale, col_scale
-            x, grad, a, r, c = (None if one is None else one.to(wide) for one in given)
+            x, grad = x.to(wide), grad.to(wide)
+            given = values, row_scale, col_scale
+            a, r, c = (None if one is None else one.to(wide) for one in given)
             products = _once(bridge.SPMM_ARG_DA, ctx.reduce, grad, side, x, grad, arg, None, None)
             weighted = products if a is None else products * a
             if needs[1]:
@@ -314,7 +275,7 @@ def _where_won(products: Tensor, shares: Tensor) -> Tensor:
 
 def _once(op: Any, reduce: str, grad: Tensor, *args: Any) -> Tensor:
     """The op, whose result can be used but not differentiated."""
-    if not _recorded(grad) and not torch.is_grad_enabled():
+    if not recorded(grad) and not torch.is_grad_enabled():
         found: Tensor = op(*args)
         return found
     found = _Once.apply(op, reduce, *args)  # type: ignore[no-untyped-call]
@@ -338,7 +299,7 @@ class _Once(Function):
 
 def edge_softmax(graph: GraphLike, scores: Tensor) -> Tensor:
     """Softmax over the entries of each row, differentiable; nothing is checked."""
-    if not _recorded(scores):
+    if not recorded(scores):
         return _edge_softmax(graph, scores)
     found: Tensor = _EdgeSoftmax.apply(scores, graph)  # type: ignore[no-untyped-call]
     return found
@@ -366,7 +327,7 @@ class _EdgeSoftmax(Function):
 def _softmax_gradient(graph: GraphLike, probabilities: Tensor, grad: Tensor) -> Tensor:
     """``p (grad - sum over the row of p grad)``."""
     found: Tensor
-    if _recorded(probabilities, grad):
+    if recorded(probabilities, grad):
         found = _SoftmaxGradient.apply(probabilities, grad, graph)  # type: ignore[no-untyped-call]
         return found
     return _softmax_backward(graph, probabilities, grad)
