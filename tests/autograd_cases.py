@@ -2,8 +2,24 @@
 
 import numpy as np
 import torch
+from torch.autograd import forward_ad
 
 from sparsefmt import CSR, Graph
+
+
+def _with_tangent(function, x):
+    with forward_ad.dual_level():
+        return forward_ad.unpack_dual(function(forward_ad.make_dual(x, x))).tangent
+
+
+#: What neither passes through the functions nor may be dropped: of a function, at a tensor.
+TRANSFORMS = {
+    "grad": lambda f, x: torch.func.grad(lambda z: f(z).sum())(x),
+    "vjp": lambda f, x: torch.func.vjp(lambda z: f(z).sum(), x)[1](torch.ones(()))[0],
+    "jvp": lambda f, x: torch.func.jvp(f, (x,), (x,))[1],
+    "vmap": lambda f, x: torch.func.vmap(f)(torch.stack([x, x])),
+    "forward_ad": _with_tangent,
+}
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 

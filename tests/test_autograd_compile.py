@@ -5,12 +5,12 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from autograd_cases import make_graph  # noqa: E402
+from autograd_cases import TRANSFORMS, make_graph  # noqa: E402
 from torch._dynamo.testing import CompileCounterWithBackend  # noqa: E402
 from torch.utils import _pytree as pytree  # noqa: E402
 
-from sparsefmt import Graph  # noqa: E402
-from sparsefmt.autograd import edge_softmax, prepare, sddmm, spmm  # noqa: E402
+from sparsefmt import COO, Graph, UnsupportedError  # noqa: E402
+from sparsefmt.autograd import edge_softmax, edge_values, prepare, sddmm, spmm  # noqa: E402
 
 # torch's tracer itself instantiates the class that it warns of.
 pytestmark = pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
@@ -131,6 +131,41 @@ def test_attention_compiles_as_one_graph(device, heads):
     assert_same(gradients(compiled, x, y), gradients(closure, x, y))
 
 
+REFUSED = "NEITHER_TORCH_FUNC_NOR_FORWARD_MODE"
+
+
+@pytest.mark.parametrize("transform", TRANSFORMS)
+@pytest.mark.parametrize("name", ["spmm", "max", "sddmm", "softmax"])
+def test_transforms_within_compiled_code_are_refused(device, name, transform):
+    graph = make_graph(9, 6, 40, device=device)
+    x, y, s = (torch.rand(*shape, device=device) for shape in ((6, 4), (9, 4), (graph.nnz,)))
+    function, value = {
+        "spmm": (lambda x: spmm(graph, x), x),
+        "max": (lambda x: spmm(graph, x, reduce="max"), x),
+        "sddmm": (lambda x: sddmm(graph, y, x), x),
+        "softmax": (lambda s: edge_softmax(graph, s), s),
+    }[name]
+
+    def whole(x):
+        return TRANSFORMS[transform](function, x)
+
+    with pytest.raises(torch._dynamo.exc.Unsupported, match=REFUSED):
+        torch.compile(whole, fullgraph=True, backend="aot_eager")(value)
+    with pytest.raises(UnsupportedError, match="cannot pass through"):
+        torch.compile(whole, backend="aot_eager")(value)
+
+
+def test_compiled_code_drops_no_tangent_that_comes_later(device):
+    graph = make_graph(9, 6, 40, device=device)
+    x = torch.rand(6, 4, device=device)
+    for fullgraph, error in ((True, torch._dynamo.exc.Unsupported), (False, UnsupportedError)):
+        torch._dynamo.reset()
+        compiled = torch.compile(lambda x: spmm(graph, x), fullgraph=fullgraph, backend="aot_eager")
+        assert_same([compiled(x)], [spmm(graph, x)])
+        with pytest.raises(error):
+            TRANSFORMS["forward_ad"](compiled, x)
+
+
 class Layer(torch.nn.Module):
     def __init__(self, graph):
         super().__init__()
@@ -166,6 +201,27 @@ def test_prepared_graphs_share_one_compilation(device):
     assert counter.frame_count == 2
 
 
+@pytest.mark.parametrize("flipped", [False, True])
+def test_edge_values_compile_in_the_users_order(device, flipped):
+    counter = CompileCounterWithBackend("aot_eager")
+
+    def argument(graph, x, w):
+        return spmm(graph, x, edge_values(graph, w)).relu()
+
+    compiled = torch.compile(argument, fullgraph=True, backend=counter)
+    rng = np.random.default_rng(0)
+    for n in range(6, 12):
+        row, col = rng.integers(0, n, 5 * n), rng.integers(0, n - 2, 5 * n)
+        graph = Graph(COO(row, col, shape=(n, n - 2))).to(device)
+        graph = graph.transposed if flipped else graph
+        if n > 6:  # the first one is made while it is traced
+            prepare(graph)
+        x, w = torch.randn(graph.n_cols, 4, device=device), torch.randn(graph.nnz, device=device)
+        found = gradients(lambda x, w, graph=graph: compiled(graph, x, w), x, w)
+        assert_same(found, gradients(lambda x, w, graph=graph: argument(graph, x, w), x, w))
+    assert counter.frame_count == 2
+
+
 def test_sizes_may_be_symbolic_from_the_start(device):
     graph = make_graph(9, 6, 40, device=device)
     compiled = torch.compile(
@@ -195,6 +251,18 @@ def test_a_node_keeps_the_users_order():
     copy = pytree.tree_map(torch.clone, graph)
     assert (copy.csr_perm == graph.csr_perm).all()
     assert (copy.csc_perm == graph.csc_perm).all()
+
+
+@pytest.mark.parametrize("sort", [False, True])
+def test_tensors_in_the_place_of_a_graph_keep_the_users_order(sort):
+    graph = Graph(COO([2, 0, 0], [0, 1, 2], shape=(3, 4)))
+    graph = Graph(graph.csr) if sort else graph
+    # No plain tensors, so that no graph can be made of them.
+    tensors = pytree.tree_map(lambda leaf: torch.nn.Parameter(leaf, requires_grad=False), graph)
+    assert not isinstance(tensors, Graph)
+    w = torch.rand(3)
+    for one in (tensors, pytree.tree_map(torch.Tensor.clone, tensors)):
+        assert torch.equal(edge_values(one, w), edge_values(graph, w))
 
 
 def test_leaves_of_a_tracer_make_tensors_to_compute_with():

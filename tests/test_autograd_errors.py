@@ -4,7 +4,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from autograd_cases import make_graph  # noqa: E402
+from autograd_cases import TRANSFORMS, make_graph  # noqa: E402
+from torch.autograd import forward_ad  # noqa: E402
 
 from sparsefmt import DeviceError, DtypeError, ShapeError, UnsupportedError  # noqa: E402
 from sparsefmt.autograd import edge_softmax, prepare, sddmm, spmm  # noqa: E402
@@ -20,7 +21,7 @@ REFUSED = [
     (lambda: spmm(GRAPH, X.int()), DtypeError, r"x is torch.int32: .* x.float\(\)"),
     (lambda: spmm(GRAPH, X.to(torch.complex64)), DtypeError, "x is torch.complex64"),
     (lambda: spmm(GRAPH, X.to_sparse()), UnsupportedError, "x has layout torch.sparse_coo"),
-    (lambda: spmm(GRAPH, X.to("meta")), DeviceError, "x is on meta but the graph is on cpu"),
+    (lambda: spmm(GRAPH, X.to("meta")), DeviceError, "meta but the graph is on cpu: make x on cpu"),
     (lambda: spmm(GRAPH, X[0]), ShapeError, r"x has shape \(4,\): .* x\[:, None\]"),
     (lambda: spmm(GRAPH, X[:, None]), ShapeError, r"x has shape \(6, 1, 4\): .* x.flatten\(1\)"),
     (lambda: spmm(GRAPH, Y), ShapeError, "x has 9 rows but the graph has 6 columns"),
@@ -59,6 +60,24 @@ def test_bad_input_is_refused_with_the_argument_named(call, kind, text):
         call()
 
 
+@pytest.mark.parametrize(
+    ("call", "text"),
+    [
+        (
+            lambda: spmm(GRAPH, X.double(), A),
+            "edge_weight is torch.bfloat16 but x is torch.float64",
+        ),
+        (lambda: spmm(GRAPH, X, A.double()), "edge_weight is torch.float64 but x is torch.bfloat"),
+        (lambda: spmm(make_graph(9, 6, 40, weighted=True), X), "own edge values are torch.float64"),
+        (lambda: sddmm(GRAPH, Y, X.double()), "y is torch.float64 but x is torch.bfloat16"),
+    ],
+)
+def test_errors_tell_what_autocast_made_of_the_dtypes(call, text):
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        with pytest.raises(DtypeError, match=f"{text}.* under autocast, which narrows all but"):
+            call()
+
+
 @pytest.mark.parametrize("reduce", ["max", "min"])
 def test_a_second_derivative_of_an_extremum_is_refused(reduce):
     x, a = X.clone().requires_grad_(), A.clone().requires_grad_()
@@ -68,6 +87,48 @@ def test_a_second_derivative_of_an_extremum_is_refused(reduce):
         assert one.isfinite().all()
         with pytest.raises(UnsupportedError, match=f"reduce is '{reduce}'.*cannot be different"):
             torch.autograd.grad(one.sum(), x, retain_graph=True)
+
+
+FUNCTIONS = {
+    "spmm": (lambda x: spmm(GRAPH, x), X),
+    "weights": (lambda a: spmm(GRAPH, X, a), A),
+    "max": (lambda x: spmm(GRAPH, x, reduce="max"), X),
+    "scale": (lambda r: spmm(GRAPH, X, reduce="max", row_scale=r), Y[:, 0]),
+    "sddmm": (lambda x: sddmm(GRAPH, Y, x), X),
+    "softmax": (lambda s: edge_softmax(GRAPH, s), A),
+}
+MEND = "use torch.autograd.grad"
+
+
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize("transform", TRANSFORMS)
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_transforms_are_refused_with_what_to_do_instead(name, transform, grad):
+    function, value = FUNCTIONS[name]
+    value = value.clone().requires_grad_(grad)
+    with pytest.raises(UnsupportedError, match=MEND):
+        TRANSFORMS[transform](function, value)
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_without_tangents_forward_mode_changes_nothing(name):
+    function, value = FUNCTIONS[name]
+    x = value.clone().requires_grad_()
+    (want,) = torch.autograd.grad(function(x).square().sum(), x)
+    with forward_ad.dual_level():
+        (inside,) = torch.autograd.grad(function(x).square().sum(), x)
+    assert torch.equal(inside, want)
+
+
+@pytest.mark.parametrize("name", [name for name in FUNCTIONS if name != "scale"])  # torch's product
+def test_a_tangent_that_only_the_gradient_has_is_refused(name):
+    function, value = FUNCTIONS[name]
+    x = value.clone().requires_grad_()
+    y = function(x)
+    with forward_ad.dual_level():
+        grad = forward_ad.make_dual(torch.ones_like(y), torch.ones_like(y))
+        with pytest.raises(UnsupportedError, match=MEND):
+            torch.autograd.grad(y, x, grad)
 
 
 @pytest.mark.gpu

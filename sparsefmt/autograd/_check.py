@@ -37,10 +37,10 @@ def place(name: str, value: Tensor, graph: GraphTensors) -> None:
             f"{name}.float() for instance."
         )
     if value.device != graph.device:
-        raise DeviceError(
-            f"{name} is on {value.device} but the graph is on {graph.device}: move one of them, "
-            f'graph.to("{value.device}") for instance.'
-        )
+        both = f"{name} is on {value.device} but the graph is on {graph.device}"
+        if value.device.type not in ("cpu", "cuda"):
+            raise DeviceError(f"{both}: make {name} on {graph.device}.")
+        raise DeviceError(f'{both}: move one of them, graph.to("{value.device}") for instance.')
 
 
 def features(name: str, x: Tensor, *, rows: int, axis: str, graph: GraphTensors) -> None:
@@ -96,26 +96,32 @@ def vector(
         )
     if value.dtype is not x.dtype:
         raise DtypeError(
-            f"{name} is {value.dtype} but x is {x.dtype}: give both in one dtype, "
-            f"{name}.to({x.dtype}) for instance."
+            f"{name} is {value.dtype} but x is {x.dtype}{_autocast(graph)}: give both in one "
+            f"dtype, {name}.to({x.dtype}) for instance."
         )
 
 
-def own_values(values: Tensor, x: Tensor) -> None:
+def _autocast(graph: GraphTensors) -> str:
+    """What became of the dtypes that the user gave."""
+    cast = torch.is_autocast_enabled(graph.kind)
+    return " under autocast, which narrows all but float64" if cast else ""
+
+
+def own_values(values: Tensor, x: Tensor, graph: GraphTensors) -> None:
     """The graph's own edge values, of the dtype of x."""
     if values.dtype is not x.dtype:
         raise DtypeError(
-            f"x is {x.dtype} but the graph's own edge values are {values.dtype}: give x.to("
-            f"{values.dtype}), or edge_weight in the dtype of x."
+            f"x is {x.dtype} but the graph's own edge values are {values.dtype}{_autocast(graph)}: "
+            f"give x.to({values.dtype}), or edge_weight in the dtype of x."
         )
 
 
-def pair(x: Tensor, y: Tensor) -> None:
+def pair(x: Tensor, y: Tensor, graph: GraphTensors) -> None:
     """Features of one dtype whose heads and widths fit."""
     if x.dtype is not y.dtype:
         raise DtypeError(
-            f"y is {y.dtype} but x is {x.dtype}: give both in one dtype, y.to({x.dtype}) for "
-            "instance."
+            f"y is {y.dtype} but x is {x.dtype}{_autocast(graph)}: give both in one dtype, "
+            f"y.to({x.dtype}) for instance."
         )
     if x.dim() > 3 or x.shape[1:] != y.shape[1:]:
         raise ShapeError(

@@ -3,11 +3,10 @@
 import torch
 from torch import Tensor
 
-from .._interop_torch import to_tensor
 from ..errors import ShapeError
 from ..graph import Graph
 from . import _check, bridge, gradients
-from .structure import GraphLike, GraphTensors, tensors_of, wrong_graph
+from .structure import GraphLike, GraphTensors, order_of, tensors_of, wrong_graph
 
 
 def spmm(
@@ -50,8 +49,8 @@ def spmm(
     ShapeError, DtypeError, DeviceError
         If the arguments do not fit together.
     UnsupportedError
-        If there is no such ``reduce``, a tensor is sparse or, in backward, the gradient of a max or
-        min is differentiated again.
+        If there is no such ``reduce``, a tensor is sparse, it is called within ``torch.func`` or
+        with a tangent or, in backward, the gradient of a max or min is differentiated again.
 
     Notes
     -----
@@ -77,7 +76,7 @@ def spmm(
             "edge_weight", values, length=tensors.nnz, what="stored entries", x=x, graph=tensors
         )
     elif values is not None:
-        _check.own_values(values, x)
+        _check.own_values(values, x, tensors)
     if row_scale is not None:
         length = tensors.n_rows
         _check.vector("row_scale", row_scale, length=length, what="rows", x=x, graph=tensors)
@@ -122,7 +121,7 @@ def sddmm(graph: GraphLike, x: Tensor, y: Tensor) -> Tensor:
         x, y = bridge.cast(x, kind, dtype), bridge.cast(y, kind, dtype)
     _check.features("x", x, rows=tensors.n_rows, axis="rows", graph=tensors)
     _check.features("y", y, rows=tensors.n_cols, axis="columns", graph=tensors)
-    _check.pair(x, y)
+    _check.pair(x, y, tensors)
     return gradients.sddmm(graph, x, y)
 
 
@@ -169,7 +168,7 @@ def _tensors(graph: object) -> GraphTensors:
     return tensors_of(graph)
 
 
-def edge_values(graph: Graph, values: Tensor) -> Tensor:
+def edge_values(graph: GraphLike, values: Tensor) -> Tensor:
     """Edge values from the order in which the user gave the edges to CSR order, differentiably.
 
     Parameters
@@ -196,4 +195,5 @@ def edge_values(graph: Graph, values: Tensor) -> Tensor:
             f"values has shape {tuple(values.shape)} but the graph stores {tensors.nnz} entries: "
             "give one value, or row of values, per entry."
         )
-    return values.index_select(0, to_tensor(graph.csr_perm))
+    order = order_of(graph)
+    return values.clone() if order is None else values.index_select(0, order)

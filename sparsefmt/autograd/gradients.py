@@ -10,28 +10,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C._functorch import maybe_current_level
-from torch.autograd import Function, forward_ad
+from torch.autograd import Function
 from torch.autograd.function import FunctionCtx
 
 from ..errors import UnsupportedError
 from . import bridge
+from ._recording import recorded
 from .structure import GraphLike, side_of
-
-
-def _recorded(*tensors: Tensor | None) -> bool:
-    """Whether autograd records what happens to these tensors.
-
-    Within a forward-mode derivative or a transform of torch.func as well: a bare library op would
-    drop the tangent, a Function without ``jvp`` says so.
-    """
-    if torch.is_grad_enabled():
-        for tensor in tensors:
-            if tensor is not None and tensor.requires_grad:
-                return True
-    if torch.compiler.is_compiling():
-        return False
-    return forward_ad._current_level >= 0 or maybe_current_level() is not None
 
 
 def spmm(
@@ -44,23 +29,14 @@ def spmm(
     reduce: str = "sum",
 ) -> Tensor:
     """The product with the graph or its transpose, differentiable; nothing is checked."""
-    if not _recorded(x, values, row_scale, col_scale):
+    if not recorded(x, values, row_scale, col_scale):
         return _spmm(graph, transposed, x, values, row_scale, col_scale, reduce)
     found: Tensor
     if reduce in ("sum", "mean"):
         found = _Spmm.apply(x, values, row_scale, col_scale, graph, transposed, reduce)  # type: ignore[no-untyped-call]
         return found
-    # Outside of the op a scale has its gradient by itself, at zero too.
-    if col_scale is not None and col_scale.requires_grad:
-        x, col_scale = x * col_scale[:, None], None
-    outer = row_scale if row_scale is not None and row_scale.requires_grad else None
-    inner = row_scale if outer is None else None
-    found = _Best.apply(x, values, inner, col_scale, graph, reduce)  # type: ignore[no-untyped-call]
-    if outer is None:
-        return found
-    rows = side_of(graph, False).indptr
-    # An empty row is 0 whatever its factor, an infinite one of 1 / degree too.
-    return found * torch.where(rows[1:] > rows[:-1], outer, 0)[:, None]
+    found = _Best.apply(x, values, row_scale, col_scale, graph, reduce)  # type: ignore[no-untyped-call]
+    return found
 
 
 def _spmm(
@@ -178,9 +154,9 @@ def sddmm(
     col_scale: Tensor | None = None,
 ) -> Tensor:
     """``r[i] c[j] <x[i], y[j]>`` at the entries of the graph; nothing is checked."""
-    if _recorded(row_scale, col_scale):
+    if recorded(row_scale, col_scale):
         return _scaled(graph, False, sddmm(graph, x, y), row_scale, col_scale)
-    if not _recorded(x, y):
+    if not recorded(x, y):
         return _sddmm(graph, x, y, row_scale, col_scale)
     found: Tensor = _Sddmm.apply(x, y, row_scale, col_scale, graph)  # type: ignore[no-untyped-call]
     return found
@@ -255,7 +231,7 @@ class _Best(Function):
         side = side_of(graph, False)
         out: Tensor
         out, arg = bridge.SPMM_ARG(side, x, values, row_scale, col_scale, reduce)
-        kept = x if ctx.needs_input_grad[1] else None
+        kept = x if any(ctx.needs_input_grad[1:4]) else None
         ctx.save_for_backward(kept, values, row_scale, col_scale, arg)
         ctx.graph, ctx.reduce = graph, reduce
         return out
@@ -263,20 +239,43 @@ class _Best(Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, values, row_scale, col_scale, arg = ctx.saved_tensors
-        dx = dv = None
-        if ctx.needs_input_grad[0]:
-            side = side_of(ctx.graph, True)
-            args = side.perm, grad, arg, values, row_scale, col_scale
-            dx = _once(bridge.SPMM_ARG_DX, ctx.reduce, side, *args)
-        if ctx.needs_input_grad[1]:
-            side = side_of(ctx.graph, False)
-            dv = _once(bridge.SPMM_ARG_DA, ctx.reduce, side, x, grad, arg, row_scale, col_scale)
-        return dx, dv, None, None, None, None
+        graph, needs = ctx.graph, ctx.needs_input_grad
+        dx = dv = dr = dc = None
+        if needs[0]:
+            side = side_of(graph, True)
+            args = grad, arg, values, row_scale, col_scale
+            dx = _once(bridge.SPMM_ARG_DX, ctx.reduce, grad, side, side.perm, *args)
+        side = side_of(graph, False)
+        if needs[1] and not needs[2] and not needs[3]:
+            args = x, grad, arg, row_scale, col_scale
+            dv = _once(bridge.SPMM_ARG_DA, ctx.reduce, grad, side, *args)
+        elif any(needs[1:4]):
+            # Sums over rows, for the scales, are not made of values rounded to 2 bytes.
+            wide = torch.float32 if grad.dtype.itemsize == 2 else grad.dtype
+            x, grad = x.to(wide), grad.to(wide)
+            given = values, row_scale, col_scale
+            a, r, c = (None if one is None else one.to(wide) for one in given)
+            products = _once(bridge.SPMM_ARG_DA, ctx.reduce, grad, side, x, grad, arg, None, None)
+            weighted = products if a is None else products * a
+            if needs[1]:
+                dv = _where_won(products, _scaled(graph, False, products, r, c))
+            if needs[2]:
+                shares = _where_won(products, _scaled(graph, False, weighted, None, c))
+                dr = _segment_sums(graph, False, shares, None, None)
+            if needs[3]:
+                shares = _where_won(products, _scaled(graph, False, weighted, r, None))
+                dc = _segment_sums(graph, True, shares, None, None)
+        return dx, dv, dr, dc, None, None  # autograd casts them to the dtypes of the inputs
 
 
-def _once(op: Any, reduce: str, *args: Any) -> Tensor:
+def _where_won(products: Tensor, shares: Tensor) -> Tensor:
+    """The shares, 0 where an entry has won nothing, whose factors may be infinite."""
+    return torch.where(products == 0, 0, shares)
+
+
+def _once(op: Any, reduce: str, grad: Tensor, *args: Any) -> Tensor:
     """The op, whose result can be used but not differentiated."""
-    if not torch.is_grad_enabled():
+    if not recorded(grad) and not torch.is_grad_enabled():
         found: Tensor = op(*args)
         return found
     found = _Once.apply(op, reduce, *args)  # type: ignore[no-untyped-call]
@@ -300,7 +299,7 @@ class _Once(Function):
 
 def edge_softmax(graph: GraphLike, scores: Tensor) -> Tensor:
     """Softmax over the entries of each row, differentiable; nothing is checked."""
-    if not _recorded(scores):
+    if not recorded(scores):
         return _edge_softmax(graph, scores)
     found: Tensor = _EdgeSoftmax.apply(scores, graph)  # type: ignore[no-untyped-call]
     return found
@@ -328,11 +327,15 @@ class _EdgeSoftmax(Function):
 def _softmax_gradient(graph: GraphLike, probabilities: Tensor, grad: Tensor) -> Tensor:
     """``p (grad - sum over the row of p grad)``."""
     found: Tensor
-    if _recorded(probabilities, grad):
+    if recorded(probabilities, grad):
         found = _SoftmaxGradient.apply(probabilities, grad, graph)  # type: ignore[no-untyped-call]
         return found
-    found = bridge.EDGE_SOFTMAX_BACKWARD(side_of(graph, False), probabilities, grad)
-    return found
+    return _softmax_backward(graph, probabilities, grad)
+
+
+def _softmax_backward(graph: GraphLike, probabilities: Tensor, grad: Tensor) -> Tensor:
+    out: Tensor = bridge.EDGE_SOFTMAX_BACKWARD(side_of(graph, False), probabilities, grad)
+    return out
 
 
 class _SoftmaxGradient(Function):
@@ -340,7 +343,7 @@ class _SoftmaxGradient(Function):
     def forward(ctx: Any, probabilities: Tensor, grad: Tensor, graph: GraphLike) -> Tensor:
         ctx.save_for_backward(probabilities, grad)
         ctx.graph = graph
-        return _softmax_gradient(graph, probabilities, grad)
+        return _softmax_backward(graph, probabilities, grad)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:

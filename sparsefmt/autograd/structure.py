@@ -75,7 +75,11 @@ class Side:
 
 
 class GraphTensors:
-    """The tensors of a graph: its rows, its edge values and, once needed, its columns."""
+    """The tensors of a graph: its rows, its edge values and, once needed, its columns.
+
+    ``order`` is ``Graph.csr_perm``: None until it is needed, and for a tracer's leaves whose edges
+    were given in CSR order.
+    """
 
     def __init__(
         self,
@@ -83,8 +87,9 @@ class GraphTensors:
         columns: Side | None,
         values: Tensor | None,
         sizes: tuple[int, int, int],
+        order: Tensor | None = None,
     ) -> None:
-        self.rows, self.columns, self.values = rows, columns, values
+        self.rows, self.columns, self.values, self.order = rows, columns, values, order
         self.n_rows, self.n_cols, self.nnz = sizes
         self.device: Any = getattr(rows.indices, "device", None)  # a tracer's leaf may be anything
         self.kind: str = getattr(self.device, "type", "")
@@ -111,11 +116,13 @@ def prepare(graph: Graph, *, transposed: bool = True) -> None:
     -----
     Synchronises with a GPU when it builds anything.  The tensors are views: only the transpose
     takes memory, 2 nnz + n_cols + 1 indices, which ``graph.csc`` and ``graph.csc_perm`` share, and
-    on a GPU the cut of the work: about nnz / 32 + n_rows / 4 indices, both ways.
+    on a GPU the cut of the work: about nnz / 32 + n_rows / 4 indices, both ways.  Of a graph that
+    is itself a ``transposed`` one, ``graph.csr_perm`` takes nnz indices more.
     """
     if not isinstance(graph, Graph):
         raise wrong_graph(graph)
     _prepare_tensors(graph, transposed)
+    _prepare_order(graph)
 
 
 def wrong_graph(value: object) -> DtypeError:
@@ -148,10 +155,20 @@ def _prepare_tensors(graph: Graph, transposed: bool) -> bool:
     return True
 
 
-# torch.compile runs this method while it traces, then traces on with what it made.  As a method
+def _prepare_order(graph: Graph) -> bool:
+    tensors = _tensors_made(graph)
+    if tensors.order is None:
+        with graph._store.lock, torch.inference_mode(False):
+            tensors.order = to_tensor(graph.csr_perm)
+    return True
+
+
+# torch.compile runs these methods while it traces, then traces on with what they made.  As methods
 # only: of a function's argument it would guard the identity, and compile for each graph anew.
 _prepare_tensors._dynamo_marked_constant = True  # type: ignore[attr-defined]
+_prepare_order._dynamo_marked_constant = True  # type: ignore[attr-defined]
 Graph._prepare_tensors = _prepare_tensors  # type: ignore[attr-defined]
+Graph._prepare_order = _prepare_order  # type: ignore[attr-defined]
 
 
 def tensors_of(graph: GraphLike, *, transposed: bool = False) -> GraphTensors:
@@ -159,17 +176,33 @@ def tensors_of(graph: GraphLike, *, transposed: bool = False) -> GraphTensors:
     if isinstance(graph, GraphTensors):
         return graph
     store: Any = graph._store
-    at = 1 if graph._flipped else 0  # torch 2.11 traces no bool as an index
     # A tracer must not see what is missing: it remembers what it read.
     if torch.compiler.is_compiling():
         graph._prepare_tensors(transposed)  # type: ignore[attr-defined]
-        return cast(GraphTensors, store.tensors[at])
+        return _tensors_made(graph)
     both = getattr(store, "tensors", None)
-    found: GraphTensors | None = None if both is None else both[at]
+    found: GraphTensors | None = None if both is None else both[1 if graph._flipped else 0]
     if found is None or (transposed and found.columns is None):
         _prepare_tensors(graph, transposed)
-        found = cast(GraphTensors, store.tensors[at])
+        found = _tensors_made(graph)
     return found
+
+
+def _tensors_made(graph: Graph) -> GraphTensors:
+    store: Any = graph._store
+    at = 1 if graph._flipped else 0  # torch 2.11 traces no bool as an index
+    return cast(GraphTensors, store.tensors[at])
+
+
+def order_of(graph: GraphLike) -> Tensor | None:
+    """``graph.csr_perm``; None only where a tracer knows that edges were given in CSR order."""
+    tensors = tensors_of(graph)
+    if isinstance(graph, Graph):
+        if torch.compiler.is_compiling():
+            graph._prepare_order()  # type: ignore[attr-defined]
+        elif tensors.order is None:
+            _prepare_order(graph)
+    return tensors.order
 
 
 def side_of(graph: GraphLike, transposed: bool) -> Side:
@@ -191,12 +224,12 @@ def _flatten(graph: GraphLike) -> tuple[list[Any], Context]:
     tensors = tensors_of(graph, transposed=True)
     rows, columns = tensors.rows, cast(Side, tensors.columns)
     leaves = [rows.indptr, rows.indices, columns.indptr, columns.indices, columns.perm]
-    weighted, ordered = tensors.values is not None, False
+    weighted, ordered = tensors.values is not None, tensors.order is not None
     leaves += [tensors.values] if weighted else []
     if isinstance(graph, Graph):
         _sources[id(rows.indptr)] = graph
         ordered = _reordered(graph)
-        leaves += [to_tensor(graph.csr_perm)] if ordered else []
+    leaves += [order_of(graph)] if ordered else []
     leaves += [*rows.plan, *columns.plan]
     return leaves, (tensors.n_rows, tensors.n_cols, tensors.nnz, weighted, ordered)
 
@@ -224,7 +257,9 @@ def _unflatten(leaves: Any, context: Context) -> GraphLike:
     plan = leaves[5 + weighted + ordered :]
     rows = Side(indptr, indices, n_cols, plan[: len(plan) // 2], None)
     columns = Side(t_indptr, t_indices, n_rows, plan[len(plan) // 2 :], perm)
-    return GraphTensors(rows, columns, leaves[5] if weighted else None, (n_rows, n_cols, nnz))
+    values = leaves[5] if weighted else None
+    order = leaves[5 + weighted] if ordered else None
+    return GraphTensors(rows, columns, values, (n_rows, n_cols, nnz), order)
 
 
 def _graph(leaves: list[Tensor], context: Context) -> Graph:

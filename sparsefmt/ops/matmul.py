@@ -44,7 +44,8 @@ def spmm(
         wins, as in NumPy.  A row without entries gives 0 in all of them.
     row_scale : array, shape (n_rows,), optional
         ``r``, of X's dtype, or float32 beside 2-byte features.  It multiplies after the reduction,
-        so that a negative one turns a maximum of the row around.
+        so that a negative one turns a maximum of the row around; in a sum over a COO it multiplies
+        each entry, which differs by rounding, overflow, and ``inf * 0`` where it is infinite.
     col_scale : array, shape (n_cols,), optional
         ``c``, of the same dtypes.
     out : array, shape (n_rows, feat), optional

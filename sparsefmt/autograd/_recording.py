@@ -1,0 +1,52 @@
+"""Whether autograd records a call, and the refusal of what is neither that nor nothing."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._C._functorch import maybe_current_level
+from torch.autograd import forward_ad
+
+from ..errors import UnsupportedError
+
+_unpack_dual: Any = forward_ad.unpack_dual
+
+# torch.compile shows the line that raises, not the text of the error: so the name says it.
+_NEITHER_TORCH_FUNC_NOR_FORWARD_MODE = (
+    "forward-mode derivatives (forward_ad) and transforms of torch.func (grad, vjp, jvp, vmap) "
+    "cannot pass through sparsefmt.autograd: use torch.autograd.grad for gradients, "
+    "torch.autograd.functional.jvp for directional derivatives, and a loop in place of vmap."
+)
+
+
+def recorded(*tensors: Tensor | None) -> bool:
+    """Whether autograd records what happens to these tensors; else a bare library op will do.
+
+    A library op would drop the tangents of forward mode and what torch.func follows: refused here.
+    """
+    # Traced, a level that the traced code has entered would look like a constant.
+    level = _transform if torch.compiler.is_compiling() else maybe_current_level
+    if forward_ad._current_level >= 0 or level() is not None:
+        _refuse_transforms(tensors)
+    if torch.is_grad_enabled():
+        for tensor in tensors:
+            if tensor is not None and tensor.requires_grad:
+                return True
+    return False
+
+
+def _transform() -> int | None:
+    """The level of torch.func while torch.compile traces: run then, not traced."""
+    found: int | None = maybe_current_level()
+    return found
+
+
+_transform._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+def _refuse_transforms(tensors: tuple[Tensor | None, ...]) -> None:
+    """An error within torch.func, and for a tensor with a tangent, which no tracer can see."""
+    refused = torch.compiler.is_compiling() or maybe_current_level() is not None
+    for tensor in tensors:
+        if refused or (tensor is not None and _unpack_dual(tensor).tangent is not None):
+            raise UnsupportedError(_NEITHER_TORCH_FUNC_NOR_FORWARD_MODE)
