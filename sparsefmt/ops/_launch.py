@@ -196,7 +196,7 @@ def spmm(
         stream=stream,
     )
     if S.n_cuts:
-        reduction = constants[2] if constants[2] >= EXTREME else SCALED_SUM
+        reduction = max(constants[2], SCALED_SUM)
         kernel = load("spmm.cu", "spmm_csr_cut_rows", dtype, S.index_dtype, (reduction,))
         kernel(
             _jit.warps_to_blocks(S.n_cuts * -(-feat // _jit.WARP)),

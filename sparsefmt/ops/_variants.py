@@ -41,7 +41,8 @@ def _declare() -> None:
     for types in _TYPES:
         wide = 16 // ITEMSIZE[types[0]]
         names = [("spmm_csr_balanced", variant) for variant in _spmm_variants(types[0])]
-        names += [("spmm_csr_cut_rows", (r,)) for r in (SCALED_SUM, EXTREME, EXTREME_ARG)]
+        reductions = SCALED_SUM, CHOSEN_SUM, EXTREME, EXTREME_ARG
+        names += [("spmm_csr_cut_rows", (one,)) for one in reductions]
         _jit.declare("spmm.cu", *(_jit.expression(name, types, rest) for name, rest in names))
         _jit.declare("spmm.cu", _jit.expression("spmm_coo_atomic", types, ()))
         names = [("sddmm_csr_balanced", (vector,)) for vector in {wide, wide // 2, 1}]

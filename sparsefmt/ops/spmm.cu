@@ -62,7 +62,10 @@ template <typename T, typename Index, int VEC, int REDUCE> struct Result {
             if (flags & MEAN) factor /= (Sum)max(length, 1LL);
             if (flags & MIN) factor = -factor;
 #pragma unroll
-            for (int i = 0; i < VEC; ++i) sum.v[i] = length == 0 ? Sum(0) : sum.v[i] * factor;
+            for (int i = 0; i < VEC; ++i) {
+                const bool nothing = length == 0 || (REDUCE == CHOSEN_SUM && sum.v[i] == 0);
+                sum.v[i] = nothing ? Sum(0) : sum.v[i] * factor;  // also where the factor is infinite
+            }
         }
         const long long place = (long long)row * feat + f;
         store_pack<VEC>(Y + place, sum.v);
