@@ -79,6 +79,13 @@ def operate(A: CSR, dtype: np.dtype[Any]) -> None:
         _, arg = ops.spmm_arg(A, X, reduce="max", row_scale=r, col_scale=c)
         ops.spmm_arg_backward(A, X, arg, grad, row_scale=r, col_scale=c)
         assert ops.sddmm(A, grad, X).shape == (A.nnz,)
+    sizes = (1, 1), (5, 3), (33, 5), (33, 8), (40, 9), (72, 16), (72, 32), (260, 100), (260, 3)
+    for width, k in sizes if A.n_cols else ():
+        S = ops.maxk(cupy.ones((A.n_cols, width), dtype), k)
+        Y = ops.spgemm(A, S, reduce="mean", row_scale=r, col_scale=c)
+        ops.sddmm(A, Y, S)
+        for deterministic in (False, True):
+            ops.sspmm(A, Y, S, row_scale=r, col_scale=c, deterministic=deterministic)
     for heads in (1, 3, 8, 16):
         left, right = (cupy.ones((size, heads, 5), dtype) for size in A.shape)
         scores = ops.sddmm(A, left, right)

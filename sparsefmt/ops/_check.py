@@ -43,7 +43,9 @@ def features(name: str, X: object, *, A: Format, axis: str = "columns", heads: b
     """Dense features, one row per row or column of ``A``, on its device; see ``rows_in_place``."""
     rows = A.n_cols if axis == "columns" else A.n_rows
     if isinstance(X, Format):
-        raise DtypeError(f"{name} is a {type(X).__name__}: give a dense array, {name}.toarray().")
+        product = ", or spgemm(A, S) for row-balanced features" if X.format == "cbsr" else ""
+        dense = f"give a dense array, {name}.toarray(){product}"
+        raise DtypeError(f"{name} is a {type(X).__name__}: {dense}.")
     array = as_array(name, X, beside=A._indices)
     if array.ndim == 0:
         one = f"one row per {axis.removesuffix('s')} of A"

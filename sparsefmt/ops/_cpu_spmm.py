@@ -33,7 +33,8 @@ AHEAD = 16
 WIDEST, WIDE, MIDDLE, NARROW = 512, 256, 128, 64
 
 parallel = numba.njit(parallel=True, cache=True, nogil=True)
-inlined = numba.njit(forceinline=True, cache=True, nogil=True)
+#: Part of what calls it, and so not cached: processes that write a cache at a time may spoil it.
+inlined = numba.njit(forceinline=True, nogil=True)
 
 
 @inlined

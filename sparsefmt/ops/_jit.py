@@ -94,16 +94,20 @@ class Kernel:
         args: tuple[int, ...],
         *,
         threads: int = THREADS,
+        shared: int = 0,
         stream: int,
     ) -> None:
-        """Enqueue on the stream of that address, a grid of at least one block."""
+        """Enqueue on the stream of that address, a grid of at least one block.
+
+        ``shared`` is the dynamic shared memory of a block in bytes, at most 48 KiB.
+        """
         x, y = blocks if isinstance(blocks, tuple) else (blocks, 1)
         if x > MAX_BLOCKS or y > MAX_ROWS:
             raise KernelLaunchError(
                 f"{self.name}: a grid of {x} x {y} blocks, at most {MAX_BLOCKS} x {MAX_ROWS} fit."
             )
         memory, config, extra = _memory.parts
-        self.pack_into(memory, 0, x or 1, y, 1, threads, 1, 1, 0, stream, self.size, *args)
+        self.pack_into(memory, 0, x or 1, y, 1, threads, 1, 1, shared, stream, self.size, *args)
         status = self.launch(config, self.function, None, extra)
         if status == _INVALID_CONTEXT:  # the first call of this thread
             runtime = import_cupy().cuda.runtime

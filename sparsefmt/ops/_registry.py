@@ -113,7 +113,7 @@ def run(op: str, *args: Any, out: Any, **options: Any) -> Any:
 
 def _operations() -> dict[str, Callable[..., Any]]:
     """Every operation that chooses among kernels; they register theirs when they are imported."""
-    from . import aggregation, attention, extrema, matmul, sampled_product
+    from . import aggregation, attention, cbsr_products, extrema, matmul, sampled_product
 
     found: tuple[Callable[..., Any], ...] = (
         aggregation.aggregate,
@@ -121,6 +121,9 @@ def _operations() -> dict[str, Callable[..., Any]]:
         attention.edge_softmax_backward,
         sampled_product.sddmm,
         matmul.spmm,
+        cbsr_products.spgemm,
+        cbsr_products.sspmm,
+        cbsr_products.sddmm_cbsr,
         extrema.spmm_arg,
         extrema.spmm_arg_backward,
     )

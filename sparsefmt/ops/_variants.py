@@ -16,7 +16,19 @@ from ._launch import (
     SUM,
     UNWEIGHTED,
 )
+from ._launch_cbsr import (
+    FEW,
+    GENERAL,
+    MANY,
+    MANY_HALVES,
+    OUTER,
+    OUTER_GENERAL,
+    OUTER_SCALAR,
+    SCALAR,
+)
+from ._launch_dense import COLUMNS, VALUES
 from ._launch_edges import TEAMS, TILE_HEADS
+from ._launch_maxk import SHAPES, instantiation
 
 _INDEX = ("int32", "int64")
 _TYPES = list(product(VALUE_DTYPES, _INDEX))
@@ -54,6 +66,32 @@ def _declare() -> None:
         variants = [(name, (*rest, backward)) for name, rest in names for backward in (0, 1)]
         expressions = (_jit.expression(name, types, rest) for name, rest in variants)
         _jit.declare("attention.cu", *expressions)
+    maxk = (instantiation(dtype, *shape) for dtype in VALUE_DTYPES for shape in SHAPES)
+    _jit.declare("maxk.cu", *(_jit.expression("maxk_rows", *one) for one in maxk))
+    _declare_cbsr()
+    moved = list(product(VALUES.values(), COLUMNS.values()))
+    for name in ("cbsr_to_dense", "dense_to_cbsr"):
+        _jit.declare("cbsr_dense.cu", *(_jit.expression(name, types, ()) for types in moved))
+
+
+def _declare_cbsr() -> None:
+    for dtype, index, column in product(VALUE_DTYPES, _INDEX, COLUMNS.values()):
+        types, narrow = (dtype, index, column), column == "uint8"
+        tuned = narrow and dtype != "float64"
+        many = MANY if dtype == "float32" else MANY_HALVES
+        ways = {*many.values(), *FEW.values(), SCALAR} if tuned else {GENERAL, SCALAR}
+        gathers = {(one.lanes, one.places, one.vector, one.batch) for one in ways}
+        names = (_jit.expression("spgemm_csr_cbsr", types, rest) for rest in gathers)
+        _jit.declare("spgemm.cu", *names)
+        general = {OUTER_GENERAL, OUTER_SCALAR}
+        modes = [(one, 0) for one in general | ({*OUTER.values()} if narrow else set())]
+        modes += [(one, 1) for one in general]
+        room = {"uint8": (1,), "uint16": (0, 1), "int32": (0,)}[column]
+        outer = [(w.lanes, w.places, w.batch, on, mode) for (w, mode), on in product(modes, room)]
+        names = (_jit.expression("sspmm_csr_outer", types, rest) for rest in outer)
+        _jit.declare("sspmm.cu", *names)
+    short = (_jit.expression("narrowed", (dtype,), ()) for dtype in ("float16", "bfloat16"))
+    _jit.declare("sspmm.cu", *short)
 
 
 _declare()

@@ -55,6 +55,13 @@ template <typename T> __device__ inline T* kept(T* p) {
     return p;
 }
 
+// The same in shared memory, whose addresses have 32 bits.
+template <typename T> __device__ inline T* kept_shared(T* p) {
+    unsigned address = __cvta_generic_to_shared(p);
+    asm("" : "+r"(address));
+    return (T*)__cvta_shared_to_generic(address);
+}
+
 // Words of 1 to 16 bytes. What is written once, the L2 gives up first.
 template <int BYTES> struct Word;
 template <> struct Word<1> { using type = char; };

@@ -18,7 +18,8 @@ import numpy as np
 
 from .._arrays import Array
 from ..errors import UnsupportedError
-from . import _cpu_edges, _cpu_spmm
+from . import _cpu_cbsr, _cpu_edges, _cpu_maxk, _cpu_spmm
+from ._registry import row_stride
 
 #: numba's workqueue, the only pool of some platforms, aborts the process when two threads enter it.
 #: One parallel loop uses all cores: waiting for it costs nothing.
@@ -147,6 +148,79 @@ def spmm_arg_da(
         _cpu_spmm.arg_da(indptr, indices, _flat(X), _flat(grad), _flat(arg), scales, dA, pieces)
 
 
+def maxk(X: Array, columns: Array, values: Array) -> None:
+    """The ``k`` largest of each row of ``X`` and their columns: (n, feat) to (n, k) twice."""
+    infinity = _bits(np.array(np.inf, X.dtype))[()]
+    S = columns.reshape(-1), _bits(values).reshape(-1)
+    with _result(np.empty(0)) as (_, pieces):  # all results are integers
+        _cpu_maxk.maxk(_flat_bits(X), infinity, X.shape, S, pieces)
+
+
+def cbsr_to_dense(columns: Array, values: Array, out: Array) -> None:
+    """``out[i, columns[i, t]] = values[i, t]``, and 0 elsewhere; values of any kind."""
+    S = columns.reshape(-1), _bits(values).reshape(-1), columns.shape[1]
+    with _result(np.empty(0)) as (_, pieces):
+        _cpu_cbsr.to_dense(S, _flat_bits(out), len(out), pieces)
+
+
+def dense_to_cbsr(X: Array, columns: Array, out: Array) -> None:
+    """``out[i, t] = X[i, columns[i, t]]``; values of any kind."""
+    S = columns.reshape(-1), _bits(out).reshape(-1), columns.shape[1]
+    with _result(np.empty(0)) as (_, pieces):
+        _cpu_cbsr.from_dense(_flat_bits(X), S, len(X), pieces)
+
+
+def spgemm(
+    indptr: Array,
+    indices: Array,
+    data: Array | None,
+    columns: Array,
+    values: Array,
+    row_scale: Array | None,
+    col_scale: Array | None,
+    out: Array,
+    *,
+    mean: bool,
+) -> None:
+    """``out[i] = r[i] * sum of a[e] * c[j] * S[j]``; S has ``columns`` and ``values`` of (m, k)."""
+    A, S = (indices, _values(data, values)), _balanced(columns, values)
+    scales = _values(row_scale, values), _values(col_scale, values)
+    with _result(out) as (Y, pieces):
+        _cpu_cbsr.spgemm(indptr, A, S, scales, _flat(Y), mean, pieces)
+
+
+def sspmm(
+    t_indptr: Array,
+    t_indices: Array,
+    perm: Array,
+    data: Array | None,
+    grad: Array,
+    columns: Array,
+    row_scale: Array | None,
+    col_scale: Array | None,
+    out: Array,
+) -> None:
+    """``out[j, t] = c[j] * sum of a[e] * r[i] * grad[i, columns[j, t]]`` over the entries (i, j).
+
+    ``t_indptr, t_indices`` and ``perm`` are those of ``spmm_arg_dx``.
+    """
+    scales = _values(row_scale, grad), _values(col_scale, grad)
+    T, places = (t_indices, perm), (columns.reshape(-1), columns.shape[1])
+    with _result(out) as (dS, pieces):
+        _cpu_cbsr.sspmm(
+            t_indptr, T, _values(data, grad), places, _flat(grad), scales, dS.reshape(-1), pieces
+        )
+
+
+def sddmm_cbsr(
+    indptr: Array, indices: Array, X: Array, columns: Array, values: Array, out: Array
+) -> None:
+    """``out[e] = sum over t of X[i, columns[j, t]] * values[j, t]``."""
+    S = _balanced(columns, values)
+    with _result(out) as (products, pieces):
+        _cpu_cbsr.sddmm(indptr, indices, _flat(X), S, products, pieces)
+
+
 @contextmanager
 def _result(out: Array) -> Iterator[tuple[Array, int]]:
     """Memory for the result, wide where ``out`` is half, and how many pieces to cut the work in."""
@@ -177,6 +251,23 @@ def _values(values: Array | None, like: Array) -> Array:
 
 def _packed(a: Array) -> Array:
     return np.ascontiguousarray(_wide(a)).reshape(-1)
+
+
+def _balanced(columns: Array, values: Array) -> tuple[Array, Array, int]:
+    """Places and values of (m, k), flat, and k."""
+    return columns.reshape(-1), _packed(values), columns.shape[1]
+
+
+def _bits(a: Array) -> Array:
+    """Its values as the unsigned integers that hold them: numba has no 2-byte floats."""
+    return a.view(np.dtype(f"u{a.itemsize}"))
+
+
+def _flat_bits(a: Array) -> tuple[Array, int]:
+    """``_flat`` of the bits."""
+    stride = row_stride(a)
+    size = (len(a) - 1) * stride + a.shape[1] if len(a) else 0
+    return np.lib.stride_tricks.as_strided(_bits(a), (size,), (a.itemsize,)), stride
 
 
 def _flat(a: Array) -> tuple[Array, int]:

@@ -4,12 +4,14 @@ from typing import Any
 
 from .._arrays import Array
 from ..base import Format
+from ..cbsr import CBSR
 from ..compressed import CSR
 from . import _check, _registry
 from ._registry import pointer, row_stride
+from .cbsr_products import sddmm_cbsr
 
 
-def sddmm(A: Format, X: Array, Y: Array, *, out: Array | None = None) -> Array:
+def sddmm(A: Format, X: Array, Y: Array | CBSR, *, out: Array | None = None) -> Array:
     """Dot products of feature rows, at the stored entries of ``A``.
 
     ``s[e] = sum_f X[i, f] * Y[j, f]`` for the e-th stored entry (i, j), in CSR order; with heads,
@@ -22,7 +24,8 @@ def sddmm(A: Format, X: Array, Y: Array, *, out: Array | None = None) -> Array:
         each call: entries count in the order of ``A.tocsr()``.
     X, Y : array, shape (n, feat) and (m, feat), or (n, heads, feat) and (m, heads, feat)
         Same dtype: float16, bfloat16, float32 or float64.  Sums run in float32 at least.
-        Contiguous rows at any distance are read in place, other layouts are copied.
+        Contiguous rows at any distance are read in place, other layouts are copied.  ``Y`` may be a
+        CBSR of shape (m, feat), of which only the stored places are touched.
     out : array, shape (nnz,) or (nnz, heads), optional
         Takes the result; contiguous, of X's dtype and device, overlapping no input.
 
@@ -47,6 +50,8 @@ def sddmm(A: Format, X: Array, Y: Array, *, out: Array | None = None) -> Array:
     -----
     Deterministic.  TC-GNN (ATC'23), section 2.1, equation 3.
     """
+    if isinstance(Y, CBSR):
+        return sddmm_cbsr(A, X, Y, out=out)
     A = _check.sparse("A", A)
     X = _check.features("X", X, A=A, axis="rows", heads=True)
     Y = _check.features("Y", Y, A=A, heads=True)
