@@ -1,6 +1,7 @@
 """What every test may ask for: an array module per device, the shared graphs, one profile."""
 
 import os
+from collections.abc import Iterator
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -55,6 +56,15 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def xp(request: pytest.FixtureRequest) -> ModuleType:
     """The array module under test; a test that takes it runs once for each device."""
     return import_module(request.param)
+
+
+@pytest.fixture
+def deterministic() -> Iterator[None]:
+    """Torch's deterministic mode, in which nothing adds up by atomics."""
+    torch = pytest.importorskip("torch")
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
 
 
 @pytest.fixture(scope="session")

@@ -208,6 +208,20 @@ def test_torch_stays_out_of(layer):
     assert not wrong, "\n".join(wrong)
 
 
+def test_layers_are_written_with_the_functions_of_autograd():
+    """Their users can write the same; how a graph's tensors are kept is all else they know."""
+    house = {"_lazy", "errors", "autograd.functions", "autograd.structure", "nn"}
+    wrong = [
+        f"{where(path, found.line)} imports {found.target}"
+        for path in SOURCES
+        if layer_of(module_name(path)) == "nn"
+        for found in imports(path)
+        if found.target.split(".")[0] == "sparsefmt"
+        and not any(found.target.startswith(f"sparsefmt.{module}.") for module in house)
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
 def test_nothing_imports_through_the_root_links():
     wrong = [
         f"{where(path, found.line)} imports {found.target}"
@@ -293,7 +307,7 @@ print(json.dumps({one.__name__: list(getattr(one, "__all__", [])) for one in pac
 
 def test_import_loads_no_accelerator_library_and_no_compiler():
     code = (
-        "import sys, sparsefmt\n"
+        "import sys, sparsefmt, sparsefmt.ops, sparsefmt.autograd, sparsefmt.nn\n"
         "print(*sorted({'cupy', 'torch', 'numba', 'hypothesis', 'matplotlib'} & set(sys.modules)))"
     )
     assert in_subprocess(code).split() == []

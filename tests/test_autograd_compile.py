@@ -10,7 +10,15 @@ from torch._dynamo.testing import CompileCounterWithBackend  # noqa: E402
 from torch.utils import _pytree as pytree  # noqa: E402
 
 from sparsefmt import COO, Graph, UnsupportedError  # noqa: E402
-from sparsefmt.autograd import edge_softmax, edge_values, prepare, sddmm, spmm  # noqa: E402
+from sparsefmt.autograd import (  # noqa: E402
+    edge_softmax,
+    edge_values,
+    maxk,
+    maxk_aggregate,
+    prepare,
+    sddmm,
+    spmm,
+)
 
 # torch's tracer itself instantiates the class that it warns of.
 pytestmark = pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
@@ -43,6 +51,7 @@ def test_every_op_keeps_the_rules_of_library_ops(device, index_dtype):
     x, y, r, c, a = (torch.randn(n, device=device) for n in ((5, 3), (6, 3), 6, 5, graph.nnz))
     out, arg = OPS.spmm_arg(*A, x, a, r, c, "max")
     s = torch.randn(graph.nnz, 2, device=device)
+    columns, kept = OPS.maxk(x, 2)
     calls = [
         (OPS.spmm, (*A, x, None, None, None, None, "sum")),
         (OPS.spmm, (*T, y, a, perm, c, r, "mean")),
@@ -54,6 +63,16 @@ def test_every_op_keeps_the_rules_of_library_ops(device, index_dtype):
         (OPS.sddmm, (*A, y[:, None], x[:, None], None, None)),
         (OPS.edge_softmax, (*A, s)),
         (OPS.edge_softmax_backward, (*A, s.softmax(1), s)),
+        (OPS.maxk, (x, 2)),
+        (OPS.maxk, (torch.randn(5, 300, device=device), 7)),
+        (OPS.spgemm, (*A, columns, kept, 3, None, None, None, "mean")),
+        (OPS.spgemm, (*A, columns, kept, 3, a, r, c, "sum")),
+        (OPS.sspmm, (*T, columns, y, a, perm, r, c)),
+        (OPS.sspmm, (*T, columns, y, None, perm, None, None)),
+        (OPS.sspmm_outer, (*A, columns, y, a, r, c)),
+        (OPS.sddmm_cbsr, (*A, y, columns, kept, r, c)),
+        (OPS.cbsr_to_dense, (columns, kept, 3)),
+        (OPS.dense_to_cbsr, (x, columns)),
     ]
     assert {op for op, _ in calls} == {getattr(OPS, name) for name in dir(OPS) if name in _names()}
     for op, args in calls:
@@ -69,20 +88,18 @@ def test_ops_called_directly_obey_autocast(device):
         out = OPS.spmm(*A, x, None, None, None, None, "sum")
         s = OPS.sddmm(*A, y, x, None, None)
         p = OPS.edge_softmax(*A, s)
+        columns, kept = OPS.maxk(x, 2)
+        z = OPS.spgemm(*A, columns, kept, 3, None, None, None, "sum")
         double = OPS.spmm(*A, x.double(), None, None, None, None, "sum")
-    narrow = torch.bfloat16
-    assert [one.dtype for one in (out, s, p, double)] == [
-        narrow,
-        narrow,
-        torch.float32,
-        torch.float64,
-    ]
+    narrow, wide = torch.bfloat16, torch.float32
+    dtypes = [one.dtype for one in (out, s, z, p, kept, double)]
+    assert dtypes == [narrow, narrow, narrow, wide, wide, torch.float64]
 
 
 def _names():
     from sparsefmt.autograd import bridge
 
-    return {schema.split("(")[0] for schema in bridge._SCHEMAS}
+    return {one.split("(")[0] for one in bridge._SCHEMAS + bridge._FEATURE_SCHEMAS}
 
 
 def gradients(function, *inputs):
@@ -131,11 +148,27 @@ def test_attention_compiles_as_one_graph(device, heads):
     assert_same(gradients(compiled, x, y), gradients(closure, x, y))
 
 
+@pytest.mark.parametrize("reduce", REDUCTIONS)
+def test_a_tensor_may_be_given_twice(device, reduce):
+    graph = make_graph(9, 9, 40, device=device)
+
+    def closure(x, s):
+        x, s = x.sin(), s.exp()
+        y = spmm(graph, x, reduce=reduce, row_scale=s, col_scale=s)
+        if reduce in ("sum", "mean"):
+            y = y + maxk_aggregate(graph, x, 3, reduce=reduce, row_scale=s, col_scale=s)
+        return y + spmm(graph, x, sddmm(graph, x, x))
+
+    x, s = torch.randn(9, 4, device=device), torch.randn(9, device=device)
+    compiled = torch.compile(closure, fullgraph=True, backend="aot_eager")
+    assert_same(gradients(compiled, x, s), gradients(closure, x, s))
+
+
 REFUSED = "NEITHER_TORCH_FUNC_NOR_FORWARD_MODE"
 
 
 @pytest.mark.parametrize("transform", TRANSFORMS)
-@pytest.mark.parametrize("name", ["spmm", "max", "sddmm", "softmax"])
+@pytest.mark.parametrize("name", ["spmm", "max", "sddmm", "softmax", "maxk", "aggregate"])
 def test_transforms_within_compiled_code_are_refused(device, name, transform):
     graph = make_graph(9, 6, 40, device=device)
     x, y, s = (torch.rand(*shape, device=device) for shape in ((6, 4), (9, 4), (graph.nnz,)))
@@ -144,6 +177,8 @@ def test_transforms_within_compiled_code_are_refused(device, name, transform):
         "max": (lambda x: spmm(graph, x, reduce="max"), x),
         "sddmm": (lambda x: sddmm(graph, y, x), x),
         "softmax": (lambda s: edge_softmax(graph, s), s),
+        "maxk": (lambda x: maxk(x, 2), x),
+        "aggregate": (lambda x: maxk_aggregate(graph, x, 2), x),
     }[name]
 
     def whole(x):

@@ -13,10 +13,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 from torch.fx.experimental.proxy_tensor import make_fx  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
-from sparsefmt.autograd import bridge, edge_softmax, sddmm, spmm  # noqa: E402
+from sparsefmt.autograd import bridge, edge_softmax, maxk, maxk_aggregate, sddmm, spmm  # noqa: E402
 from sparsefmt.autograd.structure import side_of  # noqa: E402
 
-OPS = [op for op in vars(bridge).values() if isinstance(op, bridge.Op)]
+OPS = [op for op in vars(bridge).values() if isinstance(op, (bridge.Op, bridge.FeatureOp))]
 
 
 class Seen(TorchDispatchMode):
@@ -171,6 +171,7 @@ def test_so_does_a_tensor_that_is_more_than_its_memory(direct, x, make):
 
 
 @pytest.mark.gpu
+@pytest.mark.usefixtures("deterministic")
 @pytest.mark.parametrize("reduce", ["sum", "mean", "max", "min"])
 def test_both_ways_agree_to_the_last_bit(monkeypatch, reduce):
     graph = make_graph(300, 200, 5000, device="cuda")
@@ -182,6 +183,9 @@ def test_both_ways_agree_to_the_last_bit(monkeypatch, reduce):
         y = spmm(graph, x, a, reduce=reduce, row_scale=r, col_scale=c)
         p = edge_softmax(graph, sddmm(graph, y, x))
         again = reduce in ("sum", "mean")
+        if again:
+            z = maxk_aggregate(graph, maxk(x, 20), 8, a, reduce=reduce, row_scale=r, col_scale=c)
+            p = p + sddmm(graph, z, x)
         first = torch.autograd.grad(p.square().sum(), given, create_graph=again)
         energy = sum(one.square().sum() for one in first)
         return [y, p, *first, *(torch.autograd.grad(energy, given) if again else ())]

@@ -8,7 +8,14 @@ from autograd_cases import TRANSFORMS, make_graph  # noqa: E402
 from torch.autograd import forward_ad  # noqa: E402
 
 from sparsefmt import DeviceError, DtypeError, ShapeError, UnsupportedError  # noqa: E402
-from sparsefmt.autograd import edge_softmax, prepare, sddmm, spmm  # noqa: E402
+from sparsefmt.autograd import (  # noqa: E402
+    edge_softmax,
+    maxk,
+    maxk_aggregate,
+    prepare,
+    sddmm,
+    spmm,
+)
 
 GRAPH = make_graph(9, 6, 40)
 X, Y, A = torch.rand(6, 4), torch.rand(9, 4), torch.rand(GRAPH.nnz)
@@ -51,6 +58,27 @@ REFUSED = [
     (lambda: edge_softmax(GRAPH, A[1:]), ShapeError, f"scores has shape .* stores {NNZ} entries"),
     (lambda: edge_softmax(GRAPH, A[:, None, None]), ShapeError, "scores has shape"),
     (lambda: edge_softmax(GRAPH, A.bool()), DtypeError, "scores is torch.bool"),
+    (lambda: maxk(X.numpy(), 2), DtypeError, "x is a ndarray: give a torch.Tensor"),
+    (lambda: maxk(X.long(), 2), DtypeError, r"x is torch.int64: .* x.float\(\)"),
+    (lambda: maxk(X.to_sparse(), 2), UnsupportedError, "x has layout torch.sparse_coo"),
+    (lambda: maxk(X[0], 2), ShapeError, r"x has shape \(4,\): .* x\[:, None\]"),
+    (lambda: maxk(X[None], 2), ShapeError, r"x has shape \(1, 6, 4\): .* x.flatten\(1\)"),
+    (lambda: maxk(X, 0), ShapeError, "k is 0 but a row has 4 features: k lies between 1 and 4"),
+    (lambda: maxk(X, 5), ShapeError, "k is 5 but a row has 4 features"),
+    (lambda: maxk(X, 2.0), DtypeError, "k is a float: give an integer"),
+    (lambda: maxk(X, True), DtypeError, "k is True: give an integer"),
+    (lambda: maxk(X, torch.tensor(True)), DtypeError, "k is True: give an integer"),
+    (lambda: maxk_aggregate(GRAPH.csr, X, 2), DtypeError, "graph is a CSR: give a sparsefmt.Graph"),
+    (lambda: maxk_aggregate(GRAPH, Y, 2), ShapeError, "x has 9 rows but the graph has 6 columns"),
+    (lambda: maxk_aggregate(GRAPH, X, 2, A[1:]), ShapeError, f"edge_weight .* has {NNZ} stored"),
+    (lambda: maxk_aggregate(GRAPH, X, 5), ShapeError, "k is 5 but a row has 4 features"),
+    (lambda: maxk_aggregate(GRAPH, X, A), DtypeError, "k is a Tensor: give an integer"),
+    (lambda: maxk_aggregate(GRAPH, X, False), DtypeError, "k is False: give an integer"),
+    (
+        lambda: maxk_aggregate(GRAPH, X, 2, reduce="max"),
+        UnsupportedError,
+        """reduce is 'max': use "sum" or "mean".""",
+    ),
 ]
 
 
@@ -96,6 +124,9 @@ FUNCTIONS = {
     "scale": (lambda r: spmm(GRAPH, X, reduce="max", row_scale=r), Y[:, 0]),
     "sddmm": (lambda x: sddmm(GRAPH, Y, x), X),
     "softmax": (lambda s: edge_softmax(GRAPH, s), A),
+    "maxk": (lambda x: maxk(x, 2), X),
+    "maxk_aggregate": (lambda x: maxk_aggregate(GRAPH, x, 2), X),
+    "maxk_weights": (lambda a: maxk_aggregate(GRAPH, X, 2, a), A),
 }
 MEND = "use torch.autograd.grad"
 

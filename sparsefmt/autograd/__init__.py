@@ -7,6 +7,8 @@ from .._lazy import resolver
 if TYPE_CHECKING:
     from .functions import edge_softmax as edge_softmax
     from .functions import edge_values as edge_values
+    from .functions import maxk as maxk
+    from .functions import maxk_aggregate as maxk_aggregate
     from .functions import sddmm as sddmm
     from .functions import spmm as spmm
     from .structure import prepare as prepare
@@ -15,6 +17,8 @@ if TYPE_CHECKING:
 _PUBLIC = {
     "edge_softmax": "functions",
     "edge_values": "functions",
+    "maxk": "functions",
+    "maxk_aggregate": "functions",
     "prepare": "structure",
     "sddmm": "functions",
     "spmm": "functions",

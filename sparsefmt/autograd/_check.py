@@ -1,5 +1,6 @@
 """Checks of tensors: one quick test each, and an error that says what is wrong once it fails."""
 
+import operator
 from typing import Any
 
 import torch
@@ -23,19 +24,25 @@ def tensor(name: str, value: object) -> None:
         raise UnsupportedError(f"{name} has layout {value.layout}: give a dense tensor.")
 
 
-def reduction(value: object) -> None:
+def reduction(value: object, allowed: tuple[str, ...] = REDUCTIONS) -> None:
     """The name of a reduction."""
-    if value not in REDUCTIONS:
-        raise UnsupportedError(f'reduce is {value!r}: use "sum", "mean", "max" or "min".')
+    if value not in allowed:
+        *names, last = (f'"{name}"' for name in allowed)
+        raise UnsupportedError(f"reduce is {value!r}: use {', '.join(names)} or {last}.")
 
 
-def place(name: str, value: Tensor, graph: GraphTensors) -> None:
-    """Floating numbers where the graph is."""
+def floating(name: str, value: Tensor) -> None:
+    """Floating numbers."""
     if value.dtype not in FLOATING:
         raise DtypeError(
             f"{name} is {value.dtype}: give float16, bfloat16, float32 or float64, "
             f"{name}.float() for instance."
         )
+
+
+def place(name: str, value: Tensor, graph: GraphTensors) -> None:
+    """Floating numbers where the graph is."""
+    floating(name, value)
     if value.device != graph.device:
         both = f"{name} is on {value.device} but the graph is on {graph.device}"
         if value.device.type not in ("cpu", "cuda"):
@@ -69,9 +76,15 @@ def matrix(name: str, x: Tensor, *, rows: int, axis: str, graph: GraphTensors) -
     ):
         return
     features(name, x, rows=rows, axis=axis, graph=graph)
+    two_axes(name, x)
+
+
+def two_axes(name: str, x: Tensor) -> None:
+    """(n, feat)."""
     if x.dim() != 2:
+        mend = f"{name}[:, None]" if x.dim() < 2 else f"{name}.flatten(1)"
         raise ShapeError(
-            f"{name} has shape {tuple(x.shape)}: give (rows, feat), {name}.flatten(1) for instance."
+            f"{name} has shape {tuple(x.shape)}: give (rows, feat), {mend} for instance."
         )
 
 
@@ -138,3 +151,18 @@ def scores(value: Tensor, graph: GraphTensors) -> None:
             f"scores has shape {tuple(value.shape)} but the graph stores {graph.nnz} entries: "
             f"give ({graph.nnz},) or ({graph.nnz}, heads), in CSR order."
         )
+
+
+def kept(k: Any, feat: int | None) -> int:
+    """How many features of a row to keep; None where it is not known yet how many there are."""
+    if isinstance(k, bool) or (isinstance(k, Tensor) and k.dtype is torch.bool):
+        raise DtypeError(f"k is {k}: give an integer.")
+    try:
+        found = operator.index(k)
+    except TypeError as error:
+        raise DtypeError(f"k is a {type(k).__name__}: give an integer.") from error
+    if feat is None and found < 1:
+        raise ShapeError(f"k is {k}: give 1 or more.")
+    if feat is not None and not 1 <= found <= feat:
+        raise ShapeError(f"k is {k} but a row has {feat} features: k lies between 1 and {feat}.")
+    return found

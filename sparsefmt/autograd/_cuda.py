@@ -80,8 +80,11 @@ def of_tensors(kernel: Callable[..., Any]) -> Callable[..., Any]:
 
 def _workspace(S: Structure, x: Tensor, *, arg: bool) -> Tensor | None:
     """Memory for a product with the features, None where it needs none; keep it as ``_vector``."""
-    size = _launch.spmm_workspace(S, _NAMES[x.dtype], x.shape[1], arg=arg)
-    return x.new_empty(size, dtype=torch.uint8) if size else None
+    return _memory(_launch.spmm_workspace(S, _NAMES[x.dtype], x.shape[1], arg=arg), x)
+
+
+def _memory(size: int, like: Tensor) -> Tensor | None:
+    return like.new_empty(size, dtype=torch.uint8) if size else None
 
 
 def _spmm(

@@ -1,4 +1,4 @@
-"""Whether autograd records a call, and the refusal of what is neither that nor nothing."""
+"""Which calls autograd records, and the refusal of what is neither recorded nor nothing."""
 
 from typing import Any
 
@@ -33,6 +33,13 @@ def recorded(*tensors: Tensor | None) -> bool:
             if tensor is not None and tensor.requires_grad:
                 return True
     return False
+
+
+def apart(*tensors: Tensor | None) -> tuple[Tensor | None, ...]:
+    """The tensors, as views where torch.compile traces: a Function takes none twice there."""
+    if not torch.compiler.is_compiling():
+        return tensors
+    return tuple(None if tensor is None else tensor.view_as(tensor) for tensor in tensors)
 
 
 def _transform() -> int | None:

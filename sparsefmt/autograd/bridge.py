@@ -4,7 +4,10 @@ An op takes flat tensors and checks nothing: ``functions`` checks what users giv
 ``indptr, indices, n_cols, plan``, where ``plan`` is empty on the CPU and holds the four arrays of
 ``CSR.chunks`` on a GPU.  Edge values are in the order of the graph's CSR; ``perm`` tells, for each
 entry of a transposed structure, its number in that order, so that no permuted copy is made.
-Every op is deterministic: each output is written by one thread group, in a fixed order of entries.
+Row-balanced features are ``columns`` and ``kept``, both (n_rows, k); ``sspmm`` takes the structure
+of the transpose and the scales of the graph, ``sspmm_outer`` the structure of the graph itself.
+Every op but ``sspmm_outer``, whose CUDA kernel adds up by atomics, is deterministic: each output is
+written by one thread group, in a fixed order of entries.
 """
 
 from typing import Any
@@ -15,10 +18,13 @@ from torch.autograd import profiler
 from torch.nn import Parameter
 from torch.overrides import has_torch_function
 
-from . import _cpu, _cuda
+from . import _cpu, _cuda, _cuda_cbsr
+from ._layout import balanced
 from .structure import Side
 
 _library: Any = torch.library.Library("sparsefmt", "DEF")  # type: ignore[no-untyped-call]
+
+_ON_CUDA = vars(_cuda) | vars(_cuda_cbsr)
 
 _STRUCTURE = "Tensor indptr, Tensor indices, SymInt n_cols, Tensor[] plan"
 _SCALES = "Tensor? row_scale, Tensor? col_scale"
@@ -31,6 +37,18 @@ _SCHEMAS = (
     f"sddmm({_STRUCTURE}, Tensor x, Tensor y, {_SCALES}) -> Tensor",
     f"edge_softmax({_STRUCTURE}, Tensor scores) -> Tensor",
     f"edge_softmax_backward({_STRUCTURE}, Tensor probabilities, Tensor grad) -> Tensor",
+    f"spgemm({_STRUCTURE}, Tensor columns, Tensor kept, SymInt feat, Tensor? values, {_SCALES}, "
+    "str reduce) -> Tensor",
+    f"sspmm({_STRUCTURE}, Tensor columns, Tensor grad, Tensor? values, Tensor perm, {_SCALES}) "
+    "-> Tensor",
+    f"sspmm_outer({_STRUCTURE}, Tensor columns, Tensor grad, Tensor? values, {_SCALES}) -> Tensor",
+    f"sddmm_cbsr({_STRUCTURE}, Tensor x, Tensor columns, Tensor kept, {_SCALES}) -> Tensor",
+)
+#: Of features alone, without a structure.
+_FEATURE_SCHEMAS = (
+    "maxk(Tensor x, SymInt k) -> (Tensor, Tensor)",
+    "cbsr_to_dense(Tensor columns, Tensor kept, SymInt feat) -> Tensor",
+    "dense_to_cbsr(Tensor x, Tensor columns) -> Tensor",
 )
 
 # The shapes of results, for torch.compile
@@ -65,7 +83,7 @@ def _spmm_arg_dx_fake(
     return _rows_of(indptr, grad)
 
 
-def _spmm_arg_da_fake(
+def _one_per_entry(
     indptr: Tensor, indices: Tensor, n_cols: int, plan: list[Tensor], x: Tensor, *_: Any
 ) -> Any:
     return x.new_empty(indices.shape)
@@ -81,19 +99,62 @@ def _like_last(*args: Any) -> Any:
     return args[-1].new_empty(args[-1].shape)
 
 
+def _spgemm_fake(
+    indptr: Tensor,
+    indices: Tensor,
+    n_cols: int,
+    plan: list[Tensor],
+    columns: Tensor,
+    kept: Tensor,
+    feat: int,
+    *_: Any,
+) -> Any:
+    return kept.new_empty((indptr.shape[0] - 1, feat))
+
+
+def _sspmm_fake(
+    indptr: Tensor,
+    indices: Tensor,
+    n_cols: int,
+    plan: list[Tensor],
+    columns: Tensor,
+    grad: Tensor,
+    *_: Any,
+) -> Any:
+    return grad.new_empty(columns.shape)
+
+
+def _cbsr_to_dense_fake(columns: Tensor, kept: Tensor, feat: int) -> Any:
+    return kept.new_empty((kept.shape[0], feat))
+
+
+def _dense_to_cbsr_fake(x: Tensor, columns: Tensor) -> Any:
+    return x.new_empty(columns.shape)
+
+
 _FAKES: dict[str, Any] = {
     "spmm": _spmm_fake,
     "spmm_arg": _spmm_arg_fake,
     "spmm_arg_dx": _spmm_arg_dx_fake,
-    "spmm_arg_da": _spmm_arg_da_fake,
+    "spmm_arg_da": _one_per_entry,
     "sddmm": _sddmm_fake,
     "edge_softmax": _like_last,
     "edge_softmax_backward": _like_last,
+    "spgemm": _spgemm_fake,
+    "sspmm": _sspmm_fake,
+    "sspmm_outer": _sspmm_fake,
+    "sddmm_cbsr": _one_per_entry,
+    "maxk": balanced,
+    "cbsr_to_dense": _cbsr_to_dense_fake,
+    "dense_to_cbsr": _dense_to_cbsr_fake,
 }
 
 # Autocast: products in the autocast dtype, softmax in float32; float64 stays, as in torch
 
-_TO_AUTOCAST_DTYPE = ("spmm", "spmm_arg", "sddmm")
+_TO_AUTOCAST_DTYPE = (
+    *("spmm", "spmm_arg", "sddmm"),
+    *("spgemm", "sspmm", "sspmm_outer", "sddmm_cbsr"),
+)
 _TO_FLOAT32 = ("edge_softmax", "edge_softmax_backward")
 
 
@@ -123,10 +184,11 @@ def _autocast(op: Any, kind: str, *, narrow: bool) -> Any:
 
 
 def _register() -> None:
-    for schema in _SCHEMAS:
+    for schema in _SCHEMAS + _FEATURE_SCHEMAS:
         name = _library.define(schema).split("::")[-1]
+        kernel = _ON_CUDA[name]
         _library.impl(name, getattr(_cpu, name), "CPU")
-        _library.impl(name, _cuda.of_tensors(getattr(_cuda, name)), "CUDA")
+        _library.impl(name, _cuda.of_tensors(kernel) if schema in _SCHEMAS else kernel, "CUDA")
         torch.library.register_fake(f"sparsefmt::{name}", _FAKES[name], lib=_library)
     for name in _TO_AUTOCAST_DTYPE + _TO_FLOAT32:
         op = getattr(torch.ops.sparsefmt, name).default
@@ -144,11 +206,11 @@ _backend = _C.DispatchKeySet(_C.DispatchKey.BackendSelect)
 _in_place = _C.DispatchKeySet(_C.DispatchKey.ADInplaceOrView)
 #: What a thread adds to the keys of each call if nothing watches it: in inference mode, and else.
 _EAGER_KEYS = _backend.raw_repr(), (_backend | _in_place).raw_repr()
-_TENSORS, _OTHERS = (Tensor, Parameter), (type(None), str)
+_TENSORS, _OTHERS = (Tensor, Parameter), (type(None), str, int)
 
 
-class Op:
-    """A library op, called with a ``Side`` in the place of its structure.
+class _Ways:
+    """The two ways to a library op's kernels.
 
     The dispatcher takes 12 to 15 µs to reach a kernel written in Python: where it would do nothing
     else, the CUDA kernel is called at once.
@@ -156,7 +218,11 @@ class Op:
 
     def __init__(self, name: str) -> None:
         self.library: Any = getattr(torch.ops.sparsefmt, name).default
-        self.kernel: Any = getattr(_cuda, name)
+        self.kernel: Any = _ON_CUDA[name]
+
+
+class Op(_Ways):
+    """A library op, called with a ``Side`` in the place of its structure."""
 
     def __call__(self, side: Side, *args: Any) -> Any:
         """By the short way where nothing can tell."""
@@ -165,17 +231,30 @@ class Op:
         return self.library(side.indptr, side.indices, side.n_cols, side.plan, *args)
 
 
-def needs_no_dispatcher(side: Side, args: tuple[Any, ...]) -> bool:
-    """Whether a call would reach the CUDA kernel and nothing else.
+class FeatureOp(_Ways):
+    """A library op of features alone."""
 
-    Not with a compiler, a profiler, autocast or a mode at work, nor a tracer or a transform (they
-    add to the keys of the thread), nor for a subclass, a negation that torch has put off, or zeros
-    without memory.  Torch has no question that an ``ExecutionTraceObserver`` would answer.
+    def __call__(self, x: Tensor, *args: Any) -> Any:
+        """By the short way where nothing can tell."""
+        if not torch.compiler.is_compiling() and x.is_cuda and _unwatched((x, *args)):
+            return self.kernel(x, *args)
+        return self.library(x, *args)
+
+
+def needs_no_dispatcher(side: Side, args: tuple[Any, ...]) -> bool:
+    """Whether a call would reach the CUDA kernel and nothing else."""
+    return not torch.compiler.is_compiling() and side.structure is not None and _unwatched(args)
+
+
+def _unwatched(args: tuple[Any, ...]) -> bool:
+    """Whether nothing but the kernel of their device would hear of a call in plain eager mode.
+
+    Not with a profiler, autocast or a mode at work, nor a tracer or a transform (they add to the
+    keys of the thread), nor for a subclass, a negation that torch has put off, or zeros without
+    memory.  Torch has no question that an ``ExecutionTraceObserver`` would answer.
     """
     if (
-        torch.compiler.is_compiling()
-        or side.structure is None
-        or profiler._is_profiler_enabled
+        profiler._is_profiler_enabled
         or torch.is_autocast_enabled("cuda")
         or has_torch_function(args)
         or _local_keys().raw_repr() not in _EAGER_KEYS
@@ -197,3 +276,10 @@ SPMM_ARG_DA = Op("spmm_arg_da")
 SDDMM = Op("sddmm")
 EDGE_SOFTMAX = Op("edge_softmax")
 EDGE_SOFTMAX_BACKWARD = Op("edge_softmax_backward")
+SPGEMM = Op("spgemm")
+SSPMM = Op("sspmm")
+SSPMM_OUTER = Op("sspmm_outer")
+SDDMM_CBSR = Op("sddmm_cbsr")
+MAXK = FeatureOp("maxk")
+CBSR_TO_DENSE = FeatureOp("cbsr_to_dense")
+DENSE_TO_CBSR = FeatureOp("dense_to_cbsr")

@@ -4,9 +4,8 @@ import torch
 from torch import Tensor
 
 from ..errors import ShapeError
-from ..graph import Graph
-from . import _check, bridge, gradients
-from .structure import GraphLike, GraphTensors, order_of, tensors_of, wrong_graph
+from . import _check, bridge, gradients, row_balanced, softmax
+from .structure import GraphLike, given_tensors, order_of
 
 
 def spmm(
@@ -60,7 +59,20 @@ def spmm(
     and nothing of the size of the graph; the first backward builds its transpose.  Forward-mode
     derivatives and ``torch.func`` are refused.  fuseGNN (ICCAD'20), section 3.
     """
-    tensors = _tensors(graph)
+    _check.reduction(reduce)
+    checked = operands(graph, x, edge_weight, row_scale, col_scale)
+    return gradients.spmm(graph, False, *checked, reduce)
+
+
+def operands(
+    graph: GraphLike,
+    x: Tensor,
+    edge_weight: Tensor | None,
+    row_scale: Tensor | None = None,
+    col_scale: Tensor | None = None,
+) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
+    """Features, edge values and both scales of a product, as autocast has them, checked."""
+    tensors = given_tensors(graph)
     _check.tensor("x", x)
     values = tensors.values if edge_weight is None else edge_weight
     kind = tensors.kind
@@ -69,7 +81,6 @@ def spmm(
         x, values, row_scale, col_scale = (
             bridge.cast(each, kind, dtype) for each in (x, values, row_scale, col_scale)
         )
-    _check.reduction(reduce)
     _check.matrix("x", x, rows=tensors.n_cols, axis="columns", graph=tensors)
     if edge_weight is not None:
         _check.vector(
@@ -83,7 +94,132 @@ def spmm(
     if col_scale is not None:
         length = tensors.n_cols
         _check.vector("col_scale", col_scale, length=length, what="columns", x=x, graph=tensors)
-    return gradients.spmm(graph, False, x, values, row_scale, col_scale, reduce)
+    return x, values, row_scale, col_scale
+
+
+def maxk(x: Tensor, k: int) -> Tensor:
+    """Keep the ``k`` largest features of each row and set the others to 0, differentiably.
+
+    ``y[i, f] = x[i, f]`` for the ``k`` largest of row ``i``, and 0 elsewhere; the gradient goes the
+    same way.  Ties go to the lowest column, and NaN counts as the largest value.
+
+    Parameters
+    ----------
+    x : Tensor, shape (n, feat)
+        float16, bfloat16, float32 or float64.  Rows may have any stride.
+    k : int
+        Between 1 and ``feat``.
+
+    Returns
+    -------
+    Tensor, shape (n, feat)
+        In the dtype of ``x``, also under autocast.
+
+    Raises
+    ------
+    ShapeError
+        If ``x`` is not 2-D or ``k`` lies outside 1 .. feat.
+    DtypeError
+        If ``x`` holds no floating numbers or ``k`` is no integer.
+    UnsupportedError
+        If ``x`` is sparse, or it is called within ``torch.func`` or with a tangent.
+
+    Notes
+    -----
+    Deterministic, differentiable any number of times.  Saves columns only: ``n * k`` bytes up to
+    256 features, twice that up to 65 536.  MaxK-GNN (ASPLOS'24), section 3.1.
+    """
+    _check.tensor("x", x)
+    _check.floating("x", x)
+    _check.two_axes("x", x)
+    columns, kept = row_balanced.maxk(x, _check.kept(k, x.shape[1]))
+    return row_balanced.to_dense(columns, kept, x.shape[1])
+
+
+def maxk_aggregate(
+    graph: GraphLike,
+    x: Tensor,
+    k: int,
+    edge_weight: Tensor | None = None,
+    *,
+    reduce: str = "sum",
+    row_scale: Tensor | None = None,
+    col_scale: Tensor | None = None,
+) -> Tensor:
+    """Aggregate the ``k`` largest features of each vertex's in-neighbours, differentiably.
+
+    ``y[i, f] = r[i] * reduce_e(a[e] * c[j] * maxk(x, k)[j, f])`` over the stored entries
+    ``e = (i, j)`` of row ``i``: ``spmm(graph, maxk(x, k), ...)``, but forward and backward read the
+    ``k`` features that were kept of a row, and no others.
+
+    Parameters
+    ----------
+    graph, x, edge_weight, row_scale, col_scale
+        As for ``spmm``.
+    k : int
+        Between 1 and ``feat``; ties and NaN as in ``maxk``.
+    reduce : "sum" or "mean"
+        ``mean`` divides by the number of entries of the row.
+
+    Returns
+    -------
+    Tensor, shape (n_rows, feat)
+        Dense, in the dtype of ``x``, or autocast's.
+
+    Raises
+    ------
+    ShapeError, DtypeError, DeviceError
+        If the arguments do not fit together, or ``k`` lies outside 1 .. feat.
+    UnsupportedError
+        If there is no such ``reduce``, a tensor is sparse, or it is called within ``torch.func`` or
+        with a tangent.
+
+    Notes
+    -----
+    All four tensors have gradients, differentiable any number of times; those of ``x`` are 0 where
+    a feature was not kept.  On a GPU the gradient of ``x`` adds up by atomics, in no fixed order,
+    unless ``torch.use_deterministic_algorithms(True)``, which takes 2 to 10 times as long; all else
+    is deterministic.  What an implicit zero of ``maxk(x, k)`` meets, Inf or NaN, adds nothing.  For
+    the gradient of ``x`` only the columns are saved, ``n_cols * k`` bytes up to 256 features; for
+    those of the others, the values too.  Autocast narrows before the choice is made.  MaxK-GNN
+    (ASPLOS'24), sections 3 and 4.
+    """
+    _check.reduction(reduce, _check.REDUCTIONS[:2])
+    x, values, r, c = operands(graph, x, edge_weight, row_scale, col_scale)
+    columns, kept = row_balanced.maxk(x, _check.kept(k, x.shape[1]))
+    return row_balanced.spgemm(graph, columns, kept, x.shape[1], values, r, c, reduce)
+
+
+def aggregate_with_own(
+    graph: GraphLike,
+    x: Tensor,
+    k: int | None,
+    edge_weight: Tensor | None,
+    own: Tensor,
+    *,
+    without: Tensor | None = None,
+    row_scale: Tensor | None = None,
+    col_scale: Tensor | None = None,
+) -> Tensor:
+    """``maxk_aggregate(...) + own * maxk(x, k)`` with one choice; with all of ``x`` if k is None.
+
+    ``own`` is (n, 1) or (1,).  The rows that ``without`` of (n, 1) marks add nothing, even those
+    that hold Inf or NaN.  Nothing dense is saved where ``k`` is given.
+    """
+    if k is None:
+        y = spmm(graph, x, edge_weight, row_scale=row_scale, col_scale=col_scale)
+        return torch.addcmul(y, own, x if without is None else x.masked_fill(without, 0))
+    x, values, r, c = operands(graph, x, edge_weight, row_scale, col_scale)
+    feat = x.shape[1]
+    columns, kept = row_balanced.maxk(x, _check.kept(k, feat))
+    y = row_balanced.spgemm(graph, columns, kept, feat, values, r, c)
+    part = kept if without is None else kept.masked_fill(without, 0)
+    return y + row_balanced.to_dense(columns, (own * part).to(kept.dtype), feat)
+
+
+def features_to_keep(k: int, feat: int | None = None) -> int:
+    """``k``, checked against as much as is known before there are features."""
+    return _check.kept(k, feat)
 
 
 def sddmm(graph: GraphLike, x: Tensor, y: Tensor) -> Tensor:
@@ -112,7 +248,7 @@ def sddmm(graph: GraphLike, x: Tensor, y: Tensor) -> Tensor:
     -----
     Deterministic, differentiable any number of times.  TC-GNN (ATC'23), section 2.1, equation 3.
     """
-    tensors = _tensors(graph)
+    tensors = given_tensors(graph)
     _check.tensor("x", x)
     _check.tensor("y", y)
     kind = tensors.kind
@@ -153,19 +289,13 @@ def edge_softmax(graph: GraphLike, scores: Tensor) -> Tensor:
     Deterministic, differentiable any number of times.  A row of which all scores are -inf gives
     NaN, as in torch.  GAT (ICLR'18), equation 3.
     """
-    tensors = _tensors(graph)
+    tensors = given_tensors(graph)
     _check.tensor("scores", scores)
     kind = tensors.kind
     if torch.is_autocast_enabled(kind):
         scores = bridge.cast(scores, kind, bridge.autocast_dtype(kind, narrow=False))
     _check.scores(scores, tensors)
-    return gradients.edge_softmax(graph, scores)
-
-
-def _tensors(graph: object) -> GraphTensors:
-    if not isinstance(graph, (Graph, GraphTensors)):
-        raise wrong_graph(graph)
-    return tensors_of(graph)
+    return softmax.edge_softmax(graph, scores)
 
 
 def edge_values(graph: GraphLike, values: Tensor) -> Tensor:
@@ -187,7 +317,7 @@ def edge_values(graph: GraphLike, values: Tensor) -> Tensor:
     ShapeError, DtypeError, DeviceError
         If there is not one value, or row of values, per stored entry, on the device of the graph.
     """
-    tensors = _tensors(graph)
+    tensors = given_tensors(graph)
     _check.tensor("values", values)
     _check.place("values", values, tensors)
     if values.dim() < 1 or values.shape[0] != tensors.nnz:

@@ -1,12 +1,14 @@
-"""``torch.autograd.Function``s around the library ops, and what they share.
+"""``torch.autograd.Function``s around the products, and what they share.
 
 Edge values stay in the order of the graph's CSR throughout: the transposed product reads them
 through a permutation, and the sddmm of the transpose is that of the graph with its features
-exchanged.  So every gradient is again one of the functions here, and sum, mean, sddmm and softmax
-can be differentiated any number of times.
+exchanged.  So every gradient is again one of the functions here, and sum, mean and sddmm can be
+differentiated any number of times.
 """
 
-from typing import Any
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,8 +17,8 @@ from torch.autograd.function import FunctionCtx
 
 from ..errors import UnsupportedError
 from . import bridge
-from ._recording import recorded
-from .structure import GraphLike, side_of
+from ._recording import apart, recorded
+from .structure import GraphLike, Side, side_of
 
 
 def spmm(
@@ -29,13 +31,14 @@ def spmm(
     reduce: str = "sum",
 ) -> Tensor:
     """The product with the graph or its transpose, differentiable; nothing is checked."""
-    if not recorded(x, values, row_scale, col_scale):
-        return _spmm(graph, transposed, x, values, row_scale, col_scale, reduce)
+    inputs = x, values, row_scale, col_scale
+    if not recorded(*inputs):
+        return _spmm(graph, transposed, *inputs, reduce)
     found: Tensor
     if reduce in ("sum", "mean"):
-        found = _Spmm.apply(x, values, row_scale, col_scale, graph, transposed, reduce)  # type: ignore[no-untyped-call]
+        found = _Spmm.apply(*apart(*inputs), graph, transposed, reduce)  # type: ignore[no-untyped-call]
         return found
-    found = _Best.apply(x, values, row_scale, col_scale, graph, reduce)  # type: ignore[no-untyped-call]
+    found = _Best.apply(*apart(*inputs), graph, reduce)  # type: ignore[no-untyped-call]
     return found
 
 
@@ -74,34 +77,72 @@ class _Spmm(Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         graph, transposed, needs = ctx.graph, ctx.transposed, ctx.needs_input_grad
-        given = (*ctx.saved_tensors, grad)
-        wide = torch.float32 if grad.dtype.itemsize == 2 else grad.dtype
-        # Sums over rows, for the scales, are not made of values that have been rounded to 2 bytes.
-        if needs[2] or needs[3]:
-            given = tuple(None if one is None else one.to(wide) for one in given)
-        x, values, row_scale, col_scale, grad = given
-        rows, inverse = row_scale, None
-        if ctx.reduce == "mean":
-            inverse = side_of(graph, transposed).inverse_degree(wide)
-            rows = inverse if row_scale is None else row_scale.to(wide) * inverse
-        dx = dv = dr = dc = None
+        x, grad, factors = restored(ctx, ctx.saved_tensors, grad, side_of(graph, transposed))
+        dx = None
         if needs[0]:
-            dx = spmm(graph, not transposed, grad, values, col_scale, rows)
-        if needs[1] and not needs[2] and not needs[3]:
-            dv = _products(graph, transposed, grad, x, rows, col_scale)
-        elif any(needs[1:4]):
-            products = _products(graph, transposed, grad, x, None, None)
-            weighted = products if values is None else products * values
-            if needs[1]:
-                dv = _scaled(graph, transposed, products, rows, col_scale)
-            if needs[2]:
-                dr = _segment_sums(graph, transposed, weighted, inverse, col_scale)
-            if needs[3]:
-                dc = _segment_sums(graph, not transposed, weighted, None, rows)
-        return dx, dv, dr, dc, None, None, None  # autograd casts them to the dtypes of the inputs
+            dx = spmm(graph, not transposed, grad, factors.values, factors.cols, factors.rows)
+        products = partial(_products, graph, transposed, grad, x)
+        others = factor_gradients(graph, transposed, needs[1:4], products, factors)
+        return dx, *others, None, None, None  # autograd casts them to the dtypes of the inputs
 
 
-def _segment_sums(
+class Factors(NamedTuple):
+    """What multiplies at an entry: its value, and the scales of its row and column.
+
+    ``rows`` is divided by the number of the row's entries for a mean, and ``inverse`` is 1 over it.
+    """
+
+    values: Tensor | None
+    rows: Tensor | None
+    cols: Tensor | None
+    inverse: Tensor | None
+
+
+def restored(ctx: Any, saved: Any, grad: Tensor, side: Side) -> tuple[Any, Tensor, Factors]:
+    """The features, the gradient of the result and the factors, as backward computes with them.
+
+    ``saved`` are features, values and both scales; inputs 1 to 3 are the last three.
+    """
+    wide = torch.float32 if grad.dtype.itemsize == 2 else grad.dtype
+    given = *saved, grad
+    # Sums over rows, for the scales, are not made of values that have been rounded to 2 bytes.
+    if ctx.needs_input_grad[2] or ctx.needs_input_grad[3]:
+        given = tuple(None if one is None else one.to(wide) for one in given)
+    x, values, rows, cols, grad = given
+    inverse = None
+    if ctx.reduce == "mean":
+        inverse = side.inverse_degree(wide)
+        rows = inverse if rows is None else rows.to(wide) * inverse
+    return x, grad, Factors(values, rows, cols, inverse)
+
+
+def factor_gradients(
+    graph: GraphLike,
+    transposed: bool,
+    needs: tuple[bool, ...],
+    products: Callable[[Tensor | None, Tensor | None], Tensor],
+    factors: Factors,
+) -> tuple[Tensor | None, ...]:
+    """Gradients of edge values and both scales, where ``needs`` says so.
+
+    ``products(r, c)`` are ``r[i] c[j] <grad[i], x[j]>`` at the entries.
+    """
+    values, rows, cols, inverse = factors
+    if not needs[1] and not needs[2]:
+        return products(rows, cols) if needs[0] else None, None, None
+    plain = products(None, None)
+    weighted = plain if values is None else plain * values
+    dv = dr = dc = None
+    if needs[0]:
+        dv = scaled(graph, transposed, plain, rows, cols)
+    if needs[1]:
+        dr = segment_sums(graph, transposed, weighted, inverse, cols)
+    if needs[2]:
+        dc = segment_sums(graph, not transposed, weighted, None, rows)
+    return dv, dr, dc
+
+
+def segment_sums(
     graph: GraphLike,
     transposed: bool,
     values: Tensor,
@@ -128,7 +169,7 @@ def _products(
     return sddmm(graph, x, y, row_scale, col_scale)
 
 
-def _scaled(
+def scaled(
     graph: GraphLike,
     transposed: bool,
     values: Tensor,
@@ -155,10 +196,10 @@ def sddmm(
 ) -> Tensor:
     """``r[i] c[j] <x[i], y[j]>`` at the entries of the graph; nothing is checked."""
     if recorded(row_scale, col_scale):
-        return _scaled(graph, False, sddmm(graph, x, y), row_scale, col_scale)
+        return scaled(graph, False, sddmm(graph, x, y), row_scale, col_scale)
     if not recorded(x, y):
         return _sddmm(graph, x, y, row_scale, col_scale)
-    found: Tensor = _Sddmm.apply(x, y, row_scale, col_scale, graph)  # type: ignore[no-untyped-call]
+    found: Tensor = _Sddmm.apply(*apart(x, y, row_scale, col_scale), graph)  # type: ignore[no-untyped-call]
     return found
 
 
@@ -258,13 +299,13 @@ class _Best(Function):
             products = _once(bridge.SPMM_ARG_DA, ctx.reduce, grad, side, x, grad, arg, None, None)
             weighted = products if a is None else products * a
             if needs[1]:
-                dv = _where_won(products, _scaled(graph, False, products, r, c))
+                dv = _where_won(products, scaled(graph, False, products, r, c))
             if needs[2]:
-                shares = _where_won(products, _scaled(graph, False, weighted, None, c))
-                dr = _segment_sums(graph, False, shares, None, None)
+                shares = _where_won(products, scaled(graph, False, weighted, None, c))
+                dr = segment_sums(graph, False, shares, None, None)
             if needs[3]:
-                shares = _where_won(products, _scaled(graph, False, weighted, r, None))
-                dc = _segment_sums(graph, True, shares, None, None)
+                shares = _where_won(products, scaled(graph, False, weighted, r, None))
+                dc = segment_sums(graph, True, shares, None, None)
         return dx, dv, dr, dc, None, None  # autograd casts them to the dtypes of the inputs
 
 
@@ -295,73 +336,3 @@ class _Once(Function):
             f"reduce is {ctx.reduce!r}, whose gradient cannot be differentiated again: use "
             'reduce="sum" or "mean", or do without create_graph=True.'
         )
-
-
-def edge_softmax(graph: GraphLike, scores: Tensor) -> Tensor:
-    """Softmax over the entries of each row, differentiable; nothing is checked."""
-    if not recorded(scores):
-        return _edge_softmax(graph, scores)
-    found: Tensor = _EdgeSoftmax.apply(scores, graph)  # type: ignore[no-untyped-call]
-    return found
-
-
-def _edge_softmax(graph: GraphLike, scores: Tensor) -> Tensor:
-    out: Tensor = bridge.EDGE_SOFTMAX(side_of(graph, False), scores)
-    return out
-
-
-class _EdgeSoftmax(Function):
-    @staticmethod
-    def forward(ctx: Any, scores: Tensor, graph: GraphLike) -> Tensor:
-        out = _edge_softmax(graph, scores)
-        ctx.save_for_backward(out)
-        ctx.graph = graph
-        return out
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        (probabilities,) = ctx.saved_tensors
-        return _softmax_gradient(ctx.graph, probabilities, grad), None
-
-
-def _softmax_gradient(graph: GraphLike, probabilities: Tensor, grad: Tensor) -> Tensor:
-    """``p (grad - sum over the row of p grad)``."""
-    found: Tensor
-    if recorded(probabilities, grad):
-        found = _SoftmaxGradient.apply(probabilities, grad, graph)  # type: ignore[no-untyped-call]
-        return found
-    return _softmax_backward(graph, probabilities, grad)
-
-
-def _softmax_backward(graph: GraphLike, probabilities: Tensor, grad: Tensor) -> Tensor:
-    out: Tensor = bridge.EDGE_SOFTMAX_BACKWARD(side_of(graph, False), probabilities, grad)
-    return out
-
-
-class _SoftmaxGradient(Function):
-    @staticmethod
-    def forward(ctx: Any, probabilities: Tensor, grad: Tensor, graph: GraphLike) -> Tensor:
-        ctx.save_for_backward(probabilities, grad)
-        ctx.graph = graph
-        return _softmax_backward(graph, probabilities, grad)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        p, inner = ctx.saved_tensors
-        dp = dinner = None
-        if ctx.needs_input_grad[0]:
-            # out = p (g - S) with S = sum p g, so dp = h (g - S) - g T with T = sum p h.
-            S, T = (_sums_at_entries(ctx.graph, p * each) for each in (inner, grad))
-            dp = grad * (inner - S) - inner * T
-        if ctx.needs_input_grad[1]:
-            dinner = _softmax_gradient(ctx.graph, p, grad)
-        return dp, dinner, None
-
-
-def _sums_at_entries(graph: GraphLike, values: Tensor) -> Tensor:
-    """The sum of each row's values, at each of its entries."""
-    if values.dim() == 2:
-        heads = [_sums_at_entries(graph, values[:, h]) for h in range(values.shape[1])]
-        return torch.stack(heads, dim=1) if heads else values
-    sums = _segment_sums(graph, False, values, None, None)
-    return sddmm(graph, sums[:, None], values.new_ones(side_of(graph, False).n_cols, 1))

@@ -1,5 +1,6 @@
 """A graph's arrays as tensors: made once, zero-copy, kept with the graph; ``Graph`` as pytree."""
 
+from collections.abc import Callable
 from typing import Any, TypeAlias, cast
 from weakref import WeakValueDictionary
 
@@ -20,7 +21,32 @@ from ..ops._launch import Structure
 GraphLike: TypeAlias = "Graph | GraphTensors"
 
 
-class Side:
+class _Keeper:
+    """What depends on a structure alone is made once, and lives as long as its tensors."""
+
+    def __init__(self, leaf: Any) -> None:
+        self.device: Any = getattr(leaf, "device", None)  # a tracer's leaf may be anything
+        self._parts: dict[Any, Tensor] = {}
+
+    def kept(self, key: Any, make: Callable[[], Tensor]) -> Tensor:
+        """The tensor of that name; made anew where it could not be kept."""
+        if torch.compiler.is_compiling():
+            return make()
+        found = self._parts.get(key)
+        if found is None:
+            cuda = self.device.type == "cuda"
+            if cuda and torch.cuda.is_current_stream_capturing():
+                return make()  # memory of that CUDA graph: not to be kept
+            with torch.inference_mode(False), torch.no_grad():
+                found = make()
+            if cuda:
+                torch.cuda.current_stream(self.device).synchronize()  # synchronize!
+            if type(found) is Tensor:  # no stand-in of a tracer
+                self._parts[key] = found
+        return found
+
+
+class Side(_Keeper):
     """One orientation of a structure: CSR of ``A``, or of its transpose.
 
     ``perm`` tells the number of each entry in the order of the edge values, None where it is its
@@ -37,9 +63,9 @@ class Side:
         perm: Tensor | None,
         structure: Structure | None = None,
     ) -> None:
+        super().__init__(indices)
         self.indptr, self.indices, self.n_cols = indptr, indices, n_cols
         self.plan, self.perm, self.structure = plan, perm, structure
-        self._inverse: dict[torch.dtype, Tensor] = {}
 
     @classmethod
     def of(cls, csr: CSR, perm: Any) -> "Side":
@@ -54,27 +80,14 @@ class Side:
 
     def inverse_degree(self, dtype: torch.dtype) -> Tensor:
         """(n_rows,) 1 over the number of entries, 1 for an empty row; kept for each dtype."""
-        if torch.compiler.is_compiling():
-            return self._inverse_degree(dtype)
-        found = self._inverse.get(dtype)
-        if found is None:
-            cuda = self.indptr.is_cuda
-            if cuda and torch.cuda.is_current_stream_capturing():
-                return self._inverse_degree(dtype)  # memory of that CUDA graph: not to be kept
-            with torch.inference_mode(False):
-                found = self._inverse_degree(dtype)
-            if cuda:
-                torch.cuda.current_stream(self.indptr.device).synchronize()  # synchronize!
-            if type(found) is Tensor:  # no stand-in of a tracer
-                self._inverse[dtype] = found
-        return found
+        return self.kept(dtype, lambda: self._inverse_degree(dtype))
 
     def _inverse_degree(self, dtype: torch.dtype) -> Tensor:
         lengths = (self.indptr[1:] - self.indptr[:-1]).clamp(min=1)
         return lengths.to(torch.float64).reciprocal().to(dtype)
 
 
-class GraphTensors:
+class GraphTensors(_Keeper):
     """The tensors of a graph: its rows, its edge values and, once needed, its columns.
 
     ``order`` is ``Graph.csr_perm``: None until it is needed, and for a tracer's leaves whose edges
@@ -89,9 +102,9 @@ class GraphTensors:
         sizes: tuple[int, int, int],
         order: Tensor | None = None,
     ) -> None:
+        super().__init__(rows.indices)
         self.rows, self.columns, self.values, self.order = rows, columns, values, order
         self.n_rows, self.n_cols, self.nnz = sizes
-        self.device: Any = getattr(rows.indices, "device", None)  # a tracer's leaf may be anything
         self.kind: str = getattr(self.device, "type", "")
 
 
@@ -192,6 +205,13 @@ def _tensors_made(graph: Graph) -> GraphTensors:
     store: Any = graph._store
     at = 1 if graph._flipped else 0  # torch 2.11 traces no bool as an index
     return cast(GraphTensors, store.tensors[at])
+
+
+def given_tensors(graph: object) -> GraphTensors:
+    """``tensors_of`` what a user gave, which may be no graph."""
+    if not isinstance(graph, (Graph, GraphTensors)):
+        raise wrong_graph(graph)
+    return tensors_of(graph)
 
 
 def order_of(graph: GraphLike) -> Tensor | None:

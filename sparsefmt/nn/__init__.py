@@ -1,0 +1,28 @@
+"""Layers of graph neural networks, written with the functions of ``sparsefmt.autograd``."""
+
+from typing import TYPE_CHECKING
+
+from .._lazy import resolver
+
+if TYPE_CHECKING:
+    from .layers import GCNConv as GCNConv
+    from .layers import GINConv as GINConv
+    from .layers import MaxK as MaxK
+    from .layers import SAGEConv as SAGEConv
+
+#: Public name -> the module that defines it; resolved on first use (PEP 562), which imports torch.
+_PUBLIC = {
+    "GCNConv": "layers",
+    "GINConv": "layers",
+    "MaxK": "layers",
+    "SAGEConv": "layers",
+}
+
+__all__ = [*_PUBLIC]
+
+
+__getattr__ = resolver(__name__, _PUBLIC)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

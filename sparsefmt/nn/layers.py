@@ -1,0 +1,256 @@
+"""MaxK, and convolutions with it: GCN, GraphSAGE, GIN.
+
+Parameters have the names and shapes of PyG's layers of the same name, so that a ``state_dict``
+loads across, and without ``k`` results agree with theirs.
+"""
+
+import torch
+from torch import Tensor
+from torch.nn import Linear, Module, Parameter, init
+from torch.nn.functional import linear
+
+from ..autograd.functions import (
+    aggregate_with_own,
+    features_to_keep,
+    maxk,
+    maxk_aggregate,
+    operands,
+    spmm,
+)
+from ..autograd.structure import GraphLike, given_tensors
+from ..errors import ShapeError
+from .normalisation import symmetric
+
+
+class _Balanced(Module):
+    """A module that keeps ``k`` features of each row, or all of them where it is None."""
+
+    def __init__(self, k: int | None, feat: int | None = None) -> None:
+        super().__init__()
+        self.k = None if k is None else features_to_keep(k, feat)
+
+    def extra_repr(self) -> str:
+        """What the ``repr`` shows."""
+        return f"k={self.k}"
+
+
+class MaxK(_Balanced):
+    """Keep the ``k`` largest features of each row: a non-linearity, in the place of ReLU.
+
+    ``y[i, f] = x[i, f]`` for the ``k`` largest of row ``i``, and 0 elsewhere: ``autograd.maxk``.
+    Before an aggregation use the layer's own ``k``, which spares the dense result.
+
+    Parameters
+    ----------
+    k : int
+        Between 1 and the number of features, which is known when it is called.
+
+    Raises
+    ------
+    DtypeError, ShapeError
+        If ``k`` is no integer, or less than 1.
+
+    Notes
+    -----
+    MaxK-GNN (ASPLOS'24), section 3.1.
+    """
+
+    k: int
+
+    def __init__(self, k: int) -> None:
+        super().__init__(features_to_keep(k))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(n, feat) to (n, feat)."""
+        return maxk(x, self.k)
+
+
+class GCNConv(_Balanced):
+    """Graph convolution: ``y = D^-1/2 (A + I) D^-1/2 s(x W) + b``.
+
+    ``s`` is ``MaxK(k)``, or nothing without ``k``.  ``D`` is the diagonal of the rows' sums of
+    ``A + I``; ``I`` adds a loop to the vertices that have none.
+
+    Parameters
+    ----------
+    in_channels, out_channels : int
+    bias : bool
+    k : int, optional
+        Features of ``x W`` to keep, between 1 and ``out_channels``.
+
+    Attributes
+    ----------
+    lin.weight : (out_channels, in_channels)
+        ``W`` transposed.
+    bias : (out_channels,)
+
+    Notes
+    -----
+    Several loops of one vertex count each; PyG keeps the last.  The factors of a graph's own values
+    are kept with the graph; those of ``edge_weight`` are computed at each call and have gradients,
+    as in code that ``torch.compile`` has compiled.  GCN (ICLR'17), equation 2; MaxK-GNN
+    (ASPLOS'24), section 3.1.
+    """
+
+    def __init__(
+        self, in_channels: int, out_channels: int, *, bias: bool = True, k: int | None = None
+    ) -> None:
+        super().__init__(k, out_channels)
+        self.lin = Linear(in_channels, out_channels, bias=False)
+        self.bias = Parameter(torch.empty(out_channels)) if bias else None
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Glorot's uniform weights, no bias."""
+        init.xavier_uniform_(self.lin.weight)
+        if self.bias is not None:
+            init.zeros_(self.bias)
+
+    def forward(self, x: Tensor, graph: GraphLike, edge_weight: Tensor | None = None) -> Tensor:
+        """(n, in_channels) to (n, out_channels).
+
+        Parameters
+        ----------
+        x : Tensor, shape (n, in_channels)
+        graph : Graph, shape (n, n)
+        edge_weight : Tensor, shape (nnz,), optional
+            In CSR order; by default the graph's own values, or 1.
+
+        Raises
+        ------
+        ShapeError, DtypeError, DeviceError
+            As ``autograd.spmm`` and ``maxk_aggregate``; and if the graph is not square.
+        """
+        _check_square(graph)
+        h = self.lin(x)
+        h, values, _, _ = operands(graph, h, edge_weight)  # named as they were given, if refused
+        scale, loop = symmetric(graph, edge_weight, h.dtype)
+        weight, own = None if edge_weight is None else values, loop[:, None]
+        scales = {"row_scale": scale, "col_scale": scale}
+        y = aggregate_with_own(graph, h, self.k, weight, own, without=own == 0, **scales)
+        return _plus(y, self.bias)
+
+
+class SAGEConv(_Balanced):
+    """GraphSAGE with means: ``y = mean_j(x[j]) W_l + b + x W_r`` over the in-neighbours ``j``.
+
+    With ``k`` the non-linearity stands between the neighbours' weights and the aggregation:
+    ``y = mean_j(MaxK(x W_l, k)[j]) + b + x W_r``.  With ``k = out_channels`` that is the layer
+    without it, since the mean and ``W_l`` commute.
+
+    Parameters
+    ----------
+    in_channels, out_channels : int
+    bias : bool
+    k : int, optional
+        Features of ``x W_l`` to keep, between 1 and ``out_channels``.
+
+    Attributes
+    ----------
+    lin_l.weight, lin_r.weight : (out_channels, in_channels)
+        ``W_l`` and ``W_r`` transposed.
+    lin_l.bias : (out_channels,)
+
+    Notes
+    -----
+    Edge weights multiply inside the mean, which divides by the number of entries.  GraphSAGE
+    (NIPS'17), section 3.1; MaxK-GNN (ASPLOS'24), section 3.1.
+    """
+
+    def __init__(
+        self, in_channels: int, out_channels: int, *, bias: bool = True, k: int | None = None
+    ) -> None:
+        super().__init__(k, out_channels)
+        self.lin_l = Linear(in_channels, out_channels, bias=bias)
+        self.lin_r = Linear(in_channels, out_channels, bias=False)
+
+    def reset_parameters(self) -> None:
+        """Those of ``torch.nn.Linear``."""
+        self.lin_l.reset_parameters()
+        self.lin_r.reset_parameters()
+
+    def forward(self, x: Tensor, graph: GraphLike, edge_weight: Tensor | None = None) -> Tensor:
+        """(n, in_channels) to (n, out_channels); arguments and errors are those of ``GCNConv``."""
+        _check_square(graph)
+        if self.k is None:
+            y: Tensor = self.lin_l(spmm(graph, x, edge_weight, reduce="mean"))
+        else:
+            h = linear(x, self.lin_l.weight)
+            y = _plus(maxk_aggregate(graph, h, self.k, edge_weight, reduce="mean"), self.lin_l.bias)
+        own: Tensor = self.lin_r(x)
+        return y + own
+
+
+class GINConv(_Balanced):
+    """Graph isomorphism: ``y = nn((1 + eps) s(x) + A s(x))``.
+
+    ``s`` is ``MaxK(k)``, or nothing without ``k``: the non-linearity of the layer before, which
+    ends in a linear one.
+
+    Parameters
+    ----------
+    nn : Module
+        From the features of ``x`` to those of the result.
+    eps : float
+    train_eps : bool
+        Whether ``eps`` is a parameter, or a buffer.
+    k : int, optional
+        Features of ``x`` to keep.
+
+    Attributes
+    ----------
+    nn : Module
+    eps : (1,)
+
+    Notes
+    -----
+    GIN (ICLR'19), equation 4.1; MaxK-GNN (ASPLOS'24), section 3.1.
+    """
+
+    def __init__(
+        self, nn: Module, eps: float = 0.0, train_eps: bool = False, *, k: int | None = None
+    ) -> None:
+        super().__init__(k)
+        self.nn, self.initial_eps = nn, float(eps)
+        value = torch.tensor([self.initial_eps])
+        if train_eps:
+            self.eps = Parameter(value)
+        else:
+            self.register_buffer("eps", value)
+
+    def reset_parameters(self) -> None:
+        """Those of ``nn``, or of its parts that can be reset, and ``eps`` as it was given."""
+        _reset(self.nn)
+        with torch.no_grad():
+            self.eps.fill_(self.initial_eps)
+
+    def forward(self, x: Tensor, graph: GraphLike, edge_weight: Tensor | None = None) -> Tensor:
+        """(n, feat) to what ``nn`` makes of it; the rest as for ``GCNConv``."""
+        _check_square(graph)
+        y = aggregate_with_own(graph, x, self.k, edge_weight, 1 + self.eps)
+        out: Tensor = self.nn(y)
+        return out
+
+
+def _reset(module: Module) -> None:
+    """As PyG: the module itself if it can, else its children."""
+    reset = getattr(module, "reset_parameters", None)
+    if reset is not None:
+        reset()
+        return
+    for child in module.children():
+        _reset(child)
+
+
+def _plus(y: Tensor, bias: Tensor | None) -> Tensor:
+    """In the dtype of ``y``, which autocast may have narrowed."""
+    return y if bias is None else y + bias.to(y.dtype)
+
+
+def _check_square(graph: GraphLike) -> None:
+    tensors = given_tensors(graph)
+    if tensors.n_rows != tensors.n_cols:
+        raise ShapeError(
+            f"graph has shape {(tensors.n_rows, tensors.n_cols)}: a layer needs as many columns as "
+            "rows, since a vertex takes part in its own result."
+        )

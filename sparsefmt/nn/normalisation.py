@@ -1,0 +1,50 @@
+"""The symmetric normalisation of GCN, as scales of rows and columns."""
+
+from math import inf
+
+import torch
+from torch import Tensor
+
+from ..autograd.functions import sddmm, spmm
+from ..autograd.structure import GraphLike, given_tensors
+
+
+def symmetric(
+    graph: GraphLike, edge_weight: Tensor | None, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """``d[i]^-1/2``, and ``1 / d[i]`` for the vertices without a loop, 0 for the others.
+
+    ``d[i] = 1 + sum_e a[e]`` over the entries of row ``i``; the 1 is the loop that is added, to
+    vertices without one only.  Both are 0 where ``d[i] <= 0``.  Differentiable in ``edge_weight``;
+    those of the graph's own values are kept with it.
+    """
+    if edge_weight is None:
+        tensors = given_tensors(graph)
+        scale, loop = tensors.kept(("gcn", dtype), lambda: _symmetric(graph, None).to(dtype))
+    else:
+        scale, loop = _symmetric(graph, edge_weight).to(dtype)
+    return scale, loop
+
+
+def _symmetric(graph: GraphLike, edge_weight: Tensor | None) -> Tensor:
+    """Both, (2, n), in float32 at least: a degree may exceed what 2-byte floats count to."""
+    tensors = given_tensors(graph)
+    weights = tensors.values if edge_weight is None else edge_weight
+    if weights is not None and weights.dtype.itemsize == 2:
+        weights = weights.float()
+    wide = torch.float64 if weights is None else weights.dtype
+    with torch.autocast(tensors.kind, enabled=False):
+        missing = tensors.kept("loops missing", lambda: _missing_loops(graph)).to(wide)
+        degree = missing + spmm(graph, missing.new_ones(tensors.n_cols, 1), weights)[:, 0]
+    scale = degree.masked_fill(degree <= 0, inf).rsqrt()
+    return torch.stack([scale, (scale * scale).masked_fill(missing == 0, 0)])
+
+
+def _missing_loops(graph: GraphLike) -> Tensor:
+    """(n,) 1 for a vertex without a loop, else 0."""
+    tensors = given_tensors(graph)
+    at = torch.arange(tensors.n_rows, dtype=torch.float64, device=tensors.device)
+    one = torch.ones_like(at)
+    apart = sddmm(graph, torch.stack([at, one], 1), torch.stack([one, -at], 1))  # i - j
+    loops = spmm(graph, one[:, None], (apart == 0).double())[:, 0]
+    return (loops == 0).double()

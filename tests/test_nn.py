@@ -1,0 +1,375 @@
+"""Layers against PyG's of the same name, against dense matrices, and with MaxK."""
+
+import gc
+import weakref
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from autograd_cases import make_graph  # noqa: E402
+from torch.autograd import gradcheck  # noqa: E402
+from torch.nn import Linear, ReLU, Sequential  # noqa: E402
+
+from sparsefmt import (  # noqa: E402
+    CSR,
+    DeviceError,
+    DtypeError,
+    Graph,
+    ShapeError,
+    UnsupportedError,
+)
+from sparsefmt.autograd import bridge, maxk, spmm  # noqa: E402
+from sparsefmt.nn import GCNConv, GINConv, MaxK, SAGEConv  # noqa: E402
+
+N, F_IN, F_OUT = 9, 6, 8
+
+
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def device(request):
+    return request.param
+
+
+def mlp():
+    return Sequential(Linear(F_IN, 7), ReLU(), Linear(7, F_OUT))
+
+
+LAYERS = {
+    "gcn": lambda **options: GCNConv(F_IN, F_OUT, **options),
+    "sage": lambda **options: SAGEConv(F_IN, F_OUT, **options),
+    "gin": lambda **options: GINConv(mlp(), eps=0.25, **options),
+}
+
+
+def theirs(name):
+    conv = pytest.importorskip("torch_geometric.nn", reason="torch-geometric is not installed")
+    return {
+        "gcn": lambda: conv.GCNConv(F_IN, F_OUT),
+        "sage": lambda: conv.SAGEConv(F_IN, F_OUT),
+        "gin": lambda: conv.GINConv(mlp(), eps=0.25),
+    }[name]()
+
+
+def square_graph(device="cpu", *, weighted=False, loops=True, index_dtype=np.int32):
+    """Directed, with empty rows; with loops, one of each vertex at most, at some of them."""
+    rng = np.random.default_rng(3)
+    dense = rng.random((N, N)) * (rng.random((N, N)) < 0.4) * (np.arange(N) % 4 != 1)[:, None]
+    np.fill_diagonal(dense, (np.arange(N) % 3 == 0) * loops * 0.7)
+    row, col = np.nonzero(dense)
+    indptr = np.searchsorted(row, np.arange(N + 1)).astype(index_dtype)
+    data = dense[row, col].astype(np.float32) if weighted else None
+    return Graph(CSR(indptr, col.astype(index_dtype), data, shape=(N, N))).to(device)
+
+
+def edge_index(graph):
+    coo = graph.to("cpu").coo
+    return torch.from_numpy(np.stack([coo.col, coo.row]).astype(np.int64)).to(graph.device)
+
+
+def features(device, *, dtype=torch.float32, grad=True):
+    x = torch.randn(N, F_IN, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    return x.to(device, dtype).requires_grad_(grad)
+
+
+def gradients(layer, x, *args):
+    """The result, and the gradients of the features and of all parameters."""
+    y = layer(x, *args)
+    return [y, *torch.autograd.grad(y.square().sum(), [x, *layer.parameters()])]
+
+
+def assert_same(mine, other):
+    for one, two in zip(mine, other, strict=True):
+        torch.testing.assert_close(one, two)
+
+
+@pytest.mark.parametrize("loops", [False, True])
+@pytest.mark.parametrize("name", LAYERS)
+def test_a_layer_computes_what_pygs_does_with_its_state(device, name, loops):
+    graph, x = square_graph(device, loops=loops), features(device)
+    mine, other = LAYERS[name]().to(device), theirs(name).to(device)
+    mine.load_state_dict(other.state_dict())
+    assert_same(gradients(mine, x, graph), gradients(other, x, edge_index(graph)))
+    other.load_state_dict(LAYERS[name]().to(device).state_dict())
+
+
+@pytest.mark.parametrize("loops", [False, True])
+def test_gcn_takes_edge_weights_as_pygs_does(device, loops):
+    graph, x = square_graph(device, weighted=True, loops=loops), features(device)
+    mine, other = GCNConv(F_IN, F_OUT).to(device), theirs("gcn").to(device)
+    mine.load_state_dict(other.state_dict())
+    w = torch.from_dlpack(graph.csr.data).clone().requires_grad_()
+    y, z = mine(x, graph, w), other(x, edge_index(graph), w)
+    assert_same(
+        [y, *torch.autograd.grad(y.sum(), (x, w))], [z, *torch.autograd.grad(z.sum(), (x, w))]
+    )
+    assert_same([mine(x, graph)], [y])  # its own values
+
+
+def test_gcn_is_the_product_with_the_normalised_matrix(device):
+    graph, x = square_graph(device, weighted=True), features(device, dtype=torch.float64)
+    graph = graph.with_data(graph.csr.data.astype(np.float64))
+    layer = GCNConv(F_IN, F_OUT, k=3).to(device, torch.float64)
+    A = torch.from_numpy(graph.to("cpu").csr.toarray()).to(device)
+    A = A + torch.diag((A.diagonal() == 0).double())
+    r = A.sum(1).rsqrt()
+    expected = (r[:, None] * A * r) @ maxk(x @ layer.lin.weight.T, 3) + layer.bias
+    torch.testing.assert_close(layer(x, graph), expected)
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_keeping_every_feature_changes_nothing(device, name):
+    graph, x = square_graph(device), features(device)
+    plain, layer = LAYERS[name]().to(device), LAYERS[name](k=F_IN if name == "gin" else F_OUT)
+    layer.to(device).load_state_dict(plain.state_dict())
+    assert_same(gradients(layer, x, graph), gradients(plain, x, graph))
+
+
+def test_k_is_the_non_linearity_of_what_is_aggregated(device):
+    graph, x = square_graph(device), features(device)
+    gin = GINConv(mlp(), eps=0.25, k=2).to(device)
+    plain = GINConv(gin.nn, eps=0.25).to(device)
+    torch.testing.assert_close(gin(x, graph), plain(MaxK(2)(x), graph))
+    sage = SAGEConv(F_IN, F_OUT, k=3).to(device)
+    mean = SAGEConv(F_OUT, F_OUT).to(device)
+    with torch.no_grad():
+        mean.lin_l.weight.copy_(torch.eye(F_OUT))
+        mean.lin_l.bias.copy_(sage.lin_l.bias)
+        mean.lin_r.weight.zero_()
+    h = maxk(x @ sage.lin_l.weight.T, 3)
+    torch.testing.assert_close(sage(x, graph), mean(h, graph) + sage.lin_r(x))
+
+
+@pytest.mark.parametrize("k", [None, 3])
+@pytest.mark.parametrize("name", LAYERS)
+def test_gradients_agree_with_finite_differences(device, name, k):
+    graph, x = square_graph(device), features(device, dtype=torch.float64)
+    layer = LAYERS[name](k=k).to(device, torch.float64)
+    if name == "gin":
+        layer.nn = Linear(F_IN, F_OUT, device=device, dtype=torch.float64)  # a ReLU has kinks
+    w = torch.rand(graph.nnz, dtype=torch.float64, device=device).add(0.5).requires_grad_()
+    assert gradcheck(lambda x, w: layer(x, graph, w), (x, w), nondet_tol=1e-12)  # atomics, on a GPU
+
+
+def test_a_trained_eps_has_a_gradient():
+    graph, x = square_graph(), features("cpu")
+    layer = GINConv(mlp(), eps=0.5, train_eps=True)
+    layer(x, graph).sum().backward()
+    assert "eps" in dict(layer.named_parameters())
+    assert layer.eps.grad.any()
+    assert "eps" in dict(GINConv(mlp()).named_buffers())
+
+
+def test_without_a_bias_there_is_none():
+    x, graph = features("cpu"), square_graph()
+    for layer in (GCNConv(F_IN, F_OUT, bias=False, k=2), SAGEConv(F_IN, F_OUT, bias=False, k=2)):
+        assert not [name for name, _ in layer.named_parameters() if "bias" in name]
+        assert not layer(torch.zeros_like(x), graph).any()
+
+
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+@pytest.mark.parametrize("k", [None, 3])
+@pytest.mark.parametrize("name", LAYERS)
+def test_a_layer_compiles_as_one_graph(device, name, k):
+    graph, x = square_graph(device), features(device)
+    layer = LAYERS[name](k=k).to(device)
+    torch._dynamo.reset()
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    for _ in range(2):  # before and after the eager layer has kept the factors
+        assert_same(gradients(compiled, x, graph), gradients(layer, x, graph))
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("k", [None, 3])
+@pytest.mark.parametrize("name", LAYERS)
+def test_autocast_narrows(device, name, k):
+    graph, x = square_graph(device), features(device)
+    layer = LAYERS[name](k=k).to(device)
+    with torch.autocast(device, dtype=torch.bfloat16):
+        y = layer(x, graph)
+    assert y.dtype is torch.bfloat16
+    y.float().sum().backward()
+    assert x.grad.dtype is torch.float32
+    assert all(p.grad.dtype is torch.float32 for p in layer.parameters())
+
+
+def test_a_hub_of_half_weights_is_counted_whole(device):
+    """100 001 is infinite in float16; so is what a sum of ones in float16 stops at."""
+    n = 100_000
+    indptr = np.r_[0, np.full(n, n)].astype(np.int32)
+    graph = Graph(CSR(indptr, np.arange(n, dtype=np.int32), shape=(n, n))).to(device)
+    w = torch.ones(n, dtype=torch.half, device=device)
+    layer = GCNConv(1, 1, bias=False).to(device, torch.half)
+    with torch.no_grad():
+        layer.lin.weight.fill_(1)
+        y = layer(torch.ones(n, 1, dtype=torch.half, device=device), graph, w)
+    expected = (n - 1) / n**0.5 + 1 / n  # its own loop is stored
+    assert float(y[0]) == pytest.approx(expected, rel=2e-3)
+
+
+def test_factors_are_kept_with_the_graph_and_go_with_it():
+    graph, x = square_graph(weighted=True), features("cpu")
+    layer = GCNConv(F_IN, F_OUT)
+    with torch.inference_mode():
+        layer(x, graph)
+    gradients(layer, x, graph)  # tensors born in inference mode could not take part
+    parts = graph._store.tensors[0]._parts
+    assert sorted(map(str, parts)) == ["('gcn', torch.float32)", "loops missing"]
+    before = dict(parts)
+    layer(x, graph)
+    layer(x, graph, torch.ones(graph.nnz))  # not kept: they are the caller's
+    assert all(parts[key] is value for key, value in before.items())
+    kept = weakref.ref(parts["loops missing"])
+    del graph, parts, before
+    gc.collect()
+    assert kept() is None
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_bad_input_is_refused(name):
+    graph, x, layer = square_graph(), features("cpu"), LAYERS[name]()
+    for call, error, text in (
+        (lambda: layer(x, make_graph(9, 6, 40)), ShapeError, r"graph has shape \(9, 6\): a layer"),
+        (lambda: layer(x, graph.csr), DtypeError, "graph is a CSR: give a sparsefmt.Graph"),
+        (lambda: layer(x[1:], graph), ShapeError, "x has 8 rows but the graph has 9 columns"),
+        (lambda: layer(x, graph, x[:2, 0]), ShapeError, "edge_weight has shape"),
+        (lambda: LAYERS[name](k=99)(x, graph), ShapeError, "k is 99 but a row has"),
+        (lambda: MaxK(7)(x), ShapeError, "k is 7 but a row has 6 features"),
+        (lambda: torch.func.vmap(MaxK(2))(x[None]), UnsupportedError, "a loop in place of vmap"),
+    ):
+        with pytest.raises(error, match=text):
+            call()
+
+
+@pytest.mark.parametrize("name", [*LAYERS, "maxk"])
+def test_k_is_checked_as_soon_as_it_is_given(name):
+    make = LAYERS.get(name, MaxK)
+    bad = [(0, ShapeError, "k is 0"), (-1, ShapeError, "k is -1")]
+    bad += [(True, DtypeError, "k is True: give an integer"), (2.0, DtypeError, "k is a float")]
+    if name in ("gcn", "sage"):
+        bad.append((F_OUT + 1, ShapeError, "k is 9 but a row has 8 features"))
+    if name == "maxk":
+        bad.append((None, DtypeError, "k is a NoneType"))
+    for k, error, text in bad:
+        with pytest.raises(error, match=text):
+            make(k=k)
+    assert type(make(k=np.int64(2)).k) is int
+
+
+@pytest.mark.parametrize("k", [None, 3])
+@pytest.mark.parametrize("name", LAYERS)
+def test_a_bad_edge_weight_is_named(name, k):
+    graph, x, layer = square_graph(), features("cpu"), LAYERS[name](k=k)
+    w = torch.ones(graph.nnz)
+    for weight, error, text in (
+        (w.long(), DtypeError, r"edge_weight is torch\.int64: give float16"),
+        (w.bool(), DtypeError, r"edge_weight is torch\.bool: give float16"),
+        (w.double(), DtypeError, r"edge_weight is torch\.float64 but x is torch\.float32"),
+        (w.numpy(), DtypeError, "edge_weight is a ndarray: give a torch.Tensor"),
+        (w.tolist(), DtypeError, "edge_weight is a list: give a torch.Tensor"),
+        (w[:, None], ShapeError, "edge_weight has shape"),
+        (w.to("meta"), DeviceError, "edge_weight is on meta"),
+    ):
+        with pytest.raises(error, match=text):
+            layer(x, graph, weight)
+
+
+@pytest.mark.parametrize("k", [None, 1])
+def test_a_loop_that_is_not_added_adds_nothing(device, k):
+    """Vertex 0 has a loop and holds inf; vertex 1 has none, and reads it."""
+    graph = Graph.from_edge_index(torch.tensor([[0, 0], [0, 1]]), num_nodes=3).to(device)
+    w = torch.ones(2, device=device, requires_grad=True)
+    x = torch.tensor([[float("inf")], [1.0], [2.0]], device=device, requires_grad=True)
+    layer = GCNConv(1, 1, k=k).to(device)
+    torch.nn.init.ones_(layer.lin.weight)
+    for weight in (None, w):
+        y = layer(x, graph, weight)
+        assert y[:, 0].tolist() == [float("inf"), float("inf"), 2.0]
+        y[2].backward()
+        assert x.grad.isfinite().all()
+
+
+def test_gcn_meets_inf_as_pygs_does(device):
+    graph, x = square_graph(device), features(device, grad=False)
+    mine, other = GCNConv(F_IN, F_OUT).to(device), theirs("gcn").to(device)
+    mine.load_state_dict(other.state_dict())
+    x[0, 0] = float("inf")  # h of vertex 0, which has a loop, is inf or -inf throughout
+    with torch.no_grad():
+        torch.testing.assert_close(mine(x, graph), other(x, edge_index(graph)), equal_nan=True)
+
+
+@pytest.mark.parametrize("name", ["gcn", "gin"])
+def test_the_choice_is_made_once(device, name, monkeypatch):
+    """Under autocast 1 and 1 + 2**-12 are equal: both terms then take the first."""
+    calls = []
+    choose = bridge.MAXK
+    monkeypatch.setattr(bridge, "MAXK", lambda x, k: calls.append(x.dtype) or choose(x, k))
+    graph = Graph.from_edge_index(torch.tensor([[1], [0]]), num_nodes=2).to(device)
+    x = torch.tensor([[1, 1 + 2**-12], [1, 1 + 2**-12]], device=device, requires_grad=True)
+    layer = GCNConv(2, 2, k=1) if name == "gcn" else GINConv(torch.nn.Identity(), k=1)
+    layer = layer.to(device)
+    if name == "gcn":
+        torch.nn.init.eye_(layer.lin.weight)
+    with torch.autocast(device, dtype=torch.bfloat16):
+        y = layer(x, graph)
+    assert calls == [torch.bfloat16]
+    assert y.dtype is torch.bfloat16
+    assert y[:, 0].all()
+    assert not y[:, 1].any()
+    y.float().sum().backward()
+    assert not x.grad[:, 1].any()
+
+
+@pytest.mark.parametrize("train_eps", [False, True])
+def test_gin_with_k_saves_what_it_keeps_only(train_eps):
+    graph, k = square_graph(), 2
+    x, shapes = features("cpu"), []
+    layer = GINConv(torch.nn.Identity(), train_eps=train_eps, k=k)
+    with torch.autograd.graph.saved_tensors_hooks(
+        lambda saved: shapes.append(tuple(saved.shape)) or saved, lambda saved: saved
+    ):
+        layer(x, graph)
+    assert (N, k) in shapes
+    assert (N, F_IN) not in shapes
+
+
+def test_gin_is_reset_as_pygs_is():
+    class Parts(torch.nn.Module):
+        """Cannot be reset itself, and nests."""
+
+        def __init__(self):
+            super().__init__()
+            self.inner = mlp()
+
+    for train_eps in (False, True):
+        layer = GINConv(Parts(), eps=0.25, train_eps=train_eps)
+        before = layer.nn.inner[0].weight.detach().clone()
+        with torch.no_grad():
+            layer.eps.fill_(3)
+        layer.reset_parameters()
+        assert layer.eps.item() == 0.25
+        assert not torch.equal(layer.nn.inner[0].weight, before)
+    linear = Linear(F_IN, F_OUT)
+    before = linear.weight.detach().clone()
+    GINConv(linear).reset_parameters()
+    assert not torch.equal(linear.weight, before)
+
+
+def test_what_the_page_on_training_calls_refused_is():
+    graph, x = square_graph(), features("cpu")
+    layer = GCNConv(F_IN, F_OUT, k=2)
+    with pytest.raises(RuntimeError, match="Batching rule not implemented"):
+        torch.autograd.functional.jacobian(lambda x: layer(x, graph), x, vectorize=True)
+    torch.autograd.functional.jacobian(lambda x: layer(x, graph), x)
+
+
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore::DeprecationWarning")
+def test_torch_jit_refuses_to_trace():
+    graph, x = square_graph(), features("cpu")
+    with pytest.raises(torch.jit.TracingCheckError):
+        torch.jit.trace(lambda x: spmm(graph, x), x)
+
+
+def test_a_repr_tells_k():
+    assert repr(MaxK(4)) == "MaxK(k=4)"
+    assert "k=3" in repr(GCNConv(F_IN, F_OUT, k=3))
