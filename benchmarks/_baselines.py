@@ -8,8 +8,11 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from sparsefmt import CSR
 from sparsefmt._arrays import Array, is_cupy
+from sparsefmt.ops import scale
 
 Call = Callable[[], Any]
 
@@ -37,7 +40,7 @@ def guarded(make: Callable[[], Call]) -> Call:
     """
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # such as: CSR support is in beta
+            warnings.simplefilter("ignore", UserWarning)
             call = make()
             call()
         if _on_gpu():
@@ -70,13 +73,34 @@ def torch_csr(A: CSR) -> Any:
     import torch
 
     parts = [tensor(array) for array in (A.indptr, A.indices, A.data)]
-    return torch.sparse_csr_tensor(*parts, size=A.shape, check_invariants=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # CSR support is in beta
+        return torch.sparse_csr_tensor(*parts, size=A.shape, check_invariants=False)
 
 
 def torch_spmm(A: CSR, X: Array) -> Call:
     """``A @ x`` of torch.sparse."""
     left, right = torch_csr(A), tensor(X)
     return lambda: left @ right
+
+
+def torch_mean(A: CSR) -> Callable[[Any], Any]:
+    """The mean over in-neighbours by torch.sparse, with gradient: both its products by a CSR."""
+    import torch
+
+    B = scale(A.with_data(None), row=(1 / A.lengths.clip(1)).astype(np.float32))
+    there, back = torch_csr(B), torch_csr(B.T.tocsr())
+
+    class Mean(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Any) -> Any:
+            return there @ x
+
+        @staticmethod
+        def backward(ctx: Any, grad: Any) -> Any:
+            return back @ grad
+
+    return Mean.apply
 
 
 def scipy_spmm(A: CSR, X: Array) -> Call:

@@ -23,7 +23,7 @@ class Recipe:
     community: int  #: its size
 
 
-RECIPES = {
+PAPERS = {
     "reddit": Recipe(232_965, 114_615_892, 2.3, 0.6, 4000),
     "proteins": Recipe(132_534, 79_122_504, 2.8, 0.8, 2000),
     "products": Recipe(2_449_029, 123_718_280, 2.4, 0.7, 3000),
@@ -36,6 +36,8 @@ RECIPES = {
     "artist": Recipe(50_515, 1_638_396, 2.3, 0.5, 500),
     "com-amazon": Recipe(334_863, 1_851_744, 2.9, 0.9, 100),
     "pubmed": Recipe(19_717, 88_648, 2.6, 0.6, 300),
+}
+RECIPES = PAPERS | {
     # Not of a paper: what the CPU is measured on, and what its tests take.
     "cpu": Recipe(200_000, 5_000_000, 2.3, 0.6, 4000),
     "small": Recipe(2_000, 30_000, 2.3, 0.6, 200),
@@ -117,6 +119,22 @@ def uniform(like: Array, shape: tuple[int, ...], name: str = "float32", *, seed:
 
     body = "y = (float)(z >> 40) * 5.9604644775390625e-8f;"  # 24 bits: all below 1
     kernel = _element_wise("float32 y", body, "benchmark_uniform")
+    return kernel(1, seed, cupy.empty(shape, np.float32)).astype(dtype(name), copy=False)
+
+
+def normal(like: Array, shape: tuple[int, ...], name: str = "float32", *, seed: int = 0) -> Array:
+    """Normally distributed numbers, in the same way."""
+    if not is_cupy(like):
+        numbers = np.random.default_rng(seed).standard_normal(shape, dtype=np.float32)
+        return numbers.astype(dtype(name))
+    import cupy
+
+    body = """
+        float u = ((z >> 40) + 1) * 5.9604644775390625e-8f;  // above 0
+        float v = (z & 0xFFFFFF) * 5.9604644775390625e-8f;
+        y = sqrtf(-2 * logf(u)) * cospif(2 * v);
+    """
+    kernel = _element_wise("float32 y", body, "benchmark_normal")
     return kernel(1, seed, cupy.empty(shape, np.float32)).astype(dtype(name), copy=False)
 
 

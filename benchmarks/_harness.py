@@ -1,4 +1,4 @@
-"""Timing, memory, targets and the JSON that results are kept in.
+"""Timing, targets and the JSON that results are kept in.
 
 A ``Row`` is one case against one baseline (``report``).  Benchmarks of several sections keep their
 cases as dicts instead, merged section by section into one file (``keep``).
@@ -12,7 +12,8 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -168,26 +169,6 @@ def _spin() -> Any:
     return cupy.RawKernel(SPIN, "spin")
 
 
-def peak_bytes(function: Callable[[], Any]) -> int:
-    """Most bytes that CuPy's pool had in use during the call beyond those before it."""
-    import cupy
-
-    pool = cupy.get_default_memory_pool()
-    before = peak = pool.used_bytes()
-
-    class Peak(cupy.cuda.MemoryHook):  # type: ignore[misc]
-        name = "peak"
-
-        def malloc_postprocess(self, **_: Any) -> None:
-            nonlocal peak
-            peak = max(peak, pool.used_bytes())
-
-    with Peak():
-        result = function()
-    del result
-    return int(peak - before)
-
-
 @cache
 def copy_bandwidth() -> float:
     """Bytes read plus written in a second by the faster of two ways to copy a GiB, in GB/s."""
@@ -203,11 +184,28 @@ def poison(array: Any) -> None:
     array.data.memset_async(0xFF, array.nbytes)
 
 
+@contextmanager
+def poisoned(*, cuda: bool) -> Iterator[None]:
+    """Where every new CuPy array begins as NaN; nothing without ``cuda``."""
+    if not cuda:
+        yield
+        return
+    import cupy
+
+    def malloc(size: int) -> Any:
+        memory = cupy.get_default_memory_pool().malloc(size)
+        memory.memset_async(0xFF, size)
+        return memory
+
+    with cupy.cuda.using_allocator(malloc):
+        yield
+
+
 def free() -> None:
     """Hand unused memory of CuPy's and torch's pools back, so that the other may have it."""
-    if "cupy" in sys.modules:
-        sys.modules["cupy"].get_default_memory_pool().free_all_blocks()
-    torch = sys.modules.get("torch")
+    cupy, torch = (sys.modules.get(name) for name in ("cupy", "torch"))
+    if cupy is not None and cupy.is_available():
+        cupy.get_default_memory_pool().free_all_blocks()
     if torch is not None and torch.cuda.is_available():
         torch.cuda.empty_cache()
 

@@ -1,12 +1,17 @@
 """The options that benchmarks share."""
 
 import argparse
+from collections.abc import Callable, Collection
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from sparsefmt._arrays import parse_device
 
-from ._harness import RESULTS
+from ._harness import RESULTS, free
+
+#: Section -> the module and its function that runs it and says whether all was right.
+Sections = dict[str, tuple[str, str]]
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -25,6 +30,16 @@ def parse(parser: argparse.ArgumentParser, argv: list[str]) -> argparse.Namespac
     options = parser.parse_args(argv)
     parse_device(options.device)
     return options
+
+
+def run(sections: Sections, options: argparse.Namespace) -> int:
+    """Run the sections that ``options`` names; 1 if a result was wrong."""
+    right = True
+    for name in options.sections:
+        module, function = sections[name]
+        right &= getattr(import_module(f".{module}", __package__), function)(options)
+        free()
+    return 0 if right else 1
 
 
 class _Quick(argparse.Action):
@@ -52,3 +67,15 @@ def widths(text: str) -> tuple[int, ...]:
 def names(text: str) -> tuple[str, ...]:
     """The names of a list with commas."""
     return tuple(text.split(","))
+
+
+def some_of(known: Collection[str]) -> Callable[[str], tuple[str, ...]]:
+    """Known names with commas."""
+
+    def split(text: str) -> tuple[str, ...]:
+        unknown = [name for name in names(text) if name not in known]
+        if unknown:
+            raise argparse.ArgumentTypeError(f"{unknown[0]} is none of {', '.join(known)}")
+        return names(text)
+
+    return split

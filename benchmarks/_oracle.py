@@ -10,8 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from sparsefmt import CSR
+from sparsefmt import CBSR, CSR
 from sparsefmt._arrays import Array, is_cupy
+
+from . import _baselines
 
 #: Rounding of the stored result alone, relative.
 ROUNDING = {"float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
@@ -19,6 +21,8 @@ ROUNDING = {"float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
 LIMITS = {"float32": 1e-5, "float16": 1e-3, "bfloat16": 1e-3 + ROUNDING["bfloat16"]}
 REDUCTIONS = ("sum", "mean", "max", "min")
 SAMPLES = 200
+#: Rows that are sorted at once.
+CHUNK = 1 << 15
 #: Half the distance of float16's subnormals.
 SLACK = 2.0**-25
 
@@ -45,14 +49,17 @@ __device__ double relative(T given, double exact) {
     return error <= 0 ? 0 : error / fabs(exact);
 }
 
-// A block takes one sampled row, a thread one feature. data, r and c may be null.
+// A block takes one sampled row, a thread one of its results: that of a column of X, all of them in
+// order where columns is null. data, r and c may be null too.
 template <typename T, typename Index>
 __global__ void spmm_errors(const Index* indptr, const Index* indices, const T* data, const T* X,
                             const T* r, const T* c, const T* Y, const long long* rows,
-                            double* errors, int feat, int reduce) {
+                            const long long* columns, double* errors, int feat, int count,
+                            int reduce) {
     const long long row = rows[blockIdx.x];
     const long long start = indptr[row], stop = indptr[row + 1];
-    for (int f = threadIdx.x; f < feat; f += blockDim.x) {
+    for (int t = threadIdx.x; t < count; t += blockDim.x) {
+        const long long f = columns ? columns[blockIdx.x * (long long)count + t] : t;
         double result = reduce < 2 ? 0 : reduce == 2 ? -1.0 / 0.0 : 1.0 / 0.0;
 #pragma unroll 8
         for (long long e = start; e < stop; ++e) {
@@ -66,7 +73,7 @@ __global__ void spmm_errors(const Index* indptr, const Index* indices, const T* 
         if (reduce == 1) result /= stop - start;
         if (r) result *= wide(r[row]);
         if (start == stop) result = 0;
-        errors[blockIdx.x * (long long)feat + f] = relative(Y[row * feat + f], result);
+        errors[blockIdx.x * (long long)count + t] = relative(Y[row * count + t], result);
     }
 }
 
@@ -132,29 +139,36 @@ def spmm_error(
     reduce: str = "sum",
     row_scale: Array | None = None,
     col_scale: Array | None = None,
+    columns: Array | None = None,
 ) -> float:
-    """The largest relative error of ``Y`` in sampled rows; NaN if any is NaN."""
+    """The largest relative error of ``Y`` in sampled rows; NaN if any is NaN.
+
+    ``Y`` is the whole product, or has in each row what ``columns``, of its shape, says.
+    """
     rows = sampled_rows(A)
+    places = None if columns is None else columns[rows].astype(np.int64)
     if not is_cupy(Y):
-        return _spmm_error_host(A, X, Y, rows)
+        return _spmm_error_host(A, X, Y, rows, places)
     import cupy
 
-    errors = cupy.full((len(rows), X.shape[1]), np.nan)
+    count = Y.shape[1]
+    errors = cupy.full((len(rows), count), np.nan)
     kernel = _kernel(expression("spmm_errors", X.dtype, A.index_dtype))
     scales = (_pointer(row_scale), _pointer(col_scale))
-    arrays = (A.indptr, A.indices, _pointer(A.data), X.data.ptr, *scales, Y.data.ptr, rows, errors)
-    sizes = (np.int32(X.shape[1]), np.int32(REDUCTIONS.index(reduce)))
-    kernel((len(rows),), (min(X.shape[1], 256),), (*arrays, *sizes))
+    operands = (A.indptr, A.indices, _pointer(A.data), X.data.ptr, *scales, Y.data.ptr)
+    arrays = (*operands, rows, _pointer(places), errors)
+    sizes = (np.int32(X.shape[1]), np.int32(count), np.int32(REDUCTIONS.index(reduce)))
+    kernel((len(rows),), (min(count, 256),), (*arrays, *sizes))
     return float(errors.max())
 
 
-def _spmm_error_host(A: CSR, X: Array, Y: Array, rows: Array) -> float:
+def _spmm_error_host(A: CSR, X: Array, Y: Array, rows: Array, places: Array | None) -> float:
     worst = 0.0
-    for row in rows.tolist():
+    for at, row in enumerate(rows.tolist()):
         span = slice(A.indptr[row], A.indptr[row + 1])
         values = 1.0 if A.data is None else A.data[span, None].astype(np.float64)
         exact = (values * X[A.indices[span]].astype(np.float64)).sum(0)
-        worst = _worst(worst, Y[row], exact)
+        worst = _worst(worst, Y[row], exact if places is None else exact[places[at]])
     return worst
 
 
@@ -201,9 +215,32 @@ def softmax_error(A: CSR, scores: Array, found: Array) -> float:
     return float(errors.max())
 
 
-def complaint(error: float, dtype: Any) -> str | None:
-    """Why a result of this error is refused; None if it is right."""
-    limit = LIMITS[np.dtype(dtype).name]
+def wrong_maxk_rows(X: Array, S: CBSR) -> int:
+    """Rows of ``S`` that are not the first ``k`` of ``X`` by torch's stable sort, NaN first.
+
+    All are compared, bit by bit.
+    """
+    import torch
+
+    wrong = 0
+    bits = {2: torch.int16, 4: torch.int32, 8: torch.int64}[X.itemsize]
+    chunks = (_baselines.tensor(array).split(CHUNK) for array in (X, S.indices, S.data))
+    for x, columns, values in zip(*chunks, strict=True):
+        ordered = torch.sort(x + 0, dim=1, descending=True, stable=True).indices  # -0 + 0 is 0
+        exact = ordered[:, : S.k].sort(dim=1).values
+        same = (columns == exact) & (values.view(bits) == x.gather(1, exact).view(bits))
+        wrong += len(x) - int(same.all(1).sum())
+    return wrong
+
+
+def complaint(error: float, dtype: Any, *, in_turn: int = 0) -> str | None:
+    """Why a result of this error is refused; None if it is right.
+
+    Of so many terms that atomics add to a float32 one after the other, each addition rounds: the
+    error grows like the root of their number.
+    """
+    rounding = np.finfo(np.float32).eps * in_turn**0.5
+    limit = max(LIMITS[np.dtype(dtype).name], rounding)
     return None if error <= limit else f"relative error {error:.3g}, at most {limit:.3g} is right"
 
 

@@ -8,8 +8,9 @@ from typing import Any
 from sparsefmt import CSR
 from sparsefmt._arrays import Array
 
-from . import _baselines, _graphs, _harness, _oracle
+from . import _baselines, _graphs, _harness, _memory, _oracle
 from ._harness import Target, geomean
+from ._memory import MIB
 
 LARGE = ("reddit", "products")
 WIDTHS = (64, 256)
@@ -37,7 +38,6 @@ MEMORY_COLUMNS = {
     "torch_mib": "9.2f",
     "cupy_mib": "9.2f",
 }
-MIB = 1 << 20
 
 
 def libraries(options: argparse.Namespace) -> bool:
@@ -126,11 +126,8 @@ def _memory_of(name: str, feat: int) -> dict[str, Any]:
         return {"wrong": wrong}
     returned = sum(result.nbytes for result in results)
     del results
-    torch.cuda.synchronize()
-    torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
-    cupy_bytes = _harness.peak_bytes(both)
-    torch_bytes = torch.cuda.max_memory_allocated() - before - returned
+    torch_bytes, cupy_bytes = _memory.torch_peak_bytes(both)
+    torch_bytes -= returned
     nnz_bytes = A.nnz * (A.indices.itemsize + A.data.itemsize)
     extra = torch_bytes + cupy_bytes
     sizes = {"nnz": nnz_bytes, "extra": extra, "torch": torch_bytes, "cupy": cupy_bytes}

@@ -16,7 +16,7 @@ import numpy as np
 from sparsefmt import COO, generate
 from sparsefmt._arrays import namespace
 
-from . import _harness
+from . import _harness, _memory
 from ._harness import Row
 
 SIZES = {"cuda": (232_965, 114_615_892), "cpu": (200_000, 5_000_000)}
@@ -87,7 +87,7 @@ def _sgt_row(structure: Any, cuda: bool) -> Row:
     tiles = structure.tosgt()
     extra: dict[str, Any] = {"tiles": tiles.tile_count, "saved": round(tiles.reduction, 4)}
     if cuda:
-        peak = _harness.peak_bytes(structure.tosgt)
+        peak = _memory.peak_bytes(structure.tosgt)
         extra["peak extra bytes / structure bytes"] = round(peak / structure.nbytes, 2)
     limit = "<= 120 ms, peak <= 6" if cuda else "<= 3000 ms"
     return Row("csr -> sgt(16x8)", ms, "", None, limit, extra)

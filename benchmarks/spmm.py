@@ -19,7 +19,6 @@ relative error at most 1e-5 in float32, 1e-3 in float16, and 1e-3 beyond the rou
 """
 
 import argparse
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +29,6 @@ from . import _baselines, _graphs, _harness, _options, _oracle
 from ._harness import Target, geomean
 
 DTYPES = ("float32", "float16", "bfloat16")
-#: Section -> the module and its function that runs it and says whether all was right.
 SECTIONS = {
     "table": ("_spmm_table", "table"),
     "variants": ("_spmm_variants", "variants"),
@@ -57,26 +55,16 @@ def main(argv: list[str]) -> int:
     options = parse(argv)
     if options.device == "cpu":
         return 0 if cpu(options) else 1
-    right = True
-    for name in options.sections:
-        module, function = SECTIONS[name]
-        right &= getattr(import_module(f".{module}", __package__), function)(options)
-        _harness.free()
-    return 0 if right else 1
+    return _options.run(SECTIONS, options)
 
 
 def parse(argv: list[str]) -> argparse.Namespace:
     """The options, lists split; ``graphs`` and ``widths`` are None where a section decides."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks spmm")
     _options.add_options(parser)
-    parser.add_argument("--sections", type=_options.names, default=DEFAULT_SECTIONS)
-    parser.add_argument("--dtypes", type=_options.names, default=DTYPES)
-    options = _options.parse(parser, argv)
-    unknown = [name for name in options.sections if name not in SECTIONS]
-    unknown += [name for name in options.dtypes if name not in DTYPES]
-    if unknown:
-        parser.error(f"{unknown[0]} is none of {', '.join([*SECTIONS, *DTYPES])}")
-    return options
+    parser.add_argument("--sections", type=_options.some_of(SECTIONS), default=DEFAULT_SECTIONS)
+    parser.add_argument("--dtypes", type=_options.some_of(DTYPES), default=DTYPES)
+    return _options.parse(parser, argv)
 
 
 # On the CPU

@@ -7,8 +7,19 @@ from importlib import import_module
 import numpy as np
 import pytest
 
-from benchmarks import _graphs, _harness, _oracle, _probe, _spmm_scaling, _spmm_table
-from sparsefmt.ops import edge_softmax, sddmm, spmm
+from benchmarks import (
+    _graphs,
+    _harness,
+    _maxk_products,
+    _maxk_selection,
+    _maxk_traffic,
+    _oracle,
+    _probe,
+    _spmm_scaling,
+    _spmm_table,
+)
+from sparsefmt import CBSR
+from sparsefmt.ops import edge_softmax, maxk, sddmm, spmm
 
 nvrtc = pytest.importorskip("cupy_backends.cuda.libs.nvrtc", reason="CuPy brings NVRTC")
 
@@ -144,6 +155,38 @@ def test_the_gate_allows_a_dtype_its_rounding(small, dtype):
     assert _oracle.complaint(error, X.dtype) is None
 
 
+def test_the_gate_takes_the_columns_that_a_result_has(small):
+    A, X = small
+    columns = np.tile(np.uint8([1, 4, 8]), (A.n_rows, 1))
+    Y = spmm(A, X)[:, [1, 4, 8]]
+    assert _oracle.complaint(_oracle.spmm_error(A, X, Y, columns=columns), X.dtype) is None
+    columns[A.lengths.argmax(), 1] = 5
+    assert _oracle.complaint(_oracle.spmm_error(A, X, Y, columns=columns), X.dtype)
+
+
+def test_the_gate_allows_additions_in_turn_their_rounding():
+    assert _oracle.complaint(2e-5, np.float32)
+    assert _oracle.complaint(2e-5, np.float32, in_turn=100_000) is None
+    assert _oracle.complaint(2e-5, np.float32, in_turn=10_000)
+    assert _oracle.complaint(math.nan, np.float32, in_turn=100_000)
+
+
+@pytest.mark.parametrize("dtype", _maxk_selection.DTYPES)
+def test_the_gate_of_maxk_finds_every_wrong_row(monkeypatch, dtype):
+    pytest.importorskip("torch")
+    monkeypatch.setattr(_oracle, "CHUNK", 64)
+    X = _maxk_selection.features(np.empty(0), 300, dtype)
+    X[2::97] = -0.0
+    X[2::97, ::3] = 0.0
+    S = maxk(X, 8)
+    assert _oracle.wrong_maxk_rows(X, S) == 0
+    indices, data = S.indices.copy(), S.data.copy()
+    indices[1, -1] += 1  # where all tie: not the lowest columns
+    data[5, 0] = np.nextafter(data[5, 0], data.dtype.type(9))
+    data[99, 0] *= -1  # -0.0 in the place of 0.0
+    assert _oracle.wrong_maxk_rows(X, CBSR(indices, data, shape=S.shape)) == 3
+
+
 def test_the_sampled_rows_have_the_first_the_last_and_the_longest(small):
     A, _ = small
     assert {0, A.n_rows - 1, int(A.lengths.argmax())} <= set(_oracle.sampled_rows(A).tolist())
@@ -211,6 +254,63 @@ def test_other_steps_are_no_cliffs(second, step):
     found = _spmm_scaling.judge(curve((0.02, 0.03), second))[0]
     assert found.value == pytest.approx(step)
     assert found.ok
+
+
+def test_the_bytes_of_the_products_of_maxk():
+    moved = _maxk_traffic.counted(1000, 10, 32)
+    assert moved["spmm"] == 1000 * (8 + 1024) + 10 * 1024
+    assert moved["spgemm"] == moved["sspmm"] == 1000 * (8 + 160) + 10 * 1024
+    assert moved["panels"] == 1000 * (4 * 12 + 1024) + 20 * 1024 + 10 * 5 * 32 * 4
+
+
+def speed_ups(graph, *ratios):
+    """Rows of a graph at the first k, both products and the panels alike."""
+    ways = (*_maxk_products.WAYS, "panels")
+    return [
+        {"case": f"{graph} k={k}", "graph": graph, "k": k, "algorithm": "DEFAULT"}
+        | {f"{way}_ratio": ratio for way in ways}
+        | {f"{way}_ms": 1 / ratio for way in ways}
+        for k, ratio in zip(_maxk_products.KS, ratios, strict=False)
+    ]
+
+
+def test_the_products_of_maxk_are_judged_by_graph_and_k(tmp_path):
+    rows = [*speed_ups("reddit", 9.0, 6.0), *speed_ups("pubmed", 1.0, 1.5)]
+    targets = {t.name: t for t in _maxk_products.judge(rows)}
+    assert targets["spgemm reddit k=8 over cuSPARSE"].ok
+    assert not targets["sspmm reddit k=8 over cuSPARSE"].ok
+    assert targets["spgemm reddit k=16 over cuSPARSE"].limit == 6.0
+    assert targets["panels k=8, geomean of 2"].value == pytest.approx(3.0)
+    assert not any("pubmed" in name for name in targets)
+    _maxk_products.plot(rows, "a device", tmp_path / "plot.png")
+    assert (tmp_path / "plot.png").stat().st_size > 1000
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["--sections", "memory"], "memory needs a GPU"),
+        (["--sections", "nothing"], "nothing is none of selection, products"),
+    ],
+)
+def test_sections_that_cannot_run_are_refused(capsys, arguments, complaint):
+    with pytest.raises(SystemExit):
+        import_module("benchmarks.maxk").main(["--device", "cpu", *arguments])
+    assert complaint in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_the_benchmark_of_maxk_writes_its_sections(tmp_path):
+    pytest.importorskip("torch")
+    arguments = ["--device", "cpu", "--graphs", "small", "--k", "32", "--quick"]
+    assert import_module("benchmarks.maxk").main([*arguments, "--out", str(tmp_path)]) == 0
+    sections = json.loads((tmp_path / "maxk-cpu.json").read_text())["sections"]
+    cases = {name: [row["case"] for row in section["rows"]] for name, section in sections.items()}
+    assert cases["selection"] == ["float32 k=32", "float16 k=32"]
+    assert cases["products"] == cases["traffic"] == ["small k=32"]
+    assert cases["training"][-1] == "small: MaxK k=32"
+    assert all(row["error"] < 1e-5 for row in sections["products"]["rows"])
+    assert all(section["targets"] for section in sections.values())
 
 
 @pytest.mark.slow
