@@ -178,7 +178,7 @@ def maxk_aggregate(
     -----
     All four tensors have gradients, differentiable any number of times; those of ``x`` are 0 where
     a feature was not kept.  On a GPU the gradient of ``x`` adds up by atomics, in no fixed order,
-    unless ``torch.use_deterministic_algorithms(True)``, which takes 2 to 10 times as long; all else
+    unless ``torch.use_deterministic_algorithms(True)``, which is slower where k is small; all else
     is deterministic.  What an implicit zero of ``maxk(x, k)`` meets, Inf or NaN, adds nothing.  For
     the gradient of ``x`` only the columns are saved, ``n_cols * k`` bytes up to 256 features; for
     those of the others, the values too.  Autocast narrows before the choice is made.  MaxK-GNN
