@@ -24,6 +24,12 @@ TRANSFORMS = {
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
+def tensors(device, *shapes, dtype=torch.float64, grad=True, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    made = [torch.randn(shape, dtype=torch.float64, generator=generator) for shape in shapes]
+    return [one.to(device, dtype).requires_grad_(grad) for one in made]
+
+
 def make_graph(
     n_rows, n_cols, nnz, *, device="cpu", index_dtype=np.int32, weighted=False, seed=0
 ) -> Graph:

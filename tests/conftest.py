@@ -58,6 +58,22 @@ def xp(request: pytest.FixtureRequest) -> ModuleType:
     return import_module(request.param)
 
 
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def device(request: pytest.FixtureRequest) -> str:
+    """Where torch's tensors are; a test that takes it runs once for each."""
+    return str(request.param)
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """For thousands of tiny calls: waking other threads would take most of the time."""
+    numba = pytest.importorskip("numba")
+    before = numba.get_num_threads()
+    numba.set_num_threads(1)
+    yield
+    numba.set_num_threads(before)
+
+
 @pytest.fixture
 def deterministic() -> Iterator[None]:
     """Torch's deterministic mode, in which nothing adds up by atomics."""

@@ -3,7 +3,6 @@
 import gc
 import itertools
 
-import numba
 import numpy as np
 import pytest
 
@@ -16,6 +15,7 @@ from autograd_cases import (  # noqa: E402
     naive_sddmm,
     naive_softmax,
     naive_spmm,
+    tensors,
 )
 from torch.autograd import gradcheck, gradgradcheck  # noqa: E402
 
@@ -25,24 +25,7 @@ from sparsefmt.autograd import edge_softmax, edge_values, prepare, sddmm, spmm  
 LINEAR, REDUCTIONS = ("sum", "mean"), ("sum", "mean", "max", "min")
 
 
-@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def device(request):
-    return request.param
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    """Thousands of tiny calls: waking other threads would take most of the time."""
-    before = numba.get_num_threads()
-    numba.set_num_threads(1)
-    yield
-    numba.set_num_threads(before)
-
-
-def tensors(device, *shapes, dtype=torch.float64, grad=True, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    made = [torch.randn(shape, dtype=torch.float64, generator=generator) for shape in shapes]
-    return [one.to(device, dtype).requires_grad_(grad) for one in made]
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def assert_near(found, exact, size, *, terms):

@@ -26,11 +26,6 @@ OPS = torch.ops.sparsefmt
 REDUCTIONS = ("sum", "mean", "max", "min")
 
 
-@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def device(request):
-    return request.param
-
-
 @pytest.fixture(autouse=True)
 def forget_what_was_compiled():
     torch._dynamo.reset()

@@ -2,13 +2,12 @@
 
 import itertools
 
-import numba
 import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
 
-from autograd_cases import DTYPES, empty_graph, make_graph, naive_spmm  # noqa: E402
+from autograd_cases import DTYPES, empty_graph, make_graph, naive_spmm, tensors  # noqa: E402
 from torch.autograd import gradcheck, gradgradcheck  # noqa: E402
 
 from sparsefmt import CSR, Graph  # noqa: E402
@@ -19,24 +18,7 @@ REDUCTIONS = ("sum", "mean")
 SIZES = [(1, 1), (7, 3), (16, 16), (256, 32), (300, 40), (70_000, 3)]
 
 
-@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def device(request):
-    return request.param
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    """Thousands of tiny calls: waking other threads would take most of the time."""
-    before = numba.get_num_threads()
-    numba.set_num_threads(1)
-    yield
-    numba.set_num_threads(before)
-
-
-def tensors(device, *shapes, dtype=torch.float64, grad=True, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    made = [torch.randn(shape, dtype=torch.float64, generator=generator) for shape in shapes]
-    return [one.to(device, dtype).requires_grad_(grad) for one in made]
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def mask(x, k):
