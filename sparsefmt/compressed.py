@@ -3,8 +3,8 @@
 from dataclasses import InitVar, dataclass, field
 from typing import ClassVar, Self, cast
 
-from . import _chunks, _validate
-from ._arrays import Array, on_device_of
+from . import _chunks, _validate, _windows
+from ._arrays import Array, namespace, on_device_of
 from .base import Format, FormatName, Level
 
 
@@ -108,6 +108,24 @@ class CSR(Compressed):
 
     format: ClassVar[FormatName] = "csr"
     _major: ClassVar[int] = 0
+
+    def windows(self, cut: _windows.Cut, order: Array | None = None) -> _windows.Windows:
+        """The entries by windows of rows that fit on chip, kept once built, for kernels on a GPU.
+
+        ``order`` puts the rows that shall share a window side by side: (n_rows,) each row once.
+        Without it hubs share windows: rows in order of descending length.  Kept as ``chunks`` are.
+        """
+        kept = self.__dict__.setdefault("_windows", {})
+        key = cut, None if order is None else id(order)
+        if key not in kept:
+            rows = self._by_length() if order is None else order
+            found = _windows.windows(self.indptr, self.indices, self.n_cols, cut, rows)
+            kept[key] = found, order  # whose id stays its own
+        return cast(_windows.Windows, kept[key][0])
+
+    def _by_length(self) -> Array:
+        with on_device_of(self.indptr):
+            return namespace(self.indptr).argsort(-self.lengths, kind="stable")
 
     @property
     def T(self) -> "CSC":

@@ -10,6 +10,7 @@ from torch._dynamo.testing import CompileCounterWithBackend  # noqa: E402
 from torch.utils import _pytree as pytree  # noqa: E402
 
 from sparsefmt import COO, Graph, UnsupportedError  # noqa: E402
+from sparsefmt._windows import Cut  # noqa: E402
 from sparsefmt.autograd import (  # noqa: E402
     edge_softmax,
     edge_values,
@@ -19,6 +20,7 @@ from sparsefmt.autograd import (  # noqa: E402
     sddmm,
     spmm,
 )
+from sparsefmt.autograd.structure import WindowTensors  # noqa: E402
 
 # torch's tracer itself instantiates the class that it warns of.
 pytestmark = pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
@@ -31,6 +33,11 @@ def forget_what_was_compiled():
     torch._dynamo.reset()
     yield
     torch._dynamo.reset()
+
+
+def windows_of(graph):
+    found = WindowTensors(graph.csr.windows(Cut(height=4, parts=2, piece=3)), graph.n_cols)
+    return found.arrays, found.height, found.part_size
 
 
 def structure(side):
@@ -64,7 +71,7 @@ def test_every_op_keeps_the_rules_of_library_ops(device, index_dtype):
         (OPS.spgemm, (*A, columns, kept, 3, a, r, c, "sum")),
         (OPS.sspmm, (*T, columns, y, a, perm, r, c)),
         (OPS.sspmm, (*T, columns, y, None, perm, None, None)),
-        (OPS.sspmm_outer, (*A, columns, y, a, r, c)),
+        (OPS.sspmm_windows, (*windows_of(graph), columns, y, a, r, c)),
         (OPS.sddmm_cbsr, (*A, y, columns, kept, r, c)),
         (OPS.cbsr_to_dense, (columns, kept, 3)),
         (OPS.dense_to_cbsr, (x, columns)),
@@ -94,7 +101,8 @@ def test_ops_called_directly_obey_autocast(device):
 def _names():
     from sparsefmt.autograd import bridge
 
-    return {one.split("(")[0] for one in bridge._SCHEMAS + bridge._FEATURE_SCHEMAS}
+    schemas = bridge._SCHEMAS + bridge._WINDOW_SCHEMAS + bridge._FEATURE_SCHEMAS
+    return {one.split("(")[0] for one in schemas}
 
 
 def gradients(function, *inputs):

@@ -1,14 +1,16 @@
 """The ops of row-balanced features on CUDA, in the manner of ``_cuda``."""
 
 from collections.abc import Callable
-from functools import partial
+from functools import lru_cache, partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..errors import UnsupportedError
-from ..ops import _launch_cbsr, _launch_dense, _launch_maxk
+from ..ops import _launch_cbsr, _launch_dense, _launch_maxk, _launch_sspmm
 from ..ops._launch import Structure
+from ..ops._launch_sspmm import Windowed
 from ._cuda import _NAMES, _factors, _memory, _on_device_of, _pointer, _stream, _vector
 from ._layout import balanced, rows_apart
 
@@ -120,13 +122,13 @@ def sspmm(
     row_scale: Tensor | None,
     col_scale: Tensor | None,
 ) -> Tensor:
-    launch = partial(_launch_cbsr.sspmm, perm=perm.data_ptr())
-    size = _launch_cbsr.sspmm_workspace(T, _NAMES[grad.dtype], grad.shape[1])
-    return _sspmm(launch, T, size, columns, grad, values, row_scale, col_scale)
+    launch = partial(_launch_sspmm.sspmm_panels, T, perm=perm.data_ptr())
+    size = _launch_sspmm.panels_workspace(T, _NAMES[grad.dtype], grad.shape[1])
+    return _sspmm(launch, size, columns, grad, values, row_scale, col_scale)
 
 
-def sspmm_outer(
-    S: Structure,
+def sspmm_windows(
+    W: Windowed,
     columns: Tensor,
     grad: Tensor,
     values: Tensor | None,
@@ -135,16 +137,36 @@ def sspmm_outer(
 ) -> Tensor:
     if torch.are_deterministic_algorithms_enabled():
         raise UnsupportedError(
-            "sspmm_outer adds up by atomics, in no fixed order: call sspmm in deterministic mode."
+            "sspmm_windows adds up by atomics, in no fixed order: call sspmm in deterministic mode."
         )
-    size = _launch_cbsr.outer_workspace(S, _NAMES[grad.dtype], columns.shape[1])
-    launch = _launch_cbsr.sspmm_outer
-    return _sspmm(launch, S, size, columns, grad, values, row_scale, col_scale)
+    launch = partial(_launch_sspmm.sspmm_windows, W)
+    size = _launch_sspmm.sums_workspace(W, _NAMES[grad.dtype], columns.shape[1])
+    return _sspmm(launch, size, columns, grad, values, row_scale, col_scale)
+
+
+_windowed_at = lru_cache(maxsize=256)(Windowed)
+
+
+def of_windows(kernel: Callable[..., Any]) -> Callable[..., Any]:
+    """The kernel as a library op takes it: with the windows in tensors."""
+
+    def run(
+        windows: list[Tensor], height: int, part_size: int, columns: Tensor, *args: Any
+    ) -> Tensor:
+        pieces, order, words, perm = windows
+        structure = _windowed_at(
+            *(order.shape[0], columns.shape[0], perm.shape[0], _NAMES[perm.dtype]),
+            *(array.data_ptr() for array in (pieces, order, words, perm)),
+            *(pieces.shape[0] - 1, height, part_size),
+        )
+        found: Tensor = kernel(structure, columns, *args)
+        return found
+
+    return run
 
 
 def _sspmm(
     launch: Callable[..., None],
-    structure: Structure,
     size: int,
     columns: Tensor,
     grad: Tensor,
@@ -158,7 +180,6 @@ def _sspmm(
     workspace = _memory(size, grad)
     with _on_device_of(grad):
         launch(
-            structure,
             _NAMES[grad.dtype],
             feat=grad.shape[1],
             k=columns.shape[1],

@@ -5,9 +5,9 @@ An op takes flat tensors and checks nothing: ``functions`` checks what users giv
 ``CSR.chunks`` on a GPU.  Edge values are in the order of the graph's CSR; ``perm`` tells, for each
 entry of a transposed structure, its number in that order, so that no permuted copy is made.
 Row-balanced features are ``columns`` and ``kept``, both (n_rows, k); ``sspmm`` takes the structure
-of the transpose and the scales of the graph, ``sspmm_outer`` the structure of the graph itself.
-Every op but ``sspmm_outer``, whose CUDA kernel adds up by atomics, is deterministic: each output is
-written by one thread group, in a fixed order of entries.
+of the transpose and the scales of the graph, ``sspmm_windows`` the windows of the graph itself.
+Every op but ``sspmm_windows``, whose CUDA kernel adds up by atomics, is deterministic: each output
+is written by one thread group, in a fixed order of entries.
 """
 
 from typing import Any
@@ -20,7 +20,7 @@ from torch.overrides import has_torch_function
 
 from . import _cpu, _cuda, _cuda_cbsr
 from ._layout import balanced
-from .structure import Side
+from .structure import Side, WindowTensors
 
 _library: Any = torch.library.Library("sparsefmt", "DEF")  # type: ignore[no-untyped-call]
 
@@ -41,8 +41,12 @@ _SCHEMAS = (
     "str reduce) -> Tensor",
     f"sspmm({_STRUCTURE}, Tensor columns, Tensor grad, Tensor? values, Tensor perm, {_SCALES}) "
     "-> Tensor",
-    f"sspmm_outer({_STRUCTURE}, Tensor columns, Tensor grad, Tensor? values, {_SCALES}) -> Tensor",
     f"sddmm_cbsr({_STRUCTURE}, Tensor x, Tensor columns, Tensor kept, {_SCALES}) -> Tensor",
+)
+#: Of a structure cut into ``CSR.windows``.
+_WINDOW_SCHEMAS = (
+    "sspmm_windows(Tensor[] windows, SymInt height, SymInt part_size, Tensor columns, Tensor grad, "
+    f"Tensor? values, {_SCALES}) -> Tensor",
 )
 #: Of features alone, without a structure.
 _FEATURE_SCHEMAS = (
@@ -124,6 +128,12 @@ def _sspmm_fake(
     return grad.new_empty(columns.shape)
 
 
+def _sspmm_windows_fake(
+    windows: list[Tensor], height: int, part_size: int, columns: Tensor, grad: Tensor, *_: Any
+) -> Any:
+    return grad.new_empty(columns.shape)
+
+
 def _cbsr_to_dense_fake(columns: Tensor, kept: Tensor, feat: int) -> Any:
     return kept.new_empty((kept.shape[0], feat))
 
@@ -142,7 +152,7 @@ _FAKES: dict[str, Any] = {
     "edge_softmax_backward": _like_last,
     "spgemm": _spgemm_fake,
     "sspmm": _sspmm_fake,
-    "sspmm_outer": _sspmm_fake,
+    "sspmm_windows": _sspmm_windows_fake,
     "sddmm_cbsr": _one_per_entry,
     "maxk": balanced,
     "cbsr_to_dense": _cbsr_to_dense_fake,
@@ -153,7 +163,7 @@ _FAKES: dict[str, Any] = {
 
 _TO_AUTOCAST_DTYPE = (
     *("spmm", "spmm_arg", "sddmm"),
-    *("spgemm", "sspmm", "sspmm_outer", "sddmm_cbsr"),
+    *("spgemm", "sspmm", "sspmm_windows", "sddmm_cbsr"),
 )
 _TO_FLOAT32 = ("edge_softmax", "edge_softmax_backward")
 
@@ -184,11 +194,14 @@ def _autocast(op: Any, kind: str, *, narrow: bool) -> Any:
 
 
 def _register() -> None:
-    for schema in _SCHEMAS + _FEATURE_SCHEMAS:
+    of_structure: dict[str, Any] = dict.fromkeys(_SCHEMAS, _cuda.of_tensors)
+    of_structure |= dict.fromkeys(_WINDOW_SCHEMAS, _cuda_cbsr.of_windows)
+    for schema in (*of_structure, *_FEATURE_SCHEMAS):
         name = _library.define(schema).split("::")[-1]
         kernel = _ON_CUDA[name]
         _library.impl(name, getattr(_cpu, name), "CPU")
-        _library.impl(name, _cuda.of_tensors(kernel) if schema in _SCHEMAS else kernel, "CUDA")
+        wrapped = of_structure[schema](kernel) if schema in of_structure else kernel
+        _library.impl(name, wrapped, "CUDA")
         torch.library.register_fake(f"sparsefmt::{name}", _FAKES[name], lib=_library)
     for name in _TO_AUTOCAST_DTYPE + _TO_FLOAT32:
         op = getattr(torch.ops.sparsefmt, name).default
@@ -229,6 +242,16 @@ class Op(_Ways):
         if needs_no_dispatcher(side, args):
             return self.kernel(side.structure, *args)
         return self.library(side.indptr, side.indices, side.n_cols, side.plan, *args)
+
+
+class WindowOp(_Ways):
+    """A library op, called with ``WindowTensors`` in the place of its structure."""
+
+    def __call__(self, windows: WindowTensors, *args: Any) -> Any:
+        """By the short way where nothing can tell."""
+        if not torch.compiler.is_compiling() and _unwatched(args):
+            return self.kernel(windows.structure, *args)
+        return self.library(windows.arrays, windows.height, windows.part_size, *args)
 
 
 class FeatureOp(_Ways):
@@ -278,7 +301,7 @@ EDGE_SOFTMAX = Op("edge_softmax")
 EDGE_SOFTMAX_BACKWARD = Op("edge_softmax_backward")
 SPGEMM = Op("spgemm")
 SSPMM = Op("sspmm")
-SSPMM_OUTER = Op("sspmm_outer")
+SSPMM_WINDOWS = WindowOp("sspmm_windows")
 SDDMM_CBSR = Op("sddmm_cbsr")
 MAXK = FeatureOp("maxk")
 CBSR_TO_DENSE = FeatureOp("cbsr_to_dense")

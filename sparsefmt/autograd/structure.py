@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any, TypeAlias, cast
 from weakref import WeakValueDictionary
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
@@ -11,11 +12,14 @@ from torch.utils import _pytree as pytree
 from .._arrays import finish
 from .._interop_torch import from_tensor, to_tensor
 from .._store import Store
+from .._windows import Windows
 from ..compressed import CSC, CSR
 from ..errors import DtypeError
 from ..graph import Graph
-from ..ops import _launch
+from ..ops import _launch, _launch_sspmm
 from ..ops._launch import Structure
+from ..ops.cbsr_products import checked_order
+from ..reorder import Order
 
 #: What the functions take: a graph, or its tensors where a transformation has replaced them.
 GraphLike: TypeAlias = "Graph | GraphTensors"
@@ -66,6 +70,9 @@ class Side(_Keeper):
         super().__init__(indices)
         self.indptr, self.indices, self.n_cols = indptr, indices, n_cols
         self.plan, self.perm, self.structure = plan, perm, structure
+        #: Of the rows that share windows, as the user gave it; and what ``windows_of`` has made.
+        self.order: Order | None = None
+        self.windows: dict[tuple[str, int, int], WindowTensors | None] = {}
 
     @classmethod
     def of(cls, csr: CSR, perm: Any) -> "Side":
@@ -85,6 +92,18 @@ class Side(_Keeper):
     def _inverse_degree(self, dtype: torch.dtype) -> Tensor:
         lengths = (self.indptr[1:] - self.indptr[:-1]).clamp(min=1)
         return lengths.to(torch.float64).reciprocal().to(dtype)
+
+
+class WindowTensors:
+    """The arrays of ``CSR.windows`` as tensors, and as the launchers read them."""
+
+    def __init__(self, windows: Windows, n_cols: int) -> None:
+        words = windows.words.view(np.int32)  # torch does little with unsigned integers
+        arrays = windows.pieces, windows.order, words, windows.perm
+        self.arrays = [to_tensor(array) for array in arrays]
+        self.height, self.part_size = windows.height, windows.part_size
+        cuda = self.arrays[0].is_cuda
+        self.structure = _launch_sspmm.windowed(windows, n_cols) if cuda else None
 
 
 class GraphTensors(_Keeper):
@@ -108,7 +127,7 @@ class GraphTensors(_Keeper):
         self.kind: str = getattr(self.device, "type", "")
 
 
-def prepare(graph: Graph, *, transposed: bool = True) -> None:
+def prepare(graph: Graph, *, transposed: bool = True, order: Order | None = None) -> None:
     """Make all that the functions need of a graph now, rather than at first use.
 
     Call it before a CUDA graph is captured, and for every new graph that a compiled function will
@@ -119,11 +138,18 @@ def prepare(graph: Graph, *, transposed: bool = True) -> None:
     graph : Graph
     transposed : bool
         Whether gradients will be asked for, which read the transpose.
+    order : reorder.Order, optional
+        Of the rows of the graph, such as ``reorder.community_order(graph.csr)``: what the gradient
+        of ``maxk_aggregate`` goes by on a GPU, see ``ops.sspmm``.  No row of any tensor moves.
 
     Raises
     ------
     DtypeError
-        If ``graph`` is no Graph.
+        If ``graph`` is no Graph or ``order`` no Order.
+    ShapeError
+        If ``order`` has not one place for each row of the graph.
+    DeviceError
+        If ``order`` is on another device.
 
     Notes
     -----
@@ -136,6 +162,11 @@ def prepare(graph: Graph, *, transposed: bool = True) -> None:
         raise wrong_graph(graph)
     _prepare_tensors(graph, transposed)
     _prepare_order(graph)
+    if order is not None:
+        rows = side_of(graph, False)
+        with graph._store.lock:
+            rows.order = checked_order(order, graph.csr)
+            rows.windows = {}
 
 
 def wrong_graph(value: object) -> DtypeError:
@@ -176,12 +207,26 @@ def _prepare_order(graph: Graph) -> bool:
     return True
 
 
+def _prepare_windows(graph: Graph, dtype: str, feat: int, k: int) -> bool:
+    rows = side_of(graph, False)
+    with graph._store.lock, torch.inference_mode(False):
+        if (dtype, feat, k) not in rows.windows:
+            csr = graph.csr
+            cut = _launch_sspmm.cut(csr.shape, csr.nnz, dtype, feat=feat, k=k)
+            order = None if rows.order is None else rows.order.perm
+            found = None if cut is None else WindowTensors(csr.windows(cut, order), csr.n_cols)
+            rows.windows[dtype, feat, k] = found
+    return True
+
+
 # torch.compile runs these methods while it traces, then traces on with what they made.  As methods
 # only: of a function's argument it would guard the identity, and compile for each graph anew.
 _prepare_tensors._dynamo_marked_constant = True  # type: ignore[attr-defined]
 _prepare_order._dynamo_marked_constant = True  # type: ignore[attr-defined]
+_prepare_windows._dynamo_marked_constant = True  # type: ignore[attr-defined]
 Graph._prepare_tensors = _prepare_tensors  # type: ignore[attr-defined]
 Graph._prepare_order = _prepare_order  # type: ignore[attr-defined]
+Graph._prepare_windows = _prepare_windows  # type: ignore[attr-defined]
 
 
 def tensors_of(graph: GraphLike, *, transposed: bool = False) -> GraphTensors:
@@ -229,6 +274,19 @@ def side_of(graph: GraphLike, transposed: bool) -> Side:
     """The rows of the graph, or its columns."""
     tensors = tensors_of(graph, transposed=transposed)
     return cast(Side, tensors.columns) if transposed else tensors.rows
+
+
+def windows_of(graph: GraphLike, dtype: str, feat: int, k: int) -> WindowTensors | None:
+    """The windows that ``sspmm`` takes for such features; None if no row of them fits on chip.
+
+    None also for a tracer's leaves: they are those of the structure and its chunks.
+    """
+    if not isinstance(graph, Graph):
+        return None
+    rows = side_of(graph, False)
+    if (dtype, feat, k) not in rows.windows:
+        graph._prepare_windows(dtype, feat, k)  # type: ignore[attr-defined]
+    return rows.windows[dtype, feat, k]
 
 
 # Graph as a pytree node: its leaves are these tensors

@@ -47,6 +47,7 @@ _lock = threading.Lock()
 #: Read once: a look into the environment takes about as long as all else that Python does here.
 _DEBUG = os.environ.get("SPARSEFMT_DEBUG") == "1"
 _INVALID_CONTEXT = 201
+_MAX_DYNAMIC_SHARED_SIZE_BYTES = 8  # a CUfunction_attribute
 
 #: A ``CUlaunchConfig``, as ``struct`` writes it: grid, block, shared memory, stream, no attributes.
 _CONFIG = "7IP16x"
@@ -99,7 +100,8 @@ class Kernel:
     ) -> None:
         """Enqueue on the stream of that address, a grid of at least one block.
 
-        ``shared`` is the dynamic shared memory of a block in bytes, at most 48 KiB.
+        ``shared`` is the dynamic shared memory of a block in bytes, at most 48 KiB or what
+        ``load`` was told.
         """
         x, y = blocks if isinstance(blocks, tuple) else (blocks, 1)
         if x > MAX_BLOCKS or y > MAX_ROWS:
@@ -162,15 +164,26 @@ def declared() -> list[tuple[str, str]]:
 
 
 def load(
-    file: str, kernel: str, layout: str, dtypes: tuple[str, ...], constants: tuple[int, ...] = ()
+    file: str,
+    kernel: str,
+    layout: str,
+    dtypes: tuple[str, ...],
+    constants: tuple[int, ...] = (),
+    *,
+    shared: int = 0,
 ) -> Kernel:
-    """The instantiation, compiled for the current device at its first use; thread-safe."""
+    """The instantiation, compiled for the current device at its first use; thread-safe.
+
+    ``shared`` is the most dynamic shared memory that a launch may take, where it is over 48 KiB.
+    """
     device = import_cupy().cuda.runtime.getDevice()
     found = _loaded.get((device, file, kernel, dtypes, constants))
     if found is None:
         name = expression(kernel, dtypes, constants)
         with _lock:
             module, function = _compiled.get((device, file, name)) or _compile(device, file, name)
+            if shared:
+                _allow_shared(function, shared, name)
             found = Kernel(
                 name,
                 module,
@@ -181,6 +194,14 @@ def load(
             )
             _loaded[device, file, kernel, dtypes, constants] = found
     return found
+
+
+def _allow_shared(function: int, size: int, name: str) -> None:
+    driver = import_cupy().cuda.driver
+    try:
+        driver.funcSetAttribute(function, _MAX_DYNAMIC_SHARED_SIZE_BYTES, size)
+    except driver.CUDADriverError as error:
+        raise KernelLaunchError(f"{name}: {size} bytes of shared memory: {error}") from error
 
 
 def compile_all() -> int:

@@ -7,19 +7,12 @@ from dataclasses import dataclass
 
 from . import _jit, _launch_dense
 from ._launch import DENSE_ROWS, ITEMSIZE, SCALED_SUM, Structure, fill, load
-from ._launch import spmm as _spmm
 from ._launch import spmm_workspace as _spmm_workspace
 
-THREADS = 128  # of a block in spgemm.cu and sspmm.cu
+THREADS = 128  # of a block in spgemm.cu and sddmm_cbsr.cu
 _WARPS = THREADS // _jit.WARP
 _SHARED_BYTES = 47 * 2**10  # of a block, what every device gives without being asked
-_MEAN, _ALIGNED = 1, 2  # as in cbsr.cuh
-#: Bytes of sums that stay in the L2.  Two slices of k = 64 on 233 k vertices do: 1.4x (H200).
-L2_BYTES = 40 * 2**20
-#: Places of such a slice: whole lines of 128 bytes in float32.
-SLICE = 32
-#: Features at a time of the deterministic ``sspmm``, in bytes: the widest slice of spmm.
-PANEL_BYTES = 256
+_MEAN, ALIGNED = 1, 2  # as in cbsr.cuh
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,61 +122,10 @@ def _log_window(feat: int, way: Way, size: int) -> int:
     return min(max((feat - 1).bit_length(), 5), room.bit_length() - 1)
 
 
-# SSpMM
+# SDDMM
 
-
-#: Ways of the outer product: requests of four places each, of whole rows or lines of 128 bytes.
-OUTER = {8: Way(2, 4, 1, 1), 16: Way(4, 4, 1, 4), 256: Way(8, 4, 1, 4)}
-OUTER_GENERAL, OUTER_SCALAR = OUTER[256], Way(32, 1, 0, 1)
-
-
-def outer_way(index_bytes: int, k: int, *, sampled: bool, together: int) -> Way:
-    """``together`` has the lowest bits of all addresses, in words of four places 16 bytes."""
-    if k % 4 or together % 16:
-        return OUTER_SCALAR
-    if sampled or index_bytes > 1:
-        return OUTER_GENERAL
-    return OUTER[min(largest for largest in OUTER if largest >= k)]
-
-
-def outer_workspace(S: Structure, dtype: str, k: int) -> int:
-    """Bytes for sums in float32 of what is stored in 2 bytes."""
-    return 4 * S.n_cols * k if ITEMSIZE[dtype] == 2 else 0
-
-
-def sspmm_outer(
-    S: Structure,
-    dtype: str,
-    *,
-    feat: int,
-    k: int,
-    index_bytes: int,
-    indices: int,
-    data: int,
-    grad: int,
-    ldg: int,
-    row_scale: int,
-    col_scale: int,
-    out: int,
-    workspace: int,
-    stream: int,
-) -> None:
-    """``out[j, t] = sum_i (diag(r) A diag(c))[i, j] grad[i, indices[j, t]]``, by atomics."""
-    size, sums = ITEMSIZE[dtype], workspace or out
-    total = S.n_cols * k
-    if total:
-        fill(sums, total * max(size, 4), 0, stream)
-    if S.nnz:
-        wide = max(size, 4)
-        sliced = S.n_cols * SLICE * wide <= L2_BYTES < total * wide
-        _outer(
-            S, dtype, sampled=0, feat=feat, k=k, together=SLICE if sliced else k,
-            index_bytes=index_bytes, indices=indices, values=0, data=data, X=grad,
-            ldx=ldg, row_scale=row_scale, col_scale=col_scale, sums=sums, out=0, stream=stream,
-        )  # fmt: skip
-    if workspace and total:
-        kernel = _jit.load("sspmm.cu", "narrowed", "2Pq", (dtype,))
-        kernel(_jit.warps_to_blocks(-(-total // _jit.WARP)), (workspace, out, total), stream=stream)
+#: Ways of sddmm, of rows that fit words of four places and of others.
+DOTS, DOTS_SCALAR = Way(8, 4, 1, 4), Way(32, 1, 0, 1)
 
 
 def sddmm(
@@ -203,85 +145,28 @@ def sddmm(
     stream: int,
 ) -> None:
     """``out[e] = r[i] c[j] sum_t X[i, indices[j, t]] values[j, t]``."""
-    if S.nnz:
-        _outer(
-            S, dtype, sampled=1, feat=feat, k=k, together=k, index_bytes=index_bytes,
-            indices=indices, values=values, data=0, X=X, ldx=ldx, row_scale=row_scale,
-            col_scale=col_scale, sums=0, out=out, stream=stream,
-        )  # fmt: skip
-
-
-def _outer(
-    S: Structure, dtype: str, *, sampled: int, feat: int, k: int, together: int, index_bytes: int,
-    indices: int, values: int, data: int, X: int, ldx: int, row_scale: int,
-    col_scale: int, sums: int, out: int, stream: int,
-) -> None:  # fmt: skip
+    if not S.nnz:
+        return
     size = ITEMSIZE[dtype]
-    bits = values | sums | indices * (4 // index_bytes)
-    way = outer_way(index_bytes, k, sampled=bool(sampled), together=bits)
+    together = values | indices * (4 // index_bytes)
+    way = DOTS_SCALAR if k % 4 or together % 16 else DOTS
     shared = 2 * _WARPS * feat * size
     on_chip = shared <= _SHARED_BYTES
     aligned = (X | ldx * size | feat * size) % 16 == 0
     kernel = _jit.load(
-        "sspmm.cu",
-        "sspmm_csr_outer",
-        "11PqI4i",
+        "sddmm_cbsr.cu",
+        "sddmm_csr_cbsr",
+        "9Pq3i",
         (dtype, S.index_dtype, _launch_dense.COLUMNS[index_bytes]),
-        (way.lanes, way.places, way.batch, int(on_chip), sampled),
+        (way.lanes, way.places, way.batch, int(on_chip)),
     )
     kernel(
-        S.blocks * -(-k // together),
+        S.blocks,
         (
-            *(S.indptr, S.indices, S.start, data, col_scale, row_scale, indices, values),
-            *(X, sums, out, ldx, S.blocks, k, together, feat, _ALIGNED * aligned),
+            *(S.indptr, S.indices, S.start, col_scale, row_scale, indices, values, X, out),
+            *(ldx, k, feat, ALIGNED * aligned),
         ),
         threads=THREADS,
         shared=shared if on_chip else 0,
         stream=stream,
     )
-
-
-def panel(dtype: str, feat: int) -> int:
-    """Features at a time of ``sspmm``."""
-    return min(feat, PANEL_BYTES // ITEMSIZE[dtype])
-
-
-def sspmm_workspace(T: Structure, dtype: str, feat: int) -> int:
-    """Bytes for a panel of the dense product and what ``spmm`` takes for it."""
-    width = panel(dtype, feat)
-    dense = -(-T.n_rows * width * ITEMSIZE[dtype] // 16) * 16
-    return dense + _spmm_workspace(T, dtype, width, arg=False)
-
-
-def sspmm(
-    T: Structure,
-    dtype: str,
-    *,
-    feat: int,
-    k: int,
-    index_bytes: int,
-    indices: int,
-    data: int,
-    perm: int,
-    grad: int,
-    ldg: int,
-    row_scale: int,
-    col_scale: int,
-    out: int,
-    workspace: int,
-    stream: int,
-) -> None:
-    """As ``sspmm_outer``, of the transposed structure, deterministic: ``spmm``, then a choice."""
-    size, width = ITEMSIZE[dtype], panel(dtype, feat)
-    rest = workspace + -(-T.n_rows * width * size // 16) * 16
-    for first in range(0, feat, width):
-        columns = min(width, feat - first)
-        _spmm(
-            T, dtype, "sum", feat=columns, ldx=ldg, data=data, X=grad + first * size,
-            row_scale=col_scale, col_scale=row_scale, out=workspace, arg=0, workspace=rest,
-            stream=stream, perm=perm,
-        )  # fmt: skip
-        _launch_dense.dense_to_cbsr(
-            dtype, n_rows=T.n_rows, k=k, ldx=columns, index_bytes=index_bytes, X=workspace,
-            indices=indices, out=out, stream=stream, first=first, width=columns,
-        )  # fmt: skip

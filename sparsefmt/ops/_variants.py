@@ -16,19 +16,11 @@ from ._launch import (
     SUM,
     UNWEIGHTED,
 )
-from ._launch_cbsr import (
-    FEW,
-    GENERAL,
-    MANY,
-    MANY_HALVES,
-    OUTER,
-    OUTER_GENERAL,
-    OUTER_SCALAR,
-    SCALAR,
-)
+from ._launch_cbsr import DOTS, DOTS_SCALAR, FEW, GENERAL, MANY, MANY_HALVES, SCALAR
 from ._launch_dense import COLUMNS, VALUES
 from ._launch_edges import TEAMS, TILE_HEADS
 from ._launch_maxk import SHAPES, instantiation
+from ._launch_sspmm import GENERAL_LANES, LANES, SCALAR_LANES
 
 _INDEX = ("int32", "int64")
 _TYPES = list(product(VALUE_DTYPES, _INDEX))
@@ -83,13 +75,15 @@ def _declare_cbsr() -> None:
         gathers = {(one.lanes, one.places, one.vector, one.batch) for one in ways}
         names = (_jit.expression("spgemm_csr_cbsr", types, rest) for rest in gathers)
         _jit.declare("spgemm.cu", *names)
-        general = {OUTER_GENERAL, OUTER_SCALAR}
-        modes = [(one, 0) for one in general | ({*OUTER.values()} if narrow else set())]
-        modes += [(one, 1) for one in general]
         room = {"uint8": (1,), "uint16": (0, 1), "int32": (0,)}[column]
-        outer = [(w.lanes, w.places, w.batch, on, mode) for (w, mode), on in product(modes, room)]
-        names = (_jit.expression("sspmm_csr_outer", types, rest) for rest in outer)
-        _jit.declare("sspmm.cu", *names)
+        dots = [(w.lanes, w.places, w.batch, on) for w, on in product((DOTS, DOTS_SCALAR), room)]
+        names = (_jit.expression("sddmm_csr_cbsr", types, rest) for rest in dots)
+        _jit.declare("sddmm_cbsr.cu", *names)
+        if column != "int32" or ITEMSIZE[dtype] == 2:  # else no row fits on chip
+            fours = {GENERAL_LANES} | ({*LANES.values()} if tuned else set())
+            shapes = [(SCALAR_LANES, 1), *((lanes, 4) for lanes in sorted(fours))]
+            names = (_jit.expression("sspmm_csr_windows", types, rest) for rest in shapes)
+            _jit.declare("sspmm.cu", *names)
     short = (_jit.expression("narrowed", (dtype,), ()) for dtype in ("float16", "bfloat16"))
     _jit.declare("sspmm.cu", *short)
 

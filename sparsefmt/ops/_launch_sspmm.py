@@ -1,0 +1,211 @@
+"""Launches of ``sspmm``: by windows of rows on chip, with atomics, or panels, deterministic.
+
+Conventions as in ``_launch_cbsr``.
+"""
+
+from dataclasses import dataclass
+from functools import cache, lru_cache
+
+from .._arrays import import_cupy
+from .._windows import MOST_COLUMNS, MOST_ROWS, Cut, Windows
+from . import _jit, _launch_dense
+from ._launch import DENSE_ROWS, ITEMSIZE, Structure, fill
+from ._launch import spmm as _spmm
+from ._launch import spmm_workspace as _spmm_workspace
+from ._launch_cbsr import ALIGNED
+
+#: Bytes of rows on chip, and most entries of a piece, for graphs of many entries and for others.
+#: More rows share more columns; but a multiprocessor has 228 KiB on the H200, and what is left of
+#: them is the L1, where the edge values of a window want to stay: 216 KiB take 1.6x as long as 128.
+TALL_BYTES, TALL_PIECE = 128 * 2**10, 2**15
+LOW_BYTES, LOW_PIECE = 48 * 2**10, 2**12
+#: Threads of a block whose rows take half a multiprocessor, or a quarter of it.
+TALL_THREADS, LOW_THREADS = 1024, 256
+#: Entries from which a graph of dense rows has tall windows: several pieces a multiprocessor.
+MANY_ENTRIES = 2**24
+#: Bytes of sums that stay in the L2, and entries of a row in a part of the columns below which
+#: parts do not pay, since each reads all rows again (H200: k = 64 on reddit 8.9 to 6.3 ms).
+L2_BYTES, PART_ENTRIES = 40 * 2**20, 128
+#: Places of a block by the most that are asked for, in lanes of four; beyond them, lanes of one.
+LANES = {8: 2, 16: 4, 32: 8, 64: 16}
+GENERAL_LANES, SCALAR_LANES = 8, 32
+#: Features at a time of the deterministic way, in bytes: the widest slice of spmm.
+PANEL_BYTES = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Windowed:
+    """A CSR cut into ``Windows``, as the kernel sees it: sizes and device pointers."""
+
+    n_rows: int
+    n_cols: int
+    nnz: int
+    index_dtype: str
+    pieces: int
+    order: int
+    words: int
+    perm: int
+    n_pieces: int
+    height: int
+    part_size: int
+
+
+def windowed(W: Windows, n_cols: int) -> Windowed:
+    """The windows of a CSR on a GPU."""
+    return Windowed(
+        n_rows=len(W.order),
+        n_cols=n_cols,
+        nnz=len(W.words),
+        index_dtype=W.perm.dtype.name,
+        pieces=W.pieces.data.ptr,
+        order=W.order.data.ptr,
+        words=W.words.data.ptr,
+        perm=W.perm.data.ptr,
+        n_pieces=W.n_pieces,
+        height=W.height,
+        part_size=W.part_size,
+    )
+
+
+def cut(shape: tuple[int, int], nnz: int, dtype: str, *, feat: int, k: int) -> Cut | None:
+    """How to cut a CSR for the current device; None if not one row of features fits on chip."""
+    return _cut(shape, nnz, ITEMSIZE[dtype], feat, k, _shared_bytes())
+
+
+@lru_cache(maxsize=256)
+def _cut(shape: tuple[int, int], nnz: int, size: int, feat: int, k: int, room: int) -> Cut | None:
+    n_rows, n_cols = shape
+    wide = max(size, 4)
+    one = feat * size + wide  # with its factor
+    if one + wide > room or not feat:
+        return None
+    tall = nnz >= max(MANY_ENTRIES, DENSE_ROWS * n_rows)
+    bytes_on_chip = min(TALL_BYTES if tall else LOW_BYTES, room - wide)
+    height = min(max(bytes_on_chip // one, 1), MOST_ROWS)
+    sums = n_cols * min(k, 64) * wide
+    parts = min(-(-sums // L2_BYTES), max(nnz // max(n_rows * PART_ENTRIES, 1), 1))
+    parts = max(parts, -(-n_cols // MOST_COLUMNS))
+    return Cut(height, max(parts, 1), TALL_PIECE if tall else LOW_PIECE)
+
+
+def _shared_bytes() -> int:
+    """Shared memory that a block may ask the current device for."""
+    return _shared_bytes_of(import_cupy().cuda.runtime.getDevice())
+
+
+@cache
+def _shared_bytes_of(device: int) -> int:
+    return int(import_cupy().cuda.Device(device).attributes["MaxSharedMemoryPerBlockOptin"])
+
+
+def lanes(dtype: str, index_bytes: int, k: int, *, together: int) -> int:
+    """``together`` has the lowest bits of all addresses, in words of four places 16 bytes."""
+    if k % 4 or together % 16:
+        return SCALAR_LANES
+    if index_bytes > 1 or dtype == "float64":
+        return GENERAL_LANES
+    return LANES[min((most for most in LANES if most >= k), default=64)]
+
+
+def sums_workspace(W: Windowed, dtype: str, k: int) -> int:
+    """Bytes for sums in float32 of what is stored in 2 bytes."""
+    return 4 * W.n_cols * k if ITEMSIZE[dtype] == 2 else 0
+
+
+def sspmm_windows(
+    W: Windowed,
+    dtype: str,
+    *,
+    feat: int,
+    k: int,
+    index_bytes: int,
+    indices: int,
+    data: int,
+    grad: int,
+    ldg: int,
+    row_scale: int,
+    col_scale: int,
+    out: int,
+    workspace: int,
+    stream: int,
+) -> None:
+    """``out[j, t] = sum_i (diag(r) A diag(c))[i, j] grad[i, indices[j, t]]``, by atomics."""
+    size = ITEMSIZE[dtype]
+    wide = max(size, 4)
+    sums = workspace or out
+    total = W.n_cols * k
+    if total:
+        fill(sums, total * wide, 0, stream)
+    if W.nnz and total:
+        width = lanes(dtype, index_bytes, k, together=sums | indices * (4 // index_bytes))
+        places = 1 if width == SCALAR_LANES else 4
+        on_chip = -(-W.height * feat * size // wide) * wide + W.height * wide
+        kernel = _jit.load(
+            "sspmm.cu",
+            "sspmm_csr_windows",
+            "10P4q5i",
+            (dtype, W.index_dtype, _launch_dense.COLUMNS[index_bytes]),
+            (width, places),
+            shared=_shared_bytes(),
+        )
+        kernel(
+            W.n_pieces * -(-k // (width * places)),
+            (
+                *(W.pieces, W.order, W.words, W.perm, data, col_scale, row_scale, indices),
+                *(grad, sums, ldg, W.n_rows, -(-W.n_rows // W.height), W.part_size),
+                *(W.n_pieces, W.height, k, feat),
+                ALIGNED * ((grad | ldg * size | feat * size) % 16 == 0),
+            ),
+            threads=TALL_THREADS if on_chip > LOW_BYTES else LOW_THREADS,
+            shared=on_chip,
+            stream=stream,
+        )
+    if workspace and total:
+        kernel = _jit.load("sspmm.cu", "narrowed", "2Pq", (dtype,))
+        kernel(_jit.warps_to_blocks(-(-total // _jit.WARP)), (workspace, out, total), stream=stream)
+
+
+def panel(dtype: str, feat: int) -> int:
+    """Features at a time of ``sspmm``."""
+    return min(feat, PANEL_BYTES // ITEMSIZE[dtype])
+
+
+def panels_workspace(T: Structure, dtype: str, feat: int) -> int:
+    """Bytes for a panel of the dense product and what ``spmm`` takes for it."""
+    width = panel(dtype, feat)
+    dense = -(-T.n_rows * width * ITEMSIZE[dtype] // 16) * 16
+    return dense + _spmm_workspace(T, dtype, width, arg=False)
+
+
+def sspmm_panels(
+    T: Structure,
+    dtype: str,
+    *,
+    feat: int,
+    k: int,
+    index_bytes: int,
+    indices: int,
+    data: int,
+    perm: int,
+    grad: int,
+    ldg: int,
+    row_scale: int,
+    col_scale: int,
+    out: int,
+    workspace: int,
+    stream: int,
+) -> None:
+    """As ``sspmm_windows``, of the transposed structure, deterministic: ``spmm``, then a choice."""
+    size, width = ITEMSIZE[dtype], panel(dtype, feat)
+    rest = workspace + -(-T.n_rows * width * size // 16) * 16
+    for first in range(0, feat, width):
+        columns = min(width, feat - first)
+        _spmm(
+            T, dtype, "sum", feat=columns, ldx=ldg, data=data, X=grad + first * size,
+            row_scale=col_scale, col_scale=row_scale, out=workspace, arg=0, workspace=rest,
+            stream=stream, perm=perm,
+        )  # fmt: skip
+        _launch_dense.dense_to_cbsr(
+            dtype, n_rows=T.n_rows, k=k, ldx=columns, index_bytes=index_bytes, X=workspace,
+            indices=indices, out=out, stream=stream, first=first, width=columns,
+        )  # fmt: skip
