@@ -2,12 +2,13 @@
 
 import argparse
 import json
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sparsefmt import CBSR, CSR
+from sparsefmt import CBSR, CSR, reorder
 from sparsefmt._arrays import Array, is_cupy, namespace
 from sparsefmt.ops import maxk, spgemm, spmm, sspmm
 
@@ -17,6 +18,8 @@ from ._harness import Target, geomean
 FEAT = 256
 KS = (8, 16, 32, 64, 96, 128, 192)
 WAYS = ("spgemm", "sspmm")
+#: Further ways of SSpMM on a GPU: with rows in order of communities, and without atomics.
+MORE_WAYS = ("ordered", "panels")
 #: Least speed-ups over cuSPARSE of SpGEMM and of SSpMM, at the first four k.
 TARGETS = {
     "reddit": {"spgemm": (7.0, 6.0, 4.2, 2.4), "sspmm": (10.0, 8.5, 4.5, 2.4)},
@@ -30,10 +33,12 @@ COLUMNS = {
     "case": "<20",
     "spgemm_ms": "9.3f",
     "sspmm_ms": "8.3f",
+    "ordered_ms": "10.3f",
     "panels_ms": "9.3f",
     "their_ms": "8.3f",
     "spgemm_ratio": "12.2f",
     "sspmm_ratio": "11.2f",
+    "ordered_ratio": "13.2f",
     "panels_ratio": "12.2f",
     "spgemm_cold": "11.2f",
     "sspmm_cold": "10.2f",
@@ -62,6 +67,7 @@ class Operands:
     perm: Array  #: from A's order to T's
     dY: Array
     Y: Array
+    order: reorder.Order | None = None  #: of communities
 
     @classmethod
     def of(cls, graph: CSR, dtype: str = "float32") -> "Operands":
@@ -83,13 +89,15 @@ class Operands:
         return spmm(self.A, self.dY, out=self.Y)
 
     def products(self, S: CBSR) -> dict[str, Call]:
-        """SpGEMM and SSpMM; on a GPU, where that adds atomically, also by panels, which do not."""
+        """SpGEMM and SSpMM; on a GPU also the further ways of SSpMM."""
 
         def backward(**options: Any) -> Call:
             both = {"transposed": self.T, "perm": self.perm, **options}
             return lambda: sspmm(self.A, self.dY, S, **both)
 
         found = {"spgemm": lambda: spgemm(self.A, S, out=self.Y), "sspmm": backward()}
+        if self.order is not None:
+            found["ordered"] = backward(order=self.order)
         return found | ({"panels": backward(deterministic=True)} if is_cupy(self.Y) else {})
 
     def checked(self, S: CBSR) -> dict[str, Any]:
@@ -103,7 +111,7 @@ class Operands:
                 dS = call().data
             errors[name] = _oracle.spmm_error(self.T, self.dY, dS, columns=S.indices)
         for name, error in errors.items():
-            in_turn = int(self.T.lengths.max()) if name == "sspmm" else 0
+            in_turn = int(self.T.lengths.max()) if name in ("sspmm", "ordered") else 0
             wrong = _oracle.complaint(error, dtype, in_turn=in_turn)
             if wrong:
                 return {"wrong": f"{name}: {wrong}"}
@@ -141,6 +149,8 @@ def _rows_of(
         _harness.poison(operands.Y)
     wrong = _oracle.complaint(_oracle.spmm_error(A, X, operands.dense()), X.dtype)
     facts |= {"wrong": f"spmm: {wrong}"} if wrong else {}
+    if cuda:
+        operands.order, facts["order_s"] = _communities(A)
     facts["spmm_ms"] = _harness.paced([operands.dense, theirs], cuda=cuda, quick=quick)[0][0]
     for k in ks:
         S = operands.features(k)
@@ -150,6 +160,16 @@ def _rows_of(
             row |= _timed(operands.products(S), theirs, cuda=cuda, quick=quick)
             row |= {f"{way}_over_spmm": row["spmm_ms"] / row[f"{way}_ms"] for way in WAYS}
         yield row
+
+
+def _communities(A: CSR) -> tuple[reorder.Order, float]:
+    """The order, and how long it takes once its kernels are compiled."""
+    for _ in range(2):
+        begin = time.perf_counter()
+        order = reorder.community_order(A)
+        order.perm.device.synchronize()
+        seconds = time.perf_counter() - begin
+    return order, seconds
 
 
 def _theirs(A: CSR, X: Array) -> tuple[dict[str, Any], Call]:
@@ -182,7 +202,10 @@ def judge(rows: list[dict[str, Any]]) -> list[Target]:
             if row["k"] in limits and "algorithm" in row:  # of cuSPARSE
                 name = f"{way} {row['case']} over cuSPARSE"
                 found.append(Target(name, row[f"{way}_ratio"], limits[row["k"]]))
-    for way in (*WAYS, "panels"):
+                if way == "sspmm":
+                    name = f"ordered {name}"
+                    found.append(Target(name, row["ordered_ratio"], limits[row["k"]]))
+    for way in (*WAYS, *MORE_WAYS):
         for k in KS:
             ratios = [row[f"{way}_ratio"] for row in rows if row["k"] == k and f"{way}_ms" in row]
             if ratios:
@@ -195,11 +218,16 @@ def plot(rows: list[dict[str, Any]], device: str, path: Path) -> None:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(10, 4.5), layout="constrained")
+    figure = Figure(figsize=(14, 4.5), layout="constrained")
     FigureCanvasAgg(figure)
-    panels = figure.subplots(1, 2, sharey=True)
+    panels = figure.subplots(1, 3, sharey=True)
     graphs = dict.fromkeys(row["graph"] for row in rows)
-    for axes, way, title in zip(panels, WAYS, ("forward: SpGEMM", "backward: SSpMM"), strict=True):
+    ways = {
+        "spgemm": "forward: SpGEMM",
+        "sspmm": "backward: SSpMM",
+        "ordered": "backward, rows in order of communities",
+    }
+    for axes, (way, title) in zip(panels, ways.items(), strict=True):
         for at, graph in enumerate(graphs):
             points = sorted(
                 (row["k"], row[f"{way}_ratio"]) for row in rows if row["graph"] == graph

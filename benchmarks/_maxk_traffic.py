@@ -5,8 +5,9 @@ so that a column is a byte):
 
 - SpMM ``E (8 + 4 F) + 4 n F``: an entry reads its column and value, and a row of features;
 - SpGEMM ``E (8 + 5 k) + 4 n F``: the k values and columns of a row instead;
-- SSpMM ``E (8 + 5 k) + 4 n F``: every row of the gradient is read once, and k values are added
-  at k columns for each entry;
+- SSpMM ``E (12 + 5 k) + 4 n F``: an entry reads its row and column in one word, its number and its
+  value; every row of the gradient is read once, and k values are added at k columns, fewer where
+  entries of one column meet on chip;
 - the same by panels of 64 features, deterministic, ``E (12 p + 4 F) + 8 n F + 5 n k p``: for each
   of the ``p = F / 64`` an entry reads its column, number in the other order and value, and the
   dense product is written, and read where a place is.
@@ -22,6 +23,8 @@ for and what reaches the memory is measured by Nsight Compute::
 import argparse
 from pathlib import Path
 from typing import Any
+
+from sparsefmt import reorder
 
 from . import _graphs, _harness
 from ._harness import Target
@@ -65,7 +68,7 @@ def counted(entries: int, n: int, k: int, feat: int = FEAT) -> dict[str, int]:
     return {
         "spmm": entries * (8 + 4 * feat) + product,
         "spgemm": entries * (8 + 5 * k) + product,
-        "sspmm": entries * (8 + 5 * k) + product,
+        "sspmm": entries * (12 + 5 * k) + product,
         "panels": entries * (12 * panels + 4 * feat) + 2 * product + 5 * n * k * panels,
     }
 
@@ -86,6 +89,7 @@ def profile(options: argparse.Namespace) -> bool:
 
     for name in options.graphs or ("reddit",):
         operands = Operands.of(_graphs.load(name))
+        operands.order = reorder.community_order(operands.A)
         for k in options.k or (NAMED_K,):
             calls = {"spmm": operands.dense, **operands.products(operands.features(k))}
             for call in calls.values():  # compiles

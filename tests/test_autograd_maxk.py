@@ -10,8 +10,9 @@ torch = pytest.importorskip("torch")
 from autograd_cases import DTYPES, empty_graph, make_graph, naive_spmm, tensors  # noqa: E402
 from torch.autograd import gradcheck, gradgradcheck  # noqa: E402
 
-from sparsefmt import CSR, Graph  # noqa: E402
+from sparsefmt import CSR, DtypeError, Graph, ShapeError  # noqa: E402
 from sparsefmt.autograd import maxk, maxk_aggregate, prepare, spmm  # noqa: E402
+from sparsefmt.reorder import Order, degree_order  # noqa: E402
 
 REDUCTIONS = ("sum", "mean")
 #: Columns of one, two and four bytes; one of many, half, all.
@@ -223,6 +224,24 @@ def test_autocast_narrows_before_the_choice(device, reduce):
     cast = [one.detach().bfloat16() for one in (x, a, r, c)]
     options = {"reduce": reduce, "row_scale": cast[2], "col_scale": cast[3]}
     assert torch.equal(y, maxk_aggregate(graph, cast[0], 3, cast[1], **options))
+
+
+def test_a_prepared_order_changes_nothing_but_the_way(device):
+    graph = make_graph(60, 30, 2000, device=device)
+    x, a = tensors(device, (30, 33), (graph.nnz,))
+    before = torch.autograd.grad(maxk_aggregate(graph, x, 9, a).square().sum(), (x, a))
+    prepare(graph, order=degree_order(graph.csr, descending=False))
+    after = torch.autograd.grad(maxk_aggregate(graph, x, 9, a).square().sum(), (x, a))
+    for mine, theirs in zip(after, before, strict=True):
+        torch.testing.assert_close(mine, theirs)
+
+
+def test_an_order_is_checked():
+    graph = make_graph(6, 5, 20)
+    with pytest.raises(DtypeError, match="order is a Tensor: give"):
+        prepare(graph, order=torch.arange(6))
+    with pytest.raises(ShapeError, match="order is of 5 vertices but A has 6 rows"):
+        prepare(graph, order=Order(np.arange(5)))
 
 
 @pytest.mark.usefixtures("deterministic")

@@ -35,6 +35,9 @@ from sparsefmt._op_oracles import (
     sspmm_bound,
     sspmm_oracle,
 )
+from sparsefmt._windows import Cut
+from sparsefmt.ops import _launch_sspmm
+from sparsefmt.reorder import Order, degree_order
 from sparsefmt.testing import assert_close, csr, dot, error_bound, spmm_oracle, value_dtypes
 from sparsefmt.testing import features as drawn_features
 
@@ -301,6 +304,51 @@ def test_results_repeat_bit_for_bit(xp):
         assert all(bool((call() == first).all()) for _ in range(5))
 
 
+def test_rows_go_in_any_order(xp):
+    """Windows of rows, and pieces of windows: hubs, empty rows, and more rows than one window."""
+    A = put(xp, long_rows(F32, np.int32))
+    S, dY = put(xp, balanced(500, 70, 20, F32)), put(xp, features(A.n_rows, 70, F32))
+    expected = ops.sspmm(A, dY, S, deterministic=True).data
+    for order in (degree_order(A, descending=False), Order(xp.arange(A.n_rows)[::-1].copy())):
+        for row_scale in (None, xp.ones(A.n_rows, F32)):
+            dS = ops.sspmm(A, dY, S, row_scale=row_scale, order=order)
+            xp.testing.assert_allclose(dS.data, expected, rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
+@pytest.mark.parametrize(
+    ("feat", "k"), [(40, 8), (40, 16), (40, 7), (256, 64), (256, 100), (300, 8)]
+)
+@pytest.mark.parametrize("cut", [Cut(1, 1, 1), Cut(5, 3, 40), Cut(50, 2, 2**15)], ids=str)
+def test_windows_of_any_cut(monkeypatch, dtype, feat, k, cut):
+    cupy = pytest.importorskip("cupy")
+    monkeypatch.setattr(_launch_sspmm, "cut", lambda *_, **__: cut)
+    for index_dtype in INDEX_DTYPES:
+        A = matrix("power law", dtype, index_dtype).tocsr()
+        check_backward(cupy, A, balanced(A.n_cols, feat, k, dtype))
+
+
+@pytest.mark.gpu
+def test_the_outer_product_can_be_captured():
+    cupy = pytest.importorskip("cupy")
+    A, S = matrix("power law", F32, np.int32).tocsr(), balanced(45, 40, 8, F32)
+    B, R, dY = A.to("cuda"), S.to("cuda"), cupy.empty((A.n_rows, 40), F32)
+    stream = cupy.cuda.Stream(non_blocking=True)
+    with stream:
+        ops.sspmm(B, dY, R)  # the first use cuts the matrix into windows, with a sync
+        stream.synchronize()
+        stream.begin_capture()
+        dS = ops.sspmm(B, dY, R).data
+        graph = stream.end_capture()
+        for seed in range(10):
+            G = features(A.n_rows, 40, F32, seed=seed)
+            dY.set(G)
+            graph.launch()
+            stream.synchronize()
+            assert_close(dS, sspmm_oracle(A, G, S), bound=sspmm_bound(A, G, S))
+
+
 @pytest.mark.gpu
 def test_work_runs_on_the_current_stream_and_can_be_captured():
     cupy = pytest.importorskip("cupy")
@@ -330,6 +378,7 @@ def test_work_runs_on_the_current_stream_and_can_be_captured():
 A = matrix("power law", F32, np.int32).tocsr()  # 60 x 45, 600 entries
 S = balanced(45, 8, 3, F32)
 G, R, C = features(60, 8, F32), features(60, (), F32), features(45, (), F32)
+SHORT = {"order": Order(np.arange(45))}
 HALF = {"perm": np.arange(600)}
 
 #: operation, arguments, options, error, text
@@ -370,6 +419,8 @@ CASES = {
     ),
     "heads": ("sddmm", (A, G[:, None], S), {}, ShapeError, r"X has shape \(60, 1, 8\)"),
     "width sddmm": ("sddmm", (A, G[:, :5], S), {}, ShapeError, "Y has 8 columns but X has shape"),
+    "order": ("sspmm", (A, G, S), {"order": [0]}, DtypeError, "order is a list: give a reorder"),
+    "order of others": ("sspmm", (A, G, S), SHORT, ShapeError, "order is of 45 vertices but A has"),
     "half a transpose": ("sspmm", (A, G, S), HALF, UnsupportedError, "give both or neither"),
     "no transpose": ("sspmm", (A, G, S), {**HALF, "transposed": A}, ShapeError, "the CSR of A.T"),
 }

@@ -1,6 +1,8 @@
 """A graph's arrays as tensors: made once, zero-copy, kept with the graph; ``Graph`` as pytree."""
 
 from collections.abc import Callable
+from operator import index
+from types import SimpleNamespace
 from typing import Any, TypeAlias, cast
 from weakref import WeakValueDictionary
 
@@ -18,7 +20,7 @@ from ..errors import DtypeError
 from ..graph import Graph
 from ..ops import _launch, _launch_sspmm
 from ..ops._launch import Structure
-from ..ops.cbsr_products import checked_order
+from ..ops.cbsr_gradients import checked_order
 from ..reorder import Order
 
 #: What the functions take: a graph, or its tensors where a transformation has replaced them.
@@ -70,9 +72,9 @@ class Side(_Keeper):
         super().__init__(indices)
         self.indptr, self.indices, self.n_cols = indptr, indices, n_cols
         self.plan, self.perm, self.structure = plan, perm, structure
-        #: Of the rows that share windows, as the user gave it; and what ``windows_of`` has made.
+        #: Which rows share windows, if the user says so; and what ``windows_of`` has made.
         self.order: Order | None = None
-        self.windows: dict[tuple[str, int, int], WindowTensors | None] = {}
+        self.windows = SimpleNamespace()
 
     @classmethod
     def of(cls, csr: CSR, perm: Any) -> "Side":
@@ -166,7 +168,7 @@ def prepare(graph: Graph, *, transposed: bool = True, order: Order | None = None
         rows = side_of(graph, False)
         with graph._store.lock:
             rows.order = checked_order(order, graph.csr)
-            rows.windows = {}
+            rows.windows = SimpleNamespace()
 
 
 def wrong_graph(value: object) -> DtypeError:
@@ -210,13 +212,18 @@ def _prepare_order(graph: Graph) -> bool:
 def _prepare_windows(graph: Graph, dtype: str, feat: int, k: int) -> bool:
     rows = side_of(graph, False)
     with graph._store.lock, torch.inference_mode(False):
-        if (dtype, feat, k) not in rows.windows:
-            csr = graph.csr
-            cut = _launch_sspmm.cut(csr.shape, csr.nnz, dtype, feat=feat, k=k)
-            order = None if rows.order is None else rows.order.perm
+        name = _windows_name(dtype, feat, k)
+        if not hasattr(rows.windows, name):
+            csr, order = graph.csr, None if rows.order is None else rows.order.perm
+            given = order is not None
+            cut = _launch_sspmm.cut(csr.shape, csr.nnz, dtype, feat=feat, k=k, ordered=given)
             found = None if cut is None else WindowTensors(csr.windows(cut, order), csr.n_cols)
-            rows.windows[dtype, feat, k] = found
+            setattr(rows.windows, name, found)
     return True
+
+
+def _windows_name(dtype: str, feat: int, k: int) -> str:
+    return f"of_{k}_in_{feat}_{dtype}"
 
 
 # torch.compile runs these methods while it traces, then traces on with what they made.  As methods
@@ -283,10 +290,12 @@ def windows_of(graph: GraphLike, dtype: str, feat: int, k: int) -> WindowTensors
     """
     if not isinstance(graph, Graph):
         return None
-    rows = side_of(graph, False)
-    if (dtype, feat, k) not in rows.windows:
+    feat, k = index(feat), index(k)  # numbers, where a tracer has symbols
+    name = _windows_name(dtype, feat, k)
+    # A tracer must not see what is missing: it remembers what it read.
+    if torch.compiler.is_compiling() or not hasattr(side_of(graph, False).windows, name):
         graph._prepare_windows(dtype, feat, k)  # type: ignore[attr-defined]
-    return rows.windows[dtype, feat, k]
+    return cast("WindowTensors | None", getattr(_tensors_made(graph).rows.windows, name))
 
 
 # Graph as a pytree node: its leaves are these tensors

@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from .aggregation import scale as scale
     from .attention import edge_softmax as edge_softmax
     from .attention import edge_softmax_backward as edge_softmax_backward
+    from .cbsr_gradients import sspmm as sspmm
     from .cbsr_products import spgemm as spgemm
-    from .cbsr_products import sspmm as sspmm
     from .extrema import spmm_arg as spmm_arg
     from .extrema import spmm_arg_backward as spmm_arg_backward
     from .features import maxk as maxk
@@ -33,7 +33,7 @@ _PUBLIC = {
     "spmm": "matmul",
     "spmm_arg": "extrema",
     "spmm_arg_backward": "extrema",
-    "sspmm": "cbsr_products",
+    "sspmm": "cbsr_gradients",
 }
 
 __all__ = [*_PUBLIC]

@@ -18,14 +18,17 @@ from ._launch_cbsr import ALIGNED
 #: More rows share more columns; but a multiprocessor has 228 KiB on the H200, and what is left of
 #: them is the L1, where the edge values of a window want to stay: 216 KiB take 1.6x as long as 128.
 TALL_BYTES, TALL_PIECE = 128 * 2**10, 2**15
-LOW_BYTES, LOW_PIECE = 48 * 2**10, 2**12
-#: Threads of a block whose rows take half a multiprocessor, or a quarter of it.
+LOW_BYTES, LOW_PIECE = 64 * 2**10, 2**11
+#: Threads of a block whose rows take more than half a multiprocessor, or a third of it.
 TALL_THREADS, LOW_THREADS = 1024, 256
 #: Entries from which a graph of dense rows has tall windows: several pieces a multiprocessor.
 MANY_ENTRIES = 2**24
-#: Bytes of sums that stay in the L2, and entries of a row in a part of the columns below which
-#: parts do not pay, since each reads all rows again (H200: k = 64 on reddit 8.9 to 6.3 ms).
-L2_BYTES, PART_ENTRIES = 40 * 2**20, 128
+#: Bytes of sums that stay in the L2: with more of them, columns are taken in parts.
+L2_BYTES = 40 * 2**20
+#: Entries of a row in a part below which parts do not pay, since each reads all rows again, in
+#: an order by length and in one that brings locality itself.  H200, two parts: k = 64 on reddit 8.9
+#: to 6.3 ms; four: k = 16 on products 8.5 to 7.2, but nothing in order of communities.
+PART_ENTRIES, PART_ENTRIES_ORDERED = 12, 128
 #: Places of a block by the most that are asked for, in lanes of four; beyond them, lanes of one.
 LANES = {8: 2, 16: 4, 32: 8, 64: 16}
 GENERAL_LANES, SCALAR_LANES = 8, 32
@@ -67,13 +70,21 @@ def windowed(W: Windows, n_cols: int) -> Windowed:
     )
 
 
-def cut(shape: tuple[int, int], nnz: int, dtype: str, *, feat: int, k: int) -> Cut | None:
-    """How to cut a CSR for the current device; None if not one row of features fits on chip."""
-    return _cut(shape, nnz, ITEMSIZE[dtype], feat, k, _shared_bytes())
+def cut(
+    shape: tuple[int, int], nnz: int, dtype: str, *, feat: int, k: int, ordered: bool
+) -> Cut | None:
+    """How to cut a CSR for the current device; None if not one row of features fits on chip.
+
+    ``ordered``: rows come in an order of the caller's.
+    """
+    few = PART_ENTRIES_ORDERED if ordered else PART_ENTRIES
+    return _cut(shape, nnz, ITEMSIZE[dtype], feat, k, few, _shared_bytes())
 
 
 @lru_cache(maxsize=256)
-def _cut(shape: tuple[int, int], nnz: int, size: int, feat: int, k: int, room: int) -> Cut | None:
+def _cut(
+    shape: tuple[int, int], nnz: int, size: int, feat: int, k: int, few: int, room: int
+) -> Cut | None:
     n_rows, n_cols = shape
     wide = max(size, 4)
     one = feat * size + wide  # with its factor
@@ -83,7 +94,7 @@ def _cut(shape: tuple[int, int], nnz: int, size: int, feat: int, k: int, room: i
     bytes_on_chip = min(TALL_BYTES if tall else LOW_BYTES, room - wide)
     height = min(max(bytes_on_chip // one, 1), MOST_ROWS)
     sums = n_cols * min(k, 64) * wide
-    parts = min(-(-sums // L2_BYTES), max(nnz // max(n_rows * PART_ENTRIES, 1), 1))
+    parts = min(-(-sums // L2_BYTES), max(nnz // max(n_rows * few, 1), 1))
     parts = max(parts, -(-n_cols // MOST_COLUMNS))
     return Cut(height, max(parts, 1), TALL_PIECE if tall else LOW_PIECE)
 

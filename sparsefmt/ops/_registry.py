@@ -113,7 +113,15 @@ def run(op: str, *args: Any, out: Any, **options: Any) -> Any:
 
 def _operations() -> dict[str, Callable[..., Any]]:
     """Every operation that chooses among kernels; they register theirs when they are imported."""
-    from . import aggregation, attention, cbsr_products, extrema, matmul, sampled_product
+    from . import (
+        aggregation,
+        attention,
+        cbsr_gradients,
+        cbsr_products,
+        extrema,
+        matmul,
+        sampled_product,
+    )
 
     found: tuple[Callable[..., Any], ...] = (
         aggregation.aggregate,
@@ -122,8 +130,8 @@ def _operations() -> dict[str, Callable[..., Any]]:
         sampled_product.sddmm,
         matmul.spmm,
         cbsr_products.spgemm,
-        cbsr_products.sspmm,
-        cbsr_products.sddmm_cbsr,
+        cbsr_gradients.sspmm,
+        cbsr_gradients.sddmm_cbsr,
         extrema.spmm_arg,
         extrema.spmm_arg_backward,
     )

@@ -1,19 +1,17 @@
-"""Products with row-balanced sparse features (CBSR): SpGEMM of MaxK-GNN, and its gradients."""
+"""The product with row-balanced sparse features (CBSR): SpGEMM of MaxK-GNN."""
 
 from typing import Any
 
 import numpy as np
 
 from .. import _validate
-from .._arrays import Array, allocating, is_cupy, namespace, on_device_of
+from .._arrays import Array, namespace
 from ..base import Format
 from ..cbsr import CBSR
 from ..compressed import CSR
 from ..errors import DtypeError, ShapeError
-from ..reorder import Order
 from . import _check, _registry
-from ._registry import pointer, row_stride
-from .extrema import _transposed
+from ._registry import pointer
 from .matmul import REDUCTIONS
 
 
@@ -77,126 +75,18 @@ def spgemm(
     """
     A = _check.sparse("A", A)
     _check.choice("reduce", reduce, REDUCTIONS[:2])
-    S = _balanced("S", S, A)
+    S = balanced("S", S, A)
     if A.data is not None:
         _check.same_dtype("S", S, "A", A)
-    row_scale = _factors("row_scale", row_scale, A, "rows", "S", S)
-    col_scale = _factors("col_scale", col_scale, A, "columns", "S", S)
+    row_scale = factors("row_scale", row_scale, A, "rows", "S", S)
+    col_scale = factors("col_scale", col_scale, A, "columns", "S", S)
     inputs = [row_scale, col_scale, *S._arrays().values(), *A._arrays().values()]
     out = _check.output(out, shape=(A.n_rows, S.n_cols), like=S.data, inputs=inputs)
     options = {"reduce": reduce, "row_scale": row_scale, "col_scale": col_scale}
     return _registry.run("spgemm", A, S, out=out, **options)
 
 
-def sspmm(
-    A: Format,
-    dY: Array,
-    S: CBSR,
-    *,
-    reduce: str = "sum",
-    row_scale: Array | None = None,
-    col_scale: Array | None = None,
-    deterministic: bool = False,
-    order: Order | None = None,
-    transposed: CSR | None = None,
-    perm: Array | None = None,
-) -> CBSR:
-    """Gradient of ``spgemm`` in the values of ``S``: a transposed product, at its places only.
-
-    ``dS[j, t] = c[j] * sum_e a[e] * r[i] * dY[i, S.indices[j, t]]`` over the stored entries
-    ``e = (i, j)`` of column ``j``; ``r[i]`` is divided by the number of entries of row ``i`` for a
-    mean.  The other places of ``dY`` are not touched.
-
-    Parameters
-    ----------
-    A, row_scale, col_scale, reduce
-        As given to ``spgemm``; scales of the dtype of ``dY``.
-    dY : array, shape (n_rows, feat)
-        Same dtype as ``A.data``.  Contiguous rows at any distance are read in place, other layouts
-        are copied.
-    S : CBSR, shape (n_cols, feat)
-        Only ``S.indices`` are read; ``S.data`` is ignored.
-    deterministic : bool
-        On a GPU the outer product adds up by atomics, whose order, and with it the last bits of the
-        result, changes from run to run.  True takes the product with the transpose instead, which
-        is several times slower for small ``k``.  The CPU is always deterministic.
-    order : reorder.Order, optional
-        Of the rows of ``A``.  The outer product goes through windows of rows that follow one
-        another in it (hubs first if left out): the more columns they share, the faster.
-        ``reorder.community_order(A)`` takes a second per 10**8 entries, once, and makes graphs with
-        communities up to 2 times faster.  No row of any array moves.
-    transposed : CSR, shape (n_cols, n_rows), optional
-        ``A.tocsr().tocsc().T``; computed if left out and needed.  Its values are not read.
-    perm : array, shape (nnz,), optional
-        The number in CSR order of each entry of ``transposed``: the permutation of
-        ``A.tocsr().tocsc_with_perm()``.  Goes with ``transposed``.
-
-    Returns
-    -------
-    CBSR, shape (n_cols, feat)
-        Sharing the indices of ``S``, of the dtype of ``dY``.  A column without entries gives 0.
-
-    Raises
-    ------
-    ShapeError
-        If rows, columns or feature widths do not fit together.
-    DtypeError
-        If ``A`` is no sparse format or ``S`` no CBSR, or dtypes do not fit.
-    DeviceError
-        If the arguments are on different devices.
-    UnsupportedError
-        If ``reduce`` is neither, or only one of ``transposed`` and ``perm`` is given.
-
-    Notes
-    -----
-    The atomic way sorts the entries into windows at its first use (they stay with ``A``, 4 bytes
-    and an index an entry), and takes memory for sums in float32 if values have 2 bytes; the other
-    one needs the transpose, and n_cols * 256 bytes at most.  Whether ``transposed`` and ``perm``
-    are those of ``A`` is not checked beyond their range on the CPU.
-
-    MaxK-GNN (ASPLOS'24), section 4.2.
-    """
-    A = _check.sparse("A", A).tocsr()
-    _check.choice("reduce", reduce, REDUCTIONS[:2])
-    dY = _check.rows_in_place(_check.features("dY", dY, A=A, axis="rows"))
-    S = _balanced("S", S, A, like=("dY", dY))
-    if A.data is not None:
-        _check.same_dtype("dY", dY, "A", A)
-    row_scale = _factors("row_scale", row_scale, A, "rows", "dY", dY)
-    col_scale = _factors("col_scale", col_scale, A, "columns", "dY", dY)
-    if deterministic or transposed is not None or perm is not None or not is_cupy(dY):
-        transposed, perm = _transposed(A, transposed, perm)
-    if order is not None:
-        order = checked_order(order, A)
-    if reduce == "mean":
-        row_scale = _shares(A, row_scale, dY)
-    dS = _check.output(None, shape=S.indices.shape, like=dY, inputs=[])
-    options = {
-        "row_scale": row_scale,
-        "col_scale": col_scale,
-        "deterministic": deterministic,
-        "order": order,
-    }
-    _registry.run("sspmm", A, dY, S, transposed, perm, out=dS, **options)
-    return CBSR._trusted(indices=S.indices, data=dS, shape=S.shape)
-
-
-def sddmm_cbsr(A: Format, X: Array, Y: CBSR, *, out: Array | None = None) -> Array:
-    """``sddmm`` with row-balanced ``Y``: the gradient of ``spgemm`` in the edge values.
-
-    ``s[e] = sum_t X[i, Y.indices[j, t]] * Y.data[j, t]`` for the e-th stored entry (i, j), in CSR
-    order.  Arguments, result and errors are those of ``sddmm``, without heads.
-    """
-    A = _check.sparse("A", A)
-    X = _check.rows_in_place(_check.features("X", X, A=A, axis="rows"))
-    Y = _balanced("Y", Y, A, like=("X", X))
-    _check.same_dtype("Y", Y, "X", X)
-    inputs = [X, *Y._arrays().values(), *A._arrays().values()]
-    out = _check.output(out, shape=(A.nnz,), like=X, inputs=inputs)
-    return _registry.run("sddmm_cbsr", _check.structure(A), X, Y, out=out)
-
-
-def _balanced(name: str, S: object, A: Format, like: tuple[str, Array] | None = None) -> CBSR:
+def balanced(name: str, S: object, A: Format, like: tuple[str, Array] | None = None) -> CBSR:
     """Row-balanced features, one row per column of ``A``, on its device; as wide as the others."""
     if not isinstance(S, CBSR):
         raise DtypeError(f"{name} is a {type(S).__name__}: give a CBSR, maxk(X, k) for instance.")
@@ -214,20 +104,7 @@ def _balanced(name: str, S: object, A: Format, like: tuple[str, Array] | None = 
     return S
 
 
-def checked_order(order: object, A: CSR) -> Order:
-    """An order of the rows of ``A``, on its device."""
-    if not isinstance(order, Order):
-        raise DtypeError(
-            f"order is a {type(order).__name__}: give a reorder.Order, community_order(A) for "
-            "instance."
-        )
-    if len(order) != A.n_rows:
-        raise ShapeError(f"order is of {len(order)} vertices but A has {A.n_rows} rows.")
-    _validate.same_device("order", order.perm, "A", A.indptr)
-    return order
-
-
-def _factors(
+def factors(
     name: str, value: Any, A: Format, axis: str, other_name: str, other: Any
 ) -> Array | None:
     """Factors of the dtype of the features, or float32 beside 2-byte ones, as kernels take them."""
@@ -235,14 +112,6 @@ def _factors(
     if found is not None and not (other.dtype.itemsize == 2 and found.dtype == np.float32):
         _check.same_dtype(name, found, other_name, other)
     return _check.factors(name, found, A=A, axis=axis, like=other)
-
-
-def _shares(A: CSR, row_scale: Array | None, like: Array) -> Array:
-    """``r[i] / deg_i``, in the dtype of factors."""
-    wide = like.dtype if like.dtype.itemsize >= 4 else np.float32
-    with on_device_of(like), allocating(f"a factor for each of {A.n_rows} rows"):
-        degrees = namespace(like).maximum(A.lengths, 1).astype(wide)
-        return (1 if row_scale is None else row_scale) / degrees
 
 
 # Launchers
@@ -254,7 +123,7 @@ def _spgemm_gpu(
     from . import _launch, _launch_cbsr
 
     structure, dtype = _launch.structure(A), str(S.dtype)
-    workspace = _memory(_launch_cbsr.spgemm_workspace(structure, dtype, S.n_cols), out)
+    workspace = memory(_launch_cbsr.spgemm_workspace(structure, dtype, S.n_cols), out)
     _launch_cbsr.spgemm(
         structure,
         dtype,
@@ -282,132 +151,20 @@ def _spgemm_numba(
     cpu.spgemm(*structure, *features, row_scale, col_scale, out, mean=reduce == "mean")
 
 
-def _sspmm_windows_gpu(
-    A: CSR, dY: Array, S: CBSR, T: CSR | None, perm: Array | None, *, out: Array,
-    row_scale: Array | None, col_scale: Array | None, deterministic: bool, order: Order | None,
-) -> None:  # fmt: skip
-    from . import _launch_sspmm
-
-    dtype = str(dY.dtype)
-    cut = _launch_sspmm.cut(A.shape, A.nnz, dtype, feat=S.n_cols, k=S.k)
-    assert cut is not None
-    windows = A.windows(cut, None if order is None else order.perm)
-    structure = _launch_sspmm.windowed(windows, A.n_cols)
-    workspace = _memory(_launch_sspmm.sums_workspace(structure, dtype, S.k), out)
-    given = _sspmm_arguments(A, dY, S, row_scale, col_scale, out, workspace)
-    _launch_sspmm.sspmm_windows(structure, dtype, **given)
-
-
-def _sspmm_panels_gpu(
-    A: CSR, dY: Array, S: CBSR, T: CSR | None, perm: Array | None, *, out: Array,
-    row_scale: Array | None, col_scale: Array | None, deterministic: bool, order: Order | None,
-) -> None:  # fmt: skip
-    from . import _launch, _launch_sspmm
-
-    if T is None:
-        T, perm = _transposed(A, None, None)
-    structure, dtype = _launch.structure(T), str(dY.dtype)
-    workspace = _memory(_launch_sspmm.panels_workspace(structure, dtype, S.n_cols), out)
-    given = _sspmm_arguments(A, dY, S, row_scale, col_scale, out, workspace)
-    _launch_sspmm.sspmm_panels(structure, dtype, perm=pointer(perm), **given)
-
-
-def _sspmm_arguments(
-    A: CSR, dY: Array, S: CBSR, row_scale: Array | None, col_scale: Array | None, out: Array,
-    workspace: Array | None,
-) -> dict[str, int]:  # fmt: skip
-    from . import _launch
-
-    return {
-        "feat": S.n_cols,
-        "k": S.k,
-        "index_bytes": S.indices.itemsize,
-        "indices": pointer(S.indices),
-        "data": pointer(A.data),
-        "grad": pointer(dY),
-        "ldg": row_stride(dY),
-        "row_scale": pointer(row_scale),
-        "col_scale": pointer(col_scale),
-        "out": pointer(out),
-        "workspace": pointer(workspace),
-        "stream": _launch.stream(),
-    }
-
-
-def _memory(size: int, like: Array) -> Array | None:
+def memory(size: int, like: Array) -> Array | None:
+    """So many bytes on the device of ``like``; None for none."""
     return namespace(like).empty(size, np.uint8) if size else None
 
 
-def _sspmm_numba(
-    A: CSR, dY: Array, S: CBSR, T: CSR, perm: Array, *, out: Array,
-    row_scale: Array | None, col_scale: Array | None, deterministic: bool, order: Order | None,
-) -> None:  # fmt: skip
-    from . import cpu
-
-    cpu.sspmm(T.indptr, T.indices, perm, A.data, dY, S.indices, row_scale, col_scale, out)
-
-
-def _sddmm_gpu(A: CSR, X: Array, Y: CBSR, *, out: Array) -> None:
-    from . import _launch, _launch_cbsr
-
-    _launch_cbsr.sddmm(
-        _launch.structure(A),
-        str(X.dtype),
-        feat=Y.n_cols,
-        k=Y.k,
-        index_bytes=Y.indices.itemsize,
-        X=pointer(X),
-        ldx=row_stride(X),
-        indices=pointer(Y.indices),
-        values=pointer(Y.data),
-        row_scale=0,
-        col_scale=0,
-        out=pointer(out),
-        stream=_launch.stream(),
-    )
-
-
-def _sddmm_numba(A: CSR, X: Array, Y: CBSR, *, out: Array) -> None:
-    from . import cpu
-
-    cpu.sddmm_cbsr(A.indptr, A.indices, X, Y.indices, Y.data, out)
-
-
-def _any_order(*_: Any, deterministic: bool, **__: Any) -> list[str]:
-    return ["deterministic is asked for"] if deterministic else []
-
-
-def _fits_on_chip(A: Format, dY: Array, S: CBSR, *_: Any, **__: Any) -> list[str]:
-    from . import _launch_sspmm
-
-    dtype = str(dY.dtype)
-    if not is_cupy(dY) or _launch_sspmm.cut(A.shape, A.nnz, dtype, feat=S.n_cols, k=S.k):
-        return []
-    return [f"a row of {S.n_cols} features does not fit on chip"]
-
-
 def _rows() -> tuple[_registry.Kernel, ...]:
-    def row(op: str, name: str, place: Any, run: Any) -> _registry.Kernel:
-        conditions = _registry.all_of(place, _registry.is_format("csr"))
-        return _registry.Kernel(op, name, conditions, run)
-
-    gpu, cpu = _registry.on_gpu, _registry.on_cpu
+    gpu, cpu = (
+        _registry.all_of(place, _registry.is_format("csr"))
+        for place in (_registry.on_gpu, _registry.on_cpu)
+    )
     return (
-        row("spgemm", "spgemm_csr_cbsr", gpu, _spgemm_gpu),
-        row("spgemm", "spgemm_csr_cbsr_numba", cpu, _spgemm_numba),
+        _registry.Kernel("spgemm", "spgemm_csr_cbsr", gpu, _spgemm_gpu),
+        _registry.Kernel("spgemm", "spgemm_csr_cbsr_numba", cpu, _spgemm_numba),
         _registry.through_csr("spgemm"),
-        _registry.Kernel(
-            "sspmm",
-            "sspmm_csr_windows",
-            _registry.all_of(gpu, _registry.is_format("csr"), _any_order, _fits_on_chip),
-            _sspmm_windows_gpu,
-            deterministic=False,
-        ),
-        row("sspmm", "sspmm_csr_panels", gpu, _sspmm_panels_gpu),
-        row("sspmm", "sspmm_csr_cbsr_numba", cpu, _sspmm_numba),
-        row("sddmm_cbsr", "sddmm_csr_cbsr", gpu, _sddmm_gpu),
-        row("sddmm_cbsr", "sddmm_csr_cbsr_numba", cpu, _sddmm_numba),
-        _registry.through_csr("sddmm_cbsr"),
     )
 
 

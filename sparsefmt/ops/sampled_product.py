@@ -8,7 +8,7 @@ from ..cbsr import CBSR
 from ..compressed import CSR
 from . import _check, _registry
 from ._registry import pointer, row_stride
-from .cbsr_products import sddmm_cbsr
+from .cbsr_gradients import sddmm_cbsr
 
 
 def sddmm(A: Format, X: Array, Y: Array | CBSR, *, out: Array | None = None) -> Array:
