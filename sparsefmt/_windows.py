@@ -1,11 +1,18 @@
 """Windows of rows that fit on chip, and their entries by column: how ``sspmm`` goes through A."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from threading import Lock
+from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
 from . import _primitives as primitives
 from ._arrays import Array, allocating, finish, namespace, on_device_of
+
+if TYPE_CHECKING:
+    from .reorder import Order
 
 #: As in sspmm.cu: a word holds the row in its window, and above it the column in its part.
 ROW_BITS = 8
@@ -31,7 +38,7 @@ class Windows:
     neighbours, so that what they add to it is added up before it goes to memory: the more columns
     the rows of a window share, the less goes there.
 
-    Ask a CSR for its own, ``A.windows(cut)``.
+    What is built stays with its structure (``Kept``), once for each cut.
     """
 
     pieces: Array  #: (n_pieces + 1, 2) first entry, and ``part * n_windows + window``
@@ -46,28 +53,39 @@ class Windows:
         """Number of blocks of threads."""
         return len(self.pieces) - 1
 
-    def coordinates(self) -> tuple[Array, Array]:
-        """Row and column of each entry, in the order of ``words``."""
-        xp, dtype = namespace(self.words), self.perm.dtype
-        n_windows = -(-len(self.order) // self.height)
-        with on_device_of(self.words), allocating(f"coordinates of {len(self.words)} entries"):
-            piece = primitives.expand(xp.ascontiguousarray(self.pieces[:, 0]), len(self.words))
-            part, window = xp.divmod(self.pieces[piece, 1], max(n_windows, 1))
-            row = window * self.height + (self.words % MOST_ROWS).astype(dtype)
-            column = part * self.part_size + (self.words >> ROW_BITS).astype(dtype)
-            return self.order[row], column
+
+class Kept:
+    """The windows of one structure, each built once; those of an order while that order lives."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._by_length: dict[Cut, Windows] = {}
+        self._ordered: WeakKeyDictionary[Order, dict[Cut, Windows]] = WeakKeyDictionary()
+
+    def ask(self, cut: Cut, order: "Order | None", build: Callable[[], Windows]) -> Windows:
+        """Those of that cut and order."""
+        with self._lock:
+            made = self._by_length if order is None else self._ordered.setdefault(order, {})
+            if cut not in made:
+                made[cut] = build()
+            return made[cut]
 
 
-def windows(indptr: Array, indices: Array, n_cols: int, cut: Cut, order: Array) -> Windows:
-    """Sort the entries into windows; one sort of 64-bit words, about 48 bytes an entry.
+def windows(indptr: Array, indices: Array, n_cols: int, cut: Cut, order: Array | None) -> Windows:
+    """Sort the entries into windows; one sort of 64-bit words, about 48 bytes an entry meanwhile.
 
-    On a GPU it is finished when this returns, so that any stream may use it.
+    ``order`` puts the rows that shall share a window side by side; without it rows of many entries
+    do, which share the most columns.  On a GPU it is finished when this returns, so that any stream
+    may use it.
     """
     xp, dtype = namespace(indptr), indptr.dtype
     n_rows, nnz = len(indptr) - 1, len(indices)
     part_size = max(-(-n_cols // cut.parts), 1)
     n_windows = -(-n_rows // cut.height)
     with on_device_of(indptr), allocating(f"windows of {nnz} entries"):
+        if order is None:
+            order = xp.argsort(indptr[:-1] - indptr[1:], kind="stable")
+        order = order.astype(dtype)  # a copy: the caller may write to its own
         position = xp.empty(n_rows, dtype)
         position[order] = xp.arange(n_rows, dtype=dtype)
         position = position[primitives.expand(indptr, nnz)]
@@ -91,7 +109,7 @@ def windows(indptr: Array, indices: Array, n_cols: int, cut: Cut, order: Array) 
     finish(indptr)  # synchronize!
     return Windows(
         pieces=pieces,
-        order=order.astype(dtype, copy=False),
+        order=order,
         words=words,
         perm=perm.astype(dtype, copy=False),
         height=cut.height,

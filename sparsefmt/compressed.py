@@ -1,11 +1,15 @@
 """CSR and CSC: one implementation, the axis swapped."""
 
 from dataclasses import InitVar, dataclass, field
-from typing import ClassVar, Self, cast
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
 
 from . import _chunks, _validate, _windows
-from ._arrays import Array, namespace, on_device_of
+from ._arrays import Array, on_device_of
 from .base import Format, FormatName, Level
+
+if TYPE_CHECKING:
+    from .reorder import Order
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -63,6 +67,14 @@ class Compressed(Format):
             object.__setattr__(self, "_chunks", found)
         return cast(_chunks.Chunks, found)
 
+    def _kept_windows(self) -> _windows.Kept:
+        kept: _windows.Kept = self.__dict__.setdefault("_windows", _windows.Kept())
+        return kept
+
+    def _replace(self, **changes: Any) -> Self:
+        self._kept_windows()  # what has the same structure shares them
+        return super()._replace(**changes)
+
     def sorted_indices(self) -> Self:
         """The same matrix with ascending indices in every row (CSR) or column (CSC)."""
         from . import convert
@@ -109,27 +121,19 @@ class CSR(Compressed):
     format: ClassVar[FormatName] = "csr"
     _major: ClassVar[int] = 0
 
-    def windows(self, cut: _windows.Cut, order: Array | None = None) -> _windows.Windows:
-        """The entries by windows of rows that fit on chip, kept once built, for kernels on a GPU.
+    def _windows_of(self, cut: _windows.Cut, order: "Order | None") -> _windows.Windows:
+        """The entries by windows of rows that fit on chip, in that order or by length.
 
-        ``order`` puts the rows that shall share a window side by side: (n_rows,) each row once.
-        Without it hubs share windows: rows in order of descending length.  Kept as ``chunks`` are.
+        Kept once built, for kernels on a GPU; shared by what ``with_data`` and ``T`` give.
         """
-        kept = self.__dict__.setdefault("_windows", {})
-        key = cut, None if order is None else id(order)
-        if key not in kept:
-            rows = self._by_length() if order is None else order
-            found = _windows.windows(self.indptr, self.indices, self.n_cols, cut, rows)
-            kept[key] = found, order  # whose id stays its own
-        return cast(_windows.Windows, kept[key][0])
-
-    def _by_length(self) -> Array:
-        with on_device_of(self.indptr):
-            return namespace(self.indptr).argsort(-self.lengths, kind="stable")
+        rows = None if order is None else order.perm
+        made = partial(_windows.windows, self.indptr, self.indices, self.n_cols, cut, rows)
+        return self._kept_windows().ask(cut, order, made)
 
     @property
     def T(self) -> "CSC":
         """The transpose as CSC; a view, nothing is copied."""
+        self._kept_windows()
         return CSC._trusted(**{**self.__dict__, "shape": self.shape[::-1]})
 
 
@@ -160,4 +164,5 @@ class CSC(Compressed):
     @property
     def T(self) -> "CSR":
         """The transpose as CSR; a view, nothing is copied."""
+        self._kept_windows()
         return CSR._trusted(**{**self.__dict__, "shape": self.shape[::-1]})

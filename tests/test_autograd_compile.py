@@ -10,7 +10,6 @@ from torch._dynamo.testing import CompileCounterWithBackend  # noqa: E402
 from torch.utils import _pytree as pytree  # noqa: E402
 
 from sparsefmt import COO, Graph, UnsupportedError  # noqa: E402
-from sparsefmt._windows import Cut  # noqa: E402
 from sparsefmt.autograd import (  # noqa: E402
     edge_softmax,
     edge_values,
@@ -20,7 +19,6 @@ from sparsefmt.autograd import (  # noqa: E402
     sddmm,
     spmm,
 )
-from sparsefmt.autograd.structure import WindowTensors  # noqa: E402
 
 # torch's tracer itself instantiates the class that it warns of.
 pytestmark = pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
@@ -33,11 +31,6 @@ def forget_what_was_compiled():
     torch._dynamo.reset()
     yield
     torch._dynamo.reset()
-
-
-def windows_of(graph):
-    found = WindowTensors(graph.csr.windows(Cut(height=4, parts=2, piece=3)), graph.n_cols)
-    return found.arrays, found.height, found.part_size
 
 
 def structure(side):
@@ -71,7 +64,7 @@ def test_every_op_keeps_the_rules_of_library_ops(device, index_dtype):
         (OPS.spgemm, (*A, columns, kept, 3, a, r, c, "sum")),
         (OPS.sspmm, (*T, columns, y, a, perm, r, c)),
         (OPS.sspmm, (*T, columns, y, None, perm, None, None)),
-        (OPS.sspmm_windows, (*windows_of(graph), columns, y, a, r, c)),
+        (OPS.sspmm_outer, (*A, columns, y, a, r, c)),
         (OPS.sddmm_cbsr, (*A, y, columns, kept, r, c)),
         (OPS.cbsr_to_dense, (columns, kept, 3)),
         (OPS.dense_to_cbsr, (x, columns)),
@@ -101,8 +94,7 @@ def test_ops_called_directly_obey_autocast(device):
 def _names():
     from sparsefmt.autograd import bridge
 
-    schemas = bridge._SCHEMAS + bridge._WINDOW_SCHEMAS + bridge._FEATURE_SCHEMAS
-    return {one.split("(")[0] for one in schemas}
+    return {one.split("(")[0] for one in bridge._SCHEMAS + bridge._FEATURE_SCHEMAS}
 
 
 def gradients(function, *inputs):
@@ -231,6 +223,22 @@ def test_prepared_graphs_share_one_compilation(device):
 
     compiled = torch.compile(argument, fullgraph=True, backend=counter)
     for n in range(6, 16):
+        graph = make_graph(n, n - 2, 10 * n, device=device)
+        prepare(graph)
+        x, a = torch.randn(n - 2, 4, device=device), torch.randn(graph.nnz, device=device)
+        found = gradients(lambda x, a, graph=graph: compiled(graph, x, a), x, a)
+        assert_same(found, gradients(lambda x, a, graph=graph: argument(graph, x, a), x, a))
+    assert counter.frame_count == 2
+
+
+def test_prepared_graphs_share_one_compilation_of_maxk(device):
+    counter = CompileCounterWithBackend("aot_eager")
+
+    def argument(graph, x, a):
+        return maxk_aggregate(graph, x, 2, a).relu()
+
+    compiled = torch.compile(argument, fullgraph=True, backend=counter)
+    for n in range(6, 12):
         graph = make_graph(n, n - 2, 10 * n, device=device)
         prepare(graph)
         x, a = torch.randn(n - 2, 4, device=device), torch.randn(graph.nnz, device=device)

@@ -1,5 +1,6 @@
 """What only a GPU shows: streams, CUDA graphs, who allocates how much, the time of the host."""
 
+import gc
 import time
 
 import numpy as np
@@ -9,7 +10,15 @@ torch = pytest.importorskip("torch")
 
 from autograd_cases import DTYPES, make_graph  # noqa: E402
 
-from sparsefmt.autograd import edge_softmax, prepare, sddmm, spmm  # noqa: E402
+from sparsefmt import UnsupportedError  # noqa: E402
+from sparsefmt.autograd import (  # noqa: E402
+    _windows,
+    edge_softmax,
+    maxk_aggregate,
+    prepare,
+    sddmm,
+    spmm,
+)
 
 pytestmark = pytest.mark.gpu
 REDUCTIONS = ("sum", "mean", "max", "min")
@@ -93,6 +102,50 @@ def test_a_captured_step_replays_with_changed_inputs(reduce):
         captured.replay()
         fresh = [one.detach().clone().requires_grad_() for one in given]
         assert all(map(torch.equal, results, step(fresh)))
+
+
+def test_a_captured_step_of_maxk_replays_with_its_atomics():
+    graph = make_graph(300, 200, 5000, device="cuda")
+    prepare(graph)
+    x, a, *_ = inputs(graph, 64)
+    grad = torch.rand(graph.n_rows, 64, device="cuda")
+
+    def step(x, a):
+        return torch.autograd.grad(maxk_aggregate(graph, x, 8, a), (x, a), grad)
+
+    def capture():
+        captured = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(captured):
+            return captured, step(x, a)
+
+    with pytest.raises(UnsupportedError, match="run the same step once before it"):
+        capture()
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        step(x, a)
+    torch.cuda.synchronize()
+    captured, results = capture()
+    for _ in range(10):
+        with torch.no_grad():
+            x.copy_(torch.rand_like(x))
+        captured.replay()
+        for mine, theirs in zip(results, step(x.detach().requires_grad_(), a), strict=True):
+            torch.testing.assert_close(mine, theirs)
+
+
+def test_windows_go_with_the_memory_of_their_structure():
+    def alive():
+        gc.collect()
+        return sum(not kept.memory.expired() for kept in _windows._kept.values())
+
+    before = alive()
+    for seed in range(3):
+        graph = make_graph(30, 20, 200, device="cuda", seed=seed)
+        x = torch.rand(20, 16, device="cuda", requires_grad=True)
+        maxk_aggregate(graph, x, 4).sum().backward()
+        assert alive() == before + 1
+        del graph, x
+    assert alive() == before
 
 
 def test_memory_is_torchs_and_no_more_than_results():

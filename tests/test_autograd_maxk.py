@@ -240,7 +240,7 @@ def test_an_order_is_checked():
     graph = make_graph(6, 5, 20)
     with pytest.raises(DtypeError, match="order is a Tensor: give"):
         prepare(graph, order=torch.arange(6))
-    with pytest.raises(ShapeError, match="order is of 5 vertices but A has 6 rows"):
+    with pytest.raises(ShapeError, match="order is of 5 vertices but there are 6 rows"):
         prepare(graph, order=Order(np.arange(5)))
 
 

@@ -420,7 +420,7 @@ CASES = {
     "heads": ("sddmm", (A, G[:, None], S), {}, ShapeError, r"X has shape \(60, 1, 8\)"),
     "width sddmm": ("sddmm", (A, G[:, :5], S), {}, ShapeError, "Y has 8 columns but X has shape"),
     "order": ("sspmm", (A, G, S), {"order": [0]}, DtypeError, "order is a list: give a reorder"),
-    "order of others": ("sspmm", (A, G, S), SHORT, ShapeError, "order is of 45 vertices but A has"),
+    "order of others": ("sspmm", (A, G, S), SHORT, ShapeError, "order is of 45 vertices but there"),
     "half a transpose": ("sspmm", (A, G, S), HALF, UnsupportedError, "give both or neither"),
     "no transpose": ("sspmm", (A, G, S), {**HALF, "transposed": A}, ShapeError, "the CSR of A.T"),
 }

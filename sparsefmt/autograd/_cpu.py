@@ -7,8 +7,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._windows import Windows
-from ..coo import COO
 from ._layout import balanced, factors, rows_apart, with_heads
 
 
@@ -250,25 +248,25 @@ def sspmm(
     return out.to(grad.dtype)
 
 
-def sspmm_windows(
-    windows: list[Tensor],
-    height: int,
-    part_size: int,
+def sspmm_outer(
+    indptr: Tensor,
+    indices: Tensor,
+    n_cols: int,
+    plan: list[Tensor],
     columns: Tensor,
     grad: Tensor,
     values: Tensor | None,
     row_scale: Tensor | None,
     col_scale: Tensor | None,
 ) -> Tensor:
-    """By the transpose, which it computes: here windows have no advantage."""
-    pieces, order, words, perm = (_array(one) for one in windows)
-    W = Windows(pieces, order, words.view("uint32"), perm, height, part_size)
-    row, col = W.coordinates()
-    shape = columns.shape[0], len(order)
-    T, there = COO._trusted(row=col, col=row, data=None, shape=shape).tocsr_with_perm()
-    indptr, indices, there = map(torch.from_numpy, (T.indptr, T.indices, perm[there]))
-    features = columns, grad, values, there
-    return sspmm(indptr, indices, shape[1], [], *features, row_scale, col_scale)
+    """By the transpose, which it computes: here the outer product has no advantage."""
+    from ..compressed import CSR
+
+    shape = indptr.shape[0] - 1, n_cols
+    A = CSR._trusted(indptr=_array(indptr), indices=_array(indices), data=None, shape=shape)
+    T, perm = A.tocsc_with_perm()
+    side = torch.from_numpy(T.indptr), torch.from_numpy(T.indices), shape[0], plan
+    return sspmm(*side, columns, grad, values, torch.from_numpy(perm), row_scale, col_scale)
 
 
 def sddmm_cbsr(

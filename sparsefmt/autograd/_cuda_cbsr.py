@@ -1,18 +1,21 @@
 """The ops of row-balanced features on CUDA, in the manner of ``_cuda``."""
 
 from collections.abc import Callable
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from .._arrays import finish
+from .._interop_torch import from_tensor, to_tensor
+from ..compressed import CSR
 from ..errors import UnsupportedError
-from ..ops import _launch_cbsr, _launch_dense, _launch_maxk, _launch_sspmm
+from ..ops import _launch, _launch_cbsr, _launch_dense, _launch_maxk, _launch_sspmm
 from ..ops._launch import Structure
-from ..ops._launch_sspmm import Windowed
 from ._cuda import _NAMES, _factors, _memory, _on_device_of, _pointer, _stream, _vector
 from ._layout import balanced, rows_apart
+from ._windows import windowed
 
 
 def maxk(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
@@ -127,8 +130,10 @@ def sspmm(
     return _sspmm(launch, size, columns, grad, values, row_scale, col_scale)
 
 
-def sspmm_windows(
-    W: Windowed,
+def sspmm_outer(
+    indptr: Tensor,
+    indices: Tensor,
+    n_cols: int,
     columns: Tensor,
     grad: Tensor,
     values: Tensor | None,
@@ -137,30 +142,42 @@ def sspmm_windows(
 ) -> Tensor:
     if torch.are_deterministic_algorithms_enabled():
         raise UnsupportedError(
-            "sspmm_windows adds up by atomics, in no fixed order: call sspmm in deterministic mode."
+            "sspmm_outer adds up by atomics, in no fixed order: call sspmm in deterministic mode."
         )
-    launch = partial(_launch_sspmm.sspmm_windows, W)
-    size = _launch_sspmm.sums_workspace(W, _NAMES[grad.dtype], columns.shape[1])
+    dtype, feat, k = _NAMES[grad.dtype], grad.shape[1], columns.shape[1]
+    with _on_device_of(grad):
+        found = windowed(indptr, indices, n_cols, dtype, feat=feat, k=k)
+    if found is None:
+        return _by_panels(indptr, indices, n_cols, columns, grad, values, row_scale, col_scale)
+    launch = partial(_launch_sspmm.sspmm_windows, found)
+    size = _launch_sspmm.sums_workspace(found, dtype, k)
     return _sspmm(launch, size, columns, grad, values, row_scale, col_scale)
 
 
-_windowed_at = lru_cache(maxsize=256)(Windowed)
+def _by_panels(
+    indptr: Tensor,
+    indices: Tensor,
+    n_cols: int,
+    columns: Tensor,
+    grad: Tensor,
+    values: Tensor | None,
+    *scales: Tensor | None,
+) -> Tensor:
+    """Of rows that no chip holds: with a transpose for this call alone."""
+    arrays = {"indptr": from_tensor("indptr", indptr), "indices": from_tensor("indices", indices)}
+    A = CSR._trusted(**arrays, data=None, shape=(indptr.shape[0] - 1, n_cols))
+    T, perm = A.tocsc_with_perm()
+    finish(perm)  # synchronize!
+    out = sspmm(_launch.structure(T.T), columns, grad, values, to_tensor(perm), *scales)
+    torch.cuda.current_stream(grad.device).synchronize()  # synchronize! T goes back to CuPy
+    return out
 
 
-def of_windows(kernel: Callable[..., Any]) -> Callable[..., Any]:
-    """The kernel as a library op takes it: with the windows in tensors."""
+def without_plan(kernel: Callable[..., Any]) -> Callable[..., Any]:
+    """The kernel as a library op takes it: with the chunks of the structure, which it ignores."""
 
-    def run(
-        windows: list[Tensor], height: int, part_size: int, columns: Tensor, *args: Any
-    ) -> Tensor:
-        pieces, order, words, perm = windows
-        structure = _windowed_at(
-            *(order.shape[0], columns.shape[0], perm.shape[0], _NAMES[perm.dtype]),
-            *(array.data_ptr() for array in (pieces, order, words, perm)),
-            *(pieces.shape[0] - 1, height, part_size),
-        )
-        found: Tensor = kernel(structure, columns, *args)
-        return found
+    def run(indptr: Tensor, indices: Tensor, n_cols: int, plan: list[Tensor], *args: Any) -> Any:
+        return kernel(indptr, indices, n_cols, *args)
 
     return run
 

@@ -5,9 +5,9 @@ An op takes flat tensors and checks nothing: ``functions`` checks what users giv
 ``CSR.chunks`` on a GPU.  Edge values are in the order of the graph's CSR; ``perm`` tells, for each
 entry of a transposed structure, its number in that order, so that no permuted copy is made.
 Row-balanced features are ``columns`` and ``kept``, both (n_rows, k); ``sspmm`` takes the structure
-of the transpose and the scales of the graph, ``sspmm_windows`` the windows of the graph itself.
-Every op but ``sspmm_windows``, whose CUDA kernel adds up by atomics, is deterministic: each output
-is written by one thread group, in a fixed order of entries.
+of the transpose and the scales of the graph, ``sspmm_outer`` the structure of the graph itself.
+Every op but ``sspmm_outer``, whose CUDA kernel adds up by atomics, is deterministic: each output is
+written by one thread group, in a fixed order of entries.
 """
 
 from typing import Any
@@ -20,7 +20,7 @@ from torch.overrides import has_torch_function
 
 from . import _cpu, _cuda, _cuda_cbsr
 from ._layout import balanced
-from .structure import Side, WindowTensors
+from .structure import Side
 
 _library: Any = torch.library.Library("sparsefmt", "DEF")  # type: ignore[no-untyped-call]
 
@@ -41,12 +41,8 @@ _SCHEMAS = (
     "str reduce) -> Tensor",
     f"sspmm({_STRUCTURE}, Tensor columns, Tensor grad, Tensor? values, Tensor perm, {_SCALES}) "
     "-> Tensor",
+    f"sspmm_outer({_STRUCTURE}, Tensor columns, Tensor grad, Tensor? values, {_SCALES}) -> Tensor",
     f"sddmm_cbsr({_STRUCTURE}, Tensor x, Tensor columns, Tensor kept, {_SCALES}) -> Tensor",
-)
-#: Of a structure cut into ``CSR.windows``.
-_WINDOW_SCHEMAS = (
-    "sspmm_windows(Tensor[] windows, SymInt height, SymInt part_size, Tensor columns, Tensor grad, "
-    f"Tensor? values, {_SCALES}) -> Tensor",
 )
 #: Of features alone, without a structure.
 _FEATURE_SCHEMAS = (
@@ -128,12 +124,6 @@ def _sspmm_fake(
     return grad.new_empty(columns.shape)
 
 
-def _sspmm_windows_fake(
-    windows: list[Tensor], height: int, part_size: int, columns: Tensor, grad: Tensor, *_: Any
-) -> Any:
-    return grad.new_empty(columns.shape)
-
-
 def _cbsr_to_dense_fake(columns: Tensor, kept: Tensor, feat: int) -> Any:
     return kept.new_empty((kept.shape[0], feat))
 
@@ -152,7 +142,7 @@ _FAKES: dict[str, Any] = {
     "edge_softmax_backward": _like_last,
     "spgemm": _spgemm_fake,
     "sspmm": _sspmm_fake,
-    "sspmm_windows": _sspmm_windows_fake,
+    "sspmm_outer": _sspmm_fake,
     "sddmm_cbsr": _one_per_entry,
     "maxk": balanced,
     "cbsr_to_dense": _cbsr_to_dense_fake,
@@ -163,7 +153,7 @@ _FAKES: dict[str, Any] = {
 
 _TO_AUTOCAST_DTYPE = (
     *("spmm", "spmm_arg", "sddmm"),
-    *("spgemm", "sspmm", "sspmm_windows", "sddmm_cbsr"),
+    *("spgemm", "sspmm", "sspmm_outer", "sddmm_cbsr"),
 )
 _TO_FLOAT32 = ("edge_softmax", "edge_softmax_backward")
 
@@ -194,14 +184,15 @@ def _autocast(op: Any, kind: str, *, narrow: bool) -> Any:
 
 
 def _register() -> None:
-    of_structure: dict[str, Any] = dict.fromkeys(_SCHEMAS, _cuda.of_tensors)
-    of_structure |= dict.fromkeys(_WINDOW_SCHEMAS, _cuda_cbsr.of_windows)
-    for schema in (*of_structure, *_FEATURE_SCHEMAS):
+    for schema in _SCHEMAS + _FEATURE_SCHEMAS:
         name = _library.define(schema).split("::")[-1]
         kernel = _ON_CUDA[name]
         _library.impl(name, getattr(_cpu, name), "CPU")
-        wrapped = of_structure[schema](kernel) if schema in of_structure else kernel
-        _library.impl(name, wrapped, "CUDA")
+        if name == "sspmm_outer":
+            kernel = _cuda_cbsr.without_plan(kernel)
+        elif schema in _SCHEMAS:
+            kernel = _cuda.of_tensors(kernel)
+        _library.impl(name, kernel, "CUDA")
         torch.library.register_fake(f"sparsefmt::{name}", _FAKES[name], lib=_library)
     for name in _TO_AUTOCAST_DTYPE + _TO_FLOAT32:
         op = getattr(torch.ops.sparsefmt, name).default
@@ -244,14 +235,15 @@ class Op(_Ways):
         return self.library(side.indptr, side.indices, side.n_cols, side.plan, *args)
 
 
-class WindowOp(_Ways):
-    """A library op, called with ``WindowTensors`` in the place of its structure."""
+class OuterOp(Op):
+    """``sspmm_outer``, whose kernel asks for windows by the tensors of its structure."""
 
-    def __call__(self, windows: WindowTensors, *args: Any) -> Any:
+    def __call__(self, side: Side, *args: Any) -> Any:
         """By the short way where nothing can tell."""
-        if not torch.compiler.is_compiling() and _unwatched(args):
-            return self.kernel(windows.structure, *args)
-        return self.library(windows.arrays, windows.height, windows.part_size, *args)
+        structure = side.indptr, side.indices, side.n_cols
+        if needs_no_dispatcher(side, args):
+            return self.kernel(*structure, *args)
+        return self.library(*structure, side.plan, *args)
 
 
 class FeatureOp(_Ways):
@@ -301,7 +293,7 @@ EDGE_SOFTMAX = Op("edge_softmax")
 EDGE_SOFTMAX_BACKWARD = Op("edge_softmax_backward")
 SPGEMM = Op("spgemm")
 SSPMM = Op("sspmm")
-SSPMM_WINDOWS = WindowOp("sspmm_windows")
+SSPMM_OUTER = OuterOp("sspmm_outer")
 SDDMM_CBSR = Op("sddmm_cbsr")
 MAXK = FeatureOp("maxk")
 CBSR_TO_DENSE = FeatureOp("cbsr_to_dense")

@@ -13,10 +13,9 @@ from torch import Tensor
 from torch.autograd import Function
 
 from . import bridge
-from ._cuda import _NAMES
 from ._recording import apart, recorded
 from .gradients import factor_gradients, restored, scaled
-from .structure import GraphLike, side_of, windows_of
+from .structure import GraphLike, side_of
 
 
 def maxk(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
@@ -171,10 +170,8 @@ def _sspmm(
 ) -> Tensor:
     out: Tensor
     if grad.is_cuda and not torch.are_deterministic_algorithms_enabled():
-        windows = windows_of(graph, _NAMES[grad.dtype], grad.shape[1], columns.shape[1])
-        if windows is not None:
-            out = bridge.SSPMM_WINDOWS(windows, columns, grad, values, *scales)
-            return out
+        out = bridge.SSPMM_OUTER(side_of(graph, False), columns, grad, values, *scales)
+        return out
     side = side_of(graph, True)
     out = bridge.SSPMM(side, columns, grad, values, side.perm, *scales)
     return out

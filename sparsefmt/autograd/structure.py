@@ -1,12 +1,9 @@
 """A graph's arrays as tensors: made once, zero-copy, kept with the graph; ``Graph`` as pytree."""
 
 from collections.abc import Callable
-from operator import index
-from types import SimpleNamespace
 from typing import Any, TypeAlias, cast
 from weakref import WeakValueDictionary
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
@@ -14,14 +11,14 @@ from torch.utils import _pytree as pytree
 from .._arrays import finish
 from .._interop_torch import from_tensor, to_tensor
 from .._store import Store
-from .._windows import Windows
 from ..compressed import CSC, CSR
 from ..errors import DtypeError
 from ..graph import Graph
-from ..ops import _launch, _launch_sspmm
+from ..ops import _launch
 from ..ops._launch import Structure
 from ..ops.cbsr_gradients import checked_order
 from ..reorder import Order
+from ._windows import order_rows
 
 #: What the functions take: a graph, or its tensors where a transformation has replaced them.
 GraphLike: TypeAlias = "Graph | GraphTensors"
@@ -72,9 +69,6 @@ class Side(_Keeper):
         super().__init__(indices)
         self.indptr, self.indices, self.n_cols = indptr, indices, n_cols
         self.plan, self.perm, self.structure = plan, perm, structure
-        #: Which rows share windows, if the user says so; and what ``windows_of`` has made.
-        self.order: Order | None = None
-        self.windows = SimpleNamespace()
 
     @classmethod
     def of(cls, csr: CSR, perm: Any) -> "Side":
@@ -94,18 +88,6 @@ class Side(_Keeper):
     def _inverse_degree(self, dtype: torch.dtype) -> Tensor:
         lengths = (self.indptr[1:] - self.indptr[:-1]).clamp(min=1)
         return lengths.to(torch.float64).reciprocal().to(dtype)
-
-
-class WindowTensors:
-    """The arrays of ``CSR.windows`` as tensors, and as the launchers read them."""
-
-    def __init__(self, windows: Windows, n_cols: int) -> None:
-        words = windows.words.view(np.int32)  # torch does little with unsigned integers
-        arrays = windows.pieces, windows.order, words, windows.perm
-        self.arrays = [to_tensor(array) for array in arrays]
-        self.height, self.part_size = windows.height, windows.part_size
-        cuda = self.arrays[0].is_cuda
-        self.structure = _launch_sspmm.windowed(windows, n_cols) if cuda else None
 
 
 class GraphTensors(_Keeper):
@@ -130,7 +112,7 @@ class GraphTensors(_Keeper):
 
 
 def prepare(graph: Graph, *, transposed: bool = True, order: Order | None = None) -> None:
-    """Make all that the functions need of a graph now, rather than at first use.
+    """Make what the functions need of a graph now, rather than at first use.
 
     Call it before a CUDA graph is captured, and for every new graph that a compiled function will
     get: one that is not prepared makes ``torch.compile`` trace again.
@@ -142,7 +124,9 @@ def prepare(graph: Graph, *, transposed: bool = True, order: Order | None = None
         Whether gradients will be asked for, which read the transpose.
     order : reorder.Order, optional
         Of the rows of the graph, such as ``reorder.community_order(graph.csr)``: what the gradient
-        of ``maxk_aggregate`` goes by on a GPU, see ``ops.sspmm``.  No row of any tensor moves.
+        of ``maxk_aggregate`` goes by on a GPU, see ``ops.sspmm``.  No row of any tensor moves.  It
+        replaces an earlier one, which stays if this is left out; it does not travel to another
+        device, into a copy or to ``graph.transposed``.
 
     Raises
     ------
@@ -159,6 +143,10 @@ def prepare(graph: Graph, *, transposed: bool = True, order: Order | None = None
     takes memory, 2 nnz + n_cols + 1 indices, which ``graph.csc`` and ``graph.csc_perm`` share, and
     on a GPU the cut of the work: about nnz / 32 + n_rows / 4 indices, both ways.  Of a graph that
     is itself a ``transposed`` one, ``graph.csr_perm`` takes nnz indices more.
+
+    Not made here are the windows that the gradient of ``maxk_aggregate`` goes by on a GPU, since
+    they depend on the width of its features: its first run sorts the entries, and keeps 4 bytes and
+    an index of each.  Run a step before the capture of a CUDA graph, and after a new ``order``.
     """
     if not isinstance(graph, Graph):
         raise wrong_graph(graph)
@@ -166,9 +154,7 @@ def prepare(graph: Graph, *, transposed: bool = True, order: Order | None = None
     _prepare_order(graph)
     if order is not None:
         rows = side_of(graph, False)
-        with graph._store.lock:
-            rows.order = checked_order(order, graph.csr)
-            rows.windows = SimpleNamespace()
+        order_rows(rows.indptr, rows.indices, checked_order(order, graph.csr))
 
 
 def wrong_graph(value: object) -> DtypeError:
@@ -209,31 +195,12 @@ def _prepare_order(graph: Graph) -> bool:
     return True
 
 
-def _prepare_windows(graph: Graph, dtype: str, feat: int, k: int) -> bool:
-    rows = side_of(graph, False)
-    with graph._store.lock, torch.inference_mode(False):
-        name = _windows_name(dtype, feat, k)
-        if not hasattr(rows.windows, name):
-            csr, order = graph.csr, None if rows.order is None else rows.order.perm
-            given = order is not None
-            cut = _launch_sspmm.cut(csr.shape, csr.nnz, dtype, feat=feat, k=k, ordered=given)
-            found = None if cut is None else WindowTensors(csr.windows(cut, order), csr.n_cols)
-            setattr(rows.windows, name, found)
-    return True
-
-
-def _windows_name(dtype: str, feat: int, k: int) -> str:
-    return f"of_{k}_in_{feat}_{dtype}"
-
-
 # torch.compile runs these methods while it traces, then traces on with what they made.  As methods
 # only: of a function's argument it would guard the identity, and compile for each graph anew.
 _prepare_tensors._dynamo_marked_constant = True  # type: ignore[attr-defined]
 _prepare_order._dynamo_marked_constant = True  # type: ignore[attr-defined]
-_prepare_windows._dynamo_marked_constant = True  # type: ignore[attr-defined]
 Graph._prepare_tensors = _prepare_tensors  # type: ignore[attr-defined]
 Graph._prepare_order = _prepare_order  # type: ignore[attr-defined]
-Graph._prepare_windows = _prepare_windows  # type: ignore[attr-defined]
 
 
 def tensors_of(graph: GraphLike, *, transposed: bool = False) -> GraphTensors:
@@ -281,21 +248,6 @@ def side_of(graph: GraphLike, transposed: bool) -> Side:
     """The rows of the graph, or its columns."""
     tensors = tensors_of(graph, transposed=transposed)
     return cast(Side, tensors.columns) if transposed else tensors.rows
-
-
-def windows_of(graph: GraphLike, dtype: str, feat: int, k: int) -> WindowTensors | None:
-    """The windows that ``sspmm`` takes for such features; None if no row of them fits on chip.
-
-    None also for a tracer's leaves: they are those of the structure and its chunks.
-    """
-    if not isinstance(graph, Graph):
-        return None
-    feat, k = index(feat), index(k)  # numbers, where a tracer has symbols
-    name = _windows_name(dtype, feat, k)
-    # A tracer must not see what is missing: it remembers what it read.
-    if torch.compiler.is_compiling() or not hasattr(side_of(graph, False).windows, name):
-        graph._prepare_windows(dtype, feat, k)  # type: ignore[attr-defined]
-    return cast("WindowTensors | None", getattr(_tensors_made(graph).rows.windows, name))
 
 
 # Graph as a pytree node: its leaves are these tensors

@@ -177,7 +177,7 @@ def load(
     ``shared`` is the most dynamic shared memory that a launch may take, where it is over 48 KiB.
     """
     device = import_cupy().cuda.runtime.getDevice()
-    found = _loaded.get((device, file, kernel, dtypes, constants))
+    found = _loaded.get((device, file, kernel, dtypes, constants, shared))
     if found is None:
         name = expression(kernel, dtypes, constants)
         with _lock:
@@ -192,7 +192,7 @@ def load(
                 struct.calcsize(layout),
                 _driver(),
             )
-            _loaded[device, file, kernel, dtypes, constants] = found
+            _loaded[device, file, kernel, dtypes, constants, shared] = found
     return found
 
 

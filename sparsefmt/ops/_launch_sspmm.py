@@ -17,14 +17,14 @@ from ._launch_cbsr import ALIGNED
 #: Bytes of rows on chip, and most entries of a piece, for graphs of many entries and for others.
 #: More rows share more columns; but a multiprocessor has 228 KiB on the H200, and what is left of
 #: them is the L1, where the edge values of a window want to stay: 216 KiB take 1.6x as long as 128.
-TALL_BYTES, TALL_PIECE = 128 * 2**10, 2**15
-LOW_BYTES, LOW_PIECE = 64 * 2**10, 2**11
-#: Threads of a block whose rows take more than half a multiprocessor, or a third of it.
-TALL_THREADS, LOW_THREADS = 1024, 256
+TALL_BYTES, TALL_PIECE = 132 * 2**10, 2**15
+LOW_BYTES, LOW_PIECE = 66 * 2**10, 2**11
+#: Threads that a multiprocessor shall have, shared by as many blocks as its memory holds.
+THREADS = 1024
 #: Entries from which a graph of dense rows has tall windows: several pieces a multiprocessor.
 MANY_ENTRIES = 2**24
-#: Bytes of sums that stay in the L2: with more of them, columns are taken in parts.
-L2_BYTES = 40 * 2**20
+#: The part of the L2 that sums may take: with more of them, columns are taken in parts.
+L2_SHARE = 0.8
 #: Entries of a row in a part below which parts do not pay, since each reads all rows again, in
 #: an order by length and in one that brings locality itself.  H200, two parts: k = 64 on reddit 8.9
 #: to 6.3 ms; four: k = 16 on products 8.5 to 7.2, but nothing in order of communities.
@@ -53,6 +53,15 @@ class Windowed:
     part_size: int
 
 
+@dataclass(frozen=True, slots=True)
+class Chip:
+    """Bytes that a device has."""
+
+    of_block: int  #: shared memory, at most
+    of_multiprocessor: int
+    l2: int
+
+
 def windowed(W: Windows, n_cols: int) -> Windowed:
     """The windows of a CSR on a GPU."""
     return Windowed(
@@ -70,43 +79,50 @@ def windowed(W: Windows, n_cols: int) -> Windowed:
     )
 
 
+@cache
+def chip(device: int) -> Chip:
+    """That of the device with this number."""
+    found = import_cupy().cuda.Device(device).attributes
+    return Chip(
+        int(found["MaxSharedMemoryPerBlockOptin"]),
+        int(found["MaxSharedMemoryPerMultiprocessor"]),
+        int(found["L2CacheSize"]),
+    )
+
+
 def cut(
-    shape: tuple[int, int], nnz: int, dtype: str, *, feat: int, k: int, ordered: bool
+    shape: tuple[int, int], nnz: int, dtype: str, *, feat: int, k: int, ordered: bool, device: int
 ) -> Cut | None:
-    """How to cut a CSR for the current device; None if not one row of features fits on chip.
+    """How to cut a CSR on that device; None if not one row of features fits on chip.
 
     ``ordered``: rows come in an order of the caller's.
     """
     few = PART_ENTRIES_ORDERED if ordered else PART_ENTRIES
-    return _cut(shape, nnz, ITEMSIZE[dtype], feat, k, few, _shared_bytes())
+    return _cut(shape, nnz, ITEMSIZE[dtype], feat, k, few, chip(device))
 
 
 @lru_cache(maxsize=256)
 def _cut(
-    shape: tuple[int, int], nnz: int, size: int, feat: int, k: int, few: int, room: int
+    shape: tuple[int, int], nnz: int, size: int, feat: int, k: int, few: int, chip: Chip
 ) -> Cut | None:
     n_rows, n_cols = shape
     wide = max(size, 4)
     one = feat * size + wide  # with its factor
-    if one + wide > room or not feat:
+    if one + wide > chip.of_block or not feat:
         return None
     tall = nnz >= max(MANY_ENTRIES, DENSE_ROWS * n_rows)
-    bytes_on_chip = min(TALL_BYTES if tall else LOW_BYTES, room - wide)
-    height = min(max(bytes_on_chip // one, 1), MOST_ROWS)
+    most = min(TALL_BYTES if tall else LOW_BYTES, chip.of_block - wide) // one
+    height = 1 << min(max(most, 1), MOST_ROWS).bit_length() - 1  # few heights, so few windows
     sums = n_cols * min(k, 64) * wide
-    parts = min(-(-sums // L2_BYTES), max(nnz // max(n_rows * few, 1), 1))
-    parts = max(parts, -(-n_cols // MOST_COLUMNS))
-    return Cut(height, max(parts, 1), TALL_PIECE if tall else LOW_PIECE)
+    parts = min(int(-(-sums // (L2_SHARE * chip.l2))), nnz // max(n_rows * few, 1))
+    parts = max(parts, -(-n_cols // MOST_COLUMNS), 1)
+    return Cut(height, parts, TALL_PIECE if tall else LOW_PIECE)
 
 
-def _shared_bytes() -> int:
-    """Shared memory that a block may ask the current device for."""
-    return _shared_bytes_of(import_cupy().cuda.runtime.getDevice())
-
-
-@cache
-def _shared_bytes_of(device: int) -> int:
-    return int(import_cupy().cuda.Device(device).attributes["MaxSharedMemoryPerBlockOptin"])
+def _threads(on_chip: int, chip: Chip) -> int:
+    """The share of a block; each block takes 1 KiB more than it asks for."""
+    blocks = max(chip.of_multiprocessor // (on_chip + 1024), 1)
+    return int(max(1 << (THREADS // blocks).bit_length() - 1, 128))
 
 
 def lanes(dtype: str, index_bytes: int, k: int, *, together: int) -> int:
@@ -151,13 +167,14 @@ def sspmm_windows(
         width = lanes(dtype, index_bytes, k, together=sums | indices * (4 // index_bytes))
         places = 1 if width == SCALAR_LANES else 4
         on_chip = -(-W.height * feat * size // wide) * wide + W.height * wide
+        here = chip(import_cupy().cuda.runtime.getDevice())
         kernel = _jit.load(
             "sspmm.cu",
             "sspmm_csr_windows",
             "10P4q5i",
             (dtype, W.index_dtype, _launch_dense.COLUMNS[index_bytes]),
             (width, places),
-            shared=_shared_bytes(),
+            shared=here.of_block,
         )
         kernel(
             W.n_pieces * -(-k // (width * places)),
@@ -167,7 +184,7 @@ def sspmm_windows(
                 *(W.n_pieces, W.height, k, feat),
                 ALIGNED * ((grad | ldg * size | feat * size) % 16 == 0),
             ),
-            threads=TALL_THREADS if on_chip > LOW_BYTES else LOW_THREADS,
+            threads=_threads(on_chip, here),
             shared=on_chip,
             stream=stream,
         )

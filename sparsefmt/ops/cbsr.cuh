@@ -1,7 +1,7 @@
 // Shared by the products with row-balanced features S: k places of each row, their columns ascending.
-// A warp goes through the entries of A that its chunks hold, STREAMS at a time whatever their rows: LANES threads read
-// an entry's row of S. BATCH such groups are under way together. Where a row of A ends within a group, the group is
-// gone through once for each row.
+// In spgemm.cu and sddmm_cbsr.cu a warp goes through the entries of A that its chunks hold, STREAMS at a time whatever
+// their rows: LANES threads read an entry's row of S. BATCH such groups are under way together. Where a row of A ends
+// within a group, the group is gone through once for each row.
 constexpr int CBSR_THREADS = 128, CBSR_WARPS = CBSR_THREADS / WARP;
 constexpr int CBSR_OWN = CHUNKS / CBSR_WARPS;  // chunks of a warp
 constexpr int MEAN = 1, ALIGNED = 2;           // flags
@@ -38,9 +38,9 @@ template <typename V, int COUNT, int WORD> struct Places {
     }
 };
 
-// The entries of a warp, 32 to a window: a lane holds one of this window and has asked for one of the next. Behind
+// The entries of a warp, 32 at a time: a lane holds one of these and has asked for one of the next. Behind
 // the last entry it takes that one again, so that all that it loads exists.
-template <typename T, typename Index> struct Window {
+template <typename T, typename Index> struct Entries {
     using Sum = accumulator<T>;
     const Index* indices;
     const T* data;
@@ -50,15 +50,15 @@ template <typename T, typename Index> struct Window {
     Sum weight;  // a[e] * c[col]
     T next_value;
 
-    __device__ void fetch(int window) {
-        const long long e = min(first + window * WARP + threadIdx.x % WARP, last);
+    __device__ void fetch(int turn) {
+        const long long e = min(first + turn * WARP + threadIdx.x % WARP, last);
         next_col = streamed(indices + e);
         if (data) next_value = streamed((const Pack<T, 1>*)(data + e)).v[0];
     }
-    __device__ void step(int window) {
+    __device__ void step(int turn) {
         col = next_col, weight = load(next_value);
         if (col_scale) weight *= read((const Pack<Sum, 1>*)(col_scale + col)).v[0];
-        fetch(window + 1);
+        fetch(turn + 1);
     }
     __device__ void begin() {
         store(&next_value, Sum(1));
@@ -93,33 +93,3 @@ template <typename Index> struct Rows {
         load_ahead();
     }
 };
-
-// 16 bytes to shared memory, in the background where the device can.
-__device__ inline void copy_16(void* to, const void* from) {
-#if __CUDA_ARCH__ >= 800
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;"
-                 :: "r"((unsigned)__cvta_generic_to_shared(to)), "l"(from) : "memory");
-#else
-    *(int4*)to = __ldg((const int4*)from);
-#endif
-}
-// A row of features to shared memory, by a warp.
-template <typename T> __device__ inline void copy_row(T* to, const T* from, int feat, bool aligned) {
-    constexpr int VEC = 16 / sizeof(T);
-    const int lane = threadIdx.x % WARP;
-    if (aligned)
-        for (int f = lane * VEC; f < feat; f += WARP * VEC) copy_16(to + f, from + f);
-    else
-        for (int f = lane; f < feat; f += WARP) to[f] = from[f];
-}
-__device__ inline void copies_end() {
-#if __CUDA_ARCH__ >= 800
-    asm volatile("cp.async.commit_group;" ::: "memory");
-#endif
-}
-// All but the copies since the last PENDING ends have come; other threads' after a barrier.
-template <int PENDING> __device__ inline void wait_for_copies() {
-#if __CUDA_ARCH__ >= 800
-    asm volatile("cp.async.wait_group %0;" :: "n"(PENDING) : "memory");
-#endif
-}

@@ -54,8 +54,9 @@ def sspmm(
     order : reorder.Order, optional
         Of the rows of ``A``.  The outer product goes through windows of rows that follow one
         another in it (hubs first if left out): the more columns they share, the faster.
-        ``reorder.community_order(A)`` takes a second per 10**8 entries, once, and makes graphs with
-        communities up to 2 times faster.  No row of any array moves.
+        ``reorder.community_order(A)`` takes half a second to a second for 10**8 entries; make it
+        once and keep it, since windows live as long as their order.  No row of any array moves.
+        Without effect on the CPU and where ``deterministic``.
     transposed : CSR, shape (n_cols, n_rows), optional
         ``A.tocsr().tocsc().T``; computed if left out and needed.  Its values are not read.
     perm : array, shape (nnz,), optional
@@ -70,20 +71,23 @@ def sspmm(
     Raises
     ------
     ShapeError
-        If rows, columns or feature widths do not fit together.
+        If rows, columns, feature widths or the places of ``order`` do not fit together.
     DtypeError
-        If ``A`` is no sparse format or ``S`` no CBSR, or dtypes do not fit.
+        If ``A`` is no sparse format, ``S`` no CBSR or ``order`` no Order, or dtypes do not fit.
     DeviceError
         If the arguments are on different devices.
+    IndexRangeError
+        On the CPU, if ``perm`` numbers entries that ``A`` does not store.
     UnsupportedError
         If ``reduce`` is neither, or only one of ``transposed`` and ``perm`` is given.
 
     Notes
     -----
-    The atomic way sorts the entries into windows at its first use (they stay with ``A``, 4 bytes
-    and an index an entry), and takes memory for sums in float32 if values have 2 bytes; the other
-    one needs the transpose, and n_cols * 256 bytes at most.  Whether ``transposed`` and ``perm``
-    are those of ``A`` is not checked beyond their range on the CPU.
+    The atomic way sorts the entries into windows at its first use, in about 48 bytes an entry.
+    They stay with ``A``, if it is a CSR: 4 bytes and an index an entry for each height of windows,
+    which goes by the width of the features.  Sums are in float32 if values have 2 bytes, in memory
+    of their own.  The other way needs the transpose, and n_cols * 256 bytes at most.  Whether
+    ``transposed`` and ``perm`` are those of ``A`` is not checked beyond their range on the CPU.
 
     MaxK-GNN (ASPLOS'24), section 4.2.
     """
@@ -131,12 +135,12 @@ def checked_order(order: object, A: CSR) -> Order:
     """An order of the rows of ``A``, on its device."""
     if not isinstance(order, Order):
         raise DtypeError(
-            f"order is a {type(order).__name__}: give a reorder.Order, community_order(A) for "
-            "instance."
+            f"order is a {type(order).__name__}: give a reorder.Order, such as community_order(A) "
+            "or Order(perm)."
         )
     if len(order) != A.n_rows:
-        raise ShapeError(f"order is of {len(order)} vertices but A has {A.n_rows} rows.")
-    _validate.same_device("order", order.perm, "A", A.indptr)
+        raise ShapeError(f"order is of {len(order)} vertices but there are {A.n_rows} rows.")
+    _validate.same_device("order", order.perm, "the structure", A.indptr)
     return order
 
 
@@ -159,8 +163,7 @@ def _sspmm_windows_gpu(
 
     dtype, cut = str(dY.dtype), _cut(A, dY, S, order)
     assert cut is not None  # as _fits_on_chip found
-    windows = A.windows(cut, None if order is None else order.perm)
-    structure = _launch_sspmm.windowed(windows, A.n_cols)
+    structure = _launch_sspmm.windowed(A._windows_of(cut, order), A.n_cols)
     workspace = memory(_launch_sspmm.sums_workspace(structure, dtype, S.k), out)
     given = _sspmm_arguments(A, dY, S, row_scale, col_scale, out, workspace)
     _launch_sspmm.sspmm_windows(structure, dtype, **given)
@@ -237,7 +240,7 @@ def _sddmm_numba(A: CSR, X: Array, Y: CBSR, *, out: Array) -> None:
     cpu.sddmm_cbsr(A.indptr, A.indices, X, Y.indices, Y.data, out)
 
 
-def _any_order(*_: Any, deterministic: bool, **__: Any) -> list[str]:
+def _atomics_allowed(*_: Any, deterministic: bool, **__: Any) -> list[str]:
     return ["deterministic is asked for"] if deterministic else []
 
 
@@ -250,8 +253,15 @@ def _fits_on_chip(A: CSR, dY: Array, S: CBSR, *_: Any, **__: Any) -> list[str]:
 def _cut(A: CSR, dY: Array, S: CBSR, order: Order | None) -> Cut | None:
     from . import _launch_sspmm
 
-    given, sizes = order is not None, {"feat": S.n_cols, "k": S.k}
-    return _launch_sspmm.cut(A.shape, A.nnz, str(dY.dtype), **sizes, ordered=given)
+    return _launch_sspmm.cut(
+        A.shape,
+        A.nnz,
+        str(dY.dtype),
+        feat=S.n_cols,
+        k=S.k,
+        ordered=order is not None,
+        device=A.indptr.device.id,
+    )
 
 
 def _rows() -> tuple[_registry.Kernel, ...]:
@@ -259,7 +269,7 @@ def _rows() -> tuple[_registry.Kernel, ...]:
         _registry.all_of(place, _registry.is_format("csr"))
         for place in (_registry.on_gpu, _registry.on_cpu)
     )
-    windows = _registry.all_of(gpu, _any_order, _fits_on_chip)
+    windows = _registry.all_of(gpu, _atomics_allowed, _fits_on_chip)
     return (
         _registry.Kernel(
             "sspmm", "sspmm_csr_windows", windows, _sspmm_windows_gpu, deterministic=False

@@ -1,5 +1,6 @@
 #include "common.cuh"
 #include "cbsr.cuh"
+#include "copies.cuh"
 
 // Rows of X as a warp comes to them: this one and the next are in shared memory, if it has room.
 template <typename T, typename Index, bool ON_CHIP> struct Held {
@@ -48,7 +49,7 @@ sddmm_csr_cbsr(const Index* __restrict__ indptr, const Index* __restrict__ indic
     const Index first_row = at_work.from.row;
     const long long first_entry = at_work.from.entry;
     if (at_work.total == 0) return;
-    Window<T, Index> entries{indices, nullptr, col_scale, first_entry, (long long)at_work.to.entry - 1};
+    Entries<T, Index> entries{indices, nullptr, col_scale, first_entry, (long long)at_work.to.entry - 1};
     entries.begin();
     T* buffers = (T*)dynamic_shared + warp * 2 * feat;
     const int rows = at_work.rows + (at_work.to.entry > indptr[at_work.to.row]);

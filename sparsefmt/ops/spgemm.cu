@@ -81,7 +81,7 @@ spgemm_csr_cbsr(const Index* __restrict__ indptr, const Index* __restrict__ indi
     const bool began_earlier = at_work.from.entry > indptr[first_row];
     const long long first_entry = min((long long)at_work.from.entry, nnz - 1);  // one that exists, if none is here
     const long long last_entry = max(first_entry, (long long)at_work.to.entry - 1);
-    Window<T, Index> entries{indices, data, col_scale, first_entry, last_entry};
+    Entries<T, Index> entries{indices, data, col_scale, first_entry, last_entry};
     entries.begin();
     Sums<Sum, STREAMS> sums(warp, window);
     const Cells cells(log_window, log_parts);

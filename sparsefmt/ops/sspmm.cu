@@ -1,5 +1,6 @@
 #include "common.cuh"
 #include "cbsr.cuh"
+#include "copies.cuh"
 
 // Adds WIDTH neighbours, if `valid`: in one request where the device has it.
 template <int WIDTH, typename Sum> __device__ inline void add_to(Sum* y, const Sum (&x)[WIDTH], bool valid) {
@@ -27,13 +28,34 @@ struct Entry {
 };
 template <typename Index> struct alignas(2 * sizeof(Index)) Piece { Index first, bucket; };
 
-__device__ inline unsigned rounded(unsigned size, unsigned unit) { return (size + unit - 1) / unit * unit; }
+// The rows of one window and their factors, in shared memory.
+template <typename T, typename Index> struct Held {
+    T* rows;
+    accumulator<T>* factors;
+
+    __device__ Held(int height, int feat) : rows((T*)dynamic_shared) {
+        const unsigned unit = sizeof(accumulator<T>), size = height * feat * sizeof(T);
+        factors = (accumulator<T>*)((char*)dynamic_shared + (size + unit - 1) / unit * unit);
+    }
+    // Asks for them: they are there after a wait and a barrier.
+    __device__ void bring(const Index* order, int count, const T* X, long long stride, const accumulator<T>* row_scale,
+                          int feat, bool aligned) {
+        const int lane = threadIdx.x % WARP, warps = blockDim.x / WARP;
+#pragma unroll 1
+        for (int i = threadIdx.x / WARP; i < count; i += warps) {
+            const long long row = order[i];
+            copy_row(rows + i * feat, X + row * stride, feat, aligned);
+            if (row_scale && lane == 0) factors[i] = row_scale[row];
+        }
+        copies_end();
+    }
+};
 
 // dS[j, t] += a[e] * r[i] * c[j] * X[i, columns[j, t]] over the entries e = (i, j): the outer product with rows of X on
 // chip (MaxK-GNN, section 4.2). A block has the rows of one window there, and takes a piece of their entries, in order
 // of columns, so that neighbours of one column are added up before they leave. Atomics: not deterministic.
-// LANES threads take an entry, PLACES each; RUN entries behind one another are theirs. A block owns LANES * PLACES of
-// the k places.
+// LANES threads take an entry, PLACES each; RUN entries behind one another are theirs, the rows of S of BATCH of them
+// on their way together. A block owns LANES * PLACES of the k places.
 template <typename T, typename Index, typename Column, int LANES, int PLACES>
 __global__ void __launch_bounds__(1024)
 sspmm_csr_windows(const Piece<Index>* __restrict__ pieces, const Index* __restrict__ order,
@@ -43,7 +65,8 @@ sspmm_csr_windows(const Piece<Index>* __restrict__ pieces, const Index* __restri
                   long long n_rows, long long n_windows, long long part_size, int n_pieces, int height, int k, int feat,
                   int flags) {
     using Sum = accumulator<T>;
-    constexpr int STREAMS = WARP / LANES, BATCH = 8, RUN = LANES < BATCH ? BATCH : LANES, EACH = RUN / LANES;
+    constexpr int STREAMS = WARP / LANES, RUN = LANES < 8 ? 8 : LANES < 16 ? 16 : LANES, EACH = RUN / LANES;
+    constexpr int BATCH = LANES == WARP || sizeof(Sum) == 8 || sizeof(Column) == 4 ? 4 : 8;  // more would spill
     const int warp = threadIdx.x / WARP, warps = blockDim.x / WARP, wl = threadIdx.x % WARP;
     const int stream = wl / LANES, lane = wl % LANES;
     const Piece<Index> piece = pieces[blockIdx.x % n_pieces];
@@ -51,17 +74,10 @@ sspmm_csr_windows(const Piece<Index>* __restrict__ pieces, const Index* __restri
     const int t = (blockIdx.x / n_pieces * LANES + lane) * PLACES;
     const bool live = t < k;
 
-    T* const rows = (T*)dynamic_shared;
-    Sum* const factors = (Sum*)((char*)dynamic_shared + rounded(height * feat * sizeof(T), sizeof(Sum)));
+    Held<T, Index> held(height, feat);
     const long long first_row = piece.bucket % n_windows * height;
     const int count = min((long long)height, n_rows - first_row);
-#pragma unroll 1
-    for (int i = warp; i < count; i += warps) {
-        const long long row = order[first_row + i];
-        copy_row(rows + i * feat, X + row * x_stride, feat, flags & ALIGNED);
-        if (row_scale && wl == 0) factors[i] = row_scale[row];
-    }
-    copies_end();
+    held.bring(order + first_row, count, X, x_stride, row_scale, feat, flags & ALIGNED);
 
     const long long first_column = piece.bucket / n_windows * part_size;
     const Column* const my_columns = columns + first_column * k + (live ? t : 0);
@@ -88,7 +104,7 @@ sspmm_csr_windows(const Piece<Index>* __restrict__ pieces, const Index* __restri
 #pragma unroll
         for (int j = 0; j < EACH; ++j) {
             weights[j] = load(values[j]);
-            if (row_scale && entries[j].exists()) weights[j] *= factors[entries[j].row()];
+            if (row_scale && entries[j].exists()) weights[j] *= held.factors[entries[j].row()];
             if (col_scale && entries[j].exists()) weights[j] *= col_scale[first_column + entries[j].column()];
         }
         Entry at_work{Entry::NONE};
@@ -111,7 +127,7 @@ sspmm_csr_windows(const Piece<Index>* __restrict__ pieces, const Index* __restri
             for (int b = 0; b < BATCH; ++b) {
                 const int n = first + b;
                 const Sum weight = __shfl_sync(FULL_WARP, weights[n / LANES], n % LANES, LANES);
-                const T* row = rows + entry[b].row() * feat;
+                const T* row = held.rows + entry[b].row() * feat;
                 const bool other = !entry[b].same_column(at_work);
                 leave(other);
                 at_work = entry[b];
