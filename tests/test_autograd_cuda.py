@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch")
 
 from autograd_cases import DTYPES, make_graph  # noqa: E402
 
-from sparsefmt import UnsupportedError  # noqa: E402
+from sparsefmt import Graph, UnsupportedError  # noqa: E402
 from sparsefmt.autograd import (  # noqa: E402
     _windows,
     edge_softmax,
@@ -146,6 +146,19 @@ def test_windows_go_with_the_memory_of_their_structure():
         assert alive() == before + 1
         del graph, x
     assert alive() == before
+
+
+def test_windows_are_those_of_the_shape():
+    """Matrices of other widths on the same arrays."""
+    csr = make_graph(30, 20, 400, device="cuda").csr
+    for n_cols in (20, 300_000):
+        graph = Graph(csr._replace(shape=(30, n_cols)))
+        x = torch.rand(n_cols, 300, device="cuda", requires_grad=True)
+        (found,) = torch.autograd.grad(maxk_aggregate(graph, x, 64).square().sum(), x)
+        torch.use_deterministic_algorithms(True)
+        (expected,) = torch.autograd.grad(maxk_aggregate(graph, x, 64).square().sum(), x)
+        torch.use_deterministic_algorithms(False)
+        torch.testing.assert_close(found, expected)
 
 
 def test_memory_is_torchs_and_no_more_than_results():

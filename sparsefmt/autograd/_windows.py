@@ -32,10 +32,10 @@ _lock = RLock()
 _kept: dict[tuple[int, ...], _Kept] = {}
 
 
-def order_rows(indptr: Tensor, indices: Tensor, order: Order) -> None:
+def order_rows(indptr: Tensor, indices: Tensor, n_cols: int, order: Order) -> None:
     """Rows of this structure share windows in that order from now on."""
     with _lock:
-        kept = _kept_for(indptr, indices)
+        kept = _kept_for(indptr, indices, n_cols)
         if kept.made:
             torch.cuda.synchronize(indices.device)  # synchronize! their memory goes back to CuPy
         kept.order, kept.made = order, {}
@@ -46,7 +46,7 @@ def windowed(
 ) -> Windowed | None:
     """The windows that ``sspmm`` takes for such features; None if no row of them fits on chip."""
     with _lock:
-        kept = _kept_for(indptr, indices)
+        kept = _kept_for(indptr, indices, n_cols)
         shape, given = (indptr.shape[0] - 1, n_cols), kept.order is not None
         sizes = {"feat": feat, "k": k, "device": indices.get_device()}
         cut = _launch_sspmm.cut(shape, indices.shape[0], dtype, **sizes, ordered=given)
@@ -55,8 +55,9 @@ def windowed(
         return None if cut is None else kept.made[cut][0]
 
 
-def _kept_for(indptr: Tensor, indices: Tensor) -> _Kept:
-    key = (indptr.data_ptr(), indices.data_ptr(), indptr.shape[0], indices.shape[0])
+def _kept_for(indptr: Tensor, indices: Tensor, n_cols: int) -> _Kept:
+    sizes = indptr.shape[0], n_cols, indices.shape[0]
+    key = (indptr.data_ptr(), indices.data_ptr(), *sizes)
     found = _kept.get(key)
     if found is None or found.memory.expired():
         expired = [old for old, kept in _kept.items() if kept.memory.expired()]

@@ -154,7 +154,7 @@ def prepare(graph: Graph, *, transposed: bool = True, order: Order | None = None
     _prepare_order(graph)
     if order is not None:
         rows = side_of(graph, False)
-        order_rows(rows.indptr, rows.indices, checked_order(order, graph.csr))
+        order_rows(rows.indptr, rows.indices, rows.n_cols, checked_order(order, graph.csr))
 
 
 def wrong_graph(value: object) -> DtypeError:
