@@ -221,7 +221,10 @@ def memory(options: argparse.Namespace) -> bool:
 
 
 def _peaks_of(name: str, ks: tuple[int, ...]) -> Iterable[dict[str, Any]]:
-    """The graph, prepared, counts as an input; results and gradients are part of the peak."""
+    """Results and gradients are part of the peak; the graph, prepared, counts as an input.
+
+    So do its windows, 8 bytes an entry, as much as the transpose that the dense layer reads.
+    """
     A = _graphs.load(name)
     graph = Graph(A)
     autograd.prepare(graph)
