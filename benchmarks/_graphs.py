@@ -47,7 +47,7 @@ TABLE = ("ddi", "arxiv", "flickr", "amazon0505", "com-amazon", "reddit", "produc
 
 
 @cache
-def load(name: str, *, device: str = "cuda", by_degree: bool = False) -> CSR:
+def load(name: str, *, device: str = "cuda", by_degree: bool = False, shuffle: bool = True) -> CSR:
     """An unweighted graph with ascending columns in every row, kept for the next to ask.
 
     Parameters
@@ -57,6 +57,8 @@ def load(name: str, *, device: str = "cuda", by_degree: bool = False) -> CSR:
     device : "cpu" or "cuda"
     by_degree : bool
         Ids in order of descending degree instead of as generated (shuffled) or stored.
+    shuffle : bool
+        If not, the communities of a generated graph are ranges of ids.
     """
     recipe = RECIPES.get(name)
     if recipe is None:
@@ -72,6 +74,7 @@ def load(name: str, *, device: str = "cuda", by_degree: bool = False) -> CSR:
             community=recipe.community,
             seed=0,
             device=device,
+            shuffle=shuffle,
         ).tocsr()
     if by_degree:
         graph = reorder.degree_order(graph).apply(graph)

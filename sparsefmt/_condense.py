@@ -2,25 +2,29 @@
 
 A window's entries are contiguous in CSR, so the sort by (window, column, place) runs over one chunk
 of windows after another, in bounded memory.  The three share one 64-bit word, which is sorted in
-place; places count from the window's first entry, so that they need few bits.
+place; places count from the window's first entry, so that they need few bits.  On a GPU one kernel
+makes the words and one takes them apart (``_condense_kernels``).
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
 
 import numpy as np
 
+from . import _condense_kernels as kernels
 from . import _primitives as primitives
-from ._arrays import Array, namespace, on_device_of
+from ._arrays import Array, is_cupy, namespace, on_device_of, to_device
 from .compressed import CSR
 from .errors import UnsupportedError
 from .sgt import PADDING, SGT, slot_dtype
 
-#: Entries sorted at a time, unless one window has more: 64 MiB of words.
-CHUNK_ENTRIES = 1 << 23
+#: Entries sorted at a time, unless one window has more: 128 MiB of words, and as much to sort them.
+CHUNK_ENTRIES = 1 << 24
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _Words:
     """How (window, column, place) share 64 bits."""
 
@@ -35,34 +39,58 @@ class _Words:
         return 1 << min(64 - self.column_bits - self.place_bits, 62)
 
 
+@dataclass(frozen=True, eq=False)
+class _Chunk:
+    """Windows whose entries are sorted together."""
+
+    A: CSR
+    tile: tuple[int, int]
+    layout: _Words
+    windows: slice
+    entries: slice
+    bounds: Array  #: (n_windows + 1,) where the entries of each begin, and the end
+
+
 def condense(A: CSR, tile: tuple[int, int]) -> SGT:
     """``A`` in condensed tiles (TC-GNN, section 3, algorithm 1)."""
     xp = namespace(A.indptr)
-    n_windows = -(-A.n_rows // tile[0])
-    rows = xp.minimum(xp.arange(n_windows + 1, dtype=np.int64) * tile[0], A.n_rows)
-    bounds = A.indptr[rows]  # the entries of window w: bounds[w] .. bounds[w + 1]
-    words = _layout(A, int(xp.diff(bounds).max()) if n_windows else 0)  # synchronize!
+    bounds = xp.append(A.indptr[: -1 : tile[0]], A.indptr[-1:])
+    limits = to_device(bounds, "cpu")  # synchronize!
+    layout = _layout(A, int(np.diff(limits).max(initial=0)))
     slots = xp.empty(A.nnz, slot_dtype(tile))
     order = xp.empty(A.nnz, A.index_dtype)
-    tiles = [xp.zeros(0, A.index_dtype)]
-    columns = [xp.zeros((0, tile[1]), A.index_dtype)]
-    starts = [xp.zeros(0, A.index_dtype)]
-    for windows, entries in _chunks(bounds, words.windows):
-        chunk = _condense_chunk(A, tile, windows, entries, words)
-        slots[entries], order[entries] = chunk[:2]
-        for pieces, piece in zip((tiles, columns, starts), chunk[2:], strict=True):
-            pieces.append(piece)
-    starts.append(xp.full(1, A.nnz, A.index_dtype))
-    return SGT._trusted(
-        window_ptr=primitives.offsets(xp.concatenate(tiles), A.index_dtype),
-        columns=xp.concatenate(columns),
-        tile_ptr=xp.concatenate(starts),
+    window_ptrs, tile_ptrs, columns = [], [], []
+    tiles = 0
+    for windows, entries in _chunks(limits, layout.windows):
+        within = bounds[windows.start : windows.stop + 1]
+        chunk = _Chunk(A, tile, layout, windows, entries, within)
+        words = _pack(chunk)
+        words.sort()
+        window_ptr, tile_ptr, piece = _unpack(chunk, words, slots[entries], order[entries])
+        window_ptrs.append(window_ptr + tiles)
+        tile_ptrs.append(tile_ptr)
+        columns.append(piece)
+        tiles += len(piece)
+    found = SGT._trusted(
+        window_ptr=_chained(window_ptrs),
+        columns=columns[0] if len(columns) == 1 else xp.concatenate(columns),
+        tile_ptr=_chained(tile_ptrs),
         slots=slots,
         order=order,
         data=A.data,
         shape=A.shape,
         tile=tile,
     )
+    found._keep("csr", lambda: A._replace(data=None))
+    return found
+
+
+def _chained(pointers: list[Array]) -> Array:
+    """Pointers that each end where the next begin."""
+    *others, last = pointers
+    if not others:
+        return last
+    return namespace(last).concatenate([*(one[:-1] for one in others), last])
 
 
 def _layout(A: CSR, window_entries: int) -> _Words:
@@ -81,57 +109,101 @@ def _layout(A: CSR, window_entries: int) -> _Words:
     return _Words(ranks, distinct, column_bits, place_bits)
 
 
-def _chunks(bounds: Array, windows_per_chunk: int) -> Iterator[tuple[slice, slice]]:
+def _chunks(limits: Array, windows_per_chunk: int) -> Iterator[tuple[slice, slice]]:
     """Slices of windows, and of their entries, of at most ``CHUNK_ENTRIES`` where possible."""
-    xp = namespace(bounds)
-    n_windows, nnz = len(bounds) - 1, int(bounds[-1])  # synchronize!
-    targets = xp.arange(0, nnz, CHUNK_ENTRIES, dtype=bounds.dtype)
-    by_entries = xp.searchsorted(bounds, targets, side="right") - 1
-    cuts = xp.concatenate([by_entries, xp.arange(0, n_windows, windows_per_chunk)])
-    cuts = xp.unique(xp.append(cuts, n_windows))  # synchronize!
-    entries = bounds[cuts].tolist()  # synchronize!
-    cuts = cuts.tolist()
-    for i in range(len(cuts) - 1):
-        yield slice(cuts[i], cuts[i + 1]), slice(entries[i], entries[i + 1])
+    n_windows = len(limits) - 1
+    targets = np.arange(0, limits[-1], CHUNK_ENTRIES, dtype=limits.dtype)
+    by_entries = np.searchsorted(limits, targets, side="right") - 1
+    inner = np.union1d(by_entries, np.arange(0, n_windows, windows_per_chunk))
+    cuts = [0, *inner[inner > 0].tolist(), n_windows]
+    for start, stop in pairwise(cuts):
+        yield slice(start, stop), slice(int(limits[start]), int(limits[stop]))
 
 
-def _condense_chunk(
-    A: CSR, tile: tuple[int, int], windows: slice, entries: slice, layout: _Words
-) -> tuple[Array, ...]:
-    """``slots, order, tiles of each window, columns, tile starts`` of a run of windows."""
-    xp = namespace(A.indptr)
-    height, width = tile
-    nnz = entries.stop - entries.start
-    ptr = A.indptr[windows.start * height : windows.stop * height + 1] - entries.start
-    row = primitives.expand(ptr, nnz)
-    window = row // height
-    first = ptr[:-1:height]  # first entry of each window
-    words, place_bits = window.astype(np.uint64), np.uint64(layout.place_bits)
-    words <<= np.uint64(layout.column_bits)
-    words |= layout.columns[entries].astype(np.uint64)
-    words <<= place_bits
-    words |= (xp.arange(nnz, dtype=ptr.dtype) - first[window]).astype(np.uint64)
-    words.sort()
-    place = (words & np.uint64((1 << layout.place_bits) - 1)).astype(ptr.dtype)
-    place += first[window]  # windows are contiguous, before the sort and after it
-    words >>= place_bits
+def _pack(chunk: _Chunk) -> Array:
+    """(window, column, place) of each entry; windows count from the first of the chunk."""
+    columns, bounds = chunk.layout.columns[chunk.entries], chunk.bounds
+    first, bits = chunk.entries.start, (chunk.layout.column_bits, chunk.layout.place_bits)
+    if is_cupy(columns):
+        words: Array = kernels.pack()(columns, bounds, len(bounds) - 1, first, *bits)
+        return words
+    window = primitives.expand(bounds, len(columns))
+    places = np.arange(first, first + len(columns)) - bounds[window]
+    words = window.astype(np.uint64)
+    for part, width in zip((columns, places), bits, strict=True):
+        words <<= np.uint64(width)
+        words |= part.astype(np.uint64)
+    return words
 
-    new = xp.ones(nnz, bool)
-    xp.not_equal(words[1:], words[:-1], out=new[1:])
-    seen = primitives.offsets(new, ptr.dtype)  # distinct (window, column) pairs before each entry
-    distinct = xp.diff(seen[xp.append(first, ptr[-1:])])
-    tiles = -(-distinct // width)
-    window_ptr = primitives.offsets(tiles, ptr.dtype)
+
+def _unpack(chunk: _Chunk, words: Array, slots: Array, order: Array) -> tuple[Array, ...]:
+    """``window_ptr, tile_ptr, columns`` from sorted words; fills slots and order."""
+    xp, dtype, width = namespace(words), chunk.bounds.dtype, chunk.tile[1]
+    seen = _distinct(words, chunk.layout.place_bits, dtype)
+    window_ptr = _window_ptr(chunk, seen)
     n_tiles = int(window_ptr[-1])  # synchronize!
-    wide = ptr.dtype if (n_tiles + 1) * width <= np.iinfo(ptr.dtype).max else np.int64
-    condensed = (window_ptr.astype(wide) * width)[window]  # with padding, more than entries
-    condensed += seen[1:] - 1 - seen[first[window]]
-    columns = xp.full(n_tiles * width, PADDING, ptr.dtype)
-    column = words & np.uint64((1 << layout.column_bits) - 1)
-    columns[condensed] = column if layout.distinct is None else layout.distinct[column]
-    starts = primitives.pointers(condensed, n_tiles, ptr.dtype, step=width)[:-1] + entries.start
-    slots = (row[place] - window * height) * width + condensed % width
-    return slots, place + entries.start, tiles, columns.reshape(n_tiles, width), starts
+    columns = xp.full(n_tiles * width, PADDING, dtype)
+    tile_ptr = xp.full(n_tiles + 1, chunk.entries.stop, dtype)
+    fill = _fill_with_kernel if is_cupy(words) else _fill
+    fill(chunk, words, seen, window_ptr, (slots, order, columns, tile_ptr))
+    return window_ptr, tile_ptr, columns.reshape(n_tiles, width)
+
+
+def _distinct(words: Array, place_bits: int, dtype: Any) -> Array:
+    """(nnz + 1,) distinct pairs of window and column before each entry, and of all."""
+    seen = namespace(words).zeros(len(words) + 1, dtype)
+    if is_cupy(words):
+        kernels.differs()(words, place_bits, seen[1:])
+    elif len(words):
+        pairs = words >> np.uint64(place_bits)
+        seen[1] = 1
+        seen[2:] = pairs[1:] != pairs[:-1]
+    return primitives.sum_up(seen)
+
+
+def _window_ptr(chunk: _Chunk, seen: Array) -> Array:
+    bounds, first, width = chunk.bounds, chunk.entries.start, chunk.tile[1]
+    ptr = namespace(seen).zeros(len(bounds), seen.dtype)
+    if is_cupy(seen):
+        kernels.tiles()(bounds[:-1], bounds[1:], seen, first, width, ptr[1:])
+    else:
+        ptr[1:] = -(-np.diff(seen[bounds - first]) // width)
+    return primitives.sum_up(ptr)
+
+
+def _fill(
+    chunk: _Chunk, words: Array, seen: Array, window_ptr: Array, into: tuple[Array, ...]
+) -> None:
+    """``slots, order, columns, tile_ptr`` of sorted words."""
+    slots, order, columns, tile_ptr = into
+    layout, (height, width), first = chunk.layout, chunk.tile, chunk.entries.start
+    rows = slice(chunk.windows.start * height, chunk.windows.stop * height + 1)
+    row = primitives.expand(chunk.A.indptr[rows], len(words))
+    window = row // height  # windows are contiguous, before the sort and after it
+    place = (words & np.uint64((1 << layout.place_bits) - 1)).astype(order.dtype)
+    order[:] = place + chunk.bounds[window]
+    rank = seen[1:] - 1 - seen[chunk.bounds[window] - first]  # of the column, in the window
+    slots[:] = (row[order - first] - window * height) * width + rank % width
+    new = np.flatnonzero(seen[1:] != seen[:-1])
+    rank, tile = rank[new], window_ptr[window[new]] + rank[new] // width
+    column = words[new] >> np.uint64(layout.place_bits)
+    column &= np.uint64((1 << layout.column_bits) - 1)
+    at = tile.astype(np.int64) * width + rank % width  # with padding there may be more than entries
+    columns[at] = column if layout.distinct is None else layout.distinct[column]
+    tile_ptr[:-1] = new[rank % width == 0] + first
+
+
+def _fill_with_kernel(
+    chunk: _Chunk, words: Array, seen: Array, window_ptr: Array, into: tuple[Array, ...]
+) -> None:
+    A, layout = chunk.A, chunk.layout
+    distinct = A.indices if layout.distinct is None else layout.distinct
+    kernels.unpack()(
+        *(words, seen, A.indptr, window_ptr, distinct, layout.distinct is not None),
+        *(A.n_rows, chunk.windows.start, chunk.entries.start, *chunk.tile),
+        *(layout.column_bits, layout.place_bits, *into),
+        size=len(words),
+    )
 
 
 def sgt_coordinates(A: SGT) -> tuple[Array, Array]:

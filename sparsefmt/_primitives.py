@@ -11,6 +11,17 @@ from .errors import IndexRangeError
 #: Entries that a thread of the expansion writes: 0.21 ms for 114.6 M entries on an H200, 0.24 ms
 #: with 32, 0.30 ms with 16.
 RUN = 64
+#: For kernels: the segment, among those from ``low`` to before ``high``, that has entry ``e``.
+SEGMENT_OF = """
+template <typename I>
+__device__ long long segment_of(const I* ptr, long long low, long long high, long long e) {
+    while (high - low > 1) {  // the answer lies in [low, high)
+        const long long middle = (low + high) >> 1;
+        if (ptr[middle] <= e) low = middle; else high = middle;
+    }
+    return low;
+}
+"""
 
 
 def bits_for(count: int) -> int:
@@ -37,6 +48,11 @@ def offsets(lengths: Array, dtype: Any) -> Array:
     ptr = xp.zeros(len(lengths) + 1, dtype)
     xp.cumsum(lengths, out=ptr[1:])
     return ptr
+
+
+def sum_up(ptr: Array) -> Array:
+    """Running sums of integers, in their place: on a GPU nothing is copied."""
+    return ptr.cumsum(out=ptr)
 
 
 def pointers(sorted_keys: Array, n_keys: int, dtype: Any, *, step: int = 1) -> Array:
@@ -123,16 +139,7 @@ def _expand_kernel() -> Any:
         }}
         """,
         "sparsefmt_expand",
-        preamble="""
-        template <typename I>
-        __device__ long long segment_of(const I* ptr, long long low, long long high, long long e) {
-            while (high - low > 1) {  // the answer lies in [low, high)
-                const long long middle = (low + high) >> 1;
-                if (ptr[middle] <= e) low = middle; else high = middle;
-            }
-            return low;
-        }
-        """,
+        preamble=SEGMENT_OF,
     )
 
 

@@ -1,15 +1,21 @@
 """SGT: sparse graph translation into condensed tiles for matrix units (TC-GNN)."""
 
 import operator
+from collections.abc import Callable, Hashable
 from dataclasses import InitVar, dataclass, field
-from typing import Any, ClassVar
+from threading import RLock
+from typing import Any, ClassVar, Self, TypeVar
 
 import numpy as np
 
-from . import _validate
-from ._arrays import Array, allocating, namespace, on_device_of
+from . import _split, _validate
+from ._arrays import Array, allocating, finish, namespace, on_device_of
+from ._split import Costs, Split
 from .base import Format, FormatName, Level
+from .compressed import CSR
 from .errors import DtypeError, ShapeError
+
+Made = TypeVar("Made")
 
 DEFAULT_TILE = (16, 8)
 MAX_TILE_CELLS = 65536
@@ -34,6 +40,22 @@ def check_tile(tile: object) -> tuple[int, int]:
             f"{MAX_TILE_CELLS} cells, use (16, 8) for instance."
         )
     return height, width
+
+
+class Kept:
+    """What was built of a structure, or of its values: each once, for all that share them."""
+
+    def __init__(self) -> None:
+        self._lock = RLock()  # what is built may ask for something else
+        self._made: dict[Hashable, Any] = {}
+
+    def ask(self, key: Hashable, build: Callable[[], Made], *, keep: bool = True) -> Made:
+        """What has that key; if it is built, it is kept only where told."""
+        with self._lock:
+            found: Made = self._made[key] if key in self._made else build()
+            if keep:
+                self._made[key] = found
+            return found
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -140,6 +162,51 @@ class SGT(Format):
         """Share of tiles that condensing saves (TC-GNN, figure 7): 0 saves none, near 1 most."""
         dense = self.dense_tile_count
         return 1.0 - self.tile_count / dense if dense else 0.0
+
+    def split(self, costs: Costs | None = None) -> Split:
+        """Which entries go to matrix units, in the layout that they read, and which do not.
+
+        Kept once built, one for each ``costs``; shared by what ``with_data`` gives.  Synchronises
+        with a GPU when it is built.  Like all that is kept it holds for the arrays that were given:
+        do not write to them.
+
+        Parameters
+        ----------
+        costs : Costs, optional
+            What decides; by default as measured on a GPU, which is what products take.
+        """
+        costs = Costs() if costs is None else costs
+        return self._keep(("split", costs), lambda: _split.split(self, self._structure(), costs))
+
+    def _structure(self) -> CSR:
+        """The CSR whose order ``order`` and ``data`` go by, without values: the one it was made of.
+
+        Of an SGT that was not converted from one, or came from another process or device, it is
+        built at the first call.
+        """
+
+        def build() -> CSR:
+            csr = self.with_data(None).tocsr()
+            finish(csr.indptr)  # synchronize!
+            return csr
+
+        return self._keep("csr", build)
+
+    def _keep(self, key: Hashable, build: Callable[[], Made]) -> Made:
+        """What is built of the structure alone."""
+        kept: Kept = self.__dict__.setdefault("_kept", Kept())
+        return kept.ask(key, build)
+
+    def _keep_values(self, key: Hashable, build: Callable[[], Made], *, keep: bool) -> Made:
+        """What is built of these values."""
+        kept: Kept = self.__dict__.setdefault("_kept_values", Kept())
+        return kept.ask(key, build, keep=keep)
+
+    def _replace(self, **changes: Any) -> Self:
+        self.__dict__.setdefault("_kept", Kept())  # what has the same structure shares it
+        made = super()._replace(**changes)
+        made.__dict__.pop("_kept_values", None)
+        return made
 
     def _check_cheap(self) -> None:
         object.__setattr__(self, "tile", check_tile(self.tile))

@@ -1,7 +1,8 @@
 """A CuPy for machines without a GPU: NumPy arrays of its own class, kernels compiled as C++.
 
-An element-wise kernel runs its places one after another.  That shows the arithmetic, the bounds and
-which branch runs; it shows nothing of concurrency, streams or speed.
+An element-wise kernel runs its places one after another; where lanes of a warp ask each other, 32
+of them take turns.  That shows the arithmetic, the bounds and which branch runs; it shows nothing
+of concurrency, streams or speed.
 """
 
 import ctypes
@@ -18,6 +19,7 @@ import numpy as np
 COMPILER = shutil.which("g++")
 
 _TYPES = {
+    "bool": "bool",
     "uint8": "unsigned char",
     "uint16": "unsigned short",
     "int32": "int",
@@ -34,6 +36,61 @@ using std::max;
 using std::min;
 #define __device__
 static inline void atomicMin(long long* at, long long value) { *at = min(*at, value); }
+template <typename T> static void atomicAdd(T* at, T value) { *at += value; }
+template <typename T> static void atomicOr(T* at, T value) { *at |= value; }
+static inline int __popc(unsigned bits) { return __builtin_popcount(bits); }
+"""
+#: Lanes are contexts with a stack each.  What they tell each other lies in one of two rows by
+#: turns: none writes again to a row before all have read it.
+_WARP = """
+#include <cstdlib>
+#include <cstring>
+#include <ucontext.h>
+static ucontext_t warp, lanes[32];
+static char stacks[32][1 << 16];
+static long long told[2][32], first_place;
+static int lane, turns[32], running;
+static const long long* tell(long long value) {
+    const int turn = turns[lane]++ % 2;
+    told[turn][lane] = value;
+    swapcontext(&lanes[lane], &warp);
+    return told[turn];
+}
+template <typename T> static T __shfl_sync(unsigned mask, T value, unsigned from) {
+    return (T)tell((long long)value)[from % 32];
+}
+template <typename T> static T __shfl_up_sync(unsigned mask, T value, unsigned by) {
+    const long long* values = tell((long long)value);
+    return lane < (int)by ? value : (T)values[lane - by];
+}
+static unsigned __ballot_sync(unsigned mask, bool value) {
+    const long long* values = tell(value);
+    unsigned bits = 0;
+    for (int k = 0; k < 32; ++k) bits |= (unsigned)values[k] << k;
+    return bits;
+}
+static void place(long i);
+static void start() {
+    place(first_place + lane);
+    --running;
+}
+static void run_warp(long long begin) {
+    first_place = begin;
+    running = 32;
+    for (lane = 0; lane < 32; ++lane) {
+        turns[lane] = 0;
+        getcontext(&lanes[lane]);
+        lanes[lane].uc_stack = {stacks[lane], 0, sizeof(stacks[lane])};
+        lanes[lane].uc_link = &warp;
+        makecontext(&lanes[lane], start, 0);
+    }
+    while (running) {
+        const int before = running;
+        for (lane = 0; lane < 32; ++lane) swapcontext(&warp, &lanes[lane]);
+        for (int turn : turns)
+            if (turn != turns[0] || (running && running != before)) abort();  // not all asked
+    }
+}
 """
 
 
@@ -116,10 +173,18 @@ class ElementwiseKernel:
                 declared.append(f"{ctype} {name}")
                 values.append(ctypes.c_longlong(value))
         letters = [f"using {k} = {_TYPES[d.name]};" for k, d in types.items() if len(k) == 1]
+        warps = "_sync(" in self.preamble + self.body
+        assert not (warps and size % 32)
         _compile(
-            f"{_HEAD}{self.preamble}\n{' '.join(letters)}\n"
-            f'extern "C" void kernel({", ".join(declared)}, long long size) {{\n'
-            f"for (long i = 0; i < size; ++i) {{ {' '.join(bound)}\n{self.body};\n}} }}"
+            f"{_HEAD}{_WARP if warps else ''}{self.preamble}\n{' '.join(letters)}\n"
+            f"static struct {{ {' '.join(one + ';' for one in declared)} }} _given;\n"
+            f"static void place(long i) {{\n"
+            f"auto& [{', '.join(one.split()[-1] for one in declared)}] = _given;\n"
+            f"{' '.join(bound)}\n{self.body};\n}}\n"
+            f'extern "C" void kernel({", ".join(declared)}, long long _size) {{\n'
+            f"_given = {{{', '.join(one.split()[-1] for one in declared)}}};\n"
+            f"for (long i = 0; i < _size; i += {32 if warps else 1})"
+            f" {'run_warp' if warps else 'place'}(i);\n}}"
         )(*values, ctypes.c_longlong(size))
 
 
@@ -139,7 +204,8 @@ def module() -> ModuleType:
     runtime = SimpleNamespace(
         getDeviceCount=lambda: 1, getDevice=lambda: 0, CUDARuntimeError=RuntimeError
     )
-    cupy.cuda = SimpleNamespace(runtime=runtime, Device=Device)
+    stream = SimpleNamespace(synchronize=lambda: None)
+    cupy.cuda = SimpleNamespace(runtime=runtime, Device=Device, get_current_stream=lambda: stream)
     cupy.ndarray, cupy.ElementwiseKernel = ndarray, ElementwiseKernel
     cupy.asarray = lambda a, dtype=None: np.array(a, dtype).view(ndarray)
     return cupy

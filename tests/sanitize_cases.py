@@ -5,6 +5,8 @@ Arguments choose among the dtypes of the values, all by default.
 """
 
 import sys
+from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,10 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from sparsefmt import COO, CSR, Graph, ops
+from tile_cases import costs
+
+from sparsefmt import COO, CSR, Graph, ops, sgt
+from sparsefmt._split import Costs
 
 # The last has rows that are cut between blocks.
 SHAPES = [(0, 0, 0), (3, 5, 0), (1, 40, 64), (40, 1, 33), (70, 50, 900), (3, 40, 12_000)]
@@ -61,6 +66,7 @@ def run(A: COO) -> None:
             assert (B @ cupy.ones((A.n_cols, 0), A.dtype)).shape == (A.n_rows, 0)
             assert (B @ cupy.ones((A.n_cols, 9), A.dtype)).shape == (A.n_rows, 9)
         operate(weighted.tocsr(), A.dtype)
+        multiply_tiles(weighted.tocsr(), A.dtype)
 
 
 def operate(A: CSR, dtype: np.dtype[Any]) -> None:
@@ -91,6 +97,21 @@ def operate(A: CSR, dtype: np.dtype[Any]) -> None:
         scores = ops.sddmm(A, left, right)
         p = ops.edge_softmax(A, scores)
         ops.edge_softmax_backward(A, p, scores)
+
+
+def multiply_tiles(A: CSR, dtype: np.dtype[Any]) -> None:
+    """Products by windows of every height, with all entries on tensor cores, and with some."""
+    r, c = cupy.ones(A.n_rows, dtype), cupy.ones(A.n_cols, dtype)
+    allowed = {"precision": "tf32"} if dtype == np.float32 else {}
+    for way, height in product(("all", "mix"), (16, 32, 64, 128)):
+        sgt.Costs = partial(costs, way, height)  # what `SGT.split` takes by default
+        B = A.tosgt((height, 16))
+        for width in WIDTHS:
+            X = cupy.ones((A.n_cols, width), dtype)
+            ops.spmm(B, X, **allowed)
+            ops.spmm(B, X, reduce="mean", row_scale=r, col_scale=c, **allowed)
+            ops.sddmm(B, cupy.ones((A.n_rows, width), dtype), X, **allowed)
+    sgt.Costs = Costs
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from autograd_cases import DTYPES, make_graph  # noqa: E402
 
 from sparsefmt import Graph, UnsupportedError  # noqa: E402
 from sparsefmt.autograd import (  # noqa: E402
-    _windows,
+    _kept,
     edge_softmax,
     maxk_aggregate,
     prepare,
@@ -133,10 +133,10 @@ def test_a_captured_step_of_maxk_replays_with_its_atomics():
             torch.testing.assert_close(mine, theirs)
 
 
-def test_windows_go_with_the_memory_of_their_structure():
+def test_windows_go_with_their_structure():
     def alive():
         gc.collect()
-        return sum(not kept.memory.expired() for kept in _windows._kept.values())
+        return sum(len(kept.windowed) for kept in _kept._kept.values())
 
     before = alive()
     for seed in range(3):

@@ -1,8 +1,11 @@
 """Every kernel compiles for every architecture, on a machine without a GPU."""
 
+from itertools import product
+
 import pytest
 
-from sparsefmt.ops import _jit
+from sparsefmt._split import HEIGHTS
+from sparsefmt.ops import _jit, _launch_tiles
 
 nvrtc = pytest.importorskip("cupy_backends.cuda.libs.nvrtc", reason="CuPy brings NVRTC")
 
@@ -19,9 +22,13 @@ PARTS = [
 
 def compile_part(file: str, names: list[str], arch: int) -> list[str]:
     """The mangled names of these instantiations."""
+    return compile_source(file, _jit.source(file), names, arch)
+
+
+def compile_source(file: str, source: str, names: list[str], arch: int) -> list[str]:
     from cuda.pathfinder import find_nvidia_header_directory
 
-    program = nvrtc.createProgram(_jit.source(file), file, [], [])
+    program = nvrtc.createProgram(source, file, [], [])
     for name in names:
         nvrtc.addNameExpression(program, name)
     headers = find_nvidia_header_directory("cudart")
@@ -42,6 +49,44 @@ def test_every_kernel_file_declares_instantiations():
 @pytest.mark.parametrize(("file", "names"), PARTS, ids=lambda part: str(part)[:40])
 def test_every_instantiation_compiles(file, names, arch):
     assert len(set(compile_part(file, names, arch))) == len(names)
+
+
+#: What a block of ``spmm_sgt_mma`` has, by the kernel's own types.
+BLOCK_OF_TILES = """
+template <typename T, typename Index, int HEIGHT, int FEAT, int WEIGHTS> struct Block {
+    using C = Cut<HEIGHT, FEAT>;
+    using D = Depth<T, FEAT>;
+    using X = Rows<T, Index, FEAT, C::THREADS, D::SLABS, D::STAGES>;
+    using Rings = typename Guide<T, Index, C::TILES, WEIGHTS != UNWEIGHTED>::Rings;
+    static constexpr int TILES = WEIGHTS ? Dense<T, Index, C::TALL, WEIGHTS>::SIZE * sizeof(T) : 0;
+    static constexpr int SHARED = sizeof(typename X::Stage) * D::STAGES + sizeof(Rings)
+        + C::THREADS / WARP * TILES;
+};
+"""
+
+
+def test_the_launcher_knows_what_a_block_of_tiles_takes():
+    named = [name for file, name in _jit.declared() if name.startswith("spmm_sgt_mma")]
+    checks = []
+    for types in product(_launch_tiles.DTYPES, ("int32", "int64")):
+        for height, widths in _launch_tiles.SLICES.items():
+            for width, weights in product(widths, _launch_tiles.WEIGHTS[types[0]]):
+                block = _jit.expression("Block", types, (height, width, weights))
+                shared = _launch_tiles.shared_bytes(*types, height, width, weights)
+                threads = 32 * _launch_tiles.cut(height, width)[0]
+                checks.append(f"static_assert({block}::SHARED == {shared});")
+                checks.append(f"static_assert({block}::C::THREADS == {threads});")
+                assert shared <= 99 * 1024  # of every device that has such tensor cores
+    assert len(checks) == 2 * len(named)
+    source = "\n".join([_jit.source("sgt.cu"), BLOCK_OF_TILES, *checks])
+    compile_source("sgt.cu", source, [], 80)
+
+
+def test_slices_of_tiles_are_compiled_for_every_height():
+    assert set(_launch_tiles.SLICES) == set(HEIGHTS)
+    for dtype, height in product(_launch_tiles.DTYPES, HEIGHTS):
+        for feat in (1, 31, 32, 33, 64, 65, 127, 128, 257, 4096):
+            assert _launch_tiles.slice_of(dtype, height, feat) in _launch_tiles.SLICES[height]
 
 
 def test_no_instantiation_is_declared_twice():

@@ -9,8 +9,19 @@ import numpy as np
 import pytest
 from test_bad_input import CASES, Case, cbsr, csr, refuse, sgt
 from test_formats import EXPECTED, SPARSE, example, host, oracle, same
+from test_split import COSTS, TILES, skewed, split_on
 
-from sparsefmt import COO, CSR, _arrays, _faults, convert, from_dense
+from sparsefmt import (
+    COO,
+    CSR,
+    _arrays,
+    _condense_kernels,
+    _faults,
+    _slab_kernels,
+    _split,
+    convert,
+    from_dense,
+)
 from sparsefmt import _primitives as primitives
 from sparsefmt.errors import FormatError
 
@@ -23,6 +34,12 @@ CACHED = [
     primitives._pack_kernel,
     primitives._take_kernel,
     convert._to_dense_kernel,
+    *(
+        kernel
+        for module in (_condense_kernels, _slab_kernels)
+        for kernel in vars(module).values()
+        if hasattr(kernel, "cache_clear")
+    ),
 ]
 
 
@@ -146,3 +163,24 @@ def test_rows_of_many_entries_expand(gpu):
     assert same(row, np.repeat(np.arange(200), lengths))
     indices = gpu.zeros(int(ptr[-1]), np.int32)
     assert CSR(gpu.asarray(ptr), indices, shape=(200, 1)).tocoo().tocsr().nnz == ptr[-1]
+
+
+@pytest.mark.parametrize("index", ["int32", "int64"])
+@pytest.mark.parametrize("costs", COSTS, ids=str)
+@pytest.mark.parametrize("tile", TILES, ids=str)
+def test_entries_are_split_as_by_numpy(gpu, tile, costs, index):
+    split_on(gpu, skewed(1, (300, 200), 4000, index), tile, costs)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_any_size_is_split_as_by_numpy(gpu, seed):
+    rng = np.random.default_rng(seed)
+    shape, nnz = rng.integers(1, 400, 2), rng.integers(0, 3000)
+    tile = TILES[rng.integers(0, len(TILES))]
+    split_on(gpu, skewed(seed, tuple(shape.tolist()), nnz), tile, COSTS[seed % len(COSTS)])
+
+
+def test_a_sample_is_split_as_by_numpy(gpu, monkeypatch):
+    monkeypatch.setattr(_split, "SAMPLE", 3)
+    for costs in COSTS:
+        split_on(gpu, skewed(1, (300, 200), 4000), (16, 16), costs)

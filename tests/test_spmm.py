@@ -318,7 +318,7 @@ def test_explain_takes_what_the_operation_takes():
 
 def test_explain_warns_of_a_conversion_at_each_call():
     A = matrix("power law", np.float32, np.int32)
-    text = str(ops.explain("spmm", A.tosgt(), features(A.n_cols, 4, np.float32)))
+    text = str(ops.explain("spmm", A.tocsc(), features(A.n_cols, 4, np.float32)))
     assert "spmm runs spmm_through_csr" in text
     assert "converts to CSR at each call" in text
 

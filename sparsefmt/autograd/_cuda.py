@@ -13,9 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..ops import _launch, _launch_edges
+from ..ops import _launch, _launch_edges, _launch_tiles
 from ..ops._launch import Structure
+from . import _tiles
 from ._layout import rows_apart
+from ._tiles import Tiled
 
 _NAMES = {
     torch.float16: "float16",
@@ -129,8 +131,57 @@ def spmm(
     reduce: str,
 ) -> Tensor:
     out = x.new_empty(S.n_rows, x.shape[1])
-    _spmm(S, x, out, None, reduce, values, perm, row_scale, col_scale)
+    if _tiles.given and (tiled := _tiles.find(S, x.dtype, x.shape[1], reduce, col_scale)):
+        _spmm_tiles(tiled, x, out, reduce == "mean", values, perm, row_scale, col_scale)
+    else:
+        _spmm(S, x, out, None, reduce, values, perm, row_scale, col_scale)
     return out
+
+
+def _spmm_tiles(
+    tiled: Tiled,
+    x: Tensor,
+    out: Tensor,
+    mean: bool,
+    values: Tensor | None,
+    perm: Tensor | None,
+    row_scale: Tensor | None,
+    col_scale: Tensor | None,
+) -> None:
+    x, values = _readable(x), _vector(values)
+    rows, tile_rows = tiled.row_factors(_factors(row_scale), mean=mean)
+    col_scale = _factors(col_scale)
+    reading = tiled.reading(perm if values is not None else None)
+    packed = None if values is None else values.index_select(0, reading.numbers)
+    T, dtype, feat = reading.structure, _NAMES[x.dtype], out.shape[1]
+    workspace = _memory(_launch_tiles.spmm_tiles_workspace(T, dtype, feat), x)
+    with _on_device_of(x):
+        _launch_tiles.spmm_tiles(
+            T,
+            dtype,
+            feat=feat,
+            ldx=x.stride(0),
+            data=_pointer(values),
+            values=_pointer(packed),
+            X=x.data_ptr(),
+            row_scale=_pointer(rows),
+            tile_scale=_pointer(tile_rows),
+            col_scale=_pointer(col_scale),
+            out=out.data_ptr(),
+            workspace=_pointer(workspace),
+            stream=_stream(x),
+        )
+
+
+def _readable(x: Tensor) -> Tensor:
+    """``x``, or a copy of it with rows where kernels of tiles read them."""
+    x, feat = rows_apart(x), x.shape[1]
+    width = _launch_tiles.copy_width(_NAMES[x.dtype], feat, ldx=x.stride(0), X=x.data_ptr())
+    if not width:
+        return x
+    copy = x.new_zeros(x.shape[0], width)
+    copy[:, :feat] = x
+    return copy
 
 
 def spmm_arg(

@@ -163,7 +163,12 @@ def _by_panels(
     values: Tensor | None,
     *scales: Tensor | None,
 ) -> Tensor:
-    """Of rows that no chip holds: with a transpose for this call alone."""
+    """Of rows that no chip holds, or tensors of no graph: with a transpose for this call alone."""
+    if torch.cuda.is_current_stream_capturing():
+        raise UnsupportedError(
+            "a capture cannot transpose a graph, which rows need that are too wide for the chip: "
+            "torch.use_deterministic_algorithms(True) takes the transpose that the graph keeps."
+        )
     arrays = {"indptr": from_tensor("indptr", indptr), "indices": from_tensor("indices", indices)}
     A = CSR._trusted(**arrays, data=None, shape=(indptr.shape[0] - 1, n_cols))
     T, perm = A.tocsc_with_perm()

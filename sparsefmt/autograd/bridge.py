@@ -6,6 +6,7 @@ An op takes flat tensors and checks nothing: ``functions`` checks what users giv
 entry of a transposed structure, its number in that order, so that no permuted copy is made.
 Row-balanced features are ``columns`` and ``kept``, both (n_rows, k); ``sspmm`` takes the structure
 of the transpose and the scales of the graph, ``sspmm_outer`` the structure of the graph itself.
+Tiles and windows are no arguments: kernels find them by the place of the structure (``_kept``).
 Every op but ``sspmm_outer``, whose CUDA kernel adds up by atomics, is deterministic: each output is
 written by one thread group, in a fixed order of entries.
 """

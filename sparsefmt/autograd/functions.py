@@ -56,8 +56,10 @@ def spmm(
     All four tensors have gradients, computed only where they are asked for; those of sum and mean
     are differentiable any number of times.  Deterministic, backward too.  On a GPU, with
     ``edge_weight`` but no scale that has a gradient, forward and backward allocate their results
-    and nothing of the size of the graph; the first backward builds its transpose.  Forward-mode
-    derivatives and ``torch.func`` are refused.  fuseGNN (ICCAD'20), section 3.
+    and nothing of the size of the graph; the first backward builds its transpose.  Where the graph
+    has tiles (``prepare``), sums and means go to tensor cores, and a copy of ``edge_weight`` in
+    their order is made for each product.  Forward-mode derivatives and ``torch.func`` are refused.
+    fuseGNN (ICCAD'20), section 3.
     """
     _check.reduction(reduce)
     checked = operands(graph, x, edge_weight, row_scale, col_scale)

@@ -18,7 +18,9 @@ from ..ops import _launch
 from ..ops._launch import Structure
 from ..ops.cbsr_gradients import checked_order
 from ..reorder import Order
-from ._windows import order_rows
+from ..sgt import check_tile
+from . import _kept, _tiles, _windows
+from ._kept import Kept
 
 #: What the functions take: a graph, or its tensors where a transformation has replaced them.
 GraphLike: TypeAlias = "Graph | GraphTensors"
@@ -54,7 +56,8 @@ class Side(_Keeper):
 
     ``perm`` tells the number of each entry in the order of the edge values, None where it is its
     own; ``plan`` holds the arrays of ``CSR.chunks`` on a GPU and is empty on the CPU.
-    ``structure`` is what the launchers of a GPU read, None on the CPU and for a tracer's leaves.
+    ``structure`` is what the launchers of a GPU read, and ``shared`` what else belongs to it; None
+    on the CPU and for a tracer's leaves.
     """
 
     def __init__(
@@ -65,10 +68,12 @@ class Side(_Keeper):
         plan: list[Tensor],
         perm: Tensor | None,
         structure: Structure | None = None,
+        shared: Kept | None = None,
     ) -> None:
         super().__init__(indices)
         self.indptr, self.indices, self.n_cols = indptr, indices, n_cols
-        self.plan, self.perm, self.structure = plan, perm, structure
+        self.plan, self.perm = plan, perm
+        self.structure, self.shared = structure, shared
 
     @classmethod
     def of(cls, csr: CSR, perm: Any) -> "Side":
@@ -79,7 +84,8 @@ class Side(_Keeper):
             return cls(*parts, [], order)
         # Only kernels on a GPU cut their work in chunks.
         plan = [to_tensor(array) for array in csr.chunks.arrays()]
-        return cls(*parts, plan, order, _launch.structure(csr))
+        structure = _launch.structure(csr)
+        return cls(*parts, plan, order, structure, _kept.keep(structure, csr))
 
     def inverse_degree(self, dtype: torch.dtype) -> Tensor:
         """(n_rows,) 1 over the number of entries, 1 for an empty row; kept for each dtype."""
@@ -111,7 +117,13 @@ class GraphTensors(_Keeper):
         self.kind: str = getattr(self.device, "type", "")
 
 
-def prepare(graph: Graph, *, transposed: bool = True, order: Order | None = None) -> None:
+def prepare(
+    graph: Graph,
+    *,
+    transposed: bool = True,
+    order: Order | None = None,
+    tile: tuple[int, int] | None = None,
+) -> None:
     """Make what the functions need of a graph now, rather than at first use.
 
     Call it before a CUDA graph is captured, and for every new graph that a compiled function will
@@ -127,13 +139,20 @@ def prepare(graph: Graph, *, transposed: bool = True, order: Order | None = None
         of ``maxk_aggregate`` goes by on a GPU, see ``ops.sspmm``.  No row of any tensor moves.  It
         replaces an earlier one, which stays if this is left out; it does not travel to another
         device, into a copy or to ``graph.transposed``.
+    tile : (height, width), optional
+        Of condensed tiles, ``graph.sgt(tile)`` and, for gradients, ``graph.transposed.sgt(tile)``:
+        sums and means of ``spmm`` go by them to the tensor cores of a GPU, in TF32 if they are of
+        float32.  (64, 16) suits most graphs; heights are 16, 32, 64 and 128.  Replaces and stays
+        as ``order`` does.  What shares the arrays of the graph, as ``graph.with_data`` and
+        ``graph.transposed`` do, shares the tiles.
 
     Raises
     ------
     DtypeError
         If ``graph`` is no Graph or ``order`` no Order.
     ShapeError
-        If ``order`` has not one place for each row of the graph.
+        If ``order`` has not one place for each row of the graph, or ``tile`` is not two positive
+        integers, of at most 65 536 cells.
     DeviceError
         If ``order`` is on another device.
 
@@ -147,14 +166,36 @@ def prepare(graph: Graph, *, transposed: bool = True, order: Order | None = None
     Not made here are the windows that the gradient of ``maxk_aggregate`` goes by on a GPU, since
     they depend on the width of its features: its first run sorts the entries, and keeps 4 bytes and
     an index of each.  Run a step before the capture of a CUDA graph, and after a new ``order``.
+
+    **Tiles** take float16 and bfloat16 always, and float32 only while torch allows TF32 in its own
+    products, ``torch.set_float32_matmul_precision("high")``; else, and for all that they do not
+    take, results are those without tiles, bit by bit.  They do not take float64, max and min,
+    float16 with ``col_scale`` (nor the gradient of float16 with ``row_scale`` or of a mean), fewer
+    than 8 features, a GPU of compute capability below 8.0, and a graph whose windows are too sparse
+    to pay; ``sddmm`` does not go by them yet.  Deterministic.  On the CPU tiles are built and not
+    read.  They take about 20 bytes an entry, both ways 40; capture a CUDA graph again after a new
+    ``tile``.  TC-GNN (ATC'23), sections 3 and 4.
     """
     if not isinstance(graph, Graph):
         raise wrong_graph(graph)
+    shape = None if tile is None else check_tile(tile)
     _prepare_tensors(graph, transposed)
     _prepare_order(graph)
     if order is not None:
-        rows = side_of(graph, False)
-        order_rows(rows.indptr, rows.indices, rows.n_cols, checked_order(order, graph.csr))
+        order = checked_order(order, graph.csr)
+        kept = side_of(graph, False).shared
+        if kept is not None:
+            _windows.order_rows(kept, order)
+    if shape is not None:
+        _prepare_tiles(graph, shape, transposed)
+
+
+def _prepare_tiles(graph: Graph, tile: tuple[int, int], transposed: bool) -> None:
+    for flipped in (False, True) if transposed else (False,):
+        tiles = (graph.transposed if flipped else graph).sgt(tile)
+        side = side_of(graph, flipped)
+        if side.shared is not None:
+            _tiles.give(side.shared, tiles, side.inverse_degree(torch.float32), side.perm)
 
 
 def wrong_graph(value: object) -> DtypeError:

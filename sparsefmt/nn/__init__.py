@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from .._lazy import resolver
 
 if TYPE_CHECKING:
+    from .attention import AGNNConv as AGNNConv
     from .layers import GCNConv as GCNConv
     from .layers import GINConv as GINConv
     from .layers import MaxK as MaxK
@@ -12,6 +13,7 @@ if TYPE_CHECKING:
 
 #: Public name -> the module that defines it; resolved on first use (PEP 562), which imports torch.
 _PUBLIC = {
+    "AGNNConv": "attention",
     "GCNConv": "layers",
     "GINConv": "layers",
     "MaxK": "layers",

@@ -121,7 +121,7 @@ class GCNConv(_Balanced):
         ShapeError, DtypeError, DeviceError
             As ``autograd.spmm`` and ``maxk_aggregate``; and if the graph is not square.
         """
-        _check_square(graph)
+        check_square(graph)
         h = self.lin(x)
         h, values, _, _ = operands(graph, h, edge_weight)  # named as they were given, if refused
         scale, loop = symmetric(graph, edge_weight, h.dtype)
@@ -171,7 +171,7 @@ class SAGEConv(_Balanced):
 
     def forward(self, x: Tensor, graph: GraphLike, edge_weight: Tensor | None = None) -> Tensor:
         """(n, in_channels) to (n, out_channels); arguments and errors are those of ``GCNConv``."""
-        _check_square(graph)
+        check_square(graph)
         if self.k is None:
             y: Tensor = self.lin_l(spmm(graph, x, edge_weight, reduce="mean"))
         else:
@@ -226,7 +226,7 @@ class GINConv(_Balanced):
 
     def forward(self, x: Tensor, graph: GraphLike, edge_weight: Tensor | None = None) -> Tensor:
         """(n, feat) to what ``nn`` makes of it; the rest as for ``GCNConv``."""
-        _check_square(graph)
+        check_square(graph)
         y = aggregate_with_own(graph, x, self.k, edge_weight, 1 + self.eps)
         out: Tensor = self.nn(y)
         return out
@@ -247,7 +247,8 @@ def _plus(y: Tensor, bias: Tensor | None) -> Tensor:
     return y if bias is None else y + bias.to(y.dtype)
 
 
-def _check_square(graph: GraphLike) -> None:
+def check_square(graph: GraphLike) -> None:
+    """Of a layer: refuse what is no graph, or not square."""
     tensors = given_tensors(graph)
     if tensors.n_rows != tensors.n_cols:
         raise ShapeError(

@@ -34,17 +34,23 @@ def _symmetric(graph: GraphLike, edge_weight: Tensor | None) -> Tensor:
         weights = weights.float()
     wide = torch.float64 if weights is None else weights.dtype
     with torch.autocast(tensors.kind, enabled=False):
-        missing = tensors.kept("loops missing", lambda: _missing_loops(graph)).to(wide)
+        missing = missing_loops(graph).to(wide)
         degree = missing + spmm(graph, missing.new_ones(tensors.n_cols, 1), weights)[:, 0]
     scale = degree.masked_fill(degree <= 0, inf).rsqrt()
     return torch.stack([scale, (scale * scale).masked_fill(missing == 0, 0)])
 
 
-def _missing_loops(graph: GraphLike) -> Tensor:
-    """(n,) 1 for a vertex without a loop, else 0."""
+def missing_loops(graph: GraphLike) -> Tensor:
+    """(n,) 1 for a vertex without a loop, else 0, in float64; kept with the graph."""
+    tensors = given_tensors(graph)
+    return tensors.kept("loops missing", lambda: (loops(graph)[1] == 0).double())
+
+
+def loops(graph: GraphLike) -> tuple[Tensor, Tensor]:
+    """(nnz,) 1 for a loop, else 0, and (n,) how many each vertex has; both in float64."""
     tensors = given_tensors(graph)
     at = torch.arange(tensors.n_rows, dtype=torch.float64, device=tensors.device)
     one = torch.ones_like(at)
     apart = sddmm(graph, torch.stack([at, one], 1), torch.stack([one, -at], 1))  # i - j
-    loops = spmm(graph, one[:, None], (apart == 0).double())[:, 0]
-    return (loops == 0).double()
+    found = (apart == 0).double()
+    return found, spmm(graph, one[:, None], found)[:, 0]

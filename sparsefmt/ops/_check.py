@@ -39,6 +39,19 @@ def choice(name: str, value: object, allowed: tuple[str, ...]) -> str:
     return value
 
 
+def precision(value: object, name: str, X: Array) -> str | None:
+    """What rounding of the features is allowed: none, or in float32 that of tf32."""
+    if value is None:
+        return None
+    if not (isinstance(value, str) and value == "tf32"):
+        raise UnsupportedError(f'precision is {value!r}: use "tf32", or leave it out.')
+    if X.dtype != np.float32:
+        raise UnsupportedError(
+            f'precision is "tf32" but {name} is {X.dtype}: it is for float32, leave it out.'
+        )
+    return "tf32"
+
+
 def features(name: str, X: object, *, A: Format, axis: str = "columns", heads: bool = False) -> Any:
     """Dense features, one row per row or column of ``A``, on its device; see ``rows_in_place``."""
     rows = A.n_cols if axis == "columns" else A.n_rows

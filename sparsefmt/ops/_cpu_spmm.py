@@ -85,10 +85,13 @@ def _row_sum(zero: Any, A: Any, X: Any, col_scale: Any, span: Any, f: Any, count
 
 @inlined
 def _sum_tile(
-    zero: Any, A: Any, X: Any, scales: Any, Y: Any, i: Any, span: Any, f: Any, mean: Any
+    zero: Any, A: Any, X: Any, scales: Any, Y: Any, i: Any, span: Any, f: Any, mean: Any, count: Any
 ) -> Any:
+    """Features from ``f`` on, as many as ``count``; returns where the next tile begins.
+
+    A ``count`` that is the width of ``zero`` itself, and not the lesser of two, spares the masks.
+    """
     Y, feat = Y
-    count = min(width_of(zero), feat - f)
     row_scale, col_scale = scales
     sums = _row_sum(zero, A, X, col_scale, span, f, count)
     if span[1] > span[0]:
@@ -108,14 +111,19 @@ def spmm_sum(indptr: Any, A: Any, X: Any, scales: Any, Y: Any, mean: Any, pieces
         start, stop = rows_of(indptr, piece, pieces)
         for i in range(start, stop):
             span, f = (np.int64(indptr[i]), np.int64(indptr[i + 1])), 0
-            while feat - f >= width_of(lanes(X[0], WIDEST, 0)):
-                f = _sum_tile(lanes(X[0], WIDEST, 0), A, X, scales, Y, i, span, f, mean)
-            if feat - f >= width_of(lanes(X[0], WIDE, 0)):
-                f = _sum_tile(lanes(X[0], WIDE, 0), A, X, scales, Y, i, span, f, mean)
-            if feat - f >= width_of(lanes(X[0], MIDDLE, 0)):
-                f = _sum_tile(lanes(X[0], MIDDLE, 0), A, X, scales, Y, i, span, f, mean)
+            zero = lanes(X[0], WIDEST, 0)
+            while feat - f >= width_of(zero):
+                f = _sum_tile(zero, A, X, scales, Y, i, span, f, mean, width_of(zero))
+            half = lanes(X[0], WIDE, 0)
+            if feat - f >= width_of(half):
+                f = _sum_tile(half, A, X, scales, Y, i, span, f, mean, width_of(half))
+            quarter = lanes(X[0], MIDDLE, 0)
+            if feat - f >= width_of(quarter):
+                f = _sum_tile(quarter, A, X, scales, Y, i, span, f, mean, width_of(quarter))
             while f < feat:
-                f = _sum_tile(lanes(X[0], NARROW, 0), A, X, scales, Y, i, span, f, mean)
+                last = lanes(X[0], NARROW, 0)
+                count = min(width_of(last), feat - f)
+                f = _sum_tile(last, A, X, scales, Y, i, span, f, mean, count)
 
 
 @inlined

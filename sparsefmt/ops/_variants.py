@@ -3,7 +3,7 @@
 from itertools import product
 
 from .._arrays import VALUE_DTYPES
-from . import _jit
+from . import _jit, _launch_tiles
 from ._launch import (
     CHOSEN_SUM,
     DIRECT,
@@ -61,6 +61,7 @@ def _declare() -> None:
     maxk = (instantiation(dtype, *shape) for dtype in VALUE_DTYPES for shape in SHAPES)
     _jit.declare("maxk.cu", *(_jit.expression("maxk_rows", *one) for one in maxk))
     _declare_cbsr()
+    _declare_tiles()
     moved = list(product(VALUES.values(), COLUMNS.values()))
     for name in ("cbsr_to_dense", "dense_to_cbsr"):
         _jit.declare("cbsr_dense.cu", *(_jit.expression(name, types, ()) for types in moved))
@@ -86,6 +87,15 @@ def _declare_cbsr() -> None:
             _jit.declare("sspmm.cu", *names)
     short = (_jit.expression("narrowed", (dtype,), ()) for dtype in ("float16", "bfloat16"))
     _jit.declare("sspmm.cu", *short)
+
+
+def _declare_tiles() -> None:
+    shapes = [(h, one) for h, slices in _launch_tiles.SLICES.items() for one in slices]
+    for types in product(_launch_tiles.DTYPES, _INDEX):
+        weights = _launch_tiles.WEIGHTS[types[0]]
+        constants = ((*shape, one) for shape, one in product(shapes, weights))
+        names = (_jit.expression("spmm_sgt_mma", types, rest) for rest in constants)
+        _jit.declare("sgt.cu", *names, _jit.expression("spmm_sgt_parts", types, ()))
 
 
 _declare()

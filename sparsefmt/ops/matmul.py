@@ -8,7 +8,7 @@ from .._arrays import Array, namespace
 from ..base import Format
 from ..compressed import CSR
 from ..coo import COO
-from . import _check, _registry
+from . import _check, _registry, tiles
 from ._registry import pointer, row_stride
 
 REDUCTIONS = ("sum", "mean", "max", "min")
@@ -21,6 +21,7 @@ def spmm(
     reduce: str = "sum",
     row_scale: Array | None = None,
     col_scale: Array | None = None,
+    precision: str | None = None,
     out: Array | None = None,
 ) -> Array:
     """Sparse matrix times dense feature matrix: the aggregation of a vertex's in-neighbours.
@@ -33,8 +34,9 @@ def spmm(
     ----------
     A : COO, CSR, CSC, SGT or CBSR, shape (n_rows, n_cols)
         The format picks the method: COO scatters with atomics (GAS, for sums only; not
-        deterministic on a GPU), CSR reduces row by row (GAR); all else is converted to CSR first,
-        at each call.
+        deterministic on a GPU), CSR reduces row by row (GAR), SGT takes sums and means window by
+        window, on a GPU by tensor cores where they may and pay (``explain`` says which); all else
+        is converted to CSR first, at each call.
     X : array, shape (n_cols, feat)
         Same dtype as ``A.data``: float16, bfloat16, float32 or float64.  float16 and bfloat16 are
         computed in float32.  Any ``feat``, 0 included.  Contiguous rows at any distance are read in
@@ -48,6 +50,10 @@ def spmm(
         each entry, which differs by rounding, overflow, and ``inf * 0`` where it is infinite.
     col_scale : array, shape (n_cols,), optional
         ``c``, of the same dtypes.
+    precision : "tf32", optional
+        Allows tensor cores in float32: they round each factor of a product to 11 bits, and add up
+        in float32.  A permission: kernels that have no use for it ignore it.  float16 and bfloat16
+        need none, since their products are exact there.
     out : array, shape (n_rows, feat), optional
         Takes the result; contiguous, of X's dtype and device, overlapping no input.
 
@@ -69,23 +75,26 @@ def spmm(
     DeviceError
         If the arguments are on different devices.
     UnsupportedError
-        If ``reduce`` is unknown.
+        If ``reduce`` or ``precision`` is unknown, or ``precision`` is given for other features than
+        float32.
 
     Notes
     -----
-    Error bound: ``|Y - Y_exact| <= deg * eps * sum_e |a[e]| |X[j, f]``.  GAS and GAR are named in
-    fuseGNN (ICCAD'20), section 3.
+    Error bound: ``|Y - Y_exact| <= deg * eps * sum_e |a[e]| |X[j, f]``; with tf32 ``2**-10`` times
+    that sum more.  GAS and GAR are named in fuseGNN (ICCAD'20), section 3; tiles on tensor cores
+    are TC-GNN's (ATC'23), section 4.2.
     """
     A = _check.sparse("A", A)
     _check.choice("reduce", reduce, REDUCTIONS)
     X = _check.features("X", X, A=A)
     _check.values_like(A, X)
+    precision = _check.precision(precision, "X", X)
     row_scale = _check.factors("row_scale", row_scale, A=A, axis="rows", like=X)
     col_scale = _check.factors("col_scale", col_scale, A=A, axis="columns", like=X)
     inputs = [X, row_scale, col_scale, *A._arrays().values()]
     out = _check.output(out, shape=(A.n_rows, X.shape[1]), like=X, inputs=inputs)
-    scales = {"row_scale": row_scale, "col_scale": col_scale}
-    return _registry.run("spmm", A, _check.rows_in_place(X), out=out, reduce=reduce, **scales)
+    options = {"row_scale": row_scale, "col_scale": col_scale, "precision": precision}
+    return _registry.run("spmm", A, _check.rows_in_place(X), out=out, reduce=reduce, **options)
 
 
 # Launchers
@@ -100,6 +109,7 @@ def _spmm_csr_gpu(
     row_scale: Array | None = None,
     col_scale: Array | None = None,
     arg: Array | None = None,
+    **_: Any,
 ) -> None:
     from . import _launch
 
@@ -165,6 +175,7 @@ def _spmm_csr_numba(
     row_scale: Array | None = None,
     col_scale: Array | None = None,
     arg: Array | None = None,
+    **_: Any,
 ) -> None:
     from . import cpu
 
@@ -202,6 +213,7 @@ def _rows() -> tuple[_registry.Kernel, ...]:
 
     return (
         row("spmm_csr_balanced", _spmm_csr_gpu, gpu, csr),
+        *tiles.spmm_rows(_spmm_csr_gpu),
         row("spmm_coo_atomic", _spmm_coo_gpu, gpu, coo, _sums, deterministic=False),
         row("spmm_csr_numba", _spmm_csr_numba, cpu, csr),
         row("spmm_coo_numba", _spmm_coo_numba, cpu, coo, _sums),

@@ -6,12 +6,19 @@ from .._arrays import Array
 from ..base import Format
 from ..cbsr import CBSR
 from ..compressed import CSR
-from . import _check, _registry
+from . import _check, _registry, tiles
 from ._registry import pointer, row_stride
 from .cbsr_gradients import sddmm_cbsr
 
 
-def sddmm(A: Format, X: Array, Y: Array | CBSR, *, out: Array | None = None) -> Array:
+def sddmm(
+    A: Format,
+    X: Array,
+    Y: Array | CBSR,
+    *,
+    precision: str | None = None,
+    out: Array | None = None,
+) -> Array:
     """Dot products of feature rows, at the stored entries of ``A``.
 
     ``s[e] = sum_f X[i, f] * Y[j, f]`` for the e-th stored entry (i, j), in CSR order; with heads,
@@ -19,13 +26,15 @@ def sddmm(A: Format, X: Array, Y: Array | CBSR, *, out: Array | None = None) -> 
 
     Parameters
     ----------
-    A : CSR, shape (n, m)
+    A : CSR or SGT, shape (n, m)
         Only the structure is read; ``A.data`` is ignored.  Other formats are converted to CSR, at
         each call: entries count in the order of ``A.tocsr()``.
     X, Y : array, shape (n, feat) and (m, feat), or (n, heads, feat) and (m, heads, feat)
         Same dtype: float16, bfloat16, float32 or float64.  Sums run in float32 at least.
         Contiguous rows at any distance are read in place, other layouts are copied.  ``Y`` may be a
         CBSR of shape (m, feat), of which only the stored places are touched.
+    precision : "tf32", optional
+        Allows tensor cores in float32, as in ``spmm``; ignored where no kernel has a use for it.
     out : array, shape (nnz,) or (nnz, heads), optional
         Takes the result; contiguous, of X's dtype and device, overlapping no input.
 
@@ -45,24 +54,28 @@ def sddmm(A: Format, X: Array, Y: Array | CBSR, *, out: Array | None = None) -> 
         If ``A`` is no sparse format, or dtypes do not fit.
     DeviceError
         If the arguments are on different devices.
+    UnsupportedError
+        If ``precision`` is unknown, or given for other features than float32.
 
     Notes
     -----
     Deterministic.  TC-GNN (ATC'23), section 2.1, equation 3.
     """
     if isinstance(Y, CBSR):
+        _check.precision(precision, "Y", Y)
         return sddmm_cbsr(A, X, Y, out=out)
     A = _check.sparse("A", A)
     X = _check.features("X", X, A=A, axis="rows", heads=True)
     Y = _check.features("Y", Y, A=A, heads=True)
     _check.alike("Y", Y, "X", X)
+    precision = _check.precision(precision, "X", X)
     inputs = [X, Y, *A._arrays().values()]
     out = _check.output(out, shape=(A.nnz, *X.shape[1:-1]), like=X, inputs=inputs)
     X, Y = _check.rows_in_place(X), _check.rows_in_place(Y)
-    return _registry.run("sddmm", _check.structure(A), X, Y, out=out)
+    return _registry.run("sddmm", _check.structure(A), X, Y, out=out, precision=precision)
 
 
-def _sddmm_gpu(A: CSR, X: Array, Y: Array, *, out: Array) -> None:
+def _sddmm_gpu(A: CSR, X: Array, Y: Array, *, out: Array, **_: Any) -> None:
     from . import _launch, _launch_edges
 
     _launch_edges.sddmm(
@@ -79,7 +92,7 @@ def _sddmm_gpu(A: CSR, X: Array, Y: Array, *, out: Array) -> None:
     )
 
 
-def _sddmm_numba(A: CSR, X: Array, Y: Array, *, out: Array) -> None:
+def _sddmm_numba(A: CSR, X: Array, Y: Array, *, out: Array, **_: Any) -> None:
     from . import cpu
 
     X, Y = (a if a.ndim == 3 else a[:, None] for a in (X, Y))
@@ -94,6 +107,7 @@ def _rows() -> tuple[_registry.Kernel, ...]:
 
     return (
         row("sddmm_csr_balanced", _registry.on_gpu, _sddmm_gpu),
+        *tiles.sddmm_rows(_sddmm_gpu),
         row("sddmm_csr_numba", _registry.on_cpu, _sddmm_numba),
         _registry.through_csr("sddmm"),
     )

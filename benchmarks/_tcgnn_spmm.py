@@ -1,0 +1,149 @@
+"""SpMM by tiles over graphs, widths and dtypes, against cuSPARSE and SpMM by CSR."""
+
+import argparse
+from collections.abc import Iterator
+from typing import Any
+
+from sparsefmt import CSR, SGT
+
+from . import _cusparse, _graphs, _harness, _oracle, tcgnn
+from ._baselines import Call
+from ._harness import Target, geomean
+from ._spmm_table import WIDE, Operands, _least
+from ._tcgnn_cases import STORAGE, Tiled, sources, tiles_of
+
+#: Least geomean over cuSPARSE (float16 for the halves), and its worst case.
+OVER_CUSPARSE = {"tf32": (1.35, 0.95), "float16": (2.0, None), "bfloat16": (2.0, None)}
+OVER_CSR = 0.95  #: at worst
+ERRORS = {"tf32": 4e-4, "float16": 1e-3, "bfloat16": _oracle.LIMITS["bfloat16"]}
+COLUMNS = {
+    "case": "<25",
+    "ms": "8.3f",
+    "csr_ms": "8.3f",
+    "cusparse_ms": "11.3f",
+    "algorithm": "<8",
+    "ratio": "5.2f",
+    "over_csr": "8.2f",
+    "share": "6.3f",
+    "cold_ms": "8.3f",
+    "cold_ratio": "10.2f",
+    "error": "8.1e",
+    "bias": "8.1e",
+}
+#: Of Fig. 10.
+WIDTHS = (16, 32, 64, 128, 256)
+WIDTH_GRAPHS = ("artist", "com-amazon", "amazon0505", "arxiv", "ddi")
+WIDTH_COLUMNS = {
+    "case": "<25",
+    "ms": "8.3f",
+    "cusparse_ms": "11.3f",
+    "algorithm": "<8",
+    "ratio": "5.2f",
+    "over_csr": "8.2f",
+    "gb_s": "6.0f",
+    "error": "8.1e",
+}
+
+
+def table(options: argparse.Namespace) -> bool:
+    """Every cell: ours beside cuSPARSE and our CSR, warm, and beside cuSPARSE with an empty L2."""
+    _harness.print_head(f"spmm by tiles against cuSPARSE {_cusparse.version()}", COLUMNS)
+    dtypes, widths = options.dtypes or tcgnn.DTYPES, options.widths or WIDE
+    rows = _measured(options, _graphs.TABLE, widths, dtypes, COLUMNS)
+    return _harness.keep("tcgnn", "table", rows, judge_table, cuda=True, folder=options.out)
+
+
+def width(options: argparse.Namespace) -> bool:
+    """The same over widths, in TF32 unless asked otherwise."""
+    _harness.print_head("spmm by tiles over widths", WIDTH_COLUMNS)
+    dtypes, widths = options.dtypes or ("tf32",), options.widths or WIDTHS
+    rows = _measured(options, WIDTH_GRAPHS, widths, dtypes, WIDTH_COLUMNS)
+    return _harness.keep("tcgnn", "width", rows, judge_width, cuda=True, folder=options.out)
+
+
+def _measured(
+    options: argparse.Namespace,
+    graphs: tuple[str, ...],
+    widths: tuple[int, ...],
+    dtypes: tuple[str, ...],
+    columns: dict[str, str],
+) -> list[dict[str, Any]]:
+    """Every graph, width and dtype, printed as they come."""
+    rows = []
+    for name, source in sources(options, graphs):
+        graph = _graphs.load(source)
+        tiles, share = tiles_of(graph)
+        for feat in widths:
+            for found in cells(graph, tiles, feat, dtypes, quick=options.quick):
+                facts = {"case": f"{name} {feat} {found['dtype']}", "graph": name, "share": share}
+                rows.append(facts | found)
+                _harness.print_row(rows[-1], columns)
+        del graph, tiles
+        _harness.free()
+    return rows
+
+
+def cells(
+    graph: CSR, tiles: SGT, feat: int, dtypes: tuple[str, ...], *, quick: bool
+) -> Iterator[dict[str, Any]]:
+    """One row for each dtype; both halves are held against cuSPARSE in float16."""
+    for storage in ("float32", "float16"):
+        asked = [name for name in dtypes if (name == "tf32") == (storage == "float32")]
+        if not asked:
+            continue
+        wide = Operands.of(graph, feat, storage)
+        algorithm, theirs = wide.baseline()
+        theirs()
+        facts = {"feat": feat, "algorithm": algorithm}
+        facts["cusparse_error"] = _oracle.spmm_error(wide.A, wide.X, wide.theirs)
+        for dtype in asked:
+            same = STORAGE[dtype] == storage
+            operands = wide if same else Operands.of(graph, feat, STORAGE[dtype])
+            ours = Tiled.of(tiles, operands, dtype)
+            yield {"dtype": dtype} | facts | _cell(ours, theirs, quick=quick)
+
+
+def _cell(ours: Tiled, theirs: _cusparse.Product, *, quick: bool) -> dict[str, Any]:
+    row = ours.checked()
+    if "wrong" in row:
+        return row
+    row["bias"] = ours.bias()
+    functions: list[Call] = [ours, ours.csr, theirs]
+    (ms, csr_ms, their_ms), runs = _harness.paced(functions, cuda=True, quick=quick)
+    row |= {"ms": ms, "csr_ms": csr_ms, "cusparse_ms": their_ms, "runs": runs}
+    row |= {"ratio": their_ms / ms, "over_csr": csr_ms / ms}
+    row["gb_s"] = ours.csr.A.nnz * ours.csr.X.shape[1] * ours.csr.X.itemsize / ms / 1e6
+    if not quick:
+        cold = _harness.medians([ours, theirs], cuda=True, runs=5, warmups=1, flush=True)
+        row |= {"cold_ms": cold[0], "cold_ratio": cold[1] / cold[0]}
+    return row
+
+
+def judge_table(rows: list[dict[str, Any]]) -> list[Target]:
+    """By dtype: over cuSPARSE and over CSR at the wide widths; errors at all."""
+    found = []
+    for dtype, limits in OVER_CUSPARSE.items():
+        held = [row for row in rows if row["dtype"] == dtype]
+        if not held:
+            continue
+        wide = [row for row in held if row["feat"] in WIDE]
+        theirs = "float32" if dtype == "tf32" else "float16"
+        found += _least(f"{dtype} 64/128/256 over cuSPARSE {theirs}", wide, "ratio", *limits)
+        found += _least(f"{dtype} 64/128/256 over spmm(CSR)", wide, "over_csr", None, OVER_CSR)
+        largest, bias = max(row["error"] for row in held), max(abs(row["bias"]) for row in held)
+        name = f"{dtype} largest relative error"
+        found += [
+            Target(name, largest, ERRORS[dtype], at_least=False),
+            Target(f"{dtype} largest bias, either way", bias),
+        ]
+    return found
+
+
+def judge_width(rows: list[dict[str, Any]]) -> list[Target]:
+    """The geomean over cuSPARSE of each width and dtype, to know."""
+    found = []
+    for dtype, feat in sorted({(row["dtype"], row["feat"]) for row in rows}):
+        ratios = [row["ratio"] for row in rows if (row["dtype"], row["feat"]) == (dtype, feat)]
+        name = f"{dtype} {feat} over cuSPARSE, geomean of {len(ratios)}"
+        found.append(Target(name, geomean(ratios)))
+    return found

@@ -1,0 +1,140 @@
+"""AGNN: attention by the cosine of two vertices' features."""
+
+from math import inf
+
+import torch
+from torch import Tensor
+from torch.nn import Module, Parameter
+
+from ..autograd.functions import edge_softmax, sddmm, spmm
+from ..autograd.structure import GraphLike, given_tensors
+from .layers import check_square
+from .normalisation import loops, missing_loops
+
+#: The least length that a row is divided by: what ``torch.nn.functional.normalize`` has.
+LEAST_LENGTH = 1e-12
+
+
+class AGNNConv(Module):
+    """Attention by cosines: ``y[i] = sum_e P[e] x[j]`` over the entries ``e = (i, j)`` of row i.
+
+    ``P[e] = exp(beta cos(x[i], x[j])) / sum_e' exp(beta cos(x[i], x[j']))``, where
+    ``cos(a, b) = <a, b> / (max(|a|, 1e-12) max(|b|, 1e-12))``: 0 for a row of zeros.
+
+    Parameters
+    ----------
+    requires_grad : bool
+        Whether ``beta`` is a parameter, or a buffer.
+    add_self_loops : bool
+        Whether each vertex has one loop, however many the graph stores.  If not, the loops are
+        those of the graph, each counts, and a row without entries gives 0.
+
+    Attributes
+    ----------
+    beta : (1,)
+        1 at first.
+
+    Notes
+    -----
+    No other graph is built: a loop that is missing is added to the result, and of ``c`` loops each
+    has 1 / c of the part of one.  What is needed for that, a value for each entry, is kept with the
+    graph, but computed at each call in code that ``torch.compile`` has compiled.  Where each vertex
+    has one loop, ``add_self_loops=False`` gives the same for less.
+
+    Lengths and scores are computed in float32 at least, from products in the dtype of ``x``.  In
+    float16 a row is divided by 2**-14 at least, since the gradient of a row of zeros is divided by
+    it too.  Both gradients are differentiable any number of times.
+
+    AGNN (Thekumparampil et al. 2018, arXiv 1803.03735); TC-GNN (ATC'23), section 2.1.
+    """
+
+    beta: Tensor
+
+    def __init__(self, requires_grad: bool = True, add_self_loops: bool = True) -> None:
+        super().__init__()
+        self.requires_grad, self.add_self_loops = requires_grad, add_self_loops
+        if requires_grad:
+            self.beta = Parameter(torch.ones(1))
+        else:
+            self.register_buffer("beta", torch.ones(1))
+
+    def reset_parameters(self) -> None:
+        """A ``beta`` of 1 if it is trained; as PyG, a fixed one stays."""
+        if self.requires_grad:
+            with torch.no_grad():
+                self.beta.fill_(1)
+
+    def extra_repr(self) -> str:
+        """What the ``repr`` shows."""
+        return f"requires_grad={self.requires_grad}, add_self_loops={self.add_self_loops}"
+
+    def forward(self, x: Tensor, graph: GraphLike) -> Tensor:
+        """(n, feat) to (n, feat), in the dtype of ``x``, or autocast's.
+
+        Parameters
+        ----------
+        x : Tensor, shape (n, feat)
+            float16, bfloat16, float32 or float64.
+        graph : Graph, shape (n, n)
+            Only its structure is read.
+
+        Raises
+        ------
+        ShapeError
+            If the graph is not square, or ``x`` not of that shape.
+        DtypeError, DeviceError, UnsupportedError
+            As ``autograd.spmm``.
+        """
+        check_square(graph)
+        if not _is_matrix(x):
+            spmm(graph, x)  # refuses it
+        wide = torch.promote_types(x.dtype, torch.float32)
+        unit = _unit(x.to(wide), max(LEAST_LENGTH, torch.finfo(x.dtype).tiny))
+        beta, narrow = self.beta.to(wide), unit.to(x.dtype)
+        scores = beta * sddmm(graph, narrow, narrow).to(wide)
+        if self.add_self_loops:
+            scores = scores + _loop_scores(graph, wide)
+        p = edge_softmax(graph, scores)
+        y = spmm(graph, x, p.to(x.dtype))
+        if self.add_self_loops:
+            own = _own_part(graph, beta * unit.square().sum(1), scores, p)
+            y = torch.lerp(y, x.to(y.dtype), own[:, None].to(y.dtype))
+        return y
+
+
+def _is_matrix(x: Tensor) -> bool:
+    """Whether lengths of rows can be computed; ``sddmm`` checks the rest."""
+    dense = isinstance(x, Tensor) and x.layout is torch.strided
+    return dense and x.is_floating_point() and x.dim() == 2
+
+
+def _unit(x: Tensor, least: float) -> Tensor:
+    """Rows of length one, all derivatives of which are finite, those of a row of zeros too."""
+    return x * x.square().sum(1, keepdim=True).clamp(min=least**2).rsqrt()
+
+
+def _loop_scores(graph: GraphLike, dtype: torch.dtype) -> Tensor:
+    """(nnz,) ``-log(c)`` at each loop of a vertex with ``c`` of them, 0 elsewhere."""
+
+    def make() -> Tensor:
+        found, count = loops(graph)
+        logs = count.clamp(min=1).log()[:, None]
+        return (-found * sddmm(graph, logs, torch.ones_like(logs))).to(dtype)
+
+    return given_tensors(graph).kept(("loop scores", dtype), make)
+
+
+def _own_part(graph: GraphLike, own: Tensor, scores: Tensor, p: Tensor) -> Tensor:
+    """(n,) The part of a loop that is missing, ``exp(own) / (exp(own) + Z)``; 0 if there is one.
+
+    ``own`` are the scores of the loops, ``Z`` the row's sum of ``exp(scores)``, and ``p`` the
+    softmax of ``scores``.
+    """
+    tensors = given_tensors(graph)
+    with torch.autocast(tensors.kind, enabled=False):
+        # log Z = scores - log p at each entry of a row: their mean, weighted with p.
+        log_z = scores - p.clamp(min=torch.finfo(p.dtype).tiny).log()
+        log_z = spmm(graph, p.new_ones(tensors.n_cols, 1), p * log_z)[:, 0]
+    indptr = tensors.rows.indptr
+    log_z = log_z.masked_fill(indptr[1:] == indptr[:-1], -inf)
+    return torch.sigmoid(own - log_z) * missing_loops(graph).to(own.dtype)

@@ -1,0 +1,219 @@
+#include "common.cuh"
+#include "copies.cuh"
+#include "mma.cuh"
+#include "tiles.cuh"
+
+constexpr int ADD = 1;     // flag: the rows have sums in Y already
+
+// The sum that an element of the result has on CUDA cores, where implicit zeros times Inf or NaN add nothing.
+template <typename T, typename Index>
+__device__ __noinline__ float exact(const Tiles<T, Index>& A, long long first, long long last, int tiles, int row,
+                                    const T* x, unsigned stride, const float* col_scale) {
+    float sum = 0;
+    for (long long slab = first; slab < last; ++slab)
+        for (Index e = A.starts[slab * tiles + row / 16]; e < A.starts[slab * tiles + row / 16 + 1]; ++e) {
+            const Cell cell{A.cells[e]};
+            if (cell.row() != row) continue;
+            const Index column = A.columns[slab * SLAB + cell.column()];
+            float weight = A.values ? load(A.values[e]) : 1;
+            if (col_scale) weight *= col_scale[column];
+            sum += weight * load(*(const T*)((const char*)x + at(column, stride)));
+        }
+    return sum;
+}
+
+// Y[i, :] (+)= r[i] * sum_e a[e] * c[col[e]] * X[col[e], :] over the entries of condensed tiles (TC-GNN, section 4.2),
+// on tensor cores. A block owns one item, HEIGHT rows, and one slice of FEAT features. It gathers the rows of X of some
+// slabs of 16 columns at a time, the next ones meanwhile, and every row serves all rows of the window. A warp makes
+// the operand of A of bits, 8 a lane and tile, and of the values behind them.
+template <typename T, typename Index, int HEIGHT, int FEAT, int WEIGHTS>
+__global__ void __launch_bounds__(Cut<HEIGHT, FEAT>::THREADS)
+spmm_sgt_mma(const Item<Index>* __restrict__ items, const __grid_constant__ Tiles<T, Index> A, const float* __restrict__ col_scale,
+             const float* __restrict__ row_scale, const T* __restrict__ X, T* __restrict__ Y,
+             float* __restrict__ parts, long long n_rows, unsigned stride, unsigned n_items, int feat, int flags) {
+    constexpr bool WEIGHTED = WEIGHTS != UNWEIGHTED;
+    using C = Cut<HEIGHT, FEAT>;
+    using D = Depth<T, FEAT>;
+    using X_ = Rows<T, Index, FEAT, C::THREADS, D::SLABS, D::STAGES>;
+    using Guided = Guide<T, Index, C::TILES, WEIGHTED>;
+    constexpr int SLABS = D::SLABS, STAGES = D::STAGES, TALL = C::TALL, TIMES = C::WIDE / 8;
+    extern __shared__ int4 dynamic[];
+    char* const on_chip = kept_shared((char*)dynamic);
+
+    const Item<Index> item = items[blockIdx.x % n_items];
+    const int slice = blockIdx.x / n_items, slabs = item.last - item.first, steps = (slabs + SLABS - 1) / SLABS;
+    const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, g = lane / 4, t = lane % 4;
+    const int wm = warp / C::WARPS_N, wn = warp % C::WARPS_N;
+    X_ rows(on_chip, X, slice * FEAT, feat, stride);
+    Guided guide(rows.stages + STAGES, A, item.first, slabs);
+
+    float sums[TALL][TIMES][4] = {};
+    guide.fetch(0);
+    guide.fetch(Guided::BATCH);
+    copies_end();
+    wait_for_copies<0>();
+    __syncthreads();
+#pragma unroll
+    for (int step = 0; step < STAGES - 1; ++step) {
+        rows.fetch(step, guide);
+        copies_end();
+    }
+    using Densed = Dense<T, Index, TALL, WEIGHTS>;
+    Densed dense(A, col_scale, (T*)(&guide.rings + 1) + warp * Densed::SIZE);
+    if (WEIGHTED) dense.clear(lane);
+    typename Densed::Entries now, next[2];
+    const auto entries_of = [&](int slab) { return dense.fetch(slab, slab * C::TILES + wm * TALL, lane, guide); };
+    if (WEIGHTED) next[0] = entries_of(0), next[1] = entries_of(1);
+
+    const auto multiply = [&](const Operand<T, TALL>& a, const typename X_::Stage& from, int s) {
+        if constexpr (sizeof(T) == 4) {
+            // X as the first operand: 16 features, 4 g + {0, 1} or 4 g + {2, 3}, times 8 rows of A.
+#pragma unroll
+            for (int half = 0; half < 2; ++half)
+#pragma unroll
+                for (int j = 0; j < TIMES; j += 4) {
+                    const int chunk = X_::place(2 * t, wn * (C::WIDE / 4) + j * 2 + g);  // the odd row's too
+                    const float4* here = (const float4*)&from.x[(s * SLAB + half * 8 + 2 * t) * X_::CHUNKS + chunk];
+                    const float4 even = here[0], odd = here[X_::CHUNKS];
+                    const unsigned x[2][4] = {{tf32(even.x), tf32(even.y), tf32(odd.x), tf32(odd.y)},
+                                              {tf32(even.z), tf32(even.w), tf32(odd.z), tf32(odd.w)}};
+#pragma unroll
+                    for (int i = 0; i < 2; ++i)
+#pragma unroll
+                        for (int m = 0; m < TALL; ++m)
+#pragma unroll
+                            for (int low = 0; low < 2; ++low) {
+                                const unsigned* b = &a.word[m][4 * half + 2 * low];
+                                multiply_add(sums[m][j + 2 * i + low], x[i], b[0], b[1], T());
+                            }
+                }
+        } else {
+#pragma unroll
+            for (int j = 0; j < TIMES; j += 2) {
+                unsigned x[4];
+                const int row = lane % 16, chunk = X_::place(row, wn * (C::WIDE / 8) + j + lane / 16);
+                load_transposed(x, &from.x[(s * SLAB + row) * X_::CHUNKS + chunk]);
+#pragma unroll
+                for (int m = 0; m < TALL; ++m) {
+                    multiply_add(sums[m][j], a.word[m], x[0], x[1], T());
+                    multiply_add(sums[m][j + 1], a.word[m], x[2], x[3], T());
+                }
+            }
+        }
+    };
+
+#pragma unroll 1
+    for (int step = 0; step < steps; ++step) {
+        wait_for_copies<STAGES - 2>();
+        __syncthreads();
+        rows.fetch(step + STAGES - 1, guide);
+        if (step * SLABS % Guided::BATCH == 0) guide.fetch(step * SLABS + 2 * Guided::BATCH);
+        copies_end();
+        const auto& from = rows.of(step);
+#pragma unroll
+        for (int s = 0; s < SLABS; ++s) {
+            const int slab = step * SLABS + s;
+            if (SLABS > 1 && slab >= slabs) break;
+            Operand<T, TALL> a;
+            if (WEIGHTED) {
+                now = next[0], next[0] = next[1], next[1] = entries_of(slab + 2);
+                dense.use(now, slab, lane, guide, [&](const T* tile) { a.load(tile, lane); });
+            } else {
+                const int tile = wm * TALL, place = slab % Guided::RING * Guided::BITS + lane * C::TILES + (tile & ~1);
+                using Bits = typename Word<C::TILES == 1 ? 1 : 2>::type;
+                a.unpack(*(const Bits*)(guide.rings.masks + place), tile, C::TILES == 1);
+            }
+            multiply(a, from, s);
+        }
+    }
+
+    // VEC neighbouring features of one row at a time: of the sums of products j and, in tf32, j + 2.
+    constexpr int VEC = sizeof(T) == 4 ? 4 : 2;
+    const auto each = [&](auto&& f) {
+        const int first = slice * FEAT + wn * C::WIDE;
+#pragma unroll
+        for (int m = 0; m < TALL; ++m)
+#pragma unroll
+            for (int low = 0; low < 2; ++low)
+#pragma unroll
+                for (int odd = 0; odd < (sizeof(T) == 4 ? 2 : 1); ++odd)
+#pragma unroll
+                    for (int j = 0; j < TIMES; j += sizeof(T) == 4 ? 4 : 1) {
+                        const int row = (wm * TALL + m) * 16 + low * 8;
+                        if constexpr (sizeof(T) == 4) {
+                            auto &a = sums[m][j + low], &b = sums[m][j + 2 + low];
+                            float v[4] = {a[odd], a[odd + 2], b[odd], b[odd + 2]};
+                            f(row + 2 * t + odd, first + j * 8 + 4 * g, v);
+                            a[odd] = v[0], a[odd + 2] = v[1], b[odd] = v[2], b[odd + 2] = v[3];
+                        } else {
+                            float v[2] = {sums[m][j][2 * low], sums[m][j][2 * low + 1]};
+                            f(row + g, first + j * 8 + 2 * t, v);
+                            sums[m][j][2 * low] = v[0], sums[m][j][2 * low + 1] = v[1];
+                        }
+                    }
+    };
+    const long long top = (long long)item.window * HEIGHT, pitch = (feat + FEAT - 1) / FEAT * (long long)FEAT;
+    float zero = 0;  // unless a sum is Inf or NaN
+    each([&](int, int, float (&v)[VEC]) {
+#pragma unroll
+        for (int i = 0; i < VEC; ++i) zero = fmaf(v[i], 0.f, zero);
+    });
+    if (zero != 0)
+        each([&](int row, int f, float (&v)[VEC]) {
+            for (int i = 0; i < VEC; ++i)
+                if (!(fabsf(v[i]) <= 3.4e38f) && f + i < feat && top + row < n_rows)
+                    v[i] = exact(A, item.first, item.last, C::TILES, row, X + f + i, stride, col_scale);
+        });
+    if (item.slot >= 0) {
+        float* const to = parts + item.slot * (long long)HEIGHT * pitch;
+        each([&](int row, int f, float (&v)[VEC]) { store_pack<VEC>(to + row * pitch + f, v); });
+        return;
+    }
+    T* const to = Y + top * feat;
+    const int rows_left = min((long long)HEIGHT, n_rows - top);
+    if (!row_scale && !(flags & ADD) && feat % VEC == 0) {
+        each([&](int row, int f, float (&v)[VEC]) {
+            if (row < rows_left && f < feat) store_pack<VEC>(to + (long long)row * feat + f, v);
+        });
+        return;
+    }
+    each([&](int row, int f, float (&v)[VEC]) {
+        if (row >= rows_left) return;
+        const float factor = row_scale ? row_scale[top + row] : 1;
+        T* y = to + (long long)row * feat + f;
+#pragma unroll
+        for (int i = 0; i < VEC; ++i) v[i] *= factor;
+        if (feat % VEC) {
+            for (int i = 0; i < VEC; ++i)
+                if (f + i < feat) store(y + i, v[i] + (flags & ADD ? load(y[i]) : 0));
+        } else if (f < feat) {
+            if (flags & ADD) {
+                const Pack<T, VEC> before = *(const Pack<T, VEC>*)y;
+#pragma unroll
+                for (int i = 0; i < VEC; ++i) v[i] += load(before.v[i]);
+            }
+            store_pack<VEC>(y, v);
+        }
+    });
+}
+
+// Windows whose slabs several blocks took: the sum of their parts, in order. A warp owns one row and 32 features.
+template <typename T, typename Index>
+__global__ void spmm_sgt_parts(const Item<Index>* __restrict__ cuts, const float* __restrict__ parts,
+                               const float* __restrict__ row_scale, T* __restrict__ Y, long long n_rows,
+                               long long pitch, int n_cuts, int height, int feat, int flags) {
+    const int slabs = (feat + WARP - 1) / WARP;
+    const long long item = (blockIdx.x * (long long)blockDim.x + threadIdx.x) / WARP;
+    const int f = item % slabs * WARP + threadIdx.x % WARP;
+    const long long line = item / slabs;
+    const int cut = line / height, row = line % height;
+    if (cut >= n_cuts || f >= feat) return;
+    const Item<Index> at_work = cuts[cut];  // its parts are [first, last)
+    const long long i = (long long)at_work.window * height + row;
+    if (i >= n_rows) return;
+    float sum = 0;
+    for (long long p = at_work.first; p < at_work.last; ++p) sum += parts[(p * height + row) * pitch + f];
+    if (row_scale) sum *= row_scale[i];
+    T* y = Y + i * feat + f;
+    store(y, flags & ADD ? load(*y) + sum : sum);
+}

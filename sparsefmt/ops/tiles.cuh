@@ -1,0 +1,220 @@
+// Condensed tiles on chip: what the kernels of sgt.cu are made of.
+constexpr int SLAB = 16;   // columns that are multiplied at a time
+constexpr int UNWEIGHTED = 0, DIRECT = 1, SCALED = 2;  // SCALED: by col_scale, with or without values
+
+// One item of work: slabs [first, last) of a window; sums go to part `slot`, or to Y if that is negative.
+template <typename Index> struct alignas(4 * sizeof(Index)) Item { Index window, first, last, slot; };
+
+// Condensed tiles as _split.Split has them. Which lane of a warp has which cell of 16 x 16: with g = lane / 4 and
+// t = lane % 4 the rows g and g + 8, the columns 2t, 2t + 1, 2t + 8, 2t + 9, as both operands of a product have it.
+template <typename T, typename Index> struct Tiles {
+    const Index* columns;           // SLAB of each slab
+    const unsigned char* masks;     // bytes for each slab, lane and tile: which of the lane's cells hold an entry. Of two
+                                    // tiles, one above the other, the first has the even columns, 4 bits a tile, the
+                                    // second the odd ones; of a tile that is alone one has both
+    const Index* starts;            // first entry of each slab and tile
+    const unsigned short* cells;    // of each entry in its slab
+    const T* values;                // of each entry
+};
+struct Cell {
+    static constexpr unsigned NONE = 0xffffffff;
+    unsigned at;  // tile, lane (5 bits), column + 8, row + 8, column + 1 (a bit each)
+
+    __device__ int row() const { return (at >> 8) * 16 + (at >> 1 & 1) * 8 + (at >> 5 & 7); }
+    __device__ int column() const { return (at >> 2 & 1) * 8 + (at >> 3 & 3) * 2 + (at & 1); }
+    // Where it lies on chip: what a lane loads at once, 16 bytes, lies behind that of the lane before.
+    template <typename T> __device__ unsigned place() const {
+        return sizeof(T) == 2 ? at : (at & ~0xffu) | (at & 4) << 5 | (at >> 3 & 31) << 2 | (at & 3);
+    }
+};
+
+// How the warps of a block share HEIGHT rows times FEAT features.
+template <int HEIGHT, int FEAT> struct Cut {
+    static constexpr int TILES = HEIGHT / 16;                // of 16 x 16 cells, one above the other
+    static constexpr int WARPS_N = FEAT == 32 ? 1 : HEIGHT == 16 ? FEAT / 32 : 2;
+    static constexpr int TALL = HEIGHT == 128 || (HEIGHT == 64 && WARPS_N > 1) ? 2 : 1;  // tiles of a warp
+    static constexpr int WARPS_M = TILES / TALL;
+    static constexpr int THREADS = WARPS_M * WARPS_N * WARP;
+    static constexpr int WIDE = FEAT / WARPS_N;              // features of a warp
+};
+
+template <typename T> constexpr unsigned ONE = 0x3f800000;
+template <> constexpr unsigned ONE<__half> = 0x3c00;
+template <> constexpr unsigned ONE<__nv_bfloat16> = 0x3f80;
+
+// The cells of a lane in a slab, of TALL tiles, as operands: words of one value of tf32, or of two of 2 bytes, of columns
+// 2t and 2t + 1. In tf32 word[m][4 h + 2 l + i] is row g + 8 l, column 2t + 8 h + i, else word[m][2 h + l] is both.
+template <typename T, int TALL> struct Operand {
+    static constexpr bool FULL = sizeof(T) == 4;
+    static constexpr int WORDS = FULL ? 8 : 4;
+    unsigned word[TALL][WORDS];
+
+    // Of the two bytes of a pair of tiles; of the byte of a tile that is alone. A mask and a product a word: they run on
+    // different pipes.
+    __device__ void unpack(unsigned bits, int tile, bool alone) {
+        if (alone) bits = (bits & 0xf) | (bits & 0xf0) << 4;
+        else if (TALL == 1) bits >>= tile % 2 * 4;
+#pragma unroll
+        for (int m = 0; m < TALL; ++m) {
+            const int pair = m / 2;
+            const unsigned spread = FULL ? bits >> 16 * pair : __byte_perm(bits, 0, 0x4140 + 0x202 * pair);
+#pragma unroll
+            for (int i = 0; i < WORDS; ++i) {
+                const int bit = FULL ? i / 2 + i % 2 * 8 + m % 2 * 4 : i + m % 2 * 4;
+                word[m][i] = (spread & (FULL ? 1u : 0x10001u) << bit) * (ONE<T> >> bit);
+            }
+        }
+    }
+    __device__ void load(const T* tiles, int lane) {
+        constexpr int EACH = 16 / sizeof(T);
+#pragma unroll
+        for (int m = 0; m < TALL; ++m)
+#pragma unroll
+            for (int i = 0; i < WORDS; i += 4)
+                *(uint4*)&word[m][i] = *(const uint4*)(tiles + m * 256 + i * 32 + lane * EACH);
+    }
+};
+
+// How much of the work of a block is on chip or on its way there.
+template <typename T, int FEAT> struct Depth {
+    static constexpr int SLABS = FEAT * sizeof(T) > 256 ? 1 : 2;  // of a stage
+    static constexpr int STAGES = sizeof(T) == 4 ? 3 : 4;         // one is read, the others are on their way
+};
+
+// What tells where operands lie, in rings of RING slabs: fetched BATCH slabs at a time, more than a batch ahead.
+template <typename T, typename Index, int TILES, bool WEIGHTED> struct Guide {
+    static constexpr int BATCH = 8, RING = 4 * BATCH, BITS = WEIGHTED ? 0 : WARP * TILES, STARTS = WEIGHTED ? TILES : 0;
+    struct alignas(16) Rings {
+        Index columns[RING * SLAB];
+        unsigned char masks[RING * BITS + 1];
+        Index starts[RING * STARTS + 1];
+    };
+    Rings& rings;
+    const Index *columns, *starts;  // of the item
+    const unsigned char* masks;
+    int slabs;
+
+    __device__ Guide(void* shared, const Tiles<T, Index>& A, long long first, int slabs)
+        : rings(*(Rings*)shared), columns(A.columns + first * SLAB), starts(A.starts + first * TILES),
+          masks(A.masks + first * WARP * TILES), slabs(slabs) {}
+    // The slabs from `begin`, a multiple of BATCH, on.
+    __device__ void fetch(int begin) {
+        const int count = min(BATCH, slabs - begin), at = begin % RING;
+        const char* from = (const char*)(columns + begin * SLAB);
+#pragma unroll 1
+        for (int i = threadIdx.x * 16; i < count * (int)(SLAB * sizeof(Index)); i += blockDim.x * 16)
+            copy_16((char*)(rings.columns + at * SLAB) + i, from + i);
+#pragma unroll 1
+        for (int i = threadIdx.x * 16; i < count * BITS; i += blockDim.x * 16)
+            copy_16(rings.masks + at * BITS + i, masks + (long long)begin * BITS + i);
+        if (STARTS && count > 0)  // and where the slab behind them begins
+#pragma unroll 1
+            for (int i = threadIdx.x; i <= count * STARTS; i += blockDim.x)
+                copy_value(&rings.starts[(begin * STARTS + i) % (RING * STARTS)], starts + begin * STARTS + i);
+    }
+    __device__ Index column(int place) const { return rings.columns[place % (RING * SLAB)]; }
+    __device__ Index start(int tile) const { return rings.starts[tile % (RING * (STARTS ? STARTS : 1))]; }
+};
+
+// Rows of X on chip, behind one another. Chunks of 16 bytes change places in a row, so that lanes that load together find
+// banks of their own. Padding would do that too, but rows that begin within a line of shared memory are fetched in more
+// pieces: 1.5 times the bytes from the L2 (H200).
+template <typename T, typename Index, int FEAT, int THREADS, int SLABS, int STAGES> struct Rows {
+    static constexpr int COLUMNS = SLABS * SLAB;
+    static constexpr int VEC = 16 / sizeof(T), CHUNKS = FEAT / VEC, STEP = THREADS / CHUNKS;
+    struct Stage { int4 x[COLUMNS * CHUNKS]; };
+    Stage* stages;
+    const char* x;
+    unsigned stride;
+    int first, chunk;  // this thread's row and place in it; its rows are STEP apart
+
+    __device__ Rows(void* shared, const T* X, int first_feature, int feat, unsigned stride)
+        : stages((Stage*)shared), stride(stride), first(threadIdx.x / CHUNKS), chunk(threadIdx.x % CHUNKS) {
+        const int f = first_feature + chunk * VEC;
+        x = kept((const char*)(X + (f < feat ? f : 0)));
+    }
+    __device__ static int place(int row, int chunk) {
+        return chunk ^ (CHUNKS == 4 ? row >> 1 & 3 : sizeof(T) == 4 ? row & 6 : row & 7);
+    }
+    template <typename Guide> __device__ void fetch(int step, const Guide& guide) {
+        int4* const to = stages[step % STAGES].x + first * CHUNKS;
+#pragma unroll
+        for (int k = 0; k < COLUMNS; k += STEP) {
+            const int at_column = step * COLUMNS + k + first;
+            if (at_column < guide.slabs * SLAB && (COLUMNS % STEP == 0 || k + first < COLUMNS))
+                copy_16(to + k * CHUNKS + place(k + first, chunk), x + at(guide.column(at_column), stride));
+        }
+    }
+    __device__ const Stage& of(int step) const { return stages[step % STAGES]; }
+};
+
+// The tiles of a warp with their values, dense on chip. A lane has EACH entries of a slab at a time, fetched AHEAD slabs
+// ahead; it puts them into tiles of zeros, and takes them out when all have been read.
+template <typename T, typename Index, int TALL, int WEIGHTS> struct Dense {
+    static constexpr int SIZE = TALL * 256, EACH = TALL, AHEAD = 2;
+    const Tiles<T, Index>& A;
+    const float* col_scale;
+    T* tile;
+    struct Entries {
+        Index begin;
+        int count;                 // of the slab
+        unsigned cell[EACH];
+        T value[EACH];
+    } entries[AHEAD];
+
+    __device__ Dense(const Tiles<T, Index>& A, const float* col_scale, T* tile) : A(A), col_scale(col_scale), tile(tile) {}
+    __device__ void clear(int lane) {
+        for (int i = lane * 16; i < SIZE * (int)sizeof(T); i += WARP * 16) *(int4*)((char*)tile + i) = make_int4(0, 0, 0, 0);
+    }
+    template <typename Guide> __device__ T value(Index entry, unsigned cell, int slab, const Guide& guide) const {
+        T v;
+        store(&v, 1.f);
+        if (WEIGHTS == DIRECT || A.values) v = A.values[entry];
+        if (WEIGHTS == SCALED) store(&v, load(v) * col_scale[guide.column(slab * SLAB + Cell{cell}.column())]);
+        return v;
+    }
+    // Entries of the tiles from `first` of a slab on.
+    template <typename Guide> __device__ Entries fetch(int slab, int first, int lane, const Guide& guide) const {
+        Entries found;
+        found.count = 0;
+        if (slab < guide.slabs) {
+            found.begin = guide.start(first);
+            found.count = guide.start(first + TALL) - found.begin;
+        }
+#pragma unroll
+        for (int i = 0; i < EACH; ++i) {
+            found.cell[i] = Cell::NONE;
+            if (lane + i * WARP >= found.count) continue;
+            found.cell[i] = A.cells[found.begin + (lane + i * WARP)];
+            found.value[i] = value(found.begin + (lane + i * WARP), found.cell[i], slab, guide);
+        }
+        return found;
+    }
+    __device__ void put(unsigned cell, T value) {
+        T* to = tile + Cell{cell % SIZE}.template place<T>();
+        if constexpr (sizeof(T) == 4) *(unsigned*)to = tf32(value);
+        else *to = value;
+    }
+    template <typename Guide, typename F>
+    __device__ void use(const Entries& found, int slab, int lane, const Guide& guide, F&& f) {
+        T zero;
+        store(&zero, 0.f);
+#pragma unroll
+        for (int i = 0; i < EACH; ++i)
+            if (found.cell[i] != Cell::NONE) put(found.cell[i], found.value[i]);
+#pragma unroll 1
+        for (int e = lane + EACH * WARP; e < found.count; e += WARP) {
+            const unsigned cell = A.cells[found.begin + e];
+            put(cell, value(found.begin + e, cell, slab, guide));
+        }
+        __syncwarp();
+        f(tile);
+        __syncwarp();
+#pragma unroll
+        for (int i = 0; i < EACH; ++i)
+            if (found.cell[i] != Cell::NONE) put(found.cell[i], zero);
+#pragma unroll 1
+        for (int e = lane + EACH * WARP; e < found.count; e += WARP) put(A.cells[found.begin + e], zero);
+        __syncwarp();
+    }
+};

@@ -1,0 +1,590 @@
+"""Products by the tiles of ``prepare(graph, tile=...)``: who goes by them, and how exactly.
+
+Without a GPU one sees what kernels get: a twin in their place reads the same addresses.
+"""
+
+import gc
+from contextlib import nullcontext
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from autograd_cases import make_graph, naive_spmm, tensors  # noqa: E402
+from torch.autograd import gradcheck, gradgradcheck  # noqa: E402
+
+from sparsefmt import COO, CSR, Graph, ShapeError, reorder  # noqa: E402
+from sparsefmt._split import Costs  # noqa: E402
+from sparsefmt.autograd import _cuda, _kept, _tiles, edge_softmax, prepare, sddmm, spmm  # noqa: E402
+from sparsefmt.ops import _launch, _launch_tiles  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+TILE = (64, 16)
+ROWS, COLS = 1200, 700
+NARROW = (torch.float16, torch.bfloat16)
+#: Rounding of an operand, and of what is stored: TF32 has as many bits as float16.
+UNIT = {torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8, torch.float32: 2.0**-11}
+
+
+@pytest.fixture(autouse=True)
+def small_graphs_pay(monkeypatch):
+    """As measured, tensor cores take no graph as small as those here."""
+    costs = Costs(slab=16, window=24, again=96, row=0, launch=0)
+    monkeypatch.setattr("sparsefmt.sgt.Costs", lambda: costs)
+
+
+@pytest.fixture
+def tf32():
+    """Torch allows it in its own products."""
+    torch.set_float32_matmul_precision("high")
+    yield
+    torch.set_float32_matmul_precision("highest")
+
+
+def dense_windows(n_rows=ROWS, n_cols=COLS, *, device="cpu", index_dtype=np.int32, seed=0) -> Graph:
+    """Two windows whose rows share 40 columns, and many that are sparse; some rows are empty."""
+    rng = np.random.default_rng(seed)
+    row = [np.repeat(np.arange(128), 20), rng.integers(0, n_rows, 2 * n_rows)]
+    col = [rng.integers(0, 40, len(row[0])), rng.integers(0, n_cols, len(row[1]))]
+    both = np.unique(np.stack([np.concatenate(row), np.concatenate(col)]), axis=1)
+    row, col = (one[both[0] % 7 != 3].astype(index_dtype) for one in both)
+    return Graph(COO(row, col, shape=(n_rows, n_cols)).tocsr()).to(device)
+
+
+def longest(graph) -> int:
+    return int(max(graph.csr.lengths.max(), graph.transposed.csr.lengths.max()))
+
+
+# What prepare takes
+
+
+@pytest.mark.parametrize(
+    ("tile", "text"),
+    [
+        (16, "tile is 16: give two integers"),
+        ((16, 8, 4), r"tile is \(16, 8, 4\): give two integers"),
+        ((16.0, 8), "give two integers"),
+        ((0, 8), r"tile is \(0, 8\): sizes are positive"),
+        ((1024, 1024), "at most 65536 cells"),
+    ],
+)
+def test_a_tile_is_checked_before_anything_is_built(tile, text):
+    graph = make_graph(9, 6, 40)
+    with pytest.raises(ShapeError, match=text):
+        prepare(graph, tile=tile)
+    assert not hasattr(graph._store, "tensors")
+
+
+def test_tiles_of_the_graph_and_for_gradients_of_its_transpose_are_built():
+    graph = dense_windows()
+    prepare(graph, tile=TILE, transposed=False)
+    assert "sgt 64x16" in repr(graph)
+    assert "sgt" not in repr(graph.transposed)
+    prepare(graph, tile=TILE)
+    assert "sgt 64x16" in repr(graph.transposed)
+
+
+@pytest.mark.parametrize("dtype", [*NARROW, torch.float32, torch.float64], ids=str)
+@pytest.mark.usefixtures("tf32")
+def test_on_the_cpu_tiles_change_no_bit(dtype):
+    results = []
+    for tile in (None, (16, 8), TILE):
+        graph = dense_windows()
+        prepare(graph, tile=tile)
+        x, a, grad = tensors("cpu", (COLS, 9), (graph.nnz,), (ROWS, 9), dtype=dtype)
+        y = spmm(graph, x, a, reduce="mean")
+        results.append([y, *torch.autograd.grad(y, (x, a), grad.detach())])
+    for found in results[1:]:
+        assert all(map(torch.equal, found, results[0]))
+    assert not _tiles.given
+
+
+@pytest.mark.parametrize("reduce", ["sum", "mean"])
+def test_derivatives_agree_with_differences(device, reduce):
+    graph = make_graph(7, 5, 30, device=device)
+    prepare(graph, tile=(16, 8))
+    given = tensors(device, (5, 8), (graph.nnz,), (7,), (5,))
+
+    def product(x, a, r, c):
+        return spmm(graph, x, a, reduce=reduce, row_scale=r, col_scale=c)
+
+    assert gradcheck(product, given, nondet_tol=0)
+    assert gradgradcheck(product, given, nondet_tol=0)
+
+
+def compiled(function):
+    torch._dynamo.reset()
+    return torch.compile(function, fullgraph=True, backend="aot_eager")
+
+
+def step(graph, x, a=None, *, grad, reduce="sum", r=None, c=None, product=spmm):
+    """The product and the gradients of what has any."""
+    y = product(graph, x, a, reduce=reduce, row_scale=r, col_scale=c)
+    inputs = [one for one in (x, a, r, c) if one is not None]
+    return [y.detach(), *torch.autograd.grad(y, inputs, grad)]
+
+
+@pytest.mark.usefixtures("tf32")
+def test_compiled_code_goes_by_the_same_tiles(device):
+    graph = dense_windows(device=device)
+    prepare(graph, tile=TILE)
+    shapes = (COLS, 16), (graph.nnz,), (ROWS,), (COLS,), (ROWS, 16)
+    *given, grad = tensors(device, *shapes, dtype=torch.float32)
+    grad = grad.detach()
+    for count in (1, 2, 3, 4):
+        x, a, r, c = [*given[:count], None, None, None][:4]
+        expected = step(graph, x, a, r=r, c=c, grad=grad)
+        found = step(graph, x, a, r=r, c=c, grad=grad, product=compiled(spmm))
+        assert all(map(torch.equal, found, expected))
+    torch._dynamo.reset()
+
+
+# What kernels are asked for, on any machine
+
+
+class Twin:
+    """``spmm_tiles`` of float32 on the CPU, by the addresses that the kernels get."""
+
+    def __init__(self):
+        self.splits, self.calls = {}, 0
+
+    def tile_structure(self, split, shape):
+        self.splits[id(split)] = split
+        perm = 0 if split.rest_perm is None else split.rest_perm.ctypes.data
+        sizes = len(split.items), len(split.cuts), split.n_parts, id(split), 0, 0, 0, 0, 0
+        dtype = split.perm.dtype.name
+        return _launch_tiles.TileStructure(
+            *shape, split.nnz, dtype, split.height, *sizes, None, perm
+        )
+
+    @staticmethod
+    def read(address, count, dtype="float32"):
+        if not address:
+            return None
+        kind = np.ctypeslib.as_ctypes_type(dtype) * count
+        return np.ctypeslib.as_array(kind.from_address(address))
+
+    def spmm_tiles(
+        self, T, dtype, *, feat, ldx, data, values, X, row_scale, tile_scale, col_scale, out,
+        workspace, stream,
+    ):  # fmt: skip
+        assert (dtype, ldx % 4, X % 16) == ("float32", 0, 0)
+        self.calls += 1
+        split = self.splits[T.items]
+        X = self.read(X, T.n_cols * ldx).reshape(-1, ldx)[:, :feat]
+        c = self.read(col_scale, T.n_cols)
+        sums = np.zeros((T.n_rows, feat))
+
+        def add(factor, row, col, weights):
+            part = np.zeros_like(sums)
+            weights = np.ones(len(row)) if weights is None else weights
+            weights = weights if c is None else weights * c[col]
+            np.add.at(part, row, weights[:, None] * X[col])
+            sums[:] += part if factor is None else factor[:, None] * part
+
+        csr, rest, scale = self.csr, split.rest, self.read(tile_scale, T.n_rows)
+        row = np.repeat(np.arange(csr.n_rows), csr.lengths)
+        add(scale, row[split.perm], csr.indices[split.perm], self.read(values, split.taken))
+        if rest is not None:
+            numbers = self.read(T.rest_perm, rest.nnz, rest.index_dtype)
+            weights, scale = self.read(data, T.nnz), self.read(row_scale, T.n_rows)
+            scale = None if scale is None else np.where(rest.lengths, scale, 0)  # as spmm does
+            row = np.repeat(np.arange(rest.n_rows), rest.lengths)
+            add(scale, row, rest.indices, None if weights is None else weights[numbers])
+        self.read(out, sums.size)[:] = sums.ravel()
+
+
+@pytest.fixture
+def twin(monkeypatch, tf32):
+    """A GPU as far as Python sees it; sides are made by ``on_a_gpu``."""
+    found = Twin()
+    for name in ("tile_structure", "spmm_tiles"):
+        monkeypatch.setattr(_launch_tiles, name, getattr(found, name))
+    monkeypatch.setattr(_cuda, "_stream", lambda x: 0)
+    monkeypatch.setattr(_cuda, "_on_device_of", lambda x: nullcontext())
+    for name, answer in {
+        "get_device_capability": (9, 0),
+        "is_current_stream_capturing": False,
+        "synchronize": None,
+        "current_stream": SimpleNamespace(synchronize=lambda: None),
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, lambda *_, answer=answer: answer)
+    return found
+
+
+def on_a_gpu(csr):
+    """A structure, and what would be kept for it."""
+    places = csr.indptr.ctypes.data, csr.indices.ctypes.data
+    sizes = *csr.shape, csr.nnz, csr.index_dtype.name
+    S = _launch.Structure(*sizes, *places, 0, 0, 0, 0, 1, 0, 0)
+    return S, _kept.keep(S, csr)
+
+
+def give(kept, tile=TILE, perm=None):
+    degree = torch.from_numpy(1 / np.maximum(kept.csr.lengths, 1)).float()
+    _tiles.give(kept, kept.csr.tosgt(tile), degree, perm)
+
+
+@pytest.mark.parametrize("reduce", ["sum", "mean"])
+@pytest.mark.parametrize("index_dtype", [np.int32, np.int64])
+def test_kernels_get_values_scales_and_rows_that_belong_together(twin, index_dtype, reduce):
+    graph = dense_windows(index_dtype=index_dtype)
+    twin.csr = graph.csr
+    S, kept = on_a_gpu(graph.csr)
+    order = torch.randperm(graph.nnz, generator=torch.Generator().manual_seed(0))
+    order = order.to(getattr(torch, np.dtype(index_dtype).name))
+    give(kept, perm=order)
+    assert 0 < kept.tiled.split.share < 1
+    for feat in (8, 9, 20):
+        wide, a, r, c = tensors("cpu", (COLS, 32), (graph.nnz,), (ROWS,), (COLS,), grad=False)
+        wide, a, r, c = (one.float() for one in (wide, a, r, c))
+        for x in (wide[:, :feat], wide[:, :feat].clone(), wide[:, 3 : 3 + feat], wide.T[:feat].T):
+            for perm, values, rows, cols in (
+                (None, None, None, None),
+                (None, a, None, None),
+                (order, None, r, None),
+                (order, a, None, c),
+                (order, a, r, c),
+            ):
+                twin.calls = 0
+                y = _cuda.spmm(S, x, values, perm, rows, cols, reduce)
+                assert twin.calls == 1
+                read = values if values is None or perm is None else values[perm.long()]
+                torch.testing.assert_close(y, naive_spmm(graph, x, read, rows, cols, reduce))
+
+
+def test_scales_of_rows_outside_the_tiles_touch_no_zero(twin):
+    graph = dense_windows()
+    twin.csr = graph.csr
+    S, kept = on_a_gpu(graph.csr)
+    give(kept)
+    empty = torch.from_numpy(graph.csr.lengths == 0)
+    r = torch.ones(ROWS).masked_fill(empty, torch.inf)
+    y = _cuda.spmm(S, torch.rand(COLS, 8), None, None, r, None, "sum")
+    assert y.isfinite().all()
+    assert not y[empty].any()
+
+
+def test_only_what_may_be_rounded_goes_by_tiles(twin):
+    S, kept = on_a_gpu(dense_windows().csr)
+    give(kept)
+    c = torch.rand(COLS)
+
+    def taken(dtype, feat=8, reduce="sum", scale=None):
+        return _tiles.find(S, dtype, feat, reduce, scale) is not None
+
+    assert all(taken(dtype) for dtype in (*NARROW, torch.float32))
+    assert not taken(torch.float64)
+    assert not taken(torch.float16, scale=c)
+    assert taken(torch.bfloat16, scale=c)
+    assert not taken(torch.float32, feat=_tiles.FEWEST_FEATURES - 1)
+    assert [taken(torch.float32, reduce=one) for one in ("mean", "max", "min")] == [
+        True,
+        False,
+        False,
+    ]
+    torch.set_float32_matmul_precision("highest")
+    assert [taken(dtype) for dtype in (*NARROW, torch.float32)] == [True, True, False]
+
+
+@pytest.mark.parametrize(
+    ("switch", "allowed"),
+    [
+        (lambda: torch.set_float32_matmul_precision("medium"), True),
+        (lambda: torch.set_float32_matmul_precision("highest"), False),
+        (lambda: setattr(torch.backends.cuda.matmul, "allow_tf32", True), True),
+        (lambda: setattr(torch.backends.cuda.matmul, "allow_tf32", False), False),
+    ],
+)
+def test_every_switch_of_torch_is_heard(switch, allowed, monkeypatch):
+    try:
+        switch()
+        assert _tiles._tf32_is_allowed() is allowed
+        monkeypatch.setattr(_tiles, "_precision", None)  # as in torch 2.8
+        assert _tiles._tf32_is_allowed() is allowed
+    finally:
+        torch.set_float32_matmul_precision("highest")
+
+
+@pytest.mark.skipif(
+    _tiles._precision is None, reason="torch before 2.9 has the older switches only"
+)
+def test_so_are_those_after_which_torch_refuses_the_older_questions():
+    try:
+        torch.backends.cuda.matmul.fp32_precision = "tf32"
+        assert _tiles._tf32_is_allowed()
+    finally:
+        torch.backends.cuda.matmul.fp32_precision = "ieee"
+        torch.set_float32_matmul_precision("highest")
+    assert not _tiles._tf32_is_allowed()
+
+
+def test_a_new_tile_replaces_the_earlier_one_and_the_same_changes_nothing(twin):
+    S, kept = on_a_gpu(dense_windows().csr)
+    tiles, degree = kept.csr.tosgt(TILE), torch.ones(ROWS)
+    _tiles.give(kept, tiles, degree, None)
+    first = kept.tiled
+    _tiles.give(kept, tiles, degree, None)
+    assert kept.tiled is first is _tiles.find(S, torch.float32, 8, "sum", None)
+    give(kept, (32, 16))
+    assert kept.tiled.split.height == 32
+    assert kept.tiled is _tiles.find(S, torch.float32, 8, "sum", None)
+    give(kept, (24, 16))  # windows that no kernel is made for
+    assert kept.tiled is None
+    assert _tiles.find(S, torch.float32, 8, "sum", None) is None
+
+
+def test_sparse_windows_and_old_devices_keep_to_cuda_cores(twin, monkeypatch):
+    n = 2000
+    sparse = CSR(np.arange(n + 1), np.random.default_rng(0).permutation(n), shape=(n, n))
+    dense = dense_windows().csr
+    for csr, capability in ((sparse, (9, 0)), (dense, (7, 5))):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _, c=capability: c)
+        _, kept = on_a_gpu(csr)
+        give(kept)
+        assert kept.tiled is None
+    assert not _tiles.given
+
+
+def test_sides_on_the_same_arrays_share_their_tiles_and_the_last_one_takes_them_along(twin):
+    csr = dense_windows().csr
+    S, kept = on_a_gpu(csr)
+    _, again = on_a_gpu(csr.with_data(np.ones(csr.nnz)))
+    assert again is kept
+    _, other = on_a_gpu(csr._replace(shape=(ROWS, 4000)))
+    assert other is not kept
+    give(kept)
+    del kept
+    assert _tiles.find(S, torch.float32, 8, "sum", None) is again.tiled
+    del again
+    gc.collect()
+    assert not _tiles.given
+    assert _kept.find(_kept.place_of(S)) is None
+
+
+# On a GPU
+
+
+def assert_within(found, exact, size, *, terms, dtype):
+    """Operands and results are rounded, twice where CUDA cores add a part; sums are of float32."""
+    bound = (4 * UNIT[dtype] + terms * 2.0**-22) * size.detach()
+    bound += 2.0**-24 * (dtype is torch.float16)  # the step of its smallest numbers
+    excess = (found.detach().cpu().double() - exact.detach()).abs() - bound
+    assert excess.max() <= 0, f"{float(excess.max())} beyond the bound"
+
+
+def references(graph, given, grad, reduce):
+    """Product and gradients in float64, and the same of absolute values."""
+    found = []
+    for change in (lambda one: one, torch.abs):
+        host = [None if one is None else change(one.detach().cpu().double()) for one in given]
+        leaves = [one.requires_grad_() for one in host if one is not None]
+        y = naive_spmm(graph, *host, reduce=reduce)
+        found.append([y, *torch.autograd.grad(y, leaves, change(grad.cpu().double()))])
+    return found
+
+
+@pytest.fixture
+def launches(monkeypatch):
+    """How often the kernels of tiles have been launched."""
+    counted, launch = [], _launch_tiles.spmm_tiles
+
+    def spmm_tiles(*args, **options):
+        counted.append(args[0])
+        launch(*args, **options)
+
+    monkeypatch.setattr(_launch_tiles, "spmm_tiles", spmm_tiles)
+    return counted
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("tf32")
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("reduce", ["sum", "mean"])
+@pytest.mark.parametrize("dtype", [*NARROW, torch.float32], ids=str)
+def test_results_and_gradients_are_within_the_rounding_of_their_operands(
+    launches, dtype, reduce, weighted
+):
+    for shape, index_dtype, feat in (((ROWS, COLS), np.int32, 64), ((900, 2500), np.int64, 33)):
+        graph = dense_windows(*shape, device="cuda", index_dtype=index_dtype)
+        prepare(graph, tile=TILE)
+        assert graph.sgt(TILE).split().share > 0
+        x, a, grad = tensors("cuda", (shape[1], feat), (graph.nnz,), (shape[0], feat), dtype=dtype)
+        a, grad = a if weighted else None, grad.detach()
+        before = len(launches)
+        found = step(graph, x, a, grad=grad, reduce=reduce)
+        assert len(launches) > before
+        exact, size = references(graph, (x, a), grad, reduce)
+        for one in zip(found, exact, size, strict=True):
+            assert_within(*one, terms=max(longest(graph), feat), dtype=dtype)
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("tf32")
+@pytest.mark.parametrize("dtype", [*NARROW, torch.float32], ids=str)
+@pytest.mark.parametrize("reduce", ["sum", "mean"])
+def test_so_are_those_with_scales(reduce, dtype):
+    graph = dense_windows(device="cuda")
+    prepare(graph, tile=TILE)
+    shapes = (COLS, 48), (graph.nnz,), (ROWS,), (COLS,), (ROWS, 48)
+    *given, grad = tensors("cuda", *shapes, dtype=dtype)
+    x, a, r, c = given
+    found = step(graph, x, a, grad=grad.detach(), reduce=reduce, r=r, c=c)
+    exact, size = references(graph, given, grad.detach(), reduce)
+    for one in zip(found, exact, size, strict=True):
+        assert_within(*one, terms=longest(graph) * 48, dtype=dtype)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("reduce", ["sum", "mean", "max", "min"])
+def test_what_is_not_to_be_rounded_has_the_bits_of_cuda_cores(launches, reduce):
+    graph, plain = dense_windows(device="cuda"), dense_windows(device="cuda")
+    prepare(graph, tile=TILE)
+    for dtype in (torch.float32, torch.float64):
+        shapes = (COLS, 32), (graph.nnz,), (ROWS,), (COLS,), (ROWS, 32)
+        *given, grad = tensors("cuda", *shapes, dtype=dtype)
+        x, a, r, c = given
+        options = {"grad": grad.detach(), "reduce": reduce, "r": r, "c": c}
+        assert all(map(torch.equal, step(graph, x, a, **options), step(plain, x, a, **options)))
+    assert not launches
+
+
+@pytest.mark.gpu
+def test_what_shares_the_arrays_shares_the_tiles_and_copies_do_not(launches):
+    graph = dense_windows(device="cuda")
+    prepare(graph, tile=TILE)
+    half = {"device": "cuda", "dtype": torch.float16}
+    x, y = torch.rand(COLS, 16, **half), torch.rand(ROWS, 16, **half)
+    weights = torch.rand(graph.nnz, **half)
+    weighted = graph.with_data(weights)
+    expected = spmm(graph, x, weights)
+    assert len(launches) == 1
+    assert torch.equal(spmm(weighted, x), expected)
+    assert len(launches) == 2
+    spmm(graph.transposed, y, weights)
+    assert len(launches) == 3
+    copy = graph.to("cpu").to("cuda")
+    del graph
+    gc.collect()
+    assert torch.equal(spmm(weighted, x), expected)
+    assert len(launches) == 4
+    spmm(copy, x)
+    assert len(launches) == 4
+
+
+@pytest.mark.gpu
+def test_tiles_and_windows_go_with_the_graph():
+    gc.collect()
+    before = len(_tiles.given), len(_kept._kept)
+    for seed in range(3):
+        graph = dense_windows(device="cuda", seed=seed)
+        prepare(graph, tile=TILE, order=reorder.degree_order(graph.csr))
+        assert (len(_tiles.given), len(_kept._kept)) == (before[0] + 2, before[1] + 2)
+        del graph
+        gc.collect()
+        assert (len(_tiles.given), len(_kept._kept)) == before
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("tf32")
+def test_results_repeat_bit_by_bit():
+    graph = dense_windows(device="cuda")
+    prepare(graph, tile=TILE)
+    shapes = (COLS, 40), (graph.nnz,), (ROWS,), (COLS,), (ROWS, 40)
+    *given, grad = tensors("cuda", *shapes, dtype=torch.float32)
+    x, a, r, c = given
+    first, *others = (
+        step(graph, x, a, grad=grad.detach(), reduce="mean", r=r, c=c) for _ in range(4)
+    )
+    assert all(all(map(torch.equal, first, other)) for other in others)
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("tf32")
+def test_work_runs_on_the_streams_of_torch():
+    """A long wait on the side stream: work on any other stream would read what is not there yet."""
+    graph = dense_windows(device="cuda")
+    prepare(graph, tile=TILE)
+    x, a, grad = tensors("cuda", (COLS, 40), (graph.nnz,), (ROWS, 40), dtype=torch.float32)
+    expected = step(graph, x, a, grad=grad.detach())
+    late = [torch.zeros_like(one).requires_grad_() for one in (x, a)]
+    side = torch.cuda.Stream()
+    torch.cuda.synchronize()
+    with torch.cuda.stream(side):
+        torch.cuda._sleep(100_000_000)
+        with torch.no_grad():
+            for one, value in zip(late, (x, a), strict=True):
+                one.copy_(value)
+        found = step(graph, *late, grad=grad.detach())
+    side.synchronize()
+    assert all(map(torch.equal, found, expected))
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("tf32")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("reduce", ["sum", "mean"])
+def test_a_captured_step_replays_with_changed_inputs(launches, reduce, dtype):
+    graph = dense_windows(device="cuda")
+    prepare(graph, tile=TILE)
+    shapes = (COLS, 33), (graph.nnz,), (ROWS,), (COLS,), (ROWS, 33)
+    *given, grad = tensors("cuda", *shapes, dtype=dtype)
+    grad = grad.detach()
+
+    def once(given):
+        x, a, r, c = given
+        y = spmm(graph, x, a, reduce=reduce, row_scale=r, col_scale=c)
+        p = edge_softmax(graph, sddmm(graph, y, x))
+        return [y, p, *torch.autograd.grad([y, p], given, [grad, torch.ones_like(p)])]
+
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        once(given)
+    torch.cuda.current_stream().wait_stream(side)
+    captured, before = torch.cuda.CUDAGraph(), len(launches)
+    with torch.cuda.graph(captured):
+        results = once(given)
+    assert len(launches) > before
+    for _ in range(20):
+        with torch.no_grad():
+            for one in given:
+                one.copy_(torch.rand_like(one))
+        captured.replay()
+        fresh = [one.detach().clone().requires_grad_() for one in given]
+        assert all(map(torch.equal, results, once(fresh)))
+
+
+@pytest.mark.gpu
+def test_a_capture_may_read_values_in_an_order_that_was_not_prepared():
+    """Of the transposed graph: it shares the tiles, and its gradients read values as its own."""
+    graph = dense_windows(device="cuda")
+    prepare(graph, tile=TILE)
+    prepare(graph.transposed)
+    dtype = torch.bfloat16
+    x, y, a = tensors("cuda", (COLS, 16), (ROWS, 16), (graph.nnz,), dtype=dtype)
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):  # kernels are compiled here
+        step(graph, x, a, grad=y.detach())
+    torch.cuda.synchronize()
+    captured = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(captured):
+        results = step(graph.transposed, y, a, grad=x.detach())
+    for _ in range(3):
+        captured.replay()
+        assert all(map(torch.equal, results, step(graph.transposed, y, a, grad=x.detach())))
+
+
+@pytest.mark.gpu
+def test_autocast_goes_by_tiles(launches):
+    graph = dense_windows(device="cuda")
+    prepare(graph, tile=TILE)
+    (x,) = tensors("cuda", (COLS, 16), dtype=torch.float32)
+    with torch.autocast("cuda", dtype=torch.bfloat16):
+        y = spmm(graph, x)
+    y.sum().backward()
+    assert (y.dtype, x.grad.dtype) == (torch.bfloat16, torch.float32)
+    assert len(launches) == 2

@@ -1,0 +1,291 @@
+"""Products over the tiles of an SGT on the CPU, without a CSR, against loops in float64."""
+
+import numba
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from op_cases import (
+    DTYPES,
+    INDEX_DTYPES,
+    KINDS,
+    LONG_ROWS,
+    ROW_LENGTHS,
+    WIDTHS,
+    far_apart,
+    features,
+    intact,
+    long_rows,
+    matrix,
+    name_of,
+    poisoned,
+    put,
+    quick_oracle,
+    rows_of,
+)
+
+import sparsefmt
+from sparsefmt.ops import _cpu_sgt, cpu
+from sparsefmt.testing import (
+    assert_close,
+    error_bound,
+    feature_widths,
+    sddmm_bound,
+    sddmm_oracle,
+    sgt,
+    spmm_oracle,
+    value_dtypes,
+)
+from sparsefmt.testing import features as drawn_features
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+F32, F64 = np.float32, np.float64
+#: Of one cell, one row, one column, no power of two, and with cells numbered in two bytes.
+TILES = [(16, 8), (8, 8), (16, 16), (1, 1), (3, 5), (1, 300), (300, 1), (64, 7), (65_536, 1)]
+#: As many entries as are unpacked at a time, and one more or less.
+AROUND_A_RUN = _cpu_sgt.RUN + np.arange(-1, 2)
+REDUCTIONS = ["sum", "mean"]
+
+
+def product(A, X, *, reduce="sum", row_scale=None, col_scale=None):
+    """Into poisoned memory, leaving what is around it."""
+    out, buffer = poisoned(np, (A.n_rows, X.shape[1]), X.dtype)
+    _cpu_sgt.spmm(A, X, row_scale, col_scale, out, mean=reduce == "mean")
+    assert intact(np, buffer)
+    return out
+
+
+def check(A, X, place=put, **options):
+    found = product(A, place(np, X), **options)
+    assert_close(found, spmm_oracle(A, X, **options), bound=error_bound(A, X, **options))
+
+
+def products(A, X, Y):
+    """Of rows at the entries, with heads or without, into poisoned memory."""
+    out, buffer = poisoned(np, (A.nnz, *X.shape[1:-1]), X.dtype)
+    X, Y = (a if a.ndim == 3 else a[:, None] for a in (X, Y))
+    _cpu_sgt.sddmm(A, X, Y, out.reshape(A.nnz, X.shape[1]))
+    assert intact(np, buffer)
+    return out
+
+
+def check_products(A, X, Y, place=put):
+    B = A.tocsr()
+    found = products(A, place(np, X), place(np, Y))
+    assert_close(found, sddmm_oracle(B, X, Y), bound=sddmm_bound(B, X, Y))
+
+
+def both(A, width, dtype):
+    return features(A.n_rows, width, dtype), features(A.n_cols, width, dtype, seed=2)
+
+
+# Every matrix
+
+
+def scaled(A, dtype, data):
+    """Factors of some axes, drawn."""
+    axes = {"row_scale": A.n_rows, "col_scale": A.n_cols}
+    return {
+        name: data.draw(drawn_features(size, width=1, dtype=dtype), name).reshape(-1)
+        for name, size in axes.items()
+        if data.draw(st.booleans(), f"has {name}")
+    }
+
+
+@given(A=sgt(), dtype=value_dtypes(), reduce=st.sampled_from(REDUCTIONS), data=st.data())
+def test_spmm_sums_the_stored_entries(A, dtype, reduce, data):
+    A = A if A.data is None else A.with_data(A.data.astype(dtype))
+    X = data.draw(drawn_features(A.n_cols, dtype=dtype, max_magnitude=4))
+    check(A, X, reduce=reduce, **scaled(A, dtype, data))
+
+
+@given(A=sgt(), dtype=value_dtypes(), width=feature_widths(), data=st.data())
+def test_sddmm_is_the_product_at_each_entry(A, dtype, width, data):
+    X, Y = (
+        data.draw(drawn_features(size, width=width, dtype=dtype, max_magnitude=4))
+        for size in A.shape
+    )
+    check_products(A, X, Y)
+
+
+@given(A=sgt(allow_nan=True, allow_infinity=True, dtype=F32), data=st.data())
+def test_values_that_are_no_numbers_stay_in_their_rows(A, data):
+    X = data.draw(drawn_features(A.n_cols, width=5, dtype=F32, allow_nan=True, allow_infinity=True))
+    check(A, X)
+
+
+@pytest.mark.parametrize("index_dtype", INDEX_DTYPES, ids=name_of)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("tile", TILES[:5], ids=str)
+def test_every_kind_of_graph(tile, kind, index_dtype):
+    A = matrix(kind, F32, index_dtype).tosgt(tile)
+    for B in (A, A.with_data(None)):
+        check(B, features(A.n_cols, 19, F32))
+        check(B, features(A.n_cols, 19, F32), reduce="mean")
+    check_products(A, *both(A, 19, F32))
+
+
+# Tiles, widths, dtypes
+
+
+@pytest.mark.parametrize("tile", TILES, ids=str)
+def test_every_tile(tile):
+    """Runs of entries end anywhere in a tile, and windows in a run."""
+    for n, lengths in enumerate(ROW_LENGTHS.values()):
+        A = rows_of(lengths, 37, F32 if n % 2 else None, np.int32, seed=n)
+        X, reduce = features(37, 40, F32), REDUCTIONS[n % 3 // 2]
+        expected, bound = quick_oracle(A, X, reduce)
+        assert_close(product(A.tosgt(tile), X, reduce=reduce), expected, bound=bound)
+        check_products(A.tosgt(tile), *both(A, 5, F32))
+
+
+@pytest.mark.parametrize("length", AROUND_A_RUN)
+@pytest.mark.parametrize("tile", [(16, 8), (2, 3)], ids=str)
+def test_rows_around_a_run_of_entries(tile, length):
+    A = rows_of([length, 0, 1, 2 * length, length - 1, 0, 3], 90, F64, np.int32)
+    X, Y = both(A, 9, F64)
+    expected, bound = quick_oracle(A, Y)
+    assert_close(product(A.tosgt(tile), Y), expected, bound=bound)
+    check_products(A.tosgt(tile), X, Y)
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
+def test_every_width_and_dtype(dtype, width):
+    for index_dtype in INDEX_DTYPES:
+        A = matrix("power law", dtype, index_dtype).tosgt()
+        check(A, features(A.n_cols, width, dtype))
+        check_products(A, *both(A, width, dtype))
+
+
+@pytest.mark.parametrize("reduce", REDUCTIONS)
+@pytest.mark.parametrize("scales", ["row_scale", "col_scale", "both"])
+@pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
+def test_factors_of_rows_and_columns(dtype, scales, reduce):
+    A = matrix("power law", dtype, np.int32).tosgt()
+    r, c = features(A.n_rows, (), dtype, seed=2), features(A.n_cols, (), dtype, seed=3)
+    every = {"row_scale": r, "col_scale": c}
+    options = every if scales == "both" else {scales: every[scales]}
+    check(A, features(A.n_cols, 40, dtype), reduce=reduce, **options)
+    wide = {name: value.astype(F32) for name, value in options.items()}
+    if dtype in DTYPES[:2]:
+        check(A.with_data(None), features(A.n_cols, 40, dtype), reduce=reduce, **wide)
+
+
+@pytest.mark.parametrize("shape", [(1, 8), (2, 7), (4, 16), (8, 1), (3, 33), (5, 0), (0, 4)])
+@pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
+def test_heads(dtype, shape):
+    A = matrix("power law", None, np.int64).tosgt((3, 5))
+    check_products(A, *both(A, shape, dtype))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
+def test_rows_may_lie_apart_and_begin_anywhere(dtype):
+    A = matrix("power law", dtype, np.int32).tosgt()
+    for gap, shift in ((1, 0), (8, 8), (5, 3), (0, 1)):
+        place = lambda xp, X: far_apart(xp, X, gap=gap, shift=shift)  # noqa: B023, E731
+        for width in (1, 6, 33, 64):
+            check(A, features(A.n_cols, width, dtype), place)
+        for width in (3, (2, 8)):
+            check_products(A, *both(A, width, dtype), place)
+
+
+def test_tiles_may_be_empty():
+    """A format allows columns that no entry uses, and so whole tiles and windows of them."""
+    order, slots = np.array([1, 0, 2]), np.array([2, 1, 0], np.uint8)
+    columns = np.array([[0, 3], [4, -1], [1, 2], [3, 4], [0, 2], [3, -1]])
+    tile_ptr, window_ptr = np.array([0, 0, 0, 2, 2, 2, 3]), np.array([0, 2, 4, 4, 6])
+    values = np.array([0.5, -2, 3])
+    A = sparsefmt.SGT(
+        window_ptr, columns, tile_ptr, slots, order, values, shape=(7, 5), tile=(2, 2)
+    )
+    check(A, features(5, 9, F64))
+    check_products(A, *both(A, 9, F64))
+
+
+# Work that is cut into pieces
+
+
+@pytest.fixture
+def _all_threads(one_thread):
+    numba.set_num_threads(numba.config.NUMBA_NUM_THREADS)
+
+
+@pytest.mark.usefixtures("_all_threads")
+@pytest.mark.parametrize("reduce", REDUCTIONS)
+@pytest.mark.parametrize("tile", [(16, 8), (3, 5), (64, 7)], ids=str)
+def test_many_windows_and_one_with_most_entries(tile, reduce):
+    A, X = long_rows(F32, np.int32), features(500, 33, F32)
+    B = A.tosgt(tile)
+    expected, bound = quick_oracle(A, X, reduce)
+    first = product(B, X, reduce=reduce)
+    assert_close(first, expected, bound=bound)
+    assert all((product(B, X, reduce=reduce) == first).all() for _ in range(3))
+    Z = features(A.n_rows, 33, F32, seed=2)
+    row = np.repeat(np.arange(len(LONG_ROWS)), LONG_ROWS)
+    terms = Z.astype(F64)[row] * X.astype(F64)[A.indices]
+    eps = float(np.finfo(F32).eps)
+    bound = 2 * 33 * eps * np.abs(terms).sum(1)
+    assert_close(products(B, Z, X), terms.sum(1), bound=bound)
+
+
+def test_columns_in_order_are_added_as_in_csr():
+    """Bit for bit: a window adds the entries of a row in the order of their columns."""
+    A = long_rows(F32, np.int32).sorted_indices()
+    X, expected = features(500, 70, F32), np.empty((A.n_rows, 70), F32)
+    cpu.spmm(A.indptr, A.indices, A.data, X, None, None, expected, reduce="sum")
+    assert (product(A.tosgt(), X) == expected).all()
+
+
+# Values that spread where they should not
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_an_implicit_zero_never_touches_a_bad_value(bad, dtype):
+    for n, lengths in enumerate(ROW_LENGTHS.values()):
+        A = rows_of(lengths, 37, dtype if n % 2 else None, np.int32, seed=n)
+        X = features(37, 17, dtype)
+        X[3], X[20, 1], X[36, -1] = bad, bad, -bad
+        with np.errstate(invalid="ignore"):
+            expected, bound = quick_oracle(A, X)
+        assert_close(product(A.tosgt(), X), expected, bound=bound)
+
+
+def test_an_explicit_zero_does_touch_a_bad_value():
+    A = sparsefmt.COO([0], [1], np.zeros(1, F32), shape=(2, 2)).tosgt()
+    Y = product(A, np.full((2, 1), np.inf, F32))
+    assert np.isnan(Y[0, 0])
+    assert Y[1, 0] == 0
+
+
+@pytest.mark.parametrize("reduce", REDUCTIONS)
+def test_an_empty_row_is_zero_whatever_its_factor(reduce):
+    A = sparsefmt.CSR([0, 0, 1], [0], shape=(2, 1)).tosgt()
+    Y = product(A, np.ones((1, 3)), reduce=reduce, row_scale=np.array([np.inf, np.nan]))
+    assert Y[0].tolist() == [0.0, 0.0, 0.0]
+    assert np.isnan(Y[1]).all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES[:2], ids=name_of)
+def test_half_precision_sums_in_float32(dtype):
+    """4096 ones: adding in float16 or bfloat16 stops at 2048 or 256."""
+    A = sparsefmt.CSR([0, 4096], np.zeros(4096, int), shape=(1, 1)).tosgt()
+    assert float(product(A, np.ones((1, 8), dtype))[0, 5]) == 4096
+    assert (product(A, np.ones((1, 8), dtype), reduce="mean") == 1).all()
+
+
+def test_products_do_not_read_the_values():
+    A = matrix("power law", F32, np.int32).tosgt()
+    X, Y = both(A, 8, F64)  # not even of the same dtype
+    bad = A.with_data(np.full(A.nnz, np.nan, F32))
+    assert (products(bad, X, Y) == products(A.with_data(None), X, Y)).all()
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_a_bad_value_stays_in_the_entries_of_its_row(bad):
+    A = rows_of(np.arange(20), 7, None, np.int32).tosgt()
+    X, Y = both(A, 12, F32)
+    X[5, 3], Y[2, 11] = bad, bad
+    check_products(A, X, Y)

@@ -1,0 +1,343 @@
+"""Which entries of tiles go to matrix units, against loops that read them as ``sgt.cu`` does."""
+
+from dataclasses import astuple, replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from op_cases import put
+
+from sparsefmt import COO, CSR, _cells, _slabs, _split
+from sparsefmt._split import HEIGHTS, Costs, Split
+from sparsefmt.testing import csr, index_dtypes, sgt
+
+#: Small matrices pay too; all is taken, nothing, a few columns.
+FREE = Costs(slab=16, window=24, again=96, row=0, launch=0)
+ALL, NONE = replace(FREE, slab=0, window=0), Costs(gain=1e9)
+SOME = replace(FREE, slab=90, again=2, gain=0, part=2)
+COSTS = [FREE, ALL, SOME, NONE]
+ANY_COSTS = st.sampled_from(COSTS) | st.builds(
+    Costs,
+    slab=st.floats(0, 64),
+    window=st.floats(0, 64),
+    row=st.floats(0, 4),
+    launch=st.sampled_from([0, 100]),
+    again=st.floats(0, 8),
+    gain=st.sampled_from([0, 1, 1.05]),
+    part=st.integers(1, 3),
+)
+TILES = [(height, width) for height in HEIGHTS for width in (1, 5, 8, 16, 40)]
+
+
+def host(array):
+    return array.get() if hasattr(array, "get") else array
+
+
+def arrays(found: Split) -> dict[str, np.ndarray]:
+    """On the CPU, those of the rest too."""
+    named = {name: getattr(found, name) for name in Split.__dataclass_fields__}
+    rest = named.pop("rest")
+    named |= {} if rest is None else {"indptr": rest.indptr, "indices": rest.indices}
+    return {name: host(value) for name, value in named.items() if hasattr(value, "dtype")}
+
+
+def same(found: Split, expected: Split) -> None:
+    """In every bit."""
+    one, other = arrays(found), arrays(expected)
+    assert one.keys() == other.keys()
+    for name in one:
+        assert one[name].dtype == other[name].dtype, name
+        assert np.array_equal(one[name], other[name]), name
+    for name in ("height", "nnz", "taken", "n_parts", "share"):
+        assert getattr(found, name) == getattr(expected, name)
+    assert (found.rest is None) == (expected.rest is None)
+
+
+def skewed(seed, shape, nnz, index="int32", *, duplicates=True):
+    """Some columns are in most rows, some windows are empty, some entries come twice."""
+    rng = np.random.default_rng(seed)
+    n_rows, n_cols = shape
+    row = rng.integers(0, n_rows, nnz)
+    row = row[(row // 16 % 3 != 1) | (row % 2 == 0) & (row < n_rows // 2)]
+    col = np.minimum(rng.zipf(1.4, len(row)) - 1, rng.integers(0, n_cols, len(row)))
+    if not duplicates:
+        row, col = np.unique(np.stack([row, col]), axis=1)
+    A = COO(row.astype(index), col.astype(index), shape=shape).tocsr()
+    return A.with_data(np.arange(1.0, A.nnz + 1))
+
+
+def set_cells(masks: np.ndarray) -> set[tuple[int, int, int]]:
+    """Slab, row and column of every bit, as lanes of ``sgt.cu`` make an operand of it."""
+    found = set()
+    tiles = masks.shape[2]
+    for slab, lane, tile in np.ndindex(*masks.shape):
+        if tiles == 1:
+            byte = int(masks[slab, lane, 0])
+            bits = byte & 0xF | (byte & 0xF0) << 4
+        else:
+            even, odd = masks[slab, lane, tile // 2 * 2 :][:2].tolist()
+            bits = (even | odd << 8) >> tile % 2 * 4
+        for word in range(8):
+            if bits >> word // 2 + word % 2 * 8 & 1:
+                row = tile * 16 + lane // 4 + word // 2 % 2 * 8
+                found.add((slab, row, lane % 4 * 2 + word // 4 * 8 + word % 2))
+    return found
+
+
+def placed(cells: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Row and column in the slab, as ``sgt.cu`` reads them."""
+    at = cells.astype(np.int64)
+    return (at >> 8) * 16 + (at >> 1 & 1) * 8 + (at >> 5 & 7), (
+        (at >> 2 & 1) * 8 + (at >> 3 & 3) * 2 + (at & 1)
+    )
+
+
+def check(found: Split, A: CSR, costs: Costs) -> None:
+    """Whatever is chosen: each entry is there once, where it belongs."""
+    tiles = found.height // 16
+    n_slabs = len(found.columns)
+    assert (found.nnz, found.taken) == (A.nnz, len(found.perm))
+    if not found.share:
+        nothing_is_taken(found, A)
+        return
+    left = np.zeros(0, int) if found.rest is None else found.rest_perm
+    assert sorted([*found.perm, *left]) == list(range(A.nnz))
+    assert found.share == (A.nnz - len(left)) / A.nnz
+
+    assert found.starts[0] == 0
+    assert len(found.starts) == n_slabs * tiles + 1
+    tile_of = np.repeat(np.arange(n_slabs * tiles), np.diff(found.starts))
+    slab, (row, k) = tile_of // tiles, placed(found.cells)
+    assert np.array_equal(row // 16, tile_of % tiles)
+    in_order = np.lexsort((found.perm, k, tile_of))
+    assert np.array_equal(in_order, np.arange(found.taken))
+    cells = set(zip(slab.tolist(), row.tolist(), k.tolist(), strict=True))
+    assert len(cells) == found.taken
+    assert set_cells(found.masks) == cells
+
+    window = np.full(n_slabs, -1)
+    for at, first, end, _ in found.items:
+        assert (window[first:end] == -1).all()
+        assert end - first <= costs.part
+        window[first:end] = at
+    csr_row = np.repeat(np.arange(A.n_rows), A.lengths)[found.perm]
+    assert np.array_equal(window[slab] * found.height + row, csr_row)
+    assert np.array_equal(found.columns[slab, k], A.indices[found.perm])
+    columns_are_packed(found, window)
+    parts_are_numbered(found)
+    rest_is_what_is_left(found, A)
+
+
+def columns_are_packed(found: Split, window: np.ndarray) -> None:
+    """Ascending in a window; the last fills its slab up."""
+    for at in np.unique(window):
+        columns = found.columns[window == at].ravel()
+        used = len(np.unique(columns))
+        assert (np.diff(columns[:used]) > 0).all()
+        assert (columns[used:] == columns[used - 1]).all()
+        assert len(columns) - used < _split.SLAB
+
+
+def parts_are_numbered(found: Split) -> None:
+    slots = found.items[:, 3]
+    assert slots[slots >= 0].tolist() == list(range(found.n_parts))
+    covered = []
+    for at, first, end, zero in found.cuts:
+        assert end - first > 1
+        assert zero == 0
+        assert (found.items[np.isin(slots, np.arange(first, end)), 0] == at).all()
+        covered += range(first, end)
+    assert covered == list(range(found.n_parts))
+    windows, counts = np.unique(found.items[:, 0], return_counts=True)
+    assert found.cuts[:, 0].tolist() == windows[counts > 1].tolist()
+
+
+def rest_is_what_is_left(found: Split, A: CSR) -> None:
+    if found.rest is None:
+        n_windows = -(-A.n_rows // found.height)
+        assert np.unique(found.items[:, 0]).tolist() == list(range(n_windows))
+        return
+    found.rest.check()
+    assert found.rest.data is None
+    assert found.rest.shape == A.shape
+    assert (np.diff(found.rest_perm) > 0).all()
+    assert np.array_equal(found.rest.indices, A.indices[found.rest_perm])
+    row = np.repeat(np.arange(A.n_rows), A.lengths)[found.rest_perm]
+    assert np.array_equal(np.repeat(np.arange(A.n_rows), found.rest.lengths), row)
+    dtypes = {found.rest.indptr.dtype, found.rest.indices.dtype, found.rest_perm.dtype}
+    assert dtypes == {A.index_dtype}
+
+
+def nothing_is_taken(found: Split, A: CSR) -> None:
+    assert (found.taken, found.n_parts, found.share) == (0, 0, 0.0)
+    assert found.rest is found.rest_perm is None
+    shapes = {name: value.shape for name, value in arrays(found).items()}
+    empty = {"items": (0, 4), "cuts": (0, 4), "columns": (0, 16), "cells": (0,), "perm": (0,)}
+    assert shapes == {**empty, "masks": (0, 32, found.height // 16), "starts": (1,)}
+
+
+def dtypes_fit(found: Split, index: np.dtype) -> None:
+    indices = dict.fromkeys(["items", "cuts", "columns", "starts", "perm", "rest_perm"], index)
+    expected = {"masks": np.uint8, "cells": np.uint16, "indptr": index, "indices": index, **indices}
+    assert all(value.dtype == expected[name] for name, value in arrays(found).items())
+
+
+def split_on(xp, A: CSR, tile: tuple[int, int], costs: Costs) -> Split:
+    """Checked, and the same on every device."""
+    expected = _split.split(A.tosgt(tile), A, costs)
+    check(expected, A, costs)
+    dtypes_fit(expected, A.index_dtype)
+    B = put(xp, A)
+    same(_split.split(B.tosgt(tile), B, costs), expected)
+    return expected
+
+
+@given(data=st.data())
+def test_any_matrix_is_split_without_loss(xp, data):
+    A = data.draw(csr(max_side=40, max_nnz=60), label="A")
+    tile = data.draw(st.sampled_from(TILES) | st.just((7, 3)), label="tile")
+    split_on(xp, A, tile, data.draw(ANY_COSTS, label="costs"))
+
+
+@given(
+    seed=st.integers(0, 2**32),
+    shape=st.tuples(st.integers(1, 400), st.integers(1, 300)),
+    nnz=st.integers(0, 3000),
+    index=index_dtypes(),
+    tile=st.sampled_from(TILES),
+    costs=ANY_COSTS,
+)
+def test_matrices_of_many_windows_are_split_without_loss(xp, seed, shape, nnz, index, tile, costs):
+    split_on(xp, skewed(seed, shape, nnz, index), tile, costs)
+
+
+@pytest.mark.parametrize("costs", COSTS, ids=str)
+@pytest.mark.parametrize("tile", TILES, ids=str)
+def test_every_tile_and_choice(xp, tile, costs):
+    found = split_on(xp, skewed(1, (300, 200), 4000), tile, costs)
+    assert (found.share == 0) == (costs == NONE)
+
+
+@given(A=sgt(max_side=20), costs=ANY_COSTS)
+def test_tiles_of_other_heights_are_not_split_and_others_are(A, costs):
+    found = _split.split(A, A.tocsr(), costs)
+    check(found, A.tocsr(), costs)
+    assert A.tile[0] in HEIGHTS or found.share == 0
+
+
+@pytest.mark.parametrize("tile", [(16, 8), (128, 16)], ids=str)
+def test_choices_differ(tile):
+    """What the costs above are for."""
+    A = skewed(1, (300, 200), 4000, duplicates=False)
+    _, whole, some, none = (_split.split(A.tosgt(tile), A, costs).share for costs in COSTS)
+    assert (whole, none) == (1, 0)
+    assert 0.1 < some < 0.9
+
+
+def test_a_full_block_fills_slabs_of_every_height(xp):
+    for height in HEIGHTS:
+        A = CSR(
+            np.arange(0, height * 16 + 1, 16), np.tile(np.arange(16), height), shape=(height, 16)
+        )
+        found = split_on(xp, A, (height, 16), ALL)
+        assert found.items.tolist() == [[0, 0, 1, -1]]
+        assert (found.masks == 255).all()
+        assert np.array_equal(np.sort(found.cells), np.arange(height * 16))
+
+
+def test_of_entries_in_one_cell_the_first_counts(xp):
+    A = CSR(np.array([0, 3, 3, 5]), np.array([1, 0, 1, 1, 1]), shape=(3, 2))
+    found = split_on(xp, A, (16, 16), ALL)
+    assert found.perm.tolist() == [1, 0, 3]
+    assert found.rest_perm.tolist() == [2, 4]
+    assert found.share == 3 / 5
+
+
+def test_a_window_that_keeps_a_column_keeps_what_equals_it(xp):
+    """Two windows, one of columns of one entry each: only the other pays."""
+    row = np.concatenate([np.tile(np.arange(16), 4), np.arange(16, 32)])
+    col = np.concatenate([np.repeat(np.arange(4), 16), np.arange(16)])
+    A = COO(row, col, shape=(32, 16)).tocsr()
+    found = split_on(xp, A, (16, 16), replace(FREE, slab=80, window=0, again=0))
+    assert found.items.tolist() == [[0, 0, 1, -1]]
+    assert found.columns.tolist() == [[0, 1, 2, 3] + [3] * 12]
+    assert found.rest_perm.tolist() == list(range(64, 80))
+
+
+def test_columns_of_fewer_entries_stay_behind(xp):
+    """Columns 0 to 15 in 8 rows each, columns 16 to 63 in one: a slab for those, none for these."""
+    row = np.concatenate([np.repeat(np.arange(8), 16), np.arange(48) % 16])
+    col = np.concatenate([np.tile(np.arange(16), 8), np.arange(16, 64)])
+    A = COO(row, col, shape=(16, 64)).tocsr()
+    found = split_on(xp, A, (16, 8), replace(FREE, slab=80, window=0, again=8))
+    assert found.columns.tolist() == [list(range(16))]
+    assert found.taken == 128
+
+
+@pytest.mark.parametrize("shape", [(0, 0), (0, 5), (5, 0), (40, 7)])
+def test_without_entries_nothing_is_taken(xp, shape):
+    A = CSR(np.zeros(shape[0] + 1, np.int64), np.zeros(0, np.int64), shape=shape)
+    assert split_on(xp, A, (16, 16), ALL).share == 0
+
+
+def test_a_sample_that_saves_nothing_ends_it(xp, monkeypatch):
+    """Windows of columns of one entry: all of them are the same, so that a few tell."""
+    costs = replace(FREE, slab=80)
+    A = CSR(np.arange(161), np.arange(160), shape=(160, 160))
+    assert split_on(xp, A, (16, 16), costs).share == 0
+    monkeypatch.setattr(_split, "SAMPLE", 3)
+    asked, choose = [], _split._choose
+
+    def recorded(figures, *options, **named):
+        asked.append(len(figures))
+        return choose(figures, *options, **named)
+
+    monkeypatch.setattr(_split, "_choose", recorded)
+    assert split_on(xp, A, (16, 16), costs).share == 0
+    assert asked == [4, 4]
+
+
+@pytest.mark.parametrize("sample", [1, 2, 3, 7])
+def test_a_sample_that_pays_changes_nothing(xp, monkeypatch, sample):
+    A = CSR(np.arange(0, 1601, 10), np.tile(np.arange(10), 160), shape=(160, 10))
+    costs = FREE
+    whole = split_on(xp, A, (16, 16), costs)
+    assert whole.share == 1
+    monkeypatch.setattr(_split, "SAMPLE", sample)
+    same(split_on(xp, A, (16, 16), costs), whole)
+
+
+@pytest.mark.parametrize("step", [1, 2, 3, 50])
+def test_a_sample_has_the_figures_of_its_windows(xp, step):
+    A = skewed(2, (300, 100), 2000)
+    tiles = put(xp, A).tosgt((16, 8))
+    assert np.array_equal(
+        _slabs.figures(tiles, step), _slabs.hold(A.tosgt((16, 8))).figures[::step]
+    )
+
+
+def test_what_columns_hold(xp):
+    """Of 1, 2, 3, 4 and 5 entries, and one cell twice; the second window is empty."""
+    lengths = np.array([1, 2, 3, 4, 5])
+    col = np.repeat(np.arange(5), lengths)
+    row = np.arange(15) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+    A = COO(np.append(row, 0), np.append(col, 2), shape=(40, 5)).tocsr()
+    held = _slabs.hold(put(xp, A).tosgt((16, 4)))
+    assert held.figures.tolist() == [[1, 1, 1, 2, 9], [0] * 5, [0] * 5]
+    assert host(held.counts).tolist() == [1, 2, 3, 4, 5, 0, 0, 0]
+    assert host(held.begins).tolist() == [0, 1, 3, 7, 11, 16, 16, 16, 16]
+
+
+@pytest.mark.parametrize("height", HEIGHTS)
+def test_cells_and_bits_are_numbered_once(height):
+    row, column = (one.ravel() for one in np.mgrid[:height, :16])
+    cells, bits = _cells.cell(row, column), _cells.mask_bit(row, column, height // 16)
+    for numbers in (cells, bits):
+        assert np.array_equal(np.sort(numbers), np.arange(height * 16))
+    assert np.array_equal(placed(cells), (row, column))
+
+
+def test_equal_costs_are_equal():
+    assert replace(Costs(), part=48) == Costs()
+    assert hash(Costs()) == hash(Costs(*astuple(Costs())))

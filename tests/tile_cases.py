@@ -1,0 +1,92 @@
+"""What the tests of tiles share: matrices, ways to split them, and how far tf32 may round."""
+
+import numpy as np
+from op_cases import features, put, quick_oracle
+
+import sparsefmt
+from sparsefmt._split import Costs
+from sparsefmt.testing import error_bound, spmm_oracle
+
+#: Eight rows: no kernel has such windows.
+TILES = [(8, 8), (16, 8), (16, 16), (32, 16), (64, 16), (128, 16)]
+WAYS = ["measured", "all", "mix", "none"]
+#: Half a unit in the last place of tf32, whose numbers have 11 bits: what rounding a factor costs.
+TF32 = 2.0**-11
+
+
+def costs(way, height):
+    """Costs that put all entries on matrix units, none, or some; in parts of 2 slabs."""
+    scale = 64 / height  # costs are of 64 rows
+    if way == "measured":
+        return Costs()
+    if way == "all":
+        return Costs(slab=0, window=0, again=1e9, gain=0, part=2)
+    if way == "none":
+        return Costs(slab=1e9, part=2)
+    # A slab pays from 24 entries on: columns of one stay, columns of two go.
+    return Costs(slab=24 * scale, window=0, again=0, row=0, launch=0, gain=0, part=2)
+
+
+def windows(dtype, index_dtype=np.int32, *, seed=0):
+    """A CSR of dense windows and sparse ones, a hub, empty rows and windows, and duplicates."""
+    rng = np.random.default_rng(seed)
+    shape = 301, 187
+    dense = rng.integers(0, 70, 1500), rng.integers(40, 130, 1500)
+    sparse = rng.integers(200, 301, 300), rng.integers(0, 187, 300)
+    hub = np.full(150, 5), rng.permutation(187)[:150]
+    row, col = (np.concatenate(parts) for parts in zip(dense, sparse, hub, strict=True))
+    keep = row % 7 != 3
+    row, col = row[keep], col[keep]
+    order = rng.permutation(len(row))
+    row, col = (a[order].astype(index_dtype) for a in (row, col))
+    data = None if dtype is None else rng.uniform(-1, 1, len(row)).astype(dtype)
+    return sparsefmt.COO(row, col, data, shape=shape).tocsr()
+
+
+def rounding(dtype, factors):
+    """How far a product of so many factors may be from the exact one, for its size, in tf32."""
+    return (1 + TF32) ** factors - 1 if np.dtype(dtype) == np.float32 else 0.0
+
+
+def allowed(dtype):
+    """The options that let tensor cores take such features."""
+    return {"precision": "tf32"} if np.dtype(dtype) == np.float32 else {}
+
+
+def product_bound(A, X, **options):
+    """As ``error_bound``; float32 factors may be rounded to tf32."""
+    positive = {k: abs(v) if k.endswith("scale") else v for k, v in options.items()}
+    factors = 2 if A.data is not None or "col_scale" in options else 1
+    with np.errstate(invalid="ignore", over="ignore"):
+        sizes = spmm_oracle(_positive(A), abs(X), **positive)
+        return error_bound(A, X, **options) + rounding(X.dtype, factors) * sizes
+
+
+def quick(A, X, reduce="sum"):
+    """``(Y, bound)`` as ``quick_oracle``; float32 factors may be rounded to tf32."""
+    with np.errstate(invalid="ignore", over="ignore"):
+        expected, bound = quick_oracle(A, X, reduce)
+        sizes = quick_oracle(_positive(A), abs(X), reduce)[0]
+        return expected, bound + rounding(X.dtype, 1 if A.data is None else 2) * abs(sizes)
+
+
+def _positive(A):
+    return A if A.data is None else A.with_data(abs(A.data))
+
+
+def sides(A, width, dtype):
+    """Features of the rows and of the columns."""
+    return features(A.n_rows, width, dtype), features(A.n_cols, width, dtype, seed=2)
+
+
+def used(xp):
+    """Memory full of NaN, given back: the next arrays are likely to lie there."""
+    if xp.__name__ == "cupy":
+        for size in (1 << 12, 1 << 16, 1 << 20):
+            xp.full(size, np.nan, np.float32)
+
+
+def placed(xp, A, way, monkeypatch):
+    """``A`` where the module's arrays live; whatever is multiplied next is split that way."""
+    monkeypatch.setattr("sparsefmt.sgt.Costs", lambda: costs(way, A.tile[0]))
+    return put(xp, A)
