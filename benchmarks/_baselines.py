@@ -85,13 +85,17 @@ def torch_spmm(A: CSR, X: Array) -> Call:
 
 
 def torch_mean(A: CSR) -> Callable[[Any], Any]:
-    """The mean over in-neighbours by torch.sparse, with gradient: both its products by a CSR."""
+    """The mean over in-neighbours by torch.sparse, with gradient."""
+    return torch_product(scale(A.with_data(None), row=(1 / A.lengths.clip(1)).astype(np.float32)))
+
+
+def torch_product(B: CSR) -> Callable[[Any], Any]:
+    """``B @ x`` by torch.sparse, with gradient: both its products by a CSR."""
     import torch
 
-    B = scale(A.with_data(None), row=(1 / A.lengths.clip(1)).astype(np.float32))
     there, back = torch_csr(B), torch_csr(B.T.tocsr())
 
-    class Mean(torch.autograd.Function):
+    class Times(torch.autograd.Function):
         @staticmethod
         def forward(ctx: Any, x: Any) -> Any:
             return there @ x
@@ -100,7 +104,7 @@ def torch_mean(A: CSR) -> Callable[[Any], Any]:
         def backward(ctx: Any, grad: Any) -> Any:
             return back @ grad
 
-    return Mean.apply
+    return Times.apply
 
 
 def scipy_spmm(A: CSR, X: Array) -> Call:

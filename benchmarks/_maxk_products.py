@@ -150,7 +150,7 @@ def _rows_of(
     wrong = _oracle.complaint(_oracle.spmm_error(A, X, operands.dense()), X.dtype)
     facts |= {"wrong": f"spmm: {wrong}"} if wrong else {}
     if cuda:
-        operands.order, facts["order_s"] = _communities(A)
+        operands.order, facts["order_s"] = communities(A)
     facts["spmm_ms"] = _harness.paced([operands.dense, theirs], cuda=cuda, quick=quick)[0][0]
     for k in ks:
         S = operands.features(k)
@@ -162,7 +162,7 @@ def _rows_of(
         yield row
 
 
-def _communities(A: CSR) -> tuple[reorder.Order, float]:
+def communities(A: CSR) -> tuple[reorder.Order, float]:
     """The order, and how long it takes once its kernels are compiled."""
     for _ in range(2):
         begin = time.perf_counter()

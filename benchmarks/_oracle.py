@@ -154,9 +154,9 @@ def spmm_error(
     count = Y.shape[1]
     errors = cupy.full((len(rows), count), np.nan)
     kernel = _kernel(expression("spmm_errors", X.dtype, A.index_dtype))
-    scales = (_pointer(row_scale), _pointer(col_scale))
-    operands = (A.indptr, A.indices, _pointer(A.data), X.data.ptr, *scales, Y.data.ptr)
-    arrays = (*operands, rows, _pointer(places), errors)
+    scales = (pointer(row_scale), pointer(col_scale))
+    operands = (A.indptr, A.indices, pointer(A.data), X.data.ptr, *scales, Y.data.ptr)
+    arrays = (*operands, rows, pointer(places), errors)
     sizes = (np.int32(X.shape[1]), np.int32(count), np.int32(REDUCTIONS.index(reduce)))
     kernel((len(rows),), (min(count, 256),), (*arrays, *sizes))
     return float(errors.max())
@@ -253,7 +253,8 @@ def _worst(so_far: float, found: Array, exact: Array) -> float:
     return float(np.max(errors, initial=so_far))
 
 
-def _pointer(array: Array | None) -> Any:
+def pointer(array: Array | None) -> Any:
+    """Where an array begins, as a kernel takes it; 0 for none."""
     return np.intp(0 if array is None else array.data.ptr)
 
 

@@ -73,13 +73,9 @@ def complaint(error: float, dtype: str) -> str | None:
 
 
 def tiles_of(graph: CSR) -> tuple[SGT, float]:
-    """Tiles of the best shape, split, and the share of entries that go to matrix units.
-
-    There is no split where CUDA cores do best alone.
-    """
+    """Tiles of the best shape, split, and the share of entries that go to matrix units."""
     tiles = graph.with_data(None).tosgt(MMA_TILE)
-    split = tiles.split()
-    return tiles, 0.0 if split is None else float(split.share)
+    return tiles, tiles.split().share
 
 
 @dataclass
@@ -118,7 +114,7 @@ class Tiled:
         rows, feat = _oracle.sampled_rows(A), X.shape[1]
         errors = cupy.full((len(rows), feat), np.nan)
         kernel = _signed(_oracle.expression("signed_errors", X.dtype, A.index_dtype))
-        pointers = (_oracle._pointer(A.data), X.data.ptr, self.Y.data.ptr)
+        pointers = (_oracle.pointer(A.data), X.data.ptr, self.Y.data.ptr)
         arrays = (A.indptr, A.indices, *pointers, rows, errors)
         kernel((len(rows),), (min(feat, 256),), (*arrays, np.int32(feat)))
         return float(cupy.nanmean(errors))

@@ -11,7 +11,7 @@ from sparsefmt.ops import sddmm
 from . import _cusparse, _graphs, _harness, _oracle
 from ._baselines import Call
 from ._harness import Target
-from ._spmm_table import _least
+from ._spmm_table import geomean_and_worst
 from ._tcgnn_cases import STORAGE, complaint, precision, sources, tiles_of
 
 WIDTHS = (32, 128)
@@ -123,9 +123,11 @@ def judge(rows: list[dict[str, Any]]) -> list[Target]:
     found = []
     for dtype in dict.fromkeys(row["dtype"] for row in rows):
         held = [row for row in rows if row["dtype"] == dtype]
-        found += _least(f"{dtype} over cuSPARSE float32", held, "ratio", OVER_CUSPARSE, None)
-        found += _least(f"{dtype} over cuSPARSE float16", held, "ratio_half", None, None)
-        found += _least(f"{dtype} over sddmm(CSR)", held, "over_csr", None, None)
+        found += geomean_and_worst(
+            f"{dtype} over cuSPARSE float32", held, "ratio", OVER_CUSPARSE, None
+        )
+        found += geomean_and_worst(f"{dtype} over cuSPARSE float16", held, "ratio_half", None, None)
+        found += geomean_and_worst(f"{dtype} over sddmm(CSR)", held, "over_csr", None, None)
         largest = max(row["error"] for row in held)
         found.append(Target(f"{dtype} largest relative error", largest))
     return found

@@ -10,7 +10,7 @@ from sparsefmt._arrays import namespace
 
 from . import _graphs, _harness, tcgnn
 from ._harness import Target, geomean
-from ._maxk_products import _communities
+from ._maxk_products import communities
 from ._spmm_table import WIDE, Operands
 from ._tcgnn_cases import STORAGE, Tiled, sources, tiles_of
 
@@ -69,7 +69,7 @@ def _variants(options: argparse.Namespace) -> Iterator[Variant]:
             yield Variant(GROUPS[0], name, _graphs.load(source, shuffle=False), facts)
         else:
             yield Variant(GROUPS[2], name, batch(graph, copies), facts)
-        order, seconds = _communities(graph)
+        order, seconds = communities(graph)
         facts = facts | {"order_s": seconds, "order_scaled_s": seconds * copies}
         ordered = batch(order.apply(graph).sorted_indices(), copies)
         yield Variant(GROUPS[1 if generated else 3], name, ordered, facts)

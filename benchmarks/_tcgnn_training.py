@@ -140,27 +140,11 @@ def normalised(A: CSR) -> CSR:
     return result
 
 
-def torch_product(B: CSR) -> Callable[[Tensor], Tensor]:
-    """``B @ x`` by torch.sparse with gradient: both its products by a CSR."""
-    there, back = _baselines.torch_csr(B), _baselines.torch_csr(B.T.tocsr())
-
-    class Times(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, x: Tensor) -> Any:
-            return there @ x
-
-        @staticmethod
-        def backward(ctx: Any, grad: Tensor) -> Any:
-            return back @ grad
-
-    return Times.apply
-
-
 def torch_way(A: CSR, kind: str) -> Way:
     """torch.sparse has the products of GCN."""
     if kind != "GCN":
         raise _baselines.Missing(f"torch.sparse has no {kind}")
-    return partial(Product, product=torch_product(normalised(A))), None
+    return partial(Product, product=_baselines.torch_product(normalised(A))), None
 
 
 def pyg_way(A: CSR, kind: str) -> Way:
