@@ -16,7 +16,7 @@ from . import _baselines, _graphs, _harness, _oracle, tcgnn
 from ._baselines import Call
 from ._harness import Target
 from ._spmm_table import Operands
-from ._tcgnn_cases import STORAGE, Tiled
+from ._tcgnn_cases import STORAGE, Tiled, print_row
 
 #: Rows and columns, sides of a block, and features.
 N, SIDE, FEAT = 4096, 16, 16
@@ -31,6 +31,7 @@ COLUMNS = {
     "sparsity": "8.3f",
     "ms": "8.4f",
     "tile": "<7",
+    "share": "6.3f",
     "bsr_ms": "8.4f",
     "bsr": "<9",
     "cusparse_ms": "11.4f",
@@ -103,7 +104,7 @@ def blocks(options: argparse.Namespace) -> bool:
             row = {"case": f"{count} {dtype}", "blocks": count, "dtype": dtype}
             row["sparsity"] = 1 - count / WINDOWS
             rows.append(row | _cell(matrix, dtype, quick=options.quick))
-            _harness.print_row(rows[-1], COLUMNS)
+            print_row(rows[-1], COLUMNS)
     torch.set_float32_matmul_precision("highest")
     return _harness.keep("tcgnn", "blocks", rows, judge, cuda=True, folder=options.out)
 
@@ -127,7 +128,7 @@ def _cell(matrix: Blocks, dtype: str, *, quick: bool) -> dict[str, Any]:
     row |= found | dict(zip(functions, times, strict=True))
     by_tile = {tile: row.pop(tile) for tile in ours}
     tile = min(by_tile, key=lambda tile: by_tile[tile])
-    row |= {"tile": tile, "ms": by_tile[tile], "ms_by_tile": by_tile}
+    row |= {"tile": tile, "share": ours[tile].share, "ms": by_tile[tile], "ms_by_tile": by_tile}
     for name in ("bsr", "cusparse", "dense"):
         if f"{name}_ms" in row:
             row[f"over_{name}"] = row[f"{name}_ms"] / row["ms"]

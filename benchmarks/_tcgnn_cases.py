@@ -1,17 +1,18 @@
 """What the sections of ``tcgnn`` share: graphs by name, and a product by tiles, checked."""
 
 import argparse
+import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from sparsefmt import CSR, SGT
+from sparsefmt import CSR, SGT, _costs
 from sparsefmt._arrays import Array, namespace
-from sparsefmt.ops import spmm
+from sparsefmt.ops import Costs, spmm
 from sparsefmt.ops.tiles import MMA_TILE
 
 from . import _graphs, _harness, _oracle
@@ -22,10 +23,13 @@ STORAGE = {"tf32": "float32", "float16": "float16", "bfloat16": "bfloat16"}
 #: Whose limit of right results holds: TF32 rounds two operands to as many bits as float16 has.
 LIMIT_OF = {"tf32": "float16", "float16": "float16", "bfloat16": "bfloat16"}
 
+#: With edge values and without, as rows of results tell them apart.
+KINDS = (True, False)
+
 SIGNED_SOURCE = (
     _oracle.SOURCE
     + r"""
-// As spmm_errors, of a weighted sum, with its sign; NaN where the exact result is zero.
+// As spmm_errors, of a sum, with its sign; NaN where the exact result is zero. data may be null.
 template <typename T, typename Index>
 __global__ void signed_errors(const Index* indptr, const Index* indices, const T* data, const T* X,
                               const T* Y, const long long* rows, double* errors, int feat) {
@@ -35,7 +39,7 @@ __global__ void signed_errors(const Index* indptr, const Index* indices, const T
         double exact = 0;
 #pragma unroll 8
         for (long long e = start; e < stop; ++e)
-            exact += wide(data[e]) * wide(X[(long long)indices[e] * feat + f]);
+            exact += (data ? wide(data[e]) : 1) * wide(X[(long long)indices[e] * feat + f]);
         errors[blockIdx.x * (long long)feat + f] = (wide(Y[row * feat + f]) - exact) / exact;
     }
 }
@@ -62,20 +66,61 @@ def sources(
             print(f"  {name} skipped: there is no {path}", flush=True)
 
 
-def precision(dtype: str) -> dict[str, str]:
+def precision(dtype: str) -> dict[str, Any]:
     """The argument that asks for TF32 where ``dtype`` is that."""
     return {"precision": "tf32"} if dtype == "tf32" else {}
 
 
-def complaint(error: float, dtype: str) -> str | None:
+def limit_of(dtype: str, share: float = 0.0) -> float:
+    """The largest relative error of a right sum, of whose entries matrix units take that share.
+
+    A row that both take a part of is rounded twice: what CUDA cores stored is read and added to.
+    Each rounding costs half a unit in the last place, and all terms are positive.
+    """
+    again = _oracle.ROUNDING[STORAGE[dtype]] if 0 < share < 1 else 0.0
+    return _oracle.LIMITS[LIMIT_OF[dtype]] + again
+
+
+def complaint(error: float, dtype: str, share: float = 0.0) -> str | None:
     """Why a result by tiles of this error is refused; None if it is right."""
-    return _oracle.complaint(error, _graphs.dtype(LIMIT_OF[dtype]))
+    limit = limit_of(dtype, share)
+    return None if error <= limit else f"relative error {error:.3g}, at most {limit:.3g} is right"
 
 
-def tiles_of(graph: CSR) -> tuple[SGT, float]:
-    """Tiles of the best shape, split, and the share of entries that go to matrix units."""
-    tiles = graph.with_data(None).tosgt(MMA_TILE)
-    return tiles, tiles.split().share
+def share_of(tiles: SGT, op: str, dtype: str, feat: int, *, weighted: bool = False) -> float:
+    """The share of entries that matrix units take in such a product, by the costs of its kind."""
+    itemsize = _graphs.dtype(STORAGE[dtype]).itemsize
+    costs = _costs.measured(op, itemsize, weighted, feat)
+    return 0.0 if costs is None else tiles.split(costs).share
+
+
+def print_row(row: dict[str, Any], columns: dict[str, str]) -> None:
+    """As ``_harness`` does, with the share cut to three digits: only all entries print as 1."""
+    share = row.get("share")
+    cut = {} if share is None else {"share": math.floor(share * 1000) / 1000}
+    _harness.print_row(row | cut, columns)
+
+
+def case_of(name: str, feat: int, dtype: str, *, weighted: bool) -> dict[str, Any]:
+    """What a row is known by; those with values have the plain name."""
+    case = f"{name} {feat} {dtype}" + ("" if weighted else " unweighted")
+    return {"case": case, "feat": feat, "dtype": dtype, "weighted": weighted}
+
+
+def tiles_of(graph: CSR) -> SGT:
+    """Tiles of the best shape, without values."""
+    return graph.with_data(None).tosgt(MMA_TILE)
+
+
+def without_values(operands: Operands) -> Operands:
+    """The same features and room for results, with the structure alone."""
+    return replace(operands, A=operands.A.with_data(None))
+
+
+def with_ones(operands: Operands) -> Operands:
+    """The same for those who have no product without values."""
+    ones = namespace(operands.X).ones(operands.A.nnz, operands.X.dtype)
+    return replace(operands, A=operands.A.with_data(ones))
 
 
 @dataclass
@@ -86,25 +131,38 @@ class Tiled:
     csr: Operands
     Y: Array
     dtype: str  #: of ``STORAGE``
+    costs: Costs | None = None  #: instead of those of its kind
 
     @classmethod
-    def of(cls, structure: SGT, csr: Operands, dtype: str) -> "Tiled":
+    def of(
+        cls, structure: SGT, csr: Operands, dtype: str, *, costs: Costs | None = None
+    ) -> "Tiled":
         """The tiles of ``csr.A``; what is kept of their structure serves all its values."""
-        return cls(structure.with_data(csr.A.data), csr, namespace(csr.Y).empty_like(csr.Y), dtype)
+        S, Y = structure.with_data(csr.A.data), namespace(csr.Y).empty_like(csr.Y)
+        return cls(S, csr, Y, dtype, costs)
 
     def __call__(self) -> Array:
-        return spmm(self.S, self.csr.X, out=self.Y, **precision(self.dtype))
+        return spmm(self.S, self.csr.X, out=self.Y, costs=self.costs, **precision(self.dtype))
+
+    @property
+    def share(self) -> float:
+        """Of the entries, what matrix units take in this product."""
+        if self.costs is not None:
+            return self.S.split(self.costs).share
+        weighted, feat = self.S.data is not None, self.csr.X.shape[1]
+        return share_of(self.S, "spmm", self.dtype, feat, weighted=weighted)
 
     def checked(self) -> dict[str, Any]:
-        """The error by tiles, from a poisoned output; and what is wrong, of CSR too."""
+        """The share and the error by tiles, from a poisoned output; what is wrong, of CSR too."""
         _harness.poison(self.Y)
         self()
         error = _oracle.spmm_error(self.csr.A, self.csr.X, self.Y)
-        wrong = complaint(error, self.dtype)
+        share = self.share
+        wrong = complaint(error, self.dtype, share)
         if wrong is None:
             wrong = _oracle.complaint(self.csr.error(), self.csr.X.dtype)
             wrong = wrong and f"spmm(CSR): {wrong}"
-        return {"error": error} | ({"wrong": wrong} if wrong else {})
+        return {"share": share, "error": error} | ({"wrong": wrong} if wrong else {})
 
     def bias(self) -> float:
         """Mean relative error, with its sign, of the last result in sampled rows."""

@@ -12,7 +12,15 @@ from . import _cusparse, _graphs, _harness, _oracle
 from ._baselines import Call
 from ._harness import Target
 from ._spmm_table import geomean_and_worst
-from ._tcgnn_cases import STORAGE, complaint, precision, sources, tiles_of
+from ._tcgnn_cases import (
+    STORAGE,
+    complaint,
+    precision,
+    print_row,
+    share_of,
+    sources,
+    tiles_of,
+)
 
 WIDTHS = (32, 128)
 DTYPES = ("tf32", "float16")
@@ -71,15 +79,15 @@ def table(options: argparse.Namespace) -> bool:
     rows = []
     for name, source in sources(options, _graphs.TABLE):
         graph = _graphs.load(source)
-        tiles, share = tiles_of(graph)
+        tiles = tiles_of(graph)
         for feat in options.widths or WIDTHS:
             wide = Operands.of(graph, feat, "float32")
             theirs = wide.baseline()
             for dtype in options.dtypes or DTYPES:
                 case = {"case": f"{name} {feat} {dtype}", "graph": name, "feat": feat}
-                row = case | {"dtype": dtype, "share": share}
+                row = case | {"dtype": dtype, "share": share_of(tiles, "sddmm", dtype, feat)}
                 rows.append(row | _cell(wide, tiles, dtype, theirs, quick=options.quick))
-                _harness.print_row(rows[-1], COLUMNS)
+                print_row(rows[-1], COLUMNS)
             del wide, theirs
         del graph, tiles
         _harness.free()

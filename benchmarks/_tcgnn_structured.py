@@ -11,16 +11,26 @@ from sparsefmt._arrays import namespace
 from . import _graphs, _harness, tcgnn
 from ._harness import Target, geomean
 from ._maxk_products import communities
-from ._spmm_table import WIDE, Operands
-from ._tcgnn_cases import STORAGE, Tiled, sources, tiles_of
+from ._spmm_table import Operands
+from ._tcgnn_cases import (
+    KINDS,
+    STORAGE,
+    Tiled,
+    case_of,
+    print_row,
+    sources,
+    tiles_of,
+    without_values,
+)
 
 REAL = ("dd", "musae_facebook", "fb_oklahoma97", "gemsec_new_sites")
 #: Copies of a real graph stand on the diagonal until there are so many entries.
 LEAST_ENTRIES = 10_000_000
+WIDTHS = (64, 128)
 OVER_CSR = 1.3  #: geomean of all, for each dtype
 GROUPS = ("ids not shuffled", "communities", "real", "real, communities")
 COLUMNS = {
-    "case": "<48",
+    "case": "<59",
     "ms": "8.3f",
     "csr_ms": "8.3f",
     "over_csr": "8.2f",
@@ -42,12 +52,12 @@ class Variant:
 
 
 def structured(options: argparse.Namespace) -> bool:
-    """Every variant, width and dtype, ours in turn with CSR."""
+    """Every variant, width and dtype, with values and without, ours in turn with CSR."""
     _harness.print_head("spmm by tiles against spmm by CSR, graphs with structure", COLUMNS)
     rows = []
     for variant in _variants(options):
         for row in _rows_of(variant, options):
-            _harness.print_row(row, COLUMNS)
+            print_row(row, COLUMNS)
             rows.append(row)
         _harness.free()
     return _harness.keep("tcgnn", "structured", rows, judge, cuda=True, folder=options.out)
@@ -87,14 +97,15 @@ def batch(graph: CSR, copies: int) -> CSR:
 
 
 def _rows_of(variant: Variant, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    tiles, share = tiles_of(variant.graph)
-    common = {"group": variant.group, "graph": variant.name, "share": share} | variant.facts
-    for feat in options.widths or WIDE:
+    tiles, name = tiles_of(variant.graph), f"{variant.group}: {variant.name}"
+    common = {"group": variant.group, "graph": variant.name} | variant.facts
+    for feat in options.widths or WIDTHS:
         for dtype in options.dtypes or tcgnn.DTYPES:
-            case = f"{variant.group}: {variant.name} {feat} {dtype}"
-            row = {"case": case, "feat": feat, "dtype": dtype} | common
-            operands = Operands.of(variant.graph, feat, STORAGE[dtype])
-            yield row | _cell(Tiled.of(tiles, operands, dtype), quick=options.quick)
+            with_values = Operands.of(variant.graph, feat, STORAGE[dtype])
+            for weighted in KINDS:
+                row = case_of(name, feat, dtype, weighted=weighted) | common
+                operands = with_values if weighted else without_values(with_values)
+                yield row | _cell(Tiled.of(tiles, operands, dtype), quick=options.quick)
 
 
 def _cell(ours: Tiled, *, quick: bool) -> dict[str, Any]:
@@ -106,7 +117,7 @@ def _cell(ours: Tiled, *, quick: bool) -> dict[str, Any]:
 
 
 def judge(rows: list[dict[str, Any]]) -> list[Target]:
-    """The geomean of each dtype; by group, and the worst case, to know."""
+    """The geomean of each dtype; by kind and by group, and the worst case, to know."""
     found = []
     for dtype in tcgnn.DTYPES:
         held = [row for row in rows if row["dtype"] == dtype]
@@ -116,8 +127,11 @@ def judge(rows: list[dict[str, Any]]) -> list[Target]:
         mean = geomean(row["over_csr"] for row in held)
         found.append(Target(f"{name}, geomean of {len(held)}", mean, OVER_CSR))
         found.append(Target(f"{name}, worst ({worst['case']})", worst["over_csr"]))
-        for group in GROUPS:
-            ratios = [row["over_csr"] for row in held if row["group"] == group]
+        parts: dict[str, tuple[str, Any]]
+        parts = {"with values": ("weighted", True), "without values": ("weighted", False)}
+        parts |= {group: ("group", group) for group in GROUPS}
+        for part, (key, value) in parts.items():
+            ratios = [row["over_csr"] for row in held if row[key] == value]
             if ratios:
-                found.append(Target(f"{name}, {group}, {len(ratios)}", geomean(ratios)))
+                found.append(Target(f"{name}, {part}, {len(ratios)}", geomean(ratios)))
     return found

@@ -5,7 +5,8 @@
 
 All sections need a GPU; ``tf32`` is float32 storage with ``precision="tf32"``.  They are
 
-- ``table``: SpMM by tiles against cuSPARSE's best and this library's SpMM by CSR;
+- ``table``: SpMM by tiles, with values and without, against cuSPARSE's best and this library's
+  SpMM by CSR;
 - ``structured``: the same against CSR on graphs with structure: ids not shuffled, in order of
   communities, and real graphs in block-diagonal batches;
 - ``blocks``: a matrix of dense 16 x 16 blocks against torch's BSR: TC-GNN's Tables 5 and 6;
@@ -13,7 +14,9 @@ All sections need a GPU; ``tf32`` is float32 storage with ``precision="tf32"``. 
 - ``translation``: the time of SGT beside that of 200 epochs of a GCN: its Fig. 8;
 - ``models``: epochs of GCN and AGNN beside PyG and torch.sparse: its Fig. 6;
 - ``tiles_saved``: tiles that condensing saves: its Fig. 7;
-- ``width``: SpMM in TF32 over widths: its Fig. 10.
+- ``width``: SpMM in TF32 over widths: its Fig. 10;
+- ``warps``: SpMM with all entries in tiles, by the height of windows and the features of a block,
+  which decide how many warps it has, over graphs of ever fuller windows: its Fig. 9.
 
 Real graphs are read from the ``.npz`` files of ``--data``, by default ``$SPARSEFMT_DATA`` or else
 ``../shared/data`` beside the checkout; those that are missing are skipped with a line.  Every
@@ -38,6 +41,7 @@ SECTIONS = {
     "models": ("_tcgnn_training", "models"),
     "tiles_saved": ("_tcgnn_translation", "tiles_saved"),
     "width": ("_tcgnn_spmm", "width"),
+    "warps": ("_tcgnn_warps", "warps"),
 }
 ROOT = Path(__file__).resolve().parent.parent
 

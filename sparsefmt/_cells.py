@@ -1,4 +1,4 @@
-"""Where the entries of a slab lie for matrix units: two formulas, each for NumPy and in CUDA.
+"""Where the entries of a slab lie for matrix units: formulas for NumPy, and in CUDA.
 
 A slab is 16 columns of a window, of up to 128 rows.  ``sgt.cu`` reads the same formulas backwards.
 """
@@ -19,6 +19,16 @@ def cell(row: Array, column: Array) -> Array:
     """
     lane = row % 8 * 4 + column % 8 // 2
     return row // 16 * 256 + lane * 8 + column // 8 * 4 + row % 16 // 8 * 2 + column % 2
+
+
+def place(cell: Array, itemsize: int) -> Array:
+    """Where the kernel has that cell on chip: what a lane reads at once, 16 bytes, lies together.
+
+    ``cell`` are integers of 32 bits or more.
+    """
+    if itemsize == 2:
+        return cell
+    return (cell & ~0xFF) | (cell & 4) << 5 | (cell >> 3 & 31) << 2 | (cell & 3)
 
 
 def mask_bit(row: Array, column: Array, tiles: int) -> Array:

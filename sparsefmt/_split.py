@@ -13,7 +13,8 @@ import numpy as np
 from . import _primitives as primitives
 from . import _slabs
 from ._arrays import Array, allocating, finish, namespace, on_device_of
-from ._cells import LANES, SLAB
+from ._cells import LANES, SLAB, place
+from ._costs import Costs
 from ._slabs import NEVER, Held, Plan, Slabs
 from .compressed import CSR
 
@@ -22,25 +23,14 @@ if TYPE_CHECKING:
 
 #: Heights of windows that the kernels are made for.
 HEIGHTS = (16, 32, 64, 128)
-#: Windows that are looked at first, at least; of a matrix with fewer than twice as many, all.
+#: Windows that are looked at first, at least.
 SAMPLE = 1024
-#: About how many blocks are enough: more parts of windows would only have to be added up.
-MOST_PARTS = 2048
+#: Steps between them: primes, so that what repeats itself in a matrix does not hide between them.
+STEPS = (7, 11, 17, 31, 61, 127, 251, 509, 1021, 2039, 4093, 8191, 16381, 32749)
+#: Share of the cells from which values are kept of all.
+BAKED = 0.25
 #: Share of what must be saved that a sample has to save.
 DOUBT = 0.5
-
-
-@dataclass(frozen=True, slots=True)
-class Costs:
-    """What decides between matrix units and CUDA cores, in times of an entry on CUDA cores."""
-
-    slab: float = 56.0  #: 16 columns of a window on matrix units, per 64 rows
-    window: float = 300.0  #: a window that has any, per 64 rows
-    row: float = 4.0  #: a row on CUDA cores, whatever it has
-    again: float = 60.0  #: a window whose sums come from both, per 64 rows
-    launch: float = 1.2e6  #: what matrix units do, before they are busy
-    gain: float = 1.05  #: least factor by which matrix units must pay
-    part: int = 48  #: most slabs of a block, where there are few
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,12 +65,34 @@ class Split:
         """Share of the entries that matrix units take."""
         return self.taken / self.nnz if self.nnz else 0.0
 
+    @property
+    def n_cells(self) -> int:
+        """Of all slabs together."""
+        return len(self.columns) * SLAB * self.height
+
+    @property
+    def baked(self) -> bool:
+        """Whether slabs are so well filled that a value for each cell is the shortest way."""
+        return self.taken >= BAKED * self.n_cells > 0
+
+    def places(self, itemsize: int) -> Array:
+        """(taken,) int64: which cell has each entry in tiles, for values of that size."""
+        xp, tiles = namespace(self.cells), self.height // 16
+        if not self.taken:
+            return xp.zeros(0, np.int64)
+        with on_device_of(self.cells):
+            slab = primitives.expand(xp.ascontiguousarray(self.starts[::tiles]), self.taken)
+            cells = place(self.cells.astype(np.int64), itemsize)
+            found = slab.astype(np.int64) * (SLAB * self.height) + cells
+        finish(found)  # synchronize!
+        return found
+
 
 def split(A: "SGT", csr: CSR, costs: Costs) -> Split:
     """Choose for every window what its columns need to hold, and gather those that hold it.
 
-    Every k-th window is looked at first, one or two thousand: where matrix units save not half of
-    what they must, nothing is taken.  Small matrices are looked at as a whole.
+    Of many windows every k-th is looked at first, one or two thousand: where matrix units save not
+    half of what they must, nothing is taken.  Other matrices are looked at as a whole.
 
     On a GPU it is finished when this returns, so that any stream may use it.
     """
@@ -97,7 +109,9 @@ def _split(A: "SGT", csr: CSR, costs: Costs) -> Split:
     rest, rest_perm = None, None
     if 0 < plan.taken < A.nnz:
         rest, rest_perm = _slabs.remaining(csr, slabs.taken, A.nnz - plan.taken)
-    items, cuts, n_parts = _items(plan.slab_ptr, plan.taken == A.nnz, costs.part)
+    items, cuts, n_parts = _items(
+        plan.slab_ptr, plan.taken == A.nnz, costs.longest_part(plan.n_slabs)
+    )
     return Split(
         items=xp.asarray(items.astype(dtype)),
         cuts=xp.asarray(cuts.astype(dtype)),
@@ -130,8 +144,8 @@ def _decide(A: "SGT", costs: Costs) -> tuple[Plan, Held | None]:
     nothing = Plan(np.zeros(0, np.uint8), np.zeros(1, np.int64), 0), None
     if A.tile[0] not in HEIGHTS or not A.nnz:
         return nothing
-    step = A.n_windows // SAMPLE
-    looked_at = {"share": 1 / max(step, 1), "doubt": DOUBT}
+    step = max((one for one in STEPS if one * SAMPLE <= A.n_windows), default=1)
+    looked_at = {"share": 1 / step, "doubt": DOUBT}
     if step > 1 and _choose(_slabs.figures(A, step), costs, A.tile[0], **looked_at) is None:
         return nothing
     held = _slabs.hold(A)
@@ -156,18 +170,19 @@ def _choose(
     for n, (number, entries) in enumerate(options, start=1):
         used = number > 0
         cost = number * (costs.slab * scale) + used * (costs.window * scale)
-        cost += everything - entries
-        if n == 1:
-            whole = cost.sum()
+        cost += costs.left * (everything - entries)
+        if n == 1:  # windows without entries have zeros to write
+            whole = cost.sum() + (~used).sum() * (costs.window * scale)
         cost += used * (costs.again * scale) + rows
         better = cost < best
         for of, to in ((cost, best), (n, least), (number, slabs), (entries, taken)):
             np.copyto(to, of, where=better, casting="unsafe")
-    cheapest = best.sum()
+    cheapest = best.sum() + costs.launch * share  # of the kernel that CUDA cores run
     if whole <= cheapest:
         cheapest, (slabs, taken) = whole, options[0]
         least[:] = 1
-    cheapest += costs.launch * share
+    pieces = _pieces(slabs, costs.longest_part(slabs.sum() / share))
+    cheapest += costs.launch * share + costs.piece * scale * pieces[pieces > 1].sum()
     if costs.gain * (alone - cheapest) < doubt * (costs.gain - 1) * alone or not taken.any():
         return None
     return Plan(least, primitives.offsets(slabs, np.int64), int(taken.sum()))
@@ -181,11 +196,15 @@ def _options(figures: Array) -> list[tuple[Array, Array]]:
     return [((c + (SLAB - 1)) // SLAB, e) for c, e in zip(columns, entries, strict=True)]
 
 
+def _pieces(slabs: Array, part: int) -> Array:
+    """How many blocks each window goes to."""
+    return -(-slabs // part)
+
+
 def _items(slab_ptr: Array, alone: bool, part: int) -> tuple[Array, Array, int]:
     """Work for blocks: windows, those of many slabs in several parts."""
     slabs = np.diff(slab_ptr)
-    part = max(part, -(-int(slab_ptr[-1]) // MOST_PARTS))
-    pieces = -(-slabs // part)
+    pieces = _pieces(slabs, part)
     if alone:  # windows without entries have rows of zeros to write
         pieces = np.maximum(pieces, 1)
     ptr = primitives.offsets(pieces, np.int64)

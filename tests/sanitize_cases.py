@@ -5,7 +5,7 @@ Arguments choose among the dtypes of the values, all by default.
 """
 
 import sys
-from functools import partial
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -16,10 +16,10 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from tile_cases import costs
+from tile_cases import blocks, costs
 
-from sparsefmt import COO, CSR, Graph, ops, sgt
-from sparsefmt._split import Costs
+from sparsefmt import COO, CSR, Graph, ops
+from sparsefmt._split import HEIGHTS
 
 # The last has rows that are cut between blocks.
 SHAPES = [(0, 0, 0), (3, 5, 0), (1, 40, 64), (40, 1, 33), (70, 50, 900), (3, 40, 12_000)]
@@ -44,6 +44,8 @@ def main() -> None:
             data = rng.standard_normal(nnz).astype(dtype)
             i, j = row.astype(index_dtype), col.astype(index_dtype)
             run(COO(i, j, data, shape=(n_rows, n_cols)).to("cuda"))
+    for dtype, index_dtype in chosen:
+        multiply_large_tiles(dtype, index_dtype)
     cupy.cuda.Device().synchronize()
     print("all cases ran")
 
@@ -66,7 +68,7 @@ def run(A: COO) -> None:
             assert (B @ cupy.ones((A.n_cols, 0), A.dtype)).shape == (A.n_rows, 0)
             assert (B @ cupy.ones((A.n_cols, 9), A.dtype)).shape == (A.n_rows, 9)
         operate(weighted.tocsr(), A.dtype)
-        multiply_tiles(weighted.tocsr(), A.dtype)
+        multiply_tiles(weighted.tocsr(), A.dtype, ["all", "mix"])
 
 
 def operate(A: CSR, dtype: np.dtype[Any]) -> None:
@@ -99,19 +101,30 @@ def operate(A: CSR, dtype: np.dtype[Any]) -> None:
         ops.edge_softmax_backward(A, p, scores)
 
 
-def multiply_tiles(A: CSR, dtype: np.dtype[Any]) -> None:
-    """Products by windows of every height, with all entries on tensor cores, and with some."""
-    r, c = cupy.ones(A.n_rows, dtype), cupy.ones(A.n_cols, dtype)
+def multiply_tiles(A: CSR, dtype: np.dtype[Any], ways: list[str], part: int = 2) -> None:
+    """Products by windows of every height, with all entries on tensor cores, or some."""
     allowed = {"precision": "tf32"} if dtype == np.float32 else {}
-    for way, height in product(("all", "mix"), (16, 32, 64, 128)):
-        sgt.Costs = partial(costs, way, height)  # what `SGT.split` takes by default
+    r, c = cupy.ones(A.n_rows, dtype), cupy.ones(A.n_cols, dtype)
+    for way, height in product(ways, HEIGHTS):
+        allowed["costs"] = replace(costs(way, height), part=part)
         B = A.tosgt((height, 16))
         for width in WIDTHS:
             X = cupy.ones((A.n_cols, width), dtype)
             ops.spmm(B, X, **allowed)
             ops.spmm(B, X, reduce="mean", row_scale=r, col_scale=c, **allowed)
             ops.sddmm(B, cupy.ones((A.n_rows, width), dtype), X, **allowed)
-    sgt.Costs = Costs
+        for shape in ((300,), (3, 5), (2, 16)):  # the first takes several launches
+            left, right = (cupy.ones((size, *shape), dtype) for size in A.shape)
+            ops.sddmm(B, left, right, **allowed)
+
+
+def multiply_large_tiles(dtype: np.dtype[Any], index_dtype: np.dtype[Any]) -> None:
+    """Windows that are well filled, and of more slabs than are on the chip at a time."""
+    filled = blocks(dtype, index_dtype)
+    multiply_tiles(filled.to("cuda"), dtype, ["all"])
+    long = filled[:64, np.arange(700) % 53]
+    for A in (long.with_data(None), long):
+        multiply_tiles(A.to("cuda"), dtype, ["all"], part=1000)
 
 
 if __name__ == "__main__":

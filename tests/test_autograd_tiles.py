@@ -5,6 +5,7 @@ Without a GPU one sees what kernels get: a twin in their place reads the same ad
 
 import gc
 from contextlib import nullcontext
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -12,13 +13,13 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from autograd_cases import make_graph, naive_spmm, tensors  # noqa: E402
+from autograd_cases import make_graph, naive_sddmm, naive_spmm, tensors  # noqa: E402
 from torch.autograd import gradcheck, gradgradcheck  # noqa: E402
 
-from sparsefmt import COO, CSR, Graph, ShapeError, reorder  # noqa: E402
-from sparsefmt._split import Costs  # noqa: E402
-from sparsefmt.autograd import _cuda, _kept, _tiles, edge_softmax, prepare, sddmm, spmm  # noqa: E402
-from sparsefmt.ops import _launch, _launch_tiles  # noqa: E402
+from sparsefmt import COO, CSR, DtypeError, Graph, ShapeError, UnsupportedError, reorder  # noqa: E402
+from sparsefmt._costs import Costs  # noqa: E402
+from sparsefmt.autograd import _cuda, _kept, _tiles, edge_softmax, prepare, sddmm, spmm, structure  # noqa: E402
+from sparsefmt.ops import _launch, _launch_tiles, _launch_tiles_edges  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 TILE = (64, 16)
@@ -31,8 +32,8 @@ UNIT = {torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8, torch.float32: 2.0**-1
 @pytest.fixture(autouse=True)
 def small_graphs_pay(monkeypatch):
     """As measured, tensor cores take no graph as small as those here."""
-    costs = Costs(slab=16, window=24, again=96, row=0, launch=0)
-    monkeypatch.setattr("sparsefmt.sgt.Costs", lambda: costs)
+    costs = Costs(slab=16, window=24, left=1, again=96, row=0, piece=0, launch=0)
+    monkeypatch.setattr("sparsefmt._costs.measured", lambda *_: costs)
 
 
 @pytest.fixture
@@ -75,6 +76,19 @@ def test_a_tile_is_checked_before_anything_is_built(tile, text):
     with pytest.raises(ShapeError, match=text):
         prepare(graph, tile=tile)
     assert not hasattr(graph._store, "tensors")
+
+
+def test_costs_are_of_tiles(monkeypatch):
+    graph = make_graph(9, 6, 40)
+    with pytest.raises(UnsupportedError, match="costs are given without tile"):
+        prepare(graph, costs=Costs())
+    with pytest.raises(DtypeError, match="costs is a dict"):
+        prepare(graph, tile=TILE, costs={})
+    given = []
+    monkeypatch.setattr(structure, "_prepare_tiles", lambda *args: given.append(args[-1]))
+    prepare(graph, tile=TILE, costs=Costs(part=3))
+    prepare(graph, tile=TILE)
+    assert given == [Costs(part=3), None]
 
 
 def test_tiles_of_the_graph_and_for_gradients_of_its_transpose_are_built():
@@ -145,7 +159,7 @@ def test_compiled_code_goes_by_the_same_tiles(device):
 
 
 class Twin:
-    """``spmm_tiles`` of float32 on the CPU, by the addresses that the kernels get."""
+    """Products of float32 on the CPU, by the addresses that the kernels get."""
 
     def __init__(self):
         self.splits, self.calls = {}, 0
@@ -156,7 +170,8 @@ class Twin:
         sizes = len(split.items), len(split.cuts), split.n_parts, id(split), 0, 0, 0, 0, 0
         dtype = split.perm.dtype.name
         return _launch_tiles.TileStructure(
-            *shape, split.nnz, dtype, split.height, *sizes, None, perm
+            *(*shape, split.nnz, dtype, split.height, *sizes, split.n_cells, split.baked),
+            *(None, perm),
         )
 
     @staticmethod
@@ -167,8 +182,8 @@ class Twin:
         return np.ctypeslib.as_array(kind.from_address(address))
 
     def spmm_tiles(
-        self, T, dtype, *, feat, ldx, data, values, X, row_scale, tile_scale, col_scale, out,
-        workspace, stream,
+        self, T, dtype, *, feat, ldx, data, perm, values, X, row_scale, tile_scale, col_scale,
+        out, workspace, stream,
     ):  # fmt: skip
         assert (dtype, ldx % 4, X % 16) == ("float32", 0, 0)
         self.calls += 1
@@ -186,14 +201,43 @@ class Twin:
 
         csr, rest, scale = self.csr, split.rest, self.read(tile_scale, T.n_rows)
         row = np.repeat(np.arange(csr.n_rows), csr.lengths)
-        add(scale, row[split.perm], csr.indices[split.perm], self.read(values, split.taken))
+        baked = T.baked and c is None
+        weights = self.read(values, T.n_cells if baked else split.taken)
+        if baked and weights is not None:
+            weights = weights[split.places(4)]
+        add(scale, row[split.perm], csr.indices[split.perm], weights)
         if rest is not None:
-            numbers = self.read(T.rest_perm, rest.nnz, rest.index_dtype)
+            numbers = self.read(perm, rest.nnz, rest.index_dtype)
             weights, scale = self.read(data, T.nnz), self.read(row_scale, T.n_rows)
             scale = None if scale is None else np.where(rest.lengths, scale, 0)  # as spmm does
             row = np.repeat(np.arange(rest.n_rows), rest.lengths)
             add(scale, row, rest.indices, None if weights is None else weights[numbers])
         self.read(out, sums.size)[:] = sums.ravel()
+
+    def sddmm_tiles(
+        self, T, dtype, *, heads, feat, ldx, ldy, X, Y, perm, out, workspace, stream, row_scale,
+        col_scale,
+    ):  # fmt: skip
+        assert (dtype, ldx % 4, ldy % 4, X % 16, Y % 16, feat % 4) == ("float32", 0, 0, 0, 0, 0)
+        assert bool(workspace) == (feat > 128)
+        self.calls += 1
+        csr, split = self.csr, self.splits[T.items]
+        sides = []
+        for at, n, ld in ((X, T.n_rows, ldx), (Y, T.n_cols, ldy)):
+            side = self.read(at, (n - 1) * ld + heads * feat)
+            strides = 4 * ld, 4 * feat, 4
+            sides.append(np.lib.stride_tricks.as_strided(side, (n, heads, feat), strides))
+        row = np.repeat(np.arange(csr.n_rows), csr.lengths)
+        found = (sides[0][row] * sides[1][csr.indices]).sum(-1)
+        for scale, size, place in ((row_scale, T.n_rows, row), (col_scale, T.n_cols, csr.indices)):
+            if scale:
+                found *= self.read(scale, size)[place, None]
+        out = self.read(out, found.size).reshape(found.shape)
+        numbers = [self.read(perm, split.taken, split.perm.dtype.name)]
+        if split.rest is not None:
+            numbers.append(self.read(T.rest_perm, split.rest.nnz, split.rest.index_dtype.name))
+        for entries, same in zip(numbers, (split.perm, split.rest_perm), strict=False):
+            out[entries] = found[same]
 
 
 @pytest.fixture
@@ -202,6 +246,7 @@ def twin(monkeypatch, tf32):
     found = Twin()
     for name in ("tile_structure", "spmm_tiles"):
         monkeypatch.setattr(_launch_tiles, name, getattr(found, name))
+    monkeypatch.setattr(_launch_tiles_edges, "sddmm_tiles", found.sddmm_tiles)
     monkeypatch.setattr(_cuda, "_stream", lambda x: 0)
     monkeypatch.setattr(_cuda, "_on_device_of", lambda x: nullcontext())
     for name, answer in {
@@ -222,9 +267,14 @@ def on_a_gpu(csr):
     return S, _kept.keep(S, csr)
 
 
-def give(kept, tile=TILE, perm=None):
+def give(kept, tile=TILE, costs=None):
     degree = torch.from_numpy(1 / np.maximum(kept.csr.lengths, 1)).float()
-    _tiles.give(kept, kept.csr.tosgt(tile), degree, perm)
+    _tiles.give(kept, kept.csr.tosgt(tile), degree, costs)
+
+
+def find(S, dtype=torch.float32, feat=64, **options):
+    """The tiles of a product with such features."""
+    return _tiles.find(S, "spmm", torch.empty(COLS, feat, dtype=dtype), **options)
 
 
 @pytest.mark.parametrize("reduce", ["sum", "mean"])
@@ -235,8 +285,8 @@ def test_kernels_get_values_scales_and_rows_that_belong_together(twin, index_dty
     S, kept = on_a_gpu(graph.csr)
     order = torch.randperm(graph.nnz, generator=torch.Generator().manual_seed(0))
     order = order.to(getattr(torch, np.dtype(index_dtype).name))
-    give(kept, perm=order)
-    assert 0 < kept.tiled.split.share < 1
+    give(kept)
+    assert 0 < find(S).split.share < 1
     for feat in (8, 9, 20):
         wide, a, r, c = tensors("cpu", (COLS, 32), (graph.nnz,), (ROWS,), (COLS,), grad=False)
         wide, a, r, c = (one.float() for one in (wide, a, r, c))
@@ -255,6 +305,22 @@ def test_kernels_get_values_scales_and_rows_that_belong_together(twin, index_dty
                 torch.testing.assert_close(y, naive_spmm(graph, x, read, rows, cols, reduce))
 
 
+@pytest.mark.parametrize("weighted", [True, False])
+def test_so_they_do_where_slabs_are_well_filled(twin, weighted):
+    keep = np.random.default_rng(0).random((ROWS, 64)) < 0.5
+    graph = Graph(COO(*np.nonzero(keep), shape=(ROWS, COLS)).tocsr())
+    twin.csr = graph.csr
+    S, kept = on_a_gpu(graph.csr)
+    give(kept)
+    assert find(S, weighted=weighted).split.baked
+    x, a, c = (one.float() for one in tensors("cpu", (COLS, 8), (graph.nnz,), (COLS,), grad=False))
+    for scale in (None, c):
+        values = a if weighted else None
+        y = _cuda.spmm(S, x, values, None, None, scale, "sum")
+        torch.testing.assert_close(y, naive_spmm(graph, x, values, None, scale))
+    assert twin.calls == 2
+
+
 def test_scales_of_rows_outside_the_tiles_touch_no_zero(twin):
     graph = dense_windows()
     twin.csr = graph.csr
@@ -267,19 +333,41 @@ def test_scales_of_rows_outside_the_tiles_touch_no_zero(twin):
     assert not y[empty].any()
 
 
+@pytest.mark.parametrize("index_dtype", [np.int32, np.int64])
+def test_so_they_do_for_products_at_the_entries(twin, index_dtype):
+    graph = dense_windows(index_dtype=index_dtype)
+    twin.csr = graph.csr
+    S, kept = on_a_gpu(graph.csr)
+    give(kept)
+    r, c = (one.float() for one in tensors("cpu", (ROWS,), (COLS,), grad=False))
+    rows = torch.from_numpy(np.repeat(np.arange(ROWS), graph.csr.lengths))
+    cols = torch.from_numpy(graph.csr.indices).long()
+    for heads, feat in (((), 8), ((), 9), ((), 200), ((3,), 8), ((2,), 10), ((1,), 33)):
+        shapes = (ROWS, *heads, feat), (COLS, *heads, feat + 3)
+        x, y = (one.float() for one in tensors("cpu", *shapes, grad=False))
+        y = y[..., 2:-1]
+        for row_scale, col_scale in ((None, None), (r, None), (None, c), (r, c)):
+            twin.calls = 0
+            found = _cuda.sddmm(S, x, y, row_scale, col_scale)
+            assert twin.calls == 1
+            factor = (1 if row_scale is None else r[rows]) * (1 if col_scale is None else c[cols])
+            factor = torch.as_tensor(factor).expand(graph.nnz)
+            expected = naive_sddmm(graph, x, y) * (factor[:, None] if heads else factor)
+            torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
+
+
 def test_only_what_may_be_rounded_goes_by_tiles(twin):
     S, kept = on_a_gpu(dense_windows().csr)
     give(kept)
     c = torch.rand(COLS)
 
-    def taken(dtype, feat=8, reduce="sum", scale=None):
-        return _tiles.find(S, dtype, feat, reduce, scale) is not None
+    def taken(dtype, reduce="sum", scale=None):
+        return find(S, dtype, reduce=reduce, col_scale=scale) is not None
 
     assert all(taken(dtype) for dtype in (*NARROW, torch.float32))
     assert not taken(torch.float64)
     assert not taken(torch.float16, scale=c)
     assert taken(torch.bfloat16, scale=c)
-    assert not taken(torch.float32, feat=_tiles.FEWEST_FEATURES - 1)
     assert [taken(torch.float32, reduce=one) for one in ("mean", "max", "min")] == [
         True,
         False,
@@ -321,19 +409,49 @@ def test_so_are_those_after_which_torch_refuses_the_older_questions():
     assert not _tiles._tf32_is_allowed()
 
 
+def test_every_kind_of_product_has_its_own_costs(twin, monkeypatch):
+    S, kept = on_a_gpu(dense_windows().csr)
+    asked, costs = [], Costs(slab=16, window=24, left=1, again=96, row=0, piece=0, launch=0)
+
+    def measured(*kind):
+        asked.append(kind)
+        return None if kind[-1] < 8 else replace(costs, part=2) if kind[2] else costs
+
+    monkeypatch.setattr("sparsefmt._costs.measured", measured)
+    give(kept)
+    assert find(S, feat=7) is None
+    plain = find(S, feat=8)
+    assert plain is find(S, torch.bfloat16, 9)
+    assert plain is not find(S, weighted=True)
+    assert find(S, col_scale=torch.ones(COLS)) is find(S, weighted=True)
+    assert ("spmm", 4, False, 7) in asked
+    assert ("spmm", 2, False, 9) in asked
+    assert ("spmm", 4, True, 64) in asked
+    give(kept, costs=replace(costs, part=3))
+    assert find(S, feat=7) is find(S, weighted=True)  # what is given decides alone
+    assert _tiles.find(S, "sddmm", torch.empty(COLS, 1)) is find(S)
+
+
+def test_nothing_is_built_in_a_capture(twin, monkeypatch):
+    S, kept = on_a_gpu(dense_windows().csr)
+    give(kept)
+    for capturing, built in ((True, False), (False, True), (True, True)):
+        monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda c=capturing: c)
+        assert (find(S) is not None) is built
+
+
 def test_a_new_tile_replaces_the_earlier_one_and_the_same_changes_nothing(twin):
     S, kept = on_a_gpu(dense_windows().csr)
     tiles, degree = kept.csr.tosgt(TILE), torch.ones(ROWS)
     _tiles.give(kept, tiles, degree, None)
-    first = kept.tiled
+    first = find(S)
     _tiles.give(kept, tiles, degree, None)
-    assert kept.tiled is first is _tiles.find(S, torch.float32, 8, "sum", None)
+    assert first is find(S)
     give(kept, (32, 16))
-    assert kept.tiled.split.height == 32
-    assert kept.tiled is _tiles.find(S, torch.float32, 8, "sum", None)
+    assert find(S).split.height == 32
     give(kept, (24, 16))  # windows that no kernel is made for
-    assert kept.tiled is None
-    assert _tiles.find(S, torch.float32, 8, "sum", None) is None
+    assert kept.given is None
+    assert find(S) is None
 
 
 def test_sparse_windows_and_old_devices_keep_to_cuda_cores(twin, monkeypatch):
@@ -342,10 +460,10 @@ def test_sparse_windows_and_old_devices_keep_to_cuda_cores(twin, monkeypatch):
     dense = dense_windows().csr
     for csr, capability in ((sparse, (9, 0)), (dense, (7, 5))):
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _, c=capability: c)
-        _, kept = on_a_gpu(csr)
+        S, kept = on_a_gpu(csr)
         give(kept)
-        assert kept.tiled is None
-    assert not _tiles.given
+        assert find(S) is None
+        assert (kept.given is None) is (capability < (8, 0))
 
 
 def test_sides_on_the_same_arrays_share_their_tiles_and_the_last_one_takes_them_along(twin):
@@ -357,7 +475,7 @@ def test_sides_on_the_same_arrays_share_their_tiles_and_the_last_one_takes_them_
     assert other is not kept
     give(kept)
     del kept
-    assert _tiles.find(S, torch.float32, 8, "sum", None) is again.tiled
+    assert find(S) is not None
     del again
     gc.collect()
     assert not _tiles.given
@@ -410,7 +528,6 @@ def test_results_and_gradients_are_within_the_rounding_of_their_operands(
     for shape, index_dtype, feat in (((ROWS, COLS), np.int32, 64), ((900, 2500), np.int64, 33)):
         graph = dense_windows(*shape, device="cuda", index_dtype=index_dtype)
         prepare(graph, tile=TILE)
-        assert graph.sgt(TILE).split().share > 0
         x, a, grad = tensors("cuda", (shape[1], feat), (graph.nnz,), (shape[0], feat), dtype=dtype)
         a, grad = a if weighted else None, grad.detach()
         before = len(launches)
@@ -438,6 +555,37 @@ def test_so_are_those_with_scales(reduce, dtype):
 
 
 @pytest.mark.gpu
+@pytest.mark.usefixtures("tf32")
+@pytest.mark.parametrize("heads", [(), (1,), (3,)], ids=str)
+@pytest.mark.parametrize("dtype", [*NARROW, torch.float32], ids=str)
+def test_so_are_products_at_the_entries(monkeypatch, dtype, heads):
+    counted, launch = [], _launch_tiles_edges.sddmm_tiles
+
+    def sddmm_tiles(*args, **options):
+        counted.append(args[0])
+        launch(*args, **options)
+
+    monkeypatch.setattr(_launch_tiles_edges, "sddmm_tiles", sddmm_tiles)
+    for index_dtype, feat in ((np.int32, 64), (np.int64, 33), (np.int32, 300)):
+        graph = dense_windows(device="cuda", index_dtype=index_dtype)
+        prepare(graph, tile=TILE)
+        for one in (graph, graph.transposed):
+            shapes = *((n, *heads, feat) for n in one.shape), (one.nnz, *heads)
+            x, y, grad = tensors("cuda", *shapes, dtype=dtype)
+            before = len(counted)
+            s = sddmm(one, x, y)
+            assert len(counted) == before + 1
+            found = [s.detach(), *torch.autograd.grad(s, (x, y), grad.detach())]
+            exact, size = [], []
+            for change, into in ((lambda one: one, exact), (torch.abs, size)):
+                leaves = [change(v.detach().cpu().double()).requires_grad_() for v in (x, y)]
+                s = naive_sddmm(one, *leaves)
+                into += [s, *torch.autograd.grad(s, leaves, change(grad.detach().cpu().double()))]
+            for each in zip(found, exact, size, strict=True):
+                assert_within(*each, terms=max(longest(graph), feat), dtype=dtype)
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("reduce", ["sum", "mean", "max", "min"])
 def test_what_is_not_to_be_rounded_has_the_bits_of_cuda_cores(launches, reduce):
     graph, plain = dense_windows(device="cuda"), dense_windows(device="cuda")
@@ -448,6 +596,8 @@ def test_what_is_not_to_be_rounded_has_the_bits_of_cuda_cores(launches, reduce):
         x, a, r, c = given
         options = {"grad": grad.detach(), "reduce": reduce, "r": r, "c": c}
         assert all(map(torch.equal, step(graph, x, a, **options), step(plain, x, a, **options)))
+        y = grad.detach()
+        assert torch.equal(sddmm(graph, y, x), sddmm(plain, y, x))
     assert not launches
 
 

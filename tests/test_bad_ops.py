@@ -91,6 +91,8 @@ CASES = {
         UnsupportedError,
         "^precision is 'tf16': use \"tf32\", or leave it out\\.$",
     ),
+    "costs": ("spmm", (A, X), {"costs": 7}, DtypeError, "costs is a int: give ops.Costs"),
+    "costs sddmm": ("sddmm", (A, G, X), {"costs": "all"}, DtypeError, "costs is a str: give ops"),
     "precision list": ("sddmm", (A, G, X), {"precision": ["tf32"]}, UnsupportedError, 'use "tf32"'),
     "precision of two bytes": (
         "spmm",

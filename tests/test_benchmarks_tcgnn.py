@@ -8,18 +8,23 @@ import numpy as np
 import pytest
 
 from sparsefmt import CSR
+from sparsefmt.ops import _launch_tiles
+from sparsefmt.ops.tiles import MMA_TILE
 
 torch = pytest.importorskip("torch", reason="half of the sections train or compare with it")
 
 from benchmarks import (  # noqa: E402  # without torch they cannot be imported
     _graphs,
+    _harness,
     _oracle,
+    _spmm_table,
     _tcgnn_blocks,
     _tcgnn_cases,
     _tcgnn_spmm,
     _tcgnn_structured,
     _tcgnn_training,
     _tcgnn_translation,
+    _tcgnn_warps,
     tcgnn,
 )
 
@@ -27,6 +32,16 @@ from benchmarks import (  # noqa: E402  # without torch they cannot be imported
 @pytest.fixture
 def small():
     return _graphs.load("small", device="cpu")
+
+
+@pytest.fixture
+def operands(small, monkeypatch):
+    """With values in float16, on the host."""
+    monkeypatch.setattr(
+        _spmm_table, "_empty", lambda X, rows: np.empty((rows, X.shape[1]), X.dtype)
+    )
+    monkeypatch.setattr(_harness, "poison", lambda array: array.fill(np.nan))
+    return _spmm_table.Operands.of(small, 64, "float16")
 
 
 def by_name(targets):
@@ -69,6 +84,102 @@ def test_graphs_asked_for_are_recipes_paths_or_of_the_folder(tmp_path):
 def test_the_limit_of_right_results_is_that_of_the_operands_bits(dtype, right):
     assert _tcgnn_cases.complaint(right, dtype) is None
     assert _tcgnn_cases.complaint(2 * right, dtype) is not None
+
+
+def test_a_row_that_both_units_take_a_part_of_is_rounded_twice():
+    complaint = _tcgnn_cases.complaint
+    for share in (0.0, 1.0):
+        assert complaint(1.1e-3, "float16", share)
+        assert complaint(6e-3, "bfloat16", share)
+    assert complaint(1.1e-3, "float16", 0.5) is None
+    assert complaint(6e-3, "bfloat16", 0.5) is None
+    assert complaint(1e-2, "bfloat16", 0.5) == "relative error 0.01, at most 0.00881 is right"
+    assert complaint(1.1e-3, "tf32", 0.5)  # stored with 24 bits
+
+
+def test_only_a_share_of_all_entries_prints_as_one(capsys):
+    for share in (0.0004, 0.9999, 1.0, None):
+        _tcgnn_cases.print_row({"share": share}, {"share": "6.3f"})
+    assert capsys.readouterr().out.split() == ["0.000", "0.999", "1.000"]
+
+
+@pytest.mark.parametrize(("way", "feat"), [("costs", 32), ("none", 16)])
+def test_the_share_is_that_of_the_split_that_the_product_takes(small, monkeypatch, way, feat):
+    def measured(*kind):
+        asked.append(kind)
+        return _tcgnn_warps.EVERYTHING if way == "costs" else None
+
+    asked = []
+    monkeypatch.setattr("sparsefmt._costs.measured", measured)
+    tiles = _tcgnn_cases.tiles_of(small)
+    share = _tcgnn_cases.share_of(tiles, "spmm", "bfloat16", feat, weighted=True)
+    assert share == (1.0 if way == "costs" else 0.0)
+    assert asked == [("spmm", 2, True, feat)]
+
+
+def test_a_product_is_checked_with_values_and_without(operands, small):
+    tiles = _tcgnn_cases.tiles_of(small)
+    ones = _tcgnn_cases.with_ones(operands)
+    assert (ones.A.data == 1).all()
+    for held in (operands, _tcgnn_cases.without_values(operands), ones):
+        product = _tcgnn_cases.Tiled.of(tiles, held, "float16", costs=_tcgnn_warps.EVERYTHING)
+        assert (product.S.data is None) == (held.A.data is None)
+        found = product.checked()
+        assert "wrong" not in found
+        assert found["share"] == 1.0
+        assert 0 < found["error"] < 1e-3
+
+
+def test_blocks_have_the_warps_of_the_kernel():
+    warps = {str(shape): shape.warps for shape in _tcgnn_warps.SHAPES}
+    assert len(warps) == sum(map(len, _launch_tiles.SLICES.values()))
+    assert (warps["16x32"], warps["32x64"], warps["128x64"]) == (1, 4, 8)
+    for feat in (16, 64):
+        assert _tcgnn_warps.default(feat) in _tcgnn_warps.SHAPES
+
+
+def test_launches_are_cut_by_the_slice_asked_for_and_then_as_ever():
+    def width():
+        return _launch_tiles._plan("float16", "int32", MMA_TILE[0], 64, 64, 0).constants[1]
+
+    chosen = width()
+    for asked in _launch_tiles.SLICES[MMA_TILE[0]]:
+        with _tcgnn_warps.sliced(asked):
+            assert width() == asked
+        assert width() == chosen
+        with pytest.raises(ZeroDivisionError), _tcgnn_warps.sliced(asked):
+            _ = width() / 0
+        assert width() == chosen
+
+
+@pytest.mark.parametrize("shape", _tcgnn_warps.SHAPES, ids=str)
+def test_all_entries_go_to_tiles_of_every_shape(operands, shape):
+    held = _tcgnn_cases.without_values(operands)
+    product = _tcgnn_warps.Shaped.of(shape, held, "float16")
+    assert product.product.S.tile == (shape.height, MMA_TILE[1])
+    assert "wrong" not in product.checked()
+
+
+def test_an_entry_that_is_in_no_tile_is_wrong(operands):
+    graph = CSR(np.array([0, 2]), np.array([0, 0]), shape=(1, 1))  # they share a cell
+    held = _spmm_table.Operands.of(graph, 64, "float16")
+    product = _tcgnn_warps.Shaped.of(
+        _tcgnn_warps.default(64), _tcgnn_cases.without_values(held), "float16"
+    )
+    assert "entries are in tiles" in product.checked()["wrong"]
+
+
+def test_the_choice_is_held_against_the_fastest_shape():
+    chosen, other = _tcgnn_warps.default(64), _tcgnn_warps.Shape(16, 32)
+    found = _tcgnn_warps._fastest({other: 1.0, chosen: 2.0}, chosen)
+    assert (found["fastest"], found["warps"], found["over_fastest"]) == ("16x32", 1, 0.5)
+    rows = [
+        {"case": f"{k}", "dtype": "tf32", "over_fastest": over} for k, over in enumerate((1, 0.25))
+    ]
+    targets = by_name(_tcgnn_warps.judge(rows))
+    mean = targets["tf32 MMA_TILE and its slice over the fastest shape, geomean of 2"]
+    assert (mean.value, mean.limit) == (pytest.approx(0.5), None)
+    assert targets["tf32 MMA_TILE and its slice over the fastest shape, worst (1)"].value == 0.25
 
 
 def test_communities_are_ranges_of_ids_where_ids_are_not_shuffled(small):
@@ -118,9 +229,10 @@ def test_the_normalised_graph_is_that_of_gcn():
     np.testing.assert_allclose(found, expected, rtol=4 * np.finfo(np.float32).eps)
 
 
-def cell(dtype, ratio, over_csr=1.0, error=1e-4, bias=-2e-6, feat=64):
-    case = {"case": f"g {feat} {dtype}", "feat": feat, "dtype": dtype, "ratio": ratio}
-    return case | {"over_csr": over_csr, "error": error, "bias": bias}
+def cell(dtype, ratio, over_csr=1.0, error=1e-4, bias=-2e-6, feat=64, weighted=True, share=0.0):
+    case = _tcgnn_cases.case_of("g", feat, dtype, weighted=weighted)
+    facts = {"over_csr": over_csr, "error": error, "bias": bias, "share": share}
+    return case | {"ratio": ratio} | facts
 
 
 def test_the_table_is_judged_by_dtype():
@@ -135,28 +247,56 @@ def test_the_table_is_judged_by_dtype():
     assert not any("bfloat16" in name for name in targets)
 
 
+def test_the_table_is_judged_with_values_and_without_together_and_apart():
+    rows = [cell("tf32", 1.0, over_csr=2.0), cell("tf32", 4.0, over_csr=8.0, weighted=False)]
+    targets = by_name(_tcgnn_spmm.judge_table(rows))
+    both = targets["tf32 64/128/256 over cuSPARSE float32, geomean of 2"]
+    assert (both.value, both.limit) == (pytest.approx(2.0), 1.35)
+    apart = targets["tf32 without values over cuSPARSE float32, geomean of 1"]
+    assert (apart.value, apart.limit) == (pytest.approx(4.0), None)
+    assert targets["tf32 with values over spmm(CSR), geomean of 1"].value == pytest.approx(2.0)
+    assert rows[1]["case"] == "g 64 tf32 unweighted"
+
+
+def test_the_limit_of_errors_in_bfloat16_goes_by_the_share_and_that_in_float16_does_not():
+    rows = [
+        cell(dtype, 2.0, error=error, share=share)
+        for dtype, error in (("float16", 1.1e-3), ("bfloat16", 6e-3))
+        for share in (0.0, 0.5)
+    ]
+    targets = by_name(_tcgnn_spmm.judge_table(rows))
+    assert not targets["float16 largest relative error"].ok
+    assert targets["bfloat16 largest relative error"].ok
+
+
 def test_graphs_with_structure_are_judged_together_and_by_group():
     rows = [
         {"case": f"{group} {k}", "group": group, "dtype": "tf32", "over_csr": ratio}
+        | {"weighted": k == 0}
         for group, ratios in (("ids not shuffled", (2.0, 8.0)), ("real", (1.0,)))
         for k, ratio in enumerate(ratios)
     ]
     targets = by_name(_tcgnn_structured.judge(rows))
     assert targets["tf32 over spmm(CSR), geomean of 3"].ok
     assert targets["tf32 over spmm(CSR), ids not shuffled, 2"].value == pytest.approx(4.0)
+    assert targets["tf32 over spmm(CSR), without values, 1"].value == pytest.approx(8.0)
     assert targets["tf32 over spmm(CSR), worst (real 0)"].value == 1.0
 
 
 def test_the_largest_share_of_translation_counts():
     rows = [
-        {"case": "a", "percent": 1.0, "percent_both": 3.0},
-        {"case": "b", "percent": 2.5, "percent_both": 2.8},
+        {"case": "a", "entries": 2_000_000, "percent": 1.0, "percent_both": 3.0},
+        {"case": "b", "entries": 3_000_000, "percent": 2.5, "percent_both": 2.8},
+        {"case": "small", "entries": 1_000_000, "percent": 9.0, "percent_both": 9.0},
     ]
     share, both = _tcgnn_translation.judge(rows)
-    assert share.value == pytest.approx(0.025)
+    assert (share.value, both.value) == (pytest.approx(0.025), pytest.approx(0.03))
+    assert share.limit == both.limit == 0.02
     assert not share.ok
-    assert both.value == pytest.approx(0.03)
-    assert both.limit is None
+    assert not both.ok
+    share, both = _tcgnn_translation.judge(rows[2:])
+    assert share.value == both.value == pytest.approx(0.09)
+    assert share.limit is both.limit is None
 
 
 def test_models_are_judged_by_library_and_precision():

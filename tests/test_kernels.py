@@ -5,7 +5,7 @@ from itertools import product
 import pytest
 
 from sparsefmt._split import HEIGHTS
-from sparsefmt.ops import _jit, _launch_tiles
+from sparsefmt.ops import _jit, _launch_tiles, _launch_tiles_edges
 
 nvrtc = pytest.importorskip("cupy_backends.cuda.libs.nvrtc", reason="CuPy brings NVRTC")
 
@@ -55,12 +55,12 @@ def test_every_instantiation_compiles(file, names, arch):
 BLOCK_OF_TILES = """
 template <typename T, typename Index, int HEIGHT, int FEAT, int WEIGHTS> struct Block {
     using C = Cut<HEIGHT, FEAT>;
-    using D = Depth<T, FEAT>;
+    using D = Depth<T, WEIGHTS != UNWEIGHTED>;
     using X = Rows<T, Index, FEAT, C::THREADS, D::SLABS, D::STAGES>;
     using Rings = typename Guide<T, Index, C::TILES, WEIGHTS != UNWEIGHTED>::Rings;
-    static constexpr int TILES = WEIGHTS ? Dense<T, Index, C::TALL, WEIGHTS>::SIZE * sizeof(T) : 0;
+    using Valued = Values<T, Index, HEIGHT, D::SLABS, D::STAGES, C::THREADS, WEIGHTS>;
     static constexpr int SHARED = sizeof(typename X::Stage) * D::STAGES + sizeof(Rings)
-        + C::THREADS / WARP * TILES;
+        + (WEIGHTS == UNWEIGHTED ? 0 : Valued::SIZE * sizeof(T));
 };
 """
 
@@ -82,11 +82,35 @@ def test_the_launcher_knows_what_a_block_of_tiles_takes():
     compile_source("sgt.cu", source, [], 80)
 
 
+def test_the_launcher_knows_what_a_block_of_products_at_the_entries_takes():
+    checks = []
+    for height, row in product(HEIGHTS, _launch_tiles_edges.ROWS):
+        threads, shared = _launch_tiles_edges.block(height, row)
+        checks.append(f"static_assert(Block<{height}, {row}>::SHARED == {shared});")
+        checks.append(f"static_assert(Block<{height}, {row}>::THREADS == {threads});")
+        assert shared <= 99 * 1024
+        assert threads * 128 <= 2**16  # registers
+    compile_source("sddmm_sgt.cu", "\n".join([_jit.source("sddmm_sgt.cu"), *checks]), [], 80)
+
+
+def test_launches_of_products_at_the_entries_take_every_feature_once():
+    for dtype, size in (("float16", 2), ("float32", 4)):
+        for feat in range(16 // size, 3000, 16 // size):
+            row, ranges = _launch_tiles_edges._ranges(dtype, feat)
+            begins, flags = zip(*ranges, strict=True)
+            assert row in _launch_tiles_edges.ROWS
+            assert begins == tuple(range(0, feat, row // size))
+            add, keep = _launch_tiles_edges.ADD, _launch_tiles_edges.KEEP
+            assert [bool(one & add) for one in flags] == [begin > 0 for begin in begins]
+            assert [bool(one & keep) for one in flags] == [begin < begins[-1] for begin in begins]
+            assert len(begins) == 1 or row == max(_launch_tiles_edges.ROWS)
+
+
 def test_slices_of_tiles_are_compiled_for_every_height():
     assert set(_launch_tiles.SLICES) == set(HEIGHTS)
-    for dtype, height in product(_launch_tiles.DTYPES, HEIGHTS):
+    for height in HEIGHTS:
         for feat in (1, 31, 32, 33, 64, 65, 127, 128, 257, 4096):
-            assert _launch_tiles.slice_of(dtype, height, feat) in _launch_tiles.SLICES[height]
+            assert _launch_tiles.slice_of(height, feat) in _launch_tiles.SLICES[height]
 
 
 def test_no_instantiation_is_declared_twice():

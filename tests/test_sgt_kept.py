@@ -10,7 +10,7 @@ from op_cases import put
 from tile_cases import costs, windows
 
 import sparsefmt
-from sparsefmt._split import Costs
+from sparsefmt._costs import Costs
 
 F32 = np.float32
 TILE = (64, 16)

@@ -1,6 +1,7 @@
 """Which entries of tiles go to matrix units, against loops that read them as ``sgt.cu`` does."""
 
 from dataclasses import astuple, replace
+from itertools import product
 
 import numpy as np
 import pytest
@@ -8,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from op_cases import put
 
-from sparsefmt import COO, CSR, _cells, _slabs, _split
+from sparsefmt import COO, CSR, DtypeError, _cells, _costs, _slabs, _split
 from sparsefmt._split import HEIGHTS, Costs, Split
 from sparsefmt.testing import csr, index_dtypes, sgt
 
 #: Small matrices pay too; all is taken, nothing, a few columns.
-FREE = Costs(slab=16, window=24, again=96, row=0, launch=0)
+FREE = Costs(slab=16, window=24, left=1, again=96, row=0, piece=0, launch=0)
 ALL, NONE = replace(FREE, slab=0, window=0), Costs(gain=1e9)
 SOME = replace(FREE, slab=90, again=2, gain=0, part=2)
 COSTS = [FREE, ALL, SOME, NONE]
@@ -23,6 +24,8 @@ ANY_COSTS = st.sampled_from(COSTS) | st.builds(
     window=st.floats(0, 64),
     row=st.floats(0, 4),
     launch=st.sampled_from([0, 100]),
+    piece=st.sampled_from([0, 10]),
+    left=st.sampled_from([1, 1.5]),
     again=st.floats(0, 8),
     gain=st.sampled_from([0, 1, 1.05]),
     part=st.integers(1, 3),
@@ -235,6 +238,14 @@ def test_choices_differ(tile):
     assert 0.1 < some < 0.9
 
 
+def test_windows_that_must_be_cut_have_more_to_save(xp):
+    """One window of three slabs of dense blocks: 768 entries, in parts of one slab."""
+    A = CSR(np.arange(0, 769, 48), np.tile(np.arange(48), 16), shape=(16, 48))
+    for piece, share in ((500, 1), (2000, 0)):  # of 64 rows
+        costs = replace(FREE, window=0, piece=piece, part=1)
+        assert split_on(xp, A, (16, 16), costs).share == share
+
+
 def test_a_full_block_fills_slabs_of_every_height(xp):
     for height in HEIGHTS:
         A = CSR(
@@ -244,6 +255,24 @@ def test_a_full_block_fills_slabs_of_every_height(xp):
         assert found.items.tolist() == [[0, 0, 1, -1]]
         assert (found.masks == 255).all()
         assert np.array_equal(np.sort(found.cells), np.arange(height * 16))
+
+
+@pytest.mark.parametrize("height", HEIGHTS)
+def test_every_entry_has_a_place_among_the_cells(xp, height):
+    full = CSR(np.arange(0, 3201, 32), np.tile(np.arange(32), 100), shape=(100, 32))
+    found = split_on(xp, full, (height, 16), ALL)
+    assert found.baked
+    assert found.n_cells == len(found.columns) * 16 * height
+    assert not split_on(xp, full[:, :3], (height, 16), ALL).baked
+    for itemsize in (2, 4):
+        place = host(found.places(itemsize))
+        assert len(set(place.tolist())) == found.taken
+        assert place.max() < found.n_cells
+        tile, start = (
+            place // 256,
+            np.repeat(np.arange(len(found.starts) - 1), np.diff(host(found.starts))),
+        )
+        assert np.array_equal(tile, start)
 
 
 def test_of_entries_in_one_cell_the_first_counts(xp):
@@ -284,7 +313,7 @@ def test_without_entries_nothing_is_taken(xp, shape):
 def test_a_sample_that_saves_nothing_ends_it(xp, monkeypatch):
     """Windows of columns of one entry: all of them are the same, so that a few tell."""
     costs = replace(FREE, slab=80)
-    A = CSR(np.arange(161), np.arange(160), shape=(160, 160))
+    A = CSR(np.arange(337), np.arange(336), shape=(336, 336))
     assert split_on(xp, A, (16, 16), costs).share == 0
     monkeypatch.setattr(_split, "SAMPLE", 3)
     asked, choose = [], _split._choose
@@ -295,7 +324,21 @@ def test_a_sample_that_saves_nothing_ends_it(xp, monkeypatch):
 
     monkeypatch.setattr(_split, "_choose", recorded)
     assert split_on(xp, A, (16, 16), costs).share == 0
-    assert asked == [4, 4]
+    assert asked == [3] * len(asked)
+
+
+@pytest.mark.parametrize("first", range(4))
+@pytest.mark.parametrize("period", [2, 3, 4, 5, 6])
+def test_what_repeats_itself_does_not_hide_from_a_sample(xp, monkeypatch, period, first):
+    """One window of ``period`` pays, the others hold next to nothing."""
+    window, every = np.arange(first % period, 600, period), np.arange(600)
+    inside = np.repeat(np.arange(16), 16)
+    row = np.concatenate([(16 * window[:, None] + inside).ravel(), 16 * every])
+    col = np.concatenate([np.tile(np.arange(16), 16 * len(window)), np.full(600, 40)])
+    A = COO(row, col, shape=(9600, 41)).tocsr()
+    monkeypatch.setattr(_split, "SAMPLE", 20)
+    found = split_on(xp, A, (16, 16), replace(FREE, again=0, window=0))
+    assert found.taken >= 256 * len(window)
 
 
 @pytest.mark.parametrize("sample", [1, 2, 3, 7])
@@ -338,6 +381,40 @@ def test_cells_and_bits_are_numbered_once(height):
     assert np.array_equal(placed(cells), (row, column))
 
 
+@pytest.mark.parametrize(
+    "bad",
+    [
+        *({"slab": np.nan}, {"gain": np.inf}, {"row": -1}, {"window": "many"}, {"launch": None}),
+        *({"part": 0}, {"part": 2.0}, {"part": True}, {"part": 2**31}, {"slab": 10**400}),
+    ],
+    ids=str,
+)
+def test_costs_are_checked(bad):
+    with pytest.raises(DtypeError, match=f"^{next(iter(bad))} is .*: give a"):
+        Costs(**bad)
+
+
+def test_numbers_of_numpy_are_numbers():
+    assert Costs(slab=np.float32(3), part=np.int64(2)) == Costs(slab=3, part=2)
+
+
+@pytest.mark.parametrize("bad", ["x", 3, {}, np.zeros(3), Costs], ids=str)
+def test_a_split_goes_by_costs(bad):
+    A = CSR(np.arange(5), np.arange(4), shape=(4, 4)).tosgt((16, 16))
+    with pytest.raises(DtypeError, match=r"costs is a .*: give ops"):
+        A.split(bad)
+    assert A.split().places(4).size == 0
+
+
+def test_every_kind_of_product_has_measured_costs():
+    for op, itemsize, weighted in product(("spmm", "sddmm"), (2, 4), (False, True)):
+        if (op, weighted) == ("sddmm", True):
+            continue  # it reads no values
+        found = [_costs.measured(op, itemsize, weighted, feat) for feat in (1, 7, 64, 10**6)]
+        assert found[:2] == [None, None]
+        assert found[2] is found[3] is not None
+
+
 def test_equal_costs_are_equal():
-    assert replace(Costs(), part=48) == Costs()
+    assert replace(Costs(), part=8) == Costs()
     assert hash(Costs()) == hash(Costs(*astuple(Costs())))

@@ -1,6 +1,7 @@
 """Products over the tiles of an SGT, on whatever runs them, against loops in float64."""
 
 import pickle
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -24,9 +25,12 @@ from tile_cases import (
     TILES,
     WAYS,
     allowed,
+    blocks,
+    costs,
     placed,
     product_bound,
     quick,
+    quick_products,
     rounding,
     sides,
     used,
@@ -76,7 +80,7 @@ def product(xp, A, X, *, shift=0, **options):
     size = shape[0] * shape[1]
     buffer = xp.full(size + 2 * GUARD + shift, np.nan, X.dtype)
     out = buffer[GUARD + shift : GUARD + shift + size].reshape(shape)
-    used(xp)
+    used(xp, 1e4)  # sums that are NaN are done again
     assert ops.spmm(A, X, out=out, **options) is out
     assert intact(xp, buffer)
     assert bool(xp.isnan(buffer[GUARD : GUARD + shift]).all())
@@ -91,21 +95,41 @@ def check(place, A, X, **options):
     assert_close(found, spmm_oracle(A, X, **options), bound=product_bound(A, X, **options))
 
 
-def check_large(place, A, csr, X, **options):
-    """The same where the oracle would take long; ``csr`` is the matrix that A was made of."""
+def check_large(place, A, csr, X, *, scaled=None, **options):
+    """The same where the oracle would take long; ``csr`` is the matrix that A was made of.
+
+    Or with factors of columns, ``scaled``, in it: A has none of them.
+    """
     xp, put_there = place
-    found = product(xp, put_there(A), put(xp, X), **options, **allowed(X.dtype))
+    more = allowed(X.dtype) | ({} if scaled is None else {"col_scale": scaled})
+    found = product(xp, put_there(A), put(xp, X), **options, **more)
     expected, bound = quick(csr, X, **options)
     assert_close(found, expected, bound=bound)
 
 
-def check_products(xp, A, X, Y):
+def dots(xp, A, X, Y):
+    """Into poisoned memory, leaving what is around it."""
     out, buffer = poisoned(xp, (A.nnz, *X.shape[1:-1]), X.dtype)
-    ops.sddmm(put(xp, A), put(xp, X), put(xp, Y), out=out, **allowed(X.dtype))
-    B = A.tocsr()
-    bound = sddmm_bound(B, X, Y) + rounding(X.dtype, 2) * sddmm_oracle(B, np.abs(X), np.abs(Y))
-    assert_close(out, sddmm_oracle(B, X, Y), bound=bound)
+    used(xp)
+    assert ops.sddmm(A, X, Y, out=out, **allowed(X.dtype)) is out
     assert intact(xp, buffer)
+    return out
+
+
+def check_dots(place, A, X, Y):
+    """Against the oracle, with tensor cores where they may run."""
+    xp, put_there = place
+    found, B = dots(xp, put_there(A), put(xp, X), put(xp, Y)), A.tocsr()
+    bound = sddmm_bound(B, X, Y) + rounding(X.dtype, 2) * sddmm_oracle(B, np.abs(X), np.abs(Y))
+    assert_close(found, sddmm_oracle(B, X, Y), bound=bound)
+
+
+def check_many_dots(place, csr, tile, X, Y, move=put):
+    """The same where the oracle would take long; ``move`` puts features where they belong."""
+    xp, put_there = place
+    found = dots(xp, put_there(csr.tosgt(tile)), move(xp, X), move(xp, Y))
+    expected, bound = quick_products(csr, X, Y)
+    assert_close(found, expected, bound=bound)
 
 
 # spmm, every matrix
@@ -120,6 +144,57 @@ def test_every_tile_dtype_and_width(place, tile, dtype, width):
         X = features(csr.n_cols, width, dtype)
         for one in (csr, csr.with_data(None)):
             check_large(place, one.tosgt(tile), one, X)
+
+
+def many_slabs(tile, density, dtype, index_dtype, monkeypatch):
+    """A CSR whose windows have up to 45 slabs, all of which go to one block."""
+    everything = replace(costs("all", tile[0]), part=1000)
+    monkeypatch.setattr("sparsefmt._costs.measured", lambda *_: everything)
+    rng = np.random.default_rng(0)
+    row, col = np.nonzero(rng.uniform(size=(150, 720)) < density)
+    data = None if dtype is None else rng.uniform(-1, 1, len(row)).astype(dtype)
+    ends = row.astype(index_dtype), col.astype(index_dtype)
+    return sparsefmt.COO(*ends, data, shape=(150, 720)).tocsr()
+
+
+@pytest.mark.parametrize("index_dtype", INDEX_DTYPES)
+@pytest.mark.parametrize("density", [0.02, 0.15, 1.0])
+@pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
+@pytest.mark.parametrize("tile", TILES[1:], ids=str)
+def test_many_slabs(xp, tile, dtype, density, index_dtype, monkeypatch):
+    """More than the chip holds at a time, and with more entries than threads."""
+    csr = many_slabs(tile, density, dtype, index_dtype, monkeypatch)
+    place, c = (xp, lambda A: put(xp, A)), features(720, (), dtype)
+    for width in (20, 64):
+        X = features(720, width, dtype)
+        for one in (csr, csr.with_data(None)):
+            A = one.tosgt(tile)
+            check_large(place, A, one, X)
+        if dtype != F16:
+            check_large(place, A, csr.with_data(c[csr.indices]), X, scaled=put(xp, c))
+
+
+@pytest.mark.gpu
+def test_many_slabs_go_to_tensor_cores(monkeypatch):
+    cupy = pytest.importorskip("cupy")
+    A = many_slabs(MMA_TILE, 0.15, F16, np.int32, monkeypatch).tosgt(MMA_TILE).to("cuda")
+    X, Y = (cupy.ones((size, 64), F16) for size in A.shape)
+    assert explained("spmm", A, Y)[0] == "spmm_sgt_mma"
+    assert explained("sddmm", A, X, Y)[0] == "sddmm_sgt_mma"
+
+
+@pytest.mark.parametrize("width", [1, 7, 16, 40, 64, 129])
+@pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
+@pytest.mark.parametrize("tile", TILES, ids=str)
+def test_well_filled_windows(place, tile, dtype, width):
+    """Their values are kept of every cell, but not beside factors of columns."""
+    for index_dtype in INDEX_DTYPES:
+        csr = blocks(dtype, index_dtype)
+        A, X = csr.tosgt(tile), features(csr.n_cols, width, dtype)
+        check_large(place, A, csr, X)
+        check(place, A, X, col_scale=features(csr.n_cols, 1, dtype)[:, 0])
+        X[17] = np.inf
+        check_large(place, A, csr, X)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -277,20 +352,85 @@ def test_two_byte_sums_run_in_float32(place, dtype):
 # sddmm
 
 
-@pytest.mark.parametrize("width", [*WIDTHS, (2, 7), (4, 16), (8, 1), (3, 0)], ids=str)
+@pytest.mark.parametrize("width", [*WIDTHS, (2, 7), (4, 16), (8, 1), (3, 0), (0, 8)], ids=str)
 @pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
-def test_products_at_the_entries(xp, dtype, width):
+def test_products_at_the_entries(place, dtype, width):
     for tile in (TILES[0], TILES[1], MMA_TILE):
         for index_dtype in INDEX_DTYPES:
             A = matrix("power law", None, index_dtype).tosgt(tile)
-            check_products(xp, A, *sides(A, width, dtype))
+            check_dots(place, A, *sides(A, width, dtype))
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("tile", TILES, ids=str)
-def test_products_at_the_entries_of_every_kind_of_graph(xp, tile, kind):
-    A = matrix(kind, F64, np.int32).tosgt(tile)
-    check_products(xp, A, *sides(A, 19, F32))
+def test_products_at_the_entries_of_every_kind_of_graph(place, tile, kind):
+    for dtype in (F32, BF16):
+        A = matrix(kind, F64, np.int32).tosgt(tile)
+        check_dots(place, A, *sides(A, 19, dtype))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
+@pytest.mark.parametrize("tile", TILES, ids=str)
+def test_products_of_every_height_and_of_features_that_fill_no_word(place, tile, dtype):
+    for index_dtype in INDEX_DTYPES:
+        csr = windows(None, index_dtype)
+        for width in (1, 3, 7, 17, 40, 64, 129, 300, 600, (2, 24), (3, 5), (8, 8), (1, 128)):
+            check_many_dots(place, csr, tile, *sides(csr, width, dtype))
+
+
+@pytest.mark.parametrize("density", [0.02, 0.3, 1.0])
+@pytest.mark.parametrize("tile", TILES[1:], ids=str)
+def test_products_at_the_entries_of_many_slabs(xp, tile, density, monkeypatch):
+    """More than are on their way at a time, and with more entries than threads."""
+    csr = many_slabs(tile, density, None, np.int32, monkeypatch)
+    for dtype in (F16, F32):
+        for width in (32, 64, 128):
+            place = xp, lambda A: put(xp, A)
+            check_many_dots(place, csr, tile, *sides(csr, width, dtype))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
+def test_rows_and_heads_of_products_may_lie_apart_and_begin_anywhere(place, dtype):
+    csr = windows(None)
+    for gap, shift in ((1, 0), (8, 8), (5, 3), (0, 1)):
+
+        def move(xp, X, gap=gap, shift=shift):
+            return far_apart(xp, X, gap=gap, shift=shift)
+
+        for width in (1, 6, 33, 64, (2, 16), (3, 5)):
+            check_many_dots(place, csr, MMA_TILE, *sides(csr, width, dtype), move)
+
+
+@pytest.mark.parametrize("dtype", [F16, BF16, F32], ids=name_of)
+def test_other_layouts_of_features_are_copied(place, dtype):
+    def heads_last(xp, X):
+        return put(xp, np.ascontiguousarray(X.swapaxes(1, 2))).swapaxes(1, 2)
+
+    csr = windows(None)
+    check_many_dots(place, csr, MMA_TILE, *sides(csr, (3, 8), dtype), heads_last)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
+@pytest.mark.parametrize("tile", TILES, ids=str)
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_a_bad_value_stays_in_the_products_of_its_row_or_column(place, tile, dtype, bad):
+    csr = windows(None)
+    for width in (33, (2, 8)):
+        X, Y = sides(csr, width, dtype)
+        X[20], X[90, ..., -1], Y[60], Y[100, ..., 1], Y[3] = bad, -bad, bad, bad, bad
+        assert np.isfinite(quick_products(csr, X, Y)[0]).any()
+        check_many_dots(place, csr, tile, X, Y)
+
+
+@pytest.mark.parametrize("dtype", [F16, BF16], ids=name_of)
+@pytest.mark.parametrize("width", [4096, (2, 512)], ids=str)
+def test_two_byte_products_are_summed_in_float32(place, dtype, width):
+    """Ones: adding in float16 or bfloat16 stops at 2048 or 256."""
+    csr = windows(None)
+    X, Y = (np.ones_like(side) for side in sides(csr, width, dtype))
+    xp, put_there = place
+    found = dots(xp, put_there(csr.tosgt(MMA_TILE)), put(xp, X), put(xp, Y))
+    assert bool((found.astype(F32) == X.shape[-1]).all())
 
 
 # Laws
@@ -306,6 +446,9 @@ def test_results_repeat_bit_for_bit(place, dtype):
     assert all(bool((product(xp, A, X, **allowed(dtype)) == first).all()) for _ in range(5))
     again = put_there(csr.tosgt(MMA_TILE))  # and for another one that is split anew
     assert bool((product(xp, again, X, **allowed(dtype)) == first).all())
+    left, right = (put(xp, side) for side in sides(csr, 200, dtype))
+    first = dots(xp, A, left, right)
+    assert all(bool((dots(xp, B, left, right) == first).all()) for B in (A, A, again))
 
 
 def test_float32_keeps_its_precision_unless_told(place):
@@ -317,6 +460,9 @@ def test_float32_keeps_its_precision_unless_told(place):
     expected = product(xp, put(xp, csr.sorted_indices()), X)
     assert bool((product(xp, A, X) == expected).all())
     assert bool((A @ X == expected).all())
+    Y = put(xp, features(csr.n_rows, 64, F32))
+    expected = ops.sddmm(put(xp, csr.sorted_indices()), Y, X)
+    assert bool((ops.sddmm(A, Y, X) == expected).all())
 
 
 def test_other_values_give_other_results(place):
@@ -362,6 +508,7 @@ def test_explain_on_the_cpu():
     name, text = explained("sddmm", A, features(301, 4, F32), X, precision="tf32")
     assert name == "sddmm_sgt_numba"
     assert "not sddmm_sgt_csr: the arrays are on the CPU" in text
+    assert "not sddmm_sgt_mma: the arrays are on the CPU" in text
 
 
 @pytest.mark.parametrize("format", ["csr", "coo", "csc"])
@@ -371,6 +518,9 @@ def test_explain_says_that_only_tiles_use_tf32(xp, format):
     assert "sgt" not in name
     assert 'precision="tf32" is for tiles, A.tosgt((64, 16)): it changes nothing here' in text
     assert "tf32" not in explained("spmm", A, X)[1]
+    Y = put(xp, features(301, 4, F32))
+    assert "it changes nothing here" in explained("sddmm", A, Y, X, precision="tf32")[1]
+    assert "tf32" not in explained("sddmm", A, Y, X)[1]
 
 
 @pytest.mark.gpu
@@ -395,8 +545,31 @@ def test_explain_on_a_gpu(monkeypatch):
     assert explained("spmm", half, cupy.asarray(X.astype(F16)))[0] == "spmm_sgt_mma"
     assert "leave the range of float16" in reasons(half, X.astype(F16), col_scale=c)
     B = placed(cupy, csr.tosgt(MMA_TILE), "none", monkeypatch)
-    assert "its windows are too sparse: CUDA cores do best" in reasons(B, X, precision="tf32")
-    assert explained("sddmm", A, cupy.ones((301, 8)), cupy.ones((187, 8)))[0] == "sddmm_sgt_csr"
+    assert "its windows are too sparse, or too few: CUDA cores do best" in reasons(
+        B, X, precision="tf32"
+    )
+
+
+@pytest.mark.gpu
+def test_explain_products_at_the_entries_on_a_gpu(monkeypatch):
+    cupy = pytest.importorskip("cupy")
+
+    def asked(A, dtype, heads=(), **options):
+        left, right = (cupy.ones((n, *heads, 8), dtype) for n in A.shape)
+        return explained("sddmm", A, left, right, **options)
+
+    csr = windows(None)
+    A = placed(cupy, csr.tosgt(MMA_TILE), "all", monkeypatch)
+    assert asked(A, F16)[0] == asked(A, BF16, (3,))[0] == "sddmm_sgt_mma"
+    assert asked(A, F32, precision="tf32")[0] == "sddmm_sgt_mma"
+    for dtype, text in ((F32, 'allow it with precision="tf32"'), (F64, "would round float64")):
+        name, found = asked(A, dtype)
+        assert name == "sddmm_sgt_csr"
+        assert text in found
+    B = placed(cupy, csr.tosgt(MMA_TILE), "none", monkeypatch)
+    name, found = asked(B, F16)
+    assert name == "sddmm_sgt_csr"
+    assert "its windows are too sparse, or too few: CUDA cores do best" in found
 
 
 @pytest.mark.gpu
@@ -410,8 +583,11 @@ def test_tensor_cores_take_what_the_split_gives_them(tile, dtype, way, monkeypat
     X = cupy.asarray(features(187, 7, dtype))
     name, text = explained("spmm", A, X, **allowed(dtype))
     taken = way in ("all", "mix") and tile[0] >= 16 and dtype is not F64
+    Y = cupy.asarray(features(301, 7, dtype))
+    other, why = explained("sddmm", A, Y, X, **allowed(dtype))
     if taken or way == "none":
         assert name == ("spmm_sgt_mma" if taken else "spmm_sgt_csr"), text
+        assert other == ("sddmm_sgt_mma" if taken else "sddmm_sgt_csr"), why
 
 
 @pytest.mark.gpu
@@ -458,6 +634,35 @@ def test_work_runs_on_the_current_stream_and_can_be_captured(way, monkeypatch):
                 stream.synchronize()
                 expected, bound = quick(csr, fresh, "mean")
                 assert_close(out, expected, bound=bound)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("width", [40, 300, (3, 7)], ids=str)
+@pytest.mark.parametrize("dtype", [F16, F32], ids=name_of)
+def test_so_can_products_at_the_entries(dtype, width, monkeypatch):
+    cupy = pytest.importorskip("cupy")
+    csr = windows(None)
+    A = placed(cupy, csr.tosgt(MMA_TILE), "mix", monkeypatch)
+    X, Y = sides(csr, width, dtype)
+    left, right = cupy.asarray(X), cupy.zeros(Y.shape, dtype)
+    out = cupy.empty((csr.nnz, *X.shape[1:-1]), dtype)
+    pool = cupy.cuda.MemoryPool()
+    stream = cupy.cuda.Stream(non_blocking=True)
+    cupy.cuda.Device().synchronize()
+    with stream, cupy.cuda.using_allocator(pool.malloc):
+        ops.sddmm(A, left, right, out=out, **allowed(dtype))
+        stream.synchronize()
+        stream.begin_capture()
+        ops.sddmm(A, left, right, out=out, **allowed(dtype))
+        graph = stream.end_capture()
+        for seed in range(10):
+            fresh = features(*Y.shape[:1], Y.shape[1:], dtype, seed=seed)
+            right.set(fresh)
+            out.fill(np.nan)
+            graph.launch()
+            stream.synchronize()
+            expected, bound = quick_products(csr, X, fresh)
+            assert_close(out, expected, bound=bound)
 
 
 @pytest.mark.gpu

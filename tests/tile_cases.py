@@ -4,7 +4,7 @@ import numpy as np
 from op_cases import features, put, quick_oracle
 
 import sparsefmt
-from sparsefmt._split import Costs
+from sparsefmt._costs import Costs
 from sparsefmt.testing import error_bound, spmm_oracle
 
 #: Eight rows: no kernel has such windows.
@@ -20,11 +20,12 @@ def costs(way, height):
     if way == "measured":
         return Costs()
     if way == "all":
-        return Costs(slab=0, window=0, again=1e9, gain=0, part=2)
+        return Costs(slab=0, window=0, again=1e9, piece=0, gain=0, part=2)
     if way == "none":
         return Costs(slab=1e9, part=2)
     # A slab pays from 24 entries on: columns of one stay, columns of two go.
-    return Costs(slab=24 * scale, window=0, again=0, row=0, launch=0, gain=0, part=2)
+    free = dict.fromkeys(("window", "again", "row", "piece", "launch", "gain"), 0)
+    return Costs(slab=24 * scale, left=1, part=2, **free)
 
 
 def windows(dtype, index_dtype=np.int32, *, seed=0):
@@ -41,6 +42,15 @@ def windows(dtype, index_dtype=np.int32, *, seed=0):
     row, col = (a[order].astype(index_dtype) for a in (row, col))
     data = None if dtype is None else rng.uniform(-1, 1, len(row)).astype(dtype)
     return sparsefmt.COO(row, col, data, shape=shape).tocsr()
+
+
+def blocks(dtype, index_dtype=np.int32, *, seed=0):
+    """A CSR of well filled windows, of which some cells are empty and two entries share one."""
+    rng = np.random.default_rng(seed)
+    row, col = np.nonzero(rng.random((147, 53)) < 0.7)
+    row, col = (np.append(one, one[7]).astype(index_dtype) for one in (row, col))
+    data = None if dtype is None else rng.uniform(-1, 1, len(row)).astype(dtype)
+    return sparsefmt.COO(row, col, data, shape=(147, 53)).tocsr()
 
 
 def rounding(dtype, factors):
@@ -70,6 +80,17 @@ def quick(A, X, reduce="sum"):
         return expected, bound + rounding(X.dtype, 1 if A.data is None else 2) * abs(sizes)
 
 
+def quick_products(A, X, Y):
+    """``(s, bound)`` of a CSR as ``sddmm_oracle``, by NumPy; float32 may be rounded to tf32."""
+    row = np.repeat(np.arange(A.n_rows), A.lengths)
+    left, right = X.astype(np.float64)[row], Y.astype(np.float64)[A.indices]
+    with np.errstate(invalid="ignore", over="ignore"):
+        sizes = (abs(left) * abs(right)).sum(-1)
+        eps = 2.0**-7 if X.dtype.name == "bfloat16" else float(np.finfo(X.dtype).eps)
+        bound = (2 * (X.shape[-1] + 1) * eps + rounding(X.dtype, 2)) * sizes + 1e-7 * (eps > 1e-4)
+        return (left * right).sum(-1), bound
+
+
 def _positive(A):
     return A if A.data is None else A.with_data(abs(A.data))
 
@@ -79,14 +100,14 @@ def sides(A, width, dtype):
     return features(A.n_rows, width, dtype), features(A.n_cols, width, dtype, seed=2)
 
 
-def used(xp):
-    """Memory full of NaN, given back: the next arrays are likely to lie there."""
+def used(xp, value=np.nan):
+    """Memory full of that value, given back: the next arrays are likely to lie there."""
     if xp.__name__ == "cupy":
         for size in (1 << 12, 1 << 16, 1 << 20):
-            xp.full(size, np.nan, np.float32)
+            xp.full(size, value, np.float32)
 
 
 def placed(xp, A, way, monkeypatch):
     """``A`` where the module's arrays live; whatever is multiplied next is split that way."""
-    monkeypatch.setattr("sparsefmt.sgt.Costs", lambda: costs(way, A.tile[0]))
+    monkeypatch.setattr("sparsefmt._costs.measured", lambda *_: costs(way, A.tile[0]))
     return put(xp, A)

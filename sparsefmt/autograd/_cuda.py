@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..ops import _launch, _launch_edges, _launch_tiles
+from ..ops import _launch, _launch_edges, _launch_tiles, _launch_tiles_edges
 from ..ops._launch import Structure
 from . import _tiles
 from ._layout import rows_apart
@@ -131,7 +131,11 @@ def spmm(
     reduce: str,
 ) -> Tensor:
     out = x.new_empty(S.n_rows, x.shape[1])
-    if _tiles.given and (tiled := _tiles.find(S, x.dtype, x.shape[1], reduce, col_scale)):
+    if _tiles.given and (
+        tiled := _tiles.find(
+            *(S, "spmm", x), weighted=values is not None, reduce=reduce, col_scale=col_scale
+        )
+    ):
         _spmm_tiles(tiled, x, out, reduce == "mean", values, perm, row_scale, col_scale)
     else:
         _spmm(S, x, out, None, reduce, values, perm, row_scale, col_scale)
@@ -152,7 +156,8 @@ def _spmm_tiles(
     rows, tile_rows = tiled.row_factors(_factors(row_scale), mean=mean)
     col_scale = _factors(col_scale)
     reading = tiled.reading(perm if values is not None else None)
-    packed = None if values is None else values.index_select(0, reading.numbers)
+    scaled = col_scale is not None
+    packed = None if values is None else tiled.packed(values, reading, scaled=scaled)
     T, dtype, feat = reading.structure, _NAMES[x.dtype], out.shape[1]
     workspace = _memory(_launch_tiles.spmm_tiles_workspace(T, dtype, feat), x)
     with _on_device_of(x):
@@ -162,6 +167,7 @@ def _spmm_tiles(
             feat=feat,
             ldx=x.stride(0),
             data=_pointer(values),
+            perm=0 if values is None else T.rest_perm,
             values=_pointer(packed),
             X=x.data_ptr(),
             row_scale=_pointer(rows),
@@ -171,17 +177,6 @@ def _spmm_tiles(
             workspace=_pointer(workspace),
             stream=_stream(x),
         )
-
-
-def _readable(x: Tensor) -> Tensor:
-    """``x``, or a copy of it with rows where kernels of tiles read them."""
-    x, feat = rows_apart(x), x.shape[1]
-    width = _launch_tiles.copy_width(_NAMES[x.dtype], feat, ldx=x.stride(0), X=x.data_ptr())
-    if not width:
-        return x
-    copy = x.new_zeros(x.shape[0], width)
-    copy[:, :feat] = x
-    return copy
 
 
 def spmm_arg(
@@ -260,6 +255,10 @@ def sddmm(
     S: Structure, x: Tensor, y: Tensor, row_scale: Tensor | None, col_scale: Tensor | None
 ) -> Tensor:
     out = x.new_empty(S.nnz, *x.shape[1:-1])
+    # Scales meet the sums, in float32: those of columns are no matter here.
+    if _tiles.given and (tiled := _tiles.find(S, "sddmm", x)):
+        _sddmm_tiles(tiled, x, y, out, row_scale, col_scale)
+        return out
     x, y = rows_apart(x), rows_apart(y)
     row_scale, col_scale = _factors(row_scale), _factors(col_scale)
     with _on_device_of(x):
@@ -278,6 +277,51 @@ def sddmm(
             stream=_stream(x),
         )
     return out
+
+
+def _sddmm_tiles(
+    tiled: Tiled,
+    x: Tensor,
+    y: Tensor,
+    out: Tensor,
+    row_scale: Tensor | None,
+    col_scale: Tensor | None,
+) -> None:
+    x, y = _readable(x), _readable(y)
+    row_scale, col_scale = _factors(row_scale), _factors(col_scale)
+    reading, dtype = tiled.reading(None), _NAMES[x.dtype]
+    T, heads, feat = reading.structure, x.shape[1] if x.dim() == 3 else 1, x.shape[-1]
+    workspace = _memory(
+        _launch_tiles_edges.sddmm_tiles_workspace(T, dtype, heads=heads, feat=feat), x
+    )
+    with _on_device_of(x):
+        _launch_tiles_edges.sddmm_tiles(
+            T,
+            dtype,
+            heads=heads,
+            feat=feat,
+            ldx=x.stride(0),
+            ldy=y.stride(0),
+            X=x.data_ptr(),
+            Y=y.data_ptr(),
+            perm=reading.numbers.data_ptr(),
+            row_scale=_pointer(row_scale),
+            col_scale=_pointer(col_scale),
+            out=out.data_ptr(),
+            workspace=_pointer(workspace),
+            stream=_stream(x),
+        )
+
+
+def _readable(x: Tensor) -> Tensor:
+    """``x``, or a copy of it, wider by zeros, whose heads begin where kernels of tiles read."""
+    x, feat = rows_apart(x), x.shape[-1]
+    width = _launch_tiles.copy_width(_NAMES[x.dtype], feat, ldx=x.stride(0), X=x.data_ptr())
+    if not width:
+        return x
+    copy = x.new_zeros(*x.shape[:-1], width)
+    copy[..., :feat] = x
+    return copy
 
 
 def edge_softmax(S: Structure, scores: Tensor) -> Tensor:

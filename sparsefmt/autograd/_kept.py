@@ -14,7 +14,7 @@ from ..ops._launch_sspmm import Windowed
 from ..reorder import Order
 
 if TYPE_CHECKING:
-    from ._tiles import Tiled
+    from ._tiles import Given
 
 #: Addresses of ``indptr`` and ``indices``, n_rows, n_cols, nnz: matrices of other shapes may lie on
 #: the same arrays.
@@ -33,7 +33,7 @@ class Kept:
         self.lock = RLock()
         self.order: Order | None = None
         self.windowed: dict[Cut, Windowed] = {}
-        self.tiled: Tiled | None = None
+        self.given: Given | None = None
 
 
 _lock = Lock()

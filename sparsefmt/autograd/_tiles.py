@@ -2,23 +2,23 @@
 
 from dataclasses import dataclass, replace
 from functools import partial
+from threading import Lock
 from typing import Any
 from weakref import ref
 
 import torch
 from torch import Tensor
 
+from .. import _costs
+from .._costs import Costs
 from .._interop_torch import to_tensor
-from .._split import Split
+from .._split import HEIGHTS, Split
 from ..compressed import CSR
 from ..ops import _launch_tiles
 from ..ops._launch import Structure
 from ..ops._launch_tiles import TileStructure
 from ..sgt import SGT
 from ._kept import Kept, Place, place_of
-
-#: Features of one matrix instruction: fewer would leave it idle for the most part.
-FEWEST_FEATURES = 8
 
 # 0.1 µs, whichever way it was set; builds before torch 2.9 have one way, and ask it.
 _precision: Any = getattr(torch._C, "_get_fp32_precision_getter", None)
@@ -35,7 +35,7 @@ class Reading:
 
 
 class Tiled:
-    """The tiles of one structure as kernels see them, and what a product reads beside them."""
+    """One split of a structure as kernels see it, and what a product reads beside it."""
 
     def __init__(self, csr: CSR, split: Split, inverse_degree: Tensor) -> None:
         self.split = split  # the memory of what kernels read
@@ -46,6 +46,16 @@ class Tiled:
         # Made now: a capture could not take it over from CuPy's stream.
         self._others = None if split.rest_perm is None else to_tensor(split.rest_perm)
         self._through: dict[int, Reading] = {}
+        sizes = (2, 4) if split.baked else ()
+        self._places = {size: to_tensor(split.places(size)) for size in sizes}
+
+    def packed(self, values: Tensor, reading: Reading, *, scaled: bool) -> Tensor:
+        """The values as the kernel reads them: of the entries in tiles, or of all cells."""
+        found = values.index_select(0, reading.numbers)
+        if scaled or not self.split.baked:
+            return found
+        cells = values.new_zeros(self.split.n_cells)
+        return cells.index_copy_(0, self._places[values.itemsize], found)
 
     def reading(self, perm: Tensor | None) -> Reading:
         """For edge values that are read through ``perm``."""
@@ -88,45 +98,79 @@ def _rows_outside(csr: CSR, split: Split) -> Tensor | None:
     return outside if outside.any() else None  # synchronize!
 
 
+class Given:
+    """The tiles that products with a structure go by: for each kind of product a split of its own.
+
+    Each is built by the first product of its kind, but not in a capture of a CUDA graph.
+    """
+
+    def __init__(self, csr: CSR, tiles: SGT, inverse_degree: Tensor, costs: Costs | None) -> None:
+        self.tiles, self.costs = tiles, costs
+        self._csr, self._inverse_degree = csr, inverse_degree
+        self._lock = Lock()
+        self._tiled: dict[Costs, Tiled | None] = {}
+
+    def of(self, op: str, dtype: torch.dtype, feat: int, *, weighted: bool) -> Tiled | None:
+        """None where CUDA cores do best."""
+        costs = self.costs or _costs.measured(op, dtype.itemsize, weighted, feat)
+        if costs is None:
+            return None
+        if costs not in self._tiled and not torch.cuda.is_current_stream_capturing():
+            with self._lock, torch.inference_mode(False):
+                if costs not in self._tiled:
+                    self._tiled[costs] = self._build(costs)
+        return self._tiled.get(costs)
+
+    def _build(self, costs: Costs) -> Tiled | None:
+        split = self.tiles.split(costs)
+        return Tiled(self._csr, split, self._inverse_degree) if split.share else None
+
+
 #: By place; empty unless a graph on a GPU has been given tiles.
-given: dict[Place, ref[Tiled]] = {}
+given: dict[Place, ref[Given]] = {}
 
 
-def give(kept: Kept, tiles: SGT, inverse_degree: Tensor, perm: Tensor | None) -> None:
+def give(kept: Kept, tiles: SGT, inverse_degree: Tensor, costs: Costs | None) -> None:
     """Products with this structure go by these tiles from now on, unless CUDA cores do best."""
-    split, device = tiles.split(), inverse_degree.get_device()
-    fit = bool(split.share and tiles.nnz) and (
-        torch.cuda.get_device_capability(device) >= _launch_tiles.CAPABILITY
-    )
-    with kept.lock, torch.inference_mode(False):
-        before = kept.tiled
-        if before is None or before.split is not split:
-            kept.tiled = Tiled(kept.csr, split, inverse_degree) if fit else None
-            if kept.tiled is not None:
-                given[kept.place] = ref(kept.tiled, partial(_forget, kept.place))
-            if before is not None:
-                torch.cuda.synchronize(device)  # synchronize! what it has composed may go
-        if kept.tiled is not None:
-            kept.tiled.reading(perm)
+    device = inverse_degree.get_device()
+    able = torch.cuda.get_device_capability(device) >= _launch_tiles.CAPABILITY
+    fit = able and tiles.nnz and tiles.tile[0] in HEIGHTS
+    with kept.lock:
+        before = kept.given
+        if before is not None and before.tiles is tiles and before.costs == costs:
+            return
+        kept.given = Given(kept.csr, tiles, inverse_degree, costs) if fit else None
+        if kept.given is not None:
+            given[kept.place] = ref(kept.given, partial(_forget, kept.place))
+        if before is not None:
+            torch.cuda.synchronize(device)  # synchronize! what it has composed may go
 
 
-def _forget(place: Place, gone: ref[Tiled]) -> None:
+def _forget(place: Place, gone: ref[Given]) -> None:
     if given.get(place) is gone:
         del given[place]
 
 
 def find(
-    S: Structure, dtype: torch.dtype, feat: int, reduce: str, col_scale: Tensor | None
+    S: Structure,
+    op: str,
+    x: Tensor,
+    *,
+    weighted: bool = False,
+    reduce: str = "sum",
+    col_scale: Tensor | None = None,
 ) -> Tiled | None:
-    """The tiles that such a product goes by, None where CUDA cores do it."""
-    found = given.get(place_of(S))
-    if found is None or feat < FEWEST_FEATURES or reduce not in ("sum", "mean"):
+    """The tiles that such a product with these features goes by, None where CUDA cores do it."""
+    found, dtype = given.get(place_of(S)), x.dtype
+    if found is None or reduce not in ("sum", "mean") or dtype is torch.float64:
         return None
-    if dtype is torch.float32:
-        return found() if _tf32_is_allowed() else None
-    if dtype is torch.float16:
-        return found() if col_scale is None else None  # their products may leave its range
-    return found() if dtype is torch.bfloat16 else None
+    if dtype is torch.float32 and not _tf32_is_allowed():
+        return None
+    if dtype is torch.float16 and col_scale is not None:
+        return None  # their products may leave its range
+    tiles = found()
+    weighted = weighted or col_scale is not None
+    return None if tiles is None else tiles.of(op, dtype, x.shape[-1], weighted=weighted)
 
 
 def _tf32_is_allowed() -> bool:

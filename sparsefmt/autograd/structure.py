@@ -9,10 +9,11 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from .._arrays import finish
+from .._costs import Costs, checked
 from .._interop_torch import from_tensor, to_tensor
 from .._store import Store
 from ..compressed import CSC, CSR
-from ..errors import DtypeError
+from ..errors import DtypeError, UnsupportedError
 from ..graph import Graph
 from ..ops import _launch
 from ..ops._launch import Structure
@@ -123,6 +124,7 @@ def prepare(
     transposed: bool = True,
     order: Order | None = None,
     tile: tuple[int, int] | None = None,
+    costs: Costs | None = None,
 ) -> None:
     """Make what the functions need of a graph now, rather than at first use.
 
@@ -141,20 +143,25 @@ def prepare(
         device, into a copy or to ``graph.transposed``.
     tile : (height, width), optional
         Of condensed tiles, ``graph.sgt(tile)`` and, for gradients, ``graph.transposed.sgt(tile)``:
-        sums and means of ``spmm`` go by them to the tensor cores of a GPU, in TF32 if they are of
-        float32.  (64, 16) suits most graphs; heights are 16, 32, 64 and 128.  Replaces and stays
-        as ``order`` does.  What shares the arrays of the graph, as ``graph.with_data`` and
-        ``graph.transposed`` do, shares the tiles.
+        ``sddmm`` and sums and means of ``spmm`` go by them to the tensor cores of a GPU, in TF32 if
+        they are of float32.  (64, 16) suits most graphs; heights are 16, 32, 64 and 128.  Replaces
+        and stays as ``order`` does.  What shares the arrays of the graph, as ``graph.with_data``
+        and ``graph.transposed`` do, shares the tiles.
+    costs : ops.Costs, optional
+        What decides which entries tensor cores take, of all products with these tiles alike; if
+        left out as measured for each kind of product, whatever was given before.
 
     Raises
     ------
     DtypeError
-        If ``graph`` is no Graph or ``order`` no Order.
+        If ``graph`` is no Graph, ``order`` no Order or ``costs`` no Costs.
     ShapeError
         If ``order`` has not one place for each row of the graph, or ``tile`` is not two positive
         integers, of at most 65 536 cells.
     DeviceError
         If ``order`` is on another device.
+    UnsupportedError
+        If ``costs`` are given without ``tile``.
 
     Notes
     -----
@@ -170,15 +177,20 @@ def prepare(
     **Tiles** take float16 and bfloat16 always, and float32 only while torch allows TF32 in its own
     products, ``torch.set_float32_matmul_precision("high")``; else, and for all that they do not
     take, results are those without tiles, bit by bit.  They do not take float64, max and min,
-    float16 with ``col_scale`` (nor the gradient of float16 with ``row_scale`` or of a mean), fewer
-    than 8 features, a GPU of compute capability below 8.0, and a graph whose windows are too sparse
-    to pay; ``sddmm`` does not go by them yet.  Deterministic.  On the CPU tiles are built and not
-    read.  They take about 20 bytes an entry, both ways 40; capture a CUDA graph again after a new
-    ``tile``.  TC-GNN (ATC'23), sections 3 and 4.
+    float16 with ``col_scale`` (nor the gradient of its features with ``row_scale`` or of a mean),
+    few features, a GPU of compute capability below 8.0, and a graph whose windows are too sparse to
+    pay.  Deterministic.  On the CPU tiles are built and not read.
+
+    The first product of each kind (``spmm`` or ``sddmm``, bytes of a value, with edge values or
+    without, narrow features or wide) splits the tiles, in a few milliseconds, and keeps about 20
+    bytes an entry.  A CUDA graph that is captured before has none: run a step first, and capture
+    it again after a new ``tile``.  TC-GNN (ATC'23), sections 3 and 4.
     """
     if not isinstance(graph, Graph):
         raise wrong_graph(graph)
-    shape = None if tile is None else check_tile(tile)
+    shape, costs = None if tile is None else check_tile(tile), checked(costs)
+    if shape is None and costs is not None:
+        raise UnsupportedError("costs are given without tile: they are of tiles, give both.")
     _prepare_tensors(graph, transposed)
     _prepare_order(graph)
     if order is not None:
@@ -187,15 +199,17 @@ def prepare(
         if kept is not None:
             _windows.order_rows(kept, order)
     if shape is not None:
-        _prepare_tiles(graph, shape, transposed)
+        _prepare_tiles(graph, shape, transposed, costs)
 
 
-def _prepare_tiles(graph: Graph, tile: tuple[int, int], transposed: bool) -> None:
+def _prepare_tiles(
+    graph: Graph, tile: tuple[int, int], transposed: bool, costs: Costs | None
+) -> None:
     for flipped in (False, True) if transposed else (False,):
         tiles = (graph.transposed if flipped else graph).sgt(tile)
         side = side_of(graph, flipped)
         if side.shared is not None:
-            _tiles.give(side.shared, tiles, side.inverse_degree(torch.float32), side.perm)
+            _tiles.give(side.shared, tiles, side.inverse_degree(torch.float32), costs)
 
 
 def wrong_graph(value: object) -> DtypeError:

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from .._lazy import resolver
 
 if TYPE_CHECKING:
+    from .._costs import Costs as Costs
     from ._jit import compile_all as compile_all
     from ._registry import explain as explain
     from .aggregation import aggregate as aggregate
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 #: Public name -> the module that defines it; resolved on first use (PEP 562).
 _PUBLIC = {
+    "Costs": "._costs",
     "aggregate": "aggregation",
     "compile_all": "_jit",
     "edge_softmax": "attention",

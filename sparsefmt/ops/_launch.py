@@ -35,7 +35,7 @@ PARAMETERS = {
     "spmm_csr_cut_rows": "8P3i",
     "spmm_coo_atomic": "7P3q",
     "spmm_arg_da": "9PqIi",
-    "sddmm_csr_balanced": "8PqIII4i",
+    "sddmm_csr_balanced": "9PqIII4i",
     "edge_softmax_rows": "5Pqiqii",
     "edge_softmax_tiles": "5Pqiqii",
 }

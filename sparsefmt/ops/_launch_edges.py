@@ -43,9 +43,11 @@ def sddmm(
     stream: int,
     row_scale: int = 0,
     col_scale: int = 0,
+    perm: int = 0,
 ) -> None:
     """``out[e, h] = r[i] c[j] <X_i, Y_j>`` over the features of head h, heads side by side.
 
+    Entry e is ``out[perm[e]]`` where given; only without it ``out`` has as many rows as S entries.
     One launch for as many features of Y as the L2 serves well, a 128-byte slice at least.
     """
     if not (S.nnz and heads):
@@ -57,7 +59,7 @@ def sddmm(
     together = X | Y | ldx * size | ldy * size | feat * size
     vector = 16 // size if together % 16 == 0 else 8 // size if together % 8 == 0 else 1
     kernel = load("sddmm.cu", "sddmm_csr_balanced", dtype, S.index_dtype, (vector,))
-    arrays = (S.indptr, S.indices, S.start, X, Y, row_scale, col_scale, out)
+    arrays = (S.indptr, S.indices, S.start, X, Y, row_scale, col_scale, perm, out)
     sizes = (S.nnz, row_bytes(ldx, dtype), row_bytes(ldy, dtype), S.blocks)
     width = feat
     if size > 2 and heads == 1:  # sums of 2-byte dtypes are not rounded in between

@@ -13,24 +13,23 @@ from ._launch import ITEMSIZE, Structure, row_bytes, spmm, spmm_workspace, struc
 
 CAPABILITY = (8, 0)
 #: Features that a block takes at a time, by the rows of its window: what sgt.cu is compiled for.
-SLICES = {16: (32, 64), 32: (32, 64), 64: (32, 64, 128), 128: (64,)}
-#: Of them: to that width the narrow one, from the other on, and of that size of values, the wide
-#: one; else the middle one.
-NARROW, MIDDLE, WIDE = 32, 64, 128
-WIDE_ITEMSIZE = 2
+#: The first if there are no more of them, else the last.
+SLICES = {16: (32, 64), 32: (32, 64), 64: (32, 64), 128: (64,)}
 
-UNWEIGHTED, DIRECT, SCALED = range(3)  # as in sgt.cu
+UNWEIGHTED, DIRECT, SCALED, BAKED = range(4)  # as in sgt.cu
 #: Of each dtype that tensor cores take, float32 as tf32; float16 has no range for scaled values.
 WEIGHTS = {
-    "float16": (UNWEIGHTED, DIRECT),
-    "bfloat16": (UNWEIGHTED, DIRECT, SCALED),
-    "float32": (UNWEIGHTED, DIRECT, SCALED),
+    "float16": (UNWEIGHTED, DIRECT, BAKED),
+    "bfloat16": (UNWEIGHTED, DIRECT, SCALED, BAKED),
+    "float32": (UNWEIGHTED, DIRECT, SCALED, BAKED),
 }
 DTYPES = tuple(WEIGHTS)
 ADD = 1
 BYTES = 16  # rows of X are copied to the chip in words of so many
 #: As in sgt.cu: slabs of which it keeps on chip what tells where operands lie.
 RING = 32
+#: As in sgt.cu: steps of which it keeps values on chip that it puts there one by one.
+BUFFERS = 3
 
 PARAMETERS = {"spmm_sgt_mma": "11PqIIii", "spmm_sgt_parts": "4P2q4i"}
 
@@ -53,6 +52,8 @@ class TileStructure:
     masks: int
     starts: int
     cells: int
+    n_cells: int
+    baked: bool
     rest: Structure | None
     rest_perm: int
 
@@ -86,6 +87,8 @@ def tile_structure(split: Split, shape: tuple[int, int]) -> TileStructure:
         masks=split.masks.data.ptr,
         starts=split.starts.data.ptr,
         cells=split.cells.data.ptr,
+        n_cells=split.n_cells,
+        baked=split.baked,
         rest=None if rest is None else structure(rest),
         rest_perm=0 if perm is None else perm.data.ptr,
     )
@@ -94,13 +97,10 @@ def tile_structure(split: Split, shape: tuple[int, int]) -> TileStructure:
 # How a launch is cut
 
 
-def slice_of(dtype: str, height: int, feat: int) -> int:
+def slice_of(height: int, feat: int) -> int:
     """Features that a block takes."""
-    if feat <= NARROW:
-        wanted = NARROW
-    else:
-        wanted = WIDE if feat >= WIDE and ITEMSIZE[dtype] == WIDE_ITEMSIZE else MIDDLE
-    return wanted if wanted in SLICES[height] else MIDDLE
+    narrow, wide = SLICES[height][0], SLICES[height][-1]
+    return narrow if feat <= narrow else wide
 
 
 def cut(height: int, width: int) -> tuple[int, int]:
@@ -116,12 +116,12 @@ def shared_bytes(dtype: str, index_dtype: str, height: int, width: int, weights:
     Half of the 99 KiB is enough that every device with such tensor cores has for a block.
     """
     size, index, tiles = ITEMSIZE[dtype], ITEMSIZE[index_dtype], height // 16
-    bits, starts = (0, tiles) if weights else (32 * tiles, 0)
-    rings = _up(RING * SLAB * index + RING * bits + 1, index) + (RING * starts + 1) * index
-    stages, slabs = (3 if size == 4 else 4), (1 if width * size > 256 else 2)
+    rings = RING * (SLAB * index + (0 if weights else 32 * tiles)) + 1
+    stages = 3 if size == 4 and not weights else 4
+    slabs = 1 if size == 4 and weights else 2
     rows = stages * slabs * SLAB * width * size
-    warps, tall = cut(height, width)
-    return rows + _up(rings, 16) + (warps * tall * 256 * size if weights else 0)
+    steps = (0, BUFFERS, BUFFERS, stages)[weights]
+    return rows + _up(rings, 16) + steps * slabs * height * SLAB * size
 
 
 def _up(size: int, multiple: int) -> int:
@@ -130,7 +130,7 @@ def _up(size: int, multiple: int) -> int:
 
 @lru_cache(maxsize=4096)
 def _plan(dtype: str, index_dtype: str, height: int, feat: int, ldx: int, weights: int) -> Plan:
-    width = slice_of(dtype, height, feat)
+    width = slice_of(height, feat)
     return Plan(
         constants=(height, width, weights),
         slices=-(-feat // width),
@@ -160,7 +160,7 @@ def spmm_tiles_workspace(T: TileStructure, dtype: str, feat: int) -> int:
 
 
 def _parts_bytes(T: TileStructure, dtype: str, feat: int) -> int:
-    return 4 * T.n_parts * T.height * _up(feat, slice_of(dtype, T.height, feat))
+    return 4 * T.n_parts * T.height * _up(feat, slice_of(T.height, feat))
 
 
 # SpMM
@@ -173,6 +173,7 @@ def spmm_tiles(
     feat: int,
     ldx: int,
     data: int,
+    perm: int,
     values: int,
     X: int,
     row_scale: int,
@@ -184,10 +185,12 @@ def spmm_tiles(
 ) -> None:
     """``out = diag(r) a c X``, sums only.
 
-    ``data`` are all values, in CSR order, and ``values`` those of the tiles, ``data[split.perm]``.
+    ``values`` are those of the entries in tiles, or if ``T.baked`` and without ``col_scale`` those
+    of all cells, 0 where there is no entry; 16-byte aligned then.  ``data`` are those of the rest,
+    or if there is a ``perm`` ``data[perm]``.
     ``tile_scale`` is ``row_scale`` with 0 in rows without entries in tiles, whose sums are 0 too
-    and stay so if ``r`` is Inf or NaN.  X is as ``copy_width`` asks; ``out`` and ``workspace``
-    begin at multiples of 16 bytes.
+    and stay so if ``r`` is Inf or NaN.  X is as ``copy_width`` asks; ``workspace`` begins at a
+    multiple of 16 bytes.
     """
     if not (T.n_rows and feat):
         return
@@ -196,10 +199,10 @@ def spmm_tiles(
         flags = ADD
         spmm(
             *(T.rest, dtype, "sum"), feat=feat, ldx=ldx, data=data, X=X, row_scale=row_scale,
-            col_scale=col_scale, out=out, arg=0, stream=stream, perm=T.rest_perm if data else 0,
+            col_scale=col_scale, out=out, arg=0, stream=stream, perm=perm,
             workspace=workspace + _parts_bytes(T, dtype, feat),
         )  # fmt: skip
-    weights = SCALED if col_scale else DIRECT if values else UNWEIGHTED
+    weights = SCALED if col_scale else UNWEIGHTED if not values else BAKED if T.baked else DIRECT
     plan = _plan(dtype, T.index_dtype, T.height, feat, ldx, weights)
     kernel = _load("spmm_sgt_mma", dtype, T.index_dtype, plan.constants, shared=plan.shared)
     kernel(

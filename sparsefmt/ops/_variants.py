@@ -3,7 +3,7 @@
 from itertools import product
 
 from .._arrays import VALUE_DTYPES
-from . import _jit, _launch_tiles
+from . import _jit, _launch_tiles, _launch_tiles_edges
 from ._launch import (
     CHOSEN_SUM,
     DIRECT,
@@ -96,6 +96,9 @@ def _declare_tiles() -> None:
         constants = ((*shape, one) for shape, one in product(shapes, weights))
         names = (_jit.expression("spmm_sgt_mma", types, rest) for rest in constants)
         _jit.declare("sgt.cu", *names, _jit.expression("spmm_sgt_parts", types, ()))
+        blocks = product(_launch_tiles.SLICES, _launch_tiles_edges.ROWS, (0, 1))
+        names = (_jit.expression("sddmm_sgt_mma", types, one) for one in blocks)
+        _jit.declare("sddmm_sgt.cu", *names)
 
 
 _declare()

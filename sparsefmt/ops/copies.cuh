@@ -7,15 +7,6 @@ __device__ inline void copy_16(void* to, const void* from) {
     *(int4*)to = __ldg((const int4*)from);
 #endif
 }
-// One value of 4 or 8 bytes.
-template <typename V> __device__ inline void copy_value(V* to, const V* from) {
-#if __CUDA_ARCH__ >= 800
-    asm volatile("cp.async.ca.shared.global [%0], [%1], %2;"
-                 :: "r"((unsigned)__cvta_generic_to_shared(to)), "l"(from), "n"(sizeof(V)) : "memory");
-#else
-    *to = *from;
-#endif
-}
 // A row of features to shared memory, by a warp.
 template <typename T> __device__ inline void copy_row(T* to, const T* from, int feat, bool aligned) {
     constexpr int VEC = 16 / sizeof(T);

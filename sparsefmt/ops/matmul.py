@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 
 from .._arrays import Array, namespace
+from .._costs import Costs, checked
 from ..base import Format
 from ..compressed import CSR
 from ..coo import COO
@@ -22,6 +23,7 @@ def spmm(
     row_scale: Array | None = None,
     col_scale: Array | None = None,
     precision: str | None = None,
+    costs: Costs | None = None,
     out: Array | None = None,
 ) -> Array:
     """Sparse matrix times dense feature matrix: the aggregation of a vertex's in-neighbours.
@@ -54,6 +56,9 @@ def spmm(
         Allows tensor cores in float32: they round each factor of a product to 11 bits, and add up
         in float32.  A permission: kernels that have no use for it ignore it.  float16 and bfloat16
         need none, since their products are exact there.
+    costs : Costs, optional
+        What decides which entries of an SGT tensor cores take, by default as measured; ignored
+        where no kernel has a use for it.
     out : array, shape (n_rows, feat), optional
         Takes the result; contiguous, of X's dtype and device, overlapping no input.
 
@@ -70,8 +75,8 @@ def spmm(
     FormatError
         If ``out`` is not contiguous, is read-only, or overlaps an input.
     DtypeError
-        If ``A`` is no sparse format, ``X`` has another dtype than ``A.data``, or a scale or ``out``
-        has a dtype that does not fit.
+        If ``A`` is no sparse format, ``X`` has another dtype than ``A.data``, a scale or ``out``
+        has a dtype that does not fit, or ``costs`` are no ``Costs``.
     DeviceError
         If the arguments are on different devices.
     UnsupportedError
@@ -93,7 +98,8 @@ def spmm(
     col_scale = _check.factors("col_scale", col_scale, A=A, axis="columns", like=X)
     inputs = [X, row_scale, col_scale, *A._arrays().values()]
     out = _check.output(out, shape=(A.n_rows, X.shape[1]), like=X, inputs=inputs)
-    options = {"row_scale": row_scale, "col_scale": col_scale, "precision": precision}
+    options = {"row_scale": row_scale, "col_scale": col_scale}
+    options |= {"precision": precision, "costs": checked(costs)}
     return _registry.run("spmm", A, _check.rows_in_place(X), out=out, reduce=reduce, **options)
 
 

@@ -3,6 +3,7 @@
 from typing import Any
 
 from .._arrays import Array
+from .._costs import Costs, checked
 from ..base import Format
 from ..cbsr import CBSR
 from ..compressed import CSR
@@ -17,6 +18,7 @@ def sddmm(
     Y: Array | CBSR,
     *,
     precision: str | None = None,
+    costs: Costs | None = None,
     out: Array | None = None,
 ) -> Array:
     """Dot products of feature rows, at the stored entries of ``A``.
@@ -35,6 +37,8 @@ def sddmm(
         CBSR of shape (m, feat), of which only the stored places are touched.
     precision : "tf32", optional
         Allows tensor cores in float32, as in ``spmm``; ignored where no kernel has a use for it.
+    costs : Costs, optional
+        What decides which entries of an SGT tensor cores take, as in ``spmm``.
     out : array, shape (nnz,) or (nnz, heads), optional
         Takes the result; contiguous, of X's dtype and device, overlapping no input.
 
@@ -51,7 +55,7 @@ def sddmm(
     FormatError
         If ``out`` is not contiguous, is read-only, or overlaps an input.
     DtypeError
-        If ``A`` is no sparse format, or dtypes do not fit.
+        If ``A`` is no sparse format, dtypes do not fit, or ``costs`` are no ``Costs``.
     DeviceError
         If the arguments are on different devices.
     UnsupportedError
@@ -59,20 +63,24 @@ def sddmm(
 
     Notes
     -----
-    Deterministic.  TC-GNN (ATC'23), section 2.1, equation 3.
+    Deterministic.  Error bound: ``feat * eps * sum_f |X[i, f]| |Y[j, f]|``; with tf32 ``2**-10``
+    times that sum more, and features from 3.4e38 on count as infinite.  TC-GNN (ATC'23), section
+    2.1, equation 3.
     """
     if isinstance(Y, CBSR):
         _check.precision(precision, "Y", Y)
+        checked(costs)
         return sddmm_cbsr(A, X, Y, out=out)
     A = _check.sparse("A", A)
     X = _check.features("X", X, A=A, axis="rows", heads=True)
     Y = _check.features("Y", Y, A=A, heads=True)
     _check.alike("Y", Y, "X", X)
-    precision = _check.precision(precision, "X", X)
+    precision, costs = _check.precision(precision, "X", X), checked(costs)
     inputs = [X, Y, *A._arrays().values()]
     out = _check.output(out, shape=(A.nnz, *X.shape[1:-1]), like=X, inputs=inputs)
     X, Y = _check.rows_in_place(X), _check.rows_in_place(Y)
-    return _registry.run("sddmm", _check.structure(A), X, Y, out=out, precision=precision)
+    options = {"precision": precision, "costs": costs}
+    return _registry.run("sddmm", _check.structure(A), X, Y, out=out, **options)
 
 
 def _sddmm_gpu(A: CSR, X: Array, Y: Array, *, out: Array, **_: Any) -> None:

@@ -20,7 +20,7 @@ template <typename Sum> __device__ inline Sum total_of_own_entry(Sum (&partial)[
 }
 
 // s[e, h] = r[i] * c[j] * sum_f X[i, h, f] * Y[j, h, f] at the entries e = (i, j), over the features
-// [from, to) of each head; added to what s holds if those are not the first.
+// [from, to) of each head; added to what s holds if those are not the first. With `perm` s[perm[e], h].
 // A sub-warp owns chunks of entries and one head, and takes a piece at a time: one row of X stays in
 // registers while the rows of Y of all its entries are in flight. Every s[e, h] is written by one lane.
 template <typename T, typename Index, int VEC>
@@ -28,8 +28,8 @@ __global__ void __launch_bounds__(SDDMM_THREADS, VEC * sizeof(T) < 16 ? 8 : 7)
 sddmm_csr_balanced(const Index* __restrict__ indptr, const Index* __restrict__ indices,
                    const Place<Index>* __restrict__ start, const T* __restrict__ X, const T* __restrict__ Y,
                    const accumulator<T>* __restrict__ row_scale, const accumulator<T>* __restrict__ col_scale,
-                   T* __restrict__ s, long long nnz, unsigned x_stride, unsigned y_stride, unsigned blocks,
-                   int heads, int feat, int from, int to) {
+                   const Index* __restrict__ perm, T* __restrict__ s, long long nnz, unsigned x_stride,
+                   unsigned y_stride, unsigned blocks, int heads, int feat, int from, int to) {
     using Sum = accumulator<T>;
     using Vector = Pack<T, VEC>;
     const unsigned block = blockIdx.x % blocks, head = blockIdx.x / blocks;
@@ -42,7 +42,7 @@ sddmm_csr_balanced(const Index* __restrict__ indptr, const Index* __restrict__ i
         const int count = at_work.count();
         // A sub-warp that is done goes along for the shuffles, with any row.
         const Index row = at_work.more() ? at_work.from.row + at_work.row : 0;
-        const Index entry = at_work.from.entry + at_work.pos + lane, col = own_col;
+        const Index entry = at_work.entry(lane), col = own_col, place = perm ? read(perm + entry) : entry;
         Index cols[PIECE];
 #pragma unroll
         for (int j = 0; j < PIECE; ++j) cols[j] = __shfl_sync(FULL_WARP, own_col, j, LANES);
@@ -70,8 +70,8 @@ sddmm_csr_balanced(const Index* __restrict__ indptr, const Index* __restrict__ i
         if (lane >= count) continue;
         if (row_scale) total *= row_scale[row];
         if (col_scale) total *= col_scale[col];
-        T* place = s + entry * (long long)heads + head;
-        store(place, from > 0 ? load(*place) + total : total);
+        T* const to = s + place * (long long)heads + head;
+        store(to, from > 0 ? load(*to) + total : total);
     }
 }
 

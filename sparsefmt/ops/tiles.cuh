@@ -1,6 +1,7 @@
-// Condensed tiles on chip: what the kernels of sgt.cu are made of.
+// Condensed tiles on chip: what the kernels of sgt.cu, and some of it those of sddmm_sgt.cu, are made of.
 constexpr int SLAB = 16;   // columns that are multiplied at a time
-constexpr int UNWEIGHTED = 0, DIRECT = 1, SCALED = 2;  // SCALED: by col_scale, with or without values
+// SCALED: by col_scale, with or without values. BAKED: of well filled slabs, whose values are those of all cells.
+constexpr int UNWEIGHTED = 0, DIRECT = 1, SCALED = 2, BAKED = 3;
 
 // One item of work: slabs [first, last) of a window; sums go to part `slot`, or to Y if that is negative.
 template <typename Index> struct alignas(4 * sizeof(Index)) Item { Index window, first, last, slot; };
@@ -14,10 +15,9 @@ template <typename T, typename Index> struct Tiles {
                                     // second the odd ones; of a tile that is alone one has both
     const Index* starts;            // first entry of each slab and tile
     const unsigned short* cells;    // of each entry in its slab
-    const T* values;                // of each entry
+    const T* values;                // of each entry; BAKED: of each slab, cell by cell as `Cell::place` has them
 };
 struct Cell {
-    static constexpr unsigned NONE = 0xffffffff;
     unsigned at;  // tile, lane (5 bits), column + 8, row + 8, column + 1 (a bit each)
 
     __device__ int row() const { return (at >> 8) * 16 + (at >> 1 & 1) * 8 + (at >> 5 & 7); }
@@ -36,6 +36,7 @@ template <int HEIGHT, int FEAT> struct Cut {
     static constexpr int WARPS_M = TILES / TALL;
     static constexpr int THREADS = WARPS_M * WARPS_N * WARP;
     static constexpr int WIDE = FEAT / WARPS_N;              // features of a warp
+    static constexpr int BLOCKS = THREADS == 128 ? 8 : 1;    // on a multiprocessor, at least
 };
 
 template <typename T> constexpr unsigned ONE = 0x3f800000;
@@ -56,47 +57,50 @@ template <typename T, int TALL> struct Operand {
         else if (TALL == 1) bits >>= tile % 2 * 4;
 #pragma unroll
         for (int m = 0; m < TALL; ++m) {
-            const int pair = m / 2;
-            const unsigned spread = FULL ? bits >> 16 * pair : __byte_perm(bits, 0, 0x4140 + 0x202 * pair);
+            const unsigned spread = FULL ? bits : __byte_perm(bits, 0, 0x4140);
 #pragma unroll
             for (int i = 0; i < WORDS; ++i) {
-                const int bit = FULL ? i / 2 + i % 2 * 8 + m % 2 * 4 : i + m % 2 * 4;
+                const int bit = FULL ? i / 2 + i % 2 * 8 + m * 4 : i + m * 4;
                 word[m][i] = (spread & (FULL ? 1u : 0x10001u) << bit) * (ONE<T> >> bit);
             }
         }
     }
-    __device__ void load(const T* tiles, int lane) {
+    __device__ void load(const T* tiles, int lane, bool rounded) {
         constexpr int EACH = 16 / sizeof(T);
 #pragma unroll
         for (int m = 0; m < TALL; ++m)
 #pragma unroll
             for (int i = 0; i < WORDS; i += 4)
                 *(uint4*)&word[m][i] = *(const uint4*)(tiles + m * 256 + i * 32 + lane * EACH);
+        if (FULL && !rounded)
+#pragma unroll
+            for (int m = 0; m < TALL; ++m)
+#pragma unroll
+                for (int i = 0; i < WORDS; ++i) word[m][i] = tf32(__uint_as_float(word[m][i]));
     }
 };
 
 // How much of the work of a block is on chip or on its way there.
-template <typename T, int FEAT> struct Depth {
-    static constexpr int SLABS = FEAT * sizeof(T) > 256 ? 1 : 2;  // of a stage
-    static constexpr int STAGES = sizeof(T) == 4 ? 3 : 4;         // one is read, the others are on their way
+template <typename T, bool WEIGHTED> struct Depth {
+    static constexpr int SLABS = WEIGHTED && sizeof(T) == 4 ? 1 : 2;           // of a step
+    static constexpr int STAGES = !WEIGHTED && sizeof(T) == 4 ? 3 : 4;         // one is read, the others are on their way
 };
 
 // What tells where operands lie, in rings of RING slabs: fetched BATCH slabs at a time, more than a batch ahead.
 template <typename T, typename Index, int TILES, bool WEIGHTED> struct Guide {
-    static constexpr int BATCH = 8, RING = 4 * BATCH, BITS = WEIGHTED ? 0 : WARP * TILES, STARTS = WEIGHTED ? TILES : 0;
+    static constexpr int BATCH = 8, RING = 4 * BATCH, BITS = WEIGHTED ? 0 : WARP * TILES;
     struct alignas(16) Rings {
         Index columns[RING * SLAB];
         unsigned char masks[RING * BITS + 1];
-        Index starts[RING * STARTS + 1];
     };
     Rings& rings;
-    const Index *columns, *starts;  // of the item
+    const Index* columns;  // of the item
     const unsigned char* masks;
     int slabs;
 
     __device__ Guide(void* shared, const Tiles<T, Index>& A, long long first, int slabs)
-        : rings(*(Rings*)shared), columns(A.columns + first * SLAB), starts(A.starts + first * TILES),
-          masks(A.masks + first * WARP * TILES), slabs(slabs) {}
+        : rings(*(Rings*)shared), columns(A.columns + first * SLAB), masks(A.masks + first * WARP * TILES),
+          slabs(slabs) {}
     // The slabs from `begin`, a multiple of BATCH, on.
     __device__ void fetch(int begin) {
         const int count = min(BATCH, slabs - begin), at = begin % RING;
@@ -107,13 +111,8 @@ template <typename T, typename Index, int TILES, bool WEIGHTED> struct Guide {
 #pragma unroll 1
         for (int i = threadIdx.x * 16; i < count * BITS; i += blockDim.x * 16)
             copy_16(rings.masks + at * BITS + i, masks + (long long)begin * BITS + i);
-        if (STARTS && count > 0)  // and where the slab behind them begins
-#pragma unroll 1
-            for (int i = threadIdx.x; i <= count * STARTS; i += blockDim.x)
-                copy_value(&rings.starts[(begin * STARTS + i) % (RING * STARTS)], starts + begin * STARTS + i);
     }
     __device__ Index column(int place) const { return rings.columns[place % (RING * SLAB)]; }
-    __device__ Index start(int tile) const { return rings.starts[tile % (RING * (STARTS ? STARTS : 1))]; }
 };
 
 // Rows of X on chip, behind one another. Chunks of 16 bytes change places in a row, so that lanes that load together find
@@ -148,73 +147,114 @@ template <typename T, typename Index, int FEAT, int THREADS, int SLABS, int STAG
     __device__ const Stage& of(int step) const { return stages[step % STAGES]; }
 };
 
-// The tiles of a warp with their values, dense on chip. A lane has EACH entries of a slab at a time, fetched AHEAD slabs
-// ahead; it puts them into tiles of zeros, and takes them out when all have been read.
-template <typename T, typename Index, int TALL, int WEIGHTS> struct Dense {
-    static constexpr int SIZE = TALL * 256, EACH = TALL, AHEAD = 2;
+// The tiles of a block with their values, dense on chip. All threads share in putting entries into tiles of zeros, those
+// of the step after this one, while those of the step before become zeros again. Entries are fetched another step ahead,
+// EACH of them by a thread; what is beyond that is fetched when it is put.
+template <typename T, typename Index, int HEIGHT, int SLABS, int STAGES, int THREADS, int WEIGHTS> struct Values {
+    static constexpr int TILES = HEIGHT / 16, CELLS = HEIGHT * SLAB, STEP = SLABS * CELLS;
+    static constexpr int BUFFERS = 3, SIZE = BUFFERS * STEP, EACH = 2;
     const Tiles<T, Index>& A;
     const float* col_scale;
-    T* tile;
-    struct Entries {
-        Index begin;
-        int count;                 // of the slab
-        unsigned cell[EACH];
-        T value[EACH];
-    } entries[AHEAD];
+    const Index *starts, *columns;  // of the item
+    int slabs;
+    T* cells;
+    Index begin, next_middle, next_end;  // entries of a step, and of the next
+    int count, middle;                   // from the middle on they are of the second slab
+    unsigned cell[EACH];
+    T value[EACH];
 
-    __device__ Dense(const Tiles<T, Index>& A, const float* col_scale, T* tile) : A(A), col_scale(col_scale), tile(tile) {}
-    __device__ void clear(int lane) {
-        for (int i = lane * 16; i < SIZE * (int)sizeof(T); i += WARP * 16) *(int4*)((char*)tile + i) = make_int4(0, 0, 0, 0);
+    __device__ Values(const Tiles<T, Index>& A, const float* col_scale, long long first, int slabs, void* shared)
+        : A(A), col_scale(col_scale), starts(A.starts + first * TILES), columns(A.columns + first * SLAB), slabs(slabs),
+          cells((T*)shared), count(0) {
+        if (WEIGHTS == UNWEIGHTED) return;
+        begin = starts[0];
+        look_ahead(0);
+        for (int i = threadIdx.x * 16; i < SIZE * (int)sizeof(T); i += THREADS * 16)
+            *(int4*)((char*)cells + i) = make_int4(0, 0, 0, 0);
     }
-    template <typename Guide> __device__ T value(Index entry, unsigned cell, int slab, const Guide& guide) const {
-        T v;
-        store(&v, 1.f);
-        if (WEIGHTS == DIRECT || A.values) v = A.values[entry];
-        if (WEIGHTS == SCALED) store(&v, load(v) * col_scale[guide.column(slab * SLAB + Cell{cell}.column())]);
-        return v;
+    __device__ void look_ahead(int step) {
+        if (SLABS == 2) next_middle = starts[min(step * SLABS + 1, slabs) * TILES];
+        next_end = starts[min(step * SLABS + SLABS, slabs) * TILES];
     }
-    // Entries of the tiles from `first` of a slab on.
-    template <typename Guide> __device__ Entries fetch(int slab, int first, int lane, const Guide& guide) const {
-        Entries found;
-        found.count = 0;
-        if (slab < guide.slabs) {
-            found.begin = guide.start(first);
-            found.count = guide.start(first + TALL) - found.begin;
-        }
+    // Of the step fetched last, EACH from that place on.
+    __device__ void get(int place, int step) {
 #pragma unroll
         for (int i = 0; i < EACH; ++i) {
-            found.cell[i] = Cell::NONE;
-            if (lane + i * WARP >= found.count) continue;
-            found.cell[i] = A.cells[found.begin + (lane + i * WARP)];
-            found.value[i] = value(found.begin + (lane + i * WARP), found.cell[i], slab, guide);
+            const int at = place + i * THREADS;
+            if (at >= count) break;
+            cell[i] = read(A.cells + (begin + at));
+            if (SLABS == 2 && at >= middle) cell[i] += CELLS;
+            store(&value[i], 1.f);
+            if (WEIGHTS == DIRECT || A.values) value[i] = read(A.values + (begin + at));
+            if (WEIGHTS == SCALED) {
+                const int slab = step * SLABS + cell[i] / CELLS;
+                store(&value[i], load(value[i]) * col_scale[columns[slab * SLAB + Cell{cell[i]}.column()]]);
+            }
         }
-        return found;
     }
-    __device__ void put(unsigned cell, T value) {
-        T* to = tile + Cell{cell % SIZE}.template place<T>();
-        if constexpr (sizeof(T) == 4) *(unsigned*)to = tf32(value);
-        else *to = value;
+    // Steps follow one another.
+    __device__ void fetch(int step) {
+        begin += count;
+        if (SLABS == 2) middle = next_middle - begin;
+        count = next_end - begin;
+        get(threadIdx.x, step);
+        look_ahead(step + 1);
     }
-    template <typename Guide, typename F>
-    __device__ void use(const Entries& found, int slab, int lane, const Guide& guide, F&& f) {
-        T zero;
-        store(&zero, 0.f);
-#pragma unroll
-        for (int i = 0; i < EACH; ++i)
-            if (found.cell[i] != Cell::NONE) put(found.cell[i], found.value[i]);
+    __device__ void put(int step) {
+        T* const to = cells + step % BUFFERS * STEP;
 #pragma unroll 1
-        for (int e = lane + EACH * WARP; e < found.count; e += WARP) {
-            const unsigned cell = A.cells[found.begin + e];
-            put(cell, value(found.begin + e, cell, slab, guide));
+        for (int place = threadIdx.x;;) {
+#pragma unroll
+            for (int i = 0; i < EACH; ++i) {
+                if (place + i * THREADS >= count) break;
+                T* const here = to + Cell{cell[i]}.template place<T>();
+                if constexpr (sizeof(T) == 4) *(unsigned*)here = tf32(value[i]);
+                else *here = value[i];
+            }
+            place += EACH * THREADS;
+            if (place >= count) break;
+            get(place, step);
         }
-        __syncwarp();
-        f(tile);
-        __syncwarp();
-#pragma unroll
-        for (int i = 0; i < EACH; ++i)
-            if (found.cell[i] != Cell::NONE) put(found.cell[i], zero);
-#pragma unroll 1
-        for (int e = lane + EACH * WARP; e < found.count; e += WARP) put(A.cells[found.begin + e], zero);
-        __syncwarp();
     }
+    __device__ void clear(int step) {
+        char* const to = (char*)(cells + step % BUFFERS * STEP);
+#pragma unroll
+        for (int i = 0; i < STEP * (int)sizeof(T); i += THREADS * 16)
+            if (STEP * sizeof(T) % (THREADS * 16) == 0 || i + threadIdx.x * 16 < STEP * sizeof(T))
+                *(int4*)(to + i + threadIdx.x * 16) = make_int4(0, 0, 0, 0);
+    }
+    __device__ void copy(int) {}
+    __device__ void begin_with() {
+        Values first = *this;
+        fetch(1);
+        first.put(0);
+    }
+    __device__ void go_on(int step) {
+        put(step + 1);
+        clear(step + 2);
+        fetch(step + 2);
+    }
+    __device__ const T* of(int step, int slab) const { return cells + step % BUFFERS * STEP + slab * CELLS; }
+};
+
+// The same where all cells have values: copied as they are, together with the rows of X.
+template <typename T, typename Index, int HEIGHT, int SLABS, int STAGES, int THREADS>
+struct Values<T, Index, HEIGHT, SLABS, STAGES, THREADS, BAKED> {
+    static constexpr int CELLS = HEIGHT * SLAB, STEP = SLABS * CELLS, SIZE = STAGES * STEP;
+    const char* values;  // of the item
+    int slabs;
+    T* cells;
+
+    __device__ Values(const Tiles<T, Index>& A, const float*, long long first, int slabs, void* shared)
+        : values((const char*)(A.values + first * CELLS)), slabs(slabs), cells((T*)shared) {}
+    __device__ void copy(int step) {
+        const int bytes = min(SLABS, slabs - step * SLABS) * CELLS * (int)sizeof(T);
+        const char* const from = values + (long long)step * STEP * sizeof(T);
+        for (int i = threadIdx.x * 16; i < bytes; i += THREADS * 16)
+            copy_16((char*)(cells + step % STAGES * STEP) + i, from + i);
+    }
+    __device__ void fetch(int) {}
+    __device__ void begin_with() {}
+    __device__ void go_on(int) {}
+    __device__ const T* of(int step, int slab) const { return cells + step % STAGES * STEP + slab * CELLS; }
 };

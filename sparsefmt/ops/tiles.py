@@ -6,9 +6,12 @@ from typing import Any
 
 import numpy as np
 
+from .. import _costs
 from .._arrays import Array, finish, import_cupy, namespace
+from .._costs import Costs
 from .._split import HEIGHTS, Split
 from ..base import Format
+from ..compressed import CSR
 from ..sgt import SGT
 from . import _registry
 from ._registry import Kernel, all_of, on_cpu, on_gpu, pointer, row_stride
@@ -36,7 +39,9 @@ def sddmm_rows(on_csr: Callable[..., None]) -> tuple[Kernel, ...]:
     """The kernels of ``sddmm`` on an SGT; ``on_csr`` is the one on a CSR on a GPU."""
     sgt = _registry.is_format("sgt")
     structure = _on_structure(on_csr)
+    note = "float32 sums; what does not pay on tensor cores runs on CUDA cores"
     return (
+        Kernel("sddmm", "sddmm_sgt_mma", _against_sddmm, _sddmm_mma_gpu, note=note),
         Kernel("sddmm", "sddmm_sgt_csr", all_of(on_gpu, sgt), structure, note=_ON_STRUCTURE),
         Kernel("sddmm", "sddmm_sgt_numba", all_of(on_cpu, sgt), _sddmm_numba),
     )
@@ -64,7 +69,13 @@ def _against_mma(A: Format, X: Array, *, precision: str | None = None, **_: Any)
 
 
 def _against_spmm(
-    A: Format, X: Array, *, reduce: str = "sum", col_scale: Array | None = None, **options: Any
+    A: Format,
+    X: Array,
+    *,
+    reduce: str = "sum",
+    col_scale: Array | None = None,
+    costs: Costs | None = None,
+    **options: Any,
 ) -> list[str]:
     """The reasons against tensor cores; entries are split only if there is no other one."""
     reasons = _against_mma(A, X, **options)
@@ -74,9 +85,35 @@ def _against_spmm(
         reasons.append(f"tensor cores do not take a {reduce}")
     if col_scale is not None and X.dtype == np.float16:
         reasons.append("values times col_scale may leave the range of float16")
-    if not reasons and not A.split().share:
-        reasons.append("its windows are too sparse: CUDA cores do best")
-    return reasons
+    return reasons or _against_split(A, _costs_of_spmm(A, X, col_scale, costs), X)
+
+
+def _against_split(A: SGT, costs: Costs | None, X: Array) -> list[str]:
+    if costs is None:
+        return [f"for {X.shape[-1]} features CUDA cores do best"]
+    if A.split(costs).share:
+        return []
+    return ["its windows are too sparse, or too few: CUDA cores do best"]
+
+
+def _costs_of_spmm(A: SGT, X: Array, col_scale: Array | None, costs: Costs | None) -> Costs | None:
+    """Those given, else as measured for such a product; None where CUDA cores do best."""
+    weighted = A.data is not None or col_scale is not None
+    return costs or _costs.measured("spmm", X.itemsize, weighted, X.shape[-1])
+
+
+def _against_sddmm(
+    A: Format, X: Array, Y: Array, *, costs: Costs | None = None, **options: Any
+) -> list[str]:
+    """The reasons against tensor cores; entries are split only if there is no other one."""
+    reasons = _against_mma(A, X, **options)
+    if reasons or not isinstance(A, SGT):
+        return reasons
+    return _against_split(A, _costs_of_sddmm(X, costs), X)
+
+
+def _costs_of_sddmm(X: Array, costs: Costs | None) -> Costs | None:
+    return costs or _costs.measured("sddmm", X.itemsize, False, X.shape[-1])
 
 
 @cache
@@ -102,11 +139,15 @@ def _on_structure(on_csr: Callable[..., None]) -> Callable[..., None]:
     """The same product of the CSR that belongs to the SGT, which is not converted for it."""
 
     def run(A: SGT, *args: Array, **options: Any) -> None:
-        csr = A._structure()
-        _ = csr.chunks  # kept there, where the next call finds them
-        on_csr(csr._replace(data=A.data), *args, **options)
+        on_csr(A._keep_values("csr", lambda: _with_values(A), keep=True), *args, **options)
 
     return run
+
+
+def _with_values(A: SGT) -> CSR:
+    csr = A._structure()
+    _ = csr.chunks  # kept there, for all values
+    return csr._replace(data=A.data)
 
 
 def _spmm_mma_gpu(
@@ -117,14 +158,15 @@ def _spmm_mma_gpu(
     reduce: str = "sum",
     row_scale: Array | None = None,
     col_scale: Array | None = None,
+    costs: Costs | None = None,
     **_: Any,
 ) -> None:
     from . import _launch, _launch_tiles
 
-    split, stream = A.split(), _launch.stream()
+    split = A.split(_costs_of_spmm(A, X, col_scale, costs))
     T = A._keep(("pointers", split), lambda: _launch_tiles.tile_structure(split, A.shape))
     dtype, feat = str(X.dtype), X.shape[1]
-    X, sums = _readable(X), _writable(out)
+    X = _readable(X)
     row_scale, tile_scale = _row_factors(A, split, reduce, row_scale)
     nbytes = _launch_tiles.spmm_tiles_workspace(T, dtype, feat)
     workspace = namespace(X).empty(nbytes, np.uint8) if nbytes else None
@@ -133,36 +175,17 @@ def _spmm_mma_gpu(
         dtype,
         feat=feat,
         ldx=row_stride(X),
-        data=pointer(A.data),
-        values=pointer(_tile_values(A, split, stream)),
+        data=pointer(_rest_values(A, split)),
+        perm=0,
+        values=pointer(_tile_values(A, split, baked=split.baked and col_scale is None)),
         X=pointer(X),
         row_scale=pointer(row_scale),
         tile_scale=pointer(tile_scale),
         col_scale=pointer(col_scale),
-        out=pointer(sums),
+        out=pointer(out),
         workspace=pointer(workspace),
-        stream=stream,
+        stream=_launch.stream(),
     )
-    if sums is not out:
-        out[...] = sums
-
-
-def _readable(X: Array) -> Array:
-    """``X``, or a copy of it with rows where the kernel reads them."""
-    from ._launch_tiles import copy_width
-
-    feat = X.shape[1]
-    width = copy_width(str(X.dtype), feat, ldx=row_stride(X), X=pointer(X))
-    if not width:
-        return X
-    copy = namespace(X).zeros((len(X), width), X.dtype)
-    copy[:, :feat] = X
-    return copy
-
-
-def _writable(out: Array) -> Array:
-    """``out``, or another one for the kernel to write to if it begins where words do not."""
-    return namespace(out).empty_like(out) if pointer(out) % 16 else out
 
 
 def _row_factors(
@@ -200,14 +223,36 @@ def _rows_inside(A: SGT, split: Split) -> Array | None:
     return None if bool(found.all()) else found  # synchronize!
 
 
-def _tile_values(A: SGT, split: Split, stream: int) -> Array | None:
-    """The values in the order of the tiles; kept, for the stream that makes them."""
+def _tile_values(A: SGT, split: Split, *, baked: bool) -> Array | None:
+    """The values of the entries in tiles, one by one or in the cells that have them."""
+
+    def build(data: Array) -> Array:
+        if not baked:
+            return data[split.perm]
+        places = A._keep(("places", split, data.itemsize), lambda: split.places(data.itemsize))
+        cells = namespace(data).zeros(split.n_cells, data.dtype)
+        cells[places] = data[split.perm]
+        return cells
+
+    return _kept_values(A, ("tiles", split, baked), build)
+
+
+def _rest_values(A: SGT, split: Split) -> Array | None:
+    """Those of the other entries."""
+    if split.rest is None:
+        return None
+    return _kept_values(A, ("rest", split), lambda data: data[split.rest_perm])
+
+
+def _kept_values(A: SGT, key: tuple[Any, ...], build: Callable[[Array], Array]) -> Array | None:
+    """What is built of the values; kept, for the stream that makes it."""
     data = A.data
     if data is None:
         return None
-    # In a capture they are only made when the graph is launched: nobody else may find them.
-    keep = not import_cupy().cuda.get_current_stream().is_capturing()
-    return A._keep_values(("tiles", split, stream), lambda: data[split.perm], keep=keep)
+    stream = import_cupy().cuda.get_current_stream()
+    # In a capture it is only made when the graph is launched: nobody else may find it.
+    keep = not stream.is_capturing()
+    return A._keep_values((*key, stream.ptr), lambda: build(data), keep=keep)
 
 
 def _spmm_numba(
@@ -223,6 +268,46 @@ def _spmm_numba(
     from . import _cpu_sgt
 
     _cpu_sgt.spmm(A, X, row_scale, col_scale, out, mean=reduce == "mean")
+
+
+def _sddmm_mma_gpu(
+    A: SGT, X: Array, Y: Array, *, out: Array, costs: Costs | None = None, **_: Any
+) -> None:
+    from . import _launch, _launch_tiles, _launch_tiles_edges
+
+    split, dtype = A.split(_costs_of_sddmm(X, costs)), str(X.dtype)
+    T = A._keep(("pointers", split), lambda: _launch_tiles.tile_structure(split, A.shape))
+    X, Y = _readable(X), _readable(Y)
+    heads, feat = X.shape[1] if X.ndim == 3 else 1, X.shape[-1]
+    nbytes = _launch_tiles_edges.sddmm_tiles_workspace(T, dtype, heads=heads, feat=feat)
+    workspace = namespace(X).empty(nbytes, np.uint8) if nbytes else None
+    _launch_tiles_edges.sddmm_tiles(
+        T,
+        dtype,
+        heads=heads,
+        feat=feat,
+        ldx=row_stride(X),
+        ldy=row_stride(Y),
+        X=pointer(X),
+        Y=pointer(Y),
+        perm=pointer(split.perm),
+        out=pointer(out),
+        workspace=pointer(workspace),
+        stream=_launch.stream(),
+    )
+
+
+def _readable(X: Array) -> Array:
+    """``X``, or a copy of it, wider by zeros, whose heads begin where the kernel reads them."""
+    from ._launch_tiles import copy_width
+
+    feat = X.shape[-1]
+    width = copy_width(str(X.dtype), feat, ldx=row_stride(X), X=pointer(X))
+    if not width:
+        return X
+    copy = namespace(X).zeros((*X.shape[:-1], width), X.dtype)
+    copy[..., :feat] = X
+    return copy
 
 
 def _sddmm_numba(A: SGT, X: Array, Y: Array, *, out: Array, **_: Any) -> None:
