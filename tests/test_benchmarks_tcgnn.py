@@ -272,7 +272,7 @@ def test_the_limit_of_errors_in_bfloat16_goes_by_the_share_and_that_in_float16_d
 def test_graphs_with_structure_are_judged_together_and_by_group():
     rows = [
         {"case": f"{group} {k}", "group": group, "dtype": "tf32", "over_csr": ratio}
-        | {"weighted": k == 0}
+        | {"weighted": k == 0, "share": 0.5 * k, "error": 5e-4 * k}
         for group, ratios in (("ids not shuffled", (2.0, 8.0)), ("real", (1.0,)))
         for k, ratio in enumerate(ratios)
     ]
@@ -281,6 +281,8 @@ def test_graphs_with_structure_are_judged_together_and_by_group():
     assert targets["tf32 over spmm(CSR), ids not shuffled, 2"].value == pytest.approx(4.0)
     assert targets["tf32 over spmm(CSR), without values, 1"].value == pytest.approx(8.0)
     assert targets["tf32 over spmm(CSR), worst (real 0)"].value == 1.0
+    assert targets["tf32 over spmm(CSR), by tiles, 1"].value == pytest.approx(8.0)
+    assert not targets["tf32 largest relative error"].ok
 
 
 def test_the_largest_share_of_translation_counts():
