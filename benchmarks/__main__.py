@@ -22,7 +22,8 @@ def main(argv: list[str]) -> int:
     try:
         return int(_module(argv[0]).main(argv[1:]) or 0)
     except DeviceError as error:
-        print(f"{error} Or give --device cpu.", file=sys.stderr)
+        mend = "" if getattr(_module(argv[0]), "NEEDS_GPU", False) else " Or give --device cpu."
+        print(f"{error}{mend}", file=sys.stderr)
         return 2
 
 

@@ -43,6 +43,8 @@ SECTIONS = {
     "width": ("_tcgnn_spmm", "width"),
     "warps": ("_tcgnn_warps", "warps"),
 }
+#: What ``python -m benchmarks`` does not mend by ``--device cpu``.
+NEEDS_GPU = True
 ROOT = Path(__file__).resolve().parent.parent
 
 
@@ -53,7 +55,11 @@ def main(argv: list[str]) -> int:
 
 def parse(argv: list[str]) -> argparse.Namespace:
     """The options; ``graphs``, ``widths`` and ``dtypes`` are None where a section decides."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks tcgnn")
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks tcgnn",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     _options.add_options(parser)
     every, sections = tuple(SECTIONS), "of " + ", ".join(SECTIONS)
     split = _options.some_of(SECTIONS)

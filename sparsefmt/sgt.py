@@ -50,6 +50,10 @@ class Kept:
         self._lock = RLock()  # what is built may ask for something else
         self._made: dict[Hashable, Any] = {}
 
+    def peek(self, key: Hashable) -> Any:
+        """What has that key, None if nothing has."""
+        return self._made.get(key)
+
     def ask(self, key: Hashable, build: Callable[[], Made], *, keep: bool = True) -> Made:
         """What has that key; if it is built, it is kept only where told."""
         with self._lock:
@@ -198,6 +202,12 @@ class SGT(Format):
             return csr
 
         return self._keep("csr", build)
+
+    def _kept_arrays(self) -> list[Array]:
+        """Those of the CSR that it was made of, which products may read."""
+        kept: Kept | None = self.__dict__.get("_kept")
+        csr = None if kept is None else kept.peek("csr")
+        return [] if csr is None else [csr.indptr, csr.indices]
 
     def _keep(self, key: Hashable, build: Callable[[], Made]) -> Made:
         """What is built of the structure alone."""

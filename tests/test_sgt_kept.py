@@ -10,6 +10,7 @@ from op_cases import put
 from tile_cases import costs, windows
 
 import sparsefmt
+from sparsefmt import ops
 from sparsefmt._costs import Costs
 
 F32 = np.float32
@@ -119,3 +120,15 @@ def test_a_split_that_fails_is_not_kept(monkeypatch):
         with pytest.raises(MemoryError, match="no room"):
             A.split()
     assert A.split().nnz == A.nnz
+
+
+@pytest.mark.parametrize("op", ["spmm", "sddmm"])
+def test_a_result_does_not_overwrite_the_structure_that_is_kept(op):
+    csr = sparsefmt.CSR(
+        np.arange(65, dtype=np.int32), np.arange(64, dtype=np.int32), shape=(64, 64)
+    )
+    A, X = csr.tosgt(TILE), np.ones((64, 1), F32)
+    out = csr.indices.view(F32)
+    operands, out = ((X,), out[:, None]) if op == "spmm" else ((X, X), out)
+    with pytest.raises(sparsefmt.FormatError, match="out overlaps an input"):
+        getattr(ops, op)(A, *operands, out=out)

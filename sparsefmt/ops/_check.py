@@ -18,6 +18,7 @@ from .._arrays import (
 from ..base import Format
 from ..errors import DeviceError, DtypeError, FormatError, ShapeError, UnsupportedError
 from ..graph import Graph
+from ..sgt import SGT
 
 
 def sparse(name: str, A: object) -> Format:
@@ -194,6 +195,11 @@ def output(
         if array is not None and may_overlap(out, array):
             raise FormatError("out overlaps an input: give an array of its own.")
     return out
+
+
+def arrays_of(A: Format) -> list[Array]:
+    """All that a product with A may read of it."""
+    return [*A._arrays().values(), *(A._kept_arrays() if isinstance(A, SGT) else [])]
 
 
 def may_overlap(a: Array, b: Array) -> bool:

@@ -96,7 +96,7 @@ def spmm(
     precision = _check.precision(precision, "X", X)
     row_scale = _check.factors("row_scale", row_scale, A=A, axis="rows", like=X)
     col_scale = _check.factors("col_scale", col_scale, A=A, axis="columns", like=X)
-    inputs = [X, row_scale, col_scale, *A._arrays().values()]
+    inputs = [X, row_scale, col_scale, *_check.arrays_of(A)]
     out = _check.output(out, shape=(A.n_rows, X.shape[1]), like=X, inputs=inputs)
     options = {"row_scale": row_scale, "col_scale": col_scale}
     options |= {"precision": precision, "costs": checked(costs)}

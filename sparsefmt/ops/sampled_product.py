@@ -76,7 +76,7 @@ def sddmm(
     Y = _check.features("Y", Y, A=A, heads=True)
     _check.alike("Y", Y, "X", X)
     precision, costs = _check.precision(precision, "X", X), checked(costs)
-    inputs = [X, Y, *A._arrays().values()]
+    inputs = [X, Y, *_check.arrays_of(A)]
     out = _check.output(out, shape=(A.nnz, *X.shape[1:-1]), like=X, inputs=inputs)
     X, Y = _check.rows_in_place(X), _check.rows_in_place(Y)
     options = {"precision": precision, "costs": costs}

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from functools import cache
+from threading import get_ident
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,8 @@ from ._registry import Kernel, all_of, on_cpu, on_gpu, pointer, row_stride
 MMA_TILE = (64, 16)
 #: What ``precision`` may allow; the only one.
 TF32 = "tf32"
+#: Address of the stream that every thread has by default, if CuPy is told so.
+_PER_THREAD = 2
 _ON_STRUCTURE = "on CUDA cores, by the CSR that A was made of"
 
 
@@ -252,7 +255,8 @@ def _kept_values(A: SGT, key: tuple[Any, ...], build: Callable[[Array], Array]) 
     stream = import_cupy().cuda.get_current_stream()
     # In a capture it is only made when the graph is launched: nobody else may find it.
     keep = not stream.is_capturing()
-    return A._keep_values((*key, stream.ptr), lambda: build(data), keep=keep)
+    thread = get_ident() if stream.ptr == _PER_THREAD else 0  # one address, a stream for each
+    return A._keep_values((*key, stream.ptr, thread), lambda: build(data), keep=keep)
 
 
 def _spmm_numba(
