@@ -4,8 +4,9 @@ A backend counts only if its module is already loaded: a CuPy array cannot exist
 """
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from itertools import accumulate
 from types import ModuleType
 from typing import Any, TypeAlias
 
@@ -18,6 +19,8 @@ Array: TypeAlias = Any
 
 INDEX_DTYPES = (np.dtype(np.int32), np.dtype(np.int64))
 VALUE_DTYPES = ("float16", "bfloat16", "float32", "float64")
+#: Bytes at which arrays begin that are sent together: a line of the L2.
+ALIGNMENT = 128
 
 _DLPACK_CPU = (1, 3)  # host memory, pinned or not
 _DLPACK_CUDA = (2, 13)  # device and managed memory
@@ -167,6 +170,22 @@ def to_device(a: Array, device: str) -> Array:
     cupy = import_cupy()
     with cupy.cuda.Device(ordinal), allocating(f"moving {a.nbytes} bytes to {device}"):
         return cupy.asarray(a)
+
+
+def send(arrays: Sequence[Array], *, like: Array) -> list[Array]:
+    """Contiguous arrays of the CPU, moved to the device of ``like`` by one copy: views of it."""
+    if not is_cupy(like):
+        return list(arrays)
+    ends = list(accumulate(-(-a.nbytes // ALIGNMENT) * ALIGNMENT for a in arrays))
+    packed = np.empty(ends[-1], np.uint8)
+    for a, begin in zip(arrays, [0, *ends], strict=False):
+        packed[begin : begin + a.nbytes] = a.ravel().view(np.uint8)
+    with on_device_of(like):
+        sent = namespace(like).asarray(packed)
+        return [
+            sent[begin : begin + a.nbytes].view(a.dtype).reshape(a.shape)
+            for a, begin in zip(arrays, [0, *ends], strict=False)
+        ]
 
 
 @contextmanager

@@ -6,7 +6,7 @@ place; places count from the window's first entry, so that they need few bits.  
 makes the words and one takes them apart (``_condense_kernels``).
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -36,7 +36,8 @@ class _Words:
     @property
     def windows(self) -> int:
         """How many windows can be told apart."""
-        return 1 << min(64 - self.column_bits - self.place_bits, 62)
+        bits = 64 - self.column_bits - self.place_bits
+        return 1 << min(bits, 62) if bits >= 0 else 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,20 +55,19 @@ class _Chunk:
 def condense(A: CSR, tile: tuple[int, int]) -> SGT:
     """``A`` in condensed tiles (TC-GNN, section 3, algorithm 1)."""
     xp = namespace(A.indptr)
-    bounds = xp.append(A.indptr[: -1 : tile[0]], A.indptr[-1:])
-    limits = to_device(bounds, "cpu")  # synchronize!
-    layout = _layout(A, int(np.diff(limits).max(initial=0)))
+    bounds = _bounds(A, tile[0])
+    layout, chunks = _cut(A, bounds)
     slots = xp.empty(A.nnz, slot_dtype(tile))
     order = xp.empty(A.nnz, A.index_dtype)
     window_ptrs, tile_ptrs, columns = [], [], []
     tiles = 0
-    for windows, entries in _chunks(limits, layout.windows):
+    for windows, entries in chunks:
         within = bounds[windows.start : windows.stop + 1]
         chunk = _Chunk(A, tile, layout, windows, entries, within)
         words = _pack(chunk)
         words.sort()
         window_ptr, tile_ptr, piece = _unpack(chunk, words, slots[entries], order[entries])
-        window_ptrs.append(window_ptr + tiles)
+        window_ptrs.append(window_ptr + tiles if tiles else window_ptr)
         tile_ptrs.append(tile_ptr)
         columns.append(piece)
         tiles += len(piece)
@@ -85,12 +85,33 @@ def condense(A: CSR, tile: tuple[int, int]) -> SGT:
     return found
 
 
+def _bounds(A: CSR, height: int) -> Array:
+    """(n_windows + 1,) where the entries of each window begin, and the end."""
+    if is_cupy(A.indptr):
+        return kernels.bounds()(A.indptr, A.n_rows, height, size=-(-A.n_rows // height) + 1)
+    return np.append(A.indptr[:-1:height], A.indptr[-1:])
+
+
 def _chained(pointers: list[Array]) -> Array:
     """Pointers that each end where the next begin."""
     *others, last = pointers
     if not others:
         return last
     return namespace(last).concatenate([*(one[:-1] for one in others), last])
+
+
+def _cut(A: CSR, bounds: Array) -> tuple[_Words, Iterable[tuple[slice, slice]]]:
+    """What words are like, and slices of windows, and of their entries, to sort together.
+
+    Few entries are one chunk, whatever the windows hold: nobody has to look.
+    """
+    n_windows = len(bounds) - 1
+    layout = _Words(A.indices, None, primitives.bits_for(A.n_cols), primitives.bits_for(A.nnz))
+    if A.nnz <= CHUNK_ENTRIES and n_windows <= layout.windows:
+        return layout, [(slice(0, n_windows), slice(0, A.nnz))]
+    limits = to_device(bounds, "cpu")  # synchronize!
+    layout = _layout(A, int(np.diff(limits).max(initial=0)))
+    return layout, _chunks(limits, layout.windows)
 
 
 def _layout(A: CSR, window_entries: int) -> _Words:
@@ -142,8 +163,8 @@ def _unpack(chunk: _Chunk, words: Array, slots: Array, order: Array) -> tuple[Ar
     seen = _distinct(words, chunk.layout.place_bits, dtype)
     window_ptr = _window_ptr(chunk, seen)
     n_tiles = int(window_ptr[-1])  # synchronize!
-    columns = xp.full(n_tiles * width, PADDING, dtype)
-    tile_ptr = xp.full(n_tiles + 1, chunk.entries.stop, dtype)
+    columns = xp.empty(n_tiles * width, dtype)
+    tile_ptr = xp.empty(n_tiles + 1, dtype)
     fill = _fill_with_kernel if is_cupy(words) else _fill
     fill(chunk, words, seen, window_ptr, (slots, order, columns, tile_ptr))
     return window_ptr, tile_ptr, columns.reshape(n_tiles, width)
@@ -151,24 +172,22 @@ def _unpack(chunk: _Chunk, words: Array, slots: Array, order: Array) -> tuple[Ar
 
 def _distinct(words: Array, place_bits: int, dtype: Any) -> Array:
     """(nnz + 1,) distinct pairs of window and column before each entry, and of all."""
-    seen = namespace(words).zeros(len(words) + 1, dtype)
+    seen = namespace(words).empty(len(words) + 1, dtype)
     if is_cupy(words):
-        kernels.differs()(words, place_bits, seen[1:])
-    elif len(words):
+        kernels.differs()(words, place_bits, seen)
+    else:
         pairs = words >> np.uint64(place_bits)
-        seen[1] = 1
+        seen[0], seen[1:2] = 0, 1
         seen[2:] = pairs[1:] != pairs[:-1]
     return primitives.sum_up(seen)
 
 
 def _window_ptr(chunk: _Chunk, seen: Array) -> Array:
     bounds, first, width = chunk.bounds, chunk.entries.start, chunk.tile[1]
-    ptr = namespace(seen).zeros(len(bounds), seen.dtype)
     if is_cupy(seen):
-        kernels.tiles()(bounds[:-1], bounds[1:], seen, first, width, ptr[1:])
-    else:
-        ptr[1:] = -(-np.diff(seen[bounds - first]) // width)
-    return primitives.sum_up(ptr)
+        tiles = kernels.tiles()(bounds, seen, first, width, size=len(bounds))
+        return primitives.sum_up(tiles)
+    return primitives.offsets(-(-np.diff(seen[bounds - first]) // width), seen.dtype)
 
 
 def _fill(
@@ -176,6 +195,7 @@ def _fill(
 ) -> None:
     """``slots, order, columns, tile_ptr`` of sorted words."""
     slots, order, columns, tile_ptr = into
+    columns[:], tile_ptr[-1] = PADDING, chunk.entries.stop
     layout, (height, width), first = chunk.layout, chunk.tile, chunk.entries.start
     rows = slice(chunk.windows.start * height, chunk.windows.stop * height + 1)
     row = primitives.expand(chunk.A.indptr[rows], len(words))
@@ -200,9 +220,9 @@ def _fill_with_kernel(
     distinct = A.indices if layout.distinct is None else layout.distinct
     kernels.unpack()(
         *(words, seen, A.indptr, window_ptr, distinct, layout.distinct is not None),
-        *(A.n_rows, chunk.windows.start, chunk.entries.start, *chunk.tile),
-        *(layout.column_bits, layout.place_bits, *into),
-        size=len(words),
+        *(A.n_rows, len(words), len(into[-1]) - 1, chunk.windows.start, chunk.entries.start),
+        *(*chunk.tile, layout.column_bits, layout.place_bits, *into),
+        size=len(words) + 1,
     )
 
 

@@ -51,7 +51,7 @@ def offsets(lengths: Array, dtype: Any) -> Array:
 
 
 def sum_up(ptr: Array) -> Array:
-    """Running sums of integers, in their place: on a GPU nothing is copied."""
+    """Running sums of integers, in their place."""
     return ptr.cumsum(out=ptr)
 
 

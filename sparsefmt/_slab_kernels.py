@@ -10,63 +10,56 @@ from ._cells import CUDA, SLAB
 
 #: Most entries that a column may have to hold: 1 to this are tried.
 MOST = 4
-#: Threads that share the tiles of a window; each walks through whole tiles, which stay in the L1.
-THREADS = 256
+#: Threads of a block, which has one window.
+THREADS = 512
 
 
 @cache
 def count() -> Any:
     """Entries of each column, where they begin, and the ``figures`` of every ``step``-th window.
 
-    ``size`` is ``THREADS`` for each of those windows.  Of entries in one cell the first counts.
+    A block has one of those windows, a thread one column at a time, whose entries it searches in
+    the tile.  Of entries in one cell the first counts.
     """
     import cupy
 
     return cupy.ElementwiseKernel(
         "raw I window_ptr, raw I tile_ptr, raw S slots, int64 n_windows, uint32 width, int64 step, "
         "bool keep",
-        "raw I begins, raw uint8 counts, raw uint64 figures",
+        "raw I begins, raw uint8 counts, raw int64 figures",
         f"""
+        const unsigned thread = i % {THREADS};
         const long long w = i / {THREADS} * step, last = window_ptr[w + 1];
-        unsigned long long found[{MOST + 1}] = {{}};
-        for (long long t = window_ptr[w] + i % {THREADS}; t < last; t += {THREADS}) {{
-            I e = tile_ptr[t];
-            const I end = tile_ptr[t + 1];
-            for (unsigned k = 0; k < width; ++k) {{
-                const I begin = e;
-                unsigned held = 0, before = ~0u;
-                for (; e < end && slots[e] % width == k; ++e) {{
-                    held += slots[e] != before;
-                    before = slots[e];
-                }}
-                for (unsigned m = 1; m < {MOST}; ++m) found[m - 1] += held == m;
-                if (held >= {MOST}) ++found[{MOST - 1}], found[{MOST}] += held;
-                if (!keep) continue;
+        long long found[{MOST + 1}] = {{}};
+        unsigned k = thread % width;
+        for (long long t = window_ptr[w] + thread / width; t < last; t += {THREADS} / width) {{
+            I begin = tile_ptr[t], end = tile_ptr[t + 1];
+            for (I high = end; begin < high;) {{  // to the first entry of column k or behind
+                const I middle = begin + (high - begin) / 2;
+                if (slots[middle] % width < k) begin = middle + 1; else high = middle;
+            }}
+            unsigned held = 0;
+            for (I e = begin; e < end && slots[e] % width == k; ++e)
+                held += e == begin || slots[e] != slots[e - 1];
+            for (unsigned m = 1; m < {MOST}; ++m) found[m - 1] += held == m;
+            if (held >= {MOST}) ++found[{MOST - 1}], found[{MOST}] += held;
+            if (keep) {{
                 begins[t * width + k] = begin;
                 counts[t * width + k] = held;
             }}
-            if (keep && t + 1 == window_ptr[n_windows]) begins[(t + 1) * width] = end;
+            k += {THREADS} % width;
+            if (k >= width) k -= width, ++t;
         }}
-        for (unsigned m = 0; m <= {MOST}; ++m)
-            if (found[m]) atomicAdd(&figures[i / {THREADS} * {MOST + 1} + m], found[m]);
+        for (unsigned m = 0; m <= {MOST}; ++m) {{
+            long long all;
+            sum_before(found[m], thread, all);
+            if (thread == 0) figures[i / {THREADS} * {MOST + 1} + m] = all;
+        }}
+        const long long tiles = window_ptr[n_windows];
+        if (keep && i == 0) begins[tiles * width] = tile_ptr[tiles];
         """,
         "sparsefmt_count_columns",
-    )
-
-
-@cache
-def kept() -> Any:
-    """Columns of each tile that are taken."""
-    import cupy
-
-    return cupy.ElementwiseKernel(
-        "I window, raw uint8 least, raw uint8 counts, uint32 width",
-        "int64 taken",
-        """
-        taken = 0;
-        for (unsigned k = 0; k < width; ++k) taken += counts[i * width + k] >= least[window];
-        """,
-        "sparsefmt_kept_columns",
+        preamble=_LANES + _THREADS,
     )
 
 
@@ -74,53 +67,49 @@ def kept() -> Any:
 def place() -> Any:
     """Which columns a slab has: those of the matrix, and where they lie in the tiles.
 
-    ``ranks`` are the columns taken before each tile.  Behind the last column of a window that one
-    again, and -1 for where it lies.
+    A block has one window, a thread one tile at a time.  Behind the last column of a window that
+    one again, and -1 for where it lies.  ``starts``, of ``tiles`` a slab, get the first entry of
+    each slab, and the end.
     """
     import cupy
 
     return cupy.ElementwiseKernel(
-        "I window, raw I window_ptr, raw int64 slab_ptr, raw uint8 least, raw uint8 counts, "
-        "raw int64 ranks, raw I tiles, uint32 width",
-        "raw I columns, raw int64 sources",
+        "raw I window_ptr, raw int64 slab_ptr, raw int64 entry_ptr, raw uint8 least, "
+        "raw uint8 counts, raw I columns_of_tiles, int64 n_windows, uint32 width, uint32 tiles",
+        "raw I columns, raw int64 sources, raw I starts",
         f"""
-        const long long first = ranks[window_ptr[window]];
-        const long long number = ranks[window_ptr[window + 1]] - first;  // taken of the window
-        const long long begin = slab_ptr[window] * {SLAB};
-        long long rank = ranks[i] - first;
-        for (unsigned k = 0; k < width; ++k) {{
-            const long long source = i * width + k;
-            if (counts[source] < least[window]) continue;
-            long long at = begin + rank;
-            columns[at] = tiles[source];
-            sources[at] = source;
-            if (++rank < number) continue;
-            while (++at % {SLAB}) {{
-                columns[at] = tiles[source];
-                sources[at] = -1;
+        const long long w = i / {THREADS}, last = window_ptr[w + 1], end = entry_ptr[w + 1];
+        const unsigned thread = i % {THREADS}, enough = least[w];
+        long long first_place = slab_ptr[w] * {SLAB}, first_entry = entry_ptr[w];
+        for (long long t = window_ptr[w]; t < last && first_entry < end; t += {THREADS}) {{
+            const long long source = (t + thread) * width;
+            const unsigned n_columns = t + thread < last ? width : 0;
+            unsigned long long taken = 0, all;  // columns, and in the upper half their entries
+            for (unsigned k = 0; k < n_columns; ++k) {{
+                const unsigned long long held = counts[source + k];
+                if (held >= enough) taken += held << 32 | 1;
             }}
+            const unsigned long long before = sum_before(taken, thread, all);
+            long long at = first_place + (unsigned)before, entry = first_entry + (before >> 32);
+            for (unsigned k = 0; k < n_columns; ++k) {{
+                const unsigned held = counts[source + k];
+                if (held < enough) continue;
+                if (at % {SLAB} == 0) starts[at / {SLAB} * tiles] = entry;
+                columns[at] = columns_of_tiles[source + k];
+                sources[at] = source + k;
+                entry += held;
+                for (++at; entry == end && at % {SLAB}; ++at) {{
+                    columns[at] = columns_of_tiles[source + k];
+                    sources[at] = -1;
+                }}
+            }}
+            first_place += (unsigned)all;
+            first_entry += all >> 32;
         }}
+        if (i == 0) starts[slab_ptr[n_windows] * tiles] = entry_ptr[n_windows];
         """,
         "sparsefmt_place_columns",
-    )
-
-
-@cache
-def entries() -> Any:
-    """Entries of each slab."""
-    import cupy
-
-    return cupy.ElementwiseKernel(
-        "raw int64 sources, raw uint8 counts",
-        "I number",
-        f"""
-        number = 0;
-        for (int k = 0; k < {SLAB}; ++k) {{
-            const long long source = sources[i * {SLAB} + k];
-            if (source >= 0) number += counts[source];
-        }}
-        """,
-        "sparsefmt_entries_of_slabs",
+        preamble=_LANES + _THREADS,
     )
 
 
@@ -128,20 +117,21 @@ def entries() -> Any:
 def fill() -> Any:
     """What a slab holds, and which entries of the matrix that takes (one bit each).
 
-    A warp has one slab.  It goes through the entries of its columns twice: it counts those of each
-    tile of 16 rows, whose lane keeps the number, and then knows where each entry goes.  ``begin``
-    is the first entry of each slab, and the end.
+    A warp has one slab, whose first entry ``starts`` has.  It goes through its entries twice: it
+    counts those of each tile of 16 rows, whose lane keeps the number, then knows where each goes.
     """
     import cupy
 
     return cupy.ElementwiseKernel(
-        "raw int64 sources, raw I begins, raw S slots, raw I order, raw I begin, "
-        "int64 n_slabs, uint32 width, uint32 tiles, bool mark",
+        "raw int64 sources, raw I begins, raw S slots, raw I order, uint32 width, uint32 tiles, "
+        "bool mark",
         "raw uint32 masks, raw I starts, raw uint16 cells, raw I perm, raw uint32 taken",
         """
-        const long long slab = i / 32;
+        const long long slab = i / 32, begin = starts[slab * tiles];
         const unsigned lane = i % 32;
         const Columns<I> columns(sources, begins, slab, lane);
+        for (unsigned word = lane; word < tiles * 8; word += 32) masks[slab * tiles * 8 + word] = 0;
+        __syncwarp();
         unsigned number = 0;
         for (I first = 0; first < columns.total; first += 32) {
             const Entry<I> entry(columns, first + lane, slots, width);
@@ -149,11 +139,10 @@ def fill() -> Any:
                 number += __popc(__ballot_sync(~0u, entry.is_in(tile))) * (lane == tile);
         }
         unsigned next = inclusive_sum(number, lane, tiles) - number;  // place in the slab
-        if (lane < tiles) starts[slab * tiles + lane] = begin[slab] + next;
-        if (i == 0) starts[n_slabs * tiles] = begin[n_slabs];
+        if (lane < tiles) starts[slab * tiles + lane] = begin + next;
         for (I first = 0; first < columns.total; first += 32) {
             const Entry<I> entry(columns, first + lane, slots, width);
-            long long at = begin[slab];
+            long long at = begin;
             for (unsigned tile = 0; tile < tiles; ++tile) {
                 const unsigned here = __ballot_sync(~0u, entry.is_in(tile));
                 const unsigned base = __shfl_sync(~0u, next, tile);
@@ -169,19 +158,40 @@ def fill() -> Any:
         }
         """,
         "sparsefmt_fill_slabs",
-        preamble=CUDA + _WALK,
+        preamble=CUDA + _LANES + _WALK,
     )
 
 
-#: The entries of a slab's columns, numbered column by column.
-_WALK = f"""
-template <typename N> __device__ N inclusive_sum(N sum, unsigned lane, unsigned lanes) {{
-    for (unsigned step = 1; step < lanes; step *= 2) {{
+#: Sums over the lanes up to this one, which ask together.
+_LANES = """
+template <typename N> __device__ N inclusive_sum(N sum, unsigned lane, unsigned lanes) {
+    for (unsigned step = 1; step < lanes; step *= 2) {
         const N before = __shfl_up_sync(~0u, sum, step);
         if (lane >= step) sum += before;
-    }}
+    }
     return sum;
+}
+"""
+#: Sums over the threads before this one, and over all of the block, which ask together.
+_THREADS = f"""
+template <typename N> __device__ N sum_before(N number, unsigned thread, N& all) {{
+    __shared__ N of_warp[{THREADS // 32}];
+    const N sum = inclusive_sum(number, thread % 32, 32);
+    if (thread % 32 == 31) of_warp[thread / 32] = sum;
+    __syncthreads();
+    N before = sum - number;
+    all = 0;
+    for (unsigned warp = 0; warp < {THREADS // 32}; ++warp) {{
+        if (warp < thread / 32) before += of_warp[warp];
+        all += of_warp[warp];
+    }}
+    __syncthreads();  // all have read what the next sum writes to
+    return before;
 }}
+"""
+
+#: The entries of a slab's columns, numbered column by column.
+_WALK = f"""
 // Lane k has column k.
 template <typename I> struct Columns {{
     I begin, start, end;  // where its entries lie, the number of the first and behind the last
@@ -235,11 +245,14 @@ __device__ long long left_before(const Taken& taken, const Before& before, long 
 
 @cache
 def left() -> Any:
-    """Entries of 32 that are not taken."""
+    """0, and then how many of 32 entries are not taken."""
     import cupy
 
     return cupy.ElementwiseKernel(
-        "uint32 taken", "int64 number", "number = __popc(~taken)", "sparsefmt_left_entries"
+        "raw uint32 taken",
+        "int64 number",
+        "number = i ? __popc(~taken[i - 1]) : 0",
+        "sparsefmt_left_entries",
     )
 
 

@@ -36,16 +36,13 @@ class Held:
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """What each window gives to matrix units; arrays on the CPU."""
+    """What each window gives to matrix units: decided on the CPU, sent to where it is done."""
 
     least: Array  #: (n_windows,) uint8, entries that a column must hold; ``NEVER`` takes none
     slab_ptr: Array  #: (n_windows + 1,) int64, first slab of each window
+    entry_ptr: Array  #: (n_windows + 1,) int64, entries taken before each window
+    n_slabs: int  #: all windows together
     taken: int  #: entries, all windows together
-
-    @property
-    def n_slabs(self) -> int:
-        """All windows together."""
-        return int(self.slab_ptr[-1])
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,9 +54,9 @@ class Slabs:
     starts: Array
     cells: Array
     perm: Array
-    #: (nnz // 32 + 1,) uint32, a bit for each entry in CSR order: whether it is taken; zeros where
-    #: all are
-    taken: Array
+    #: (nnz // 32 + 1,) uint32, a bit for each entry in CSR order: whether it is taken; None if all
+    #: are
+    taken: Array | None
 
 
 def figures(A: "SGT", step: int) -> Array:
@@ -86,7 +83,7 @@ def hold(A: "SGT") -> Held:
 
 
 def gather(A: "SGT", held: Held, plan: Plan) -> Slabs:
-    """The entries that are taken, in slabs; of a plan that takes some."""
+    """The entries that are taken, in slabs; of a plan that takes some and is where ``A`` is."""
     if is_cupy(A.order):
         return _gather_with_kernels(A, held, plan)
     tiles, n_slabs = A.tile[0] // 16, plan.n_slabs
@@ -101,15 +98,18 @@ def gather(A: "SGT", held: Held, plan: Plan) -> Slabs:
     key = slab * tiles + row // 16
     sorting = np.argsort(key, kind="stable")
     perm = order[sorting]
-    taken = np.zeros((A.nnz // 32 + 1) * 32, bool)
-    taken[perm] = plan.taken < A.nnz
+    taken = None
+    if plan.taken < A.nnz:
+        bits = np.zeros((A.nnz // 32 + 1) * 32, bool)
+        bits[perm] = True
+        taken = np.packbits(bits, bitorder="little").view(np.uint32)
     return Slabs(
         columns=A.columns.ravel()[sources],
         masks=masks,
         starts=primitives.pointers(key[sorting], n_slabs * tiles, A.index_dtype),
         cells=cell(row, k)[sorting].astype(np.uint16),
         perm=perm,
-        taken=np.packbits(taken, bitorder="little").view(np.uint32),
+        taken=taken,
     )
 
 
@@ -117,8 +117,7 @@ def remaining(csr: CSR, taken: Array, count: int) -> tuple[CSR, Array]:
     """The ``count`` entries that are not taken, as a CSR of its own, and their places."""
     xp, dtype = namespace(taken), csr.index_dtype
     if is_cupy(taken):
-        before = xp.zeros(len(taken) + 1, np.int64)  # entries left before each 32
-        kernels.left()(taken, before[1:])
+        before = kernels.left()(taken, size=len(taken) + 1)  # entries left before each 32
         primitives.sum_up(before)
         indices, perm = xp.empty(count, dtype), xp.empty(count, dtype)
         kernels.compact()(csr.indices, taken, before, indices, perm)
@@ -167,50 +166,38 @@ def _count(A: "SGT", step: int, *, keep: bool) -> Held:
     n_windows, n_columns = -(-A.n_windows // step), A.columns.size if keep else 0
     begins = cupy.empty(n_columns + 1, A.index_dtype)
     counts = cupy.empty(n_columns, np.uint8)
-    found = cupy.zeros(n_windows * (MOST + 1), np.uint64)
+    found = cupy.empty(n_windows * (MOST + 1), np.int64)
     kernels.count()(
         *(A.window_ptr, A.tile_ptr, A.slots, A.n_windows, A.tile[1], step, keep),
         *(begins, counts, found),
         size=n_windows * kernels.THREADS,
+        block_size=kernels.THREADS,
     )
-    on_host = to_device(found, "cpu").view(np.int64)  # synchronize!
+    on_host = to_device(found, "cpu")  # synchronize!
     return Held(on_host.reshape(n_windows, MOST + 1), begins, counts)
 
 
 def _gather_with_kernels(A: "SGT", held: Held, plan: Plan) -> Slabs:
     import cupy
 
-    width, tiles, n_slabs, some = A.tile[1], A.tile[0] // 16, plan.n_slabs, plan.taken < A.nnz
-    sources, columns = _sources_with_kernels(A, held, plan)
-    begin = cupy.zeros(n_slabs + 1, A.index_dtype)  # first entry of each slab
-    kernels.entries()(sources, held.counts, begin[1:])
-    primitives.sum_up(begin)
-    masks = cupy.zeros(n_slabs * tiles * 8, np.uint32)
+    width, tiles, n_slabs = A.tile[1], A.tile[0] // 16, plan.n_slabs
+    columns = cupy.empty(n_slabs * SLAB, A.index_dtype)
+    sources = cupy.empty(n_slabs * SLAB, np.int64)
     starts = cupy.empty(n_slabs * tiles + 1, A.index_dtype)
+    kernels.place()(
+        *(A.window_ptr, plan.slab_ptr, plan.entry_ptr, plan.least, held.counts),
+        *(A.columns.ravel(), A.n_windows, width, tiles, columns, sources, starts),
+        size=A.n_windows * kernels.THREADS,
+        block_size=kernels.THREADS,
+    )
+    masks = cupy.empty(n_slabs * tiles * 8, np.uint32)
     cells = cupy.empty(plan.taken, np.uint16)
     perm = cupy.empty(plan.taken, A.index_dtype)
-    taken = cupy.zeros(A.nnz // 32 + 1, np.uint32)
+    taken = cupy.zeros(A.nnz // 32 + 1, np.uint32) if plan.taken < A.nnz else None
+    marks = masks if taken is None else taken  # which it then leaves alone
     kernels.fill()(
-        *(sources, held.begins, A.slots, A.order, begin, n_slabs, width, tiles, some),
-        *(masks, starts, cells, perm, taken),
+        *(sources, held.begins, A.slots, A.order, width, tiles, taken is not None),
+        *(masks, starts, cells, perm, marks),
         size=n_slabs * 32,
     )
     return Slabs(columns, masks.view(np.uint8), starts, cells, perm, taken)
-
-
-def _sources_with_kernels(A: "SGT", held: Held, plan: Plan) -> tuple[Array, Array]:
-    """Which column of the tiles each place of a slab has, -1 behind the last; and of the matrix."""
-    import cupy
-
-    window = primitives.expand(A.window_ptr, A.tile_count)
-    least, slab_ptr = cupy.asarray(plan.least), cupy.asarray(plan.slab_ptr)
-    ranks = cupy.zeros(A.tile_count + 1, np.int64)  # columns taken before each tile
-    kernels.kept()(window, least, held.counts, A.tile[1], ranks[1:])
-    primitives.sum_up(ranks)
-    columns = cupy.empty(plan.n_slabs * SLAB, A.index_dtype)
-    sources = cupy.empty(plan.n_slabs * SLAB, np.int64)
-    kernels.place()(
-        *(window, A.window_ptr, slab_ptr, least, held.counts, ranks, A.columns.ravel(), A.tile[1]),
-        *(columns, sources),
-    )
-    return sources, columns

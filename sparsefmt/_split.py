@@ -4,18 +4,18 @@ What concerns windows is decided here, on the CPU and by NumPy, so that all devi
 ``_slabs`` counts and places the entries.
 """
 
-from dataclasses import dataclass
-from itertools import accumulate
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from . import _primitives as primitives
 from . import _slabs
-from ._arrays import Array, allocating, finish, namespace, on_device_of
+from ._arrays import Array, allocating, finish, namespace, on_device_of, send
 from ._cells import LANES, SLAB, place
 from ._costs import Costs
-from ._slabs import NEVER, Held, Plan, Slabs
+from ._slab_kernels import MOST
+from ._slabs import NEVER, Held, Plan
 from .compressed import CSR
 
 if TYPE_CHECKING:
@@ -31,6 +31,8 @@ STEPS = (7, 11, 17, 31, 61, 127, 251, 509, 1021, 2039, 4093, 8191, 16381, 32749)
 BAKED = 0.25
 #: Share of what must be saved that a sample has to save.
 DOUBT = 0.5
+#: How far before ``MOST`` each least number of entries stands, 0 for none taken among them.
+_BEFORE_MOST = np.arange(MOST, -1, -1, dtype=np.uint8)[:, None]
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,25 +98,30 @@ def split(A: "SGT", csr: CSR, costs: Costs) -> Split:
 
     On a GPU it is finished when this returns, so that any stream may use it.
     """
-    with on_device_of(A.order), allocating(f"the split of {A!r}"):
+    with on_device_of(A.order), allocating(f"the split of {A.nnz} entries"):
         found = _split(A, csr, costs)
     finish(A.order)  # synchronize!
     return found
 
 
 def _split(A: "SGT", csr: CSR, costs: Costs) -> Split:
-    xp, dtype = namespace(A.order), A.index_dtype
-    plan, held = _decide(A, costs)
-    slabs = _nothing(A) if held is None else _slabs.gather(A, held, plan)
-    rest, rest_perm = None, None
-    if 0 < plan.taken < A.nnz:
-        rest, rest_perm = _slabs.remaining(csr, slabs.taken, A.nnz - plan.taken)
-    items, cuts, n_parts = _items(
-        plan.slab_ptr, plan.taken == A.nnz, costs.longest_part(plan.n_slabs)
+    found = _decide(A, costs)
+    if found is None:
+        return _nothing(A)
+    plan, held = found
+    part, whole = costs.longest_part(plan.n_slabs), plan.taken == A.nnz
+    items, cuts, n_parts = _items(plan.slab_ptr, whole, part, A.index_dtype)
+    least, slab_ptr, entry_ptr, items, cuts = send(
+        [plan.least, plan.slab_ptr, plan.entry_ptr, items, cuts], like=A.order
     )
+    plan = replace(plan, least=least, slab_ptr=slab_ptr, entry_ptr=entry_ptr)
+    slabs = _slabs.gather(A, held, plan)
+    rest, rest_perm = None, None
+    if slabs.taken is not None:
+        rest, rest_perm = _slabs.remaining(csr, slabs.taken, A.nnz - plan.taken)
     return Split(
-        items=xp.asarray(items.astype(dtype)),
-        cuts=xp.asarray(cuts.astype(dtype)),
+        items=items,
+        cuts=cuts,
         columns=slabs.columns.reshape(-1, SLAB),
         masks=slabs.masks.reshape(plan.n_slabs, LANES, A.tile[0] // 16),
         starts=slabs.starts,
@@ -129,28 +136,39 @@ def _split(A: "SGT", csr: CSR, costs: Costs) -> Split:
     )
 
 
-def _nothing(A: "SGT") -> Slabs:
+def _nothing(A: "SGT") -> Split:
     xp, dtype = namespace(A.order), A.index_dtype
-    columns, starts, perm = (xp.zeros(size, dtype) for size in (0, 1, 0))
-    masks, cells, taken = (xp.zeros(0, kind) for kind in (np.uint8, np.uint16, np.uint32))
-    return Slabs(columns, masks, starts, cells, perm, taken)
+    return Split(
+        items=xp.empty((0, 4), dtype),
+        cuts=xp.empty((0, 4), dtype),
+        columns=xp.empty((0, SLAB), dtype),
+        masks=xp.empty((0, LANES, A.tile[0] // 16), np.uint8),
+        starts=xp.zeros(1, dtype),
+        cells=xp.empty(0, np.uint16),
+        perm=xp.empty(0, dtype),
+        rest=None,
+        rest_perm=None,
+        height=A.tile[0],
+        nnz=A.nnz,
+        taken=0,
+        n_parts=0,
+    )
 
 
 # What is decided
 
 
-def _decide(A: "SGT", costs: Costs) -> tuple[Plan, Held | None]:
-    """What each window gives, of no window if none does; and then what its columns hold."""
-    nothing = Plan(np.zeros(0, np.uint8), np.zeros(1, np.int64), 0), None
+def _decide(A: "SGT", costs: Costs) -> tuple[Plan, Held] | None:
+    """What each window gives, and what its columns hold; None if no window gives anything."""
     if A.tile[0] not in HEIGHTS or not A.nnz:
-        return nothing
+        return None
     step = max((one for one in STEPS if one * SAMPLE <= A.n_windows), default=1)
     looked_at = {"share": 1 / step, "doubt": DOUBT}
     if step > 1 and _choose(_slabs.figures(A, step), costs, A.tile[0], **looked_at) is None:
-        return nothing
+        return None
     held = _slabs.hold(A)
     plan = _choose(held.figures, costs, A.tile[0])
-    return (plan, held) if plan else nothing
+    return (plan, held) if plan else None
 
 
 def _choose(
@@ -161,39 +179,51 @@ def _choose(
     ``share`` is that of all windows that is looked at, ``doubt`` that of what must be saved which
     is enough.
     """
-    scale, options = height / 64, _options(figures)
-    number, everything = options[0]
+    scale, options, n_windows = height / 64, _options(figures), len(figures)
+    slabs, entries = options
+    everything, used = entries[1], slabs > 0
     rows = costs.row * height  # on CUDA cores, of a window
-    best, least = everything + rows, np.full(len(figures), NEVER, np.uint8)
-    slabs, taken = np.zeros_like(number), np.zeros_like(everything)
-    alone, whole = best.sum(), 0.0
-    for n, (number, entries) in enumerate(options, start=1):
-        used = number > 0
-        cost = number * (costs.slab * scale) + used * (costs.window * scale)
-        cost += costs.left * (everything - entries)
-        if n == 1:  # windows without entries have zeros to write
-            whole = cost.sum() + (~used).sum() * (costs.window * scale)
-        cost += used * (costs.again * scale) + rows
-        better = cost < best
-        for of, to in ((cost, best), (n, least), (number, slabs), (entries, taken)):
-            np.copyto(to, of, where=better, casting="unsafe")
+    cost = slabs * (costs.slab * scale)
+    cost += np.where(used, costs.window * scale, 0)
+    cost += (everything - entries) * costs.left
+    empty = n_windows - np.count_nonzero(used[1])  # they have zeros to write
+    whole = cost[1].sum() + empty * (costs.window * scale)
+    cost += np.where(used, costs.again * scale + rows, rows)
+    cost[0] = everything + rows
+    alone = cost[0].sum()
+    best = cost.min(axis=0)
+    least = MOST - ((cost == best) * _BEFORE_MOST).max(axis=0)  # the first; argmin is 10x slower
     cheapest = best.sum() + costs.launch * share  # of the kernel that CUDA cores run
     if whole <= cheapest:
-        cheapest, (slabs, taken) = whole, options[0]
+        cheapest = whole
         least[:] = 1
-    pieces = _pieces(slabs, costs.longest_part(slabs.sum() / share))
-    cheapest += costs.launch * share + costs.piece * scale * pieces[pieces > 1].sum()
-    if costs.gain * (alone - cheapest) < doubt * (costs.gain - 1) * alone or not taken.any():
+    given = options[:, least, np.arange(n_windows)]
+    ptr = np.zeros((2, n_windows + 1), np.int64)
+    given.cumsum(axis=1, out=ptr[:, 1:])
+    n_slabs, taken = ptr[:, -1].tolist()
+    part = costs.longest_part(n_slabs / share)
+    pieces = _pieces(given[0][given[0] > part], part)
+    cheapest += costs.launch * share + costs.piece * scale * pieces.sum()
+    if costs.gain * (alone - cheapest) < doubt * (costs.gain - 1) * alone or not taken:
         return None
-    return Plan(least, primitives.offsets(slabs, np.int64), int(taken.sum()))
+    least[least == 0] = NEVER
+    return Plan(least, ptr[0], ptr[1], n_slabs, taken)
 
 
-def _options(figures: Array) -> list[tuple[Array, Array]]:
-    """Slabs and entries of each window if columns must hold at least 1, 2, ... entries."""
-    *columns, many = np.ascontiguousarray(figures.T)
-    entries = [n * one for n, one in enumerate(columns[:-1], start=1)]
-    columns, entries = (list(accumulate(one[::-1]))[::-1] for one in (columns, [*entries, many]))
-    return [((c + (SLAB - 1)) // SLAB, e) for c, e in zip(columns, entries, strict=True)]
+def _options(figures: Array) -> Array:
+    """(2, MOST + 1, n_windows) slabs, and entries, of columns of at least 1, 2, ... entries.
+
+    Of each window; at 0 stands that none is taken.
+    """
+    found = np.zeros((2, MOST + 1, len(figures)), np.int64)
+    found[0, 1:] = figures.T[:MOST]
+    np.multiply(found[0, 1:MOST], np.arange(1, MOST)[:, None], out=found[1, 1:MOST])
+    found[1, MOST] = figures.T[MOST]
+    for n in range(MOST - 1, 0, -1):
+        found[:, n] += found[:, n + 1]
+    found[0] += SLAB - 1
+    found[0] //= SLAB
+    return found
 
 
 def _pieces(slabs: Array, part: int) -> Array:
@@ -201,19 +231,25 @@ def _pieces(slabs: Array, part: int) -> Array:
     return -(-slabs // part)
 
 
-def _items(slab_ptr: Array, alone: bool, part: int) -> tuple[Array, Array, int]:
+def _items(slab_ptr: Array, alone: bool, part: int, dtype: Any) -> tuple[Array, Array, int]:
     """Work for blocks: windows, those of many slabs in several parts."""
-    slabs = np.diff(slab_ptr)
+    slabs = slab_ptr[1:] - slab_ptr[:-1]
     pieces = _pieces(slabs, part)
     if alone:  # windows without entries have rows of zeros to write
         pieces = np.maximum(pieces, 1)
-    ptr = primitives.offsets(pieces, np.int64)
-    window = primitives.expand(ptr, int(ptr[-1]))
+    ends = pieces.cumsum()
+    window = np.arange(len(slabs)).repeat(pieces)
     of = pieces[window]
-    begin = slab_ptr[window] + slabs[window] * (np.arange(len(window)) - ptr[window]) // of
-    slot = np.where(of > 1, np.cumsum(of > 1) - 1, -1)
+    nth = np.arange(len(window)) - (ends - pieces)[window]
+    items = np.full((len(window), 4), -1, dtype)
+    items[:, 0] = window
+    items[:, 1] = slab_ptr[window] + slabs[window] * nth // of
+    items[:-1, 2] = items[1:, 1]
+    items[-1:, 2] = slab_ptr[-1]
+    parts = np.flatnonzero(of > 1)
+    items[parts, 3] = np.arange(len(parts))
     cut = np.flatnonzero(pieces > 1)
-    first = slot[ptr[cut]]
-    cuts = np.stack([cut, first, first + pieces[cut], np.zeros_like(cut)], axis=1)
-    items = np.stack([window, begin, np.append(begin, slab_ptr[-1])[1:], slot], axis=1)
-    return items, cuts, int(pieces[cut].sum())
+    ends = pieces[cut].cumsum()
+    cuts = np.zeros((len(cut), 4), dtype)
+    cuts[:, 0], cuts[:, 1], cuts[:, 2] = cut, ends - pieces[cut], ends
+    return items, cuts, len(parts)

@@ -1,8 +1,9 @@
 """A CuPy for machines without a GPU: NumPy arrays of its own class, kernels compiled as C++.
 
 An element-wise kernel runs its places one after another; where lanes of a warp ask each other, 32
-of them take turns.  That shows the arithmetic, the bounds and which branch runs; it shows nothing
-of concurrency, streams or speed.
+of them take turns, where threads of a block wait for each other, the block.  Memory that nobody
+wrote holds what no index is.  That shows the arithmetic, the bounds and which branch runs; it shows
+nothing of concurrency, streams or speed.
 """
 
 import ctypes
@@ -35,33 +36,34 @@ _HEAD = """
 using std::max;
 using std::min;
 #define __device__
+#define __shared__ static
 static inline void atomicMin(long long* at, long long value) { *at = min(*at, value); }
 template <typename T> static void atomicAdd(T* at, T value) { *at += value; }
 template <typename T> static void atomicOr(T* at, T value) { *at |= value; }
 static inline int __popc(unsigned bits) { return __builtin_popcount(bits); }
 """
-#: Lanes are contexts with a stack each.  What they tell each other lies in one of two rows by
+#: Threads are contexts with a stack each.  What they tell each other lies in one of two rows by
 #: turns: none writes again to a row before all have read it.
-_WARP = """
+_TOGETHER = """
 #include <cstdlib>
 #include <cstring>
 #include <ucontext.h>
-static ucontext_t warp, lanes[32];
-static char stacks[32][1 << 16];
-static long long told[2][32], first_place;
-static int lane, turns[32], running;
+static ucontext_t all, threads[TOGETHER];
+static char stacks[TOGETHER][1 << 16];
+static long long told[2][TOGETHER], first_place;
+static int thread_, turns[TOGETHER], running;
 static const long long* tell(long long value) {
-    const int turn = turns[lane]++ % 2;
-    told[turn][lane] = value;
-    swapcontext(&lanes[lane], &warp);
-    return told[turn];
+    const int turn = turns[thread_]++ % 2;
+    told[turn][thread_] = value;
+    swapcontext(&threads[thread_], &all);
+    return told[turn] + thread_ / 32 * 32;
 }
 template <typename T> static T __shfl_sync(unsigned mask, T value, unsigned from) {
     return (T)tell((long long)value)[from % 32];
 }
 template <typename T> static T __shfl_up_sync(unsigned mask, T value, unsigned by) {
     const long long* values = tell((long long)value);
-    return lane < (int)by ? value : (T)values[lane - by];
+    return thread_ % 32 < (int)by ? value : (T)values[thread_ % 32 - by];
 }
 static unsigned __ballot_sync(unsigned mask, bool value) {
     const long long* values = tell(value);
@@ -69,24 +71,26 @@ static unsigned __ballot_sync(unsigned mask, bool value) {
     for (int k = 0; k < 32; ++k) bits |= (unsigned)values[k] << k;
     return bits;
 }
+static void __syncwarp() { tell(0); }
+static void __syncthreads() { tell(0); }
 static void place(long i);
 static void start() {
-    place(first_place + lane);
+    place(first_place + thread_);
     --running;
 }
-static void run_warp(long long begin) {
+static void run_together(long long begin) {
     first_place = begin;
-    running = 32;
-    for (lane = 0; lane < 32; ++lane) {
-        turns[lane] = 0;
-        getcontext(&lanes[lane]);
-        lanes[lane].uc_stack = {stacks[lane], 0, sizeof(stacks[lane])};
-        lanes[lane].uc_link = &warp;
-        makecontext(&lanes[lane], start, 0);
+    running = TOGETHER;
+    for (thread_ = 0; thread_ < TOGETHER; ++thread_) {
+        turns[thread_] = 0;
+        getcontext(&threads[thread_]);
+        threads[thread_].uc_stack = {stacks[thread_], 0, sizeof(stacks[thread_])};
+        threads[thread_].uc_link = &all;
+        makecontext(&threads[thread_], start, 0);
     }
     while (running) {
         const int before = running;
-        for (lane = 0; lane < 32; ++lane) swapcontext(&warp, &lanes[lane]);
+        for (thread_ = 0; thread_ < TOGETHER; ++thread_) swapcontext(&all, &threads[thread_]);
         for (int turn : turns)
             if (turn != turns[0] || (running && running != before)) abort();  // not all asked
     }
@@ -143,7 +147,7 @@ class ElementwiseKernel:
         self.inputs, self.outputs = ([p.split() for p in s.split(", ")] for s in (inputs, outputs))
         self.body, self.preamble = body, preamble
 
-    def __call__(self, *args: Any, size: int | None = None) -> Any:
+    def __call__(self, *args: Any, size: int | None = None, block_size: int = 128) -> Any:
         parameters = self.inputs + self.outputs
         types: dict[str, np.dtype[Any]] = {}
         for (*_, kind, _), value in zip(parameters, args, strict=False):
@@ -155,12 +159,14 @@ class ElementwiseKernel:
         results = args[len(self.inputs) :]
         if not results:
             dtypes = [types.get(kind) or np.dtype(kind) for *_, kind, _ in self.outputs]
-            results = tuple(np.empty(shape, dtype).view(ndarray) for dtype in dtypes)
+            results = tuple(_poisoned(shape, dtype) for dtype in dtypes)
             args += results
-        self._launch(args, types, int(np.prod(shape)))
+        self._launch(args, types, int(np.prod(shape)), block_size)
         return results[0] if len(results) == 1 else results
 
-    def _launch(self, args: Any, types: dict[str, np.dtype[Any]], size: int) -> None:
+    def _launch(
+        self, args: Any, types: dict[str, np.dtype[Any]], size: int, block_size: int
+    ) -> None:
         declared, bound, values = [], [], []
         for (*raw, kind, name), value in zip(self.inputs + self.outputs, args, strict=True):
             ctype = _TYPES[np.dtype(types.get(kind, kind)).name]
@@ -173,19 +179,28 @@ class ElementwiseKernel:
                 declared.append(f"{ctype} {name}")
                 values.append(ctypes.c_longlong(value))
         letters = [f"using {k} = {_TYPES[d.name]};" for k, d in types.items() if len(k) == 1]
-        warps = "_sync(" in self.preamble + self.body
-        assert not (warps and size % 32)
+        together = 1  # threads that wait for each other
+        for sign, number in (("_sync(", 32), ("__syncthreads(", block_size)):
+            together = number if sign in self.preamble + self.body else together
+        assert size % together == 0
         _compile(
-            f"{_HEAD}{_WARP if warps else ''}{self.preamble}\n{' '.join(letters)}\n"
+            f"{_HEAD}{_TOGETHER.replace('TOGETHER', str(together)) if together > 1 else ''}"
+            f"{self.preamble}\n{' '.join(letters)}\n"
             f"static struct {{ {' '.join(one + ';' for one in declared)} }} _given;\n"
             f"static void place(long i) {{\n"
             f"auto& [{', '.join(one.split()[-1] for one in declared)}] = _given;\n"
-            f"{' '.join(bound)}\n{self.body};\n}}\n"
+            f"do {{ {' '.join(bound)}\n{self.body};\n}} while (false); }}\n"  # CuPy's is a loop
             f'extern "C" void kernel({", ".join(declared)}, long long _size) {{\n'
             f"_given = {{{', '.join(one.split()[-1] for one in declared)}}};\n"
-            f"for (long i = 0; i < _size; i += {32 if warps else 1})"
-            f" {'run_warp' if warps else 'place'}(i);\n}}"
+            f"for (long i = 0; i < _size; i += {together})"
+            f" {'run_together' if together > 1 else 'place'}(i);\n}}"
         )(*values, ctypes.c_longlong(size))
+
+
+def _poisoned(shape: Any, dtype: Any = np.float64) -> Any:
+    found = np.empty(shape, dtype)
+    found.view(np.uint8).fill(0xAB)
+    return found.view(ndarray)
 
 
 class _Module(ModuleType):
@@ -208,4 +223,5 @@ def module() -> ModuleType:
     cupy.cuda = SimpleNamespace(runtime=runtime, Device=Device, get_current_stream=lambda: stream)
     cupy.ndarray, cupy.ElementwiseKernel = ndarray, ElementwiseKernel
     cupy.asarray = lambda a, dtype=None: np.array(a, dtype).view(ndarray)
+    cupy.empty = _poisoned
     return cupy

@@ -1,9 +1,12 @@
 """Every kernel compiles for every architecture, on a machine without a GPU."""
 
 from itertools import product
+from pathlib import Path
 
+import numpy as np
 import pytest
 
+from sparsefmt import _condense_kernels, _slab_kernels
 from sparsefmt._split import HEIGHTS
 from sparsefmt.ops import _jit, _launch_tiles, _launch_tiles_edges
 
@@ -49,6 +52,53 @@ def test_every_kernel_file_declares_instantiations():
 @pytest.mark.parametrize(("file", "names"), PARTS, ids=lambda part: str(part)[:40])
 def test_every_instantiation_compiles(file, names, arch):
     assert len(set(compile_part(file, names, arch))) == len(names)
+
+
+ELEMENTWISE = [
+    kernel
+    for module in (_condense_kernels, _slab_kernels)
+    for kernel in vars(module).values()
+    if hasattr(kernel, "cache_clear")
+]
+C_TYPES = {"int64": "long long", "uint64": "unsigned long long", "bool": "bool"} | {
+    f"{sign}int{bits}": f"{sign and 'unsigned '}{name}"
+    for bits, name in ((8, "char"), (16, "short"), (32, "int"))
+    for sign in ("", "u")
+}
+
+
+def elementwise_source(kernel, types: dict[str, str]) -> str:
+    """What CuPy makes of it, but that places are no arrays."""
+    arguments = []
+    for p in (*kernel.in_params, *kernel.out_params):
+        kind = p.ctype if p.dtype is None else C_TYPES[np.dtype(p.dtype).name]
+        const = "const " * p.is_const
+        arguments.append(f"{const}{f'CArray<{kind}, 1, true>' if p.raw else kind} {p.name}")
+    letters = [f"typedef {C_TYPES[kind]} {letter};" for letter, kind in types.items()]
+    return (
+        f"{' '.join(letters)}\n{kernel.preamble}\n#include <cupy/carray.cuh>\n"
+        f'extern "C" __global__ void kernel({", ".join(arguments)}, long long size) {{\n'
+        f"CUPY_FOR(i, size) {{\n{kernel.operation};\n}} }}"
+    )
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+@pytest.mark.parametrize("types", [("int32", "uint8"), ("int64", "uint16")], ids=str)
+@pytest.mark.parametrize("kernel", ELEMENTWISE, ids=lambda kernel: kernel.__name__)
+def test_kernels_of_tiles_compile(kernel, types, arch):
+    cupy = pytest.importorskip("cupy", reason="CuPy brings the array class")
+    from cuda.pathfinder import find_nvidia_header_directory
+
+    include = Path(cupy.__file__).parent / "_core" / "include"
+    folders = [include, *include.glob("cupy/_cccl/*"), find_nvidia_header_directory("cudart")]
+    index, slot = types
+    source = elementwise_source(kernel(), {"I": index, "C": index, "S": slot})
+    program = nvrtc.createProgram(source, "kernel.cu", [], [])
+    options = [f"-arch=sm_{arch}", "--std=c++17", "-DCUPY_NO_CUDA_INCLUDES"]
+    try:
+        nvrtc.compileProgram(program, [*options, *(f"-I{folder}" for folder in folders)])
+    except nvrtc.NVRTCError:
+        pytest.fail(nvrtc.getProgramLog(program))
 
 
 #: What a block of ``spmm_sgt_mma`` has, by the kernel's own types.

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from types import ModuleType
 
 import host_cupy
@@ -15,6 +16,7 @@ from sparsefmt import (
     COO,
     CSR,
     _arrays,
+    _condense,
     _condense_kernels,
     _faults,
     _slab_kernels,
@@ -180,7 +182,95 @@ def test_any_size_is_split_as_by_numpy(gpu, seed):
     split_on(gpu, skewed(seed, tuple(shape.tolist()), nnz), tile, COSTS[seed % len(COSTS)])
 
 
+#: Columns or tiles of a window beyond the threads of a block; the last windows are empty.
+WIDE = [
+    ((16, 1), (40, 900)),
+    ((16, 300), (40, 900)),
+    ((32, 700), (20, 3000)),
+    ((64, 5), (500, 2500)),
+]
+
+
+@pytest.mark.parametrize("index", ["int32", "int64"])
+@pytest.mark.parametrize("costs", COSTS, ids=str)
+@pytest.mark.parametrize(("tile", "shape"), WIDE, ids=str)
+def test_windows_wider_than_a_block_are_split_as_by_numpy(gpu, tile, shape, costs, index):
+    rng = np.random.default_rng(0)
+    row, col = (rng.integers(0, size, 6000).astype(index) for size in shape)
+    A = COO(row, col, shape=(shape[0] + 2 * tile[0], shape[1])).tocsr()
+    split_on(gpu, A, tile, costs)
+
+
+def test_what_a_block_takes_is_placed_behind_the_stretches_before(gpu):
+    """Of 2000 tiles those far behind hold enough; and one window in the middle holds nothing."""
+    dense = np.repeat(np.arange(1700, 1790), 16)
+    row = np.concatenate([np.arange(2000) % 16, np.arange(len(dense)) % 16])
+    col = np.concatenate([np.arange(2000), dense])
+    A = COO(np.concatenate([row, row + 32]), np.concatenate([col, col]), shape=(48, 2000)).tocsr()
+    found = split_on(gpu, A, (16, 1), replace(COSTS[0], slab=90, again=8))
+    assert np.unique(found.columns).tolist() == list(range(1700, 1790))
+
+
 def test_a_sample_is_split_as_by_numpy(gpu, monkeypatch):
     monkeypatch.setattr(_split, "SAMPLE", 3)
     for costs in COSTS:
         split_on(gpu, skewed(1, (300, 200), 4000), (16, 16), costs)
+
+
+# Tiles
+
+
+def by_chunks(gpu, monkeypatch, A: CSR, tile: tuple[int, int], entries: int) -> None:
+    """The same tiles as those of NumPy, made of at least so many entries at a time."""
+    expected = A.tosgt(tile)
+    monkeypatch.setattr(_condense, "CHUNK_ENTRIES", entries)
+    assert A.to("cuda").tosgt(tile).to("cpu") == expected == A.tosgt(tile)
+
+
+@pytest.mark.parametrize("entries", [1, 16, 100, 799, 800, 801])
+@pytest.mark.parametrize("tile", [(1, 1), (4, 4), (16, 7), (3, 300), (64, 16), (500, 2)], ids=str)
+def test_tiles_are_written_wholly(gpu, monkeypatch, tile, entries):
+    """Into poisoned memory; of 800 entries, with windows in the middle and at the end empty."""
+    rng = np.random.default_rng(0)
+    row, col = (rng.integers(0, size, 800) for size in (150, 90))
+    A = COO(row + row // 30 * 40, col, shape=(600, 90)).tocsr()
+    by_chunks(gpu, monkeypatch, A, tile, entries)
+
+
+@pytest.mark.parametrize("index", ["int32", "int64"])
+@pytest.mark.parametrize("shape", [(0, 0), (0, 5), (5, 0), (40, 7)])
+def test_tiles_of_nothing_have_an_end(gpu, monkeypatch, shape, index):
+    A = CSR(np.zeros(shape[0] + 1, index), np.zeros(0, index), shape=shape)
+    by_chunks(gpu, monkeypatch, A, (16, 8), 1)
+
+
+@pytest.mark.parametrize(("n_rows", "looks"), [(4, False), (5, True)])
+def test_words_that_are_wide_enough_need_no_look_at_the_windows(gpu, monkeypatch, n_rows, looks):
+    """Columns of 60 bits; windows of a row, and entries, of two or of three."""
+    asked = []
+    monkeypatch.setattr(_condense, "to_device", lambda a, device: asked.append(device) or a.get())
+    col = 2**59 - np.arange(n_rows)
+    A = CSR(np.arange(n_rows + 1), col, shape=(n_rows, 2**59 + 1))
+    B = A.to("cuda").tosgt((1, 2))
+    assert bool(asked) == looks
+    assert B.columns.tolist() == [[one, -1] for one in col]
+    assert B.order.tolist() == list(range(n_rows))
+
+
+# Moving
+
+
+def test_what_is_sent_together_lies_apart_and_keeps_its_shape(gpu):
+    sent = [np.arange(3, dtype=np.uint8), np.zeros((0, 4), np.int64), np.arange(8).reshape(2, 4)]
+    copies = []
+    gpu.asarray = lambda a: copies.append(a.nbytes) or np.array(a).view(gpu.ndarray)
+    found = _arrays.send(sent, like=gpu.zeros(1))
+    assert copies == [256]
+    for one, other in zip(found, sent, strict=True):
+        assert isinstance(one, gpu.ndarray)
+        assert one.dtype == other.dtype
+        assert one.shape == other.shape
+        assert same(one, other)
+    assert all(
+        one is other for one, other in zip(_arrays.send(sent, like=sent[0]), sent, strict=True)
+    )

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from op_cases import put
 
-from sparsefmt import COO, CSR, DtypeError, _cells, _costs, _slabs, _split
+from sparsefmt import COO, CSR, SGT, DtypeError, _cells, _costs, _slabs, _split
 from sparsefmt._split import HEIGHTS, Costs, Split
 from sparsefmt.testing import csr, index_dtypes, sgt
 
@@ -372,6 +372,90 @@ def test_what_columns_hold(xp):
     assert host(held.begins).tolist() == [0, 1, 3, 7, 11, 16, 16, 16, 16]
 
 
+def test_columns_without_entries_hold_nothing(xp):
+    """A format allows them, and so whole tiles and windows of them."""
+    tiles = {
+        "window_ptr": np.array([0, 2, 4, 4, 6]),
+        "columns": np.array([[0, 3], [4, -1], [1, 2], [3, 4], [0, 2], [3, -1]]),
+        "tile_ptr": np.array([0, 0, 0, 2, 2, 2, 3]),
+        "slots": np.array([3, 1, 0], np.uint8),
+        "order": np.array([1, 0, 2]),
+    }
+    A = SGT(
+        **{n: xp.asarray(a) for n, a in tiles.items()},
+        shape=(64, 5),
+        tile=(16, 2),
+        validate="cheap",
+    )
+    held = _slabs.hold(A)
+    assert held.figures.tolist() == [[0] * 5, [0, 1, 0, 0, 0], [0] * 5, [1, 0, 0, 0, 0]]
+    assert host(held.counts).tolist() == [0] * 5 + [2] + [0] * 4 + [1, 0]
+    assert host(held.begins).tolist() == [0] * 6 + [2] * 5 + [3, 3]
+
+
+def choice(figures: list[list[int]], costs: Costs, height: int) -> list[int] | None:
+    """What columns of each window must hold, 0 for none taken; by loops, in whole numbers."""
+    windows = []
+    for *columns, many in figures:
+        entries = [n * one for n, one in enumerate(columns[:-1], 1)] + [many]
+        windows.append(
+            [(0, 0)] + [(-(-sum(columns[n:]) // 16), sum(entries[n:])) for n in range(len(columns))]
+        )
+    scale, rows = height / 64, costs.row * height
+
+    def cost(slabs: int, taken: int, everything: int) -> float:
+        return scale * (costs.slab * slabs + costs.window) + costs.left * (everything - taken)
+
+    least, alone, apart, whole = [], 0, costs.launch, 0
+    for options in windows:
+        everything = options[1][1]
+        prices = [
+            cost(*one, everything) + costs.again * scale + rows
+            if one[0]
+            else costs.left * everything + rows
+            for one in options
+        ]
+        prices[0] = everything + rows
+        least.append(prices.index(min(prices)))
+        alone, apart = alone + prices[0], apart + min(prices)
+        whole += cost(*options[1], everything)
+    if whole <= apart:
+        least, apart = [1] * len(windows), whole
+    given = [options[n] for options, n in zip(windows, least, strict=True)]
+    part = costs.longest_part(sum(slabs for slabs, _ in given))
+    pieces = [-(-slabs // part) for slabs, _ in given if slabs > part]
+    apart += costs.launch + costs.piece * scale * sum(pieces)
+    saves = costs.gain * (alone - apart) >= (costs.gain - 1) * alone
+    return least if saves and sum(taken for _, taken in given) else None
+
+
+@given(
+    columns=st.lists(st.lists(st.integers(0, 40), min_size=4, max_size=4), min_size=1, max_size=9),
+    many=st.integers(4, 9),
+    height=st.sampled_from([64, 128]),
+    costs=st.builds(
+        Costs,
+        slab=st.integers(0, 64),
+        window=st.integers(0, 64),
+        row=st.integers(0, 1),
+        left=st.integers(0, 2),
+        again=st.integers(0, 9),
+        piece=st.integers(0, 9),
+        launch=st.integers(0, 9),
+        gain=st.sampled_from([0, 1, 1.25]),
+        part=st.integers(1, 3),
+    ),
+)
+def test_what_is_chosen_is_the_first_of_the_cheapest(columns, many, height, costs):
+    figures = [[*one, many * one[-1]] for one in columns]
+    plan = _split._choose(np.array(figures), costs, height)
+    expected = choice(figures, costs, height)
+    assert (plan is None) == (expected is None)
+    if plan is not None:
+        assert plan.least.tolist() == [n or _slabs.NEVER for n in expected]
+        assert (plan.slab_ptr[-1], plan.entry_ptr[-1]) == (plan.n_slabs, plan.taken)
+
+
 @pytest.mark.parametrize("height", HEIGHTS)
 def test_cells_and_bits_are_numbered_once(height):
     row, column = (one.ravel() for one in np.mgrid[:height, :16])
@@ -386,6 +470,7 @@ def test_cells_and_bits_are_numbered_once(height):
     [
         *({"slab": np.nan}, {"gain": np.inf}, {"row": -1}, {"window": "many"}, {"launch": None}),
         *({"part": 0}, {"part": 2.0}, {"part": True}, {"part": 2**31}, {"slab": 10**400}),
+        *({"slab": np.complex64(1)}, {"slab": np.float16(-1)}, {"slab": np.bool_(1)}),
     ],
     ids=str,
 )
@@ -395,7 +480,7 @@ def test_costs_are_checked(bad):
 
 
 def test_numbers_of_numpy_are_numbers():
-    assert Costs(slab=np.float32(3), part=np.int64(2)) == Costs(slab=3, part=2)
+    assert Costs(slab=np.float16(3), part=np.int64(2)) == Costs(slab=3, part=2)
 
 
 @pytest.mark.parametrize("bad", ["x", 3, {}, np.zeros(3), Costs], ids=str)
