@@ -20,8 +20,8 @@ from ._spmm_table import Operands
 
 #: What features and values are stored in.
 STORAGE = {"tf32": "float32", "float16": "float16", "bfloat16": "bfloat16"}
-#: Whose limit of right results holds: TF32 rounds two operands to as many bits as float16 has.
-LIMIT_OF = {"tf32": "float16", "float16": "float16", "bfloat16": "bfloat16"}
+#: What the rounding of float32 costs a sum on matrix units, with values and without.
+TF32 = {True: 2.0**-15, False: 2.0**-17}
 
 #: With edge values and without, as rows of results tell them apart.
 KINDS = (True, False)
@@ -52,12 +52,10 @@ def sources(
 ) -> Iterator[tuple[str, str]]:
     """Names of graphs, with what ``_graphs.load`` takes for each: those asked for, else these.
 
-    Real graphs whose files are missing are skipped with a line.
+    Real graphs whose files are missing are skipped with a line; one that is asked for and not there
+    is an error before any is measured.
     """
-    for name in options.graphs or generated:
-        stored = options.data / f"{name}.npz"
-        here = name in _graphs.RECIPES or Path(name).exists() or not stored.exists()
-        yield Path(name).stem, name if here else str(stored)
+    yield from [_source(name, options.data) for name in options.graphs or generated]
     for name in () if options.graphs else real:
         path = options.data / f"{name}.npz"
         if path.exists():
@@ -66,24 +64,34 @@ def sources(
             print(f"  {name} skipped: there is no {path}", flush=True)
 
 
+def _source(name: str, folder: Path) -> tuple[str, str]:
+    for path in (Path(name), folder / f"{name}.npz"):
+        if name in _graphs.RECIPES or (name and path.exists()):
+            return Path(name).stem, name if name in _graphs.RECIPES else str(path)
+    known = ", ".join(_graphs.RECIPES)
+    raise SystemExit(f"{name!r} is no file, here or in {folder}, nor one of {known}")
+
+
 def precision(dtype: str) -> dict[str, Any]:
     """The argument that asks for TF32 where ``dtype`` is that."""
     return {"precision": "tf32"} if dtype == "tf32" else {}
 
 
-def limit_of(dtype: str, share: float = 0.0) -> float:
+def limit_of(dtype: str, share: float = 0.0, *, weighted: bool = True) -> float:
     """The largest relative error of a right sum, of whose entries matrix units take that share.
 
     A row that both take a part of is rounded twice: what CUDA cores stored is read and added to.
     Each rounding costs half a unit in the last place, and all terms are positive.
     """
+    if dtype == "tf32":
+        return _oracle.LIMITS["float32"] + (TF32[weighted] if share else 0.0)
     again = _oracle.ROUNDING[STORAGE[dtype]] if 0 < share < 1 else 0.0
-    return _oracle.LIMITS[LIMIT_OF[dtype]] + again
+    return _oracle.LIMITS[dtype] + again
 
 
-def complaint(error: float, dtype: str, share: float = 0.0) -> str | None:
+def complaint(error: float, dtype: str, share: float = 0.0, *, weighted: bool = True) -> str | None:
     """Why a result by tiles of this error is refused; None if it is right."""
-    limit = limit_of(dtype, share)
+    limit = limit_of(dtype, share, weighted=weighted)
     return None if error <= limit else f"relative error {error:.3g}, at most {limit:.3g} is right"
 
 
@@ -158,7 +166,7 @@ class Tiled:
         self()
         error = _oracle.spmm_error(self.csr.A, self.csr.X, self.Y)
         share = self.share
-        wrong = complaint(error, self.dtype, share)
+        wrong = complaint(error, self.dtype, share, weighted=self.S.data is not None)
         if wrong is None:
             wrong = _oracle.complaint(self.csr.error(), self.csr.X.dtype)
             wrong = wrong and f"spmm(CSR): {wrong}"

@@ -168,12 +168,12 @@ def judge_table(rows: list[dict[str, Any]]) -> list[Target]:
             name = f"{dtype} {'with' if weighted else 'without'} values"
             for key, what in (("ratio", f"cuSPARSE {theirs}"), ("over_csr", "spmm(CSR)")):
                 found += geomean_and_worst(f"{name} over {what}", kind, key, None, None)[:1]
-        found += _errors(dtype, held)
+        found += errors(dtype, held)
     return found
 
 
-def _errors(dtype: str, rows: list[dict[str, Any]]) -> list[Target]:
-    """The largest of all; the bias to know."""
+def errors(dtype: str, rows: list[dict[str, Any]]) -> list[Target]:
+    """The largest of all, by the asked-for limits, and the bias, which has none, to know."""
     limit = ERRORS.get(dtype) or max(limit_of(dtype, row["share"]) for row in rows)
     largest, bias = max(row["error"] for row in rows), max(abs(row["bias"]) for row in rows)
     return [

@@ -17,7 +17,8 @@ class Costs:
 
     Products take those that were measured of their kind.  The defaults are of SpMM in float32
     without values.  ``Costs(slab=0, window=0, piece=0, launch=0, again=1e9, gain=0)`` sends all
-    entries to matrix units, ``Costs(slab=1e9)`` none.
+    entries but duplicates to matrix units, if windows have 16, 32, 64 or 128 rows, and
+    ``Costs(slab=1e9)`` none.
 
     Parameters
     ----------
@@ -63,16 +64,12 @@ class Costs:
     def __post_init__(self) -> None:
         for name in self.__slots__:
             cost = getattr(self, name)
-            if isinstance(cost, (bool, np.bool_)):
-                fit = False
-            elif name == "part":
-                fit = bool(isinstance(cost, (int, np.integer)) and 1 <= cost < 2**31)
-            else:
-                fit = bool(isinstance(cost, (int, float, np.number)) and 0 <= cost <= _MOST)
-            if not fit:
-                limits = "an integer from 1 on" if name == "part" else f"a number, 0 to {_MOST:g}"
-                raise DtypeError(f"{name} is {cost!r}: give {limits}.")
-            object.__setattr__(self, name, int(cost) if name == "part" else float(cost))
+            number = cost.item() if isinstance(cost, (np.integer, np.floating)) else cost
+            kind, least, most = (int, 1, 2**31 - 1) if name == "part" else (float, 0, _MOST)
+            if type(number) not in (int, kind) or not least <= number <= most:
+                what = "an integer" if kind is int else "a number"
+                raise DtypeError(f"{name} is {cost!r}: give {what} from {least} to {most:.10g}.")
+            object.__setattr__(self, name, kind(number))
 
 
 def checked(value: object) -> Costs | None:
@@ -99,8 +96,8 @@ _MEASURED: dict[tuple[str, int, bool], tuple[tuple[int, Costs], ...]] = {
         (8, Costs(slab=100, window=400, piece=700, launch=6e5)),
     ),
     ("spmm", 4, True): (
-        (33, Costs(slab=56, window=185, piece=1100, gain=1.08)),
-        (8, Costs(slab=120, window=400, piece=700, launch=3e5)),
+        (33, Costs(slab=70, window=220, piece=1100, gain=1.08)),
+        (8, Costs(slab=150, window=400, piece=700, launch=3e5)),
     ),
     ("spmm", 2, False): (
         (16, Costs(slab=41, window=267, row=5.3, piece=500, launch=4e5)),

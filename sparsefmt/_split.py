@@ -77,6 +77,12 @@ class Split:
         """Whether slabs are so well filled that a value for each cell is the shortest way."""
         return self.taken >= BAKED * self.n_cells > 0
 
+    def arrays(self) -> list[Array]:
+        """All that kernels read of it."""
+        own = [self.items, self.cuts, self.columns, self.masks, self.starts, self.cells, self.perm]
+        rest = self.rest
+        return own if rest is None else [*own, rest.indptr, rest.indices, self.rest_perm]
+
     def places(self, itemsize: int) -> Array:
         """(taken,) int64: which cell has each entry in tiles, for values of that size."""
         xp, tiles = namespace(self.cells), self.height // 16

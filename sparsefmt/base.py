@@ -75,7 +75,7 @@ class Format:
 
     def _replace(self, **changes: Any) -> Self:
         fields = {**_fields(self), **changes}
-        return type(self)._trusted(**(self.__dict__ | fields if {*changes} == {"data"} else fields))
+        return type(self)._trusted(**(self.__dict__ | fields if {*changes} <= {"data"} else fields))
 
     def __getstate__(self) -> dict[str, Any]:
         """What pickle keeps: the fields, nothing that was built of them."""

@@ -50,9 +50,10 @@ class Kept:
         self._lock = RLock()  # what is built may ask for something else
         self._made: dict[Hashable, Any] = {}
 
-    def peek(self, key: Hashable) -> Any:
-        """What has that key, None if nothing has."""
-        return self._made.get(key)
+    def made(self) -> list[Any]:
+        """All that is kept."""
+        with self._lock:
+            return [*self._made.values()]
 
     def ask(self, key: Hashable, build: Callable[[], Made], *, keep: bool = True) -> Made:
         """What has that key; if it is built, it is kept only where told."""
@@ -204,10 +205,15 @@ class SGT(Format):
         return self._keep("csr", build)
 
     def _kept_arrays(self) -> list[Array]:
-        """Those of the CSR that it was made of, which products may read."""
+        """Those of its splits and of the CSR that it was made of, which products may read."""
         kept: Kept | None = self.__dict__.get("_kept")
-        csr = None if kept is None else kept.peek("csr")
-        return [] if csr is None else [csr.indptr, csr.indices]
+        found: list[Array] = []
+        for one in [] if kept is None else kept.made():
+            if isinstance(one, Split):
+                found += one.arrays()
+            elif isinstance(one, CSR):
+                found += [one.indptr, one.indices]
+        return found
 
     def _keep(self, key: Hashable, build: Callable[[], Made]) -> Made:
         """What is built of the structure alone."""

@@ -78,8 +78,8 @@ def test_the_gpu_spins_until_the_host_has_launched(monkeypatch, host, spin):
     assert spins == [pytest.approx(spin)] * 2
 
 
-@pytest.mark.parametrize(("seconds", "runs"), [(0.0, 20), (0.06, 10)])
-def test_long_cases_take_fewer_runs(monkeypatch, seconds, runs):
+@pytest.mark.parametrize(("seconds", "runs"), [(0.0, 60), (0.001, 20), (0.06, 10)])
+def test_long_cases_take_fewer_runs_and_short_ones_more(monkeypatch, seconds, runs):
     monkeypatch.setattr(_harness, "_wall_ms", lambda function: seconds * 1e3)
     assert _harness.paced([lambda: None], cuda=False)[1] == runs
 

@@ -70,20 +70,25 @@ def test_real_graphs_come_from_the_folder_or_are_skipped(tmp_path, capsys):
 def test_graphs_asked_for_are_recipes_paths_or_of_the_folder(tmp_path):
     path = str(Path(__file__))
     (tmp_path / "dd.npz").touch()
-    options = argparse.Namespace(graphs=("ddi", path, "dd", "none"), data=tmp_path)
+    options = argparse.Namespace(graphs=("ddi", path, "dd"), data=tmp_path)
     found = dict(_tcgnn_cases.sources(options, ("arxiv",), ("cora",)))
-    assert found == {
-        "ddi": "ddi",
-        Path(path).stem: path,
-        "dd": str(tmp_path / "dd.npz"),
-        "none": "none",  # which loading refuses
-    }
+    assert found == {"ddi": "ddi", Path(path).stem: path, "dd": str(tmp_path / "dd.npz")}
+    for missing in ("none", ""):
+        options.graphs = ("ddi", missing)
+        with pytest.raises(SystemExit, match=f"'{missing}' is no file, here or in .*, nor one of"):
+            next(_tcgnn_cases.sources(options, ("arxiv",)))
 
 
-@pytest.mark.parametrize(("dtype", "right"), [("tf32", 9e-4), ("bfloat16", 4e-3)])
-def test_the_limit_of_right_results_is_that_of_the_operands_bits(dtype, right):
-    assert _tcgnn_cases.complaint(right, dtype) is None
-    assert _tcgnn_cases.complaint(2 * right, dtype) is not None
+@pytest.mark.parametrize(
+    ("dtype", "share", "weighted", "right"),
+    [
+        *(("tf32", 0.0, True, 9e-6), ("tf32", 0.5, False, 1.7e-5), ("tf32", 1.0, True, 4e-5)),
+        ("bfloat16", 1.0, True, 4e-3),
+    ],
+)
+def test_the_limit_of_right_results_is_that_of_the_operands_bits(dtype, share, weighted, right):
+    assert _tcgnn_cases.complaint(right, dtype, share, weighted=weighted) is None
+    assert _tcgnn_cases.complaint(2 * right, dtype, share, weighted=weighted) is not None
 
 
 def test_a_row_that_both_units_take_a_part_of_is_rounded_twice():
@@ -272,7 +277,7 @@ def test_the_limit_of_errors_in_bfloat16_goes_by_the_share_and_that_in_float16_d
 def test_graphs_with_structure_are_judged_together_and_by_group():
     rows = [
         {"case": f"{group} {k}", "group": group, "dtype": "tf32", "over_csr": ratio}
-        | {"weighted": k == 0, "share": 0.5 * k, "error": 5e-4 * k}
+        | {"weighted": k == 0, "share": 0.5 * k, "error": 5e-4 * k, "bias": 0.0}
         for group, ratios in (("ids not shuffled", (2.0, 8.0)), ("real", (1.0,)))
         for k, ratio in enumerate(ratios)
     ]

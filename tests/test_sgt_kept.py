@@ -132,3 +132,16 @@ def test_a_result_does_not_overwrite_the_structure_that_is_kept(op):
     operands, out = ((X,), out[:, None]) if op == "spmm" else ((X, X), out)
     with pytest.raises(sparsefmt.FormatError, match="out overlaps an input"):
         getattr(ops, op)(A, *operands, out=out)
+    perm = A.split(costs("all", 64)).perm
+    assert len(perm) == 64
+    with pytest.raises(sparsefmt.FormatError, match="out overlaps an input"):
+        getattr(ops, op)(A, *operands, out=perm.view(F32).reshape(out.shape))
+
+
+def test_a_result_does_not_overwrite_what_a_split_leaves():
+    A, X = tiled().with_data(None), np.ones((187, 1), F32)
+    split = A.split(costs("mix", 64))
+    for array in (split.rest_perm, split.rest.indices):
+        with pytest.raises(sparsefmt.FormatError, match="out overlaps an input"):
+            ops.spmm(A, X, out=array[: A.n_rows, None].view(F32))
+    assert ops.spmm(A, X, out=np.empty((A.n_rows, 1), F32)).shape == (A.n_rows, 1)

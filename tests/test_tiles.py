@@ -22,6 +22,7 @@ from op_cases import (
     put,
 )
 from tile_cases import (
+    TF32,
     TILES,
     WAYS,
     allowed,
@@ -120,7 +121,7 @@ def check_dots(place, A, X, Y):
     """Against the oracle, with tensor cores where they may run."""
     xp, put_there = place
     found, B = dots(xp, put_there(A), put(xp, X), put(xp, Y)), A.tocsr()
-    bound = sddmm_bound(B, X, Y) + rounding(X.dtype, 2) * sddmm_oracle(B, np.abs(X), np.abs(Y))
+    bound = sddmm_bound(B, X, Y) + rounding(X.dtype, TF32) * sddmm_oracle(B, np.abs(X), np.abs(Y))
     assert_close(found, sddmm_oracle(B, X, Y), bound=bound)
 
 
@@ -319,6 +320,19 @@ def test_a_bad_value_of_the_matrix_stays_in_its_row(place, dtype, bad):
     data[[7, 400, 900]] = bad
     csr = csr.with_data(data)
     check_large(place, csr.tosgt(MMA_TILE), csr, features(csr.n_cols, 33, dtype))
+
+
+@pytest.mark.parametrize("weighted", [True, False])
+@pytest.mark.parametrize("dtype", [BF16, F32], ids=name_of)
+def test_the_largest_values_stay_finite(place, dtype, weighted):
+    """Rounded to 8 bits they would be infinite."""
+    csr = windows(dtype if weighted else None)
+    X = features(csr.n_cols, 33, dtype)
+    cells = np.stack([csr.tocoo().row, csr.indices])
+    (_, column), count = np.unique(cells, axis=1, return_counts=True)
+    X[np.setdiff1d(column, column[count > 1])[0]] = 3.38e38 if dtype == BF16 else np.finfo(F32).max
+    assert np.isfinite(quick(csr, X)[0].astype(F32)).all()
+    check_large(place, csr.tosgt(MMA_TILE), csr, X)
 
 
 @pytest.mark.parametrize("reduce", ["sum", "mean"])

@@ -10,8 +10,10 @@ from sparsefmt.testing import error_bound, spmm_oracle
 #: Eight rows: no kernel has such windows.
 TILES = [(8, 8), (16, 8), (16, 16), (32, 16), (64, 16), (128, 16)]
 WAYS = ["measured", "all", "mix", "none"]
-#: Half a unit in the last place of tf32, whose numbers have 11 bits: what rounding a factor costs.
-TF32 = 2.0**-11
+#: What rounding costs that precision="tf32" allows.  In SpMM features, two bfloat16 of which the
+#: second is rounded, and with values their product, without that of both second ones; in SDDMM
+#: both factors have 11 bits.
+FEATURES, PRODUCTS, TF32 = 2.0**-17, 2.0**-15, (1 + 2.0**-11) ** 2 - 1
 
 
 def costs(way, height):
@@ -53,9 +55,9 @@ def blocks(dtype, index_dtype=np.int32, *, seed=0):
     return sparsefmt.COO(row, col, data, shape=(147, 53)).tocsr()
 
 
-def rounding(dtype, factors):
-    """How far a product of so many factors may be from the exact one, for its size, in tf32."""
-    return (1 + TF32) ** factors - 1 if np.dtype(dtype) == np.float32 else 0.0
+def rounding(dtype, cost):
+    """How far a product may be from the exact one, for its size, where float32 is rounded."""
+    return cost if np.dtype(dtype) == np.float32 else 0.0
 
 
 def allowed(dtype):
@@ -64,20 +66,21 @@ def allowed(dtype):
 
 
 def product_bound(A, X, **options):
-    """As ``error_bound``; float32 factors may be rounded to tf32."""
+    """As ``error_bound``; float32 may be rounded."""
     positive = {k: abs(v) if k.endswith("scale") else v for k, v in options.items()}
-    factors = 2 if A.data is not None or "col_scale" in options else 1
+    cost = FEATURES if A.data is None and "col_scale" not in options else PRODUCTS
     with np.errstate(invalid="ignore", over="ignore"):
         sizes = spmm_oracle(_positive(A), abs(X), **positive)
-        return error_bound(A, X, **options) + rounding(X.dtype, factors) * sizes
+        return error_bound(A, X, **options) + rounding(X.dtype, cost) * sizes
 
 
 def quick(A, X, reduce="sum"):
-    """``(Y, bound)`` as ``quick_oracle``; float32 factors may be rounded to tf32."""
+    """``(Y, bound)`` as ``quick_oracle``; float32 may be rounded."""
     with np.errstate(invalid="ignore", over="ignore"):
         expected, bound = quick_oracle(A, X, reduce)
         sizes = quick_oracle(_positive(A), abs(X), reduce)[0]
-        return expected, bound + rounding(X.dtype, 1 if A.data is None else 2) * abs(sizes)
+        cost = FEATURES if A.data is None else PRODUCTS
+        return expected, bound + rounding(X.dtype, cost) * abs(sizes)
 
 
 def quick_products(A, X, Y):
@@ -87,8 +90,8 @@ def quick_products(A, X, Y):
     with np.errstate(invalid="ignore", over="ignore"):
         sizes = (abs(left) * abs(right)).sum(-1)
         eps = 2.0**-7 if X.dtype.name == "bfloat16" else float(np.finfo(X.dtype).eps)
-        bound = (2 * (X.shape[-1] + 1) * eps + rounding(X.dtype, 2)) * sizes + 1e-7 * (eps > 1e-4)
-        return (left * right).sum(-1), bound
+        bound = (2 * (X.shape[-1] + 1) * eps + rounding(X.dtype, TF32)) * sizes
+        return (left * right).sum(-1), bound + 1e-7 * (eps > 1e-4)
 
 
 def _positive(A):

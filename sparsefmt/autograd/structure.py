@@ -178,8 +178,8 @@ def prepare(
     products, ``torch.set_float32_matmul_precision("high")``; else, and for all that they do not
     take, results are those without tiles, bit by bit.  They do not take float64, max and min,
     float16 with ``col_scale`` (nor the gradient of its features with ``row_scale`` or of a mean),
-    few features, a GPU of compute capability below 8.0, and a graph whose windows are too sparse to
-    pay.  Deterministic.  On the CPU tiles are built and not read.
+    few features unless ``costs`` are given, a GPU of compute capability below 8.0, and a graph
+    whose windows are too sparse to pay.  Deterministic.  On the CPU tiles are built and not read.
 
     The first product of each kind (``spmm`` or ``sddmm``, bytes of a value, with edge values or
     without, narrow features or wide) splits the tiles, in a few milliseconds, and keeps about 20

@@ -17,7 +17,7 @@ CAPABILITY = (8, 0)
 SLICES = {16: (32, 64), 32: (32, 64), 64: (32, 64), 128: (64,)}
 
 UNWEIGHTED, DIRECT, SCALED, BAKED = range(4)  # as in sgt.cu
-#: Of each dtype that tensor cores take, float32 as tf32; float16 has no range for scaled values.
+#: Of each dtype that tensor cores take; float16 has no range for scaled values.
 WEIGHTS = {
     "float16": (UNWEIGHTED, DIRECT, BAKED),
     "bfloat16": (UNWEIGHTED, DIRECT, SCALED, BAKED),

@@ -49,13 +49,15 @@ def spmm(
     row_scale : array, shape (n_rows,), optional
         ``r``, of X's dtype, or float32 beside 2-byte features.  It multiplies after the reduction,
         so that a negative one turns a maximum of the row around; in a sum over a COO it multiplies
-        each entry, which differs by rounding, overflow, and ``inf * 0`` where it is infinite.
+        each entry, over an SGT on tensor cores the row's part there and the rest, which differs by
+        rounding, overflow, and ``inf * 0`` or ``inf - inf`` where it is infinite.
     col_scale : array, shape (n_cols,), optional
         ``c``, of the same dtypes.
     precision : "tf32", optional
-        Allows tensor cores in float32: they round each factor of a product to 11 bits, and add up
-        in float32.  A permission: kernels that have no use for it ignore it.  float16 and bfloat16
-        need none, since their products are exact there.
+        Allows tensor cores in float32: they round each factor of a product to 16 bits, the sum of
+        two bfloat16, so to more than the 11 bits of TF32, and add up in float32.  A permission:
+        kernels that have no use for it ignore it.  float16 and bfloat16 need none, since their
+        products are exact there.
     costs : Costs, optional
         What decides which entries of an SGT tensor cores take, by default as measured; ignored
         where no kernel has a use for it.
@@ -85,9 +87,9 @@ def spmm(
 
     Notes
     -----
-    Error bound: ``|Y - Y_exact| <= deg * eps * sum_e |a[e]| |X[j, f]``; with tf32 ``2**-10`` times
-    that sum more.  GAS and GAR are named in fuseGNN (ICCAD'20), section 3; tiles on tensor cores
-    are TC-GNN's (ATC'23), section 4.2.
+    Error bound: ``|Y - Y_exact| <= deg * eps * sum_e |a[e]| |X[j, f]``; with tf32 ``2**-15`` times
+    that sum more, without values and ``c`` ``2**-17``, of features from 2e-33 on.  GAS and GAR are
+    named in fuseGNN (ICCAD'20), section 3; tiles on tensor cores in TC-GNN (ATC'23), section 4.2.
     """
     A = _check.sparse("A", A)
     _check.choice("reduce", reduce, REDUCTIONS)

@@ -33,6 +33,31 @@ __device__ inline unsigned tf32(float x) {
     return __float_as_uint(fmaf(__uint_as_float(__float_as_uint(x) & 0xff800000), 0x1p-11f, x));
 }
 
+// Two values as a pair of bfloat16, the first in the low half.
+__device__ inline unsigned pair(float low, float high) {
+    unsigned both = 0;
+#if __CUDA_ARCH__ >= 800
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
+#endif
+    return both;
+}
+
+// Float32 as the sum of two bfloat16: of 24 bits they keep 16 or more. Two values, as pairs of both parts.
+struct LeadAndRest {
+    unsigned lead, rest;
+
+    __device__ static LeadAndRest of(float a, float b) {
+        const unsigned lead = pair(a, b);
+        return {lead, pair(a - __uint_as_float(lead << 16), b - __uint_as_float(lead & 0xffff0000))};
+    }
+};
+
+// The same of one value in one word, of which the lead is the high half.
+__device__ inline unsigned lead_over_rest(float x) {
+    const unsigned lead = pair(0, x);
+    return lead | pair(x - __uint_as_float(lead), 0);
+}
+
 // Four 8 x 8 matrices of 2-byte values, transposed; lane i gives the address of row i % 8 of matrix i / 8.
 __device__ inline void load_transposed(unsigned (&b)[4], const void* row) {
 #if __CUDA_ARCH__ >= 800

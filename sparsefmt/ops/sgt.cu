@@ -28,7 +28,7 @@ __device__ __noinline__ float exact(const Tiles<T, Index>& A, long long first, l
 // slabs of 16 columns at a time, the next ones meanwhile, and every row serves all rows of the window. A warp makes
 // the operand of A of bits, 8 a lane and tile, or reads it where the block has put the values.
 template <typename T, typename Index, int HEIGHT, int FEAT, int WEIGHTS>
-__global__ void __launch_bounds__(Cut<HEIGHT, FEAT>::THREADS, Cut<HEIGHT, FEAT>::BLOCKS)
+__global__ void __launch_bounds__(Cut<HEIGHT, FEAT>::THREADS, RESIDENT<T, HEIGHT, FEAT>)
 spmm_sgt_mma(const Item<Index>* __restrict__ items, const __grid_constant__ Tiles<T, Index> A, const float* __restrict__ col_scale,
              const float* __restrict__ row_scale, const T* __restrict__ X, T* __restrict__ Y,
              float* __restrict__ parts, long long n_rows, unsigned stride, unsigned n_items, int feat, int flags) {
@@ -69,24 +69,33 @@ spmm_sgt_mma(const Item<Index>* __restrict__ items, const __grid_constant__ Tile
         if constexpr (sizeof(T) == 4) {
             // X as the first operand: 16 features, 4 g + {0, 1} or 4 g + {2, 3}, times 8 rows of A.
 #pragma unroll
-            for (int half = 0; half < 2; ++half)
+            for (int j = 0; j < TIMES; j += 4) {
+                const int chunk = X_::place(2 * t, wn * (C::WIDE / 4) + j * 2 + g);  // the other rows' too
+                const float* const here = (const float*)&from.x[(s * SLAB + 2 * t) * X_::CHUNKS + chunk];
+                float x[4][4];  // of the columns 2t, 2t + 1, 2t + 8, 2t + 9
 #pragma unroll
-                for (int j = 0; j < TIMES; j += 4) {
-                    const int chunk = X_::place(2 * t, wn * (C::WIDE / 4) + j * 2 + g);  // the odd row's too
-                    const float4* here = (const float4*)&from.x[(s * SLAB + half * 8 + 2 * t) * X_::CHUNKS + chunk];
-                    const float4 even = here[0], odd = here[X_::CHUNKS];
-                    const unsigned x[2][4] = {{tf32(even.x), tf32(even.y), tf32(odd.x), tf32(odd.y)},
-                                              {tf32(even.z), tf32(even.w), tf32(odd.z), tf32(odd.w)}};
+                for (int i = 0; i < 4; ++i) *(float4*)x[i] = *(const float4*)(here + (i / 2 * 8 + i % 2) * FEAT);
 #pragma unroll
-                    for (int i = 0; i < 2; ++i)
+                for (int i = 0; i < 2; ++i) {
+                    unsigned lead[4], rest[4];
+#pragma unroll
+                    for (int k = 0; k < 4; ++k) {
+                        const auto both = LeadAndRest::of(x[k / 2 * 2][2 * i + k % 2], x[k / 2 * 2 + 1][2 * i + k % 2]);
+                        lead[k] = both.lead, rest[k] = both.rest;
+                    }
+                    const auto add = [&](const unsigned (&features)[4], const unsigned (&cells)[TALL][4]) {
 #pragma unroll
                         for (int m = 0; m < TALL; ++m)
 #pragma unroll
-                            for (int low = 0; low < 2; ++low) {
-                                const unsigned* b = &a.word[m][4 * half + 2 * low];
-                                multiply_add(sums[m][j + 2 * i + low], x[i], b[0], b[1], T());
-                            }
+                            for (int low = 0; low < 2; ++low)
+                                multiply_add(sums[m][j + 2 * i + low], features, cells[m][low], cells[m][2 + low],
+                                             __nv_bfloat16());
+                    };
+                    add(rest, a.word);
+                    if (WEIGHTED) add(lead, a.rest);
+                    add(lead, a.word);
                 }
+            }
         } else {
 #pragma unroll
             for (int j = 0; j < TIMES; j += 2) {
@@ -128,7 +137,7 @@ spmm_sgt_mma(const Item<Index>* __restrict__ items, const __grid_constant__ Tile
         }
     }
 
-    // Of tile m VEC neighbouring features of one row at a time: of the sums of products j and, in tf32, j + 2.
+    // Of tile m VEC neighbouring features of one row at a time: of the sums of products j and, in float32, j + 2.
     constexpr bool FULL = sizeof(T) == 4;
     constexpr int VEC = FULL ? 4 : 2, PACKS = TIMES * 8 / VEC / 2;
     const int first = slice * FEAT + wn * C::WIDE;

@@ -36,47 +36,58 @@ template <int HEIGHT, int FEAT> struct Cut {
     static constexpr int WARPS_M = TILES / TALL;
     static constexpr int THREADS = WARPS_M * WARPS_N * WARP;
     static constexpr int WIDE = FEAT / WARPS_N;              // features of a warp
-    static constexpr int BLOCKS = THREADS == 128 ? 8 : 1;    // on a multiprocessor, at least
 };
 
-template <typename T> constexpr unsigned ONE = 0x3f800000;
-template <> constexpr unsigned ONE<__half> = 0x3c00;
-template <> constexpr unsigned ONE<__nv_bfloat16> = 0x3f80;
+// Blocks on a multiprocessor, at least: where there are 8, threads have 64 registers, too few for float32 in two parts.
+template <typename T, int HEIGHT, int FEAT>
+constexpr int RESIDENT = Cut<HEIGHT, FEAT>::THREADS != 128 ? 1 : sizeof(T) == 4 ? 7 : 8;
 
-// The cells of a lane in a slab, of TALL tiles, as operands: words of one value of tf32, or of two of 2 bytes, of columns
-// 2t and 2t + 1. In tf32 word[m][4 h + 2 l + i] is row g + 8 l, column 2t + 8 h + i, else word[m][2 h + l] is both.
+template <typename T> constexpr unsigned ONE = 0x3f80;  // of bfloat16
+template <> constexpr unsigned ONE<__half> = 0x3c00;
+
+// The cells of a lane in a slab, of TALL tiles, as operands: word[m][2 h + l] has row g + 8 l, columns 2t + 8 h and the
+// next. Of float32 values it has the leads, and `rest` what is left.
 template <typename T, int TALL> struct Operand {
-    static constexpr bool FULL = sizeof(T) == 4;
-    static constexpr int WORDS = FULL ? 8 : 4;
-    unsigned word[TALL][WORDS];
+    static constexpr int WORDS = 4;
+    unsigned word[TALL][WORDS], rest[TALL][WORDS];
 
     // Of the two bytes of a pair of tiles; of the byte of a tile that is alone. A mask and a product a word: they run on
     // different pipes.
     __device__ void unpack(unsigned bits, int tile, bool alone) {
         if (alone) bits = (bits & 0xf) | (bits & 0xf0) << 4;
         else if (TALL == 1) bits >>= tile % 2 * 4;
-#pragma unroll
-        for (int m = 0; m < TALL; ++m) {
-            const unsigned spread = FULL ? bits : __byte_perm(bits, 0, 0x4140);
-#pragma unroll
-            for (int i = 0; i < WORDS; ++i) {
-                const int bit = FULL ? i / 2 + i % 2 * 8 + m * 4 : i + m * 4;
-                word[m][i] = (spread & (FULL ? 1u : 0x10001u) << bit) * (ONE<T> >> bit);
-            }
-        }
-    }
-    __device__ void load(const T* tiles, int lane, bool rounded) {
-        constexpr int EACH = 16 / sizeof(T);
+        const unsigned spread = __byte_perm(bits, 0, 0x4140);
 #pragma unroll
         for (int m = 0; m < TALL; ++m)
 #pragma unroll
-            for (int i = 0; i < WORDS; i += 4)
-                *(uint4*)&word[m][i] = *(const uint4*)(tiles + m * 256 + i * 32 + lane * EACH);
-        if (FULL && !rounded)
+            for (int i = 0; i < WORDS; ++i) {
+                const int bit = i + m * 4;
+                word[m][i] = (spread & 0x10001u << bit) * (ONE<T> >> bit);
+            }
+    }
+    // From tiles that have values in all cells: those of the matrix, or both parts of them already.
+    __device__ void load(const T* tiles, int lane, bool split) {
+        constexpr int EACH = 16 / sizeof(T);
 #pragma unroll
-            for (int m = 0; m < TALL; ++m)
+        for (int m = 0; m < TALL; ++m) {
+            unsigned cells[32 / EACH];
 #pragma unroll
-                for (int i = 0; i < WORDS; ++i) word[m][i] = tf32(__uint_as_float(word[m][i]));
+            for (int i = 0; i < 8 / EACH; ++i)
+                *(uint4*)&cells[i * 4] = *(const uint4*)(tiles + m * 256 + (i * WARP + lane) * EACH);
+#pragma unroll
+            for (int i = 0; i < WORDS; ++i) {
+                if constexpr (sizeof(T) == 2) {
+                    word[m][i] = cells[i];
+                } else if (split) {
+                    word[m][i] = __byte_perm(cells[2 * i], cells[2 * i + 1], 0x7632);
+                    rest[m][i] = __byte_perm(cells[2 * i], cells[2 * i + 1], 0x5410);
+                } else {
+                    const float *pair = (const float*)cells + 2 * i;
+                    const auto both = LeadAndRest::of(pair[0], pair[1]);
+                    word[m][i] = both.lead, rest[m][i] = both.rest;
+                }
+            }
+        }
     }
 };
 
@@ -208,7 +219,7 @@ template <typename T, typename Index, int HEIGHT, int SLABS, int STAGES, int THR
             for (int i = 0; i < EACH; ++i) {
                 if (place + i * THREADS >= count) break;
                 T* const here = to + Cell{cell[i]}.template place<T>();
-                if constexpr (sizeof(T) == 4) *(unsigned*)here = tf32(value[i]);
+                if constexpr (sizeof(T) == 4) *(unsigned*)here = lead_over_rest(value[i]);
                 else *here = value[i];
             }
             place += EACH * THREADS;

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from functools import cache
-from threading import get_ident
 from typing import Any
 
 import numpy as np
@@ -255,8 +254,14 @@ def _kept_values(A: SGT, key: tuple[Any, ...], build: Callable[[Array], Array]) 
     stream = import_cupy().cuda.get_current_stream()
     # In a capture it is only made when the graph is launched: nobody else may find it.
     keep = not stream.is_capturing()
-    thread = get_ident() if stream.ptr == _PER_THREAD else 0  # one address, a stream for each
-    return A._keep_values((*key, stream.ptr, thread), lambda: build(data), keep=keep)
+
+    def finished() -> Array:
+        made = build(data)
+        if keep and stream.ptr == _PER_THREAD:  # one address, a stream for each thread
+            finish(made)  # synchronize!
+        return made
+
+    return A._keep_values((*key, stream.ptr), finished, keep=keep)
 
 
 def _spmm_numba(
