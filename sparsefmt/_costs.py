@@ -96,7 +96,7 @@ _MEASURED: dict[tuple[str, int, bool], tuple[tuple[int, Costs], ...]] = {
         (8, Costs(slab=100, window=400, piece=700, launch=6e5)),
     ),
     ("spmm", 4, True): (
-        (33, Costs(slab=70, window=220, piece=1100, gain=1.08)),
+        (33, Costs(slab=66, window=220, piece=1100, launch=1.5e6, gain=1.08)),
         (8, Costs(slab=150, window=400, piece=700, launch=3e5)),
     ),
     ("spmm", 2, False): (
@@ -104,7 +104,7 @@ _MEASURED: dict[tuple[str, int, bool], tuple[tuple[int, Costs], ...]] = {
         (8, Costs(slab=100, window=400, piece=700, launch=6e5)),
     ),
     ("spmm", 2, True): (
-        (33, Costs(slab=61, window=330, row=5.5, piece=1100, launch=4e5, gain=1.08)),
+        (33, Costs(slab=61, window=330, row=5.5, piece=1100, launch=2.5e6, gain=1.08)),
         (8, Costs(slab=120, window=400, piece=700, launch=3e5)),
     ),
     ("sddmm", 4, False): ((64, Costs(slab=85, window=80, row=4.5, again=0, piece=0, gain=1.08)),),
