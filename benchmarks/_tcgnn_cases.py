@@ -65,9 +65,11 @@ def sources(
 
 
 def _source(name: str, folder: Path) -> tuple[str, str]:
+    if name in _graphs.RECIPES:
+        return name, name
     for path in (Path(name), folder / f"{name}.npz"):
-        if name in _graphs.RECIPES or (name and path.exists()):
-            return Path(name).stem, name if name in _graphs.RECIPES else str(path)
+        if name and path.exists():
+            return path.stem, str(path)
     known = ", ".join(_graphs.RECIPES)
     raise SystemExit(f"{name!r} is no file, here or in {folder}, nor one of {known}")
 

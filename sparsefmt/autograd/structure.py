@@ -143,10 +143,10 @@ def prepare(
         device, into a copy or to ``graph.transposed``.
     tile : (height, width), optional
         Of condensed tiles, ``graph.sgt(tile)`` and, for gradients, ``graph.transposed.sgt(tile)``:
-        ``sddmm`` and sums and means of ``spmm`` go by them to the tensor cores of a GPU, in TF32 if
-        they are of float32.  (64, 16) suits most graphs; heights are 16, 32, 64 and 128.  Replaces
-        and stays as ``order`` does.  What shares the arrays of the graph, as ``graph.with_data``
-        and ``graph.transposed`` do, shares the tiles.
+        ``sddmm`` and sums and means of ``spmm`` go by them to the tensor cores of a GPU, in float32
+        rounded as ``ops.spmm`` says.  (64, 16) suits most graphs; heights are 16, 32, 64 and 128.
+        Replaces and stays as ``order`` does.  What shares the arrays of the graph, as
+        ``graph.with_data`` and ``graph.transposed`` do, shares the tiles.
     costs : ops.Costs, optional
         What decides which entries tensor cores take, of all products with these tiles alike; if
         left out as measured for each kind of product, whatever was given before.
