@@ -9,6 +9,7 @@ from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import cupy
 import ml_dtypes
@@ -20,10 +21,15 @@ from tile_cases import blocks, costs
 
 from sparsefmt import COO, CSR, Graph, ops
 from sparsefmt._split import HEIGHTS
+from sparsefmt.ops import _launch_aggregate, _launch_gat
 
 # The last has rows that are cut between blocks.
 SHAPES = [(0, 0, 0), (3, 5, 0), (1, 40, 64), (40, 1, 33), (70, 50, 900), (3, 40, 12_000)]
+# Vertices and entries of square ones; the last has a row and a column that are cut.
+SQUARES = [(0, 0), (5, 0), (1, 3), (60, 700), (40, 12_000)]
 WIDTHS = [1, 33, 72]
+# Heads and features: side by side, not aligned, wider than a sub-warp reads at a time.
+HEADS = [(1, 1), (4, 8), (3, 5), (1, 33), (2, 72), (1, 300)]
 DTYPES = [
     (np.float32, np.int32),
     (np.float64, np.int64),
@@ -46,6 +52,11 @@ def main() -> None:
             run(COO(i, j, data, shape=(n_rows, n_cols)).to("cuda"))
     for dtype, index_dtype in chosen:
         multiply_large_tiles(dtype, index_dtype)
+        for n, nnz in SQUARES:
+            i, j = (rng.integers(0, max(n, 1), nnz).astype(index_dtype) for _ in range(2))
+            i[: nnz // 4], j[nnz // 2 : nnz * 3 // 4] = 0, 0  # a long row, a long column
+            j[::3] = i[::3]  # loops
+            on_vertices(COO(i, j, np.ones(nnz, dtype), shape=(n, n)).to("cuda"))
     cupy.cuda.Device().synchronize()
     print("all cases ran")
 
@@ -69,6 +80,7 @@ def run(A: COO) -> None:
             assert (B @ cupy.ones((A.n_cols, 9), A.dtype)).shape == (A.n_rows, 9)
         operate(weighted.tocsr(), A.dtype)
         multiply_tiles(weighted.tocsr(), A.dtype, ["all", "mix"])
+    attend(A.tocsr(), A.dtype)
 
 
 def operate(A: CSR, dtype: np.dtype[Any]) -> None:
@@ -87,6 +99,8 @@ def operate(A: CSR, dtype: np.dtype[Any]) -> None:
         _, arg = ops.spmm_arg(A, X, reduce="max", row_scale=r, col_scale=c)
         ops.spmm_arg_backward(A, X, arg, grad, row_scale=r, col_scale=c)
         assert ops.sddmm(A, grad, X).shape == (A.nnz,)
+        _, dA = ops.aggregate_backward(A, X, grad)
+        assert dA.shape == (A.nnz,)
     sizes = (1, 1), (5, 3), (33, 5), (33, 8), (40, 9), (72, 16), (72, 32), (260, 100), (260, 3)
     for width, k in sizes if A.n_cols else ():
         S = ops.maxk(cupy.ones((A.n_cols, width), dtype), k)
@@ -99,6 +113,68 @@ def operate(A: CSR, dtype: np.dtype[Any]) -> None:
         scores = ops.sddmm(A, left, right)
         p = ops.edge_softmax(A, scores)
         ops.edge_softmax_backward(A, p, scores)
+
+
+def attend(A: CSR, dtype: np.dtype[Any], *, self_loops: bool = False) -> None:
+    """Attention and its gradients: plain, and with scores of edges and dropout."""
+    for (heads, feat), rich in product(HEADS, (False, True)):
+        sources, targets = (cupy.ones((size, heads, feat), dtype) for size in A.shape[::-1])
+        el, er = sources[..., 0].copy(), targets[..., 0].copy()
+        att, edges = cupy.ones((heads, feat), dtype), cupy.ones((A.nnz, heads), dtype)
+        scores = {"edge_scores": edges if rich else None, "self_loops": self_loops}
+        given: dict[str, Any] = {**scores, "dropout": 0.5 * rich, "seed": 7}
+        out = ops.gat(A, sources, el, er, **given)
+        ops.gat_backward(A, sources, el, er, out, **given)
+        assert ops.gat_attention(A, el, er, **scores).shape == (A.nnz, heads)
+        out = ops.gatv2(A, sources, targets, att, **given)
+        ops.gatv2_backward(A, sources, targets, att, out, **given)
+        for values in (None, sources.copy()):
+            out = ops.dot_attention(A, targets, sources, values, **given)
+            ops.dot_attention_backward(A, targets, sources, values, out, **given)
+
+
+def on_vertices(A: COO) -> None:
+    """What takes square matrices only: loops of their own, weights of vertices, GCN's degrees."""
+    attend(A.tocsr(), A.dtype, self_loops=True)
+    for weighted, self_loops in product((A, A.with_data(None)), (False, True)):
+        for B in (weighted, weighted.tocsr()):
+            normal = ops.gcn_norm(B, self_loops=self_loops)
+            normal.check()
+            ops.gcn_norm_backward(B, normal.data, self_loops=self_loops)
+    for width in WIDTHS:
+        X, own = cupy.ones((A.n_rows, width), A.dtype), cupy.ones(A.n_rows, A.dtype)
+        ops.aggregate(A, X, method="gas")
+        for few in (_launch_aggregate.APART, 1):  # values read in place, and permuted before
+            with patch.object(_launch_aggregate, "APART", few):
+                ops.aggregate_backward(A.tocsr(), X, X, self_weight=own)
+    for heads, feat in HEADS if A.n_rows else ():
+        score(cupy.ones((A.n_rows, heads, feat), A.dtype))
+
+
+def score(H: cupy.ndarray) -> None:
+    """The scores that a layer of graph attention makes of its features, and their gradients."""
+    n, heads, feat = H.shape
+    sums = np.promote_types(H.dtype, np.float32)
+    given = {"dtype": str(H.dtype), "n": n, "heads": heads, "feat": feat, "H": H.data.ptr}
+    source, target = (cupy.ones((heads, feat), H.dtype) for _ in range(2))
+    vectors = {"source": source.data.ptr, "target": target.data.ptr, "stream": 0}
+    el, er = (cupy.empty((n, heads), sums) for _ in range(2))
+    _launch_gat.gat_scores(**given, **vectors, el=el.data.ptr, er=er.data.ptr)
+    blocks = _launch_gat.gat_scores_blocks(n, heads, feat)
+    for result in (None, cupy.ones_like(H)):
+        out = cupy.empty_like(H)
+        partial = cupy.empty((blocks, 2 if result is None else 3, heads, feat), sums)
+        _launch_gat.gat_scores_backward(
+            **given,
+            **vectors,
+            grad_H=H.data.ptr,
+            dell=el.data.ptr,
+            slices=1,
+            der=er.data.ptr,
+            result=0 if result is None else result.data.ptr,
+            out=out.data.ptr,
+            partial=partial.data.ptr,
+        )
 
 
 def multiply_tiles(A: CSR, dtype: np.dtype[Any], ways: list[str], part: int = 2) -> None:

@@ -1,10 +1,24 @@
-"""Both methods of aggregation give the same sums, from any format."""
+"""Both methods of aggregation give the same sums, from any format; which one ``auto`` takes."""
 
 import numpy as np
 import pytest
-from op_cases import DTYPES, FORMATS, KINDS, features, matrix, name_of, put
+from op_cases import (
+    DTYPES,
+    FORMATS,
+    INDEX_DTYPES,
+    KINDS,
+    WIDTHS,
+    far_apart,
+    features,
+    long_rows,
+    matrix,
+    name_of,
+    put,
+    quick_oracle,
+)
 
 from sparsefmt import ops
+from sparsefmt.ops import aggregation
 from sparsefmt.testing import assert_close, error_bound, spmm_oracle
 
 
@@ -37,3 +51,89 @@ def test_scattering_sums_in_float32(xp, dtype):
     found = ops.aggregate(put(xp, A), ones, method="gas")
     assert found[0].tolist() == ops.aggregate(put(xp, A), ones, method="gar")[0].tolist()
     assert float(found[0, 0]) == 400 * 16
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
+@pytest.mark.parametrize("index_dtype", INDEX_DTYPES, ids=name_of)
+def test_scattering_takes_every_width_in_any_order(xp, dtype, index_dtype):
+    A = matrix("power law", dtype, index_dtype)
+    for B in (A, A.with_data(None), A.tocsr().tocoo()):
+        for width in WIDTHS:
+            X = features(A.n_cols, width, dtype)
+            exact, bound = quick_oracle(B.tocsr(), X)
+            assert_near(ops.aggregate(put(xp, B), put(xp, X), method="gas"), exact, bound)
+
+
+def assert_near(found, exact, bound):
+    found = np.asarray(found.get() if hasattr(found, "get") else found).astype(np.float64)
+    assert (np.abs(found - exact) <= bound).all()
+
+
+@pytest.mark.parametrize("width", [7, 16, 62, 64])
+def test_scattering_reads_rows_that_lie_apart(xp, width):
+    A = matrix("isolated rows", np.float32, np.int32)
+    X = features(A.n_cols, width, np.float32)
+    r, c = features(A.n_rows, (), np.float32), features(A.n_cols, (), np.float32)
+    for gap, shift in ((0, 0), (2, 0), (4, 0), (4, 2), (4, 1)):
+        args = put(xp, A), far_apart(xp, X, gap=gap, shift=shift)
+        Y = ops.spmm(*args, row_scale=put(xp, r), col_scale=put(xp, c))
+        scaled = ops.scale(A, r, c)
+        assert_close(Y, spmm_oracle(scaled, X), bound=2 * error_bound(scaled, X))
+
+
+def test_scattering_adds_up_runs_of_many_blocks(xp):
+    A = long_rows(np.float32, np.int32)
+    X = features(A.n_cols, 24, np.float32)
+    exact, bound = quick_oracle(A, X)
+    for B in (A.tocoo(), A.tocsc().tocoo()):
+        assert_near(ops.aggregate(put(xp, B), put(xp, X), method="gas"), exact, bound)
+
+
+def test_explain_says_which_method_and_why():
+    A, X = matrix("power law", np.float32, np.int32), features(45, 4, np.float32)
+    found = ops.explain("aggregate", A, X)
+    assert found.chosen.name == "spmm_csr_numba"
+    assert "method gar: on the CPU conversion and reduction are faster" in str(found)
+    assert "method gas: as asked for" in str(ops.explain("aggregate", A, X, method="gas"))
+    assert "method gar: the entries are in order" in str(ops.explain("aggregate", A.tocsr(), X))
+    assert "method" not in str(ops.explain("spmm", A, X))
+
+
+@pytest.mark.gpu
+def test_auto_scatters_where_a_sort_costs_more():
+    A = matrix("power law", np.float32, np.int32).to("cuda")
+    narrow = ops.explain("aggregate", A, put(_cupy(), features(45, 4, np.float32)))
+    assert narrow.chosen.name == "spmm_coo_atomic"
+    assert "method gas: atomics are predicted to take" in str(narrow)
+    A = long_rows(np.float32, np.int32).tocoo().to("cuda")
+    wide = ops.explain("aggregate", A, _cupy().ones((500, 80_000), np.float32))
+    assert wide.chosen.name == "spmm_csr_balanced"
+
+
+def _cupy():
+    return pytest.importorskip("cupy")
+
+
+class _OnGpu:
+    """What the rule reads of a COO on a GPU."""
+
+    format = "coo"
+
+    def __init__(self, n_rows, nnz):
+        self.n_rows, self.nnz, self._indices = n_rows, nnz, None
+
+
+def test_the_rule_weighs_width_and_rows_against_entries(monkeypatch):
+    monkeypatch.setattr(aggregation, "is_cupy", lambda _: True)
+
+    def chosen(n_rows, nnz, feat):
+        return aggregation._chosen(_OnGpu(n_rows, nnz), np.empty((0, feat), np.float32))[0]
+
+    rates = aggregation._RATES
+    few = int(rates.convert_entry / rates.scatter_byte / 4 / 2)
+    assert chosen(10_000, 10**8, few) == "gas"
+    assert chosen(10_000, 10**8, 100 * few) == "gar"
+    assert chosen(10_000, 100, 100 * few) == "gas"  # where a conversion costs its launches
+    far = int(rates.convert_entry / rates.far_byte / 4) + 33
+    assert chosen(10**7, 10**8, far) == "gar"
+    assert chosen(1000, 10**8, 0) == "gas"

@@ -392,6 +392,7 @@ def test_out_of_memory_leaves_the_process_working():
     n = 1 << 20
     big = sparsefmt.CSR(cupy.zeros(n + 1, np.int32), cupy.zeros(0, np.int32), shape=(n, 4))
     limit = pool.get_limit()
+    pool.free_all_blocks()  # what earlier tests have left would do
     pool.set_limit(size=pool.used_bytes() + (1 << 20))
     try:
         with pytest.raises(sparsefmt.OutOfMemoryError, match="Out of memory"):

@@ -27,13 +27,14 @@ SMALL_BYTES = 2 * 2**20
 SUM, SCALED_SUM, CHOSEN_SUM, EXTREME, EXTREME_ARG = range(5)  # as in spmm.cu
 UNWEIGHTED, DIRECT, SCALED, INDIRECT = range(4)
 THREADS = 128  # of a block in spmm.cu and sddmm.cu
+COO_RUN = 32  # consecutive entries of a sub-warp, as in spmm.cu
 _FLAGS = {"mean": 1, "min": 2}
 
 #: Parameters of each kernel as the module ``struct`` packs them: pointers, 8 and 4-byte integers.
 PARAMETERS = {
     "spmm_csr_balanced": "13PqIIii",
     "spmm_csr_cut_rows": "8P3i",
-    "spmm_coo_atomic": "7P3q",
+    "spmm_coo_atomic": "7Pq2Ii",
     "spmm_arg_da": "9PqIi",
     "sddmm_csr_balanced": "9PqIII4i",
     "edge_softmax_rows": "5Pqiqii",
@@ -250,13 +251,20 @@ def spmm_coo(
     out: int,
     stream: int,
 ) -> None:
-    """Add every entry into ``out``, zeroed before, of float64 for float64 and else of float32."""
+    """Add every entry into ``out``, zeroed before, of float64 for float64 and else of float32.
+
+    Of 2-byte features ``out`` is a fresh array: atomics write words of 16 bytes.
+    """
     if not (nnz and feat):
         return
-    kernel = load("spmm.cu", "spmm_coo_atomic", dtype, index_dtype)
-    blocks = _jit.warps_to_blocks(nnz * -(-feat // _jit.WARP))
+    shape = spmm_shape(dtype, feat=feat, ldx=ldx, together=(X | out) % 16, wide=False)
+    blocks = -(-nnz * shape.lanes // (THREADS * COO_RUN))
+    slices = -(-feat // (shape.lanes * shape.vector))
+    constants = shape.lanes, shape.vector
+    kernel = load("spmm.cu", "spmm_coo_atomic", dtype, index_dtype, constants)
     arrays = (row, col, data, row_scale, col_scale, X, out)
-    kernel(blocks, (*arrays, nnz, ldx, feat), stream=stream)
+    sizes = (nnz, row_bytes(ldx, dtype), blocks, feat)
+    kernel(blocks * slices, (*arrays, *sizes), threads=THREADS, stream=stream)
 
 
 def spmm_arg_dx(

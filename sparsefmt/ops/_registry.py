@@ -3,7 +3,7 @@
 import inspect
 from collections.abc import Callable
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -36,9 +36,11 @@ class Explanation:
     op: str
     chosen: Kernel | None
     rejected: tuple[tuple[Kernel, str], ...]
+    remark: str = ""  #: what else decided, if anything
 
     def __str__(self) -> str:
         lines = [f"{self.op} runs {_describe(self.chosen) if self.chosen else 'nothing'}"]
+        lines += [f"  {self.remark}"] * bool(self.remark)
         lines += [f"  not {kernel.name}: {reasons}" for kernel, reasons in self.rejected]
         return "\n".join(lines)
 
@@ -111,6 +113,13 @@ def run(op: str, *args: Any, out: Any, **options: Any) -> Any:
     raise UnsupportedError(f"no kernel can run this {op}.\n{found}")
 
 
+def remark(text: Callable[[], str]) -> None:
+    """What ``explain`` is to add to the kernel that an operation has chosen last; else not made."""
+    asked = _asked.get()
+    if asked:
+        asked[-1] = replace(asked[-1], remark=text())
+
+
 def _operations() -> dict[str, Callable[..., Any]]:
     """Every operation that chooses among kernels; they register theirs when they are imported."""
     from . import (
@@ -119,12 +128,16 @@ def _operations() -> dict[str, Callable[..., Any]]:
         cbsr_gradients,
         cbsr_products,
         extrema,
+        graph_attention,
         matmul,
+        normalisation,
+        row_attention,
         sampled_product,
     )
 
     found: tuple[Callable[..., Any], ...] = (
         aggregation.aggregate,
+        aggregation.aggregate_backward,
         attention.edge_softmax,
         attention.edge_softmax_backward,
         sampled_product.sddmm,
@@ -134,6 +147,15 @@ def _operations() -> dict[str, Callable[..., Any]]:
         cbsr_gradients.sddmm_cbsr,
         extrema.spmm_arg,
         extrema.spmm_arg_backward,
+        normalisation.gcn_norm,
+        normalisation.gcn_norm_backward,
+        graph_attention.gat,
+        graph_attention.gat_backward,
+        graph_attention.gat_attention,
+        row_attention.gatv2,
+        row_attention.gatv2_backward,
+        row_attention.dot_attention,
+        row_attention.dot_attention_backward,
     )
     return {operation.__name__: operation for operation in found}
 

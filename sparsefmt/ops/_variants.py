@@ -3,7 +3,14 @@
 from itertools import product
 
 from .._arrays import VALUE_DTYPES
-from . import _jit, _launch_tiles, _launch_tiles_edges
+from . import (
+    _jit,
+    _launch_aggregate,
+    _launch_attend,
+    _launch_gat,
+    _launch_tiles,
+    _launch_tiles_edges,
+)
 from ._launch import (
     CHOSEN_SUM,
     DIRECT,
@@ -48,7 +55,9 @@ def _declare() -> None:
         reductions = SCALED_SUM, CHOSEN_SUM, EXTREME, EXTREME_ARG
         names += [("spmm_csr_cut_rows", (one,)) for one in reductions]
         _jit.declare("spmm.cu", *(_jit.expression(name, types, rest) for name, rest in names))
-        _jit.declare("spmm.cu", _jit.expression("spmm_coo_atomic", types, ()))
+        scattering = [(4, wide), (8, wide), (8, 1), (32, 1)] + [(16, wide // 2)] * (wide > 2)
+        names = [("spmm_coo_atomic", shape) for shape in scattering]
+        _jit.declare("spmm.cu", *(_jit.expression(name, types, rest) for name, rest in names))
         names = [("sddmm_csr_balanced", (vector,)) for vector in {wide, wide // 2, 1}]
         names += [("spmm_arg_da", ())]
         _jit.declare("sddmm.cu", *(_jit.expression(name, types, rest) for name, rest in names))
@@ -61,6 +70,10 @@ def _declare() -> None:
     maxk = (instantiation(dtype, *shape) for dtype in VALUE_DTYPES for shape in SHAPES)
     _jit.declare("maxk.cu", *(_jit.expression("maxk_rows", *one) for one in maxk))
     _declare_cbsr()
+    _declare_aggregate()
+    _declare_norm()
+    _declare_attend()
+    _declare_gat()
     _declare_tiles()
     moved = list(product(VALUES.values(), COLUMNS.values()))
     for name in ("cbsr_to_dense", "dense_to_cbsr"):
@@ -87,6 +100,57 @@ def _declare_cbsr() -> None:
             _jit.declare("sspmm.cu", *names)
     short = (_jit.expression("narrowed", (dtype,), ()) for dtype in ("float16", "bfloat16"))
     _jit.declare("sspmm.cu", *short)
+
+
+def _declare_norm() -> None:
+    both = [*((types, 1) for types in _TYPES), *((("float32", index), 0) for index in _INDEX)]
+    for name in ("gcn_degrees", "gcn_scaled", "gcn_slopes", "gcn_gradient"):
+        names = (_jit.expression(name, types, (weighted,)) for types, weighted in both)
+        _jit.declare("gcn_norm.cu", *names)
+    for name in ("gcn_rows", "gcn_rows_scaled"):
+        _jit.declare("gcn_norm.cu", *(_jit.expression(name, types, ()) for types in _TYPES))
+
+
+def _declare_aggregate() -> None:
+    for types in _TYPES:
+        names = [("aggregate_backward", one) for one in _launch_aggregate.variants(types[0])]
+        _jit.declare("aggregate.cu", *(_jit.expression(name, types, rest) for name, rest in names))
+        _jit.declare("aggregate.cu", _jit.expression("aggregate_cut_rows", types, ()))
+        wide = "float64" if types[0] == "float64" else "float32"
+        for first, back in ((types[0], 0), (wide, 1)):
+            _jit.declare("aggregate.cu", _jit.expression("permuted", (first, *types), (back,)))
+    alone = (_jit.expression("aggregate_self", (dtype,), ()) for dtype in VALUE_DTYPES)
+    _jit.declare("aggregate.cu", *alone)
+
+
+def _declare_attend() -> None:
+    for types in _TYPES:
+        for kernel, constants in _launch_attend.instantiations(types):
+            _jit.declare(f"{kernel}.cu", _jit.expression(f"{kernel}_rows", types, constants))
+        _jit.declare("attend.cu", _jit.expression("attend_cut_rows", types, ()))
+    alone = (_jit.expression("attend_stats", (dtype,), ()) for dtype in VALUE_DTYPES)
+    _jit.declare("attend.cu", *alone)
+
+
+def _declare_gat() -> None:
+    for types in _TYPES:
+        names = (_jit.expression(name, types, rest) for name, rest in _launch_gat.variants(*types))
+        _jit.declare("gat.cu", *names)
+        _jit.declare("gat_entries.cu", _jit.expression("gat_edge_gradient", types, ()))
+        if ITEMSIZE[types[0]] > 2:  # scores are no narrower
+            _jit.declare("gat_entries.cu", _jit.expression("gat_attention", types, ()))
+    for dtype in VALUE_DTYPES:
+        _jit.declare("gat.cu", _jit.expression("gat_stats", (dtype,), ()))
+        vectors = (16 // ITEMSIZE[dtype], 1)
+        shapes = [
+            *(("gat_scores", one) for one in product(_launch_gat.SCORE_LANES, vectors)),
+            *(
+                ("gat_scores_backward", one)
+                for one in product(_launch_gat.SCORE_GRADIENT_LANES, vectors)
+            ),
+        ]
+        names = (_jit.expression(name, (dtype,), rest) for name, rest in shapes)
+        _jit.declare("gat_scores.cu", *names)
 
 
 def _declare_tiles() -> None:

@@ -1,15 +1,38 @@
-"""Aggregation by a chosen method, and the scaling of edges that normalises it."""
+"""Aggregation by a chosen method, its gradients, and the scaling of edges that normalises it."""
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from .. import _primitives as primitives
-from .._arrays import Array, allocating, namespace, on_device_of
+from .._arrays import Array, allocating, is_cupy, namespace, on_device_of
 from ..base import Format
-from ..errors import UnsupportedError
-from . import _check
+from ..compressed import CSR
+from ..errors import ShapeError, UnsupportedError
+from . import _check, _registry
+from ._registry import pointer, row_stride
+from .extrema import _transposed
 from .matmul import spmm
+
+
+@dataclass(frozen=True)
+class _Rates:
+    """Nanoseconds of an H200, by which ``auto`` compares scattering with conversion and reduction.
+
+    Both gather the same rows of X and write the same rows of Y once, which is left out here.
+    """
+
+    convert: float = 1.2e6  #: a conversion of any size: ten launches, three looks at results
+    convert_entry: float = 0.065  #: an entry more of it: what a radix sort reads and writes
+    scatter_byte: float = 3.2e-4  #: a byte of sums added atomically beyond one added in a register
+    far_byte: float = 6e-4  #: the same where Y is not in the L2: read and written in memory
+    resident: int = 80 * 2**20  #: bytes of Y, 128 of each row, that the L2 serves well
+
+
+_RATES = _Rates()
+_SLICE_BYTES = 128  # of a row of Y that a launch of the scattering kernel adds to at a time
 
 
 def aggregate(A: Format, X: Array, *, method: str = "auto") -> Array:
@@ -26,7 +49,8 @@ def aggregate(A: Format, X: Array, *, method: str = "auto") -> Array:
         ``gas`` takes the entries of a COO in whatever order they come and adds each to its row,
         atomically on a GPU (not deterministic there; float16 and bfloat16 add up in a float32
         workspace); ``gar`` sums the rows of a CSR.  A matrix in another format is converted, at
-        each call.  ``auto`` scatters a COO and reduces all else.
+        each call.  ``auto`` reduces all but a COO on a GPU, which it scatters where that is
+        predicted to be faster than conversion and reduction; ``explain`` says what it compared.
 
     Returns
     -------
@@ -41,16 +65,112 @@ def aggregate(A: Format, X: Array, *, method: str = "auto") -> Array:
 
     Notes
     -----
-    GAS pays where rows are short and a sort costs more than it saves.  fuseGNN (ICCAD'20),
-    section 3.
+    GAS pays where features are few, so that a sort costs more than it saves.  Entries in order of
+    rows are added up before they are scattered.  Convert once, and keep the CSR, where you call
+    more than once: that is faster than either.  fuseGNN (ICCAD'20), section 3.
     """
     A = _check.sparse("A", A)
     _check.choice("method", method, ("auto", "gas", "gar"))
-    if method == "auto":
-        method = "gas" if A.format == "coo" else "gar"
     X = _check.features("X", X, A=A)
     _check.values_like(A, X)
-    return spmm(A.tocoo() if method == "gas" else A.tocsr(), X)
+    chosen, why = _chosen(A, X) if method == "auto" else (method, lambda: "as asked for")
+    Y = spmm(A.tocoo() if chosen == "gas" else A.tocsr(), X)
+    _registry.remark(lambda: f"method {chosen}: {why()}")
+    return Y
+
+
+def _chosen(A: Format, X: Array) -> tuple[str, Callable[[], str]]:
+    """The method that is predicted to be faster, and why."""
+    if A.format != "coo":
+        return "gar", lambda: "the entries are in order of rows or soon are, A is no COO"
+    if not is_cupy(A._indices):
+        return "gar", lambda: "on the CPU conversion and reduction are faster than scattering"
+    sums = X.shape[1] * max(X.itemsize, 4)
+    far = A.n_rows * min(sums, _SLICE_BYTES) > _RATES.resident
+    scatter = A.nnz * sums * (_RATES.far_byte if far else _RATES.scatter_byte) / 1e3
+    convert = (_RATES.convert + A.nnz * _RATES.convert_entry) / 1e3
+
+    def why() -> str:
+        return f"atomics are predicted to take {scatter:.0f} us more, conversion {convert:.0f}"
+
+    return "gas" if scatter < convert else "gar", why
+
+
+def aggregate_backward(
+    A: Format,
+    X: Array,
+    grad: Array,
+    *,
+    self_weight: Array | None = None,
+    transposed: CSR | None = None,
+    perm: Array | None = None,
+) -> tuple[Array, ...]:
+    """Gradients of ``Y = A @ X + diag(self_weight) @ X`` in features and edge values, in one pass.
+
+    ``dX[j, f] = sum_e a[e] grad[i, f] + self_weight[j] grad[j, f]`` over the stored entries ``e =
+    (i, j)`` of column ``j``, ``dA[e] = sum_f grad[i, f] X[j, f]`` and ``dself[j] = sum_f grad[j, f]
+    X[j, f]``; every ``a[e]`` is 1 for an unweighted ``A``.
+
+    Parameters
+    ----------
+    A : COO, CSR, CSC, SGT or CBSR, shape (n_rows, n_cols)
+    X : array, shape (n_cols, feat)
+        As for ``aggregate``.
+    grad : array, shape (n_rows, feat)
+        Of ``Y``, in X's dtype.
+    self_weight : array, shape (n_rows,), optional
+        What each vertex's own features were multiplied with, for a square ``A``; of X's dtype, or
+        float32 beside 2-byte features.
+    transposed : CSR, shape (n_cols, n_rows), optional
+        ``A.tocsr().tocsc().T``; computed if left out, by a sort.  Its values are not read.
+    perm : array, shape (nnz,), optional
+        The number in CSR order of each entry of ``transposed``: the permutation of
+        ``A.tocsr().tocsc_with_perm()``.  Goes with ``transposed``; neither is compared with ``A``
+        beyond its size, and what is no permutation leaves entries of ``dA`` unset.
+
+    Returns
+    -------
+    dX : array, shape (n_cols, feat)
+    dA : array, shape (nnz,)
+        In CSR order; of an unweighted ``A`` too.
+    dself : array, shape (n_rows,)
+        Only if ``self_weight`` is given, in its dtype.
+
+    Raises
+    ------
+    ShapeError
+        If shapes do not fit, or ``self_weight`` is given for an ``A`` that is not square.
+    DtypeError, DeviceError
+        As ``aggregate``.
+    UnsupportedError
+        If only one of ``transposed`` and ``perm`` is given.
+
+    Notes
+    -----
+    Deterministic: no atomics.  A row of ``grad`` that an entry gathers serves both gradients, where
+    a product with the transpose and ``sddmm`` gather one each.  Sums run in float32 at least; on a
+    GPU wide features go in slices, for whose dot products it takes a float an entry of memory, and
+    from 8 Mi entries on one of any width, and a value an entry if there are values.
+    fuseGNN (ICCAD'20), algorithms 2 and 3.
+    """
+    A = _check.sparse("A", A).tocsr()
+    X = _check.rows_in_place(_check.features("X", X, A=A))
+    _check.values_like(A, X)
+    grad = _check.rows_in_place(_check.features("grad", grad, A=A, axis="rows"))
+    _check.alike("grad", grad, "X", X)
+    if self_weight is not None and A.n_rows != A.n_cols:
+        raise ShapeError(f"self_weight is given but A is {A.shape}: only a square A has vertices.")
+    own = _check.factors("self_weight", self_weight, A=A, axis="rows", like=X)
+    T, perm = _transposed(A, transposed, perm)
+    dX = _check.output(None, shape=X.shape, like=X, inputs=[])
+    dA = _check.output(None, shape=(A.nnz,), like=X, inputs=[])
+    dself = None if own is None else _check.output(None, shape=own.shape, like=own, inputs=[])
+    options = {"self_weight": own, "dA": dA, "dself": dself}
+    _registry.run("aggregate_backward", A, X, grad, T, perm, out=dX, **options)
+    if dself is None:
+        return dX, dA
+    with on_device_of(dself), allocating(f"a result of shape {dself.shape}"):
+        return dX, dA, dself.astype(getattr(self_weight, "dtype", X.dtype), copy=False)
 
 
 def scale(A: Format, row: Array | None = None, col: Array | None = None) -> Any:
@@ -118,3 +238,59 @@ def _places(A: Any) -> tuple[Any, Any]:
         raise UnsupportedError(f"A is {A.format.upper()}: convert it, A.tocsr() for instance.")
     major = primitives.expand(A.indptr, A.nnz)
     return (major, A.indices) if A.format == "csr" else (A.indices, major)
+
+
+# Launchers
+
+
+def _backward_gpu(
+    A: CSR, X: Array, grad: Array, T: CSR, perm: Array, *, out: Array, dA: Array,
+    self_weight: Array | None, dself: Array | None,
+) -> None:  # fmt: skip
+    from . import _launch, _launch_aggregate
+
+    S, dtype, feat = _launch.structure(T), str(X.dtype), X.shape[1]
+    strides = row_stride(X), row_stride(grad)
+    together = pointer(X) | pointer(grad) | pointer(out)
+    together |= strides[0] * X.itemsize | strides[1] * X.itemsize
+    values = {"data": pointer(A.data), "perm": pointer(perm)}
+    size = _launch_aggregate.aggregate_workspace(S, dtype, feat=feat, together=together, **values)
+    workspace = namespace(X).empty(size, np.uint8) if size else None
+    _launch_aggregate.aggregate_backward(
+        S,
+        dtype,
+        feat=feat,
+        ldx=strides[0],
+        ldg=strides[1],
+        X=pointer(X),
+        grad=pointer(grad),
+        self_weight=pointer(self_weight),
+        dX=pointer(out),
+        dA=pointer(dA),
+        dself=pointer(dself),
+        workspace=pointer(workspace),
+        stream=_launch.stream(),
+        data=values["data"],
+        perm=values["perm"],
+    )
+
+
+def _backward_numba(
+    A: CSR, X: Array, grad: Array, T: CSR, perm: Array, *, out: Array, dA: Array,
+    self_weight: Array | None, dself: Array | None,
+) -> None:  # fmt: skip
+    from ._cpu_aggregate import aggregate_backward
+
+    arrays = (T.indptr, T.indices, perm, A.data, X, grad)
+    aggregate_backward(*arrays, None, None, self_weight, out, dA, dself)
+
+
+_registry.register(
+    *(
+        _registry.Kernel("aggregate_backward", name, place, run)
+        for name, place, run in (
+            ("aggregate_backward_cuda", _registry.on_gpu, _backward_gpu),
+            ("aggregate_backward_numba", _registry.on_cpu, _backward_numba),
+        )
+    )
+)

@@ -302,26 +302,87 @@ __global__ void spmm_csr_cut_rows(const Index* __restrict__ indptr, const Place<
     result.put(sum, row, f, (long long)indptr[row + 1] - indptr[row], result.scale(row));
 }
 
+// Adds VEC sums to those at y, which is aligned as they are together, up to 16 bytes.
+template <int VEC, typename Sum> __device__ inline void add_atomically(Sum* y, const Sum (&sum)[VEC]) {
+#if __CUDA_ARCH__ >= 900
+    if constexpr (sizeof(Sum) == 4 && VEC % 2 == 0) {
+#pragma unroll
+        for (int v = 0; v < VEC; v += VEC < 4 ? 2 : 4) {
+            if constexpr (VEC < 4)
+                asm volatile("red.global.add.v2.f32 [%0], {%1, %2};" ::"l"(y + v), "f"(sum[v]), "f"(sum[v + 1]) : "memory");
+            else
+                asm volatile("red.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(y + v), "f"(sum[v]),
+                             "f"(sum[v + 1]), "f"(sum[v + 2]), "f"(sum[v + 3]) : "memory");
+        }
+    } else
+#endif
+#pragma unroll
+    for (int v = 0; v < VEC; ++v) atomicAdd(y + v, sum[v]);
+}
+
+constexpr int RUN = 4 * PIECE;  // consecutive entries of a sub-warp
+
 // Y[row[e], :] += a[e] * c[col[e]] * r[row[e]] * X[col[e], :] for every entry e, in any order (fuseGNN's
-// GAS). A warp owns one entry and one slab of 32 features. Atomics: not deterministic.
-template <typename T, typename Index>
-__global__ void spmm_coo_atomic(const Index* __restrict__ rows, const Index* __restrict__ cols,
-                                const T* __restrict__ data, const accumulator<T>* __restrict__ row_scale,
-                                const accumulator<T>* __restrict__ col_scale, const T* __restrict__ X,
-                                accumulator<T>* __restrict__ Y, long long nnz, long long ldx, long long feat) {
-    const int lane = threadIdx.x % WARP;
-    const long long slabs = (feat + WARP - 1) / WARP;
-    const long long warps = gridDim.x * (long long)blockDim.x / WARP;
-    const long long first = (blockIdx.x * (long long)blockDim.x + threadIdx.x) / WARP;
-    for (long long item = first; item < nnz * slabs; item += warps) {
-        const long long e = item / slabs;
-        const long long f = item % slabs * WARP + lane;
-        if (f >= feat) continue;
-        const Index row = rows[e], col = cols[e];
-        accumulator<T> x = load(X[col * ldx + f]);
-        if (data) x *= load(data[e]);
-        if (row_scale) x *= row_scale[row];
-        if (col_scale) x *= col_scale[col];
-        atomicAdd(&Y[row * feat + f], x);
+// GAS). A sub-warp owns a run of entries and LANES * VEC features, and adds up while the row stays the same
+// before it adds to Y: a COO in order of rows costs few atomics. Not deterministic.
+template <typename T, typename Index, int LANES, int VEC>
+__global__ void __launch_bounds__(SPMM_THREADS)
+spmm_coo_atomic(const Index* __restrict__ rows, const Index* __restrict__ cols, const T* __restrict__ data,
+                const accumulator<T>* __restrict__ row_scale, const accumulator<T>* __restrict__ col_scale,
+                const T* __restrict__ X, accumulator<T>* Y, long long nnz, unsigned stride, unsigned blocks, int feat) {
+    using Sum = accumulator<T>;
+    using Vector = Pack<T, VEC>;
+    constexpr int BATCH = LANES < PIECE ? PIECE / LANES : 1;
+    const unsigned block = blockIdx.x % blocks, slice = blockIdx.x / blocks;
+    const int lane = threadIdx.x % LANES, f = (slice * LANES + lane) * VEC;
+    const bool active = f < feat;
+    const char* x_slice = kept((const char*)(X + (active ? f : 0)));
+    const long long first = (block * (long long)(SPMM_THREADS / LANES) + threadIdx.x / LANES) * RUN;
+    const int stop = max(min(nnz - first, (long long)RUN), 0LL);
+
+    Index next_rows[BATCH], next_cols[BATCH];
+    Sum next_weights[BATCH];
+    const auto fetch = [&](int begin) {
+#pragma unroll
+        for (int b = 0; b < BATCH; ++b) {  // behind the last entry that one again
+            const long long entry = min(first + begin + (lane * BATCH + b) % PIECE, nnz - 1);
+            next_rows[b] = read(rows + entry), next_cols[b] = read(cols + entry);
+            next_weights[b] = data ? load(read(data + entry)) : Sum(1);
+        }
+    };
+    Index row = -1;
+    Sum sum[VEC];
+    const auto flush = [&]() {
+        if (row >= 0 && active) add_atomically<VEC>(Y + row * (long long)feat + f, sum);
+#pragma unroll
+        for (int v = 0; v < VEC; ++v) sum[v] = 0;
+    };
+    flush();
+    fetch(0);
+    for (int begin = 0; __any_sync(FULL_WARP, begin < stop); begin += PIECE) {
+        Index held[BATCH];
+        Sum weight[BATCH];
+        Vector x[PIECE];
+#pragma unroll
+        for (int j = 0; j < PIECE; ++j)
+            x[j] = read((const Vector*)(x_slice + at(__shfl_sync(FULL_WARP, next_cols[j % BATCH], j / BATCH, LANES), stride)));
+#pragma unroll
+        for (int b = 0; b < BATCH; ++b) {
+            held[b] = next_rows[b], weight[b] = next_weights[b];
+            if (row_scale) weight[b] *= read(row_scale + next_rows[b]);
+            if (col_scale) weight[b] *= read(col_scale + next_cols[b]);
+        }
+        fetch(begin + PIECE);
+#pragma unroll
+        for (int j = 0; j < PIECE; ++j) {
+            const Index own = __shfl_sync(FULL_WARP, held[j % BATCH], j / BATCH, LANES);
+            const Sum w = __shfl_sync(FULL_WARP, weight[j % BATCH], j / BATCH, LANES);
+            if (begin + j >= stop) continue;
+            if (own != row) flush();
+            row = own;
+#pragma unroll
+            for (int v = 0; v < VEC; ++v) sum[v] += w * load(x[j], v);
+        }
     }
+    flush();
 }

@@ -1,0 +1,136 @@
+"""What the operations of attention between rows launch: CuPy arrays in, pointers out.
+
+The arrays are checked and packed: features (n, heads, feat), ``att`` and scores of the type of
+sums.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from .._arrays import Array, namespace
+from ..compressed import CSR
+from . import _launch, _launch_attend, _launch_gat
+from ._registry import pointer
+
+
+def attend(
+    A: CSR, queries: Array, keys: Array, values: Array | None, att: Array | None,
+    edges: Array | None, *, out: Array, **options: Any,
+) -> None:  # fmt: skip
+    common = _common(queries, keys, values, att, edges, **options)
+    _forward(A, keys, out, None, common)
+
+
+def attend_backward(
+    A: CSR, queries: Array, keys: Array, values: Array | None, att: Array | None,
+    edges: Array | None, grad: Array, *, out: Array, dkeys: Array, dvalues: Array | None,
+    datt: Array | None, dedges: Array | None, **options: Any,
+) -> None:  # fmt: skip
+    gradients = out, dkeys, dvalues, datt, dedges
+    if not grad.size:  # no kernel runs
+        for gradient in gradients:
+            if gradient is not None:
+                gradient.fill(0)
+        return
+    common = _common(queries, keys, values, att, edges, **options)
+    xp, sums = namespace(keys), np.float64 if keys.dtype == np.float64 else np.float32
+    result, statistics = xp.empty(grad.shape, keys.dtype), xp.empty((*grad.shape[:2], 2), sums)
+    stats = xp.empty((*grad.shape[:2], 4), sums)
+    _forward(A, keys, result, statistics, common)
+    _launch_attend.attend_statistics(
+        str(keys.dtype),
+        items=statistics.size // 2,
+        feat=keys.shape[2],
+        out=pointer(result),
+        grad=pointer(grad),
+        statistics=pointer(statistics),
+        stats=pointer(stats),
+        stream=common["stream"],
+    )
+    common |= {"grad": pointer(grad), "stats": pointer(stats)}
+    _sources(A, keys, dkeys, dvalues, common)
+    _targets(A, keys, out, datt, dedges, common)
+
+
+def _common(
+    queries: Array, keys: Array, values: Array | None, att: Array | None, edges: Array | None, *,
+    dropout: float, seed: int, **options: Any,
+) -> dict[str, Any]:  # fmt: skip
+    """What every launch takes."""
+    return {
+        "kind": _launch_attend.DOT if att is None else _launch_attend.ADDITIVE,
+        "one": values is None,
+        "heads": keys.shape[1],
+        "feat": keys.shape[2],
+        "dropped": _launch_gat.dropout(dropout, seed),
+        "queries": pointer(queries),
+        "keys": pointer(keys),
+        "values": pointer(keys if values is None else values),
+        "att": pointer(att),
+        "edges": pointer(edges),
+        "stream": _launch.stream(),
+        **options,
+    }
+
+
+def _forward(
+    A: CSR, keys: Array, out: Array, statistics: Array | None, common: dict[str, Any]
+) -> None:
+    S, dtype = _launch.structure(A), str(keys.dtype)
+    workspace = _scratch(S, keys, 1)
+    _launch_attend.attend(
+        S,
+        dtype,
+        out=pointer(out),
+        statistics=pointer(statistics),
+        workspace=pointer(workspace),
+        **common,
+    )
+
+
+def _sources(
+    A: CSR, keys: Array, dkeys: Array, dvalues: Array | None, common: dict[str, Any]
+) -> None:
+    """The gradients of keys and values, over the transpose."""
+    columns, perm = A.with_data(None).tocsc_with_perm()
+    rows = columns.T  # which holds the cut of the work that the kernels read
+    T, dtype = _launch.structure(rows), str(keys.dtype)
+    workspace = _scratch(T, keys, 1 if dvalues is None else 2)
+    _launch_attend.attend_sources(
+        T,
+        dtype,
+        perm=pointer(perm),
+        dvalues=pointer(dkeys if dvalues is None else dvalues),
+        dkeys=0 if dvalues is None else pointer(dkeys),
+        workspace=pointer(workspace),
+        **common,
+    )
+
+
+def _targets(
+    A: CSR, keys: Array, dqueries: Array, datt: Array | None, dedges: Array | None,
+    common: dict[str, Any],
+) -> None:  # fmt: skip
+    """The gradients of queries, of ``att`` and of the edges' scores."""
+    S, dtype, xp = _launch.structure(A), str(keys.dtype), namespace(keys)
+    parts = None if datt is None else xp.empty((S.blocks, *datt.shape), datt.dtype)
+    workspace = _scratch(S, keys, 1)
+    _launch_attend.attend_targets(
+        S,
+        dtype,
+        dqueries=pointer(dqueries),
+        datt=pointer(parts),
+        dedges=pointer(dedges),
+        workspace=pointer(workspace),
+        **common,
+    )
+    if parts is not None:
+        parts.sum(axis=0, out=datt)
+
+
+def _scratch(S: _launch.Structure, keys: Array, arrays: int) -> Array | None:
+    heads, feat = keys.shape[1:]
+    sizes = {"heads": heads, "feat": feat, "arrays": arrays}
+    nbytes = _launch_attend.attend_workspace(S, str(keys.dtype), **sizes)
+    return namespace(keys).empty(nbytes, np.uint8) if nbytes else None

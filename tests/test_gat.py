@@ -1,0 +1,520 @@
+"""Graph attention and its gradients against lists of entries in float64."""
+
+import itertools
+
+import ml_dtypes
+import numba
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from op_cases import (
+    DTYPES,
+    FORMATS,
+    GUARD,
+    INDEX_DTYPES,
+    KINDS,
+    ROW_LENGTHS,
+    features,
+    intact,
+    long_rows,
+    matrix,
+    moved,
+    name_of,
+    poisoned,
+    put,
+    rows_of,
+)
+
+import sparsefmt
+from sparsefmt import ops
+from sparsefmt._attention_oracles import (
+    dropout_mask,
+    gat_attention_bound,
+    gat_attention_oracle,
+    gat_backward_bound,
+    gat_backward_oracle,
+    gat_bound,
+    gat_oracle,
+    philox,
+)
+from sparsefmt.ops import cpu_attention
+from sparsefmt.testing import assert_close, csr, value_dtypes
+
+#: Graphs are small: waking another thread takes longer than they do.
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+#: Heads and features; () for features without an axis for heads.
+SHAPES = [((1,), 32), ((4,), 32), ((2,), 7), ((1,), 128), ((3,), 40), ((8,), 1), ((), 5), ((), 16)]
+EMPTY_SHAPES = [((1,), 0), ((0,), 8), ((), 0)]
+OPTIONS = [
+    {},
+    {"edge_scores": True, "negative_slope": 0.5},
+    {"dropout": 0.4, "seed": 11},
+    {"edge_scores": True, "dropout": 0.25, "seed": -3, "negative_slope": -0.1},
+]
+LOOPS = {"self_loops": True}
+
+
+def square(kind="power law", index_dtype=np.int32):
+    """With stored loops, some twice, and vertices that have none."""
+    A = matrix(kind, None, index_dtype).tocoo()
+    side, loops = max(A.shape), np.arange(0, max(A.shape), 3)
+    row, col = (np.concatenate([a, loops, loops[:2]]).astype(index_dtype) for a in (A.row, A.col))
+    return sparsefmt.COO(row, col, shape=(side, side)).tocsr()
+
+
+def operands(A, heads, feat, dtype, *, spread=3.0, seed=1):
+    """H, el, er and the gradient of the result."""
+    shapes = (A.n_cols, *heads, feat), (A.n_cols, *heads), (A.n_rows, *heads)
+    H, el, er, grad = (
+        features(shape[0], shape[1:], np.float64, seed=seed + k)
+        for k, shape in enumerate((*shapes, (A.n_rows, *heads, feat)))
+    )
+    return [a.astype(dtype) for a in (H, spread * el, spread * er, grad)]
+
+
+def options_of(A, el, options, *, seed=7):
+    """The options, ``edge_scores=True`` replaced by scores."""
+    if not options.get("edge_scores"):
+        return options
+    scores = features(A.nnz, el.shape[1:], np.float64, seed=seed).astype(el.dtype)
+    return {**options, "edge_scores": scores}
+
+
+def there(xp, options):
+    return {k: put(xp, v) if k == "edge_scores" else v for k, v in options.items()}
+
+
+def check(xp, A, H, el, er, grad, **options):
+    """Forward into poisoned memory, attention and gradients: every element right."""
+    B, arrays = A.tocsr(), [put(xp, a) for a in (H, el, er)]
+    given = there(xp, options)
+    out, buffer = poisoned(xp, (A.n_rows, *H.shape[1:]), H.dtype)
+    assert ops.gat(put(xp, A), *arrays, out=out, **given) is out
+    bound = gat_bound(B, H, el, er, **options)
+    assert_close(out, gat_oracle(B, H, el, er, **options), bound=bound)
+    assert intact(xp, buffer)
+    found = ops.gat_backward(put(xp, A), *arrays, put(xp, grad), **given)
+    assert (found[3] is None) == ("edge_scores" not in options)
+    assert [a.dtype for a in found[:3]] == [H.dtype, el.dtype, er.dtype]
+    expected = gat_backward_oracle(B, H, el, er, grad, **options)
+    bounds = gat_backward_bound(B, H, el, er, grad, **options)
+    for one, want, limit in zip(found, expected, bounds, strict=False):
+        if one is not None:
+            assert_close(one, want, bound=limit)
+    check_attention(xp, A, el, er, **options)
+
+
+def check_attention(xp, A, el, er, **options):
+    options = {k: v for k, v in options.items() if k not in ("dropout", "seed")}
+    B = A.tocsr()
+    found = ops.gat_attention(put(xp, A), put(xp, el), put(xp, er), **there(xp, options))
+    assert found.dtype == (np.float32 if el.dtype.itemsize == 2 else el.dtype)
+    wide = (a.astype(found.dtype) for a in (el, er))
+    bound = gat_attention_bound(B, *wide, **options)
+    assert_close(found, gat_attention_oracle(B, el, er, **options), bound=bound)
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=range(len(OPTIONS)))
+@pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
+@pytest.mark.parametrize(("heads", "feat"), SHAPES)
+def test_every_dtype_and_shape_of_features(xp, heads, feat, dtype, options):
+    A = matrix("power law", None, np.int32).tocsr()
+    H, el, er, grad = operands(A, heads, feat, dtype)
+    check(xp, A, H, el, er, grad, **options_of(A, el, options))
+
+
+@pytest.mark.parametrize("loops", [{}, LOOPS], ids=["stored", "self_loops"])
+@pytest.mark.parametrize("heads_feat", EMPTY_SHAPES)
+def test_no_heads_and_no_features(xp, heads_feat, loops):
+    A = square()
+    H, el, er, grad = operands(A, *heads_feat, np.float32)
+    check(xp, A, H, el, er, grad, **options_of(A, el, {"edge_scores": True, **loops}))
+
+
+@pytest.mark.parametrize("index_dtype", INDEX_DTYPES, ids=name_of)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("format", FORMATS)
+def test_every_kind_of_graph_and_format(xp, format, kind, index_dtype):
+    A = matrix(kind, np.float32, index_dtype).asformat(format)
+    for k, (heads, feat) in enumerate((((), 5), ((2,), 16))):
+        H, el, er, grad = operands(A, heads, feat, np.float32)
+        check(xp, A, H, el, er, grad, **options_of(A, el, OPTIONS[k + 2]))
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=range(len(OPTIONS)))
+@pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
+@pytest.mark.parametrize("kind", ["empty", "no rows", "one row", "star", "power law", "banded"])
+def test_each_vertex_has_one_loop(xp, kind, dtype, options):
+    for A, shape in zip((square(kind), square(kind, np.int64)), (((4,), 32), ((), 7)), strict=True):
+        H, el, er, grad = operands(A, *shape, dtype)
+        check(xp, A, H, el, er, grad, **options_of(A, el, options), **LOOPS)
+
+
+def test_a_loop_is_as_if_it_were_stored(xp):
+    A = square()
+    H, el, er, grad = operands(A, (4,), 8, np.float32)
+    coo, all_of = A.tocoo(), np.arange(A.n_rows, dtype=np.int32)
+    other = coo.row != coo.col
+    row, col = (np.concatenate([a[other], all_of]) for a in (coo.row, coo.col))
+    B = sparsefmt.COO(row, col, shape=A.shape)
+    expected = gat_backward_oracle(B.tocsr(), H, el, er, grad)
+    bounds = gat_backward_bound(A, H, el, er, grad, **LOOPS)
+    found = ops.gat_backward(put(xp, A), *(put(xp, a) for a in (H, el, er, grad)), **LOOPS)
+    for one, want, limit in zip(found[:3], expected[:3], bounds[:3], strict=True):
+        assert_close(one, want, bound=limit)
+
+
+@pytest.mark.parametrize("loops", [{}, LOOPS], ids=["stored", "self_loops"])
+@pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
+def test_rows_end_anywhere(xp, dtype, loops):
+    shapes = itertools.cycle([((2,), 16), ((), 3)])
+    for k, (lengths, shape) in enumerate(zip(ROW_LENGTHS.values(), shapes, strict=False)):
+        A = rows_of(lengths, len(lengths) if loops else 9, None, INDEX_DTYPES[k % 2])
+        H, el, er, grad = operands(A, *shape, dtype)
+        check(xp, A, H, el, er, grad, **options_of(A, el, OPTIONS[k % 4]), **loops)
+
+
+@pytest.mark.parametrize(("heads", "feat"), [((1,), 32), ((4,), 32), ((3,), 5)])
+@pytest.mark.parametrize("dtype", [np.float16, np.float32], ids=name_of)
+def test_rows_that_many_blocks_share(xp, dtype, heads, feat):
+    A = long_rows(None, np.int32)
+    H, el, er, grad = operands(A, heads, feat, dtype)
+    check(xp, A, H, el, er, grad, **options_of(A, el, OPTIONS[1]))
+
+
+@pytest.mark.parametrize("options", OPTIONS[2:], ids=["", "edge_scores"])
+def test_columns_that_many_blocks_share(xp, options):
+    """Sources with thousands of targets, loops among them."""
+    A = long_rows(None, np.int32)
+    A = sparsefmt.CSR(A.indptr, A.indices, shape=(A.n_rows, A.n_rows)).T.tocsr()
+    H, el, er, grad = operands(A, (2,), 16, np.float32)
+    check(xp, A, H, el, er, grad, **options_of(A, el, options), **LOOPS)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
+@pytest.mark.parametrize("shift", [-1e4, 0, 1e4])
+def test_scores_far_from_zero_overflow_nothing(xp, dtype, shift):
+    A = square()
+    H, el, er, grad = operands(A, (2,), 8, np.float64)
+    el, er = (np.sign(el) * 1e4, er) if shift == 0 else (4 * el + shift, er + shift)
+    H, el, er, grad = (a.astype(dtype) for a in (H, el, er, grad))
+    for loops in (False, True):
+        check(xp, A, H, el, er, grad, self_loops=loops)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
+@pytest.mark.parametrize(("left", "right"), [(1, 0), (-1, 0), (1, -1), (1, 1), (-1, -1)])
+def test_gradients_at_large_scores_are_as_exact_as_at_small_ones(xp, dtype, left, right):
+    """Where no score is rounded: integers, and a slope of a quarter."""
+    A, rng, options = square(), np.random.default_rng(5), {"negative_slope": 0.25, **LOOPS}
+    H, el, er, grad = operands(A, (2,), 8, np.float64)
+    el, er = (side * 1e4 + rng.integers(-8, 9, a.shape) for side, a in ((left, el), (right, er)))
+    wide = np.float64 if dtype == np.float64 else np.float32
+    H, el, er, grad = H.astype(dtype), el.astype(wide), er.astype(wide), grad.astype(dtype)
+    edges = rng.integers(-8, 9, (A.nnz, 2)).astype(wide)
+    given = [put(xp, a) for a in (H, el, er, grad)]
+    found = ops.gat_backward(put(xp, A), *given, edge_scores=put(xp, edges), **options)
+    expected = gat_backward_oracle(A, H, el, er, grad, edge_scores=edges, **options)
+    P = ops.gat_attention(put(xp, A), *given[1:3], edge_scores=put(xp, edges), **options)
+    near = 1e-5 if wide == np.float32 else 1e-13
+    assert_close(P, gat_attention_oracle(A, el, er, edge_scores=edges, **options), bound=near)
+    # What O and results of 2 bytes are rounded by comes beside; where signs agree der is 0.
+    near += 0 if H.itemsize > 2 else 8 * float(ml_dtypes.finfo(dtype).eps)
+    scales = [np.abs(want).max() for want in expected]
+    for one, want, scale in zip(found, expected, (scales[0], *[scales[3]] * 3), strict=False):
+        assert_close(one, want, bound=near * scale)
+
+
+@pytest.mark.parametrize("slope", [-2, 0, 1, np.float32(3), 1e-30])
+def test_every_slope(xp, slope):
+    A = square()
+    H, el, er, grad = operands(A, (2,), 8, np.float64)
+    check(xp, A, H, el, er, grad, negative_slope=slope, dropout=0.5, **LOOPS)
+
+
+def test_infinite_slopes_and_nan_are_numbers(xp):
+    A = sparsefmt.CSR([0, 2, 3], [0, 1, 0], shape=(2, 2))
+    one, zero = put(xp, np.ones((2, 1), np.float32)), put(xp, np.zeros(2, np.float32))
+    for slope in (np.inf, -np.inf, np.nan):
+        for sign in (1, -1):  # only negative scores meet the slope
+            el = put(xp, sign * np.array([1, 2], np.float32))
+            found = ops.gat(put(xp, A), one, el, zero, negative_slope=slope)
+            expected = np.full((2, 1), 1 if sign > 0 else np.nan)
+            assert_close(found, expected, bound=4 * np.finfo(np.float32).eps)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
+@pytest.mark.parametrize("loops", [False, True])
+def test_infinite_scores_and_nan_spread_over_their_row_alone(xp, dtype, loops):
+    indices = [0, 1, 2, 0, 2, 1, 3, 2, 4]
+    A = sparsefmt.CSR([0, 3, 5, 6, 8, 9, 9], indices, shape=(6, 6))
+    el = np.array([0, -np.inf, 1, np.nan, np.inf, 2], dtype)
+    H, er = features(6, 4, dtype), np.zeros(6, dtype)
+    found = ops.gat(*(put(xp, a) for a in (A, H, el, er)), self_loops=loops)
+    got = np.isnan((found.get() if hasattr(found, "get") else found).astype(np.float64)).all(axis=1)
+    # Row 2 has -inf alone, 3 a NaN, 4 an infinity.
+    assert got.tolist() == [False, False, not loops, True, True, False]
+    want = gat_oracle(A, H, el, er, self_loops=loops)
+    assert np.isnan(want).all(axis=1).tolist() == got.tolist()
+
+
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16], ids=name_of)
+def test_scores_may_be_float32_beside_two_bytes(xp, dtype):
+    A = matrix("power law", None, np.int32).tocsr()
+    H, el, er, grad = operands(A, (2,), 8, np.float32)
+    H, grad, edges = H.astype(dtype), grad.astype(dtype), features(A.nnz, (2,), np.float32)
+    check(xp, A, H, el, er, grad, edge_scores=edges, dropout=0.1)
+
+
+def test_one_head_may_have_an_axis_or_none(xp):
+    A = matrix("power law", None, np.int32).tocsr()
+    H, el, er, grad = operands(A, (), 8, np.float32)
+    edges = features(A.nnz, (), np.float32)
+    axes = list(itertools.product((False, True), repeat=3))
+    for of_el, of_er, of_edges in axes:
+        left, right, own = (
+            a[:, None] if axis else a for a, axis in ((el, of_el), (er, of_er), (edges, of_edges))
+        )
+        args = [put(xp, a) for a in (A, H, left, right, grad)]
+        found = ops.gat_backward(*args, edge_scores=put(xp, own))
+        shapes = [H.shape, left.shape, right.shape, own.shape]
+        assert [a.shape for a in found] == shapes
+        whole = ops.gat_backward(
+            *(put(xp, a) for a in (A, H[:, None], left, right, grad[:, None])),
+            edge_scores=put(xp, own),
+        )
+        pairs = zip(found, whole, strict=True)
+        assert all(bool((a.ravel() == b.ravel()).all()) for a, b in pairs)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32], ids=name_of)
+def test_the_arrays_may_lie_anywhere(xp, dtype):
+    A = square()
+    H, el, er, grad = operands(A, (4,), 16, dtype)
+    edges = features(A.nnz, (4,), np.float64, seed=5).astype(dtype)
+
+    def aside(a):
+        """Every second value of a wider array."""
+        wide = xp.full((*a.shape[:-1], 2 * a.shape[-1] + 1), np.nan, a.dtype)
+        wide[..., 1::2] = put(xp, a)
+        return wide[..., 1::2]
+
+    options = {"dropout": 0.3, "seed": 1, **LOOPS}
+    for way in (lambda a: put(xp, a), aside):
+        args = [moved(xp, A), *(way(a) for a in (H, el, er))]
+        found = ops.gat(*args, edge_scores=way(edges), **options)
+        every = {"edge_scores": edges, **options}
+        bound = gat_bound(A, H, el, er, **every)
+        assert_close(found, gat_oracle(A, H, el, er, **every), bound=bound)
+        results = ops.gat_backward(*args, way(grad), edge_scores=way(edges), **options)
+        expected = gat_backward_oracle(A, H, el, er, grad, **every)
+        bounds = gat_backward_bound(A, H, el, er, grad, **every)
+        for one, want, limit in zip(results, expected, bounds, strict=False):
+            assert_close(one, want, bound=limit)
+
+
+@pytest.mark.parametrize("shape", [((4,), 32), ((3,), 5), ((), 7)])
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64], ids=name_of)
+def test_all_memory_may_be_poisoned_and_no_guard_is_touched(xp, monkeypatch, dtype, shape):
+    """What an operation allocates, its results among it, is full of NaN between guard bands."""
+    A = square()
+    H, el, er, grad = operands(A, *shape, dtype)
+    options = options_of(A, el, OPTIONS[3]) | LOOPS
+    check(xp, A, H, el, er, grad, **options)  # compiled
+    args = [put(xp, a) for a in (A, H, el, er, grad)]
+    options_there, buffers, full = there(xp, options), [], xp.full
+
+    def guarded(shape, dtype=np.float64, **_):
+        if np.dtype(dtype).kind not in "fV":  # bytes of a workspace are NaN too
+            return full(shape, 255 if np.dtype(dtype).itemsize == 1 else 0, dtype)
+        size = int(np.prod(shape))
+        buffers.append(full(size + 2 * GUARD, np.nan, dtype))
+        return buffers[-1][GUARD : GUARD + size].reshape(shape)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(xp, "empty", guarded)
+        found = ops.gat_backward(*args, **options_there)
+        probabilities = ops.gat_attention(
+            args[0], *args[2:4], edge_scores=options_there["edge_scores"], self_loops=True
+        )
+    assert len(buffers) >= 6
+    assert all(intact(xp, buffer) for buffer in buffers)
+    expected = gat_backward_oracle(A, H, el, er, grad, **options)
+    bounds = gat_backward_bound(A, H, el, er, grad, **options)
+    for one, want, limit in zip(found, expected, bounds, strict=False):
+        assert_close(one, want, bound=limit)
+    assert not bool(xp.isnan(probabilities).any())
+
+
+@pytest.mark.parametrize("options", [{}, {"dropout": 0.3, "seed": 9}], ids=["", "dropout"])
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64], ids=name_of)
+def test_loops_may_have_scores_of_their_own(dtype, options):
+    """In the twins, which write to no more than they are given."""
+    A = square()
+    H, el, er, grad = operands(A, (3,), 20, dtype)
+    own = {
+        "edge_scores": features(A.nnz, (3,), dtype),
+        "loop_edges": features(A.n_rows, (3,), dtype),
+    }
+    wide = np.float64 if dtype == np.float64 else np.float32
+    named = {"edges": own["edge_scores"].astype(wide), "loop_edges": own["loop_edges"].astype(wide)}
+    common = {"slope": 0.2, "dropout": 0.0, "seed": 0, "loops": True, **named, **options}
+    kinds = {"out": (H.shape, dtype), "plus": (H.shape, dtype), "stats": ((*er.shape, 4), wide)}
+    kinds |= {"dH": (H.shape, dtype), "dell": (el.shape, wide), "der": (er.shape, wide)}
+    kinds |= {"dedges": ((A.nnz, 3), wide), "dloop": (er.shape, wide)}
+    memory = {name: poisoned(np, *kind) for name, kind in kinds.items()}
+    given = {name: view for name, (view, _) in memory.items()}
+    scores = [a.astype(wide) for a in (el, er)]
+    out, plus, stats = (given.pop(name) for name in ("out", "plus", "stats"))
+    structure = A.indptr, A.indices
+    cpu_attention.gat(*structure, H, *scores, out, plus=plus, stats=stats, **common)
+    columns, perm = A.tocsc_with_perm()
+    T, forward = (columns.indptr, columns.indices, perm), (out, plus, stats)
+    cpu_attention.gat_backward(*structure, *T, grad, H, *scores, *forward, **given, **common)
+    assert all(intact(np, buffer) for _, buffer in memory.values())
+    every = {**own, **options, **LOOPS}
+    assert_close(out, gat_oracle(A, H, el, er, **every), bound=gat_bound(A, H, el, er, **every))
+    expected = gat_backward_oracle(A, H, el, er, grad, **every)
+    bounds = gat_backward_bound(A, H, el, er, grad, **every)
+    for one, want, limit in zip(given.values(), expected, bounds, strict=True):
+        assert_close(one, want, bound=limit)
+    P = np.empty((A.nnz, 3), wide)
+    cpu_attention.gat_attention(*structure, *scores, P, slope=0.2, loops=True, **named)
+    bound = gat_attention_bound(A, *scores, **own, **LOOPS)
+    assert_close(P, gat_attention_oracle(A, *scores, **own, **LOOPS), bound=bound)
+
+
+def test_results_repeat_bit_for_bit(xp):
+    A = long_rows(None, np.int32)
+    H, el, er, grad = operands(A, (4,), 16, np.float32)
+    args, options = [put(xp, a) for a in (A, H, el, er)], {"dropout": 0.5, "seed": 2}
+    edges = {"edge_scores": put(xp, features(A.nnz, (4,), np.float32))}
+
+    def all_of():
+        forward = ops.gat(*args, **options, **edges)
+        return [forward, *ops.gat_backward(*args, put(xp, grad), **options, **edges)]
+
+    first = all_of()
+    numba.set_num_threads(numba.config.NUMBA_NUM_THREADS)
+    for _ in range(4):
+        assert all(bool((a == b).all()) for a, b in zip(all_of(), first, strict=True))
+
+
+# Laws of attention and of the mask
+
+
+@pytest.mark.parametrize("loops", [False, True])
+def test_the_attention_of_a_row_sums_to_one(xp, loops):
+    A = square()
+    _, el, er, _ = operands(A, (3,), 1, np.float64)
+    P = ops.gat_attention(*(put(xp, a) for a in (A, el, er)), self_loops=loops)
+    P = P.get() if hasattr(P, "get") else P
+    row = np.repeat(np.arange(A.n_rows), A.lengths)
+    sums = np.zeros((A.n_rows, 3))
+    np.add.at(sums, row, P)
+    eps = np.finfo(np.float64).eps
+    if not loops:
+        some = A.lengths > 0
+        bound = (gat_attention_bound(A, el, er).max() + eps) * A.lengths[some, None]
+        return assert_close(sums[some], np.ones_like(sums[some]), bound=bound)
+    assert (P[row == A.indices] == 0).all()
+    return np.testing.assert_array_less(sums, 1)
+
+
+def test_without_dropout_all_is_as_with_a_share_of_zero(xp):
+    A = square()
+    H, el, er, _ = operands(A, (2,), 8, np.float32)
+    args = [put(xp, a) for a in (A, H, el, er)]
+    assert bool((ops.gat(*args, seed=3) == ops.gat(*args, dropout=0.0, seed=4)).all())
+
+
+def test_seeds_differ_and_only_their_low_64_bits_count(xp):
+    A = square()
+    H, el, er, _ = operands(A, (2,), 8, np.float32)
+    args = [put(xp, a) for a in (A, H, el, er)]
+    results = [ops.gat(*args, dropout=0.5, seed=seed) for seed in (0, 1, 2**32, 2**63, -1)]
+    for a, b in itertools.combinations(results, 2):
+        assert bool((a != b).any())
+    assert bool((ops.gat(*args, dropout=0.5, seed=2**64 + 1) == results[1]).all())
+    assert bool((ops.gat(*args, dropout=0.5, seed=2**64 - 1) == results[4]).all())
+
+
+def test_the_mask_of_an_entry_and_head_is_its_own(xp):
+    """Read off a graph whose rows have one entry: the result is M itself."""
+    n, heads = 4000, 8
+    A = rows_of([1] * n, 50, None, np.int32)
+    zero = [put(xp, np.zeros((rows, heads), np.float32)) for rows in (50, n)]
+    one = put(xp, np.ones((50, heads, 1), np.float32))
+    for share in (0.1, 0.5, 0.9):
+        M = ops.gat(put(xp, A), one, *zero, dropout=share, seed=5)
+        expected = dropout_mask(np.arange(n), heads, dropout=share, seed=5)
+        assert_close(M[:, :, 0], expected, bound=expected * 2 * np.finfo(np.float32).eps)
+        kept = (expected > 0).mean(axis=0)
+        # Six standard deviations of a binomial's share.
+        assert (np.abs(kept - (1 - share)) < 6 * np.sqrt(share * (1 - share) / n)).all()
+
+
+def test_the_expectation_of_dropout_is_no_dropout(xp):
+    A = square()
+    H, el, er, _ = operands(A, (1,), 4, np.float64)
+    args, times, share = [put(xp, a) for a in (A, H, el, er)], 400, 0.3
+    mean = sum(ops.gat(*args, dropout=share, seed=seed) for seed in range(times)) / times
+    # Six standard deviations: entries are dropped apart from one another.
+    P, row = gat_attention_oracle(A, el, er), np.repeat(np.arange(A.n_rows), A.lengths)
+    variance = np.zeros(mean.shape)
+    np.add.at(variance, row, (P[:, :, None] * H[A.indices]) ** 2 * share / (1 - share))
+    assert_close(mean, gat_oracle(A, H, el, er), bound=6 * np.sqrt(variance / times) + 1e-12)
+
+
+def test_the_oracles_words_are_those_of_the_paper():
+    """The first words of known answers (Random123, kat_vectors)."""
+    assert philox(0, 0, 0) == 0x6627E8D5
+    # All bits set needs a fourth word that no entry has: the twin in Python integers says the rest.
+    numbers = np.array([0, 1, 2**31, 2**32 - 1, 2**32, 2**40 + 3])
+    for seed in (0, 1, 2**40 + 7, 2**64 - 1):
+        assert philox(seed, numbers, 5).tolist() == [_philox(seed, int(n), 5) for n in numbers]
+
+
+def _philox(seed, counter, stream):
+    word = 2**32
+    a, b, c, d = counter % word, counter // word, stream, 0
+    keys = [seed % word, seed // word]
+    for _ in range(10):
+        p, q = 0xD2511F53 * a, 0xCD9E8D57 * c
+        a, b, c, d = q // word ^ b ^ keys[0], q % word, p // word ^ d ^ keys[1], p % word
+        keys = [(keys[0] + 0x9E3779B9) % word, (keys[1] + 0xBB67AE85) % word]
+    return a
+
+
+# Properties
+
+
+@given(data=st.data(), heads=st.sampled_from([(), (1,), (3,)]), feat=st.sampled_from([1, 5, 16]))
+def test_any_graph_against_the_oracle(data, heads, feat):
+    loops = data.draw(st.booleans())
+    A = data.draw(csr(weighted=False, rectangular=not loops))
+    dtype = data.draw(value_dtypes())
+    seed = data.draw(st.integers(0, 2**32 - 1))
+    H, el, er, grad = operands(A, heads, feat, dtype, seed=seed)
+    options = {
+        "edge_scores": data.draw(st.booleans()),
+        "dropout": data.draw(st.sampled_from([0.0, 0.3, 0.99])),
+        "seed": seed,
+        "negative_slope": data.draw(st.sampled_from([0.2, 0.0, -1.0, 2.0])),
+        "self_loops": loops,
+    }
+    options = options_of(A, el, options)
+    if options["edge_scores"] is False:
+        del options["edge_scores"]
+    check(np, A, H, el, er, grad, **options)
+
+
+def test_explain_names_the_kernel():
+    A = matrix("power law", None, np.int32)
+    H, el, er, grad = operands(A, (2,), 8, np.float32)
+    assert ops.explain("gat", A.tocsr(), H, el, er).chosen.name == "gat_csr_numba"
+    found = ops.explain("gat_backward", A.tocsr(), H, el, er, grad, self_loops=False)
+    assert found.chosen.name == "gat_backward_csr_numba"
+    assert "through_csr" in ops.explain("gat_attention", A, el, er).chosen.name
