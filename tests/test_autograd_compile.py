@@ -56,6 +56,8 @@ def test_every_op_keeps_the_rules_of_library_ops(device, index_dtype):
         (OPS.spmm_arg_da, (*A, x, out, arg, None, None)),
         (OPS.sddmm, (*A, y, x, r, None)),
         (OPS.sddmm, (*A, y[:, None], x[:, None], None, None)),
+        (OPS.aggregate_backward, (*T, x, y, a, perm, r, c)),
+        (OPS.aggregate_backward, (*T, x, y, a, perm, None, None)),
         (OPS.edge_softmax, (*A, s)),
         (OPS.edge_softmax_backward, (*A, s.softmax(1), s)),
         (OPS.maxk, (x, 2)),

@@ -210,7 +210,11 @@ def test_factors_are_kept_with_the_graph_and_go_with_it():
         layer(x, graph)
     gradients(layer, x, graph)  # tensors born in inference mode could not take part
     parts = graph._store.tensors[0]._parts
-    assert sorted(map(str, parts)) == ["('gcn', torch.float32)", "loops missing"]
+    assert sorted(map(str, parts)) == [
+        "('gcn', torch.float32)",
+        "('stored', torch.float32)",
+        "loops missing",
+    ]
     before = dict(parts)
     layer(x, graph)
     layer(x, graph, torch.ones(graph.nnz))  # not kept: they are the caller's

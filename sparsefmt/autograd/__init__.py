@@ -5,6 +5,9 @@ from typing import TYPE_CHECKING
 from .._lazy import resolver
 
 if TYPE_CHECKING:
+    from .attention_functions import dot_aggregate as dot_aggregate
+    from .attention_functions import gat_aggregate as gat_aggregate
+    from .attention_functions import gatv2_aggregate as gatv2_aggregate
     from .functions import edge_softmax as edge_softmax
     from .functions import edge_values as edge_values
     from .functions import maxk as maxk
@@ -15,8 +18,11 @@ if TYPE_CHECKING:
 
 #: Public name -> the module that defines it; resolved on first use (PEP 562), which imports torch.
 _PUBLIC = {
+    "dot_aggregate": "attention_functions",
     "edge_softmax": "functions",
     "edge_values": "functions",
+    "gat_aggregate": "attention_functions",
+    "gatv2_aggregate": "attention_functions",
     "maxk": "functions",
     "maxk_aggregate": "functions",
     "prepare": "structure",

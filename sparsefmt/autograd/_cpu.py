@@ -148,6 +148,28 @@ def sddmm(
     return out.to(dtype)
 
 
+def aggregate_backward(
+    indptr: Tensor,
+    indices: Tensor,
+    n_cols: int,
+    plan: list[Tensor],
+    x: Tensor,
+    grad: Tensor,
+    values: Tensor | None,
+    perm: Tensor | None,
+    row_scale: Tensor | None,
+    col_scale: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    from ..ops import _cpu_aggregate
+
+    dx = _space((indptr.shape[0] - 1, x.shape[1]), x.dtype)
+    da = _space(tuple(indices.shape), x.dtype)
+    given = perm, values, rows_apart(x), rows_apart(grad), row_scale, col_scale
+    arrays = map(_array, (indptr, indices, *given, None, dx, da, None))
+    _cpu_aggregate.aggregate_backward(*arrays)
+    return dx.to(x.dtype), da.to(x.dtype)
+
+
 def _scale(
     products: Tensor,
     indptr: Tensor,

@@ -286,10 +286,11 @@ def _sddmm_tiles(
     out: Tensor,
     row_scale: Tensor | None,
     col_scale: Tensor | None,
+    perm: Tensor | None = None,
 ) -> None:
     x, y = _readable(x), _readable(y)
     row_scale, col_scale = _factors(row_scale), _factors(col_scale)
-    reading, dtype = tiled.reading(None), _NAMES[x.dtype]
+    reading, dtype = tiled.reading(perm), _NAMES[x.dtype]
     T, heads, feat = reading.structure, x.shape[1] if x.dim() == 3 else 1, x.shape[-1]
     workspace = _memory(
         _launch_tiles_edges.sddmm_tiles_workspace(T, dtype, heads=heads, feat=feat), x

@@ -172,8 +172,9 @@ def _by_panels(
     arrays = {"indptr": from_tensor("indptr", indptr), "indices": from_tensor("indices", indices)}
     A = CSR._trusted(**arrays, data=None, shape=(indptr.shape[0] - 1, n_cols))
     T, perm = A.tocsc_with_perm()
+    rows = T.T  # which holds the cut of the work that the kernels read
     finish(perm)  # synchronize!
-    out = sspmm(_launch.structure(T.T), columns, grad, values, to_tensor(perm), *scales)
+    out = sspmm(_launch.structure(rows), columns, grad, values, to_tensor(perm), *scales)
     torch.cuda.current_stream(grad.device).synchronize()  # synchronize! T goes back to CuPy
     return out
 

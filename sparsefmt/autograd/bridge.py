@@ -4,13 +4,17 @@ An op takes flat tensors and checks nothing: ``functions`` checks what users giv
 ``indptr, indices, n_cols, plan``, where ``plan`` is empty on the CPU and holds the four arrays of
 ``CSR.chunks`` on a GPU.  Edge values are in the order of the graph's CSR; ``perm`` tells, for each
 entry of a transposed structure, its number in that order, so that no permuted copy is made.
+``aggregate_backward`` takes the structure of the transpose, and the scales of the graph.
 Row-balanced features are ``columns`` and ``kept``, both (n_rows, k); ``sspmm`` takes the structure
 of the transpose and the scales of the graph, ``sspmm_outer`` the structure of the graph itself.
 Tiles and windows are no arguments: kernels find them by the place of the structure (``_kept``).
 Every op but ``sspmm_outer``, whose CUDA kernel adds up by atomics, is deterministic: each output is
-written by one thread group, in a fixed order of entries.
+written by one thread group, in a fixed order of entries.  The ops of attention are in
+``bridge_attention``.
 """
 
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,13 +23,13 @@ from torch.autograd import profiler
 from torch.nn import Parameter
 from torch.overrides import has_torch_function
 
-from . import _cpu, _cuda, _cuda_cbsr
+from . import _cpu, _cuda, _cuda_aggregate, _cuda_cbsr
 from ._layout import balanced
 from .structure import Side
 
 _library: Any = torch.library.Library("sparsefmt", "DEF")  # type: ignore[no-untyped-call]
 
-_ON_CUDA = vars(_cuda) | vars(_cuda_cbsr)
+_ON_CUDA = vars(_cuda) | vars(_cuda_cbsr) | vars(_cuda_aggregate)
 
 _STRUCTURE = "Tensor indptr, Tensor indices, SymInt n_cols, Tensor[] plan"
 _SCALES = "Tensor? row_scale, Tensor? col_scale"
@@ -36,6 +40,8 @@ _SCHEMAS = (
     "-> Tensor",
     f"spmm_arg_da({_STRUCTURE}, Tensor x, Tensor grad, Tensor arg, {_SCALES}) -> Tensor",
     f"sddmm({_STRUCTURE}, Tensor x, Tensor y, {_SCALES}) -> Tensor",
+    f"aggregate_backward({_STRUCTURE}, Tensor x, Tensor grad, Tensor? values, Tensor? perm, "
+    f"{_SCALES}) -> (Tensor, Tensor)",
     f"edge_softmax({_STRUCTURE}, Tensor scores) -> Tensor",
     f"edge_softmax_backward({_STRUCTURE}, Tensor probabilities, Tensor grad) -> Tensor",
     f"spgemm({_STRUCTURE}, Tensor columns, Tensor kept, SymInt feat, Tensor? values, {_SCALES}, "
@@ -96,6 +102,12 @@ def _sddmm_fake(
     return x.new_empty((indices.shape[0], *x.shape[1:-1]))
 
 
+def _aggregate_backward_fake(
+    indptr: Tensor, indices: Tensor, n_cols: int, plan: list[Tensor], x: Tensor, *_: Any
+) -> Any:
+    return _rows_of(indptr, x), x.new_empty(indices.shape)
+
+
 def _like_last(*args: Any) -> Any:
     return args[-1].new_empty(args[-1].shape)
 
@@ -139,6 +151,7 @@ _FAKES: dict[str, Any] = {
     "spmm_arg_dx": _spmm_arg_dx_fake,
     "spmm_arg_da": _one_per_entry,
     "sddmm": _sddmm_fake,
+    "aggregate_backward": _aggregate_backward_fake,
     "edge_softmax": _like_last,
     "edge_softmax_backward": _like_last,
     "spgemm": _spgemm_fake,
@@ -184,21 +197,32 @@ def _autocast(op: Any, kind: str, *, narrow: bool) -> Any:
     return kernel
 
 
+def define(schema: str, on_cpu: Any, on_cuda: Any, fake: Any) -> None:
+    """A library op of that schema: its kernels, and the shapes of its results."""
+    name = _library.define(schema).split("::")[-1]
+    _library.impl(name, on_cpu, "CPU")
+    _library.impl(name, on_cuda, "CUDA")
+    torch.library.register_fake(f"sparsefmt::{name}", fake, lib=_library)
+
+
+def define_autocast(name: str, make: Callable[[Any, str], Any]) -> None:
+    """What ``make`` makes of the op and the kind of device is called while autocast is at work."""
+    op = getattr(torch.ops.sparsefmt, name).default
+    for kind, key in (("cpu", "AutocastCPU"), ("cuda", "AutocastCUDA")):
+        _library.impl(name, make(op, kind), key)
+
+
 def _register() -> None:
     for schema in _SCHEMAS + _FEATURE_SCHEMAS:
-        name = _library.define(schema).split("::")[-1]
+        name = schema.split("(")[0]
         kernel = _ON_CUDA[name]
-        _library.impl(name, getattr(_cpu, name), "CPU")
         if name == "sspmm_outer":
             kernel = _cuda_cbsr.without_plan(kernel)
         elif schema in _SCHEMAS:
             kernel = _cuda.of_tensors(kernel)
-        _library.impl(name, kernel, "CUDA")
-        torch.library.register_fake(f"sparsefmt::{name}", _FAKES[name], lib=_library)
+        define(schema, getattr(_cpu, name), kernel, _FAKES[name])
     for name in _TO_AUTOCAST_DTYPE + _TO_FLOAT32:
-        op = getattr(torch.ops.sparsefmt, name).default
-        for kind, key in (("cpu", "AutocastCPU"), ("cuda", "AutocastCUDA")):
-            _library.impl(name, _autocast(op, kind, narrow=name in _TO_AUTOCAST_DTYPE), key)
+        define_autocast(name, partial(_autocast, narrow=name in _TO_AUTOCAST_DTYPE))
 
 
 _register()
@@ -211,7 +235,7 @@ _backend = _C.DispatchKeySet(_C.DispatchKey.BackendSelect)
 _in_place = _C.DispatchKeySet(_C.DispatchKey.ADInplaceOrView)
 #: What a thread adds to the keys of each call if nothing watches it: in inference mode, and else.
 _EAGER_KEYS = _backend.raw_repr(), (_backend | _in_place).raw_repr()
-_TENSORS, _OTHERS = (Tensor, Parameter), (type(None), str, int)
+_TENSORS, _OTHERS = (Tensor, Parameter), (type(None), str, int, float, bool)
 
 
 class _Ways:
@@ -221,9 +245,9 @@ class _Ways:
     else, the CUDA kernel is called at once.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, kernels: Mapping[str, Any] = _ON_CUDA) -> None:
         self.library: Any = getattr(torch.ops.sparsefmt, name).default
-        self.kernel: Any = _ON_CUDA[name]
+        self.kernel: Any = kernels[name]
 
 
 class Op(_Ways):
@@ -290,6 +314,7 @@ SPMM_ARG = Op("spmm_arg")
 SPMM_ARG_DX = Op("spmm_arg_dx")
 SPMM_ARG_DA = Op("spmm_arg_da")
 SDDMM = Op("sddmm")
+AGGREGATE_BACKWARD = Op("aggregate_backward")
 EDGE_SOFTMAX = Op("edge_softmax")
 EDGE_SOFTMAX_BACKWARD = Op("edge_softmax_backward")
 SPGEMM = Op("spgemm")

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from ..errors import ShapeError
-from . import _check, bridge, gradients, row_balanced, softmax
+from . import _check, bridge, gradients, propagation, row_balanced, softmax
 from .structure import GraphLike, given_tensors, order_of
 
 
@@ -217,6 +217,24 @@ def aggregate_with_own(
     y = row_balanced.spgemm(graph, columns, kept, feat, values, r, c)
     part = kept if without is None else kept.masked_fill(without, 0)
     return y + row_balanced.to_dense(columns, (own * part).to(kept.dtype), feat)
+
+
+def propagate(
+    graph: GraphLike,
+    x: Tensor,
+    scale: Tensor,
+    own: Tensor,
+    *,
+    without: Tensor | None,
+    bias: Tensor | None,
+) -> Tensor:
+    """``spmm(graph, x, row_scale=scale, col_scale=scale) + own * x + bias`` with constant factors.
+
+    ``own`` and ``without`` are as for ``aggregate_with_own``.
+    """
+    x, values, scale, _ = operands(graph, x, None, scale)  # type: ignore[assignment]
+    bias = None if bias is None else bias.to(x.dtype)
+    return propagation.propagate(graph, x, values, scale, own.to(x.dtype), without, bias)
 
 
 def features_to_keep(k: int, feat: int | None = None) -> int:

@@ -78,6 +78,12 @@ class _Spmm(Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         graph, transposed, needs = ctx.graph, ctx.transposed, ctx.needs_input_grad
         x, grad, factors = restored(ctx, ctx.saved_tensors, grad, side_of(graph, transposed))
+        if needs[0] and needs[1] and not any(needs[2:4]) and not recorded(grad, x, *factors[:3]):
+            side = side_of(graph, not transposed)
+            given = factors.values, side.perm, factors.rows, factors.cols
+            # One gather of the gradient's rows serves both: fuseGNN, algorithms 2 and 3.
+            dx, dv = bridge.AGGREGATE_BACKWARD(side, x, grad, *given)
+            return dx, dv, None, None, None, None, None
         dx = None
         if needs[0]:
             dx = spmm(graph, not transposed, grad, factors.values, factors.cols, factors.rows)

@@ -6,6 +6,8 @@ from .._lazy import resolver
 
 if TYPE_CHECKING:
     from .attention import AGNNConv as AGNNConv
+    from .gat import GATConv as GATConv
+    from .gat import GATv2Conv as GATv2Conv
     from .layers import GCNConv as GCNConv
     from .layers import GINConv as GINConv
     from .layers import MaxK as MaxK
@@ -14,6 +16,8 @@ if TYPE_CHECKING:
 #: Public name -> the module that defines it; resolved on first use (PEP 562), which imports torch.
 _PUBLIC = {
     "AGNNConv": "attention",
+    "GATConv": "gat",
+    "GATv2Conv": "gat",
     "GCNConv": "layers",
     "GINConv": "layers",
     "MaxK": "layers",

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import Module, Parameter
 
+from ..autograd.attention_functions import dot_aggregate
 from ..autograd.functions import edge_softmax, sddmm, spmm
 from ..autograd.structure import GraphLike, given_tensors
 from .layers import check_square
@@ -36,14 +37,18 @@ class AGNNConv(Module):
 
     Notes
     -----
-    No other graph is built: a loop that is missing is added to the result, and of ``c`` loops each
-    has 1 / c of the part of one.  What is needed for that, a value for each entry, is kept with the
-    graph, but computed at each call in code that ``torch.compile`` has compiled.  Where each vertex
-    has one loop, ``add_self_loops=False`` gives the same for less.
+    Scores, softmax and aggregation are one pass over the entries, ``autograd.dot_aggregate``: no
+    other graph is built, and nothing of the size of the entries.  Its gradient can be used but not
+    differentiated.  Lengths and scores are computed in float32 at least, from rows in the dtype of
+    ``x``.  In float16 a row is divided by 2**-14 at least, since the gradient of a row of zeros is
+    divided by it too.
 
-    Lengths and scores are computed in float32 at least, from products in the dtype of ``x``.  In
-    float16 a row is divided by 2**-14 at least, since the gradient of a row of zeros is divided by
-    it too.  Both gradients are differentiable any number of times.
+    A graph on a GPU that has tiles, ``prepare(graph, tile=...)``, goes by ``sddmm``,
+    ``edge_softmax`` and ``spmm``, whose products are the tensor cores'; gradients are then
+    differentiable any number of times.  There a loop that is missing is added to the result, and of
+    ``c`` loops each has 1 / c of the part of one.  What is needed for that, a value for each entry,
+    is kept with the graph, but computed at each call in code that ``torch.compile`` has compiled.
+    Where each vertex has one loop, ``add_self_loops=False`` gives the same for less.
 
     AGNN (Thekumparampil et al. 2018, arXiv 1803.03735); TC-GNN (ATC'23), section 2.1.
     """
@@ -86,26 +91,44 @@ class AGNNConv(Module):
             As ``autograd.spmm``.
         """
         check_square(graph)
-        if not _is_matrix(x):
-            spmm(graph, x)  # refuses it
+        check_features(x, graph)
         wide = torch.promote_types(x.dtype, torch.float32)
         unit = _unit(x.to(wide), max(LEAST_LENGTH, torch.finfo(x.dtype).tiny))
-        beta, narrow = self.beta.to(wide), unit.to(x.dtype)
-        scores = beta * sddmm(graph, narrow, narrow).to(wide)
-        if self.add_self_loops:
-            scores = scores + _loop_scores(graph, wide)
-        p = edge_softmax(graph, scores)
-        y = spmm(graph, x, p.to(x.dtype))
-        if self.add_self_loops:
-            own = _own_part(graph, beta * unit.square().sum(1), scores, p)
-            y = torch.lerp(y, x.to(y.dtype), own[:, None].to(y.dtype))
-        return y
+        beta, add = self.beta.to(wide), self.add_self_loops
+        if _has_tiles(graph):
+            return _composed(graph, x, unit, beta, add)
+        queries, keys = (beta * unit).to(x.dtype), unit.to(x.dtype)
+        return dot_aggregate(graph, queries, keys, x, scale=1.0, self_loops=add)
 
 
-def _is_matrix(x: Tensor) -> bool:
-    """Whether lengths of rows can be computed; ``sddmm`` checks the rest."""
-    dense = isinstance(x, Tensor) and x.layout is torch.strided
-    return dense and x.is_floating_point() and x.dim() == 2
+def _has_tiles(graph: GraphLike) -> bool:
+    """Whether tensor cores take products with the graph."""
+    shared = given_tensors(graph).rows.shared
+    return shared is not None and shared.given is not None
+
+
+def _composed(
+    graph: GraphLike, x: Tensor, unit: Tensor, beta: Tensor, add_self_loops: bool
+) -> Tensor:
+    """The layer of three products: scores, softmax, aggregation."""
+    wide, narrow = unit.dtype, unit.to(x.dtype)
+    scores = beta * sddmm(graph, narrow, narrow).to(wide)
+    if add_self_loops:
+        scores = scores + _loop_scores(graph, wide)
+    p = edge_softmax(graph, scores)
+    y = spmm(graph, x, p.to(x.dtype))
+    if add_self_loops:
+        own = _own_part(graph, beta * unit.square().sum(1), scores, p)
+        y = torch.lerp(y, x.to(y.dtype), own[:, None].to(y.dtype))
+    return y
+
+
+def check_features(x: Tensor, graph: GraphLike) -> None:
+    """Of a layer that computes with ``x`` before it aggregates: refuse it by its own name."""
+    tensors = given_tensors(graph)
+    dense = isinstance(x, Tensor) and x.layout is torch.strided and x.is_floating_point()
+    if not (dense and x.dim() == 2 and x.shape[0] == tensors.n_rows and x.device == tensors.device):
+        spmm(graph, x)  # refuses it
 
 
 def _unit(x: Tensor, least: float) -> Tensor:
@@ -130,11 +153,15 @@ def _own_part(graph: GraphLike, own: Tensor, scores: Tensor, p: Tensor) -> Tenso
     ``own`` are the scores of the loops, ``Z`` the row's sum of ``exp(scores)``, and ``p`` the
     softmax of ``scores``.
     """
+    return torch.sigmoid(own - log_sums(graph, scores, p)) * missing_loops(graph).to(own.dtype)
+
+
+def log_sums(graph: GraphLike, scores: Tensor, p: Tensor) -> Tensor:
+    """(n,) The logarithm of each row's sum of ``exp(scores)``, of which ``p`` is the softmax."""
     tensors = given_tensors(graph)
     with torch.autocast(tensors.kind, enabled=False):
         # log Z = scores - log p at each entry of a row: their mean, weighted with p.
         log_z = scores - p.clamp(min=torch.finfo(p.dtype).tiny).log()
         log_z = spmm(graph, p.new_ones(tensors.n_cols, 1), p * log_z)[:, 0]
     indptr = tensors.rows.indptr
-    log_z = log_z.masked_fill(indptr[1:] == indptr[:-1], -inf)
-    return torch.sigmoid(own - log_z) * missing_loops(graph).to(own.dtype)
+    return log_z.masked_fill(indptr[1:] == indptr[:-1], -inf)

@@ -15,11 +15,12 @@ from ..autograd.functions import (
     maxk,
     maxk_aggregate,
     operands,
+    propagate,
     spmm,
 )
 from ..autograd.structure import GraphLike, given_tensors
 from ..errors import ShapeError
-from .normalisation import symmetric
+from .normalisation import stored, symmetric
 
 
 class _Balanced(Module):
@@ -125,6 +126,10 @@ class GCNConv(_Balanced):
         h = self.lin(x)
         h, values, _, _ = operands(graph, h, edge_weight)  # named as they were given, if refused
         scale, loop = symmetric(graph, edge_weight, h.dtype)
+        # torch.compile is given plain operations: of this node it made other sums on a GPU.
+        if self.k is None and edge_weight is None and not torch.compiler.is_compiling():
+            without = stored(graph, h.dtype)
+            return propagate(graph, h, scale, loop[:, None], without=without, bias=self.bias)
         weight, own = None if edge_weight is None else values, loop[:, None]
         scales = {"row_scale": scale, "col_scale": scale}
         y = aggregate_with_own(graph, h, self.k, weight, own, without=own == 0, **scales)

@@ -20,10 +20,26 @@ def symmetric(
     """
     if edge_weight is None:
         tensors = given_tensors(graph)
-        scale, loop = tensors.kept(("gcn", dtype), lambda: _symmetric(graph, None).to(dtype))
+        both = tensors.kept(("gcn", dtype), lambda: _symmetric(graph, None).to(dtype))
     else:
-        scale, loop = _symmetric(graph, edge_weight).to(dtype)
-    return scale, loop
+        both = _symmetric(graph, edge_weight).to(dtype)
+    return both[0], both[1]
+
+
+def stored(graph: GraphLike, dtype: torch.dtype) -> Tensor | None:
+    """(n, 1) Whether a vertex gets no loop from ``symmetric``, of a graph's own values; kept.
+
+    None where each gets one; the capture of a CUDA graph cannot look.
+    """
+    tensors = given_tensors(graph)
+    blind = tensors.kind == "cuda" and torch.cuda.is_current_stream_capturing()
+
+    def make() -> Tensor:
+        found = symmetric(graph, None, dtype)[1][:, None] == 0
+        return found if blind or found.any() else found[:0]  # synchronize!
+
+    found = tensors.kept(("stored", dtype), make)
+    return None if found.shape[0] == 0 and tensors.n_rows else found
 
 
 def _symmetric(graph: GraphLike, edge_weight: Tensor | None) -> Tensor:

@@ -1,0 +1,168 @@
+"""Checks of what attention takes beside features: scores, numbers, the seed of a mask."""
+
+from numbers import Integral, Real
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..errors import DeviceError, DtypeError, ShapeError
+from . import _check
+from .attention import Options
+from .structure import GraphTensors
+
+
+def features(name: str, x: Tensor, *, rows: int, axis: str, graph: GraphTensors) -> None:
+    """(rows, feat) or (rows, heads, feat)."""
+    if (
+        isinstance(x, Tensor)
+        and 2 <= x.dim() <= 3
+        and x.shape[0] == rows
+        and x.dtype in _check.FLOATING
+        and x.device == graph.device
+        and x.layout is torch.strided
+    ):
+        return
+    _check.tensor(name, x)
+    _check.features(name, x, rows=rows, axis=axis, graph=graph)
+    if x.dim() > 3:
+        raise ShapeError(
+            f"{name} has shape {tuple(x.shape)}: give (rows, heads, feat), {name}.flatten(2) for "
+            "instance."
+        )
+
+
+def alike(name: str, x: Tensor, other: str, like: Tensor, graph: GraphTensors) -> None:
+    """Checked features of the dtype, the heads and the width of others."""
+    _same_dtype(name, x, other, like, graph)
+    if x.shape[1:] != like.shape[1:]:
+        raise ShapeError(
+            f"{name} has shape {tuple(x.shape)} and {other} {tuple(like.shape)}: give both as many "
+            "heads, and features of each."
+        )
+
+
+def scores(
+    name: str, value: Any, *, rows: int, each: str, like: tuple[str, Tensor], graph: GraphTensors
+) -> None:
+    """One score a head for ``each`` source, target or stored entry, as the features ask."""
+    x = like[1]
+    heads = x.shape[1:-1]
+    if _fits(value, (rows, *heads), x, graph):
+        return
+    shapes = [(rows,), (rows, 1)] if not heads or heads == (1,) else [(rows, *heads)]
+    _beside(name, value, shapes, f"one score per {each} and head", like, graph)
+
+
+def vector(name: str, value: Any, *, like: tuple[str, Tensor], graph: GraphTensors) -> None:
+    """As many values as a row of the features has; heads may follow one more axis, as in PyG."""
+    row = like[1].shape[1:]
+    if _fits(value, (1, *row), like[1], graph):
+        return
+    _beside(name, value, [tuple(row), (1, *row)], "one vector per head", like, graph)
+
+
+def _fits(value: Any, shape: tuple[int, ...], x: Tensor, graph: GraphTensors) -> bool:
+    """Whether it is what most calls give: of that shape and the features' dtype."""
+    return (
+        isinstance(value, Tensor)
+        and value.shape == shape
+        and value.dtype is x.dtype
+        and value.device == graph.device
+        and value.layout is torch.strided
+    )
+
+
+def _beside(
+    name: str,
+    value: Any,
+    shapes: list[tuple[int, ...]],
+    what: str,
+    like: tuple[str, Tensor],
+    graph: GraphTensors,
+) -> None:
+    """A tensor of one of the shapes; of the features' dtype, or float32 where that has 2 bytes."""
+    other, x = like
+    _check.tensor(name, value)
+    _check.place(name, value, graph)
+    if value.shape not in shapes:
+        raise ShapeError(
+            f"{name} has shape {tuple(value.shape)}: give {shapes[0]}, {what} ({other}.shape == "
+            f"{tuple(x.shape)}, graph.shape == {(graph.n_rows, graph.n_cols)}, graph.nnz == "
+            f"{graph.nnz})."
+        )
+    if not (x.dtype.itemsize == 2 and value.dtype is torch.float32):
+        _same_dtype(name, value, other, x, graph)
+
+
+def _same_dtype(name: str, value: Tensor, other: str, like: Tensor, graph: GraphTensors) -> None:
+    if value.dtype is not like.dtype:
+        cast = " under autocast" if torch.is_autocast_enabled(graph.kind) else ""
+        raise DtypeError(
+            f"{name} is {value.dtype} but {other} is {like.dtype}{cast}: give both in one dtype, "
+            f"{name}.to({like.dtype}) for instance."
+        )
+
+
+def options(
+    negative_slope: Any, dropout: Any, seed: Any, self_loops: Any, graph: GraphTensors
+) -> Options:
+    """The numbers, and the seed on the device of the graph."""
+    slope, share = number("negative_slope", negative_slope), number("dropout", dropout)
+    if not 0 <= share < 1:
+        raise ShapeError(f"dropout is {dropout!r}: give a share from 0 to less than 1.")
+    if not isinstance(self_loops, bool):
+        raise DtypeError(f"self_loops is {self_loops!r}: give True or False.")
+    if self_loops:
+        square("self_loops is True", graph)
+    _seed(seed, graph)
+    return Options(_on_device(seed, graph) if share else None, slope, share, self_loops)
+
+
+def square(why: str, graph: GraphTensors) -> None:
+    """Vertices that are source and target at once, for a reason that the error tells."""
+    if graph.n_rows != graph.n_cols:
+        raise ShapeError(
+            f"{why} but the graph has shape {(graph.n_rows, graph.n_cols)}: give a square one."
+        )
+
+
+def number(name: str, value: Any) -> float:
+    """A number of Python or NumPy."""
+    if type(value) is float:
+        return value
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise DtypeError(f"{name} is {value!r}: give a number.")
+    try:
+        return float(value)
+    except OverflowError as error:
+        raise DtypeError(f"{name} is larger than any float64: give a number.") from error
+
+
+def _seed(seed: Any, graph: GraphTensors) -> None:
+    """None, an integer or a tensor of one."""
+    if seed is None:
+        return
+    if not isinstance(seed, Tensor):
+        if isinstance(seed, bool) or not isinstance(seed, Integral):
+            raise DtypeError(f"seed is {seed!r}: give an integer, or an int64 tensor of one.")
+        return
+    if seed.dtype is not torch.int64:
+        raise DtypeError(f"seed is {seed.dtype}: give int64, seed.long() for instance.")
+    if seed.numel() != 1:
+        raise ShapeError(f"seed has shape {tuple(seed.shape)}: give one integer.")
+    if seed.device != graph.device:
+        raise DeviceError(
+            f"seed is on {seed.device} but the graph is on {graph.device}: make it there, or give "
+            "an int."
+        )
+
+
+def _on_device(seed: Any, graph: GraphTensors) -> Tensor:
+    """Drawn there if none is given: so a captured CUDA graph draws anew at each replay."""
+    if isinstance(seed, Tensor):
+        return seed
+    if seed is None:
+        return torch.randint(2**63 - 1, (1,), dtype=torch.int64, device=graph.device)
+    signed = (int(seed) + 2**63) % 2**64 - 2**63
+    return torch.full((1,), signed, dtype=torch.int64, device=graph.device)

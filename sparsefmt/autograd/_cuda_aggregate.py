@@ -1,0 +1,91 @@
+"""The gradients of a product in features and edge values on CUDA: one pass, but for tiles."""
+
+from torch import Tensor
+
+from ..ops import _launch_aggregate, _launch_edges
+from ..ops._launch import Structure
+from . import _cuda, _tiles
+from ._layout import rows_apart
+
+
+def aggregate_backward(
+    S: Structure,
+    x: Tensor,
+    grad: Tensor,
+    values: Tensor | None,
+    perm: Tensor | None,
+    row_scale: Tensor | None,
+    col_scale: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    """``S`` is the transposed structure, scales are those of the product itself."""
+    if _tiles.given:
+        weighted = values is not None
+        product = _tiles.find(S, "spmm", grad, weighted=weighted, col_scale=row_scale)
+        if product or _tiles.find(S, "sddmm", x):
+            return _apart(S, x, grad, values, perm, row_scale, col_scale)
+    dx, da = x.new_empty(S.n_rows, x.shape[1]), x.new_empty(S.nnz)
+    x, grad, values = rows_apart(x), rows_apart(grad), _cuda._vector(values)
+    row_scale, col_scale = _cuda._factors(row_scale), _cuda._factors(col_scale)
+    dtype, feat, size = _cuda._NAMES[x.dtype], x.shape[1], x.itemsize
+    together = x.data_ptr() | grad.data_ptr() | dx.data_ptr()
+    together |= x.stride(0) * size | grad.stride(0) * size
+    entries = {"data": _cuda._pointer(values), "perm": _cuda._pointer(perm)}
+    nbytes = _launch_aggregate.aggregate_workspace(
+        S, dtype, feat=feat, together=together, **entries
+    )
+    workspace = _cuda._memory(nbytes, x)
+    with _cuda._on_device_of(x):
+        _launch_aggregate.aggregate_backward(
+            S,
+            dtype,
+            feat=feat,
+            ldx=x.stride(0),
+            ldg=grad.stride(0),
+            X=x.data_ptr(),
+            grad=grad.data_ptr(),
+            row_scale=_cuda._pointer(row_scale),
+            col_scale=_cuda._pointer(col_scale),
+            dX=dx.data_ptr(),
+            dA=da.data_ptr(),
+            workspace=_cuda._pointer(workspace),
+            stream=_cuda._stream(x),
+            data=entries["data"],
+            perm=entries["perm"],
+        )
+    return dx, da
+
+
+def _apart(
+    S: Structure,
+    x: Tensor,
+    grad: Tensor,
+    values: Tensor | None,
+    perm: Tensor | None,
+    row_scale: Tensor | None,
+    col_scale: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    """By a product and an sddmm of the transpose, each by the tiles that it goes by."""
+    dx = _cuda.spmm(S, grad, values, perm, col_scale, row_scale, "sum")
+    da = x.new_empty(S.nnz)
+    if tiled := _tiles.find(S, "sddmm", x):
+        _cuda._sddmm_tiles(tiled, x, grad, da, col_scale, row_scale, perm)
+        return dx, da
+    x, grad = rows_apart(x), rows_apart(grad)
+    row_scale, col_scale = _cuda._factors(row_scale), _cuda._factors(col_scale)
+    with _cuda._on_device_of(x):
+        _launch_edges.sddmm(
+            S,
+            _cuda._NAMES[x.dtype],
+            heads=1,
+            feat=x.shape[1],
+            ldx=x.stride(0),
+            ldy=grad.stride(0),
+            X=x.data_ptr(),
+            Y=grad.data_ptr(),
+            out=da.data_ptr(),
+            stream=_cuda._stream(x),
+            row_scale=_cuda._pointer(col_scale),
+            col_scale=_cuda._pointer(row_scale),
+            perm=_cuda._pointer(perm),
+        )
+    return dx, da

@@ -1,0 +1,162 @@
+"""The ops of attention between whole rows on CUDA: as ``_cuda_attention``."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..ops import _launch_attend
+from ..ops._launch import Structure
+from ._cuda import _NAMES, _memory, _on_device_of, _pointer, _stream
+from ._cuda_attention import dropped
+from ._scores import ADDITIVE, DOT, heads_and_feat, shape_of, sums_dtype, wide
+
+
+def _given(
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor | None,
+    att: Tensor | None,
+    edges: Tensor | None,
+    seed: Tensor | None,
+    slope: float,
+    scale: float,
+    dropout: float,
+    loops: bool,
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The tensors as kernels read them, to keep until a launch is enqueued, and what it takes."""
+    (heads, feat), dtype = heads_and_feat(keys), sums_dtype(keys)
+    queries, keys, values = queries.contiguous(), keys.contiguous(), wide(values, keys.dtype)
+    att, edges = wide(att, dtype), wide(edges, dtype)
+    common = {
+        "kind": DOT if att is None else ADDITIVE,
+        "one": values is None,
+        "heads": heads,
+        "feat": feat,
+        "slope": slope,
+        "scale": scale,
+        "dropped": dropped(dropout, seed),
+        "loops": loops,
+        "queries": queries.data_ptr(),
+        "keys": keys.data_ptr(),
+        "values": _pointer(keys if values is None else values),
+        "att": _pointer(att),
+        "edges": _pointer(edges),
+        "stream": _stream(keys),
+    }
+    return (queries, keys, values, att, edges), common
+
+
+def _attend(S: Structure, train: bool, *args: Any) -> tuple[Tensor, Any]:
+    given, common = _given(*args)
+    keys, statistics, name = given[1], None, _NAMES[given[1].dtype]
+    out = keys.new_empty(S.n_rows, *keys.shape[1:])
+    if train:
+        statistics = keys.new_empty(S.n_rows, common["heads"], 2, dtype=sums_dtype(keys))
+    nbytes = _launch_attend.attend_workspace(S, name, **_sizes(common), arrays=1)
+    workspace = _memory(nbytes, keys)
+    with _on_device_of(keys):
+        _launch_attend.attend(
+            S,
+            name,
+            out=out.data_ptr(),
+            statistics=_pointer(statistics),
+            workspace=_pointer(workspace),
+            **common,
+        )
+    return out, statistics
+
+
+def attend(S: Structure, *args: Any) -> Tensor:
+    return _attend(S, False, *args)[0]
+
+
+def attend_with_statistics(S: Structure, *args: Any) -> Any:
+    return _attend(S, True, *args)
+
+
+def attend_backward(
+    S: Structure,
+    T: Structure,
+    perm: Tensor,
+    grad: Tensor,
+    out: Tensor,
+    statistics: Tensor,
+    of_edges: bool,
+    *args: Any,
+) -> tuple[Tensor, ...]:
+    given, common = _given(*args)
+    queries, keys, values, att, edges = given
+    dtype, shapes = sums_dtype(keys), (shape_of(values), shape_of(att), shape_of(edges, of_edges))
+    dtypes = keys.dtype, dtype, dtype
+    if not grad.numel():
+        zeros = (keys.new_zeros(n, dtype=t) for n, t in zip(shapes, dtypes, strict=True))
+        return torch.zeros_like(queries), torch.zeros_like(keys), *zeros
+    dvalues, datt, dedges = (
+        keys.new_empty(n, dtype=t) for n, t in zip(shapes, dtypes, strict=True)
+    )
+    grad, stats = grad.contiguous(), keys.new_empty(*statistics.shape[:2], 4, dtype=dtype)
+    with _on_device_of(keys):
+        _launch_attend.attend_statistics(
+            _NAMES[keys.dtype],
+            items=statistics.numel() // 2,
+            feat=common["feat"],
+            out=out.data_ptr(),
+            grad=grad.data_ptr(),
+            statistics=statistics.data_ptr(),
+            stats=stats.data_ptr(),
+            stream=common["stream"],
+        )
+        common |= {"grad": grad.data_ptr(), "stats": stats.data_ptr()}
+        dkeys = _of_sources(T, perm, keys, dvalues if values is not None else None, common)
+        partial = None if att is None else keys.new_empty(S.blocks, *att.shape, dtype=dtype)
+        written = edges is not None and of_edges
+        dqueries = _of_targets(S, queries, partial, dedges if written else None, common)
+        if partial is not None:
+            datt = partial.sum(0)
+    return dqueries, dkeys, dvalues, datt, dedges
+
+
+def _of_sources(
+    T: Structure, perm: Tensor, keys: Tensor, dvalues: Tensor | None, common: dict[str, Any]
+) -> Tensor:
+    """The gradient of the keys, which are the values too where ``dvalues`` is None."""
+    dkeys, name, sizes = torch.empty_like(keys), _NAMES[keys.dtype], _sizes(common)
+    nbytes = _launch_attend.attend_workspace(T, name, **sizes, arrays=2 - common["one"])
+    workspace = _memory(nbytes, keys)
+    _launch_attend.attend_sources(
+        T,
+        name,
+        perm=perm.data_ptr(),
+        dvalues=(dkeys if dvalues is None else dvalues).data_ptr(),
+        dkeys=0 if dvalues is None else dkeys.data_ptr(),
+        workspace=_pointer(workspace),
+        **common,
+    )
+    return dkeys
+
+
+def _of_targets(
+    S: Structure,
+    queries: Tensor,
+    datt: Tensor | None,
+    dedges: Tensor | None,
+    common: dict[str, Any],
+) -> Tensor:
+    dqueries, name = torch.empty_like(queries), _NAMES[queries.dtype]
+    nbytes = _launch_attend.attend_workspace(S, name, **_sizes(common), arrays=1)
+    workspace = _memory(nbytes, queries)
+    _launch_attend.attend_targets(
+        S,
+        name,
+        dqueries=dqueries.data_ptr(),
+        datt=_pointer(datt),
+        dedges=_pointer(dedges),
+        workspace=_pointer(workspace),
+        **common,
+    )
+    return dqueries
+
+
+def _sizes(common: dict[str, Any]) -> dict[str, int]:
+    return {"heads": common["heads"], "feat": common["feat"]}
