@@ -69,6 +69,17 @@ def packed(array: Array | None, heads: int) -> Array | None:
     return contiguous(wide).reshape(len(array), heads)
 
 
+def headed(X: Array) -> Array:
+    """With an axis for heads."""
+    return X if X.ndim == 3 else X[:, None]
+
+
+def shaped_as(gradient: Array, given: Array) -> Array:
+    """In the shape and dtype of what it is the gradient of."""
+    with np.errstate(over="ignore", under="ignore"):
+        return gradient.reshape(given.shape).astype(given.dtype, copy=False)
+
+
 def options(
     A: Format, negative_slope: object, dropout: object, seed: object, self_loops: object
 ) -> dict[str, Any]:

@@ -212,6 +212,16 @@ def through_csr(op: str) -> Kernel:
     return Kernel(op, f"{op}_through_csr", not_csr, convert_and_run, note=note)
 
 
+def over_rows(op: str, gpu: Callable[..., None], cpu: Callable[..., None]) -> tuple[Kernel, ...]:
+    """The ways of an operation over the rows of a CSR, other formats being converted."""
+    csr = is_format("csr")
+    return (
+        Kernel(op, f"{op}_csr_balanced", all_of(on_gpu, csr), gpu),
+        Kernel(op, f"{op}_csr_numba", all_of(on_cpu, csr), cpu),
+        through_csr(op),
+    )
+
+
 # What launchers hand to kernels
 
 

@@ -9,6 +9,7 @@ from ..base import Format
 from ..compressed import CSR
 from . import _check, _registry
 from . import _graph_attention_checks as checks
+from ._graph_attention_checks import headed, shaped_as
 
 
 def gat(
@@ -87,7 +88,7 @@ def gat(
     H = arrays[0]
     inputs = [*arrays, *_check.arrays_of(A)]
     out = _check.output(out, shape=(A.n_rows, *H.shape[1:]), like=H, inputs=inputs)
-    _registry.run("gat", _check.structure(A), *_packed(*arrays), out=_headed(out), **options)
+    _registry.run("gat", _check.structure(A), *_packed(*arrays), out=headed(out), **options)
     return out
 
 
@@ -151,11 +152,11 @@ def gat_backward(
         dH = empty(H.shape, H.dtype)
         dell, der, dedges = (None if a is None else empty(a.shape, a.dtype) for a in packed[1:])
         _registry.run(
-            *("gat_backward", _check.structure(A), *packed, _headed(contiguous(grad))),
-            **{"out": _headed(dH), "dell": dell, "der": der, "dedges": dedges, **options},
+            *("gat_backward", _check.structure(A), *packed, headed(contiguous(grad))),
+            **{"out": headed(dH), "dell": dell, "der": der, "dedges": dedges, **options},
         )
-        left, right = _like(dell, el), _like(der, er)
-        return dH, left, right, None if edges is None else _like(dedges, edges)
+        left, right = shaped_as(dell, el), shaped_as(der, er)
+        return dH, left, right, None if edges is None else shaped_as(dedges, edges)
 
 
 def gat_attention(
@@ -221,19 +222,9 @@ def _packed(
     H: Array, el: Array, er: Array, edges: Array | None
 ) -> tuple[Array, Array, Array, Array | None]:
     """The arrays as kernels take them, with an axis for heads."""
-    H = _headed(contiguous(H))
+    H = headed(contiguous(H))
     left, right, own = (checks.packed(a, H.shape[1]) for a in (el, er, edges))
     return H, left, right, own
-
-
-def _headed(X: Array) -> Array:
-    return X if X.ndim == 3 else X[:, None]
-
-
-def _like(gradient: Array, given: Array) -> Array:
-    """In the shape and dtype of what it is the gradient of."""
-    with np.errstate(over="ignore"):
-        return gradient.reshape(given.shape).astype(given.dtype, copy=False)
 
 
 # Launchers
@@ -291,15 +282,6 @@ def _attention_numba(
     )
 
 
-def _rows(op: str, on_gpu: Any, on_cpu: Any) -> tuple[_registry.Kernel, ...]:
-    csr = _registry.is_format("csr")
-    return (
-        _registry.Kernel(op, f"{op}_csr_balanced", _registry.all_of(_registry.on_gpu, csr), on_gpu),
-        _registry.Kernel(op, f"{op}_csr_numba", _registry.all_of(_registry.on_cpu, csr), on_cpu),
-        _registry.through_csr(op),
-    )
-
-
-_registry.register(*_rows("gat", _gat_gpu, _gat_numba))
-_registry.register(*_rows("gat_backward", _backward_gpu, _backward_numba))
-_registry.register(*_rows("gat_attention", _attention_gpu, _attention_numba))
+_registry.register(*_registry.over_rows("gat", _gat_gpu, _gat_numba))
+_registry.register(*_registry.over_rows("gat_backward", _backward_gpu, _backward_numba))
+_registry.register(*_registry.over_rows("gat_attention", _attention_gpu, _attention_numba))

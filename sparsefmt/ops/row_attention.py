@@ -9,7 +9,7 @@ from ..base import Format
 from ..compressed import CSR
 from . import _check, _registry
 from . import _row_attention_checks as checks
-from ._graph_attention_checks import packed
+from ._graph_attention_checks import headed, packed, shaped_as
 from ._row_attention_checks import Arrays
 
 
@@ -266,7 +266,7 @@ def _forward(
     keys = arrays[1]
     inputs = [*arrays, *_check.arrays_of(A)]
     out = _check.output(out, shape=(A.n_rows, *keys.shape[1:]), like=keys, inputs=inputs)
-    _registry.run(op, _check.structure(A), *_packed(*arrays), out=_headed(out), **options)
+    _registry.run(op, _check.structure(A), *_packed(*arrays), out=headed(out), **options)
     return out
 
 
@@ -279,31 +279,21 @@ def _backward(
         empty = namespace(keys).empty
         made = [None if a is None else empty(a.shape, a.dtype) for a in inputs]
         names = dict(zip(("out", "dkeys", "dvalues", "datt", "dedges"), made, strict=True))
-        last = _headed(contiguous(grad))
+        last = headed(contiguous(grad))
         _registry.run(op, _check.structure(A), *inputs, last, **names, **options)
         pairs = zip(made, given, strict=True)
-        return tuple(None if a is None else _like(gradient, a) for gradient, a in pairs)
+        return tuple(None if a is None else shaped_as(gradient, a) for gradient, a in pairs)
 
 
 def _packed(
     queries: Array, keys: Array, values: Array | None, att: Array | None, edges: Array | None
 ) -> Arrays:
     """As kernels take them: contiguous, with an axis for heads, scores of the type of sums."""
-    queries, keys = _headed(contiguous(queries)), _headed(contiguous(keys))
-    values = None if values is None else _headed(contiguous(values))
+    queries, keys = headed(contiguous(queries)), headed(contiguous(keys))
+    values = None if values is None else headed(contiguous(values))
     heads = keys.shape[1]
     att = None if att is None else packed(att.reshape(keys.shape[1:]), keys.shape[2])
     return queries, keys, values, att, packed(edges, heads)
-
-
-def _headed(X: Array) -> Array:
-    return X if X.ndim == 3 else X[:, None]
-
-
-def _like(gradient: Array, given: Array) -> Array:
-    """In the shape and dtype of what it is the gradient of."""
-    with np.errstate(over="ignore", under="ignore"):
-        return gradient.reshape(given.shape).astype(given.dtype, copy=False)
 
 
 # Launchers
@@ -349,15 +339,6 @@ def _backward_numba(
     cpu_attend.attend_backward(*structures, grad, *features, result, statistics, **options)
 
 
-def _rows(op: str, on_gpu: Any, on_cpu: Any) -> tuple[_registry.Kernel, ...]:
-    csr = _registry.is_format("csr")
-    return (
-        _registry.Kernel(op, f"{op}_csr_balanced", _registry.all_of(_registry.on_gpu, csr), on_gpu),
-        _registry.Kernel(op, f"{op}_csr_numba", _registry.all_of(_registry.on_cpu, csr), on_cpu),
-        _registry.through_csr(op),
-    )
-
-
 for _op in ("gatv2", "dot_attention"):
-    _registry.register(*_rows(_op, _forward_gpu, _forward_numba))
-    _registry.register(*_rows(f"{_op}_backward", _backward_gpu, _backward_numba))
+    _registry.register(*_registry.over_rows(_op, _forward_gpu, _forward_numba))
+    _registry.register(*_registry.over_rows(f"{_op}_backward", _backward_gpu, _backward_numba))
