@@ -79,6 +79,14 @@ def group(keys: Array, n_keys: int) -> tuple[Array, Array]:
     return _search_kernel()(limits, keys, perm, len(keys)), perm
 
 
+def inverse(perm: Array) -> Array:
+    """Of a permutation: ``inverse[perm[e]] = e``."""
+    xp = namespace(perm)
+    found = xp.empty_like(perm)
+    found[perm] = xp.arange(len(perm), dtype=perm.dtype)
+    return found
+
+
 def take(perm: Array, indices: Array, data: Array | None) -> tuple[Array, Array | None]:
     """``(indices[perm], data[perm])``.
 

@@ -6,7 +6,8 @@ from threading import RLock
 from typing import Any, TypeAlias
 from weakref import WeakValueDictionary
 
-from ._arrays import Array, allocating, finish, namespace, on_device_of
+from . import _primitives as primitives
+from ._arrays import Array, allocating, finish, on_device_of
 from .base import Format
 from .compressed import CSC, CSR
 from .partition import EdgeGroups
@@ -25,6 +26,8 @@ class Store:
         self.lock = RLock()
         # Weak, since a graph holds its store: without cycles GPU memory goes back at once.
         self.graphs: WeakValueDictionary[bool, Any] = WeakValueDictionary()
+        # The graph with self-loops, and that of the transpose: of the structure alone.
+        self.looped: list[Any] = [None, None]
 
     def ask(self, key: Key, build: Callable[[], Any]) -> Any:
         """The part of that name, built and finished if nobody has asked for it before."""
@@ -55,19 +58,13 @@ class Store:
 
     def inverse(self) -> Array:
         """The permutation from CSC order to CSR order."""
-
-        def build() -> Array:
-            perm = self.csc()[1]
-            xp = namespace(perm)
-            inverse = xp.empty_like(perm)
-            inverse[perm] = xp.arange(len(perm), dtype=perm.dtype)
-            return inverse
-
-        return self.ask(("inverse", False), build)
+        found: Array = self.ask(("inverse", False), lambda: primitives.inverse(self.csc()[1]))
+        return found
 
     def with_data(self, csr: CSR) -> "Store":
         """A store of the same structure with the values of ``csr``; shares all other arrays."""
         other = Store(csr, self.csr()[1])
+        other.looped = self.looped
         with self.lock:
             parts = {
                 key: part for key, part in self.parts.items() if key[0] not in ("csr", "stats")

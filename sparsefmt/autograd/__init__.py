@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from .functions import maxk_aggregate as maxk_aggregate
     from .functions import sddmm as sddmm
     from .functions import spmm as spmm
+    from .normalisation import gcn_norm as gcn_norm
     from .structure import prepare as prepare
 
 #: Public name -> the module that defines it; resolved on first use (PEP 562), which imports torch.
@@ -23,6 +24,7 @@ _PUBLIC = {
     "edge_values": "functions",
     "gat_aggregate": "attention_functions",
     "gatv2_aggregate": "attention_functions",
+    "gcn_norm": "normalisation",
     "maxk": "functions",
     "maxk_aggregate": "functions",
     "prepare": "structure",

@@ -31,16 +31,22 @@ def gcn_norm_coo(
 
 
 def gcn_norm_csr(
-    indptr: Array, indices: Array, data: Array | None, out: Array, *, columns: Array | None
+    indptr: Array,
+    indices: Array,
+    data: Array | None,
+    out: Array,
+    *,
+    loops: bool,
+    columns: Array | None = None,
 ) -> None:
     """The same for a CSR, the loop of a row behind its entries; ``columns`` takes all indices."""
     n, values = len(indptr) - 1, _values(data, out)
-    loops = columns is not None
-    places = columns if loops else np.empty(0, indices.dtype)
+    places = np.empty(0, indices.dtype) if columns is None else columns
     with _result(out) as (result, pieces):
         degree, has_loop = np.empty(n), np.empty(n, np.bool_)
         _row_degrees(indptr, indices, values, degree, has_loop, pieces)
-        vertices = _scales(degree, has_loop, loops)
+        scale, own = _scales(degree, has_loop, loops)
+        vertices = scale, own if loops else own[:0]
         _rows_scaled(indptr, indices, values, vertices, places, result, pieces)
 
 
@@ -58,7 +64,7 @@ def gcn_norm_backward(
     """The gradient of the values, of a CSR too if its ``indptr`` is given beside its rows."""
     values, g = _values(data, out), _wide(grad)
     behind = indptr if indptr is not None and loops else np.empty(0, row.dtype)
-    with _result(out) as (result, pieces):
+    with _result(out) as (result, pieces), np.errstate(over="ignore", invalid="ignore"):
         degree, has_loop = np.zeros(n), np.zeros(n, np.bool_)
         _degrees(row, col, values, degree, has_loop)
         scale, _ = _scales(degree, has_loop, loops)
@@ -119,15 +125,17 @@ def _rows_scaled(
     for piece in numba.prange(pieces):
         first, last = rows_of(indptr, piece, pieces)
         for i in range(first, last):
-            shift = i if len(columns) else 0
+            shift = i if len(own) else 0
             start, stop = np.int64(indptr[i]), np.int64(indptr[i + 1])
             for e in range(start, stop):
                 a = np.float64(data[e]) if len(data) else 1.0
                 out[e + shift] = scale[i] * a * scale[indices[e]]
                 if len(columns):
                     columns[e + shift] = indices[e]
+            if len(own):
+                out[stop + shift] = own[i]
             if len(columns):
-                columns[stop + shift], out[stop + shift] = i, own[i]
+                columns[stop + shift] = i
 
 
 @serial

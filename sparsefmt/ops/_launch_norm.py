@@ -71,7 +71,10 @@ def gcn_norm_csr(
     workspace: int,
     stream: int,
 ) -> None:
-    """As ``gcn_norm_coo``, the loop of a row behind its entries; two launches, deterministic."""
+    """As ``gcn_norm_coo``, the loop of a row behind its entries; two launches, deterministic.
+
+    With 0 for ``out_indptr`` and ``out_indices``, values alone.
+    """
     if not S.n_rows:
         return
     types, flags = (dtype, S.index_dtype), workspace + 8 * S.n_rows if loops else 0

@@ -131,7 +131,8 @@ __global__ void gcn_rows(const Index* __restrict__ indptr, const Index* __restri
     scale[own.row] = scale_of(sum + Sum(has_loop && !loop));
 }
 
-// As gcn_scaled; the loop of a row comes behind its entries. Without loops only values are written.
+// As gcn_scaled; the loop of a row comes behind its entries. Without loops, or places for indices, only values are
+// written.
 template <typename T, typename Index>
 __global__ void gcn_rows_scaled(const Index* __restrict__ indptr, const Index* __restrict__ indices,
                                 const T* __restrict__ data, const Index* __restrict__ long_rows,
@@ -143,17 +144,19 @@ __global__ void gcn_rows_scaled(const Index* __restrict__ indptr, const Index* _
     if (own.row < 0) return;
     const Sum s = scale[own.row];
     const long long shift = has_loop ? own.row : 0;
+    const bool indexed = has_loop && out_indices;
 #pragma unroll 4
     for (long long e = own.begin + own.lane; e < own.end; e += own.lanes) {
         const Index j = indices[e];
         store(out + e + shift, s * (data ? load(data[e]) : Sum(1)) * scale[j]);
-        if (has_loop) out_indices[e + shift] = j;
+        if (indexed) out_indices[e + shift] = j;
     }
     if (!has_loop || own.lane) return;
+    store(out + own.end + shift, has_loop[own.row] ? Sum(0) : s * s);
+    if (!indexed) return;
     out_indptr[own.row] = own.begin + shift;
     if (own.row == n_rows - 1) out_indptr[n_rows] = own.end + n_rows;
     out_indices[own.end + shift] = own.row;
-    store(out + own.end + shift, has_loop[own.row] ? Sum(0) : s * s);
 }
 
 // slope[k] = the gradient of s[k], zeroed before: the sum of g a s[j] over row k, of g a s[i] over column k, and 2 s g

@@ -229,7 +229,7 @@ def _csr_numba(A: CSR, B: CSR, *, out: Array) -> None:
 
     loops = _loops(A, B)
     columns = B.indices if loops else None
-    _cpu_norm.gcn_norm_csr(A.indptr, A.indices, A.data, out, columns=columns)
+    _cpu_norm.gcn_norm_csr(A.indptr, A.indices, A.data, out, loops=loops, columns=columns)
     if loops:
         np.add(A.indptr, np.arange(A.n_rows + 1), out=B.indptr, casting="same_kind")
 

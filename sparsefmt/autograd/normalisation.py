@@ -1,0 +1,167 @@
+"""GCN's normalisation, differentiable in edge values, and the graphs that store its loops."""
+
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+from .._arrays import finish
+from ..errors import DtypeError, ShapeError, UnsupportedError
+from ..graph import Graph
+from ..ops import normalisation as ops
+from . import _check, bridge
+from . import bridge_norm as kernels
+from ._recording import recorded
+from .attention import _once
+from .structure import GraphLike, GraphTensors, given_tensors, side_of
+
+
+def gcn_norm(
+    graph: GraphLike, edge_weight: Tensor | None = None, *, self_loops: bool = True
+) -> tuple[Graph, Tensor]:
+    """``D^-1/2 (A + I) D^-1/2``, or of ``A`` alone, differentiable in the values of ``A``.
+
+    ``b[e] = d[i]^-1/2 a[e] d[j]^-1/2`` for the stored entry ``e = (i, j)``, where ``d[i]`` is the
+    sum of the values of row ``i``, plus 1 for the loop that is added to a vertex without one; 0 in
+    the place of ``d^-1/2`` where ``d <= 0``.  To multiply with it,
+    ``normalised, b = gcn_norm(graph, a)`` and ``spmm(normalised, x, b)``.
+
+    Parameters
+    ----------
+    graph : Graph, shape (n, n)
+    edge_weight : Tensor, shape (nnz,), optional
+        ``a`` in CSR order, on the device of the graph: float16 or bfloat16 (summed in float32),
+        float32 or float64.  By default the graph's own values, as constants, and 1 for an
+        unweighted graph.
+    self_loops : bool
+        Whether to add the loops.
+
+    Returns
+    -------
+    normalised : Graph, shape (n, n)
+        With ``self_loops`` an unweighted graph of ``nnz + n`` entries, the loop of each vertex
+        behind its row; the same object at each call.  Without them ``graph`` itself.
+    values : Tensor, shape (nnz + n,) or (nnz,)
+        Of the entries of ``normalised``, in CSR order; the loop of a vertex that stores one already
+        is 0.  In the dtype of ``edge_weight`` or of the graph's values, float32 for an unweighted
+        graph and under autocast, which leaves float64.
+
+    Raises
+    ------
+    ShapeError
+        If the graph is not square, or ``edge_weight`` not one value for each stored entry.
+    DtypeError
+        If ``graph`` is no Graph, ``edge_weight`` no tensor of floating numbers, or ``self_loops``
+        no bool.
+    DeviceError
+        If ``edge_weight`` is not where the graph is.
+    UnsupportedError
+        If ``edge_weight`` is sparse, it is called within ``torch.func`` or with a tangent, loops
+        are asked of the tensors that a tracer has in the place of a graph or, in backward, the
+        gradient is differentiated again or, on a GPU, deterministic algorithms are asked for.
+
+    Notes
+    -----
+    Forward is deterministic.  On a GPU the gradient adds up by atomics, in no fixed order; its
+    workspace has an index for each entry.  The graph with the loops depends on the structure alone:
+    the first call makes it, which synchronises with a GPU, and it stays with ``graph`` and what
+    ``with_data`` makes of it, but not after ``to`` or a copy.  So call it once before a CUDA graph
+    is captured, and for every new graph that a compiled function will get.  ``nn.GCNConv`` does the
+    same by scales of rows and columns, without the values.
+
+    GCN (ICLR'17), equation 2; fuseGNN (ICCAD'20), section 3, fuses the same steps.
+    """
+    tensors = given_tensors(graph)
+    _check_square(self_loops, tensors)
+    values = _given_values(edge_weight, tensors)
+    normalised = _with_loops(graph) if self_loops else cast(Graph, graph)
+    return normalised, _normalised(graph, values, self_loops)
+
+
+def _check_square(self_loops: object, graph: GraphTensors) -> None:
+    """A bool, beside a square graph."""
+    if not isinstance(self_loops, bool):
+        raise DtypeError(f"self_loops is {self_loops!r}: give True or False.")
+    if graph.n_rows != graph.n_cols:
+        raise ShapeError(
+            f"graph has shape {(graph.n_rows, graph.n_cols)}: a vertex has one degree, give as "
+            "many columns as rows."
+        )
+
+
+def _given_values(edge_weight: Any, graph: GraphTensors) -> Tensor | None:
+    """The edge values as autocast has them, checked; None for ones."""
+    values: Any = graph.values if edge_weight is None else edge_weight
+    if torch.is_autocast_enabled(graph.kind):
+        values = bridge.cast(values, graph.kind, bridge.autocast_dtype(graph.kind, narrow=False))
+    if edge_weight is not None:
+        _check.tensor("edge_weight", values)
+        _check.floating("edge_weight", values)
+        _check.vector(
+            *("edge_weight", values), length=graph.nnz, what="stored entries", x=values, graph=graph
+        )
+    return cast("Tensor | None", values)
+
+
+# The graph with the loops, kept with the one without
+
+
+def _prepare_loops(graph: Graph) -> bool:
+    store = graph._store
+    with store.lock:
+        at = 1 if graph._flipped else 0
+        if store.looped[at] is None:
+            csr = ops.gcn_norm(graph.csr.with_data(None)).with_data(None)
+            finish(csr.indptr)  # synchronize!
+            store.looped[at] = Graph(csr)
+    return True
+
+
+# As those of ``structure``: run while torch.compile traces.
+_prepare_loops._dynamo_marked_constant = True  # type: ignore[attr-defined]
+Graph._prepare_loops = _prepare_loops  # type: ignore[attr-defined]
+
+
+def _with_loops(graph: GraphLike) -> Graph:
+    """The structure with a loop behind each row; made if it is missing."""
+    if not isinstance(graph, Graph):
+        raise UnsupportedError(
+            "graph is only the tensors of one, as a tracer has them, to which no loops can be "
+            "added: give self_loops=False, or the Graph itself."
+        )
+    store: Any = graph._store
+    at = 1 if graph._flipped else 0
+    if torch.compiler.is_compiling():
+        graph._prepare_loops()  # type: ignore[attr-defined]
+    elif store.looped[at] is None:
+        _prepare_loops(graph)
+    return cast(Graph, store.looped[at])
+
+
+# The values
+
+
+def _normalised(graph: GraphLike, values: Tensor | None, loops: bool) -> Tensor:
+    """The values with those of the loops, differentiable; nothing is checked."""
+    found: Tensor
+    if not recorded(values):
+        found = kernels.GCN_NORM(side_of(graph, False), values, loops)
+        return found
+    found = _GcnNorm.apply(values, graph, loops)  # type: ignore[no-untyped-call]
+    return found
+
+
+class _GcnNorm(Function):
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, graph: GraphLike, loops: bool) -> Tensor:
+        ctx.save_for_backward(values)
+        ctx.graph, ctx.loops = graph, loops
+        found: Tensor = kernels.GCN_NORM(side_of(graph, False), values, loops)
+        return found
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        (values,) = ctx.saved_tensors
+        args = side_of(ctx.graph, False), values, grad, ctx.loops
+        return _once("gcn_norm", kernels.GCN_NORM_BACKWARD, *args), None, None
