@@ -1,10 +1,12 @@
 """Equal shares of the rows of a CSR: how kernels over it divide their work."""
 
 from dataclasses import dataclass
+from functools import cache
+from typing import Any
 
 import numpy as np
 
-from ._arrays import Array, allocating, finish, is_cupy, namespace, on_device_of
+from ._arrays import Array, allocating, finish, import_cupy, is_cupy, namespace, on_device_of
 
 #: Chunks of a block and most entries of a piece, as in common.cuh.
 CHUNKS_PER_BLOCK = 32
@@ -46,38 +48,116 @@ class Chunks:
 
 
 def chunks(indptr: Array, nnz: int, pieces: int = PIECES) -> Chunks:
-    """Cut rows into chunks of about that many pieces; scans and searches.
+    """Cut rows into chunks of about that many pieces; a scan and searches.
 
     On a GPU it is finished when this returns, so that any stream may use it.
     """
-    xp, n_rows, dtype = namespace(indptr), len(indptr) - 1, indptr.dtype
+    xp, dtype = namespace(indptr), indptr.dtype
     with on_device_of(indptr), allocating(f"chunks of {nnz} entries"):
-        lengths = indptr[1:] - indptr[:-1]
-        begins = xp.zeros(n_rows + 1, np.int64)  # first piece of each row
-        xp.cumsum(xp.maximum(-(-lengths // PIECE), 1), out=begins[1:])
-        total = begins[-1:]
-        blocks = _block_count(indptr, int(total[0]), pieces)  # synchronize!
-        nominal = xp.arange(blocks + 1) * total // blocks
-        following = begins[xp.searchsorted(begins, nominal)]
-        border = xp.where(following - nominal > LONG_ROW // PIECE, nominal, following)
-        share = -(-(border[1:] - border[:-1]) // CHUNKS_PER_BLOCK)
-        within = border[:-1, None] + share[:, None] * xp.arange(CHUNKS_PER_BLOCK)
-        piece = xp.append(xp.minimum(within, border[1:, None]).ravel(), total)
-        row = xp.searchsorted(begins, piece, side="right") - 1
-        entry = indptr[row] + (piece - begins[row]) * PIECE
-        start = xp.stack([row, entry], axis=1).astype(dtype)
-        cuts = entry[::CHUNKS_PER_BLOCK] > indptr[row[::CHUNKS_PER_BLOCK]]
-        slot = xp.where(cuts, xp.cumsum(cuts) - 1, -1).astype(np.int32)
-        cut = xp.flatnonzero(cuts).astype(np.int32)  # synchronize!
-        long = xp.flatnonzero(lengths > LONG_ROW).astype(dtype)  # synchronize!
+        start, some_are_long = (_on_gpu if is_cupy(indptr) else _on_cpu)(indptr, pieces)
+        first = start[::CHUNKS_PER_BLOCK]
+        slot = xp.full(len(first), -1, np.int32)
+        cut, long = xp.empty(0, np.int32), xp.empty(0, dtype)
+        if some_are_long:
+            cuts = first[:, 1] > indptr[first[:, 0]]
+            slot = xp.where(cuts, xp.cumsum(cuts) - 1, -1).astype(np.int32)
+            cut = xp.flatnonzero(cuts).astype(np.int32)  # synchronize!
+            long = xp.flatnonzero(indptr[1:] - indptr[:-1] > LONG_ROW).astype(dtype)  # synchronize!
     finish(indptr)  # synchronize!
     return Chunks(start=start, slot=slot, cut=cut, long=long)
 
 
-def _block_count(indptr: Array, total: int, pieces: int) -> int:
+def _on_cpu(indptr: Array, pieces: int) -> tuple[Array, bool]:
+    """Where chunks begin, and whether a row is long."""
+    n_rows, lengths = len(indptr) - 1, indptr[1:] - indptr[:-1]
+    begins = np.zeros(n_rows + 1, np.int64)  # first piece of each row
+    np.cumsum(np.maximum(-(-lengths // PIECE), 1), out=begins[1:])
+    total = begins[-1]
+    blocks = _block_count(int(total), pieces, wave=1)
+    nominal = np.arange(blocks + 1) * total // blocks
+    following = begins[np.searchsorted(begins, nominal)]
+    border = np.where(following - nominal > LONG_ROW // PIECE, nominal, following)
+    share = -(-(border[1:] - border[:-1]) // CHUNKS_PER_BLOCK)
+    within = border[:-1, None] + share[:, None] * np.arange(CHUNKS_PER_BLOCK)
+    piece = np.append(np.minimum(within, border[1:, None]).ravel(), total)
+    row = np.searchsorted(begins, piece, side="right") - 1
+    entry = indptr[row] + (piece - begins[row]) * PIECE
+    start = np.stack([row, entry], axis=1).astype(indptr.dtype)
+    return start, bool((lengths > LONG_ROW).any())
+
+
+def _on_gpu(indptr: Array, pieces: int) -> tuple[Array, bool]:
+    """As ``_on_cpu``, in two kernels and a scan."""
+    cupy, n_rows = namespace(indptr), len(indptr) - 1
+    begins = cupy.zeros(n_rows + 2, np.int64)  # behind the last: whether a row is long
+    _pieces_kernel()(indptr, n_rows, begins, size=n_rows)
+    of_rows = begins[1:-1]
+    cupy.cumsum(of_rows, out=of_rows)
+    total, some_are_long = begins[-2:].tolist()  # synchronize!
+    wave = RESIDENT_BLOCKS * _multiprocessors(indptr.device.id)
+    blocks = _block_count(total, pieces, wave)
+    start = cupy.empty((blocks * CHUNKS_PER_BLOCK + 1, 2), indptr.dtype)
+    _starts_kernel()(indptr, begins, n_rows, total, blocks, start, size=len(start))
+    return start, bool(some_are_long)
+
+
+def _block_count(total: int, pieces: int, wave: int) -> int:
     """Whole waves of blocks of about that many pieces a chunk, but no chunk of less than two."""
-    wave = 1
-    if is_cupy(indptr):
-        wave = RESIDENT_BLOCKS * int(indptr.device.attributes["MultiProcessorCount"])
     waves = max(round(total / (pieces * CHUNKS_PER_BLOCK * wave)), 1)
     return max(min(waves * wave, total // (2 * CHUNKS_PER_BLOCK)), 1)
+
+
+@cache
+def _multiprocessors(device: int) -> int:
+    cupy = import_cupy()
+    return int(cupy.cuda.Device(device).attributes["MultiProcessorCount"])
+
+
+@cache
+def _pieces_kernel() -> Any:
+    """The number of pieces of each row, behind its place."""
+    return import_cupy().ElementwiseKernel(
+        "raw I indptr, int64 n_rows",
+        "raw int64 begins",
+        f"""
+        const long long length = indptr[i + 1] - indptr[i];
+        begins[i + 1] = length > {PIECE} ? (length + {PIECE - 1}) / {PIECE} : 1;
+        if (length > {LONG_ROW}) begins[n_rows + 1] = 1;
+        """,
+        "sparsefmt_pieces",
+    )
+
+
+@cache
+def _starts_kernel() -> Any:
+    """Row and entry where each chunk begins; a thread owns one."""
+    return import_cupy().ElementwiseKernel(
+        "raw I indptr, raw int64 begins, int64 n_rows, int64 total, int64 blocks",
+        "raw I start",
+        f"""
+        const auto row_behind = [&](long long piece) {{  // the first that begins behind it
+            long long low = 0, high = n_rows + 1;
+            while (low < high) {{
+                const long long middle = low + (high - low) / 2;
+                if (begins[middle] > piece) high = middle; else low = middle + 1;
+            }}
+            return low;
+        }};
+        const auto border = [&](long long block) {{
+            const long long nominal = block * total / blocks;
+            const long long following = begins[row_behind(nominal - 1)];
+            return following - nominal > {LONG_ROW // PIECE} ? nominal : following;
+        }};
+        const long long block = i / {CHUNKS_PER_BLOCK};
+        long long piece = total;
+        if (block < blocks) {{
+            const long long from = border(block), to = border(block + 1);
+            const long long share = (to - from + {CHUNKS_PER_BLOCK - 1}) / {CHUNKS_PER_BLOCK};
+            piece = min(from + share * (i % {CHUNKS_PER_BLOCK}), to);
+        }}
+        const long long row = row_behind(piece) - 1;
+        start[2 * i] = row;
+        start[2 * i + 1] = indptr[row] + (piece - begins[row]) * {PIECE};
+        """,
+        "sparsefmt_chunk_starts",
+    )

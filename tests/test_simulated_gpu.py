@@ -16,6 +16,7 @@ from sparsefmt import (
     COO,
     CSR,
     _arrays,
+    _chunks,
     _condense,
     _condense_kernels,
     _faults,
@@ -36,6 +37,8 @@ CACHED = [
     primitives._pack_kernel,
     primitives._take_kernel,
     convert._to_dense_kernel,
+    _chunks._pieces_kernel,
+    _chunks._starts_kernel,
     *(
         kernel
         for module in (_condense_kernels, _slab_kernels)
