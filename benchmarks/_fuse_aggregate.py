@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sparsefmt import CSR
+from sparsefmt import CSR, Graph
 from sparsefmt._arrays import Array
 from sparsefmt.ops import aggregate_backward
 
@@ -38,6 +38,7 @@ class Operands:
     A: CSR
     B: CSR  #: the transpose
     perm: Array  #: of each entry of ``B``, its number in ``A``
+    inverse: Array  #: of ``perm``, which a graph keeps as it keeps ``B`` and ``perm``
     X: Array
     G: Array
 
@@ -48,11 +49,11 @@ class Operands:
         C, perm = A.tocsc_with_perm()
         X = _graphs.uniform(graph.indptr, (graph.n_cols, feat), seed=1)
         G = _graphs.uniform(graph.indptr, (graph.n_rows, feat), seed=2)
-        return cls(A, C.T, perm, X, G)
+        return cls(A, C.T, perm, Graph(A).transposed.csc_perm, X, G)
 
     def __call__(self) -> tuple[Array, ...]:
         found: tuple[Array, ...] = aggregate_backward(
-            self.A, self.X, self.G, transposed=self.B, perm=self.perm
+            self.A, self.X, self.G, transposed=self.B, perm=self.perm, inverse=self.inverse
         )
         return found
 

@@ -23,7 +23,7 @@ from op_cases import (
 
 from sparsefmt import CSR, Graph, ops
 from sparsefmt.errors import DeviceError, DtypeError, ShapeError, UnsupportedError
-from sparsefmt.ops import _check, explain
+from sparsefmt.ops import _check, _launch, _launch_aggregate, explain
 
 F32, F64 = np.float32, np.float64
 
@@ -60,12 +60,12 @@ def assert_right(results, wanted, dtype, terms):
         assert (np.abs(as_float64(result) - exact) <= bound).all()
 
 
-def check(xp, A, width, dtype, *, own=False, transform=put):
+def check(xp, A, width, dtype, *, own=False, transform=put, **given):
     B = A.tocsr()
     X, grad = features(B.n_cols, width, dtype), features(B.n_rows, width, dtype, seed=2)
     weight = features(B.n_rows, (), dtype, seed=3) if own else None
     args = put(xp, A), transform(xp, X), transform(xp, grad)
-    results = ops.aggregate_backward(*args, self_weight=put(xp, weight))
+    results = ops.aggregate_backward(*args, self_weight=put(xp, weight), **given)
     longest = int(np.bincount(B.indices, minlength=1).max(initial=0))
     assert_right(results, expected(B, X, grad, weight), dtype, longest + width + 1)
     return results
@@ -206,6 +206,39 @@ def test_no_implicit_zero_touches_infinity(xp):
     assert as_float64(dA).tolist() == [6, np.inf]
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
+@pytest.mark.parametrize("index_dtype", INDEX_DTYPES, ids=name_of)
+def test_entries_may_move_between_both_orders_apart(xp, monkeypatch, dtype, index_dtype):
+    """As those of large graphs do; back by the permutation, or by its inverse where it is given."""
+    monkeypatch.setattr(_launch_aggregate, "goes_apart", lambda *_, **__: True)
+    for weighted in (dtype, None):
+        A = matrix("power law", weighted, index_dtype).tocsr()
+        graph = Graph(put(xp, A))
+        given = {"transposed": graph.csc.T, "perm": graph.csc_perm}
+        for width in (0, 1, 33, 64, 200):
+            ways = given, given | {"inverse": graph.transposed.csc_perm}
+            first, second = (check(xp, A, width, dtype, **way) for way in ways)
+            for one, other in zip(first, second, strict=True):
+                assert bool((one == other).all())
+
+
+def test_large_graphs_go_apart():
+    """By entries, bytes of features, and whether the way back is the fast one."""
+
+    def apart(nnz, feat, inverse):
+        S = _launch.Structure(10_000, 10_000, nnz, "int32", *(0,) * 9)
+        return _launch_aggregate.goes_apart(S, "float32", feat, inverse=inverse)
+
+    for nnz, feat, inverse in (
+        (2_000_000, 64, True),
+        (4_000_000, 999, False),
+        (8_000_000, 9, True),
+    ):
+        assert not apart(nnz, feat, inverse)
+    for nnz, feat, inverse in ((2_000_000, 999, True), (4_200_000, 999, False), (8_400_000, 9, 0)):
+        assert apart(nnz, feat, inverse)
+
+
 A0 = matrix("power law", F32, np.int32).tocsr()
 X0, G0 = features(45, 4, F32), features(60, 4, F32)
 BAD = {
@@ -227,6 +260,36 @@ BAD = {
         {"transposed": A0.T.tocsr()},
         UnsupportedError,
         "transposed is given without perm: give both or neither",
+    ),
+    "index dtype": (
+        (A0, X0, G0),
+        {"transposed": A0.T.tocsr().astype(index_dtype=np.int64), "perm": np.arange(A0.nnz)},
+        DtypeError,
+        "transposed has int64 indices but A int32",
+    ),
+    "entries": (
+        (A0, X0, G0),
+        {"transposed": A0.T.tocsr()[:, :9], "perm": np.arange(A0.nnz)},
+        ShapeError,
+        "transposed is CSR",
+    ),
+    "perm": (
+        (A0, X0, G0),
+        {"transposed": A0.T.tocsr(), "perm": np.arange(A0.nnz - 1)},
+        ShapeError,
+        "perm has shape",
+    ),
+    "inverse alone": (
+        (A0, X0, G0),
+        {"inverse": np.arange(A0.nnz)},
+        UnsupportedError,
+        "inverse is given without perm: give transposed and perm too",
+    ),
+    "inverse": (
+        (A0, X0, G0),
+        {"transposed": A0.T.tocsr(), "perm": np.arange(A0.nnz), "inverse": np.ones(A0.nnz)},
+        DtypeError,
+        "inverse is float64: give integers",
     ),
 }
 

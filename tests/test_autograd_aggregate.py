@@ -10,6 +10,8 @@ from torch.autograd import gradgradcheck  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 from sparsefmt.autograd import spmm  # noqa: E402
+from sparsefmt.autograd.structure import side_of  # noqa: E402
+from sparsefmt.ops import _launch_aggregate  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -117,3 +119,34 @@ def test_no_features_give_no_gradient_to_values(device):
     dx, da = torch.autograd.grad(spmm(graph, x, a).sum(), (x, a))
     assert dx.shape == (5, 0)
     assert not da.any()
+
+
+@pytest.mark.gpu
+def test_a_large_graph_keeps_the_inverse_of_its_permutation(monkeypatch):
+    """Made by the second gradient, but not by a capture, which then goes without."""
+    graph = make_graph(40, 30, 300, device="cuda")
+    expected = backward_of(graph)[1]
+    monkeypatch.setattr(_launch_aggregate, "goes_apart", lambda *_, **__: True)
+    x, a = tensors("cuda", (30, 4), (graph.nnz,))
+    kept, stream = side_of(graph, True).shared, torch.cuda.Stream()
+
+    def gradients():
+        return torch.autograd.grad(spmm(graph, x, a).sum(), (x, a))
+
+    with torch.cuda.stream(stream):
+        gradients()
+    ((perm, inverse),) = kept.inverses.values()
+    assert inverse is None
+    captured = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(captured, stream=stream):
+        found = gradients()
+    captured.replay()
+    ((perm, inverse),) = kept.inverses.values()
+    assert inverse is None
+    for one, other in zip(gradients(), found, strict=True):
+        assert torch.equal(one, other)
+    for _ in range(2):
+        for one, other in zip(expected, backward_of(graph)[1], strict=True):
+            torch.testing.assert_close(one, other)
+    ((perm, inverse),) = kept.inverses.values()
+    assert perm[torch.from_dlpack(inverse).long()].tolist() == list(range(graph.nnz))

@@ -1,10 +1,14 @@
 """The gradients of a product in features and edge values on CUDA: one pass, but for tiles."""
 
+import torch
 from torch import Tensor
 
+from .. import _primitives as primitives
+from .._arrays import allocating, finish, on_device_of
+from .._interop_torch import from_tensor
 from ..ops import _launch_aggregate, _launch_edges
 from ..ops._launch import Structure
-from . import _cuda, _tiles
+from . import _cuda, _kept, _tiles
 from ._layout import rows_apart
 
 
@@ -29,7 +33,10 @@ def aggregate_backward(
     dtype, feat, size = _cuda._NAMES[x.dtype], x.shape[1], x.itemsize
     together = x.data_ptr() | grad.data_ptr() | dx.data_ptr()
     together |= x.stride(0) * size | grad.stride(0) * size
-    entries = {"data": _cuda._pointer(values), "perm": _cuda._pointer(perm)}
+    inverse = 0
+    if perm is not None and _launch_aggregate.goes_apart(S, dtype, feat, inverse=True):
+        inverse = _inverse(S, perm)
+    entries = {"data": _cuda._pointer(values), "perm": _cuda._pointer(perm), "inverse": inverse}
     nbytes = _launch_aggregate.aggregate_workspace(
         S, dtype, feat=feat, together=together, **entries
     )
@@ -51,8 +58,32 @@ def aggregate_backward(
             stream=_cuda._stream(x),
             data=entries["data"],
             perm=entries["perm"],
+            inverse=inverse,
         )
     return dx, da
+
+
+def _inverse(S: Structure, perm: Tensor) -> int:
+    """Where that of ``perm`` is, kept with the graph; 0 where there is none.
+
+    The second gradient of a graph makes it, unless a capture runs: one is not worth it.  It is no
+    memory of torch's, whose pools of CUDA graphs would miss it.
+    """
+    kept = _kept.find(_kept.place_of(S))
+    if kept is None:
+        return 0
+    with kept.lock:
+        held = kept.inverses.get(perm.data_ptr())
+        if held is None:
+            kept.inverses[perm.data_ptr()] = perm, None
+            return 0
+        if held[1] is None and not torch.cuda.is_current_stream_capturing():
+            array = from_tensor("perm", perm)
+            with on_device_of(array), allocating(f"the inverse of {len(array)} places"):
+                held = perm, primitives.inverse(array)
+            finish(array)  # synchronize!
+            kept.inverses[perm.data_ptr()] = held
+        return 0 if held[1] is None else int(held[1].data.ptr)
 
 
 def _apart(

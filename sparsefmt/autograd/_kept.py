@@ -7,6 +7,9 @@ from threading import Lock, RLock
 from typing import TYPE_CHECKING, TypeAlias
 from weakref import WeakValueDictionary
 
+from torch import Tensor
+
+from .._arrays import Array
 from .._windows import Cut
 from ..compressed import CSR
 from ..ops._launch import Structure
@@ -22,7 +25,7 @@ Place: TypeAlias = tuple[int, int, int, int, int]
 
 
 class Kept:
-    """The windows and the tiles of one structure on a GPU.
+    """The windows and tiles of one structure on a GPU, and inverses of its permutations.
 
     All sides over the same arrays hold the same one, and it goes with the last of them.  It holds
     the arrays: while it can be found, nothing else lies at their place.
@@ -34,6 +37,8 @@ class Kept:
         self.order: Order | None = None
         self.windowed: dict[Cut, Windowed] = {}
         self.given: Given | None = None
+        #: By the place of a permutation: itself and, from its second use on, its inverse.
+        self.inverses: dict[int, tuple[Tensor, Array | None]] = {}
 
 
 _lock = Lock()

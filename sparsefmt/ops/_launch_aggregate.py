@@ -16,8 +16,16 @@ LANES, MANY_LANES = 16, 32
 SMALL_BYTES = 48 * 2**20
 _SELF_LANES = 8
 #: Entries from which values go to the order of the transpose, and gradients back, in passes of
-#: their own, rather than by the kernel that gathers features.
-APART = 8 << 20
+#: their own, rather than by the kernel that gathers features: 0.97x (arxiv, 64 features) to 0.65x
+#: the time where the way back goes by the inverse permutation,
+APART = 3 << 19
+#: and where not: it takes 2.7 times as long then.
+APART_SCATTERED = 4 << 20
+#: But all of it lies in the L2, and passes cost 1.02x to 1.3x the time (ddi, flickr), below so many
+#: bytes of features,
+APART_BYTES = 16 << 20
+#: unless values alone fill it.
+APART_ALWAYS = 8 << 20
 _EACH = 8  # entries of a thread in those passes, as in aggregate.cu
 
 
@@ -34,8 +42,14 @@ def aggregate_shape(S: Structure, dtype: str, *, feat: int, together: int) -> Sh
     return Shape(lanes, 16 // size)
 
 
+def goes_apart(T: Structure, dtype: str, feat: int, *, inverse: bool) -> bool:
+    """Whether entries move between both orders in passes of their own."""
+    wide = T.n_rows * feat * ITEMSIZE[dtype] >= APART_BYTES
+    return T.nnz >= (APART_ALWAYS if not wide else APART if inverse else APART_SCATTERED)
+
+
 def aggregate_workspace(
-    S: Structure, dtype: str, *, feat: int, together: int, data: int, perm: int
+    S: Structure, dtype: str, *, feat: int, together: int, data: int, perm: int, inverse: int
 ) -> int:
     """Bytes for sums of rows that blocks share and, where they are needed, products of entries.
 
@@ -44,18 +58,18 @@ def aggregate_workspace(
     """
     shape = aggregate_shape(S, dtype, feat=feat, together=together)
     width, size = shape.lanes * shape.vector, max(ITEMSIZE[dtype], 4)
-    return 2 * S.n_cuts * width * size + sum(
-        _of_entries(S, dtype, feat, width, data=data, perm=perm)
-    )
+    _, dots, moved = _of_entries(S, dtype, feat, width, (data, perm, inverse))
+    return 2 * S.n_cuts * width * size + dots + moved
 
 
 def _of_entries(
-    S: Structure, dtype: str, feat: int, width: int, *, data: int, perm: int
-) -> tuple[int, int]:
-    """Bytes of dot products in the workspace, and of values behind them."""
-    size, apart = ITEMSIZE[dtype], S.nnz >= APART and perm != 0
+    S: Structure, dtype: str, feat: int, width: int, given: tuple[int, int, int]
+) -> tuple[bool, int, int]:
+    """Whether they go apart; bytes of dot products in the workspace, of values behind them."""
+    size, (data, perm, inverse) = ITEMSIZE[dtype], given
+    apart = perm != 0 and goes_apart(S, dtype, feat, inverse=inverse != 0)
     dots = S.nnz * max(size, 4) if apart or feat > width else 0
-    return -(-dots // 16) * 16, -(-S.nnz * size // 16) * 16 if apart and data else 0
+    return apart, -(-dots // 16) * 16, -(-S.nnz * size // 16) * 16 if apart and data else 0
 
 
 def aggregate_backward(
@@ -66,6 +80,7 @@ def aggregate_backward(
     ldx: int,
     ldg: int,
     perm: int,
+    inverse: int = 0,
     data: int,
     X: int,
     grad: int,
@@ -82,8 +97,8 @@ def aggregate_backward(
     """``dX[j] = c[j] sum of a[e] r[i] grad[i] + self[j] grad[j]``, ``dA[e] = r c <grad[i], X[j]>``.
 
     ``T`` is the transpose, whose entries have the numbers ``perm`` in ``data`` and ``dA``; without
-    it their own.  ``dself[j] = <grad[j], X[j]>`` is of the type that sums run in, and is wanted
-    wherever ``self_weight`` is given.
+    it their own; ``inverse`` may be that permutation's.  ``dself[j] = <grad[j], X[j]>`` is of the
+    type that sums run in, and is wanted wherever ``self_weight`` is given.
     """
     size = ITEMSIZE[dtype]
     strides = row_bytes(ldx, dtype), row_bytes(ldg, dtype)
@@ -103,8 +118,8 @@ def aggregate_backward(
         together = X | grad | dX | strides[0] | strides[1]
         shape = aggregate_shape(T, dtype, feat=feat, together=together)
     width = shape.lanes * shape.vector
-    dots, moved = _of_entries(T, dtype, feat, width, data=data, perm=perm)
-    carry, apart = workspace + dots + moved, T.nnz >= APART and perm != 0
+    apart, dots, moved = _of_entries(T, dtype, feat, width, (data, perm, inverse))
+    carry = workspace + dots + moved
     variant = SCALED if row_scale or col_scale else WEIGHTED if data else UNWEIGHTED
     if shape.vector * size < 16:  # rare shapes have the general one
         variant = SCALED
@@ -125,7 +140,7 @@ def aggregate_backward(
             _cut_rows(T, dtype, (*own, T.n_cuts, feat, begin, shape.lanes, shape.vector), stream)
     if apart:
         kinds = ("float64" if dtype == "float64" else "float32", dtype)
-        _permuted(T, kinds, (perm, workspace, dA), True, stream)
+        _permuted(T, kinds, (inverse or perm, workspace, dA), not inverse, stream)
 
 
 def _permuted(

@@ -143,23 +143,34 @@ def _transposed(A: CSR, transposed: CSR | None, perm: Any) -> tuple[CSR, Array]:
         transposed = columns.T
     elif not isinstance(transposed, CSR) or transposed.shape != A.shape[::-1]:
         raise ShapeError(f"transposed is {transposed!r}: give the CSR of A.T, A is {A!r}.")
-    perm = as_array("perm", perm, beside=A.indices)
-    if perm.shape != (A.nnz,) or transposed.nnz != A.nnz:
+    if transposed.index_dtype != A.index_dtype:
+        raise DtypeError(
+            f"transposed has {transposed.index_dtype} indices but A {A.index_dtype}: use "
+            ".astype(index_dtype=...)."
+        )
+    if transposed.nnz != A.nnz:
+        raise ShapeError(f"transposed stores {transposed.nnz} entries but A stores {A.nnz}.")
+    _validate.same_device("transposed", transposed.indices, "A", A.indices)
+    return transposed, _numbers("perm", perm, A)
+
+
+def _numbers(name: str, perm: Any, A: CSR) -> Array:
+    """A permutation of the entries, checked, in the index dtype of ``A``."""
+    perm = as_array(name, perm, beside=A.indices)
+    if perm.shape != (A.nnz,):
         raise ShapeError(
-            f"perm has shape {perm.shape} and transposed {transposed.nnz} entries but A stores "
-            f"{A.nnz}: give one number per entry."
+            f"{name} has shape {perm.shape} but A stores {A.nnz} entries: give one number each."
         )
     if perm.dtype.kind not in "iu":
-        raise DtypeError(f"perm is {perm.dtype}: give integers, the permutation of a conversion.")
-    _validate.same_device("perm", perm, "A", A.indices)
+        raise DtypeError(f"{name} is {perm.dtype}: give integers, the permutation of a conversion.")
+    _validate.same_device(name, perm, "A", A.indices)
     if not is_cupy(perm) and A.nnz and not (0 <= perm.min() and perm.max() < A.nnz):
         raise IndexRangeError(
-            f"perm numbers entries {perm.min()} to {perm.max()} but A stores {A.nnz}: give the "
+            f"{name} numbers entries {perm.min()} to {perm.max()} but A stores {A.nnz}: give the "
             "permutation of A.tocsr().tocsc_with_perm()."
         )
-    _validate.same_device("transposed", transposed.indices, "A", A.indices)
     with on_device_of(perm), allocating(f"a permutation of {A.nnz} entries"):
-        return transposed, namespace(perm).ascontiguousarray(perm, A.index_dtype)
+        return namespace(perm).ascontiguousarray(perm, A.index_dtype)
 
 
 # Launchers
