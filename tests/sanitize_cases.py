@@ -21,7 +21,7 @@ from tile_cases import blocks, costs
 
 from sparsefmt import COO, CSR, Graph, ops
 from sparsefmt._split import HEIGHTS
-from sparsefmt.ops import _launch_aggregate, _launch_gat
+from sparsefmt.ops import _column_parts, _launch_aggregate, _launch_gat
 
 # The last has rows that are cut between blocks.
 SHAPES = [(0, 0, 0), (3, 5, 0), (1, 40, 64), (40, 1, 33), (70, 50, 900), (3, 40, 12_000)]
@@ -126,11 +126,14 @@ def attend(A: CSR, dtype: np.dtype[Any], *, self_loops: bool = False) -> None:
         out = ops.gat(A, sources, el, er, **given)
         ops.gat_backward(A, sources, el, er, out, **given)
         assert ops.gat_attention(A, el, er, **scores).shape == (A.nnz, heads)
-        out = ops.gatv2(A, sources, targets, att, **given)
-        ops.gatv2_backward(A, sources, targets, att, out, **given)
-        for values in (None, sources.copy()):
-            out = ops.dot_attention(A, targets, sources, values, **given)
-            ops.dot_attention_backward(A, targets, sources, values, out, **given)
+        A = A.sorted_indices()
+        for parts in (1, 3):  # of the columns
+            with patch.object(_column_parts, "count", lambda *_, n=parts: n):
+                out = ops.gatv2(A, sources, targets, att, **given)
+                ops.gatv2_backward(A, sources, targets, att, out, **given)
+                for values in (None, sources.copy()):
+                    out = ops.dot_attention(A, targets, sources, values, **given)
+                    ops.dot_attention_backward(A, targets, sources, values, out, **given)
 
 
 def on_vertices(A: COO) -> None:
@@ -144,9 +147,13 @@ def on_vertices(A: COO) -> None:
     for width in WIDTHS:
         X, own = cupy.ones((A.n_rows, width), A.dtype), cupy.ones(A.n_rows, A.dtype)
         ops.aggregate(A, X, method="gas")
-        for few in (_launch_aggregate.APART, 1):  # values read in place, and permuted before
-            with patch.object(_launch_aggregate, "APART", few):
-                ops.aggregate_backward(A.tocsr(), X, X, self_weight=own)
+        columns, perm = A.tocsr().tocsc_with_perm()
+        for apart, kept in ((False, False), (True, False), (True, True)):  # moved before, and back
+            given: dict[str, Any] = {"transposed": columns.T, "perm": perm} if kept else {}
+            if kept:
+                given["inverse"] = Graph(A.tocsr()).transposed.csc_perm
+            with patch.object(_launch_aggregate, "goes_apart", lambda *_, a=apart, **__: a):
+                ops.aggregate_backward(A.tocsr(), X, X, self_weight=own, **given)
     for heads, feat in HEADS if A.n_rows else ():
         score(cupy.ones((A.n_rows, heads, feat), A.dtype))
 

@@ -5,8 +5,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..ops import _launch_attend
+from ..ops import _attend_cut, _launch_attend
+from ..ops._column_parts import Part, parts_of
 from ..ops._launch import Structure
+from . import _kept
 from ._cuda import _NAMES, _memory, _on_device_of, _pointer, _stream
 from ._cuda_attention import dropped
 from ._scores import ADDITIVE, DOT, heads_and_feat, shape_of, sums_dtype, wide
@@ -53,12 +55,13 @@ def _attend(S: Structure, train: bool, *args: Any) -> tuple[Tensor, Any]:
     out = keys.new_empty(S.n_rows, *keys.shape[1:])
     if train:
         statistics = keys.new_empty(S.n_rows, common["heads"], 2, dtype=sums_dtype(keys))
-    nbytes = _launch_attend.attend_workspace(S, name, **_sizes(common), arrays=1)
-    workspace = _memory(nbytes, keys)
+    parts = _parts(S, name, _attend_cut.FORWARD, common)
+    workspace = _workspace(S, keys, common, 1, parts)
     with _on_device_of(keys):
         _launch_attend.attend(
             S,
             name,
+            parts=parts,
             out=out.data_ptr(),
             statistics=_pointer(statistics),
             workspace=_pointer(workspace),
@@ -121,12 +124,13 @@ def _of_sources(
     T: Structure, perm: Tensor, keys: Tensor, dvalues: Tensor | None, common: dict[str, Any]
 ) -> Tensor:
     """The gradient of the keys, which are the values too where ``dvalues`` is None."""
-    dkeys, name, sizes = torch.empty_like(keys), _NAMES[keys.dtype], _sizes(common)
-    nbytes = _launch_attend.attend_workspace(T, name, **sizes, arrays=2 - common["one"])
-    workspace = _memory(nbytes, keys)
+    dkeys, name = torch.empty_like(keys), _NAMES[keys.dtype]
+    parts = _parts(T, name, _attend_cut.SOURCES, common)
+    workspace = _workspace(T, keys, common, 2 - common["one"], parts)
     _launch_attend.attend_sources(
         T,
         name,
+        parts=parts,
         perm=perm.data_ptr(),
         dvalues=(dkeys if dvalues is None else dvalues).data_ptr(),
         dkeys=0 if dvalues is None else dkeys.data_ptr(),
@@ -144,11 +148,12 @@ def _of_targets(
     common: dict[str, Any],
 ) -> Tensor:
     dqueries, name = torch.empty_like(queries), _NAMES[queries.dtype]
-    nbytes = _launch_attend.attend_workspace(S, name, **_sizes(common), arrays=1)
-    workspace = _memory(nbytes, queries)
+    parts = _parts(S, name, _attend_cut.TARGETS, common)
+    workspace = _workspace(S, queries, common, 1, parts)
     _launch_attend.attend_targets(
         S,
         name,
+        parts=parts,
         dqueries=dqueries.data_ptr(),
         datt=_pointer(datt),
         dedges=_pointer(dedges),
@@ -158,5 +163,19 @@ def _of_targets(
     return dqueries
 
 
-def _sizes(common: dict[str, Any]) -> dict[str, int]:
-    return {"heads": common["heads"], "feat": common["feat"]}
+def _parts(S: Structure, name: str, way: int, common: dict[str, Any]) -> tuple[Part, ...]:
+    """Of the columns, where a graph holds the structure: they are kept with it."""
+    sizes = {key: common[key] for key in ("kind", "one", "heads", "feat")}
+    count = _launch_attend.column_parts(S, name, way=way, **sizes)
+    kept = _kept.find(_kept.place_of(S)) if count > 1 else None
+    if kept is None or torch.cuda.is_current_stream_capturing():
+        return ()
+    with kept.lock:
+        return parts_of(kept.csr, count)
+
+
+def _workspace(
+    S: Structure, like: Tensor, common: dict[str, Any], arrays: int, parts: tuple[Part, ...]
+) -> Tensor | None:
+    sizes = {"heads": common["heads"], "feat": common["feat"], "arrays": arrays, "parts": parts}
+    return _memory(_launch_attend.attend_workspace(S, _NAMES[like.dtype], **sizes), like)

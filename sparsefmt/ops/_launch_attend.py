@@ -7,97 +7,71 @@ What belongs to scores (``att``, ``edges``, statistics) is float32 for features 
 entry behind its own, whose edge score is 0.
 """
 
-from dataclasses import dataclass
-from functools import lru_cache
-from itertools import product
+from itertools import accumulate
 from typing import Any
 
-from . import _jit
+from . import _column_parts, _jit
+from ._attend_cut import ADDITIVE, FORWARD, SOURCES, TARGETS, Cut, cut_of, instantiation
+from ._column_parts import Part
 from ._launch import ITEMSIZE, Structure, fill, row_bytes
-from ._launch_gat import TEAM_BYTES, Dropout
+from ._launch_gat import Dropout
 
 THREADS = 128  # of a block, as in rows.cuh
-DOT, ADDITIVE = range(2)  # as in attend.cuh
-FORWARD, SOURCES, TARGETS = range(3)
-LANES = (4, 8, 16, 32)
-#: Where nothing is tuned: float64, and indices of 64 bits.
-FEW_LANES = (8, 32)
-#: Lanes and values of a load, for rows that are not aligned to 16 bytes; beyond, attend_wide.cu.
-SHORT_LANES = 8
 _STATS_LANES = 8  # as in attend.cu
 
 #: ``Attention``, by the size that sums have.
-_LAYOUT = {4: "13PQfffI4i", 8: "13PQdddI4i"}
-
-
-@dataclass(frozen=True, slots=True)
-class Cut:
-    """How a row of features is read: ``packs`` times ``lanes`` times ``vector`` values a slice."""
-
-    lanes: int
-    vector: int
-    mates: int = 1  #: heads side by side
-    packs: int = 0  #: of a lane in attend_wide.cu; 0 where a sub-warp has the row
-    slices: int = 1
-
-    @property
-    def values(self) -> int:
-        """Of a lane."""
-        return self.vector * max(self.packs, 1)
-
-
-def packs(dtype: str, vector: int) -> int:
-    """Packs of a lane in attend_wide.cu: of sums all its registers have room for."""
-    return (8 if dtype == "float64" else 16) // vector
-
-
-def _mates(lanes: int) -> int:
-    """Heads side by side, where loads are of 16 bytes."""
-    return TEAM_BYTES // (16 * lanes) or 1
-
-
-def _wide(dtype: str, feat: int, vector: int) -> Cut:
-    per_lane = packs(dtype, vector)
-    slices = -(-feat // (_jit.WARP * per_lane * vector))
-    return Cut(_jit.WARP, vector, packs=per_lane, slices=slices)
-
-
-@lru_cache(maxsize=4096)
-def _cut(dtype: str, index_dtype: str, heads: int, feat: int, together: int) -> Cut:
-    """The widest loads that alignment allows; ``together`` has the addresses' lowest bits."""
-    size = ITEMSIZE[dtype]
-    together |= feat * size
-    tuned = size < 8 and index_dtype == "int32"
-    if together % 16 == 0:
-        vector = 16 // size
-        for lanes in LANES if tuned else FEW_LANES:
-            if lanes * vector >= feat and heads % _mates(lanes) == 0:
-                return Cut(lanes, vector, _mates(lanes))
-        return _wide(dtype, feat, vector)
-    if tuned and feat <= SHORT_LANES:
-        return Cut(SHORT_LANES, 1)
-    if tuned and together % 8 == 0 and feat * size <= 16 * 8:
-        return Cut(16, 8 // size)
-    return Cut(_jit.WARP, 1) if tuned and feat <= _jit.WARP else _wide(dtype, feat, 1)
+_LAYOUT = {4: "16PQfffI6i", 8: "16PQdddI6i"}
 
 
 def _size_of_sums(dtype: str) -> int:
     return max(ITEMSIZE[dtype], 4)
 
 
-def attend_workspace(S: Structure, dtype: str, *, heads: int, feat: int, arrays: int) -> int:
-    """Bytes for the sums of rows that blocks share; 0 unless a row is very long.
+def column_parts(
+    S: Structure, dtype: str, *, way: int, kind: int, one: bool, heads: int, feat: int
+) -> int:
+    """In how many parts the columns are best gone through, where all addresses are aligned.
+
+    Not where parts would have to share the gradient of ``att``.
+    """
+    cut = cut_of(dtype, S.index_dtype, heads, feat, 0)
+    if dtype == "float64" or cut.packs or (kind == ADDITIVE and way == TARGETS):
+        return 1
+    arrays = 2 if way == SOURCES or not one else 1
+    gathered = S.n_cols * arrays * cut.mates * cut.lanes * cut.vector * ITEMSIZE[dtype]
+    return _column_parts.count(S, gathered)
+
+
+def attend_workspace(
+    S: Structure, dtype: str, *, heads: int, feat: int, arrays: int, parts: tuple[Part, ...] = ()
+) -> int:
+    """Bytes for the sums of rows that blocks share, 0 unless a row is very long; and for ``parts``.
 
     ``arrays`` of features are made at once: 2 by ``attend_sources`` without ``one``, else 1.
     """
-    if not (S.n_cuts and feat):
-        return 0
+    n_cuts = max([S.n_cuts, *(part.structure.n_cuts for part in parts)])
+    between = sum(_between(S, dtype, heads, feat, arrays)) if parts else 0
+    if not (n_cuts and feat):
+        return between
     values = 0  # of a head, over all that the addresses may ask for
     for together in (0, 8, ITEMSIZE[dtype]):
-        cut = _cut(dtype, S.index_dtype, heads, feat, together)
+        cut = cut_of(dtype, S.index_dtype, heads, feat, together)
         of_lane = (2 if cut.packs else arrays) * cut.values + 2
         values = max(values, cut.slices * cut.lanes * of_lane)
-    return 2 * S.n_cuts * heads * values * _size_of_sums(dtype)
+    return between + 2 * n_cuts * heads * values * _size_of_sums(dtype)
+
+
+def _between(
+    S: Structure, dtype: str, heads: int, feat: int, arrays: int
+) -> tuple[int, int, int, int]:
+    """Bytes of what one part of the columns leaves to the next.
+
+    Twice the largest scores and sums of exponentials, and of 2-byte features both arrays of sums.
+    """
+    size = _size_of_sums(dtype)
+    scores, sums = (-(-S.n_rows * heads * n * size // 256) * 256 for n in (2, feat))
+    narrow = ITEMSIZE[dtype] == 2
+    return scores, scores, sums * narrow, sums * (narrow and arrays == 2)
 
 
 def attend(
@@ -121,6 +95,7 @@ def attend(
     statistics: int,
     workspace: int,
     stream: int,
+    parts: tuple[Part, ...] = (),
 ) -> None:
     """``O[i, h] = sum of P[e, h] V[j, h]``.
 
@@ -138,7 +113,8 @@ def attend(
     scores = (slope, scale, loops, att, 0, edges)
     results = (out, 0, statistics, 0, 0)
     which = (FORWARD, kind, one)
-    _run(S, dtype, which, heads, feat, 0, features, scores, results, dropped, workspace, stream)
+    sizes, memory = (heads, feat), (workspace, stream)
+    _run(S, dtype, which, sizes, 0, features, scores, results, dropped, parts, memory)
 
 
 def attend_statistics(
@@ -188,6 +164,7 @@ def attend_sources(
     dkeys: int,
     workspace: int,
     stream: int,
+    parts: tuple[Part, ...] = (),
 ) -> None:
     """``dV`` and ``dK``, with ``one`` their sum in ``dvalues``; ``T`` is the transpose.
 
@@ -206,7 +183,8 @@ def attend_sources(
     scores = (slope, scale, loops, att, stats, edges)
     results = (dvalues, dkeys, 0, 0, 0)
     which = (SOURCES, kind, one)
-    _run(T, dtype, which, heads, feat, perm, features, scores, results, dropped, workspace, stream)
+    sizes, memory = (heads, feat), (workspace, stream)
+    _run(T, dtype, which, sizes, perm, features, scores, results, dropped, parts, memory)
 
 
 def attend_targets(
@@ -233,6 +211,7 @@ def attend_targets(
     dedges: int,
     workspace: int,
     stream: int,
+    parts: tuple[Part, ...] = (),
 ) -> None:
     """``dQ``; where scores are additive, ``datt``; and, where given, ``dedges`` (nnz, heads).
 
@@ -252,77 +231,98 @@ def attend_targets(
     scores = (slope, scale, loops, att, stats, edges)
     results = (dqueries, 0, 0, datt, dedges)
     which = (TARGETS, kind, one)
-    _run(S, dtype, which, heads, feat, 0, features, scores, results, dropped, workspace, stream)
+    sizes, memory = (heads, feat), (workspace, stream)
+    _run(S, dtype, which, sizes, 0, features, scores, results, dropped, parts, memory)
 
 
 def _run(
     S: Structure,
     dtype: str,
     which: tuple[int, int, bool],
-    heads: int,
-    feat: int,
+    sizes: tuple[int, int],
     perm: int,
     features: tuple[int, int, int, int],
     scores: tuple[float, float, bool, int, int, int],
     results: tuple[int, int, int, int, int],
     dropped: Dropout,
-    workspace: int,
-    stream: int,
+    parts: tuple[Part, ...],
+    memory: tuple[int, int],
 ) -> None:
-    way, kind, one = which
+    """All columns at once or, where they are in parts, one part after another."""
+    (way, kind, one), (heads, feat), (workspace, stream) = which, sizes, memory
     slope, scale, loops, att, stats, edges = scores
     out, other, statistics, datt, dedges = results
     queries, keys, values, grad = features
     values = keys if one else values
     together = (queries | keys | values | grad | out | other) % 16
-    cut = _cut(dtype, S.index_dtype, heads, feat, together)
+    cut = cut_of(dtype, S.index_dtype, heads, feat, together)
     numbers = bool(edges or dedges or dropped.below)
-    indices, perm, nnz = S.indices, perm if numbers else 0, S.nnz
-    if not nnz:  # there are loops alone; what kernels read beside them has to exist
-        indices, perm, edges, dedges = S.indptr, 0, 0, 0
+    perm, parts = perm if numbers else 0, () if cut.packs else parts
+    if not S.nnz:  # there are loops alone; what kernels read beside them has to exist
+        perm = edges = dedges = 0
     att = att if kind == ADDITIVE else 0
+    last, between = max(len(parts) - 1, 0), (0, 0, 0, 0)
+    if parts:
+        between = _between(S, dtype, heads, feat, 1 + (way == SOURCES and not one))
+    *passed, part, other_part, carry = accumulate(between, initial=workspace)
+    if ITEMSIZE[dtype] != 2:  # results take sums as they are
+        part, other_part = out, other
     summed = int(one and way == SOURCES and bool(cut.packs))
-    flags = (dropped.below, heads, feat, int(loops), summed)
-    given, made = (att, stats, edges), (out, other, statistics, datt, dedges)
-    arrays = (queries, keys, values, grad, *given, *made, dropped.seed_at)
-    attention: tuple[Any, ...] = (*arrays, dropped.seed, slope, scale, dropped.kept, *flags)
+    for step in range(last + 1):
+        before, left = (passed[step % 2 - 1] if step else 0), statistics
+        if way == FORWARD and step < last:
+            left = passed[step % 2]
+        flags = (dropped.below, heads, feat, int(loops), summed, int(step > 0), int(step < last))
+        given, made = (att, stats, edges), (out, other, part, other_part, left, datt, dedges)
+        arrays = (queries, keys, values, grad, *given, *made, dropped.seed_at, before)
+        attention = (*arrays, dropped.seed, slope, scale, dropped.kept, *flags)
+        kernel = instantiation((dtype, S.index_dtype), cut, which, extra=numbers or loops)
+        P = parts[step] if parts else Part(S)
+        _rows(S, P, dtype, (cut, *kernel), perm, attention, carry, stream)
+        if P.structure.n_cuts:
+            _cut_rows(P.structure, dtype, cut, which, attention, carry, stream)
+
+
+def _rows(
+    S: Structure,
+    part: Part,
+    dtype: str,
+    kernel_of: tuple[Cut, str, tuple[int, ...]],
+    perm: int,
+    attention: tuple[Any, ...],
+    carry: int,
+    stream: int,
+) -> None:
+    """The entries of one part of the columns, or all."""
+    (cut, name, constants), P = kernel_of, part.structure
+    heads, feat = attention[-6:-4]
+    wide = bool(cut.packs)
+    more, counts = ((), (S.nnz,)) if wide else ((S.indptr, part.moves), (P.nnz, S.nnz))
+    layout = _LAYOUT[_size_of_sums(dtype)]
+    layout = f"5P{layout}PqII" if wide else f"7P{layout}P2qII"
+    kernel = _jit.load(f"{name}.cu", f"{name}_rows", layout, (dtype, S.index_dtype), constants)
+    indices = S.indices if S.nnz else S.indptr
+    structure = (P.indptr, indices, P.start, P.slot, perm, *more)
+    rest = (carry, *counts, row_bytes(heads * feat, dtype), P.blocks)
+    blocks = P.blocks * (heads // cut.mates) * cut.slices
+    kernel(blocks, (*structure, *attention, *rest), threads=THREADS, stream=stream)
+
+
+def _cut_rows(
+    S: Structure,
+    dtype: str,
+    cut: Cut,
+    which: tuple[int, int, bool],
+    attention: tuple[Any, ...],
+    carry: int,
+    stream: int,
+) -> None:
+    """The rows that blocks share, of which each has left its sums in ``carry``."""
+    (way, _, one), (heads, feat) = which, attention[-6:-4]
     layout, types = _LAYOUT[_size_of_sums(dtype)], (dtype, S.index_dtype)
-    name, constants = instantiation(types, cut, which, extra=numbers or loops)
-    kernel = _jit.load(f"{name}.cu", f"{name}_rows", f"5P{layout}PqII", types, constants)
-    structure = (S.indptr, indices, S.start, S.slot, perm)
-    sizes = (nnz, row_bytes(heads * feat, dtype), S.blocks)
-    blocks = S.blocks * (heads // cut.mates) * cut.slices
-    kernel(blocks, (*structure, *attention, workspace, *sizes), threads=THREADS, stream=stream)
-    if S.n_cuts:
-        sums = 2 if way == SOURCES and (cut.packs or not one) else 1
-        kernel = _jit.load("attend.cu", "attend_cut_rows", f"2P{layout}P6i", types)
-        shape = (cut.lanes, cut.vector, max(cut.packs, 1), sums, int(way == FORWARD))
-        args = (S.start, S.cut, *attention, workspace, S.n_cuts, *shape)
-        blocks = -(-S.n_cuts * heads * feat // THREADS)
-        kernel(blocks, args, threads=THREADS, stream=stream)
-
-
-def instantiation(
-    types: tuple[str, str], cut: Cut, which: tuple[int, int, bool], *, extra: bool
-) -> tuple[str, tuple[int, ...]]:
-    """Kernel and template arguments; what is not tuned is always ready for all ``extra``."""
-    way, kind, one = which
-    if cut.packs:
-        return "attend_wide", (cut.vector, cut.packs, way)
-    tuned = types[1] == "int32" and cut.vector * ITEMSIZE[types[0]] == 16 and types[0] != "float64"
-    extra = extra or not tuned
-    return "attend", (cut.lanes, cut.vector, cut.mates, way, kind, int(one), int(extra))
-
-
-def instantiations(types: tuple[str, str]) -> list[tuple[str, tuple[int, ...]]]:
-    """All that the launchers may ask for, of these types."""
-    size, tuned = ITEMSIZE[types[0]], types[0] != "float64" and types[1] == "int32"
-    vector = 16 // size
-    cuts = [Cut(n, vector, _mates(n)) for n in (LANES if tuned else FEW_LANES)]
-    if tuned:
-        cuts += [Cut(SHORT_LANES, 1), Cut(16, 8 // size), Cut(_jit.WARP, 1)]
-    cuts += [Cut(_jit.WARP, v, packs=packs(types[0], v)) for v in (vector, 1)]
-    kinds = [(DOT, False), (DOT, True), (ADDITIVE, True)]
-    ways = [(way, *one) for way, one in product((FORWARD, SOURCES, TARGETS), kinds)]
-    every = product(cuts, ways, (False, True))
-    return sorted({instantiation(types, cut, way, extra=e) for cut, way, e in every})
+    sums = 2 if way == SOURCES and (cut.packs or not one) else 1
+    kernel = _jit.load("attend.cu", "attend_cut_rows", f"2P{layout}P6i", types)
+    shape = (cut.lanes, cut.vector, max(cut.packs, 1), sums, int(way == FORWARD))
+    args = (S.start, S.cut, *attention, carry, S.n_cuts, *shape)
+    blocks = -(-S.n_cuts * heads * feat // THREADS)
+    kernel(blocks, args, threads=THREADS, stream=stream)

@@ -10,7 +10,8 @@ import numpy as np
 
 from .._arrays import Array, namespace
 from ..compressed import CSR
-from . import _launch, _launch_attend, _launch_gat
+from . import _attend_cut, _launch, _launch_attend, _launch_gat
+from ._column_parts import Part, parts_of
 from ._registry import pointer
 
 
@@ -59,7 +60,7 @@ def _common(
 ) -> dict[str, Any]:  # fmt: skip
     """What every launch takes."""
     return {
-        "kind": _launch_attend.DOT if att is None else _launch_attend.ADDITIVE,
+        "kind": _attend_cut.DOT if att is None else _attend_cut.ADDITIVE,
         "one": values is None,
         "heads": keys.shape[1],
         "feat": keys.shape[2],
@@ -78,10 +79,12 @@ def _forward(
     A: CSR, keys: Array, out: Array, statistics: Array | None, common: dict[str, Any]
 ) -> None:
     S, dtype = _launch.structure(A), str(keys.dtype)
-    workspace = _scratch(S, keys, 1)
+    parts = _parts(A, S, dtype, _attend_cut.FORWARD, common)
+    workspace = _scratch(S, keys, 1, parts)
     _launch_attend.attend(
         S,
         dtype,
+        parts=parts,
         out=pointer(out),
         statistics=pointer(statistics),
         workspace=pointer(workspace),
@@ -96,10 +99,12 @@ def _sources(
     columns, perm = A.with_data(None).tocsc_with_perm()
     rows = columns.T  # which holds the cut of the work that the kernels read
     T, dtype = _launch.structure(rows), str(keys.dtype)
-    workspace = _scratch(T, keys, 1 if dvalues is None else 2)
+    parts = _parts(rows, T, dtype, _attend_cut.SOURCES, common)
+    workspace = _scratch(T, keys, 1 if dvalues is None else 2, parts)
     _launch_attend.attend_sources(
         T,
         dtype,
+        parts=parts,
         perm=pointer(perm),
         dvalues=pointer(dkeys if dvalues is None else dvalues),
         dkeys=0 if dvalues is None else pointer(dkeys),
@@ -114,23 +119,34 @@ def _targets(
 ) -> None:  # fmt: skip
     """The gradients of queries, of ``att`` and of the edges' scores."""
     S, dtype, xp = _launch.structure(A), str(keys.dtype), namespace(keys)
-    parts = None if datt is None else xp.empty((S.blocks, *datt.shape), datt.dtype)
-    workspace = _scratch(S, keys, 1)
+    of_blocks = None if datt is None else xp.empty((S.blocks, *datt.shape), datt.dtype)
+    parts = _parts(A, S, dtype, _attend_cut.TARGETS, common)
+    workspace = _scratch(S, keys, 1, parts)
     _launch_attend.attend_targets(
         S,
         dtype,
+        parts=parts,
         dqueries=pointer(dqueries),
-        datt=pointer(parts),
+        datt=pointer(of_blocks),
         dedges=pointer(dedges),
         workspace=pointer(workspace),
         **common,
     )
-    if parts is not None:
-        parts.sum(axis=0, out=datt)
+    if of_blocks is not None:
+        of_blocks.sum(axis=0, out=datt)
 
 
-def _scratch(S: _launch.Structure, keys: Array, arrays: int) -> Array | None:
+def _parts(
+    A: CSR, S: _launch.Structure, dtype: str, way: int, common: dict[str, Any]
+) -> tuple[Part, ...]:
+    sizes = {key: common[key] for key in ("kind", "one", "heads", "feat")}
+    return parts_of(A, _launch_attend.column_parts(S, dtype, way=way, **sizes))
+
+
+def _scratch(
+    S: _launch.Structure, keys: Array, arrays: int, parts: tuple[Part, ...]
+) -> Array | None:
     heads, feat = keys.shape[1:]
-    sizes = {"heads": heads, "feat": feat, "arrays": arrays}
+    sizes = {"heads": heads, "feat": feat, "arrays": arrays, "parts": parts}
     nbytes = _launch_attend.attend_workspace(S, str(keys.dtype), **sizes)
     return namespace(keys).empty(nbytes, np.uint8) if nbytes else None

@@ -4,9 +4,9 @@ from itertools import product
 
 from .._arrays import VALUE_DTYPES
 from . import (
+    _attend_cut,
     _jit,
     _launch_aggregate,
-    _launch_attend,
     _launch_gat,
     _launch_tiles,
     _launch_tiles_edges,
@@ -117,7 +117,7 @@ def _declare_aggregate() -> None:
         _jit.declare("aggregate.cu", *(_jit.expression(name, types, rest) for name, rest in names))
         _jit.declare("aggregate.cu", _jit.expression("aggregate_cut_rows", types, ()))
         wide = "float64" if types[0] == "float64" else "float32"
-        for first, back in ((types[0], 0), (wide, 1)):
+        for first, back in sorted({(types[0], 0), (wide, 0), (wide, 1)}):
             _jit.declare("aggregate.cu", _jit.expression("permuted", (first, *types), (back,)))
     alone = (_jit.expression("aggregate_self", (dtype,), ()) for dtype in VALUE_DTYPES)
     _jit.declare("aggregate.cu", *alone)
@@ -125,7 +125,7 @@ def _declare_aggregate() -> None:
 
 def _declare_attend() -> None:
     for types in _TYPES:
-        for kernel, constants in _launch_attend.instantiations(types):
+        for kernel, constants in _attend_cut.instantiations(types):
             _jit.declare(f"{kernel}.cu", _jit.expression(f"{kernel}_rows", types, constants))
         _jit.declare("attend.cu", _jit.expression("attend_cut_rows", types, ()))
     alone = (_jit.expression("attend_stats", (dtype,), ()) for dtype in VALUE_DTYPES)

@@ -12,12 +12,14 @@ __device__ constexpr int row_blocks(int size, int way, int score, bool one, bool
 // Attention whose scores are of whole rows. FORWARD: O[i] = sum_e P[e] V[j], P the softmax over row i of the scores of
 // Q[i] and K[j]. SOURCES, over the transposed structure: dV[j] and dK[j], where K is V their sum. TARGETS: dQ[i], and of
 // ADDITIVE scores the gradient of att. A block owns CHUNKS chunks and MATES heads, each of which a sub-warp has all
-// features of. EXTRA: there may be dropout, scores of edges, and loops.
+// features of. EXTRA: there may be dropout, scores of edges, and loops. Where there are `moves`, the structure is that of
+// some columns: indptr counts their entries, and entry e of row i is e + moves[i] of the `nnz` of `whole`.
 template <typename T, typename Index, int LANES, int VEC, int MATES, int WAY, int SCORE, bool ONE, bool EXTRA>
 __global__ void __launch_bounds__(ROW_THREADS, row_blocks(sizeof(T), WAY, SCORE, ONE, EXTRA))
 attend_rows(const Index* __restrict__ indptr, const Index* __restrict__ indices, const Place<Index>* __restrict__ start,
-            const int* __restrict__ slot, const Index* __restrict__ perm, const __grid_constant__ Attention<T> A,
-            accumulator<T>* carry, long long nnz, unsigned stride, unsigned blocks) {
+            const int* __restrict__ slot, const Index* __restrict__ perm, const Index* __restrict__ whole,
+            const Index* __restrict__ moves, const __grid_constant__ Attention<T> A, accumulator<T>* carry,
+            long long entries, long long nnz, unsigned stride, unsigned blocks) {
     using Sum = accumulator<T>;
     using Vector = Pack<T, VEC>;
     constexpr bool TWO = WAY == SOURCES || !ONE;  // gathered: the second is values, or gradients
@@ -31,7 +33,7 @@ attend_rows(const Index* __restrict__ indptr, const Index* __restrict__ indices,
     const unsigned block = blockIdx.x % blocks;
     const int team = threadIdx.x / TEAM, own = threadIdx.x % TEAM, lane = threadIdx.x % LANES, f = lane * VEC;
     const int head = blockIdx.x / blocks * MATES + own / LANES;
-    Pieces<Index> at_work(indptr, start, (long long)block * CHUNKS + team * OWN, OWN, EXTRA ? max(nnz, 1LL) : nnz);
+    Pieces<Index> at_work(indptr, start, (long long)block * CHUNKS + team * OWN, OWN, EXTRA ? max(entries, 1LL) : entries);
     const Index first_row = at_work.from.row;
     const auto has_entries = [&]() { return at_work.to.entry > indptr[at_work.to.row]; };  // the row that stays open
     const bool opens = WAY == FORWARD || has_entries();  // asked for where it takes fewer registers
@@ -59,7 +61,8 @@ attend_rows(const Index* __restrict__ indptr, const Index* __restrict__ indices,
         if (WAY == TARGETS) next_stats = A.stats[row * (long long)A.heads + head];
 #pragma unroll
         for (int b = 0; b < HELD; ++b) {
-            const Index entry = at_work.entry((b * LANES + lane) % PIECE);
+            Index entry = at_work.entry((b * LANES + lane) % PIECE);
+            if (moves) entry = min(max(entry + read(moves + row), Index(0)), Index(nnz - 1));  // of an empty row
             cols[b] = read(indices + entry);
             if (EXTRA) numbers[b] = WAY == SOURCES && perm ? read(perm + entry) : entry;
         }
@@ -199,9 +202,9 @@ attend_rows(const Index* __restrict__ indptr, const Index* __restrict__ indices,
         }
         if (row_ends) {
             if (count == 0) sum.clear();  // what was read is another row's, and may be infinite
-            if (EXTRA && A.loops) add_loop(first_row + row, own_more, own_stats, q);
+            if (EXTRA && A.loops && !A.later) add_loop(first_row + row, own_more, own_stats, q);
             if (row == 0 && began_earlier) sum.keep(&shared.head[team][own], TEAM);
-            else put<LANES, VEC, 1>(A, sum, indptr, (long long)first_row + row, head, f);
+            else put<LANES, VEC, 1>(A, sum, whole, (long long)first_row + row, head, f);
             sum.clear();
         }
     }
@@ -216,7 +219,7 @@ attend_rows(const Index* __restrict__ indptr, const Index* __restrict__ indices,
         shared.add_open(sum, first_row, team - 1, own);
         Kept::add(sum, &shared.head[team][own], TEAM);
         if (slot[block] >= 0 && start[(long long)block * CHUNKS].row == first_row) sum.keep(carried(slot[block], 1), LANES);
-        else put<LANES, VEC, 1>(A, sum, indptr, (long long)first_row, head, f);
+        else put<LANES, VEC, 1>(A, sum, whole, (long long)first_row, head, f);
     }
     if (team == TEAMS - 1 && slot[block + 1] >= 0) {
         sum.clear();
@@ -256,28 +259,37 @@ attend_cut_rows(const Place<Index>* __restrict__ start, const int* __restrict__ 
     const int step = lanes * vec, slices = (A.feat - 1) / (step * packs) + 1, in_slice = f % (step * packs);
     const int lane = in_slice % step / vec, own = in_slice / step * vec + f % vec, values = packs * vec;
     Sum top = lowest<Sum>(), all = 0, sum[2] = {0, 0};
+    // Makes room for sums that are relative to another largest score, and tells what to multiply them with.
+    const auto raised = [&](Sum other, Sum found) -> Sum {
+        if (!tops) return 1;
+        if (other == lowest<Sum>()) return 0;  // nothing
+        const Sum higher = larger(top, other), less = power(top - higher), by = power(other - higher);
+        top = higher, sum[0] *= less, all = all * less + by * found;
+        return by;
+    };
     const auto add = [&](int k, int side) {
         const long long part = ((2LL * k + side) * A.heads + head) * slices + f / (step * packs);
         const Sum* const from = carry + part * ((arrays * values + 2 * tops) * lanes);
-        Sum by = 1;
-        if (tops) {
-            const Sum other = from[values * lanes];
-            if (other == lowest<Sum>()) return;  // nothing
-            Sum found = 0;
-            for (int l = 0; l < lanes; ++l) found += from[(values + 1) * lanes + l];
-            const Sum higher = larger(top, other), less = power(top - higher);
-            by = power(other - higher), top = higher, all *= less, sum[0] *= less;
-            all += by * found;
-        }
+        Sum found = 0;
+        for (int l = 0; l < lanes && tops; ++l) found += from[(values + 1) * lanes + l];
+        const Sum by = raised(tops ? from[values * lanes] : Sum(0), found);
+        if (by == 0) return;
         for (int a = 0; a < arrays; ++a) sum[a] += by * from[(a * values + own) * lanes + lane];
     };
     for (int k = first; k <= s; ++k) add(k, 0);
     add(s, 1);
-    const long long item = row * (long long)A.heads + head;
-    const Sum inverse = all == 0 ? lowest<Sum>() * 0 : 1 / all, factor = tops ? A.kept * inverse : Sum(1);
-    if (tops && A.statistics && f == 0) A.statistics[item] = {top, inverse};
+    const long long item = row * (long long)A.heads + head, at = item * A.feat + f;
+    if (A.earlier) {
+        const Sum by = tops ? raised(A.before[item].v[0], A.before[item].v[1]) : Sum(1);
+        for (int a = 0; a < arrays && by != 0; ++a) sum[a] += by * (a ? A.other_part : A.part)[at];
+    }
+    const Sum inverse = all == 0 ? lowest<Sum>() * 0 : 1 / all, factor = tops && !A.later ? A.kept * inverse : Sum(1);
+    if (tops && A.statistics && f == 0) A.statistics[item] = {top, A.later ? all : inverse};
     if (A.summed) sum[0] += sum[1];
-    for (int a = 0; a < arrays - A.summed; ++a) store((a ? A.other : A.out) + item * A.feat + f, sum[a] * factor);
+    for (int a = 0; a < arrays - A.summed; ++a) {
+        if (A.later) (a ? A.other_part : A.part)[at] = sum[a];
+        else store((a ? A.other : A.out) + at, sum[a] * factor);
+    }
 }
 
 // What the gradient reads of each row and head: what forward wrote, and D = <dO, O>. A sub-warp of 8 lanes owns one of these.

@@ -22,7 +22,8 @@ template <typename Sum, int VEC, int SCORE> struct Score {
     }
 };
 
-// Arrays of one launch: (n, heads, feat), and statistics (targets, heads). With `loops` stored entries (i, i) are left
+// Arrays of one launch: (n, heads, feat), and statistics (targets, heads). What is `later` added to is not divided by the
+// sum of exponentials yet, and `statistics` has that sum in the place of its inverse. With `loops` stored entries (i, i) are left
 // out, and each row has one behind its own entries, which counts as entry nnz + i.
 template <typename T> struct Attention {
     using Sum = accumulator<T>;
@@ -31,14 +32,17 @@ template <typename T> struct Attention {
     const Pack<Sum, 4>* stats;   // the largest score, 1 / sum of exponentials relative to it, D, 0; not of FORWARD
     const Sum* edges;            // (nnz, heads), added to scores
     T *out, *other;              // O; of SOURCES dV, dK (or only the former, of both); of TARGETS dQ
+    Sum *part, *other_part;      // of both, what launches over some of the columns leave to one another
     Pack<Sum, 2>* statistics;    // of FORWARD, where it is: the first two of those
     Sum* datt;                   // of TARGETS and ADDITIVE scores: (blocks, heads, feat)
     Sum* dedges;                 // (nnz, heads)
     const unsigned long long* seed_at;  // where it is, that seed
+    const Pack<Sum, 2>* before;         // of FORWARD and `earlier`: the largest scores and sums of exponentials so far
     unsigned long long seed;
     Sum slope, scale, kept;
     unsigned drop;               // an entry is dropped where its random word is below it, else multiplied with `kept`
     int heads, feat, loops, summed;  // `summed`: both arrays go to `out`
+    int earlier, later;              // launches over other columns: add to what is there; and leave it to be added to
 
     __device__ unsigned long long seed_now() const { return seed_at ? *seed_at : seed; }
     __device__ bool stays(unsigned long long seed, long long entry, int head) const {
@@ -65,19 +69,38 @@ template <typename Part, typename Sum> __device__ inline Sum raise(Part& sum, Su
     return p;
 }
 
+// Adds what launches over other columns have left of a row.
+template <typename T, typename Sum, int VEC, int ARRAYS, bool TOPS>
+__device__ inline void add_earlier(const Attention<T>& A, Part<Sum, VEC, ARRAYS, TOPS>& part, long long item, int f) {
+    Part<Sum, VEC, ARRAYS, TOPS> so_far;
+    so_far.clear();
+#pragma unroll
+    for (int a = 0; a < ARRAYS; ++a) {
+        if (f >= A.feat) break;
+        const auto word = *(const Pack<Sum, VEC>*)((a ? A.other_part : A.part) + item * A.feat + f);
+#pragma unroll
+        for (int i = 0; i < VEC; ++i) so_far.v[a][i] = word.v[i];
+    }
+    if (TOPS) so_far.top = A.before[item].v[0], so_far.all = f == 0 ? A.before[item].v[1] : Sum(0);
+    part.add(so_far);
+}
+
 // A whole row of the result: of each array PACKS packs of a lane, LANES * VEC apart. Rows without entries are 0, those
 // whose scores all are -infinity NaN.
 template <int LANES, int VEC, int PACKS, typename T, typename Index, typename Sum, int ARRAYS, bool TOPS>
-__device__ inline void put(const Attention<T>& A, const Part<Sum, VEC * PACKS, ARRAYS, TOPS>& part, const Index* indptr,
+__device__ inline void put(const Attention<T>& A, Part<Sum, VEC * PACKS, ARRAYS, TOPS>& part, const Index* indptr,
                            long long row, int head, int f) {
     const long long item = row * A.heads + head;
+    if constexpr (PACKS == 1) {
+        if (A.earlier) add_earlier(A, part, item, f);
+    }
     Sum factor = 1;
     if (TOPS) {
         const Sum all = over_lanes<LANES>(part.all, LANES);
         Sum inverse = 1 / all;
         if (all == 0) inverse = !A.loops && indptr[row] == indptr[row + 1] ? Sum(0) : lowest<Sum>() * 0;
-        factor = A.kept * inverse;
-        if (A.statistics && f == 0) A.statistics[item] = {part.top, inverse};
+        if (!A.later) factor = A.kept * inverse;
+        if (A.statistics && f == 0) A.statistics[item] = {part.top, A.later ? all : inverse};
     }
 #pragma unroll
     for (int pack = 0; pack < PACKS; ++pack) {
@@ -92,7 +115,8 @@ __device__ inline void put(const Attention<T>& A, const Part<Sum, VEC * PACKS, A
                 v[i] = part.v[a][pack * VEC + i] * factor;
                 if (PACKS > 1 && A.summed) v[i] += part.v[ARRAYS - 1][pack * VEC + i];
             }
-            store_pack<VEC>((a ? A.other : A.out) + item * A.feat + at, v);
+            if (PACKS == 1 && A.later) store_pack<VEC>((a ? A.other_part : A.part) + item * A.feat + at, v);
+            else store_pack<VEC>((a ? A.other : A.out) + item * A.feat + at, v);
         }
     }
 }
