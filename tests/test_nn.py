@@ -241,6 +241,26 @@ def test_bad_input_is_refused(name):
             call()
 
 
+@pytest.mark.parametrize("name", ["gcn", "sage"])
+def test_what_does_not_go_with_the_weights_is_refused(name):
+    """Before torch does, or does not: it multiplies with weights on meta."""
+    graph, x, layer = square_graph(), features("cpu"), LAYERS[name]()
+    for call, error, text in (
+        (lambda: layer(x[:, 1:], graph), ShapeError, "x has 5 features but the layer takes 6"),
+        (
+            lambda: layer(x.double(), graph),
+            DtypeError,
+            "x is torch.float64 but the layer's weights",
+        ),
+        (lambda: layer(x.tolist(), graph), DtypeError, "x is a list: give a torch.Tensor"),
+        (lambda: layer.to("meta")(x, graph), DeviceError, "weights are on meta: move one"),
+        (lambda: type(layer)(True, 4), DtypeError, "in_channels is True: give an integer"),
+        (lambda: type(layer)(4, 0), ShapeError, "out_channels is 0: give 1 or more"),
+    ):
+        with pytest.raises(error, match=text):
+            call()
+
+
 @pytest.mark.parametrize("name", [*LAYERS, "maxk"])
 def test_k_is_checked_as_soon_as_it_is_given(name):
     make = LAYERS.get(name, MaxK)

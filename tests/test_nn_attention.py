@@ -323,6 +323,12 @@ def test_bad_edge_features_are_refused():
             call()
     with pytest.raises(DtypeError, match="edge_attr is a ndarray"):
         layer(x, graph, attr.numpy())
+    with pytest.raises(DtypeError, match=r"edge_attr is torch\.int64 but the layer's weights"):
+        layer(x, graph, attr.long())
+    with pytest.raises(
+        DeviceError, match="edge_attr is on meta but the layer's weights are on cpu"
+    ):
+        layer(x, graph, attr.to("meta"))
 
 
 def test_a_repr_tells_the_sizes():

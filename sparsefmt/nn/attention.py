@@ -9,7 +9,7 @@ from torch.nn import Module, Parameter
 from ..autograd.attention_functions import dot_aggregate
 from ..autograd.functions import edge_softmax, sddmm, spmm
 from ..autograd.structure import GraphLike, given_tensors
-from .layers import check_square
+from ._checks import check_features, check_square
 from .normalisation import loops, missing_loops
 
 #: The least length that a row is divided by: what ``torch.nn.functional.normalize`` has.
@@ -121,14 +121,6 @@ def _composed(
         own = _own_part(graph, beta * unit.square().sum(1), scores, p)
         y = torch.lerp(y, x.to(y.dtype), own[:, None].to(y.dtype))
     return y
-
-
-def check_features(x: Tensor, graph: GraphLike) -> None:
-    """Of a layer that computes with ``x`` before it aggregates: refuse it by its own name."""
-    tensors = given_tensors(graph)
-    dense = isinstance(x, Tensor) and x.layout is torch.strided and x.is_floating_point()
-    if not (dense and x.dim() == 2 and x.shape[0] == tensors.n_rows and x.device == tensors.device):
-        spmm(graph, x)  # refuses it
 
 
 def _unit(x: Tensor, least: float) -> Tensor:

@@ -5,7 +5,6 @@ loads across, and results agree with theirs.
 """
 
 from math import sqrt
-from numbers import Integral, Real
 from typing import Any
 
 import torch
@@ -17,8 +16,8 @@ from ..autograd.attention_functions import gat_of_vectors, gatv2_aggregate
 from ..autograd.functions import edge_softmax, sddmm, spmm
 from ..autograd.structure import GraphLike, given_tensors
 from ..errors import DtypeError, ShapeError
-from .attention import check_features, log_sums
-from .layers import check_square
+from ._checks import check_beside, check_counts, check_input, check_number
+from .attention import log_sums
 from .normalisation import loops
 
 #: Score of an entry that is left out: finite, so that a row of them alone gives no NaN.
@@ -40,11 +39,9 @@ class _Attention(Module):
         bias: bool,
     ) -> None:
         super().__init__()
-        counts = {"in_channels": in_channels, "out_channels": out_channels, "heads": heads}
-        for name, value in counts.items():
-            _check_count(name, value)
-        _check_number("negative_slope", negative_slope)
-        _check_number("dropout", dropout)
+        check_counts(in_channels=in_channels, out_channels=out_channels, heads=heads)
+        check_number("negative_slope", negative_slope)
+        check_number("dropout", dropout)
         if not 0 <= dropout < 1:
             raise ShapeError(f"dropout is {dropout!r}: give a share from 0 to less than 1.")
         self.in_channels, self.out_channels = in_channels, out_channels
@@ -56,16 +53,6 @@ class _Attention(Module):
     def extra_repr(self) -> str:
         """What the ``repr`` shows."""
         return f"{self.in_channels}, {self.out_channels}, heads={self.heads}"
-
-    def _check(self, x: Tensor, graph: GraphLike) -> None:
-        """Refuse what the dense products would, in their own words."""
-        check_square(graph)
-        check_features(x, graph)
-        if x.shape[1] != self.in_channels:
-            raise ShapeError(
-                f"x has {x.shape[1]} features but the layer takes {self.in_channels}: give "
-                f"(n, {self.in_channels})."
-            )
 
     def _vectors(self) -> Parameter:
         """One vector of each head."""
@@ -156,7 +143,7 @@ class GATConv(_Attention):
         self.lin_edge: Linear | None = None
         self.att_edge: Parameter | None = None
         if edge_dim is not None:
-            _check_count("edge_dim", edge_dim)
+            check_counts(edge_dim=edge_dim)
             self.lin_edge = Linear(edge_dim, heads * out_channels, bias=False)
             self.att_edge = self._vectors()
         self.reset_parameters()
@@ -200,7 +187,7 @@ class GATConv(_Attention):
         DtypeError, DeviceError, UnsupportedError
             As ``autograd.gat_aggregate``.
         """
-        self._check(x, graph)
+        check_input(x, graph, self.lin.weight)
         edges = None if edge_attr is None else self._edge_scores(graph, edge_attr)
         own = None
         if edges is not None and self.add_self_loops:
@@ -226,6 +213,7 @@ class GATConv(_Attention):
                 f"edge_attr has shape {tuple(edge_attr.shape)}: give {(nnz, width)}, the features "
                 "of each stored entry in CSR order."
             )
+        check_beside("edge_attr", edge_attr, self.lin_edge.weight)
         weight = self.lin_edge.weight.view(self.heads, self.out_channels, -1)
         vectors = (weight * self.att_edge.view(self.heads, -1, 1)).sum(1)
         return linear(edge_attr, vectors)
@@ -313,23 +301,11 @@ class GATv2Conv(_Attention):
 
     def forward(self, x: Tensor, graph: GraphLike) -> Tensor:
         """As ``GATConv``, without edge features."""
-        self._check(x, graph)
+        check_input(x, graph, self.lin_l.weight)
         left = self._by_head(self.lin_l(x))
         right = left if self.share_weights else self._by_head(self.lin_r(x))
         y = gatv2_aggregate(graph, left, right, self.att, **self._options())
         return self._joined(y)
-
-
-def _check_number(name: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, Real):
-        raise DtypeError(f"{name} is {value!r}: give a number.")
-
-
-def _check_count(name: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, Integral):
-        raise DtypeError(f"{name} is {value!r}: give an integer, 1 or more.")
-    if value < 1:
-        raise ShapeError(f"{name} is {value}: give 1 or more.")
 
 
 def _glorot(vectors: Tensor | None) -> None:

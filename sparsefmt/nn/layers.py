@@ -18,8 +18,8 @@ from ..autograd.functions import (
     propagate,
     spmm,
 )
-from ..autograd.structure import GraphLike, given_tensors
-from ..errors import ShapeError
+from ..autograd.structure import GraphLike
+from ._checks import check_counts, check_input, check_square
 from .normalisation import stored, symmetric
 
 
@@ -96,6 +96,7 @@ class GCNConv(_Balanced):
     def __init__(
         self, in_channels: int, out_channels: int, *, bias: bool = True, k: int | None = None
     ) -> None:
+        check_counts(in_channels=in_channels, out_channels=out_channels)
         super().__init__(k, out_channels)
         self.lin = Linear(in_channels, out_channels, bias=False)
         self.bias = Parameter(torch.empty(out_channels)) if bias else None
@@ -122,11 +123,11 @@ class GCNConv(_Balanced):
         ShapeError, DtypeError, DeviceError
             As ``autograd.spmm`` and ``maxk_aggregate``; and if the graph is not square.
         """
-        check_square(graph)
+        check_input(x, graph, self.lin.weight)
         h = self.lin(x)
         h, values, _, _ = operands(graph, h, edge_weight)  # named as they were given, if refused
         scale, loop = symmetric(graph, edge_weight, h.dtype)
-        # torch.compile is given plain operations: of this node it made other sums on a GPU.
+        # Traced, a Function that writes in place loses its gradients (torch 2.11).
         if self.k is None and edge_weight is None and not torch.compiler.is_compiling():
             without = stored(graph, h.dtype)
             return propagate(graph, h, scale, loop[:, None], without=without, bias=self.bias)
@@ -165,6 +166,7 @@ class SAGEConv(_Balanced):
     def __init__(
         self, in_channels: int, out_channels: int, *, bias: bool = True, k: int | None = None
     ) -> None:
+        check_counts(in_channels=in_channels, out_channels=out_channels)
         super().__init__(k, out_channels)
         self.lin_l = Linear(in_channels, out_channels, bias=bias)
         self.lin_r = Linear(in_channels, out_channels, bias=False)
@@ -176,7 +178,7 @@ class SAGEConv(_Balanced):
 
     def forward(self, x: Tensor, graph: GraphLike, edge_weight: Tensor | None = None) -> Tensor:
         """(n, in_channels) to (n, out_channels); arguments and errors are those of ``GCNConv``."""
-        check_square(graph)
+        check_input(x, graph, self.lin_l.weight)
         if self.k is None:
             y: Tensor = self.lin_l(spmm(graph, x, edge_weight, reduce="mean"))
         else:
@@ -250,13 +252,3 @@ def _reset(module: Module) -> None:
 def _plus(y: Tensor, bias: Tensor | None) -> Tensor:
     """In the dtype of ``y``, which autocast may have narrowed."""
     return y if bias is None else y + bias.to(y.dtype)
-
-
-def check_square(graph: GraphLike) -> None:
-    """Of a layer: refuse what is no graph, or not square."""
-    tensors = given_tensors(graph)
-    if tensors.n_rows != tensors.n_cols:
-        raise ShapeError(
-            f"graph has shape {(tensors.n_rows, tensors.n_cols)}: a layer needs as many columns as "
-            "rows, since a vertex takes part in its own result."
-        )

@@ -1,0 +1,69 @@
+"""What layers refuse, before torch does in the words of its own products."""
+
+from numbers import Integral, Real
+
+import torch
+from torch import Tensor
+
+from ..autograd.functions import spmm
+from ..autograd.structure import GraphLike, given_tensors
+from ..errors import DeviceError, DtypeError, ShapeError
+
+
+def check_number(name: str, value: object) -> None:
+    """A real number, no bool."""
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise DtypeError(f"{name} is {value!r}: give a number.")
+
+
+def check_counts(**counts: object) -> None:
+    """Integers, 1 or more, by their names."""
+    for name, value in counts.items():
+        if isinstance(value, bool) or not isinstance(value, Integral):
+            raise DtypeError(f"{name} is {value!r}: give an integer, 1 or more.")
+        if value < 1:
+            raise ShapeError(f"{name} is {value}: give 1 or more.")
+
+
+def check_square(graph: GraphLike) -> None:
+    """A graph of vertices that each take part in their own result."""
+    tensors = given_tensors(graph)
+    if tensors.n_rows != tensors.n_cols:
+        raise ShapeError(
+            f"graph has shape {(tensors.n_rows, tensors.n_cols)}: a layer needs as many columns as "
+            "rows, since a vertex takes part in its own result."
+        )
+
+
+def check_features(x: Tensor, graph: GraphLike) -> None:
+    """Features of the vertices of a graph, by the name that the user gave them."""
+    tensors = given_tensors(graph)
+    dense = isinstance(x, Tensor) and x.layout is torch.strided and x.is_floating_point()
+    if not (dense and x.dim() == 2 and x.shape[0] == tensors.n_rows and x.device == tensors.device):
+        spmm(graph, x)  # refuses it
+
+
+def check_input(x: Tensor, graph: GraphLike, weight: Tensor) -> None:
+    """Features that a layer's ``weight``, (out_channels, in_channels), can be multiplied with."""
+    check_square(graph)
+    check_features(x, graph)
+    if x.shape[1] != weight.shape[1]:
+        raise ShapeError(
+            f"x has {x.shape[1]} features but the layer takes {weight.shape[1]}: give "
+            f"(n, {weight.shape[1]})."
+        )
+    check_beside("x", x, weight)
+
+
+def check_beside(name: str, value: Tensor, weight: Tensor) -> None:
+    """What is multiplied with a layer's weights: on their device, in their dtype."""
+    if value.device != weight.device:
+        raise DeviceError(
+            f"{name} is on {value.device} but the layer's weights are on {weight.device}: move "
+            f"one, layer.to({name}.device) for instance."
+        )
+    if value.dtype != weight.dtype and not torch.is_autocast_enabled(value.device.type):
+        raise DtypeError(
+            f"{name} is {value.dtype} but the layer's weights are {weight.dtype}: give both in one "
+            f"dtype, layer.to({name}.dtype) for instance."
+        )
