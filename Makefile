@@ -19,7 +19,7 @@ demo: $(VENV)/.demo  ## convert, verify, time and draw a graph (GRAPH=path for y
 	$(VENV)/bin/python -m sparsefmt demo $(if $(GRAPH),"$(GRAPH)")
 
 test: lint  ## everything that needs no GPU: style, types, tests, coverage of the format layer
-	$(VENV)/bin/python -m pytest -n auto -m "not gpu" --cov --cov-fail-under=95
+	$(VENV)/bin/python -m pytest -n auto --dist worksteal -m "not gpu" --cov --cov-fail-under=95
 
 test-gpu:  ## the tests that need a CUDA device, with .venv's Python or else python3
 	$(PYTHON) -m pytest -m gpu

@@ -12,8 +12,12 @@ from sparsefmt.ops import _jit, _launch_tiles, _launch_tiles_edges
 
 nvrtc = pytest.importorskip("cupy_backends.cuda.libs.nvrtc", reason="CuPy brings NVRTC")
 
-#: The first compiles all, each other one its part: all of a few would take most of the tests' time.
+#: The first compiles all, as it is compiled for users, each other one its part: all of a few would
+#: take most of the tests' time.
 ARCHITECTURES = (90, 75, 80, 120)
+#: Of the others' parts, all that checks and translates and hardly any of what optimises: half the
+#: time, or a fifth.
+QUICKLY = "--Ofast-compile=max"
 FILES = sorted({file for file, _ in _jit.declared()})
 #: Instantiations compiled together: few enough for all cores to have a part.
 TOGETHER = 40
@@ -27,22 +31,29 @@ PARTS = [
     for arch, file, names in CHOSEN
     for k in range(0, len(names), TOGETHER)
 ]
+#: For each other architecture and file, one instantiation of each kernel.
+OPTIMISED = [
+    (arch, file, list({name.split("<")[0]: name for name in names}.values()))
+    for arch, file, names in CHOSEN
+    if arch != ARCHITECTURES[0]
+]
 
 
-def compile_part(file: str, names: list[str], arch: int) -> list[str]:
+def compile_part(file: str, names: list[str], arch: int, *options: str) -> list[str]:
     """The mangled names of these instantiations."""
-    return compile_source(file, _jit.source(file), names, arch)
+    return compile_source(file, _jit.source(file), names, arch, *options)
 
 
-def compile_source(file: str, source: str, names: list[str], arch: int) -> list[str]:
+def compile_source(file: str, source: str, names: list[str], arch: int, *options: str) -> list[str]:
     from cuda.pathfinder import find_nvidia_header_directory
 
     program = nvrtc.createProgram(source, file, [], [])
     for name in names:
         nvrtc.addNameExpression(program, name)
     headers = find_nvidia_header_directory("cudart")
+    options = (f"-arch=sm_{arch}", f"-I{headers}", *_jit.OPTIONS, *options)
     try:
-        nvrtc.compileProgram(program, [f"-arch=sm_{arch}", f"-I{headers}", *_jit.OPTIONS])
+        nvrtc.compileProgram(program, options)
     except nvrtc.NVRTCError:
         pytest.fail(nvrtc.getProgramLog(program))
     assert len(nvrtc.getCUBIN(program)) > 0
@@ -57,6 +68,13 @@ def test_every_kernel_file_declares_instantiations():
 @pytest.mark.parametrize(("arch", "file", "names"), PARTS, ids=lambda part: str(part)[:40])
 def test_every_instantiation_compiles(arch, file, names):
     """For one architecture, and a part of them, of every file, for each other one."""
+    options = [] if arch == ARCHITECTURES[0] else [QUICKLY]
+    assert len(set(compile_part(file, names, arch, *options))) == len(names)
+
+
+@pytest.mark.parametrize(("arch", "file", "names"), OPTIMISED, ids=lambda part: str(part)[:40])
+def test_every_kernel_compiles_as_for_users(arch, file, names):
+    """One instantiation of it, with all that optimises, for each architecture but the first."""
     assert len(set(compile_part(file, names, arch))) == len(names)
 
 

@@ -2,6 +2,7 @@
 
 import pickle
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import pytest
@@ -96,15 +97,16 @@ def check(place, A, X, **options):
     assert_close(found, spmm_oracle(A, X, **options), bound=product_bound(A, X, **options))
 
 
-def check_large(place, A, csr, X, *, scaled=None, **options):
+def check_large(place, A, csr, X, *, scaled=None, exact=None, **options):
     """The same where the oracle would take long; ``csr`` is the matrix that A was made of.
 
-    Or with factors of columns, ``scaled``, in it: A has none of them.
+    Or with factors of columns, ``scaled``, in it: A has none of them.  ``exact`` is what ``quick``
+    finds, where it is known.
     """
     xp, put_there = place
     more = allowed(X.dtype) | ({} if scaled is None else {"col_scale": scaled})
     found = product(xp, put_there(A), put(xp, X), **options, **more)
-    expected, bound = quick(csr, X, **options)
+    expected, bound = exact or quick(csr, X, **options)
     assert_close(found, expected, bound=bound)
 
 
@@ -151,11 +153,28 @@ def many_slabs(tile, density, dtype, index_dtype, monkeypatch):
     """A CSR whose windows have up to 45 slabs, all of which go to one block."""
     everything = replace(costs("all", tile[0]), part=1000)
     monkeypatch.setattr("sparsefmt._costs.measured", lambda *_: everything)
+    return slabs(density, dtype, index_dtype)
+
+
+def slabs(density, dtype, index_dtype):
     rng = np.random.default_rng(0)
     row, col = np.nonzero(rng.uniform(size=(150, 720)) < density)
     data = None if dtype is None else rng.uniform(-1, 1, len(row)).astype(dtype)
     ends = row.astype(index_dtype), col.astype(index_dtype)
     return sparsefmt.COO(*ends, data, shape=(150, 720)).tocsr()
+
+
+def with_values(csr, values):
+    """With those it has, with none, or with the factors of its columns."""
+    factors = features(csr.n_cols, (), csr.dtype)
+    return csr.with_data({"own": csr.data, "none": None, "factors": factors[csr.indices]}[values])
+
+
+@cache
+def product_of_slabs(density, dtype, values, width):
+    """As ``quick``: it goes by neither the tile nor the type of indices."""
+    csr = with_values(slabs(density, dtype, np.int32), values)
+    return quick(csr, features(csr.n_cols, width, dtype))
 
 
 @pytest.mark.parametrize("index_dtype", INDEX_DTYPES)
@@ -165,14 +184,16 @@ def many_slabs(tile, density, dtype, index_dtype, monkeypatch):
 def test_many_slabs(xp, tile, dtype, density, index_dtype, monkeypatch):
     """More than the chip holds at a time, and with more entries than threads."""
     csr = many_slabs(tile, density, dtype, index_dtype, monkeypatch)
-    place, c = (xp, lambda A: put(xp, A)), features(720, (), dtype)
+    place, c = (xp, lambda A: put(xp, A)), put(xp, features(720, (), dtype))
     for width in (20, 64):
         X = features(720, width, dtype)
-        for one in (csr, csr.with_data(None)):
+        exact = {v: product_of_slabs(density, dtype, v, width) for v in ("own", "none", "factors")}
+        for values in ("own", "none"):
+            one = with_values(csr, values)
             A = one.tosgt(tile)
-            check_large(place, A, one, X)
+            check_large(place, A, one, X, exact=exact[values])
         if dtype != F16:
-            check_large(place, A, csr.with_data(c[csr.indices]), X, scaled=put(xp, c))
+            check_large(place, A, with_values(csr, "factors"), X, scaled=c, exact=exact["factors"])
 
 
 @pytest.mark.gpu

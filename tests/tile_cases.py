@@ -78,9 +78,10 @@ def quick(A, X, reduce="sum"):
     """``(Y, bound)`` as ``quick_oracle``; float32 may be rounded."""
     with np.errstate(invalid="ignore", over="ignore"):
         expected, bound = quick_oracle(A, X, reduce)
-        sizes = quick_oracle(_positive(A), abs(X), reduce)[0]
-        cost = FEATURES if A.data is None else PRODUCTS
-        return expected, bound + rounding(X.dtype, cost) * abs(sizes)
+        cost = rounding(X.dtype, FEATURES if A.data is None else PRODUCTS)
+        if cost:
+            bound = bound + cost * abs(quick_oracle(_positive(A), abs(X), reduce)[0])
+        return expected, bound
 
 
 def quick_products(A, X, Y):
