@@ -107,6 +107,7 @@ CASES = {
     "slope numpy complex": ({"negative_slope": np.complex64(1)}, DtypeError, "give a number"),
     "slope array": ({"negative_slope": np.ones(1)}, DtypeError, "negative_slope is array"),
     "slope huge": ({"negative_slope": 10**400}, DtypeError, "give a number that a float holds"),
+    "dropout of many digits": ({"dropout": 10**5000}, DtypeError, "dropout is larger than any"),
     "dropout one": (
         {"dropout": 1.0},
         ShapeError,

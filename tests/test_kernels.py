@@ -14,7 +14,7 @@ nvrtc = pytest.importorskip("cupy_backends.cuda.libs.nvrtc", reason="CuPy brings
 
 #: The first compiles all, as it is compiled for users, each other one its part: all of a few would
 #: take most of the tests' time.
-ARCHITECTURES = (90, 75, 80, 120)
+ARCHITECTURES = (90, 75, 80, 100, 120)
 #: Of the others' parts, all that checks and translates and hardly any of what optimises: half the
 #: time, or a fifth.
 QUICKLY = "--Ofast-compile=max"
@@ -35,7 +35,7 @@ PARTS = [
 OPTIMISED = [
     (arch, file, list({name.split("<")[0]: name for name in names}.values()))
     for arch, file, names in CHOSEN
-    if arch != ARCHITECTURES[0]
+    if names and arch != ARCHITECTURES[0]
 ]
 
 

@@ -99,7 +99,10 @@ def number(name: str, value: object) -> float:
     try:
         return float(value)
     except OverflowError as error:
-        raise DtypeError(f"{name} is {value!r}: give a number that a float holds.") from error
+        # Without its digits, of which Python may refuse to write so many.
+        raise DtypeError(
+            f"{name} is larger than any float64: give a number that a float holds."
+        ) from error
 
 
 def dropping(dropout: object, seed: object) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import numpy as np
 from .._arrays import Array
 from . import _cpu_attend
 from .cpu import _packed, _result, _values
-from .cpu_attention import _dropping
+from .cpu_attention import _dropping, narrow
 
 #: Of the backward loops, whatever the threads: sums over all rows then do not depend on these.
 PIECES = 256
@@ -129,4 +129,4 @@ def _scoring(
     """``(heads, feat, att, edges, slope, scale)``."""
     factors, terms = _values(att, Q).reshape(-1), _values(edges, Q).reshape(-1)
     one = factors.dtype.type
-    return *Q.shape[1:], factors, terms, one(slope), one(scale)
+    return *Q.shape[1:], factors, terms, narrow(one, slope), narrow(one, scale)

@@ -42,7 +42,7 @@ def gat(
     split = plus if plus is not None and plus.dtype == one else split
     with _result(out) as (Y, pieces):
         _cpu_gat.forward(
-            *(indptr, indices, _packed(H), scores, sizes, dropping, one(slope), loops),
+            *(indptr, indices, _packed(H), scores, sizes, dropping, narrow(one, slope), loops),
             *(_flat(Y), _flat(split), np.empty(0, one) if stats is None else _flat(stats), pieces),
         )
     if plus is not None and split is not plus:
@@ -82,10 +82,10 @@ def gat_backward(
     """
     scores, one = _scores(el, er, edges, loop_edges), _wide(el).dtype.type
     X, g, found = _packed(H), _packed(grad), np.empty(3 * der.size, one)
-    shared = scores, _sizes(t_indptr, H, loops), _dropping(dropout, seed, one), one(slope)
+    shared = scores, _sizes(t_indptr, H, loops), _dropping(dropout, seed, one), narrow(one, slope)
     with _result(dH) as (result, pieces):
         _cpu_gat.statistics(
-            *(_packed(out), _packed(plus), g, _flat(stats), one(slope), H.shape[2]),
+            *(_packed(out), _packed(plus), g, _flat(stats), narrow(one, slope), H.shape[2]),
             *(found, _flat(der), pieces),
         )
         transposed = t_indptr, t_indices, perm
@@ -119,7 +119,8 @@ def gat_attention(
     scores, one = _scores(el, er, edges, loop_edges), _wide(el).dtype.type
     sizes = _sizes(indptr, el[:, :, None], loops)
     with _result(out) as (P, pieces):
-        _cpu_gat.attention(indptr, indices, scores, sizes, one(slope), loops, _flat(P), pieces)
+        given = scores, sizes, narrow(one, slope), loops
+        _cpu_gat.attention(indptr, indices, *given, _flat(P), pieces)
 
 
 def _scores(el: Array, er: Array, *of_entries: Array | None) -> tuple[Array, ...]:
@@ -137,6 +138,12 @@ def _dropping(share: float, seed: int, one: Any) -> tuple[Any, Any, Any]:
     """The seed, below which word of 32 bits an entry is dropped, and what others are scaled by."""
     below = min(round(share * 2**32), 2**32 - 1)
     return np.uint64(seed % 2**64), np.uint64(below), one(1 / (1 - share) if below else 1)
+
+
+def narrow(one: Any, value: float) -> Any:
+    """As the type that sums run in, infinite where it holds no such number."""
+    with np.errstate(over="ignore"):
+        return one(value)
 
 
 def _flat(a: Array) -> Array:
