@@ -174,8 +174,9 @@ def prepare(
     they depend on the width of its features: its first run sorts the entries, and keeps 4 bytes and
     an index of each.  Run a step before the capture of a CUDA graph, and after a new ``order``.
     Nor is the inverse of the transpose's permutation, nnz indices, which the second gradient of
-    features and edge values makes of a large graph (``ops.aggregate_backward``) and keeps; a
-    capture before it goes without, slower.
+    features and edge values makes of a large graph (``ops.aggregate_backward``) and keeps, nor the
+    parts of the columns of one for ``gatv2_aggregate`` and ``dot_aggregate`` (``ops.gatv2``): a
+    capture before them goes without, slower.
 
     **Tiles** take float16 and bfloat16 always, and float32 only while torch allows TF32 in its own
     products, ``torch.set_float32_matmul_precision("high")``; else, and for all that they do not

@@ -82,7 +82,9 @@ def gatv2(
     Notes
     -----
     Deterministic.  No array of the size of the entries is made.  The mask is that of ``gat``.
-    GATv2 (ICLR'22), equation 7.
+    On a GPU whose L2 does not hold what entries gather, columns go in parts, if they ascend in
+    every row: the first call with ``A`` looks, synchronises and keeps up to 16 indices a row; a
+    capture before it goes without.  GATv2 (ICLR'22), equation 7.
     """
     A, arrays = checks.additive(A, left, right, att, edge_scores)
     options = checks.options(A, negative_slope, 1.0, dropout, seed, self_loops)
@@ -196,7 +198,8 @@ def dot_attention(
 
     Notes
     -----
-    Deterministic.  No array of the size of the entries is made.  The mask is that of ``gat``.
+    Deterministic.  No array of the size of the entries is made.  The mask is that of ``gat``, and
+    columns go in parts as those of ``gatv2``.
     Attention Is All You Need (NIPS'17), equation 1, on a graph; AGNN (2018), equation 3.
     """
     A, arrays = checks.products(A, queries, keys, values, edge_scores)
