@@ -73,13 +73,13 @@ def gcn_norm(
     GCN (ICLR'17), equation 2; fuseGNN (ICCAD'20), section 3, fuses the same steps.
     """
     tensors = given_tensors(graph)
-    _check_square(self_loops, tensors)
+    _check_given(self_loops, tensors)
     values = _given_values(edge_weight, tensors)
     normalised = _with_loops(graph) if self_loops else cast(Graph, graph)
     return normalised, _normalised(graph, values, self_loops)
 
 
-def _check_square(self_loops: object, graph: GraphTensors) -> None:
+def _check_given(self_loops: object, graph: GraphTensors) -> None:
     """A bool, beside a square graph."""
     if not isinstance(self_loops, bool):
         raise DtypeError(f"self_loops is {self_loops!r}: give True or False.")

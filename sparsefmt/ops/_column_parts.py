@@ -43,7 +43,7 @@ def count(S: Structure, nbytes: int) -> int:
 def parts_of(A: CSR, parts: int) -> tuple[Part, ...]:
     """The columns of ``A`` in so many parts, kept with it once made.
 
-    None where columns do not ascend in every row, or while a capture cannot look.
+    Empty where columns do not ascend in every row, or while a capture cannot look.
     """
     if parts < 2:
         return ()
