@@ -36,6 +36,7 @@ class Chunks:
     slot: Array  #: (blocks + 1,) int32, numbers the borders of blocks that cut a row, -1 elsewhere
     cut: Array  #: (n_cuts,) int32, the block behind each such border
     long: Array  #: (n_long,) rows of more than ``LONG_ROW`` entries, ascending
+    longest: int  #: entries of the longest row
 
     @property
     def blocks(self) -> int:
@@ -54,21 +55,21 @@ def chunks(indptr: Array, nnz: int, pieces: int = PIECES) -> Chunks:
     """
     xp, dtype = namespace(indptr), indptr.dtype
     with on_device_of(indptr), allocating(f"chunks of {nnz} entries"):
-        start, some_are_long = (_on_gpu if is_cupy(indptr) else _on_cpu)(indptr, pieces)
+        start, longest = (_on_gpu if is_cupy(indptr) else _on_cpu)(indptr, pieces)
         first = start[::CHUNKS_PER_BLOCK]
         slot = xp.full(len(first), -1, np.int32)
         cut, long = xp.empty(0, np.int32), xp.empty(0, dtype)
-        if some_are_long:
+        if longest > LONG_ROW:
             cuts = first[:, 1] > indptr[first[:, 0]]
             slot = xp.where(cuts, xp.cumsum(cuts) - 1, -1).astype(np.int32)
             cut = xp.flatnonzero(cuts).astype(np.int32)  # synchronize!
             long = xp.flatnonzero(indptr[1:] - indptr[:-1] > LONG_ROW).astype(dtype)  # synchronize!
     finish(indptr)  # synchronize!
-    return Chunks(start=start, slot=slot, cut=cut, long=long)
+    return Chunks(start=start, slot=slot, cut=cut, long=long, longest=longest)
 
 
-def _on_cpu(indptr: Array, pieces: int) -> tuple[Array, bool]:
-    """Where chunks begin, and whether a row is long."""
+def _on_cpu(indptr: Array, pieces: int) -> tuple[Array, int]:
+    """Where chunks begin, and the entries of the longest row."""
     n_rows, lengths = len(indptr) - 1, indptr[1:] - indptr[:-1]
     begins = np.zeros(n_rows + 1, np.int64)  # first piece of each row
     np.cumsum(np.maximum(-(-lengths // PIECE), 1), out=begins[1:])
@@ -83,22 +84,22 @@ def _on_cpu(indptr: Array, pieces: int) -> tuple[Array, bool]:
     row = np.searchsorted(begins, piece, side="right") - 1
     entry = indptr[row] + (piece - begins[row]) * PIECE
     start = np.stack([row, entry], axis=1).astype(indptr.dtype)
-    return start, bool((lengths > LONG_ROW).any())
+    return start, int(lengths.max(initial=0))
 
 
-def _on_gpu(indptr: Array, pieces: int) -> tuple[Array, bool]:
+def _on_gpu(indptr: Array, pieces: int) -> tuple[Array, int]:
     """As ``_on_cpu``, in two kernels and a scan."""
     cupy, n_rows = namespace(indptr), len(indptr) - 1
-    begins = cupy.zeros(n_rows + 2, np.int64)  # behind the last: whether a row is long
+    begins = cupy.zeros(n_rows + 2, np.int64)  # behind the last: the longest row
     _pieces_kernel()(indptr, n_rows, begins, size=n_rows)
     of_rows = begins[1:-1]
     cupy.cumsum(of_rows, out=of_rows)
-    total, some_are_long = begins[-2:].tolist()  # synchronize!
-    wave = RESIDENT_BLOCKS * _multiprocessors(indptr.device.id)
+    total, longest = begins[-2:].tolist()  # synchronize!
+    wave = RESIDENT_BLOCKS * multiprocessors(indptr.device.id)
     blocks = _block_count(total, pieces, wave)
     start = cupy.empty((blocks * CHUNKS_PER_BLOCK + 1, 2), indptr.dtype)
     _starts_kernel()(indptr, begins, n_rows, total, blocks, start, size=len(start))
-    return start, bool(some_are_long)
+    return start, longest
 
 
 def _block_count(total: int, pieces: int, wave: int) -> int:
@@ -108,21 +109,23 @@ def _block_count(total: int, pieces: int, wave: int) -> int:
 
 
 @cache
-def _multiprocessors(device: int) -> int:
+def multiprocessors(device: int) -> int:
+    """How many the GPU of that number has."""
     cupy = import_cupy()
     return int(cupy.cuda.Device(device).attributes["MultiProcessorCount"])
 
 
 @cache
 def _pieces_kernel() -> Any:
-    """The number of pieces of each row, behind its place."""
+    """The number of pieces of each row, behind its place, and the longest row."""
     return import_cupy().ElementwiseKernel(
         "raw I indptr, int64 n_rows",
         "raw int64 begins",
         f"""
         const long long length = indptr[i + 1] - indptr[i];
         begins[i + 1] = length > {PIECE} ? (length + {PIECE - 1}) / {PIECE} : 1;
-        if (length > {LONG_ROW}) begins[n_rows + 1] = 1;
+        long long* const longest = &begins[n_rows + 1];
+        if (length > *(volatile long long*)longest) atomicMax(longest, length);
         """,
         "sparsefmt_pieces",
     )

@@ -38,6 +38,7 @@ using std::min;
 #define __device__
 #define __shared__ static
 static inline void atomicMin(long long* at, long long value) { *at = min(*at, value); }
+static inline void atomicMax(long long* at, long long value) { *at = max(*at, value); }
 template <typename T> static void atomicAdd(T* at, T value) { *at += value; }
 template <typename T> static void atomicOr(T* at, T value) { *at |= value; }
 static inline int __popc(unsigned bits) { return __builtin_popcount(bits); }

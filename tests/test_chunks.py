@@ -39,7 +39,7 @@ def check(xp, monkeypatch, longest, index, *, wave):
 @pytest.mark.parametrize("longest", LONGEST)
 def test_a_gpu_cuts_rows_as_numpy_does(gpu, monkeypatch, longest, multiprocessors, index):  # noqa: F811
     monkeypatch.setattr(_chunks, "RESIDENT_BLOCKS", 2)
-    monkeypatch.setattr(_chunks, "_multiprocessors", lambda device: multiprocessors)
+    monkeypatch.setattr(_chunks, "multiprocessors", lambda device: multiprocessors)
     check(gpu, monkeypatch, longest, index, wave=2 * multiprocessors)
 
 
@@ -48,7 +48,7 @@ def test_a_gpu_cuts_rows_as_numpy_does(gpu, monkeypatch, longest, multiprocessor
 @pytest.mark.parametrize("longest", LONGEST)
 def test_a_real_one_does_too(monkeypatch, longest, index):
     cupy = pytest.importorskip("cupy")
-    wave = _chunks.RESIDENT_BLOCKS * _chunks._multiprocessors(0)
+    wave = _chunks.RESIDENT_BLOCKS * _chunks.multiprocessors(0)
     check(cupy, monkeypatch, longest, index, wave=wave)
 
 

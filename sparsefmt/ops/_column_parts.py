@@ -69,18 +69,8 @@ def _part(A: CSR, first: Array, last: Array) -> Part:
     indptr = primitives.offsets(last - first, A.index_dtype)
     nnz = int(indptr[-1])  # synchronize!
     chunks, moves = _chunks.chunks(indptr, nnz), first - indptr[:-1]
-    structure = replace(
-        _launch.structure(A),
-        nnz=nnz,
-        indptr=indptr.data.ptr,
-        start=chunks.start.data.ptr,
-        slot=chunks.slot.data.ptr,
-        cut=chunks.cut.data.ptr,
-        long=chunks.long.data.ptr,
-        blocks=chunks.blocks,
-        n_cuts=len(chunks.cut),
-        n_long=len(chunks.long),
-    )
+    own = {"nnz": nnz, "indptr": indptr.data.ptr, **_launch.plan(chunks)}
+    structure = replace(_launch.structure(A), **own)
     return Part(structure, moves.data.ptr, (indptr, moves, *chunks.arrays()))
 
 

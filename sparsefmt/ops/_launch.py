@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from .._arrays import import_cupy
+from .._chunks import Chunks
 from ..compressed import CSR
 from ..errors import KernelLaunchError, UnsupportedError
 from . import _jit
@@ -59,6 +60,7 @@ class Structure:
     blocks: int
     n_cuts: int
     n_long: int
+    longest: int = 0  #: entries of the longest row; 0 where that is not known
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +73,6 @@ class Shape:
 
 def structure(A: CSR) -> Structure:
     """The structure of a CSR on a GPU."""
-    chunks = A.chunks
     return Structure(
         n_rows=A.n_rows,
         n_cols=A.n_cols,
@@ -79,14 +80,22 @@ def structure(A: CSR) -> Structure:
         index_dtype=A.index_dtype.name,
         indptr=A.indptr.data.ptr,
         indices=A.indices.data.ptr,
-        start=chunks.start.data.ptr,
-        slot=chunks.slot.data.ptr,
-        cut=chunks.cut.data.ptr,
-        long=chunks.long.data.ptr,
-        blocks=chunks.blocks,
-        n_cuts=len(chunks.cut),
-        n_long=len(chunks.long),
+        **plan(A.chunks),
     )
+
+
+def plan(chunks: Chunks) -> dict[str, int]:
+    """The fields of a ``Structure`` that tell how its rows are cut."""
+    return {
+        "start": chunks.start.data.ptr,
+        "slot": chunks.slot.data.ptr,
+        "cut": chunks.cut.data.ptr,
+        "long": chunks.long.data.ptr,
+        "blocks": chunks.blocks,
+        "n_cuts": len(chunks.cut),
+        "n_long": len(chunks.long),
+        "longest": chunks.longest,
+    }
 
 
 def stream() -> int:
