@@ -6,7 +6,7 @@ PYTHON3 ?= python3
 PYTHON ?= $(shell test -x $(VENV)/bin/python && echo $(VENV)/bin/python || echo python3)
 SANITIZER ?= compute-sanitizer
 # Only our kernels: the library sorts beside them take minutes under these two tools.
-OURS := $(foreach kernel,spmm sddmm edge_softmax spgemm sspmm maxk cbsr gat_ attend aggregate permuted gcn_,--kernel-name kns=$(kernel))
+OURS := $(foreach kernel,spmm sddmm edge_softmax spgemm sspmm maxk cbsr gat_ attend aggregate permuted gcn_ sample,--kernel-name kns=$(kernel))
 NAME ?= convert
 GRAPH ?=
 

@@ -21,7 +21,9 @@ from tile_cases import blocks, costs
 
 from sparsefmt import COO, CSR, Graph, ops
 from sparsefmt._split import HEIGHTS
-from sparsefmt.ops import _column_parts, _launch_aggregate, _launch_gat
+from sparsefmt.ops import _column_parts, _launch_aggregate, _launch_gat, _launch_sampled
+from sparsefmt.ops._registry import row_stride
+from sparsefmt.ops._samples import STRATEGIES
 
 # The last has rows that are cut between blocks.
 SHAPES = [(0, 0, 0), (3, 5, 0), (1, 40, 64), (40, 1, 33), (70, 50, 900), (3, 40, 12_000)]
@@ -78,6 +80,7 @@ def run(A: COO) -> None:
             B.toarray()
             assert (B @ cupy.ones((A.n_cols, 0), A.dtype)).shape == (A.n_rows, 0)
             assert (B @ cupy.ones((A.n_cols, 9), A.dtype)).shape == (A.n_rows, 9)
+        draw(weighted.tocsr(), A.dtype)
         operate(weighted.tocsr(), A.dtype)
         multiply_tiles(weighted.tocsr(), A.dtype, ["all", "mix"])
     attend(A.tocsr(), A.dtype)
@@ -113,6 +116,58 @@ def operate(A: CSR, dtype: np.dtype[Any]) -> None:
         scores = ops.sddmm(A, left, right)
         p = ops.edge_softmax(A, scores)
         ops.edge_softmax_backward(A, p, scores)
+
+
+def draw(A: CSR, dtype: np.dtype[Any]) -> None:
+    """Samples and products with them, before there is a plan of the rows and with one."""
+    r, c = cupy.ones(A.n_rows, dtype), cupy.ones(A.n_cols, dtype)
+    scales = {"row_scale": r, "col_scale": c}
+    for strategy, width in product(STRATEGIES, (1, 9, 3000)):
+        how: dict[str, Any] = {"strategy": strategy, "seed": 5}
+        for feat in (*WIDTHS, 160):
+            X = cupy.ones((A.n_cols, feat + 3), dtype)[:, 1 : feat + 1]
+            X, B = X if feat == 33 else X.copy(), A.copy()
+            for _ in range(2):
+                ops.spmm_sampled(B, X, width, **how, mean=True, **scales)
+                ops.spmm_sampled(B, X, width, **how, rescale=True)
+                _ = B.chunks
+            draw_products(B, X, _launch_sampled.Sampling(width, strategy, 5))
+        ops.sample(A, width, **how).check()
+        draw_rows(A, _launch_sampled.Sampling(width, strategy, 5))
+
+
+def draw_products(A: CSR, X: cupy.ndarray, sampling: _launch_sampled.Sampling) -> None:
+    """What gradients of values take."""
+    feat, scale = X.shape[1], np.promote_types(X.dtype, np.float32)
+    grad, out = cupy.ones((A.n_rows, feat), X.dtype), cupy.empty(A.nnz, X.dtype)
+    r, c = (cupy.ones(size, scale) for size in A.shape)
+    given = {"X": grad, "Y": X, "row_scale": r, "col_scale": c, "out": out}
+    _launch_sampled.sddmm_sampled(
+        _launch_sampled.bare_structure(A),
+        str(X.dtype),
+        sampling,
+        feat=feat,
+        ldx=feat,
+        ldy=row_stride(X),
+        **{name: a.data.ptr for name, a in given.items()},
+        flags=_launch_sampled.RESCALE,
+        stream=0,
+    )
+
+
+def draw_rows(A: CSR, sampling: _launch_sampled.Sampling) -> None:
+    """What is sampled, in rooms of one size and of each row's, by a seed on the device too."""
+    seed = cupy.ones(1, np.int64)
+    for room, seed_at in product((sampling.width, 0), (0, seed.data.ptr)):
+        size = A.n_rows * room or A.nnz
+        arrays = [cupy.empty(size, A.index_dtype) for _ in range(3)]
+        _launch_sampled.sample_rows(
+            _launch_sampled.bare_structure(A),
+            replace(sampling, seed_at=seed_at),
+            room=room,
+            **dict(zip(("cols", "entries", "rows"), (a.data.ptr for a in arrays), strict=True)),
+            stream=0,
+        )
 
 
 def attend(A: CSR, dtype: np.dtype[Any], *, self_loops: bool = False) -> None:

@@ -29,6 +29,10 @@ if TYPE_CHECKING:
     from .row_attention import gatv2 as gatv2
     from .row_attention import gatv2_backward as gatv2_backward
     from .sampled_product import sddmm as sddmm
+    from .sampling import sample as sample
+    from .sampling import sample_with_perm as sample_with_perm
+    from .sampling import sampling_rate as sampling_rate
+    from .sampling import spmm_sampled as spmm_sampled
 
 #: Public name -> the module that defines it; resolved on first use (PEP 562).
 _PUBLIC = {
@@ -49,12 +53,16 @@ _PUBLIC = {
     "gcn_norm": "normalisation",
     "gcn_norm_backward": "normalisation",
     "maxk": "features",
+    "sample": "sampling",
+    "sample_with_perm": "sampling",
+    "sampling_rate": "sampling",
     "scale": "aggregation",
     "sddmm": "sampled_product",
     "spgemm": "cbsr_products",
     "spmm": "matmul",
     "spmm_arg": "extrema",
     "spmm_arg_backward": "extrema",
+    "spmm_sampled": "sampling",
     "sspmm": "cbsr_gradients",
 }
 

@@ -133,6 +133,7 @@ def _operations() -> dict[str, Callable[..., Any]]:
         normalisation,
         row_attention,
         sampled_product,
+        sampling,
     )
 
     found: tuple[Callable[..., Any], ...] = (
@@ -142,6 +143,7 @@ def _operations() -> dict[str, Callable[..., Any]]:
         attention.edge_softmax_backward,
         sampled_product.sddmm,
         matmul.spmm,
+        sampling.spmm_sampled,
         cbsr_products.spgemm,
         cbsr_gradients.sspmm,
         cbsr_gradients.sddmm_cbsr,

@@ -8,6 +8,7 @@ from . import (
     _jit,
     _launch_aggregate,
     _launch_gat,
+    _launch_sampled,
     _launch_tiles,
     _launch_tiles_edges,
 )
@@ -28,6 +29,7 @@ from ._launch_dense import COLUMNS, VALUES
 from ._launch_edges import TEAMS, TILE_HEADS
 from ._launch_maxk import SHAPES, instantiation
 from ._launch_sspmm import GENERAL_LANES, LANES, SCALAR_LANES
+from ._samples import STRATEGIES
 
 _INDEX = ("int32", "int64")
 _TYPES = list(product(VALUE_DTYPES, _INDEX))
@@ -74,6 +76,7 @@ def _declare() -> None:
     _declare_norm()
     _declare_attend()
     _declare_gat()
+    _declare_sampled()
     _declare_tiles()
     moved = list(product(VALUES.values(), COLUMNS.values()))
     for name in ("cbsr_to_dense", "dense_to_cbsr"):
@@ -151,6 +154,19 @@ def _declare_gat() -> None:
         ]
         names = (_jit.expression(name, (dtype,), rest) for name, rest in shapes)
         _jit.declare("gat_scores.cu", *names)
+
+
+def _declare_sampled() -> None:
+    ways = STRATEGIES.values()
+    for types in _TYPES:
+        products = _launch_sampled.variants(types[0])
+        names = (_jit.expression("spmm_sampled", types, rest) for rest in products)
+        _jit.declare("sampled.cu", *names)
+        both = product((16 // ITEMSIZE[types[0]], 1), ways)
+        names = (_jit.expression("sddmm_sampled", types, rest) for rest in both)
+        _jit.declare("sddmm_sampled.cu", *names)
+    for one in product(_INDEX, ways):
+        _jit.declare("sampling.cu", _jit.expression("sample_rows", one[:1], one[1:]))
 
 
 def _declare_tiles() -> None:

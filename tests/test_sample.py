@@ -1,0 +1,297 @@
+"""The sample of each row as a graph: which entries it has, and that ``random`` is random."""
+
+import ctypes
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+from host_cupy import COMPILER
+from op_cases import (
+    DTYPES,
+    INDEX_DTYPES,
+    KINDS,
+    features,
+    matrix,
+    name_of,
+    put,
+    rows_of,
+)
+from sampling_cases import PRIMES, SAMPLES, STRATEGIES, host, prime_rows
+from scipy import stats
+
+import sparsefmt
+from sparsefmt import ops
+from sparsefmt._sampling_oracles import places_oracle, sample_oracle
+from sparsefmt.ops import _jit
+
+#: Tests whose chances are counted together.
+SIGNIFICANCE = 1e-3
+
+
+@pytest.mark.parametrize("index_dtype", INDEX_DTYPES, ids=name_of)
+@pytest.mark.parametrize("width", [*SAMPLES, 2**40])
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_the_sample_is_that_of_the_oracle(xp, strategy, width, index_dtype):
+    for k, A in enumerate(
+        (
+            *(matrix(kind, np.float64, index_dtype).tocsr() for kind in KINDS),
+            rows_of(np.arange(200), 50, None, index_dtype),
+            prime_rows(np.float32, index_dtype),
+        )
+    ):
+        seed = (k - 3) * 2**62 + k
+        if width == 2**40 and A.nnz > 10_000:
+            continue
+        B, perm = ops.sample_with_perm(put(xp, A), width, strategy=strategy, seed=seed)
+        expected, numbers = sample_oracle(A, width, strategy=strategy, seed=seed)
+        B.check()
+        assert B.to("cpu") == expected
+        assert perm.dtype == index_dtype
+        assert (host(perm) == numbers).all()
+        assert B == ops.sample(put(xp, A), width, strategy=strategy, seed=seed)
+
+
+@pytest.mark.parametrize("width", [1, 2, 50, 576, 577, 1000])
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_no_entry_is_sampled_twice_and_none_of_another_row(xp, strategy, width):
+    lengths = np.concatenate([np.arange(120), PRIMES])
+    A = rows_of(lengths, 9, None, np.int64)
+    for seed in range(4):
+        B, perm = ops.sample_with_perm(put(xp, A), width, strategy=strategy, seed=seed)
+        perm = host(perm)
+        assert (host(B.lengths) == np.minimum(lengths, width)).all()
+        row = np.repeat(np.arange(len(lengths)), host(B.lengths))
+        assert (np.searchsorted(A.indptr, perm, side="right") - 1 == row).all()
+        assert len(np.unique(perm)) == len(perm)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_the_sample_is_the_same_for_every_dtype_and_neighbour(xp, strategy):
+    """It follows from the seed, the number of a row and its length alone."""
+    A = rows_of(np.arange(150), 30, None, np.int32)
+    _, perm = ops.sample_with_perm(put(xp, A), 20, strategy=strategy, seed=1)
+    for dtype, index_dtype in zip(DTYPES, INDEX_DTYPES * 2, strict=True):
+        B = rows_of(np.arange(150), 70, dtype, index_dtype, seed=8)
+        _, other = ops.sample_with_perm(put(xp, B), 20, strategy=strategy, seed=1)
+        assert bool((perm == other).all())
+    lengths = np.arange(150)
+    lengths[:100] = 3  # rows of other lengths before them
+    C = rows_of(lengths, 30, None, np.int32)
+    _, other = ops.sample_with_perm(put(xp, C), 20, strategy=strategy, seed=1)
+    moved_by = int(A.indptr[100] - C.indptr[100])
+    assert (host(perm)[-50 * 20 :] == host(other)[-50 * 20 :] + moved_by).all()
+
+
+def test_only_random_goes_by_the_seed_of_64_bits(xp):
+    A = put(xp, rows_of(np.full(40, 90), 30, None, np.int32))
+    X = put(xp, features(30, 8, np.float32))
+    for strategy in STRATEGIES:
+        make = lambda seed: ops.sample_with_perm(A, 9, strategy=strategy, seed=seed)[1]  # noqa: B023, E731
+        of = lambda seed: ops.spmm_sampled(A, X, 9, strategy=strategy, seed=seed)  # noqa: B023, E731
+        assert bool((make(-1) == make(2**64 - 1)).all())
+        assert bool((of(-(2**70)) == of(0)).all())
+        for seed in (1, 2**32, 2**63):
+            assert bool((make(seed) == make(0)).all()) == (strategy != "random")
+
+
+@pytest.mark.parametrize("width", SAMPLES)
+def test_the_rate_is_the_closed_form(xp, width):
+    for kind in KINDS:
+        A = matrix(kind, None, np.int32).tocsr()
+        lengths = A.lengths.tolist()
+        expected = sum(min(one, width) for one in lengths) / A.nnz if A.nnz else 1.0
+        rate = ops.sampling_rate(put(xp, A), width)
+        assert isinstance(rate, float)
+        assert rate == expected
+        assert ops.sample(put(xp, A), width, strategy="fastrand").nnz == round(rate * A.nnz)
+
+
+# The kernels' own choice, without a GPU
+
+_PLACES = """
+#include <algorithm>
+using std::min;
+#define __device__
+static unsigned __umulhi(unsigned a, unsigned b) { return (unsigned long long)a * b >> 32; }
+static int __clz(unsigned x) { return x ? __builtin_clz(x) : 32; }
+#include "sampling.cuh"
+#define PLACES(STRATEGY) \\
+    extern "C" void STRATEGY##_(unsigned long long seed, long long row, unsigned length, \\
+                                unsigned kept, unsigned* places) { \\
+        Sample<STRATEGY> sample(seed); \\
+        sample.of_row(row, length, kept); \\
+        for (unsigned k = 0; k < kept; ++k) places[k] = sample.place(k); \\
+    }
+PLACES(BUCKET)
+PLACES(FASTRAND)
+PLACES(RANDOM)
+"""
+
+
+@pytest.fixture(scope="module")
+def header(tmp_path_factory):
+    """The functions of sampling.cuh, compiled as C++."""
+    folder = tmp_path_factory.mktemp("header")
+    (folder / "places.cpp").write_text(_PLACES)
+    include = Path(_jit.__file__).parent
+    command = [COMPILER, "-std=c++17", "-O1", "-shared", "-fPIC", f"-I{include}", "places.cpp"]
+    subprocess.run([*command, "-o", "places.so"], cwd=folder, check=True)
+    return ctypes.CDLL(str(folder / "places.so"))
+
+
+#: Lengths to 2**31 - 1, numbers of rows beyond 32 bits, seeds of 64.
+LONG = [2**20, 577 * 587 * 593, 2**30 + 1, 2**31 - 2**15, 2**31 - 1]
+
+
+@pytest.mark.skipif(COMPILER is None, reason="no g++ to compile the header with")
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_the_header_of_the_kernels_chooses_as_the_oracle(header, strategy):
+    choose = getattr(header, f"{strategy.upper()}_")
+    rng = np.random.default_rng(0)
+    for length in [*range(1, 200), *filter(None, PRIMES), *LONG]:
+        for width in (1, 7, length - 1, length, 100):
+            kept = min(length, max(width, 1), 5000)
+            seed = int(rng.integers(0, 2**64, dtype=np.uint64))
+            row = int(rng.integers(0, 2**40 if length % 2 else 300))
+            found = np.full(kept, 2**32 - 1, np.uint32)
+            arguments = ctypes.c_ulonglong(seed), ctypes.c_longlong(row), length, kept
+            choose(*arguments, ctypes.c_void_p(found.ctypes.data))
+            assert found.tolist() == places_oracle(length, kept, strategy, seed, row)
+
+
+# Randomness
+
+
+def places(xp, length, width, *, rows, seeds):
+    """The sampled places of rows of one length, (draws, width)."""
+    indptr = np.arange(rows + 1, dtype=np.int32) * length
+    A = put(xp, sparsefmt.CSR(indptr, np.zeros(rows * length, np.int32), shape=(rows, 1)))
+    found = []
+    for seed in seeds:
+        B, perm = ops.sample_with_perm(A, width, strategy="random", seed=seed)
+        assert B.nnz == rows * width
+        found.append(host(perm).reshape(rows, width) - indptr[:-1, None])
+    return np.concatenate(found)
+
+
+def p_value(codes, cells):
+    """Of counts of so many equally likely cells, by chi-square; two-sided."""
+    counts = np.bincount(codes, minlength=cells)
+    assert len(counts) == cells
+    expected = len(codes) / cells
+    p = stats.chi2.sf(((counts - expected) ** 2).sum() / expected, cells - 1)
+    return 2 * min(p, 1 - p)
+
+
+def pairs(first, second, length):
+    """A number for each of the ``length * (length - 1)`` pairs of two places."""
+    return first * (length - 1) + second - (second > first)
+
+
+#: Numbers of rows and of seeds: 10**5 draws together, along the one or the other.
+DRAWS = [(100_000, range(7, 8)), (50, range(2000))]
+
+
+@pytest.mark.parametrize("rows_seeds", DRAWS, ids=["rows", "seeds"])
+def test_places_and_pairs_of_places_are_uniform(xp, rows_seeds, one_thread):
+    rows, seeds = rows_seeds
+    found = {}
+    for length in (2, 3, 5, 7, 11, 12, 13, 31, 100, 127, 128, *[577] * (rows < 1000)):
+        width = min(length - 1, 6)
+        drawn = places(xp, length, width, rows=rows, seeds=seeds)
+        for k in range(width):
+            found[length, k] = p_value(drawn[:, k], length)
+        for k, other in ((0, 1), (1, 2), (0, width - 1)):
+            if k < other < width and length < 200:  # 4 draws a cell at least
+                codes = pairs(drawn[:, k], drawn[:, other], length)
+                found[length, k, other] = p_value(codes, length * (length - 1))
+    worst = min(found, key=found.get)
+    assert found[worst] > SIGNIFICANCE / len(found), f"{worst}: {found[worst]}"
+
+
+@pytest.mark.parametrize("rows_seeds", DRAWS, ids=["rows", "seeds"])
+def test_whole_samples_are_uniform(xp, rows_seeds, one_thread):
+    """Of short rows every ordered sample, 120 or more of them."""
+    found = {}
+    for length, width in ((5, 4), (6, 3), (7, 3), (8, 3), (10, 3), (12, 3)):
+        drawn = places(xp, length, width, rows=rows_seeds[0], seeds=rows_seeds[1])
+        _, codes = np.unique(drawn, axis=0, return_inverse=True)
+        cells = int(np.prod(range(length, length - width, -1)))
+        found[length] = p_value(codes.reshape(-1), cells)
+    worst = min(found, key=found.get)
+    assert found[worst] > SIGNIFICANCE / len(found), f"{worst}: {found[worst]}"
+
+
+def test_samples_of_neighbouring_rows_and_seeds_are_independent(xp, one_thread):
+    found = {}
+    for length in (7, 31, 100):
+        first = places(xp, length, 1, rows=300, seeds=range(400)).reshape(400, 300)
+        for name, (a, b) in {
+            "rows": (first[:, :-1:2], first[:, 1::2]),
+            "seeds": (first[:-1:2], first[1::2]),
+            "both": (first[:-1:2, :-1:2], first[1::2, 1::2]),
+        }.items():
+            found[length, name] = p_value((a * length + b).reshape(-1), length**2)
+    worst = min(found, key=found.get)
+    assert found[worst] > SIGNIFICANCE / len(found), f"{worst}: {found[worst]}"
+
+
+@pytest.mark.parametrize("width", [1, 10, 64])
+def test_rescaled_sums_of_random_samples_are_unbiased(xp, width, one_thread):
+    """The mean over 1000 seeds lies within 3 standard errors; of means of samples too."""
+    lengths = np.array([7, 31, 100, 577, 3000])
+    A = rows_of(lengths, 211, np.float64, np.int32)
+    X = np.random.default_rng(2).gamma(1.0, size=(211, 1))  # far from 0 on average
+    B, x = put(xp, A), put(xp, X)
+    whole = host(ops.spmm(B, x))[:, 0]
+    for factor, exact in (({"rescale": True}, whole), ({"mean": True}, whole / lengths)):
+        how = {"strategy": "random", **factor}
+        found = np.stack(
+            [host(ops.spmm_sampled(B, x, width, seed=s, **how))[:, 0] for s in range(1000)]
+        )
+        error = found.std(axis=0, ddof=1) / np.sqrt(len(found))
+        assert (np.abs(found.mean(axis=0) - exact) <= 3 * error + 1e-12 * np.abs(exact)).all()
+
+
+def test_every_place_of_a_long_row_is_drawn_once():
+    """Twice through the rounds where a pair lies beyond the length: a permutation."""
+    for length in (2, 3, 12, 129, 1000, 4097, 65_537):
+        drawn = places_oracle(length, length - 1, "random", 5, 3)
+        assert len(set(drawn)) == length - 1
+        assert set(drawn) < set(range(length))
+
+
+# GPU only
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("index_dtype", INDEX_DTYPES, ids=name_of)
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_rows_are_sampled_into_places_of_their_own(strategy, index_dtype):
+    """With rooms of one size or of each row's, and a seed that lies on the device."""
+    import cupy
+
+    from sparsefmt.ops import _launch, _launch_sampled
+
+    lengths = np.concatenate([np.arange(40), [577, 0, 1154]])
+    A = rows_of(lengths, 30, None, index_dtype)
+    B, seed = A.to("cuda"), cupy.full(1, -5, np.int64)
+    sampling = _launch_sampled.Sampling(6, strategy, 99, seed_at=seed.data.ptr)
+    expected, numbers = sample_oracle(A, 6, strategy=strategy, seed=-5)
+    for room in (6, 0):
+        starts = np.arange(len(lengths)) * room if room else A.indptr[:-1]
+        size = len(lengths) * room if room else A.nnz
+        arrays = [cupy.full(size, -7, index_dtype) for _ in range(3)]
+        given = dict(zip(("cols", "entries", "rows"), (a.data.ptr for a in arrays), strict=True))
+        S, stream = _launch_sampled.bare_structure(B), _launch.stream()
+        _launch_sampled.sample_rows(S, sampling, room=room, **given, stream=stream)
+        cols, entries, rows = (a.get() for a in arrays)
+        free = np.ones(size, bool)
+        for row, (at, kept) in enumerate(zip(starts, expected.lengths, strict=True)):
+            own, there = slice(at, at + kept), slice(*expected.indptr[row : row + 2])
+            assert (cols[own] == expected.indices[there]).all()
+            assert (entries[own] == numbers[there]).all()
+            assert (rows[own] == row).all()
+            free[own] = False
+        assert (cols[free] == A.n_cols).all()

@@ -1,0 +1,375 @@
+"""Products with a sample of each row against loops in float64, and the sample as a graph."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from op_cases import (
+    DTYPES,
+    FORMATS,
+    INDEX_DTYPES,
+    KINDS,
+    ROW_LENGTHS,
+    WIDTHS,
+    far_apart,
+    features,
+    intact,
+    long_rows,
+    matrix,
+    moved,
+    name_of,
+    poisoned,
+    put,
+    quick_oracle,
+    rows_of,
+)
+from sampling_cases import PRIMES, SAMPLES, STRATEGIES, host, prime_rows, sddmm_sampled
+
+import sparsefmt
+from sparsefmt import ops
+from sparsefmt._sampling_oracles import (
+    sample_oracle,
+    sddmm_sampled_bound,
+    sddmm_sampled_oracle,
+    spmm_sampled_bound,
+    spmm_sampled_oracle,
+)
+from sparsefmt.testing import assert_close, csr, error_bound
+
+FACTORS = [{}, {"mean": True}, {"rescale": True}]
+
+
+def on(xp, A, planned=False):
+    """Where the arrays live; on a GPU with a plan of the rows, or before there is one."""
+    B = put(xp, A)
+    if B is not A and planned:
+        _ = B.chunks
+    return B
+
+
+def check(xp, A, X, width, place=put, row_scale=None, col_scale=None, **options):
+    """Into poisoned memory: every element right, no guard touched."""
+    scales = {"row_scale": row_scale, "col_scale": col_scale}
+    expected = spmm_sampled_oracle(A, X, width, **scales, **options)
+    bound = spmm_sampled_bound(A, X, width, **scales, **options)
+    there = {name: put(xp, scale) for name, scale in scales.items()}
+    for planned in (False, True)[: 1 if xp is np else 2]:
+        out, buffer = poisoned(xp, (A.n_rows, X.shape[1]), X.dtype)
+        args = on(xp, A, planned), place(xp, X), width
+        assert ops.spmm_sampled(*args, out=out, **there, **options) is out
+        assert_close(out, expected, bound=bound)
+        assert intact(xp, buffer)
+
+
+# Against loops
+
+
+@pytest.mark.parametrize("feat", WIDTHS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_every_feature_width_and_dtype(xp, strategy, dtype, feat):
+    k = WIDTHS.index(feat)
+    A = matrix("power law", dtype if k % 3 else None, INDEX_DTYPES[k % 2]).tocsr()
+    X = features(A.n_cols, feat, dtype)
+    for width in (SAMPLES[k % 6], SAMPLES[(k + 3) % 6]):
+        check(xp, A, X, width, strategy=strategy, seed=k, **FACTORS[k % 3])
+
+
+@pytest.mark.parametrize("index_dtype", INDEX_DTYPES, ids=name_of)
+@pytest.mark.parametrize("weighted", [True, False])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_every_kind_of_graph_and_sample(xp, strategy, kind, weighted, index_dtype):
+    A = matrix(kind, np.float32 if weighted else None, index_dtype).tocsr()
+    X = features(A.n_cols, 19, np.float32)
+    for k, width in enumerate(SAMPLES):
+        check(xp, A, X, width, strategy=strategy, seed=2**63 + k)
+
+
+@pytest.mark.parametrize("width", SAMPLES)
+@pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_rows_that_577_divides(xp, strategy, dtype, width):
+    k = SAMPLES.index(width)
+    A = prime_rows(dtype if k % 2 else None, INDEX_DTYPES[k % 2])
+    for feat in (1, 40, 72):
+        X = features(211, feat, dtype) / dtype(64)  # rescaled sums stay within float16
+        check(xp, A, X, width, strategy=strategy, seed=-k, **FACTORS[k % 3])
+
+
+@pytest.mark.parametrize("feat", [2, 6, 16, 64, 66, 200])
+@pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_rows_end_anywhere_in_a_piece(xp, strategy, dtype, feat):
+    for k, lengths in enumerate(ROW_LENGTHS.values()):
+        A = rows_of(lengths, 37, dtype if k % 3 else None, INDEX_DTYPES[k % 2], seed=k)
+        X, width = features(37, feat, dtype), (7, 8, 9, 16)[k % 4]
+        out, buffer = poisoned(xp, (A.n_rows, feat), dtype)
+        ops.spmm_sampled(put(xp, A), put(xp, X), width, strategy=strategy, seed=k, out=out)
+        expected, bound = quick_oracle(sample_oracle(A, width, strategy=strategy, seed=k)[0], X)
+        assert_close(out, expected, bound=bound)
+        assert intact(xp, buffer)
+
+
+@pytest.mark.parametrize("width", [1, 50, 2500, 10**6])
+@pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_rows_that_many_sub_warps_share(xp, strategy, dtype, width):
+    for k, feat in enumerate((8, 40, 130)):
+        A = long_rows(dtype if k % 2 else None, INDEX_DTYPES[k % 2])
+        X = features(A.n_cols, feat, dtype)
+        B = sample_oracle(A, width, strategy=strategy, seed=k)[0]
+        expected, bound = quick_oracle(B, X, "mean" if k == 2 else "sum")
+        for planned in (False, True):
+            out, buffer = poisoned(xp, (A.n_rows, feat), dtype)
+            options = {"strategy": strategy, "seed": k, "mean": k == 2}
+            ops.spmm_sampled(on(xp, A, planned), put(xp, X), width, out=out, **options)
+            assert_close(out, expected, bound=bound)
+            assert intact(xp, buffer)
+
+
+@pytest.mark.parametrize("factor", FACTORS, ids=str)
+@pytest.mark.parametrize("scales", ["row_scale", "col_scale", "both"])
+@pytest.mark.parametrize("weighted", [True, False])
+@pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
+def test_factors_of_rows_and_columns(xp, dtype, weighted, scales, factor):
+    A = matrix("power law", dtype if weighted else None, np.int64).tocsr()
+    r, c = features(A.n_rows, (), dtype, seed=2), features(A.n_cols, (), dtype, seed=3)
+    both = {"row_scale": r, "col_scale": c}
+    given = both if scales == "both" else {scales: both[scales]}
+    for strategy, feat in zip(STRATEGIES, (40, 7, 64), strict=True):
+        check(xp, A, features(A.n_cols, feat, dtype), 5, strategy=strategy, **factor, **given)
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_other_formats_are_sampled_as_their_rows(xp, format):
+    A = put(xp, matrix("power law", np.float32, np.int32).asformat(format))
+    X = put(xp, features(A.n_cols, 16, np.float32))
+    found = ops.spmm_sampled(A, X, 4, strategy="random", seed=3)
+    assert bool((found == ops.spmm_sampled(A.tocsr(), X, 4, strategy="random", seed=3)).all())
+    B, perm = ops.sample_with_perm(A, 4, strategy="random", seed=3)
+    assert bool((B.data == A.tocsr().data[perm]).all())
+    assert ops.sampling_rate(A, 4) == B.nnz / A.nnz
+
+
+# Memory
+
+
+@pytest.mark.parametrize("feat", [1, 6, 16, 33, 64])
+@pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
+def test_rows_may_lie_apart_and_begin_anywhere(xp, dtype, feat):
+    A = matrix("power law", dtype, np.int32).tocsr()
+    X = features(A.n_cols, feat, dtype)
+    for k, (gap, shift) in enumerate(((1, 0), (3, 1), (64, 2), (8, 8), (0, 1))):
+        place = lambda xp, X: far_apart(xp, X, gap=gap, shift=shift)  # noqa: B023, E731
+        check(xp, A, X, 6, place=place, strategy=STRATEGIES[k % 3])
+    for shift in (1, 2, 3):
+        check(xp, moved(np, A, shift=shift), X, 6, strategy="random")
+
+
+def test_features_need_not_be_contiguous(xp):
+    A = matrix("power law", np.float64, np.int32).tocsr()
+    wide = features(2 * A.n_cols, 20, np.float64)
+    for part in (np.s_[::2, 1:18:3], np.s_[::-2, :5], np.s_[: A.n_cols, ::-1]):
+        check(xp, A, wide[part], 5, place=lambda xp, X: put(xp, wide)[part])  # noqa: B023
+
+
+def test_inputs_are_not_changed(xp):
+    A = put(xp, matrix("power law", np.float32, np.int32).tocsr())
+    X = put(xp, features(A.n_cols, 8, np.float32))
+    before, kept = A.copy(), X.copy()
+    for strategy in STRATEGIES:
+        ops.spmm_sampled(A, X, 3, strategy=strategy)
+        ops.sample(A, 3, strategy=strategy)
+    assert A == before
+    assert bool((X == kept).all())
+
+
+# Values that spread where they should not
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_an_entry_that_is_not_sampled_never_touches_a_bad_value(xp, strategy, bad):
+    """Of a row of 37 columns the sample of 9 is finite; the row after it meets the rest."""
+    A = sparsefmt.CSR([0, 37, 74], np.tile(np.arange(37), 2), shape=(2, 37))
+    B = sample_oracle(A, 9, strategy=strategy, seed=1)[0]
+    X = np.full((37, 24), bad, np.float32)
+    X[B.indices[:9]] = 1
+    found = ops.spmm_sampled(put(xp, A), put(xp, X), 9, strategy=strategy, seed=1)
+    assert found[0].tolist() == [9.0] * 24
+    check(xp, A, X, 9, strategy=strategy, seed=1)
+
+
+def test_an_empty_row_is_zero_whatever_its_factor(xp):
+    A = sparsefmt.CSR([0, 0, 1], [0], shape=(2, 1))
+    r = put(xp, np.array([np.inf, np.nan]))
+    for factor in FACTORS:
+        Y = ops.spmm_sampled(put(xp, A), xp.ones((1, 3)), 2, row_scale=r, **factor)
+        assert Y[0].tolist() == [0.0, 0.0, 0.0]
+        assert bool(xp.isnan(Y[1]).all())
+
+
+@pytest.mark.parametrize("dtype", DTYPES[:2], ids=name_of)
+def test_half_precision_sums_in_float32(xp, dtype):
+    """4096 ones: adding in float16 or bfloat16 stops at 2048 or 256."""
+    A = sparsefmt.CSR([0, 9000], np.zeros(9000, int), shape=(1, 1))
+    for strategy in STRATEGIES:
+        Y = ops.spmm_sampled(put(xp, A), xp.ones((1, 8), dtype), 4096, strategy=strategy)
+        assert float(Y[0, 5]) == 4096
+
+
+# The sample as a graph
+
+
+@pytest.mark.parametrize("width", SAMPLES)
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_the_kernel_sums_just_the_entries_of_the_sample(xp, strategy, width):
+    """Sums of integers below 2**30 are exact in any order, and no two sets have the same."""
+    A = prime_rows(None, np.int32)
+    values = np.random.default_rng(3).integers(0, 2**30, A.nnz).astype(np.float64)
+    X = np.random.default_rng(4).integers(0, 2**10, (211, 20)).astype(np.float64)
+    for B in (put(xp, A), put(xp, A.with_data(values))):
+        C = ops.sample(B, width, strategy=strategy, seed=5)
+        for part in (np.s_[:, :3], np.s_[:]):  # narrow, and in several slices
+            x = put(xp, X)[part]
+            found = ops.spmm_sampled(B, x, width, strategy=strategy, seed=5)
+            assert bool((found == ops.spmm(C, x)).all())
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_it_is_the_product_with_the_sample(xp, strategy, dtype):
+    A = matrix("power law", dtype, np.int32).tocsr()
+    r, c = features(A.n_rows, (), dtype, seed=2), features(A.n_cols, (), dtype, seed=3)
+    scales = {"row_scale": put(xp, r), "col_scale": put(xp, c)}
+    for feat, mean in ((5, False), (33, True), (257, False)):
+        X = features(A.n_cols, feat, dtype)
+        B = ops.sample(put(xp, A), 4, strategy=strategy, seed=9)
+        whole = ops.spmm(B, put(xp, X), reduce="mean" if mean else "sum", **scales)
+        how = {"strategy": strategy, "seed": 9, "mean": mean}
+        found = ops.spmm_sampled(put(xp, A), put(xp, X), 4, **how, **scales)
+        if xp is np:  # in the same order
+            assert (found == whole).all()
+        how |= {"row_scale": r, "col_scale": c}
+        assert_close(found, host(whole), bound=2 * spmm_sampled_bound(A, X, 4, **how))
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_sample_of_all_is_the_whole_product(xp, strategy):
+    A = long_rows(np.float32, np.int32)
+    X = features(A.n_cols, 33, np.float32)
+    expected, bound = quick_oracle(A, X)
+    for width in (10_000, 2**31 - 1, 10**30):
+        for factor in ({}, {"rescale": True}):
+            found = ops.spmm_sampled(put(xp, A), put(xp, X), width, strategy=strategy, **factor)
+            assert_close(found, expected, bound=bound)
+            if xp is np:
+                assert (found == ops.spmm(A, X)).all()
+    B, perm = ops.sample_with_perm(put(xp, A), 10_000, strategy=strategy)
+    assert B == put(xp, A)
+    assert (host(perm) == np.arange(A.nnz)).all()
+
+
+# Products at the sampled entries
+
+
+@pytest.mark.parametrize("feat", WIDTHS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_products_at_sampled_entries(xp, strategy, dtype, feat):
+    k = WIDTHS.index(feat)
+    graphs = matrix("power law", None, INDEX_DTYPES[k % 2]).tocsr(), rows_of(PRIMES[2:], 30, None,
+        INDEX_DTYPES[k % 2])  # fmt: skip
+    for A, width in zip(graphs, (SAMPLES[k % 6], 9), strict=True):
+        X, Y = features(A.n_rows, feat, dtype), features(A.n_cols, feat, dtype, seed=2)
+        r, c = features(A.n_rows, (), dtype, seed=3), features(A.n_cols, (), dtype, seed=4)
+        scales = {"row_scale": r, "col_scale": c} if k % 2 else {}
+        how = {"strategy": strategy, "seed": k, **FACTORS[k % 3]}
+        gap = (0, 3, 8)[k % 3]
+        place = (lambda a: far_apart(xp, a, gap=gap)) if feat else (lambda a: put(xp, a))  # noqa: B023
+        out, buffer = poisoned(xp, (A.nnz,), dtype)
+        there = {name: put(xp, one) for name, one in scales.items()}
+        sddmm_sampled(xp, put(xp, A), place(X), place(Y), width, out, **there, **how)
+        expected = sddmm_sampled_oracle(A, X, Y, width, **scales, **how)
+        bound = sddmm_sampled_bound(A, X, Y, width, **scales, **how)
+        assert_close(out, expected, bound=bound)
+        assert intact(xp, buffer)
+
+
+# Laws
+
+
+@given(A=csr(dtype=np.float64, min_nnz=1), width=st.integers(1, 6), seed=st.integers(),
+       strategy=st.sampled_from(STRATEGIES))  # fmt: skip
+def test_it_is_linear_in_the_features(xp, A, width, seed, strategy):
+    x, y = features(A.n_cols, 3, np.float64), features(A.n_cols, 3, np.float64, seed=6)
+    how = {"strategy": strategy, "seed": seed, "rescale": bool(seed % 2)}
+    of = lambda X: ops.spmm_sampled(put(xp, A), put(xp, X), width, **how)  # noqa: E731
+    bound = 4 * spmm_sampled_bound(A, np.abs(x) + 3 * np.abs(y), width, **how)
+    assert_close(of(x + 3 * y), host(of(x) + 3 * of(y)), bound=bound)
+
+
+@given(A=csr(dtype=np.float64), width=st.integers(1, 6), seed=st.integers(),
+       strategy=st.sampled_from(STRATEGIES))  # fmt: skip
+def test_it_is_the_product_with_a_part_of_the_entries(xp, A, width, seed, strategy):
+    X, how = features(A.n_cols, 5, np.float64), {"strategy": strategy, "seed": seed}
+    found = ops.spmm_sampled(put(xp, A), put(xp, X), width, **how)
+    B, perm = ops.sample_with_perm(A, width, **how)
+    assert_close(found, ops.spmm(B, X), bound=2 * error_bound(B, X))
+    assert B.nnz == len(set(perm.tolist())) == round(ops.sampling_rate(A, width) * A.nnz)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
+def test_results_repeat_bit_for_bit(xp, dtype, strategy):
+    A, X = put(xp, long_rows(dtype, np.int32)), put(xp, features(500, 70, dtype))
+    first = ops.spmm_sampled(A, X, 40, strategy=strategy, seed=2)
+    for _ in range(5):
+        assert bool((ops.spmm_sampled(A, X, 40, strategy=strategy, seed=2) == first).all())
+
+
+# What explain says
+
+
+def test_explain_names_the_kernel_and_why_not_the_others():
+    A = matrix("power law", np.float32, np.int32)
+    X = features(A.n_cols, 4, np.float32)
+    found = ops.explain("spmm_sampled", A.tocsr(), X, 5, strategy="random", mean=True)
+    assert found.chosen.name == "spmm_sampled_csr_numba"
+    assert "not spmm_sampled_csr_balanced: the arrays are on the CPU" in str(found)
+    text = str(ops.explain("spmm_sampled", A, X, 5))
+    assert "spmm_sampled runs spmm_sampled_through_csr (deterministic, converts to CSR" in text
+
+
+# GPU only
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_work_runs_on_the_current_stream_and_can_be_captured(strategy):
+    """Also before there is any plan of the rows, and with a sample gathered for all slices."""
+    import cupy
+
+    ops.compile_all()
+    A = matrix("power law", np.float32, np.int32).tocsr()
+    B, source = A.to("cuda"), cupy.asarray(features(45, 96, np.float32))
+    out = cupy.empty((60, 96), np.float32)
+    stream = cupy.cuda.Stream(non_blocking=True)
+    how = {"strategy": strategy, "seed": 3}
+    with stream:
+        ops.spmm_sampled(B, source, 4, out=out, **how)
+        assert "_chunks" not in B.__dict__
+        stream.synchronize()
+        stream.begin_capture()
+        ops.spmm_sampled(B, source, 4, out=out, **how)
+        graph = stream.end_capture()
+        for seed in range(100):
+            fresh = features(45, 96, np.float32, seed=seed)
+            source.set(fresh)
+            out.fill(np.nan)
+            graph.launch()
+            if seed % 10 == 0:
+                stream.synchronize()
+                expected = spmm_sampled_oracle(A, fresh, 4, **how)
+                assert_close(out, expected, bound=spmm_sampled_bound(A, fresh, 4, **how))
