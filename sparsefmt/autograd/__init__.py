@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from .functions import sddmm as sddmm
     from .functions import spmm as spmm
     from .normalisation import gcn_norm as gcn_norm
+    from .sampling import sampled_aggregate as sampled_aggregate
     from .structure import prepare as prepare
 
 #: Public name -> the module that defines it; resolved on first use (PEP 562), which imports torch.
@@ -28,6 +29,7 @@ _PUBLIC = {
     "maxk": "functions",
     "maxk_aggregate": "functions",
     "prepare": "structure",
+    "sampled_aggregate": "sampling",
     "sddmm": "functions",
     "spmm": "functions",
 }

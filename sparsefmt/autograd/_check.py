@@ -1,6 +1,7 @@
 """Checks of tensors: one quick test each, and an error that says what is wrong once it fails."""
 
 import operator
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -166,3 +167,38 @@ def kept(k: Any, feat: int | None) -> int:
     if feat is not None and not 1 <= found <= feat:
         raise ShapeError(f"k is {k} but a row has {feat} features: k lies between 1 and {feat}.")
     return found
+
+
+def flag(name: str, value: object) -> None:
+    """True or False."""
+    if not isinstance(value, bool):
+        raise DtypeError(f"{name} is {value!r}: give True or False.")
+
+
+def seed(value: Any, graph: GraphTensors) -> None:
+    """None, an integer or a tensor of one."""
+    if value is None:
+        return
+    if not isinstance(value, Tensor):
+        if isinstance(value, bool) or not isinstance(value, Integral):
+            raise DtypeError(f"seed is {value!r}: give an integer, or an int64 tensor of one.")
+        return
+    if value.dtype is not torch.int64:
+        raise DtypeError(f"seed is {value.dtype}: give int64, seed.long() for instance.")
+    if value.numel() != 1:
+        raise ShapeError(f"seed has shape {tuple(value.shape)}: give one integer.")
+    if value.device != graph.device:
+        raise DeviceError(
+            f"seed is on {value.device} but the graph is on {graph.device}: make it there, or give "
+            "an int."
+        )
+
+
+def seed_on_device(value: Any, graph: GraphTensors) -> Tensor:
+    """Drawn there if none is given: so a captured CUDA graph draws anew at each replay."""
+    if isinstance(value, Tensor):
+        return value
+    if value is None:
+        return torch.randint(2**63 - 1, (1,), dtype=torch.int64, device=graph.device)
+    signed = (int(value) + 2**63) % 2**64 - 2**63
+    return torch.full((1,), signed, dtype=torch.int64, device=graph.device)

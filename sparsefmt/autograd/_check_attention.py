@@ -1,12 +1,12 @@
-"""Checks of what attention takes beside features: scores, numbers, the seed of a mask."""
+"""Checks of what attention takes beside features: scores and numbers."""
 
-from numbers import Integral, Real
+from numbers import Real
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..errors import DeviceError, DtypeError, ShapeError
+from ..errors import DtypeError, ShapeError
 from . import _check
 from .attention import Options
 from .structure import GraphTensors
@@ -111,12 +111,12 @@ def options(
     slope, share = number("negative_slope", negative_slope), number("dropout", dropout)
     if not 0 <= share < 1:
         raise ShapeError(f"dropout is {dropout!r}: give a share from 0 to less than 1.")
-    if not isinstance(self_loops, bool):
-        raise DtypeError(f"self_loops is {self_loops!r}: give True or False.")
+    _check.flag("self_loops", self_loops)
     if self_loops:
         square("self_loops is True", graph)
-    _seed(seed, graph)
-    return Options(_on_device(seed, graph) if share else None, slope, share, self_loops)
+    _check.seed(seed, graph)
+    drawn = _check.seed_on_device(seed, graph) if share else None
+    return Options(drawn, slope, share, self_loops)
 
 
 def square(why: str, graph: GraphTensors) -> None:
@@ -137,32 +137,3 @@ def number(name: str, value: Any) -> float:
         return float(value)
     except OverflowError as error:
         raise DtypeError(f"{name} is larger than any float64: give a number.") from error
-
-
-def _seed(seed: Any, graph: GraphTensors) -> None:
-    """None, an integer or a tensor of one."""
-    if seed is None:
-        return
-    if not isinstance(seed, Tensor):
-        if isinstance(seed, bool) or not isinstance(seed, Integral):
-            raise DtypeError(f"seed is {seed!r}: give an integer, or an int64 tensor of one.")
-        return
-    if seed.dtype is not torch.int64:
-        raise DtypeError(f"seed is {seed.dtype}: give int64, seed.long() for instance.")
-    if seed.numel() != 1:
-        raise ShapeError(f"seed has shape {tuple(seed.shape)}: give one integer.")
-    if seed.device != graph.device:
-        raise DeviceError(
-            f"seed is on {seed.device} but the graph is on {graph.device}: make it there, or give "
-            "an int."
-        )
-
-
-def _on_device(seed: Any, graph: GraphTensors) -> Tensor:
-    """Drawn there if none is given: so a captured CUDA graph draws anew at each replay."""
-    if isinstance(seed, Tensor):
-        return seed
-    if seed is None:
-        return torch.randint(2**63 - 1, (1,), dtype=torch.int64, device=graph.device)
-    signed = (int(seed) + 2**63) % 2**64 - 2**63
-    return torch.full((1,), signed, dtype=torch.int64, device=graph.device)

@@ -1,8 +1,10 @@
-"""MaxK, and convolutions with it: GCN, GraphSAGE, GIN.
+"""MaxK, and convolutions with it or over a sample of each row: GCN, GraphSAGE, GIN.
 
 Parameters have the names and shapes of PyG's layers of the same name, so that a ``state_dict``
-loads across, and without ``k`` results agree with theirs.
+loads across, and without ``k`` and samples results agree with theirs.
 """
+
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,7 +20,9 @@ from ..autograd.functions import (
     propagate,
     spmm,
 )
+from ..autograd.sampling import checked_strategy, sample_width, sampled_aggregate
 from ..autograd.structure import GraphLike
+from ..errors import UnsupportedError
 from ._checks import check_counts, check_input, check_square
 from .normalisation import stored, symmetric
 
@@ -33,6 +37,60 @@ class _Balanced(Module):
     def extra_repr(self) -> str:
         """What the ``repr`` shows."""
         return f"k={self.k}"
+
+
+class _Convolution(_Balanced):
+    """A layer that goes over a sample of each row where ``_width()`` tells how many entries."""
+
+    def __init__(
+        self,
+        k: int | None,
+        sample: int | None,
+        training_sample: int | None,
+        strategy: str,
+        feat: int | None = None,
+    ) -> None:
+        super().__init__(k, feat)
+        self.sample = _checked_width("sample", sample, self.k)
+        self.training_sample = _checked_width("training_sample", training_sample, self.k)
+        self.strategy = checked_strategy(strategy)
+
+    def extra_repr(self) -> str:
+        """What the ``repr`` shows."""
+        widths = {"sample": self.sample, "training_sample": self.training_sample}
+        given = [f"{name}={width}" for name, width in widths.items() if width is not None]
+        if self.sample is not None:
+            given.append(f"strategy={self.strategy!r}")
+        return ", ".join([super().extra_repr(), *given])
+
+    def _width(self) -> int | None:
+        if self.training:
+            return _checked_width("training_sample", self.training_sample, self.k)
+        return _checked_width("sample", self.sample, self.k)
+
+    def _aggregate(
+        self,
+        graph: GraphLike,
+        x: Tensor,
+        width: int,
+        edge_weight: Tensor | None,
+        **options: Any,
+    ) -> Tensor:
+        """Of a sample, drawn anew at each call while it trains."""
+        strategy = "random" if self.training else self.strategy
+        return sampled_aggregate(graph, x, width, edge_weight, strategy=strategy, **options)
+
+
+def _checked_width(name: str, width: int | None, k: int | None) -> int | None:
+    if width is None:
+        return None
+    found = sample_width(name, width)
+    if k is not None:
+        raise UnsupportedError(
+            f"{name} is {found} and k is {k}: no kernel samples rows of what MaxK keeps, use one "
+            "of them."
+        )
+    return found
 
 
 class MaxK(_Balanced):
@@ -66,7 +124,7 @@ class MaxK(_Balanced):
         return maxk(x, self.k)
 
 
-class GCNConv(_Balanced):
+class GCNConv(_Convolution):
     """Graph convolution: ``y = D^-1/2 (A + I) D^-1/2 s(x W) + b``.
 
     ``s`` is ``MaxK(k)``, or nothing without ``k``.  ``D`` is the diagonal of the rows' sums of
@@ -78,6 +136,15 @@ class GCNConv(_Balanced):
     bias : bool
     k : int, optional
         Features of ``x W`` to keep, between 1 and ``out_channels``.
+    sample : int, optional
+        Entries of each row that the layer goes over in evaluation; all of them by default.  The sum
+        over the neighbours is multiplied by the entries of the row over the sampled ones; ``D``
+        and the loops that are added stay those of the whole graph.  Not with ``k``.
+    training_sample : int, optional
+        As ``sample``, while it trains: other entries at each call, which the strategy "random" of
+        ``autograd.sampled_aggregate`` draws.
+    strategy : "bucket", "fastrand" or "random"
+        Which entries ``sample`` means, as in ``autograd.sampled_aggregate``.
 
     Attributes
     ----------
@@ -85,19 +152,34 @@ class GCNConv(_Balanced):
         ``W`` transposed.
     bias : (out_channels,)
 
+    Raises
+    ------
+    DtypeError, ShapeError
+        If a number is no integer, or out of its range.
+    UnsupportedError
+        If there is no such strategy, or a sample is asked for beside ``k``.
+
     Notes
     -----
     Several loops of one vertex count each; PyG keeps the last.  The factors of a graph's own values
     are kept with the graph; those of ``edge_weight`` are computed at each call and have gradients,
     as in code that ``torch.compile`` has compiled.  GCN (ICLR'17), equation 2; MaxK-GNN
-    (ASPLOS'24), section 3.1.
+    (ASPLOS'24), section 3.1; ES-SpMM (arXiv 2104.10716); DropEdge (ICLR'20).
     """
 
     def __init__(
-        self, in_channels: int, out_channels: int, *, bias: bool = True, k: int | None = None
+        self,
+        in_channels: int,
+        out_channels: int,
+        *,
+        bias: bool = True,
+        k: int | None = None,
+        sample: int | None = None,
+        training_sample: int | None = None,
+        strategy: str = "fastrand",
     ) -> None:
         check_counts(in_channels=in_channels, out_channels=out_channels)
-        super().__init__(k, out_channels)
+        super().__init__(k, sample, training_sample, strategy, out_channels)
         self.lin = Linear(in_channels, out_channels, bias=False)
         self.bias = Parameter(torch.empty(out_channels)) if bias else None
         self.reset_parameters()
@@ -127,6 +209,9 @@ class GCNConv(_Balanced):
         h = self.lin(x)
         h, values, _, _ = operands(graph, h, edge_weight)  # named as they were given, if refused
         scale, loop = symmetric(graph, edge_weight, h.dtype)
+        width = self._width()
+        if width is not None:
+            return self._of_sample(graph, h, width, edge_weight, scale, loop[:, None])
         # Traced, a Function that writes in place loses its gradients (torch 2.11).
         if self.k is None and edge_weight is None and not torch.compiler.is_compiling():
             without = stored(graph, h.dtype)
@@ -136,8 +221,24 @@ class GCNConv(_Balanced):
         y = aggregate_with_own(graph, h, self.k, weight, own, without=own == 0, **scales)
         return _plus(y, self.bias)
 
+    def _of_sample(
+        self,
+        graph: GraphLike,
+        h: Tensor,
+        width: int,
+        edge_weight: Tensor | None,
+        scale: Tensor,
+        own: Tensor,
+    ) -> Tensor:
+        factors = {"rescale": True, "row_scale": scale, "col_scale": scale}
+        y = self._aggregate(graph, h, width, edge_weight, **factors)
+        kept = edge_weight is None and not torch.compiler.is_compiling()
+        without = stored(graph, h.dtype) if kept else own == 0
+        part = h if without is None else h.masked_fill(without, 0)
+        return _plus(torch.addcmul(y, own, part), self.bias)
 
-class SAGEConv(_Balanced):
+
+class SAGEConv(_Convolution):
     """GraphSAGE with means: ``y = mean_j(x[j]) W_l + b + x W_r`` over the in-neighbours ``j``.
 
     With ``k`` the non-linearity stands between the neighbours' weights and the aggregation:
@@ -150,6 +251,8 @@ class SAGEConv(_Balanced):
     bias : bool
     k : int, optional
         Features of ``x W_l`` to keep, between 1 and ``out_channels``.
+    sample, training_sample, strategy
+        As for ``GCNConv``; the mean is that of the sample.
 
     Attributes
     ----------
@@ -164,10 +267,18 @@ class SAGEConv(_Balanced):
     """
 
     def __init__(
-        self, in_channels: int, out_channels: int, *, bias: bool = True, k: int | None = None
+        self,
+        in_channels: int,
+        out_channels: int,
+        *,
+        bias: bool = True,
+        k: int | None = None,
+        sample: int | None = None,
+        training_sample: int | None = None,
+        strategy: str = "fastrand",
     ) -> None:
         check_counts(in_channels=in_channels, out_channels=out_channels)
-        super().__init__(k, out_channels)
+        super().__init__(k, sample, training_sample, strategy, out_channels)
         self.lin_l = Linear(in_channels, out_channels, bias=bias)
         self.lin_r = Linear(in_channels, out_channels, bias=False)
 
@@ -179,8 +290,12 @@ class SAGEConv(_Balanced):
     def forward(self, x: Tensor, graph: GraphLike, edge_weight: Tensor | None = None) -> Tensor:
         """(n, in_channels) to (n, out_channels); arguments and errors are those of ``GCNConv``."""
         check_input(x, graph, self.lin_l.weight)
-        if self.k is None:
-            y: Tensor = self.lin_l(spmm(graph, x, edge_weight, reduce="mean"))
+        width = self._width()
+        y: Tensor
+        if width is not None:
+            y = self.lin_l(self._aggregate(graph, x, width, edge_weight, mean=True))
+        elif self.k is None:
+            y = self.lin_l(spmm(graph, x, edge_weight, reduce="mean"))
         else:
             h = linear(x, self.lin_l.weight)
             y = _plus(maxk_aggregate(graph, h, self.k, edge_weight, reduce="mean"), self.lin_l.bias)
@@ -188,7 +303,7 @@ class SAGEConv(_Balanced):
         return y + own
 
 
-class GINConv(_Balanced):
+class GINConv(_Convolution):
     """Graph isomorphism: ``y = nn((1 + eps) s(x) + A s(x))``.
 
     ``s`` is ``MaxK(k)``, or nothing without ``k``: the non-linearity of the layer before, which
@@ -203,6 +318,8 @@ class GINConv(_Balanced):
         Whether ``eps`` is a parameter, or a buffer.
     k : int, optional
         Features of ``x`` to keep.
+    sample, training_sample, strategy
+        As for ``GCNConv``; the sum is multiplied as there.
 
     Attributes
     ----------
@@ -215,9 +332,17 @@ class GINConv(_Balanced):
     """
 
     def __init__(
-        self, nn: Module, eps: float = 0.0, train_eps: bool = False, *, k: int | None = None
+        self,
+        nn: Module,
+        eps: float = 0.0,
+        train_eps: bool = False,
+        *,
+        k: int | None = None,
+        sample: int | None = None,
+        training_sample: int | None = None,
+        strategy: str = "fastrand",
     ) -> None:
-        super().__init__(k)
+        super().__init__(k, sample, training_sample, strategy)
         self.nn, self.initial_eps = nn, float(eps)
         value = torch.tensor([self.initial_eps])
         if train_eps:
@@ -234,7 +359,12 @@ class GINConv(_Balanced):
     def forward(self, x: Tensor, graph: GraphLike, edge_weight: Tensor | None = None) -> Tensor:
         """(n, feat) to what ``nn`` makes of it; the rest as for ``GCNConv``."""
         check_square(graph)
-        y = aggregate_with_own(graph, x, self.k, edge_weight, 1 + self.eps)
+        width = self._width()
+        if width is not None:
+            y = self._aggregate(graph, x, width, edge_weight, rescale=True)
+            y = torch.addcmul(y, 1 + self.eps, x)
+        else:
+            y = aggregate_with_own(graph, x, self.k, edge_weight, 1 + self.eps)
         out: Tensor = self.nn(y)
         return out
 

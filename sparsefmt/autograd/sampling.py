@@ -1,0 +1,241 @@
+"""Aggregation of a sample of each row: what users call, and its ``torch.autograd.Function``."""
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+from ..errors import UnsupportedError
+from ..ops import _samples
+from . import _check
+from . import bridge_sampling as bridge
+from ._recording import apart, recorded
+from ._scores import sums_dtype
+from .functions import operands
+from .structure import GraphLike, given_tensors, side_of
+
+
+class Sampling(NamedTuple):
+    """Which entries of a row count, and what their sum is multiplied by.
+
+    ``seed`` is None where nothing is drawn.
+    """
+
+    seed: Tensor | None
+    width: int
+    strategy: str
+    mean: bool
+    rescale: bool
+
+
+def sampled_aggregate(
+    graph: GraphLike,
+    x: Tensor,
+    width: int,
+    edge_weight: Tensor | None = None,
+    *,
+    strategy: str = "bucket",
+    seed: int | Tensor | None = None,
+    mean: bool = False,
+    rescale: bool = False,
+    row_scale: Tensor | None = None,
+    col_scale: Tensor | None = None,
+) -> Tensor:
+    """Aggregate the features of at most ``width`` in-neighbours of each vertex, differentiably.
+
+    ``y[i, f] = r[i] * s[i] * sum_e a[e] * c[j] * x[j, f]`` over the sampled entries ``e = (i, j)``
+    of row ``i``, ``min(width, nnz_i)`` of its ``nnz_i``; 0 for a row without any.  ``s[i]`` is 1,
+    with ``mean`` 1 over the number of the sampled ones, with ``rescale`` ``nnz_i`` over it.
+
+    Parameters
+    ----------
+    graph : Graph, shape (n_rows, n_cols)
+        On the device of ``x``.
+    x : Tensor, shape (n_cols, feat)
+        float16 or bfloat16 (summed in float32), float32 or float64.  Rows may have any stride.
+    width : int
+        1 or more; a row that has no more entries keeps them all.
+    edge_weight : Tensor, shape (nnz,), optional
+        ``a`` in CSR order: ``edge_values(graph, w)`` leads there from the order in which the edges
+        were given.  By default the graph's own values, as constants, and 1 for
+        an unweighted graph.
+    strategy : "bucket", "fastrand" or "random"
+        The first entries of a row; the ``k * 577 mod nnz_i``-th (by the next prime where 577
+        divides that); or those that ``seed`` chooses, without replacement.
+    seed : int or Tensor of one int64, optional
+        Of "random", whose sample depends on it, on the row and on ``nnz_i`` alone.  By default it
+        is drawn from torch's generator of the device at each call, also at each replay of a CUDA
+        graph.  The others draw nothing.
+    mean, rescale : bool
+        One at most.  Under "random", ``rescale`` makes the expected sum that of all entries.
+    row_scale, col_scale : Tensor, shape (n_rows,) and (n_cols,), optional
+        ``r`` and ``c``, in the dtype of ``x``.
+
+    Returns
+    -------
+    Tensor, shape (n_rows, feat)
+        In the dtype of ``x``, or autocast's.
+
+    Raises
+    ------
+    ShapeError, DtypeError, DeviceError
+        If the arguments do not fit together, ``width`` is less than 1, or ``seed`` is not one
+        integer.
+    UnsupportedError
+        If there is no such ``strategy``, ``mean`` and ``rescale`` are both asked for, a tensor is
+        sparse, it is called within ``torch.func`` or with a tangent or, in backward, a gradient is
+        differentiated again.
+
+    Notes
+    -----
+    All four tensors have gradients, over the sample of forward, which backward makes again from the
+    seed; that of ``edge_weight`` is 0 for what was not sampled.  Deterministic, backward too, which
+    sorts the columns of the sample and reads no transpose of the graph: its memory is a few indices
+    for each place of the sample, of which there are at most ``nnz``.  A scale that has a gradient
+    multiplies outside the kernel.  ``ops.sample`` gives the sample as a graph.  ES-SpMM (arXiv
+    2104.10716), equation 2 and section VI.
+    """
+    width, strategy = sample_width("width", width), checked_strategy(strategy)
+    _check_factors(mean, rescale)
+    x, values, r, c = operands(graph, x, edge_weight, row_scale, col_scale)
+    tensors = given_tensors(graph)
+    _check.seed(seed, tensors)
+    drawn = _check.seed_on_device(seed, tensors) if strategy == "random" else None
+    sampling = Sampling(drawn, width, strategy, mean, rescale)
+    if recorded(r, c):
+        with torch.autocast(tensors.kind, enabled=False):
+            return _scaled(graph, x, values, r, c, sampling)
+    return _aggregate(graph, x, values, r, c, sampling)
+
+
+def sample_width(name: str, width: int) -> int:
+    """How many entries of a row to sample, checked; ``name`` is what the user calls it."""
+    return _samples.width(name, width)
+
+
+def checked_strategy(strategy: str) -> str:
+    """The name of a way to sample."""
+    return _samples.strategy(strategy)
+
+
+def _check_factors(mean: bool, rescale: bool) -> None:
+    _check.flag("mean", mean)
+    _check.flag("rescale", rescale)
+    _samples.refuse_both(mean, rescale)
+
+
+def _scaled(
+    graph: GraphLike,
+    x: Tensor,
+    values: Tensor | None,
+    row_scale: Tensor | None,
+    col_scale: Tensor | None,
+    sampling: Sampling,
+) -> Tensor:
+    """With scales that have a gradient outside the kernel: in float32 at least, rounded once."""
+    wide = sums_dtype(x)
+    a, r, c = (None if one is None else one.to(wide) for one in (values, row_scale, col_scale))
+    h, after = x.to(wide), None
+    if c is not None and c.requires_grad:
+        h, c = _by_columns(h, c), None
+    if r is not None and r.requires_grad:
+        # A row without entries stays 0, whatever its scale.
+        empty = side_of(graph, False).indptr.diff() == 0
+        after, r = r.masked_fill(empty, 0), None
+    y = _aggregate(graph, h, a, r, c, sampling)
+    return (y if after is None else y * after[:, None]).to(x.dtype)
+
+
+def _aggregate(
+    graph: GraphLike,
+    x: Tensor,
+    values: Tensor | None,
+    row_scale: Tensor | None,
+    col_scale: Tensor | None,
+    sampling: Sampling,
+) -> Tensor:
+    """The product, differentiable in features and edge values; nothing is checked."""
+    inputs = x, values, row_scale, col_scale
+    found: Tensor
+    if not recorded(x, values):
+        found = bridge.SPMM_SAMPLED(side_of(graph, False), *inputs, *sampling)
+        return found
+    if sampling.seed is not None:  # the user's own may change before backward
+        sampling = sampling._replace(seed=sampling.seed.clone())
+    found = _Sampled.apply(*apart(*inputs), graph, *sampling)  # type: ignore[no-untyped-call]
+    return found
+
+
+def _by_columns(x: Tensor, scale: Tensor) -> Tensor:
+    found: Tensor = _ByColumns.apply(x, scale)  # type: ignore[no-untyped-call]
+    return found
+
+
+class _ByColumns(Function):
+    """``x * c[:, None]``, where what nobody sampled has no part in gradients, be it infinite."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, scale: Tensor) -> Tensor:
+        ctx.save_for_backward(x, scale)
+        return x * scale[:, None]
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, scale = ctx.saved_tensors
+        idle = grad == 0
+        dx = (grad * scale[:, None]).masked_fill(idle, 0) if ctx.needs_input_grad[0] else None
+        return dx, (grad * x).masked_fill(idle, 0).sum(1)
+
+
+class _Sampled(Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        values: Tensor | None,
+        row_scale: Tensor | None,
+        col_scale: Tensor | None,
+        graph: GraphLike,
+        seed: Tensor | None,
+        *options: Any,
+    ) -> Tensor:
+        kept = x if ctx.needs_input_grad[1] else None  # only its gradient reads x
+        ctx.save_for_backward(kept, values, row_scale, col_scale, seed)
+        ctx.graph, ctx.options = graph, options
+        args = x, values, row_scale, col_scale, seed, *options
+        out: Tensor = bridge.SPMM_SAMPLED(side_of(graph, False), *args)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, values, *others = ctx.saved_tensors
+        side, others = side_of(ctx.graph, False), (*others, *ctx.options)
+        dx = dv = None
+        if ctx.needs_input_grad[0]:
+            dx = _once(bridge.SPMM_SAMPLED_DX, side, grad, values, *others)
+        if ctx.needs_input_grad[1]:
+            dv = _once(bridge.SPMM_SAMPLED_DA, side, x, grad, *others)
+        return dx, dv, *(None,) * 8
+
+
+def _once(op: Any, side: Any, *args: Any) -> Any:
+    """What the op computes, which can be used but not differentiated."""
+    tensors = (one for one in args if isinstance(one, Tensor))
+    if not recorded(*tensors) and not torch.is_grad_enabled():
+        return op(side, *args)
+    return _Once.apply(op, side, *args)  # type: ignore[no-untyped-call]
+
+
+class _Once(Function):
+    @staticmethod
+    def forward(ctx: Any, op: Any, *args: Any) -> Any:
+        return op(*args)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        raise UnsupportedError(
+            "the gradient of sampled_aggregate cannot be differentiated again: do without "
+            "create_graph=True, or give the sample as a graph of its own, which sparsefmt.ops."
+            "sample makes, to spmm, whose gradients can be."
+        )

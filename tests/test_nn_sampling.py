@@ -1,0 +1,269 @@
+"""Layers over a sample of each row, in evaluation and in training."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from autograd_cases import entries, naive_spmm  # noqa: E402
+from test_autograd_sampling import shares  # noqa: E402
+from test_nn import F_IN, F_OUT, LAYERS, N, assert_same, features, gradients  # noqa: E402
+from torch.autograd import gradcheck  # noqa: E402
+from torch.nn import Linear  # noqa: E402
+
+from sparsefmt import CSR, DtypeError, Graph, ShapeError, UnsupportedError  # noqa: E402
+from sparsefmt.nn import GCNConv, GINConv, SAGEConv  # noqa: E402
+
+STRATEGIES = ("bucket", "fastrand", "random")
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def long_graph(device="cpu", *, weighted=False, loops=True, dtype=np.float64):
+    """Of the vertices that ``features`` are for; 12 entries a row in the mean, an empty row."""
+    rng = np.random.default_rng(5)
+    row = np.sort(rng.choice([0, 2, 3, 4, 5, 6, 7, 8], 12 * N))
+    col = rng.integers(0, N, len(row))
+    col[row == col] = (col[row == col] + 1) % N
+    if loops:
+        at = np.searchsorted(row, [0, 4])
+        row, col = np.insert(row, at, [0, 4]), np.insert(col, at, [0, 4])
+    indptr = np.searchsorted(row, np.arange(N + 1)).astype(np.int32)
+    data = rng.random(len(row)).astype(dtype) if weighted else None
+    return Graph(CSR(indptr, col.astype(np.int32), data, shape=(N, N))).to(device)
+
+
+def doubles(name, device="cpu", **options):
+    """A layer in float64, without kinks."""
+    layer = LAYERS[name](**options)
+    if name == "gin":
+        layer.nn = Linear(F_IN, F_OUT)
+    return layer.to(device, torch.float64)
+
+
+def expected(layer, x, graph, w, share):
+    """What a layer computes of entries with these shares, in dense float64 products."""
+    x = x.detach().cpu().double()
+    a = torch.ones(graph.nnz, dtype=torch.float64) if w is None else w.detach().cpu()
+    own = {name: one.detach().cpu() for name, one in layer.state_dict().items()}
+    if isinstance(layer, SAGEConv):
+        mean = naive_spmm(graph, x, a * share)
+        return mean @ own["lin_l.weight"].T + own["lin_l.bias"] + x @ own["lin_r.weight"].T
+    if isinstance(layer, GINConv):
+        y = naive_spmm(graph, x, a * share) + (1 + own["eps"]) * x
+        return y @ own["nn.weight"].T + own["nn.bias"]
+    rows, cols = entries(graph)
+    missing = torch.ones(N, dtype=torch.float64)
+    missing[rows[rows == cols]] = 0
+    degree = missing + torch.zeros_like(missing).index_add(0, rows, a)
+    r, h = degree.rsqrt(), x @ own["lin.weight"].T
+    return naive_spmm(graph, h, a * share, r, r) + (missing / degree)[:, None] * h + own["bias"]
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("name", LAYERS)
+def test_a_layer_computes_with_the_sample_and_the_normalisation_of_all(device, name, strategy):
+    x = features(device, dtype=torch.float64)
+    for loops, weighted, given in itertools.product((False, True), repeat=3):
+        graph = long_graph(device, weighted=weighted, loops=loops)
+        own = torch.from_dlpack(graph.csr.data).clone() if weighted else None
+        w = torch.rand(graph.nnz, dtype=torch.float64, device=device) if given else None
+        factors = {"mean": True} if name == "sage" else {"rescale": True}
+        layer = doubles(name, device, sample=5, strategy=strategy).eval()
+        torch.manual_seed(3)
+        seed = int(torch.randint(2**63 - 1, (1,), device=device))
+        torch.manual_seed(3)
+        y = layer(x, graph, w)
+        exact = expected(
+            *(layer, x, graph, own if w is None else w),
+            shares(graph, 5, strategy, seed, **factors),
+        )
+        torch.testing.assert_close(y.detach().cpu(), exact)
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_a_sample_of_everything_is_the_layer_without(device, name):
+    x = features(device, dtype=torch.float64)
+    for loops, weighted, training in itertools.product((False, True), repeat=3):
+        graph = long_graph(device, weighted=weighted, loops=loops)
+        plain = doubles(name, device)
+        layer = doubles(name, device, sample=2**40, training_sample=10**30).train(training)
+        layer.load_state_dict(plain.state_dict())
+        assert_same(gradients(layer, x, graph), gradients(plain, x, graph))
+        w = torch.rand(graph.nnz, dtype=torch.float64, device=device, requires_grad=True)
+        y, z = layer(x, graph, w), plain(x, graph, w)
+        assert_same(
+            [y, *torch.autograd.grad(y.sum(), (x, w))], [z, *torch.autograd.grad(z.sum(), (x, w))]
+        )
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_training_draws_and_evaluation_does_not(device, name):
+    graph, x = long_graph(device), features(device)
+    plain = LAYERS[name]().to(device)
+    both = LAYERS[name](sample=3, training_sample=4).to(device)
+    inference, training = (
+        LAYERS[name](**{key: 3}).to(device) for key in ("sample", "training_sample")
+    )
+    for layer in (both, inference, training):
+        layer.load_state_dict(plain.state_dict())
+    whole = plain(x, graph)
+    for layer in (both, training):
+        first, second = layer(x, graph), layer(x, graph)
+        assert not torch.equal(first, second)
+        torch.manual_seed(3)
+        drawn = layer(x, graph)
+        torch.manual_seed(3)
+        assert torch.equal(drawn, layer(x, graph))
+    assert torch.equal(inference(x, graph), whole)  # trains on all entries
+    for layer in (both, inference, training):
+        layer.eval()
+    assert torch.equal(training(x, graph), whole)
+    assert torch.equal(both(x, graph), inference(x, graph))
+    assert not torch.equal(both(x, graph), whole)
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_gradients_agree_with_finite_differences(device, name):
+    graph, x = long_graph(device), features(device, dtype=torch.float64)
+    layer = doubles(name, device, sample=4, training_sample=4)
+    w = torch.rand(graph.nnz, dtype=torch.float64, device=device).add(0.5).requires_grad_()
+
+    def drawn(x, w):
+        torch.manual_seed(3)
+        return layer(x, graph, w)
+
+    for training in (False, True):
+        layer.train(training)
+        assert gradcheck(drawn, (x, w), nondet_tol=0)
+        assert gradcheck(lambda x: drawn(x, None), (x,), nondet_tol=0)
+
+
+@pytest.mark.parametrize("name", ["gcn", "gin"])
+def test_the_mean_over_many_draws_is_the_layer_over_all_entries(device, name):
+    """Of 1 000, within 5 standard errors at 72 places."""
+    graph, x = long_graph(device, weighted=True), features(device, dtype=torch.float64)
+    layer = doubles(name, device, training_sample=3)
+    torch.manual_seed(0)
+    with torch.no_grad():
+        found = torch.stack([layer(x, graph) for _ in range(1000)])
+        whole = layer.eval()(x, graph)
+    excess = (found.mean(0) - whole).abs() - 5 * found.std(0) / 1000**0.5
+    assert excess.max() <= 1e-12  # rows that are sampled whole
+
+
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+@pytest.mark.parametrize("name", LAYERS)
+def test_a_layer_compiles_as_one_graph(device, name):
+    graph, x = long_graph(device), features(device)
+    layer = LAYERS[name](sample=3, training_sample=4).to(device)
+    torch._dynamo.reset()
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    for training in (False, True, False):
+        layer.train(training)
+        torch.manual_seed(3)
+        found = gradients(compiled, x, graph)
+        torch.manual_seed(3)
+        assert_same(found, gradients(layer, x, graph))
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_autocast_narrows(device, name):
+    graph, x = long_graph(device), features(device)
+    w = torch.rand(graph.nnz, device=device, requires_grad=True)
+    layer = LAYERS[name](sample=3, training_sample=4).to(device)
+    for weight, training in itertools.product((None, w), (False, True)):
+        layer.train(training)
+        with torch.autocast(device, dtype=torch.bfloat16):
+            y = layer(x, graph, weight)
+        assert y.dtype is torch.bfloat16
+        wanted = [x, *layer.parameters()] + ([] if weight is None else [w])
+        found = torch.autograd.grad(y.float().sum(), wanted)
+        assert all(one.dtype is torch.float32 for one in found)
+
+
+def test_a_loop_that_is_not_added_adds_nothing(device):
+    """Vertex 0 has a loop and holds inf; vertex 1 has none, and reads it."""
+    graph = Graph.from_edge_index(torch.tensor([[0, 0], [0, 1]]), num_nodes=3).to(device)
+    w = torch.ones(2, device=device)
+    x = torch.tensor([[float("inf")], [1.0], [2.0]], device=device, requires_grad=True)
+    layer = GCNConv(1, 1, sample=1).to(device).eval()
+    torch.nn.init.ones_(layer.lin.weight)
+    for weight in (None, w):
+        y = layer(x, graph, weight)
+        assert y[:, 0].tolist() == [float("inf"), float("inf"), 2.0]
+        (found,) = torch.autograd.grad(y[2].sum(), x)
+        assert found.isfinite().all()
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_a_state_dict_and_a_repr_know_what_is_weights_and_what_is_not(name):
+    plain, layer = LAYERS[name](), LAYERS[name](sample=64, training_sample=8, strategy="bucket")
+    assert [*layer.state_dict()] == [*plain.state_dict()]
+    layer.load_state_dict(plain.state_dict())
+    assert layer.extra_repr() == "k=None, sample=64, training_sample=8, strategy='bucket'"
+    assert LAYERS[name](training_sample=8).extra_repr() == "k=None, training_sample=8"
+    assert plain.extra_repr() == "k=None"
+    assert type(LAYERS[name](sample=np.int64(3)).sample) is int
+
+
+@pytest.mark.parametrize("key", ["sample", "training_sample"])
+@pytest.mark.parametrize("name", LAYERS)
+def test_samples_are_checked_as_soon_as_they_are_given(name, key):
+    make = LAYERS[name]
+    for width, error, text in (
+        (0, ShapeError, f"{key} is 0: give the most entries of a row, 1 or more"),
+        (-3, ShapeError, f"{key} is -3"),
+        (True, DtypeError, f"{key} is True: give an integer"),
+        (2.0, DtypeError, f"{key} is 2.0: give an integer"),
+        ("all", DtypeError, f"{key} is 'all': give an integer"),
+    ):
+        with pytest.raises(error, match=text):
+            make(**{key: width})
+    with pytest.raises(UnsupportedError, match=f"{key} is 3 and k is 2: .* use one of them"):
+        make(k=2, **{key: 3})
+    layer = make(k=2).train(key == "training_sample")
+    setattr(layer, key, 3)
+    with pytest.raises(UnsupportedError, match=f"{key} is 3 and k is 2: .* use one of them"):
+        layer(features("cpu"), long_graph())
+    with pytest.raises(UnsupportedError, match="strategy is 'first': use \"bucket\""):
+        make(strategy="first")
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_bad_input_is_refused(name):
+    graph, x, layer = long_graph(), features("cpu"), LAYERS[name](sample=3).eval()
+    for call, error, text in (
+        (lambda: layer(x, graph.csr), DtypeError, "graph is a CSR: give a sparsefmt.Graph"),
+        (lambda: layer(x[1:], graph), ShapeError, "x has 8 rows but the graph has 9 columns"),
+        (lambda: layer(x, graph, x[:2, 0]), ShapeError, "edge_weight has shape"),
+        (lambda: layer(x, graph, x[:, :1]), ShapeError, "edge_weight has shape"),
+    ):
+        with pytest.raises(error, match=text):
+            call()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", LAYERS)
+def test_a_captured_step_trains_on_other_entries_at_each_replay(name):
+    graph, x = long_graph("cuda"), features("cuda")
+    layer = LAYERS[name](training_sample=3).to("cuda")
+    layer(x, graph)  # what is kept with the graph is made
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            gradients(layer, x, graph)
+    torch.cuda.current_stream().wait_stream(side)
+    captured = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(captured):
+        y, dx, *_ = gradients(layer, x, graph)
+    seen = []
+    for _ in range(100):
+        captured.replay()
+        assert dx.isfinite().all()
+        seen.append(y.detach().clone())
+    assert sum(not torch.equal(one, other) for one, other in itertools.pairwise(seen)) > 90
