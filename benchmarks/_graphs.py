@@ -81,6 +81,17 @@ def load(name: str, *, device: str = "cuda", by_degree: bool = False, shuffle: b
     return graph.sorted_indices()
 
 
+def communities(name: str, *, device: str = "cuda") -> Array:
+    """(n,) The planted community of each vertex of ``load(name)``, which must be of ``RECIPES``.
+
+    They depend on the vertices alone: a graph of the same seed without entries has the same.
+    """
+    recipe = RECIPES[name]
+    return generate.power_law_with_labels(
+        recipe.nodes, 0, community=recipe.community, seed=0, device=device
+    )[1]
+
+
 def dtype(name: str) -> np.dtype[Any]:
     """The dtype of that name; bfloat16 comes from ``ml_dtypes``."""
     if name == "bfloat16":
