@@ -27,8 +27,8 @@ def plot(rows: list[dict[str, Any]], device: str, path: Path) -> None:
         held = [row for row in rows if row["graph"] == graph]
         _draw_accuracy(panels[0][at], held)
         _draw_speed_up(panels[1][at], held)
-        name = f"{graph}-sized, planted" if "alone" in held[0] else graph
-        panels[0][at].set_title(f"{name}, mean degree {held[0]['degree']:.3g}")
+        name = f"{graph}, generated" if "alone" in held[0] else graph
+        panels[0][at].set_title(f"{name}\nmean degree {held[0]['degree']:.3g}", fontsize=11)
     panels[0][0].set_ylabel("test accuracy, %")
     panels[1][0].set_ylabel("times as fast, whole model")
     if graphs:
