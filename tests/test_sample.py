@@ -126,6 +126,14 @@ static int __clz(unsigned x) { return x ? __builtin_clz(x) : 32; }
 PLACES(BUCKET)
 PLACES(FASTRAND)
 PLACES(RANDOM)
+extern "C" void distances_(unsigned long long seed, long long rows, unsigned length, unsigned k,
+                           unsigned other, long long* counts) {
+    Sample<RANDOM> sample(seed);
+    for (long long row = 0; row < rows; ++row) {
+        sample.of_row(row, length, 1);
+        ++counts[(sample.place(k) + length - sample.place(other)) % length];
+    }
+}
 """
 
 
@@ -219,6 +227,22 @@ def test_whole_samples_are_uniform(xp, rows_seeds, one_thread):
         _, codes = np.unique(drawn, axis=0, return_inverse=True)
         cells = int(np.prod(range(length, length - width, -1)))
         found[length] = p_value(codes.reshape(-1), cells)
+    worst = min(found, key=found.get)
+    assert found[worst] > SIGNIFICANCE / len(found), f"{worst}: {found[worst]}"
+
+
+@pytest.mark.skipif(COMPILER is None, reason="no g++ to compile the header with")
+def test_distances_of_places_are_uniform_over_a_million_rows(header):
+    """Of neighbours, and of numbers whose pairs are neighbours in the other half."""
+    rows, found = 1_000_000, {}
+    for length in (8, 11, 12, 16, 31, 63, 64, 100, 127, 128, 129, 599, 600, 1024):
+        side = 2 ** ((length - 1).bit_length() // 2)
+        for k, other in ((0, 1), (0, side)):
+            counts = np.zeros(length, np.int64)
+            at = ctypes.c_void_p(counts.ctypes.data)
+            header.distances_(ctypes.c_ulonglong(3), ctypes.c_longlong(rows), length, k, other, at)
+            assert counts[0] == 0
+            found[length, other] = p_value(np.repeat(np.arange(length - 1), counts[1:]), length - 1)
     worst = min(found, key=found.get)
     assert found[worst] > SIGNIFICANCE / len(found), f"{worst}: {found[worst]}"
 
