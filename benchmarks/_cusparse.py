@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from sparsefmt import CSR
-from sparsefmt._arrays import Array
+from sparsefmt.formats.arrays import Array
 
 from . import _harness
 

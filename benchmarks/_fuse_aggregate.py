@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from sparsefmt import CSR, Graph
-from sparsefmt._arrays import Array
+from sparsefmt.formats.arrays import Array
 from sparsefmt.ops import aggregate_backward
 
 from . import _cusparse, _graphs, _harness, _oracle

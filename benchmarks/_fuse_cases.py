@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import leaky_relu
 
 from sparsefmt import CSR, Graph, autograd
-from sparsefmt._arrays import Array
+from sparsefmt.formats.arrays import Array
 
 from . import _baselines, _cusparse, _graphs, _harness
 from ._baselines import Call

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 
 from sparsefmt import COO, CSR, generate
-from sparsefmt._arrays import Array
+from sparsefmt.formats.arrays import Array
 from sparsefmt.ops import aggregate
-from sparsefmt.ops.aggregation import _chosen
+from sparsefmt.ops.matmul.aggregation import _chosen
 
 from . import _baselines, _graphs, _harness, _memory, _oracle
 from ._baselines import Call

@@ -9,7 +9,7 @@ import numpy as np
 
 import sparsefmt
 from sparsefmt import CSR, generate, reorder
-from sparsefmt._arrays import Array, is_cupy
+from sparsefmt.formats.arrays import Array, is_cupy
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from sparsefmt import CBSR, CSR, reorder
-from sparsefmt._arrays import Array, is_cupy, namespace
+from sparsefmt.formats.arrays import Array, is_cupy, namespace
 from sparsefmt.ops import maxk, spgemm, spmm, sspmm
 
 from . import _baselines, _cusparse, _graphs, _harness, _oracle

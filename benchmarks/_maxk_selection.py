@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from sparsefmt._arrays import Array
+from sparsefmt.formats.arrays import Array
 from sparsefmt.ops import maxk
 
 from . import _baselines, _graphs, _harness, _oracle

@@ -6,7 +6,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from sparsefmt._arrays import parse_device
+from sparsefmt.formats.arrays import parse_device
 
 from ._harness import RESULTS, free
 

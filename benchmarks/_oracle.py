@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from sparsefmt import CBSR, CSR
-from sparsefmt._arrays import Array, is_cupy
+from sparsefmt.formats.arrays import Array, is_cupy
 
 from . import _baselines
 

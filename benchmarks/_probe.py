@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from sparsefmt._arrays import Array
+from sparsefmt.formats.arrays import Array
 
 from . import _harness
 

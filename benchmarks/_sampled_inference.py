@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import Module
 
 from sparsefmt import CSR
-from sparsefmt._arrays import Array, is_cupy, namespace
+from sparsefmt.formats.arrays import Array, is_cupy, namespace
 from sparsefmt.ops import sample, scale, spmm, spmm_sampled
 
 from . import _baselines, _cusparse, _graphs, _harness, _oracle

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from sparsefmt import CSR
-from sparsefmt._arrays import is_cupy
+from sparsefmt.formats.arrays import is_cupy
 from sparsefmt.ops import sample, sampling_rate
 
 from . import _graphs, _harness

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from sparsefmt import CSR
-from sparsefmt._arrays import Array, is_cupy, namespace
+from sparsefmt.formats.arrays import Array, is_cupy, namespace
 from sparsefmt.ops import sample_with_perm, spmm, spmm_sampled
 
 from . import _cusparse, _graphs, _harness, _oracle

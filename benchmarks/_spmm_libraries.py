@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from sparsefmt import CSR
-from sparsefmt._arrays import Array
+from sparsefmt.formats.arrays import Array
 
 from . import _baselines, _graphs, _harness, _memory, _oracle
 from ._harness import Target, geomean

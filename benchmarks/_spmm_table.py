@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from sparsefmt import CSR
-from sparsefmt._arrays import Array
+from sparsefmt.formats.arrays import Array
 from sparsefmt.ops import spmm
 
 from . import _cusparse, _graphs, _harness, _oracle, _probe

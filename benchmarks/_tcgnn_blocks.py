@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from sparsefmt import CSR
-from sparsefmt.ops.tiles import MMA_TILE
+from sparsefmt.ops.tiles.kernels import MMA_TILE
 
 from . import _baselines, _graphs, _harness, _oracle, tcgnn
 from ._baselines import Call

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sparsefmt import CSR, SGT
-from sparsefmt._arrays import Array
+from sparsefmt.formats.arrays import Array
 from sparsefmt.ops import sddmm
 
 from . import _cusparse, _graphs, _harness, _oracle

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sparsefmt import CSR
-from sparsefmt._arrays import namespace
+from sparsefmt.formats.arrays import namespace
 
 from . import _graphs, _harness, tcgnn
 from ._harness import Target, geomean

@@ -21,9 +21,9 @@ from torch.nn import Linear, Module, ModuleList
 from torch.nn.functional import cross_entropy, relu
 
 from sparsefmt import COO, CSR, Graph, autograd, nn
-from sparsefmt._arrays import namespace
+from sparsefmt.formats.arrays import namespace
 from sparsefmt.ops import scale
-from sparsefmt.ops.tiles import MMA_TILE
+from sparsefmt.ops.tiles.kernels import MMA_TILE
 
 from . import _baselines, _graphs, _harness
 from ._harness import Target, geomean

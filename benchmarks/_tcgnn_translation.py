@@ -8,7 +8,7 @@ import torch
 
 from sparsefmt import CSR, SGT
 from sparsefmt.ops import Costs
-from sparsefmt.ops.tiles import MMA_TILE
+from sparsefmt.ops.tiles.kernels import MMA_TILE
 
 from . import _graphs, _harness
 from ._baselines import Call

@@ -11,9 +11,10 @@ from typing import Any
 from unittest import mock
 
 from sparsefmt import CSR
-from sparsefmt._arrays import Array
-from sparsefmt.ops import Costs, _launch_tiles
-from sparsefmt.ops.tiles import MMA_TILE
+from sparsefmt.formats.arrays import Array
+from sparsefmt.ops import Costs
+from sparsefmt.ops.tiles import cuda as tiles_cuda
+from sparsefmt.ops.tiles.kernels import MMA_TILE
 
 from . import _graphs, _harness
 from ._harness import Target
@@ -38,7 +39,7 @@ class Shape:
     @property
     def warps(self) -> int:
         """That the block has."""
-        return _launch_tiles.cut(self.height, self.width)[0]
+        return tiles_cuda.cut(self.height, self.width)[0]
 
     def __str__(self) -> str:
         return f"{self.height}x{self.width}"
@@ -46,7 +47,7 @@ class Shape:
 
 #: Every shape that the kernel is made for.
 SHAPES = tuple(
-    Shape(height, width) for height, widths in _launch_tiles.SLICES.items() for width in widths
+    Shape(height, width) for height, widths in tiles_cuda.SLICES.items() for width in widths
 )
 COLUMNS = {
     "case": "<27",
@@ -63,12 +64,12 @@ COLUMNS = {
 @contextmanager
 def sliced(width: int) -> Iterator[None]:
     """Blocks take so many features; neither here nor behind it a launch goes by an older plan."""
-    with mock.patch.object(_launch_tiles, "slice_of", return_value=width):
-        _launch_tiles._plan.cache_clear()
+    with mock.patch.object(tiles_cuda, "slice_of", return_value=width):
+        tiles_cuda._plan.cache_clear()
         try:
             yield
         finally:
-            _launch_tiles._plan.cache_clear()
+            tiles_cuda._plan.cache_clear()
 
 
 @dataclass(frozen=True)
@@ -101,7 +102,7 @@ class Shaped:
 
 def default(feat: int) -> Shape:
     """What ``tosgt(MMA_TILE)`` and the launch choose."""
-    return Shape(MMA_TILE[0], _launch_tiles.slice_of(MMA_TILE[0], feat))
+    return Shape(MMA_TILE[0], tiles_cuda.slice_of(MMA_TILE[0], feat))
 
 
 def warps(options: argparse.Namespace) -> bool:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from sparsefmt import COO, generate
-from sparsefmt._arrays import namespace
+from sparsefmt.formats.arrays import namespace
 
 from . import _harness, _memory
 from ._harness import Row

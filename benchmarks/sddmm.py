@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from sparsefmt import CSR
-from sparsefmt._arrays import Array
+from sparsefmt.formats.arrays import Array
 from sparsefmt.ops import sddmm
 
 from . import _baselines, _cusparse, _graphs, _harness, _options, _oracle, _probe

@@ -1,15 +1,13 @@
 """Sparse formats and GPU kernels for graph neural networks."""
 
+import sys
+from collections.abc import Sequence
 from importlib import import_module
+from importlib.machinery import ModuleSpec
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .base import Format as Format
-    from .cbsr import CBSR as CBSR
-    from .compressed import CSC as CSC
-    from .compressed import CSR as CSR
-    from .convert import from_dense as from_dense
-    from .coo import COO as COO
     from .errors import DeviceError as DeviceError
     from .errors import DtypeError as DtypeError
     from .errors import FileFormatError as FileFormatError
@@ -20,6 +18,13 @@ if TYPE_CHECKING:
     from .errors import ShapeError as ShapeError
     from .errors import SparseFmtError as SparseFmtError
     from .errors import UnsupportedError as UnsupportedError
+    from .formats.base import Format as Format
+    from .formats.cbsr import CBSR as CBSR
+    from .formats.compressed import CSC as CSC
+    from .formats.compressed import CSR as CSR
+    from .formats.convert import from_dense as from_dense
+    from .formats.coo import COO as COO
+    from .formats.sgt import SGT as SGT
     from .generate import power_law as power_law
     from .graph import Graph as Graph
     from .interop import as_sparse as as_sparse
@@ -46,20 +51,19 @@ if TYPE_CHECKING:
     from .reorder import community_order as community_order
     from .reorder import degree_order as degree_order
     from .reorder import rcm_order as rcm_order
-    from .sgt import SGT as SGT
     from .stats import Stats as Stats
     from .stats import summarize as summarize
 
 #: Module -> the public names that it defines; resolved on first use (PEP 562).
 _MODULES = {
-    "base": ("Format",),
-    "cbsr": ("CBSR",),
-    "compressed": (
+    "formats.base": ("Format",),
+    "formats.cbsr": ("CBSR",),
+    "formats.compressed": (
         "CSC",
         "CSR",
     ),
-    "convert": ("from_dense",),
-    "coo": ("COO",),
+    "formats.convert": ("from_dense",),
+    "formats.coo": ("COO",),
     "errors": (
         "DeviceError",
         "DtypeError",
@@ -106,7 +110,7 @@ _MODULES = {
         "degree_order",
         "rcm_order",
     ),
-    "sgt": ("SGT",),
+    "formats.sgt": ("SGT",),
     "stats": (
         "Stats",
         "summarize",
@@ -131,3 +135,30 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted([*__all__, "__version__"])
+
+
+class _Moved:
+    """An import finder for the old places of formats, which pickles of earlier versions name."""
+
+    names = frozenset({"base", "cbsr", "compressed", "convert", "coo", "sgt"})
+
+    @classmethod
+    def find_spec(
+        cls, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """The spec of ``sparsefmt.coo``, for instance; None for all but the old places."""
+        package, _, module = name.rpartition(".")
+        if package != __name__ or module not in cls.names:
+            return None
+        return ModuleSpec(name, cls())  # type: ignore[arg-type]  # it is a loader by its methods
+
+    def create_module(self, spec: ModuleSpec) -> None:
+        """Leave the making of the module to Python."""
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Put the module at the new place in the place of the old one."""
+        moved = module.__name__.rpartition(".")[2]
+        sys.modules[module.__name__] = import_module(f".formats.{moved}", __name__)
+
+
+sys.meta_path.append(_Moved)

@@ -4,8 +4,8 @@ import operator
 
 import numpy as np
 
-from ._arrays import Array
 from .errors import UnsupportedError
+from .formats.arrays import Array
 
 WORD = (1 << 64) - 1  # 64 bits set
 GOLDEN = 0x9E3779B97F4A7C15  # 2**64 over the golden ratio, odd

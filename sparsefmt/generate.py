@@ -5,10 +5,11 @@ from typing import Any
 
 import numpy as np
 
-from . import _random, _validate
-from ._arrays import Array, allocating, namespace, on_device_of, to_device
-from .coo import COO
+from . import _random
 from .errors import ShapeError, UnsupportedError
+from .formats import checks
+from .formats.arrays import Array, allocating, namespace, on_device_of, to_device
+from .formats.coo import COO
 
 #: Entries drawn at a time: bounds the temporary memory, about 64 bytes an entry.
 CHUNK_ENTRIES = 1 << 22
@@ -101,12 +102,12 @@ def power_law_with_labels(
     shuffle: bool = True,
 ) -> tuple[COO, Array]:
     """``(A, labels)``: the graph of ``power_law`` and the (n_nodes,) community of each vertex."""
-    index = _validate.index_dtype("index_dtype", index_dtype)
+    index = checks.index_dtype("index_dtype", index_dtype)
     n_nodes, n_edges = _size("n_nodes", n_nodes), _size("n_edges", n_edges)
     community = min(_size("community", community, least=1), max(n_nodes, 1))
     seed = _random.check_seed(seed)
     _check_law(n_nodes, n_edges, exponent, inside)
-    _validate.sizes_fit((n_nodes, n_nodes), n_edges, index)
+    checks.sizes_fit((n_nodes, n_nodes), n_edges, index)
     host = np.random.default_rng(seed)
     ranks = host.permutation(n_nodes)
     ids = host.permutation(n_nodes) if shuffle else np.arange(n_nodes)
@@ -154,15 +155,15 @@ def dense_block(
     n_nodes, size = _size("n_nodes", n_nodes), _size("size", size)
     if size > n_nodes:
         raise ShapeError(f"size is {size} but there are {n_nodes} vertices: give n_nodes or less.")
-    _validate.sizes_fit((n_nodes, n_nodes), size * size, np.dtype(np.int64))
+    checks.sizes_fit((n_nodes, n_nodes), size * size, np.dtype(np.int64))
     with allocating(f"block of {size} x {size}"):
         row, col = np.divmod(np.arange(size * size), max(size, 1))
     return _structure(row, col, n_nodes, device, index_dtype)
 
 
 def _structure(row: Array, col: Array, n_nodes: int, device: str, index_dtype: Any) -> COO:
-    index = _validate.index_dtype("index_dtype", index_dtype)
-    _validate.sizes_fit((n_nodes, n_nodes), len(row), index)
+    index = checks.index_dtype("index_dtype", index_dtype)
+    checks.sizes_fit((n_nodes, n_nodes), len(row), index)
     row, col = (places.astype(index) for places in (row, col))
     return COO._trusted(row=row, col=col, data=None, shape=(n_nodes, n_nodes)).to(device)
 

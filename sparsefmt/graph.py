@@ -5,8 +5,9 @@ from typing import Any
 
 import numpy as np
 
-from . import _validate
-from ._arrays import (
+from .errors import DtypeError, ShapeError, UnsupportedError
+from .formats import checks
+from .formats.arrays import (
     Array,
     allocating,
     as_array,
@@ -15,15 +16,14 @@ from ._arrays import (
     on_device_of,
     to_device,
 )
-from ._interop_pyg import from_edge_index
-from ._store import Store
-from .base import Format
-from .cbsr import CBSR
-from .compressed import CSC, CSR
-from .coo import COO
-from .errors import DtypeError, ShapeError, UnsupportedError
+from .formats.base import Format
+from .formats.built import Store
+from .formats.cbsr import CBSR
+from .formats.compressed import CSC, CSR
+from .formats.coo import COO
+from .formats.sgt import DEFAULT_TILE, SGT, check_tile
+from .interop.pyg import from_edge_index
 from .partition import EdgeGroups, check_width, edge_groups
-from .sgt import DEFAULT_TILE, SGT, check_tile
 from .stats import Stats, summarize
 
 
@@ -177,7 +177,7 @@ class Graph:
                 f"values has shape {values.shape} but the graph stores {self.nnz} entries: "
                 "give one value, or row of values, per entry."
             )
-        _validate.same_device("values", values, "the graph", self._store.structure._indices)
+        checks.same_device("values", values, "the graph", self._store.structure._indices)
         with on_device_of(values), allocating(f"{values.nbytes} bytes of edge values"):
             return values[self.csr_perm]
 

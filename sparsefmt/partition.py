@@ -4,10 +4,10 @@ import operator
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from . import _primitives as primitives
-from ._arrays import Array, allocating, device_of, namespace, on_device_of, to_device
-from .compressed import CSR
 from .errors import ShapeError, UnsupportedError
+from .formats import primitives
+from .formats.arrays import Array, allocating, device_of, namespace, on_device_of, to_device
+from .formats.compressed import CSR
 
 
 @dataclass(frozen=True, eq=False)

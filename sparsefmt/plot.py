@@ -20,9 +20,9 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
-from .base import Format
-from .coo import COO
 from .errors import UnsupportedError
+from .formats.base import Format
+from .formats.coo import COO
 from .stats import TILES, Tile, summarize
 
 #: What ``savefig`` is asked for: a picture never lands in a file named like a graph.

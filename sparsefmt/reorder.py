@@ -6,9 +6,10 @@ from typing import Any, Literal
 
 import numpy as np
 
-from . import _primitives as primitives
-from . import _random, _validate
-from ._arrays import (
+from . import _random
+from .errors import FormatError, ShapeError, UnsupportedError
+from .formats import checks, primitives
+from .formats.arrays import (
     Array,
     allocating,
     as_array,
@@ -17,12 +18,11 @@ from ._arrays import (
     on_device_of,
     to_device,
 )
-from .base import Format
-from .cbsr import CBSR
-from .compressed import CSR
-from .coo import COO
-from .errors import FormatError, ShapeError, UnsupportedError
-from .sgt import SGT
+from .formats.base import Format
+from .formats.cbsr import CBSR
+from .formats.compressed import CSR
+from .formats.coo import COO
+from .formats.sgt import SGT
 
 Axis = Literal["both", "rows", "columns"]
 
@@ -50,8 +50,8 @@ class Order:
 
     def __post_init__(self) -> None:
         perm = as_array("perm", self.perm)
-        _validate.indices(perm=perm)
-        _validate.in_range("perm", perm, len(perm), "vertices")
+        checks.indices(perm=perm)
+        checks.in_range("perm", perm, len(perm), "vertices")
         with on_device_of(perm), allocating(f"inverse of {len(perm)} places"):
             xp = namespace(perm)
             inverse = xp.full(len(perm), -1, perm.dtype)
@@ -139,7 +139,7 @@ class Order:
                 ' (a rectangular matrix takes axis="rows" or "columns")' if axis == "both" else ""
             )
             raise ShapeError(f"A has shape {A.shape} but {axis} of {n} vertices are ordered{hint}.")
-        _validate.same_device("A", A._indices, "the order", self.perm)
+        checks.same_device("A", A._indices, "the order", self.perm)
 
     def _places(self, vertices: Array) -> Array:
         return self.inverse[vertices].astype(vertices.dtype, copy=False)
@@ -162,7 +162,7 @@ class Order:
             raise ShapeError(
                 f"X has shape {X.shape} but {len(self)} vertices are ordered: one row each."
             )
-        _validate.same_device("X", X, "the order", self.perm)
+        checks.same_device("X", X, "the order", self.perm)
         with on_device_of(X), allocating(f"{X.nbytes} bytes in another order"):
             return X[places]
 

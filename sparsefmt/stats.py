@@ -6,12 +6,12 @@ from functools import cached_property
 
 import numpy as np
 
-from . import _primitives as primitives
-from ._arrays import Array, allocating, namespace, on_device_of
-from .base import Format
-from .compressed import CSR, Compressed
 from .errors import DtypeError, ShapeError, UnsupportedError
-from .sgt import SGT, check_tile
+from .formats import primitives
+from .formats.arrays import Array, allocating, namespace, on_device_of
+from .formats.base import Format
+from .formats.compressed import CSR, Compressed
+from .formats.sgt import SGT, check_tile
 
 Tile = tuple[int, int]
 

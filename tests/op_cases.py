@@ -6,7 +6,7 @@ import ml_dtypes
 import numpy as np
 
 import sparsefmt
-from sparsefmt.base import Format
+from sparsefmt.formats.base import Format
 
 DTYPES = [np.float16, ml_dtypes.bfloat16, np.float32, np.float64]
 INDEX_DTYPES = [np.int32, np.int64]

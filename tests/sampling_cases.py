@@ -5,8 +5,10 @@ from functools import cache
 import numpy as np
 from op_cases import rows_of
 
-from sparsefmt.ops import _cpu_sampled, _launch, _launch_sampled
-from sparsefmt.ops._registry import pointer, row_stride
+from sparsefmt.ops.engine.choose import pointer, row_stride
+from sparsefmt.ops.matmul import cuda as matmul_cuda
+from sparsefmt.ops.sampling import cpu as sampling_cpu
+from sparsefmt.ops.sampling import cuda as sampling_cuda
 
 STRATEGIES = ["bucket", "fastrand", "random"]
 SAMPLES = [1, 3, 8, 16, 50, 1000]
@@ -30,13 +32,13 @@ def sddmm_sampled(xp, A, X, Y, width, out, *, row_scale=None, col_scale=None, me
     if xp is np:
         how = {"strategy": strategy, "seed": seed, "mean": mean, "rescale": rescale}
         arrays = (A.indptr, A.indices, X, Y, *scales, out)
-        _cpu_sampled.sddmm_sampled(*arrays, width=width, **how)
+        sampling_cpu.sddmm_sampled(*arrays, width=width, **how)
         return
     wide = [None if a is None else a.astype(np.promote_types(a.dtype, np.float32)) for a in scales]
-    _launch_sampled.sddmm_sampled(
-        _launch_sampled.bare_structure(A),
+    sampling_cuda.sddmm_sampled(
+        sampling_cuda.bare_structure(A),
         str(X.dtype),
-        _launch_sampled.Sampling(width, strategy, seed),
+        sampling_cuda.Sampling(width, strategy, seed),
         feat=X.shape[1],
         ldx=row_stride(X),
         ldy=row_stride(Y),
@@ -44,8 +46,8 @@ def sddmm_sampled(xp, A, X, Y, width, out, *, row_scale=None, col_scale=None, me
         Y=pointer(Y),
         row_scale=pointer(wide[0]),
         col_scale=pointer(wide[1]),
-        flags=mean * _launch_sampled.MEAN | rescale * _launch_sampled.RESCALE,
+        flags=mean * sampling_cuda.MEAN | rescale * sampling_cuda.RESCALE,
         out=pointer(out),
-        stream=_launch.stream(),
+        stream=matmul_cuda.stream(),
     )
     xp.cuda.get_current_stream().synchronize()  # before the scales go

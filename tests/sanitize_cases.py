@@ -20,10 +20,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from tile_cases import blocks, costs
 
 from sparsefmt import COO, CSR, Graph, ops
-from sparsefmt._split import HEIGHTS
-from sparsefmt.ops import _column_parts, _launch_aggregate, _launch_gat, _launch_sampled
-from sparsefmt.ops._registry import row_stride
-from sparsefmt.ops._samples import STRATEGIES
+from sparsefmt.formats.split import HEIGHTS
+from sparsefmt.ops.attention import column_blocks as attention_column_blocks
+from sparsefmt.ops.attention import cuda_gat as attention_cuda_gat
+from sparsefmt.ops.engine.choose import row_stride
+from sparsefmt.ops.matmul import cuda_aggregate as matmul_cuda_aggregate
+from sparsefmt.ops.sampling import cuda as sampling_cuda
+from sparsefmt.ops.sampling.options import STRATEGIES
 
 # The last has rows that are cut between blocks.
 SHAPES = [(0, 0, 0), (3, 5, 0), (1, 40, 64), (40, 1, 33), (70, 50, 900), (3, 40, 12_000)]
@@ -131,38 +134,38 @@ def draw(A: CSR, dtype: np.dtype[Any]) -> None:
                 ops.spmm_sampled(B, X, width, **how, mean=True, **scales)
                 ops.spmm_sampled(B, X, width, **how, rescale=True)
                 _ = B.chunks
-            draw_products(B, X, _launch_sampled.Sampling(width, strategy, 5))
+            draw_products(B, X, sampling_cuda.Sampling(width, strategy, 5))
         ops.sample(A, width, **how).check()
-        draw_rows(A, _launch_sampled.Sampling(width, strategy, 5))
+        draw_rows(A, sampling_cuda.Sampling(width, strategy, 5))
 
 
-def draw_products(A: CSR, X: cupy.ndarray, sampling: _launch_sampled.Sampling) -> None:
+def draw_products(A: CSR, X: cupy.ndarray, sampling: sampling_cuda.Sampling) -> None:
     """What gradients of values take."""
     feat, scale = X.shape[1], np.promote_types(X.dtype, np.float32)
     grad, out = cupy.ones((A.n_rows, feat), X.dtype), cupy.empty(A.nnz, X.dtype)
     r, c = (cupy.ones(size, scale) for size in A.shape)
     given = {"X": grad, "Y": X, "row_scale": r, "col_scale": c, "out": out}
-    _launch_sampled.sddmm_sampled(
-        _launch_sampled.bare_structure(A),
+    sampling_cuda.sddmm_sampled(
+        sampling_cuda.bare_structure(A),
         str(X.dtype),
         sampling,
         feat=feat,
         ldx=feat,
         ldy=row_stride(X),
         **{name: a.data.ptr for name, a in given.items()},
-        flags=_launch_sampled.RESCALE,
+        flags=sampling_cuda.RESCALE,
         stream=0,
     )
 
 
-def draw_rows(A: CSR, sampling: _launch_sampled.Sampling) -> None:
+def draw_rows(A: CSR, sampling: sampling_cuda.Sampling) -> None:
     """What is sampled, in rooms of one size and of each row's, by a seed on the device too."""
     seed = cupy.ones(1, np.int64)
     for room, seed_at in product((sampling.width, 0), (0, seed.data.ptr)):
         size = A.n_rows * room or A.nnz
         arrays = [cupy.empty(size, A.index_dtype) for _ in range(3)]
-        _launch_sampled.sample_rows(
-            _launch_sampled.bare_structure(A),
+        sampling_cuda.sample_rows(
+            sampling_cuda.bare_structure(A),
             replace(sampling, seed_at=seed_at),
             room=room,
             **dict(zip(("cols", "entries", "rows"), (a.data.ptr for a in arrays), strict=True)),
@@ -183,7 +186,7 @@ def attend(A: CSR, dtype: np.dtype[Any], *, self_loops: bool = False) -> None:
         assert ops.gat_attention(A, el, er, **scores).shape == (A.nnz, heads)
         A = A.sorted_indices()
         for parts in (1, 3):  # of the columns
-            with patch.object(_column_parts, "count", lambda *_, n=parts: n):
+            with patch.object(attention_column_blocks, "count", lambda *_, n=parts: n):
                 out = ops.gatv2(A, sources, targets, att, **given)
                 ops.gatv2_backward(A, sources, targets, att, out, **given)
                 for values in (None, sources.copy()):
@@ -207,7 +210,7 @@ def on_vertices(A: COO) -> None:
             given: dict[str, Any] = {"transposed": columns.T, "perm": perm} if kept else {}
             if kept:
                 given["inverse"] = Graph(A.tocsr()).transposed.csc_perm
-            with patch.object(_launch_aggregate, "goes_apart", lambda *_, a=apart, **__: a):
+            with patch.object(matmul_cuda_aggregate, "goes_apart", lambda *_, a=apart, **__: a):
                 ops.aggregate_backward(A.tocsr(), X, X, self_weight=own, **given)
     for heads, feat in HEADS if A.n_rows else ():
         score(cupy.ones((A.n_rows, heads, feat), A.dtype))
@@ -221,12 +224,12 @@ def score(H: cupy.ndarray) -> None:
     source, target = (cupy.ones((heads, feat), H.dtype) for _ in range(2))
     vectors = {"source": source.data.ptr, "target": target.data.ptr, "stream": 0}
     el, er = (cupy.empty((n, heads), sums) for _ in range(2))
-    _launch_gat.gat_scores(**given, **vectors, el=el.data.ptr, er=er.data.ptr)
-    blocks = _launch_gat.gat_scores_blocks(n, heads, feat)
+    attention_cuda_gat.gat_scores(**given, **vectors, el=el.data.ptr, er=er.data.ptr)
+    blocks = attention_cuda_gat.gat_scores_blocks(n, heads, feat)
     for result in (None, cupy.ones_like(H)):
         out = cupy.empty_like(H)
         partial = cupy.empty((blocks, 2 if result is None else 3, heads, feat), sums)
-        _launch_gat.gat_scores_backward(
+        attention_cuda_gat.gat_scores_backward(
             **given,
             **vectors,
             grad_H=H.data.ptr,

@@ -18,7 +18,7 @@ from op_cases import (
 )
 
 from sparsefmt import ops
-from sparsefmt.ops import aggregation
+from sparsefmt.ops.matmul import aggregation
 from sparsefmt.testing import assert_close, error_bound, spmm_oracle
 
 

@@ -23,7 +23,10 @@ from op_cases import (
 
 from sparsefmt import CSR, Graph, ops
 from sparsefmt.errors import DeviceError, DtypeError, ShapeError, UnsupportedError
-from sparsefmt.ops import _check, _launch, _launch_aggregate, explain
+from sparsefmt.ops import explain
+from sparsefmt.ops.engine import checks
+from sparsefmt.ops.matmul import cuda as matmul_cuda
+from sparsefmt.ops.matmul import cuda_aggregate as matmul_cuda_aggregate
 
 F32, F64 = np.float32, np.float64
 
@@ -165,7 +168,7 @@ def test_everything_is_written_and_nothing_beside_it(xp, width, monkeypatch):
         buffers.append(buffer)
         return found
 
-    monkeypatch.setattr(_check, "output", output)
+    monkeypatch.setattr(checks, "output", output)
     for kind in ("isolated rows", "dense block", "power law"):
         A = matrix(kind, F32, np.int32)
         check(xp, A, width, F32, own=A.n_rows == A.n_cols)
@@ -210,7 +213,7 @@ def test_no_implicit_zero_touches_infinity(xp):
 @pytest.mark.parametrize("index_dtype", INDEX_DTYPES, ids=name_of)
 def test_entries_may_move_between_both_orders_apart(xp, monkeypatch, dtype, index_dtype):
     """As those of large graphs do; back by the permutation, or by its inverse where it is given."""
-    monkeypatch.setattr(_launch_aggregate, "goes_apart", lambda *_, **__: True)
+    monkeypatch.setattr(matmul_cuda_aggregate, "goes_apart", lambda *_, **__: True)
     for weighted in (dtype, None):
         A = matrix("power law", weighted, index_dtype).tocsr()
         graph = Graph(put(xp, A))
@@ -226,8 +229,8 @@ def test_large_graphs_go_apart():
     """By entries, bytes of features, and whether the way back is the fast one."""
 
     def apart(nnz, feat, inverse):
-        S = _launch.Structure(10_000, 10_000, nnz, "int32", *(0,) * 9)
-        return _launch_aggregate.goes_apart(S, "float32", feat, inverse=inverse)
+        S = matmul_cuda.Structure(10_000, 10_000, nnz, "int32", *(0,) * 9)
+        return matmul_cuda_aggregate.goes_apart(S, "float32", feat, inverse=inverse)
 
     for nnz, feat, inverse in (
         (2_000_000, 64, True),

@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 from sparsefmt.autograd import spmm  # noqa: E402
 from sparsefmt.autograd.structure import side_of  # noqa: E402
-from sparsefmt.ops import _launch_aggregate  # noqa: E402
+from sparsefmt.ops.matmul import cuda_aggregate as matmul_cuda_aggregate  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -126,7 +126,7 @@ def test_a_large_graph_keeps_the_inverse_of_its_permutation(monkeypatch):
     """Made by the second gradient, but not by a capture, which then goes without."""
     graph = make_graph(40, 30, 300, device="cuda")
     expected = backward_of(graph)[1]
-    monkeypatch.setattr(_launch_aggregate, "goes_apart", lambda *_, **__: True)
+    monkeypatch.setattr(matmul_cuda_aggregate, "goes_apart", lambda *_, **__: True)
     x, a = tensors("cuda", (30, 4), (graph.nnz,))
     kept, stream = side_of(graph, True).shared, torch.cuda.Stream()
 

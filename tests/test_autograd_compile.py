@@ -10,15 +10,7 @@ from torch._dynamo.testing import CompileCounterWithBackend  # noqa: E402
 from torch.utils import _pytree as pytree  # noqa: E402
 
 from sparsefmt import COO, Graph, UnsupportedError  # noqa: E402
-from sparsefmt.autograd import (  # noqa: E402
-    edge_softmax,
-    edge_values,
-    maxk,
-    maxk_aggregate,
-    prepare,
-    sddmm,
-    spmm,
-)
+from sparsefmt.autograd import edge_softmax, edge_values, maxk, maxk_aggregate, prepare, sddmm, spmm  # noqa: E402
 
 # torch's tracer itself instantiates the class that it warns of.
 pytestmark = pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")

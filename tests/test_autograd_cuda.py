@@ -11,14 +11,7 @@ torch = pytest.importorskip("torch")
 from autograd_cases import DTYPES, make_graph  # noqa: E402
 
 from sparsefmt import Graph, UnsupportedError  # noqa: E402
-from sparsefmt.autograd import (  # noqa: E402
-    _kept,
-    edge_softmax,
-    maxk_aggregate,
-    prepare,
-    sddmm,
-    spmm,
-)
+from sparsefmt.autograd import _kept, edge_softmax, maxk_aggregate, prepare, sddmm, spmm  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 REDUCTIONS = ("sum", "mean", "max", "min")

@@ -8,14 +8,7 @@ from autograd_cases import TRANSFORMS, make_graph  # noqa: E402
 from torch.autograd import forward_ad  # noqa: E402
 
 from sparsefmt import DeviceError, DtypeError, ShapeError, UnsupportedError  # noqa: E402
-from sparsefmt.autograd import (  # noqa: E402
-    edge_softmax,
-    maxk,
-    maxk_aggregate,
-    prepare,
-    sddmm,
-    spmm,
-)
+from sparsefmt.autograd import edge_softmax, maxk, maxk_aggregate, prepare, sddmm, spmm  # noqa: E402
 
 GRAPH = make_graph(9, 6, 40)
 X, Y, A = torch.rand(6, 4), torch.rand(9, 4), torch.rand(GRAPH.nnz)

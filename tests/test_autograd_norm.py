@@ -14,8 +14,8 @@ from attention_cases import loop_graph  # noqa: E402
 from autograd_cases import DTYPES, empty_graph, entries, make_graph, tensors  # noqa: E402
 
 from sparsefmt import COO, Graph, UnsupportedError, ops  # noqa: E402
-from sparsefmt._interop_torch import from_tensor, to_tensor  # noqa: E402
 from sparsefmt.autograd import gcn_norm, prepare, sddmm, spmm  # noqa: E402
+from sparsefmt.interop.torch import from_tensor, to_tensor  # noqa: E402
 from sparsefmt.nn import GCNConv  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -12,9 +12,9 @@ from torch._dynamo.testing import CompileCounterWithBackend  # noqa: E402
 from torch.utils import _pytree as pytree  # noqa: E402
 
 from sparsefmt import DeviceError, DtypeError, ShapeError, UnsupportedError  # noqa: E402
-from sparsefmt._interop_torch import from_tensor  # noqa: E402
 from sparsefmt.autograd import bridge_norm, gcn_norm, prepare, spmm  # noqa: E402
 from sparsefmt.autograd.structure import GraphTensors, side_of  # noqa: E402
+from sparsefmt.interop.torch import from_tensor  # noqa: E402
 
 # torch's tracer itself instantiates the class that it warns of.
 pytestmark = [

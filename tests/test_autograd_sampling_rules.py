@@ -10,19 +10,8 @@ from torch._dynamo.testing import CompileCounterWithBackend  # noqa: E402
 from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 from torch.utils import _pytree as pytree  # noqa: E402
 
-from sparsefmt import (  # noqa: E402
-    DeviceError,
-    DtypeError,
-    Graph,
-    ShapeError,
-    UnsupportedError,
-)
-from sparsefmt.autograd import (  # noqa: E402
-    bridge,
-    bridge_sampling,
-    prepare,
-    sampled_aggregate,
-)
+from sparsefmt import DeviceError, DtypeError, Graph, ShapeError, UnsupportedError  # noqa: E402
+from sparsefmt.autograd import bridge, bridge_sampling, prepare, sampled_aggregate  # noqa: E402
 from sparsefmt.autograd.structure import side_of  # noqa: E402
 
 STRATEGIES = ("bucket", "fastrand", "random")

@@ -17,9 +17,11 @@ from autograd_cases import make_graph, naive_sddmm, naive_spmm, tensors  # noqa:
 from torch.autograd import gradcheck, gradgradcheck  # noqa: E402
 
 from sparsefmt import COO, CSR, DtypeError, Graph, ShapeError, UnsupportedError, reorder  # noqa: E402
-from sparsefmt._costs import Costs  # noqa: E402
 from sparsefmt.autograd import _cuda, _kept, _tiles, edge_softmax, prepare, sddmm, spmm, structure  # noqa: E402
-from sparsefmt.ops import _launch, _launch_tiles, _launch_tiles_edges  # noqa: E402
+from sparsefmt.formats.costs import Costs  # noqa: E402
+from sparsefmt.ops.matmul import cuda as matmul_cuda  # noqa: E402
+from sparsefmt.ops.tiles import cuda as tiles_cuda  # noqa: E402
+from sparsefmt.ops.tiles import cuda_edges as tiles_cuda_edges  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 TILE = (64, 16)
@@ -35,7 +37,7 @@ SPMM_UNIT = UNIT | {torch.float32: 2.0**-17}
 def small_graphs_pay(monkeypatch):
     """As measured, tensor cores take no graph as small as those here."""
     costs = Costs(slab=16, window=24, left=1, again=96, row=0, piece=0, launch=0)
-    monkeypatch.setattr("sparsefmt._costs.measured", lambda *_: costs)
+    monkeypatch.setattr("sparsefmt.formats.costs.measured", lambda *_: costs)
 
 
 @pytest.fixture
@@ -171,7 +173,7 @@ class Twin:
         perm = 0 if split.rest_perm is None else split.rest_perm.ctypes.data
         sizes = len(split.items), len(split.cuts), split.n_parts, id(split), 0, 0, 0, 0, 0
         dtype = split.perm.dtype.name
-        return _launch_tiles.TileStructure(
+        return tiles_cuda.TileStructure(
             *(*shape, split.nnz, dtype, split.height, *sizes, split.n_cells, split.baked),
             *(None, perm),
         )
@@ -247,8 +249,8 @@ def twin(monkeypatch, tf32):
     """A GPU as far as Python sees it; sides are made by ``on_a_gpu``."""
     found = Twin()
     for name in ("tile_structure", "spmm_tiles"):
-        monkeypatch.setattr(_launch_tiles, name, getattr(found, name))
-    monkeypatch.setattr(_launch_tiles_edges, "sddmm_tiles", found.sddmm_tiles)
+        monkeypatch.setattr(tiles_cuda, name, getattr(found, name))
+    monkeypatch.setattr(tiles_cuda_edges, "sddmm_tiles", found.sddmm_tiles)
     monkeypatch.setattr(_cuda, "_stream", lambda x: 0)
     monkeypatch.setattr(_cuda, "_on_device_of", lambda x: nullcontext())
     for name, answer in {
@@ -265,7 +267,7 @@ def on_a_gpu(csr):
     """A structure, and what would be kept for it."""
     places = csr.indptr.ctypes.data, csr.indices.ctypes.data
     sizes = *csr.shape, csr.nnz, csr.index_dtype.name
-    S = _launch.Structure(*sizes, *places, 0, 0, 0, 0, 1, 0, 0)
+    S = matmul_cuda.Structure(*sizes, *places, 0, 0, 0, 0, 1, 0, 0)
     return S, _kept.keep(S, csr)
 
 
@@ -419,7 +421,7 @@ def test_every_kind_of_product_has_its_own_costs(twin, monkeypatch):
         asked.append(kind)
         return None if kind[-1] < 8 else replace(costs, part=2) if kind[2] else costs
 
-    monkeypatch.setattr("sparsefmt._costs.measured", measured)
+    monkeypatch.setattr("sparsefmt.formats.costs.measured", measured)
     give(kept)
     assert find(S, feat=7) is None
     plain = find(S, feat=8)
@@ -513,13 +515,13 @@ def references(graph, given, grad, reduce):
 @pytest.fixture
 def launches(monkeypatch):
     """How often the kernels of tiles have been launched."""
-    counted, launch = [], _launch_tiles.spmm_tiles
+    counted, launch = [], tiles_cuda.spmm_tiles
 
     def spmm_tiles(*args, **options):
         counted.append(args[0])
         launch(*args, **options)
 
-    monkeypatch.setattr(_launch_tiles, "spmm_tiles", spmm_tiles)
+    monkeypatch.setattr(tiles_cuda, "spmm_tiles", spmm_tiles)
     return counted
 
 
@@ -565,13 +567,13 @@ def test_so_are_those_with_scales(reduce, dtype):
 @pytest.mark.parametrize("heads", [(), (1,), (3,)], ids=str)
 @pytest.mark.parametrize("dtype", [*NARROW, torch.float32], ids=str)
 def test_so_are_products_at_the_entries(monkeypatch, dtype, heads):
-    counted, launch = [], _launch_tiles_edges.sddmm_tiles
+    counted, launch = [], tiles_cuda_edges.sddmm_tiles
 
     def sddmm_tiles(*args, **options):
         counted.append(args[0])
         launch(*args, **options)
 
-    monkeypatch.setattr(_launch_tiles_edges, "sddmm_tiles", sddmm_tiles)
+    monkeypatch.setattr(tiles_cuda_edges, "sddmm_tiles", sddmm_tiles)
     for index_dtype, feat in ((np.int32, 64), (np.int64, 33), (np.int32, 300)):
         graph = dense_windows(device="cuda", index_dtype=index_dtype)
         prepare(graph, tile=TILE)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import sparsefmt
-from sparsefmt import CBSR, COO, CSC, CSR, SGT, _arrays, _validate, convert, from_dense
+from sparsefmt import CBSR, COO, CSC, CSR, SGT, from_dense
 from sparsefmt.errors import (
     DeviceError,
     DtypeError,
@@ -24,6 +24,8 @@ from sparsefmt.errors import (
     SparseFmtError,
     UnsupportedError,
 )
+from sparsefmt.formats import arrays as formats_arrays
+from sparsefmt.formats import checks, convert
 
 #: Every text says what to do; these are the words that do it.
 MEND = re.compile(
@@ -1215,7 +1217,7 @@ def stored(make: Any, field: str, xp: ModuleType) -> Any:
 def test_arrays_on_different_devices_are_refused(monkeypatch, make, field, text):
     """Simulated: one array says that it lives elsewhere."""
     away = stored(make, field, np)
-    monkeypatch.setattr(_validate, "device_of", lambda a: "cuda:7" if a is away else "cpu")
+    monkeypatch.setattr(checks, "device_of", lambda a: "cuda:7" if a is away else "cpu")
     with pytest.raises(DeviceError, match=text):
         make(np, **{field: away})
 
@@ -1269,8 +1271,8 @@ def test_a_device_that_is_not_there_is_refused(monkeypatch):
     monkeypatch.setitem(sys.modules, "cupy", cuda_with(2))
     text = r"device is 'cuda:99' but there are 2 CUDA devices: count from 0"
     refuse(Case("", lambda xp: good(xp).to("cuda:99"), DeviceError, text), np)
-    assert _arrays.parse_device("cuda:1") == 1
-    assert _arrays.parse_device("cuda") == 0
+    assert formats_arrays.parse_device("cuda:1") == 1
+    assert formats_arrays.parse_device("cuda") == 0
 
 
 # Sizes beyond the index dtype
@@ -1312,7 +1314,7 @@ def test_a_pointer_array_too_large_for_memory_is_an_out_of_memory_error(xp, name
 
 def test_an_allocation_error_is_reported_once():
     with pytest.raises(OutOfMemoryError, match=r"^inner: full\. Free arrays") as caught:
-        with _arrays.allocating("outer"), _arrays.allocating("inner"):
+        with formats_arrays.allocating("outer"), formats_arrays.allocating("inner"):
             raise MemoryError("full.")
     assert isinstance(caught.value, MemoryError)
 

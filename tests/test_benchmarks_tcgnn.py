@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from sparsefmt import CSR
-from sparsefmt.ops import _launch_tiles
-from sparsefmt.ops.tiles import MMA_TILE
+from sparsefmt.ops.tiles import cuda as tiles_cuda
+from sparsefmt.ops.tiles.kernels import MMA_TILE
 
 torch = pytest.importorskip("torch", reason="half of the sections train or compare with it")
 
@@ -115,7 +115,7 @@ def test_the_share_is_that_of_the_split_that_the_product_takes(small, monkeypatc
         return _tcgnn_warps.EVERYTHING if way == "costs" else None
 
     asked = []
-    monkeypatch.setattr("sparsefmt._costs.measured", measured)
+    monkeypatch.setattr("sparsefmt.formats.costs.measured", measured)
     tiles = _tcgnn_cases.tiles_of(small)
     share = _tcgnn_cases.share_of(tiles, "spmm", "bfloat16", feat, weighted=True)
     assert share == (1.0 if way == "costs" else 0.0)
@@ -137,7 +137,7 @@ def test_a_product_is_checked_with_values_and_without(operands, small):
 
 def test_blocks_have_the_warps_of_the_kernel():
     warps = {str(shape): shape.warps for shape in _tcgnn_warps.SHAPES}
-    assert len(warps) == sum(map(len, _launch_tiles.SLICES.values()))
+    assert len(warps) == sum(map(len, tiles_cuda.SLICES.values()))
     assert (warps["16x32"], warps["32x64"], warps["128x64"]) == (1, 4, 8)
     for feat in (16, 64):
         assert _tcgnn_warps.default(feat) in _tcgnn_warps.SHAPES
@@ -145,10 +145,10 @@ def test_blocks_have_the_warps_of_the_kernel():
 
 def test_launches_are_cut_by_the_slice_asked_for_and_then_as_ever():
     def width():
-        return _launch_tiles._plan("float16", "int32", MMA_TILE[0], 64, 64, 0).constants[1]
+        return tiles_cuda._plan("float16", "int32", MMA_TILE[0], 64, 64, 0).constants[1]
 
     chosen = width()
-    for asked in _launch_tiles.SLICES[MMA_TILE[0]]:
+    for asked in tiles_cuda.SLICES[MMA_TILE[0]]:
         with _tcgnn_warps.sliced(asked):
             assert width() == asked
         assert width() == chosen

@@ -27,7 +27,9 @@ from op_cases import (
 
 import sparsefmt
 from sparsefmt import DeviceError, DtypeError, FormatError, ShapeError, UnsupportedError, ops
-from sparsefmt._op_oracles import (
+from sparsefmt.formats.windows import Cut
+from sparsefmt.ops.cbsr import cuda_sspmm as cbsr_cuda_sspmm
+from sparsefmt.ops.matmul.oracle import (
     sddmm_cbsr_bound,
     sddmm_cbsr_oracle,
     spgemm_bound,
@@ -35,8 +37,6 @@ from sparsefmt._op_oracles import (
     sspmm_bound,
     sspmm_oracle,
 )
-from sparsefmt._windows import Cut
-from sparsefmt.ops import _launch_sspmm
 from sparsefmt.reorder import Order, degree_order
 from sparsefmt.testing import assert_close, csr, dot, error_bound, spmm_oracle, value_dtypes
 from sparsefmt.testing import features as drawn_features
@@ -323,7 +323,7 @@ def test_rows_go_in_any_order(xp):
 @pytest.mark.parametrize("cut", [Cut(1, 1, 1), Cut(5, 3, 40), Cut(50, 2, 2**15)], ids=str)
 def test_windows_of_any_cut(monkeypatch, dtype, feat, k, cut):
     cupy = pytest.importorskip("cupy")
-    monkeypatch.setattr(_launch_sspmm, "cut", lambda *_, **__: cut)
+    monkeypatch.setattr(cbsr_cuda_sspmm, "cut", lambda *_, **__: cut)
     for index_dtype in INDEX_DTYPES:
         A = matrix("power law", dtype, index_dtype).tocsr()
         check_backward(cupy, A, balanced(A.n_cols, feat, k, dtype))

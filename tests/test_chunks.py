@@ -5,8 +5,8 @@ import pytest
 from test_formats import same
 from test_simulated_gpu import gpu  # noqa: F401
 
-from sparsefmt import _chunks
-from sparsefmt._chunks import CHUNKS_PER_BLOCK, LONG_ROW, PIECE
+from sparsefmt.formats import chunks
+from sparsefmt.formats.chunks import CHUNKS_PER_BLOCK, LONG_ROW, PIECE
 
 LONGEST = [0, 1, 9, 3000, 40_000]
 
@@ -22,13 +22,13 @@ def rows(n_rows: int, longest: int, index: str) -> np.ndarray:
 
 def check(xp, monkeypatch, longest, index, *, wave):
     """The same as by NumPy in waves of so many blocks."""
-    count = _chunks._block_count
+    count = chunks._block_count
     for n_rows in (0, 1, 2, 31, 700):
         indptr = rows(n_rows, longest, index)
-        found = _chunks.chunks(xp.asarray(indptr), int(indptr[-1]))
+        found = chunks.chunks(xp.asarray(indptr), int(indptr[-1]))
         with monkeypatch.context() as patch:
-            patch.setattr(_chunks, "_block_count", lambda t, p, wave, of=wave: count(t, p, of))
-            expected = _chunks.chunks(indptr, int(indptr[-1]))
+            patch.setattr(chunks, "_block_count", lambda t, p, wave, of=wave: count(t, p, of))
+            expected = chunks.chunks(indptr, int(indptr[-1]))
         for array, other in zip(found.arrays(), expected.arrays(), strict=True):
             assert array.dtype == other.dtype
             assert same(array, other)
@@ -38,8 +38,8 @@ def check(xp, monkeypatch, longest, index, *, wave):
 @pytest.mark.parametrize("multiprocessors", [1, 3])
 @pytest.mark.parametrize("longest", LONGEST)
 def test_a_gpu_cuts_rows_as_numpy_does(gpu, monkeypatch, longest, multiprocessors, index):  # noqa: F811
-    monkeypatch.setattr(_chunks, "RESIDENT_BLOCKS", 2)
-    monkeypatch.setattr(_chunks, "multiprocessors", lambda device: multiprocessors)
+    monkeypatch.setattr(chunks, "RESIDENT_BLOCKS", 2)
+    monkeypatch.setattr(chunks, "multiprocessors", lambda device: multiprocessors)
     check(gpu, monkeypatch, longest, index, wave=2 * multiprocessors)
 
 
@@ -48,7 +48,7 @@ def test_a_gpu_cuts_rows_as_numpy_does(gpu, monkeypatch, longest, multiprocessor
 @pytest.mark.parametrize("longest", LONGEST)
 def test_a_real_one_does_too(monkeypatch, longest, index):
     cupy = pytest.importorskip("cupy")
-    wave = _chunks.RESIDENT_BLOCKS * _chunks.multiprocessors(0)
+    wave = chunks.RESIDENT_BLOCKS * chunks.multiprocessors(0)
     check(cupy, monkeypatch, longest, index, wave=wave)
 
 
@@ -57,7 +57,7 @@ def test_a_real_one_does_too(monkeypatch, longest, index):
 def test_chunks_are_equal_shares_of_all_pieces(longest, n_rows):
     """Of each block; a block begins where a row does, unless the row is long."""
     indptr = rows(n_rows, longest, "int32")
-    found = _chunks.chunks(indptr, int(indptr[-1]))
+    found = chunks.chunks(indptr, int(indptr[-1]))
     row, entry = found.start.T
     assert (row[0], entry[0]) == (0, indptr[0])
     assert (row[-1], entry[-1]) == (n_rows, indptr[-1])

@@ -14,8 +14,9 @@ import pytest
 from click.testing import CliRunner
 from rich.console import Console
 
-from sparsefmt import cli, commands, demo, doctor, errors, plot
+from sparsefmt import cli, errors, plot
 from sparsefmt import io as graph_io
+from sparsefmt.cli import commands, demo, doctor
 from sparsefmt.generate import power_law
 
 ROOT = Path(__file__).resolve().parent.parent

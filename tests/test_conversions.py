@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 import sparsefmt
-from sparsefmt import COO, CSR, SGT, UnsupportedError, _condense, _primitives
-from sparsefmt._graph_kinds import KINDS
+from sparsefmt import COO, CSR, SGT, UnsupportedError
+from sparsefmt.formats import condense, primitives
+from sparsefmt.interop.kinds import KINDS
 from sparsefmt.testing import assert_same_matrix, stored_entries
 
 ml_dtypes = pytest.importorskip("ml_dtypes")
@@ -246,7 +247,7 @@ def test_dense_to_sparse_to_dense_is_exact(xp, goal, kind, dtype):
 
 @pytest.mark.parametrize("goal", FORMATS)
 def test_dense_permutation_names_the_cell_of_each_value(xp, goal):
-    from sparsefmt.convert import from_dense_with_perm
+    from sparsefmt.formats.convert import from_dense_with_perm
 
     X = on(xp, graph("power_law", np.dtype(np.float32))).toarray()
     A, cells = from_dense_with_perm(X, goal)
@@ -324,7 +325,7 @@ def test_retiling_is_tiling_the_original(xp, tile, other, kind):
 def test_chunk_size_does_not_change_the_tiles(xp, monkeypatch, chunk, kind):
     A = on(xp, special(kind)).tocsr()
     whole = [A.tosgt(tile) for tile in TILES]
-    monkeypatch.setattr(_condense, "CHUNK_ENTRIES", chunk)
+    monkeypatch.setattr(condense, "CHUNK_ENTRIES", chunk)
     assert [A.tosgt(tile) for tile in TILES] == whole
 
 
@@ -345,7 +346,7 @@ def test_columns_too_wide_for_a_word_are_ranked(xp, tile):
 
 @pytest.mark.parametrize("dtype", INDEX_DTYPES, ids=str)
 def test_grouping_is_a_stable_sort_with_the_bounds_of_each_key(xp, dtype):
-    ptr, perm = _primitives.group(xp.asarray([3, 0, 3, 5, 0, 1], dtype), 6)
+    ptr, perm = primitives.group(xp.asarray([3, 0, 3, 5, 0, 1], dtype), 6)
     assert host(perm).tolist() == [1, 4, 5, 0, 2, 3]
     assert host(ptr).tolist() == [0, 2, 3, 3, 5, 5, 6]
 
@@ -479,7 +480,7 @@ def test_tiled_matrices_keep_their_class():
 
 def test_a_window_too_large_for_its_keys_is_refused(monkeypatch):
     A = CSR(np.array([0, 2], np.int32), np.array([0, 1], np.int32), shape=(1, 2))
-    monkeypatch.setattr("sparsefmt._primitives.bits_for", lambda count: 33)
+    monkeypatch.setattr("sparsefmt.formats.primitives.bits_for", lambda count: 33)
     with pytest.raises(
         UnsupportedError, match="a window of 2 entries over 2 columns has no 64-bit"
     ):

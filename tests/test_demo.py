@@ -12,8 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sparsefmt import COO, CSR, DeviceError, cli, commands, convert, demo, doctor, generate, tables
-from sparsefmt.doctor import Device, Driver
+from sparsefmt import COO, CSR, DeviceError, cli, generate
+from sparsefmt.cli import commands, demo, doctor, tables
+from sparsefmt.cli.doctor import Device, Driver
+from sparsefmt.formats import convert
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -280,7 +282,7 @@ def test_readme_names_what_exists(readme):
     for target in re.findall(r"^make (\w+)", readme, re.MULTILINE):
         assert f"\n{target}:" in makefile
     used = set(re.findall(r"^sparsefmt (\w+)", readme, re.MULTILINE))
-    assert used == set(commands.sparsefmt.commands) - {"doctor"}
+    assert used == set(commands.sparsefmt.cli.commands) - {"doctor"}
     extras = set(re.findall(r"\[(\w+)\]'", readme))
     pyproject = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     assert extras == {"cli", "cuda13", "torch", "test"}

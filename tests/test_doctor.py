@@ -7,8 +7,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from sparsefmt import cli, doctor, tables
-from sparsefmt.doctor import Cupy, Device, Driver, Report
+from sparsefmt import cli
+from sparsefmt.cli import doctor, tables
+from sparsefmt.cli.doctor import Cupy, Device, Driver, Report
 
 H100 = Device(0, "NVIDIA H100", (9, 0), 80 << 30)
 T4 = Device(1, "Tesla T4", (7, 5), 16 << 30)

@@ -21,8 +21,11 @@ from op_cases import (
 
 import sparsefmt
 from sparsefmt import ops
-from sparsefmt._op_oracles import edge_softmax_backward_bound, edge_softmax_backward_oracle
-from sparsefmt.ops import _launch_edges
+from sparsefmt.ops.edges import cuda as edges_cuda
+from sparsefmt.ops.matmul.oracle import (
+    edge_softmax_backward_bound,
+    edge_softmax_backward_oracle,
+)
 from sparsefmt.testing import assert_close, edge_softmax_bound, edge_softmax_oracle
 
 HEADS = [(), (1,), (2,), (4,), (7,), (8,), (33,)]
@@ -92,7 +95,7 @@ def test_teams_of_every_size(monkeypatch, length, dtype, heads):
     """Rows that a team holds, reads twice, leaves to its warp or to a block, without any tiles."""
     import cupy
 
-    monkeypatch.setattr(_launch_edges, "LONG_VALUES", 0)
+    monkeypatch.setattr(edges_cuda, "LONG_VALUES", 0)
     lengths = [0, 1, 7, 100, 2049, 3000, *[length] * 200]
     A = rows_of(lengths, 9, None, np.int32)
     scores = (3 * features(A.nnz, heads, np.float64)).astype(dtype)

@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 
 import sparsefmt
-from sparsefmt import CBSR, COO, CSC, CSR, SGT, Format, _arrays, _condense, convert, from_dense
-from sparsefmt import _primitives as primitives
-from sparsefmt.cbsr import column_dtype
+from sparsefmt import CBSR, COO, CSC, CSR, SGT, Format, from_dense
 from sparsefmt.errors import DtypeError, UnsupportedError
-from sparsefmt.sgt import DEFAULT_TILE, check_tile, slot_dtype
+from sparsefmt.formats import arrays as formats_arrays
+from sparsefmt.formats import condense, convert, primitives
+from sparsefmt.formats.cbsr import column_dtype
+from sparsefmt.formats.sgt import DEFAULT_TILE, check_tile, slot_dtype
 
 SPARSE = ("coo", "csr", "csc", "sgt")
 FORMATS = (*SPARSE, "cbsr")
@@ -49,7 +50,7 @@ def example(xp, format="coo", *, index="int32", values: str | None = "float32", 
 
 def host(a: Any) -> np.ndarray:
     """The array on the CPU, in float64 where it holds floats."""
-    a = a.get() if _arrays.is_cupy(a) else a
+    a = a.get() if formats_arrays.is_cupy(a) else a
     return a if a.dtype.kind in "iub" else a.astype(np.float64)
 
 
@@ -794,7 +795,7 @@ def test_condensing_in_chunks_gives_the_same_tiles(xp, monkeypatch):
     arrays = (xp.asarray(rng.integers(0, n, 500), np.int32) for n in (90, 40))
     A = COO(*arrays, shape=(90, 40)).tocsr()
     whole = A.tosgt((4, 4))
-    monkeypatch.setattr(_condense, "CHUNK_ENTRIES", 16)
+    monkeypatch.setattr(condense, "CHUNK_ENTRIES", 16)
     assert A.tosgt((4, 4)) == whole
 
 
@@ -813,9 +814,9 @@ def test_more_tile_columns_than_the_index_dtype_counts(monkeypatch):
     real = np.iinfo
     small = type("small", (), {"max": 3})
     expected = A.tosgt((1, 2))
-    monkeypatch.setattr(_condense.np, "iinfo", lambda dtype: small)
+    monkeypatch.setattr(condense.np, "iinfo", lambda dtype: small)
     B = A.tosgt((1, 2))
-    monkeypatch.setattr(_condense.np, "iinfo", real)
+    monkeypatch.setattr(condense.np, "iinfo", real)
     assert B == expected
     assert B.index_dtype == np.int32
 
@@ -997,9 +998,9 @@ KERNEL_TYPES = {
 
 def kernel_source(name: str, chosen: dict[str, str]) -> str:
     """What CuPy makes of an element-wise kernel, by hand."""
-    from sparsefmt import _faults
+    from sparsefmt.formats import faults
 
-    inputs, outputs, body = _faults._KERNELS[name]
+    inputs, outputs, body = faults._KERNELS[name]
     types = {"int64": "long long", **chosen}
     arguments = []
     for parameter in f"{inputs}, {outputs}".split(", "):
@@ -1008,7 +1009,7 @@ def kernel_source(name: str, chosen: dict[str, str]) -> str:
             f"CArray<{types[kind]}, 1, true> {argument}" if raw else f"{types[kind]} {argument}"
         )
     return (
-        f"#include <cupy/carray.cuh>\n{_faults._PREAMBLE}\n"
+        f"#include <cupy/carray.cuh>\n{faults._PREAMBLE}\n"
         f'extern "C" __global__ void kernel({", ".join(arguments)}, long long size) {{\n'
         f"CUPY_FOR(i, size) {{\n{body}\n}} }}"
     )

@@ -28,7 +28,8 @@ from op_cases import (
 
 import sparsefmt
 from sparsefmt import ops
-from sparsefmt._attention_oracles import (
+from sparsefmt.ops.attention import cpu as attention_cpu
+from sparsefmt.ops.attention.oracle_gat import (
     dropout_mask,
     gat_attention_bound,
     gat_attention_oracle,
@@ -38,7 +39,6 @@ from sparsefmt._attention_oracles import (
     gat_oracle,
     philox,
 )
-from sparsefmt.ops import cpu_attention
 from sparsefmt.testing import assert_close, csr, value_dtypes
 
 #: Graphs are small: waking another thread takes longer than they do.
@@ -369,10 +369,10 @@ def test_loops_may_have_scores_of_their_own(dtype, options):
     scores = [a.astype(wide) for a in (el, er)]
     out, plus, stats = (given.pop(name) for name in ("out", "plus", "stats"))
     structure = A.indptr, A.indices
-    cpu_attention.gat(*structure, H, *scores, out, plus=plus, stats=stats, **common)
+    attention_cpu.gat(*structure, H, *scores, out, plus=plus, stats=stats, **common)
     columns, perm = A.tocsc_with_perm()
     T, forward = (columns.indptr, columns.indices, perm), (out, plus, stats)
-    cpu_attention.gat_backward(*structure, *T, grad, H, *scores, *forward, **given, **common)
+    attention_cpu.gat_backward(*structure, *T, grad, H, *scores, *forward, **given, **common)
     assert all(intact(np, buffer) for _, buffer in memory.values())
     every = {**own, **options, **LOOPS}
     assert_close(out, gat_oracle(A, H, el, er, **every), bound=gat_bound(A, H, el, er, **every))
@@ -381,7 +381,7 @@ def test_loops_may_have_scores_of_their_own(dtype, options):
     for one, want, limit in zip(given.values(), expected, bounds, strict=True):
         assert_close(one, want, bound=limit)
     P = np.empty((A.nnz, 3), wide)
-    cpu_attention.gat_attention(*structure, *scores, P, slope=0.2, loops=True, **named)
+    attention_cpu.gat_attention(*structure, *scores, P, slope=0.2, loops=True, **named)
     bound = gat_attention_bound(A, *scores, **own, **LOOPS)
     assert_close(P, gat_attention_oracle(A, *scores, **own, **LOOPS), bound=bound)
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from op_cases import DTYPES, INDEX_DTYPES, long_rows, matrix, name_of, put, rows_of
 
 from sparsefmt import COO, CSR, DtypeError, Graph, ShapeError, ops
-from sparsefmt._oracles import float64
+from sparsefmt.formats.oracle import float64
 from sparsefmt.testing import assert_close, coo, index_dtypes, stored_entries
 
 LOOPS = pytest.mark.parametrize("self_loops", [True, False])

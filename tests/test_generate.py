@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sparsefmt import DtypeError, IndexRangeError, ShapeError, UnsupportedError, _random, generate
-from sparsefmt._arrays import to_device
+from sparsefmt.formats.arrays import to_device
 from sparsefmt.generate import banded, dense_block, power_law, power_law_with_labels, star
 
 

@@ -22,10 +22,10 @@ from sparsefmt import (
     IndexRangeError,
     ShapeError,
     UnsupportedError,
-    convert,
 )
-from sparsefmt._arrays import to_device
-from sparsefmt.cbsr import CBSR
+from sparsefmt.formats import convert
+from sparsefmt.formats.arrays import to_device
+from sparsefmt.formats.cbsr import CBSR
 from sparsefmt.generate import power_law
 from sparsefmt.testing import coo, csr, sgt
 

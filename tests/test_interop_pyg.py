@@ -10,13 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparsefmt import COO, CSC, CSR, SGT
-from sparsefmt.errors import (
-    DeviceError,
-    DtypeError,
-    IndexRangeError,
-    ShapeError,
-    UnsupportedError,
-)
+from sparsefmt.errors import DeviceError, DtypeError, IndexRangeError, ShapeError, UnsupportedError
 from sparsefmt.interop import from_edge_index, from_pyg, to_edge_index, to_pyg
 from sparsefmt.testing import cbsr, coo, csc, csr, sgt, stored_entries
 

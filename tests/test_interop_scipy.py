@@ -8,7 +8,7 @@ import pytest
 import scipy.sparse
 from hypothesis import given
 
-from sparsefmt import COO, CSR, Format, _interop_scipy
+from sparsefmt import COO, CSR, Format
 from sparsefmt.errors import (
     DeviceError,
     DtypeError,
@@ -18,6 +18,7 @@ from sparsefmt.errors import (
     UnsupportedError,
 )
 from sparsefmt.interop import from_cupyx, from_scipy, to_cupyx, to_scipy
+from sparsefmt.interop import scipy as interop_scipy
 from sparsefmt.testing import cbsr, coo, csc, csr, sgt, stored_entries
 
 FORMATS = ("coo", "csr", "csc")
@@ -347,8 +348,8 @@ def test_without_cupy_the_error_says_what_to_install(monkeypatch, call):
 def test_cupyx_takes_the_path_of_scipy(monkeypatch, format):
     """SciPy stands in for cupyx, whose classes have the same names and constructors."""
     A = example(format)
-    monkeypatch.setattr(_interop_scipy, "_cupyx_sparse", lambda: scipy.sparse)
-    monkeypatch.setattr(_interop_scipy, "is_cupy", lambda array: True)
+    monkeypatch.setattr(interop_scipy, "_cupyx_sparse", lambda: scipy.sparse)
+    monkeypatch.setattr(interop_scipy, "is_cupy", lambda array: True)
     M = to_cupyx(A)
     assert M.format == format
     assert_shared(A, M)
@@ -356,7 +357,7 @@ def test_cupyx_takes_the_path_of_scipy(monkeypatch, format):
 
 
 def test_matrices_on_a_gpu_are_not_moved_in_secret(monkeypatch):
-    monkeypatch.setattr(_interop_scipy, "is_cupy", lambda array: True)
+    monkeypatch.setattr(interop_scipy, "is_cupy", lambda array: True)
     with pytest.raises(
         DeviceError, match=re.escape('to_scipy: A is on cpu: move it with A.to("cpu")')
     ):

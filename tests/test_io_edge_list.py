@@ -65,7 +65,7 @@ GOOD = {
 @pytest.mark.parametrize("case", GOOD)
 @pytest.mark.parametrize("block", [1 << 22, 4])
 def test_lists_read(tmp_path, monkeypatch, case, block):
-    import sparsefmt._edge_list as module
+    import sparsefmt.io.edge_list as module
 
     name, text, expected, shape = GOOD[case]
     path = save(tmp_path, name, text)
@@ -152,7 +152,7 @@ def test_num_nodes_bounds_the_vertices(tmp_path):
 
 @pytest.mark.parametrize("place", [0, 1, 500, 998, 999])
 def test_the_wrong_line_is_named_in_any_block(tmp_path, monkeypatch, place):
-    import sparsefmt._edge_list as module
+    import sparsefmt.io.edge_list as module
 
     monkeypatch.setattr(module, "_BLOCK", 256)
     lines = [f"{i} {i + 1}" for i in range(1000)]

@@ -316,7 +316,7 @@ def test_integers_are_rounded_when_asked(tmp_path):
 
 
 def test_a_fault_is_found_in_any_block(tmp_path, monkeypatch):
-    import sparsefmt._matrix_market as module
+    import sparsefmt.io.matrix_market as module
 
     monkeypatch.setattr(module, "_BLOCK", 64)
     lines = [f"{i} {i} {i}.5\n" for i in range(1, 101)]

@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 import scipy.sparse
 
-from sparsefmt import COO, CSC, CSR, _npz
+from sparsefmt import COO, CSC, CSR
 from sparsefmt.errors import FileFormatError, SparseFmtError, UnsupportedError
+from sparsefmt.io import npz as io_npz
 from sparsefmt.io import read, write
 
 INDPTR, INDICES = np.array([0, 2, 2, 3], np.int32), np.array([1, 3, 0], np.int32)
@@ -463,4 +464,4 @@ def test_no_mutation_of_a_member_escapes(tmp_path, seed):
 
 
 def test_broken_covers_what_zlib_raises():
-    assert zlib.error in _npz._BROKEN
+    assert zlib.error in io_npz._BROKEN

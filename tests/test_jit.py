@@ -8,7 +8,8 @@ from types import SimpleNamespace
 import pytest
 
 from sparsefmt.errors import KernelLaunchError
-from sparsefmt.ops import _jit, _launch
+from sparsefmt.ops.engine import jit
+from sparsefmt.ops.matmul import cuda as matmul_cuda
 
 FUNCTION, STREAM = 0x7F00_0000_1230, 0x7F00_0000_4560
 INVALID_VALUE, INVALID_CONTEXT = 1, 201
@@ -93,22 +94,22 @@ class Cupy:
 @pytest.fixture
 def cupy(monkeypatch):
     cupy = Cupy()
-    monkeypatch.setattr(_jit, "import_cupy", lambda: cupy)
+    monkeypatch.setattr(jit, "import_cupy", lambda: cupy)
     return cupy
 
 
 @pytest.fixture
 def driver(cupy, monkeypatch):
     driver = Driver()
-    monkeypatch.setattr(_jit, "_driver", lambda: driver.function)
-    monkeypatch.setattr(_jit, "_compile", lambda device, file, name: (None, FUNCTION))
-    monkeypatch.setattr(_jit, "_loaded", {})
-    monkeypatch.setattr(_jit, "_DEBUG", False)
+    monkeypatch.setattr(jit, "_driver", lambda: driver.function)
+    monkeypatch.setattr(jit, "_compile", lambda device, file, name: (None, FUNCTION))
+    monkeypatch.setattr(jit, "_loaded", {})
+    monkeypatch.setattr(jit, "_DEBUG", False)
     return driver
 
 
 def load(layout="Pi", kernel="k"):
-    return _jit.load("file.cu", kernel, layout, ("float32", "int32"))
+    return jit.load("file.cu", kernel, layout, ("float32", "int32"))
 
 
 def codes(layout):
@@ -137,7 +138,7 @@ def test_a_launch_names_function_grid_block_and_stream(driver, blocks, grid):
     assert (config.sharedMemBytes, config.attrs, config.numAttrs) == (0, None, 0)
 
 
-@pytest.mark.parametrize("layout", ["P", "iP", "Ii", "iqIP", *_launch.PARAMETERS.values()])
+@pytest.mark.parametrize("layout", ["P", "iP", "Ii", "iqIP", *matmul_cuda.PARAMETERS.values()])
 def test_parameters_lie_as_in_c(driver, layout):
     types = codes(layout)
     args = [FIRST[code] + k for k, code in enumerate(types)]
@@ -196,8 +197,8 @@ def test_a_refused_launch_names_its_kernel(driver, statuses):
 
 def test_too_large_a_grid_is_not_launched(driver):
     kernel = load()
-    kernel(_jit.MAX_BLOCKS, (1, 2), stream=STREAM)
-    for blocks in (_jit.MAX_BLOCKS + 1, (_jit.MAX_BLOCKS + 1, 1)):
+    kernel(jit.MAX_BLOCKS, (1, 2), stream=STREAM)
+    for blocks in (jit.MAX_BLOCKS + 1, (jit.MAX_BLOCKS + 1, 1)):
         too_many = "k<float, int>: a grid of 2147483648 x 1 blocks"
         with pytest.raises(KernelLaunchError, match=too_many):
             kernel(blocks, (1, 2), stream=STREAM)
@@ -208,7 +209,7 @@ def test_a_launch_is_asynchronous_unless_debugged(cupy, driver, monkeypatch):
     cupy.failure = "misaligned address"
     load()(5, (1, 2), stream=STREAM)
     assert cupy.calls == []
-    monkeypatch.setattr(_jit, "_DEBUG", True)
+    monkeypatch.setattr(jit, "_DEBUG", True)
     with pytest.raises(KernelLaunchError, match=r"^k<float, int>: misaligned address$"):
         load()(5, (1, 2), stream=STREAM)
     assert cupy.calls == [("synchronize", STREAM)]
@@ -223,4 +224,4 @@ def test_a_kernel_is_loaded_once_on_each_device(cupy, driver):
 def test_an_old_driver_is_named(monkeypatch):
     monkeypatch.setattr(ctypes, "CDLL", lambda name: SimpleNamespace())
     with pytest.raises(KernelLaunchError, match="Install a driver for CUDA 12"):
-        _jit._driver.__wrapped__()
+        jit._driver.__wrapped__()

@@ -6,9 +6,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sparsefmt import _condense_kernels, _slab_kernels
-from sparsefmt._split import HEIGHTS
-from sparsefmt.ops import _jit, _launch_tiles, _launch_tiles_edges
+from sparsefmt.formats import condense_kernels, slab_kernels
+from sparsefmt.formats.split import HEIGHTS
+from sparsefmt.ops.engine import jit
+from sparsefmt.ops.tiles import cuda as tiles_cuda
+from sparsefmt.ops.tiles import cuda_edges as tiles_cuda_edges
 
 nvrtc = pytest.importorskip("cupy_backends.cuda.libs.nvrtc", reason="CuPy brings NVRTC")
 
@@ -18,13 +20,13 @@ ARCHITECTURES = (90, 75, 80, 100, 120)
 #: Of the others' parts, all that checks and translates and hardly any of what optimises: half the
 #: time, or a fifth.
 QUICKLY = "--Ofast-compile=max"
-FILES = sorted({file for file, _ in _jit.declared()})
+FILES = sorted({file for file, _ in jit.declared()})
 #: Instantiations compiled together: few enough for all cores to have a part.
 TOGETHER = 40
 CHOSEN = [
     (arch, file, names if part == 0 else names[part - 1 :: len(ARCHITECTURES) - 1])
     for part, arch in enumerate(ARCHITECTURES)
-    for file, names in sorted(_jit._declared.items())
+    for file, names in sorted(jit._declared.items())
 ]
 PARTS = [
     (arch, file, names[k : k + TOGETHER])
@@ -41,7 +43,7 @@ OPTIMISED = [
 
 def compile_part(file: str, names: list[str], arch: int, *options: str) -> list[str]:
     """The mangled names of these instantiations."""
-    return compile_source(file, _jit.source(file), names, arch, *options)
+    return compile_source(file, jit.source(file), names, arch, *options)
 
 
 def compile_source(file: str, source: str, names: list[str], arch: int, *options: str) -> list[str]:
@@ -51,7 +53,7 @@ def compile_source(file: str, source: str, names: list[str], arch: int, *options
     for name in names:
         nvrtc.addNameExpression(program, name)
     headers = find_nvidia_header_directory("cudart")
-    options = (f"-arch=sm_{arch}", f"-I{headers}", *_jit.OPTIONS, *options)
+    options = (f"-arch=sm_{arch}", f"-I{headers}", *jit.OPTIONS, *options)
     try:
         nvrtc.compileProgram(program, options)
     except nvrtc.NVRTCError:
@@ -61,8 +63,8 @@ def compile_source(file: str, source: str, names: list[str], arch: int, *options
 
 
 def test_every_kernel_file_declares_instantiations():
-    folder = _jit.Path(_jit.__file__).parent
-    assert sorted(path.name for path in folder.glob("*.cu")) == FILES
+    folder = jit.Path(jit.__file__).parent.parent
+    assert sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*.cu")) == FILES
 
 
 @pytest.mark.parametrize(("arch", "file", "names"), PARTS, ids=lambda part: str(part)[:40])
@@ -80,7 +82,7 @@ def test_every_kernel_compiles_as_for_users(arch, file, names):
 
 ELEMENTWISE = [
     kernel
-    for module in (_condense_kernels, _slab_kernels)
+    for module in (condense_kernels, slab_kernels)
     for kernel in vars(module).values()
     if hasattr(kernel, "cache_clear")
 ]
@@ -140,60 +142,60 @@ template <typename T, typename Index, int HEIGHT, int FEAT, int WEIGHTS> struct 
 
 
 def test_the_launcher_knows_what_a_block_of_tiles_takes():
-    named = [name for file, name in _jit.declared() if name.startswith("spmm_sgt_mma")]
+    named = [name for file, name in jit.declared() if name.startswith("spmm_sgt_mma")]
     checks = []
-    for types in product(_launch_tiles.DTYPES, ("int32", "int64")):
-        for height, widths in _launch_tiles.SLICES.items():
-            for width, weights in product(widths, _launch_tiles.WEIGHTS[types[0]]):
-                block = _jit.expression("Block", types, (height, width, weights))
-                shared = _launch_tiles.shared_bytes(*types, height, width, weights)
-                threads = 32 * _launch_tiles.cut(height, width)[0]
+    for types in product(tiles_cuda.DTYPES, ("int32", "int64")):
+        for height, widths in tiles_cuda.SLICES.items():
+            for width, weights in product(widths, tiles_cuda.WEIGHTS[types[0]]):
+                block = jit.expression("Block", types, (height, width, weights))
+                shared = tiles_cuda.shared_bytes(*types, height, width, weights)
+                threads = 32 * tiles_cuda.cut(height, width)[0]
                 checks.append(f"static_assert({block}::SHARED == {shared});")
                 checks.append(f"static_assert({block}::C::THREADS == {threads});")
                 assert shared <= 99 * 1024  # of every device that has such tensor cores
     assert len(checks) == 2 * len(named)
-    source = "\n".join([_jit.source("sgt.cu"), BLOCK_OF_TILES, *checks])
-    compile_source("sgt.cu", source, [], 80)
+    source = "\n".join([jit.source("tiles/spmm.cu"), BLOCK_OF_TILES, *checks])
+    compile_source("tiles/spmm.cu", source, [], 80)
 
 
 def test_the_launcher_knows_what_a_block_of_products_at_the_entries_takes():
     checks = []
-    for height, row in product(HEIGHTS, _launch_tiles_edges.ROWS):
-        threads, shared = _launch_tiles_edges.block(height, row)
+    for height, row in product(HEIGHTS, tiles_cuda_edges.ROWS):
+        threads, shared = tiles_cuda_edges.block(height, row)
         checks.append(f"static_assert(Block<{height}, {row}>::SHARED == {shared});")
         checks.append(f"static_assert(Block<{height}, {row}>::THREADS == {threads});")
         assert shared <= 99 * 1024
         assert threads * 128 <= 2**16  # registers
-    compile_source("sddmm_sgt.cu", "\n".join([_jit.source("sddmm_sgt.cu"), *checks]), [], 80)
+    compile_source("tiles/sddmm.cu", "\n".join([jit.source("tiles/sddmm.cu"), *checks]), [], 80)
 
 
 def test_launches_of_products_at_the_entries_take_every_feature_once():
     for dtype, size in (("float16", 2), ("float32", 4)):
         for feat in range(16 // size, 3000, 16 // size):
-            row, ranges = _launch_tiles_edges._ranges(dtype, feat)
+            row, ranges = tiles_cuda_edges._ranges(dtype, feat)
             begins, flags = zip(*ranges, strict=True)
-            assert row in _launch_tiles_edges.ROWS
+            assert row in tiles_cuda_edges.ROWS
             assert begins == tuple(range(0, feat, row // size))
-            add, keep = _launch_tiles_edges.ADD, _launch_tiles_edges.KEEP
+            add, keep = tiles_cuda_edges.ADD, tiles_cuda_edges.KEEP
             assert [bool(one & add) for one in flags] == [begin > 0 for begin in begins]
             assert [bool(one & keep) for one in flags] == [begin < begins[-1] for begin in begins]
-            assert len(begins) == 1 or row == max(_launch_tiles_edges.ROWS)
+            assert len(begins) == 1 or row == max(tiles_cuda_edges.ROWS)
 
 
 def test_slices_of_tiles_are_compiled_for_every_height():
-    assert set(_launch_tiles.SLICES) == set(HEIGHTS)
+    assert set(tiles_cuda.SLICES) == set(HEIGHTS)
     for height in HEIGHTS:
         for feat in (1, 31, 32, 33, 64, 65, 127, 128, 257, 4096):
-            assert _launch_tiles.slice_of(height, feat) in _launch_tiles.SLICES[height]
+            assert tiles_cuda.slice_of(height, feat) in tiles_cuda.SLICES[height]
 
 
 def test_no_instantiation_is_declared_twice():
-    assert len(set(_jit.declared())) == len(_jit.declared())
+    assert len(set(jit.declared())) == len(jit.declared())
 
 
 def test_source_has_its_own_headers_pasted_in():
-    assert '#include "common.cuh"' not in _jit.source("spmm.cu")
-    assert "constexpr int WARP" in _jit.source("spmm.cu")
+    assert '#include "engine/common.cuh"' not in jit.source("matmul/spmm.cu")
+    assert "constexpr int WARP" in jit.source("matmul/spmm.cu")
 
 
 @pytest.mark.parametrize(
@@ -204,4 +206,4 @@ def test_source_has_its_own_headers_pasted_in():
     ],
 )
 def test_an_expression_is_the_name_of_its_instantiation(dtypes, constants, expected):
-    assert _jit.expression("k", dtypes, constants) == expected
+    assert jit.expression("k", dtypes, constants) == expected

@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 from op_cases import DTYPES, far_apart, name_of
 
 import sparsefmt
-from sparsefmt.ops import features, maxk
+from sparsefmt.ops import maxk
+from sparsefmt.ops.cbsr import maxk as cbsr_maxk
 from sparsefmt.testing import value_dtypes
 
 #: Around what a team of threads holds on a GPU, and what a word of columns holds on a CPU.
@@ -174,7 +175,7 @@ def test_the_sort_of_rows_too_wide_for_the_kernels_agrees(xp, dtype):
         S = sparsefmt.CBSR._trusted(
             indices=xp.empty((5, 9), np.uint8), data=xp.empty((5, 9), dtype), shape=X.shape
         )
-        features._sort(xp.asarray(X), S.indices, S.data)
+        cbsr_maxk._sort(xp.asarray(X), S.indices, S.data)
         assert_largest(S, X, 9)
 
 

@@ -12,14 +12,7 @@ from autograd_cases import make_graph  # noqa: E402
 from torch.autograd import gradcheck  # noqa: E402
 from torch.nn import Linear, ReLU, Sequential  # noqa: E402
 
-from sparsefmt import (  # noqa: E402
-    CSR,
-    DeviceError,
-    DtypeError,
-    Graph,
-    ShapeError,
-    UnsupportedError,
-)
+from sparsefmt import CSR, DeviceError, DtypeError, Graph, ShapeError, UnsupportedError  # noqa: E402
 from sparsefmt.autograd import bridge, maxk, spmm  # noqa: E402
 from sparsefmt.nn import GCNConv, GINConv, MaxK, SAGEConv  # noqa: E402
 

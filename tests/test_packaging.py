@@ -74,7 +74,7 @@ def test_wheel_is_pure_and_names_its_licence_and_entry_points(wheel):
     (entry_points,) = [name for name in names if name.endswith("/entry_points.txt")]
     text = archive.read(entry_points).decode()
     assert "sparsefmt = sparsefmt.cli:main" in text
-    assert "_ = sparsefmt._hypothesis:register" in text
+    assert "_ = sparsefmt.testing.plugin:register" in text
 
 
 BESIDE = """

@@ -8,7 +8,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from sparsefmt import CSR, ShapeError, UnsupportedError
-from sparsefmt._arrays import to_device
+from sparsefmt.formats.arrays import to_device
 from sparsefmt.partition import edge_groups
 from sparsefmt.testing import coo, csr
 

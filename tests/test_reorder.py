@@ -15,8 +15,8 @@ from sparsefmt import (
     ShapeError,
     UnsupportedError,
 )
-from sparsefmt._arrays import to_device
-from sparsefmt.cbsr import CBSR
+from sparsefmt.formats.arrays import to_device
+from sparsefmt.formats.cbsr import CBSR
 from sparsefmt.generate import banded, power_law_with_labels
 from sparsefmt.reorder import Order, community_order, degree_order, rcm_order
 from sparsefmt.stats import summarize

@@ -28,8 +28,8 @@ from op_cases import (
 
 import sparsefmt
 from sparsefmt import ops
-from sparsefmt._attention_oracles import dropout_mask
-from sparsefmt._row_attention_oracles import (
+from sparsefmt.ops.attention.oracle_gat import dropout_mask
+from sparsefmt.ops.attention.oracle_pairwise import (
     attend_backward_bound,
     attend_backward_oracle,
     attend_bound,

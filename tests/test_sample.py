@@ -22,8 +22,8 @@ from scipy import stats
 
 import sparsefmt
 from sparsefmt import ops
-from sparsefmt._sampling_oracles import places_oracle, sample_oracle
-from sparsefmt.ops import _jit
+from sparsefmt.ops.engine import jit
+from sparsefmt.ops.sampling.oracle import places_oracle, sample_oracle
 
 #: Tests whose chances are counted together.
 SIGNIFICANCE = 1e-3
@@ -115,7 +115,7 @@ using std::min;
 #define __device__
 static unsigned __umulhi(unsigned a, unsigned b) { return (unsigned long long)a * b >> 32; }
 static int __clz(unsigned x) { return x ? __builtin_clz(x) : 32; }
-#include "sampling.cuh"
+#include "sampling/rows.cuh"
 #define PLACES(STRATEGY) \\
     extern "C" void STRATEGY##_(unsigned long long seed, long long row, unsigned length, \\
                                 unsigned kept, unsigned* places) { \\
@@ -142,7 +142,7 @@ def header(tmp_path_factory):
     """The functions of sampling.cuh, compiled as C++."""
     folder = tmp_path_factory.mktemp("header")
     (folder / "places.cpp").write_text(_PLACES)
-    include = Path(_jit.__file__).parent
+    include = Path(jit.__file__).parent
     command = [COMPILER, "-std=c++17", "-O1", "-shared", "-fPIC", f"-I{include}", "places.cpp"]
     subprocess.run([*command, "-o", "places.so"], cwd=folder, check=True)
     return ctypes.CDLL(str(folder / "places.so"))
@@ -296,20 +296,21 @@ def test_rows_are_sampled_into_places_of_their_own(strategy, index_dtype):
     """With rooms of one size or of each row's, and a seed that lies on the device."""
     import cupy
 
-    from sparsefmt.ops import _launch, _launch_sampled
+    from sparsefmt.ops.matmul import cuda as matmul_cuda
+    from sparsefmt.ops.sampling import cuda as sampling_cuda
 
     lengths = np.concatenate([np.arange(40), [577, 0, 1154]])
     A = rows_of(lengths, 30, None, index_dtype)
     B, seed = A.to("cuda"), cupy.full(1, -5, np.int64)
-    sampling = _launch_sampled.Sampling(6, strategy, 99, seed_at=seed.data.ptr)
+    sampling = sampling_cuda.Sampling(6, strategy, 99, seed_at=seed.data.ptr)
     expected, numbers = sample_oracle(A, 6, strategy=strategy, seed=-5)
     for room in (6, 0):
         starts = np.arange(len(lengths)) * room if room else A.indptr[:-1]
         size = len(lengths) * room if room else A.nnz
         arrays = [cupy.full(size, -7, index_dtype) for _ in range(3)]
         given = dict(zip(("cols", "entries", "rows"), (a.data.ptr for a in arrays), strict=True))
-        S, stream = _launch_sampled.bare_structure(B), _launch.stream()
-        _launch_sampled.sample_rows(S, sampling, room=room, **given, stream=stream)
+        S, stream = sampling_cuda.bare_structure(B), matmul_cuda.stream()
+        sampling_cuda.sample_rows(S, sampling, room=room, **given, stream=stream)
         cols, entries, rows = (a.get() for a in arrays)
         free = np.ones(size, bool)
         for row, (at, kept) in enumerate(zip(starts, expected.lengths, strict=True)):

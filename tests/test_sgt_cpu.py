@@ -25,7 +25,8 @@ from op_cases import (
 )
 
 import sparsefmt
-from sparsefmt.ops import _cpu_sgt, cpu
+from sparsefmt.ops.engine import cpu
+from sparsefmt.ops.tiles import cpu as tiles_cpu
 from sparsefmt.testing import (
     assert_close,
     error_bound,
@@ -44,14 +45,14 @@ F32, F64 = np.float32, np.float64
 #: Of one cell, one row, one column, no power of two, and with cells numbered in two bytes.
 TILES = [(16, 8), (8, 8), (16, 16), (1, 1), (3, 5), (1, 300), (300, 1), (64, 7), (65_536, 1)]
 #: As many entries as are unpacked at a time, and one more or less.
-AROUND_A_RUN = _cpu_sgt.RUN + np.arange(-1, 2)
+AROUND_A_RUN = tiles_cpu.RUN + np.arange(-1, 2)
 REDUCTIONS = ["sum", "mean"]
 
 
 def product(A, X, *, reduce="sum", row_scale=None, col_scale=None):
     """Into poisoned memory, leaving what is around it."""
     out, buffer = poisoned(np, (A.n_rows, X.shape[1]), X.dtype)
-    _cpu_sgt.spmm(A, X, row_scale, col_scale, out, mean=reduce == "mean")
+    tiles_cpu.spmm(A, X, row_scale, col_scale, out, mean=reduce == "mean")
     assert intact(np, buffer)
     return out
 
@@ -65,7 +66,7 @@ def products(A, X, Y):
     """Of rows at the entries, with heads or without, into poisoned memory."""
     out, buffer = poisoned(np, (A.nnz, *X.shape[1:-1]), X.dtype)
     X, Y = (a if a.ndim == 3 else a[:, None] for a in (X, Y))
-    _cpu_sgt.sddmm(A, X, Y, out.reshape(A.nnz, X.shape[1]))
+    tiles_cpu.sddmm(A, X, Y, out.reshape(A.nnz, X.shape[1]))
     assert intact(np, buffer)
     return out
 

@@ -12,36 +12,34 @@ from test_bad_input import CASES, Case, cbsr, csr, refuse, sgt
 from test_formats import EXPECTED, SPARSE, example, host, oracle, same
 from test_split import COSTS, TILES, skewed, split_on
 
-from sparsefmt import (
-    COO,
-    CSR,
-    _arrays,
-    _chunks,
-    _condense,
-    _condense_kernels,
-    _faults,
-    _slab_kernels,
-    _split,
-    convert,
-    from_dense,
-)
-from sparsefmt import _primitives as primitives
+from sparsefmt import COO, CSR, from_dense
 from sparsefmt.errors import FormatError
+from sparsefmt.formats import arrays as formats_arrays
+from sparsefmt.formats import (
+    chunks,
+    condense,
+    condense_kernels,
+    convert,
+    faults,
+    primitives,
+    slab_kernels,
+    split,
+)
 
 pytestmark = pytest.mark.skipif(host_cupy.COMPILER is None, reason="no g++ to compile kernels with")
 
 CACHED = [
-    _faults._kernel,
+    faults._kernel,
     primitives._expand_kernel,
     primitives._search_kernel,
     primitives._pack_kernel,
     primitives._take_kernel,
     convert._to_dense_kernel,
-    _chunks._pieces_kernel,
-    _chunks._starts_kernel,
+    chunks._pieces_kernel,
+    chunks._starts_kernel,
     *(
         kernel
-        for module in (_condense_kernels, _slab_kernels)
+        for module in (condense_kernels, slab_kernels)
         for kernel in vars(module).values()
         if hasattr(kernel, "cache_clear")
     ),
@@ -156,7 +154,7 @@ def test_matrices_move_and_stay(gpu):
     assert B.to("cuda:0") is B
     assert B.to("cpu") == A
     assert B != A
-    assert _arrays.as_array("a", B.order) is B.order
+    assert formats_arrays.as_array("a", B.order) is B.order
 
 
 def test_rows_of_many_entries_expand(gpu):
@@ -215,7 +213,7 @@ def test_what_a_block_takes_is_placed_behind_the_stretches_before(gpu):
 
 
 def test_a_sample_is_split_as_by_numpy(gpu, monkeypatch):
-    monkeypatch.setattr(_split, "SAMPLE", 3)
+    monkeypatch.setattr(split, "SAMPLE", 3)
     for costs in COSTS:
         split_on(gpu, skewed(1, (300, 200), 4000), (16, 16), costs)
 
@@ -226,7 +224,7 @@ def test_a_sample_is_split_as_by_numpy(gpu, monkeypatch):
 def by_chunks(gpu, monkeypatch, A: CSR, tile: tuple[int, int], entries: int) -> None:
     """The same tiles as those of NumPy, made of at least so many entries at a time."""
     expected = A.tosgt(tile)
-    monkeypatch.setattr(_condense, "CHUNK_ENTRIES", entries)
+    monkeypatch.setattr(condense, "CHUNK_ENTRIES", entries)
     assert A.to("cuda").tosgt(tile).to("cpu") == expected == A.tosgt(tile)
 
 
@@ -251,7 +249,7 @@ def test_tiles_of_nothing_have_an_end(gpu, monkeypatch, shape, index):
 def test_words_that_are_wide_enough_need_no_look_at_the_windows(gpu, monkeypatch, n_rows, looks):
     """Columns of 60 bits; windows of a row, and entries, of two or of three."""
     asked = []
-    monkeypatch.setattr(_condense, "to_device", lambda a, device: asked.append(device) or a.get())
+    monkeypatch.setattr(condense, "to_device", lambda a, device: asked.append(device) or a.get())
     col = 2**59 - np.arange(n_rows)
     A = CSR(np.arange(n_rows + 1), col, shape=(n_rows, 2**59 + 1))
     B = A.to("cuda").tosgt((1, 2))
@@ -267,7 +265,7 @@ def test_what_is_sent_together_lies_apart_and_keeps_its_shape(gpu):
     sent = [np.arange(3, dtype=np.uint8), np.zeros((0, 4), np.int64), np.arange(8).reshape(2, 4)]
     copies = []
     gpu.asarray = lambda a: copies.append(a.nbytes) or np.array(a).view(gpu.ndarray)
-    found = _arrays.send(sent, like=gpu.zeros(1))
+    found = formats_arrays.send(sent, like=gpu.zeros(1))
     assert copies == [256]
     for one, other in zip(found, sent, strict=True):
         assert isinstance(one, gpu.ndarray)
@@ -275,5 +273,6 @@ def test_what_is_sent_together_lies_apart_and_keeps_its_shape(gpu):
         assert one.shape == other.shape
         assert same(one, other)
     assert all(
-        one is other for one, other in zip(_arrays.send(sent, like=sent[0]), sent, strict=True)
+        one is other
+        for one, other in zip(formats_arrays.send(sent, like=sent[0]), sent, strict=True)
     )

@@ -9,8 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from op_cases import put
 
-from sparsefmt import COO, CSR, SGT, DtypeError, _cells, _costs, _slabs, _split
-from sparsefmt._split import HEIGHTS, Costs, Split
+from sparsefmt import COO, CSR, SGT, DtypeError
+from sparsefmt.formats import cells as formats_cells
+from sparsefmt.formats import costs as formats_costs
+from sparsefmt.formats import slabs as formats_slabs
+from sparsefmt.formats import split
+from sparsefmt.formats.split import HEIGHTS, Costs, Split
 from sparsefmt.testing import csr, index_dtypes, sgt
 
 #: Small matrices pay too; all is taken, nothing, a few columns.
@@ -139,7 +143,7 @@ def columns_are_packed(found: Split, window: np.ndarray) -> None:
         used = len(np.unique(columns))
         assert (np.diff(columns[:used]) > 0).all()
         assert (columns[used:] == columns[used - 1]).all()
-        assert len(columns) - used < _split.SLAB
+        assert len(columns) - used < split.SLAB
 
 
 def parts_are_numbered(found: Split) -> None:
@@ -188,11 +192,11 @@ def dtypes_fit(found: Split, index: np.dtype) -> None:
 
 def split_on(xp, A: CSR, tile: tuple[int, int], costs: Costs) -> Split:
     """Checked, and the same on every device."""
-    expected = _split.split(A.tosgt(tile), A, costs)
+    expected = split.split(A.tosgt(tile), A, costs)
     check(expected, A, costs)
     dtypes_fit(expected, A.index_dtype)
     B = put(xp, A)
-    same(_split.split(B.tosgt(tile), B, costs), expected)
+    same(split.split(B.tosgt(tile), B, costs), expected)
     return expected
 
 
@@ -224,7 +228,7 @@ def test_every_tile_and_choice(xp, tile, costs):
 
 @given(A=sgt(max_side=20), costs=ANY_COSTS)
 def test_tiles_of_other_heights_are_not_split_and_others_are(A, costs):
-    found = _split.split(A, A.tocsr(), costs)
+    found = split.split(A, A.tocsr(), costs)
     check(found, A.tocsr(), costs)
     assert A.tile[0] in HEIGHTS or found.share == 0
 
@@ -233,7 +237,7 @@ def test_tiles_of_other_heights_are_not_split_and_others_are(A, costs):
 def test_choices_differ(tile):
     """What the costs above are for."""
     A = skewed(1, (300, 200), 4000, duplicates=False)
-    _, whole, some, none = (_split.split(A.tosgt(tile), A, costs).share for costs in COSTS)
+    _, whole, some, none = (split.split(A.tosgt(tile), A, costs).share for costs in COSTS)
     assert (whole, none) == (1, 0)
     assert 0.1 < some < 0.9
 
@@ -315,14 +319,14 @@ def test_a_sample_that_saves_nothing_ends_it(xp, monkeypatch):
     costs = replace(FREE, slab=80)
     A = CSR(np.arange(337), np.arange(336), shape=(336, 336))
     assert split_on(xp, A, (16, 16), costs).share == 0
-    monkeypatch.setattr(_split, "SAMPLE", 3)
-    asked, choose = [], _split._choose
+    monkeypatch.setattr(split, "SAMPLE", 3)
+    asked, choose = [], split._choose
 
     def recorded(figures, *options, **named):
         asked.append(len(figures))
         return choose(figures, *options, **named)
 
-    monkeypatch.setattr(_split, "_choose", recorded)
+    monkeypatch.setattr(split, "_choose", recorded)
     assert split_on(xp, A, (16, 16), costs).share == 0
     assert asked == [3] * len(asked)
 
@@ -336,7 +340,7 @@ def test_what_repeats_itself_does_not_hide_from_a_sample(xp, monkeypatch, period
     row = np.concatenate([(16 * window[:, None] + inside).ravel(), 16 * every])
     col = np.concatenate([np.tile(np.arange(16), 16 * len(window)), np.full(600, 40)])
     A = COO(row, col, shape=(9600, 41)).tocsr()
-    monkeypatch.setattr(_split, "SAMPLE", 20)
+    monkeypatch.setattr(split, "SAMPLE", 20)
     found = split_on(xp, A, (16, 16), replace(FREE, again=0, window=0))
     assert found.taken >= 256 * len(window)
 
@@ -347,7 +351,7 @@ def test_a_sample_that_pays_changes_nothing(xp, monkeypatch, sample):
     costs = FREE
     whole = split_on(xp, A, (16, 16), costs)
     assert whole.share == 1
-    monkeypatch.setattr(_split, "SAMPLE", sample)
+    monkeypatch.setattr(split, "SAMPLE", sample)
     same(split_on(xp, A, (16, 16), costs), whole)
 
 
@@ -356,7 +360,7 @@ def test_a_sample_has_the_figures_of_its_windows(xp, step):
     A = skewed(2, (300, 100), 2000)
     tiles = put(xp, A).tosgt((16, 8))
     assert np.array_equal(
-        _slabs.figures(tiles, step), _slabs.hold(A.tosgt((16, 8))).figures[::step]
+        formats_slabs.figures(tiles, step), formats_slabs.hold(A.tosgt((16, 8))).figures[::step]
     )
 
 
@@ -366,7 +370,7 @@ def test_what_columns_hold(xp):
     col = np.repeat(np.arange(5), lengths)
     row = np.arange(15) - np.repeat(np.cumsum(lengths) - lengths, lengths)
     A = COO(np.append(row, 0), np.append(col, 2), shape=(40, 5)).tocsr()
-    held = _slabs.hold(put(xp, A).tosgt((16, 4)))
+    held = formats_slabs.hold(put(xp, A).tosgt((16, 4)))
     assert held.figures.tolist() == [[1, 1, 1, 2, 9], [0] * 5, [0] * 5]
     assert host(held.counts).tolist() == [1, 2, 3, 4, 5, 0, 0, 0]
     assert host(held.begins).tolist() == [0, 1, 3, 7, 11, 16, 16, 16, 16]
@@ -387,7 +391,7 @@ def test_columns_without_entries_hold_nothing(xp):
         tile=(16, 2),
         validate="cheap",
     )
-    held = _slabs.hold(A)
+    held = formats_slabs.hold(A)
     assert held.figures.tolist() == [[0] * 5, [0, 1, 0, 0, 0], [0] * 5, [1, 0, 0, 0, 0]]
     assert host(held.counts).tolist() == [0] * 5 + [2] + [0] * 4 + [1, 0]
     assert host(held.begins).tolist() == [0] * 6 + [2] * 5 + [3, 3]
@@ -448,18 +452,18 @@ def choice(figures: list[list[int]], costs: Costs, height: int) -> list[int] | N
 )
 def test_what_is_chosen_is_the_first_of_the_cheapest(columns, many, height, costs):
     figures = [[*one, many * one[-1]] for one in columns]
-    plan = _split._choose(np.array(figures), costs, height)
+    plan = split._choose(np.array(figures), costs, height)
     expected = choice(figures, costs, height)
     assert (plan is None) == (expected is None)
     if plan is not None:
-        assert plan.least.tolist() == [n or _slabs.NEVER for n in expected]
+        assert plan.least.tolist() == [n or formats_slabs.NEVER for n in expected]
         assert (plan.slab_ptr[-1], plan.entry_ptr[-1]) == (plan.n_slabs, plan.taken)
 
 
 @pytest.mark.parametrize("height", HEIGHTS)
 def test_cells_and_bits_are_numbered_once(height):
     row, column = (one.ravel() for one in np.mgrid[:height, :16])
-    cells, bits = _cells.cell(row, column), _cells.mask_bit(row, column, height // 16)
+    cells, bits = formats_cells.cell(row, column), formats_cells.mask_bit(row, column, height // 16)
     for numbers in (cells, bits):
         assert np.array_equal(np.sort(numbers), np.arange(height * 16))
     assert np.array_equal(placed(cells), (row, column))
@@ -495,7 +499,7 @@ def test_every_kind_of_product_has_measured_costs():
     for op, itemsize, weighted in product(("spmm", "sddmm"), (2, 4), (False, True)):
         if (op, weighted) == ("sddmm", True):
             continue  # it reads no values
-        found = [_costs.measured(op, itemsize, weighted, feat) for feat in (1, 7, 64, 10**6)]
+        found = [formats_costs.measured(op, itemsize, weighted, feat) for feat in (1, 7, 64, 10**6)]
         assert found[:2] == [None, None]
         assert found[2] is found[3] is not None
 

@@ -29,7 +29,7 @@ from op_cases import (
 
 import sparsefmt
 from sparsefmt import ops
-from sparsefmt.ops import _launch
+from sparsefmt.ops.matmul import cuda as matmul_cuda
 from sparsefmt.testing import assert_close, dot, dot_bound, error_bound, spmm_oracle
 
 
@@ -96,7 +96,7 @@ def test_wide_slices(monkeypatch, weighted, dtype, width, reduce):
     import cupy
 
     for limit in ("DENSE_ROWS", "SMALL_BYTES"):
-        monkeypatch.setattr(_launch, limit, -1)
+        monkeypatch.setattr(matmul_cuda, limit, -1)
     for k, lengths in enumerate([LONG_ROWS, *ROW_LENGTHS.values()]):
         A = rows_of(lengths, 37, dtype if weighted else None, INDEX_DTYPES[k % 2], seed=k)
         X = features(37, width, dtype)

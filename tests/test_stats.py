@@ -9,7 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from sparsefmt import COO, CSR, DtypeError, ShapeError, UnsupportedError
-from sparsefmt._arrays import to_device
+from sparsefmt.formats.arrays import to_device
 from sparsefmt.generate import banded, star
 from sparsefmt.stats import degree_histogram, summarize, tile_table
 from sparsefmt.testing import cbsr, coo, csr, sgt

@@ -15,19 +15,10 @@ from hypothesis import strategies as st
 from hypothesis.errors import InvalidArgument
 
 import sparsefmt
-from sparsefmt import (
-    CBSR,
-    COO,
-    CSC,
-    CSR,
-    SGT,
-    _graph_kinds,
-    _hypothesis,
-    _op_oracles,
-    _oracles,
-    testing,
-)
-from sparsefmt._sample_space import MatrixOptions, Space
+from sparsefmt import CBSR, COO, CSC, CSR, SGT, testing
+from sparsefmt.formats import oracle
+from sparsefmt.interop import kinds as interop_kinds
+from sparsefmt.ops.matmul import oracle as matmul_oracle
 from sparsefmt.testing import (
     assert_close,
     assert_same_matrix,
@@ -47,11 +38,13 @@ from sparsefmt.testing import (
     stored_entries,
     value_dtypes,
 )
+from sparsefmt.testing import plugin as testing_plugin
+from sparsefmt.testing.space import MatrixOptions, Space
 
 ROOT = Path(__file__).resolve().parent.parent
 MATRICES = {"coo": coo, "csr": csr, "csc": csc, "sgt": sgt}
 CLASSES = {"coo": COO, "csr": CSR, "csc": CSC, "sgt": SGT, "cbsr": CBSR}
-KINDS = tuple(_graph_kinds.KINDS)
+KINDS = tuple(interop_kinds.KINDS)
 # A search of the same examples each time; enough of them that a feature which may occur does.
 searching = settings(max_examples=2000, derandomize=True, database=None)
 every_format = pytest.mark.parametrize("name", MATRICES)
@@ -463,7 +456,7 @@ def test_typed_options_are_those_that_are_read():
 def test_bfloat16_comes_with_ml_dtypes(monkeypatch):
     pytest.importorskip("ml_dtypes")
     assert smallest(value_dtypes(), lambda dtype: dtype.name == "bfloat16")
-    monkeypatch.setattr("sparsefmt._sample_space.find_spec", lambda name: None)
+    monkeypatch.setattr("sparsefmt.testing.space.find_spec", lambda name: None)
     with pytest.raises(InvalidArgument, match="ml_dtypes"):
         value_dtypes(bfloat16=True)
 
@@ -579,7 +572,7 @@ def test_matrices_are_the_same_in_any_format_order_and_dtype():
 
 
 @pytest.mark.parametrize(
-    "module", [testing, _oracles, _op_oracles], ids=lambda module: module.__name__
+    "module", [testing, oracle, matmul_oracle], ids=lambda module: module.__name__
 )
 def test_examples_of_docstrings_run(module):
     result = doctest.testmod(module)
@@ -621,7 +614,7 @@ def test_page_names_every_option_and_function():
 # A distribution's metadata beside the checkout: what an installation adds for hypothesis to find.
 METADATA = {
     "METADATA": "Metadata-Version: 2.1\nName: sparsefmt-plugin-test\nVersion: 0\n",
-    "entry_points.txt": "[hypothesis]\n_ = sparsefmt._hypothesis:register\n",
+    "entry_points.txt": "[hypothesis]\n_ = sparsefmt.testing.plugin:register\n",
 }
 
 
@@ -650,11 +643,11 @@ def python(tmp_path):
 def test_importing_hypothesis_loads_no_format_and_no_array_library(python):
     code = """
 import sys, hypothesis
-print("sparsefmt._hypothesis" in sys.modules)
+print("sparsefmt.testing.plugin" in sys.modules)
 print(*sorted(name for name in sys.modules if name.split(".")[0] in ("numpy", "scipy", "cupy")))
 print(*sorted(name for name in sys.modules if name.split(".")[0] == "sparsefmt"))
 """
-    assert python(code) == ["True", "sparsefmt", "sparsefmt._hypothesis"]
+    assert python(code) == ["True", "sparsefmt", "sparsefmt.testing.plugin"]
 
 
 def test_plug_in_takes_under_five_milliseconds(python):
@@ -662,8 +655,8 @@ def test_plug_in_takes_under_five_milliseconds(python):
 import time
 import importlib.metadata, hypothesis.strategies, os
 start = time.perf_counter()
-import sparsefmt._hypothesis
-sparsefmt._hypothesis.register()
+import sparsefmt.testing.plugin
+sparsefmt.testing.plugin.register()
 print(time.perf_counter() - start)
 """
     code = "import os; os.environ['HYPOTHESIS_NO_PLUGINS'] = '1'\n" + code
@@ -678,9 +671,9 @@ print(time.perf_counter() - start)
         "import sparsefmt, hypothesis",
         "import sparsefmt; sparsefmt.SGT; sparsefmt.CBSR; import hypothesis",
         "import sparsefmt; sparsefmt.COO; import hypothesis",
-        "import hypothesis; from sparsefmt.compressed import CSR; import sparsefmt",
+        "import hypothesis; from sparsefmt.formats.compressed import CSR; import sparsefmt",
         "import sparsefmt.testing, hypothesis",
-        "import hypothesis; from sparsefmt.base import Format; import sparsefmt",
+        "import hypothesis; from sparsefmt.formats.base import Format; import sparsefmt",
     ],
 )
 def test_formats_are_found_by_type_in_every_order_of_imports(python, imports):
@@ -717,15 +710,15 @@ print("done")
 
 def test_registering_here_and_twice_is_harmless():
     before = list(sys.meta_path)
-    _hypothesis.register()
-    _hypothesis.register()
+    testing_plugin.register()
+    testing_plugin.register()
     assert sys.meta_path == before
     for kind in CLASSES.values():
         assert type(find(st.from_type(kind), lambda A: True, settings=searching)) is kind
 
 
 def test_watch_leaves_other_modules_and_missing_ones_alone(monkeypatch):
-    watch = _hypothesis._Watch(["sparsefmt.nothing"])
+    watch = testing_plugin._Watch(["sparsefmt.nothing"])
     assert watch.find_spec("json", None) is None
     assert watch.find_spec("sparsefmt.nothing", None) is None
     assert not watch.waiting

@@ -41,7 +41,7 @@ from tile_cases import (
 
 import sparsefmt
 from sparsefmt import ops
-from sparsefmt.ops.tiles import MMA_TILE
+from sparsefmt.ops.tiles.kernels import MMA_TILE
 from sparsefmt.testing import (
     assert_close,
     sddmm_bound,
@@ -152,7 +152,7 @@ def test_every_tile_dtype_and_width(place, tile, dtype, width):
 def many_slabs(tile, density, dtype, index_dtype, monkeypatch):
     """A CSR whose windows have up to 45 slabs, all of which go to one block."""
     everything = replace(costs("all", tile[0]), part=1000)
-    monkeypatch.setattr("sparsefmt._costs.measured", lambda *_: everything)
+    monkeypatch.setattr("sparsefmt.formats.costs.measured", lambda *_: everything)
     return slabs(density, dtype, index_dtype)
 
 
@@ -628,13 +628,14 @@ def test_tensor_cores_take_what_the_split_gives_them(tile, dtype, way, monkeypat
 @pytest.mark.gpu
 def test_an_older_device_takes_cuda_cores(monkeypatch):
     cupy = pytest.importorskip("cupy")
-    from sparsefmt.ops import _launch_tiles, tiles
+    from sparsefmt.ops.tiles import cuda as tiles_cuda
+    from sparsefmt.ops.tiles import kernels as tiles_kernels
 
-    tiles._against_device.cache_clear()
-    monkeypatch.setattr(_launch_tiles, "CAPABILITY", (99, 0))
+    tiles_kernels._against_device.cache_clear()
+    monkeypatch.setattr(tiles_cuda, "CAPABILITY", (99, 0))
     A = placed(cupy, windows(BF16).tosgt(MMA_TILE), "all", monkeypatch)
     name, text = explained("spmm", A, cupy.ones((187, 8), BF16))
-    tiles._against_device.cache_clear()
+    tiles_kernels._against_device.cache_clear()
     assert name == "spmm_sgt_csr"
     assert "it needs compute capability 99.0, cuda:0 has" in text
 

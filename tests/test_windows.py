@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from op_cases import put
 
 from sparsefmt import CSR
-from sparsefmt._windows import MOST_COLUMNS, MOST_ROWS, ROW_BITS, Cut, windows
-from sparsefmt.ops import _launch_sspmm
-from sparsefmt.ops._launch_sspmm import Chip
+from sparsefmt.formats.windows import MOST_COLUMNS, MOST_ROWS, ROW_BITS, Cut, windows
+from sparsefmt.ops.cbsr import cuda_sspmm as cbsr_cuda_sspmm
+from sparsefmt.ops.cbsr.cuda_sspmm import Chip
 from sparsefmt.reorder import Order
 from sparsefmt.testing import csr
 
@@ -106,21 +106,21 @@ def test_an_order_that_changes_later_changes_nothing(xp):
     chip=st.sampled_from([H200, Chip(99 * 2**10, 100 * 2**10, 2**22), Chip(2**16, 2**16, 2**22)]),
 )
 def test_a_window_fits_on_chip_and_its_words(rows, cols, degree, size, feat, k, few, chip):
-    found = _launch_sspmm._cut((rows, cols), rows * degree, size, feat, k, few, chip)
+    found = cbsr_cuda_sspmm._cut((rows, cols), rows * degree, size, feat, k, few, chip)
     if found is None:
         assert feat == 0 or feat * size + 16 > chip.of_block
         return
     assert 1 <= found.height <= MOST_ROWS
     on_chip = found.height * feat * size + 8 + found.height * max(size, 4)
     assert on_chip <= chip.of_block
-    assert 128 <= _launch_sspmm._threads(on_chip, chip) <= 1024
+    assert 128 <= cbsr_cuda_sspmm._threads(on_chip, chip) <= 1024
     assert found.parts >= 1
     assert -(-cols // found.parts) <= MOST_COLUMNS
 
 
 def test_graphs_of_many_entries_have_tall_windows_and_parts_that_stay_in_the_l2():
     def cut(n, nnz, k, few=12):
-        return _launch_sspmm._cut((n, n), nnz, 4, 256, k, few, H200)
+        return cbsr_cuda_sspmm._cut((n, n), nnz, 4, 256, k, few, H200)
 
     reddit, products, flickr = (232_965, 114_615_892), (2_449_029, 123_718_280), (89_250, 989_006)
     assert [cut(*reddit, k).parts for k in (8, 16, 32, 64, 192)] == [1, 1, 1, 2, 2]
@@ -128,7 +128,7 @@ def test_graphs_of_many_entries_have_tall_windows_and_parts_that_stay_in_the_l2(
     assert [cut(*products, k, 128).parts for k in (8, 64)] == [1, 1]
     assert [cut(*graph, 8).height for graph in (reddit, products, flickr)] == [128, 128, 64]
     assert cut(*flickr, 64).parts == 1
-    assert [_launch_sspmm._threads(height * 1028, H200) for height in (128, 64)] == [1024, 256]
+    assert [cbsr_cuda_sspmm._threads(height * 1028, H200) for height in (128, 64)] == [1024, 256]
 
 
 @pytest.mark.gpu

@@ -12,7 +12,7 @@ from ._layout import balanced, factors, rows_apart, with_heads
 
 @cache
 def _cpu() -> ModuleType:
-    from ..ops import cpu
+    from ..ops.engine import cpu
 
     return cpu
 
@@ -160,13 +160,13 @@ def aggregate_backward(
     row_scale: Tensor | None,
     col_scale: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
-    from ..ops import _cpu_aggregate
+    from ..ops.matmul import cpu_aggregate as matmul_cpu_aggregate
 
     dx = _space((indptr.shape[0] - 1, x.shape[1]), x.dtype)
     da = _space(tuple(indices.shape), x.dtype)
     given = perm, values, rows_apart(x), rows_apart(grad), row_scale, col_scale
     arrays = map(_array, (indptr, indices, *given, None, dx, da, None))
-    _cpu_aggregate.aggregate_backward(*arrays)
+    matmul_cpu_aggregate.aggregate_backward(*arrays)
     return dx.to(x.dtype), da.to(x.dtype)
 
 
@@ -282,7 +282,7 @@ def sspmm_outer(
     col_scale: Tensor | None,
 ) -> Tensor:
     """By the transpose, which it computes: here the outer product has no advantage."""
-    from ..compressed import CSR
+    from ..formats.compressed import CSR
 
     shape = indptr.shape[0] - 1, n_cols
     A = CSR._trusted(indptr=_array(indptr), indices=_array(indices), data=None, shape=shape)

@@ -13,7 +13,7 @@ from ._scores import heads_and_feat, shape_of, sums_dtype
 
 @cache
 def _cpu() -> ModuleType:
-    from ..ops import cpu_attend
+    from ..ops.attention import cpu_attend
 
     return cpu_attend
 

@@ -13,9 +13,9 @@ from ._scores import heads_and_feat, shape_of, sums_dtype, wide
 
 @cache
 def _cpu() -> ModuleType:
-    from ..ops import cpu_attention
+    from ..ops.attention import cpu as attention_cpu
 
-    return cpu_attention
+    return attention_cpu
 
 
 def features(x: Tensor | None) -> Any:

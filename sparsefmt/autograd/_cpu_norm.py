@@ -6,15 +6,15 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-from .._primitives import expand
+from ..formats.primitives import expand
 from ._cpu import _array, _space
 
 
 @cache
 def _cpu() -> ModuleType:
-    from ..ops import _cpu_norm
+    from ..ops.gcn import cpu as gcn_cpu
 
-    return _cpu_norm
+    return gcn_cpu
 
 
 def gcn_norm(

@@ -16,9 +16,9 @@ from ._sample import row_factors, transposed
 
 @cache
 def _cpu() -> ModuleType:
-    from ..ops import _cpu_sampled
+    from ..ops.sampling import cpu as sampling_cpu
 
-    return _cpu_sampled
+    return sampling_cpu
 
 
 def _options(

@@ -13,8 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..ops import _launch, _launch_edges, _launch_tiles, _launch_tiles_edges
-from ..ops._launch import Structure
+from ..ops.edges import cuda as edges_cuda
+from ..ops.matmul import cuda as matmul_cuda
+from ..ops.matmul.cuda import Structure
+from ..ops.tiles import cuda as tiles_cuda
+from ..ops.tiles import cuda_edges as tiles_cuda_edges
 from . import _tiles
 from ._layout import rows_apart
 from ._tiles import Tiled
@@ -82,7 +85,7 @@ def of_tensors(kernel: Callable[..., Any]) -> Callable[..., Any]:
 
 def _workspace(S: Structure, x: Tensor, *, arg: bool) -> Tensor | None:
     """Memory for a product with the features, None where it needs none; keep it as ``_vector``."""
-    return _memory(_launch.spmm_workspace(S, _NAMES[x.dtype], x.shape[1], arg=arg), x)
+    return _memory(matmul_cuda.spmm_workspace(S, _NAMES[x.dtype], x.shape[1], arg=arg), x)
 
 
 def _memory(size: int, like: Tensor) -> Tensor | None:
@@ -103,7 +106,7 @@ def _spmm(
     x, values, workspace = rows_apart(x), _vector(values), _workspace(S, x, arg=arg is not None)
     row_scale, col_scale = _factors(row_scale), _factors(col_scale)
     with _on_device_of(x):
-        _launch.spmm(
+        matmul_cuda.spmm(
             S,
             _NAMES[x.dtype],
             reduce,
@@ -159,9 +162,9 @@ def _spmm_tiles(
     scaled = col_scale is not None
     packed = None if values is None else tiled.packed(values, reading, scaled=scaled)
     T, dtype, feat = reading.structure, _NAMES[x.dtype], out.shape[1]
-    workspace = _memory(_launch_tiles.spmm_tiles_workspace(T, dtype, feat), x)
+    workspace = _memory(tiles_cuda.spmm_tiles_workspace(T, dtype, feat), x)
     with _on_device_of(x):
-        _launch_tiles.spmm_tiles(
+        tiles_cuda.spmm_tiles(
             T,
             dtype,
             feat=feat,
@@ -206,7 +209,7 @@ def spmm_arg_dx(
     grad, values, workspace = grad.contiguous(), _vector(values), _workspace(S, grad, arg=False)
     row_scale, col_scale = _factors(row_scale), _factors(col_scale)
     with _on_device_of(grad):
-        _launch.spmm_arg_dx(
+        matmul_cuda.spmm_arg_dx(
             S,
             _NAMES[grad.dtype],
             feat=grad.shape[1],
@@ -235,7 +238,7 @@ def spmm_arg_da(
     x, grad = rows_apart(x), grad.contiguous()
     row_scale, col_scale = _factors(row_scale), _factors(col_scale)
     with _on_device_of(x):
-        _launch_edges.spmm_arg_da(
+        edges_cuda.spmm_arg_da(
             S,
             _NAMES[x.dtype],
             feat=x.shape[1],
@@ -262,7 +265,7 @@ def sddmm(
     x, y = rows_apart(x), rows_apart(y)
     row_scale, col_scale = _factors(row_scale), _factors(col_scale)
     with _on_device_of(x):
-        _launch_edges.sddmm(
+        edges_cuda.sddmm(
             S,
             _NAMES[x.dtype],
             heads=x.shape[1] if x.dim() == 3 else 1,
@@ -292,11 +295,9 @@ def _sddmm_tiles(
     row_scale, col_scale = _factors(row_scale), _factors(col_scale)
     reading, dtype = tiled.reading(perm), _NAMES[x.dtype]
     T, heads, feat = reading.structure, x.shape[1] if x.dim() == 3 else 1, x.shape[-1]
-    workspace = _memory(
-        _launch_tiles_edges.sddmm_tiles_workspace(T, dtype, heads=heads, feat=feat), x
-    )
+    workspace = _memory(tiles_cuda_edges.sddmm_tiles_workspace(T, dtype, heads=heads, feat=feat), x)
     with _on_device_of(x):
-        _launch_tiles_edges.sddmm_tiles(
+        tiles_cuda_edges.sddmm_tiles(
             T,
             dtype,
             heads=heads,
@@ -317,7 +318,7 @@ def _sddmm_tiles(
 def _readable(x: Tensor) -> Tensor:
     """``x``, or a copy of it, wider by zeros, whose heads begin where kernels of tiles read."""
     x, feat = rows_apart(x), x.shape[-1]
-    width = _launch_tiles.copy_width(_NAMES[x.dtype], feat, ldx=x.stride(0), X=x.data_ptr())
+    width = tiles_cuda.copy_width(_NAMES[x.dtype], feat, ldx=x.stride(0), X=x.data_ptr())
     if not width:
         return x
     copy = x.new_zeros(*x.shape[:-1], width)
@@ -329,7 +330,7 @@ def edge_softmax(S: Structure, scores: Tensor) -> Tensor:
     scores = scores.contiguous()
     out = torch.empty_like(scores)
     with _on_device_of(scores):
-        _launch_edges.edge_softmax(
+        edges_cuda.edge_softmax(
             S,
             _NAMES[scores.dtype],
             heads=scores.shape[1] if scores.dim() == 2 else 1,
@@ -344,7 +345,7 @@ def edge_softmax_backward(S: Structure, probabilities: Tensor, grad: Tensor) -> 
     probabilities, grad = probabilities.contiguous(), grad.contiguous()
     out = torch.empty_like(grad)
     with _on_device_of(grad):
-        _launch_edges.edge_softmax_backward(
+        edges_cuda.edge_softmax_backward(
             S,
             _NAMES[grad.dtype],
             heads=grad.shape[1] if grad.dim() == 2 else 1,

@@ -3,11 +3,12 @@
 import torch
 from torch import Tensor
 
-from .. import _primitives as primitives
-from .._arrays import allocating, finish, on_device_of
-from .._interop_torch import from_tensor
-from ..ops import _launch_aggregate, _launch_edges
-from ..ops._launch import Structure
+from ..formats import primitives
+from ..formats.arrays import allocating, finish, on_device_of
+from ..interop.torch import from_tensor
+from ..ops.edges import cuda as edges_cuda
+from ..ops.matmul import cuda_aggregate as matmul_cuda_aggregate
+from ..ops.matmul.cuda import Structure
 from . import _cuda, _kept, _tiles
 from ._layout import rows_apart
 
@@ -34,15 +35,15 @@ def aggregate_backward(
     together = x.data_ptr() | grad.data_ptr() | dx.data_ptr()
     together |= x.stride(0) * size | grad.stride(0) * size
     inverse = 0
-    if perm is not None and _launch_aggregate.goes_apart(S, dtype, feat, inverse=True):
+    if perm is not None and matmul_cuda_aggregate.goes_apart(S, dtype, feat, inverse=True):
         inverse = _inverse(S, perm)
     entries = {"data": _cuda._pointer(values), "perm": _cuda._pointer(perm), "inverse": inverse}
-    nbytes = _launch_aggregate.aggregate_workspace(
+    nbytes = matmul_cuda_aggregate.aggregate_workspace(
         S, dtype, feat=feat, together=together, **entries
     )
     workspace = _cuda._memory(nbytes, x)
     with _cuda._on_device_of(x):
-        _launch_aggregate.aggregate_backward(
+        matmul_cuda_aggregate.aggregate_backward(
             S,
             dtype,
             feat=feat,
@@ -104,7 +105,7 @@ def _apart(
     x, grad = rows_apart(x), rows_apart(grad)
     row_scale, col_scale = _cuda._factors(row_scale), _cuda._factors(col_scale)
     with _cuda._on_device_of(x):
-        _launch_edges.sddmm(
+        edges_cuda.sddmm(
             S,
             _cuda._NAMES[x.dtype],
             heads=1,

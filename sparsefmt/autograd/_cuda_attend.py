@@ -5,9 +5,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..ops import _attend_cut, _launch_attend
-from ..ops._column_parts import Part, parts_of
-from ..ops._launch import Structure
+from ..ops.attention import cuda_pairwise as attention_cuda_pairwise
+from ..ops.attention import pairwise_shape as attention_pairwise_shape
+from ..ops.attention.column_blocks import Part, parts_of
+from ..ops.matmul.cuda import Structure
 from . import _kept
 from ._cuda import _NAMES, _memory, _on_device_of, _pointer, _stream
 from ._cuda_attention import dropped
@@ -55,10 +56,10 @@ def _attend(S: Structure, train: bool, *args: Any) -> tuple[Tensor, Any]:
     out = keys.new_empty(S.n_rows, *keys.shape[1:])
     if train:
         statistics = keys.new_empty(S.n_rows, common["heads"], 2, dtype=sums_dtype(keys))
-    parts = _parts(S, name, _attend_cut.FORWARD, common)
+    parts = _parts(S, name, attention_pairwise_shape.FORWARD, common)
     workspace = _workspace(S, keys, common, 1, parts)
     with _on_device_of(keys):
-        _launch_attend.attend(
+        attention_cuda_pairwise.attend(
             S,
             name,
             parts=parts,
@@ -100,7 +101,7 @@ def attend_backward(
     )
     grad, stats = grad.contiguous(), keys.new_empty(*statistics.shape[:2], 4, dtype=dtype)
     with _on_device_of(keys):
-        _launch_attend.attend_statistics(
+        attention_cuda_pairwise.attend_statistics(
             _NAMES[keys.dtype],
             items=statistics.numel() // 2,
             feat=common["feat"],
@@ -125,9 +126,9 @@ def _of_sources(
 ) -> Tensor:
     """The gradient of the keys, which are the values too where ``dvalues`` is None."""
     dkeys, name = torch.empty_like(keys), _NAMES[keys.dtype]
-    parts = _parts(T, name, _attend_cut.SOURCES, common)
+    parts = _parts(T, name, attention_pairwise_shape.SOURCES, common)
     workspace = _workspace(T, keys, common, 2 - common["one"], parts)
-    _launch_attend.attend_sources(
+    attention_cuda_pairwise.attend_sources(
         T,
         name,
         parts=parts,
@@ -148,9 +149,9 @@ def _of_targets(
     common: dict[str, Any],
 ) -> Tensor:
     dqueries, name = torch.empty_like(queries), _NAMES[queries.dtype]
-    parts = _parts(S, name, _attend_cut.TARGETS, common)
+    parts = _parts(S, name, attention_pairwise_shape.TARGETS, common)
     workspace = _workspace(S, queries, common, 1, parts)
-    _launch_attend.attend_targets(
+    attention_cuda_pairwise.attend_targets(
         S,
         name,
         parts=parts,
@@ -166,7 +167,7 @@ def _of_targets(
 def _parts(S: Structure, name: str, way: int, common: dict[str, Any]) -> tuple[Part, ...]:
     """Of the columns, where a graph holds the structure: they are kept with it."""
     sizes = {key: common[key] for key in ("kind", "one", "heads", "feat")}
-    count = _launch_attend.column_parts(S, name, way=way, **sizes)
+    count = attention_cuda_pairwise.column_parts(S, name, way=way, **sizes)
     kept = _kept.find(_kept.place_of(S)) if count > 1 else None
     if kept is None or torch.cuda.is_current_stream_capturing():
         return ()
@@ -178,4 +179,4 @@ def _workspace(
     S: Structure, like: Tensor, common: dict[str, Any], arrays: int, parts: tuple[Part, ...]
 ) -> Tensor | None:
     sizes = {"heads": common["heads"], "feat": common["feat"], "arrays": arrays, "parts": parts}
-    return _memory(_launch_attend.attend_workspace(S, _NAMES[like.dtype], **sizes), like)
+    return _memory(attention_cuda_pairwise.attend_workspace(S, _NAMES[like.dtype], **sizes), like)

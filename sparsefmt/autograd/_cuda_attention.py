@@ -5,17 +5,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..ops import _launch_edges, _launch_gat, _launch_gat_entries
-from ..ops._launch import Structure
+from ..ops.attention import cuda_gat as attention_cuda_gat
+from ..ops.attention import cuda_gat_entries as attention_cuda_gat_entries
+from ..ops.edges import cuda as edges_cuda
+from ..ops.matmul.cuda import Structure
 from ._cuda import _NAMES, _memory, _on_device_of, _pointer, _stream
 from ._scores import heads_and_feat, shape_of, sums_dtype, wide
 
-_NOTHING = _launch_gat.Dropout()
+_NOTHING = attention_cuda_gat.Dropout()
 
 
-def dropped(share: float, seed: Tensor | None) -> _launch_gat.Dropout:
+def dropped(share: float, seed: Tensor | None) -> attention_cuda_gat.Dropout:
     """By the seed that lies on the device: a replayed CUDA graph reads another one."""
-    return _launch_gat.dropout(share, seed_at=_pointer(seed)) if share else _NOTHING
+    return attention_cuda_gat.dropout(share, seed_at=_pointer(seed)) if share else _NOTHING
 
 
 def _given(
@@ -70,7 +72,7 @@ def _gat(
     stats = el.new_empty(S.n_rows, heads, 4) if train else None
     workspace = _workspace(S, name, h, heads, feat)
     with _on_device_of(h):
-        _launch_gat.gat(
+        attention_cuda_gat.gat(
             S,
             name,
             heads=heads,
@@ -96,7 +98,7 @@ def _gat(
 def _workspace(S: Structure, name: str, like: Tensor, heads: int, feat: int) -> Tensor | None:
     if not S.n_cuts:
         return None
-    return _memory(_launch_gat.gat_workspace(S, name, heads=heads, feat=feat), like)
+    return _memory(attention_cuda_gat.gat_workspace(S, name, heads=heads, feat=feat), like)
 
 
 def gat(S: Structure, *args: Any) -> Tensor:
@@ -166,7 +168,7 @@ def _gradients(
     grad, heads = grad.contiguous(), common["heads"]
     stats = el.new_empty(S.n_rows, heads, 4)
     with _on_device_of(h):
-        _launch_gat.gat_statistics(
+        attention_cuda_gat.gat_statistics(
             _NAMES[h.dtype],
             items=S.n_rows * heads,
             nnz=S.nnz,
@@ -200,10 +202,10 @@ def _of_sources(
     """The gradients of the features and, in parts, of the sources' scores."""
     dh, name, heads, feat = torch.empty_like(h), _NAMES[h.dtype], common["heads"], common["feat"]
     together = grad.data_ptr() | common["H"] | dh.data_ptr()
-    slices = _launch_gat.gat_slices(name, heads=heads, feat=feat, together=together)
+    slices = attention_cuda_gat.gat_slices(name, heads=heads, feat=feat, together=together)
     parts = el.new_empty(*el.shape, slices)
     workspace = _workspace(T, name, h, heads, feat)
-    _launch_gat.gat_backward(
+    attention_cuda_gat.gat_backward(
         T,
         name,
         perm=perm.data_ptr(),
@@ -229,7 +231,7 @@ def _of_edges(
 ) -> None:
     """From the products at the entries, which are rounded to the dtype of the features."""
     heads, feat, dots = common["heads"], common["feat"], h.new_empty(out.shape)
-    _launch_edges.sddmm(
+    edges_cuda.sddmm(
         S,
         _NAMES[h.dtype],
         heads=heads,
@@ -241,7 +243,7 @@ def _of_edges(
         out=dots.data_ptr(),
         stream=common["stream"],
     )
-    _launch_gat_entries.gat_edge_gradient(
+    attention_cuda_gat_entries.gat_edge_gradient(
         S,
         _NAMES[h.dtype],
         edges=edges.data_ptr(),
@@ -259,7 +261,7 @@ def gat_scores(h: Tensor, source: Tensor, target: Tensor) -> tuple[Tensor, Tenso
     if not h.numel():
         return el.zero_(), er.zero_()
     with _on_device_of(h):
-        _launch_gat.gat_scores(
+        attention_cuda_gat.gat_scores(
             _NAMES[h.dtype],
             n=h.shape[0],
             heads=heads,
@@ -292,9 +294,11 @@ def _of_vectors(
     if not h.numel():
         return parts.new_zeros(of, *source.shape)
     source, target = wide(source, h.dtype), wide(target, h.dtype)
-    partial = parts.new_empty(_launch_gat.gat_scores_blocks(n, heads, feat), of, *source.shape)
+    partial = parts.new_empty(
+        attention_cuda_gat.gat_scores_blocks(n, heads, feat), of, *source.shape
+    )
     with _on_device_of(h):
-        _launch_gat.gat_scores_backward(
+        attention_cuda_gat.gat_scores_backward(
             _NAMES[h.dtype],
             n=n,
             heads=heads,

@@ -7,24 +7,28 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._arrays import finish
-from .._interop_torch import from_tensor, to_tensor
-from ..compressed import CSR
 from ..errors import UnsupportedError
-from ..ops import _launch, _launch_cbsr, _launch_dense, _launch_maxk, _launch_sspmm
-from ..ops._launch import Structure
+from ..formats.arrays import finish
+from ..formats.compressed import CSR
+from ..interop.torch import from_tensor, to_tensor
+from ..ops.cbsr import cuda as cbsr_cuda
+from ..ops.cbsr import cuda_dense as cbsr_cuda_dense
+from ..ops.cbsr import cuda_maxk as cbsr_cuda_maxk
+from ..ops.cbsr import cuda_sspmm as cbsr_cuda_sspmm
+from ..ops.matmul import cuda as matmul_cuda
+from ..ops.matmul.cuda import Structure
 from ._cuda import _NAMES, _factors, _memory, _on_device_of, _pointer, _stream, _vector
 from ._layout import balanced, rows_apart
 from ._windows import windowed
 
 
 def maxk(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    if x.shape[1] > _launch_maxk.MAX_FEAT:
+    if x.shape[1] > cbsr_cuda_maxk.MAX_FEAT:
         return _maxk_by_sorting(x, k)
     columns, kept = balanced(x, k)
     x = rows_apart(x)
     with _on_device_of(x):
-        _launch_maxk.maxk(
+        cbsr_cuda_maxk.maxk(
             _NAMES[x.dtype],
             n_rows=x.shape[0],
             feat=x.shape[1],
@@ -49,7 +53,7 @@ def cbsr_to_dense(columns: Tensor, kept: Tensor, feat: int) -> Tensor:
     out = kept.new_empty(kept.shape[0], feat)
     columns, kept = columns.contiguous(), kept.contiguous()
     with _on_device_of(kept):
-        _launch_dense.cbsr_to_dense(
+        cbsr_cuda_dense.cbsr_to_dense(
             _NAMES[kept.dtype],
             n_rows=kept.shape[0],
             feat=feat,
@@ -67,7 +71,7 @@ def dense_to_cbsr(x: Tensor, columns: Tensor) -> Tensor:
     out = x.new_empty(columns.shape)
     x, columns = rows_apart(x), columns.contiguous()
     with _on_device_of(x):
-        _launch_dense.dense_to_cbsr(
+        cbsr_cuda_dense.dense_to_cbsr(
             _NAMES[x.dtype],
             n_rows=x.shape[0],
             k=columns.shape[1],
@@ -95,9 +99,9 @@ def spgemm(
     out = kept.new_empty(S.n_rows, feat)
     columns, kept, values = columns.contiguous(), kept.contiguous(), _vector(values)
     row_scale, col_scale = _factors(row_scale), _factors(col_scale)
-    workspace = _memory(_launch_cbsr.spgemm_workspace(S, name, feat), kept)
+    workspace = _memory(cbsr_cuda.spgemm_workspace(S, name, feat), kept)
     with _on_device_of(kept):
-        _launch_cbsr.spgemm(
+        cbsr_cuda.spgemm(
             S,
             name,
             feat=feat,
@@ -125,8 +129,8 @@ def sspmm(
     row_scale: Tensor | None,
     col_scale: Tensor | None,
 ) -> Tensor:
-    launch = partial(_launch_sspmm.sspmm_panels, T, perm=perm.data_ptr())
-    size = _launch_sspmm.panels_workspace(T, _NAMES[grad.dtype], grad.shape[1])
+    launch = partial(cbsr_cuda_sspmm.sspmm_panels, T, perm=perm.data_ptr())
+    size = cbsr_cuda_sspmm.panels_workspace(T, _NAMES[grad.dtype], grad.shape[1])
     return _sspmm(launch, size, columns, grad, values, row_scale, col_scale)
 
 
@@ -149,8 +153,8 @@ def sspmm_outer(
         found = windowed(indptr, indices, n_cols, dtype, feat=feat, k=k)
     if found is None:
         return _by_panels(indptr, indices, n_cols, columns, grad, values, row_scale, col_scale)
-    launch = partial(_launch_sspmm.sspmm_windows, found)
-    size = _launch_sspmm.sums_workspace(found, dtype, k)
+    launch = partial(cbsr_cuda_sspmm.sspmm_windows, found)
+    size = cbsr_cuda_sspmm.sums_workspace(found, dtype, k)
     return _sspmm(launch, size, columns, grad, values, row_scale, col_scale)
 
 
@@ -174,7 +178,7 @@ def _by_panels(
     T, perm = A.tocsc_with_perm()
     rows = T.T  # which holds the cut of the work that the kernels read
     finish(perm)  # synchronize!
-    out = sspmm(_launch.structure(rows), columns, grad, values, to_tensor(perm), *scales)
+    out = sspmm(matmul_cuda.structure(rows), columns, grad, values, to_tensor(perm), *scales)
     torch.cuda.current_stream(grad.device).synchronize()  # synchronize! T goes back to CuPy
     return out
 
@@ -232,7 +236,7 @@ def sddmm_cbsr(
     x, columns, kept = rows_apart(x), columns.contiguous(), kept.contiguous()
     row_scale, col_scale = _factors(row_scale), _factors(col_scale)
     with _on_device_of(x):
-        _launch_cbsr.sddmm(
+        cbsr_cuda.sddmm(
             S,
             _NAMES[x.dtype],
             feat=x.shape[1],

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from ..errors import UnsupportedError
-from ..ops import _launch_norm
-from ..ops._launch import Structure
+from ..ops.gcn import cuda as gcn_cuda
+from ..ops.matmul.cuda import Structure
 from . import _cuda
 
 
@@ -16,9 +16,9 @@ def gcn_norm(S: Structure, indptr: Tensor, values: Tensor | None, loops: bool) -
     values = _cuda._vector(values)
     dtype = torch.float32 if values is None else values.dtype
     out = indptr.new_empty(S.nnz + S.n_rows * loops, dtype=dtype)
-    workspace = _cuda._memory(_launch_norm.BYTES * S.n_rows, indptr)
+    workspace = _cuda._memory(gcn_cuda.BYTES * S.n_rows, indptr)
     with _cuda._on_device_of(indptr):
-        _launch_norm.gcn_norm_csr(
+        gcn_cuda.gcn_norm_csr(
             S,
             _cuda._NAMES[dtype],
             loops=loops,
@@ -44,9 +44,9 @@ def gcn_norm_backward(
     out = values.new_empty(S.nnz)
     # Its size given, nothing waits for the GPU.
     row = torch.repeat_interleave(indptr.diff(), output_size=S.nnz)
-    workspace = _cuda._memory(_launch_norm.BYTES_BACKWARD * S.n_rows, indptr)
+    workspace = _cuda._memory(gcn_cuda.BYTES_BACKWARD * S.n_rows, indptr)
     with _cuda._on_device_of(indptr):
-        _launch_norm.gcn_norm_backward(
+        gcn_cuda.gcn_norm_backward(
             _cuda._NAMES[values.dtype],
             S.index_dtype,
             nnz=S.nnz,

@@ -10,10 +10,10 @@ from typing import Any
 
 from torch import Tensor
 
-from ..ops import _launch_sampled
-from ..ops._launch import Structure
-from ..ops._launch_sampled import MEAN, RESCALE, Sampling
-from ..ops._samples import ALL
+from ..ops.matmul.cuda import Structure
+from ..ops.sampling import cuda as sampling_cuda
+from ..ops.sampling.cuda import MEAN, RESCALE, Sampling
+from ..ops.sampling.options import ALL
 from . import _cuda
 from ._layout import rows_apart
 from ._sample import row_factors, transposed
@@ -54,12 +54,12 @@ def spmm_sampled(
     sampling, dtype = _sampling(width, strategy, seed), _cuda._NAMES[x.dtype]
     feat, ldx, together = x.shape[1], x.stride(0), (x.data_ptr() | out.data_ptr()) % 16
     weighted = values is not None
-    size = _launch_sampled.workspace(
+    size = sampling_cuda.workspace(
         *(S, dtype, sampling), feat=feat, ldx=ldx, together=together, weighted=weighted
     )
     workspace = _cuda._memory(size, x)
     with _cuda._on_device_of(x):
-        _launch_sampled.spmm_sampled(
+        sampling_cuda.spmm_sampled(
             *(S, dtype, sampling),
             feat=feat,
             ldx=ldx,
@@ -98,7 +98,7 @@ def spmm_sampled_dx(
     grad, values, col_scale = rows_apart(grad), _cuda._vector(values), _cuda._factors(col_scale)
     factors = row_factors(indptr, row_scale, grad, width, mean, rescale)
     with _cuda._on_device_of(grad):
-        _launch_sampled.spmm_sampled(
+        sampling_cuda.spmm_sampled(
             *(T, _cuda._NAMES[grad.dtype], _WHOLE),
             feat=grad.shape[1],
             ldx=grad.stride(0),
@@ -119,7 +119,7 @@ def _sample(S: Structure, indptr: Tensor, sampling: Sampling) -> tuple[Tensor, T
     room = sampling.width if narrow else 0
     cols, entries, rows = indptr.new_empty(3, S.n_rows * room or S.nnz)
     with _cuda._on_device_of(indptr):
-        _launch_sampled.sample_rows(
+        sampling_cuda.sample_rows(
             *(S, sampling),
             room=room,
             cols=cols.data_ptr(),
@@ -160,7 +160,7 @@ def spmm_sampled_da(
     x, grad = rows_apart(x), rows_apart(grad)
     row_scale, col_scale = _cuda._factors(row_scale), _cuda._factors(col_scale)
     with _cuda._on_device_of(x):
-        _launch_sampled.sddmm_sampled(
+        sampling_cuda.sddmm_sampled(
             *(S, _cuda._NAMES[x.dtype], _sampling(width, strategy, seed)),
             feat=x.shape[1],
             ldx=grad.stride(0),

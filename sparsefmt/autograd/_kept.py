@@ -9,11 +9,11 @@ from weakref import WeakValueDictionary
 
 from torch import Tensor
 
-from .._arrays import Array
-from .._windows import Cut
-from ..compressed import CSR
-from ..ops._launch import Structure
-from ..ops._launch_sspmm import Windowed
+from ..formats.arrays import Array
+from ..formats.compressed import CSR
+from ..formats.windows import Cut
+from ..ops.cbsr.cuda_sspmm import Windowed
+from ..ops.matmul.cuda import Structure
 from ..reorder import Order
 
 if TYPE_CHECKING:

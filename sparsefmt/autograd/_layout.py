@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from ..cbsr import column_dtype
+from ..formats.cbsr import column_dtype
 
 
 def rows_apart(x: Tensor) -> Tensor:

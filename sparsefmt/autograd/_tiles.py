@@ -9,15 +9,15 @@ from weakref import ref
 import torch
 from torch import Tensor
 
-from .. import _costs
-from .._costs import Costs
-from .._interop_torch import to_tensor
-from .._split import HEIGHTS, Split
-from ..compressed import CSR
-from ..ops import _launch_tiles
-from ..ops._launch import Structure
-from ..ops._launch_tiles import TileStructure
-from ..sgt import SGT
+from ..formats import costs as formats_costs
+from ..formats.compressed import CSR
+from ..formats.costs import Costs
+from ..formats.sgt import SGT
+from ..formats.split import HEIGHTS, Split
+from ..interop.torch import to_tensor
+from ..ops.matmul.cuda import Structure
+from ..ops.tiles import cuda as tiles_cuda
+from ..ops.tiles.cuda import TileStructure
 from ._kept import Kept, Place, place_of
 
 # 0.1 µs, whichever way it was set; builds before torch 2.9 have one way, and ask it.
@@ -41,7 +41,7 @@ class Tiled:
         self.split = split  # the memory of what kernels read
         self.inverse_degree = inverse_degree  #: (n_rows,) float32, for means
         self._outside = _rows_outside(csr, split)
-        structure = _launch_tiles.tile_structure(split, csr.shape)
+        structure = tiles_cuda.tile_structure(split, csr.shape)
         self._reading = Reading(structure, to_tensor(split.perm))
         # Made now: a capture could not take it over from CuPy's stream.
         self._others = None if split.rest_perm is None else to_tensor(split.rest_perm)
@@ -112,7 +112,7 @@ class Given:
 
     def of(self, op: str, dtype: torch.dtype, feat: int, *, weighted: bool) -> Tiled | None:
         """None where CUDA cores do best."""
-        costs = self.costs or _costs.measured(op, dtype.itemsize, weighted, feat)
+        costs = self.costs or formats_costs.measured(op, dtype.itemsize, weighted, feat)
         if costs is None:
             return None
         if costs not in self._tiled and not torch.cuda.is_current_stream_capturing():
@@ -133,7 +133,7 @@ given: dict[Place, ref[Given]] = {}
 def give(kept: Kept, tiles: SGT, inverse_degree: Tensor, costs: Costs | None) -> None:
     """Products with this structure go by these tiles from now on, unless CUDA cores do best."""
     device = inverse_degree.get_device()
-    able = torch.cuda.get_device_capability(device) >= _launch_tiles.CAPABILITY
+    able = torch.cuda.get_device_capability(device) >= tiles_cuda.CAPABILITY
     fit = able and tiles.nnz and tiles.tile[0] in HEIGHTS
     with kept.lock:
         before = kept.given

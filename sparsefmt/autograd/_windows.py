@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from ..errors import UnsupportedError
-from ..ops import _launch_sspmm
-from ..ops._launch_sspmm import Windowed
+from ..ops.cbsr import cuda_sspmm as cbsr_cuda_sspmm
+from ..ops.cbsr.cuda_sspmm import Windowed
 from ..reorder import Order
 from ._kept import Kept, find
 
@@ -34,7 +34,7 @@ def windowed(
         return None
     with kept.lock:
         sizes = {"feat": feat, "k": k, "device": indices.get_device()}
-        cut = _launch_sspmm.cut(
+        cut = cbsr_cuda_sspmm.cut(
             (n_rows, n_cols), nnz, dtype, **sizes, ordered=kept.order is not None
         )
         if cut is None:
@@ -47,5 +47,5 @@ def windowed(
                     "run the same step once before it."
                 )
             made = kept.csr._windows_of(cut, kept.order)
-            found = kept.windowed[cut] = _launch_sspmm.windowed(made, n_cols)
+            found = kept.windowed[cut] = cbsr_cuda_sspmm.windowed(made, n_cols)
         return found

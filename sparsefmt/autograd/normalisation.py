@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from .._arrays import finish
 from ..errors import DtypeError, ShapeError, UnsupportedError
+from ..formats.arrays import finish
 from ..graph import Graph
-from ..ops import normalisation as ops
+from ..ops.gcn import api as ops
 from . import _check, bridge
 from . import bridge_norm as kernels
 from ._recording import recorded

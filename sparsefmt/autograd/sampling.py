@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from ..errors import UnsupportedError
-from ..ops import _samples
+from ..ops.sampling import options as sampling_options
 from . import _check
 from . import bridge_sampling as bridge
 from ._recording import apart, recorded
@@ -111,18 +111,18 @@ def sampled_aggregate(
 
 def sample_width(name: str, width: int) -> int:
     """How many entries of a row to sample, checked; ``name`` is what the user calls it."""
-    return _samples.width(name, width)
+    return sampling_options.width(name, width)
 
 
 def checked_strategy(strategy: str) -> str:
     """The name of a way to sample."""
-    return _samples.strategy(strategy)
+    return sampling_options.strategy(strategy)
 
 
 def _check_factors(mean: bool, rescale: bool) -> None:
     _check.flag("mean", mean)
     _check.flag("rescale", rescale)
-    _samples.refuse_both(mean, rescale)
+    sampling_options.refuse_both(mean, rescale)
 
 
 def _scaled(

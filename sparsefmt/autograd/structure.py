@@ -8,18 +8,18 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from .._arrays import finish
-from .._costs import Costs, checked
-from .._interop_torch import from_tensor, to_tensor
-from .._store import Store
-from ..compressed import CSC, CSR
 from ..errors import DtypeError, UnsupportedError
+from ..formats.arrays import finish
+from ..formats.built import Store
+from ..formats.compressed import CSC, CSR
+from ..formats.costs import Costs, checked
+from ..formats.sgt import check_tile
 from ..graph import Graph
-from ..ops import _launch
-from ..ops._launch import Structure
-from ..ops.cbsr_gradients import checked_order
+from ..interop.torch import from_tensor, to_tensor
+from ..ops.cbsr.gradients import checked_order
+from ..ops.matmul import cuda as matmul_cuda
+from ..ops.matmul.cuda import Structure
 from ..reorder import Order
-from ..sgt import check_tile
 from . import _kept, _tiles, _windows
 from ._kept import Kept
 
@@ -85,7 +85,7 @@ class Side(_Keeper):
             return cls(*parts, [], order)
         # Only kernels on a GPU cut their work in chunks.
         plan = [to_tensor(array) for array in csr.chunks.arrays()]
-        structure = _launch.structure(csr)
+        structure = matmul_cuda.structure(csr)
         return cls(*parts, plan, order, structure, _kept.keep(structure, csr))
 
     def inverse_degree(self, dtype: torch.dtype) -> Tensor:

@@ -1,0 +1,201 @@
+"""Which array module holds an array, and how arrays get in and move between devices.
+
+A backend counts only if its module is already loaded: a CuPy array cannot exist before CuPy does.
+"""
+
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from itertools import accumulate
+from types import ModuleType
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from ..errors import DeviceError, DtypeError, OutOfMemoryError, ShapeError, UnsupportedError
+
+#: A ``numpy.ndarray`` or a ``cupy.ndarray`` (CuPy ships no type stubs, so both are ``Any``).
+Array: TypeAlias = Any
+
+INDEX_DTYPES = (np.dtype(np.int32), np.dtype(np.int64))
+VALUE_DTYPES = ("float16", "bfloat16", "float32", "float64")
+#: Bytes at which arrays begin that are sent together: a line of the L2.
+ALIGNMENT = 128
+
+_DLPACK_CPU = (1, 3)  # host memory, pinned or not
+_DLPACK_CUDA = (2, 13)  # device and managed memory
+
+
+def is_cupy(a: object) -> bool:
+    """Whether ``a`` is a CuPy array, without importing CuPy."""
+    cupy = sys.modules.get("cupy")
+    return cupy is not None and isinstance(a, cupy.ndarray)
+
+
+def namespace(a: Array) -> ModuleType:
+    """The array module (``numpy`` or ``cupy``) that ``a`` belongs to."""
+    return sys.modules["cupy"] if is_cupy(a) else np
+
+
+def device_of(a: Array) -> str:
+    """``"cpu"`` or ``"cuda:<ordinal>"``."""
+    return f"cuda:{a.device.id}" if is_cupy(a) else "cpu"
+
+
+def on_device_of(a: Array) -> AbstractContextManager[object]:
+    """A context in which new CuPy arrays and launches go to the device that holds ``a``."""
+    return a.device if is_cupy(a) else nullcontext()
+
+
+def finish(a: Array) -> None:
+    """Wait for the current stream of ``a``'s device, so that any stream may read what it made."""
+    if is_cupy(a):
+        with on_device_of(a):
+            namespace(a).cuda.get_current_stream().synchronize()  # synchronize!
+
+
+def as_array(
+    name: str, value: object, *, empty: Any = np.int64, beside: Array | None = None
+) -> Array:
+    """``value`` as an array in native byte order; no copy where it is one already.
+
+    NumPy and CuPy arrays stay where they are, other arrays come in through DLPack, and Python
+    sequences become arrays on the device of ``beside`` (by default the CPU).  A sequence without
+    any number becomes one of dtype ``empty``.
+    """
+    if is_cupy(value):
+        return value
+    if isinstance(value, np.ma.MaskedArray):
+        raise UnsupportedError(f"{name} is a masked array: fill it, {name}.filled(0) for instance.")
+    if isinstance(value, np.ndarray):
+        array: Array = np.asarray(value)  # np.matrix and np.memmap become plain views
+    elif hasattr(value, "__dlpack_device__"):
+        array = _from_dlpack(name, value)
+    else:
+        array = _from_sequence(name, value, empty)
+    if array.dtype.hasobject:
+        raise DtypeError(f"{name} holds Python objects (dtype {array.dtype}): give numbers.")
+    if not array.dtype.isnative:
+        array = array.astype(array.dtype.newbyteorder("="))
+    return _beside(beside, array) if isinstance(value, list | tuple | range) else array
+
+
+def _beside(other: Array | None, array: Array) -> Array:
+    if not is_cupy(other):
+        return array
+    with on_device_of(other):
+        return namespace(other).asarray(array)
+
+
+def _from_sequence(name: str, value: object, empty: Any) -> Array:
+    if value is None:
+        raise DtypeError(f"{name} is None: give an array.")
+    try:
+        array = np.asarray(value)
+    except ValueError as error:
+        raise ShapeError(f"{name} is no array ({error}): give rows of one length.") from error
+    return array.astype(empty) if array.size == 0 and array.dtype == np.float64 else array
+
+
+def contiguous(a: Array) -> Array:
+    """``a`` itself if it is C-contiguous, else a contiguous copy on the same device."""
+    if a.flags.c_contiguous:
+        return a
+    with on_device_of(a), allocating(f"a contiguous copy of {a.nbytes} bytes"):
+        return namespace(a).ascontiguousarray(a)
+
+
+def _from_dlpack(name: str, value: Any) -> Array:
+    # PyG's EdgeIndex and Index wrap a tensor and own no memory: what they export dangles.
+    value = value.as_tensor() if hasattr(value, "as_tensor") else value
+    # A torch tensor with a pending negative bit exports its memory, not its values.
+    value = value.resolve_neg() if hasattr(value, "resolve_neg") else value
+    try:
+        kind, ordinal = value.__dlpack_device__()
+    except (BufferError, ValueError, RuntimeError) as error:
+        raise DeviceError(f"{name} has no memory to share ({error}): use CPU or CUDA.") from error
+    if kind not in _DLPACK_CPU + _DLPACK_CUDA:
+        place = (int(kind), ordinal)
+        raise DeviceError(f"{name} lives on DLPack device {place}: use CPU or CUDA memory.")
+    library = np if kind in _DLPACK_CPU else import_cupy()
+    try:
+        return library.from_dlpack(value)
+    except (BufferError, TypeError, ValueError, RuntimeError) as error:
+        raise DtypeError(
+            f"{name}: {library.__name__} cannot take over this {type(value).__name__} "
+            f"({str(error).rstrip('.')}): detach it, make it dense, or convert it to a dtype that "
+            f"{library.__name__} has."
+        ) from error
+
+
+def import_cupy() -> ModuleType:
+    """CuPy, or a ``DeviceError`` that says what to install."""
+    try:
+        import cupy
+    except ImportError as error:
+        raise DeviceError(
+            "a CUDA device was asked for but CuPy is not installed: "
+            "pip install 'sparsefmt[cuda13]' (or [cuda12])."
+        ) from error
+    module: ModuleType = cupy
+    return module
+
+
+def parse_device(device: str) -> int | None:
+    """The CUDA ordinal in ``"cuda"`` or ``"cuda:<n>"``, None for ``"cpu"``."""
+    text = str(device)  # a torch.device too
+    kind, _, number = text.partition(":")
+    if text == "cpu":
+        return None
+    if kind != "cuda" or not (number.isdecimal() or text == "cuda"):
+        raise DeviceError(f'device is {device!r}: use "cpu", "cuda" or "cuda:<ordinal>".')
+    cupy = import_cupy()
+    try:
+        count = int(cupy.cuda.runtime.getDeviceCount())
+    except cupy.cuda.runtime.CUDARuntimeError as error:
+        raise DeviceError(f"device is {device!r} but CUDA finds no device: {error}.") from error
+    ordinal = int(number) if number else int(cupy.cuda.runtime.getDevice())
+    if ordinal >= count:
+        raise DeviceError(f"device is {device!r} but there are {count} CUDA devices: count from 0.")
+    return ordinal
+
+
+def to_device(a: Array, device: str) -> Array:
+    """``a`` on ``device``: itself if it is there already, else a copy."""
+    ordinal = parse_device(device)
+    if ordinal is None:
+        return a.get() if is_cupy(a) else a  # synchronize!
+    if device_of(a) == f"cuda:{ordinal}":
+        return a
+    cupy = import_cupy()
+    with cupy.cuda.Device(ordinal), allocating(f"moving {a.nbytes} bytes to {device}"):
+        return cupy.asarray(a)
+
+
+def send(arrays: Sequence[Array], *, like: Array) -> list[Array]:
+    """Contiguous arrays of the CPU, moved to the device of ``like`` by one copy: views of it."""
+    if not is_cupy(like):
+        return list(arrays)
+    ends = list(accumulate(-(-a.nbytes // ALIGNMENT) * ALIGNMENT for a in arrays))
+    packed = np.empty(ends[-1], np.uint8)
+    for a, begin in zip(arrays, [0, *ends], strict=False):
+        packed[begin : begin + a.nbytes] = a.ravel().view(np.uint8)
+    with on_device_of(like):
+        sent = namespace(like).asarray(packed)
+        return [
+            sent[begin : begin + a.nbytes].view(a.dtype).reshape(a.shape)
+            for a, begin in zip(arrays, [0, *ends], strict=False)
+        ]
+
+
+@contextmanager
+def allocating(what: str) -> Iterator[None]:
+    """Turn the array libraries' out-of-memory errors into ``OutOfMemoryError``."""
+    try:
+        yield
+    except OutOfMemoryError:
+        raise
+    except MemoryError as error:
+        raise OutOfMemoryError(
+            f"{what}: {str(error).rstrip('.')}. Free arrays or use a smaller graph."
+        ) from error

@@ -1,0 +1,346 @@
+"""What every format has: identity, views, conversions and checks in terms of its arrays."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+
+import numpy as np
+
+from . import checks
+from .arrays import (
+    Array,
+    allocating,
+    as_array,
+    contiguous,
+    device_of,
+    namespace,
+    on_device_of,
+    to_device,
+)
+
+if TYPE_CHECKING:
+    from .compressed import CSC, CSR
+    from .coo import COO
+    from .sgt import SGT
+
+Level = Literal["full", "cheap"]
+FormatName = Literal["coo", "csr", "csc", "sgt", "cbsr"]
+
+
+class Format:
+    """A sparse matrix as a frozen set of arrays plus a static shape; each format is a dataclass.
+
+    The arrays are all NumPy or all CuPy on one device.  ``data=None`` means an unweighted structure
+    (every stored value is 1) and selects the kernels that never read values.
+    """
+
+    format: ClassVar[FormatName]
+    _array_fields: ClassVar[tuple[str, ...]]
+
+    if TYPE_CHECKING:
+        shape: tuple[int, int]
+
+        @property
+        def data(self) -> Array | None:
+            """Values of the stored entries, None for an unweighted structure."""
+
+        @property
+        def nnz(self) -> int:
+            """Number of stored entries."""
+
+        def _check_cheap(self) -> None: ...
+        def _check_full(self) -> None: ...
+
+    def __init_subclass__(cls) -> None:
+        """Name the place that users import from, so that pickles outlive moves within the house."""
+        if cls.__module__.startswith(f"{__package__}."):
+            cls.__module__ = "sparsefmt"
+
+    def __post_init__(self, validate: Level) -> None:
+        """Take the arrays in without copying where possible, then check them."""
+        checks.level("validate", validate)
+        object.__setattr__(self, "shape", checks.shape(self.shape))
+        for name in self._array_fields:
+            value, is_data = getattr(self, name), name == "data"
+            if value is not None or not is_data:
+                array = as_array(name, value, empty=np.float64 if is_data else np.int64)
+                object.__setattr__(self, name, array)
+        self._check_cheap()
+        for name, array in self._arrays().items():
+            object.__setattr__(self, name, contiguous(array))
+        if validate == "full":
+            self._check_full()
+
+    @classmethod
+    def _trusted(cls, **fields: Any) -> Self:
+        """Build without any check: for arrays that this package just made."""
+        self = object.__new__(cls)
+        for name, value in fields.items():
+            object.__setattr__(self, name, value)
+        return self
+
+    def _replace(self, **changes: Any) -> Self:
+        fields = {**_fields(self), **changes}
+        return type(self)._trusted(**(self.__dict__ | fields if {*changes} <= {"data"} else fields))
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What pickle keeps: the fields, nothing that was built of them."""
+        return _fields(self)
+
+    def _arrays(self) -> dict[str, Array]:
+        arrays = {name: getattr(self, name) for name in self._array_fields}
+        return {name: array for name, array in arrays.items() if array is not None}
+
+    @property
+    def _indices(self) -> Array:
+        """The array that stands for the format where any one will do: device, index dtype."""
+        return getattr(self, self._array_fields[0])
+
+    # What it is
+
+    @property
+    def n_rows(self) -> int:
+        """Number of rows: target vertices."""
+        return self.shape[0]
+
+    @property
+    def n_cols(self) -> int:
+        """Number of columns: source vertices."""
+        return self.shape[1]
+
+    @property
+    def ndim(self) -> int:
+        """Always 2."""
+        return 2
+
+    @property
+    def dtype(self) -> np.dtype[Any] | None:
+        """Dtype of the values, None for an unweighted structure."""
+        return None if self.data is None else self.data.dtype
+
+    @property
+    def index_dtype(self) -> np.dtype[Any]:
+        """Dtype of the index arrays: int32 or int64 (CBSR: of its columns, maybe narrower)."""
+        dtype: np.dtype[Any] = self._indices.dtype
+        return dtype
+
+    @property
+    def device(self) -> str:
+        """``"cpu"`` or ``"cuda:<ordinal>"``."""
+        return device_of(self._indices)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all arrays together."""
+        return sum(int(array.nbytes) for array in self._arrays().values())
+
+    def check(self, level: Level = "full") -> None:
+        """Raise if the arrays do not form a valid matrix of this format.
+
+        Parameters
+        ----------
+        level : "full" or "cheap"
+            ``"cheap"`` looks at shapes, dtypes and devices in O(1); ``"full"`` also reads every
+            index, with one kernel and one synchronisation on a GPU.
+
+        Raises
+        ------
+        FormatError, ShapeError, DtypeError, IndexRangeError, DeviceError
+        """
+        checks.level("level", level)
+        self._check_cheap()
+        if level == "full":
+            self._check_full()
+
+    # The same matrix in other memory
+
+    def to(self, device: str) -> Self:
+        """The same matrix on ``"cpu"``, ``"cuda"`` or ``"cuda:<ordinal>"``; itself if there."""
+        moved = {name: to_device(array, device) for name, array in self._arrays().items()}
+        unmoved = all(moved[name] is array for name, array in self._arrays().items())
+        return self if unmoved else self._replace(**moved)
+
+    def copy(self) -> Self:
+        """A matrix that shares no memory with this one."""
+        with on_device_of(self._indices), allocating(f"a copy of {self!r}"):
+            return self._replace(**{name: array.copy() for name, array in self._arrays().items()})
+
+    def astype(self, dtype: Any = None, *, index_dtype: Any = None) -> Self:
+        """Values and indices in other dtypes; arrays that have them already are shared.
+
+        Values are rounded; those beyond the range of ``dtype`` become infinite, as in NumPy.
+
+        Parameters
+        ----------
+        dtype : float16, bfloat16, float32 or float64, optional
+            For the values.  An unweighted structure has none and stays unweighted.
+        index_dtype : int32 or int64, optional
+
+        Raises
+        ------
+        IndexRangeError
+            If the matrix is too large for ``index_dtype``: no cast of indices is ever lossy.
+        DtypeError
+            If values or indices cannot have that dtype.
+        """
+        targets: dict[str, np.dtype[Any]] = {}
+        if index_dtype is not None:
+            target = checks.index_dtype("index_dtype", index_dtype)
+            checks.sizes_fit(self.shape, self.nnz, target)
+            arrays = self._arrays().items()
+            targets = {name: target for name, array in arrays if array.dtype == self.index_dtype}
+        if dtype is not None:
+            targets["data"] = checks.value_dtype("dtype", dtype)
+        with on_device_of(self._indices), allocating(f"a cast of {self!r}"):
+            return self._replace(
+                **{
+                    name: array.astype(targets[name], copy=False)
+                    for name, array in self._arrays().items()
+                    if name in targets
+                }
+            )
+
+    def with_data(self, data: Array | None) -> Self:
+        """The same structure with other values (shared, not copied), or with none.
+
+        ``data`` has one value per stored entry, in this format's own order (SGT: in CSR order).
+        """
+        if data is not None:
+            data = as_array("data", data, empty=np.float64, beside=self._indices)
+        self._replace(data=data)._check_cheap()
+        return self._replace(data=None if data is None else contiguous(data))
+
+    # The same matrix in other formats
+
+    def asformat(self, format: FormatName, **options: Any) -> Any:
+        """The same matrix in the format of that name; itself if it is that already.
+
+        ``options`` go to the conversion: ``tile=(16, 8)`` for ``"sgt"``.  Values, explicit zeros,
+        duplicates and empty rows are kept.
+        """
+        from . import convert
+
+        return convert.to_format(self, format, **options)
+
+    def asformat_with_perm(self, format: FormatName, **options: Any) -> tuple[Any, Array]:
+        """``(B, perm)`` with ``B.data == A.data[perm]``, also for an unweighted structure.
+
+        ``perm`` numbers the entries of a CBSR row by row: ``B.data == A.data.ravel()[perm]``.
+        """
+        from . import convert
+
+        return convert.to_format_with_perm(self, format, **options)
+
+    def tocoo(self) -> "COO":
+        """This matrix as COO, in the order of its entries; shares what it can."""
+        result: COO = self.asformat("coo")
+        return result
+
+    def tocsr(self) -> "CSR":
+        """This matrix as CSR, entries of a row in the order in which this format stores them."""
+        result: CSR = self.asformat("csr")
+        return result
+
+    def tocsc(self) -> "CSC":
+        """This matrix as CSC, entries of a column in the order in which this format stores them."""
+        result: CSC = self.asformat("csc")
+        return result
+
+    def tosgt(self, tile: tuple[int, int] = (16, 8)) -> "SGT":
+        """This matrix as condensed tiles of ``tile = (height, width)`` (TC-GNN, section 3)."""
+        result: SGT = self.asformat("sgt", tile=tile)
+        return result
+
+    def tocoo_with_perm(self) -> tuple["COO", Array]:
+        """``tocoo()`` and the permutation that carries edge values over."""
+        return self.asformat_with_perm("coo")
+
+    def tocsr_with_perm(self) -> tuple["CSR", Array]:
+        """``tocsr()`` and the permutation that carries edge values over."""
+        return self.asformat_with_perm("csr")
+
+    def tocsc_with_perm(self) -> tuple["CSC", Array]:
+        """``tocsc()`` and the permutation that carries edge values over."""
+        return self.asformat_with_perm("csc")
+
+    def tosgt_with_perm(self, tile: tuple[int, int] = (16, 8)) -> tuple["SGT", Array]:
+        """``tosgt(tile)`` and the permutation that carries edge values over."""
+        return self.asformat_with_perm("sgt", tile=tile)
+
+    def toarray(self, dtype: Any = None) -> Array:
+        """This matrix as a dense array on the same device; duplicates add up.
+
+        ``dtype`` defaults to that of the values, float32 for an unweighted structure.
+        """
+        from . import convert
+
+        return convert.to_dense(self, dtype)
+
+    def toarray_with_perm(self, dtype: Any = None) -> tuple[Array, Array]:
+        """``(X, cells)``: the dense array and, for each stored entry, its cell in ``X.ravel()``.
+
+        The gradient of the entries is ``dX.ravel()[cells]``.
+        """
+        from . import convert
+
+        return convert.to_dense(self, dtype), convert.dense_cells(self)
+
+    def __getitem__(self, key: Any) -> Self:
+        """Rows and columns by slice, boolean mask or integer array: ``A[rows]``, ``A[:, cols]``.
+
+        The result is a copy in this format (``A[:, :]`` is ``A`` itself); a COO comes back with its
+        rows (or columns) in order.
+        """
+        from . import convert
+
+        result: Self = convert.take(self, key)
+        return result
+
+    def __matmul__(self, X: Array) -> Array:
+        """``A @ X`` for dense ``X`` of shape (n_cols, feat): see ``sparsefmt.ops.spmm``."""
+        if isinstance(X, Format):
+            return NotImplemented
+        from ..ops.matmul.api import (
+            spmm,  # the house's one downward import: an operator finds its op
+        )
+
+        return spmm(self, X)
+
+    __iter__ = None  # a matrix is no sequence: `for row in A` says so at once
+    #: NumPy and CuPy leave ``X @ A`` and ``X * A`` alone instead of looping over elements.
+    __array_ufunc__ = None
+
+    def __eq__(self, other: object) -> bool:
+        """Same format, shape, dtypes, device and arrays; NaN equals NaN, and -0.0 equals 0.0."""
+        if type(other) is not type(self):
+            return NotImplemented
+        mine, theirs = self._arrays(), other._arrays()
+        if _static(self) != _static(other) or mine.keys() != theirs.keys():
+            return False
+        return all(_same(array, theirs[name]) for name, array in mine.items())
+
+    __hash__ = None  # type: ignore[assignment]  # arrays are mutable
+
+    def __repr__(self) -> str:
+        facts = [f"nnz={self.nnz}", "unweighted" if self.data is None else f"{self.dtype} values"]
+        facts += [f"{self.index_dtype} indices", self.device]
+        extra = [f"{name}={value}" for name, value in _static(self).items() if name != "shape"]
+        return f"{type(self).__name__}({self.n_rows} x {self.n_cols}, {', '.join(extra + facts)})"
+
+
+def _fields(A: Format) -> dict[str, Any]:
+    """The fields; names that begin with an underscore are kept results, which share the dict."""
+    return {name: value for name, value in A.__dict__.items() if name[0] != "_"}
+
+
+def _static(A: Format) -> Mapping[str, Any]:
+    return {name: value for name, value in _fields(A).items() if name not in A._array_fields}
+
+
+def _same(a: Array, b: Array) -> bool:
+    if a.dtype != b.dtype or a.shape != b.shape or device_of(a) != device_of(b):
+        return False
+    with on_device_of(a), allocating(f"comparing {a.nbytes} bytes"):
+        equal = a == b
+        if a.dtype.kind not in "iu":
+            equal |= (a != a) & (b != b)
+        return bool(namespace(a).all(equal))  # synchronize!

@@ -1,0 +1,169 @@
+"""CSR and CSC: one implementation, the axis swapped."""
+
+from dataclasses import InitVar, dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
+
+from . import checks, windows
+from . import chunks as formats_chunks
+from .arrays import Array, on_device_of
+from .base import Format, FormatName, Level
+
+if TYPE_CHECKING:
+    from ..reorder import Order
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Compressed(Format):
+    """The part that CSR and CSC share: pointers along the major axis, indices along the minor."""
+
+    indptr: Array  #: (n_major + 1,) where each row (CSR) or column (CSC) begins
+    indices: Array  #: (nnz,) column (CSR) or row (CSC) of each entry
+    data: Array | None = None  #: (nnz,) values
+    shape: tuple[int, int] = field(kw_only=True)
+    validate: InitVar[Level] = field(default="full", kw_only=True)
+
+    _array_fields: ClassVar[tuple[str, ...]] = ("indptr", "indices", "data")
+    _major: ClassVar[int]
+    _axis_names: ClassVar[tuple[str, str]] = ("rows", "columns")
+
+    @property
+    def nnz(self) -> int:
+        """Number of stored entries, explicit zeros and duplicates counted."""
+        return len(self.indices)
+
+    @property
+    def n_major(self) -> int:
+        """Number of rows (CSR) or columns (CSC)."""
+        return self.shape[self._major]
+
+    @property
+    def n_minor(self) -> int:
+        """Number of columns (CSR) or rows (CSC)."""
+        return self.shape[1 - self._major]
+
+    @property
+    def lengths(self) -> Array:
+        """Stored entries of each row (CSR) or column (CSC)."""
+        with on_device_of(self.indptr):
+            return self.indptr[1:] - self.indptr[:-1]
+
+    @property
+    def has_sorted_indices(self) -> bool:
+        """Whether indices ascend within every row (CSR) or column (CSC); equal ones may repeat."""
+        from . import convert
+
+        return convert.is_sorted(self)
+
+    @property
+    def chunks(self) -> formats_chunks.Chunks:
+        """Equal shares of the rows (CSR) or columns (CSC), kept once built, for kernels on a GPU.
+
+        Shared by what ``with_data`` and ``T`` give; synchronises with a GPU when it builds them.
+        Like all that is kept, it holds for the ``indptr`` that was given: do not write to it.
+        """
+        found = self.__dict__.get("_chunks")
+        if found is None:
+            found = formats_chunks.chunks(self.indptr, self.nnz)
+            object.__setattr__(self, "_chunks", found)
+        return cast(formats_chunks.Chunks, found)
+
+    def _kept_windows(self) -> windows.Kept:
+        kept: windows.Kept = self.__dict__.setdefault("_windows", windows.Kept())
+        return kept
+
+    def _replace(self, **changes: Any) -> Self:
+        self._kept_windows()  # what has the same structure shares them
+        return super()._replace(**changes)
+
+    def sorted_indices(self) -> Self:
+        """The same matrix with ascending indices in every row (CSR) or column (CSC)."""
+        from . import convert
+
+        return self if self.has_sorted_indices else convert.sort_minor(self)
+
+    def _check_cheap(self) -> None:
+        major = self._axis_names[self._major]
+        checks.indices(indptr=self.indptr, indices=self.indices)
+        why = f"one per {major[:-1]} and an end"
+        checks.pointers("indptr", self.indptr, self.n_major + 1, why)
+        checks.sizes_fit(self.shape, self.nnz, self.index_dtype)
+        checks.values(self.data, (self.nnz,), like=self.indptr)
+
+    def _check_full(self) -> None:
+        minor = self._axis_names[1 - self._major]
+        checks.compressed(self.indptr, self.indices, self.n_minor, minor)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class CSR(Compressed):
+    """Compressed sparse rows: the format that edge values travel in.
+
+    Row ``i`` (target vertex) stores columns ``indices[indptr[i]:indptr[i + 1]]`` (its
+    in-neighbours) and their values in ``data``, in any order, duplicates allowed.
+
+    Parameters
+    ----------
+    indptr : array, shape (n_rows + 1,)
+    indices : array, shape (nnz,)
+        Both int32 or both int64.
+    data : array, shape (nnz,), optional
+        float16, bfloat16, float32 or float64; None for an unweighted structure.
+    shape : (n_rows, n_cols)
+    validate : "full" or "cheap"
+        How much to check, see ``check``.
+
+    Raises
+    ------
+    FormatError, ShapeError, DtypeError, DeviceError, IndexRangeError
+        If the arrays do not form such a matrix.
+    """
+
+    format: ClassVar[FormatName] = "csr"
+    _major: ClassVar[int] = 0
+
+    def _windows_of(self, cut: windows.Cut, order: "Order | None") -> windows.Windows:
+        """The entries by windows of rows that fit on chip, in that order or by length.
+
+        Kept once built, for kernels on a GPU; shared by what ``with_data`` and ``T`` give.
+        """
+        rows = None if order is None else order.perm
+        made = partial(windows.windows, self.indptr, self.indices, self.n_cols, cut, rows)
+        return self._kept_windows().ask(cut, order, made)
+
+    @property
+    def T(self) -> "CSC":
+        """The transpose as CSC; a view, nothing is copied."""
+        self._kept_windows()
+        return CSC._trusted(**{**self.__dict__, "shape": self.shape[::-1]})
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class CSC(Compressed):
+    """Compressed sparse columns: column ``j`` stores rows ``indices[indptr[j]:indptr[j + 1]]``.
+
+    Parameters
+    ----------
+    indptr : array, shape (n_cols + 1,)
+    indices : array, shape (nnz,)
+        Both int32 or both int64.
+    data : array, shape (nnz,), optional
+        float16, bfloat16, float32 or float64; None for an unweighted structure.
+    shape : (n_rows, n_cols)
+    validate : "full" or "cheap"
+        How much to check, see ``check``.
+
+    Raises
+    ------
+    FormatError, ShapeError, DtypeError, DeviceError, IndexRangeError
+        If the arrays do not form such a matrix.
+    """
+
+    format: ClassVar[FormatName] = "csc"
+    _major: ClassVar[int] = 1
+
+    @property
+    def T(self) -> "CSR":
+        """The transpose as CSR; a view, nothing is copied."""
+        self._kept_windows()
+        return CSR._trusted(**{**self.__dict__, "shape": self.shape[::-1]})

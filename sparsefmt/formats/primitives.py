@@ -1,0 +1,194 @@
+"""Sort, scan and search on either array library: what every conversion is made of."""
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from ..errors import IndexRangeError
+from .arrays import Array, is_cupy, namespace
+
+#: Entries that a thread of the expansion writes: 0.21 ms for 114.6 M entries on an H200, 0.24 ms
+#: with 32, 0.30 ms with 16.
+RUN = 64
+#: For kernels: the segment, among those from ``low`` to before ``high``, that has entry ``e``.
+SEGMENT_OF = """
+template <typename I>
+__device__ long long segment_of(const I* ptr, long long low, long long high, long long e) {
+    while (high - low > 1) {  // the answer lies in [low, high)
+        const long long middle = (low + high) >> 1;
+        if (ptr[middle] <= e) low = middle; else high = middle;
+    }
+    return low;
+}
+"""
+
+
+def bits_for(count: int) -> int:
+    """Bits that hold the integers 0 .. count - 1."""
+    return max(int(count) - 1, 0).bit_length()
+
+
+def expand(ptr: Array, nnz: int) -> Array:
+    """Segment of each of the ``nnz`` entries behind ``ptr``: ``[0, 2, 3] -> [0, 0, 1]``."""
+    if not is_cupy(ptr):
+        return np.repeat(np.arange(len(ptr) - 1, dtype=ptr.dtype), np.diff(ptr))
+    import cupy
+
+    segment = cupy.empty(nnz, ptr.dtype)
+    if nnz:
+        lanes = -(-nnz // (32 * RUN)) * 32
+        _expand_kernel()(ptr, len(ptr) - 1, nnz, segment, size=lanes)
+    return segment
+
+
+def offsets(lengths: Array, dtype: Any) -> Array:
+    """Where segments of these lengths begin, and the end: ``[2, 0, 1] -> [0, 2, 2, 3]``."""
+    xp = namespace(lengths)
+    ptr = xp.zeros(len(lengths) + 1, dtype)
+    xp.cumsum(lengths, out=ptr[1:])
+    return ptr
+
+
+def sum_up(ptr: Array) -> Array:
+    """Running sums of integers, in their place."""
+    return ptr.cumsum(out=ptr)
+
+
+def pointers(sorted_keys: Array, n_keys: int, dtype: Any, *, step: int = 1) -> Array:
+    """Where each of ``n_keys`` runs of ``step`` keys begins among ascending keys, and the end."""
+    xp = namespace(sorted_keys)
+    limits = xp.arange(n_keys + 1, dtype=sorted_keys.dtype)
+    limits *= step
+    return xp.searchsorted(sorted_keys, limits).astype(dtype, copy=False)
+
+
+def is_ascending(keys: Array) -> bool:
+    """Whether the keys never decrease; a quick no where the first few already do."""
+    head = slice(0, 1024)
+    return all(bool((k[1:] >= k[:-1]).all()) for k in (keys[head], keys))  # synchronize!
+
+
+def group(keys: Array, n_keys: int) -> tuple[Array, Array]:
+    """``(ptr, perm)`` of a stable sort by ``keys`` in ``[0, n_keys)``; ``perm`` is int64."""
+    xp = namespace(keys)
+    perm = xp.argsort(keys, kind="stable")
+    limits = xp.arange(n_keys + 1, dtype=keys.dtype)
+    if not is_cupy(keys):
+        return np.searchsorted(keys, limits, sorter=perm).astype(keys.dtype), perm
+    return _search_kernel()(limits, keys, perm, len(keys)), perm
+
+
+def inverse(perm: Array) -> Array:
+    """Of a permutation: ``inverse[perm[e]] = e``."""
+    xp = namespace(perm)
+    found = xp.empty_like(perm)
+    found[perm] = xp.arange(len(perm), dtype=perm.dtype)
+    return found
+
+
+def take(perm: Array, indices: Array, data: Array | None) -> tuple[Array, Array | None]:
+    """``(indices[perm], data[perm])``.
+
+    On a GPU two 4-byte arrays travel as one array of 8-byte words: random reads cost by the read.
+    """
+    if data is None:
+        return indices[perm], None
+    if not is_cupy(perm) or (indices.itemsize, data.itemsize) != (4, 4):
+        return indices[perm], data[perm]
+    words = _pack_kernel()(indices.view(np.uint32), data.view(np.uint32))
+    first, second = _take_kernel()(perm, words)
+    return first.view(indices.dtype), second.view(data.dtype)
+
+
+def take_segments(ptr: Array, chosen: Array) -> tuple[Array, Array]:
+    """``(new_ptr, places)`` of the entries of the chosen segments, one segment after another.
+
+    Raises ``IndexRangeError`` if repeated segments make more entries than the dtype can count.
+    """
+    xp = namespace(ptr)
+    starts = ptr[chosen]
+    lengths = ptr[chosen + 1] - starts
+    nnz = int(lengths.sum(dtype=np.int64))  # synchronize!
+    if max(nnz, len(chosen)) > np.iinfo(ptr.dtype).max:
+        raise IndexRangeError(
+            f"the chosen {len(chosen)} rows or columns hold {nnz} entries, beyond {ptr.dtype}: "
+            "use .astype(index_dtype=np.int64)."
+        )
+    new_ptr = offsets(lengths, ptr.dtype)
+    places = xp.arange(nnz, dtype=ptr.dtype)
+    places += (starts - new_ptr[:-1])[expand(new_ptr, nnz)]
+    return new_ptr, places
+
+
+@cache
+def _expand_kernel() -> Any:
+    """A warp finds the first segment of its run of entries; each lane walks on from its last one.
+
+    The walk doubles its steps: long runs of empty segments cost their logarithm.
+    """
+    import cupy
+
+    return cupy.ElementwiseKernel(
+        "raw I ptr, int64 n_segments, int64 nnz",
+        "raw I segment",
+        f"""
+        const long long first = i / 32 * {32 * RUN};
+        const long long last = min(first + {32 * RUN}, (long long)nnz) - 1;
+        long long here = segment_of(&ptr[0], 0, n_segments, first);
+        for (long long e = first + i % 32; e <= last; e += 32) {{
+            long long next = here + 1;
+            for (long long step = 1; next < n_segments && ptr[next] <= e; step *= 2) {{
+                here = next;
+                next = min(here + step, (long long)n_segments);
+            }}
+            here = segment_of(&ptr[0], here, next, e);
+            segment[e] = here;
+        }}
+        """,
+        "sparsefmt_expand",
+        preamble=SEGMENT_OF,
+    )
+
+
+@cache
+def _search_kernel() -> Any:
+    import cupy
+
+    return cupy.ElementwiseKernel(
+        "I limit, raw I keys, raw int64 perm, int64 nnz",
+        "I place",
+        """
+        long long low = 0, high = nnz;
+        while (low < high) {
+            const long long middle = (low + high) >> 1;
+            if (keys[perm[middle]] < limit) low = middle + 1; else high = middle;
+        }
+        place = low;
+        """,
+        "sparsefmt_search_sorted_by_perm",
+    )
+
+
+@cache
+def _pack_kernel() -> Any:
+    import cupy
+
+    return cupy.ElementwiseKernel(
+        "uint32 a, uint32 b",
+        "uint64 word",
+        "word = (unsigned long long)a << 32 | b",
+        "sparsefmt_pack",
+    )
+
+
+@cache
+def _take_kernel() -> Any:
+    import cupy
+
+    return cupy.ElementwiseKernel(
+        "int64 place, raw uint64 words",
+        "uint32 a, uint32 b",
+        "const unsigned long long word = words[place]; a = word >> 32; b = word",
+        "sparsefmt_take",
+    )

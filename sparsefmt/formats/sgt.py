@@ -1,0 +1,263 @@
+"""SGT: sparse graph translation into condensed tiles for matrix units (TC-GNN)."""
+
+import operator
+from collections.abc import Callable, Hashable
+from dataclasses import InitVar, dataclass, field
+from threading import RLock
+from typing import Any, ClassVar, Self, TypeVar
+
+import numpy as np
+
+from ..errors import DtypeError, ShapeError
+from . import checks
+from . import split as formats_split
+from .arrays import Array, allocating, finish, namespace, on_device_of
+from .base import Format, FormatName, Level
+from .compressed import CSR
+from .costs import Costs, checked
+from .split import Split
+
+Made = TypeVar("Made")
+
+DEFAULT_TILE = (16, 8)
+MAX_TILE_CELLS = 65536
+#: In ``columns``: this slot of the window's last tile stands for no column.
+PADDING = -1
+
+
+def slot_dtype(tile: tuple[int, int]) -> np.dtype[Any]:
+    """The smallest dtype that numbers the cells of a tile."""
+    return np.dtype(np.uint8 if tile[0] * tile[1] <= 256 else np.uint16)
+
+
+def check_tile(tile: object) -> tuple[int, int]:
+    """A tile shape as two positive Python integers with at most 65 536 cells."""
+    try:
+        height, width = (operator.index(size) for size in tile)  # type: ignore[attr-defined]
+    except (TypeError, ValueError) as error:
+        raise ShapeError(f"tile is {tile!r}: give two integers (height, width).") from error
+    if height < 1 or width < 1 or height * width > MAX_TILE_CELLS:
+        raise ShapeError(
+            f"tile is {(height, width)}: sizes are positive and a tile has at most "
+            f"{MAX_TILE_CELLS} cells, use (16, 8) for instance."
+        )
+    return height, width
+
+
+class Kept:
+    """What was built of a structure, or of its values: each once, for all that share them."""
+
+    def __init__(self) -> None:
+        self._lock = RLock()  # what is built may ask for something else
+        self._made: dict[Hashable, Any] = {}
+
+    def made(self) -> list[Any]:
+        """All that is kept."""
+        with self._lock:
+            return [*self._made.values()]
+
+    def ask(self, key: Hashable, build: Callable[[], Made], *, keep: bool = True) -> Made:
+        """What has that key; if it is built, it is kept only where told."""
+        with self._lock:
+            found: Made = self._made[key] if key in self._made else build()
+            if keep:
+                self._made[key] = found
+            return found
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class SGT(Format):
+    """Condensed tiles: the columns that a window of rows uses, packed side by side.
+
+    ``height`` consecutive rows form a window.  Its distinct columns, ascending, are packed
+    ``width`` at a time into tiles; the window's last tile is padded.  An entry lies in the tile
+    that holds its column, at slot ``local_row * width + local_column``.  Entries are ordered by
+    (window, column, place in CSR), so those of a tile are contiguous.  Lossless: order within a
+    row, duplicates and explicit zeros survive.  Source: TC-GNN (ATC'23), section 3, algorithm 1.
+
+    Build one with ``A.tosgt(tile)``.
+
+    Parameters
+    ----------
+    window_ptr : array, shape (n_windows + 1,)
+        First tile of each window.
+    columns : array, shape (n_tiles, width)
+        Column of ``A`` behind each tile column, -1 where the window has none left.
+    tile_ptr : array, shape (n_tiles + 1,)
+        First entry of each tile.
+    slots : array, shape (nnz,)
+        Cell of each entry in its tile; uint8 to 256 cells, else uint16.
+    order : array, shape (nnz,)
+        Place of each entry in CSR order: the map back.
+    data : array, shape (nnz,), optional
+        Values **in CSR order**, as edge values are everywhere outside a COO: the value of the e-th
+        tiled entry is ``data[order[e]]``.
+    shape : (n_rows, n_cols)
+        Need not be multiples of the tile.
+    tile : (height, width)
+    validate : "full" or "cheap"
+        How much to check, see ``check``.
+
+    Raises
+    ------
+    FormatError, ShapeError, DtypeError, DeviceError, IndexRangeError
+        If the arrays do not form such a matrix.
+    """
+
+    window_ptr: Array  #: (n_windows + 1,) first tile of each window
+    columns: Array  #: (n_tiles, width) column behind each tile column, -1 for padding
+    tile_ptr: Array  #: (n_tiles + 1,) first entry of each tile
+    slots: Array  #: (nnz,) cell in the tile
+    order: Array  #: (nnz,) place in CSR order
+    data: Array | None = None  #: (nnz,) values in CSR order
+    shape: tuple[int, int] = field(kw_only=True)
+    tile: tuple[int, int] = field(default=DEFAULT_TILE, kw_only=True)
+    validate: InitVar[Level] = field(default="full", kw_only=True)
+
+    format: ClassVar[FormatName] = "sgt"
+    _array_fields: ClassVar[tuple[str, ...]] = (
+        "window_ptr",
+        "columns",
+        "tile_ptr",
+        "slots",
+        "order",
+        "data",
+    )
+
+    @property
+    def nnz(self) -> int:
+        """Number of stored entries, explicit zeros and duplicates counted."""
+        return len(self.order)
+
+    @property
+    def T(self) -> "SGT":
+        """The transpose in tiles of the same shape; a conversion, not a view."""
+        return self.tocsr().T.tosgt(self.tile)
+
+    @property
+    def n_windows(self) -> int:
+        """Number of row windows: ``ceil(n_rows / height)``."""
+        return -(-self.n_rows // self.tile[0])
+
+    @property
+    def tile_count(self) -> int:
+        """Number of tiles after condensing."""
+        return len(self.columns)
+
+    @property
+    def tile_density(self) -> float:
+        """Stored entries per cell of a tile; 0 for a matrix without tiles."""
+        cells = self.tile_count * self.tile[0] * self.tile[1]
+        return self.nnz / cells if cells else 0.0
+
+    @property
+    def dense_tile_count(self) -> int:
+        """Number of tiles that hold an entry when columns are *not* condensed."""
+        width = self.tile[1]
+        xp = namespace(self.columns)
+        with on_device_of(self.columns), allocating(f"columns of {self.tile_count} tiles"):
+            blocks = self.columns // width  # padding, -1, becomes block -1
+            tiles = xp.arange(self.tile_count, dtype=self.index_dtype)
+            window = xp.searchsorted(self.window_ptr, tiles, side="right")
+            blocks, window = blocks.ravel(), xp.repeat(window, width)
+            new = blocks >= 0
+            new[1:] &= (blocks[1:] != blocks[:-1]) | (window[1:] != window[:-1])
+            return int(new.sum())  # synchronize!
+
+    @property
+    def reduction(self) -> float:
+        """Share of tiles that condensing saves (TC-GNN, figure 7): 0 saves none, near 1 most."""
+        dense = self.dense_tile_count
+        return 1.0 - self.tile_count / dense if dense else 0.0
+
+    def split(self, costs: Costs | None = None) -> Split:
+        """Which entries go to matrix units, in the layout that they read, and which do not.
+
+        Kept once built, one for each ``costs``; shared by what ``with_data`` gives.  Synchronises
+        with a GPU when it is built.  Like all that is kept it holds for the arrays that were given:
+        do not write to them.
+
+        Parameters
+        ----------
+        costs : Costs, optional
+            What decides; by default as measured of SpMM in float32 without values.  Products take
+            those that were measured of their kind.
+
+        Raises
+        ------
+        DtypeError
+            If ``costs`` are no ``Costs``.
+        """
+        costs = checked(costs) or Costs()
+        return self._keep(
+            ("split", costs), lambda: formats_split.split(self, self._structure(), costs)
+        )
+
+    def _structure(self) -> CSR:
+        """The CSR whose order ``order`` and ``data`` go by, without values: the one it was made of.
+
+        Of an SGT that was not converted from one, or came from another process or device, it is
+        built at the first call.
+        """
+
+        def build() -> CSR:
+            csr = self.with_data(None).tocsr()
+            finish(csr.indptr)  # synchronize!
+            return csr
+
+        return self._keep("csr", build)
+
+    def _kept_arrays(self) -> list[Array]:
+        """Those of its splits and of the CSR that it was made of, which products may read."""
+        kept: Kept | None = self.__dict__.get("_kept")
+        found: list[Array] = []
+        for one in [] if kept is None else kept.made():
+            if isinstance(one, Split):
+                found += one.arrays()
+            elif isinstance(one, CSR):
+                found += [one.indptr, one.indices]
+        return found
+
+    def _keep(self, key: Hashable, build: Callable[[], Made]) -> Made:
+        """What is built of the structure alone."""
+        kept: Kept = self.__dict__.setdefault("_kept", Kept())
+        return kept.ask(key, build)
+
+    def _keep_values(self, key: Hashable, build: Callable[[], Made], *, keep: bool) -> Made:
+        """What is built of these values."""
+        kept: Kept = self.__dict__.setdefault("_kept_values", Kept())
+        return kept.ask(key, build, keep=keep)
+
+    def _replace(self, **changes: Any) -> Self:
+        self.__dict__.setdefault("_kept", Kept())  # what has the same structure shares it
+        made = super()._replace(**changes)
+        made.__dict__.pop("_kept_values", None)
+        return made
+
+    def _check_cheap(self) -> None:
+        object.__setattr__(self, "tile", check_tile(self.tile))
+        checks.indices(window_ptr=self.window_ptr, tile_ptr=self.tile_ptr, order=self.order)
+        if self.columns.ndim != 2 or self.columns.shape[1] != self.tile[1]:
+            raise ShapeError(
+                f"columns has shape {self.columns.shape}: give (n_tiles, width) with "
+                f"width == {self.tile[1]}."
+            )
+        checks.index_like("columns", self.columns, "window_ptr", self.window_ptr)
+        checks.sizes_fit(self.shape, self.nnz, self.index_dtype)
+        n_pointers = self.n_windows + 1
+        checks.pointers("window_ptr", self.window_ptr, n_pointers, "one per window and an end")
+        n_pointers = self.tile_count + 1
+        checks.pointers("tile_ptr", self.tile_ptr, n_pointers, "one per tile and an end")
+        checks.pointers("slots", self.slots, self.nnz, "one per stored entry, as in order")
+        checks.same_device("slots", self.slots, "window_ptr", self.window_ptr)
+        if self.slots.dtype != slot_dtype(self.tile):
+            raise DtypeError(
+                f"slots.dtype is {self.slots.dtype} but tiles of {self.tile} number their cells in "
+                f"{slot_dtype(self.tile)}: cast with .astype()."
+            )
+        checks.values(self.data, (self.nnz,), like=self.order)
+
+    def _check_full(self) -> None:
+        from .checks_sgt import check_tiles
+
+        check_tiles(self)

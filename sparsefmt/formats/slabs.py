@@ -1,0 +1,203 @@
+"""The entries of windows counted by column, and those that matrix units take put into slabs.
+
+On a GPU a few kernels do it (``_slab_kernels``); what they do is here for NumPy.  Both give the
+same arrays.
+"""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from . import primitives
+from . import slab_kernels as kernels
+from .arrays import Array, is_cupy, namespace, to_device
+from .cells import SLAB, cell, mask_bit
+from .compressed import CSR
+from .slab_kernels import MOST
+
+if TYPE_CHECKING:
+    from .sgt import SGT
+
+#: Instead of a least number of entries: no column holds as many.
+NEVER = 255
+
+
+@dataclass(frozen=True, eq=False)
+class Held:
+    """What the columns of tiles hold, padding too.  Of entries in one cell the first counts."""
+
+    #: (n_windows, MOST + 1) int64 on the CPU: columns that hold 1, 2, ... entries, those that hold
+    #: at least ``MOST``, and the entries in these
+    figures: Array
+    begins: Array  #: (n_columns + 1,) where the entries of each column begin, and the end
+    counts: Array  #: (n_columns,) uint8, entries that count
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """What each window gives to matrix units: decided on the CPU, sent to where it is done."""
+
+    least: Array  #: (n_windows,) uint8, entries that a column must hold; ``NEVER`` takes none
+    slab_ptr: Array  #: (n_windows + 1,) int64, first slab of each window
+    entry_ptr: Array  #: (n_windows + 1,) int64, entries taken before each window
+    n_slabs: int  #: all windows together
+    taken: int  #: entries, all windows together
+
+
+@dataclass(frozen=True, eq=False)
+class Slabs:
+    """The arrays of a ``Split``, which says what they are, and what it leaves."""
+
+    columns: Array
+    masks: Array
+    starts: Array
+    cells: Array
+    perm: Array
+    #: (nnz // 32 + 1,) uint32, a bit for each entry in CSR order: whether it is taken; None if all
+    #: are
+    taken: Array | None
+
+
+def figures(A: "SGT", step: int) -> Array:
+    """``Held.figures`` of every ``step``-th window."""
+    if not is_cupy(A.order):
+        return hold(A).figures[::step]
+    return _count(A, step, keep=False).figures
+
+
+def hold(A: "SGT") -> Held:
+    """What the columns of all tiles hold."""
+    if is_cupy(A.order):
+        return _count(A, 1, keep=True)
+    column, _, first = _entries(A)
+    n_columns = A.columns.size
+    counts = np.bincount(column[first], minlength=n_columns)
+    window = np.repeat(primitives.expand(A.window_ptr, A.tile_count), A.tile[1])
+    found = np.zeros((A.n_windows, MOST + 1), np.int64)
+    used, many = counts > 0, counts >= MOST
+    np.add.at(found, (window[used], np.minimum(counts[used], MOST) - 1), 1)
+    np.add.at(found[:, MOST], window[many], counts[many])
+    begins = primitives.pointers(column, n_columns, A.index_dtype)
+    return Held(found, begins, counts.astype(np.uint8))
+
+
+def gather(A: "SGT", held: Held, plan: Plan) -> Slabs:
+    """The entries that are taken, in slabs; of a plan that takes some and is where ``A`` is."""
+    if is_cupy(A.order):
+        return _gather_with_kernels(A, held, plan)
+    tiles, n_slabs = A.tile[0] // 16, plan.n_slabs
+    sources, place_of = _sources(A, held, plan)
+    column, row, first = _entries(A)
+    first &= place_of[column] >= 0
+    place, row, order = place_of[column[first]], row[first], A.order[first]
+    slab, k = place // SLAB, place % SLAB
+    masks = np.zeros(n_slabs * tiles * 32, np.uint8)
+    bit = slab * (tiles * 256) + mask_bit(row, k, tiles)
+    np.bitwise_or.at(masks, bit // 8, (1 << bit % 8).astype(np.uint8))
+    key = slab * tiles + row // 16
+    sorting = np.argsort(key, kind="stable")
+    perm = order[sorting]
+    taken = None
+    if plan.taken < A.nnz:
+        bits = np.zeros((A.nnz // 32 + 1) * 32, bool)
+        bits[perm] = True
+        taken = np.packbits(bits, bitorder="little").view(np.uint32)
+    return Slabs(
+        columns=A.columns.ravel()[sources],
+        masks=masks,
+        starts=primitives.pointers(key[sorting], n_slabs * tiles, A.index_dtype),
+        cells=cell(row, k)[sorting].astype(np.uint16),
+        perm=perm,
+        taken=taken,
+    )
+
+
+def remaining(csr: CSR, taken: Array, count: int) -> tuple[CSR, Array]:
+    """The ``count`` entries that are not taken, as a CSR of its own, and their places."""
+    xp, dtype = namespace(taken), csr.index_dtype
+    if is_cupy(taken):
+        before = kernels.left()(taken, size=len(taken) + 1)  # entries left before each 32
+        primitives.sum_up(before)
+        indices, perm = xp.empty(count, dtype), xp.empty(count, dtype)
+        kernels.compact()(csr.indices, taken, before, indices, perm)
+        indptr = kernels.rank()(csr.indptr, taken, before)
+    else:
+        left = np.unpackbits(taken.view(np.uint8), count=csr.nnz, bitorder="little") == 0
+        perm = np.flatnonzero(left).astype(dtype, copy=False)
+        indices = csr.indices[perm]
+        indptr = primitives.offsets(left, dtype)[csr.indptr]
+    return CSR._trusted(indptr=indptr, indices=indices, data=None, shape=csr.shape), perm
+
+
+def _entries(A: "SGT") -> tuple[Array, Array, Array]:
+    """Column among those of all tiles, row in the window, whether the first in its cell."""
+    tile = primitives.expand(A.tile_ptr, A.nnz).astype(np.int64)
+    slots, width = A.slots.astype(np.int32), A.tile[1]
+    column, row = tile * width + slots % width, slots // width
+    first = np.ones(A.nnz, bool)
+    first[1:] = (column[1:] != column[:-1]) | (row[1:] != row[:-1])
+    return column, row, first
+
+
+def _sources(A: "SGT", held: Held, plan: Plan) -> tuple[Array, Array]:
+    """Which column of the tiles each place of a slab has; and its place, or -1, for each column.
+
+    Behind the last column of a window that one again.
+    """
+    window = np.repeat(primitives.expand(A.window_ptr, A.tile_count), A.tile[1])
+    kept = np.flatnonzero(held.counts >= plan.least[window])
+    window = window[kept]
+    ptr = primitives.pointers(window, A.n_windows, np.int64)
+    place = plan.slab_ptr[window] * SLAB + np.arange(len(kept)) - ptr[window]
+    place_of = np.full(A.columns.size, -1)
+    place_of[kept] = place
+    before = np.zeros(plan.n_slabs * SLAB, np.int64)
+    before[place] = np.arange(len(kept))
+    return kept[np.maximum.accumulate(before)], place_of
+
+
+# On a GPU
+
+
+def _count(A: "SGT", step: int, *, keep: bool) -> Held:
+    import cupy
+
+    n_windows, n_columns = -(-A.n_windows // step), A.columns.size if keep else 0
+    begins = cupy.empty(n_columns + 1, A.index_dtype)
+    counts = cupy.empty(n_columns, np.uint8)
+    found = cupy.empty(n_windows * (MOST + 1), np.int64)
+    kernels.count()(
+        *(A.window_ptr, A.tile_ptr, A.slots, A.n_windows, A.tile[1], step, keep),
+        *(begins, counts, found),
+        size=n_windows * kernels.THREADS,
+        block_size=kernels.THREADS,
+    )
+    on_host = to_device(found, "cpu")  # synchronize!
+    return Held(on_host.reshape(n_windows, MOST + 1), begins, counts)
+
+
+def _gather_with_kernels(A: "SGT", held: Held, plan: Plan) -> Slabs:
+    import cupy
+
+    width, tiles, n_slabs = A.tile[1], A.tile[0] // 16, plan.n_slabs
+    columns = cupy.empty(n_slabs * SLAB, A.index_dtype)
+    sources = cupy.empty(n_slabs * SLAB, np.int64)
+    starts = cupy.empty(n_slabs * tiles + 1, A.index_dtype)
+    kernels.place()(
+        *(A.window_ptr, plan.slab_ptr, plan.entry_ptr, plan.least, held.counts),
+        *(A.columns.ravel(), A.n_windows, width, tiles, columns, sources, starts),
+        size=A.n_windows * kernels.THREADS,
+        block_size=kernels.THREADS,
+    )
+    masks = cupy.empty(n_slabs * tiles * 8, np.uint32)
+    cells = cupy.empty(plan.taken, np.uint16)
+    perm = cupy.empty(plan.taken, A.index_dtype)
+    taken = cupy.zeros(A.nnz // 32 + 1, np.uint32) if plan.taken < A.nnz else None
+    marks = masks if taken is None else taken  # which it then leaves alone
+    kernels.fill()(
+        *(sources, held.begins, A.slots, A.order, width, tiles, taken is not None),
+        *(masks, starts, cells, perm, marks),
+        size=n_slabs * 32,
+    )
+    return Slabs(columns, masks.view(np.uint8), starts, cells, perm, taken)

@@ -1,0 +1,261 @@
+"""Which entries of an SGT go to matrix units, in the layout those read, and which do not.
+
+What concerns windows is decided here, on the CPU and by NumPy, so that all devices decide alike;
+``_slabs`` counts and places the entries.
+"""
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from . import primitives
+from . import slabs as formats_slabs
+from .arrays import Array, allocating, finish, namespace, on_device_of, send
+from .cells import LANES, SLAB, place
+from .compressed import CSR
+from .costs import Costs
+from .slab_kernels import MOST
+from .slabs import NEVER, Held, Plan
+
+if TYPE_CHECKING:
+    from .sgt import SGT
+
+#: Heights of windows that the kernels are made for.
+HEIGHTS = (16, 32, 64, 128)
+#: Windows that are looked at first, at least.
+SAMPLE = 1024
+#: Steps between them: primes, so that what repeats itself in a matrix does not hide between them.
+STEPS = (7, 11, 17, 31, 61, 127, 251, 509, 1021, 2039, 4093, 8191, 16381, 32749)
+#: Share of the cells from which values are kept of all.
+BAKED = 0.25
+#: Share of what must be saved that a sample has to save.
+DOUBT = 0.5
+#: How far before ``MOST`` each least number of entries stands, 0 for none taken among them.
+_BEFORE_MOST = np.arange(MOST, -1, -1, dtype=np.uint8)[:, None]
+
+
+@dataclass(frozen=True, eq=False)
+class Split:
+    """The entries of an SGT that go to matrix units, in slabs of 16 columns; and the rest.
+
+    A window keeps those columns that hold enough of its entries, side by side, 16 a slab.  A slab
+    has one bit for each of its cells that says whether it holds an entry, and its entries behind
+    one another, by tile of 16 rows, column and place in CSR order.  Of entries that share a cell
+    the first counts, the others belong to the rest.
+
+    Where CUDA cores do best alone nothing is taken: there is no item, no slab, and no rest either,
+    since the CSR itself is what to use.
+    """
+
+    items: Array  #: (n_items, 4) window, first slab, end, and the part it sums into or -1
+    cuts: Array  #: (n_cuts, 4) window of several parts, first part, end, 0
+    columns: Array  #: (n_slabs, 16) columns; behind the last of a window that one again
+    masks: Array  #: (n_slabs, 32, height / 16) uint8, bits as ``_cells.mask_bit`` numbers them
+    starts: Array  #: (n_slabs * height / 16 + 1,) first entry of each slab and tile of 16 rows
+    cells: Array  #: (taken,) uint16, cell of each entry in its slab: ``_cells.cell``
+    perm: Array  #: (taken,) place of each entry in CSR order
+    rest: CSR | None  #: the other entries, without values; None if there are none, or all are
+    rest_perm: Array | None  #: their places in CSR order
+    height: int
+    nnz: int  #: of the SGT
+    taken: int  #: entries on matrix units
+    n_parts: int  #: sums of part of a window that are kept for a while
+
+    @property
+    def share(self) -> float:
+        """Share of the entries that matrix units take."""
+        return self.taken / self.nnz if self.nnz else 0.0
+
+    @property
+    def n_cells(self) -> int:
+        """Of all slabs together."""
+        return len(self.columns) * SLAB * self.height
+
+    @property
+    def baked(self) -> bool:
+        """Whether slabs are so well filled that a value for each cell is the shortest way."""
+        return self.taken >= BAKED * self.n_cells > 0
+
+    def arrays(self) -> list[Array]:
+        """All that kernels read of it."""
+        own = [self.items, self.cuts, self.columns, self.masks, self.starts, self.cells, self.perm]
+        rest = self.rest
+        return own if rest is None else [*own, rest.indptr, rest.indices, self.rest_perm]
+
+    def places(self, itemsize: int) -> Array:
+        """(taken,) int64: which cell has each entry in tiles, for values of that size."""
+        xp, tiles = namespace(self.cells), self.height // 16
+        if not self.taken:
+            return xp.zeros(0, np.int64)
+        with on_device_of(self.cells):
+            slab = primitives.expand(xp.ascontiguousarray(self.starts[::tiles]), self.taken)
+            cells = place(self.cells.astype(np.int64), itemsize)
+            found = slab.astype(np.int64) * (SLAB * self.height) + cells
+        finish(found)  # synchronize!
+        return found
+
+
+def split(A: "SGT", csr: CSR, costs: Costs) -> Split:
+    """Choose for every window what its columns need to hold, and gather those that hold it.
+
+    Of many windows every k-th is looked at first, one or two thousand: where matrix units save not
+    half of what they must, nothing is taken.  Other matrices are looked at as a whole.
+
+    On a GPU it is finished when this returns, so that any stream may use it.
+    """
+    with on_device_of(A.order), allocating(f"the split of {A.nnz} entries"):
+        found = _split(A, csr, costs)
+    finish(A.order)  # synchronize!
+    return found
+
+
+def _split(A: "SGT", csr: CSR, costs: Costs) -> Split:
+    found = _decide(A, costs)
+    if found is None:
+        return _nothing(A)
+    plan, held = found
+    part, whole = costs.longest_part(plan.n_slabs), plan.taken == A.nnz
+    items, cuts, n_parts = _items(plan.slab_ptr, whole, part, A.index_dtype)
+    least, slab_ptr, entry_ptr, items, cuts = send(
+        [plan.least, plan.slab_ptr, plan.entry_ptr, items, cuts], like=A.order
+    )
+    plan = replace(plan, least=least, slab_ptr=slab_ptr, entry_ptr=entry_ptr)
+    slabs = formats_slabs.gather(A, held, plan)
+    rest, rest_perm = None, None
+    if slabs.taken is not None:
+        rest, rest_perm = formats_slabs.remaining(csr, slabs.taken, A.nnz - plan.taken)
+    return Split(
+        items=items,
+        cuts=cuts,
+        columns=slabs.columns.reshape(-1, SLAB),
+        masks=slabs.masks.reshape(plan.n_slabs, LANES, A.tile[0] // 16),
+        starts=slabs.starts,
+        cells=slabs.cells,
+        perm=slabs.perm,
+        rest=rest,
+        rest_perm=rest_perm,
+        height=A.tile[0],
+        nnz=A.nnz,
+        taken=plan.taken,
+        n_parts=n_parts,
+    )
+
+
+def _nothing(A: "SGT") -> Split:
+    xp, dtype = namespace(A.order), A.index_dtype
+    return Split(
+        items=xp.empty((0, 4), dtype),
+        cuts=xp.empty((0, 4), dtype),
+        columns=xp.empty((0, SLAB), dtype),
+        masks=xp.empty((0, LANES, A.tile[0] // 16), np.uint8),
+        starts=xp.zeros(1, dtype),
+        cells=xp.empty(0, np.uint16),
+        perm=xp.empty(0, dtype),
+        rest=None,
+        rest_perm=None,
+        height=A.tile[0],
+        nnz=A.nnz,
+        taken=0,
+        n_parts=0,
+    )
+
+
+# What is decided
+
+
+def _decide(A: "SGT", costs: Costs) -> tuple[Plan, Held] | None:
+    """What each window gives, and what its columns hold; None if no window gives anything."""
+    if A.tile[0] not in HEIGHTS or not A.nnz:
+        return None
+    step = max((one for one in STEPS if one * SAMPLE <= A.n_windows), default=1)
+    looked_at = {"share": 1 / step, "doubt": DOUBT}
+    if step > 1 and _choose(formats_slabs.figures(A, step), costs, A.tile[0], **looked_at) is None:
+        return None
+    held = formats_slabs.hold(A)
+    plan = _choose(held.figures, costs, A.tile[0])
+    return (plan, held) if plan else None
+
+
+def _choose(
+    figures: Array, costs: Costs, height: int, *, share: float = 1.0, doubt: float = 1.0
+) -> Plan | None:
+    """The cheapest of: all columns everywhere, or what each window does best; None for nothing.
+
+    ``share`` is that of all windows that is looked at, ``doubt`` that of what must be saved which
+    is enough.
+    """
+    scale, options, n_windows = height / 64, _options(figures), len(figures)
+    slabs, entries = options
+    everything, used = entries[1], slabs > 0
+    rows = costs.row * height  # on CUDA cores, of a window
+    cost = slabs * (costs.slab * scale)
+    cost += np.where(used, costs.window * scale, 0)
+    cost += (everything - entries) * costs.left
+    empty = n_windows - np.count_nonzero(used[1])  # they have zeros to write
+    whole = cost[1].sum() + empty * (costs.window * scale)
+    cost += np.where(used, costs.again * scale + rows, rows)
+    cost[0] = everything + rows
+    alone = cost[0].sum()
+    best = cost.min(axis=0)
+    least = MOST - ((cost == best) * _BEFORE_MOST).max(axis=0)  # the first; argmin is 10x slower
+    cheapest = best.sum() + costs.launch * share  # of the kernel that CUDA cores run
+    if whole <= cheapest:
+        cheapest = whole
+        least[:] = 1
+    given = options[:, least, np.arange(n_windows)]
+    ptr = np.zeros((2, n_windows + 1), np.int64)
+    given.cumsum(axis=1, out=ptr[:, 1:])
+    n_slabs, taken = ptr[:, -1].tolist()
+    part = costs.longest_part(n_slabs / share)
+    pieces = _pieces(given[0][given[0] > part], part)
+    cheapest += costs.launch * share + costs.piece * scale * pieces.sum()
+    if costs.gain * (alone - cheapest) < doubt * (costs.gain - 1) * alone or not taken:
+        return None
+    least[least == 0] = NEVER
+    return Plan(least, ptr[0], ptr[1], n_slabs, taken)
+
+
+def _options(figures: Array) -> Array:
+    """(2, MOST + 1, n_windows) slabs, and entries, of columns of at least 1, 2, ... entries.
+
+    Of each window; at 0 stands that none is taken.
+    """
+    found = np.zeros((2, MOST + 1, len(figures)), np.int64)
+    found[0, 1:] = figures.T[:MOST]
+    np.multiply(found[0, 1:MOST], np.arange(1, MOST)[:, None], out=found[1, 1:MOST])
+    found[1, MOST] = figures.T[MOST]
+    for n in range(MOST - 1, 0, -1):
+        found[:, n] += found[:, n + 1]
+    found[0] += SLAB - 1
+    found[0] //= SLAB
+    return found
+
+
+def _pieces(slabs: Array, part: int) -> Array:
+    """How many blocks each window goes to."""
+    return -(-slabs // part)
+
+
+def _items(slab_ptr: Array, alone: bool, part: int, dtype: Any) -> tuple[Array, Array, int]:
+    """Work for blocks: windows, those of many slabs in several parts."""
+    slabs = slab_ptr[1:] - slab_ptr[:-1]
+    pieces = _pieces(slabs, part)
+    if alone:  # windows without entries have rows of zeros to write
+        pieces = np.maximum(pieces, 1)
+    ends = pieces.cumsum()
+    window = np.arange(len(slabs)).repeat(pieces)
+    of = pieces[window]
+    nth = np.arange(len(window)) - (ends - pieces)[window]
+    items = np.full((len(window), 4), -1, dtype)
+    items[:, 0] = window
+    items[:, 1] = slab_ptr[window] + slabs[window] * nth // of
+    items[:-1, 2] = items[1:, 1]
+    items[-1:, 2] = slab_ptr[-1]
+    parts = np.flatnonzero(of > 1)
+    items[parts, 3] = np.arange(len(parts))
+    cut = np.flatnonzero(pieces > 1)
+    ends = pieces[cut].cumsum()
+    cuts = np.zeros((len(cut), 4), dtype)
+    cuts[:, 0], cuts[:, 1], cuts[:, 2] = cut, ends - pieces[cut], ends
+    return items, cuts, len(parts)

@@ -1,0 +1,256 @@
+"""PyG: ``edge_index`` and ``Data``.
+
+They store edges as (source, target); here the target is the row and the source the column.
+Objects are read by their attributes, so that no library is imported to read from it.
+"""
+
+import operator
+from typing import Any
+
+from ..errors import ShapeError, UnsupportedError
+from ..formats import checks, foreign
+from ..formats.arrays import Array, contiguous, on_device_of
+from ..formats.base import Format, FormatName
+from ..formats.compressed import CSC, CSR
+from ..formats.coo import COO
+from .scipy import as_exchangeable, index_pair, wrong_kind
+from .torch import as_plain_array, from_torch, is_tensor, stacked, to_tensor
+
+
+def from_edge_index(
+    edge_index: Any,
+    edge_weight: Any = None,
+    *,
+    num_nodes: int | tuple[int, int] | None = None,
+    format: FormatName = "coo",
+    dtype: Any = None,
+    index_dtype: Any = None,
+) -> Any:
+    """A matrix from PyG's arrays: ``edge_index[0]`` are sources, ``edge_index[1]`` targets.
+
+    Parameters
+    ----------
+    edge_index : array or tensor, shape (2, n_edges), or a tuple of two of shape (n_edges,)
+        Integers.  The COO's ``row`` is ``edge_index[1]`` and its ``col`` is ``edge_index[0]``,
+        not copied where they are contiguous and of int32 or int64.
+    edge_weight : array or tensor, shape (n_edges,), optional
+        Shared with the COO; without it the matrix is unweighted.
+    num_nodes : int or (n_source, n_target), optional
+        A pair for a bipartite graph.  By default the sizes that PyG's ``EdgeIndex`` carries, else
+        the largest index plus one, which on a GPU synchronises.
+    format : "coo", "csr", "csc" or "sgt"
+        COO keeps the order of the edges.
+    dtype : float16, bfloat16, float32 or float64, optional
+        For the values.  By default floats keep theirs; integers and booleans become float64.
+    index_dtype : int32 or int64, optional
+        By default that of ``edge_index``.
+
+    Returns
+    -------
+    COO, CSR, CSC or SGT, shape (n_target, n_source)
+
+    Raises
+    ------
+    ShapeError, DtypeError, IndexRangeError, DeviceError
+        If the arrays do not form such a graph.
+    UnsupportedError
+        If a tensor requires grad (see ``from_torch``).
+    """
+    source, target = _edge_ends(edge_index, index_dtype)
+    n_source, n_target = _vertex_counts(num_nodes, edge_index, source, target)
+    data = None
+    if edge_weight is not None:
+        data = edge_values("edge_weight", edge_weight, len(source), dtype)
+    A = COO(target, source, data, shape=(n_target, n_source), validate="cheap")
+    checks.in_range("edge_index[0]", A.col, n_source, "source vertices")
+    checks.in_range("edge_index[1]", A.row, n_target, "target vertices")
+    return A.asformat(format)
+
+
+def to_edge_index(A: Format) -> tuple[Array, Array | None]:
+    """PyG's arrays: ``(edge_index, edge_weight)``, on the device of ``A``.
+
+    Parameters
+    ----------
+    A : COO, CSR, CSC, SGT or CBSR
+        Edges come in its own order; those of an SGT in CSR order.
+
+    Returns
+    -------
+    edge_index : array of int64, shape (2, nnz)
+        Sources (columns), then targets (rows).  Shared where ``A`` came from such an array, else
+        a copy.
+    edge_weight : array, shape (nnz,), or None
+        The values, shared; None where ``A`` is unweighted.
+
+    Notes
+    -----
+    NumPy or CuPy arrays: ``torch.from_dlpack`` makes tensors of them, ``to_pyg`` a ``Data``.
+    """
+    coo = as_exchangeable("to_edge_index", A).tocoo()
+    return stacked(coo.col, coo.row), coo.data
+
+
+def from_pyg(
+    data: Any, *, format: FormatName | None = None, dtype: Any = None, index_dtype: Any = None
+) -> Any:
+    """The matrix of a ``torch_geometric.data.Data``.
+
+    Parameters
+    ----------
+    data : torch_geometric.data.Data
+        Read from ``adj_t`` (a sparse tensor or a ``SparseTensor``, whose rows are targets as they
+        are here) if it has one, else from ``edge_index`` with ``edge_weight``, or with
+        ``edge_attr`` where that is 1-D.  Wider edge features are no values of a matrix: without
+        others it is unweighted.
+    format : "coo", "csr", "csc" or "sgt", optional
+        By default COO from ``edge_index``, in its order, and the format that ``adj_t`` has.
+    dtype, index_dtype : optional
+        As in ``from_edge_index``.
+
+    Returns
+    -------
+    COO, CSR, CSC or SGT, shape (num_nodes, num_nodes)
+        Memory is shared as in ``from_edge_index`` and ``from_torch``.
+
+    Raises
+    ------
+    UnsupportedError
+        If ``data`` is a ``HeteroData`` or no graph, or a tensor requires grad.
+    ShapeError, DtypeError, IndexRangeError, DeviceError
+        If the tensors do not form a graph.
+    """
+    if hasattr(data, "edge_types"):
+        raise UnsupportedError(
+            "data has several edge types: choose one and use from_edge_index(data[edge_type]"
+            ".edge_index, num_nodes=(n_source, n_target))."
+        )
+    adj_t, edge_index = (getattr(data, name, None) for name in ("adj_t", "edge_index"))
+    if adj_t is not None:
+        A = _from_adj_t(adj_t, dtype, index_dtype)
+        return A if format is None else A.asformat(format)
+    if edge_index is None:
+        raise wrong_kind("from_pyg", data, "it has neither edge_index nor adj_t, give a graph")
+    weight = getattr(data, "edge_weight", None)
+    if weight is None:
+        attr = getattr(data, "edge_attr", None)
+        weight = attr if getattr(attr, "ndim", 0) == 1 else None
+    return from_edge_index(
+        edge_index,
+        weight,
+        num_nodes=getattr(data, "num_nodes", None),
+        format=format or "coo",
+        dtype=dtype,
+        index_dtype=index_dtype,
+    )
+
+
+def to_pyg(A: Format) -> Any:
+    """A square matrix as a ``torch_geometric.data.Data``, on the device of ``A``.
+
+    Parameters
+    ----------
+    A : COO, CSR, CSC, SGT or CBSR, shape (n, n)
+
+    Returns
+    -------
+    torch_geometric.data.Data
+        ``edge_index``, ``num_nodes``, and ``edge_weight`` where ``A`` is weighted; memory is
+        shared as in ``to_edge_index``.
+
+    Raises
+    ------
+    ShapeError
+        If ``A`` is not square.
+    UnsupportedError
+        If torch_geometric is not installed.
+    """
+    try:
+        from torch_geometric.data import Data
+    except ImportError as error:
+        raise UnsupportedError(
+            "to_pyg needs torch_geometric: pip install torch-geometric."
+        ) from error
+    edge_index, edge_weight = to_edge_index(A)
+    square("to_pyg", A, "use to_edge_index and a HeteroData")
+    graph = Data(edge_index=to_tensor(edge_index), num_nodes=A.n_rows)
+    if edge_weight is not None:
+        graph.edge_weight = to_tensor(edge_weight)
+    return graph
+
+
+def _edge_ends(edge_index: Any, index_dtype: Any) -> tuple[Array, Array]:
+    """Sources and targets in one dtype, as rows of one array where they came so."""
+    if isinstance(edge_index, tuple):
+        if len(edge_index) != 2:
+            raise ShapeError(f"edge_index has {len(edge_index)} parts: give (source, target).")
+        source, target = (as_plain_array("edge_index", part) for part in edge_index)
+        if source.ndim != 1 or source.shape != target.shape:
+            raise ShapeError(
+                f"edge_index has parts of shape {source.shape} and {target.shape}: give two 1-D "
+                "arrays of one length."
+            )
+        return index_pair(source=source, target=target, index_dtype=index_dtype)
+    edges = as_plain_array("edge_index", edge_index)
+    if edges.ndim != 2 or edges.shape[0] != 2:
+        raise ShapeError(
+            f"edge_index has shape {edges.shape}: give (2, n_edges), sources then targets."
+        )
+    edges = contiguous(foreign.indices("edge_index", edges, index_dtype))
+    return edges[0], edges[1]
+
+
+def _vertex_counts(
+    num_nodes: Any, edge_index: Any, source: Array, target: Array
+) -> tuple[int, int]:
+    """``(n_source, n_target)``."""
+    if num_nodes is None:
+        known: tuple[Any, Any] = getattr(edge_index, "sparse_size", lambda: (None, None))()
+        if None not in known:
+            return int(known[0]), int(known[1])
+        if not len(source):
+            return 0, 0
+        with on_device_of(source):
+            most = max(int(source.max()), int(target.max()))  # synchronize!
+        num_nodes = max(most + 1, 0)
+    pair = num_nodes if isinstance(num_nodes, tuple | list) else (num_nodes, num_nodes)
+    try:
+        n_source, n_target = (operator.index(count) for count in pair)
+    except (TypeError, ValueError) as error:
+        raise ShapeError(
+            f"num_nodes is {num_nodes!r}: give an integer or (n_source, n_target)."
+        ) from error
+    if n_source < 0 or n_target < 0:
+        raise ShapeError(f"num_nodes is {num_nodes!r}: counts cannot be negative.")
+    return n_source, n_target
+
+
+def edge_values(name: str, values: Any, n_edges: int, dtype: Any) -> Array:
+    """One value per edge."""
+    data = as_plain_array(name, values)
+    if data.shape != (n_edges,):
+        raise ShapeError(
+            f"{name} has shape {data.shape}, expected ({n_edges},): give one value per edge."
+        )
+    return foreign.values(name, data, dtype)
+
+
+def _from_adj_t(adj_t: Any, dtype: Any, index_dtype: Any) -> COO | CSR | CSC:
+    if is_tensor(adj_t):
+        return from_torch(adj_t, dtype=dtype, index_dtype=index_dtype)
+    if not hasattr(adj_t, "csr") or not hasattr(adj_t, "sparse_sizes"):
+        raise wrong_kind("from_pyg", adj_t, "adj_t is a sparse tensor or a SparseTensor")
+    rowptr, col, value = adj_t.csr()
+    indptr, indices = index_pair(
+        indptr=as_plain_array("adj_t.rowptr", rowptr),
+        indices=as_plain_array("adj_t.col", col),
+        index_dtype=index_dtype,
+    )
+    data = None if value is None else edge_values("adj_t.value", value, len(indices), dtype)
+    return CSR(indptr, indices, data, shape=tuple(adj_t.sparse_sizes()))
+
+
+def square(function: str, A: Format, mend: str) -> None:
+    """Refuse a rectangular matrix where the other library has one set of vertices."""
+    if A.n_rows != A.n_cols:
+        raise ShapeError(f"{function}: A has shape {A.shape} but must be square: {mend}.")

@@ -1,0 +1,263 @@
+"""Reading and writing graph files: Matrix Market, ``.npz``, edge lists and Planetoid folders.
+
+No file is ever trusted: nothing in it is executed, declared sizes are checked before anything is
+allocated, and an error names the file, the line or member, and the mend.
+"""
+
+import operator
+import os
+from pathlib import Path
+from typing import Any
+
+from ..errors import OutOfMemoryError, ShapeError, UnsupportedError
+from ..formats import checks
+from ..formats.arrays import allocating
+from ..formats.base import Format, FormatName
+from ..formats.sgt import SGT, check_tile
+from . import edge_list, matrix_market, npz, planetoid
+from .bounded import check_regular, naming, stem_and_suffix
+from .planetoid import Planetoid as Planetoid
+
+#: Default of ``max_bytes``: 16 GiB.
+MAX_BYTES = 2**34
+
+_EDGE_LISTS = (".csv", ".tsv", ".txt", ".edges")
+_FORMATS = ("coo", "csr", "csc", "sgt", "cbsr")
+
+
+def read(
+    path: str | os.PathLike[str],
+    *,
+    format: FormatName | None = "csr",
+    dtype: Any = None,
+    index_dtype: Any = None,
+    tile: tuple[int, int] | None = None,
+    num_nodes: int | None = None,
+    max_bytes: int = MAX_BYTES,
+) -> Any:
+    """Read a sparse matrix; the ending of the name says how.
+
+    ========================================  ====================================================
+    ``.mtx``, ``.mtx.gz``, ``.mtx.bz2``       Matrix Market, through ``scipy.io``
+    ``.npz``                                  written by ``write``, by ``scipy.sparse.save_npz``,
+                                              or plain ``indptr``, ``indices``, ``shape`` and, if
+                                              weighted, ``data`` of a CSR (other members ignored)
+    ``.csv .tsv .txt .edges``, also packed    lines ``source target [weight]``, ids from 0
+    a folder, ``ind.<name>.graph``            Planetoid's raw files: the graph alone
+    ========================================  ====================================================
+
+    Parameters
+    ----------
+    path : path of a file or folder
+    format : "csr", "csc", "coo", "sgt", "cbsr" or None
+        What to return; None for the format in which the file stores the matrix (COO for text).
+        "cbsr" only where that is what it stores.
+    dtype : float16, bfloat16, float32 or float64, optional
+        Round values to this dtype.  By default floats keep theirs (decimal numbers are float64),
+        and integers and booleans become float64, which must be exact.
+    index_dtype : int32 or int64, optional
+        By default that of the file; for text int32 unless the matrix needs int64.
+    tile : (height, width), optional
+        For ``format="sgt"``; (16, 8) unless the file stores tiles of another shape.
+    num_nodes : int, optional
+        For edge lists: the matrix is ``num_nodes`` x ``num_nodes``.  By default what a first line
+        ``# shape: rows x columns`` says, else the largest id plus one.
+    max_bytes : int
+        Refuse a file that declares or holds more than this; 16 GiB by default.
+
+    Returns
+    -------
+    Format
+        On the CPU.  Explicit zeros, duplicates and the order of entries are kept; pattern files
+        and lists of two columns are unweighted (``data is None``).  A dense ``array`` file of
+        Matrix Market gives its nonzero cells, and a symmetric one both halves.
+
+    Raises
+    ------
+    FileFormatError
+        If the file is malformed, truncated, lies about its sizes, holds integers that float64
+        cannot represent (pass ``dtype``) or numbers beyond its range, or is larger than allowed;
+        or if no file can have this name.
+    UnsupportedError
+        If the ending, the format of the matrix or complex values are not supported, or the path
+        is that of a device, pipe or socket.
+    OutOfMemoryError
+        If memory runs out, or the requested format would pass ``max_bytes`` although the file does
+        not: a matrix of 2**40 rows with three entries can be read as COO, but not as CSR.
+    FileNotFoundError, OSError
+        As the operating system reports them.
+    """
+    source = Path(path)
+    limit, options = _options(format, dtype, index_dtype, tile, num_nodes, max_bytes)
+    kind = file_kind(source)
+    if num_nodes is not None and kind != "edge list":
+        raise UnsupportedError(f"num_nodes is for edge lists, and {source} is a {kind} file.")
+    _check_files(source, kind)
+    A: Format
+    with naming(source), allocating(f"{source}: reading it needs too much memory"):
+        if kind == "edge list":
+            A = edge_list.read_edge_list(source, dtype=dtype, max_bytes=limit, num_nodes=num_nodes)
+        elif kind == "Planetoid":
+            A = planetoid.read_graph(source, max_bytes=limit)
+        elif kind == "Matrix Market":
+            A = matrix_market.read_matrix_market(source, dtype=dtype, max_bytes=limit)
+        else:
+            A = npz.read_npz(source, dtype=dtype, max_bytes=limit)
+    return _in_format(A, format or A.format, index_dtype, options, limit)
+
+
+def write(path: str | os.PathLike[str], A: Format, *, compressed: bool = False) -> None:
+    """Write a sparse matrix; the ending of the name says how, as for ``read``.
+
+    The file appears, or changes, only once it is complete.
+
+    Parameters
+    ----------
+    path : path of a file
+        ``.npz`` keeps the format, its dtypes and tiles; text formats keep the entries (values as
+        float64, so that float16, bfloat16 and float32 come back exactly with ``dtype=``).
+        ``.gz`` and ``.bz2`` behind the ending of a text format compress it.
+    A : COO, CSR, CSC, SGT or CBSR
+        On any device.
+    compressed : bool
+        Deflate the members of an ``.npz``; smaller, but several times slower.
+
+    Raises
+    ------
+    UnsupportedError
+        If the ending is not known, ``A`` is no format, ``compressed`` is set for text, an edge
+        list would hold a vertex from 2**53 on, or the path is that of a device, pipe or socket.
+    FileFormatError
+        If no file can have this name.
+    OSError
+        As the operating system reports it.
+    """
+    target = Path(path)
+    if not isinstance(A, Format):
+        raise UnsupportedError(
+            f"A is a {type(A).__name__}: give a COO, CSR, CSC, SGT or CBSR (a Graph's is .csr)."
+        )
+    kind = file_kind(target)
+    if kind == "Planetoid":
+        raise UnsupportedError(f"{target}: Planetoid files are only read; write .npz instead.")
+    check_regular(target)
+    if kind == "npz":
+        npz.write_npz(target, A, compressed=compressed)
+    elif compressed:
+        raise UnsupportedError(f"compressed is for .npz; name the file {target.name}.gz instead.")
+    elif kind == "edge list":
+        edge_list.write_edge_list(target, A)
+    else:
+        matrix_market.write_matrix_market(target, A)
+
+
+def read_planetoid(path: str | os.PathLike[str], *, max_bytes: int = MAX_BYTES) -> Planetoid:
+    """Graph, features, labels and public split of a raw Planetoid data set (Yang et al. 2016).
+
+    Parameters
+    ----------
+    path : path of a folder, or of its ``ind.<name>.graph``
+        Beside it lie ``.x .tx .allx .y .ty .ally`` and ``.test.index``.  They are pickles, of
+        which nothing is executed: all but plain arrays, CSR matrices and dictionaries is refused.
+    max_bytes : int
+        Refuse files that hold or declare more than this; 16 GiB by default.
+
+    Returns
+    -------
+    Planetoid
+        ``graph`` symmetric, without duplicates and self-loops; ``x`` as CSR or dense, not
+        normalised; ``y`` int64, -1 without label; ``train_mask``, ``val_mask``, ``test_mask``.
+        Test vertices that the files leave out (CiteSeer has 15) have no features and label -1.
+
+    Raises
+    ------
+    FileFormatError
+        If a file is malformed, asks for code to be run, or does not fit the others.
+    UnsupportedError
+        If one is a device, pipe or socket.
+    OutOfMemoryError
+        If memory runs out.
+    FileNotFoundError, OSError
+        As the operating system reports them.
+    """
+    source = Path(path)
+    limit = _positive("max_bytes", max_bytes)
+    _check_files(source, "Planetoid")
+    with allocating(f"{source}: reading it needs too much memory"):
+        return planetoid.read_all(source, max_bytes=limit)
+
+
+def file_kind(path: Path) -> str:
+    """How ``read`` and ``write`` take a path: "Matrix Market", "npz", "edge list" or "Planetoid".
+
+    Raises
+    ------
+    UnsupportedError
+        If the ending is not known; the file need not exist.
+    """
+    suffix, packed = stem_and_suffix(path)
+    if path.is_dir() or (path.name.startswith("ind.") and suffix == ".graph"):
+        return "Planetoid"
+    if suffix == ".mtx":
+        return "Matrix Market"
+    if suffix == ".npz" and not packed:
+        return "npz"
+    if suffix in _EDGE_LISTS:
+        return "edge list"
+    raise UnsupportedError(
+        f"{path}: the ending {suffix + packed!r} is not known: use .mtx, .npz, .csv, .tsv, .txt or "
+        ".edges (.gz or .bz2 behind it for text), or a folder of Planetoid files."
+    )
+
+
+def _check_files(source: Path, kind: str) -> None:
+    """Refuse what is no regular file before anything is opened."""
+    check_regular(source)
+    if kind == "Planetoid":
+        folder = source if source.is_dir() else source.parent
+        for part in folder.glob("ind.*"):
+            check_regular(part)
+
+
+def _options(
+    format: Any, dtype: Any, index_dtype: Any, tile: Any, num_nodes: Any, max_bytes: Any
+) -> tuple[int, dict[str, Any]]:
+    """Check what the caller asks for, before any file is opened."""
+    if format is not None and format not in _FORMATS:
+        raise UnsupportedError(f"format is {format!r}: use one of {', '.join(_FORMATS)}, or None.")
+    if dtype is not None:
+        checks.value_dtype("dtype", dtype)
+    if index_dtype is not None:
+        checks.index_dtype("index_dtype", index_dtype)
+    if tile is not None and format != "sgt":
+        raise UnsupportedError(f'tile is {tile!r} but format is {format!r}: only "sgt" has tiles.')
+    if num_nodes is not None:
+        _positive("num_nodes", num_nodes)
+    options = {} if tile is None else {"tile": check_tile(tile)}
+    return _positive("max_bytes", max_bytes), options
+
+
+def _positive(name: str, value: object) -> int:
+    try:
+        number = operator.index(value)  # type: ignore[arg-type]
+    except TypeError as error:
+        raise ShapeError(f"{name} is {value!r}: give an integer.") from error
+    if number < 0:
+        raise ShapeError(f"{name} is {number}: it cannot be negative.")
+    return number
+
+
+def _in_format(
+    A: Format, format: FormatName, index_dtype: Any, options: dict[str, Any], max_bytes: int
+) -> Any:
+    n_major = {"csr": A.n_rows, "sgt": A.n_rows, "csc": A.n_cols}.get(format, 0)
+    pointers = (n_major + 1) * A.index_dtype.itemsize
+    if A.format != format and pointers > max_bytes:
+        raise OutOfMemoryError(
+            f"{A!r} as {format} needs {pointers} bytes of pointers, more than "
+            f'max_bytes={max_bytes}: read it with format="coo", or raise max_bytes.'
+        )
+    if isinstance(A, SGT) and format == "sgt":
+        options = {"tile": A.tile, **options}
+    B = A.asformat(format, **options)
+    return B if index_dtype is None else B.astype(index_dtype=index_dtype)

@@ -1,0 +1,152 @@
+"""Opening graph files: bounded decompression, atomic writing, errors that name file and line."""
+
+import bz2
+import gzip
+import io
+import secrets
+import stat
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO, cast
+
+from ..errors import FileFormatError, OutOfMemoryError, SparseFmtError, UnsupportedError
+
+_CHUNK = 1 << 20
+_COMPRESSED = (".gz", ".bz2")
+
+
+def fault(path: Path, why: str, *, line: int | None = None) -> FileFormatError:
+    """The error for a malformed file; ``why`` ends with the mend."""
+    place = f"{path}, line {line}" if line else f"{path}"
+    return FileFormatError(f"{place}: {why}")
+
+
+def stem_and_suffix(path: Path) -> tuple[str, str]:
+    """The lower-case suffix without ``.gz`` or ``.bz2``, and that one: ``(".mtx", ".gz")``."""
+    packed = path.suffix.lower()
+    if packed in _COMPRESSED:
+        return path.with_suffix("").suffix.lower(), packed
+    return packed, ""
+
+
+def check_regular(path: Path) -> None:
+    """Refuse devices, pipes and sockets, which may block or never end, and impossible names.
+
+    Missing files and folders pass: whoever opens them gets the operating system's error.
+    """
+    try:
+        mode = path.stat().st_mode
+    except FileNotFoundError:
+        return
+    except ValueError as error:  # a NUL, or what the file system cannot encode
+        raise FileFormatError(
+            f"path is {str(path)!r}, which no file can have ({error}): give another name."
+        ) from error
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+        raise UnsupportedError(
+            f"{path}: it is a device, pipe or socket, and only regular files are read or written: "
+            "give the path of one."
+        )
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Give errors in what a file holds the name of the file."""
+    try:
+        yield
+    except (FileFormatError, OutOfMemoryError):
+        raise
+    except UnsupportedError as error:
+        raise UnsupportedError(f"{path}: {error}") from error
+    except SparseFmtError as error:
+        raise fault(path, str(error)) from error
+
+
+class _Bounded(io.RawIOBase):
+    """A stream that raises ``FileFormatError`` where it is damaged or passes ``limit`` bytes."""
+
+    def __init__(self, inner: BinaryIO, path: Path, limit: int, tail: bytes) -> None:
+        self._inner, self._path, self._limit, self._tail = inner, path, limit, tail
+        self._done = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        view = memoryview(buffer)
+        try:
+            block = self._inner.read(len(view))
+        except (EOFError, zlib.error, OSError) as error:
+            if isinstance(error, OSError) and error.errno is not None:
+                raise
+            raise fault(
+                self._path, f"the compressed data is damaged ({error}): copy the file again."
+            ) from error
+        if not block:
+            block, self._tail = self._tail, b""
+        self._done += len(block)
+        if self._done > self._limit:
+            raise fault(
+                self._path,
+                f"the text has more than max_bytes={self._limit} bytes: "
+                "raise max_bytes if you trust the file.",
+            )
+        view[: len(block)] = block
+        return len(block)
+
+
+@contextmanager
+def reading(path: Path, max_bytes: int, *, tail: bytes = b"") -> Iterator[BinaryIO]:
+    """The decompressed bytes of a text file, at most ``max_bytes`` of them, and then ``tail``."""
+    packed = stem_and_suffix(path)[1]
+    with path.open("rb") as raw:
+        inner: BinaryIO = raw
+        if packed == ".gz":
+            inner = cast(BinaryIO, gzip.GzipFile(fileobj=raw))
+        elif packed == ".bz2":
+            inner = cast(BinaryIO, bz2.BZ2File(raw))
+        with io.BufferedReader(
+            _Bounded(inner, path, max_bytes + len(tail), tail), _CHUNK
+        ) as stream:
+            yield stream
+
+
+class _Sink(io.RawIOBase):
+    """A stream without positions: SciPy asks for some that a BZ2File then refuses."""
+
+    def __init__(self, inner: BinaryIO) -> None:
+        self._inner = inner
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, block: Any) -> int:
+        return self._inner.write(block)
+
+
+def _packer(raw: BinaryIO, packed: str) -> BinaryIO:
+    if packed == ".gz":
+        # No name and no time: the same matrix gives the same bytes.
+        gz = gzip.GzipFile("", "wb", compresslevel=6, fileobj=raw, mtime=0)
+        return cast(BinaryIO, gz)
+    return cast(BinaryIO, bz2.BZ2File(raw, "wb"))
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[BinaryIO]:
+    """A new file that takes the place of ``path`` once it is complete; compressed by its suffix."""
+    target = path.resolve()  # through a symbolic link, to the file that it names
+    draft = target.with_name(f".{secrets.token_hex(8)}.tmp")
+    packed = stem_and_suffix(path)[1]
+    try:
+        with draft.open("xb") as raw:
+            if packed:
+                with _packer(raw, packed) as inner, io.BufferedWriter(_Sink(inner)) as stream:
+                    yield cast(BinaryIO, stream)
+            else:
+                yield raw
+        draft.replace(target)
+    finally:
+        draft.unlink(missing_ok=True)

@@ -1,0 +1,198 @@
+"""Edge lists: one line ``source target [weight]`` per entry, as SNAP and PyG order them.
+
+``source`` is the column and ``target`` the row.  The text goes through NumPy's reader in blocks; a
+block that it refuses, or that holds a number which cannot be meant, is looked at line by line.
+"""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from ..errors import UnsupportedError
+from ..formats import foreign
+from ..formats.arrays import Array, allocating
+from ..formats.base import Format
+from ..formats.coo import COO
+from .bounded import fault, reading, stem_and_suffix, writing
+
+_BLOCK = 1 << 22
+_LINES_WRITTEN = 1 << 16
+#: Ids are read as float64, which holds every integer below this.
+_MOST_VERTICES = 2**53
+_SEPARATORS = {".csv": ",", ".tsv": "\t", ".txt": "\t", ".edges": " "}
+_HEADED = (".csv", ".tsv")
+_SHAPE = re.compile(r"# shape: (\d{1,19}) x (\d{1,19})\s*")
+
+
+def read_edge_list(
+    path: Path, *, dtype: Any, max_bytes: int, num_nodes: int | None = None
+) -> Format:
+    """The graph as COO in the order of the lines; unweighted if there are two columns."""
+    lines = _Lines(path, num_nodes)
+    blocks: list[Array] = []
+    total = 0
+    with reading(path, max_bytes) as stream, allocating(f"{path}: its edges"):
+        for text in _blocks(path, stream):
+            table = lines.parse(text)
+            blocks += [table] if len(table) else []
+            total += 3 * table.nbytes  # joined and cast, each column is there three times
+            if total > max_bytes:
+                raise fault(
+                    path,
+                    f"the edges take more than max_bytes={max_bytes} bytes: raise max_bytes if you "
+                    "trust the file.",
+                )
+        table = np.concatenate(blocks) if blocks else np.empty((0, 3))
+        shape = lines.shape
+        if shape is None:
+            least = int(table[:, :2].max(initial=-1)) + 1
+            shape = least, least
+        index = foreign.index_dtype(shape, len(table))
+        col, row = table[:, 0].astype(index), table[:, 1].astype(index)
+    data = None
+    if lines.columns == 3:
+        data = foreign.values("weight", np.ascontiguousarray(table[:, 2]), dtype)
+    return COO(row, col, data, shape=shape)
+
+
+def write_edge_list(path: Path, A: Format) -> None:
+    """A comment with the shape, for CSV the names of the columns, and a line for each entry."""
+    A = A.tocoo().to("cpu")
+    largest = max(A.row.max(initial=0), A.col.max(initial=0))
+    if largest >= _MOST_VERTICES:
+        raise UnsupportedError(
+            f"vertex {largest}: an edge list holds ids below 2**53, as float64 does; "
+            "write .npz or .mtx instead."
+        )
+    suffix = stem_and_suffix(path)[0]
+    separator = _SEPARATORS[suffix]
+    names = ["source", "target"] + (["weight"] if A.data is not None else [])
+    with writing(path) as stream:
+        stream.write(b"# shape: %d x %d\n" % A.shape)
+        if suffix == ".csv":
+            stream.write(f"{separator.join(names)}\n".encode())
+        for start in range(0, A.nnz, _LINES_WRITTEN):
+            part = slice(start, start + _LINES_WRITTEN)
+            columns = [A.col[part].tolist(), A.row[part].tolist()]
+            if A.data is not None:
+                columns.append(A.data[part].astype(np.float64).tolist())
+            # repr gives the shortest text that reads back as the same float64.
+            rows = (separator.join(map(repr, row)) for row in zip(*columns, strict=True))
+            stream.write("".join(f"{row}\n" for row in rows).encode())
+
+
+def _blocks(path: Path, stream: BinaryIO) -> Iterator[str]:
+    """The text in pieces of whole lines; a byte that is no UTF-8 becomes U+FFFD."""
+    rest = stream.read(3).removeprefix(b"\xef\xbb\xbf")  # a byte order mark
+    while block := stream.read(_BLOCK):
+        text, newline, rest = (rest + block).rpartition(b"\n")
+        if not newline and len(rest) > _BLOCK:
+            raise fault(path, f"a line of more than {_BLOCK} bytes: give one edge a line.")
+        yield (text + newline).decode("utf-8", "replace")
+    yield rest.decode("utf-8", "replace")
+
+
+class _Lines:
+    """Reads blocks of lines; what the first ones show holds for the rest of the file."""
+
+    def __init__(self, path: Path, num_nodes: int | None) -> None:
+        self._path = path
+        self._first = 1  # number of the block's first line
+        self._names_line = 0  # where a header row names the columns
+        self._delimiter: str | None = None
+        self.columns = 0
+        self._given = num_nodes
+        self.shape: tuple[int, int] | None = None if num_nodes is None else (num_nodes, num_nodes)
+
+    def parse(self, text: str) -> Array:
+        """The block as float64 of shape (lines, columns)."""
+        lines = text.split("\n")
+        edges = [line for line in lines if (bare := line.lstrip()) and bare[0] not in "#%"]
+        if not self.columns:
+            edges = self._begin(lines, edges)
+        table = np.empty((0, self.columns or 3))
+        if edges:
+            why = "it is no table of numbers"
+            try:
+                table = np.loadtxt(edges, delimiter=self._delimiter, comments="#", ndmin=2)
+                readable = table.shape[1] == self.columns
+            except ValueError as error:
+                readable, why = False, str(error)
+            if not readable or not self._plausible(table):
+                self._look_at_each(lines)
+                if not readable:
+                    raise fault(self._path, f"{why}: give numbers only.", line=self._first)
+        self._first += len(lines) - 1
+        return table
+
+    def _begin(self, lines: list[str], edges: list[str]) -> list[str]:
+        """Learn shape, delimiter and number of columns; the edges without a row of names."""
+        place = lines.index(edges[0]) if edges else len(lines)
+        for line in lines[:place]:
+            found = _SHAPE.fullmatch(line)
+            if found and self._given is None:
+                self.shape = int(found[1]), int(found[2])
+        if not edges:
+            return edges
+        self._delimiter = "," if "," in edges[0].split("#")[0] else None
+        words = self._words(edges[0])
+        self.columns = len(words)
+        if self.columns not in (2, 3):
+            raise fault(
+                self._path,
+                f"{edges[0].strip()[:80]!r} has {len(words)} columns: give source, target and "
+                "perhaps a weight, separated by commas, tabs or blanks.",
+                line=self._first + place,
+            )
+        headed = stem_and_suffix(self._path)[0] in _HEADED
+        if headed and all(_number(word) is None for word in words):
+            self._names_line = self._first + place
+            return edges[1:]
+        return edges
+
+    def _plausible(self, table: Array) -> bool:
+        ends = table[:, :2]
+        good = (ends >= 0) & (ends < self._limits()) & (ends == np.floor(ends))
+        # An infinity must be one in the text, which only a look at the line can tell.
+        return bool(good.all()) and not np.isinf(table[:, 2:]).any()
+
+    def _limits(self) -> tuple[int, int]:
+        """What source and target must stay below."""
+        rows, cols = self.shape or (_MOST_VERTICES, _MOST_VERTICES)
+        return min(cols, _MOST_VERTICES), min(rows, _MOST_VERTICES)
+
+    def _look_at_each(self, lines: list[str]) -> None:
+        """Raise for the first line that is malformed; there may be none."""
+        for number, line in enumerate(lines, self._first):
+            words = self._words(line) if line.lstrip()[:1] not in ("", "#", "%") else []
+            if words and number != self._names_line and (why := self._fault_of(words)):
+                raise fault(self._path, f"{line.strip()[:80]!r}: {why}", line=number)
+
+    def _fault_of(self, words: list[str]) -> str | None:
+        if len(words) != self.columns:
+            return f"{len(words)} columns, but the first edge has {self.columns}: give as many."
+        for word, name, limit in zip(words, ("source", "target"), self._limits(), strict=False):
+            vertex = _number(word)
+            if vertex is None or vertex != np.floor(vertex) or not 0 <= vertex < limit:
+                mend = "; read larger ones from .npz." if limit == _MOST_VERTICES else "."
+                return f"{name} is {word!r}: vertices are integers from 0 to {limit - 1}{mend}"
+        weight = _number(words[-1])
+        if weight is None:
+            return f"weight is {words[-1]!r}: give a decimal number."
+        if np.isinf(weight) and "f" not in words[-1].lower():
+            return f"weight is {words[-1]}, beyond float64: write inf, or scale the weights."
+        return None
+
+    def _words(self, line: str) -> list[str]:
+        return [word.strip() for word in line.split("#")[0].split(self._delimiter)]
+
+
+def _number(word: str) -> float | None:
+    """The number that NumPy's reader sees in a word, None if it sees none."""
+    try:
+        return None if "_" in word else float(word)
+    except ValueError:
+        return None

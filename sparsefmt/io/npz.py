@@ -1,0 +1,279 @@
+"""``.npz`` files: this package's versioned layout, SciPy's, and plain CSR arrays.
+
+The layout of this package (version 1) is one member per array of the format, ``shape``, and
+``sparsefmt``: a JSON text with ``version``, ``format``, ``values`` (dtype of the values, null if
+unweighted) and, for SGT, ``tile``.  NumPy cannot name bfloat16 in a file, so its bits are stored as
+uint16.  A CSR file is at the same time a plain one that other programs can read.
+"""
+
+import json
+import tokenize
+import warnings
+import zipfile
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from math import prod
+from pathlib import Path
+from struct import error as StructError
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from ..errors import FileFormatError, SparseFmtError, UnsupportedError
+from ..formats import checks, foreign
+from ..formats.arrays import Array, allocating
+from ..formats.base import Format
+from ..formats.cbsr import CBSR
+from ..formats.compressed import CSC, CSR
+from ..formats.coo import COO
+from ..formats.sgt import SGT
+from .bounded import fault, writing
+
+VERSION = 1
+_FORMATS: dict[str, Any] = {kind.format: kind for kind in (COO, CSR, CSC, CBSR, SGT)}
+_MOST_MEMBERS = 1000
+#: Deflate cannot pack tighter than 1032 to 1; a member that claims more is a bomb or lies.
+_TIGHTEST = 1032
+#: What zipfile and numpy.lib.format raise on bytes that are no archive or no array.
+_BROKEN = (
+    zipfile.BadZipFile,
+    zlib.error,
+    StructError,
+    tokenize.TokenError,
+    EOFError,
+    IndexError,
+    KeyError,
+    NotImplementedError,
+    OverflowError,
+    RuntimeError,
+    SyntaxError,
+    TypeError,
+    ValueError,
+)
+
+
+def read_npz(path: Path, *, dtype: Any, max_bytes: int) -> Format:
+    """The matrix in the format in which the file stores it."""
+    with path.open("rb") as file, _Archive(path, file, max_bytes) as archive:
+        if "sparsefmt" in archive.members:
+            return _read_own(archive, dtype)
+        if "format" in archive.members:
+            return _read_scipy(archive, dtype)
+        return _read_compressed(archive, CSR, dtype)
+
+
+def write_npz(path: Path, A: Format, *, compressed: bool) -> None:
+    """The layout of this package."""
+    A = A.to("cpu")
+    arrays = A._arrays()
+    header: dict[str, Any] = {
+        "version": VERSION,
+        "format": A.format,
+        "values": A.dtype and A.dtype.name,
+    }
+    if isinstance(A, SGT):
+        header["tile"] = A.tile
+    if header["values"] == "bfloat16":
+        arrays["data"] = arrays["data"].view(np.uint16)
+    arrays |= {"shape": np.array(A.shape, np.int64), "sparsefmt": np.array(json.dumps(header))}
+    with writing(path) as stream:
+        (np.savez_compressed if compressed else np.savez)(stream, **arrays)
+
+
+class _Archive:
+    """The members of a zip file, each checked before it is allocated."""
+
+    def __init__(self, path: Path, file: BinaryIO, max_bytes: int) -> None:
+        self.path, self._left = path, max_bytes
+        with self._errors("the archive", "it is no .npz file, or copy it again"):
+            if not zipfile.is_zipfile(file):
+                raise ValueError("not a zip archive")
+            self._zip = zipfile.ZipFile(file)
+        self._size = file.seek(0, 2)
+        names = [info.filename.removesuffix(".npy") for info in self._zip.infolist()]
+        if len(names) > _MOST_MEMBERS or len(set(names)) < len(names):
+            raise fault(
+                path,
+                f"{len(names)} members, {len(set(names))} of different names: an archive has at "
+                f"most {_MOST_MEMBERS}, and each name once; write it again with numpy.savez.",
+            )
+        self.members = dict(zip(names, self._zip.infolist(), strict=True))
+        self._max_bytes = max_bytes
+
+    def __enter__(self) -> "_Archive":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._zip.close()
+
+    def load(self, name: str) -> Array:
+        """The array of that name."""
+        if name not in self.members:
+            raise fault(
+                self.path,
+                f'member "{name}" is missing (there are {", ".join(self.members) or "none"}): '
+                "write indptr, indices and shape, or use sparsefmt.write.",
+            )
+        info = self.members[name]
+        self._check_size(name, info)
+        mend = "copy the file again, or write it with numpy.savez"
+        with self._errors(f'member "{name}"', mend), allocating(f"{self.path}: {name}"):
+            with self._zip.open(info) as member:
+                self._check_array(name, info, member)
+            with self._zip.open(info) as member:
+                return np.lib.format.read_array(member, allow_pickle=False)
+
+    def text(self, name: str) -> str:
+        """The text in a member with one string or bytes."""
+        array = self.load(name)
+        if array.shape != () or array.dtype.kind not in "SU":
+            raise fault(self.path, f'member "{name}" is {array.dtype}: it must be one string.')
+        value = array.item()
+        return value if isinstance(value, str) else value.decode("latin-1")
+
+    def _check_size(self, name: str, info: zipfile.ZipInfo) -> None:
+        """What the central directory says must be possible, and allowed."""
+        packed = {zipfile.ZIP_STORED: 1, zipfile.ZIP_DEFLATED: _TIGHTEST}.get(info.compress_type, 0)
+        whole = 0 <= info.header_offset <= self._size - info.compress_size
+        if not whole or info.file_size > info.compress_size * packed:
+            raise fault(
+                self.path,
+                f'member "{name}" claims {info.file_size} bytes out of {info.compress_size}: it is '
+                "truncated, a bomb, or packed by other means than deflate; write it with "
+                "numpy.savez.",
+            )
+        self._left -= info.file_size
+        if self._left < 0:
+            raise fault(
+                self.path,
+                f'member "{name}" has {info.file_size} bytes, which takes the matrix beyond '
+                f"max_bytes={self._max_bytes}: raise max_bytes if you trust the file.",
+            )
+
+    def _check_array(self, name: str, info: zipfile.ZipInfo, member: Any) -> None:
+        """The array's own header must agree with the size of the member."""
+        version = np.lib.format.read_magic(member)
+        if version not in ((1, 0), (2, 0)):
+            raise ValueError(f"version {version} of the .npy format")
+        read = np.lib.format.read_array_header_1_0
+        if version == (2, 0):
+            read = np.lib.format.read_array_header_2_0
+        shape, _, dtype = read(member)
+        if dtype.hasobject:
+            raise fault(
+                self.path,
+                f'member "{name}" holds pickled Python objects, which are never loaded: '
+                "write it as numbers.",
+            )
+        declared = prod(shape) * dtype.itemsize
+        if not dtype.itemsize or min(shape, default=0) < 0 or dtype.names is not None:
+            raise ValueError(f"shape {shape} of {dtype}")
+        if member.tell() + declared != info.file_size:
+            raise ValueError(
+                f"shape {shape} of {dtype} needs {declared} bytes, "
+                f"but {info.file_size - member.tell()} follow"
+            )
+
+    @contextmanager
+    def _errors(self, what: str, mend: str) -> Iterator[None]:
+        try:
+            # NumPy warns about headers of Python 2; they are checked like all others.
+            with warnings.catch_warnings(action="ignore", category=UserWarning):
+                yield
+        except SparseFmtError:
+            raise
+        except _BROKEN as error:
+            text = str(error).split("\n")[0].rstrip(".")
+            raise fault(self.path, f"{what} is damaged ({text}): {mend}.") from error
+
+
+def _read_own(archive: _Archive, dtype: Any) -> Format:
+    header = _own_header(archive)
+    kind = _FORMATS[header["format"]]
+    names = [name for name in kind._array_fields if name != "data" or header["values"]]
+    extra = archive.members.keys() - {*names, "shape", "sparsefmt"}
+    if extra:
+        raise fault(
+            archive.path,
+            f"unexpected members {', '.join(sorted(extra))} beside a {kind.__name__}: "
+            "leave them out.",
+        )
+    arrays = {name: archive.load(name) for name in names}
+    if header["values"] == "bfloat16":
+        arrays["data"] = _bfloat16(archive.path, arrays["data"])
+    if "data" in arrays and arrays["data"].dtype.name != header["values"]:
+        raise fault(
+            archive.path,
+            f'member "data" is {arrays["data"].dtype} but the header says {header["values"]}: '
+            "write the file again.",
+        )
+    options = {"tile": header.get("tile")} if kind is SGT else {}
+    A: Format = kind(**arrays, shape=archive.load("shape"), **options)
+    return A if "data" not in arrays else A._replace(data=foreign.values("data", A.data, dtype))
+
+
+def _own_header(archive: _Archive) -> dict[str, Any]:
+    try:
+        header = json.loads(archive.text("sparsefmt"))
+    except (ValueError, RecursionError) as error:
+        if isinstance(error, FileFormatError):
+            raise
+        raise fault(archive.path, 'member "sparsefmt" is no JSON: write the file again.') from error
+    version = header.get("version") if isinstance(header, dict) else None
+    if isinstance(version, int) and version > VERSION:
+        raise UnsupportedError(
+            f"layout version {version}, and this sparsefmt knows {VERSION}: update sparsefmt."
+        )
+    known = ("bfloat16", "float16", "float32", "float64", None)
+    good = version == VERSION and header.get("values", "") in known
+    if not good or header.get("format") not in tuple(_FORMATS):
+        raise fault(
+            archive.path,
+            f'member "sparsefmt" is {str(header)[:80]}: it must give version {VERSION}, '
+            f"a format among {', '.join(_FORMATS)}, and the dtype of the values.",
+        )
+    return dict(header)
+
+
+def _bfloat16(path: Path, bits: Array) -> Array:
+    if bits.dtype != np.uint16:
+        raise fault(path, f'member "data" is {bits.dtype}: bfloat16 is stored as uint16 bits.')
+    try:
+        from ml_dtypes import bfloat16
+    except ImportError as error:
+        raise UnsupportedError(
+            "NumPy has no bfloat16 of its own: pip install ml_dtypes."
+        ) from error
+    return bits.view(bfloat16)
+
+
+def _read_scipy(archive: _Archive, dtype: Any) -> Format:
+    name = archive.text("format")
+    if name in ("csr", "csc"):
+        return _read_compressed(archive, CSR if name == "csr" else CSC, dtype, weighted=True)
+    if name != "coo":
+        raise UnsupportedError(f"SciPy's format {name!r} is not supported: save .tocsr() instead.")
+    if "row" in archive.members or "coords" not in archive.members:
+        row, col = archive.load("row"), archive.load("col")
+    else:
+        coords = archive.load("coords")
+        if coords.ndim != 2 or len(coords) != 2:
+            raise fault(archive.path, f'member "coords" has shape {coords.shape}: give (2, nnz).')
+        row, col = coords
+    shape = checks.shape(archive.load("shape"))
+    row, col = foreign.indices_alike(shape, row=row, col=col)
+    data = foreign.values("data", archive.load("data"), dtype)
+    return COO(row, col, data, shape=shape)
+
+
+def _read_compressed(
+    archive: _Archive, kind: type[CSR] | type[CSC], dtype: Any, *, weighted: bool = False
+) -> Format:
+    shape = checks.shape(archive.load("shape"))
+    arrays = {name: archive.load(name) for name in ("indptr", "indices")}
+    indptr, indices = foreign.indices_alike(shape, **arrays)
+    data = None
+    if weighted or "data" in archive.members:
+        data = foreign.values("data", archive.load("data"), dtype)
+    return kind(indptr, indices, data, shape=shape)

@@ -1,0 +1,358 @@
+"""Raw Planetoid data sets: ``ind.<name>.graph``, ``.x``, ``.tx``, ... (Yang et al. 2016).
+
+The files are pickles, and a pickle can name any function of any module to be called.  Here no name
+is ever looked up: each becomes an inert record of its arguments, and only records that describe
+plain numeric arrays, SciPy's CSR matrices or dictionaries of lists are turned into such.
+"""
+
+import io
+import pickle
+import re
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from struct import error as StructError
+from struct import unpack
+from typing import Any, ClassVar
+
+import numpy as np
+
+from ..errors import SparseFmtError
+from ..formats import checks, foreign
+from ..formats.arrays import Array, allocating
+from ..formats.compressed import CSR
+from ..formats.coo import COO
+from .bounded import fault, naming
+
+#: The names that such pickles hold, in Python 2 and 3 and in all versions of NumPy and SciPy.
+_KNOWN = {
+    "array": r"numpy\.(_?core)\.multiarray\._reconstruct|numpy\.ndarray",
+    "dtype": r"numpy\.dtype",
+    "buffer": r"numpy\.(_?core)\.numeric\._frombuffer",
+    "scalar": r"numpy\.(_?core)\.multiarray\.scalar",
+    "csr": r"scipy\.sparse\.(_?csr\.)?csr_(matrix|array)",
+    "encode": r"_codecs\.encode",
+    "new": r"copy_?reg\.(_reconstructor|__newobj__)",
+    "object": r"(__builtin__|builtins)\.(object|list|int|bytes|bytearray)",
+    "mapping": r"collections\.(defaultdict|OrderedDict)",
+}
+_DTYPE = re.compile(r"[<>|=]?([biu][1248]|f[248]|b1)")
+_VALIDATION = 500
+#: What the unpickler and the records raise on bytes that are no such pickle.
+_BROKEN = (
+    pickle.UnpicklingError,
+    StructError,
+    ArithmeticError,
+    AttributeError,
+    EOFError,
+    LookupError,
+    NotImplementedError,
+    RecursionError,
+    TypeError,
+    ValueError,
+)
+
+
+@dataclass(frozen=True)
+class Planetoid:
+    """A citation graph with features, labels and the public split (Yang et al. 2016)."""
+
+    graph: CSR  #: (n, n) unweighted; symmetric, no duplicates, no self-loops
+    x: CSR | Array  #: (n, feat) features, CSR or dense as in the files; not normalised
+    y: Array  #: (n,) int64 classes, -1 for a vertex without label
+    train_mask: Array  #: (n,) bool
+    val_mask: Array  #: (n,) bool, the 500 vertices after the training set
+    test_mask: Array  #: (n,) bool
+
+
+def read_graph(path: Path, *, max_bytes: int) -> CSR:
+    """Neighbours in ``ind.<name>.graph``, symmetrised, without duplicates and self-loops."""
+    path = _find(path)
+    with _decoding(path):
+        row, col = _adjacency(_load(path, max_bytes), max_bytes)
+        return _symmetric(row, col, int(max(row.max(initial=-1), col.max(initial=-1))) + 1)
+
+
+def read_all(path: Path, *, max_bytes: int) -> Planetoid:
+    """Graph, features, labels and masks: see ``sparsefmt.io.read_planetoid``."""
+    path = _find(path)
+    parts = {
+        name: _part(path.with_suffix(f".{name}"), max_bytes)
+        for name in ("x", "allx", "tx", "y", "ally", "ty")
+    }
+    test = _test_index(path.with_suffix(".test.index"))
+    n_train, n_all = len(parts["y"]), len(parts["ally"])
+    _check_sizes(path, {name: part.shape for name, part in parts.items()}, test)
+    with _decoding(path):
+        row, col = _adjacency(_load(path, max_bytes), max_bytes)
+        n = int(max(n_all - 1, *(ids.max(initial=-1) for ids in (row, col, test)))) + 1
+        if max(n, n * parts["x"].shape[1] * isinstance(parts["x"], np.ndarray)) * 8 > max_bytes:
+            raise fault(path, f"{n} vertices do not fit in max_bytes={max_bytes}: raise it.")
+        places = np.concatenate([np.arange(n_all), test])
+        y = np.full(n, -1)
+        y[places] = np.concatenate([_classes(parts["ally"]), _classes(parts["ty"])])
+        masks = np.zeros((3, n), bool)
+        masks[0, :n_train] = True
+        masks[1, n_train : min(n_train + _VALIDATION, n_all)] = True
+        masks[2, test] = True
+        x = _features(parts["allx"], parts["tx"], places, n)
+        return Planetoid(_symmetric(row, col, n), x, y, *masks)
+
+
+def _find(path: Path) -> Path:
+    """The ``ind.<name>.graph`` that a path means: itself, or the only one of a folder."""
+    if not path.is_dir():
+        return path
+    found = sorted(path.glob("ind.*.graph"))
+    if len(found) != 1:
+        names = ", ".join(one.name for one in found) or "no ind.<name>.graph"
+        raise fault(path, f"the folder holds {names}: give the path of one such file.")
+    return found[0]
+
+
+# What the parts mean
+
+
+def _part(path: Path, max_bytes: int) -> Any:
+    with _decoding(path):
+        part = _load(path, max_bytes)
+        matrix = _csr(part) if _is_csr(part) else _array(part)
+        if len(matrix.shape) != 2:
+            raise ValueError(f"an array of shape {matrix.shape}")
+        return matrix if isinstance(matrix, CSR) else foreign.values(path.name, matrix)
+
+
+def _check_sizes(path: Path, shapes: dict[str, tuple[int, int]], test: Array) -> None:
+    rows = {name: shape[0] for name, shape in shapes.items()}
+    widths = {shapes[name][1] for name in ("x", "allx", "tx")}
+    classes = {shapes[name][1] for name in ("y", "ally", "ty")}
+    agree = rows["x"] == rows["y"] and rows["allx"] == rows["ally"]
+    agree &= rows["tx"] == rows["ty"] == len(test) and rows["x"] <= rows["allx"]
+    if not agree or len(widths) > 1 or len(classes) > 1:
+        raise fault(
+            path,
+            f"the parts do not fit together ({shapes}, {len(test)} test vertices): take all files "
+            "from one data set.",
+        )
+    if len(np.unique(test)) < len(test) or test.min(initial=rows["allx"]) < rows["allx"]:
+        raise fault(
+            path.with_suffix(".test.index"),
+            f"test vertices are distinct and at least {rows['allx']}, the rows of allx: "
+            "take all files from one data set.",
+        )
+
+
+def _test_index(path: Path) -> Array:
+    words = path.read_text("latin-1").split("\n")
+    index = []
+    for line, word in enumerate(words, 1):
+        if word.strip():
+            if not re.fullmatch(r"\d{1,15}", word.strip()):
+                raise fault(path, f"{word[:80]!r} is no vertex: give one a line.", line=line)
+            index.append(int(word))
+    return np.array(index, np.int64)
+
+
+def _classes(one_hot: Any) -> Array:
+    dense = one_hot.toarray() if isinstance(one_hot, CSR) else one_hot
+    if not dense.shape[1]:
+        return np.full(len(dense), -1)
+    return np.where(dense.any(axis=1), dense.argmax(axis=1), -1)
+
+
+def _features(allx: Any, tx: Any, places: Array, n: int) -> CSR | Array:
+    """Rows of ``allx``, then those of ``tx``, at their places among ``n``; other rows are empty."""
+    if isinstance(allx, CSR) != isinstance(tx, CSR):
+        raise TypeError("allx and tx are not both sparse or both dense")
+    if not isinstance(allx, CSR):
+        x = np.zeros((n, allx.shape[1]), np.result_type(allx, tx))
+        x[places] = np.concatenate([allx, tx])
+        return x
+    top, bottom = allx.tocoo(), tx.tocoo()
+    row = places[np.concatenate([top.row, bottom.row + np.int64(allx.n_rows)])]
+    col = np.concatenate([top.col, bottom.col]).astype(np.int64)
+    data = np.concatenate([top.data, bottom.data])
+    return _narrow(COO(row, col, data, shape=(n, allx.n_cols))).tocsr()
+
+
+def _adjacency(neighbours: Any, max_bytes: int) -> tuple[Array, Array]:
+    """Key and neighbour of each entry of the dictionary."""
+    if not isinstance(neighbours, dict):
+        raise TypeError(f"a {type(neighbours).__name__} instead of a dictionary")
+    keys = [_integer(key) for key in neighbours]
+    lists = list(neighbours.values())
+    if not all(isinstance(one, list) for one in lists):
+        raise TypeError("neighbours that are no list")
+    lengths = [len(one) for one in lists]
+    # One list may stand behind many keys, so little text can mean many edges.
+    if sum(lengths) * 64 > max_bytes:
+        raise ValueError(f"{sum(lengths)} edges do not fit in max_bytes={max_bytes}")
+    col = np.array([_integer(one) for each in lists for one in each], np.int64)
+    ids = np.array(keys, np.int64)
+    least = min(ids.min(initial=0), col.min(initial=0))
+    most = max(ids.max(initial=0), col.max(initial=0))
+    if least < 0 or most * 8 > max_bytes:
+        raise ValueError(f"vertices from {least} to {most} with max_bytes={max_bytes}")
+    return np.repeat(ids, lengths), col
+
+
+def _symmetric(row: Array, col: Array, n: int) -> CSR:
+    apart = row != col
+    row, col = row[apart], col[apart]
+    edges = np.unique(np.concatenate([row * n + col, col * n + row]))
+    A = COO(*np.divmod(edges, max(n, 1)), shape=(n, n))
+    return _narrow(A).tocsr()
+
+
+def _narrow(A: COO) -> COO:
+    return A.astype(index_dtype=foreign.index_dtype(A.shape, A.nnz))
+
+
+# Pickles as inert records
+
+
+class _Record:
+    """What a pickle asks to be called, with what, and the state that it then sets: none is done."""
+
+    kind = ""
+    args: tuple[Any, ...]
+    state: Any = None
+
+    def __new__(cls, *args: Any) -> "_Record":
+        self = object.__new__(cls)
+        self.args = args
+        return self
+
+    def __setstate__(self, state: Any) -> None:
+        self.state = state
+
+
+class _Mapping(dict[Any, Any]):
+    """A dictionary whatever it is called with."""
+
+    __slots__ = ()
+    kind = "mapping"
+
+    def __init__(self, *args: object) -> None:
+        super().__init__()
+
+
+class _Unpickler(pickle._Unpickler):
+    """Python's own: the one in C fills a memo as large as a pickle asks for."""
+
+    # Extension codes and persistent ids would reach what the program registered.
+    dispatch: ClassVar[dict[int, Callable[[Any], None]]] = {
+        code: load
+        for code, load in pickle._Unpickler.dispatch.items()
+        if bytes([code]) not in (pickle.EXT1, pickle.EXT2, pickle.EXT4, pickle.PERSID)
+    }
+
+    def find_class(self, module: str, name: str) -> Any:
+        """A new class of records: a pickle cannot reach, or change, anything that exists."""
+        wanted = f"{module}.{name}"
+        for kind, pattern in _KNOWN.items():
+            if re.fullmatch(pattern, wanted):
+                return type(kind, (_Mapping if kind == "mapping" else _Record,), {"kind": kind})
+        raise pickle.UnpicklingError(f"it asks for {wanted}, which no Planetoid file needs")
+
+    def _load_bytearray8(self: Any) -> None:
+        """Bytes, read before they are allocated."""
+        (size,) = unpack("<Q", self.read(8))
+        self.append(self.read(size))
+
+    dispatch[pickle.BYTEARRAY8[0]] = _load_bytearray8
+
+
+def _load(path: Path, max_bytes: int) -> Any:
+    size = path.stat().st_size
+    if size > max_bytes:
+        raise fault(path, f"{size} bytes are more than max_bytes={max_bytes}: raise it.")
+    with allocating(f"{path}: {size} bytes"):
+        return _Unpickler(io.BytesIO(path.read_bytes()), encoding="latin1").load()
+
+
+@contextmanager
+def _decoding(path: Path) -> Iterator[None]:
+    try:
+        # Old text pickles may hold escapes that newer versions of Python warn about.
+        with naming(path), warnings.catch_warnings(action="ignore", category=DeprecationWarning):
+            yield
+    except SparseFmtError:
+        raise
+    except _BROKEN as error:
+        text = str(error).split("\n")[0].rstrip(".")
+        raise fault(
+            path, f"not a Planetoid pickle, nothing of it was run ({text}): copy the file again."
+        ) from error
+
+
+# Records into arrays
+
+
+def _record(thing: Any, *kinds: str) -> Any:
+    if not isinstance(thing, _Record) or thing.kind not in kinds:
+        raise TypeError(f"a {type(thing).__name__} instead of {' or '.join(kinds)}")
+    return thing
+
+
+def _raw(thing: Any) -> bytes:
+    if isinstance(thing, _Record):
+        if thing.kind == "object" and not thing.args:  # bytes(), where there are none
+            return b""
+        text, encoding = _record(thing, "encode").args
+        if encoding != "latin1":
+            raise ValueError(f"bytes encoded as {encoding!r}")
+        thing = text
+    return thing.encode("latin-1") if isinstance(thing, str) else bytes(memoryview(thing))
+
+
+def _dtype(thing: Any) -> np.dtype[Any]:
+    record = _record(thing, "dtype")
+    code = record.args[0]
+    if not isinstance(code, str) or not _DTYPE.fullmatch(code):
+        raise TypeError(f"values of dtype {code!r}")
+    dtype = np.dtype(code)
+    return dtype.newbyteorder(">") if record.state and record.state[1] == ">" else dtype
+
+
+def _array(thing: Any) -> Array:
+    record = _record(thing, "array", "buffer")
+    if record.kind == "buffer":
+        raw, dtype, shape, order = record.args
+    else:
+        _, shape, dtype, by_columns, raw = record.state
+        order = "F" if by_columns else "C"
+    if not all(isinstance(size, int) and size >= 0 for size in shape):
+        raise ValueError(f"an array of shape {shape!r}")
+    values = _dtype(dtype)
+    flat = np.frombuffer(_raw(raw), values)
+    if len(flat) != prod(shape):
+        raise ValueError(f"{len(flat)} values for an array of shape {shape}")
+    return flat.reshape(shape, order=order)
+
+
+def _integer(thing: Any) -> int:
+    if isinstance(thing, _Record):
+        dtype, raw = _record(thing, "scalar").args
+        thing = np.frombuffer(_raw(raw), _dtype(dtype))[0].item()
+    if not isinstance(thing, int):
+        raise TypeError(f"a {type(thing).__name__} instead of a vertex")
+    return thing
+
+
+def _is_csr(thing: Any) -> bool:
+    return isinstance(thing, _Record) and thing.kind in ("csr", "new")
+
+
+def _csr(thing: Any) -> CSR:
+    if thing.kind == "new" and getattr(thing.args[0], "kind", "") != "csr":
+        raise TypeError("an object instead of a csr_matrix")
+    state = thing.state[0] if isinstance(thing.state, tuple) else thing.state
+    shape = checks.shape(state["_shape"] if "_shape" in state else state["shape"])
+    pointers = {name: _array(state[name]) for name in ("indptr", "indices")}
+    indptr, indices = foreign.indices_alike(shape, **pointers)
+    data = foreign.values("data", _array(state["data"]))
+    return CSR(indptr, indices, data, shape=shape)

@@ -1,0 +1,1 @@
+"""Fused attention: GAT, GATv2 and dot products."""

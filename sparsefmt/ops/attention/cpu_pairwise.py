@@ -1,0 +1,282 @@
+"""Compiled loops of attention whose scores are of whole rows: some entries of a row at a time.
+
+Of a row only so many scores are kept; its sums are scaled when a larger score comes, as in
+``attend.cu``.  Each loop is for both kinds of scores: ``att`` is empty where they are products.
+"""
+
+from typing import Any
+
+import numba
+import numpy as np
+
+from ..engine.lanes import (
+    add_product,
+    beats,
+    exp,
+    lanes,
+    lanes_beside,
+    load,
+    prefetch,
+    product,
+    store,
+    total,
+    where,
+    width_of,
+)
+from ..matmul.cpu import MIDDLE, NARROW, inlined, parallel, rows_of
+from .cpu_gat import philox
+
+#: Entries of a row at a time: 64 rows of 128 float32 values fill the first cache.
+TOGETHER = 64
+
+
+@inlined
+def _gather(A: Any, far: Any, pitch: Any, i: Any, e: Any, loops: Any, places: Any, ids: Any) -> Any:
+    """Neighbours and numbers of the next entries of row ``i``; those of ``far`` are asked for.
+
+    With ``loops`` stored ones are left out and one follows the last entry.  Returns the entry
+    behind them, and how many they are.
+    """
+    indptr, indices, perm = A
+    stop, count = np.int64(indptr[i + 1]), 0
+    while e < stop and count < len(places):
+        j = np.int64(indices[e])
+        if not (loops and j == i):
+            places[count], ids[count] = j, perm[e] if len(perm) else e
+            count += 1
+        e += 1
+    if loops and e == stop and count < len(places):
+        places[count], ids[count] = i, np.int64(indptr[-1]) + i
+        count, e = count + 1, e + 1
+    line = width_of(lanes(far[0], NARROW, 0))
+    for k in range(count):
+        for f in range(0, pitch, line):
+            for X in far:
+                prefetch(lanes(X, NARROW, 0), X, places[k] * pitch + f)
+    return e, count
+
+
+@inlined
+def _product(X: Any, at: Any, Y: Any, there: Any, feat: Any) -> Any:
+    zero = lanes(X, NARROW, 0)
+    step, sums = width_of(zero), zero
+    for f in range(0, feat, step):
+        count = min(step, feat - f)
+        sums = add_product(sums, load(zero, X, at + f, count), load(zero, Y, there + f, count))
+    return total(sums)
+
+
+@inlined
+def _leaky_product(
+    X: Any, at: Any, Y: Any, there: Any, att: Any, slope: Any, first: Any, feat: Any
+) -> Any:
+    """``sum of att leaky(x + y)``."""
+    zero = lanes(X, NARROW, 0)
+    step, sums = width_of(zero), zero
+    for f in range(0, feat, step):
+        count = min(step, feat - f)
+        z = add_product(load(zero, X, at + f, count), 1, load(zero, Y, there + f, count))
+        leaky = where(beats(z, zero), z, product(z, slope))
+        sums = add_product(sums, load(zero, att, first + f, count), leaky)
+    return total(sums)
+
+
+@inlined
+def _scores(
+    own: Any, i: Any, far: Any, places: Any, ids: Any, scoring: Any, h: Any, scores: Any
+) -> None:
+    """Of one head the scores of row ``i`` of ``own`` with the rows of ``far`` at the places."""
+    heads, feat, att, edges, slope, scale = scoring
+    first = h * feat
+    at = i * heads * feat + first
+    if len(att):
+        for k in range(len(places)):
+            there = places[k] * heads * feat + first
+            scores[k] = scale * _leaky_product(own, at, far, there, att, slope, first, feat)
+    else:
+        for k in range(len(places)):
+            there = places[k] * heads * feat + first
+            scores[k] = scale * _product(own, at, far, there, feat)
+    for k in range(len(places)):
+        place = ids[k] * heads + h
+        if place < len(edges):  # a loop that is not stored has no edge
+            scores[k] += edges[place]
+
+
+@inlined
+def _drop(dropping: Any, ids: Any, h: Any, weights: Any) -> None:
+    seed, below, _ = dropping
+    if below > 0:
+        for k in range(len(ids)):
+            if philox(seed, ids[k], h) < below:
+                weights[k] = 0
+
+
+@inlined
+def _exponentials(values: Any, less: Any, count: Any) -> Any:
+    """``exp(value - less)`` in place of each value; their sum."""
+    low, zero = lanes(values, NARROW, -np.inf), lanes(values, NARROW, 0)
+    tops, sums = lanes_beside(zero, values, less), zero
+    for k in range(0, count, width_of(zero)):
+        many = min(width_of(zero), count - k)
+        powers = exp(add_product(load(low, values, k, many), -1, tops))
+        store(powers, values, k, many)
+        sums = add_product(sums, 1, load(zero, values, k, many))
+    return total(sums)
+
+
+@inlined
+def _add_rows(
+    out: Any, at: Any, before: Any, X: Any, first: Any, pitch: Any, feat: Any, places: Any,
+    weights: Any,
+) -> None:  # fmt: skip
+    """``out = before * out + sum of weights[k] X[places[k]]``."""
+    zero = lanes(out, MIDDLE, 0)
+    for f in range(0, feat, width_of(zero)):
+        count = min(width_of(zero), feat - f)
+        sums = product(load(zero, out, at + f, count), before)
+        for k in range(len(places)):
+            there = places[k] * pitch + first + f
+            sums = add_product(sums, weights[k], load(zero, X, there, count))
+        store(sums, out, at + f, count)
+
+
+@inlined
+def _add_slopes(
+    out: Any, datt: Any, to: Any, own: Any, at: Any, far: Any, first: Any, pitch: Any, feat: Any,
+    att: Any, slope: Any, places: Any, grads: Any,
+) -> None:  # fmt: skip
+    """``out += att sum of grads[k] leaky'(z)``, and ``datt += sum of grads[k] leaky(z)``."""
+    zero = lanes(out, MIDDLE, 0)
+    for f in range(0, feat, width_of(zero)):
+        count = min(width_of(zero), feat - f)
+        x = load(zero, own, at + f, count)
+        sums, of_att = zero, zero
+        for k in range(len(places)):
+            there = places[k] * pitch + first + f
+            z = add_product(x, 1, load(zero, far, there, count))
+            ds = lanes_beside(zero, out, grads[k])
+            ds = where(beats(z, zero), ds, product(ds, slope))
+            sums = add_product(sums, 1, ds)
+            of_att = add_product(of_att, ds, z)
+        factors = load(zero, att, first + f, count)
+        store(add_product(load(zero, out, at + f, count), factors, sums), out, at + f, count)
+        if len(datt):
+            place = to + first + f
+            store(add_product(load(zero, datt, place, count), 1, of_att), datt, place, count)
+
+
+@parallel
+def forward(
+    A: Any, queries: Any, keys: Any, values: Any, scoring: Any, dropping: Any, loops: Any,
+    out: Any, statistics: Any, pieces: Any,
+) -> None:  # fmt: skip
+    """``O[i, h] = sum of P[e, h] V[j, h]``; of each row and head what is kept of its sum."""
+    heads, feat = scoring[:2]
+    pitch, low = heads * feat, out.dtype.type(-np.inf)
+    for piece in numba.prange(pieces):
+        places, ids = np.empty(TOGETHER, np.int64), np.empty(TOGETHER, np.int64)
+        weights = np.empty(TOGETHER, out.dtype)
+        tops, sums = np.empty(heads, out.dtype), np.empty(heads, out.dtype)
+        first, last = rows_of(A[0], piece, pieces)
+        for i in range(first, last):
+            e, stop = np.int64(A[0][i]), np.int64(A[0][i + 1]) + loops
+            some = e < stop
+            tops[:], sums[:], out[i * pitch : (i + 1) * pitch] = low, 0, 0
+            while e < stop:
+                e, n = _gather(A, (keys, values), pitch, i, e, loops, places, ids)
+                for h in range(heads):
+                    there, at = h * feat, i * pitch + h * feat
+                    near = places[:n], ids[:n]
+                    _scores(queries, i, keys, *near, scoring, h, weights)
+                    top = tops[h]
+                    for k in range(n):
+                        top = max(top, weights[k])
+                    less = top if top > low else out.dtype.type(0)
+                    before = np.exp(tops[h] - less) if top != tops[h] else out.dtype.type(1)
+                    sums[h] = sums[h] * before + _exponentials(weights, less, n)
+                    tops[h] = top
+                    _drop(dropping, ids[:n], h, weights)
+                    _add_rows(out, at, before, values, there, pitch, feat, places[:n], weights)
+            for h in range(heads):
+                inverse = 1 / sums[h] if some else out.dtype.type(0)
+                factor = dropping[2] * inverse
+                for f in range(i * pitch + h * feat, i * pitch + (h + 1) * feat):
+                    out[f] *= factor
+                if len(statistics):
+                    statistics[2 * (i * heads + h)] = tops[h]
+                    statistics[2 * (i * heads + h) + 1] = inverse
+
+
+@inlined
+def _gradients(
+    i: Any, near: Any, far: Any, stats: Any, of_sources: Any, places: Any, ids: Any, scoring: Any,
+    dropping: Any, h: Any, weights: Any, grads: Any,
+) -> None:  # fmt: skip
+    """Of one head ``M P`` of the gathered entries, and the gradients of their scores."""
+    (heads, feat), (statistics, dots) = scoring[:2], stats
+    _scores(near[0], i, far[0], places, ids, scoring, h, weights)
+    for k in range(len(places)):
+        weights[k] -= statistics[2 * ((places[k] if of_sources else i) * heads + h)]
+    _exponentials(weights, 0, len(places))
+    for k in range(len(places)):
+        item = (places[k] if of_sources else i) * heads + h
+        weights[k] *= statistics[2 * item + 1]
+        grads[k] = -weights[k] * dots[item]
+        weights[k] *= dropping[2]
+    _drop(dropping, ids, h, weights)
+    at = (i * heads + h) * feat
+    for k in range(len(places)):
+        there = (places[k] * heads + h) * feat
+        grads[k] += weights[k] * _product(near[1], at, far[1], there, feat)
+
+
+@parallel
+def backward(
+    A: Any, near: Any, far: Any, scoring: Any, dropping: Any, loops: Any, of_sources: Any,
+    stats: Any, dnear: Any, dvalues: Any, datt: Any, dedges: Any, pieces: Any,
+) -> None:  # fmt: skip
+    """The gradient of the rows of ``near``, from those of ``far`` at the other end of entries.
+
+    Both are pairs: queries and gradients of the result, keys and values.  Over the transposed
+    structure, ``of_sources``, also that of the values.  Else those of the edges, sums of that of
+    ``att`` of each piece, and the rows' ``D = <dO, O>``, the second of ``stats`` beside the
+    others, from what ``dvalues`` then has: O.
+    """
+    heads, feat, att, _, slope, scale = scoring
+    pitch, one = heads * feat, dnear.dtype.type(1)
+    for piece in numba.prange(pieces):
+        places, ids = np.empty(TOGETHER, np.int64), np.empty(TOGETHER, np.int64)
+        weights, grads = np.empty(TOGETHER, dnear.dtype), np.empty(TOGETHER, dnear.dtype)
+        first, last = rows_of(A[0], piece, pieces)
+        for i in range(first, last):
+            e, stop = np.int64(A[0][i]), np.int64(A[0][i + 1]) + loops
+            dnear[i * pitch : (i + 1) * pitch] = 0
+            if of_sources:
+                dvalues[i * pitch : (i + 1) * pitch] = 0
+            else:
+                for h in range(heads):
+                    at = (i * heads + h) * feat
+                    stats[1][i * heads + h] = _product(near[1], at, dvalues, at, feat)
+            while e < stop:
+                e, n = _gather(A, far, pitch, i, e, loops, places, ids)
+                for h in range(heads):
+                    there, at = h * feat, i * pitch + h * feat
+                    entries = places[:n], ids[:n]
+                    _gradients(
+                        i, near, far, stats, of_sources, *entries, scoring, dropping, h, weights,
+                        grads,
+                    )  # fmt: skip
+                    for k in range(n):
+                        if ids[k] * heads + h < len(dedges):
+                            dedges[ids[k] * heads + h] = grads[k]
+                        grads[k] *= scale
+                    if of_sources:
+                        _add_rows(dvalues, at, one, far[1], there, pitch, feat, places[:n], weights)
+                    if len(att):
+                        _add_slopes(
+                            dnear, datt, piece * pitch, near[0], at, far[0], there, pitch,
+                            feat, att, slope, places[:n], grads,
+                        )  # fmt: skip
+                    else:
+                        _add_rows(dnear, at, one, far[0], there, pitch, feat, places[:n], grads)

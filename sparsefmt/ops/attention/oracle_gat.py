@@ -1,0 +1,259 @@
+"""Slow and obvious: graph attention in float64 over a list of entries, and how exact it can be.
+
+Nothing here calls a conversion or a kernel, so that nothing here shares their bugs.  Options are
+those of ``ops.gat``, and the ``loop_edges`` of its twins: edge scores of the loops of
+``self_loops``.  Features are (n, heads, feat) or (n, feat), scores (n, heads) or (n,).
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ...formats.arrays import Array
+from ...formats.base import Format
+from ...formats.oracle import float64, stored_entries
+from ..matmul.oracle import _precision
+
+#: Of the bounds: rounding of the single steps that are not counted one by one, such as exp.
+_STEPS = 6
+
+
+def philox(seed: int, counter: Array, stream: Array) -> Array:
+    """Philox4x32-10 (Salmon et al., SC'11): the first of the four words of each counter."""
+    low, half = np.uint64(2**32 - 1), np.uint64(32)
+    counter, c = np.broadcast_arrays(*(np.asarray(a, np.uint64) for a in (counter, stream)))
+    a, b, d = counter & low, counter >> half, np.zeros_like(counter)
+    keys = seed % 2**32, seed % 2**64 // 2**32
+    for turn in range(10):
+        k0, k1 = (
+            np.uint64((key + turn * step) % 2**32)
+            for key, step in zip(keys, (0x9E3779B9, 0xBB67AE85), strict=True)
+        )
+        p, q = np.uint64(0xD2511F53) * a, np.uint64(0xCD9E8D57) * c
+        a, b, c, d = (q >> half) ^ b ^ k0, q & low, (p >> half) ^ d ^ k1, p & low
+    return a
+
+
+def dropout_mask(numbers: Array, heads: int, *, dropout: float, seed: int) -> Array:
+    """``M`` of the entries of these numbers: 0 or ``1 / (1 - dropout)``, (entries, heads)."""
+    words = philox(seed, numbers[:, None], np.arange(heads)[None, :])
+    below = round(dropout * 2**32)
+    return np.where(words < np.uint64(below), 0.0, 1 / (1 - dropout) if below else 1.0)
+
+
+def gat_oracle(A: Format, H: Array, el: Array, er: Array, **options: Any) -> Array:
+    """What ``ops.gat`` computes, in float64.
+
+    Examples
+    --------
+    >>> import numpy as np, sparsefmt
+    >>> A = sparsefmt.CSR([0, 2, 2], [0, 1], shape=(2, 2))
+    >>> H, zero = np.array([[1.0], [3.0]]), np.zeros(2)
+    >>> gat_oracle(A, H, zero, zero).tolist()
+    [[2.0], [0.0]]
+    >>> gat_oracle(A, H, zero, zero, self_loops=True).tolist()
+    [[2.0], [3.0]]
+    """
+    w = _weights(A, el, er, like=H, **options)
+    shape = A.n_rows, *H.shape[1:]
+    return _summed(w.row, A.n_rows, (w.M * w.P)[:, :, None] * _headed(H)[w.col]).reshape(shape)
+
+
+def gat_bound(A: Format, H: Array, el: Array, er: Array, *, factor: float = 2, **opt: Any) -> Array:
+    """How far ``ops.gat``, computed in the dtype of ``H``, may lie from the oracle.
+
+    ``factor * sum_e M (EP + (deg + 6) eps P + eps_H P) |H|`` and ``deg`` times the least normal
+    number: EP is the error of an attention, eps the spacing of the type of sums, eps_H of results.
+    """
+    w = _weights(A, el, er, like=H, **opt)
+    return factor * _forward_error(w, A.n_rows, H).reshape(A.n_rows, *H.shape[1:])
+
+
+def gat_attention_oracle(A: Format, el: Array, er: Array, **options: Any) -> Array:
+    """What ``ops.gat_attention`` computes, in float64."""
+    w = _weights(A, el, er, like=el, **options)
+    return _placed(A, w, w.P, el)
+
+
+def gat_attention_bound(
+    A: Format, el: Array, er: Array, *, factor: float = 2, **options: Any
+) -> Array:
+    """How far attentions, computed in the dtype of the scores, may lie from the oracle.
+
+    ``factor * p * (eps * (deg + 6 + d + D) + E)`` with d and D as for ``edge_softmax``, E the
+    rounding of the score and of the row's mean score; and ``factor`` times the least normal number.
+    """
+    w = _weights(A, el, er, like=el, **options)
+    return factor * _placed(A, w, w.error, el)
+
+
+def gat_backward_oracle(
+    A: Format, H: Array, el: Array, er: Array, grad: Array, **options: Any
+) -> tuple[Array, ...]:
+    """``dH, del, der, dedge_scores`` of ``ops.gat_backward``, in float64; those of loops."""
+    w = _weights(A, el, er, like=H, **options)
+    X, g = _headed(H), _headed(grad)[w.row]
+    shares = (w.M * w.P)[:, :, None]
+    D = (g * _summed(w.row, A.n_rows, shares * X[w.col])[w.row]).sum(axis=2)
+    dz = w.derivative * w.P * (w.M * (g * X[w.col]).sum(axis=2) - D)
+    dH = _summed(w.col, A.n_cols, shares * g).reshape(H.shape)
+    dell, der = _summed(w.col, A.n_cols, dz), _summed(w.row, A.n_rows, dz)
+    of_loops = _of_loops(A, w, dz, er)
+    return dH, dell.reshape(el.shape), der.reshape(er.shape), _placed(A, w, dz, el), of_loops
+
+
+def gat_backward_bound(
+    A: Format, H: Array, el: Array, er: Array, grad: Array, *, factor: float = 2, **options: Any
+) -> tuple[Array, ...]:
+    """How far the gradients, computed in these dtypes, may lie from the oracle.
+
+    Of every product the error of each factor times the sizes of the others, sums of n terms
+    ``n eps`` of their size more; ``<dO, O>`` has what ``O`` has been off by.  Where rounding may
+    decide the sign of a score, both slopes are right.
+    """
+    w, sizes = _weights(A, el, er, like=H, **options), (np.abs(_headed(a)) for a in (H, grad))
+    X, g = next(sizes), next(sizes)[w.row]
+    eps, (rough, least), feat = w.eps, _precision(H.dtype), X.shape[2]
+    shares = (w.M * w.P)[:, :, None]
+    O_size = _summed(w.row, A.n_rows, shares * X[w.col])
+    O_error = factor * _forward_error(w, A.n_rows, H)
+    D = (g * O_size[w.row]).sum(axis=2)
+    D_error = (g * O_error[w.row]).sum(axis=2) + (feat + _STEPS) * eps * D
+    dot = (g * X[w.col]).sum(axis=2)
+    dot_error = (rough + (feat + _STEPS) * eps) * dot + feat * least
+    size = w.M * dot + D
+    slope, flipped = np.abs(w.derivative), w.doubtful * abs(1 - w.slope)
+    each = slope * (w.error * size + w.P * (w.M * dot_error + D_error + _STEPS * eps * size))
+    each += flipped * w.P * size
+    # Targets take what has a positive score from sums made forward, and D for the whole row.
+    degree = w.degree[w.row][:, None]
+    by_row = abs(1 - w.slope) * (w.P * D_error + (w.error + (degree + _STEPS) * eps * w.P) * size)
+    dH = _summed(w.col, A.n_cols, (w.M * w.error)[:, :, None] * g)
+    in_column = np.bincount(w.col, minlength=A.n_cols)[:, None]
+    dH_size = _summed(w.col, A.n_cols, shares * g)
+    dH += ((in_column + _STEPS) * eps + rough)[:, :, None] * dH_size
+    dH += (in_column * least)[:, :, None]
+    sum_size = _summed(w.col, A.n_cols, slope * w.P * size)
+    dell = _summed(w.col, A.n_cols, each) + (in_column + feat) * eps * sum_size
+    # What the oracle itself is off by: at a slope of 1 nothing else is.
+    own = (degree + feat + _STEPS) * float(np.finfo(np.float64).eps) * slope * w.P * size
+    der = _summed(w.row, A.n_rows, by_row + own + flipped * w.P * size)
+    scores = dell.reshape(el.shape), der.reshape(er.shape), _placed(A, w, each, el)
+    results = *scores, _of_loops(A, w, each, er)
+    exact = gat_backward_oracle(A, H, el, er, grad, **options)[1:]
+    rounding, tiny = _precision(el.dtype)
+    found = (factor * a + rounding * np.abs(b) + tiny for a, b in zip(results, exact, strict=True))
+    return factor * dH.reshape(H.shape), *found
+
+
+# Entries
+
+
+@dataclass
+class _Weights:
+    """Entries, virtual loops last, and of each and every head what becomes of its score."""
+
+    row: Array
+    col: Array
+    number: Array  #: in CSR order; nnz + i for a virtual loop
+    degree: Array  #: of each row
+    P: Array
+    M: Array
+    derivative: Array
+    slope: float
+    eps: float  #: spacing of the type in which sums run
+    error: Array  #: of P
+    doubtful: Array  #: where rounding may decide the sign of the score
+
+
+def _weights(
+    A: Format, el: Array, er: Array, *, like: Array, edge_scores: Array | None = None,
+    negative_slope: float = 0.2, dropout: float = 0.0, seed: int = 0, self_loops: bool = False,
+    loop_edges: Array | None = None,
+) -> _Weights:  # fmt: skip
+    row, col, number = _entries(A, self_loops)
+    heads = el.shape[1] if el.ndim == 2 else 1
+    left, right = (float64(a).reshape(len(a), heads) for a in (el, er))
+    own = np.zeros((A.nnz + A.n_rows, heads))
+    if edge_scores is not None:
+        own[: A.nnz] = float64(edge_scores).reshape(A.nnz, heads)
+    if loop_edges is not None:
+        own[A.nnz :] = float64(loop_edges).reshape(A.n_rows, heads)
+    eps = _precision(np.float32 if like.dtype.itemsize == 2 else like.dtype)
+    size = np.abs(left[col]) + np.abs(right[row]) + np.abs(own[number])
+    with np.errstate(invalid="ignore"):  # infinite scores, and NaN
+        z = left[col] + right[row] + own[number]
+        derivative = np.where(z > 0, 1.0, negative_slope)
+        P, error, _ = _softmax(row, A.n_rows, z * derivative, eps)
+        off = 2 * eps[0] * size * max(1.0, abs(negative_slope))
+        mean = _summed(row, A.n_rows, P * off)[row]
+        off = P * (off + mean)
+    M = dropout_mask(number, heads, dropout=dropout, seed=seed)
+    return _Weights(
+        *(row, col, number, np.bincount(row, minlength=A.n_rows), P, M, derivative),
+        *(negative_slope, eps[0], error + off),
+        np.abs(z) <= 2 * eps[0] * size,
+    )
+
+
+def _entries(A: Format, self_loops: bool) -> tuple[Array, Array, Array]:
+    """Row, column and number of each entry that counts."""
+    stored = [(row, col) for row, col, _ in stored_entries(A)]
+    kept = [(*e, n) for n, e in enumerate(stored) if not (self_loops and e[0] == e[1])]
+    kept += [(i, i, A.nnz + i) for i in range(A.n_rows) if self_loops]
+    row, col, number = np.array(kept, np.int64).reshape(-1, 3).T
+    return row, col, number
+
+
+def _softmax(row: Array, n_rows: int, s: Array, eps: tuple[float, float]) -> tuple[Array, ...]:
+    """Over each row; the error of its results, and if made by the logarithm of the row's sum."""
+    top = np.full((n_rows, s.shape[1]), -np.inf)
+    np.maximum.at(top, row, s)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        far = top[row] - s
+        powers = np.exp(-far)
+        whole = _summed(row, n_rows, powers)
+        P = powers / whole[row]
+        weighed = np.where(P > 0, P * far, 0)
+        logarithm = np.abs(top) + np.log(whole)
+        degree = np.bincount(row, minlength=n_rows)[row][:, None]
+        steps = P * (degree + _STEPS) + weighed + P * _summed(row, n_rows, weighed)[row]
+        return (
+            *(P, eps[0] * steps + eps[1]),
+            eps[0] * (steps + weighed + P * 2 * logarithm[row]) + eps[1],
+        )
+
+
+def _forward_error(w: _Weights, n_rows: int, H: Array) -> Array:
+    rough, least = _precision(H.dtype)
+    degree = w.degree[w.row][:, None]
+    each = w.M * (w.error + ((degree + _STEPS) * w.eps + rough) * w.P)
+    lost = (w.degree * least)[:, None, None]
+    return _summed(w.row, n_rows, each[:, :, None] * np.abs(_headed(H))[w.col]) + lost
+
+
+def _summed(place: Array, rows: int, values: Array) -> Array:
+    found = np.zeros((rows, *values.shape[1:]))
+    np.add.at(found, place, values)
+    return found
+
+
+def _placed(A: Format, w: _Weights, values: Array, like: Array) -> Array:
+    """At the stored entries, 0 where they do not count."""
+    found = np.zeros((A.nnz + A.n_rows, values.shape[1]))
+    found[w.number] = values
+    return found[: A.nnz].reshape(A.nnz, *like.shape[1:])
+
+
+def _of_loops(A: Format, w: _Weights, values: Array, like: Array) -> Array:
+    """At the virtual loops, which are last; 0 without them."""
+    found = np.zeros((A.n_rows, values.shape[1]))
+    virtual = w.number >= A.nnz
+    found[w.row[virtual]] = values[virtual]
+    return found.reshape(like.shape)
+
+
+def _headed(X: Array) -> Array:
+    X = float64(X)
+    return X if X.ndim == 3 else X[:, None]

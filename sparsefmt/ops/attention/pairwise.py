@@ -1,0 +1,348 @@
+"""Attention whose scores are of whole rows: GATv2's, and those of dot products."""
+
+from typing import Any
+
+import numpy as np
+
+from ...formats.arrays import Array, allocating, contiguous, namespace, on_device_of
+from ...formats.base import Format
+from ...formats.compressed import CSR
+from ..engine import checks as engine_checks
+from ..engine import choose
+from . import checks_pairwise as checks
+from .checks import headed, packed, shaped_as
+from .checks_pairwise import Arrays
+
+
+def gatv2(
+    A: Format,
+    left: Array,
+    right: Array,
+    att: Array,
+    *,
+    edge_scores: Array | None = None,
+    negative_slope: float = 0.2,
+    dropout: float = 0.0,
+    seed: int = 0,
+    self_loops: bool = False,
+    out: Array | None = None,
+) -> Array:
+    """Aggregate the features of each vertex's in-neighbours by GATv2's attention.
+
+    ``O[i, h, :] = sum_e M[e, h] P[e, h] left[j, h, :]`` over the stored entries ``e = (i, j)`` of
+    row ``i``, where ``P[e, h] = exp(s[e, h] - m) / sum_e' exp(s[e', h] - m)`` is the softmax over
+    the row of ``s[e, h] = sum_f att[h, f] leaky(left[j, h, f] + right[i, h, f]) +
+    edge_scores[e, h]``, and ``leaky(z)`` is ``z`` where positive, else ``negative_slope * z``.
+    ``M`` is 0 with probability ``dropout``, else ``1 / (1 - dropout)``.
+
+    Parameters
+    ----------
+    A : CSR, shape (n_rows, n_cols)
+        Only the structure is read.  Other formats are converted to CSR, at each call.
+    left : array, shape (n_cols, heads, feat) or (n_cols, feat)
+        Of the sources, whose values these are too.  float16, bfloat16, float32 or float64; 2-byte
+        features are computed in float32.
+    right : array, shape (n_rows, heads, feat) or (n_rows, feat)
+        Of the targets, in the dtype of ``left``.
+    att : array, shape (heads, feat) or (feat,)
+        In the dtype of ``left``, or float32 beside 2-byte features.
+    edge_scores : array, shape (nnz, heads) or (nnz,), optional
+        The entries' own part of the scores, in CSR order (that of ``A.tocsr()``); dtype as of
+        ``att``.
+    negative_slope : float
+    dropout : float
+        From 0 to less than 1.
+    seed : int
+        Of ``M``, which depends on it, the entry's number in CSR order and the head alone.
+    self_loops : bool
+        As if each vertex of a square ``A`` had exactly one loop: stored entries with ``i == j`` are
+        left out, and each row has one more entry ``(i, i)``, without a part of its own.
+    out : array, shape (n_rows, heads, feat) or (n_rows, feat), optional
+        Takes the result; contiguous, of the dtype and device of ``left``, overlapping no input.
+
+    Returns
+    -------
+    array, shape (n_rows, heads, feat) or (n_rows, feat)
+        0 for a row without entries.  NaN in rows that have a score of NaN or +inf, or only -inf; an
+        infinite feature may make NaN as well.
+
+    Raises
+    ------
+    ShapeError
+        If rows, columns, heads or feature widths do not fit together, ``dropout`` lies outside its
+        range, ``self_loops`` is asked of an ``A`` that is not square, or ``out`` has not the
+        result's shape.
+    FormatError
+        If ``out`` is not contiguous, is read-only, or overlaps an input.
+    DtypeError
+        If ``A`` is no sparse format, dtypes do not fit, ``negative_slope`` or ``dropout`` is no
+        number, ``seed`` no integer or ``self_loops`` no truth value.
+    DeviceError
+        If the arguments are on different devices.
+
+    Notes
+    -----
+    Deterministic.  No array of the size of the entries is made.  The mask is that of ``gat``.
+    On a GPU whose L2 does not hold what entries gather, columns go in parts, if they ascend in
+    every row: the first call with ``A`` looks, synchronises and keeps up to 16 indices a row; a
+    capture before it goes without.  GATv2 (ICLR'22), equation 7.
+    """
+    A, arrays = checks.additive(A, left, right, att, edge_scores)
+    options = checks.options(A, negative_slope, 1.0, dropout, seed, self_loops)
+    return _forward("gatv2", A, arrays, out, options)
+
+
+def gatv2_backward(
+    A: Format,
+    left: Array,
+    right: Array,
+    att: Array,
+    grad: Array,
+    *,
+    edge_scores: Array | None = None,
+    negative_slope: float = 0.2,
+    dropout: float = 0.0,
+    seed: int = 0,
+    self_loops: bool = False,
+) -> tuple[Array, Array, Array, Array | None]:
+    """Gradients of ``gatv2`` in the features of both ends, ``att`` and the edges' scores.
+
+    With ``z = left[j, h, f] + right[i, h, f]``, ``D[i, h] = <grad[i, h], O[i, h]>`` and
+    ``ds[e, h] = P[e, h] (M[e, h] <grad[i, h], left[j, h]> - D[i, h])`` over the entries
+    ``e = (i, j)``: ``dright[i, h, f] = sum_e ds[e, h] att[h, f] leaky'(z)`` over those of row
+    ``i``, ``dleft[j, h, f] = sum_e (M[e, h] P[e, h] grad[i, h, f] + ds[e, h] att[h, f] leaky'(z))``
+    over those of column ``j``, and ``datt[h, f] = sum_e ds[e, h] leaky(z)`` over all.
+
+    Parameters
+    ----------
+    A, left, right, att, edge_scores, negative_slope, dropout, seed, self_loops
+        As given to ``gatv2``.
+    grad : array, shape (n_rows, heads, feat) or (n_rows, feat)
+        Of ``O``, in the dtype of ``left``.
+
+    Returns
+    -------
+    dleft, dright, datt : array
+        Of the shapes and dtypes of ``left``, ``right`` and ``att``.
+    dedge_scores : array or None
+        ``ds``, of the shape and dtype of ``edge_scores``, 0 at stored loops that ``self_loops``
+        leaves out; None if none were given.
+
+    Raises
+    ------
+    ShapeError, DtypeError, DeviceError
+        As ``gatv2``; also if ``grad`` has not the result's shape or another dtype than ``left``.
+
+    Notes
+    -----
+    Deterministic: no atomics.  ``O`` and the sums of ``P`` are computed anew, and the transpose by
+    ``A.tocsc_with_perm()``, at each call; ``autograd`` keeps both.  Scores are made again, and
+    only two numbers of each row are kept: no other array of the size of the entries is made.
+    """
+    A, arrays = checks.additive(A, left, right, att, edge_scores)
+    grad = checks.gradient(grad, A, "left", arrays[1])
+    options = checks.options(A, negative_slope, 1.0, dropout, seed, self_loops)
+    dright, dleft, _, datt, dedges = _backward("gatv2_backward", A, arrays, grad, options)
+    return dleft, dright, datt, dedges
+
+
+def dot_attention(
+    A: Format,
+    queries: Array,
+    keys: Array,
+    values: Array | None = None,
+    *,
+    edge_scores: Array | None = None,
+    scale: float | None = None,
+    dropout: float = 0.0,
+    seed: int = 0,
+    self_loops: bool = False,
+    out: Array | None = None,
+) -> Array:
+    """Aggregate values of each vertex's in-neighbours by the attention of queries to keys.
+
+    ``O[i, h, :] = sum_e M[e, h] P[e, h] values[j, h, :]`` over the stored entries ``e = (i, j)`` of
+    row ``i``, where ``P`` is the softmax over the row of
+    ``s[e, h] = scale <queries[i, h], keys[j, h]> + edge_scores[e, h]``, and ``M`` is 0 with
+    probability ``dropout``, else ``1 / (1 - dropout)``.
+
+    Parameters
+    ----------
+    A : CSR, shape (n_rows, n_cols)
+        Only the structure is read.  Other formats are converted to CSR, at each call.
+    queries : array, shape (n_rows, heads, feat) or (n_rows, feat)
+        Of the targets, in the dtype of ``keys``.
+    keys : array, shape (n_cols, heads, feat) or (n_cols, feat)
+        Of the sources.  float16, bfloat16, float32 or float64; 2-byte features are computed in
+        float32.
+    values : array, shape of ``keys``, optional
+        What is aggregated; the keys if left out.
+    edge_scores : array, shape (nnz, heads) or (nnz,), optional
+        The entries' own part of the scores, in CSR order (that of ``A.tocsr()``): in the dtype of
+        ``keys``, or float32 beside 2-byte features.
+    scale : float, optional
+        ``1 / sqrt(feat)`` if left out.
+    dropout, seed, self_loops, out
+        As for ``gatv2``.
+
+    Returns
+    -------
+    array, shape (n_rows, heads, feat) or (n_rows, feat)
+        As of ``gatv2``.
+
+    Raises
+    ------
+    ShapeError
+        As ``gatv2``; also if ``scale`` is not finite.
+    FormatError, DtypeError, DeviceError
+        As ``gatv2``.
+
+    Notes
+    -----
+    Deterministic.  No array of the size of the entries is made.  The mask is that of ``gat``, and
+    columns go in parts as those of ``gatv2``.
+    Attention Is All You Need (NIPS'17), equation 1, on a graph; AGNN (2018), equation 3.
+    """
+    A, arrays = checks.products(A, queries, keys, values, edge_scores)
+    options = checks.dot_options(A, arrays[1], scale, dropout, seed, self_loops)
+    return _forward("dot_attention", A, arrays, out, options)
+
+
+def dot_attention_backward(
+    A: Format,
+    queries: Array,
+    keys: Array,
+    values: Array | None,
+    grad: Array,
+    *,
+    edge_scores: Array | None = None,
+    scale: float | None = None,
+    dropout: float = 0.0,
+    seed: int = 0,
+    self_loops: bool = False,
+) -> tuple[Array, Array, Array | None, Array | None]:
+    """Gradients of ``dot_attention`` in queries, keys, values and the edges' scores.
+
+    With ``D[i, h] = <grad[i, h], O[i, h]>`` and
+    ``ds[e, h] = P[e, h] (M[e, h] <grad[i, h], values[j, h]> - D[i, h])`` over the entries
+    ``e = (i, j)``: ``dqueries[i, h, :] = scale sum_e ds[e, h] keys[j, h, :]`` over those of row
+    ``i``; ``dkeys[j, h, :] = scale sum_e ds[e, h] queries[i, h, :]`` and
+    ``dvalues[j, h, :] = sum_e M[e, h] P[e, h] grad[i, h, :]`` over those of column ``j``.
+
+    Parameters
+    ----------
+    A, queries, keys, values, edge_scores, scale, dropout, seed, self_loops
+        As given to ``dot_attention``; ``values`` is None where the keys are the values.
+    grad : array, shape (n_rows, heads, feat) or (n_rows, feat)
+        Of ``O``, in the dtype of ``keys``.
+
+    Returns
+    -------
+    dqueries, dkeys : array
+        Of the shapes and dtypes of ``queries`` and ``keys``.
+    dvalues : array or None
+        Of those of ``values``; None where the keys are the values: ``dkeys`` has both then.
+    dedge_scores : array or None
+        ``ds``, of the shape and dtype of ``edge_scores``, 0 at stored loops that ``self_loops``
+        leaves out; None if none were given.
+
+    Raises
+    ------
+    ShapeError, DtypeError, DeviceError
+        As ``dot_attention``; also if ``grad`` has not the result's shape or another dtype than
+        ``keys``.
+
+    Notes
+    -----
+    As of ``gatv2_backward``.
+    """
+    A, arrays = checks.products(A, queries, keys, values, edge_scores)
+    grad = checks.gradient(grad, A, "keys", arrays[1])
+    options = checks.dot_options(A, arrays[1], scale, dropout, seed, self_loops)
+    found = _backward("dot_attention_backward", A, arrays, grad, options)
+    dqueries, dkeys, dvalues, _, dedges = found
+    return dqueries, dkeys, dvalues, dedges
+
+
+def _forward(
+    op: str, A: Format, arrays: Arrays, out: Array | None, options: dict[str, Any]
+) -> Array:
+    keys = arrays[1]
+    inputs = [*arrays, *engine_checks.arrays_of(A)]
+    out = engine_checks.output(out, shape=(A.n_rows, *keys.shape[1:]), like=keys, inputs=inputs)
+    choose.run(op, engine_checks.structure(A), *_packed(*arrays), out=headed(out), **options)
+    return out
+
+
+def _backward(
+    op: str, A: Format, given: Arrays, grad: Array, options: dict[str, Any]
+) -> tuple[Any, ...]:
+    """The gradients of ``given``, None where that is."""
+    keys, inputs = given[1], _packed(*given)
+    with on_device_of(keys), allocating(f"gradients of {keys.size} features and their scores"):
+        empty = namespace(keys).empty
+        made = [None if a is None else empty(a.shape, a.dtype) for a in inputs]
+        names = dict(zip(("out", "dkeys", "dvalues", "datt", "dedges"), made, strict=True))
+        last = headed(contiguous(grad))
+        choose.run(op, engine_checks.structure(A), *inputs, last, **names, **options)
+        pairs = zip(made, given, strict=True)
+        return tuple(None if a is None else shaped_as(gradient, a) for gradient, a in pairs)
+
+
+def _packed(
+    queries: Array, keys: Array, values: Array | None, att: Array | None, edges: Array | None
+) -> Arrays:
+    """As kernels take them: contiguous, with an axis for heads, scores of the type of sums."""
+    queries, keys = headed(contiguous(queries)), headed(contiguous(keys))
+    values = None if values is None else headed(contiguous(values))
+    heads = keys.shape[1]
+    att = None if att is None else packed(att.reshape(keys.shape[1:]), keys.shape[2])
+    return queries, keys, values, att, packed(edges, heads)
+
+
+# Launchers
+
+
+def _forward_gpu(A: CSR, *arrays: Array | None, **options: Any) -> None:
+    from . import cuda_pairwise_backward
+
+    cuda_pairwise_backward.attend(A, *arrays, **options)
+
+
+def _backward_gpu(A: CSR, *arrays: Array | None, **options: Any) -> None:
+    from . import cuda_pairwise_backward
+
+    cuda_pairwise_backward.attend_backward(A, *arrays, **options)
+
+
+def _forward_numba(
+    A: CSR, queries: Array, keys: Array, values: Array | None, att: Array | None,
+    edges: Array | None, *, out: Array, **options: Any,
+) -> None:  # fmt: skip
+    from . import cpu_attend
+
+    features = queries, keys, values, att
+    cpu_attend.attend(A.indptr, A.indices, *features, out, edges=edges, **options)
+
+
+def _backward_numba(
+    A: CSR, queries: Array, keys: Array, values: Array | None, att: Array | None,
+    edges: Array | None, grad: Array, *, out: Array, dkeys: Array, dvalues: Array | None,
+    datt: Array | None, dedges: Array | None, **options: Any,
+) -> None:  # fmt: skip
+    from . import cpu_attend
+
+    structure, features = (A.indptr, A.indices), (queries, keys, values, att)
+    options = {**options, "edges": edges}
+    sums = np.float32 if keys.itemsize == 2 else keys.dtype
+    result, statistics = np.empty(grad.shape, sums), np.empty((*grad.shape[:2], 2), sums)
+    cpu_attend.attend(*structure, *features, result, statistics=statistics, **options)
+    columns, perm = A.with_data(None).tocsc_with_perm()
+    structures = *structure, columns.indptr, columns.indices, perm
+    options |= {"dQ": out, "dK": dkeys, "dV": dvalues, "datt": datt, "dedges": dedges}
+    cpu_attend.attend_backward(*structures, grad, *features, result, statistics, **options)
+
+
+for _op in ("gatv2", "dot_attention"):
+    choose.register(*choose.over_rows(_op, _forward_gpu, _forward_numba))
+    choose.register(*choose.over_rows(f"{_op}_backward", _backward_gpu, _backward_numba))

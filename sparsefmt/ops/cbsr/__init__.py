@@ -1,0 +1,1 @@
+"""MaxK-GNN: row-balanced sparse features and their products."""

@@ -1,0 +1,121 @@
+"""Compiled loop of MaxK: the k-th largest of a row by a search for its bits, 64 columns at a time.
+
+Values come as the unsigned integers that hold them, so that 2-byte floats need no widening.  Their
+keys are unsigned integers in the same order; a search by bits counts the keys that reach a limit,
+and ends when those are ``k``.  No key is 0, which pads a row to whole words of 64 columns.
+"""
+
+from typing import Any
+
+import numba
+import numpy as np
+from llvmlite import ir  # type: ignore[import-untyped]
+from numba import types
+
+from ..engine.lanes import Lanes, _operation, _splat
+from ..matmul.cpu import inlined, parallel
+
+_WORD = 64
+
+
+def _compared(sign: str) -> Any:
+    """Which of the 64 keys from ``at`` on compare so with a limit, as the bits of an integer."""
+
+    @_operation
+    def compared(typing: Any, keys: Any, at: Any, limit: Any) -> Any:
+        kind = Lanes(keys.dtype, _WORD)
+
+        def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            array = context.make_array(keys)(context, builder, args[0])
+            start = builder.gep(array.data, [args[1]])
+            address = builder.bitcast(start, context.get_value_type(kind).as_pointer())
+            run = builder.load(address, align=keys.dtype.bitwidth // 8)
+            right = _splat(builder, context.cast(builder, args[2], limit, keys.dtype), _WORD)
+            return builder.bitcast(builder.icmp_unsigned(sign, run, right), ir.IntType(_WORD))
+
+        return types.uint64(keys, at, limit), build
+
+    return compared
+
+
+reach, exceed = _compared(">="), _compared(">")
+
+
+@_operation
+def ones(typing: Any, word: Any) -> Any:
+    """How many bits are set."""
+
+    def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.ctpop(args[0])
+
+    return types.int64(types.uint64), build
+
+
+@_operation
+def lowest(typing: Any, word: Any) -> Any:
+    """The place of the lowest bit that is set."""
+
+    def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.cttz(args[0], ir.IntType(1)(1))
+
+    return types.int64(types.uint64), build
+
+
+@inlined
+def _fill_keys(keys: Any, row: Any, infinity: Any) -> None:
+    """Keys of a row: -0 has that of 0, and every NaN the largest."""
+    sign = np.uint64(1) << np.uint64(8 * row.itemsize - 1)
+    for f in range(np.uint64(len(row))):
+        x = np.uint64(row[f])
+        key = np.uint64(0) - x if x & sign else x | sign
+        keys[f] = ~np.uint64(0) if x & ~sign > infinity else key
+
+
+@inlined
+def _limit(keys: Any, k: Any) -> Any:
+    """The k-th largest key, or a lower one which no more than ``k`` keys reach."""
+    limit = np.uint64(0)
+    for bit in range(8 * keys.itemsize - 1, -1, -1):
+        higher, found = limit | np.uint64(1) << np.uint64(bit), 0
+        for at in range(0, len(keys), _WORD):
+            found += ones(reach(keys, at, higher))
+        if found >= k:
+            limit = higher
+        if found == k:
+            break
+    return limit
+
+
+@inlined
+def _write(row: Any, keys: Any, limit: Any, columns: Any, values: Any) -> None:
+    """All that exceed the limit, and the first that equal it, as many as are left."""
+    left, place = len(values), 0
+    for at in range(0, len(keys), _WORD):
+        left -= ones(exceed(keys, at, limit))
+    for at in range(0, len(keys), _WORD):
+        chosen = exceed(keys, at, limit)
+        equal = reach(keys, at, limit) ^ chosen
+        while equal and left > 0:
+            chosen |= equal & -equal
+            equal &= equal - np.uint64(1)
+            left -= 1
+        while chosen:
+            column = at + lowest(chosen)
+            columns[place], values[place] = column, row[column]
+            chosen &= chosen - np.uint64(1)
+            place += 1
+
+
+@parallel
+def maxk(X: Any, infinity: Any, shape: Any, S: Any, pieces: Any) -> None:
+    """``X`` is (flat, row stride), ``infinity`` what holds that, ``S`` (columns, values), flat."""
+    bits, stride = X
+    n_rows, feat = shape
+    columns, values = S
+    k = len(values) // max(n_rows, 1)
+    for piece in numba.prange(pieces):
+        keys = np.zeros(-(-feat // _WORD) * _WORD, bits.dtype)
+        for i in range(piece * n_rows // pieces, (piece + 1) * n_rows // pieces):
+            row, own = bits[i * stride : i * stride + feat], slice(i * k, (i + 1) * k)
+            _fill_keys(keys, row, infinity)
+            _write(row, keys, _limit(keys, k), columns[own], values[own])

@@ -1,0 +1,1 @@
+"""One number for each stored entry: sampled dense products and edge softmax."""

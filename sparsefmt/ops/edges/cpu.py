@@ -1,0 +1,149 @@
+"""Compiled loops of the operations whose result lies on the entries: products and softmax."""
+
+from typing import Any
+
+import numba
+import numpy as np
+
+from ..engine.lanes import (
+    add_product,
+    beats,
+    divided,
+    exp,
+    lanes,
+    lanes_beside,
+    largest,
+    load,
+    prefetch,
+    product,
+    store,
+    total,
+    where,
+    width_of,
+)
+from ..matmul.cpu import AHEAD, NARROW, inlined, parallel, rows_of
+
+
+@inlined
+def _dot(X: Any, at: Any, Y: Any, there: Any, feat: Any) -> Any:
+    zero = lanes(X, NARROW, 0)
+    step, sums = width_of(zero), zero
+    for f in range(0, feat, step):
+        count = min(step, feat - f)
+        sums = add_product(sums, load(zero, X, at + f, count), load(zero, Y, there + f, count))
+    return total(sums)
+
+
+@parallel
+def sddmm(
+    indptr: Any, indices: Any, X: Any, ldx: Any, Y: Any, ldy: Any, heads: Any, out: Any,
+    feat: Any, pieces: Any,
+) -> None:  # fmt: skip
+    """``out[e, h] = <X[i, h], Y[j, h]>``; flat arrays and their row strides."""
+    last, line = len(indices) - 1, width_of(lanes(Y, NARROW, 0))
+    for piece in numba.prange(pieces):
+        start, stop = rows_of(indptr, piece, pieces)
+        for i in range(start, stop):
+            for e in range(np.int64(indptr[i]), np.int64(indptr[i + 1])):
+                ahead = np.int64(indices[min(e + AHEAD, last)]) * ldy
+                for f in range(0, heads * feat, line):
+                    prefetch(lanes(Y, NARROW, 0), Y, ahead + f)
+                at, there = i * ldx, np.int64(indices[e]) * ldy
+                for h in range(heads):
+                    out[e * heads + h] = _dot(X, at + h * feat, Y, there + h * feat, feat)
+
+
+@inlined
+def _softmax_one(scores: Any, out: Any, start: Any, stop: Any) -> None:
+    """One head: lanes are entries."""
+    zero, low = lanes(scores, NARROW, 0), lanes(scores, NARROW, -np.inf)
+    step, top, sums = width_of(zero), low, zero
+    for e in range(start, stop, step):
+        run = load(low, scores, e, min(step, stop - e))
+        top = where(beats(run, top), run, top)
+    top = lanes_beside(zero, scores, largest(top))
+    for e in range(start, stop, step):
+        count = min(step, stop - e)
+        shifted = add_product(load(low, scores, e, count), -1, top)
+        powers = exp(shifted)
+        store(powers, out, e, count)
+        # Lanes beyond the row: -inf less a finite top is 0 after exp, so they add nothing.
+        sums = add_product(sums, 1, load(zero, out, e, count))
+    whole = total(sums)
+    for e in range(start, stop, step):
+        count = min(step, stop - e)
+        store(divided(load(zero, out, e, count), whole), out, e, count)
+
+
+@inlined
+def _softmax_heads(scores: Any, out: Any, start: Any, stop: Any, h: Any, heads: Any) -> None:
+    """Several heads: lanes are heads."""
+    zero, low = lanes(scores, NARROW, 0), lanes(scores, NARROW, -np.inf)
+    count, top, sums = min(width_of(zero), heads - h), low, zero
+    for e in range(start, stop):
+        run = load(zero, scores, e * heads + h, count)
+        top = where(beats(run, top), run, top)
+    for e in range(start, stop):
+        powers = exp(add_product(load(zero, scores, e * heads + h, count), -1, top))
+        store(powers, out, e * heads + h, count)
+        sums = add_product(sums, 1, powers)
+    for e in range(start, stop):
+        at = e * heads + h
+        store(divided(load(zero, out, at, count), sums), out, at, count)
+
+
+@parallel
+def softmax(indptr: Any, scores: Any, heads: Any, out: Any, pieces: Any) -> None:
+    """Softmax of each row's scores, head by head."""
+    step = width_of(lanes(scores, NARROW, 0))
+    for piece in numba.prange(pieces):
+        first, last = rows_of(indptr, piece, pieces)
+        for i in range(first, last):
+            start, stop = np.int64(indptr[i]), np.int64(indptr[i + 1])
+            if heads == 1:
+                _softmax_one(scores, out, start, stop)
+            else:
+                for h in range(0, heads, step):
+                    _softmax_heads(scores, out, start, stop, h, heads)
+
+
+@inlined
+def _backward_one(p: Any, grad: Any, out: Any, start: Any, stop: Any) -> None:
+    zero = lanes(p, NARROW, 0)
+    step, sums = width_of(zero), zero
+    for e in range(start, stop, step):
+        count = min(step, stop - e)
+        sums = add_product(sums, load(zero, p, e, count), load(zero, grad, e, count))
+    mean = lanes_beside(zero, p, total(sums))
+    for e in range(start, stop, step):
+        count = min(step, stop - e)
+        run = add_product(load(zero, grad, e, count), -1, mean)
+        store(product(run, load(zero, p, e, count)), out, e, count)
+
+
+@inlined
+def _backward_heads(p: Any, grad: Any, out: Any, start: Any, stop: Any, h: Any, heads: Any) -> None:
+    zero = lanes(p, NARROW, 0)
+    count, sums = min(width_of(zero), heads - h), zero
+    for e in range(start, stop):
+        at = e * heads + h
+        sums = add_product(sums, load(zero, p, at, count), load(zero, grad, at, count))
+    for e in range(start, stop):
+        at = e * heads + h
+        run = add_product(load(zero, grad, at, count), -1, sums)
+        store(product(run, load(zero, p, at, count)), out, at, count)
+
+
+@parallel
+def softmax_backward(indptr: Any, p: Any, grad: Any, heads: Any, out: Any, pieces: Any) -> None:
+    """``p (grad - sum of p grad)``, row by row and head by head."""
+    step = width_of(lanes(p, NARROW, 0))
+    for piece in numba.prange(pieces):
+        first, last = rows_of(indptr, piece, pieces)
+        for i in range(first, last):
+            start, stop = np.int64(indptr[i]), np.int64(indptr[i + 1])
+            if heads == 1:
+                _backward_one(p, grad, out, start, stop)
+            else:
+                for h in range(0, heads, step):
+                    _backward_heads(p, grad, out, start, stop, h, heads)

@@ -1,0 +1,1 @@
+"""What every room of operations shares: the choice of a kernel, checks, compilation."""

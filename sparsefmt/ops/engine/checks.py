@@ -1,0 +1,225 @@
+"""Checks of an operation's arguments; each error names the argument, its value and the mend."""
+
+from typing import Any
+
+import numpy as np
+
+from ...errors import DeviceError, DtypeError, FormatError, ShapeError, UnsupportedError
+from ...formats import checks
+from ...formats.arrays import (
+    Array,
+    allocating,
+    as_array,
+    contiguous,
+    device_of,
+    is_cupy,
+    namespace,
+    on_device_of,
+)
+from ...formats.base import Format
+from ...formats.sgt import SGT
+from ...graph import Graph
+
+
+def sparse(name: str, A: object) -> Format:
+    """A sparse matrix of this package."""
+    if isinstance(A, Graph):
+        raise DtypeError(f"{name} is a Graph: give one of its formats, graph.csr for instance.")
+    if not isinstance(A, Format):
+        raise DtypeError(
+            f"{name} is a {type(A).__name__}: give a sparsefmt format (COO, CSR, CSC, SGT, CBSR), "
+            "for instance from sparsefmt.from_scipy()."
+        )
+    return A
+
+
+def choice(name: str, value: object, allowed: tuple[str, ...]) -> str:
+    """One of the allowed words."""
+    if not (isinstance(value, str) and value in allowed):
+        raise UnsupportedError(f"{name} is {value!r}: use one of {', '.join(allowed)}.")
+    return value
+
+
+def precision(value: object, name: str, X: Array) -> str | None:
+    """What rounding of the features is allowed: none, or in float32 that of tf32."""
+    if value is None:
+        return None
+    if not (isinstance(value, str) and value == "tf32"):
+        raise UnsupportedError(f'precision is {value!r}: use "tf32", or leave it out.')
+    if X.dtype != np.float32:
+        raise UnsupportedError(
+            f'precision is "tf32" but {name} is {X.dtype}: it is for float32, leave it out.'
+        )
+    return "tf32"
+
+
+def features(name: str, X: object, *, A: Format, axis: str = "columns", heads: bool = False) -> Any:
+    """Dense features, one row per row or column of ``A``, on its device; see ``rows_in_place``."""
+    rows = A.n_cols if axis == "columns" else A.n_rows
+    if isinstance(X, Format):
+        product = ", or spgemm(A, S) for row-balanced features" if X.format == "cbsr" else ""
+        dense = f"give a dense array, {name}.toarray(){product}"
+        raise DtypeError(f"{name} is a {type(X).__name__}: {dense}.")
+    array = as_array(name, X, beside=A._indices)
+    if array.ndim == 0:
+        one = f"one row per {axis.removesuffix('s')} of A"
+        raise ShapeError(f"{name} is a single {array.dtype}, of shape (): give a matrix, {one}.")
+    if array.ndim not in ((2, 3) if heads else (2,)):
+        hint = f"{name}[:, None]" if array.ndim == 1 else f"{name}.reshape(len({name}), -1)"
+        shapes = "(rows, feat) or (rows, heads, feat)" if heads else "(rows, feat)"
+        raise ShapeError(f"{name} has shape {array.shape}: give {shapes}, such as {hint}.")
+    if array.shape[0] != rows:
+        raise ShapeError(
+            f"{name} has {array.shape[0]} rows but A has {rows} {axis}: {name} needs one row per "
+            f"{axis.removesuffix('s')} of A ({name}.shape == {array.shape}, A.shape == {A.shape})."
+        )
+    checks.value_dtype(f"{name}.dtype", array.dtype)
+    _beside(name, array, A)
+    return array
+
+
+def values_like(A: Format, X: Array) -> None:
+    """The values of ``A``, if any, have the dtype of the features."""
+    if A.data is not None and A.data.dtype != X.dtype:
+        raise DtypeError(
+            f"A.data is {A.dtype} but X is {X.dtype}: cast one, X.astype(A.dtype) or "
+            "A.astype(X.dtype)."
+        )
+
+
+def alike(name: str, array: Array, other_name: str, other: Array) -> None:
+    """The same heads, feature width and dtype as the other features."""
+    if array.shape[1:] != other.shape[1:]:
+        raise ShapeError(
+            f"{name} has shape {array.shape} but {other_name} has {other.shape}: give both the "
+            "same heads and feature width."
+        )
+    same_dtype(name, array, other_name, other)
+
+
+def same_dtype(name: str, array: Array, other_name: str, other: Array) -> None:
+    """The dtype of the other array."""
+    if array.dtype != other.dtype:
+        raise DtypeError(
+            f"{name} is {array.dtype} but {other_name} is {other.dtype}: cast one, "
+            f"{name}.astype({other_name}.dtype) for instance."
+        )
+
+
+def factors(name: str, value: object, *, A: Format, axis: str, like: Any = None) -> Array | None:
+    """One factor per row or column of ``A``, contiguous, or None for none.
+
+    Of the dtype of the features, or float32 beside 2-byte ones; float32 is what it becomes there,
+    since that is what the kernels take.
+    """
+    if value is None:
+        return None
+    size = A.n_cols if axis == "columns" else A.n_rows
+    array = as_array(name, value, empty=np.float64, beside=A._indices)
+    if array.ndim == 0 and array.dtype.kind in "iuf":
+        full = f"full({size}, {array.item()}, {'A' if like is None else 'X'}.dtype)"
+        raise ShapeError(
+            f"{name} has shape (): give one factor per {axis.removesuffix('s')} of A, "
+            f"{namespace(A._indices).__name__.replace('numpy', 'np')}.{full} for instance."
+        )
+    if array.shape != (size,):
+        raise ShapeError(
+            f"{name} has shape {array.shape}: give ({size},), one factor per "
+            f"{axis.removesuffix('s')} of A (A.shape == {A.shape})."
+        )
+    checks.value_dtype(f"{name}.dtype", array.dtype)
+    if like is not None and not (like.dtype.itemsize == 2 and array.dtype == np.float32):
+        same_dtype(name, array, "X", like)
+    _beside(name, array, A)
+    if like is not None and like.dtype.itemsize == 2:
+        with on_device_of(array), allocating(f"{name} in float32"):
+            array = array.astype(np.float32)
+    return contiguous(array)
+
+
+def entries(name: str, values: object, *, A: Format) -> Array:
+    """One value, or one per head, for each stored entry of ``A``, on its device."""
+    array = as_array(name, values, empty=np.float64, beside=A._indices)
+    if array.ndim not in (1, 2) or array.shape[0] != A.nnz:
+        raise ShapeError(
+            f"{name} has shape {array.shape} but A stores {A.nnz} entries: give ({A.nnz},) or "
+            f"({A.nnz}, heads), in CSR order."
+        )
+    checks.value_dtype(f"{name}.dtype", array.dtype)
+    _beside(name, array, A)
+    return array
+
+
+def structure(A: Format) -> Format:
+    """``A`` without its values, where only the structure is read: a conversion then moves less."""
+    return A if A.format in ("csr", "cbsr") else A.with_data(None)
+
+
+def rows_in_place(X: Array) -> Array:
+    """``X`` itself if its rows are contiguous and do not overlap, at any distance; else a copy."""
+    row = X[0].nbytes if len(X) else 0
+    packed = X.flags.c_contiguous or (
+        X[:1].flags.c_contiguous and X.strides[0] >= row and X.strides[0] % X.itemsize == 0
+    )
+    if packed and getattr(X.flags, "aligned", True):
+        return X
+    with on_device_of(X), allocating(f"a contiguous copy of {X.nbytes} bytes"):
+        return X.copy()
+
+
+def output(
+    out: Array | None, *, shape: tuple[int, ...], like: Array, inputs: list[Array | None]
+) -> Array:
+    """``out`` if it can take the result, else a new array with the dtype and device of ``like``."""
+    xp = namespace(like)
+    if out is None:
+        with on_device_of(like), allocating(f"a result of shape {shape}"):
+            return xp.empty(shape, like.dtype)
+    if not (is_cupy(out) or type(out) is np.ndarray):  # a subclass may hide cells or its shape
+        mend = "np.asarray(out) for instance" if isinstance(out, np.ndarray) else "or none"
+        raise DtypeError(f"out is a {type(out).__name__}: give a NumPy or CuPy array, {mend}.")
+    if device_of(out) != device_of(like):
+        raise DeviceError(
+            f"out is on {device_of(out)} but the inputs are on {device_of(like)}: give an array "
+            "there, or none."
+        )
+    if out.shape != shape:
+        raise ShapeError(f"out has shape {out.shape}: the result has {shape}, give that.")
+    if out.dtype != like.dtype:
+        raise DtypeError(f"out is {out.dtype}: the result is {like.dtype}, give that.")
+    if not out.flags.c_contiguous:
+        raise FormatError("out is not C-contiguous: give a fresh array, or none.")
+    if not getattr(out.flags, "writeable", True):
+        raise FormatError("out is read-only: give a writeable array, or none.")
+    for array in inputs:
+        if array is not None and may_overlap(out, array):
+            raise FormatError("out overlaps an input: give an array of its own.")
+    return out
+
+
+def arrays_of(A: Format) -> list[Array]:
+    """All that a product with A may read of it."""
+    return [*A._arrays().values(), *(A._kept_arrays() if isinstance(A, SGT) else [])]
+
+
+def may_overlap(a: Array, b: Array) -> bool:
+    """Whether the bounds of two arrays' memory meet."""
+    (a_low, a_high), (b_low, b_high) = _bounds(a), _bounds(b)
+    return a_low < b_high and b_low < a_high
+
+
+def _bounds(a: Any) -> tuple[int, int]:
+    start = a.data.ptr if is_cupy(a) else a.ctypes.data
+    if a.size == 0:
+        return start, start
+    reach = [stride * (size - 1) for stride, size in zip(a.strides, a.shape, strict=True)]
+    low = start + sum(one for one in reach if one < 0)
+    return low, start + sum(one for one in reach if one > 0) + a.itemsize
+
+
+def _beside(name: str, array: Array, A: Format) -> None:
+    if device_of(array) != A.device:
+        raise DeviceError(
+            f"{name} is on {device_of(array)} but A is on {A.device}: move one of them, "
+            f'A.to("{device_of(array)}") for instance.'
+        )

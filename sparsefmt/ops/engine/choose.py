@@ -1,0 +1,241 @@
+"""Which kernels an operation has, which one a call runs, and why not the others."""
+
+import inspect
+from collections.abc import Callable
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from ...errors import DtypeError, UnsupportedError
+from ...formats.arrays import Array, allocating, is_cupy, on_device_of
+from ...formats.base import Format
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One way to run an operation.
+
+    ``supports(*args, **options)`` gives the reasons against running these arguments, none if it
+    can; ``run(*args, **options)`` does it.  ``out`` is among the options.
+    """
+
+    op: str
+    name: str
+    supports: Callable[..., list[str]]
+    run: Callable[..., None]
+    deterministic: bool = True
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What ``explain`` found: the kernel that would run, and the reasons against each other one."""
+
+    op: str
+    chosen: Kernel | None
+    rejected: tuple[tuple[Kernel, str], ...]
+    remark: str = ""  #: what else decided, if anything
+
+    def __str__(self) -> str:
+        lines = [f"{self.op} runs {_describe(self.chosen) if self.chosen else 'nothing'}"]
+        lines += [f"  {self.remark}"] * bool(self.remark)
+        lines += [f"  not {kernel.name}: {reasons}" for kernel, reasons in self.rejected]
+        return "\n".join(lines)
+
+
+_kernels: dict[str, list[Kernel]] = {}
+#: While ``explain`` calls an operation: where ``run`` puts its choice instead of running it.
+_asked: ContextVar[list[Explanation] | None] = ContextVar("asked", default=None)
+
+
+def register(*kernels: Kernel) -> None:
+    """Add kernels to their operations; the first that supports a call runs it."""
+    for kernel in kernels:
+        _kernels.setdefault(kernel.op, []).append(kernel)
+
+
+def explain(op: str, *args: Any, **options: Any) -> Explanation:
+    """Which kernel ``op`` would run for these arguments, and why not the others.
+
+    The operation checks its arguments, converts them where it must and allocates its result, but
+    runs no kernel: what it would refuse is refused here.
+
+    Parameters
+    ----------
+    op : str
+        Name of an operation that chooses among kernels, such as ``"spmm"``; ``spmm_arg`` and
+        ``aggregate`` choose among those of ``spmm``.
+    *args, **options
+        The operation's arguments: ``explain("spmm", A, X, reduce="max")``.
+
+    Raises
+    ------
+    UnsupportedError
+        If there is no such operation, or it has no kernels to choose from.
+    DtypeError
+        If the arguments are not those that the operation takes.
+    SparseFmtError
+        As the operation.
+    """
+    operations = _operations()
+    if not (isinstance(op, str) and op in operations):
+        known = ", ".join(operations)
+        raise UnsupportedError(f"op is {op!r}: use one of {known}, which choose among kernels.")
+    signature = inspect.signature(operations[op])
+    try:
+        signature.bind(*args, **options)
+    except TypeError as error:
+        takes = ", ".join(signature.parameters)
+        raise DtypeError(f"{op} cannot be called so ({error}): it takes {takes}.") from error
+    found: list[Explanation] = []
+    token = _asked.set(found)
+    try:
+        operations[op](*args, **options)
+    finally:
+        _asked.reset(token)
+    return found[-1]
+
+
+def run(op: str, *args: Any, out: Any, **options: Any) -> Any:
+    """Run the first kernel that supports the arguments, into ``out``."""
+    asked = _asked.get()
+    if asked is not None:
+        asked.append(_explanation(op, *args, out=out, **options))
+        return out
+    for kernel in _kernels[op]:
+        if not kernel.supports(*args, out=out, **options):
+            with on_device_of(out), allocating(f"{op} by {kernel.name}"):
+                kernel.run(*args, out=out, **options)
+            return out
+    found = _explanation(op, *args, out=out, **options)
+    raise UnsupportedError(f"no kernel can run this {op}.\n{found}")
+
+
+def remark(text: Callable[[], str]) -> None:
+    """What ``explain`` is to add to the kernel that an operation has chosen last; else not made."""
+    asked = _asked.get()
+    if asked:
+        asked[-1] = replace(asked[-1], remark=text())
+
+
+def _operations() -> dict[str, Callable[..., Any]]:
+    """Every operation that chooses among kernels; they register theirs when they are imported."""
+    from ..attention import gat as attention_gat
+    from ..attention import pairwise as attention_pairwise
+    from ..cbsr import api as cbsr_api
+    from ..cbsr import gradients as cbsr_gradients
+    from ..edges import api as edges_api
+    from ..edges import softmax as edges_softmax
+    from ..gcn import api as gcn_api
+    from ..matmul import aggregation, extrema
+    from ..matmul import api as matmul_api
+    from ..sampling import api as sampling_api
+
+    found: tuple[Callable[..., Any], ...] = (
+        aggregation.aggregate,
+        aggregation.aggregate_backward,
+        edges_softmax.edge_softmax,
+        edges_softmax.edge_softmax_backward,
+        edges_api.sddmm,
+        matmul_api.spmm,
+        sampling_api.spmm_sampled,
+        cbsr_api.spgemm,
+        cbsr_gradients.sspmm,
+        cbsr_gradients.sddmm_cbsr,
+        extrema.spmm_arg,
+        extrema.spmm_arg_backward,
+        gcn_api.gcn_norm,
+        gcn_api.gcn_norm_backward,
+        attention_gat.gat,
+        attention_gat.gat_backward,
+        attention_gat.gat_attention,
+        attention_pairwise.gatv2,
+        attention_pairwise.gatv2_backward,
+        attention_pairwise.dot_attention,
+        attention_pairwise.dot_attention_backward,
+    )
+    return {operation.__name__: operation for operation in found}
+
+
+def _explanation(op: str, *args: Any, **options: Any) -> Explanation:
+    chosen: Kernel | None = None
+    rejected: list[tuple[Kernel, str]] = []
+    for kernel in _kernels[op]:
+        reasons = kernel.supports(*args, **options)
+        if reasons or chosen:
+            rejected.append((kernel, "; ".join(reasons) or "comes later in the order of choice"))
+        else:
+            chosen = kernel
+    return Explanation(op, chosen, tuple(rejected))
+
+
+# What kernels ask of their arguments
+
+
+def all_of(*conditions: Callable[..., list[str]]) -> Callable[..., list[str]]:
+    """The reasons of every condition together."""
+
+    def reasons(*args: Any, **options: Any) -> list[str]:
+        return [one for condition in conditions for one in condition(*args, **options)]
+
+    return reasons
+
+
+def on_gpu(A: Format, *_: Any, **__: Any) -> list[str]:
+    """The arrays are on a GPU."""
+    return [] if is_cupy(A._indices) else ["the arrays are on the CPU"]
+
+
+def on_cpu(A: Format, *_: Any, **__: Any) -> list[str]:
+    """The arrays are on the CPU."""
+    return ["the arrays are on a GPU"] if is_cupy(A._indices) else []
+
+
+def is_format(format: str) -> Callable[..., list[str]]:
+    """The matrix has this format."""
+    return lambda A, *_, **__: [] if A.format == format else [f"A is {A.format.upper()}"]
+
+
+def through_csr(op: str) -> Kernel:
+    """The last way of an operation on CSR: for the other formats."""
+
+    def not_csr(A: Format, *_: Any, **__: Any) -> list[str]:
+        return ["A is CSR already"] if A.format == "csr" else []
+
+    def convert_and_run(A: Format, *args: Any, out: Any, **options: Any) -> None:
+        run(op, A.tocsr(), *args, out=out, **options)
+
+    note = "converts to CSR at each call: keep A.tocsr(), or a Graph"
+    return Kernel(op, f"{op}_through_csr", not_csr, convert_and_run, note=note)
+
+
+def over_rows(op: str, gpu: Callable[..., None], cpu: Callable[..., None]) -> tuple[Kernel, ...]:
+    """The ways of an operation over the rows of a CSR, other formats being converted."""
+    csr = is_format("csr")
+    return (
+        Kernel(op, f"{op}_csr_balanced", all_of(on_gpu, csr), gpu),
+        Kernel(op, f"{op}_csr_numba", all_of(on_cpu, csr), cpu),
+        through_csr(op),
+    )
+
+
+# What launchers hand to kernels
+
+
+def pointer(a: Array | None) -> int:
+    """Where a CuPy array begins on its device; 0 for none."""
+    return 0 if a is None else int(a.data.ptr)
+
+
+def row_stride(X: Array) -> int:
+    """Values from one row to the next."""
+    if X.flags.c_contiguous:
+        return int(np.prod(X.shape[1:]))
+    return int(X.strides[0] // X.itemsize)
+
+
+def _describe(kernel: Kernel) -> str:
+    facts = ["deterministic" if kernel.deterministic else "atomics: not deterministic"]
+    return f"{kernel.name} ({', '.join(facts + [kernel.note] * bool(kernel.note))})"

@@ -1,0 +1,240 @@
+"""Load a ``.cu`` file, compile one instantiation with NVRTC, keep it, launch it.
+
+Contract: ``load`` raises ``KernelLaunchError`` with the compiler's log if the source does not
+compile, and with the driver's error if the result does not load; a ``Kernel`` call raises
+``KernelLaunchError`` if the launch itself is refused.  A launch is asynchronous, so that a fault
+*inside* a kernel surfaces at a later synchronisation; ``SPARSEFMT_DEBUG=1`` synchronises after each
+launch so that the error names its kernel.
+CuPy adds ``-ftz=true`` by itself: float32 subnormals become zero on a GPU.
+"""
+
+import ctypes
+import os
+import struct
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from ...errors import KernelLaunchError
+from ...formats.arrays import import_cupy
+
+OPTIONS = ("-std=c++17",)
+THREADS = 256
+WARP = 32
+MAX_BLOCKS, MAX_ROWS = 2**31 - 1, 2**16 - 1
+
+_C_TYPES = {
+    "float16": "__half",
+    "bfloat16": "__nv_bfloat16",
+    "float32": "float",
+    "float64": "double",
+    "int32": "int",
+    "int64": "long long",
+    "uint8": "unsigned char",
+    "uint16": "unsigned short",
+}
+
+#: Every instantiation that the launchers may ask for, by file: what ``compile_all`` compiles.
+_declared: dict[str, list[str]] = {}
+_compiled: dict[tuple[int, str, str], tuple[Any, int]] = {}
+_loaded: dict[tuple[Any, ...], "Kernel"] = {}
+_lock = threading.Lock()
+
+
+#: Read once: a look into the environment takes about as long as all else that Python does here.
+_DEBUG = os.environ.get("SPARSEFMT_DEBUG") == "1"
+_INVALID_CONTEXT = 201
+_MAX_DYNAMIC_SHARED_SIZE_BYTES = 8  # a CUfunction_attribute
+
+#: A ``CUlaunchConfig``, as ``struct`` writes it: grid, block, shared memory, stream, no attributes.
+_CONFIG = "7IP16x"
+#: With the size of the parameters, which follow: at a multiple of 16, as their alignment may ask.
+_HEAD = _CONFIG + "N"
+_MAX_PARAMETERS = 4096  # bytes: every driver takes as many
+
+
+class _Memory(threading.local):
+    """What the driver reads at a launch: of each thread its own, since a launch lets the GIL go.
+
+    The driver copies it before it returns, so that the thread's next launch writes it anew.
+    """
+
+    def __init__(self) -> None:
+        memory = ctypes.create_string_buffer(struct.calcsize(_HEAD) + _MAX_PARAMETERS)
+        start = ctypes.addressof(memory)
+        size, parameters = start + struct.calcsize(_CONFIG), start + struct.calcsize(_HEAD)
+        # CU_LAUNCH_PARAM_BUFFER_POINTER = 1, _BUFFER_SIZE = 2, _END = 0
+        extra = (ctypes.c_void_p * 5)(1, parameters, 2, size, 0)
+        self.parts = memory, ctypes.byref(memory), ctypes.byref(extra)
+
+
+_memory = _Memory()
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """One compiled instantiation on one device; a launch costs the host a fraction of CuPy's.
+
+    One call of ``struct`` writes all that the driver reads, and one of ctypes passes four pointers:
+    the 11 arguments of ``cuLaunchKernel`` would cost more than all of it.
+    """
+
+    name: str
+    module: Any  #: keeps ``function`` alive
+    function: Any  #: its address, as ctypes passes it
+    pack_into: Callable[..., None]  #: writes ``_HEAD`` and the parameters
+    size: int  #: of the parameters, in bytes
+    launch: Any  #: the driver's
+
+    def __call__(
+        self,
+        blocks: int | tuple[int, int],
+        args: tuple[int, ...],
+        *,
+        threads: int = THREADS,
+        shared: int = 0,
+        stream: int,
+    ) -> None:
+        """Enqueue on the stream of that address, a grid of at least one block.
+
+        ``shared`` is the dynamic shared memory of a block in bytes, at most 48 KiB or what
+        ``load`` was told.
+        """
+        x, y = blocks if isinstance(blocks, tuple) else (blocks, 1)
+        if x > MAX_BLOCKS or y > MAX_ROWS:
+            raise KernelLaunchError(
+                f"{self.name}: a grid of {x} x {y} blocks, at most {MAX_BLOCKS} x {MAX_ROWS} fit."
+            )
+        memory, config, extra = _memory.parts
+        self.pack_into(memory, 0, x or 1, y, 1, threads, 1, 1, shared, stream, self.size, *args)
+        status = self.launch(config, self.function, None, extra)
+        if status == _INVALID_CONTEXT:  # the first call of this thread
+            runtime = import_cupy().cuda.runtime
+            runtime.setDevice(runtime.getDevice())
+            status = self.launch(config, self.function, None, extra)
+        if status or _DEBUG:
+            self._raise_if_failed(status, stream)
+
+    def _raise_if_failed(self, status: int, stream: int) -> None:
+        cuda = import_cupy().cuda
+        try:
+            cuda.driver.check_status(status)
+            cuda.runtime.streamSynchronize(stream)  # synchronize!
+        except (cuda.driver.CUDADriverError, cuda.runtime.CUDARuntimeError) as error:
+            raise KernelLaunchError(f"{self.name}: {error}") from error
+
+
+@cache
+def _driver() -> Any:
+    """``cuLaunchKernelEx``, without ``argtypes``: pointers that are ready need no conversion."""
+    library = ctypes.CDLL("nvcuda.dll" if os.name == "nt" else "libcuda.so.1")
+    try:
+        return library.cuLaunchKernelEx
+    except AttributeError as error:
+        raise KernelLaunchError(
+            "the NVIDIA driver has no cuLaunchKernelEx: it is older than CUDA 11.8. "
+            "Install a driver for CUDA 12 or later."
+        ) from error
+
+
+def warps_to_blocks(warps: int) -> int:
+    """Blocks of ``THREADS`` threads that hold this many warps, or as many as a grid can have."""
+    return min(-(-warps * WARP // THREADS), MAX_BLOCKS)
+
+
+def expression(kernel: str, dtypes: tuple[str, ...], constants: tuple[int, ...]) -> str:
+    """The C++ name of an instantiation: types first, then constants, in template order."""
+    types = [_C_TYPES[dtype] for dtype in dtypes]
+    return f"{kernel}<{', '.join(types + [str(value) for value in constants])}>"
+
+
+def declare(file: str, *expressions: str) -> None:
+    """Announce instantiations that a launcher may load."""
+    _declared.setdefault(file, []).extend(expressions)
+
+
+def declared() -> list[tuple[str, str]]:
+    """Every announced ``(file, expression)``."""
+    from . import variants  # noqa: F401  # it announces when it is imported
+
+    return [(file, name) for file, names in _declared.items() for name in names]
+
+
+def load(
+    file: str,
+    kernel: str,
+    layout: str,
+    dtypes: tuple[str, ...],
+    constants: tuple[int, ...] = (),
+    *,
+    shared: int = 0,
+) -> Kernel:
+    """The instantiation, compiled for the current device at its first use; thread-safe.
+
+    ``shared`` is the most dynamic shared memory that a launch may take, where it is over 48 KiB.
+    """
+    device = import_cupy().cuda.runtime.getDevice()
+    found = _loaded.get((device, file, kernel, dtypes, constants, shared))
+    if found is None:
+        name = expression(kernel, dtypes, constants)
+        with _lock:
+            module, function = _compiled.get((device, file, name)) or _compile(device, file, name)
+            if shared:
+                _allow_shared(function, shared, name)
+            found = Kernel(
+                name,
+                module,
+                ctypes.c_void_p.from_param(function),
+                struct.Struct(_HEAD + layout).pack_into,
+                struct.calcsize(layout),
+                _driver(),
+            )
+            _loaded[device, file, kernel, dtypes, constants, shared] = found
+    return found
+
+
+def _allow_shared(function: int, size: int, name: str) -> None:
+    driver = import_cupy().cuda.driver
+    try:
+        driver.funcSetAttribute(function, _MAX_DYNAMIC_SHARED_SIZE_BYTES, size)
+    except driver.CUDADriverError as error:
+        raise KernelLaunchError(f"{name}: {size} bytes of shared memory: {error}") from error
+
+
+def compile_all() -> int:
+    """Compile every kernel for the current device, so that nothing compiles later; their count.
+
+    Call it before a CUDA graph is captured.
+    """
+    device = import_cupy().cuda.runtime.getDevice()
+    for file, name in declared():
+        with _lock:
+            if (device, file, name) not in _compiled:
+                _compile(device, file, name)
+    return len(declared())
+
+
+def _compile(device: int, file: str, name: str) -> tuple[Any, int]:
+    cupy = import_cupy()
+    try:
+        module = cupy.RawModule(code=source(file), options=OPTIONS, name_expressions=[name])
+        found = module, int(module.get_function(name).kernel.ptr)
+        return _compiled.setdefault((device, file, name), found)
+    except cupy.cuda.compiler.CompileException as error:
+        raise KernelLaunchError(f"{file}: {name} does not compile:\n{error}") from error
+    except cupy.cuda.driver.CUDADriverError as error:
+        raise KernelLaunchError(f"{file}: {name} does not load: {error}") from error
+
+
+@cache
+def source(file: str) -> str:
+    """The text of a kernel file with its own headers pasted in, so that caches see them change."""
+    folder = Path(__file__).parent.parent
+    text = (folder / file).read_text()
+    for header in sorted(folder.rglob("*.cuh")):
+        name = header.relative_to(folder).as_posix()
+        text = text.replace(f'#include "{name}"', header.read_text())
+    return text

@@ -1,0 +1,1 @@
+"""GCN's symmetric normalisation of edge values, and its gradient."""

@@ -1,0 +1,1 @@
+"""``A @ X`` by sum, mean, max or min, and its gradients."""

@@ -1,0 +1,310 @@
+"""Aggregation by a chosen method, its gradients, and the scaling of edges that normalises it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ...errors import ShapeError, UnsupportedError
+from ...formats import primitives
+from ...formats.arrays import Array, allocating, is_cupy, namespace, on_device_of
+from ...formats.base import Format
+from ...formats.compressed import CSR
+from ..engine import checks, choose
+from ..engine.choose import pointer, row_stride
+from .api import spmm
+from .extrema import _numbers, _transposed
+
+
+@dataclass(frozen=True)
+class _Rates:
+    """Nanoseconds of an H200, by which ``auto`` compares scattering with conversion and reduction.
+
+    Both gather the same rows of X and write the same rows of Y once, which is left out here.
+    """
+
+    convert: float = 0.7e6  #: a conversion of any size, 0.4e6 to 1.2e6: the host's, of ten launches
+    convert_entry: float = 0.065  #: an entry more of it: what a radix sort reads and writes
+    scatter_byte: float = 2.25e-4  #: a byte of sums added atomically beyond one added in a register
+    far_byte: float = 4.5e-4  #: the same where Y is not in the L2: read and written in memory
+    resident: int = 24 * 2**20  #: bytes of Y, 128 of each row, that the L2 serves well
+
+
+_RATES = _Rates()
+_SLICE_BYTES = 128  # of a row of Y that a launch of the scattering kernel adds to at a time
+
+
+def aggregate(A: Format, X: Array, *, method: str = "auto") -> Array:
+    """Sum of each vertex's in-neighbours, ``Y = A @ X``, by gather-apply-scatter or -reduce.
+
+    ``Y[i, f] = sum_e a[e] * X[j, f]`` over the stored entries ``e = (i, j)`` of row ``i``.
+
+    Parameters
+    ----------
+    A : COO, CSR, CSC, SGT or CBSR, shape (n_rows, n_cols)
+    X : array, shape (n_cols, feat)
+        As for ``spmm``.
+    method : "auto", "gas" or "gar"
+        ``gas`` takes the entries of a COO in whatever order they come and adds each to its row,
+        atomically on a GPU (not deterministic there; float16 and bfloat16 add up in a float32
+        workspace); ``gar`` sums the rows of a CSR.  A matrix in another format is converted, at
+        each call.  ``auto`` reduces all but a COO on a GPU, which it scatters where that is
+        predicted to be faster than conversion and reduction; ``explain`` says what it compared.
+
+    Returns
+    -------
+    array, shape (n_rows, feat)
+
+    Raises
+    ------
+    UnsupportedError
+        If ``method`` is unknown.
+    ShapeError, DtypeError, DeviceError
+        As ``spmm``.
+
+    Notes
+    -----
+    GAS pays where features are few, so that a sort costs more than it saves.  Entries in order of
+    rows are added up before they are scattered.  Convert once, and keep the CSR, where you call
+    more than once: that is faster than either.  fuseGNN (ICCAD'20), section 3.
+    """
+    A = checks.sparse("A", A)
+    checks.choice("method", method, ("auto", "gas", "gar"))
+    X = checks.features("X", X, A=A)
+    checks.values_like(A, X)
+    chosen, why = _chosen(A, X) if method == "auto" else (method, lambda: "as asked for")
+    Y = spmm(A.tocoo() if chosen == "gas" else A.tocsr(), X)
+    choose.remark(lambda: f"method {chosen}: {why()}")
+    return Y
+
+
+def _chosen(A: Format, X: Array) -> tuple[str, Callable[[], str]]:
+    """The method that is predicted to be faster, and why."""
+    if A.format != "coo":
+        return "gar", lambda: "the entries are in order of rows or soon are, A is no COO"
+    if not is_cupy(A._indices):
+        return "gar", lambda: "on the CPU conversion and reduction are faster than scattering"
+    sums = X.shape[1] * max(X.itemsize, 4)
+    far = A.n_rows * min(sums, _SLICE_BYTES) > _RATES.resident
+    scatter = A.nnz * sums * (_RATES.far_byte if far else _RATES.scatter_byte) / 1e3
+    convert = (_RATES.convert + A.nnz * _RATES.convert_entry) / 1e3
+
+    def why() -> str:
+        return f"atomics are predicted to take {scatter:.0f} us more, conversion {convert:.0f}"
+
+    return "gas" if scatter < convert else "gar", why
+
+
+def aggregate_backward(
+    A: Format,
+    X: Array,
+    grad: Array,
+    *,
+    self_weight: Array | None = None,
+    transposed: CSR | None = None,
+    perm: Array | None = None,
+    inverse: Array | None = None,
+) -> tuple[Array, ...]:
+    """Gradients of ``Y = A @ X + diag(self_weight) @ X`` in features and edge values, in one pass.
+
+    ``dX[j, f] = sum_e a[e] grad[i, f] + self_weight[j] grad[j, f]`` over the stored entries ``e =
+    (i, j)`` of column ``j``, ``dA[e] = sum_f grad[i, f] X[j, f]`` and ``dself[j] = sum_f grad[j, f]
+    X[j, f]``; every ``a[e]`` is 1 for an unweighted ``A``.
+
+    Parameters
+    ----------
+    A : COO, CSR, CSC, SGT or CBSR, shape (n_rows, n_cols)
+    X : array, shape (n_cols, feat)
+        As for ``aggregate``.
+    grad : array, shape (n_rows, feat)
+        Of ``Y``, in X's dtype.
+    self_weight : array, shape (n_rows,), optional
+        What each vertex's own features were multiplied with, for a square ``A``; of X's dtype, or
+        float32 beside 2-byte features.
+    transposed : CSR, shape (n_cols, n_rows), optional
+        ``A.tocsr().tocsc().T``; computed if left out, by a sort.  Its values are not read.
+    perm : array, shape (nnz,), optional
+        The number in CSR order of each entry of ``transposed``: the permutation of
+        ``A.tocsr().tocsc_with_perm()``.  Goes with ``transposed``; neither is compared with ``A``
+        beyond its size; what is no permutation gives wrong values of ``dA``, or leaves them unset.
+    inverse : array, shape (nnz,), optional
+        That of ``perm``: ``Graph(A).transposed.csc_perm``.  On a GPU ``dA`` of a large graph goes
+        back to CSR order 2.7 times as fast by it.
+
+    Returns
+    -------
+    dX : array, shape (n_cols, feat)
+    dA : array, shape (nnz,)
+        In CSR order; of an unweighted ``A`` too.
+    dself : array, shape (n_rows,)
+        Only if ``self_weight`` is given, in its dtype.
+
+    Raises
+    ------
+    ShapeError
+        If shapes do not fit, or ``self_weight`` is given for an ``A`` that is not square.
+    DtypeError, DeviceError
+        As ``aggregate``.
+    UnsupportedError
+        If only one of ``transposed`` and ``perm`` is given, or ``inverse`` without them.
+
+    Notes
+    -----
+    Deterministic: no atomics.  A row of ``grad`` that an entry gathers serves both gradients, where
+    a product with the transpose and ``sddmm`` gather one each.  Sums run in float32 at least; on a
+    GPU wide features go in slices, for whose dot products it takes a float an entry of memory, and
+    of large graphs one of any width, and a value an entry if there are values: from 4 Mi entries on
+    beside 16 MiB of features, or with ``inverse`` 1.5 Mi, and from 8 Mi on.
+    fuseGNN (ICCAD'20), algorithms 2 and 3.
+    """
+    A = checks.sparse("A", A).tocsr()
+    X = checks.rows_in_place(checks.features("X", X, A=A))
+    checks.values_like(A, X)
+    grad = checks.rows_in_place(checks.features("grad", grad, A=A, axis="rows"))
+    checks.alike("grad", grad, "X", X)
+    if self_weight is not None and A.n_rows != A.n_cols:
+        raise ShapeError(f"self_weight is given but A is {A.shape}: only a square A has vertices.")
+    own = checks.factors("self_weight", self_weight, A=A, axis="rows", like=X)
+    T, places = _transposed(A, transposed, perm)
+    back = None if inverse is None else _inverse(inverse, A, perm)
+    dX = checks.output(None, shape=X.shape, like=X, inputs=[])
+    dA = checks.output(None, shape=(A.nnz,), like=X, inputs=[])
+    dself = None if own is None else checks.output(None, shape=own.shape, like=own, inputs=[])
+    options = {"self_weight": own, "dA": dA, "dself": dself, "inverse": back}
+    choose.run("aggregate_backward", A, X, grad, T, places, out=dX, **options)
+    if dself is None:
+        return dX, dA
+    with on_device_of(dself), allocating(f"a result of shape {dself.shape}"):
+        with np.errstate(over="ignore"):
+            return dX, dA, dself.astype(getattr(self_weight, "dtype", X.dtype), copy=False)
+
+
+def _inverse(inverse: Any, A: CSR, perm: Any) -> Array:
+    if perm is None:
+        raise UnsupportedError("inverse is given without perm: give transposed and perm too.")
+    return _numbers("inverse", inverse, A)
+
+
+def scale(A: Format, row: Array | None = None, col: Array | None = None) -> Any:
+    """``diag(row) · A · diag(col)`` as a sparse matrix: the same structure with scaled values.
+
+    ``b[e] = row[i] * a[e] * col[j]`` for the stored entry ``e = (i, j)``; ``a[e]`` is 1 for an
+    unweighted ``A``, and a factor that is left out is 1.
+
+    Parameters
+    ----------
+    A : COO, CSR, CSC, SGT or CBSR, shape (n_rows, n_cols)
+    row : array, shape (n_rows,), optional
+    col : array, shape (n_cols,), optional
+        Of the dtype of ``A.data``; for an unweighted ``A`` both of one dtype, float16, bfloat16,
+        float32 or float64, which the result has.  2-byte products are rounded once.
+
+    Returns
+    -------
+    the format of ``A``
+        Sharing its index arrays; ``A`` itself if both factors are left out.
+
+    Raises
+    ------
+    ShapeError
+        If ``row`` or ``col`` is not 1-D with one factor per row or column.
+    DtypeError
+        If ``A`` is no sparse format, or dtypes do not fit.
+    DeviceError
+        If the arguments are on different devices.
+
+    Notes
+    -----
+    Deterministic.  ``spmm`` takes both factors itself and spares this pass over the values.
+    """
+    A = checks.sparse("A", A)
+    row = checks.factors("row", row, A=A, axis="rows")
+    col = checks.factors("col", col, A=A, axis="columns")
+    given = [(name, one) for name, one in (("row", row), ("col", col)) if one is not None]
+    if not given:
+        return A
+    name, like = given[0] if A.data is None else ("A.data", A.data)
+    for other, factor in given:
+        checks.same_dtype(other, factor, name, like)
+    quiet = np.errstate(over="ignore", under="ignore", invalid="ignore")  # as the kernels
+    with on_device_of(like), allocating(f"values of {A.nnz} entries"), quiet:
+        rows, cols = _places(A)
+        wide = like.dtype if like.dtype.itemsize >= 4 else np.dtype(np.float32)
+        products: Array = None if A.data is None else A.data.astype(wide)
+        for factor, places in ((row, rows), (col, cols)):
+            if factor is not None:
+                found = factor.astype(wide, copy=False)[places]
+                products = found if products is None else namespace(found).multiply(found, products)
+        return A._replace(data=products.astype(like.dtype, copy=False))
+
+
+def _places(A: Any) -> tuple[Any, Any]:
+    """Row and column of each value, in the order and shape in which the format keeps them."""
+    if A.format == "coo":
+        return A.row, A.col
+    if A.format == "cbsr":
+        return namespace(A.indices).arange(A.n_rows)[:, None], A.indices
+    if A.format == "sgt":
+        A = A.tocsr()  # whose order an SGT's values have
+    if A.format not in ("csr", "csc"):
+        raise UnsupportedError(f"A is {A.format.upper()}: convert it, A.tocsr() for instance.")
+    major = primitives.expand(A.indptr, A.nnz)
+    return (major, A.indices) if A.format == "csr" else (A.indices, major)
+
+
+# Launchers
+
+
+def _backward_gpu(
+    A: CSR, X: Array, grad: Array, T: CSR, perm: Array, *, out: Array, dA: Array,
+    self_weight: Array | None, dself: Array | None, inverse: Array | None,
+) -> None:  # fmt: skip
+    from . import cuda, cuda_aggregate
+
+    S, dtype, feat = cuda.structure(T), str(X.dtype), X.shape[1]
+    strides = row_stride(X), row_stride(grad)
+    together = pointer(X) | pointer(grad) | pointer(out)
+    together |= strides[0] * X.itemsize | strides[1] * X.itemsize
+    entries = {"data": pointer(A.data), "perm": pointer(perm), "inverse": pointer(inverse)}
+    size = cuda_aggregate.aggregate_workspace(S, dtype, feat=feat, together=together, **entries)
+    workspace = namespace(X).empty(size, np.uint8) if size else None
+    cuda_aggregate.aggregate_backward(
+        S,
+        dtype,
+        feat=feat,
+        ldx=strides[0],
+        ldg=strides[1],
+        X=pointer(X),
+        grad=pointer(grad),
+        self_weight=pointer(self_weight),
+        dX=pointer(out),
+        dA=pointer(dA),
+        dself=pointer(dself),
+        workspace=pointer(workspace),
+        stream=cuda.stream(),
+        data=entries["data"],
+        perm=entries["perm"],
+        inverse=entries["inverse"],
+    )
+
+
+def _backward_numba(
+    A: CSR, X: Array, grad: Array, T: CSR, perm: Array, *, out: Array, dA: Array,
+    self_weight: Array | None, dself: Array | None, inverse: Array | None,
+) -> None:  # fmt: skip
+    from .cpu_aggregate import aggregate_backward
+
+    arrays = (T.indptr, T.indices, perm, A.data, X, grad)
+    aggregate_backward(*arrays, None, None, self_weight, out, dA, dself)
+
+
+choose.register(
+    *(
+        choose.Kernel("aggregate_backward", name, place, run)
+        for name, place, run in (
+            ("aggregate_backward_cuda", choose.on_gpu, _backward_gpu),
+            ("aggregate_backward_numba", choose.on_cpu, _backward_numba),
+        )
+    )
+)

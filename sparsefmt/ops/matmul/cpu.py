@@ -1,0 +1,278 @@
+"""Compiled loops of SpMM: rows summed or compared in vector registers, tile by tile of features.
+
+Arrays are flat and a missing one is empty, so that each loop is compiled once per value and index
+dtype.  Offsets are 64-bit whatever the index dtype.
+"""
+
+from typing import Any
+
+import numba
+import numpy as np
+
+from ..engine.lanes import (
+    add_product,
+    beats,
+    divided,
+    equals,
+    lanes,
+    lanes_beside,
+    load,
+    prefetch,
+    product,
+    store,
+    where,
+    width_of,
+)
+
+#: Pieces of work a thread: enough to even out hubs, few enough to cost nothing.
+PIECES_PER_THREAD = 16
+#: Entries between a prefetch and its use: 1.35x over none at 128 features, 5 M entries.
+AHEAD = 16
+#: Bytes of a tile of features, the last one masked.  512 keep 128 float32 features in registers:
+#: 1.4x over two tiles of 256.
+WIDEST, WIDE, MIDDLE, NARROW = 512, 256, 128, 64
+
+parallel = numba.njit(parallel=True, cache=True, nogil=True)
+#: Part of what calls it, and so not cached: processes that write a cache at a time may spoil it.
+inlined = numba.njit(forceinline=True, nogil=True)
+
+
+@inlined
+def first_row(indptr: Any, limit: Any) -> Any:
+    """The first row before which lie at least ``limit`` entries and rows together."""
+    low, high = np.int64(0), np.int64(len(indptr) - 1)
+    while low < high:
+        middle = (low + high) // 2
+        if indptr[middle] + middle < limit:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+@inlined
+def rows_of(indptr: Any, piece: Any, pieces: Any) -> Any:
+    """First and last row, exclusive, of one of so many pieces of equal work, cut at rows."""
+    items = np.int64(indptr[-1]) + len(indptr) - 1
+    start, stop = np.int64(piece) * items // pieces, (np.int64(piece) + 1) * items // pieces
+    return first_row(indptr, start), first_row(indptr, stop)
+
+
+@inlined
+def _weight(data: Any, scale: Any, e: Any, j: Any, one: Any) -> Any:
+    weight = one
+    if len(data):
+        weight = data[e]
+    if len(scale):
+        weight = weight * scale[j]
+    return weight
+
+
+@inlined
+def _row_sum(zero: Any, A: Any, X: Any, col_scale: Any, span: Any, f: Any, count: Any) -> Any:
+    """``sum of a[e] c[j] X[j, f:f + count]`` over the entries of a span."""
+    indices, data = A
+    X, stride = X
+    sums, last = zero, len(indices) - 1
+    for e in range(*span):
+        ahead = np.int64(indices[min(e + AHEAD, last)])
+        prefetch(zero, X, ahead * stride + f)
+        j = np.int64(indices[e])
+        weight = _weight(data, col_scale, e, j, X.dtype.type(1))
+        sums = add_product(sums, weight, load(zero, X, j * stride + f, count))
+    return sums
+
+
+@inlined
+def _sum_tile(
+    zero: Any, A: Any, X: Any, scales: Any, Y: Any, i: Any, span: Any, f: Any, mean: Any, count: Any
+) -> Any:
+    """Features from ``f`` on, as many as ``count``; returns where the next tile begins.
+
+    A ``count`` that is the width of ``zero`` itself, and not the lesser of two, spares the masks.
+    """
+    Y, feat = Y
+    row_scale, col_scale = scales
+    sums = _row_sum(zero, A, X, col_scale, span, f, count)
+    if span[1] > span[0]:
+        if mean:
+            sums = divided(sums, span[1] - span[0])
+        if len(row_scale):
+            sums = product(sums, row_scale[i])
+    store(sums, Y, i * feat + f, count)
+    return f + count
+
+
+@parallel
+def spmm_sum(indptr: Any, A: Any, X: Any, scales: Any, Y: Any, mean: Any, pieces: Any) -> None:
+    """Sum or mean; ``A`` is (indices, data), ``X`` and ``Y`` are (flat, row stride)."""
+    feat = Y[1]
+    for piece in numba.prange(pieces):
+        start, stop = rows_of(indptr, piece, pieces)
+        for i in range(start, stop):
+            span, f = (np.int64(indptr[i]), np.int64(indptr[i + 1])), 0
+            zero = lanes(X[0], WIDEST, 0)
+            while feat - f >= width_of(zero):
+                f = _sum_tile(zero, A, X, scales, Y, i, span, f, mean, width_of(zero))
+            half = lanes(X[0], WIDE, 0)
+            if feat - f >= width_of(half):
+                f = _sum_tile(half, A, X, scales, Y, i, span, f, mean, width_of(half))
+            quarter = lanes(X[0], MIDDLE, 0)
+            if feat - f >= width_of(quarter):
+                f = _sum_tile(quarter, A, X, scales, Y, i, span, f, mean, width_of(quarter))
+            while f < feat:
+                last = lanes(X[0], NARROW, 0)
+                count = min(width_of(last), feat - f)
+                f = _sum_tile(last, A, X, scales, Y, i, span, f, mean, count)
+
+
+@inlined
+def _best_tile(
+    zero: Any, A: Any, X: Any, scales: Any, Y: Any, arg: Any, i: Any, span: Any, f: Any, sign: Any,
+    keep: Any,
+) -> Any:  # fmt: skip
+    """The largest of ``sign a[e] c[j] X[j, f]``, times the sign; returns where the next begins."""
+    indices, data = A
+    X, stride = X
+    Y, feat = Y
+    row_scale, col_scale = scales
+    count, one = min(width_of(zero), feat - f), X.dtype.type(1)
+    best, winner = zero, lanes_beside(zero, arg, -1)
+    start, stop = span
+    if stop > start:
+        j = np.int64(indices[start])
+        weight = sign * _weight(data, col_scale, start, j, one)
+        best = product(load(zero, X, j * stride + f, count), weight)
+        winner = lanes_beside(zero, arg, start)
+    for e in range(start + 1, stop):
+        prefetch(zero, X, np.int64(indices[min(e + AHEAD, len(indices) - 1)]) * stride + f)
+        j = np.int64(indices[e])
+        weight = sign * _weight(data, col_scale, e, j, one)
+        run = product(load(zero, X, j * stride + f, count), weight)
+        wins = beats(run, best)
+        best = where(wins, run, best)
+        if keep:
+            winner = where(wins, lanes_beside(zero, arg, e), winner)
+    if stop > start:
+        best = product(best, sign)
+        if len(row_scale):
+            best = product(best, row_scale[i])
+    store(best, Y, i * feat + f, count)
+    if keep:
+        store(winner, arg, i * feat + f, count)
+    return f + count
+
+
+@parallel
+def spmm_best(
+    indptr: Any, A: Any, X: Any, scales: Any, Y: Any, arg: Any, sign: Any, pieces: Any
+) -> None:
+    """Maximum (sign 1) or minimum (sign -1), and in ``arg``, unless empty, who won."""
+    feat, keep = Y[1], len(arg) > 0
+    for piece in numba.prange(pieces):
+        start, stop = rows_of(indptr, piece, pieces)
+        for i in range(start, stop):
+            span, f = (np.int64(indptr[i]), np.int64(indptr[i + 1])), 0
+            if keep:
+                while f < feat:
+                    zero = lanes(X[0], WIDE, 0)
+                    f = _best_tile(zero, A, X, scales, Y, arg, i, span, f, sign, True)
+            else:
+                while feat - f >= width_of(lanes(X[0], WIDE, 0)):
+                    zero = lanes(X[0], WIDE, 0)
+                    f = _best_tile(zero, A, X, scales, Y, arg, i, span, f, sign, False)
+                while f < feat:
+                    low = lanes(X[0], NARROW, 0)
+                    f = _best_tile(low, A, X, scales, Y, arg, i, span, f, sign, False)
+
+
+@parallel
+def spmm_scatter(row: Any, col: Any, data: Any, X: Any, scales: Any, Y: Any, pieces: Any) -> None:
+    """``Y[row[e]] += r a[e] c X[col[e]]`` entry by entry; each piece has its own features."""
+    X, stride = X
+    Y, feat = Y
+    row_scale, col_scale = scales
+    step = width_of(lanes(X, NARROW, 0))
+    tiles = -(-feat // step)
+    for piece in numba.prange(pieces):
+        start = np.int64(piece) * tiles // pieces * step
+        stop = min((np.int64(piece) + 1) * tiles // pieces * step, feat)
+        for k in range(len(Y) // max(feat, 1)):
+            Y[k * feat + start : k * feat + stop] = 0
+        for e in range(len(row)):
+            i, j = np.int64(row[e]), np.int64(col[e])
+            ahead = min(e + AHEAD, len(row) - 1)
+            for f in range(start, stop, step):
+                prefetch(lanes(X, NARROW, 0), X, np.int64(col[ahead]) * stride + f)
+                prefetch(lanes(X, NARROW, 0), Y, np.int64(row[ahead]) * feat + f)
+            weight = _weight(data, col_scale, e, j, X.dtype.type(1))
+            if len(row_scale):
+                weight = weight * row_scale[i]
+            for f in range(start, stop, step):
+                zero, count = lanes(X, NARROW, 0), min(step, stop - f)
+                sums = load(zero, Y, i * feat + f, count)
+                sums = add_product(sums, weight, load(zero, X, j * stride + f, count))
+                store(sums, Y, i * feat + f, count)
+
+
+@inlined
+def _arg_tile(
+    zero: Any, T: Any, data: Any, grad: Any, arg: Any, scales: Any, out: Any, j: Any, span: Any,
+    f: Any,
+) -> None:  # fmt: skip
+    """The gradients that row ``j`` of X gets from the entries that won."""
+    indices, perm = T
+    grad, stride = grad
+    out, feat = out
+    row_scale, col_scale = scales
+    count = min(width_of(zero), feat - f)
+    sums = zero
+    for k in range(*span):
+        i, e = np.int64(indices[k]), perm[k]
+        weight = _weight(data, row_scale, e, i, grad.dtype.type(1))
+        if len(col_scale):
+            weight = weight * col_scale[j]
+        won = equals(load(lanes_beside(zero, arg, 0), arg, i * feat + f, count), e)
+        share = product(load(zero, grad, i * stride + f, count), weight)
+        sums = add_product(sums, 1, where(won, share, zero))
+    store(sums, out, j * feat + f, count)
+
+
+@parallel
+def arg_dx(
+    indptr: Any, T: Any, data: Any, grad: Any, arg: Any, scales: Any, out: Any, pieces: Any
+) -> None:
+    """Gradient of X; ``T`` is (indices, perm) of the transposed structure."""
+    feat = out[1]
+    for piece in numba.prange(pieces):
+        start, stop = rows_of(indptr, piece, pieces)
+        for j in range(start, stop):
+            span, f = (np.int64(indptr[j]), np.int64(indptr[j + 1])), 0
+            while f < feat:
+                _arg_tile(lanes(grad[0], NARROW, 0), T, data, grad, arg, scales, out, j, span, f)
+                f += width_of(lanes(grad[0], NARROW, 0))
+
+
+@parallel
+def arg_da(
+    indptr: Any, indices: Any, X: Any, grad: Any, arg: Any, scales: Any, out: Any, pieces: Any
+) -> None:
+    """Gradient of the edge values; ``arg`` is (flat, feat)."""
+    X, stride = X
+    grad, grad_stride = grad
+    arg, feat = arg
+    row_scale, col_scale = scales
+    for piece in numba.prange(pieces):
+        start, stop = rows_of(indptr, piece, pieces)
+        for i in range(start, stop):
+            out[indptr[i] : indptr[i + 1]] = 0
+            for f in range(feat):
+                e = arg[i * feat + f]
+                if indptr[i] <= e < indptr[i + 1]:  # of this row, whatever the caller gave
+                    j = np.int64(indices[e])
+                    share = grad[i * grad_stride + f] * X[j * stride + f]
+                    if len(row_scale):
+                        share = share * row_scale[i]
+                    if len(col_scale):
+                        share = share * col_scale[j]
+                    out[e] += share

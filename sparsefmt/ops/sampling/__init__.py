@@ -1,0 +1,1 @@
+"""ES-SpMM: products with a sample of each row."""

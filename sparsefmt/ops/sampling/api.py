@@ -1,0 +1,319 @@
+"""Edge-sampled SpMM: at most so many entries of a row, chosen as they are loaded."""
+
+from typing import Any
+
+import numpy as np
+
+from ...errors import DtypeError
+from ...formats import primitives
+from ...formats.arrays import Array, allocating, is_cupy, namespace, on_device_of
+from ...formats.base import Format
+from ...formats.compressed import CSR
+from ..engine import checks, choose
+from ..engine.choose import pointer, row_stride
+from . import options
+
+
+def spmm_sampled(
+    A: Format,
+    X: Array,
+    width: int,
+    *,
+    strategy: str = "bucket",
+    seed: int = 0,
+    mean: bool = False,
+    rescale: bool = False,
+    row_scale: Array | None = None,
+    col_scale: Array | None = None,
+    out: Array | None = None,
+) -> Array:
+    """SpMM over a sample of each row: at most ``width`` of its entries, chosen inside the kernel.
+
+    ``Y[i, f] = r[i] * s_i * sum_{e in sample(i)} a[e] * c[j] * X[j, f]`` over the sampled entries
+    ``e = (i, j)`` of row ``i``; ``a[e]`` is 1 for an unweighted ``A``, ``r`` and ``c`` are 1 where
+    left out.  ``s_i`` is ``1 / |sample(i)|`` with ``mean``, ``nnz_i / |sample(i)|`` with
+    ``rescale``, where ``nnz_i`` counts the entries of the row, and else 1.  Entries that are not
+    sampled never touch Inf or NaN.
+
+    Parameters
+    ----------
+    A : COO, CSR, CSC, SGT or CBSR, shape (n_rows, n_cols)
+        All but CSR are converted to it, at each call.  Rows have fewer than 2**31 entries.
+    X : array, shape (n_cols, feat)
+        Same dtype as ``A.data``: float16, bfloat16, float32 or float64.  float16 and bfloat16 are
+        computed in float32.  Contiguous rows at any distance are read in place, other layouts are
+        copied.
+    width : int
+        Most entries of a row, 1 or more.  A row that has no more is taken whole, in its order.
+    strategy : "bucket", "fastrand" or "random"
+        Which entries of a longer row, in this order: ``bucket`` its first ones; ``fastrand`` those
+        at ``(k * 577) mod nnz_i`` for ``k = 0, 1, ...``, or by the first of 587, 593 and 599 that
+        does not divide ``nnz_i`` where 577 does; ``random`` a random sample without replacement.
+    seed : int
+        Of ``random``, modulo 2**64: another seed chooses other entries.
+    mean : bool
+        Divide each row by the number of its sampled entries.
+    rescale : bool
+        Multiply each row so that with ``random`` its expectation over all seeds is the whole sum.
+    row_scale : array, shape (n_rows,), optional
+        ``r``, of X's dtype, or float32 beside 2-byte features.  A row without entries gives 0
+        whatever its factor.
+    col_scale : array, shape (n_cols,), optional
+        ``c``, of the same dtypes.
+    out : array, shape (n_rows, feat), optional
+        Takes the result; contiguous, of X's dtype and device, overlapping no input.
+
+    Returns
+    -------
+    array, shape (n_rows, feat)
+        On the device of the inputs, of X's dtype.
+
+    Raises
+    ------
+    ShapeError
+        If ``width`` is less than 1, ``X`` is not 2-D or has not one row per column of ``A``, a
+        scale is not 1-D with one factor per row or column, or ``out`` has not the result's shape.
+    FormatError
+        If ``out`` is not contiguous, is read-only, or overlaps an input.
+    DtypeError
+        If ``A`` is no sparse format, ``width`` or ``seed`` no integer, ``mean`` or ``rescale`` no
+        bool, ``X`` has another dtype than ``A.data``, or a scale or ``out`` one that does not fit.
+    DeviceError
+        If the arguments are on different devices.
+    UnsupportedError
+        If ``strategy`` is unknown, or both ``mean`` and ``rescale`` are given: the mean of a sample
+        estimates the mean of the row as it is.
+
+    Notes
+    -----
+    The sample of a row depends on the seed, the number of the row and ``nnz_i`` only: not on
+    features, values, dtypes or the device.  ``sample`` gives it as a graph.  Deterministic: entries
+    add up in the order of the sample, those of a row that threads of a GPU share part by part.
+    Nothing is prepared,
+    except that where ``width`` is the mean degree or more a GPU makes ``A.chunks``, which
+    synchronises once and is kept: they tell whether a row is longer, and else ``spmm`` runs.  A row
+    is one block's work on a GPU, however many of its entries are sampled.
+
+    Error bound: that of ``spmm`` for the sample.  ES-SpMM (arXiv 2104.10716), section IV and
+    equation 2, and VI-A for the factors; a random sample is the future work of its section VI-B.
+    """
+    A = checks.sparse("A", A)
+    how = _sampling(width, strategy, seed) | _factors(mean, rescale)
+    X = checks.features("X", X, A=A)
+    checks.values_like(A, X)
+    row_scale = checks.factors("row_scale", row_scale, A=A, axis="rows", like=X)
+    col_scale = checks.factors("col_scale", col_scale, A=A, axis="columns", like=X)
+    inputs = [X, row_scale, col_scale, *checks.arrays_of(A)]
+    out = checks.output(out, shape=(A.n_rows, X.shape[1]), like=X, inputs=inputs)
+    how |= {"row_scale": row_scale, "col_scale": col_scale}
+    return choose.run("spmm_sampled", A, checks.rows_in_place(X), out=out, **how)
+
+
+def sample(A: Format, width: int, *, strategy: str = "bucket", seed: int = 0) -> CSR:
+    """The sample of ``spmm_sampled`` as a graph, equal to it entry for entry.
+
+    Parameters
+    ----------
+    A : COO, CSR, CSC, SGT or CBSR, shape (n_rows, n_cols)
+        All but CSR are converted to it.
+    width, strategy, seed
+        As for ``spmm_sampled``.
+
+    Returns
+    -------
+    CSR, shape (n_rows, n_cols)
+        At most ``width`` entries of each row, in the order of the sample, with their values where
+        ``A`` has any.
+
+    Raises
+    ------
+    ShapeError, DtypeError, UnsupportedError
+        As ``spmm_sampled``.
+
+    Notes
+    -----
+    On a GPU it synchronises once, to learn its size.
+    """
+    return sample_with_perm(A, width, strategy=strategy, seed=seed)[0]
+
+
+def sample_with_perm(
+    A: Format, width: int, *, strategy: str = "bucket", seed: int = 0
+) -> tuple[CSR, Array]:
+    """``sample``, and which entries it has.
+
+    Parameters
+    ----------
+    A, width, strategy, seed
+        As for ``sample``.
+
+    Returns
+    -------
+    CSR, shape (n_rows, n_cols)
+        The sample.
+    perm : array, shape (nnz of the sample,)
+        The number of each of its entries in the order of ``A.tocsr()``, in the dtype of the
+        indices: ``A.tocsr().data[perm]`` are its values.
+
+    Raises
+    ------
+    ShapeError, DtypeError, UnsupportedError
+        As ``spmm_sampled``.
+    """
+    A, how = checks.sparse("A", A), _sampling(width, strategy, seed)
+    A = A.tocsr()
+    xp = namespace(A.indptr)
+    with on_device_of(A.indptr), allocating(f"a sample of {A.nnz} entries"):
+        indptr = primitives.offsets(xp.minimum(A.lengths, how["width"]), A.index_dtype)
+        size = int(indptr[-1])  # synchronize!
+        cols, perm = (xp.empty(size, A.index_dtype) for _ in range(2))
+        (_sample_gpu if is_cupy(A.indptr) else _sample_numba)(A, indptr, cols, perm, **how)
+        data = None if A.data is None else A.data[perm]
+        return CSR._trusted(indptr=indptr, indices=cols, data=data, shape=A.shape), perm
+
+
+def sampling_rate(A: Format, width: int) -> float:
+    """The share of the entries that a sample has, ``sum_i min(nnz_i, width) / nnz``.
+
+    Parameters
+    ----------
+    A : COO, CSR, CSC, SGT or CBSR
+        All but CSR are converted to it.
+    width : int
+        Most entries of a row, 1 or more.
+
+    Returns
+    -------
+    float
+        1.0 for a graph without entries.
+
+    Raises
+    ------
+    ShapeError
+        If ``width`` is less than 1.
+    DtypeError
+        If ``A`` is no sparse format, or ``width`` no integer.
+
+    Notes
+    -----
+    On a GPU it synchronises.  ES-SpMM (arXiv 2104.10716), Table IV.
+    """
+    A, width = checks.sparse("A", A), options.width("width", width)
+    lengths, xp = checks.structure(A).tocsr().lengths, namespace(A._indices)
+    with on_device_of(lengths), allocating(f"lengths of {A.n_rows} rows"):
+        kept = int(xp.minimum(lengths, width).sum(dtype=np.int64))  # synchronize!
+    return kept / A.nnz if A.nnz else 1.0
+
+
+# Checks
+
+
+def _sampling(width: object, strategy: object, seed: object) -> dict[str, Any]:
+    """Which entries, as kernels take it."""
+    return {
+        "width": options.width("width", width),
+        "strategy": options.strategy(strategy),
+        "seed": options.integer("seed", seed) % 2**64,
+    }
+
+
+def _factors(mean: object, rescale: object) -> dict[str, Any]:
+    """What multiplies the rows, as kernels take it."""
+    for name, value in (("mean", mean), ("rescale", rescale)):
+        if not isinstance(value, bool | np.bool_):
+            raise DtypeError(f"{name} is {value!r}: give True or False.")
+    options.refuse_both(mean, rescale)
+    return {"mean": bool(mean), "rescale": bool(rescale)}
+
+
+# Launchers
+
+
+def _structure(A: CSR, width: int) -> Any:
+    """With a plan of its rows where the sample is most of them, or where there is one already."""
+    from ..matmul import cuda as matmul_cuda
+    from . import cuda
+
+    if width * A.n_rows >= A.nnz or A.__dict__.get("_chunks") is not None:
+        return matmul_cuda.structure(A)
+    return cuda.bare_structure(A)
+
+
+def _spmm_gpu(
+    A: CSR,
+    X: Array,
+    *,
+    out: Array,
+    width: int,
+    strategy: str,
+    seed: int,
+    mean: bool,
+    rescale: bool,
+    row_scale: Array | None,
+    col_scale: Array | None,
+) -> None:
+    from ..matmul import cuda as matmul_cuda
+    from . import cuda
+
+    if not out.size:
+        return
+    S, how = _structure(A, width), cuda.Sampling(width, strategy, seed)
+    dtype, sizes = str(X.dtype), {"feat": X.shape[1], "ldx": row_stride(X)}
+    together = (pointer(X) | pointer(out)) % 16
+    weighted = A.data is not None
+    nbytes = cuda.workspace(S, dtype, how, **sizes, together=together, weighted=weighted)
+    workspace = namespace(X).empty(nbytes, np.uint8) if nbytes else None
+    cuda.spmm_sampled(
+        S,
+        dtype,
+        how,
+        **sizes,
+        data=pointer(A.data),
+        X=pointer(X),
+        row_scale=pointer(row_scale),
+        col_scale=pointer(col_scale),
+        flags=mean * cuda.MEAN | rescale * cuda.RESCALE,
+        out=pointer(out),
+        workspace=pointer(workspace),
+        stream=matmul_cuda.stream(),
+    )
+
+
+def _spmm_numba(
+    A: CSR,
+    X: Array,
+    *,
+    out: Array,
+    row_scale: Array | None,
+    col_scale: Array | None,
+    **how: Any,
+) -> None:
+    from . import cpu
+
+    scales = row_scale, col_scale
+    cpu.spmm_sampled(A.indptr, A.indices, A.data, X, *scales, out, **how)
+
+
+def _sample_gpu(
+    A: CSR, to: Array, cols: Array, entries: Array, *, width: int, strategy: str, seed: int
+) -> None:
+    from ..matmul import cuda as matmul_cuda
+    from . import cuda
+
+    cuda.sample_rows(
+        cuda.bare_structure(A),
+        cuda.Sampling(width, strategy, seed),
+        to=pointer(to),
+        cols=pointer(cols),
+        entries=pointer(entries),
+        stream=matmul_cuda.stream(),
+    )
+
+
+def _sample_numba(A: CSR, to: Array, cols: Array, entries: Array, **how: Any) -> None:
+    from . import cpu
+
+    cpu.sample_rows(A.indptr, A.indices, to, cols, entries, **how)
+
+
+choose.register(*choose.over_rows("spmm_sampled", _spmm_gpu, _spmm_numba))

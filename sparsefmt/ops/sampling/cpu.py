@@ -1,0 +1,362 @@
+"""The numba twins of products with a sample of each row, entry for entry that of sampling.cuh.
+
+Conventions as in ``cpu``.  Rows are sampled a batch at a time, so that prefetches reach beyond the
+end of a row.  All random words are uint64, 32 bits of them in use where sampling.cuh has unsigned:
+beside int64 numba would make floats of them.
+"""
+
+from typing import Any
+
+import numba
+import numpy as np
+
+from ...formats.arrays import Array
+from ..edges.cpu import _dot
+from ..engine import cpu
+from ..engine.lanes import divided, lanes, prefetch, product, store, width_of
+from ..matmul.cpu import AHEAD, MIDDLE, NARROW, WIDE, WIDEST, _row_sum, inlined, parallel, rows_of
+from .options import ALL, STRATEGIES
+
+_FASTRAND, _RANDOM = 1, 2
+#: Entries that are sampled before they are summed, or a row where one has more: with their columns
+#: and values they stay in the L1.
+BATCH = 1024
+
+_GOLDEN, _MIX1, _MIX2, _LOW, _TIMES1, _TIMES2, _STEP_A, _STEP_B = (
+    np.uint64(word)
+    for word in (
+        0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB, 0xFFFFFFFF,
+        0x85EBCA6B, 0xC2B2AE35, 0x9E3779B9, 0xBB67AE85,
+    )
+)  # fmt: skip
+_ONE, _15, _27, _30, _31, _32 = (np.uint64(count) for count in (1, 15, 27, 30, 31, 32))
+
+
+def spmm_sampled(
+    indptr: Array,
+    indices: Array,
+    data: Array | None,
+    X: Array,
+    row_scale: Array | None,
+    col_scale: Array | None,
+    out: Array,
+    *,
+    width: int,
+    strategy: str,
+    seed: int,
+    mean: bool,
+    rescale: bool,
+) -> None:
+    """``out[i] = r[i] * factor(i) * sum of a[e] * c[j] * X[j]`` over the sample of row i."""
+    if (indptr[1:] - indptr[:-1]).max(initial=0) <= width:  # all rows whole: nothing to gather
+        reduce = "mean" if mean else "sum"
+        cpu.spmm(indptr, indices, data, X, row_scale, col_scale, out, reduce=reduce)
+        return
+    A = indices, cpu._values(data, X)
+    scales = cpu._values(row_scale, X), cpu._values(col_scale, X)
+    to, how = _ends(indptr, width), (*_drawn(strategy, seed), mean, rescale)
+    with cpu._result(out) as (Y, pieces):
+        _spmm(indptr, to, A, cpu._flat(X), scales, cpu._flat(Y), how, pieces)
+
+
+def sddmm_sampled(
+    indptr: Array,
+    indices: Array,
+    X: Array,
+    Y: Array,
+    row_scale: Array | None,
+    col_scale: Array | None,
+    out: Array,
+    *,
+    width: int,
+    strategy: str,
+    seed: int,
+    mean: bool,
+    rescale: bool,
+) -> None:
+    """``out[e] = r[i] * factor(i) * c[j] * <X[i], Y[j]>`` at sampled entries, 0 at the others."""
+    scales, feat = (cpu._values(row_scale, X), cpu._values(col_scale, X)), X.shape[1]
+    to, how = _ends(indptr, width), (*_drawn(strategy, seed), mean, rescale)
+    with cpu._result(out) as (s, pieces):
+        _sddmm(indptr, to, indices, cpu._flat(X), cpu._flat(Y), feat, scales, s, how, pieces)
+
+
+def sample_rows(
+    indptr: Array,
+    indices: Array,
+    to: Array,
+    cols: Array,
+    entries: Array,
+    *,
+    width: int,
+    strategy: str,
+    seed: int,
+) -> None:
+    """Columns and numbers of the sampled entries, those of row i from ``to[i]`` on."""
+    with cpu._result(np.empty(0)) as (_, pieces):  # all results are integers
+        _sample(indptr, indices, to, cols, entries, width, *_drawn(strategy, seed), pieces)
+
+
+def _drawn(strategy: str, seed: int) -> tuple[int, np.uint64]:
+    """How a sample is drawn, as the loops take it."""
+    return STRATEGIES[strategy], np.uint64(seed % 2**64)
+
+
+def _ends(indptr: Array, width: int) -> Array:
+    """Where the sample of each row begins among those of all, and the end."""
+    to = np.zeros(len(indptr), np.int64)
+    np.minimum(indptr[1:] - indptr[:-1], min(width, ALL), out=to[1:])
+    return to.cumsum(out=to)
+
+
+# Which entries
+
+
+@inlined
+def _mixed(z: Any) -> Any:
+    """A bijection of 64 bits (Steele, Lea and Flood, OOPSLA'14)."""
+    z = (z ^ (z >> _30)) * _MIX1
+    z = (z ^ (z >> _27)) * _MIX2
+    return z ^ (z >> _31)
+
+
+@inlined
+def _word(x: Any, key: Any) -> Any:
+    x = (((x ^ key) & _LOW) * _TIMES1) & _LOW
+    return ((x ^ (x >> _15)) * _TIMES2) & _LOW
+
+
+@inlined
+def _stride(length: Any) -> Any:
+    """577 of ES-SpMM's equation 2, or the next prime that does not divide the length."""
+    if length % 577 != 0:
+        return 577
+    if length % 587 != 0:
+        return 587
+    return 593 if length % 593 != 0 else 599
+
+
+@inlined
+def _round(place: Any, keys: Any, cut: Any) -> Any:
+    """A round of the Feistel network of sampling.cuh over a pair of numbers, packed in one."""
+    high, shift = cut
+    low, up = place & ((_ONE << shift) - _ONE), place >> shift
+    up += (_word(low, keys[0]) * high) >> _32
+    up = min(up, up - high)
+    low ^= (_word(up, keys[1]) << shift) >> _32
+    return (up << shift) | low
+
+
+@inlined
+def _permute(entries: Any, at: Any, begin: Any, length: Any, kept: Any, key: Any) -> None:
+    """Where a permutation of 0 .. length - 1 takes 0 .. kept - 1; ``begin`` is added.
+
+    Round by round, so that several places go through one in a vector register.
+    """
+    size, bits = np.uint64(length), 0
+    while (length - 1) >> bits > 0:
+        bits += 1
+    shift = np.uint64(bits // 2)
+    cut = ((size + (_ONE << shift) - _ONE) >> shift) & _LOW, shift
+    rounds = 14 if length < 12 else 8 if length < 64 else 6 if length < 600 else 4
+    own = entries[at : at + kept]
+    for k in range(len(own)):
+        own[k] = k
+    a, b = key & _LOW, key >> _32
+    for _ in range(rounds):
+        for k in range(len(own)):
+            own[k] = np.int64(_round(np.uint64(own[k]) & _LOW, (a, b), cut))
+        a, b = (a + _STEP_A) & _LOW, (b + _STEP_B) & _LOW
+    for k in range(len(own)):
+        place = np.uint64(own[k]) & _LOW
+        while place >= size:  # once more
+            a, b = key & _LOW, key >> _32
+            for _ in range(rounds):
+                place = _round(place, (a, b), cut)
+                a, b = (a + _STEP_A) & _LOW, (b + _STEP_B) & _LOW
+        own[k] = begin + np.int64(place)
+
+
+@inlined
+def _sample_row(
+    entries: Any, at: Any, row: Any, begin: Any, length: Any, kept: Any, strategy: Any, seed: Any
+) -> None:
+    """The numbers of the sampled entries of a row, from ``at`` on; ``seed`` is mixed already."""
+    if kept < length and strategy == _FASTRAND:
+        place, step = 0, _stride(length) % length
+        for k in range(kept):
+            entries[at + k] = begin + place
+            place += step
+            if place >= length:
+                place -= length
+    elif kept < length and strategy == _RANDOM:
+        key = _mixed(seed + np.uint64(row + 1) * _GOLDEN)
+        _permute(entries, at, begin, length, kept, key)
+    else:
+        for k in range(kept):
+            entries[at + k] = begin + k
+
+
+@parallel
+def _sample(
+    indptr: Any, indices: Any, to: Any, cols: Any, entries: Any, width: Any, strategy: Any,
+    seed: Any, pieces: Any,
+) -> None:  # fmt: skip
+    for piece in numba.prange(pieces):
+        start, stop = rows_of(indptr, piece, pieces)
+        mixed = _mixed(seed)
+        for i in range(start, stop):
+            begin, at = np.int64(indptr[i]), np.int64(to[i])
+            length = np.int64(indptr[i + 1]) - begin
+            kept = min(length, width)
+            _sample_row(entries, at, i, begin, length, kept, strategy, mixed)
+            for k in range(at, at + kept):
+                cols[k] = indices[entries[k]]
+
+
+# Batches of rows
+
+
+@inlined
+def _room(to: Any, start: Any, stop: Any) -> Any:
+    """Sampled entries of a batch: as many as a row has, and BATCH."""
+    room = BATCH
+    for i in range(start, stop):
+        room = max(room, to[i + 1] - to[i])
+    return room
+
+
+@inlined
+def _batch(entries: Any, indptr: Any, to: Any, first: Any, stop: Any, how: Any) -> Any:
+    """Sample whole rows from ``first`` on while there is room; the row behind the last of them."""
+    last = first
+    while last < stop and to[last + 1] - to[first] <= len(entries):
+        at, begin = to[last] - to[first], np.int64(indptr[last])
+        length, kept = np.int64(indptr[last + 1]) - begin, to[last + 1] - to[last]
+        _sample_row(entries, at, last, begin, length, kept, how[0], how[1])
+        last += 1
+    return last
+
+
+# Products
+
+
+@inlined
+def _gather(cols: Any, weights: Any, entries: Any, A: Any, col_scale: Any, count: Any) -> None:
+    """The columns of a batch, and what multiplies the rows of X, if anything does."""
+    indices, data = A
+    for k in range(count):
+        cols[k] = indices[entries[k]]
+    if len(data):
+        for k in range(count):
+            weights[k] = data[entries[k]]
+    elif len(weights):
+        weights[:count] = 1
+    if len(col_scale):
+        for k in range(count):
+            weights[k] *= col_scale[cols[k]]
+
+
+@inlined
+def _tile(
+    zero: Any, A: Any, X: Any, none: Any, row_scale: Any, Y: Any, row: Any, span: Any, f: Any,
+    mean: Any, share: Any, count: Any,
+) -> Any:  # fmt: skip
+    """Features from ``f`` on, as many as ``count``; returns where the next tile begins."""
+    Y, feat = Y
+    sums = _row_sum(zero, A, X, none, span, f, count)
+    if span[1] > span[0]:
+        if mean:
+            sums = divided(sums, span[1] - span[0])
+        if len(row_scale):
+            sums = product(sums, row_scale[row])
+        sums = product(sums, share)
+    store(sums, Y, row * feat + f, count)
+    return f + count
+
+
+@inlined
+def _row(
+    A: Any, X: Any, none: Any, row_scale: Any, Y: Any, i: Any, span: Any, mean: Any, share: Any
+) -> None:
+    """The whole row of the result."""
+    feat, f = Y[1], 0
+    zero = lanes(X[0], WIDEST, 0)
+    while feat - f >= width_of(zero):
+        f = _tile(zero, A, X, none, row_scale, Y, i, span, f, mean, share, width_of(zero))
+    half = lanes(X[0], WIDE, 0)
+    if feat - f >= width_of(half):
+        f = _tile(half, A, X, none, row_scale, Y, i, span, f, mean, share, width_of(half))
+    quarter = lanes(X[0], MIDDLE, 0)
+    if feat - f >= width_of(quarter):
+        f = _tile(quarter, A, X, none, row_scale, Y, i, span, f, mean, share, width_of(quarter))
+    while f < feat:
+        rest = lanes(X[0], NARROW, 0)
+        count = min(width_of(rest), feat - f)
+        f = _tile(rest, A, X, none, row_scale, Y, i, span, f, mean, share, count)
+
+
+@parallel
+def _spmm(indptr: Any, to: Any, A: Any, X: Any, scales: Any, Y: Any, how: Any, pieces: Any) -> None:
+    """``A`` is (indices, data), ``X`` and ``Y`` are (flat, row stride), ``how`` ends in flags."""
+    indices, data = A
+    row_scale, col_scale = scales
+    strategy, seed, mean, rescale = how
+    weighted = len(data) > 0 or len(col_scale) > 0
+    for piece in numba.prange(pieces):
+        start, stop = rows_of(to, piece, pieces)
+        room, drawn = _room(to, start, stop), (strategy, _mixed(seed))
+        entries, cols = np.empty(room, np.int64), np.empty(room, indices.dtype)
+        weights, none = np.empty(room if weighted else 0, X[0].dtype), col_scale[:0]
+        first = start
+        while first < stop:
+            last = _batch(entries, indptr, to, first, stop, drawn)
+            count = to[last] - to[first]
+            _gather(cols, weights, entries, A, col_scale, count)
+            for i in range(first, last):
+                span = to[i] - to[first], to[i + 1] - to[first]
+                length = np.int64(indptr[i + 1]) - np.int64(indptr[i])
+                share = length / max(span[1] - span[0], 1) if rescale else 1.0
+                sampled = cols[:count], weights
+                _row(sampled, X, none, row_scale, Y, i, span, mean, share)
+            first = last
+
+
+@parallel
+def _sddmm(
+    indptr: Any, to: Any, indices: Any, X: Any, Y: Any, feat: Any, scales: Any, out: Any, how: Any,
+    pieces: Any,
+) -> None:  # fmt: skip
+    """``X`` and ``Y`` are (flat, row stride)."""
+    X, ldx = X
+    Y, ldy = Y
+    row_scale, col_scale = scales
+    strategy, seed, mean, rescale = how
+    one, line = X.dtype.type(1), width_of(lanes(Y, NARROW, 0))
+    for piece in numba.prange(pieces):
+        start, stop = rows_of(to, piece, pieces)
+        drawn = strategy, _mixed(seed)
+        entries = np.empty(_room(to, start, stop), np.int64)
+        out[indptr[start] : indptr[stop]] = 0
+        first = start
+        while first < stop:
+            last = _batch(entries, indptr, to, first, stop, drawn)
+            behind = to[last] - to[first]
+            for i in range(first, last):
+                kept = to[i + 1] - to[i]
+                factor = row_scale[i] if len(row_scale) else one
+                if mean:
+                    factor /= max(kept, 1)
+                if rescale:
+                    length = np.int64(indptr[i + 1]) - np.int64(indptr[i])
+                    factor *= length / max(kept, 1)
+                for k in range(to[i] - to[first], to[i + 1] - to[first]):
+                    ahead = np.int64(indices[entries[min(k + AHEAD, behind - 1)]]) * ldy
+                    for f in range(0, feat, line):
+                        prefetch(lanes(Y, NARROW, 0), Y, ahead + f)
+                    e = entries[k]
+                    j = np.int64(indices[e])
+                    dot = _dot(X, i * ldx, Y, j * ldy, feat)
+                    column = col_scale[j] if len(col_scale) else one
+                    out[e] = dot * column * factor
+            first = last

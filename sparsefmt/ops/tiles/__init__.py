@@ -1,0 +1,1 @@
+"""TC-GNN: products by condensed tiles, on tensor cores where they pay."""

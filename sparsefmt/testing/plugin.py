@@ -1,0 +1,80 @@
+"""The hypothesis plug-in: ``st.from_type(sparsefmt.CSR)`` gives matrices.
+
+Hypothesis calls ``register`` whenever it is imported, also by people who do not use sparsefmt, so
+that loads neither NumPy nor a format: a format is registered when its module is there, which is at
+once or when it is imported later.  The strategies are built when first asked for.
+"""
+
+import sys
+from collections.abc import Sequence
+from functools import partial
+from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
+from types import ModuleType
+from typing import Any
+
+#: Module -> its classes that get a strategy.
+_CLASSES = {
+    "sparsefmt.formats.base": ("Format",),
+    "sparsefmt.formats.coo": ("COO",),
+    "sparsefmt.formats.compressed": ("CSR", "CSC"),
+    "sparsefmt.formats.cbsr": ("CBSR",),
+    "sparsefmt.formats.sgt": ("SGT",),
+}
+
+
+def register() -> None:
+    """Give hypothesis a strategy for each format, now or when the format is first imported."""
+    later = [name for name in _CLASSES if not _is_loaded(name)]
+    for name in _CLASSES.keys() - later:
+        _register_classes(sys.modules[name])
+    if later and not any(isinstance(finder, _Watch) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _Watch(later))
+
+
+def _is_loaded(name: str) -> bool:
+    """Whether the module was executed to its end (its import may still be under way)."""
+    return all(hasattr(sys.modules.get(name), one) for one in _CLASSES[name])
+
+
+def _register_classes(module: ModuleType) -> None:
+    from hypothesis.strategies import register_type_strategy
+
+    for name in _CLASSES[module.__name__]:
+        register_type_strategy(getattr(module, name), partial(_strategy, name))
+
+
+def _strategy(name: str, asked: type) -> Any:
+    from .. import testing
+
+    if name == "Format":
+        return testing.graphs(format=None) | testing.cbsr()
+    return getattr(testing, name.lower())()
+
+
+class _Watch:
+    """An import finder that finds nothing itself: it learns when a format's module is loaded."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self.waiting = set(names)
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """The spec that the other finders give, with a call after the module was executed."""
+        if name not in self.waiting:
+            return None
+        self.waiting.discard(name)  # the search below comes here again
+        spec = find_spec(name)
+        if spec is None or spec.loader is None:
+            return None
+        execute = spec.loader.exec_module
+
+        def execute_and_register(module: ModuleType) -> None:
+            execute(module)
+            _register_classes(module)
+
+        spec.loader.exec_module = execute_and_register  # type: ignore[method-assign]
+        if not self.waiting and self in sys.meta_path:
+            sys.meta_path.remove(self)
+        return spec
