@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from ..ops.edges import cuda as edges_cuda
+from ..ops.engine.structure import Structure
 from ..ops.matmul import cuda as matmul_cuda
-from ..ops.matmul.cuda import Structure
 from ..ops.tiles import cuda as tiles_cuda
 from ..ops.tiles import cuda_edges as tiles_cuda_edges
 from . import _tiles
@@ -254,34 +254,6 @@ def spmm_arg_da(
     return out
 
 
-def sddmm(
-    S: Structure, x: Tensor, y: Tensor, row_scale: Tensor | None, col_scale: Tensor | None
-) -> Tensor:
-    out = x.new_empty(S.nnz, *x.shape[1:-1])
-    # Scales meet the sums, in float32: those of columns are no matter here.
-    if _tiles.given and (tiled := _tiles.find(S, "sddmm", x)):
-        _sddmm_tiles(tiled, x, y, out, row_scale, col_scale)
-        return out
-    x, y = rows_apart(x), rows_apart(y)
-    row_scale, col_scale = _factors(row_scale), _factors(col_scale)
-    with _on_device_of(x):
-        edges_cuda.sddmm(
-            S,
-            _NAMES[x.dtype],
-            heads=x.shape[1] if x.dim() == 3 else 1,
-            feat=x.shape[-1],
-            ldx=x.stride(0),
-            ldy=y.stride(0),
-            X=x.data_ptr(),
-            Y=y.data_ptr(),
-            row_scale=_pointer(row_scale),
-            col_scale=_pointer(col_scale),
-            out=out.data_ptr(),
-            stream=_stream(x),
-        )
-    return out
-
-
 def _sddmm_tiles(
     tiled: Tiled,
     x: Tensor,
@@ -324,34 +296,3 @@ def _readable(x: Tensor) -> Tensor:
     copy = x.new_zeros(*x.shape[:-1], width)
     copy[..., :feat] = x
     return copy
-
-
-def edge_softmax(S: Structure, scores: Tensor) -> Tensor:
-    scores = scores.contiguous()
-    out = torch.empty_like(scores)
-    with _on_device_of(scores):
-        edges_cuda.edge_softmax(
-            S,
-            _NAMES[scores.dtype],
-            heads=scores.shape[1] if scores.dim() == 2 else 1,
-            scores=scores.data_ptr(),
-            out=out.data_ptr(),
-            stream=_stream(scores),
-        )
-    return out
-
-
-def edge_softmax_backward(S: Structure, probabilities: Tensor, grad: Tensor) -> Tensor:
-    probabilities, grad = probabilities.contiguous(), grad.contiguous()
-    out = torch.empty_like(grad)
-    with _on_device_of(grad):
-        edges_cuda.edge_softmax_backward(
-            S,
-            _NAMES[grad.dtype],
-            heads=grad.shape[1] if grad.dim() == 2 else 1,
-            probabilities=probabilities.data_ptr(),
-            grad=grad.data_ptr(),
-            out=out.data_ptr(),
-            stream=_stream(grad),
-        )
-    return out

@@ -7,8 +7,8 @@ from ..formats import primitives
 from ..formats.arrays import allocating, finish, on_device_of
 from ..interop.torch import from_tensor
 from ..ops.edges import cuda as edges_cuda
+from ..ops.engine.structure import Structure
 from ..ops.matmul import cuda_aggregate as matmul_cuda_aggregate
-from ..ops.matmul.cuda import Structure
 from . import _cuda, _kept, _tiles
 from ._layout import rows_apart
 
@@ -105,7 +105,7 @@ def _apart(
     x, grad = rows_apart(x), rows_apart(grad)
     row_scale, col_scale = _cuda._factors(row_scale), _cuda._factors(col_scale)
     with _cuda._on_device_of(x):
-        edges_cuda.sddmm(
+        edges_cuda.sddmm_of_pointers(
             S,
             _cuda._NAMES[x.dtype],
             heads=1,

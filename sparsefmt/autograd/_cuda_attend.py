@@ -8,7 +8,7 @@ from torch import Tensor
 from ..ops.attention import cuda_pairwise as attention_cuda_pairwise
 from ..ops.attention import pairwise_shape as attention_pairwise_shape
 from ..ops.attention.column_blocks import Part, parts_of
-from ..ops.matmul.cuda import Structure
+from ..ops.engine.structure import Structure
 from . import _kept
 from ._cuda import _NAMES, _memory, _on_device_of, _pointer, _stream
 from ._cuda_attention import dropped

@@ -8,7 +8,7 @@ from torch import Tensor
 from ..ops.attention import cuda_gat as attention_cuda_gat
 from ..ops.attention import cuda_gat_entries as attention_cuda_gat_entries
 from ..ops.edges import cuda as edges_cuda
-from ..ops.matmul.cuda import Structure
+from ..ops.engine.structure import Structure
 from ._cuda import _NAMES, _memory, _on_device_of, _pointer, _stream
 from ._scores import heads_and_feat, shape_of, sums_dtype, wide
 
@@ -231,7 +231,7 @@ def _of_edges(
 ) -> None:
     """From the products at the entries, which are rounded to the dtype of the features."""
     heads, feat, dots = common["heads"], common["feat"], h.new_empty(out.shape)
-    edges_cuda.sddmm(
+    edges_cuda.sddmm_of_pointers(
         S,
         _NAMES[h.dtype],
         heads=heads,

@@ -15,8 +15,8 @@ from ..ops.cbsr import cuda as cbsr_cuda
 from ..ops.cbsr import cuda_dense as cbsr_cuda_dense
 from ..ops.cbsr import cuda_maxk as cbsr_cuda_maxk
 from ..ops.cbsr import cuda_sspmm as cbsr_cuda_sspmm
+from ..ops.engine.structure import Structure
 from ..ops.matmul import cuda as matmul_cuda
-from ..ops.matmul.cuda import Structure
 from ._cuda import _NAMES, _factors, _memory, _on_device_of, _pointer, _stream, _vector
 from ._layout import balanced, rows_apart
 from ._windows import windowed

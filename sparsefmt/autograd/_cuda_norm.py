@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from ..errors import UnsupportedError
+from ..ops.engine.structure import Structure
 from ..ops.gcn import cuda as gcn_cuda
-from ..ops.matmul.cuda import Structure
 from . import _cuda
 
 

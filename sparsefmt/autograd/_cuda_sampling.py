@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ..ops.matmul.cuda import Structure
+from ..ops.engine.structure import Structure
 from ..ops.sampling import cuda as sampling_cuda
 from ..ops.sampling.cuda import MEAN, RESCALE, Sampling
 from ..ops.sampling.options import ALL

@@ -13,7 +13,7 @@ from ..formats.arrays import Array
 from ..formats.compressed import CSR
 from ..formats.windows import Cut
 from ..ops.cbsr.cuda_sspmm import Windowed
-from ..ops.matmul.cuda import Structure
+from ..ops.engine.structure import Structure
 from ..reorder import Order
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from ..formats.costs import Costs
 from ..formats.sgt import SGT
 from ..formats.split import HEIGHTS, Split
 from ..interop.torch import to_tensor
-from ..ops.matmul.cuda import Structure
+from ..ops.engine.structure import Structure
 from ..ops.tiles import cuda as tiles_cuda
 from ..ops.tiles.cuda import TileStructure
 from ._kept import Kept, Place, place_of

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ..errors import ShapeError, UnsupportedError
 from . import _check_attention as check
-from . import attention, bridge
+from . import _library, attention
 from .structure import GraphLike, GraphTensors, given_tensors
 
 
@@ -281,8 +281,8 @@ def _cast(tensors: GraphTensors, features: tuple[Any, ...], scores: tuple[Any, .
     kind = tensors.kind
     if not torch.is_autocast_enabled(kind):
         return features, scores
-    narrow, wide = (bridge.autocast_dtype(kind, narrow=one) for one in (True, False))
+    narrow, wide = (_library.autocast_dtype(kind, narrow=one) for one in (True, False))
     return (
-        tuple(bridge.cast(one, kind, narrow) for one in features),
-        tuple(bridge.cast(one, kind, wide) for one in scores),
+        tuple(_library.cast(one, kind, narrow) for one in features),
+        tuple(_library.cast(one, kind, wide) for one in scores),
     )

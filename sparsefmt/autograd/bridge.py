@@ -13,21 +13,17 @@ written by one thread group, in a fixed order of entries.  The ops of attention 
 ``bridge_attention``.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import profiler
-from torch.nn import Parameter
-from torch.overrides import has_torch_function
 
 from . import _cpu, _cuda, _cuda_aggregate, _cuda_cbsr
 from ._layout import balanced
+from ._library import autocast_dtype, cast, define, define_autocast, needs_no_dispatcher, unwatched
 from .structure import Side
-
-_library: Any = torch.library.Library("sparsefmt", "DEF")  # type: ignore[no-untyped-call]
 
 _ON_CUDA = vars(_cuda) | vars(_cuda_cbsr) | vars(_cuda_aggregate)
 
@@ -39,11 +35,8 @@ _SCHEMAS = (
     f"spmm_arg_dx({_STRUCTURE}, Tensor perm, Tensor grad, Tensor arg, Tensor? values, {_SCALES}) "
     "-> Tensor",
     f"spmm_arg_da({_STRUCTURE}, Tensor x, Tensor grad, Tensor arg, {_SCALES}) -> Tensor",
-    f"sddmm({_STRUCTURE}, Tensor x, Tensor y, {_SCALES}) -> Tensor",
     f"aggregate_backward({_STRUCTURE}, Tensor x, Tensor grad, Tensor? values, Tensor? perm, "
     f"{_SCALES}) -> (Tensor, Tensor)",
-    f"edge_softmax({_STRUCTURE}, Tensor scores) -> Tensor",
-    f"edge_softmax_backward({_STRUCTURE}, Tensor probabilities, Tensor grad) -> Tensor",
     f"spgemm({_STRUCTURE}, Tensor columns, Tensor kept, SymInt feat, Tensor? values, {_SCALES}, "
     "str reduce) -> Tensor",
     f"sspmm({_STRUCTURE}, Tensor columns, Tensor grad, Tensor? values, Tensor perm, {_SCALES}) "
@@ -150,10 +143,7 @@ _FAKES: dict[str, Any] = {
     "spmm_arg": _spmm_arg_fake,
     "spmm_arg_dx": _spmm_arg_dx_fake,
     "spmm_arg_da": _one_per_entry,
-    "sddmm": _sddmm_fake,
     "aggregate_backward": _aggregate_backward_fake,
-    "edge_softmax": _like_last,
-    "edge_softmax_backward": _like_last,
     "spgemm": _spgemm_fake,
     "sspmm": _sspmm_fake,
     "sspmm_outer": _sspmm_fake,
@@ -166,26 +156,9 @@ _FAKES: dict[str, Any] = {
 # Autocast: products in the autocast dtype, softmax in float32; float64 stays, as in torch
 
 _TO_AUTOCAST_DTYPE = (
-    *("spmm", "spmm_arg", "sddmm"),
+    *("spmm", "spmm_arg"),
     *("spgemm", "sspmm", "sspmm_outer", "sddmm_cbsr"),
 )
-_TO_FLOAT32 = ("edge_softmax", "edge_softmax_backward")
-
-
-def autocast_dtype(kind: str, *, narrow: bool) -> torch.dtype:
-    """What autocast on this kind of device casts to, for products or for softmax."""
-    return torch.get_autocast_dtype(kind) if narrow else torch.float32
-
-
-def cast(value: Any, kind: str, dtype: torch.dtype) -> Any:
-    """``value`` as autocast would cast it: floating tensors of that kind of device, not float64."""
-    if (
-        not isinstance(value, Tensor)
-        or value.dtype not in (torch.float16, torch.bfloat16, torch.float32)
-        or value.device.type != kind
-    ):
-        return value
-    return value.to(dtype)
 
 
 def _autocast(op: Any, kind: str, *, narrow: bool) -> Any:
@@ -197,21 +170,6 @@ def _autocast(op: Any, kind: str, *, narrow: bool) -> Any:
     return kernel
 
 
-def define(schema: str, on_cpu: Any, on_cuda: Any, fake: Any) -> None:
-    """A library op of that schema: its kernels, and the shapes of its results."""
-    name = _library.define(schema).split("::")[-1]
-    _library.impl(name, on_cpu, "CPU")
-    _library.impl(name, on_cuda, "CUDA")
-    torch.library.register_fake(f"sparsefmt::{name}", fake, lib=_library)
-
-
-def define_autocast(name: str, make: Callable[[Any, str], Any]) -> None:
-    """What ``make`` makes of the op and the kind of device is called while autocast is at work."""
-    op = getattr(torch.ops.sparsefmt, name).default
-    for kind, key in (("cpu", "AutocastCPU"), ("cuda", "AutocastCUDA")):
-        _library.impl(name, make(op, kind), key)
-
-
 def _register() -> None:
     for schema in _SCHEMAS + _FEATURE_SCHEMAS:
         name = schema.split("(")[0]
@@ -221,21 +179,13 @@ def _register() -> None:
         elif schema in _SCHEMAS:
             kernel = _cuda.of_tensors(kernel)
         define(schema, getattr(_cpu, name), kernel, _FAKES[name])
-    for name in _TO_AUTOCAST_DTYPE + _TO_FLOAT32:
-        define_autocast(name, partial(_autocast, narrow=name in _TO_AUTOCAST_DTYPE))
+    for name in _TO_AUTOCAST_DTYPE:
+        define_autocast(name, partial(_autocast, narrow=True))
 
 
 _register()
 
 # The ops as ``gradients`` calls them
-
-_C: Any = torch._C
-_local_keys = _C._dispatch_tls_local_include_set
-_backend = _C.DispatchKeySet(_C.DispatchKey.BackendSelect)
-_in_place = _C.DispatchKeySet(_C.DispatchKey.ADInplaceOrView)
-#: What a thread adds to the keys of each call if nothing watches it: in inference mode, and else.
-_EAGER_KEYS = _backend.raw_repr(), (_backend | _in_place).raw_repr()
-_TENSORS, _OTHERS = (Tensor, Parameter), (type(None), str, int, float, bool)
 
 
 class _Ways:
@@ -276,47 +226,16 @@ class FeatureOp(_Ways):
 
     def __call__(self, x: Tensor, *args: Any) -> Any:
         """By the short way where nothing can tell."""
-        if not torch.compiler.is_compiling() and x.is_cuda and _unwatched((x, *args)):
+        if not torch.compiler.is_compiling() and x.is_cuda and unwatched((x, *args)):
             return self.kernel(x, *args)
         return self.library(x, *args)
-
-
-def needs_no_dispatcher(side: Side, args: tuple[Any, ...]) -> bool:
-    """Whether a call would reach the CUDA kernel and nothing else."""
-    return not torch.compiler.is_compiling() and side.structure is not None and _unwatched(args)
-
-
-def _unwatched(args: tuple[Any, ...]) -> bool:
-    """Whether nothing but the kernel of their device would hear of a call in plain eager mode.
-
-    Not with a profiler, autocast or a mode at work, nor a tracer or a transform (they add to the
-    keys of the thread), nor for a subclass, a negation that torch has put off, or zeros without
-    memory.  Torch has no question that an ``ExecutionTraceObserver`` would answer.
-    """
-    if (
-        profiler._is_profiler_enabled
-        or torch.is_autocast_enabled("cuda")
-        or has_torch_function(args)
-        or _local_keys().raw_repr() not in _EAGER_KEYS
-    ):
-        return False
-    for arg in args:
-        if type(arg) in _TENSORS:
-            if arg.is_neg() or arg._is_zerotensor():
-                return False
-        elif type(arg) not in _OTHERS:
-            return False
-    return True
 
 
 SPMM = Op("spmm")
 SPMM_ARG = Op("spmm_arg")
 SPMM_ARG_DX = Op("spmm_arg_dx")
 SPMM_ARG_DA = Op("spmm_arg_da")
-SDDMM = Op("sddmm")
 AGGREGATE_BACKWARD = Op("aggregate_backward")
-EDGE_SOFTMAX = Op("edge_softmax")
-EDGE_SOFTMAX_BACKWARD = Op("edge_softmax_backward")
 SPGEMM = Op("spgemm")
 SSPMM = Op("sspmm")
 SSPMM_OUTER = OuterOp("sspmm_outer")

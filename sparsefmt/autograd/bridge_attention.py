@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import _cpu_attend, _cpu_attention, _cuda, _cuda_attend, _cuda_attention, bridge
+from . import _cpu_attend, _cpu_attention, _cuda, _cuda_attend, _cuda_attention, _library
 from ._scores import heads_and_feat, shape_of, sums_dtype
 from .bridge import FeatureOp, Op
 from .structure import Side
@@ -144,9 +144,9 @@ def _autocast(op: Any, kind: str) -> Any:
     narrow = [argument.name in _FEATURES for argument in op._schema.arguments]
 
     def kernel(*args: Any) -> Any:
-        dtypes = (bridge.autocast_dtype(kind, narrow=one) for one in narrow)
+        dtypes = (_library.autocast_dtype(kind, narrow=one) for one in narrow)
         with torch.autocast(kind, enabled=False):
-            cast = partial(bridge.cast, kind=kind)
+            cast = partial(_library.cast, kind=kind)
             return op(*(cast(one, dtype=dtype) for one, dtype in zip(args, dtypes, strict=False)))
 
     return kernel
@@ -183,9 +183,9 @@ def _register() -> None:
             kernel = _of_both(kernel)
         elif schema in _SCHEMAS:
             kernel = _cuda.of_tensors(kernel)
-        bridge.define(schema, _ON_CPU[name], kernel, _FAKES[name])
+        _library.define(schema, _ON_CPU[name], kernel, _FAKES[name])
     for name in _UNDER_AUTOCAST:
-        bridge.define_autocast(name, _autocast)
+        _library.define_autocast(name, _autocast)
 
 
 _register()
@@ -198,7 +198,7 @@ class BackwardOp(Op):
 
     def __call__(self, side: Side, columns: Any, *args: Any) -> Any:
         """By the short way where nothing can tell."""
-        if bridge.needs_no_dispatcher(side, args):
+        if _library.needs_no_dispatcher(side, args):
             return self.kernel(side.structure, columns.structure, columns.perm, *args)
         structure = side.indptr, side.indices, side.n_cols, side.plan
         transposed = columns.indptr, columns.indices, columns.plan, columns.perm

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import _cpu_norm, _cuda, _cuda_norm, bridge
+from . import _cpu_norm, _cuda, _cuda_norm, _library, bridge
 from .bridge import Op
 from .structure import Side
 
@@ -61,8 +61,8 @@ def _register() -> None:
     for schema in _SCHEMAS:
         name = schema.split("(")[0]
         on_cuda = _of_tensors(getattr(_cuda_norm, name))
-        bridge.define(schema, getattr(_cpu_norm, name), on_cuda, _FAKES[name])
-        bridge.define_autocast(name, partial(bridge._autocast, narrow=False))
+        _library.define(schema, getattr(_cpu_norm, name), on_cuda, _FAKES[name])
+        _library.define_autocast(name, partial(bridge._autocast, narrow=False))
 
 
 _register()
@@ -75,7 +75,7 @@ class NormOp(Op):
 
     def __call__(self, side: Side, *args: Any) -> Any:
         """By the short way where nothing can tell."""
-        if bridge.needs_no_dispatcher(side, args):
+        if _library.needs_no_dispatcher(side, args):
             return self.kernel(side.structure, side.indptr, *args)
         return self.library(side.indptr, side.indices, side.n_cols, side.plan, *args)
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
-from . import _cpu_sampling, _cuda, _cuda_sampling, bridge, bridge_norm
+from . import _cpu_sampling, _cuda, _cuda_sampling, _library, bridge, bridge_norm
 from .bridge import Op
 from .bridge_norm import NormOp
 
@@ -45,8 +45,8 @@ def _register() -> None:
         name = schema.split("(")[0]
         of_tensors = bridge_norm._of_tensors if name == "spmm_sampled_dx" else _cuda.of_tensors
         on_cuda = of_tensors(getattr(_cuda_sampling, name))
-        bridge.define(schema, getattr(_cpu_sampling, name), on_cuda, _FAKES[name])
-    bridge.define_autocast("spmm_sampled", partial(bridge._autocast, narrow=True))
+        _library.define(schema, getattr(_cpu_sampling, name), on_cuda, _FAKES[name])
+    _library.define_autocast("spmm_sampled", partial(bridge._autocast, narrow=True))
 
 
 _register()

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from ..errors import ShapeError
-from . import _check, bridge, gradients, propagation, row_balanced, softmax
+from . import _check, _library, gradients, propagation, row_balanced, softmax
 from .structure import GraphLike, given_tensors, order_of
 
 
@@ -79,9 +79,9 @@ def operands(
     values = tensors.values if edge_weight is None else edge_weight
     kind = tensors.kind
     if torch.is_autocast_enabled(kind):
-        dtype = bridge.autocast_dtype(kind, narrow=True)
+        dtype = _library.autocast_dtype(kind, narrow=True)
         x, values, row_scale, col_scale = (
-            bridge.cast(each, kind, dtype) for each in (x, values, row_scale, col_scale)
+            _library.cast(each, kind, dtype) for each in (x, values, row_scale, col_scale)
         )
     _check.matrix("x", x, rows=tensors.n_cols, axis="columns", graph=tensors)
     if edge_weight is not None:
@@ -273,8 +273,8 @@ def sddmm(graph: GraphLike, x: Tensor, y: Tensor) -> Tensor:
     _check.tensor("y", y)
     kind = tensors.kind
     if torch.is_autocast_enabled(kind):
-        dtype = bridge.autocast_dtype(kind, narrow=True)
-        x, y = bridge.cast(x, kind, dtype), bridge.cast(y, kind, dtype)
+        dtype = _library.autocast_dtype(kind, narrow=True)
+        x, y = _library.cast(x, kind, dtype), _library.cast(y, kind, dtype)
     _check.features("x", x, rows=tensors.n_rows, axis="rows", graph=tensors)
     _check.features("y", y, rows=tensors.n_cols, axis="columns", graph=tensors)
     _check.pair(x, y, tensors)
@@ -313,7 +313,7 @@ def edge_softmax(graph: GraphLike, scores: Tensor) -> Tensor:
     _check.tensor("scores", scores)
     kind = tensors.kind
     if torch.is_autocast_enabled(kind):
-        scores = bridge.cast(scores, kind, bridge.autocast_dtype(kind, narrow=False))
+        scores = _library.cast(scores, kind, _library.autocast_dtype(kind, narrow=False))
     _check.scores(scores, tensors)
     return softmax.edge_softmax(graph, scores)
 

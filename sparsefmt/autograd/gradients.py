@@ -17,8 +17,11 @@ from torch.autograd.function import FunctionCtx
 
 from ..errors import UnsupportedError
 from . import bridge
+from ._library import LibraryOp
 from ._recording import apart, recorded
 from .structure import GraphLike, Side, side_of
+
+SDDMM = LibraryOp("sddmm")
 
 
 def spmm(
@@ -212,7 +215,7 @@ def sddmm(
 def _sddmm(
     graph: GraphLike, x: Tensor, y: Tensor, row_scale: Tensor | None, col_scale: Tensor | None
 ) -> Tensor:
-    out: Tensor = bridge.SDDMM(side_of(graph, False), x, y, row_scale, col_scale)
+    out: Tensor = SDDMM(side_of(graph, False), x, y, row_scale, col_scale)
     return out
 
 

@@ -10,7 +10,7 @@ from ..errors import DtypeError, ShapeError, UnsupportedError
 from ..formats.arrays import finish
 from ..graph import Graph
 from ..ops.gcn import api as ops
-from . import _check, bridge
+from . import _check, _library
 from . import bridge_norm as kernels
 from ._recording import recorded
 from .attention import _once
@@ -94,7 +94,9 @@ def _given_values(edge_weight: Any, graph: GraphTensors) -> Tensor | None:
     """The edge values as autocast has them, checked; None for ones."""
     values: Any = graph.values if edge_weight is None else edge_weight
     if torch.is_autocast_enabled(graph.kind):
-        values = bridge.cast(values, graph.kind, bridge.autocast_dtype(graph.kind, narrow=False))
+        values = _library.cast(
+            values, graph.kind, _library.autocast_dtype(graph.kind, narrow=False)
+        )
     if edge_weight is not None:
         _check.tensor("edge_weight", values)
         _check.floating("edge_weight", values)

@@ -6,10 +6,13 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from . import bridge
+from ._library import LibraryOp
 from ._recording import recorded
 from .gradients import sddmm, segment_sums
 from .structure import GraphLike, side_of
+
+EDGE_SOFTMAX = LibraryOp("edge_softmax")
+EDGE_SOFTMAX_BACKWARD = LibraryOp("edge_softmax_backward")
 
 
 def edge_softmax(graph: GraphLike, scores: Tensor) -> Tensor:
@@ -21,7 +24,7 @@ def edge_softmax(graph: GraphLike, scores: Tensor) -> Tensor:
 
 
 def _edge_softmax(graph: GraphLike, scores: Tensor) -> Tensor:
-    out: Tensor = bridge.EDGE_SOFTMAX(side_of(graph, False), scores)
+    out: Tensor = EDGE_SOFTMAX(side_of(graph, False), scores)
     return out
 
 
@@ -49,7 +52,7 @@ def _softmax_gradient(graph: GraphLike, probabilities: Tensor, grad: Tensor) -> 
 
 
 def _softmax_backward(graph: GraphLike, probabilities: Tensor, grad: Tensor) -> Tensor:
-    out: Tensor = bridge.EDGE_SOFTMAX_BACKWARD(side_of(graph, False), probabilities, grad)
+    out: Tensor = EDGE_SOFTMAX_BACKWARD(side_of(graph, False), probabilities, grad)
     return out
 
 

@@ -17,8 +17,8 @@ from ..formats.sgt import check_tile
 from ..graph import Graph
 from ..interop.torch import from_tensor, to_tensor
 from ..ops.cbsr.gradients import checked_order
+from ..ops.engine.structure import Structure
 from ..ops.matmul import cuda as matmul_cuda
-from ..ops.matmul.cuda import Structure
 from ..reorder import Order
 from . import _kept, _tiles, _windows
 from ._kept import Kept

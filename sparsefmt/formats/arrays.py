@@ -4,8 +4,8 @@ A backend counts only if its module is already loaded: a CuPy array cannot exist
 """
 
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from itertools import accumulate
 from types import ModuleType
 from typing import Any, TypeAlias
@@ -188,14 +188,24 @@ def send(arrays: Sequence[Array], *, like: Array) -> list[Array]:
         ]
 
 
-@contextmanager
-def allocating(what: str) -> Iterator[None]:
+class allocating:  # a context, named as the other functions that give one
     """Turn the array libraries' out-of-memory errors into ``OutOfMemoryError``."""
-    try:
-        yield
-    except OutOfMemoryError:
-        raise
-    except MemoryError as error:
-        raise OutOfMemoryError(
-            f"{what}: {str(error).rstrip('.')}. Free arrays or use a smaller graph."
-        ) from error
+
+    __slots__ = ("what",)
+
+    def __init__(self, what: str) -> None:
+        self.what = what
+
+    def __enter__(self) -> None:
+        """Nothing to prepare."""
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        """Raise what names the allocation, where memory ran out."""
+        if isinstance(error, MemoryError) and not isinstance(error, OutOfMemoryError):
+            raise out_of_memory(self.what, error) from error
+
+
+def out_of_memory(what: str, error: MemoryError) -> OutOfMemoryError:
+    """The error that says what could not be allocated, and how to mend it."""
+    reason = str(error).rstrip(".")
+    return OutOfMemoryError(f"{what}: {reason}. Free arrays or use a smaller graph.")

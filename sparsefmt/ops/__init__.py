@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from .cbsr.api import spgemm as spgemm
     from .cbsr.gradients import sspmm as sspmm
     from .cbsr.maxk import maxk as maxk
+    from .edges.api import edge_softmax as edge_softmax
+    from .edges.api import edge_softmax_backward as edge_softmax_backward
     from .edges.api import sddmm as sddmm
-    from .edges.softmax import edge_softmax as edge_softmax
-    from .edges.softmax import edge_softmax_backward as edge_softmax_backward
     from .engine.choose import explain as explain
     from .engine.jit import compile_all as compile_all
     from .gcn.api import gcn_norm as gcn_norm
@@ -42,8 +42,8 @@ _PUBLIC = {
     "compile_all": "engine.jit",
     "dot_attention": "attention.pairwise",
     "dot_attention_backward": "attention.pairwise",
-    "edge_softmax": "edges.softmax",
-    "edge_softmax_backward": "edges.softmax",
+    "edge_softmax": "edges.api",
+    "edge_softmax_backward": "edges.api",
     "explain": "engine.choose",
     "gat": "attention.gat",
     "gat_attention": "attention.gat",

@@ -14,8 +14,8 @@ from ...formats import chunks as formats_chunks
 from ...formats import primitives
 from ...formats.arrays import Array, allocating, finish, import_cupy, namespace, on_device_of
 from ...formats.compressed import CSR
+from ..engine.structure import Structure
 from ..matmul import cuda as matmul_cuda
-from ..matmul.cuda import Structure
 
 #: Bytes that are gathered from in a part, half of what the L2 holds.  By 24, 48, 64, 100 and all of
 #: 238 MB: 43.3, 43.2, 44.1, 47.3, 62.7 ms (dot products, a head of 128 float32, reddit, H200); by

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ...formats.arrays import Array
-from ..engine.cpu import _packed, _result, _wide
+from ..engine.cpu import packed, wide, writing
 from . import cpu_gat
 
 
@@ -36,13 +36,13 @@ def gat(
     ``plus`` takes the part of it whose scores are positive; ``stats`` of shape (n_rows, heads, 4)
     each row's largest score, its sum of exponentials, the share of positive scores, and 0.
     """
-    scores, one = _scores(el, er, edges, loop_edges), _wide(el).dtype.type
+    scores, one = _scores(el, er, edges, loop_edges), wide(el).dtype.type
     sizes, dropping = _sizes(indptr, H, loops), _dropping(dropout, seed, one)
     split = np.empty(0, one) if plus is None else np.empty(plus.shape, one)
     split = plus if plus is not None and plus.dtype == one else split
-    with _result(out) as (Y, pieces):
+    with writing(out) as (Y, pieces):
         cpu_gat.forward(
-            *(indptr, indices, _packed(H), scores, sizes, dropping, narrow(one, slope), loops),
+            *(indptr, indices, packed(H), scores, sizes, dropping, narrow(one, slope), loops),
             *(_flat(Y), _flat(split), np.empty(0, one) if stats is None else _flat(stats), pieces),
         )
     if plus is not None and split is not plus:
@@ -80,12 +80,12 @@ def gat_backward(
 
     ``t_indptr, t_indices`` is the transposed structure; ``perm`` its entries' numbers in CSR order.
     """
-    scores, one = _scores(el, er, edges, loop_edges), _wide(el).dtype.type
-    X, g, found = _packed(H), _packed(grad), np.empty(3 * der.size, one)
+    scores, one = _scores(el, er, edges, loop_edges), wide(el).dtype.type
+    X, g, found = packed(H), packed(grad), np.empty(3 * der.size, one)
     shared = scores, _sizes(t_indptr, H, loops), _dropping(dropout, seed, one), narrow(one, slope)
-    with _result(dH) as (result, pieces):
+    with writing(dH) as (result, pieces):
         cpu_gat.statistics(
-            *(_packed(out), _packed(plus), g, _flat(stats), narrow(one, slope), H.shape[2]),
+            *(packed(out), packed(plus), g, _flat(stats), narrow(one, slope), H.shape[2]),
             *(found, _flat(der), pieces),
         )
         transposed = t_indptr, t_indices, perm
@@ -116,17 +116,17 @@ def gat_attention(
     loops: bool = False,
 ) -> None:
     """``out[e, h] = P[e, h]`` in CSR order, before any dropout; 0 for stored loops if ``loops``."""
-    scores, one = _scores(el, er, edges, loop_edges), _wide(el).dtype.type
+    scores, one = _scores(el, er, edges, loop_edges), wide(el).dtype.type
     sizes = _sizes(indptr, el[:, :, None], loops)
-    with _result(out) as (P, pieces):
+    with writing(out) as (P, pieces):
         given = scores, sizes, narrow(one, slope), loops
         cpu_gat.attention(indptr, indices, *given, _flat(P), pieces)
 
 
 def _scores(el: Array, er: Array, *of_entries: Array | None) -> tuple[Array, ...]:
-    left = _packed(el)
+    left = packed(el)
     none = np.empty(0, left.dtype)
-    return (left, _packed(er), *(none if one is None else _packed(one) for one in of_entries))
+    return (left, packed(er), *(none if one is None else packed(one) for one in of_entries))
 
 
 def _sizes(indptr: Array, H: Array, loops: bool) -> tuple[int, int, int]:

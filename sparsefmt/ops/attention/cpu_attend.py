@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from ...formats.arrays import Array
-from ..engine.cpu import _packed, _result, _values
+from ..engine.cpu import packed, values_of, writing
 from . import cpu_pairwise
 from .cpu import _dropping, narrow
 
@@ -42,7 +42,7 @@ def attend(
     dropping = _dropping(dropout, seed, q.dtype.type)
     statistics = np.empty(0, q.dtype) if statistics is None else statistics.reshape(-1)
     A = indptr, indices, np.empty(0, indices.dtype)
-    with _result(out) as (Y, pieces):
+    with writing(out) as (Y, pieces):
         cpu_pairwise.forward(
             *(A, q, k, k if V is None else _read(V), scoring, dropping, loops),
             *(Y.reshape(-1), statistics, pieces),
@@ -94,7 +94,7 @@ def attend_backward(
     of_edges[...] = 0  # what stored loops keep
     A, T = (indptr, indices, np.empty(0, perm.dtype)), (t_indptr, t_indices, perm)
     near, far = (q, g), (k, v)
-    with _result(none):
+    with writing(none):
         cpu_pairwise.backward(
             *(A, near, far, scoring, dropping, loops, False, stats),
             *(dq, result, of_att.reshape(-1), of_edges, PIECES),
@@ -113,7 +113,7 @@ def attend_backward(
 
 def _read(a: Array) -> Array:
     """One axis; a copy of what is read-only, a kind of its own to loops that take several."""
-    flat = _packed(a)
+    flat = packed(a)
     return flat if flat.flags.writeable else flat.copy()
 
 
@@ -127,6 +127,6 @@ def _scoring(
     Q: Array, att: Array | None, edges: Array | None, slope: float, scale: float
 ) -> tuple[Any, ...]:
     """``(heads, feat, att, edges, slope, scale)``."""
-    factors, terms = _values(att, Q).reshape(-1), _values(edges, Q).reshape(-1)
+    factors, terms = values_of(att, Q).reshape(-1), values_of(edges, Q).reshape(-1)
     one = factors.dtype.type
     return *Q.shape[1:], factors, terms, narrow(one, slope), narrow(one, scale)

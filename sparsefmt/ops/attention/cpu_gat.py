@@ -27,7 +27,7 @@ from ..engine.lanes import (
     total,
     width_of,
 )
-from ..matmul.cpu import AHEAD, MIDDLE, NARROW, inlined, parallel, rows_of
+from ..engine.loops import AHEAD, MIDDLE, NARROW, inlined, parallel, rows_of
 
 
 @inlined

@@ -23,7 +23,7 @@ from ..engine.lanes import (
     where,
     width_of,
 )
-from ..matmul.cpu import MIDDLE, NARROW, inlined, parallel, rows_of
+from ..engine.loops import MIDDLE, NARROW, inlined, parallel, rows_of
 from .cpu_gat import philox
 
 #: Entries of a row at a time: 64 rows of 128 float32 values fill the first cache.

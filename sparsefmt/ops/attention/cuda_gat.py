@@ -11,7 +11,9 @@ from itertools import product
 from typing import Any
 
 from ..engine import jit
-from ..matmul.cuda import ITEMSIZE, Shape, Structure, fill, row_bytes, spmm_shape
+from ..engine.launch import ITEMSIZE, fill, row_bytes
+from ..engine.structure import Structure
+from ..matmul.cuda import Shape, spmm_shape
 
 THREADS = 128  # of a block, as in rows.cuh
 #: Bytes that the heads of a team gather side by side: a line of the L2. Two heads of 64 bytes took

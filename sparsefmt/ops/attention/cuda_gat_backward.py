@@ -164,7 +164,7 @@ def _edges(
     S, dtype, (heads, feat) = matmul_cuda.structure(A), str(H.dtype), H.shape[1:]
     dots, stride = namespace(H).empty((A.nnz, heads), H.dtype), heads * feat
     shared: dict[str, Any] = {"heads": heads, "stream": matmul_cuda.stream()}
-    edges_cuda.sddmm(
+    edges_cuda.sddmm_of_pointers(
         S,
         dtype,
         feat=feat,

@@ -6,7 +6,7 @@ Conventions as in ``_launch_gat``.
 from typing import Any
 
 from ..engine import jit
-from ..matmul.cuda import Structure
+from ..engine.structure import Structure
 from .cuda_gat import THREADS, Dropout, size_of_sums
 
 _FLOATS = {4: "f", 8: "d"}  # by the size of sums

@@ -11,7 +11,8 @@ from itertools import accumulate
 from typing import Any
 
 from ..engine import jit
-from ..matmul.cuda import ITEMSIZE, Structure, fill, row_bytes
+from ..engine.launch import ITEMSIZE, fill, row_bytes
+from ..engine.structure import Structure
 from . import column_blocks
 from .column_blocks import Part
 from .cuda_gat import Dropout

@@ -5,7 +5,7 @@ from functools import lru_cache
 from itertools import product
 
 from ..engine import jit
-from ..matmul.cuda import ITEMSIZE
+from ..engine.launch import ITEMSIZE
 from .cuda_gat import TEAM_BYTES
 
 DOT, ADDITIVE = range(2)  # as in attend.cuh

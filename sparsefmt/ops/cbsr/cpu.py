@@ -10,7 +10,8 @@ import numba
 import numpy as np
 
 from ..engine.lanes import lanes, prefetch, width_of
-from ..matmul.cpu import AHEAD, NARROW, _weight, inlined, parallel, rows_of
+from ..engine.loops import AHEAD, NARROW, inlined, parallel, rows_of
+from ..matmul.cpu import weight_of
 
 #: May add in any order, always the same: 1.2x by vector gathers.
 reordered = numba.njit(forceinline=True, nogil=True, fastmath={"reassoc", "contract", "nsz"})
@@ -47,7 +48,7 @@ def spgemm(indptr: Any, A: Any, S: Any, scales: Any, Y: Any, mean: Any, pieces: 
                 _prefetch_row(columns, ahead, k)
                 _prefetch_row(values, ahead, k)
                 j = np.int64(indices[e])
-                weight = _weight(data, col_scale, e, j, one)
+                weight = weight_of(data, col_scale, e, j, one)
                 for t in range(np.uint64(j * k), np.uint64((j + 1) * k)):
                     Y[at + np.uint64(columns[t])] += weight * values[t]
             if end > first and (mean or len(row_scale)):
@@ -75,7 +76,7 @@ def sspmm(
                 if len(data):
                     prefetch(lanes(data, NARROW, 0), data, np.int64(perm[ahead]))
                 at, there = np.uint64(i * stride), np.uint64(np.int64(indices[ahead]) * stride)
-                weight = _weight(data, row_scale, perm[e], i, one)
+                weight = weight_of(data, row_scale, perm[e], i, one)
                 for t in range(np.uint64(j * k), np.uint64((j + 1) * k)):
                     f = np.uint64(columns[t])  # prefetching whole rows instead: up to 4x slower
                     prefetch(lanes(grad, NARROW, 0), grad, there + f)

@@ -13,7 +13,7 @@ from llvmlite import ir  # type: ignore[import-untyped]
 from numba import types
 
 from ..engine.lanes import Lanes, _operation, _splat
-from ..matmul.cpu import inlined, parallel
+from ..engine.loops import inlined, parallel
 
 _WORD = 64
 

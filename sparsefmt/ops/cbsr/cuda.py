@@ -6,7 +6,9 @@
 from dataclasses import dataclass
 
 from ..engine import jit
-from ..matmul.cuda import DENSE_ROWS, ITEMSIZE, SCALED_SUM, Structure, fill, load
+from ..engine.launch import ITEMSIZE, fill
+from ..engine.structure import Structure
+from ..matmul.cuda import DENSE_ROWS, SCALED_SUM, load
 from ..matmul.cuda import spmm_workspace as _spmm_workspace
 from . import cuda_dense
 

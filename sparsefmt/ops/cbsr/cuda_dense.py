@@ -1,7 +1,7 @@
 """Launches from row-balanced features to dense ones, and back.  Conventions as in ``_launch``."""
 
 from ..engine import jit
-from ..matmul.cuda import ITEMSIZE
+from ..engine.launch import ITEMSIZE
 
 #: Values and columns by their bytes, as ``cbsr_dense.cu`` moves them.
 VALUES = {2: "uint16", 4: "int32", 8: "int64"}

@@ -2,7 +2,7 @@
 
 from ...formats.cbsr import column_dtype
 from ..engine import jit
-from ..matmul.cuda import ITEMSIZE, row_bytes
+from ..engine.launch import ITEMSIZE, row_bytes
 
 #: Teams in maxk.cu: lanes, and columns that each holds.  A row goes to the first that holds it.
 SHAPES = ((8, 8), (16, 8), (32, 8), (32, 16), (32, 32), (256, 16), (1024, 16), (1024, 64))

@@ -9,7 +9,9 @@ from functools import cache, lru_cache
 from ...formats.arrays import import_cupy
 from ...formats.windows import MOST_COLUMNS, MOST_ROWS, Cut, Windows
 from ..engine import jit
-from ..matmul.cuda import DENSE_ROWS, ITEMSIZE, Structure, fill
+from ..engine.launch import ITEMSIZE, fill
+from ..engine.structure import Structure
+from ..matmul.cuda import DENSE_ROWS
 from ..matmul.cuda import spmm as _spmm
 from ..matmul.cuda import spmm_workspace as _spmm_workspace
 from . import cuda_dense

@@ -1,16 +1,18 @@
-"""SDDMM: products of dense features, sampled at the entries of a sparse matrix."""
+"""One number for each stored entry: sampled dense products (SDDMM) and softmax over rows."""
 
+from math import prod
 from typing import Any
 
+from ...errors import ShapeError
 from ...formats.arrays import Array
 from ...formats.base import Format
 from ...formats.cbsr import CBSR
-from ...formats.compressed import CSR
 from ...formats.costs import Costs, checked
 from ..cbsr.gradients import sddmm_cbsr
 from ..engine import checks, choose
-from ..engine.choose import pointer, row_stride
+from ..engine.table import Kernel, Op, Price, deferred
 from ..tiles import kernels as tiles_kernels
+from . import cuda
 
 
 def sddmm(
@@ -80,48 +82,157 @@ def sddmm(
     precision, costs = checks.precision(precision, "X", X), checked(costs)
     inputs = [X, Y, *checks.arrays_of(A)]
     out = checks.output(out, shape=(A.nnz, *X.shape[1:-1]), like=X, inputs=inputs)
-    X, Y = checks.rows_in_place(X), checks.rows_in_place(Y)
     options = {"precision": precision, "costs": costs}
-    return choose.run("sddmm", checks.structure(A), X, Y, out=out, **options)
+    return choose.run(SDDMM, checks.structure(A), X, Y, out=out, **options)
 
 
-def _sddmm_gpu(A: CSR, X: Array, Y: Array, *, out: Array, **_: Any) -> None:
-    from ..matmul import cuda as matmul_cuda
-    from . import cuda
+def edge_softmax(A: Format, scores: Array, *, out: Array | None = None) -> Array:
+    """Softmax of the scores of each row's entries, head by head.
 
-    cuda.sddmm(
-        matmul_cuda.structure(A),
-        str(X.dtype),
-        heads=X.shape[1] if X.ndim == 3 else 1,
-        feat=X.shape[-1],
-        ldx=row_stride(X),
-        ldy=row_stride(Y),
-        X=pointer(X),
-        Y=pointer(Y),
-        out=pointer(out),
-        stream=matmul_cuda.stream(),
-    )
+    ``p[e] = exp(s[e] - m) / sum_e' exp(s[e'] - m)`` over the entries of a row, ``m`` the largest of
+    their scores: nothing overflows, whatever the scores.
+
+    Parameters
+    ----------
+    A : CSR, shape (n_rows, n_cols)
+        Only the structure is read; ``A.data`` is ignored.  Other formats are converted to CSR, at
+        each call.
+    scores : array, shape (nnz,) or (nnz, heads)
+        In CSR order (that of ``A.tocsr()``); float16, bfloat16, float32 or float64.  2-byte scores
+        are computed in float32.
+    out : array, shape of ``scores``, optional
+        Takes the result; contiguous, of the scores' dtype and device, overlapping no input.
+
+    Returns
+    -------
+    array, shape of ``scores``
+        Positive, and of sum 1 in each row that has entries.  A row whose scores are all -inf, or
+        which has a NaN or +inf, gives NaN, as in PyTorch.
+
+    Raises
+    ------
+    ShapeError
+        If ``scores`` has not one row per stored entry, or ``out`` not the shape of ``scores``.
+    FormatError
+        If ``out`` is not contiguous, is read-only, or overlaps an input.
+    DtypeError
+        If ``A`` is no sparse format, or dtypes do not fit.
+    DeviceError
+        If the arguments are on different devices.
+
+    Notes
+    -----
+    Deterministic.  The relative error is at most ``2 eps (deg + 4 + d + D)``, where ``d`` is the
+    score's distance from the row's largest and ``D`` its mean under ``p``.  A probability below the
+    least normal number of float32 (of float64 for such scores) may become 0.  The attention of GAT
+    as fuseGNN (ICCAD'20), section 3, aggregates it.
+    """
+    A = checks.sparse("A", A)
+    scores = checks.entries("scores", scores, A=A)
+    inputs = [scores, *A._arrays().values()]
+    out = checks.output(out, shape=scores.shape, like=scores, inputs=inputs)
+    return choose.run(EDGE_SOFTMAX, checks.structure(A), scores, out=out)
 
 
-def _sddmm_numba(A: CSR, X: Array, Y: Array, *, out: Array, **_: Any) -> None:
-    from ..engine import cpu
+def edge_softmax_backward(
+    A: Format, probabilities: Array, grad: Array, *, out: Array | None = None
+) -> Array:
+    """Gradient of ``edge_softmax`` in its scores.
 
-    X, Y = (a if a.ndim == 3 else a[:, None] for a in (X, Y))
-    cpu.sddmm(A.indptr, A.indices, X, Y, out.reshape(A.nnz, X.shape[1]))
+    ``ds[e] = p[e] * (grad[e] - sum_e' p[e'] grad[e'])`` over the entries of a row, head by head.
+
+    Parameters
+    ----------
+    A : CSR, shape (n_rows, n_cols)
+        As given to ``edge_softmax``.
+    probabilities : array, shape (nnz,) or (nnz, heads)
+        What ``edge_softmax`` returned.
+    grad : array, shape of ``probabilities``
+        Of the probabilities, in their dtype.
+    out : array, shape of ``probabilities``, optional
+        Takes the result; contiguous, of their dtype and device, overlapping no input.
+
+    Returns
+    -------
+    array, shape of ``probabilities``
+
+    Raises
+    ------
+    ShapeError, FormatError, DtypeError, DeviceError
+        As ``edge_softmax``; also if ``grad`` has another shape or dtype than ``probabilities``.
+
+    Notes
+    -----
+    Deterministic.
+    """
+    A = checks.sparse("A", A)
+    p = checks.entries("probabilities", probabilities, A=A)
+    grad = checks.entries("grad", grad, A=A)
+    if grad.shape != p.shape:
+        raise ShapeError(f"grad has shape {grad.shape} but probabilities {p.shape}: give the same.")
+    checks.same_dtype("grad", grad, "probabilities", p)
+    inputs = [p, grad, *A._arrays().values()]
+    out = checks.output(out, shape=p.shape, like=p, inputs=inputs)
+    return choose.run(EDGE_SOFTMAX_BACKWARD, checks.structure(A), p, grad, out=out)
 
 
-def _rows() -> tuple[choose.Kernel, ...]:
-    csr = choose.is_format("csr")
-
-    def row(name: str, place: Any, run: Any) -> choose.Kernel:
-        return choose.Kernel("sddmm", name, choose.all_of(place, csr), run)
-
-    return (
-        row("sddmm_csr_balanced", choose.on_gpu, _sddmm_gpu),
-        *tiles_kernels.sddmm_rows(_sddmm_gpu),
-        row("sddmm_csr_numba", choose.on_cpu, _sddmm_numba),
-        choose.through_csr("sddmm"),
-    )
+# The rows of the table
 
 
-choose.register(*_rows())
+def _one_per_entry(S: Any, X: Any, *_: Any) -> tuple[Any, ...]:
+    return (((S.nnz, *X.shape[1:-1]), X),)
+
+
+def _like_scores(S: Any, scores: Any, *_: Any) -> tuple[Any, ...]:
+    return ((scores.shape, scores),)
+
+
+def _price_of_products(S: Any, X: Any, *_: Any) -> Price:
+    """Every entry reads a row of Y; rows of X are read once."""
+    row = prod(X.shape[1:])
+    values = (S.nnz + S.n_rows) * row
+    return Price(values * X.itemsize + S.nnz * (4 + X.itemsize), 2 * S.nnz * row)
+
+
+def _price_of_softmax(S: Any, scores: Any, *_: Any) -> Price:
+    heads = scores.shape[1] if len(scores.shape) == 2 else 1
+    return Price(2 * S.nnz * heads * scores.itemsize + 8 * S.n_rows, 5 * S.nnz * heads)
+
+
+def _row(op: str, arguments: str, *kernels: Kernel, **facts: Any) -> Op:
+    return Op(op, arguments, kernels=(*kernels, choose.convert_to_csr(op)), **facts)
+
+
+_CPU = f"{__package__}.cpu"
+
+SDDMM = _row(
+    "sddmm",
+    "Tensor x, Tensor y, Tensor? row_scale, Tensor? col_scale",
+    *tiles_kernels.sddmm_kernels(cuda.sddmm),
+    Kernel("sddmm_csr_balanced", cuda.sddmm, ("csr",), "gpu"),
+    Kernel("sddmm_csr_numba", deferred(_CPU, "sddmm"), ("csr",), "cpu"),
+    results=_one_per_entry,
+    price=_price_of_products,
+    narrowed=("*",),
+    functions=("sddmm",),
+)
+EDGE_SOFTMAX = _row(
+    "edge_softmax",
+    "Tensor scores",
+    Kernel("edge_softmax_csr", cuda.edge_softmax, ("csr",), "gpu"),
+    Kernel("edge_softmax_numba", deferred(_CPU, "edge_softmax"), ("csr",), "cpu"),
+    results=_like_scores,
+    price=_price_of_softmax,
+    narrowed=(),
+    functions=("edge_softmax",),
+)
+EDGE_SOFTMAX_BACKWARD = _row(
+    "edge_softmax_backward",
+    "Tensor probabilities, Tensor grad",
+    Kernel("edge_softmax_backward_csr", cuda.edge_softmax_backward, ("csr",), "gpu"),
+    Kernel("edge_softmax_backward_numba", deferred(_CPU, "edge_softmax_backward"), ("csr",), "cpu"),
+    results=_like_scores,
+    price=_price_of_softmax,
+    narrowed=(),
+    functions=("edge_softmax_backward",),
+)

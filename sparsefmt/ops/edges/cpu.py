@@ -1,10 +1,13 @@
-"""Compiled loops of the operations whose result lies on the entries: products and softmax."""
+"""SDDMM and edge softmax on NumPy arrays: compiled loops, and the functions around them."""
 
 from typing import Any
 
 import numba
 import numpy as np
 
+from ...formats.arrays import Array
+from ...formats.compressed import CSR
+from ..engine.cpu import flat, packed, wide, writing
 from ..engine.lanes import (
     add_product,
     beats,
@@ -21,7 +24,7 @@ from ..engine.lanes import (
     where,
     width_of,
 )
-from ..matmul.cpu import AHEAD, NARROW, inlined, parallel, rows_of
+from ..engine.loops import AHEAD, NARROW, inlined, parallel, rows_of
 
 
 @inlined
@@ -35,7 +38,7 @@ def _dot(X: Any, at: Any, Y: Any, there: Any, feat: Any) -> Any:
 
 
 @parallel
-def sddmm(
+def products_at_entries(
     indptr: Any, indices: Any, X: Any, ldx: Any, Y: Any, ldy: Any, heads: Any, out: Any,
     feat: Any, pieces: Any,
 ) -> None:  # fmt: skip
@@ -93,7 +96,7 @@ def _softmax_heads(scores: Any, out: Any, start: Any, stop: Any, h: Any, heads: 
 
 
 @parallel
-def softmax(indptr: Any, scores: Any, heads: Any, out: Any, pieces: Any) -> None:
+def softmax_of_rows(indptr: Any, scores: Any, heads: Any, out: Any, pieces: Any) -> None:
     """Softmax of each row's scores, head by head."""
     step = width_of(lanes(scores, NARROW, 0))
     for piece in numba.prange(pieces):
@@ -135,7 +138,9 @@ def _backward_heads(p: Any, grad: Any, out: Any, start: Any, stop: Any, h: Any, 
 
 
 @parallel
-def softmax_backward(indptr: Any, p: Any, grad: Any, heads: Any, out: Any, pieces: Any) -> None:
+def softmax_gradient_of_rows(
+    indptr: Any, p: Any, grad: Any, heads: Any, out: Any, pieces: Any
+) -> None:
     """``p (grad - sum of p grad)``, row by row and head by head."""
     step = width_of(lanes(p, NARROW, 0))
     for piece in numba.prange(pieces):
@@ -147,3 +152,65 @@ def softmax_backward(indptr: Any, p: Any, grad: Any, heads: Any, out: Any, piece
             else:
                 for h in range(0, heads, step):
                     _backward_heads(p, grad, out, start, stop, h, heads)
+
+
+def sddmm(
+    A: CSR,
+    X: Array,
+    Y: Array,
+    row_scale: Array | None = None,
+    col_scale: Array | None = None,
+    *,
+    out: Array | None = None,
+    **_: Any,
+) -> Array:
+    """``out[e, h] = r[i] c[j] <X[i, h], Y[j, h]>``: (n, heads, feat) twice to (nnz, heads)."""
+    dtype, shape = X.dtype, (A.nnz, *X.shape[1:-1])
+    out = np.empty(shape, dtype) if out is None else out
+    if not out.size:
+        return out
+    if row_scale is not None or col_scale is not None:  # nothing is rounded before the scales
+        X, Y = wide(X), wide(Y)
+    heads, feat = X.shape[1] if X.ndim == 3 else 1, X.shape[-1]
+    (x, ldx), (y, ldy) = flat(X), flat(Y)
+    with writing(out) as (products, pieces):
+        products_at_entries(
+            A.indptr, A.indices, x, ldx, y, ldy, heads, products.reshape(-1), feat, pieces
+        )
+        if row_scale is not None or col_scale is not None:
+            factors = _factors_at_entries(A, products.dtype, row_scale, col_scale)
+            products *= factors if products.ndim == 1 else factors[:, None]
+    return out
+
+
+def _factors_at_entries(
+    A: CSR, dtype: Any, row_scale: Array | None, col_scale: Array | None
+) -> Array:
+    factors = np.ones(A.nnz, dtype)
+    if row_scale is not None:
+        factors *= np.repeat(row_scale, A.lengths)
+    if col_scale is not None:
+        factors *= col_scale[A.indices]
+    return factors
+
+
+def edge_softmax(A: CSR, scores: Array, *, out: Array | None = None) -> Array:
+    """Softmax over each row's entries, head by head: (nnz,) or (nnz, heads) to the same."""
+    out = np.empty(scores.shape, scores.dtype) if out is None else out
+    if out.size:
+        heads = scores.shape[1] if scores.ndim == 2 else 1
+        with writing(out) as (probabilities, pieces):
+            softmax_of_rows(A.indptr, packed(scores), heads, probabilities.reshape(-1), pieces)
+    return out
+
+
+def edge_softmax_backward(
+    A: CSR, probabilities: Array, grad: Array, *, out: Array | None = None
+) -> Array:
+    """``p * (grad - sum over the row of p * grad)``, head by head."""
+    out = np.empty(grad.shape, grad.dtype) if out is None else out
+    if out.size:
+        p, g, heads = packed(probabilities), packed(grad), grad.shape[1] if grad.ndim == 2 else 1
+        with writing(out) as (found, pieces):
+            softmax_gradient_of_rows(A.indptr, p, g, heads, found.reshape(-1), pieces)
+    return out

@@ -1,11 +1,16 @@
-"""Launches whose results have one value an entry: SDDMM, edge softmax, and the gradient of values.
+"""Launch what has one value an entry: SDDMM, edge softmax, and the gradient of values."""
 
-The conventions are those of ``_launch``.
-"""
+from collections.abc import Iterator
+from itertools import product
+from typing import Any
 
+from ...formats.arrays import VALUE_DTYPES
 from ...formats.chunks import LONG_ROW
+from ...formats.compressed import CSR
 from ..engine import jit
-from ..matmul.cuda import ITEMSIZE, THREADS, Structure, fill, load, row_bytes
+from ..engine.launch import ITEMSIZE, fill, row_bytes
+from ..engine.memory import memory_of
+from ..engine.structure import Structure, structure_of
 
 #: Bytes of Y that SDDMM takes in one launch: about the L2. Wider features take several, each
 #: adding to the sums: 1.05 to 1.2x on graphs of 0.1 M vertices and more (H200).
@@ -15,60 +20,128 @@ RESIDENT_BYTES = 60 * 2**20
 LONG_VALUES = 128
 #: Numbers of heads with a tile kernel of their own; one more serves those that are no power of 2.
 TILE_HEADS = (1, 2, 4, 8)
-_TILE_THREADS = 128  # as in attention.cu
+_TILE_THREADS = 128  # as in softmax.cu
 #: Rows of a warp: more fill its tiles better, fewer make more warps. 16 to 128 within 10 % where
 #: rows are many, 16 best by up to 2x where they are few.
 _TILE_ROWS = 16
-#: Threads of a team in attention.cu, and numbers of heads that it takes side by side.
+#: Threads of a team in softmax.cu, and numbers of heads that it takes side by side.
 TEAMS = (16, 32, 128, 512)
 #: Values a thread of a mean row up to which a team is taken; a thread holds 16 at a time (H200).
 _VALUES_PER_THREAD = {16: 16, 32: 32, 128: 64, 512: 64}
-_TOGETHER = (1, 2, 4, 8, 16, 32)
+_SIDE_BY_SIDE = (1, 2, 4, 8, 16, 32)
+
+#: Threads of a block in sddmm.cu.
+THREADS = 128
+_FILE = {"sddmm_csr_balanced": "edges/sddmm.cu", "spmm_arg_da": "edges/sddmm.cu"}
+_FILE |= dict.fromkeys(("edge_softmax_rows", "edge_softmax_tiles"), "edges/softmax.cu")
+#: Parameters of each kernel as the module ``struct`` packs them: pointers, 8 and 4-byte integers.
+_PARAMETERS = {
+    "sddmm_csr_balanced": "9PqIII4i",
+    "spmm_arg_da": "9PqIi",
+    "edge_softmax_rows": "5Pqiqii",
+    "edge_softmax_tiles": "5Pqiqii",
+}
+
+
+def load(kernel: str, dtype: str, index_dtype: str, constants: tuple[int, ...] = ()) -> jit.Kernel:
+    """Load a kernel of this room."""
+    return jit.load(_FILE[kernel], kernel, _PARAMETERS[kernel], (dtype, index_dtype), constants)
+
+
+def instantiations() -> Iterator[tuple[str, str]]:
+    """Every kernel that this room may launch: file and C++ name."""
+    for types in product(VALUE_DTYPES, ("int32", "int64")):
+        wide = 16 // ITEMSIZE[types[0]]
+        names: list[tuple[str, tuple[int, ...]]]
+        names = [("sddmm_csr_balanced", (vector,)) for vector in sorted({wide, wide // 2, 1})]
+        teams = [*((lanes, 1) for lanes in TEAMS), (32, 0)]
+        softmax: list[tuple[str, tuple[int, ...]]]
+        softmax = [("edge_softmax_rows", team) for team in teams]
+        softmax += [("edge_softmax_tiles", (heads,)) for heads in (*TILE_HEADS, 0)]
+        names += [(name, (*rest, backward)) for name, rest in softmax for backward in (0, 1)]
+        for name, rest in [*names, ("spmm_arg_da", ())]:
+            yield _FILE[name], jit.expression(name, types, rest)
 
 
 # SDDMM
 
 
 def sddmm(
-    S: Structure,
-    dtype: str,
+    A: CSR | Structure,
+    X: Any,
+    Y: Any,
+    row_scale: Any = None,
+    col_scale: Any = None,
     *,
-    heads: int,
-    feat: int,
-    ldx: int,
-    ldy: int,
-    X: int,
-    Y: int,
-    out: int,
-    stream: int,
-    row_scale: int = 0,
-    col_scale: int = 0,
+    out: Any = None,
     perm: int = 0,
-) -> None:
+    **_: Any,
+) -> Any:
     """``out[e, h] = r[i] c[j] <X_i, Y_j>`` over the features of head h, heads side by side.
 
-    Entry e is ``out[perm[e]]`` where given; only without it ``out`` has as many rows as S entries.
+    Entry e is ``out[perm[e]]`` where given; only without it ``out`` has as many rows as A entries.
     One launch for as many features of Y as the L2 serves well, a 128-byte slice at least.
     """
+    S, m = structure_of(A), memory_of(X)
+    dtype, heads, feat = m.dtype(X), X.shape[1] if X.ndim == 3 else 1, X.shape[-1]
+    if out is None:
+        out = m.empty((S.nnz, *X.shape[1:-1]), dtype, X)
+    if not (S.nnz and heads):
+        return out
+    X, Y = m.rows_in_place(X), m.rows_in_place(Y)
+    row_scale, col_scale = m.factors(row_scale), m.factors(col_scale)
+    with m.on_device(X):
+        if not feat:
+            fill(m.pointer(out), S.nnz * heads * ITEMSIZE[dtype], 0, m.stream(X))
+            return out
+        strides = m.row_stride(X), m.row_stride(Y)
+        x, y = m.pointer(X), m.pointer(Y)
+        vector = _vector(x | y, dtype, strides, feat)
+        kernel = load("sddmm_csr_balanced", dtype, S.index_dtype, (vector,))
+        scales = m.pointer(row_scale), m.pointer(col_scale)
+        arrays = (S.indptr, S.indices, S.start, x, y, *scales, perm, m.pointer(out))
+        sizes = (S.nnz, *(row_bytes(stride, dtype) for stride in strides), S.blocks)
+        width = _features_at_a_time(S, ITEMSIZE[dtype], heads, feat, vector)
+        for begin in range(0, feat, width):
+            bounds = (heads, feat, begin, min(begin + width, feat))
+            args = (*arrays, *sizes, *bounds)
+            kernel(S.blocks * heads, args, threads=THREADS, stream=m.stream(X))
+    return out
+
+
+def sddmm_of_pointers(
+    S: Structure, dtype: str, *, heads: int, feat: int, ldx: int, ldy: int, X: int, Y: int,
+    out: int, stream: int, row_scale: int = 0, col_scale: int = 0, perm: int = 0,
+) -> None:  # fmt: skip
+    """As ``sddmm``, for rooms that still give pointers."""
     if not (S.nnz and heads):
         return
-    size = ITEMSIZE[dtype]
     if not feat:
-        fill(out, S.nnz * heads * size, 0, stream)
+        fill(out, S.nnz * heads * ITEMSIZE[dtype], 0, stream)
         return
-    together = X | Y | ldx * size | ldy * size | feat * size
-    vector = 16 // size if together % 16 == 0 else 8 // size if together % 8 == 0 else 1
-    kernel = load("edges/sddmm.cu", "sddmm_csr_balanced", dtype, S.index_dtype, (vector,))
+    vector = _vector(X | Y, dtype, (ldx, ldy), feat)
+    kernel = load("sddmm_csr_balanced", dtype, S.index_dtype, (vector,))
     arrays = (S.indptr, S.indices, S.start, X, Y, row_scale, col_scale, perm, out)
     sizes = (S.nnz, row_bytes(ldx, dtype), row_bytes(ldy, dtype), S.blocks)
-    width = feat
-    if size > 2 and heads == 1:  # sums of 2-byte dtypes are not rounded in between
-        least = 8 * vector
-        launches = -(-feat // max(RESIDENT_BYTES // (S.n_cols * size), least))
-        width = -(-feat // (launches * least)) * least
+    width = _features_at_a_time(S, ITEMSIZE[dtype], heads, feat, vector)
     for begin in range(0, feat, width):
         bounds = (heads, feat, begin, min(begin + width, feat))
         kernel(S.blocks * heads, (*arrays, *sizes, *bounds), threads=THREADS, stream=stream)
+
+
+def _vector(alignment: int, dtype: str, strides: tuple[int, int], feat: int) -> int:
+    """Values of a load: 16 or 8 bytes where addresses, rows and heads are aligned to them."""
+    size = ITEMSIZE[dtype]
+    alignment |= strides[0] * size | strides[1] * size | feat * size
+    return 16 // size if alignment % 16 == 0 else 8 // size if alignment % 8 == 0 else 1
+
+
+def _features_at_a_time(S: Structure, size: int, heads: int, feat: int, vector: int) -> int:
+    if size == 2 or heads > 1:  # sums of 2-byte dtypes are not rounded in between
+        return feat
+    least = 8 * vector
+    launches = -(-feat // max(RESIDENT_BYTES // (S.n_cols * size), least))
+    return -(-feat // (launches * least)) * least
 
 
 def spmm_arg_da(
@@ -88,7 +161,7 @@ def spmm_arg_da(
     """The gradient of the values where only the entries in ``arg`` count."""
     if not S.nnz:
         return
-    kernel = load("edges/sddmm.cu", "spmm_arg_da", dtype, S.index_dtype)
+    kernel = load("spmm_arg_da", dtype, S.index_dtype)
     arrays = (S.indptr, S.indices, S.start, arg, grad, X, row_scale, col_scale, out)
     args = (*arrays, S.nnz, row_bytes(ldx, dtype), feat)
     kernel(S.blocks, args, threads=THREADS, stream=stream)
@@ -97,47 +170,59 @@ def spmm_arg_da(
 # Edge softmax
 
 
-def edge_softmax(
-    S: Structure, dtype: str, *, heads: int, scores: int, out: int, stream: int
-) -> None:
+def edge_softmax(A: CSR | Structure, scores: Any, *, out: Any = None) -> Any:
     """Softmax over the entries of each row, for each head."""
-    _softmax(S, dtype, heads, (scores, 0, out), False, stream)
+    return _softmax(A, scores, None, out)
 
 
 def edge_softmax_backward(
-    S: Structure, dtype: str, *, heads: int, probabilities: int, grad: int, out: int, stream: int
-) -> None:
+    A: CSR | Structure, probabilities: Any, grad: Any, *, out: Any = None
+) -> Any:
     """``p (g - sum of p g)`` over the entries of each row, for each head."""
-    _softmax(S, dtype, heads, (probabilities, grad, out), True, stream)
+    return _softmax(A, probabilities, grad, out)
 
 
-def _softmax(
-    S: Structure, dtype: str, heads: int, arrays: tuple[int, ...], backward: bool, stream: int
-) -> None:
+def _softmax(A: CSR | Structure, values: Any, grad: Any, out: Any) -> Any:
+    S, m = structure_of(A), memory_of(values)
+    dtype, heads = m.dtype(values), values.shape[1] if values.ndim == 2 else 1
+    if out is None:
+        out = m.empty(values.shape, dtype, values)
     if not (S.nnz and heads):
-        return
-    name, constants, n_long, grid, threads, last = _softmax_plan(S, heads)
-    kernel = load("edges/softmax.cu", name, dtype, S.index_dtype, (*constants, int(backward)))
-    sizes = (S.n_rows, n_long, LONG_ROW, heads, last)
-    kernel(grid, (S.indptr, S.long, *arrays, *sizes), threads=threads, stream=stream)
+        return out
+    values, grad = m.contiguous(values), m.contiguous(grad)
+    name, constants, n_long, grid, threads, last = _softmax_shape(S, heads)
+    with m.on_device(values):
+        constants = (*constants, int(grad is not None))
+        kernel = load(name, dtype, S.index_dtype, constants)
+        arrays = m.pointer(values), m.pointer(grad), m.pointer(out)
+        args = (S.indptr, S.long, *arrays, S.n_rows, n_long, LONG_ROW, heads, last)
+        kernel(grid, args, threads=threads, stream=m.stream(values))
+    return out
 
 
-def _softmax_plan(
+def _softmax_shape(
     S: Structure, heads: int
 ) -> tuple[str, tuple[int, ...], int, tuple[int, int], int, int]:
     """Kernel, its template arguments, blocks for long rows, grid, threads, the last parameter."""
-    together = heads if heads in _TOGETHER else 1
-    tiled = heads in TILE_HEADS or (heads < jit.WARP and together < heads)
-    if tiled and S.nnz * together < LONG_VALUES * S.n_rows:
+    side_by_side = heads if heads in _SIDE_BY_SIDE else 1
+    tiled = heads in TILE_HEADS or (heads < jit.WARP and side_by_side < heads)
+    if tiled and S.nnz * side_by_side < LONG_VALUES * S.n_rows:
         blocks = -(-S.n_rows * jit.WARP // (_TILE_THREADS * _TILE_ROWS))
         own = heads if heads in TILE_HEADS else 0
         grid = (S.n_long + blocks, 1)
         return "edge_softmax_tiles", (own,), S.n_long, grid, _TILE_THREADS, _TILE_ROWS
-    values = S.nnz * together // S.n_rows
-    fitting = (n for n in TEAMS if n >= together and n * _VALUES_PER_THREAD[n] >= values)
-    lanes = next(fitting, TEAMS[-1]) if together == heads else jit.WARP
+    values = S.nnz * side_by_side // S.n_rows
+    fitting = (n for n in TEAMS if n >= side_by_side and n * _VALUES_PER_THREAD[n] >= values)
+    lanes = next(fitting, TEAMS[-1]) if side_by_side == heads else jit.WARP
     threads = max(lanes, 128)
     # Where a block is the team, it takes long rows as any other.
     n_long = S.n_long if lanes < threads else 0
-    grid = (n_long + -(-S.n_rows * lanes // threads), heads // together)
-    return "edge_softmax_rows", (lanes, int(together == heads)), n_long, grid, threads, together
+    grid = (n_long + -(-S.n_rows * lanes // threads), heads // side_by_side)
+    return (
+        "edge_softmax_rows",
+        (lanes, int(side_by_side == heads)),
+        n_long,
+        grid,
+        threads,
+        side_by_side,
+    )

@@ -8,9 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from ...errors import DtypeError, UnsupportedError
-from ...formats.arrays import Array, allocating, is_cupy, on_device_of
+from ...errors import DtypeError, OutOfMemoryError, UnsupportedError
+from ...formats.arrays import Array, allocating, is_cupy, on_device_of, out_of_memory
 from ...formats.base import Format
+from . import table
+from .structure import Structure
+from .table import Op
 
 
 @dataclass(frozen=True)
@@ -34,8 +37,8 @@ class Explanation:
     """What ``explain`` found: the kernel that would run, and the reasons against each other one."""
 
     op: str
-    chosen: Kernel | None
-    rejected: tuple[tuple[Kernel, str], ...]
+    chosen: Any
+    rejected: tuple[tuple[Any, str], ...]
     remark: str = ""  #: what else decided, if anything
 
     def __str__(self) -> str:
@@ -79,7 +82,7 @@ def explain(op: str, *args: Any, **options: Any) -> Explanation:
     SparseFmtError
         As the operation.
     """
-    operations = _operations()
+    operations = _operations() | table.functions()
     if not (isinstance(op, str) and op in operations):
         known = ", ".join(operations)
         raise UnsupportedError(f"op is {op!r}: use one of {known}, which choose among kernels.")
@@ -98,7 +101,68 @@ def explain(op: str, *args: Any, **options: Any) -> Explanation:
     return found[-1]
 
 
-def run(op: str, *args: Any, out: Any, **options: Any) -> Any:
+def run(op: str | Op, A: Any, *args: Any, **options: Any) -> Any:
+    """Run the first kernel of the operation that takes these arguments; its result."""
+    if isinstance(op, str):
+        return _run_named(op, A, *args, **options)
+    asked = _asked.get()
+    if asked is not None:
+        asked.append(_explained(op, A, *args, **options))
+        return options.get("out")
+    for kernel in op.candidates[_place_of(A)]:
+        if kernel.refuses is None or not kernel.refuses(A, *args, **options):
+            try:
+                return kernel.run(A, *args, **options)
+            except OutOfMemoryError:
+                raise
+            except MemoryError as error:
+                raise out_of_memory(f"{op.name} by {kernel.name}", error) from error
+    found = _explained(op, A, *args, **options)
+    raise UnsupportedError(f"no kernel can run this {op.name}.\n{found}")
+
+
+def _place_of(A: Any) -> tuple[str, bool]:
+    """Format of a matrix and whether it is on a GPU, as is every ``Structure``."""
+    return A.format, type(A) is Structure or is_cupy(A._indices)
+
+
+def _explained(op: Op, A: Any, *args: Any, **options: Any) -> Explanation:
+    format, on_gpu = _place_of(A)
+    chosen: Any = None
+    rejected: list[tuple[Any, str]] = []
+    for kernel in op.kernels:
+        reasons = []
+        if kernel.place not in ("any", "gpu" if on_gpu else "cpu"):
+            reasons.append(f"the arrays are on {'a GPU' if on_gpu else 'the CPU'}")
+        if format not in kernel.formats:
+            reasons.append(f"A is {format.upper()}")
+        if kernel.refuses is not None and not (reasons and format not in kernel.formats):
+            reasons += kernel.refuses(A, *args, **options)
+        if reasons or chosen:
+            rejected.append((kernel, "; ".join(reasons) or "comes later in the order of choice"))
+        else:
+            chosen = kernel
+    return Explanation(op.name, chosen, tuple(rejected))
+
+
+def convert_to_csr(op: str) -> table.Kernel:
+    """The last kernel of an operation on CSR, which converts other formats."""
+
+    def run_on_csr(A: Format, *args: Any, **options: Any) -> Any:
+        B = A.tocsr()
+        if "values" in options:
+            options["values"] = B.data
+        return run(table.find(op), B, *args, **options)
+
+    note = "converts to CSR at each call: keep A.tocsr(), or a Graph"
+    return table.Kernel(f"{op}_through_csr", run_on_csr, refuses=_is_csr, note=note)
+
+
+def _is_csr(A: Any, *_: Any, **__: Any) -> list[str]:
+    return ["A is CSR already"] if A.format == "csr" else []
+
+
+def _run_named(op: str, *args: Any, out: Any, **options: Any) -> Any:
     """Run the first kernel that supports the arguments, into ``out``."""
     asked = _asked.get()
     if asked is not None:
@@ -126,8 +190,6 @@ def _operations() -> dict[str, Callable[..., Any]]:
     from ..attention import pairwise as attention_pairwise
     from ..cbsr import api as cbsr_api
     from ..cbsr import gradients as cbsr_gradients
-    from ..edges import api as edges_api
-    from ..edges import softmax as edges_softmax
     from ..gcn import api as gcn_api
     from ..matmul import aggregation, extrema
     from ..matmul import api as matmul_api
@@ -136,9 +198,6 @@ def _operations() -> dict[str, Callable[..., Any]]:
     found: tuple[Callable[..., Any], ...] = (
         aggregation.aggregate,
         aggregation.aggregate_backward,
-        edges_softmax.edge_softmax,
-        edges_softmax.edge_softmax_backward,
-        edges_api.sddmm,
         matmul_api.spmm,
         sampling_api.spmm_sampled,
         cbsr_api.spgemm,

@@ -20,9 +20,9 @@ from ...errors import UnsupportedError
 from ...formats.arrays import Array
 from ..cbsr import cpu as cbsr_cpu
 from ..cbsr import cpu_maxk as cbsr_cpu_maxk
-from ..edges import cpu as edges_cpu
 from ..matmul import cpu as matmul_cpu
 from .choose import row_stride
+from .loops import PIECES_PER_THREAD
 
 #: numba's workqueue, the only pool of some platforms, aborts the process when two threads enter it.
 #: One parallel loop uses all cores: waiting for it costs nothing.
@@ -61,15 +61,15 @@ def spmm(
     ``arg`` of shape (n_rows, feat) and any integer dtype takes the entry that won a max or min, -1
     in an empty row.
     """
-    A = indices, _values(data, X)
-    scales = _values(row_scale, X), _values(col_scale, X)
-    with _result(out) as (Y, pieces):
+    A = indices, values_of(data, X)
+    scales = values_of(row_scale, X), values_of(col_scale, X)
+    with writing(out) as (Y, pieces):
         if reduce in ("sum", "mean"):
-            matmul_cpu.spmm_sum(indptr, A, _flat(X), scales, _flat(Y), reduce == "mean", pieces)
+            matmul_cpu.spmm_sum(indptr, A, flat(X), scales, flat(Y), reduce == "mean", pieces)
         else:
             winner = np.empty(0, indices.dtype) if arg is None else arg.reshape(-1)
             sign = Y.dtype.type(1 if reduce == "max" else -1)
-            matmul_cpu.spmm_best(indptr, A, _flat(X), scales, _flat(Y), winner, sign, pieces)
+            matmul_cpu.spmm_best(indptr, A, flat(X), scales, flat(Y), winner, sign, pieces)
 
 
 def spmm_coo(
@@ -82,33 +82,10 @@ def spmm_coo(
     out: Array,
 ) -> None:
     """``out[i] += r[i] * a[e] * c[j] * X[j]`` for every entry, in their order."""
-    scales = _values(row_scale, X), _values(col_scale, X)
-    with _result(out) as (Y, _):
+    scales = values_of(row_scale, X), values_of(col_scale, X)
+    with writing(out) as (Y, _):
         threads = numba.get_num_threads()
-        matmul_cpu.spmm_scatter(row, col, _values(data, X), _flat(X), scales, _flat(Y), threads)
-
-
-def sddmm(indptr: Array, indices: Array, X: Array, Y: Array, out: Array) -> None:
-    """``out[e, h] = <X[i, h], Y[j, h]>``: (n, heads, feat) and (m, heads, feat) to (nnz, heads)."""
-    heads, feat = X.shape[1:]
-    (x, ldx), (y, ldy) = _flat(X), _flat(Y)
-    with _result(out) as (products, pieces):
-        flat = products.reshape(-1)
-        edges_cpu.sddmm(indptr, indices, x, ldx, y, ldy, heads, flat, feat, pieces)
-
-
-def edge_softmax(indptr: Array, scores: Array, out: Array) -> None:
-    """Softmax over each row's entries, head by head: (nnz, heads) to (nnz, heads)."""
-    with _result(out) as (probabilities, pieces):
-        flat, heads = _packed(scores), scores.shape[1]
-        edges_cpu.softmax(indptr, flat, heads, probabilities.reshape(-1), pieces)
-
-
-def edge_softmax_backward(indptr: Array, probabilities: Array, grad: Array, out: Array) -> None:
-    """``p * (grad - sum over the row of p * grad)``, head by head; all (nnz, heads)."""
-    p, g, heads = _packed(probabilities), _packed(grad), grad.shape[1]
-    with _result(out) as (result, pieces):
-        edges_cpu.softmax_backward(indptr, p, g, heads, result.reshape(-1), pieces)
+        matmul_cpu.spmm_scatter(row, col, values_of(data, X), flat(X), scales, flat(Y), threads)
 
 
 def spmm_arg_dx(
@@ -127,11 +104,11 @@ def spmm_arg_dx(
     ``t_indptr, t_indices`` is the transposed structure; ``perm`` its entries' numbers in the order
     of ``data``.
     """
-    scales = _values(row_scale, grad), _values(col_scale, grad)
-    T, values = (t_indices, perm), _values(data, grad)
-    with _result(out) as (dX, pieces):
+    scales = values_of(row_scale, grad), values_of(col_scale, grad)
+    T, values = (t_indices, perm), values_of(data, grad)
+    with writing(out) as (dX, pieces):
         matmul_cpu.arg_dx(
-            t_indptr, T, values, _flat(grad), arg.reshape(-1), scales, _flat(dX), pieces
+            t_indptr, T, values, flat(grad), arg.reshape(-1), scales, flat(dX), pieces
         )
 
 
@@ -146,31 +123,31 @@ def spmm_arg_da(
     out: Array,
 ) -> None:
     """Gradient of the edge values from a max or min: each cell gives its share to who won it."""
-    scales = _values(row_scale, X), _values(col_scale, X)
-    with _result(out) as (dA, pieces):
-        matmul_cpu.arg_da(indptr, indices, _flat(X), _flat(grad), _flat(arg), scales, dA, pieces)
+    scales = values_of(row_scale, X), values_of(col_scale, X)
+    with writing(out) as (dA, pieces):
+        matmul_cpu.arg_da(indptr, indices, flat(X), flat(grad), flat(arg), scales, dA, pieces)
 
 
 def maxk(X: Array, columns: Array, values: Array) -> None:
     """The ``k`` largest of each row of ``X`` and their columns: (n, feat) to (n, k) twice."""
-    infinity = _bits(np.array(np.inf, X.dtype))[()]
-    S = columns.reshape(-1), _bits(values).reshape(-1)
-    with _result(np.empty(0)) as (_, pieces):  # all results are integers
-        cbsr_cpu_maxk.maxk(_flat_bits(X), infinity, X.shape, S, pieces)
+    infinity = bits(np.array(np.inf, X.dtype))[()]
+    S = columns.reshape(-1), bits(values).reshape(-1)
+    with writing(np.empty(0)) as (_, pieces):  # all results are integers
+        cbsr_cpu_maxk.maxk(flat_bits(X), infinity, X.shape, S, pieces)
 
 
 def cbsr_to_dense(columns: Array, values: Array, out: Array) -> None:
     """``out[i, columns[i, t]] = values[i, t]``, and 0 elsewhere; values of any kind."""
-    S = columns.reshape(-1), _bits(values).reshape(-1), columns.shape[1]
-    with _result(np.empty(0)) as (_, pieces):
-        cbsr_cpu.to_dense(S, _flat_bits(out), len(out), pieces)
+    S = columns.reshape(-1), bits(values).reshape(-1), columns.shape[1]
+    with writing(np.empty(0)) as (_, pieces):
+        cbsr_cpu.to_dense(S, flat_bits(out), len(out), pieces)
 
 
 def dense_to_cbsr(X: Array, columns: Array, out: Array) -> None:
     """``out[i, t] = X[i, columns[i, t]]``; values of any kind."""
-    S = columns.reshape(-1), _bits(out).reshape(-1), columns.shape[1]
-    with _result(np.empty(0)) as (_, pieces):
-        cbsr_cpu.from_dense(_flat_bits(X), S, len(X), pieces)
+    S = columns.reshape(-1), bits(out).reshape(-1), columns.shape[1]
+    with writing(np.empty(0)) as (_, pieces):
+        cbsr_cpu.from_dense(flat_bits(X), S, len(X), pieces)
 
 
 def spgemm(
@@ -186,10 +163,10 @@ def spgemm(
     mean: bool,
 ) -> None:
     """``out[i] = r[i] * sum of a[e] * c[j] * S[j]``; S has ``columns`` and ``values`` of (m, k)."""
-    A, S = (indices, _values(data, values)), _balanced(columns, values)
-    scales = _values(row_scale, values), _values(col_scale, values)
-    with _result(out) as (Y, pieces):
-        cbsr_cpu.spgemm(indptr, A, S, scales, _flat(Y), mean, pieces)
+    A, S = (indices, values_of(data, values)), balanced(columns, values)
+    scales = values_of(row_scale, values), values_of(col_scale, values)
+    with writing(out) as (Y, pieces):
+        cbsr_cpu.spgemm(indptr, A, S, scales, flat(Y), mean, pieces)
 
 
 def sspmm(
@@ -207,11 +184,11 @@ def sspmm(
 
     ``t_indptr, t_indices`` and ``perm`` are those of ``spmm_arg_dx``.
     """
-    scales = _values(row_scale, grad), _values(col_scale, grad)
+    scales = values_of(row_scale, grad), values_of(col_scale, grad)
     T, places = (t_indices, perm), (columns.reshape(-1), columns.shape[1])
-    with _result(out) as (dS, pieces):
+    with writing(out) as (dS, pieces):
         cbsr_cpu.sspmm(
-            t_indptr, T, _values(data, grad), places, _flat(grad), scales, dS.reshape(-1), pieces
+            t_indptr, T, values_of(data, grad), places, flat(grad), scales, dS.reshape(-1), pieces
         )
 
 
@@ -219,13 +196,13 @@ def sddmm_cbsr(
     indptr: Array, indices: Array, X: Array, columns: Array, values: Array, out: Array
 ) -> None:
     """``out[e] = sum over t of X[i, columns[j, t]] * values[j, t]``."""
-    S = _balanced(columns, values)
-    with _result(out) as (products, pieces):
-        cbsr_cpu.sddmm(indptr, indices, _flat(X), S, products, pieces)
+    S = balanced(columns, values)
+    with writing(out) as (products, pieces):
+        cbsr_cpu.sddmm(indptr, indices, flat(X), S, products, pieces)
 
 
 @contextmanager
-def _result(out: Array) -> Iterator[tuple[Array, int]]:
+def writing(out: Array) -> Iterator[tuple[Array, int]]:
     """Memory for the result, wide where ``out`` is half, and how many pieces to cut the work in."""
     if _pool_lost:
         raise UnsupportedError(
@@ -235,47 +212,48 @@ def _result(out: Array) -> Iterator[tuple[Array, int]]:
         )
     wide = out if out.dtype.itemsize >= 4 else np.empty(out.shape, np.float32)
     with _pool:
-        yield wide, matmul_cpu.PIECES_PER_THREAD * numba.get_num_threads()
+        yield wide, PIECES_PER_THREAD * numba.get_num_threads()
     if wide is not out:
         with np.errstate(over="ignore", under="ignore"):
             out[...] = wide
 
 
-def _wide(a: Array) -> Array:
+def wide(a: Array) -> Array:
     """``a``, its 2-byte floats as float32."""
     return a.astype(np.float32) if a.dtype.itemsize == 2 else a
 
 
-def _values(values: Array | None, like: Array) -> Array:
+def values_of(values: Array | None, like: Array) -> Array:
     """One value each, contiguous, and none where there are none."""
     found = np.empty(0, like.dtype) if values is None else np.ascontiguousarray(values)
-    return _wide(found)
+    return wide(found)
 
 
-def _packed(a: Array) -> Array:
-    return np.ascontiguousarray(_wide(a)).reshape(-1)
+def packed(a: Array) -> Array:
+    """``a`` as one axis, contiguous, its 2-byte floats as float32."""
+    return np.ascontiguousarray(wide(a)).reshape(-1)
 
 
-def _balanced(columns: Array, values: Array) -> tuple[Array, Array, int]:
+def balanced(columns: Array, values: Array) -> tuple[Array, Array, int]:
     """Places and values of (m, k), flat, and k."""
-    return columns.reshape(-1), _packed(values), columns.shape[1]
+    return columns.reshape(-1), packed(values), columns.shape[1]
 
 
-def _bits(a: Array) -> Array:
+def bits(a: Array) -> Array:
     """Its values as the unsigned integers that hold them: numba has no 2-byte floats."""
     return a.view(np.dtype(f"u{a.itemsize}"))
 
 
-def _flat_bits(a: Array) -> tuple[Array, int]:
+def flat_bits(a: Array) -> tuple[Array, int]:
     """``_flat`` of the bits."""
     stride = row_stride(a)
     size = (len(a) - 1) * stride + a.shape[1] if len(a) else 0
-    return np.lib.stride_tricks.as_strided(_bits(a), (size,), (a.itemsize,)), stride
+    return np.lib.stride_tricks.as_strided(bits(a), (size,), (a.itemsize,)), stride
 
 
-def _flat(a: Array) -> tuple[Array, int]:
+def flat(a: Array) -> tuple[Array, int]:
     """The memory of ``a`` from its first to its last value as one axis, and its row stride."""
-    a = _wide(a)
+    a = wide(a)
     if a.flags.c_contiguous:
         return a.reshape(-1), a[0].size if len(a) else 0
     stride = a.strides[0] // a.itemsize

@@ -1,5 +1,6 @@
 """Every instantiation that the launchers may ask for: what ``compile_all`` compiles."""
 
+from importlib import import_module
 from itertools import product
 
 from ...formats.arrays import VALUE_DTYPES
@@ -9,7 +10,7 @@ from ..cbsr.cuda import DOTS, DOTS_SCALAR, FEW, GENERAL, MANY, MANY_HALVES, SCAL
 from ..cbsr.cuda_dense import COLUMNS, VALUES
 from ..cbsr.cuda_maxk import SHAPES, instantiation
 from ..cbsr.cuda_sspmm import GENERAL_LANES, LANES, SCALAR_LANES
-from ..edges.cuda import TEAMS, TILE_HEADS
+from ..engine.launch import ITEMSIZE
 from ..matmul import cuda_aggregate as matmul_cuda_aggregate
 from ..matmul.cuda import (
     CHOSEN_SUM,
@@ -17,7 +18,6 @@ from ..matmul.cuda import (
     EXTREME,
     EXTREME_ARG,
     INDIRECT,
-    ITEMSIZE,
     SCALED,
     SCALED_SUM,
     SUM,
@@ -58,15 +58,6 @@ def _declare() -> None:
         scattering = [(4, wide), (8, wide), (8, 1), (32, 1)] + [(16, wide // 2)] * (wide > 2)
         names = [("spmm_coo_atomic", shape) for shape in scattering]
         jit.declare("matmul/spmm.cu", *(jit.expression(name, types, rest) for name, rest in names))
-        names = [("sddmm_csr_balanced", (vector,)) for vector in {wide, wide // 2, 1}]
-        names += [("spmm_arg_da", ())]
-        jit.declare("edges/sddmm.cu", *(jit.expression(name, types, rest) for name, rest in names))
-        teams = [*((lanes, 1) for lanes in TEAMS), (32, 0)]
-        names = [("edge_softmax_rows", team) for team in teams]
-        names += [("edge_softmax_tiles", (heads,)) for heads in (*TILE_HEADS, 0)]
-        variants = [(name, (*rest, backward)) for name, rest in names for backward in (0, 1)]
-        expressions = (jit.expression(name, types, rest) for name, rest in variants)
-        jit.declare("edges/softmax.cu", *expressions)
     maxk = (instantiation(dtype, *shape) for dtype in VALUE_DTYPES for shape in SHAPES)
     jit.declare("cbsr/maxk.cu", *(jit.expression("maxk_rows", *one) for one in maxk))
     _declare_cbsr()
@@ -186,4 +177,10 @@ def _declare_tiles() -> None:
         jit.declare("tiles/sddmm.cu", *names)
 
 
+#: Modules below ``ops`` that say themselves what they may launch.
+MODULES = ("edges.cuda",)
+
 _declare()
+for _module in MODULES:
+    for _file, _name in import_module(f"sparsefmt.ops.{_module}").instantiations():
+        jit.declare(_file, _name)

@@ -9,8 +9,8 @@ import numba
 import numpy as np
 
 from ...formats.arrays import Array
-from ..engine.cpu import _result, _values, _wide
-from ..matmul.cpu import parallel, rows_of
+from ..engine.cpu import values_of, wide, writing
+from ..engine.loops import parallel, rows_of
 
 #: On one thread: entries in any order add to any vertex.
 serial = numba.njit(cache=True, nogil=True)
@@ -20,8 +20,8 @@ def gcn_norm_coo(
     row: Array, col: Array, data: Array | None, n: int, out: Array, *, loops: bool
 ) -> None:
     """``out[e] = s[i] a[e] s[j]``, then with loops the values of theirs; ``s = d^-1/2``."""
-    values = _values(data, out)
-    with _result(out) as (result, pieces):
+    values = values_of(data, out)
+    with writing(out) as (result, pieces):
         degree, has_loop = np.zeros(n), np.zeros(n, np.bool_)
         _degrees(row, col, values, degree, has_loop)
         scale, own = _scales(degree, has_loop, loops)
@@ -40,9 +40,9 @@ def gcn_norm_csr(
     columns: Array | None = None,
 ) -> None:
     """The same for a CSR, the loop of a row behind its entries; ``columns`` takes all indices."""
-    n, values = len(indptr) - 1, _values(data, out)
+    n, values = len(indptr) - 1, values_of(data, out)
     places = np.empty(0, indices.dtype) if columns is None else columns
-    with _result(out) as (result, pieces):
+    with writing(out) as (result, pieces):
         degree, has_loop = np.empty(n), np.empty(n, np.bool_)
         _row_degrees(indptr, indices, values, degree, has_loop, pieces)
         scale, own = _scales(degree, has_loop, loops)
@@ -62,9 +62,9 @@ def gcn_norm_backward(
     loops: bool,
 ) -> None:
     """The gradient of the values, of a CSR too if its ``indptr`` is given beside its rows."""
-    values, g = _values(data, out), _wide(grad)
+    values, g = values_of(data, out), wide(grad)
     behind = indptr if indptr is not None and loops else np.empty(0, row.dtype)
-    with _result(out) as (result, pieces), np.errstate(over="ignore", invalid="ignore"):
+    with writing(out) as (result, pieces), np.errstate(over="ignore", invalid="ignore"):
         degree, has_loop = np.zeros(n), np.zeros(n, np.bool_)
         _degrees(row, col, values, degree, has_loop)
         scale, _ = _scales(degree, has_loop, loops)

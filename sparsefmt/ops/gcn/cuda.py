@@ -6,7 +6,8 @@ lie in a workspace of ``BYTES`` a vertex, which the launchers zero.
 
 from ...formats.chunks import LONG_ROW
 from ..engine import jit
-from ..matmul.cuda import Structure, fill
+from ..engine.launch import fill
+from ..engine.structure import Structure
 
 #: Of the workspace, a vertex: degree (or scale), flag, and in backward the gradient of the scale.
 BYTES, BYTES_BACKWARD = 9, 17

@@ -23,43 +23,21 @@ from ..engine.lanes import (
     where,
     width_of,
 )
-
-#: Pieces of work a thread: enough to even out hubs, few enough to cost nothing.
-PIECES_PER_THREAD = 16
-#: Entries between a prefetch and its use: 1.35x over none at 128 features, 5 M entries.
-AHEAD = 16
-#: Bytes of a tile of features, the last one masked.  512 keep 128 float32 features in registers:
-#: 1.4x over two tiles of 256.
-WIDEST, WIDE, MIDDLE, NARROW = 512, 256, 128, 64
-
-parallel = numba.njit(parallel=True, cache=True, nogil=True)
-#: Part of what calls it, and so not cached: processes that write a cache at a time may spoil it.
-inlined = numba.njit(forceinline=True, nogil=True)
+from ..engine.loops import (
+    AHEAD,
+    MIDDLE,
+    NARROW,
+    WIDE,
+    WIDEST,
+    inlined,
+    parallel,
+    rows_of,
+)
 
 
 @inlined
-def first_row(indptr: Any, limit: Any) -> Any:
-    """The first row before which lie at least ``limit`` entries and rows together."""
-    low, high = np.int64(0), np.int64(len(indptr) - 1)
-    while low < high:
-        middle = (low + high) // 2
-        if indptr[middle] + middle < limit:
-            low = middle + 1
-        else:
-            high = middle
-    return low
-
-
-@inlined
-def rows_of(indptr: Any, piece: Any, pieces: Any) -> Any:
-    """First and last row, exclusive, of one of so many pieces of equal work, cut at rows."""
-    items = np.int64(indptr[-1]) + len(indptr) - 1
-    start, stop = np.int64(piece) * items // pieces, (np.int64(piece) + 1) * items // pieces
-    return first_row(indptr, start), first_row(indptr, stop)
-
-
-@inlined
-def _weight(data: Any, scale: Any, e: Any, j: Any, one: Any) -> Any:
+def weight_of(data: Any, scale: Any, e: Any, j: Any, one: Any) -> Any:
+    """``a[e] c[j]``; ``one`` where neither is given."""
     weight = one
     if len(data):
         weight = data[e]
@@ -69,7 +47,7 @@ def _weight(data: Any, scale: Any, e: Any, j: Any, one: Any) -> Any:
 
 
 @inlined
-def _row_sum(zero: Any, A: Any, X: Any, col_scale: Any, span: Any, f: Any, count: Any) -> Any:
+def row_sum(zero: Any, A: Any, X: Any, col_scale: Any, span: Any, f: Any, count: Any) -> Any:
     """``sum of a[e] c[j] X[j, f:f + count]`` over the entries of a span."""
     indices, data = A
     X, stride = X
@@ -78,7 +56,7 @@ def _row_sum(zero: Any, A: Any, X: Any, col_scale: Any, span: Any, f: Any, count
         ahead = np.int64(indices[min(e + AHEAD, last)])
         prefetch(zero, X, ahead * stride + f)
         j = np.int64(indices[e])
-        weight = _weight(data, col_scale, e, j, X.dtype.type(1))
+        weight = weight_of(data, col_scale, e, j, X.dtype.type(1))
         sums = add_product(sums, weight, load(zero, X, j * stride + f, count))
     return sums
 
@@ -93,7 +71,7 @@ def _sum_tile(
     """
     Y, feat = Y
     row_scale, col_scale = scales
-    sums = _row_sum(zero, A, X, col_scale, span, f, count)
+    sums = row_sum(zero, A, X, col_scale, span, f, count)
     if span[1] > span[0]:
         if mean:
             sums = divided(sums, span[1] - span[0])
@@ -141,13 +119,13 @@ def _best_tile(
     start, stop = span
     if stop > start:
         j = np.int64(indices[start])
-        weight = sign * _weight(data, col_scale, start, j, one)
+        weight = sign * weight_of(data, col_scale, start, j, one)
         best = product(load(zero, X, j * stride + f, count), weight)
         winner = lanes_beside(zero, arg, start)
     for e in range(start + 1, stop):
         prefetch(zero, X, np.int64(indices[min(e + AHEAD, len(indices) - 1)]) * stride + f)
         j = np.int64(indices[e])
-        weight = sign * _weight(data, col_scale, e, j, one)
+        weight = sign * weight_of(data, col_scale, e, j, one)
         run = product(load(zero, X, j * stride + f, count), weight)
         wins = beats(run, best)
         best = where(wins, run, best)
@@ -205,7 +183,7 @@ def spmm_scatter(row: Any, col: Any, data: Any, X: Any, scales: Any, Y: Any, pie
             for f in range(start, stop, step):
                 prefetch(lanes(X, NARROW, 0), X, np.int64(col[ahead]) * stride + f)
                 prefetch(lanes(X, NARROW, 0), Y, np.int64(row[ahead]) * feat + f)
-            weight = _weight(data, col_scale, e, j, X.dtype.type(1))
+            weight = weight_of(data, col_scale, e, j, X.dtype.type(1))
             if len(row_scale):
                 weight = weight * row_scale[i]
             for f in range(start, stop, step):
@@ -229,7 +207,7 @@ def _arg_tile(
     sums = zero
     for k in range(*span):
         i, e = np.int64(indices[k]), perm[k]
-        weight = _weight(data, row_scale, e, i, grad.dtype.type(1))
+        weight = weight_of(data, row_scale, e, i, grad.dtype.type(1))
         if len(col_scale):
             weight = weight * col_scale[j]
         won = equals(load(lanes_beside(zero, arg, 0), arg, i * feat + f, count), e)

@@ -8,7 +8,7 @@ import numpy as np
 from ...formats.arrays import Array
 from ..engine import cpu
 from ..engine.lanes import add_product, lanes, load, prefetch, product, store, total, width_of
-from .cpu import AHEAD, MIDDLE, NARROW, WIDE, WIDEST, inlined, parallel, rows_of
+from ..engine.loops import AHEAD, MIDDLE, NARROW, WIDE, WIDEST, inlined, parallel, rows_of
 
 
 def aggregate_backward(
@@ -32,13 +32,13 @@ def aggregate_backward(
     ``dself[j] = <grad[j], X[j]>``, which goes with it, have the dtype that sums run in.
     """
     none = np.empty(0, t_indices.dtype)
-    values = [cpu._values(one, X) for one in (data, row_scale, col_scale, self_weight)]
+    values = [cpu.values_of(one, X) for one in (data, row_scale, col_scale, self_weight)]
     T = t_indices, none if perm is None else perm
     wide = dA if dA.itemsize >= 4 else np.empty(dA.shape, np.float32)
     own = np.empty(0, wide.dtype) if dself is None else dself
-    with cpu._result(dX) as (out, pieces):
-        flat = cpu._flat(X), cpu._flat(grad)
-        _backward(t_indptr, T, tuple(values), *flat, cpu._flat(out), wide, own, pieces)
+    with cpu.writing(dX) as (out, pieces):
+        flat = cpu.flat(X), cpu.flat(grad)
+        _backward(t_indptr, T, tuple(values), *flat, cpu.flat(out), wide, own, pieces)
     if wide is not dA:
         with np.errstate(over="ignore", under="ignore"):
             dA[...] = wide

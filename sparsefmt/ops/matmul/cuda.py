@@ -9,13 +9,12 @@ have checked their arrays.
 from dataclasses import dataclass
 from functools import lru_cache
 
-from ...errors import KernelLaunchError, UnsupportedError
-from ...formats.arrays import import_cupy
-from ...formats.chunks import Chunks
-from ...formats.compressed import CSR
 from ..engine import jit
+from ..engine.launch import ITEMSIZE, fill, row_bytes
+from ..engine.launch import stream as stream
+from ..engine.structure import Structure as Structure
+from ..engine.structure import chunk_pointers, structure_of
 
-ITEMSIZE = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8, "int32": 4, "int64": 8}
 #: Mean entries of a row from which slices of 256 bytes beat 128: 1.02 to 1.06x on graphs of 50 and
 #: more, 0.90x on graphs of 12 (H200, float32).
 DENSE_ROWS = 32
@@ -37,30 +36,7 @@ PARAMETERS = {
     "spmm_csr_cut_rows": "8P3i",
     "spmm_coo_atomic": "7Pq2Ii",
     "spmm_arg_da": "9PqIi",
-    "sddmm_csr_balanced": "9PqIII4i",
-    "edge_softmax_rows": "5Pqiqii",
-    "edge_softmax_tiles": "5Pqiqii",
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Structure:
-    """A CSR and its ``Chunks`` as the kernels see them: sizes and device pointers."""
-
-    n_rows: int
-    n_cols: int
-    nnz: int
-    index_dtype: str
-    indptr: int
-    indices: int
-    start: int
-    slot: int
-    cut: int
-    long: int
-    blocks: int
-    n_cuts: int
-    n_long: int
-    longest: int = 0  #: entries of the longest row; 0 where that is not known
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,43 +47,14 @@ class Shape:
     vector: int
 
 
-def structure(A: CSR) -> Structure:
-    """The structure of a CSR on a GPU."""
-    return Structure(
-        n_rows=A.n_rows,
-        n_cols=A.n_cols,
-        nnz=A.nnz,
-        index_dtype=A.index_dtype.name,
-        indptr=A.indptr.data.ptr,
-        indices=A.indices.data.ptr,
-        **plan(A.chunks),
-    )
-
-
-def plan(chunks: Chunks) -> dict[str, int]:
-    """The fields of a ``Structure`` that tell how its rows are cut."""
-    return {
-        "start": chunks.start.data.ptr,
-        "slot": chunks.slot.data.ptr,
-        "cut": chunks.cut.data.ptr,
-        "long": chunks.long.data.ptr,
-        "blocks": chunks.blocks,
-        "n_cuts": len(chunks.cut),
-        "n_long": len(chunks.long),
-        "longest": chunks.longest,
-    }
-
-
-def stream() -> int:
-    """CuPy's current stream."""
-    return int(import_cupy().cuda.get_current_stream().ptr)
-
-
 def load(
     file: str, kernel: str, dtype: str, index_dtype: str, constants: tuple[int, ...] = ()
 ) -> jit.Kernel:
     """Load a kernel of this room or of ``edges``."""
     return jit.load(file, kernel, PARAMETERS[kernel], (dtype, index_dtype), constants)
+
+
+structure, plan = structure_of, chunk_pointers  # until every room asks the engine
 
 
 # SpMM
@@ -309,22 +256,3 @@ def spmm_arg_dx(
         workspace=workspace,
         stream=stream,
     )
-
-
-def row_bytes(stride: int, dtype: str) -> int:
-    """Bytes from one row to the next."""
-    found = stride * ITEMSIZE[dtype]
-    if found >= 2**32:
-        raise UnsupportedError(
-            f"rows of features lie {found} bytes apart: kernels count to 2**32, cut the features."
-        )
-    return found
-
-
-def fill(pointer: int, size: int, byte: int, stream: int) -> None:
-    """Set ``size`` bytes from the pointer on to one value, on that stream."""
-    runtime = import_cupy().cuda.runtime
-    try:
-        runtime.memsetAsync(pointer, byte, size, stream)
-    except runtime.CUDARuntimeError as error:
-        raise KernelLaunchError(f"filling {size} bytes: {error}") from error

@@ -4,7 +4,9 @@ Conventions as in ``_launch``: factors of rows and columns are float32 for 2-byt
 """
 
 from ..engine import jit
-from .cuda import ITEMSIZE, Shape, Structure, fill, row_bytes, spmm_shape
+from ..engine.launch import ITEMSIZE, fill, row_bytes
+from ..engine.structure import Structure
+from .cuda import Shape, spmm_shape
 
 UNWEIGHTED, WEIGHTED, SCALED = range(3)  # as in aggregate.cu
 THREADS = 128  # of a block, as in rows.cuh

@@ -14,7 +14,8 @@ from ...formats.arrays import Array
 from ..edges.cpu import _dot
 from ..engine import cpu
 from ..engine.lanes import divided, lanes, prefetch, product, store, width_of
-from ..matmul.cpu import AHEAD, MIDDLE, NARROW, WIDE, WIDEST, _row_sum, inlined, parallel, rows_of
+from ..engine.loops import AHEAD, MIDDLE, NARROW, WIDE, WIDEST, inlined, parallel, rows_of
+from ..matmul.cpu import row_sum
 from .options import ALL, STRATEGIES
 
 _FASTRAND, _RANDOM = 1, 2
@@ -52,11 +53,11 @@ def spmm_sampled(
         reduce = "mean" if mean else "sum"
         cpu.spmm(indptr, indices, data, X, row_scale, col_scale, out, reduce=reduce)
         return
-    A = indices, cpu._values(data, X)
-    scales = cpu._values(row_scale, X), cpu._values(col_scale, X)
+    A = indices, cpu.values_of(data, X)
+    scales = cpu.values_of(row_scale, X), cpu.values_of(col_scale, X)
     to, how = _ends(indptr, width), (*_drawn(strategy, seed), mean, rescale)
-    with cpu._result(out) as (Y, pieces):
-        _spmm(indptr, to, A, cpu._flat(X), scales, cpu._flat(Y), how, pieces)
+    with cpu.writing(out) as (Y, pieces):
+        _spmm(indptr, to, A, cpu.flat(X), scales, cpu.flat(Y), how, pieces)
 
 
 def sddmm_sampled(
@@ -75,10 +76,10 @@ def sddmm_sampled(
     rescale: bool,
 ) -> None:
     """``out[e] = r[i] * factor(i) * c[j] * <X[i], Y[j]>`` at sampled entries, 0 at the others."""
-    scales, feat = (cpu._values(row_scale, X), cpu._values(col_scale, X)), X.shape[1]
+    scales, feat = (cpu.values_of(row_scale, X), cpu.values_of(col_scale, X)), X.shape[1]
     to, how = _ends(indptr, width), (*_drawn(strategy, seed), mean, rescale)
-    with cpu._result(out) as (s, pieces):
-        _sddmm(indptr, to, indices, cpu._flat(X), cpu._flat(Y), feat, scales, s, how, pieces)
+    with cpu.writing(out) as (s, pieces):
+        _sddmm(indptr, to, indices, cpu.flat(X), cpu.flat(Y), feat, scales, s, how, pieces)
 
 
 def sample_rows(
@@ -93,7 +94,7 @@ def sample_rows(
     seed: int,
 ) -> None:
     """Columns and numbers of the sampled entries, those of row i from ``to[i]`` on."""
-    with cpu._result(np.empty(0)) as (_, pieces):  # all results are integers
+    with cpu.writing(np.empty(0)) as (_, pieces):  # all results are integers
         _sample(indptr, indices, to, cols, entries, width, *_drawn(strategy, seed), pieces)
 
 
@@ -264,7 +265,7 @@ def _tile(
 ) -> Any:  # fmt: skip
     """Features from ``f`` on, as many as ``count``; returns where the next tile begins."""
     Y, feat = Y
-    sums = _row_sum(zero, A, X, none, span, f, count)
+    sums = row_sum(zero, A, X, none, span, f, count)
     if span[1] > span[0]:
         if mean:
             sums = divided(sums, span[1] - span[0])

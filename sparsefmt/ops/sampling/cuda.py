@@ -12,8 +12,10 @@ from ...formats import chunks
 from ...formats.arrays import import_cupy
 from ...formats.compressed import CSR
 from ..engine import jit
+from ..engine.launch import ITEMSIZE, fill, row_bytes
+from ..engine.structure import Structure
 from ..matmul import cuda as matmul_cuda
-from ..matmul.cuda import ITEMSIZE, Shape, Structure, fill, row_bytes, spmm_shape
+from ..matmul.cuda import Shape, spmm_shape
 from .options import STRATEGIES
 
 UNWEIGHTED, DIRECT, SCALED = range(3)  # as in sampled.cu

@@ -14,9 +14,10 @@ from ...formats.arrays import Array
 from ...formats.sgt import SGT
 from ..cbsr.cpu import _scaled_row
 from ..edges.cpu import _dot
-from ..engine.cpu import _flat, _result, _values
+from ..engine.cpu import flat, values_of, writing
 from ..engine.lanes import add_product, lanes, load, prefetch, store, width_of
-from ..matmul.cpu import AHEAD, MIDDLE, NARROW, WIDE, WIDEST, _weight, inlined, parallel, rows_of
+from ..engine.loops import AHEAD, MIDDLE, NARROW, WIDE, WIDEST, inlined, parallel, rows_of
+from ..matmul.cpu import weight_of
 
 #: Entries unpacked at a time: 16 KiB beside the rows of a window.  1.04x over 256, as fast as 4096.
 RUN = 1024
@@ -32,16 +33,16 @@ def spmm(
     mean: bool,
 ) -> None:
     """``out[i] = r[i] * sum of a[e] * c[j] * X[j]`` over the entries of row i, or their mean."""
-    scales = _values(row_scale, X), _values(col_scale, X)
-    values = A.order, _values(A.data, X)
-    with _result(out) as (Y, pieces):
-        _spmm(*_windows(A), values, _flat(X), scales, _flat(Y), mean, pieces)
+    scales = values_of(row_scale, X), values_of(col_scale, X)
+    values = A.order, values_of(A.data, X)
+    with writing(out) as (Y, pieces):
+        _spmm(*_windows(A), values, flat(X), scales, flat(Y), mean, pieces)
 
 
 def sddmm(A: SGT, X: Array, Y: Array, out: Array) -> None:
     """``out[order[e], h] = <X[i, h], Y[j, h]>``; (n, heads, feat), (m, heads, feat)."""
-    x, y = _flat(X), _flat(Y)
-    with _result(out) as (products, pieces):
+    x, y = flat(X), flat(Y)
+    with writing(out) as (products, pieces):
         _sddmm(*_windows(A), A.order, x, y, X.shape[1:], products.reshape(-1), pieces)
 
 
@@ -95,7 +96,7 @@ def _add_tile(
     for k in range(count):
         prefetch(zero, X, cols[min(k + AHEAD, count - 1)] * stride + f)
         i, j, e = rows[k], cols[k], order[first + k]
-        weight = _weight(data, col_scale, e, j, X.dtype.type(1))
+        weight = weight_of(data, col_scale, e, j, X.dtype.type(1))
         sums = load(zero, Y, i * feat + f, width)
         sums = add_product(sums, weight, load(zero, X, j * stride + f, width))
         store(sums, Y, i * feat + f, width)

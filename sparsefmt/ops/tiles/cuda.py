@@ -9,7 +9,9 @@ from functools import lru_cache
 from ...formats.cells import SLAB
 from ...formats.split import Split
 from ..engine import jit
-from ..matmul.cuda import ITEMSIZE, Structure, row_bytes, spmm, spmm_workspace, structure
+from ..engine.launch import ITEMSIZE, row_bytes
+from ..engine.structure import Structure
+from ..matmul.cuda import spmm, spmm_workspace, structure
 
 CAPABILITY = (8, 0)
 #: Features that a block takes at a time, by the rows of its window: what sgt.cu is compiled for.

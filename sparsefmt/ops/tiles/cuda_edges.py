@@ -9,7 +9,7 @@ from ...formats.cells import SLAB
 from ..edges import cuda as edges_cuda
 from ..edges.cuda import RESIDENT_BYTES
 from ..engine import jit
-from ..matmul.cuda import ITEMSIZE, fill, row_bytes
+from ..engine.launch import ITEMSIZE, fill, row_bytes
 from .cuda import TileStructure
 
 #: Bytes of features that a block takes: what sddmm_sgt.cu is compiled for.  More take several
@@ -79,7 +79,7 @@ def sddmm_tiles(
         fill(out, T.nnz * heads * ITEMSIZE[dtype], 0, stream)
         return
     if T.rest is not None:
-        edges_cuda.sddmm(
+        edges_cuda.sddmm_of_pointers(
             *(T.rest, dtype), heads=heads, feat=feat, ldx=ldx, ldy=ldy, X=X, Y=Y, perm=T.rest_perm,
             row_scale=row_scale, col_scale=col_scale, out=out, stream=stream,
         )  # fmt: skip

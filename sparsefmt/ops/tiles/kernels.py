@@ -13,7 +13,7 @@ from ...formats.compressed import CSR
 from ...formats.costs import Costs
 from ...formats.sgt import SGT
 from ...formats.split import HEIGHTS, Split
-from ..engine import choose
+from ..engine import choose, table
 from ..engine.choose import Kernel, all_of, on_cpu, on_gpu, pointer, row_stride
 
 #: Tiles to convert to for tensor cores: ``A.tosgt(MMA_TILE)``.
@@ -37,15 +37,14 @@ def spmm_rows(on_csr: Callable[..., None]) -> tuple[Kernel, ...]:
     )
 
 
-def sddmm_rows(on_csr: Callable[..., None]) -> tuple[Kernel, ...]:
+def sddmm_kernels(on_csr: Callable[..., Any]) -> tuple[table.Kernel, ...]:
     """The kernels of ``sddmm`` on an SGT; ``on_csr`` is the one on a CSR on a GPU."""
-    sgt = choose.is_format("sgt")
-    structure = _on_structure(on_csr)
     note = "float32 sums; what does not pay on tensor cores runs on CUDA cores"
+    structure = _on_structure(on_csr)
     return (
-        Kernel("sddmm", "sddmm_sgt_mma", _against_sddmm, _sddmm_mma_gpu, note=note),
-        Kernel("sddmm", "sddmm_sgt_csr", all_of(on_gpu, sgt), structure, note=_ON_STRUCTURE),
-        Kernel("sddmm", "sddmm_sgt_numba", all_of(on_cpu, sgt), _sddmm_numba),
+        table.Kernel("sddmm_sgt_mma", _sddmm_mma_gpu, refuses=_against_sddmm, note=note),
+        table.Kernel("sddmm_sgt_csr", structure, ("sgt",), "gpu", note=_ON_STRUCTURE),
+        table.Kernel("sddmm_sgt_numba", _sddmm_numba, ("sgt",), "cpu"),
     )
 
 

@@ -1,0 +1,39 @@
+"""What compiled loops share: how they are compiled, cut into pieces of rows, and prefetch."""
+
+from typing import Any
+
+import numba
+import numpy as np
+
+#: Pieces of work a thread: enough to even out hubs, few enough to cost nothing.
+PIECES_PER_THREAD = 16
+#: Entries between a prefetch and its use: 1.35x over none at 128 features, 5 M entries.
+AHEAD = 16
+#: Bytes of a tile of features, the last one masked.  512 keep 128 float32 features in registers:
+#: 1.4x over two tiles of 256.
+WIDEST, WIDE, MIDDLE, NARROW = 512, 256, 128, 64
+
+parallel = numba.njit(parallel=True, cache=True, nogil=True)
+#: Part of what calls it, and so not cached: processes that write a cache at a time may spoil it.
+inlined = numba.njit(forceinline=True, nogil=True)
+
+
+@inlined
+def first_row(indptr: Any, limit: Any) -> Any:
+    """The first row before which lie at least ``limit`` entries and rows together."""
+    low, high = np.int64(0), np.int64(len(indptr) - 1)
+    while low < high:
+        middle = (low + high) // 2
+        if indptr[middle] + middle < limit:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+@inlined
+def rows_of(indptr: Any, piece: Any, pieces: Any) -> Any:
+    """First and last row, exclusive, of one of so many pieces of equal work, cut at rows."""
+    items = np.int64(indptr[-1]) + len(indptr) - 1
+    start, stop = np.int64(piece) * items // pieces, (np.int64(piece) + 1) * items // pieces
+    return first_row(indptr, start), first_row(indptr, stop)

@@ -1,0 +1,140 @@
+"""What launchers ask of arrays: CuPy's here, those of other libraries where they are registered.
+
+A launcher takes arrays, asks ``memory_of`` one of them, and from then on says ``m.pointer(x)`` or
+``m.empty(...)``: one launcher serves CuPy arrays and CUDA tensors.  The torch layer registers the
+memory of tensors when it is imported.
+"""
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Protocol
+
+import numpy as np
+
+from ...formats.arrays import Array, allocating, import_cupy, is_cupy
+
+HERE: AbstractContextManager[object] = nullcontext()
+
+
+class Memory(Protocol):
+    """The few things that libraries of arrays say differently."""
+
+    def pointer(self, a: Any) -> int:
+        """Address of the first value on its device; 0 for None."""
+
+    def dtype(self, a: Any) -> str:
+        """Name of the dtype, such as ``"float32"``."""
+
+    def row_stride(self, a: Any) -> int:
+        """Values from one row to the next."""
+
+    def contiguous(self, a: Any) -> Any:
+        """``a`` itself if it is C-contiguous, else a copy; None for None."""
+
+    def rows_in_place(self, a: Any) -> Any:
+        """``a`` itself if its rows are contiguous and do not overlap, else a copy."""
+
+    def factors(self, a: Any) -> Any:
+        """Scales as kernels take them: contiguous, float32 for 2-byte ones; None for None."""
+
+    def empty(self, shape: Sequence[int], dtype: str, like: Any) -> Any:
+        """Uninitialised memory on the device of ``like``."""
+
+    def zeros(self, shape: Sequence[int], dtype: str, like: Any) -> Any:
+        """Zeroed memory on the device of ``like``."""
+
+    def stream(self, a: Any) -> int:
+        """Address of the caller's current stream on the device of ``a``; read at each launch."""
+
+    def on_device(self, a: Any) -> AbstractContextManager[object]:
+        """A context in which launches go to the device of ``a``."""
+
+
+class CupyMemory:
+    """Memory of CuPy arrays."""
+
+    def __init__(self) -> None:
+        cupy = import_cupy()
+        self._cupy, self._current_stream = cupy, cupy.cuda.get_current_stream
+        self._current_device = cupy.cuda.runtime.getDevice
+
+    def pointer(self, a: Any) -> int:
+        """Address of the first value; 0 for None."""
+        return 0 if a is None else a.data.ptr
+
+    def dtype(self, a: Any) -> str:
+        """Name of the dtype."""
+        return _NAMES.get(a.dtype) or a.dtype.name
+
+    def row_stride(self, a: Any) -> int:
+        """Values from one row to the next."""
+        return a.strides[0] // a.itemsize if a.ndim and a.size else 0
+
+    def contiguous(self, a: Any) -> Any:
+        """``a`` itself if it is C-contiguous, else a copy; None for None."""
+        if a is None or a.flags.c_contiguous:
+            return a
+        with self.on_device(a), allocating(f"a contiguous copy of {a.nbytes} bytes"):
+            return self._cupy.ascontiguousarray(a)
+
+    def rows_in_place(self, a: Any) -> Any:
+        """``a`` itself if its rows are contiguous and do not overlap, else a copy."""
+        if a.flags.c_contiguous or _rows_apart(a):
+            return a
+        with self.on_device(a), allocating(f"a contiguous copy of {a.nbytes} bytes"):
+            return a.copy()
+
+    def factors(self, a: Any) -> Any:
+        """Scales as kernels take them: contiguous, float32 beside 2-byte features."""
+        if a is None or a.itemsize > 2:
+            return self.contiguous(a)
+        with self.on_device(a), allocating("scales in float32"):
+            return a.astype(np.float32)
+
+    def empty(self, shape: Sequence[int], dtype: str, like: Any) -> Any:
+        """Uninitialised memory on the device of ``like``."""
+        with self.on_device(like), allocating(f"a result of shape {shape}"):
+            return self._cupy.empty(shape, dtype)
+
+    def zeros(self, shape: Sequence[int], dtype: str, like: Any) -> Any:
+        """Zeroed memory on the device of ``like``."""
+        with self.on_device(like), allocating(f"a result of shape {shape}"):
+            return self._cupy.zeros(shape, dtype)
+
+    def stream(self, a: Any) -> int:
+        """CuPy's current stream."""
+        return int(self._current_stream().ptr)
+
+    def on_device(self, a: Any) -> AbstractContextManager[object]:
+        """A context in which launches go to the device of ``a``: none where it is current."""
+        return HERE if a.data.device_id == self._current_device() else a.device
+
+
+_NAMES = {np.dtype(name): name for name in ("float16", "float32", "float64", "int32", "int64")}
+_memories: dict[type, Memory] = {}
+
+
+def register_memory(kind: type, memory: Memory) -> None:
+    """Use ``memory`` for arrays of that class and its subclasses."""
+    _memories[kind] = memory
+
+
+def memory_of(a: Array) -> Memory:
+    """The memory of the library that an array on a GPU comes from."""
+    return _memories.get(type(a)) or _find(a)
+
+
+def _find(a: Array) -> Memory:
+    for kind in type(a).__mro__:
+        if kind in _memories:
+            return _memories.setdefault(type(a), _memories[kind])
+    if not is_cupy(a):
+        raise TypeError(f"no launcher takes a {type(a).__name__}")
+    return _memories.setdefault(type(a), CupyMemory())
+
+
+def _rows_apart(a: Array) -> bool:
+    """Whether only gaps between its rows keep an array from being contiguous."""
+    row = a[0].nbytes if len(a) else 0
+    gaps = a.strides[0] >= row and a.strides[0] % a.itemsize == 0
+    return bool(a[:1].flags.c_contiguous and gaps)

@@ -1,0 +1,116 @@
+"""One row for each operation: its arguments, results, kernels and price.
+
+``choose`` picks a kernel from the row and explains it, the torch layer makes a library op of it,
+``jit.compile_all`` compiles its kernels, and the planner prices by it.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import cache
+from importlib import import_module
+from itertools import product
+from typing import Any, Literal, NamedTuple
+
+#: The modules below ``ops`` that hold rows.
+MODULES = (
+    *("matmul.api", "matmul.extrema", "matmul.aggregation", "edges.api"),
+    *("attention.gat", "attention.pairwise", "cbsr.maxk", "cbsr.api", "cbsr.gradients"),
+    *("sampling.api", "gcn.api"),
+)
+FORMATS = ("coo", "csr", "csc", "sgt", "cbsr")
+
+_operations: dict[str, "Op"] = {}
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One way to run an operation.
+
+    ``run(A, *arguments, out=..., **options)`` runs it.  On a GPU the arguments are arrays of any
+    library with a ``Memory``, and ``A`` may be the ``Structure`` of a CSR; on the CPU they are
+    NumPy arrays.  ``refuses``, called with the same, gives the reasons why not, none if it can.
+    """
+
+    name: str
+    run: Callable[..., Any]
+    formats: tuple[str, ...] = FORMATS  #: of ``A``
+    place: Literal["gpu", "cpu", "any"] = "any"
+    refuses: Callable[..., list[str]] | None = None
+    deterministic: bool = True
+    note: str = ""
+
+
+class Price(NamedTuple):
+    """What an operation must do at least."""
+
+    bytes: int  #: read and written, of caches that hold nothing
+    flops: int
+
+
+@dataclass(frozen=True)
+class Op:
+    """An operation: what its callers, torch and the planner need to know of it.
+
+    ``results(S, *arguments)`` gives, of each result, its shape and the dtype: an argument that has
+    it, or its name.  ``price`` takes the same.  Both look at sizes and dtypes alone, so that arrays
+    without memory will do, and ``S`` may be ``Sizes``.
+    """
+
+    name: str
+    arguments: str  #: as in a schema of torch, without those of the structure
+    results: Callable[..., tuple[tuple[tuple[int, ...], Any], ...]]
+    kernels: tuple[Kernel, ...]
+    price: Callable[..., Price] | None = None
+    returns: int = 1  #: how many results
+    #: Arguments that autocast narrows ("*" for all); the others become float32.  None: not cast.
+    narrowed: tuple[str, ...] | None = None
+    #: How many structures come first: that of the graph, and its transpose with the permutation.
+    structures: Literal[0, 1, 2] = 1
+    functions: tuple[str, ...] = ()  #: public functions that choose among the kernels
+    candidates: dict[tuple[str, bool], tuple[Kernel, ...]] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        """Sort the kernels by format and place, and announce the operation."""
+        found = {
+            (format, gpu): tuple(
+                kernel
+                for kernel in self.kernels
+                if format in kernel.formats and kernel.place in ("any", "gpu" if gpu else "cpu")
+            )
+            for format, gpu in product(FORMATS, (True, False))
+        }
+        object.__setattr__(self, "candidates", found)
+        _operations[self.name] = self
+
+
+def deferred(module: str, name: str) -> Callable[..., Any]:
+    """The function of that name; its module is imported at the first call, as numba takes long."""
+
+    @cache
+    def function() -> Callable[..., Any]:
+        found: Callable[..., Any] = getattr(import_module(module), name)
+        return found
+
+    def call(*args: Any, **options: Any) -> Any:
+        return function()(*args, **options)
+
+    return call
+
+
+def find(name: str) -> Op:
+    """The operation of that name, whose module has been imported."""
+    return _operations[name]
+
+
+def functions() -> dict[str, Callable[..., Any]]:
+    """Every public function that chooses among kernels."""
+    package = import_module("sparsefmt.ops")
+    names = sorted({name for op in operations() for name in op.functions})
+    return {name: getattr(package, name) for name in names}
+
+
+def operations() -> Iterator[Op]:
+    """Every operation of every room."""
+    for module in MODULES:
+        import_module(f"sparsefmt.ops.{module}")
+    yield from _operations.values()
