@@ -112,13 +112,14 @@ def run(op: str | Op, A: Any, *args: Any, **options: Any) -> Any:
     for kernel in op.candidates[_place_of(A)]:
         if kernel.refuses is None or not kernel.refuses(A, *args, **options):
             try:
-                return kernel.run(A, *args, **options)
+                found = kernel.run(A, *args, **options)
+                return options.get("out") if found is None else found
             except OutOfMemoryError:
                 raise
             except MemoryError as error:
                 raise out_of_memory(f"{op.name} by {kernel.name}", error) from error
-    found = _explained(op, A, *args, **options)
-    raise UnsupportedError(f"no kernel can run this {op.name}.\n{found}")
+    explained = _explained(op, A, *args, **options)
+    raise UnsupportedError(f"no kernel can run this {op.name}.\n{explained}")
 
 
 def _place_of(A: Any) -> tuple[str, bool]:
