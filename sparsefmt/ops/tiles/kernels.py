@@ -104,7 +104,7 @@ def _costs_of_spmm(A: SGT, X: Array, col_scale: Array | None, costs: Costs | Non
 
 
 def _against_sddmm(
-    A: Format, X: Array, Y: Array, *, costs: Costs | None = None, **options: Any
+    A: Format, X: Array, Y: Array, *_: Any, costs: Costs | None = None, **options: Any
 ) -> list[str]:
     """The reasons against tensor cores; entries are split only if there is no other one."""
     reasons = _against_mma(A, X, **options)
