@@ -19,6 +19,7 @@ from ...formats.arrays import (
 from ...formats.base import Format
 from ...formats.sgt import SGT
 from ...graph import Graph
+from .memory import rows_apart
 
 
 def sparse(name: str, A: object) -> Format:
@@ -157,11 +158,7 @@ def structure(A: Format) -> Format:
 
 def rows_in_place(X: Array) -> Array:
     """``X`` itself if its rows are contiguous and do not overlap, at any distance; else a copy."""
-    row = X[0].nbytes if len(X) else 0
-    packed = X.flags.c_contiguous or (
-        X[:1].flags.c_contiguous and X.strides[0] >= row and X.strides[0] % X.itemsize == 0
-    )
-    if packed and getattr(X.flags, "aligned", True):
+    if rows_apart(X):
         return X
     with on_device_of(X), allocating(f"a contiguous copy of {X.nbytes} bytes"):
         return X.copy()

@@ -23,6 +23,7 @@ from ..cbsr import cpu_maxk as cbsr_cpu_maxk
 from ..matmul import cpu as matmul_cpu
 from .choose import row_stride
 from .loops import PIECES_PER_THREAD
+from .memory import rows_apart
 
 #: numba's workqueue, the only pool of some platforms, aborts the process when two threads enter it.
 #: One parallel loop uses all cores: waiting for it costs nothing.
@@ -252,8 +253,13 @@ def flat_bits(a: Array) -> tuple[Array, int]:
 
 
 def flat(a: Array) -> tuple[Array, int]:
-    """The memory of ``a`` from its first to its last value as one axis, and its row stride."""
+    """The memory of ``a`` from its first to its last value as one axis, and its row stride.
+
+    A copy's memory where rows are not contiguous, overlap or are not aligned.
+    """
     a = wide(a)
+    if not rows_apart(a):
+        a = np.ascontiguousarray(a) if not a.flags.c_contiguous else a.copy()
     if a.flags.c_contiguous:
         return a.reshape(-1), a[0].size if len(a) else 0
     stride = a.strides[0] // a.itemsize

@@ -79,7 +79,7 @@ class CupyMemory:
 
     def rows_in_place(self, a: Any) -> Any:
         """``a`` itself if its rows are contiguous and do not overlap, else a copy."""
-        if a.flags.c_contiguous or _rows_apart(a):
+        if rows_apart(a):
             return a
         with self.on_device(a), allocating(f"a contiguous copy of {a.nbytes} bytes"):
             return a.copy()
@@ -133,8 +133,12 @@ def _find(a: Array) -> Memory:
     return _memories.setdefault(type(a), CupyMemory())
 
 
-def _rows_apart(a: Array) -> bool:
-    """Whether only gaps between its rows keep an array from being contiguous."""
+def rows_apart(a: Array) -> bool:
+    """Whether rows are contiguous, aligned and do not overlap: at any distance from each other."""
+    if not getattr(a.flags, "aligned", True):
+        return False
+    if a.flags.c_contiguous:
+        return True
     row = a[0].nbytes if len(a) else 0
     gaps = a.strides[0] >= row and a.strides[0] % a.itemsize == 0
     return bool(a[:1].flags.c_contiguous and gaps)
