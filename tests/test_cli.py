@@ -392,7 +392,7 @@ def test_interrupted_before_the_commands_are_loaded(sparsefmt, monkeypatch):
 
 def test_ctrl_c_leaves_no_traceback():
     code = (
-        "import signal, sys\nfrom sparsefmt import cli, doctor\n"
+        "import signal, sys\nfrom sparsefmt import cli\nfrom sparsefmt.cli import doctor\n"
         # A shell's background job ignores SIGINT, and so would its children.
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "doctor.examine = lambda: signal.raise_signal(signal.SIGINT)\nsys.exit(cli.main())"

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import sparsefmt.testing as t
 from sparsefmt import COO, CSR, SGT
 from sparsefmt.errors import (
     DtypeError,
@@ -19,6 +18,7 @@ from sparsefmt.errors import (
     ShapeError,
     UnsupportedError,
 )
+from sparsefmt.formats import checks
 from sparsefmt.io import read, write
 
 TEXT = ["mtx", "mtx.gz", "mtx.bz2", "csv", "tsv", "txt", "edges", "txt.gz", "csv.bz2"]
@@ -28,7 +28,7 @@ SPECIAL = [0.0, -0.0, 1.5, -2.25, np.nan, np.inf, -np.inf, 5e-8]
 def matrix(format="csr", dtype="float32", index_dtype="int32", weighted=True, **options):
     """A 5 x 7 matrix with special values, a duplicate, an explicit zero and empty rows."""
     row, col = np.array([[0, 0, 0, 1, 3, 3, 3, 3], [6, 1, 1, 0, 2, 3, 4, 5]], index_dtype)
-    data = t._value_dtype(dtype) if weighted else None
+    data = checks.value_dtype("dtype", dtype) if weighted else None
     data = None if data is None else np.array(SPECIAL).astype(data)
     return COO(row, col, data, shape=(5, 7)).asformat(format, **options)
 

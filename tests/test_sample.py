@@ -142,7 +142,7 @@ def header(tmp_path_factory):
     """The functions of sampling.cuh, compiled as C++."""
     folder = tmp_path_factory.mktemp("header")
     (folder / "places.cpp").write_text(_PLACES)
-    include = Path(jit.__file__).parent
+    include = Path(jit.__file__).parent.parent
     command = [COMPILER, "-std=c++17", "-O1", "-shared", "-fPIC", f"-I{include}", "places.cpp"]
     subprocess.run([*command, "-o", "places.so"], cwd=folder, check=True)
     return ctypes.CDLL(str(folder / "places.so"))

@@ -89,7 +89,7 @@ _READERS: tuple[tuple[str, tuple[str, ...], Callable[[Any], Any]], ...] = (
     ("cupyx.scipy.sparse", ("sparray", "spmatrix"), from_cupyx),
     ("cupy", ("ndarray",), _from_array),
     ("numpy", ("ndarray",), _from_array),
-    (f"{__package__}.graph", ("Graph",), _structure),
+    ("sparsefmt.graph", ("Graph",), _structure),
 )
 
 

@@ -1,5 +1,6 @@
 """Checks of an operation's arguments; each error names the argument, its value and the mend."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,8 @@ from ...formats.base import Format
 from ...formats.sgt import SGT
 from ...graph import Graph
 from .memory import rows_apart
+
+_VALUES = frozenset(np.dtype(name) for name in ("float16", "float32", "float64"))
 
 
 def sparse(name: str, A: object) -> Format:
@@ -54,9 +57,11 @@ def precision(value: object, name: str, X: Array) -> str | None:
     return "tf32"
 
 
-def features(name: str, X: object, *, A: Format, axis: str = "columns", heads: bool = False) -> Any:
+def features(name: str, X: Any, *, A: Format, axis: str = "columns", heads: bool = False) -> Any:
     """Dense features, one row per row or column of ``A``, on its device; see ``rows_in_place``."""
-    rows = A.n_cols if axis == "columns" else A.n_rows
+    rows = A.shape[1] if axis == "columns" else A.shape[0]
+    if _fits(X, A) and X.shape[0] == rows and (X.ndim == 2 or (heads and X.ndim == 3)):
+        return X
     if isinstance(X, Format):
         product = ", or spgemm(A, S) for row-balanced features" if X.format == "cbsr" else ""
         dense = f"give a dense array, {name}.toarray(){product}"
@@ -138,8 +143,10 @@ def factors(name: str, value: object, *, A: Format, axis: str, like: Any = None)
     return contiguous(array)
 
 
-def entries(name: str, values: object, *, A: Format) -> Array:
+def entries(name: str, values: Any, *, A: Format) -> Array:
     """One value, or one per head, for each stored entry of ``A``, on its device."""
+    if _fits(values, A) and values.shape[0] == A.nnz and values.ndim < 3:
+        return values
     array = as_array(name, values, empty=np.float64, beside=A._indices)
     if array.ndim not in (1, 2) or array.shape[0] != A.nnz:
         raise ShapeError(
@@ -165,13 +172,40 @@ def rows_in_place(X: Array) -> Array:
 
 
 def output(
-    out: Array | None, *, shape: tuple[int, ...], like: Array, inputs: list[Array | None]
+    out: Array | None,
+    *,
+    shape: tuple[int, ...],
+    like: Array,
+    inputs: Sequence[Array | None],
+    A: Format | None = None,
 ) -> Array:
-    """``out`` if it can take the result, else a new array with the dtype and device of ``like``."""
-    xp = namespace(like)
+    """``out`` if it can take the result, else a new array with the dtype and device of ``like``.
+
+    It may overlap none of the inputs and no array of ``A``.
+    """
     if out is None:
         with on_device_of(like), allocating(f"a result of shape {shape}"):
-            return xp.empty(shape, like.dtype)
+            return namespace(like).empty(shape, like.dtype)
+    if not (type(out) is type(like) and out.shape == shape and out.dtype == like.dtype):
+        _check_output(out, shape, like)
+    elif device_number(out) != device_number(like):
+        _check_output(out, shape, like)
+    flags = out.flags
+    if not flags.c_contiguous:
+        raise FormatError("out is not C-contiguous: give a fresh array, or none.")
+    if not getattr(flags, "writeable", True):
+        raise FormatError("out is read-only: give a writeable array, or none.")
+    low, high = _bounds(out)
+    for array in inputs if A is None else (*inputs, *arrays_of(A)):
+        if array is not None:
+            begin, end = _bounds(array)
+            if low < end and begin < high:
+                raise FormatError("out overlaps an input: give an array of its own.")
+    return out
+
+
+def _check_output(out: Any, shape: tuple[int, ...], like: Array) -> None:
+    """Raise what keeps ``out`` from taking a result of that shape, like that array."""
     if not (is_cupy(out) or type(out) is np.ndarray):  # a subclass may hide cells or its shape
         mend = "np.asarray(out) for instance" if isinstance(out, np.ndarray) else "or none"
         raise DtypeError(f"out is a {type(out).__name__}: give a NumPy or CuPy array, {mend}.")
@@ -184,14 +218,6 @@ def output(
         raise ShapeError(f"out has shape {out.shape}: the result has {shape}, give that.")
     if out.dtype != like.dtype:
         raise DtypeError(f"out is {out.dtype}: the result is {like.dtype}, give that.")
-    if not out.flags.c_contiguous:
-        raise FormatError("out is not C-contiguous: give a fresh array, or none.")
-    if not getattr(out.flags, "writeable", True):
-        raise FormatError("out is read-only: give a writeable array, or none.")
-    for array in inputs:
-        if array is not None and may_overlap(out, array):
-            raise FormatError("out overlaps an input: give an array of its own.")
-    return out
 
 
 def arrays_of(A: Format) -> list[Array]:
@@ -199,19 +225,35 @@ def arrays_of(A: Format) -> list[Array]:
     return [*A._arrays().values(), *(A._kept_arrays() if isinstance(A, SGT) else [])]
 
 
-def may_overlap(a: Array, b: Array) -> bool:
-    """Whether the bounds of two arrays' memory meet."""
-    (a_low, a_high), (b_low, b_high) = _bounds(a), _bounds(b)
-    return a_low < b_high and b_low < a_high
-
-
 def _bounds(a: Any) -> tuple[int, int]:
-    start = a.data.ptr if is_cupy(a) else a.ctypes.data
-    if a.size == 0:
-        return start, start
+    start = a.__array_interface__["data"][0] if type(a) is np.ndarray else _address(a)
+    size = a.nbytes
+    if size == 0 or a.flags.c_contiguous:
+        return start, start + size
     reach = [stride * (size - 1) for stride, size in zip(a.strides, a.shape, strict=True)]
     low = start + sum(one for one in reach if one < 0)
     return low, start + sum(one for one in reach if one > 0) + a.itemsize
+
+
+def _address(a: Any) -> int:
+    return int(a.data.ptr if is_cupy(a) else a.ctypes.data)
+
+
+def _fits(array: Any, A: Format) -> bool:
+    """Whether it is a plain array of floats, beside the arrays of ``A``: nearly every call's."""
+    other = A._indices
+    kind = type(other)
+    return (
+        type(array) is kind
+        and array.dtype in _VALUES
+        and array.ndim > 0
+        and (kind is np.ndarray or array.data.device_id == other.data.device_id)
+    )
+
+
+def device_number(a: Array) -> int:
+    """The number of the GPU that holds an array; -1 for the CPU."""
+    return int(a.data.device_id) if is_cupy(a) else -1
 
 
 def _beside(name: str, array: Array, A: Format) -> None:

@@ -1,7 +1,7 @@
 """Which kernels an operation has, which one a call runs, and why not the others."""
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import Any
@@ -11,6 +11,7 @@ import numpy as np
 from ...errors import DtypeError, OutOfMemoryError, UnsupportedError
 from ...formats.arrays import Array, allocating, is_cupy, on_device_of, out_of_memory
 from ...formats.base import Format
+from ...graph import Graph
 from . import table
 from .structure import Structure
 from .table import Op
@@ -49,6 +50,8 @@ class Explanation:
 
 
 _kernels: dict[str, list[Kernel]] = {}
+#: The functions of graphs and tensors, where the torch layer has been imported.
+_of_graphs: dict[str, Callable[..., Any]] = {}
 #: While ``explain`` calls an operation: where ``run`` puts its choice instead of running it.
 _asked: ContextVar[list[Explanation] | None] = ContextVar("asked", default=None)
 
@@ -63,7 +66,8 @@ def explain(op: str, *args: Any, **options: Any) -> Explanation:
     """Which kernel ``op`` would run for these arguments, and why not the others.
 
     The operation checks its arguments, converts them where it must and allocates its result, but
-    runs no kernel: what it would refuse is refused here.
+    runs no kernel: what it would refuse is refused here.  With a ``Graph`` and tensors it is the
+    function of that name of ``sparsefmt.autograd``, which does run.
 
     Parameters
     ----------
@@ -71,7 +75,8 @@ def explain(op: str, *args: Any, **options: Any) -> Explanation:
         Name of an operation that chooses among kernels, such as ``"spmm"``; ``spmm_arg`` and
         ``aggregate`` choose among those of ``spmm``.
     *args, **options
-        The operation's arguments: ``explain("spmm", A, X, reduce="max")``.
+        The operation's arguments: ``explain("spmm", A, X, reduce="max")``, or those of the function
+        of ``sparsefmt.autograd``: ``explain("gat_aggregate", graph, h, el, er)``.
 
     Raises
     ------
@@ -82,7 +87,8 @@ def explain(op: str, *args: Any, **options: Any) -> Explanation:
     SparseFmtError
         As the operation.
     """
-    operations = _operations() | table.functions()
+    of_graphs = bool(args) and isinstance(args[0], Graph)
+    operations = _of_graphs if of_graphs else _operations() | table.functions()
     if not (isinstance(op, str) and op in operations):
         known = ", ".join(operations)
         raise UnsupportedError(f"op is {op!r}: use one of {known}, which choose among kernels.")
@@ -98,7 +104,14 @@ def explain(op: str, *args: Any, **options: Any) -> Explanation:
         operations[op](*args, **options)
     finally:
         _asked.reset(token)
+    if not found:
+        raise UnsupportedError(f"{op} chose no kernel for these arguments: it has one way to run.")
     return found[-1]
+
+
+def explain_functions(functions: Mapping[str, Callable[..., Any]]) -> None:
+    """Let ``explain`` find these functions of graphs and tensors by name."""
+    _of_graphs.update(functions)
 
 
 def run(op: str | Op, A: Any, *args: Any, **options: Any) -> Any:
@@ -108,7 +121,8 @@ def run(op: str | Op, A: Any, *args: Any, **options: Any) -> Any:
     asked = _asked.get()
     if asked is not None:
         asked.append(_explained(op, A, *args, **options))
-        return options.get("out")
+        if "out" in options:
+            return options["out"]
     for kernel in op.candidates[_place_of(A)]:
         if kernel.refuses is None or not kernel.refuses(A, *args, **options):
             try:
