@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparsefmt import COO, CSR, SGT
+from sparsefmt import testing as t
 from sparsefmt.errors import (
     DtypeError,
     FileFormatError,
