@@ -10,7 +10,7 @@ OURS := $(foreach kernel,spmm sddmm edge_softmax spgemm sspmm maxk cbsr gat_ att
 NAME ?= convert
 GRAPH ?=
 
-.PHONY: help demo test test-gpu sanitize lint bench clean
+.PHONY: help demo test test-all test-gpu sanitize lint bench clean
 
 help:  ## list these targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /: /'
@@ -19,7 +19,10 @@ demo: $(VENV)/.demo  ## convert, verify, time and draw a graph (GRAPH=path for y
 	$(VENV)/bin/python -m sparsefmt demo $(if $(GRAPH),"$(GRAPH)")
 
 test: lint  ## everything that needs no GPU: style, types, tests, coverage of the format layer
-	$(VENV)/bin/python -m pytest -n auto --dist worksteal -m "not gpu" --cov --cov-fail-under=95
+	$(VENV)/bin/python -m pytest -n auto --dist loadfile -m "not gpu and not grid" --cov --cov-fail-under=95
+
+test-all: lint  ## `make test`, and the full grids: every instantiation for every architecture
+	$(VENV)/bin/python -m pytest -n auto --dist loadfile -m "not gpu" --cov --cov-fail-under=95
 
 test-gpu:  ## the tests that need a CUDA device, with .venv's Python or else python3
 	$(PYTHON) -m pytest -m gpu

@@ -67,6 +67,37 @@ def test_every_kernel_file_declares_instantiations():
     assert sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*.cu")) == FILES
 
 
+def covering(names: list[str]) -> list[str]:
+    """Some of one kernel's instantiations: each value of each template argument is in one."""
+    seen: set[tuple[int, str]] = set()
+    found = []
+    for name in names:
+        arguments = set(enumerate(name[name.index("<") + 1 : -1].split(", ")))
+        if arguments - seen:
+            found.append(name)
+            seen |= arguments
+    return found
+
+
+def covering_of_files() -> list[tuple[str, list[str]]]:
+    """For each file, instantiations of its kernels that meet every template argument."""
+    found = []
+    for file, names in sorted(jit._declared.items()):
+        kernels = {name.split("<")[0] for name in names}
+        of_kernel = ([n for n in names if n.split("<")[0] == one] for one in sorted(kernels))
+        found.append((file, [name for group in of_kernel for name in covering(group)]))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("file", "names"), covering_of_files(), ids=lambda part: part if isinstance(part, str) else ""
+)
+def test_every_template_argument_compiles(file, names):
+    """As for users of the first architecture."""
+    assert len(set(compile_part(file, names, ARCHITECTURES[0]))) == len(names)
+
+
+@pytest.mark.grid
 @pytest.mark.parametrize(("arch", "file", "names"), PARTS, ids=lambda part: str(part)[:40])
 def test_every_instantiation_compiles(arch, file, names):
     """For one architecture, and a part of them, of every file, for each other one."""
