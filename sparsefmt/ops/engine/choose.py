@@ -109,7 +109,7 @@ def run(op: str | Op, A: Any, *args: Any, **options: Any) -> Any:
     if asked is not None:
         asked.append(_explained(op, A, *args, **options))
         return options.get("out")
-    for kernel in op.candidates[_place_of(A)]:
+    for kernel in op.candidates[_place_of(A, args)]:
         if kernel.refuses is None or not kernel.refuses(A, *args, **options):
             try:
                 found = kernel.run(A, *args, **options)
@@ -122,13 +122,15 @@ def run(op: str | Op, A: Any, *args: Any, **options: Any) -> Any:
     raise UnsupportedError(f"no kernel can run this {op.name}.\n{explained}")
 
 
-def _place_of(A: Any) -> tuple[str, bool]:
+def _place_of(A: Any, args: tuple[Any, ...]) -> tuple[str, bool]:
     """Format of a matrix and whether it is on a GPU, as is every ``Structure``."""
+    if A is None:  # an operation of features alone
+        return "csr", not isinstance(args[0], np.ndarray)
     return A.format, type(A) is Structure or is_cupy(A._indices)
 
 
 def _explained(op: Op, A: Any, *args: Any, **options: Any) -> Explanation:
-    format, on_gpu = _place_of(A)
+    format, on_gpu = _place_of(A, args)
     chosen: Any = None
     rejected: list[tuple[Any, str]] = []
     for kernel in op.kernels:
@@ -187,7 +189,6 @@ def remark(text: Callable[[], str]) -> None:
 
 def _operations() -> dict[str, Callable[..., Any]]:
     """Every operation that chooses among kernels; they register theirs when they are imported."""
-    from ..attention import gat as attention_gat
     from ..attention import pairwise as attention_pairwise
     from ..cbsr import api as cbsr_api
     from ..cbsr import gradients as cbsr_gradients
@@ -208,9 +209,6 @@ def _operations() -> dict[str, Callable[..., Any]]:
         extrema.spmm_arg_backward,
         gcn_api.gcn_norm,
         gcn_api.gcn_norm_backward,
-        attention_gat.gat,
-        attention_gat.gat_backward,
-        attention_gat.gat_attention,
         attention_pairwise.gatv2,
         attention_pairwise.gatv2_backward,
         attention_pairwise.dot_attention,
