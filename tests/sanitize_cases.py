@@ -22,7 +22,8 @@ from tile_cases import blocks, costs
 from sparsefmt import COO, CSR, Graph, ops
 from sparsefmt.formats.split import HEIGHTS
 from sparsefmt.ops.attention import column_blocks as attention_column_blocks
-from sparsefmt.ops.attention import cuda_gat as attention_cuda_gat
+from sparsefmt.ops.attention.cuda_gat import gat_scores
+from sparsefmt.ops.attention.cuda_gat_backward import through_scores
 from sparsefmt.ops.engine.choose import row_stride
 from sparsefmt.ops.matmul import cuda_aggregate as matmul_cuda_aggregate
 from sparsefmt.ops.sampling import cuda as sampling_cuda
@@ -218,28 +219,10 @@ def on_vertices(A: COO) -> None:
 
 def score(H: cupy.ndarray) -> None:
     """The scores that a layer of graph attention makes of its features, and their gradients."""
-    n, heads, feat = H.shape
-    sums = np.promote_types(H.dtype, np.float32)
-    given = {"dtype": str(H.dtype), "n": n, "heads": heads, "feat": feat, "H": H.data.ptr}
-    source, target = (cupy.ones((heads, feat), H.dtype) for _ in range(2))
-    vectors = {"source": source.data.ptr, "target": target.data.ptr, "stream": 0}
-    el, er = (cupy.empty((n, heads), sums) for _ in range(2))
-    attention_cuda_gat.gat_scores(**given, **vectors, el=el.data.ptr, er=er.data.ptr)
-    blocks = attention_cuda_gat.gat_scores_blocks(n, heads, feat)
+    source, target = (cupy.ones(H.shape[1:], H.dtype) for _ in range(2))
+    el, er = gat_scores(None, H, source, target)
     for result in (None, cupy.ones_like(H)):
-        out = cupy.empty_like(H)
-        partial = cupy.empty((blocks, 2 if result is None else 3, heads, feat), sums)
-        attention_cuda_gat.gat_scores_backward(
-            **given,
-            **vectors,
-            grad_H=H.data.ptr,
-            dell=el.data.ptr,
-            slices=1,
-            der=er.data.ptr,
-            result=0 if result is None else result.data.ptr,
-            out=out.data.ptr,
-            partial=partial.data.ptr,
-        )
+        through_scores(H, cupy.ones_like(H), el[..., None], er, (source, target), result)
 
 
 def multiply_tiles(A: CSR, dtype: np.dtype[Any], ways: list[str], part: int = 2) -> None:

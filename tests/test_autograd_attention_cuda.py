@@ -13,9 +13,9 @@ from autograd_cases import DTYPES, make_graph, tensors  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 from sparsefmt import CSR, Graph  # noqa: E402
-from sparsefmt.autograd import attention, bridge_attention, gat_aggregate, prepare  # noqa: E402
-from sparsefmt.autograd.attention import Options  # noqa: E402
-from sparsefmt.autograd.attention_functions import gat_of_vectors  # noqa: E402
+from sparsefmt.autograd import bridge_attention, gat, gat_aggregate, prepare  # noqa: E402
+from sparsefmt.autograd.gat import from_vectors, gat_of_vectors  # noqa: E402
+from sparsefmt.ops.attention.operands import Options  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 
@@ -86,9 +86,9 @@ def test_a_bias_is_that_of_the_cpu(heads, feat, dtype):
             seed = torch.tensor([SEED], device=h.device)
             options = Options(seed, 0.2, 0.4, loops)
             args = graph, h, source, target, None, None, options, bias
-            y = attention.gat_of_vectors(*args)
+            y = from_vectors(*args)
             with torch.no_grad():
-                assert torch.equal(y, attention.gat_of_vectors(*args))
+                assert torch.equal(y, from_vectors(*args))
             wanted = h, source, target, bias
             return [y, *torch.autograd.grad(y, wanted, torch.ones_like(y) + y.detach())]
 
@@ -217,7 +217,7 @@ def test_a_layer_is_few_launches(cut, heads, feat, dropout):
     options = Options(seed, 0.2, dropout, True)
 
     def once():
-        y = attention.gat_of_vectors(graph, *given[:3], None, None, options, given[3])
+        y = from_vectors(graph, *given[:3], None, None, options, given[3])
         return torch.autograd.grad(y, given, grad)
 
     once()
@@ -259,7 +259,7 @@ def test_both_ways_to_a_kernel_agree_to_the_last_bit(monkeypatch, kind):
     backward = "gat_of_vectors" if kind == "layer" else family
     names = f"{family}_with_statistics", f"{backward}_backward"
     assert seen.names >= {f"sparsefmt::{name}" for name in names}
-    for op in vars(bridge_attention).values():
+    for op in (vars(bridge_attention) | vars(gat)).values():
         if hasattr(op, "library"):
             monkeypatch.setattr(op, "library", None)
     assert all(map(torch.equal, watched, step(kind, graph, given, **options)))

@@ -12,16 +12,17 @@ from autograd_cases import empty_graph, make_graph, tensors  # noqa: E402
 from torch._dynamo.testing import CompileCounterWithBackend  # noqa: E402
 
 from sparsefmt.autograd import (  # noqa: E402
-    attention,
-    bridge,
+    _library,
     bridge_attention,
     dot_aggregate,
     gat_aggregate,
     prepare,
 )
-from sparsefmt.autograd.attention import Options  # noqa: E402
-from sparsefmt.autograd.attention_functions import gat_of_vectors  # noqa: E402
+from sparsefmt.autograd.gat import GAT_BACKWARD, from_vectors, gat_of_vectors  # noqa: E402
 from sparsefmt.autograd.structure import side_of  # noqa: E402
+from sparsefmt.ops.attention import gat as ops_gat  # noqa: E402
+from sparsefmt.ops.attention.operands import Options  # noqa: E402
+from sparsefmt.ops.engine.table import Op  # noqa: E402
 
 # torch's tracer itself instantiates the class that it warns of.
 pytestmark = [
@@ -187,6 +188,10 @@ def test_every_op_keeps_the_rules_of_library_ops(device, index_dtype):
         (OPS.gat_scores, (h, source, target)),
         (OPS.gat_scores, (h[:, 0], source[0], target[0])),
     ]
+    calls += [
+        (OPS.gat_attention, (*A, el, er, None, 0.2, False)),
+        (OPS.gat_attention, (*A, el[:, 0], er[:, 0], edges[:, 0], 0.2, True)),
+    ]
     bare = h, el, er, None, None, None, 0.2, 0.0, False
     for args in (bare, (h, el, er, edges, own, seed, 0.2, 0.3, True)):
         found = OPS.gat_with_statistics(*A, None, *args)
@@ -206,10 +211,8 @@ def test_every_op_keeps_the_rules_of_library_ops(device, index_dtype):
             calls.append((OPS.attend_backward, (*both, grad, *found, of_edges, *args)))
     schemas = vars(bridge_attention)
     names = {
-        one.split("(")[0]
-        for kind in ("_SCHEMAS", "_BACKWARD_SCHEMAS", "_FEATURE_SCHEMAS")
-        for one in schemas[kind]
-    }
+        one.split("(")[0] for kind in ("_SCHEMAS", "_BACKWARD_SCHEMAS") for one in schemas[kind]
+    } | {one.name for one in vars(ops_gat).values() if isinstance(one, Op)}
     assert {op for op, _ in calls} == {getattr(OPS, name) for name in names}
     for op, args in calls:
         torch.library.opcheck(op.default, args)
@@ -273,7 +276,7 @@ def test_a_layer_compiles_and_draws_anew(device):
     def biased(h, source, target, edges, bias):
         seed = torch.full((1,), 9, device=device)
         options = Options(seed, 0.2, 0.5, True)
-        return attention.gat_of_vectors(graph, h, source, target, edges, None, options, bias)
+        return from_vectors(graph, h, source, target, edges, None, options, bias)
 
     alike = torch.compile(biased, fullgraph=True, backend="aot_eager")
     some = [*given[:4], torch.rand(8, device=device, dtype=torch.float64, requires_grad=True)]
@@ -307,15 +310,16 @@ def test_prepared_graphs_share_one_compilation(device):
     assert counter.frame_count == 2
 
 
-def test_calls_in_eager_mode_on_a_gpu_need_no_dispatcher():
+def test_calls_in_eager_mode_on_a_gpu_need_no_dispatcher(monkeypatch):
     """A structure that looks as if it were on one: numbers and flags are no hindrance."""
     graph = loop_graph()
     rows, columns = side_of(graph, False), side_of(graph, True)
     rows.structure, columns.structure = "A", "T"
     h, el = torch.rand(7, 4), torch.rand(7)
     args = h, el, el, None, None, None, 0.2, 0.0, False
-    op = bridge_attention.BackwardOp("gat_backward", {"gat_backward": lambda *args: args[:3]})
-    assert op(rows, columns, h, h, h, h, False, *args)[:2] == ("A", "T")
-    assert bridge.needs_no_dispatcher(rows, args)
+    monkeypatch.setattr(_library.choose, "run", lambda *args: args)
+    found = GAT_BACKWARD(rows, columns, h, h, h, h, False, *args)
+    assert found[:4] == (ops_gat.GAT_BACKWARD, "A", "T", columns.perm)
+    assert _library.needs_no_dispatcher(rows, args)
     with torch.profiler.profile(acc_events=True):
-        assert not bridge.needs_no_dispatcher(rows, args)
+        assert not _library.needs_no_dispatcher(rows, args)

@@ -1,6 +1,7 @@
 """Graph attention and its gradients against lists of entries in float64."""
 
 import itertools
+from contextlib import contextmanager
 
 import ml_dtypes
 import numba
@@ -315,16 +316,10 @@ def test_the_arrays_may_lie_anywhere(xp, dtype):
             assert_close(one, want, bound=limit)
 
 
-@pytest.mark.parametrize("shape", [((4,), 32), ((3,), 5), ((), 7)])
-@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64], ids=name_of)
-def test_all_memory_may_be_poisoned_and_no_guard_is_touched(xp, monkeypatch, dtype, shape):
-    """What an operation allocates, its results among it, is full of NaN between guard bands."""
-    A = square()
-    H, el, er, grad = operands(A, *shape, dtype)
-    options = options_of(A, el, OPTIONS[3]) | LOOPS
-    check(xp, A, H, el, er, grad, **options)  # compiled
-    args = [put(xp, a) for a in (A, H, el, er, grad)]
-    options_there, buffers, full = there(xp, options), [], xp.full
+@contextmanager
+def guarded_memory(xp, monkeypatch):
+    """What is allocated is full of NaN between guard bands; all such buffers."""
+    buffers, full = [], xp.full
 
     def guarded(shape, dtype=np.float64, **_):
         if np.dtype(dtype).kind not in "fV":  # bytes of a workspace are NaN too
@@ -335,6 +330,20 @@ def test_all_memory_may_be_poisoned_and_no_guard_is_touched(xp, monkeypatch, dty
 
     with monkeypatch.context() as patch:
         patch.setattr(xp, "empty", guarded)
+        yield buffers
+
+
+@pytest.mark.parametrize("shape", [((4,), 32), ((3,), 5), ((), 7)])
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64], ids=name_of)
+def test_all_memory_may_be_poisoned_and_no_guard_is_touched(xp, monkeypatch, dtype, shape):
+    """What an operation allocates, its results among it, is full of NaN between guard bands."""
+    A = square()
+    H, el, er, grad = operands(A, *shape, dtype)
+    options = options_of(A, el, OPTIONS[3]) | LOOPS
+    check(xp, A, H, el, er, grad, **options)  # compiled
+    args = [put(xp, a) for a in (A, H, el, er, grad)]
+    options_there = there(xp, options)
+    with guarded_memory(xp, monkeypatch) as buffers:
         found = ops.gat_backward(*args, **options_there)
         probabilities = ops.gat_attention(
             args[0], *args[2:4], edge_scores=options_there["edge_scores"], self_loops=True
@@ -350,40 +359,35 @@ def test_all_memory_may_be_poisoned_and_no_guard_is_touched(xp, monkeypatch, dty
 
 @pytest.mark.parametrize("options", [{}, {"dropout": 0.3, "seed": 9}], ids=["", "dropout"])
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64], ids=name_of)
-def test_loops_may_have_scores_of_their_own(dtype, options):
-    """In the twins, which write to no more than they are given."""
+def test_loops_may_have_scores_of_their_own(monkeypatch, dtype, options):
+    """Below ``ops``, whose functions do not take them; no guard is touched."""
     A = square()
     H, el, er, grad = operands(A, (3,), 20, dtype)
-    own = {
-        "edge_scores": features(A.nnz, (3,), dtype),
-        "loop_edges": features(A.n_rows, (3,), dtype),
-    }
-    wide = np.float64 if dtype == np.float64 else np.float32
-    named = {"edges": own["edge_scores"].astype(wide), "loop_edges": own["loop_edges"].astype(wide)}
-    common = {"slope": 0.2, "dropout": 0.0, "seed": 0, "loops": True, **named, **options}
-    kinds = {"out": (H.shape, dtype), "plus": (H.shape, dtype), "stats": ((*er.shape, 4), wide)}
-    kinds |= {"dH": (H.shape, dtype), "dell": (el.shape, wide), "der": (er.shape, wide)}
-    kinds |= {"dedges": ((A.nnz, 3), wide), "dloop": (er.shape, wide)}
-    memory = {name: poisoned(np, *kind) for name, kind in kinds.items()}
-    given = {name: view for name, (view, _) in memory.items()}
-    scores = [a.astype(wide) for a in (el, er)]
-    out, plus, stats = (given.pop(name) for name in ("out", "plus", "stats"))
-    structure = A.indptr, A.indices
-    attention_cpu.gat(*structure, H, *scores, out, plus=plus, stats=stats, **common)
-    columns, perm = A.tocsc_with_perm()
-    T, forward = (columns.indptr, columns.indices, perm), (out, plus, stats)
-    attention_cpu.gat_backward(*structure, *T, grad, H, *scores, *forward, **given, **common)
-    assert all(intact(np, buffer) for _, buffer in memory.values())
+    edges, loop_edges = features(A.nnz, (3,), dtype), features(A.n_rows, (3,), dtype)
+    inputs = H, el, er, edges, loop_edges
+    numbers = options.get("seed", 0), 0.2, options.get("dropout", 0.0), True
+    with guarded_memory(np, monkeypatch) as buffers:
+        out, plus, statistics = attention_cpu.gat_with_statistics(A, None, *inputs, *numbers)
+        forward = None, None, None
+        dH, d_el, d_er, d_loops, d_edges = attention_cpu.gat_backward(
+            A, None, None, grad, *forward, True, *inputs, *numbers
+        )
+        P = attention_cpu.gat_attention(A, el, er, edges, 0.2, True)
+    assert len(buffers) >= 8
+    assert all(intact(np, buffer) for buffer in buffers)
+    assert out.dtype == plus.dtype == dH.dtype == dtype
+    assert statistics.shape == (*er.shape, 4)
+    own = {"edge_scores": edges, "loop_edges": loop_edges}
     every = {**own, **options, **LOOPS}
     assert_close(out, gat_oracle(A, H, el, er, **every), bound=gat_bound(A, H, el, er, **every))
     expected = gat_backward_oracle(A, H, el, er, grad, **every)
     bounds = gat_backward_bound(A, H, el, er, grad, **every)
-    for one, want, limit in zip(given.values(), expected, bounds, strict=True):
+    found = dH, d_el, d_er, d_edges, d_loops
+    for one, want, limit in zip(found, expected, bounds, strict=True):
         assert_close(one, want, bound=limit)
-    P = np.empty((A.nnz, 3), wide)
-    attention_cpu.gat_attention(*structure, *scores, P, slope=0.2, loops=True, **named)
-    bound = gat_attention_bound(A, *scores, **own, **LOOPS)
-    assert_close(P, gat_attention_oracle(A, *scores, **own, **LOOPS), bound=bound)
+    stored = {"edge_scores": edges, **LOOPS}
+    bound = gat_attention_bound(A, el, er, **stored)
+    assert_close(P, gat_attention_oracle(A, el, er, **stored), bound=bound)
 
 
 def test_results_repeat_bit_for_bit(xp):

@@ -6,7 +6,6 @@ from .._lazy import resolver
 
 if TYPE_CHECKING:
     from .attention_functions import dot_aggregate as dot_aggregate
-    from .attention_functions import gat_aggregate as gat_aggregate
     from .attention_functions import gatv2_aggregate as gatv2_aggregate
     from .functions import edge_softmax as edge_softmax
     from .functions import edge_values as edge_values
@@ -14,6 +13,7 @@ if TYPE_CHECKING:
     from .functions import maxk_aggregate as maxk_aggregate
     from .functions import sddmm as sddmm
     from .functions import spmm as spmm
+    from .gat import gat_aggregate as gat_aggregate
     from .normalisation import gcn_norm as gcn_norm
     from .sampling import sampled_aggregate as sampled_aggregate
     from .structure import prepare as prepare
@@ -23,7 +23,7 @@ _PUBLIC = {
     "dot_aggregate": "attention_functions",
     "edge_softmax": "functions",
     "edge_values": "functions",
-    "gat_aggregate": "attention_functions",
+    "gat_aggregate": "gat",
     "gatv2_aggregate": "attention_functions",
     "gcn_norm": "normalisation",
     "maxk": "functions",

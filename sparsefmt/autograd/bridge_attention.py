@@ -1,13 +1,10 @@
-"""The library ops of attention: schemas, kernels, fakes and autocast, as in ``bridge``.
+"""The library ops of attention between whole rows, as in ``bridge``.
 
 A backward op takes the structure of the graph and that of its transpose, whose ``perm`` it reads
 edge scores and masks by.  It returns a gradient for each tensor that may have one, empty where the
 tensor was not given; that of edge scores, the only result with a value an entry, only if
-``of_edges``.  ``statistics`` hold what forward knows of each row, and no value of an entry.  A
-``bias`` has heads * feat values and is added to each row of a square graph; the gradient is asked
-of ``gat_of_vectors_backward``, which takes the vectors that ``gat_scores`` had, and gives those of
-source, target and bias as one tensor.  Seeds are tensors, so that a captured CUDA graph reads
-another one at each replay.
+``of_edges``.  ``statistics`` hold what forward knows of each row, and no value of an entry.  Seeds
+are tensors, so that a captured CUDA graph reads another one at each replay.
 """
 
 from functools import partial
@@ -16,41 +13,27 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import _cpu_attend, _cpu_attention, _cuda, _cuda_attend, _cuda_attention, _library
+from . import _cpu_attend, _cuda, _cuda_attend, _library
 from ._scores import heads_and_feat, shape_of, sums_dtype
-from .bridge import FeatureOp, Op
+from .bridge import Op
 from .structure import Side
 
-_ON_CPU = vars(_cpu_attend) | vars(_cpu_attention)
-_ON_CUDA = vars(_cuda_attend) | vars(_cuda_attention)
+_ON_CPU, _ON_CUDA = vars(_cpu_attend), vars(_cuda_attend)
 
 _STRUCTURE = "Tensor indptr, Tensor indices, SymInt n_cols, Tensor[] plan"
 _BOTH = f"{_STRUCTURE}, Tensor t_indptr, Tensor t_indices, Tensor[] t_plan, Tensor perm"
-_GAT = (
-    "Tensor h, Tensor el, Tensor er, Tensor? edges, Tensor? loop_edges, Tensor? seed, "
-    "float slope, float dropout, bool loops"
-)
 _ATTEND = (
     "Tensor queries, Tensor keys, Tensor? values, Tensor? att, Tensor? edges, Tensor? seed, "
     "float slope, float scale, float dropout, bool loops"
 )
 _SCHEMAS = (
-    f"gat({_STRUCTURE}, Tensor? bias, {_GAT}) -> Tensor",
-    f"gat_with_statistics({_STRUCTURE}, Tensor? bias, {_GAT}) -> (Tensor, Tensor, Tensor)",
     f"attend({_STRUCTURE}, {_ATTEND}) -> Tensor",
     f"attend_with_statistics({_STRUCTURE}, {_ATTEND}) -> (Tensor, Tensor)",
 )
 _BACKWARD_SCHEMAS = (
-    f"gat_backward({_BOTH}, Tensor grad, Tensor out, Tensor plus, Tensor statistics, "
-    f"bool of_edges, {_GAT}) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
-    f"gat_of_vectors_backward({_BOTH}, Tensor grad, Tensor out, Tensor plus, Tensor statistics, "
-    f"bool of_edges, Tensor source, Tensor target, Tensor? bias, {_GAT}) -> "
-    "(Tensor, Tensor, Tensor, Tensor)",
     f"attend_backward({_BOTH}, Tensor grad, Tensor out, Tensor statistics, bool of_edges, "
     f"{_ATTEND}) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
 )
-#: Of features alone, without a structure.
-_FEATURE_SCHEMAS = ("gat_scores(Tensor h, Tensor source, Tensor target) -> (Tensor, Tensor)",)
 
 # The shapes of results
 
@@ -62,23 +45,6 @@ def _out(indptr: Tensor, x: Tensor) -> Tensor:
 def _statistics(out: Tensor, *each: int) -> Tensor:
     """Of each row and head."""
     return out.new_empty((out.shape[0], heads_and_feat(out)[0], *each), dtype=sums_dtype(out))
-
-
-def _gat_fake(
-    indptr: Tensor,
-    indices: Tensor,
-    n_cols: int,
-    plan: list[Tensor],
-    bias: Tensor | None,
-    h: Tensor,
-    *_: Any,
-) -> Any:
-    return _out(indptr, h)
-
-
-def _gat_with_statistics_fake(*args: Any) -> Any:
-    out = _gat_fake(*args)
-    return out, torch.empty_like(out), _statistics(out, 4)
 
 
 def _attend_fake(
@@ -98,19 +64,6 @@ def _attend_with_statistics_fake(*args: Any) -> Any:
     return out, _statistics(out, 2)
 
 
-def _gat_backward_fake(*args: Any) -> Any:
-    of_edges, h, el, er, edges, loop_edges = args[12:18]
-    shapes = el.shape, er.shape, shape_of(loop_edges), shape_of(edges, of_edges)
-    return h.new_empty(h.shape), *(h.new_empty(one, dtype=sums_dtype(h)) for one in shapes)
-
-
-def _gat_of_vectors_backward_fake(*args: Any) -> Any:
-    source, _, bias = args[13:16]
-    dh, _, _, *others = _gat_backward_fake(*args[:13], *args[16:])
-    of = 2 if bias is None else 3
-    return dh, dh.new_empty((of, *source.shape), dtype=sums_dtype(dh)), *others
-
-
 def _attend_backward_fake(*args: Any) -> Any:
     of_edges, queries, keys, values, att, edges = args[11:17]
     features = (keys.new_empty(shape_of(one)) for one in (queries, keys, values))
@@ -118,26 +71,16 @@ def _attend_backward_fake(*args: Any) -> Any:
     return *features, *(keys.new_empty(one, dtype=sums_dtype(keys)) for one in scores)
 
 
-def _gat_scores_fake(h: Tensor, source: Tensor, target: Tensor) -> Any:
-    el, er = (h.new_empty(h.shape[:-1], dtype=sums_dtype(h)) for _ in range(2))
-    return el, er
-
-
 _FAKES: dict[str, Any] = {
-    "gat": _gat_fake,
-    "gat_with_statistics": _gat_with_statistics_fake,
-    "gat_backward": _gat_backward_fake,
-    "gat_of_vectors_backward": _gat_of_vectors_backward_fake,
     "attend": _attend_fake,
     "attend_with_statistics": _attend_with_statistics_fake,
     "attend_backward": _attend_backward_fake,
-    "gat_scores": _gat_scores_fake,
 }
 
 # Autocast: features in the autocast dtype, scores in float32; float64 stays
 
-_FEATURES = ("h", "queries", "keys", "values", "source", "target", "bias")
-_UNDER_AUTOCAST = ("gat", "gat_with_statistics", "attend", "attend_with_statistics", "gat_scores")
+_FEATURES = ("queries", "keys", "values")
+_UNDER_AUTOCAST = ("attend", "attend_with_statistics")
 
 
 def _autocast(op: Any, kind: str) -> Any:
@@ -176,7 +119,7 @@ def _of_both(kernel: Any) -> Any:
 
 
 def _register() -> None:
-    for schema in _SCHEMAS + _BACKWARD_SCHEMAS + _FEATURE_SCHEMAS:
+    for schema in _SCHEMAS + _BACKWARD_SCHEMAS:
         name = schema.split("(")[0]
         kernel = _ON_CUDA[name]
         if schema in _BACKWARD_SCHEMAS:
@@ -205,11 +148,6 @@ class BackwardOp(Op):
         return self.library(*structure, *transposed, *args)
 
 
-GAT = Op("gat", _ON_CUDA)
-GAT_WITH_STATISTICS = Op("gat_with_statistics", _ON_CUDA)
-GAT_BACKWARD = BackwardOp("gat_backward", _ON_CUDA)
-GAT_OF_VECTORS_BACKWARD = BackwardOp("gat_of_vectors_backward", _ON_CUDA)
-GAT_SCORES = FeatureOp("gat_scores", _ON_CUDA)
 ATTEND = Op("attend", _ON_CUDA)
 ATTEND_WITH_STATISTICS = Op("attend_with_statistics", _ON_CUDA)
 ATTEND_BACKWARD = BackwardOp("attend_backward", _ON_CUDA)

@@ -9,6 +9,7 @@ from ...formats import checks
 from ...formats.arrays import Array, allocating, as_array, contiguous, on_device_of
 from ...formats.base import Format
 from ..engine import checks as engine_checks
+from .operands import Options
 
 
 def scores(
@@ -78,6 +79,14 @@ def shaped_as(gradient: Array, given: Array) -> Array:
     """In the shape and dtype of what it is the gradient of."""
     with np.errstate(over="ignore", under="ignore"):
         return gradient.reshape(given.shape).astype(given.dtype, copy=False)
+
+
+def numbers(
+    A: Format, negative_slope: object, dropout: object, seed: object, self_loops: object
+) -> Options:
+    """Check the numbers that shape scores and masks."""
+    slope, dropping_ = number("negative_slope", negative_slope), dropping(dropout, seed)
+    return Options(slope=slope, **dropping_, loops=loops(A, self_loops))
 
 
 def options(

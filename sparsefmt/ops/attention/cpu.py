@@ -1,137 +1,190 @@
-"""The numba twins of attention over edges.
-
-As in ``cpu``: they take plain arrays and check nothing.  Features are (n, heads, feat), contiguous;
-scores, their gradients and statistics have the dtype in which sums run: float32, or float64 for
-float64 features.
-"""
+"""Graph attention on NumPy arrays: the same arguments and results as on a GPU."""
 
 from typing import Any
 
 import numpy as np
 
 from ...formats.arrays import Array
+from ...formats.compressed import CSR
 from ..engine.cpu import packed, wide, writing
+from ..engine.structure import transposed
 from . import cpu_gat
+from .operands import Forward, Operands, Options, heads_and_feat, shape_of, sums_dtype
 
 
 def gat(
-    indptr: Array,
-    indices: Array,
-    H: Array,
-    el: Array,
-    er: Array,
-    out: Array,
-    *,
-    edges: Array | None = None,
-    loop_edges: Array | None = None,
-    slope: float,
-    dropout: float,
-    seed: int,
-    loops: bool = False,
-    plus: Array | None = None,
-    stats: Array | None = None,
-) -> None:
-    """``out[i, h] = sum of M[e, h] P[e, h] H[j, h]`` over the entries of row i, as ``ops.gat``.
+    A: CSR, bias: Array | None, h: Array, el: Array, er: Array, edges: Array | None,
+    loop_edges: Array | None, seed: Any, slope: float, dropout: float, loops: bool, *,
+    out: Array | None = None,
+) -> Array:  # fmt: skip
+    """``out[i, k] = sum of M[e, k] P[e, k] h[j, k] + bias[k]``, as ``ops.gat``."""
+    given, options = Operands(h, el, er, edges, loop_edges), Options(seed, slope, dropout, loops)
+    out = np.empty((A.n_rows, *h.shape[1:]), h.dtype) if out is None else out
+    found: Array = _forward(A, bias, given, options, out=out, train=False).out
+    return found
 
-    ``plus`` takes the part of it whose scores are positive; ``stats`` of shape (n_rows, heads, 4)
-    each row's largest score, its sum of exponentials, the share of positive scores, and 0.
-    """
-    scores, one = _scores(el, er, edges, loop_edges), wide(el).dtype.type
-    sizes, dropping = _sizes(indptr, H, loops), _dropping(dropout, seed, one)
-    split = np.empty(0, one) if plus is None else np.empty(plus.shape, one)
-    split = plus if plus is not None and plus.dtype == one else split
-    with writing(out) as (Y, pieces):
-        cpu_gat.forward(
-            *(indptr, indices, packed(H), scores, sizes, dropping, narrow(one, slope), loops),
-            *(_flat(Y), _flat(split), np.empty(0, one) if stats is None else _flat(stats), pieces),
-        )
-    if plus is not None and split is not plus:
-        with np.errstate(over="ignore"):
-            plus[...] = split
+
+def gat_with_statistics(
+    A: CSR, bias: Array | None, h: Array, el: Array, er: Array, edges: Array | None,
+    loop_edges: Array | None, seed: Any, slope: float, dropout: float, loops: bool,
+) -> Forward:  # fmt: skip
+    """``gat``, and what its gradient needs."""
+    given, options = Operands(h, el, er, edges, loop_edges), Options(seed, slope, dropout, loops)
+    out, plus, statistics = _forward(A, bias, given, options)
+    return Forward(_rounded(out, h), _rounded(plus, h), statistics)
+
+
+def _forward(
+    A: CSR, bias: Array | None, given: Operands, options: Options, *, out: Array | None = None,
+    train: bool = True,
+) -> Forward:  # fmt: skip
+    """The product in ``out``, or as sums run; with ``train`` what backward needs too."""
+    h, one = given.h, _type_of_sums(given.h)
+    if out is None:
+        out = np.empty((A.n_rows, *h.shape[1:]), one)
+    plus = np.empty(out.shape if train else 0, one)
+    statistics = np.empty((A.n_rows, heads_and_feat(h)[0], 4) if train else 0, one)
+    inputs = _shared(A, given, options)
+    if out.size or train:
+        with writing(out) as (Y, pieces):
+            cpu_gat.forward(
+                *(A.indptr, A.indices, packed(h), *inputs, options.loops),
+                *(Y.reshape(-1), plus.reshape(-1), statistics.reshape(-1), pieces),
+            )
+            if bias is not None:
+                Y += wide(bias).reshape(h.shape[1:])
+    return Forward(out, plus, statistics)
 
 
 def gat_backward(
-    indptr: Array,
-    indices: Array,
-    t_indptr: Array,
-    t_indices: Array,
-    perm: Array,
-    grad: Array,
-    H: Array,
-    el: Array,
-    er: Array,
-    out: Array,
-    plus: Array,
-    stats: Array,
-    *,
-    edges: Array | None = None,
-    loop_edges: Array | None = None,
-    slope: float,
-    dropout: float,
-    seed: int,
-    loops: bool = False,
-    dH: Array,
-    dell: Array,
-    der: Array,
-    dedges: Array | None = None,
-    dloop: Array | None = None,
-) -> None:
-    """The gradients of ``gat``, which gave ``out``, ``plus`` and ``stats``.
+    A: CSR, T: CSR | None, perm: Array | None, grad: Array, out: Array | None, plus: Array | None,
+    statistics: Array | None, of_edges: bool, h: Array, el: Array, er: Array, edges: Array | None,
+    loop_edges: Array | None, seed: Any, slope: float, dropout: float, loops: bool,
+) -> tuple[Array, ...]:  # fmt: skip
+    """Gradients of ``h, el, er, loop_edges, edges``, empty where not given or not wanted.
 
-    ``t_indptr, t_indices`` is the transposed structure; ``perm`` its entries' numbers in CSR order.
+    What is not given of the forward pass and of the transpose is made anew.
     """
-    scores, one = _scores(el, er, edges, loop_edges), wide(el).dtype.type
-    X, g, found = packed(H), packed(grad), np.empty(3 * der.size, one)
-    shared = scores, _sizes(t_indptr, H, loops), _dropping(dropout, seed, one), narrow(one, slope)
-    with writing(dH) as (result, pieces):
-        cpu_gat.statistics(
-            *(packed(out), packed(plus), g, _flat(stats), narrow(one, slope), H.shape[2]),
-            *(found, _flat(der), pieces),
-        )
-        transposed = t_indptr, t_indices, perm
-        cpu_gat.backward(
-            *transposed, g, X, *shared, loops, found, _flat(result), _flat(dell), pieces
-        )
-        if dedges is not None:
-            cpu_gat.edge_gradient(
-                indptr, indices, g, X, *shared, loops, found, _flat(dedges), pieces
-            )
-        if dloop is not None and not loops:
-            dloop[...] = 0
-        elif dloop is not None:
-            nnz = np.int64(indptr[-1])
-            cpu_gat.loop_gradient(nnz, g, X, *shared, found, _flat(dloop), pieces)
+    given, options = Operands(h, el, er, edges, loop_edges), Options(seed, slope, dropout, loops)
+    found = Forward(out, plus, statistics)
+    if statistics is None:
+        found = _forward(A, None, given, options)
+    transpose = transposed(A) if T is None else (T, perm)
+    return _gradients(A, transpose, grad, found, of_edges, given, options)
+
+
+def gat_of_vectors_backward(
+    A: CSR, T: CSR, perm: Array, grad: Array, out: Array, plus: Array, statistics: Array,
+    of_edges: bool, source: Array, target: Array, bias: Array | None, h: Array, el: Array,
+    er: Array, edges: Array | None, loop_edges: Array | None, seed: Any, slope: float,
+    dropout: float, loops: bool,
+) -> tuple[Array, ...]:  # fmt: skip
+    """Gradients of ``h``, of ``source, target, bias`` in one array, ``loop_edges`` and ``edges``.
+
+    Vectors and bias are as ``gat_scores`` and ``gat`` had them.
+    """
+    given, options = Operands(h, el, er, edges, loop_edges), Options(seed, slope, dropout, loops)
+    if bias is not None:
+        out = wide(out) - wide(bias).reshape(h.shape[1:])
+    found = Forward(out, plus, statistics)
+    dh, d_el, d_er, *others = _gradients(A, (T, perm), grad, found, of_edges, given, options)
+    dh, d_vectors = _through_scores(h, dh, d_el, d_er, source, target)
+    if bias is not None:
+        d_bias = np.ones(len(grad), d_el.dtype) @ wide(grad).reshape(len(grad), -1)
+        d_vectors = np.concatenate([d_vectors, d_bias.reshape(1, *source.shape)])
+    return dh, d_vectors, *others
+
+
+def _gradients(
+    A: CSR, transpose: tuple[CSR, Any], grad: Array, found: Forward, of_edges: bool,
+    given: Operands, options: Options,
+) -> tuple[Array, ...]:  # fmt: skip
+    h, el, er, edges, loop_edges = given
+    one, (T, perm), X, g = _type_of_sums(h), transpose, packed(h), packed(grad)
+    shapes = el.shape, er.shape, shape_of(loop_edges), shape_of(edges, of_edges)
+    dh, stats = np.empty(h.shape, h.dtype), np.empty(3 * er.size, one)
+    d_el, d_er, d_loops, d_edges = results = [np.empty(shape, one) for shape in shapes]
+    shared, of_rows = _shared(T, given, options), (packed(a) for a in found)
+    slope, loops = narrow(one, options.slope), options.loops
+    with writing(dh) as (result, pieces):
+        out, plus, forward = of_rows
+        of_targets = stats, d_er.reshape(-1), pieces
+        cpu_gat.statistics(out, plus, g, forward, slope, h.shape[-1], *of_targets)
+        of_sources = result.reshape(-1), d_el.reshape(-1), pieces
+        cpu_gat.backward(T.indptr, T.indices, perm, g, X, *shared, loops, stats, *of_sources)
+        if edges is not None and of_edges:
+            of_edges_ = stats, d_edges.reshape(-1), pieces
+            cpu_gat.edge_gradient(A.indptr, A.indices, g, X, *shared, loops, *of_edges_)
+        if loop_edges is not None and loops:
+            of_loops = stats, d_loops.reshape(-1), pieces
+            cpu_gat.loop_gradient(np.int64(A.nnz), g, X, *shared, *of_loops)
+        else:
+            d_loops[...] = 0
+    return dh, *results
 
 
 def gat_attention(
-    indptr: Array,
-    indices: Array,
-    el: Array,
-    er: Array,
-    out: Array,
-    *,
-    edges: Array | None = None,
-    loop_edges: Array | None = None,
-    slope: float,
-    loops: bool = False,
-) -> None:
-    """``out[e, h] = P[e, h]`` in CSR order, before any dropout; 0 for stored loops if ``loops``."""
-    scores, one = _scores(el, er, edges, loop_edges), wide(el).dtype.type
-    sizes = _sizes(indptr, el[:, :, None], loops)
+    A: CSR, el: Array, er: Array, edges: Array | None, slope: float, loops: bool, *,
+    out: Array | None = None,
+) -> Array:  # fmt: skip
+    """``P[e, k]`` before dropout, 0 at loops that are left out."""
+    out = np.empty((A.nnz, *el.shape[1:]), _type_of_sums(el)) if out is None else out
+    h = np.empty((*el.shape, 0) if el.ndim == 2 else (len(el), 1, 0), el.dtype)
+    given, options = Operands(h, el, er, edges), Options(None, slope, 0.0, loops)
     with writing(out) as (P, pieces):
-        given = scores, sizes, narrow(one, slope), loops
-        cpu_gat.attention(indptr, indices, *given, _flat(P), pieces)
+        scores, sizes, _, narrow_slope = _shared(A, given, options)
+        of_entries = P.reshape(-1), pieces
+        cpu_gat.attention(A.indptr, A.indices, scores, sizes, narrow_slope, loops, *of_entries)
+    return out
 
 
-def _scores(el: Array, er: Array, *of_entries: Array | None) -> tuple[Array, ...]:
-    left = packed(el)
-    none = np.empty(0, left.dtype)
-    return (left, packed(er), *(none if one is None else packed(one) for one in of_entries))
+def gat_scores(A: None, h: Array, source: Array, target: Array) -> tuple[Array, Array]:
+    """``el = <h, source>`` and ``er = <h, target>`` of each row and head."""
+    both = _by_head(h) @ _vectors(h, source, target).transpose(0, 2, 1)
+    el, er = (np.ascontiguousarray(both[..., k].T).reshape(h.shape[:-1]) for k in range(2))
+    return el, er
 
 
-def _sizes(indptr: Array, H: Array, loops: bool) -> tuple[int, int, int]:
-    """Heads, features, and the entries of the longest row, a virtual loop included."""
-    return H.shape[1], H.shape[2], int(np.diff(indptr).max(initial=0)) + bool(loops)
+def _through_scores(
+    h: Array, dh: Array, d_el: Array, d_er: Array, source: Array, target: Array
+) -> tuple[Array, Array]:
+    """``dh`` with what the scores add to it, and the gradients of both vectors."""
+    heads, feat = heads_and_feat(h)
+    scores = np.stack([d.reshape(len(h), heads).T for d in (d_el, d_er)], axis=1)
+    d_vectors = (scores @ _by_head(h)).transpose(1, 0, 2).reshape(2, *source.shape)
+    added = scores.transpose(0, 2, 1) @ _vectors(h, source, target)
+    found = wide(dh).reshape(len(h), heads, feat) + added.transpose(1, 0, 2)
+    return _rounded(found.reshape(h.shape), h), np.ascontiguousarray(d_vectors)
+
+
+def _by_head(h: Array) -> Array:
+    """(heads, n, feat), as sums run."""
+    return wide(h).reshape(len(h), *heads_and_feat(h)).transpose(1, 0, 2)
+
+
+def _vectors(h: Array, source: Array, target: Array) -> Array:
+    """(heads, 2, feat), as sums run."""
+    return np.stack([wide(v).reshape(heads_and_feat(h)) for v in (source, target)], axis=1)
+
+
+def _type_of_sums(x: Array) -> Any:
+    return np.dtype(sums_dtype(x)).type
+
+
+def _rounded(values: Array, like: Array) -> Array:
+    with np.errstate(over="ignore", under="ignore"):
+        return values.astype(like.dtype, copy=False)
+
+
+def _shared(A: CSR, given: Operands, options: Options) -> tuple[Any, Any, Any, Any]:
+    """What all loops over rows take: scores, sizes, dropout and the slope."""
+    h, el, er, edges, loop_edges = given
+    one, none = _type_of_sums(h), np.empty(0, _type_of_sums(h))
+    scores = tuple(none if a is None else packed(a) for a in (el, er, edges, loop_edges))
+    longest = int(np.diff(A.indptr).max(initial=0)) + bool(options.loops)
+    seed = 0 if options.seed is None else int(np.asarray(options.seed).item())
+    dropping = _dropping(options.dropout, seed, one)
+    return scores, (*heads_and_feat(h), longest), dropping, narrow(one, options.slope)
 
 
 def _dropping(share: float, seed: int, one: Any) -> tuple[Any, Any, Any]:
@@ -141,10 +194,6 @@ def _dropping(share: float, seed: int, one: Any) -> tuple[Any, Any, Any]:
 
 
 def narrow(one: Any, value: float) -> Any:
-    """As the type that sums run in, infinite where it holds no such number."""
+    """Convert to the type that sums run in, to infinity where it holds no such number."""
     with np.errstate(over="ignore"):
         return one(value)
-
-
-def _flat(a: Array) -> Array:
-    return a.reshape(-1)

@@ -1,194 +1,187 @@
-"""What the operations of graph attention launch: CuPy arrays in, pointers out.
+"""Launch the gradients of graph attention, for arrays of any library with a ``Memory``.
 
-The arrays are checked and packed: features (n, heads, feat), scores (n, heads) of the type of sums.
+They are made of what each target's entries read, over the transpose for what sources have; scores
+that vectors made take one launch more.
 """
 
 from typing import Any
 
-import numpy as np
-
-from ...formats.arrays import Array, namespace
 from ...formats.compressed import CSR
 from ..edges import cuda as edges_cuda
-from ..engine.choose import pointer
-from ..matmul import cuda as matmul_cuda
-from . import cuda_gat, cuda_gat_entries
+from ..engine import jit
+from ..engine.memory import Memory, memory_of
+from ..engine.structure import Structure, structure_of, transposed
+from . import cuda_gat
+from .cuda_gat import FLOATS, SCORE_GRADIENT_LANES, THREADS, dropout_of, in_memory
+from .operands import Forward, Operands, Options, heads_and_feat, shape_of, sums_dtype
 
-
-def _forward(
-    A: CSR, H: Array, el: Array, er: Array, edges: Array | None, out: Array, plus: Array | None,
-    stats: Array | None, *, slope: float, loops: bool, dropout: float = 0.0, seed: int = 0,
-) -> None:  # fmt: skip
-    S, dtype, (heads, feat) = matmul_cuda.structure(A), str(H.dtype), H.shape[1:]
-    workspace = _scratch(H, cuda_gat.gat_workspace(S, dtype, heads=heads, feat=feat))
-    cuda_gat.gat(
-        S,
-        dtype,
-        heads=heads,
-        feat=feat,
-        slope=slope,
-        dropped=cuda_gat.dropout(dropout, seed),
-        loops=loops,
-        H=pointer(H),
-        el=pointer(el),
-        er=pointer(er),
-        edges=pointer(edges),
-        loop_edges=0,
-        bias=0,
-        out=pointer(out),
-        plus=pointer(plus),
-        stats=pointer(stats),
-        workspace=pointer(workspace),
-        stream=matmul_cuda.stream(),
-    )
-
-
-def gat(
-    A: CSR, H: Array, el: Array, er: Array, edges: Array | None, *, out: Array, **options: Any
-) -> None:
-    """Launch the attention of ``ops.gat``."""
-    _forward(A, H, el, er, edges, out, None, None, **options)
-
-
-def gat_attention(
-    A: CSR, el: Array, er: Array, edges: Array | None, *, out: Array, slope: float, loops: bool
-) -> None:
-    """Launch the softmax of ``ops.gat_attention``, one value an entry and head."""
-    xp, (rows, heads) = namespace(el), er.shape
-    # The statistics come with a product: here of no features.
-    H, none = (xp.empty((n, heads, 0), el.dtype) for n in (A.n_cols, rows))
-    stats = xp.empty((rows, heads, 4), el.dtype)
-    _forward(A, H, el, er, edges, none, None, stats, slope=slope, loops=loops)
-    cuda_gat_entries.gat_attention(
-        matmul_cuda.structure(A),
-        str(el.dtype),
-        heads=heads,
-        slope=slope,
-        loops=loops,
-        el=pointer(el),
-        er=pointer(er),
-        edges=pointer(edges),
-        forward=pointer(stats),
-        out=pointer(out),
-        stream=matmul_cuda.stream(),
-    )
+_STATS_LANES = 8  # as in gat.cu
+#: Rows that a block of the scores' gradient has at least; blocks at most, and where rows are wide.
+_SHARE_ROWS, _MOST_SHARES, _FEWEST_SHARES = 64, 1024, 64
 
 
 def gat_backward(
-    A: CSR, H: Array, el: Array, er: Array, edges: Array | None, grad: Array, *, out: Array,
-    dell: Array, der: Array, dedges: Array | None, **options: Any,
+    A: CSR | Structure, T: Any, perm: Any, grad: Any, out: Any, plus: Any, statistics: Any,
+    of_edges: bool, h: Any, el: Any, er: Any, edges: Any, loop_edges: Any, seed: Any, slope: float,
+    dropout: float, loops: bool,
+) -> tuple[Any, ...]:  # fmt: skip
+    """Gradients of ``h, el, er, loop_edges, edges``, empty where not given or not wanted.
+
+    What is not given of the forward pass and of the transpose is made anew.
+    """
+    options, m = Options(seed, slope, dropout, loops), memory_of(h)
+    given = in_memory(m, Operands(h, el, er, edges, loop_edges))
+    found = Forward(out, plus, statistics)
+    if statistics is None:
+        found = cuda_gat.forward(A, None, given, options, train=True)
+    transpose = None if T is None else (T, perm)
+    dh, parts, *others = _gradients(A, transpose, grad, found, None, of_edges, given, options)
+    with m.on_device(dh):
+        d_el = parts.squeeze(-1) if parts.shape[-1] == 1 else parts.sum(-1)
+    return dh, d_el, *others
+
+
+def gat_of_vectors_backward(
+    A: CSR | Structure, T: Any, perm: Any, grad: Any, out: Any, plus: Any, statistics: Any,
+    of_edges: bool, source: Any, target: Any, bias: Any, h: Any, el: Any, er: Any, edges: Any,
+    loop_edges: Any, seed: Any, slope: float, dropout: float, loops: bool,
+) -> tuple[Any, ...]:  # fmt: skip
+    """Gradients of ``h``, of ``source, target, bias`` in one array, ``loop_edges`` and ``edges``.
+
+    Vectors and bias are as ``gat_scores`` and ``gat`` had them.
+    """
+    options, m = Options(seed, slope, dropout, loops), memory_of(h)
+    given = in_memory(m, Operands(h, el, er, edges, loop_edges))
+    grad, bias, found = m.contiguous(grad), m.contiguous(bias), Forward(out, plus, statistics)
+    dh, parts, d_er, *others = _gradients(A, (T, perm), grad, found, bias, of_edges, given, options)
+    vectors = m.contiguous(source), m.contiguous(target)
+    result = None if bias is None else grad
+    return dh, through_scores(given.h, dh, parts, d_er, vectors, result), *others
+
+
+def _gradients(
+    A: Any, transpose: Any, grad: Any, found: Forward, bias: Any, of_edges: bool,
+    given: Operands, options: Options,
+) -> tuple[Any, ...]:  # fmt: skip
+    """Gradients of the features, of ``el`` in parts (..., parts), and of the other scores."""
+    S, m = structure_of(A), memory_of(given.h)
+    h, _, er, edges, loop_edges = given
+    grad, dtype = m.contiguous(grad), sums_dtype(h)
+    shapes = er.shape, shape_of(loop_edges), shape_of(edges, of_edges)
+    d_er, d_loops, d_edges = (m.empty(shape, dtype, h) for shape in shapes)
+    stats = m.empty((S.n_rows, heads_and_feat(h)[0], 4), dtype, h)
+    with m.on_device(h):
+        results = stats, d_er, None if loop_edges is None else d_loops
+        _of_targets(S, m, grad, found, bias, given, options, results)
+        T, perm = transposed(A) if transpose is None else transpose
+        dh, parts = _of_sources(structure_of(T), m, perm, grad, given, options, stats)
+        if edges is not None and of_edges:
+            _of_edges(S, m, grad, given, options, stats, d_edges)
+    return dh, parts, d_er, d_loops, d_edges
+
+
+def _of_targets(
+    S: Structure, m: Memory, grad: Any, found: Forward, bias: Any, given: Operands,
+    options: Options, results: tuple[Any, ...],
 ) -> None:  # fmt: skip
-    """Launch the gradients of ``ops.gat``."""
-    stats = _statistics(A, H, el, er, edges, grad, der, **options)
-    _sources(A, H, el, edges, grad, stats, out, dell, **options)
-    if dedges is not None:
-        dropped = cuda_gat.dropout(options["dropout"], options["seed"])
-        _edges(A, H, el, edges, grad, stats, dedges, dropped, options)
+    """What entries read of their targets, and the gradients of ``er`` and of ``loop_edges``."""
+    h, el, er, _, loop_edges = given
+    (heads, feat), (stats, d_er, d_loops) = heads_and_feat(h), results
+    items = S.n_rows * heads
+    if not items:
+        return
+    if not options.loops:
+        cuda_gat.zero(m, d_loops)
+        d_loops = None
+    drop, first_loop = dropout_of(m, options), S.nnz if options.loops else -1
+    scores = cuda_gat.score_parameters(m, drop, options.slope, first_loop, el, er, None, loop_edges)
+    layout = f"5P{cuda_gat.scores_layout(sums_dtype(h))}4Pq2i"
+    kernel = jit.load("attention/gat.cu", "gat_stats", layout, (m.dtype(h),))
+    arrays = map(m.pointer, (found.out, found.plus, bias, grad, h))
+    written = map(m.pointer, (found.statistics, stats, d_er, d_loops))
+    args = (*arrays, *scores, *written, items, heads, feat)
+    kernel(-(-items * _STATS_LANES // THREADS), args, threads=THREADS, stream=m.stream(h))
 
 
-def _statistics(
-    A: CSR, H: Array, el: Array, er: Array, edges: Array | None, grad: Array, der: Array,
-    **options: Any,
-) -> Array:  # fmt: skip
-    """What entries read of their targets, and the gradient of ``er``."""
-    xp, items = namespace(H), (A.n_rows, H.shape[1])
-    result, plus = (xp.empty(grad.shape, H.dtype) for _ in range(2))
-    forward, stats = (xp.empty((*items, 4), el.dtype) for _ in range(2))
-    _forward(A, H, el, er, edges, result, plus, forward, **options)
-    cuda_gat.gat_statistics(
-        str(H.dtype),
-        items=er.size,
-        heads=H.shape[1],
-        feat=H.shape[2],
-        slope=options["slope"],
-        dropped=cuda_gat.dropout(options["dropout"], options["seed"]),
-        loops=options["loops"],
-        nnz=A.nnz,
-        H=pointer(H),
-        el=pointer(el),
-        loop_edges=0,
-        bias=0,
-        out=pointer(result),
-        plus=pointer(plus),
-        grad=pointer(grad),
-        er=pointer(er),
-        forward=pointer(forward),
-        stats=pointer(stats),
-        der=pointer(der),
-        dloop=0,
-        stream=matmul_cuda.stream(),
-    )
-    return stats
+def _of_sources(
+    T: Structure, m: Memory, perm: Any, grad: Any, given: Operands, options: Options, stats: Any
+) -> tuple[Any, Any]:
+    """Gradients of ``h`` and, in parts, of ``el``; ``perm`` numbers the transpose's entries."""
+    h, el, _, edges, loop_edges = given
+    heads, feat = heads_and_feat(h)
+    dh = m.empty(h.shape, m.dtype(h), h)
+    X, out = m.pointer(grad), m.pointer(dh)
+    alignment = X | m.pointer(h) | out
+    slices = cuda_gat.row_shape(m.dtype(h), heads, feat, alignment % 16)[2]
+    parts = m.empty((*el.shape, slices), sums_dtype(h), h)
+    if not feat or not (T.nnz or options.loops):
+        cuda_gat.zero(m, dh)
+        cuda_gat.zero(m, parts)
+    elif T.n_rows and heads:
+        edges = edges if T.nnz else None
+        drop, first_loop = dropout_of(m, options), T.nnz if options.loops else -1
+        scores = cuda_gat.score_parameters(
+            m, drop, options.slope, first_loop, el, None, edges, loop_edges
+        )
+        arrays = m.pointer(stats), m.pointer(h), out, m.pointer(parts)
+        extra = cuda_gat.ANYTHING if options.loops or edges is not None else cuda_gat.NOTHING
+        cuda_gat.launch_rows(
+            *(T, m, h, X, m.pointer(perm) if drop.below or edges is not None else 0),
+            (*scores, *arrays, heads, feat, slices),
+            alignment=alignment,
+            backward=True,
+            flags=(int(drop.below > 0), extra),
+        )
+    return dh, parts
 
 
-def _sources(
-    A: CSR, H: Array, el: Array, edges: Array | None, grad: Array, stats: Array, out: Array,
-    dell: Array, *, slope: float, dropout: float, seed: int, loops: bool,
-) -> None:  # fmt: skip
-    """The gradients of ``H`` and ``el``, over the transpose."""
-    columns, perm = A.with_data(None).tocsc_with_perm()
-    rows = columns.T  # which holds the cut of the work that the kernels read
-    T, dtype, (heads, feat) = matmul_cuda.structure(rows), str(H.dtype), H.shape[1:]
-    arrays = {"grad": pointer(grad), "H": pointer(H), "out": pointer(out)}
-    together = arrays["grad"] | arrays["H"] | arrays["out"]
-    slices = cuda_gat.gat_slices(dtype, heads=heads, feat=feat, together=together)
-    parts = dell if slices == 1 else namespace(H).empty((*dell.shape, slices), dell.dtype)
-    workspace = _scratch(H, cuda_gat.gat_workspace(T, dtype, heads=heads, feat=feat))
-    cuda_gat.gat_backward(
-        T,
-        dtype,
-        heads=heads,
-        feat=feat,
-        slope=slope,
-        dropped=cuda_gat.dropout(dropout, seed),
-        loops=loops,
-        perm=pointer(perm),
-        el=pointer(el),
-        edges=pointer(edges),
-        loop_edges=0,
-        stats=pointer(stats),
-        dell=pointer(parts),
-        workspace=pointer(workspace),
-        stream=matmul_cuda.stream(),
-        **arrays,
-    )
-    if slices > 1:
-        parts.sum(axis=2, out=dell)
+def _of_edges(
+    S: Structure, m: Memory, grad: Any, given: Operands, options: Options, stats: Any, out: Any
+) -> None:
+    """Gradient of ``edges``, from products that are rounded to the dtype of the features."""
+    h, el, _, edges, _ = given
+    heads = heads_and_feat(h)[0]
+    if not (S.nnz and heads):
+        return
+    dots, drop = edges_cuda.sddmm(S, grad, h), dropout_of(m, options)
+    layout, types = f"9PQqii2{FLOATS[sums_dtype(h)]}I", (m.dtype(h), S.index_dtype)
+    kernel = jit.load("attention/gat_entries.cu", "gat_edge_gradient", layout, types)
+    arrays = map(m.pointer, (el, edges, stats, dots, out))
+    sizes = (drop.seed_at, drop.seed, S.nnz, heads, int(options.loops))
+    numbers = (options.slope, drop.scale, drop.below)
+    args: tuple[Any, ...] = (S.indptr, S.indices, S.start, *arrays, *sizes, *numbers)
+    kernel(S.blocks, args, threads=THREADS, stream=m.stream(h))
 
 
-def _edges(
-    A: CSR, H: Array, el: Array, edges: Array | None, grad: Array, stats: Array, out: Array,
-    dropped: Any, options: dict[str, Any],
-) -> None:  # fmt: skip
-    """The gradient of the entries' own scores."""
-    S, dtype, (heads, feat) = matmul_cuda.structure(A), str(H.dtype), H.shape[1:]
-    dots, stride = namespace(H).empty((A.nnz, heads), H.dtype), heads * feat
-    shared: dict[str, Any] = {"heads": heads, "stream": matmul_cuda.stream()}
-    edges_cuda.sddmm_of_pointers(
-        S,
-        dtype,
-        feat=feat,
-        ldx=stride,
-        ldy=stride,
-        X=pointer(grad),
-        Y=pointer(H),
-        out=pointer(dots),
-        **shared,
-    )
-    cuda_gat_entries.gat_edge_gradient(
-        S,
-        dtype,
-        slope=options["slope"],
-        dropped=dropped,
-        loops=options["loops"],
-        el=pointer(el),
-        edges=pointer(edges),
-        stats=pointer(stats),
-        dots=pointer(dots),
-        out=pointer(out),
-        **shared,
-    )
+def through_scores(
+    h: Any, dh: Any, parts: Any, d_er: Any, vectors: tuple[Any, Any], result: Any
+) -> Any:
+    """Gradients of the vectors, and of the bias if ``result``, that of the result, is given.
+
+    ``dh`` takes what the scores add to it.
+    """
+    m, (heads, feat), shape = memory_of(h), heads_and_feat(h), vectors[0].shape
+    count, dtype = 2 if result is None else 3, m.dtype(h)
+    if not all(h.shape):
+        return m.zeros((count, *shape), sums_dtype(h), h)
+    blocks = score_blocks(h.shape[0], heads, feat)
+    partial = m.empty((blocks, count, *shape), sums_dtype(h), h)
+    with m.on_device(h):
+        arrays = [m.pointer(a) for a in (h, dh, parts, d_er, *vectors, result, dh, partial)]
+        alignment = arrays[0] | arrays[1] | arrays[4] | arrays[5] | arrays[6]
+        vector = cuda_gat.score_vector(dtype, feat, alignment)
+        lanes = SCORE_GRADIENT_LANES[heads * feat > SCORE_GRADIENT_LANES[0] * vector]
+        types, constants = (dtype,), (lanes, vector)
+        kernel = jit.load(
+            "attention/gat_scores.cu", "gat_scores_backward", "9Pq4i", types, constants
+        )
+        args = (*arrays, h.shape[0], blocks, heads, feat, parts.shape[-1])
+        grid = blocks * -(-heads * feat // (lanes * vector))
+        kernel(grid, args, threads=THREADS, stream=m.stream(h))
+        return partial.sum(0)
 
 
-def _scratch(like: Array, nbytes: int) -> Array | None:
-    return namespace(like).empty(nbytes, np.uint8) if nbytes else None
+def score_blocks(n: int, heads: int, feat: int) -> int:
+    """How many partial sums ``gat_scores_backward`` makes of each value."""
+    wide = max(_MOST_SHARES * THREADS // max(heads * feat, THREADS), _FEWEST_SHARES)
+    return max(min(-(-n // _SHARE_ROWS), wide), 1)

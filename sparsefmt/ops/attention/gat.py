@@ -2,15 +2,14 @@
 
 from typing import Any
 
-import numpy as np
-
-from ...formats.arrays import Array, allocating, contiguous, namespace, on_device_of
+from ...formats.arrays import Array, allocating, namespace, on_device_of
 from ...formats.base import Format
-from ...formats.compressed import CSR
 from ..engine import checks as engine_checks
 from ..engine import choose
-from . import checks
-from .checks import headed, shaped_as
+from ..engine.table import Kernel, Op, Price, deferred
+from . import checks, cuda_gat, cuda_gat_backward
+from .checks import shaped_as
+from .operands import heads_and_feat, shape_of, sums_dtype
 
 
 def gat(
@@ -85,12 +84,13 @@ def gat(
     to 4; fuseGNN (ICCAD'20), section 3.
     """
     A, arrays = _operands(A, H, el, er, edge_scores)
-    options = checks.options(A, negative_slope, dropout, seed, self_loops)
+    options = checks.numbers(A, negative_slope, dropout, seed, self_loops)
     H = arrays[0]
     inputs = [*arrays, *engine_checks.arrays_of(A)]
     out = engine_checks.output(out, shape=(A.n_rows, *H.shape[1:]), like=H, inputs=inputs)
-    choose.run("gat", engine_checks.structure(A), *_packed(*arrays), out=headed(out), **options)
-    return out
+    given = None, *arrays, None, *options
+    found: Array = choose.run(GAT, engine_checks.structure(A), *given, out=out)
+    return found
 
 
 def gat_backward(
@@ -146,18 +146,21 @@ def gat_backward(
     H, el, er, edges = arrays
     grad = engine_checks.features("grad", grad, A=A, axis="rows", heads=True)
     engine_checks.alike("grad", grad, "H", H)
-    options = checks.options(A, negative_slope, dropout, seed, self_loops)
-    packed = _packed(*arrays)
-    with on_device_of(H), allocating(f"gradients of {H.size} features and their scores"):
-        empty = namespace(H).empty
-        dH = empty(H.shape, H.dtype)
-        dell, der, dedges = (None if a is None else empty(a.shape, a.dtype) for a in packed[1:])
-        choose.run(
-            *("gat_backward", engine_checks.structure(A), *packed, headed(contiguous(grad))),
-            **{"out": headed(dH), "dell": dell, "der": der, "dedges": dedges, **options},
-        )
-        left, right = shaped_as(dell, el), shaped_as(der, er)
-        return dH, left, right, None if edges is None else shaped_as(dedges, edges)
+    options = checks.numbers(A, negative_slope, dropout, seed, self_loops)
+    forward = None, None, None  # made anew, as is the transpose
+    given = None, None, grad, *forward, edges is not None, *arrays, None, *options
+    found: Any = choose.run(GAT_BACKWARD, engine_checks.structure(A), *given)
+    return found and _as_given(found, el, er, edges)  # explain runs nothing
+
+
+def _as_given(
+    found: tuple[Array, ...], el: Array, er: Array, edges: Array | None
+) -> tuple[Array, Array, Array, Array | None]:
+    """Gradients in the shapes and dtypes of what they are the gradients of."""
+    dH, d_el, d_er, _, d_edges = found
+    with on_device_of(dH), allocating("gradients of scores"):
+        left, right = shaped_as(d_el, el), shaped_as(d_er, er)
+        return dH, left, right, None if edges is None else shaped_as(d_edges, edges)
 
 
 def gat_attention(
@@ -198,13 +201,12 @@ def gat_attention(
     er = checks.scores("er", er, A=A, each="target", heads=heads, like=like)
     edges = checks.of_entries(edge_scores, A=A, heads=heads, like=like)
     slope, loops = checks.number("negative_slope", negative_slope), checks.loops(A, self_loops)
-    count = heads[0] if heads else 1
-    left, right, own = (checks.packed(a, count) for a in (el, er, edges))
-    out = engine_checks.output(None, shape=(A.nnz, *heads), like=left, inputs=[])
-    probabilities = out.reshape(A.nnz, count)
-    arrays = engine_checks.structure(A), left, right, own
-    choose.run("gat_attention", *arrays, out=probabilities, slope=slope, loops=loops)
-    return out
+    shape, dtype = (A.nnz, *heads), sums_dtype(el)
+    with on_device_of(el), allocating(f"a result of shape {shape}"):
+        out = namespace(el).empty(shape, dtype)
+    given = el, er, edges, slope, loops
+    found: Array = choose.run(GAT_ATTENTION, engine_checks.structure(A), *given, out=out)
+    return found
 
 
 def _operands(
@@ -219,68 +221,123 @@ def _operands(
     return A, (H, el, er, checks.of_entries(edge_scores, A=A, heads=heads, like=like))
 
 
-def _packed(
-    H: Array, el: Array, er: Array, edges: Array | None
-) -> tuple[Array, Array, Array, Array | None]:
-    """The arrays as kernels take them, with an axis for heads."""
-    H = headed(contiguous(H))
-    left, right, own = (checks.packed(a, H.shape[1]) for a in (el, er, edges))
-    return H, left, right, own
+# The rows of the table
+
+_CPU = f"{__package__}.cpu"
+_GAT = (
+    "Tensor h, Tensor el, Tensor er, Tensor? edges, Tensor? loop_edges, Tensor? seed, "
+    "float slope, float dropout, bool loops"
+)
+_SAVED = "Tensor grad, Tensor out, Tensor plus, Tensor statistics, bool of_edges"
 
 
-# Launchers
+def _results(S: Any, bias: Any, h: Any, *_: Any) -> tuple[Any, ...]:
+    return (((S.n_rows, *h.shape[1:]), h),)
 
 
-def _gat_gpu(A: CSR, *arrays: Array | None, **options: Any) -> None:
-    from . import cuda_gat_backward
-
-    cuda_gat_backward.gat(A, *arrays, **options)
-
-
-def _backward_gpu(A: CSR, *arrays: Array | None, **options: Any) -> None:
-    from . import cuda_gat_backward
-
-    cuda_gat_backward.gat_backward(A, *arrays, **options)
+def _results_with_statistics(S: Any, bias: Any, h: Any, *_: Any) -> tuple[Any, ...]:
+    (out,) = _results(S, bias, h)
+    return out, out, ((S.n_rows, heads_and_feat(h)[0], 4), sums_dtype(h))
 
 
-def _attention_gpu(A: CSR, *arrays: Array | None, **options: Any) -> None:
-    from . import cuda_gat_backward
-
-    cuda_gat_backward.gat_attention(A, *arrays, **options)
-
-
-def _gat_numba(
-    A: CSR, H: Array, el: Array, er: Array, edges: Array | None, *, out: Array, **options: Any
-) -> None:
-    from . import cpu
-
-    cpu.gat(A.indptr, A.indices, H, el, er, out, edges=edges, **options)
+def _gradients(
+    S: Any, T: Any, perm: Any, grad: Any, out: Any, plus: Any, statistics: Any, of_edges: bool,
+    h: Any, el: Any, er: Any, edges: Any, loop_edges: Any, *_: Any,
+) -> tuple[Any, ...]:  # fmt: skip
+    shapes = el.shape, er.shape, shape_of(loop_edges), shape_of(edges, of_edges)
+    return (h.shape, h), *((shape, sums_dtype(h)) for shape in shapes)
 
 
-def _backward_numba(
-    A: CSR, H: Array, el: Array, er: Array, edges: Array | None, grad: Array, *, out: Array,
-    dell: Array, der: Array, dedges: Array | None, **options: Any,
-) -> None:  # fmt: skip
-    from . import cpu
-
-    structure, options = (A.indptr, A.indices), {**options, "edges": edges}
-    result, plus = (np.empty(grad.shape, el.dtype) for _ in range(2))
-    stats = np.empty((*er.shape, 4), el.dtype)
-    cpu.gat(*structure, H, el, er, result, plus=plus, stats=stats, **options)
-    columns, perm = A.with_data(None).tocsc_with_perm()
-    arrays = *structure, columns.indptr, columns.indices, perm, grad, H, el, er, result, plus, stats
-    options = {**options, "dH": out, "dell": dell, "der": der, "dedges": dedges}
-    cpu.gat_backward(*arrays, **options)
+def _gradients_of_vectors(
+    S: Any, T: Any, perm: Any, grad: Any, out: Any, plus: Any, statistics: Any, of_edges: bool,
+    source: Any, target: Any, bias: Any, h: Any, el: Any, er: Any, edges: Any, loop_edges: Any,
+    *_: Any,
+) -> tuple[Any, ...]:  # fmt: skip
+    vectors = (2 if bias is None else 3), *source.shape
+    shapes = vectors, shape_of(loop_edges), shape_of(edges, of_edges)
+    return (h.shape, h), *((shape, sums_dtype(h)) for shape in shapes)
 
 
-def _attention_numba(
-    A: CSR, el: Array, er: Array, edges: Array | None, *, out: Array, slope: float, loops: bool
-) -> None:
-    from . import cpu
-
-    cpu.gat_attention(A.indptr, A.indices, el, er, out, edges=edges, slope=slope, loops=loops)
+def _scores(S: None, h: Any, *_: Any) -> tuple[Any, ...]:
+    return ((h.shape[:-1], sums_dtype(h)),) * 2
 
 
-choose.register(*choose.over_rows("gat", _gat_gpu, _gat_numba))
-choose.register(*choose.over_rows("gat_backward", _backward_gpu, _backward_numba))
-choose.register(*choose.over_rows("gat_attention", _attention_gpu, _attention_numba))
+def _one_per_entry(S: Any, el: Any, *_: Any) -> tuple[Any, ...]:
+    return (((S.nnz, *el.shape[1:]), sums_dtype(el)),)
+
+
+def _price(S: Any, bias: Any, h: Any, *_: Any) -> Price:
+    """Every entry reads a row of the features and a score of each head."""
+    heads, feat = heads_and_feat(h)
+    row = heads * feat * h.itemsize
+    scores = S.nnz * (4 + 4 * heads) + 8 * S.n_rows * heads
+    return Price((S.nnz + S.n_rows) * row + scores, S.nnz * heads * (2 * feat + 8))
+
+
+def _price_of_gradients(S: Any, T: Any, perm: Any, *args: Any) -> Price:
+    """As much again over the transpose, whose entries read four numbers of each head."""
+    h: Any = args[0]  # the gradient, of the shape and dtype of the result
+    forward = _price(S, None, h)
+    more = 12 * S.nnz * heads_and_feat(h)[0]
+    return Price(forward.bytes + more, forward.flops)
+
+
+def _row(op: str, arguments: str, *, kernels: tuple[Any, ...] = (), **facts: Any) -> Op:
+    run = getattr(cuda_gat, op, None) or getattr(cuda_gat_backward, op)
+    own = (
+        Kernel(f"{op}_csr_balanced", run, ("csr",), "gpu"),
+        Kernel(f"{op}_csr_numba", deferred(_CPU, op), ("csr",), "cpu"),
+    )
+    return Op(op, arguments, kernels=(*own, *kernels), **facts)
+
+
+def _public(op: str, arguments: str, **facts: Any) -> Op:
+    kernels = (choose.convert_to_csr(op),)
+    return _row(op, arguments, kernels=kernels, functions=(op,), **facts)
+
+
+GAT = _public(
+    "gat",
+    f"Tensor? bias, {_GAT}",
+    results=_results,
+    price=_price,
+    narrowed=("bias", "h"),
+)
+GAT_WITH_STATISTICS = _row(
+    "gat_with_statistics",
+    f"Tensor? bias, {_GAT}",
+    results=_results_with_statistics,
+    returns=3,
+    price=_price,
+    narrowed=("bias", "h"),
+)
+GAT_BACKWARD = _public(
+    "gat_backward",
+    f"{_SAVED}, {_GAT}",
+    results=_gradients,
+    returns=5,
+    price=_price_of_gradients,
+    structures=2,
+)
+GAT_OF_VECTORS_BACKWARD = _row(
+    "gat_of_vectors_backward",
+    f"{_SAVED}, Tensor source, Tensor target, Tensor? bias, {_GAT}",
+    results=_gradients_of_vectors,
+    returns=4,
+    price=_price_of_gradients,
+    structures=2,
+)
+GAT_SCORES = _row(
+    "gat_scores",
+    "Tensor h, Tensor source, Tensor target",
+    results=_scores,
+    returns=2,
+    narrowed=("h", "source", "target"),
+    structures=0,
+)
+GAT_ATTENTION = _public(
+    "gat_attention",
+    "Tensor el, Tensor er, Tensor? edges, float slope, bool loops",
+    results=_one_per_entry,
+    narrowed=(),
+)

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
+from ...formats.arrays import Array
 from ...formats.chunks import Chunks
 from ...formats.compressed import CSR
 
@@ -59,6 +60,12 @@ def _structure(A: CSR) -> Structure:
         indices=A.indices.data.ptr,
         **chunk_pointers(A.chunks),
     )
+
+
+def transposed(A: CSR) -> tuple[CSR, Array]:
+    """Transpose the structure of ``A``: as CSR, and each entry's number in the order of ``A``."""
+    columns, perm = A.with_data(None).tocsc_with_perm()
+    return columns.T, perm
 
 
 def chunk_pointers(chunks: Chunks) -> dict[str, int]:

@@ -4,7 +4,6 @@ from importlib import import_module
 from itertools import product
 
 from ...formats.arrays import VALUE_DTYPES
-from ..attention import cuda_gat as attention_cuda_gat
 from ..attention import pairwise_shape as attention_pairwise_shape
 from ..cbsr.cuda import DOTS, DOTS_SCALAR, FEW, GENERAL, MANY, MANY_HALVES, SCALAR
 from ..cbsr.cuda_dense import COLUMNS, VALUES
@@ -64,7 +63,6 @@ def _declare() -> None:
     _declare_aggregate()
     _declare_norm()
     _declare_attend()
-    _declare_gat()
     _declare_sampled()
     _declare_tiles()
     moved = list(product(VALUES.values(), COLUMNS.values()))
@@ -129,29 +127,6 @@ def _declare_attend() -> None:
     jit.declare("attention/pairwise.cu", *alone)
 
 
-def _declare_gat() -> None:
-    for types in _TYPES:
-        names = (
-            jit.expression(name, types, rest) for name, rest in attention_cuda_gat.variants(*types)
-        )
-        jit.declare("attention/gat.cu", *names)
-        jit.declare("attention/gat_entries.cu", jit.expression("gat_edge_gradient", types, ()))
-        if ITEMSIZE[types[0]] > 2:  # scores are no narrower
-            jit.declare("attention/gat_entries.cu", jit.expression("gat_attention", types, ()))
-    for dtype in VALUE_DTYPES:
-        jit.declare("attention/gat.cu", jit.expression("gat_stats", (dtype,), ()))
-        vectors = (16 // ITEMSIZE[dtype], 1)
-        shapes = [
-            *(("gat_scores", one) for one in product(attention_cuda_gat.SCORE_LANES, vectors)),
-            *(
-                ("gat_scores_backward", one)
-                for one in product(attention_cuda_gat.SCORE_GRADIENT_LANES, vectors)
-            ),
-        ]
-        names = (jit.expression(name, (dtype,), rest) for name, rest in shapes)
-        jit.declare("attention/gat_scores.cu", *names)
-
-
 def _declare_sampled() -> None:
     ways = STRATEGIES.values()
     for types in _TYPES:
@@ -178,7 +153,7 @@ def _declare_tiles() -> None:
 
 
 #: Modules below ``ops`` that say themselves what they may launch.
-MODULES = ("edges.cuda",)
+MODULES = ("edges.cuda", "attention.cuda_gat")
 
 _declare()
 for _module in MODULES:

@@ -1,0 +1,271 @@
+"""Graph attention for torch: ``gat_aggregate``, and ``gat_of_vectors`` for layers.
+
+Backward computes the weights again: nothing that is saved has a value an entry.  A gradient can be
+used but not differentiated.
+"""
+
+from typing import Any
+
+from torch import Tensor
+from torch.autograd import Function
+
+from ..errors import UnsupportedError
+from ..ops.attention.operands import Options
+from . import _check_attention as check
+from ._library import LibraryOp
+from ._recording import apart, once, recorded
+from .structure import GraphLike, given_tensors, side_of
+
+GAT = LibraryOp("gat")
+GAT_WITH_STATISTICS = LibraryOp("gat_with_statistics")
+GAT_BACKWARD = LibraryOp("gat_backward")
+GAT_OF_VECTORS_BACKWARD = LibraryOp("gat_of_vectors_backward")
+GAT_SCORES = LibraryOp("gat_scores")
+
+
+def gat_aggregate(
+    graph: GraphLike,
+    h: Tensor,
+    el: Tensor,
+    er: Tensor,
+    edge_scores: Tensor | None = None,
+    *,
+    negative_slope: float = 0.2,
+    dropout: float = 0.0,
+    seed: int | Tensor | None = None,
+    self_loops: bool = False,
+) -> Tensor:
+    """Aggregate the features of each vertex's in-neighbours by graph attention, differentiably.
+
+    ``y[i, k, :] = sum_e M[e, k] P[e, k] h[j, k, :]`` for head ``k`` over the stored entries
+    ``e = (i, j)`` of row ``i``, where ``P[e, k]`` is the softmax over the row of
+    ``leaky(el[j, k] + er[i, k] + edge_scores[e, k])``, and ``leaky(z)`` is ``z`` where positive,
+    else ``negative_slope * z``.  ``M`` is 0 with probability ``dropout``, else
+    ``1 / (1 - dropout)``.
+
+    Parameters
+    ----------
+    graph : Graph, shape (n_rows, n_cols)
+        Only its structure is read.  On the device of ``h``.
+    h : Tensor, shape (n_cols, heads, feat) or (n_cols, feat)
+        float16 or bfloat16 (summed in float32), float32 or float64.
+    el : Tensor, shape (n_cols, heads) or (n_cols,)
+        The sources' part of the scores: of the dtype of ``h``, or float32 beside 2 bytes.
+    er : Tensor, shape (n_rows, heads) or (n_rows,)
+        The targets' part.
+    edge_scores : Tensor, shape (nnz, heads) or (nnz,), optional
+        The entries' own part, in CSR order: ``edge_values(graph, s)`` leads there.
+    negative_slope : float
+    dropout : float
+        From 0 to less than 1; 0 draws nothing.
+    seed : int or Tensor of one int64, optional
+        Of ``M``, which depends on it, the entry's number in CSR order and the head alone.  By
+        default it is drawn from torch's generator of the device at each call, also at each replay
+        of a CUDA graph.
+    self_loops : bool
+        As if each vertex of a square graph had exactly one loop: stored entries with ``i == j`` are
+        left out, and each row has one more entry ``(i, i)``, without a part of its own.
+
+    Returns
+    -------
+    Tensor, shape (n_rows, heads, feat) or (n_rows, feat)
+        In the dtype of ``h``, or autocast's; 0 for a row without entries.
+
+    Raises
+    ------
+    ShapeError
+        If rows, columns or heads do not fit together, ``dropout`` lies outside its range, ``seed``
+        is not one integer, or ``self_loops`` is asked of a graph that is not square.
+    DtypeError, DeviceError
+        If dtypes or devices do not fit together, or an argument is of another kind.
+    UnsupportedError
+        If a tensor is sparse, it is called within ``torch.func`` or with a tangent or, in backward,
+        its gradient is differentiated again.
+
+    Notes
+    -----
+    ``h``, ``el``, ``er`` and ``edge_scores`` have gradients.  Deterministic, backward too.  For
+    backward ``h``, the result, the part of it whose scores are positive, and six numbers for each
+    row and head are kept, and nothing of the size of the entries; only the gradient of
+    ``edge_scores`` allocates that.  It is made of products rounded to the dtype of ``h``.  Autocast
+    narrows ``h`` and takes scores in float32.  ``M`` is by Philox4x32-10, as in ``ops.gat``.
+    GAT (ICLR'18), equations 1 to 4; fuseGNN (ICCAD'20), section 3.
+    """
+    tensors = given_tensors(graph)
+    (h,), (el, er, edge_scores) = check.autocast(tensors, (h,), (el, er, edge_scores))
+    check.features("h", h, rows=tensors.n_cols, axis="columns", graph=tensors)
+    like = ("h", h)
+    check.scores("el", el, rows=tensors.n_cols, each="source", like=like, graph=tensors)
+    check.scores("er", er, rows=tensors.n_rows, each="target", like=like, graph=tensors)
+    check.edges(edge_scores, like=like, graph=tensors)
+    options = check.options(negative_slope, dropout, seed, self_loops, tensors)
+    return from_scores(graph, h, el, er, edge_scores, None, options)
+
+
+def gat_of_vectors(
+    graph: GraphLike,
+    h: Tensor,
+    source: Tensor,
+    target: Tensor,
+    edge_scores: Tensor | None = None,
+    loop_scores: Tensor | None = None,
+    bias: Tensor | None = None,
+    *,
+    negative_slope: float = 0.2,
+    dropout: float = 0.0,
+    seed: int | Tensor | None = None,
+    self_loops: bool = False,
+) -> Tensor:
+    """``gat_aggregate`` with ``el = <h, source>`` and ``er = <h, target>``, on a square graph.
+
+    The vectors are (heads, feat) or (1, heads, feat); ``loop_scores`` of (n, heads) or (n,) are the
+    edge scores of the loops that ``self_loops`` makes, refused with UnsupportedError without it;
+    ``bias``, shaped as a vector, is added to each row.
+    """
+    tensors = given_tensors(graph)
+    if loop_scores is not None and self_loops is False:
+        raise UnsupportedError(
+            "loop_scores are given but self_loops is False: there are no loops whose scores they "
+            "were, give self_loops=True or leave them out."
+        )
+    narrow, wide = (h, source, target, bias), (edge_scores, loop_scores)
+    (h, source, target, bias), (edge_scores, loop_scores) = check.autocast(tensors, narrow, wide)
+    check.features("h", h, rows=tensors.n_cols, axis="columns", graph=tensors)
+    check.square("h is of sources and targets", tensors)
+    like = ("h", h)
+    check.vector("source", source, like=like, graph=tensors)
+    check.vector("target", target, like=like, graph=tensors)
+    if bias is not None:
+        check.vector("bias", bias, like=like, graph=tensors)
+    check.edges(edge_scores, like=like, graph=tensors)
+    if loop_scores is not None:
+        check.scores(
+            "loop_scores", loop_scores, rows=tensors.n_rows, each="vertex", like=like, graph=tensors
+        )
+    options = check.options(negative_slope, dropout, seed, self_loops, tensors)
+    scores = source, target, edge_scores, loop_scores
+    return from_vectors(graph, h, *scores, options, bias)
+
+
+# Without checks
+
+
+def from_scores(
+    graph: GraphLike,
+    h: Tensor,
+    el: Tensor,
+    er: Tensor,
+    edges: Tensor | None,
+    loop_edges: Tensor | None,
+    options: Options,
+) -> Tensor:
+    """``gat_aggregate``; nothing is checked.
+
+    ``loop_edges``, (n,) or (n, heads), are the edge scores of the loops that ``options`` ask for.
+    """
+    inputs = h, el, er, edges, loop_edges
+    found: Tensor
+    if not recorded(*inputs):
+        found = GAT(side_of(graph, False), None, *inputs, *options)
+        return found
+    found = _Gat.apply(*apart(*inputs), graph, *options)  # type: ignore[no-untyped-call]
+    return found
+
+
+class _Gat(Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        h: Tensor,
+        el: Tensor,
+        er: Tensor,
+        edges: Tensor | None,
+        loop_edges: Tensor | None,
+        graph: GraphLike,
+        seed: Tensor | None,
+        *numbers: Any,
+    ) -> Tensor:
+        inputs = h, el, er, edges, loop_edges, seed
+        found = GAT_WITH_STATISTICS(side_of(graph, False), None, *inputs, *numbers)
+        ctx.save_for_backward(*inputs, *found)
+        ctx.graph, ctx.numbers = graph, numbers
+        out: Tensor = found[0]
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        *inputs, out, plus, stats = ctx.saved_tensors
+        needs = ctx.needs_input_grad
+        args = grad, out, plus, stats, needs[3], *inputs, *ctx.numbers
+        sides = side_of(ctx.graph, False), side_of(ctx.graph, True)
+        dh, d_el, d_er, d_loops, d_edges = once("gat_aggregate", GAT_BACKWARD, *sides, *args)
+        d_edges, d_loops = d_edges if needs[3] else None, d_loops if needs[4] else None
+        return dh, d_el, d_er, d_edges, d_loops, *(None,) * 5
+
+
+def from_vectors(
+    graph: GraphLike,
+    h: Tensor,
+    source: Tensor,
+    target: Tensor,
+    edges: Tensor | None,
+    loop_edges: Tensor | None,
+    options: Options,
+    bias: Tensor | None = None,
+) -> Tensor:
+    """``gat_of_vectors``; nothing is checked.
+
+    ``bias``, of heads * feat values, is added to each row.  As one Function: no two parts of the
+    gradient of ``h`` have to be added up, and the bias costs no launch.
+    """
+    inputs = h, source, target, edges, loop_edges, bias
+    found: Tensor
+    if not recorded(*inputs):
+        source, target, bias = _rounded(h, source, target, bias)
+        el, er = GAT_SCORES(h, source, target)
+        found = GAT(side_of(graph, False), bias, h, el, er, edges, loop_edges, *options)
+        return found
+    found = _GatOfVectors.apply(*apart(*inputs), graph, *options)  # type: ignore[no-untyped-call]
+    return found
+
+
+class _GatOfVectors(Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        h: Tensor,
+        source: Tensor,
+        target: Tensor,
+        edges: Tensor | None,
+        loop_edges: Tensor | None,
+        bias: Tensor | None,
+        graph: GraphLike,
+        seed: Tensor | None,
+        *numbers: Any,
+    ) -> Tensor:
+        source, target, bias = _rounded(h, source, target, bias)
+        scores = GAT_SCORES(h, source, target)
+        inputs = bias, h, *scores, edges, loop_edges, seed
+        found = GAT_WITH_STATISTICS(side_of(graph, False), *inputs, *numbers)
+        ctx.save_for_backward(source, target, *inputs, *found)
+        ctx.graph, ctx.numbers = graph, numbers
+        out: Tensor = found[0]
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        *inputs, out, plus, stats = ctx.saved_tensors
+        needs, (source, target, bias) = ctx.needs_input_grad, inputs[:3]
+        args = grad, out, plus, stats, needs[3], *inputs, *ctx.numbers
+        sides = side_of(ctx.graph, False), side_of(ctx.graph, True)
+        found = once("gat_aggregate", GAT_OF_VECTORS_BACKWARD, *sides, *args)
+        dh, d_vectors, d_loops, d_edges = found
+        d_source, d_target = d_vectors[0].view(source.shape), d_vectors[1].view(target.shape)
+        d_edges, d_loops = d_edges if needs[3] else None, d_loops if needs[4] else None
+        d_bias = d_vectors[2].view(bias.shape) if needs[5] else None
+        return dh, d_source, d_target, d_edges, d_loops, d_bias, *(None,) * 5
+
+
+def _rounded(h: Tensor, *vectors: Tensor | None) -> tuple[Any, ...]:
+    """Vectors in the dtype of the features, as kernels read them."""
+    return tuple(None if v is None else v.to(h.dtype) for v in vectors)
