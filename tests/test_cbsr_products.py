@@ -27,7 +27,7 @@ from op_cases import (
 
 import sparsefmt
 from sparsefmt import DeviceError, DtypeError, FormatError, ShapeError, UnsupportedError, ops
-from sparsefmt.formats.windows import Cut
+from sparsefmt.ops.cbsr.windows import Cut
 from sparsefmt.ops.cbsr import cuda_sspmm as cbsr_cuda_sspmm
 from sparsefmt.ops.matmul.oracle import (
     sddmm_cbsr_bound,

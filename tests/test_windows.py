@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from op_cases import put
 
 from sparsefmt import CSR
-from sparsefmt.formats.windows import MOST_COLUMNS, MOST_ROWS, ROW_BITS, Cut, windows
+from sparsefmt.ops.cbsr.windows import MOST_COLUMNS, MOST_ROWS, ROW_BITS, Cut, windows
 from sparsefmt.ops.cbsr import cuda_sspmm as cbsr_cuda_sspmm
 from sparsefmt.ops.cbsr.cuda_sspmm import Chip
 from sparsefmt.reorder import Order

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from ..formats.arrays import Array
 from ..formats.compressed import CSR
-from ..formats.windows import Cut
 from ..ops.cbsr.cuda_sspmm import Windowed
+from ..ops.cbsr.windows import Cut
 from ..ops.engine.structure import Structure
 from ..reorder import Order
 

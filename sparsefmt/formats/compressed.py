@@ -4,7 +4,7 @@ from dataclasses import InitVar, dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
 
-from . import checks, windows
+from . import checks
 from . import chunks as formats_chunks
 from .arrays import Array, on_device_of
 from .base import Format, FormatName, Level
@@ -68,9 +68,10 @@ class Compressed(Format):
             object.__setattr__(self, "_chunks", found)
         return cast(formats_chunks.Chunks, found)
 
-    def _kept_windows(self) -> windows.Kept:
-        kept: windows.Kept = self.__dict__.setdefault("_windows", windows.Kept())
-        return kept
+    def _kept_windows(self) -> Any:
+        from ..ops.cbsr import windows
+
+        return self.__dict__.setdefault("_windows", windows.Kept())
 
     def _replace(self, **changes: Any) -> Self:
         self._kept_windows()  # what has the same structure shares them
@@ -122,11 +123,13 @@ class CSR(Compressed):
     format: ClassVar[FormatName] = "csr"
     _major: ClassVar[int] = 0
 
-    def _windows_of(self, cut: windows.Cut, order: "Order | None") -> windows.Windows:
+    def _windows_of(self, cut: Any, order: "Order | None") -> Any:
         """The entries by windows of rows that fit on chip, in that order or by length.
 
         Kept once built, for kernels on a GPU; shared by what ``with_data`` and ``T`` give.
         """
+        from ..ops.cbsr import windows
+
         rows = None if order is None else order.perm
         made = partial(windows.windows, self.indptr, self.indices, self.n_cols, cut, rows)
         return self._kept_windows().ask(cut, order, made)

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from functools import cache, lru_cache
 
 from ...formats.arrays import import_cupy
-from ...formats.windows import MOST_COLUMNS, MOST_ROWS, Cut, Windows
 from ..engine import jit
 from ..engine.launch import ITEMSIZE, fill
 from ..engine.structure import Structure
@@ -16,6 +15,7 @@ from ..matmul.cuda import spmm as _spmm
 from ..matmul.cuda import spmm_workspace as _spmm_workspace
 from . import cuda_dense
 from .cuda import ALIGNED
+from .windows import MOST_COLUMNS, MOST_ROWS, Cut, Windows
 
 #: Bytes of rows on chip, and most entries of a piece, for graphs of many entries and for others.
 #: More rows share more columns; but a multiprocessor has 228 KiB on the H200, and what is left of

@@ -10,7 +10,6 @@ from ...formats.arrays import Array, allocating, is_cupy, namespace, on_device_o
 from ...formats.base import Format
 from ...formats.cbsr import CBSR
 from ...formats.compressed import CSR
-from ...formats.windows import Cut
 from ...reorder import Order
 from ..engine import checks as engine_checks
 from ..engine import choose
@@ -18,6 +17,7 @@ from ..engine.choose import pointer, row_stride
 from ..matmul.api import REDUCTIONS
 from ..matmul.extrema import _transposed
 from .api import balanced, factors, memory
+from .windows import Cut
 
 
 def sspmm(

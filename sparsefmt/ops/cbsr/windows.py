@@ -8,11 +8,11 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from . import primitives
-from .arrays import Array, allocating, finish, namespace, on_device_of
+from ...formats import primitives
+from ...formats.arrays import Array, allocating, finish, namespace, on_device_of
 
 if TYPE_CHECKING:
-    from ..reorder import Order
+    from ...reorder import Order
 
 #: As in sspmm.cu: a word holds the row in its window, and above it the column in its part.
 ROW_BITS = 8
