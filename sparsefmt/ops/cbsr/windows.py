@@ -1,18 +1,19 @@
 """Windows of rows that fit on chip, and their entries by column: how ``sspmm`` goes through A."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from threading import Lock
-from typing import TYPE_CHECKING
+from functools import cached_property
+from threading import RLock
+from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 import numpy as np
 
+from ...errors import UnsupportedError
 from ...formats import primitives
-from ...formats.arrays import Array, allocating, finish, namespace, on_device_of
-
-if TYPE_CHECKING:
-    from ...reorder import Order
+from ...formats.arrays import Array, allocating, finish, is_cupy, namespace, on_device_of
+from ...formats.compressed import CSR
+from ...reorder import Order
+from ..engine.launch import capturing
 
 #: As in sspmm.cu: a word holds the row in its window, and above it the column in its part.
 ROW_BITS = 8
@@ -20,8 +21,7 @@ MOST_ROWS = 1 << ROW_BITS
 MOST_COLUMNS = (1 << 32 - ROW_BITS) - 1  # a word of ones is no entry
 
 
-@dataclass(frozen=True, slots=True)
-class Cut:
+class WindowSizes(NamedTuple):
     """How a CSR is cut into windows, parts and pieces."""
 
     height: int  #: rows of a window
@@ -37,8 +37,6 @@ class Windows:
     chip and takes one piece of the window's entries in a part.  Entries of one column are
     neighbours, so that what they add to it is added up before it goes to memory: the more columns
     the rows of a window share, the less goes there.
-
-    What is built stays with its structure (``Kept``), once for each cut.
     """
 
     pieces: Array  #: (n_pieces + 1, 2) first entry, and ``part * n_windows + window``
@@ -53,25 +51,71 @@ class Windows:
         """Number of blocks of threads."""
         return len(self.pieces) - 1
 
+    @cached_property
+    def pointers(self) -> tuple[int, ...]:
+        """Device pointers of the four arrays."""
+        return tuple(a.data.ptr for a in (self.pieces, self.order, self.words, self.perm))
 
-class Kept:
+
+class WindowStore:
     """The windows of one structure, each built once; those of an order while that order lives."""
 
     def __init__(self) -> None:
-        self._lock = Lock()
-        self._by_length: dict[Cut, Windows] = {}
-        self._ordered: WeakKeyDictionary[Order, dict[Cut, Windows]] = WeakKeyDictionary()
+        self.lock = RLock()
+        self.prepared: Order | None = None  #: order of a graph's products with tensors
+        self._by_length: dict[WindowSizes, Windows] = {}
+        self._ordered: WeakKeyDictionary[Order, dict[WindowSizes, Windows]] = WeakKeyDictionary()
 
-    def ask(self, cut: Cut, order: "Order | None", build: Callable[[], Windows]) -> Windows:
-        """Those of that cut and order."""
-        with self._lock:
-            made = self._by_length if order is None else self._ordered.setdefault(order, {})
-            if cut not in made:
-                made[cut] = build()
-            return made[cut]
+    @property
+    def count(self) -> int:
+        """Number of windows that are built."""
+        return len(self._by_length) + sum(map(len, self._ordered.values()))
+
+    def of_order(self, order: Order | None) -> dict[WindowSizes, Windows]:
+        """Those of an order, or of rows by length."""
+        return self._by_length if order is None else self._ordered.setdefault(order, {})
 
 
-def windows(indptr: Array, indices: Array, n_cols: int, cut: Cut, order: Array | None) -> Windows:
+def store_of(A: CSR) -> WindowStore:
+    """The windows of a CSR, and of all that shares its structure."""
+    return A._built().ask("windows", WindowStore)
+
+
+def windows_of(
+    A: CSR, sizes: WindowSizes, order: Order | None = None, *, stream: int = 0
+) -> Windows:
+    """The windows of a CSR, built at the first call for these sizes and this order.
+
+    Raises an ``UnsupportedError`` where they are missing and that stream is being captured.
+    """
+    store = store_of(A)
+    with store.lock:
+        made = store.of_order(order)
+        found = made.get(sizes)
+        if found is None:
+            if is_cupy(A.indptr) and capturing(stream):
+                raise UnsupportedError(
+                    "the rows of the graph are not in windows yet, and a capture cannot sort them: "
+                    "run the same step once before it."
+                )
+            rows = None if order is None else order.perm
+            found = made[sizes] = build_windows(A.indptr, A.indices, A.n_cols, sizes, rows)
+        return found
+
+
+def prepare_order(A: CSR, order: Order) -> None:
+    """Let products of tensors with this structure take its rows in that order from now on."""
+    store = store_of(A)
+    with store.lock:
+        if store.prepared is not None and store.prepared is not order and is_cupy(A.indptr):
+            with on_device_of(A.indptr):  # windows of the old order may go with it
+                namespace(A.indptr).cuda.runtime.deviceSynchronize()  # synchronize!
+        store.prepared = order
+
+
+def build_windows(
+    indptr: Array, indices: Array, n_cols: int, sizes: WindowSizes, order: Array | None
+) -> Windows:
     """Sort the entries into windows; one sort of 64-bit words, about 48 bytes an entry meanwhile.
 
     ``order`` puts the rows that shall share a window side by side; without it rows of many entries
@@ -79,9 +123,10 @@ def windows(indptr: Array, indices: Array, n_cols: int, cut: Cut, order: Array |
     may use it.
     """
     xp, dtype = namespace(indptr), indptr.dtype
+    height, parts, piece = sizes
     n_rows, nnz = len(indptr) - 1, len(indices)
-    part_size = max(-(-n_cols // cut.parts), 1)
-    n_windows = -(-n_rows // cut.height)
+    part_size = max(-(-n_cols // parts), 1)
+    n_windows = -(-n_rows // height)
     with on_device_of(indptr), allocating(f"windows of {nnz} entries"):
         if order is None:
             order = xp.argsort(indptr[:-1] - indptr[1:], kind="stable")
@@ -91,19 +136,19 @@ def windows(indptr: Array, indices: Array, n_cols: int, cut: Cut, order: Array |
         position = position[primitives.expand(indptr, nnz)]
         column = indices.astype(np.int64)
         keys = column // part_size * n_windows
-        keys += position // cut.height
+        keys += position // height
         keys *= part_size
         keys += column % part_size
         del column
         perm = xp.argsort(keys, kind="stable")
         keys = keys[perm]
         words = (keys % part_size << ROW_BITS).astype(np.uint32)
-        words |= (position[perm] % cut.height).astype(np.uint32)
-        ptr = primitives.pointers(keys, cut.parts * n_windows, np.int64, step=part_size)
-        begins = primitives.offsets(-(-xp.diff(ptr) // cut.piece), np.int64)
+        words |= (position[perm] % height).astype(np.uint32)
+        ptr = primitives.pointers(keys, parts * n_windows, np.int64, step=part_size)
+        begins = primitives.offsets(-(-xp.diff(ptr) // piece), np.int64)
         n_pieces = int(begins[-1])  # synchronize!
         bucket = primitives.expand(begins, n_pieces)
-        first = ptr[bucket] + (xp.arange(n_pieces) - begins[bucket]) * cut.piece
+        first = ptr[bucket] + (xp.arange(n_pieces) - begins[bucket]) * piece
         pieces = xp.full((n_pieces + 1, 2), nnz, dtype)
         pieces[:-1, 0], pieces[:-1, 1] = first, bucket
     finish(indptr)  # synchronize!
@@ -112,6 +157,6 @@ def windows(indptr: Array, indices: Array, n_cols: int, cut: Cut, order: Array |
         order=order,
         words=words,
         perm=perm.astype(dtype, copy=False),
-        height=cut.height,
+        height=height,
         part_size=part_size,
     )

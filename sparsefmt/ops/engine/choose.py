@@ -109,7 +109,7 @@ def run(op: str | Op, A: Any, *args: Any, **options: Any) -> Any:
     if asked is not None:
         asked.append(_explained(op, A, *args, **options))
         return options.get("out")
-    for kernel in op.candidates[_place_of(A)]:
+    for kernel in op.candidates[_place_of(A, *args)]:
         if kernel.refuses is None or not kernel.refuses(A, *args, **options):
             try:
                 found = kernel.run(A, *args, **options)
@@ -117,18 +117,23 @@ def run(op: str | Op, A: Any, *args: Any, **options: Any) -> Any:
             except OutOfMemoryError:
                 raise
             except MemoryError as error:
-                raise out_of_memory(f"{op.name} by {kernel.name}", error) from error
+                raise out_of_memory(f"{op.title} by {kernel.name}", error) from error
     explained = _explained(op, A, *args, **options)
-    raise UnsupportedError(f"no kernel can run this {op.name}.\n{explained}")
+    raise UnsupportedError(f"no kernel can run this {op.title}.\n{explained}")
 
 
-def _place_of(A: Any) -> tuple[str, bool]:
-    """Format of a matrix and whether it is on a GPU, as is every ``Structure``."""
+def _place_of(A: Any, *args: Any) -> tuple[str, bool]:
+    """Format of a matrix and whether it is on a GPU, as is every ``Structure``.
+
+    Features alone, without a matrix, go as those of a CSR.
+    """
+    if A is None:
+        return "csr", type(args[0]) is not np.ndarray
     return A.format, type(A) is Structure or is_cupy(A._indices)
 
 
 def _explained(op: Op, A: Any, *args: Any, **options: Any) -> Explanation:
-    format, on_gpu = _place_of(A)
+    format, on_gpu = _place_of(A, *args)
     chosen: Any = None
     rejected: list[tuple[Any, str]] = []
     for kernel in op.kernels:
@@ -143,7 +148,7 @@ def _explained(op: Op, A: Any, *args: Any, **options: Any) -> Explanation:
             rejected.append((kernel, "; ".join(reasons) or "comes later in the order of choice"))
         else:
             chosen = kernel
-    return Explanation(op.name, chosen, tuple(rejected))
+    return Explanation(op.title, chosen, tuple(rejected))
 
 
 def convert_to_csr(op: str) -> table.Kernel:
@@ -189,8 +194,6 @@ def _operations() -> dict[str, Callable[..., Any]]:
     """Every operation that chooses among kernels; they register theirs when they are imported."""
     from ..attention import gat as attention_gat
     from ..attention import pairwise as attention_pairwise
-    from ..cbsr import api as cbsr_api
-    from ..cbsr import gradients as cbsr_gradients
     from ..gcn import api as gcn_api
     from ..matmul import aggregation, extrema
     from ..matmul import api as matmul_api
@@ -201,9 +204,6 @@ def _operations() -> dict[str, Callable[..., Any]]:
         aggregation.aggregate_backward,
         matmul_api.spmm,
         sampling_api.spmm_sampled,
-        cbsr_api.spgemm,
-        cbsr_gradients.sspmm,
-        cbsr_gradients.sddmm_cbsr,
         extrema.spmm_arg,
         extrema.spmm_arg_backward,
         gcn_api.gcn_norm,

@@ -6,10 +6,6 @@ from itertools import product
 from ...formats.arrays import VALUE_DTYPES
 from ..attention import cuda_gat as attention_cuda_gat
 from ..attention import pairwise_shape as attention_pairwise_shape
-from ..cbsr.cuda import DOTS, DOTS_SCALAR, FEW, GENERAL, MANY, MANY_HALVES, SCALAR
-from ..cbsr.cuda_dense import COLUMNS, VALUES
-from ..cbsr.cuda_maxk import SHAPES, instantiation
-from ..cbsr.cuda_sspmm import GENERAL_LANES, LANES, SCALAR_LANES
 from ..engine.launch import ITEMSIZE
 from ..matmul import cuda_aggregate as matmul_cuda_aggregate
 from ..matmul.cuda import (
@@ -58,40 +54,12 @@ def _declare() -> None:
         scattering = [(4, wide), (8, wide), (8, 1), (32, 1)] + [(16, wide // 2)] * (wide > 2)
         names = [("spmm_coo_atomic", shape) for shape in scattering]
         jit.declare("matmul/spmm.cu", *(jit.expression(name, types, rest) for name, rest in names))
-    maxk = (instantiation(dtype, *shape) for dtype in VALUE_DTYPES for shape in SHAPES)
-    jit.declare("cbsr/maxk.cu", *(jit.expression("maxk_rows", *one) for one in maxk))
-    _declare_cbsr()
     _declare_aggregate()
     _declare_norm()
     _declare_attend()
     _declare_gat()
     _declare_sampled()
     _declare_tiles()
-    moved = list(product(VALUES.values(), COLUMNS.values()))
-    for name in ("cbsr_to_dense", "dense_to_cbsr"):
-        jit.declare("cbsr/dense.cu", *(jit.expression(name, types, ()) for types in moved))
-
-
-def _declare_cbsr() -> None:
-    for dtype, index, column in product(VALUE_DTYPES, _INDEX, COLUMNS.values()):
-        types, narrow = (dtype, index, column), column == "uint8"
-        tuned = narrow and dtype != "float64"
-        many = MANY if dtype == "float32" else MANY_HALVES
-        ways = {*many.values(), *FEW.values(), SCALAR} if tuned else {GENERAL, SCALAR}
-        gathers = {(one.lanes, one.places, one.vector, one.batch) for one in ways}
-        names = (jit.expression("spgemm_csr_cbsr", types, rest) for rest in gathers)
-        jit.declare("cbsr/spgemm.cu", *names)
-        room = {"uint8": (1,), "uint16": (0, 1), "int32": (0,)}[column]
-        dots = [(w.lanes, w.places, w.batch, on) for w, on in product((DOTS, DOTS_SCALAR), room)]
-        names = (jit.expression("sddmm_csr_cbsr", types, rest) for rest in dots)
-        jit.declare("cbsr/sddmm.cu", *names)
-        if column != "int32" or ITEMSIZE[dtype] == 2:  # else no row fits on chip
-            fours = {GENERAL_LANES} | ({*LANES.values()} if tuned else set())
-            shapes = [(SCALAR_LANES, 1), *((lanes, 4) for lanes in sorted(fours))]
-            names = (jit.expression("sspmm_csr_windows", types, rest) for rest in shapes)
-            jit.declare("cbsr/sspmm.cu", *names)
-    short = (jit.expression("narrowed", (dtype,), ()) for dtype in ("float16", "bfloat16"))
-    jit.declare("cbsr/sspmm.cu", *short)
 
 
 def _declare_norm() -> None:
@@ -178,7 +146,7 @@ def _declare_tiles() -> None:
 
 
 #: Modules below ``ops`` that say themselves what they may launch.
-MODULES = ("edges.cuda",)
+MODULES = ("edges.cuda", "cbsr.cuda", "cbsr.cuda_sspmm")
 
 _declare()
 for _module in MODULES:
