@@ -1,5 +1,7 @@
 """The library ops under ``torch.library.opcheck`` and ``torch.compile``; ``Graph`` as a pytree."""
 
+from importlib import import_module
+
 import numpy as np
 import pytest
 
@@ -11,11 +13,14 @@ from torch.utils import _pytree as pytree  # noqa: E402
 
 from sparsefmt import COO, Graph, UnsupportedError  # noqa: E402
 from sparsefmt.autograd import edge_softmax, edge_values, maxk, maxk_aggregate, prepare, sddmm, spmm  # noqa: E402
+from sparsefmt.ops.engine.table import Op  # noqa: E402
 
 # torch's tracer itself instantiates the class that it warns of.
 pytestmark = pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 OPS = torch.ops.sparsefmt
 REDUCTIONS = ("sum", "mean", "max", "min")
+#: Whose ops are tried here; attention, samples and norms have tests of their own.
+ROOMS = ("edges.api", "cbsr.maxk", "cbsr.api", "cbsr.gradients")
 
 
 @pytest.fixture(autouse=True)
@@ -88,7 +93,9 @@ def test_ops_called_directly_obey_autocast(device):
 def _names():
     from sparsefmt.autograd import bridge
 
-    return {one.split("(")[0] for one in bridge._SCHEMAS + bridge._FEATURE_SCHEMAS}
+    rooms = (import_module(f"sparsefmt.ops.{name}") for name in ROOMS)
+    rows = {one.name for room in rooms for one in vars(room).values() if isinstance(one, Op)}
+    return rows | {one.split("(")[0] for one in bridge._SCHEMAS}
 
 
 def gradients(function, *inputs):

@@ -13,10 +13,26 @@ from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 from torch.fx.experimental.proxy_tensor import make_fx  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
-from sparsefmt.autograd import bridge, edge_softmax, maxk, maxk_aggregate, sddmm, spmm  # noqa: E402
+from sparsefmt.autograd import (  # noqa: E402
+    bridge,
+    edge_softmax,
+    gradients,
+    maxk,
+    maxk_aggregate,
+    row_balanced,
+    sddmm,
+    softmax,
+    spmm,
+)
+from sparsefmt.autograd._library import LibraryOp  # noqa: E402
 from sparsefmt.autograd.structure import side_of  # noqa: E402
 
-OPS = [op for op in vars(bridge).values() if isinstance(op, (bridge.Op, bridge.FeatureOp))]
+OPS = [
+    op
+    for module in (bridge, gradients, row_balanced, softmax)
+    for op in vars(module).values()
+    if isinstance(op, (bridge.Op, LibraryOp))
+]
 
 
 class Seen(TorchDispatchMode):

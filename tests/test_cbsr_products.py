@@ -27,8 +27,8 @@ from op_cases import (
 
 import sparsefmt
 from sparsefmt import DeviceError, DtypeError, FormatError, ShapeError, UnsupportedError, ops
-from sparsefmt.formats.windows import Cut
 from sparsefmt.ops.cbsr import cuda_sspmm as cbsr_cuda_sspmm
+from sparsefmt.ops.cbsr.windows import WindowSizes
 from sparsefmt.ops.matmul.oracle import (
     sddmm_cbsr_bound,
     sddmm_cbsr_oracle,
@@ -320,10 +320,10 @@ def test_rows_go_in_any_order(xp):
 @pytest.mark.parametrize(
     ("feat", "k"), [(40, 8), (40, 16), (40, 7), (256, 64), (256, 100), (300, 8)]
 )
-@pytest.mark.parametrize("cut", [Cut(1, 1, 1), Cut(5, 3, 40), Cut(50, 2, 2**15)], ids=str)
-def test_windows_of_any_cut(monkeypatch, dtype, feat, k, cut):
+@pytest.mark.parametrize("sizes", [(1, 1, 1), (5, 3, 40), (50, 2, 2**15)], ids=str)
+def test_windows_of_any_size(monkeypatch, dtype, feat, k, sizes):
     cupy = pytest.importorskip("cupy")
-    monkeypatch.setattr(cbsr_cuda_sspmm, "cut", lambda *_, **__: cut)
+    monkeypatch.setattr(cbsr_cuda_sspmm, "window_sizes", lambda *_, **__: WindowSizes(*sizes))
     for index_dtype in INDEX_DTYPES:
         A = matrix("power law", dtype, index_dtype).tocsr()
         check_backward(cupy, A, balanced(A.n_cols, feat, k, dtype))

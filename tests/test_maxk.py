@@ -8,7 +8,7 @@ from op_cases import DTYPES, far_apart, name_of
 
 import sparsefmt
 from sparsefmt.ops import maxk
-from sparsefmt.ops.cbsr import maxk as cbsr_maxk
+from sparsefmt.ops.cbsr.cuda import INFINITY, columns_by_sorting
 from sparsefmt.testing import value_dtypes
 
 #: Around what a team of threads holds on a GPU, and what a word of columns holds on a CPU.
@@ -172,10 +172,10 @@ def test_columns_take_the_smallest_dtype(xp, shape):
 def test_the_sort_of_rows_too_wide_for_the_kernels_agrees(xp, dtype):
     for kind in KINDS:
         X = rows(kind, 5, 70, dtype)
-        S = sparsefmt.CBSR._trusted(
-            indices=xp.empty((5, 9), np.uint8), data=xp.empty((5, 9), dtype), shape=X.shape
-        )
-        cbsr_maxk._sort(xp.asarray(X), S.indices, S.data)
+        there = xp.asarray(X)
+        columns = columns_by_sorting(integers(there), INFINITY[np.dtype(dtype).name], 9)
+        data = xp.take_along_axis(integers(there), columns, axis=1).view(dtype)
+        S = sparsefmt.CBSR._trusted(indices=columns.astype(np.uint8), data=data, shape=X.shape)
         assert_largest(S, X, 9)
 
 

@@ -1,9 +1,6 @@
 """What the kernels of both devices ask of their arguments' memory."""
 
-import torch
 from torch import Tensor
-
-from ..formats.cbsr import column_dtype
 
 
 def rows_apart(x: Tensor) -> Tensor:
@@ -25,10 +22,3 @@ def factors(
     r = like.new_ones(n_rows, 1) if row_scale is None else row_scale[:, None].to(like.dtype)
     c = like.new_ones(n_cols, 1) if col_scale is None else col_scale[:, None].to(like.dtype)
     return r, c
-
-
-def balanced(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Memory for the columns and the values of ``k`` features of each row, as in a CBSR."""
-    columns: torch.dtype = getattr(torch, column_dtype(x.shape[1]).name)
-    shape = x.shape[0], k
-    return x.new_empty(shape, dtype=columns), x.new_empty(shape)

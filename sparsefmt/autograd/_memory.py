@@ -79,6 +79,10 @@ class TorchMemory:
         """Torch's dispatcher does not switch devices for a Python kernel."""
         return HERE if a.get_device() == _current_device() else torch.cuda.device(a.device)
 
+    def deterministic(self) -> bool:
+        """Whether torch is in deterministic mode."""
+        return torch.are_deterministic_algorithms_enabled()
+
 
 for _kind in (Tensor, Parameter):
     register_memory(_kind, TorchMemory())

@@ -5,12 +5,9 @@ An op takes flat tensors and checks nothing: ``functions`` checks what users giv
 ``CSR.chunks`` on a GPU.  Edge values are in the order of the graph's CSR; ``perm`` tells, for each
 entry of a transposed structure, its number in that order, so that no permuted copy is made.
 ``aggregate_backward`` takes the structure of the transpose, and the scales of the graph.
-Row-balanced features are ``columns`` and ``kept``, both (n_rows, k); ``sspmm`` takes the structure
-of the transpose and the scales of the graph, ``sspmm_outer`` the structure of the graph itself.
-Tiles and windows are no arguments: kernels find them by the place of the structure (``_kept``).
-Every op but ``sspmm_outer``, whose CUDA kernel adds up by atomics, is deterministic: each output is
-written by one thread group, in a fixed order of entries.  The ops of attention are in
-``bridge_attention``.
+Tiles are no arguments: kernels find them by the place of the structure (``_kept``).  Every op is
+deterministic: each output is written by one thread group, in a fixed order of entries.  The ops of
+attention are in ``bridge_attention``.
 """
 
 from collections.abc import Mapping
@@ -20,12 +17,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import _cpu, _cuda, _cuda_aggregate, _cuda_cbsr
-from ._layout import balanced
+from . import _cpu, _cuda, _cuda_aggregate
 from ._library import autocast_dtype, cast, define, define_autocast, needs_no_dispatcher, unwatched
 from .structure import Side
 
-_ON_CUDA = vars(_cuda) | vars(_cuda_cbsr) | vars(_cuda_aggregate)
+_ON_CUDA = vars(_cuda) | vars(_cuda_aggregate)
 
 _STRUCTURE = "Tensor indptr, Tensor indices, SymInt n_cols, Tensor[] plan"
 _SCALES = "Tensor? row_scale, Tensor? col_scale"
@@ -37,18 +33,6 @@ _SCHEMAS = (
     f"spmm_arg_da({_STRUCTURE}, Tensor x, Tensor grad, Tensor arg, {_SCALES}) -> Tensor",
     f"aggregate_backward({_STRUCTURE}, Tensor x, Tensor grad, Tensor? values, Tensor? perm, "
     f"{_SCALES}) -> (Tensor, Tensor)",
-    f"spgemm({_STRUCTURE}, Tensor columns, Tensor kept, SymInt feat, Tensor? values, {_SCALES}, "
-    "str reduce) -> Tensor",
-    f"sspmm({_STRUCTURE}, Tensor columns, Tensor grad, Tensor? values, Tensor perm, {_SCALES}) "
-    "-> Tensor",
-    f"sspmm_outer({_STRUCTURE}, Tensor columns, Tensor grad, Tensor? values, {_SCALES}) -> Tensor",
-    f"sddmm_cbsr({_STRUCTURE}, Tensor x, Tensor columns, Tensor kept, {_SCALES}) -> Tensor",
-)
-#: Of features alone, without a structure.
-_FEATURE_SCHEMAS = (
-    "maxk(Tensor x, SymInt k) -> (Tensor, Tensor)",
-    "cbsr_to_dense(Tensor columns, Tensor kept, SymInt feat) -> Tensor",
-    "dense_to_cbsr(Tensor x, Tensor columns) -> Tensor",
 )
 
 # The shapes of results, for torch.compile
@@ -101,64 +85,17 @@ def _aggregate_backward_fake(
     return _rows_of(indptr, x), x.new_empty(indices.shape)
 
 
-def _like_last(*args: Any) -> Any:
-    return args[-1].new_empty(args[-1].shape)
-
-
-def _spgemm_fake(
-    indptr: Tensor,
-    indices: Tensor,
-    n_cols: int,
-    plan: list[Tensor],
-    columns: Tensor,
-    kept: Tensor,
-    feat: int,
-    *_: Any,
-) -> Any:
-    return kept.new_empty((indptr.shape[0] - 1, feat))
-
-
-def _sspmm_fake(
-    indptr: Tensor,
-    indices: Tensor,
-    n_cols: int,
-    plan: list[Tensor],
-    columns: Tensor,
-    grad: Tensor,
-    *_: Any,
-) -> Any:
-    return grad.new_empty(columns.shape)
-
-
-def _cbsr_to_dense_fake(columns: Tensor, kept: Tensor, feat: int) -> Any:
-    return kept.new_empty((kept.shape[0], feat))
-
-
-def _dense_to_cbsr_fake(x: Tensor, columns: Tensor) -> Any:
-    return x.new_empty(columns.shape)
-
-
 _FAKES: dict[str, Any] = {
     "spmm": _spmm_fake,
     "spmm_arg": _spmm_arg_fake,
     "spmm_arg_dx": _spmm_arg_dx_fake,
     "spmm_arg_da": _one_per_entry,
     "aggregate_backward": _aggregate_backward_fake,
-    "spgemm": _spgemm_fake,
-    "sspmm": _sspmm_fake,
-    "sspmm_outer": _sspmm_fake,
-    "sddmm_cbsr": _one_per_entry,
-    "maxk": balanced,
-    "cbsr_to_dense": _cbsr_to_dense_fake,
-    "dense_to_cbsr": _dense_to_cbsr_fake,
 }
 
 # Autocast: products in the autocast dtype, softmax in float32; float64 stays, as in torch
 
-_TO_AUTOCAST_DTYPE = (
-    *("spmm", "spmm_arg"),
-    *("spgemm", "sspmm", "sspmm_outer", "sddmm_cbsr"),
-)
+_TO_AUTOCAST_DTYPE = ("spmm", "spmm_arg")
 
 
 def _autocast(op: Any, kind: str, *, narrow: bool) -> Any:
@@ -171,14 +108,9 @@ def _autocast(op: Any, kind: str, *, narrow: bool) -> Any:
 
 
 def _register() -> None:
-    for schema in _SCHEMAS + _FEATURE_SCHEMAS:
+    for schema in _SCHEMAS:
         name = schema.split("(")[0]
-        kernel = _ON_CUDA[name]
-        if name == "sspmm_outer":
-            kernel = _cuda_cbsr.without_plan(kernel)
-        elif schema in _SCHEMAS:
-            kernel = _cuda.of_tensors(kernel)
-        define(schema, getattr(_cpu, name), kernel, _FAKES[name])
+        define(schema, getattr(_cpu, name), _cuda.of_tensors(_ON_CUDA[name]), _FAKES[name])
     for name in _TO_AUTOCAST_DTYPE:
         define_autocast(name, partial(_autocast, narrow=True))
 
@@ -210,17 +142,6 @@ class Op(_Ways):
         return self.library(side.indptr, side.indices, side.n_cols, side.plan, *args)
 
 
-class OuterOp(Op):
-    """``sspmm_outer``, whose kernel asks for windows by the tensors of its structure."""
-
-    def __call__(self, side: Side, *args: Any) -> Any:
-        """By the short way where nothing can tell."""
-        structure = side.indptr, side.indices, side.n_cols
-        if needs_no_dispatcher(side, args):
-            return self.kernel(*structure, *args)
-        return self.library(*structure, side.plan, *args)
-
-
 class FeatureOp(_Ways):
     """A library op of features alone."""
 
@@ -236,10 +157,3 @@ SPMM_ARG = Op("spmm_arg")
 SPMM_ARG_DX = Op("spmm_arg_dx")
 SPMM_ARG_DA = Op("spmm_arg_da")
 AGGREGATE_BACKWARD = Op("aggregate_backward")
-SPGEMM = Op("spgemm")
-SSPMM = Op("sspmm")
-SSPMM_OUTER = OuterOp("sspmm_outer")
-SDDMM_CBSR = Op("sddmm_cbsr")
-MAXK = FeatureOp("maxk")
-CBSR_TO_DENSE = FeatureOp("cbsr_to_dense")
-DENSE_TO_CBSR = FeatureOp("dense_to_cbsr")

@@ -1,8 +1,9 @@
-"""``torch.autograd.Function``s of MaxK, and of the products with the features that it keeps.
+"""``torch.autograd.Function``s of MaxK, and of the products with the features that it chooses.
 
-Those are ``columns``, which have no gradient, and ``kept``, both (n, k).  With the columns fixed,
-``sum_e r[i] a[e] c[j] <grad[i], kept[j]>`` is linear in each factor, and its gradient in any of
-them is again one of the functions here: all can be differentiated any number of times.
+Those are ``columns``, which have no gradient, and ``data``, both (n, k), as in a CBSR.  With the
+columns fixed, ``sum_e r[i] a[e] c[j] <grad[i], data[j]>`` is linear in each factor, and its
+gradient in any of them is again one of the functions here: all can be differentiated any number of
+times.
 """
 
 from functools import partial
@@ -12,17 +13,25 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from . import bridge
+from ._library import LibraryOp
 from ._recording import apart, recorded
 from .gradients import factor_gradients, restored, scaled
 from .structure import GraphLike, side_of
+
+MAXK = LibraryOp("maxk")
+CBSR_TO_DENSE = LibraryOp("cbsr_to_dense")
+DENSE_TO_CBSR = LibraryOp("dense_to_cbsr")
+SPGEMM = LibraryOp("spgemm")
+SSPMM = LibraryOp("sspmm")
+SSPMM_OUTER = LibraryOp("sspmm_outer")
+SDDMM_CBSR = LibraryOp("sddmm_cbsr")
 
 
 def maxk(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """Columns and values of the ``k`` largest of each row; nothing is checked."""
     found: tuple[Tensor, Tensor]
     if not recorded(x):
-        found = bridge.MAXK(x, k)
+        found = MAXK(x, k)
         return found
     found = _Maxk.apply(x, k)  # type: ignore[no-untyped-call]
     return found
@@ -31,12 +40,12 @@ def maxk(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
 class _Maxk(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, k: int) -> tuple[Tensor, Tensor]:
-        columns, kept = bridge.MAXK(x, k)
+        columns, data = MAXK(x, k)
         ctx.mark_non_differentiable(columns)
         ctx.set_materialize_grads(False)  # of the columns
         ctx.save_for_backward(columns)
         ctx.feat = x.shape[1]
-        return columns, kept
+        return columns, data
 
     @staticmethod
     def backward(ctx: Any, _: None, grad: Tensor | None) -> tuple[Tensor | None, ...]:
@@ -44,21 +53,21 @@ class _Maxk(Function):
         return None if grad is None else to_dense(columns, grad, ctx.feat), None
 
 
-def to_dense(columns: Tensor, kept: Tensor, feat: int) -> Tensor:
-    """(n, feat) with zeros where nothing was kept."""
+def to_dense(columns: Tensor, data: Tensor, feat: int) -> Tensor:
+    """(n, feat) with zeros at the columns that were not chosen."""
     found: Tensor
-    if not recorded(kept):
-        found = bridge.CBSR_TO_DENSE(columns, kept, feat)
+    if not recorded(data):
+        found = CBSR_TO_DENSE(columns, data, feat)
         return found
-    found = _ToDense.apply(kept, columns, feat)  # type: ignore[no-untyped-call]
+    found = _ToDense.apply(data, columns, feat)  # type: ignore[no-untyped-call]
     return found
 
 
 class _ToDense(Function):
     @staticmethod
-    def forward(ctx: Any, kept: Tensor, columns: Tensor, feat: int) -> Tensor:
+    def forward(ctx: Any, data: Tensor, columns: Tensor, feat: int) -> Tensor:
         ctx.save_for_backward(columns)
-        found: Tensor = bridge.CBSR_TO_DENSE(columns, kept, feat)
+        found: Tensor = CBSR_TO_DENSE(columns, data, feat)
         return found
 
     @staticmethod
@@ -71,7 +80,7 @@ def from_dense(x: Tensor, columns: Tensor) -> Tensor:
     """(n, k) what ``x`` of (n, feat) holds at the columns."""
     found: Tensor
     if not recorded(x):
-        found = bridge.DENSE_TO_CBSR(x, columns)
+        found = DENSE_TO_CBSR(x, columns)
         return found
     found = _FromDense.apply(x, columns)  # type: ignore[no-untyped-call]
     return found
@@ -82,7 +91,7 @@ class _FromDense(Function):
     def forward(ctx: Any, x: Tensor, columns: Tensor) -> Tensor:
         ctx.save_for_backward(columns)
         ctx.feat = x.shape[1]
-        found: Tensor = bridge.DENSE_TO_CBSR(x, columns)
+        found: Tensor = DENSE_TO_CBSR(x, columns)
         return found
 
     @staticmethod
@@ -94,23 +103,23 @@ class _FromDense(Function):
 def spgemm(
     graph: GraphLike,
     columns: Tensor,
-    kept: Tensor,
+    data: Tensor,
     feat: int,
     values: Tensor | None,
     row_scale: Tensor | None,
     col_scale: Tensor | None,
     reduce: str = "sum",
 ) -> Tensor:
-    """(n_rows, feat) the product of the graph with what was kept; nothing is checked."""
-    inputs = kept, values, row_scale, col_scale
+    """(n_rows, feat) the product of the graph with row-balanced features; nothing is checked."""
+    inputs = data, values, row_scale, col_scale
     if not recorded(*inputs):
-        return _spgemm(graph, columns, kept, feat, values, row_scale, col_scale, reduce)
+        return _spgemm(graph, columns, data, feat, values, row_scale, col_scale, reduce)
     found: Tensor = _Spgemm.apply(*apart(*inputs), columns, feat, graph, reduce)  # type: ignore[no-untyped-call]
     return found
 
 
 def _spgemm(graph: GraphLike, *args: Any) -> Tensor:
-    out: Tensor = bridge.SPGEMM(side_of(graph, False), *args)
+    out: Tensor = SPGEMM(side_of(graph, False), *args)
     return out
 
 
@@ -118,7 +127,7 @@ class _Spgemm(Function):
     @staticmethod
     def forward(
         ctx: Any,
-        kept: Tensor,
+        data: Tensor,
         values: Tensor | None,
         row_scale: Tensor | None,
         col_scale: Tensor | None,
@@ -127,21 +136,21 @@ class _Spgemm(Function):
         graph: GraphLike,
         reduce: str,
     ) -> Tensor:
-        factors = any(ctx.needs_input_grad[1:4])  # only their gradients read what was kept
-        saved = kept if factors else None, values, row_scale, col_scale
+        factors = any(ctx.needs_input_grad[1:4])  # only their gradients read it
+        saved = data if factors else None, values, row_scale, col_scale
         ctx.save_for_backward(*saved, columns)
         ctx.graph, ctx.reduce = graph, reduce
-        return _spgemm(graph, columns, kept, feat, values, row_scale, col_scale, reduce)
+        return _spgemm(graph, columns, data, feat, values, row_scale, col_scale, reduce)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         graph, needs = ctx.graph, ctx.needs_input_grad
         *saved, columns = ctx.saved_tensors
-        kept, grad, factors = restored(ctx, saved, grad, side_of(graph, False))
+        data, grad, factors = restored(ctx, saved, grad, side_of(graph, False))
         dkept = None
         if needs[0]:
             dkept = sspmm(graph, columns, grad, factors.values, factors.rows, factors.cols)
-        products = partial(sddmm_cbsr, graph, grad, columns, kept)
+        products = partial(sddmm_cbsr, graph, grad, columns, data)
         others = factor_gradients(graph, False, needs[1:4], products, factors)
         return dkept, *others, None, None, None, None
 
@@ -170,10 +179,10 @@ def _sspmm(
 ) -> Tensor:
     out: Tensor
     if grad.is_cuda and not torch.are_deterministic_algorithms_enabled():
-        out = bridge.SSPMM_OUTER(side_of(graph, False), columns, grad, values, *scales)
+        out = SSPMM_OUTER(side_of(graph, False), columns, grad, values, *scales)
         return out
     side = side_of(graph, True)
-    out = bridge.SSPMM(side, columns, grad, values, side.perm, *scales)
+    out = SSPMM(side, columns, grad, values, side.perm, *scales)
     return out
 
 
@@ -195,14 +204,14 @@ class _Sspmm(Function):
         return _sspmm(graph, columns, grad, values, row_scale, col_scale)
 
     @staticmethod
-    def backward(ctx: Any, kept: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, data: Tensor) -> tuple[Tensor | None, ...]:
         graph, needs = ctx.graph, ctx.needs_input_grad
         *saved, columns = ctx.saved_tensors
-        x, kept, factors = restored(ctx, saved, kept, side_of(graph, False))
+        x, data, factors = restored(ctx, saved, data, side_of(graph, False))
         dgrad = None
         if needs[0]:
-            dgrad = spgemm(graph, columns, kept, ctx.feat, *factors[:3])
-        products = partial(sddmm_cbsr, graph, x, columns, kept)
+            dgrad = spgemm(graph, columns, data, ctx.feat, *factors[:3])
+        products = partial(sddmm_cbsr, graph, x, columns, data)
         others = factor_gradients(graph, False, needs[1:4], products, factors)
         return dgrad, *others, None, None
 
@@ -211,22 +220,22 @@ def sddmm_cbsr(
     graph: GraphLike,
     x: Tensor,
     columns: Tensor,
-    kept: Tensor,
+    data: Tensor,
     row_scale: Tensor | None = None,
     col_scale: Tensor | None = None,
 ) -> Tensor:
-    """(nnz,) ``r[i] c[j] sum_t x[i, columns[j, t]] kept[j, t]``; nothing is checked."""
+    """(nnz,) ``r[i] c[j] sum_t x[i, columns[j, t]] data[j, t]``; nothing is checked."""
     if recorded(row_scale, col_scale):
-        return scaled(graph, False, sddmm_cbsr(graph, x, columns, kept), row_scale, col_scale)
-    if not recorded(x, kept):
-        return _sddmm_cbsr(graph, x, columns, kept, row_scale, col_scale)
-    inputs = apart(x, kept, row_scale, col_scale)
+        return scaled(graph, False, sddmm_cbsr(graph, x, columns, data), row_scale, col_scale)
+    if not recorded(x, data):
+        return _sddmm_cbsr(graph, x, columns, data, row_scale, col_scale)
+    inputs = apart(x, data, row_scale, col_scale)
     found: Tensor = _SddmmCbsr.apply(*inputs, columns, graph)  # type: ignore[no-untyped-call]
     return found
 
 
 def _sddmm_cbsr(graph: GraphLike, *args: Any) -> Tensor:
-    out: Tensor = bridge.SDDMM_CBSR(side_of(graph, False), *args)
+    out: Tensor = SDDMM_CBSR(side_of(graph, False), *args)
     return out
 
 
@@ -235,24 +244,24 @@ class _SddmmCbsr(Function):
     def forward(
         ctx: Any,
         x: Tensor,
-        kept: Tensor,
+        data: Tensor,
         row_scale: Tensor | None,
         col_scale: Tensor | None,
         columns: Tensor,
         graph: GraphLike,
     ) -> Tensor:
         needs = ctx.needs_input_grad
-        saved = x if needs[1] else None, kept if needs[0] else None
+        saved = x if needs[1] else None, data if needs[0] else None
         ctx.save_for_backward(*saved, row_scale, col_scale, columns)
         ctx.graph, ctx.feat = graph, x.shape[1]
-        return _sddmm_cbsr(graph, x, columns, kept, row_scale, col_scale)
+        return _sddmm_cbsr(graph, x, columns, data, row_scale, col_scale)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, kept, *scales, columns = ctx.saved_tensors
+        x, data, *scales, columns = ctx.saved_tensors
         dx = dkept = None
         if ctx.needs_input_grad[0]:
-            dx = spgemm(ctx.graph, columns, kept, ctx.feat, grad, *scales)
+            dx = spgemm(ctx.graph, columns, data, ctx.feat, grad, *scales)
         if ctx.needs_input_grad[1]:
             dkept = sspmm(ctx.graph, columns, x, grad, *scales)
         return dx, dkept, None, None, None, None

@@ -17,10 +17,11 @@ from ..formats.sgt import check_tile
 from ..graph import Graph
 from ..interop.torch import from_tensor, to_tensor
 from ..ops.cbsr.gradients import checked_order
+from ..ops.cbsr.windows import prepare_order
 from ..ops.engine.structure import Structure
 from ..ops.matmul import cuda as matmul_cuda
 from ..reorder import Order
-from . import _kept, _tiles, _windows
+from . import _kept, _tiles
 from ._kept import Kept
 
 #: What the functions take: a graph, or its tensors where a transformation has replaced them.
@@ -201,7 +202,7 @@ def prepare(
         order = checked_order(order, graph.csr)
         kept = side_of(graph, False).shared
         if kept is not None:
-            _windows.order_rows(kept, order)
+            prepare_order(kept.csr, order)
     if shape is not None:
         _prepare_tiles(graph, shape, transposed, costs)
 

@@ -1,16 +1,34 @@
 """CSR and CSC: one implementation, the axis swapped."""
 
+from collections.abc import Callable
 from dataclasses import InitVar, dataclass, field
-from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
+from threading import RLock
+from typing import Any, ClassVar, Self, TypeVar, cast
 
-from . import checks, windows
+from . import checks
 from . import chunks as formats_chunks
 from .arrays import Array, on_device_of
 from .base import Format, FormatName, Level
 
-if TYPE_CHECKING:
-    from ..reorder import Order
+Part = TypeVar("Part")
+
+
+class Built:
+    """What is built of one structure, each part once; thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock, self._parts = RLock(), dict[str, Any]()
+
+    def ask(self, name: str, build: Callable[[], Part]) -> Part:
+        """The part of that name, built if nobody has asked for it before."""
+        found: Part | None = self._parts.get(name)
+        if found is not None:
+            return found
+        with self._lock:
+            if name not in self._parts:
+                self._parts[name] = build()
+            built: Part = self._parts[name]
+            return built
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -68,12 +86,13 @@ class Compressed(Format):
             object.__setattr__(self, "_chunks", found)
         return cast(formats_chunks.Chunks, found)
 
-    def _kept_windows(self) -> windows.Kept:
-        kept: windows.Kept = self.__dict__.setdefault("_windows", windows.Kept())
-        return kept
+    def _built(self) -> Built:
+        """What kernels need of the structure beside its arrays; shared as ``chunks`` are."""
+        found: Built | None = self.__dict__.get("_parts")
+        return self.__dict__.setdefault("_parts", Built()) if found is None else found
 
     def _replace(self, **changes: Any) -> Self:
-        self._kept_windows()  # what has the same structure shares them
+        self._built()  # what has the same structure shares it
         return super()._replace(**changes)
 
     def sorted_indices(self) -> Self:
@@ -122,19 +141,10 @@ class CSR(Compressed):
     format: ClassVar[FormatName] = "csr"
     _major: ClassVar[int] = 0
 
-    def _windows_of(self, cut: windows.Cut, order: "Order | None") -> windows.Windows:
-        """The entries by windows of rows that fit on chip, in that order or by length.
-
-        Kept once built, for kernels on a GPU; shared by what ``with_data`` and ``T`` give.
-        """
-        rows = None if order is None else order.perm
-        made = partial(windows.windows, self.indptr, self.indices, self.n_cols, cut, rows)
-        return self._kept_windows().ask(cut, order, made)
-
     @property
     def T(self) -> "CSC":
         """The transpose as CSC; a view, nothing is copied."""
-        self._kept_windows()
+        self._built()
         return CSC._trusted(**{**self.__dict__, "shape": self.shape[::-1]})
 
 
@@ -165,5 +175,5 @@ class CSC(Compressed):
     @property
     def T(self) -> "CSR":
         """The transpose as CSR; a view, nothing is copied."""
-        self._kept_windows()
+        self._built()
         return CSR._trusted(**{**self.__dict__, "shape": self.shape[::-1]})

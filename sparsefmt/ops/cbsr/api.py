@@ -6,14 +6,15 @@ import numpy as np
 
 from ...errors import DtypeError, ShapeError
 from ...formats import checks
-from ...formats.arrays import Array, namespace
+from ...formats.arrays import Array
 from ...formats.base import Format
 from ...formats.cbsr import CBSR
-from ...formats.compressed import CSR
 from ..engine import checks as engine_checks
 from ..engine import choose
-from ..engine.choose import pointer
-from ..matmul.api import REDUCTIONS
+from ..engine.table import Kernel, Op, Price, deferred
+from . import cuda
+
+REDUCTIONS = ("sum", "mean")
 
 
 def spgemm(
@@ -75,16 +76,17 @@ def spgemm(
     MaxK-GNN (ASPLOS'24), section 4.1.
     """
     A = engine_checks.sparse("A", A)
-    engine_checks.choice("reduce", reduce, REDUCTIONS[:2])
+    engine_checks.choice("reduce", reduce, REDUCTIONS)
     S = balanced("S", S, A)
     if A.data is not None:
         engine_checks.same_dtype("S", S, "A", A)
     row_scale = factors("row_scale", row_scale, A, "rows", "S", S)
     col_scale = factors("col_scale", col_scale, A, "columns", "S", S)
-    inputs = [row_scale, col_scale, *S._arrays().values(), *A._arrays().values()]
-    out = engine_checks.output(out, shape=(A.n_rows, S.n_cols), like=S.data, inputs=inputs)
-    options = {"reduce": reduce, "row_scale": row_scale, "col_scale": col_scale}
-    return choose.run("spgemm", A, S, out=out, **options)
+    if out is not None:
+        inputs = [row_scale, col_scale, *S._arrays().values(), *A._arrays().values()]
+        engine_checks.output(out, shape=(A.n_rows, S.n_cols), like=S.data, inputs=inputs)
+    options = {"row_scale": row_scale, "col_scale": col_scale, "reduce": reduce, "out": out}
+    return choose.run(SPGEMM, A, S.indices, S.data, S.n_cols, values=A.data, **options)
 
 
 def balanced(name: str, S: object, A: Format, like: tuple[str, Array] | None = None) -> CBSR:
@@ -108,65 +110,41 @@ def balanced(name: str, S: object, A: Format, like: tuple[str, Array] | None = N
 def factors(
     name: str, value: Any, A: Format, axis: str, other_name: str, other: Any
 ) -> Array | None:
-    """Factors of the dtype of the features, or float32 beside 2-byte ones, as kernels take them."""
+    """Factors of the dtype of the features, or float32 beside 2-byte ones."""
     found = engine_checks.factors(name, value, A=A, axis=axis)
     if found is not None and not (other.dtype.itemsize == 2 and found.dtype == np.float32):
         engine_checks.same_dtype(name, found, other_name, other)
-    return engine_checks.factors(name, found, A=A, axis=axis, like=other)
+    return found
 
 
-# Launchers
+# The row of the table
 
 
-def _spgemm_gpu(
-    A: CSR, S: CBSR, *, out: Array, reduce: str, row_scale: Array | None, col_scale: Array | None
-) -> None:
-    from ..matmul import cuda as matmul_cuda
-    from . import cuda
-
-    structure, dtype = matmul_cuda.structure(A), str(S.dtype)
-    workspace = memory(cuda.spgemm_workspace(structure, dtype, S.n_cols), out)
-    cuda.spgemm(
-        structure,
-        dtype,
-        feat=S.n_cols,
-        k=S.k,
-        index_bytes=S.indices.itemsize,
-        indices=pointer(S.indices),
-        values=pointer(S.data),
-        data=pointer(A.data),
-        row_scale=pointer(row_scale),
-        col_scale=pointer(col_scale),
-        mean=reduce == "mean",
-        out=pointer(out),
-        workspace=pointer(workspace),
-        stream=matmul_cuda.stream(),
-    )
+def _rows(S: Any, columns: Any, data: Any, feat: Any, *_: Any) -> tuple[Any, ...]:
+    return (((S.n_rows, feat), data),)
 
 
-def _spgemm_numba(
-    A: CSR, S: CBSR, *, out: Array, reduce: str, row_scale: Array | None, col_scale: Array | None
-) -> None:
-    from ..engine import cpu
-
-    structure, features = (A.indptr, A.indices, A.data), (S.indices, S.data)
-    cpu.spgemm(*structure, *features, row_scale, col_scale, out, mean=reduce == "mean")
-
-
-def memory(size: int, like: Array) -> Array | None:
-    """So many bytes on the device of ``like``; None for none."""
-    return namespace(like).empty(size, np.uint8) if size else None
+def price_at_places(
+    S: Any, columns: Any, data: Any, feat: int, values: Any = None, *_: Any
+) -> Price:
+    """Every entry reads ``k`` columns and values; every row of the product is written."""
+    entries = S.nnz * columns.shape[1]
+    weights = 0 if values is None else S.nnz * data.itemsize
+    read = entries * (columns.itemsize + data.itemsize) + S.nnz * 4 + weights
+    return Price(read + S.n_rows * feat * data.itemsize, 2 * entries)
 
 
-def _rows() -> tuple[choose.Kernel, ...]:
-    gpu, cpu = (
-        choose.all_of(place, choose.is_format("csr")) for place in (choose.on_gpu, choose.on_cpu)
-    )
-    return (
-        choose.Kernel("spgemm", "spgemm_csr_cbsr", gpu, _spgemm_gpu),
-        choose.Kernel("spgemm", "spgemm_csr_cbsr_numba", cpu, _spgemm_numba),
-        choose.through_csr("spgemm"),
-    )
-
-
-choose.register(*_rows())
+SPGEMM = Op(
+    "spgemm",
+    "Tensor columns, Tensor kept, SymInt feat, Tensor? values, Tensor? row_scale, "
+    "Tensor? col_scale, str reduce",
+    results=_rows,
+    kernels=(
+        Kernel("spgemm_csr_cbsr", cuda.spgemm, ("csr",), "gpu"),
+        Kernel("spgemm_csr_cbsr_numba", deferred(f"{__package__}.cpu", "spgemm"), ("csr",), "cpu"),
+        choose.convert_to_csr("spgemm"),
+    ),
+    price=price_at_places,
+    narrowed=("*",),
+    functions=("spgemm",),
+)

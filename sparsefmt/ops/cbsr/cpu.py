@@ -1,7 +1,7 @@
-"""Compiled loops of the products with row-balanced features: ``k`` places of each row, scattered.
+"""MaxK and the products with row-balanced features on NumPy arrays: loops, and functions on them.
 
-``S`` is (columns, values, k) and ``places`` (columns, k), their arrays flat.  Offsets into features
-are unsigned, so that numba does not ask whether one counts from the end.
+In loops ``S`` is (columns, values, k) and ``places`` (columns, k), their arrays flat.  Offsets into
+features are unsigned, so that numba does not ask whether one counts from the end.
 """
 
 from typing import Any
@@ -9,9 +9,15 @@ from typing import Any
 import numba
 import numpy as np
 
+from ...formats.arrays import Array
+from ...formats.cbsr import column_dtype
+from ...formats.compressed import CSR
+from ..engine.checks import rows_in_place
+from ..engine.cpu import flat, packed, values_of, writing
 from ..engine.lanes import lanes, prefetch, width_of
 from ..engine.loops import AHEAD, NARROW, inlined, parallel, rows_of
 from ..matmul.cpu import weight_of
+from . import cpu_maxk
 
 #: May add in any order, always the same: 1.2x by vector gathers.
 reordered = numba.njit(forceinline=True, nogil=True, fastmath={"reassoc", "contract", "nsz"})
@@ -25,13 +31,19 @@ def _prefetch_row(a: Any, j: Any, k: Any) -> None:
 
 
 @inlined
-def _scaled_row(Y: Any, at: Any, feat: Any, divisor: Any, factor: Any) -> None:
+def scaled_row(Y: Any, at: Any, feat: Any, divisor: Any, factor: Any) -> None:
+    """Divide a row of sums, then multiply it."""
     for f in range(at, at + feat):
         Y[f] = Y[f] / divisor * factor
 
 
+_scaled_row = scaled_row  # for tiles, until they use the public name
+
+
 @parallel
-def spgemm(indptr: Any, A: Any, S: Any, scales: Any, Y: Any, mean: Any, pieces: Any) -> None:
+def products_of_rows(
+    indptr: Any, A: Any, S: Any, scales: Any, Y: Any, mean: Any, pieces: Any
+) -> None:
     """Sum or mean; ``A`` is (indices, data), ``Y`` (flat, feat): a row of it stays in the L1."""
     indices, data = A
     columns, values, k = S
@@ -54,11 +66,11 @@ def spgemm(indptr: Any, A: Any, S: Any, scales: Any, Y: Any, mean: Any, pieces: 
             if end > first and (mean or len(row_scale)):
                 divisor = values.dtype.type(end - first if mean else 1)
                 factor = row_scale[i] if len(row_scale) else one
-                _scaled_row(Y, at, np.uint64(feat), divisor, factor)
+                scaled_row(Y, at, np.uint64(feat), divisor, factor)
 
 
 @parallel
-def sspmm(
+def products_at_places(
     indptr: Any, T: Any, data: Any, places: Any, grad: Any, scales: Any, out: Any, pieces: Any
 ) -> None:
     """The transposed product at ``places`` only; ``T`` is (indices, perm) of the transpose."""
@@ -82,7 +94,7 @@ def sspmm(
                     prefetch(lanes(grad, NARROW, 0), grad, there + f)
                     out[t] += weight * grad[at + f]
             if len(col_scale) and indptr[j + 1] > indptr[j]:
-                _scaled_row(out, np.uint64(j * k), np.uint64(k), one, col_scale[j])
+                scaled_row(out, np.uint64(j * k), np.uint64(k), one, col_scale[j])
 
 
 @reordered
@@ -94,7 +106,7 @@ def _dot(X: Any, at: Any, columns: Any, values: Any, start: Any, stop: Any) -> A
 
 
 @parallel
-def sddmm(indptr: Any, indices: Any, X: Any, S: Any, out: Any, pieces: Any) -> None:
+def products_at_entries(indptr: Any, indices: Any, X: Any, S: Any, out: Any, pieces: Any) -> None:
     """``out[e] = <X[i], S[j]>``; ``X`` is (flat, row stride)."""
     columns, values, k = S
     X, stride = X
@@ -111,7 +123,7 @@ def sddmm(indptr: Any, indices: Any, X: Any, S: Any, out: Any, pieces: Any) -> N
 
 
 @parallel
-def to_dense(S: Any, Y: Any, n_rows: Any, pieces: Any) -> None:
+def scattered_rows(S: Any, Y: Any, n_rows: Any, pieces: Any) -> None:
     """What ``S`` stores, and 0 elsewhere; ``Y`` is (flat, feat)."""
     columns, values, k = S
     Y, feat = Y
@@ -124,7 +136,7 @@ def to_dense(S: Any, Y: Any, n_rows: Any, pieces: Any) -> None:
 
 
 @parallel
-def from_dense(X: Any, S: Any, n_rows: Any, pieces: Any) -> None:
+def gathered_rows(X: Any, S: Any, n_rows: Any, pieces: Any) -> None:
     """The values of ``S`` from ``X``, which is (flat, row stride)."""
     columns, values, k = S
     X, stride = X
@@ -133,3 +145,145 @@ def from_dense(X: Any, S: Any, n_rows: Any, pieces: Any) -> None:
             at = np.uint64(i * stride)
             for t in range(np.uint64(i * k), np.uint64((i + 1) * k)):
                 values[t] = X[at + np.uint64(columns[t])]
+
+
+def maxk(_: None, x: Array, k: int) -> tuple[Array, Array]:
+    """Columns and values of the ``k`` largest of each row: (n, feat) to (n, k) twice."""
+    columns, data = np.empty((len(x), k), column_dtype(x.shape[1])), np.empty((len(x), k), x.dtype)
+    infinity = _bits(np.array(np.inf, x.dtype))[()]
+    S = columns.reshape(-1), _bits(data).reshape(-1)
+    with writing(np.empty(0)) as (_, pieces):  # all results are integers
+        cpu_maxk.maxk(_flat_bits(x), infinity, x.shape, S, pieces)
+    return columns, data
+
+
+def cbsr_to_dense(_: None, columns: Array, data: Array, feat: int) -> Array:
+    """``out[i, columns[i, t]] = data[i, t]``, and 0 elsewhere; values of any kind."""
+    out = np.empty((len(columns), feat), data.dtype)
+    S = columns.reshape(-1), _bits(np.ascontiguousarray(data)).reshape(-1), columns.shape[1]
+    with writing(np.empty(0)) as (_, pieces):
+        scattered_rows(S, _flat_bits(out), len(out), pieces)
+    return out
+
+
+def dense_to_cbsr(_: None, x: Array, columns: Array) -> Array:
+    """``out[i, t] = x[i, columns[i, t]]``; values of any kind."""
+    out = np.empty(columns.shape, x.dtype)
+    S = columns.reshape(-1), _bits(out).reshape(-1), columns.shape[1]
+    with writing(np.empty(0)) as (_, pieces):
+        gathered_rows(_flat_bits(x), S, len(x), pieces)
+    return out
+
+
+def spgemm(
+    A: CSR,
+    columns: Array,
+    data: Array,
+    feat: int,
+    values: Array | None = None,
+    row_scale: Array | None = None,
+    col_scale: Array | None = None,
+    reduce: str = "sum",
+    *,
+    out: Array | None = None,
+) -> Array:
+    """``out[i] = r[i] * reduce of a[e] * c[j] * S[j]`` over the entries of row i."""
+    out = np.empty((A.n_rows, feat), data.dtype) if out is None else out
+    structure = A.indices, values_of(values, data)
+    scales = values_of(row_scale, data), values_of(col_scale, data)
+    with writing(out) as (Y, pieces):
+        S, mean = _balanced(columns, data), reduce == "mean"
+        products_of_rows(A.indptr, structure, S, scales, flat(Y), mean, pieces)
+    return out
+
+
+def sspmm(
+    T: CSR,
+    columns: Array,
+    grad: Array,
+    values: Array | None,
+    perm: Array,
+    row_scale: Array | None = None,
+    col_scale: Array | None = None,
+) -> Array:
+    """``out[j, t] = c[j] * sum of a[e] * r[i] * grad[i, columns[j, t]]`` over the entries (i, j).
+
+    ``T`` is the transposed structure; ``perm`` its entries' numbers in the order of the values.
+    """
+    out = np.empty(columns.shape, grad.dtype)
+    places = columns.reshape(-1), columns.shape[1]
+    scales = values_of(row_scale, grad), values_of(col_scale, grad)
+    with writing(out) as (dS, pieces):
+        a, flat_grad, flat_dS = values_of(values, grad), flat(grad), dS.reshape(-1)
+        structure = T.indices, perm
+        products_at_places(T.indptr, structure, a, places, flat_grad, scales, flat_dS, pieces)
+    return out
+
+
+def sspmm_outer(
+    A: CSR,
+    columns: Array,
+    grad: Array,
+    values: Array | None = None,
+    row_scale: Array | None = None,
+    col_scale: Array | None = None,
+    *,
+    transposed: CSR | None = None,
+    perm: Array | None = None,
+    **_: Any,
+) -> Array:
+    """``sspmm`` with the transpose that is given, or made for this call."""
+    if transposed is None or perm is None:
+        T, perm = A.tocsc_with_perm()
+        transposed = T.T
+    return sspmm(transposed, columns, grad, values, perm, row_scale, col_scale)
+
+
+def sddmm_cbsr(
+    A: CSR,
+    x: Array,
+    columns: Array,
+    data: Array,
+    row_scale: Array | None = None,
+    col_scale: Array | None = None,
+    *,
+    out: Array | None = None,
+) -> Array:
+    """``out[e] = r[i] c[j] sum over t of x[i, columns[j, t]] * data[j, t]``."""
+    scaled = row_scale is not None or col_scale is not None
+    out = np.empty(A.nnz, x.dtype) if out is None else out
+    with writing(out) as (products, pieces):
+        S = _balanced(columns, data)
+        products_at_entries(A.indptr, A.indices, flat(x), S, products, pieces)
+        if scaled:  # before anything is rounded to 2 bytes
+            products *= _factors_at_entries(A, products.dtype, row_scale, col_scale)
+    return out
+
+
+def _factors_at_entries(
+    A: CSR, dtype: Any, row_scale: Array | None, col_scale: Array | None
+) -> Array:
+    factors = np.ones(A.nnz, dtype)
+    if row_scale is not None:
+        factors *= np.repeat(row_scale, A.lengths)
+    if col_scale is not None:
+        factors *= col_scale[A.indices]
+    return factors
+
+
+def _balanced(columns: Array, data: Array) -> tuple[Array, Array, int]:
+    """Columns and values of (m, k), flat, and k."""
+    return columns.reshape(-1), packed(data), columns.shape[1]
+
+
+def _bits(a: Array) -> Array:
+    """Its values as the unsigned integers that hold them: numba has no 2-byte floats."""
+    return a.view(np.dtype(f"u{a.itemsize}"))
+
+
+def _flat_bits(a: Array) -> tuple[Array, int]:
+    """``flat`` of the bits."""
+    a = rows_in_place(a)
+    stride = a.shape[1] if a.flags.c_contiguous else a.strides[0] // a.itemsize
+    size = (len(a) - 1) * stride + a.shape[1] if len(a) else 0
+    return np.lib.stride_tricks.as_strided(_bits(a), (size,), (a.itemsize,)), stride

@@ -1,25 +1,62 @@
-"""Launches of the products with row-balanced features.  The conventions are those of ``_launch``.
+"""Launch MaxK, its way to dense features and back, and the products with row-balanced features.
 
-``indices`` has columns of ``index_bytes`` each, ``k`` in each of ``S.n_cols`` rows.
+Row-balanced features are ``columns`` and ``data``, both (rows, k), as in a CBSR.
 """
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from itertools import product
+from typing import Any, NamedTuple
 
+import numpy as np
+
+from ...formats.arrays import VALUE_DTYPES, Array, is_cupy, namespace
+from ...formats.cbsr import column_dtype
+from ...formats.compressed import CSR
 from ..engine import jit
-from ..engine.launch import ITEMSIZE, fill
-from ..engine.structure import Structure
-from ..matmul.cuda import DENSE_ROWS, SCALED_SUM, load
-from ..matmul.cuda import spmm_workspace as _spmm_workspace
-from . import cuda_dense
+from ..engine.launch import ITEMSIZE, fill, on_stream, row_bytes, view
+from ..engine.memory import Memory, memory_of
+from ..engine.structure import Structure, structure_of
+from ..matmul.cuda import DENSE_ROWS, SCALED_SUM
+from ..matmul.cuda import load as load_matmul
 
-THREADS = 128  # of a block in spgemm.cu and sddmm_cbsr.cu
+#: Teams in maxk.cu: lanes, and columns that each holds.  A row goes to the first that holds it.
+TEAMS = ((8, 8), (16, 8), (32, 8), (32, 16), (32, 32), (256, 16), (1024, 16), (1024, 64))
+#: Columns that the widest team holds.
+MAX_FEAT = 65536
+#: What holds infinity, as integers of the size of the values.
+INFINITY = {"float16": 0x7C00, "bfloat16": 0x7F80, "float32": 0x7F80 << 16, "float64": 0x7FF << 52}
+
+#: Values and columns by their bytes, as dense.cu moves them.
+VALUES = {2: "uint16", 4: "int32", 8: "int64"}
+COLUMNS = {1: "uint8", 2: "uint16", 4: "int32"}
+
+THREADS = 128  # of a block in spgemm.cu and sddmm.cu, and of small teams in maxk.cu
+ALIGNED = 2  # as in cbsr.cuh
+_MEAN = 1
+_ROWS_ALIGNED, _FEW_CHOSEN = 1, 2  # as in maxk.cu
+_GROUP = 8
+_MOST_ROWS = 2**31 - THREADS  # of a launch of maxk: the last block counts a few more
 _WARPS = THREADS // jit.WARP
 _SHARED_BYTES = 47 * 2**10  # of a block, what every device gives without being asked
-_MEAN, ALIGNED = 1, 2  # as in cbsr.cuh
+
+_FILE = {
+    "maxk_rows": "cbsr/maxk.cu",
+    "cbsr_to_dense": "cbsr/dense.cu",
+    "dense_to_cbsr": "cbsr/dense.cu",
+    "spgemm_csr_cbsr": "cbsr/spgemm.cu",
+    "sddmm_csr_cbsr": "cbsr/sddmm.cu",
+}
+#: Parameters of each kernel as the module ``struct`` packs them: pointers, 8 and 4-byte integers.
+_PARAMETERS = {
+    "maxk_rows": "3PiI3i",
+    "cbsr_to_dense": "3Pq3i",
+    "dense_to_cbsr": "3P2q3i",
+    "spgemm_csr_cbsr": "11PqI5i",
+    "sddmm_csr_cbsr": "9Pq3i",
+}
 
 
-@dataclass(frozen=True, slots=True)
-class Way:
+class Variant(NamedTuple):
     """How a warp reads rows of S: so many lanes an entry, places side by side, groups together."""
 
     lanes: int
@@ -33,144 +70,278 @@ class Way:
         return jit.WARP // self.lanes
 
 
-#: Ways of spgemm by the largest k: for rows of many entries, whose ends are rare, and of few.
+#: Variants of spgemm by the largest k: for rows of many entries, whose ends are rare, and of few.
 #: The other one: 0.7 to 0.9x on 12 entries a row, 0.7 to 0.8x on 490 (H200, float32, prototypes).
-MANY = {8: Way(4, 2, 1, 4), 16: Way(4, 4, 1, 4), 32: Way(8, 4, 1, 4), 256: Way(16, 4, 1, 4)}
+MANY = {
+    8: Variant(4, 2, 1, 4),
+    16: Variant(4, 4, 1, 4),
+    32: Variant(8, 4, 1, 4),
+    256: Variant(16, 4, 1, 4),
+}
 #: Of 2-byte values a lane reads twice as many.
-MANY_HALVES = {8: Way(4, 2, 1, 4), 16: Way(4, 4, 1, 4), 32: Way(4, 8, 1, 4), 256: Way(8, 8, 1, 4)}
-FEW = {8: Way(8, 1, 1, 1), 16: Way(8, 2, 1, 1), 32: Way(8, 4, 1, 1), 256: Way(16, 4, 1, 1)}
+MANY_HALVES = {
+    8: Variant(4, 2, 1, 4),
+    16: Variant(4, 4, 1, 4),
+    32: Variant(4, 8, 1, 4),
+    256: Variant(8, 8, 1, 4),
+}
+FEW = {
+    8: Variant(8, 1, 1, 1),
+    16: Variant(8, 2, 1, 1),
+    32: Variant(8, 4, 1, 1),
+    256: Variant(16, 4, 1, 1),
+}
 #: More than 256 features, and float64; ``SCALAR`` also where words do not fit.
-GENERAL, SCALAR = Way(8, 4, 1, 1), Way(8, 4, 0, 1)
+GENERAL, SCALAR = Variant(8, 4, 1, 1), Variant(8, 4, 0, 1)
+#: Variants of sddmm, of rows that fit words of four places and of others.
+DOTS, DOTS_SCALAR = Variant(8, 4, 1, 4), Variant(32, 1, 0, 1)
 
 
-def spgemm_way(dtype: str, index_bytes: int, k: int, *, dense: bool, together: int) -> Way:
-    """``together`` has the lowest bits of the addresses of values and columns."""
-    ways = {k: GENERAL}
-    if index_bytes == 1 and dtype != "float64":
-        ways = FEW if not dense else MANY if dtype == "float32" else MANY_HALVES
-    way = ways[min(largest for largest in ways if largest >= k)]
-    together |= k * ITEMSIZE[dtype]
-    word = min(way.places * ITEMSIZE[dtype], 16)
-    fits = (
-        k % way.places == 0 and together % word == 0 and together % (way.places * index_bytes) == 0
-    )
-    return way if fits else SCALAR
+def instantiations() -> Iterator[tuple[str, str]]:
+    """Every kernel that this file may launch: file and C++ name."""
+    names: list[tuple[str, tuple[str, ...], tuple[int, ...]]] = []
+    for dtype, team in product(VALUE_DTYPES, TEAMS):
+        names.append(("maxk_rows", (dtype, column_dtype(team[0] * team[1]).name), team))
+    for moved in product(VALUES.values(), COLUMNS.values()):
+        names += [("cbsr_to_dense", moved, ()), ("dense_to_cbsr", moved, ())]
+    for dtype, index, column in product(VALUE_DTYPES, ("int32", "int64"), COLUMNS.values()):
+        types = dtype, index, column
+        many = MANY if dtype == "float32" else MANY_HALVES
+        tuned = column == "uint8" and dtype != "float64"
+        variants = {*many.values(), *FEW.values(), SCALAR} if tuned else {GENERAL, SCALAR}
+        names += [("spgemm_csr_cbsr", types, (*one,)) for one in variants]
+        on_chip = {"uint8": (1,), "uint16": (0, 1), "int32": (0,)}[column]
+        for one, room in product((DOTS, DOTS_SCALAR), on_chip):
+            names.append(("sddmm_csr_cbsr", types, (one.lanes, one.places, one.batch, room)))
+    for kernel, dtypes, constants in names:
+        yield _FILE[kernel], jit.expression(kernel, dtypes, constants)
 
 
-def spgemm_workspace(S: Structure, dtype: str, feat: int) -> int:
-    """Bytes for the partial results of rows that blocks share."""
-    return _spmm_workspace(S, dtype, feat, arg=False)
+def _load(kernel: str, types: tuple[str, ...], constants: tuple[int, ...] = ()) -> jit.Kernel:
+    return jit.load(_FILE[kernel], kernel, _PARAMETERS[kernel], types, constants)
+
+
+# MaxK
+
+
+def maxk(_: None, x: Any, k: int) -> tuple[Any, Any]:
+    """Columns and values of the ``k`` largest of each row, of at most ``MAX_FEAT``."""
+    m, (n_rows, feat) = memory_of(x), x.shape
+    dtype, columns, data = _balanced(m, x, k)
+    if not n_rows:
+        return columns, data
+    x, size = m.rows_in_place(x), ITEMSIZE[dtype]
+    stride, pointer = row_bytes(m.row_stride(x), dtype), m.pointer(x)
+    lanes, held = team = next(team for team in TEAMS if team[0] * team[1] >= feat)
+    flags = _ROWS_ALIGNED * ((pointer | stride | feat * size) % 16 == 0)
+    flags |= _FEW_CHOSEN * (k <= 2 * min(lanes, -(-feat // _GROUP)))
+    threads, each = max(lanes, THREADS), columns.itemsize
+    with m.on_device(x):
+        kernel = _load("maxk_rows", (dtype, column_dtype(lanes * held).name), team)
+        for begin in range(0, n_rows, _MOST_ROWS):
+            rows, first = min(n_rows - begin, _MOST_ROWS), begin * k
+            results = m.pointer(data) + first * size, m.pointer(columns) + first * each
+            args = (pointer + begin * stride, *results, rows, stride, feat, k, flags)
+            kernel(-(-rows * lanes // threads), args, threads=threads, stream=m.stream(x))
+    return columns, data
+
+
+def _balanced(m: Memory, x: Any, k: int) -> tuple[str, Any, Any]:
+    """Dtype of the values, and memory for ``k`` columns and values of each row."""
+    dtype, shape = m.dtype(x), (x.shape[0], k)
+    return dtype, m.empty(shape, column_dtype(x.shape[1]).name, x), m.empty(shape, dtype, x)
+
+
+def maxk_too_wide(_: None, x: Any, *__: Any, **___: Any) -> list[str]:
+    """Rows that no team of threads holds."""
+    feat = x.shape[1]
+    return [f"a team of threads holds {MAX_FEAT} features, not {feat}"] if feat > MAX_FEAT else []
+
+
+def maxk_by_sorting(_: None, x: Any, k: int) -> tuple[Any, Any]:
+    """As ``maxk``, for rows of any width: by a stable sort."""
+    m = memory_of(x)
+    x, (dtype, columns, data) = m.contiguous(x), _balanced(m, x, k)
+    with m.on_device(x), on_stream(m.stream(x)):
+        bits = _bits(m, x)
+        chosen = columns_by_sorting(bits, INFINITY[dtype], k)
+        _bits(m, columns)[...] = chosen
+        _bits(m, data)[...] = namespace(bits).take_along_axis(bits, chosen, axis=1)
+    return columns, data
+
+
+def _bits(m: Memory, a: Any) -> Array:
+    """The integers that hold the values of a contiguous array, as a CuPy array."""
+    name = f"int{8 * a.itemsize}"
+    return a.view(name) if is_cupy(a) else view(m.pointer(a), tuple(a.shape), name)
+
+
+def columns_by_sorting(bits: Array, infinity: int, k: int) -> Array:
+    """Columns of the ``k`` largest of each row, of the integers that hold the values.
+
+    They are sorted by integers in the order of the values: -0 is 0, and every NaN the largest.
+    """
+    xp, limits = namespace(bits), np.iinfo(bits.dtype)
+    keys = xp.where(bits < 0, limits.min - bits, bits)
+    keys = xp.where(bits & limits.max > infinity, limits.max, keys)
+    return xp.sort(xp.argsort(~keys, axis=1, kind="stable")[:, :k], axis=1)
+
+
+# Row-balanced features to dense ones, and back
+
+
+def cbsr_to_dense(_: None, columns: Any, data: Any, feat: int) -> Any:
+    """``out[i, columns[i, t]] = data[i, t]``, and 0 elsewhere."""
+    m, (n_rows, k) = memory_of(data), data.shape
+    dtype = m.dtype(data)
+    out = m.empty((n_rows, feat), dtype, data)
+    if not n_rows:
+        return out
+    columns, data = m.contiguous(columns), m.contiguous(data)
+    size = ITEMSIZE[dtype]
+    with m.on_device(data):
+        kernel = _load("cbsr_to_dense", (VALUES[size], COLUMNS[columns.itemsize]))
+        arrays = m.pointer(data), m.pointer(columns), m.pointer(out)
+        aligned = (arrays[-1] | feat * size) % 16 == 0
+        args = (*arrays, n_rows, feat, k, aligned)
+        kernel(jit.warps_to_blocks(n_rows), args, stream=m.stream(data))
+    return out
+
+
+def dense_to_cbsr(
+    _: None, x: Any, columns: Any, *, out: Any = None, first: int = 0, width: int = 2**31 - 1
+) -> Any:
+    """``out[i, t] = x[i, columns[i, t] - first]``, where x has that column of ``width``."""
+    m, (n_rows, k) = memory_of(x), columns.shape
+    dtype = m.dtype(x)
+    if out is None:
+        out = m.empty((n_rows, k), dtype, x)
+    if not n_rows:
+        return out
+    x, columns = m.rows_in_place(x), m.contiguous(columns)
+    with m.on_device(x):
+        kernel = _load("dense_to_cbsr", (VALUES[ITEMSIZE[dtype]], COLUMNS[columns.itemsize]))
+        arrays = m.pointer(x), m.pointer(columns), m.pointer(out)
+        args = (*arrays, n_rows * k, m.row_stride(x), k, first, width)
+        kernel(jit.warps_to_blocks(-(-n_rows * k // jit.WARP)), args, stream=m.stream(x))
+    return out
+
+
+# SpGEMM
 
 
 def spgemm(
-    S: Structure,
-    dtype: str,
-    *,
+    A: CSR | Structure,
+    columns: Any,
+    data: Any,
     feat: int,
-    k: int,
-    index_bytes: int,
-    indices: int,
-    values: int,
-    data: int,
-    row_scale: int,
-    col_scale: int,
-    mean: bool,
-    out: int,
-    workspace: int,
-    stream: int,
-) -> None:
-    """``out = diag(r) A diag(c) S``."""
+    values: Any = None,
+    row_scale: Any = None,
+    col_scale: Any = None,
+    reduce: str = "sum",
+    *,
+    out: Any = None,
+) -> Any:
+    """``out = diag(r) A diag(c) S``, divided by the number of a row's entries for a mean."""
+    S, m = structure_of(A), memory_of(data)
+    dtype, k = m.dtype(data), columns.shape[1]
+    if out is None:
+        out = m.empty((S.n_rows, feat), dtype, data)
     if not S.n_rows:
-        return
-    if not S.nnz:
-        fill(out, S.n_rows * feat * ITEMSIZE[dtype], 0, stream)
-        return
-    dense = S.nnz >= DENSE_ROWS * S.n_rows
-    together = (values | indices) % 16
-    way = spgemm_way(dtype, index_bytes, k, dense=dense, together=together)
-    log_window = _log_window(feat, way, max(ITEMSIZE[dtype], 4))
-    sums = _WARPS * (way.streams + 1) << log_window
-    kernel = jit.load(
-        "cbsr/spgemm.cu",
-        "spgemm_csr_cbsr",
-        "11PqI5i",
-        (dtype, S.index_dtype, cuda_dense.COLUMNS[index_bytes]),
-        (way.lanes, way.places, way.vector, way.batch),
-    )
-    kernel(
-        S.blocks * -(-feat >> log_window),
-        (
-            *(S.indptr, S.indices, S.start, S.slot, data, col_scale, row_scale),
-            *(indices, values, out, workspace, S.nnz, S.blocks, k, feat, log_window),
-            *(way.lanes.bit_length() - 1 if dense else 0, _MEAN * mean),
-        ),
-        threads=THREADS,
-        shared=sums * max(ITEMSIZE[dtype], 4),
-        stream=stream,
-    )
-    if S.n_cuts:
-        kernel = load("matmul/spmm.cu", "spmm_csr_cut_rows", dtype, S.index_dtype, (SCALED_SUM,))
-        kernel(
-            jit.warps_to_blocks(S.n_cuts * -(-feat // jit.WARP)),
-            (
-                *(S.indptr, S.start, S.cut, row_scale, out, 0, workspace, 0),
-                *(S.n_cuts, feat, _MEAN * mean),
-            ),
+        return out
+    columns, data, values = m.contiguous(columns), m.contiguous(data), m.contiguous(values)
+    row_scale, col_scale = m.factors(row_scale), m.factors(col_scale)
+    size, flags = max(ITEMSIZE[dtype], 4), _MEAN * (reduce == "mean")
+    with m.on_device(data):
+        stream, r, y = m.stream(data), m.pointer(row_scale), m.pointer(out)
+        if not S.nnz:
+            fill(y, S.n_rows * feat * ITEMSIZE[dtype], 0, stream)
+            return out
+        # Partial results of rows that blocks share.
+        shared_rows = m.empty((2 * S.n_cuts * feat * size,), "uint8", data) if S.n_cuts else None
+        features, workspace = (m.pointer(columns), m.pointer(data)), m.pointer(shared_rows)
+        many = S.nnz >= DENSE_ROWS * S.n_rows
+        alignment = (features[0] | features[1]) % 16
+        variant = spgemm_variant(dtype, columns.itemsize, k, many=many, alignment=alignment)
+        log_window = _log_window(feat, variant, size)
+        types = dtype, S.index_dtype, COLUMNS[columns.itemsize]
+        structure = S.indptr, S.indices, S.start, S.slot
+        factors = m.pointer(values), m.pointer(col_scale), r
+        sizes = S.nnz, S.blocks, k, feat, log_window
+        lanes = variant.lanes.bit_length() - 1 if many else 0
+        _load("spgemm_csr_cbsr", types, variant)(
+            S.blocks * -(-feat >> log_window),
+            (*structure, *factors, *features, y, workspace, *sizes, lanes, flags),
+            threads=THREADS,
+            shared=(_WARPS * (variant.streams + 1) << log_window) * size,
             stream=stream,
         )
+        if S.n_cuts:
+            add_up = load_matmul(
+                "matmul/spmm.cu", "spmm_csr_cut_rows", dtype, S.index_dtype, (SCALED_SUM,)
+            )
+            args = (S.indptr, S.start, S.cut, r, y, 0, workspace, 0, S.n_cuts, feat, flags)
+            blocks = jit.warps_to_blocks(S.n_cuts * -(-feat // jit.WARP))
+            add_up(blocks, args, stream=stream)
+    return out
 
 
-def _log_window(feat: int, way: Way, size: int) -> int:
+def spgemm_variant(dtype: str, index_bytes: int, k: int, *, many: bool, alignment: int) -> Variant:
+    """How warps read S; ``alignment`` has the lowest bits of the addresses of its arrays."""
+    variants = {k: GENERAL}
+    if index_bytes == 1 and dtype != "float64":
+        variants = FEW if not many else MANY if dtype == "float32" else MANY_HALVES
+    variant = variants[min(largest for largest in variants if largest >= k)]
+    alignment |= k * ITEMSIZE[dtype]
+    word, columns = min(variant.places * ITEMSIZE[dtype], 16), variant.places * index_bytes
+    fits = k % variant.places == 0 and alignment % word == 0 and alignment % columns == 0
+    return variant if fits else SCALAR
+
+
+def _log_window(feat: int, variant: Variant, size: int) -> int:
     """log2 of the features whose sums shared memory holds: all, if it can, rounded up."""
-    room = _SHARED_BYTES // (_WARPS * (way.streams + 1) * size)
+    room = _SHARED_BYTES // (_WARPS * (variant.streams + 1) * size)
     return min(max((feat - 1).bit_length(), 5), room.bit_length() - 1)
 
 
 # SDDMM
 
-#: Ways of sddmm, of rows that fit words of four places and of others.
-DOTS, DOTS_SCALAR = Way(8, 4, 1, 4), Way(32, 1, 0, 1)
 
-
-def sddmm(
-    S: Structure,
-    dtype: str,
+def sddmm_cbsr(
+    A: CSR | Structure,
+    x: Any,
+    columns: Any,
+    data: Any,
+    row_scale: Any = None,
+    col_scale: Any = None,
     *,
-    feat: int,
-    k: int,
-    index_bytes: int,
-    X: int,
-    ldx: int,
-    indices: int,
-    values: int,
-    row_scale: int,
-    col_scale: int,
-    out: int,
-    stream: int,
-) -> None:
-    """``out[e] = r[i] c[j] sum_t X[i, indices[j, t]] values[j, t]``."""
+    out: Any = None,
+) -> Any:
+    """``out[e] = r[i] c[j] sum_t x[i, columns[j, t]] data[j, t]``."""
+    S, m = structure_of(A), memory_of(x)
+    dtype, feat, k = m.dtype(x), x.shape[1], columns.shape[1]
+    if out is None:
+        out = m.empty((S.nnz,), dtype, x)
     if not S.nnz:
-        return
-    size = ITEMSIZE[dtype]
-    together = values | indices * (4 // index_bytes)
-    way = DOTS_SCALAR if k % 4 or together % 16 else DOTS
+        return out
+    x, columns, data = m.rows_in_place(x), m.contiguous(columns), m.contiguous(data)
+    row_scale, col_scale = m.factors(row_scale), m.factors(col_scale)
+    size, index_bytes, stride = ITEMSIZE[dtype], columns.itemsize, m.row_stride(x)
+    places, values, rows = m.pointer(columns), m.pointer(data), m.pointer(x)
+    variant = DOTS_SCALAR if k % 4 or (values | places * (4 // index_bytes)) % 16 else DOTS
     shared = 2 * _WARPS * feat * size
     on_chip = shared <= _SHARED_BYTES
-    aligned = (X | ldx * size | feat * size) % 16 == 0
-    kernel = jit.load(
-        "cbsr/sddmm.cu",
-        "sddmm_csr_cbsr",
-        "9Pq3i",
-        (dtype, S.index_dtype, cuda_dense.COLUMNS[index_bytes]),
-        (way.lanes, way.places, way.batch, int(on_chip)),
-    )
-    kernel(
-        S.blocks,
-        (
-            *(S.indptr, S.indices, S.start, col_scale, row_scale, indices, values, X, out),
-            *(ldx, k, feat, ALIGNED * aligned),
-        ),
-        threads=THREADS,
-        shared=shared if on_chip else 0,
-        stream=stream,
-    )
+    flags = ALIGNED * ((rows | stride * size | feat * size) % 16 == 0)
+    with m.on_device(x):
+        types = dtype, S.index_dtype, COLUMNS[index_bytes]
+        constants = variant.lanes, variant.places, variant.batch, int(on_chip)
+        structure, factors = (S.indptr, S.indices, S.start), (col_scale, row_scale)
+        arrays = (*structure, *map(m.pointer, factors), places, values, rows, m.pointer(out))
+        _load("sddmm_csr_cbsr", types, constants)(
+            S.blocks,
+            (*arrays, stride, k, feat, flags),
+            threads=THREADS,
+            shared=shared if on_chip else 0,
+            stream=m.stream(x),
+        )
+    return out

@@ -1,21 +1,24 @@
-"""Launches of ``sspmm``: by windows of rows on chip, with atomics, or panels, deterministic.
+"""Launch ``sspmm``: by windows of rows on chip, with atomics, or by panels, deterministic."""
 
-Conventions as in ``_launch_cbsr``.
-"""
-
-from dataclasses import dataclass
+from collections.abc import Iterator
 from functools import cache, lru_cache
+from itertools import product
+from typing import Any, NamedTuple
 
-from ...formats.arrays import import_cupy
-from ...formats.windows import MOST_COLUMNS, MOST_ROWS, Cut, Windows
+import numpy as np
+
+from ...errors import UnsupportedError
+from ...formats.arrays import VALUE_DTYPES, Array, finish, import_cupy
+from ...formats.compressed import CSR
+from ...reorder import Order
 from ..engine import jit
-from ..engine.launch import ITEMSIZE, fill
-from ..engine.structure import Structure
+from ..engine.launch import ITEMSIZE, capturing, fill
+from ..engine.memory import Memory, memory_of
+from ..engine.structure import Structure, csr_of, csr_over, structure_of
+from ..matmul import cuda as matmul_cuda
 from ..matmul.cuda import DENSE_ROWS
-from ..matmul.cuda import spmm as _spmm
-from ..matmul.cuda import spmm_workspace as _spmm_workspace
-from . import cuda_dense
-from .cuda import ALIGNED
+from .cuda import ALIGNED, COLUMNS, dense_to_cbsr
+from .windows import MOST_COLUMNS, MOST_ROWS, WindowSizes, store_of, windows_of
 
 #: Bytes of rows on chip, and most entries of a piece, for graphs of many entries and for others.
 #: More rows share more columns; but a multiprocessor has 228 KiB on the H200, and what is left of
@@ -38,26 +41,10 @@ GENERAL_LANES, SCALAR_LANES = 8, 32
 #: Features at a time of the deterministic way, in bytes: the widest slice of spmm.
 PANEL_BYTES = 256
 
-
-@dataclass(frozen=True, slots=True)
-class Windowed:
-    """A CSR cut into ``Windows``, as the kernel sees it: sizes and device pointers."""
-
-    n_rows: int
-    n_cols: int
-    nnz: int
-    index_dtype: str
-    pieces: int
-    order: int
-    words: int
-    perm: int
-    n_pieces: int
-    height: int
-    part_size: int
+_FILE = "cbsr/sspmm.cu"
 
 
-@dataclass(frozen=True, slots=True)
-class Chip:
+class Chip(NamedTuple):
     """Bytes that a device has."""
 
     of_block: int  #: shared memory, at most
@@ -65,26 +52,25 @@ class Chip:
     l2: int
 
 
-def windowed(W: Windows, n_cols: int) -> Windowed:
-    """The windows of a CSR on a GPU."""
-    return Windowed(
-        n_rows=len(W.order),
-        n_cols=n_cols,
-        nnz=len(W.words),
-        index_dtype=W.perm.dtype.name,
-        pieces=W.pieces.data.ptr,
-        order=W.order.data.ptr,
-        words=W.words.data.ptr,
-        perm=W.perm.data.ptr,
-        n_pieces=W.n_pieces,
-        height=W.height,
-        part_size=W.part_size,
-    )
+def instantiations() -> Iterator[tuple[str, str]]:
+    """Every kernel that this file may launch: file and C++ name."""
+    for dtype, index, column in product(VALUE_DTYPES, ("int32", "int64"), COLUMNS.values()):
+        if column == "int32" and ITEMSIZE[dtype] > 2:  # no row fits on chip
+            continue
+        tuned = column == "uint8" and dtype != "float64"
+        fours = {GENERAL_LANES} | ({*LANES.values()} if tuned else set())
+        for shape in [(SCALAR_LANES, 1), *((lanes, 4) for lanes in sorted(fours))]:
+            yield _FILE, jit.expression("sspmm_csr_windows", (dtype, index, column), shape)
+    for dtype in ("float16", "bfloat16"):
+        yield _FILE, jit.expression("narrowed", (dtype,), ())
+
+
+# Sizes of windows
 
 
 @cache
 def chip(device: int) -> Chip:
-    """That of the device with this number."""
+    """The memory of the device with this number."""
     found = import_cupy().cuda.Device(device).attributes
     return Chip(
         int(found["MaxSharedMemoryPerBlockOptin"]),
@@ -93,150 +79,215 @@ def chip(device: int) -> Chip:
     )
 
 
-def cut(
-    shape: tuple[int, int], nnz: int, dtype: str, *, feat: int, k: int, ordered: bool, device: int
-) -> Cut | None:
-    """How to cut a CSR on that device; None if not one row of features fits on chip.
-
-    ``ordered``: rows come in an order of the caller's.
-    """
-    few = PART_ENTRIES_ORDERED if ordered else PART_ENTRIES
-    return _cut(shape, nnz, ITEMSIZE[dtype], feat, k, few, chip(device))
+def _chip_of(m: Memory, x: Any) -> Chip:
+    with m.on_device(x):
+        return chip(import_cupy().cuda.runtime.getDevice())
 
 
 @lru_cache(maxsize=256)
-def _cut(
-    shape: tuple[int, int], nnz: int, size: int, feat: int, k: int, few: int, chip: Chip
-) -> Cut | None:
+def window_sizes(
+    shape: tuple[int, int], nnz: int, size: int, feat: int, k: int, chip: Chip, *, ordered: bool
+) -> WindowSizes | None:
+    """How to cut a CSR into windows; None if not one row of features fits on chip.
+
+    ``size`` is that of a value; ``ordered``: rows come in an order of the caller's.
+    """
     n_rows, n_cols = shape
-    wide = max(size, 4)
-    one = feat * size + wide  # with its factor
-    if one + wide > chip.of_block or not feat:
+    wide, few = max(size, 4), PART_ENTRIES_ORDERED if ordered else PART_ENTRIES
+    row = feat * size + wide  # with its factor
+    if row + wide > chip.of_block or not feat:
         return None
     tall = nnz >= max(MANY_ENTRIES, DENSE_ROWS * n_rows)
-    most = min(TALL_BYTES if tall else LOW_BYTES, chip.of_block - wide) // one
+    most = min(TALL_BYTES if tall else LOW_BYTES, chip.of_block - wide) // row
     height = 1 << min(max(most, 1), MOST_ROWS).bit_length() - 1  # few heights, so few windows
     sums = n_cols * min(k, 64) * wide
     parts = min(int(-(-sums // (L2_SHARE * chip.l2))), nnz // max(n_rows * few, 1))
     parts = max(parts, -(-n_cols // MOST_COLUMNS), 1)
-    return Cut(height, parts, TALL_PIECE if tall else LOW_PIECE)
+    return WindowSizes(height, parts, TALL_PIECE if tall else LOW_PIECE)
 
 
-def _threads(on_chip: int, chip: Chip) -> int:
+def threads_of_block(on_chip: int, chip: Chip) -> int:
     """The share of a block; each block takes 1 KiB more than it asks for."""
     blocks = max(chip.of_multiprocessor // (on_chip + 1024), 1)
     return int(max(1 << (THREADS // blocks).bit_length() - 1, 128))
 
 
-def lanes(dtype: str, index_bytes: int, k: int, *, together: int) -> int:
-    """``together`` has the lowest bits of all addresses, in words of four places 16 bytes."""
-    if k % 4 or together % 16:
-        return SCALAR_LANES
-    if index_bytes > 1 or dtype == "float64":
-        return GENERAL_LANES
-    return LANES[min((most for most in LANES if most >= k), default=64)]
+def _order_of(A: CSR, given: CSR | Structure, order: Order | None) -> Order | None:
+    """The order that was given; of tensors, which give a structure, the graph's."""
+    return store_of(A).prepared if order is None and isinstance(given, Structure) else order
 
 
-def sums_workspace(W: Windowed, dtype: str, k: int) -> int:
-    """Bytes for sums in float32 of what is stored in 2 bytes."""
-    return 4 * W.n_cols * k if ITEMSIZE[dtype] == 2 else 0
+def _sizes_of(A: CSR, columns: Any, grad: Any, order: Order | None) -> WindowSizes | None:
+    m, (feat, k) = memory_of(grad), (grad.shape[1], columns.shape[1])
+    sizes = A.shape, A.nnz, ITEMSIZE[m.dtype(grad)], feat, k
+    return window_sizes(*sizes, _chip_of(m, grad), ordered=order is not None)
+
+
+# By windows
+
+
+def no_windows(
+    A: CSR | Structure, columns: Any, grad: Any, *_: Any, deterministic: bool = False,
+    order: Order | None = None, **__: Any,
+) -> list[str]:  # fmt: skip
+    """Reasons against windows: a fixed order of sums, or rows that do not fit on chip."""
+    on_gpu = type(grad) is not np.ndarray
+    reasons = []
+    if deterministic or (on_gpu and memory_of(grad).deterministic()):
+        reasons.append("deterministic is asked for")
+    if on_gpu:
+        own = csr_of(A)
+        if own is None:
+            reasons.append("nobody keeps windows of this structure")
+        elif _sizes_of(own, columns, grad, _order_of(own, A, order)) is None:
+            reasons.append(f"a row of {grad.shape[1]} features does not fit on chip")
+    return reasons
 
 
 def sspmm_windows(
-    W: Windowed,
-    dtype: str,
+    A: CSR | Structure,
+    columns: Any,
+    grad: Any,
+    values: Any = None,
+    row_scale: Any = None,
+    col_scale: Any = None,
     *,
-    feat: int,
-    k: int,
-    index_bytes: int,
-    indices: int,
-    data: int,
-    grad: int,
-    ldg: int,
-    row_scale: int,
-    col_scale: int,
-    out: int,
-    workspace: int,
-    stream: int,
-) -> None:
-    """``out[j, t] = sum_i (diag(r) A diag(c))[i, j] grad[i, indices[j, t]]``, by atomics."""
-    size = ITEMSIZE[dtype]
-    wide = max(size, 4)
-    sums = workspace or out
-    total = W.n_cols * k
-    if total:
-        fill(sums, total * wide, 0, stream)
-    if W.nnz and total:
-        width = lanes(dtype, index_bytes, k, together=sums | indices * (4 // index_bytes))
-        places = 1 if width == SCALAR_LANES else 4
-        on_chip = -(-W.height * feat * size // wide) * wide + W.height * wide
-        here = chip(import_cupy().cuda.runtime.getDevice())
-        kernel = jit.load(
-            "cbsr/sspmm.cu",
-            "sspmm_csr_windows",
-            "10P4q5i",
-            (dtype, W.index_dtype, cuda_dense.COLUMNS[index_bytes]),
-            (width, places),
-            shared=here.of_block,
-        )
-        kernel(
-            W.n_pieces * -(-k // (width * places)),
-            (
-                *(W.pieces, W.order, W.words, W.perm, data, col_scale, row_scale, indices),
-                *(grad, sums, ldg, W.n_rows, -(-W.n_rows // W.height), W.part_size),
-                *(W.n_pieces, W.height, k, feat),
-                ALIGNED * ((grad | ldg * size | feat * size) % 16 == 0),
-            ),
-            threads=_threads(on_chip, here),
-            shared=on_chip,
-            stream=stream,
-        )
-    if workspace and total:
-        kernel = jit.load("cbsr/sspmm.cu", "narrowed", "2Pq", (dtype,))
-        kernel(jit.warps_to_blocks(-(-total // jit.WARP)), (workspace, out, total), stream=stream)
+    order: Order | None = None,
+    **_: Any,
+) -> Any:
+    """``out[j, t] = sum_i (diag(r) A diag(c))[i, j] grad[i, columns[j, t]]``, by atomics."""
+    m, own = memory_of(grad), csr_of(A)
+    assert own is not None  # as no_windows found
+    order = _order_of(own, A, order)
+    sizes = _sizes_of(own, columns, grad, order)
+    assert sizes is not None
+    dtype, (n_cols, k), feat = m.dtype(grad), columns.shape, grad.shape[1]
+    size, column = ITEMSIZE[dtype], COLUMNS[columns.itemsize]
+    W = windows_of(own, sizes, order, stream=m.stream(grad))
+    out = m.empty((n_cols, k), dtype, grad)
+    if not n_cols:
+        return out
+    grad, columns, values = m.rows_in_place(grad), m.contiguous(columns), m.contiguous(values)
+    row_scale, col_scale = m.factors(row_scale), m.factors(col_scale)
+    sums = m.empty((n_cols, k), "float32", grad) if size == 2 else out
+    with m.on_device(grad):
+        stream, total, wide = m.stream(grad), n_cols * k, max(size, 4)
+        places, rows, adds = m.pointer(columns), m.pointer(grad), m.pointer(sums)
+        fill(adds, total * wide, 0, stream)
+        if own.nnz:
+            lanes, each = _lanes(dtype, columns.itemsize, k, adds, places)
+            on_chip = -(-W.height * feat * size // wide) * wide + W.height * wide
+            device, stride = _chip_of(m, grad), m.row_stride(grad)
+            aligned = (rows | stride * size | feat * size) % 16 == 0
+            factors = map(m.pointer, (values, col_scale, row_scale))
+            n_windows = -(-own.n_rows // W.height)
+            types = dtype, own.index_dtype.name, column
+            jit.load(
+                _FILE, "sspmm_csr_windows", "10P4q5i", types, (lanes, each), shared=device.of_block
+            )(
+                W.n_pieces * -(-k // (lanes * each)),
+                (
+                    *(*W.pointers, *factors, places, rows, adds, stride, own.n_rows, n_windows),
+                    *(W.part_size, W.n_pieces, W.height, k, feat, ALIGNED * aligned),
+                ),
+                threads=threads_of_block(on_chip, device),
+                shared=on_chip,
+                stream=stream,
+            )
+        if sums is not out:
+            blocks = jit.warps_to_blocks(-(-total // jit.WARP))
+            narrow = jit.load(_FILE, "narrowed", "2Pq", (dtype,))
+            narrow(blocks, (adds, m.pointer(out), total), stream=stream)
+    return out
 
 
-def panel(dtype: str, feat: int) -> int:
-    """Features at a time of ``sspmm``."""
-    return min(feat, PANEL_BYTES // ITEMSIZE[dtype])
+def _lanes(dtype: str, index_bytes: int, k: int, sums: int, columns: int) -> tuple[int, int]:
+    """Lanes of a block, and places of each: 4 where words of four places are aligned."""
+    if k % 4 or (sums | columns * (4 // index_bytes)) % 16:
+        return SCALAR_LANES, 1
+    if index_bytes > 1 or dtype == "float64":
+        return GENERAL_LANES, 4
+    return LANES[min((most for most in LANES if most >= k), default=64)], 4
 
 
-def panels_workspace(T: Structure, dtype: str, feat: int) -> int:
-    """Bytes for a panel of the dense product and what ``spmm`` takes for it."""
-    width = panel(dtype, feat)
-    dense = -(-T.n_rows * width * ITEMSIZE[dtype] // 16) * 16
-    return dense + _spmm_workspace(T, dtype, width, arg=False)
+# By panels
+
+
+def sspmm(
+    T: CSR | Structure,
+    columns: Any,
+    grad: Any,
+    values: Any,
+    perm: Any,
+    row_scale: Any = None,
+    col_scale: Any = None,
+) -> Any:
+    """As ``sspmm_windows``, of the transposed structure, deterministic: ``spmm``, then a choice."""
+    m, feat = memory_of(grad), grad.shape[1]
+    dtype = m.dtype(grad)
+    width = min(feat, PANEL_BYTES // ITEMSIZE[dtype])
+    out = m.empty(columns.shape, dtype, grad)
+    grad, columns, values = m.rows_in_place(grad), m.contiguous(columns), m.contiguous(values)
+    for first in range(0, feat, width):
+        panel = grad[:, first : first + width]
+        dense = _product(T, panel, values, perm, col_scale, row_scale)
+        dense_to_cbsr(None, dense, columns, out=out, first=first, width=panel.shape[1])
+    return out
+
+
+def _product(
+    T: CSR | Structure, x: Any, values: Any, perm: Any, row_scale: Any, col_scale: Any
+) -> Any:
+    """``matmul_cuda.spmm(T, x, values, perm, row_scale, col_scale)``."""
+    S, m = structure_of(T), memory_of(x)
+    dtype, feat = m.dtype(x), x.shape[1]
+    out = m.empty((S.n_rows, feat), dtype, x)
+    r, c = m.factors(row_scale), m.factors(col_scale)
+    size = matmul_cuda.spmm_workspace(S, dtype, feat, arg=False)
+    workspace = m.empty((size,), "uint8", x) if size else None
+    with m.on_device(x):
+        matmul_cuda.spmm(
+            S, dtype, "sum", feat=feat, ldx=m.row_stride(x), data=m.pointer(values),
+            X=m.pointer(x), row_scale=m.pointer(r), col_scale=m.pointer(c), out=m.pointer(out),
+            arg=0, workspace=m.pointer(workspace), stream=m.stream(x), perm=m.pointer(perm),
+        )  # fmt: skip
+    return out
 
 
 def sspmm_panels(
-    T: Structure,
-    dtype: str,
+    A: CSR | Structure,
+    columns: Any,
+    grad: Any,
+    values: Any = None,
+    row_scale: Any = None,
+    col_scale: Any = None,
     *,
-    feat: int,
-    k: int,
-    index_bytes: int,
-    indices: int,
-    data: int,
-    perm: int,
-    grad: int,
-    ldg: int,
-    row_scale: int,
-    col_scale: int,
-    out: int,
-    workspace: int,
-    stream: int,
-) -> None:
-    """As ``sspmm_windows``, of the transposed structure, deterministic: ``spmm``, then a choice."""
-    size, width = ITEMSIZE[dtype], panel(dtype, feat)
-    rest = workspace + -(-T.n_rows * width * size // 16) * 16
-    for first in range(0, feat, width):
-        columns = min(width, feat - first)
-        _spmm(
-            T, dtype, "sum", feat=columns, ldx=ldg, data=data, X=grad + first * size,
-            row_scale=col_scale, col_scale=row_scale, out=workspace, arg=0, workspace=rest,
-            stream=stream, perm=perm,
-        )  # fmt: skip
-        cuda_dense.dense_to_cbsr(
-            dtype, n_rows=T.n_rows, k=k, ldx=columns, index_bytes=index_bytes, X=workspace,
-            indices=indices, out=out, stream=stream, first=first, width=columns,
-        )  # fmt: skip
+    transposed: CSR | None = None,
+    perm: Array | None = None,
+    **_: Any,
+) -> Any:
+    """``sspmm`` with the transpose that is given, or made for this call."""
+    given = columns, grad, values
+    if transposed is not None:
+        return sspmm(transposed, *given, perm, row_scale, col_scale)
+    m = memory_of(grad)
+    if isinstance(A, Structure) and capturing(m.stream(grad)):
+        raise UnsupportedError(
+            "a capture cannot transpose a graph, which rows need that are too wide for the chip: "
+            "torch.use_deterministic_algorithms(True) takes the transpose that the graph keeps."
+        )
+    own = csr_of(A)
+    T, numbers = (csr_over(structure_of(A)) if own is None else own).tocsc_with_perm()
+    if not isinstance(A, Structure):
+        return sspmm(T.T, *given, numbers, row_scale, col_scale)
+    rows = T.T
+    structure = structure_of(rows)
+    finish(numbers)  # synchronize!
+    with m.on_device(grad):
+        runtime, stream = import_cupy().cuda.runtime, m.stream(grad)
+        own_numbers = m.empty((A.nnz,), A.index_dtype, grad)
+        bytes_, on_device = numbers.nbytes, runtime.memcpyDeviceToDevice
+        runtime.memcpyAsync(m.pointer(own_numbers), numbers.data.ptr, bytes_, on_device, stream)
+        out = sspmm(structure, *given, own_numbers, row_scale, col_scale)
+        runtime.streamSynchronize(stream)  # synchronize! T goes back to CuPy
+    return out

@@ -1,5 +1,6 @@
 """Gradients of SpGEMM, in row-balanced features (SSpMM of MaxK-GNN) and in edge values."""
 
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -10,14 +11,13 @@ from ...formats.arrays import Array, allocating, is_cupy, namespace, on_device_o
 from ...formats.base import Format
 from ...formats.cbsr import CBSR
 from ...formats.compressed import CSR
-from ...formats.windows import Cut
 from ...reorder import Order
 from ..engine import checks as engine_checks
 from ..engine import choose
-from ..engine.choose import pointer, row_stride
-from ..matmul.api import REDUCTIONS
+from ..engine.table import Kernel, Op, Price, deferred
 from ..matmul.extrema import _transposed
-from .api import balanced, factors, memory
+from . import cuda, cuda_sspmm
+from .api import REDUCTIONS, balanced, factors
 
 
 def sspmm(
@@ -93,8 +93,8 @@ def sspmm(
     MaxK-GNN (ASPLOS'24), section 4.2.
     """
     A = engine_checks.sparse("A", A).tocsr()
-    engine_checks.choice("reduce", reduce, REDUCTIONS[:2])
-    dY = engine_checks.rows_in_place(engine_checks.features("dY", dY, A=A, axis="rows"))
+    engine_checks.choice("reduce", reduce, REDUCTIONS)
+    dY = engine_checks.features("dY", dY, A=A, axis="rows")
     S = balanced("S", S, A, like=("dY", dY))
     if A.data is not None:
         engine_checks.same_dtype("dY", dY, "A", A)
@@ -106,14 +106,15 @@ def sspmm(
         order = checked_order(order, A)
     if reduce == "mean":
         row_scale = _shares(A, row_scale, dY)
-    dS = engine_checks.output(None, shape=S.indices.shape, like=dY, inputs=[])
     options = {
         "row_scale": row_scale,
         "col_scale": col_scale,
         "deterministic": deterministic,
         "order": order,
+        "transposed": transposed,
+        "perm": perm,
     }
-    choose.run("sspmm", A, dY, S, transposed, perm, out=dS, **options)
+    dS = choose.run(SSPMM_OUTER, A, S.indices, dY, values=A.data, **options)
     return CBSR._trusted(indices=S.indices, data=dS, shape=S.shape)
 
 
@@ -124,12 +125,13 @@ def sddmm_cbsr(A: Format, X: Array, Y: CBSR, *, out: Array | None = None) -> Arr
     order.  Arguments, result and errors are those of ``sddmm``, without heads.
     """
     A = engine_checks.sparse("A", A)
-    X = engine_checks.rows_in_place(engine_checks.features("X", X, A=A, axis="rows"))
+    X = engine_checks.features("X", X, A=A, axis="rows")
     Y = balanced("Y", Y, A, like=("X", X))
     engine_checks.same_dtype("Y", Y, "X", X)
-    inputs = [X, *Y._arrays().values(), *A._arrays().values()]
-    out = engine_checks.output(out, shape=(A.nnz,), like=X, inputs=inputs)
-    return choose.run("sddmm_cbsr", engine_checks.structure(A), X, Y, out=out)
+    if out is not None:
+        inputs = [X, *Y._arrays().values(), *A._arrays().values()]
+        engine_checks.output(out, shape=(A.nnz,), like=X, inputs=inputs)
+    return choose.run(SDDMM_CBSR, engine_checks.structure(A), X, Y.indices, Y.data, out=out)
 
 
 def checked_order(order: object, A: CSR) -> Order:
@@ -150,138 +152,80 @@ def _shares(A: CSR, row_scale: Array | None, like: Array) -> Array:
     wide = like.dtype if like.dtype.itemsize >= 4 else np.float32
     with on_device_of(like), allocating(f"a factor for each of {A.n_rows} rows"):
         degrees = namespace(like).maximum(A.lengths, 1).astype(wide)
-        return (1 if row_scale is None else row_scale) / degrees
+        return (1 if row_scale is None else row_scale.astype(wide, copy=False)) / degrees
 
 
-# Launchers
+# The rows of the table
 
 
-def _sspmm_windows_gpu(
-    A: CSR, dY: Array, S: CBSR, T: CSR | None, perm: Array | None, *, out: Array,
-    row_scale: Array | None, col_scale: Array | None, deterministic: bool, order: Order | None,
-) -> None:  # fmt: skip
-    from . import cuda_sspmm
-
-    dtype, cut = str(dY.dtype), _cut(A, dY, S, order)
-    assert cut is not None  # as _fits_on_chip found
-    structure = cuda_sspmm.windowed(A._windows_of(cut, order), A.n_cols)
-    workspace = memory(cuda_sspmm.sums_workspace(structure, dtype, S.k), out)
-    given = _sspmm_arguments(A, dY, S, row_scale, col_scale, out, workspace)
-    cuda_sspmm.sspmm_windows(structure, dtype, **given)
+def _at_places(S: Any, columns: Any, grad: Any, *_: Any) -> tuple[Any, ...]:
+    return ((columns.shape, grad),)
 
 
-def _sspmm_panels_gpu(
-    A: CSR, dY: Array, S: CBSR, T: CSR | None, perm: Array | None, *, out: Array,
-    row_scale: Array | None, col_scale: Array | None, deterministic: bool, order: Order | None,
-) -> None:  # fmt: skip
-    from ..matmul import cuda as matmul_cuda
-    from . import cuda_sspmm
-
-    if T is None:
-        T, perm = _transposed(A, None, None)
-    structure, dtype = matmul_cuda.structure(T), str(dY.dtype)
-    workspace = memory(cuda_sspmm.panels_workspace(structure, dtype, S.n_cols), out)
-    given = _sspmm_arguments(A, dY, S, row_scale, col_scale, out, workspace)
-    cuda_sspmm.sspmm_panels(structure, dtype, perm=pointer(perm), **given)
+def _price_of_gradient(S: Any, columns: Any, grad: Any, values: Any = None, *_: Any) -> Price:
+    """Every entry reads ``k`` places of a row of ``grad``; columns and results pass once."""
+    entries, places = S.nnz * columns.shape[1], prod(columns.shape)
+    weights = 0 if values is None else S.nnz * grad.itemsize
+    read = entries * grad.itemsize + places * columns.itemsize + S.nnz * 4 + weights
+    return Price(read + places * grad.itemsize, 2 * entries)
 
 
-def _sspmm_arguments(
-    A: CSR, dY: Array, S: CBSR, row_scale: Array | None, col_scale: Array | None, out: Array,
-    workspace: Array | None,
-) -> dict[str, int]:  # fmt: skip
-    from ..matmul import cuda as matmul_cuda
-
-    return {
-        "feat": S.n_cols,
-        "k": S.k,
-        "index_bytes": S.indices.itemsize,
-        "indices": pointer(S.indices),
-        "data": pointer(A.data),
-        "grad": pointer(dY),
-        "ldg": row_stride(dY),
-        "row_scale": pointer(row_scale),
-        "col_scale": pointer(col_scale),
-        "out": pointer(out),
-        "workspace": pointer(workspace),
-        "stream": matmul_cuda.stream(),
-    }
+def _one_per_entry(S: Any, x: Any, *_: Any) -> tuple[Any, ...]:
+    return (((S.nnz,), x),)
 
 
-def _sspmm_numba(
-    A: CSR, dY: Array, S: CBSR, T: CSR, perm: Array, *, out: Array,
-    row_scale: Array | None, col_scale: Array | None, deterministic: bool, order: Order | None,
-) -> None:  # fmt: skip
-    from ..engine import cpu
-
-    cpu.sspmm(T.indptr, T.indices, perm, A.data, dY, S.indices, row_scale, col_scale, out)
+def _price_of_products(S: Any, x: Any, columns: Any, data: Any, *_: Any) -> Price:
+    """Every entry reads ``k`` columns and values; rows of ``x`` are read once."""
+    entries = S.nnz * columns.shape[1]
+    read = entries * (columns.itemsize + data.itemsize) + prod(x.shape) * x.itemsize
+    return Price(read + S.nnz * (4 + x.itemsize), 2 * entries)
 
 
-def _sddmm_gpu(A: CSR, X: Array, Y: CBSR, *, out: Array) -> None:
-    from ..matmul import cuda as matmul_cuda
-    from . import cuda
+_CPU = f"{__package__}.cpu"
+_SCALES = "Tensor? row_scale, Tensor? col_scale"
 
-    cuda.sddmm(
-        matmul_cuda.structure(A),
-        str(X.dtype),
-        feat=Y.n_cols,
-        k=Y.k,
-        index_bytes=Y.indices.itemsize,
-        X=pointer(X),
-        ldx=row_stride(X),
-        indices=pointer(Y.indices),
-        values=pointer(Y.data),
-        row_scale=0,
-        col_scale=0,
-        out=pointer(out),
-        stream=matmul_cuda.stream(),
-    )
-
-
-def _sddmm_numba(A: CSR, X: Array, Y: CBSR, *, out: Array) -> None:
-    from ..engine import cpu
-
-    cpu.sddmm_cbsr(A.indptr, A.indices, X, Y.indices, Y.data, out)
-
-
-def _atomics_allowed(*_: Any, deterministic: bool, **__: Any) -> list[str]:
-    return ["deterministic is asked for"] if deterministic else []
-
-
-def _fits_on_chip(A: CSR, dY: Array, S: CBSR, *_: Any, **__: Any) -> list[str]:
-    if not is_cupy(dY) or _cut(A, dY, S, None) is not None:
-        return []
-    return [f"a row of {S.n_cols} features does not fit on chip"]
-
-
-def _cut(A: CSR, dY: Array, S: CBSR, order: Order | None) -> Cut | None:
-    from . import cuda_sspmm
-
-    return cuda_sspmm.cut(
-        A.shape,
-        A.nnz,
-        str(dY.dtype),
-        feat=S.n_cols,
-        k=S.k,
-        ordered=order is not None,
-        device=A.indptr.device.id,
-    )
-
-
-def _rows() -> tuple[choose.Kernel, ...]:
-    gpu, cpu = (
-        choose.all_of(place, choose.is_format("csr")) for place in (choose.on_gpu, choose.on_cpu)
-    )
-    windows = choose.all_of(gpu, _atomics_allowed, _fits_on_chip)
-    return (
-        choose.Kernel(
-            "sspmm", "sspmm_csr_windows", windows, _sspmm_windows_gpu, deterministic=False
+#: The gradient by the structure itself: what the public function chooses by.
+SSPMM_OUTER = Op(
+    "sspmm_outer",
+    f"Tensor columns, Tensor grad, Tensor? values, {_SCALES}",
+    results=_at_places,
+    kernels=(
+        Kernel(
+            "sspmm_csr_windows",
+            cuda_sspmm.sspmm_windows,
+            ("csr",),
+            "gpu",
+            cuda_sspmm.no_windows,
+            deterministic=False,
         ),
-        choose.Kernel("sspmm", "sspmm_csr_panels", gpu, _sspmm_panels_gpu),
-        choose.Kernel("sspmm", "sspmm_csr_cbsr_numba", cpu, _sspmm_numba),
-        choose.Kernel("sddmm_cbsr", "sddmm_csr_cbsr", gpu, _sddmm_gpu),
-        choose.Kernel("sddmm_cbsr", "sddmm_csr_cbsr_numba", cpu, _sddmm_numba),
-        choose.through_csr("sddmm_cbsr"),
-    )
-
-
-choose.register(*_rows())
+        Kernel("sspmm_csr_panels", cuda_sspmm.sspmm_panels, ("csr",), "gpu"),
+        Kernel("sspmm_csr_cbsr_numba", deferred(_CPU, "sspmm_outer"), ("csr",), "cpu"),
+    ),
+    price=_price_of_gradient,
+    narrowed=("*",),
+    functions=("sspmm",),
+)
+#: The gradient by the transposed structure, which a graph keeps.
+SSPMM = Op(
+    "sspmm",
+    f"Tensor columns, Tensor grad, Tensor? values, Tensor perm, {_SCALES}",
+    results=_at_places,
+    kernels=(
+        Kernel("sspmm_csr_panels", cuda_sspmm.sspmm, ("csr",), "gpu"),
+        Kernel("sspmm_csr_cbsr_numba", deferred(_CPU, "sspmm"), ("csr",), "cpu"),
+    ),
+    price=_price_of_gradient,
+    narrowed=("*",),
+)
+SDDMM_CBSR = Op(
+    "sddmm_cbsr",
+    f"Tensor x, Tensor columns, Tensor kept, {_SCALES}",
+    results=_one_per_entry,
+    kernels=(
+        Kernel("sddmm_csr_cbsr", cuda.sddmm_cbsr, ("csr",), "gpu"),
+        Kernel("sddmm_csr_cbsr_numba", deferred(_CPU, "sddmm_cbsr"), ("csr",), "cpu"),
+        choose.convert_to_csr("sddmm_cbsr"),
+    ),
+    price=_price_of_products,
+    narrowed=("*",),
+)

@@ -1,16 +1,15 @@
 """Row-balanced sparse features: MaxK."""
 
 import operator
-from typing import SupportsIndex
-
-import numpy as np
+from typing import Any, SupportsIndex
 
 from ...errors import DtypeError, ShapeError
 from ...formats import checks
-from ...formats.arrays import Array, allocating, as_array, is_cupy, namespace, on_device_of
+from ...formats.arrays import Array, as_array
 from ...formats.cbsr import CBSR, column_dtype
-from ..engine import checks as engine_checks
-from ..engine.choose import pointer, row_stride
+from ..engine import choose
+from ..engine.table import Kernel, Op, Price, deferred
+from . import cuda
 
 
 def maxk(X: Array, k: int) -> CBSR:
@@ -52,12 +51,8 @@ def maxk(X: Array, k: int) -> CBSR:
     feat = X.shape[1]
     if not 1 <= k <= feat:
         raise ShapeError(f"k is {k} but a row has {feat} features: k lies between 1 and {feat}.")
-    X, xp = engine_checks.rows_in_place(X), namespace(X)
-    with on_device_of(X), allocating(f"maxk of {X.shape}"):
-        columns = xp.empty((len(X), k), column_dtype(feat))
-        data = xp.empty((len(X), k), X.dtype)
-        (_maxk_gpu if is_cupy(X) else _maxk_numba)(X, columns, data)
-        return CBSR._trusted(indices=columns, data=data, shape=X.shape)
+    columns, data = choose.run(MAXK, None, X, k)
+    return CBSR._trusted(indices=columns, data=data, shape=X.shape)
 
 
 def _count(name: str, value: object) -> int:
@@ -67,39 +62,72 @@ def _count(name: str, value: object) -> int:
     return operator.index(value)
 
 
-def _maxk_gpu(X: Array, columns: Array, data: Array) -> None:
-    from ..matmul import cuda as matmul_cuda
-    from . import cuda_maxk
-
-    if X.shape[1] > cuda_maxk.MAX_FEAT:
-        _sort(X, columns, data)
-        return
-    cuda_maxk.maxk(
-        str(X.dtype),
-        n_rows=len(X),
-        feat=X.shape[1],
-        k=data.shape[1],
-        ldx=row_stride(X),
-        X=pointer(X),
-        columns=pointer(columns),
-        values=pointer(data),
-        stream=matmul_cuda.stream(),
-    )
+# The rows of the table
 
 
-def _maxk_numba(X: Array, columns: Array, data: Array) -> None:
-    from ..engine import cpu
+def _chosen(_: Any, x: Any, k: Any) -> tuple[Any, ...]:
+    shape = x.shape[0], k
+    return (shape, column_dtype(x.shape[1]).name), (shape, x)
 
-    cpu.maxk(X, columns, data)
+
+def _price_of_choice(_: Any, x: Any, k: int) -> Price:
+    n_rows, feat = x.shape
+    chosen = n_rows * k * (x.itemsize + column_dtype(feat).itemsize)
+    return Price(n_rows * feat * x.itemsize + chosen, 0)
 
 
-def _sort(X: Array, columns: Array, data: Array) -> None:
-    """By integers in the order of the values: -0 is 0, and every NaN the largest."""
-    xp, integers = namespace(X), np.dtype(f"i{X.itemsize}")
-    bits, limits = X.view(integers), np.iinfo(integers)
-    infinity = int(np.array(np.inf, X.dtype).view(integers)[()])
-    keys = xp.where(bits < 0, limits.min - bits, bits)
-    keys = xp.where(bits & limits.max > infinity, limits.max, keys)
-    order = xp.sort(xp.argsort(~keys, axis=1, kind="stable")[:, : data.shape[1]], axis=1)
-    columns[...] = order
-    data.view(integers)[...] = xp.take_along_axis(bits, order, axis=1)
+def _dense(_: Any, columns: Any, data: Any, feat: Any) -> tuple[Any, ...]:
+    return (((data.shape[0], feat), data),)
+
+
+def _price_of_dense(_: Any, columns: Any, data: Any, feat: int) -> Price:
+    n_rows, k = columns.shape
+    return Price(n_rows * (k * (columns.itemsize + data.itemsize) + feat * data.itemsize), 0)
+
+
+def _at_columns(_: Any, x: Any, columns: Any) -> tuple[Any, ...]:
+    return ((columns.shape, x),)
+
+
+def _price_at_columns(_: Any, x: Any, columns: Any) -> Price:
+    n_rows, k = columns.shape
+    return Price(n_rows * k * (columns.itemsize + 2 * x.itemsize), 0)
+
+
+_CPU = f"{__package__}.cpu"
+
+MAXK = Op(
+    "maxk",
+    "Tensor x, SymInt k",
+    results=_chosen,
+    kernels=(
+        Kernel("maxk_rows", cuda.maxk, place="gpu", refuses=cuda.maxk_too_wide),
+        Kernel("maxk_sorted", cuda.maxk_by_sorting, place="gpu"),
+        Kernel("maxk_numba", deferred(_CPU, "maxk"), place="cpu"),
+    ),
+    price=_price_of_choice,
+    returns=2,
+    structures=0,
+)
+CBSR_TO_DENSE = Op(
+    "cbsr_to_dense",
+    "Tensor columns, Tensor kept, SymInt feat",
+    results=_dense,
+    kernels=(
+        Kernel("cbsr_to_dense", cuda.cbsr_to_dense, place="gpu"),
+        Kernel("cbsr_to_dense_numba", deferred(_CPU, "cbsr_to_dense"), place="cpu"),
+    ),
+    price=_price_of_dense,
+    structures=0,
+)
+DENSE_TO_CBSR = Op(
+    "dense_to_cbsr",
+    "Tensor x, Tensor columns",
+    results=_at_columns,
+    kernels=(
+        Kernel("dense_to_cbsr", cuda.dense_to_cbsr, place="gpu"),
+        Kernel("dense_to_cbsr_numba", deferred(_CPU, "dense_to_cbsr"), place="cpu"),
+    ),
+    price=_price_at_columns,
+    structures=0,
+)

@@ -18,10 +18,7 @@ import numpy as np
 
 from ...errors import UnsupportedError
 from ...formats.arrays import Array
-from ..cbsr import cpu as cbsr_cpu
-from ..cbsr import cpu_maxk as cbsr_cpu_maxk
 from ..matmul import cpu as matmul_cpu
-from .choose import row_stride
 from .loops import PIECES_PER_THREAD
 from .memory import rows_apart
 
@@ -129,79 +126,6 @@ def spmm_arg_da(
         matmul_cpu.arg_da(indptr, indices, flat(X), flat(grad), flat(arg), scales, dA, pieces)
 
 
-def maxk(X: Array, columns: Array, values: Array) -> None:
-    """The ``k`` largest of each row of ``X`` and their columns: (n, feat) to (n, k) twice."""
-    infinity = bits(np.array(np.inf, X.dtype))[()]
-    S = columns.reshape(-1), bits(values).reshape(-1)
-    with writing(np.empty(0)) as (_, pieces):  # all results are integers
-        cbsr_cpu_maxk.maxk(flat_bits(X), infinity, X.shape, S, pieces)
-
-
-def cbsr_to_dense(columns: Array, values: Array, out: Array) -> None:
-    """``out[i, columns[i, t]] = values[i, t]``, and 0 elsewhere; values of any kind."""
-    S = columns.reshape(-1), bits(values).reshape(-1), columns.shape[1]
-    with writing(np.empty(0)) as (_, pieces):
-        cbsr_cpu.to_dense(S, flat_bits(out), len(out), pieces)
-
-
-def dense_to_cbsr(X: Array, columns: Array, out: Array) -> None:
-    """``out[i, t] = X[i, columns[i, t]]``; values of any kind."""
-    S = columns.reshape(-1), bits(out).reshape(-1), columns.shape[1]
-    with writing(np.empty(0)) as (_, pieces):
-        cbsr_cpu.from_dense(flat_bits(X), S, len(X), pieces)
-
-
-def spgemm(
-    indptr: Array,
-    indices: Array,
-    data: Array | None,
-    columns: Array,
-    values: Array,
-    row_scale: Array | None,
-    col_scale: Array | None,
-    out: Array,
-    *,
-    mean: bool,
-) -> None:
-    """``out[i] = r[i] * sum of a[e] * c[j] * S[j]``; S has ``columns`` and ``values`` of (m, k)."""
-    A, S = (indices, values_of(data, values)), balanced(columns, values)
-    scales = values_of(row_scale, values), values_of(col_scale, values)
-    with writing(out) as (Y, pieces):
-        cbsr_cpu.spgemm(indptr, A, S, scales, flat(Y), mean, pieces)
-
-
-def sspmm(
-    t_indptr: Array,
-    t_indices: Array,
-    perm: Array,
-    data: Array | None,
-    grad: Array,
-    columns: Array,
-    row_scale: Array | None,
-    col_scale: Array | None,
-    out: Array,
-) -> None:
-    """``out[j, t] = c[j] * sum of a[e] * r[i] * grad[i, columns[j, t]]`` over the entries (i, j).
-
-    ``t_indptr, t_indices`` and ``perm`` are those of ``spmm_arg_dx``.
-    """
-    scales = values_of(row_scale, grad), values_of(col_scale, grad)
-    T, places = (t_indices, perm), (columns.reshape(-1), columns.shape[1])
-    with writing(out) as (dS, pieces):
-        cbsr_cpu.sspmm(
-            t_indptr, T, values_of(data, grad), places, flat(grad), scales, dS.reshape(-1), pieces
-        )
-
-
-def sddmm_cbsr(
-    indptr: Array, indices: Array, X: Array, columns: Array, values: Array, out: Array
-) -> None:
-    """``out[e] = sum over t of X[i, columns[j, t]] * values[j, t]``."""
-    S = balanced(columns, values)
-    with writing(out) as (products, pieces):
-        cbsr_cpu.sddmm(indptr, indices, flat(X), S, products, pieces)
-
-
 @contextmanager
 def writing(out: Array) -> Iterator[tuple[Array, int]]:
     """Memory for the result, wide where ``out`` is half, and how many pieces to cut the work in."""
@@ -233,23 +157,6 @@ def values_of(values: Array | None, like: Array) -> Array:
 def packed(a: Array) -> Array:
     """``a`` as one axis, contiguous, its 2-byte floats as float32."""
     return np.ascontiguousarray(wide(a)).reshape(-1)
-
-
-def balanced(columns: Array, values: Array) -> tuple[Array, Array, int]:
-    """Places and values of (m, k), flat, and k."""
-    return columns.reshape(-1), packed(values), columns.shape[1]
-
-
-def bits(a: Array) -> Array:
-    """Its values as the unsigned integers that hold them: numba has no 2-byte floats."""
-    return a.view(np.dtype(f"u{a.itemsize}"))
-
-
-def flat_bits(a: Array) -> tuple[Array, int]:
-    """``_flat`` of the bits."""
-    stride = row_stride(a)
-    size = (len(a) - 1) * stride + a.shape[1] if len(a) else 0
-    return np.lib.stride_tricks.as_strided(bits(a), (size,), (a.itemsize,)), stride
 
 
 def flat(a: Array) -> tuple[Array, int]:

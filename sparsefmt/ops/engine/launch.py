@@ -1,7 +1,12 @@
 """What every launcher counts with: sizes of values, bytes of rows, memory set to a byte."""
 
+from contextlib import AbstractContextManager, nullcontext
+from math import prod
+
+import numpy as np
+
 from ...errors import KernelLaunchError, UnsupportedError
-from ...formats.arrays import import_cupy
+from ...formats.arrays import Array, import_cupy
 
 ITEMSIZE = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8, "int32": 4, "int64": 8}
 
@@ -28,3 +33,38 @@ def fill(pointer: int, size: int, byte: int, stream: int) -> None:
         runtime.memsetAsync(pointer, byte, size, stream)
     except runtime.CUDARuntimeError as error:
         raise KernelLaunchError(f"filling {size} bytes: {error}") from error
+
+
+def capturing(stream: int) -> bool:
+    """Whether a CUDA graph is being captured from that stream."""
+    return bool(import_cupy().cuda.runtime.streamIsCapturing(stream))
+
+
+def view(pointer: int, shape: tuple[int, ...], dtype: str) -> Array:
+    """A CuPy array over memory that others own, and keep as long as it is read."""
+    cupy = import_cupy()
+    size = prod(shape) * np.dtype(dtype).itemsize
+    if not size:
+        return cupy.empty(shape, dtype)
+    memory = cupy.cuda.UnownedMemory(pointer, size, None)
+    return cupy.ndarray(shape, dtype, cupy.cuda.MemoryPointer(memory, 0))
+
+
+class _Stream:
+    """A stream by its address, as CuPy takes it over."""
+
+    def __init__(self, address: int) -> None:
+        self.address = address
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return 0, self.address
+
+
+def on_stream(address: int) -> AbstractContextManager[object]:
+    """A context in which CuPy's own operations run on that stream."""
+    if address == stream():
+        return nullcontext()
+    found: AbstractContextManager[object] = import_cupy().cuda.Stream.from_external(
+        _Stream(address)
+    )
+    return found

@@ -49,6 +49,9 @@ class Memory(Protocol):
     def on_device(self, a: Any) -> AbstractContextManager[object]:
         """A context in which launches go to the device of ``a``."""
 
+    def deterministic(self) -> bool:
+        """Whether every sum must have the same order in each run."""
+
 
 class CupyMemory:
     """Memory of CuPy arrays."""
@@ -108,6 +111,10 @@ class CupyMemory:
     def on_device(self, a: Any) -> AbstractContextManager[object]:
         """A context in which launches go to the device of ``a``: none where it is current."""
         return HERE if a.data.device_id == self._current_device() else a.device
+
+    def deterministic(self) -> bool:
+        """CuPy has no such mode."""
+        return False
 
 
 _NAMES = {np.dtype(name): name for name in ("float16", "float32", "float64", "int32", "int64")}

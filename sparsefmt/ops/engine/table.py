@@ -82,6 +82,11 @@ class Op:
         object.__setattr__(self, "candidates", found)
         _operations[self.name] = self
 
+    @property
+    def title(self) -> str:
+        """What users call it: its first public function, or its own name."""
+        return self.functions[0] if self.functions else self.name
+
 
 def deferred(module: str, name: str) -> Callable[..., Any]:
     """The function of that name; its module is imported at the first call, as numba takes long."""
