@@ -18,10 +18,10 @@ from torch.autograd import gradcheck, gradgradcheck  # noqa: E402
 
 from sparsefmt import COO, CSR, DtypeError, Graph, ShapeError, UnsupportedError, reorder  # noqa: E402
 from sparsefmt.autograd import _cuda, _kept, _tiles, edge_softmax, prepare, sddmm, spmm, structure  # noqa: E402
-from sparsefmt.formats.costs import Costs  # noqa: E402
 from sparsefmt.ops.matmul import cuda as matmul_cuda  # noqa: E402
 from sparsefmt.ops.tiles import cuda as tiles_cuda  # noqa: E402
 from sparsefmt.ops.tiles import cuda_edges as tiles_cuda_edges  # noqa: E402
+from sparsefmt.ops.tiles.costs import Costs  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 TILE = (64, 16)
@@ -37,7 +37,7 @@ SPMM_UNIT = UNIT | {torch.float32: 2.0**-17}
 def small_graphs_pay(monkeypatch):
     """As measured, tensor cores take no graph as small as those here."""
     costs = Costs(slab=16, window=24, left=1, again=96, row=0, piece=0, launch=0)
-    monkeypatch.setattr("sparsefmt.formats.costs.measured", lambda *_: costs)
+    monkeypatch.setattr("sparsefmt.ops.tiles.costs.measured", lambda *_: costs)
 
 
 @pytest.fixture
@@ -421,7 +421,7 @@ def test_every_kind_of_product_has_its_own_costs(twin, monkeypatch):
         asked.append(kind)
         return None if kind[-1] < 8 else replace(costs, part=2) if kind[2] else costs
 
-    monkeypatch.setattr("sparsefmt.formats.costs.measured", measured)
+    monkeypatch.setattr("sparsefmt.ops.tiles.costs.measured", measured)
     give(kept)
     assert find(S, feat=7) is None
     plain = find(S, feat=8)

@@ -115,7 +115,7 @@ def test_the_share_is_that_of_the_split_that_the_product_takes(small, monkeypatc
         return _tcgnn_warps.EVERYTHING if way == "costs" else None
 
     asked = []
-    monkeypatch.setattr("sparsefmt.formats.costs.measured", measured)
+    monkeypatch.setattr("sparsefmt.ops.tiles.costs.measured", measured)
     tiles = _tcgnn_cases.tiles_of(small)
     share = _tcgnn_cases.share_of(tiles, "spmm", "bfloat16", feat, weighted=True)
     assert share == (1.0 if way == "costs" else 0.0)

@@ -6,11 +6,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sparsefmt.formats import condense_kernels, slab_kernels
-from sparsefmt.formats.split import HEIGHTS
+from sparsefmt.formats import condense_kernels
 from sparsefmt.ops.engine import jit
 from sparsefmt.ops.tiles import cuda as tiles_cuda
 from sparsefmt.ops.tiles import cuda_edges as tiles_cuda_edges
+from sparsefmt.ops.tiles import slab_kernels
+from sparsefmt.ops.tiles.split import HEIGHTS
 
 nvrtc = pytest.importorskip("cupy_backends.cuda.libs.nvrtc", reason="CuPy brings NVRTC")
 

@@ -152,7 +152,7 @@ def test_every_tile_dtype_and_width(place, tile, dtype, width):
 def many_slabs(tile, density, dtype, index_dtype, monkeypatch):
     """A CSR whose windows have up to 45 slabs, all of which go to one block."""
     everything = replace(costs("all", tile[0]), part=1000)
-    monkeypatch.setattr("sparsefmt.formats.costs.measured", lambda *_: everything)
+    monkeypatch.setattr("sparsefmt.ops.tiles.costs.measured", lambda *_: everything)
     return slabs(density, dtype, index_dtype)
 
 

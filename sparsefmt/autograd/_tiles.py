@@ -9,15 +9,15 @@ from weakref import ref
 import torch
 from torch import Tensor
 
-from ..formats import costs as formats_costs
 from ..formats.compressed import CSR
-from ..formats.costs import Costs
 from ..formats.sgt import SGT
-from ..formats.split import HEIGHTS, Split
 from ..interop.torch import to_tensor
 from ..ops.engine.structure import Structure
+from ..ops.tiles import costs as tile_costs
 from ..ops.tiles import cuda as tiles_cuda
+from ..ops.tiles.costs import Costs
 from ..ops.tiles.cuda import TileStructure
+from ..ops.tiles.split import HEIGHTS, Split
 from ._kept import Kept, Place, place_of
 
 # 0.1 µs, whichever way it was set; builds before torch 2.9 have one way, and ask it.
@@ -112,7 +112,7 @@ class Given:
 
     def of(self, op: str, dtype: torch.dtype, feat: int, *, weighted: bool) -> Tiled | None:
         """None where CUDA cores do best."""
-        costs = self.costs or formats_costs.measured(op, dtype.itemsize, weighted, feat)
+        costs = self.costs or tile_costs.measured(op, dtype.itemsize, weighted, feat)
         if costs is None:
             return None
         if costs not in self._tiled and not torch.cuda.is_current_stream_capturing():

@@ -12,13 +12,13 @@ from ..errors import DtypeError, UnsupportedError
 from ..formats.arrays import finish
 from ..formats.built import Store
 from ..formats.compressed import CSC, CSR
-from ..formats.costs import Costs, checked
 from ..formats.sgt import check_tile
 from ..graph import Graph
 from ..interop.torch import from_tensor, to_tensor
 from ..ops.cbsr.gradients import checked_order
 from ..ops.engine.structure import Structure
 from ..ops.matmul import cuda as matmul_cuda
+from ..ops.tiles.costs import Costs, checked
 from ..reorder import Order
 from . import _kept, _tiles, _windows
 from ._kept import Kept

@@ -4,18 +4,19 @@ import operator
 from collections.abc import Callable, Hashable
 from dataclasses import InitVar, dataclass, field
 from threading import RLock
-from typing import Any, ClassVar, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 
 import numpy as np
 
 from ..errors import DtypeError, ShapeError
 from . import checks
-from . import split as formats_split
 from .arrays import Array, allocating, finish, namespace, on_device_of
 from .base import Format, FormatName, Level
 from .compressed import CSR
-from .costs import Costs, checked
-from .split import Split
+
+if TYPE_CHECKING:
+    from ..ops.tiles.costs import Costs
+    from ..ops.tiles.split import Split
 
 Made = TypeVar("Made")
 
@@ -170,7 +171,7 @@ class SGT(Format):
         dense = self.dense_tile_count
         return 1.0 - self.tile_count / dense if dense else 0.0
 
-    def split(self, costs: Costs | None = None) -> Split:
+    def split(self, costs: "Costs | None" = None) -> "Split":
         """Which entries go to matrix units, in the layout that they read, and which do not.
 
         Kept once built, one for each ``costs``; shared by what ``with_data`` gives.  Synchronises
@@ -188,10 +189,11 @@ class SGT(Format):
         DtypeError
             If ``costs`` are no ``Costs``.
         """
+        from ..ops.tiles import split
+        from ..ops.tiles.costs import Costs, checked
+
         costs = checked(costs) or Costs()
-        return self._keep(
-            ("split", costs), lambda: formats_split.split(self, self._structure(), costs)
-        )
+        return self._keep(("split", costs), lambda: split.split(self, self._structure(), costs))
 
     def _structure(self) -> CSR:
         """The CSR whose order ``order`` and ``data`` go by, without values: the one it was made of.
@@ -212,10 +214,10 @@ class SGT(Format):
         kept: Kept | None = self.__dict__.get("_kept")
         found: list[Array] = []
         for one in [] if kept is None else kept.made():
-            if isinstance(one, Split):
-                found += one.arrays()
-            elif isinstance(one, CSR):
+            if isinstance(one, CSR):
                 found += [one.indptr, one.indices]
+            elif hasattr(one, "arrays"):  # a split
+                found += one.arrays()
         return found
 
     def _keep(self, key: Hashable, build: Callable[[], Made]) -> Made:

@@ -8,10 +8,10 @@ from ...formats.arrays import Array, namespace
 from ...formats.base import Format
 from ...formats.compressed import CSR
 from ...formats.coo import COO
-from ...formats.costs import Costs, checked
 from ..engine import checks, choose
 from ..engine.choose import pointer, row_stride
 from ..tiles import kernels as tiles_kernels
+from ..tiles.costs import Costs, checked
 
 REDUCTIONS = ("sum", "mean", "max", "min")
 

@@ -6,12 +6,12 @@ Conventions as in ``_launch``.  Scales are float32 for every dtype that tensor c
 from dataclasses import dataclass
 from functools import lru_cache
 
-from ...formats.cells import SLAB
-from ...formats.split import Split
 from ..engine import jit
 from ..engine.launch import ITEMSIZE, row_bytes
 from ..engine.structure import Structure
 from ..matmul.cuda import spmm, spmm_workspace, structure
+from .cells import SLAB
+from .split import Split
 
 CAPABILITY = (8, 0)
 #: Features that a block takes at a time, by the rows of its window: what sgt.cu is compiled for.

@@ -5,11 +5,11 @@ Conventions as in ``_launch_tiles``.
 
 from functools import lru_cache
 
-from ...formats.cells import SLAB
 from ..edges import cuda as edges_cuda
 from ..edges.cuda import RESIDENT_BYTES
 from ..engine import jit
 from ..engine.launch import ITEMSIZE, fill, row_bytes
+from .cells import SLAB
 from .cuda import TileStructure
 
 #: Bytes of features that a block takes: what sddmm_sgt.cu is compiled for.  More take several

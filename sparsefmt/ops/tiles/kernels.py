@@ -6,15 +6,15 @@ from typing import Any
 
 import numpy as np
 
-from ...formats import costs as formats_costs
 from ...formats.arrays import Array, finish, import_cupy, namespace
 from ...formats.base import Format
 from ...formats.compressed import CSR
-from ...formats.costs import Costs
 from ...formats.sgt import SGT
-from ...formats.split import HEIGHTS, Split
 from ..engine import choose, table
 from ..engine.choose import Kernel, all_of, on_cpu, on_gpu, pointer, row_stride
+from . import costs as tile_costs
+from .costs import Costs
+from .split import HEIGHTS, Split
 
 #: Tiles to convert to for tensor cores: ``A.tosgt(MMA_TILE)``.
 MMA_TILE = (64, 16)
@@ -100,7 +100,7 @@ def _against_split(A: SGT, costs: Costs | None, X: Array) -> list[str]:
 def _costs_of_spmm(A: SGT, X: Array, col_scale: Array | None, costs: Costs | None) -> Costs | None:
     """Those given, else as measured for such a product; None where CUDA cores do best."""
     weighted = A.data is not None or col_scale is not None
-    return costs or formats_costs.measured("spmm", X.itemsize, weighted, X.shape[-1])
+    return costs or tile_costs.measured("spmm", X.itemsize, weighted, X.shape[-1])
 
 
 def _against_sddmm(
@@ -114,7 +114,7 @@ def _against_sddmm(
 
 
 def _costs_of_sddmm(X: Array, costs: Costs | None) -> Costs | None:
-    return costs or formats_costs.measured("sddmm", X.itemsize, False, X.shape[-1])
+    return costs or tile_costs.measured("sddmm", X.itemsize, False, X.shape[-1])
 
 
 @cache
