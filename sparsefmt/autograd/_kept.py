@@ -4,7 +4,6 @@ So a library op takes the structure alone, and a tracer sees nothing of what is 
 """
 
 from threading import Lock, RLock
-from typing import TYPE_CHECKING, TypeAlias
 from weakref import WeakValueDictionary
 
 from torch import Tensor
@@ -13,15 +12,11 @@ from ..formats.arrays import Array
 from ..formats.compressed import CSR
 from ..formats.windows import Cut
 from ..ops.cbsr.cuda_sspmm import Windowed
+from ..ops.engine.structure import Place as Place
 from ..ops.engine.structure import Structure
+from ..ops.engine.structure import place_of as place_of
+from ..ops.tiles.operands import PreparedTiles
 from ..reorder import Order
-
-if TYPE_CHECKING:
-    from ._tiles import Given
-
-#: Addresses of ``indptr`` and ``indices``, n_rows, n_cols, nnz: matrices of other shapes may lie on
-#: the same arrays.
-Place: TypeAlias = tuple[int, int, int, int, int]
 
 
 class Kept:
@@ -36,19 +31,13 @@ class Kept:
         self.lock = RLock()
         self.order: Order | None = None
         self.windowed: dict[Cut, Windowed] = {}
-        self.given: Given | None = None
+        self.tiles: PreparedTiles | None = None
         #: By the place of a permutation: itself and, from its second use on, its inverse.
         self.inverses: dict[int, tuple[Tensor, Array | None]] = {}
 
 
 _lock = Lock()
 _kept: WeakValueDictionary[Place, Kept] = WeakValueDictionary()
-
-
-def place_of(S: Structure) -> Place:
-    """Where that structure lies."""
-    # As torch tells it: a tensor without entries has no address.
-    return S.indptr, S.indices if S.nnz else 0, S.n_rows, S.n_cols, S.nnz
 
 
 def keep(S: Structure, csr: CSR) -> Kept:

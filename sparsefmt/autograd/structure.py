@@ -20,8 +20,9 @@ from ..ops.engine.structure import Structure
 from ..ops.matmul import cuda as matmul_cuda
 from ..ops.tiles.costs import Costs, checked
 from ..reorder import Order
-from . import _kept, _tiles, _windows
+from . import _kept, _windows
 from ._kept import Kept
+from ._tiles import prepare_tiles
 
 #: What the functions take: a graph, or its tensors where a transformation has replaced them.
 GraphLike: TypeAlias = "Graph | GraphTensors"
@@ -213,7 +214,7 @@ def _prepare_tiles(
         tiles = (graph.transposed if flipped else graph).sgt(tile)
         side = side_of(graph, flipped)
         if side.shared is not None:
-            _tiles.give(side.shared, tiles, side.inverse_degree(torch.float32), costs)
+            prepare_tiles(side.shared, tiles, side.inverse_degree(torch.float32), costs)
 
 
 def wrong_graph(value: object) -> DtypeError:

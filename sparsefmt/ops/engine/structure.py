@@ -1,7 +1,7 @@
 """A CSR on a GPU as kernels see it: sizes and device pointers."""
 
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple, TypeAlias
 
 from ...formats.chunks import Chunks
 from ...formats.compressed import CSR
@@ -36,6 +36,17 @@ class Structure:
     n_cuts: int
     n_long: int
     longest: int = 0  #: entries of the longest row; 0 where that is not known
+
+
+#: Addresses of ``indptr`` and ``indices``, n_rows, n_cols, nnz: matrices of other shapes may lie on
+#: the same arrays.
+Place: TypeAlias = tuple[int, int, int, int, int]
+
+
+def place_of(S: Structure) -> Place:
+    """Where that structure lies in memory."""
+    # As torch tells it: a tensor without entries has no address.
+    return S.indptr, S.indices if S.nnz else 0, S.n_rows, S.n_cols, S.nnz
 
 
 def structure_of(A: CSR | Structure) -> Structure:

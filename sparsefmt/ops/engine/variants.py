@@ -25,8 +25,6 @@ from ..matmul.cuda import (
 )
 from ..sampling import cuda as sampling_cuda
 from ..sampling.options import STRATEGIES
-from ..tiles import cuda as tiles_cuda
-from ..tiles import cuda_edges as tiles_cuda_edges
 from . import jit
 
 _INDEX = ("int32", "int64")
@@ -66,7 +64,6 @@ def _declare() -> None:
     _declare_attend()
     _declare_gat()
     _declare_sampled()
-    _declare_tiles()
     moved = list(product(VALUES.values(), COLUMNS.values()))
     for name in ("cbsr_to_dense", "dense_to_cbsr"):
         jit.declare("cbsr/dense.cu", *(jit.expression(name, types, ()) for types in moved))
@@ -165,20 +162,8 @@ def _declare_sampled() -> None:
         jit.declare("sampling/rows.cu", jit.expression("sample_rows", one[:1], one[1:]))
 
 
-def _declare_tiles() -> None:
-    shapes = [(h, one) for h, slices in tiles_cuda.SLICES.items() for one in slices]
-    for types in product(tiles_cuda.DTYPES, _INDEX):
-        weights = tiles_cuda.WEIGHTS[types[0]]
-        constants = ((*shape, one) for shape, one in product(shapes, weights))
-        names = (jit.expression("spmm_sgt_mma", types, rest) for rest in constants)
-        jit.declare("tiles/spmm.cu", *names, jit.expression("spmm_sgt_parts", types, ()))
-        blocks = product(tiles_cuda.SLICES, tiles_cuda_edges.ROWS, (0, 1))
-        names = (jit.expression("sddmm_sgt_mma", types, one) for one in blocks)
-        jit.declare("tiles/sddmm.cu", *names)
-
-
 #: Modules below ``ops`` that say themselves what they may launch.
-MODULES = ("edges.cuda",)
+MODULES = ("edges.cuda", "tiles.cuda", "tiles.cuda_edges")
 
 _declare()
 for _module in MODULES:
