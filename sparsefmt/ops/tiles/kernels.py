@@ -15,7 +15,7 @@ from ..engine.structure import Structure
 from ..engine.table import Kernel, deferred
 from . import cuda, cuda_edges
 from .costs import Costs
-from .operands import OwnTiles, PreparedTiles, costs_of, tiles_of
+from .operands import OwnTiles, PreparedTiles, costs_of, prepared, tiles_of
 from .split import HEIGHTS
 
 #: Tiles to convert to for tensor cores: ``A.tosgt(MMA_TILE)``.
@@ -25,6 +25,7 @@ TF32 = "tf32"
 _NOTE = "float32 sums; what does not pay on tensor cores runs on CUDA cores"
 _ON_STRUCTURE = "on CUDA cores, by the CSR that A was made of"
 _CPU = f"{__package__}.cpu"
+_IS_CSR = ["A is CSR"]  # made once: each call on a CSR is told so
 
 
 def spmm_kernels(on_csr: Callable[..., Any]) -> tuple[Kernel, ...]:
@@ -76,6 +77,8 @@ def against_spmm(
     **_: Any,
 ) -> list[str]:
     """The reasons against tensor cores; entries are split only if there is no other one."""
+    if A.format == "csr" and precision is None and not prepared:
+        return _IS_CSR
     tiles = tiles_of(A)
     if tiles is None:
         return _without_tiles(A, precision)
@@ -97,6 +100,8 @@ def against_sddmm(
     **__: Any,
 ) -> list[str]:
     """The reasons against tensor cores; entries are split only if there is no other one."""
+    if A.format == "csr" and precision is None and not prepared:
+        return _IS_CSR
     tiles = tiles_of(A)
     if tiles is None:
         return _without_tiles(A, precision)
@@ -104,12 +109,9 @@ def against_sddmm(
     return reasons or _against_split(tiles, costs_of(tiles, "sddmm", X, costs), X)
 
 
-_IS_CSR = ["A is CSR"]  # made once: each call on a CSR is told so
-
-
 def _without_tiles(A: Format | Structure, precision: str | None) -> list[str]:
     if precision is None:
-        return _IS_CSR if A.format == "csr" else [f"A is {A.format.upper()}"]
+        return [f"A is {A.format.upper()}"]
     mend = f'precision="{precision}" is for tiles, A.tosgt({MMA_TILE}): it changes nothing here'
     return [f"A is {A.format.upper()}", mend]
 
