@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from sparsefmt import CSR, SGT
-from sparsefmt.formats import costs as formats_costs
 from sparsefmt.formats.arrays import Array, namespace
 from sparsefmt.ops import Costs, spmm
+from sparsefmt.ops.tiles import costs as tile_costs
 from sparsefmt.ops.tiles.kernels import MMA_TILE
 
 from . import _graphs, _harness, _oracle
@@ -101,7 +101,7 @@ def complaint(error: float, dtype: str, share: float = 0.0, *, weighted: bool = 
 def share_of(tiles: SGT, op: str, dtype: str, feat: int, *, weighted: bool = False) -> float:
     """The share of entries that matrix units take in such a product, by the costs of its kind."""
     itemsize = _graphs.dtype(STORAGE[dtype]).itemsize
-    costs = formats_costs.measured(op, itemsize, weighted, feat)
+    costs = tile_costs.measured(op, itemsize, weighted, feat)
     return 0.0 if costs is None else tiles.split(costs).share
 
 

@@ -39,7 +39,7 @@ class Shape:
     @property
     def warps(self) -> int:
         """That the block has."""
-        return tiles_cuda.cut(self.height, self.width)[0]
+        return tiles_cuda.team(self.height, self.width)[0]
 
     def __str__(self) -> str:
         return f"{self.height}x{self.width}"
@@ -65,11 +65,11 @@ COLUMNS = {
 def sliced(width: int) -> Iterator[None]:
     """Blocks take so many features; neither here nor behind it a launch goes by an older plan."""
     with mock.patch.object(tiles_cuda, "slice_of", return_value=width):
-        tiles_cuda._plan.cache_clear()
+        tiles_cuda.launch_shape.cache_clear()
         try:
             yield
         finally:
-            tiles_cuda._plan.cache_clear()
+            tiles_cuda.launch_shape.cache_clear()
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from tile_cases import blocks, costs
 
 from sparsefmt import COO, CSR, Graph, ops
-from sparsefmt.formats.split import HEIGHTS
 from sparsefmt.ops.attention import column_blocks as attention_column_blocks
 from sparsefmt.ops.attention.cuda_gat import gat_scores
 from sparsefmt.ops.attention.cuda_gat_backward import through_scores
@@ -28,6 +27,7 @@ from sparsefmt.ops.engine.choose import row_stride
 from sparsefmt.ops.matmul import cuda_aggregate as matmul_cuda_aggregate
 from sparsefmt.ops.sampling import cuda as sampling_cuda
 from sparsefmt.ops.sampling.options import STRATEGIES
+from sparsefmt.ops.tiles.split import HEIGHTS
 
 # The last has rows that are cut between blocks.
 SHAPES = [(0, 0, 0), (3, 5, 0), (1, 40, 64), (40, 1, 33), (70, 50, 900), (3, 40, 12_000)]

@@ -6,7 +6,7 @@ Without a GPU one sees what kernels get: a twin in their place reads the same ad
 import gc
 from contextlib import nullcontext
 from dataclasses import replace
-from types import SimpleNamespace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -17,11 +17,14 @@ from autograd_cases import make_graph, naive_sddmm, naive_spmm, tensors  # noqa:
 from torch.autograd import gradcheck, gradgradcheck  # noqa: E402
 
 from sparsefmt import COO, CSR, DtypeError, Graph, ShapeError, UnsupportedError, reorder  # noqa: E402
-from sparsefmt.autograd import _cuda, _kept, _tiles, edge_softmax, prepare, sddmm, spmm, structure  # noqa: E402
-from sparsefmt.formats.costs import Costs  # noqa: E402
-from sparsefmt.ops.matmul import cuda as matmul_cuda  # noqa: E402
+from sparsefmt.autograd import _kept, _tiles, edge_softmax, prepare, sddmm, spmm, structure  # noqa: E402
+from sparsefmt.autograd._memory import TorchMemory  # noqa: E402
+from sparsefmt.ops.engine import jit  # noqa: E402
+from sparsefmt.ops.engine.structure import Structure, place_of  # noqa: E402
 from sparsefmt.ops.tiles import cuda as tiles_cuda  # noqa: E402
 from sparsefmt.ops.tiles import cuda_edges as tiles_cuda_edges  # noqa: E402
+from sparsefmt.ops.tiles import kernels, operands  # noqa: E402
+from sparsefmt.ops.tiles.costs import Costs  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 TILE = (64, 16)
@@ -37,7 +40,7 @@ SPMM_UNIT = UNIT | {torch.float32: 2.0**-17}
 def small_graphs_pay(monkeypatch):
     """As measured, tensor cores take no graph as small as those here."""
     costs = Costs(slab=16, window=24, left=1, again=96, row=0, piece=0, launch=0)
-    monkeypatch.setattr("sparsefmt.formats.costs.measured", lambda *_: costs)
+    monkeypatch.setattr("sparsefmt.ops.tiles.costs.measured", lambda *_: costs)
 
 
 @pytest.fixture
@@ -116,7 +119,7 @@ def test_on_the_cpu_tiles_change_no_bit(dtype):
         results.append([y, *torch.autograd.grad(y, (x, a), grad.detach())])
     for found in results[1:]:
         assert all(map(torch.equal, found, results[0]))
-    assert not _tiles.given
+    assert not operands.prepared
 
 
 @pytest.mark.parametrize("reduce", ["sum", "mean"])
@@ -166,16 +169,15 @@ class Twin:
     """Products of float32 on the CPU, by the addresses that the kernels get."""
 
     def __init__(self):
-        self.splits, self.calls = {}, 0
+        self.csr, self.splits, self.calls = None, {}, 0
 
     def tile_structure(self, split, shape):
         self.splits[id(split)] = split
-        perm = 0 if split.rest_perm is None else split.rest_perm.ctypes.data
         sizes = len(split.items), len(split.cuts), split.n_parts, id(split), 0, 0, 0, 0, 0
-        dtype = split.perm.dtype.name
-        return tiles_cuda.TileStructure(
-            *(*shape, split.nnz, dtype, split.height, *sizes, split.n_cells, split.baked),
-            *(None, perm),
+        rest = None if split.rest is None else on_a_gpu(split.rest)[0]
+        return operands.TileStructure(
+            *(*shape, split.nnz, split.perm.dtype.name, split.height, *sizes),
+            *(split.n_cells, split.taken, rest),
         )
 
     @staticmethod
@@ -185,100 +187,134 @@ class Twin:
         kind = np.ctypeslib.as_ctypes_type(dtype) * count
         return np.ctypeslib.as_array(kind.from_address(address))
 
-    def spmm_tiles(
-        self, T, dtype, *, feat, ldx, data, perm, values, X, row_scale, tile_scale, col_scale,
-        out, workspace, stream,
-    ):  # fmt: skip
-        assert (dtype, ldx % 4, X % 16) == ("float32", 0, 0)
+    def load(self, file, kernel, layout, types, constants, *, shared=0):
+        assert types[0] == "float32"
+        known = {"spmm_sgt_mma": self.spmm_mma, "sddmm_sgt_mma": self.sddmm_mma}
+        return partial(known[kernel], constants)
+
+    def spmm_on_rest(self, S, x, values, perm, row_scale, col_scale, *, out):
+        """What the CSR kernel does with the entries that tiles leave."""
+        rest = next(one.rest for one in self.splits.values() if place(one.rest) == place_of(S))
+        factor = torch.ones(rest.nnz) if values is None else values[perm.long()]
+        row = torch.from_numpy(np.repeat(np.arange(rest.n_rows), rest.lengths))
+        col = torch.from_numpy(rest.indices).long()
+        factor = factor if col_scale is None else factor * col_scale[col]
+        out.zero_().index_add_(0, row, factor[:, None] * x[col])
+        if row_scale is not None:
+            out *= row_scale.masked_fill(torch.from_numpy(rest.lengths == 0), 0)[:, None]
+
+    def spmm_mma(self, constants, grid, args, *, threads, shared, stream):
+        items, _, _, _, _, values, col_scale, row_scale, X, out, sums, *sizes = args
+        n_rows, stride, _, feat, add = sizes
+        split, csr = self.splits[items], self.csr
+        assert (stride % 16, X % 16, sums, add) == (0, 0, 0, split.rest is not None)
         self.calls += 1
-        split = self.splits[T.items]
-        X = self.read(X, T.n_cols * ldx).reshape(-1, ldx)[:, :feat]
-        c = self.read(col_scale, T.n_cols)
-        sums = np.zeros((T.n_rows, feat))
+        X = self.read(X, csr.n_cols * (stride // 4)).reshape(csr.n_cols, -1)[:, :feat]
+        row = np.repeat(np.arange(n_rows), csr.lengths)[split.perm]
+        col = csr.indices[split.perm]
+        weights, c = np.ones(split.taken), self.read(col_scale, csr.n_cols)
+        assert constants[2] == (2 if col_scale else 0 if not values else 3 if split.baked else 1)
+        if values and constants[2] == 3:
+            weights = self.read(values, split.n_cells)[split.places(4)]
+        elif values:
+            weights = self.read(values, split.taken)
+        weights = weights if c is None else weights * c[col]
+        part = np.zeros((n_rows, feat))
+        np.add.at(part, row, weights[:, None] * X[col])
+        scale = self.read(row_scale, n_rows)
+        part = part if scale is None else scale[:, None] * part
+        out = self.read(out, part.size).reshape(part.shape)
+        out[:] = part + (out if add else 0)
 
-        def add(factor, row, col, weights):
-            part = np.zeros_like(sums)
-            weights = np.ones(len(row)) if weights is None else weights
-            weights = weights if c is None else weights * c[col]
-            np.add.at(part, row, weights[:, None] * X[col])
-            sums[:] += part if factor is None else factor[:, None] * part
-
-        csr, rest, scale = self.csr, split.rest, self.read(tile_scale, T.n_rows)
-        row = np.repeat(np.arange(csr.n_rows), csr.lengths)
-        baked = T.baked and c is None
-        weights = self.read(values, T.n_cells if baked else split.taken)
-        if baked and weights is not None:
-            weights = weights[split.places(4)]
-        add(scale, row[split.perm], csr.indices[split.perm], weights)
-        if rest is not None:
-            numbers = self.read(perm, rest.nnz, rest.index_dtype)
-            weights, scale = self.read(data, T.nnz), self.read(row_scale, T.n_rows)
-            scale = None if scale is None else np.where(rest.lengths, scale, 0)  # as spmm does
-            row = np.repeat(np.arange(rest.n_rows), rest.lengths)
-            add(scale, row, rest.indices, None if weights is None else weights[numbers])
-        self.read(out, sums.size)[:] = sums.ravel()
-
-    def sddmm_tiles(
-        self, T, dtype, *, heads, feat, ldx, ldy, X, Y, perm, out, workspace, stream, row_scale,
-        col_scale,
-    ):  # fmt: skip
-        assert (dtype, ldx % 4, ldy % 4, X % 16, Y % 16, feat % 4) == ("float32", 0, 0, 0, 0, 0)
-        assert bool(workspace) == (feat > 128)
-        self.calls += 1
-        csr, split = self.csr, self.splits[T.items]
-        sides = []
-        for at, n, ld in ((X, T.n_rows, ldx), (Y, T.n_cols, ldy)):
-            side = self.read(at, (n - 1) * ld + heads * feat)
-            strides = 4 * ld, 4 * feat, 4
-            sides.append(np.lib.stride_tricks.as_strided(side, (n, heads, feat), strides))
+    def products(self, sides, row_scale, col_scale):
+        """Of all entries, one for each head."""
+        csr = self.csr
         row = np.repeat(np.arange(csr.n_rows), csr.lengths)
         found = (sides[0][row] * sides[1][csr.indices]).sum(-1)
-        for scale, size, place in ((row_scale, T.n_rows, row), (col_scale, T.n_cols, csr.indices)):
-            if scale:
-                found *= self.read(scale, size)[place, None]
-        out = self.read(out, found.size).reshape(found.shape)
-        numbers = [self.read(perm, split.taken, split.perm.dtype.name)]
-        if split.rest is not None:
-            numbers.append(self.read(T.rest_perm, split.rest.nnz, split.rest.index_dtype.name))
-        for entries, same in zip(numbers, (split.perm, split.rest_perm), strict=False):
-            out[entries] = found[same]
+        for scale, at in ((row_scale, row), (col_scale, csr.indices)):
+            if scale is not None:
+                found *= scale[at, None]
+        return found
+
+    def sddmm_on_rest(self, S, X, Y, row_scale, col_scale, *, out, perm):
+        """What the CSR kernel does with the entries that tiles leave."""
+        split = next(one for one in self.splits.values() if place(one.rest) == place_of(S))
+        sides = [(side if side.ndim == 3 else side[:, None]).numpy() for side in (X, Y)]
+        scales = (one if one is None else one.numpy() for one in (row_scale, col_scale))
+        found = torch.from_numpy(self.products(sides, *scales)[split.rest_perm])
+        out[perm.long()] = found.view(-1, *out.shape[1:]).to(out.dtype)
+
+    def sddmm_mma(self, constants, grid, args, *, threads, shared, stream):
+        items, _, _, _, perm, X, Y, row_scale, col_scale, out, sums, *sizes = args
+        _, taken, *strides, _, heads, feat, _, flags = sizes
+        csr, split = self.csr, self.splits[items]
+        assert (X % 16, Y % 16, feat % 4, taken) == (0, 0, 0, split.taken)
+        assert bool(sums) == (feat > 128)
+        assert bool(constants[2]) == bool(sums or row_scale or col_scale)
+        if flags & tiles_cuda_edges.KEEP:
+            return  # the last launch does it all
+        self.calls += 1
+        sides = []
+        for at, n, stride in zip((X, Y), csr.shape, strides, strict=True):
+            side = self.read(at, (n - 1) * (stride // 4) + heads * feat)
+            steps = stride, 4 * feat, 4
+            sides.append(np.lib.stride_tricks.as_strided(side, (n, heads, feat), steps))
+        scales = map(self.read, (row_scale, col_scale), csr.shape)
+        numbers = self.read(perm, taken, split.perm.dtype.name)
+        found = self.products(sides, *scales)
+        self.read(out, found.size).reshape(found.shape)[numbers] = found[split.perm]
 
 
 @pytest.fixture
 def twin(monkeypatch, tf32):
     """A GPU as far as Python sees it; sides are made by ``on_a_gpu``."""
     found = Twin()
-    for name in ("tile_structure", "spmm_tiles"):
-        monkeypatch.setattr(tiles_cuda, name, getattr(found, name))
-    monkeypatch.setattr(tiles_cuda_edges, "sddmm_tiles", found.sddmm_tiles)
-    monkeypatch.setattr(_cuda, "_stream", lambda x: 0)
-    monkeypatch.setattr(_cuda, "_on_device_of", lambda x: nullcontext())
+    monkeypatch.setattr(operands, "tile_structure", found.tile_structure)
+    monkeypatch.setattr(jit, "load", found.load)
+    found.spmm, *_ = kernels.spmm_kernels(found.spmm_on_rest)
+    found.sddmm, *_ = kernels.sddmm_kernels(found.sddmm_on_rest)
+    monkeypatch.setattr(_tiles, "against_device", lambda _: ())
     for name, answer in {
-        "get_device_capability": (9, 0),
-        "is_current_stream_capturing": False,
-        "synchronize": None,
-        "current_stream": SimpleNamespace(synchronize=lambda: None),
+        "stream": 0,
+        "on_device": nullcontext(),
+        "capturing": False,
+        "finish": None,
     }.items():
-        monkeypatch.setattr(torch.cuda, name, lambda *_, answer=answer: answer)
+        monkeypatch.setattr(TorchMemory, name, lambda *_, answer=answer: answer)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda *_: None)
     return found
+
+
+def by_tiles(kernel, *args, **options):
+    """What the kernel gives, which nothing speaks against."""
+    assert kernel.refuses(*args, **options) == []
+    return kernel.run(*args, **options)
 
 
 def on_a_gpu(csr):
     """A structure, and what would be kept for it."""
     places = csr.indptr.ctypes.data, csr.indices.ctypes.data
     sizes = *csr.shape, csr.nnz, csr.index_dtype.name
-    S = matmul_cuda.Structure(*sizes, *places, 0, 0, 0, 0, 1, 0, 0)
+    S = Structure(*sizes, *places, 0, 0, 0, 0, 1, 0, 0)
     return S, _kept.keep(S, csr)
+
+
+def place(csr):
+    """Where that CSR lies; None for none."""
+    return csr and place_of(on_a_gpu(csr)[0])
 
 
 def give(kept, tile=TILE, costs=None):
     degree = torch.from_numpy(1 / np.maximum(kept.csr.lengths, 1)).float()
-    _tiles.give(kept, kept.csr.tosgt(tile), degree, costs)
+    _tiles.prepare_tiles(kept, kept.csr.tosgt(tile), degree, costs)
 
 
-def find(S, dtype=torch.float32, feat=64, **options):
-    """The tiles of a product with such features."""
-    return _tiles.find(S, "spmm", torch.empty(COLS, feat, dtype=dtype), **options)
+def find(S, dtype=torch.float32, feat=64, *, weighted=False, col_scale=None, reduce="sum"):
+    """What a product with such features reads of tiles; None where CUDA cores do it."""
+    x, values = torch.empty(COLS, feat, dtype=dtype), torch.empty(1) if weighted else None
+    refused = kernels.against_spmm(S, x, values, None, None, col_scale, reduce)
+    found = operands.find_operands(S, "spmm", x, None, weighted=weighted or col_scale is not None)
+    return None if refused else found[1]
 
 
 @pytest.mark.parametrize("reduce", ["sum", "mean"])
@@ -303,7 +339,7 @@ def test_kernels_get_values_scales_and_rows_that_belong_together(twin, index_dty
                 (order, a, r, c),
             ):
                 twin.calls = 0
-                y = _cuda.spmm(S, x, values, perm, rows, cols, reduce)
+                y = by_tiles(twin.spmm, S, x, values, perm, rows, cols, reduce)
                 assert twin.calls == 1
                 read = values if values is None or perm is None else values[perm.long()]
                 torch.testing.assert_close(y, naive_spmm(graph, x, read, rows, cols, reduce))
@@ -320,7 +356,7 @@ def test_so_they_do_where_slabs_are_well_filled(twin, weighted):
     x, a, c = (one.float() for one in tensors("cpu", (COLS, 8), (graph.nnz,), (COLS,), grad=False))
     for scale in (None, c):
         values = a if weighted else None
-        y = _cuda.spmm(S, x, values, None, None, scale, "sum")
+        y = by_tiles(twin.spmm, S, x, values, None, None, scale, "sum")
         torch.testing.assert_close(y, naive_spmm(graph, x, values, None, scale))
     assert twin.calls == 2
 
@@ -332,7 +368,7 @@ def test_scales_of_rows_outside_the_tiles_touch_no_zero(twin):
     give(kept)
     empty = torch.from_numpy(graph.csr.lengths == 0)
     r = torch.ones(ROWS).masked_fill(empty, torch.inf)
-    y = _cuda.spmm(S, torch.rand(COLS, 8), None, None, r, None, "sum")
+    y = by_tiles(twin.spmm, S, torch.rand(COLS, 8), None, None, r)
     assert y.isfinite().all()
     assert not y[empty].any()
 
@@ -352,12 +388,15 @@ def test_so_they_do_for_products_at_the_entries(twin, index_dtype):
         y = y[..., 2:-1]
         for row_scale, col_scale in ((None, None), (r, None), (None, c), (r, c)):
             twin.calls = 0
-            found = _cuda.sddmm(S, x, y, row_scale, col_scale)
+            found = by_tiles(twin.sddmm, S, x, y, row_scale, col_scale)
             assert twin.calls == 1
             factor = (1 if row_scale is None else r[rows]) * (1 if col_scale is None else c[cols])
             factor = torch.as_tensor(factor).expand(graph.nnz)
             expected = naive_sddmm(graph, x, y) * (factor[:, None] if heads else factor)
             torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
+        perm = torch.randperm(graph.nnz, generator=torch.Generator().manual_seed(0))
+        moved = by_tiles(twin.sddmm, S, x, y, r, c, perm=perm.to(getattr(torch, S.index_dtype)))
+        torch.testing.assert_close(moved[perm], expected, atol=1e-4, rtol=1e-4)
 
 
 def test_only_what_may_be_rounded_goes_by_tiles(twin):
@@ -393,9 +432,9 @@ def test_only_what_may_be_rounded_goes_by_tiles(twin):
 def test_every_switch_of_torch_is_heard(switch, allowed, monkeypatch):
     try:
         switch()
-        assert _tiles._tf32_is_allowed() is allowed
+        assert _tiles.tf32_is_allowed() is allowed
         monkeypatch.setattr(_tiles, "_precision", None)  # as in torch 2.8
-        assert _tiles._tf32_is_allowed() is allowed
+        assert _tiles.tf32_is_allowed() is allowed
     finally:
         torch.set_float32_matmul_precision("highest")
 
@@ -406,11 +445,11 @@ def test_every_switch_of_torch_is_heard(switch, allowed, monkeypatch):
 def test_so_are_those_after_which_torch_refuses_the_older_questions():
     try:
         torch.backends.cuda.matmul.fp32_precision = "tf32"
-        assert _tiles._tf32_is_allowed()
+        assert _tiles.tf32_is_allowed()
     finally:
         torch.backends.cuda.matmul.fp32_precision = "ieee"
         torch.set_float32_matmul_precision("highest")
-    assert not _tiles._tf32_is_allowed()
+    assert not _tiles.tf32_is_allowed()
 
 
 def test_every_kind_of_product_has_its_own_costs(twin, monkeypatch):
@@ -421,7 +460,7 @@ def test_every_kind_of_product_has_its_own_costs(twin, monkeypatch):
         asked.append(kind)
         return None if kind[-1] < 8 else replace(costs, part=2) if kind[2] else costs
 
-    monkeypatch.setattr("sparsefmt.formats.costs.measured", measured)
+    monkeypatch.setattr("sparsefmt.ops.tiles.costs.measured", measured)
     give(kept)
     assert find(S, feat=7) is None
     plain = find(S, feat=8)
@@ -433,28 +472,28 @@ def test_every_kind_of_product_has_its_own_costs(twin, monkeypatch):
     assert ("spmm", 4, True, 64) in asked
     give(kept, costs=replace(costs, part=3))
     assert find(S, feat=7) is find(S, weighted=True)  # what is given decides alone
-    assert _tiles.find(S, "sddmm", torch.empty(COLS, 1)) is find(S)
+    assert operands.find_operands(S, "sddmm", torch.empty(COLS, 1), None)[1] is find(S)
 
 
 def test_nothing_is_built_in_a_capture(twin, monkeypatch):
     S, kept = on_a_gpu(dense_windows().csr)
     give(kept)
     for capturing, built in ((True, False), (False, True), (True, True)):
-        monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda c=capturing: c)
+        monkeypatch.setattr(TorchMemory, "capturing", lambda _, c=capturing: c)
         assert (find(S) is not None) is built
 
 
 def test_a_new_tile_replaces_the_earlier_one_and_the_same_changes_nothing(twin):
     S, kept = on_a_gpu(dense_windows().csr)
     tiles, degree = kept.csr.tosgt(TILE), torch.ones(ROWS)
-    _tiles.give(kept, tiles, degree, None)
+    _tiles.prepare_tiles(kept, tiles, degree)
     first = find(S)
-    _tiles.give(kept, tiles, degree, None)
+    _tiles.prepare_tiles(kept, tiles, degree)
     assert first is find(S)
     give(kept, (32, 16))
     assert find(S).split.height == 32
     give(kept, (24, 16))  # windows that no kernel is made for
-    assert kept.given is None
+    assert kept.tiles is None
     assert find(S) is None
 
 
@@ -462,12 +501,13 @@ def test_sparse_windows_and_old_devices_keep_to_cuda_cores(twin, monkeypatch):
     n = 2000
     sparse = CSR(np.arange(n + 1), np.random.default_rng(0).permutation(n), shape=(n, n))
     dense = dense_windows().csr
-    for csr, capability in ((sparse, (9, 0)), (dense, (7, 5))):
-        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _, c=capability: c)
+    old = "it needs compute capability 8.0"
+    for csr, reasons in ((sparse, ()), (dense, (old,))):
+        monkeypatch.setattr(_tiles, "against_device", lambda _, reasons=reasons: reasons)
         S, kept = on_a_gpu(csr)
         give(kept)
         assert find(S) is None
-        assert (kept.given is None) is (capability < (8, 0))
+        assert (kept.tiles is None) is bool(reasons)
 
 
 def test_sides_on_the_same_arrays_share_their_tiles_and_the_last_one_takes_them_along(twin):
@@ -482,8 +522,8 @@ def test_sides_on_the_same_arrays_share_their_tiles_and_the_last_one_takes_them_
     assert find(S) is not None
     del again
     gc.collect()
-    assert not _tiles.given
-    assert _kept.find(_kept.place_of(S)) is None
+    assert not operands.prepared
+    assert _kept.find(place_of(S)) is None
 
 
 # On a GPU
@@ -515,13 +555,17 @@ def references(graph, given, grad, reduce):
 @pytest.fixture
 def launches(monkeypatch):
     """How often the kernels of tiles have been launched."""
-    counted, launch = [], tiles_cuda.spmm_tiles
+    return counted_launches(monkeypatch, tiles_cuda)
 
-    def spmm_tiles(*args, **options):
+
+def counted_launches(monkeypatch, module):
+    counted, launch = [], module._launch
+
+    def counting(*args):
         counted.append(args[0])
-        launch(*args, **options)
+        launch(*args)
 
-    monkeypatch.setattr(tiles_cuda, "spmm_tiles", spmm_tiles)
+    monkeypatch.setattr(module, "_launch", counting)
     return counted
 
 
@@ -567,13 +611,7 @@ def test_so_are_those_with_scales(reduce, dtype):
 @pytest.mark.parametrize("heads", [(), (1,), (3,)], ids=str)
 @pytest.mark.parametrize("dtype", [*NARROW, torch.float32], ids=str)
 def test_so_are_products_at_the_entries(monkeypatch, dtype, heads):
-    counted, launch = [], tiles_cuda_edges.sddmm_tiles
-
-    def sddmm_tiles(*args, **options):
-        counted.append(args[0])
-        launch(*args, **options)
-
-    monkeypatch.setattr(tiles_cuda_edges, "sddmm_tiles", sddmm_tiles)
+    counted = counted_launches(monkeypatch, tiles_cuda_edges)
     for index_dtype, feat in ((np.int32, 64), (np.int64, 33), (np.int32, 300)):
         graph = dense_windows(device="cuda", index_dtype=index_dtype)
         prepare(graph, tile=TILE)
@@ -635,14 +673,14 @@ def test_what_shares_the_arrays_shares_the_tiles_and_copies_do_not(launches):
 @pytest.mark.gpu
 def test_tiles_and_windows_go_with_the_graph():
     gc.collect()
-    before = len(_tiles.given), len(_kept._kept)
+    before = len(operands.prepared), len(_kept._kept)
     for seed in range(3):
         graph = dense_windows(device="cuda", seed=seed)
         prepare(graph, tile=TILE, order=reorder.degree_order(graph.csr))
-        assert (len(_tiles.given), len(_kept._kept)) == (before[0] + 2, before[1] + 2)
+        assert (len(operands.prepared), len(_kept._kept)) == (before[0] + 2, before[1] + 2)
         del graph
         gc.collect()
-        assert (len(_tiles.given), len(_kept._kept)) == before
+        assert (len(operands.prepared), len(_kept._kept)) == before
 
 
 @pytest.mark.gpu

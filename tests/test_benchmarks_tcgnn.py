@@ -115,7 +115,7 @@ def test_the_share_is_that_of_the_split_that_the_product_takes(small, monkeypatc
         return _tcgnn_warps.EVERYTHING if way == "costs" else None
 
     asked = []
-    monkeypatch.setattr("sparsefmt.formats.costs.measured", measured)
+    monkeypatch.setattr("sparsefmt.ops.tiles.costs.measured", measured)
     tiles = _tcgnn_cases.tiles_of(small)
     share = _tcgnn_cases.share_of(tiles, "spmm", "bfloat16", feat, weighted=True)
     assert share == (1.0 if way == "costs" else 0.0)
@@ -145,7 +145,7 @@ def test_blocks_have_the_warps_of_the_kernel():
 
 def test_launches_are_cut_by_the_slice_asked_for_and_then_as_ever():
     def width():
-        return tiles_cuda._plan("float16", "int32", MMA_TILE[0], 64, 64, 0).constants[1]
+        return tiles_cuda.launch_shape("float16", "int32", MMA_TILE[0], 64, 64, 0).constants[1]
 
     chosen = width()
     for asked in tiles_cuda.SLICES[MMA_TILE[0]]:

@@ -6,11 +6,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sparsefmt.formats import condense_kernels, slab_kernels
-from sparsefmt.formats.split import HEIGHTS
+from sparsefmt.formats import condense_kernels
 from sparsefmt.ops.engine import jit
 from sparsefmt.ops.tiles import cuda as tiles_cuda
 from sparsefmt.ops.tiles import cuda_edges as tiles_cuda_edges
+from sparsefmt.ops.tiles import slab_kernels
+from sparsefmt.ops.tiles.split import HEIGHTS
 
 nvrtc = pytest.importorskip("cupy_backends.cuda.libs.nvrtc", reason="CuPy brings NVRTC")
 
@@ -180,7 +181,7 @@ def test_the_launcher_knows_what_a_block_of_tiles_takes():
             for width, weights in product(widths, tiles_cuda.WEIGHTS[types[0]]):
                 block = jit.expression("Block", types, (height, width, weights))
                 shared = tiles_cuda.shared_bytes(*types, height, width, weights)
-                threads = 32 * tiles_cuda.cut(height, width)[0]
+                threads = 32 * tiles_cuda.team(height, width)[0]
                 checks.append(f"static_assert({block}::SHARED == {shared});")
                 checks.append(f"static_assert({block}::C::THREADS == {threads});")
                 assert shared <= 99 * 1024  # of every device that has such tensor cores
@@ -203,7 +204,7 @@ def test_the_launcher_knows_what_a_block_of_products_at_the_entries_takes():
 def test_launches_of_products_at_the_entries_take_every_feature_once():
     for dtype, size in (("float16", 2), ("float32", 4)):
         for feat in range(16 // size, 3000, 16 // size):
-            row, ranges = tiles_cuda_edges._ranges(dtype, feat)
+            row, ranges = tiles_cuda_edges.launches(dtype, feat)
             begins, flags = zip(*ranges, strict=True)
             assert row in tiles_cuda_edges.ROWS
             assert begins == tuple(range(0, feat, row // size))

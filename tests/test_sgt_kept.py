@@ -11,7 +11,7 @@ from tile_cases import costs, windows
 
 import sparsefmt
 from sparsefmt import ops
-from sparsefmt.formats.costs import Costs
+from sparsefmt.ops.tiles.costs import Costs
 
 F32 = np.float32
 TILE = (64, 16)
@@ -116,7 +116,7 @@ def test_a_split_that_fails_is_not_kept(monkeypatch):
         raise MemoryError("no room")
 
     with monkeypatch.context() as patched:
-        patched.setattr("sparsefmt.formats.split.split", fails)
+        patched.setattr("sparsefmt.ops.tiles.split.split", fails)
         with pytest.raises(MemoryError, match="no room"):
             A.split()
     assert A.split().nnz == A.nnz

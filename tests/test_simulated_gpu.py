@@ -22,9 +22,8 @@ from sparsefmt.formats import (
     convert,
     faults,
     primitives,
-    slab_kernels,
-    split,
 )
+from sparsefmt.ops.tiles import slab_kernels, split
 
 pytestmark = pytest.mark.skipif(host_cupy.COMPILER is None, reason="no g++ to compile kernels with")
 

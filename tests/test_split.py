@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from op_cases import put
 
 from sparsefmt import COO, CSR, SGT, DtypeError
-from sparsefmt.formats import cells as formats_cells
-from sparsefmt.formats import costs as formats_costs
-from sparsefmt.formats import slabs as formats_slabs
-from sparsefmt.formats import split
-from sparsefmt.formats.split import HEIGHTS, Costs, Split
+from sparsefmt.ops.tiles import cells as tile_cells
+from sparsefmt.ops.tiles import costs as tile_costs
+from sparsefmt.ops.tiles import slabs as tile_slabs
+from sparsefmt.ops.tiles import split
+from sparsefmt.ops.tiles.split import HEIGHTS, Costs, Split
 from sparsefmt.testing import csr, index_dtypes, sgt
 
 #: Small matrices pay too; all is taken, nothing, a few columns.
@@ -360,7 +360,7 @@ def test_a_sample_has_the_figures_of_its_windows(xp, step):
     A = skewed(2, (300, 100), 2000)
     tiles = put(xp, A).tosgt((16, 8))
     assert np.array_equal(
-        formats_slabs.figures(tiles, step), formats_slabs.hold(A.tosgt((16, 8))).figures[::step]
+        tile_slabs.figures(tiles, step), tile_slabs.hold(A.tosgt((16, 8))).figures[::step]
     )
 
 
@@ -370,7 +370,7 @@ def test_what_columns_hold(xp):
     col = np.repeat(np.arange(5), lengths)
     row = np.arange(15) - np.repeat(np.cumsum(lengths) - lengths, lengths)
     A = COO(np.append(row, 0), np.append(col, 2), shape=(40, 5)).tocsr()
-    held = formats_slabs.hold(put(xp, A).tosgt((16, 4)))
+    held = tile_slabs.hold(put(xp, A).tosgt((16, 4)))
     assert held.figures.tolist() == [[1, 1, 1, 2, 9], [0] * 5, [0] * 5]
     assert host(held.counts).tolist() == [1, 2, 3, 4, 5, 0, 0, 0]
     assert host(held.begins).tolist() == [0, 1, 3, 7, 11, 16, 16, 16, 16]
@@ -391,7 +391,7 @@ def test_columns_without_entries_hold_nothing(xp):
         tile=(16, 2),
         validate="cheap",
     )
-    held = formats_slabs.hold(A)
+    held = tile_slabs.hold(A)
     assert held.figures.tolist() == [[0] * 5, [0, 1, 0, 0, 0], [0] * 5, [1, 0, 0, 0, 0]]
     assert host(held.counts).tolist() == [0] * 5 + [2] + [0] * 4 + [1, 0]
     assert host(held.begins).tolist() == [0] * 6 + [2] * 5 + [3, 3]
@@ -456,14 +456,14 @@ def test_what_is_chosen_is_the_first_of_the_cheapest(columns, many, height, cost
     expected = choice(figures, costs, height)
     assert (plan is None) == (expected is None)
     if plan is not None:
-        assert plan.least.tolist() == [n or formats_slabs.NEVER for n in expected]
+        assert plan.least.tolist() == [n or tile_slabs.NEVER for n in expected]
         assert (plan.slab_ptr[-1], plan.entry_ptr[-1]) == (plan.n_slabs, plan.taken)
 
 
 @pytest.mark.parametrize("height", HEIGHTS)
 def test_cells_and_bits_are_numbered_once(height):
     row, column = (one.ravel() for one in np.mgrid[:height, :16])
-    cells, bits = formats_cells.cell(row, column), formats_cells.mask_bit(row, column, height // 16)
+    cells, bits = tile_cells.cell(row, column), tile_cells.mask_bit(row, column, height // 16)
     for numbers in (cells, bits):
         assert np.array_equal(np.sort(numbers), np.arange(height * 16))
     assert np.array_equal(placed(cells), (row, column))
@@ -499,7 +499,7 @@ def test_every_kind_of_product_has_measured_costs():
     for op, itemsize, weighted in product(("spmm", "sddmm"), (2, 4), (False, True)):
         if (op, weighted) == ("sddmm", True):
             continue  # it reads no values
-        found = [formats_costs.measured(op, itemsize, weighted, feat) for feat in (1, 7, 64, 10**6)]
+        found = [tile_costs.measured(op, itemsize, weighted, feat) for feat in (1, 7, 64, 10**6)]
         assert found[:2] == [None, None]
         assert found[2] is found[3] is not None
 

@@ -152,7 +152,7 @@ def test_every_tile_dtype_and_width(place, tile, dtype, width):
 def many_slabs(tile, density, dtype, index_dtype, monkeypatch):
     """A CSR whose windows have up to 45 slabs, all of which go to one block."""
     everything = replace(costs("all", tile[0]), part=1000)
-    monkeypatch.setattr("sparsefmt.formats.costs.measured", lambda *_: everything)
+    monkeypatch.setattr("sparsefmt.ops.tiles.costs.measured", lambda *_: everything)
     return slabs(density, dtype, index_dtype)
 
 
@@ -631,11 +631,11 @@ def test_an_older_device_takes_cuda_cores(monkeypatch):
     from sparsefmt.ops.tiles import cuda as tiles_cuda
     from sparsefmt.ops.tiles import kernels as tiles_kernels
 
-    tiles_kernels._against_device.cache_clear()
+    tiles_kernels.against_device.cache_clear()
     monkeypatch.setattr(tiles_cuda, "CAPABILITY", (99, 0))
     A = placed(cupy, windows(BF16).tosgt(MMA_TILE), "all", monkeypatch)
     name, text = explained("spmm", A, cupy.ones((187, 8), BF16))
-    tiles_kernels._against_device.cache_clear()
+    tiles_kernels.against_device.cache_clear()
     assert name == "spmm_sgt_csr"
     assert "it needs compute capability 99.0, cuda:0 has" in text
 

@@ -4,7 +4,7 @@ import numpy as np
 from op_cases import features, put, quick_oracle
 
 import sparsefmt
-from sparsefmt.formats.costs import Costs
+from sparsefmt.ops.tiles.costs import Costs
 from sparsefmt.testing import error_bound, spmm_oracle
 
 #: Eight rows: no kernel has such windows.
@@ -113,5 +113,5 @@ def used(xp, value=np.nan):
 
 def placed(xp, A, way, monkeypatch):
     """``A`` where the module's arrays live; whatever is multiplied next is split that way."""
-    monkeypatch.setattr("sparsefmt.formats.costs.measured", lambda *_: costs(way, A.tile[0]))
+    monkeypatch.setattr("sparsefmt.ops.tiles.costs.measured", lambda *_: costs(way, A.tile[0]))
     return put(xp, A)

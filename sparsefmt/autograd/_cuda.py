@@ -16,11 +16,9 @@ from torch import Tensor
 from ..ops.edges import cuda as edges_cuda
 from ..ops.engine.structure import Structure
 from ..ops.matmul import cuda as matmul_cuda
-from ..ops.tiles import cuda as tiles_cuda
-from ..ops.tiles import cuda_edges as tiles_cuda_edges
-from . import _tiles
+from ..ops.matmul.api import spmm_on_csr
+from ..ops.tiles.kernels import spmm_kernels
 from ._layout import rows_apart
-from ._tiles import Tiled
 
 _NAMES = {
     torch.float16: "float16",
@@ -65,6 +63,7 @@ def _factors(scale: Tensor | None) -> Tensor | None:
     return scale.contiguous() if scale.dtype in _WIDE else scale.to(torch.float32).contiguous()
 
 
+_BY_TILES = spmm_kernels(spmm_on_csr)[0]
 _structure_at = lru_cache(maxsize=256)(Structure)
 
 
@@ -133,53 +132,10 @@ def spmm(
     col_scale: Tensor | None,
     reduce: str,
 ) -> Tensor:
-    out = x.new_empty(S.n_rows, x.shape[1])
-    if _tiles.given and (
-        tiled := _tiles.find(
-            *(S, "spmm", x), weighted=values is not None, reduce=reduce, col_scale=col_scale
-        )
-    ):
-        _spmm_tiles(tiled, x, out, reduce == "mean", values, perm, row_scale, col_scale)
-    else:
-        _spmm(S, x, out, None, reduce, values, perm, row_scale, col_scale)
-    return out
-
-
-def _spmm_tiles(
-    tiled: Tiled,
-    x: Tensor,
-    out: Tensor,
-    mean: bool,
-    values: Tensor | None,
-    perm: Tensor | None,
-    row_scale: Tensor | None,
-    col_scale: Tensor | None,
-) -> None:
-    x, values = _readable(x), _vector(values)
-    rows, tile_rows = tiled.row_factors(_factors(row_scale), mean=mean)
-    col_scale = _factors(col_scale)
-    reading = tiled.reading(perm if values is not None else None)
-    scaled = col_scale is not None
-    packed = None if values is None else tiled.packed(values, reading, scaled=scaled)
-    T, dtype, feat = reading.structure, _NAMES[x.dtype], out.shape[1]
-    workspace = _memory(tiles_cuda.spmm_tiles_workspace(T, dtype, feat), x)
-    with _on_device_of(x):
-        tiles_cuda.spmm_tiles(
-            T,
-            dtype,
-            feat=feat,
-            ldx=x.stride(0),
-            data=_pointer(values),
-            perm=0 if values is None else T.rest_perm,
-            values=_pointer(packed),
-            X=x.data_ptr(),
-            row_scale=_pointer(rows),
-            tile_scale=_pointer(tile_rows),
-            col_scale=_pointer(col_scale),
-            out=out.data_ptr(),
-            workspace=_pointer(workspace),
-            stream=_stream(x),
-        )
+    args = (x, values, perm, row_scale, col_scale, reduce)
+    by_tiles = _BY_TILES.refuses is not None and not _BY_TILES.refuses(S, *args)
+    found: Tensor = (_BY_TILES.run if by_tiles else spmm_on_csr)(S, *args)
+    return found
 
 
 def spmm_arg(
@@ -252,47 +208,3 @@ def spmm_arg_da(
             stream=_stream(x),
         )
     return out
-
-
-def _sddmm_tiles(
-    tiled: Tiled,
-    x: Tensor,
-    y: Tensor,
-    out: Tensor,
-    row_scale: Tensor | None,
-    col_scale: Tensor | None,
-    perm: Tensor | None = None,
-) -> None:
-    x, y = _readable(x), _readable(y)
-    row_scale, col_scale = _factors(row_scale), _factors(col_scale)
-    reading, dtype = tiled.reading(perm), _NAMES[x.dtype]
-    T, heads, feat = reading.structure, x.shape[1] if x.dim() == 3 else 1, x.shape[-1]
-    workspace = _memory(tiles_cuda_edges.sddmm_tiles_workspace(T, dtype, heads=heads, feat=feat), x)
-    with _on_device_of(x):
-        tiles_cuda_edges.sddmm_tiles(
-            T,
-            dtype,
-            heads=heads,
-            feat=feat,
-            ldx=x.stride(0),
-            ldy=y.stride(0),
-            X=x.data_ptr(),
-            Y=y.data_ptr(),
-            perm=reading.numbers.data_ptr(),
-            row_scale=_pointer(row_scale),
-            col_scale=_pointer(col_scale),
-            out=out.data_ptr(),
-            workspace=_pointer(workspace),
-            stream=_stream(x),
-        )
-
-
-def _readable(x: Tensor) -> Tensor:
-    """``x``, or a copy of it, wider by zeros, whose heads begin where kernels of tiles read."""
-    x, feat = rows_apart(x), x.shape[-1]
-    width = tiles_cuda.copy_width(_NAMES[x.dtype], feat, ldx=x.stride(0), X=x.data_ptr())
-    if not width:
-        return x
-    copy = x.new_zeros(*x.shape[:-1], width)
-    copy[..., :feat] = x
-    return copy

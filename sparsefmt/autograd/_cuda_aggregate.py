@@ -6,10 +6,13 @@ from torch import Tensor
 from ..formats import primitives
 from ..formats.arrays import allocating, finish, on_device_of
 from ..interop.torch import from_tensor
-from ..ops.edges import cuda as edges_cuda
+from ..ops.edges.api import SDDMM
+from ..ops.engine import choose
 from ..ops.engine.structure import Structure
 from ..ops.matmul import cuda_aggregate as matmul_cuda_aggregate
-from . import _cuda, _kept, _tiles
+from ..ops.tiles.kernels import against_sddmm, against_spmm
+from ..ops.tiles.operands import prepared
+from . import _cuda, _kept
 from ._layout import rows_apart
 
 
@@ -23,11 +26,11 @@ def aggregate_backward(
     col_scale: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
     """``S`` is the transposed structure, scales are those of the product itself."""
-    if _tiles.given:
-        weighted = values is not None
-        product = _tiles.find(S, "spmm", grad, weighted=weighted, col_scale=row_scale)
-        if product or _tiles.find(S, "sddmm", x):
-            return _apart(S, x, grad, values, perm, row_scale, col_scale)
+    # A product and an sddmm of the transpose, where one of them goes by tiles.
+    product = grad, values, perm, col_scale, row_scale, "sum"
+    if prepared and not (against_spmm(S, *product) and against_sddmm(S, x, grad)):
+        dx = _cuda.spmm(S, *product)
+        return dx, choose.run(SDDMM, S, x, grad, col_scale, row_scale, perm=perm)
     dx, da = x.new_empty(S.n_rows, x.shape[1]), x.new_empty(S.nnz)
     x, grad, values = rows_apart(x), rows_apart(grad), _cuda._vector(values)
     row_scale, col_scale = _cuda._factors(row_scale), _cuda._factors(col_scale)
@@ -85,39 +88,3 @@ def _inverse(S: Structure, perm: Tensor) -> int:
             finish(array)  # synchronize!
             kept.inverses[perm.data_ptr()] = held
         return 0 if held[1] is None else int(held[1].data.ptr)
-
-
-def _apart(
-    S: Structure,
-    x: Tensor,
-    grad: Tensor,
-    values: Tensor | None,
-    perm: Tensor | None,
-    row_scale: Tensor | None,
-    col_scale: Tensor | None,
-) -> tuple[Tensor, Tensor]:
-    """By a product and an sddmm of the transpose, each by the tiles that it goes by."""
-    dx = _cuda.spmm(S, grad, values, perm, col_scale, row_scale, "sum")
-    da = x.new_empty(S.nnz)
-    if tiled := _tiles.find(S, "sddmm", x):
-        _cuda._sddmm_tiles(tiled, x, grad, da, col_scale, row_scale, perm)
-        return dx, da
-    x, grad = rows_apart(x), rows_apart(grad)
-    row_scale, col_scale = _cuda._factors(row_scale), _cuda._factors(col_scale)
-    with _cuda._on_device_of(x):
-        edges_cuda.sddmm_of_pointers(
-            S,
-            _cuda._NAMES[x.dtype],
-            heads=1,
-            feat=x.shape[1],
-            ldx=x.stride(0),
-            ldy=grad.stride(0),
-            X=x.data_ptr(),
-            Y=grad.data_ptr(),
-            out=da.data_ptr(),
-            stream=_cuda._stream(x),
-            row_scale=_cuda._pointer(col_scale),
-            col_scale=_cuda._pointer(row_scale),
-            perm=_cuda._pointer(perm),
-        )
-    return dx, da

@@ -4,7 +4,6 @@ So a library op takes the structure alone, and a tracer sees nothing of what is 
 """
 
 from threading import Lock, RLock
-from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
 from torch import Tensor
@@ -14,9 +13,7 @@ from ..formats.compressed import CSR
 from ..ops.engine.structure import Place as Place
 from ..ops.engine.structure import Structure, let_find
 from ..ops.engine.structure import place_of as place_of
-
-if TYPE_CHECKING:
-    from ._tiles import Given
+from ..ops.tiles.operands import PreparedTiles
 
 
 class Kept:
@@ -29,7 +26,7 @@ class Kept:
     def __init__(self, place: Place, csr: CSR) -> None:
         self.place, self.csr = place, csr._replace(data=None)
         self.lock = RLock()
-        self.given: Given | None = None
+        self.tiles: PreparedTiles | None = None
         #: By the place of a permutation: itself and, from its second use on, its inverse.
         self.inverses: dict[int, tuple[Tensor, Array | None]] = {}
 

@@ -71,6 +71,22 @@ class TorchMemory:
         """Zeroed memory on the device of ``like``."""
         return like.new_zeros(shape, dtype=_DTYPES[dtype])
 
+    def take(self, a: Tensor, places: Tensor) -> Tensor:
+        """The values at those places."""
+        return a.index_select(0, places)
+
+    def zero_where(self, a: Tensor, mask: Tensor) -> Tensor:
+        """A copy of ``a`` with 0 where the mask is set."""
+        return a.masked_fill(mask, 0)
+
+    def capturing(self) -> bool:
+        """Whether the current stream is captured for a CUDA graph."""
+        return torch.cuda.is_current_stream_capturing()
+
+    def finish(self, a: Tensor) -> None:
+        """Wait for the current stream, so that any stream may read ``a``."""
+        torch.cuda.current_stream(a.device).synchronize()  # synchronize!
+
     def stream(self, a: Tensor) -> int:
         """Torch's current stream on the device of ``a``."""
         return int(_raw_stream(a.get_device()))

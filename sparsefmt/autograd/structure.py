@@ -12,7 +12,6 @@ from ..errors import DtypeError, UnsupportedError
 from ..formats.arrays import finish
 from ..formats.built import Store
 from ..formats.compressed import CSC, CSR
-from ..formats.costs import Costs, checked
 from ..formats.sgt import check_tile
 from ..graph import Graph
 from ..interop.torch import from_tensor, to_tensor
@@ -20,9 +19,11 @@ from ..ops.cbsr.gradients import checked_order
 from ..ops.cbsr.windows import prepare_order
 from ..ops.engine.structure import Structure
 from ..ops.matmul import cuda as matmul_cuda
+from ..ops.tiles.costs import Costs, checked
 from ..reorder import Order
-from . import _kept, _tiles
+from . import _kept
 from ._kept import Kept
+from ._tiles import prepare_tiles
 
 #: What the functions take: a graph, or its tensors where a transformation has replaced them.
 GraphLike: TypeAlias = "Graph | GraphTensors"
@@ -214,7 +215,7 @@ def _prepare_tiles(
         tiles = (graph.transposed if flipped else graph).sgt(tile)
         side = side_of(graph, flipped)
         if side.shared is not None:
-            _tiles.give(side.shared, tiles, side.inverse_degree(torch.float32), costs)
+            prepare_tiles(side.shared, tiles, side.inverse_degree(torch.float32), costs)
 
 
 def wrong_graph(value: object) -> DtypeError:

@@ -1,9 +1,9 @@
-"""What a graph and its transpose share: the structure, what was built of it, and one lock."""
+"""What is built once of a structure: by a matrix, and by a graph and its transpose together."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import replace
 from threading import RLock
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 from weakref import WeakValueDictionary
 
 from ..partition import EdgeGroups
@@ -14,6 +14,28 @@ from .compressed import CSC, CSR
 
 #: Name, arguments, and whether the part is one of the transpose.
 Key: TypeAlias = tuple[Any, ...]
+Made = TypeVar("Made")
+
+
+class Built:
+    """What was built of a structure, or of its values: each once, for all that share them."""
+
+    def __init__(self) -> None:
+        self._lock = RLock()  # what is built may ask for something else
+        self._parts: dict[Hashable, Any] = {}
+
+    def parts(self) -> list[Any]:
+        """All that was built and kept."""
+        with self._lock:
+            return [*self._parts.values()]
+
+    def ask(self, key: Hashable, build: Callable[[], Made], *, keep: bool = True) -> Made:
+        """The part of that key; one that is built now is kept only where told."""
+        with self._lock:
+            found: Made = self._parts[key] if key in self._parts else build()
+            if keep:
+                self._parts[key] = found
+            return found
 
 
 class Store:

@@ -3,21 +3,20 @@
 import operator
 from collections.abc import Callable, Hashable
 from dataclasses import InitVar, dataclass, field
-from threading import RLock
-from typing import Any, ClassVar, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 
 from ..errors import DtypeError, ShapeError
 from . import checks
-from . import split as formats_split
 from .arrays import Array, allocating, finish, namespace, on_device_of
 from .base import Format, FormatName, Level
+from .built import Built, Made
 from .compressed import CSR
-from .costs import Costs, checked
-from .split import Split
 
-Made = TypeVar("Made")
+if TYPE_CHECKING:
+    from ..ops.tiles.costs import Costs
+    from ..ops.tiles.split import Split
 
 DEFAULT_TILE = (16, 8)
 MAX_TILE_CELLS = 65536
@@ -42,27 +41,6 @@ def check_tile(tile: object) -> tuple[int, int]:
             f"{MAX_TILE_CELLS} cells, use (16, 8) for instance."
         )
     return height, width
-
-
-class Kept:
-    """What was built of a structure, or of its values: each once, for all that share them."""
-
-    def __init__(self) -> None:
-        self._lock = RLock()  # what is built may ask for something else
-        self._made: dict[Hashable, Any] = {}
-
-    def made(self) -> list[Any]:
-        """All that is kept."""
-        with self._lock:
-            return [*self._made.values()]
-
-    def ask(self, key: Hashable, build: Callable[[], Made], *, keep: bool = True) -> Made:
-        """What has that key; if it is built, it is kept only where told."""
-        with self._lock:
-            found: Made = self._made[key] if key in self._made else build()
-            if keep:
-                self._made[key] = found
-            return found
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -170,7 +148,7 @@ class SGT(Format):
         dense = self.dense_tile_count
         return 1.0 - self.tile_count / dense if dense else 0.0
 
-    def split(self, costs: Costs | None = None) -> Split:
+    def split(self, costs: "Costs | None" = None) -> "Split":
         """Which entries go to matrix units, in the layout that they read, and which do not.
 
         Kept once built, one for each ``costs``; shared by what ``with_data`` gives.  Synchronises
@@ -188,10 +166,11 @@ class SGT(Format):
         DtypeError
             If ``costs`` are no ``Costs``.
         """
+        from ..ops.tiles import split
+        from ..ops.tiles.costs import Costs, checked
+
         costs = checked(costs) or Costs()
-        return self._keep(
-            ("split", costs), lambda: formats_split.split(self, self._structure(), costs)
-        )
+        return self._build(("split", costs), lambda: split.split(self, self._structure(), costs))
 
     def _structure(self) -> CSR:
         """The CSR whose order ``order`` and ``data`` go by, without values: the one it was made of.
@@ -205,33 +184,33 @@ class SGT(Format):
             finish(csr.indptr)  # synchronize!
             return csr
 
-        return self._keep("csr", build)
+        return self._build("csr", build)
 
     def _kept_arrays(self) -> list[Array]:
         """Those of its splits and of the CSR that it was made of, which products may read."""
-        kept: Kept | None = self.__dict__.get("_kept")
+        built: Built | None = self.__dict__.get("_of_structure")
         found: list[Array] = []
-        for one in [] if kept is None else kept.made():
-            if isinstance(one, Split):
-                found += one.arrays()
-            elif isinstance(one, CSR):
-                found += [one.indptr, one.indices]
+        for part in [] if built is None else built.parts():
+            if isinstance(part, CSR):
+                found += [part.indptr, part.indices]
+            elif hasattr(part, "arrays"):  # a split
+                found += part.arrays()
         return found
 
-    def _keep(self, key: Hashable, build: Callable[[], Made]) -> Made:
-        """What is built of the structure alone."""
-        kept: Kept = self.__dict__.setdefault("_kept", Kept())
-        return kept.ask(key, build)
+    def _build(self, key: Hashable, build: Callable[[], Made]) -> Made:
+        """What is built once of the structure, for all that have it."""
+        built: Built = self.__dict__.setdefault("_of_structure", Built())
+        return built.ask(key, build)
 
-    def _keep_values(self, key: Hashable, build: Callable[[], Made], *, keep: bool) -> Made:
-        """What is built of these values."""
-        kept: Kept = self.__dict__.setdefault("_kept_values", Kept())
-        return kept.ask(key, build, keep=keep)
+    def _build_of_values(self, key: Hashable, build: Callable[[], Made], *, keep: bool) -> Made:
+        """What is built once of these values."""
+        built: Built = self.__dict__.setdefault("_of_values", Built())
+        return built.ask(key, build, keep=keep)
 
     def _replace(self, **changes: Any) -> Self:
-        self.__dict__.setdefault("_kept", Kept())  # what has the same structure shares it
+        self.__dict__.setdefault("_of_structure", Built())  # what has the same structure shares it
         made = super()._replace(**changes)
-        made.__dict__.pop("_kept_values", None)
+        made.__dict__.pop("_of_values", None)
         return made
 
     def _check_cheap(self) -> None:

@@ -104,7 +104,7 @@ class AGNNConv(Module):
 def _has_tiles(graph: GraphLike) -> bool:
     """Whether tensor cores take products with the graph."""
     shared = given_tensors(graph).rows.shared
-    return shared is not None and shared.given is not None
+    return shared is not None and shared.tiles is not None
 
 
 def _composed(

@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING
 from .._lazy import resolver
 
 if TYPE_CHECKING:
-    from ..formats.costs import Costs as Costs
     from .attention.gat import gat as gat
     from .attention.gat import gat_attention as gat_attention
     from .attention.gat import gat_backward as gat_backward
@@ -33,10 +32,11 @@ if TYPE_CHECKING:
     from .sampling.api import sample_with_perm as sample_with_perm
     from .sampling.api import sampling_rate as sampling_rate
     from .sampling.api import spmm_sampled as spmm_sampled
+    from .tiles.costs import Costs as Costs
 
 #: Public name -> the module that defines it; resolved on first use (PEP 562).
 _PUBLIC = {
-    "Costs": ".formats.costs",
+    "Costs": "tiles.costs",
     "aggregate": "matmul.aggregation",
     "aggregate_backward": "matmul.aggregation",
     "compile_all": "engine.jit",

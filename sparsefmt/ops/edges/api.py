@@ -7,11 +7,11 @@ from ...errors import ShapeError
 from ...formats.arrays import Array
 from ...formats.base import Format
 from ...formats.cbsr import CBSR
-from ...formats.costs import Costs, checked
 from ..cbsr.gradients import sddmm_cbsr
 from ..engine import checks, choose
 from ..engine.table import Kernel, Op, Price, deferred
 from ..tiles import kernels as tiles_kernels
+from ..tiles.costs import Costs, checked
 from . import cuda
 
 

@@ -74,7 +74,7 @@ def sddmm(
     col_scale: Any = None,
     *,
     out: Any = None,
-    perm: int = 0,
+    perm: Any = None,
     **_: Any,
 ) -> Any:
     """``out[e, h] = r[i] c[j] <X_i, Y_j>`` over the features of head h, heads side by side.
@@ -99,7 +99,7 @@ def sddmm(
         vector = _vector(x | y, dtype, strides, feat)
         kernel = load("sddmm_csr_balanced", dtype, S.index_dtype, (vector,))
         scales = m.pointer(row_scale), m.pointer(col_scale)
-        arrays = (S.indptr, S.indices, S.start, x, y, *scales, perm, m.pointer(out))
+        arrays = (S.indptr, S.indices, S.start, x, y, *scales, m.pointer(perm), m.pointer(out))
         sizes = (S.nnz, *(row_bytes(stride, dtype) for stride in strides), S.blocks)
         width = _features_at_a_time(S, ITEMSIZE[dtype], heads, feat, vector)
         for begin in range(0, feat, width):

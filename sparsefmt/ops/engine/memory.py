@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from ...formats.arrays import Array, allocating, import_cupy, is_cupy
+from ...formats.arrays import Array, allocating, finish, import_cupy, is_cupy
 
 HERE: AbstractContextManager[object] = nullcontext()
 
@@ -42,6 +42,18 @@ class Memory(Protocol):
 
     def zeros(self, shape: Sequence[int], dtype: str, like: Any) -> Any:
         """Zeroed memory on the device of ``like``."""
+
+    def take(self, a: Any, places: Any) -> Any:
+        """The values at those places."""
+
+    def zero_where(self, a: Any, mask: Any) -> Any:
+        """A copy of ``a`` with 0 where the mask is set."""
+
+    def capturing(self) -> bool:
+        """Whether the current stream is captured for a CUDA graph."""
+
+    def finish(self, a: Any) -> None:
+        """Wait for the current stream, so that any stream may read ``a``."""
 
     def stream(self, a: Any) -> int:
         """Address of the caller's current stream on the device of ``a``; read at each launch."""
@@ -103,6 +115,24 @@ class CupyMemory:
         """Zeroed memory on the device of ``like``."""
         with self.on_device(like), allocating(f"a result of shape {shape}"):
             return self._cupy.zeros(shape, dtype)
+
+    def take(self, a: Any, places: Any) -> Any:
+        """The values at those places."""
+        with self.on_device(a), allocating(f"{len(places)} values"):
+            return a[places]
+
+    def zero_where(self, a: Any, mask: Any) -> Any:
+        """A copy of ``a`` with 0 where the mask is set."""
+        with self.on_device(a), allocating(f"{len(a)} values"):
+            return self._cupy.where(mask, a.dtype.type(0), a)
+
+    def capturing(self) -> bool:
+        """Whether the current stream is captured for a CUDA graph."""
+        return bool(self._current_stream().is_capturing())
+
+    def finish(self, a: Any) -> None:
+        """Wait for the current stream, so that any stream may read ``a``."""
+        finish(a)  # synchronize!
 
     def stream(self, a: Any) -> int:
         """CuPy's current stream."""

@@ -8,10 +8,13 @@ from ...formats.arrays import Array, namespace
 from ...formats.base import Format
 from ...formats.compressed import CSR
 from ...formats.coo import COO
-from ...formats.costs import Costs, checked
 from ..engine import checks, choose
 from ..engine.choose import pointer, row_stride
+from ..engine.memory import memory_of
+from ..engine.structure import Structure, structure_of
+from ..engine.table import Kernel
 from ..tiles import kernels as tiles_kernels
+from ..tiles.costs import Costs, checked
 
 REDUCTIONS = ("sum", "mean", "max", "min")
 
@@ -109,37 +112,42 @@ def spmm(
 # Launchers
 
 
-def _spmm_csr_gpu(
-    A: CSR,
-    X: Array,
-    *,
-    out: Array,
+def spmm_on_csr(
+    A: CSR | Structure,
+    x: Any,
+    values: Any = None,
+    perm: Any = None,
+    row_scale: Any = None,
+    col_scale: Any = None,
     reduce: str = "sum",
-    row_scale: Array | None = None,
-    col_scale: Array | None = None,
-    arg: Array | None = None,
+    *,
+    out: Any = None,
+    arg: Any = None,
     **_: Any,
-) -> None:
+) -> Any:
+    """``out = diag(r) reduce(a c X)`` of a CSR on a GPU, by arrays of any library."""
     from . import cuda
 
-    S, feat = cuda.structure(A), X.shape[1]
-    nbytes = cuda.spmm_workspace(S, str(X.dtype), feat, arg=arg is not None)
-    workspace = namespace(X).empty(nbytes, np.uint8) if nbytes else None
-    cuda.spmm(
-        S,
-        str(X.dtype),
-        reduce,
-        feat=feat,
-        ldx=row_stride(X),
-        data=pointer(A.data),
-        X=pointer(X),
-        row_scale=pointer(row_scale),
-        col_scale=pointer(col_scale),
-        out=pointer(out),
-        arg=pointer(arg),
-        workspace=pointer(workspace),
-        stream=cuda.stream(),
-    )
+    S, m = structure_of(A), memory_of(x)
+    if values is None and isinstance(A, CSR):
+        values = A.data
+    dtype, feat = m.dtype(x), x.shape[1]
+    out = m.empty((S.n_rows, feat), dtype, x) if out is None else out
+    x, values = m.rows_in_place(x), m.contiguous(values)
+    row_scale, col_scale = m.factors(row_scale), m.factors(col_scale)
+    nbytes = cuda.spmm_workspace(S, dtype, feat, arg=arg is not None)
+    workspace = m.empty((nbytes,), "uint8", x) if nbytes else None
+    with m.on_device(x):
+        cuda.spmm(
+            *(S, dtype, reduce), feat=feat, ldx=m.row_stride(x), data=m.pointer(values),
+            perm=m.pointer(perm), X=m.pointer(x), row_scale=m.pointer(row_scale),
+            col_scale=m.pointer(col_scale), out=m.pointer(out), arg=m.pointer(arg),
+            workspace=m.pointer(workspace), stream=m.stream(x),
+        )  # fmt: skip
+    return out
+
+
+_spmm_csr_gpu = spmm_on_csr  # the old name
 
 
 def _spmm_coo_gpu(
@@ -222,12 +230,28 @@ def _rows() -> tuple[choose.Kernel, ...]:
 
     return (
         row("spmm_csr_balanced", _spmm_csr_gpu, gpu, csr),
-        *tiles_kernels.spmm_rows(_spmm_csr_gpu),
+        *map(_as_before, tiles_kernels.spmm_kernels(spmm_on_csr)),
         row("spmm_coo_atomic", _spmm_coo_gpu, gpu, coo, _sums, deterministic=False),
         row("spmm_csr_numba", _spmm_csr_numba, cpu, csr),
         row("spmm_coo_numba", _spmm_coo_numba, cpu, coo, _sums),
         choose.through_csr("spmm"),
     )
+
+
+def _as_before(kernel: Kernel) -> choose.Kernel:
+    """A row of the new table in the old one, until spmm has its own."""
+    on_cpu = choose.on_cpu if kernel.place == "cpu" else choose.on_gpu
+    conditions = [on_cpu] if kernel.place != "any" else []
+    conditions += [choose.is_format(one) for one in kernel.formats if len(kernel.formats) == 1]
+    conditions += [kernel.refuses] if kernel.refuses else []
+
+    def supports(A: Format, X: Array, **options: Any) -> list[str]:
+        return choose.all_of(*conditions)(A, X, values=getattr(A, "data", None), **options)
+
+    def run(A: Format, X: Array, **options: Any) -> None:
+        kernel.run(A, X, values=getattr(A, "data", None), **options)
+
+    return choose.Kernel("spmm", kernel.name, supports, run, note=kernel.note)
 
 
 choose.register(*_rows())

@@ -26,24 +26,32 @@ RUN = 1024
 def spmm(
     A: SGT,
     X: Array,
-    row_scale: Array | None,
-    col_scale: Array | None,
-    out: Array,
+    values: Array | None = None,
+    perm: Array | None = None,
+    row_scale: Array | None = None,
+    col_scale: Array | None = None,
+    reduce: str = "sum",
     *,
-    mean: bool,
-) -> None:
+    out: Array | None = None,
+    **_: Any,
+) -> Array:
     """``out[i] = r[i] * sum of a[e] * c[j] * X[j]`` over the entries of row i, or their mean."""
+    out = np.empty((A.n_rows, X.shape[1]), X.dtype) if out is None else out
     scales = values_of(row_scale, X), values_of(col_scale, X)
-    values = A.order, values_of(A.data, X)
+    weights = A.order, values_of(values, X)
     with writing(out) as (Y, pieces):
-        _spmm(*_windows(A), values, flat(X), scales, flat(Y), mean, pieces)
+        _spmm(*_windows(A), weights, flat(X), scales, flat(Y), reduce == "mean", pieces)
+    return out
 
 
-def sddmm(A: SGT, X: Array, Y: Array, out: Array) -> None:
-    """``out[order[e], h] = <X[i, h], Y[j, h]>``; (n, heads, feat), (m, heads, feat)."""
+def sddmm(A: SGT, X: Array, Y: Array, *_: Any, out: Array | None = None, **__: Any) -> Array:
+    """``out[order[e], h] = <X[i, h], Y[j, h]>``: (n, heads, feat) twice to (nnz, heads)."""
+    out = np.empty((A.nnz, *X.shape[1:-1]), X.dtype) if out is None else out
+    shape = X.shape[1:] if X.ndim == 3 else (1, X.shape[1])
     x, y = flat(X), flat(Y)
     with writing(out) as (products, pieces):
-        _sddmm(*_windows(A), A.order, x, y, X.shape[1:], products.reshape(-1), pieces)
+        _sddmm(*_windows(A), A.order, x, y, shape, products.reshape(-1), pieces)
+    return out
 
 
 def _windows(A: SGT) -> tuple[Any, Any]:

@@ -1,24 +1,29 @@
-"""Launches on the tiles of an SGT: tensor cores for those entries that pay, CSR for the rest.
+"""Launch SpMM by tiles: tensor cores for those entries that pay, the CSR kernel for the rest.
 
-Conventions as in ``_launch``.  Scales are float32 for every dtype that tensor cores take.
+Scales are float32 for every dtype that tensor cores take.
 """
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import product
+from typing import Any
 
-from ...formats.cells import SLAB
-from ...formats.split import Split
+from ...formats.sgt import SGT
 from ..engine import jit
 from ..engine.launch import ITEMSIZE, row_bytes
+from ..engine.memory import memory_of
 from ..engine.structure import Structure
-from ..matmul.cuda import spmm, spmm_workspace, structure
+from .cells import SLAB
+from .costs import Costs
+from .operands import Packed, TileStructure, find_operands
 
 CAPABILITY = (8, 0)
-#: Features that a block takes at a time, by the rows of its window: what sgt.cu is compiled for.
+#: Features that a block takes at a time, by the rows of its window: what spmm.cu is compiled for.
 #: The first if there are no more of them, else the last.
 SLICES = {16: (32, 64), 32: (32, 64), 64: (32, 64), 128: (64,)}
 
-UNWEIGHTED, DIRECT, SCALED, BAKED = range(4)  # as in sgt.cu
+UNWEIGHTED, DIRECT, SCALED, BAKED = range(4)  # as in spmm.cu
 #: Of each dtype that tensor cores take; float16 has no range for scaled values.
 WEIGHTS = {
     "float16": (UNWEIGHTED, DIRECT, BAKED),
@@ -28,40 +33,18 @@ WEIGHTS = {
 DTYPES = tuple(WEIGHTS)
 ADD = 1
 BYTES = 16  # rows of X are copied to the chip in words of so many
-#: As in sgt.cu: slabs of which it keeps on chip what tells where operands lie.
+#: As in spmm.cu: slabs of which it keeps on chip what tells where operands lie.
 RING = 32
-#: As in sgt.cu: steps of which it keeps values on chip that it puts there one by one.
+#: As in spmm.cu: steps of which it keeps values on chip that it puts there one by one.
 BUFFERS = 3
 
-PARAMETERS = {"spmm_sgt_mma": "11PqIIii", "spmm_sgt_parts": "4P2q4i"}
+_FILE = "tiles/spmm.cu"
+#: Parameters of each kernel as the module ``struct`` packs them: pointers, 8 and 4-byte integers.
+_PARAMETERS = {"spmm_sgt_mma": "11PqIIii", "spmm_sgt_parts": "4P2q4i"}
 
 
 @dataclass(frozen=True, slots=True)
-class TileStructure:
-    """A ``Split`` that takes something, on a GPU, as the kernels see it: sizes and pointers."""
-
-    n_rows: int
-    n_cols: int
-    nnz: int
-    index_dtype: str
-    height: int
-    n_items: int
-    n_cuts: int
-    n_parts: int
-    items: int
-    cuts: int
-    columns: int
-    masks: int
-    starts: int
-    cells: int
-    n_cells: int
-    baked: bool
-    rest: Structure | None
-    rest_perm: int
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
+class LaunchShape:
     """One launch of ``spmm_sgt_mma``."""
 
     constants: tuple[int, int, int]  #: height, features of a slice, weights
@@ -71,29 +54,13 @@ class Plan:
     shared: int  #: bytes
 
 
-def tile_structure(split: Split, shape: tuple[int, int]) -> TileStructure:
-    """The structure of an SGT of that shape on a GPU; holds as long as the split does."""
-    rest, perm = split.rest, split.rest_perm
-    return TileStructure(
-        n_rows=shape[0],
-        n_cols=shape[1],
-        nnz=split.nnz,
-        index_dtype=split.items.dtype.name,
-        height=split.height,
-        n_items=len(split.items),
-        n_cuts=len(split.cuts),
-        n_parts=split.n_parts,
-        items=split.items.data.ptr,
-        cuts=split.cuts.data.ptr,
-        columns=split.columns.data.ptr,
-        masks=split.masks.data.ptr,
-        starts=split.starts.data.ptr,
-        cells=split.cells.data.ptr,
-        n_cells=split.n_cells,
-        baked=split.baked,
-        rest=None if rest is None else structure(rest),
-        rest_perm=0 if perm is None else perm.data.ptr,
-    )
+def instantiations() -> Iterator[tuple[str, str]]:
+    """Every kernel of SpMM by tiles that may be launched: file and C++ name."""
+    shapes = [(height, width) for height, widths in SLICES.items() for width in widths]
+    for types in product(DTYPES, ("int32", "int64")):
+        for shape, weights in product(shapes, WEIGHTS[types[0]]):
+            yield _FILE, jit.expression("spmm_sgt_mma", types, (*shape, weights))
+        yield _FILE, jit.expression("spmm_sgt_parts", types, ())
 
 
 # How a launch is cut
@@ -105,8 +72,8 @@ def slice_of(height: int, feat: int) -> int:
     return narrow if feat <= narrow else wide
 
 
-def cut(height: int, width: int) -> tuple[int, int]:
-    """Warps of a block, and tiles of 16 rows that each has: ``Cut`` in sgt.cu."""
+def team(height: int, width: int) -> tuple[int, int]:
+    """Warps of a block, and tiles of 16 rows that each has: ``Cut`` in spmm.cu."""
     across = 1 if width == 32 else width // 32 if height == 16 else 2
     tall = 2 if height == 128 or (height == 64 and across > 1) else 1
     return height // 16 // tall * across, tall
@@ -131,106 +98,125 @@ def _up(size: int, multiple: int) -> int:
 
 
 @lru_cache(maxsize=4096)
-def _plan(dtype: str, index_dtype: str, height: int, feat: int, ldx: int, weights: int) -> Plan:
+def launch_shape(
+    dtype: str, index_dtype: str, height: int, feat: int, stride: int, weights: int
+) -> LaunchShape:
+    """The shape of such a launch; ``stride`` counts the values between rows of X."""
     width = slice_of(height, feat)
-    return Plan(
+    return LaunchShape(
         constants=(height, width, weights),
         slices=-(-feat // width),
-        stride=row_bytes(ldx, dtype),
-        threads=cut(height, width)[0] * jit.WARP,
+        stride=row_bytes(stride, dtype),
+        threads=team(height, width)[0] * jit.WARP,
         shared=shared_bytes(dtype, index_dtype, height, width, weights),
     )
 
 
-# What a caller provides
+# What kernels read in place
 
 
-def copy_width(dtype: str, feat: int, *, ldx: int, X: int) -> int:
+def copy_width(dtype: str, feat: int, *, stride: int, pointer: int) -> int:
     """0 if rows of X are read where they lie; else values from row to row of the copy to make.
 
     Rows begin, and end, at multiples of 16 bytes, so that no word reaches beyond them.  What lies
     in a copy behind ``feat`` is read and not used.
     """
     size = ITEMSIZE[dtype]
-    return 0 if (X | ldx * size | feat * size) % BYTES == 0 else _up(feat * size, BYTES) // size
+    aligned = (pointer | stride * size | feat * size) % BYTES == 0
+    return 0 if aligned else _up(feat * size, BYTES) // size
 
 
-def spmm_tiles_workspace(T: TileStructure, dtype: str, feat: int) -> int:
-    """Bytes for the parts of windows that several blocks share, and what the rest takes."""
-    rest = 0 if T.rest is None else spmm_workspace(T.rest, dtype, feat, arg=False)
-    return _parts_bytes(T, dtype, feat) + rest
-
-
-def _parts_bytes(T: TileStructure, dtype: str, feat: int) -> int:
-    return 4 * T.n_parts * T.height * _up(feat, slice_of(T.height, feat))
+def readable(x: Any) -> Any:
+    """``x``, or a copy of it, wider by zeros, whose rows and heads begin as kernels ask."""
+    m = memory_of(x)
+    x, feat = m.rows_in_place(x), x.shape[-1]
+    width = copy_width(m.dtype(x), feat, stride=m.row_stride(x), pointer=m.pointer(x))
+    if not width:
+        return x
+    copy = m.zeros((*x.shape[:-1], width), m.dtype(x), x)
+    copy[..., :feat] = x
+    return copy
 
 
 # SpMM
 
 
-def spmm_tiles(
-    T: TileStructure,
-    dtype: str,
+def spmm(
+    on_csr: Callable[..., Any],
+    A: SGT | Structure,
+    x: Any,
+    values: Any = None,
+    perm: Any = None,
+    row_scale: Any = None,
+    col_scale: Any = None,
+    reduce: str = "sum",
     *,
-    feat: int,
-    ldx: int,
-    data: int,
-    perm: int,
-    values: int,
-    X: int,
-    row_scale: int,
-    tile_scale: int,
-    col_scale: int,
-    out: int,
-    workspace: int,
-    stream: int,
-) -> None:
-    """``out = diag(r) a c X``, sums only.
+    costs: Costs | None = None,
+    out: Any = None,
+    **_: Any,
+) -> Any:
+    """``out = diag(r) a c X``, a sum or mean, where ``against_spmm`` has no reason against it.
 
-    ``values`` are those of the entries in tiles, or if ``T.baked`` and without ``col_scale`` those
-    of all cells, 0 where there is no entry; 16-byte aligned then.  ``data`` are those of the rest,
-    or if there is a ``perm`` ``data[perm]``.
-    ``tile_scale`` is ``row_scale`` with 0 in rows without entries in tiles, whose sums are 0 too
-    and stay so if ``r`` is Inf or NaN.  X is as ``copy_width`` asks; ``workspace`` begins at a
-    multiple of 16 bytes.
+    The value of entry e is ``values[perm[e]]``, of an SGT its own; ``on_csr`` multiplies the rest.
     """
+    weighted = values is not None or col_scale is not None
+    found = find_operands(A, "spmm", x, costs, weighted=weighted)
+    if found is None:  # another thread has just prepared other tiles
+        return on_csr(A, x, values, perm, row_scale, col_scale, reduce, out=out)
+    tiles, operands = found
+    m, T, feat = memory_of(x), operands.structure, x.shape[1]
+    if out is None:
+        out = m.empty((T.n_rows, feat), m.dtype(x), x)
     if not (T.n_rows and feat):
-        return
-    flags = 0
-    if T.rest is not None:
-        flags = ADD
-        spmm(
-            *(T.rest, dtype, "sum"), feat=feat, ldx=ldx, data=data, X=X, row_scale=row_scale,
-            col_scale=col_scale, out=out, arg=0, stream=stream, perm=perm,
-            workspace=workspace + _parts_bytes(T, dtype, feat),
-        )  # fmt: skip
-    weights = SCALED if col_scale else UNWEIGHTED if not values else BAKED if T.baked else DIRECT
-    plan = _plan(dtype, T.index_dtype, T.height, feat, ldx, weights)
-    kernel = _load("spmm_sgt_mma", dtype, T.index_dtype, plan.constants, shared=plan.shared)
+        return out
+    values, col_scale = m.contiguous(values), m.factors(col_scale)
+    with m.on_device(x):
+        shares = tiles.shares() if reduce == "mean" else None
+        rows, tile_rows = operands.row_factors(m.factors(row_scale), shares)
+        baked = operands.split.baked and col_scale is None
+        packed = tiles.packed(operands, values, perm, baked=baked)
+        x = readable(x)
+        if T.rest is not None:
+            of_rest = x if x.shape[1] == feat else x[:, :feat]
+            on_csr(T.rest, of_rest, packed.rest, packed.perm, rows, col_scale, out=out)
+        _launch(T, x, packed, baked, tile_rows, col_scale, out)
+    return out
+
+
+def _launch(
+    T: TileStructure, x: Any, packed: Packed, baked: bool, row_scale: Any, col_scale: Any, out: Any
+) -> None:
+    m, feat = memory_of(x), out.shape[1]
+    dtype, values, flags = m.dtype(x), m.pointer(packed.tiles), ADD * (T.rest is not None)
+    weights = SCALED if col_scale is not None else UNWEIGHTED
+    if values and weights == UNWEIGHTED:
+        weights = BAKED if baked else DIRECT
+    shape = launch_shape(dtype, T.index_dtype, T.height, feat, m.row_stride(x), weights)
+    pitch = shape.slices * shape.constants[1]
+    sums = m.empty((4 * T.n_parts * T.height * pitch,), "uint8", x) if T.n_parts else None
+    scale, workspace, to, stream = *map(m.pointer, (row_scale, sums, out)), m.stream(x)
+    kernel = load("spmm_sgt_mma", dtype, T.index_dtype, shape.constants, shared=shape.shared)
     kernel(
-        T.n_items * plan.slices,
+        T.n_items * shape.slices,
         (
-            *(T.items, T.columns, T.masks, T.starts, T.cells, values, col_scale, tile_scale),
-            *(X, out, workspace, T.n_rows, plan.stride, T.n_items, feat, flags),
+            *(T.items, T.columns, T.masks, T.starts, T.cells, values, m.pointer(col_scale)),
+            *(scale, m.pointer(x), to, workspace),
+            *(T.n_rows, shape.stride, T.n_items, feat, flags),
         ),
-        threads=plan.threads,
-        shared=plan.shared,
+        threads=shape.threads,
+        shared=shape.shared,
         stream=stream,
     )
     if T.n_cuts:
-        kernel = _load("spmm_sgt_parts", dtype, T.index_dtype)
-        pitch = plan.slices * plan.constants[1]
+        kernel = load("spmm_sgt_parts", dtype, T.index_dtype)
         kernel(
             jit.warps_to_blocks(T.n_cuts * T.height * -(-feat // jit.WARP)),
-            (
-                *(T.cuts, workspace, tile_scale, out),
-                *(T.n_rows, pitch, T.n_cuts, T.height, feat, flags),
-            ),
+            (T.cuts, workspace, scale, to, T.n_rows, pitch, T.n_cuts, T.height, feat, flags),
             stream=stream,
         )
 
 
-def _load(
+def load(
     kernel: str,
     dtype: str,
     index_dtype: str,
@@ -238,5 +224,6 @@ def _load(
     *,
     shared: int = 0,
 ) -> jit.Kernel:
+    """Load a kernel of SpMM by tiles."""
     types = dtype, index_dtype
-    return jit.load("tiles/spmm.cu", kernel, PARAMETERS[kernel], types, constants, shared=shared)
+    return jit.load(_FILE, kernel, _PARAMETERS[kernel], types, constants, shared=shared)

@@ -1,29 +1,42 @@
-"""SDDMM by the tiles of an SGT: tensor cores for those entries that pay, CSR for the rest.
+"""Launch SDDMM by tiles: tensor cores for those entries that pay, the CSR kernel for the rest."""
 
-Conventions as in ``_launch_tiles``.
-"""
-
+from collections.abc import Callable, Iterator
 from functools import lru_cache
+from itertools import product
+from typing import Any
 
-from ...formats.cells import SLAB
-from ..edges import cuda as edges_cuda
+from ...formats.sgt import SGT
 from ..edges.cuda import RESIDENT_BYTES
 from ..engine import jit
 from ..engine.launch import ITEMSIZE, fill, row_bytes
-from .cuda import TileStructure
+from ..engine.memory import memory_of
+from ..engine.structure import Structure
+from .cells import SLAB
+from .costs import Costs
+from .cuda import DTYPES, SLICES, readable
+from .operands import TileStructure, find_operands
 
-#: Bytes of features that a block takes: what sddmm_sgt.cu is compiled for.  More take several
+#: Bytes of features that a block takes: what sddmm.cu is compiled for.  More take several
 #: launches.
 ROWS = (128, 256, 512)
-#: As in sddmm_sgt.cu.
+#: As in sddmm.cu.
 STAGES = 3
 ADD, KEEP, TOGETHER = 1, 2, 4
 
-PARAMETERS = "11P2q3I4i"
+_FILE = "tiles/sddmm.cu"
+#: Parameters as the module ``struct`` packs them: pointers, 8 and 4-byte integers.
+_PARAMETERS = "11P2q3I4i"
+
+
+def instantiations() -> Iterator[tuple[str, str]]:
+    """Every kernel of SDDMM by tiles that may be launched: file and C++ name."""
+    for types in product(DTYPES, ("int32", "int64")):
+        for constants in product(SLICES, ROWS, (0, 1)):
+            yield _FILE, jit.expression("sddmm_sgt_mma", types, constants)
 
 
 def block(height: int, row: int) -> tuple[int, int]:
-    """Threads of a block, and the bytes it has on chip: ``Block`` in sddmm_sgt.cu."""
+    """Threads of a block, and the bytes it has on chip: ``Block`` in sddmm.cu."""
     tall = 1 if height < 64 else 2
     deep = 2 if tall * row > 512 else 1
     slabs = 1 if row > 256 or height == 16 else 2
@@ -32,7 +45,7 @@ def block(height: int, row: int) -> tuple[int, int]:
 
 
 @lru_cache(maxsize=4096)
-def _ranges(dtype: str, feat: int) -> tuple[int, tuple[tuple[int, int], ...]]:
+def launches(dtype: str, feat: int) -> tuple[int, tuple[tuple[int, int], ...]]:
     """Bytes of features of a block, and where each launch begins, with its flags."""
     size = ITEMSIZE[dtype]
     row = next((one for one in ROWS if one >= feat * size), ROWS[-1])
@@ -41,61 +54,64 @@ def _ranges(dtype: str, feat: int) -> tuple[int, tuple[tuple[int, int], ...]]:
     return row, tuple((one, ADD * (one > 0) | KEEP * (one < last)) for one in begins)
 
 
-def sddmm_tiles_workspace(T: TileStructure, dtype: str, *, heads: int, feat: int) -> int:
-    """Bytes for the sums of features that take several launches: 4 an entry in tiles and head."""
-    return 4 * _taken(T) * heads if feat * ITEMSIZE[dtype] > ROWS[-1] else 0
-
-
-def _taken(T: TileStructure) -> int:
-    return T.nnz - (0 if T.rest is None else T.rest.nnz)
-
-
-def sddmm_tiles(
-    T: TileStructure,
-    dtype: str,
+def sddmm(
+    on_csr: Callable[..., Any],
+    A: SGT | Structure,
+    X: Any,
+    Y: Any,
+    row_scale: Any = None,
+    col_scale: Any = None,
     *,
-    heads: int,
-    feat: int,
-    ldx: int,
-    ldy: int,
-    X: int,
-    Y: int,
-    perm: int,
-    out: int,
-    workspace: int,
-    stream: int,
-    row_scale: int = 0,
-    col_scale: int = 0,
-) -> None:
+    perm: Any = None,
+    costs: Costs | None = None,
+    out: Any = None,
+    **_: Any,
+) -> Any:
     """``out[e, h] = r[i] c[j] <X_i, Y_j>`` over the features of head h, heads side by side.
 
-    ``perm`` has the place in ``out`` of each entry in tiles, ``T.rest_perm`` of each other one.
-    X, Y, their rows and each head begin at multiples of 16 bytes, as ``copy_width`` asks; what a
-    copy has behind a head is 0 in both and counts as features.
+    Entry e is ``out[perm[e]]`` where given.  ``on_csr`` makes the products of the rest.
     """
+    found = find_operands(A, "sddmm", X, costs)
+    if found is None:  # another thread has just prepared other tiles
+        return on_csr(A, X, Y, row_scale, col_scale, out=out, perm=perm)
+    m, operands = memory_of(X), found[1]
+    T, dtype, heads = operands.structure, m.dtype(X), X.shape[1] if X.ndim == 3 else 1
+    if out is None:
+        out = m.empty((T.nnz, *X.shape[1:-1]), dtype, X)
     if not (T.nnz and heads):
-        return
-    if not feat:
-        fill(out, T.nnz * heads * ITEMSIZE[dtype], 0, stream)
-        return
-    if T.rest is not None:
-        edges_cuda.sddmm_of_pointers(
-            *(T.rest, dtype), heads=heads, feat=feat, ldx=ldx, ldy=ldy, X=X, Y=Y, perm=T.rest_perm,
-            row_scale=row_scale, col_scale=col_scale, out=out, stream=stream,
-        )  # fmt: skip
-    row, ranges = _ranges(dtype, feat)
-    x_stride, y_stride = row_bytes(ldx, dtype), row_bytes(ldy, dtype)
+        return out
+    row_scale, col_scale = m.factors(row_scale), m.factors(col_scale)
+    with m.on_device(X):
+        if not X.shape[-1]:
+            fill(m.pointer(out), T.nnz * heads * ITEMSIZE[dtype], 0, m.stream(X))
+            return out
+        # What a copy has behind a head is 0 in both and counts as features.
+        X, Y, numbers = readable(X), readable(Y), operands.numbers(perm)
+        if T.rest is not None:
+            on_csr(T.rest, X, Y, row_scale, col_scale, out=out, perm=numbers.rest)
+        _launch(T, X, Y, numbers.tiles, row_scale, col_scale, out)
+    return out
+
+
+def _launch(
+    T: TileStructure, X: Any, Y: Any, numbers: Any, row_scale: Any, col_scale: Any, out: Any
+) -> None:
+    m, heads, feat = memory_of(X), X.shape[1] if X.ndim == 3 else 1, X.shape[-1]
+    dtype, scaled = m.dtype(X), row_scale is not None or col_scale is not None
+    row, ranges = launches(dtype, feat)
+    # Sums of features that take several launches: 4 bytes an entry in tiles and head.
+    sums = m.empty((4 * T.taken * heads,), "uint8", X) if len(ranges) > 1 else None
+    x_stride, y_stride = row_bytes(m.row_stride(X), dtype), row_bytes(m.row_stride(Y), dtype)
     # All heads of an entry are written at a time, or the rows of one head read: what the L2 holds.
     order = TOGETHER if T.n_cols * y_stride <= RESIDENT_BYTES else 0
-    parts = workspace if len(ranges) > 1 else 0
     threads, shared = block(T.height, row)
-    constants = (T.height, row, int(bool(parts or row_scale or col_scale)))
+    constants = (T.height, row, int(sums is not None or scaled))
     types = dtype, T.index_dtype
-    kernel = jit.load(
-        "tiles/sddmm.cu", "sddmm_sgt_mma", PARAMETERS, types, constants, shared=shared
-    )
-    arrays = (T.items, T.columns, T.starts, T.cells, perm, X, Y, row_scale, col_scale, out, parts)
-    sizes = (T.n_rows, _taken(T), x_stride, y_stride, T.n_items, heads, feat)
+    kernel = jit.load(_FILE, "sddmm_sgt_mma", _PARAMETERS, types, constants, shared=shared)
+    arrays = map(m.pointer, (numbers, X, Y, row_scale, col_scale, out, sums))
+    sizes = (T.n_rows, T.taken, x_stride, y_stride, T.n_items, heads, feat)
+    args = (T.items, T.columns, T.starts, T.cells, *arrays, *sizes)
+    blocks, stream = T.n_items * heads, m.stream(X)
     for begin, flags in ranges:
-        args = (*arrays, *sizes, begin, flags | order)
-        kernel(T.n_items * heads, args, threads=threads, shared=shared, stream=stream)
+        bounds = begin, flags | order
+        kernel(blocks, (*args, *bounds), threads=threads, shared=shared, stream=stream)

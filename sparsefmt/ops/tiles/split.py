@@ -1,7 +1,7 @@
 """Which entries of an SGT go to matrix units, in the layout those read, and which do not.
 
 What concerns windows is decided here, on the CPU and by NumPy, so that all devices decide alike;
-``_slabs`` counts and places the entries.
+``slabs`` counts and places the entries.
 """
 
 from dataclasses import dataclass, replace
@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from . import primitives
-from . import slabs as formats_slabs
-from .arrays import Array, allocating, finish, namespace, on_device_of, send
+from ...formats import primitives
+from ...formats.arrays import Array, allocating, finish, namespace, on_device_of, send
+from ...formats.compressed import CSR
+from . import slabs as tile_slabs
 from .cells import LANES, SLAB, place
-from .compressed import CSR
 from .costs import Costs
 from .slab_kernels import MOST
 from .slabs import NEVER, Held, Plan
 
 if TYPE_CHECKING:
-    from .sgt import SGT
+    from ...formats.sgt import SGT
 
 #: Heights of windows that the kernels are made for.
 HEIGHTS = (16, 32, 64, 128)
@@ -51,9 +51,9 @@ class Split:
     items: Array  #: (n_items, 4) window, first slab, end, and the part it sums into or -1
     cuts: Array  #: (n_cuts, 4) window of several parts, first part, end, 0
     columns: Array  #: (n_slabs, 16) columns; behind the last of a window that one again
-    masks: Array  #: (n_slabs, 32, height / 16) uint8, bits as ``_cells.mask_bit`` numbers them
+    masks: Array  #: (n_slabs, 32, height / 16) uint8, bits as ``cells.mask_bit`` numbers them
     starts: Array  #: (n_slabs * height / 16 + 1,) first entry of each slab and tile of 16 rows
-    cells: Array  #: (taken,) uint16, cell of each entry in its slab: ``_cells.cell``
+    cells: Array  #: (taken,) uint16, cell of each entry in its slab: ``cells.cell``
     perm: Array  #: (taken,) place of each entry in CSR order
     rest: CSR | None  #: the other entries, without values; None if there are none, or all are
     rest_perm: Array | None  #: their places in CSR order
@@ -121,10 +121,10 @@ def _split(A: "SGT", csr: CSR, costs: Costs) -> Split:
         [plan.least, plan.slab_ptr, plan.entry_ptr, items, cuts], like=A.order
     )
     plan = replace(plan, least=least, slab_ptr=slab_ptr, entry_ptr=entry_ptr)
-    slabs = formats_slabs.gather(A, held, plan)
+    slabs = tile_slabs.gather(A, held, plan)
     rest, rest_perm = None, None
     if slabs.taken is not None:
-        rest, rest_perm = formats_slabs.remaining(csr, slabs.taken, A.nnz - plan.taken)
+        rest, rest_perm = tile_slabs.remaining(csr, slabs.taken, A.nnz - plan.taken)
     return Split(
         items=items,
         cuts=cuts,
@@ -170,9 +170,9 @@ def _decide(A: "SGT", costs: Costs) -> tuple[Plan, Held] | None:
         return None
     step = max((one for one in STEPS if one * SAMPLE <= A.n_windows), default=1)
     looked_at = {"share": 1 / step, "doubt": DOUBT}
-    if step > 1 and _choose(formats_slabs.figures(A, step), costs, A.tile[0], **looked_at) is None:
+    if step > 1 and _choose(tile_slabs.figures(A, step), costs, A.tile[0], **looked_at) is None:
         return None
-    held = formats_slabs.hold(A)
+    held = tile_slabs.hold(A)
     plan = _choose(held.figures, costs, A.tile[0])
     return (plan, held) if plan else None
 

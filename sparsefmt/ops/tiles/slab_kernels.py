@@ -1,4 +1,4 @@
-"""Kernels that put entries of an SGT into slabs; ``_slabs`` says what for, and in NumPy how.
+"""Kernels that put entries of an SGT into slabs; ``slabs`` says what for, and in NumPy how.
 
 ``row``, ``column`` and ``k`` are counted within the window, the tile and the slab.
 """

@@ -1,6 +1,6 @@
 """The entries of windows counted by column, and those that matrix units take put into slabs.
 
-On a GPU a few kernels do it (``_slab_kernels``); what they do is here for NumPy.  Both give the
+On a GPU a few kernels do it (``slab_kernels``); what they do is here for NumPy.  Both give the
 same arrays.
 """
 
@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from . import primitives
+from ...formats import primitives
+from ...formats.arrays import Array, is_cupy, namespace, to_device
+from ...formats.compressed import CSR
 from . import slab_kernels as kernels
-from .arrays import Array, is_cupy, namespace, to_device
 from .cells import SLAB, cell, mask_bit
-from .compressed import CSR
 from .slab_kernels import MOST
 
 if TYPE_CHECKING:
-    from .sgt import SGT
+    from ...formats.sgt import SGT
 
 #: Instead of a least number of entries: no column holds as many.
 NEVER = 255

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..errors import DtypeError
+from ...errors import DtypeError
 
 #: How many blocks keep a GPU busy: more parts of windows would only have to be added up.
 BUSY = 800

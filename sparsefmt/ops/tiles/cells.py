@@ -3,7 +3,7 @@
 A slab is 16 columns of a window, of up to 128 rows.  ``sgt.cu`` reads the same formulas backwards.
 """
 
-from .arrays import Array
+from ...formats.arrays import Array
 
 #: Columns of a slab, and rows of a tile of it.
 SLAB = 16

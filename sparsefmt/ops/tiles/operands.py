@@ -1,0 +1,319 @@
+"""What a product by tiles reads beside features: the split on its device, factors, packed values.
+
+An SGT brings tiles of its own; a structure goes by those that were prepared for the place of its
+arrays in memory, so that a library op of torch takes the structure alone.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from threading import Lock
+from typing import Any, NamedTuple
+from weakref import ref
+
+import numpy as np
+
+from ...formats.arrays import Array, finish, namespace, on_device_of
+from ...formats.base import Format
+from ...formats.built import Built
+from ...formats.compressed import CSR
+from ...formats.sgt import SGT
+from ..engine.memory import memory_of
+from ..engine.structure import Place, Structure, place_of, structure_of
+from . import costs as tile_costs
+from .costs import Costs
+from .split import Split
+
+#: Address of the stream that every thread has by default, if CuPy is told so.
+_PER_THREAD = 2
+
+
+@dataclass(frozen=True, slots=True)
+class TileStructure:
+    """A ``Split`` that takes something, on a GPU, as the kernels see it: sizes and pointers."""
+
+    n_rows: int
+    n_cols: int
+    nnz: int
+    index_dtype: str
+    height: int
+    n_items: int
+    n_cuts: int
+    n_parts: int
+    items: int
+    cuts: int
+    columns: int
+    masks: int
+    starts: int
+    cells: int
+    n_cells: int
+    taken: int
+    rest: Structure | None
+
+
+def tile_structure(split: Split, shape: tuple[int, int]) -> TileStructure:
+    """The structure of an SGT of that shape on a GPU; holds as long as the split does."""
+    return TileStructure(
+        n_rows=shape[0],
+        n_cols=shape[1],
+        nnz=split.nnz,
+        index_dtype=split.items.dtype.name,
+        height=split.height,
+        n_items=len(split.items),
+        n_cuts=len(split.cuts),
+        n_parts=split.n_parts,
+        items=split.items.data.ptr,
+        cuts=split.cuts.data.ptr,
+        columns=split.columns.data.ptr,
+        masks=split.masks.data.ptr,
+        starts=split.starts.data.ptr,
+        cells=split.cells.data.ptr,
+        n_cells=split.n_cells,
+        taken=split.taken,
+        rest=None if split.rest is None else structure_of(split.rest),
+    )
+
+
+class Numbers(NamedTuple):
+    """Numbers of the entries in some order of the edge values; hold them until the launch."""
+
+    tiles: Any  #: of each entry in tiles
+    rest: Any  #: of each other entry; None if there are none
+
+
+class Packed(NamedTuple):
+    """Edge values as the kernels read them; all None for a product without any."""
+
+    tiles: Any = None  #: of the entries in tiles, or of all cells: 0 where there is no entry
+    rest: Any = None  #: of the other entries
+    perm: Any = None  #: by which those are read
+
+
+class Operands:
+    """One split as kernels see it, and what products with it read, as arrays of one library.
+
+    ``view`` gives its arrays to that library.  What is made later is made once, and finished: any
+    stream may read it.
+    """
+
+    def __init__(self, split: Split, csr: CSR, view: Callable[[Array], Any] = lambda a: a) -> None:
+        self.split, self.structure = split, tile_structure(split, csr.shape)
+        rest = None if split.rest_perm is None else view(split.rest_perm)
+        self._numbers = Numbers(view(split.perm), rest)
+        self._csr, self._view, self._built = csr, view, Built()
+        self._through: dict[int, tuple[Numbers, Any]] = {}
+
+    def numbers(self, perm: Any = None) -> Numbers:
+        """Numbers in CSR order, or those that ``perm`` gives for that order."""
+        if perm is None:
+            return self._numbers
+        m = memory_of(perm)
+        held = self._through.get(m.pointer(perm))
+        if held is not None:
+            return held[0]
+        rest = self._numbers.rest
+        found = Numbers(
+            m.take(perm, self._numbers.tiles), None if rest is None else m.take(perm, rest)
+        )
+        if not m.capturing():  # memory of that CUDA graph: not to keep
+            m.finish(perm)
+            self._through[m.pointer(perm)] = found, perm
+        return found
+
+    def packed(self, values: Any, numbers: Any, *, baked: bool) -> Any:
+        """The values with those numbers, one by one or in the cells that have them."""
+        m = memory_of(values)
+        found = m.take(values, numbers)
+        if not baked:
+            return found
+        places = self.places(values.itemsize)
+        cells = m.zeros((self.split.n_cells,), m.dtype(values), values)
+        cells[places] = found
+        return cells
+
+    def places(self, itemsize: int) -> Any:
+        """The cell of each entry in tiles, for values of that size."""
+        return self._built.ask(itemsize, lambda: self._view(self.split.places(itemsize)))
+
+    def row_factors(self, row_scale: Any, shares: Any = None) -> tuple[Any, Any]:
+        """What multiplies the sums of each row, and those of its entries in tiles.
+
+        The latter is 0 where tiles have no entry of the row: 0 times Inf or NaN would not be 0.
+        ``shares`` are given for means: 1 over the entries of each row.
+        """
+        if row_scale is None:
+            return shares, shares
+        rows = row_scale if shares is None else row_scale * shares
+        outside = self.rows_outside()
+        return rows, rows if outside is None else memory_of(rows).zero_where(rows, outside)
+
+    def rows_outside(self) -> Any:
+        """(n_rows,) whether tiles have no entry of the row; None if they have one of each."""
+        return self._built.ask("outside", self._rows_outside)
+
+    def _rows_outside(self) -> Any:
+        rest = self.split.rest
+        with on_device_of(self._csr.indptr):
+            inside = _lengths(self._view(self._csr.indptr))
+            if rest is not None:
+                inside = inside - _lengths(self._view(rest.indptr))
+            outside = inside == 0
+            return outside if bool(outside.any()) else None  # synchronize!
+
+
+def _lengths(indptr: Any) -> Any:
+    return indptr[1:] - indptr[:-1]
+
+
+# Where tiles come from
+
+
+class OwnTiles:
+    """The tiles of an SGT: splits and packed values are kept with it."""
+
+    costs: Costs | None = None  #: instead of measured ones
+
+    def __init__(self, A: SGT) -> None:
+        self.sgt = A
+
+    def operands(self, costs: Costs) -> Operands | None:
+        """None where no entry pays on tensor cores."""
+        A, split = self.sgt, self.sgt.split(costs)
+        if not split.share:
+            return None
+        return A._build(("operands", split), lambda: Operands(split, A._structure()))
+
+    def shares(self) -> Any:
+        """1 over the entries of each row, in float32."""
+        return self.sgt._build("shares", lambda: _shares(self.sgt._structure()))
+
+    def packed(self, operands: Operands, values: Any, perm: Any, *, baked: bool) -> Packed:
+        """The values of the SGT, packed once for each stream."""
+        if values is None:
+            return Packed()
+        split, numbers = operands.split, operands.numbers()
+
+        def tiles(data: Array) -> Array:
+            return operands.packed(data, numbers.tiles, baked=baked)
+
+        def rest(data: Array) -> Array:
+            return memory_of(data).take(data, numbers.rest)
+
+        return Packed(
+            self._packed(("tiles", split, baked), tiles),
+            None if numbers.rest is None else self._packed(("rest", split), rest),
+        )
+
+    def _packed(self, key: tuple[Any, ...], pack: Callable[[Array], Array]) -> Array:
+        """What is packed of the values; kept for the stream that makes it."""
+        data: Array = self.sgt.data
+        m = memory_of(data)
+        # In a capture it is only made when the graph is launched: nobody else may find it.
+        stream, keep = m.stream(data), not m.capturing()
+
+        def build() -> Array:
+            made = pack(data)
+            if keep and stream == _PER_THREAD:  # one address, a stream for each thread
+                m.finish(made)
+            return made
+
+        return self.sgt._build_of_values((*key, stream), build, keep=keep)
+
+
+def _shares(csr: CSR) -> Array:
+    lengths = csr.lengths.astype(np.float32)
+    found = 1 / namespace(lengths).maximum(lengths, np.float32(1))
+    finish(found)  # synchronize!
+    return found
+
+
+class PreparedTiles:
+    """The tiles that products with a structure go by: for each kind of product a split of its own.
+
+    Each is built by the first product of its kind, but not in a capture of a CUDA graph.
+    ``shares`` are 1 over the entries of each row in float32, ``refuses_float32`` gives the reasons
+    why features of float32 may not be rounded now.
+    """
+
+    def __init__(
+        self,
+        sgt: SGT,
+        shares: Any,
+        *,
+        costs: Costs | None,
+        view: Callable[[Array], Any],
+        refuses_float32: Callable[[], list[str]],
+    ) -> None:
+        self.sgt, self.costs, self.refuses_float32 = sgt, costs, refuses_float32
+        self._shares, self._view = shares, view
+        self._lock = Lock()
+        self._operands: dict[Costs, Operands | None] = {}
+
+    def operands(self, costs: Costs) -> Operands | None:
+        """None where no entry pays on tensor cores, or a capture would have to build them."""
+        if costs not in self._operands and not memory_of(self._shares).capturing():
+            with self._lock:
+                if costs not in self._operands:
+                    self._operands[costs] = self.build(costs)
+        return self._operands.get(costs)
+
+    def build(self, costs: Costs) -> Operands | None:
+        """The operands with all that they may need: a capture could not make it."""
+        split = self.sgt.split(costs)
+        if not split.share:
+            return None
+        found = Operands(split, self.sgt._structure(), self._view)
+        found.rows_outside()
+        for itemsize in (2, 4) if split.baked else ():
+            found.places(itemsize)
+        return found
+
+    def shares(self) -> Any:
+        """1 over the entries of each row, in float32."""
+        return self._shares
+
+    def packed(self, operands: Operands, values: Any, perm: Any, *, baked: bool) -> Packed:
+        """These values, packed anew; the rest's are read where they lie."""
+        if values is None:
+            return Packed()
+        numbers = operands.numbers(perm)
+        return Packed(operands.packed(values, numbers.tiles, baked=baked), values, numbers.rest)
+
+
+#: By place; empty unless tiles were prepared for a structure on a GPU.
+prepared: dict[Place, ref[PreparedTiles]] = {}
+
+
+def register(place: Place, tiles: PreparedTiles) -> None:
+    """Let products with the structure at that place go by these tiles, as long as these live."""
+    prepared[place] = ref(tiles, partial(_forget, place))
+
+
+def _forget(place: Place, gone: ref[PreparedTiles]) -> None:
+    if prepared.get(place) is gone:
+        del prepared[place]
+
+
+def tiles_of(A: Format | Structure) -> OwnTiles | PreparedTiles | None:
+    """The tiles that a matrix brings, or that were prepared for its structure; None without any."""
+    if type(A) is Structure:
+        found = prepared.get(place_of(A)) if prepared else None
+        return None if found is None else found()
+    return OwnTiles(A) if isinstance(A, SGT) else None
+
+
+def costs_of(
+    tiles: OwnTiles | PreparedTiles, op: str, x: Any, costs: Costs | None, *, weighted: bool = False
+) -> Costs | None:
+    """Those that were given, else as measured for such a product; None: CUDA cores do best."""
+    return costs or tiles.costs or tile_costs.measured(op, x.itemsize, weighted, x.shape[-1])
+
+
+def find_operands(
+    A: Format | Structure, op: str, x: Any, costs: Costs | None, *, weighted: bool = False
+) -> tuple[OwnTiles | PreparedTiles, Operands] | None:
+    """The tiles that such a product goes by, and what it reads of them; None without any."""
+    tiles = tiles_of(A)
+    chosen = tiles and costs_of(tiles, op, x, costs, weighted=weighted)
+    operands = tiles and chosen and tiles.operands(chosen)
+    return (tiles, operands) if tiles and operands else None
