@@ -23,8 +23,6 @@ from ..matmul.cuda import (
     SUM,
     UNWEIGHTED,
 )
-from ..sampling import cuda as sampling_cuda
-from ..sampling.options import STRATEGIES
 from ..tiles import cuda as tiles_cuda
 from ..tiles import cuda_edges as tiles_cuda_edges
 from . import jit
@@ -65,7 +63,6 @@ def _declare() -> None:
     _declare_norm()
     _declare_attend()
     _declare_gat()
-    _declare_sampled()
     _declare_tiles()
     moved = list(product(VALUES.values(), COLUMNS.values()))
     for name in ("cbsr_to_dense", "dense_to_cbsr"):
@@ -152,19 +149,6 @@ def _declare_gat() -> None:
         jit.declare("attention/gat_scores.cu", *names)
 
 
-def _declare_sampled() -> None:
-    ways = STRATEGIES.values()
-    for types in _TYPES:
-        products = sampling_cuda.variants(types[0])
-        names = (jit.expression("spmm_sampled", types, rest) for rest in products)
-        jit.declare("sampling/spmm.cu", *names)
-        both = product((16 // ITEMSIZE[types[0]], 1), ways)
-        names = (jit.expression("sddmm_sampled", types, rest) for rest in both)
-        jit.declare("sampling/sddmm.cu", *names)
-    for one in product(_INDEX, ways):
-        jit.declare("sampling/rows.cu", jit.expression("sample_rows", one[:1], one[1:]))
-
-
 def _declare_tiles() -> None:
     shapes = [(h, one) for h, slices in tiles_cuda.SLICES.items() for one in slices]
     for types in product(tiles_cuda.DTYPES, _INDEX):
@@ -178,7 +162,7 @@ def _declare_tiles() -> None:
 
 
 #: Modules below ``ops`` that say themselves what they may launch.
-MODULES = ("edges.cuda",)
+MODULES = ("edges.cuda", "sampling.cuda")
 
 _declare()
 for _module in MODULES:
