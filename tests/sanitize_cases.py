@@ -26,7 +26,7 @@ from sparsefmt.ops.attention.cuda_gat_backward import through_scores
 from sparsefmt.ops.engine.choose import row_stride
 from sparsefmt.ops.matmul import cuda_aggregate as matmul_cuda_aggregate
 from sparsefmt.ops.sampling import cuda as sampling_cuda
-from sparsefmt.ops.sampling.options import STRATEGIES
+from sparsefmt.ops.sampling.options import STRATEGIES, SampleOptions
 from sparsefmt.ops.tiles.split import HEIGHTS
 
 # The last has rows that are cut between blocks.
@@ -135,43 +135,24 @@ def draw(A: CSR, dtype: np.dtype[Any]) -> None:
                 ops.spmm_sampled(B, X, width, **how, mean=True, **scales)
                 ops.spmm_sampled(B, X, width, **how, rescale=True)
                 _ = B.chunks
-            draw_products(B, X, sampling_cuda.Sampling(width, strategy, 5))
+            draw_products(B, X, SampleOptions(5, width, strategy, rescale=True))
         ops.sample(A, width, **how).check()
-        draw_rows(A, sampling_cuda.Sampling(width, strategy, 5))
+        draw_rows(A, SampleOptions(5, width, strategy))
 
 
-def draw_products(A: CSR, X: cupy.ndarray, sampling: sampling_cuda.Sampling) -> None:
+def draw_products(A: CSR, X: cupy.ndarray, options: SampleOptions) -> None:
     """What gradients of values take."""
-    feat, scale = X.shape[1], np.promote_types(X.dtype, np.float32)
-    grad, out = cupy.ones((A.n_rows, feat), X.dtype), cupy.empty(A.nnz, X.dtype)
+    scale = np.promote_types(X.dtype, np.float32)
+    grad, out = cupy.ones((A.n_rows, X.shape[1]), X.dtype), cupy.empty(A.nnz, X.dtype)
     r, c = (cupy.ones(size, scale) for size in A.shape)
-    given = {"X": grad, "Y": X, "row_scale": r, "col_scale": c, "out": out}
-    sampling_cuda.sddmm_sampled(
-        sampling_cuda.bare_structure(A),
-        str(X.dtype),
-        sampling,
-        feat=feat,
-        ldx=feat,
-        ldy=row_stride(X),
-        **{name: a.data.ptr for name, a in given.items()},
-        flags=sampling_cuda.RESCALE,
-        stream=0,
-    )
+    sampling_cuda.spmm_sampled_da(A, X, grad, r, c, *options, out=out)
 
 
-def draw_rows(A: CSR, sampling: sampling_cuda.Sampling) -> None:
+def draw_rows(A: CSR, options: SampleOptions) -> None:
     """What is sampled, in rooms of one size and of each row's, by a seed on the device too."""
-    seed = cupy.ones(1, np.int64)
-    for room, seed_at in product((sampling.width, 0), (0, seed.data.ptr)):
-        size = A.n_rows * room or A.nnz
-        arrays = [cupy.empty(size, A.index_dtype) for _ in range(3)]
-        sampling_cuda.sample_rows(
-            sampling_cuda.bare_structure(A),
-            replace(sampling, seed_at=seed_at),
-            room=room,
-            **dict(zip(("cols", "entries", "rows"), (a.data.ptr for a in arrays), strict=True)),
-            stream=0,
-        )
+    for room, seed in product((options.width, 0), (5, cupy.ones(1, np.int64))):
+        arrays = [cupy.empty(A.n_rows * room or A.nnz, A.index_dtype) for _ in range(3)]
+        sampling_cuda.sample_rows(A, options._replace(seed=seed), *arrays, room=room)
 
 
 def attend(A: CSR, dtype: np.dtype[Any], *, self_loops: bool = False) -> None:

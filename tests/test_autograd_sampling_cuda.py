@@ -12,7 +12,8 @@ torch = pytest.importorskip("torch")
 from autograd_cases import DTYPES, make_graph, tensors  # noqa: E402
 from test_autograd_attention_cuda import Seen, captured, hub_graph  # noqa: E402
 
-from sparsefmt.autograd import bridge_sampling, prepare, sampled_aggregate, spmm  # noqa: E402
+from sparsefmt.autograd import prepare, sampled_aggregate, spmm  # noqa: E402
+from sparsefmt.autograd import sampling as autograd_sampling  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 STRATEGIES = ("bucket", "fastrand", "random")
@@ -188,7 +189,7 @@ def test_both_ways_to_a_kernel_agree_to_the_last_bit(monkeypatch, strategy, widt
         watched = step(graph, given, width, **options)
     names = "spmm_sampled", "spmm_sampled_dx", "spmm_sampled_da"
     assert seen.names >= {f"sparsefmt::{name}" for name in names}
-    for op in vars(bridge_sampling).values():
+    for op in vars(autograd_sampling).values():
         if hasattr(op, "library"):
             monkeypatch.setattr(op, "library", None)
     assert all(map(torch.equal, watched, step(graph, given, width, **options)))

@@ -11,8 +11,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 from torch.utils import _pytree as pytree  # noqa: E402
 
 from sparsefmt import DeviceError, DtypeError, Graph, ShapeError, UnsupportedError  # noqa: E402
-from sparsefmt.autograd import bridge, bridge_sampling, prepare, sampled_aggregate  # noqa: E402
+from sparsefmt.autograd import _library, prepare, sampled_aggregate  # noqa: E402
+from sparsefmt.autograd import sampling as autograd_sampling  # noqa: E402
 from sparsefmt.autograd.structure import side_of  # noqa: E402
+from sparsefmt.ops.engine import table  # noqa: E402
 
 STRATEGIES = ("bucket", "fastrand", "random")
 
@@ -95,7 +97,7 @@ def test_every_op_keeps_the_rules_of_library_ops(device, index_dtype):
             (OPS.spmm_sampled_dx, (*A, grad, values, *others)),
             (OPS.spmm_sampled_da, (*A, x, grad, *others)),
         ]
-    names = {one.split("(")[0] for one in bridge_sampling._SCHEMAS}
+    names = {row.name for row in table.operations() if "sampled" in row.name}
     assert {op for op, _ in calls} == {getattr(OPS, name) for name in names}
     for op, args in calls:
         torch.library.opcheck(op.default, args)
@@ -189,21 +191,20 @@ def test_leaves_of_a_tracer_have_shapes():
     assert (y.shape, x.grad.shape, a.grad.shape) == ((9, 4), (6, 4), (graph.nnz,))
 
 
-def test_calls_in_eager_mode_on_a_gpu_need_no_dispatcher():
+def test_calls_in_eager_mode_on_a_gpu_need_no_dispatcher(monkeypatch):
     """A structure that looks as if it were on one."""
     side = side_of(make_graph(9, 6, 60), False)
     side.structure = "A"
     x, seed = torch.rand(6, 4), torch.tensor([3])
     args = x, None, None, None, seed, 3, "random", True, False
-    assert bridge.needs_no_dispatcher(side, args)
-    for name in ("spmm_sampled", "spmm_sampled_da"):
-        op = bridge.Op(name, {name: lambda *args: args[:2]})
-        assert op(side, *args) == ("A", x)
-    name = "spmm_sampled_dx"
-    op = type(bridge_sampling.SPMM_SAMPLED_DX)(name, {name: lambda *args: args[:3]})
-    assert op(side, *args) == ("A", side.indptr, x)
+    assert _library.needs_no_dispatcher(side, args)
+    monkeypatch.setattr(_library.choose, "run", lambda row, *given, **beside: (*given, beside))
+    for op in (autograd_sampling.SPMM_SAMPLED, autograd_sampling.SPMM_SAMPLED_DA):
+        assert op(side, *args) == ("A", *args, {})
+    op = autograd_sampling.SPMM_SAMPLED_DX
+    assert op(side, *args) == ("A", *args, {"indptr": side.indptr})
     with torch.profiler.profile(acc_events=True):
-        assert not bridge.needs_no_dispatcher(side, args)
+        assert not _library.needs_no_dispatcher(side, args)
 
 
 # What is refused

@@ -1,6 +1,6 @@
 """Aggregation of a sample of each row: what users call, and its ``torch.autograd.Function``."""
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -8,25 +8,17 @@ from torch.autograd import Function
 
 from ..errors import UnsupportedError
 from ..ops.sampling import options as sampling_options
+from ..ops.sampling.options import SampleOptions
 from . import _check
-from . import bridge_sampling as bridge
+from ._library import LibraryOp
 from ._recording import apart, recorded
 from ._scores import sums_dtype
 from .functions import operands
 from .structure import GraphLike, given_tensors, side_of
 
-
-class Sampling(NamedTuple):
-    """Which entries of a row count, and what their sum is multiplied by.
-
-    ``seed`` is None where nothing is drawn.
-    """
-
-    seed: Tensor | None
-    width: int
-    strategy: str
-    mean: bool
-    rescale: bool
+SPMM_SAMPLED = LibraryOp("spmm_sampled")
+SPMM_SAMPLED_DX = LibraryOp("spmm_sampled_dx")
+SPMM_SAMPLED_DA = LibraryOp("spmm_sampled_da")
 
 
 def sampled_aggregate(
@@ -102,11 +94,11 @@ def sampled_aggregate(
     tensors = given_tensors(graph)
     _check.seed(seed, tensors)
     drawn = _check.seed_on_device(seed, tensors) if strategy == "random" else None
-    sampling = Sampling(drawn, width, strategy, mean, rescale)
+    options = SampleOptions(drawn, width, strategy, mean, rescale)
     if recorded(r, c):
         with torch.autocast(tensors.kind, enabled=False):
-            return _scaled(graph, x, values, r, c, sampling)
-    return _aggregate(graph, x, values, r, c, sampling)
+            return _scaled(graph, x, values, r, c, options)
+    return _aggregate(graph, x, values, r, c, options)
 
 
 def sample_width(name: str, width: int) -> int:
@@ -131,7 +123,7 @@ def _scaled(
     values: Tensor | None,
     row_scale: Tensor | None,
     col_scale: Tensor | None,
-    sampling: Sampling,
+    options: SampleOptions,
 ) -> Tensor:
     """With scales that have a gradient outside the kernel: in float32 at least, rounded once."""
     wide = sums_dtype(x)
@@ -143,7 +135,7 @@ def _scaled(
         # A row without entries stays 0, whatever its scale.
         empty = side_of(graph, False).indptr.diff() == 0
         after, r = r.masked_fill(empty, 0), None
-    y = _aggregate(graph, h, a, r, c, sampling)
+    y = _aggregate(graph, h, a, r, c, options)
     return (y if after is None else y * after[:, None]).to(x.dtype)
 
 
@@ -153,17 +145,17 @@ def _aggregate(
     values: Tensor | None,
     row_scale: Tensor | None,
     col_scale: Tensor | None,
-    sampling: Sampling,
+    options: SampleOptions,
 ) -> Tensor:
     """The product, differentiable in features and edge values; nothing is checked."""
     inputs = x, values, row_scale, col_scale
     found: Tensor
     if not recorded(x, values):
-        found = bridge.SPMM_SAMPLED(side_of(graph, False), *inputs, *sampling)
+        found = SPMM_SAMPLED(side_of(graph, False), *inputs, *options)
         return found
-    if sampling.seed is not None:  # the user's own may change before backward
-        sampling = sampling._replace(seed=sampling.seed.clone())
-    found = _Sampled.apply(*apart(*inputs), graph, *sampling)  # type: ignore[no-untyped-call]
+    if options.seed is not None:  # the user's own may change before backward
+        options = options._replace(seed=options.seed.clone())
+    found = _Sampled.apply(*apart(*inputs), graph, *options)  # type: ignore[no-untyped-call]
     return found
 
 
@@ -204,7 +196,7 @@ class _Sampled(Function):
         ctx.save_for_backward(kept, values, row_scale, col_scale, seed)
         ctx.graph, ctx.options = graph, options
         args = x, values, row_scale, col_scale, seed, *options
-        out: Tensor = bridge.SPMM_SAMPLED(side_of(graph, False), *args)
+        out: Tensor = SPMM_SAMPLED(side_of(graph, False), *args)
         return out
 
     @staticmethod
@@ -213,9 +205,9 @@ class _Sampled(Function):
         side, others = side_of(ctx.graph, False), (*others, *ctx.options)
         dx = dv = None
         if ctx.needs_input_grad[0]:
-            dx = _once(bridge.SPMM_SAMPLED_DX, side, grad, values, *others)
+            dx = _once(SPMM_SAMPLED_DX, side, grad, values, *others)
         if ctx.needs_input_grad[1]:
-            dv = _once(bridge.SPMM_SAMPLED_DA, side, x, grad, *others)
+            dv = _once(SPMM_SAMPLED_DA, side, x, grad, *others)
         return dx, dv, *(None,) * 8
 
 

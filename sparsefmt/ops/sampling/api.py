@@ -10,8 +10,9 @@ from ...formats.arrays import Array, allocating, is_cupy, namespace, on_device_o
 from ...formats.base import Format
 from ...formats.compressed import CSR
 from ..engine import checks, choose
-from ..engine.choose import pointer, row_stride
-from . import options
+from ..engine.table import Kernel, Op, Price, deferred
+from . import cuda, options
+from .options import SampleOptions
 
 
 def spmm_sampled(
@@ -98,15 +99,15 @@ def spmm_sampled(
     equation 2, and VI-A for the factors; a random sample is the future work of its section VI-B.
     """
     A = checks.sparse("A", A)
-    how = _sampling(width, strategy, seed) | _factors(mean, rescale)
+    how = _options(width, strategy, seed, mean, rescale)
     X = checks.features("X", X, A=A)
     checks.values_like(A, X)
     row_scale = checks.factors("row_scale", row_scale, A=A, axis="rows", like=X)
     col_scale = checks.factors("col_scale", col_scale, A=A, axis="columns", like=X)
     inputs = [X, row_scale, col_scale, *checks.arrays_of(A)]
     out = checks.output(out, shape=(A.n_rows, X.shape[1]), like=X, inputs=inputs)
-    how |= {"row_scale": row_scale, "col_scale": col_scale}
-    return choose.run("spmm_sampled", A, checks.rows_in_place(X), out=out, **how)
+    scales = {"row_scale": row_scale, "col_scale": col_scale}
+    return choose.run(SPMM_SAMPLED, A, X, values=A.data, **scales, **how._asdict(), out=out)
 
 
 def sample(A: Format, width: int, *, strategy: str = "bucket", seed: int = 0) -> CSR:
@@ -160,14 +161,14 @@ def sample_with_perm(
     ShapeError, DtypeError, UnsupportedError
         As ``spmm_sampled``.
     """
-    A, how = checks.sparse("A", A), _sampling(width, strategy, seed)
+    A, how = checks.sparse("A", A), _options(width, strategy, seed)
     A = A.tocsr()
     xp = namespace(A.indptr)
     with on_device_of(A.indptr), allocating(f"a sample of {A.nnz} entries"):
-        indptr = primitives.offsets(xp.minimum(A.lengths, how["width"]), A.index_dtype)
+        indptr = primitives.offsets(xp.minimum(A.lengths, how.width), A.index_dtype)
         size = int(indptr[-1])  # synchronize!
         cols, perm = (xp.empty(size, A.index_dtype) for _ in range(2))
-        (_sample_gpu if is_cupy(A.indptr) else _sample_numba)(A, indptr, cols, perm, **how)
+        (cuda.sample_rows if is_cupy(cols) else _sample_rows)(A, how, cols, perm, to=indptr)
         data = None if A.data is None else A.data[perm]
         return CSR._trusted(indptr=indptr, indices=cols, data=data, shape=A.shape), perm
 
@@ -205,115 +206,82 @@ def sampling_rate(A: Format, width: int) -> float:
     return kept / A.nnz if A.nnz else 1.0
 
 
+_CPU = f"{__package__}.cpu"
+_sample_rows = deferred(_CPU, "sample_rows")
+
 # Checks
 
 
-def _sampling(width: object, strategy: object, seed: object) -> dict[str, Any]:
-    """Which entries, as kernels take it."""
-    return {
-        "width": options.width("width", width),
-        "strategy": options.strategy(strategy),
-        "seed": options.integer("seed", seed) % 2**64,
-    }
-
-
-def _factors(mean: object, rescale: object) -> dict[str, Any]:
-    """What multiplies the rows, as kernels take it."""
+def _options(
+    width: object, strategy: object, seed: object, mean: object = False, rescale: object = False
+) -> SampleOptions:
+    """Check the options and return them as kernels take them."""
+    entries = options.width("width", width), options.strategy(strategy)
+    seed = options.integer("seed", seed) % 2**64
     for name, value in (("mean", mean), ("rescale", rescale)):
         if not isinstance(value, bool | np.bool_):
             raise DtypeError(f"{name} is {value!r}: give True or False.")
     options.refuse_both(mean, rescale)
-    return {"mean": bool(mean), "rescale": bool(rescale)}
+    return SampleOptions(seed, *entries, bool(mean), bool(rescale))
 
 
-# Launchers
+# The rows of the table
 
 
-def _structure(A: CSR, width: int) -> Any:
-    """With a plan of its rows where the sample is most of them, or where there is one already."""
-    from ..matmul import cuda as matmul_cuda
-    from . import cuda
-
-    if width * A.n_rows >= A.nnz or A.__dict__.get("_chunks") is not None:
-        return matmul_cuda.structure(A)
-    return cuda.bare_structure(A)
+def _like_features(S: Any, x: Any, *_: Any, **__: Any) -> tuple[Any, ...]:
+    return (((S.n_rows, x.shape[1]), x),)
 
 
-def _spmm_gpu(
-    A: CSR,
-    X: Array,
-    *,
-    out: Array,
-    width: int,
-    strategy: str,
-    seed: int,
-    mean: bool,
-    rescale: bool,
-    row_scale: Array | None,
-    col_scale: Array | None,
-) -> None:
-    from ..matmul import cuda as matmul_cuda
-    from . import cuda
-
-    if not out.size:
-        return
-    S, how = _structure(A, width), cuda.Sampling(width, strategy, seed)
-    dtype, sizes = str(X.dtype), {"feat": X.shape[1], "ldx": row_stride(X)}
-    together = (pointer(X) | pointer(out)) % 16
-    weighted = A.data is not None
-    nbytes = cuda.workspace(S, dtype, how, **sizes, together=together, weighted=weighted)
-    workspace = namespace(X).empty(nbytes, np.uint8) if nbytes else None
-    cuda.spmm_sampled(
-        S,
-        dtype,
-        how,
-        **sizes,
-        data=pointer(A.data),
-        X=pointer(X),
-        row_scale=pointer(row_scale),
-        col_scale=pointer(col_scale),
-        flags=mean * cuda.MEAN | rescale * cuda.RESCALE,
-        out=pointer(out),
-        workspace=pointer(workspace),
-        stream=matmul_cuda.stream(),
-    )
+def _one_per_entry(S: Any, x: Any, *_: Any) -> tuple[Any, ...]:
+    return (((S.nnz,), x),)
 
 
-def _spmm_numba(
-    A: CSR,
-    X: Array,
-    *,
-    out: Array,
-    row_scale: Array | None,
-    col_scale: Array | None,
-    **how: Any,
-) -> None:
-    from . import cpu
-
-    scales = row_scale, col_scale
-    cpu.spmm_sampled(A.indptr, A.indices, A.data, X, *scales, out, **how)
+def _price_of_product(
+    S: Any, x: Any, values: Any = None, r: Any = None, c: Any = None, seed: Any = None,
+    width: int = options.ALL, *_: Any, **__: Any,
+) -> Price:  # fmt: skip
+    """Every sampled entry reads a row of x; rows of the result are written once."""
+    sampled, row = min(S.nnz, S.n_rows * width), x.shape[1] * x.itemsize
+    entry = 4 + (0 if values is None else x.itemsize)
+    return Price((sampled + S.n_rows) * row + sampled * entry, 2 * sampled * x.shape[1])
 
 
-def _sample_gpu(
-    A: CSR, to: Array, cols: Array, entries: Array, *, width: int, strategy: str, seed: int
-) -> None:
-    from ..matmul import cuda as matmul_cuda
-    from . import cuda
-
-    cuda.sample_rows(
-        cuda.bare_structure(A),
-        cuda.Sampling(width, strategy, seed),
-        to=pointer(to),
-        cols=pointer(cols),
-        entries=pointer(entries),
-        stream=matmul_cuda.stream(),
-    )
+def _price_of_values(
+    S: Any, x: Any, grad: Any, r: Any = None, c: Any = None, seed: Any = None,
+    width: int = options.ALL, *_: Any,
+) -> Price:  # fmt: skip
+    """Every sampled entry reads a row of x; rows of the gradient are read once."""
+    sampled, row = min(S.nnz, S.n_rows * width), x.shape[1] * x.itemsize
+    size = (sampled + S.n_rows) * row + sampled * 4 + S.nnz * x.itemsize
+    return Price(size, 2 * sampled * x.shape[1])
 
 
-def _sample_numba(A: CSR, to: Array, cols: Array, entries: Array, **how: Any) -> None:
-    from . import cpu
+#: How the arguments of the three operations end, as in a schema of torch.
+SCALES_AND_OPTIONS = (
+    "Tensor? row_scale, Tensor? col_scale, Tensor? seed, SymInt width, str strategy, bool mean, "
+    "bool rescale"
+)
 
-    cpu.sample_rows(A.indptr, A.indices, to, cols, entries, **how)
-
-
-choose.register(*choose.over_rows("spmm_sampled", _spmm_gpu, _spmm_numba))
+SPMM_SAMPLED = Op(
+    "spmm_sampled",
+    f"Tensor x, Tensor? values, {SCALES_AND_OPTIONS}",
+    kernels=(
+        Kernel("spmm_sampled_csr_balanced", cuda.spmm_sampled, ("csr",), "gpu"),
+        Kernel("spmm_sampled_csr_numba", deferred(_CPU, "spmm_sampled"), ("csr",), "cpu"),
+        choose.convert_to_csr("spmm_sampled"),
+    ),
+    results=_like_features,
+    price=_price_of_product,
+    narrowed=("*",),
+    functions=("spmm_sampled",),
+)
+SPMM_SAMPLED_DA = Op(
+    "spmm_sampled_da",
+    f"Tensor x, Tensor grad, {SCALES_AND_OPTIONS}",
+    kernels=(
+        Kernel("spmm_sampled_da_csr", cuda.spmm_sampled_da, ("csr",), "gpu"),
+        Kernel("spmm_sampled_da_numba", deferred(_CPU, "spmm_sampled_da"), ("csr",), "cpu"),
+    ),
+    results=_one_per_entry,
+    price=_price_of_values,
+)

@@ -11,12 +11,15 @@ import numba
 import numpy as np
 
 from ...formats.arrays import Array
+from ...formats.compressed import CSR
 from ..edges.cpu import _dot
 from ..engine import cpu
+from ..engine.checks import rows_in_place
+from ..engine.cpu import flat, values_of, writing
 from ..engine.lanes import divided, lanes, prefetch, product, store, width_of
 from ..engine.loops import AHEAD, MIDDLE, NARROW, WIDE, WIDEST, inlined, parallel, rows_of
 from ..matmul.cpu import row_sum
-from .options import ALL, STRATEGIES
+from .options import ALL, STRATEGIES, SampleOptions
 
 _FASTRAND, _RANDOM = 1, 2
 #: Entries that are sampled before they are summed, or a row where one has more: with their columns
@@ -34,79 +37,95 @@ _ONE, _15, _27, _30, _31, _32 = (np.uint64(count) for count in (1, 15, 27, 30, 3
 
 
 def spmm_sampled(
-    indptr: Array,
-    indices: Array,
-    data: Array | None,
-    X: Array,
-    row_scale: Array | None,
-    col_scale: Array | None,
-    out: Array,
+    A: CSR,
+    x: Array,
+    values: Array | None = None,
+    row_scale: Array | None = None,
+    col_scale: Array | None = None,
+    seed: Any = None,
+    width: int = ALL,
+    strategy: str = "bucket",
+    mean: bool = False,
+    rescale: bool = False,
     *,
-    width: int,
-    strategy: str,
-    seed: int,
-    mean: bool,
-    rescale: bool,
-) -> None:
-    """``out[i] = r[i] * factor(i) * sum of a[e] * c[j] * X[j]`` over the sample of row i."""
-    if (indptr[1:] - indptr[:-1]).max(initial=0) <= width:  # all rows whole: nothing to gather
+    out: Array | None = None,
+) -> Array:
+    """``out[i] = r[i] * factor(i) * sum of a[e] * c[j] * x[j]`` over the sample of row i."""
+    out = np.empty((A.n_rows, x.shape[1]), x.dtype) if out is None else out
+    if not out.size:
+        return out
+    if A.lengths.max() <= width:  # all rows whole: nothing to gather
         reduce = "mean" if mean else "sum"
-        cpu.spmm(indptr, indices, data, X, row_scale, col_scale, out, reduce=reduce)
-        return
-    A = indices, cpu.values_of(data, X)
-    scales = cpu.values_of(row_scale, X), cpu.values_of(col_scale, X)
-    to, how = _ends(indptr, width), (*_drawn(strategy, seed), mean, rescale)
-    with cpu.writing(out) as (Y, pieces):
-        _spmm(indptr, to, A, cpu.flat(X), scales, cpu.flat(Y), how, pieces)
+        return every_entry(A, x, values, row_scale, col_scale, reduce, out=out)
+    stored, features = (A.indices, values_of(values, x)), flat(rows_in_place(x))
+    scales = values_of(row_scale, x), values_of(col_scale, x)
+    to, how = _ends(A, width), (*_drawn(strategy, seed), mean, rescale)
+    with writing(out) as (y, pieces):
+        _spmm(A.indptr, to, stored, features, scales, flat(y), how, pieces)
+    return out
 
 
-def sddmm_sampled(
-    indptr: Array,
-    indices: Array,
-    X: Array,
-    Y: Array,
+def every_entry(
+    A: CSR,
+    x: Array,
+    values: Array | None,
     row_scale: Array | None,
     col_scale: Array | None,
-    out: Array,
+    reduce: str,
     *,
-    width: int,
-    strategy: str,
-    seed: int,
-    mean: bool,
-    rescale: bool,
-) -> None:
-    """``out[e] = r[i] * factor(i) * c[j] * <X[i], Y[j]>`` at sampled entries, 0 at the others."""
-    scales, feat = (cpu.values_of(row_scale, X), cpu.values_of(col_scale, X)), X.shape[1]
-    to, how = _ends(indptr, width), (*_drawn(strategy, seed), mean, rescale)
-    with cpu.writing(out) as (s, pieces):
-        _sddmm(indptr, to, indices, cpu.flat(X), cpu.flat(Y), feat, scales, s, how, pieces)
+    out: Array | None = None,
+) -> Array:
+    """The product with all entries of ``A``."""
+    out = np.empty((A.n_rows, x.shape[1]), x.dtype) if out is None else out
+    if out.size:
+        arrays = A.indptr, A.indices, values, rows_in_place(x), row_scale, col_scale, out
+        cpu.spmm(*arrays, reduce=reduce)  # until a function of that room takes a CSR
+    return out
 
 
-def sample_rows(
-    indptr: Array,
-    indices: Array,
-    to: Array,
-    cols: Array,
-    entries: Array,
+def spmm_sampled_da(
+    A: CSR,
+    x: Array,
+    grad: Array,
+    row_scale: Array | None = None,
+    col_scale: Array | None = None,
+    seed: Any = None,
+    width: int = ALL,
+    strategy: str = "bucket",
+    mean: bool = False,
+    rescale: bool = False,
     *,
-    width: int,
-    strategy: str,
-    seed: int,
-) -> None:
-    """Columns and numbers of the sampled entries, those of row i from ``to[i]`` on."""
-    with cpu.writing(np.empty(0)) as (_, pieces):  # all results are integers
-        _sample(indptr, indices, to, cols, entries, width, *_drawn(strategy, seed), pieces)
+    out: Array | None = None,
+) -> Array:
+    """``out[e] = r[i] * factor(i) * c[j] * <grad[i], x[j]>`` at sampled entries, else 0."""
+    out = np.empty(A.nnz, x.dtype) if out is None else out
+    if not out.size:
+        return out
+    features = flat(rows_in_place(grad)), flat(rows_in_place(x)), x.shape[1]
+    scales = values_of(row_scale, x), values_of(col_scale, x)
+    to, how = _ends(A, width), (*_drawn(strategy, seed), mean, rescale)
+    with writing(out) as (products, pieces):
+        _sddmm(A.indptr, to, A.indices, *features, scales, products, how, pieces)
+    return out
 
 
-def _drawn(strategy: str, seed: int) -> tuple[int, np.uint64]:
-    """How a sample is drawn, as the loops take it."""
+def sample_rows(A: CSR, options: SampleOptions, cols: Array, entries: Array, *, to: Array) -> None:
+    """Write columns and numbers of the sampled entries, those of row i from ``to[i]`` on."""
+    drawn = _drawn(options.strategy, options.seed)
+    with writing(np.empty(0)) as (_, pieces):  # all results are integers
+        _sample(A.indptr, A.indices, to, cols, entries, options.width, *drawn, pieces)
+
+
+def _drawn(strategy: str, seed: Any) -> tuple[int, np.uint64]:
+    """How a sample is drawn, as the loops take it; the seed may be an array of one."""
+    seed = 0 if seed is None else seed if isinstance(seed, int) else seed.item()
     return STRATEGIES[strategy], np.uint64(seed % 2**64)
 
 
-def _ends(indptr: Array, width: int) -> Array:
+def _ends(A: CSR, width: int) -> Array:
     """Where the sample of each row begins among those of all, and the end."""
-    to = np.zeros(len(indptr), np.int64)
-    np.minimum(indptr[1:] - indptr[:-1], min(width, ALL), out=to[1:])
+    to = np.zeros(A.n_rows + 1, np.int64)
+    np.minimum(A.lengths, width, out=to[1:])
     return to.cumsum(out=to)
 
 

@@ -1,29 +1,31 @@
-"""Launches of products with a sample of each row: its kernels choose entries as they load them.
+"""Launch products with a sample of each row; the kernels choose entries as they load them.
 
-Conventions as in ``_launch``.  A block shares the work of its own rows, by no plan; where hardly a
-row is sampled, by the chunks of the structure.  Rows have fewer than 2**31 entries.
+A block shares the work of its own rows, without chunks; where hardly a row is sampled, it goes by
+the chunks of the structure.  Rows have fewer than 2**31 entries.
 """
 
 import math
-from dataclasses import dataclass
+from collections.abc import Iterator
+from functools import lru_cache
 from itertools import product
+from typing import Any, NamedTuple
 
 from ...formats import chunks
-from ...formats.arrays import import_cupy
+from ...formats.arrays import VALUE_DTYPES, import_cupy
 from ...formats.compressed import CSR
 from ..engine import jit
 from ..engine.launch import ITEMSIZE, fill, row_bytes
-from ..engine.structure import Structure
-from ..matmul import cuda as matmul_cuda
+from ..engine.memory import Memory, memory_of
+from ..engine.structure import Structure, structure_of
 from ..matmul.cuda import Shape, spmm_shape
-from .options import STRATEGIES
+from .options import ALL, STRATEGIES, SampleOptions
 
-UNWEIGHTED, DIRECT, SCALED = range(3)  # as in sampled.cu
-BY_ROWS, STAGING, PLANNED = range(3)
+UNWEIGHTED, DIRECT, SCALED = range(3)  # as in spmm.cu
+BY_ROWS, STAGING, BY_CHUNKS = range(3)
 MEAN, RESCALE = 1, 2  # flags
-THREADS = 128  # of a block, as in rows.cuh
-BLOCK_ROWS = 2 * THREADS  # most rows of a block, as in sampled.cuh
-_PIECE = 8  # entries, as in common.cuh
+THREADS = 128  # of a block, as in engine/rows.cuh
+BLOCK_ROWS = 2 * THREADS  # most rows of a block, as in spmm.cuh
+_PIECE = 8  # entries, as in engine/common.cuh
 #: About how many pieces a sub-warp goes through: where slices of X stay in the L2 and rows have
 #: many entries (1.09x over 12 at 16 of them), where rows have few, and where slices are larger.
 _PIECES, _PIECES_FEW, _PIECES_FAR = 36, 12, 6
@@ -33,257 +35,344 @@ _RESIDENT = 48 * 2**20  # bytes of a slice of X
 #: their indices; fewer for few entries and where it reads values too (1.02x and 1.09x over 6).
 _PIECES_STAGING, _PIECES_STAGING_FEW = 6, 3
 #: Widths, in mean degrees, from which chunks cut rows better: 1.02x at 12, 0.94x at 6 (H200).
-_PLANNED = 8
+_BY_CHUNKS = 8
 #: And up to which it pays that one slice gathers the sample: 1.22x at 0.13, 0.9x to 1.1x at 1 to 6.
 _STAGING = {"fastrand": 1, "random": 8}
 _WAVES = 16  # of blocks, below which their number is made whole
-_SAMPLE_LANES = 8  # of a row, as in sampling.cu
+_SAMPLE_LANES = 8  # of a row, as in rows.cu
+
+_FILE = {"spmm_sampled": "spmm", "sddmm_sampled": "sddmm", "sample_rows": "rows"}
+#: Parameters of each kernel as the module ``struct`` packs them: pointers, 8 and 4-byte integers.
+_PARAMETERS = {"spmm_sampled": "12PQqII6i", "sddmm_sampled": "8PQq2I4i", "sample_rows": "7PQ2q2i"}
 
 
-@dataclass(frozen=True, slots=True)
-class Sampling:
-    """Which entries of a row: ``width`` of them by a strategy; of all rows alike.
+def _load(kernel: str, types: tuple[str, ...], constants: tuple[int, ...]) -> jit.Kernel:
+    file = f"sampling/{_FILE[kernel]}.cu"
+    return jit.load(file, kernel, _PARAMETERS[kernel], types, constants)
 
-    ``seed_at`` is the address of an int64 on the device that replaces the seed, so that a CUDA
-    graph can draw anew; 0 for none.
-    """
 
+def instantiations() -> Iterator[tuple[str, str]]:
+    """Every kernel that this room may launch: file and C++ name."""
+    for dtype, index_dtype in product(VALUE_DTYPES, ("int32", "int64")):
+        products = [("spmm_sampled", constants) for constants in _variants(dtype)]
+        dots = product((16 // ITEMSIZE[dtype], 1), STRATEGIES.values())
+        for kernel, constants in [*products, *(("sddmm_sampled", one) for one in dots)]:
+            name = jit.expression(kernel, (dtype, index_dtype), constants)
+            yield f"sampling/{_FILE[kernel]}.cu", name
+    for index_dtype, strategy in product(("int32", "int64"), STRATEGIES.values()):
+        yield "sampling/rows.cu", jit.expression("sample_rows", (index_dtype,), (strategy,))
+
+
+def _variants(dtype: str) -> Iterator[tuple[int, ...]]:
+    """Lanes, values of a load, strategy, weights and variant of every product."""
+    wide = 16 // ITEMSIZE[dtype]
+    bucket, fastrand, drawn = STRATEGIES.values()
+    variants = [*product(STRATEGIES.values(), (BY_ROWS,)), (fastrand, STAGING), (drawn, STAGING)]
+    variants += [(bucket, BY_CHUNKS), (fastrand, BY_CHUNKS)]
+    rare = [(4, wide), (8, 1), (32, 1)] + [(16, wide // 2)] * (wide > 2)
+    shapes = [*product([(8, wide)], (UNWEIGHTED, DIRECT, SCALED)), *product(rare, (SCALED,))]
+    for (shape, weights), (strategy, variant) in product(shapes, variants):
+        yield *shape, strategy, weights, variant
+
+
+# Structures
+
+
+def without_chunks(
+    shape: tuple[int, int], nnz: int, index_dtype: str, indptr: int, indices: int
+) -> Structure:
+    """A structure whose rows no chunks cut; its last two arguments are device pointers."""
+    return Structure(*shape, nnz, index_dtype, indptr, indices, *[0] * 7)
+
+
+def _rows_of(A: CSR | Structure) -> Structure:
+    """The structure of a CSR, for which no chunks are made; made once."""
+    if isinstance(A, Structure):
+        return A
+    found: Structure | None = A.__dict__.get("_unchunked")
+    if found is None:
+        arrays = A.indptr.data.ptr, A.indices.data.ptr
+        found = without_chunks(A.shape, A.nnz, A.index_dtype.name, *arrays)
+        object.__setattr__(A, "_unchunked", found)
+    return found
+
+
+def _structure(A: CSR | Structure, width: int) -> Structure:
+    """With chunks where the sample is most of the entries, or where they are made already."""
+    if isinstance(A, Structure):
+        return A
+    if width * A.n_rows >= A.nnz or A.__dict__.get("_chunks") is not None:
+        return structure_of(A)
+    return _rows_of(A)
+
+
+# The product
+
+
+class _Case(NamedTuple):
+    """What the launches of a product depend on, pointers apart."""
+
+    n_rows: int
+    n_cols: int
+    nnz: int
+    blocks: int  #: that chunks have; 0 without chunks
+    n_cuts: int
+    dtype: str
+    feat: int
+    ldx: int  #: values from one row of x to the next
+    alignment: int  #: lowest bits of the addresses of x and the result
     width: int
     strategy: str
-    seed: int = 0
-    seed_at: int = 0
-
-    @property
-    def seeds(self) -> tuple[int, int]:
-        """As kernels take them."""
-        return self.seed_at, self.seed % 2**64
+    weighted: bool
+    scaled: bool  #: whether values are permuted, or columns scaled
+    device: int
 
 
-def bare_structure(A: CSR) -> Structure:
-    """The structure of a CSR without a plan, which is not made for it."""
-    arrays = A.indptr.data.ptr, A.indices.data.ptr
-    return Structure(*A.shape, A.nnz, A.index_dtype.name, *arrays, *[0] * 7)
+class _Launch(NamedTuple):
+    """One launch: which kernel, for which slices of the features, and how rows are cut."""
 
-
-def sampled_shape(dtype: str, *, feat: int, ldx: int, together: int) -> Shape:
-    """As for ``_launch.spmm``, in slices of 128 bytes at most."""
-    return spmm_shape(dtype, feat=feat, ldx=ldx, together=together, wide=False)
-
-
-def _whole(S: Structure, sampling: Sampling) -> bool:
-    """Whether it is known that every row is taken whole."""
-    return 0 < S.longest <= sampling.width
-
-
-def _by_plan(S: Structure, sampling: Sampling) -> bool:
-    """Whether to go by the chunks: hardly a row is sampled, and no block cuts a row."""
-    rare = bool(S.blocks) and not S.n_cuts and S.nnz * _PLANNED <= S.n_rows * sampling.width
-    return rare and sampling.strategy != "random"
-
-
-def _kept(S: Structure, sampling: Sampling, slices: int) -> tuple[int, int] | None:
-    """Places where the first slice gathers a sample for the others; None where that does not pay.
-
-    Of each row, 0 for as many as it has entries, and of all rows; values behind indices of so many
-    are aligned, whatever their dtypes.
-    """
-    if slices < 2 or sampling.strategy == "bucket" or not S.nnz:
-        return None
-    most = _STAGING[sampling.strategy] * S.nnz
-    if S.n_rows * sampling.width > most:
-        return None
-    room = sampling.width if S.n_rows * sampling.width <= S.nnz else 0
-    return room, -(-(S.n_rows * room or S.nnz) // 4) * 4
-
-
-def workspace(
-    S: Structure,
-    dtype: str,
-    sampling: Sampling,
-    *,
-    feat: int,
-    ldx: int,
-    together: int,
-    weighted: bool,
-) -> int:
-    """Bytes to gather a sample, where that pays: its columns, and values if there are any.
-
-    ``together`` has the lowest bits of the addresses of X and the result.
-    """
-    if _whole(S, sampling):
-        return matmul_cuda.spmm_workspace(S, dtype, feat, arg=False)
-    shape = sampled_shape(dtype, feat=feat, ldx=ldx, together=together)
-    kept = _kept(S, sampling, _slices(feat, shape))
-    return kept[1] * (ITEMSIZE[S.index_dtype] + weighted * ITEMSIZE[dtype]) if kept else 0
-
-
-def _slices(feat: int, shape: Shape) -> int:
-    return -(-feat // (shape.lanes * shape.vector))
+    constants: tuple[int, ...]
+    first: int  #: slice
+    slices: int
+    rows: int  #: of a block
+    blocks: int  #: of a slice
 
 
 def spmm_sampled(
-    S: Structure,
-    dtype: str,
-    sampling: Sampling,
+    A: CSR | Structure,
+    x: Any,
+    values: Any = None,
+    row_scale: Any = None,
+    col_scale: Any = None,
+    seed: Any = None,
+    width: int = ALL,
+    strategy: str = "bucket",
+    mean: bool = False,
+    rescale: bool = False,
     *,
-    feat: int,
-    ldx: int,
-    data: int,
-    perm: int = 0,
-    X: int,
-    row_scale: int = 0,
-    col_scale: int = 0,
-    flags: int = 0,
-    out: int,
-    workspace: int = 0,
-    stream: int,
-) -> None:
-    """``out = diag(r) sum of a c X`` over the sampled entries; values as ``_launch.spmm`` takes."""
-    if _whole(S, sampling):
-        matmul_cuda.spmm(
-            *(S, dtype, "mean" if flags & MEAN else "sum"),
-            feat=feat,
-            ldx=ldx,
-            data=data,
-            perm=perm,
-            X=X,
-            row_scale=row_scale,
-            col_scale=col_scale,
-            out=out,
-            arg=0,
-            workspace=workspace,
-            stream=stream,
-        )
-        return
-    if not (S.n_rows and feat):
-        return
-    if not S.nnz:
-        fill(out, S.n_rows * feat * ITEMSIZE[dtype], 0, stream)
-        return
-    shape = sampled_shape(dtype, feat=feat, ldx=ldx, together=(X | out) % 16)
-    slices, types, stride = _slices(feat, shape), (dtype, S.index_dtype), row_bytes(ldx, dtype)
-    weights = _weights(dtype, shape, bool(data), bool(perm or col_scale))
-    kept = _kept(S, sampling, slices)
-    room, places = kept or (0, 0)
-    values = workspace + places * ITEMSIZE[S.index_dtype] if kept and data else 0
-
-    def launch(way: int, strategy: str, entries: tuple[int, ...], first: int, count: int) -> None:
-        pieces = _pieces(S, sampling, shape, way, bool(values))
-        rows = _rows_of_block(S, sampling.width, shape, count, pieces)
-        blocks = S.blocks if way == PLANNED else -(-S.n_rows // rows)
-        constants = shape.lanes, shape.vector, STRATEGIES[strategy], weights, way
-        kernel = jit.load("sampling/spmm.cu", "spmm_sampled", "12PQqII6i", types, constants)
-        indices, data, perm = entries
-        to = (workspace, values) if way == STAGING else (0, 0)
-        arrays = (S.indptr, indices, S.start, data, perm, row_scale, col_scale, X, out, *to)
-        sizes = (S.n_rows, stride, blocks, first, sampling.width, room, rows, feat, flags)
-        args = (*arrays, *sampling.seeds, *sizes)
-        kernel(blocks * count, args, threads=THREADS, stream=stream)
-
-    if kept:
-        launch(STAGING, sampling.strategy, (S.indices, data, perm), 0, 1)
-        launch(BY_ROWS, "bucket", (workspace, values, 0), 1, slices - 1)
-    else:
-        way = PLANNED if _by_plan(S, sampling) else BY_ROWS
-        launch(way, sampling.strategy, (S.indices, data, perm), 0, slices)
+    perm: Any = None,
+    out: Any = None,
+) -> Any:
+    """``out = diag(r) sum of a c x`` over the sampled entries; entry e has ``values[perm[e]]``."""
+    m = memory_of(x)
+    dtype, feat = m.dtype(x), x.shape[1]
+    if out is None:
+        out = m.empty((A.n_rows, feat), dtype, x)
+    if not (A.n_rows and feat):
+        return out
+    S, x = _structure(A, width), m.rows_in_place(x)
+    with m.on_device(x):
+        # Torch traces calls without the longest row, and those of eager mode are to add up alike.
+        if isinstance(A, CSR) and 0 < S.longest <= width:
+            return _every_entry(A, x, row_scale, col_scale, mean, out)
+        if not S.nnz:
+            fill(m.pointer(out), S.n_rows * feat * ITEMSIZE[dtype], 0, m.stream(x))
+            return out
+        values = m.contiguous(values)
+        row_scale, col_scale = m.factors(row_scale), m.factors(col_scale)
+        options = SampleOptions(seed, width, strategy, mean, rescale)
+        _launch_product(m, S, x, values, perm, row_scale, col_scale, options, out)
+    return out
 
 
-def _weights(dtype: str, shape: Shape, data: bool, others: bool) -> int:
+def _every_entry(A: CSR, x: Any, row_scale: Any, col_scale: Any, mean: bool, out: Any) -> Any:
+    """The whole product, as no row of ``A`` has more entries than are sampled."""
+    from ..matmul.api import _spmm_csr_gpu  # until a launcher of that room takes arrays
+
+    reduce = "mean" if mean else "sum"
+    _spmm_csr_gpu(A, x, out=out, reduce=reduce, row_scale=row_scale, col_scale=col_scale)
+    return out
+
+
+def _launch_product(
+    m: Memory, S: Structure, x: Any, values: Any, perm: Any, row_scale: Any, col_scale: Any,
+    options: SampleOptions, out: Any,
+) -> None:  # fmt: skip
+    """Launch on arrays as kernels read them; a workspace takes what a first launch gathers."""
+    dtype, feat, ldx, weighted = m.dtype(x), x.shape[1], m.row_stride(x), values is not None
+    features, result, stream = m.pointer(x), m.pointer(out), m.stream(x)
+    scaled, device = (
+        perm is not None or col_scale is not None,
+        import_cupy().cuda.runtime.getDevice(),
+    )
+    case = _Case(
+        S.n_rows, S.n_cols, S.nnz, S.blocks, S.n_cuts, dtype, feat, ldx, (features | result) % 16,
+        options.width, options.strategy, weighted, scaled, device,
+    )  # fmt: skip
+    room, places, launches = _launches(case)
+    gathered, workspace = (
+        (0, 0),
+        None,
+    )  # bound here, so that it lives until the launches are enqueued
+    if places:
+        columns = places * ITEMSIZE[S.index_dtype]
+        workspace = m.empty((columns + weighted * places * ITEMSIZE[dtype],), "uint8", x)
+        begin = m.pointer(workspace)
+        gathered = begin, begin + columns if weighted else 0
+    stored = S.indices, m.pointer(values), m.pointer(perm)
+    scales = m.pointer(row_scale), m.pointer(col_scale)
+    seeds, stride = _seeds(m, options.seed), row_bytes(ldx, dtype)
+    flags = options.mean * MEAN | options.rescale * RESCALE
+    for launch in launches:
+        indices, data, order = (*gathered, 0) if launch.first else stored
+        to = (0, 0) if launch.first else gathered
+        arrays = (S.indptr, indices, S.start, data, order, *scales, features, result, *to)
+        sizes = (S.n_rows, stride, launch.blocks, launch.first, options.width, room, launch.rows)
+        kernel = _load("spmm_sampled", (dtype, S.index_dtype), launch.constants)
+        args = (*arrays, *seeds, *sizes, feat, flags)
+        kernel(launch.blocks * launch.slices, args, threads=THREADS, stream=stream)
+
+
+def _seeds(m: Memory, seed: Any) -> tuple[int, int]:
+    """Address of a seed on the device, or 0 and the seed itself."""
+    if seed is None or isinstance(seed, int):
+        return 0, (seed or 0) % 2**64
+    return m.pointer(seed), 0
+
+
+# How the work is cut
+
+
+@lru_cache(maxsize=4096)
+def _launches(case: _Case) -> tuple[int, int, tuple[_Launch, ...]]:
+    """Room of a row and places of all rows in the workspace, 0 for none, and the launches."""
+    shape = spmm_shape(
+        case.dtype, feat=case.feat, ldx=case.ldx, together=case.alignment, wide=False
+    )
+    slices = -(-case.feat // (shape.lanes * shape.vector))
+    if slices > 1 and case.strategy != "bucket":
+        filled = case.n_rows * case.width
+        if filled <= _STAGING[case.strategy] * case.nnz:
+            room = room_of_a_row(case.n_rows, case.nnz, case.width)
+            # Values begin behind the columns, aligned whatever the dtypes.
+            places = -(-(case.n_rows * room or case.nnz) // 4) * 4
+            first = _launch(case, shape, STAGING, case.strategy, 0, 1)
+            return room, places, (first, _launch(case, shape, BY_ROWS, "bucket", 1, slices - 1))
+    rare = case.blocks and not case.n_cuts and case.nnz * _BY_CHUNKS <= case.n_rows * case.width
+    variant = BY_CHUNKS if rare and case.strategy != "random" else BY_ROWS
+    return 0, 0, (_launch(case, shape, variant, case.strategy, 0, slices),)
+
+
+def room_of_a_row(n_rows: int, nnz: int, width: int) -> int:
+    """Places for each row's sample where they need no more than all entries; else 0."""
+    return width if n_rows * width <= nnz else 0
+
+
+def _launch(
+    case: _Case, shape: Shape, variant: int, strategy: str, first: int, slices: int
+) -> _Launch:
+    pieces = _pieces(case, shape, variant)
+    rows = _rows_of_block(case.n_rows, case.nnz, case.width, shape, slices, pieces)
+    blocks = case.blocks if variant == BY_CHUNKS else -(-case.n_rows // rows)
+    constants = shape.lanes, shape.vector, STRATEGIES[strategy], _weights(case, shape), variant
+    return _Launch(constants, first, slices, rows, blocks)
+
+
+def _weights(case: _Case, shape: Shape) -> int:
     """Template argument WEIGHTS; rare shapes have the general one."""
-    rare = shape.lanes != 8 or shape.vector * ITEMSIZE[dtype] < 16
-    return SCALED if others or rare else DIRECT if data else UNWEIGHTED
+    rare = shape.lanes != 8 or shape.vector * ITEMSIZE[case.dtype] < 16
+    return SCALED if case.scaled or rare else DIRECT if case.weighted else UNWEIGHTED
 
 
-def _pieces(S: Structure, sampling: Sampling, shape: Shape, way: int, weighted: bool) -> int:
+def _pieces(case: _Case, shape: Shape, variant: int) -> int:
     """How many a sub-warp is to go through: measured, see the constants."""
-    if way == STAGING:
-        few = weighted or sampling.width <= _MANY
+    if variant == STAGING:
+        few = case.weighted or case.width <= _MANY
         return _PIECES_STAGING_FEW if few else _PIECES_STAGING
-    if S.n_cols * shape.lanes * 16 > _RESIDENT:
+    if case.n_cols * shape.lanes * 16 > _RESIDENT:
         return _PIECES_FAR
-    return _PIECES if min(S.nnz / S.n_rows, sampling.width) >= _MANY else _PIECES_FEW
+    return _PIECES if min(case.nnz / case.n_rows, case.width) >= _MANY else _PIECES_FEW
 
 
-def _rows_of_block(S: Structure, width: int, shape: Shape, slices: int, pieces: int) -> int:
+def _rows_of_block(
+    n_rows: int, nnz: int, width: int, shape: Shape, slices: int, pieces: int
+) -> int:
     """Rows that keep the sub-warps of a block busy, as far as the mean degree tells.
 
     A last wave of few blocks takes as long as a full one: where waves are few, they are whole.
     """
-    device = import_cupy().cuda.runtime.getDevice()
-    wave = chunks.RESIDENT_BLOCKS * chunks.multiprocessors(device) // slices or 1
-    kept = min(S.nnz / S.n_rows, width)
-    rows = min(THREADS // shape.lanes * pieces / max(kept / _PIECE, 1), BLOCK_ROWS)
-    waves = S.n_rows / (rows * wave)
+    wave = chunks.RESIDENT_BLOCKS * chunks.multiprocessors(_device()) // slices or 1
+    sampled = min(nnz / n_rows, width)
+    rows = min(THREADS // shape.lanes * pieces / max(sampled / _PIECE, 1), BLOCK_ROWS)
+    waves = n_rows / (rows * wave)
     if waves < _WAVES:
-        rows = S.n_rows / (max(round(waves), 1) * wave)
+        rows = n_rows / (max(round(waves), 1) * wave)
     return max(min(math.ceil(rows), BLOCK_ROWS), 4)
 
 
-def sddmm_sampled(
-    S: Structure,
-    dtype: str,
-    sampling: Sampling,
+def _device() -> int:
+    """Number of the current device."""
+    return int(import_cupy().cuda.runtime.getDevice())
+
+
+# The gradient of values, and the sample itself
+
+
+def spmm_sampled_da(
+    A: CSR | Structure,
+    x: Any,
+    grad: Any,
+    row_scale: Any = None,
+    col_scale: Any = None,
+    seed: Any = None,
+    width: int = ALL,
+    strategy: str = "bucket",
+    mean: bool = False,
+    rescale: bool = False,
     *,
-    feat: int,
-    ldx: int,
-    ldy: int,
-    X: int,
-    Y: int,
-    row_scale: int = 0,
-    col_scale: int = 0,
-    flags: int = 0,
-    out: int,
-    stream: int,
-) -> None:
-    """``out[e] = r c <X[i], Y[j]>`` at the sampled entries, 0 at the others."""
+    out: Any = None,
+) -> Any:
+    """``out[e] = r c <grad[i], x[j]>`` at the sampled entries, 0 at the others."""
+    S, m = _rows_of(A), memory_of(x)
+    dtype, feat = m.dtype(x), x.shape[1]
     size = ITEMSIZE[dtype]
-    fill(out, S.nnz * size, 0, stream)
-    if not (S.nnz and feat):
-        return
-    together = (X | Y | ldx * size | ldy * size | feat * size) % 16
-    shape = Shape(_PIECE, 1 if together else 16 // size)
-    rows = _rows_of_block(S, sampling.width, shape, 1, _PIECES_FEW)
-    constants, types = (shape.vector, STRATEGIES[sampling.strategy]), (dtype, S.index_dtype)
-    kernel = jit.load("sampling/sddmm.cu", "sddmm_sampled", "8PQq2I4i", types, constants)
-    arrays = (S.indptr, S.indices, row_scale, col_scale, X, Y, out, *sampling.seeds)
-    strides = row_bytes(ldx, dtype), row_bytes(ldy, dtype)
-    args = (*arrays, S.n_rows, *strides, sampling.width, rows, feat, flags)
-    kernel(-(-S.n_rows // rows), args, threads=THREADS, stream=stream)
+    if out is None:
+        out = m.empty((S.nnz,), dtype, x)
+    if not S.nnz:
+        return out
+    x, grad = m.rows_in_place(x), m.rows_in_place(grad)
+    row_scale, col_scale = m.factors(row_scale), m.factors(col_scale)
+    with m.on_device(x):
+        fill(m.pointer(out), S.nnz * size, 0, m.stream(x))
+        if not feat:
+            return out
+        strides = row_bytes(m.row_stride(grad), dtype), row_bytes(m.row_stride(x), dtype)
+        features = m.pointer(grad), m.pointer(x)
+        aligned = (features[0] | features[1] | strides[0] | strides[1] | feat * size) % 16 == 0
+        shape = Shape(_PIECE, 16 // size if aligned else 1)
+        rows = _rows_of_block(S.n_rows, S.nnz, width, shape, 1, _PIECES_FEW)
+        constants = shape.vector, STRATEGIES[strategy]
+        kernel = _load("sddmm_sampled", (dtype, S.index_dtype), constants)
+        scales, seeds = (m.pointer(row_scale), m.pointer(col_scale)), _seeds(m, seed)
+        arrays = (S.indptr, S.indices, *scales, *features, m.pointer(out), *seeds)
+        flags = mean * MEAN | rescale * RESCALE
+        args = (*arrays, S.n_rows, *strides, width, rows, feat, flags)
+        kernel(-(-S.n_rows // rows), args, threads=THREADS, stream=m.stream(x))
+    return out
 
 
 def sample_rows(
-    S: Structure,
-    sampling: Sampling,
+    A: CSR | Structure,
+    options: SampleOptions,
+    cols: Any,
+    entries: Any,
+    rows: Any = None,
     *,
-    to: int = 0,
+    to: Any = None,
     room: int = 0,
-    cols: int,
-    entries: int,
-    rows: int = 0,
-    stream: int,
 ) -> None:
-    """Column, entry and row of each sampled entry.
+    """Write column, entry and row of each sampled entry.
 
     Those of row i lie at ``to[i]``; without ``to`` at ``i * room``, or at ``indptr[i]`` where room
     is 0, and columns in places that stay free are n_cols.
     """
+    S, m = _rows_of(A), memory_of(cols)
     if not S.n_rows:
         return
-    constants = (STRATEGIES[sampling.strategy],)
-    kernel = jit.load("sampling/rows.cu", "sample_rows", "7PQ2q2i", (S.index_dtype,), constants)
-    arrays = (S.indptr, S.indices, to, cols, entries, rows, *sampling.seeds)
-    blocks = min(-(-S.n_rows * _SAMPLE_LANES // THREADS), jit.MAX_BLOCKS)
-    args = (*arrays, S.n_rows, S.n_cols, sampling.width, room)
-    kernel(blocks, args, threads=THREADS, stream=stream)
-
-
-def variants(dtype: str) -> list[tuple[int, int, int, int, int]]:
-    """Lanes, values, strategy, weights and way of every product that is launched."""
-    wide = 16 // ITEMSIZE[dtype]
-    bucket, fastrand, drawn = STRATEGIES.values()
-    ways = [*product(STRATEGIES.values(), (BY_ROWS,)), (bucket, PLANNED), (fastrand, PLANNED)]
-    ways += [(fastrand, STAGING), (drawn, STAGING)]
-    rare = [(4, wide), (8, 1), (32, 1)] + [(16, wide // 2)] * (wide > 2)
-    found = [*product(((8, wide),), (UNWEIGHTED, DIRECT, SCALED), ways)]
-    found += product(rare, (SCALED,), ways)
-    return [(*shape, strategy, weights, way) for shape, weights, (strategy, way) in found]
+    with m.on_device(cols):
+        kernel = _load("sample_rows", (S.index_dtype,), (STRATEGIES[options.strategy],))
+        arrays = (S.indptr, S.indices, *(m.pointer(one) for one in (to, cols, entries, rows)))
+        sizes = (S.n_rows, S.n_cols, options.width, room)
+        args = (*arrays, *_seeds(m, options.seed), *sizes)
+        blocks = min(-(-S.n_rows * _SAMPLE_LANES // THREADS), jit.MAX_BLOCKS)
+        kernel(blocks, args, threads=THREADS, stream=m.stream(cols))

@@ -1,17 +1,27 @@
-"""What a sample of rows is asked for by, checked in the same words for arrays and tensors."""
+"""The options of a sample of rows, checked in the same words for arrays and tensors."""
 
 import operator
-from typing import Any
+from typing import Any, NamedTuple
 
 from ...errors import DtypeError, ShapeError, UnsupportedError
 
-STRATEGIES = {"bucket": 0, "fastrand": 1, "random": 2}  # as in sampling.cuh
-#: A width that keeps every entry: rows have fewer than 2**31.
+STRATEGIES = {"bucket": 0, "fastrand": 1, "random": 2}  # as in rows.cuh
+#: A width that takes every entry: rows have fewer than 2**31.
 ALL = 2**31 - 1
 
 
+class SampleOptions(NamedTuple):
+    """Which entries of each row count, and the factor of their sum, in the order of torch's ops."""
+
+    seed: Any = None  #: of "random": an int, or an array of one int64 where the kernel runs
+    width: int = ALL  #: most entries of a row
+    strategy: str = "bucket"
+    mean: bool = False  #: divide by the number of sampled entries
+    rescale: bool = False  #: multiply by entries of the row over sampled ones
+
+
 def integer(name: str, value: Any) -> int:
-    """An integer of any kind; bool is none."""
+    """Check that a value is an integer of any kind, but no bool, and return it as an int."""
     try:
         if not isinstance(value, bool) and "bool" not in str(getattr(value, "dtype", "")):
             return operator.index(value)
@@ -23,7 +33,7 @@ def integer(name: str, value: Any) -> int:
 
 
 def width(name: str, value: Any) -> int:
-    """How many entries of a row to sample; what is beyond any row is as much as any row has."""
+    """Check how many entries of a row to sample; ``ALL`` stands for every larger number."""
     found = integer(name, value)
     if found < 1:
         given = found if found > -(2**63) else "less than any int64"  # Python writes few digits
@@ -32,7 +42,7 @@ def width(name: str, value: Any) -> int:
 
 
 def strategy(value: object) -> str:
-    """The name of a way to sample."""
+    """Check the name of a strategy."""
     if not isinstance(value, str) or value not in STRATEGIES:
         *names, last = (f'"{name}"' for name in STRATEGIES)
         raise UnsupportedError(f"strategy is {value!r}: use {', '.join(names)} or {last}.")
@@ -40,7 +50,7 @@ def strategy(value: object) -> str:
 
 
 def refuse_both(mean: object, rescale: object) -> None:
-    """One of both at most."""
+    """Refuse ``mean`` and ``rescale`` together."""
     if mean and rescale:
         raise UnsupportedError(
             "mean and rescale are both True: the mean of a sample estimates the mean of the row as "

@@ -1,0 +1,116 @@
+"""Kernels made of torch's own operations: rows of the table that only torch has.
+
+None of them waits for a GPU.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..formats.arrays import Array
+from ..formats.compressed import CSR
+from ..formats.primitives import expand
+from ..ops.engine.structure import Structure
+from ..ops.engine.table import Kernel, Op, deferred
+from ..ops.sampling import cuda as sampling_cuda
+from ..ops.sampling.api import SCALES_AND_OPTIONS, sample_with_perm
+from ..ops.sampling.options import SampleOptions
+from ._scores import sums_dtype
+
+_product_on_cpu = deferred("sparsefmt.ops.sampling.cpu", "every_entry")
+
+# The gradient of features that a product with a sample of each row reads
+
+
+def _spmm_sampled_dx_on_cuda(
+    S: Structure,
+    grad: Tensor,
+    values: Tensor | None,
+    row_scale: Tensor | None,
+    col_scale: Tensor | None,
+    *options: Any,
+    indptr: Tensor,
+) -> Any:
+    """Multiply by the transpose of the sample, which is made anew."""
+    how = SampleOptions(*options)
+    if not S.nnz:
+        return grad.new_zeros(S.n_cols, grad.shape[1])
+    room = sampling_cuda.room_of_a_row(S.n_rows, S.nnz, how.width)
+    cols, entries, rows = indptr.new_empty(3, S.n_rows * room or S.nnz)
+    sampling_cuda.sample_rows(S, how, cols, entries, rows, room=room)
+    t_indptr, rows, perm = _transposed(cols, None if values is None else entries, rows, S.n_cols)
+    T = sampling_cuda.without_chunks(
+        *((S.n_cols, S.n_rows), rows.shape[0], S.index_dtype),
+        *(t_indptr.data_ptr(), rows.data_ptr()),
+    )
+    factors = _row_factors(indptr, row_scale, sums_dtype(grad), how)
+    return sampling_cuda.spmm_sampled(T, grad, values, col_scale, factors, perm=perm)
+
+
+def _spmm_sampled_dx_on_cpu(
+    A: CSR,
+    grad: Array,
+    values: Array | None,
+    row_scale: Array | None,
+    col_scale: Array | None,
+    *options: Any,
+) -> Any:
+    """As on a GPU; a column adds up in the order of its entries."""
+    how = SampleOptions(*options)
+    seed = 0 if how.seed is None else how.seed.item()
+    B, entries = sample_with_perm(A, how.width, strategy=how.strategy, seed=seed)
+    places = B.indices, entries, expand(B.indptr, B.nnz)
+    cols, numbers, rows = map(torch.from_numpy, places)
+    t_indptr, rows, perm = _transposed(cols, None if values is None else numbers, rows, A.n_cols)
+    arrays = {"indptr": t_indptr.numpy(), "indices": rows.numpy()}
+    T = CSR._trusted(**arrays, data=None, shape=A.shape[::-1])
+    values = None if values is None or perm is None else values[perm.numpy()]
+    scale = None if row_scale is None else torch.from_numpy(row_scale)
+    dtype = torch.float64 if grad.dtype == "float64" else torch.float32
+    factors = _row_factors(torch.from_numpy(A.indptr), scale, dtype, how)
+    factors = None if factors is None else factors.numpy()
+    return _product_on_cpu(T, grad, values, col_scale, factors, "sum")
+
+
+def _transposed(
+    cols: Tensor, entries: Tensor | None, rows: Tensor, n_cols: int
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """``indptr``, rows and entries by columns, in the order of rows in each.
+
+    Places whose column is ``n_cols`` are free: they come last, and ``indptr`` ends before them.
+    """
+    found, order = torch.sort(cols, stable=True)
+    ends = torch.arange(n_cols + 1, dtype=cols.dtype, device=cols.device)
+    indptr = torch.searchsorted(found, ends, out_int32=cols.dtype is torch.int32)
+    perm = None if entries is None else entries.index_select(0, order)
+    return indptr, rows.index_select(0, order), perm
+
+
+def _row_factors(
+    indptr: Tensor, row_scale: Tensor | None, dtype: torch.dtype, how: SampleOptions
+) -> Any:
+    """What multiplies the sum of each row, in the dtype of sums; None for 1."""
+    scale = None if row_scale is None else row_scale.to(dtype)
+    if not how.mean and not how.rescale:
+        return scale
+    lengths = indptr.diff()
+    sampled = lengths.clamp(1, how.width).to(dtype)
+    shares = lengths.to(dtype) / sampled if how.rescale else sampled.reciprocal()
+    return shares if scale is None else scale * shares
+
+
+def _like_columns(S: Any, grad: Any, *_: Any) -> tuple[Any, ...]:
+    return (((S.n_cols, grad.shape[1]), grad),)
+
+
+SPMM_SAMPLED_DX = Op(
+    "spmm_sampled_dx",
+    f"Tensor grad, Tensor? values, {SCALES_AND_OPTIONS}",
+    kernels=(
+        Kernel("spmm_sampled_dx_csr", _spmm_sampled_dx_on_cuda, ("csr",), "gpu"),
+        Kernel("spmm_sampled_dx_numba", _spmm_sampled_dx_on_cpu, ("csr",), "cpu"),
+    ),
+    results=_like_columns,
+    takes_indptr=True,
+)
