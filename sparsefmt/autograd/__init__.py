@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from .functions import maxk_aggregate as maxk_aggregate
     from .functions import sddmm as sddmm
     from .functions import spmm as spmm
-    from .normalisation import gcn_norm as gcn_norm
+    from .gcn import gcn_norm as gcn_norm
     from .sampling import sampled_aggregate as sampled_aggregate
     from .structure import prepare as prepare
 
@@ -25,7 +25,7 @@ _PUBLIC = {
     "edge_values": "functions",
     "gat_aggregate": "attention_functions",
     "gatv2_aggregate": "attention_functions",
-    "gcn_norm": "normalisation",
+    "gcn_norm": "gcn",
     "maxk": "functions",
     "maxk_aggregate": "functions",
     "prepare": "structure",
