@@ -112,7 +112,8 @@ def _with_structures(op: Op, make: Callable[..., Any], args: tuple[Any, ...]) ->
 
 def _on_cuda(op: Op) -> Callable[..., Any]:
     def kernel(*args: Any) -> Any:
-        return choose.run(op, *_with_structures(op, _structure, args))
+        beside = {"indptr": args[0]} if op.takes_indptr else {}
+        return choose.run(op, *_with_structures(op, _structure, args), **beside)
 
     return kernel
 
@@ -134,7 +135,8 @@ def _on_cpu(op: Op) -> Callable[..., Any]:
 
 def _fake(op: Op) -> Callable[..., Any]:
     def kernel(*args: Any) -> Any:
-        like = next(arg for arg in args[_COUNTS[op.structures] :] if isinstance(arg, Tensor))
+        given = (*args[_COUNTS[op.structures] :], *args)
+        like = next(arg for arg in given if isinstance(arg, Tensor))
         wanted = op.results(*_with_structures(op, _sizes, args))
         results = tuple(like.new_empty(shape, dtype=dtype_of(of)) for shape, of in wanted)
         return results[0] if op.returns == 1 else results
@@ -199,6 +201,9 @@ class LibraryOp:
                 return choose.run(self.row, None, *others)
             return self.library(*others)
         if needs_no_dispatcher(sides[0], others):
+            if self.row.takes_indptr:
+                indptr = sides[0].indptr
+                return choose.run(self.row, sides[0].structure, *others, indptr=indptr)
             if len(sides) == 1:
                 return choose.run(self.row, sides[0].structure, *others)
             return choose.run(

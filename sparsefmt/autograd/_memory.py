@@ -71,6 +71,14 @@ class TorchMemory:
         """Zeroed memory on the device of ``like``."""
         return like.new_zeros(shape, dtype=_DTYPES[dtype])
 
+    def expand(self, indptr: Tensor, nnz: int) -> Tensor:
+        """Row of each of the ``nnz`` entries; their number given, nothing waits for the GPU."""
+        return torch.repeat_interleave(indptr.diff(), output_size=nnz)
+
+    def deterministic(self) -> bool:
+        """Whether torch is in deterministic mode."""
+        return torch.are_deterministic_algorithms_enabled()
+
     def stream(self, a: Tensor) -> int:
         """Torch's current stream on the device of ``a``."""
         return int(_raw_stream(a.get_device()))

@@ -1,11 +1,11 @@
-"""Which calls autograd records, and the refusal of what is neither recorded nor nothing."""
+"""Ask which calls autograd records, and refuse what it cannot."""
 
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch._C._functorch import maybe_current_level
-from torch.autograd import forward_ad
+from torch.autograd import Function, forward_ad
 
 from ..errors import UnsupportedError
 
@@ -40,6 +40,28 @@ def apart(*tensors: Tensor | None) -> tuple[Tensor | None, ...]:
     if not torch.compiler.is_compiling():
         return tensors
     return tuple(None if tensor is None else tensor.view_as(tensor) for tensor in tensors)
+
+
+def once(name: str, compute: Any, *args: Any) -> Any:
+    """Compute a gradient of the function of that name, which can be used but not differentiated."""
+    tensors = (value for value in args if isinstance(value, Tensor))
+    if not recorded(*tensors) and not torch.is_grad_enabled():
+        return compute(*args)
+    return _Once.apply(name, compute, *args)  # type: ignore[no-untyped-call]
+
+
+class _Once(Function):
+    @staticmethod
+    def forward(ctx: Any, name: str, compute: Any, *args: Any) -> Any:
+        ctx.name = name
+        return compute(*args)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        raise UnsupportedError(
+            f"the gradient of {ctx.name} cannot be differentiated again: do without "
+            "create_graph=True, or compose sddmm, edge_softmax and spmm, whose gradients can be."
+        )
 
 
 def _transform() -> int | None:

@@ -191,7 +191,6 @@ def _operations() -> dict[str, Callable[..., Any]]:
     from ..attention import pairwise as attention_pairwise
     from ..cbsr import api as cbsr_api
     from ..cbsr import gradients as cbsr_gradients
-    from ..gcn import api as gcn_api
     from ..matmul import aggregation, extrema
     from ..matmul import api as matmul_api
     from ..sampling import api as sampling_api
@@ -206,8 +205,6 @@ def _operations() -> dict[str, Callable[..., Any]]:
         cbsr_gradients.sddmm_cbsr,
         extrema.spmm_arg,
         extrema.spmm_arg_backward,
-        gcn_api.gcn_norm,
-        gcn_api.gcn_norm_backward,
         attention_gat.gat,
         attention_gat.gat_backward,
         attention_gat.gat_attention,

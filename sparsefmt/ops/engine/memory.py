@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from ...formats.arrays import Array, allocating, import_cupy, is_cupy
+from ...formats.primitives import expand
 
 HERE: AbstractContextManager[object] = nullcontext()
 
@@ -42,6 +43,12 @@ class Memory(Protocol):
 
     def zeros(self, shape: Sequence[int], dtype: str, like: Any) -> Any:
         """Zeroed memory on the device of ``like``."""
+
+    def expand(self, indptr: Any, nnz: int) -> Any:
+        """Row of each of the ``nnz`` entries."""
+
+    def deterministic(self) -> bool:
+        """Whether the caller refuses kernels that add up by atomics."""
 
     def stream(self, a: Any) -> int:
         """Address of the caller's current stream on the device of ``a``; read at each launch."""
@@ -100,6 +107,14 @@ class CupyMemory:
         """Zeroed memory on the device of ``like``."""
         with self.on_device(like), allocating(f"a result of shape {shape}"):
             return self._cupy.zeros(shape, dtype)
+
+    def expand(self, indptr: Any, nnz: int) -> Any:
+        """Row of each of the ``nnz`` entries."""
+        return expand(indptr, nnz)
+
+    def deterministic(self) -> bool:
+        """Refuse nothing: CuPy has no such mode."""
+        return False
 
     def stream(self, a: Any) -> int:
         """CuPy's current stream."""

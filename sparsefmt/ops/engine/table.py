@@ -66,6 +66,8 @@ class Op:
     narrowed: tuple[str, ...] | None = None
     #: How many structures come first: that of the graph, and its transpose with the permutation.
     structures: Literal[0, 1, 2] = 1
+    #: Whether kernels on a GPU take, beside a ``Structure``, its ``indptr`` as an array.
+    takes_indptr: bool = False
     functions: tuple[str, ...] = ()  #: public functions that choose among the kernels
     candidates: dict[tuple[str, bool], tuple[Kernel, ...]] = field(init=False, repr=False)
 

@@ -62,7 +62,6 @@ def _declare() -> None:
     jit.declare("cbsr/maxk.cu", *(jit.expression("maxk_rows", *one) for one in maxk))
     _declare_cbsr()
     _declare_aggregate()
-    _declare_norm()
     _declare_attend()
     _declare_gat()
     _declare_sampled()
@@ -92,15 +91,6 @@ def _declare_cbsr() -> None:
             jit.declare("cbsr/sspmm.cu", *names)
     short = (jit.expression("narrowed", (dtype,), ()) for dtype in ("float16", "bfloat16"))
     jit.declare("cbsr/sspmm.cu", *short)
-
-
-def _declare_norm() -> None:
-    both = [*((types, 1) for types in _TYPES), *((("float32", index), 0) for index in _INDEX)]
-    for name in ("gcn_degrees", "gcn_scaled", "gcn_slopes", "gcn_gradient"):
-        names = (jit.expression(name, types, (weighted,)) for types, weighted in both)
-        jit.declare("gcn/gcn_norm.cu", *names)
-    for name in ("gcn_rows", "gcn_rows_scaled"):
-        jit.declare("gcn/gcn_norm.cu", *(jit.expression(name, types, ()) for types in _TYPES))
 
 
 def _declare_aggregate() -> None:
@@ -178,7 +168,7 @@ def _declare_tiles() -> None:
 
 
 #: Modules below ``ops`` that say themselves what they may launch.
-MODULES = ("edges.cuda",)
+MODULES = ("edges.cuda", "gcn.cuda")
 
 _declare()
 for _module in MODULES:
