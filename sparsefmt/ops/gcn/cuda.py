@@ -64,7 +64,7 @@ class _Entries(NamedTuple):
         """Zero a workspace, then add up rows and flag loops, by atomics."""
         fill(degree, size, 0, stream)
         if self.nnz:
-            args = (*self[:3], degree, flags, self.nnz)
+            args = (self.row, self.col, self.data, degree, flags, self.nnz)
             self.load("gcn_degrees")(_blocks(self.nnz), args, stream=stream)
 
 
