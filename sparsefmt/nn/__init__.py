@@ -5,23 +5,23 @@ from typing import TYPE_CHECKING
 from .._lazy import resolver
 
 if TYPE_CHECKING:
-    from .attention import AGNNConv as AGNNConv
+    from .agnn import AGNNConv as AGNNConv
     from .gat import GATConv as GATConv
     from .gat import GATv2Conv as GATv2Conv
-    from .layers import GCNConv as GCNConv
-    from .layers import GINConv as GINConv
-    from .layers import MaxK as MaxK
-    from .layers import SAGEConv as SAGEConv
+    from .gcn import GCNConv as GCNConv
+    from .gcn import GINConv as GINConv
+    from .gcn import MaxK as MaxK
+    from .gcn import SAGEConv as SAGEConv
 
 #: Public name -> the module that defines it; resolved on first use (PEP 562), which imports torch.
 _PUBLIC = {
-    "AGNNConv": "attention",
+    "AGNNConv": "agnn",
     "GATConv": "gat",
     "GATv2Conv": "gat",
-    "GCNConv": "layers",
-    "GINConv": "layers",
-    "MaxK": "layers",
-    "SAGEConv": "layers",
+    "GCNConv": "gcn",
+    "GINConv": "gcn",
+    "MaxK": "gcn",
+    "SAGEConv": "gcn",
 }
 
 __all__ = [*_PUBLIC]

@@ -17,8 +17,8 @@ from ..autograd.functions import edge_softmax, sddmm, spmm
 from ..autograd.structure import GraphLike, given_tensors
 from ..errors import DtypeError, ShapeError
 from ._checks import check_beside, check_counts, check_input, check_number
-from .attention import log_sums
-from .normalisation import loops
+from ._loops import loops
+from .agnn import log_sums
 
 #: Score of an entry that is left out: finite, so that a row of them alone gives no NaN.
 _LEFT_OUT = -1e30

@@ -24,7 +24,7 @@ from ..autograd.sampling import checked_strategy, sample_width, sampled_aggregat
 from ..autograd.structure import GraphLike
 from ..errors import UnsupportedError
 from ._checks import check_counts, check_input, check_square
-from .normalisation import stored, symmetric
+from ._loops import stored, symmetric
 
 
 class _Balanced(Module):

@@ -10,7 +10,7 @@ from ..autograd.attention_functions import dot_aggregate
 from ..autograd.functions import edge_softmax, sddmm, spmm
 from ..autograd.structure import GraphLike, given_tensors
 from ._checks import check_features, check_square
-from .normalisation import loops, missing_loops
+from ._loops import loops, missing_loops
 
 #: The least length that a row is divided by: what ``torch.nn.functional.normalize`` has.
 LEAST_LENGTH = 1e-12
