@@ -26,7 +26,7 @@ LOOPS = {
 def way(request, monkeypatch):
     """In one pass, or of the three products that a graph with tiles takes."""
     composed = request.param == "composed"
-    monkeypatch.setattr(agnn, "_has_tiles", lambda graph: composed)
+    monkeypatch.setattr(agnn, "has_tiles", lambda graph: composed)
     return request.param
 
 

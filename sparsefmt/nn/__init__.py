@@ -7,21 +7,21 @@ from .._lazy import resolver
 if TYPE_CHECKING:
     from .agnn import AGNNConv as AGNNConv
     from .gat import GATConv as GATConv
-    from .gat import GATv2Conv as GATv2Conv
+    from .gatv2 import GATv2Conv as GATv2Conv
     from .gcn import GCNConv as GCNConv
-    from .gcn import GINConv as GINConv
-    from .gcn import MaxK as MaxK
-    from .gcn import SAGEConv as SAGEConv
+    from .gin import GINConv as GINConv
+    from .maxk import MaxK as MaxK
+    from .sage import SAGEConv as SAGEConv
 
 #: Public name -> the module that defines it; resolved on first use (PEP 562), which imports torch.
 _PUBLIC = {
     "AGNNConv": "agnn",
     "GATConv": "gat",
-    "GATv2Conv": "gat",
+    "GATv2Conv": "gatv2",
     "GCNConv": "gcn",
-    "GINConv": "gcn",
-    "MaxK": "gcn",
-    "SAGEConv": "gcn",
+    "GINConv": "gin",
+    "MaxK": "maxk",
+    "SAGEConv": "sage",
 }
 
 __all__ = [*_PUBLIC]
