@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from importlib.machinery import ModuleSpec
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
     from .errors import DeviceError as DeviceError
@@ -137,18 +137,24 @@ def __dir__() -> list[str]:
     return sorted([*__all__, "__version__"])
 
 
-class _Moved:
-    """An import finder for the old places of formats, which pickles of earlier versions name."""
+_OLD_FORMATS = ("base", "cbsr", "compressed", "convert", "coo", "sgt")
 
-    names = frozenset({"base", "cbsr", "compressed", "convert", "coo", "sgt"})
+
+class _Moved:
+    """An import finder for old places of formats and layers, which earlier pickles name."""
+
+    places: ClassVar = {
+        **{f"{__name__}.{name}": f".formats.{name}" for name in _OLD_FORMATS},
+        f"{__name__}.nn.attention": ".nn",
+        f"{__name__}.nn.layers": ".nn",
+    }
 
     @classmethod
     def find_spec(
         cls, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         """The spec of ``sparsefmt.coo``, for instance; None for all but the old places."""
-        package, _, module = name.rpartition(".")
-        if package != __name__ or module not in cls.names:
+        if name not in cls.places:
             return None
         return ModuleSpec(name, cls())  # type: ignore[arg-type]  # it is a loader by its methods
 
@@ -157,8 +163,8 @@ class _Moved:
 
     def exec_module(self, module: ModuleType) -> None:
         """Put the module at the new place in the place of the old one."""
-        moved = module.__name__.rpartition(".")[2]
-        sys.modules[module.__name__] = import_module(f".formats.{moved}", __name__)
+        name = module.__name__
+        sys.modules[name] = import_module(self.places[name], __name__)
 
 
 sys.meta_path.append(_Moved)

@@ -7,28 +7,48 @@ from .._lazy import resolver
 if TYPE_CHECKING:
     from .attention_functions import dot_aggregate as dot_aggregate
     from .attention_functions import gatv2_aggregate as gatv2_aggregate
+    from .functions import aggregate_with_own as aggregate_with_own
     from .functions import edge_softmax as edge_softmax
     from .functions import edge_values as edge_values
+    from .functions import features_to_keep as features_to_keep
     from .functions import maxk as maxk
     from .functions import maxk_aggregate as maxk_aggregate
+    from .functions import operands as operands
+    from .functions import propagate as propagate
     from .functions import sddmm as sddmm
     from .functions import spmm as spmm
     from .gat import gat_aggregate as gat_aggregate
-    from .normalisation import gcn_norm as gcn_norm
+    from .gat import gat_of_vectors as gat_of_vectors
+    from .gcn import gcn_norm as gcn_norm
+    from .sampling import checked_strategy as checked_strategy
+    from .sampling import sample_width as sample_width
     from .sampling import sampled_aggregate as sampled_aggregate
+    from .structure import GraphLike as GraphLike
+    from .structure import graph_tensors as graph_tensors
+    from .structure import has_tiles as has_tiles
     from .structure import prepare as prepare
 
 #: Public name -> the module that defines it; resolved on first use (PEP 562), which imports torch.
 _PUBLIC = {
+    "aggregate_with_own": "functions",
+    "checked_strategy": "sampling",
     "dot_aggregate": "attention_functions",
     "edge_softmax": "functions",
     "edge_values": "functions",
+    "features_to_keep": "functions",
     "gat_aggregate": "gat",
+    "gat_of_vectors": "gat",
     "gatv2_aggregate": "attention_functions",
-    "gcn_norm": "normalisation",
+    "gcn_norm": "gcn",
+    "graph_tensors": "structure",
+    "GraphLike": "structure",
+    "has_tiles": "structure",
     "maxk": "functions",
     "maxk_aggregate": "functions",
+    "operands": "functions",
     "prepare": "structure",
+    "propagate": "functions",
+    "sample_width": "sampling",
     "sampled_aggregate": "sampling",
     "sddmm": "functions",
     "spmm": "functions",

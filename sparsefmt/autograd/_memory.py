@@ -87,6 +87,10 @@ class TorchMemory:
         """Wait for the current stream, so that any stream may read ``a``."""
         torch.cuda.current_stream(a.device).synchronize()  # synchronize!
 
+    def expand(self, indptr: Tensor, nnz: int) -> Tensor:
+        """Row of each of the ``nnz`` entries; their number given, nothing waits for the GPU."""
+        return torch.repeat_interleave(indptr.diff(), output_size=nnz)
+
     def stream(self, a: Tensor) -> int:
         """Torch's current stream on the device of ``a``."""
         return int(_raw_stream(a.get_device()))

@@ -42,6 +42,28 @@ def apart(*tensors: Tensor | None) -> tuple[Tensor | None, ...]:
     return tuple(None if tensor is None else tensor.view_as(tensor) for tensor in tensors)
 
 
+def once(name: str, compute: Any, *args: Any) -> Any:
+    """Compute a gradient of the function of that name, which can be used but not differentiated."""
+    tensors = (value for value in args if isinstance(value, Tensor))
+    if not recorded(*tensors) and not torch.is_grad_enabled():
+        return compute(*args)
+    return _Once.apply(name, compute, *args)  # type: ignore[no-untyped-call]
+
+
+class _Once(Function):
+    @staticmethod
+    def forward(ctx: Any, name: str, compute: Any, *args: Any) -> Any:
+        ctx.name = name
+        return compute(*args)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        raise UnsupportedError(
+            f"the gradient of {ctx.name} cannot be differentiated again: do without "
+            "create_graph=True, or compose sddmm, edge_softmax and spmm, whose gradients can be."
+        )
+
+
 def _transform() -> int | None:
     """The level of torch.func while torch.compile traces: run then, not traced."""
     found: int | None = maybe_current_level()

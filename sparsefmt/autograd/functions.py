@@ -1,11 +1,13 @@
 """What users call: checks, autocast, one call into ``gradients``."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
-from ..errors import ShapeError
+from ..errors import DeviceError, DtypeError, ShapeError, UnsupportedError
 from . import _check, _library, gradients, propagation, row_balanced, softmax
-from .structure import GraphLike, given_tensors, order_of
+from .structure import GraphLike, GraphTensors, given_tensors, order_of
 
 
 def spmm(
@@ -69,11 +71,32 @@ def spmm(
 def operands(
     graph: GraphLike,
     x: Tensor,
-    edge_weight: Tensor | None,
+    edge_weight: Tensor | None = None,
     row_scale: Tensor | None = None,
     col_scale: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
-    """Features, edge values and both scales of a product, as autocast has them, checked."""
+    """Check the operands of a product, and cast them as autocast would.
+
+    Parameters
+    ----------
+    graph, x, edge_weight, row_scale, col_scale
+        As for ``spmm``.
+
+    Returns
+    -------
+    x, values, row_scale, col_scale : Tensor
+        In one dtype, autocast's where it is at work; ``values`` are the graph's own where no
+        ``edge_weight`` is given.  None for what there is not.
+
+    Raises
+    ------
+    ShapeError, DtypeError, DeviceError, UnsupportedError
+        As ``spmm``, in the names of these arguments.
+
+    Notes
+    -----
+    For layers that compute with their operands before they aggregate.
+    """
     tensors = given_tensors(graph)
     _check.tensor("x", x)
     values = tensors.values if edge_weight is None else edge_weight
@@ -195,23 +218,56 @@ def maxk_aggregate(
 def aggregate_with_own(
     graph: GraphLike,
     x: Tensor,
-    k: int | None,
-    edge_weight: Tensor | None,
     own: Tensor,
+    edge_weight: Tensor | None = None,
     *,
+    k: int | None = None,
     without: Tensor | None = None,
     row_scale: Tensor | None = None,
     col_scale: Tensor | None = None,
 ) -> Tensor:
-    """``maxk_aggregate(...) + own * maxk(x, k)`` with one choice; with all of ``x`` if k is None.
+    """Aggregate the features of each vertex's in-neighbours, and add a part of its own.
 
-    ``own`` is (n, 1) or (1,).  The rows that ``without`` of (n, 1) marks add nothing, even those
-    that hold Inf or NaN.  Nothing dense is saved where ``k`` is given.
+    ``y[i, f] = r[i] * sum_e(a[e] * c[j] * s(x)[j, f]) + own[i] * s(x)[i, f]`` over the stored
+    entries ``e = (i, j)`` of row ``i``; ``s`` is ``maxk(x, k)``, chosen once for both parts, or
+    nothing without ``k``.
+
+    Parameters
+    ----------
+    graph : Graph, shape (n, n)
+    x : Tensor, shape (n, feat)
+    own : Tensor, shape (n, 1) or (1,)
+        The factor of each vertex's own features, or one for all; floating, on the device of ``x``.
+    edge_weight, row_scale, col_scale
+        As for ``spmm``.
+    k : int, optional
+        Features of a row to keep, between 1 and ``feat``; all of them by default.
+    without : Tensor, shape (n, 1), bool, optional
+        Vertices whose own features add nothing, even where they hold Inf or NaN.
+
+    Returns
+    -------
+    Tensor, shape (n, feat)
+        In the dtype of ``x``, or autocast's; without ``k`` that of ``own`` if it is wider.
+
+    Raises
+    ------
+    ShapeError, DtypeError, DeviceError, UnsupportedError
+        As ``spmm`` and, with ``k``, ``maxk_aggregate``; and if the graph is not square, or ``own``
+        or ``without`` not as above.
+
+    Notes
+    -----
+    All tensors but ``without`` have gradients, differentiable any number of times.  Nothing dense
+    is saved for backward where ``k`` is given.  ``nn.GCNConv`` adds loops this way, and
+    ``nn.GINConv`` its ``1 + eps``.
     """
     if k is None:
         y = spmm(graph, x, edge_weight, row_scale=row_scale, col_scale=col_scale)
+        _check_own(given_tensors(graph), own, without)
         return torch.addcmul(y, own, x if without is None else x.masked_fill(without, 0))
     x, values, r, c = operands(graph, x, edge_weight, row_scale, col_scale)
+    _check_own(given_tensors(graph), own, without)
     feat = x.shape[1]
     columns, kept = row_balanced.maxk(x, _check.kept(k, feat))
     y = row_balanced.spgemm(graph, columns, kept, feat, values, r, c)
@@ -225,20 +281,122 @@ def propagate(
     scale: Tensor,
     own: Tensor,
     *,
-    without: Tensor | None,
-    bias: Tensor | None,
+    without: Tensor | None = None,
+    bias: Tensor | None = None,
 ) -> Tensor:
-    """``spmm(graph, x, row_scale=scale, col_scale=scale) + own * x + bias`` with constant factors.
+    """Propagate features by symmetric constant factors, as GCN does, in one node of autograd's.
 
-    ``own`` and ``without`` are as for ``aggregate_with_own``.
+    ``y[i, f] = scale[i] * sum_e(a[e] * scale[j] * x[j, f]) + own[i] * x[i, f] + bias[f]`` over the
+    stored entries ``e = (i, j)`` of row ``i``; ``a`` are the graph's own values, or 1.
+
+    Parameters
+    ----------
+    graph : Graph, shape (n, n)
+    x : Tensor, shape (n, feat)
+        As for ``spmm``.
+    scale : Tensor, shape (n,)
+        In the dtype of ``x``.
+    own, without
+        As for ``aggregate_with_own``.
+    bias : Tensor, shape (feat,), optional
+        Floating, on the device of ``x``.
+
+    Returns
+    -------
+    Tensor, shape (n, feat)
+        In the dtype of ``x``, or autocast's.
+
+    Raises
+    ------
+    ShapeError, DtypeError, DeviceError
+        As ``aggregate_with_own``, or if ``bias`` is not as above.
+    UnsupportedError
+        As ``spmm``; and if ``scale`` or ``own`` ask for a gradient: ``aggregate_with_own`` has one.
+
+    Notes
+    -----
+    ``x`` and ``bias`` have gradients, differentiable any number of times; all else is constant.
+    Deterministic, backward too.  ``aggregate_with_own`` computes the same in three nodes and as
+    many passes over the result.
     """
-    x, values, scale, _ = operands(graph, x, None, scale)  # type: ignore[assignment]
-    bias = None if bias is None else bias.to(x.dtype)
-    return propagation.propagate(graph, x, values, scale, own.to(x.dtype), without, bias)
+    x, values, _, _ = operands(graph, x)
+    tensors = given_tensors(graph)
+    if torch.is_autocast_enabled(tensors.kind):
+        scale = _library.cast(scale, tensors.kind, x.dtype)
+    _check.vector("scale", scale, length=tensors.n_rows, what="rows", x=x, graph=tensors)
+    _check_own(tensors, own, without)
+    if torch.is_grad_enabled() and (scale.requires_grad or own.requires_grad):
+        raise UnsupportedError(
+            "scale or own requires a gradient, which propagate does not compute: use "
+            "aggregate_with_own, or detach them."
+        )
+    if bias is not None:
+        _check_bias(bias, x, tensors)
+        bias = bias.to(x.dtype)
+    own = own.to(x.dtype)
+    if torch.compiler.is_compiling():  # traced, a Function that writes in place loses its gradients
+        y = aggregate_with_own(graph, x, own, without=without, row_scale=scale, col_scale=scale)
+        return y if bias is None else y + bias
+    return propagation.propagate(graph, x, values, scale, own, without, bias)
+
+
+def _check_own(graph: GraphTensors, own: Any, without: Any) -> None:
+    """Check the factors of vertices' own features, and which vertices add none."""
+    n = graph.n_rows
+    if n != graph.n_cols:
+        raise ShapeError(
+            f"graph has shape {(n, graph.n_cols)}: a vertex takes part in its own result, give as "
+            "many columns as rows."
+        )
+    _check.tensor("own", own)
+    _check.place("own", own, graph)
+    if own.shape != (n, 1) and own.shape != (1,):
+        raise ShapeError(f"own has shape {tuple(own.shape)}: give {(n, 1)} or (1,).")
+    if without is None:
+        return
+    _check.tensor("without", without)
+    if without.dtype is not torch.bool:
+        raise DtypeError(f"without is {without.dtype}: give torch.bool.")
+    if without.shape != (n, 1):
+        raise ShapeError(f"without has shape {tuple(without.shape)}: give {(n, 1)}.")
+    if without.device != graph.device:
+        raise DeviceError(
+            f"without is on {without.device} but the graph is on {graph.device}: move one of them."
+        )
+
+
+def _check_bias(bias: Any, x: Tensor, graph: GraphTensors) -> None:
+    """Check what is added to every row."""
+    _check.tensor("bias", bias)
+    _check.place("bias", bias, graph)
+    if bias.shape != x.shape[1:]:
+        raise ShapeError(
+            f"bias has shape {tuple(bias.shape)} but x has {tuple(x.shape)}: give "
+            f"{tuple(x.shape[1:])}, one value for each feature."
+        )
 
 
 def features_to_keep(k: int, feat: int | None = None) -> int:
-    """``k``, checked against as much as is known before there are features."""
+    """Check how many features of each row MaxK is to keep, before there are features.
+
+    Parameters
+    ----------
+    k : int
+    feat : int, optional
+        Features of a row, where that is known.
+
+    Returns
+    -------
+    int
+        ``k``.
+
+    Raises
+    ------
+    DtypeError
+        If ``k`` is no integer.
+    ShapeError
+        If ``k`` is less than 1, or more than ``feat``.
+    """
     return _check.kept(k, feat)
 
 

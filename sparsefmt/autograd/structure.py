@@ -287,11 +287,54 @@ def _tensors_made(graph: Graph) -> GraphTensors:
     return cast(GraphTensors, store.tensors[at])
 
 
-def given_tensors(graph: object) -> GraphTensors:
-    """``tensors_of`` what a user gave, which may be no graph."""
+def graph_tensors(graph: object) -> GraphTensors:
+    """Give the tensors of a graph: zero-copy, made once and kept with it.
+
+    Parameters
+    ----------
+    graph : Graph
+        Or what a tracer has in its place.
+
+    Returns
+    -------
+    GraphTensors
+        ``n_rows``, ``n_cols``, ``nnz`` and ``device``; ``rows.indptr`` (n_rows + 1,) and
+        ``rows.indices`` (nnz,), the graph in CSR order; ``values`` (nnz,), its edge values, or
+        None; and ``kept(key, make)``, the tensor that ``make()`` gave for ``key`` when it was asked
+        first: for what depends on the graph alone.
+
+    Raises
+    ------
+    DtypeError
+        If ``graph`` is no Graph.
+
+    Notes
+    -----
+    What ``make`` computes has no gradient.  Nothing is kept, and ``make`` is called each time,
+    where ``torch.compile`` traces or a CUDA graph is captured.
+    """
     if not isinstance(graph, (Graph, GraphTensors)):
         raise wrong_graph(graph)
     return tensors_of(graph)
+
+
+given_tensors = graph_tensors  # the name within this package
+
+
+def has_tiles(graph: GraphLike) -> bool:
+    """Tell whether tensor cores may take products with the graph: ``prepare(graph, tile=...)``.
+
+    Parameters
+    ----------
+    graph : Graph
+
+    Raises
+    ------
+    DtypeError
+        If ``graph`` is no Graph.
+    """
+    shared = graph_tensors(graph).rows.shared
+    return shared is not None and shared.given is not None
 
 
 def order_of(graph: GraphLike) -> Tensor | None:

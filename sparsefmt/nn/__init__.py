@@ -5,23 +5,23 @@ from typing import TYPE_CHECKING
 from .._lazy import resolver
 
 if TYPE_CHECKING:
-    from .attention import AGNNConv as AGNNConv
+    from .agnn import AGNNConv as AGNNConv
     from .gat import GATConv as GATConv
-    from .gat import GATv2Conv as GATv2Conv
-    from .layers import GCNConv as GCNConv
-    from .layers import GINConv as GINConv
-    from .layers import MaxK as MaxK
-    from .layers import SAGEConv as SAGEConv
+    from .gatv2 import GATv2Conv as GATv2Conv
+    from .gcn import GCNConv as GCNConv
+    from .gin import GINConv as GINConv
+    from .maxk import MaxK as MaxK
+    from .sage import SAGEConv as SAGEConv
 
 #: Public name -> the module that defines it; resolved on first use (PEP 562), which imports torch.
 _PUBLIC = {
-    "AGNNConv": "attention",
+    "AGNNConv": "agnn",
     "GATConv": "gat",
-    "GATv2Conv": "gat",
-    "GCNConv": "layers",
-    "GINConv": "layers",
-    "MaxK": "layers",
-    "SAGEConv": "layers",
+    "GATv2Conv": "gatv2",
+    "GCNConv": "gcn",
+    "GINConv": "gin",
+    "MaxK": "maxk",
+    "SAGEConv": "sage",
 }
 
 __all__ = [*_PUBLIC]

@@ -5,8 +5,7 @@ from numbers import Integral, Real
 import torch
 from torch import Tensor
 
-from ..autograd.functions import spmm
-from ..autograd.structure import GraphLike, given_tensors
+from ..autograd import GraphLike, graph_tensors, spmm
 from ..errors import DeviceError, DtypeError, ShapeError
 
 
@@ -27,7 +26,7 @@ def check_counts(**counts: object) -> None:
 
 def check_square(graph: GraphLike) -> None:
     """A graph of vertices that each take part in their own result."""
-    tensors = given_tensors(graph)
+    tensors = graph_tensors(graph)
     if tensors.n_rows != tensors.n_cols:
         raise ShapeError(
             f"graph has shape {(tensors.n_rows, tensors.n_cols)}: a layer needs as many columns as "
@@ -37,7 +36,7 @@ def check_square(graph: GraphLike) -> None:
 
 def check_features(x: Tensor, graph: GraphLike) -> None:
     """Features of the vertices of a graph, by the name that the user gave them."""
-    tensors = given_tensors(graph)
+    tensors = graph_tensors(graph)
     dense = isinstance(x, Tensor) and x.layout is torch.strided and x.is_floating_point()
     if not (dense and x.dim() == 2 and x.shape[0] == tensors.n_rows and x.device == tensors.device):
         spmm(graph, x)  # refuses it

@@ -1,4 +1,4 @@
-"""GAT and GATv2: attention by learned vectors, in one pass over the edges.
+"""GAT: attention by learned vectors, in one pass over the edges; and what GATv2 shares with it.
 
 Parameters have the names and shapes of PyG's layers of the same name, so that a ``state_dict``
 loads across, and results agree with theirs.
@@ -12,20 +12,21 @@ from torch import Tensor
 from torch.nn import Linear, Module, Parameter, init
 from torch.nn.functional import leaky_relu, linear
 
-from ..autograd.attention_functions import gatv2_aggregate
-from ..autograd.functions import edge_softmax, sddmm, spmm
-from ..autograd.gat import gat_of_vectors
-from ..autograd.structure import GraphLike, given_tensors
+from .._lazy import resolver
+from ..autograd import GraphLike, edge_softmax, gat_of_vectors, graph_tensors, sddmm, spmm
 from ..errors import DtypeError, ShapeError
 from ._checks import check_beside, check_counts, check_input, check_number
-from .attention import log_sums
-from .normalisation import loops
+from ._loops import log_sums, loops
 
 #: Score of an entry that is left out: finite, so that a row of them alone gives no NaN.
 _LEFT_OUT = -1e30
 
 
-class _Attention(Module):
+#: Pickles of earlier versions look for GATv2Conv here.
+__getattr__ = resolver(f"{__package__}", {"GATv2Conv": "gatv2"})
+
+
+class Attention(Module):
     """What both layers share: heads, what becomes of them, the bias."""
 
     def __init__(
@@ -76,7 +77,7 @@ class _Attention(Module):
         return y if self.bias is None else y + self.bias.to(y.dtype)
 
 
-class GATConv(_Attention):
+class GATConv(Attention):
     """Graph attention: ``y[i, k] = sum_e P[e, k] h[j, k] + b`` over the entries of row i.
 
     ``h = x W`` with ``heads`` parts of ``out_channels`` features, and ``P[e, k]`` is the softmax
@@ -123,6 +124,8 @@ class GATConv(_Attention):
     GAT (ICLR'18), equations 1 to 6; fuseGNN (ICCAD'20), section 3.
     """
 
+    __module__ = "sparsefmt.nn"
+
     def __init__(
         self,
         in_channels: int,
@@ -155,7 +158,7 @@ class GATConv(_Attention):
             if each is not None:
                 init.xavier_uniform_(each.weight)
         for vectors in (self.att_src, self.att_dst, self.att_edge):
-            _glorot(vectors)
+            glorot(vectors)
         if self.bias is not None:
             init.zeros_(self.bias)
 
@@ -202,7 +205,7 @@ class GATConv(_Attention):
 
     def _edge_scores(self, graph: GraphLike, edge_attr: Tensor) -> Tensor:
         """(nnz, heads) The edges' terms."""
-        nnz, width = given_tensors(graph).nnz, self.edge_dim
+        nnz, width = graph_tensors(graph).nnz, self.edge_dim
         if self.lin_edge is None or self.att_edge is None:
             raise ShapeError("edge_attr is given to a layer without edge_dim: give it one.")
         if not isinstance(edge_attr, Tensor):
@@ -236,80 +239,7 @@ class GATConv(_Attention):
             return _beside_loops(graph, scores, leaky_relu(of_loops, self.negative_slope))
 
 
-class GATv2Conv(_Attention):
-    """Dynamic graph attention: ``y[i, k] = sum_e P[e, k] l[j, k] + b`` over the entries of row i.
-
-    ``l = x W_l + b_l`` and ``r = x W_r + b_r`` with ``heads`` parts of ``out_channels`` features,
-    and ``P[e, k]`` is the softmax over the row of ``<a[k], leaky(l[j, k] + r[i, k])>``, with
-    ``leaky`` as in ``GATConv``.
-
-    Parameters
-    ----------
-    in_channels, out_channels, heads, concat, negative_slope, dropout, add_self_loops
-        As for ``GATConv``.
-    bias : bool
-        Whether there are ``b``, ``b_l`` and ``b_r``.
-    share_weights : bool
-        Whether ``W_r`` and ``b_r`` are ``W_l`` and ``b_l``.
-
-    Attributes
-    ----------
-    lin_l.weight, lin_r.weight : (heads * out_channels, in_channels)
-        ``W_l`` and ``W_r`` transposed.
-    lin_l.bias, lin_r.bias : (heads * out_channels,)
-    att : (1, heads, out_channels)
-    bias : (heads * out_channels,), or (out_channels,) without ``concat``
-
-    Notes
-    -----
-    No other graph is built, and nothing of the size of the edges.  A gradient can be used but not
-    differentiated.  Bipartite graphs and edge features are not supported.
-
-    GATv2 (ICLR'22), equation 7.
-    """
-
-    def __init__(
-        self,
-        in_channels: int,
-        out_channels: int,
-        heads: int = 1,
-        *,
-        concat: bool = True,
-        negative_slope: float = 0.2,
-        dropout: float = 0.0,
-        add_self_loops: bool = True,
-        bias: bool = True,
-        share_weights: bool = False,
-    ) -> None:
-        shared = heads, concat, negative_slope, dropout, add_self_loops, bias
-        super().__init__(in_channels, out_channels, *shared)
-        self.share_weights = share_weights
-        self.lin_l = Linear(in_channels, heads * out_channels, bias=bias)
-        self.lin_r = self.lin_l
-        if not share_weights:
-            self.lin_r = Linear(in_channels, heads * out_channels, bias=bias)
-        self.att = self._vectors()
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        """Glorot's uniform weights and vectors, the biases of a ``Linear``, and no ``b``."""
-        for each in (self.lin_l, self.lin_r):
-            each.reset_parameters()
-            init.xavier_uniform_(each.weight)
-        _glorot(self.att)
-        if self.bias is not None:
-            init.zeros_(self.bias)
-
-    def forward(self, x: Tensor, graph: GraphLike) -> Tensor:
-        """As ``GATConv``, without edge features."""
-        check_input(x, graph, self.lin_l.weight)
-        left = self._by_head(self.lin_l(x))
-        right = left if self.share_weights else self._by_head(self.lin_r(x))
-        y = gatv2_aggregate(graph, left, right, self.att, **self._options())
-        return self._joined(y)
-
-
-def _glorot(vectors: Tensor | None) -> None:
+def glorot(vectors: Tensor | None) -> None:
     """As PyG: bounded by the root of 6 over heads and features."""
     if vectors is not None:
         bound = sqrt(6 / (vectors.shape[-2] + vectors.shape[-1]))
@@ -318,7 +248,7 @@ def _glorot(vectors: Tensor | None) -> None:
 
 def _means_without_loops(graph: GraphLike, scores: Tensor) -> Tensor:
     """(n, heads) The mean over each row's entries but loops; 0 where there are none."""
-    tensors = given_tensors(graph)
+    tensors = graph_tensors(graph)
     dtype = torch.promote_types(scores.dtype, torch.float32)
     ones = scores.new_ones(tensors.n_cols, 1, dtype=dtype)
     others = tensors.kept("entries but loops", lambda: 1 - loops(graph)[0])
@@ -333,7 +263,7 @@ def _means_without_loops(graph: GraphLike, scores: Tensor) -> Tensor:
 
 def _beside_loops(graph: GraphLike, scores: Tensor, own: Tensor) -> Tensor:
     """(nnz, heads) Weights of entries but stored loops, beside loops whose scores are ``own``."""
-    stored = given_tensors(graph).kept("entries but loops", lambda: 1 - loops(graph)[0]) == 0
+    stored = graph_tensors(graph).kept("entries but loops", lambda: 1 - loops(graph)[0]) == 0
     scores = scores.masked_fill(stored[:, None], _LEFT_OUT)
     p = edge_softmax(graph, scores)
     heads = range(scores.shape[1])

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from ...formats.arrays import Array, allocating, finish, import_cupy, is_cupy
+from ...formats.primitives import expand
 
 HERE: AbstractContextManager[object] = nullcontext()
 
@@ -54,6 +55,9 @@ class Memory(Protocol):
 
     def finish(self, a: Any) -> None:
         """Wait for the current stream, so that any stream may read ``a``."""
+
+    def expand(self, indptr: Any, nnz: int) -> Any:
+        """Row of each of the ``nnz`` entries."""
 
     def stream(self, a: Any) -> int:
         """Address of the caller's current stream on the device of ``a``; read at each launch."""
@@ -133,6 +137,10 @@ class CupyMemory:
     def finish(self, a: Any) -> None:
         """Wait for the current stream, so that any stream may read ``a``."""
         finish(a)  # synchronize!
+
+    def expand(self, indptr: Any, nnz: int) -> Any:
+        """Row of each of the ``nnz`` entries."""
+        return expand(indptr, nnz)
 
     def stream(self, a: Any) -> int:
         """CuPy's current stream."""

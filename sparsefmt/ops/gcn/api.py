@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from ...errors import DeviceError, DtypeError, ShapeError
-from ...formats import checks, primitives
+from ...formats import checks
 from ...formats.arrays import (
     Array,
     allocating,
@@ -16,11 +16,10 @@ from ...formats.arrays import (
     on_device_of,
 )
 from ...formats.base import Format
-from ...formats.compressed import CSR
-from ...formats.coo import COO
 from ..engine import checks as engine_checks
 from ..engine import choose
-from ..engine.choose import pointer
+from ..engine.table import Kernel, Op, Price, deferred
+from . import cuda
 
 
 def gcn_norm(A: Format, *, self_loops: bool = True) -> Any:
@@ -71,7 +70,8 @@ def gcn_norm(A: Format, *, self_loops: bool = True) -> Any:
         A = A.astype(index_dtype=np.int64)
     with on_device_of(A._indices), allocating(f"a normalised matrix of {size} entries"):
         B = _unfilled(A, size)
-    choose.run("gcn_norm", A, B, out=B.data)
+    structure = tuple(getattr(B, name) for name in B._array_fields[:2])
+    choose.run(GCN_NORM, A, A.data, size > A.nnz, structure=structure, out=B.data)
     return B
 
 
@@ -120,7 +120,7 @@ def gcn_norm_backward(A: Format, grad: Array, *, self_loops: bool = True) -> Arr
 
 
 def _operand(A: object, self_loops: object) -> Format:
-    """A square matrix, and a bool beside it."""
+    """Check for a square matrix, with a bool beside it."""
     if not isinstance(self_loops, bool):
         raise DtypeError(f"self_loops is {self_loops!r}: give True or False.")
     A = engine_checks.sparse("A", A)
@@ -132,6 +132,7 @@ def _operand(A: object, self_loops: object) -> Format:
 
 
 def _gradient(grad: object, A: Format, size: int) -> Array:
+    """Check a gradient of the result's values; contiguous."""
     array = as_array("grad", grad, empty=np.float64, beside=A._indices)
     if array.shape != (size,):
         raise ShapeError(
@@ -147,152 +148,84 @@ def _gradient(grad: object, A: Format, size: int) -> Array:
 
 
 def _unfilled(A: Any, size: int) -> Any:
-    """The result without its contents, but for those that it shares with ``A``."""
+    """Allocate the result; without loops it shares the indices of ``A``."""
     xp = namespace(A._indices)
     values = xp.empty(size, np.float32 if A.data is None else A.data.dtype)
-    if size == A.nnz:  # nothing is added: it has the same structure
+    if size == A.nnz:
         return A._replace(data=values)
-    index = A.index_dtype
-    if A.format == "coo":
-        places = {"row": xp.empty(size, index), "col": xp.empty(size, index)}
-    else:
-        places = {"indptr": xp.empty(A.n_rows + 1, index), "indices": xp.empty(size, index)}
-    return type(A)._trusted(**places, data=values, shape=A.shape)
+    lengths = (size, size) if A.format == "coo" else (A.n_rows + 1, size)
+    places = (xp.empty(length, A.index_dtype) for length in lengths)
+    indices = dict(zip(A._array_fields[:2], places, strict=True))
+    return type(A)._trusted(**indices, data=values, shape=A.shape)
 
 
 def _backward(A: Any, grad: Array, self_loops: bool) -> Array:
     with on_device_of(grad), allocating(f"gradients of {A.nnz} values"):
         out = namespace(grad).empty(A.nnz, grad.dtype)
-    found: Array = choose.run("gcn_norm_backward", A, grad, out=out, loops=self_loops)
+    found: Array = choose.run(GCN_NORM_BACKWARD, A, A.data, grad, self_loops, out=out)
     return found
 
 
-def _loops(A: Format, B: Format) -> bool:
-    """Whether B has loops that A has not."""
-    return B.nnz > A.nnz
+# The rows of the table
 
 
-# Kernels
+def _one_per_entry_and_loop(S: Any, values: Any, loops: bool) -> tuple[Any, ...]:
+    size = S.nnz + (S.n_rows if loops else 0)
+    return (((size,), "float32" if values is None else values),)
 
 
-def _coo_gpu(A: COO, B: COO, *, out: Array) -> None:
-    from ..matmul import cuda as matmul_cuda
-    from . import cuda
-
-    n = A.n_rows
-    workspace = namespace(out).empty(cuda.BYTES * n, np.uint8)
-    cuda.gcn_norm_coo(
-        str(out.dtype),
-        str(A.index_dtype),
-        nnz=A.nnz,
-        n=n,
-        loops=_loops(A, B),
-        row=pointer(A.row),
-        col=pointer(A.col),
-        data=pointer(A.data),
-        out_row=pointer(B.row),
-        out_col=pointer(B.col),
-        out=pointer(out),
-        workspace=pointer(workspace),
-        stream=matmul_cuda.stream(),
-    )
+def _one_per_entry(S: Any, values: Any, *_: Any) -> tuple[Any, ...]:
+    return (((S.nnz,), values),)
 
 
-def _csr_gpu(A: CSR, B: CSR, *, out: Array) -> None:
-    from ..matmul import cuda as matmul_cuda
-    from . import cuda
-
-    workspace = namespace(out).empty(cuda.BYTES * A.n_rows, np.uint8)
-    cuda.gcn_norm_csr(
-        matmul_cuda.structure(A),
-        str(out.dtype),
-        loops=_loops(A, B),
-        data=pointer(A.data),
-        out_indptr=pointer(B.indptr),
-        out_indices=pointer(B.indices),
-        out=pointer(out),
-        workspace=pointer(workspace),
-        stream=matmul_cuda.stream(),
-    )
+def _price(S: Any, values: Any, loops: bool) -> Price:
+    """Every entry is read for its degree and for its product, and written once."""
+    size = 4 if values is None else values.itemsize
+    read = 2 * S.nnz * (4 + (values is not None) * size)
+    return Price(read + (S.nnz + S.n_rows * loops) * size + 16 * S.n_rows, 3 * S.nnz)
 
 
-def _coo_numba(A: COO, B: COO, *, out: Array) -> None:
-    from . import cpu as gcn_cpu
-
-    loops = _loops(A, B)
-    gcn_cpu.gcn_norm_coo(A.row, A.col, A.data, A.n_rows, out, loops=loops)
-    if loops:
-        for mine, given in ((B.row, A.row), (B.col, A.col)):
-            mine[: A.nnz], mine[A.nnz :] = given, np.arange(A.n_rows)
+def _price_backward(S: Any, values: Any, grad: Any, loops: bool) -> Price:
+    """Three passes over the entries, two of them over the gradient."""
+    read = 3 * S.nnz * 8 + 2 * S.nnz * values.itemsize + 2 * (S.nnz + S.n_rows * loops) * 4
+    return Price(read + S.nnz * grad.itemsize + 32 * S.n_rows, 9 * S.nnz)
 
 
-def _csr_numba(A: CSR, B: CSR, *, out: Array) -> None:
-    from . import cpu as gcn_cpu
-
-    loops = _loops(A, B)
-    columns = B.indices if loops else None
-    gcn_cpu.gcn_norm_csr(A.indptr, A.indices, A.data, out, loops=loops, columns=columns)
-    if loops:
-        np.add(A.indptr, np.arange(A.n_rows + 1), out=B.indptr, casting="same_kind")
+def _weighted(A: Any, values: Any, *_: Any, **__: Any) -> list[str]:
+    return [] if values is None else ["A has values, which are not counted but added"]
 
 
-def _rows(A: Any) -> tuple[Array, Array, Array | None]:
-    """Rows and columns of the entries and, of a CSR, its pointers."""
-    if A.format == "coo":
-        return A.row, A.col, None
-    return primitives.expand(A.indptr, A.nnz), A.indices, A.indptr
+_CPU = f"{__package__}.cpu"
+_COO, _CSR, _BOTH = ("coo",), ("csr",), ("coo", "csr")
 
-
-def _backward_gpu(A: Any, grad: Array, *, out: Array, loops: bool) -> None:
-    from ..matmul import cuda as matmul_cuda
-    from . import cuda
-
-    row, col, indptr = _rows(A)
-    workspace = namespace(out).empty(cuda.BYTES_BACKWARD * A.n_rows, np.uint8)
-    cuda.gcn_norm_backward(
-        str(out.dtype),
-        str(A.index_dtype),
-        nnz=A.nnz,
-        n=A.n_rows,
-        loops=loops,
-        row=pointer(row),
-        col=pointer(col),
-        indptr=pointer(indptr),
-        data=pointer(A.data),
-        grad=pointer(grad),
-        out=pointer(out),
-        workspace=pointer(workspace),
-        stream=matmul_cuda.stream(),
-    )
-
-
-def _backward_numba(A: Any, grad: Array, *, out: Array, loops: bool) -> None:
-    from . import cpu as gcn_cpu
-
-    gcn_cpu.gcn_norm_backward(*_rows(A), A.data, A.n_rows, grad, out, loops=loops)
-
-
-def _unweighted(A: Format, *_: Any, **__: Any) -> list[str]:
-    return [] if A.data is None else ["A has values, which are not counted but added"]
-
-
-def _kernels() -> tuple[choose.Kernel, ...]:
-    gpu, cpu = choose.on_gpu, choose.on_cpu
-    coo, csr = choose.is_format("coo"), choose.is_format("csr")
-
-    def row(op: str, name: str, run: Any, *conditions: Any, fixed: bool = True) -> Any:
-        asked = choose.all_of(*conditions)
-        return choose.Kernel(op, f"{op}_{name}", asked, run, deterministic=fixed)
-
-    return (
-        row("gcn_norm", "csr", _csr_gpu, gpu, csr),
-        row("gcn_norm", "coo_counted", _coo_gpu, gpu, coo, _unweighted),
-        row("gcn_norm", "coo_atomic", _coo_gpu, gpu, coo, fixed=False),
-        row("gcn_norm", "csr_numba", _csr_numba, cpu, csr),
-        row("gcn_norm", "coo_numba", _coo_numba, cpu, coo),
-        row("gcn_norm_backward", "atomic", _backward_gpu, gpu, fixed=False),
-        row("gcn_norm_backward", "numba", _backward_numba, cpu),
-    )
-
-
-choose.register(*_kernels())
+GCN_NORM = Op(
+    "gcn_norm",
+    "Tensor? values, bool loops",
+    results=_one_per_entry_and_loop,
+    kernels=(
+        Kernel("gcn_norm_csr", cuda.gcn_norm_csr, _CSR, "gpu"),
+        Kernel("gcn_norm_coo_counted", cuda.gcn_norm_coo, _COO, "gpu", _weighted),
+        Kernel("gcn_norm_coo_atomic", cuda.gcn_norm_coo, _COO, "gpu", deterministic=False),
+        Kernel("gcn_norm_csr_numba", deferred(_CPU, "gcn_norm_csr"), _CSR, "cpu"),
+        Kernel("gcn_norm_coo_numba", deferred(_CPU, "gcn_norm_coo"), _COO, "cpu"),
+    ),
+    price=_price,
+    narrowed=(),
+    takes_indptr=True,
+    functions=("gcn_norm",),
+)
+GCN_NORM_BACKWARD = Op(
+    "gcn_norm_backward",
+    "Tensor values, Tensor grad, bool loops",
+    results=_one_per_entry,
+    kernels=(
+        Kernel(
+            "gcn_norm_backward_atomic", cuda.gcn_norm_backward, _BOTH, "gpu", deterministic=False
+        ),
+        Kernel("gcn_norm_backward_numba", deferred(_CPU, "gcn_norm_backward"), _BOTH, "cpu"),
+    ),
+    price=_price_backward,
+    narrowed=(),
+    takes_indptr=True,
+    functions=("gcn_norm_backward",),
+)

@@ -1,4 +1,4 @@
-"""The numba twins of the normalisation of GCN; as those of ``cpu``, they check nothing.
+"""GCN's normalisation on NumPy arrays: compiled loops, and the functions around them.
 
 Degrees and their gradients add up in float64, in the order of the entries.
 """
@@ -8,76 +8,93 @@ from typing import Any
 import numba
 import numpy as np
 
+from ...formats import primitives
 from ...formats.arrays import Array
-from ..engine.cpu import values_of, wide, writing
+from ...formats.compressed import CSR
+from ...formats.coo import COO
+from ..engine.cpu import values_of, writing
 from ..engine.loops import parallel, rows_of
 
-#: On one thread: entries in any order add to any vertex.
+#: Compiled for one thread: entries in any order add to any vertex.
 serial = numba.njit(cache=True, nogil=True)
 
 
 def gcn_norm_coo(
-    row: Array, col: Array, data: Array | None, n: int, out: Array, *, loops: bool
-) -> None:
-    """``out[e] = s[i] a[e] s[j]``, then with loops the values of theirs; ``s = d^-1/2``."""
-    values = values_of(data, out)
+    A: COO, values: Array | None, loops: bool, *, structure: Any = None, out: Array | None = None
+) -> Array:
+    """``out[e] = s[i] a[e] s[j]``, then with loops the values of theirs; ``s = d^-1/2``.
+
+    ``structure``, rows and columns of the result, is filled too where loops are added.
+    """
+    out, a = _result(A, values, loops, out)
     with writing(out) as (result, pieces):
-        degree, has_loop = np.zeros(n), np.zeros(n, np.bool_)
-        _degrees(row, col, values, degree, has_loop)
+        degree, has_loop = np.zeros(A.n_rows), np.zeros(A.n_rows, np.bool_)
+        _degrees(A.row, A.col, a, degree, has_loop)
         scale, own = _scales(degree, has_loop, loops)
-        _scaled(row, col, values, scale, result, pieces)
+        _scaled(A.row, A.col, a, scale, result, pieces)
         if loops:
-            result[len(row) :] = own
+            result[A.nnz :] = own
+    if loops and structure is not None:
+        for mine, given in zip(structure, (A.row, A.col), strict=True):
+            mine[: A.nnz], mine[A.nnz :] = given, np.arange(A.n_rows)
+    return out
 
 
 def gcn_norm_csr(
-    indptr: Array,
-    indices: Array,
-    data: Array | None,
-    out: Array,
-    *,
-    loops: bool,
-    columns: Array | None = None,
-) -> None:
-    """The same for a CSR, the loop of a row behind its entries; ``columns`` takes all indices."""
-    n, values = len(indptr) - 1, values_of(data, out)
-    places = np.empty(0, indices.dtype) if columns is None else columns
+    A: CSR, values: Array | None, loops: bool, *, structure: Any = None, out: Array | None = None
+) -> Array:
+    """The same for a CSR, the loop of a row behind its entries; ``structure`` is that of a CSR."""
+    out, a = _result(A, values, loops, out)
+    filled = structure if loops else None
+    columns = np.empty(0, A.index_dtype) if filled is None else filled[1]
     with writing(out) as (result, pieces):
-        degree, has_loop = np.empty(n), np.empty(n, np.bool_)
-        _row_degrees(indptr, indices, values, degree, has_loop, pieces)
+        degree, has_loop = np.empty(A.n_rows), np.empty(A.n_rows, np.bool_)
+        _row_degrees(A.indptr, A.indices, a, degree, has_loop, pieces)
         scale, own = _scales(degree, has_loop, loops)
         vertices = scale, own if loops else own[:0]
-        _rows_scaled(indptr, indices, values, vertices, places, result, pieces)
+        _rows_scaled(A.indptr, A.indices, a, vertices, columns, result, pieces)
+    if filled is not None:
+        np.add(A.indptr, np.arange(A.n_rows + 1), out=filled[0], casting="same_kind")
+    return out
 
 
 def gcn_norm_backward(
-    row: Array,
-    col: Array,
-    indptr: Array | None,
-    data: Array | None,
-    n: int,
-    grad: Array,
-    out: Array,
-    *,
-    loops: bool,
-) -> None:
-    """The gradient of the values, of a CSR too if its ``indptr`` is given beside its rows."""
-    values, g = values_of(data, out), wide(grad)
-    behind = indptr if indptr is not None and loops else np.empty(0, row.dtype)
+    A: COO | CSR, values: Array | None, grad: Array, loops: bool, *, out: Array | None = None
+) -> Array:
+    """Gradient of the values, in the order of the entries of ``A``."""
+    if out is None:
+        out = np.empty(A.nnz, grad.dtype)
+    a, g, n = values_of(values, out), values_of(grad, out), A.n_rows
+    if isinstance(A, CSR):
+        row, col, ends = primitives.expand(A.indptr, A.nnz), A.indices, A.indptr[1:]
+        indptr = A.indptr if loops else np.empty(0, row.dtype)
+    else:
+        row, col, ends = A.row, A.col, np.full(n, A.nnz)
+        indptr = np.empty(0, row.dtype)
     with writing(out) as (result, pieces), np.errstate(over="ignore", invalid="ignore"):
         degree, has_loop = np.zeros(n), np.zeros(n, np.bool_)
-        _degrees(row, col, values, degree, has_loop)
+        _degrees(row, col, a, degree, has_loop)
         scale, _ = _scales(degree, has_loop, loops)
         slope = np.zeros(n)
         if loops:
-            at = np.arange(n) + (len(row) if indptr is None else indptr[1:].astype(np.int64))
-            slope += np.where(has_loop, 0, 2 * scale * g[at])
-        _slopes(row, col, behind, values, g, scale, slope)
-        _gradient(row, col, behind, g, scale, slope * scale**2 / 2, result, pieces)
+            slope += np.where(has_loop, 0, 2 * scale * g[np.arange(n) + ends.astype(np.int64)])
+        _slopes(row, col, indptr, a, g, scale, slope)
+        _gradient(row, col, indptr, g, scale, slope * scale**2 / 2, result, pieces)
+    return out
+
+
+def _result(
+    A: COO | CSR, values: Array | None, loops: bool, out: Array | None
+) -> tuple[Array, Array]:
+    """Memory for the result, and the values as the loops take them."""
+    if out is None:
+        dtype = np.float32 if values is None else values.dtype
+        out = np.empty(A.nnz + A.n_rows * loops, dtype)
+    return out, values_of(values, out)
 
 
 def _scales(degree: Array, has_loop: Array, loops: bool) -> tuple[Array, Array]:
-    """``d^-1/2``, 0 where d is not positive, and the values of the loops."""
+    """Scales ``d^-1/2``, 0 where d is not positive, and the values of the loops."""
     if loops:
         degree = degree + ~has_loop
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -140,7 +157,7 @@ def _rows_scaled(
 
 @serial
 def _slopes(row: Any, col: Any, indptr: Any, data: Any, grad: Any, scale: Any, slope: Any) -> None:
-    """``slope[k]``: the gradient of ``scale[k]``, of which it holds the loops' part."""
+    """Add up ``slope[k]``, the gradient of ``scale[k]``; it holds the loops' part already."""
     for e in range(len(row)):
         i, j = row[e], col[e]
         g = np.float64(grad[e + i if len(indptr) else e])

@@ -1,124 +1,173 @@
-"""Launches of the normalisation of GCN and of its backward.  Conventions as in ``_launch``.
+"""Launch GCN's normalisation of edge values, and its gradient.
 
-``flags`` are one byte a vertex and 0 where no loops are added.  Degrees, their gradients and flags
-lie in a workspace of ``BYTES`` a vertex, which the launchers zero.
+Degrees (or scales), their gradients and one byte a vertex that says whether it stores a loop lie in
+a workspace; pointers to those bytes are 0 where no loops are added.
 """
 
+from collections.abc import Iterator
+from itertools import product
+from typing import Any, NamedTuple
+
+from ...errors import UnsupportedError
+from ...formats.arrays import VALUE_DTYPES
 from ...formats.chunks import LONG_ROW
+from ...formats.compressed import CSR
+from ...formats.coo import COO
 from ..engine import jit
 from ..engine.launch import fill
-from ..engine.structure import Structure
+from ..engine.memory import memory_of
+from ..engine.structure import Structure, structure_of
 
-#: Of the workspace, a vertex: degree (or scale), flag, and in backward the gradient of the scale.
-BYTES, BYTES_BACKWARD = 9, 17
+#: Bytes of the workspace, a vertex: degree (or scale), flag, and in backward the scale's gradient.
+_BYTES, _BYTES_BACKWARD = 9, 17
 _FILE = "gcn/gcn_norm.cu"
 _TEAM = 8  # as in gcn_norm.cu
+#: Parameters of each kernel as the module ``struct`` packs them: pointers, 8 and 4-byte integers.
+_PARAMETERS = {
+    "gcn_degrees": "5Pq",
+    "gcn_scaled": "8P2q",
+    "gcn_slopes": "8P2q",
+    "gcn_gradient": "8Pq",
+    "gcn_rows": "6Pq2i",
+    "gcn_rows_scaled": "9Pq2i",
+}
 
 
-def _degrees(
-    types: tuple[str, str],
-    nnz: int,
-    arrays: tuple[int, int, int],
-    workspace: tuple[int, int, int],
-    stream: int,
-) -> None:
-    """Sums of rows and flags of loops, by atomics; all of the workspace is zeroed first."""
-    degree, flags, size = workspace
-    fill(degree, size, 0, stream)
-    if nnz:
-        kernel = jit.load(_FILE, "gcn_degrees", "5Pq", types, (int(arrays[2] != 0),))
-        kernel(_blocks(nnz), (*arrays, degree, flags, nnz), stream=stream)
+def load(kernel: str, types: tuple[str, str], *constants: int) -> jit.Kernel:
+    """Load a kernel of this room."""
+    return jit.load(_FILE, kernel, _PARAMETERS[kernel], types, constants)
+
+
+def instantiations() -> Iterator[tuple[str, str]]:
+    """Every kernel that this room may launch: file and C++ name."""
+    for types, name in product(product(VALUE_DTYPES, ("int32", "int64")), _PARAMETERS):
+        # A row is read with or without values; single entries by a kernel for each.
+        unweighted = [(0,)] * (types[0] == "float32")
+        for constants in [()] if name.startswith("gcn_rows") else [(1,), *unweighted]:
+            yield _FILE, jit.expression(name, types, constants)
+
+
+class _Entries(NamedTuple):
+    """Pointers to the rows, columns and values of the entries, and their types."""
+
+    row: int
+    col: int
+    data: int
+    nnz: int
+    types: tuple[str, str]
+
+    def load(self, kernel: str) -> jit.Kernel:
+        """Load a kernel that takes one entry a thread."""
+        return load(kernel, self.types, int(self.data != 0))
+
+    def add_degrees(self, degree: int, flags: int, size: int, stream: int) -> None:
+        """Zero a workspace, then add up rows and flag loops, by atomics."""
+        fill(degree, size, 0, stream)
+        if self.nnz:
+            args = (self.row, self.col, self.data, degree, flags, self.nnz)
+            self.load("gcn_degrees")(_blocks(self.nnz), args, stream=stream)
 
 
 def gcn_norm_coo(
-    dtype: str,
-    index_dtype: str,
-    *,
-    nnz: int,
-    n: int,
-    loops: bool,
-    row: int,
-    col: int,
-    data: int,
-    out_row: int,
-    out_col: int,
-    out: int,
-    workspace: int,
-    stream: int,
-) -> None:
-    """``out[e] = s[i] a[e] s[j]`` and, with loops, theirs behind, and the indices of all.
+    A: COO, values: Any, loops: bool, *, structure: tuple[Any, Any], out: Any, **_: Any
+) -> Any:
+    """``out[e] = s[i] a[e] s[j]``, and with loops theirs behind; rows and columns in ``structure``.
 
-    Without ``data``, of ones.  Two launches and the zeroing.
+    Without ``values``, of ones.  Two launches and the zeroing.
     """
+    m, nnz, n = memory_of(out), A.nnz, A.n_rows
     if not (nnz or (n and loops)):
-        return
-    types, flags = (dtype, index_dtype), workspace + 8 * n if loops else 0
-    arrays, size = (row, col, data), BYTES * n
-    _degrees(types, nnz, arrays, (workspace, flags, size), stream)
-    kernel = jit.load(_FILE, "gcn_scaled", "8P2q", types, (int(data != 0),))
-    args = (*arrays, workspace, flags, out_row, out_col, out, nnz, n)
-    kernel(_blocks(nnz + n * loops), args, stream=stream)
+        return out
+    workspace = m.empty((_BYTES * n,), "uint8", out)
+    with m.on_device(out):
+        types, stream = (m.dtype(out), A.index_dtype.name), m.stream(out)
+        pointers = m.pointer(A.row), m.pointer(A.col), m.pointer(values)
+        entries, degree = _Entries(*pointers, nnz, types), m.pointer(workspace)
+        flags = degree + 8 * n if loops else 0
+        entries.add_degrees(degree, flags, _BYTES * n, stream)
+        results = (*map(m.pointer, structure), m.pointer(out))
+        args = (*pointers, degree, flags, *results, nnz, n)
+        entries.load("gcn_scaled")(_blocks(nnz + n * loops), args, stream=stream)
+    return out
 
 
 def gcn_norm_csr(
-    S: Structure,
-    dtype: str,
-    *,
+    A: CSR | Structure,
+    values: Any,
     loops: bool,
-    data: int,
-    out_indptr: int,
-    out_indices: int,
-    out: int,
-    workspace: int,
-    stream: int,
-) -> None:
+    *,
+    structure: tuple[Any, Any] = (None, None),
+    indptr: Any = None,
+    out: Any = None,
+) -> Any:
     """As ``gcn_norm_coo``, the loop of a row behind its entries; two launches, deterministic.
 
-    With 0 for ``out_indptr`` and ``out_indices``, values alone.
+    ``structure`` takes the indptr and indices of the result.  ``indptr`` is that of a ``Structure``
+    as an array: the result lies beside it.
     """
+    S = structure_of(A)
+    beside = A.indptr if isinstance(A, CSR) else indptr
+    m = memory_of(beside)
+    values = m.contiguous(values)
+    dtype = "float32" if values is None else m.dtype(values)
+    if out is None:
+        out = m.empty((S.nnz + S.n_rows * loops,), dtype, beside)
     if not S.n_rows:
-        return
-    types, flags = (dtype, S.index_dtype), workspace + 8 * S.n_rows if loops else 0
-    arrays, sizes = (S.indptr, S.indices, data, S.long), (S.n_rows, S.n_long, LONG_ROW)
-    blocks = S.n_long + _blocks(S.n_rows * _TEAM)
-    kernel = jit.load(_FILE, "gcn_rows", "6Pq2i", types)
-    kernel(blocks, (*arrays, workspace, flags, *sizes), stream=stream)
-    kernel = jit.load(_FILE, "gcn_rows_scaled", "9Pq2i", types)
-    args = (*arrays, workspace, flags, out_indptr, out_indices, out, *sizes)
-    kernel(blocks, args, stream=stream)
+        return out
+    workspace = m.empty((_BYTES * S.n_rows,), "uint8", beside)
+    with m.on_device(beside):
+        types, stream, degree = (dtype, S.index_dtype), m.stream(beside), m.pointer(workspace)
+        flags = degree + 8 * S.n_rows if loops else 0
+        arrays = (S.indptr, S.indices, m.pointer(values), S.long, degree, flags)
+        results = (*map(m.pointer, structure), m.pointer(out))
+        sizes, blocks = (S.n_rows, S.n_long, LONG_ROW), S.n_long + _blocks(S.n_rows * _TEAM)
+        load("gcn_rows", types)(blocks, (*arrays, *sizes), stream=stream)
+        load("gcn_rows_scaled", types)(blocks, (*arrays, *results, *sizes), stream=stream)
+    return out
 
 
 def gcn_norm_backward(
-    dtype: str,
-    index_dtype: str,
-    *,
-    nnz: int,
-    n: int,
+    A: COO | CSR | Structure,
+    values: Any,
+    grad: Any,
     loops: bool,
-    row: int,
-    col: int,
-    indptr: int,
-    data: int,
-    grad: int,
-    out: int,
-    workspace: int,
-    stream: int,
-) -> None:
-    """The gradient of the values, of a CSR too if its ``indptr`` is given beside its rows.
+    *,
+    indptr: Any = None,
+    out: Any = None,
+) -> Any:
+    """Gradient of the values, in the order of the entries; three launches and the zeroing.
 
-    Three launches and the zeroing.
+    ``indptr`` is that of a ``Structure`` as an array: rows are expanded from it.
     """
+    m, nnz, n = memory_of(grad), A.nnz, A.n_rows
+    if m.deterministic():
+        raise UnsupportedError(
+            "gcn_norm_backward adds up by atomics, in no fixed order: in deterministic mode "
+            "compose spmm, for the degrees, and sddmm, for the products of their inverse roots."
+        )
+    values, grad = m.contiguous(values), m.contiguous(grad)
+    if out is None:
+        out = m.empty((nnz,), m.dtype(grad), grad)
     if not nnz:
-        return
-    types, constants = (dtype, index_dtype), (int(data != 0),)
-    flags, slope = workspace + 16 * n if loops else 0, workspace + 8 * n
-    arrays, size = (row, col, data), BYTES_BACKWARD * n
-    _degrees(types, nnz, arrays, (workspace, flags, size), stream)
-    kernel = jit.load(_FILE, "gcn_slopes", "8P2q", types, constants)
-    args = (row, col, indptr, data, grad, workspace, flags, slope, nnz, n)
-    kernel(_blocks(max(nnz, n * loops)), args, stream=stream)
-    kernel = jit.load(_FILE, "gcn_gradient", "8Pq", types, constants)
-    kernel(_blocks(nnz), (row, col, indptr, grad, workspace, flags, slope, out, nnz), stream=stream)
+        return out
+    with m.on_device(grad):
+        if isinstance(A, COO):
+            row, col, ends, index_dtype = A.row, m.pointer(A.col), 0, A.index_dtype.name
+        else:
+            S = structure_of(A)
+            row = m.expand(A.indptr if isinstance(A, CSR) else indptr, nnz)
+            col, ends, index_dtype = S.indices, S.indptr, S.index_dtype
+        workspace = m.empty((_BYTES_BACKWARD * n,), "uint8", grad)
+        types, stream, scale = (m.dtype(grad), index_dtype), m.stream(grad), m.pointer(workspace)
+        entries = _Entries(m.pointer(row), col, m.pointer(values), nnz, types)
+        slope, flags = scale + 8 * n, scale + 16 * n if loops else 0
+        entries.add_degrees(scale, flags, _BYTES_BACKWARD * n, stream)
+        places, vertices = (entries.row, col, ends), (scale, flags, slope)
+        slopes = (*places, entries.data, m.pointer(grad), *vertices, nnz, n)
+        entries.load("gcn_slopes")(_blocks(max(nnz, n * loops)), slopes, stream=stream)
+        gradient = (*places, m.pointer(grad), *vertices, m.pointer(out), nnz)
+        entries.load("gcn_gradient")(_blocks(nnz), gradient, stream=stream)
+    return out
 
 
 def _blocks(threads: int) -> int:

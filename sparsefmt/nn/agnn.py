@@ -1,16 +1,20 @@
 """AGNN: attention by the cosine of two vertices' features."""
 
-from math import inf
-
 import torch
 from torch import Tensor
 from torch.nn import Module, Parameter
 
-from ..autograd.attention_functions import dot_aggregate
-from ..autograd.functions import edge_softmax, sddmm, spmm
-from ..autograd.structure import GraphLike, given_tensors
+from ..autograd import (
+    GraphLike,
+    dot_aggregate,
+    edge_softmax,
+    graph_tensors,
+    has_tiles,
+    sddmm,
+    spmm,
+)
 from ._checks import check_features, check_square
-from .normalisation import loops, missing_loops
+from ._loops import log_sums, loops, missing_loops
 
 #: The least length that a row is divided by: what ``torch.nn.functional.normalize`` has.
 LEAST_LENGTH = 1e-12
@@ -52,6 +56,8 @@ class AGNNConv(Module):
 
     AGNN (Thekumparampil et al. 2018, arXiv 1803.03735); TC-GNN (ATC'23), section 2.1.
     """
+
+    __module__ = "sparsefmt.nn"
 
     beta: Tensor
 
@@ -95,16 +101,10 @@ class AGNNConv(Module):
         wide = torch.promote_types(x.dtype, torch.float32)
         unit = _unit(x.to(wide), max(LEAST_LENGTH, torch.finfo(x.dtype).tiny))
         beta, add = self.beta.to(wide), self.add_self_loops
-        if _has_tiles(graph):
+        if has_tiles(graph):
             return _composed(graph, x, unit, beta, add)
         queries, keys = (beta * unit).to(x.dtype), unit.to(x.dtype)
         return dot_aggregate(graph, queries, keys, x, scale=1.0, self_loops=add)
-
-
-def _has_tiles(graph: GraphLike) -> bool:
-    """Whether tensor cores take products with the graph."""
-    shared = given_tensors(graph).rows.shared
-    return shared is not None and shared.tiles is not None
 
 
 def _composed(
@@ -136,7 +136,7 @@ def _loop_scores(graph: GraphLike, dtype: torch.dtype) -> Tensor:
         logs = count.clamp(min=1).log()[:, None]
         return (-found * sddmm(graph, logs, torch.ones_like(logs))).to(dtype)
 
-    return given_tensors(graph).kept(("loop scores", dtype), make)
+    return graph_tensors(graph).kept(("loop scores", dtype), make)
 
 
 def _own_part(graph: GraphLike, own: Tensor, scores: Tensor, p: Tensor) -> Tensor:
@@ -146,14 +146,3 @@ def _own_part(graph: GraphLike, own: Tensor, scores: Tensor, p: Tensor) -> Tenso
     softmax of ``scores``.
     """
     return torch.sigmoid(own - log_sums(graph, scores, p)) * missing_loops(graph).to(own.dtype)
-
-
-def log_sums(graph: GraphLike, scores: Tensor, p: Tensor) -> Tensor:
-    """(n,) The logarithm of each row's sum of ``exp(scores)``, of which ``p`` is the softmax."""
-    tensors = given_tensors(graph)
-    with torch.autocast(tensors.kind, enabled=False):
-        # log Z = scores - log p at each entry of a row: their mean, weighted with p.
-        log_z = scores - p.clamp(min=torch.finfo(p.dtype).tiny).log()
-        log_z = spmm(graph, p.new_ones(tensors.n_cols, 1), p * log_z)[:, 0]
-    indptr = tensors.rows.indptr
-    return log_z.masked_fill(indptr[1:] == indptr[:-1], -inf)

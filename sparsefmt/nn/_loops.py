@@ -1,12 +1,11 @@
-"""The symmetric normalisation of GCN, as scales of rows and columns."""
+"""Loops of a graph, and what adding one to each vertex makes of degrees and softmax."""
 
 from math import inf
 
 import torch
 from torch import Tensor
 
-from ..autograd.functions import sddmm, spmm
-from ..autograd.structure import GraphLike, given_tensors
+from ..autograd import GraphLike, graph_tensors, sddmm, spmm
 
 
 def symmetric(
@@ -19,7 +18,7 @@ def symmetric(
     those of the graph's own values are kept with it.
     """
     if edge_weight is None:
-        tensors = given_tensors(graph)
+        tensors = graph_tensors(graph)
         both = tensors.kept(("gcn", dtype), lambda: _symmetric(graph, None).to(dtype))
     else:
         both = _symmetric(graph, edge_weight).to(dtype)
@@ -31,7 +30,7 @@ def stored(graph: GraphLike, dtype: torch.dtype) -> Tensor | None:
 
     None where each gets one; the capture of a CUDA graph cannot look.
     """
-    tensors = given_tensors(graph)
+    tensors = graph_tensors(graph)
     blind = tensors.kind == "cuda" and torch.cuda.is_current_stream_capturing()
 
     def make() -> Tensor:
@@ -44,7 +43,7 @@ def stored(graph: GraphLike, dtype: torch.dtype) -> Tensor | None:
 
 def _symmetric(graph: GraphLike, edge_weight: Tensor | None) -> Tensor:
     """Both, (2, n), in float32 at least: a degree may exceed what 2-byte floats count to."""
-    tensors = given_tensors(graph)
+    tensors = graph_tensors(graph)
     weights = tensors.values if edge_weight is None else edge_weight
     if weights is not None and weights.dtype.itemsize == 2:
         weights = weights.float()
@@ -58,15 +57,26 @@ def _symmetric(graph: GraphLike, edge_weight: Tensor | None) -> Tensor:
 
 def missing_loops(graph: GraphLike) -> Tensor:
     """(n,) 1 for a vertex without a loop, else 0, in float64; kept with the graph."""
-    tensors = given_tensors(graph)
+    tensors = graph_tensors(graph)
     return tensors.kept("loops missing", lambda: (loops(graph)[1] == 0).double())
 
 
 def loops(graph: GraphLike) -> tuple[Tensor, Tensor]:
     """(nnz,) 1 for a loop, else 0, and (n,) how many each vertex has; both in float64."""
-    tensors = given_tensors(graph)
+    tensors = graph_tensors(graph)
     at = torch.arange(tensors.n_rows, dtype=torch.float64, device=tensors.device)
     one = torch.ones_like(at)
     apart = sddmm(graph, torch.stack([at, one], 1), torch.stack([one, -at], 1))  # i - j
     found = (apart == 0).double()
     return found, spmm(graph, one[:, None], found)[:, 0]
+
+
+def log_sums(graph: GraphLike, scores: Tensor, p: Tensor) -> Tensor:
+    """(n,) The logarithm of each row's sum of ``exp(scores)``, of which ``p`` is the softmax."""
+    tensors = graph_tensors(graph)
+    with torch.autocast(tensors.kind, enabled=False):
+        # log Z = scores - log p at each entry of a row: their mean, weighted with p.
+        log_z = scores - p.clamp(min=torch.finfo(p.dtype).tiny).log()
+        log_z = spmm(graph, p.new_ones(tensors.n_cols, 1), p * log_z)[:, 0]
+    indptr = tensors.rows.indptr
+    return log_z.masked_fill(indptr[1:] == indptr[:-1], -inf)

@@ -11,9 +11,12 @@ from ..formats.arrays import finish
 from ..graph import Graph
 from ..ops.gcn import api as ops
 from . import _check, _library
-from . import bridge_norm as kernels
+from ._library import LibraryOp
 from ._recording import once, recorded
 from .structure import GraphLike, GraphTensors, given_tensors, side_of
+
+GCN_NORM = LibraryOp("gcn_norm")
+GCN_NORM_BACKWARD = LibraryOp("gcn_norm_backward")
 
 
 def gcn_norm(
@@ -79,7 +82,7 @@ def gcn_norm(
 
 
 def _check_given(self_loops: object, graph: GraphTensors) -> None:
-    """A bool, beside a square graph."""
+    """Check for a bool, beside a square graph."""
     if not isinstance(self_loops, bool):
         raise DtypeError(f"self_loops is {self_loops!r}: give True or False.")
     if graph.n_rows != graph.n_cols:
@@ -90,7 +93,7 @@ def _check_given(self_loops: object, graph: GraphTensors) -> None:
 
 
 def _given_values(edge_weight: Any, graph: GraphTensors) -> Tensor | None:
-    """The edge values as autocast has them, checked; None for ones."""
+    """Check the edge values, as autocast has them; None for ones."""
     values: Any = graph.values if edge_weight is None else edge_weight
     if torch.is_autocast_enabled(graph.kind):
         values = _library.cast(
@@ -109,6 +112,7 @@ def _given_values(edge_weight: Any, graph: GraphTensors) -> Tensor | None:
 
 
 def _prepare_loops(graph: Graph) -> bool:
+    """Make the structure with the loops, if it is missing."""
     store = graph._store
     with store.lock:
         at = 1 if graph._flipped else 0
@@ -125,7 +129,7 @@ Graph._prepare_loops = _prepare_loops  # type: ignore[attr-defined]
 
 
 def _with_loops(graph: GraphLike) -> Graph:
-    """The structure with a loop behind each row; made if it is missing."""
+    """Give the structure with a loop behind each row; made if it is missing."""
     if not isinstance(graph, Graph):
         raise UnsupportedError(
             "graph is only the tensors of one, as a tracer has them, to which no loops can be "
@@ -144,10 +148,10 @@ def _with_loops(graph: GraphLike) -> Graph:
 
 
 def _normalised(graph: GraphLike, values: Tensor | None, loops: bool) -> Tensor:
-    """The values with those of the loops, differentiable; nothing is checked."""
+    """Compute the values with those of the loops, differentiably; nothing is checked."""
     found: Tensor
     if not recorded(values):
-        found = kernels.GCN_NORM(side_of(graph, False), values, loops)
+        found = GCN_NORM(side_of(graph, False), values, loops)
         return found
     found = _GcnNorm.apply(values, graph, loops)  # type: ignore[no-untyped-call]
     return found
@@ -158,11 +162,11 @@ class _GcnNorm(Function):
     def forward(ctx: Any, values: Tensor, graph: GraphLike, loops: bool) -> Tensor:
         ctx.save_for_backward(values)
         ctx.graph, ctx.loops = graph, loops
-        found: Tensor = kernels.GCN_NORM(side_of(graph, False), values, loops)
+        found: Tensor = GCN_NORM(side_of(graph, False), values, loops)
         return found
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         (values,) = ctx.saved_tensors
         args = side_of(ctx.graph, False), values, grad, ctx.loops
-        return once("gcn_norm", kernels.GCN_NORM_BACKWARD, *args), None, None
+        return once("gcn_norm", GCN_NORM_BACKWARD, *args), None, None

@@ -1,0 +1,88 @@
+"""What the convolutions share: MaxK's ``k``, samples of the rows, the bias."""
+
+from typing import Any
+
+from torch import Tensor
+from torch.nn import Module
+
+from ..autograd import (
+    GraphLike,
+    checked_strategy,
+    features_to_keep,
+    sample_width,
+    sampled_aggregate,
+)
+from ..errors import UnsupportedError
+
+
+class Balanced(Module):
+    """A module that keeps ``k`` features of each row, or all of them where it is None."""
+
+    def __init__(self, k: int | None, feat: int | None = None) -> None:
+        super().__init__()
+        self.k = None if k is None else features_to_keep(k, feat)
+
+    def extra_repr(self) -> str:
+        """What the ``repr`` shows."""
+        return f"k={self.k}"
+
+
+class Convolution(Balanced):
+    """A layer that goes over a sample of each row where ``_width()`` tells how many entries."""
+
+    def __init__(
+        self,
+        k: int | None,
+        sample: int | None,
+        training_sample: int | None,
+        strategy: str,
+        feat: int | None = None,
+    ) -> None:
+        super().__init__(k, feat)
+        self.sample = _sample_width("sample", sample, self.k)
+        self.training_sample = _sample_width("training_sample", training_sample, self.k)
+        self.strategy = checked_strategy(strategy)
+
+    def extra_repr(self) -> str:
+        """What the ``repr`` shows."""
+        widths = {"sample": self.sample, "training_sample": self.training_sample}
+        given = [f"{name}={width}" for name, width in widths.items() if width is not None]
+        if self.sample is not None:
+            given.append(f"strategy={self.strategy!r}")
+        return ", ".join([super().extra_repr(), *given])
+
+    def _width(self) -> int | None:
+        """How many entries of each row to go over now; None for all."""
+        if self.training:
+            return _sample_width("training_sample", self.training_sample, self.k)
+        return _sample_width("sample", self.sample, self.k)
+
+    def _aggregate(
+        self,
+        graph: GraphLike,
+        x: Tensor,
+        width: int,
+        edge_weight: Tensor | None,
+        **options: Any,
+    ) -> Tensor:
+        """Aggregate a sample of each row, drawn anew at each call while it trains."""
+        strategy = "random" if self.training else self.strategy
+        return sampled_aggregate(graph, x, width, edge_weight, strategy=strategy, **options)
+
+
+def _sample_width(name: str, width: int | None, k: int | None) -> int | None:
+    """Check how many entries of a row to sample, beside what MaxK keeps."""
+    if width is None:
+        return None
+    found = sample_width(name, width)
+    if k is not None:
+        raise UnsupportedError(
+            f"{name} is {found} and k is {k}: no kernel samples rows of what MaxK keeps, use one "
+            "of them."
+        )
+    return found
+
+
+def plus(y: Tensor, bias: Tensor | None) -> Tensor:
+    """Add a bias in the dtype of ``y``, which autocast may have narrowed."""
+    return y if bias is None else y + bias.to(y.dtype)

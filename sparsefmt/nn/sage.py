@@ -1,0 +1,80 @@
+"""GraphSAGE's convolution by means, with MaxK or over a sample of each row.
+
+Parameters have the names and shapes of PyG's layer of the same name, so that a ``state_dict`` loads
+across, and without ``k`` and samples results agree with its.
+"""
+
+from torch import Tensor
+from torch.nn import Linear
+from torch.nn.functional import linear
+
+from ..autograd import GraphLike, maxk_aggregate, spmm
+from ._base import Convolution, plus
+from ._checks import check_counts, check_input
+
+
+class SAGEConv(Convolution):
+    """GraphSAGE with means: ``y = mean_j(x[j]) W_l + b + x W_r`` over the in-neighbours ``j``.
+
+    With ``k`` the non-linearity stands between the neighbours' weights and the aggregation:
+    ``y = mean_j(MaxK(x W_l, k)[j]) + b + x W_r``.  With ``k = out_channels`` that is the layer
+    without it, since the mean and ``W_l`` commute.
+
+    Parameters
+    ----------
+    in_channels, out_channels : int
+    bias : bool
+    k : int, optional
+        Features of ``x W_l`` to keep, between 1 and ``out_channels``.
+    sample, training_sample, strategy
+        As for ``GCNConv``; the mean is that of the sample.
+
+    Attributes
+    ----------
+    lin_l.weight, lin_r.weight : (out_channels, in_channels)
+        ``W_l`` and ``W_r`` transposed.
+    lin_l.bias : (out_channels,)
+
+    Notes
+    -----
+    Edge weights multiply inside the mean, which divides by the number of entries.  GraphSAGE
+    (NIPS'17), section 3.1; MaxK-GNN (ASPLOS'24), section 3.1.
+    """
+
+    __module__ = "sparsefmt.nn"
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        *,
+        bias: bool = True,
+        k: int | None = None,
+        sample: int | None = None,
+        training_sample: int | None = None,
+        strategy: str = "fastrand",
+    ) -> None:
+        check_counts(in_channels=in_channels, out_channels=out_channels)
+        super().__init__(k, sample, training_sample, strategy, out_channels)
+        self.lin_l = Linear(in_channels, out_channels, bias=bias)
+        self.lin_r = Linear(in_channels, out_channels, bias=False)
+
+    def reset_parameters(self) -> None:
+        """Those of ``torch.nn.Linear``."""
+        self.lin_l.reset_parameters()
+        self.lin_r.reset_parameters()
+
+    def forward(self, x: Tensor, graph: GraphLike, edge_weight: Tensor | None = None) -> Tensor:
+        """(n, in_channels) to (n, out_channels); arguments and errors are those of ``GCNConv``."""
+        check_input(x, graph, self.lin_l.weight)
+        width = self._width()
+        y: Tensor
+        if width is not None:
+            y = self.lin_l(self._aggregate(graph, x, width, edge_weight, mean=True))
+        elif self.k is None:
+            y = self.lin_l(spmm(graph, x, edge_weight, reduce="mean"))
+        else:
+            h = linear(x, self.lin_l.weight)
+            y = plus(maxk_aggregate(graph, h, self.k, edge_weight, reduce="mean"), self.lin_l.bias)
+        own: Tensor = self.lin_r(x)
+        return y + own
