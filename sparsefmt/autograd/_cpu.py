@@ -38,92 +38,6 @@ def _space(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     )
 
 
-def spmm(
-    indptr: Tensor,
-    indices: Tensor,
-    n_cols: int,
-    plan: list[Tensor],
-    x: Tensor,
-    values: Tensor | None,
-    perm: Tensor | None,
-    row_scale: Tensor | None,
-    col_scale: Tensor | None,
-    reduce: str,
-) -> Tensor:
-    out = _space((indptr.shape[0] - 1, x.shape[1]), x.dtype)
-    if values is not None and perm is not None:
-        values = values[perm]
-    if out.numel():
-        arrays = map(_array, (indptr, indices, values, rows_apart(x), row_scale, col_scale, out))
-        _cpu().spmm(*arrays, reduce=reduce)
-    return out.to(x.dtype)
-
-
-def spmm_arg(
-    indptr: Tensor,
-    indices: Tensor,
-    n_cols: int,
-    plan: list[Tensor],
-    x: Tensor,
-    values: Tensor | None,
-    row_scale: Tensor | None,
-    col_scale: Tensor | None,
-    reduce: str,
-) -> tuple[Tensor, Tensor]:
-    out = _space((indptr.shape[0] - 1, x.shape[1]), x.dtype)
-    arg = torch.empty(out.shape, dtype=indices.dtype, device="cpu")
-    if out.numel():
-        arrays = map(_array, (indptr, indices, values, rows_apart(x), row_scale, col_scale, out))
-        _cpu().spmm(*arrays, reduce=reduce, arg=_array(arg))
-    return out.to(x.dtype), arg
-
-
-def spmm_arg_dx(
-    indptr: Tensor,
-    indices: Tensor,
-    n_cols: int,
-    plan: list[Tensor],
-    perm: Tensor,
-    grad: Tensor,
-    arg: Tensor,
-    values: Tensor | None,
-    row_scale: Tensor | None,
-    col_scale: Tensor | None,
-) -> Tensor:
-    out = _space((indptr.shape[0] - 1, grad.shape[1]), grad.dtype)
-    if out.numel():
-        tensors = (indptr, indices, perm, values, grad.contiguous(), arg, row_scale, col_scale, out)
-        _cpu().spmm_arg_dx(*map(_array, tensors))
-    return out.to(grad.dtype)
-
-
-def spmm_arg_da(
-    indptr: Tensor,
-    indices: Tensor,
-    n_cols: int,
-    plan: list[Tensor],
-    x: Tensor,
-    grad: Tensor,
-    arg: Tensor,
-    row_scale: Tensor | None,
-    col_scale: Tensor | None,
-) -> Tensor:
-    out = _space(tuple(indices.shape), x.dtype)
-    if out.numel():
-        tensors = (
-            indptr,
-            indices,
-            rows_apart(x),
-            grad.contiguous(),
-            arg,
-            row_scale,
-            col_scale,
-            out,
-        )
-        _cpu().spmm_arg_da(*map(_array, tensors))
-    return out.to(x.dtype)
-
-
 def sddmm(
     indptr: Tensor,
     indices: Tensor,
@@ -146,28 +60,6 @@ def sddmm(
         structure = indptr, indices, n_cols, plan
         _scale(out, *structure, row_scale, col_scale)
     return out.to(dtype)
-
-
-def aggregate_backward(
-    indptr: Tensor,
-    indices: Tensor,
-    n_cols: int,
-    plan: list[Tensor],
-    x: Tensor,
-    grad: Tensor,
-    values: Tensor | None,
-    perm: Tensor | None,
-    row_scale: Tensor | None,
-    col_scale: Tensor | None,
-) -> tuple[Tensor, Tensor]:
-    from ..ops.matmul import cpu_aggregate as matmul_cpu_aggregate
-
-    dx = _space((indptr.shape[0] - 1, x.shape[1]), x.dtype)
-    da = _space(tuple(indices.shape), x.dtype)
-    given = perm, values, rows_apart(x), rows_apart(grad), row_scale, col_scale
-    arrays = map(_array, (indptr, indices, *given, None, dx, da, None))
-    matmul_cpu_aggregate.aggregate_backward(*arrays)
-    return dx.to(x.dtype), da.to(x.dtype)
 
 
 def _scale(

@@ -13,9 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..ops.edges import cuda as edges_cuda
+from ..ops.engine import table
 from ..ops.engine.structure import Structure
-from ..ops.matmul import cuda as matmul_cuda
 from ..ops.tiles import cuda as tiles_cuda
 from ..ops.tiles import cuda_edges as tiles_cuda_edges
 from . import _tiles
@@ -83,66 +82,56 @@ def of_tensors(kernel: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
-def _workspace(S: Structure, x: Tensor, *, arg: bool) -> Tensor | None:
-    """Memory for a product with the features, None where it needs none; keep it as ``_vector``."""
-    return _memory(matmul_cuda.spmm_workspace(S, _NAMES[x.dtype], x.shape[1], arg=arg), x)
-
-
 def _memory(size: int, like: Tensor) -> Tensor | None:
     return like.new_empty(size, dtype=torch.uint8) if size else None
-
-
-def _spmm(
-    S: Structure,
-    x: Tensor,
-    out: Tensor,
-    arg: Tensor | None,
-    reduce: str,
-    values: Tensor | None,
-    perm: Tensor | None,
-    row_scale: Tensor | None,
-    col_scale: Tensor | None,
-) -> None:
-    x, values, workspace = rows_apart(x), _vector(values), _workspace(S, x, arg=arg is not None)
-    row_scale, col_scale = _factors(row_scale), _factors(col_scale)
-    with _on_device_of(x):
-        matmul_cuda.spmm(
-            S,
-            _NAMES[x.dtype],
-            reduce,
-            feat=x.shape[1],
-            ldx=x.stride(0),
-            data=_pointer(values),
-            perm=_pointer(perm),
-            X=x.data_ptr(),
-            row_scale=_pointer(row_scale),
-            col_scale=_pointer(col_scale),
-            out=out.data_ptr(),
-            arg=_pointer(arg),
-            workspace=_pointer(workspace),
-            stream=_stream(x),
-        )
 
 
 def spmm(
     S: Structure,
     x: Tensor,
-    values: Tensor | None,
-    perm: Tensor | None,
-    row_scale: Tensor | None,
-    col_scale: Tensor | None,
-    reduce: str,
+    values: Tensor | None = None,
+    perm: Tensor | None = None,
+    row_scale: Tensor | None = None,
+    col_scale: Tensor | None = None,
+    reduce: str = "sum",
+    **_: Any,
 ) -> Tensor:
+    """The product by the tiles that the graph has."""
+    weighted = values is not None
+    tiled = _tiles.find(S, "spmm", x, weighted=weighted, reduce=reduce, col_scale=col_scale)
+    assert tiled is not None
     out = x.new_empty(S.n_rows, x.shape[1])
-    if _tiles.given and (
-        tiled := _tiles.find(
-            *(S, "spmm", x), weighted=values is not None, reduce=reduce, col_scale=col_scale
-        )
-    ):
-        _spmm_tiles(tiled, x, out, reduce == "mean", values, perm, row_scale, col_scale)
-    else:
-        _spmm(S, x, out, None, reduce, values, perm, row_scale, col_scale)
+    _spmm_tiles(tiled, x, out, reduce == "mean", values, perm, row_scale, col_scale)
     return out
+
+
+def _without_tiles(
+    S: Structure,
+    x: Tensor,
+    values: Tensor | None = None,
+    perm: Tensor | None = None,
+    row_scale: Tensor | None = None,
+    col_scale: Tensor | None = None,
+    reduce: str = "sum",
+    **_: Any,
+) -> list[str]:
+    weighted = values is not None
+    if (
+        _tiles.given
+        and type(S) is Structure
+        and _tiles.find(S, "spmm", x, weighted=weighted, reduce=reduce, col_scale=col_scale)
+    ):
+        return []
+    return ["the graph has no tiles for it"]
+
+
+def prefer(op: str, kernel: table.Kernel) -> None:
+    """Let the kernel come first on a GPU, until rooms have kernels for graphs with tiles."""
+    candidates = table.find(op).candidates
+    candidates["csr", True] = kernel, *candidates["csr", True]
+
+
+prefer("spmm", table.Kernel("spmm_of_tiles", spmm, refuses=_without_tiles))
 
 
 def _spmm_tiles(
@@ -180,78 +169,6 @@ def _spmm_tiles(
             workspace=_pointer(workspace),
             stream=_stream(x),
         )
-
-
-def spmm_arg(
-    S: Structure,
-    x: Tensor,
-    values: Tensor | None,
-    row_scale: Tensor | None,
-    col_scale: Tensor | None,
-    reduce: str,
-) -> tuple[Tensor, Tensor]:
-    out = x.new_empty(S.n_rows, x.shape[1])
-    arg = torch.empty_like(out, dtype=getattr(torch, S.index_dtype))
-    _spmm(S, x, out, arg, reduce, values, None, row_scale, col_scale)
-    return out, arg
-
-
-def spmm_arg_dx(
-    S: Structure,
-    perm: Tensor,
-    grad: Tensor,
-    arg: Tensor,
-    values: Tensor | None,
-    row_scale: Tensor | None,
-    col_scale: Tensor | None,
-) -> Tensor:
-    out = grad.new_empty(S.n_rows, grad.shape[1])
-    grad, values, workspace = grad.contiguous(), _vector(values), _workspace(S, grad, arg=False)
-    row_scale, col_scale = _factors(row_scale), _factors(col_scale)
-    with _on_device_of(grad):
-        matmul_cuda.spmm_arg_dx(
-            S,
-            _NAMES[grad.dtype],
-            feat=grad.shape[1],
-            perm=perm.data_ptr(),
-            data=_pointer(values),
-            grad=grad.data_ptr(),
-            arg=arg.data_ptr(),
-            row_scale=_pointer(row_scale),
-            col_scale=_pointer(col_scale),
-            out=out.data_ptr(),
-            workspace=_pointer(workspace),
-            stream=_stream(grad),
-        )
-    return out
-
-
-def spmm_arg_da(
-    S: Structure,
-    x: Tensor,
-    grad: Tensor,
-    arg: Tensor,
-    row_scale: Tensor | None,
-    col_scale: Tensor | None,
-) -> Tensor:
-    out = x.new_empty(S.nnz)
-    x, grad = rows_apart(x), grad.contiguous()
-    row_scale, col_scale = _factors(row_scale), _factors(col_scale)
-    with _on_device_of(x):
-        edges_cuda.spmm_arg_da(
-            S,
-            _NAMES[x.dtype],
-            feat=x.shape[1],
-            ldx=x.stride(0),
-            X=x.data_ptr(),
-            grad=grad.data_ptr(),
-            arg=arg.data_ptr(),
-            row_scale=_pointer(row_scale),
-            col_scale=_pointer(col_scale),
-            out=out.data_ptr(),
-            stream=_stream(x),
-        )
-    return out
 
 
 def _sddmm_tiles(

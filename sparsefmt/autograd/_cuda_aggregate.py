@@ -1,90 +1,77 @@
-"""The gradients of a product in features and edge values on CUDA: one pass, but for tiles."""
+"""The gradients of a product in features and edge values, with what a graph keeps for them."""
+
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..formats import primitives
-from ..formats.arrays import allocating, finish, on_device_of
+from ..formats.arrays import Array, allocating, finish, on_device_of
 from ..interop.torch import from_tensor
 from ..ops.edges import cuda as edges_cuda
+from ..ops.engine import choose, table
 from ..ops.engine.structure import Structure
 from ..ops.matmul import cuda_aggregate as matmul_cuda_aggregate
+from ..ops.matmul.api import SPMM
 from . import _cuda, _kept, _tiles
-from ._layout import rows_apart
+from ._memory import NAMES
 
 
 def aggregate_backward(
     S: Structure,
     x: Tensor,
     grad: Tensor,
-    values: Tensor | None,
-    perm: Tensor | None,
-    row_scale: Tensor | None,
-    col_scale: Tensor | None,
+    values: Tensor | None = None,
+    perm: Tensor | None = None,
+    row_scale: Tensor | None = None,
+    col_scale: Tensor | None = None,
+    **_: Any,
 ) -> tuple[Tensor, Tensor]:
-    """``S`` is the transposed structure, scales are those of the product itself."""
+    """One pass over the transposed structure, or two products where one goes by tiles."""
+    given = values, perm, row_scale, col_scale
     if _tiles.given:
         weighted = values is not None
         product = _tiles.find(S, "spmm", grad, weighted=weighted, col_scale=row_scale)
         if product or _tiles.find(S, "sddmm", x):
-            return _apart(S, x, grad, values, perm, row_scale, col_scale)
-    dx, da = x.new_empty(S.n_rows, x.shape[1]), x.new_empty(S.nnz)
-    x, grad, values = rows_apart(x), rows_apart(grad), _cuda._vector(values)
-    row_scale, col_scale = _cuda._factors(row_scale), _cuda._factors(col_scale)
-    dtype, feat, size = _cuda._NAMES[x.dtype], x.shape[1], x.itemsize
-    together = x.data_ptr() | grad.data_ptr() | dx.data_ptr()
-    together |= x.stride(0) * size | grad.stride(0) * size
-    inverse = 0
-    if perm is not None and matmul_cuda_aggregate.goes_apart(S, dtype, feat, inverse=True):
-        inverse = _inverse(S, perm)
-    entries = {"data": _cuda._pointer(values), "perm": _cuda._pointer(perm), "inverse": inverse}
-    nbytes = matmul_cuda_aggregate.aggregate_workspace(
-        S, dtype, feat=feat, together=together, **entries
-    )
-    workspace = _cuda._memory(nbytes, x)
-    with _cuda._on_device_of(x):
-        matmul_cuda_aggregate.aggregate_backward(
-            S,
-            dtype,
-            feat=feat,
-            ldx=x.stride(0),
-            ldg=grad.stride(0),
-            X=x.data_ptr(),
-            grad=grad.data_ptr(),
-            row_scale=_cuda._pointer(row_scale),
-            col_scale=_cuda._pointer(col_scale),
-            dX=dx.data_ptr(),
-            dA=da.data_ptr(),
-            workspace=_cuda._pointer(workspace),
-            stream=_cuda._stream(x),
-            data=entries["data"],
-            perm=entries["perm"],
-            inverse=inverse,
-        )
-    return dx, da
+            return _apart(S, x, grad, *given)
+    apart = matmul_cuda_aggregate.goes_apart(S, NAMES[x.dtype], x.shape[1], inverse=True)
+    inverse = _inverse(S, perm) if apart and perm is not None else None
+    found: tuple[Tensor, Tensor]
+    found = matmul_cuda_aggregate.aggregate_backward(S, x, grad, *given, inverse=inverse)
+    return found
 
 
-def _inverse(S: Structure, perm: Tensor) -> int:
-    """Where that of ``perm`` is, kept with the graph; 0 where there is none.
+def _not_of_torch(S: Any, *_: Any, **__: Any) -> list[str]:
+    return [] if type(S) is Structure else ["A is no graph of torch"]
+
+
+_cuda.prefer(
+    "aggregate_backward",
+    table.Kernel("aggregate_backward_of_graph", aggregate_backward, refuses=_not_of_torch),
+)
+
+
+def _inverse(S: Structure, perm: Tensor) -> Array | None:
+    """The inverse of ``perm``, kept with the graph, or None.
 
     The second gradient of a graph makes it, unless a capture runs: one is not worth it.  It is no
     memory of torch's, whose pools of CUDA graphs would miss it.
     """
     kept = _kept.find(_kept.place_of(S))
     if kept is None:
-        return 0
+        return None
     with kept.lock:
         held = kept.inverses.get(perm.data_ptr())
         if held is None:
             kept.inverses[perm.data_ptr()] = perm, None
-            return 0
+            return None
         if held[1] is None and not torch.cuda.is_current_stream_capturing():
             array = from_tensor("perm", perm)
             with on_device_of(array), allocating(f"the inverse of {len(array)} places"):
                 held = perm, primitives.inverse(array)
             finish(array)  # synchronize!
             kept.inverses[perm.data_ptr()] = held
-        return 0 if held[1] is None else int(held[1].data.ptr)
+        return held[1]
 
 
 def _apart(
@@ -97,27 +84,10 @@ def _apart(
     col_scale: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
     """By a product and an sddmm of the transpose, each by the tiles that it goes by."""
-    dx = _cuda.spmm(S, grad, values, perm, col_scale, row_scale, "sum")
-    da = x.new_empty(S.nnz)
+    dx: Tensor = choose.run(SPMM, S, grad, values, perm, col_scale, row_scale, "sum")
     if tiled := _tiles.find(S, "sddmm", x):
+        da = x.new_empty(S.nnz)
         _cuda._sddmm_tiles(tiled, x, grad, da, col_scale, row_scale, perm)
         return dx, da
-    x, grad = rows_apart(x), rows_apart(grad)
-    row_scale, col_scale = _cuda._factors(row_scale), _cuda._factors(col_scale)
-    with _cuda._on_device_of(x):
-        edges_cuda.sddmm_of_pointers(
-            S,
-            _cuda._NAMES[x.dtype],
-            heads=1,
-            feat=x.shape[1],
-            ldx=x.stride(0),
-            ldy=grad.stride(0),
-            X=x.data_ptr(),
-            Y=grad.data_ptr(),
-            out=da.data_ptr(),
-            stream=_cuda._stream(x),
-            row_scale=_cuda._pointer(col_scale),
-            col_scale=_cuda._pointer(row_scale),
-            perm=_cuda._pointer(perm),
-        )
-    return dx, da
+    places = 0 if perm is None else perm.data_ptr()
+    return dx, edges_cuda.sddmm(S, x, grad, col_scale, row_scale, perm=places)

@@ -4,7 +4,6 @@ An op takes flat tensors and checks nothing: ``functions`` checks what users giv
 ``indptr, indices, n_cols, plan``, where ``plan`` is empty on the CPU and holds the four arrays of
 ``CSR.chunks`` on a GPU.  Edge values are in the order of the graph's CSR; ``perm`` tells, for each
 entry of a transposed structure, its number in that order, so that no permuted copy is made.
-``aggregate_backward`` takes the structure of the transpose, and the scales of the graph.
 Row-balanced features are ``columns`` and ``kept``, both (n_rows, k); ``sspmm`` takes the structure
 of the transpose and the scales of the graph, ``sspmm_outer`` the structure of the graph itself.
 Tiles and windows are no arguments: kernels find them by the place of the structure (``_kept``).
@@ -20,23 +19,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import _cpu, _cuda, _cuda_aggregate, _cuda_cbsr
+from . import _cpu, _cuda, _cuda_cbsr
 from ._layout import balanced
 from ._library import autocast_dtype, cast, define, define_autocast, needs_no_dispatcher, unwatched
 from .structure import Side
 
-_ON_CUDA = vars(_cuda) | vars(_cuda_cbsr) | vars(_cuda_aggregate)
+_ON_CUDA = vars(_cuda) | vars(_cuda_cbsr)
 
 _STRUCTURE = "Tensor indptr, Tensor indices, SymInt n_cols, Tensor[] plan"
 _SCALES = "Tensor? row_scale, Tensor? col_scale"
 _SCHEMAS = (
-    f"spmm({_STRUCTURE}, Tensor x, Tensor? values, Tensor? perm, {_SCALES}, str reduce) -> Tensor",
-    f"spmm_arg({_STRUCTURE}, Tensor x, Tensor? values, {_SCALES}, str reduce) -> (Tensor, Tensor)",
-    f"spmm_arg_dx({_STRUCTURE}, Tensor perm, Tensor grad, Tensor arg, Tensor? values, {_SCALES}) "
-    "-> Tensor",
-    f"spmm_arg_da({_STRUCTURE}, Tensor x, Tensor grad, Tensor arg, {_SCALES}) -> Tensor",
-    f"aggregate_backward({_STRUCTURE}, Tensor x, Tensor grad, Tensor? values, Tensor? perm, "
-    f"{_SCALES}) -> (Tensor, Tensor)",
     f"spgemm({_STRUCTURE}, Tensor columns, Tensor kept, SymInt feat, Tensor? values, {_SCALES}, "
     "str reduce) -> Tensor",
     f"sspmm({_STRUCTURE}, Tensor columns, Tensor grad, Tensor? values, Tensor perm, {_SCALES}) "
@@ -64,41 +56,10 @@ def _spmm_fake(
     return _rows_of(indptr, x)
 
 
-def _spmm_arg_fake(
-    indptr: Tensor, indices: Tensor, n_cols: int, plan: list[Tensor], x: Tensor, *_: Any
-) -> Any:
-    out = _rows_of(indptr, x)
-    return out, torch.empty_like(out, dtype=indices.dtype)
-
-
-def _spmm_arg_dx_fake(
-    indptr: Tensor,
-    indices: Tensor,
-    n_cols: int,
-    plan: list[Tensor],
-    perm: Tensor,
-    grad: Tensor,
-    *_: Any,
-) -> Any:
-    return _rows_of(indptr, grad)
-
-
 def _one_per_entry(
     indptr: Tensor, indices: Tensor, n_cols: int, plan: list[Tensor], x: Tensor, *_: Any
 ) -> Any:
     return x.new_empty(indices.shape)
-
-
-def _sddmm_fake(
-    indptr: Tensor, indices: Tensor, n_cols: int, plan: list[Tensor], x: Tensor, *_: Any
-) -> Any:
-    return x.new_empty((indices.shape[0], *x.shape[1:-1]))
-
-
-def _aggregate_backward_fake(
-    indptr: Tensor, indices: Tensor, n_cols: int, plan: list[Tensor], x: Tensor, *_: Any
-) -> Any:
-    return _rows_of(indptr, x), x.new_empty(indices.shape)
 
 
 def _like_last(*args: Any) -> Any:
@@ -139,11 +100,6 @@ def _dense_to_cbsr_fake(x: Tensor, columns: Tensor) -> Any:
 
 
 _FAKES: dict[str, Any] = {
-    "spmm": _spmm_fake,
-    "spmm_arg": _spmm_arg_fake,
-    "spmm_arg_dx": _spmm_arg_dx_fake,
-    "spmm_arg_da": _one_per_entry,
-    "aggregate_backward": _aggregate_backward_fake,
     "spgemm": _spgemm_fake,
     "sspmm": _sspmm_fake,
     "sspmm_outer": _sspmm_fake,
@@ -155,10 +111,7 @@ _FAKES: dict[str, Any] = {
 
 # Autocast: products in the autocast dtype, softmax in float32; float64 stays, as in torch
 
-_TO_AUTOCAST_DTYPE = (
-    *("spmm", "spmm_arg"),
-    *("spgemm", "sspmm", "sspmm_outer", "sddmm_cbsr"),
-)
+_TO_AUTOCAST_DTYPE = (*("spgemm", "sspmm", "sspmm_outer", "sddmm_cbsr"),)
 
 
 def _autocast(op: Any, kind: str, *, narrow: bool) -> Any:
@@ -231,11 +184,6 @@ class FeatureOp(_Ways):
         return self.library(x, *args)
 
 
-SPMM = Op("spmm")
-SPMM_ARG = Op("spmm_arg")
-SPMM_ARG_DX = Op("spmm_arg_dx")
-SPMM_ARG_DA = Op("spmm_arg_da")
-AGGREGATE_BACKWARD = Op("aggregate_backward")
 SPGEMM = Op("spgemm")
 SSPMM = Op("sspmm")
 SSPMM_OUTER = OuterOp("sspmm_outer")

@@ -12,7 +12,7 @@ from ..engine import jit
 from ..engine.launch import ITEMSIZE, fill
 from ..engine.structure import Structure
 from ..matmul.cuda import DENSE_ROWS
-from ..matmul.cuda import spmm as _spmm
+from ..matmul.cuda import spmm_of_pointers as _spmm
 from ..matmul.cuda import spmm_workspace as _spmm_workspace
 from . import cuda_dense
 from .cuda import ALIGNED

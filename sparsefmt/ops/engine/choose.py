@@ -192,20 +192,13 @@ def _operations() -> dict[str, Callable[..., Any]]:
     from ..cbsr import api as cbsr_api
     from ..cbsr import gradients as cbsr_gradients
     from ..gcn import api as gcn_api
-    from ..matmul import aggregation, extrema
-    from ..matmul import api as matmul_api
     from ..sampling import api as sampling_api
 
     found: tuple[Callable[..., Any], ...] = (
-        aggregation.aggregate,
-        aggregation.aggregate_backward,
-        matmul_api.spmm,
         sampling_api.spmm_sampled,
         cbsr_api.spgemm,
         cbsr_gradients.sspmm,
         cbsr_gradients.sddmm_cbsr,
-        extrema.spmm_arg,
-        extrema.spmm_arg_backward,
         gcn_api.gcn_norm,
         gcn_api.gcn_norm_backward,
         attention_gat.gat,

@@ -18,9 +18,6 @@ import numpy as np
 
 from ...errors import UnsupportedError
 from ...formats.arrays import Array
-from ..cbsr import cpu as cbsr_cpu
-from ..cbsr import cpu_maxk as cbsr_cpu_maxk
-from ..matmul import cpu as matmul_cpu
 from .choose import row_stride
 from .loops import PIECES_PER_THREAD
 from .memory import rows_apart
@@ -45,92 +42,10 @@ if hasattr(os, "register_at_fork"):  # not on Windows, which has no fork
     os.register_at_fork(after_in_child=_after_fork)
 
 
-def spmm(
-    indptr: Array,
-    indices: Array,
-    data: Array | None,
-    X: Array,
-    row_scale: Array | None,
-    col_scale: Array | None,
-    out: Array,
-    *,
-    reduce: str,
-    arg: Array | None = None,
-) -> None:
-    """``out[i] = r[i] * reduce of a[e] * c[j] * X[j]`` over the entries of row i.
-
-    ``arg`` of shape (n_rows, feat) and any integer dtype takes the entry that won a max or min, -1
-    in an empty row.
-    """
-    A = indices, values_of(data, X)
-    scales = values_of(row_scale, X), values_of(col_scale, X)
-    with writing(out) as (Y, pieces):
-        if reduce in ("sum", "mean"):
-            matmul_cpu.spmm_sum(indptr, A, flat(X), scales, flat(Y), reduce == "mean", pieces)
-        else:
-            winner = np.empty(0, indices.dtype) if arg is None else arg.reshape(-1)
-            sign = Y.dtype.type(1 if reduce == "max" else -1)
-            matmul_cpu.spmm_best(indptr, A, flat(X), scales, flat(Y), winner, sign, pieces)
-
-
-def spmm_coo(
-    row: Array,
-    col: Array,
-    data: Array | None,
-    X: Array,
-    row_scale: Array | None,
-    col_scale: Array | None,
-    out: Array,
-) -> None:
-    """``out[i] += r[i] * a[e] * c[j] * X[j]`` for every entry, in their order."""
-    scales = values_of(row_scale, X), values_of(col_scale, X)
-    with writing(out) as (Y, _):
-        threads = numba.get_num_threads()
-        matmul_cpu.spmm_scatter(row, col, values_of(data, X), flat(X), scales, flat(Y), threads)
-
-
-def spmm_arg_dx(
-    t_indptr: Array,
-    t_indices: Array,
-    perm: Array,
-    data: Array | None,
-    grad: Array,
-    arg: Array,
-    row_scale: Array | None,
-    col_scale: Array | None,
-    out: Array,
-) -> None:
-    """Gradient of X from a max or min: the entries of column j that won give it their share.
-
-    ``t_indptr, t_indices`` is the transposed structure; ``perm`` its entries' numbers in the order
-    of ``data``.
-    """
-    scales = values_of(row_scale, grad), values_of(col_scale, grad)
-    T, values = (t_indices, perm), values_of(data, grad)
-    with writing(out) as (dX, pieces):
-        matmul_cpu.arg_dx(
-            t_indptr, T, values, flat(grad), arg.reshape(-1), scales, flat(dX), pieces
-        )
-
-
-def spmm_arg_da(
-    indptr: Array,
-    indices: Array,
-    X: Array,
-    grad: Array,
-    arg: Array,
-    row_scale: Array | None,
-    col_scale: Array | None,
-    out: Array,
-) -> None:
-    """Gradient of the edge values from a max or min: each cell gives its share to who won it."""
-    scales = values_of(row_scale, X), values_of(col_scale, X)
-    with writing(out) as (dA, pieces):
-        matmul_cpu.arg_da(indptr, indices, flat(X), flat(grad), flat(arg), scales, dA, pieces)
-
-
 def maxk(X: Array, columns: Array, values: Array) -> None:
     """The ``k`` largest of each row of ``X`` and their columns: (n, feat) to (n, k) twice."""
+    from ..cbsr import cpu_maxk as cbsr_cpu_maxk
+
     infinity = bits(np.array(np.inf, X.dtype))[()]
     S = columns.reshape(-1), bits(values).reshape(-1)
     with writing(np.empty(0)) as (_, pieces):  # all results are integers
@@ -139,6 +54,8 @@ def maxk(X: Array, columns: Array, values: Array) -> None:
 
 def cbsr_to_dense(columns: Array, values: Array, out: Array) -> None:
     """``out[i, columns[i, t]] = values[i, t]``, and 0 elsewhere; values of any kind."""
+    from ..cbsr import cpu as cbsr_cpu
+
     S = columns.reshape(-1), bits(values).reshape(-1), columns.shape[1]
     with writing(np.empty(0)) as (_, pieces):
         cbsr_cpu.to_dense(S, flat_bits(out), len(out), pieces)
@@ -146,6 +63,8 @@ def cbsr_to_dense(columns: Array, values: Array, out: Array) -> None:
 
 def dense_to_cbsr(X: Array, columns: Array, out: Array) -> None:
     """``out[i, t] = X[i, columns[i, t]]``; values of any kind."""
+    from ..cbsr import cpu as cbsr_cpu
+
     S = columns.reshape(-1), bits(out).reshape(-1), columns.shape[1]
     with writing(np.empty(0)) as (_, pieces):
         cbsr_cpu.from_dense(flat_bits(X), S, len(X), pieces)
@@ -164,6 +83,8 @@ def spgemm(
     mean: bool,
 ) -> None:
     """``out[i] = r[i] * sum of a[e] * c[j] * S[j]``; S has ``columns`` and ``values`` of (m, k)."""
+    from ..cbsr import cpu as cbsr_cpu
+
     A, S = (indices, values_of(data, values)), balanced(columns, values)
     scales = values_of(row_scale, values), values_of(col_scale, values)
     with writing(out) as (Y, pieces):
@@ -183,8 +104,11 @@ def sspmm(
 ) -> None:
     """``out[j, t] = c[j] * sum of a[e] * r[i] * grad[i, columns[j, t]]`` over the entries (i, j).
 
-    ``t_indptr, t_indices`` and ``perm`` are those of ``spmm_arg_dx``.
+    ``t_indptr, t_indices`` is the transposed structure; ``perm`` its entries' numbers in the order
+    of ``data``.
     """
+    from ..cbsr import cpu as cbsr_cpu
+
     scales = values_of(row_scale, grad), values_of(col_scale, grad)
     T, places = (t_indices, perm), (columns.reshape(-1), columns.shape[1])
     with writing(out) as (dS, pieces):
@@ -197,6 +121,8 @@ def sddmm_cbsr(
     indptr: Array, indices: Array, X: Array, columns: Array, values: Array, out: Array
 ) -> None:
     """``out[e] = sum over t of X[i, columns[j, t]] * values[j, t]``."""
+    from ..cbsr import cpu as cbsr_cpu
+
     S = balanced(columns, values)
     with writing(out) as (products, pieces):
         cbsr_cpu.sddmm(indptr, indices, flat(X), S, products, pieces)

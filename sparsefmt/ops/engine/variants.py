@@ -11,18 +11,6 @@ from ..cbsr.cuda_dense import COLUMNS, VALUES
 from ..cbsr.cuda_maxk import SHAPES, instantiation
 from ..cbsr.cuda_sspmm import GENERAL_LANES, LANES, SCALAR_LANES
 from ..engine.launch import ITEMSIZE
-from ..matmul import cuda_aggregate as matmul_cuda_aggregate
-from ..matmul.cuda import (
-    CHOSEN_SUM,
-    DIRECT,
-    EXTREME,
-    EXTREME_ARG,
-    INDIRECT,
-    SCALED,
-    SCALED_SUM,
-    SUM,
-    UNWEIGHTED,
-)
 from ..sampling import cuda as sampling_cuda
 from ..sampling.options import STRATEGIES
 from ..tiles import cuda as tiles_cuda
@@ -33,35 +21,10 @@ _INDEX = ("int32", "int64")
 _TYPES = list(product(VALUE_DTYPES, _INDEX))
 
 
-def _spmm_variants(dtype: str) -> list[tuple[int, ...]]:
-    wide = 16 // ITEMSIZE[dtype]
-    sums = product((SUM, SCALED_SUM), (UNWEIGHTED, DIRECT, SCALED, INDIRECT))
-    extremes = product((EXTREME, EXTREME_ARG), (DIRECT, INDIRECT))
-    full = [*sums, *extremes, (CHOSEN_SUM, INDIRECT)]
-    rarely = [(SCALED_SUM, UNWEIGHTED)]
-    rarely += [(r, INDIRECT) for r in (SCALED_SUM, CHOSEN_SUM, EXTREME, EXTREME_ARG)]
-    rare = [(8, 1), (32, 1)] + [(16, wide // 2)] * (wide > 2)
-    return [
-        *((lanes, wide, *rest) for lanes in (4, 8) for rest in full),
-        *((16, wide, *rest) for rest in full if rest[0] <= SCALED_SUM),
-        *((*shape, *rest) for shape in rare for rest in rarely),
-    ]
-
-
 def _declare() -> None:
-    for types in _TYPES:
-        wide = 16 // ITEMSIZE[types[0]]
-        names = [("spmm_csr_balanced", variant) for variant in _spmm_variants(types[0])]
-        reductions = SCALED_SUM, CHOSEN_SUM, EXTREME, EXTREME_ARG
-        names += [("spmm_csr_cut_rows", (one,)) for one in reductions]
-        jit.declare("matmul/spmm.cu", *(jit.expression(name, types, rest) for name, rest in names))
-        scattering = [(4, wide), (8, wide), (8, 1), (32, 1)] + [(16, wide // 2)] * (wide > 2)
-        names = [("spmm_coo_atomic", shape) for shape in scattering]
-        jit.declare("matmul/spmm.cu", *(jit.expression(name, types, rest) for name, rest in names))
     maxk = (instantiation(dtype, *shape) for dtype in VALUE_DTYPES for shape in SHAPES)
     jit.declare("cbsr/maxk.cu", *(jit.expression("maxk_rows", *one) for one in maxk))
     _declare_cbsr()
-    _declare_aggregate()
     _declare_norm()
     _declare_attend()
     _declare_gat()
@@ -101,20 +64,6 @@ def _declare_norm() -> None:
         jit.declare("gcn/gcn_norm.cu", *names)
     for name in ("gcn_rows", "gcn_rows_scaled"):
         jit.declare("gcn/gcn_norm.cu", *(jit.expression(name, types, ()) for types in _TYPES))
-
-
-def _declare_aggregate() -> None:
-    for types in _TYPES:
-        names = [("aggregate_backward", one) for one in matmul_cuda_aggregate.variants(types[0])]
-        jit.declare(
-            "matmul/aggregate.cu", *(jit.expression(name, types, rest) for name, rest in names)
-        )
-        jit.declare("matmul/aggregate.cu", jit.expression("aggregate_cut_rows", types, ()))
-        wide = "float64" if types[0] == "float64" else "float32"
-        for first, back in sorted({(types[0], 0), (wide, 0), (wide, 1)}):
-            jit.declare("matmul/aggregate.cu", jit.expression("permuted", (first, *types), (back,)))
-    alone = (jit.expression("aggregate_self", (dtype,), ()) for dtype in VALUE_DTYPES)
-    jit.declare("matmul/aggregate.cu", *alone)
 
 
 def _declare_attend() -> None:
@@ -178,7 +127,7 @@ def _declare_tiles() -> None:
 
 
 #: Modules below ``ops`` that say themselves what they may launch.
-MODULES = ("edges.cuda",)
+MODULES = ("edges.cuda", "matmul.cuda", "matmul.cuda_aggregate")
 
 _declare()
 for _module in MODULES:

@@ -11,10 +11,12 @@ import numba
 import numpy as np
 
 from ...formats.arrays import Array
+from ...formats.compressed import CSR
 from ..edges.cpu import _dot
 from ..engine import cpu
 from ..engine.lanes import divided, lanes, prefetch, product, store, width_of
 from ..engine.loops import AHEAD, MIDDLE, NARROW, WIDE, WIDEST, inlined, parallel, rows_of
+from ..matmul import cpu as matmul_cpu
 from ..matmul.cpu import row_sum
 from .options import ALL, STRATEGIES
 
@@ -51,7 +53,8 @@ def spmm_sampled(
     """``out[i] = r[i] * factor(i) * sum of a[e] * c[j] * X[j]`` over the sample of row i."""
     if (indptr[1:] - indptr[:-1]).max(initial=0) <= width:  # all rows whole: nothing to gather
         reduce = "mean" if mean else "sum"
-        cpu.spmm(indptr, indices, data, X, row_scale, col_scale, out, reduce=reduce)
+        S = CSR._trusted(indptr=indptr, indices=indices, data=None, shape=(len(out), len(X)))
+        matmul_cpu.spmm(S, X, data, None, row_scale, col_scale, reduce, out=out)
         return
     A = indices, cpu.values_of(data, X)
     scales = cpu.values_of(row_scale, X), cpu.values_of(col_scale, X)

@@ -140,7 +140,7 @@ def spmm_sampled(
 ) -> None:
     """``out = diag(r) sum of a c X`` over the sampled entries; values as ``_launch.spmm`` takes."""
     if _whole(S, sampling):
-        matmul_cuda.spmm(
+        matmul_cuda.spmm_of_pointers(
             *(S, dtype, "mean" if flags & MEAN else "sum"),
             feat=feat,
             ldx=ldx,

@@ -11,7 +11,7 @@ from ...formats.split import Split
 from ..engine import jit
 from ..engine.launch import ITEMSIZE, row_bytes
 from ..engine.structure import Structure
-from ..matmul.cuda import spmm, spmm_workspace, structure
+from ..matmul.cuda import spmm_of_pointers, spmm_workspace, structure
 
 CAPABILITY = (8, 0)
 #: Features that a block takes at a time, by the rows of its window: what sgt.cu is compiled for.
@@ -199,7 +199,7 @@ def spmm_tiles(
     flags = 0
     if T.rest is not None:
         flags = ADD
-        spmm(
+        spmm_of_pointers(
             *(T.rest, dtype, "sum"), feat=feat, ldx=ldx, data=data, X=X, row_scale=row_scale,
             col_scale=col_scale, out=out, arg=0, stream=stream, perm=perm,
             workspace=workspace + _parts_bytes(T, dtype, feat),

@@ -13,8 +13,9 @@ from ...formats.compressed import CSR
 from ...formats.costs import Costs
 from ...formats.sgt import SGT
 from ...formats.split import HEIGHTS, Split
-from ..engine import choose, table
-from ..engine.choose import Kernel, all_of, on_cpu, on_gpu, pointer, row_stride
+from ..engine import table
+from ..engine.choose import on_gpu, pointer, row_stride
+from ..engine.memory import memory_of
 
 #: Tiles to convert to for tensor cores: ``A.tosgt(MMA_TILE)``.
 MMA_TILE = (64, 16)
@@ -25,15 +26,14 @@ _PER_THREAD = 2
 _ON_STRUCTURE = "on CUDA cores, by the CSR that A was made of"
 
 
-def spmm_rows(on_csr: Callable[..., None]) -> tuple[Kernel, ...]:
+def spmm_kernels(on_csr: Callable[..., Any]) -> tuple[table.Kernel, ...]:
     """The kernels of ``spmm`` on an SGT; ``on_csr`` is the one on a CSR on a GPU."""
-    sgt = choose.is_format("sgt")
-    structure = _on_structure(on_csr)
     note = "float32 sums; what does not pay on tensor cores runs on CUDA cores"
+    structure = _on_structure(on_csr)
     return (
-        Kernel("spmm", "spmm_sgt_mma", _against_spmm, _spmm_mma_gpu, note=note),
-        Kernel("spmm", "spmm_sgt_csr", all_of(on_gpu, sgt), structure, note=_ON_STRUCTURE),
-        Kernel("spmm", "spmm_sgt_numba", all_of(on_cpu, sgt, _sums), _spmm_numba),
+        table.Kernel("spmm_sgt_mma", _spmm_mma_gpu, refuses=_against_spmm, note=note),
+        table.Kernel("spmm_sgt_csr", structure, ("sgt",), "gpu", note=_ON_STRUCTURE),
+        table.Kernel("spmm_sgt_numba", _spmm_numba, ("sgt",), "cpu", refuses=_sums),
     )
 
 
@@ -311,7 +311,7 @@ def _readable(X: Array) -> Array:
     """``X``, or a copy of it, wider by zeros, whose heads begin where the kernel reads them."""
     from .cuda import copy_width
 
-    feat = X.shape[-1]
+    X, feat = memory_of(X).rows_in_place(X), X.shape[-1]
     width = copy_width(str(X.dtype), feat, ldx=row_stride(X), X=pointer(X))
     if not width:
         return X
