@@ -16,7 +16,7 @@ import torch
 from sparsefmt import COO, CSR, generate
 from sparsefmt.formats.arrays import Array
 from sparsefmt.ops import aggregate
-from sparsefmt.ops.matmul.aggregation import _chosen
+from sparsefmt.ops.matmul.aggregation import chosen_method
 
 from . import _baselines, _graphs, _harness, _memory, _oracle
 from ._baselines import Call
@@ -107,7 +107,7 @@ def _cell(A: CSR, feat: int, options: argparse.Namespace) -> dict[str, Any]:
         "cached": partial(aggregate, A, X, method="gar"),
         "auto": partial(aggregate, coo, X, method="auto"),
     }
-    row: dict[str, Any] = {"error": 0.0, "predicted": _chosen(coo, X)[0]}
+    row: dict[str, Any] = {"error": 0.0, "predicted": chosen_method(coo, X)[0]}
     for name, call in calls.items():
         with _harness.poisoned(cuda=cuda):
             error = _oracle.spmm_error(A, X, call())

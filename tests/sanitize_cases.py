@@ -23,7 +23,6 @@ from sparsefmt import COO, CSR, Graph, ops
 from sparsefmt.ops.attention import column_blocks as attention_column_blocks
 from sparsefmt.ops.attention.cuda_gat import gat_scores
 from sparsefmt.ops.attention.cuda_gat_backward import through_scores
-from sparsefmt.ops.engine.choose import row_stride
 from sparsefmt.ops.matmul import cuda_aggregate as matmul_cuda_aggregate
 from sparsefmt.ops.sampling import cuda as sampling_cuda
 from sparsefmt.ops.sampling.options import STRATEGIES, SampleOptions

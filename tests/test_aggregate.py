@@ -127,7 +127,7 @@ def test_the_rule_weighs_width_and_rows_against_entries(monkeypatch):
     monkeypatch.setattr(aggregation, "is_cupy", lambda _: True)
 
     def chosen(n_rows, nnz, feat):
-        return aggregation._chosen(_OnGpu(n_rows, nnz), np.empty((0, feat), np.float32))[0]
+        return aggregation.chosen_method(_OnGpu(n_rows, nnz), np.empty((0, feat), np.float32))[0]
 
     rates = aggregation._RATES
     few = int(rates.convert_entry / rates.scatter_byte / 4 / 2)

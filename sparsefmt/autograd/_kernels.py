@@ -8,17 +8,28 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..formats.arrays import Array
+from ..formats import primitives
+from ..formats.arrays import Array, allocating, finish, on_device_of
 from ..formats.compressed import CSR
 from ..formats.primitives import expand
+from ..interop.torch import from_tensor
+from ..ops.edges.api import SDDMM
+from ..ops.engine import choose
 from ..ops.engine.structure import Structure
 from ..ops.engine.table import Kernel, Op, deferred
+from ..ops.matmul.aggregation import AGGREGATE_BACKWARD
+from ..ops.matmul.api import SPMM
+from ..ops.matmul.cuda_aggregate import aggregate_backward, goes_apart
 from ..ops.sampling import cuda as sampling_cuda
 from ..ops.sampling.api import SCALES_AND_OPTIONS, sample_with_perm
 from ..ops.sampling.options import SampleOptions
+from ..ops.tiles.kernels import against_sddmm, against_spmm
+from ..ops.tiles.operands import prepared
+from . import _kept
+from ._memory import NAMES
 from ._scores import sums_dtype
 
-_product_on_cpu = deferred("sparsefmt.ops.sampling.cpu", "every_entry")
+_product_on_cpu = deferred("sparsefmt.ops.matmul.cpu", "spmm")
 
 # The gradient of features that a product with a sample of each row reads
 
@@ -70,7 +81,7 @@ def _spmm_sampled_dx_on_cpu(
     dtype = torch.float64 if grad.dtype == "float64" else torch.float32
     factors = _row_factors(torch.from_numpy(A.indptr), scale, dtype, how)
     factors = None if factors is None else factors.numpy()
-    return _product_on_cpu(T, grad, values, col_scale, factors, "sum")
+    return _product_on_cpu(T, grad, values, None, col_scale, factors, "sum")
 
 
 def _transposed(
@@ -113,4 +124,58 @@ SPMM_SAMPLED_DX = Op(
     ),
     results=_like_columns,
     takes_indptr=True,
+)
+
+# Both gradients of a product, with what a graph keeps for them
+
+
+def _aggregate_backward_of_graph(
+    S: Structure, x: Tensor, grad: Tensor, values: Any, perm: Any, row_scale: Any, col_scale: Any
+) -> Any:
+    """Run one pass over the transposed structure, or two products where one goes by tiles."""
+    product = grad, values, perm, col_scale, row_scale, "sum"
+    if prepared and not (against_spmm(S, *product) and against_sddmm(S, x, grad)):
+        dx = choose.run(SPMM, S, *product)
+        return dx, choose.run(SDDMM, S, x, grad, col_scale, row_scale, perm=perm)
+    apart = goes_apart(S, NAMES[x.dtype], x.shape[1], inverse=True)
+    inverse = _inverse(S, perm) if apart and perm is not None else None
+    given = values, perm, row_scale, col_scale
+    return aggregate_backward(S, x, grad, *given, inverse=inverse)
+
+
+def _not_of_torch(S: Any, *_: Any, **__: Any) -> list[str]:
+    return [] if isinstance(S, Structure) else ["A is no graph of torch"]
+
+
+def _inverse(S: Structure, perm: Tensor) -> Array | None:
+    """The inverse of ``perm``, kept with the graph, or None.
+
+    The second gradient of a graph makes it, unless a capture runs: one is not worth it.  It is no
+    memory of torch's, whose pools of CUDA graphs would miss it.
+    """
+    kept = _kept.find(_kept.place_of(S))
+    if kept is None:
+        return None
+    with kept.lock:
+        held = kept.inverses.get(perm.data_ptr())
+        if held is None:
+            kept.inverses[perm.data_ptr()] = perm, None
+            return None
+        if held[1] is None and not torch.cuda.is_current_stream_capturing():
+            array = from_tensor("perm", perm)
+            with on_device_of(array), allocating(f"the inverse of {len(array)} places"):
+                held = perm, primitives.inverse(array)
+            finish(array)  # synchronize!
+            kept.inverses[perm.data_ptr()] = held
+        return held[1]
+
+
+AGGREGATE_BACKWARD.prefer(
+    Kernel(
+        "aggregate_backward_of_graph",
+        _aggregate_backward_of_graph,
+        ("csr",),
+        "gpu",
+        refuses=_not_of_torch,
+    )
 )

@@ -16,11 +16,16 @@ from torch.autograd import Function
 from torch.autograd.function import FunctionCtx
 
 from ..errors import UnsupportedError
-from . import bridge
+from . import _cuda_aggregate as _cuda_aggregate  # kernels that it prefers
 from ._library import LibraryOp
 from ._recording import apart, recorded
 from .structure import GraphLike, Side, side_of
 
+SPMM = LibraryOp("spmm")
+SPMM_ARG = LibraryOp("spmm_arg")
+SPMM_ARG_DX = LibraryOp("spmm_arg_dx")
+SPMM_ARG_DA = LibraryOp("spmm_arg_da")
+AGGREGATE_BACKWARD = LibraryOp("aggregate_backward")
 SDDMM = LibraryOp("sddmm")
 
 
@@ -56,7 +61,7 @@ def _spmm(
 ) -> Tensor:
     side = side_of(graph, transposed)
     perm = None if values is None else side.perm
-    out: Tensor = bridge.SPMM(side, x, values, perm, row_scale, col_scale, reduce)
+    out: Tensor = SPMM(side, x, values, perm, row_scale, col_scale, reduce)
     return out
 
 
@@ -85,7 +90,7 @@ class _Spmm(Function):
             side = side_of(graph, not transposed)
             given = factors.values, side.perm, factors.rows, factors.cols
             # One gather of the gradient's rows serves both: fuseGNN, algorithms 2 and 3.
-            dx, dv = bridge.AGGREGATE_BACKWARD(side, x, grad, *given)
+            dx, dv = AGGREGATE_BACKWARD(side, x, grad, *given)
             return dx, dv, None, None, None, None, None
         dx = None
         if needs[0]:
@@ -280,7 +285,7 @@ class _Best(Function):
     ) -> Tensor:
         side = side_of(graph, False)
         out: Tensor
-        out, arg = bridge.SPMM_ARG(side, x, values, row_scale, col_scale, reduce)
+        out, arg = SPMM_ARG(side, x, values, row_scale, col_scale, reduce)
         kept = x if any(ctx.needs_input_grad[1:4]) else None
         ctx.save_for_backward(kept, values, row_scale, col_scale, arg)
         ctx.graph, ctx.reduce = graph, reduce
@@ -294,18 +299,18 @@ class _Best(Function):
         if needs[0]:
             side = side_of(graph, True)
             args = grad, arg, values, row_scale, col_scale
-            dx = _once(bridge.SPMM_ARG_DX, ctx.reduce, grad, side, side.perm, *args)
+            dx = _once(SPMM_ARG_DX, ctx.reduce, grad, side, side.perm, *args)
         side = side_of(graph, False)
         if needs[1] and not needs[2] and not needs[3]:
             args = x, grad, arg, row_scale, col_scale
-            dv = _once(bridge.SPMM_ARG_DA, ctx.reduce, grad, side, *args)
+            dv = _once(SPMM_ARG_DA, ctx.reduce, grad, side, *args)
         elif any(needs[1:4]):
             # Sums over rows, for the scales, are not made of values rounded to 2 bytes.
             wide = torch.float32 if grad.dtype.itemsize == 2 else grad.dtype
             x, grad = x.to(wide), grad.to(wide)
             given = values, row_scale, col_scale
             a, r, c = (None if one is None else one.to(wide) for one in given)
-            products = _once(bridge.SPMM_ARG_DA, ctx.reduce, grad, side, x, grad, arg, None, None)
+            products = _once(SPMM_ARG_DA, ctx.reduce, grad, side, x, grad, arg, None, None)
             weighted = products if a is None else products * a
             if needs[1]:
                 dv = _where_won(products, scaled(graph, False, products, r, c))

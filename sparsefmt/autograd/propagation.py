@@ -6,9 +6,8 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from . import bridge
 from ._recording import apart, recorded
-from .gradients import spmm
+from .gradients import SPMM, spmm
 from .structure import GraphLike, side_of
 
 
@@ -43,7 +42,7 @@ def _propagate(
     without: Tensor | None,
 ) -> Tensor:
     side = side_of(graph, False)
-    out: Tensor = bridge.SPMM(side, x, values, None, scale, scale, "sum")
+    out: Tensor = SPMM(side, x, values, None, scale, scale, "sum")
     out = out.addcmul_(own, x if without is None else x.masked_fill(without, 0))
     return out if bias is None else out.add_(bias)
 

@@ -334,7 +334,7 @@ def has_tiles(graph: GraphLike) -> bool:
         If ``graph`` is no Graph.
     """
     shared = graph_tensors(graph).rows.shared
-    return shared is not None and shared.given is not None
+    return shared is not None and shared.tiles is not None
 
 
 def order_of(graph: GraphLike) -> Tensor | None:

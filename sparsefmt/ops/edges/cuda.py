@@ -32,12 +32,11 @@ _SIDE_BY_SIDE = (1, 2, 4, 8, 16, 32)
 
 #: Threads of a block in sddmm.cu.
 THREADS = 128
-_FILE = {"sddmm_csr_balanced": "edges/sddmm.cu", "spmm_arg_da": "edges/sddmm.cu"}
+_FILE = {"sddmm_csr_balanced": "edges/sddmm.cu"}
 _FILE |= dict.fromkeys(("edge_softmax_rows", "edge_softmax_tiles"), "edges/softmax.cu")
 #: Parameters of each kernel as the module ``struct`` packs them: pointers, 8 and 4-byte integers.
 _PARAMETERS = {
     "sddmm_csr_balanced": "9PqIII4i",
-    "spmm_arg_da": "9PqIi",
     "edge_softmax_rows": "5Pqiqii",
     "edge_softmax_tiles": "5Pqiqii",
 }
@@ -59,7 +58,7 @@ def instantiations() -> Iterator[tuple[str, str]]:
         softmax = [("edge_softmax_rows", team) for team in teams]
         softmax += [("edge_softmax_tiles", (heads,)) for heads in (*TILE_HEADS, 0)]
         names += [(name, (*rest, backward)) for name, rest in softmax for backward in (0, 1)]
-        for name, rest in [*names, ("spmm_arg_da", ())]:
+        for name, rest in names:
             yield _FILE[name], jit.expression(name, types, rest)
 
 
@@ -142,29 +141,6 @@ def _features_at_a_time(S: Structure, size: int, heads: int, feat: int, vector: 
     least = 8 * vector
     launches = -(-feat // max(RESIDENT_BYTES // (S.n_cols * size), least))
     return -(-feat // (launches * least)) * least
-
-
-def spmm_arg_da(
-    S: Structure,
-    dtype: str,
-    *,
-    feat: int,
-    ldx: int,
-    X: int,
-    grad: int,
-    arg: int,
-    row_scale: int,
-    col_scale: int,
-    out: int,
-    stream: int,
-) -> None:
-    """The gradient of the values where only the entries in ``arg`` count."""
-    if not S.nnz:
-        return
-    kernel = load("spmm_arg_da", dtype, S.index_dtype)
-    arrays = (S.indptr, S.indices, S.start, arg, grad, X, row_scale, col_scale, out)
-    args = (*arrays, S.nnz, row_bytes(ldx, dtype), feat)
-    kernel(S.blocks, args, threads=THREADS, stream=stream)
 
 
 # Edge softmax

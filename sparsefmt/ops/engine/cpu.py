@@ -18,7 +18,7 @@ import numpy as np
 
 from ...errors import UnsupportedError
 from ...formats.arrays import Array
-from ..matmul import cpu as matmul_cpu
+from .choose import row_stride
 from .loops import PIECES_PER_THREAD
 from .memory import rows_apart
 
@@ -40,90 +40,6 @@ def _after_fork() -> None:
 
 if hasattr(os, "register_at_fork"):  # not on Windows, which has no fork
     os.register_at_fork(after_in_child=_after_fork)
-
-
-def spmm(
-    indptr: Array,
-    indices: Array,
-    data: Array | None,
-    X: Array,
-    row_scale: Array | None,
-    col_scale: Array | None,
-    out: Array,
-    *,
-    reduce: str,
-    arg: Array | None = None,
-) -> None:
-    """``out[i] = r[i] * reduce of a[e] * c[j] * X[j]`` over the entries of row i.
-
-    ``arg`` of shape (n_rows, feat) and any integer dtype takes the entry that won a max or min, -1
-    in an empty row.
-    """
-    A = indices, values_of(data, X)
-    scales = values_of(row_scale, X), values_of(col_scale, X)
-    with writing(out) as (Y, pieces):
-        if reduce in ("sum", "mean"):
-            matmul_cpu.spmm_sum(indptr, A, flat(X), scales, flat(Y), reduce == "mean", pieces)
-        else:
-            winner = np.empty(0, indices.dtype) if arg is None else arg.reshape(-1)
-            sign = Y.dtype.type(1 if reduce == "max" else -1)
-            matmul_cpu.spmm_best(indptr, A, flat(X), scales, flat(Y), winner, sign, pieces)
-
-
-def spmm_coo(
-    row: Array,
-    col: Array,
-    data: Array | None,
-    X: Array,
-    row_scale: Array | None,
-    col_scale: Array | None,
-    out: Array,
-) -> None:
-    """``out[i] += r[i] * a[e] * c[j] * X[j]`` for every entry, in their order."""
-    scales = values_of(row_scale, X), values_of(col_scale, X)
-    with writing(out) as (Y, _):
-        threads = numba.get_num_threads()
-        matmul_cpu.spmm_scatter(row, col, values_of(data, X), flat(X), scales, flat(Y), threads)
-
-
-def spmm_arg_dx(
-    t_indptr: Array,
-    t_indices: Array,
-    perm: Array,
-    data: Array | None,
-    grad: Array,
-    arg: Array,
-    row_scale: Array | None,
-    col_scale: Array | None,
-    out: Array,
-) -> None:
-    """Gradient of X from a max or min: the entries of column j that won give it their share.
-
-    ``t_indptr, t_indices`` is the transposed structure; ``perm`` its entries' numbers in the order
-    of ``data``.
-    """
-    scales = values_of(row_scale, grad), values_of(col_scale, grad)
-    T, values = (t_indices, perm), values_of(data, grad)
-    with writing(out) as (dX, pieces):
-        matmul_cpu.arg_dx(
-            t_indptr, T, values, flat(grad), arg.reshape(-1), scales, flat(dX), pieces
-        )
-
-
-def spmm_arg_da(
-    indptr: Array,
-    indices: Array,
-    X: Array,
-    grad: Array,
-    arg: Array,
-    row_scale: Array | None,
-    col_scale: Array | None,
-    out: Array,
-) -> None:
-    """Gradient of the edge values from a max or min: each cell gives its share to who won it."""
-    scales = values_of(row_scale, X), values_of(col_scale, X)
-    with writing(out) as (dA, pieces):
-        matmul_cpu.arg_da(indptr, indices, flat(X), flat(grad), flat(arg), scales, dA, pieces)
 
 
 @contextmanager
@@ -157,6 +73,23 @@ def values_of(values: Array | None, like: Array) -> Array:
 def packed(a: Array) -> Array:
     """``a`` as one axis, contiguous, its 2-byte floats as float32."""
     return np.ascontiguousarray(wide(a)).reshape(-1)
+
+
+def balanced(columns: Array, values: Array) -> tuple[Array, Array, int]:
+    """Places and values of (m, k), flat, and k."""
+    return columns.reshape(-1), packed(values), columns.shape[1]
+
+
+def bits(a: Array) -> Array:
+    """Its values as the unsigned integers that hold them: numba has no 2-byte floats."""
+    return a.view(np.dtype(f"u{a.itemsize}"))
+
+
+def flat_bits(a: Array) -> tuple[Array, int]:
+    """``_flat`` of the bits."""
+    stride = row_stride(a)
+    size = (len(a) - 1) * stride + a.shape[1] if len(a) else 0
+    return np.lib.stride_tricks.as_strided(bits(a), (size,), (a.itemsize,)), stride
 
 
 def flat(a: Array) -> tuple[Array, int]:

@@ -84,6 +84,13 @@ class Op:
         object.__setattr__(self, "candidates", found)
         _operations[self.name] = self
 
+    def prefer(self, kernel: Kernel) -> None:
+        """Put a kernel before the others: the torch layer has some that know its graphs."""
+        object.__setattr__(self, "kernels", (kernel, *self.kernels))
+        for (format, gpu), found in self.candidates.items():
+            if format in kernel.formats and kernel.place in ("any", "gpu" if gpu else "cpu"):
+                self.candidates[format, gpu] = (kernel, *found)
+
     @property
     def title(self) -> str:
         """What users call it: its first public function, or its own name."""

@@ -12,9 +12,10 @@ from ...formats.arrays import Array, allocating, is_cupy, namespace, on_device_o
 from ...formats.base import Format
 from ...formats.compressed import CSR
 from ..engine import checks, choose
-from ..engine.choose import pointer, row_stride
-from .api import spmm
-from .extrema import _numbers, _transposed
+from ..engine.table import Kernel, Op, Price, deferred
+from . import cuda_aggregate
+from .api import price_of_rows, spmm
+from .extrema import entry_numbers, transpose_of
 
 
 @dataclass(frozen=True)
@@ -73,13 +74,13 @@ def aggregate(A: Format, X: Array, *, method: str = "auto") -> Array:
     checks.choice("method", method, ("auto", "gas", "gar"))
     X = checks.features("X", X, A=A)
     checks.values_like(A, X)
-    chosen, why = _chosen(A, X) if method == "auto" else (method, lambda: "as asked for")
+    chosen, why = chosen_method(A, X) if method == "auto" else (method, lambda: "as asked for")
     Y = spmm(A.tocoo() if chosen == "gas" else A.tocsr(), X)
     choose.remark(lambda: f"method {chosen}: {why()}")
     return Y
 
 
-def _chosen(A: Format, X: Array) -> tuple[str, Callable[[], str]]:
+def chosen_method(A: Format, X: Array) -> tuple[str, Callable[[], str]]:
     """The method that is predicted to be faster, and why."""
     if A.format != "coo":
         return "gar", lambda: "the entries are in order of rows or soon are, A is no COO"
@@ -159,20 +160,21 @@ def aggregate_backward(
     fuseGNN (ICCAD'20), algorithms 2 and 3.
     """
     A = checks.sparse("A", A).tocsr()
-    X = checks.rows_in_place(checks.features("X", X, A=A))
+    X = checks.features("X", X, A=A)
     checks.values_like(A, X)
-    grad = checks.rows_in_place(checks.features("grad", grad, A=A, axis="rows"))
+    grad = checks.features("grad", grad, A=A, axis="rows")
     checks.alike("grad", grad, "X", X)
     if self_weight is not None and A.n_rows != A.n_cols:
         raise ShapeError(f"self_weight is given but A is {A.shape}: only a square A has vertices.")
     own = checks.factors("self_weight", self_weight, A=A, axis="rows", like=X)
-    T, places = _transposed(A, transposed, perm)
+    T, places = transpose_of(A, transposed, perm)
     back = None if inverse is None else _inverse(inverse, A, perm)
     dX = checks.output(None, shape=X.shape, like=X, inputs=[])
     dA = checks.output(None, shape=(A.nnz,), like=X, inputs=[])
     dself = None if own is None else checks.output(None, shape=own.shape, like=own, inputs=[])
-    options = {"self_weight": own, "dA": dA, "dself": dself, "inverse": back}
-    choose.run("aggregate_backward", A, X, grad, T, places, out=dX, **options)
+    entries = {"values": A.data, "perm": places, "inverse": back}
+    results = {"self_weight": own, "dself": dself, "out": (dX, dA)}
+    choose.run(AGGREGATE_BACKWARD, T, X, grad, **entries, **results)
     if dself is None:
         return dX, dA
     with on_device_of(dself), allocating(f"a result of shape {dself.shape}"):
@@ -183,7 +185,7 @@ def aggregate_backward(
 def _inverse(inverse: Any, A: CSR, perm: Any) -> Array:
     if perm is None:
         raise UnsupportedError("inverse is given without perm: give transposed and perm too.")
-    return _numbers("inverse", inverse, A)
+    return entry_numbers("inverse", inverse, A)
 
 
 def scale(A: Format, row: Array | None = None, col: Array | None = None) -> Any:
@@ -253,58 +255,34 @@ def _places(A: Any) -> tuple[Any, Any]:
     return (major, A.indices) if A.format == "csr" else (A.indices, major)
 
 
-# Launchers
+# The row of the table
 
 
-def _backward_gpu(
-    A: CSR, X: Array, grad: Array, T: CSR, perm: Array, *, out: Array, dA: Array,
-    self_weight: Array | None, dself: Array | None, inverse: Array | None,
-) -> None:  # fmt: skip
-    from . import cuda, cuda_aggregate
-
-    S, dtype, feat = cuda.structure(T), str(X.dtype), X.shape[1]
-    strides = row_stride(X), row_stride(grad)
-    together = pointer(X) | pointer(grad) | pointer(out)
-    together |= strides[0] * X.itemsize | strides[1] * X.itemsize
-    entries = {"data": pointer(A.data), "perm": pointer(perm), "inverse": pointer(inverse)}
-    size = cuda_aggregate.aggregate_workspace(S, dtype, feat=feat, together=together, **entries)
-    workspace = namespace(X).empty(size, np.uint8) if size else None
-    cuda_aggregate.aggregate_backward(
-        S,
-        dtype,
-        feat=feat,
-        ldx=strides[0],
-        ldg=strides[1],
-        X=pointer(X),
-        grad=pointer(grad),
-        self_weight=pointer(self_weight),
-        dX=pointer(out),
-        dA=pointer(dA),
-        dself=pointer(dself),
-        workspace=pointer(workspace),
-        stream=cuda.stream(),
-        data=entries["data"],
-        perm=entries["perm"],
-        inverse=entries["inverse"],
-    )
+def _rows_and_entries(S: Any, x: Any, *_: Any) -> tuple[Any, ...]:
+    return ((S.n_rows, x.shape[1]), x), ((S.nnz,), x)
 
 
-def _backward_numba(
-    A: CSR, X: Array, grad: Array, T: CSR, perm: Array, *, out: Array, dA: Array,
-    self_weight: Array | None, dself: Array | None, inverse: Array | None,
-) -> None:  # fmt: skip
-    from .cpu_aggregate import aggregate_backward
-
-    arrays = (T.indptr, T.indices, perm, A.data, X, grad)
-    aggregate_backward(*arrays, None, None, self_weight, out, dA, dself)
+def _price_of_both(S: Any, x: Any, grad: Any, *given: Any) -> Price:
+    """As of one product, which serves both: rows of X are read, values of entries written."""
+    found = price_of_rows(S, x, *given)
+    size = found.bytes + (S.n_rows * x.shape[1] + S.nnz) * x.itemsize
+    return Price(size, 2 * found.flops)
 
 
-choose.register(
-    *(
-        choose.Kernel("aggregate_backward", name, place, run)
-        for name, place, run in (
-            ("aggregate_backward_cuda", choose.on_gpu, _backward_gpu),
-            ("aggregate_backward_numba", choose.on_cpu, _backward_numba),
-        )
-    )
+AGGREGATE_BACKWARD = Op(
+    "aggregate_backward",
+    "Tensor x, Tensor grad, Tensor? values, Tensor? perm, Tensor? row_scale, Tensor? col_scale",
+    results=_rows_and_entries,
+    returns=2,
+    kernels=(
+        Kernel("aggregate_backward_cuda", cuda_aggregate.aggregate_backward, ("csr",), "gpu"),
+        Kernel(
+            "aggregate_backward_numba",
+            deferred(f"{__package__}.cpu_aggregate", "aggregate_backward"),
+            ("csr",),
+            "cpu",
+        ),
+    ),
+    price=_price_of_both,
+    functions=("aggregate_backward",),
 )

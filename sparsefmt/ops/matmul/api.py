@@ -2,19 +2,13 @@
 
 from typing import Any
 
-import numpy as np
-
-from ...formats.arrays import Array, namespace
+from ...formats.arrays import Array
 from ...formats.base import Format
-from ...formats.compressed import CSR
-from ...formats.coo import COO
 from ..engine import checks, choose
-from ..engine.choose import pointer, row_stride
-from ..engine.memory import memory_of
-from ..engine.structure import Structure, structure_of
-from ..engine.table import Kernel
+from ..engine.table import Kernel, Op, Price, deferred
 from ..tiles import kernels as tiles_kernels
 from ..tiles.costs import Costs, checked
+from . import cuda
 
 REDUCTIONS = ("sum", "mean", "max", "min")
 
@@ -99,159 +93,56 @@ def spmm(
     checks.choice("reduce", reduce, REDUCTIONS)
     X = checks.features("X", X, A=A)
     checks.values_like(A, X)
-    precision = checks.precision(precision, "X", X)
+    precision, costs = checks.precision(precision, "X", X), checked(costs)
     row_scale = checks.factors("row_scale", row_scale, A=A, axis="rows", like=X)
     col_scale = checks.factors("col_scale", col_scale, A=A, axis="columns", like=X)
     inputs = [X, row_scale, col_scale, *checks.arrays_of(A)]
     out = checks.output(out, shape=(A.n_rows, X.shape[1]), like=X, inputs=inputs)
-    options = {"row_scale": row_scale, "col_scale": col_scale}
-    options |= {"precision": precision, "costs": checked(costs)}
-    return choose.run("spmm", A, checks.rows_in_place(X), out=out, reduce=reduce, **options)
+    scales = {"row_scale": row_scale, "col_scale": col_scale}
+    options = {"reduce": reduce, "precision": precision, "costs": costs}
+    return choose.run(SPMM, A, X, values=A.data, out=out, **scales, **options)
 
 
-# Launchers
+# The row of the table
 
 
-def spmm_on_csr(
-    A: CSR | Structure,
-    x: Any,
-    values: Any = None,
-    perm: Any = None,
-    row_scale: Any = None,
-    col_scale: Any = None,
-    reduce: str = "sum",
-    *,
-    out: Any = None,
-    arg: Any = None,
-    **_: Any,
-) -> Any:
-    """``out = diag(r) reduce(a c X)`` of a CSR on a GPU, by arrays of any library."""
-    from . import cuda
-
-    S, m = structure_of(A), memory_of(x)
-    if values is None and isinstance(A, CSR):
-        values = A.data
-    dtype, feat = m.dtype(x), x.shape[1]
-    out = m.empty((S.n_rows, feat), dtype, x) if out is None else out
-    x, values = m.rows_in_place(x), m.contiguous(values)
-    row_scale, col_scale = m.factors(row_scale), m.factors(col_scale)
-    nbytes = cuda.spmm_workspace(S, dtype, feat, arg=arg is not None)
-    workspace = m.empty((nbytes,), "uint8", x) if nbytes else None
-    with m.on_device(x):
-        cuda.spmm(
-            *(S, dtype, reduce), feat=feat, ldx=m.row_stride(x), data=m.pointer(values),
-            perm=m.pointer(perm), X=m.pointer(x), row_scale=m.pointer(row_scale),
-            col_scale=m.pointer(col_scale), out=m.pointer(out), arg=m.pointer(arg),
-            workspace=m.pointer(workspace), stream=m.stream(x),
-        )  # fmt: skip
-    return out
+def _rows(S: Any, x: Any, *_: Any) -> tuple[Any, ...]:
+    return (((S.n_rows, x.shape[1]), x),)
 
 
-_spmm_csr_gpu = spmm_on_csr  # the old name
+def price_of_rows(S: Any, x: Any, *given: Any) -> Price:
+    """Every entry reads its index, its value and a row of X; rows of the result are written."""
+    feat, weighted = x.shape[1], bool(given) and given[0] is not None
+    features = (S.nnz + S.n_rows) * feat * x.itemsize
+    return Price(features + S.nnz * (4 + weighted * x.itemsize), 2 * S.nnz * feat)
 
 
-def _spmm_coo_gpu(
-    A: COO,
-    X: Array,
-    *,
-    out: Array,
-    row_scale: Array | None = None,
-    col_scale: Array | None = None,
-    **_: Any,
-) -> None:
-    from . import cuda
-
-    # Atomics add in float32 at least; a 2-byte result is rounded once, at the end.
-    sums = out if out.itemsize >= 4 else namespace(out).empty(out.shape, np.float32)
-    sums.fill(0)
-    cuda.spmm_coo(
-        str(X.dtype),
-        str(A.index_dtype),
-        nnz=A.nnz,
-        feat=X.shape[1],
-        ldx=row_stride(X),
-        row=pointer(A.row),
-        col=pointer(A.col),
-        data=pointer(A.data),
-        X=pointer(X),
-        row_scale=pointer(row_scale),
-        col_scale=pointer(col_scale),
-        out=pointer(sums),
-        stream=cuda.stream(),
-    )
-    if sums is not out:
-        out[...] = sums
-
-
-def _spmm_csr_numba(
-    A: CSR,
-    X: Array,
-    *,
-    out: Array,
-    reduce: str = "sum",
-    row_scale: Array | None = None,
-    col_scale: Array | None = None,
-    arg: Array | None = None,
-    **_: Any,
-) -> None:
-    from ..engine import cpu
-
-    scales = row_scale, col_scale
-    cpu.spmm(A.indptr, A.indices, A.data, X, *scales, out, reduce=reduce, arg=arg)
-
-
-def _spmm_coo_numba(
-    A: COO,
-    X: Array,
-    *,
-    out: Array,
-    row_scale: Array | None = None,
-    col_scale: Array | None = None,
-    **_: Any,
-) -> None:
-    from ..engine import cpu
-
-    cpu.spmm_coo(A.row, A.col, A.data, X, row_scale, col_scale, out)
-
-
-# What each kernel can run
-
-
-def _sums(A: Format, X: Array, *, reduce: str = "sum", **_: Any) -> list[str]:
+def _against_scattering(A: Any, X: Any, *, reduce: str = "sum", **_: Any) -> list[str]:
     return [] if reduce == "sum" else [f"scattering does not take a {reduce}"]
 
 
-def _rows() -> tuple[choose.Kernel, ...]:
-    gpu, cpu, csr = choose.on_gpu, choose.on_cpu, choose.is_format("csr")
-    coo = choose.is_format("coo")
+_CPU = f"{__package__}.cpu"
 
-    def row(name: str, run: Any, *conditions: Any, **facts: Any) -> choose.Kernel:
-        return choose.Kernel("spmm", name, choose.all_of(*conditions), run, **facts)
-
-    return (
-        row("spmm_csr_balanced", _spmm_csr_gpu, gpu, csr),
-        *map(_as_before, tiles_kernels.spmm_kernels(spmm_on_csr)),
-        row("spmm_coo_atomic", _spmm_coo_gpu, gpu, coo, _sums, deterministic=False),
-        row("spmm_csr_numba", _spmm_csr_numba, cpu, csr),
-        row("spmm_coo_numba", _spmm_coo_numba, cpu, coo, _sums),
-        choose.through_csr("spmm"),
-    )
-
-
-def _as_before(kernel: Kernel) -> choose.Kernel:
-    """A row of the new table in the old one, until spmm has its own."""
-    on_cpu = choose.on_cpu if kernel.place == "cpu" else choose.on_gpu
-    conditions = [on_cpu] if kernel.place != "any" else []
-    conditions += [choose.is_format(one) for one in kernel.formats if len(kernel.formats) == 1]
-    conditions += [kernel.refuses] if kernel.refuses else []
-
-    def supports(A: Format, X: Array, **options: Any) -> list[str]:
-        return choose.all_of(*conditions)(A, X, values=getattr(A, "data", None), **options)
-
-    def run(A: Format, X: Array, **options: Any) -> None:
-        kernel.run(A, X, values=getattr(A, "data", None), **options)
-
-    return choose.Kernel("spmm", kernel.name, supports, run, note=kernel.note)
-
-
-choose.register(*_rows())
+SPMM = Op(
+    "spmm",
+    "Tensor x, Tensor? values, Tensor? perm, Tensor? row_scale, Tensor? col_scale, str reduce",
+    results=_rows,
+    kernels=(
+        *tiles_kernels.spmm_kernels(cuda.spmm),
+        Kernel("spmm_csr_balanced", cuda.spmm, ("csr",), "gpu"),
+        Kernel(
+            *("spmm_coo_atomic", cuda.spmm_coo, ("coo",), "gpu"),
+            refuses=_against_scattering,
+            deterministic=False,
+        ),
+        Kernel("spmm_csr_numba", deferred(_CPU, "spmm"), ("csr",), "cpu"),
+        Kernel(
+            *("spmm_coo_numba", deferred(_CPU, "spmm_coo"), ("coo",), "cpu"),
+            refuses=_against_scattering,
+        ),
+        choose.convert_to_csr("spmm"),
+    ),
+    price=price_of_rows,
+    narrowed=("*",),
+    functions=("aggregate", "spmm", "spmm_arg"),
+)

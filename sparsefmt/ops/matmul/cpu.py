@@ -1,7 +1,7 @@
-"""Compiled loops of SpMM: rows summed or compared in vector registers, tile by tile of features.
+"""SpMM on NumPy arrays: rows summed or compared in vector registers, tile by tile of features.
 
-Arrays are flat and a missing one is empty, so that each loop is compiled once per value and index
-dtype.  Offsets are 64-bit whatever the index dtype.
+Compiled loops take flat arrays, empty for a missing one, so that each is compiled once per value
+and index dtype; offsets are 64-bit whatever the index dtype.  The functions around them follow.
 """
 
 from typing import Any
@@ -9,6 +9,10 @@ from typing import Any
 import numba
 import numpy as np
 
+from ...formats.arrays import Array
+from ...formats.compressed import CSR
+from ...formats.coo import COO
+from ..engine import cpu
 from ..engine.lanes import (
     add_product,
     beats,
@@ -23,16 +27,7 @@ from ..engine.lanes import (
     where,
     width_of,
 )
-from ..engine.loops import (
-    AHEAD,
-    MIDDLE,
-    NARROW,
-    WIDE,
-    WIDEST,
-    inlined,
-    parallel,
-    rows_of,
-)
+from ..engine.loops import AHEAD, MIDDLE, NARROW, WIDE, WIDEST, inlined, parallel, rows_of
 
 
 @inlined
@@ -254,3 +249,121 @@ def arg_da(
                     if len(col_scale):
                         share = share * col_scale[j]
                     out[e] += share
+
+
+# The functions around the loops
+
+
+def spmm(
+    A: CSR,
+    x: Array,
+    values: Array | None = None,
+    perm: Array | None = None,
+    row_scale: Array | None = None,
+    col_scale: Array | None = None,
+    reduce: str = "sum",
+    *,
+    out: Array | None = None,
+    arg: Array | None = None,
+    **_: Any,
+) -> Array:
+    """``out[i] = r[i] * reduce of a[e] c[j] x[j]`` over the entries of row i.
+
+    The value of entry e is ``values[perm[e]]``.  ``arg``, of out's shape and any integer dtype,
+    takes the entries that win a max or min, -1 in an empty row.
+    """
+    out = np.empty((A.n_rows, x.shape[1]), x.dtype) if out is None else out
+    if not out.size:
+        return out
+    if values is not None and perm is not None:
+        values = values[perm]
+    entries = A.indices, cpu.values_of(values, x)
+    scales = cpu.values_of(row_scale, x), cpu.values_of(col_scale, x)
+    with cpu.writing(out) as (sums, pieces):
+        X, Y = cpu.flat(x), cpu.flat(sums)
+        if reduce in ("sum", "mean"):
+            spmm_sum(A.indptr, entries, X, scales, Y, reduce == "mean", pieces)
+        else:
+            winners = np.empty(0, A.indices.dtype) if arg is None else arg.reshape(-1)
+            sign = sums.dtype.type(1 if reduce == "max" else -1)
+            spmm_best(A.indptr, entries, X, scales, Y, winners, sign, pieces)
+    return out
+
+
+def spmm_coo(
+    A: COO,
+    x: Array,
+    values: Array | None = None,
+    perm: None = None,
+    row_scale: Array | None = None,
+    col_scale: Array | None = None,
+    reduce: str = "sum",
+    *,
+    out: Array,
+    **_: Any,
+) -> Array:
+    """``out[i] += r[i] a[e] c[j] x[j]`` for every entry, in their order."""
+    scales = cpu.values_of(row_scale, x), cpu.values_of(col_scale, x)
+    data, threads = cpu.values_of(values, x), numba.get_num_threads()
+    with cpu.writing(out) as (sums, _pieces):
+        spmm_scatter(A.row, A.col, data, cpu.flat(x), scales, cpu.flat(sums), threads)
+    return out
+
+
+def spmm_arg(
+    A: CSR,
+    x: Array,
+    values: Array | None = None,
+    row_scale: Array | None = None,
+    col_scale: Array | None = None,
+    reduce: str = "max",
+    **_: Any,
+) -> tuple[Array, Array]:
+    """The maximum or minimum of ``spmm``, and the entries that win it."""
+    arg = np.empty((A.n_rows, x.shape[1]), A.index_dtype)
+    return spmm(A, x, values, None, row_scale, col_scale, reduce, arg=arg), arg
+
+
+def spmm_arg_dx(
+    A: CSR,
+    perm: Array,
+    grad: Array,
+    arg: Array,
+    values: Array | None = None,
+    row_scale: Array | None = None,
+    col_scale: Array | None = None,
+    **_: Any,
+) -> Array:
+    """Gradient of ``spmm_arg`` in the features: the winners in each column have their share.
+
+    ``A`` is the transposed structure, whose entry k has the number ``perm[k]``; scales are those of
+    the product itself.
+    """
+    out = np.empty((A.n_rows, grad.shape[1]), grad.dtype)
+    if not out.size:
+        return out
+    scales = cpu.values_of(row_scale, grad), cpu.values_of(col_scale, grad)
+    entries, data, winners = (A.indices, perm), cpu.values_of(values, grad), arg.reshape(-1)
+    with cpu.writing(out) as (dx, pieces):
+        arg_dx(A.indptr, entries, data, cpu.flat(grad), winners, scales, cpu.flat(dx), pieces)
+    return out
+
+
+def spmm_arg_da(
+    A: CSR,
+    x: Array,
+    grad: Array,
+    arg: Array,
+    row_scale: Array | None = None,
+    col_scale: Array | None = None,
+    **_: Any,
+) -> Array:
+    """Gradient of ``spmm_arg`` in the values: each result gives its share to the winner."""
+    out = np.empty(A.nnz, x.dtype)
+    if not out.size:
+        return out
+    scales = cpu.values_of(row_scale, x), cpu.values_of(col_scale, x)
+    X, dY, winners = cpu.flat(x), cpu.flat(grad), cpu.flat(arg)
+    with cpu.writing(out) as (da, pieces):
+        arg_da(A.indptr, A.indices, X, dY, winners, scales, da, pieces)
+    return out

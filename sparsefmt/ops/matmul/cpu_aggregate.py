@@ -1,4 +1,4 @@
-"""The numba twin of ``aggregate_backward``: both gradients in one pass over the transpose."""
+"""Both gradients of an aggregation on NumPy arrays, in one pass over the transpose."""
 
 from typing import Any
 
@@ -6,42 +6,44 @@ import numba
 import numpy as np
 
 from ...formats.arrays import Array
+from ...formats.compressed import CSR
 from ..engine import cpu
 from ..engine.lanes import add_product, lanes, load, prefetch, product, store, total, width_of
 from ..engine.loops import AHEAD, MIDDLE, NARROW, WIDE, WIDEST, inlined, parallel, rows_of
 
 
 def aggregate_backward(
-    t_indptr: Array,
-    t_indices: Array,
-    perm: Array | None,
-    data: Array | None,
-    X: Array,
+    A: CSR,
+    x: Array,
     grad: Array,
-    row_scale: Array | None,
-    col_scale: Array | None,
-    self_weight: Array | None,
-    dX: Array,
-    dA: Array,
-    dself: Array | None,
-) -> None:
-    """``dX[j] = c[j] sum of a[e] r[i] grad[i] + self[j] grad[j]``, ``dA[e] = r c <grad[i], X[j]>``.
+    values: Array | None = None,
+    perm: Array | None = None,
+    row_scale: Array | None = None,
+    col_scale: Array | None = None,
+    *,
+    self_weight: Array | None = None,
+    inverse: Array | None = None,
+    out: tuple[Array, Array] | None = None,
+    dself: Array | None = None,
+) -> tuple[Array, Array]:
+    """``dx[j] = c[j] sum of a[e] r[i] grad[i] + self[j] grad[j]``, ``da[e] = r c <grad[i], x[j]>``.
 
-    ``t_indptr, t_indices`` is the transposed structure; ``perm`` its entries' numbers in the order
-    of ``data`` and ``dA``, where they are not their own.  Scales, ``self_weight`` and
-    ``dself[j] = <grad[j], X[j]>``, which goes with it, have the dtype that sums run in.
+    ``A`` is the transpose, whose entries have the numbers ``perm`` in ``values`` and ``da``, their
+    own without it.  ``dself[j] = <grad[j], x[j]>`` is of the dtype that sums run in, and is given
+    wherever ``self_weight`` is.
     """
-    none = np.empty(0, t_indices.dtype)
-    values = [cpu.values_of(one, X) for one in (data, row_scale, col_scale, self_weight)]
-    T = t_indices, none if perm is None else perm
-    wide = dA if dA.itemsize >= 4 else np.empty(dA.shape, np.float32)
+    dx, da = out or (np.empty((A.n_rows, x.shape[1]), x.dtype), np.empty(A.nnz, x.dtype))
+    factors = tuple(cpu.values_of(a, x) for a in (values, row_scale, col_scale, self_weight))
+    T = A.indices, np.empty(0, A.indices.dtype) if perm is None else perm
+    wide = da if da.itemsize >= 4 else np.empty(da.shape, np.float32)
     own = np.empty(0, wide.dtype) if dself is None else dself
-    with cpu.writing(dX) as (out, pieces):
-        flat = cpu.flat(X), cpu.flat(grad)
-        _backward(t_indptr, T, tuple(values), *flat, cpu.flat(out), wide, own, pieces)
-    if wide is not dA:
+    with cpu.writing(dx) as (sums, pieces):
+        features = cpu.flat(x), cpu.flat(grad)
+        _backward(A.indptr, T, factors, *features, cpu.flat(sums), wide, own, pieces)
+    if wide is not da:
         with np.errstate(over="ignore", under="ignore"):
-            dA[...] = wide
+            da[...] = wide
+    return dx, da
 
 
 @inlined

@@ -1,19 +1,25 @@
-"""From raw device pointers to launches: what CuPy's operations and torch's library ops share.
+"""Launch products of a sparse matrix with features, and the gradients of maxima and minima.
 
-Every function takes a ``Structure``, the name of the value dtype, sizes, device pointers as
-integers (0 for none) and the stream, and returns when the launch is enqueued.  Scales are float32
-for 2-byte values, else of their dtype.  Nothing is checked but what a kernel cannot do: the callers
-have checked their arrays.
+Scales are float32 for 2-byte values, else of their dtype.  Nothing is checked but what a kernel
+cannot do: the callers have checked their arrays.
 """
 
-from dataclasses import dataclass
+from collections.abc import Iterator
 from functools import lru_cache
+from itertools import product
+from typing import Any, NamedTuple
 
+from ...formats.arrays import VALUE_DTYPES
+from ...formats.compressed import CSR
+from ...formats.coo import COO
 from ..engine import jit
 from ..engine.launch import ITEMSIZE, fill, row_bytes
 from ..engine.launch import stream as stream
+from ..engine.memory import memory_of
 from ..engine.structure import Structure as Structure
 from ..engine.structure import chunk_pointers, structure_of
+
+structure, plan = structure_of, chunk_pointers  # until every room asks the engine
 
 #: Mean entries of a row from which slices of 256 bytes beat 128: 1.02 to 1.06x on graphs of 50 and
 #: more, 0.90x on graphs of 12 (H200, float32).
@@ -30,6 +36,7 @@ THREADS = 128  # of a block in spmm.cu and sddmm.cu
 COO_RUN = 32  # consecutive entries of a sub-warp, as in spmm.cu
 _FLAGS = {"mean": 1, "min": 2}
 
+_FILE, _DA_FILE = "matmul/spmm.cu", "edges/sddmm.cu"
 #: Parameters of each kernel as the module ``struct`` packs them: pointers, 8 and 4-byte integers.
 PARAMETERS = {
     "spmm_csr_balanced": "13PqIIii",
@@ -39,65 +46,166 @@ PARAMETERS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Shape:
+class Shape(NamedTuple):
     """How a sub-warp reads rows of features: ``lanes`` times ``vector`` values at a time."""
 
     lanes: int
     vector: int
 
+    @property
+    def width(self) -> int:
+        """Features that a sub-warp reads at a time."""
+        return self.lanes * self.vector
+
+
+class _LaunchShape(NamedTuple):
+    """What a product hands to its kernel besides arrays and the sizes of the matrix."""
+
+    types: tuple[str, str]  #: of values and of indices
+    constants: tuple[int, ...]  #: lanes, values of a load, REDUCE and WEIGHTS
+    slices: int  #: of features
+    stride: int  #: bytes from one row of features to the next
+    flags: int
+
+
+class _Addresses(NamedTuple):
+    """Where arrays begin on the device, 0 for none; in the order of the kernel's parameters."""
+
+    values: int
+    perm: int
+    col_scale: int
+    row_scale: int
+    x: int
+    out: int
+    arg: int
+    workspace: int
+
 
 def load(
     file: str, kernel: str, dtype: str, index_dtype: str, constants: tuple[int, ...] = ()
 ) -> jit.Kernel:
-    """Load a kernel of this room or of ``edges``."""
+    """Load a kernel of this room."""
     return jit.load(file, kernel, PARAMETERS[kernel], (dtype, index_dtype), constants)
 
 
-structure, plan = structure_of, chunk_pointers  # until every room asks the engine
+def instantiations() -> Iterator[tuple[str, str]]:
+    """Every kernel that this module may launch: file and C++ name."""
+    for types in product(VALUE_DTYPES, ("int32", "int64")):
+        wide = 16 // ITEMSIZE[types[0]]
+        rare = [(8, 1), (32, 1)] + [(16, wide // 2)] * (wide > 2)
+        names: list[tuple[str, tuple[int, ...]]]
+        names = [("spmm_csr_balanced", constants) for constants in _of_products(wide, rare)]
+        reductions = SCALED_SUM, CHOSEN_SUM, EXTREME, EXTREME_ARG
+        names += [("spmm_csr_cut_rows", (reduction,)) for reduction in reductions]
+        names += [("spmm_coo_atomic", shape) for shape in [(4, wide), (8, wide), *rare]]
+        for name, constants in names:
+            yield _FILE, jit.expression(name, types, constants)
+        yield _DA_FILE, jit.expression("spmm_arg_da", types, ())
 
 
-# SpMM
+def _of_products(wide: int, rare: list[tuple[int, int]]) -> Iterator[tuple[int, ...]]:
+    """Lanes, values, REDUCE and WEIGHTS of products; rare shapes have the general kernels only."""
+    sums = list(product((SUM, SCALED_SUM), (UNWEIGHTED, DIRECT, SCALED, INDIRECT)))
+    extremes = list(product((EXTREME, EXTREME_ARG), (DIRECT, INDIRECT)))
+    for lanes in (4, 8, 16):
+        others = [*extremes, (CHOSEN_SUM, INDIRECT)] if lanes < 16 else []
+        yield from ((lanes, wide, *constants) for constants in sums + others)
+    for shape, reduction in product(rare, (SCALED_SUM, CHOSEN_SUM, EXTREME, EXTREME_ARG)):
+        yield (*shape, reduction, INDIRECT)
+    yield from ((*shape, SCALED_SUM, UNWEIGHTED) for shape in rare)
 
 
-def spmm_shape(dtype: str, *, feat: int, ldx: int, together: int, wide: bool) -> Shape:
-    """The widest loads that alignment allows, in slices that stay in the L2.
+# Products with a CSR
 
-    64-byte slices for narrow features, 256-byte ones where they pay (``wide``), else 128 bytes;
-    loads of 8 bytes or of one value where rows of X or of the result are not aligned to more.
-    ``together`` has the lowest bits of both addresses.
+
+def spmm(
+    A: CSR | Structure,
+    x: Any,
+    values: Any = None,
+    perm: Any = None,
+    row_scale: Any = None,
+    col_scale: Any = None,
+    reduce: str = "sum",
+    *,
+    out: Any = None,
+    arg: Any = None,
+    **_: Any,
+) -> Any:
+    """``out[i] = r[i] * reduce of a[e] c[j] x[j]`` over the entries of row i.
+
+    The value of entry e is ``values[perm[e]]``.  ``arg``, of out's shape, takes the entries that
+    win a max or min, -1 in an empty row.  ``reduce`` may also be "chosen": the sum of those ``a[e]
+    c[j] x[j, f]`` whose ``arg[j, f]``, given in x's shape, is ``perm[e]``.
     """
-    size = ITEMSIZE[dtype]
-    together |= ldx * size | feat * size
-    if together % 16 == 0:
-        if feat * size <= 64:
-            return Shape(4, 16 // size)
-        return Shape(16 if wide and feat * size > 128 else 8, 16 // size)
-    if together % 8 == 0 and size < 8:
-        return Shape(16, 8 // size)
-    return Shape(8 if feat <= 8 else 32, 1)
+    S, m = structure_of(A), memory_of(x)
+    dtype, feat = m.dtype(x), x.shape[1]
+    if out is None:
+        out = m.empty((S.n_rows, feat), dtype, x)
+    if not (S.n_rows and feat):
+        return out
+    x, values = m.rows_in_place(x), m.contiguous(values)
+    row_scale, col_scale = m.factors(row_scale), m.factors(col_scale)
+    winners = arg is not None and reduce != "chosen"
+    nbytes = S.n_cuts and shared_rows_bytes(S, dtype, feat, arg=winners)
+    workspace = m.empty((nbytes,), "uint8", x) if nbytes else None
+    pointer = m.pointer
+    at = _Addresses(
+        *(pointer(values), pointer(perm), pointer(col_scale), pointer(row_scale)),
+        *(pointer(x), pointer(out), pointer(arg), pointer(workspace)),
+    )
+    with m.on_device(x):
+        _launch(S, dtype, reduce, feat, m.row_stride(x), at, m.stream(x))
+    return out
 
 
-@lru_cache(maxsize=4096)
-def _spmm_plan(
-    dtype: str,
-    reduce: str,
-    feat: int,
-    ldx: int,
-    together: int,
-    wide: bool,
-    given: tuple[bool, ...],
-    shape: Shape | None,
-) -> tuple[tuple[int, int, int, int], int, int]:
-    """Template arguments, slices of features, bytes between rows; looked up at most launches."""
-    if shape is None:
-        shape = spmm_shape(dtype, feat=feat, ldx=ldx, together=together, wide=wide)
-    variant = _variant(shape.vector * ITEMSIZE[dtype] < 16, reduce, *given)
-    slices = -(-feat // (shape.lanes * shape.vector))
-    return (shape.lanes, shape.vector, *variant), slices, row_bytes(ldx, dtype)
+def _launch(
+    S: Structure, dtype: str, reduce: str, feat: int, stride: int, at: _Addresses, stream: int
+) -> None:
+    if not S.nnz:
+        fill(at.out, S.n_rows * feat * ITEMSIZE[dtype], 0, stream)
+        if at.arg and reduce != "chosen":
+            fill(at.arg, S.n_rows * feat * ITEMSIZE[S.index_dtype], 0xFF, stream)
+        return
+    shape = _launch_shape(
+        *((dtype, S.index_dtype), reduce, feat, stride, (at.x | at.out) % 16),
+        reduce in ("sum", "mean") and _wide(S, dtype, scaled=at.col_scale != 0),
+        *(at.row_scale != 0, at.arg != 0, at.values != 0, at.perm != 0, at.col_scale != 0),
+    )
+    partial_args = at.workspace + 2 * S.n_cuts * feat * max(ITEMSIZE[dtype], 4)
+    kernel = load(_FILE, "spmm_csr_balanced", *shape.types, shape.constants)
+    kernel(
+        S.blocks * shape.slices,
+        (
+            *(S.indptr, S.indices, S.start, S.slot, *at, partial_args),
+            *(S.nnz, shape.stride, S.blocks, feat, shape.flags),
+        ),
+        threads=THREADS,
+        stream=stream,
+    )
+    if S.n_cuts:
+        reduction = max(shape.constants[2], SCALED_SUM)
+        kernel = load(_FILE, "spmm_csr_cut_rows", *shape.types, (reduction,))
+        kernel(
+            jit.warps_to_blocks(S.n_cuts * -(-feat // jit.WARP)),
+            (
+                *(S.indptr, S.start, S.cut, at.row_scale, at.out, at.arg, at.workspace),
+                *(partial_args, S.n_cuts, feat, shape.flags),
+            ),
+            stream=stream,
+        )
 
 
-def spmm_workspace(S: Structure, dtype: str, feat: int, *, arg: bool) -> int:
+def spmm_of_pointers(
+    S: Structure, dtype: str, reduce: str, *, feat: int, ldx: int, data: int, X: int,
+    row_scale: int, col_scale: int, out: int, arg: int, workspace: int, stream: int, perm: int = 0,
+) -> None:  # fmt: skip
+    """As ``spmm``, for rooms that still give pointers."""
+    if S.n_rows and feat:
+        at = _Addresses(data, perm, col_scale, row_scale, X, out, arg, workspace)
+        _launch(S, dtype, reduce, feat, ldx, at, stream)
+
+
+def shared_rows_bytes(S: Structure, dtype: str, feat: int, *, arg: bool = False) -> int:
     """Bytes for the partial results of rows that blocks share; 0 unless a row is very long.
 
     At most feat / 256 bytes an entry (float32), where all rows are long; 1 % of reddit's at 256.
@@ -105,65 +213,45 @@ def spmm_workspace(S: Structure, dtype: str, feat: int, *, arg: bool) -> int:
     return 2 * S.n_cuts * feat * (max(ITEMSIZE[dtype], 4) + arg * ITEMSIZE[S.index_dtype])
 
 
-def spmm(
-    S: Structure,
-    dtype: str,
-    reduce: str,
-    *,
-    feat: int,
-    ldx: int,
-    data: int,
-    X: int,
-    row_scale: int,
-    col_scale: int,
-    out: int,
-    arg: int,
-    workspace: int,
-    stream: int,
-    perm: int = 0,
-    shape: Shape | None = None,
-) -> None:
-    """``out = diag(r) reduce(a c X)``; the value of entry e is ``data[perm[e]]`` where given.
+spmm_workspace = shared_rows_bytes  # until every room has the new word
 
-    ``reduce`` may also be "chosen": the sum of those ``a[e] c[j] X[j, f]`` whose ``arg[j, f]``,
-    given in X's shape, is ``perm[e]``.
+
+def load_shape(dtype: str, *, feat: int, stride: int, alignment: int, wide: bool = False) -> Shape:
+    """The widest loads that alignment allows, in slices that stay in the L2.
+
+    64-byte slices for narrow features, 256-byte ones where they pay (``wide``), else 128 bytes;
+    loads of 8 bytes or of one value where rows of X or of the result are not aligned to more.
+    ``alignment`` has the lowest bits of both addresses.
     """
-    if not (S.n_rows and feat):
-        return
-    if not S.nnz:
-        fill(out, S.n_rows * feat * ITEMSIZE[dtype], 0, stream)
-        if arg and reduce != "chosen":
-            fill(arg, S.n_rows * feat * ITEMSIZE[S.index_dtype], 0xFF, stream)
-        return
-    together = (X | out) % 16
-    wide = reduce in ("sum", "mean") and _wide(S, dtype, scaled=bool(col_scale))
-    given = bool(row_scale), bool(arg), bool(data), bool(perm), bool(col_scale)
-    constants, slices, stride = _spmm_plan(dtype, reduce, feat, ldx, together, wide, given, shape)
+    size = ITEMSIZE[dtype]
+    alignment |= stride * size | feat * size
+    if alignment % 16 == 0:
+        if feat * size <= 64:
+            return Shape(4, 16 // size)
+        return Shape(16 if wide and feat * size > 128 else 8, 16 // size)
+    if alignment % 8 == 0 and size < 8:
+        return Shape(16, 8 // size)
+    return Shape(8 if feat <= 8 else 32, 1)
+
+
+def spmm_shape(dtype: str, *, feat: int, ldx: int, together: int, wide: bool) -> Shape:
+    """As ``load_shape``, until every room has the new words."""
+    return load_shape(dtype, feat=feat, stride=ldx, alignment=together, wide=wide)
+
+
+@lru_cache(maxsize=4096)
+def _launch_shape(
+    types: tuple[str, str], reduce: str, feat: int, stride: int, alignment: int, wide: bool,
+    *given: bool,
+) -> _LaunchShape:  # fmt: skip
+    """The shape of such a launch: looked up by most, which differ in addresses alone."""
+    dtype, index_dtype = types
+    shape = load_shape(dtype, feat=feat, stride=stride, alignment=alignment, wide=wide)
+    variant = _variant(shape.vector * ITEMSIZE[dtype] < 16, reduce, *given)
     if reduce == "chosen":
-        row_bytes(feat, S.index_dtype)  # the kernel counts in the rows of arg as in those of X
-    flags = _FLAGS.get(reduce, 0)
-    partial_args = workspace + 2 * S.n_cuts * feat * max(ITEMSIZE[dtype], 4)
-    kernel = load("matmul/spmm.cu", "spmm_csr_balanced", dtype, S.index_dtype, constants)
-    kernel(
-        S.blocks * slices,
-        (
-            *(S.indptr, S.indices, S.start, S.slot, data, perm, col_scale, row_scale, X, out, arg),
-            *(workspace, partial_args, S.nnz, stride, S.blocks, feat, flags),
-        ),
-        threads=THREADS,
-        stream=stream,
-    )
-    if S.n_cuts:
-        reduction = max(constants[2], SCALED_SUM)
-        kernel = load("matmul/spmm.cu", "spmm_csr_cut_rows", dtype, S.index_dtype, (reduction,))
-        kernel(
-            jit.warps_to_blocks(S.n_cuts * -(-feat // jit.WARP)),
-            (
-                *(S.indptr, S.start, S.cut, row_scale, out, arg, workspace, partial_args),
-                *(S.n_cuts, feat, flags),
-            ),
-            stream=stream,
-        )
+        row_bytes(feat, index_dtype)  # the kernel counts in the rows of arg as in those of X
+    slices, flags = -(-feat // shape.width), _FLAGS.get(reduce, 0)
+    return _LaunchShape(types, (*shape, *variant), slices, row_bytes(stride, dtype), flags)
 
 
 def _wide(S: Structure, dtype: str, *, scaled: bool) -> bool:
@@ -192,67 +280,102 @@ def _variant(
     return reduction, SCALED if cols else DIRECT
 
 
-def spmm_coo(
-    dtype: str,
-    index_dtype: str,
-    *,
-    nnz: int,
-    feat: int,
-    ldx: int,
-    row: int,
-    col: int,
-    data: int,
-    X: int,
-    row_scale: int,
-    col_scale: int,
-    out: int,
-    stream: int,
-) -> None:
-    """Add every entry into ``out``, zeroed before, of float64 for float64 and else of float32.
+# Products with a COO
 
-    Of 2-byte features ``out`` is a fresh array: atomics write words of 16 bytes.
-    """
-    if not (nnz and feat):
-        return
-    shape = spmm_shape(dtype, feat=feat, ldx=ldx, together=(X | out) % 16, wide=False)
-    blocks = -(-nnz * shape.lanes // (THREADS * COO_RUN))
-    slices = -(-feat // (shape.lanes * shape.vector))
-    constants = shape.lanes, shape.vector
-    kernel = load("matmul/spmm.cu", "spmm_coo_atomic", dtype, index_dtype, constants)
-    arrays = (row, col, data, row_scale, col_scale, X, out)
-    sizes = (nnz, row_bytes(ldx, dtype), blocks, feat)
-    kernel(blocks * slices, (*arrays, *sizes), threads=THREADS, stream=stream)
+
+def spmm_coo(
+    A: COO,
+    x: Any,
+    values: Any = None,
+    perm: None = None,
+    row_scale: Any = None,
+    col_scale: Any = None,
+    reduce: str = "sum",
+    *,
+    out: Any,
+    **_: Any,
+) -> Any:
+    """``out[i] += r[i] a[e] c[j] x[j]`` for every entry, atomically and in no fixed order."""
+    m, dtype, feat = memory_of(x), memory_of(x).dtype(x), x.shape[1]
+    x = m.rows_in_place(x)
+    # Atomics add in float32 at least, words of 16 bytes; a 2-byte result is rounded once, at the
+    # end.
+    sums = out if out.itemsize >= 4 else m.empty(out.shape, "float32", x)
+    with m.on_device(x):
+        fill(m.pointer(sums), A.n_rows * feat * sums.itemsize, 0, m.stream(x))
+        if A.nnz and feat:
+            arrays = A.row, A.col, values, row_scale, col_scale, x, sums
+            at = tuple(map(m.pointer, arrays))
+            alignment, stride = (m.pointer(x) | m.pointer(sums)) % 16, m.row_stride(x)
+            shape = load_shape(dtype, feat=feat, stride=stride, alignment=alignment)
+            blocks = -(-A.nnz * shape.lanes // (THREADS * COO_RUN))
+            kernel = load(_FILE, "spmm_coo_atomic", dtype, A.index_dtype.name, tuple(shape))
+            sizes = A.nnz, row_bytes(stride, dtype), blocks, feat
+            slices = -(-feat // shape.width)
+            kernel(blocks * slices, (*at, *sizes), threads=THREADS, stream=m.stream(x))
+        if sums is not out:
+            out[...] = sums
+    return out
+
+
+# Which entries win, and the way back to them
+
+
+def spmm_arg(
+    A: CSR | Structure,
+    x: Any,
+    values: Any = None,
+    row_scale: Any = None,
+    col_scale: Any = None,
+    reduce: str = "max",
+    **_: Any,
+) -> tuple[Any, Any]:
+    """The maximum or minimum of ``spmm``, and the entries that win it."""
+    S, m = structure_of(A), memory_of(x)
+    arg = m.empty((S.n_rows, x.shape[1]), S.index_dtype, x)
+    return spmm(S, x, values, None, row_scale, col_scale, reduce, arg=arg), arg
 
 
 def spmm_arg_dx(
-    T: Structure,
-    dtype: str,
-    *,
-    feat: int,
-    perm: int,
-    data: int,
-    grad: int,
-    arg: int,
-    row_scale: int,
-    col_scale: int,
-    out: int,
-    workspace: int,
-    stream: int,
-) -> None:
-    """The gradient of X where only the entries in ``arg`` count; ``T`` is the transpose."""
-    spmm(
-        T,
-        dtype,
-        "chosen",
-        feat=feat,
-        ldx=feat,
-        data=data,
-        perm=perm,
-        X=grad,
-        row_scale=col_scale,
-        col_scale=row_scale,
-        out=out,
-        arg=arg,
-        workspace=workspace,
-        stream=stream,
-    )
+    A: CSR | Structure,
+    perm: Any,
+    grad: Any,
+    arg: Any,
+    values: Any = None,
+    row_scale: Any = None,
+    col_scale: Any = None,
+    **_: Any,
+) -> Any:
+    """Gradient of ``spmm_arg`` in the features: the winners in each column have their share.
+
+    ``A`` is the transposed structure, whose entry k has the number ``perm[k]``; scales are those of
+    the product itself.
+    """
+    grad = memory_of(grad).contiguous(grad)  # the kernel reads it and arg by the same places
+    return spmm(A, grad, values, perm, col_scale, row_scale, "chosen", arg=arg)
+
+
+def spmm_arg_da(
+    A: CSR | Structure,
+    x: Any,
+    grad: Any,
+    arg: Any,
+    row_scale: Any = None,
+    col_scale: Any = None,
+    **_: Any,
+) -> Any:
+    """Gradient of ``spmm_arg`` in the values: each result gives its share to the winner."""
+    S, m = structure_of(A), memory_of(x)
+    dtype, feat = m.dtype(x), x.shape[1]
+    out = m.empty((S.nnz,), dtype, x)
+    if not S.nnz:
+        return out
+    x, grad = m.rows_in_place(x), m.contiguous(grad)
+    row_scale, col_scale = m.factors(row_scale), m.factors(col_scale)
+    with m.on_device(x):
+        kernel = load(_DA_FILE, "spmm_arg_da", dtype, S.index_dtype)
+        arrays = map(m.pointer, (arg, grad, x, row_scale, col_scale, out))
+        sizes = S.nnz, row_bytes(m.row_stride(x), dtype), feat
+        args = (S.indptr, S.indices, S.start, *arrays, *sizes)
+        kernel(S.blocks, args, threads=THREADS, stream=m.stream(x))
+    return out

@@ -1,13 +1,18 @@
-"""Launches of the gradients of an aggregation, of features and of edge values in one pass.
+"""Launch the gradients of an aggregation, of features and of edge values in one pass."""
 
-Conventions as in ``_launch``: factors of rows and columns are float32 for 2-byte features.
-"""
+from collections.abc import Iterator
+from itertools import product
+from typing import Any, NamedTuple
 
+from ...formats.arrays import VALUE_DTYPES
+from ...formats.compressed import CSR
 from ..engine import jit
 from ..engine.launch import ITEMSIZE, fill, row_bytes
-from ..engine.structure import Structure
-from .cuda import Shape, spmm_shape
+from ..engine.memory import memory_of
+from ..engine.structure import Structure, structure_of
+from .cuda import Shape, load_shape
 
+_FILE = "matmul/aggregate.cu"
 UNWEIGHTED, WEIGHTED, SCALED = range(3)  # as in aggregate.cu
 THREADS = 128  # of a block, as in rows.cuh
 #: Lanes of a sub-warp, each of 16 bytes: its slice of features goes in one launch.  Every further
@@ -31,12 +36,53 @@ APART_ALWAYS = 8 << 20
 _EACH = 8  # entries of a thread in those passes, as in aggregate.cu
 
 
-def aggregate_shape(S: Structure, dtype: str, *, feat: int, together: int) -> Shape:
-    """The widest loads that alignment allows; ``together`` has the lowest bits of all of it."""
+class _Addresses(NamedTuple):
+    """Where arrays begin on the device, 0 for none; in the order of the kernel's parameters."""
+
+    perm: int
+    values: int
+    row_scale: int
+    col_scale: int
+    self_weight: int
+    x: int
+    grad: int
+    dx: int
+    da: int
+
+
+def instantiations() -> Iterator[tuple[str, str]]:
+    """Every kernel that this module may launch: file and C++ name."""
+    for types in product(VALUE_DTYPES, ("int32", "int64")):
+        for constants in _constants(types[0]):
+            yield _FILE, jit.expression("aggregate_backward", types, constants)
+        yield _FILE, jit.expression("aggregate_cut_rows", types, ())
+        wide = _sums_dtype(types[0])
+        for values, back in sorted({(types[0], 0), (wide, 0), (wide, 1)}):
+            yield _FILE, jit.expression("permuted", (values, *types), (back,))
+    for dtype in VALUE_DTYPES:
+        yield _FILE, jit.expression("aggregate_self", (dtype,), ())
+
+
+def _constants(dtype: str) -> Iterator[tuple[int, int, int]]:
+    """Lanes, values and WEIGHTS; rare shapes have the general kernels only."""
+    wide = 16 // ITEMSIZE[dtype]
+    for lanes in (4, 8, LANES, *[MANY_LANES] * (dtype == "float32")):
+        yield from ((lanes, wide, weights) for weights in (UNWEIGHTED, WEIGHTED, SCALED))
+    for shape in [(8, 1), (32, 1)] + [(16, wide // 2)] * (wide > 2):
+        yield (*shape, SCALED)
+
+
+def _sums_dtype(dtype: str) -> str:
+    """In which sums of such values run."""
+    return "float64" if dtype == "float64" else "float32"
+
+
+def aggregate_shape(S: Structure, dtype: str, *, feat: int, alignment: int) -> Shape:
+    """The widest loads that alignment allows; ``alignment`` has the lowest bits of all of it."""
     size = ITEMSIZE[dtype]
-    together |= feat * size
-    if together % 16:
-        return spmm_shape(dtype, feat=feat, ldx=feat, together=together, wide=False)
+    alignment |= feat * size
+    if alignment % 16:
+        return load_shape(dtype, feat=feat, stride=feat, alignment=alignment)
     lanes = 4 if feat * size <= 64 else 8 if feat * size <= 128 else LANES
     most = 16 * MANY_LANES
     if size == 4 and feat * size >= most and S.n_cols * most <= SMALL_BYTES:
@@ -50,119 +96,103 @@ def goes_apart(T: Structure, dtype: str, feat: int, *, inverse: bool) -> bool:
     return T.nnz >= (APART_ALWAYS if not wide else APART if inverse else APART_SCATTERED)
 
 
-def aggregate_workspace(
-    S: Structure, dtype: str, *, feat: int, together: int, data: int, perm: int, inverse: int
-) -> int:
-    """Bytes for sums of rows that blocks share and, where they are needed, products of entries.
-
-    ``S`` is the transpose, ``together`` the lowest bits of ``X``, ``grad``, ``dX`` and both strides
-    in bytes.
-    """
-    shape = aggregate_shape(S, dtype, feat=feat, together=together)
-    width, size = shape.lanes * shape.vector, max(ITEMSIZE[dtype], 4)
-    _, dots, moved = _of_entries(S, dtype, feat, width, (data, perm, inverse))
-    return 2 * S.n_cuts * width * size + dots + moved
-
-
-def _of_entries(
-    S: Structure, dtype: str, feat: int, width: int, given: tuple[int, int, int]
-) -> tuple[bool, int, int]:
-    """Whether they go apart; bytes of dot products in the workspace, of values behind them."""
-    size, (data, perm, inverse) = ITEMSIZE[dtype], given
-    apart = perm != 0 and goes_apart(S, dtype, feat, inverse=inverse != 0)
-    dots = S.nnz * max(size, 4) if apart or feat > width else 0
-    return apart, -(-dots // 16) * 16, -(-S.nnz * size // 16) * 16 if apart and data else 0
-
-
 def aggregate_backward(
-    T: Structure,
-    dtype: str,
+    A: CSR | Structure,
+    x: Any,
+    grad: Any,
+    values: Any = None,
+    perm: Any = None,
+    row_scale: Any = None,
+    col_scale: Any = None,
     *,
-    feat: int,
-    ldx: int,
-    ldg: int,
-    perm: int,
-    inverse: int = 0,
-    data: int,
-    X: int,
-    grad: int,
-    row_scale: int = 0,
-    col_scale: int = 0,
-    self_weight: int = 0,
-    dX: int,
-    dA: int,
-    dself: int = 0,
-    workspace: int,
-    stream: int,
-    shape: Shape | None = None,
-) -> None:
-    """``dX[j] = c[j] sum of a[e] r[i] grad[i] + self[j] grad[j]``, ``dA[e] = r c <grad[i], X[j]>``.
+    self_weight: Any = None,
+    inverse: Any = None,
+    out: tuple[Any, Any] | None = None,
+    dself: Any = None,
+) -> tuple[Any, Any]:
+    """``dx[j] = c[j] sum of a[e] r[i] grad[i] + self[j] grad[j]``, ``da[e] = r c <grad[i], x[j]>``.
 
-    ``T`` is the transpose, whose entries have the numbers ``perm`` in ``data`` and ``dA``; without
-    it their own; ``inverse`` may be that permutation's.  ``dself[j] = <grad[j], X[j]>`` is of the
-    type that sums run in, and is wanted wherever ``self_weight`` is given.
+    ``A`` is the transpose, whose entries have the numbers ``perm`` in ``values`` and ``da``, their
+    own without it; ``inverse`` may be the inverse permutation.  ``dself[j] = <grad[j], x[j]>`` is
+    of the dtype that sums run in, and is given wherever ``self_weight`` is.
     """
+    T, m = structure_of(A), memory_of(x)
+    dtype, feat = m.dtype(x), x.shape[1]
+    dx, da = out or (m.empty((T.n_rows, feat), dtype, x), m.empty((T.nnz,), dtype, x))
+    x, grad, values = m.rows_in_place(x), m.rows_in_place(grad), m.contiguous(values)
+    row_scale, col_scale = m.factors(row_scale), m.factors(col_scale)
+    arrays = perm, values, row_scale, col_scale, self_weight, x, grad, dx, da
+    at, stream = _Addresses(*map(m.pointer, arrays)), m.stream(x)
+    strides = row_bytes(m.row_stride(x), dtype), row_bytes(m.row_stride(grad), dtype)
+    with m.on_device(x):
+        if dself is not None and T.n_rows:
+            kernel = jit.load(_FILE, "aggregate_self", "5Pq2Ii", (dtype,))
+            without = 0 if T.nnz else at.dx
+            own = at.x, at.grad, at.self_weight, without, m.pointer(dself)
+            blocks = -(-T.n_rows * _SELF_LANES // THREADS)
+            kernel(blocks, (*own, T.n_rows, *strides, feat), threads=THREADS, stream=stream)
+        if not (T.nnz and feat):
+            fill(at.da, T.nnz * ITEMSIZE[dtype], 0, stream)
+            if dself is None:
+                fill(at.dx, T.n_rows * feat * ITEMSIZE[dtype], 0, stream)
+            return dx, da
+        alignment = at.x | at.grad | at.dx | strides[0] | strides[1]
+        shape = aggregate_shape(T, dtype, feat=feat, alignment=alignment)
+        apart = perm is not None and goes_apart(T, dtype, feat, inverse=inverse is not None)
+        dots, moved = _entry_bytes(T, dtype, feat, shape, apart=apart, values=values is not None)
+        nbytes = dots + moved + 2 * T.n_cuts * shape.width * max(ITEMSIZE[dtype], 4)
+        workspace = m.empty((nbytes,), "uint8", x) if nbytes else None
+        begin = m.pointer(workspace)
+        carry = begin + dots + moved
+        if not apart:
+            _launch(T, dtype, feat, strides, shape, at, (begin, carry), stream)
+            return dx, da
+        ordered = begin + dots if at.values else 0
+        if ordered:
+            _permute(T, (dtype, dtype), (at.perm, at.values, ordered), False, stream)
+        of_order = at._replace(perm=0, values=ordered, da=0)
+        _launch(T, dtype, feat, strides, shape, of_order, (begin, carry), stream)
+        back = memory_of(inverse).pointer(inverse) if inverse is not None else at.perm
+        kinds = _sums_dtype(dtype), dtype
+        _permute(T, kinds, (back, begin, at.da), inverse is None, stream)
+    return dx, da
+
+
+def _entry_bytes(
+    T: Structure, dtype: str, feat: int, shape: Shape, *, apart: bool, values: bool
+) -> tuple[int, int]:
+    """Bytes of the workspace for dot products of entries, and for values in T's order."""
     size = ITEMSIZE[dtype]
-    strides = row_bytes(ldx, dtype), row_bytes(ldg, dtype)
-    if dself and T.n_rows:
-        without = 0 if T.nnz else dX
-        kernel = jit.load("matmul/aggregate.cu", "aggregate_self", "5Pq2Ii", (dtype,))
-        given = (X, grad, self_weight, without, dself)
-        blocks = -(-T.n_rows * _SELF_LANES // THREADS)
-        kernel(blocks, (*given, T.n_rows, *strides, feat), threads=THREADS, stream=stream)
-    if not (T.nnz and feat):
-        fill(dA, T.nnz * size, 0, stream)
-        if not dself:
-            fill(dX, T.n_rows * feat * size, 0, stream)
-        return
-    factors = (row_scale, col_scale, self_weight)
-    if shape is None:
-        together = X | grad | dX | strides[0] | strides[1]
-        shape = aggregate_shape(T, dtype, feat=feat, together=together)
-    width = shape.lanes * shape.vector
-    apart, dots, moved = _of_entries(T, dtype, feat, width, (data, perm, inverse))
-    carry = workspace + dots + moved
-    variant = SCALED if row_scale or col_scale else WEIGHTED if data else UNWEIGHTED
-    if shape.vector * size < 16:  # rare shapes have the general one
-        variant = SCALED
-    constants, types = (shape.lanes, shape.vector, variant), (dtype, T.index_dtype)
-    values, to, places = data, dA, perm
-    if apart:
-        values, to, places = (workspace + dots if data else 0), 0, 0
-        if data:
-            _permuted(T, (dtype, dtype), (perm, data, values), False, stream)
-    kernel = jit.load("matmul/aggregate.cu", "aggregate_backward", "15Pq2I3i", types, constants)
-    arrays = (T.indptr, T.indices, T.start, T.slot, places, values, *factors, X, grad, dX, to)
-    for begin in range(0, feat, width):
-        sizes = (T.nnz, *strides, feat, begin, int(begin + width >= feat))
-        args = (*arrays, workspace, carry, *sizes)
-        kernel(T.blocks, args, threads=THREADS, stream=stream)
-        if T.n_cuts:
-            own = (T.start, T.cut, col_scale, self_weight, grad, dX, carry, strides[1])
-            _cut_rows(T, dtype, (*own, T.n_cuts, feat, begin, shape.lanes, shape.vector), stream)
-    if apart:
-        kinds = ("float64" if dtype == "float64" else "float32", dtype)
-        _permuted(T, kinds, (inverse or perm, workspace, dA), not inverse, stream)
+    dots = T.nnz * max(size, 4) if apart or feat > shape.width else 0
+    return -(-dots // 16) * 16, -(-T.nnz * size // 16) * 16 if apart and values else 0
 
 
-def _permuted(
+def _launch(
+    T: Structure, dtype: str, feat: int, strides: tuple[int, int], shape: Shape, at: _Addresses,
+    workspace: tuple[int, int], stream: int,
+) -> None:  # fmt: skip
+    """One launch for each slice of features; ``workspace`` has dot products, and sums of rows."""
+    weights = SCALED if at.row_scale or at.col_scale else WEIGHTED if at.values else UNWEIGHTED
+    if shape.vector * ITEMSIZE[dtype] < 16:  # rare shapes have the general one
+        weights = SCALED
+    constants, types = (*shape, weights), (dtype, T.index_dtype)
+    kernel = jit.load(_FILE, "aggregate_backward", "15Pq2I3i", types, constants)
+    cuts = jit.load(_FILE, "aggregate_cut_rows", "7PI5i", types) if T.n_cuts else None
+    arrays = (T.indptr, T.indices, T.start, T.slot, *at, *workspace)
+    shared = (T.start, T.cut, at.col_scale, at.self_weight, at.grad, at.dx, workspace[1])
+    for begin in range(0, feat, shape.width):
+        sizes = (T.nnz, *strides, feat, begin, int(begin + shape.width >= feat))
+        kernel(T.blocks, (*arrays, *sizes), threads=THREADS, stream=stream)
+        if cuts is not None:
+            sizes = (strides[1], T.n_cuts, feat, begin, shape.lanes, shape.vector)
+            blocks = -(-T.n_cuts * shape.width // THREADS)
+            cuts(blocks, (*shared, *sizes), threads=THREADS, stream=stream)
+
+
+def _permute(
     T: Structure, kinds: tuple[str, str], arrays: tuple[int, int, int], back: bool, stream: int
 ) -> None:
+    """Gather one value for each entry by a permutation, or scatter it ``back``."""
     types = (*kinds, T.index_dtype)
-    kernel = jit.load("matmul/aggregate.cu", "permuted", "3Pq", types, (int(back),))
+    kernel = jit.load(_FILE, "permuted", "3Pq", types, (int(back),))
     kernel(-(-T.nnz // (THREADS * _EACH)), (*arrays, T.nnz), threads=THREADS, stream=stream)
-
-
-def _cut_rows(T: Structure, dtype: str, args: tuple[int, ...], stream: int) -> None:
-    types, threads = (dtype, T.index_dtype), T.n_cuts * args[-2] * args[-1]
-    kernel = jit.load("matmul/aggregate.cu", "aggregate_cut_rows", "7PI5i", types)
-    kernel(-(-threads // THREADS), args, threads=THREADS, stream=stream)
-
-
-def variants(dtype: str) -> list[tuple[int, int, int]]:
-    """Lanes, values and weights of every instantiation that is launched."""
-    wide = 16 // ITEMSIZE[dtype]
-    rare = [(8, 1), (32, 1)] + [(16, wide // 2)] * (wide > 2)
-    lanes = [4, 8, LANES, *[MANY_LANES] * (dtype == "float32")]
-    full = [(one, wide, way) for one in lanes for way in (UNWEIGHTED, WEIGHTED, SCALED)]
-    return full + [(*shape, SCALED) for shape in rare]

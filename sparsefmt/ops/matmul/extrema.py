@@ -2,17 +2,23 @@
 
 from typing import Any
 
-import numpy as np
-
 from ...errors import DtypeError, IndexRangeError, ShapeError, UnsupportedError
-from ...formats import checks
-from ...formats.arrays import Array, allocating, as_array, is_cupy, namespace, on_device_of
+from ...formats import checks as formats_checks
+from ...formats.arrays import (
+    Array,
+    allocating,
+    as_array,
+    contiguous,
+    is_cupy,
+    namespace,
+    on_device_of,
+)
 from ...formats.base import Format
 from ...formats.compressed import CSR
-from ..engine import checks as engine_checks
-from ..engine import choose
-from ..engine.choose import pointer, row_stride
-from .api import REDUCTIONS
+from ..engine import checks, choose
+from ..engine.table import Kernel, Op, Price, deferred
+from . import cuda
+from .api import REDUCTIONS, SPMM, price_of_rows
 
 
 def spmm_arg(
@@ -47,18 +53,18 @@ def spmm_arg(
     ShapeError, DtypeError, DeviceError, UnsupportedError
         As ``spmm``.
     """
-    A = engine_checks.sparse("A", A)
-    engine_checks.choice("reduce", reduce, REDUCTIONS[2:])
-    X = engine_checks.features("X", X, A=A)
-    engine_checks.values_like(A, X)
-    row_scale = engine_checks.factors("row_scale", row_scale, A=A, axis="rows", like=X)
-    col_scale = engine_checks.factors("col_scale", col_scale, A=A, axis="columns", like=X)
-    out = engine_checks.output(None, shape=(A.n_rows, X.shape[1]), like=X, inputs=[])
+    A = checks.sparse("A", A)
+    checks.choice("reduce", reduce, REDUCTIONS[2:])
+    X = checks.features("X", X, A=A)
+    checks.values_like(A, X)
+    row_scale = checks.factors("row_scale", row_scale, A=A, axis="rows", like=X)
+    col_scale = checks.factors("col_scale", col_scale, A=A, axis="columns", like=X)
+    out = checks.output(None, shape=(A.n_rows, X.shape[1]), like=X, inputs=[])
     B = A.tocsr()
     with on_device_of(out), allocating(f"entries of shape {out.shape}"):
         arg = namespace(out).empty(out.shape, B.index_dtype)
-    options = {"reduce": reduce, "row_scale": row_scale, "col_scale": col_scale, "arg": arg}
-    return choose.run("spmm", B, engine_checks.rows_in_place(X), out=out, **options), arg
+    scales = {"row_scale": row_scale, "col_scale": col_scale}
+    return choose.run(SPMM, B, X, values=B.data, reduce=reduce, arg=arg, out=out, **scales), arg
 
 
 def spmm_arg_backward(
@@ -108,19 +114,18 @@ def spmm_arg_backward(
     Deterministic: no atomics.  What ``arg`` says of entries of other rows is ignored; whether
     ``transposed`` and ``perm`` are those of ``A`` is not checked beyond their range on the CPU.
     """
-    A = engine_checks.sparse("A", A).tocsr()
-    X = engine_checks.rows_in_place(engine_checks.features("X", X, A=A))
-    engine_checks.values_like(A, X)
-    grad = engine_checks.rows_in_place(engine_checks.features("grad", grad, A=A, axis="rows"))
-    engine_checks.alike("grad", grad, "X", X)
-    arg = _winners(arg, grad, A)
-    row_scale = engine_checks.factors("row_scale", row_scale, A=A, axis="rows", like=X)
-    col_scale = engine_checks.factors("col_scale", col_scale, A=A, axis="columns", like=X)
-    T, perm = _transposed(A, transposed, perm)
-    dX = engine_checks.output(None, shape=X.shape, like=X, inputs=[])
-    dA = engine_checks.output(None, shape=(A.nnz,), like=X, inputs=[])
-    options = {"row_scale": row_scale, "col_scale": col_scale, "dA": dA}
-    return choose.run("spmm_arg_backward", A, X, arg, grad, T, perm, out=dX, **options), dA
+    A = checks.sparse("A", A).tocsr()
+    X = checks.features("X", X, A=A)
+    checks.values_like(A, X)
+    grad = checks.features("grad", grad, A=A, axis="rows")
+    checks.alike("grad", grad, "X", X)
+    arg, grad = _winners(arg, grad, A), contiguous(grad)
+    row_scale = checks.factors("row_scale", row_scale, A=A, axis="rows", like=X)
+    col_scale = checks.factors("col_scale", col_scale, A=A, axis="columns", like=X)
+    T, perm = transpose_of(A, transposed, perm)
+    scales = {"row_scale": row_scale, "col_scale": col_scale}
+    dX = choose.run(SPMM_ARG_DX, T, perm, grad, arg, values=A.data, **scales)
+    return dX, choose.run(SPMM_ARG_DA, A, X, grad, arg, **scales)
 
 
 def _winners(arg: Any, grad: Array, A: CSR) -> Array:
@@ -129,13 +134,14 @@ def _winners(arg: Any, grad: Array, A: CSR) -> Array:
         raise ShapeError(
             f"arg has shape {arg.shape} but grad has {grad.shape}: give what spmm_arg returned."
         )
-    checks.index_like("arg", arg, "A.indices", A.indices)
+    formats_checks.index_like("arg", arg, "A.indices", A.indices)
     # A kernel reads as many places at a time as features: 64 bytes at most.
     aligned = not is_cupy(arg) or arg.data.ptr % 64 == 0
     return arg if arg.flags.c_contiguous and aligned else arg.copy()
 
 
-def _transposed(A: CSR, transposed: CSR | None, perm: Any) -> tuple[CSR, Array]:
+def transpose_of(A: CSR, transposed: CSR | None, perm: Any) -> tuple[CSR, Array]:
+    """The transpose that was given, checked, or a new one; and its entries' numbers in ``A``."""
     if (transposed is None) != (perm is None):
         given, other = ("perm", "transposed") if transposed is None else ("transposed", "perm")
         raise UnsupportedError(f"{given} is given without {other}: give both or neither.")
@@ -151,11 +157,14 @@ def _transposed(A: CSR, transposed: CSR | None, perm: Any) -> tuple[CSR, Array]:
         )
     if transposed.nnz != A.nnz:
         raise ShapeError(f"transposed stores {transposed.nnz} entries but A stores {A.nnz}.")
-    checks.same_device("transposed", transposed.indices, "A", A.indices)
-    return transposed, _numbers("perm", perm, A)
+    formats_checks.same_device("transposed", transposed.indices, "A", A.indices)
+    return transposed, entry_numbers("perm", perm, A)
 
 
-def _numbers(name: str, perm: Any, A: CSR) -> Array:
+_transposed = transpose_of  # until every room has the new word
+
+
+def entry_numbers(name: str, perm: Any, A: CSR) -> Array:
     """A permutation of the entries, checked, in the index dtype of ``A``."""
     perm = as_array(name, perm, beside=A.indices)
     if perm.shape != (A.nnz,):
@@ -164,7 +173,7 @@ def _numbers(name: str, perm: Any, A: CSR) -> Array:
         )
     if perm.dtype.kind not in "iu":
         raise DtypeError(f"{name} is {perm.dtype}: give integers, the permutation of a conversion.")
-    checks.same_device(name, perm, "A", A.indices)
+    formats_checks.same_device(name, perm, "A", A.indices)
     if not is_cupy(perm) and A.nnz and not (0 <= perm.min() and perm.max() < A.nnz):
         raise IndexRangeError(
             f"{name} numbers entries {perm.min()} to {perm.max()} but A stores {A.nnz}: give the "
@@ -174,51 +183,69 @@ def _numbers(name: str, perm: Any, A: CSR) -> Array:
         return namespace(perm).ascontiguousarray(perm, A.index_dtype)
 
 
-# Launchers
+# The rows of the table
 
 
-def _arg_backward_gpu(
-    A: CSR, X: Array, arg: Array, grad: Array, T: CSR, perm: Array, *, out: Array, dA: Array,
-    row_scale: Array | None, col_scale: Array | None,
-) -> None:  # fmt: skip
-    from ..edges import cuda as edges_cuda
-    from . import cuda
-
-    shared = {
-        "feat": X.shape[1],
-        "arg": pointer(arg),
-        "row_scale": pointer(row_scale),
-        "col_scale": pointer(col_scale),
-        "stream": cuda.stream(),
-    }
-    # The kernels read `grad` packed.
-    grad = namespace(grad).ascontiguousarray(grad)
-    structure, dtype = cuda.structure(T), str(X.dtype)
-    size = cuda.spmm_workspace(structure, dtype, X.shape[1], arg=False)
-    workspace = namespace(X).empty(size, np.uint8) if size else None
-    entries = {"perm": pointer(perm), "data": pointer(A.data), "workspace": pointer(workspace)}
-    cuda.spmm_arg_dx(structure, dtype, grad=pointer(grad), out=pointer(out), **entries, **shared)
-    dense = {"ldx": row_stride(X), "X": pointer(X), "grad": pointer(grad)}
-    edges_cuda.spmm_arg_da(cuda.structure(A), dtype, out=pointer(dA), **dense, **shared)
+def _rows_and_winners(S: Any, x: Any, *_: Any) -> tuple[Any, ...]:
+    shape = S.n_rows, x.shape[1]
+    return (shape, x), (shape, str(S.index_dtype))
 
 
-def _arg_backward_numba(
-    A: CSR, X: Array, arg: Array, grad: Array, T: CSR, perm: Array, *, out: Array, dA: Array,
-    row_scale: Array | None, col_scale: Array | None,
-) -> None:  # fmt: skip
-    from ..engine import cpu
-
-    scales = row_scale, col_scale
-    cpu.spmm_arg_dx(T.indptr, T.indices, perm, A.data, grad, arg, *scales, out)
-    cpu.spmm_arg_da(A.indptr, A.indices, X, grad, arg, *scales, dA)
+def _rows_of_grad(S: Any, perm: Any, grad: Any, *_: Any) -> tuple[Any, ...]:
+    return (((S.n_rows, grad.shape[1]), grad),)
 
 
-choose.register(
-    *(
-        choose.Kernel("spmm_arg_backward", name, place, run)
-        for name, place, run in (
-            ("spmm_arg_backward_cuda", choose.on_gpu, _arg_backward_gpu),
-            ("spmm_arg_backward_numba", choose.on_cpu, _arg_backward_numba),
-        )
-    )
+def _one_per_entry(S: Any, x: Any, *_: Any) -> tuple[Any, ...]:
+    return (((S.nnz,), x),)
+
+
+def _price_of_dx(S: Any, perm: Any, grad: Any, arg: Any, *given: Any) -> Price:
+    """As of a product, which reads as many winners as features."""
+    found = price_of_rows(S, grad, *given)
+    return Price(found.bytes + S.nnz * grad.shape[1] * arg.itemsize, found.flops)
+
+
+def _price_of_da(S: Any, x: Any, grad: Any, arg: Any, *_: Any) -> Price:
+    """Every result reads its winner and two features, and adds to a value."""
+    results = grad.shape[0] * grad.shape[1]
+    size = results * (arg.itemsize + 2 * x.itemsize) + S.nnz * (4 + x.itemsize)
+    return Price(size, 2 * results)
+
+
+_CPU = f"{__package__}.cpu"
+_SCALES = "Tensor? row_scale, Tensor? col_scale"
+
+SPMM_ARG = Op(
+    "spmm_arg",
+    f"Tensor x, Tensor? values, {_SCALES}, str reduce",
+    results=_rows_and_winners,
+    returns=2,
+    kernels=(
+        Kernel("spmm_csr_balanced", cuda.spmm_arg, ("csr",), "gpu"),
+        Kernel("spmm_csr_numba", deferred(_CPU, "spmm_arg"), ("csr",), "cpu"),
+    ),
+    price=price_of_rows,
+    narrowed=("*",),
+)
+SPMM_ARG_DX = Op(
+    "spmm_arg_dx",
+    f"Tensor perm, Tensor grad, Tensor arg, Tensor? values, {_SCALES}",
+    results=_rows_of_grad,
+    kernels=(
+        Kernel("spmm_arg_backward_cuda", cuda.spmm_arg_dx, ("csr",), "gpu"),
+        Kernel("spmm_arg_backward_numba", deferred(_CPU, "spmm_arg_dx"), ("csr",), "cpu"),
+    ),
+    price=_price_of_dx,
+    functions=("spmm_arg_backward",),
+)
+SPMM_ARG_DA = Op(
+    "spmm_arg_da",
+    f"Tensor x, Tensor grad, Tensor arg, {_SCALES}",
+    results=_one_per_entry,
+    kernels=(
+        Kernel("spmm_arg_backward_cuda", cuda.spmm_arg_da, ("csr",), "gpu"),
+        Kernel("spmm_arg_backward_numba", deferred(_CPU, "spmm_arg_da"), ("csr",), "cpu"),
+    ),
+    price=_price_of_da,
+    functions=("spmm_arg_backward",),
 )

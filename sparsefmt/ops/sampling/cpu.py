@@ -18,7 +18,7 @@ from ..engine.checks import rows_in_place
 from ..engine.cpu import flat, values_of, writing
 from ..engine.lanes import divided, lanes, prefetch, product, store, width_of
 from ..engine.loops import AHEAD, MIDDLE, NARROW, WIDE, WIDEST, inlined, parallel, rows_of
-from ..matmul.cpu import row_sum
+from ..matmul.cpu import spmm, row_sum
 from .options import ALL, STRATEGIES, SampleOptions
 
 _FASTRAND, _RANDOM = 1, 2
@@ -56,30 +56,12 @@ def spmm_sampled(
         return out
     if A.lengths.max() <= width:  # all rows whole: nothing to gather
         reduce = "mean" if mean else "sum"
-        return every_entry(A, x, values, row_scale, col_scale, reduce, out=out)
+        return spmm(A, x, values, None, row_scale, col_scale, reduce, out=out)
     stored, features = (A.indices, values_of(values, x)), flat(rows_in_place(x))
     scales = values_of(row_scale, x), values_of(col_scale, x)
     to, how = _ends(A, width), (*_drawn(strategy, seed), mean, rescale)
     with writing(out) as (y, pieces):
         _spmm(A.indptr, to, stored, features, scales, flat(y), how, pieces)
-    return out
-
-
-def every_entry(
-    A: CSR,
-    x: Array,
-    values: Array | None,
-    row_scale: Array | None,
-    col_scale: Array | None,
-    reduce: str,
-    *,
-    out: Array | None = None,
-) -> Array:
-    """The product with all entries of ``A``."""
-    out = np.empty((A.n_rows, x.shape[1]), x.dtype) if out is None else out
-    if out.size:
-        arrays = A.indptr, A.indices, values, rows_in_place(x), row_scale, col_scale, out
-        cpu.spmm(*arrays, reduce=reduce)  # until a function of that room takes a CSR
     return out
 
 

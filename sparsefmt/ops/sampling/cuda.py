@@ -17,7 +17,7 @@ from ..engine import jit
 from ..engine.launch import ITEMSIZE, fill, row_bytes
 from ..engine.memory import Memory, memory_of
 from ..engine.structure import Structure, structure_of
-from ..matmul.cuda import Shape, spmm_shape
+from ..matmul.cuda import Shape, spmm, spmm_shape
 from .options import ALL, STRATEGIES, SampleOptions
 
 UNWEIGHTED, DIRECT, SCALED = range(3)  # as in spmm.cu
@@ -164,7 +164,8 @@ def spmm_sampled(
     with m.on_device(x):
         # Torch traces calls without the longest row, and those of eager mode are to add up alike.
         if isinstance(A, CSR) and 0 < S.longest <= width:
-            return _every_entry(A, x, row_scale, col_scale, mean, out)
+            reduce = "mean" if mean else "sum"
+            return spmm(A, x, values, perm, row_scale, col_scale, reduce, out=out)
         if not S.nnz:
             fill(m.pointer(out), S.n_rows * feat * ITEMSIZE[dtype], 0, m.stream(x))
             return out
@@ -172,15 +173,6 @@ def spmm_sampled(
         row_scale, col_scale = m.factors(row_scale), m.factors(col_scale)
         options = SampleOptions(seed, width, strategy, mean, rescale)
         _launch_product(m, S, x, values, perm, row_scale, col_scale, options, out)
-    return out
-
-
-def _every_entry(A: CSR, x: Any, row_scale: Any, col_scale: Any, mean: bool, out: Any) -> Any:
-    """The whole product, as no row of ``A`` has more entries than are sampled."""
-    from ..matmul.api import _spmm_csr_gpu  # until a launcher of that room takes arrays
-
-    reduce = "mean" if mean else "sum"
-    _spmm_csr_gpu(A, x, out=out, reduce=reduce, row_scale=row_scale, col_scale=col_scale)
     return out
 
 
