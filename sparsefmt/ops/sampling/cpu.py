@@ -13,12 +13,11 @@ import numpy as np
 from ...formats.arrays import Array
 from ...formats.compressed import CSR
 from ..edges.cpu import _dot
-from ..engine import cpu
 from ..engine.checks import rows_in_place
 from ..engine.cpu import flat, values_of, writing
 from ..engine.lanes import divided, lanes, prefetch, product, store, width_of
 from ..engine.loops import AHEAD, MIDDLE, NARROW, WIDE, WIDEST, inlined, parallel, rows_of
-from ..matmul.cpu import spmm, row_sum
+from ..matmul.cpu import row_sum, spmm
 from .options import ALL, STRATEGIES, SampleOptions
 
 _FASTRAND, _RANDOM = 1, 2
