@@ -13,7 +13,7 @@ from ..formats.arrays import Array
 from ..formats.compressed import CSR
 from ..formats.windows import Cut
 from ..ops.cbsr.cuda_sspmm import Windowed
-from ..ops.engine.structure import Structure
+from ..ops.engine.structure import Structure, let_find
 from ..reorder import Order
 
 if TYPE_CHECKING:
@@ -55,7 +55,9 @@ def keep(S: Structure, csr: CSR) -> Kept:
     """What is kept for the structure of that CSR: for a side to hold."""
     place = place_of(S)
     with _lock:
-        return _kept.setdefault(place, Kept(place, csr))
+        found = _kept.setdefault(place, Kept(place, csr))
+        let_find(found.csr, S)
+        return found
 
 
 def find(place: Place) -> Kept | None:

@@ -188,7 +188,6 @@ def remark(text: Callable[[], str]) -> None:
 def _operations() -> dict[str, Callable[..., Any]]:
     """Every operation that chooses among kernels; they register theirs when they are imported."""
     from ..attention import gat as attention_gat
-    from ..attention import pairwise as attention_pairwise
     from ..cbsr import api as cbsr_api
     from ..cbsr import gradients as cbsr_gradients
     from ..gcn import api as gcn_api
@@ -211,10 +210,6 @@ def _operations() -> dict[str, Callable[..., Any]]:
         attention_gat.gat,
         attention_gat.gat_backward,
         attention_gat.gat_attention,
-        attention_pairwise.gatv2,
-        attention_pairwise.gatv2_backward,
-        attention_pairwise.dot_attention,
-        attention_pairwise.dot_attention_backward,
     )
     return {operation.__name__: operation for operation in found}
 

@@ -28,3 +28,8 @@ def fill(pointer: int, size: int, byte: int, stream: int) -> None:
         runtime.memsetAsync(pointer, byte, size, stream)
     except runtime.CUDARuntimeError as error:
         raise KernelLaunchError(f"filling {size} bytes: {error}") from error
+
+
+def capturing(stream: int) -> bool:
+    """Whether a CUDA graph is being captured from that stream."""
+    return bool(import_cupy().cuda.runtime.streamIsCapturing(stream))

@@ -1,10 +1,18 @@
 """A CSR on a GPU as kernels see it: sizes and device pointers."""
 
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple, TypeAlias
+from weakref import WeakValueDictionary
 
+from ...formats.arrays import Array
 from ...formats.chunks import Chunks
 from ...formats.compressed import CSR
+
+#: Addresses of ``indptr`` and ``indices``, n_rows, n_cols, nnz: matrices of other shapes may lie on
+#: the same arrays.
+Place: TypeAlias = tuple[int, int, int, int, int]
+
+_found: WeakValueDictionary[Place, CSR] = WeakValueDictionary()
 
 
 class Sizes(NamedTuple):
@@ -61,6 +69,12 @@ def _structure(A: CSR) -> Structure:
     )
 
 
+def transposed(A: CSR) -> tuple[CSR, Array]:
+    """Transpose the structure of ``A``: as CSR, and each entry's number in the order of ``A``."""
+    columns, perm = A.with_data(None).tocsc_with_perm()
+    return columns.T, perm
+
+
 def chunk_pointers(chunks: Chunks) -> dict[str, int]:
     """The fields of a ``Structure`` that tell how its rows are cut."""
     return {
@@ -73,3 +87,22 @@ def chunk_pointers(chunks: Chunks) -> dict[str, int]:
         "n_long": len(chunks.long),
         "longest": chunks.longest,
     }
+
+
+# From a structure back to its CSR
+
+
+def place_of(S: Structure) -> Place:
+    """Where the arrays of a structure lie."""
+    # As torch tells it: a tensor without entries has no address.
+    return S.indptr, S.indices if S.nnz else 0, S.n_rows, S.n_cols, S.nnz
+
+
+def let_find(A: CSR, S: Structure) -> None:
+    """Let ``csr_of`` find this CSR, whose structure that is, as long as it lives."""
+    _found[place_of(S)] = A
+
+
+def csr_of(A: CSR | Structure) -> CSR | None:
+    """The CSR of a structure, with what was built of it; None where nobody let it be found."""
+    return _found.get(place_of(A)) if isinstance(A, Structure) else A

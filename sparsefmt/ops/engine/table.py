@@ -67,6 +67,7 @@ class Op:
     #: How many structures come first: that of the graph, and its transpose with the permutation.
     structures: Literal[0, 1, 2] = 1
     functions: tuple[str, ...] = ()  #: public functions that choose among the kernels
+    library: bool = True  #: whether torch has a library op of it
     candidates: dict[tuple[str, bool], tuple[Kernel, ...]] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:

@@ -5,7 +5,6 @@ from itertools import product
 
 from ...formats.arrays import VALUE_DTYPES
 from ..attention import cuda_gat as attention_cuda_gat
-from ..attention import pairwise_shape as attention_pairwise_shape
 from ..cbsr.cuda import DOTS, DOTS_SCALAR, FEW, GENERAL, MANY, MANY_HALVES, SCALAR
 from ..cbsr.cuda_dense import COLUMNS, VALUES
 from ..cbsr.cuda_maxk import SHAPES, instantiation
@@ -63,7 +62,6 @@ def _declare() -> None:
     _declare_cbsr()
     _declare_aggregate()
     _declare_norm()
-    _declare_attend()
     _declare_gat()
     _declare_sampled()
     _declare_tiles()
@@ -117,18 +115,6 @@ def _declare_aggregate() -> None:
     jit.declare("matmul/aggregate.cu", *alone)
 
 
-def _declare_attend() -> None:
-    for types in _TYPES:
-        for kernel, constants in attention_pairwise_shape.instantiations(types):
-            jit.declare(
-                f"attention/{kernel.replace('attend', 'pairwise')}.cu",
-                jit.expression(f"{kernel}_rows", types, constants),
-            )
-        jit.declare("attention/pairwise.cu", jit.expression("attend_cut_rows", types, ()))
-    alone = (jit.expression("attend_stats", (dtype,), ()) for dtype in VALUE_DTYPES)
-    jit.declare("attention/pairwise.cu", *alone)
-
-
 def _declare_gat() -> None:
     for types in _TYPES:
         names = (
@@ -178,7 +164,7 @@ def _declare_tiles() -> None:
 
 
 #: Modules below ``ops`` that say themselves what they may launch.
-MODULES = ("edges.cuda",)
+MODULES = ("edges.cuda", "attention.cuda_pairwise")
 
 _declare()
 for _module in MODULES:
