@@ -22,6 +22,8 @@ from sparsefmt.autograd import (  # noqa: E402
 from sparsefmt.autograd.attention import Options  # noqa: E402
 from sparsefmt.autograd.attention_functions import gat_of_vectors  # noqa: E402
 from sparsefmt.autograd.structure import side_of  # noqa: E402
+from sparsefmt.ops.attention import pairwise as ops_pairwise  # noqa: E402
+from sparsefmt.ops.engine.table import Op  # noqa: E402
 
 # torch's tracer itself instantiates the class that it warns of.
 pytestmark = [
@@ -210,6 +212,8 @@ def test_every_op_keeps_the_rules_of_library_ops(device, index_dtype):
         for kind in ("_SCHEMAS", "_BACKWARD_SCHEMAS", "_FEATURE_SCHEMAS")
         for one in schemas[kind]
     }
+    rows = (row for row in vars(ops_pairwise).values() if isinstance(row, Op))
+    names |= {row.name for row in rows if row.library}
     assert {op for op, _ in calls} == {getattr(OPS, name) for name in names}
     for op, args in calls:
         torch.library.opcheck(op.default, args)

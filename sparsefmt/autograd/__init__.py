@@ -5,9 +5,7 @@ from typing import TYPE_CHECKING
 from .._lazy import resolver
 
 if TYPE_CHECKING:
-    from .attention_functions import dot_aggregate as dot_aggregate
     from .attention_functions import gat_aggregate as gat_aggregate
-    from .attention_functions import gatv2_aggregate as gatv2_aggregate
     from .functions import edge_softmax as edge_softmax
     from .functions import edge_values as edge_values
     from .functions import maxk as maxk
@@ -15,16 +13,18 @@ if TYPE_CHECKING:
     from .functions import sddmm as sddmm
     from .functions import spmm as spmm
     from .normalisation import gcn_norm as gcn_norm
+    from .pairwise import dot_aggregate as dot_aggregate
+    from .pairwise import gatv2_aggregate as gatv2_aggregate
     from .sampling import sampled_aggregate as sampled_aggregate
     from .structure import prepare as prepare
 
 #: Public name -> the module that defines it; resolved on first use (PEP 562), which imports torch.
 _PUBLIC = {
-    "dot_aggregate": "attention_functions",
+    "dot_aggregate": "pairwise",
     "edge_softmax": "functions",
     "edge_values": "functions",
     "gat_aggregate": "attention_functions",
-    "gatv2_aggregate": "attention_functions",
+    "gatv2_aggregate": "pairwise",
     "gcn_norm": "normalisation",
     "maxk": "functions",
     "maxk_aggregate": "functions",

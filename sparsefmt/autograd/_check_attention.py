@@ -1,4 +1,4 @@
-"""Checks of what attention takes beside features: scores and numbers."""
+"""Checks of what attention takes, and how autocast casts it."""
 
 from numbers import Real
 from typing import Any
@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from ..errors import DtypeError, ShapeError
-from . import _check
-from .attention import Options
+from ..ops.attention.operands import Options
+from . import _check, _library
 from .structure import GraphTensors
 
 
@@ -52,6 +52,13 @@ def scores(
         return
     shapes = [(rows,), (rows, 1)] if not heads or heads == (1,) else [(rows, *heads)]
     _beside(name, value, shapes, f"one score per {each} and head", like, graph)
+
+
+def edges(value: Any, *, like: tuple[str, Tensor], graph: GraphTensors) -> None:
+    """``edge_scores``, or None for none."""
+    if value is not None:
+        each = "stored entry"
+        scores("edge_scores", value, rows=graph.nnz, each=each, like=like, graph=graph)
 
 
 def vector(name: str, value: Any, *, like: tuple[str, Tensor], graph: GraphTensors) -> None:
@@ -137,3 +144,15 @@ def number(name: str, value: Any) -> float:
         return float(value)
     except OverflowError as error:
         raise DtypeError(f"{name} is larger than any float64: give a number.") from error
+
+
+def autocast(graph: GraphTensors, features: tuple[Any, ...], scores: tuple[Any, ...]) -> Any:
+    """Cast features and scores as autocast would; what is no tensor stays for the checks."""
+    kind = graph.kind
+    if not torch.is_autocast_enabled(kind):
+        return features, scores
+    narrow, wide = (_library.autocast_dtype(kind, narrow=narrow) for narrow in (True, False))
+    return (
+        tuple(_library.cast(value, kind, narrow) for value in features),
+        tuple(_library.cast(value, kind, wide) for value in scores),
+    )

@@ -1,11 +1,11 @@
-"""Which calls autograd records, and the refusal of what is neither recorded nor nothing."""
+"""Tell which calls autograd records, and refuse what it cannot record."""
 
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch._C._functorch import maybe_current_level
-from torch.autograd import forward_ad
+from torch.autograd import Function, forward_ad
 
 from ..errors import UnsupportedError
 
@@ -57,3 +57,25 @@ def _refuse_transforms(tensors: tuple[Tensor | None, ...]) -> None:
     for tensor in tensors:
         if refused or (tensor is not None and _unpack_dual(tensor).tangent is not None):
             raise UnsupportedError(_NEITHER_TORCH_FUNC_NOR_FORWARD_MODE)
+
+
+def once(name: str, compute: Any, *args: Any) -> Any:
+    """Compute a gradient of the function of that name, which cannot be differentiated again."""
+    tensors = (arg for arg in args if isinstance(arg, Tensor))
+    if not recorded(*tensors) and not torch.is_grad_enabled():
+        return compute(*args)
+    return _Once.apply(name, compute, *args)  # type: ignore[no-untyped-call]
+
+
+class _Once(Function):
+    @staticmethod
+    def forward(ctx: Any, name: str, compute: Any, *args: Any) -> Any:
+        ctx.name = name
+        return compute(*args)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        raise UnsupportedError(
+            f"the gradient of {ctx.name} cannot be differentiated again: do without "
+            "create_graph=True, or compose sddmm, edge_softmax and spmm, whose gradients can be."
+        )

@@ -1,4 +1,4 @@
-"""The library ops of attention: schemas, kernels, fakes and autocast, as in ``bridge``.
+"""The library ops of graph attention: schemas, kernels, fakes and autocast, as in ``bridge``.
 
 A backward op takes the structure of the graph and that of its transpose, whose ``perm`` it reads
 edge scores and masks by.  It returns a gradient for each tensor that may have one, empty where the
@@ -16,13 +16,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import _cpu_attend, _cpu_attention, _cuda, _cuda_attend, _cuda_attention, _library
+from . import _cpu_attention, _cuda, _cuda_attention, _library
 from ._scores import heads_and_feat, shape_of, sums_dtype
 from .bridge import FeatureOp, Op
 from .structure import Side
 
-_ON_CPU = vars(_cpu_attend) | vars(_cpu_attention)
-_ON_CUDA = vars(_cuda_attend) | vars(_cuda_attention)
+_ON_CPU, _ON_CUDA = vars(_cpu_attention), vars(_cuda_attention)
 
 _STRUCTURE = "Tensor indptr, Tensor indices, SymInt n_cols, Tensor[] plan"
 _BOTH = f"{_STRUCTURE}, Tensor t_indptr, Tensor t_indices, Tensor[] t_plan, Tensor perm"
@@ -30,15 +29,9 @@ _GAT = (
     "Tensor h, Tensor el, Tensor er, Tensor? edges, Tensor? loop_edges, Tensor? seed, "
     "float slope, float dropout, bool loops"
 )
-_ATTEND = (
-    "Tensor queries, Tensor keys, Tensor? values, Tensor? att, Tensor? edges, Tensor? seed, "
-    "float slope, float scale, float dropout, bool loops"
-)
 _SCHEMAS = (
     f"gat({_STRUCTURE}, Tensor? bias, {_GAT}) -> Tensor",
     f"gat_with_statistics({_STRUCTURE}, Tensor? bias, {_GAT}) -> (Tensor, Tensor, Tensor)",
-    f"attend({_STRUCTURE}, {_ATTEND}) -> Tensor",
-    f"attend_with_statistics({_STRUCTURE}, {_ATTEND}) -> (Tensor, Tensor)",
 )
 _BACKWARD_SCHEMAS = (
     f"gat_backward({_BOTH}, Tensor grad, Tensor out, Tensor plus, Tensor statistics, "
@@ -46,8 +39,6 @@ _BACKWARD_SCHEMAS = (
     f"gat_of_vectors_backward({_BOTH}, Tensor grad, Tensor out, Tensor plus, Tensor statistics, "
     f"bool of_edges, Tensor source, Tensor target, Tensor? bias, {_GAT}) -> "
     "(Tensor, Tensor, Tensor, Tensor)",
-    f"attend_backward({_BOTH}, Tensor grad, Tensor out, Tensor statistics, bool of_edges, "
-    f"{_ATTEND}) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
 )
 #: Of features alone, without a structure.
 _FEATURE_SCHEMAS = ("gat_scores(Tensor h, Tensor source, Tensor target) -> (Tensor, Tensor)",)
@@ -81,23 +72,6 @@ def _gat_with_statistics_fake(*args: Any) -> Any:
     return out, torch.empty_like(out), _statistics(out, 4)
 
 
-def _attend_fake(
-    indptr: Tensor,
-    indices: Tensor,
-    n_cols: int,
-    plan: list[Tensor],
-    queries: Tensor,
-    keys: Tensor,
-    *_: Any,
-) -> Any:
-    return _out(indptr, keys)
-
-
-def _attend_with_statistics_fake(*args: Any) -> Any:
-    out = _attend_fake(*args)
-    return out, _statistics(out, 2)
-
-
 def _gat_backward_fake(*args: Any) -> Any:
     of_edges, h, el, er, edges, loop_edges = args[12:18]
     shapes = el.shape, er.shape, shape_of(loop_edges), shape_of(edges, of_edges)
@@ -111,13 +85,6 @@ def _gat_of_vectors_backward_fake(*args: Any) -> Any:
     return dh, dh.new_empty((of, *source.shape), dtype=sums_dtype(dh)), *others
 
 
-def _attend_backward_fake(*args: Any) -> Any:
-    of_edges, queries, keys, values, att, edges = args[11:17]
-    features = (keys.new_empty(shape_of(one)) for one in (queries, keys, values))
-    scores = shape_of(att), shape_of(edges, of_edges)
-    return *features, *(keys.new_empty(one, dtype=sums_dtype(keys)) for one in scores)
-
-
 def _gat_scores_fake(h: Tensor, source: Tensor, target: Tensor) -> Any:
     el, er = (h.new_empty(h.shape[:-1], dtype=sums_dtype(h)) for _ in range(2))
     return el, er
@@ -128,16 +95,13 @@ _FAKES: dict[str, Any] = {
     "gat_with_statistics": _gat_with_statistics_fake,
     "gat_backward": _gat_backward_fake,
     "gat_of_vectors_backward": _gat_of_vectors_backward_fake,
-    "attend": _attend_fake,
-    "attend_with_statistics": _attend_with_statistics_fake,
-    "attend_backward": _attend_backward_fake,
     "gat_scores": _gat_scores_fake,
 }
 
 # Autocast: features in the autocast dtype, scores in float32; float64 stays
 
-_FEATURES = ("h", "queries", "keys", "values", "source", "target", "bias")
-_UNDER_AUTOCAST = ("gat", "gat_with_statistics", "attend", "attend_with_statistics", "gat_scores")
+_FEATURES = ("h", "source", "target", "bias")
+_UNDER_AUTOCAST = ("gat", "gat_with_statistics", "gat_scores")
 
 
 def _autocast(op: Any, kind: str) -> Any:
@@ -210,6 +174,3 @@ GAT_WITH_STATISTICS = Op("gat_with_statistics", _ON_CUDA)
 GAT_BACKWARD = BackwardOp("gat_backward", _ON_CUDA)
 GAT_OF_VECTORS_BACKWARD = BackwardOp("gat_of_vectors_backward", _ON_CUDA)
 GAT_SCORES = FeatureOp("gat_scores", _ON_CUDA)
-ATTEND = Op("attend", _ON_CUDA)
-ATTEND_WITH_STATISTICS = Op("attend_with_statistics", _ON_CUDA)
-ATTEND_BACKWARD = BackwardOp("attend_backward", _ON_CUDA)

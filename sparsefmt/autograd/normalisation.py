@@ -12,8 +12,7 @@ from ..graph import Graph
 from ..ops.gcn import api as ops
 from . import _check, _library
 from . import bridge_norm as kernels
-from ._recording import recorded
-from .attention import _once
+from ._recording import once, recorded
 from .structure import GraphLike, GraphTensors, given_tensors, side_of
 
 
@@ -166,4 +165,4 @@ class _GcnNorm(Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         (values,) = ctx.saved_tensors
         args = side_of(ctx.graph, False), values, grad, ctx.loops
-        return _once("gcn_norm", kernels.GCN_NORM_BACKWARD, *args), None, None
+        return once("gcn_norm", kernels.GCN_NORM_BACKWARD, *args), None, None

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 from torch.nn import Module, Parameter
 
-from ..autograd.attention_functions import dot_aggregate
 from ..autograd.functions import edge_softmax, sddmm, spmm
+from ..autograd.pairwise import dot_aggregate
 from ..autograd.structure import GraphLike, given_tensors
 from ._checks import check_features, check_square
 from .normalisation import loops, missing_loops

@@ -12,8 +12,9 @@ from torch import Tensor
 from torch.nn import Linear, Module, Parameter, init
 from torch.nn.functional import leaky_relu, linear
 
-from ..autograd.attention_functions import gat_of_vectors, gatv2_aggregate
+from ..autograd.attention_functions import gat_of_vectors
 from ..autograd.functions import edge_softmax, sddmm, spmm
+from ..autograd.pairwise import gatv2_aggregate
 from ..autograd.structure import GraphLike, given_tensors
 from ..errors import DtypeError, ShapeError
 from ._checks import check_beside, check_counts, check_input, check_number
