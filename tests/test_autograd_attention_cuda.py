@@ -13,7 +13,7 @@ from autograd_cases import DTYPES, make_graph, tensors  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 from sparsefmt import CSR, Graph  # noqa: E402
-from sparsefmt.autograd import bridge_attention, gat, gat_aggregate, prepare  # noqa: E402
+from sparsefmt.autograd import gat, gat_aggregate, pairwise, prepare  # noqa: E402
 from sparsefmt.autograd.gat import from_vectors, gat_of_vectors  # noqa: E402
 from sparsefmt.ops.attention.operands import Options  # noqa: E402
 
@@ -259,7 +259,7 @@ def test_both_ways_to_a_kernel_agree_to_the_last_bit(monkeypatch, kind):
     backward = "gat_of_vectors" if kind == "layer" else family
     names = f"{family}_with_statistics", f"{backward}_backward"
     assert seen.names >= {f"sparsefmt::{name}" for name in names}
-    for op in (vars(bridge_attention) | vars(gat)).values():
+    for op in (vars(pairwise) | vars(gat)).values():
         if hasattr(op, "library"):
             monkeypatch.setattr(op, "library", None)
     assert all(map(torch.equal, watched, step(kind, graph, given, **options)))

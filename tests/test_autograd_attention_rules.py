@@ -13,7 +13,6 @@ from torch._dynamo.testing import CompileCounterWithBackend  # noqa: E402
 
 from sparsefmt.autograd import (  # noqa: E402
     _library,
-    bridge_attention,
     dot_aggregate,
     gat_aggregate,
     prepare,
@@ -21,6 +20,7 @@ from sparsefmt.autograd import (  # noqa: E402
 from sparsefmt.autograd.gat import GAT_BACKWARD, from_vectors, gat_of_vectors  # noqa: E402
 from sparsefmt.autograd.structure import side_of  # noqa: E402
 from sparsefmt.ops.attention import gat as ops_gat  # noqa: E402
+from sparsefmt.ops.attention import pairwise as ops_pairwise  # noqa: E402
 from sparsefmt.ops.attention.operands import Options  # noqa: E402
 from sparsefmt.ops.engine.table import Op  # noqa: E402
 
@@ -209,10 +209,8 @@ def test_every_op_keeps_the_rules_of_library_ops(device, index_dtype):
         calls += [(OPS.attend, (*A, *args)), (OPS.attend_with_statistics, (*A, *args))]
         for of_edges in (False, True):
             calls.append((OPS.attend_backward, (*both, grad, *found, of_edges, *args)))
-    schemas = vars(bridge_attention)
-    names = {
-        one.split("(")[0] for kind in ("_SCHEMAS", "_BACKWARD_SCHEMAS") for one in schemas[kind]
-    } | {one.name for one in vars(ops_gat).values() if isinstance(one, Op)}
+    rows = [*vars(ops_gat).values(), *vars(ops_pairwise).values()]
+    names = {row.name for row in rows if isinstance(row, Op) and row.library}
     assert {op for op, _ in calls} == {getattr(OPS, name) for name in names}
     for op, args in calls:
         torch.library.opcheck(op.default, args)

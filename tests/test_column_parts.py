@@ -95,8 +95,8 @@ def test_results_repeat_bit_for_bit(xp, scores):
 
 def test_parts_hold_each_entry_once(xp):
     A = put(xp, matrix("power law", None, np.int32).tocsr().sorted_indices())
-    parts = attention_column_blocks.parts_of(A, 4)
-    assert attention_column_blocks.parts_of(A, 4) is parts
+    parts = attention_column_blocks.blocks_of(A, 4, 0)
+    assert attention_column_blocks.blocks_of(A, 4, 0) is parts
     size, seen = -(-A.n_cols // 4), []
     for k, part in enumerate(parts):
         indptr, moves = (array.get() for array in part.arrays[:2])
@@ -113,6 +113,6 @@ def test_parts_hold_each_entry_once(xp):
 def test_columns_that_do_not_ascend_are_in_no_parts(xp):
     indptr, indices = np.array([0, 3, 4], np.int32), np.array([2, 0, 1, 2], np.int32)
     A = put(xp, CSR(indptr, indices, shape=(2, 3)))
-    assert attention_column_blocks.parts_of(A, 2) == ()
+    assert attention_column_blocks.blocks_of(A, 2, 0) == ()
     X = xp.ones((3, 1, 8), np.float32)
     assert bool((ops.dot_attention(A, X[:2], X, X) == 1).all())

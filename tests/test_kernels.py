@@ -24,10 +24,11 @@ QUICKLY = "--Ofast-compile=max"
 FILES = sorted({file for file, _ in jit.declared()})
 #: Instantiations compiled together: few enough for all cores to have a part.
 TOGETHER = 40
+NAMES = {file: [name for other, name in jit.declared() if other == file] for file in FILES}
 CHOSEN = [
     (arch, file, names if part == 0 else names[part - 1 :: len(ARCHITECTURES) - 1])
     for part, arch in enumerate(ARCHITECTURES)
-    for file, names in sorted(jit._declared.items())
+    for file, names in NAMES.items()
 ]
 PARTS = [
     (arch, file, names[k : k + TOGETHER])
@@ -83,7 +84,7 @@ def covering(names: list[str]) -> list[str]:
 def covering_of_files() -> list[tuple[str, list[str]]]:
     """For each file, instantiations of its kernels that meet every template argument."""
     found = []
-    for file, names in sorted(jit._declared.items()):
+    for file, names in NAMES.items():
         kernels = {name.split("<")[0] for name in names}
         of_kernel = ([n for n in names if n.split("<")[0] == one] for one in sorted(kernels))
         found.append((file, [name for group in of_kernel for name in covering(group)]))

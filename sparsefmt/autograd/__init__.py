@@ -5,8 +5,6 @@ from typing import TYPE_CHECKING
 from .._lazy import resolver
 
 if TYPE_CHECKING:
-    from .attention_functions import dot_aggregate as dot_aggregate
-    from .attention_functions import gatv2_aggregate as gatv2_aggregate
     from .functions import aggregate_with_own as aggregate_with_own
     from .functions import edge_softmax as edge_softmax
     from .functions import edge_values as edge_values
@@ -20,6 +18,8 @@ if TYPE_CHECKING:
     from .gat import gat_aggregate as gat_aggregate
     from .gat import gat_of_vectors as gat_of_vectors
     from .gcn import gcn_norm as gcn_norm
+    from .pairwise import dot_aggregate as dot_aggregate
+    from .pairwise import gatv2_aggregate as gatv2_aggregate
     from .sampling import checked_strategy as checked_strategy
     from .sampling import sample_width as sample_width
     from .sampling import sampled_aggregate as sampled_aggregate
@@ -32,13 +32,13 @@ if TYPE_CHECKING:
 _PUBLIC = {
     "aggregate_with_own": "functions",
     "checked_strategy": "sampling",
-    "dot_aggregate": "attention_functions",
+    "dot_aggregate": "pairwise",
     "edge_softmax": "functions",
     "edge_values": "functions",
     "features_to_keep": "functions",
     "gat_aggregate": "gat",
     "gat_of_vectors": "gat",
-    "gatv2_aggregate": "attention_functions",
+    "gatv2_aggregate": "pairwise",
     "gcn_norm": "gcn",
     "graph_tensors": "structure",
     "GraphLike": "structure",

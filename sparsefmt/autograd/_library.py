@@ -164,7 +164,7 @@ def _autocast(op: Op) -> Callable[[Any, str], Any]:
 
 
 def _register() -> None:
-    for op in table.operations():
+    for op in filter(lambda op: op.library, table.operations()):
         define(schema_of(op), _on_cpu(op), _on_cuda(op), _fake(op))
         if op.narrowed is not None:
             define_autocast(op.name, _autocast(op))

@@ -1,7 +1,7 @@
-"""Checks of what attention between rows takes: features of both ends, and a vector a head."""
+"""Check what attention between rows takes: features of both ends, and a vector a head."""
 
 import math
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 
@@ -12,14 +12,24 @@ from ...formats.base import Format
 from ..engine import checks as engine_checks
 from . import checks
 
-#: Queries, keys, values, ``att`` and the edges' scores: as given, or as kernels take them.
+#: Queries, keys, values, ``att`` and the edges' scores.
 Arrays = tuple[Array, Array, Array | None, Array | None, Array | None]
+
+
+class Numbers(NamedTuple):
+    """What shapes scores and masks, in the order of the ops' arguments."""
+
+    seed: int
+    slope: float
+    scale: float
+    dropout: float
+    loops: bool
 
 
 def additive(
     A: Format, left: Array, right: Array, att: Array, edge_scores: Array | None
 ) -> tuple[Format, Arrays]:
-    """Those of GATv2: the keys are the values."""
+    """Check the arrays of GATv2, whose keys are the values."""
     A = engine_checks.sparse("A", A)
     left = engine_checks.features("left", left, A=A, heads=True)
     right = engine_checks.features("right", right, A=A, axis="rows", heads=True)
@@ -33,7 +43,7 @@ def additive(
 def products(
     A: Format, queries: Array, keys: Array, values: Array | None, edge_scores: Array | None
 ) -> tuple[Format, Arrays]:
-    """Those of dot products."""
+    """Check the arrays of attention by dot products."""
     A = engine_checks.sparse("A", A)
     keys = engine_checks.features("keys", keys, A=A, heads=True)
     queries = engine_checks.features("queries", queries, A=A, axis="rows", heads=True)
@@ -47,7 +57,7 @@ def products(
 
 
 def _vectors(att: object, A: Format, left: Array) -> Array:
-    """``att``: one vector a head; one head may have an axis or none."""
+    """Check ``att``: one vector a head; one head may have an axis or none."""
     array = as_array("att", att, empty=np.float64, beside=A._indices)
     shape, feat = left.shape[1:], left.shape[-1]
     if array.shape not in ([(feat,), (1, feat)] if shape[:-1] in ((), (1,)) else [shape]):
@@ -63,25 +73,25 @@ def _vectors(att: object, A: Format, left: Array) -> Array:
 
 
 def gradient(grad: object, A: Format, name: str, like: Array) -> Array:
-    """That of the result, which has the heads, width and dtype of ``like``."""
+    """Check the gradient of the result, which has the heads, width and dtype of ``like``."""
     array: Array = engine_checks.features("grad", grad, A=A, axis="rows", heads=True)
     engine_checks.alike("grad", array, name, like)
     return array
 
 
-def options(
+def numbers(
     A: Format, slope: object, scale: object, dropout: object, seed: object, self_loops: object
-) -> dict[str, Any]:
-    """The numbers as kernels take them."""
+) -> Numbers:
+    """Check the numbers that shape scores and masks."""
     factor = checks.number("scale", scale)
     if not math.isfinite(factor):
         raise ShapeError(f"scale is {scale!r}: give a finite number, or leave it out.")
-    return checks.options(A, slope, dropout, seed, self_loops) | {"scale": factor}
+    return Numbers(**checks.options(A, slope, dropout, seed, self_loops), scale=factor)
 
 
-def dot_options(
+def numbers_of_products(
     A: Format, keys: Array, scale: object, dropout: object, seed: object, self_loops: object
-) -> dict[str, Any]:
-    """As ``options``, without a slope; of the scale the usual where it is left out."""
+) -> Numbers:
+    """As ``numbers``, without a slope; the usual scale where it is left out."""
     usual = 1 / math.sqrt(keys.shape[-1] or 1)
-    return options(A, 0.0, usual if scale is None else scale, dropout, seed, self_loops)
+    return numbers(A, 0.0, usual if scale is None else scale, dropout, seed, self_loops)

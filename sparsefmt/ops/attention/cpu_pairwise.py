@@ -1,14 +1,18 @@
-"""Compiled loops of attention whose scores are of whole rows: some entries of a row at a time.
+"""Attention whose scores are of two rows, on NumPy arrays: compiled loops, and their callers.
 
-Of a row only so many scores are kept; its sums are scaled when a larger score comes, as in
-``attend.cu``.  Each loop is for both kinds of scores: ``att`` is empty where they are products.
+Loops take some entries of a row at a time, and hold no more scores; a row's sums are scaled when a
+larger score comes, as in ``pairwise.cu``.  Each is for both kinds of scores: ``att`` is empty where
+they are products.  The functions around them take and give the same as those of ``cuda_pairwise``.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numba
 import numpy as np
 
+from ...formats.arrays import Array
+from ...formats.compressed import CSR
+from ..engine.cpu import packed, values_of, writing
 from ..engine.lanes import (
     add_product,
     beats,
@@ -24,10 +28,15 @@ from ..engine.lanes import (
     width_of,
 )
 from ..engine.loops import MIDDLE, NARROW, inlined, parallel, rows_of
+from ..engine.structure import transposed
+from .cpu import _dropping, narrow
 from .cpu_gat import philox
+from .operands import heads_and_feat, shape_of, sums_dtype
 
 #: Entries of a row at a time: 64 rows of 128 float32 values fill the first cache.
 TOGETHER = 64
+#: Pieces of work of the gradients, whatever the threads: sums over all rows do not depend on these.
+PIECES = 256
 
 
 @inlined
@@ -280,3 +289,99 @@ def backward(
                         )  # fmt: skip
                     else:
                         _add_rows(dnear, at, one, far[0], there, pitch, feat, places[:n], grads)
+
+
+class Call(NamedTuple):
+    """What all loops of a call read: features as one axis, and numbers in the type of sums."""
+
+    queries: Array
+    keys: Array
+    values: Array
+    scoring: tuple[Any, ...]  #: heads, feat, ``att``, edges, slope and scale
+    dropping: tuple[Any, ...]
+    loops: bool
+
+
+def _call_of(
+    queries: Array, keys: Array, values: Array | None, att: Array | None, edges: Array | None,
+    seed: Any, slope: float, scale: float, dropout: float, loops: bool,
+) -> Call:  # fmt: skip
+    one = np.dtype(sums_dtype(keys)).type
+    terms = values_of(att, keys).reshape(-1), values_of(edges, keys).reshape(-1)
+    scoring = *heads_and_feat(keys), *terms, narrow(one, slope), narrow(one, scale)
+    number = 0 if seed is None else int(np.asarray(seed).item())
+    q, k = _read(queries), _read(keys)
+    v = k if values is None else _read(values)
+    return Call(q, k, v, scoring, _dropping(dropout, number, one), loops)
+
+
+def _read(a: Array) -> Array:
+    """One axis; a copy of what is read-only, a kind of its own to loops that take several."""
+    flat = packed(a)
+    return flat if flat.flags.writeable else flat.copy()
+
+
+def pairwise(
+    A: CSR, queries: Array, keys: Array, values: Array | None, att: Array | None,
+    edges: Array | None, seed: Any, slope: float, scale: float, dropout: float, loops: bool, *,
+    out: Array | None = None,
+) -> Array:  # fmt: skip
+    """``O[i, h] = sum of M[e, h] P[e, h] V[j, h]`` over the entries of row i."""
+    out = np.empty((A.n_rows, *keys.shape[1:]), keys.dtype) if out is None else out
+    call = _call_of(queries, keys, values, att, edges, seed, slope, scale, dropout, loops)
+    return _forward(A, call, out, np.empty(0, call.keys.dtype))
+
+
+def pairwise_with_statistics(
+    A: CSR, queries: Array, keys: Array, *operands: Any
+) -> tuple[Array, Array]:
+    """The result of ``pairwise``, and what backward reads of each row and head."""
+    out = np.empty((A.n_rows, *keys.shape[1:]), keys.dtype)
+    return _forward_with_statistics(A, _call_of(queries, keys, *operands), out)
+
+
+def _forward_with_statistics(A: CSR, call: Call, out: Array) -> tuple[Array, Array]:
+    statistics = np.zeros((A.n_rows, call.scoring[0], 2), call.keys.dtype)
+    return _forward(A, call, out, statistics), statistics
+
+
+def _forward(A: CSR, call: Call, out: Array, statistics: Array) -> Array:
+    if out.size:
+        rows = A.indptr, A.indices, np.empty(0, A.indices.dtype)
+        with writing(out) as (result, pieces):
+            forward(rows, *call, result.reshape(-1), statistics.reshape(-1), pieces)
+    return out
+
+
+def pairwise_backward(
+    A: CSR, T: CSR | None, perm: Any, grad: Array, out: Array | None, statistics: Any,
+    of_edges: bool, queries: Array, keys: Array, values: Array | None, att: Array | None,
+    edges: Array | None, *numbers: Any,
+) -> tuple[Array, ...]:  # fmt: skip
+    """The gradients of queries, keys, values, ``att`` and edges, as on a GPU."""
+    call = _call_of(queries, keys, values, att, edges, *numbers)
+    sums, shapes = call.keys.dtype, [shape_of(a) for a in (queries, keys, values, att)]
+    shapes.append(shape_of(edges, of_edges))
+    dqueries, dkeys, dvalues, datt, dedges = (np.zeros(shape, sums) for shape in shapes)
+    if grad.size:
+        if out is None:
+            out, statistics = _forward_with_statistics(A, call, np.empty(grad.shape, sums))
+        if T is None:
+            T, perm = transposed(A)
+        none, stats = (
+            np.empty(0, sums),
+            (statistics.reshape(-1), np.empty(statistics.size // 2, sums)),
+        )
+        near, far = (call.queries, _read(grad)), (call.keys, call.values)
+        shared, of_att = call[3:], np.zeros((PIECES, datt.size), sums)
+        own = dqueries.reshape(-1), _read(out), of_att.reshape(-1), dedges.reshape(-1)
+        others = dkeys.reshape(-1), (dkeys if values is None else dvalues).reshape(-1), none, none
+        rows = A.indptr, A.indices, np.empty(0, perm.dtype)
+        columns = T.indptr, T.indices, perm
+        with writing(none):
+            backward(rows, near, far, *shared, False, stats, *own, PIECES)
+            backward(columns, far, near, *shared, True, stats, *others, PIECES)
+        datt = datt if att is None else of_att.sum(axis=0).reshape(datt.shape)
+    with np.errstate(over="ignore", under="ignore"):
+        features = (d.astype(keys.dtype, copy=False) for d in (dqueries, dkeys, dvalues))
+        return *features, datt, dedges

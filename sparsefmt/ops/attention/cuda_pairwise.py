@@ -1,336 +1,318 @@
-"""Launches of attention whose scores are of whole rows: GATv2's and those of dot products.
+"""Launch attention whose scores are of two rows: GATv2's, and those of dot products.
 
-Conventions as in ``_launch``.  Queries are the targets' and keys the sources', (n, heads, feat).
-What belongs to scores (``att``, ``edges``, statistics) is float32 for features of 2 bytes.  With
-``one`` the keys are the values too, as they always are where ``kind`` is ``ADDITIVE``, and
-``values`` is not read.  With ``loops`` stored entries (i, i) are left out and each row has one such
-entry behind its own, whose edge score is 0.
+Queries are the targets' and keys the sources', (n, heads, feat) or (n, feat).  Scores are additive
+where ``att`` is given; without ``values`` the keys are the values, as they always are then.  What
+belongs to scores (``att``, ``edges``, statistics and their gradients) is float32 for 2-byte
+features.  ``seed`` is an integer, or an int64 on the device that a captured graph reads at each
+replay.  With ``loops`` stored entries (i, i) are left out and each row has one such entry behind
+its own, whose edge score is 0.
 """
 
 from itertools import accumulate
-from typing import Any
+from math import prod
+from typing import Any, NamedTuple
 
+from ...formats.compressed import CSR
 from ..engine import jit
 from ..engine.launch import ITEMSIZE, fill, row_bytes
-from ..engine.structure import Structure
-from . import column_blocks
-from .column_blocks import Part
-from .cuda_gat import Dropout
-from .pairwise_shape import ADDITIVE, FORWARD, SOURCES, TARGETS, Cut, cut_of, instantiation
+from ..engine.memory import Memory, memory_of
+from ..engine.structure import Structure, structure_of, transposed
+from . import column_blocks, pairwise_shape
+from .column_blocks import ColumnBlock, blocks_of
+from .cuda_gat import Dropout, dropout
+from .operands import heads_and_feat, shape_of, sums_dtype
+from .pairwise_shape import (
+    ADDITIVE,
+    DOT,
+    FILES,
+    FORWARD,
+    SOURCES,
+    TARGETS,
+    RowShape,
+    Variant,
+    instantiation,
+    row_shape,
+)
+
+instantiations = pairwise_shape.instantiations
 
 THREADS = 128  # of a block, as in rows.cuh
-_STATS_LANES = 8  # as in attend.cu
-
-#: ``Attention``, by the size that sums have.
-_LAYOUT = {4: "16PQfffI6i", 8: "16PQdddI6i"}
-
-
-def _size_of_sums(dtype: str) -> int:
-    return max(ITEMSIZE[dtype], 4)
+_STATS_LANES = 8  # as in pairwise.cu
+#: ``Attention`` of pairwise.cuh, by the dtype that sums have.
+_LAYOUT = {"float32": "16PQfffI6i", "float64": "16PQdddI6i"}
+_NOTHING_DROPPED = Dropout()
 
 
-def column_parts(
-    S: Structure, dtype: str, *, way: int, kind: int, one: bool, heads: int, feat: int
-) -> int:
-    """In how many parts the columns are best gone through, where all addresses are aligned.
+class Call(NamedTuple):
+    """What all launches of a call read: arrays as kernels take them, and numbers."""
 
-    Not where parts would have to share the gradient of ``att``.
+    m: Memory
+    dtype: str
+    sums: str  #: dtype in which sums run
+    heads: int
+    feat: int
+    queries: Any
+    keys: Any
+    values: Any  #: None where the keys are the values
+    att: Any  #: None where scores are dot products
+    edges: Any
+    dropped: Dropout
+    slope: float
+    scale: float
+    loops: bool
+
+
+class Work(NamedTuple):
+    """What one pass over the entries reads besides, and what it writes."""
+
+    direction: int  #: FORWARD, SOURCES (over the transpose) or TARGETS
+    out: Any  #: the result; the gradient of values, or of keys and values; that of queries
+    other: Any = None  #: of SOURCES: the gradient of keys, where values are not the keys
+    grad: Any = None  #: of the result
+    stats: Any = None  #: (n_rows, heads, 4), as ``attend_stats`` writes it
+    perm: Any = None  #: of SOURCES: the number in CSR order of each entry of the transpose
+    statistics: Any = None  #: of FORWARD: (n_rows, heads, 2)
+    datt: Any = None  #: of TARGETS: (thread blocks, heads, feat), to be summed
+    dedges: Any = None  #: of TARGETS
+
+    @property
+    def arrays(self) -> int:
+        """How many arrays of features it makes at once."""
+        return 1 + (self.other is not None)
+
+
+def _call_of(
+    queries: Any, keys: Any, values: Any, att: Any, edges: Any, seed: Any,
+    slope: float, scale: float, share: float, loops: bool,
+) -> Call:  # fmt: skip
+    m, dropped = memory_of(keys), _NOTHING_DROPPED
+    if share:
+        number = isinstance(seed, int)
+        dropped = dropout(share, seed) if number else dropout(share, seed_at=m.pointer(seed))
+    features = m.contiguous(queries), m.contiguous(keys), m.contiguous(values)
+    scores = m.factors(att), m.factors(edges)
+    sizes = m.dtype(keys), sums_dtype(keys), *heads_and_feat(keys)
+    return Call(m, *sizes, *features, *scores, dropped, slope, scale, loops)
+
+
+# Forward
+
+
+def pairwise(
+    A: CSR | Structure, queries: Any, keys: Any, values: Any, att: Any, edges: Any, seed: Any,
+    slope: float, scale: float, dropout: float, loops: bool, *, out: Any = None,
+) -> Any:  # fmt: skip
+    """``O[i, h] = sum of M[e, h] P[e, h] V[j, h]`` over the entries of row i."""
+    numbers = slope, scale, dropout, loops
+    return _forward(A, _call_of(queries, keys, values, att, edges, seed, *numbers), out)
+
+
+def pairwise_with_statistics(A: CSR | Structure, *operands: Any) -> tuple[Any, Any]:
+    """The result of ``pairwise``, and what backward reads of each row and head.
+
+    (n_rows, heads, 2): the largest score, and 1 over the sum of exponentials relative to that;
+    zeros if there are no entries or no features.
     """
-    cut = cut_of(dtype, S.index_dtype, heads, feat, 0)
-    if dtype == "float64" or cut.packs or (kind == ADDITIVE and way == TARGETS):
+    return _forward_with_statistics(A, _call_of(*operands))
+
+
+def _forward_with_statistics(A: CSR | Structure, call: Call) -> tuple[Any, Any]:
+    statistics = call.m.empty((A.n_rows, call.heads, 2), call.sums, call.keys)
+    return _forward(A, call, statistics=statistics), statistics
+
+
+def _forward(A: CSR | Structure, call: Call, out: Any = None, *, statistics: Any = None) -> Any:
+    m, keys = call.m, call.keys
+    if out is None:
+        out = m.empty((A.n_rows, *keys.shape[1:]), call.dtype, keys)
+    if not (A.n_rows and call.heads):
+        return out
+    with m.on_device(keys):
+        if call.feat and (A.nnz or call.loops):
+            _run(A, call, Work(FORWARD, out, statistics=statistics))
+        else:
+            for array in (out, statistics):
+                if array is not None and prod(array.shape):
+                    size = prod(array.shape) * array.itemsize
+                    fill(m.pointer(array), size, 0, m.stream(keys))
+    return out
+
+
+# Backward
+
+
+def pairwise_backward(
+    A: CSR | Structure, T: Any, perm: Any, grad: Any, out: Any, statistics: Any,
+    of_edges: bool, *operands: Any,
+) -> tuple[Any, ...]:  # fmt: skip
+    """The gradients of queries, keys, values, ``att`` and edges, from that of the result.
+
+    ``T`` is the transpose, and ``perm[e]`` the number that its entry e has in CSR order, by which
+    it is dropped and finds its edge score.  What is None of the transpose and of forward's results
+    is made anew.  Without ``values`` the keys have both gradients.  Gradients of what is not given
+    are empty, also those of the edges unless ``of_edges``.
+    """
+    call = _call_of(*operands)
+    m, keys, edges = call.m, call.keys, call.edges if of_edges else None
+    some = prod(grad.shape) and (A.nnz or call.loops)
+    make = m.empty if some else m.zeros
+    features = call.queries, keys, call.values
+    dqueries, dkeys, dvalues = (make(shape_of(a), call.dtype, keys) for a in features)
+    datt, dedges = (make(shape_of(a), call.sums, keys) for a in (call.att, edges))
+    if some:
+        if statistics is None:
+            out, statistics = _forward_with_statistics(A, call)
+        if T is None and isinstance(A, CSR):
+            T, perm = transposed(A)
+        with m.on_device(keys):
+            grad = m.contiguous(grad)
+            read = {"grad": grad, "stats": _stats(call, out, grad, statistics)}
+            both = {"out": dkeys} if call.values is None else {"out": dvalues, "other": dkeys}
+            _run(T, call, Work(SOURCES, **both, **read, perm=perm))
+            of_blocks = None
+            if call.att is not None:
+                blocks = structure_of(A).blocks
+                of_blocks = m.empty((blocks, *datt.shape), call.sums, keys)
+            own = {"datt": of_blocks, "dedges": None if edges is None else dedges}
+            _run(A, call, Work(TARGETS, dqueries, **own, **read))
+            datt = datt if of_blocks is None else of_blocks.sum(0)
+    return dqueries, dkeys, dvalues, datt, dedges
+
+
+def _stats(call: Call, out: Any, grad: Any, statistics: Any) -> Any:
+    """What entries read on the way back of each row and head: (n_rows, heads, 4).
+
+    What forward wrote into ``statistics``, ``D = <dO, O>``, and 0.
+    """
+    m, (rows, heads, _) = call.m, statistics.shape
+    out, statistics = m.contiguous(out), m.contiguous(statistics)
+    stats = m.empty((rows, heads, 4), call.sums, call.keys)
+    kernel = jit.load(FILES["attend"], "attend_stats", "4Pqi", (call.dtype,))
+    pointers = (m.pointer(a) for a in (out, grad, statistics, stats))
+    blocks = -(-rows * heads * _STATS_LANES // THREADS)
+    args = (*pointers, rows * heads, call.feat)
+    kernel(blocks, args, threads=THREADS, stream=m.stream(call.keys))
+    return stats
+
+
+# One pass over the entries
+
+
+def _run(A: CSR | Structure, call: Call, work: Work) -> None:
+    """All columns at once or, where they are in blocks, one block after another."""
+    S, m, dropped, direction = structure_of(A), call.m, call.dropped, work.direction
+    one, kind = call.values is None, DOT if call.att is None else ADDITIVE
+    queries, keys = m.pointer(call.queries), m.pointer(call.keys)
+    values = keys if one else m.pointer(call.values)
+    grad, out, other = m.pointer(work.grad), m.pointer(work.out), m.pointer(work.other)
+    alignment = (queries | keys | values | grad | out | other) % 16
+    shape = row_shape(call.dtype, S.index_dtype, call.heads, call.feat, alignment)
+    numbered = call.edges is not None or work.dedges is not None or dropped.below > 0
+    # Where there are loops alone, nothing is read that has a value an entry.
+    perm, edges, dedges = (
+        m.pointer(a) if S.nnz else 0 for a in (work.perm, call.edges, work.dedges)
+    )
+    blocks = () if shape.packs else blocks_of(A, _count_blocks(S, call, work), m.stream(call.keys))
+    between = _between(S, call, work.arrays) if blocks else (0, 0, 0, 0)
+    blocks = blocks or (ColumnBlock(S),)
+    nbytes = sum(between) + _bytes_of_cut_rows(blocks, call, work, shape)
+    workspace = m.empty((nbytes,), "uint8", call.keys) if nbytes else None
+    *passed, part, other_part, carry = accumulate(between, initial=m.pointer(workspace))
+    if ITEMSIZE[call.dtype] != 2:  # results take sums as they are
+        part, other_part = out, other
+    own = m.pointer(call.att), m.pointer(work.stats), edges
+    types, variant = (call.dtype, S.index_dtype), Variant(direction, kind, one)
+    kernel = instantiation(types, shape, variant, extra=numbered or call.loops)
+    for step, block in enumerate(blocks):
+        last, statistics = step == len(blocks) - 1, m.pointer(work.statistics)
+        if direction == FORWARD and not last:
+            statistics = passed[step % 2]
+        results = (out, other, part, other_part, statistics, m.pointer(work.datt), dedges)
+        before = passed[step % 2 - 1] if step else 0
+        numbers = (dropped.seed, call.slope, call.scale, dropped.kept, dropped.below)
+        summed = one and direction == SOURCES and shape.packs > 0
+        flags = map(int, (call.loops, summed, step > 0, not last))
+        attention = (
+            *(queries, keys, values, grad, *own, *results, dropped.seed_at, before),
+            *(*numbers, call.heads, call.feat, *flags),
+        )
+        _rows(S, block, call, (shape, *kernel), perm if numbered else 0, attention, carry)
+        if block.structure.n_cuts:
+            _cut_rows(block.structure, call, work, shape, attention, carry)
+
+
+def _count_blocks(S: Structure, call: Call, work: Work) -> int:
+    """In how many blocks the columns are best gone through, where all addresses are aligned.
+
+    Not where blocks would have to share the gradient of ``att``.
+    """
+    shape = row_shape(call.dtype, S.index_dtype, call.heads, call.feat, 0)
+    of_att = call.att is not None and work.direction == TARGETS
+    if call.dtype == "float64" or shape.packs or of_att:
         return 1
-    arrays = 2 if way == SOURCES or not one else 1
-    gathered = S.n_cols * arrays * cut.mates * cut.lanes * cut.vector * ITEMSIZE[dtype]
-    return column_blocks.count(S, gathered)
+    arrays = 2 if work.direction == SOURCES or call.values is not None else 1
+    row = shape.mates * shape.lanes * shape.vector * ITEMSIZE[call.dtype]
+    return column_blocks.count(S, S.n_cols * arrays * row)
 
 
-def attend_workspace(
-    S: Structure, dtype: str, *, heads: int, feat: int, arrays: int, parts: tuple[Part, ...] = ()
-) -> int:
-    """Bytes for the sums of rows that blocks share, 0 unless a row is very long; and for ``parts``.
-
-    ``arrays`` of features are made at once: 2 by ``attend_sources`` without ``one``, else 1.
-    """
-    n_cuts = max([S.n_cuts, *(part.structure.n_cuts for part in parts)])
-    between = sum(_between(S, dtype, heads, feat, arrays)) if parts else 0
-    if not (n_cuts and feat):
-        return between
-    values = 0  # of a head, over all that the addresses may ask for
-    for together in (0, 8, ITEMSIZE[dtype]):
-        cut = cut_of(dtype, S.index_dtype, heads, feat, together)
-        of_lane = (2 if cut.packs else arrays) * cut.values + 2
-        values = max(values, cut.slices * cut.lanes * of_lane)
-    return between + 2 * n_cuts * heads * values * _size_of_sums(dtype)
-
-
-def _between(
-    S: Structure, dtype: str, heads: int, feat: int, arrays: int
-) -> tuple[int, int, int, int]:
-    """Bytes of what one part of the columns leaves to the next.
+def _between(S: Structure, call: Call, arrays: int) -> tuple[int, int, int, int]:
+    """Bytes of what one block of columns leaves to the next.
 
     Twice the largest scores and sums of exponentials, and of 2-byte features both arrays of sums.
     """
-    size = _size_of_sums(dtype)
-    scores, sums = (-(-S.n_rows * heads * n * size // 256) * 256 for n in (2, feat))
-    narrow = ITEMSIZE[dtype] == 2
+    size, narrow = ITEMSIZE[call.sums], ITEMSIZE[call.dtype] == 2
+    scores, sums = (-(-S.n_rows * call.heads * n * size // 256) * 256 for n in (2, call.feat))
     return scores, scores, sums * narrow, sums * (narrow and arrays == 2)
 
 
-def attend(
-    S: Structure,
-    dtype: str,
-    *,
-    kind: int,
-    one: bool,
-    heads: int,
-    feat: int,
-    slope: float,
-    scale: float,
-    dropped: Dropout,
-    loops: bool,
-    queries: int,
-    keys: int,
-    values: int,
-    att: int,
-    edges: int,
-    out: int,
-    statistics: int,
-    workspace: int,
-    stream: int,
-    parts: tuple[Part, ...] = (),
-) -> None:
-    """``O[i, h] = sum of P[e, h] V[j, h]``.
-
-    Where given, ``statistics`` (n_rows, heads, 2) takes of each row its largest score, and 1 over
-    its sum of exponentials relative to that; zeros if there are no entries or no features.
-    """
-    if not (S.n_rows and heads):
-        return
-    if not (feat and (S.nnz or loops)):
-        for array, size in ((out, feat * ITEMSIZE[dtype]), (statistics, 2 * _size_of_sums(dtype))):
-            if array and size:
-                fill(array, S.n_rows * heads * size, 0, stream)
-        return
-    features = (queries, keys, values, 0)
-    scores = (slope, scale, loops, att, 0, edges)
-    results = (out, 0, statistics, 0, 0)
-    which = (FORWARD, kind, one)
-    sizes, memory = (heads, feat), (workspace, stream)
-    _run(S, dtype, which, sizes, 0, features, scores, results, dropped, parts, memory)
-
-
-def attend_statistics(
-    dtype: str,
-    *,
-    items: int,
-    feat: int,
-    out: int,
-    grad: int,
-    statistics: int,
-    stats: int,
-    stream: int,
-) -> None:
-    """What entries read on the way back of each of ``items`` targets and heads.
-
-    ``stats`` is (items, 4): what forward wrote into ``statistics``, ``D = <dO, O>``, and 0.
-    """
-    if not items:
-        return
-    kernel = jit.load("attention/pairwise.cu", "attend_stats", "4Pqi", (dtype,))
-    blocks = -(-items * _STATS_LANES // THREADS)
-    args = (out, grad, statistics, stats, items, feat)
-    kernel(blocks, args, threads=THREADS, stream=stream)
-
-
-def attend_sources(
-    T: Structure,
-    dtype: str,
-    *,
-    kind: int,
-    one: bool,
-    heads: int,
-    feat: int,
-    slope: float,
-    scale: float,
-    dropped: Dropout,
-    loops: bool,
-    perm: int,
-    queries: int,
-    keys: int,
-    values: int,
-    att: int,
-    edges: int,
-    grad: int,
-    stats: int,
-    dvalues: int,
-    dkeys: int,
-    workspace: int,
-    stream: int,
-    parts: tuple[Part, ...] = (),
-) -> None:
-    """``dV`` and ``dK``, with ``one`` their sum in ``dvalues``; ``T`` is the transpose.
-
-    ``perm[e]`` is the number that entry e of the transpose has in CSR order, by which it is dropped
-    and finds its edge score.
-    """
-    if not (T.n_rows and heads and feat):
-        return
-    dkeys = 0 if one else dkeys
-    if not (T.nnz or loops):
-        for array in (dvalues, dkeys):
-            if array:
-                fill(array, T.n_rows * heads * feat * ITEMSIZE[dtype], 0, stream)
-        return
-    features = (queries, keys, values, grad)
-    scores = (slope, scale, loops, att, stats, edges)
-    results = (dvalues, dkeys, 0, 0, 0)
-    which = (SOURCES, kind, one)
-    sizes, memory = (heads, feat), (workspace, stream)
-    _run(T, dtype, which, sizes, perm, features, scores, results, dropped, parts, memory)
-
-
-def attend_targets(
-    S: Structure,
-    dtype: str,
-    *,
-    kind: int,
-    one: bool,
-    heads: int,
-    feat: int,
-    slope: float,
-    scale: float,
-    dropped: Dropout,
-    loops: bool,
-    queries: int,
-    keys: int,
-    values: int,
-    att: int,
-    edges: int,
-    grad: int,
-    stats: int,
-    dqueries: int,
-    datt: int,
-    dedges: int,
-    workspace: int,
-    stream: int,
-    parts: tuple[Part, ...] = (),
-) -> None:
-    """``dQ``; where scores are additive, ``datt``; and, where given, ``dedges`` (nnz, heads).
-
-    ``datt`` has (S.blocks, heads, feat), to be summed over its first axis by the caller; like
-    ``dedges`` it is of the type that sums run in.
-    """
-    if not (heads and feat):
-        return
-    if not (S.n_rows and (S.nnz or loops)):
-        size = S.n_rows * heads * feat * ITEMSIZE[dtype]
-        if size:
-            fill(dqueries, size, 0, stream)
-        if kind == ADDITIVE:
-            fill(datt, S.blocks * heads * feat * _size_of_sums(dtype), 0, stream)
-        return
-    features = (queries, keys, values, grad)
-    scores = (slope, scale, loops, att, stats, edges)
-    results = (dqueries, 0, 0, datt, dedges)
-    which = (TARGETS, kind, one)
-    sizes, memory = (heads, feat), (workspace, stream)
-    _run(S, dtype, which, sizes, 0, features, scores, results, dropped, parts, memory)
-
-
-def _run(
-    S: Structure,
-    dtype: str,
-    which: tuple[int, int, bool],
-    sizes: tuple[int, int],
-    perm: int,
-    features: tuple[int, int, int, int],
-    scores: tuple[float, float, bool, int, int, int],
-    results: tuple[int, int, int, int, int],
-    dropped: Dropout,
-    parts: tuple[Part, ...],
-    memory: tuple[int, int],
-) -> None:
-    """All columns at once or, where they are in parts, one part after another."""
-    (way, kind, one), (heads, feat), (workspace, stream) = which, sizes, memory
-    slope, scale, loops, att, stats, edges = scores
-    out, other, statistics, datt, dedges = results
-    queries, keys, values, grad = features
-    values = keys if one else values
-    together = (queries | keys | values | grad | out | other) % 16
-    cut = cut_of(dtype, S.index_dtype, heads, feat, together)
-    numbers = bool(edges or dedges or dropped.below)
-    perm, parts = perm if numbers else 0, () if cut.packs else parts
-    if not S.nnz:  # there are loops alone; what kernels read beside them has to exist
-        perm = edges = dedges = 0
-    att = att if kind == ADDITIVE else 0
-    last, between = max(len(parts) - 1, 0), (0, 0, 0, 0)
-    if parts:
-        between = _between(S, dtype, heads, feat, 1 + (way == SOURCES and not one))
-    *passed, part, other_part, carry = accumulate(between, initial=workspace)
-    if ITEMSIZE[dtype] != 2:  # results take sums as they are
-        part, other_part = out, other
-    summed = int(one and way == SOURCES and bool(cut.packs))
-    for step in range(last + 1):
-        before, left = (passed[step % 2 - 1] if step else 0), statistics
-        if way == FORWARD and step < last:
-            left = passed[step % 2]
-        flags = (dropped.below, heads, feat, int(loops), summed, int(step > 0), int(step < last))
-        given, made = (att, stats, edges), (out, other, part, other_part, left, datt, dedges)
-        arrays = (queries, keys, values, grad, *given, *made, dropped.seed_at, before)
-        attention = (*arrays, dropped.seed, slope, scale, dropped.kept, *flags)
-        kernel = instantiation((dtype, S.index_dtype), cut, which, extra=numbers or loops)
-        P = parts[step] if parts else Part(S)
-        _rows(S, P, dtype, (cut, *kernel), perm, attention, carry, stream)
-        if P.structure.n_cuts:
-            _cut_rows(P.structure, dtype, cut, which, attention, carry, stream)
+def _bytes_of_cut_rows(
+    blocks: tuple[ColumnBlock, ...], call: Call, work: Work, shape: RowShape
+) -> int:
+    """Bytes for the sums of rows that thread blocks share; 0 unless a row is very long."""
+    n_cuts = max(block.structure.n_cuts for block in blocks)
+    of_lane = (2 if shape.packs else work.arrays) * shape.values + 2
+    values = call.heads * shape.slices * shape.lanes * of_lane
+    return 2 * n_cuts * values * ITEMSIZE[call.sums]
 
 
 def _rows(
     S: Structure,
-    part: Part,
-    dtype: str,
-    kernel_of: tuple[Cut, str, tuple[int, ...]],
+    block: ColumnBlock,
+    call: Call,
+    kernel_of: tuple[RowShape, str, tuple[int, ...]],
     perm: int,
     attention: tuple[Any, ...],
     carry: int,
-    stream: int,
 ) -> None:
-    """The entries of one part of the columns, or all."""
-    (cut, name, constants), P = kernel_of, part.structure
-    heads, feat = attention[-6:-4]
-    wide = bool(cut.packs)
-    more, counts = ((), (S.nnz,)) if wide else ((S.indptr, part.moves), (P.nnz, S.nnz))
-    layout = _LAYOUT[_size_of_sums(dtype)]
+    """The entries of one block of columns, or all."""
+    (shape, name, constants), B = kernel_of, block.structure
+    layout, types = _LAYOUT[call.sums], (call.dtype, S.index_dtype)
+    wide = shape.packs > 0
     layout = f"5P{layout}PqII" if wide else f"7P{layout}P2qII"
-    kernel = jit.load(
-        f"attention/{name.replace('attend', 'pairwise')}.cu",
-        f"{name}_rows",
-        layout,
-        (dtype, S.index_dtype),
-        constants,
-    )
-    indices = S.indices if S.nnz else S.indptr
-    structure = (P.indptr, indices, P.start, P.slot, perm, *more)
-    rest = (carry, *counts, row_bytes(heads * feat, dtype), P.blocks)
-    blocks = P.blocks * (heads // cut.mates) * cut.slices
+    kernel = jit.load(FILES[name], f"{name}_rows", layout, types, constants)
+    more, counts = ((), (S.nnz,)) if wide else ((S.indptr, block.moves), (B.nnz, S.nnz))
+    indices = S.indices if S.nnz else S.indptr  # it has to exist
+    structure = (B.indptr, indices, B.start, B.slot, perm, *more)
+    rest = (carry, *counts, row_bytes(call.heads * call.feat, call.dtype), B.blocks)
+    blocks = B.blocks * (call.heads // shape.mates) * shape.slices
+    stream = call.m.stream(call.keys)
     kernel(blocks, (*structure, *attention, *rest), threads=THREADS, stream=stream)
 
 
 def _cut_rows(
     S: Structure,
-    dtype: str,
-    cut: Cut,
-    which: tuple[int, int, bool],
+    call: Call,
+    work: Work,
+    shape: RowShape,
     attention: tuple[Any, ...],
     carry: int,
-    stream: int,
 ) -> None:
-    """The rows that blocks share, of which each has left its sums in ``carry``."""
-    (way, _, one), (heads, feat) = which, attention[-6:-4]
-    layout, types = _LAYOUT[_size_of_sums(dtype)], (dtype, S.index_dtype)
-    sums = 2 if way == SOURCES and (cut.packs or not one) else 1
-    kernel = jit.load("attention/pairwise.cu", "attend_cut_rows", f"2P{layout}P6i", types)
-    shape = (cut.lanes, cut.vector, max(cut.packs, 1), sums, int(way == FORWARD))
-    args = (S.start, S.cut, *attention, carry, S.n_cuts, *shape)
-    blocks = -(-S.n_cuts * heads * feat // THREADS)
-    kernel(blocks, args, threads=THREADS, stream=stream)
+    """The rows that thread blocks share, of which each has left its sums in ``carry``."""
+    layout, types = f"2P{_LAYOUT[call.sums]}P6i", (call.dtype, S.index_dtype)
+    kernel = jit.load(FILES["attend"], "attend_cut_rows", layout, types)
+    direction = work.direction
+    sums = 2 if direction == SOURCES and shape.packs else work.arrays
+    cut = (shape.lanes, shape.vector, max(shape.packs, 1), sums, int(direction == FORWARD))
+    args = (S.start, S.cut, *attention, carry, S.n_cuts, *cut)
+    blocks = -(-S.n_cuts * call.heads * call.feat // THREADS)
+    kernel(blocks, args, threads=THREADS, stream=call.m.stream(call.keys))

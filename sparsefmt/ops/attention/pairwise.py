@@ -1,17 +1,18 @@
-"""Attention whose scores are of whole rows: GATv2's, and those of dot products."""
+"""Attention whose scores are of two rows: GATv2's, and those of dot products."""
 
+from math import prod
 from typing import Any
 
-import numpy as np
-
-from ...formats.arrays import Array, allocating, contiguous, namespace, on_device_of
+from ...formats.arrays import Array, allocating, on_device_of
 from ...formats.base import Format
-from ...formats.compressed import CSR
 from ..engine import checks as engine_checks
 from ..engine import choose
+from ..engine.table import Kernel, Op, Price, deferred
 from . import checks_pairwise as checks
-from .checks import headed, packed, shaped_as
-from .checks_pairwise import Arrays
+from . import cuda_pairwise as cuda
+from .checks import shaped_as
+from .checks_pairwise import Arrays, Numbers
+from .operands import heads_and_feat, shape_of, sums_dtype
 
 
 def gatv2(
@@ -88,8 +89,8 @@ def gatv2(
     capture before it goes without.  GATv2 (ICLR'22), equation 7.
     """
     A, arrays = checks.additive(A, left, right, att, edge_scores)
-    options = checks.options(A, negative_slope, 1.0, dropout, seed, self_loops)
-    return _forward("gatv2", A, arrays, out, options)
+    numbers = checks.numbers(A, negative_slope, 1.0, dropout, seed, self_loops)
+    return _forward(GATV2, A, arrays, out, numbers)
 
 
 def gatv2_backward(
@@ -141,8 +142,8 @@ def gatv2_backward(
     """
     A, arrays = checks.additive(A, left, right, att, edge_scores)
     grad = checks.gradient(grad, A, "left", arrays[1])
-    options = checks.options(A, negative_slope, 1.0, dropout, seed, self_loops)
-    dright, dleft, _, datt, dedges = _backward("gatv2_backward", A, arrays, grad, options)
+    numbers = checks.numbers(A, negative_slope, 1.0, dropout, seed, self_loops)
+    dright, dleft, _, datt, dedges = _backward(GATV2_BACKWARD, A, arrays, grad, numbers)
     return dleft, dright, datt, dedges
 
 
@@ -204,8 +205,8 @@ def dot_attention(
     Attention Is All You Need (NIPS'17), equation 1, on a graph; AGNN (2018), equation 3.
     """
     A, arrays = checks.products(A, queries, keys, values, edge_scores)
-    options = checks.dot_options(A, arrays[1], scale, dropout, seed, self_loops)
-    return _forward("dot_attention", A, arrays, out, options)
+    numbers = checks.numbers_of_products(A, arrays[1], scale, dropout, seed, self_loops)
+    return _forward(DOT_ATTENTION, A, arrays, out, numbers)
 
 
 def dot_attention_backward(
@@ -258,91 +259,116 @@ def dot_attention_backward(
     """
     A, arrays = checks.products(A, queries, keys, values, edge_scores)
     grad = checks.gradient(grad, A, "keys", arrays[1])
-    options = checks.dot_options(A, arrays[1], scale, dropout, seed, self_loops)
-    found = _backward("dot_attention_backward", A, arrays, grad, options)
+    numbers = checks.numbers_of_products(A, arrays[1], scale, dropout, seed, self_loops)
+    found = _backward(DOT_ATTENTION_BACKWARD, A, arrays, grad, numbers)
     dqueries, dkeys, dvalues, _, dedges = found
     return dqueries, dkeys, dvalues, dedges
 
 
-def _forward(
-    op: str, A: Format, arrays: Arrays, out: Array | None, options: dict[str, Any]
-) -> Array:
+def _forward(op: Op, A: Format, arrays: Arrays, out: Array | None, numbers: Numbers) -> Array:
     keys = arrays[1]
     inputs = [*arrays, *engine_checks.arrays_of(A)]
     out = engine_checks.output(out, shape=(A.n_rows, *keys.shape[1:]), like=keys, inputs=inputs)
-    choose.run(op, engine_checks.structure(A), *_packed(*arrays), out=headed(out), **options)
-    return out
+    found: Array = choose.run(op, engine_checks.structure(A), *arrays, *numbers, out=out)
+    return found
 
 
-def _backward(
-    op: str, A: Format, given: Arrays, grad: Array, options: dict[str, Any]
-) -> tuple[Any, ...]:
-    """The gradients of ``given``, None where that is."""
-    keys, inputs = given[1], _packed(*given)
+def _backward(op: Op, A: Format, arrays: Arrays, grad: Array, numbers: Numbers) -> tuple[Any, ...]:
+    """The gradients of ``arrays``, None where that is."""
+    # Forward and the transpose are made anew.
+    given = None, None, grad, None, None, True, *arrays, *numbers
+    found = choose.run(op, engine_checks.structure(A), *given)
+    if found is None:  # ``explain`` runs nothing
+        return arrays
+    keys = arrays[1]
     with on_device_of(keys), allocating(f"gradients of {keys.size} features and their scores"):
-        empty = namespace(keys).empty
-        made = [None if a is None else empty(a.shape, a.dtype) for a in inputs]
-        names = dict(zip(("out", "dkeys", "dvalues", "datt", "dedges"), made, strict=True))
-        last = headed(contiguous(grad))
-        choose.run(op, engine_checks.structure(A), *inputs, last, **names, **options)
-        pairs = zip(made, given, strict=True)
+        pairs = zip(found, arrays, strict=True)
         return tuple(None if a is None else shaped_as(gradient, a) for gradient, a in pairs)
 
 
-def _packed(
-    queries: Array, keys: Array, values: Array | None, att: Array | None, edges: Array | None
-) -> Arrays:
-    """As kernels take them: contiguous, with an axis for heads, scores of the type of sums."""
-    queries, keys = headed(contiguous(queries)), headed(contiguous(keys))
-    values = None if values is None else headed(contiguous(values))
-    heads = keys.shape[1]
-    att = None if att is None else packed(att.reshape(keys.shape[1:]), keys.shape[2])
-    return queries, keys, values, att, packed(edges, heads)
+# The rows of the table
 
 
-# Launchers
+def _result(S: Any, queries: Any, keys: Any, *_: Any) -> tuple[Any, ...]:
+    return (((S.n_rows, *keys.shape[1:]), keys),)
 
 
-def _forward_gpu(A: CSR, *arrays: Array | None, **options: Any) -> None:
-    from . import cuda_pairwise_backward
-
-    cuda_pairwise_backward.attend(A, *arrays, **options)
+def _result_and_statistics(S: Any, queries: Any, keys: Any, *_: Any) -> tuple[Any, ...]:
+    return (*_result(S, queries, keys), ((S.n_rows, heads_and_feat(keys)[0], 2), sums_dtype(keys)))
 
 
-def _backward_gpu(A: CSR, *arrays: Array | None, **options: Any) -> None:
-    from . import cuda_pairwise_backward
-
-    cuda_pairwise_backward.attend_backward(A, *arrays, **options)
-
-
-def _forward_numba(
-    A: CSR, queries: Array, keys: Array, values: Array | None, att: Array | None,
-    edges: Array | None, *, out: Array, **options: Any,
-) -> None:  # fmt: skip
-    from . import cpu_attend
-
-    features = queries, keys, values, att
-    cpu_attend.attend(A.indptr, A.indices, *features, out, edges=edges, **options)
+def _gradients(
+    S: Any, T: Any, perm: Any, grad: Any, out: Any, statistics: Any, of_edges: bool,
+    queries: Any, keys: Any, values: Any, att: Any, edges: Any, *_: Any,
+) -> tuple[Any, ...]:  # fmt: skip
+    """One for each tensor that may have one, empty where that is not given."""
+    shapes = shape_of(att), shape_of(edges, of_edges)
+    features = ((shape_of(a), keys) for a in (queries, keys, values))
+    return *features, *((shape, sums_dtype(keys)) for shape in shapes)
 
 
-def _backward_numba(
-    A: CSR, queries: Array, keys: Array, values: Array | None, att: Array | None,
-    edges: Array | None, grad: Array, *, out: Array, dkeys: Array, dvalues: Array | None,
-    datt: Array | None, dedges: Array | None, **options: Any,
-) -> None:  # fmt: skip
-    from . import cpu_attend
-
-    structure, features = (A.indptr, A.indices), (queries, keys, values, att)
-    options = {**options, "edges": edges}
-    sums = np.float32 if keys.itemsize == 2 else keys.dtype
-    result, statistics = np.empty(grad.shape, sums), np.empty((*grad.shape[:2], 2), sums)
-    cpu_attend.attend(*structure, *features, result, statistics=statistics, **options)
-    columns, perm = A.with_data(None).tocsc_with_perm()
-    structures = *structure, columns.indptr, columns.indices, perm
-    options |= {"dQ": out, "dK": dkeys, "dV": dvalues, "datt": datt, "dedges": dedges}
-    cpu_attend.attend_backward(*structures, grad, *features, result, statistics, **options)
+def _price(S: Any, queries: Any, keys: Any, values: Any, *_: Any) -> Price:
+    """Every entry reads a row of keys and one of values; rows of queries and results go once."""
+    row = prod(keys.shape[1:])
+    gathered = 1 if values is None else 2
+    moved = (S.nnz * gathered + 2 * S.n_rows) * row * keys.itemsize
+    return Price(moved + 4 * S.nnz + 8 * S.n_rows, 4 * S.nnz * row)
 
 
-for _op in ("gatv2", "dot_attention"):
-    choose.register(*choose.over_rows(_op, _forward_gpu, _forward_numba))
-    choose.register(*choose.over_rows(f"{_op}_backward", _backward_gpu, _backward_numba))
+def _price_of_gradients(
+    S: Any, T: Any, perm: Any, grad: Any, out: Any, statistics: Any, of_edges: bool,
+    queries: Any, keys: Any, values: Any, *_: Any,
+) -> Price:  # fmt: skip
+    """Every entry is read from both its ends, and its score made again at each."""
+    row = prod(keys.shape[1:])
+    gathered = 3 if values is None else 4
+    moved = (S.nnz * gathered + 4 * S.n_rows) * row * keys.itemsize
+    return Price(moved + 12 * S.nnz + 16 * S.n_rows, 12 * S.nnz * row)
+
+
+_FEATURES = ("queries", "keys", "values")
+_OPERANDS = (
+    "Tensor queries, Tensor keys, Tensor? values, Tensor? att, Tensor? edges, Tensor? seed, "
+    "float slope, float scale, float dropout, bool loops"
+)
+
+
+def _row(op: str, run: str, arguments: str = _OPERANDS, **facts: Any) -> Op:
+    """A row whose kernels are the functions of that name for CUDA and for the CPU."""
+    kernels = (
+        Kernel(f"{op}_csr_balanced", getattr(cuda, run), ("csr",), "gpu"),
+        Kernel(f"{op}_csr_numba", deferred(f"{__package__}.cpu_pairwise", run), ("csr",), "cpu"),
+        choose.convert_to_csr(op),
+    )
+    return Op(op, arguments, kernels=kernels, **facts)
+
+
+def _forward_row(op: str, **facts: Any) -> Op:
+    return _row(op, "pairwise", results=_result, price=_price, **facts)
+
+
+def _backward_row(op: str, **facts: Any) -> Op:
+    arguments = f"Tensor grad, Tensor out, Tensor statistics, bool of_edges, {_OPERANDS}"
+    facts |= {"results": _gradients, "price": _price_of_gradients, "returns": 5, "structures": 2}
+    return _row(op, "pairwise_backward", arguments, **facts)
+
+
+def _public(op: str) -> dict[str, Any]:
+    """What is public under its own name is ``attend`` in torch."""
+    return {"op": op, "functions": (op,), "library": False}
+
+
+GATV2 = _forward_row(**_public("gatv2"))
+GATV2_BACKWARD = _backward_row(**_public("gatv2_backward"))
+DOT_ATTENTION = _forward_row(**_public("dot_attention"))
+DOT_ATTENTION_BACKWARD = _backward_row(**_public("dot_attention_backward"))
+ATTEND = _forward_row("attend", narrowed=_FEATURES)
+ATTEND_WITH_STATISTICS = _row(
+    "attend_with_statistics",
+    "pairwise_with_statistics",
+    results=_result_and_statistics,
+    price=_price,
+    returns=2,
+    narrowed=_FEATURES,
+)
+ATTEND_BACKWARD = _backward_row("attend_backward")

@@ -15,6 +15,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -37,8 +38,6 @@ _C_TYPES = {
     "uint16": "unsigned short",
 }
 
-#: Every instantiation that the launchers may ask for, by file: what ``compile_all`` compiles.
-_declared: dict[str, list[str]] = {}
 _compiled: dict[tuple[int, str, str], tuple[Any, int]] = {}
 _loaded: dict[tuple[Any, ...], "Kernel"] = {}
 _lock = threading.Lock()
@@ -151,16 +150,19 @@ def expression(kernel: str, dtypes: tuple[str, ...], constants: tuple[int, ...])
     return f"{kernel}<{', '.join(types + [str(value) for value in constants])}>"
 
 
-def declare(file: str, *expressions: str) -> None:
-    """Announce instantiations that a launcher may load."""
-    _declared.setdefault(file, []).extend(expressions)
+#: Modules below ``ops`` whose ``instantiations`` say what their launchers may ask for.
+LAUNCHERS = (
+    *("matmul.cuda", "matmul.cuda_aggregate", "edges.cuda", "attention.cuda_gat"),
+    *("attention.cuda_pairwise", "cbsr.cuda", "cbsr.cuda_sspmm", "sampling.cuda"),
+    *("tiles.cuda", "tiles.cuda_edges", "gcn.cuda"),
+)
 
 
-def declared() -> list[tuple[str, str]]:
-    """Every announced ``(file, expression)``."""
-    from . import variants  # noqa: F401  # it announces when it is imported
-
-    return [(file, name) for file, names in _declared.items() for name in names]
+@cache
+def declared() -> tuple[tuple[str, str], ...]:
+    """List every ``(file, expression)`` that a launcher may ask for: what ``compile_all`` takes."""
+    modules = (import_module(f"sparsefmt.ops.{name}") for name in LAUNCHERS)
+    return tuple(found for module in modules for found in module.instantiations())
 
 
 def load(

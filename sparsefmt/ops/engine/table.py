@@ -69,6 +69,7 @@ class Op:
     #: Whether kernels on a GPU take, beside a ``Structure``, its ``indptr`` as an array.
     takes_indptr: bool = False
     functions: tuple[str, ...] = ()  #: public functions that choose among the kernels
+    library: bool = True  #: whether torch has a library op of it
     candidates: dict[tuple[str, bool], tuple[Kernel, ...]] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:

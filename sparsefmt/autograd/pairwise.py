@@ -1,15 +1,25 @@
-"""What users call for attention: checks, autocast, one call into ``attention``."""
+"""Attention whose scores are of two rows, for torch: ``gatv2_aggregate`` and ``dot_aggregate``.
+
+Backward computes the weights again: nothing that is saved has a value an entry.  A gradient can be
+used but not differentiated.
+"""
 
 from math import isfinite, sqrt
 from typing import Any
 
-import torch
 from torch import Tensor
+from torch.autograd import Function
 
 from ..errors import ShapeError
+from ..ops.attention.operands import Options
 from . import _check_attention as check
-from . import _library, attention
-from .structure import GraphLike, GraphTensors, given_tensors
+from ._library import LibraryOp
+from ._recording import apart, once, recorded
+from .structure import GraphLike, given_tensors, side_of
+
+ATTEND = LibraryOp("attend")
+ATTEND_WITH_STATISTICS = LibraryOp("attend_with_statistics")
+ATTEND_BACKWARD = LibraryOp("attend_backward")
 
 
 def gatv2_aggregate(
@@ -62,15 +72,15 @@ def gatv2_aggregate(
     GATv2 (ICLR'22), equation 7.
     """
     tensors = given_tensors(graph)
-    (left, right), (att, edge_scores) = _cast(tensors, (left, right), (att, edge_scores))
+    (left, right), (att, edge_scores) = check.autocast(tensors, (left, right), (att, edge_scores))
     check.features("left", left, rows=tensors.n_cols, axis="columns", graph=tensors)
     check.features("right", right, rows=tensors.n_rows, axis="rows", graph=tensors)
     check.alike("right", right, "left", left, tensors)
     like = ("left", left)
     check.vector("att", att, like=like, graph=tensors)
-    _check_edges(edge_scores, like=like, graph=tensors)
+    check.edges(edge_scores, like=like, graph=tensors)
     options = check.options(negative_slope, dropout, seed, self_loops, tensors)
-    return attention.attend(graph, right, left, None, att, edge_scores, 1.0, options)
+    return _pairwise(graph, right, left, None, att, edge_scores, 1.0, options)
 
 
 def dot_aggregate(
@@ -124,7 +134,7 @@ def dot_aggregate(
     graph.
     """
     tensors = given_tensors(graph)
-    given, (edge_scores,) = _cast(tensors, (queries, keys, values), (edge_scores,))
+    given, (edge_scores,) = check.autocast(tensors, (queries, keys, values), (edge_scores,))
     queries, keys, values = given
     check.features("keys", keys, rows=tensors.n_cols, axis="columns", graph=tensors)
     check.features("queries", queries, rows=tensors.n_rows, axis="rows", graph=tensors)
@@ -132,10 +142,10 @@ def dot_aggregate(
     if values is not None:
         check.features("values", values, rows=tensors.n_cols, axis="columns", graph=tensors)
         check.alike("values", values, "keys", keys, tensors)
-    _check_edges(edge_scores, like=("keys", keys), graph=tensors)
+    check.edges(edge_scores, like=("keys", keys), graph=tensors)
     factor = 1 / sqrt(max(keys.shape[-1], 1)) if scale is None else _finite("scale", scale)
     options = check.options(0.0, dropout, seed, self_loops, tensors)
-    return attention.attend(graph, queries, keys, values, None, edge_scores, factor, options)
+    return _pairwise(graph, queries, keys, values, None, edge_scores, factor, options)
 
 
 def _finite(name: str, value: Any) -> float:
@@ -145,20 +155,60 @@ def _finite(name: str, value: Any) -> float:
     return number
 
 
-def _check_edges(value: Any, *, like: tuple[str, Tensor], graph: GraphTensors) -> None:
-    if value is not None:
-        check.scores(
-            *("edge_scores", value), rows=graph.nnz, each="stored entry", like=like, graph=graph
-        )
+# Without checks
 
 
-def _cast(tensors: GraphTensors, features: tuple[Any, ...], scores: tuple[Any, ...]) -> Any:
-    """Features and scores as autocast has them; what is no tensor stays for the checks."""
-    kind = tensors.kind
-    if not torch.is_autocast_enabled(kind):
-        return features, scores
-    narrow, wide = (_library.autocast_dtype(kind, narrow=one) for one in (True, False))
-    return (
-        tuple(_library.cast(one, kind, narrow) for one in features),
-        tuple(_library.cast(one, kind, wide) for one in scores),
-    )
+def _pairwise(
+    graph: GraphLike,
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor | None,
+    att: Tensor | None,
+    edges: Tensor | None,
+    scale: float,
+    options: Options,
+) -> Tensor:
+    """Attention of targets' queries to sources' keys, additive where ``att`` is given.
+
+    Without ``values`` the keys are the values.
+    """
+    inputs = queries, keys, values, att, edges
+    numbers = options.seed, options.slope, scale, options.dropout, options.loops
+    found: Tensor
+    if not recorded(*inputs):
+        found = ATTEND(side_of(graph, False), *inputs, *numbers)
+        return found
+    found = _Pairwise.apply(*apart(*inputs), graph, *numbers)  # type: ignore[no-untyped-call]
+    return found
+
+
+class _Pairwise(Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        queries: Tensor,
+        keys: Tensor,
+        values: Tensor | None,
+        att: Tensor | None,
+        edges: Tensor | None,
+        graph: GraphLike,
+        seed: Tensor | None,
+        *numbers: Any,
+    ) -> Tensor:
+        inputs = queries, keys, values, att, edges, seed
+        found = ATTEND_WITH_STATISTICS(side_of(graph, False), *inputs, *numbers)
+        ctx.save_for_backward(*inputs, *found)
+        ctx.graph, ctx.numbers = graph, numbers
+        out: Tensor = found[0]
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        *inputs, out, statistics = ctx.saved_tensors
+        of_values, of_att, of_edges = ctx.needs_input_grad[2:5]
+        name = "dot_aggregate" if inputs[3] is None else "gatv2_aggregate"
+        sides = side_of(ctx.graph, False), side_of(ctx.graph, True)
+        args = grad, out, statistics, of_edges, *inputs, *ctx.numbers
+        dqueries, dkeys, dvalues, datt, dedges = once(name, ATTEND_BACKWARD, *sides, *args)
+        optional = (dvalues, of_values), (datt, of_att), (dedges, of_edges)
+        return dqueries, dkeys, *(d if asked else None for d, asked in optional), *(None,) * 6
