@@ -16,7 +16,6 @@ from torch.autograd import Function
 from torch.autograd.function import FunctionCtx
 
 from ..errors import UnsupportedError
-from . import _cuda_aggregate as _cuda_aggregate  # kernels that it prefers
 from ._library import LibraryOp
 from ._recording import apart, recorded
 from .structure import GraphLike, Side, side_of
