@@ -452,12 +452,12 @@ def choice(figures: list[list[int]], costs: Costs, height: int) -> list[int] | N
 )
 def test_what_is_chosen_is_the_first_of_the_cheapest(columns, many, height, costs):
     figures = [[*one, many * one[-1]] for one in columns]
-    plan = split._choose(np.array(figures), costs, height)
+    choice = split._choose(np.array(figures), costs, height)
     expected = choice(figures, costs, height)
-    assert (plan is None) == (expected is None)
-    if plan is not None:
-        assert plan.least.tolist() == [n or tile_slabs.NEVER for n in expected]
-        assert (plan.slab_ptr[-1], plan.entry_ptr[-1]) == (plan.n_slabs, plan.taken)
+    assert (choice is None) == (expected is None)
+    if choice is not None:
+        assert choice.least.tolist() == [n or tile_slabs.NEVER for n in expected]
+        assert (choice.slab_ptr[-1], choice.entry_ptr[-1]) == (choice.n_slabs, choice.taken)
 
 
 @pytest.mark.parametrize("height", HEIGHTS)
