@@ -452,12 +452,12 @@ def choice(figures: list[list[int]], costs: Costs, height: int) -> list[int] | N
 )
 def test_what_is_chosen_is_the_first_of_the_cheapest(columns, many, height, costs):
     figures = [[*one, many * one[-1]] for one in columns]
-    plan = split._choose(np.array(figures), costs, height)
+    found = split._choose(np.array(figures), costs, height)
     expected = choice(figures, costs, height)
-    assert (plan is None) == (expected is None)
-    if plan is not None:
-        assert plan.least.tolist() == [n or tile_slabs.NEVER for n in expected]
-        assert (plan.slab_ptr[-1], plan.entry_ptr[-1]) == (plan.n_slabs, plan.taken)
+    assert (found is None) == (expected is None)
+    if found is not None:
+        assert found.least.tolist() == [n or tile_slabs.NEVER for n in expected]
+        assert (found.slab_ptr[-1], found.entry_ptr[-1]) == (found.n_slabs, found.taken)
 
 
 @pytest.mark.parametrize("height", HEIGHTS)

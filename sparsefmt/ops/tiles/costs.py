@@ -1,4 +1,4 @@
-"""What decides between matrix units and CUDA cores: costs, and those measured on a GPU."""
+"""Decide between tensor cores and CUDA cores by costs: a user's, or those measured on a GPU."""
 
 from dataclasses import dataclass
 
@@ -13,7 +13,7 @@ _MOST = 1e12
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """What work costs, in times of an entry on CUDA cores; of windows per 64 rows.
+    """Costs of work, counted in entries on CUDA cores; those of windows are for 64 rows.
 
     Products take those that were measured of their kind.  The defaults are of SpMM in float32
     without values.  ``Costs(slab=0, window=0, piece=0, launch=0, again=1e9, gain=0)`` sends all
@@ -23,19 +23,19 @@ class Costs:
     Parameters
     ----------
     slab : float
-        Of 16 columns of a window on matrix units, whatever they hold.
+        A slab on tensor cores: 16 columns of a window, whatever they hold.
     window : float
-        Of a window that has any.
+        A window that has slabs.
     row : float
-        Of a row on CUDA cores, whatever it has.
+        A row on CUDA cores, whatever it has.
     left : float
-        Of an entry that stays behind: those that share columns were the cheap ones.
+        An entry that CUDA cores keep: those that share columns were the cheap ones.
     again : float
-        Of a window whose sums come from both.
+        A window whose sums come from both.
     piece : float
-        Of a part of a window that is cut for several blocks.
+        A part of a window that several blocks share.
     launch : float
-        Of a kernel more, until it is busy.
+        Starting one kernel more.
     gain : float
         Not a cost: the least factor by which matrix units must pay.
     part : int
@@ -58,7 +58,7 @@ class Costs:
     part: int = 8
 
     def longest_part(self, n_slabs: float) -> int:
-        """Slabs that a block takes at most, of a matrix of so many."""
+        """Return the most slabs that a block takes of a matrix with so many."""
         return max(self.part, -(-int(n_slabs) // BUSY))
 
     def __post_init__(self) -> None:
@@ -73,16 +73,17 @@ class Costs:
 
 
 def checked(value: object) -> Costs | None:
-    """Costs, or none; ``DtypeError`` for anything else."""
+    """Return costs or None as they are; raise ``DtypeError`` for anything else."""
     if value is None or isinstance(value, Costs):
         return value
     raise DtypeError(f"costs is a {type(value).__name__}: give ops.Costs(...), or leave it out.")
 
 
 def measured(op: str, itemsize: int, weighted: bool, feat: int) -> Costs | None:
-    """Of products with so many features of that size, or of each head; None: CUDA cores do best.
+    """Return the costs measured for such a product; None where CUDA cores do best.
 
-    Weighted are those with edge values or a scale of columns.
+    ``itemsize`` and ``feat`` are those of the features, of each head; weighted products have edge
+    values or a scale of columns.
     """
     kinds = _MEASURED[op, itemsize, weighted]
     return next((costs for least, costs in kinds if feat >= least), None)

@@ -1,4 +1,4 @@
-"""The entries of windows counted by column, and those that matrix units take put into slabs.
+"""Count the entries of windows by column, and put those that tensor cores take into slabs.
 
 On a GPU a few kernels do it (``slab_kernels``); what they do is here for NumPy.  Both give the
 same arrays.
@@ -35,8 +35,8 @@ class Held:
 
 
 @dataclass(frozen=True, eq=False)
-class Plan:
-    """What each window gives to matrix units: decided on the CPU, sent to where it is done."""
+class SlabChoice:
+    """How much each window gives to tensor cores: decided on the CPU, sent to where it is done."""
 
     least: Array  #: (n_windows,) uint8, entries that a column must hold; ``NEVER`` takes none
     slab_ptr: Array  #: (n_windows + 1,) int64, first slab of each window
@@ -47,7 +47,7 @@ class Plan:
 
 @dataclass(frozen=True, eq=False)
 class Slabs:
-    """The arrays of a ``Split``, which says what they are, and what it leaves."""
+    """The arrays that a ``Split`` describes, and a bit for each entry: whether it is taken."""
 
     columns: Array
     masks: Array
@@ -60,14 +60,14 @@ class Slabs:
 
 
 def figures(A: "SGT", step: int) -> Array:
-    """``Held.figures`` of every ``step``-th window."""
+    """Count for ``Held.figures`` in every ``step``-th window."""
     if not is_cupy(A.order):
         return hold(A).figures[::step]
     return _count(A, step, keep=False).figures
 
 
 def hold(A: "SGT") -> Held:
-    """What the columns of all tiles hold."""
+    """Count the entries of the columns of all tiles."""
     if is_cupy(A.order):
         return _count(A, 1, keep=True)
     column, _, first = _entries(A)
@@ -82,12 +82,12 @@ def hold(A: "SGT") -> Held:
     return Held(found, begins, counts.astype(np.uint8))
 
 
-def gather(A: "SGT", held: Held, plan: Plan) -> Slabs:
-    """The entries that are taken, in slabs; of a plan that takes some and is where ``A`` is."""
+def gather(A: "SGT", held: Held, choice: SlabChoice) -> Slabs:
+    """Put the entries that are taken into slabs; the choice takes some and is where ``A`` is."""
     if is_cupy(A.order):
-        return _gather_with_kernels(A, held, plan)
-    tiles, n_slabs = A.tile[0] // 16, plan.n_slabs
-    sources, place_of = _sources(A, held, plan)
+        return _gather_with_kernels(A, held, choice)
+    tiles, n_slabs = A.tile[0] // 16, choice.n_slabs
+    sources, place_of = _sources(A, held, choice)
     column, row, first = _entries(A)
     first &= place_of[column] >= 0
     place, row, order = place_of[column[first]], row[first], A.order[first]
@@ -99,7 +99,7 @@ def gather(A: "SGT", held: Held, plan: Plan) -> Slabs:
     sorting = np.argsort(key, kind="stable")
     perm = order[sorting]
     taken = None
-    if plan.taken < A.nnz:
+    if choice.taken < A.nnz:
         bits = np.zeros((A.nnz // 32 + 1) * 32, bool)
         bits[perm] = True
         taken = np.packbits(bits, bitorder="little").view(np.uint32)
@@ -114,7 +114,7 @@ def gather(A: "SGT", held: Held, plan: Plan) -> Slabs:
 
 
 def remaining(csr: CSR, taken: Array, count: int) -> tuple[CSR, Array]:
-    """The ``count`` entries that are not taken, as a CSR of its own, and their places."""
+    """Return the ``count`` entries that are not taken as a CSR of their own, and their places."""
     xp, dtype = namespace(taken), csr.index_dtype
     if is_cupy(taken):
         before = kernels.left()(taken, size=len(taken) + 1)  # entries left before each 32
@@ -131,7 +131,7 @@ def remaining(csr: CSR, taken: Array, count: int) -> tuple[CSR, Array]:
 
 
 def _entries(A: "SGT") -> tuple[Array, Array, Array]:
-    """Column among those of all tiles, row in the window, whether the first in its cell."""
+    """Return the column of each entry, its row in the window, and if it is first in its cell."""
     tile = primitives.expand(A.tile_ptr, A.nnz).astype(np.int64)
     slots, width = A.slots.astype(np.int32), A.tile[1]
     column, row = tile * width + slots % width, slots // width
@@ -140,19 +140,19 @@ def _entries(A: "SGT") -> tuple[Array, Array, Array]:
     return column, row, first
 
 
-def _sources(A: "SGT", held: Held, plan: Plan) -> tuple[Array, Array]:
-    """Which column of the tiles each place of a slab has; and its place, or -1, for each column.
+def _sources(A: "SGT", held: Held, choice: SlabChoice) -> tuple[Array, Array]:
+    """Return the column of tiles at each place of the slabs, and the place, or -1, of each column.
 
     Behind the last column of a window that one again.
     """
     window = np.repeat(primitives.expand(A.window_ptr, A.tile_count), A.tile[1])
-    kept = np.flatnonzero(held.counts >= plan.least[window])
+    kept = np.flatnonzero(held.counts >= choice.least[window])
     window = window[kept]
     ptr = primitives.pointers(window, A.n_windows, np.int64)
-    place = plan.slab_ptr[window] * SLAB + np.arange(len(kept)) - ptr[window]
+    place = choice.slab_ptr[window] * SLAB + np.arange(len(kept)) - ptr[window]
     place_of = np.full(A.columns.size, -1)
     place_of[kept] = place
-    before = np.zeros(plan.n_slabs * SLAB, np.int64)
+    before = np.zeros(choice.n_slabs * SLAB, np.int64)
     before[place] = np.arange(len(kept))
     return kept[np.maximum.accumulate(before)], place_of
 
@@ -177,23 +177,23 @@ def _count(A: "SGT", step: int, *, keep: bool) -> Held:
     return Held(on_host.reshape(n_windows, MOST + 1), begins, counts)
 
 
-def _gather_with_kernels(A: "SGT", held: Held, plan: Plan) -> Slabs:
+def _gather_with_kernels(A: "SGT", held: Held, choice: SlabChoice) -> Slabs:
     import cupy
 
-    width, tiles, n_slabs = A.tile[1], A.tile[0] // 16, plan.n_slabs
+    width, tiles, n_slabs = A.tile[1], A.tile[0] // 16, choice.n_slabs
     columns = cupy.empty(n_slabs * SLAB, A.index_dtype)
     sources = cupy.empty(n_slabs * SLAB, np.int64)
     starts = cupy.empty(n_slabs * tiles + 1, A.index_dtype)
     kernels.place()(
-        *(A.window_ptr, plan.slab_ptr, plan.entry_ptr, plan.least, held.counts),
+        *(A.window_ptr, choice.slab_ptr, choice.entry_ptr, choice.least, held.counts),
         *(A.columns.ravel(), A.n_windows, width, tiles, columns, sources, starts),
         size=A.n_windows * kernels.THREADS,
         block_size=kernels.THREADS,
     )
     masks = cupy.empty(n_slabs * tiles * 8, np.uint32)
-    cells = cupy.empty(plan.taken, np.uint16)
-    perm = cupy.empty(plan.taken, A.index_dtype)
-    taken = cupy.zeros(A.nnz // 32 + 1, np.uint32) if plan.taken < A.nnz else None
+    cells = cupy.empty(choice.taken, np.uint16)
+    perm = cupy.empty(choice.taken, A.index_dtype)
+    taken = cupy.zeros(A.nnz // 32 + 1, np.uint32) if choice.taken < A.nnz else None
     marks = masks if taken is None else taken  # which it then leaves alone
     kernels.fill()(
         *(sources, held.begins, A.slots, A.order, width, tiles, taken is not None),

@@ -1,4 +1,4 @@
-"""Which entries of an SGT go to matrix units, in the layout those read, and which do not.
+"""Split the entries of an SGT: those that tensor cores take, as these read them, and the rest.
 
 What concerns windows is decided here, on the CPU and by NumPy, so that all devices decide alike;
 ``slabs`` counts and places the entries.
@@ -16,7 +16,7 @@ from . import slabs as tile_slabs
 from .cells import LANES, SLAB, place
 from .costs import Costs
 from .slab_kernels import MOST
-from .slabs import NEVER, Held, Plan
+from .slabs import NEVER, Held, SlabChoice
 
 if TYPE_CHECKING:
     from ...formats.sgt import SGT
@@ -78,13 +78,13 @@ class Split:
         return self.taken >= BAKED * self.n_cells > 0
 
     def arrays(self) -> list[Array]:
-        """All that kernels read of it."""
+        """Return all arrays that kernels read of it."""
         own = [self.items, self.cuts, self.columns, self.masks, self.starts, self.cells, self.perm]
         rest = self.rest
         return own if rest is None else [*own, rest.indptr, rest.indices, self.rest_perm]
 
     def places(self, itemsize: int) -> Array:
-        """(taken,) int64: which cell has each entry in tiles, for values of that size."""
+        """Return the cell of each entry in tiles, (taken,) int64, for values of that size."""
         xp, tiles = namespace(self.cells), self.height // 16
         if not self.taken:
             return xp.zeros(0, np.int64)
@@ -114,22 +114,22 @@ def _split(A: "SGT", csr: CSR, costs: Costs) -> Split:
     found = _decide(A, costs)
     if found is None:
         return _nothing(A)
-    plan, held = found
-    part, whole = costs.longest_part(plan.n_slabs), plan.taken == A.nnz
-    items, cuts, n_parts = _items(plan.slab_ptr, whole, part, A.index_dtype)
+    choice, held = found
+    part, whole = costs.longest_part(choice.n_slabs), choice.taken == A.nnz
+    items, cuts, n_parts = _items(choice.slab_ptr, whole, part, A.index_dtype)
     least, slab_ptr, entry_ptr, items, cuts = send(
-        [plan.least, plan.slab_ptr, plan.entry_ptr, items, cuts], like=A.order
+        [choice.least, choice.slab_ptr, choice.entry_ptr, items, cuts], like=A.order
     )
-    plan = replace(plan, least=least, slab_ptr=slab_ptr, entry_ptr=entry_ptr)
-    slabs = tile_slabs.gather(A, held, plan)
+    choice = replace(choice, least=least, slab_ptr=slab_ptr, entry_ptr=entry_ptr)
+    slabs = tile_slabs.gather(A, held, choice)
     rest, rest_perm = None, None
     if slabs.taken is not None:
-        rest, rest_perm = tile_slabs.remaining(csr, slabs.taken, A.nnz - plan.taken)
+        rest, rest_perm = tile_slabs.remaining(csr, slabs.taken, A.nnz - choice.taken)
     return Split(
         items=items,
         cuts=cuts,
         columns=slabs.columns.reshape(-1, SLAB),
-        masks=slabs.masks.reshape(plan.n_slabs, LANES, A.tile[0] // 16),
+        masks=slabs.masks.reshape(choice.n_slabs, LANES, A.tile[0] // 16),
         starts=slabs.starts,
         cells=slabs.cells,
         perm=slabs.perm,
@@ -137,7 +137,7 @@ def _split(A: "SGT", csr: CSR, costs: Costs) -> Split:
         rest_perm=rest_perm,
         height=A.tile[0],
         nnz=A.nnz,
-        taken=plan.taken,
+        taken=choice.taken,
         n_parts=n_parts,
     )
 
@@ -164,8 +164,8 @@ def _nothing(A: "SGT") -> Split:
 # What is decided
 
 
-def _decide(A: "SGT", costs: Costs) -> tuple[Plan, Held] | None:
-    """What each window gives, and what its columns hold; None if no window gives anything."""
+def _decide(A: "SGT", costs: Costs) -> tuple[SlabChoice, Held] | None:
+    """Decide what each window gives, and count its columns; None if no window gives anything."""
     if A.tile[0] not in HEIGHTS or not A.nnz:
         return None
     step = max((one for one in STEPS if one * SAMPLE <= A.n_windows), default=1)
@@ -173,14 +173,14 @@ def _decide(A: "SGT", costs: Costs) -> tuple[Plan, Held] | None:
     if step > 1 and _choose(tile_slabs.figures(A, step), costs, A.tile[0], **looked_at) is None:
         return None
     held = tile_slabs.hold(A)
-    plan = _choose(held.figures, costs, A.tile[0])
-    return (plan, held) if plan else None
+    choice = _choose(held.figures, costs, A.tile[0])
+    return (choice, held) if choice else None
 
 
 def _choose(
     figures: Array, costs: Costs, height: int, *, share: float = 1.0, doubt: float = 1.0
-) -> Plan | None:
-    """The cheapest of: all columns everywhere, or what each window does best; None for nothing.
+) -> SlabChoice | None:
+    """Choose the cheapest of all columns everywhere and what each window does best; or None.
 
     ``share`` is that of all windows that is looked at, ``doubt`` that of what must be saved which
     is enough.
@@ -213,7 +213,7 @@ def _choose(
     if costs.gain * (alone - cheapest) < doubt * (costs.gain - 1) * alone or not taken:
         return None
     least[least == 0] = NEVER
-    return Plan(least, ptr[0], ptr[1], n_slabs, taken)
+    return SlabChoice(least, ptr[0], ptr[1], n_slabs, taken)
 
 
 def _options(figures: Array) -> Array:
@@ -233,12 +233,12 @@ def _options(figures: Array) -> Array:
 
 
 def _pieces(slabs: Array, part: int) -> Array:
-    """How many blocks each window goes to."""
+    """Count the blocks that each window goes to."""
     return -(-slabs // part)
 
 
 def _items(slab_ptr: Array, alone: bool, part: int, dtype: Any) -> tuple[Array, Array, int]:
-    """Work for blocks: windows, those of many slabs in several parts."""
+    """List the work of blocks: windows, those of many slabs in several parts."""
     slabs = slab_ptr[1:] - slab_ptr[:-1]
     pieces = _pieces(slabs, part)
     if alone:  # windows without entries have rows of zeros to write
