@@ -1,6 +1,7 @@
 """Layers against PyG's of the same name, against dense matrices, and with MaxK."""
 
 import gc
+import pickle
 import weakref
 
 import numpy as np
@@ -14,7 +15,15 @@ from torch.nn import Linear, ReLU, Sequential  # noqa: E402
 
 from sparsefmt import CSR, DeviceError, DtypeError, Graph, ShapeError, UnsupportedError  # noqa: E402
 from sparsefmt.autograd import maxk, row_balanced, spmm  # noqa: E402
-from sparsefmt.nn import GCNConv, GINConv, MaxK, SAGEConv  # noqa: E402
+from sparsefmt.nn import (  # noqa: E402
+    AGNNConv,
+    GATConv,
+    GATv2Conv,
+    GCNConv,
+    GINConv,
+    MaxK,
+    SAGEConv,
+)
 
 N, F_IN, F_OUT = 9, 6, 8
 
@@ -386,3 +395,33 @@ def test_torch_jit_refuses_to_trace():
 def test_a_repr_tells_k():
     assert repr(MaxK(4)) == "MaxK(k=4)"
     assert "k=3" in repr(GCNConv(F_IN, F_OUT, k=3))
+
+
+# Pickles of whole layers
+
+#: Where layers were when earlier versions pickled them.
+OLD_PLACES = {
+    AGNNConv: "sparsefmt.nn.attention",
+    GATConv: "sparsefmt.nn.gat",
+    GATv2Conv: "sparsefmt.nn.gat",
+    GCNConv: "sparsefmt.nn.layers",
+    GINConv: "sparsefmt.nn.layers",
+    MaxK: "sparsefmt.nn.layers",
+    SAGEConv: "sparsefmt.nn.layers",
+}
+MADE = {GINConv: lambda: GINConv(mlp()), MaxK: lambda: MaxK(2), AGNNConv: AGNNConv}
+
+
+@pytest.mark.parametrize("layer", OLD_PLACES)
+def test_pickles_name_no_file_and_those_of_earlier_versions_load(layer):
+    made = MADE.get(layer, lambda: layer(F_IN, F_OUT))()
+    written = pickle.dumps(made, protocol=2)  # which writes module and name as lines
+    name = f"c{layer.__module__}\n{layer.__name__}\n".encode()
+    assert layer.__module__ == "sparsefmt.nn"
+    assert written.count(name) == 1
+    before = f"c{OLD_PLACES[layer]}\n{layer.__name__}\n".encode()
+    for text in (written, written.replace(name, before)):
+        found = pickle.loads(text)
+        assert type(found) is layer
+        assert repr(found) == repr(made)
+        assert_same(list(found.state_dict().values()), list(made.state_dict().values()))

@@ -202,3 +202,39 @@ def seed_on_device(value: Any, graph: GraphTensors) -> Tensor:
         return torch.randint(2**63 - 1, (1,), dtype=torch.int64, device=graph.device)
     signed = (int(value) + 2**63) % 2**64 - 2**63
     return torch.full((1,), signed, dtype=torch.int64, device=graph.device)
+
+
+def own_part(own: Any, without: Any, graph: GraphTensors) -> None:
+    """Check the factors of vertices' own features, and which vertices add none."""
+    n = graph.n_rows
+    if n != graph.n_cols:
+        raise ShapeError(
+            f"graph has shape {(n, graph.n_cols)}: a vertex takes part in its own result, give as "
+            "many columns as rows."
+        )
+    tensor("own", own)
+    place("own", own, graph)
+    if own.shape != (n, 1) and own.shape != (1,):
+        raise ShapeError(f"own has shape {tuple(own.shape)}: give {(n, 1)} or (1,).")
+    if without is None:
+        return
+    tensor("without", without)
+    if without.dtype is not torch.bool:
+        raise DtypeError(f"without is {without.dtype}: give torch.bool.")
+    if without.shape != (n, 1):
+        raise ShapeError(f"without has shape {tuple(without.shape)}: give {(n, 1)}.")
+    if without.device != graph.device:
+        raise DeviceError(
+            f"without is on {without.device} but the graph is on {graph.device}: move one of them."
+        )
+
+
+def bias(value: Any, x: Tensor, graph: GraphTensors) -> None:
+    """Check what is added to every row."""
+    tensor("bias", value)
+    place("bias", value, graph)
+    if value.shape != x.shape[1:]:
+        raise ShapeError(
+            f"bias has shape {tuple(value.shape)} but x has {tuple(x.shape)}: give "
+            f"{tuple(x.shape[1:])}, one value for each feature."
+        )

@@ -1,13 +1,11 @@
 """What users call: checks, autocast, one call into ``gradients``."""
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
-from ..errors import DeviceError, DtypeError, ShapeError, UnsupportedError
+from ..errors import ShapeError, UnsupportedError
 from . import _check, _library, gradients, propagation, row_balanced, softmax
-from .structure import GraphLike, GraphTensors, given_tensors, order_of
+from .structure import GraphLike, given_tensors, order_of
 
 
 def spmm(
@@ -264,10 +262,10 @@ def aggregate_with_own(
     """
     if k is None:
         y = spmm(graph, x, edge_weight, row_scale=row_scale, col_scale=col_scale)
-        _check_own(given_tensors(graph), own, without)
+        _check.own_part(own, without, given_tensors(graph))
         return torch.addcmul(y, own, x if without is None else x.masked_fill(without, 0))
     x, values, r, c = operands(graph, x, edge_weight, row_scale, col_scale)
-    _check_own(given_tensors(graph), own, without)
+    _check.own_part(own, without, given_tensors(graph))
     feat = x.shape[1]
     columns, kept = row_balanced.maxk(x, _check.kept(k, feat))
     y = row_balanced.spgemm(graph, columns, kept, feat, values, r, c)
@@ -324,56 +322,20 @@ def propagate(
     if torch.is_autocast_enabled(tensors.kind):
         scale = _library.cast(scale, tensors.kind, x.dtype)
     _check.vector("scale", scale, length=tensors.n_rows, what="rows", x=x, graph=tensors)
-    _check_own(tensors, own, without)
+    _check.own_part(own, without, tensors)
     if torch.is_grad_enabled() and (scale.requires_grad or own.requires_grad):
         raise UnsupportedError(
             "scale or own requires a gradient, which propagate does not compute: use "
             "aggregate_with_own, or detach them."
         )
     if bias is not None:
-        _check_bias(bias, x, tensors)
+        _check.bias(bias, x, tensors)
         bias = bias.to(x.dtype)
     own = own.to(x.dtype)
     if torch.compiler.is_compiling():  # traced, a Function that writes in place loses its gradients
         y = aggregate_with_own(graph, x, own, without=without, row_scale=scale, col_scale=scale)
         return y if bias is None else y + bias
     return propagation.propagate(graph, x, values, scale, own, without, bias)
-
-
-def _check_own(graph: GraphTensors, own: Any, without: Any) -> None:
-    """Check the factors of vertices' own features, and which vertices add none."""
-    n = graph.n_rows
-    if n != graph.n_cols:
-        raise ShapeError(
-            f"graph has shape {(n, graph.n_cols)}: a vertex takes part in its own result, give as "
-            "many columns as rows."
-        )
-    _check.tensor("own", own)
-    _check.place("own", own, graph)
-    if own.shape != (n, 1) and own.shape != (1,):
-        raise ShapeError(f"own has shape {tuple(own.shape)}: give {(n, 1)} or (1,).")
-    if without is None:
-        return
-    _check.tensor("without", without)
-    if without.dtype is not torch.bool:
-        raise DtypeError(f"without is {without.dtype}: give torch.bool.")
-    if without.shape != (n, 1):
-        raise ShapeError(f"without has shape {tuple(without.shape)}: give {(n, 1)}.")
-    if without.device != graph.device:
-        raise DeviceError(
-            f"without is on {without.device} but the graph is on {graph.device}: move one of them."
-        )
-
-
-def _check_bias(bias: Any, x: Tensor, graph: GraphTensors) -> None:
-    """Check what is added to every row."""
-    _check.tensor("bias", bias)
-    _check.place("bias", bias, graph)
-    if bias.shape != x.shape[1:]:
-        raise ShapeError(
-            f"bias has shape {tuple(bias.shape)} but x has {tuple(x.shape)}: give "
-            f"{tuple(x.shape[1:])}, one value for each feature."
-        )
 
 
 def features_to_keep(k: int, feat: int | None = None) -> int:

@@ -1,0 +1,163 @@
+"""Aggregation with a part of each vertex's own, and what else layers are written with."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from attention_cases import loop_graph  # noqa: E402
+from autograd_cases import make_graph, tensors  # noqa: E402
+
+from sparsefmt import DeviceError, DtypeError, ShapeError, UnsupportedError  # noqa: E402
+from sparsefmt.autograd import (  # noqa: E402
+    aggregate_with_own,
+    features_to_keep,
+    graph_tensors,
+    has_tiles,
+    maxk,
+    operands,
+    propagate,
+    spmm,
+)
+
+# torch's tracer itself instantiates the class that it warns of.
+pytestmark = [
+    pytest.mark.usefixtures("one_thread"),
+    pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning"),
+]
+N, FEAT = 7, 5
+
+
+def given(device, *, dtype=torch.float64):
+    """A square graph, features, and factors of its vertices."""
+    graph = loop_graph(device=device)
+    return graph, *tensors(device, (N, FEAT), (N,), (N, 1), dtype=dtype)
+
+
+@pytest.mark.parametrize("k", [None, 3])
+def test_the_own_part_is_added_to_the_sum_over_the_neighbours(device, k):
+    graph, x, scale, own = given(device)
+    (w,) = tensors(device, (graph.nnz,), seed=1)
+    without = torch.arange(N, device=device)[:, None] % 3 == 0
+    for factor in (own, own[:1, 0]):
+        chosen = x if k is None else maxk(x, k)
+        y = aggregate_with_own(
+            graph, x, factor, w, k=k, without=without, row_scale=scale, col_scale=scale
+        )
+        sums = spmm(graph, chosen, w, row_scale=scale, col_scale=scale)
+        expected = sums + factor * chosen.masked_fill(without, 0)
+        torch.testing.assert_close(y, expected)
+        inputs = x, w, scale, own
+        torch.testing.assert_close(
+            torch.autograd.grad(y.sin().sum(), inputs),
+            torch.autograd.grad(expected.sin().sum(), inputs),
+        )
+
+
+def test_constant_factors_go_by_one_node(device):
+    graph, x, scale, own = given(device)
+    scale, own = scale.detach(), own.detach()
+    (bias,) = tensors(device, (FEAT,), seed=2)
+    without = torch.arange(N, device=device)[:, None] % 3 == 0
+    for marked, added in ((None, None), (without, bias)):
+        y = propagate(graph, x, scale, own, without=marked, bias=added)
+        scales = {"row_scale": scale, "col_scale": scale}
+        expected = aggregate_with_own(graph, x, own, without=marked, **scales)
+        expected = expected if added is None else expected + added
+        torch.testing.assert_close(y, expected)
+        inputs = (x,) if added is None else (x, added)
+        torch.testing.assert_close(
+            torch.autograd.grad(y.sin().sum(), inputs),
+            torch.autograd.grad(expected.sin().sum(), inputs),
+        )
+    assert torch.autograd.gradcheck(lambda x, b: propagate(graph, x, scale, own, bias=b), (x, bias))
+
+
+def test_compiled_it_keeps_its_gradients(device):
+    graph, x, scale, own = given(device)
+    scale, own = scale.detach(), own.detach()
+    (bias,) = tensors(device, (FEAT,), seed=2)
+
+    def function(x, bias):
+        return propagate(graph, x, scale, own, bias=bias)
+
+    torch._dynamo.reset()
+    y = torch.compile(function, fullgraph=True, backend="aot_eager")(x, bias)
+    torch.testing.assert_close(
+        torch.autograd.grad(y.sin().sum(), (x, bias)),
+        torch.autograd.grad(function(x, bias).sin().sum(), (x, bias)),
+    )
+    torch._dynamo.reset()
+
+
+def test_autocast_narrows_features_and_factors(device):
+    graph, x, scale, own = given(device, dtype=torch.float32)
+    scale, own = scale.detach(), own.detach()
+    with torch.autocast(device, dtype=torch.bfloat16):
+        assert propagate(graph, x, scale, own).dtype is torch.bfloat16
+        narrow, values, r, c = operands(graph, x, None, scale)
+    assert (narrow.dtype, r.dtype) == (torch.bfloat16, torch.bfloat16)
+    assert values is None
+    assert c is None
+
+
+def test_tensors_of_a_graph(device):
+    graph = loop_graph(device=device)
+    found = graph_tensors(graph)
+    assert found is graph_tensors(graph)
+    assert (found.n_rows, found.n_cols, found.nnz) == (*graph.shape, graph.nnz)
+    assert found.values is None
+    assert found.rows.indptr.shape == (graph.n_rows + 1,)
+    assert found.kept("own", lambda: torch.ones(3)) is found.kept("own", lambda: torch.zeros(3))
+    assert not has_tiles(graph)
+    for function in (graph_tensors, has_tiles):
+        with pytest.raises(DtypeError, match="graph is a CSR: give a"):
+            function(graph.csr)
+
+
+GRAPH, X, SCALE, OWN = (
+    one.detach() if isinstance(one, torch.Tensor) else one for one in given("cpu")
+)
+OBLONG = make_graph(9, 6, 40)
+MARKS = torch.zeros(N, 1, dtype=torch.bool)
+
+
+@pytest.mark.parametrize(
+    ("call", "kind", "text"),
+    [
+        (lambda: aggregate_with_own(GRAPH, X, 2.0), DtypeError, "own is a float"),
+        (lambda: aggregate_with_own(GRAPH, X, OWN.long()), DtypeError, "own is torch.int64"),
+        (lambda: aggregate_with_own(GRAPH, X, OWN[:, 0]), ShapeError, r"own has shape \(7,\)"),
+        (lambda: aggregate_with_own(GRAPH, X, OWN.to("meta")), DeviceError, "own is on meta"),
+        (lambda: aggregate_with_own(OBLONG, X[:6], OWN), ShapeError, "takes part in its own"),
+        (lambda: aggregate_with_own(GRAPH, X, OWN, k=6), ShapeError, "k is 6 but a row has 5"),
+        (
+            lambda: aggregate_with_own(GRAPH, X, OWN, without=OWN),
+            DtypeError,
+            "without is torch.float64: give torch.bool",
+        ),
+        (
+            lambda: aggregate_with_own(GRAPH, X, OWN, without=MARKS[:3]),
+            ShapeError,
+            r"without has shape \(3, 1\)",
+        ),
+        (
+            lambda: aggregate_with_own(GRAPH, X, OWN, without=MARKS.to("meta")),
+            DeviceError,
+            "without is on meta",
+        ),
+        (lambda: propagate(GRAPH, X, OWN, OWN), ShapeError, r"scale has shape \(7, 1\)"),
+        (lambda: propagate(GRAPH, X, SCALE.float(), OWN), DtypeError, "scale is torch.float32"),
+        (lambda: propagate(GRAPH, X, SCALE, OWN, bias=SCALE), ShapeError, r"bias has shape \(7,\)"),
+        (
+            lambda: propagate(GRAPH, X, SCALE, OWN.clone().requires_grad_()),
+            UnsupportedError,
+            "requires a gradient, which propagate does not compute: use aggregate_with_own",
+        ),
+        (lambda: features_to_keep(2.5), DtypeError, "k is a float"),
+        (lambda: features_to_keep(0), ShapeError, "k is 0: give 1 or more"),
+        (lambda: features_to_keep(6, 5), ShapeError, "k is 6 but a row has 5 features"),
+    ],
+)
+def test_bad_input_is_refused_with_the_argument_named(call, kind, text):
+    with pytest.raises(kind, match=text):
+        call()
