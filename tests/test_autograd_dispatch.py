@@ -13,10 +13,26 @@ from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 from torch.fx.experimental.proxy_tensor import make_fx  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
-from sparsefmt.autograd import bridge, edge_softmax, maxk, maxk_aggregate, sddmm, spmm  # noqa: E402
+from sparsefmt.autograd import (  # noqa: E402
+    _library,
+    bridge,
+    edge_softmax,
+    gradients,
+    maxk,
+    maxk_aggregate,
+    sddmm,
+    softmax,
+    spmm,
+)
 from sparsefmt.autograd.structure import side_of  # noqa: E402
+from sparsefmt.ops.engine import choose  # noqa: E402
 
-OPS = [op for op in vars(bridge).values() if isinstance(op, (bridge.Op, bridge.FeatureOp))]
+OPS = [
+    op
+    for module in (bridge, gradients, softmax)
+    for op in vars(module).values()
+    if isinstance(op, (bridge.Op, bridge.FeatureOp, _library.LibraryOp))
+]
 
 
 class Seen(TorchDispatchMode):
@@ -56,7 +72,7 @@ def side():
 @pytest.fixture
 def direct(side):
     """Whether a call with these features would go around the dispatcher."""
-    return lambda x: bridge.needs_no_dispatcher(side, (x, None, "sum"))
+    return lambda x: _library.needs_no_dispatcher(side, (x, None, "sum"))
 
 
 @pytest.fixture
@@ -97,9 +113,11 @@ def test_so_does_one_of_another_thread_or_of_backward(direct, x):
     assert found == [True] * 3
 
 
-def test_an_op_goes_the_way_that_the_question_says(side, x):
-    op = bridge.Op("spmm")
-    op.kernel = lambda structure, *args: structure
+def test_an_op_goes_the_way_that_the_question_says(side, x, monkeypatch):
+    op, run = _library.LibraryOp("spmm"), choose.run
+    monkeypatch.setattr(
+        choose, "run", lambda row, A, *args: A if A == "structure" else run(row, A, *args)
+    )
     args = x, None, None, None, None, "sum"
     assert op(side, *args) == "structure"
     with Seen() as seen:

@@ -29,7 +29,7 @@ import sparsefmt
 from sparsefmt import DeviceError, DtypeError, FormatError, ShapeError, UnsupportedError, ops
 from sparsefmt.formats.windows import Cut
 from sparsefmt.ops.cbsr import cuda_sspmm as cbsr_cuda_sspmm
-from sparsefmt.ops.matmul.oracle import (
+from sparsefmt.ops.cbsr.oracle import (
     sddmm_cbsr_bound,
     sddmm_cbsr_oracle,
     spgemm_bound,

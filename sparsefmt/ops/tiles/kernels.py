@@ -72,9 +72,12 @@ def _against_mma(A: Format, X: Array, *, precision: str | None = None, **_: Any)
 def _against_spmm(
     A: Format,
     X: Array,
-    *,
-    reduce: str = "sum",
+    values: Array | None = None,
+    perm: Array | None = None,
+    row_scale: Array | None = None,
     col_scale: Array | None = None,
+    reduce: str = "sum",
+    *,
     costs: Costs | None = None,
     **options: Any,
 ) -> list[str]:
