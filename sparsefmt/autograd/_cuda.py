@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ..ops.engine import table
 from ..ops.engine.structure import Structure
+from ..ops.matmul.api import SPMM
 from ..ops.tiles import cuda as tiles_cuda
 from ..ops.tiles import cuda_edges as tiles_cuda_edges
 from . import _tiles
@@ -125,13 +126,12 @@ def _without_tiles(
     return ["the graph has no tiles for it"]
 
 
-def prefer(op: str, kernel: table.Kernel) -> None:
+def prefer(op: table.Op, kernel: table.Kernel) -> None:
     """Let the kernel come first on a GPU, until rooms have kernels for graphs with tiles."""
-    candidates = table.find(op).candidates
-    candidates["csr", True] = kernel, *candidates["csr", True]
+    op.candidates["csr", True] = kernel, *op.candidates["csr", True]
 
 
-prefer("spmm", table.Kernel("spmm_of_tiles", spmm, refuses=_without_tiles))
+prefer(SPMM, table.Kernel("spmm_of_tiles", spmm, refuses=_without_tiles))
 
 
 def _spmm_tiles(

@@ -12,6 +12,7 @@ from ..ops.edges import cuda as edges_cuda
 from ..ops.engine import choose, table
 from ..ops.engine.structure import Structure
 from ..ops.matmul import cuda_aggregate as matmul_cuda_aggregate
+from ..ops.matmul.aggregation import AGGREGATE_BACKWARD
 from ..ops.matmul.api import SPMM
 from . import _cuda, _kept, _tiles
 from ._memory import NAMES
@@ -46,7 +47,7 @@ def _not_of_torch(S: Any, *_: Any, **__: Any) -> list[str]:
 
 
 _cuda.prefer(
-    "aggregate_backward",
+    AGGREGATE_BACKWARD,
     table.Kernel("aggregate_backward_of_graph", aggregate_backward, refuses=_not_of_torch),
 )
 

@@ -82,7 +82,7 @@ def explain(op: str, *args: Any, **options: Any) -> Explanation:
     SparseFmtError
         As the operation.
     """
-    operations = _operations() | table.functions()
+    operations = table.functions() | _operations()
     if not (isinstance(op, str) and op in operations):
         known = ", ".join(operations)
         raise UnsupportedError(f"op is {op!r}: use one of {known}, which choose among kernels.")
