@@ -25,7 +25,7 @@ from sparsefmt import CSR, Graph, ops
 from sparsefmt.errors import DeviceError, DtypeError, ShapeError, UnsupportedError
 from sparsefmt.ops import explain
 from sparsefmt.ops.engine import checks
-from sparsefmt.ops.matmul import cuda as matmul_cuda
+from sparsefmt.ops.engine.structure import Structure
 from sparsefmt.ops.matmul import cuda_aggregate as matmul_cuda_aggregate
 
 F32, F64 = np.float32, np.float64
@@ -229,7 +229,7 @@ def test_large_graphs_go_apart():
     """By entries, bytes of features, and whether the way back is the fast one."""
 
     def apart(nnz, feat, inverse):
-        S = matmul_cuda.Structure(10_000, 10_000, nnz, "int32", *(0,) * 9)
+        S = Structure(10_000, 10_000, nnz, "int32", *(0,) * 9)
         return matmul_cuda_aggregate.goes_apart(S, "float32", feat, inverse=inverse)
 
     for nnz, feat, inverse in (

@@ -28,8 +28,7 @@ from op_cases import (
 import sparsefmt
 from sparsefmt import DeviceError, DtypeError, FormatError, ShapeError, UnsupportedError, ops
 from sparsefmt.ops.cbsr import cuda_sspmm as cbsr_cuda_sspmm
-from sparsefmt.ops.cbsr.windows import WindowSizes
-from sparsefmt.ops.matmul.oracle import (
+from sparsefmt.ops.cbsr.oracle import (
     sddmm_cbsr_bound,
     sddmm_cbsr_oracle,
     spgemm_bound,
@@ -37,6 +36,7 @@ from sparsefmt.ops.matmul.oracle import (
     sspmm_bound,
     sspmm_oracle,
 )
+from sparsefmt.ops.cbsr.windows import WindowSizes
 from sparsefmt.reorder import Order, degree_order
 from sparsefmt.testing import assert_close, csr, dot, error_bound, spmm_oracle, value_dtypes
 from sparsefmt.testing import features as drawn_features

@@ -22,7 +22,7 @@ from op_cases import (
 import sparsefmt
 from sparsefmt import ops
 from sparsefmt.ops.edges import cuda as edges_cuda
-from sparsefmt.ops.matmul.oracle import (
+from sparsefmt.ops.edges.oracle import (
     edge_softmax_backward_bound,
     edge_softmax_backward_oracle,
 )

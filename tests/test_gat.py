@@ -366,6 +366,9 @@ def test_loops_may_have_scores_of_their_own(monkeypatch, dtype, options):
     edges, loop_edges = features(A.nnz, (3,), dtype), features(A.n_rows, (3,), dtype)
     inputs = H, el, er, edges, loop_edges
     numbers = options.get("seed", 0), 0.2, options.get("dropout", 0.0), True
+    attention_cpu.gat_with_statistics(A, None, *inputs, *numbers)  # compiled
+    attention_cpu.gat_backward(A, None, None, grad, None, None, None, True, *inputs, *numbers)
+    attention_cpu.gat_attention(A, el, er, edges, 0.2, True)
     with guarded_memory(np, monkeypatch) as buffers:
         out, plus, statistics = attention_cpu.gat_with_statistics(A, None, *inputs, *numbers)
         forward = None, None, None

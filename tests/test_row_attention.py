@@ -455,7 +455,7 @@ def test_all_memory_may_be_poisoned_and_no_guard_is_touched(
     with monkeypatch.context() as patch:
         patch.setattr(xp, "empty", guarded)
         found = backward(xp, A, arrays, grad, **options)
-    assert len(buffers) >= 5
+    assert len(buffers) >= 3
     assert all(intact(xp, buffer) for buffer in buffers)
     check_gradients(found, A, arrays, grad, **options)
 

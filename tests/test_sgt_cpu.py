@@ -25,7 +25,7 @@ from op_cases import (
 )
 
 import sparsefmt
-from sparsefmt.ops.engine import cpu
+from sparsefmt.ops.matmul import cpu as matmul_cpu
 from sparsefmt.ops.tiles import cpu as tiles_cpu
 from sparsefmt.testing import (
     assert_close,
@@ -234,7 +234,7 @@ def test_columns_in_order_are_added_as_in_csr():
     """Bit for bit: a window adds the entries of a row in the order of their columns."""
     A = long_rows(F32, np.int32).sorted_indices()
     X, expected = features(500, 70, F32), np.empty((A.n_rows, 70), F32)
-    cpu.spmm(A.indptr, A.indices, A.data, X, None, None, expected, reduce="sum")
+    matmul_cpu.spmm(A, X, A.data, out=expected)
     assert (product(A.tosgt(), X) == expected).all()
 
 

@@ -18,6 +18,8 @@ import sparsefmt
 from sparsefmt import CBSR, COO, CSC, CSR, SGT
 from sparsefmt.formats import oracle
 from sparsefmt.interop import kinds as interop_kinds
+from sparsefmt.ops.cbsr import oracle as cbsr_oracle
+from sparsefmt.ops.edges import oracle as edges_oracle
 from sparsefmt.ops.matmul import oracle as matmul_oracle
 from sparsefmt.testing import (
     assert_close,
@@ -573,7 +575,9 @@ def test_matrices_are_the_same_in_any_format_order_and_dtype():
 
 
 @pytest.mark.parametrize(
-    "module", [strategies, oracle, matmul_oracle], ids=lambda module: module.__name__
+    "module",
+    [strategies, oracle, matmul_oracle, edges_oracle, cbsr_oracle],
+    ids=lambda module: module.__name__,
 )
 def test_examples_of_docstrings_run(module):
     result = doctest.testmod(module)

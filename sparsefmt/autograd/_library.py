@@ -190,6 +190,10 @@ class LibraryOp:
     else, the CUDA kernel is called at once.
     """
 
+    def __new__(cls, name: str) -> "LibraryOp":
+        """An op with one structure, the most of them, has a shorter way of its own."""
+        return object.__new__(_OfOneSide if _one_side(table.find(name)) else LibraryOp)
+
     def __init__(self, name: str) -> None:
         self.row = table.find(name)
         self.library: Any = getattr(torch.ops.sparsefmt, name).default
@@ -205,8 +209,6 @@ class LibraryOp:
             if self.row.takes_indptr:
                 indptr = sides[0].indptr
                 return choose.run(self.row, sides[0].structure, *others, indptr=indptr)
-            if len(sides) == 1:
-                return choose.run(self.row, sides[0].structure, *others)
             return choose.run(
                 self.row, sides[0].structure, sides[1].structure, sides[1].perm, *others
             )
@@ -215,6 +217,20 @@ class LibraryOp:
         for side in sides[1:]:
             structures += side.indptr, side.indices, side.plan, side.perm
         return self.library(*structures, *others)
+
+
+def _one_side(row: Op) -> bool:
+    return row.structures == 1 and not row.takes_indptr
+
+
+class _OfOneSide(LibraryOp):
+    """A library op of one structure and arrays."""
+
+    def __call__(self, side: Side, *args: Any) -> Any:
+        """By the short way where nothing can tell."""
+        if needs_no_dispatcher(side, args):
+            return choose.run(self.row, side.structure, *args)
+        return self.library(side.indptr, side.indices, side.n_cols, side.plan, *args)
 
 
 def needs_no_dispatcher(side: Side, args: tuple[Any, ...]) -> bool:

@@ -9,12 +9,12 @@ if TYPE_CHECKING:
     from ..formats.oracle import assert_same_matrix as assert_same_matrix
     from ..formats.oracle import dot as dot
     from ..formats.oracle import stored_entries as stored_entries
+    from ..ops.edges.oracle import edge_softmax_bound as edge_softmax_bound
+    from ..ops.edges.oracle import edge_softmax_oracle as edge_softmax_oracle
+    from ..ops.edges.oracle import sddmm_bound as sddmm_bound
+    from ..ops.edges.oracle import sddmm_oracle as sddmm_oracle
     from ..ops.matmul.oracle import dot_bound as dot_bound
-    from ..ops.matmul.oracle import edge_softmax_bound as edge_softmax_bound
-    from ..ops.matmul.oracle import edge_softmax_oracle as edge_softmax_oracle
     from ..ops.matmul.oracle import error_bound as error_bound
-    from ..ops.matmul.oracle import sddmm_bound as sddmm_bound
-    from ..ops.matmul.oracle import sddmm_oracle as sddmm_oracle
     from ..ops.matmul.oracle import spmm_oracle as spmm_oracle
     from .strategies import cbsr as cbsr
     from .strategies import coo as coo
@@ -35,8 +35,8 @@ _PUBLIC = {
     **dict.fromkeys(("assert_close", "assert_same_matrix"), ".formats.oracle"),
     **dict.fromkeys(("dot", "stored_entries"), ".formats.oracle"),
     **dict.fromkeys(("dot_bound", "error_bound", "spmm_oracle"), ".ops.matmul.oracle"),
-    **dict.fromkeys(("sddmm_bound", "sddmm_oracle"), ".ops.matmul.oracle"),
-    **dict.fromkeys(("edge_softmax_bound", "edge_softmax_oracle"), ".ops.matmul.oracle"),
+    **dict.fromkeys(("sddmm_bound", "sddmm_oracle"), ".ops.edges.oracle"),
+    **dict.fromkeys(("edge_softmax_bound", "edge_softmax_oracle"), ".ops.edges.oracle"),
 }
 
 __all__ = [*_PUBLIC]

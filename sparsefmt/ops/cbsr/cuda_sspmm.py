@@ -230,27 +230,8 @@ def sspmm(
     grad, columns, values = m.rows_in_place(grad), m.contiguous(columns), m.contiguous(values)
     for first in range(0, feat, width):
         panel = grad[:, first : first + width]
-        dense = _product(T, panel, values, perm, col_scale, row_scale)
+        dense = matmul_cuda.spmm(T, panel, values, perm, col_scale, row_scale)
         dense_to_cbsr(None, dense, columns, out=out, first=first, width=panel.shape[1])
-    return out
-
-
-def _product(
-    T: CSR | Structure, x: Any, values: Any, perm: Any, row_scale: Any, col_scale: Any
-) -> Any:
-    """``matmul_cuda.spmm(T, x, values, perm, row_scale, col_scale)``."""
-    S, m = structure_of(T), memory_of(x)
-    dtype, feat = m.dtype(x), x.shape[1]
-    out = m.empty((S.n_rows, feat), dtype, x)
-    r, c = m.factors(row_scale), m.factors(col_scale)
-    size = matmul_cuda.spmm_workspace(S, dtype, feat, arg=False)
-    workspace = m.empty((size,), "uint8", x) if size else None
-    with m.on_device(x):
-        matmul_cuda.spmm(
-            S, dtype, "sum", feat=feat, ldx=m.row_stride(x), data=m.pointer(values),
-            X=m.pointer(x), row_scale=m.pointer(r), col_scale=m.pointer(c), out=m.pointer(out),
-            arg=0, workspace=m.pointer(workspace), stream=m.stream(x), perm=m.pointer(perm),
-        )  # fmt: skip
     return out
 
 

@@ -53,7 +53,13 @@ _kernels: dict[str, list[Kernel]] = {}
 #: The functions of graphs and tensors, where the torch layer has been imported.
 _of_graphs: dict[str, Callable[..., Any]] = {}
 #: While ``explain`` calls an operation: where ``run`` puts its choice instead of running it.
-_asked: ContextVar[list[Explanation] | None] = ContextVar("asked", default=None)
+_asked: ContextVar["_Asked | None"] = ContextVar("asked", default=None)
+
+
+class _Asked(list[Explanation]):
+    """The explanations of one question."""
+
+    runs = False  #: whether what is explained is also to run
 
 
 def register(*kernels: Kernel) -> None:
@@ -87,8 +93,8 @@ def explain(op: str, *args: Any, **options: Any) -> Explanation:
     SparseFmtError
         As the operation.
     """
-    of_graphs = bool(args) and isinstance(args[0], Graph)
-    operations = _of_graphs if of_graphs else table.functions()
+    tensors = any(hasattr(one, "requires_grad") for one in args)
+    operations = _of_graphs if tensors and isinstance(args[0], Graph) else table.functions()
     if not (isinstance(op, str) and op in operations):
         known = ", ".join(operations)
         raise UnsupportedError(f"op is {op!r}: use one of {known}, which choose among kernels.")
@@ -98,7 +104,8 @@ def explain(op: str, *args: Any, **options: Any) -> Explanation:
     except TypeError as error:
         takes = ", ".join(signature.parameters)
         raise DtypeError(f"{op} cannot be called so ({error}): it takes {takes}.") from error
-    found: list[Explanation] = []
+    found = _Asked()
+    found.runs = operations is _of_graphs
     token = _asked.set(found)
     try:
         operations[op](*args, **options)
@@ -121,9 +128,10 @@ def run(op: str | Op, A: Any, *args: Any, **options: Any) -> Any:
     asked = _asked.get()
     if asked is not None:
         asked.append(_explained(op, A, *args, **options))
-        if "out" in options:
-            return options["out"]
-    for kernel in op.candidates[_place_of(A, *args)]:
+        if not asked.runs:
+            return options.get("out")
+    place = _ON_GPU if type(A) is Structure else _place_of(A, *args)
+    for kernel in op.candidates[place]:
         if kernel.refuses is None or not kernel.refuses(A, *args, **options):
             try:
                 found = kernel.run(A, *args, **options)
@@ -134,6 +142,9 @@ def run(op: str | Op, A: Any, *args: Any, **options: Any) -> Any:
                 raise out_of_memory(f"{op.title} by {kernel.name}", error) from error
     explained = _explained(op, A, *args, **options)
     raise UnsupportedError(f"no kernel can run this {op.title}.\n{explained}")
+
+
+_ON_GPU = ("csr", True)
 
 
 def _place_of(A: Any, *args: Any) -> tuple[str, bool]:

@@ -144,5 +144,5 @@ SPMM = Op(
     ),
     price=price_of_rows,
     narrowed=("*",),
-    functions=("aggregate", "spmm", "spmm_arg"),
+    functions=("spmm", "spmm_arg", "aggregate"),
 )
