@@ -188,10 +188,6 @@ def test_every_op_keeps_the_rules_of_library_ops(device, index_dtype):
         (OPS.gat_scores, (h, source, target)),
         (OPS.gat_scores, (h[:, 0], source[0], target[0])),
     ]
-    calls += [
-        (OPS.gat_attention, (*A, el, er, None, 0.2, False)),
-        (OPS.gat_attention, (*A, el[:, 0], er[:, 0], edges[:, 0], 0.2, True)),
-    ]
     bare = h, el, er, None, None, None, 0.2, 0.0, False
     for args in (bare, (h, el, er, edges, own, seed, 0.2, 0.3, True)):
         found = OPS.gat_with_statistics(*A, None, *args)

@@ -26,8 +26,7 @@ from ..ops.sampling.options import SampleOptions
 from ..ops.tiles.kernels import against_sddmm, against_spmm
 from ..ops.tiles.operands import prepared
 from . import _kept
-from ._memory import NAMES
-from ._scores import sums_dtype
+from ._memory import NAMES, sums_dtype
 
 _product_on_cpu = deferred("sparsefmt.ops.matmul.cpu", "spmm")
 

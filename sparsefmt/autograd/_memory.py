@@ -116,6 +116,11 @@ def as_numpy(value: Any) -> Any:
     return (value.float() if value.dtype is torch.bfloat16 else value).numpy()
 
 
+def sums_dtype(x: Tensor) -> torch.dtype:
+    """The dtype in which sums of such features run."""
+    return torch.float64 if x.dtype is torch.float64 else torch.float32
+
+
 def dtype_of(like: Tensor | str) -> torch.dtype:
     """The dtype of a result: a tensor's, or that of the name."""
     return _DTYPES[like] if isinstance(like, str) else like.dtype

@@ -11,8 +11,8 @@ from ..ops.sampling import options as sampling_options
 from ..ops.sampling.options import SampleOptions
 from . import _check
 from ._library import LibraryOp
+from ._memory import sums_dtype
 from ._recording import apart, recorded
-from ._scores import sums_dtype
 from .functions import operands
 from .structure import GraphLike, given_tensors, side_of
 

@@ -6,15 +6,17 @@ import numpy as np
 
 from ...errors import DtypeError, ShapeError
 from ...formats import checks
-from ...formats.arrays import Array, allocating, as_array, contiguous, on_device_of
+from ...formats.arrays import Array, as_array
 from ...formats.base import Format
 from ..engine import checks as engine_checks
 from .operands import Options
 
+_REAL = int | float | np.integer | np.floating
+
 
 def scores(
     name: str,
-    value: object,
+    value: Any,
     *,
     A: Format,
     each: str,
@@ -26,8 +28,10 @@ def scores(
     ``heads`` is () where features have no axis for them; one head may have an axis or none.
     ``like`` names an array and is it: of its dtype the scores must be, or float32 beside 2 bytes.
     """
+    rows = A.shape[1] if each == "source" else A.shape[0] if each == "target" else A.nnz
+    if _is_as_most(value, (rows, *heads), like[1]):
+        return value
     array = as_array(name, value, empty=np.float64, beside=A._indices)
-    rows = {"source": A.n_cols, "target": A.n_rows, "stored entry": A.nnz}[each]
     if array.shape not in ([(rows,), (rows, 1)] if heads in ((), (1,)) else [(rows, *heads)]):
         order = ", in CSR order" if each == "stored entry" else ""
         raise ShapeError(
@@ -39,6 +43,17 @@ def scores(
         engine_checks.same_dtype(name, array, *like)
     checks.same_device(name, array, "A", A._indices)
     return array
+
+
+def _is_as_most(value: Any, shape: tuple[int, ...], like: Array) -> bool:
+    """Whether scores have that shape and are beside other, checked features, in their dtype."""
+    return (
+        value is not like
+        and type(value) is type(like)
+        and value.shape == shape
+        and value.dtype == like.dtype
+        and engine_checks.device_number(value) == engine_checks.device_number(like)
+    )
 
 
 def of_sources(value: object, *, A: Format) -> Array:
@@ -61,27 +76,13 @@ def of_entries(
     return scores("edge_scores", value, A=A, each="stored entry", heads=heads, like=like)
 
 
-def packed(array: Array | None, heads: int) -> Array | None:
-    """Scores of shape (n, heads) as kernels take them: contiguous, float32 for 2 bytes."""
-    if array is None:
-        return None
-    with on_device_of(array), allocating(f"{array.size} scores in float32"):
-        wide = array.astype(np.float32) if array.dtype.itemsize == 2 else array
-    return contiguous(wide).reshape(len(array), heads)
-
-
-def headed(X: Array) -> Array:
-    """With an axis for heads."""
-    return X if X.ndim == 3 else X[:, None]
-
-
 def shaped_as(gradient: Array, given: Array) -> Array:
     """In the shape and dtype of what it is the gradient of."""
     with np.errstate(over="ignore", under="ignore"):
         return gradient.reshape(given.shape).astype(given.dtype, copy=False)
 
 
-def numbers(
+def options(
     A: Format, negative_slope: object, dropout: object, seed: object, self_loops: object
 ) -> Options:
     """Check the numbers that shape scores and masks."""
@@ -89,21 +90,11 @@ def numbers(
     return Options(slope=slope, **dropping_, loops=loops(A, self_loops))
 
 
-def options(
-    A: Format, negative_slope: object, dropout: object, seed: object, self_loops: object
-) -> dict[str, Any]:
-    """The numbers as kernels take them."""
-    return {
-        "slope": number("negative_slope", negative_slope),
-        **dropping(dropout, seed),
-        "loops": loops(A, self_loops),
-    }
-
-
 def number(name: str, value: object) -> float:
     """Any number, infinite and NaN too."""
-    real = int | float | np.integer | np.floating
-    if isinstance(value, bool) or not isinstance(value, real):
+    if type(value) is float:
+        return value
+    if isinstance(value, bool) or not isinstance(value, _REAL):
         raise DtypeError(f"{name} is {value!r}: give a number.")
     try:
         return float(value)

@@ -86,7 +86,7 @@ def numbers(
     factor = checks.number("scale", scale)
     if not math.isfinite(factor):
         raise ShapeError(f"scale is {scale!r}: give a finite number, or leave it out.")
-    return Numbers(**checks.options(A, slope, dropout, seed, self_loops), scale=factor)
+    return Numbers(**checks.options(A, slope, dropout, seed, self_loops)._asdict(), scale=factor)
 
 
 def numbers_of_products(

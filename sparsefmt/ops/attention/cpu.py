@@ -183,11 +183,11 @@ def _shared(A: CSR, given: Operands, options: Options) -> tuple[Any, Any, Any, A
     scores = tuple(none if a is None else packed(a) for a in (el, er, edges, loop_edges))
     longest = int(np.diff(A.indptr).max(initial=0)) + bool(options.loops)
     seed = 0 if options.seed is None else int(np.asarray(options.seed).item())
-    dropping = _dropping(options.dropout, seed, one)
+    dropping = dropping_of(options.dropout, seed, one)
     return scores, (*heads_and_feat(h), longest), dropping, narrow(one, options.slope)
 
 
-def _dropping(share: float, seed: int, one: Any) -> tuple[Any, Any, Any]:
+def dropping_of(share: float, seed: int, one: Any) -> tuple[Any, Any, Any]:
     """The seed, below which word of 32 bits an entry is dropped, and what others are scaled by."""
     below = min(round(share * 2**32), 2**32 - 1)
     return np.uint64(seed % 2**64), np.uint64(below), one(1 / (1 - share) if below else 1)

@@ -29,7 +29,7 @@ from ..engine.lanes import (
 )
 from ..engine.loops import MIDDLE, NARROW, inlined, parallel, rows_of
 from ..engine.structure import transposed
-from .cpu import _dropping, narrow
+from .cpu import dropping_of, narrow
 from .cpu_gat import philox
 from .operands import heads_and_feat, shape_of, sums_dtype
 
@@ -312,7 +312,7 @@ def _call_of(
     number = 0 if seed is None else int(np.asarray(seed).item())
     q, k = _read(queries), _read(keys)
     v = k if values is None else _read(values)
-    return Call(q, k, v, scoring, _dropping(dropout, number, one), loops)
+    return Call(q, k, v, scoring, dropping_of(dropout, number, one), loops)
 
 
 def _read(a: Array) -> Array:

@@ -46,11 +46,6 @@ class Dropout:
     scale: float = 1.0
     seed_at: int = 0
 
-    @property
-    def kept(self) -> float:
-        """The old name of ``scale``."""
-        return self.scale
-
 
 _NO_DROPOUT = Dropout()
 

@@ -229,7 +229,7 @@ def _run(A: CSR | Structure, call: Call, work: Work) -> None:
             statistics = passed[step % 2]
         results = (out, other, part, other_part, statistics, m.pointer(work.datt), dedges)
         before = passed[step % 2 - 1] if step else 0
-        numbers = (dropped.seed, call.slope, call.scale, dropped.kept, dropped.below)
+        numbers = (dropped.seed, call.slope, call.scale, dropped.scale, dropped.below)
         summed = one and direction == SOURCES and shape.packs > 0
         flags = map(int, (call.loops, summed, step > 0, not last))
         attention = (

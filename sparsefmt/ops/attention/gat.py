@@ -84,10 +84,10 @@ def gat(
     to 4; fuseGNN (ICCAD'20), section 3.
     """
     A, arrays = _operands(A, H, el, er, edge_scores)
-    options = checks.numbers(A, negative_slope, dropout, seed, self_loops)
+    options = checks.options(A, negative_slope, dropout, seed, self_loops)
     H = arrays[0]
-    inputs = [*arrays, *engine_checks.arrays_of(A)]
-    out = engine_checks.output(out, shape=(A.n_rows, *H.shape[1:]), like=H, inputs=inputs)
+    shape = A.shape[0], *H.shape[1:]
+    out = engine_checks.output(out, shape=shape, like=H, inputs=arrays, A=A)
     given = None, *arrays, None, *options
     found: Array = choose.run(GAT, engine_checks.structure(A), *given, out=out)
     return found
@@ -146,7 +146,7 @@ def gat_backward(
     H, el, er, edges = arrays
     grad = engine_checks.features("grad", grad, A=A, axis="rows", heads=True)
     engine_checks.alike("grad", grad, "H", H)
-    options = checks.numbers(A, negative_slope, dropout, seed, self_loops)
+    options = checks.options(A, negative_slope, dropout, seed, self_loops)
     forward = None, None, None  # made anew, as is the transpose
     given = None, None, grad, *forward, edges is not None, *arrays, None, *options
     found: Any = choose.run(GAT_BACKWARD, engine_checks.structure(A), *given)
@@ -339,5 +339,5 @@ GAT_ATTENTION = _public(
     "gat_attention",
     "Tensor el, Tensor er, Tensor? edges, float slope, bool loops",
     results=_one_per_entry,
-    narrowed=(),
+    library=False,
 )
