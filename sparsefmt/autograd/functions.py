@@ -209,8 +209,8 @@ def maxk_aggregate(
     """
     _check.reduction(reduce, _check.REDUCTIONS[:2])
     x, values, r, c = operands(graph, x, edge_weight, row_scale, col_scale)
-    columns, kept = row_balanced.maxk(x, _check.kept(k, x.shape[1]))
-    return row_balanced.spgemm(graph, columns, kept, x.shape[1], values, r, c, reduce)
+    k = _check.kept(k, x.shape[1])
+    return row_balanced.maxk_spgemm(graph, x, k, values, r, c, reduce)
 
 
 def aggregate_with_own(

@@ -155,6 +155,49 @@ class _Spgemm(Function):
         return dkept, *others, None, None, None, None
 
 
+def maxk_spgemm(
+    graph: GraphLike,
+    x: Tensor,
+    k: int,
+    values: Tensor | None,
+    row_scale: Tensor | None,
+    col_scale: Tensor | None,
+    reduce: str,
+) -> Tensor:
+    """``spgemm`` of the ``k`` largest features of each row; nothing is checked."""
+    factors = values, row_scale, col_scale
+    if recorded(x) and not recorded(*factors):  # one node in the place of two
+        found: Tensor = _MaxkSpgemm.apply(*apart(x, *factors), k, graph, reduce)  # type: ignore[no-untyped-call]
+        return found
+    columns, data = maxk(x, k)
+    return spgemm(graph, columns, data, x.shape[1], *factors, reduce)
+
+
+class _MaxkSpgemm(Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        values: Tensor | None,
+        row_scale: Tensor | None,
+        col_scale: Tensor | None,
+        k: int,
+        graph: GraphLike,
+        reduce: str,
+    ) -> Tensor:
+        columns, data = MAXK(x, k)
+        ctx.save_for_backward(None, values, row_scale, col_scale, columns)
+        ctx.graph, ctx.reduce, ctx.feat = graph, reduce, x.shape[1]
+        return _spgemm(graph, columns, data, ctx.feat, values, row_scale, col_scale, reduce)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        *saved, columns = ctx.saved_tensors
+        _, grad, factors = restored(ctx, saved, grad, side_of(ctx.graph, False))
+        data = sspmm(ctx.graph, columns, grad, factors.values, factors.rows, factors.cols)
+        return to_dense(columns, data, ctx.feat), None, None, None, None, None, None
+
+
 def sspmm(
     graph: GraphLike,
     columns: Tensor,

@@ -124,9 +124,7 @@ def _rows(S: Any, columns: Any, data: Any, feat: Any, *_: Any) -> tuple[Any, ...
     return (((S.n_rows, feat), data),)
 
 
-def price_at_places(
-    S: Any, columns: Any, data: Any, feat: int, values: Any = None, *_: Any
-) -> Price:
+def _price(S: Any, columns: Any, data: Any, feat: int, values: Any = None, *_: Any) -> Price:
     """Every entry reads ``k`` columns and values; every row of the product is written."""
     entries = S.nnz * columns.shape[1]
     weights = 0 if values is None else S.nnz * data.itemsize
@@ -144,7 +142,7 @@ SPGEMM = Op(
         Kernel("spgemm_csr_cbsr_numba", deferred(f"{__package__}.cpu", "spgemm"), ("csr",), "cpu"),
         choose.convert_to_csr("spgemm"),
     ),
-    price=price_at_places,
+    price=_price,
     narrowed=("*",),
     functions=("spgemm",),
 )

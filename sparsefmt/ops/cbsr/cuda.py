@@ -4,6 +4,7 @@ Row-balanced features are ``columns`` and ``data``, both (rows, k), as in a CBSR
 """
 
 from collections.abc import Iterator
+from functools import lru_cache
 from itertools import product
 from typing import Any, NamedTuple
 
@@ -101,7 +102,7 @@ def instantiations() -> Iterator[tuple[str, str]]:
     """Every kernel that this file may launch: file and C++ name."""
     names: list[tuple[str, tuple[str, ...], tuple[int, ...]]] = []
     for dtype, team in product(VALUE_DTYPES, TEAMS):
-        names.append(("maxk_rows", (dtype, column_dtype(team[0] * team[1]).name), team))
+        names.append(("maxk_rows", (dtype, column_name(team[0] * team[1])), team))
     for moved in product(VALUES.values(), COLUMNS.values()):
         names += [("cbsr_to_dense", moved, ()), ("dense_to_cbsr", moved, ())]
     for dtype, index, column in product(VALUE_DTYPES, ("int32", "int64"), COLUMNS.values()):
@@ -137,7 +138,7 @@ def maxk(_: None, x: Any, k: int) -> tuple[Any, Any]:
     flags |= _FEW_CHOSEN * (k <= 2 * min(lanes, -(-feat // _GROUP)))
     threads, each = max(lanes, THREADS), columns.itemsize
     with m.on_device(x):
-        kernel = _load("maxk_rows", (dtype, column_dtype(lanes * held).name), team)
+        kernel = _load("maxk_rows", (dtype, column_name(lanes * held)), team)
         for begin in range(0, n_rows, _MOST_ROWS):
             rows, first = min(n_rows - begin, _MOST_ROWS), begin * k
             results = m.pointer(data) + first * size, m.pointer(columns) + first * each
@@ -149,7 +150,13 @@ def maxk(_: None, x: Any, k: int) -> tuple[Any, Any]:
 def _balanced(m: Memory, x: Any, k: int) -> tuple[str, Any, Any]:
     """Dtype of the values, and memory for ``k`` columns and values of each row."""
     dtype, shape = m.dtype(x), (x.shape[0], k)
-    return dtype, m.empty(shape, column_dtype(x.shape[1]).name, x), m.empty(shape, dtype, x)
+    return dtype, m.empty(shape, column_name(x.shape[1]), x), m.empty(shape, dtype, x)
+
+
+@lru_cache(maxsize=64)
+def column_name(feat: int) -> str:
+    """Name of the dtype of columns; NumPy takes microseconds to tell it."""
+    return column_dtype(feat).name
 
 
 def maxk_too_wide(_: None, x: Any, *__: Any, **___: Any) -> list[str]:

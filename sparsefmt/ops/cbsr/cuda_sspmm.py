@@ -181,7 +181,7 @@ def sspmm_windows(
             aligned = (rows | stride * size | feat * size) % 16 == 0
             factors = map(m.pointer, (values, col_scale, row_scale))
             n_windows = -(-own.n_rows // W.height)
-            types = dtype, own.index_dtype.name, column
+            types = dtype, W.index_dtype, column
             jit.load(
                 _FILE, "sspmm_csr_windows", "10P4q5i", types, (lanes, each), shared=device.of_block
             )(
@@ -232,6 +232,7 @@ def sspmm(
         panel = grad[:, first : first + width]
         dense = matmul_cuda.spmm(T, panel, values, perm, col_scale, row_scale)
         dense_to_cbsr(None, dense, columns, out=out, first=first, width=panel.shape[1])
+        del dense  # before the next ones
     return out
 
 

@@ -52,6 +52,11 @@ class Windows:
         return len(self.pieces) - 1
 
     @cached_property
+    def index_dtype(self) -> str:
+        """Name of the dtype of indices."""
+        return str(self.perm.dtype.name)
+
+    @cached_property
     def pointers(self) -> tuple[int, ...]:
         """Device pointers of the four arrays."""
         return tuple(a.data.ptr for a in (self.pieces, self.order, self.words, self.perm))
