@@ -104,8 +104,8 @@ def spmm_sampled(
     checks.values_like(A, X)
     row_scale = checks.factors("row_scale", row_scale, A=A, axis="rows", like=X)
     col_scale = checks.factors("col_scale", col_scale, A=A, axis="columns", like=X)
-    inputs = [X, row_scale, col_scale, *checks.arrays_of(A)]
-    out = checks.output(out, shape=(A.n_rows, X.shape[1]), like=X, inputs=inputs)
+    inputs = (X, row_scale, col_scale)
+    out = checks.output(out, shape=(A.n_rows, X.shape[1]), like=X, inputs=inputs, A=A)
     scales = {"row_scale": row_scale, "col_scale": col_scale}
     return choose.run(SPMM_SAMPLED, A, X, values=A.data, **scales, **how._asdict(), out=out)
 

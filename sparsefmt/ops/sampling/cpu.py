@@ -13,7 +13,6 @@ import numpy as np
 from ...formats.arrays import Array
 from ...formats.compressed import CSR
 from ..edges.cpu import _dot
-from ..engine.checks import rows_in_place
 from ..engine.cpu import flat, values_of, writing
 from ..engine.lanes import divided, lanes, prefetch, product, store, width_of
 from ..engine.loops import AHEAD, MIDDLE, NARROW, WIDE, WIDEST, inlined, parallel, rows_of
@@ -56,7 +55,7 @@ def spmm_sampled(
     if A.lengths.max() <= width:  # all rows whole: nothing to gather
         reduce = "mean" if mean else "sum"
         return spmm(A, x, values, None, row_scale, col_scale, reduce, out=out)
-    stored, features = (A.indices, values_of(values, x)), flat(rows_in_place(x))
+    stored, features = (A.indices, values_of(values, x)), flat(x)
     scales = values_of(row_scale, x), values_of(col_scale, x)
     to, how = _ends(A, width), (*_drawn(strategy, seed), mean, rescale)
     with writing(out) as (y, pieces):
@@ -82,7 +81,7 @@ def spmm_sampled_da(
     out = np.empty(A.nnz, x.dtype) if out is None else out
     if not out.size:
         return out
-    features = flat(rows_in_place(grad)), flat(rows_in_place(x)), x.shape[1]
+    features = flat(grad), flat(x), x.shape[1]
     scales = values_of(row_scale, x), values_of(col_scale, x)
     to, how = _ends(A, width), (*_drawn(strategy, seed), mean, rescale)
     with writing(out) as (products, pieces):
