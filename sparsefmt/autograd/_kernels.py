@@ -42,7 +42,7 @@ def _spmm_sampled_dx_on_cuda(
     *options: Any,
     indptr: Tensor,
 ) -> Any:
-    """Multiply by the transpose of the sample, which is made anew."""
+    """Make the sample again, transpose it, and multiply."""
     how = SampleOptions(*options)
     if not S.nnz:
         return grad.new_zeros(S.n_cols, grad.shape[1])
@@ -66,7 +66,7 @@ def _spmm_sampled_dx_on_cpu(
     col_scale: Array | None,
     *options: Any,
 ) -> Any:
-    """As on a GPU; a column adds up in the order of its entries."""
+    """Make the sample again, transpose it, and multiply; the rows of a column add up in order."""
     how = SampleOptions(*options)
     seed = 0 if how.seed is None else how.seed.item()
     B, entries = sample_with_perm(A, how.width, strategy=how.strategy, seed=seed)
@@ -86,7 +86,7 @@ def _spmm_sampled_dx_on_cpu(
 def _transposed(
     cols: Tensor, entries: Tensor | None, rows: Tensor, n_cols: int
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """``indptr``, rows and entries by columns, in the order of rows in each.
+    """Sort entries by column, stably; return ``indptr`` of the columns, rows and numbers.
 
     Places whose column is ``n_cols`` are free: they come last, and ``indptr`` ends before them.
     """
@@ -100,7 +100,7 @@ def _transposed(
 def _row_factors(
     indptr: Tensor, row_scale: Tensor | None, dtype: torch.dtype, how: SampleOptions
 ) -> Any:
-    """What multiplies the sum of each row, in the dtype of sums; None for 1."""
+    """Compute the factor of each row's sum, in that dtype; None if all are 1."""
     scale = None if row_scale is None else row_scale.to(dtype)
     if not how.mean and not how.rescale:
         return scale

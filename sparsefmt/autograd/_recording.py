@@ -42,25 +42,30 @@ def apart(*tensors: Tensor | None) -> tuple[Tensor | None, ...]:
     return tuple(None if tensor is None else tensor.view_as(tensor) for tensor in tensors)
 
 
-def once(name: str, compute: Any, *args: Any) -> Any:
+def once(
+    name: str,
+    compute: Any,
+    *args: Any,
+    instead: str = "compose sddmm, edge_softmax and spmm, whose gradients can be",
+) -> Any:
     """Compute a gradient of the function of that name, which can be used but not differentiated."""
     tensors = (value for value in args if isinstance(value, Tensor))
     if not recorded(*tensors) and not torch.is_grad_enabled():
         return compute(*args)
-    return _Once.apply(name, compute, *args)  # type: ignore[no-untyped-call]
+    return _Once.apply(name, instead, compute, *args)  # type: ignore[no-untyped-call]
 
 
 class _Once(Function):
     @staticmethod
-    def forward(ctx: Any, name: str, compute: Any, *args: Any) -> Any:
-        ctx.name = name
+    def forward(ctx: Any, name: str, instead: str, compute: Any, *args: Any) -> Any:
+        ctx.name, ctx.instead = name, instead
         return compute(*args)
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         raise UnsupportedError(
             f"the gradient of {ctx.name} cannot be differentiated again: do without "
-            "create_graph=True, or compose sddmm, edge_softmax and spmm, whose gradients can be."
+            f"create_graph=True, or {ctx.instead}."
         )
 
 

@@ -1,4 +1,4 @@
-"""Aggregation of a sample of each row: what users call, and its ``torch.autograd.Function``."""
+"""Aggregate a sample of each row: the public function and its ``torch.autograd.Function``."""
 
 from typing import Any
 
@@ -6,19 +6,23 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from ..errors import UnsupportedError
 from ..ops.sampling import options as sampling_options
 from ..ops.sampling.options import SampleOptions
 from . import _check
 from ._library import LibraryOp
 from ._memory import sums_dtype
-from ._recording import apart, recorded
+from ._recording import apart, once, recorded
 from .functions import operands
 from .structure import GraphLike, given_tensors, side_of
 
 SPMM_SAMPLED = LibraryOp("spmm_sampled")
 SPMM_SAMPLED_DX = LibraryOp("spmm_sampled_dx")
 SPMM_SAMPLED_DA = LibraryOp("spmm_sampled_da")
+
+_INSTEAD = (
+    "give the sample as a graph of its own, which sparsefmt.ops.sample makes, to spmm, whose "
+    "gradients can be"
+)
 
 
 def sampled_aggregate(
@@ -47,20 +51,20 @@ def sampled_aggregate(
     x : Tensor, shape (n_cols, feat)
         float16 or bfloat16 (summed in float32), float32 or float64.  Rows may have any stride.
     width : int
-        1 or more; a row that has no more entries keeps them all.
+        Most entries of a row, 1 or more; a row that has no more is taken whole.
     edge_weight : Tensor, shape (nnz,), optional
         ``a`` in CSR order: ``edge_values(graph, w)`` leads there from the order in which the edges
         were given.  By default the graph's own values, as constants, and 1 for
         an unweighted graph.
     strategy : "bucket", "fastrand" or "random"
-        The first entries of a row; the ``k * 577 mod nnz_i``-th (by the next prime where 577
-        divides that); or those that ``seed`` chooses, without replacement.
+        Which entries of a longer row: its first ones; those at ``k * 577 mod nnz_i`` (by the next
+        prime where 577 divides ``nnz_i``); or a random sample without replacement.
     seed : int or Tensor of one int64, optional
-        Of "random", whose sample depends on it, on the row and on ``nnz_i`` alone.  By default it
-        is drawn from torch's generator of the device at each call, also at each replay of a CUDA
-        graph.  The others draw nothing.
+        For "random", whose sample depends on the seed, the row and ``nnz_i`` alone.  By default a
+        new seed is drawn from torch's generator of the device at each call, and at each replay of a
+        CUDA graph.  The other strategies draw nothing.
     mean, rescale : bool
-        One at most.  Under "random", ``rescale`` makes the expected sum that of all entries.
+        At most one of them.  With "random" and ``rescale`` the expected sum is that of all entries.
     row_scale, col_scale : Tensor, shape (n_rows,) and (n_cols,), optional
         ``r`` and ``c``, in the dtype of ``x``.
 
@@ -102,16 +106,17 @@ def sampled_aggregate(
 
 
 def sample_width(name: str, width: int) -> int:
-    """How many entries of a row to sample, checked; ``name`` is what the user calls it."""
+    """Check how many entries of a row to sample; ``name`` is the argument's in the error."""
     return sampling_options.width(name, width)
 
 
 def checked_strategy(strategy: str) -> str:
-    """The name of a way to sample."""
+    """Check the name of a strategy."""
     return sampling_options.strategy(strategy)
 
 
 def _check_factors(mean: bool, rescale: bool) -> None:
+    """Check the two options that divide or multiply rows."""
     _check.flag("mean", mean)
     _check.flag("rescale", rescale)
     sampling_options.refuse_both(mean, rescale)
@@ -125,7 +130,7 @@ def _scaled(
     col_scale: Tensor | None,
     options: SampleOptions,
 ) -> Tensor:
-    """With scales that have a gradient outside the kernel: in float32 at least, rounded once."""
+    """Aggregate, and multiply by scales with a gradient outside the kernel; round only once."""
     wide = sums_dtype(x)
     a, r, c = (None if one is None else one.to(wide) for one in (values, row_scale, col_scale))
     h, after = x.to(wide), None
@@ -147,25 +152,26 @@ def _aggregate(
     col_scale: Tensor | None,
     options: SampleOptions,
 ) -> Tensor:
-    """The product, differentiable in features and edge values; nothing is checked."""
+    """Aggregate, differentiably in features and edge values; nothing is checked."""
     inputs = x, values, row_scale, col_scale
     found: Tensor
     if not recorded(x, values):
         found = SPMM_SAMPLED(side_of(graph, False), *inputs, *options)
         return found
-    if options.seed is not None:  # the user's own may change before backward
+    if options.seed is not None:  # the caller may write to it before backward reads it
         options = options._replace(seed=options.seed.clone())
     found = _Sampled.apply(*apart(*inputs), graph, *options)  # type: ignore[no-untyped-call]
     return found
 
 
 def _by_columns(x: Tensor, scale: Tensor) -> Tensor:
+    """Multiply each row of ``x`` by its factor, differentiably."""
     found: Tensor = _ByColumns.apply(x, scale)  # type: ignore[no-untyped-call]
     return found
 
 
 class _ByColumns(Function):
-    """``x * c[:, None]``, where what nobody sampled has no part in gradients, be it infinite."""
+    """``x * c[:, None]``; rows that nobody sampled add 0 to gradients, even if x is infinite."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, scale: Tensor) -> Tensor:
@@ -192,8 +198,8 @@ class _Sampled(Function):
         seed: Tensor | None,
         *options: Any,
     ) -> Tensor:
-        kept = x if ctx.needs_input_grad[1] else None  # only its gradient reads x
-        ctx.save_for_backward(kept, values, row_scale, col_scale, seed)
+        saved = x if ctx.needs_input_grad[1] else None  # only the gradient of values reads x
+        ctx.save_for_backward(saved, values, row_scale, col_scale, seed)
         ctx.graph, ctx.options = graph, options
         args = x, values, row_scale, col_scale, seed, *options
         out: Tensor = SPMM_SAMPLED(side_of(graph, False), *args)
@@ -205,29 +211,12 @@ class _Sampled(Function):
         side, others = side_of(ctx.graph, False), (*others, *ctx.options)
         dx = dv = None
         if ctx.needs_input_grad[0]:
-            dx = _once(SPMM_SAMPLED_DX, side, grad, values, *others)
+            dx = _gradient(SPMM_SAMPLED_DX, side, grad, values, *others)
         if ctx.needs_input_grad[1]:
-            dv = _once(SPMM_SAMPLED_DA, side, x, grad, *others)
+            dv = _gradient(SPMM_SAMPLED_DA, side, x, grad, *others)
         return dx, dv, *(None,) * 8
 
 
-def _once(op: Any, side: Any, *args: Any) -> Any:
-    """What the op computes, which can be used but not differentiated."""
-    tensors = (one for one in args if isinstance(one, Tensor))
-    if not recorded(*tensors) and not torch.is_grad_enabled():
-        return op(side, *args)
-    return _Once.apply(op, side, *args)  # type: ignore[no-untyped-call]
-
-
-class _Once(Function):
-    @staticmethod
-    def forward(ctx: Any, op: Any, *args: Any) -> Any:
-        return op(*args)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:
-        raise UnsupportedError(
-            "the gradient of sampled_aggregate cannot be differentiated again: do without "
-            "create_graph=True, or give the sample as a graph of its own, which sparsefmt.ops."
-            "sample makes, to spmm, whose gradients can be."
-        )
+def _gradient(op: LibraryOp, *args: Any) -> Any:
+    """Compute a gradient that cannot be differentiated again."""
+    return once("sampled_aggregate", op, *args, instead=_INSTEAD)

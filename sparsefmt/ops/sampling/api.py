@@ -1,4 +1,4 @@
-"""Edge-sampled SpMM: at most so many entries of a row, chosen as they are loaded."""
+"""SpMM over a sample of each row (ES-SpMM): kernels choose entries as they load them."""
 
 from typing import Any
 
@@ -47,15 +47,16 @@ def spmm_sampled(
     width : int
         Most entries of a row, 1 or more.  A row that has no more is taken whole, in its order.
     strategy : "bucket", "fastrand" or "random"
-        Which entries of a longer row, in this order: ``bucket`` its first ones; ``fastrand`` those
-        at ``(k * 577) mod nnz_i`` for ``k = 0, 1, ...``, or by the first of 587, 593 and 599 that
-        does not divide ``nnz_i`` where 577 does; ``random`` a random sample without replacement.
+        Which entries of a longer row are taken, and in which order: ``bucket`` the first ones;
+        ``fastrand`` those at ``(k * 577) mod nnz_i`` for ``k = 0, 1, ...``, or, if 577 divides
+        ``nnz_i``, with the first of 587, 593 and 599 that does not; ``random`` a random sample
+        without replacement.
     seed : int
-        Of ``random``, modulo 2**64: another seed chooses other entries.
+        For ``random``, modulo 2**64: another seed chooses other entries.
     mean : bool
         Divide each row by the number of its sampled entries.
     rescale : bool
-        Multiply each row so that with ``random`` its expectation over all seeds is the whole sum.
+        Multiply each row so that with ``random`` the mean over all seeds is the whole row's sum.
     row_scale : array, shape (n_rows,), optional
         ``r``, of X's dtype, or float32 beside 2-byte features.  A row without entries gives 0
         whatever its factor.
@@ -88,12 +89,12 @@ def spmm_sampled(
     Notes
     -----
     The sample of a row depends on the seed, the number of the row and ``nnz_i`` only: not on
-    features, values, dtypes or the device.  ``sample`` gives it as a graph.  Deterministic: entries
-    add up in the order of the sample, those of a row that threads of a GPU share part by part.
-    Nothing is prepared,
-    except that where ``width`` is the mean degree or more a GPU makes ``A.chunks``, which
-    synchronises once and is kept: they tell whether a row is longer, and else ``spmm`` runs.  A row
-    is one block's work on a GPU, however many of its entries are sampled.
+    features, values, dtypes or the device.  ``sample`` returns it as a graph.  Deterministic:
+    entries add up in the order of the sample, part by part where threads of a GPU share a row.
+
+    On a GPU one block works on a row, however many of its entries are sampled.  Nothing is
+    precomputed unless ``width`` is at least the mean degree: then the first call makes
+    ``A.chunks``, which synchronises, to learn whether any row is longer; if none is, ``spmm`` runs.
 
     Error bound: that of ``spmm`` for the sample.  ES-SpMM (arXiv 2104.10716), section IV and
     equation 2, and VI-A for the factors; a random sample is the future work of its section VI-B.
@@ -104,14 +105,14 @@ def spmm_sampled(
     checks.values_like(A, X)
     row_scale = checks.factors("row_scale", row_scale, A=A, axis="rows", like=X)
     col_scale = checks.factors("col_scale", col_scale, A=A, axis="columns", like=X)
-    inputs = [X, row_scale, col_scale, *checks.arrays_of(A)]
-    out = checks.output(out, shape=(A.n_rows, X.shape[1]), like=X, inputs=inputs)
+    inputs = (X, row_scale, col_scale)
+    out = checks.output(out, shape=(A.n_rows, X.shape[1]), like=X, inputs=inputs, A=A)
     scales = {"row_scale": row_scale, "col_scale": col_scale}
     return choose.run(SPMM_SAMPLED, A, X, values=A.data, **scales, **how._asdict(), out=out)
 
 
 def sample(A: Format, width: int, *, strategy: str = "bucket", seed: int = 0) -> CSR:
-    """The sample of ``spmm_sampled`` as a graph, equal to it entry for entry.
+    """Return the sample of ``spmm_sampled`` as a graph, with the same entries in its order.
 
     Parameters
     ----------
@@ -133,7 +134,7 @@ def sample(A: Format, width: int, *, strategy: str = "bucket", seed: int = 0) ->
 
     Notes
     -----
-    On a GPU it synchronises once, to learn its size.
+    On a GPU it synchronises once, to learn the size of the result.
     """
     return sample_with_perm(A, width, strategy=strategy, seed=seed)[0]
 
@@ -141,7 +142,7 @@ def sample(A: Format, width: int, *, strategy: str = "bucket", seed: int = 0) ->
 def sample_with_perm(
     A: Format, width: int, *, strategy: str = "bucket", seed: int = 0
 ) -> tuple[CSR, Array]:
-    """``sample``, and which entries it has.
+    """Return the sample, and the number of each of its entries in ``A``.
 
     Parameters
     ----------
@@ -174,7 +175,7 @@ def sample_with_perm(
 
 
 def sampling_rate(A: Format, width: int) -> float:
-    """The share of the entries that a sample has, ``sum_i min(nnz_i, width) / nnz``.
+    """Compute the share of the entries that a sample has, ``sum_i min(nnz_i, width) / nnz``.
 
     Parameters
     ----------
@@ -202,8 +203,8 @@ def sampling_rate(A: Format, width: int) -> float:
     A, width = checks.sparse("A", A), options.width("width", width)
     lengths, xp = checks.structure(A).tocsr().lengths, namespace(A._indices)
     with on_device_of(lengths), allocating(f"lengths of {A.n_rows} rows"):
-        kept = int(xp.minimum(lengths, width).sum(dtype=np.int64))  # synchronize!
-    return kept / A.nnz if A.nnz else 1.0
+        sampled = int(xp.minimum(lengths, width).sum(dtype=np.int64))  # synchronize!
+    return sampled / A.nnz if A.nnz else 1.0
 
 
 _CPU = f"{__package__}.cpu"
@@ -256,7 +257,7 @@ def _price_of_values(
     return Price(size, 2 * sampled * x.shape[1])
 
 
-#: How the arguments of the three operations end, as in a schema of torch.
+#: The last arguments of the product and of both gradients, as in a schema of torch.
 SCALES_AND_OPTIONS = (
     "Tensor? row_scale, Tensor? col_scale, Tensor? seed, SymInt width, str strategy, bool mean, "
     "bool rescale"

@@ -1,8 +1,8 @@
-"""The numba twins of products with a sample of each row, entry for entry that of sampling.cuh.
+"""Products with a sample of each row on NumPy arrays; the samples are those of ``rows.cuh``.
 
-Conventions as in ``cpu``.  Rows are sampled a batch at a time, so that prefetches reach beyond the
-end of a row.  All random words are uint64, 32 bits of them in use where sampling.cuh has unsigned:
-beside int64 numba would make floats of them.
+Rows are sampled a batch at a time, so that prefetches reach beyond the end of a row.  All random
+words are uint64, with 32 bits in use where ``rows.cuh`` has ``unsigned``: beside int64 numba would
+turn smaller ones into floats.
 """
 
 from typing import Any
@@ -13,7 +13,6 @@ import numpy as np
 from ...formats.arrays import Array
 from ...formats.compressed import CSR
 from ..edges.cpu import _dot
-from ..engine.checks import rows_in_place
 from ..engine.cpu import flat, values_of, writing
 from ..engine.lanes import divided, lanes, prefetch, product, store, width_of
 from ..engine.loops import AHEAD, MIDDLE, NARROW, WIDE, WIDEST, inlined, parallel, rows_of
@@ -21,8 +20,8 @@ from ..matmul.cpu import row_sum, spmm
 from .options import ALL, STRATEGIES, SampleOptions
 
 _FASTRAND, _RANDOM = 1, 2
-#: Entries that are sampled before they are summed, or a row where one has more: with their columns
-#: and values they stay in the L1.
+#: Entries of a batch, or of its one row if that has more: with columns and values they stay in the
+#: L1 until they are summed.
 BATCH = 1024
 
 _GOLDEN, _MIX1, _MIX2, _LOW, _TIMES1, _TIMES2, _STEP_A, _STEP_B = (
@@ -56,7 +55,7 @@ def spmm_sampled(
     if A.lengths.max() <= width:  # all rows whole: nothing to gather
         reduce = "mean" if mean else "sum"
         return spmm(A, x, values, None, row_scale, col_scale, reduce, out=out)
-    stored, features = (A.indices, values_of(values, x)), flat(rows_in_place(x))
+    stored, features = (A.indices, values_of(values, x)), flat(x)
     scales = values_of(row_scale, x), values_of(col_scale, x)
     to, how = _ends(A, width), (*_drawn(strategy, seed), mean, rescale)
     with writing(out) as (y, pieces):
@@ -82,7 +81,7 @@ def spmm_sampled_da(
     out = np.empty(A.nnz, x.dtype) if out is None else out
     if not out.size:
         return out
-    features = flat(rows_in_place(grad)), flat(rows_in_place(x)), x.shape[1]
+    features = flat(grad), flat(x), x.shape[1]
     scales = values_of(row_scale, x), values_of(col_scale, x)
     to, how = _ends(A, width), (*_drawn(strategy, seed), mean, rescale)
     with writing(out) as (products, pieces):
@@ -98,13 +97,13 @@ def sample_rows(A: CSR, options: SampleOptions, cols: Array, entries: Array, *, 
 
 
 def _drawn(strategy: str, seed: Any) -> tuple[int, np.uint64]:
-    """How a sample is drawn, as the loops take it; the seed may be an array of one."""
+    """Return strategy and seed as the loops take them; the seed may be an array of one."""
     seed = 0 if seed is None else seed if isinstance(seed, int) else seed.item()
     return STRATEGIES[strategy], np.uint64(seed % 2**64)
 
 
 def _ends(A: CSR, width: int) -> Array:
-    """Where the sample of each row begins among those of all, and the end."""
+    """Return where the sample of each row begins among the samples of all rows, and the end."""
     to = np.zeros(A.n_rows + 1, np.int64)
     np.minimum(A.lengths, width, out=to[1:])
     return to.cumsum(out=to)
@@ -115,7 +114,7 @@ def _ends(A: CSR, width: int) -> Array:
 
 @inlined
 def _mixed(z: Any) -> Any:
-    """A bijection of 64 bits (Steele, Lea and Flood, OOPSLA'14)."""
+    """Mix the bits of a word by a bijection (Steele, Lea and Flood, OOPSLA'14)."""
     z = (z ^ (z >> _30)) * _MIX1
     z = (z ^ (z >> _27)) * _MIX2
     return z ^ (z >> _31)
@@ -123,13 +122,14 @@ def _mixed(z: Any) -> Any:
 
 @inlined
 def _word(x: Any, key: Any) -> Any:
+    """Mix 32 bits with a key."""
     x = (((x ^ key) & _LOW) * _TIMES1) & _LOW
     return ((x ^ (x >> _15)) * _TIMES2) & _LOW
 
 
 @inlined
 def _stride(length: Any) -> Any:
-    """577 of ES-SpMM's equation 2, or the next prime that does not divide the length."""
+    """Return 577, of ES-SpMM's equation 2, or the next prime that does not divide the length."""
     if length % 577 != 0:
         return 577
     if length % 587 != 0:
@@ -139,7 +139,7 @@ def _stride(length: Any) -> Any:
 
 @inlined
 def _round(place: Any, keys: Any, cut: Any) -> Any:
-    """A round of the Feistel network of sampling.cuh over a pair of numbers, packed in one."""
+    """Apply a round of the Feistel network of ``rows.cuh`` to a pair packed in one number."""
     high, shift = cut
     low, up = place & ((_ONE << shift) - _ONE), place >> shift
     up += (_word(low, keys[0]) * high) >> _32
@@ -149,10 +149,10 @@ def _round(place: Any, keys: Any, cut: Any) -> Any:
 
 
 @inlined
-def _permute(entries: Any, at: Any, begin: Any, length: Any, kept: Any, key: Any) -> None:
-    """Where a permutation of 0 .. length - 1 takes 0 .. kept - 1; ``begin`` is added.
+def _permute(entries: Any, at: Any, begin: Any, length: Any, taken: Any, key: Any) -> None:
+    """Write ``begin`` plus where a permutation of 0 .. length - 1 takes 0 .. taken - 1.
 
-    Round by round, so that several places go through one in a vector register.
+    All places go through a round before the next one, so that the loops are vectorised.
     """
     size, bits = np.uint64(length), 0
     while (length - 1) >> bits > 0:
@@ -160,7 +160,7 @@ def _permute(entries: Any, at: Any, begin: Any, length: Any, kept: Any, key: Any
     shift = np.uint64(bits // 2)
     cut = ((size + (_ONE << shift) - _ONE) >> shift) & _LOW, shift
     rounds = 14 if length < 12 else 8 if length < 64 else 6 if length < 600 else 4
-    own = entries[at : at + kept]
+    own = entries[at : at + taken]
     for k in range(len(own)):
         own[k] = k
     a, b = key & _LOW, key >> _32
@@ -170,7 +170,7 @@ def _permute(entries: Any, at: Any, begin: Any, length: Any, kept: Any, key: Any
         a, b = (a + _STEP_A) & _LOW, (b + _STEP_B) & _LOW
     for k in range(len(own)):
         place = np.uint64(own[k]) & _LOW
-        while place >= size:  # once more
+        while place >= size:  # beyond the row: go through all rounds again
             a, b = key & _LOW, key >> _32
             for _ in range(rounds):
                 place = _round(place, (a, b), cut)
@@ -180,21 +180,21 @@ def _permute(entries: Any, at: Any, begin: Any, length: Any, kept: Any, key: Any
 
 @inlined
 def _sample_row(
-    entries: Any, at: Any, row: Any, begin: Any, length: Any, kept: Any, strategy: Any, seed: Any
+    entries: Any, at: Any, row: Any, begin: Any, length: Any, taken: Any, strategy: Any, seed: Any
 ) -> None:
-    """The numbers of the sampled entries of a row, from ``at`` on; ``seed`` is mixed already."""
-    if kept < length and strategy == _FASTRAND:
+    """Write the numbers of a row's sampled entries from ``at`` on; ``seed`` is mixed already."""
+    if taken < length and strategy == _FASTRAND:
         place, step = 0, _stride(length) % length
-        for k in range(kept):
+        for k in range(taken):
             entries[at + k] = begin + place
             place += step
             if place >= length:
                 place -= length
-    elif kept < length and strategy == _RANDOM:
+    elif taken < length and strategy == _RANDOM:
         key = _mixed(seed + np.uint64(row + 1) * _GOLDEN)
-        _permute(entries, at, begin, length, kept, key)
+        _permute(entries, at, begin, length, taken, key)
     else:
-        for k in range(kept):
+        for k in range(taken):
             entries[at + k] = begin + k
 
 
@@ -209,9 +209,9 @@ def _sample(
         for i in range(start, stop):
             begin, at = np.int64(indptr[i]), np.int64(to[i])
             length = np.int64(indptr[i + 1]) - begin
-            kept = min(length, width)
-            _sample_row(entries, at, i, begin, length, kept, strategy, mixed)
-            for k in range(at, at + kept):
+            taken = min(length, width)
+            _sample_row(entries, at, i, begin, length, taken, strategy, mixed)
+            for k in range(at, at + taken):
                 cols[k] = indices[entries[k]]
 
 
@@ -220,7 +220,7 @@ def _sample(
 
 @inlined
 def _room(to: Any, start: Any, stop: Any) -> Any:
-    """Sampled entries of a batch: as many as a row has, and BATCH."""
+    """Return the size of a batch: BATCH, or what the largest sample of a row needs."""
     room = BATCH
     for i in range(start, stop):
         room = max(room, to[i + 1] - to[i])
@@ -229,12 +229,12 @@ def _room(to: Any, start: Any, stop: Any) -> Any:
 
 @inlined
 def _batch(entries: Any, indptr: Any, to: Any, first: Any, stop: Any, how: Any) -> Any:
-    """Sample whole rows from ``first`` on while there is room; the row behind the last of them."""
+    """Sample rows from ``first`` on while they fit; return the row behind the last of them."""
     last = first
     while last < stop and to[last + 1] - to[first] <= len(entries):
         at, begin = to[last] - to[first], np.int64(indptr[last])
-        length, kept = np.int64(indptr[last + 1]) - begin, to[last + 1] - to[last]
-        _sample_row(entries, at, last, begin, length, kept, how[0], how[1])
+        length, taken = np.int64(indptr[last + 1]) - begin, to[last + 1] - to[last]
+        _sample_row(entries, at, last, begin, length, taken, how[0], how[1])
         last += 1
     return last
 
@@ -244,7 +244,7 @@ def _batch(entries: Any, indptr: Any, to: Any, first: Any, stop: Any, how: Any) 
 
 @inlined
 def _gather(cols: Any, weights: Any, entries: Any, A: Any, col_scale: Any, count: Any) -> None:
-    """The columns of a batch, and what multiplies the rows of X, if anything does."""
+    """Load the columns of a batch, and the factors of the rows of X, if there are any."""
     indices, data = A
     for k in range(count):
         cols[k] = indices[entries[k]]
@@ -263,7 +263,7 @@ def _tile(
     zero: Any, A: Any, X: Any, none: Any, row_scale: Any, Y: Any, row: Any, span: Any, f: Any,
     mean: Any, share: Any, count: Any,
 ) -> Any:  # fmt: skip
-    """Features from ``f`` on, as many as ``count``; returns where the next tile begins."""
+    """Compute ``count`` features from ``f`` on; return where the next tile begins."""
     Y, feat = Y
     sums = row_sum(zero, A, X, none, span, f, count)
     if span[1] > span[0]:
@@ -280,7 +280,7 @@ def _tile(
 def _row(
     A: Any, X: Any, none: Any, row_scale: Any, Y: Any, i: Any, span: Any, mean: Any, share: Any
 ) -> None:
-    """The whole row of the result."""
+    """Compute a row of the result, in tiles as wide as registers allow."""
     feat, f = Y[1], 0
     zero = lanes(X[0], WIDEST, 0)
     while feat - f >= width_of(zero):
@@ -344,13 +344,13 @@ def _sddmm(
             last = _batch(entries, indptr, to, first, stop, drawn)
             behind = to[last] - to[first]
             for i in range(first, last):
-                kept = to[i + 1] - to[i]
+                taken = to[i + 1] - to[i]
                 factor = row_scale[i] if len(row_scale) else one
                 if mean:
-                    factor /= max(kept, 1)
+                    factor /= max(taken, 1)
                 if rescale:
                     length = np.int64(indptr[i + 1]) - np.int64(indptr[i])
-                    factor *= length / max(kept, 1)
+                    factor *= length / max(taken, 1)
                 for k in range(to[i] - to[first], to[i + 1] - to[first]):
                     ahead = np.int64(indices[entries[min(k + AHEAD, behind - 1)]]) * ldy
                     for f in range(0, feat, line):

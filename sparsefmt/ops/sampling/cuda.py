@@ -1,7 +1,8 @@
 """Launch products with a sample of each row; the kernels choose entries as they load them.
 
-A block shares the work of its own rows, without chunks; where hardly a row is sampled, it goes by
-the chunks of the structure.  Rows have fewer than 2**31 entries.
+A block takes consecutive rows and shares their work among its threads, so that no chunks are
+needed; where hardly a row is longer than its sample, the chunks of the structure are used.  Rows
+have fewer than 2**31 entries.
 """
 
 import math
@@ -17,29 +18,32 @@ from ..engine import jit
 from ..engine.launch import ITEMSIZE, fill, row_bytes
 from ..engine.memory import Memory, memory_of
 from ..engine.structure import Structure, structure_of
-from ..matmul.cuda import Shape, spmm, spmm_shape
+from ..matmul.cuda import Shape, load_shape, spmm
 from .options import ALL, STRATEGIES, SampleOptions
 
-UNWEIGHTED, DIRECT, SCALED = range(3)  # as in spmm.cu
-BY_ROWS, STAGING, BY_CHUNKS = range(3)
+UNWEIGHTED, DIRECT, SCALED = range(3)  # WEIGHTS in spmm.cu
+BY_ROWS, STAGING, BY_CHUNKS = range(3)  # VARIANT in spmm.cu
 MEAN, RESCALE = 1, 2  # flags
 THREADS = 128  # of a block, as in engine/rows.cuh
 BLOCK_ROWS = 2 * THREADS  # most rows of a block, as in spmm.cuh
-_PIECE = 8  # entries, as in engine/common.cuh
-#: About how many pieces a sub-warp goes through: where slices of X stay in the L2 and rows have
-#: many entries (1.09x over 12 at 16 of them), where rows have few, and where slices are larger.
+_PIECE = 8  # entries that a sub-warp loads at a time, as in engine/common.cuh
+#: About how many pieces a sub-warp goes through: where a slice of X stays in the L2 and samples
+#: have 16 entries or more (1.09x over 12 at 16 of them); where they have fewer; where a slice is
+#: larger than the L2 keeps.
 _PIECES, _PIECES_FEW, _PIECES_FAR = 36, 12, 6
 _MANY = 16  # entries
 _RESIDENT = 48 * 2**20  # bytes of a slice of X
-#: And where a block gathers its sample: few rows at a time, so that the L2 keeps what it reads of
-#: their indices; fewer for few entries and where it reads values too (1.02x and 1.09x over 6).
+#: The same for a launch that gathers the sample: few rows at a time, so that the L2 keeps the lines
+#: of their indices; fewer for small samples and where it reads values too (1.02x and 1.09x over 6).
 _PIECES_STAGING, _PIECES_STAGING_FEW = 6, 3
-#: Widths, in mean degrees, from which chunks cut rows better: 1.02x at 12, 0.94x at 6 (H200).
+#: From a width of so many mean degrees on, chunks share out rows better: 1.02x at 12, 0.94x at 6
+#: (H200).
 _BY_CHUNKS = 8
-#: And up to which it pays that one slice gathers the sample: 1.22x at 0.13, 0.9x to 1.1x at 1 to 6.
+#: Up to a width of so many mean degrees it pays that the first slice gathers the sample for the
+#: others: 1.22x at 0.13, 0.9x to 1.1x at 1 to 6.
 _STAGING = {"fastrand": 1, "random": 8}
-_WAVES = 16  # of blocks, below which their number is made whole
-_SAMPLE_LANES = 8  # of a row, as in rows.cu
+_WAVES = 16  # of blocks: fewer are made a whole number
+_SAMPLE_LANES = 8  # threads that sample a row together, as in rows.cu
 
 _FILE = {"spmm_sampled": "spmm", "sddmm_sampled": "sddmm", "sample_rows": "rows"}
 #: Parameters of each kernel as the module ``struct`` packs them: pointers, 8 and 4-byte integers.
@@ -47,12 +51,13 @@ _PARAMETERS = {"spmm_sampled": "12PQqII6i", "sddmm_sampled": "8PQq2I4i", "sample
 
 
 def _load(kernel: str, types: tuple[str, ...], constants: tuple[int, ...]) -> jit.Kernel:
+    """Load a kernel of this room."""
     file = f"sampling/{_FILE[kernel]}.cu"
     return jit.load(file, kernel, _PARAMETERS[kernel], types, constants)
 
 
 def instantiations() -> Iterator[tuple[str, str]]:
-    """Every kernel that this room may launch: file and C++ name."""
+    """List every kernel that this room may launch: file and C++ name."""
     for dtype, index_dtype in product(VALUE_DTYPES, ("int32", "int64")):
         products = [("spmm_sampled", constants) for constants in _variants(dtype)]
         dots = product((16 // ITEMSIZE[dtype], 1), STRATEGIES.values())
@@ -64,7 +69,7 @@ def instantiations() -> Iterator[tuple[str, str]]:
 
 
 def _variants(dtype: str) -> Iterator[tuple[int, ...]]:
-    """Lanes, values of a load, strategy, weights and variant of every product."""
+    """List lanes, values of a load, strategy, WEIGHTS and VARIANT of every product."""
     wide = 16 // ITEMSIZE[dtype]
     bucket, fastrand, drawn = STRATEGIES.values()
     variants = [*product(STRATEGIES.values(), (BY_ROWS,)), (fastrand, STAGING), (drawn, STAGING)]
@@ -81,58 +86,57 @@ def _variants(dtype: str) -> Iterator[tuple[int, ...]]:
 def without_chunks(
     shape: tuple[int, int], nnz: int, index_dtype: str, indptr: int, indices: int
 ) -> Structure:
-    """A structure whose rows no chunks cut; its last two arguments are device pointers."""
+    """Describe a CSR at these two addresses, whose rows no chunks share out."""
     return Structure(*shape, nnz, index_dtype, indptr, indices, *[0] * 7)
 
 
-def _rows_of(A: CSR | Structure) -> Structure:
-    """The structure of a CSR, for which no chunks are made; made once."""
+def _bare(A: CSR | Structure) -> Structure:
+    """Return the structure of a CSR without chunks, made once: they cost time and a wait."""
     if isinstance(A, Structure):
         return A
-    found: Structure | None = A.__dict__.get("_unchunked")
+    found: Structure | None = A.__dict__.get("_without_chunks")
     if found is None:
         arrays = A.indptr.data.ptr, A.indices.data.ptr
         found = without_chunks(A.shape, A.nnz, A.index_dtype.name, *arrays)
-        object.__setattr__(A, "_unchunked", found)
+        object.__setattr__(A, "_without_chunks", found)
     return found
 
 
 def _structure(A: CSR | Structure, width: int) -> Structure:
-    """With chunks where the sample is most of the entries, or where they are made already."""
+    """Return the structure, with chunks if rows may be taken whole or chunks exist already."""
     if isinstance(A, Structure):
         return A
-    if width * A.n_rows >= A.nnz or A.__dict__.get("_chunks") is not None:
-        return structure_of(A)
-    return _rows_of(A)
+    chunked = width * A.n_rows >= A.nnz or A.__dict__.get("_chunks") is not None
+    return structure_of(A) if chunked else _bare(A)
 
 
 # The product
 
 
 class _Case(NamedTuple):
-    """What the launches of a product depend on, pointers apart."""
+    """Everything but addresses that decides how a product is launched."""
 
     n_rows: int
     n_cols: int
     nnz: int
-    blocks: int  #: that chunks have; 0 without chunks
-    n_cuts: int
+    blocks: int  #: of chunks; 0 without chunks
+    n_cuts: int  #: blocks of chunks that begin inside a row
     dtype: str
     feat: int
-    ldx: int  #: values from one row of x to the next
+    stride: int  #: values from one row of x to the next
     alignment: int  #: lowest bits of the addresses of x and the result
     width: int
     strategy: str
     weighted: bool
-    scaled: bool  #: whether values are permuted, or columns scaled
+    scaled: bool  #: whether values are permuted or columns scaled
     device: int
 
 
 class _Launch(NamedTuple):
-    """One launch: which kernel, for which slices of the features, and how rows are cut."""
+    """One launch: the kernel, its slices of the features, and its grid."""
 
-    constants: tuple[int, ...]
-    first: int  #: slice
+    constants: tuple[int, ...]  #: lanes, values of a load, strategy, WEIGHTS and VARIANT
+    first: int  #: first slice
     slices: int
     rows: int  #: of a block
     blocks: int  #: of a slice
@@ -153,7 +157,11 @@ def spmm_sampled(
     perm: Any = None,
     out: Any = None,
 ) -> Any:
-    """``out = diag(r) sum of a c x`` over the sampled entries; entry e has ``values[perm[e]]``."""
+    """``out[i] = r[i] * factor(i) * sum of a[e] * c[j] * x[j]`` over the sample of row i.
+
+    The value of entry e is ``values[perm[e]]``.  A seed in an array is read by the kernel, so that
+    a captured CUDA graph takes another one at each replay.
+    """
     m = memory_of(x)
     dtype, feat = m.dtype(x), x.shape[1]
     if out is None:
@@ -180,22 +188,17 @@ def _launch_product(
     m: Memory, S: Structure, x: Any, values: Any, perm: Any, row_scale: Any, col_scale: Any,
     options: SampleOptions, out: Any,
 ) -> None:  # fmt: skip
-    """Launch on arrays as kernels read them; a workspace takes what a first launch gathers."""
-    dtype, feat, ldx, weighted = m.dtype(x), x.shape[1], m.row_stride(x), values is not None
+    """Launch on arrays that kernels can read, with a workspace if one launch serves the next."""
+    dtype, feat, weighted = m.dtype(x), x.shape[1], values is not None
     features, result, stream = m.pointer(x), m.pointer(out), m.stream(x)
-    scaled, device = (
-        perm is not None or col_scale is not None,
-        import_cupy().cuda.runtime.getDevice(),
-    )
+    scaled = perm is not None or col_scale is not None
     case = _Case(
-        S.n_rows, S.n_cols, S.nnz, S.blocks, S.n_cuts, dtype, feat, ldx, (features | result) % 16,
-        options.width, options.strategy, weighted, scaled, device,
+        S.n_rows, S.n_cols, S.nnz, S.blocks, S.n_cuts,
+        dtype, feat, m.row_stride(x), (features | result) % 16,
+        options.width, options.strategy, weighted, scaled, _device(),
     )  # fmt: skip
     room, places, launches = _launches(case)
-    gathered, workspace = (
-        (0, 0),
-        None,
-    )  # bound here, so that it lives until the launches are enqueued
+    gathered = 0, 0
     if places:
         columns = places * ITEMSIZE[S.index_dtype]
         workspace = m.empty((columns + weighted * places * ITEMSIZE[dtype],), "uint8", x)
@@ -203,9 +206,10 @@ def _launch_product(
         gathered = begin, begin + columns if weighted else 0
     stored = S.indices, m.pointer(values), m.pointer(perm)
     scales = m.pointer(row_scale), m.pointer(col_scale)
-    seeds, stride = _seeds(m, options.seed), row_bytes(ldx, dtype)
+    seeds, stride = _seeds(m, options.seed), row_bytes(case.stride, dtype)
     flags = options.mean * MEAN | options.rescale * RESCALE
     for launch in launches:
+        # The first one gathers the sample, if any does; the next reads it as a CSR's entries.
         indices, data, order = (*gathered, 0) if launch.first else stored
         to = (0, 0) if launch.first else gathered
         arrays = (S.indptr, indices, S.start, data, order, *scales, features, result, *to)
@@ -216,7 +220,7 @@ def _launch_product(
 
 
 def _seeds(m: Memory, seed: Any) -> tuple[int, int]:
-    """Address of a seed on the device, or 0 and the seed itself."""
+    """Return a seed as kernels take it: its address on the device, or 0 and the seed."""
     if seed is None or isinstance(seed, int):
         return 0, (seed or 0) % 2**64
     return m.pointer(seed), 0
@@ -227,16 +231,14 @@ def _seeds(m: Memory, seed: Any) -> tuple[int, int]:
 
 @lru_cache(maxsize=4096)
 def _launches(case: _Case) -> tuple[int, int, tuple[_Launch, ...]]:
-    """Room of a row and places of all rows in the workspace, 0 for none, and the launches."""
-    shape = spmm_shape(
-        case.dtype, feat=case.feat, ldx=case.ldx, together=case.alignment, wide=False
-    )
-    slices = -(-case.feat // (shape.lanes * shape.vector))
+    """Plan a product: places of a row and of all rows in the workspace, and the launches."""
+    shape = load_shape(case.dtype, feat=case.feat, stride=case.stride, alignment=case.alignment)
+    slices = -(-case.feat // shape.width)
     if slices > 1 and case.strategy != "bucket":
         filled = case.n_rows * case.width
         if filled <= _STAGING[case.strategy] * case.nnz:
             room = room_of_a_row(case.n_rows, case.nnz, case.width)
-            # Values begin behind the columns, aligned whatever the dtypes.
+            # A multiple of 4, so that values of any dtype are aligned behind the columns.
             places = -(-(case.n_rows * room or case.nnz) // 4) * 4
             first = _launch(case, shape, STAGING, case.strategy, 0, 1)
             return room, places, (first, _launch(case, shape, BY_ROWS, "bucket", 1, slices - 1))
@@ -246,7 +248,7 @@ def _launches(case: _Case) -> tuple[int, int, tuple[_Launch, ...]]:
 
 
 def room_of_a_row(n_rows: int, nnz: int, width: int) -> int:
-    """Places for each row's sample where they need no more than all entries; else 0."""
+    """Places for the sample of each row, or 0: as many places as the row has entries."""
     return width if n_rows * width <= nnz else 0
 
 
@@ -261,13 +263,13 @@ def _launch(
 
 
 def _weights(case: _Case, shape: Shape) -> int:
-    """Template argument WEIGHTS; rare shapes have the general one."""
+    """Choose the template argument WEIGHTS; rare shapes have the general kernel only."""
     rare = shape.lanes != 8 or shape.vector * ITEMSIZE[case.dtype] < 16
     return SCALED if case.scaled or rare else DIRECT if case.weighted else UNWEIGHTED
 
 
 def _pieces(case: _Case, shape: Shape, variant: int) -> int:
-    """How many a sub-warp is to go through: measured, see the constants."""
+    """Choose how many pieces a sub-warp goes through: measured, see the constants."""
     if variant == STAGING:
         few = case.weighted or case.width <= _MANY
         return _PIECES_STAGING_FEW if few else _PIECES_STAGING
@@ -279,7 +281,7 @@ def _pieces(case: _Case, shape: Shape, variant: int) -> int:
 def _rows_of_block(
     n_rows: int, nnz: int, width: int, shape: Shape, slices: int, pieces: int
 ) -> int:
-    """Rows that keep the sub-warps of a block busy, as far as the mean degree tells.
+    """Choose how many rows keep the sub-warps of a block busy, by the mean degree.
 
     A last wave of few blocks takes as long as a full one: where waves are few, they are whole.
     """
@@ -293,7 +295,7 @@ def _rows_of_block(
 
 
 def _device() -> int:
-    """Number of the current device."""
+    """Return the number of the current device."""
     return int(import_cupy().cuda.runtime.getDevice())
 
 
@@ -314,8 +316,8 @@ def spmm_sampled_da(
     *,
     out: Any = None,
 ) -> Any:
-    """``out[e] = r c <grad[i], x[j]>`` at the sampled entries, 0 at the others."""
-    S, m = _rows_of(A), memory_of(x)
+    """``out[e] = r[i] * factor(i) * c[j] * <grad[i], x[j]>`` at sampled entries, else 0."""
+    S, m = _bare(A), memory_of(x)
     dtype, feat = m.dtype(x), x.shape[1]
     size = ITEMSIZE[dtype]
     if out is None:
@@ -353,12 +355,12 @@ def sample_rows(
     to: Any = None,
     room: int = 0,
 ) -> None:
-    """Write column, entry and row of each sampled entry.
+    """Write column, number and row of each sampled entry.
 
-    Those of row i lie at ``to[i]``; without ``to`` at ``i * room``, or at ``indptr[i]`` where room
-    is 0, and columns in places that stay free are n_cols.
+    The sample of row i begins at ``to[i]``; without ``to`` at ``i * room``, or at ``indptr[i]`` if
+    room is 0, and places that stay free get the column n_cols.
     """
-    S, m = _rows_of(A), memory_of(cols)
+    S, m = _bare(A), memory_of(cols)
     if not S.n_rows:
         return
     with m.on_device(cols):

@@ -15,13 +15,13 @@ __global__ void sample_rows(const Index* __restrict__ indptr, const Index* __res
     Sample<STRATEGY> sample(seed_at ? *seed_at : seed);
     for (long long row = (blockIdx.x * (long long)blockDim.x + threadIdx.x) / SAMPLE_LANES; row < n_rows; row += step) {
         const Index begin = indptr[row];
-        const unsigned length = indptr[row + 1] - begin, kept = min(length, (unsigned)width);
-        const unsigned places = to ? kept : room ? room : length;
+        const unsigned length = indptr[row + 1] - begin, taken = min(length, (unsigned)width);
+        const unsigned places = to ? taken : room ? room : length;
         const long long at = to ? (long long)to[row] : room ? row * room : (long long)begin;
-        sample.of_row(row, length, kept);
+        sample.of_row(row, length, taken);
         for (unsigned k = lane; k < places; k += SAMPLE_LANES) {
-            const Index entry = k < kept ? begin + sample.place(k) : 0;
-            cols[at + k] = k < kept ? indices[entry] : (Index)n_cols;
+            const Index entry = k < taken ? begin + sample.place(k) : 0;
+            cols[at + k] = k < taken ? indices[entry] : (Index)n_cols;
             entries[at + k] = entry;
             if (own_rows) own_rows[at + k] = row;
         }

@@ -1,5 +1,5 @@
-// Which entries of a row are sampled. Of a row of `length` entries, of which `kept` are wanted, place(k) is the
-// place in the row of the k-th, k = 0 .. kept - 1: all different, and k itself where all are wanted.
+// Which entries of a row are sampled. Of a row of `length` entries, of which `taken` are wanted, place(k) is the
+// place in the row of the k-th, k = 0 .. taken - 1: all different, and k itself where all are wanted.
 constexpr int BUCKET = 0, FASTRAND = 1, RANDOM = 2;
 
 // A bijection of 64 bits that mixes them well (Steele, Lea and Flood, OOPSLA'14).
@@ -18,7 +18,7 @@ template <int STRATEGY> struct Sample;
 // The first entries.
 template <> struct Sample<BUCKET> {
     __device__ Sample(unsigned long long seed) {}
-    __device__ void of_row(long long row, unsigned length, unsigned kept) {}
+    __device__ void of_row(long long row, unsigned length, unsigned taken) {}
     __device__ unsigned place(unsigned k) const { return k; }
 };
 
@@ -29,8 +29,8 @@ template <> struct Sample<FASTRAND> {
     bool all;
 
     __device__ Sample(unsigned long long seed) {}
-    __device__ void of_row(long long row, unsigned length, unsigned kept) {
-        this->length = length, all = kept == length;
+    __device__ void of_row(long long row, unsigned length, unsigned taken) {
+        this->length = length, all = taken == length;
         if (all) return;
         prime = length % 577 ? 577 : length % 587 ? 587 : length % 593 ? 593 : 599;
         inverse = 0xFFFFFFFFu / length;
@@ -54,9 +54,9 @@ template <> struct Sample<RANDOM> {
     int shift, rounds;
 
     __device__ Sample(unsigned long long seed) : seed(mixed(seed)) {}
-    __device__ void of_row(long long row, unsigned length, unsigned kept) {
+    __device__ void of_row(long long row, unsigned length, unsigned taken) {
         this->length = length, rounds = 0;
-        if (kept == length) return;
+        if (taken == length) return;
         const unsigned long long key = mixed(seed + (row + 1) * 0x9E3779B97F4A7C15ull);
         keys[0] = key, keys[1] = key >> 32;
         shift = (32 - __clz(length - 1)) / 2;

@@ -19,20 +19,20 @@ sddmm_sampled(const Index* __restrict__ indptr, const Index* __restrict__ indice
 
     const int subwarp = threadIdx.x / LANES, lane = threadIdx.x % LANES;
     if (seed_at) seed = *seed_at;
-    const Cut<Index> cut{indptr, nullptr, n_rows, rows, width, 0};
-    Work<Index, STRATEGY, false> at_work(block_rows, cut, blockIdx.x, subwarp, SUBWARPS, seed);
+    const RowShape<Index> shape{indptr, nullptr, n_rows, rows, width, 0};
+    Work<Index, STRATEGY, false> at_work(block_rows, shape, blockIdx.x, subwarp, SUBWARPS, seed);
     const RowFactor<Sum> factor_of{row_scale, flags};
 
     Index next_entry = 0, next_col = 0;  // any that exist: an empty row has none
     const auto fetch = [&]() {
-        if (at_work.kept) next_entry = at_work.entry(lane), next_col = read(indices + next_entry);
+        if (at_work.taken) next_entry = at_work.entry(lane), next_col = read(indices + next_entry);
     };
     fetch();
     while (__any_sync(FULL_WARP, at_work.more())) {
         const int count = at_work.count();
         const Index entry = next_entry, col = next_col;
         const long long row = at_work.first_row + at_work.row;
-        const Sum factor = count > 0 ? factor_of(row, at_work.length, at_work.kept) : Sum(0);
+        const Sum factor = count > 0 ? factor_of(row, at_work.length, at_work.taken) : Sum(0);
         const char* x_row = (const char*)X + (count > 0 ? at(row, x_stride) : 0);
         at_work.next();
         fetch();

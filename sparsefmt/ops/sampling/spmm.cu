@@ -5,7 +5,7 @@
 
 // WEIGHTS. SCALED: by what is given of data, by perm, and col_scale.
 constexpr int UNWEIGHTED = 0, DIRECT = 1, SCALED = 2;
-constexpr int BY_ROWS = 0, STAGING = 1, PLANNED = 2;  // WAY
+constexpr int BY_ROWS = 0, STAGING = 1, BY_CHUNKS = 2;  // VARIANT
 
 // What sub-warps of a block hold of rows that they share: its first row, while it is at work, then the last one, which
 // it leaves open.
@@ -47,7 +47,7 @@ template <typename Part, typename Sum, typename Index, int LANES> struct Parts {
 // entry of the row on where room is 0; for the other slices BUCKET reads them there.
 // All loads of a piece are in flight together, and row ends fall into the same instructions for the sub-warps of a
 // warp. A row that several share is put together by the one that ends it, in their order: nothing is atomic.
-template <typename T, typename Index, int LANES, int VEC, int STRATEGY, int WEIGHTS, int WAY>
+template <typename T, typename Index, int LANES, int VEC, int STRATEGY, int WEIGHTS, int VARIANT>
 __global__ void __launch_bounds__(ROW_THREADS, 7)
 spmm_sampled(const Index* __restrict__ indptr, const Index* __restrict__ indices,
              const Place<Index>* __restrict__ start, const T* __restrict__ data, const Index* __restrict__ perm,
@@ -65,8 +65,8 @@ spmm_sampled(const Index* __restrict__ indptr, const Index* __restrict__ indices
     const unsigned block = blockIdx.x % blocks, slice = first_slice + blockIdx.x / blocks;
     const int subwarp = threadIdx.x / LANES, lane = threadIdx.x % LANES;
     if (seed_at) seed = *seed_at;
-    const Cut<Index> cut{indptr, start, n_rows, rows, width, room};
-    Work<Index, STRATEGY, WAY == PLANNED> at_work(block_rows, cut, block, subwarp, SUBWARPS, seed);
+    const RowShape<Index> shape{indptr, start, n_rows, rows, width, room};
+    Work<Index, STRATEGY, VARIANT == BY_CHUNKS> at_work(block_rows, shape, block, subwarp, SUBWARPS, seed);
     const long long first_row = at_work.first_row;
     const int f = (slice * LANES + lane) * VEC;
     const bool active = f < feat;
@@ -82,7 +82,7 @@ spmm_sampled(const Index* __restrict__ indptr, const Index* __restrict__ indices
 #pragma unroll
         for (int b = 0; b < BATCH; ++b) {
             cols[b] = places[b] = 0;  // any that exist: an empty row has none
-            if (!at_work.kept) continue;
+            if (!at_work.taken) continue;
             const Index entry = at_work.entry(b * LANES + lane % PIECE);
             cols[b] = read(indices + entry);
             if (WEIGHTS == DIRECT) values[b] = read(data + entry);
@@ -105,14 +105,14 @@ spmm_sampled(const Index* __restrict__ indptr, const Index* __restrict__ indices
             if (WEIGHTS == SCALED && data) values[b] = data[places[b]];
             weights[b] = WEIGHTS == DIRECT || (WEIGHTS == SCALED && data) ? load(values[b]) : Sum(1);
             if (WEIGHTS == SCALED && col_scale) weights[b] *= col_scale[cols[b]];
-            if constexpr (WAY == STAGING) {
+            if constexpr (VARIANT == STAGING) {
                 const Index place = at_work.gathered + at_work.pos + b * LANES + lane;
                 if (b * LANES + lane >= count) continue;
                 to_cols[place] = cols[b];
                 if (WEIGHTS && to_values) to_values[place] = values[b];
             }
         }
-        const unsigned length = at_work.length, kept = at_work.kept;
+        const unsigned length = at_work.length, taken = at_work.taken;
         const bool row_ends = at_work.row_ends();
         at_work.next();
         fetch();  // of the next piece, while the loads of this one are under way
@@ -134,7 +134,7 @@ spmm_sampled(const Index* __restrict__ indptr, const Index* __restrict__ indices
                 sum.keep(&parts.held[subwarp][lane], LANES);
                 shares_head = true;
             } else if (active) {
-                sum.scale(kept ? factor_of(first_row + row, length, kept) : Sum(0));
+                sum.scale(taken ? factor_of(first_row + row, length, taken) : Sum(0));
                 store_pack<VEC>(Y + (first_row + row) * feat + f, sum.v[0]);
             }
             began_earlier = false;

@@ -16,8 +16,8 @@ template <typename Index> struct BlockRows {
 #pragma unroll
         for (int k = 0; k < 3; ++k) ends[k] = indptr[first_row + min(2 * t + k, rows)];
         const auto pieces_of = [&](int k) {
-            const int kept = min((long long)(ends[k + 1] - ends[k]), (long long)width);
-            return 2 * t + k < rows ? max(kept / PIECE + (kept % PIECE > 0), 1) : 0;
+            const int taken = min((long long)(ends[k + 1] - ends[k]), (long long)width);
+            return 2 * t + k < rows ? max(taken / PIECE + (taken % PIECE > 0), 1) : 0;
         };
         const int early = pieces_of(0), own = early + pieces_of(1);
         int before = own;
@@ -48,7 +48,7 @@ template <typename Index> struct BlockRows {
 };
 
 // How the rows are cut: in blocks of `rows`, or as the chunks of the CSR say, none of whose blocks cuts a row.
-template <typename Index> struct Cut {
+template <typename Index> struct RowShape {
     const Index* indptr;
     const Place<Index>* start;
     long long n_rows;
@@ -56,7 +56,7 @@ template <typename Index> struct Cut {
 };
 
 // What a sub-warp goes through, a piece at a time; all in order of rows.
-template <typename Index, int STRATEGY, bool PLANNED> struct Work;
+template <typename Index, int STRATEGY, bool CHUNKED> struct Work;
 
 // An equal share of the pieces of its block.
 template <typename Index, int STRATEGY> struct Work<Index, STRATEGY, false> {
@@ -66,14 +66,14 @@ template <typename Index, int STRATEGY> struct Work<Index, STRATEGY, false> {
     int width, room;
     int row, pos, left;     // the piece begins at the pos-th sampled entry of the row; pieces to go
     Index begin, gathered;  // of the row: its first entry, and where its sample is gathered
-    unsigned length, kept;  // entries of the row, and how many of them are sampled
+    unsigned length, taken;  // entries of the row, and how many of them are sampled
 
     // Every thread of the block comes here.
-    __device__ Work(BlockRows<Index>& rows, const Cut<Index>& cut, unsigned block, int subwarp, int subwarps,
+    __device__ Work(BlockRows<Index>& rows, const RowShape<Index>& shape, unsigned block, int subwarp, int subwarps,
                     unsigned long long seed)
-        : rows(rows), sample(seed), first_row((long long)block * cut.rows), width(cut.width), room(cut.room) {
-        const int count = min((long long)cut.rows, cut.n_rows - first_row);
-        rows.fill(cut.indptr, first_row, count, width);
+        : rows(rows), sample(seed), first_row((long long)block * shape.rows), width(shape.width), room(shape.room) {
+        const int count = min((long long)shape.rows, shape.n_rows - first_row);
+        rows.fill(shape.indptr, first_row, count, width);
         const int pieces = rows.pieces(), share = (pieces + subwarps - 1) / subwarps;
         const int piece = min(subwarp * share, pieces - 1);
         left = max(min(share, pieces - subwarp * share), 0);
@@ -85,17 +85,17 @@ template <typename Index, int STRATEGY> struct Work<Index, STRATEGY, false> {
         const int known = min(row, BLOCK_ROWS - 1);
         begin = rows.begin[known];
         gathered = room ? Index((first_row + known) * room) : begin;
-        length = rows.begin[known + 1] - begin, kept = min(length, (unsigned)width);
-        sample.of_row(first_row + row, length, kept);
+        length = rows.begin[known + 1] - begin, taken = min(length, (unsigned)width);
+        sample.of_row(first_row + row, length, taken);
     }
     __device__ unsigned length_of(int row) const { return rows.begin[row + 1] - rows.begin[row]; }
     __device__ bool began_earlier() const { return pos > 0; }
     __device__ bool more() const { return left > 0; }
-    __device__ int count() const { return left > 0 ? min(PIECE, (int)kept - pos) : 0; }
-    __device__ bool row_ends() const { return left > 0 && pos + count() == kept; }
+    __device__ int count() const { return left > 0 ? min(PIECE, (int)taken - pos) : 0; }
+    __device__ bool row_ends() const { return left > 0 && pos + count() == taken; }
     // Behind the last entry of its piece a lane takes that one again, so that all that it loads exists.
     __device__ Index entry(int j) const {
-        const unsigned k = min(pos + min(j, PIECE - 1), (int)kept - 1);
+        const unsigned k = min(pos + min(j, PIECE - 1), (int)taken - 1);
         return (STRATEGY == BUCKET ? gathered : begin) + sample.place(k);
     }
     __device__ void next() {
@@ -116,16 +116,16 @@ template <typename Index, int STRATEGY> struct Work<Index, STRATEGY, true> {
     int width, rows, stop;  // rows that end here; entries
     int known;              // rows whose ends are known
     int row, pos, last, begin, end, ahead;  // of the row, which may begin before; the end of the next one
-    unsigned length, kept;
+    unsigned length, taken;
 
-    __device__ Work(BlockRows<Index>&, const Cut<Index>& cut, unsigned block, int subwarp, int subwarps,
+    __device__ Work(BlockRows<Index>&, const RowShape<Index>& shape, unsigned block, int subwarp, int subwarps,
                     unsigned long long seed)
-        : indptr(cut.indptr), seed(seed), width(cut.width), row(0) {
+        : indptr(shape.indptr), seed(seed), width(shape.width), row(0) {
         const int own = CHUNKS / subwarps;
-        const Place<Index>* const chunk = cut.start + (long long)block * CHUNKS + subwarp * own;
+        const Place<Index>* const chunk = shape.start + (long long)block * CHUNKS + subwarp * own;
         const Place<Index> from = chunk[0], to = chunk[own];
         first_row = from.row, base = from.entry, rows = to.row - from.row, stop = to.entry - base;
-        known = min((long long)rows + 1, cut.n_rows - first_row);
+        known = min((long long)rows + 1, shape.n_rows - first_row);
         begin = indptr[first_row] - base;  // no row is long
         end = indptr[first_row + min(1, known)] - base;
         pos = 0;
@@ -133,8 +133,8 @@ template <typename Index, int STRATEGY> struct Work<Index, STRATEGY, true> {
     }
     // The sample that is taken here ends at `last`; the open row goes on behind the last entry.
     __device__ void look() {
-        length = end - begin, kept = min(length, (unsigned)width);
-        last = max(min(begin + (int)kept, row < rows ? end : stop), pos);
+        length = end - begin, taken = min(length, (unsigned)width);
+        last = max(min(begin + (int)taken, row < rows ? end : stop), pos);
         ahead = read(indptr + first_row + min(row + 2, known)) - base;
     }
     __device__ unsigned length_of(int row) const { return indptr[first_row + row + 1] - indptr[first_row + row]; }
@@ -143,10 +143,10 @@ template <typename Index, int STRATEGY> struct Work<Index, STRATEGY, true> {
     __device__ int count() const { return min(PIECE, last - pos); }
     __device__ bool row_ends() const { return row < rows && pos + PIECE >= last; }
     __device__ Index entry(int j) const {
-        const int k = min(pos + min(j, PIECE - 1), begin + (int)kept - 1);
-        if (STRATEGY == BUCKET || kept == length) return base + k;
+        const int k = min(pos + min(j, PIECE - 1), begin + (int)taken - 1);
+        if (STRATEGY == BUCKET || taken == length) return base + k;
         Sample<STRATEGY> sample(seed);
-        sample.of_row(first_row + row, length, kept);
+        sample.of_row(first_row + row, length, taken);
         return base + begin + (int)sample.place(k - begin);
     }
     __device__ void next() {
@@ -159,15 +159,15 @@ template <typename Index, int STRATEGY> struct Work<Index, STRATEGY, true> {
     }
 };
 
-// What multiplies a row of the result: kept of its length entries were sampled.
+// The factor of a row of the result: `taken` of its `length` entries were sampled.
 template <typename Sum> struct RowFactor {
     const Sum* row_scale;
     int flags;
 
-    __device__ Sum operator()(long long row, unsigned length, unsigned kept) const {
+    __device__ Sum operator()(long long row, unsigned length, unsigned taken) const {
         Sum factor = row_scale ? read(row_scale + row) : Sum(1);
-        if (flags & MEAN) factor /= (Sum)max(kept, 1u);
-        if (flags & RESCALE) factor *= (Sum)length / (Sum)max(kept, 1u);
+        if (flags & MEAN) factor /= (Sum)max(taken, 1u);
+        if (flags & RESCALE) factor *= (Sum)length / (Sum)max(taken, 1u);
         return factor;
     }
 };
