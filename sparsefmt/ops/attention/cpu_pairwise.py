@@ -360,9 +360,10 @@ def pairwise_backward(
 ) -> tuple[Array, ...]:  # fmt: skip
     """The gradients of queries, keys, values, ``att`` and edges, as on a GPU."""
     call = _call_of(queries, keys, values, att, edges, *numbers)
-    sums, shapes = call.keys.dtype, [shape_of(a) for a in (queries, keys, values, att)]
-    shapes.append(shape_of(edges, of_edges))
-    dqueries, dkeys, dvalues, datt, dedges = (np.zeros(shape, sums) for shape in shapes)
+    sums, make = call.keys.dtype, np.empty if grad.size else np.zeros
+    dqueries, dkeys, dvalues = (make(shape_of(a), sums) for a in (queries, keys, values))
+    # Stored loops that are left out have no gradient.
+    datt, dedges = np.zeros(shape_of(att), sums), np.zeros(shape_of(edges, of_edges), sums)
     if grad.size:
         if out is None:
             out, statistics = _forward_with_statistics(A, call, np.empty(grad.shape, sums))
