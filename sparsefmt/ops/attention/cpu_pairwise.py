@@ -369,10 +369,8 @@ def pairwise_backward(
             out, statistics = _forward_with_statistics(A, call, np.empty(grad.shape, sums))
         if T is None:
             T, perm = transposed(A)
-        none, stats = (
-            np.empty(0, sums),
-            (statistics.reshape(-1), np.empty(statistics.size // 2, sums)),
-        )
+        none, dots = np.empty(0, sums), np.empty(statistics.size // 2, sums)
+        stats = statistics.reshape(-1), dots
         near, far = (call.queries, _read(grad)), (call.keys, call.values)
         shared, of_att = call[3:], np.zeros((PIECES, datt.size), sums)
         own = dqueries.reshape(-1), _read(out), of_att.reshape(-1), dedges.reshape(-1)
