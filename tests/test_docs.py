@@ -11,6 +11,7 @@ A block begins with a line such as ```` ```python needs=gpu ````:
 """
 
 import re
+import runpy
 import shlex
 import sys
 from functools import partial
@@ -24,7 +25,11 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [
     path.relative_to(ROOT).as_posix()
-    for path in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md")))
+    for path in (
+        ROOT / "README.md",
+        ROOT / "CONTRIBUTING.md",
+        *sorted((ROOT / "docs").rglob("*.md")),
+    )
 ]
 #: What a block may need -> words of which a sentence near by must have one.
 NEEDS = {"gpu": ("GPU",), "torch": ("torch", "PyTorch"), "checkout": ("checkout", "clone")}
@@ -109,7 +114,9 @@ def test_a_block_says_what_it_is_and_what_it_needs(block):
         lines = text_of(block.page).splitlines()
         end = block.line + block.code.count("\n")
         beside = "\n".join([*lines[:6], *lines[max(block.line - 6, 0) : end + 3]])
-        assert any(word in beside for word in NEEDS[block.options["needs"]]), f"{block} does not say it"
+        assert any(word in beside for word in NEEDS[block.options["needs"]]), (
+            f"{block} does not say it"
+        )
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -161,3 +168,19 @@ CHECKS = {"docs/operations.md": check_operations, "docs/training.md": check_trai
 @pytest.mark.parametrize("page", sorted({b.page for b in ALL if b.options.get("needs") == "gpu"}))
 def test_the_blocks_of_a_page_run_on_a_gpu(page, monkeypatch, folder):
     run(page, monkeypatch, "gpu")
+
+
+def test_the_drawing_shows_the_rooms_that_there_are():
+    script = runpy.run_path(str(ROOT / "docs" / "architecture.py"))
+    drawn = (ROOT / "docs" / "architecture.svg").read_text(encoding="utf-8")
+    assert script["draw"]() == drawn, "draw it again: python docs/architecture.py"
+
+
+def test_the_page_on_architecture_names_files_that_there_are():
+    named = re.findall(r"`(\w+/[\w/]+\.(?:py|cu|cuh|md))`", text_of("docs/architecture.md"))
+    assert named
+    assert not [
+        name
+        for name in named
+        if not ((ROOT / name).exists() or (ROOT / "sparsefmt" / name).exists())
+    ]
