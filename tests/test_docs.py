@@ -107,7 +107,6 @@ def test_a_block_says_what_it_is_and_what_it_needs(block):
     assert block.language in LANGUAGES, f"{block} is {block.language!r}"
     assert set(block.options) <= {"needs", "from"}
     if "from" in block.options:
-        # Its lines may be indented there.
         source = (ROOT / block.options["from"]).read_text(encoding="utf-8")
         assert block.code in source, f"{block} differs from {block.options['from']}"
     if "needs" in block.options:
@@ -128,19 +127,26 @@ def test_links_lead_somewhere(page):
     assert not missing
 
 
+@pytest.fixture
+def here(monkeypatch):
+    """What there is for blocks on the CPU: torch, which then sees no GPU."""
+    if not find_spec("torch"):
+        yield ()
+        return
+    import torch
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    # The default backend needs a C++ compiler; this one traces just the same.
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
+    torch._dynamo.reset()
+    yield ("torch",)
+    torch._dynamo.reset()
+
+
 # torch's tracer itself instantiates the class that it warns of.
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 @pytest.mark.parametrize("page", WITH_PYTHON)
-def test_the_blocks_of_a_page_run(page, monkeypatch, folder, capsys):
-    here = []
-    if find_spec("torch"):
-        import torch
-
-        here = ["torch"]
-        monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-        # The default backend needs a C++ compiler; this one traces just the same.
-        monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
-        torch._dynamo.reset()
+def test_the_blocks_of_a_page_run(page, monkeypatch, folder, here, capsys):
     names = run(page, monkeypatch, *here)
     for name, function in names.items():
         if name.startswith("test_"):
@@ -176,11 +182,9 @@ def test_the_drawing_shows_the_rooms_that_there_are():
     assert script["draw"]() == drawn, "draw it again: python docs/architecture.py"
 
 
-def test_the_page_on_architecture_names_files_that_there_are():
-    named = re.findall(r"`(\w+/[\w/]+\.(?:py|cu|cuh|md))`", text_of("docs/architecture.md"))
-    assert named
-    assert not [
-        name
-        for name in named
-        if not ((ROOT / name).exists() or (ROOT / "sparsefmt" / name).exists())
-    ]
+@pytest.mark.parametrize("page", PAGES)
+def test_files_that_a_page_names_are_there(page):
+    """From the root, or from the package: ``ops/matmul/cuda.py``."""
+    named = re.findall(r"`(\w+/[\w/]+\.(?:py|cu|cuh|md))\b", text_of(page))
+    folders = ROOT, ROOT / "sparsefmt", ROOT / "sparsefmt" / "ops"
+    assert not [name for name in named if not any((folder / name).exists() for folder in folders)]
