@@ -66,7 +66,9 @@ class TorchMemory:
     def empty(self, shape: Sequence[int], dtype: str, like: Tensor) -> Tensor:
         """Uninitialised memory on the device of ``like``."""
         wanted = _DTYPES[dtype]  # the dtype of ``like`` costs nothing, another one 1 µs
-        return like.new_empty(shape) if wanted is like.dtype else like.new_empty(shape, dtype=wanted)
+        return (
+            like.new_empty(shape) if wanted is like.dtype else like.new_empty(shape, dtype=wanted)
+        )
 
     def zeros(self, shape: Sequence[int], dtype: str, like: Tensor) -> Tensor:
         """Zeroed memory on the device of ``like``."""

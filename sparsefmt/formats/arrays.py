@@ -22,6 +22,7 @@ VALUE_DTYPES = ("float16", "bfloat16", "float32", "float64")
 #: Bytes at which arrays begin that are sent together: a line of the L2.
 ALIGNMENT = 128
 
+_HERE: AbstractContextManager[object] = nullcontext()
 _DLPACK_CPU = (1, 3)  # host memory, pinned or not
 _DLPACK_CUDA = (2, 13)  # device and managed memory
 
@@ -44,7 +45,11 @@ def device_of(a: Array) -> str:
 
 def on_device_of(a: Array) -> AbstractContextManager[object]:
     """A context in which new CuPy arrays and launches go to the device that holds ``a``."""
-    return a.device if is_cupy(a) else nullcontext()
+    if not is_cupy(a):
+        return _HERE
+    device = a.device  # entering it takes 2 µs, a look at the current one 0.3
+    current = device.id == sys.modules["cupy"].cuda.runtime.getDevice()
+    return _HERE if current else device
 
 
 def finish(a: Array) -> None:

@@ -61,8 +61,13 @@ def index_dtype(name: str, dtype: Any) -> np.dtype[Any]:
     return found
 
 
+_PLAIN = frozenset(np.dtype(name) for name in ("float16", "float32", "float64"))
+
+
 def value_dtype(name: str, dtype: Any) -> np.dtype[Any]:
     """``dtype`` in native byte order if values may have it."""
+    if isinstance(dtype, np.dtype) and dtype in _PLAIN:
+        return dtype
     found = any_dtype(name, dtype)
     if found.name not in VALUE_DTYPES:
         raise DtypeError(

@@ -267,8 +267,8 @@ def dot_attention_backward(
 
 def _forward(op: Op, A: Format, arrays: Arrays, out: Array | None, numbers: Numbers) -> Array:
     keys = arrays[1]
-    inputs = [*arrays, *engine_checks.arrays_of(A)]
-    out = engine_checks.output(out, shape=(A.n_rows, *keys.shape[1:]), like=keys, inputs=inputs)
+    shape = A.n_rows, *keys.shape[1:]
+    out = engine_checks.output(out, shape=shape, like=keys, inputs=arrays, A=A)
     found: Array = choose.run(op, engine_checks.structure(A), *arrays, *numbers, out=out)
     return found
 

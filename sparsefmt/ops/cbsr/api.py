@@ -83,8 +83,8 @@ def spgemm(
     row_scale = factors("row_scale", row_scale, A, "rows", "S", S)
     col_scale = factors("col_scale", col_scale, A, "columns", "S", S)
     if out is not None:
-        inputs = [row_scale, col_scale, *S._arrays().values(), *A._arrays().values()]
-        engine_checks.output(out, shape=(A.n_rows, S.n_cols), like=S.data, inputs=inputs)
+        inputs = [row_scale, col_scale, *S._arrays().values()]
+        engine_checks.output(out, shape=(A.n_rows, S.n_cols), like=S.data, inputs=inputs, A=A)
     options = {"row_scale": row_scale, "col_scale": col_scale, "reduce": reduce, "out": out}
     return choose.run(SPGEMM, A, S.indices, S.data, S.n_cols, values=A.data, **options)
 

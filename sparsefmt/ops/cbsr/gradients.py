@@ -129,8 +129,8 @@ def sddmm_cbsr(A: Format, X: Array, Y: CBSR, *, out: Array | None = None) -> Arr
     Y = balanced("Y", Y, A, like=("X", X))
     engine_checks.same_dtype("Y", Y, "X", X)
     if out is not None:
-        inputs = [X, *Y._arrays().values(), *A._arrays().values()]
-        engine_checks.output(out, shape=(A.nnz,), like=X, inputs=inputs)
+        inputs = [X, *Y._arrays().values()]
+        engine_checks.output(out, shape=(A.nnz,), like=X, inputs=inputs, A=A)
     return choose.run(SDDMM_CBSR, engine_checks.structure(A), X, Y.indices, Y.data, out=out)
 
 

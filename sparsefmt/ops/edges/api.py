@@ -80,8 +80,7 @@ def sddmm(
     Y = checks.features("Y", Y, A=A, heads=True)
     checks.alike("Y", Y, "X", X)
     precision, costs = checks.precision(precision, "X", X), checked(costs)
-    inputs = [X, Y, *checks.arrays_of(A)]
-    out = checks.output(out, shape=(A.nnz, *X.shape[1:-1]), like=X, inputs=inputs)
+    out = checks.output(out, shape=(A.nnz, *X.shape[1:-1]), like=X, inputs=(X, Y), A=A)
     options = {"precision": precision, "costs": costs}
     return choose.run(SDDMM, checks.structure(A), X, Y, out=out, **options)
 
@@ -129,8 +128,7 @@ def edge_softmax(A: Format, scores: Array, *, out: Array | None = None) -> Array
     """
     A = checks.sparse("A", A)
     scores = checks.entries("scores", scores, A=A)
-    inputs = [scores, *A._arrays().values()]
-    out = checks.output(out, shape=scores.shape, like=scores, inputs=inputs)
+    out = checks.output(out, shape=scores.shape, like=scores, inputs=(scores,), A=A)
     return choose.run(EDGE_SOFTMAX, checks.structure(A), scores, out=out)
 
 
@@ -171,8 +169,7 @@ def edge_softmax_backward(
     if grad.shape != p.shape:
         raise ShapeError(f"grad has shape {grad.shape} but probabilities {p.shape}: give the same.")
     checks.same_dtype("grad", grad, "probabilities", p)
-    inputs = [p, grad, *A._arrays().values()]
-    out = checks.output(out, shape=p.shape, like=p, inputs=inputs)
+    out = checks.output(out, shape=p.shape, like=p, inputs=(p, grad), A=A)
     return choose.run(EDGE_SOFTMAX_BACKWARD, checks.structure(A), p, grad, out=out)
 
 

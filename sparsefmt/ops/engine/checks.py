@@ -196,11 +196,10 @@ def output(
     if not getattr(flags, "writeable", True):
         raise FormatError("out is read-only: give a writeable array, or none.")
     low, high = _bounds(out)
-    for array in inputs if A is None else (*inputs, *arrays_of(A)):
-        if array is not None:
-            begin, end = _bounds(array)
-            if low < end and begin < high:
-                raise FormatError("out overlaps an input: give an array of its own.")
+    read = [_bounds(array) for array in inputs if array is not None]
+    for begin, end in read if A is None else (*read, *_bounds_of(A)):
+        if low < end and begin < high:
+            raise FormatError("out overlaps an input: give an array of its own.")
     return out
 
 
@@ -220,23 +219,24 @@ def _check_output(out: Any, shape: tuple[int, ...], like: Array) -> None:
         raise DtypeError(f"out is {out.dtype}: the result is {like.dtype}, give that.")
 
 
-def arrays_of(A: Format) -> list[Array]:
-    """All that a product with A may read of it."""
-    return [*A._arrays().values(), *(A._kept_arrays() if isinstance(A, SGT) else [])]
+def _bounds_of(A: Format) -> list[tuple[int, int]]:
+    """The bounds of all that an operation may read of ``A``; those of its structure are kept."""
+    found: list[tuple[int, int]] | None = A.__dict__.get("_bounds")
+    if found is None:
+        found = [_bounds(a) for name, a in A._arrays().items() if name != "data"]
+        object.__setattr__(A, "_bounds", found)
+    others = [A.data, *(A._kept_arrays() if isinstance(A, SGT) else ())]
+    return found + [_bounds(array) for array in others if array is not None]
 
 
 def _bounds(a: Any) -> tuple[int, int]:
-    start = a.__array_interface__["data"][0] if type(a) is np.ndarray else _address(a)
-    size = a.nbytes
+    on_cpu = isinstance(a, np.ndarray) and not is_cupy(a)  # simulated arrays are both
+    start, size = a.ctypes.data if on_cpu else a.data.ptr, a.nbytes
     if size == 0 or a.flags.c_contiguous:
         return start, start + size
     reach = [stride * (size - 1) for stride, size in zip(a.strides, a.shape, strict=True)]
     low = start + sum(one for one in reach if one < 0)
     return low, start + sum(one for one in reach if one > 0) + a.itemsize
-
-
-def _address(a: Any) -> int:
-    return int(a.data.ptr if is_cupy(a) else a.ctypes.data)
 
 
 def _fits(array: Any, A: Format) -> bool:

@@ -96,8 +96,8 @@ def spmm(
     precision, costs = checks.precision(precision, "X", X), checked(costs)
     row_scale = checks.factors("row_scale", row_scale, A=A, axis="rows", like=X)
     col_scale = checks.factors("col_scale", col_scale, A=A, axis="columns", like=X)
-    inputs = [X, row_scale, col_scale, *checks.arrays_of(A)]
-    out = checks.output(out, shape=(A.n_rows, X.shape[1]), like=X, inputs=inputs)
+    inputs = X, row_scale, col_scale
+    out = checks.output(out, shape=(A.n_rows, X.shape[1]), like=X, inputs=inputs, A=A)
     scales = {"row_scale": row_scale, "col_scale": col_scale}
     options = {"reduce": reduce, "precision": precision, "costs": costs}
     return choose.run(SPMM, A, X, values=A.data, out=out, **scales, **options)
