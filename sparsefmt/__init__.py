@@ -45,8 +45,6 @@ if TYPE_CHECKING:
     from .io import read as read
     from .io import read_planetoid as read_planetoid
     from .io import write as write
-    from .partition import EdgeGroups as EdgeGroups
-    from .partition import edge_groups as edge_groups
     from .reorder import Order as Order
     from .reorder import community_order as community_order
     from .reorder import degree_order as degree_order
@@ -99,10 +97,6 @@ _MODULES = {
         "read",
         "read_planetoid",
         "write",
-    ),
-    "partition": (
-        "EdgeGroups",
-        "edge_groups",
     ),
     "reorder": (
         "Order",

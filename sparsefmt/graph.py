@@ -23,7 +23,6 @@ from .formats.compressed import CSC, CSR
 from .formats.coo import COO
 from .formats.sgt import DEFAULT_TILE, SGT, check_tile
 from .interop.pyg import from_edge_index
-from .partition import EdgeGroups, check_width, edge_groups
 from .stats import Stats, summarize
 
 
@@ -139,12 +138,6 @@ class Graph:
     def transposed(self) -> "Graph":
         """The graph of ``A.T``, whose transpose is this one; what either builds serves both."""
         return Graph._on(self._store, not self._flipped)
-
-    def edge_groups(self, width: int) -> EdgeGroups:
-        """Pieces of rows of at most ``width`` entries, kept for each width."""
-        width = check_width(width)
-        found: EdgeGroups = self._ask("groups", width, build=lambda: edge_groups(self.csr, width))
-        return found
 
     # Edge values
 
@@ -298,10 +291,7 @@ class Graph:
             names = ["csr" if name == "csc" else "csc" for name in names]
         tiled = [key[1] for key in keys if key[0] == "sgt" and key[-1] == self._flipped]
         names += [f"sgt {height}x{width}" for height, width in tiled]
-        for name in ("coo", "groups"):
-            found = [key for key in keys if key[0] == name and key[-1] == self._flipped]
-            names += ["coo" if name == "coo" else f"edge_groups {key[1]}" for key in found]
-        return names
+        return names + ["coo"] * (("coo", self._flipped) in keys)
 
 
 def _restore(structure: Format, perm: Array | None, flipped: bool) -> Graph:

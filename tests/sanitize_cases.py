@@ -69,7 +69,7 @@ def main() -> None:
 def run(A: COO) -> None:
     """Every conversion, check, part and operation of one matrix."""
     graph = Graph(A)
-    _ = graph.edge_groups(7).split_ptr, graph.transposed.csr, graph.in_degree
+    _ = graph.transposed.csr, graph.in_degree
     A[::-1, ::2].asformat("csr").sorted_indices()
     if A.nnz and A.n_cols:
         S = ops.maxk(cupy.ones((A.n_rows, A.n_cols), A.dtype), min(3, A.n_cols))

@@ -73,14 +73,13 @@ def test_every_format_is_the_same_matrix(xp, A, flip, tile):
 
 @given(A=structures, flip=st.booleans())
 @example(A=EMPTY, flip=False)
-def test_degrees_and_groups_are_those_of_the_rows(xp, A, flip):
+def test_degrees_are_those_of_the_rows(xp, A, flip):
     graph = Graph(on(xp, A))
     graph = graph.transposed if flip else graph
     lengths = host(graph.csr.lengths)
     assert host(graph.in_degree).tolist() == lengths.tolist()
     assert host(graph.out_degree).tolist() == host(graph.csc.lengths).tolist()
     assert graph.in_degree.dtype == graph.out_degree.dtype == A.index_dtype
-    assert graph.edge_groups(3).count == (-(-lengths // 3)).sum()
 
 
 @given(A=structures, flip=st.booleans())
@@ -90,7 +89,6 @@ def test_what_is_built_is_kept(xp, A, flip):
     for ask in (
         lambda: graph.coo,
         lambda: graph.sgt((2, 2)),
-        lambda: graph.edge_groups(2),
         lambda: graph.csr_perm,
         lambda: graph.csc_perm,
         lambda: graph.in_degree,
@@ -140,7 +138,7 @@ def test_other_values_reach_every_format(xp, A, flip, built):
     graph = graph.transposed if flip else graph
     if built:
         for G in (graph, graph.transposed):
-            _ = [G.coo, G.csc, G.sgt((4, 4)), G.edge_groups(2), G.stats]
+            _ = [G.coo, G.csc, G.sgt((4, 4)), G.stats]
     values = xp.arange(graph.nnz, dtype=xp.float32) + 1
     there = graph.with_data(values)
     expected = sorted(entries(graph.csr.with_data(values)))
@@ -152,8 +150,6 @@ def test_other_values_reach_every_format(xp, A, flip, built):
     for B in (there.transposed.coo, there.transposed.csr, there.transposed.sgt((4, 4))):
         assert sorted(entries(B)) == swapped
     assert there.csr.indices is graph.csr.indices
-    if built:
-        assert there.edge_groups(2) is graph.edge_groups(2)
     assert host(there.csr_perm).tolist() == host(graph.csr_perm).tolist()
     bare = there.with_data(None)
     assert not bare.weighted
@@ -230,7 +226,6 @@ FEATURES = CBSR(np.zeros((3, 1), np.uint8), np.ones((3, 1), np.float32), shape=(
         (lambda: GRAPH.with_data(np.ones(5, int)), DtypeError, "data.dtype is int64"),
         (lambda: GRAPH.transposed.with_data(np.ones(6)), ShapeError, r"data has shape \(6,\)"),
         (lambda: GRAPH.sgt((0, 8)), ShapeError, r"tile is \(0, 8\)"),
-        (lambda: GRAPH.edge_groups(0), ShapeError, "width is 0"),
         (lambda: GRAPH.to("tpu"), DeviceError, "device is 'tpu'"),
     ],
 )
@@ -265,7 +260,7 @@ def test_threads_that_ask_at_once_build_each_format_once(xp, monkeypatch):
     def ask():
         barrier.wait()
         parts = [graph.sgt((8, 8)), graph.csc, graph.coo, there.sgt((8, 8))]
-        parts += [graph.edge_groups(8), graph.sgt((16, 8)), graph.out_degree]
+        parts += [graph.sgt((16, 8)), graph.out_degree]
         parts += [there.csr_perm, there.csc_perm, graph.csr.indptr]
         found.append([id(part) for part in parts])
 
@@ -317,8 +312,8 @@ def test_what_a_graph_is(xp):
     assert graph.to(graph.device) is graph
     head = f"Graph(4 x 4, nnz=5, float16 values, int64 indices, {graph.device}; built: "
     assert repr(graph) == f"{head}nothing)"
-    _ = graph.sgt((8, 8)), graph.coo, graph.edge_groups(32), graph.in_degree
-    assert repr(graph) == f"{head}csr, sgt 8x8, coo, edge_groups 32)"
+    _ = graph.sgt((8, 8)), graph.coo, graph.in_degree
+    assert repr(graph) == f"{head}csr, sgt 8x8, coo)"
     assert repr(graph.transposed) == f"{head}csc)"
     assert isinstance(graph.transposed.csr, CSR)
     assert isinstance(graph.transposed.csc, CSC)
@@ -329,7 +324,7 @@ def test_what_a_graph_is(xp):
 def test_moving_takes_along_what_was_built(A, flip):
     """As ``to`` does it; here each array "moves" by being copied."""
     graph = Graph(A).transposed if flip else Graph(A)
-    _ = graph.coo, graph.csc, graph.sgt((2, 2)), graph.edge_groups(2), graph.in_degree, graph.stats
+    _ = graph.coo, graph.csc, graph.sgt((2, 2)), graph.in_degree, graph.stats
     there = Graph._on(graph._store.mapped(np.copy), flip)
     assert repr(there) == repr(graph)
     assert there.coo == graph.coo

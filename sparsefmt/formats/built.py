@@ -1,12 +1,10 @@
 """What is built once of a structure: by a matrix, and by a graph and its transpose together."""
 
 from collections.abc import Callable, Hashable
-from dataclasses import replace
 from threading import RLock
 from typing import Any, TypeAlias, TypeVar
 from weakref import WeakValueDictionary
 
-from ..partition import EdgeGroups
 from . import primitives
 from .arrays import Array, allocating, finish, on_device_of
 from .base import Format
@@ -29,10 +27,17 @@ class Built:
         with self._lock:
             return [*self._parts.values()]
 
+    def has(self, key: Hashable) -> bool:
+        """Whether the part of that key has been built."""
+        return key in self._parts
+
     def ask(self, key: Hashable, build: Callable[[], Made], *, keep: bool = True) -> Made:
         """The part of that key; one that is built now is kept only where told."""
+        found: Made | None = self._parts.get(key)  # most calls: no part is None
+        if found is not None:
+            return found
         with self._lock:
-            found: Made = self._parts[key] if key in self._parts else build()
+            found = self._parts[key] if key in self._parts else build()
             if keep:
                 self._parts[key] = found
             return found
@@ -125,6 +130,4 @@ def _map_arrays(part: Any, move: Callable[[Array], Array]) -> Any:
         return tuple(_map_arrays(one, move) for one in part)
     if isinstance(part, Format):
         return part._replace(**{name: move(array) for name, array in part._arrays().items()})
-    if isinstance(part, EdgeGroups):
-        return replace(part, row=move(part.row), ptr=move(part.ptr), first=move(part.first))
     return move(part)

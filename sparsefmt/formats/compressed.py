@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import InitVar, dataclass, field
 from threading import RLock
-from typing import Any, ClassVar, Self, TypeVar, cast
+from typing import Any, ClassVar, Self, TypeVar
 
 from . import checks
 from . import chunks as formats_chunks
@@ -80,11 +80,7 @@ class Compressed(Format):
         Shared by what ``with_data`` and ``T`` give; synchronises with a GPU when it builds them.
         Like all that is kept, it holds for the ``indptr`` that was given: do not write to it.
         """
-        found = self.__dict__.get("_chunks")
-        if found is None:
-            found = formats_chunks.chunks(self.indptr, self.nnz)
-            object.__setattr__(self, "_chunks", found)
-        return cast(formats_chunks.Chunks, found)
+        return self._built().ask("chunks", lambda: formats_chunks.chunks(self.indptr, self.nnz))
 
     def _built(self) -> Built:
         """What kernels need of the structure beside its arrays; shared as ``chunks`` are."""

@@ -8,7 +8,6 @@ of a block are one segment of it.
 from dataclasses import replace
 from functools import cache
 from itertools import pairwise
-from threading import Lock
 from typing import Any, NamedTuple
 
 from ...formats import chunks as formats_chunks
@@ -24,8 +23,6 @@ from ..engine.structure import Structure, chunk_pointers, csr_of, structure_of
 BLOCK_BYTES, MOST_BLOCKS = 24 << 20, 8
 #: Mean entries of a row in a block from which it pays to go through all rows once more.
 BLOCK_ENTRIES = 32
-
-_making = Lock()
 
 
 class ColumnBlock(NamedTuple):
@@ -51,14 +48,10 @@ def blocks_of(A: CSR | Structure, blocks: int, stream: int) -> tuple[ColumnBlock
     csr = csr_of(A) if blocks > 1 else None
     if csr is None:
         return ()
-    made: dict[int, tuple[ColumnBlock, ...]] = csr.__dict__.setdefault("_column_blocks", {})
-    if blocks not in made:
-        if capturing(stream):
-            return ()
-        with _making:
-            if blocks not in made:
-                made[blocks] = _made(csr, blocks) if csr.has_sorted_indices else ()
-    return made[blocks]
+    built, key = csr._built(), ("column blocks", blocks)
+    if not built.has(key) and capturing(stream):
+        return ()
+    return built.ask(key, lambda: _made(csr, blocks) if csr.has_sorted_indices else ())
 
 
 def _made(A: CSR, blocks: int) -> tuple[ColumnBlock, ...]:

@@ -51,11 +51,7 @@ def structure_of(A: CSR | Structure) -> Structure:
     """The structure of a CSR on a GPU, made once of its arrays; itself for a structure."""
     if isinstance(A, Structure):
         return A
-    found: Structure | None = A.__dict__.get("_pointers")
-    if found is None:
-        found = _structure(A)
-        object.__setattr__(A, "_pointers", found)
-    return found
+    return A._built().ask("structure", lambda: _structure(A))
 
 
 def _structure(A: CSR) -> Structure:

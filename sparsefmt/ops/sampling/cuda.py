@@ -94,19 +94,19 @@ def _bare(A: CSR | Structure) -> Structure:
     """Return the structure of a CSR without chunks, made once: they cost time and a wait."""
     if isinstance(A, Structure):
         return A
-    found: Structure | None = A.__dict__.get("_without_chunks")
-    if found is None:
+
+    def make() -> Structure:
         arrays = A.indptr.data.ptr, A.indices.data.ptr
-        found = without_chunks(A.shape, A.nnz, A.index_dtype.name, *arrays)
-        object.__setattr__(A, "_without_chunks", found)
-    return found
+        return without_chunks(A.shape, A.nnz, A.index_dtype.name, *arrays)
+
+    return A._built().ask("structure without chunks", make)
 
 
 def _structure(A: CSR | Structure, width: int) -> Structure:
     """Return the structure, with chunks if rows may be taken whole or chunks exist already."""
     if isinstance(A, Structure):
         return A
-    chunked = width * A.n_rows >= A.nnz or A.__dict__.get("_chunks") is not None
+    chunked = width * A.n_rows >= A.nnz or A._built().has("chunks")
     return structure_of(A) if chunked else _bare(A)
 
 
