@@ -17,11 +17,11 @@ from .formats.arrays import (
     to_device,
 )
 from .formats.base import Format
-from .formats.built import Store
 from .formats.cbsr import CBSR
 from .formats.compressed import CSC, CSR
 from .formats.coo import COO
 from .formats.sgt import DEFAULT_TILE, SGT, check_tile
+from .formats.store import Store
 from .interop.pyg import from_edge_index
 from .stats import Stats, summarize
 

@@ -10,9 +10,9 @@ from torch.utils import _pytree as pytree
 
 from ..errors import DtypeError, UnsupportedError
 from ..formats.arrays import finish
-from ..formats.built import Store
 from ..formats.compressed import CSC, CSR
 from ..formats.sgt import check_tile
+from ..formats.store import Store
 from ..graph import Graph
 from ..interop.torch import from_tensor, to_tensor
 from ..ops.cbsr.gradients import checked_order

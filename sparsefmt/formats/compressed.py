@@ -1,34 +1,15 @@
 """CSR and CSC: one implementation, the axis swapped."""
 
-from collections.abc import Callable
 from dataclasses import InitVar, dataclass, field
-from threading import RLock
 from typing import Any, ClassVar, Self, TypeVar
 
 from . import checks
 from . import chunks as formats_chunks
 from .arrays import Array, on_device_of
 from .base import Format, FormatName, Level
+from .built import Built
 
 Part = TypeVar("Part")
-
-
-class Built:
-    """What is built of one structure, each part once; thread-safe."""
-
-    def __init__(self) -> None:
-        self._lock, self._parts = RLock(), dict[str, Any]()
-
-    def ask(self, name: str, build: Callable[[], Part]) -> Part:
-        """The part of that name, built if nobody has asked for it before."""
-        found: Part | None = self._parts.get(name)
-        if found is not None:
-            return found
-        with self._lock:
-            if name not in self._parts:
-                self._parts[name] = build()
-            built: Part = self._parts[name]
-            return built
 
 
 @dataclass(frozen=True, eq=False, repr=False)
