@@ -1,10 +1,10 @@
-"""What users call: checks, autocast, one call into ``gradients``."""
+"""What users call: checks, autocast, one call into the Functions."""
 
 import torch
 from torch import Tensor
 
 from ..errors import ShapeError, UnsupportedError
-from . import _check, _library, gradients, propagation, row_balanced, softmax
+from . import _check, _library, cbsr, edges, matmul, propagation
 from .structure import GraphLike, given_tensors, order_of
 
 
@@ -63,7 +63,7 @@ def spmm(
     """
     _check.reduction(reduce)
     checked = operands(graph, x, edge_weight, row_scale, col_scale)
-    return gradients.spmm(graph, False, *checked, reduce)
+    return matmul.spmm(graph, False, *checked, reduce)
 
 
 def operands(
@@ -155,8 +155,8 @@ def maxk(x: Tensor, k: int) -> Tensor:
     _check.tensor("x", x)
     _check.floating("x", x)
     _check.two_axes("x", x)
-    columns, kept = row_balanced.maxk(x, _check.kept(k, x.shape[1]))
-    return row_balanced.to_dense(columns, kept, x.shape[1])
+    columns, kept = cbsr.maxk(x, _check.kept(k, x.shape[1]))
+    return cbsr.to_dense(columns, kept, x.shape[1])
 
 
 def maxk_aggregate(
@@ -210,7 +210,7 @@ def maxk_aggregate(
     _check.reduction(reduce, _check.REDUCTIONS[:2])
     x, values, r, c = operands(graph, x, edge_weight, row_scale, col_scale)
     k = _check.kept(k, x.shape[1])
-    return row_balanced.maxk_spgemm(graph, x, k, values, r, c, reduce)
+    return cbsr.maxk_spgemm(graph, x, k, values, r, c, reduce)
 
 
 def aggregate_with_own(
@@ -267,10 +267,10 @@ def aggregate_with_own(
     x, values, r, c = operands(graph, x, edge_weight, row_scale, col_scale)
     _check.own_part(own, without, given_tensors(graph))
     feat = x.shape[1]
-    columns, kept = row_balanced.maxk(x, _check.kept(k, feat))
-    y = row_balanced.spgemm(graph, columns, kept, feat, values, r, c)
+    columns, kept = cbsr.maxk(x, _check.kept(k, feat))
+    y = cbsr.spgemm(graph, columns, kept, feat, values, r, c)
     part = kept if without is None else kept.masked_fill(without, 0)
-    return y + row_balanced.to_dense(columns, (own * part).to(kept.dtype), feat)
+    return y + cbsr.to_dense(columns, (own * part).to(kept.dtype), feat)
 
 
 def propagate(
@@ -398,7 +398,7 @@ def sddmm(graph: GraphLike, x: Tensor, y: Tensor) -> Tensor:
     _check.features("x", x, rows=tensors.n_rows, axis="rows", graph=tensors)
     _check.features("y", y, rows=tensors.n_cols, axis="columns", graph=tensors)
     _check.pair(x, y, tensors)
-    return gradients.sddmm(graph, x, y)
+    return matmul.sddmm(graph, x, y)
 
 
 def edge_softmax(graph: GraphLike, scores: Tensor) -> Tensor:
@@ -435,7 +435,7 @@ def edge_softmax(graph: GraphLike, scores: Tensor) -> Tensor:
     if torch.is_autocast_enabled(kind):
         scores = _library.cast(scores, kind, _library.autocast_dtype(kind, narrow=False))
     _check.scores(scores, tensors)
-    return softmax.edge_softmax(graph, scores)
+    return edges.edge_softmax(graph, scores)
 
 
 def edge_values(graph: GraphLike, values: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from ._recording import apart, recorded
-from .gradients import SPMM, spmm
+from .matmul import SPMM, spmm
 from .structure import GraphLike, side_of
 
 

@@ -15,7 +15,7 @@ from torch.autograd import Function
 
 from ._library import LibraryOp
 from ._recording import apart, recorded
-from .gradients import factor_gradients, restored, scaled
+from .matmul import factor_gradients, restored, scaled
 from .structure import GraphLike, side_of
 
 MAXK = LibraryOp("maxk")

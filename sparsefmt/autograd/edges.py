@@ -8,7 +8,7 @@ from torch.autograd import Function
 
 from ._library import LibraryOp
 from ._recording import recorded
-from .gradients import sddmm, segment_sums
+from .matmul import sddmm, segment_sums
 from .structure import GraphLike, side_of
 
 EDGE_SOFTMAX = LibraryOp("edge_softmax")
