@@ -18,6 +18,7 @@ from sparsefmt.autograd import (  # noqa: E402
     cbsr,
     edge_softmax,
     edges,
+    extrema,
     matmul,
     maxk,
     maxk_aggregate,
@@ -29,7 +30,7 @@ from sparsefmt.autograd.structure import side_of  # noqa: E402
 
 OPS = [
     op
-    for module in (matmul, cbsr, edges)
+    for module in (matmul, extrema, edges, cbsr)
     for op in vars(module).values()
     if isinstance(op, LibraryOp)
 ]

@@ -1,9 +1,9 @@
-"""``torch.autograd.Function``s around the products, and what they share.
+"""Products of a graph with features: sum and mean, differentiable any number of times.
 
 Edge values stay in the order of the graph's CSR throughout: the transposed product reads them
 through a permutation, and the sddmm of the transpose is that of the graph with its features
-exchanged.  So every gradient is again one of the functions here, and sum, mean and sddmm can be
-differentiated any number of times.
+exchanged.  So every gradient is again a function of this file or of ``edges``, which imports it:
+what is needed of ``edges`` here is imported when called.
 """
 
 from collections.abc import Callable
@@ -13,22 +13,129 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch.autograd import Function
-from torch.autograd.function import FunctionCtx
 
-from ..errors import UnsupportedError
+from . import _check, _library
 from ._library import LibraryOp
 from ._recording import apart, recorded
-from .structure import GraphLike, Side, side_of
+from .structure import GraphLike, Side, graph_tensors, side_of
 
 SPMM = LibraryOp("spmm")
-SPMM_ARG = LibraryOp("spmm_arg")
-SPMM_ARG_DX = LibraryOp("spmm_arg_dx")
-SPMM_ARG_DA = LibraryOp("spmm_arg_da")
 AGGREGATE_BACKWARD = LibraryOp("aggregate_backward")
-SDDMM = LibraryOp("sddmm")
 
 
 def spmm(
+    graph: GraphLike,
+    x: Tensor,
+    edge_weight: Tensor | None = None,
+    *,
+    reduce: str = "sum",
+    row_scale: Tensor | None = None,
+    col_scale: Tensor | None = None,
+) -> Tensor:
+    """Aggregate the features of each vertex's in-neighbours, differentiably.
+
+    ``y[i, f] = r[i] * reduce_e(a[e] * c[j] * x[j, f])`` over the stored entries ``e = (i, j)`` of
+    row ``i``; 0 for a row without any.  ``mean`` divides by their number.  ``r`` multiplies after
+    the reduction, so that a negative one turns a max into the smallest value.
+
+    Parameters
+    ----------
+    graph : Graph, shape (n_rows, n_cols)
+        On the device of ``x``.
+    x : Tensor, shape (n_cols, feat)
+        float16 or bfloat16 (summed in float32), float32 or float64.  Rows may have any stride.
+    edge_weight : Tensor, shape (nnz,), optional
+        ``a`` in CSR order: ``edge_values(graph, w)`` leads there from the order in which the edges
+        were given.  By default the graph's own values, as constants, and 1 for
+        an unweighted graph.
+    reduce : "sum", "mean", "max" or "min"
+        In a max or min NaN wins, and of equal ones the first entry, which gets the gradient.
+    row_scale, col_scale : Tensor, shape (n_rows,) and (n_cols,), optional
+        ``r`` and ``c``, in the dtype of ``x``.
+
+    Returns
+    -------
+    Tensor, shape (n_rows, feat)
+        In the dtype of ``x``, or autocast's.
+
+    Raises
+    ------
+    ShapeError, DtypeError, DeviceError
+        If the arguments do not fit together.
+    UnsupportedError
+        If there is no such ``reduce``, a tensor is sparse, it is called within ``torch.func`` or
+        with a tangent or, in backward, the gradient of a max or min is differentiated again.
+
+    Notes
+    -----
+    All four tensors have gradients, computed only where they are asked for; those of sum and mean
+    are differentiable any number of times.  Deterministic, backward too.  On a GPU, with
+    ``edge_weight`` but no scale that has a gradient, forward and backward allocate their results
+    and nothing of the size of the graph; the first backward builds its transpose.  Where the graph
+    has tiles (``prepare``), sums and means go to tensor cores, and a copy of ``edge_weight`` in
+    their order is made for each product.  Forward-mode derivatives and ``torch.func`` are refused.
+    fuseGNN (ICCAD'20), section 3.
+    """
+    _check.reduction(reduce)
+    checked = operands(graph, x, edge_weight, row_scale, col_scale)
+    return multiply(graph, False, *checked, reduce)
+
+
+def operands(
+    graph: GraphLike,
+    x: Tensor,
+    edge_weight: Tensor | None = None,
+    row_scale: Tensor | None = None,
+    col_scale: Tensor | None = None,
+) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
+    """Check the operands of a product, and cast them as autocast would.
+
+    Parameters
+    ----------
+    graph, x, edge_weight, row_scale, col_scale
+        As for ``spmm``.
+
+    Returns
+    -------
+    x, values, row_scale, col_scale : Tensor
+        In one dtype, autocast's where it is at work; ``values`` are the graph's own where no
+        ``edge_weight`` is given.  None for what there is not.
+
+    Raises
+    ------
+    ShapeError, DtypeError, DeviceError, UnsupportedError
+        As ``spmm``, in the names of these arguments.
+
+    Notes
+    -----
+    For layers that compute with their operands before they aggregate.
+    """
+    tensors = graph_tensors(graph)
+    _check.tensor("x", x)
+    values = tensors.values if edge_weight is None else edge_weight
+    kind = tensors.kind
+    if torch.is_autocast_enabled(kind):
+        dtype = _library.autocast_dtype(kind, narrow=True)
+        x, values, row_scale, col_scale = (
+            _library.cast(each, kind, dtype) for each in (x, values, row_scale, col_scale)
+        )
+    _check.matrix("x", x, rows=tensors.n_cols, axis="columns", graph=tensors)
+    if edge_weight is not None:
+        _check.vector(
+            "edge_weight", values, length=tensors.nnz, what="stored entries", x=x, graph=tensors
+        )
+    elif values is not None:
+        _check.own_values(values, x, tensors)
+    if row_scale is not None:
+        length = tensors.n_rows
+        _check.vector("row_scale", row_scale, length=length, what="rows", x=x, graph=tensors)
+    if col_scale is not None:
+        length = tensors.n_cols
+        _check.vector("col_scale", col_scale, length=length, what="columns", x=x, graph=tensors)
+    return x, values, row_scale, col_scale
+
+
+def multiply(
     graph: GraphLike,
     transposed: bool,
     x: Tensor,
@@ -37,15 +144,15 @@ def spmm(
     col_scale: Tensor | None,
     reduce: str = "sum",
 ) -> Tensor:
-    """The product with the graph or its transpose, differentiable; nothing is checked."""
+    """Multiply the graph or its transpose with features, differentiably; nothing is checked."""
     inputs = x, values, row_scale, col_scale
     if not recorded(*inputs):
         return _spmm(graph, transposed, *inputs, reduce)
-    found: Tensor
-    if reduce in ("sum", "mean"):
-        found = _Spmm.apply(*apart(*inputs), graph, transposed, reduce)  # type: ignore[no-untyped-call]
-        return found
-    found = _Best.apply(*apart(*inputs), graph, reduce)  # type: ignore[no-untyped-call]
+    if reduce not in ("sum", "mean"):
+        from .extrema import best
+
+        return best(graph, *inputs, reduce)
+    found: Tensor = _Spmm.apply(*apart(*inputs), graph, transposed, reduce)  # type: ignore[no-untyped-call]
     return found
 
 
@@ -93,7 +200,7 @@ class _Spmm(Function):
             return dx, dv, None, None, None, None, None
         dx = None
         if needs[0]:
-            dx = spmm(graph, not transposed, grad, factors.values, factors.cols, factors.rows)
+            dx = multiply(graph, not transposed, grad, factors.values, factors.cols, factors.rows)
         products = partial(_products, graph, transposed, grad, x)
         others = factor_gradients(graph, transposed, needs[1:4], products, factors)
         return dx, *others, None, None, None  # autograd casts them to the dtypes of the inputs
@@ -112,7 +219,7 @@ class Factors(NamedTuple):
 
 
 def restored(ctx: Any, saved: Any, grad: Tensor, side: Side) -> tuple[Any, Tensor, Factors]:
-    """The features, the gradient of the result and the factors, as backward computes with them.
+    """Give features, the gradient of the result and the factors as backward computes with them.
 
     ``saved`` are features, values and both scales; inputs 1 to 3 are the last three.
     """
@@ -136,7 +243,7 @@ def factor_gradients(
     products: Callable[[Tensor | None, Tensor | None], Tensor],
     factors: Factors,
 ) -> tuple[Tensor | None, ...]:
-    """Gradients of edge values and both scales, where ``needs`` says so.
+    """Compute the gradients of edge values and both scales, where ``needs`` says so.
 
     ``products(r, c)`` are ``r[i] c[j] <grad[i], x[j]>`` at the entries.
     """
@@ -162,10 +269,10 @@ def segment_sums(
     row_scale: Tensor | None,
     col_scale: Tensor | None,
 ) -> Tensor:
-    """(n_rows,) ``r[i] * sum of values[e] c[j]`` over the entries of each row: width one."""
+    """Sum ``r[i] values[e] c[j]`` over the entries of each row: (n_rows,)."""
     n_cols = side_of(graph, transposed).n_cols
     x = values.new_ones(n_cols) if col_scale is None else col_scale
-    return spmm(graph, transposed, x[:, None], values, row_scale, None)[:, 0]
+    return multiply(graph, transposed, x[:, None], values, row_scale, None)[:, 0]
 
 
 def _products(
@@ -176,10 +283,12 @@ def _products(
     row_scale: Tensor | None,
     col_scale: Tensor | None,
 ) -> Tensor:
-    """``r[i] c[j] <x[i], y[j]>`` at the entries of the graph or its transpose, in CSR order."""
+    """Compute ``r[i] c[j] <x[i], y[j]>`` at the entries of the graph or its transpose."""
+    from .edges import dot_products
+
     if transposed:
         x, y, row_scale, col_scale = y, x, col_scale, row_scale
-    return sddmm(graph, x, y, row_scale, col_scale)
+    return dot_products(graph, x, y, row_scale, col_scale)
 
 
 def scaled(
@@ -189,163 +298,14 @@ def scaled(
     row_scale: Tensor | None,
     col_scale: Tensor | None,
 ) -> Tensor:
-    """``r[i] values[e] c[j]``, differentiable in all three."""
+    """Scale values of entries: ``r[i] values[e] c[j]``, differentiable in all three."""
     rows = side_of(graph, False)
     r, c = (col_scale, row_scale) if transposed else (row_scale, col_scale)
     if r is None and c is None:
         return values
+    from .edges import dot_products
+
     one = values.new_ones(1)
     r = one.expand(rows.indptr.shape[0] - 1) if r is None else r
     c = one.expand(rows.n_cols) if c is None else c
-    return values * sddmm(graph, r[:, None], c[:, None])
-
-
-def sddmm(
-    graph: GraphLike,
-    x: Tensor,
-    y: Tensor,
-    row_scale: Tensor | None = None,
-    col_scale: Tensor | None = None,
-) -> Tensor:
-    """``r[i] c[j] <x[i], y[j]>`` at the entries of the graph; nothing is checked."""
-    if recorded(row_scale, col_scale):
-        return scaled(graph, False, sddmm(graph, x, y), row_scale, col_scale)
-    if not recorded(x, y):
-        return _sddmm(graph, x, y, row_scale, col_scale)
-    found: Tensor = _Sddmm.apply(*apart(x, y, row_scale, col_scale), graph)  # type: ignore[no-untyped-call]
-    return found
-
-
-def _sddmm(
-    graph: GraphLike, x: Tensor, y: Tensor, row_scale: Tensor | None, col_scale: Tensor | None
-) -> Tensor:
-    out: Tensor = SDDMM(side_of(graph, False), x, y, row_scale, col_scale)
-    return out
-
-
-class _Sddmm(Function):
-    @staticmethod
-    def forward(
-        ctx: Any,
-        x: Tensor,
-        y: Tensor,
-        row_scale: Tensor | None,
-        col_scale: Tensor | None,
-        graph: GraphLike,
-    ) -> Tensor:
-        needs = ctx.needs_input_grad
-        saved = (x if needs[1] else None, y if needs[0] else None)
-        ctx.save_for_backward(*saved, row_scale, col_scale)
-        ctx.graph = graph
-        return _sddmm(graph, x, y, row_scale, col_scale)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, y, row_scale, col_scale = ctx.saved_tensors
-        dx = dy = None
-        if ctx.needs_input_grad[0]:
-            dx = _spmm_of_heads(ctx.graph, False, y, grad, row_scale, col_scale)
-        if ctx.needs_input_grad[1]:
-            dy = _spmm_of_heads(ctx.graph, True, x, grad, col_scale, row_scale)
-        return dx, dy, None, None, None
-
-
-def _spmm_of_heads(
-    graph: GraphLike,
-    transposed: bool,
-    x: Tensor,
-    values: Tensor,
-    row_scale: Tensor | None,
-    col_scale: Tensor | None,
-) -> Tensor:
-    if values.dim() == 1:
-        return spmm(graph, transposed, x, values, row_scale, col_scale)
-    heads = [
-        spmm(graph, transposed, x[:, h], values[:, h], row_scale, col_scale)
-        for h in range(values.shape[1])
-    ]
-    if not heads:
-        return x.new_zeros(side_of(graph, transposed).indptr.shape[0] - 1, *x.shape[1:])
-    return torch.stack(heads, dim=1)
-
-
-class _Best(Function):
-    """max and min: the entries that won have the gradient."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        x: Tensor,
-        values: Tensor | None,
-        row_scale: Tensor | None,
-        col_scale: Tensor | None,
-        graph: GraphLike,
-        reduce: str,
-    ) -> Tensor:
-        side = side_of(graph, False)
-        out: Tensor
-        out, arg = SPMM_ARG(side, x, values, row_scale, col_scale, reduce)
-        kept = x if any(ctx.needs_input_grad[1:4]) else None
-        ctx.save_for_backward(kept, values, row_scale, col_scale, arg)
-        ctx.graph, ctx.reduce = graph, reduce
-        return out
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, values, row_scale, col_scale, arg = ctx.saved_tensors
-        graph, needs = ctx.graph, ctx.needs_input_grad
-        dx = dv = dr = dc = None
-        if needs[0]:
-            side = side_of(graph, True)
-            args = grad, arg, values, row_scale, col_scale
-            dx = _once(SPMM_ARG_DX, ctx.reduce, grad, side, side.perm, *args)
-        side = side_of(graph, False)
-        if needs[1] and not needs[2] and not needs[3]:
-            args = x, grad, arg, row_scale, col_scale
-            dv = _once(SPMM_ARG_DA, ctx.reduce, grad, side, *args)
-        elif any(needs[1:4]):
-            # Sums over rows, for the scales, are not made of values rounded to 2 bytes.
-            wide = torch.float32 if grad.dtype.itemsize == 2 else grad.dtype
-            x, grad = x.to(wide), grad.to(wide)
-            given = values, row_scale, col_scale
-            a, r, c = (None if one is None else one.to(wide) for one in given)
-            products = _once(SPMM_ARG_DA, ctx.reduce, grad, side, x, grad, arg, None, None)
-            weighted = products if a is None else products * a
-            if needs[1]:
-                dv = _where_won(products, scaled(graph, False, products, r, c))
-            if needs[2]:
-                shares = _where_won(products, scaled(graph, False, weighted, None, c))
-                dr = segment_sums(graph, False, shares, None, None)
-            if needs[3]:
-                shares = _where_won(products, scaled(graph, False, weighted, r, None))
-                dc = segment_sums(graph, True, shares, None, None)
-        return dx, dv, dr, dc, None, None  # autograd casts them to the dtypes of the inputs
-
-
-def _where_won(products: Tensor, shares: Tensor) -> Tensor:
-    """The shares, 0 where an entry has won nothing, whose factors may be infinite."""
-    return torch.where(products == 0, 0, shares)
-
-
-def _once(op: Any, reduce: str, grad: Tensor, *args: Any) -> Tensor:
-    """The op, whose result can be used but not differentiated."""
-    if not recorded(grad) and not torch.is_grad_enabled():
-        found: Tensor = op(*args)
-        return found
-    found = _Once.apply(op, reduce, *args)  # type: ignore[no-untyped-call]
-    return found
-
-
-class _Once(Function):
-    @staticmethod
-    def forward(ctx: FunctionCtx, op: Any, reduce: str, *args: Any) -> Tensor:
-        ctx.reduce = reduce  # type: ignore[attr-defined]
-        found: Tensor = op(*args)
-        return found
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:
-        raise UnsupportedError(
-            f"reduce is {ctx.reduce!r}, whose gradient cannot be differentiated again: use "
-            'reduce="sum" or "mean", or do without create_graph=True.'
-        )
+    return values * dot_products(graph, r[:, None], c[:, None])
