@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING
 
 from .._lazy import resolver
+from ..ops.engine.choose import explain_functions
 
 if TYPE_CHECKING:
     from .cbsr import features_to_keep as features_to_keep
@@ -58,6 +59,13 @@ __all__ = [*_PUBLIC]
 
 
 __getattr__ = resolver(__name__, _PUBLIC)
+
+#: The functions of a graph that choose among kernels, which ``ops.explain`` calls by their names.
+_EXPLAINED = (
+    *("aggregate_with_own", "dot_aggregate", "edge_softmax", "gat_aggregate", "gatv2_aggregate"),
+    *("gcn_norm", "maxk_aggregate", "propagate", "sampled_aggregate", "sddmm", "spmm"),
+)
+explain_functions(__name__, _EXPLAINED)
 
 
 def __dir__() -> list[str]:
