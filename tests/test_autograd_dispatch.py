@@ -15,13 +15,14 @@ from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 from sparsefmt.autograd import (  # noqa: E402
     _library,
+    cbsr,
     edge_softmax,
-    gradients,
+    edges,
+    extrema,
+    matmul,
     maxk,
     maxk_aggregate,
-    row_balanced,
     sddmm,
-    softmax,
     spmm,
 )
 from sparsefmt.autograd._library import LibraryOp  # noqa: E402
@@ -29,7 +30,7 @@ from sparsefmt.autograd.structure import side_of  # noqa: E402
 
 OPS = [
     op
-    for module in (gradients, row_balanced, softmax)
+    for module in (matmul, extrema, edges, cbsr)
     for op in vars(module).values()
     if isinstance(op, LibraryOp)
 ]

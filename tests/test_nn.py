@@ -14,7 +14,7 @@ from torch.autograd import gradcheck  # noqa: E402
 from torch.nn import Linear, ReLU, Sequential  # noqa: E402
 
 from sparsefmt import CSR, DeviceError, DtypeError, Graph, ShapeError, UnsupportedError  # noqa: E402
-from sparsefmt.autograd import maxk, row_balanced, spmm  # noqa: E402
+from sparsefmt.autograd import cbsr, maxk, spmm  # noqa: E402
 from sparsefmt.nn import (  # noqa: E402
     AGNNConv,
     GATConv,
@@ -324,8 +324,8 @@ def test_gcn_meets_inf_as_pygs_does(device):
 def test_the_choice_is_made_once(device, name, monkeypatch):
     """Under autocast 1 and 1 + 2**-12 are equal: both terms then take the first."""
     calls = []
-    choose = row_balanced.MAXK
-    monkeypatch.setattr(row_balanced, "MAXK", lambda x, k: calls.append(x.dtype) or choose(x, k))
+    choose = cbsr.MAXK
+    monkeypatch.setattr(cbsr, "MAXK", lambda x, k: calls.append(x.dtype) or choose(x, k))
     graph = Graph.from_edge_index(torch.tensor([[1], [0]]), num_nodes=2).to(device)
     x = torch.tensor([[1, 1 + 2**-12], [1, 1 + 2**-12]], device=device, requires_grad=True)
     layer = GCNConv(2, 2, k=1) if name == "gcn" else GINConv(torch.nn.Identity(), k=1)

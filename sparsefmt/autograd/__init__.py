@@ -3,23 +3,24 @@
 from typing import TYPE_CHECKING
 
 from .._lazy import resolver
+from ..ops.engine.choose import explain_functions
 
 if TYPE_CHECKING:
-    from .functions import aggregate_with_own as aggregate_with_own
-    from .functions import edge_softmax as edge_softmax
-    from .functions import edge_values as edge_values
-    from .functions import features_to_keep as features_to_keep
-    from .functions import maxk as maxk
-    from .functions import maxk_aggregate as maxk_aggregate
-    from .functions import operands as operands
-    from .functions import propagate as propagate
-    from .functions import sddmm as sddmm
-    from .functions import spmm as spmm
+    from .cbsr import features_to_keep as features_to_keep
+    from .cbsr import maxk as maxk
+    from .cbsr import maxk_aggregate as maxk_aggregate
+    from .edges import edge_softmax as edge_softmax
+    from .edges import edge_values as edge_values
+    from .edges import sddmm as sddmm
     from .gat import gat_aggregate as gat_aggregate
     from .gat import gat_of_vectors as gat_of_vectors
     from .gcn import gcn_norm as gcn_norm
+    from .matmul import operands as operands
+    from .matmul import spmm as spmm
     from .pairwise import dot_aggregate as dot_aggregate
     from .pairwise import gatv2_aggregate as gatv2_aggregate
+    from .propagation import aggregate_with_own as aggregate_with_own
+    from .propagation import propagate as propagate
     from .sampling import checked_strategy as checked_strategy
     from .sampling import sample_width as sample_width
     from .sampling import sampled_aggregate as sampled_aggregate
@@ -30,12 +31,12 @@ if TYPE_CHECKING:
 
 #: Public name -> the module that defines it; resolved on first use (PEP 562), which imports torch.
 _PUBLIC = {
-    "aggregate_with_own": "functions",
+    "aggregate_with_own": "propagation",
     "checked_strategy": "sampling",
     "dot_aggregate": "pairwise",
-    "edge_softmax": "functions",
-    "edge_values": "functions",
-    "features_to_keep": "functions",
+    "edge_softmax": "edges",
+    "edge_values": "edges",
+    "features_to_keep": "cbsr",
     "gat_aggregate": "gat",
     "gat_of_vectors": "gat",
     "gatv2_aggregate": "pairwise",
@@ -43,21 +44,28 @@ _PUBLIC = {
     "graph_tensors": "structure",
     "GraphLike": "structure",
     "has_tiles": "structure",
-    "maxk": "functions",
-    "maxk_aggregate": "functions",
-    "operands": "functions",
+    "maxk": "cbsr",
+    "maxk_aggregate": "cbsr",
+    "operands": "matmul",
     "prepare": "structure",
-    "propagate": "functions",
+    "propagate": "propagation",
     "sample_width": "sampling",
     "sampled_aggregate": "sampling",
-    "sddmm": "functions",
-    "spmm": "functions",
+    "sddmm": "edges",
+    "spmm": "matmul",
 }
 
 __all__ = [*_PUBLIC]
 
 
 __getattr__ = resolver(__name__, _PUBLIC)
+
+#: The functions of a graph that choose among kernels, which ``ops.explain`` calls by their names.
+_EXPLAINED = (
+    *("aggregate_with_own", "dot_aggregate", "edge_softmax", "gat_aggregate", "gatv2_aggregate"),
+    *("gcn_norm", "maxk_aggregate", "propagate", "sampled_aggregate", "sddmm", "spmm"),
+)
+explain_functions(__name__, _EXPLAINED)
 
 
 def __dir__() -> list[str]:

@@ -18,6 +18,11 @@ _NEITHER_TORCH_FUNC_NOR_FORWARD_MODE = (
     "torch.autograd.functional.jvp for directional derivatives, and a loop in place of vmap."
 )
 
+_NOT_AGAIN = (
+    "the gradient of {name} cannot be differentiated again: do without create_graph=True, or "
+    "{instead}."
+)
+
 
 def recorded(*tensors: Tensor | None) -> bool:
     """Whether autograd records what happens to these tensors; else a bare library op will do.
@@ -47,26 +52,24 @@ def once(
     compute: Any,
     *args: Any,
     instead: str = "compose sddmm, edge_softmax and spmm, whose gradients can be",
+    refusal: str = _NOT_AGAIN,
 ) -> Any:
     """Compute a gradient of the function of that name, which can be used but not differentiated."""
     tensors = (value for value in args if isinstance(value, Tensor))
     if not recorded(*tensors) and not torch.is_grad_enabled():
         return compute(*args)
-    return _Once.apply(name, instead, compute, *args)  # type: ignore[no-untyped-call]
+    return _Once.apply(refusal, name, instead, compute, *args)  # type: ignore[no-untyped-call]
 
 
 class _Once(Function):
     @staticmethod
-    def forward(ctx: Any, name: str, instead: str, compute: Any, *args: Any) -> Any:
-        ctx.name, ctx.instead = name, instead
+    def forward(ctx: Any, refusal: str, name: str, instead: str, compute: Any, *args: Any) -> Any:
+        ctx.refusal, ctx.name, ctx.instead = refusal, name, instead
         return compute(*args)
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        raise UnsupportedError(
-            f"the gradient of {ctx.name} cannot be differentiated again: do without "
-            f"create_graph=True, or {ctx.instead}."
-        )
+        raise UnsupportedError(ctx.refusal.format(name=ctx.name, instead=ctx.instead))
 
 
 def _transform() -> int | None:

@@ -14,7 +14,7 @@ from ..ops.attention.operands import Options
 from . import _check_attention as check
 from ._library import LibraryOp
 from ._recording import apart, once, recorded
-from .structure import GraphLike, given_tensors, side_of
+from .structure import GraphLike, graph_tensors, side_of
 
 GAT = LibraryOp("gat")
 GAT_WITH_STATISTICS = LibraryOp("gat_with_statistics")
@@ -91,7 +91,7 @@ def gat_aggregate(
     narrows ``h`` and takes scores in float32.  ``M`` is by Philox4x32-10, as in ``ops.gat``.
     GAT (ICLR'18), equations 1 to 4; fuseGNN (ICCAD'20), section 3.
     """
-    tensors = given_tensors(graph)
+    tensors = graph_tensors(graph)
     (h,), (el, er, edge_scores) = check.autocast(tensors, (h,), (el, er, edge_scores))
     check.features("h", h, rows=tensors.n_cols, axis="columns", graph=tensors)
     like = ("h", h)
@@ -122,7 +122,7 @@ def gat_of_vectors(
     edge scores of the loops that ``self_loops`` makes, refused with UnsupportedError without it;
     ``bias``, shaped as a vector, is added to each row.
     """
-    tensors = given_tensors(graph)
+    tensors = graph_tensors(graph)
     if loop_scores is not None and self_loops is False:
         raise UnsupportedError(
             "loop_scores are given but self_loops is False: there are no loops whose scores they "

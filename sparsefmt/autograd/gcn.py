@@ -13,7 +13,7 @@ from ..ops.gcn import api as ops
 from . import _check, _library
 from ._library import LibraryOp
 from ._recording import once, recorded
-from .structure import GraphLike, GraphTensors, given_tensors, side_of
+from .structure import GraphLike, GraphTensors, graph_tensors, side_of
 
 GCN_NORM = LibraryOp("gcn_norm")
 GCN_NORM_BACKWARD = LibraryOp("gcn_norm_backward")
@@ -74,7 +74,7 @@ def gcn_norm(
 
     GCN (ICLR'17), equation 2; fuseGNN (ICCAD'20), section 3, fuses the same steps.
     """
-    tensors = given_tensors(graph)
+    tensors = graph_tensors(graph)
     _check_given(self_loops, tensors)
     values = _given_values(edge_weight, tensors)
     normalised = _with_loops(graph) if self_loops else cast(Graph, graph)

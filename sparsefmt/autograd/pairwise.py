@@ -15,7 +15,7 @@ from ..ops.attention.operands import Options
 from . import _check_attention as check
 from ._library import LibraryOp
 from ._recording import apart, once, recorded
-from .structure import GraphLike, given_tensors, side_of
+from .structure import GraphLike, graph_tensors, side_of
 
 ATTEND = LibraryOp("attend")
 ATTEND_WITH_STATISTICS = LibraryOp("attend_with_statistics")
@@ -71,7 +71,7 @@ def gatv2_aggregate(
     computed again.  Autocast narrows ``left`` and ``right`` and takes the others in float32.
     GATv2 (ICLR'22), equation 7.
     """
-    tensors = given_tensors(graph)
+    tensors = graph_tensors(graph)
     (left, right), (att, edge_scores) = check.autocast(tensors, (left, right), (att, edge_scores))
     check.features("left", left, rows=tensors.n_cols, axis="columns", graph=tensors)
     check.features("right", right, rows=tensors.n_rows, axis="rows", graph=tensors)
@@ -133,7 +133,7 @@ def dot_aggregate(
     narrows all but ``edge_scores``.  Transformer (NeurIPS'17), equation 1, over the edges of a
     graph.
     """
-    tensors = given_tensors(graph)
+    tensors = graph_tensors(graph)
     given, (edge_scores,) = check.autocast(tensors, (queries, keys, values), (edge_scores,))
     queries, keys, values = given
     check.features("keys", keys, rows=tensors.n_cols, axis="columns", graph=tensors)

@@ -1,4 +1,4 @@
-"""The ``torch.autograd.Function`` of a graph convolution: aggregate, own part and bias in one."""
+"""Aggregation of neighbours' features with a vertex's own, as graph convolutions do."""
 
 from typing import Any
 
@@ -6,29 +6,140 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
+from ..errors import UnsupportedError
+from . import _check, _library
 from ._recording import apart, recorded
-from .gradients import SPMM, spmm
-from .structure import GraphLike, side_of
+from .cbsr import choose_features, spgemm, to_dense
+from .matmul import SPMM, multiply, operands, spmm
+from .structure import GraphLike, graph_tensors, side_of
+
+
+def aggregate_with_own(
+    graph: GraphLike,
+    x: Tensor,
+    own: Tensor,
+    edge_weight: Tensor | None = None,
+    *,
+    k: int | None = None,
+    without: Tensor | None = None,
+    row_scale: Tensor | None = None,
+    col_scale: Tensor | None = None,
+) -> Tensor:
+    """Aggregate the features of each vertex's in-neighbours, and add a part of its own.
+
+    ``y[i, f] = r[i] * sum_e(a[e] * c[j] * s(x)[j, f]) + own[i] * s(x)[i, f]`` over the stored
+    entries ``e = (i, j)`` of row ``i``; ``s`` is ``maxk(x, k)``, chosen once for both parts, or
+    nothing without ``k``.
+
+    Parameters
+    ----------
+    graph : Graph, shape (n, n)
+    x : Tensor, shape (n, feat)
+    own : Tensor, shape (n, 1) or (1,)
+        The factor of each vertex's own features, or one for all; floating, on the device of ``x``.
+    edge_weight, row_scale, col_scale
+        As for ``spmm``.
+    k : int, optional
+        Features of a row to keep, between 1 and ``feat``; all of them by default.
+    without : Tensor, shape (n, 1), bool, optional
+        Vertices whose own features add nothing, even where they hold Inf or NaN.
+
+    Returns
+    -------
+    Tensor, shape (n, feat)
+        In the dtype of ``x``, or autocast's; without ``k`` that of ``own`` if it is wider.
+
+    Raises
+    ------
+    ShapeError, DtypeError, DeviceError, UnsupportedError
+        As ``spmm`` and, with ``k``, ``maxk_aggregate``; and if the graph is not square, or ``own``
+        or ``without`` not as above.
+
+    Notes
+    -----
+    All tensors but ``without`` have gradients, differentiable any number of times.  Nothing dense
+    is saved for backward where ``k`` is given.  ``nn.GCNConv`` adds loops this way, and
+    ``nn.GINConv`` its ``1 + eps``.
+    """
+    if k is None:
+        y = spmm(graph, x, edge_weight, row_scale=row_scale, col_scale=col_scale)
+        _check.own_part(own, without, graph_tensors(graph))
+        return torch.addcmul(y, own, x if without is None else x.masked_fill(without, 0))
+    x, values, r, c = operands(graph, x, edge_weight, row_scale, col_scale)
+    _check.own_part(own, without, graph_tensors(graph))
+    feat = x.shape[1]
+    columns, kept = choose_features(x, _check.kept(k, feat))
+    y = spgemm(graph, columns, kept, feat, values, r, c)
+    part = kept if without is None else kept.masked_fill(without, 0)
+    return y + to_dense(columns, (own * part).to(kept.dtype), feat)
 
 
 def propagate(
     graph: GraphLike,
     x: Tensor,
-    values: Tensor | None,
     scale: Tensor,
     own: Tensor,
-    without: Tensor | None,
-    bias: Tensor | None,
+    *,
+    without: Tensor | None = None,
+    bias: Tensor | None = None,
 ) -> Tensor:
-    """``diag(s) A diag(s) x + diag(own) x + b``, differentiable in ``x`` and ``b``.
+    """Propagate features by symmetric constant factors, as GCN does, in one node of autograd's.
 
-    All else is constant: no node of autograd's is spent on it.  Nothing is checked.
+    ``y[i, f] = scale[i] * sum_e(a[e] * scale[j] * x[j, f]) + own[i] * x[i, f] + bias[f]`` over the
+    stored entries ``e = (i, j)`` of row ``i``; ``a`` are the graph's own values, or 1.
+
+    Parameters
+    ----------
+    graph : Graph, shape (n, n)
+    x : Tensor, shape (n, feat)
+        As for ``spmm``.
+    scale : Tensor, shape (n,)
+        In the dtype of ``x``.
+    own, without
+        As for ``aggregate_with_own``.
+    bias : Tensor, shape (feat,), optional
+        Floating, on the device of ``x``.
+
+    Returns
+    -------
+    Tensor, shape (n, feat)
+        In the dtype of ``x``, or autocast's.
+
+    Raises
+    ------
+    ShapeError, DtypeError, DeviceError
+        As ``aggregate_with_own``, or if ``bias`` is not as above.
+    UnsupportedError
+        As ``spmm``; and if ``scale`` or ``own`` ask for a gradient: ``aggregate_with_own`` has one.
+
+    Notes
+    -----
+    ``x`` and ``bias`` have gradients, differentiable any number of times; all else is constant.
+    Deterministic, backward too.  ``aggregate_with_own`` computes the same in three nodes and as
+    many passes over the result.
     """
-    inputs = x, bias
-    if not recorded(*inputs):
-        return _propagate(graph, *inputs, values, scale, own, without)
-    factors = values, scale, own, without
-    found: Tensor = _Propagate.apply(*apart(*inputs), *factors, graph)  # type: ignore[no-untyped-call]
+    x, values, _, _ = operands(graph, x)
+    tensors = graph_tensors(graph)
+    if torch.is_autocast_enabled(tensors.kind):
+        scale = _library.cast(scale, tensors.kind, x.dtype)
+    _check.vector("scale", scale, length=tensors.n_rows, what="rows", x=x, graph=tensors)
+    _check.own_part(own, without, tensors)
+    if torch.is_grad_enabled() and (scale.requires_grad or own.requires_grad):
+        raise UnsupportedError(
+            "scale or own requires a gradient, which propagate does not compute: use "
+            "aggregate_with_own, or detach them."
+        )
+    if bias is not None:
+        _check.bias(bias, x, tensors)
+        bias = bias.to(x.dtype)
+    own = own.to(x.dtype)
+    if torch.compiler.is_compiling():  # traced, a Function that writes in place loses its gradients
+        y = aggregate_with_own(graph, x, own, without=without, row_scale=scale, col_scale=scale)
+        return y if bias is None else y + bias
+    constants = values, scale, own, without
+    if not recorded(x, bias):
+        return _propagate(graph, x, bias, *constants)
+    found: Tensor = _Propagate.apply(*apart(x, bias), *constants, graph)  # type: ignore[no-untyped-call]
     return found
 
 
@@ -68,7 +179,7 @@ class _Propagate(Function):
         values, scale, own, without = ctx.saved_tensors
         dx = db = None
         if ctx.needs_input_grad[0]:
-            dx = spmm(ctx.graph, True, grad, values, scale, scale)
+            dx = multiply(ctx.graph, True, grad, values, scale, scale)
             dx = torch.addcmul(dx, own, grad if without is None else grad.masked_fill(without, 0))
         if ctx.needs_input_grad[1]:
             db = grad.sum(0)

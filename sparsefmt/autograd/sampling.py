@@ -12,8 +12,8 @@ from . import _check
 from ._library import LibraryOp
 from ._memory import sums_dtype
 from ._recording import apart, once, recorded
-from .functions import operands
-from .structure import GraphLike, given_tensors, side_of
+from .matmul import operands
+from .structure import GraphLike, graph_tensors, side_of
 
 SPMM_SAMPLED = LibraryOp("spmm_sampled")
 SPMM_SAMPLED_DX = LibraryOp("spmm_sampled_dx")
@@ -95,7 +95,7 @@ def sampled_aggregate(
     width, strategy = sample_width("width", width), checked_strategy(strategy)
     _check_factors(mean, rescale)
     x, values, r, c = operands(graph, x, edge_weight, row_scale, col_scale)
-    tensors = given_tensors(graph)
+    tensors = graph_tensors(graph)
     _check.seed(seed, tensors)
     drawn = _check.seed_on_device(seed, tensors) if strategy == "random" else None
     options = SampleOptions(drawn, width, strategy, mean, rescale)

@@ -318,9 +318,6 @@ def graph_tensors(graph: object) -> GraphTensors:
     return tensors_of(graph)
 
 
-given_tensors = graph_tensors  # the name within this package
-
-
 def has_tiles(graph: GraphLike) -> bool:
     """Tell whether tensor cores may take products with the graph: ``prepare(graph, tile=...)``.
 

@@ -1,9 +1,10 @@
 """Which kernels an operation has, which one a call runs, and why not the others."""
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -50,8 +51,8 @@ class Explanation:
 
 
 _kernels: dict[str, list[Kernel]] = {}
-#: The functions of graphs and tensors, where the torch layer has been imported.
-_of_graphs: dict[str, Callable[..., Any]] = {}
+#: The names of the functions of graphs and tensors, and the package that has each of them.
+_of_graphs: dict[str, str] = {}
 #: While ``explain`` calls an operation: where ``run`` puts its choice instead of running it.
 _asked: ContextVar["_Asked | None"] = ContextVar("asked", default=None)
 
@@ -93,22 +94,21 @@ def explain(op: str, *args: Any, **options: Any) -> Explanation:
     SparseFmtError
         As the operation.
     """
-    tensors = any(hasattr(one, "requires_grad") for one in args)
-    operations = _of_graphs if tensors and isinstance(args[0], Graph) else table.functions()
-    if not (isinstance(op, str) and op in operations):
-        known = ", ".join(operations)
-        raise UnsupportedError(f"op is {op!r}: use one of {known}, which choose among kernels.")
-    signature = inspect.signature(operations[op])
+    given = (*args, *options.values())
+    of_graphs = any(isinstance(one, Graph) for one in given)
+    of_graphs = of_graphs and any(hasattr(one, "requires_grad") for one in given)
+    function = _function_of_graphs(op) if of_graphs else _operation(op)
+    signature = inspect.signature(function)
     try:
         signature.bind(*args, **options)
     except TypeError as error:
         takes = ", ".join(signature.parameters)
         raise DtypeError(f"{op} cannot be called so ({error}): it takes {takes}.") from error
     found = _Asked()
-    found.runs = operations is _of_graphs
+    found.runs = of_graphs
     token = _asked.set(found)
     try:
-        operations[op](*args, **options)
+        function(*args, **options)
     finally:
         _asked.reset(token)
     if not found:
@@ -116,9 +116,34 @@ def explain(op: str, *args: Any, **options: Any) -> Explanation:
     return found[-1]
 
 
-def explain_functions(functions: Mapping[str, Callable[..., Any]]) -> None:
-    """Let ``explain`` find these functions of graphs and tensors by name."""
-    _of_graphs.update(functions)
+def explain_functions(package: str, names: Iterable[str]) -> None:
+    """Let ``explain`` find these functions of graphs and tensors, which it imports when asked."""
+    _of_graphs.update(dict.fromkeys(names, package))
+
+
+def _function_of_graphs(op: object) -> Callable[..., Any]:
+    """Find a function of graphs and tensors that chooses among kernels."""
+    if not _of_graphs:
+        raise UnsupportedError(
+            "no function of graphs and tensors is known yet: import sparsefmt.autograd first."
+        )
+    if not (isinstance(op, str) and op in _of_graphs):
+        raise _unknown(op, _of_graphs)
+    found: Callable[..., Any] = getattr(import_module(_of_graphs[op]), op)
+    return found
+
+
+def _operation(op: object) -> Callable[..., Any]:
+    """Find an operation on arrays that chooses among kernels."""
+    operations = table.functions()
+    if not (isinstance(op, str) and op in operations):
+        raise _unknown(op, operations)
+    return operations[op]
+
+
+def _unknown(op: object, known: Iterable[str]) -> UnsupportedError:
+    names = ", ".join(known)
+    return UnsupportedError(f"op is {op!r}: use one of {names}, which choose among kernels.")
 
 
 def run(op: str | Op, A: Any, *args: Any, **options: Any) -> Any:

@@ -1,4 +1,4 @@
-"""``torch.autograd.Function``s of MaxK, and of the products with the features that it chooses.
+"""MaxK, and the products of a graph with the features that it chooses.
 
 Those are ``columns``, which have no gradient, and ``data``, both (n, k), as in a CBSR.  With the
 columns fixed, ``sum_e r[i] a[e] c[j] <grad[i], data[j]>`` is linear in each factor, and its
@@ -13,9 +13,10 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
+from . import _check
 from ._library import LibraryOp
 from ._recording import apart, recorded
-from .gradients import factor_gradients, restored, scaled
+from .matmul import factor_gradients, operands, restored, scaled
 from .structure import GraphLike, side_of
 
 MAXK = LibraryOp("maxk")
@@ -27,8 +28,125 @@ SSPMM_OUTER = LibraryOp("sspmm_outer")
 SDDMM_CBSR = LibraryOp("sddmm_cbsr")
 
 
-def maxk(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Columns and values of the ``k`` largest of each row; nothing is checked."""
+def maxk(x: Tensor, k: int) -> Tensor:
+    """Keep the ``k`` largest features of each row and set the others to 0, differentiably.
+
+    ``y[i, f] = x[i, f]`` for the ``k`` largest of row ``i``, and 0 elsewhere; the gradient goes the
+    same way.  Ties go to the lowest column, and NaN counts as the largest value.
+
+    Parameters
+    ----------
+    x : Tensor, shape (n, feat)
+        float16, bfloat16, float32 or float64.  Rows may have any stride.
+    k : int
+        Between 1 and ``feat``.
+
+    Returns
+    -------
+    Tensor, shape (n, feat)
+        In the dtype of ``x``, also under autocast.
+
+    Raises
+    ------
+    ShapeError
+        If ``x`` is not 2-D or ``k`` lies outside 1 .. feat.
+    DtypeError
+        If ``x`` holds no floating numbers or ``k`` is no integer.
+    UnsupportedError
+        If ``x`` is sparse, or it is called within ``torch.func`` or with a tangent.
+
+    Notes
+    -----
+    Deterministic, differentiable any number of times.  Saves columns only: ``n * k`` bytes up to
+    256 features, twice that up to 65 536.  MaxK-GNN (ASPLOS'24), section 3.1.
+    """
+    _check.tensor("x", x)
+    _check.floating("x", x)
+    _check.two_axes("x", x)
+    columns, kept = choose_features(x, _check.kept(k, x.shape[1]))
+    return to_dense(columns, kept, x.shape[1])
+
+
+def maxk_aggregate(
+    graph: GraphLike,
+    x: Tensor,
+    k: int,
+    edge_weight: Tensor | None = None,
+    *,
+    reduce: str = "sum",
+    row_scale: Tensor | None = None,
+    col_scale: Tensor | None = None,
+) -> Tensor:
+    """Aggregate the ``k`` largest features of each vertex's in-neighbours, differentiably.
+
+    ``y[i, f] = r[i] * reduce_e(a[e] * c[j] * maxk(x, k)[j, f])`` over the stored entries
+    ``e = (i, j)`` of row ``i``: ``spmm(graph, maxk(x, k), ...)``, but forward and backward read the
+    ``k`` features that were kept of a row, and no others.
+
+    Parameters
+    ----------
+    graph, x, edge_weight, row_scale, col_scale
+        As for ``spmm``.
+    k : int
+        Between 1 and ``feat``; ties and NaN as in ``maxk``.
+    reduce : "sum" or "mean"
+        ``mean`` divides by the number of entries of the row.
+
+    Returns
+    -------
+    Tensor, shape (n_rows, feat)
+        Dense, in the dtype of ``x``, or autocast's.
+
+    Raises
+    ------
+    ShapeError, DtypeError, DeviceError
+        If the arguments do not fit together, or ``k`` lies outside 1 .. feat.
+    UnsupportedError
+        If there is no such ``reduce``, a tensor is sparse, or it is called within ``torch.func`` or
+        with a tangent.
+
+    Notes
+    -----
+    All four tensors have gradients, differentiable any number of times; those of ``x`` are 0 where
+    a feature was not kept.  On a GPU the gradient of ``x`` adds up by atomics, in no fixed order,
+    unless ``torch.use_deterministic_algorithms(True)``, which is slower where k is small; all else
+    is deterministic.  What an implicit zero of ``maxk(x, k)`` meets, Inf or NaN, adds nothing.  For
+    the gradient of ``x`` only the columns are saved, ``n_cols * k`` bytes up to 256 features; for
+    those of the others, the values too.  Autocast narrows before the choice is made.  MaxK-GNN
+    (ASPLOS'24), sections 3 and 4.
+    """
+    _check.reduction(reduce, _check.REDUCTIONS[:2])
+    x, values, r, c = operands(graph, x, edge_weight, row_scale, col_scale)
+    k = _check.kept(k, x.shape[1])
+    return maxk_spgemm(graph, x, k, values, r, c, reduce)
+
+
+def features_to_keep(k: int, feat: int | None = None) -> int:
+    """Check how many features of each row MaxK is to keep, before there are features.
+
+    Parameters
+    ----------
+    k : int
+    feat : int, optional
+        Features of a row, where that is known.
+
+    Returns
+    -------
+    int
+        ``k``.
+
+    Raises
+    ------
+    DtypeError
+        If ``k`` is no integer.
+    ShapeError
+        If ``k`` is less than 1, or more than ``feat``.
+    """
+    return _check.kept(k, feat)
+
+
+def choose_features(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """Choose the ``k`` largest of each row: columns and values; nothing is checked."""
     found: tuple[Tensor, Tensor]
     if not recorded(x):
         found = MAXK(x, k)
@@ -54,7 +172,7 @@ class _Maxk(Function):
 
 
 def to_dense(columns: Tensor, data: Tensor, feat: int) -> Tensor:
-    """(n, feat) with zeros at the columns that were not chosen."""
+    """Make it dense, (n, feat), with zeros at the columns that were not chosen."""
     found: Tensor
     if not recorded(data):
         found = CBSR_TO_DENSE(columns, data, feat)
@@ -77,7 +195,7 @@ class _ToDense(Function):
 
 
 def from_dense(x: Tensor, columns: Tensor) -> Tensor:
-    """(n, k) what ``x`` of (n, feat) holds at the columns."""
+    """Take what ``x`` of (n, feat) holds at the columns: (n, k)."""
     found: Tensor
     if not recorded(x):
         found = DENSE_TO_CBSR(x, columns)
@@ -110,7 +228,7 @@ def spgemm(
     col_scale: Tensor | None,
     reduce: str = "sum",
 ) -> Tensor:
-    """(n_rows, feat) the product of the graph with row-balanced features; nothing is checked."""
+    """Multiply the graph with row-balanced features: (n_rows, feat); nothing is checked."""
     inputs = data, values, row_scale, col_scale
     if not recorded(*inputs):
         return _spgemm(graph, columns, data, feat, values, row_scale, col_scale, reduce)
@@ -164,12 +282,12 @@ def maxk_spgemm(
     col_scale: Tensor | None,
     reduce: str,
 ) -> Tensor:
-    """``spgemm`` of the ``k`` largest features of each row; nothing is checked."""
+    """Multiply the graph with the ``k`` largest features of each row; nothing is checked."""
     factors = values, row_scale, col_scale
     if recorded(x) and not recorded(*factors):  # one node in the place of two
         found: Tensor = _MaxkSpgemm.apply(*apart(x, *factors), k, graph, reduce)  # type: ignore[no-untyped-call]
         return found
-    columns, data = maxk(x, k)
+    columns, data = choose_features(x, k)
     return spgemm(graph, columns, data, x.shape[1], *factors, reduce)
 
 
@@ -206,7 +324,7 @@ def sspmm(
     row_scale: Tensor | None,
     col_scale: Tensor | None,
 ) -> Tensor:
-    """(n_cols, k) the product of the transpose with ``grad`` at the columns; nothing is checked.
+    """Multiply the transpose with ``grad``, at the columns: (n_cols, k); nothing is checked.
 
     The scales are those of the graph: ``row_scale`` has one factor for each row of ``grad``.
     """
@@ -267,7 +385,7 @@ def sddmm_cbsr(
     row_scale: Tensor | None = None,
     col_scale: Tensor | None = None,
 ) -> Tensor:
-    """(nnz,) ``r[i] c[j] sum_t x[i, columns[j, t]] data[j, t]``; nothing is checked."""
+    """Compute ``r[i] c[j] sum_t x[i, columns[j, t]] data[j, t]``: (nnz,); nothing is checked."""
     if recorded(row_scale, col_scale):
         return scaled(graph, False, sddmm_cbsr(graph, x, columns, data), row_scale, col_scale)
     if not recorded(x, data):

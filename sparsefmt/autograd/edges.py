@@ -1,0 +1,259 @@
+"""One number for each stored entry: dot products, softmax, and values in CSR order."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+from ..errors import ShapeError
+from . import _check, _library
+from ._library import LibraryOp
+from ._recording import apart, recorded
+from .matmul import multiply, scaled, segment_sums
+from .structure import GraphLike, graph_tensors, order_of, side_of
+
+SDDMM = LibraryOp("sddmm")
+EDGE_SOFTMAX = LibraryOp("edge_softmax")
+EDGE_SOFTMAX_BACKWARD = LibraryOp("edge_softmax_backward")
+
+
+def sddmm(graph: GraphLike, x: Tensor, y: Tensor) -> Tensor:
+    """Dot products of feature rows at the stored entries of the graph, differentiably.
+
+    ``s[e] = sum_f x[i, f] * y[j, f]`` for the stored entry ``e = (i, j)``, in CSR order; with heads
+    ``s[e, h] = sum_f x[i, h, f] * y[j, h, f]``.
+
+    Parameters
+    ----------
+    graph : Graph, shape (n_rows, n_cols)
+        Only its structure is read.
+    x, y : Tensor, shape (n_rows, feat) and (n_cols, feat), or with heads between
+        One dtype: float16 or bfloat16 (summed in float32), float32 or float64.
+
+    Returns
+    -------
+    Tensor, shape (nnz,) or (nnz, heads)
+
+    Raises
+    ------
+    ShapeError, DtypeError, DeviceError, UnsupportedError
+        If the arguments do not fit together, or a tensor is sparse.
+
+    Notes
+    -----
+    Deterministic, differentiable any number of times.  TC-GNN (ATC'23), section 2.1, equation 3.
+    """
+    tensors = graph_tensors(graph)
+    _check.tensor("x", x)
+    _check.tensor("y", y)
+    kind = tensors.kind
+    if torch.is_autocast_enabled(kind):
+        dtype = _library.autocast_dtype(kind, narrow=True)
+        x, y = _library.cast(x, kind, dtype), _library.cast(y, kind, dtype)
+    _check.features("x", x, rows=tensors.n_rows, axis="rows", graph=tensors)
+    _check.features("y", y, rows=tensors.n_cols, axis="columns", graph=tensors)
+    _check.pair(x, y, tensors)
+    return dot_products(graph, x, y)
+
+
+def edge_softmax(graph: GraphLike, scores: Tensor) -> Tensor:
+    """Softmax of the scores over the stored entries of each row, differentiably.
+
+    ``p[e] = exp(s[e] - m) / sum_e' exp(s[e'] - m)`` over the entries of the row of ``e``, whose
+    largest score is ``m``; each head by itself.
+
+    Parameters
+    ----------
+    graph : Graph
+        Only its structure is read.
+    scores : Tensor, shape (nnz,) or (nnz, heads)
+        In CSR order; float16 or bfloat16 (computed in float32), float32 or float64.
+
+    Returns
+    -------
+    Tensor, shape (nnz,) or (nnz, heads)
+        In the dtype of ``scores``, float32 under autocast.
+
+    Raises
+    ------
+    ShapeError, DtypeError, DeviceError, UnsupportedError
+        If there is not one score, or row of heads, per stored entry, or the tensor is sparse.
+
+    Notes
+    -----
+    Deterministic, differentiable any number of times.  A row of which all scores are -inf gives
+    NaN, as in torch.  GAT (ICLR'18), equation 3.
+    """
+    tensors = graph_tensors(graph)
+    _check.tensor("scores", scores)
+    kind = tensors.kind
+    if torch.is_autocast_enabled(kind):
+        scores = _library.cast(scores, kind, _library.autocast_dtype(kind, narrow=False))
+    _check.scores(scores, tensors)
+    if not recorded(scores):
+        return _edge_softmax(graph, scores)
+    found: Tensor = _EdgeSoftmax.apply(scores, graph)  # type: ignore[no-untyped-call]
+    return found
+
+
+def edge_values(graph: GraphLike, values: Tensor) -> Tensor:
+    """Bring edge values from the order in which the user gave the edges to CSR order.
+
+    Parameters
+    ----------
+    graph : Graph
+    values : Tensor, shape (nnz,) or (nnz, ...)
+        On the device of the graph.
+
+    Returns
+    -------
+    Tensor, of the same shape
+        ``values[graph.csr_perm]``, differentiable.
+
+    Raises
+    ------
+    ShapeError, DtypeError, DeviceError
+        If there is not one value, or row of values, per stored entry, on the device of the graph.
+    """
+    tensors = graph_tensors(graph)
+    _check.tensor("values", values)
+    _check.place("values", values, tensors)
+    if values.dim() < 1 or values.shape[0] != tensors.nnz:
+        raise ShapeError(
+            f"values has shape {tuple(values.shape)} but the graph stores {tensors.nnz} entries: "
+            "give one value, or row of values, per entry."
+        )
+    order = order_of(graph)
+    return values.clone() if order is None else values.index_select(0, order)
+
+
+def dot_products(
+    graph: GraphLike,
+    x: Tensor,
+    y: Tensor,
+    row_scale: Tensor | None = None,
+    col_scale: Tensor | None = None,
+) -> Tensor:
+    """Compute ``r[i] c[j] <x[i], y[j]>`` at the entries, differentiably; nothing is checked."""
+    if recorded(row_scale, col_scale):
+        return scaled(graph, False, dot_products(graph, x, y), row_scale, col_scale)
+    if not recorded(x, y):
+        return _sddmm(graph, x, y, row_scale, col_scale)
+    found: Tensor = _Sddmm.apply(*apart(x, y, row_scale, col_scale), graph)  # type: ignore[no-untyped-call]
+    return found
+
+
+def _sddmm(
+    graph: GraphLike, x: Tensor, y: Tensor, row_scale: Tensor | None, col_scale: Tensor | None
+) -> Tensor:
+    out: Tensor = SDDMM(side_of(graph, False), x, y, row_scale, col_scale)
+    return out
+
+
+class _Sddmm(Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        y: Tensor,
+        row_scale: Tensor | None,
+        col_scale: Tensor | None,
+        graph: GraphLike,
+    ) -> Tensor:
+        needs = ctx.needs_input_grad
+        saved = (x if needs[1] else None, y if needs[0] else None)
+        ctx.save_for_backward(*saved, row_scale, col_scale)
+        ctx.graph = graph
+        return _sddmm(graph, x, y, row_scale, col_scale)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, y, row_scale, col_scale = ctx.saved_tensors
+        dx = dy = None
+        if ctx.needs_input_grad[0]:
+            dx = _spmm_of_heads(ctx.graph, False, y, grad, row_scale, col_scale)
+        if ctx.needs_input_grad[1]:
+            dy = _spmm_of_heads(ctx.graph, True, x, grad, col_scale, row_scale)
+        return dx, dy, None, None, None
+
+
+def _spmm_of_heads(
+    graph: GraphLike,
+    transposed: bool,
+    x: Tensor,
+    values: Tensor,
+    row_scale: Tensor | None,
+    col_scale: Tensor | None,
+) -> Tensor:
+    if values.dim() == 1:
+        return multiply(graph, transposed, x, values, row_scale, col_scale)
+    heads = [
+        multiply(graph, transposed, x[:, h], values[:, h], row_scale, col_scale)
+        for h in range(values.shape[1])
+    ]
+    if not heads:
+        return x.new_zeros(side_of(graph, transposed).indptr.shape[0] - 1, *x.shape[1:])
+    return torch.stack(heads, dim=1)
+
+
+def _edge_softmax(graph: GraphLike, scores: Tensor) -> Tensor:
+    out: Tensor = EDGE_SOFTMAX(side_of(graph, False), scores)
+    return out
+
+
+class _EdgeSoftmax(Function):
+    @staticmethod
+    def forward(ctx: Any, scores: Tensor, graph: GraphLike) -> Tensor:
+        out = _edge_softmax(graph, scores)
+        ctx.save_for_backward(out)
+        ctx.graph = graph
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        (probabilities,) = ctx.saved_tensors
+        return _softmax_gradient(ctx.graph, probabilities, grad), None
+
+
+def _softmax_gradient(graph: GraphLike, probabilities: Tensor, grad: Tensor) -> Tensor:
+    """Compute ``p (grad - sum over the row of p grad)``, differentiably."""
+    found: Tensor
+    if recorded(probabilities, grad):
+        found = _SoftmaxGradient.apply(probabilities, grad, graph)  # type: ignore[no-untyped-call]
+        return found
+    return _softmax_backward(graph, probabilities, grad)
+
+
+def _softmax_backward(graph: GraphLike, probabilities: Tensor, grad: Tensor) -> Tensor:
+    out: Tensor = EDGE_SOFTMAX_BACKWARD(side_of(graph, False), probabilities, grad)
+    return out
+
+
+class _SoftmaxGradient(Function):
+    @staticmethod
+    def forward(ctx: Any, probabilities: Tensor, grad: Tensor, graph: GraphLike) -> Tensor:
+        ctx.save_for_backward(probabilities, grad)
+        ctx.graph = graph
+        return _softmax_backward(graph, probabilities, grad)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        p, inner = ctx.saved_tensors
+        dp = dinner = None
+        if ctx.needs_input_grad[0]:
+            # out = p (g - S) with S = sum p g, so dp = h (g - S) - g T with T = sum p h.
+            S, T = (_sums_at_entries(ctx.graph, p * each) for each in (inner, grad))
+            dp = grad * (inner - S) - inner * T
+        if ctx.needs_input_grad[1]:
+            dinner = _softmax_gradient(ctx.graph, p, grad)
+        return dp, dinner, None
+
+
+def _sums_at_entries(graph: GraphLike, values: Tensor) -> Tensor:
+    """Give each entry the sum of its row's values."""
+    if values.dim() == 2:
+        heads = [_sums_at_entries(graph, values[:, h]) for h in range(values.shape[1])]
+        return torch.stack(heads, dim=1) if heads else values
+    sums = segment_sums(graph, False, values, None, None)
+    return dot_products(graph, sums[:, None], values.new_ones(side_of(graph, False).n_cols, 1))

@@ -1,0 +1,311 @@
+"""Products of a graph with features: sum and mean, differentiable any number of times.
+
+Edge values stay in the order of the graph's CSR throughout: the transposed product reads them
+through a permutation, and the sddmm of the transpose is that of the graph with its features
+exchanged.  So every gradient is again a function of this file or of ``edges``, which imports it:
+what is needed of ``edges`` here is imported when called.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+from . import _check, _library
+from ._library import LibraryOp
+from ._recording import apart, recorded
+from .structure import GraphLike, Side, graph_tensors, side_of
+
+SPMM = LibraryOp("spmm")
+AGGREGATE_BACKWARD = LibraryOp("aggregate_backward")
+
+
+def spmm(
+    graph: GraphLike,
+    x: Tensor,
+    edge_weight: Tensor | None = None,
+    *,
+    reduce: str = "sum",
+    row_scale: Tensor | None = None,
+    col_scale: Tensor | None = None,
+) -> Tensor:
+    """Aggregate the features of each vertex's in-neighbours, differentiably.
+
+    ``y[i, f] = r[i] * reduce_e(a[e] * c[j] * x[j, f])`` over the stored entries ``e = (i, j)`` of
+    row ``i``; 0 for a row without any.  ``mean`` divides by their number.  ``r`` multiplies after
+    the reduction, so that a negative one turns a max into the smallest value.
+
+    Parameters
+    ----------
+    graph : Graph, shape (n_rows, n_cols)
+        On the device of ``x``.
+    x : Tensor, shape (n_cols, feat)
+        float16 or bfloat16 (summed in float32), float32 or float64.  Rows may have any stride.
+    edge_weight : Tensor, shape (nnz,), optional
+        ``a`` in CSR order: ``edge_values(graph, w)`` leads there from the order in which the edges
+        were given.  By default the graph's own values, as constants, and 1 for
+        an unweighted graph.
+    reduce : "sum", "mean", "max" or "min"
+        In a max or min NaN wins, and of equal ones the first entry, which gets the gradient.
+    row_scale, col_scale : Tensor, shape (n_rows,) and (n_cols,), optional
+        ``r`` and ``c``, in the dtype of ``x``.
+
+    Returns
+    -------
+    Tensor, shape (n_rows, feat)
+        In the dtype of ``x``, or autocast's.
+
+    Raises
+    ------
+    ShapeError, DtypeError, DeviceError
+        If the arguments do not fit together.
+    UnsupportedError
+        If there is no such ``reduce``, a tensor is sparse, it is called within ``torch.func`` or
+        with a tangent or, in backward, the gradient of a max or min is differentiated again.
+
+    Notes
+    -----
+    All four tensors have gradients, computed only where they are asked for; those of sum and mean
+    are differentiable any number of times.  Deterministic, backward too.  On a GPU, with
+    ``edge_weight`` but no scale that has a gradient, forward and backward allocate their results
+    and nothing of the size of the graph; the first backward builds its transpose.  Where the graph
+    has tiles (``prepare``), sums and means go to tensor cores, and a copy of ``edge_weight`` in
+    their order is made for each product.  Forward-mode derivatives and ``torch.func`` are refused.
+    fuseGNN (ICCAD'20), section 3.
+    """
+    _check.reduction(reduce)
+    checked = operands(graph, x, edge_weight, row_scale, col_scale)
+    return multiply(graph, False, *checked, reduce)
+
+
+def operands(
+    graph: GraphLike,
+    x: Tensor,
+    edge_weight: Tensor | None = None,
+    row_scale: Tensor | None = None,
+    col_scale: Tensor | None = None,
+) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
+    """Check the operands of a product, and cast them as autocast would.
+
+    Parameters
+    ----------
+    graph, x, edge_weight, row_scale, col_scale
+        As for ``spmm``.
+
+    Returns
+    -------
+    x, values, row_scale, col_scale : Tensor
+        In one dtype, autocast's where it is at work; ``values`` are the graph's own where no
+        ``edge_weight`` is given.  None for what there is not.
+
+    Raises
+    ------
+    ShapeError, DtypeError, DeviceError, UnsupportedError
+        As ``spmm``, in the names of these arguments.
+
+    Notes
+    -----
+    For layers that compute with their operands before they aggregate.
+    """
+    tensors = graph_tensors(graph)
+    _check.tensor("x", x)
+    values = tensors.values if edge_weight is None else edge_weight
+    kind = tensors.kind
+    if torch.is_autocast_enabled(kind):
+        dtype = _library.autocast_dtype(kind, narrow=True)
+        x, values, row_scale, col_scale = (
+            _library.cast(each, kind, dtype) for each in (x, values, row_scale, col_scale)
+        )
+    _check.matrix("x", x, rows=tensors.n_cols, axis="columns", graph=tensors)
+    if edge_weight is not None:
+        _check.vector(
+            "edge_weight", values, length=tensors.nnz, what="stored entries", x=x, graph=tensors
+        )
+    elif values is not None:
+        _check.own_values(values, x, tensors)
+    if row_scale is not None:
+        length = tensors.n_rows
+        _check.vector("row_scale", row_scale, length=length, what="rows", x=x, graph=tensors)
+    if col_scale is not None:
+        length = tensors.n_cols
+        _check.vector("col_scale", col_scale, length=length, what="columns", x=x, graph=tensors)
+    return x, values, row_scale, col_scale
+
+
+def multiply(
+    graph: GraphLike,
+    transposed: bool,
+    x: Tensor,
+    values: Tensor | None,
+    row_scale: Tensor | None,
+    col_scale: Tensor | None,
+    reduce: str = "sum",
+) -> Tensor:
+    """Multiply the graph or its transpose with features, differentiably; nothing is checked."""
+    inputs = x, values, row_scale, col_scale
+    if not recorded(*inputs):
+        return _spmm(graph, transposed, *inputs, reduce)
+    if reduce not in ("sum", "mean"):
+        from .extrema import best
+
+        return best(graph, *inputs, reduce)
+    found: Tensor = _Spmm.apply(*apart(*inputs), graph, transposed, reduce)  # type: ignore[no-untyped-call]
+    return found
+
+
+def _spmm(
+    graph: GraphLike,
+    transposed: bool,
+    x: Tensor,
+    values: Tensor | None,
+    row_scale: Tensor | None,
+    col_scale: Tensor | None,
+    reduce: str,
+) -> Tensor:
+    side = side_of(graph, transposed)
+    perm = None if values is None else side.perm
+    out: Tensor = SPMM(side, x, values, perm, row_scale, col_scale, reduce)
+    return out
+
+
+class _Spmm(Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        values: Tensor | None,
+        row_scale: Tensor | None,
+        col_scale: Tensor | None,
+        graph: GraphLike,
+        transposed: bool,
+        reduce: str,
+    ) -> Tensor:
+        factors = any(ctx.needs_input_grad[1:4])  # only their gradients read x
+        ctx.save_for_backward(x if factors else None, values, row_scale, col_scale)
+        ctx.graph, ctx.transposed, ctx.reduce = graph, transposed, reduce
+        return _spmm(graph, transposed, x, values, row_scale, col_scale, reduce)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        graph, transposed, needs = ctx.graph, ctx.transposed, ctx.needs_input_grad
+        x, grad, factors = restored(ctx, ctx.saved_tensors, grad, side_of(graph, transposed))
+        if needs[0] and needs[1] and not any(needs[2:4]) and not recorded(grad, x, *factors[:3]):
+            side = side_of(graph, not transposed)
+            given = factors.values, side.perm, factors.rows, factors.cols
+            # One gather of the gradient's rows serves both: fuseGNN, algorithms 2 and 3.
+            dx, dv = AGGREGATE_BACKWARD(side, x, grad, *given)
+            return dx, dv, None, None, None, None, None
+        dx = None
+        if needs[0]:
+            dx = multiply(graph, not transposed, grad, factors.values, factors.cols, factors.rows)
+        products = partial(_products, graph, transposed, grad, x)
+        others = factor_gradients(graph, transposed, needs[1:4], products, factors)
+        return dx, *others, None, None, None  # autograd casts them to the dtypes of the inputs
+
+
+class Factors(NamedTuple):
+    """What multiplies at an entry: its value, and the scales of its row and column.
+
+    ``rows`` is divided by the number of the row's entries for a mean, and ``inverse`` is 1 over it.
+    """
+
+    values: Tensor | None
+    rows: Tensor | None
+    cols: Tensor | None
+    inverse: Tensor | None
+
+
+def restored(ctx: Any, saved: Any, grad: Tensor, side: Side) -> tuple[Any, Tensor, Factors]:
+    """Give features, the gradient of the result and the factors as backward computes with them.
+
+    ``saved`` are features, values and both scales; inputs 1 to 3 are the last three.
+    """
+    wide = torch.float32 if grad.dtype.itemsize == 2 else grad.dtype
+    given = *saved, grad
+    # Sums over rows, for the scales, are not made of values that have been rounded to 2 bytes.
+    if ctx.needs_input_grad[2] or ctx.needs_input_grad[3]:
+        given = tuple(None if one is None else one.to(wide) for one in given)
+    x, values, rows, cols, grad = given
+    inverse = None
+    if ctx.reduce == "mean":
+        inverse = side.inverse_degree(wide)
+        rows = inverse if rows is None else rows.to(wide) * inverse
+    return x, grad, Factors(values, rows, cols, inverse)
+
+
+def factor_gradients(
+    graph: GraphLike,
+    transposed: bool,
+    needs: tuple[bool, ...],
+    products: Callable[[Tensor | None, Tensor | None], Tensor],
+    factors: Factors,
+) -> tuple[Tensor | None, ...]:
+    """Compute the gradients of edge values and both scales, where ``needs`` says so.
+
+    ``products(r, c)`` are ``r[i] c[j] <grad[i], x[j]>`` at the entries.
+    """
+    values, rows, cols, inverse = factors
+    if not needs[1] and not needs[2]:
+        return products(rows, cols) if needs[0] else None, None, None
+    plain = products(None, None)
+    weighted = plain if values is None else plain * values
+    dv = dr = dc = None
+    if needs[0]:
+        dv = scaled(graph, transposed, plain, rows, cols)
+    if needs[1]:
+        dr = segment_sums(graph, transposed, weighted, inverse, cols)
+    if needs[2]:
+        dc = segment_sums(graph, not transposed, weighted, None, rows)
+    return dv, dr, dc
+
+
+def segment_sums(
+    graph: GraphLike,
+    transposed: bool,
+    values: Tensor,
+    row_scale: Tensor | None,
+    col_scale: Tensor | None,
+) -> Tensor:
+    """Sum ``r[i] values[e] c[j]`` over the entries of each row: (n_rows,)."""
+    n_cols = side_of(graph, transposed).n_cols
+    x = values.new_ones(n_cols) if col_scale is None else col_scale
+    return multiply(graph, transposed, x[:, None], values, row_scale, None)[:, 0]
+
+
+def _products(
+    graph: GraphLike,
+    transposed: bool,
+    x: Tensor,
+    y: Tensor,
+    row_scale: Tensor | None,
+    col_scale: Tensor | None,
+) -> Tensor:
+    """Compute ``r[i] c[j] <x[i], y[j]>`` at the entries of the graph or its transpose."""
+    from .edges import dot_products
+
+    if transposed:
+        x, y, row_scale, col_scale = y, x, col_scale, row_scale
+    return dot_products(graph, x, y, row_scale, col_scale)
+
+
+def scaled(
+    graph: GraphLike,
+    transposed: bool,
+    values: Tensor,
+    row_scale: Tensor | None,
+    col_scale: Tensor | None,
+) -> Tensor:
+    """Scale values of entries: ``r[i] values[e] c[j]``, differentiable in all three."""
+    rows = side_of(graph, False)
+    r, c = (col_scale, row_scale) if transposed else (row_scale, col_scale)
+    if r is None and c is None:
+        return values
+    from .edges import dot_products
+
+    one = values.new_ones(1)
+    r = one.expand(rows.indptr.shape[0] - 1) if r is None else r
+    c = one.expand(rows.n_cols) if c is None else c
+    return values * dot_products(graph, r[:, None], c[:, None])
