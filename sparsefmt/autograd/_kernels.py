@@ -17,9 +17,9 @@ from ..ops.edges.api import SDDMM
 from ..ops.engine import choose
 from ..ops.engine.structure import Structure
 from ..ops.engine.table import Kernel, Op, deferred
+from ..ops.matmul import cuda_aggregate as matmul_cuda_aggregate
 from ..ops.matmul.aggregation import AGGREGATE_BACKWARD
 from ..ops.matmul.api import SPMM
-from ..ops.matmul.cuda_aggregate import aggregate_backward, goes_apart
 from ..ops.sampling import cuda as sampling_cuda
 from ..ops.sampling.api import SCALES_AND_OPTIONS, sample_with_perm
 from ..ops.sampling.options import SampleOptions
@@ -136,10 +136,10 @@ def _aggregate_backward_of_graph(
     if prepared and not (against_spmm(S, *product) and against_sddmm(S, x, grad)):
         dx = choose.run(SPMM, S, *product)
         return dx, choose.run(SDDMM, S, x, grad, col_scale, row_scale, perm=perm)
-    apart = goes_apart(S, NAMES[x.dtype], x.shape[1], inverse=True)
+    apart = matmul_cuda_aggregate.goes_apart(S, NAMES[x.dtype], x.shape[1], inverse=True)
     inverse = _inverse(S, perm) if apart and perm is not None else None
     given = values, perm, row_scale, col_scale
-    return aggregate_backward(S, x, grad, *given, inverse=inverse)
+    return matmul_cuda_aggregate.aggregate_backward(S, x, grad, *given, inverse=inverse)
 
 
 def _not_of_torch(S: Any, *_: Any, **__: Any) -> list[str]:

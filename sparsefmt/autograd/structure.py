@@ -17,8 +17,7 @@ from ..graph import Graph
 from ..interop.torch import from_tensor, to_tensor
 from ..ops.cbsr.gradients import checked_order
 from ..ops.cbsr.windows import prepare_order
-from ..ops.engine.structure import Structure
-from ..ops.matmul import cuda as matmul_cuda
+from ..ops.engine.structure import Structure, structure_of
 from ..ops.tiles.costs import Costs, checked
 from ..reorder import Order
 from . import _kept
@@ -87,7 +86,7 @@ class Side(_Keeper):
             return cls(*parts, [], order)
         # Only kernels on a GPU cut their work in chunks.
         plan = [to_tensor(array) for array in csr.chunks.arrays()]
-        structure = matmul_cuda.structure(csr)
+        structure = structure_of(csr)
         return cls(*parts, plan, order, structure, _kept.keep(structure, csr))
 
     def inverse_degree(self, dtype: torch.dtype) -> Tensor:

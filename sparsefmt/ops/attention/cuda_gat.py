@@ -17,7 +17,7 @@ from ..engine import jit
 from ..engine.launch import ITEMSIZE, fill, row_bytes
 from ..engine.memory import Memory, memory_of
 from ..engine.structure import Structure, structure_of
-from ..matmul.cuda import Shape, spmm_shape
+from ..matmul.cuda import Shape, load_shape
 from .operands import Forward, Operands, Options, heads_and_feat, sums_dtype
 
 THREADS = 128  # of a block, as in rows.cuh
@@ -114,7 +114,7 @@ def row_shape(dtype: str, heads: int, feat: int, alignment: int) -> tuple[Shape,
     ``alignment`` has the lowest 4 bits of all addresses.
     """
     alignment = alignment if feat else 1
-    shape = spmm_shape(dtype, feat=feat, ldx=heads * feat, together=alignment, wide=False)
+    shape = load_shape(dtype, feat=feat, stride=heads * feat, alignment=alignment)
     mates = 1
     while (
         heads % (2 * mates) == 0

@@ -15,7 +15,7 @@ from ...reorder import Order
 from ..engine import checks as engine_checks
 from ..engine import choose
 from ..engine.table import Kernel, Op, Price, deferred
-from ..matmul.extrema import _transposed
+from ..matmul.extrema import transpose_of
 from . import cuda, cuda_sspmm
 from .api import REDUCTIONS, balanced, factors
 
@@ -101,7 +101,7 @@ def sspmm(
     row_scale = factors("row_scale", row_scale, A, "rows", "dY", dY)
     col_scale = factors("col_scale", col_scale, A, "columns", "dY", dY)
     if deterministic or transposed is not None or perm is not None or not is_cupy(dY):
-        transposed, perm = _transposed(A, transposed, perm)
+        transposed, perm = transpose_of(A, transposed, perm)
     if order is not None:
         order = checked_order(order, A)
     if reduce == "mean":

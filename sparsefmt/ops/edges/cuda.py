@@ -108,26 +108,6 @@ def sddmm(
     return out
 
 
-def sddmm_of_pointers(
-    S: Structure, dtype: str, *, heads: int, feat: int, ldx: int, ldy: int, X: int, Y: int,
-    out: int, stream: int, row_scale: int = 0, col_scale: int = 0, perm: int = 0,
-) -> None:  # fmt: skip
-    """As ``sddmm``, for rooms that still give pointers."""
-    if not (S.nnz and heads):
-        return
-    if not feat:
-        fill(out, S.nnz * heads * ITEMSIZE[dtype], 0, stream)
-        return
-    vector = _vector(X | Y, dtype, (ldx, ldy), feat)
-    kernel = load("sddmm_csr_balanced", dtype, S.index_dtype, (vector,))
-    arrays = (S.indptr, S.indices, S.start, X, Y, row_scale, col_scale, perm, out)
-    sizes = (S.nnz, row_bytes(ldx, dtype), row_bytes(ldy, dtype), S.blocks)
-    width = _features_at_a_time(S, ITEMSIZE[dtype], heads, feat, vector)
-    for begin in range(0, feat, width):
-        bounds = (heads, feat, begin, min(begin + width, feat))
-        kernel(S.blocks * heads, (*arrays, *sizes, *bounds), threads=THREADS, stream=stream)
-
-
 def _vector(alignment: int, dtype: str, strides: tuple[int, int], feat: int) -> int:
     """Values of a load: 16 or 8 bytes where addresses, rows and heads are aligned to them."""
     size = ITEMSIZE[dtype]

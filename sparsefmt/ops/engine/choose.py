@@ -10,28 +10,12 @@ from typing import Any
 import numpy as np
 
 from ...errors import DtypeError, OutOfMemoryError, UnsupportedError
-from ...formats.arrays import Array, allocating, is_cupy, on_device_of, out_of_memory
+from ...formats.arrays import is_cupy, out_of_memory
 from ...formats.base import Format
 from ...graph import Graph
 from . import table
 from .structure import Structure
 from .table import Op
-
-
-@dataclass(frozen=True)
-class Kernel:
-    """One way to run an operation.
-
-    ``supports(*args, **options)`` gives the reasons against running these arguments, none if it
-    can; ``run(*args, **options)`` does it.  ``out`` is among the options.
-    """
-
-    op: str
-    name: str
-    supports: Callable[..., list[str]]
-    run: Callable[..., None]
-    deterministic: bool = True
-    note: str = ""
 
 
 @dataclass(frozen=True)
@@ -50,7 +34,6 @@ class Explanation:
         return "\n".join(lines)
 
 
-_kernels: dict[str, list[Kernel]] = {}
 #: The names of the functions of graphs and tensors, and the package that has each of them.
 _of_graphs: dict[str, str] = {}
 #: While ``explain`` calls an operation: where ``run`` puts its choice instead of running it.
@@ -61,12 +44,6 @@ class _Asked(list[Explanation]):
     """The explanations of one question."""
 
     runs = False  #: whether what is explained is also to run
-
-
-def register(*kernels: Kernel) -> None:
-    """Add kernels to their operations; the first that supports a call runs it."""
-    for kernel in kernels:
-        _kernels.setdefault(kernel.op, []).append(kernel)
 
 
 def explain(op: str, *args: Any, **options: Any) -> Explanation:
@@ -146,10 +123,8 @@ def _unknown(op: object, known: Iterable[str]) -> UnsupportedError:
     return UnsupportedError(f"op is {op!r}: use one of {names}, which choose among kernels.")
 
 
-def run(op: str | Op, A: Any, *args: Any, **options: Any) -> Any:
+def run(op: Op, A: Any, *args: Any, **options: Any) -> Any:
     """Run the first kernel of the operation that takes these arguments; its result."""
-    if isinstance(op, str):
-        return _run_named(op, A, *args, **options)
     asked = _asked.get()
     if asked is not None:
         asked.append(_explained(op, A, *args, **options))
@@ -218,21 +193,6 @@ def _is_csr(A: Any, *_: Any, **__: Any) -> list[str]:
     return ["A is CSR already"] if A.format == "csr" else []
 
 
-def _run_named(op: str, *args: Any, out: Any, **options: Any) -> Any:
-    """Run the first kernel that supports the arguments, into ``out``."""
-    asked = _asked.get()
-    if asked is not None:
-        asked.append(_explanation(op, *args, out=out, **options))
-        return out
-    for kernel in _kernels[op]:
-        if not kernel.supports(*args, out=out, **options):
-            with on_device_of(out), allocating(f"{op} by {kernel.name}"):
-                kernel.run(*args, out=out, **options)
-            return out
-    found = _explanation(op, *args, out=out, **options)
-    raise UnsupportedError(f"no kernel can run this {op}.\n{found}")
-
-
 def remark(text: Callable[[], str]) -> None:
     """What ``explain`` is to add to the kernel that an operation has chosen last; else not made."""
     asked = _asked.get()
@@ -240,83 +200,6 @@ def remark(text: Callable[[], str]) -> None:
         asked[-1] = replace(asked[-1], remark=text())
 
 
-def _explanation(op: str, *args: Any, **options: Any) -> Explanation:
-    chosen: Kernel | None = None
-    rejected: list[tuple[Kernel, str]] = []
-    for kernel in _kernels[op]:
-        reasons = kernel.supports(*args, **options)
-        if reasons or chosen:
-            rejected.append((kernel, "; ".join(reasons) or "comes later in the order of choice"))
-        else:
-            chosen = kernel
-    return Explanation(op, chosen, tuple(rejected))
-
-
-# What kernels ask of their arguments
-
-
-def all_of(*conditions: Callable[..., list[str]]) -> Callable[..., list[str]]:
-    """The reasons of every condition together."""
-
-    def reasons(*args: Any, **options: Any) -> list[str]:
-        return [one for condition in conditions for one in condition(*args, **options)]
-
-    return reasons
-
-
-def on_gpu(A: Format, *_: Any, **__: Any) -> list[str]:
-    """The arrays are on a GPU."""
-    return [] if is_cupy(A._indices) else ["the arrays are on the CPU"]
-
-
-def on_cpu(A: Format, *_: Any, **__: Any) -> list[str]:
-    """The arrays are on the CPU."""
-    return ["the arrays are on a GPU"] if is_cupy(A._indices) else []
-
-
-def is_format(format: str) -> Callable[..., list[str]]:
-    """The matrix has this format."""
-    return lambda A, *_, **__: [] if A.format == format else [f"A is {A.format.upper()}"]
-
-
-def through_csr(op: str) -> Kernel:
-    """The last way of an operation on CSR: for the other formats."""
-
-    def not_csr(A: Format, *_: Any, **__: Any) -> list[str]:
-        return ["A is CSR already"] if A.format == "csr" else []
-
-    def convert_and_run(A: Format, *args: Any, out: Any, **options: Any) -> None:
-        run(op, A.tocsr(), *args, out=out, **options)
-
-    note = "converts to CSR at each call: keep A.tocsr(), or a Graph"
-    return Kernel(op, f"{op}_through_csr", not_csr, convert_and_run, note=note)
-
-
-def over_rows(op: str, gpu: Callable[..., None], cpu: Callable[..., None]) -> tuple[Kernel, ...]:
-    """The ways of an operation over the rows of a CSR, other formats being converted."""
-    csr = is_format("csr")
-    return (
-        Kernel(op, f"{op}_csr_balanced", all_of(on_gpu, csr), gpu),
-        Kernel(op, f"{op}_csr_numba", all_of(on_cpu, csr), cpu),
-        through_csr(op),
-    )
-
-
-# What launchers hand to kernels
-
-
-def pointer(a: Array | None) -> int:
-    """Where a CuPy array begins on its device; 0 for none."""
-    return 0 if a is None else int(a.data.ptr)
-
-
-def row_stride(X: Array) -> int:
-    """Values from one row to the next."""
-    if X.flags.c_contiguous:
-        return int(np.prod(X.shape[1:]))
-    return int(X.strides[0] // X.itemsize)
-
-
-def _describe(kernel: Kernel) -> str:
+def _describe(kernel: table.Kernel) -> str:
     facts = ["deterministic" if kernel.deterministic else "atomics: not deterministic"]
     return f"{kernel.name} ({', '.join(facts + [kernel.note] * bool(kernel.note))})"

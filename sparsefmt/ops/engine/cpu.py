@@ -18,7 +18,6 @@ import numpy as np
 
 from ...errors import UnsupportedError
 from ...formats.arrays import Array
-from .choose import row_stride
 from .loops import PIECES_PER_THREAD
 from .memory import rows_apart
 
@@ -87,7 +86,7 @@ def bits(a: Array) -> Array:
 
 def flat_bits(a: Array) -> tuple[Array, int]:
     """``_flat`` of the bits."""
-    stride = row_stride(a)
+    stride = a.strides[0] // a.itemsize if a.size else a.shape[1]
     size = (len(a) - 1) * stride + a.shape[1] if len(a) else 0
     return np.lib.stride_tricks.as_strided(bits(a), (size,), (a.itemsize,)), stride
 

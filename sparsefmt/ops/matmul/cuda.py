@@ -14,12 +14,8 @@ from ...formats.compressed import CSR
 from ...formats.coo import COO
 from ..engine import jit
 from ..engine.launch import ITEMSIZE, fill, row_bytes
-from ..engine.launch import stream as stream
 from ..engine.memory import memory_of
-from ..engine.structure import Structure as Structure
-from ..engine.structure import chunk_pointers, structure_of
-
-structure, plan = structure_of, chunk_pointers  # until every room asks the engine
+from ..engine.structure import Structure, structure_of
 
 #: Mean entries of a row from which slices of 256 bytes beat 128: 1.02 to 1.06x on graphs of 50 and
 #: more, 0.90x on graphs of 12 (H200, float32).
@@ -195,25 +191,12 @@ def _launch(
         )
 
 
-def spmm_of_pointers(
-    S: Structure, dtype: str, reduce: str, *, feat: int, ldx: int, data: int, X: int,
-    row_scale: int, col_scale: int, out: int, arg: int, workspace: int, stream: int, perm: int = 0,
-) -> None:  # fmt: skip
-    """As ``spmm``, for rooms that still give pointers."""
-    if S.n_rows and feat:
-        at = _Addresses(data, perm, col_scale, row_scale, X, out, arg, workspace)
-        _launch(S, dtype, reduce, feat, ldx, at, stream)
-
-
 def shared_rows_bytes(S: Structure, dtype: str, feat: int, *, arg: bool = False) -> int:
     """Bytes for the partial results of rows that blocks share; 0 unless a row is very long.
 
     At most feat / 256 bytes an entry (float32), where all rows are long; 1 % of reddit's at 256.
     """
     return 2 * S.n_cuts * feat * (max(ITEMSIZE[dtype], 4) + arg * ITEMSIZE[S.index_dtype])
-
-
-spmm_workspace = shared_rows_bytes  # until every room has the new word
 
 
 def load_shape(dtype: str, *, feat: int, stride: int, alignment: int, wide: bool = False) -> Shape:
@@ -232,11 +215,6 @@ def load_shape(dtype: str, *, feat: int, stride: int, alignment: int, wide: bool
     if alignment % 8 == 0 and size < 8:
         return Shape(16, 8 // size)
     return Shape(8 if feat <= 8 else 32, 1)
-
-
-def spmm_shape(dtype: str, *, feat: int, ldx: int, together: int, wide: bool) -> Shape:
-    """As ``load_shape``, until every room has the new words."""
-    return load_shape(dtype, feat=feat, stride=ldx, alignment=together, wide=wide)
 
 
 @lru_cache(maxsize=4096)

@@ -161,9 +161,6 @@ def transpose_of(A: CSR, transposed: CSR | None, perm: Any) -> tuple[CSR, Array]
     return transposed, entry_numbers("perm", perm, A)
 
 
-_transposed = transpose_of  # until every room has the new word
-
-
 def entry_numbers(name: str, perm: Any, A: CSR) -> Array:
     """A permutation of the entries, checked, in the index dtype of ``A``."""
     perm = as_array(name, perm, beside=A.indices)
