@@ -7,6 +7,7 @@ memory of tensors when it is imported.
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from math import prod
 from typing import Any, Protocol
 
 import numpy as np
@@ -87,7 +88,7 @@ class CupyMemory:
 
     def row_stride(self, a: Any) -> int:
         """Values from one row to the next."""
-        return a.strides[0] // a.itemsize if a.ndim and a.size else 0
+        return a.strides[0] // a.itemsize if a.shape[0] > 1 else prod(a.shape[1:])
 
     def contiguous(self, a: Any) -> Any:
         """``a`` itself if it is C-contiguous, else a copy; None for None."""
