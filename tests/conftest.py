@@ -46,6 +46,26 @@ def why_no_gpu() -> str:
     return ""
 
 
+@pytest.hookimpl(tryfirst=True)  # before `-m` chooses
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark ``grid`` what others of the same product cover.
+
+    ``covering("a", "b", "c", one_in=3)`` keeps a diagonal: where the numbers of the parameters'
+    values add up to a multiple of 3.  Each value of each is then met, and each pair of values
+    where another parameter has three or more.
+    """
+    numbers: dict[tuple[str, str], dict[str, int]] = {}
+    for item in items:
+        for mark in item.iter_markers("covering"):
+            values = item.callspec.params  # type: ignore[attr-defined]
+            total = 0
+            for name in mark.args:
+                known = numbers.setdefault((item.nodeid.partition("[")[0], name), {})
+                total += known.setdefault(str(values[name]), len(known))
+            if total % mark.kwargs["one_in"]:
+                item.add_marker("grid")
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Skip what needs a GPU where there is none."""
     if item.get_closest_marker("gpu") and why_no_gpu():

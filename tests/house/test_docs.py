@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 PAGES = [
     path.relative_to(ROOT).as_posix()
     for path in (

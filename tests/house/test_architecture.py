@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "sparsefmt"
 
 # A layer imports itself and those to its left. TOOLS stand beside: they use formats and ops.

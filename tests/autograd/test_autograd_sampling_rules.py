@@ -113,6 +113,7 @@ def assert_same(first, second):
         torch.testing.assert_close(one, other)
 
 
+@pytest.mark.covering("strategy", "dynamic", one_in=2)
 @pytest.mark.usefixtures("forget_what_was_compiled")
 @pytest.mark.parametrize("dynamic", [None, True])
 @pytest.mark.parametrize("strategy", STRATEGIES)

@@ -16,7 +16,7 @@ from sparsefmt.cli import commands, demo, doctor, tables
 from sparsefmt.cli.doctor import Device, Driver
 from sparsefmt.formats import convert
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def small_graph(weighted: bool = True) -> COO:

@@ -41,7 +41,7 @@ def host(a):
     return a if isinstance(a, np.ndarray) else a.get()
 
 
-# bfloat16 on a GPU depends on the CuPy at hand; tests/test_conversions.py covers it.
+# bfloat16 on a GPU depends on the CuPy at hand; tests/formats/test_conversions.py covers it.
 plain = value_dtypes(bfloat16=False)
 
 

@@ -72,6 +72,7 @@ def test_rows_end_anywhere_in_a_window(xp, dtype, width):
         assert intact(xp, buffer)
 
 
+@pytest.mark.covering("weighted", "dtype", "width", "index_dtype", one_in=2)
 @pytest.mark.parametrize("index_dtype", INDEX_DTYPES, ids=name_of)
 @pytest.mark.parametrize("width", [1, 8, 40, 130])
 @pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
@@ -107,6 +108,7 @@ def test_wide_slices(monkeypatch, weighted, dtype, width, reduce):
         assert intact(cupy, buffer)
 
 
+@pytest.mark.covering("format", "dtype", "scales", "weighted", one_in=3)
 @pytest.mark.parametrize("scales", ["row_scale", "col_scale", "both"])
 @pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
 @pytest.mark.parametrize("format", FORMATS)

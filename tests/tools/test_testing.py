@@ -44,7 +44,7 @@ from sparsefmt.testing import (
 from sparsefmt.testing import plugin as testing_plugin
 from sparsefmt.testing.space import MatrixOptions, Space
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 MATRICES = {"coo": coo, "csr": csr, "csc": csc, "sgt": sgt}
 CLASSES = {"coo": COO, "csr": CSR, "csc": CSC, "sgt": SGT, "cbsr": CBSR}
 KINDS = tuple(interop_kinds.KINDS)

@@ -111,6 +111,7 @@ def test_rows_end_anywhere_in_a_piece(xp, strategy, dtype, feat):
         assert intact(xp, buffer)
 
 
+@pytest.mark.covering("strategy", "dtype", "width", one_in=3)
 @pytest.mark.parametrize("width", [1, 50, 2500, 10**6])
 @pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
 @pytest.mark.parametrize("strategy", STRATEGIES)

@@ -14,7 +14,7 @@ from sparsefmt.generate import banded, star
 from sparsefmt.stats import degree_histogram, summarize, tile_table
 from sparsefmt.testing import cbsr, coo, csr, sgt
 
-REPOSITORY = Path(__file__).resolve().parent.parent
+REPOSITORY = Path(__file__).resolve().parents[2]
 any_format = st.one_of(csr(hubs=True), coo(), csr().map(CSR.tocsc), sgt(), cbsr())
 NOTHING = CSR(np.zeros(1, np.int32), np.zeros(0, np.int32), shape=(0, 0))
 NO_ROWS = CSR(np.zeros(1, np.int32), np.zeros(0, np.int32), shape=(0, 3))

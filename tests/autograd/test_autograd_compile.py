@@ -168,6 +168,7 @@ def test_a_tensor_may_be_given_twice(device, reduce):
 REFUSED = "NEITHER_TORCH_FUNC_NOR_FORWARD_MODE"
 
 
+@pytest.mark.covering("name", "transform", one_in=2)
 @pytest.mark.parametrize("transform", TRANSFORMS)
 @pytest.mark.parametrize("name", ["spmm", "max", "sddmm", "softmax", "maxk", "aggregate"])
 def test_transforms_within_compiled_code_are_refused(device, name, transform):

@@ -131,6 +131,7 @@ def test_every_dtype_gives_the_softmax_of_each_row(device, loops, add, dtype):
     assert error <= bound
 
 
+@pytest.mark.covering("way", "loops", "add", one_in=2)
 @pytest.mark.parametrize("add", [True, False])
 @pytest.mark.parametrize("loops", LOOPS)
 def test_gradients_agree_with_finite_differences(device, loops, add, way):

@@ -19,7 +19,7 @@ from sparsefmt import io as graph_io
 from sparsefmt.cli import commands, demo, doctor
 from sparsefmt.generate import power_law
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 MTX = "%%MatrixMarket matrix coordinate real general\n3 4 3\n1 2 0.5\n3 1 0\n3 4 -2\n"
 
 

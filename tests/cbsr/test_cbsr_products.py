@@ -96,6 +96,7 @@ def check_gradients_quickly(xp, A, S):
     assert_close(ops.sddmm(B, G, R), products.sum(1), bound=bound)
 
 
+@pytest.mark.covering("dtype", "feat", one_in=4)
 @pytest.mark.parametrize(("feat", "k"), SIZES)
 @pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
 def test_every_width_and_dtype(xp, dtype, feat, k):
@@ -105,6 +106,7 @@ def test_every_width_and_dtype(xp, dtype, feat, k):
     check_backward(xp, A, S)
 
 
+@pytest.mark.covering("dtype", "k", "feat", one_in=2)
 @pytest.mark.parametrize("feat", [256, 200])
 @pytest.mark.parametrize("k", [3, 7, 8, 12, 16, 24, 32, 36, 64, 96, 130])
 @pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
@@ -144,6 +146,7 @@ def test_factors_of_rows_and_columns(xp, reduce, dtype, weighted):
         check_backward(xp, A, S, reduce=reduce, **scales)
 
 
+@pytest.mark.covering("reduce", "dtype", "feat", one_in=4)
 @pytest.mark.parametrize(("feat", "k"), [(40, 9), (130, 33), (300, 1)])
 @pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
 @pytest.mark.parametrize("reduce", REDUCTIONS)
