@@ -339,9 +339,9 @@ def test_moving_takes_along_what_was_built(A, flip):
 @given(A=structures)
 def test_moving_between_devices(A):
     graph = Graph(A)
-    _ = graph.coo, graph.csc, graph.sgt((2, 2)), graph.edge_groups(2)
+    _ = graph.coo, graph.csc, graph.sgt((2, 2))
     there = graph.to("cuda")
-    assert there.device == there.csc.device == there.edge_groups(2).device == "cuda:0"
+    assert there.device == there.csc.device == "cuda:0"
     assert repr(there).replace("cuda:0", "cpu") == repr(graph)
     back = there.to("cpu")
     assert back.csr == graph.csr
