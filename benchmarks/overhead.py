@@ -1,4 +1,4 @@
-"""What a call costs the host: each op through torch and through CuPy, and CUDA graph replays.
+"""What a call costs the host, in µs and in additions of the same library; CUDA graph replays.
 
 Beside them what torch itself takes: its add, a Function that only allocates, and the dispatch of a
 library op, which eager calls on a GPU go around.
@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from sparsefmt import Graph, autograd, ops
+from sparsefmt.formats.arrays import namespace
 
 from . import _baselines, _graphs, _harness
 from ._harness import Target
@@ -26,6 +27,9 @@ FEAT = 32
 BATCH, BATCHES = 200, 7
 REPLAYS = 100
 FORWARD_US, BOTH_US = 20.0, 60.0
+KEPT = 8  # features, or entries of a row
+#: Most that a call may cost, in additions of the same library: of arrays into ``out``, of tensors.
+MOST_ADDITIONS = {"ops.spmm(out=)": 2.0, "spmm, forward": 2.5, "maxk_aggregate": 6.0}
 COLUMNS = {"case": "<28", "us": "9.2f", "replays": "8d", "equal": "6d"}
 
 Call = Callable[[], Any]
@@ -81,7 +85,7 @@ class Cases:
 
         from sparsefmt.autograd import structure
 
-        A, graph, X, scores = self.A, self.graph, self.X, self.scores_array
+        graph = self.graph
         x, y, weight, s = (
             t.clone().requires_grad_() for t in (self.x, self.y, self.weight, self.scores)
         )
@@ -100,13 +104,35 @@ class Cases:
             "spmm, library op": lambda: torch.ops.sparsefmt.spmm.default(*arrays, *args),
         }
         calls |= {f"{name}, forward": call for name, (call, _) in self.forwards().items()}
-        return calls | {
-            "spmm, both": both(lambda: autograd.spmm(graph, x, weight), x, weight),
-            "sddmm, both": both(lambda: autograd.sddmm(graph, x, y), x, y),
-            "edge_softmax, both": both(lambda: autograd.edge_softmax(graph, s), s),
-            "ops.spmm": lambda: ops.spmm(A, X),
+        return (
+            calls
+            | self.of_arrays()
+            | {
+                "maxk_aggregate": lambda: autograd.maxk_aggregate(graph, self.x, KEPT),
+                "spmm, both": both(lambda: autograd.spmm(graph, x, weight), x, weight),
+                "sddmm, both": both(lambda: autograd.sddmm(graph, x, y), x, y),
+                "edge_softmax, both": both(lambda: autograd.edge_softmax(graph, s), s),
+            }
+        )
+
+    def of_arrays(self) -> dict[str, Call]:
+        """The operations on arrays, and the array library's own addition."""
+        A, X, scores = self.A, self.X, self.scores_array
+        xp, out = namespace(X), self.X.copy()
+        S, heads = ops.maxk(X, KEPT), X.reshape(len(X), 4, -1)
+        ends = heads[..., 0].copy()
+        return {
+            "add(out=)": lambda: xp.add(X, X, out=out),
+            "ops.spmm(out=)": lambda: ops.spmm(A, X, out=out),
+            "A @ X": lambda: A @ X,
             "ops.sddmm": lambda: ops.sddmm(A, X, X),
+            "ops.maxk": lambda: ops.maxk(X, KEPT),
+            "ops.spgemm": lambda: ops.spgemm(A, S),
+            "ops.sspmm": lambda: ops.sspmm(A, X, S),
             "ops.edge_softmax": lambda: ops.edge_softmax(A, scores),
+            "ops.spmm_sampled": lambda: ops.spmm_sampled(A, X, KEPT),
+            "ops.gat": lambda: ops.gat(A, heads, ends, ends),
+            "ops.dot_attention": lambda: ops.dot_attention(A, heads, heads),
         }
 
 
@@ -183,6 +209,12 @@ def judge(rows: list[dict[str, Any]]) -> list[Target]:
         held = {row["case"]: row["us"] for row in rows if row["case"].endswith(f", {kind}")}
         worst = max(held, key=lambda case: held[case])
         found.append(Target(f"us, {kind}, most ({worst})", held[worst], limit, at_least=False))
+    us = {row["case"]: row["us"] for row in rows if "us" in row}
+    of_arrays = [case for case in us if case.startswith("ops.") or case == "A @ X"]
+    for case in (*of_arrays, "spmm, forward", "maxk_aggregate") if "add(out=)" in us else ():
+        addition = us["add(out=)" if case in of_arrays else "torch.add"]
+        most = MOST_ADDITIONS.get(case, 3.0) if captured else None
+        found.append(Target(f"additions, {case}", us[case] / addition, most, at_least=False))
     equal = [row["equal"] for row in rows if "equal" in row]
     if equal:
         found.append(Target("equal replays of each captured op", min(equal), REPLAYS))

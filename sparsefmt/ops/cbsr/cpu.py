@@ -13,7 +13,7 @@ from ...formats.arrays import Array
 from ...formats.cbsr import column_dtype
 from ...formats.compressed import CSR
 from ..engine.checks import rows_in_place
-from ..engine.cpu import flat, packed, values_of, writing
+from ..engine.cpu import factors_at_entries, flat, packed, values_of, writing
 from ..engine.lanes import lanes, prefetch, width_of
 from ..engine.loops import AHEAD, NARROW, inlined, parallel, rows_of
 from ..matmul.cpu import weight_of
@@ -256,19 +256,8 @@ def sddmm_cbsr(
         S = _balanced(columns, data)
         products_at_entries(A.indptr, A.indices, flat(x), S, products, pieces)
         if scaled:  # before anything is rounded to 2 bytes
-            products *= _factors_at_entries(A, products.dtype, row_scale, col_scale)
+            products *= factors_at_entries(A, products.dtype, row_scale, col_scale)
     return out
-
-
-def _factors_at_entries(
-    A: CSR, dtype: Any, row_scale: Array | None, col_scale: Array | None
-) -> Array:
-    factors = np.ones(A.nnz, dtype)
-    if row_scale is not None:
-        factors *= np.repeat(row_scale, A.lengths)
-    if col_scale is not None:
-        factors *= col_scale[A.indices]
-    return factors
 
 
 def _balanced(columns: Array, data: Array) -> tuple[Array, Array, int]:

@@ -7,7 +7,7 @@ import numpy as np
 
 from ...formats.arrays import Array
 from ...formats.compressed import CSR
-from ..engine.cpu import flat, packed, wide, writing
+from ..engine.cpu import factors_at_entries, flat, packed, wide, writing
 from ..engine.lanes import (
     add_product,
     beats,
@@ -178,20 +178,9 @@ def sddmm(
             A.indptr, A.indices, x, ldx, y, ldy, heads, products.reshape(-1), feat, pieces
         )
         if row_scale is not None or col_scale is not None:
-            factors = _factors_at_entries(A, products.dtype, row_scale, col_scale)
+            factors = factors_at_entries(A, products.dtype, row_scale, col_scale)
             products *= factors if products.ndim == 1 else factors[:, None]
     return out
-
-
-def _factors_at_entries(
-    A: CSR, dtype: Any, row_scale: Array | None, col_scale: Array | None
-) -> Array:
-    factors = np.ones(A.nnz, dtype)
-    if row_scale is not None:
-        factors *= np.repeat(row_scale, A.lengths)
-    if col_scale is not None:
-        factors *= col_scale[A.indices]
-    return factors
 
 
 def edge_softmax(A: CSR, scores: Array, *, out: Array | None = None) -> Array:

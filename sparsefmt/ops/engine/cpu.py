@@ -12,12 +12,14 @@ import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import numba
 import numpy as np
 
 from ...errors import UnsupportedError
 from ...formats.arrays import Array
+from ...formats.compressed import CSR
 from .loops import PIECES_PER_THREAD
 from .memory import rows_apart
 
@@ -104,3 +106,15 @@ def flat(a: Array) -> tuple[Array, int]:
     stride = a.strides[0] // a.itemsize
     size = (len(a) - 1) * stride + a[0].size
     return np.lib.stride_tricks.as_strided(a, (size,), (a.itemsize,)), stride
+
+
+def factors_at_entries(
+    A: CSR, dtype: Any, row_scale: Array | None, col_scale: Array | None
+) -> Array:
+    """``r[i] c[j]`` at each entry, 1 in the place of a scale that is not given."""
+    factors = np.ones(A.nnz, dtype)
+    if row_scale is not None:
+        factors *= np.repeat(row_scale, A.lengths)
+    if col_scale is not None:
+        factors *= col_scale[A.indices]
+    return factors
