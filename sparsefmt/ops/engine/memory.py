@@ -24,6 +24,9 @@ class Memory(Protocol):
     def pointer(self, a: Any) -> int:
         """Address of the first value on its device; 0 for None."""
 
+    def pointers(self, *arrays: Any) -> list[int]:
+        """The addresses of several arrays; 0 for None."""
+
     def dtype(self, a: Any) -> str:
         """Name of the dtype, such as ``"float32"``."""
 
@@ -63,6 +66,9 @@ class Memory(Protocol):
     def stream(self, a: Any) -> int:
         """Address of the caller's current stream on the device of ``a``; read at each launch."""
 
+    def device(self, a: Any) -> int:
+        """The number of the GPU that holds ``a``."""
+
     def on_device(self, a: Any) -> AbstractContextManager[object]:
         """A context in which launches go to the device of ``a``."""
 
@@ -81,6 +87,10 @@ class CupyMemory:
     def pointer(self, a: Any) -> int:
         """Address of the first value; 0 for None."""
         return 0 if a is None else a.data.ptr
+
+    def pointers(self, *arrays: Any) -> list[int]:
+        """The addresses of several arrays; 0 for None."""
+        return [0 if a is None else a.data.ptr for a in arrays]
 
     def dtype(self, a: Any) -> str:
         """Name of the dtype."""
@@ -146,6 +156,10 @@ class CupyMemory:
     def stream(self, a: Any) -> int:
         """CuPy's current stream."""
         return int(self._current_stream().ptr)
+
+    def device(self, a: Any) -> int:
+        """The number of the GPU that holds ``a``."""
+        return int(a.data.device_id)
 
     def on_device(self, a: Any) -> AbstractContextManager[object]:
         """A context in which launches go to the device of ``a``: none where it is current."""
