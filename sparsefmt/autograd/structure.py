@@ -12,8 +12,7 @@ from ..errors import DtypeError, UnsupportedError
 from ..formats.arrays import finish
 from ..formats.compressed import CSC, CSR
 from ..formats.sgt import check_tile
-from ..formats.store import Store
-from ..graph import Graph
+from ..graph import Graph, Store
 from ..interop.torch import from_tensor, to_tensor
 from ..ops.cbsr.gradients import checked_order
 from ..ops.cbsr.windows import prepare_order
