@@ -52,6 +52,7 @@ class Operands:
         return cls(A, C.T, perm, Graph(A).transposed.csc_perm, X, G)
 
     def __call__(self) -> tuple[Array, ...]:
+        """Both gradients, in one pass over the entries."""
         found: tuple[Array, ...] = aggregate_backward(
             self.A, self.X, self.G, transposed=self.B, perm=self.perm, inverse=self.inverse
         )

@@ -60,6 +60,7 @@ class Operands:
         return cls(A, X, Y, theirs)
 
     def __call__(self) -> Array:
+        """The product, into ``Y``."""
         return spmm(self.A, self.X, out=self.Y)
 
     def baseline(self) -> tuple[str, _cusparse.Product]:

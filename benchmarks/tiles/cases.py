@@ -153,6 +153,7 @@ class Tiled:
         return cls(S, csr, Y, dtype, costs)
 
     def __call__(self) -> Array:
+        """The product by tiles, into ``Y``."""
         return spmm(self.S, self.csr.X, out=self.Y, costs=self.costs, **precision(self.dtype))
 
     @property

@@ -86,6 +86,7 @@ class Shaped:
         return cls(shape, Tiled.of(structure, operands, dtype, costs=EVERYTHING))
 
     def __call__(self) -> Array:
+        """The product, with blocks of this shape."""
         with sliced(self.shape.width):
             return self.product()
 
