@@ -323,6 +323,11 @@ def has_tiles(graph: GraphLike) -> bool:
     ----------
     graph : Graph
 
+    Returns
+    -------
+    bool
+        True for a graph on a GPU that has been prepared with a ``tile``; on the CPU False.
+
     Raises
     ------
     DtypeError

@@ -62,6 +62,12 @@ def explain(op: str, *args: Any, **options: Any) -> Explanation:
         The operation's arguments: ``explain("spmm", A, X, reduce="max")``, or those of the function
         of ``sparsefmt.autograd``: ``explain("gat_aggregate", graph, h, el, er)``.
 
+    Returns
+    -------
+    Explanation
+        ``str()`` says it in words; ``chosen`` is the kernel, or None where nothing is to be done,
+        and ``rejected`` has the other kernels with the reasons against them.
+
     Raises
     ------
     UnsupportedError
