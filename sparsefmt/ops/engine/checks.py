@@ -220,12 +220,12 @@ def _check_output(out: Any, shape: tuple[int, ...], like: Array) -> None:
 
 
 def _bounds_of(A: Format) -> list[tuple[int, int]]:
-    """The bounds of all that an operation may read of ``A``; those of its structure are kept."""
+    """Give the bounds of all that an operation may read of ``A``; of its structure found once."""
     found: list[tuple[int, int]] | None = A.__dict__.get("_bounds")
     if found is None:
         found = [_bounds(a) for name, a in A._arrays().items() if name != "data"]
         object.__setattr__(A, "_bounds", found)
-    others = [A.data, *(A._kept_arrays() if isinstance(A, SGT) else ())]
+    others = [A.data, *(A._built_arrays() if isinstance(A, SGT) else ())]
     return found + [_bounds(array) for array in others if array is not None]
 
 
