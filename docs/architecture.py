@@ -93,10 +93,11 @@ def functions_of_rooms() -> dict[str, list[str]]:
         if unknown := drawn - set(package.__all__):
             raise ValueError(f"{package.__name__} has no {', '.join(sorted(unknown))}")
     found: dict[str, list[str]] = {room: [] for room in ROOMS}
-    for name, module in ops._PUBLIC.items():
-        if name not in SHARED and not name.endswith("_backward"):
-            found[module.split(".")[0]].append(name)
-    return found
+    for module, names in ops._MODULES.items():
+        for name in names.split():
+            if name not in SHARED and not name.endswith("_backward"):
+                found[module.split(".")[0]].append(name)
+    return {room: sorted(names) for room, names in found.items()}
 
 
 def text(

@@ -54,63 +54,27 @@ if TYPE_CHECKING:
 
 #: Module -> the public names that it defines; resolved on first use (PEP 562).
 _MODULES = {
-    "formats.base": ("Format",),
-    "formats.cbsr": ("CBSR",),
-    "formats.compressed": (
-        "CSC",
-        "CSR",
-    ),
-    "formats.convert": ("from_dense",),
-    "formats.coo": ("COO",),
     "errors": (
-        "DeviceError",
-        "DtypeError",
-        "FileFormatError",
-        "FormatError",
-        "IndexRangeError",
-        "KernelLaunchError",
-        "OutOfMemoryError",
-        "ShapeError",
-        "SparseFmtError",
-        "UnsupportedError",
+        "DeviceError DtypeError FileFormatError FormatError IndexRangeError KernelLaunchError "
+        "OutOfMemoryError ShapeError SparseFmtError UnsupportedError"
     ),
-    "generate": ("power_law",),
-    "graph": ("Graph",),
+    "formats.base": "Format",
+    "formats.cbsr": "CBSR",
+    "formats.compressed": "CSC CSR",
+    "formats.convert": "from_dense",
+    "formats.coo": "COO",
+    "formats.sgt": "SGT",
+    "generate": "power_law",
+    "graph": "Graph",
     "interop": (
-        "as_sparse",
-        "from_cupyx",
-        "from_dgl",
-        "from_edge_index",
-        "from_networkx",
-        "from_pyg",
-        "from_scipy",
-        "from_torch",
-        "to_cupyx",
-        "to_dgl",
-        "to_edge_index",
-        "to_networkx",
-        "to_pyg",
-        "to_scipy",
-        "to_torch",
+        "as_sparse from_cupyx from_dgl from_edge_index from_networkx from_pyg from_scipy "
+        "from_torch to_cupyx to_dgl to_edge_index to_networkx to_pyg to_scipy to_torch"
     ),
-    "io": (
-        "read",
-        "read_planetoid",
-        "write",
-    ),
-    "reorder": (
-        "Order",
-        "community_order",
-        "degree_order",
-        "rcm_order",
-    ),
-    "formats.sgt": ("SGT",),
-    "stats": (
-        "Stats",
-        "summarize",
-    ),
+    "io": "read read_planetoid write",
+    "reorder": "Order community_order degree_order rcm_order",
+    "stats": "Stats summarize",
 }
-_PUBLIC = {name: module for module, names in _MODULES.items() for name in names}
+_PUBLIC = {name: module for module, names in _MODULES.items() for name in names.split()}
 
 __all__ = [*_PUBLIC]
 

@@ -10,8 +10,20 @@ from importlib import import_module
 from typing import Any
 
 
+def facade(
+    package: str, modules: Mapping[str, str]
+) -> tuple[list[str], Callable[[str], Any], Callable[[], list[str]]]:
+    """Make a package's ``__all__``, ``__getattr__`` and ``__dir__`` of its modules' public names.
+
+    ``modules`` has the names that each module defines, with spaces between.
+    """
+    public = {name: module for module, names in modules.items() for name in names.split()}
+    names = sorted(public)
+    return names, resolver(package, public), lambda: names
+
+
 def resolver(package: str, modules: Mapping[str, str]) -> Callable[[str], Any]:
-    """A package's ``__getattr__``: ``modules`` says which of its modules defines each name."""
+    """Make a package's ``__getattr__``: ``modules`` says which one defines each name."""
 
     def resolve(name: str) -> Any:
         if name not in modules:

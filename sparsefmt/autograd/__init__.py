@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from .._lazy import resolver
+from .._lazy import facade
 from ..ops.engine.choose import explain_functions
 
 if TYPE_CHECKING:
@@ -29,36 +29,19 @@ if TYPE_CHECKING:
     from .structure import has_tiles as has_tiles
     from .structure import prepare as prepare
 
-#: Public name -> the module that defines it; resolved on first use (PEP 562), which imports torch.
-_PUBLIC = {
-    "aggregate_with_own": "propagation",
-    "checked_strategy": "sampling",
-    "dot_aggregate": "pairwise",
-    "edge_softmax": "edges",
-    "edge_values": "edges",
-    "features_to_keep": "cbsr",
-    "gat_aggregate": "gat",
-    "gat_of_vectors": "gat",
-    "gatv2_aggregate": "pairwise",
-    "gcn_norm": "gcn",
-    "graph_tensors": "structure",
-    "GraphLike": "structure",
-    "has_tiles": "structure",
-    "maxk": "cbsr",
-    "maxk_aggregate": "cbsr",
-    "operands": "matmul",
-    "prepare": "structure",
-    "propagate": "propagation",
-    "sample_width": "sampling",
-    "sampled_aggregate": "sampling",
-    "sddmm": "edges",
-    "spmm": "matmul",
+#: Module -> the public names that it defines; resolved on first use (PEP 562), which imports torch.
+_MODULES = {
+    "cbsr": "features_to_keep maxk maxk_aggregate",
+    "edges": "edge_softmax edge_values sddmm",
+    "gat": "gat_aggregate gat_of_vectors",
+    "gcn": "gcn_norm",
+    "matmul": "operands spmm",
+    "pairwise": "dot_aggregate gatv2_aggregate",
+    "propagation": "aggregate_with_own propagate",
+    "sampling": "checked_strategy sample_width sampled_aggregate",
+    "structure": "graph_tensors GraphLike has_tiles prepare",
 }
-
-__all__ = [*_PUBLIC]
-
-
-__getattr__ = resolver(__name__, _PUBLIC)
+__all__, __getattr__, __dir__ = facade(__name__, _MODULES)
 
 #: The functions of a graph that choose among kernels, which ``ops.explain`` calls by their names.
 _EXPLAINED = (
@@ -66,7 +49,3 @@ _EXPLAINED = (
     *("gcn_norm", "maxk_aggregate", "propagate", "sampled_aggregate", "sddmm", "spmm"),
 )
 explain_functions(__name__, _EXPLAINED)
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)

@@ -228,8 +228,9 @@ class _OfOneSide(LibraryOp):
 
     def __call__(self, side: Side, *args: Any) -> Any:
         """By the short way where nothing can tell."""
-        if needs_no_dispatcher(side, args):
-            return choose.run(self.row, side.structure, *args)
+        S = side.structure
+        if S is not None and not torch.compiler.is_compiling() and unwatched(args):
+            return choose.run(self.row, S, *args)
         return self.library(side.indptr, side.indices, side.n_cols, side.plan, *args)
 
 

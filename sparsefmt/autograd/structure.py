@@ -40,16 +40,20 @@ class _OfStructure:
         found: Tensor | None = self._built.found.get(key)
         if found is not None:
             return found
+        return self._make(key, make)
+
+    def _make(self, key: Any, make: Callable[[], Tensor]) -> Tensor:
+        """Make the tensor of that name, on no tape and finished."""
         cuda = self.device.type == "cuda"
         if cuda and torch.cuda.is_current_stream_capturing():
             return make()  # memory of that CUDA graph
 
         def build() -> Tensor:
             with torch.inference_mode(False), torch.no_grad():
-                found = make()
+                made = make()
             if cuda:
                 torch.cuda.current_stream(self.device).synchronize()  # synchronize!
-            return found
+            return made
 
         return self._built.ask(key, build, lambda made: type(made) is Tensor)  # no tracer's
 
@@ -321,6 +325,11 @@ def has_tiles(graph: GraphLike) -> bool:
     Parameters
     ----------
     graph : Graph
+
+    Returns
+    -------
+    bool
+        True for a graph on a GPU that has been prepared with a ``tile``; on the CPU False.
 
     Raises
     ------

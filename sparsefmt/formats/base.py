@@ -82,9 +82,7 @@ class Format:
     def _replace(self, **changes: Any) -> Self:
         fields = {**_fields(self), **changes}
         if {*changes} <= {"data"}:
-            self._built()  # what has the same structure shares it
-            fields = self.__dict__ | fields
-            fields.pop("_of_values", None)
+            fields["_of_structure"] = self._built()
         return type(self)._trusted(**fields)
 
     def _built(self) -> Built:

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from .._lazy import resolver
+from .._lazy import facade
 
 if TYPE_CHECKING:
     from .agnn import AGNNConv as AGNNConv
@@ -13,22 +13,14 @@ if TYPE_CHECKING:
     from .maxk import MaxK as MaxK
     from .sage import SAGEConv as SAGEConv
 
-#: Public name -> the module that defines it; resolved on first use (PEP 562), which imports torch.
-_PUBLIC = {
-    "AGNNConv": "agnn",
-    "GATConv": "gat",
-    "GATv2Conv": "gatv2",
-    "GCNConv": "gcn",
-    "GINConv": "gin",
-    "MaxK": "maxk",
-    "SAGEConv": "sage",
+#: Module -> the public names that it defines; resolved on first use (PEP 562), which imports torch.
+_MODULES = {
+    "agnn": "AGNNConv",
+    "gat": "GATConv",
+    "gatv2": "GATv2Conv",
+    "gcn": "GCNConv",
+    "gin": "GINConv",
+    "maxk": "MaxK",
+    "sage": "SAGEConv",
 }
-
-__all__ = [*_PUBLIC]
-
-
-__getattr__ = resolver(__name__, _PUBLIC)
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__all__, __getattr__, __dir__ = facade(__name__, _MODULES)

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from .._lazy import resolver
+from .._lazy import facade
 
 if TYPE_CHECKING:
     from .attention.gat import gat as gat
@@ -34,43 +34,21 @@ if TYPE_CHECKING:
     from .sampling.api import spmm_sampled as spmm_sampled
     from .tiles.costs import Costs as Costs
 
-#: Public name -> the module that defines it; resolved on first use (PEP 562).
-_PUBLIC = {
-    "Costs": "tiles.costs",
-    "aggregate": "matmul.aggregation",
-    "aggregate_backward": "matmul.aggregation",
-    "compile_all": "engine.jit",
-    "dot_attention": "attention.pairwise",
-    "dot_attention_backward": "attention.pairwise",
-    "edge_softmax": "edges.api",
-    "edge_softmax_backward": "edges.api",
-    "explain": "engine.choose",
-    "gat": "attention.gat",
-    "gat_attention": "attention.gat",
-    "gat_backward": "attention.gat",
-    "gatv2": "attention.pairwise",
-    "gatv2_backward": "attention.pairwise",
-    "gcn_norm": "gcn.api",
-    "gcn_norm_backward": "gcn.api",
-    "maxk": "cbsr.maxk",
-    "sample": "sampling.api",
-    "sample_with_perm": "sampling.api",
-    "sampling_rate": "sampling.api",
-    "scale": "matmul.aggregation",
-    "sddmm": "edges.api",
-    "spgemm": "cbsr.api",
-    "spmm": "matmul.api",
-    "spmm_arg": "matmul.extrema",
-    "spmm_arg_backward": "matmul.extrema",
-    "spmm_sampled": "sampling.api",
-    "sspmm": "cbsr.gradients",
+#: Module -> the public names that it defines; resolved on first use (PEP 562).
+_MODULES = {
+    "attention.gat": "gat gat_attention gat_backward",
+    "attention.pairwise": "dot_attention dot_attention_backward gatv2 gatv2_backward",
+    "cbsr.api": "spgemm",
+    "cbsr.gradients": "sspmm",
+    "cbsr.maxk": "maxk",
+    "edges.api": "edge_softmax edge_softmax_backward sddmm",
+    "engine.choose": "explain",
+    "engine.jit": "compile_all",
+    "gcn.api": "gcn_norm gcn_norm_backward",
+    "matmul.aggregation": "aggregate aggregate_backward scale",
+    "matmul.api": "spmm",
+    "matmul.extrema": "spmm_arg spmm_arg_backward",
+    "sampling.api": "sample sample_with_perm sampling_rate spmm_sampled",
+    "tiles.costs": "Costs",
 }
-
-__all__ = [*_PUBLIC]
-
-
-__getattr__ = resolver(__name__, _PUBLIC)
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__all__, __getattr__, __dir__ = facade(__name__, _MODULES)

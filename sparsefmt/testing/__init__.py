@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from .._lazy import resolver
+from .._lazy import facade
 
 if TYPE_CHECKING:
     from ..formats.oracle import assert_close as assert_close
@@ -27,23 +27,12 @@ if TYPE_CHECKING:
     from .strategies import sgt as sgt
     from .strategies import value_dtypes as value_dtypes
 
-#: Public name -> the module that defines it; resolved on first use (PEP 562), since hypothesis
+#: Module -> the public names that it defines; resolved on first use (PEP 562), since hypothesis
 #: imports this package when it looks for the plug-in.
-_PUBLIC = {
-    **dict.fromkeys(("coo", "csr", "csc", "sgt", "cbsr", "graphs", "features"), "strategies"),
-    **dict.fromkeys(("feature_widths", "index_dtypes", "value_dtypes"), "strategies"),
-    **dict.fromkeys(("assert_close", "assert_same_matrix"), ".formats.oracle"),
-    **dict.fromkeys(("dot", "stored_entries"), ".formats.oracle"),
-    **dict.fromkeys(("dot_bound", "error_bound", "spmm_oracle"), ".ops.matmul.oracle"),
-    **dict.fromkeys(("sddmm_bound", "sddmm_oracle"), ".ops.edges.oracle"),
-    **dict.fromkeys(("edge_softmax_bound", "edge_softmax_oracle"), ".ops.edges.oracle"),
+_MODULES = {
+    "strategies": "coo csr csc sgt cbsr graphs features feature_widths index_dtypes value_dtypes",
+    ".formats.oracle": "assert_close assert_same_matrix dot stored_entries",
+    ".ops.matmul.oracle": "dot_bound error_bound spmm_oracle",
+    ".ops.edges.oracle": "edge_softmax_bound edge_softmax_oracle sddmm_bound sddmm_oracle",
 }
-
-__all__ = [*_PUBLIC]
-
-
-__getattr__ = resolver(__name__, _PUBLIC)
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__all__, __getattr__, __dir__ = facade(__name__, _MODULES)

@@ -103,7 +103,8 @@ def balanced(name: str, S: object, A: Format, like: tuple[str, Array] | None = N
             f"{name} has {S.n_cols} columns but {like[0]} has shape {like[1].shape}: give both the "
             "same feature width."
         )
-    checks.same_device(name, S.indices, "A", A._indices)
+    if not engine_checks.beside(S.indices, A):
+        checks.same_device(name, S.indices, "A", A._indices)
     return S
 
 

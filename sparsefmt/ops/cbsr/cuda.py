@@ -14,6 +14,7 @@ from ...formats.arrays import VALUE_DTYPES, Array, is_cupy, namespace
 from ...formats.cbsr import column_dtype
 from ...formats.compressed import CSR
 from ..engine import jit
+from ..engine.jit import Launch
 from ..engine.launch import ITEMSIZE, fill, on_stream, row_bytes, view
 from ..engine.memory import Memory, memory_of
 from ..engine.structure import Structure, structure_of
@@ -131,20 +132,34 @@ def maxk(_: None, x: Any, k: int) -> tuple[Any, Any]:
     dtype, columns, data = _balanced(m, x, k)
     if not n_rows:
         return columns, data
-    x, size = m.rows_in_place(x), ITEMSIZE[dtype]
-    stride, pointer = row_bytes(m.row_stride(x), dtype), m.pointer(x)
-    lanes, held = team = next(team for team in TEAMS if team[0] * team[1] >= feat)
-    flags = _ROWS_ALIGNED * ((pointer | stride | feat * size) % 16 == 0)
-    flags |= _FEW_CHOSEN * (k <= 2 * min(lanes, -(-feat // _GROUP)))
-    threads, each = max(lanes, THREADS), columns.itemsize
+    x = m.rows_in_place(x)
+    rows, values, places = m.pointers(x, data, columns)
     with m.on_device(x):
-        kernel = _load("maxk_rows", (dtype, column_name(lanes * held)), team)
-        for begin in range(0, n_rows, _MOST_ROWS):
-            rows, first = min(n_rows - begin, _MOST_ROWS), begin * k
-            results = m.pointer(data) + first * size, m.pointer(columns) + first * each
-            args = (pointer + begin * stride, *results, rows, stride, feat, k, flags)
-            kernel(-(-rows * lanes // threads), args, threads=threads, stream=m.stream(x))
+        stream, size, each = m.stream(x), data.itemsize, columns.itemsize
+        case = n_rows, feat, k, dtype, m.row_stride(x), rows % 16, m.device(x)
+        for launch, begin, stride in _choices(*case):
+            first = begin * k
+            launch(stream, rows + begin * stride, values + first * size, places + first * each)
     return columns, data
+
+
+@lru_cache(maxsize=1024)
+def _choices(
+    n_rows: int, feat: int, k: int, dtype: str, stride: int, alignment: int, device: int
+) -> list[tuple[Launch, int, int]]:
+    """Decide the launches of MaxK: each with its first row, and bytes between rows of features."""
+    lanes, held = team = next(team for team in TEAMS if team[0] * team[1] >= feat)
+    nbytes, threads = row_bytes(stride, dtype), max(lanes, THREADS)
+    aligned = (alignment | nbytes | feat * ITEMSIZE[dtype]) % 16 == 0
+    few = k <= 2 * min(lanes, -(-feat // _GROUP))
+    kernel = _load("maxk_rows", (dtype, column_name(lanes * held)), team)
+    launches = []
+    for begin in range(0, n_rows, _MOST_ROWS):
+        rows = min(n_rows - begin, _MOST_ROWS)
+        sizes = rows, nbytes, feat, k, _ROWS_ALIGNED * aligned | _FEW_CHOSEN * few
+        blocks = -(-rows * lanes // threads)
+        launches.append((kernel.ready(blocks, after=sizes, threads=threads), begin, nbytes))
+    return launches
 
 
 def _balanced(m: Memory, x: Any, k: int) -> tuple[str, Any, Any]:
@@ -258,39 +273,49 @@ def spgemm(
         return out
     columns, data, values = m.contiguous(columns), m.contiguous(data), m.contiguous(values)
     row_scale, col_scale = m.factors(row_scale), m.factors(col_scale)
-    size, flags = max(ITEMSIZE[dtype], 4), _MEAN * (reduce == "mean")
+    places, kept, y, r, *factors = m.pointers(columns, data, out, row_scale, values, col_scale)
     with m.on_device(data):
-        stream, r, y = m.stream(data), m.pointer(row_scale), m.pointer(out)
+        stream = m.stream(data)
         if not S.nnz:
             fill(y, S.n_rows * feat * ITEMSIZE[dtype], 0, stream)
             return out
+        case = dtype, columns.itemsize, k, feat, reduce == "mean", (places | kept) % 16
+        nbytes, launch, add_up = S.once(_launches, *case)
         # Partial results of rows that blocks share.
-        shared_rows = m.empty((2 * S.n_cuts * feat * size,), "uint8", data) if S.n_cuts else None
-        features, workspace = (m.pointer(columns), m.pointer(data)), m.pointer(shared_rows)
-        many = S.nnz >= DENSE_ROWS * S.n_rows
-        alignment = (features[0] | features[1]) % 16
-        variant = spgemm_variant(dtype, columns.itemsize, k, many=many, alignment=alignment)
-        log_window = _log_window(feat, variant, size)
-        types = dtype, S.index_dtype, COLUMNS[columns.itemsize]
-        structure = S.indptr, S.indices, S.start, S.slot
-        factors = m.pointer(values), m.pointer(col_scale), r
-        sizes = S.nnz, S.blocks, k, feat, log_window
-        lanes = variant.lanes.bit_length() - 1 if many else 0
-        _load("spgemm_csr_cbsr", types, variant)(
-            S.blocks * -(-feat >> log_window),
-            (*structure, *factors, *features, y, workspace, *sizes, lanes, flags),
-            threads=THREADS,
-            shared=(_WARPS * (variant.streams + 1) << log_window) * size,
-            stream=stream,
-        )
-        if S.n_cuts:
-            add_up = load_matmul(
-                "matmul/spmm.cu", "spmm_csr_cut_rows", dtype, S.index_dtype, (SCALED_SUM,)
-            )
-            args = (S.indptr, S.start, S.cut, r, y, 0, workspace, 0, S.n_cuts, feat, flags)
-            blocks = jit.warps_to_blocks(S.n_cuts * -(-feat // jit.WARP))
-            add_up(blocks, args, stream=stream)
+        workspace = m.pointer(m.empty((nbytes,), "uint8", data)) if nbytes else 0
+        launch(stream, *factors, r, places, kept, y, workspace)
+        if add_up is not None:
+            add_up(stream, r, y, 0, workspace, 0)
     return out
+
+
+def _launches(
+    S: Structure, dtype: str, index_bytes: int, k: int, feat: int, mean: bool, alignment: int
+) -> tuple[int, Launch, Launch | None]:
+    """Decide a product: bytes of the workspace, its launch, and that for rows that blocks share."""
+    size, flags = max(ITEMSIZE[dtype], 4), _MEAN * mean
+    many = S.nnz >= DENSE_ROWS * S.n_rows
+    variant = spgemm_variant(dtype, index_bytes, k, many=many, alignment=alignment)
+    log_window = _log_window(feat, variant, size)
+    lanes = variant.lanes.bit_length() - 1 if many else 0
+    types = dtype, S.index_dtype, COLUMNS[index_bytes]
+    launch = _load("spgemm_csr_cbsr", types, variant).ready(
+        S.blocks * -(-feat >> log_window),
+        S.arrays,
+        (S.nnz, S.blocks, k, feat, log_window, lanes, flags),
+        threads=THREADS,
+        shared=(_WARPS * (variant.streams + 1) << log_window) * size,
+    )
+    if not S.n_cuts:
+        return 0, launch, None
+    add_up = load_matmul(
+        "matmul/spmm.cu", "spmm_csr_cut_rows", dtype, S.index_dtype, (SCALED_SUM,)
+    ).ready(
+        jit.warps_to_blocks(S.n_cuts * -(-feat // jit.WARP)),
+        (S.indptr, S.start, S.cut),
+        (S.n_cuts, feat, flags),
+    )
+    return 2 * S.n_cuts * feat * size, launch, add_up
 
 
 def spgemm_variant(dtype: str, index_bytes: int, k: int, *, many: bool, alignment: int) -> Variant:

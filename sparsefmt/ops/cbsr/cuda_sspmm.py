@@ -12,13 +12,14 @@ from ...formats.arrays import VALUE_DTYPES, Array, finish, import_cupy
 from ...formats.compressed import CSR
 from ...reorder import Order
 from ..engine import jit
+from ..engine.jit import Launch
 from ..engine.launch import ITEMSIZE, capturing, fill
-from ..engine.memory import Memory, memory_of
+from ..engine.memory import memory_of
 from ..engine.structure import Structure, csr_of, csr_over, structure_of
 from ..matmul import cuda as matmul_cuda
 from ..matmul.cuda import DENSE_ROWS
 from .cuda import ALIGNED, COLUMNS, dense_to_cbsr
-from .windows import MOST_COLUMNS, MOST_ROWS, WindowSizes, prepared_order, windows_of
+from .windows import MOST_COLUMNS, MOST_ROWS, Windows, WindowSizes, prepared_order, windows_of
 
 #: Bytes of rows on chip, and most entries of a piece, for graphs of many entries and for others.
 #: More rows share more columns; but a multiprocessor has 228 KiB on the H200, and what is left of
@@ -79,11 +80,6 @@ def chip(device: int) -> Chip:
     )
 
 
-def _chip_of(m: Memory, x: Any) -> Chip:
-    with m.on_device(x):
-        return chip(import_cupy().cuda.runtime.getDevice())
-
-
 @lru_cache(maxsize=256)
 def window_sizes(
     shape: tuple[int, int], nnz: int, size: int, feat: int, k: int, chip: Chip, *, ordered: bool
@@ -120,7 +116,7 @@ def _order_of(A: CSR, given: CSR | Structure, order: Order | None) -> Order | No
 def _sizes_of(A: CSR, columns: Any, grad: Any, order: Order | None) -> WindowSizes | None:
     m, (feat, k) = memory_of(grad), (grad.shape[1], columns.shape[1])
     sizes = A.shape, A.nnz, ITEMSIZE[m.dtype(grad)], feat, k
-    return window_sizes(*sizes, _chip_of(m, grad), ordered=order is not None)
+    return window_sizes(*sizes, chip(m.device(grad)), ordered=order is not None)
 
 
 # By windows
@@ -162,43 +158,51 @@ def sspmm_windows(
     sizes = _sizes_of(own, columns, grad, order)
     assert sizes is not None
     dtype, (n_cols, k), feat = m.dtype(grad), columns.shape, grad.shape[1]
-    size, column = ITEMSIZE[dtype], COLUMNS[columns.itemsize]
     W = windows_of(own, sizes, order, stream=m.stream(grad))
     out = m.empty((n_cols, k), dtype, grad)
     if not n_cols:
         return out
     grad, columns, values = m.rows_in_place(grad), m.contiguous(columns), m.contiguous(values)
     row_scale, col_scale = m.factors(row_scale), m.factors(col_scale)
-    sums = m.empty((n_cols, k), "float32", grad) if size == 2 else out
+    narrow = ITEMSIZE[dtype] == 2
+    sums = m.empty((n_cols, k), "float32", grad) if narrow else out
+    *factors, places, rows, adds = m.pointers(values, col_scale, row_scale, columns, grad, sums)
     with m.on_device(grad):
-        stream, total, wide = m.stream(grad), n_cols * k, max(size, 4)
-        places, rows, adds = m.pointer(columns), m.pointer(grad), m.pointer(sums)
-        fill(adds, total * wide, 0, stream)
+        stream, total = m.stream(grad), n_cols * k
+        fill(adds, total * max(ITEMSIZE[dtype], 4), 0, stream)
         if own.nnz:
-            lanes, each = _lanes(dtype, columns.itemsize, k, adds, places)
-            on_chip = -(-W.height * feat * size // wide) * wide + W.height * wide
-            device, stride = _chip_of(m, grad), m.row_stride(grad)
-            aligned = (rows | stride * size | feat * size) % 16 == 0
-            factors = map(m.pointer, (values, col_scale, row_scale))
-            n_windows = -(-own.n_rows // W.height)
-            types = dtype, W.index_dtype, column
-            jit.load(
-                _FILE, "sspmm_csr_windows", "10P4q5i", types, (lanes, each), shared=device.of_block
-            )(
-                W.n_pieces * -(-k // (lanes * each)),
-                (
-                    *(*W.pointers, *factors, places, rows, adds, stride, own.n_rows, n_windows),
-                    *(W.part_size, W.n_pieces, W.height, k, feat, ALIGNED * aligned),
-                ),
-                threads=threads_of_block(on_chip, device),
-                shared=on_chip,
-                stream=stream,
-            )
-        if sums is not out:
+            case = dtype, columns.itemsize, k, feat, m.row_stride(grad)
+            launch = W.once(_outer_product, *case, rows % 16, places % 16, adds % 16)
+            launch(stream, *factors, places, rows, adds)
+        if narrow:
             blocks = jit.warps_to_blocks(-(-total // jit.WARP))
-            narrow = jit.load(_FILE, "narrowed", "2Pq", (dtype,))
-            narrow(blocks, (adds, m.pointer(out), total), stream=stream)
+            kernel = jit.load(_FILE, "narrowed", "2Pq", (dtype,))
+            kernel(blocks, (adds, m.pointer(out), total), stream=stream)
     return out
+
+
+def _outer_product(
+    W: Windows, dtype: str, index_bytes: int, k: int, feat: int, stride: int,
+    rows: int, places: int, sums: int,
+) -> Launch:  # fmt: skip
+    """Decide the launch over windows; the last three are the lowest bits of addresses."""
+    size, device = ITEMSIZE[dtype], chip(jit.current_device())
+    wide = max(size, 4)
+    lanes, each = _lanes(dtype, index_bytes, k, sums, places)
+    on_chip = -(-W.height * feat * size // wide) * wide + W.height * wide
+    aligned = (rows | stride * size | feat * size) % 16 == 0
+    n_rows = len(W.order)
+    types = dtype, W.index_dtype, COLUMNS[index_bytes]
+    layout, shared = "10P4q5i", device.of_block
+    kernel = jit.load(_FILE, "sspmm_csr_windows", layout, types, (lanes, each), shared=shared)
+    sizes = stride, n_rows, -(-n_rows // W.height), W.part_size, W.n_pieces
+    return kernel.ready(
+        W.n_pieces * -(-k // (lanes * each)),
+        W.pointers,
+        (*sizes, W.height, k, feat, ALIGNED * aligned),
+        threads=threads_of_block(on_chip, device),
+        shared=on_chip,
+    )
 
 
 def _lanes(dtype: str, index_bytes: int, k: int, sums: int, columns: int) -> tuple[int, int]:

@@ -92,7 +92,7 @@ def sspmm(
 
     MaxK-GNN (ASPLOS'24), section 4.2.
     """
-    A = engine_checks.sparse("A", A).tocsr()
+    A = engine_checks.csr("A", A)
     engine_checks.choice("reduce", reduce, REDUCTIONS)
     dY = engine_checks.features("dY", dY, A=A, axis="rows")
     S = balanced("S", S, A, like=("dY", dY))

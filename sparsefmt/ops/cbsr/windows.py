@@ -1,8 +1,9 @@
 """Windows of rows that fit on chip, and their entries by column: how ``sspmm`` goes through A."""
 
-from dataclasses import dataclass
+from collections.abc import Hashable
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -14,6 +15,7 @@ from ...formats.built import Built
 from ...formats.compressed import CSR
 from ...reorder import Order
 from ..engine.launch import capturing
+from ..engine.structure import Deciding
 
 #: As in sspmm.cu: a word holds the row in its window, and above it the column in its part.
 ROW_BITS = 8
@@ -30,7 +32,7 @@ class WindowSizes(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Windows:
+class Windows(Deciding):
     """The entries of a CSR by part of the columns, in it by window of rows, in it by column.
 
     A window is ``height`` rows that follow one another in ``order``; a block of threads has them on
@@ -45,6 +47,7 @@ class Windows:
     perm: Array  #: (nnz,) number of each entry in the order of the CSR
     height: int
     part_size: int  #: columns of a part; the last may have fewer
+    _decided: dict[Hashable, Any] = field(init=False, default_factory=dict, repr=False)
 
     @property
     def n_pieces(self) -> int:

@@ -8,6 +8,7 @@ from ...formats.arrays import VALUE_DTYPES
 from ...formats.chunks import LONG_ROW
 from ...formats.compressed import CSR
 from ..engine import jit
+from ..engine.jit import Launch
 from ..engine.launch import ITEMSIZE, fill, row_bytes
 from ..engine.memory import memory_of
 from ..engine.structure import Structure, structure_of
@@ -79,7 +80,7 @@ def sddmm(
     """``out[e, h] = r[i] c[j] <X_i, Y_j>`` over the features of head h, heads side by side.
 
     Entry e is ``out[perm[e]]`` where given; only without it ``out`` has as many rows as A entries.
-    One launch for as many features of Y as the L2 serves well, a 128-byte slice at least.
+    Each launch takes as many features of Y as the L2 serves well, a 128-byte slice at least.
     """
     S, m = structure_of(A), memory_of(X)
     dtype, heads, feat = m.dtype(X), X.shape[1] if X.ndim == 3 else 1, X.shape[-1]
@@ -89,23 +90,36 @@ def sddmm(
         return out
     X, Y = m.rows_in_place(X), m.rows_in_place(Y)
     row_scale, col_scale = m.factors(row_scale), m.factors(col_scale)
+    x, y, *factors, result = m.pointers(X, Y, row_scale, col_scale, perm, out)
     with m.on_device(X):
+        stream = m.stream(X)
         if not feat:
-            fill(m.pointer(out), S.nnz * heads * ITEMSIZE[dtype], 0, m.stream(X))
+            fill(result, S.nnz * heads * ITEMSIZE[dtype], 0, stream)
             return out
-        strides = m.row_stride(X), m.row_stride(Y)
-        x, y = m.pointer(X), m.pointer(Y)
-        vector = _vector(x | y, dtype, strides, feat)
-        kernel = load("sddmm_csr_balanced", dtype, S.index_dtype, (vector,))
-        scales = m.pointer(row_scale), m.pointer(col_scale)
-        arrays = (S.indptr, S.indices, S.start, x, y, *scales, m.pointer(perm), m.pointer(out))
-        sizes = (S.nnz, *(row_bytes(stride, dtype) for stride in strides), S.blocks)
-        width = _features_at_a_time(S, ITEMSIZE[dtype], heads, feat, vector)
-        for begin in range(0, feat, width):
-            bounds = (heads, feat, begin, min(begin + width, feat))
-            args = (*arrays, *sizes, *bounds)
-            kernel(S.blocks * heads, args, threads=THREADS, stream=m.stream(X))
+        case = dtype, heads, feat, m.row_stride(X), m.row_stride(Y), (x | y) % 16
+        for launch in S.once(_dot_products, *case):
+            launch(stream, x, y, *factors, result)
     return out
+
+
+def _dot_products(
+    S: Structure, dtype: str, heads: int, feat: int, x_stride: int, y_stride: int, alignment: int
+) -> list[Launch]:
+    """Decide the launches of SDDMM: one for as many features as the L2 serves well."""
+    strides = x_stride, y_stride
+    vector = _vector(alignment, dtype, strides, feat)
+    kernel = load("sddmm_csr_balanced", dtype, S.index_dtype, (vector,))
+    structure, width = S.arrays[:3], _features_at_a_time(S, ITEMSIZE[dtype], heads, feat, vector)
+    sizes = S.nnz, *(row_bytes(stride, dtype) for stride in strides), S.blocks, heads, feat
+    return [
+        kernel.ready(
+            S.blocks * heads,
+            structure,
+            (*sizes, begin, min(begin + width, feat)),
+            threads=THREADS,
+        )
+        for begin in range(0, feat, width)
+    ]
 
 
 def _vector(alignment: int, dtype: str, strides: tuple[int, int], feat: int) -> int:
@@ -146,14 +160,18 @@ def _softmax(A: CSR | Structure, values: Any, grad: Any, out: Any) -> Any:
     if not (S.nnz and heads):
         return out
     values, grad = m.contiguous(values), m.contiguous(grad)
-    name, constants, n_long, grid, threads, last = _softmax_shape(S, heads)
     with m.on_device(values):
-        constants = (*constants, int(grad is not None))
-        kernel = load(name, dtype, S.index_dtype, constants)
-        arrays = m.pointer(values), m.pointer(grad), m.pointer(out)
-        args = (S.indptr, S.long, *arrays, S.n_rows, n_long, LONG_ROW, heads, last)
-        kernel(grid, args, threads=threads, stream=m.stream(values))
+        launch = S.once(_softmax_launch, dtype, heads, grad is not None)
+        launch(m.stream(values), *m.pointers(values, grad, out))
     return out
+
+
+def _softmax_launch(S: Structure, dtype: str, heads: int, backward: bool) -> Launch:
+    """Decide the launch of a softmax of rows, or of its gradient."""
+    name, constants, n_long, grid, threads, last = _softmax_shape(S, heads)
+    kernel = load(name, dtype, S.index_dtype, (*constants, int(backward)))
+    sizes = S.n_rows, n_long, LONG_ROW, heads, last
+    return kernel.ready(grid, (S.indptr, S.long), sizes, threads=threads)
 
 
 def _softmax_shape(

@@ -18,9 +18,10 @@ from ...formats.arrays import (
     on_device_of,
 )
 from ...formats.base import Format
+from ...formats.compressed import CSR
 from ...formats.sgt import SGT
 from ...graph import Graph
-from .memory import rows_apart
+from .memory import memory_of, rows_apart
 
 _VALUES = frozenset(np.dtype(name) for name in ("float16", "float32", "float64"))
 
@@ -35,6 +36,12 @@ def sparse(name: str, A: object) -> Format:
             "for instance from sparsefmt.from_scipy()."
         )
     return A
+
+
+def csr(name: str, A: object) -> CSR:
+    """A sparse matrix of this package, as CSR."""
+    found = sparse(name, A)
+    return found if isinstance(found, CSR) else found.tocsr()
 
 
 def choice(name: str, value: object, allowed: tuple[str, ...]) -> str:
@@ -184,11 +191,13 @@ def output(
     It may overlap none of the inputs and no array of ``A``.
     """
     if out is None:
-        with on_device_of(like), allocating(f"a result of shape {shape}"):
-            return namespace(like).empty(shape, like.dtype)
-    if not (type(out) is type(like) and out.shape == shape and out.dtype == like.dtype):
-        _check_output(out, shape, like)
-    elif device_number(out) != device_number(like):
+        if is_cupy(like):
+            return memory_of(like).empty(shape, like.dtype, like)
+        with allocating(f"a result of shape {shape}"):
+            return np.empty(shape, like.dtype)
+    kind = type(like)
+    fits = type(out) is kind and out.shape == shape and out.dtype == like.dtype
+    if not (fits and (kind is np.ndarray or out.data.device_id == like.data.device_id)):
         _check_output(out, shape, like)
     flags = out.flags
     if not flags.c_contiguous:
@@ -196,8 +205,7 @@ def output(
     if not getattr(flags, "writeable", True):
         raise FormatError("out is read-only: give a writeable array, or none.")
     low, high = _bounds(out)
-    read = [_bounds(array) for array in inputs if array is not None]
-    for begin, end in read if A is None else (*read, *_bounds_of(A)):
+    for begin, end in (*map(_bounds, inputs), *(() if A is None else _bounds_of(A))):
         if low < end and begin < high:
             raise FormatError("out overlaps an input: give an array of its own.")
     return out
@@ -219,19 +227,20 @@ def _check_output(out: Any, shape: tuple[int, ...], like: Array) -> None:
         raise DtypeError(f"out is {out.dtype}: the result is {like.dtype}, give that.")
 
 
-def _bounds_of(A: Format) -> list[tuple[int, int]]:
-    """Give the bounds of all that an operation may read of ``A``; of its structure found once."""
-    found: list[tuple[int, int]] | None = A.__dict__.get("_bounds")
-    if found is None:
-        found = [_bounds(a) for name, a in A._arrays().items() if name != "data"]
+def _bounds_of(A: Format) -> tuple[tuple[int, int], ...]:
+    """Return the bounds of all that an operation may read of ``A``; its own are found once."""
+    found: tuple[Array | None, tuple[tuple[int, int], ...]] | None = A.__dict__.get("_bounds")
+    if found is None or found[0] is not A.data:
+        found = A.data, tuple(map(_bounds, A._arrays().values()))
         object.__setattr__(A, "_bounds", found)
-    others = [A.data, *(A._built_arrays() if isinstance(A, SGT) else ())]
-    return found + [_bounds(array) for array in others if array is not None]
+    return found[1] if type(A) is not SGT else (*found[1], *map(_bounds, A._built_arrays()))
 
 
 def _bounds(a: Any) -> tuple[int, int]:
-    on_cpu = isinstance(a, np.ndarray) and not is_cupy(a)  # simulated arrays are both
-    start, size = a.ctypes.data if on_cpu else a.data.ptr, a.nbytes
+    """Where an array begins and ends; for none a place that overlaps nothing."""
+    if a is None:
+        return 0, 0
+    start, size = a.ctypes.data if type(a) is np.ndarray else a.data.ptr, a.nbytes
     if size == 0 or a.flags.c_contiguous:
         return start, start + size
     reach = [stride * (size - 1) for stride, size in zip(a.strides, a.shape, strict=True)]
@@ -241,13 +250,15 @@ def _bounds(a: Any) -> tuple[int, int]:
 
 def _fits(array: Any, A: Format) -> bool:
     """Whether it is a plain array of floats, beside the arrays of ``A``: nearly every call's."""
+    return beside(array, A) and array.dtype in _VALUES and array.ndim > 0
+
+
+def beside(array: Any, A: Format) -> bool:
+    """Whether it is a plain array on the device of ``A``."""
     other = A._indices
     kind = type(other)
-    return (
-        type(array) is kind
-        and array.dtype in _VALUES
-        and array.ndim > 0
-        and (kind is np.ndarray or array.data.device_id == other.data.device_id)
+    return type(array) is kind and (
+        kind is np.ndarray or bool(array.data.device_id == other.data.device_id)
     )
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ...errors import DtypeError, OutOfMemoryError, UnsupportedError
-from ...formats.arrays import is_cupy, out_of_memory
+from ...formats.arrays import out_of_memory
 from ...formats.base import Format
 from ...graph import Graph
 from . import table
@@ -61,6 +61,12 @@ def explain(op: str, *args: Any, **options: Any) -> Explanation:
     *args, **options
         The operation's arguments: ``explain("spmm", A, X, reduce="max")``, or those of the function
         of ``sparsefmt.autograd``: ``explain("gat_aggregate", graph, h, el, er)``.
+
+    Returns
+    -------
+    Explanation
+        ``str()`` says it in words; ``chosen`` is the kernel, or None where nothing is to be done,
+        and ``rejected`` has the other kernels with the reasons against them.
 
     Raises
     ------
@@ -130,7 +136,7 @@ def run(op: Op, A: Any, *args: Any, **options: Any) -> Any:
         asked.append(_explained(op, A, *args, **options))
         if not asked.runs:
             return options.get("out")
-    place = _ON_GPU if type(A) is Structure else _place_of(A, *args)
+    place = _ON_GPU if type(A) is Structure else _place_of(A, args)
     for kernel in op.candidates[place]:
         if kernel.refuses is None or not kernel.refuses(A, *args, **options):
             try:
@@ -144,21 +150,21 @@ def run(op: Op, A: Any, *args: Any, **options: Any) -> Any:
     raise UnsupportedError(f"no kernel can run this {op.title}.\n{explained}")
 
 
-_ON_GPU = ("csr", True)
+_ON_GPU = ("csr", True)  # as every ``Structure``
 
 
-def _place_of(A: Any, *args: Any) -> tuple[str, bool]:
-    """Format of a matrix and whether it is on a GPU, as is every ``Structure``.
+def _place_of(A: Any, args: tuple[Any, ...]) -> tuple[str, bool]:
+    """Format of a matrix and whether it is on a GPU.
 
     Features alone, without a matrix, go as those of a CSR.
     """
     if A is None:
         return "csr", type(args[0]) is not np.ndarray
-    return A.format, type(A) is Structure or is_cupy(A._indices)
+    return A.format, type(A) is Structure or type(A._indices) is not np.ndarray
 
 
 def _explained(op: Op, A: Any, *args: Any, **options: Any) -> Explanation:
-    format, on_gpu = _place_of(A, *args)
+    format, on_gpu = _place_of(A, args)
     chosen: Any = None
     rejected: list[tuple[Any, str]] = []
     for kernel in op.kernels:

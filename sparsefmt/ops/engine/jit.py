@@ -75,11 +75,7 @@ _memory = _Memory()
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """One compiled instantiation on one device; a launch costs the host a fraction of CuPy's.
-
-    One call of ``struct`` writes all that the driver reads, and one of ctypes passes four pointers:
-    the 11 arguments of ``cuLaunchKernel`` would cost more than all of it.
-    """
+    """One compiled instantiation on one device; a launch costs the host a fraction of CuPy's."""
 
     name: str
     module: Any  #: keeps ``function`` alive
@@ -97,23 +93,61 @@ class Kernel:
         shared: int = 0,
         stream: int,
     ) -> None:
-        """Enqueue on the stream of that address, a grid of at least one block.
+        """Enqueue a grid of at least one block on the stream of that address."""
+        self.ready(blocks, threads=threads, shared=shared)(stream, *args)
 
-        ``shared`` is the dynamic shared memory of a block in bytes, at most 48 KiB or what
-        ``load`` was told.
+    def ready(
+        self,
+        blocks: int | tuple[int, int],
+        before: tuple[int, ...] = (),
+        after: tuple[int, ...] = (),
+        *,
+        threads: int = THREADS,
+        shared: int = 0,
+    ) -> "Launch":
+        """A launch of which only the stream and some arguments are missing.
+
+        ``before`` and ``after`` are the first and the last arguments.  ``shared`` is the dynamic
+        shared memory of a block in bytes, at most 48 KiB or what ``load`` was told.
         """
         x, y = blocks if isinstance(blocks, tuple) else (blocks, 1)
         if x > MAX_BLOCKS or y > MAX_ROWS:
             raise KernelLaunchError(
                 f"{self.name}: a grid of {x} x {y} blocks, at most {MAX_BLOCKS} x {MAX_ROWS} fit."
             )
+        return Launch(self, (x or 1, y, 1, threads, 1, 1, shared), before, after)
+
+
+class Launch:
+    """A kernel with its grid and the arguments that are known already; ``Kernel.ready`` makes it.
+
+    One call of ``struct`` writes all that the driver reads, and one of ctypes passes four pointers:
+    the 11 arguments of ``cuLaunchKernel`` would cost more than all of it.
+    """
+
+    __slots__ = ("_after", "_before", "_function", "_grid", "_kernel", "_launch", "_pack_into")
+
+    def __init__(
+        self,
+        kernel: Kernel,
+        grid: tuple[int, ...],
+        before: tuple[int, ...],
+        after: tuple[int, ...],
+    ) -> None:
+        self._kernel, self._grid, self._after = kernel, grid, after
+        self._before = kernel.size, *before
+        self._function, self._launch = kernel.function, kernel.launch
+        self._pack_into = kernel.pack_into
+
+    def __call__(self, stream: int, *args: int) -> None:
+        """Enqueue on the stream of that address, with the arguments between the known ones."""
         memory, config, extra = _memory.parts
-        self.pack_into(memory, 0, x or 1, y, 1, threads, 1, 1, shared, stream, self.size, *args)
-        status = self.launch(config, self.function, None, extra)
+        self._pack_into(memory, 0, *self._grid, stream, *self._before, *args, *self._after)
+        status = self._launch(config, self._function, None, extra)
         if status == _INVALID_CONTEXT:  # the first call of this thread
             runtime = import_cupy().cuda.runtime
             runtime.setDevice(runtime.getDevice())
-            status = self.launch(config, self.function, None, extra)
+            status = self._launch(config, self._function, None, extra)
         if status or _DEBUG:
             self._raise_if_failed(status, stream)
 
@@ -123,7 +157,7 @@ class Kernel:
             cuda.driver.check_status(status)
             cuda.runtime.streamSynchronize(stream)  # synchronize!
         except (cuda.driver.CUDADriverError, cuda.runtime.CUDARuntimeError) as error:
-            raise KernelLaunchError(f"{self.name}: {error}") from error
+            raise KernelLaunchError(f"{self._kernel.name}: {error}") from error
 
 
 @cache
@@ -137,6 +171,11 @@ def _driver() -> Any:
             "the NVIDIA driver has no cuLaunchKernelEx: it is older than CUDA 11.8. "
             "Install a driver for CUDA 12 or later."
         ) from error
+
+
+def current_device() -> int:
+    """The number of the current GPU."""
+    return int(import_cupy().cuda.runtime.getDevice())
 
 
 def warps_to_blocks(warps: int) -> int:
@@ -178,7 +217,7 @@ def load(
 
     ``shared`` is the most dynamic shared memory that a launch may take, where it is over 48 KiB.
     """
-    device = import_cupy().cuda.runtime.getDevice()
+    device = current_device()
     found = _loaded.get((device, file, kernel, dtypes, constants, shared))
     if found is None:
         name = expression(kernel, dtypes, constants)
@@ -207,11 +246,23 @@ def _allow_shared(function: int, size: int, name: str) -> None:
 
 
 def compile_all() -> int:
-    """Compile every kernel for the current device, so that nothing compiles later; their count.
+    """Compile every kernel for the current device, so that nothing compiles later.
 
     Call it before a CUDA graph is captured.
+
+    Returns
+    -------
+    int
+        How many kernels there are.
+
+    Raises
+    ------
+    DeviceError
+        If CuPy is not installed.
+    KernelLaunchError
+        If a kernel does not compile or load.
     """
-    device = import_cupy().cuda.runtime.getDevice()
+    device = current_device()
     for file, name in declared():
         with _lock:
             if (device, file, name) not in _compiled:

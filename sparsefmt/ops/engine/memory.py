@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from ...formats.arrays import Array, allocating, finish, import_cupy, is_cupy
+from ...formats.arrays import Array, allocating, finish, import_cupy, is_cupy, out_of_memory
 from ...formats.primitives import expand
 
 HERE: AbstractContextManager[object] = nullcontext()
@@ -23,6 +23,9 @@ class Memory(Protocol):
 
     def pointer(self, a: Any) -> int:
         """Address of the first value on its device; 0 for None."""
+
+    def pointers(self, *arrays: Any) -> list[int]:
+        """The addresses of several arrays; 0 for None."""
 
     def dtype(self, a: Any) -> str:
         """Name of the dtype, such as ``"float32"``."""
@@ -63,6 +66,9 @@ class Memory(Protocol):
     def stream(self, a: Any) -> int:
         """Address of the caller's current stream on the device of ``a``; read at each launch."""
 
+    def device(self, a: Any) -> int:
+        """The number of the GPU that holds ``a``."""
+
     def on_device(self, a: Any) -> AbstractContextManager[object]:
         """A context in which launches go to the device of ``a``."""
 
@@ -81,6 +87,10 @@ class CupyMemory:
     def pointer(self, a: Any) -> int:
         """Address of the first value; 0 for None."""
         return 0 if a is None else a.data.ptr
+
+    def pointers(self, *arrays: Any) -> list[int]:
+        """The addresses of several arrays; 0 for None."""
+        return [0 if a is None else a.data.ptr for a in arrays]
 
     def dtype(self, a: Any) -> str:
         """Name of the dtype."""
@@ -113,8 +123,11 @@ class CupyMemory:
 
     def empty(self, shape: Sequence[int], dtype: str, like: Any) -> Any:
         """Uninitialised memory on the device of ``like``."""
-        with self.on_device(like), allocating(f"a result of shape {shape}"):
-            return self._cupy.empty(shape, dtype)
+        try:  # a context that tells what was allocated would write its text each time
+            with self.on_device(like):
+                return self._cupy.empty(shape, dtype)
+        except MemoryError as error:
+            raise out_of_memory(f"a result of shape {shape}", error) from error
 
     def zeros(self, shape: Sequence[int], dtype: str, like: Any) -> Any:
         """Zeroed memory on the device of ``like``."""
@@ -146,6 +159,10 @@ class CupyMemory:
     def stream(self, a: Any) -> int:
         """CuPy's current stream."""
         return int(self._current_stream().ptr)
+
+    def device(self, a: Any) -> int:
+        """The number of the GPU that holds ``a``."""
+        return int(a.data.device_id)
 
     def on_device(self, a: Any) -> AbstractContextManager[object]:
         """A context in which launches go to the device of ``a``: none where it is current."""

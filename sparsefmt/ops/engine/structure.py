@@ -1,8 +1,9 @@
 """A CSR on a GPU as kernels see it: sizes and device pointers."""
 
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
 from threading import Lock
-from typing import ClassVar, NamedTuple, TypeAlias
+from typing import Any, ClassVar, NamedTuple, TypeAlias, TypeVar
 from weakref import WeakValueDictionary
 
 from ...formats.arrays import Array
@@ -14,6 +15,7 @@ from .launch import view
 #: Addresses of ``indptr`` and ``indices``, n_rows, n_cols, nnz: matrices of other shapes may lie on
 #: the same arrays.
 Place: TypeAlias = tuple[int, int, int, int, int]
+Decided = TypeVar("Decided")
 
 _at: WeakValueDictionary[Place, Built] = WeakValueDictionary()
 _lock = Lock()
@@ -28,8 +30,27 @@ class Sizes(NamedTuple):
     index_dtype: str
 
 
+class Deciding:
+    """What launches are decided for, each case once."""
+
+    __slots__ = ()
+
+    _decided: dict[Hashable, Any]
+
+    def once(self, decide: Callable[..., Decided], *case: Hashable) -> Decided:
+        """What ``decide(self, *case)`` says, looked up from the second call on.
+
+        For what does not depend on where the features of a call lie, such as its kernel and grid.
+        """
+        key = decide, case
+        found: Decided | None = self._decided.get(key)
+        if found is None:
+            found = self._decided[key] = decide(self, *case)
+        return found
+
+
 @dataclass(frozen=True, slots=True)
-class Structure:
+class Structure(Deciding):
     """A CSR and its ``Chunks``: sizes and device pointers; whoever makes it keeps the arrays."""
 
     format: ClassVar[str] = "csr"
@@ -48,6 +69,14 @@ class Structure:
     n_cuts: int
     n_long: int
     longest: int = 0  #: entries of the longest row; 0 where that is not known
+    _decided: dict[Hashable, Any] = field(
+        init=False, default_factory=dict, repr=False, compare=False
+    )
+
+    @property
+    def arrays(self) -> tuple[int, int, int, int]:
+        """Pointers to row ends, columns, and the starts and shared borders of the chunks."""
+        return self.indptr, self.indices, self.start, self.slot
 
 
 def structure_of(A: CSR | Structure) -> Structure:

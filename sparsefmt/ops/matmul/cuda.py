@@ -5,7 +5,6 @@ cannot do: the callers have checked their arrays.
 """
 
 from collections.abc import Iterator
-from functools import lru_cache
 from itertools import product
 from typing import Any, NamedTuple
 
@@ -13,6 +12,7 @@ from ...formats.arrays import VALUE_DTYPES
 from ...formats.compressed import CSR
 from ...formats.coo import COO
 from ..engine import jit
+from ..engine.jit import Launch
 from ..engine.launch import ITEMSIZE, fill, row_bytes
 from ..engine.memory import memory_of
 from ..engine.structure import Structure, structure_of
@@ -52,29 +52,6 @@ class Shape(NamedTuple):
     def width(self) -> int:
         """Features that a sub-warp reads at a time."""
         return self.lanes * self.vector
-
-
-class _LaunchShape(NamedTuple):
-    """What a product hands to its kernel besides arrays and the sizes of the matrix."""
-
-    types: tuple[str, str]  #: of values and of indices
-    constants: tuple[int, ...]  #: lanes, values of a load, REDUCE and WEIGHTS
-    slices: int  #: of features
-    stride: int  #: bytes from one row of features to the next
-    flags: int
-
-
-class _Addresses(NamedTuple):
-    """Where arrays begin on the device, 0 for none; in the order of the kernel's parameters."""
-
-    values: int
-    perm: int
-    col_scale: int
-    row_scale: int
-    x: int
-    out: int
-    arg: int
-    workspace: int
 
 
 def load(
@@ -141,54 +118,62 @@ def spmm(
         return out
     x, values = m.rows_in_place(x), m.contiguous(values)
     row_scale, col_scale = m.factors(row_scale), m.factors(col_scale)
-    winners = arg is not None and reduce != "chosen"
-    nbytes = S.n_cuts and shared_rows_bytes(S, dtype, feat, arg=winners)
-    workspace = m.empty((nbytes,), "uint8", x) if nbytes else None
-    pointer = m.pointer
-    at = _Addresses(
-        *(pointer(values), pointer(perm), pointer(col_scale), pointer(row_scale)),
-        *(pointer(x), pointer(out), pointer(arg), pointer(workspace)),
-    )
+    given = arg, row_scale, values, perm, col_scale
+    rows, result, winners, scale, *factors = m.pointers(x, out, *given)
     with m.on_device(x):
-        _launch(S, dtype, reduce, feat, m.row_stride(x), at, m.stream(x))
+        stream = m.stream(x)
+        if not S.nnz:
+            _fill_empty(S, dtype, reduce, feat, result, winners, stream)
+            return out
+        case = dtype, reduce, feat, m.row_stride(x), (rows | result) % 16
+        nbytes, launch, add_up = S.once(_launches, *case, *[one is not None for one in given])
+        if add_up is None:
+            launch(stream, *factors, scale, rows, result, winners, 0, 0)
+            return out
+        workspace = m.pointers(m.empty((nbytes[1],), "uint8", x))[0]
+        # Partial results of rows that blocks share: their values, then the entries that win.
+        shared = winners, workspace, workspace + nbytes[0]
+        launch(stream, *factors, scale, rows, result, *shared)
+        add_up(stream, scale, result, *shared)
     return out
 
 
-def _launch(
-    S: Structure, dtype: str, reduce: str, feat: int, stride: int, at: _Addresses, stream: int
+def _fill_empty(
+    S: Structure, dtype: str, reduce: str, feat: int, result: int, winners: int, stream: int
 ) -> None:
-    if not S.nnz:
-        fill(at.out, S.n_rows * feat * ITEMSIZE[dtype], 0, stream)
-        if at.arg and reduce != "chosen":
-            fill(at.arg, S.n_rows * feat * ITEMSIZE[S.index_dtype], 0xFF, stream)
-        return
-    shape = _launch_shape(
-        *((dtype, S.index_dtype), reduce, feat, stride, (at.x | at.out) % 16),
-        reduce in ("sum", "mean") and _wide(S, dtype, scaled=at.col_scale != 0),
-        *(at.row_scale != 0, at.arg != 0, at.values != 0, at.perm != 0, at.col_scale != 0),
-    )
-    partial_args = at.workspace + 2 * S.n_cuts * feat * max(ITEMSIZE[dtype], 4)
-    kernel = load(_FILE, "spmm_csr_balanced", *shape.types, shape.constants)
-    kernel(
-        S.blocks * shape.slices,
-        (
-            *(S.indptr, S.indices, S.start, S.slot, *at, partial_args),
-            *(S.nnz, shape.stride, S.blocks, feat, shape.flags),
-        ),
+    """Write the result of a matrix without entries: 0, and no entry that wins."""
+    fill(result, S.n_rows * feat * ITEMSIZE[dtype], 0, stream)
+    if winners and reduce != "chosen":
+        fill(winners, S.n_rows * feat * ITEMSIZE[S.index_dtype], 0xFF, stream)
+
+
+def _launches(
+    S: Structure, dtype: str, reduce: str, feat: int, stride: int, alignment: int,
+    arg: bool, scaled: bool, data: bool, perm: bool, cols: bool,
+) -> tuple[tuple[int, int], Launch, Launch | None]:  # fmt: skip
+    """Decide a product: bytes of the workspace, its launch, and that for rows that blocks share."""
+    wide = reduce in ("sum", "mean") and _wide(S, dtype, scaled=cols)
+    shape = load_shape(dtype, feat=feat, stride=stride, alignment=alignment, wide=wide)
+    narrow = shape.vector * ITEMSIZE[dtype] < 16
+    reduction, weights = _variant(narrow, reduce, scaled, arg, data, perm, cols)
+    if reduce == "chosen":
+        row_bytes(feat, S.index_dtype)  # the kernel counts in the rows of arg as in those of X
+    flags, types = _FLAGS.get(reduce, 0), (dtype, S.index_dtype)
+    kernel = load(_FILE, "spmm_csr_balanced", *types, (*shape, reduction, weights))
+    launch = kernel.ready(
+        S.blocks * -(-feat // shape.width),
+        S.arrays,
+        (S.nnz, row_bytes(stride, dtype), S.blocks, feat, flags),
         threads=THREADS,
-        stream=stream,
     )
-    if S.n_cuts:
-        reduction = max(shape.constants[2], SCALED_SUM)
-        kernel = load(_FILE, "spmm_csr_cut_rows", *shape.types, (reduction,))
-        kernel(
-            jit.warps_to_blocks(S.n_cuts * -(-feat // jit.WARP)),
-            (
-                *(S.indptr, S.start, S.cut, at.row_scale, at.out, at.arg, at.workspace),
-                *(partial_args, S.n_cuts, feat, shape.flags),
-            ),
-            stream=stream,
-        )
+    if not S.n_cuts:
+        return (0, 0), launch, None
+    kernel = load(_FILE, "spmm_csr_cut_rows", *types, (max(reduction, SCALED_SUM),))
+    blocks = jit.warps_to_blocks(S.n_cuts * -(-feat // jit.WARP))
+    add_up = kernel.ready(blocks, (S.indptr, S.start, S.cut), (S.n_cuts, feat, flags))
+    values = shared_rows_bytes(S, dtype, feat)
+    nbytes = shared_rows_bytes(S, dtype, feat, arg=arg and reduce != "chosen")
+    return (values, nbytes), launch, add_up
 
 
 def shared_rows_bytes(S: Structure, dtype: str, feat: int, *, arg: bool = False) -> int:
@@ -215,21 +200,6 @@ def load_shape(dtype: str, *, feat: int, stride: int, alignment: int, wide: bool
     if alignment % 8 == 0 and size < 8:
         return Shape(16, 8 // size)
     return Shape(8 if feat <= 8 else 32, 1)
-
-
-@lru_cache(maxsize=4096)
-def _launch_shape(
-    types: tuple[str, str], reduce: str, feat: int, stride: int, alignment: int, wide: bool,
-    *given: bool,
-) -> _LaunchShape:  # fmt: skip
-    """The shape of such a launch: looked up by most, which differ in addresses alone."""
-    dtype, index_dtype = types
-    shape = load_shape(dtype, feat=feat, stride=stride, alignment=alignment, wide=wide)
-    variant = _variant(shape.vector * ITEMSIZE[dtype] < 16, reduce, *given)
-    if reduce == "chosen":
-        row_bytes(feat, index_dtype)  # the kernel counts in the rows of arg as in those of X
-    slices, flags = -(-feat // shape.width), _FLAGS.get(reduce, 0)
-    return _LaunchShape(types, (*shape, *variant), slices, row_bytes(stride, dtype), flags)
 
 
 def _wide(S: Structure, dtype: str, *, scaled: bool) -> bool:

@@ -7,14 +7,14 @@ have fewer than 2**31 entries.
 
 import math
 from collections.abc import Iterator
-from functools import lru_cache
 from itertools import product
 from typing import Any, NamedTuple
 
 from ...formats import chunks
-from ...formats.arrays import VALUE_DTYPES, import_cupy
+from ...formats.arrays import VALUE_DTYPES
 from ...formats.compressed import CSR
 from ..engine import jit
+from ..engine.jit import Launch
 from ..engine.launch import ITEMSIZE, fill, row_bytes
 from ..engine.memory import Memory, memory_of
 from ..engine.structure import Structure, structure_of
@@ -129,10 +129,9 @@ class _Case(NamedTuple):
     strategy: str
     weighted: bool
     scaled: bool  #: whether values are permuted or columns scaled
-    device: int
 
 
-class _Launch(NamedTuple):
+class _Cut(NamedTuple):
     """One launch: the kernel, its slices of the features, and its grid."""
 
     constants: tuple[int, ...]  #: lanes, values of a load, strategy, WEIGHTS and VARIANT
@@ -189,34 +188,47 @@ def _launch_product(
     options: SampleOptions, out: Any,
 ) -> None:  # fmt: skip
     """Launch on arrays that kernels can read, with a workspace if one launch serves the next."""
-    dtype, feat, weighted = m.dtype(x), x.shape[1], values is not None
-    features, result, stream = m.pointer(x), m.pointer(out), m.stream(x)
+    dtype, weighted = m.dtype(x), values is not None
+    features, result, *factors = m.pointers(x, out, values, perm, row_scale, col_scale)
     scaled = perm is not None or col_scale is not None
-    case = _Case(
-        S.n_rows, S.n_cols, S.nnz, S.blocks, S.n_cuts,
-        dtype, feat, m.row_stride(x), (features | result) % 16,
-        options.width, options.strategy, weighted, scaled, _device(),
-    )  # fmt: skip
-    room, places, launches = _launches(case)
+    case = dtype, x.shape[1], m.row_stride(x), (features | result) % 16, weighted, scaled
+    places, launches = S.once(_ready, *case, *options[1:])
     gathered = 0, 0
     if places:
         columns = places * ITEMSIZE[S.index_dtype]
         workspace = m.empty((columns + weighted * places * ITEMSIZE[dtype],), "uint8", x)
         begin = m.pointer(workspace)
         gathered = begin, begin + columns if weighted else 0
-    stored = S.indices, m.pointer(values), m.pointer(perm)
-    scales = m.pointer(row_scale), m.pointer(col_scale)
-    seeds, stride = _seeds(m, options.seed), row_bytes(case.stride, dtype)
-    flags = options.mean * MEAN | options.rescale * RESCALE
-    for launch in launches:
+    seeds, stream = _seeds(m, options.seed), m.stream(x)
+    data, order, *scales = factors
+    for number, launch in enumerate(launches):
         # The first one gathers the sample, if any does; the next reads it as a CSR's entries.
-        indices, data, order = (*gathered, 0) if launch.first else stored
-        to = (0, 0) if launch.first else gathered
-        arrays = (S.indptr, indices, S.start, data, order, *scales, features, result, *to)
-        sizes = (S.n_rows, stride, launch.blocks, launch.first, options.width, room, launch.rows)
-        kernel = _load("spmm_sampled", (dtype, S.index_dtype), launch.constants)
-        args = (*arrays, *seeds, *sizes, feat, flags)
-        kernel(launch.blocks * launch.slices, args, threads=THREADS, stream=stream)
+        stored = (S.indices, S.start, data, order)
+        if number:
+            stored = (gathered[0], S.start, gathered[1], 0)
+        to = (0, 0) if number else gathered
+        launch(stream, *stored, *scales, features, result, *to, *seeds)
+
+
+def _ready(
+    S: Structure, dtype: str, feat: int, stride: int, alignment: int, weighted: bool, scaled: bool,
+    width: int, strategy: str, mean: bool, rescale: bool,
+) -> tuple[int, list[Launch]]:  # fmt: skip
+    """Decide a product: places that a first launch gathers for the next, and the launches."""
+    case = _Case(
+        S.n_rows, S.n_cols, S.nnz, S.blocks, S.n_cuts,
+        dtype, feat, stride, alignment, width, strategy, weighted, scaled,
+    )  # fmt: skip
+    room, places, cuts = _cuts(case)
+    flags = mean * MEAN | rescale * RESCALE
+    launches = []
+    for cut in cuts:
+        kernel = _load("spmm_sampled", (dtype, S.index_dtype), cut.constants)
+        nbytes = row_bytes(stride, dtype)
+        sizes = S.n_rows, nbytes, cut.blocks, cut.first, width, room, cut.rows, feat, flags
+        grid = cut.blocks * cut.slices
+        launches.append(kernel.ready(grid, (S.indptr,), sizes, threads=THREADS))
+    return places, launches
 
 
 def _seeds(m: Memory, seed: Any) -> tuple[int, int]:
@@ -229,8 +241,7 @@ def _seeds(m: Memory, seed: Any) -> tuple[int, int]:
 # How the work is cut
 
 
-@lru_cache(maxsize=4096)
-def _launches(case: _Case) -> tuple[int, int, tuple[_Launch, ...]]:
+def _cuts(case: _Case) -> tuple[int, int, tuple[_Cut, ...]]:
     """Plan a product: places of a row and of all rows in the workspace, and the launches."""
     shape = load_shape(case.dtype, feat=case.feat, stride=case.stride, alignment=case.alignment)
     slices = -(-case.feat // shape.width)
@@ -240,11 +251,11 @@ def _launches(case: _Case) -> tuple[int, int, tuple[_Launch, ...]]:
             room = room_of_a_row(case.n_rows, case.nnz, case.width)
             # A multiple of 4, so that values of any dtype are aligned behind the columns.
             places = -(-(case.n_rows * room or case.nnz) // 4) * 4
-            first = _launch(case, shape, STAGING, case.strategy, 0, 1)
-            return room, places, (first, _launch(case, shape, BY_ROWS, "bucket", 1, slices - 1))
+            first = _cut(case, shape, STAGING, case.strategy, 0, 1)
+            return room, places, (first, _cut(case, shape, BY_ROWS, "bucket", 1, slices - 1))
     rare = case.blocks and not case.n_cuts and case.nnz * _BY_CHUNKS <= case.n_rows * case.width
     variant = BY_CHUNKS if rare and case.strategy != "random" else BY_ROWS
-    return 0, 0, (_launch(case, shape, variant, case.strategy, 0, slices),)
+    return 0, 0, (_cut(case, shape, variant, case.strategy, 0, slices),)
 
 
 def room_of_a_row(n_rows: int, nnz: int, width: int) -> int:
@@ -252,14 +263,12 @@ def room_of_a_row(n_rows: int, nnz: int, width: int) -> int:
     return width if n_rows * width <= nnz else 0
 
 
-def _launch(
-    case: _Case, shape: Shape, variant: int, strategy: str, first: int, slices: int
-) -> _Launch:
+def _cut(case: _Case, shape: Shape, variant: int, strategy: str, first: int, slices: int) -> _Cut:
     pieces = _pieces(case, shape, variant)
     rows = _rows_of_block(case.n_rows, case.nnz, case.width, shape, slices, pieces)
     blocks = case.blocks if variant == BY_CHUNKS else -(-case.n_rows // rows)
     constants = shape.lanes, shape.vector, STRATEGIES[strategy], _weights(case, shape), variant
-    return _Launch(constants, first, slices, rows, blocks)
+    return _Cut(constants, first, slices, rows, blocks)
 
 
 def _weights(case: _Case, shape: Shape) -> int:
@@ -285,18 +294,13 @@ def _rows_of_block(
 
     A last wave of few blocks takes as long as a full one: where waves are few, they are whole.
     """
-    wave = chunks.RESIDENT_BLOCKS * chunks.multiprocessors(_device()) // slices or 1
+    wave = chunks.RESIDENT_BLOCKS * chunks.multiprocessors(jit.current_device()) // slices or 1
     sampled = min(nnz / n_rows, width)
     rows = min(THREADS // shape.lanes * pieces / max(sampled / _PIECE, 1), BLOCK_ROWS)
     waves = n_rows / (rows * wave)
     if waves < _WAVES:
         rows = n_rows / (max(round(waves), 1) * wave)
     return max(min(math.ceil(rows), BLOCK_ROWS), 4)
-
-
-def _device() -> int:
-    """Return the number of the current device."""
-    return int(import_cupy().cuda.runtime.getDevice())
 
 
 # The gradient of values, and the sample itself
