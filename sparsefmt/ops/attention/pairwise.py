@@ -12,7 +12,7 @@ from . import checks_pairwise as checks
 from . import cuda_pairwise as cuda
 from .checks import shaped_as
 from .checks_pairwise import Arrays, Numbers
-from .operands import heads_and_feat, shape_of, sums_dtype
+from .operands import PairwiseArguments, heads_and_feat, shape_of, sums_dtype
 
 
 def gatv2(
@@ -299,12 +299,13 @@ def _result_and_statistics(S: Any, queries: Any, keys: Any, *_: Any) -> tuple[An
 
 def _gradients(
     S: Any, T: Any, perm: Any, grad: Any, out: Any, statistics: Any, of_edges: bool,
-    queries: Any, keys: Any, values: Any, att: Any, edges: Any, *_: Any,
+    *arguments: Any,
 ) -> tuple[Any, ...]:  # fmt: skip
     """One for each tensor that may have one, empty where that is not given."""
-    shapes = shape_of(att), shape_of(edges, of_edges)
-    features = ((shape_of(a), keys) for a in (queries, keys, values))
-    return *features, *((shape, sums_dtype(keys)) for shape in shapes)
+    a = PairwiseArguments(*arguments)
+    shapes = shape_of(a.att), shape_of(a.edges, of_edges)
+    features = ((shape_of(x), a.keys) for x in (a.queries, a.keys, a.values))
+    return *features, *((shape, sums_dtype(a.keys)) for shape in shapes)
 
 
 def _price(S: Any, queries: Any, keys: Any, values: Any, *_: Any) -> Price:
