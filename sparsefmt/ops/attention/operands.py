@@ -15,6 +15,10 @@ class Options(NamedTuple):
     dropout: float
     loops: bool
 
+    def with_scale(self, scale: float) -> tuple[Any, float, float, float, bool]:
+        """The numbers of attention between rows, in the order of its arguments."""
+        return self.seed, self.slope, scale, self.dropout, self.loops
+
 
 class GatArguments(NamedTuple):
     """Arguments that all rows of ``gat`` end with, in their order."""
