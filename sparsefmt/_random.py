@@ -1,10 +1,9 @@
 """Random numbers by counter: without a state, the same for a seed on every device."""
 
-import operator
-
 import numpy as np
 
 from .errors import UnsupportedError
+from .formats import checks
 from .formats.arrays import Array
 
 WORD = (1 << 64) - 1  # 64 bits set
@@ -13,10 +12,7 @@ GOLDEN = 0x9E3779B97F4A7C15  # 2**64 over the golden ratio, odd
 
 def check_seed(seed: object) -> int:
     """A seed as a non-negative Python integer."""
-    try:
-        found = operator.index(seed)  # type: ignore[arg-type]
-    except TypeError as error:
-        raise UnsupportedError(f"seed is {seed!r}: give an integer.") from error
+    found = checks.integer("seed", seed, UnsupportedError)
     if found < 0:
         raise UnsupportedError(f"seed is {found}: seeds are not negative.")
     return found

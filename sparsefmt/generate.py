@@ -1,6 +1,5 @@
 """Synthetic graphs: the same graph for a seed on every device."""
 
-import operator
 from typing import Any
 
 import numpy as np
@@ -169,10 +168,7 @@ def _structure(row: Array, col: Array, n_nodes: int, device: str, index_dtype: A
 
 
 def _size(name: str, value: object, *, least: int = 0) -> int:
-    try:
-        found = operator.index(value)  # type: ignore[arg-type]
-    except TypeError as error:
-        raise ShapeError(f"{name} is {value!r}: give an integer.") from error
+    found = checks.integer(name, value)
     if found < least:
         raise ShapeError(f"{name} is {found}: give {least} or more.")
     return found

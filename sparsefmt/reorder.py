@@ -1,6 +1,5 @@
 """Orders of the vertices that raise locality: by degree, by reverse Cuthill-McKee, by community."""
 
-import operator
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -328,10 +327,7 @@ def _relabelled(row: Array, col: Array, labels: Array, degrees: Array, salt: int
 
 
 def _check_rounds(rounds: object) -> int:
-    try:
-        found = operator.index(rounds)  # type: ignore[arg-type]
-    except TypeError as error:
-        raise ShapeError(f"rounds is {rounds!r}: give an integer.") from error
+    found = checks.integer("rounds", rounds)
     if found < 0:
         raise ShapeError(f"rounds is {found}: give 0 or more.")
     return found

@@ -151,42 +151,26 @@ def multiply(
     if reduce not in ("sum", "mean"):
         from .extrema import best
 
-        return best(graph, *inputs, reduce)
+        return best(graph, reduce, *inputs)
     found: Tensor = _Spmm.apply(*apart(*inputs), graph, transposed, reduce)  # type: ignore[no-untyped-call]
     return found
 
 
 def _spmm(
-    graph: GraphLike,
-    transposed: bool,
-    x: Tensor,
-    values: Tensor | None,
-    row_scale: Tensor | None,
-    col_scale: Tensor | None,
-    reduce: str,
+    graph: GraphLike, transposed: bool, x: Tensor, values: Tensor | None, *others: Any
 ) -> Tensor:
     side = side_of(graph, transposed)
-    perm = None if values is None else side.perm
-    out: Tensor = SPMM(side, x, values, perm, row_scale, col_scale, reduce)
+    out: Tensor = SPMM(side, x, values, None if values is None else side.perm, *others)
     return out
 
 
 class _Spmm(Function):
     @staticmethod
-    def forward(
-        ctx: Any,
-        x: Tensor,
-        values: Tensor | None,
-        row_scale: Tensor | None,
-        col_scale: Tensor | None,
-        graph: GraphLike,
-        transposed: bool,
-        reduce: str,
-    ) -> Tensor:
-        factors = any(ctx.needs_input_grad[1:4])  # only their gradients read x
-        ctx.save_for_backward(x if factors else None, values, row_scale, col_scale)
-        ctx.graph, ctx.transposed, ctx.reduce = graph, transposed, reduce
-        return _spmm(graph, transposed, x, values, row_scale, col_scale, reduce)
+    def forward(ctx: Any, x: Tensor, *given: Any) -> Tensor:
+        *factors, ctx.graph, ctx.transposed, ctx.reduce = given
+        read = any(ctx.needs_input_grad[1:4])  # only the gradients of factors read x
+        ctx.save_for_backward(x if read else None, *factors)
+        return _spmm(ctx.graph, ctx.transposed, x, *factors, ctx.reduce)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:

@@ -101,8 +101,8 @@ def sampled_aggregate(
     options = SampleOptions(drawn, width, strategy, mean, rescale)
     if recorded(r, c):
         with torch.autocast(tensors.kind, enabled=False):
-            return _scaled(graph, x, values, r, c, options)
-    return _aggregate(graph, x, values, r, c, options)
+            return _scaled(graph, options, x, values, r, c)
+    return _aggregate(graph, options, x, values, r, c)
 
 
 def sample_width(name: str, width: int) -> int:
@@ -122,17 +122,10 @@ def _check_factors(mean: bool, rescale: bool) -> None:
     sampling_options.refuse_both(mean, rescale)
 
 
-def _scaled(
-    graph: GraphLike,
-    x: Tensor,
-    values: Tensor | None,
-    row_scale: Tensor | None,
-    col_scale: Tensor | None,
-    options: SampleOptions,
-) -> Tensor:
+def _scaled(graph: GraphLike, options: SampleOptions, x: Tensor, *factors: Tensor | None) -> Tensor:
     """Aggregate, and multiply by scales with a gradient outside the kernel; round only once."""
     wide = sums_dtype(x)
-    a, r, c = (None if one is None else one.to(wide) for one in (values, row_scale, col_scale))
+    a, r, c = (None if one is None else one.to(wide) for one in factors)
     h, after = x.to(wide), None
     if c is not None and c.requires_grad:
         h, c = _by_columns(h, c), None
@@ -140,27 +133,23 @@ def _scaled(
         # A row without entries stays 0, whatever its scale.
         empty = side_of(graph, False).indptr.diff() == 0
         after, r = r.masked_fill(empty, 0), None
-    y = _aggregate(graph, h, a, r, c, options)
+    y = _aggregate(graph, options, h, a, r, c)
     return (y if after is None else y * after[:, None]).to(x.dtype)
 
 
-def _aggregate(
-    graph: GraphLike,
-    x: Tensor,
-    values: Tensor | None,
-    row_scale: Tensor | None,
-    col_scale: Tensor | None,
-    options: SampleOptions,
-) -> Tensor:
-    """Aggregate, differentiably in features and edge values; nothing is checked."""
-    inputs = x, values, row_scale, col_scale
+def _aggregate(graph: GraphLike, options: SampleOptions, *inputs: Tensor | None) -> Tensor:
+    """Aggregate, differentiably in features and edge values; nothing is checked.
+
+    ``inputs`` are those, and the scales of rows and columns.
+    """
     found: Tensor
-    if not recorded(x, values):
+    if not recorded(*inputs[:2]):
         found = SPMM_SAMPLED(side_of(graph, False), *inputs, *options)
         return found
     if options.seed is not None:  # the caller may write to it before backward reads it
         options = options._replace(seed=options.seed.clone())
-    found = _Sampled.apply(*apart(*inputs), graph, *options)  # type: ignore[no-untyped-call]
+    seed, *others = options
+    found = _Sampled.apply(*apart(*inputs), graph, seed, others)  # type: ignore[no-untyped-call]
     return found
 
 
@@ -188,21 +177,11 @@ class _ByColumns(Function):
 
 class _Sampled(Function):
     @staticmethod
-    def forward(
-        ctx: Any,
-        x: Tensor,
-        values: Tensor | None,
-        row_scale: Tensor | None,
-        col_scale: Tensor | None,
-        graph: GraphLike,
-        seed: Tensor | None,
-        *options: Any,
-    ) -> Tensor:
+    def forward(ctx: Any, x: Tensor, *given: Any) -> Tensor:
+        *factors, ctx.graph, seed, ctx.options = given
         saved = x if ctx.needs_input_grad[1] else None  # only the gradient of values reads x
-        ctx.save_for_backward(saved, values, row_scale, col_scale, seed)
-        ctx.graph, ctx.options = graph, options
-        args = x, values, row_scale, col_scale, seed, *options
-        out: Tensor = SPMM_SAMPLED(side_of(graph, False), *args)
+        ctx.save_for_backward(saved, *factors, seed)
+        out: Tensor = SPMM_SAMPLED(side_of(ctx.graph, False), x, *factors, seed, *ctx.options)
         return out
 
     @staticmethod
@@ -214,7 +193,7 @@ class _Sampled(Function):
             dx = _gradient(SPMM_SAMPLED_DX, side, grad, values, *others)
         if ctx.needs_input_grad[1]:
             dv = _gradient(SPMM_SAMPLED_DA, side, x, grad, *others)
-        return dx, dv, *(None,) * 8
+        return dx, dv, *(None,) * 5
 
 
 def _gradient(op: LibraryOp, *args: Any) -> Any:

@@ -16,6 +16,7 @@ from ..errors import (
     FormatError,
     IndexRangeError,
     ShapeError,
+    SparseFmtError,
     UnsupportedError,
 )
 from . import faults as formats_faults
@@ -32,6 +33,14 @@ from .arrays import (
 
 #: Sizes of a shape go to this: a pointer array of int64 over it can still be addressed.
 MAX_SIZE = np.iinfo(np.int64).max // 8 - 1
+
+
+def integer(name: str, value: object, error: type[SparseFmtError] = ShapeError) -> int:
+    """``value`` as a Python integer, or that error."""
+    try:
+        return operator.index(value)  # type: ignore[arg-type]
+    except TypeError as reason:
+        raise error(f"{name} is {value!r}: give an integer.") from reason
 
 
 def shape(value: object) -> tuple[int, int]:

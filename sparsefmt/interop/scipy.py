@@ -89,10 +89,8 @@ def from_cupyx(M: Any, *, dtype: Any = None, index_dtype: Any = None) -> COO | C
     Parameters
     ----------
     M : cupyx.scipy.sparse array or matrix, shape (n_rows, n_cols)
-    dtype : float16, bfloat16, float32 or float64, optional
-        For the values.  By default floats keep theirs; booleans become float64.
-    index_dtype : int32 or int64, optional
-        By default that of ``M``.
+    dtype, index_dtype : optional
+        As for ``from_scipy``.
 
     Returns
     -------
@@ -118,7 +116,7 @@ def to_cupyx(A: Format, *, dtype: Any = None) -> Any:
     ----------
     A : COO, CSR, CSC, SGT or CBSR, on a GPU
     dtype : float32 or float64, optional
-        For the values; by default those of ``A``, and float32 where it is unweighted.
+        As for ``to_scipy``.
 
     Returns
     -------

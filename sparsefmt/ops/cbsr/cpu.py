@@ -198,13 +198,7 @@ def spgemm(
 
 
 def sspmm(
-    T: CSR,
-    columns: Array,
-    grad: Array,
-    values: Array | None,
-    perm: Array,
-    row_scale: Array | None = None,
-    col_scale: Array | None = None,
+    T: CSR, columns: Array, grad: Array, values: Array | None, perm: Array, r: Any, c: Any
 ) -> Array:
     """``out[j, t] = c[j] * sum of a[e] * r[i] * grad[i, columns[j, t]]`` over the entries (i, j).
 
@@ -212,7 +206,7 @@ def sspmm(
     """
     out = np.empty(columns.shape, grad.dtype)
     places = columns.reshape(-1), columns.shape[1]
-    scales = values_of(row_scale, grad), values_of(col_scale, grad)
+    scales = values_of(r, grad), values_of(c, grad)
     with writing(out) as (dS, pieces):
         a, flat_grad, flat_dS = values_of(values, grad), flat(grad), dS.reshape(-1)
         structure = T.indices, perm
@@ -224,10 +218,8 @@ def sspmm_outer(
     A: CSR,
     columns: Array,
     grad: Array,
-    values: Array | None = None,
-    row_scale: Array | None = None,
-    col_scale: Array | None = None,
-    *,
+    values: Array | None,
+    *scales: Array | None,
     transposed: CSR | None = None,
     perm: Array | None = None,
     **_: Any,
@@ -236,7 +228,7 @@ def sspmm_outer(
     if transposed is None or perm is None:
         T, perm = A.tocsc_with_perm()
         transposed = T.T
-    return sspmm(transposed, columns, grad, values, perm, row_scale, col_scale)
+    return sspmm(transposed, columns, grad, values, perm, *scales)
 
 
 def sddmm_cbsr(
@@ -244,19 +236,17 @@ def sddmm_cbsr(
     x: Array,
     columns: Array,
     data: Array,
-    row_scale: Array | None = None,
-    col_scale: Array | None = None,
-    *,
+    *scales: Array | None,
     out: Array | None = None,
 ) -> Array:
     """``out[e] = r[i] c[j] sum over t of x[i, columns[j, t]] * data[j, t]``."""
-    scaled = row_scale is not None or col_scale is not None
+    scaled = any(scale is not None for scale in scales)
     out = np.empty(A.nnz, x.dtype) if out is None else out
     with writing(out) as (products, pieces):
         S = _balanced(columns, data)
         products_at_entries(A.indptr, A.indices, flat(x), S, products, pieces)
         if scaled:  # before anything is rounded to 2 bytes
-            products *= factors_at_entries(A, products.dtype, row_scale, col_scale)
+            products *= factors_at_entries(A, products.dtype, *scales)
     return out
 
 

@@ -12,7 +12,7 @@ from ...formats.arrays import Array, allocating, is_cupy, namespace, on_device_o
 from ...formats.base import Format
 from ...formats.compressed import CSR
 from ..engine import checks, choose
-from ..engine.table import Kernel, Op, Price, deferred
+from ..engine.table import Op, Price, csr_kernels
 from . import cuda_aggregate
 from .api import price_of_rows, spmm
 from .extrema import entry_numbers, transpose_of
@@ -274,14 +274,8 @@ AGGREGATE_BACKWARD = Op(
     "Tensor x, Tensor grad, Tensor? values, Tensor? perm, Tensor? row_scale, Tensor? col_scale",
     results=_rows_and_entries,
     returns=2,
-    kernels=(
-        Kernel("aggregate_backward_cuda", cuda_aggregate.aggregate_backward, ("csr",), "gpu"),
-        Kernel(
-            "aggregate_backward_numba",
-            deferred(f"{__package__}.cpu_aggregate", "aggregate_backward"),
-            ("csr",),
-            "cpu",
-        ),
+    kernels=csr_kernels(
+        cuda_aggregate.aggregate_backward, "aggregate_backward_cuda", "aggregate_backward_numba"
     ),
     price=_price_of_both,
     functions=("aggregate_backward",),

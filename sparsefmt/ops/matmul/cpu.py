@@ -310,60 +310,35 @@ def spmm_coo(
     return out
 
 
-def spmm_arg(
-    A: CSR,
-    x: Array,
-    values: Array | None = None,
-    row_scale: Array | None = None,
-    col_scale: Array | None = None,
-    reduce: str = "max",
-    **_: Any,
-) -> tuple[Array, Array]:
+def spmm_arg(A: CSR, x: Array, values: Array | None, *others: Any) -> tuple[Array, Array]:
     """The maximum or minimum of ``spmm``, and the entries that win it."""
     arg = np.empty((A.n_rows, x.shape[1]), A.index_dtype)
-    return spmm(A, x, values, None, row_scale, col_scale, reduce, arg=arg), arg
+    return spmm(A, x, values, None, *others, arg=arg), arg
 
 
-def spmm_arg_dx(
-    A: CSR,
-    perm: Array,
-    grad: Array,
-    arg: Array,
-    values: Array | None = None,
-    row_scale: Array | None = None,
-    col_scale: Array | None = None,
-    **_: Any,
-) -> Array:
+def spmm_arg_dx(A: CSR, perm: Array, grad: Array, arg: Array, *factors: Array | None) -> Array:
     """Gradient of ``spmm_arg`` in the features: the winners in each column have their share.
 
-    ``A`` is the transposed structure, whose entry k has the number ``perm[k]``; scales are those of
-    the product itself.
+    ``A`` is the transposed structure, whose entry k has the number ``perm[k]``; ``factors`` are the
+    values and the scales of the product itself.
     """
     out = np.empty((A.n_rows, grad.shape[1]), grad.dtype)
     if not out.size:
         return out
-    scales = cpu.values_of(row_scale, grad), cpu.values_of(col_scale, grad)
-    entries, data, winners = (A.indices, perm), cpu.values_of(values, grad), arg.reshape(-1)
+    data, rows, cols = (cpu.values_of(factor, grad) for factor in factors)
+    entries, winners, scales = (A.indices, perm), arg.reshape(-1), (rows, cols)
     with cpu.writing(out) as (dx, pieces):
         arg_dx(A.indptr, entries, data, cpu.flat(grad), winners, scales, cpu.flat(dx), pieces)
     return out
 
 
-def spmm_arg_da(
-    A: CSR,
-    x: Array,
-    grad: Array,
-    arg: Array,
-    row_scale: Array | None = None,
-    col_scale: Array | None = None,
-    **_: Any,
-) -> Array:
+def spmm_arg_da(A: CSR, x: Array, grad: Array, arg: Array, *factors: Array | None) -> Array:
     """Gradient of ``spmm_arg`` in the values: each result gives its share to the winner."""
     out = np.empty(A.nnz, x.dtype)
     if not out.size:
         return out
-    scales = cpu.values_of(row_scale, x), cpu.values_of(col_scale, x)
-    X, dY, winners = cpu.flat(x), cpu.flat(grad), cpu.flat(arg)
+    rows, cols = (cpu.values_of(factor, x) for factor in factors)
+    scales, X, dY, winners = (rows, cols), cpu.flat(x), cpu.flat(grad), cpu.flat(arg)
     with cpu.writing(out) as (da, pieces):
         arg_da(A.indptr, A.indices, X, dY, winners, scales, da, pieces)
     return out
