@@ -179,6 +179,11 @@ def degree_order(A: Format, *, descending: bool = True) -> Order:
     descending : bool
         Hubs first.
 
+    Returns
+    -------
+    Order
+        Of the rows, on the device of ``A``.
+
     Raises
     ------
     UnsupportedError
@@ -196,6 +201,11 @@ def rcm_order(A: Format) -> Order:
     Parameters
     ----------
     A : COO, CSR, CSC or SGT, shape (n, n)
+
+    Returns
+    -------
+    Order
+        Of the vertices, on the device of ``A``.
 
     Raises
     ------
@@ -240,6 +250,11 @@ def community_order(A: Format, *, seed: int = 0, rounds: int = 24) -> Order:
         The same seed gives the same order on every run.
     rounds : int
         At most so many; it ends earlier when two rounds change nothing.
+
+    Returns
+    -------
+    Order
+        Of the vertices, on the device of ``A``.
 
     Raises
     ------

@@ -102,7 +102,8 @@ class TorchMemory:
 
     def stream(self, a: Tensor) -> int:
         """Torch's current stream on the device of ``a``."""
-        return int(_raw_stream(a.get_device()))
+        found: int = _raw_stream(a.get_device())
+        return found
 
     def device(self, a: Tensor) -> int:
         """The number of the GPU that holds ``a``."""

@@ -270,7 +270,10 @@ def maxk_spgemm(
 
     ``factors`` are edge values, and the scales of rows and columns.
     """
-    if recorded(x) and not recorded(*factors):  # one node in the place of two
+    if not recorded(x, *factors):
+        columns, data = MAXK(x, k)
+        return _spgemm(graph, columns, data, x.shape[1], *factors, reduce)
+    if not recorded(*factors):  # one node in the place of two
         found: Tensor = _MaxkSpgemm.apply(*apart(x, *factors), k, graph, reduce)  # type: ignore[no-untyped-call]
         return found
     columns, data = choose_features(x, k)

@@ -106,12 +106,48 @@ def sampled_aggregate(
 
 
 def sample_width(name: str, width: int) -> int:
-    """Check how many entries of a row to sample; ``name`` is the argument's in the error."""
+    """Check how many entries of a row to sample, for a layer that is given it before the graph.
+
+    Parameters
+    ----------
+    name : str
+        What the error calls the argument, such as ``"sample"``.
+    width : int
+        Most entries of a row, 1 or more; also an integer of NumPy's, or a tensor of one.
+
+    Returns
+    -------
+    int
+        ``width``, or ``2**31 - 1`` if it is larger: no row has so many entries.
+
+    Raises
+    ------
+    DtypeError
+        If ``width`` is no integer.
+    ShapeError
+        If it is less than 1.
+    """
     return sampling_options.width(name, width)
 
 
 def checked_strategy(strategy: str) -> str:
-    """Check the name of a strategy."""
+    """Check the name of a strategy, for a layer that is given it before the graph.
+
+    Parameters
+    ----------
+    strategy : "bucket", "fastrand" or "random"
+        As for ``sampled_aggregate``.
+
+    Returns
+    -------
+    str
+        ``strategy``.
+
+    Raises
+    ------
+    UnsupportedError
+        If there is no such strategy.
+    """
     return sampling_options.strategy(strategy)
 
 

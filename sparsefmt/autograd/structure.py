@@ -12,8 +12,7 @@ from ..errors import DtypeError, UnsupportedError
 from ..formats.arrays import finish
 from ..formats.compressed import CSC, CSR
 from ..formats.sgt import check_tile
-from ..formats.store import Store
-from ..graph import Graph
+from ..graph import Graph, Store
 from ..interop.torch import from_tensor, to_tensor
 from ..ops.cbsr.gradients import checked_order
 from ..ops.cbsr.windows import prepare_order
@@ -323,6 +322,11 @@ def has_tiles(graph: GraphLike) -> bool:
     Parameters
     ----------
     graph : Graph
+
+    Returns
+    -------
+    bool
+        True for a graph on a GPU that has been prepared with a ``tile``; on the CPU False.
 
     Raises
     ------

@@ -204,8 +204,13 @@ def from_dense(
         float16, bfloat16, float32 or float64.  NaN counts as nonzero.
     format : "csr", "csc", "coo" or "sgt"
     index_dtype : int32 or int64
-    tile : (height, width), optional
-        For ``"sgt"``.
+    **options
+        ``tile=(height, width)`` for ``"sgt"``.
+
+    Returns
+    -------
+    CSR, CSC, COO or SGT, shape (n_rows, n_cols)
+        In the dtype and on the device of ``X``.
 
     Raises
     ------

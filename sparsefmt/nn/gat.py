@@ -113,6 +113,11 @@ class GATConv(Attention):
     att_edge : (1, heads, out_channels)
     bias : (heads * out_channels,), or (out_channels,) without ``concat``
 
+    Raises
+    ------
+    DtypeError, ShapeError
+        If a number is no number of its kind, or out of its range.
+
     Notes
     -----
     No other graph is built, and without edge features nothing of the size of the edges.  Edge

@@ -36,6 +36,11 @@ class GATv2Conv(Attention):
     att : (1, heads, out_channels)
     bias : (heads * out_channels,), or (out_channels,) without ``concat``
 
+    Raises
+    ------
+    DtypeError, ShapeError
+        As ``GATConv``.
+
     Notes
     -----
     No other graph is built, and nothing of the size of the edges.  A gradient can be used but not
@@ -79,7 +84,7 @@ class GATv2Conv(Attention):
             init.zeros_(self.bias)
 
     def forward(self, x: Tensor, graph: GraphLike) -> Tensor:
-        """As ``GATConv``, without edge features."""
+        """As ``GATConv``: its arguments and errors, without those of edge features."""
         check_input(x, graph, self.lin_l.weight)
         left = self._by_head(self.lin_l(x))
         right = left if self.share_weights else self._by_head(self.lin_r(x))

@@ -36,6 +36,11 @@ class GINConv(Convolution):
     nn : Module
     eps : (1,)
 
+    Raises
+    ------
+    DtypeError, ShapeError, UnsupportedError
+        As ``GCNConv``, if ``k``, a sample or the strategy is not as above.
+
     Notes
     -----
     GIN (ICLR'19), equation 4.1; MaxK-GNN (ASPLOS'24), section 3.1.
@@ -69,7 +74,7 @@ class GINConv(Convolution):
             self.eps.fill_(self.initial_eps)
 
     def forward(self, x: Tensor, graph: GraphLike, edge_weight: Tensor | None = None) -> Tensor:
-        """(n, feat) to what ``nn`` makes of it; the rest as for ``GCNConv``."""
+        """(n, feat) to what ``nn`` makes of it; arguments and errors are those of ``GCNConv``."""
         check_square(graph)
         width = self._width()
         if width is not None:

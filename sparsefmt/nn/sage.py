@@ -35,6 +35,11 @@ class SAGEConv(Convolution):
         ``W_l`` and ``W_r`` transposed.
     lin_l.bias : (out_channels,)
 
+    Raises
+    ------
+    DtypeError, ShapeError, UnsupportedError
+        As ``GCNConv``.
+
     Notes
     -----
     Edge weights multiply inside the mean, which divides by the number of entries.  GraphSAGE

@@ -178,6 +178,22 @@ def test_threads_do_not_mix_their_launches(driver):
     assert found == {(k, k, k, turn) for k in range(together.parties) for turn in range(rounds)}
 
 
+def test_a_ready_launch_puts_a_call_between_what_is_known(driver):
+    ready = load("PiPi").ready((5, 3), (11,), (44,), threads=96, shared=7)
+    for turn in range(2):
+        ready(STREAM + turn, 22 + turn, 33)
+        load("PiPi")((5, 3), (11, 22 + turn, 33, 44), threads=96, shared=7, stream=STREAM + turn)
+        mine, plain = driver.launches[-2:]
+        assert bytes(mine.config) == bytes(plain.config)
+        assert (mine.function, mine.parameters) == (plain.function, plain.parameters)
+
+
+def test_a_ready_launch_refuses_too_large_a_grid_before_it_is_called(driver):
+    with pytest.raises(KernelLaunchError, match="a grid of 2147483648 x 1 blocks"):
+        load().ready(jit.MAX_BLOCKS + 1)
+    assert not driver.launches
+
+
 def test_a_thread_without_a_context_gets_one(cupy, driver):
     driver.statuses = [INVALID_CONTEXT]
     cupy.device = 3

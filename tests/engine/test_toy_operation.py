@@ -1,9 +1,16 @@
 """How an operation enters the house: a toy, which docs/architecture.md shows and explains.
 
 ``Y[i, f] = deg(i) * X[i, f]``, where ``deg(i)`` is the number of entries of row i.  In a room its
-parts would be files of their own: the function and the row in ``api.py``, the loop in ``cpu.py``,
-the oracle in ``oracle.py``.  The row is in the table only while the tests of this module run.
+parts are in files of their own, as ``PLACES`` has them; the last test puts them there, in a copy of
+the package.  Here the row is in the table only while the tests of this module run.
 """
+
+import inspect
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -46,9 +53,9 @@ def half_precision(A, X, **_):
     return ["float16 has no loop here"] if X.dtype == np.float16 else []
 
 
-def scale_on_cpu(A, X, *, out):
+def scale_on_cpu(A, X, *, out=None):
     """The kernel: ``A`` is a CSR of NumPy arrays, everything is checked."""
-    np.multiply(X, A.lengths[:, None], out=out)
+    return np.multiply(X, A.lengths[:, None].astype(X.dtype), out=out)
 
 
 def oracle(A, X):
@@ -99,3 +106,90 @@ def test_shapes_and_price_follow_from_sizes_alone(row):
     assert shape == (2, 5)
     assert like is X
     assert row.price(S, X) == Price(bytes=2 * 40 + 16, flops=10)
+
+
+UPSTAIRS = '''
+DEGREE_SCALED = LibraryOp("toy_degree_scaled")
+
+
+def degree_scaled(graph, x):
+    """``ops.degree_scaled``, differentiably any number of times."""
+    return _DegreeScaled.apply(x, graph)
+
+
+class _DegreeScaled(Function):
+    @staticmethod
+    def forward(ctx, x, graph):
+        ctx.graph = graph
+        return DEGREE_SCALED(side_of(graph, False), x)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return _DegreeScaled.apply(grad, ctx.graph), None
+'''
+
+
+def source(*functions):
+    return "\n\n".join(["", *map(inspect.getsource, functions)])
+
+
+API = "import numpy as np\nfrom ..engine import table\nfrom .cpu import scale_on_cpu\n"
+API += source(degree_scaled, make_row, half_precision) + "\n\nDEGREE_SCALED = make_row()\n"
+#: File -> what the operation adds to it.
+PLACES = {
+    "ops/matmul/oracle.py": source(oracle),
+    "ops/matmul/api.py": API,
+    "ops/matmul/cpu.py": source(scale_on_cpu),
+    "autograd/matmul.py": UPSTAIRS,
+}
+#: What a kernel on a GPU needs besides.
+ON_A_GPU = {"ops/matmul/cuda.py", "ops/matmul/degree_scaled.cu"}
+#: Lists of public names -> the line that they get.
+LISTS = {
+    "ops/__init__.py": '    "degree_scaled": "matmul.api",\n',
+    "autograd/__init__.py": '    "degree_scaled": "matmul",\n',
+}
+USE = """
+import numpy as np, torch
+from sparsefmt import Graph, autograd, ops
+from sparsefmt.ops.matmul.oracle import oracle
+
+graph = Graph.from_edge_index(torch.tensor([[0, 1, 1], [0, 0, 1]]), num_nodes=2)
+x = torch.rand(2, 3, dtype=torch.float64, requires_grad=True)
+expected = oracle(graph.csr, x.detach().numpy())
+np.testing.assert_allclose(ops.degree_scaled(graph.csr, x.detach().numpy()), expected)
+np.testing.assert_allclose(autograd.degree_scaled(graph, x).detach(), expected)
+assert torch.autograd.gradgradcheck(lambda x: autograd.degree_scaled(graph, x) ** 2, x)
+compiled = torch.compile(autograd.degree_scaled, backend="aot_eager", fullgraph=True)
+np.testing.assert_allclose(compiled(graph, x).detach(), expected)
+"""
+
+
+@pytest.mark.slow
+def test_an_operation_touches_few_files_in_two_folders(tmp_path):
+    """It is public, differentiable and compilable after changes to them alone."""
+    pytest.importorskip("torch")
+    original = Path(__file__).resolve().parents[2] / "sparsefmt"
+    copy = tmp_path / "sparsefmt"
+    shutil.copytree(original, copy, ignore=shutil.ignore_patterns("__pycache__", "*.nb[ci]"))
+    for file, text in PLACES.items():
+        with (copy / file).open("a", encoding="utf-8") as end:
+            end.write(text)
+    for file, line in LISTS.items():
+        head, names, rest = (copy / file).read_text(encoding="utf-8").partition("_PUBLIC = {\n")
+        (copy / file).write_text(head + names + line + rest, encoding="utf-8")
+    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
+    command = [sys.executable, "-c", USE]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+    files = [path for path in original.rglob("*") if path.suffix in (".py", ".cu", ".cuh")]
+    names = [path.relative_to(original).as_posix() for path in files]
+    changed = {
+        name for name in names if (original / name).read_bytes() != (copy / name).read_bytes()
+    }
+    assert changed == {*PLACES, *LISTS}
+    written = {*PLACES, *ON_A_GPU, "autograd/__init__.py"}
+    assert len(written) <= 7
+    assert {Path(name).parent.as_posix() for name in written} == {"ops/matmul", "autograd"}
+    assert {*changed, *ON_A_GPU} - written == {"ops/__init__.py"}  # one line more

@@ -7,17 +7,10 @@ from importlib import import_module
 import numpy as np
 import pytest
 
-from benchmarks import (
-    _graphs,
-    _harness,
-    _maxk_products,
-    _maxk_selection,
-    _maxk_traffic,
-    _oracle,
-    _probe,
-    _spmm_scaling,
-    _spmm_table,
-)
+from benchmarks import _graphs, _harness, _oracle, _probe
+from benchmarks.__main__ import main
+from benchmarks.cbsr import products, selection, traffic
+from benchmarks.matmul import scaling, table
 from sparsefmt import CBSR
 from sparsefmt.ops import edge_softmax, maxk, sddmm, spmm
 
@@ -171,11 +164,11 @@ def test_the_gate_allows_additions_in_turn_their_rounding():
     assert _oracle.complaint(math.nan, np.float32, in_turn=100_000)
 
 
-@pytest.mark.parametrize("dtype", _maxk_selection.DTYPES)
+@pytest.mark.parametrize("dtype", selection.DTYPES)
 def test_the_gate_of_maxk_finds_every_wrong_row(monkeypatch, dtype):
     pytest.importorskip("torch")
     monkeypatch.setattr(_oracle, "CHUNK", 64)
-    X = _maxk_selection.features(np.empty(0), 300, dtype)
+    X = selection.features(np.empty(0), 300, dtype)
     X[2::97] = -0.0
     X[2::97, ::3] = 0.0
     S = maxk(X, 8)
@@ -211,7 +204,7 @@ def test_the_table_is_judged_by_dtype_and_width():
         return case | {"ceiling": 0.9, "error": 1e-7, "cusparse_error": 0.0, "ratio_f32": 3.0}
 
     rows = [row(64, "float32", 2.0), row(128, "float32", 0.9), row(16, "float32", 1.5)]
-    targets = {t.name: t for t in _spmm_table.judge_table([*rows, row(64, "float16", 1.9)])}
+    targets = {t.name: t for t in table.judge_table([*rows, row(64, "float16", 1.9)])}
     assert targets["float32 64/128/256 over cuSPARSE, geomean of 2"].ok is False
     assert targets["float32 64/128/256 over cuSPARSE, worst (g 128 float32)"].value == 0.9
     assert targets["float32 16/32 over cuSPARSE, geomean of 1"].ok
@@ -236,12 +229,12 @@ def curve(*nanoseconds):
 
 def test_scaling_finds_a_cliff_that_cusparse_has_not(tmp_path):
     rows = curve((0.02, 0.03), (0.02, 0.03), (0.04, 0.03))
-    step, lowest, largest = _spmm_scaling.judge(rows)
+    step, lowest, largest = scaling.judge(rows)
     assert step.value == pytest.approx(2.0)
     assert not step.ok
     assert lowest.value == pytest.approx(0.75)
     assert not largest.ok
-    _spmm_scaling.plot(rows, "a device", tmp_path / "plot.png")
+    scaling.plot(rows, "a device", tmp_path / "plot.png")
     assert (tmp_path / "plot.png").stat().st_size > 1000
 
 
@@ -251,13 +244,13 @@ def test_scaling_finds_a_cliff_that_cusparse_has_not(tmp_path):
     ids=["cuSPARSE gets faster", "both get slower", "ours gets faster"],
 )
 def test_other_steps_are_no_cliffs(second, step):
-    found = _spmm_scaling.judge(curve((0.02, 0.03), second))[0]
+    found = scaling.judge(curve((0.02, 0.03), second))[0]
     assert found.value == pytest.approx(step)
     assert found.ok
 
 
 def test_the_bytes_of_the_products_of_maxk():
-    moved = _maxk_traffic.counted(1000, 10, 32)
+    moved = traffic.counted(1000, 10, 32)
     assert moved["spmm"] == 1000 * (8 + 1024) + 10 * 1024
     assert moved["spgemm"] == 1000 * (8 + 160) + 10 * 1024
     assert moved["sspmm"] == 1000 * (12 + 160) + 10 * 1024
@@ -266,24 +259,24 @@ def test_the_bytes_of_the_products_of_maxk():
 
 def speed_ups(graph, *ratios):
     """Rows of a graph at the first k, all ways alike."""
-    ways = (*_maxk_products.WAYS, *_maxk_products.MORE_WAYS)
+    ways = (*products.WAYS, *products.MORE_WAYS)
     return [
         {"case": f"{graph} k={k}", "graph": graph, "k": k, "algorithm": "DEFAULT"}
         | {f"{way}_ratio": ratio for way in ways}
         | {f"{way}_ms": 1 / ratio for way in ways}
-        for k, ratio in zip(_maxk_products.KS, ratios, strict=False)
+        for k, ratio in zip(products.KS, ratios, strict=False)
     ]
 
 
 def test_the_products_of_maxk_are_judged_by_graph_and_k(tmp_path):
     rows = [*speed_ups("reddit", 9.0, 6.0), *speed_ups("pubmed", 1.0, 1.5)]
-    targets = {t.name: t for t in _maxk_products.judge(rows)}
+    targets = {t.name: t for t in products.judge(rows)}
     assert targets["spgemm reddit k=8 over cuSPARSE"].ok
     assert not targets["sspmm reddit k=8 over cuSPARSE"].ok
     assert targets["spgemm reddit k=16 over cuSPARSE"].limit == 6.0
     assert targets["panels k=8, geomean of 2"].value == pytest.approx(3.0)
     assert not any("pubmed" in name for name in targets)
-    _maxk_products.plot(rows, "a device", tmp_path / "plot.png")
+    products.plot(rows, "a device", tmp_path / "plot.png")
     assert (tmp_path / "plot.png").stat().st_size > 1000
 
 
@@ -296,7 +289,7 @@ def test_the_products_of_maxk_are_judged_by_graph_and_k(tmp_path):
 )
 def test_sections_that_cannot_run_are_refused(capsys, arguments, complaint):
     with pytest.raises(SystemExit):
-        import_module("benchmarks.maxk").main(["--device", "cpu", *arguments])
+        import_module("benchmarks.cbsr.maxk").main(["--device", "cpu", *arguments])
     assert complaint in capsys.readouterr().err
 
 
@@ -304,7 +297,7 @@ def test_sections_that_cannot_run_are_refused(capsys, arguments, complaint):
 def test_the_benchmark_of_maxk_writes_its_sections(tmp_path):
     pytest.importorskip("torch")
     arguments = ["--device", "cpu", "--graphs", "small", "--k", "32", "--quick"]
-    assert import_module("benchmarks.maxk").main([*arguments, "--out", str(tmp_path)]) == 0
+    assert import_module("benchmarks.cbsr.maxk").main([*arguments, "--out", str(tmp_path)]) == 0
     sections = json.loads((tmp_path / "maxk-cpu.json").read_text())["sections"]
     cases = {name: [row["case"] for row in section["rows"]] for name, section in sections.items()}
     assert cases["selection"] == ["float32 k=32", "float16 k=32"]
@@ -317,9 +310,8 @@ def test_the_benchmark_of_maxk_writes_its_sections(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["spmm", "sddmm", "softmax"])
 def test_a_cpu_benchmark_writes_its_figures(tmp_path, name):
-    main = import_module(f"benchmarks.{name}").main
     arguments = ["--device", "cpu", "--graphs", "small", "--quick", "--out", str(tmp_path)]
-    assert main(arguments) == 0
+    assert main([name, *arguments]) == 0
     section = json.loads((tmp_path / f"{name}-cpu.json").read_text())["sections"]["cpu"]
     assert section["rows"]
     assert all(row["ms"] > 0 and row["error"] < 1e-5 for row in section["rows"])

@@ -7,12 +7,8 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="the oracle is torch's")
 
-from benchmarks import (  # noqa: E402  # without torch they cannot be imported
-    _fuse_cases,
-    _fuse_oracle,
-    _graphs,
-    _oracle,
-)
+from benchmarks import _graphs, _oracle  # noqa: E402  # without torch they cannot be imported
+from benchmarks.attention import cases, oracle  # noqa: E402
 from sparsefmt import Graph  # noqa: E402
 
 N, M, HEADS, FEAT = 9, 7, 2, 3
@@ -54,7 +50,7 @@ def dense(kind, mask, x):
     """(N, HEADS, FEAT) by dense arrays."""
     e = np.exp(scores(kind, x)) * mask[..., None]
     p = e / np.maximum(e.sum(1, keepdims=True), 1e-300)
-    return np.einsum("ijh,jhf->ihf", p, x[_fuse_oracle.VALUES[kind]])
+    return np.einsum("ijh,jhf->ihf", p, x[oracle.VALUES[kind]])
 
 
 def numerical(kind, mask, x, grad, name, step=1e-6):
@@ -76,12 +72,12 @@ def oracle_of(kind, mask, x, grad):
     order = np.random.default_rng(1).permutation(len(rows))
     ends = tuple(torch.from_numpy(end[order]) for end in (rows, cols))
     inputs = {name: torch.from_numpy(value) for name, value in x.items()}
-    return _fuse_oracle.Exact(kind, ends, inputs, torch.from_numpy(grad), slope=SLOPE)
+    return oracle.Exact(kind, ends, inputs, torch.from_numpy(grad), slope=SLOPE)
 
 
-@pytest.mark.parametrize("kind", _fuse_oracle.SIDES)
+@pytest.mark.parametrize("kind", oracle.SIDES)
 def test_the_oracle_agrees_with_dense_arrays_and_differences(kind, monkeypatch):
-    monkeypatch.setattr(_fuse_oracle, "BUDGET", 5 * HEADS * FEAT)  # several chunks
+    monkeypatch.setattr(oracle, "BUDGET", 5 * HEADS * FEAT)  # several chunks
     mask, x, grad = problem(kind)
     exact = {"out": dense(kind, mask, x)}
     exact |= {name: numerical(kind, mask, x, grad, name) for name in x}
@@ -95,32 +91,32 @@ def test_the_oracle_agrees_with_dense_arrays_and_differences(kind, monkeypatch):
         assert (magnitude >= value.abs() * (1 - 1e-12)).all(), name
     errors = found.errors({name: torch.from_numpy(value) for name, value in exact.items()})
     assert errors.keys() == exact.keys()
-    assert _fuse_oracle.complaint(errors, torch.float32) is None
+    assert oracle.complaint(errors, torch.float32) is None
 
 
-@pytest.mark.parametrize("kind", _fuse_oracle.SIDES)
+@pytest.mark.parametrize("kind", oracle.SIDES)
 @pytest.mark.parametrize("fault", [1 + 1e-3, np.nan])
 def test_the_oracle_finds_a_wrong_number_in_every_result(kind, fault):
     mask, x, grad = problem(kind)
     exact = oracle_of(kind, mask, x, grad)
     sums = exact.at("rows", torch.arange(N)) | exact.at("cols", torch.arange(M))
     right = {name: value.float() for name, (value, _) in sums.items()}
-    assert _fuse_oracle.complaint(exact.errors(right), torch.float32) is None
+    assert oracle.complaint(exact.errors(right), torch.float32) is None
     for name, tensor in right.items():
         wrong = tensor.clone()
         wrong.view(-1)[(tensor.abs() / sums[name][1].clamp(min=1e-9)).argmax()] *= fault
         errors = exact.errors(right | {name: wrong})
-        complaint = _fuse_oracle.complaint(errors, torch.float32)
+        complaint = oracle.complaint(errors, torch.float32)
         assert complaint.startswith(f"errors of {name} "), complaint
 
 
-@pytest.mark.parametrize("kind", _fuse_oracle.SIDES)
+@pytest.mark.parametrize("kind", oracle.SIDES)
 def test_rows_that_sampled_vertices_need_are_enough(kind, small, monkeypatch):
-    monkeypatch.setattr(_fuse_oracle, "sampled", partial(_fuse_oracle.sampled, samples=4))
-    ours = _fuse_cases.Attention(kind, Graph(small), HEADS, FEAT)
+    monkeypatch.setattr(oracle, "sampled", partial(oracle.sampled, samples=4))
+    ours = cases.Attention(kind, Graph(small), HEADS, FEAT)
     found = dict(zip(("out", *ours.inputs), ours.both(), strict=True))
-    ends = _fuse_cases.ends_of(small)
-    whole, part = (_fuse_oracle.Exact(kind, ends, ours.inputs, ours.grad) for _ in range(2))
+    ends = cases.ends_of(small)
+    whole, part = (oracle.Exact(kind, ends, ours.inputs, ours.grad) for _ in range(2))
     assert whole.sums.all(1).sum() > 500
     found.pop("att", None)
     assert whole.errors(found) == pytest.approx(part.errors(found), rel=1e-6)
@@ -138,16 +134,16 @@ def test_a_row_without_entries_must_be_zero():
 
 
 def test_half_precision_may_round_twice_and_no_more():
-    assert _fuse_oracle.limit(torch.float16) == pytest.approx(1e-3 + 2.0**-11)
+    assert oracle.limit(torch.float16) == pytest.approx(1e-3 + 2.0**-11)
     for dtype in (torch.float32, torch.float16, torch.bfloat16):
-        most = _fuse_oracle.limit(dtype)
-        assert _fuse_oracle.complaint({"h": most}, dtype) is None
-        assert _fuse_oracle.complaint({"h": 1.1 * most}, dtype)
-        assert _fuse_oracle.complaint({"h": float("nan")}, dtype)
+        most = oracle.limit(dtype)
+        assert oracle.complaint({"h": most}, dtype) is None
+        assert oracle.complaint({"h": 1.1 * most}, dtype)
+        assert oracle.complaint({"h": float("nan")}, dtype)
 
 
 def test_products_of_the_oracle_are_those_of_the_matrix_and_of_its_transpose(monkeypatch):
-    monkeypatch.setattr(_fuse_oracle, "BUDGET", 12)
+    monkeypatch.setattr(oracle, "BUDGET", 12)
     rng = np.random.default_rng(0)
     A = rng.standard_normal((N, M)) * (rng.random((N, M)) < 0.5)
     ends = tuple(map(torch.from_numpy, np.nonzero(A)))
@@ -155,28 +151,28 @@ def test_products_of_the_oracle_are_those_of_the_matrix_and_of_its_transpose(mon
     for side, B in (("rows", A), ("cols", A.T)):
         x = rng.standard_normal((B.shape[1], 4))
         vertices = torch.tensor([0, 2, 5])
-        found = _fuse_oracle.product_at(ends, weights, torch.from_numpy(x), vertices, side)
+        found = oracle.product_at(ends, weights, torch.from_numpy(x), vertices, side)
         np.testing.assert_allclose(found[0].numpy(), (B @ x)[[0, 2, 5]], atol=1e-12)
         np.testing.assert_allclose(found[1].numpy(), (abs(B) @ abs(x))[[0, 2, 5]], atol=1e-12)
 
 
 def test_the_sampled_vertices_have_the_busiest():
     places = torch.tensor([5, 5, 5, 1, 999])
-    found = _fuse_oracle.sampled(places, 1000).tolist()
+    found = oracle.sampled(places, 1000).tolist()
     assert {0, 5, 999} <= set(found)
     assert found == sorted(set(found))
 
 
-@pytest.mark.parametrize("kind", _fuse_oracle.SIDES)
+@pytest.mark.parametrize("kind", oracle.SIDES)
 def test_pyg_attention_is_that_of_the_oracle(kind, small):
     pytest.importorskip("torch_geometric")
-    ours = _fuse_cases.Attention(kind, Graph(small), HEADS, FEAT)
-    ends = _fuse_cases.ends_of(small)
-    forward = partial(_fuse_cases.pyg_attention, kind, ends, ours.inputs)
+    ours = cases.Attention(kind, Graph(small), HEADS, FEAT)
+    ends = cases.ends_of(small)
+    forward = partial(cases.pyg_attention, kind, ends, ours.inputs)
     found = dict(zip(("out", *ours.inputs), ours.both(forward), strict=True))
-    errors = _fuse_oracle.Exact(kind, ends, ours.inputs, ours.grad).errors(found)
-    assert _fuse_oracle.complaint(errors, torch.float32) is None
+    errors = oracle.Exact(kind, ends, ours.inputs, ours.grad).errors(found)
+    assert oracle.complaint(errors, torch.float32) is None
 
 
 def test_limits_of_products_are_those_of_the_other_benchmarks():
-    assert _fuse_oracle.LIMITS is _oracle.LIMITS
+    assert oracle.LIMITS is _oracle.LIMITS

@@ -8,12 +8,8 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="the sections train models")
 
-from benchmarks import (  # noqa: E402  # without torch they cannot be imported
-    _graphs,
-    _sampled_rates,
-    _sampled_table,
-    sampled,
-)
+from benchmarks import _graphs  # noqa: E402  # without torch they cannot be imported
+from benchmarks.sampling import rates, sampled, table  # noqa: E402
 from sparsefmt import generate, ops, write  # noqa: E402
 
 
@@ -69,7 +65,7 @@ def test_what_cannot_run_is_refused(capsys, options, arguments, complaint):
 @pytest.mark.parametrize("strategy", sampled.STRATEGIES)
 @pytest.mark.parametrize("width", [1, 16, 200])
 def test_products_over_samples_are_right(small, strategy, width):
-    ours = _sampled_table.Operands.of(small, 9, "float32")
+    ours = table.Operands.of(small, 9, "float32")
     row = ours.checked(width, strategy)
     assert row["error"] < 1e-5
     assert row["rate"] == ops.sampling_rate(small, width)
@@ -77,17 +73,17 @@ def test_products_over_samples_are_right(small, strategy, width):
 
 
 def test_a_wrong_product_is_refused(small, monkeypatch):
-    ours = _sampled_table.Operands.of(small, 9, "float32")
-    monkeypatch.setattr(_sampled_table, "spmm_sampled", lambda *_, **__: ours.Y.fill(1.0))
+    ours = table.Operands.of(small, 9, "float32")
+    monkeypatch.setattr(table, "spmm_sampled", lambda *_, **__: ours.Y.fill(1.0))
     assert ours.checked(16, "bucket")["wrong"].startswith("relative error")
-    monkeypatch.setattr(_sampled_table, "spmm_sampled", lambda *_, **__: None)
+    monkeypatch.setattr(table, "spmm_sampled", lambda *_, **__: None)
     assert "relative error nan" in ours.checked(16, "bucket")["wrong"]
 
 
 def test_a_sample_by_another_strategy_is_refused(small):
     def complaint(strategy, as_if, width=16):
         B, perm = ops.sample_with_perm(small, width, strategy=strategy)
-        return _sampled_table.sample_complaint(small, B, perm, 16, as_if)
+        return table.sample_complaint(small, B, perm, 16, as_if)
 
     for strategy in sampled.STRATEGIES:
         assert complaint(strategy, strategy) is None
@@ -100,13 +96,13 @@ def test_the_columns_and_values_of_a_sample_are_compared(small):
     A = _graphs.weighted(small)
     B, perm = ops.sample_with_perm(A, 16)
     moved = np.roll(perm, 1)
-    assert "columns" in _sampled_table.sample_complaint(A, B, moved, 16, "bucket")
+    assert "columns" in table.sample_complaint(A, B, moved, 16, "bucket")
     other = B.with_data(B.data + 1)
-    assert "values" in _sampled_table.sample_complaint(A, other, perm, 16, "bucket")
+    assert "values" in table.sample_complaint(A, other, perm, 16, "bucket")
 
 
 def test_places_of_samples():
-    is_sample = _sampled_table.is_sample
+    is_sample = table.is_sample
     assert is_sample([0, 1, 2], 10, 3, "bucket")
     assert is_sample([0, 7, 4], 10, 3, "fastrand")
     assert is_sample([0, 587 - 577, 20], 577, 3, "fastrand")
@@ -118,7 +114,7 @@ def test_places_of_samples():
 
 
 def test_the_table_has_every_cell_and_names_what_is_wrong(small, monkeypatch):
-    run, counted = [], _sampled_table.spmm_sampled
+    run, counted = [], table.spmm_sampled
 
     def paced(calls, *, cuda, quick):
         run.append([call() is None for call in calls])
@@ -129,7 +125,7 @@ def test_the_table_has_every_cell_and_names_what_is_wrong(small, monkeypatch):
     arguments = ["--sample", "16", "--dtypes", "float32,float16", "--quick"]
     monkeypatch.setattr("benchmarks._options.parse_device", lambda device: device)
     options = sampled.parse(arguments)
-    rows = list(_sampled_table._rows_of(small, "small", 16, options))
+    rows = list(table._rows_of(small, "small", 16, options))
     assert [row["case"] for row in rows][::3] == [
         "small 16 float32 bucket S=16",
         "small 16 float16 bucket S=16",
@@ -145,8 +141,8 @@ def test_the_table_has_every_cell_and_names_what_is_wrong(small, monkeypatch):
         out[0] *= 1.1 if A.data is not None else 1
         return out
 
-    monkeypatch.setattr(_sampled_table, "spmm_sampled", wrong)
-    row = next(_sampled_table._rows_of(small, "small", 16, options))
+    monkeypatch.setattr(table, "spmm_sampled", wrong)
+    row = next(table._rows_of(small, "small", 16, options))
     assert row["wrong"].startswith("with values: relative error 0.1")
     assert "ms" not in row
 
@@ -167,7 +163,7 @@ def test_the_table_is_judged_over_cusparse_and_over_spmm():
         table_row("reddit", "bucket", 16, "bfloat16", over_cusparse=1.0, weighted=2.0, error=1e-3),
         table_row("reddit", "bucket", 16, feat=64, over_cusparse=1.0),
     ]
-    targets = by_name(_sampled_table.judge(rows))
+    targets = by_name(table.judge(rows))
     assert (targets["reddit bucket S=16 over cuSPARSE"].limit) == 38.0
     assert not targets["reddit bucket S=16 over cuSPARSE"].ok
     assert targets["reddit random S=64 over cuSPARSE"].ok
@@ -179,7 +175,7 @@ def test_the_table_is_judged_over_cusparse_and_over_spmm():
     other = "with values over without, other cases, worst (reddit bucket S=16)"
     assert targets[other].limit is None
     assert targets["bfloat16 relative error, worst (reddit bucket S=16)"].ok
-    assert _sampled_table.judge([]) == []
+    assert table.judge([]) == []
 
 
 # Rates
@@ -187,23 +183,23 @@ def test_the_table_is_judged_over_cusparse_and_over_spmm():
 
 def test_a_wrong_rate_is_reported_and_fails(options, monkeypatch, capsys, small):
     asked = options("--sections", "rates", "--graphs", "small", "--sample", "16")
-    monkeypatch.setattr(_sampled_rates, "sampling_rate", lambda A, width: 0.5)
-    assert not _sampled_rates.rates(asked)
+    monkeypatch.setattr(rates, "sampling_rate", lambda A, width: 0.5)
+    assert not rates.rates(asked)
     assert "WRONG, not reported: small: rate of 16 is 0.5, not 0.69" in capsys.readouterr().out
-    monkeypatch.setattr(_sampled_rates, "sampling_rate", ops.sampling_rate)
-    monkeypatch.setattr(_sampled_rates, "sample", lambda A, width, **_: small)
-    assert not _sampled_rates.rates(asked)
+    monkeypatch.setattr(rates, "sampling_rate", ops.sampling_rate)
+    monkeypatch.setattr(rates, "sample", lambda A, width, **_: small)
+    assert not rates.rates(asked)
     assert "bucket keeps 30000 entries of 16, not" in capsys.readouterr().out
 
 
 def test_graphs_of_the_folder_come_before_generated_ones(tmp_path, options):
     write(tmp_path / "pubmed.npz", generate.star(5))
     asked = options()
-    found = dict(_sampled_rates._sources(asked))
+    found = dict(rates._sources(asked))
     assert next(iter(found.items())) == ("pubmed", str(tmp_path / "pubmed.npz"))
     assert "flickr" in found
     assert "reddit" not in found
-    assert _sampled_rates.rates(options("--graphs", "pubmed"))
+    assert rates.rates(options("--graphs", "pubmed"))
     section = json.loads((tmp_path / "sampled-cpu.json").read_text())["sections"]["rates"]
     (row,) = section["rows"]
     assert (row["rows"], row["entries"], row["longest"], row["rate_16"]) == (5, 8, 4, 1.0)

@@ -8,15 +8,8 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="the sections train models")
 
-from benchmarks import (  # noqa: E402  # without torch they cannot be imported
-    _graphs,
-    _sampled_inference,
-    _sampled_labelled,
-    _sampled_models,
-    _sampled_plot,
-    _sampled_training,
-    sampled,
-)
+from benchmarks import _graphs  # noqa: E402  # without torch they cannot be imported
+from benchmarks.sampling import inference, labelled, models, plot, sampled, training  # noqa: E402
 from sparsefmt import generate, ops, write  # noqa: E402
 
 
@@ -36,8 +29,8 @@ def test_communities_are_those_of_the_graph():
 
 
 def test_parts_of_a_planted_graph_share_no_vertex():
-    data = _sampled_labelled.planted("small", device="cpu")
-    assert [len(data.parts[part]) for part in _sampled_labelled.PARTS] == [200, 200, 1600]
+    data = labelled.planted("small", device="cpu")
+    assert [len(data.parts[part]) for part in labelled.PARTS] == [200, 200, 1600]
     assert len(torch.cat([*data.parts.values()]).unique()) == 2000
     assert data.classes == 10
     alone = data.without_edges()
@@ -49,7 +42,7 @@ def cora(tmp_path):
     """A file of the shape of the labelled ones, with sparse features of 101 columns."""
     coo, labels = generate.power_law_with_labels(300, 2000, community=100)
     A, ids = coo.tocsr().sorted_indices(), np.arange(300)
-    arrays = {f"{part}_mask": ids % 3 == at for at, part in enumerate(_sampled_labelled.PARTS)}
+    arrays = {f"{part}_mask": ids % 3 == at for at, part in enumerate(labelled.PARTS)}
     arrays |= {"x_indptr": np.arange(301, dtype=np.int32) * 2, "x_data": np.ones(600, np.uint8)}
     places = np.stack([labels, 3 + ids % 98], 1).ravel().astype(np.int32)
     arrays |= {"x_indices": places, "x_shape": np.array([300, 101], np.int32)}
@@ -59,7 +52,7 @@ def cora(tmp_path):
 
 
 def test_features_of_many_columns_add_up_to_one(cora):
-    data = _sampled_labelled.from_file(cora, device="cpu")
+    data = labelled.from_file(cora, device="cpu")
     assert data.x.shape == (300, 101)
     assert data.x.sum(1).allclose(torch.ones(300))
     assert len(data.filled) == 600
@@ -71,7 +64,7 @@ def test_features_of_few_columns_are_standardised(tmp_path, cora):
         arrays = {name: file[name] for name in file.files if not name.startswith("x_")}
     x = np.random.default_rng(0).random((300, 4)) * [1, 10, 100, 0] + 5
     np.savez(tmp_path / "few.npz", x=x, **arrays)
-    data = _sampled_labelled.from_file(str(tmp_path / "few.npz"), device="cpu")
+    data = labelled.from_file(str(tmp_path / "few.npz"), device="cpu")
     assert data.x.mean(0).abs().max() < 1e-4
     assert data.x[:, :3].std(0).allclose(torch.ones(3), atol=1e-2)
     assert data.filled is None
@@ -80,13 +73,13 @@ def test_features_of_few_columns_are_standardised(tmp_path, cora):
 def test_a_graph_without_labels_is_refused(tmp_path):
     write(tmp_path / "bare.npz", generate.star(5))
     with pytest.raises(SystemExit, match="has no labels"):
-        _sampled_labelled.from_file(str(tmp_path / "bare.npz"), device="cpu")
+        labelled.from_file(str(tmp_path / "bare.npz"), device="cpu")
 
 
 def test_dropout_leaves_about_half_of_the_features(cora):
-    data = _sampled_labelled.from_file(cora, device="cpu")
-    recipe = _sampled_labelled.Recipe()
-    model = _sampled_labelled.GCN(torch.nn.Linear, data, recipe)
+    data = labelled.from_file(cora, device="cpu")
+    recipe = labelled.Recipe()
+    model = labelled.GCN(torch.nn.Linear, data, recipe)
     dropped = model._dropped(data.x)
     assert dropped.count_nonzero() == pytest.approx(300, abs=60)
     kept = dropped != 0
@@ -96,29 +89,27 @@ def test_dropout_leaves_about_half_of_the_features(cora):
 
 
 def test_the_epoch_of_the_highest_validation_accuracy_is_kept(monkeypatch, cora):
-    data = _sampled_labelled.from_file(cora, device="cpu")
-    recipe = _sampled_labelled.Recipe(hidden=8, epochs=12, lr=0.3)
-    seen, right = [], _sampled_labelled.Labelled.accuracy
+    data = labelled.from_file(cora, device="cpu")
+    recipe = labelled.Recipe(hidden=8, epochs=12, lr=0.3)
+    seen, right = [], labelled.Labelled.accuracy
 
     def accuracy(self, logits, part):
         seen.append((float(right(self, logits, part)), logits))
         return right(self, logits, part)
 
-    monkeypatch.setattr(_sampled_labelled.Labelled, "accuracy", accuracy)
-    model = _sampled_labelled.train(data, recipe, seed=0)
+    monkeypatch.setattr(labelled.Labelled, "accuracy", accuracy)
+    model = labelled.train(data, recipe, seed=0)
     best = max(range(12), key=lambda epoch: seen[epoch][0])
     assert best != 11
-    assert (_sampled_labelled.predict(model, data) == seen[best][1]).all()
+    assert (labelled.predict(model, data) == seen[best][1]).all()
 
 
 def test_training_learns_and_the_seed_is_all_that_it_depends_on():
-    data = _sampled_labelled.planted("small", device="cpu")
-    recipe = _sampled_labelled.Recipe(hidden=16, epochs=40)
+    data = labelled.planted("small", device="cpu")
+    recipe = labelled.Recipe(hidden=16, epochs=40)
     for sample in (None, 8):
         logits = [
-            _sampled_labelled.predict(
-                _sampled_labelled.train(data, recipe, seed=seed, sample=sample), data
-            )
+            labelled.predict(labelled.train(data, recipe, seed=seed, sample=sample), data)
             for seed in (0, 0, 1)
         ]
         assert (logits[0] == logits[1]).all()
@@ -131,9 +122,9 @@ def test_training_learns_and_the_seed_is_all_that_it_depends_on():
 
 @pytest.fixture(scope="module")
 def trained():
-    data = _sampled_labelled.planted("small", device="cpu")
-    recipe = _sampled_labelled.Recipe(hidden=16, epochs=5)
-    return _sampled_inference.Trained(data, recipe, _sampled_labelled.train(data, recipe, seed=0))
+    data = labelled.planted("small", device="cpu")
+    recipe = labelled.Recipe(hidden=16, epochs=5)
+    return inference.Trained(data, recipe, labelled.train(data, recipe, seed=0))
 
 
 def test_models_agree_with_the_exact_one(trained):
@@ -150,12 +141,12 @@ def test_models_agree_with_the_exact_one(trained):
 
 @pytest.mark.parametrize("strategy", sampled.STRATEGIES)
 def test_a_wrong_aggregation_is_refused(trained, monkeypatch, strategy):
-    aggregation = _sampled_inference.Aggregation(trained)
+    aggregation = inference.Aggregation(trained)
     assert aggregation.complaint(8, strategy) is None
     right = ops.spmm_sampled
     seed = {"seed": 1} if strategy == "random" else {"rescale": False}
     wrong = lambda *args, **how: right(*args, **(how | seed))  # noqa: E731
-    monkeypatch.setattr(_sampled_inference, "spmm_sampled", wrong)
+    monkeypatch.setattr(inference, "spmm_sampled", wrong)
     assert aggregation.complaint(8, strategy).startswith("relative error")
 
 
@@ -174,7 +165,7 @@ def test_models_are_judged_on_the_reddit_sized_graph():
         model_row(sample=16, over_torch=11.0, lost=1.5),
         model_row("cora", over_torch=1.0, over_full=0.9, lost=-0.1),
     ]
-    targets = by_name(_sampled_models.judge(rows))
+    targets = by_name(models.judge(rows))
     assert targets["reddit fastrand S=64 over torch.sparse, whole model"].ok
     assert targets["reddit fastrand S=64 points lost"].ok
     assert not targets["reddit random S=64 over torch.sparse, whole model"].ok
@@ -184,11 +175,11 @@ def test_models_are_judged_on_the_reddit_sized_graph():
     assert targets["reddit test accuracy without edges"].ok
     how = "at less than a point lost (bucket S=64, 0.90 points lost)"
     assert targets[f"reddit best over torch.sparse {how}"].value == 9.0
-    none = by_name(_sampled_models.judge([model_row(lost=3.0)]))
+    none = by_name(models.judge([model_row(lost=3.0)]))
     assert none["reddit cases at less than a point lost"].value == 0
-    elsewhere = _sampled_models.judge([model_row(device="cpu")])
+    elsewhere = models.judge([model_row(device="cpu")])
     assert all(target.limit is None for target in elsewhere if "S=64" in target.name)
-    quick = by_name(_sampled_models.judge([model_row(epochs=5, alone=0.9)]))
+    quick = by_name(models.judge([model_row(epochs=5, alone=0.9)]))
     assert quick["reddit test accuracy without edges"].limit is None
 
 
@@ -214,17 +205,15 @@ def test_wrong_models_are_reported_and_fail(tmp_path, monkeypatch, capsys):
     arguments = ["--graphs", "small", "--sample", "8", "--out", str(tmp_path)]
     asked = sampled.parse(["--device", "cpu", "--quick", *arguments])
     asked.facts = {}
-    shares = _sampled_inference.scale
-    monkeypatch.setattr(
-        _sampled_inference, "scale", lambda A, row, col: shares(A, row=row * 1.01, col=col)
-    )
-    assert not _sampled_models.models(asked)
+    shares = inference.scale
+    monkeypatch.setattr(inference, "scale", lambda A, row, col: shares(A, row=row * 1.01, col=col))
+    assert not models.models(asked)
     assert "WRONG, not reported: small full: logits differ by" in capsys.readouterr().out
     assert not (tmp_path / "sampled-cpu.json").exists()
 
 
 def test_nothing_is_drawn_of_no_rows(tmp_path):
-    _sampled_plot.plot([], "a device", tmp_path / "nothing.png")
+    plot.plot([], "a device", tmp_path / "nothing.png")
     assert (tmp_path / "nothing.png").exists()
 
 
@@ -237,20 +226,20 @@ def test_training_is_measured(tmp_path, cora):
     assert sampled.main([*arguments, *folders]) == 0
     section = json.loads((tmp_path / "sampled-cpu.json").read_text())["sections"]["training"]
     (row,) = section["rows"]
-    assert row["case"] == f"cora S={_sampled_training.SAMPLES['cora']}"
+    assert row["case"] == f"cora S={training.SAMPLES['cora']}"
     assert len(row["full_tests"]) == len(row["random_tests"]) == 2
     assert row["difference"] == pytest.approx(row["random"] - row["full"])
 
 
 def test_samples_that_stay_the_same_are_refused(cora, monkeypatch):
-    data = _sampled_labelled.from_file(cora, device="cpu")
-    recipe = _sampled_labelled.Recipe(hidden=8)
-    assert _sampled_training.checked(data, recipe, 2)["error"] < 1e-5
-    assert _sampled_training.checked(data, recipe, 300)["error"] < 1e-5
-    make = _sampled_training.GCNConv
+    data = labelled.from_file(cora, device="cpu")
+    recipe = labelled.Recipe(hidden=8)
+    assert training.checked(data, recipe, 2)["error"] < 1e-5
+    assert training.checked(data, recipe, 300)["error"] < 1e-5
+    make = training.GCNConv
     frozen = lambda *ends, **_: make(*ends)  # noqa: E731
-    monkeypatch.setattr(_sampled_training, "GCNConv", frozen)
-    assert "the same sample" in _sampled_training.checked(data, recipe, 2)["wrong"]
+    monkeypatch.setattr(training, "GCNConv", frozen)
+    assert "the same sample" in training.checked(data, recipe, 2)["wrong"]
 
 
 def test_training_is_judged_by_the_standard_error():
@@ -258,25 +247,25 @@ def test_training_is_judged_by_the_standard_error():
         facts = {"full": 81.0, "full_sd": 0.5, "full_tests": [81.0, 81.0, 81.0]}
         facts |= {"random": np.mean(tests), "random_sd": 0.4}
         case = {"case": f"{graph} S=4", "graph": graph, "epochs": 200}
-        return case | facts | _sampled_training.compared([test - 81.0 for test in tests])
+        return case | facts | training.compared([test - 81.0 for test in tests])
 
     (row_of,) = [row("cora", [80.0, 81.0, 81.4])]
     assert row_of["difference"] == pytest.approx(-0.2)
     assert row_of["standard_error"] == pytest.approx(0.4163, abs=1e-4)
-    targets = by_name(_sampled_training.judge([row_of]))
+    targets = by_name(training.judge([row_of]))
     text = "cora S=4 random less full, points, standard error 0.42"
     assert targets[f"{text}, no worse"].ok
     assert not targets[f"{text}, at least as good"].ok
-    worse = _sampled_training.judge([row("cora", [80.0, 80.1, 79.9])])
+    worse = training.judge([row("cora", [80.0, 80.1, 79.9])])
     assert [target.ok for target in worse[-2:]] == [False, False]
     for other in (row("small", [80.0, 80.1, 79.9]), row_of | {"epochs": 5}):
-        assert all(target.limit is None for target in _sampled_training.judge([other]))
+        assert all(target.limit is None for target in training.judge([other]))
     assert targets["cora S=4 full, % of 3 seeds (sd 0.50)"].value == 81.0
 
 
 def test_real_graphs_have_labels_and_parts(shared_data):
     found = argparse.Namespace(graphs=("cora", "tolokers"), data=shared_data, device="cpu")
-    cora, tolokers = _sampled_labelled.labelled(found, _sampled_labelled.REAL, "")
+    cora, tolokers = labelled.labelled(found, labelled.REAL, "")
     assert [len(part) for part in cora.parts.values()] == [140, 500, 1000]
     assert (cora.classes, tolokers.classes) == (7, 2)
     assert cora.filled is not None

@@ -13,20 +13,9 @@ from sparsefmt.ops.tiles.kernels import MMA_TILE
 
 torch = pytest.importorskip("torch", reason="half of the sections train or compare with it")
 
-from benchmarks import (  # noqa: E402  # without torch they cannot be imported
-    _graphs,
-    _harness,
-    _oracle,
-    _spmm_table,
-    _tcgnn_blocks,
-    _tcgnn_cases,
-    _tcgnn_spmm,
-    _tcgnn_structured,
-    _tcgnn_training,
-    _tcgnn_translation,
-    _tcgnn_warps,
-    tcgnn,
-)
+from benchmarks import _graphs, _harness, _oracle  # noqa: E402  # without torch they cannot be imported
+from benchmarks.matmul import table  # noqa: E402
+from benchmarks.tiles import blocks, cases, spmm, structured, tcgnn, training, translation, warps  # noqa: E402
 
 
 @pytest.fixture
@@ -37,11 +26,9 @@ def small():
 @pytest.fixture
 def operands(small, monkeypatch):
     """With values in float16, on the host."""
-    monkeypatch.setattr(
-        _spmm_table, "_empty", lambda X, rows: np.empty((rows, X.shape[1]), X.dtype)
-    )
+    monkeypatch.setattr(table, "_empty", lambda X, rows: np.empty((rows, X.shape[1]), X.dtype))
     monkeypatch.setattr(_harness, "poison", lambda array: array.fill(np.nan))
-    return _spmm_table.Operands.of(small, 64, "float16")
+    return table.Operands.of(small, 64, "float16")
 
 
 def by_name(targets):
@@ -62,7 +49,7 @@ def test_the_cpu_is_refused(capsys):
 def test_real_graphs_come_from_the_folder_or_are_skipped(tmp_path, capsys):
     (tmp_path / "dd.npz").touch()
     options = argparse.Namespace(graphs=None, data=tmp_path)
-    found = list(_tcgnn_cases.sources(options, ("ddi",), ("dd", "cora")))
+    found = list(cases.sources(options, ("ddi",), ("dd", "cora")))
     assert found == [("ddi", "ddi"), ("dd", str(tmp_path / "dd.npz"))]
     assert "cora skipped: there is no" in capsys.readouterr().out
 
@@ -71,12 +58,12 @@ def test_graphs_asked_for_are_recipes_paths_or_of_the_folder(tmp_path):
     path = str(Path(__file__))
     (tmp_path / "dd.npz").touch()
     options = argparse.Namespace(graphs=("ddi", path, "dd"), data=tmp_path)
-    found = dict(_tcgnn_cases.sources(options, ("arxiv",), ("cora",)))
+    found = dict(cases.sources(options, ("arxiv",), ("cora",)))
     assert found == {"ddi": "ddi", Path(path).stem: path, "dd": str(tmp_path / "dd.npz")}
     for missing in ("none", ""):
         options.graphs = ("ddi", missing)
         with pytest.raises(SystemExit, match=f"'{missing}' is no file, here or in .*, nor one of"):
-            next(_tcgnn_cases.sources(options, ("arxiv",)))
+            next(cases.sources(options, ("arxiv",)))
 
 
 @pytest.mark.parametrize(
@@ -87,12 +74,12 @@ def test_graphs_asked_for_are_recipes_paths_or_of_the_folder(tmp_path):
     ],
 )
 def test_the_limit_of_right_results_is_that_of_the_operands_bits(dtype, share, weighted, right):
-    assert _tcgnn_cases.complaint(right, dtype, share, weighted=weighted) is None
-    assert _tcgnn_cases.complaint(2 * right, dtype, share, weighted=weighted) is not None
+    assert cases.complaint(right, dtype, share, weighted=weighted) is None
+    assert cases.complaint(2 * right, dtype, share, weighted=weighted) is not None
 
 
 def test_a_row_that_both_units_take_a_part_of_is_rounded_twice():
-    complaint = _tcgnn_cases.complaint
+    complaint = cases.complaint
     for share in (0.0, 1.0):
         assert complaint(1.1e-3, "float16", share)
         assert complaint(6e-3, "bfloat16", share)
@@ -104,7 +91,7 @@ def test_a_row_that_both_units_take_a_part_of_is_rounded_twice():
 
 def test_only_a_share_of_all_entries_prints_as_one(capsys):
     for share in (0.0004, 0.9999, 1.0, None):
-        _tcgnn_cases.print_row({"share": share}, {"share": "6.3f"})
+        cases.print_row({"share": share}, {"share": "6.3f"})
     assert capsys.readouterr().out.split() == ["0.000", "0.999", "1.000"]
 
 
@@ -112,22 +99,22 @@ def test_only_a_share_of_all_entries_prints_as_one(capsys):
 def test_the_share_is_that_of_the_split_that_the_product_takes(small, monkeypatch, way, feat):
     def measured(*kind):
         asked.append(kind)
-        return _tcgnn_warps.EVERYTHING if way == "costs" else None
+        return warps.EVERYTHING if way == "costs" else None
 
     asked = []
     monkeypatch.setattr("sparsefmt.ops.tiles.costs.measured", measured)
-    tiles = _tcgnn_cases.tiles_of(small)
-    share = _tcgnn_cases.share_of(tiles, "spmm", "bfloat16", feat, weighted=True)
+    tiles = cases.tiles_of(small)
+    share = cases.share_of(tiles, "spmm", "bfloat16", feat, weighted=True)
     assert share == (1.0 if way == "costs" else 0.0)
     assert asked == [("spmm", 2, True, feat)]
 
 
 def test_a_product_is_checked_with_values_and_without(operands, small):
-    tiles = _tcgnn_cases.tiles_of(small)
-    ones = _tcgnn_cases.with_ones(operands)
+    tiles = cases.tiles_of(small)
+    ones = cases.with_ones(operands)
     assert (ones.A.data == 1).all()
-    for held in (operands, _tcgnn_cases.without_values(operands), ones):
-        product = _tcgnn_cases.Tiled.of(tiles, held, "float16", costs=_tcgnn_warps.EVERYTHING)
+    for held in (operands, cases.without_values(operands), ones):
+        product = cases.Tiled.of(tiles, held, "float16", costs=warps.EVERYTHING)
         assert (product.S.data is None) == (held.A.data is None)
         found = product.checked()
         assert "wrong" not in found
@@ -136,11 +123,11 @@ def test_a_product_is_checked_with_values_and_without(operands, small):
 
 
 def test_blocks_have_the_warps_of_the_kernel():
-    warps = {str(shape): shape.warps for shape in _tcgnn_warps.SHAPES}
-    assert len(warps) == sum(map(len, tiles_cuda.SLICES.values()))
-    assert (warps["16x32"], warps["32x64"], warps["128x64"]) == (1, 4, 8)
+    found = {str(shape): shape.warps for shape in warps.SHAPES}
+    assert len(found) == sum(map(len, tiles_cuda.SLICES.values()))
+    assert (found["16x32"], found["32x64"], found["128x64"]) == (1, 4, 8)
     for feat in (16, 64):
-        assert _tcgnn_warps.default(feat) in _tcgnn_warps.SHAPES
+        assert warps.default(feat) in warps.SHAPES
 
 
 def test_launches_are_cut_by_the_slice_asked_for_and_then_as_ever():
@@ -149,39 +136,37 @@ def test_launches_are_cut_by_the_slice_asked_for_and_then_as_ever():
 
     chosen = width()
     for asked in tiles_cuda.SLICES[MMA_TILE[0]]:
-        with _tcgnn_warps.sliced(asked):
+        with warps.sliced(asked):
             assert width() == asked
         assert width() == chosen
-        with pytest.raises(ZeroDivisionError), _tcgnn_warps.sliced(asked):
+        with pytest.raises(ZeroDivisionError), warps.sliced(asked):
             _ = width() / 0
         assert width() == chosen
 
 
-@pytest.mark.parametrize("shape", _tcgnn_warps.SHAPES, ids=str)
+@pytest.mark.parametrize("shape", warps.SHAPES, ids=str)
 def test_all_entries_go_to_tiles_of_every_shape(operands, shape):
-    held = _tcgnn_cases.without_values(operands)
-    product = _tcgnn_warps.Shaped.of(shape, held, "float16")
+    held = cases.without_values(operands)
+    product = warps.Shaped.of(shape, held, "float16")
     assert product.product.S.tile == (shape.height, MMA_TILE[1])
     assert "wrong" not in product.checked()
 
 
 def test_an_entry_that_is_in_no_tile_is_wrong(operands):
     graph = CSR(np.array([0, 2]), np.array([0, 0]), shape=(1, 1))  # they share a cell
-    held = _spmm_table.Operands.of(graph, 64, "float16")
-    product = _tcgnn_warps.Shaped.of(
-        _tcgnn_warps.default(64), _tcgnn_cases.without_values(held), "float16"
-    )
+    held = table.Operands.of(graph, 64, "float16")
+    product = warps.Shaped.of(warps.default(64), cases.without_values(held), "float16")
     assert "entries are in tiles" in product.checked()["wrong"]
 
 
 def test_the_choice_is_held_against_the_fastest_shape():
-    chosen, other = _tcgnn_warps.default(64), _tcgnn_warps.Shape(16, 32)
-    found = _tcgnn_warps._fastest({other: 1.0, chosen: 2.0}, chosen)
+    chosen, other = warps.default(64), warps.Shape(16, 32)
+    found = warps._fastest({other: 1.0, chosen: 2.0}, chosen)
     assert (found["fastest"], found["warps"], found["over_fastest"]) == ("16x32", 1, 0.5)
     rows = [
         {"case": f"{k}", "dtype": "tf32", "over_fastest": over} for k, over in enumerate((1, 0.25))
     ]
-    targets = by_name(_tcgnn_warps.judge(rows))
+    targets = by_name(warps.judge(rows))
     mean = targets["tf32 MMA_TILE and its slice over the fastest shape, geomean of 2"]
     assert (mean.value, mean.limit) == (pytest.approx(0.5), None)
     assert targets["tf32 MMA_TILE and its slice over the fastest shape, worst (1)"].value == 0.25
@@ -197,7 +182,7 @@ def test_communities_are_ranges_of_ids_where_ids_are_not_shuffled(small):
 
 def test_a_batch_has_its_copies_on_the_diagonal():
     graph = CSR(np.array([0, 2, 2, 3]), np.array([0, 2, 1]), shape=(3, 3))
-    found = _tcgnn_structured.batch(graph, 3)
+    found = structured.batch(graph, 3)
     found.check()
     assert (found.toarray() == np.kron(np.eye(3), graph.toarray())).all()
     assert found.index_dtype == graph.index_dtype
@@ -207,7 +192,7 @@ def test_a_batch_has_its_copies_on_the_diagonal():
 @pytest.mark.filterwarnings("ignore:Sparse:UserWarning")
 def test_the_blocks_are_the_same_matrix_in_both_formats(count, monkeypatch):
     monkeypatch.setattr(torch.Tensor, "cuda", lambda self: self)
-    matrix = _tcgnn_blocks.Blocks.of(count)
+    matrix = blocks.Blocks.of(count)
     A = matrix.csr()
     A.check()
     assert A.has_sorted_indices
@@ -216,12 +201,12 @@ def test_the_blocks_are_the_same_matrix_in_both_formats(count, monkeypatch):
 
 
 def test_entries_of_a_condensed_column(small):
-    found = _tcgnn_translation.per_column(small.tosgt((16, 8)))
+    found = translation.per_column(small.tosgt((16, 8)))
     coo = small.tocoo()
     pairs = {*zip((coo.row // 16).tolist(), coo.col.tolist(), strict=True)}
     assert found == pytest.approx(small.nnz / len(pairs))
     empty = CSR(np.zeros(5, np.int32), np.empty(0, np.int32), shape=(4, 4))
-    assert _tcgnn_translation.per_column(empty.tosgt()) == 0
+    assert translation.per_column(empty.tosgt()) == 0
 
 
 def test_the_normalised_graph_is_that_of_gcn():
@@ -230,19 +215,19 @@ def test_the_normalised_graph_is_that_of_gcn():
     np.fill_diagonal(looped, 1)
     degree = looped.sum(1)
     expected = looped / np.sqrt(degree[:, None] * degree)
-    found = _tcgnn_training.normalised(graph).toarray()
+    found = training.normalised(graph).toarray()
     np.testing.assert_allclose(found, expected, rtol=4 * np.finfo(np.float32).eps)
 
 
 def cell(dtype, ratio, over_csr=1.0, error=1e-4, bias=-2e-6, feat=64, weighted=True, share=0.0):
-    case = _tcgnn_cases.case_of("g", feat, dtype, weighted=weighted)
+    case = cases.case_of("g", feat, dtype, weighted=weighted)
     facts = {"over_csr": over_csr, "error": error, "bias": bias, "share": share}
     return case | {"ratio": ratio} | facts
 
 
 def test_the_table_is_judged_by_dtype():
     rows = [cell("tf32", 1.5), cell("tf32", 0.9, feat=128, over_csr=0.94), cell("float16", 1.9)]
-    targets = by_name(_tcgnn_spmm.judge_table([*rows, cell("tf32", 0.1, error=5e-4, feat=16)]))
+    targets = by_name(spmm.judge_table([*rows, cell("tf32", 0.1, error=5e-4, feat=16)]))
     assert not targets["tf32 64/128/256 over cuSPARSE float32, geomean of 2"].ok
     assert not targets["tf32 64/128/256 over cuSPARSE float32, worst (g 128 tf32)"].ok
     assert targets["tf32 64/128/256 over spmm(CSR), worst (g 128 tf32)"].value == 0.94
@@ -254,7 +239,7 @@ def test_the_table_is_judged_by_dtype():
 
 def test_the_table_is_judged_with_values_and_without_together_and_apart():
     rows = [cell("tf32", 1.0, over_csr=2.0), cell("tf32", 4.0, over_csr=8.0, weighted=False)]
-    targets = by_name(_tcgnn_spmm.judge_table(rows))
+    targets = by_name(spmm.judge_table(rows))
     both = targets["tf32 64/128/256 over cuSPARSE float32, geomean of 2"]
     assert (both.value, both.limit) == (pytest.approx(2.0), 1.35)
     apart = targets["tf32 without values over cuSPARSE float32, geomean of 1"]
@@ -269,7 +254,7 @@ def test_the_limit_of_errors_in_bfloat16_goes_by_the_share_and_that_in_float16_d
         for dtype, error in (("float16", 1.1e-3), ("bfloat16", 6e-3))
         for share in (0.0, 0.5)
     ]
-    targets = by_name(_tcgnn_spmm.judge_table(rows))
+    targets = by_name(spmm.judge_table(rows))
     assert not targets["float16 largest relative error"].ok
     assert targets["bfloat16 largest relative error"].ok
 
@@ -281,7 +266,7 @@ def test_graphs_with_structure_are_judged_together_and_by_group():
         for group, ratios in (("ids not shuffled", (2.0, 8.0)), ("real", (1.0,)))
         for k, ratio in enumerate(ratios)
     ]
-    targets = by_name(_tcgnn_structured.judge(rows))
+    targets = by_name(structured.judge(rows))
     assert targets["tf32 over spmm(CSR), geomean of 3"].ok
     assert targets["tf32 over spmm(CSR), ids not shuffled, 2"].value == pytest.approx(4.0)
     assert targets["tf32 over spmm(CSR), without values, 1"].value == pytest.approx(8.0)
@@ -296,12 +281,12 @@ def test_the_largest_share_of_translation_counts():
         {"case": "b", "entries": 3_000_000, "percent": 2.5, "percent_both": 2.8},
         {"case": "small", "entries": 1_000_000, "percent": 9.0, "percent_both": 9.0},
     ]
-    share, both = _tcgnn_translation.judge(rows)
+    share, both = translation.judge(rows)
     assert (share.value, both.value) == (pytest.approx(0.025), pytest.approx(0.03))
     assert share.limit == both.limit == 0.02
     assert not share.ok
     assert not both.ok
-    share, both = _tcgnn_translation.judge(rows[2:])
+    share, both = translation.judge(rows[2:])
     assert share.value == both.value == pytest.approx(0.09)
     assert share.limit is both.limit is None
 
@@ -311,7 +296,7 @@ def test_models_are_judged_by_library_and_precision():
         {"graph": "a", "model": "GCN", "precision": "high", "ms": 2.0, "over_pyg": 4.0},
         {"graph": "a", "model": "GCN", "precision": "highest", "ms": 3.0, "over_torch": 0.5},
     ]
-    targets = by_name(_tcgnn_training.judge(rows))
+    targets = by_name(training.judge(rows))
     assert targets["GCN high over PyG, geomean of 1"].value == pytest.approx(4.0)
     assert targets["GCN highest over torch.sparse, worst"].value == 0.5
     assert targets["GCN, tiles in TF32 over CSR in float32, geomean of 1"].value == 1.5
@@ -321,7 +306,7 @@ def test_the_kernel_of_signed_errors_compiles():
     nvrtc = pytest.importorskip("cupy_backends.cuda.libs.nvrtc", reason="CuPy brings NVRTC")
     from cuda.pathfinder import find_nvidia_header_directory
 
-    program = nvrtc.createProgram(_tcgnn_cases.SIGNED_SOURCE, "benchmark.cu", [], [])
+    program = nvrtc.createProgram(cases.SIGNED_SOURCE, "benchmark.cu", [], [])
     names = [
         _oracle.expression("signed_errors", _graphs.dtype(dtype), index)
         for dtype in _oracle.LIMITS

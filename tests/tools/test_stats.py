@@ -147,7 +147,7 @@ def test_the_documentation_holds_the_table_of_the_real_graphs(
     shared_data, monkeypatch, tmp_path, capsys
 ):
     monkeypatch.syspath_prepend(str(REPOSITORY))
-    tiles = importlib.import_module("benchmarks.tiles")
+    tiles = importlib.import_module("benchmarks.tiles.tiles")
     page = tmp_path / "formats.md"
     page.write_text(f"before\n{tiles.BEGIN}old\n{tiles.END}after\n", encoding="utf-8")
     monkeypatch.setattr(tiles, "PAGE", page)
@@ -161,7 +161,7 @@ def test_the_documentation_holds_the_table_of_the_real_graphs(
 
 def test_a_folder_without_graphs_is_refused(monkeypatch, tmp_path, capsys):
     monkeypatch.syspath_prepend(str(REPOSITORY))
-    tiles = importlib.import_module("benchmarks.tiles")
+    tiles = importlib.import_module("benchmarks.tiles.tiles")
     with pytest.raises(SystemExit, match="2"):
         tiles.main([str(tmp_path)])
     assert "no .npz file" in capsys.readouterr().err
@@ -170,7 +170,7 @@ def test_a_folder_without_graphs_is_refused(monkeypatch, tmp_path, capsys):
 @pytest.mark.parametrize("found", ["", "BEGIN", "END", "END BEGIN"])
 def test_a_page_without_both_markers_is_left_alone(monkeypatch, tmp_path, found):
     monkeypatch.syspath_prepend(str(REPOSITORY))
-    tiles = importlib.import_module("benchmarks.tiles")
+    tiles = importlib.import_module("benchmarks.tiles.tiles")
     page = tmp_path / "formats.md"
     text = "before\n" + "".join(getattr(tiles, name) for name in found.split()) + "after\n"
     page.write_text(text, encoding="utf-8")

@@ -14,7 +14,6 @@ from typing import Any
 import numba
 import numpy as np
 
-from ..edges.cpu import _dot
 from ..engine.lanes import (
     add_product,
     exp,
@@ -27,7 +26,7 @@ from ..engine.lanes import (
     total,
     width_of,
 )
-from ..engine.loops import AHEAD, MIDDLE, NARROW, inlined, parallel, rows_of
+from ..engine.loops import AHEAD, MIDDLE, NARROW, dot, inlined, parallel, rows_of
 
 
 @inlined
@@ -300,8 +299,8 @@ def statistics(
     """Of each row and head the largest score, 1 by the sum, and <dO, out>; the gradient of er."""
     for piece in numba.prange(pieces):
         for item in range(piece * len(der) // pieces, (piece + 1) * len(der) // pieces):
-            D = _dot(grad, item * feat, out, item * feat, feat)
-            positive = _dot(grad, item * feat, plus, item * feat, feat)
+            D = dot(grad, item * feat, out, item * feat, feat)
+            positive = dot(grad, item * feat, plus, item * feat, feat)
             whole = forward[4 * item + 1]
             stats[3 * item], stats[3 * item + 2] = forward[4 * item], D
             stats[3 * item + 1] = 0 if whole == 0 else 1 / whole
@@ -316,8 +315,8 @@ def _score_gradient(
     """``leaky'(z) P (M <dO, H> - D)`` of one entry and head; M is the ``factor``."""
     p = np.exp((z if z > 0 else slope * z) - stats[3 * target]) * stats[3 * target + 1]
     p = p if z > 0 else slope * p
-    dot = _dot(grad, target * feat, H, source * feat, feat)
-    return p * (factor * dot - stats[3 * target + 2])
+    through = factor * dot(grad, target * feat, H, source * feat, feat)
+    return p * (through - stats[3 * target + 2])
 
 
 @parallel

@@ -27,7 +27,7 @@ from ..engine.lanes import (
     where,
     width_of,
 )
-from ..engine.loops import MIDDLE, NARROW, inlined, parallel, rows_of
+from ..engine.loops import MIDDLE, NARROW, dot, inlined, parallel, rows_of
 from ..engine.structure import transposed
 from .cpu import dropping_of, narrow
 from .cpu_gat import philox
@@ -66,16 +66,6 @@ def _gather(A: Any, far: Any, pitch: Any, i: Any, e: Any, loops: Any, places: An
 
 
 @inlined
-def _product(X: Any, at: Any, Y: Any, there: Any, feat: Any) -> Any:
-    zero = lanes(X, NARROW, 0)
-    step, sums = width_of(zero), zero
-    for f in range(0, feat, step):
-        count = min(step, feat - f)
-        sums = add_product(sums, load(zero, X, at + f, count), load(zero, Y, there + f, count))
-    return total(sums)
-
-
-@inlined
 def _leaky_product(
     X: Any, at: Any, Y: Any, there: Any, att: Any, slope: Any, first: Any, feat: Any
 ) -> Any:
@@ -105,7 +95,7 @@ def _scores(
     else:
         for k in range(len(places)):
             there = places[k] * heads * feat + first
-            scores[k] = scale * _product(own, at, far, there, feat)
+            scores[k] = scale * dot(own, at, far, there, feat)
     for k in range(len(places)):
         place = ids[k] * heads + h
         if place < len(edges):  # a loop that is not stored has no edge
@@ -237,7 +227,7 @@ def _gradients(
     at = (i * heads + h) * feat
     for k in range(len(places)):
         there = (places[k] * heads + h) * feat
-        grads[k] += weights[k] * _product(near[1], at, far[1], there, feat)
+        grads[k] += weights[k] * dot(near[1], at, far[1], there, feat)
 
 
 @parallel
@@ -266,7 +256,7 @@ def backward(
             else:
                 for h in range(heads):
                     at = (i * heads + h) * feat
-                    stats[1][i * heads + h] = _product(near[1], at, dvalues, at, feat)
+                    stats[1][i * heads + h] = dot(near[1], at, dvalues, at, feat)
             while e < stop:
                 e, n = _gather(A, far, pitch, i, e, loops, places, ids)
                 for h in range(heads):

@@ -13,7 +13,7 @@ import numpy as np
 from ...formats.arrays import Array
 from ...formats.base import Format
 from ...formats.oracle import float64, stored_entries
-from ..matmul.oracle import _precision
+from ..matmul.oracle import precision_of
 
 #: Of the bounds: rounding of the single steps that are not counted one by one, such as exp.
 _STEPS = 6
@@ -114,7 +114,7 @@ def gat_backward_bound(
     """
     w, sizes = _weights(A, el, er, like=H, **options), (np.abs(_headed(a)) for a in (H, grad))
     X, g = next(sizes), next(sizes)[w.row]
-    eps, (rough, least), feat = w.eps, _precision(H.dtype), X.shape[2]
+    eps, (rough, least), feat = w.eps, precision_of(H.dtype), X.shape[2]
     shares = (w.M * w.P)[:, :, None]
     O_size = _summed(w.row, A.n_rows, shares * X[w.col])
     O_error = factor * _forward_error(w, A.n_rows, H)
@@ -142,7 +142,7 @@ def gat_backward_bound(
     scores = dell.reshape(el.shape), der.reshape(er.shape), _placed(A, w, each, el)
     results = *scores, _of_loops(A, w, each, er)
     exact = gat_backward_oracle(A, H, el, er, grad, **options)[1:]
-    rounding, tiny = _precision(el.dtype)
+    rounding, tiny = precision_of(el.dtype)
     found = (factor * a + rounding * np.abs(b) + tiny for a, b in zip(results, exact, strict=True))
     return factor * dH.reshape(H.shape), *found
 
@@ -180,7 +180,7 @@ def _weights(
         own[: A.nnz] = float64(edge_scores).reshape(A.nnz, heads)
     if loop_edges is not None:
         own[A.nnz :] = float64(loop_edges).reshape(A.n_rows, heads)
-    eps = _precision(np.float32 if like.dtype.itemsize == 2 else like.dtype)
+    eps = precision_of(np.float32 if like.dtype.itemsize == 2 else like.dtype)
     size = np.abs(left[col]) + np.abs(right[row]) + np.abs(own[number])
     with np.errstate(invalid="ignore"):  # infinite scores, and NaN
         z = left[col] + right[row] + own[number]
@@ -226,7 +226,7 @@ def _softmax(row: Array, n_rows: int, s: Array, eps: tuple[float, float]) -> tup
 
 
 def _forward_error(w: _Weights, n_rows: int, H: Array) -> Array:
-    rough, least = _precision(H.dtype)
+    rough, least = precision_of(H.dtype)
     degree = w.degree[w.row][:, None]
     each = w.M * (w.error + ((degree + _STEPS) * w.eps + rough) * w.P)
     lost = (w.degree * least)[:, None, None]

@@ -13,7 +13,7 @@ import numpy as np
 from ...formats.arrays import Array
 from ...formats.base import Format
 from ...formats.oracle import float64
-from ..matmul.oracle import _precision
+from ..matmul.oracle import precision_of
 from .oracle_gat import _STEPS, _entries, _headed, _softmax, _summed, dropout_mask
 
 #: Of queries, keys, values, ``att`` and edges' scores; None for what is not given.
@@ -136,7 +136,7 @@ def _weights(
     row, col, number = _entries(A, self_loops)
     q, k = _headed(queries)[row], _headed(keys)[col]
     heads, feat = q.shape[1:]
-    eps, least = _precision(np.float32 if keys.dtype.itemsize == 2 else keys.dtype)
+    eps, least = precision_of(np.float32 if keys.dtype.itemsize == 2 else keys.dtype)
     none = np.zeros((1, heads, feat))
     if att is None:
         factor = 1 / np.sqrt(feat or 1) if scale is None else scale
@@ -159,7 +159,7 @@ def _weights(
     M = dropout_mask(number, heads, dropout=dropout, seed=seed)
     held = _headed(keys if values is None else values)[col]
     steps = P, M, error + off, later_error + off, held, *derivatives
-    return _Weights(row, col, number, *steps, eps, _precision(keys.dtype))
+    return _Weights(row, col, number, *steps, eps, precision_of(keys.dtype))
 
 
 def _result(A: Format, w: _Weights) -> Array:

@@ -37,9 +37,6 @@ def scaled_row(Y: Any, at: Any, feat: Any, divisor: Any, factor: Any) -> None:
         Y[f] = Y[f] / divisor * factor
 
 
-_scaled_row = scaled_row  # for tiles, until they use the public name
-
-
 @parallel
 def products_of_rows(
     indptr: Any, A: Any, S: Any, scales: Any, Y: Any, mean: Any, pieces: Any

@@ -12,7 +12,7 @@ import numpy as np
 from llvmlite import ir  # type: ignore[import-untyped]
 from numba import types
 
-from ..engine.lanes import Lanes, _operation, _splat
+from ..engine.lanes import Lanes, operation, splat
 from ..engine.loops import inlined, parallel
 
 _WORD = 64
@@ -21,7 +21,7 @@ _WORD = 64
 def _compared(sign: str) -> Any:
     """Which of the 64 keys from ``at`` on compare so with a limit, as the bits of an integer."""
 
-    @_operation
+    @operation
     def compared(typing: Any, keys: Any, at: Any, limit: Any) -> Any:
         kind = Lanes(keys.dtype, _WORD)
 
@@ -30,7 +30,7 @@ def _compared(sign: str) -> Any:
             start = builder.gep(array.data, [args[1]])
             address = builder.bitcast(start, context.get_value_type(kind).as_pointer())
             run = builder.load(address, align=keys.dtype.bitwidth // 8)
-            right = _splat(builder, context.cast(builder, args[2], limit, keys.dtype), _WORD)
+            right = splat(builder, context.cast(builder, args[2], limit, keys.dtype), _WORD)
             return builder.bitcast(builder.icmp_unsigned(sign, run, right), ir.IntType(_WORD))
 
         return types.uint64(keys, at, limit), build
@@ -41,7 +41,7 @@ def _compared(sign: str) -> Any:
 reach, exceed = _compared(">="), _compared(">")
 
 
-@_operation
+@operation
 def ones(typing: Any, word: Any) -> Any:
     """How many bits are set."""
 
@@ -51,7 +51,7 @@ def ones(typing: Any, word: Any) -> Any:
     return types.int64(types.uint64), build
 
 
-@_operation
+@operation
 def lowest(typing: Any, word: Any) -> Any:
     """The place of the lowest bit that is set."""
 

@@ -24,17 +24,7 @@ from ..engine.lanes import (
     where,
     width_of,
 )
-from ..engine.loops import AHEAD, NARROW, inlined, parallel, rows_of
-
-
-@inlined
-def _dot(X: Any, at: Any, Y: Any, there: Any, feat: Any) -> Any:
-    zero = lanes(X, NARROW, 0)
-    step, sums = width_of(zero), zero
-    for f in range(0, feat, step):
-        count = min(step, feat - f)
-        sums = add_product(sums, load(zero, X, at + f, count), load(zero, Y, there + f, count))
-    return total(sums)
+from ..engine.loops import AHEAD, NARROW, dot, inlined, parallel, rows_of
 
 
 @parallel
@@ -53,7 +43,7 @@ def products_at_entries(
                     prefetch(lanes(Y, NARROW, 0), Y, ahead + f)
                 at, there = i * ldx, np.int64(indices[e]) * ldy
                 for h in range(heads):
-                    out[e * heads + h] = _dot(X, at + h * feat, Y, there + h * feat, feat)
+                    out[e * heads + h] = dot(X, at + h * feat, Y, there + h * feat, feat)
 
 
 @inlined

@@ -21,7 +21,7 @@ from ...formats.base import Format
 from ...formats.compressed import CSR
 from ...formats.sgt import SGT
 from ...graph import Graph
-from .memory import rows_apart
+from .memory import memory_of, rows_apart
 
 _VALUES = frozenset(np.dtype(name) for name in ("float16", "float32", "float64"))
 
@@ -191,8 +191,10 @@ def output(
     It may overlap none of the inputs and no array of ``A``.
     """
     if out is None:
-        with on_device_of(like), allocating(f"a result of shape {shape}"):
-            return namespace(like).empty(shape, like.dtype)
+        if is_cupy(like):
+            return memory_of(like).empty(shape, like.dtype, like)
+        with allocating(f"a result of shape {shape}"):
+            return np.empty(shape, like.dtype)
     kind = type(like)
     fits = type(out) is kind and out.shape == shape and out.dtype == like.dtype
     if not (fits and (kind is np.ndarray or out.data.device_id == like.data.device_id)):

@@ -62,6 +62,12 @@ def explain(op: str, *args: Any, **options: Any) -> Explanation:
         The operation's arguments: ``explain("spmm", A, X, reduce="max")``, or those of the function
         of ``sparsefmt.autograd``: ``explain("gat_aggregate", graph, h, el, er)``.
 
+    Returns
+    -------
+    Explanation
+        ``str()`` says it in words; ``chosen`` is the kernel, or None where nothing is to be done,
+        and ``rejected`` has the other kernels with the reasons against them.
+
     Raises
     ------
     UnsupportedError
@@ -130,7 +136,8 @@ def run(op: Op, A: Any, *args: Any, **options: Any) -> Any:
         asked.append(_explained(op, A, *args, **options))
         if not asked.runs:
             return options.get("out")
-    for kernel in op.candidates[_place_of(A, args)]:
+    place = _ON_GPU if type(A) is Structure else _place_of(A, args)
+    for kernel in op.candidates[place]:
         if kernel.refuses is None or not kernel.refuses(A, *args, **options):
             try:
                 found = kernel.run(A, *args, **options)
@@ -143,8 +150,11 @@ def run(op: Op, A: Any, *args: Any, **options: Any) -> Any:
     raise UnsupportedError(f"no kernel can run this {op.title}.\n{explained}")
 
 
+_ON_GPU = ("csr", True)  # as every ``Structure``
+
+
 def _place_of(A: Any, args: tuple[Any, ...]) -> tuple[str, bool]:
-    """Format of a matrix and whether it is on a GPU, as is every ``Structure``.
+    """Format of a matrix and whether it is on a GPU.
 
     Features alone, without a matrix, go as those of a CSR.
     """

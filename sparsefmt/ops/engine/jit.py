@@ -246,9 +246,21 @@ def _allow_shared(function: int, size: int, name: str) -> None:
 
 
 def compile_all() -> int:
-    """Compile every kernel for the current device, so that nothing compiles later; their count.
+    """Compile every kernel for the current device, so that nothing compiles later.
 
     Call it before a CUDA graph is captured.
+
+    Returns
+    -------
+    int
+        How many kernels there are.
+
+    Raises
+    ------
+    DeviceError
+        If CuPy is not installed.
+    KernelLaunchError
+        If a kernel does not compile or load.
     """
     device = current_device()
     for file, name in declared():

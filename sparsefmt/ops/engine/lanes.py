@@ -33,35 +33,36 @@ class _LanesModel(models.PrimitiveModel):
         super().__init__(manager, lanes, ir.VectorType(scalar, lanes.width))  # type: ignore[no-untyped-call]
 
 
-def _operation(function: Callable[..., Any]) -> Any:
+def operation(function: Callable[..., Any]) -> Any:
+    """Make an operation of compiled code, whose literal arguments it knows while it is built."""
     return intrinsic(prefer_literal=True)(function)
 
 
-@_operation
+@operation
 def lanes(typing: Any, array: Any, nbytes: Any, value: Any) -> Any:
     """``value`` in each of as many lanes of the array's dtype as ``nbytes`` hold."""
     kind = Lanes(array.dtype, nbytes.literal_value // (array.dtype.bitwidth // 8))
 
     def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         scalar = context.cast(builder, args[2], signature.args[2], array.dtype)
-        return _splat(builder, scalar, kind.width)
+        return splat(builder, scalar, kind.width)
 
     return kind(array, nbytes, value), build
 
 
-@_operation
+@operation
 def lanes_beside(typing: Any, run: Any, array: Any, value: Any) -> Any:
     """``value`` of the array's dtype in each of as many lanes as ``run`` has."""
     kind = Lanes(array.dtype, run.width)
 
     def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         scalar = context.cast(builder, args[2], signature.args[2], array.dtype)
-        return _splat(builder, scalar, kind.width)
+        return splat(builder, scalar, kind.width)
 
     return kind(run, array, value), build
 
 
-@_operation
+@operation
 def width_of(typing: Any, run: Any) -> Any:
     """How many lanes there are."""
 
@@ -71,7 +72,7 @@ def width_of(typing: Any, run: Any) -> Any:
     return types.int64(run), build
 
 
-@_operation
+@operation
 def load(typing: Any, run: Any, array: Any, at: Any, count: Any) -> Any:
     """``array[at], array[at + 1], ...`` in the first ``count`` lanes, at any alignment.
 
@@ -93,7 +94,7 @@ def load(typing: Any, run: Any, array: Any, at: Any, count: Any) -> Any:
     return kind(run, array, at, count), build
 
 
-@_operation
+@operation
 def store(typing: Any, run: Any, array: Any, at: Any, count: Any) -> Any:
     """``array[at + k] = run[k]`` for the first ``count`` lanes."""
     kind = Lanes(array.dtype, run.width)
@@ -112,7 +113,7 @@ def store(typing: Any, run: Any, array: Any, at: Any, count: Any) -> Any:
     return types.void(run, array, at, count), build
 
 
-@_operation
+@operation
 def prefetch(typing: Any, run: Any, array: Any, at: Any) -> Any:
     """Ask for the cache lines that ``load(run, array, at)`` will read."""
     kind = Lanes(array.dtype, run.width)
@@ -132,7 +133,7 @@ def prefetch(typing: Any, run: Any, array: Any, at: Any) -> Any:
     return types.void(run, array, at), build
 
 
-@_operation
+@operation
 def add_product(typing: Any, sums: Any, factor: Any, run: Any) -> Any:
     """``sums + factor * run``, fused where the processor can; the factor is lanes or one value."""
 
@@ -144,7 +145,7 @@ def add_product(typing: Any, sums: Any, factor: Any, run: Any) -> Any:
     return sums(sums, factor, run), build
 
 
-@_operation
+@operation
 def total(typing: Any, run: Any) -> Any:
     """The sum of all lanes."""
 
@@ -157,7 +158,7 @@ def total(typing: Any, run: Any) -> Any:
     return run.scalar(run), build
 
 
-@_operation
+@operation
 def largest(typing: Any, run: Any) -> Any:
     """The largest of all lanes; NaN only where there is nothing else."""
 
@@ -169,7 +170,7 @@ def largest(typing: Any, run: Any) -> Any:
     return run.scalar(run), build
 
 
-@_operation
+@operation
 def product(typing: Any, run: Any, factor: Any) -> Any:
     """``run * factor``; the factor is lanes or one value."""
 
@@ -179,7 +180,7 @@ def product(typing: Any, run: Any, factor: Any) -> Any:
     return run(run, factor), build
 
 
-@_operation
+@operation
 def divided(typing: Any, run: Any, divisor: Any) -> Any:
     """``run / divisor``; the divisor is lanes or one value."""
 
@@ -189,7 +190,7 @@ def divided(typing: Any, run: Any, divisor: Any) -> Any:
     return run(run, divisor), build
 
 
-@_operation
+@operation
 def beats(typing: Any, run: Any, best: Any) -> Any:
     """In which lanes ``run`` is larger than ``best``; NaN beats numbers and is not beaten."""
     kind = Lanes(types.boolean, run.width)
@@ -201,7 +202,7 @@ def beats(typing: Any, run: Any, best: Any) -> Any:
     return kind(run, best), build
 
 
-@_operation
+@operation
 def equals(typing: Any, run: Any, value: Any) -> Any:
     """In which lanes of integers ``run`` is ``value``."""
     kind = Lanes(types.boolean, run.width)
@@ -212,7 +213,7 @@ def equals(typing: Any, run: Any, value: Any) -> Any:
     return kind(run, value), build
 
 
-@_operation
+@operation
 def where(typing: Any, mask: Any, run: Any, other: Any) -> Any:
     """``run`` in the lanes of the mask, ``other`` elsewhere."""
 
@@ -222,7 +223,7 @@ def where(typing: Any, mask: Any, run: Any, other: Any) -> Any:
     return other(mask, run, other), build
 
 
-@_operation
+@operation
 def exp(typing: Any, run: Any) -> Any:
     """``e^x`` for ``x <= 0``, within 2 units in the last place; 0 where it would be subnormal.
 
@@ -272,10 +273,10 @@ def _as_lanes(context: Any, builder: Any, value: Any, kind: Any, run: Lanes) -> 
     """``value`` if it is lanes, else in as many lanes as ``run`` has."""
     if isinstance(kind, Lanes):
         return value
-    return _splat(builder, context.cast(builder, value, kind, run.scalar), run.width)
+    return splat(builder, context.cast(builder, value, kind, run.scalar), run.width)
 
 
-def _splat(builder: Any, scalar: Any, width: int) -> Any:
+def splat(builder: Any, scalar: Any, width: int) -> Any:
     """``scalar`` in every lane."""
     vector, lane = ir.VectorType(scalar.type, width), ir.IntType(32)
     first = builder.insert_element(ir.Constant(vector, ir.Undefined), scalar, lane(0))
@@ -286,7 +287,7 @@ def _splat(builder: Any, scalar: Any, width: int) -> Any:
 def _below(builder: Any, count: Any, width: int) -> Any:
     """The mask of the first ``count`` lanes."""
     places = ir.Constant(ir.VectorType(count.type, width), list(range(width)))
-    return builder.icmp_signed("<", places, _splat(builder, count, width))
+    return builder.icmp_signed("<", places, splat(builder, count, width))
 
 
 def _address(context: Any, builder: Any, signature: Any, args: Any, kind: Lanes) -> Any:

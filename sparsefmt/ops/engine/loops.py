@@ -1,9 +1,11 @@
-"""What compiled loops share: how they are compiled, cut into pieces of rows, and prefetch."""
+"""What compiled loops share: how they are compiled, cut into pieces of rows, prefetch, and dot."""
 
 from typing import Any
 
 import numba
 import numpy as np
+
+from .lanes import add_product, lanes, load, total, width_of
 
 #: Pieces of work a thread: enough to even out hubs, few enough to cost nothing.
 PIECES_PER_THREAD = 16
@@ -37,3 +39,14 @@ def rows_of(indptr: Any, piece: Any, pieces: Any) -> Any:
     items = np.int64(indptr[-1]) + len(indptr) - 1
     start, stop = np.int64(piece) * items // pieces, (np.int64(piece) + 1) * items // pieces
     return first_row(indptr, start), first_row(indptr, stop)
+
+
+@inlined
+def dot(X: Any, at: Any, Y: Any, there: Any, feat: Any) -> Any:
+    """Dot product of ``feat`` values each, from ``X[at]`` and from ``Y[there]`` on."""
+    zero = lanes(X, NARROW, 0)
+    step, sums = width_of(zero), zero
+    for f in range(0, feat, step):
+        count = min(step, feat - f)
+        sums = add_product(sums, load(zero, X, at + f, count), load(zero, Y, there + f, count))
+    return total(sums)

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from ...formats.arrays import Array, allocating, finish, import_cupy, is_cupy
+from ...formats.arrays import Array, allocating, finish, import_cupy, is_cupy, out_of_memory
 from ...formats.primitives import expand
 
 HERE: AbstractContextManager[object] = nullcontext()
@@ -123,8 +123,11 @@ class CupyMemory:
 
     def empty(self, shape: Sequence[int], dtype: str, like: Any) -> Any:
         """Uninitialised memory on the device of ``like``."""
-        with self.on_device(like), allocating(f"a result of shape {shape}"):
-            return self._cupy.empty(shape, dtype)
+        try:  # a context that tells what was allocated would write its text each time
+            with self.on_device(like):
+                return self._cupy.empty(shape, dtype)
+        except MemoryError as error:
+            raise out_of_memory(f"a result of shape {shape}", error) from error
 
     def zeros(self, shape: Sequence[int], dtype: str, like: Any) -> Any:
         """Zeroed memory on the device of ``like``."""

@@ -9,7 +9,7 @@ from ...formats.arrays import Array
 from ...formats.compressed import CSR
 from ..engine import cpu
 from ..engine.lanes import add_product, lanes, load, prefetch, product, store, total, width_of
-from ..engine.loops import AHEAD, MIDDLE, NARROW, WIDE, WIDEST, inlined, parallel, rows_of
+from ..engine.loops import AHEAD, MIDDLE, NARROW, WIDE, WIDEST, dot, inlined, parallel, rows_of
 
 
 def aggregate_backward(
@@ -82,16 +82,6 @@ def _tile(
     return f + count
 
 
-@inlined
-def _dot(X: Any, at: Any, Y: Any, there: Any, feat: Any) -> Any:
-    zero = lanes(X, NARROW, 0)
-    step, sums = width_of(zero), zero
-    for f in range(0, feat, step):
-        count = min(step, feat - f)
-        sums = add_product(sums, load(zero, X, at + f, count), load(zero, Y, there + f, count))
-    return total(sums)
-
-
 @parallel
 def _backward(
     indptr: Any, T: Any, values: Any, X: Any, grad: Any, out: Any, dA: Any, dself: Any, pieces: Any
@@ -105,7 +95,7 @@ def _backward(
         for j in range(start, stop):
             span, f = (np.int64(indptr[j]), np.int64(indptr[j + 1])), 0
             if len(dself):
-                dself[j] = _dot(X[0], j * X[1], grad[0], j * grad[1], feat)
+                dself[j] = dot(X[0], j * X[1], grad[0], j * grad[1], feat)
             whole = lanes(X[0], WIDEST, 0)
             while feat - f >= width_of(whole):
                 f = _tile(whole, T, values, X, grad, out, dA, j, span, f, width_of(whole))

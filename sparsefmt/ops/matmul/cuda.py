@@ -118,16 +118,15 @@ def spmm(
         return out
     x, values = m.rows_in_place(x), m.contiguous(values)
     row_scale, col_scale = m.factors(row_scale), m.factors(col_scale)
-    at = rows, result, winners, scale, *factors = m.pointers(
-        x, out, arg, row_scale, values, perm, col_scale
-    )
+    given = arg, row_scale, values, perm, col_scale
+    rows, result, winners, scale, *factors = m.pointers(x, out, *given)
     with m.on_device(x):
         stream = m.stream(x)
         if not S.nnz:
             _fill_empty(S, dtype, reduce, feat, result, winners, stream)
             return out
         case = dtype, reduce, feat, m.row_stride(x), (rows | result) % 16
-        nbytes, launch, add_up = S.once(_launches, *case, *map(bool, at[2:]))
+        nbytes, launch, add_up = S.once(_launches, *case, *[one is not None for one in given])
         if add_up is None:
             launch(stream, *factors, scale, rows, result, winners, 0, 0)
             return out

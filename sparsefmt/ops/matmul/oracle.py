@@ -176,6 +176,3 @@ def precision_of(dtype: Any) -> tuple[float, float]:
         return 2.0**-7, 2.0**-126
     found = np.finfo(dtype)  # which bfloat16 is unknown to
     return float(found.eps), float(found.smallest_subnormal if dtype.itemsize == 2 else found.tiny)
-
-
-_precision, _factors = precision_of, factors  # until every room has the public names

@@ -12,10 +12,9 @@ import numpy as np
 
 from ...formats.arrays import Array
 from ...formats.compressed import CSR
-from ..edges.cpu import _dot
 from ..engine.cpu import flat, values_of, writing
 from ..engine.lanes import divided, lanes, prefetch, product, store, width_of
-from ..engine.loops import AHEAD, MIDDLE, NARROW, WIDE, WIDEST, inlined, parallel, rows_of
+from ..engine.loops import AHEAD, MIDDLE, NARROW, WIDE, WIDEST, dot, inlined, parallel, rows_of
 from ..matmul.cpu import row_sum, spmm
 from .options import ALL, STRATEGIES, SampleOptions
 
@@ -357,7 +356,7 @@ def _sddmm(
                         prefetch(lanes(Y, NARROW, 0), Y, ahead + f)
                     e = entries[k]
                     j = np.int64(indices[e])
-                    dot = _dot(X, i * ldx, Y, j * ldy, feat)
+                    found = dot(X, i * ldx, Y, j * ldy, feat)
                     column = col_scale[j] if len(col_scale) else one
-                    out[e] = dot * column * factor
+                    out[e] = found * column * factor
             first = last

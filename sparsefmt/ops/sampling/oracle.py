@@ -12,7 +12,7 @@ import numpy as np
 from ...formats.arrays import Array
 from ...formats.compressed import CSR
 from ...formats.oracle import float64
-from ..matmul.oracle import _factors, _precision, error_bound, spmm_oracle
+from ..matmul.oracle import error_bound, factors, precision_of, spmm_oracle
 
 _PRIMES = 577, 587, 593, 599
 
@@ -92,7 +92,7 @@ def sddmm_sampled_bound(A: CSR, X: Array, Y: Array, width: int, **options: Any) 
 
     ``2 * (feat + 4) * (eps * r c sum |x| |y| + least normal number)``; 0 where it must be 0.
     """
-    eps, least = _precision(X.dtype)
+    eps, least = precision_of(X.dtype)
     for scale in {"row_scale", "col_scale"} & {*options}:
         options[scale] = None if options[scale] is None else np.abs(float64(options[scale]))
     size = sddmm_sampled_oracle(A, np.abs(float64(X)), np.abs(float64(Y)), width, **options)
@@ -115,7 +115,7 @@ def _scaled_sample(
     B = sample_oracle(A, width, **how)[0]
     whole, kept = A.lengths.astype(np.float64), np.maximum(B.lengths, 1).astype(np.float64)
     share = 1 / kept if mean else whole / kept if rescale else np.ones(A.n_rows)
-    return B, _factors(row_scale, A.n_rows) * share, _factors(col_scale, A.n_cols)
+    return B, factors(row_scale, A.n_rows) * share, factors(col_scale, A.n_cols)
 
 
 # Permutations by counter

@@ -12,11 +12,10 @@ import numpy as np
 
 from ...formats.arrays import Array
 from ...formats.sgt import SGT
-from ..cbsr.cpu import _scaled_row
-from ..edges.cpu import _dot
+from ..cbsr.cpu import scaled_row
 from ..engine.cpu import flat, values_of, writing
 from ..engine.lanes import add_product, lanes, load, prefetch, store, width_of
-from ..engine.loops import AHEAD, MIDDLE, NARROW, WIDE, WIDEST, inlined, parallel, rows_of
+from ..engine.loops import AHEAD, MIDDLE, NARROW, WIDE, WIDEST, dot, inlined, parallel, rows_of
 from ..matmul.cpu import weight_of
 
 #: Entries unpacked at a time: 16 KiB beside the rows of a window.  1.04x over 256, as fast as 4096.
@@ -141,7 +140,7 @@ def _finish(Y: Any, row_scale: Any, degree: Any, top: Any, mean: Any) -> None:
         if degree[k]:
             divisor = Y.dtype.type(degree[k]) if mean else one
             factor = row_scale[top + k] if len(row_scale) else one
-            _scaled_row(Y, np.uint64((top + k) * feat), np.uint64(feat), divisor, factor)
+            scaled_row(Y, np.uint64((top + k) * feat), np.uint64(feat), divisor, factor)
 
 
 @parallel
@@ -184,7 +183,7 @@ def _dots(
             prefetch(lanes(Y, NARROW, 0), Y, ahead + f)
         i, j, e = rows[k] * ldx, cols[k] * ldy, np.int64(order[first + k]) * heads
         for h in range(heads):
-            out[e + h] = _dot(X, i + h * feat, Y, j + h * feat, feat)
+            out[e + h] = dot(X, i + h * feat, Y, j + h * feat, feat)
 
 
 @parallel

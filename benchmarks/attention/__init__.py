@@ -1,0 +1,1 @@
+"""Benchmarks of fused attention, of one layer and of models with it."""

@@ -1,0 +1,1 @@
+"""Benchmarks of one number for each entry: SDDMM and the softmax."""

@@ -1,0 +1,1 @@
+"""Benchmarks of ``A @ X``: SpMM, and aggregation with both gradients."""

@@ -1,0 +1,1 @@
+"""Benchmarks of products over a sample of each row, and of models with them."""

@@ -1,0 +1,1 @@
+"""Benchmarks of condensed tiles: products, translation, and models with them."""

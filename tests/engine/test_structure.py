@@ -1,0 +1,34 @@
+"""What is decided once of a structure."""
+
+from sparsefmt.ops.engine.structure import Structure
+
+
+def structure(**changes):
+    names = "n_rows n_cols nnz index_dtype indptr indices start slot cut long blocks n_cuts n_long"
+    return Structure(**dict.fromkeys(names.split(), 1) | changes)
+
+
+def test_a_case_is_decided_once_for_each_structure_and_question():
+    asked = []
+
+    def first(S, *case):
+        asked.append((S, *case))
+        return len(asked)
+
+    def second(S, *case):
+        return "another question"
+
+    S, T = structure(), structure(nnz=2)
+    assert [S.once(first, "float32", 64) for _ in range(3)] == [1] * 3
+    assert S.once(first, "float32", 128) == 2
+    assert T.once(first, "float32", 64) == 3
+    assert S.once(second, "float32", 64) == "another question"
+    assert asked == [(S, "float32", 64), (S, "float32", 128), (T, "float32", 64)]
+
+
+def test_what_was_decided_is_no_part_of_a_structure():
+    S, T = structure(), structure()
+    S.once(lambda *_: "decided")
+    assert S == T
+    assert hash(S) == hash(T)
+    assert repr(S) == repr(T)
