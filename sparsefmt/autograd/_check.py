@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from ..errors import DeviceError, DtypeError, ShapeError, UnsupportedError
+from ..ops.engine import checks
 from .structure import GraphTensors
 
 FLOATING = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
-REDUCTIONS = ("sum", "mean", "max", "min")
 
 
 def tensor(name: str, value: object) -> None:
@@ -25,13 +25,6 @@ def tensor(name: str, value: object) -> None:
         raise UnsupportedError(f"{name} has layout {value.layout}: give a dense tensor.")
 
 
-def reduction(value: object, allowed: tuple[str, ...] = REDUCTIONS) -> None:
-    """The name of a reduction."""
-    if value not in allowed:
-        *names, last = (f'"{name}"' for name in allowed)
-        raise UnsupportedError(f"reduce is {value!r}: use {', '.join(names)} or {last}.")
-
-
 def floating(name: str, value: Tensor) -> None:
     """Floating numbers."""
     if value.dtype not in FLOATING:
@@ -42,13 +35,19 @@ def floating(name: str, value: Tensor) -> None:
 
 
 def place(name: str, value: Tensor, graph: GraphTensors) -> None:
-    """Floating numbers where the graph is."""
+    """Check for floating numbers where the graph is."""
     floating(name, value)
+    mend = f"make {name} on {graph.device}"
+    if value.device.type in ("cpu", "cuda"):
+        mend = f'move one of them, graph.to("{value.device}") for instance'
+    _on_device(name, value, graph, mend)
+
+
+def _on_device(name: str, value: Tensor, graph: GraphTensors, mend: str) -> None:
     if value.device != graph.device:
-        both = f"{name} is on {value.device} but the graph is on {graph.device}"
-        if value.device.type not in ("cpu", "cuda"):
-            raise DeviceError(f"{both}: make {name} on {graph.device}.")
-        raise DeviceError(f'{both}: move one of them, graph.to("{value.device}") for instance.')
+        raise DeviceError(
+            f"{name} is on {value.device} but the graph is on {graph.device}: {mend}."
+        )
 
 
 def features(name: str, x: Tensor, *, rows: int, axis: str, graph: GraphTensors) -> None:
@@ -164,15 +163,9 @@ def kept(k: Any, feat: int | None) -> int:
         raise DtypeError(f"k is a {type(k).__name__}: give an integer.") from error
     if feat is None and found < 1:
         raise ShapeError(f"k is {k}: give 1 or more.")
-    if feat is not None and not 1 <= found <= feat:
-        raise ShapeError(f"k is {k} but a row has {feat} features: k lies between 1 and {feat}.")
+    if feat is not None:
+        checks.count_of_features(found, feat)
     return found
-
-
-def flag(name: str, value: object) -> None:
-    """True or False."""
-    if not isinstance(value, bool):
-        raise DtypeError(f"{name} is {value!r}: give True or False.")
 
 
 def seed(value: Any, graph: GraphTensors) -> None:
@@ -187,11 +180,7 @@ def seed(value: Any, graph: GraphTensors) -> None:
         raise DtypeError(f"seed is {value.dtype}: give int64, seed.long() for instance.")
     if value.numel() != 1:
         raise ShapeError(f"seed has shape {tuple(value.shape)}: give one integer.")
-    if value.device != graph.device:
-        raise DeviceError(
-            f"seed is on {value.device} but the graph is on {graph.device}: make it there, or give "
-            "an int."
-        )
+    _on_device("seed", value, graph, "make it there, or give an int")
 
 
 def seed_on_device(value: Any, graph: GraphTensors) -> Tensor:
@@ -223,10 +212,7 @@ def own_part(own: Any, without: Any, graph: GraphTensors) -> None:
         raise DtypeError(f"without is {without.dtype}: give torch.bool.")
     if without.shape != (n, 1):
         raise ShapeError(f"without has shape {tuple(without.shape)}: give {(n, 1)}.")
-    if without.device != graph.device:
-        raise DeviceError(
-            f"without is on {without.device} but the graph is on {graph.device}: move one of them."
-        )
+    _on_device("without", without, graph, "move one of them")
 
 
 def bias(value: Any, x: Tensor, graph: GraphTensors) -> None:

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from ..errors import DtypeError, ShapeError
 from ..ops.attention.operands import Options
+from ..ops.engine import checks
 from . import _check, _library
 from .structure import GraphTensors
 
@@ -118,7 +119,7 @@ def options(
     slope, share = number("negative_slope", negative_slope), number("dropout", dropout)
     if not 0 <= share < 1:
         raise ShapeError(f"dropout is {dropout!r}: give a share from 0 to less than 1.")
-    _check.flag("self_loops", self_loops)
+    checks.flag("self_loops", self_loops)
     if self_loops:
         square("self_loops is True", graph)
     _check.seed(seed, graph)

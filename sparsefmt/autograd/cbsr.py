@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
+from ..ops.cbsr.api import REDUCTIONS
+from ..ops.engine import checks
 from . import _check
 from ._library import LibraryOp
 from ._recording import apart, recorded
@@ -115,7 +117,7 @@ def maxk_aggregate(
     those of the others, the values too.  Autocast narrows before the choice is made.  MaxK-GNN
     (ASPLOS'24), sections 3 and 4.
     """
-    _check.reduction(reduce, _check.REDUCTIONS[:2])
+    checks.word("reduce", reduce, REDUCTIONS)
     x, values, r, c = operands(graph, x, edge_weight, row_scale, col_scale)
     k = _check.kept(k, x.shape[1])
     return maxk_spgemm(graph, x, k, reduce, values, r, c)

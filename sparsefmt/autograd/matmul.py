@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
+from ..ops.engine import checks
+from ..ops.matmul.api import REDUCTIONS
 from . import _check, _library
 from ._library import LibraryOp
 from ._recording import apart, recorded
@@ -46,8 +48,7 @@ def spmm(
         float16 or bfloat16 (summed in float32), float32 or float64.  Rows may have any stride.
     edge_weight : Tensor, shape (nnz,), optional
         ``a`` in CSR order: ``edge_values(graph, w)`` leads there from the order in which the edges
-        were given.  By default the graph's own values, as constants, and 1 for
-        an unweighted graph.
+        were given.  By default the graph's own values, as constants, and 1 for an unweighted graph.
     reduce : "sum", "mean", "max" or "min"
         In a max or min NaN wins, and of equal ones the first entry, which gets the gradient.
     row_scale, col_scale : Tensor, shape (n_rows,) and (n_cols,), optional
@@ -76,7 +77,7 @@ def spmm(
     their order is made for each product.  Forward-mode derivatives and ``torch.func`` are refused.
     fuseGNN (ICCAD'20), section 3.
     """
-    _check.reduction(reduce)
+    checks.word("reduce", reduce, REDUCTIONS)
     checked = operands(graph, x, edge_weight, row_scale, col_scale)
     return multiply(graph, False, *checked, reduce)
 

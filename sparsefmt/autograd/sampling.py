@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
+from ..ops.engine import checks
 from ..ops.sampling import options as sampling_options
 from ..ops.sampling.options import SampleOptions
 from . import _check
@@ -46,16 +47,10 @@ def sampled_aggregate(
 
     Parameters
     ----------
-    graph : Graph, shape (n_rows, n_cols)
-        On the device of ``x``.
-    x : Tensor, shape (n_cols, feat)
-        float16 or bfloat16 (summed in float32), float32 or float64.  Rows may have any stride.
+    graph, x, edge_weight, row_scale, col_scale
+        As for ``spmm``.
     width : int
         Most entries of a row, 1 or more; a row that has no more is taken whole.
-    edge_weight : Tensor, shape (nnz,), optional
-        ``a`` in CSR order: ``edge_values(graph, w)`` leads there from the order in which the edges
-        were given.  By default the graph's own values, as constants, and 1 for
-        an unweighted graph.
     strategy : "bucket", "fastrand" or "random"
         Which entries of a longer row: its first ones; those at ``k * 577 mod nnz_i`` (by the next
         prime where 577 divides ``nnz_i``); or a random sample without replacement.
@@ -65,8 +60,6 @@ def sampled_aggregate(
         CUDA graph.  The other strategies draw nothing.
     mean, rescale : bool
         At most one of them.  With "random" and ``rescale`` the expected sum is that of all entries.
-    row_scale, col_scale : Tensor, shape (n_rows,) and (n_cols,), optional
-        ``r`` and ``c``, in the dtype of ``x``.
 
     Returns
     -------
@@ -93,7 +86,9 @@ def sampled_aggregate(
     2104.10716), equation 2 and section VI.
     """
     width, strategy = sample_width("width", width), checked_strategy(strategy)
-    _check_factors(mean, rescale)
+    checks.flag("mean", mean)
+    checks.flag("rescale", rescale)
+    sampling_options.refuse_both(mean, rescale)
     x, values, r, c = operands(graph, x, edge_weight, row_scale, col_scale)
     tensors = graph_tensors(graph)
     _check.seed(seed, tensors)
@@ -149,13 +144,6 @@ def checked_strategy(strategy: str) -> str:
         If there is no such strategy.
     """
     return sampling_options.strategy(strategy)
-
-
-def _check_factors(mean: bool, rescale: bool) -> None:
-    """Check the two options that divide or multiply rows."""
-    _check.flag("mean", mean)
-    _check.flag("rescale", rescale)
-    sampling_options.refuse_both(mean, rescale)
 
 
 def _scaled(graph: GraphLike, options: SampleOptions, x: Tensor, *factors: Tensor | None) -> Tensor:
