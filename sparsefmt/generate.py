@@ -190,7 +190,7 @@ def _check_law(n_nodes: int, n_edges: int, exponent: float, inside: float) -> No
 
 
 def _expected_degrees(n_nodes: int, n_edges: int, exponent: float) -> Array:
-    """Descending, adding up to about ``n_edges``; the offset is found by bisection."""
+    """Compute degrees, descending, of sum about ``n_edges``; bisection finds the offset."""
     power = 1.0 / (exponent - 1.0)
     mean = n_edges / max(n_nodes, 1)
     largest = min(n_nodes / 4, max(float(np.sqrt(n_edges)), 4 * mean))
@@ -207,7 +207,7 @@ def _expected_degrees(n_nodes: int, n_edges: int, exponent: float) -> Array:
 
 
 def _distinct_keys(limits: Array, n_edges: int, inside: float, community: int, seed: int) -> Array:
-    """``n_edges`` ascending keys ``row * n_nodes + col``, drawn until enough are distinct."""
+    """Draw ascending keys ``row * n_nodes + col`` until ``n_edges`` are distinct."""
     xp = namespace(limits)
     keys, drawn, rounds = xp.empty(0, np.int64), 0, 0
     while len(keys) < n_edges:
@@ -234,7 +234,7 @@ def _distinct_keys(limits: Array, n_edges: int, inside: float, community: int, s
 
 
 def _draw(counters: Array, limits: Array, inside: float, community: int, seed: int) -> Array:
-    """Keys of one entry per counter, loops left out; a negative ``inside`` ignores the weights."""
+    """Draw a key per counter, loops left out; a negative ``inside`` ignores the weights."""
     xp = namespace(limits)
     n_nodes = len(limits) - 1
     picks = [_random.uniform(counters, seed, stream) for stream in range(3)]
@@ -251,6 +251,6 @@ def _draw(counters: Array, limits: Array, inside: float, community: int, seed: i
 
 
 def _pick(limits: Array, heights: Array) -> Array:
-    """The vertex whose interval of ``limits`` holds each height."""
+    """Find the vertex whose interval of ``limits`` holds each height."""
     found = namespace(limits).searchsorted(limits, heights, side="right") - 1
     return namespace(limits).minimum(found, len(limits) - 2)

@@ -288,7 +288,7 @@ def community_order(A: Format, *, seed: int = 0, rounds: int = 24) -> Order:
 
 
 def _propagate(row: Array, col: Array, n: int, seed: int, rounds: int) -> Array:
-    """(n,) the label of each vertex after at most ``rounds`` rounds."""
+    """Give the label of each vertex after at most ``rounds`` rounds: (n,)."""
     xp = namespace(row)
     vertices = xp.arange(n, dtype=np.int64)
     degrees = xp.bincount(row, minlength=n).astype(np.float64)  # synchronize!
@@ -306,7 +306,7 @@ def _propagate(row: Array, col: Array, n: int, seed: int, rounds: int) -> Array:
 
 
 def _relabelled(row: Array, col: Array, labels: Array, degrees: Array, salt: int) -> Array:
-    """``labels``, the best one for each vertex of ``row``; their links go to ``col``."""
+    """Give each vertex of ``row`` its best label; links go to ``col``."""
     xp = namespace(row)
     n = len(labels)
     bits = max(primitives.bits_for(n), 1)

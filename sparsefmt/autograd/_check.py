@@ -15,7 +15,7 @@ FLOATING = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
 
 def tensor(name: str, value: object) -> None:
-    """A dense tensor."""
+    """Check for a dense tensor."""
     if not isinstance(value, Tensor):
         raise DtypeError(
             f"{name} is a {type(value).__name__}: give a torch.Tensor; NumPy and CuPy arrays go "
@@ -26,7 +26,7 @@ def tensor(name: str, value: object) -> None:
 
 
 def floating(name: str, value: Tensor) -> None:
-    """Floating numbers."""
+    """Check for floating numbers."""
     if value.dtype not in FLOATING:
         raise DtypeError(
             f"{name} is {value.dtype}: give float16, bfloat16, float32 or float64, "
@@ -51,7 +51,7 @@ def _on_device(name: str, value: Tensor, graph: GraphTensors, mend: str) -> None
 
 
 def features(name: str, x: Tensor, *, rows: int, axis: str, graph: GraphTensors) -> None:
-    """(rows, feat) or (rows, heads, feat)."""
+    """Check for features, (rows, feat) or (rows, heads, feat), where the graph is."""
     place(name, x, graph)
     if x.dim() < 2:
         raise ShapeError(
@@ -66,7 +66,7 @@ def features(name: str, x: Tensor, *, rows: int, axis: str, graph: GraphTensors)
 
 
 def matrix(name: str, x: Tensor, *, rows: int, axis: str, graph: GraphTensors) -> None:
-    """(rows, feat)."""
+    """Check for features, (rows, feat), where the graph is."""
     if (
         x.dim() == 2
         and x.shape[0] == rows
@@ -80,7 +80,7 @@ def matrix(name: str, x: Tensor, *, rows: int, axis: str, graph: GraphTensors) -
 
 
 def two_axes(name: str, x: Tensor) -> None:
-    """(n, feat)."""
+    """Check for two axes."""
     if x.dim() != 2:
         mend = f"{name}[:, None]" if x.dim() < 2 else f"{name}.flatten(1)"
         raise ShapeError(
@@ -91,7 +91,7 @@ def two_axes(name: str, x: Tensor) -> None:
 def vector(
     name: str, value: Any, *, length: int, what: str, x: Tensor, graph: GraphTensors
 ) -> None:
-    """(length,), of the dtype of x, which has been checked."""
+    """Check for (length,), of the dtype of x, which has been checked."""
     if (
         isinstance(value, Tensor)
         and value.shape == (length,)
@@ -115,13 +115,13 @@ def vector(
 
 
 def _autocast(graph: GraphTensors) -> str:
-    """What became of the dtypes that the user gave."""
+    """Say in an error that autocast has changed the dtypes that the user gave."""
     cast = torch.is_autocast_enabled(graph.kind)
     return " under autocast, which narrows all but float64" if cast else ""
 
 
 def own_values(values: Tensor, x: Tensor, graph: GraphTensors) -> None:
-    """The graph's own edge values, of the dtype of x."""
+    """Check that the graph's own edge values have the dtype of x."""
     if values.dtype is not x.dtype:
         raise DtypeError(
             f"x is {x.dtype} but the graph's own edge values are {values.dtype}{_autocast(graph)}: "
@@ -130,7 +130,7 @@ def own_values(values: Tensor, x: Tensor, graph: GraphTensors) -> None:
 
 
 def pair(x: Tensor, y: Tensor, graph: GraphTensors) -> None:
-    """Features of one dtype whose heads and widths fit."""
+    """Check for features of one dtype whose heads and widths fit."""
     if x.dtype is not y.dtype:
         raise DtypeError(
             f"y is {y.dtype} but x is {x.dtype}{_autocast(graph)}: give both in one dtype, "
@@ -144,7 +144,7 @@ def pair(x: Tensor, y: Tensor, graph: GraphTensors) -> None:
 
 
 def scores(value: Tensor, graph: GraphTensors) -> None:
-    """(nnz,) or (nnz, heads)."""
+    """Check for scores, (nnz,) or (nnz, heads), where the graph is."""
     place("scores", value, graph)
     if value.dim() not in (1, 2) or value.shape[0] != graph.nnz:
         raise ShapeError(
@@ -154,7 +154,7 @@ def scores(value: Tensor, graph: GraphTensors) -> None:
 
 
 def kept(k: Any, feat: int | None) -> int:
-    """How many features of a row to keep; None where it is not known yet how many there are."""
+    """Check how many features of a row to keep; ``feat`` is None where it is not known yet."""
     if isinstance(k, bool) or (isinstance(k, Tensor) and k.dtype is torch.bool):
         raise DtypeError(f"k is {k}: give an integer.")
     try:
@@ -169,7 +169,7 @@ def kept(k: Any, feat: int | None) -> int:
 
 
 def seed(value: Any, graph: GraphTensors) -> None:
-    """None, an integer or a tensor of one."""
+    """Check for None, an integer or a tensor of one."""
     if value is None:
         return
     if not isinstance(value, Tensor):
@@ -184,7 +184,7 @@ def seed(value: Any, graph: GraphTensors) -> None:
 
 
 def seed_on_device(value: Any, graph: GraphTensors) -> Tensor:
-    """Drawn there if none is given: so a captured CUDA graph draws anew at each replay."""
+    """Draw a seed if none is given, on the device: a captured CUDA graph draws at each replay."""
     if isinstance(value, Tensor):
         return value
     if value is None:

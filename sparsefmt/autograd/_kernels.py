@@ -147,7 +147,7 @@ def _not_of_torch(S: Any, *_: Any, **__: Any) -> list[str]:
 
 
 def _inverse(S: Structure, perm: Tensor) -> Array | None:
-    """The inverse of ``perm``, kept with the graph, or None.
+    """Give the inverse of ``perm``, kept with the graph, or None.
 
     The second gradient of a graph makes it, unless a capture runs: one is not worth it.  It is no
     memory of torch's, whose pools of CUDA graphs would miss it.

@@ -174,7 +174,7 @@ class _Maxk(Function):
 
 
 def to_dense(columns: Tensor, data: Tensor, feat: int) -> Tensor:
-    """Make it dense, (n, feat), with zeros at the columns that were not chosen."""
+    """Make row-balanced features dense, (n, feat), with zeros at the columns not chosen."""
     found: Tensor
     if not recorded(data):
         found = CBSR_TO_DENSE(columns, data, feat)

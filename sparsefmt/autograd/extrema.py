@@ -31,7 +31,7 @@ def best(graph: GraphLike, reduce: str, *inputs: Tensor | None) -> Tensor:
 
 
 class _Best(Function):
-    """Max or min, whose gradient the entries have that won."""
+    """Reduce by max or min; the gradient goes to the entries that won."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, *given: Any) -> Tensor:

@@ -184,7 +184,7 @@ def _by_columns(x: Tensor, scale: Tensor) -> Tensor:
 
 
 class _ByColumns(Function):
-    """``x * c[:, None]``; rows that nobody sampled add 0 to gradients, even if x is infinite."""
+    """Compute ``x * c[:, None]``; rows that nobody sampled add 0 to gradients."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, scale: Tensor) -> Tensor:

@@ -223,7 +223,7 @@ def _vertex_counts(
 
 
 def edge_values(name: str, values: Any, n_edges: int, dtype: Any) -> Array:
-    """One value per edge."""
+    """Check for one value per edge."""
     data = as_plain_array(name, values)
     if data.shape != (n_edges,):
         raise ShapeError(

@@ -184,7 +184,7 @@ def _to_sparse(sparse: ModuleType, A: COO | CSR | CSC, dtype: Any) -> Any:
 
 
 def wrong_kind(function: str, value: object, mend: str) -> UnsupportedError:
-    """The error for an argument of a type that ``function`` does not take."""
+    """Make the error for an argument of a type that ``function`` does not take."""
     kind = type(value)
     return UnsupportedError(f"{function} got a {kind.__module__}.{kind.__qualname__}: {mend}.")
 
@@ -216,7 +216,7 @@ def values_of(A: Format, dtype: Any = None) -> Array:
 
 
 def index_pair(*, index_dtype: Any = None, **arrays: Array) -> tuple[Array, Array]:
-    """Two index arrays in one dtype: the wanted one, or the larger of theirs."""
+    """Bring two index arrays to one dtype: the wanted one, or the larger of theirs."""
     found = [foreign.indices(name, array, index_dtype) for name, array in arrays.items()]
     if found[0].dtype != found[1].dtype:
         found = [array.astype(np.int64, copy=False) for array in found]

@@ -211,7 +211,7 @@ def _check_tensor(name: str, tensor: Any) -> None:
 
 
 def stacked(first: Array, second: Array) -> Array:
-    """Both as the rows of one (2, n) array of int64: the one that they are rows of, or a copy."""
+    """Give both as rows of one (2, n) array of int64: the one that they are rows of, or a copy."""
     base = first.base
     whole = getattr(base, "shape", None) == (2, len(first)) and base is second.base
     if whole and base.dtype == np.int64 and base.flags.c_contiguous:

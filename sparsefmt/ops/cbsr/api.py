@@ -78,7 +78,7 @@ def spgemm(
 
 
 def balanced(name: str, S: object, A: Format, like: tuple[str, Array] | None = None) -> CBSR:
-    """Row-balanced features, one row per column of ``A``, on its device; as wide as the others."""
+    """Check row-balanced features: a row per column of ``A``, on its device, as wide as others."""
     if not isinstance(S, CBSR):
         raise DtypeError(f"{name} is a {type(S).__name__}: give a CBSR, maxk(X, k) for instance.")
     if S.n_rows != A.n_cols:
@@ -99,7 +99,7 @@ def balanced(name: str, S: object, A: Format, like: tuple[str, Array] | None = N
 def factors(
     name: str, value: Any, A: Format, axis: str, other_name: str, other: Any
 ) -> Array | None:
-    """Factors of the dtype of the features, or float32 beside 2-byte ones."""
+    """Check for factors of the dtype of the features, or float32 beside 2-byte ones."""
     found = engine_checks.factors(name, value, A=A, axis=axis)
     if found is not None and not (other.dtype.itemsize == 2 and found.dtype == np.float32):
         engine_checks.same_dtype(name, found, other_name, other)

@@ -41,7 +41,7 @@ def scaled_row(Y: Any, at: Any, feat: Any, divisor: Any, factor: Any) -> None:
 def products_of_rows(
     indptr: Any, A: Any, S: Any, scales: Any, Y: Any, mean: Any, pieces: Any
 ) -> None:
-    """Sum or mean; ``A`` is (indices, data), ``Y`` (flat, feat): a row of it stays in the L1."""
+    """Sum or average rows; ``A`` is (indices, data), ``Y`` (flat, feat), a row of it in the L1."""
     indices, data = A
     columns, values, k = S
     row_scale, col_scale = scales
@@ -70,7 +70,7 @@ def products_of_rows(
 def products_at_places(
     indptr: Any, T: Any, data: Any, places: Any, grad: Any, scales: Any, out: Any, pieces: Any
 ) -> None:
-    """The transposed product at ``places`` only; ``T`` is (indices, perm) of the transpose."""
+    """Compute the transposed product at ``places``; ``T`` is (indices, perm) of the transpose."""
     indices, perm = T
     columns, k = places
     grad, stride = grad
@@ -121,7 +121,7 @@ def products_at_entries(indptr: Any, indices: Any, X: Any, S: Any, out: Any, pie
 
 @parallel
 def scattered_rows(S: Any, Y: Any, n_rows: Any, pieces: Any) -> None:
-    """What ``S`` stores, and 0 elsewhere; ``Y`` is (flat, feat)."""
+    """Write what ``S`` stores, and 0 elsewhere; ``Y`` is (flat, feat)."""
     columns, values, k = S
     Y, feat = Y
     for piece in numba.prange(pieces):
@@ -134,7 +134,7 @@ def scattered_rows(S: Any, Y: Any, n_rows: Any, pieces: Any) -> None:
 
 @parallel
 def gathered_rows(X: Any, S: Any, n_rows: Any, pieces: Any) -> None:
-    """The values of ``S`` from ``X``, which is (flat, row stride)."""
+    """Take the values of ``S`` from ``X``, which is (flat, row stride)."""
     columns, values, k = S
     X, stride = X
     for piece in numba.prange(pieces):
@@ -253,12 +253,12 @@ def _balanced(columns: Array, data: Array) -> tuple[Array, Array, int]:
 
 
 def _bits(a: Array) -> Array:
-    """Its values as the unsigned integers that hold them: numba has no 2-byte floats."""
+    """View values as the unsigned integers that hold them: numba has no 2-byte floats."""
     return a.view(np.dtype(f"u{a.itemsize}"))
 
 
 def _flat_bits(a: Array) -> tuple[Array, int]:
-    """``flat`` of the bits."""
+    """Make the bits flat: the array, and its row stride."""
     a = rows_in_place(a)
     stride = a.shape[1] if a.flags.c_contiguous else a.strides[0] // a.itemsize
     size = (len(a) - 1) * stride + a.shape[1] if len(a) else 0

@@ -126,7 +126,7 @@ def sddmm_cbsr(A: Format, X: Array, Y: CBSR, *, out: Array | None = None) -> Arr
 
 
 def checked_order(order: object, A: CSR) -> Order:
-    """An order of the rows of ``A``, on its device."""
+    """Check for an order of the rows of ``A``, on its device."""
     if not isinstance(order, Order):
         raise DtypeError(
             f"order is a {type(order).__name__}: give a reorder.Order, such as community_order(A) "
@@ -139,7 +139,7 @@ def checked_order(order: object, A: CSR) -> Order:
 
 
 def _shares(A: CSR, row_scale: Array | None, like: Array) -> Array:
-    """``r[i] / deg_i``, in the dtype of factors."""
+    """Compute ``r[i] / deg_i``, in the dtype of factors."""
     wide = like.dtype if like.dtype.itemsize >= 4 else np.float32
     with on_device_of(like), allocating(f"a factor for each of {A.n_rows} rows"):
         degrees = namespace(like).maximum(A.lengths, 1).astype(wide)

@@ -55,7 +55,7 @@ def maxk(X: Array, k: int) -> CBSR:
 
 
 def _count(name: str, value: object) -> int:
-    """An integer of any kind; bool is none."""
+    """Check for an integer of any kind; bool is none."""
     if isinstance(value, bool) or not isinstance(value, SupportsIndex):
         raise DtypeError(f"{name} is {value!r}: give an integer.")
     return operator.index(value)

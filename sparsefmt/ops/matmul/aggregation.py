@@ -81,7 +81,7 @@ def aggregate(A: Format, X: Array, *, method: str = "auto") -> Array:
 
 
 def chosen_method(A: Format, X: Array) -> tuple[str, Callable[[], str]]:
-    """The method that is predicted to be faster, and why."""
+    """Choose the method that is predicted to be faster, and say why."""
     if A.format != "coo":
         return "gar", lambda: "the entries are in order of rows or soon are, A is no COO"
     if not is_cupy(A._indices):
@@ -263,7 +263,7 @@ def _rows_and_entries(S: Any, x: Any, *_: Any) -> tuple[Any, ...]:
 
 
 def _price_of_both(S: Any, x: Any, grad: Any, *given: Any) -> Price:
-    """As of one product, which serves both: rows of X are read, values of entries written."""
+    """Price it as one product, which serves both: rows of X are read, values written."""
     found = price_of_rows(S, x, *given)
     size = found.bytes + (S.n_rows * x.shape[1] + S.nnz) * x.itemsize
     return Price(size, 2 * found.flops)

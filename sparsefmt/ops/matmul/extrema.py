@@ -138,7 +138,7 @@ def _winners(arg: Any, grad: Array, A: CSR) -> Array:
 
 
 def transpose_of(A: CSR, transposed: CSR | None, perm: Any) -> tuple[CSR, Array]:
-    """The transpose that was given, checked, or a new one; and its entries' numbers in ``A``."""
+    """Check the transpose that was given, or make one; and its entries' numbers in ``A``."""
     if (transposed is None) != (perm is None):
         given, other = ("perm", "transposed") if transposed is None else ("transposed", "perm")
         raise UnsupportedError(f"{given} is given without {other}: give both or neither.")
@@ -159,7 +159,7 @@ def transpose_of(A: CSR, transposed: CSR | None, perm: Any) -> tuple[CSR, Array]
 
 
 def entry_numbers(name: str, perm: Any, A: CSR) -> Array:
-    """A permutation of the entries, checked, in the index dtype of ``A``."""
+    """Check a permutation of the entries, and give it in the index dtype of ``A``."""
     perm = as_array(name, perm, beside=A.indices)
     if perm.shape != (A.nnz,):
         raise ShapeError(
@@ -195,7 +195,7 @@ def one_per_entry(S: Any, x: Any, *_: Any) -> tuple[Any, ...]:
 
 
 def _price_of_dx(S: Any, perm: Any, grad: Any, arg: Any, *given: Any) -> Price:
-    """As of a product, which reads as many winners as features."""
+    """Price it as a product, which reads as many winners as features."""
     found = price_of_rows(S, grad, *given)
     return Price(found.bytes + S.nnz * grad.shape[1] * arg.itemsize, found.flops)
 
