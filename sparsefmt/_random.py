@@ -12,7 +12,7 @@ GOLDEN = 0x9E3779B97F4A7C15  # 2**64 over the golden ratio, odd
 
 def check_seed(seed: object) -> int:
     """Check a seed: a non-negative Python integer."""
-    found = checks.integer("seed", seed, UnsupportedError)
+    found = checks.integer("seed", seed, error=UnsupportedError)
     if found < 0:
         raise UnsupportedError(f"seed is {found}: seeds are not negative.")
     return found

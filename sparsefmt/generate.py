@@ -102,8 +102,9 @@ def power_law_with_labels(
 ) -> tuple[COO, Array]:
     """``(A, labels)``: the graph of ``power_law`` and the (n_nodes,) community of each vertex."""
     index = checks.index_dtype("index_dtype", index_dtype)
-    n_nodes, n_edges = _size("n_nodes", n_nodes), _size("n_edges", n_edges)
-    community = min(_size("community", community, least=1), max(n_nodes, 1))
+    n_nodes = checks.integer("n_nodes", n_nodes, least=0)
+    n_edges = checks.integer("n_edges", n_edges, least=0)
+    community = min(checks.integer("community", community, least=1), max(n_nodes, 1))
     seed = _random.check_seed(seed)
     _check_law(n_nodes, n_edges, exponent, inside)
     checks.sizes_fit((n_nodes, n_nodes), n_edges, index)
@@ -126,7 +127,8 @@ def banded(
     n_nodes: int, half_width: int, *, device: str = "cpu", index_dtype: Any = np.int32
 ) -> COO:
     """Every entry with ``|i - j| <= half_width``, rows in order, columns ascending."""
-    n_nodes, half_width = _size("n_nodes", n_nodes), _size("half_width", half_width)
+    n_nodes = checks.integer("n_nodes", n_nodes, least=0)
+    half_width = checks.integer("half_width", half_width, least=0)
     reach = min(half_width, n_nodes)  # further places lie outside anyway
     with allocating(f"band of {n_nodes} x {2 * reach + 1}"):
         offsets = np.arange(-reach, reach + 1)
@@ -139,7 +141,7 @@ def banded(
 
 def star(n_nodes: int, *, device: str = "cpu", index_dtype: Any = np.int32) -> COO:
     """Vertex 0 linked with every other, both ways: the extreme of a hub."""
-    n_nodes = _size("n_nodes", n_nodes)
+    n_nodes = checks.integer("n_nodes", n_nodes, least=0)
     with allocating(f"star of {n_nodes} vertices"):
         leaves = np.arange(1, max(n_nodes, 1))
         hub = np.zeros_like(leaves)
@@ -151,7 +153,8 @@ def dense_block(
     n_nodes: int, size: int, *, device: str = "cpu", index_dtype: Any = np.int32
 ) -> COO:
     """The first ``size`` vertices all linked, loops included; the others isolated."""
-    n_nodes, size = _size("n_nodes", n_nodes), _size("size", size)
+    n_nodes = checks.integer("n_nodes", n_nodes, least=0)
+    size = checks.integer("size", size, least=0)
     if size > n_nodes:
         raise ShapeError(f"size is {size} but there are {n_nodes} vertices: give n_nodes or less.")
     checks.sizes_fit((n_nodes, n_nodes), size * size, np.dtype(np.int64))
@@ -165,13 +168,6 @@ def _structure(row: Array, col: Array, n_nodes: int, device: str, index_dtype: A
     checks.sizes_fit((n_nodes, n_nodes), len(row), index)
     row, col = (places.astype(index) for places in (row, col))
     return COO._trusted(row=row, col=col, data=None, shape=(n_nodes, n_nodes)).to(device)
-
-
-def _size(name: str, value: object, *, least: int = 0) -> int:
-    found = checks.integer(name, value)
-    if found < least:
-        raise ShapeError(f"{name} is {found}: give {least} or more.")
-    return found
 
 
 def _check_law(n_nodes: int, n_edges: int, exponent: float, inside: float) -> None:

@@ -270,7 +270,7 @@ def community_order(A: Format, *, seed: int = 0, rounds: int = 24) -> Order:
     026129.
     """
     csr = _as_square(A)
-    seed, rounds = _random.check_seed(seed), _check_rounds(rounds)
+    seed, rounds = _random.check_seed(seed), checks.integer("rounds", rounds, least=0)
     if csr.n_rows > _MOST_VERTICES:
         raise UnsupportedError(
             f"A has {csr.n_rows} rows: community_order takes {_MOST_VERTICES} at most."
@@ -339,13 +339,6 @@ def _relabelled(row: Array, col: Array, labels: Array, degrees: Array, salt: int
     result = labels.copy()
     result[vertex[last]] = best.astype(np.int64)
     return result
-
-
-def _check_rounds(rounds: object) -> int:
-    found = checks.integer("rounds", rounds)
-    if found < 0:
-        raise ShapeError(f"rounds is {found}: give 0 or more.")
-    return found
 
 
 def _as_csr(A: Format) -> CSR:

@@ -35,12 +35,21 @@ from .arrays import (
 MAX_SIZE = np.iinfo(np.int64).max // 8 - 1
 
 
-def integer(name: str, value: object, error: type[SparseFmtError] = ShapeError) -> int:
-    """``value`` as a Python integer, or that error."""
+def integer(
+    name: str,
+    value: object,
+    *,
+    least: int | None = None,
+    error: type[SparseFmtError] = ShapeError,
+) -> int:
+    """Check for an integer, ``least`` or more, and give it as Python's; else raise that error."""
     try:
-        return operator.index(value)  # type: ignore[arg-type]
+        found = operator.index(value)  # type: ignore[arg-type]
     except TypeError as reason:
         raise error(f"{name} is {value!r}: give an integer.") from reason
+    if least is not None and found < least:
+        raise error(f"{name} is {found}: give {least} or more.")
+    return found
 
 
 def shape(value: object) -> tuple[int, int]:
