@@ -11,6 +11,7 @@ from torch import Tensor
 from ..errors import DtypeError, ShapeError
 from ..ops.attention import checks
 from ..ops.attention.operands import Options
+from ..ops.engine import checks as engine_checks
 from . import _check, _library
 from .structure import GraphTensors
 
@@ -119,7 +120,7 @@ def options(
 ) -> Options:
     """Check the numbers, and put the seed on the device of the graph."""
     slope, share = checks.number("negative_slope", negative_slope), checks.share(dropout)
-    _check.flag("self_loops", self_loops)
+    engine_checks.flag("self_loops", self_loops)
     if self_loops:
         square("self_loops is True", graph)
     _check.seed(seed, graph)
