@@ -65,16 +65,18 @@ def features(name: str, x: Tensor, *, rows: int, axis: str, graph: GraphTensors)
         )
 
 
-def matrix(name: str, x: Tensor, *, rows: int, axis: str, graph: GraphTensors) -> None:
+def matrix(name: str, x: Any, *, rows: int, axis: str, graph: GraphTensors) -> None:
     """Check for features, (rows, feat), where the graph is."""
     if (
-        x.dim() == 2
+        isinstance(x, Tensor)
+        and x.dim() == 2
         and x.shape[0] == rows
         and x.dtype in FLOATING
         and x.device == graph.device
         and x.layout is torch.strided
     ):
         return
+    tensor(name, x)
     features(name, x, rows=rows, axis=axis, graph=graph)
     two_axes(name, x)
 

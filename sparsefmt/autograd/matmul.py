@@ -19,7 +19,7 @@ from ..ops.matmul.api import REDUCTIONS
 from . import _check, _library
 from ._library import LibraryOp
 from ._recording import apart, recorded
-from .structure import GraphLike, Side, graph_tensors, side_of
+from .structure import GraphLike, GraphTensors, Side, graph_tensors, side_of
 
 SPMM = LibraryOp("spmm")
 AGGREGATE_BACKWARD = LibraryOp("aggregate_backward")
@@ -78,10 +78,10 @@ def spmm(
     fuseGNN (ICCAD'20), section 3.
     """
     checks.word("reduce", reduce, REDUCTIONS)
-    checked = x, values, r, c = operands(graph, x, edge_weight, row_scale, col_scale)
-    side = side_of(graph, False)
-    if _library.unheard(side, checked):
-        found: Tensor = SPMM.at_once(side, x, values, None, r, c, reduce)
+    tensors = graph_tensors(graph)
+    checked = x, values, r, c = _operands(tensors, x, edge_weight, row_scale, col_scale)
+    if _library.unheard(tensors.rows, checked):
+        found: Tensor = SPMM.at_once(tensors.rows, x, values, None, r, c, reduce)
         return found
     return multiply(graph, False, *checked, reduce)
 
@@ -115,8 +115,16 @@ def operands(
     -----
     For layers that compute with their operands before they aggregate.
     """
-    tensors = graph_tensors(graph)
-    _check.tensor("x", x)
+    return _operands(graph_tensors(graph), x, edge_weight, row_scale, col_scale)
+
+
+def _operands(
+    tensors: GraphTensors,
+    x: Tensor,
+    edge_weight: Tensor | None,
+    row_scale: Tensor | None,
+    col_scale: Tensor | None,
+) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
     values = tensors.values if edge_weight is None else edge_weight
     kind = tensors.kind
     if torch.is_autocast_enabled(kind):

@@ -75,8 +75,7 @@ class Format:
     def _trusted(cls, **fields: Any) -> Self:
         """Build without any check: for arrays that this package just made."""
         self = object.__new__(cls)
-        for name, value in fields.items():
-            object.__setattr__(self, name, value)
+        self.__dict__.update(fields)
         return self
 
     def _replace(self, **changes: Any) -> Self:
