@@ -1,10 +1,9 @@
 """Random numbers by counter: without a state, the same for a seed on every device."""
 
-import operator
-
 import numpy as np
 
 from .errors import UnsupportedError
+from .formats import checks
 from .formats.arrays import Array
 
 WORD = (1 << 64) - 1  # 64 bits set
@@ -12,18 +11,15 @@ GOLDEN = 0x9E3779B97F4A7C15  # 2**64 over the golden ratio, odd
 
 
 def check_seed(seed: object) -> int:
-    """A seed as a non-negative Python integer."""
-    try:
-        found = operator.index(seed)  # type: ignore[arg-type]
-    except TypeError as error:
-        raise UnsupportedError(f"seed is {seed!r}: give an integer.") from error
+    """Check a seed: a non-negative Python integer."""
+    found = checks.integer("seed", seed, error=UnsupportedError)
     if found < 0:
         raise UnsupportedError(f"seed is {found}: seeds are not negative.")
     return found
 
 
 def bits(counters: Array, seed: int, stream: int = 0) -> Array:
-    """64 random bits for each counter, as uint64; streams of one seed are independent.
+    """Draw 64 bits for each counter, as uint64; streams of one seed are independent.
 
     The finaliser of SplitMix64 (Steele, Lea and Flood, OOPSLA'14, figure 16).
     """
@@ -39,5 +35,5 @@ def bits(counters: Array, seed: int, stream: int = 0) -> Array:
 
 
 def uniform(counters: Array, seed: int, stream: int = 0) -> Array:
-    """A float64 in [0, 1) for each counter."""
+    """Draw a float64 in [0, 1) for each counter."""
     return (bits(counters, seed, stream) >> np.uint64(11)).astype(np.float64) * 2.0**-53

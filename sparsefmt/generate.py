@@ -1,6 +1,5 @@
 """Synthetic graphs: the same graph for a seed on every device."""
 
-import operator
 from typing import Any
 
 import numpy as np
@@ -103,8 +102,9 @@ def power_law_with_labels(
 ) -> tuple[COO, Array]:
     """``(A, labels)``: the graph of ``power_law`` and the (n_nodes,) community of each vertex."""
     index = checks.index_dtype("index_dtype", index_dtype)
-    n_nodes, n_edges = _size("n_nodes", n_nodes), _size("n_edges", n_edges)
-    community = min(_size("community", community, least=1), max(n_nodes, 1))
+    n_nodes = checks.integer("n_nodes", n_nodes, least=0)
+    n_edges = checks.integer("n_edges", n_edges, least=0)
+    community = min(checks.integer("community", community, least=1), max(n_nodes, 1))
     seed = _random.check_seed(seed)
     _check_law(n_nodes, n_edges, exponent, inside)
     checks.sizes_fit((n_nodes, n_nodes), n_edges, index)
@@ -127,7 +127,8 @@ def banded(
     n_nodes: int, half_width: int, *, device: str = "cpu", index_dtype: Any = np.int32
 ) -> COO:
     """Every entry with ``|i - j| <= half_width``, rows in order, columns ascending."""
-    n_nodes, half_width = _size("n_nodes", n_nodes), _size("half_width", half_width)
+    n_nodes = checks.integer("n_nodes", n_nodes, least=0)
+    half_width = checks.integer("half_width", half_width, least=0)
     reach = min(half_width, n_nodes)  # further places lie outside anyway
     with allocating(f"band of {n_nodes} x {2 * reach + 1}"):
         offsets = np.arange(-reach, reach + 1)
@@ -140,7 +141,7 @@ def banded(
 
 def star(n_nodes: int, *, device: str = "cpu", index_dtype: Any = np.int32) -> COO:
     """Vertex 0 linked with every other, both ways: the extreme of a hub."""
-    n_nodes = _size("n_nodes", n_nodes)
+    n_nodes = checks.integer("n_nodes", n_nodes, least=0)
     with allocating(f"star of {n_nodes} vertices"):
         leaves = np.arange(1, max(n_nodes, 1))
         hub = np.zeros_like(leaves)
@@ -152,7 +153,8 @@ def dense_block(
     n_nodes: int, size: int, *, device: str = "cpu", index_dtype: Any = np.int32
 ) -> COO:
     """The first ``size`` vertices all linked, loops included; the others isolated."""
-    n_nodes, size = _size("n_nodes", n_nodes), _size("size", size)
+    n_nodes = checks.integer("n_nodes", n_nodes, least=0)
+    size = checks.integer("size", size, least=0)
     if size > n_nodes:
         raise ShapeError(f"size is {size} but there are {n_nodes} vertices: give n_nodes or less.")
     checks.sizes_fit((n_nodes, n_nodes), size * size, np.dtype(np.int64))
@@ -166,16 +168,6 @@ def _structure(row: Array, col: Array, n_nodes: int, device: str, index_dtype: A
     checks.sizes_fit((n_nodes, n_nodes), len(row), index)
     row, col = (places.astype(index) for places in (row, col))
     return COO._trusted(row=row, col=col, data=None, shape=(n_nodes, n_nodes)).to(device)
-
-
-def _size(name: str, value: object, *, least: int = 0) -> int:
-    try:
-        found = operator.index(value)  # type: ignore[arg-type]
-    except TypeError as error:
-        raise ShapeError(f"{name} is {value!r}: give an integer.") from error
-    if found < least:
-        raise ShapeError(f"{name} is {found}: give {least} or more.")
-    return found
 
 
 def _check_law(n_nodes: int, n_edges: int, exponent: float, inside: float) -> None:
@@ -194,7 +186,7 @@ def _check_law(n_nodes: int, n_edges: int, exponent: float, inside: float) -> No
 
 
 def _expected_degrees(n_nodes: int, n_edges: int, exponent: float) -> Array:
-    """Descending, adding up to about ``n_edges``; the offset is found by bisection."""
+    """Compute degrees, descending, of sum about ``n_edges``; bisection finds the offset."""
     power = 1.0 / (exponent - 1.0)
     mean = n_edges / max(n_nodes, 1)
     largest = min(n_nodes / 4, max(float(np.sqrt(n_edges)), 4 * mean))
@@ -211,7 +203,7 @@ def _expected_degrees(n_nodes: int, n_edges: int, exponent: float) -> Array:
 
 
 def _distinct_keys(limits: Array, n_edges: int, inside: float, community: int, seed: int) -> Array:
-    """``n_edges`` ascending keys ``row * n_nodes + col``, drawn until enough are distinct."""
+    """Draw ascending keys ``row * n_nodes + col`` until ``n_edges`` are distinct."""
     xp = namespace(limits)
     keys, drawn, rounds = xp.empty(0, np.int64), 0, 0
     while len(keys) < n_edges:
@@ -238,7 +230,7 @@ def _distinct_keys(limits: Array, n_edges: int, inside: float, community: int, s
 
 
 def _draw(counters: Array, limits: Array, inside: float, community: int, seed: int) -> Array:
-    """Keys of one entry per counter, loops left out; a negative ``inside`` ignores the weights."""
+    """Draw a key per counter, loops left out; a negative ``inside`` ignores the weights."""
     xp = namespace(limits)
     n_nodes = len(limits) - 1
     picks = [_random.uniform(counters, seed, stream) for stream in range(3)]
@@ -255,6 +247,6 @@ def _draw(counters: Array, limits: Array, inside: float, community: int, seed: i
 
 
 def _pick(limits: Array, heights: Array) -> Array:
-    """The vertex whose interval of ``limits`` holds each height."""
+    """Find the vertex whose interval of ``limits`` holds each height."""
     found = namespace(limits).searchsorted(limits, heights, side="right") - 1
     return namespace(limits).minimum(found, len(limits) - 2)

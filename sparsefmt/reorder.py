@@ -1,6 +1,5 @@
 """Orders of the vertices that raise locality: by degree, by reverse Cuthill-McKee, by community."""
 
-import operator
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -271,7 +270,7 @@ def community_order(A: Format, *, seed: int = 0, rounds: int = 24) -> Order:
     026129.
     """
     csr = _as_square(A)
-    seed, rounds = _random.check_seed(seed), _check_rounds(rounds)
+    seed, rounds = _random.check_seed(seed), checks.integer("rounds", rounds, least=0)
     if csr.n_rows > _MOST_VERTICES:
         raise UnsupportedError(
             f"A has {csr.n_rows} rows: community_order takes {_MOST_VERTICES} at most."
@@ -289,7 +288,7 @@ def community_order(A: Format, *, seed: int = 0, rounds: int = 24) -> Order:
 
 
 def _propagate(row: Array, col: Array, n: int, seed: int, rounds: int) -> Array:
-    """(n,) the label of each vertex after at most ``rounds`` rounds."""
+    """Give the label of each vertex after at most ``rounds`` rounds: (n,)."""
     xp = namespace(row)
     vertices = xp.arange(n, dtype=np.int64)
     degrees = xp.bincount(row, minlength=n).astype(np.float64)  # synchronize!
@@ -307,7 +306,7 @@ def _propagate(row: Array, col: Array, n: int, seed: int, rounds: int) -> Array:
 
 
 def _relabelled(row: Array, col: Array, labels: Array, degrees: Array, salt: int) -> Array:
-    """``labels``, the best one for each vertex of ``row``; their links go to ``col``."""
+    """Give each vertex of ``row`` its best label; links go to ``col``."""
     xp = namespace(row)
     n = len(labels)
     bits = max(primitives.bits_for(n), 1)
@@ -340,16 +339,6 @@ def _relabelled(row: Array, col: Array, labels: Array, degrees: Array, salt: int
     result = labels.copy()
     result[vertex[last]] = best.astype(np.int64)
     return result
-
-
-def _check_rounds(rounds: object) -> int:
-    try:
-        found = operator.index(rounds)  # type: ignore[arg-type]
-    except TypeError as error:
-        raise ShapeError(f"rounds is {rounds!r}: give an integer.") from error
-    if found < 0:
-        raise ShapeError(f"rounds is {found}: give 0 or more.")
-    return found
 
 
 def _as_csr(A: Format) -> CSR:

@@ -8,14 +8,14 @@ import torch
 from torch import Tensor
 
 from ..errors import DeviceError, DtypeError, ShapeError, UnsupportedError
+from ..ops.engine import checks
 from .structure import GraphTensors
 
 FLOATING = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
-REDUCTIONS = ("sum", "mean", "max", "min")
 
 
 def tensor(name: str, value: object) -> None:
-    """A dense tensor."""
+    """Check for a dense tensor."""
     if not isinstance(value, Tensor):
         raise DtypeError(
             f"{name} is a {type(value).__name__}: give a torch.Tensor; NumPy and CuPy arrays go "
@@ -25,15 +25,8 @@ def tensor(name: str, value: object) -> None:
         raise UnsupportedError(f"{name} has layout {value.layout}: give a dense tensor.")
 
 
-def reduction(value: object, allowed: tuple[str, ...] = REDUCTIONS) -> None:
-    """The name of a reduction."""
-    if value not in allowed:
-        *names, last = (f'"{name}"' for name in allowed)
-        raise UnsupportedError(f"reduce is {value!r}: use {', '.join(names)} or {last}.")
-
-
 def floating(name: str, value: Tensor) -> None:
-    """Floating numbers."""
+    """Check for floating numbers."""
     if value.dtype not in FLOATING:
         raise DtypeError(
             f"{name} is {value.dtype}: give float16, bfloat16, float32 or float64, "
@@ -42,17 +35,23 @@ def floating(name: str, value: Tensor) -> None:
 
 
 def place(name: str, value: Tensor, graph: GraphTensors) -> None:
-    """Floating numbers where the graph is."""
+    """Check for floating numbers where the graph is."""
     floating(name, value)
+    mend = f"make {name} on {graph.device}"
+    if value.device.type in ("cpu", "cuda"):
+        mend = f'move one of them, graph.to("{value.device}") for instance'
+    _on_device(name, value, graph, mend)
+
+
+def _on_device(name: str, value: Tensor, graph: GraphTensors, mend: str) -> None:
     if value.device != graph.device:
-        both = f"{name} is on {value.device} but the graph is on {graph.device}"
-        if value.device.type not in ("cpu", "cuda"):
-            raise DeviceError(f"{both}: make {name} on {graph.device}.")
-        raise DeviceError(f'{both}: move one of them, graph.to("{value.device}") for instance.')
+        raise DeviceError(
+            f"{name} is on {value.device} but the graph is on {graph.device}: {mend}."
+        )
 
 
 def features(name: str, x: Tensor, *, rows: int, axis: str, graph: GraphTensors) -> None:
-    """(rows, feat) or (rows, heads, feat)."""
+    """Check for features, (rows, feat) or (rows, heads, feat), where the graph is."""
     place(name, x, graph)
     if x.dim() < 2:
         raise ShapeError(
@@ -67,7 +66,7 @@ def features(name: str, x: Tensor, *, rows: int, axis: str, graph: GraphTensors)
 
 
 def matrix(name: str, x: Tensor, *, rows: int, axis: str, graph: GraphTensors) -> None:
-    """(rows, feat)."""
+    """Check for features, (rows, feat), where the graph is."""
     if (
         x.dim() == 2
         and x.shape[0] == rows
@@ -81,7 +80,7 @@ def matrix(name: str, x: Tensor, *, rows: int, axis: str, graph: GraphTensors) -
 
 
 def two_axes(name: str, x: Tensor) -> None:
-    """(n, feat)."""
+    """Check for two axes."""
     if x.dim() != 2:
         mend = f"{name}[:, None]" if x.dim() < 2 else f"{name}.flatten(1)"
         raise ShapeError(
@@ -92,7 +91,7 @@ def two_axes(name: str, x: Tensor) -> None:
 def vector(
     name: str, value: Any, *, length: int, what: str, x: Tensor, graph: GraphTensors
 ) -> None:
-    """(length,), of the dtype of x, which has been checked."""
+    """Check for (length,), of the dtype of x, which has been checked."""
     if (
         isinstance(value, Tensor)
         and value.shape == (length,)
@@ -116,13 +115,13 @@ def vector(
 
 
 def _autocast(graph: GraphTensors) -> str:
-    """What became of the dtypes that the user gave."""
+    """Say in an error that autocast has changed the dtypes that the user gave."""
     cast = torch.is_autocast_enabled(graph.kind)
     return " under autocast, which narrows all but float64" if cast else ""
 
 
 def own_values(values: Tensor, x: Tensor, graph: GraphTensors) -> None:
-    """The graph's own edge values, of the dtype of x."""
+    """Check that the graph's own edge values have the dtype of x."""
     if values.dtype is not x.dtype:
         raise DtypeError(
             f"x is {x.dtype} but the graph's own edge values are {values.dtype}{_autocast(graph)}: "
@@ -131,7 +130,7 @@ def own_values(values: Tensor, x: Tensor, graph: GraphTensors) -> None:
 
 
 def pair(x: Tensor, y: Tensor, graph: GraphTensors) -> None:
-    """Features of one dtype whose heads and widths fit."""
+    """Check for features of one dtype whose heads and widths fit."""
     if x.dtype is not y.dtype:
         raise DtypeError(
             f"y is {y.dtype} but x is {x.dtype}{_autocast(graph)}: give both in one dtype, "
@@ -145,7 +144,7 @@ def pair(x: Tensor, y: Tensor, graph: GraphTensors) -> None:
 
 
 def scores(value: Tensor, graph: GraphTensors) -> None:
-    """(nnz,) or (nnz, heads)."""
+    """Check for scores, (nnz,) or (nnz, heads), where the graph is."""
     place("scores", value, graph)
     if value.dim() not in (1, 2) or value.shape[0] != graph.nnz:
         raise ShapeError(
@@ -155,7 +154,7 @@ def scores(value: Tensor, graph: GraphTensors) -> None:
 
 
 def kept(k: Any, feat: int | None) -> int:
-    """How many features of a row to keep; None where it is not known yet how many there are."""
+    """Check how many features of a row to keep; ``feat`` is None where it is not known yet."""
     if isinstance(k, bool) or (isinstance(k, Tensor) and k.dtype is torch.bool):
         raise DtypeError(f"k is {k}: give an integer.")
     try:
@@ -164,19 +163,13 @@ def kept(k: Any, feat: int | None) -> int:
         raise DtypeError(f"k is a {type(k).__name__}: give an integer.") from error
     if feat is None and found < 1:
         raise ShapeError(f"k is {k}: give 1 or more.")
-    if feat is not None and not 1 <= found <= feat:
-        raise ShapeError(f"k is {k} but a row has {feat} features: k lies between 1 and {feat}.")
+    if feat is not None:
+        checks.count_of_features(found, feat)
     return found
 
 
-def flag(name: str, value: object) -> None:
-    """True or False."""
-    if not isinstance(value, bool):
-        raise DtypeError(f"{name} is {value!r}: give True or False.")
-
-
 def seed(value: Any, graph: GraphTensors) -> None:
-    """None, an integer or a tensor of one."""
+    """Check for None, an integer or a tensor of one."""
     if value is None:
         return
     if not isinstance(value, Tensor):
@@ -187,15 +180,11 @@ def seed(value: Any, graph: GraphTensors) -> None:
         raise DtypeError(f"seed is {value.dtype}: give int64, seed.long() for instance.")
     if value.numel() != 1:
         raise ShapeError(f"seed has shape {tuple(value.shape)}: give one integer.")
-    if value.device != graph.device:
-        raise DeviceError(
-            f"seed is on {value.device} but the graph is on {graph.device}: make it there, or give "
-            "an int."
-        )
+    _on_device("seed", value, graph, "make it there, or give an int")
 
 
 def seed_on_device(value: Any, graph: GraphTensors) -> Tensor:
-    """Drawn there if none is given: so a captured CUDA graph draws anew at each replay."""
+    """Draw a seed if none is given, on the device: a captured CUDA graph draws at each replay."""
     if isinstance(value, Tensor):
         return value
     if value is None:
@@ -223,10 +212,7 @@ def own_part(own: Any, without: Any, graph: GraphTensors) -> None:
         raise DtypeError(f"without is {without.dtype}: give torch.bool.")
     if without.shape != (n, 1):
         raise ShapeError(f"without has shape {tuple(without.shape)}: give {(n, 1)}.")
-    if without.device != graph.device:
-        raise DeviceError(
-            f"without is on {without.device} but the graph is on {graph.device}: move one of them."
-        )
+    _on_device("without", without, graph, "move one of them")
 
 
 def bias(value: Any, x: Tensor, graph: GraphTensors) -> None:

@@ -13,8 +13,10 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
+from ..ops.cbsr.api import REDUCTIONS
+from ..ops.engine import checks
 from . import _check
-from ._library import LibraryOp
+from ._library import LibraryOp, unheard
 from ._recording import apart, recorded
 from .matmul import factor_gradients, operands, restored, scaled
 from .structure import GraphLike, side_of
@@ -115,10 +117,10 @@ def maxk_aggregate(
     those of the others, the values too.  Autocast narrows before the choice is made.  MaxK-GNN
     (ASPLOS'24), sections 3 and 4.
     """
-    _check.reduction(reduce, _check.REDUCTIONS[:2])
+    checks.word("reduce", reduce, REDUCTIONS)
     x, values, r, c = operands(graph, x, edge_weight, row_scale, col_scale)
     k = _check.kept(k, x.shape[1])
-    return maxk_spgemm(graph, x, k, values, r, c, reduce)
+    return maxk_spgemm(graph, x, k, reduce, values, r, c)
 
 
 def features_to_keep(k: int, feat: int | None = None) -> int:
@@ -172,7 +174,7 @@ class _Maxk(Function):
 
 
 def to_dense(columns: Tensor, data: Tensor, feat: int) -> Tensor:
-    """Make it dense, (n, feat), with zeros at the columns that were not chosen."""
+    """Make row-balanced features dense, (n, feat), with zeros at the columns not chosen."""
     found: Tensor
     if not recorded(data):
         found = CBSR_TO_DENSE(columns, data, feat)
@@ -223,16 +225,17 @@ def spgemm(
     columns: Tensor,
     data: Tensor,
     feat: int,
-    values: Tensor | None,
-    row_scale: Tensor | None,
-    col_scale: Tensor | None,
+    *factors: Tensor | None,
     reduce: str = "sum",
 ) -> Tensor:
-    """Multiply the graph with row-balanced features: (n_rows, feat); nothing is checked."""
-    inputs = data, values, row_scale, col_scale
-    if not recorded(*inputs):
-        return _spgemm(graph, columns, data, feat, values, row_scale, col_scale, reduce)
-    found: Tensor = _Spgemm.apply(*apart(*inputs), columns, feat, graph, reduce)  # type: ignore[no-untyped-call]
+    """Multiply the graph with row-balanced features: (n_rows, feat); nothing is checked.
+
+    ``factors`` are edge values, and the scales of rows and columns.
+    """
+    if not recorded(data, *factors):
+        return _spgemm(graph, columns, data, feat, *factors, reduce)
+    inputs = apart(data, *factors)
+    found: Tensor = _Spgemm.apply(*inputs, columns, feat, graph, reduce)  # type: ignore[no-untyped-call]
     return found
 
 
@@ -243,22 +246,11 @@ def _spgemm(graph: GraphLike, *args: Any) -> Tensor:
 
 class _Spgemm(Function):
     @staticmethod
-    def forward(
-        ctx: Any,
-        data: Tensor,
-        values: Tensor | None,
-        row_scale: Tensor | None,
-        col_scale: Tensor | None,
-        columns: Tensor,
-        feat: int,
-        graph: GraphLike,
-        reduce: str,
-    ) -> Tensor:
-        factors = any(ctx.needs_input_grad[1:4])  # only their gradients read it
-        saved = data if factors else None, values, row_scale, col_scale
-        ctx.save_for_backward(*saved, columns)
-        ctx.graph, ctx.reduce = graph, reduce
-        return _spgemm(graph, columns, data, feat, values, row_scale, col_scale, reduce)
+    def forward(ctx: Any, data: Tensor, *given: Any) -> Tensor:
+        *factors, columns, feat, ctx.graph, ctx.reduce = given
+        read = any(ctx.needs_input_grad[1:4])  # only the gradients of factors read it
+        ctx.save_for_backward(data if read else None, *factors, columns)
+        return _spgemm(ctx.graph, columns, data, feat, *factors, ctx.reduce)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
@@ -274,42 +266,32 @@ class _Spgemm(Function):
 
 
 def maxk_spgemm(
-    graph: GraphLike,
-    x: Tensor,
-    k: int,
-    values: Tensor | None,
-    row_scale: Tensor | None,
-    col_scale: Tensor | None,
-    reduce: str,
+    graph: GraphLike, x: Tensor, k: int, reduce: str, *factors: Tensor | None
 ) -> Tensor:
-    """Multiply the graph with the ``k`` largest features of each row; nothing is checked."""
-    factors = values, row_scale, col_scale
-    if not recorded(x, *factors):
-        columns, data = MAXK(x, k)
-        return _spgemm(graph, columns, data, x.shape[1], *factors, reduce)
-    if not recorded(*factors):  # one node in the place of two
-        found: Tensor = _MaxkSpgemm.apply(*apart(x, *factors), k, graph, reduce)  # type: ignore[no-untyped-call]
+    """Multiply the graph with the ``k`` largest features of each row; nothing is checked.
+
+    ``factors`` are edge values, and the scales of rows and columns.
+    """
+    side = side_of(graph, False)
+    if unheard(side, (x, *factors)):
+        columns, data = MAXK.at_once(None, x, k)
+        found: Tensor = SPGEMM.at_once(side, columns, data, x.shape[1], *factors, reduce)
+        return found
+    if recorded(x) and not recorded(*factors):  # one node in the place of two
+        found = _MaxkSpgemm.apply(*apart(x, *factors), k, graph, reduce)  # type: ignore[no-untyped-call]
         return found
     columns, data = choose_features(x, k)
-    return spgemm(graph, columns, data, x.shape[1], *factors, reduce)
+    return spgemm(graph, columns, data, x.shape[1], *factors, reduce=reduce)
 
 
 class _MaxkSpgemm(Function):
     @staticmethod
-    def forward(
-        ctx: Any,
-        x: Tensor,
-        values: Tensor | None,
-        row_scale: Tensor | None,
-        col_scale: Tensor | None,
-        k: int,
-        graph: GraphLike,
-        reduce: str,
-    ) -> Tensor:
+    def forward(ctx: Any, x: Tensor, *given: Any) -> Tensor:
+        *factors, k, ctx.graph, ctx.reduce = given
         columns, data = MAXK(x, k)
-        ctx.save_for_backward(None, values, row_scale, col_scale, columns)
-        ctx.graph, ctx.reduce, ctx.feat = graph, reduce, x.shape[1]
-        return _spgemm(graph, columns, data, ctx.feat, values, row_scale, col_scale, reduce)
+        ctx.save_for_backward(None, *factors, columns)
+        ctx.feat = x.shape[1]
+        return _spgemm(ctx.graph, columns, data, ctx.feat, *factors, ctx.reduce)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
@@ -319,19 +301,12 @@ class _MaxkSpgemm(Function):
         return to_dense(columns, data, ctx.feat), None, None, None, None, None, None
 
 
-def sspmm(
-    graph: GraphLike,
-    columns: Tensor,
-    grad: Tensor,
-    values: Tensor | None,
-    row_scale: Tensor | None,
-    col_scale: Tensor | None,
-) -> Tensor:
+def sspmm(graph: GraphLike, columns: Tensor, grad: Tensor, *factors: Tensor | None) -> Tensor:
     """Multiply the transpose with ``grad``, at the columns: (n_cols, k); nothing is checked.
 
-    The scales are those of the graph: ``row_scale`` has one factor for each row of ``grad``.
+    ``factors`` are those of ``spgemm``: the scale of rows has one factor for each row of ``grad``.
     """
-    inputs = grad, values, row_scale, col_scale
+    inputs = grad, *factors
     if not recorded(*inputs):
         return _sspmm(graph, columns, *inputs)
     found: Tensor = _Sspmm.apply(*apart(*inputs), columns, graph)  # type: ignore[no-untyped-call]
@@ -339,7 +314,7 @@ def sspmm(
 
 
 def _sspmm(
-    graph: GraphLike, columns: Tensor, grad: Tensor, values: Tensor | None, *scales: Tensor | None
+    graph: GraphLike, columns: Tensor, grad: Any, values: Tensor | None, *scales: Tensor | None
 ) -> Tensor:
     out: Tensor
     if grad.is_cuda and not torch.are_deterministic_algorithms_enabled():
@@ -352,20 +327,12 @@ def _sspmm(
 
 class _Sspmm(Function):
     @staticmethod
-    def forward(
-        ctx: Any,
-        grad: Tensor,
-        values: Tensor | None,
-        row_scale: Tensor | None,
-        col_scale: Tensor | None,
-        columns: Tensor,
-        graph: GraphLike,
-    ) -> Tensor:
-        factors = any(ctx.needs_input_grad[1:4])
-        saved = grad if factors else None, values, row_scale, col_scale
-        ctx.save_for_backward(*saved, columns)
-        ctx.graph, ctx.feat, ctx.reduce = graph, grad.shape[1], "sum"
-        return _sspmm(graph, columns, grad, values, row_scale, col_scale)
+    def forward(ctx: Any, grad: Tensor, *given: Any) -> Tensor:
+        *factors, columns, ctx.graph = given
+        read = any(ctx.needs_input_grad[1:4])
+        ctx.save_for_backward(grad if read else None, *factors, columns)
+        ctx.feat, ctx.reduce = grad.shape[1], "sum"
+        return _sspmm(ctx.graph, columns, grad, *factors)
 
     @staticmethod
     def backward(ctx: Any, data: Tensor) -> tuple[Tensor | None, ...]:
@@ -405,20 +372,13 @@ def _sddmm_cbsr(graph: GraphLike, *args: Any) -> Tensor:
 
 class _SddmmCbsr(Function):
     @staticmethod
-    def forward(
-        ctx: Any,
-        x: Tensor,
-        data: Tensor,
-        row_scale: Tensor | None,
-        col_scale: Tensor | None,
-        columns: Tensor,
-        graph: GraphLike,
-    ) -> Tensor:
+    def forward(ctx: Any, x: Tensor, data: Tensor, *given: Any) -> Tensor:
+        *scales, columns, ctx.graph = given
         needs = ctx.needs_input_grad
         saved = x if needs[1] else None, data if needs[0] else None
-        ctx.save_for_backward(*saved, row_scale, col_scale, columns)
-        ctx.graph, ctx.feat = graph, x.shape[1]
-        return _sddmm_cbsr(graph, x, columns, data, row_scale, col_scale)
+        ctx.save_for_backward(*saved, *scales, columns)
+        ctx.feat = x.shape[1]
+        return _sddmm_cbsr(ctx.graph, x, columns, data, *scales)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:

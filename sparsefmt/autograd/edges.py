@@ -144,28 +144,18 @@ def dot_products(
     return found
 
 
-def _sddmm(
-    graph: GraphLike, x: Tensor, y: Tensor, row_scale: Tensor | None, col_scale: Tensor | None
-) -> Tensor:
-    out: Tensor = SDDMM(side_of(graph, False), x, y, row_scale, col_scale)
+def _sddmm(graph: GraphLike, *inputs: Tensor | None) -> Tensor:
+    out: Tensor = SDDMM(side_of(graph, False), *inputs)
     return out
 
 
 class _Sddmm(Function):
     @staticmethod
-    def forward(
-        ctx: Any,
-        x: Tensor,
-        y: Tensor,
-        row_scale: Tensor | None,
-        col_scale: Tensor | None,
-        graph: GraphLike,
-    ) -> Tensor:
+    def forward(ctx: Any, x: Tensor, y: Tensor, *given: Any) -> Tensor:
+        *scales, ctx.graph = given
         needs = ctx.needs_input_grad
-        saved = (x if needs[1] else None, y if needs[0] else None)
-        ctx.save_for_backward(*saved, row_scale, col_scale)
-        ctx.graph = graph
-        return _sddmm(graph, x, y, row_scale, col_scale)
+        ctx.save_for_backward(x if needs[1] else None, y if needs[0] else None, *scales)
+        return _sddmm(ctx.graph, x, y, *scales)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
@@ -179,18 +169,13 @@ class _Sddmm(Function):
 
 
 def _spmm_of_heads(
-    graph: GraphLike,
-    transposed: bool,
-    x: Tensor,
-    values: Tensor,
-    row_scale: Tensor | None,
-    col_scale: Tensor | None,
+    graph: GraphLike, transposed: bool, x: Tensor, values: Tensor, r: Any, c: Any
 ) -> Tensor:
+    """Multiply with features, or with those of each head and its values, between scales."""
     if values.dim() == 1:
-        return multiply(graph, transposed, x, values, row_scale, col_scale)
+        return multiply(graph, transposed, x, values, r, c)
     heads = [
-        multiply(graph, transposed, x[:, h], values[:, h], row_scale, col_scale)
-        for h in range(values.shape[1])
+        multiply(graph, transposed, x[:, h], values[:, h], r, c) for h in range(values.shape[1])
     ]
     if not heads:
         return x.new_zeros(side_of(graph, transposed).indptr.shape[0] - 1, *x.shape[1:])

@@ -21,39 +21,25 @@ _REFUSAL = (
 )
 
 
-def best(
-    graph: GraphLike,
-    x: Tensor,
-    values: Tensor | None,
-    row_scale: Tensor | None,
-    col_scale: Tensor | None,
-    reduce: str,
-) -> Tensor:
-    """Reduce by max or min, differentiably; nothing is checked."""
-    inputs = apart(x, values, row_scale, col_scale)
-    found: Tensor = _Best.apply(*inputs, graph, reduce)  # type: ignore[no-untyped-call]
+def best(graph: GraphLike, reduce: str, *inputs: Tensor | None) -> Tensor:
+    """Reduce by max or min, differentiably; nothing is checked.
+
+    ``inputs`` are features, edge values, and the scales of rows and columns.
+    """
+    found: Tensor = _Best.apply(*apart(*inputs), graph, reduce)  # type: ignore[no-untyped-call]
     return found
 
 
 class _Best(Function):
-    """Max or min, whose gradient the entries have that won."""
+    """Reduce by max or min; the gradient goes to the entries that won."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        x: Tensor,
-        values: Tensor | None,
-        row_scale: Tensor | None,
-        col_scale: Tensor | None,
-        graph: GraphLike,
-        reduce: str,
-    ) -> Tensor:
-        side = side_of(graph, False)
+    def forward(ctx: Any, x: Tensor, *given: Any) -> Tensor:
+        *factors, ctx.graph, ctx.reduce = given
         out: Tensor
-        out, arg = SPMM_ARG(side, x, values, row_scale, col_scale, reduce)
-        kept = x if any(ctx.needs_input_grad[1:4]) else None
-        ctx.save_for_backward(kept, values, row_scale, col_scale, arg)
-        ctx.graph, ctx.reduce = graph, reduce
+        out, arg = SPMM_ARG(side_of(ctx.graph, False), x, *factors, ctx.reduce)
+        saved = x if any(ctx.needs_input_grad[1:4]) else None
+        ctx.save_for_backward(saved, *factors, arg)
         return out
 
     @staticmethod

@@ -6,9 +6,10 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from ..errors import DtypeError, ShapeError, UnsupportedError
+from ..errors import ShapeError, UnsupportedError
 from ..formats.arrays import finish
 from ..graph import Graph
+from ..ops.engine import checks
 from ..ops.gcn import api as ops
 from . import _check, _library
 from ._library import LibraryOp
@@ -83,8 +84,7 @@ def gcn_norm(
 
 def _check_given(self_loops: object, graph: GraphTensors) -> None:
     """Check for a bool, beside a square graph."""
-    if not isinstance(self_loops, bool):
-        raise DtypeError(f"self_loops is {self_loops!r}: give True or False.")
+    checks.flag("self_loops", self_loops)
     if graph.n_rows != graph.n_cols:
         raise ShapeError(
             f"graph has shape {(graph.n_rows, graph.n_cols)}: a vertex has one degree, give as "

@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
+from ..ops.engine import checks
+from ..ops.matmul.api import REDUCTIONS
 from . import _check, _library
 from ._library import LibraryOp
 from ._recording import apart, recorded
@@ -46,8 +48,7 @@ def spmm(
         float16 or bfloat16 (summed in float32), float32 or float64.  Rows may have any stride.
     edge_weight : Tensor, shape (nnz,), optional
         ``a`` in CSR order: ``edge_values(graph, w)`` leads there from the order in which the edges
-        were given.  By default the graph's own values, as constants, and 1 for
-        an unweighted graph.
+        were given.  By default the graph's own values, as constants, and 1 for an unweighted graph.
     reduce : "sum", "mean", "max" or "min"
         In a max or min NaN wins, and of equal ones the first entry, which gets the gradient.
     row_scale, col_scale : Tensor, shape (n_rows,) and (n_cols,), optional
@@ -76,8 +77,12 @@ def spmm(
     their order is made for each product.  Forward-mode derivatives and ``torch.func`` are refused.
     fuseGNN (ICCAD'20), section 3.
     """
-    _check.reduction(reduce)
-    checked = operands(graph, x, edge_weight, row_scale, col_scale)
+    checks.word("reduce", reduce, REDUCTIONS)
+    checked = x, values, r, c = operands(graph, x, edge_weight, row_scale, col_scale)
+    side = side_of(graph, False)
+    if _library.unheard(side, checked):
+        found: Tensor = SPMM.at_once(side, x, values, None, r, c, reduce)
+        return found
     return multiply(graph, False, *checked, reduce)
 
 
@@ -151,42 +156,26 @@ def multiply(
     if reduce not in ("sum", "mean"):
         from .extrema import best
 
-        return best(graph, *inputs, reduce)
+        return best(graph, reduce, *inputs)
     found: Tensor = _Spmm.apply(*apart(*inputs), graph, transposed, reduce)  # type: ignore[no-untyped-call]
     return found
 
 
 def _spmm(
-    graph: GraphLike,
-    transposed: bool,
-    x: Tensor,
-    values: Tensor | None,
-    row_scale: Tensor | None,
-    col_scale: Tensor | None,
-    reduce: str,
+    graph: GraphLike, transposed: bool, x: Tensor, values: Tensor | None, *others: Any
 ) -> Tensor:
     side = side_of(graph, transposed)
-    perm = None if values is None else side.perm
-    out: Tensor = SPMM(side, x, values, perm, row_scale, col_scale, reduce)
+    out: Tensor = SPMM(side, x, values, None if values is None else side.perm, *others)
     return out
 
 
 class _Spmm(Function):
     @staticmethod
-    def forward(
-        ctx: Any,
-        x: Tensor,
-        values: Tensor | None,
-        row_scale: Tensor | None,
-        col_scale: Tensor | None,
-        graph: GraphLike,
-        transposed: bool,
-        reduce: str,
-    ) -> Tensor:
-        factors = any(ctx.needs_input_grad[1:4])  # only their gradients read x
-        ctx.save_for_backward(x if factors else None, values, row_scale, col_scale)
-        ctx.graph, ctx.transposed, ctx.reduce = graph, transposed, reduce
-        return _spmm(graph, transposed, x, values, row_scale, col_scale, reduce)
+    def forward(ctx: Any, x: Tensor, *given: Any) -> Tensor:
+        *factors, ctx.graph, ctx.transposed, ctx.reduce = given
+        read = any(ctx.needs_input_grad[1:4])  # only the gradients of factors read x
+        ctx.save_for_backward(x if read else None, *factors)
+        return _spmm(ctx.graph, ctx.transposed, x, *factors, ctx.reduce)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:

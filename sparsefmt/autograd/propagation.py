@@ -143,36 +143,19 @@ def propagate(
     return found
 
 
-def _propagate(
-    graph: GraphLike,
-    x: Tensor,
-    bias: Tensor | None,
-    values: Tensor | None,
-    scale: Tensor,
-    own: Tensor,
-    without: Tensor | None,
-) -> Tensor:
-    side = side_of(graph, False)
-    out: Tensor = SPMM(side, x, values, None, scale, scale, "sum")
+def _propagate(graph: GraphLike, x: Tensor, bias: Tensor | None, *constants: Any) -> Tensor:
+    values, scale, own, without = constants
+    out: Tensor = SPMM(side_of(graph, False), x, values, None, scale, scale, "sum")
     out = out.addcmul_(own, x if without is None else x.masked_fill(without, 0))
     return out if bias is None else out.add_(bias)
 
 
 class _Propagate(Function):
     @staticmethod
-    def forward(
-        ctx: Any,
-        x: Tensor,
-        bias: Tensor | None,
-        values: Tensor | None,
-        scale: Tensor,
-        own: Tensor,
-        without: Tensor | None,
-        graph: GraphLike,
-    ) -> Tensor:
-        ctx.save_for_backward(values, scale, own, without)
-        ctx.graph = graph
-        return _propagate(graph, x, bias, values, scale, own, without)
+    def forward(ctx: Any, x: Tensor, bias: Tensor | None, *given: Any) -> Tensor:
+        *constants, ctx.graph = given
+        ctx.save_for_backward(*constants)
+        return _propagate(ctx.graph, x, bias, *constants)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:

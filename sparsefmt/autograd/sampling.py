@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
+from ..ops.engine import checks
 from ..ops.sampling import options as sampling_options
 from ..ops.sampling.options import SampleOptions
 from . import _check
@@ -46,16 +47,10 @@ def sampled_aggregate(
 
     Parameters
     ----------
-    graph : Graph, shape (n_rows, n_cols)
-        On the device of ``x``.
-    x : Tensor, shape (n_cols, feat)
-        float16 or bfloat16 (summed in float32), float32 or float64.  Rows may have any stride.
+    graph, x, edge_weight, row_scale, col_scale
+        As for ``spmm``.
     width : int
         Most entries of a row, 1 or more; a row that has no more is taken whole.
-    edge_weight : Tensor, shape (nnz,), optional
-        ``a`` in CSR order: ``edge_values(graph, w)`` leads there from the order in which the edges
-        were given.  By default the graph's own values, as constants, and 1 for
-        an unweighted graph.
     strategy : "bucket", "fastrand" or "random"
         Which entries of a longer row: its first ones; those at ``k * 577 mod nnz_i`` (by the next
         prime where 577 divides ``nnz_i``); or a random sample without replacement.
@@ -65,8 +60,6 @@ def sampled_aggregate(
         CUDA graph.  The other strategies draw nothing.
     mean, rescale : bool
         At most one of them.  With "random" and ``rescale`` the expected sum is that of all entries.
-    row_scale, col_scale : Tensor, shape (n_rows,) and (n_cols,), optional
-        ``r`` and ``c``, in the dtype of ``x``.
 
     Returns
     -------
@@ -93,7 +86,9 @@ def sampled_aggregate(
     2104.10716), equation 2 and section VI.
     """
     width, strategy = sample_width("width", width), checked_strategy(strategy)
-    _check_factors(mean, rescale)
+    checks.flag("mean", mean)
+    checks.flag("rescale", rescale)
+    sampling_options.refuse_both(mean, rescale)
     x, values, r, c = operands(graph, x, edge_weight, row_scale, col_scale)
     tensors = graph_tensors(graph)
     _check.seed(seed, tensors)
@@ -101,8 +96,8 @@ def sampled_aggregate(
     options = SampleOptions(drawn, width, strategy, mean, rescale)
     if recorded(r, c):
         with torch.autocast(tensors.kind, enabled=False):
-            return _scaled(graph, x, values, r, c, options)
-    return _aggregate(graph, x, values, r, c, options)
+            return _scaled(graph, options, x, values, r, c)
+    return _aggregate(graph, options, x, values, r, c)
 
 
 def sample_width(name: str, width: int) -> int:
@@ -151,24 +146,10 @@ def checked_strategy(strategy: str) -> str:
     return sampling_options.strategy(strategy)
 
 
-def _check_factors(mean: bool, rescale: bool) -> None:
-    """Check the two options that divide or multiply rows."""
-    _check.flag("mean", mean)
-    _check.flag("rescale", rescale)
-    sampling_options.refuse_both(mean, rescale)
-
-
-def _scaled(
-    graph: GraphLike,
-    x: Tensor,
-    values: Tensor | None,
-    row_scale: Tensor | None,
-    col_scale: Tensor | None,
-    options: SampleOptions,
-) -> Tensor:
+def _scaled(graph: GraphLike, options: SampleOptions, x: Tensor, *factors: Tensor | None) -> Tensor:
     """Aggregate, and multiply by scales with a gradient outside the kernel; round only once."""
     wide = sums_dtype(x)
-    a, r, c = (None if one is None else one.to(wide) for one in (values, row_scale, col_scale))
+    a, r, c = (None if one is None else one.to(wide) for one in factors)
     h, after = x.to(wide), None
     if c is not None and c.requires_grad:
         h, c = _by_columns(h, c), None
@@ -176,27 +157,23 @@ def _scaled(
         # A row without entries stays 0, whatever its scale.
         empty = side_of(graph, False).indptr.diff() == 0
         after, r = r.masked_fill(empty, 0), None
-    y = _aggregate(graph, h, a, r, c, options)
+    y = _aggregate(graph, options, h, a, r, c)
     return (y if after is None else y * after[:, None]).to(x.dtype)
 
 
-def _aggregate(
-    graph: GraphLike,
-    x: Tensor,
-    values: Tensor | None,
-    row_scale: Tensor | None,
-    col_scale: Tensor | None,
-    options: SampleOptions,
-) -> Tensor:
-    """Aggregate, differentiably in features and edge values; nothing is checked."""
-    inputs = x, values, row_scale, col_scale
+def _aggregate(graph: GraphLike, options: SampleOptions, *inputs: Tensor | None) -> Tensor:
+    """Aggregate, differentiably in features and edge values; nothing is checked.
+
+    ``inputs`` are those, and the scales of rows and columns.
+    """
     found: Tensor
-    if not recorded(x, values):
+    if not recorded(*inputs[:2]):
         found = SPMM_SAMPLED(side_of(graph, False), *inputs, *options)
         return found
     if options.seed is not None:  # the caller may write to it before backward reads it
         options = options._replace(seed=options.seed.clone())
-    found = _Sampled.apply(*apart(*inputs), graph, *options)  # type: ignore[no-untyped-call]
+    seed, *others = options
+    found = _Sampled.apply(*apart(*inputs), graph, seed, others)  # type: ignore[no-untyped-call]
     return found
 
 
@@ -207,7 +184,7 @@ def _by_columns(x: Tensor, scale: Tensor) -> Tensor:
 
 
 class _ByColumns(Function):
-    """``x * c[:, None]``; rows that nobody sampled add 0 to gradients, even if x is infinite."""
+    """Compute ``x * c[:, None]``; rows that nobody sampled add 0 to gradients."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, scale: Tensor) -> Tensor:
@@ -224,21 +201,11 @@ class _ByColumns(Function):
 
 class _Sampled(Function):
     @staticmethod
-    def forward(
-        ctx: Any,
-        x: Tensor,
-        values: Tensor | None,
-        row_scale: Tensor | None,
-        col_scale: Tensor | None,
-        graph: GraphLike,
-        seed: Tensor | None,
-        *options: Any,
-    ) -> Tensor:
+    def forward(ctx: Any, x: Tensor, *given: Any) -> Tensor:
+        *factors, ctx.graph, seed, ctx.options = given
         saved = x if ctx.needs_input_grad[1] else None  # only the gradient of values reads x
-        ctx.save_for_backward(saved, values, row_scale, col_scale, seed)
-        ctx.graph, ctx.options = graph, options
-        args = x, values, row_scale, col_scale, seed, *options
-        out: Tensor = SPMM_SAMPLED(side_of(graph, False), *args)
+        ctx.save_for_backward(saved, *factors, seed)
+        out: Tensor = SPMM_SAMPLED(side_of(ctx.graph, False), x, *factors, seed, *ctx.options)
         return out
 
     @staticmethod
@@ -250,7 +217,7 @@ class _Sampled(Function):
             dx = _gradient(SPMM_SAMPLED_DX, side, grad, values, *others)
         if ctx.needs_input_grad[1]:
             dv = _gradient(SPMM_SAMPLED_DA, side, x, grad, *others)
-        return dx, dv, *(None,) * 8
+        return dx, dv, *(None,) * 5
 
 
 def _gradient(op: LibraryOp, *args: Any) -> Any:

@@ -16,6 +16,7 @@ from ..errors import (
     FormatError,
     IndexRangeError,
     ShapeError,
+    SparseFmtError,
     UnsupportedError,
 )
 from . import faults as formats_faults
@@ -32,6 +33,23 @@ from .arrays import (
 
 #: Sizes of a shape go to this: a pointer array of int64 over it can still be addressed.
 MAX_SIZE = np.iinfo(np.int64).max // 8 - 1
+
+
+def integer(
+    name: str,
+    value: object,
+    *,
+    least: int | None = None,
+    error: type[SparseFmtError] = ShapeError,
+) -> int:
+    """Check for an integer, ``least`` or more, and give it as Python's; else raise that error."""
+    try:
+        found = operator.index(value)  # type: ignore[arg-type]
+    except TypeError as reason:
+        raise error(f"{name} is {value!r}: give an integer.") from reason
+    if least is not None and found < least:
+        raise error(f"{name} is {found}: give {least} or more.")
+    return found
 
 
 def shape(value: object) -> tuple[int, int]:

@@ -62,14 +62,9 @@ def from_dgl(
     values = None if weight is None else _dgl_values(g, weight)
     if format in ("csr", "csc"):
         return _from_dgl_compressed(g, format, sizes, values, dtype, index_dtype)
-    return from_edge_index(
-        tuple(g.edges(order="eid")),
-        values,
-        num_nodes=sizes,
-        format=format,
-        dtype=dtype,
-        index_dtype=index_dtype,
-    )
+    dtypes = {"dtype": dtype, "index_dtype": index_dtype}
+    edges = tuple(g.edges(order="eid"))
+    return from_edge_index(edges, values, num_nodes=sizes, format=format, **dtypes)
 
 
 def to_dgl(A: Format, *, weight: str = "weight") -> Any:
@@ -180,14 +175,9 @@ def from_networkx(
         back = source != target
         source, target = np.append(source, target[back]), np.append(target, source[back])
         values = None if values is None else np.append(values, values[back])
-    return from_edge_index(
-        (source, target),
-        values,
-        num_nodes=len(place),
-        format=format,
-        dtype=dtype,
-        index_dtype=index_dtype,
-    )
+    dtypes = {"dtype": dtype, "index_dtype": index_dtype}
+    n = len(place)
+    return from_edge_index((source, target), values, num_nodes=n, format=format, **dtypes)
 
 
 def to_networkx(A: Format, *, weight: str = "weight", multigraph: bool = False) -> Any:

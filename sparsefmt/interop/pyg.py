@@ -40,8 +40,8 @@ def from_edge_index(
         the largest index plus one, which on a GPU synchronises.
     format : "coo", "csr", "csc" or "sgt"
         COO keeps the order of the edges.
-    dtype : float16, bfloat16, float32 or float64, optional
-        For the values.  By default floats keep theirs; integers and booleans become float64.
+    dtype : optional
+        As for ``from_scipy``.
     index_dtype : int32 or int64, optional
         By default that of ``edge_index``.
 
@@ -135,13 +135,10 @@ def from_pyg(
     if weight is None:
         attr = getattr(data, "edge_attr", None)
         weight = attr if getattr(attr, "ndim", 0) == 1 else None
+    dtypes = {"dtype": dtype, "index_dtype": index_dtype}
+    num_nodes = getattr(data, "num_nodes", None)
     return from_edge_index(
-        edge_index,
-        weight,
-        num_nodes=getattr(data, "num_nodes", None),
-        format=format or "coo",
-        dtype=dtype,
-        index_dtype=index_dtype,
+        edge_index, weight, num_nodes=num_nodes, format=format or "coo", **dtypes
     )
 
 
@@ -226,7 +223,7 @@ def _vertex_counts(
 
 
 def edge_values(name: str, values: Any, n_edges: int, dtype: Any) -> Array:
-    """One value per edge."""
+    """Check for one value per edge."""
     data = as_plain_array(name, values)
     if data.shape != (n_edges,):
         raise ShapeError(

@@ -89,10 +89,8 @@ def from_cupyx(M: Any, *, dtype: Any = None, index_dtype: Any = None) -> COO | C
     Parameters
     ----------
     M : cupyx.scipy.sparse array or matrix, shape (n_rows, n_cols)
-    dtype : float16, bfloat16, float32 or float64, optional
-        For the values.  By default floats keep theirs; booleans become float64.
-    index_dtype : int32 or int64, optional
-        By default that of ``M``.
+    dtype, index_dtype : optional
+        As for ``from_scipy``.
 
     Returns
     -------
@@ -118,7 +116,7 @@ def to_cupyx(A: Format, *, dtype: Any = None) -> Any:
     ----------
     A : COO, CSR, CSC, SGT or CBSR, on a GPU
     dtype : float32 or float64, optional
-        For the values; by default those of ``A``, and float32 where it is unweighted.
+        As for ``to_scipy``.
 
     Returns
     -------
@@ -186,7 +184,7 @@ def _to_sparse(sparse: ModuleType, A: COO | CSR | CSC, dtype: Any) -> Any:
 
 
 def wrong_kind(function: str, value: object, mend: str) -> UnsupportedError:
-    """The error for an argument of a type that ``function`` does not take."""
+    """Make the error for an argument of a type that ``function`` does not take."""
     kind = type(value)
     return UnsupportedError(f"{function} got a {kind.__module__}.{kind.__qualname__}: {mend}.")
 
@@ -218,7 +216,7 @@ def values_of(A: Format, dtype: Any = None) -> Array:
 
 
 def index_pair(*, index_dtype: Any = None, **arrays: Array) -> tuple[Array, Array]:
-    """Two index arrays in one dtype: the wanted one, or the larger of theirs."""
+    """Bring two index arrays to one dtype: the wanted one, or the larger of theirs."""
     found = [foreign.indices(name, array, index_dtype) for name, array in arrays.items()]
     if found[0].dtype != found[1].dtype:
         found = [array.astype(np.int64, copy=False) for array in found]

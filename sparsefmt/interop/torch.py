@@ -32,8 +32,8 @@ def from_torch(tensor: Any, *, dtype: Any = None, index_dtype: Any = None) -> CO
     Parameters
     ----------
     tensor : torch.Tensor, shape (n_rows, n_cols), on the CPU or a CUDA device
-    dtype : float16, bfloat16, float32 or float64, optional
-        For the values.  By default floats keep theirs; integers and booleans become float64.
+    dtype : optional
+        As for ``from_scipy``.
     index_dtype : int32 or int64, optional
         By default that of the tensor (int64 for COO); int32 for a dense tensor.
 
@@ -211,7 +211,7 @@ def _check_tensor(name: str, tensor: Any) -> None:
 
 
 def stacked(first: Array, second: Array) -> Array:
-    """Both as the rows of one (2, n) array of int64: the one that they are rows of, or a copy."""
+    """Give both as rows of one (2, n) array of int64: the one that they are rows of, or a copy."""
     base = first.base
     whole = getattr(base, "shape", None) == (2, len(first)) and base is second.base
     if whole and base.dtype == np.int64 and base.flags.c_contiguous:

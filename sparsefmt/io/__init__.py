@@ -4,7 +4,6 @@ No file is ever trusted: nothing in it is executed, declared sizes are checked b
 allocated, and an error names the file, the line or member, and the mend.
 """
 
-import operator
 import os
 from pathlib import Path
 from typing import Any
@@ -238,10 +237,7 @@ def _options(
 
 
 def _positive(name: str, value: object) -> int:
-    try:
-        number = operator.index(value)  # type: ignore[arg-type]
-    except TypeError as error:
-        raise ShapeError(f"{name} is {value!r}: give an integer.") from error
+    number = checks.integer(name, value)
     if number < 0:
         raise ShapeError(f"{name} is {number}: it cannot be negative.")
     return number

@@ -18,7 +18,7 @@ _COMPRESSED = (".gz", ".bz2")
 
 
 def fault(path: Path, why: str, *, line: int | None = None) -> FileFormatError:
-    """The error for a malformed file; ``why`` ends with the mend."""
+    """Make the error for a malformed file; ``why`` ends with the mend."""
     place = f"{path}, line {line}" if line else f"{path}"
     return FileFormatError(f"{place}: {why}")
 

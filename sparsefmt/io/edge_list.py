@@ -108,7 +108,7 @@ class _Lines:
         self.shape: tuple[int, int] | None = None if num_nodes is None else (num_nodes, num_nodes)
 
     def parse(self, text: str) -> Array:
-        """The block as float64 of shape (lines, columns)."""
+        """Parse a block, as float64 of shape (lines, columns)."""
         lines = text.split("\n")
         edges = [line for line in lines if (bare := line.lstrip()) and bare[0] not in "#%"]
         if not self.columns:
@@ -160,7 +160,7 @@ class _Lines:
         return bool(good.all()) and not np.isinf(table[:, 2:]).any()
 
     def _limits(self) -> tuple[int, int]:
-        """What source and target must stay below."""
+        """Tell what source and target must stay below."""
         rows, cols = self.shape or (_MOST_VERTICES, _MOST_VERTICES)
         return min(cols, _MOST_VERTICES), min(rows, _MOST_VERTICES)
 
@@ -191,7 +191,7 @@ class _Lines:
 
 
 def _number(word: str) -> float | None:
-    """The number that NumPy's reader sees in a word, None if it sees none."""
+    """Give the number that NumPy's reader sees in a word, None if it sees none."""
     try:
         return None if "_" in word else float(word)
     except ValueError:

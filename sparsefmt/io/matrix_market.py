@@ -331,7 +331,7 @@ def _check_values(path: Path, header: _Header, body: _Body, data: Array, max_byt
 
 
 def _overflow(path: Path, max_bytes: int) -> FileFormatError:
-    """The error for the first finite number that became infinite."""
+    """Make the error for the first finite number that became infinite."""
     mend = "is beyond float64: write inf, or scale the values."
     with reading(path, max_bytes) as stream:
         for line, text in enumerate(stream, 1):

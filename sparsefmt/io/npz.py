@@ -108,7 +108,7 @@ class _Archive:
         self._zip.close()
 
     def load(self, name: str) -> Array:
-        """The array of that name."""
+        """Read the array of that name."""
         if name not in self.members:
             raise fault(
                 self.path,
@@ -125,7 +125,7 @@ class _Archive:
                 return np.lib.format.read_array(member, allow_pickle=False)
 
     def text(self, name: str) -> str:
-        """The text in a member with one string or bytes."""
+        """Read the text of a member with one string or bytes."""
         array = self.load(name)
         if array.shape != () or array.dtype.kind not in "SU":
             raise fault(self.path, f'member "{name}" is {array.dtype}: it must be one string.')
@@ -133,7 +133,7 @@ class _Archive:
         return value if isinstance(value, str) else value.decode("latin-1")
 
     def _check_size(self, name: str, info: zipfile.ZipInfo) -> None:
-        """What the central directory says must be possible, and allowed."""
+        """Check that what the central directory says is possible, and allowed."""
         packed = {zipfile.ZIP_STORED: 1, zipfile.ZIP_DEFLATED: _TIGHTEST}.get(info.compress_type, 0)
         whole = 0 <= info.header_offset <= self._size - info.compress_size
         if not whole or info.file_size > info.compress_size * packed:
@@ -152,7 +152,7 @@ class _Archive:
             )
 
     def _check_array(self, name: str, info: zipfile.ZipInfo, member: Any) -> None:
-        """The array's own header must agree with the size of the member."""
+        """Check that the array's own header agrees with the size of the member."""
         version = np.lib.format.read_magic(member)
         if version not in ((1, 0), (2, 0)):
             raise ValueError(f"version {version} of the .npy format")

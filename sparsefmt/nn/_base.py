@@ -52,7 +52,7 @@ class Convolution(Balanced):
         return ", ".join([super().extra_repr(), *given])
 
     def _width(self) -> int | None:
-        """How many entries of each row to go over now; None for all."""
+        """Tell how many entries of each row to go over now; None for all."""
         if self.training:
             return _sample_width("training_sample", self.training_sample, self.k)
         return _sample_width("sample", self.sample, self.k)

@@ -10,13 +10,13 @@ from ..errors import DeviceError, DtypeError, ShapeError
 
 
 def check_number(name: str, value: object) -> None:
-    """A real number, no bool."""
+    """Check for a real number; a bool is none."""
     if isinstance(value, bool) or not isinstance(value, Real):
         raise DtypeError(f"{name} is {value!r}: give a number.")
 
 
 def check_counts(**counts: object) -> None:
-    """Integers, 1 or more, by their names."""
+    """Check for integers, 1 or more, by their names."""
     for name, value in counts.items():
         if isinstance(value, bool) or not isinstance(value, Integral):
             raise DtypeError(f"{name} is {value!r}: give an integer, 1 or more.")
@@ -25,7 +25,7 @@ def check_counts(**counts: object) -> None:
 
 
 def check_square(graph: GraphLike) -> None:
-    """A graph of vertices that each take part in their own result."""
+    """Check for a square graph, whose vertices each take part in their own result."""
     tensors = graph_tensors(graph)
     if tensors.n_rows != tensors.n_cols:
         raise ShapeError(
@@ -35,7 +35,7 @@ def check_square(graph: GraphLike) -> None:
 
 
 def check_features(x: Tensor, graph: GraphLike) -> None:
-    """Features of the vertices of a graph, by the name that the user gave them."""
+    """Check the features of a graph's vertices, by the name that the user knows them by."""
     tensors = graph_tensors(graph)
     dense = isinstance(x, Tensor) and x.layout is torch.strided and x.is_floating_point()
     if not (dense and x.dim() == 2 and x.shape[0] == tensors.n_rows and x.device == tensors.device):
@@ -43,7 +43,7 @@ def check_features(x: Tensor, graph: GraphLike) -> None:
 
 
 def check_input(x: Tensor, graph: GraphLike, weight: Tensor) -> None:
-    """Features that a layer's ``weight``, (out_channels, in_channels), can be multiplied with."""
+    """Check for features that a layer's ``weight``, (out_channels, in_channels), can multiply."""
     check_square(graph)
     check_features(x, graph)
     if x.shape[1] != weight.shape[1]:
@@ -55,7 +55,7 @@ def check_input(x: Tensor, graph: GraphLike, weight: Tensor) -> None:
 
 
 def check_beside(name: str, value: Tensor, weight: Tensor) -> None:
-    """What is multiplied with a layer's weights: on their device, in their dtype."""
+    """Check that a tensor has the device and the dtype of a layer's weights."""
     if value.device != weight.device:
         raise DeviceError(
             f"{name} is on {value.device} but the layer's weights are on {weight.device}: move "

@@ -11,7 +11,7 @@ from ..autograd import GraphLike, graph_tensors, sddmm, spmm
 def symmetric(
     graph: GraphLike, edge_weight: Tensor | None, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    """``d[i]^-1/2``, and ``1 / d[i]`` for the vertices without a loop, 0 for the others.
+    """Compute ``d[i]^-1/2``, and ``1 / d[i]`` for vertices without a loop, 0 for the others.
 
     ``d[i] = 1 + sum_e a[e]`` over the entries of row ``i``; the 1 is the loop that is added, to
     vertices without one only.  Both are 0 where ``d[i] <= 0``.  Differentiable in ``edge_weight``;
@@ -26,7 +26,7 @@ def symmetric(
 
 
 def stored(graph: GraphLike, dtype: torch.dtype) -> Tensor | None:
-    """(n, 1) Whether a vertex gets no loop from ``symmetric``, of a graph's own values; kept.
+    """Tell which vertices get no loop from ``symmetric``, by a graph's own values: (n, 1), kept.
 
     None where each gets one; the capture of a CUDA graph cannot look.
     """
@@ -42,7 +42,7 @@ def stored(graph: GraphLike, dtype: torch.dtype) -> Tensor | None:
 
 
 def _symmetric(graph: GraphLike, edge_weight: Tensor | None) -> Tensor:
-    """Both, (2, n), in float32 at least: a degree may exceed what 2-byte floats count to."""
+    """Compute both, (2, n), in float32 at least: 2-byte floats may not count up to a degree."""
     tensors = graph_tensors(graph)
     weights = tensors.values if edge_weight is None else edge_weight
     if weights is not None and weights.dtype.itemsize == 2:
@@ -56,13 +56,13 @@ def _symmetric(graph: GraphLike, edge_weight: Tensor | None) -> Tensor:
 
 
 def missing_loops(graph: GraphLike) -> Tensor:
-    """(n,) 1 for a vertex without a loop, else 0, in float64; kept with the graph."""
+    """Give 1 for a vertex without a loop, else 0: (n,) in float64, kept with the graph."""
     tensors = graph_tensors(graph)
     return tensors.kept("loops missing", lambda: (loops(graph)[1] == 0).double())
 
 
 def loops(graph: GraphLike) -> tuple[Tensor, Tensor]:
-    """(nnz,) 1 for a loop, else 0, and (n,) how many each vertex has; both in float64."""
+    """Give 1 for a loop, else 0, (nnz,), and the loops of each vertex, (n,); both in float64."""
     tensors = graph_tensors(graph)
     at = torch.arange(tensors.n_rows, dtype=torch.float64, device=tensors.device)
     one = torch.ones_like(at)
@@ -72,7 +72,7 @@ def loops(graph: GraphLike) -> tuple[Tensor, Tensor]:
 
 
 def log_sums(graph: GraphLike, scores: Tensor, p: Tensor) -> Tensor:
-    """(n,) The logarithm of each row's sum of ``exp(scores)``, of which ``p`` is the softmax."""
+    """Compute the logarithm of each row's sum of ``exp(scores)``, (n,); ``p`` is the softmax."""
     tensors = graph_tensors(graph)
     with torch.autocast(tensors.kind, enabled=False):
         # log Z = scores - log p at each entry of a row: their mean, weighted with p.

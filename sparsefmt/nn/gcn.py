@@ -77,7 +77,7 @@ class GCNConv(Convolution):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Glorot's uniform weights, no bias."""
+        """Draw Glorot's uniform weights, and set the bias to 0."""
         init.xavier_uniform_(self.lin.weight)
         if self.bias is not None:
             init.zeros_(self.bias)

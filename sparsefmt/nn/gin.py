@@ -68,7 +68,7 @@ class GINConv(Convolution):
             self.register_buffer("eps", value)
 
     def reset_parameters(self) -> None:
-        """Those of ``nn``, or of its parts that can be reset, and ``eps`` as it was given."""
+        """Reset ``nn``, or its parts that can be, and set ``eps`` to what was given."""
         _reset(self.nn)
         with torch.no_grad():
             self.eps.fill_(self.initial_eps)
@@ -87,7 +87,7 @@ class GINConv(Convolution):
 
 
 def _reset(module: Module) -> None:
-    """As PyG: the module itself if it can, else its children."""
+    """Reset the module itself if it can, else its children, as PyG does."""
     reset = getattr(module, "reset_parameters", None)
     if reset is not None:
         reset()

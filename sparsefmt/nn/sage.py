@@ -65,7 +65,7 @@ class SAGEConv(Convolution):
         self.lin_r = Linear(in_channels, out_channels, bias=False)
 
     def reset_parameters(self) -> None:
-        """Those of ``torch.nn.Linear``."""
+        """Draw the parameters as ``torch.nn.Linear`` does."""
         self.lin_l.reset_parameters()
         self.lin_r.reset_parameters()
 

@@ -74,12 +74,17 @@ class Values:
 
     def fault(self) -> str | None:
         """What is wrong with the options, None if they can hold together."""
-        for name in ("allow_nan", "allow_infinity"):
-            if not isinstance(getattr(self, name), bool):
-                return f"{name}={getattr(self, name)!r} must be True or False"
+        if fault := self._flag_fault("allow_nan", "allow_infinity"):
+            return fault
         top = self.max_magnitude
         if top is not None and not (isinstance(top, float | int) and 1 <= top < float("inf")):
             return f"max_magnitude={top!r} must be None or a number of at least 1"
+        return None
+
+    def _flag_fault(self, *names: str) -> str | None:
+        for name in names:
+            if not isinstance(getattr(self, name), bool):
+                return f"{name}={getattr(self, name)!r} must be True or False"
         return None
 
     def only_values(self) -> "Values":
@@ -111,12 +116,9 @@ class Space(Values):
         return super().fault() or self._type_fault() or self._conflict() or self._shape_fault()
 
     def _type_fault(self) -> str | None:
-        for name in ("duplicates", "explicit_zeros", "unsorted", "empty_rows", "hubs"):
-            if not isinstance(getattr(self, name), bool):
-                return f"{name}={getattr(self, name)!r} must be True or False"
-        for name in ("self_loops", "rectangular"):
-            if not isinstance(getattr(self, name), bool):
-                return f"{name}={getattr(self, name)!r} must be True or False"
+        flags = "duplicates", "explicit_zeros", "unsorted", "empty_rows", "hubs", "self_loops"
+        if fault := self._flag_fault(*flags, "rectangular"):
+            return fault
         for name in ("max_side", "min_nnz", "max_nnz"):
             if not (is_size(getattr(self, name)) or (name, self.max_nnz) == ("max_nnz", None)):
                 return f"{name}={getattr(self, name)!r} must be a non-negative integer"

@@ -11,7 +11,7 @@ from ...formats.base import Format
 from ...formats.cbsr import CBSR
 from ..engine import checks as engine_checks
 from ..engine import choose
-from ..engine.table import Kernel, Op, Price, deferred
+from ..engine.table import Op, Price, csr_kernels
 from . import cuda
 
 REDUCTIONS = ("sum", "mean")
@@ -43,10 +43,8 @@ def spgemm(
     reduce : "sum" or "mean"
         ``mean`` divides by the number of stored entries of the row of ``A``, whether or not their
         rows of ``S`` store the feature.  A row without entries gives 0.
-    row_scale : array, shape (n_rows,), optional
-        ``r``, of the dtype of ``S``, or float32 beside 2-byte features.
-    col_scale : array, shape (n_cols,), optional
-        ``c``, of the same dtypes.
+    row_scale, col_scale : array, shape (n_rows,) and (n_cols,), optional
+        ``r`` and ``c``, of the dtype of ``S``, or float32 beside 2-byte features.
     out : array, shape (n_rows, feat), optional
         Takes the result; contiguous, of the dtype and device of ``S``, overlapping no input.
 
@@ -57,18 +55,8 @@ def spgemm(
 
     Raises
     ------
-    ShapeError
-        If ``S`` has not one row per column of ``A``, a scale is not 1-D with one factor per row or
-        column, or ``out`` has not the result's shape.
-    FormatError
-        If ``out`` is not contiguous, is read-only, or overlaps an input.
-    DtypeError
-        If ``A`` is no sparse format or ``S`` no CBSR, ``S`` has another dtype than ``A.data``, or a
-        scale or ``out`` has a dtype that does not fit.
-    DeviceError
-        If the arguments are on different devices.
-    UnsupportedError
-        If ``reduce`` is neither.
+    ShapeError, FormatError, DtypeError, DeviceError, UnsupportedError
+        As ``spmm``, with ``S`` for ``X``; also if ``S`` is no CBSR, or ``reduce`` neither.
 
     Notes
     -----
@@ -90,7 +78,7 @@ def spgemm(
 
 
 def balanced(name: str, S: object, A: Format, like: tuple[str, Array] | None = None) -> CBSR:
-    """Row-balanced features, one row per column of ``A``, on its device; as wide as the others."""
+    """Check row-balanced features: a row per column of ``A``, on its device, as wide as others."""
     if not isinstance(S, CBSR):
         raise DtypeError(f"{name} is a {type(S).__name__}: give a CBSR, maxk(X, k) for instance.")
     if S.n_rows != A.n_cols:
@@ -111,7 +99,7 @@ def balanced(name: str, S: object, A: Format, like: tuple[str, Array] | None = N
 def factors(
     name: str, value: Any, A: Format, axis: str, other_name: str, other: Any
 ) -> Array | None:
-    """Factors of the dtype of the features, or float32 beside 2-byte ones."""
+    """Check for factors of the dtype of the features, or float32 beside 2-byte ones."""
     found = engine_checks.factors(name, value, A=A, axis=axis)
     if found is not None and not (other.dtype.itemsize == 2 and found.dtype == np.float32):
         engine_checks.same_dtype(name, found, other_name, other)
@@ -139,8 +127,7 @@ SPGEMM = Op(
     "Tensor? col_scale, str reduce",
     results=_rows,
     kernels=(
-        Kernel("spgemm_csr_cbsr", cuda.spgemm, ("csr",), "gpu"),
-        Kernel("spgemm_csr_cbsr_numba", deferred(f"{__package__}.cpu", "spgemm"), ("csr",), "cpu"),
+        *csr_kernels(cuda.spgemm, "spgemm_csr_cbsr", "spgemm_csr_cbsr_numba"),
         choose.convert_to_csr("spgemm"),
     ),
     price=_price,

@@ -41,7 +41,7 @@ def scaled_row(Y: Any, at: Any, feat: Any, divisor: Any, factor: Any) -> None:
 def products_of_rows(
     indptr: Any, A: Any, S: Any, scales: Any, Y: Any, mean: Any, pieces: Any
 ) -> None:
-    """Sum or mean; ``A`` is (indices, data), ``Y`` (flat, feat): a row of it stays in the L1."""
+    """Sum or average rows; ``A`` is (indices, data), ``Y`` (flat, feat), a row of it in the L1."""
     indices, data = A
     columns, values, k = S
     row_scale, col_scale = scales
@@ -70,7 +70,7 @@ def products_of_rows(
 def products_at_places(
     indptr: Any, T: Any, data: Any, places: Any, grad: Any, scales: Any, out: Any, pieces: Any
 ) -> None:
-    """The transposed product at ``places`` only; ``T`` is (indices, perm) of the transpose."""
+    """Compute the transposed product at ``places``; ``T`` is (indices, perm) of the transpose."""
     indices, perm = T
     columns, k = places
     grad, stride = grad
@@ -121,7 +121,7 @@ def products_at_entries(indptr: Any, indices: Any, X: Any, S: Any, out: Any, pie
 
 @parallel
 def scattered_rows(S: Any, Y: Any, n_rows: Any, pieces: Any) -> None:
-    """What ``S`` stores, and 0 elsewhere; ``Y`` is (flat, feat)."""
+    """Write what ``S`` stores, and 0 elsewhere; ``Y`` is (flat, feat)."""
     columns, values, k = S
     Y, feat = Y
     for piece in numba.prange(pieces):
@@ -134,7 +134,7 @@ def scattered_rows(S: Any, Y: Any, n_rows: Any, pieces: Any) -> None:
 
 @parallel
 def gathered_rows(X: Any, S: Any, n_rows: Any, pieces: Any) -> None:
-    """The values of ``S`` from ``X``, which is (flat, row stride)."""
+    """Take the values of ``S`` from ``X``, which is (flat, row stride)."""
     columns, values, k = S
     X, stride = X
     for piece in numba.prange(pieces):
@@ -195,13 +195,7 @@ def spgemm(
 
 
 def sspmm(
-    T: CSR,
-    columns: Array,
-    grad: Array,
-    values: Array | None,
-    perm: Array,
-    row_scale: Array | None = None,
-    col_scale: Array | None = None,
+    T: CSR, columns: Array, grad: Array, values: Array | None, perm: Array, r: Any, c: Any
 ) -> Array:
     """``out[j, t] = c[j] * sum of a[e] * r[i] * grad[i, columns[j, t]]`` over the entries (i, j).
 
@@ -209,7 +203,7 @@ def sspmm(
     """
     out = np.empty(columns.shape, grad.dtype)
     places = columns.reshape(-1), columns.shape[1]
-    scales = values_of(row_scale, grad), values_of(col_scale, grad)
+    scales = values_of(r, grad), values_of(c, grad)
     with writing(out) as (dS, pieces):
         a, flat_grad, flat_dS = values_of(values, grad), flat(grad), dS.reshape(-1)
         structure = T.indices, perm
@@ -221,10 +215,8 @@ def sspmm_outer(
     A: CSR,
     columns: Array,
     grad: Array,
-    values: Array | None = None,
-    row_scale: Array | None = None,
-    col_scale: Array | None = None,
-    *,
+    values: Array | None,
+    *scales: Array | None,
     transposed: CSR | None = None,
     perm: Array | None = None,
     **_: Any,
@@ -233,7 +225,7 @@ def sspmm_outer(
     if transposed is None or perm is None:
         T, perm = A.tocsc_with_perm()
         transposed = T.T
-    return sspmm(transposed, columns, grad, values, perm, row_scale, col_scale)
+    return sspmm(transposed, columns, grad, values, perm, *scales)
 
 
 def sddmm_cbsr(
@@ -241,19 +233,17 @@ def sddmm_cbsr(
     x: Array,
     columns: Array,
     data: Array,
-    row_scale: Array | None = None,
-    col_scale: Array | None = None,
-    *,
+    *scales: Array | None,
     out: Array | None = None,
 ) -> Array:
     """``out[e] = r[i] c[j] sum over t of x[i, columns[j, t]] * data[j, t]``."""
-    scaled = row_scale is not None or col_scale is not None
+    scaled = any(scale is not None for scale in scales)
     out = np.empty(A.nnz, x.dtype) if out is None else out
     with writing(out) as (products, pieces):
         S = _balanced(columns, data)
         products_at_entries(A.indptr, A.indices, flat(x), S, products, pieces)
         if scaled:  # before anything is rounded to 2 bytes
-            products *= factors_at_entries(A, products.dtype, row_scale, col_scale)
+            products *= factors_at_entries(A, products.dtype, *scales)
     return out
 
 
@@ -263,12 +253,12 @@ def _balanced(columns: Array, data: Array) -> tuple[Array, Array, int]:
 
 
 def _bits(a: Array) -> Array:
-    """Its values as the unsigned integers that hold them: numba has no 2-byte floats."""
+    """View values as the unsigned integers that hold them: numba has no 2-byte floats."""
     return a.view(np.dtype(f"u{a.itemsize}"))
 
 
 def _flat_bits(a: Array) -> tuple[Array, int]:
-    """``flat`` of the bits."""
+    """Make the bits flat: the array, and its row stride."""
     a = rows_in_place(a)
     stride = a.shape[1] if a.flags.c_contiguous else a.strides[0] // a.itemsize
     size = (len(a) - 1) * stride + a.shape[1] if len(a) else 0

@@ -43,7 +43,7 @@ reach, exceed = _compared(">="), _compared(">")
 
 @operation
 def ones(typing: Any, word: Any) -> Any:
-    """How many bits are set."""
+    """Count the bits that are set."""
 
     def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.ctpop(args[0])
@@ -53,7 +53,7 @@ def ones(typing: Any, word: Any) -> Any:
 
 @operation
 def lowest(typing: Any, word: Any) -> Any:
-    """The place of the lowest bit that is set."""
+    """Find the lowest bit that is set."""
 
     def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.cttz(args[0], ir.IntType(1)(1))
@@ -63,7 +63,7 @@ def lowest(typing: Any, word: Any) -> Any:
 
 @inlined
 def _fill_keys(keys: Any, row: Any, infinity: Any) -> None:
-    """Keys of a row: -0 has that of 0, and every NaN the largest."""
+    """Write the keys of a row: -0 has that of 0, and every NaN the largest."""
     sign = np.uint64(1) << np.uint64(8 * row.itemsize - 1)
     for f in range(np.uint64(len(row))):
         x = np.uint64(row[f])
@@ -73,7 +73,7 @@ def _fill_keys(keys: Any, row: Any, infinity: Any) -> None:
 
 @inlined
 def _limit(keys: Any, k: Any) -> Any:
-    """The k-th largest key, or a lower one which no more than ``k`` keys reach."""
+    """Find the k-th largest key, or a lower one which no more than ``k`` keys reach."""
     limit = np.uint64(0)
     for bit in range(8 * keys.itemsize - 1, -1, -1):
         higher, found = limit | np.uint64(1) << np.uint64(bit), 0
@@ -88,7 +88,7 @@ def _limit(keys: Any, k: Any) -> Any:
 
 @inlined
 def _write(row: Any, keys: Any, limit: Any, columns: Any, values: Any) -> None:
-    """All that exceed the limit, and the first that equal it, as many as are left."""
+    """Write all that exceed the limit, and the first that equal it, as many as are left."""
     left, place = len(values), 0
     for at in range(0, len(keys), _WORD):
         left -= ones(exceed(keys, at, limit))
@@ -108,7 +108,7 @@ def _write(row: Any, keys: Any, limit: Any, columns: Any, values: Any) -> None:
 
 @parallel
 def maxk(X: Any, infinity: Any, shape: Any, S: Any, pieces: Any) -> None:
-    """``X`` is (flat, row stride), ``infinity`` what holds that, ``S`` (columns, values), flat."""
+    """Choose by bits: ``X`` is (flat, row stride), ``S`` (columns, values), ``infinity`` bits."""
     bits, stride = X
     n_rows, feat = shape
     columns, values = S

@@ -14,8 +14,8 @@ from ...formats.compressed import CSR
 from ...reorder import Order
 from ..engine import checks as engine_checks
 from ..engine import choose
-from ..engine.table import Kernel, Op, Price, deferred
-from ..matmul.extrema import transpose_of
+from ..engine.table import Kernel, Op, Price, csr_kernels, deferred
+from ..matmul.extrema import one_per_entry, transpose_of
 from . import cuda, cuda_sspmm
 from .api import REDUCTIONS, balanced, factors
 
@@ -58,11 +58,8 @@ def sspmm(
         ``reorder.community_order(A)`` takes half a second to a second for 10**8 entries; make it
         once and keep it, since windows live as long as their order.  No row of any array moves.
         Without effect on the CPU and where ``deterministic``.
-    transposed : CSR, shape (n_cols, n_rows), optional
-        ``A.tocsr().tocsc().T``; computed if left out and needed.  Its values are not read.
-    perm : array, shape (nnz,), optional
-        The number in CSR order of each entry of ``transposed``: the permutation of
-        ``A.tocsr().tocsc_with_perm()``.  Goes with ``transposed``.
+    transposed, perm : CSR, shape (n_cols, n_rows), and array, shape (nnz,), optional
+        As for ``aggregate_backward``; computed if left out and needed.
 
     Returns
     -------
@@ -106,15 +103,9 @@ def sspmm(
         order = checked_order(order, A)
     if reduce == "mean":
         row_scale = _shares(A, row_scale, dY)
-    options = {
-        "row_scale": row_scale,
-        "col_scale": col_scale,
-        "deterministic": deterministic,
-        "order": order,
-        "transposed": transposed,
-        "perm": perm,
-    }
-    dS = choose.run(SSPMM_OUTER, A, S.indices, dY, values=A.data, **options)
+    factors_of_entries = A.data, row_scale, col_scale
+    ways = {"deterministic": deterministic, "order": order, "transposed": transposed, "perm": perm}
+    dS = choose.run(SSPMM_OUTER, A, S.indices, dY, *factors_of_entries, **ways)
     return CBSR._trusted(indices=S.indices, data=dS, shape=S.shape)
 
 
@@ -135,7 +126,7 @@ def sddmm_cbsr(A: Format, X: Array, Y: CBSR, *, out: Array | None = None) -> Arr
 
 
 def checked_order(order: object, A: CSR) -> Order:
-    """An order of the rows of ``A``, on its device."""
+    """Check for an order of the rows of ``A``, on its device."""
     if not isinstance(order, Order):
         raise DtypeError(
             f"order is a {type(order).__name__}: give a reorder.Order, such as community_order(A) "
@@ -148,7 +139,7 @@ def checked_order(order: object, A: CSR) -> Order:
 
 
 def _shares(A: CSR, row_scale: Array | None, like: Array) -> Array:
-    """``r[i] / deg_i``, in the dtype of factors."""
+    """Compute ``r[i] / deg_i``, in the dtype of factors."""
     wide = like.dtype if like.dtype.itemsize >= 4 else np.float32
     with on_device_of(like), allocating(f"a factor for each of {A.n_rows} rows"):
         degrees = namespace(like).maximum(A.lengths, 1).astype(wide)
@@ -170,10 +161,6 @@ def _price_of_gradient(S: Any, columns: Any, grad: Any, values: Any = None, *_: 
     return Price(read + places * grad.itemsize, 2 * entries)
 
 
-def _one_per_entry(S: Any, x: Any, *_: Any) -> tuple[Any, ...]:
-    return (((S.nnz,), x),)
-
-
 def _price_of_products(S: Any, x: Any, columns: Any, data: Any, *_: Any) -> Price:
     """Every entry reads ``k`` columns and values; rows of ``x`` are read once."""
     entries = S.nnz * columns.shape[1]
@@ -191,11 +178,8 @@ SSPMM_OUTER = Op(
     results=_at_places,
     kernels=(
         Kernel(
-            "sspmm_csr_windows",
-            cuda_sspmm.sspmm_windows,
-            ("csr",),
-            "gpu",
-            cuda_sspmm.no_windows,
+            *("sspmm_csr_windows", cuda_sspmm.sspmm_windows, ("csr",), "gpu"),
+            refuses=cuda_sspmm.no_windows,
             deterministic=False,
         ),
         Kernel("sspmm_csr_panels", cuda_sspmm.sspmm_panels, ("csr",), "gpu"),
@@ -220,10 +204,9 @@ SSPMM = Op(
 SDDMM_CBSR = Op(
     "sddmm_cbsr",
     f"Tensor x, Tensor columns, Tensor kept, {_SCALES}",
-    results=_one_per_entry,
+    results=one_per_entry,
     kernels=(
-        Kernel("sddmm_csr_cbsr", cuda.sddmm_cbsr, ("csr",), "gpu"),
-        Kernel("sddmm_csr_cbsr_numba", deferred(_CPU, "sddmm_cbsr"), ("csr",), "cpu"),
+        *csr_kernels(cuda.sddmm_cbsr, "sddmm_csr_cbsr", "sddmm_csr_cbsr_numba"),
         choose.convert_to_csr("sddmm_cbsr"),
     ),
     price=_price_of_products,

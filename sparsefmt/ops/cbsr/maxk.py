@@ -3,10 +3,11 @@
 import operator
 from typing import Any, SupportsIndex
 
-from ...errors import DtypeError, ShapeError
+from ...errors import DtypeError
 from ...formats import checks
 from ...formats.arrays import Array, as_array
 from ...formats.cbsr import CBSR, column_dtype
+from ..engine import checks as engine_checks
 from ..engine import choose
 from ..engine.table import Kernel, Op, Price, deferred
 from . import cuda
@@ -48,15 +49,13 @@ def maxk(X: Array, k: int) -> CBSR:
     checks.dense("X", X)
     checks.value_dtype("X.dtype", X.dtype)
     k = _count("k", k)
-    feat = X.shape[1]
-    if not 1 <= k <= feat:
-        raise ShapeError(f"k is {k} but a row has {feat} features: k lies between 1 and {feat}.")
+    engine_checks.count_of_features(k, X.shape[1])
     columns, data = choose.run(MAXK, None, X, k)
     return CBSR._trusted(indices=columns, data=data, shape=X.shape)
 
 
 def _count(name: str, value: object) -> int:
-    """An integer of any kind; bool is none."""
+    """Check for an integer of any kind; bool is none."""
     if isinstance(value, bool) or not isinstance(value, SupportsIndex):
         raise DtypeError(f"{name} is {value!r}: give an integer.")
     return operator.index(value)

@@ -79,7 +79,7 @@ def _at_places(
     product: Callable[..., Array], A: Any, dY: Array, S: CBSR, *, reduce: str = "sum",
     row_scale: Any = None, col_scale: Any = None,
 ) -> Array:  # fmt: skip
-    """What ``product`` says of ``diag(c) A.T diag(r) dY``, where ``S`` stores."""
+    """Take ``product`` of ``diag(c) A.T diag(r) dY`` where ``S`` stores."""
     r = factors(row_scale, A.n_rows)
     r = r / np.maximum(degrees(A), 1) if reduce == "mean" else r
     whole = product(A.T, dY, row_scale=col_scale, col_scale=r)

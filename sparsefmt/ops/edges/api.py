@@ -9,7 +9,7 @@ from ...formats.base import Format
 from ...formats.cbsr import CBSR
 from ..cbsr.gradients import sddmm_cbsr
 from ..engine import checks, choose
-from ..engine.table import Kernel, Op, Price, deferred
+from ..engine.table import Kernel, Op, Price, csr_kernels
 from ..tiles import kernels as tiles_kernels
 from ..tiles.costs import Costs, checked
 from . import cuda
@@ -200,14 +200,11 @@ def _row(op: str, arguments: str, *kernels: Kernel, **facts: Any) -> Op:
     return Op(op, arguments, kernels=(*kernels, choose.convert_to_csr(op)), **facts)
 
 
-_CPU = f"{__package__}.cpu"
-
 SDDMM = _row(
     "sddmm",
     "Tensor x, Tensor y, Tensor? row_scale, Tensor? col_scale",
     *tiles_kernels.sddmm_kernels(cuda.sddmm),
-    Kernel("sddmm_csr_balanced", cuda.sddmm, ("csr",), "gpu"),
-    Kernel("sddmm_csr_numba", deferred(_CPU, "sddmm"), ("csr",), "cpu"),
+    *csr_kernels(cuda.sddmm, "sddmm_csr_balanced", "sddmm_csr_numba"),
     results=_one_per_entry,
     price=_price_of_products,
     narrowed=("*",),
@@ -216,8 +213,7 @@ SDDMM = _row(
 EDGE_SOFTMAX = _row(
     "edge_softmax",
     "Tensor scores",
-    Kernel("edge_softmax_csr", cuda.edge_softmax, ("csr",), "gpu"),
-    Kernel("edge_softmax_numba", deferred(_CPU, "edge_softmax"), ("csr",), "cpu"),
+    *csr_kernels(cuda.edge_softmax, "edge_softmax_csr", "edge_softmax_numba"),
     results=_like_scores,
     price=_price_of_softmax,
     narrowed=(),
@@ -226,8 +222,9 @@ EDGE_SOFTMAX = _row(
 EDGE_SOFTMAX_BACKWARD = _row(
     "edge_softmax_backward",
     "Tensor probabilities, Tensor grad",
-    Kernel("edge_softmax_backward_csr", cuda.edge_softmax_backward, ("csr",), "gpu"),
-    Kernel("edge_softmax_backward_numba", deferred(_CPU, "edge_softmax_backward"), ("csr",), "cpu"),
+    *csr_kernels(
+        cuda.edge_softmax_backward, "edge_softmax_backward_csr", "edge_softmax_backward_numba"
+    ),
     results=_like_scores,
     price=_price_of_softmax,
     narrowed=(),

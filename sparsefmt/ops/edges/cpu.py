@@ -48,7 +48,7 @@ def products_at_entries(
 
 @inlined
 def _softmax_one(scores: Any, out: Any, start: Any, stop: Any) -> None:
-    """One head: lanes are entries."""
+    """Compute the softmax of one head: lanes are entries."""
     zero, low = lanes(scores, NARROW, 0), lanes(scores, NARROW, -np.inf)
     step, top, sums = width_of(zero), low, zero
     for e in range(start, stop, step):
@@ -70,7 +70,7 @@ def _softmax_one(scores: Any, out: Any, start: Any, stop: Any) -> None:
 
 @inlined
 def _softmax_heads(scores: Any, out: Any, start: Any, stop: Any, h: Any, heads: Any) -> None:
-    """Several heads: lanes are heads."""
+    """Compute the softmax of several heads: lanes are heads."""
     zero, low = lanes(scores, NARROW, 0), lanes(scores, NARROW, -np.inf)
     count, top, sums = min(width_of(zero), heads - h), low, zero
     for e in range(start, stop):

@@ -123,7 +123,7 @@ def edge_softmax_backward_bound(
 
 
 def _places_by_row(A: Format) -> list[list[int]]:
-    """The numbers of the entries of each row that has some."""
+    """Number the entries of each row that has some."""
     found: dict[int, list[int]] = {}
     for e, (row, _, _) in enumerate(stored_entries(A)):
         found.setdefault(row, []).append(e)

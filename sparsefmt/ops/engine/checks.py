@@ -1,6 +1,6 @@
 """Checks of an operation's arguments; each error names the argument, its value and the mend."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -49,6 +49,26 @@ def choice(name: str, value: object, allowed: tuple[str, ...]) -> str:
     if not (isinstance(value, str) and value in allowed):
         raise UnsupportedError(f"{name} is {value!r}: use one of {', '.join(allowed)}.")
     return value
+
+
+def word(name: str, value: object, allowed: Iterable[str]) -> str:
+    """Check for one of the allowed words, in the words of torch's functions."""
+    if not (isinstance(value, str) and value in allowed):
+        *names, last = (f'"{each}"' for each in allowed)
+        raise UnsupportedError(f"{name} is {value!r}: use {', '.join(names)} or {last}.")
+    return value
+
+
+def flag(name: str, value: object, kinds: Any = bool) -> None:
+    """Check for True or False; ``kinds`` are the types that may say it."""
+    if not isinstance(value, kinds):
+        raise DtypeError(f"{name} is {value!r}: give True or False.")
+
+
+def count_of_features(k: int, feat: int) -> None:
+    """Check how many of ``feat`` features to keep."""
+    if not 1 <= k <= feat:
+        raise ShapeError(f"k is {k} but a row has {feat} features: k lies between 1 and {feat}.")
 
 
 def precision(value: object, name: str, X: Array) -> str | None:

@@ -112,6 +112,17 @@ def deferred(module: str, name: str) -> Callable[..., Any]:
     return call
 
 
+def csr_kernels(launcher: Callable[..., Any], name: str, twin: str) -> tuple[Kernel, Kernel]:
+    """Make the kernels of a CSR: ``name`` by the launcher on a GPU, and its twin on the CPU.
+
+    The twin's function has the launcher's name; ``cpu.py`` has those of ``cuda.py``, ``cpu_x.py``
+    those of ``cuda_x.py``.
+    """
+    package, _, module = launcher.__module__.rpartition(".")
+    loop = deferred(f"{package}.{module.replace('cuda', 'cpu')}", launcher.__name__)
+    return Kernel(name, launcher, ("csr",), "gpu"), Kernel(twin, loop, ("csr",), "cpu")
+
+
 def find(name: str) -> Op:
     """The operation of that name, whose module has been imported."""
     return _operations[name]

@@ -121,8 +121,7 @@ def gcn_norm_backward(A: Format, grad: Array, *, self_loops: bool = True) -> Arr
 
 def _operand(A: object, self_loops: object) -> Format:
     """Check for a square matrix, with a bool beside it."""
-    if not isinstance(self_loops, bool):
-        raise DtypeError(f"self_loops is {self_loops!r}: give True or False.")
+    engine_checks.flag("self_loops", self_loops)
     A = engine_checks.sparse("A", A)
     if A.n_rows != A.n_cols:
         raise ShapeError(

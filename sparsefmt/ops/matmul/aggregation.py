@@ -12,7 +12,7 @@ from ...formats.arrays import Array, allocating, is_cupy, namespace, on_device_o
 from ...formats.base import Format
 from ...formats.compressed import CSR
 from ..engine import checks, choose
-from ..engine.table import Kernel, Op, Price, deferred
+from ..engine.table import Op, Price, csr_kernels
 from . import cuda_aggregate
 from .api import price_of_rows, spmm
 from .extrema import entry_numbers, transpose_of
@@ -81,7 +81,7 @@ def aggregate(A: Format, X: Array, *, method: str = "auto") -> Array:
 
 
 def chosen_method(A: Format, X: Array) -> tuple[str, Callable[[], str]]:
-    """The method that is predicted to be faster, and why."""
+    """Choose the method that is predicted to be faster, and say why."""
     if A.format != "coo":
         return "gar", lambda: "the entries are in order of rows or soon are, A is no COO"
     if not is_cupy(A._indices):
@@ -263,7 +263,7 @@ def _rows_and_entries(S: Any, x: Any, *_: Any) -> tuple[Any, ...]:
 
 
 def _price_of_both(S: Any, x: Any, grad: Any, *given: Any) -> Price:
-    """As of one product, which serves both: rows of X are read, values of entries written."""
+    """Price it as one product, which serves both: rows of X are read, values written."""
     found = price_of_rows(S, x, *given)
     size = found.bytes + (S.n_rows * x.shape[1] + S.nnz) * x.itemsize
     return Price(size, 2 * found.flops)
@@ -274,14 +274,8 @@ AGGREGATE_BACKWARD = Op(
     "Tensor x, Tensor grad, Tensor? values, Tensor? perm, Tensor? row_scale, Tensor? col_scale",
     results=_rows_and_entries,
     returns=2,
-    kernels=(
-        Kernel("aggregate_backward_cuda", cuda_aggregate.aggregate_backward, ("csr",), "gpu"),
-        Kernel(
-            "aggregate_backward_numba",
-            deferred(f"{__package__}.cpu_aggregate", "aggregate_backward"),
-            ("csr",),
-            "cpu",
-        ),
+    kernels=csr_kernels(
+        cuda_aggregate.aggregate_backward, "aggregate_backward_cuda", "aggregate_backward_numba"
     ),
     price=_price_of_both,
     functions=("aggregate_backward",),

@@ -60,7 +60,7 @@ def row_sum(zero: Any, A: Any, X: Any, col_scale: Any, span: Any, f: Any, count:
 def _sum_tile(
     zero: Any, A: Any, X: Any, scales: Any, Y: Any, i: Any, span: Any, f: Any, mean: Any, count: Any
 ) -> Any:
-    """Features from ``f`` on, as many as ``count``; returns where the next tile begins.
+    """Reduce ``count`` features from ``f`` on; returns where the next tile begins.
 
     A ``count`` that is the width of ``zero`` itself, and not the lesser of two, spares the masks.
     """
@@ -78,7 +78,7 @@ def _sum_tile(
 
 @parallel
 def spmm_sum(indptr: Any, A: Any, X: Any, scales: Any, Y: Any, mean: Any, pieces: Any) -> None:
-    """Sum or mean; ``A`` is (indices, data), ``X`` and ``Y`` are (flat, row stride)."""
+    """Reduce by sum or mean; ``A`` is (indices, data), ``X`` and ``Y`` are (flat, row stride)."""
     feat = Y[1]
     for piece in numba.prange(pieces):
         start, stop = rows_of(indptr, piece, pieces)
@@ -104,7 +104,7 @@ def _best_tile(
     zero: Any, A: Any, X: Any, scales: Any, Y: Any, arg: Any, i: Any, span: Any, f: Any, sign: Any,
     keep: Any,
 ) -> Any:  # fmt: skip
-    """The largest of ``sign a[e] c[j] X[j, f]``, times the sign; returns where the next begins."""
+    """Find the largest of ``sign a[e] c[j] X[j, f]``; returns where the next tile begins."""
     indices, data = A
     X, stride = X
     Y, feat = Y
@@ -140,7 +140,7 @@ def _best_tile(
 def spmm_best(
     indptr: Any, A: Any, X: Any, scales: Any, Y: Any, arg: Any, sign: Any, pieces: Any
 ) -> None:
-    """Maximum (sign 1) or minimum (sign -1), and in ``arg``, unless empty, who won."""
+    """Reduce by max (sign 1) or min (sign -1), and say in ``arg``, unless empty, who won."""
     feat, keep = Y[1], len(arg) > 0
     for piece in numba.prange(pieces):
         start, stop = rows_of(indptr, piece, pieces)
@@ -193,7 +193,7 @@ def _arg_tile(
     zero: Any, T: Any, data: Any, grad: Any, arg: Any, scales: Any, out: Any, j: Any, span: Any,
     f: Any,
 ) -> None:  # fmt: skip
-    """The gradients that row ``j`` of X gets from the entries that won."""
+    """Compute the gradients that row ``j`` of X gets from the entries that won."""
     indices, perm = T
     grad, stride = grad
     out, feat = out
@@ -215,7 +215,7 @@ def _arg_tile(
 def arg_dx(
     indptr: Any, T: Any, data: Any, grad: Any, arg: Any, scales: Any, out: Any, pieces: Any
 ) -> None:
-    """Gradient of X; ``T`` is (indices, perm) of the transposed structure."""
+    """Compute the gradient of X; ``T`` is (indices, perm) of the transposed structure."""
     feat = out[1]
     for piece in numba.prange(pieces):
         start, stop = rows_of(indptr, piece, pieces)
@@ -230,7 +230,7 @@ def arg_dx(
 def arg_da(
     indptr: Any, indices: Any, X: Any, grad: Any, arg: Any, scales: Any, out: Any, pieces: Any
 ) -> None:
-    """Gradient of the edge values; ``arg`` is (flat, feat)."""
+    """Compute the gradient of the edge values; ``arg`` is (flat, feat)."""
     X, stride = X
     grad, grad_stride = grad
     arg, feat = arg
@@ -310,60 +310,35 @@ def spmm_coo(
     return out
 
 
-def spmm_arg(
-    A: CSR,
-    x: Array,
-    values: Array | None = None,
-    row_scale: Array | None = None,
-    col_scale: Array | None = None,
-    reduce: str = "max",
-    **_: Any,
-) -> tuple[Array, Array]:
-    """The maximum or minimum of ``spmm``, and the entries that win it."""
+def spmm_arg(A: CSR, x: Array, values: Array | None, *others: Any) -> tuple[Array, Array]:
+    """Compute the maximum or minimum of ``spmm``, and the entries that win it."""
     arg = np.empty((A.n_rows, x.shape[1]), A.index_dtype)
-    return spmm(A, x, values, None, row_scale, col_scale, reduce, arg=arg), arg
+    return spmm(A, x, values, None, *others, arg=arg), arg
 
 
-def spmm_arg_dx(
-    A: CSR,
-    perm: Array,
-    grad: Array,
-    arg: Array,
-    values: Array | None = None,
-    row_scale: Array | None = None,
-    col_scale: Array | None = None,
-    **_: Any,
-) -> Array:
+def spmm_arg_dx(A: CSR, perm: Array, grad: Array, arg: Array, *factors: Array | None) -> Array:
     """Gradient of ``spmm_arg`` in the features: the winners in each column have their share.
 
-    ``A`` is the transposed structure, whose entry k has the number ``perm[k]``; scales are those of
-    the product itself.
+    ``A`` is the transposed structure, whose entry k has the number ``perm[k]``; ``factors`` are the
+    values and the scales of the product itself.
     """
     out = np.empty((A.n_rows, grad.shape[1]), grad.dtype)
     if not out.size:
         return out
-    scales = cpu.values_of(row_scale, grad), cpu.values_of(col_scale, grad)
-    entries, data, winners = (A.indices, perm), cpu.values_of(values, grad), arg.reshape(-1)
+    data, rows, cols = (cpu.values_of(factor, grad) for factor in factors)
+    entries, winners, scales = (A.indices, perm), arg.reshape(-1), (rows, cols)
     with cpu.writing(out) as (dx, pieces):
         arg_dx(A.indptr, entries, data, cpu.flat(grad), winners, scales, cpu.flat(dx), pieces)
     return out
 
 
-def spmm_arg_da(
-    A: CSR,
-    x: Array,
-    grad: Array,
-    arg: Array,
-    row_scale: Array | None = None,
-    col_scale: Array | None = None,
-    **_: Any,
-) -> Array:
+def spmm_arg_da(A: CSR, x: Array, grad: Array, arg: Array, *factors: Array | None) -> Array:
     """Gradient of ``spmm_arg`` in the values: each result gives its share to the winner."""
     out = np.empty(A.nnz, x.dtype)
     if not out.size:
         return out
-    scales = cpu.values_of(row_scale, x), cpu.values_of(col_scale, x)
-    X, dY, winners = cpu.flat(x), cpu.flat(grad), cpu.flat(arg)
+    rows, cols = (cpu.values_of(factor, x) for factor in factors)
+    scales, X, dY, winners = (rows, cols), cpu.flat(x), cpu.flat(grad), cpu.flat(arg)
     with cpu.writing(out) as (da, pieces):
         arg_da(A.indptr, A.indices, X, dY, winners, scales, da, pieces)
     return out

@@ -51,7 +51,7 @@ def _tile(
     zero: Any, T: Any, values: Any, X: Any, grad: Any, out: Any, dA: Any, j: Any, span: Any, f: Any,
     count: Any,
 ) -> Any:  # fmt: skip
-    """Features from ``f`` on, as many as ``count``; returns where the next tile begins."""
+    """Go over ``count`` features from ``f`` on; returns where the next tile begins."""
     indices, perm = T
     data, row_scale, col_scale, self_weight = values
     X, ldx = X
@@ -86,7 +86,7 @@ def _tile(
 def _backward(
     indptr: Any, T: Any, values: Any, X: Any, grad: Any, out: Any, dA: Any, dself: Any, pieces: Any
 ) -> None:
-    """``X``, ``grad`` and ``out`` are (flat, row stride)."""
+    """Compute both gradients; ``X``, ``grad`` and ``out`` are (flat, row stride)."""
     feat = out[1]
     for piece in numba.prange(pieces):
         start, stop = rows_of(indptr, piece, pieces)

@@ -16,7 +16,7 @@ from ...formats.arrays import (
 from ...formats.base import Format
 from ...formats.compressed import CSR
 from ..engine import checks, choose
-from ..engine.table import Kernel, Op, Price, deferred
+from ..engine.table import Op, Price, csr_kernels
 from . import cuda
 from .api import REDUCTIONS, SPMM, price_of_rows
 
@@ -92,11 +92,8 @@ def spmm_arg_backward(
         What ``spmm_arg`` returned.
     grad : array, shape (n_rows, feat)
         Of ``Y``, in X's dtype.
-    transposed : CSR, shape (n_cols, n_rows), optional
-        ``A.tocsr().tocsc().T``; computed if left out.  Its values are not read.
-    perm : array, shape (nnz,), optional
-        The number in CSR order of each entry of ``transposed``: the permutation of
-        ``A.tocsr().tocsc_with_perm()``.  Goes with ``transposed``.
+    transposed, perm : CSR, shape (n_cols, n_rows), and array, shape (nnz,), optional
+        As for ``aggregate_backward``.
 
     Returns
     -------
@@ -123,9 +120,9 @@ def spmm_arg_backward(
     row_scale = checks.factors("row_scale", row_scale, A=A, axis="rows", like=X)
     col_scale = checks.factors("col_scale", col_scale, A=A, axis="columns", like=X)
     T, perm = transpose_of(A, transposed, perm)
-    scales = {"row_scale": row_scale, "col_scale": col_scale}
-    dX = choose.run(SPMM_ARG_DX, T, perm, grad, arg, values=A.data, **scales)
-    return dX, choose.run(SPMM_ARG_DA, A, X, grad, arg, **scales)
+    scales = row_scale, col_scale
+    dX = choose.run(SPMM_ARG_DX, T, perm, grad, arg, A.data, *scales)
+    return dX, choose.run(SPMM_ARG_DA, A, X, grad, arg, *scales)
 
 
 def _winners(arg: Any, grad: Array, A: CSR) -> Array:
@@ -141,7 +138,7 @@ def _winners(arg: Any, grad: Array, A: CSR) -> Array:
 
 
 def transpose_of(A: CSR, transposed: CSR | None, perm: Any) -> tuple[CSR, Array]:
-    """The transpose that was given, checked, or a new one; and its entries' numbers in ``A``."""
+    """Check the transpose that was given, or make one; and its entries' numbers in ``A``."""
     if (transposed is None) != (perm is None):
         given, other = ("perm", "transposed") if transposed is None else ("transposed", "perm")
         raise UnsupportedError(f"{given} is given without {other}: give both or neither.")
@@ -162,7 +159,7 @@ def transpose_of(A: CSR, transposed: CSR | None, perm: Any) -> tuple[CSR, Array]
 
 
 def entry_numbers(name: str, perm: Any, A: CSR) -> Array:
-    """A permutation of the entries, checked, in the index dtype of ``A``."""
+    """Check a permutation of the entries, and give it in the index dtype of ``A``."""
     perm = as_array(name, perm, beside=A.indices)
     if perm.shape != (A.nnz,):
         raise ShapeError(
@@ -192,12 +189,13 @@ def _rows_of_grad(S: Any, perm: Any, grad: Any, *_: Any) -> tuple[Any, ...]:
     return (((S.n_rows, grad.shape[1]), grad),)
 
 
-def _one_per_entry(S: Any, x: Any, *_: Any) -> tuple[Any, ...]:
+def one_per_entry(S: Any, x: Any, *_: Any) -> tuple[Any, ...]:
+    """Give the shape and dtype of a value for each entry, of the dtype of ``x``."""
     return (((S.nnz,), x),)
 
 
 def _price_of_dx(S: Any, perm: Any, grad: Any, arg: Any, *given: Any) -> Price:
-    """As of a product, which reads as many winners as features."""
+    """Price it as a product, which reads as many winners as features."""
     found = price_of_rows(S, grad, *given)
     return Price(found.bytes + S.nnz * grad.shape[1] * arg.itemsize, found.flops)
 
@@ -209,7 +207,7 @@ def _price_of_da(S: Any, x: Any, grad: Any, arg: Any, *_: Any) -> Price:
     return Price(size, 2 * results)
 
 
-_CPU = f"{__package__}.cpu"
+_BACKWARD = "spmm_arg_backward_cuda", "spmm_arg_backward_numba"
 _SCALES = "Tensor? row_scale, Tensor? col_scale"
 
 SPMM_ARG = Op(
@@ -217,10 +215,7 @@ SPMM_ARG = Op(
     f"Tensor x, Tensor? values, {_SCALES}, str reduce",
     results=_rows_and_winners,
     returns=2,
-    kernels=(
-        Kernel("spmm_csr_balanced", cuda.spmm_arg, ("csr",), "gpu"),
-        Kernel("spmm_csr_numba", deferred(_CPU, "spmm_arg"), ("csr",), "cpu"),
-    ),
+    kernels=csr_kernels(cuda.spmm_arg, "spmm_csr_balanced", "spmm_csr_numba"),
     price=price_of_rows,
     narrowed=("*",),
 )
@@ -228,21 +223,15 @@ SPMM_ARG_DX = Op(
     "spmm_arg_dx",
     f"Tensor perm, Tensor grad, Tensor arg, Tensor? values, {_SCALES}",
     results=_rows_of_grad,
-    kernels=(
-        Kernel("spmm_arg_backward_cuda", cuda.spmm_arg_dx, ("csr",), "gpu"),
-        Kernel("spmm_arg_backward_numba", deferred(_CPU, "spmm_arg_dx"), ("csr",), "cpu"),
-    ),
+    kernels=csr_kernels(cuda.spmm_arg_dx, *_BACKWARD),
     price=_price_of_dx,
     functions=("spmm_arg_backward",),
 )
 SPMM_ARG_DA = Op(
     "spmm_arg_da",
     f"Tensor x, Tensor grad, Tensor arg, {_SCALES}",
-    results=_one_per_entry,
-    kernels=(
-        Kernel("spmm_arg_backward_cuda", cuda.spmm_arg_da, ("csr",), "gpu"),
-        Kernel("spmm_arg_backward_numba", deferred(_CPU, "spmm_arg_da"), ("csr",), "cpu"),
-    ),
+    results=one_per_entry,
+    kernels=csr_kernels(cuda.spmm_arg_da, *_BACKWARD),
     price=_price_of_da,
     functions=("spmm_arg_backward",),
 )

@@ -4,6 +4,7 @@ import operator
 from typing import Any, NamedTuple
 
 from ...errors import DtypeError, ShapeError, UnsupportedError
+from ..engine import checks
 
 STRATEGIES = {"bucket": 0, "fastrand": 1, "random": 2}  # as in rows.cuh
 #: A width that takes every entry: rows have fewer than 2**31.
@@ -43,10 +44,7 @@ def width(name: str, value: Any) -> int:
 
 def strategy(value: object) -> str:
     """Check the name of a strategy."""
-    if not isinstance(value, str) or value not in STRATEGIES:
-        *names, last = (f'"{name}"' for name in STRATEGIES)
-        raise UnsupportedError(f"strategy is {value!r}: use {', '.join(names)} or {last}.")
-    return value
+    return checks.word("strategy", value, STRATEGIES)
 
 
 def refuse_both(mean: object, rescale: object) -> None:
