@@ -72,7 +72,7 @@ class Graph:
 
     @classmethod
     def _on(cls, built: "GraphBuilt", flipped: bool) -> "Graph":
-        """The graph, or its transpose, over what was built; the same object while one is alive."""
+        """Return the graph, or its transpose, over what was built; the same one while it lives."""
         with built.lock:
             found: Graph | None = built.graphs.get(flipped)
             if found is None:
@@ -92,7 +92,7 @@ class Graph:
         *,
         num_nodes: int | tuple[int, int] | None = None,
     ) -> "Graph":
-        """A graph from PyG's arrays: ``edge_index[0]`` are sources, ``edge_index[1]`` targets.
+        """Make a graph from PyG's arrays: ``edge_index[0]`` are sources, ``edge_index[1]`` targets.
 
         Arguments and errors are those of ``sparsefmt.from_edge_index``.
         """
@@ -127,7 +127,7 @@ class Graph:
         return self._ask("coo", build=lambda: self.csr.tocoo())
 
     def sgt(self, tile: tuple[int, int] = DEFAULT_TILE) -> SGT:
-        """As condensed tiles of ``tile = (height, width)``, built once for each shape."""
+        """Give condensed tiles of ``tile = (height, width)``, built once for each shape."""
         tile = check_tile(tile)
         given = self._built.structure
         if isinstance(given, SGT) and given.tile == tile and not self._flipped:
@@ -155,7 +155,7 @@ class Graph:
         return self._built.inverse() if self._flipped else self._built.csc()[1]
 
     def edge_values(self, values: Any) -> Array:
-        """Values given in the user's order, of shape (nnz, ...), in CSR order.
+        """Put values of the user's order, of shape (nnz, ...), in CSR order.
 
         Raises
         ------
@@ -175,7 +175,7 @@ class Graph:
             return values[self.csr_perm]
 
     def with_data(self, data: Any) -> "Graph":
-        """The same structure with other edge values, in CSR order, or with none.
+        """Give the same structure other edge values, in CSR order, or none.
 
         What was built is shared, its values exchanged; ``edge_values`` still takes the order in
         which the user gave the edges.
@@ -264,7 +264,7 @@ class Graph:
         return self._built.structure.data is not None
 
     def to(self, device: str) -> "Graph":
-        """The graph on another device, with all that was built of it; itself if there."""
+        """Move the graph to another device, with all that was built of it; itself if there."""
         probe = self._built.structure._indices[:0]
         if to_device(probe, device) is probe:
             return self
@@ -322,7 +322,7 @@ class GraphBuilt(Built):
         return found
 
     def csr(self) -> tuple[CSR, Array]:
-        """CSR, and the permutation from the user's order to CSR order."""
+        """Return the CSR, and the permutation from the user's order to CSR order."""
 
         def build() -> tuple[CSR, Array]:
             if self.perm is not None:
@@ -333,11 +333,11 @@ class GraphBuilt(Built):
         return self.ask(("csr", False), build)
 
     def csc(self) -> tuple[CSC, Array]:
-        """CSC, and the permutation from CSR order to CSC order."""
+        """Return the CSC, and the permutation from CSR order to CSC order."""
         return self.ask(("csc", False), lambda: self.csr()[0].tocsc_with_perm())
 
     def inverse(self) -> Array:
-        """The permutation from CSC order to CSR order."""
+        """Return the permutation from CSC order to CSR order."""
         return self.ask(("inverse", False), lambda: primitives.inverse(self.csc()[1]))
 
     def with_data(self, csr: CSR) -> "GraphBuilt":

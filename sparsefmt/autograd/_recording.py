@@ -25,7 +25,7 @@ _NOT_AGAIN = (
 
 
 def recorded(*tensors: Tensor | None) -> bool:
-    """Whether autograd records what happens to these tensors; else a bare library op will do.
+    """Tell whether autograd records these tensors; else a bare library op will do.
 
     A library op would drop the tangents of forward mode and what torch.func follows: refused here.
     """
@@ -41,7 +41,7 @@ def recorded(*tensors: Tensor | None) -> bool:
 
 
 def apart(*tensors: Tensor | None) -> tuple[Tensor | None, ...]:
-    """The tensors, as views where torch.compile traces: a Function takes none twice there."""
+    """Return the tensors, views where torch.compile traces: a Function takes none twice there."""
     if not torch.compiler.is_compiling():
         return tensors
     return tuple(None if tensor is None else tensor.view_as(tensor) for tensor in tensors)
@@ -73,7 +73,7 @@ class _Once(Function):
 
 
 def _transform() -> int | None:
-    """The level of torch.func while torch.compile traces: run then, not traced."""
+    """Return the level of torch.func while torch.compile traces: run then, not traced."""
     found: int | None = maybe_current_level()
     return found
 
@@ -82,7 +82,7 @@ _transform._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def _refuse_transforms(tensors: tuple[Tensor | None, ...]) -> None:
-    """An error within torch.func, and for a tensor with a tangent, which no tracer can see."""
+    """Raise within torch.func, and for a tensor with a tangent, which no tracer can see."""
     refused = torch.compiler.is_compiling() or maybe_current_level() is not None
     for tensor in tensors:
         if refused or (tensor is not None and _unpack_dual(tensor).tangent is not None):

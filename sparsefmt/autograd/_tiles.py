@@ -46,7 +46,7 @@ def _refuses_float32() -> list[str]:
 
 
 def tf32_is_allowed() -> bool:
-    """Whether torch's own products of float32 matrices may round to it, now."""
+    """Tell whether torch's own products of float32 matrices may round to TF32 now."""
     if _precision is None:
         return torch.get_float32_matmul_precision() != "highest"
     return bool(_precision("cuda", "matmul") == "tf32")

@@ -85,7 +85,7 @@ class Side(_OfStructure):
 
     @classmethod
     def of(cls, csr: CSR, perm: Any) -> "Side":
-        """The tensors over the arrays of ``csr``."""
+        """Make the tensors over the arrays of ``csr``."""
         order = None if perm is None else to_tensor(perm)
         parts = to_tensor(csr.indptr), to_tensor(csr.indices), csr.n_cols
         if csr.device == "cpu":
@@ -96,7 +96,7 @@ class Side(_OfStructure):
         return cls(*parts, plan, order, structure, built_for(csr, structure))
 
     def inverse_degree(self, dtype: torch.dtype) -> Tensor:
-        """(n_rows,) 1 over the number of entries, 1 for an empty row."""
+        """Return 1 over the number of entries, 1 for an empty row: (n_rows,)."""
         return self.kept(dtype, lambda: self._inverse_degree(dtype))
 
     def _inverse_degree(self, dtype: torch.dtype) -> Tensor:
@@ -225,7 +225,7 @@ def _prepare_tiles(
 
 
 def wrong_graph(value: object) -> DtypeError:
-    """The error for what is no graph."""
+    """Make the error for what is no graph."""
     return DtypeError(
         f"graph is a {type(value).__name__}: give a sparsefmt.Graph, such as Graph(A) of a format "
         "or Graph.from_edge_index(edge_index)."
@@ -269,7 +269,7 @@ Graph._prepare_order = _prepare_order  # type: ignore[attr-defined]
 
 
 def tensors_of(graph: GraphLike, *, transposed: bool = False) -> GraphTensors:
-    """The tensors of a graph, made if they are missing."""
+    """Return the tensors of a graph, made if they are missing."""
     if isinstance(graph, GraphTensors):
         return graph
     # A tracer must not see what is missing: it remembers what it read.
@@ -341,7 +341,7 @@ def has_tiles(graph: GraphLike) -> bool:
 
 
 def order_of(graph: GraphLike) -> Tensor | None:
-    """``graph.csr_perm``; None only where a tracer knows that edges were given in CSR order."""
+    """Return ``graph.csr_perm``; None where a tracer knows that edges came in CSR order."""
     tensors = tensors_of(graph)
     if isinstance(graph, Graph):
         if torch.compiler.is_compiling():
@@ -352,7 +352,7 @@ def order_of(graph: GraphLike) -> Tensor | None:
 
 
 def side_of(graph: GraphLike, transposed: bool) -> Side:
-    """The rows of the graph, or its columns."""
+    """Return the rows of the graph, or its columns."""
     tensors = tensors_of(graph, transposed=transposed)
     return cast(Side, tensors.columns) if transposed else tensors.rows
 
@@ -381,13 +381,13 @@ def _flatten(graph: GraphLike) -> tuple[list[Any], Context]:
 
 
 def _reordered(graph: Graph) -> bool:
-    """Whether CSR order is not the order in which the user gave the edges."""
+    """Tell whether CSR order is not the order in which the user gave the edges."""
     built = graph._built
     return graph._flipped or built.perm is not None or not isinstance(built.structure, CSR)
 
 
 def _unflatten(leaves: Any, context: Context) -> GraphLike:
-    """The graph of these leaves; only its tensors where the leaves are a tracer's."""
+    """Return the graph of these leaves; only its tensors where the leaves are a tracer's."""
     leaves = list(leaves)
     weighted, ordered = context[3:]
     source = _sources.get(id(leaves[0]))

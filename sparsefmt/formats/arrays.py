@@ -28,23 +28,23 @@ _DLPACK_CUDA = (2, 13)  # device and managed memory
 
 
 def is_cupy(a: object) -> bool:
-    """Whether ``a`` is a CuPy array, without importing CuPy."""
+    """Tell whether ``a`` is a CuPy array, without importing CuPy."""
     cupy = sys.modules.get("cupy")
     return cupy is not None and isinstance(a, cupy.ndarray)
 
 
 def namespace(a: Array) -> ModuleType:
-    """The array module (``numpy`` or ``cupy``) that ``a`` belongs to."""
+    """Return the array module (``numpy`` or ``cupy``) that ``a`` belongs to."""
     return sys.modules["cupy"] if is_cupy(a) else np
 
 
 def device_of(a: Array) -> str:
-    """``"cpu"`` or ``"cuda:<ordinal>"``."""
+    """Return ``"cpu"`` or ``"cuda:<ordinal>"``."""
     return f"cuda:{a.device.id}" if is_cupy(a) else "cpu"
 
 
 def on_device_of(a: Array) -> AbstractContextManager[object]:
-    """A context in which new CuPy arrays and launches go to the device that holds ``a``."""
+    """Enter a context where new CuPy arrays and launches go to the device that holds ``a``."""
     if not is_cupy(a):
         return _HERE
     device = a.device  # entering it takes 2 µs, a look at the current one 0.3
@@ -62,7 +62,7 @@ def finish(a: Array) -> None:
 def as_array(
     name: str, value: object, *, empty: Any = np.int64, beside: Array | None = None
 ) -> Array:
-    """``value`` as an array in native byte order; no copy where it is one already.
+    """Return ``value`` as an array in native byte order; no copy where it is one already.
 
     NumPy and CuPy arrays stay where they are, other arrays come in through DLPack, and Python
     sequences become arrays on the device of ``beside`` (by default the CPU).  A sequence without
@@ -103,7 +103,7 @@ def _from_sequence(name: str, value: object, empty: Any) -> Array:
 
 
 def contiguous(a: Array) -> Array:
-    """``a`` itself if it is C-contiguous, else a contiguous copy on the same device."""
+    """Return ``a`` itself if it is C-contiguous, else a contiguous copy on its device."""
     if a.flags.c_contiguous:
         return a
     with on_device_of(a), allocating(f"a contiguous copy of {a.nbytes} bytes"):
@@ -134,7 +134,7 @@ def _from_dlpack(name: str, value: Any) -> Array:
 
 
 def import_cupy() -> ModuleType:
-    """CuPy, or a ``DeviceError`` that says what to install."""
+    """Import CuPy, or raise a ``DeviceError`` that says what to install."""
     try:
         import cupy
     except ImportError as error:
@@ -147,7 +147,7 @@ def import_cupy() -> ModuleType:
 
 
 def parse_device(device: str) -> int | None:
-    """The CUDA ordinal in ``"cuda"`` or ``"cuda:<n>"``, None for ``"cpu"``."""
+    """Return the CUDA ordinal in ``"cuda"`` or ``"cuda:<n>"``, None for ``"cpu"``."""
     text = str(device)  # a torch.device too
     kind, _, number = text.partition(":")
     if text == "cpu":
@@ -166,7 +166,7 @@ def parse_device(device: str) -> int | None:
 
 
 def to_device(a: Array, device: str) -> Array:
-    """``a`` on ``device``: itself if it is there already, else a copy."""
+    """Return ``a`` on ``device``: itself if it is there already, else a copy."""
     ordinal = parse_device(device)
     if ordinal is None:
         return a.get() if is_cupy(a) else a  # synchronize!
@@ -178,7 +178,7 @@ def to_device(a: Array, device: str) -> Array:
 
 
 def send(arrays: Sequence[Array], *, like: Array) -> list[Array]:
-    """Contiguous arrays of the CPU, moved to the device of ``like`` by one copy: views of it."""
+    """Move contiguous arrays of the CPU to the device of ``like`` by one copy: views of it."""
     if not is_cupy(like):
         return list(arrays)
     ends = list(accumulate(-(-a.nbytes // ALIGNMENT) * ALIGNMENT for a in arrays))
@@ -211,6 +211,6 @@ class allocating:  # a context, named as the other functions that give one
 
 
 def out_of_memory(what: str, error: MemoryError) -> OutOfMemoryError:
-    """The error that says what could not be allocated, and how to mend it."""
+    """Make the error that says what could not be allocated, and how to mend it."""
     reason = str(error).rstrip(".")
     return OutOfMemoryError(f"{what}: {reason}. Free arrays or use a smaller graph.")

@@ -85,17 +85,17 @@ class Format:
         return type(self)._trusted(**fields)
 
     def _built(self) -> Built:
-        """What is built once of the structure, for all that have it."""
+        """Hold what is built once of the structure, for all that have it."""
         found: Built | None = self.__dict__.get("_of_structure")
         return self.__dict__.setdefault("_of_structure", Built()) if found is None else found
 
     def _built_of_values(self) -> Built:
-        """What is built once of the values, for this matrix alone."""
+        """Hold what is built once of the values, for this matrix alone."""
         found: Built = self.__dict__.setdefault("_of_values", Built())
         return found
 
     def __getstate__(self) -> dict[str, Any]:
-        """What pickle keeps: the fields, nothing that was built of them."""
+        """Pickle the fields, nothing that was built of them."""
         return _fields(self)
 
     def _arrays(self) -> dict[str, Array]:
@@ -166,18 +166,18 @@ class Format:
     # The same matrix in other memory
 
     def to(self, device: str) -> Self:
-        """The same matrix on ``"cpu"``, ``"cuda"`` or ``"cuda:<ordinal>"``; itself if there."""
+        """Move to ``"cpu"``, ``"cuda"`` or ``"cuda:<ordinal>"``; the matrix itself if there."""
         moved = {name: to_device(array, device) for name, array in self._arrays().items()}
         unmoved = all(moved[name] is array for name, array in self._arrays().items())
         return self if unmoved else self._replace(**moved)
 
     def copy(self) -> Self:
-        """A matrix that shares no memory with this one."""
+        """Give a matrix that shares no memory with this one."""
         with on_device_of(self._indices), allocating(f"a copy of {self!r}"):
             return self._replace(**{name: array.copy() for name, array in self._arrays().items()})
 
     def astype(self, dtype: Any = None, *, index_dtype: Any = None) -> Self:
-        """Values and indices in other dtypes; arrays that have them already are shared.
+        """Give values and indices other dtypes; arrays that have them already are shared.
 
         Values are rounded; those beyond the range of ``dtype`` become infinite, as in NumPy.
 
@@ -212,7 +212,7 @@ class Format:
             )
 
     def with_data(self, data: Array | None) -> Self:
-        """The same structure with other values (shared, not copied), or with none.
+        """Give the same structure other values (shared, not copied), or none.
 
         ``data`` has one value per stored entry, in this format's own order (SGT: in CSR order).
         """
@@ -224,7 +224,7 @@ class Format:
     # The same matrix in other formats
 
     def asformat(self, format: FormatName, **options: Any) -> Any:
-        """The same matrix in the format of that name; itself if it is that already.
+        """Give the same matrix in the format of that name; itself if it has it already.
 
         ``options`` go to the conversion: ``tile=(16, 8)`` for ``"sgt"``.  Values, explicit zeros,
         duplicates and empty rows are kept.
@@ -234,7 +234,7 @@ class Format:
         return convert.to_format(self, format, **options)
 
     def asformat_with_perm(self, format: FormatName, **options: Any) -> tuple[Any, Array]:
-        """``(B, perm)`` with ``B.data == A.data[perm]``, also for an unweighted structure.
+        """Give ``(B, perm)`` with ``B.data == A.data[perm]``, also for an unweighted structure.
 
         ``perm`` numbers the entries of a CBSR row by row: ``B.data == A.data.ravel()[perm]``.
         """
@@ -243,43 +243,43 @@ class Format:
         return convert.to_format_with_perm(self, format, **options)
 
     def tocoo(self) -> "COO":
-        """This matrix as COO, in the order of its entries; shares what it can."""
+        """Give this matrix as COO, in the order of its entries; shares what it can."""
         result: COO = self.asformat("coo")
         return result
 
     def tocsr(self) -> "CSR":
-        """This matrix as CSR, entries of a row in the order in which this format stores them."""
+        """Give this matrix as CSR, entries of a row in the order that they have here."""
         result: CSR = self.asformat("csr")
         return result
 
     def tocsc(self) -> "CSC":
-        """This matrix as CSC, entries of a column in the order in which this format stores them."""
+        """Give this matrix as CSC, entries of a column in the order that they have here."""
         result: CSC = self.asformat("csc")
         return result
 
     def tosgt(self, tile: tuple[int, int] = (16, 8)) -> "SGT":
-        """This matrix as condensed tiles of ``tile = (height, width)`` (TC-GNN, section 3)."""
+        """Give this matrix as condensed tiles of ``tile = (height, width)`` (TC-GNN, section 3)."""
         result: SGT = self.asformat("sgt", tile=tile)
         return result
 
     def tocoo_with_perm(self) -> tuple["COO", Array]:
-        """``tocoo()`` and the permutation that carries edge values over."""
+        """Give ``tocoo()`` and the permutation that carries edge values over."""
         return self.asformat_with_perm("coo")
 
     def tocsr_with_perm(self) -> tuple["CSR", Array]:
-        """``tocsr()`` and the permutation that carries edge values over."""
+        """Give ``tocsr()`` and the permutation that carries edge values over."""
         return self.asformat_with_perm("csr")
 
     def tocsc_with_perm(self) -> tuple["CSC", Array]:
-        """``tocsc()`` and the permutation that carries edge values over."""
+        """Give ``tocsc()`` and the permutation that carries edge values over."""
         return self.asformat_with_perm("csc")
 
     def tosgt_with_perm(self, tile: tuple[int, int] = (16, 8)) -> tuple["SGT", Array]:
-        """``tosgt(tile)`` and the permutation that carries edge values over."""
+        """Give ``tosgt(tile)`` and the permutation that carries edge values over."""
         return self.asformat_with_perm("sgt", tile=tile)
 
     def toarray(self, dtype: Any = None) -> Array:
-        """This matrix as a dense array on the same device; duplicates add up.
+        """Give this matrix as a dense array on the same device; duplicates add up.
 
         ``dtype`` defaults to that of the values, float32 for an unweighted structure.
         """
@@ -288,7 +288,7 @@ class Format:
         return convert.to_dense(self, dtype)
 
     def toarray_with_perm(self, dtype: Any = None) -> tuple[Array, Array]:
-        """``(X, cells)``: the dense array and, for each stored entry, its cell in ``X.ravel()``.
+        """Give ``(X, cells)``: the dense array and the cell of each stored entry in ``X.ravel()``.
 
         The gradient of the entries is ``dX.ravel()[cells]``.
         """
@@ -297,7 +297,7 @@ class Format:
         return convert.to_dense(self, dtype), convert.dense_cells(self)
 
     def __getitem__(self, key: Any) -> Self:
-        """Rows and columns by slice, boolean mask or integer array: ``A[rows]``, ``A[:, cols]``.
+        """Take rows and columns by slice, mask or integer array: ``A[rows]``, ``A[:, cols]``.
 
         The result is a copy in this format (``A[:, :]`` is ``A`` itself); a COO comes back with its
         rows (or columns) in order.
@@ -308,7 +308,7 @@ class Format:
         return result
 
     def __matmul__(self, X: Array) -> Array:
-        """``A @ X`` for dense ``X`` of shape (n_cols, feat): see ``sparsefmt.ops.spmm``."""
+        """Multiply by a dense ``X`` of shape (n_cols, feat): see ``sparsefmt.ops.spmm``."""
         if isinstance(X, Format):
             return NotImplemented
         from ..ops.matmul.api import (
@@ -322,7 +322,7 @@ class Format:
     __array_ufunc__ = None
 
     def __eq__(self, other: object) -> bool:
-        """Same format, shape, dtypes, device and arrays; NaN equals NaN, and -0.0 equals 0.0."""
+        """Compare format, shape, dtypes, device and arrays; NaN equals NaN, and -0.0 equals 0.0."""
         if type(other) is not type(self):
             return NotImplemented
         mine, theirs = self._arrays(), other._arrays()
@@ -340,7 +340,7 @@ class Format:
 
 
 def _fields(A: Format) -> dict[str, Any]:
-    """The fields; names that begin with an underscore are of what was built."""
+    """Return the fields; names that begin with an underscore are of what was built."""
     return {name: value for name, value in A.__dict__.items() if name[0] != "_"}
 
 

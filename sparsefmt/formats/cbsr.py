@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def column_dtype(n_cols: int) -> np.dtype[Any]:
-    """What CBSR stores columns in: uint8 to 256 columns, uint16 to 65 536, else int32."""
+    """Choose what CBSR stores columns in: uint8 to 256 columns, uint16 to 65 536, else int32."""
     return np.dtype(np.uint8 if n_cols <= 256 else np.uint16 if n_cols <= 65536 else np.int32)
 
 
@@ -64,7 +64,7 @@ class CBSR(Format):
         return self.tocsr().T
 
     def astype(self, dtype: Any = None, *, index_dtype: Any = None) -> Self:
-        """Values in another dtype; that of the columns follows from their number and stays.
+        """Give values another dtype; that of the columns follows from their number and stays.
 
         Raises
         ------

@@ -44,7 +44,7 @@ class Chunks:
         return len(self.slot) - 1
 
     def arrays(self) -> list[Array]:
-        """The four arrays, in the order of the fields."""
+        """Return the four arrays, in the order of the fields."""
         return [self.start, self.slot, self.cut, self.long]
 
 
@@ -69,7 +69,7 @@ def chunks(indptr: Array, nnz: int, pieces: int = PIECES) -> Chunks:
 
 
 def _on_cpu(indptr: Array, pieces: int) -> tuple[Array, int]:
-    """Where chunks begin, and the entries of the longest row."""
+    """Find where chunks begin, and the entries of the longest row."""
     n_rows, lengths = len(indptr) - 1, indptr[1:] - indptr[:-1]
     begins = np.zeros(n_rows + 1, np.int64)  # first piece of each row
     np.cumsum(np.maximum(-(-lengths // PIECE), 1), out=begins[1:])
@@ -88,7 +88,7 @@ def _on_cpu(indptr: Array, pieces: int) -> tuple[Array, int]:
 
 
 def _on_gpu(indptr: Array, pieces: int) -> tuple[Array, int]:
-    """As ``_on_cpu``, in two kernels and a scan."""
+    """Do as ``_on_cpu``, in two kernels and a scan."""
     cupy, n_rows = namespace(indptr), len(indptr) - 1
     begins = cupy.zeros(n_rows + 2, np.int64)  # behind the last: the longest row
     _pieces_kernel()(indptr, n_rows, begins, size=n_rows)
@@ -103,21 +103,21 @@ def _on_gpu(indptr: Array, pieces: int) -> tuple[Array, int]:
 
 
 def _block_count(total: int, pieces: int, wave: int) -> int:
-    """Whole waves of blocks of about that many pieces a chunk, but no chunk of less than two."""
+    """Choose whole waves of blocks of about that many pieces a chunk, at least two each."""
     waves = max(round(total / (pieces * CHUNKS_PER_BLOCK * wave)), 1)
     return max(min(waves * wave, total // (2 * CHUNKS_PER_BLOCK)), 1)
 
 
 @cache
 def multiprocessors(device: int) -> int:
-    """How many the GPU of that number has."""
+    """Count the multiprocessors of the GPU of that number."""
     cupy = import_cupy()
     return int(cupy.cuda.Device(device).attributes["MultiProcessorCount"])
 
 
 @cache
 def _pieces_kernel() -> Any:
-    """The number of pieces of each row, behind its place, and the longest row."""
+    """Count the pieces of each row, behind its place, and the entries of the longest."""
     return import_cupy().ElementwiseKernel(
         "raw I indptr, int64 n_rows",
         "raw int64 begins",
@@ -133,7 +133,7 @@ def _pieces_kernel() -> Any:
 
 @cache
 def _starts_kernel() -> Any:
-    """Row and entry where each chunk begins; a thread owns one."""
+    """Find the row and entry where each chunk begins; a thread owns one."""
     return import_cupy().ElementwiseKernel(
         "raw I indptr, raw int64 begins, int64 n_rows, int64 total, int64 blocks",
         "raw I start",

@@ -61,7 +61,7 @@ class Compressed(Format):
         return self._built().ask("chunks", lambda: formats_chunks.chunks(self.indptr, self.nnz))
 
     def sorted_indices(self) -> Self:
-        """The same matrix with ascending indices in every row (CSR) or column (CSC)."""
+        """Give the same matrix with ascending indices in every row (CSR) or column (CSC)."""
         from . import convert
 
         return self if self.has_sorted_indices else convert.sort_minor(self)

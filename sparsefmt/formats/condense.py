@@ -53,7 +53,7 @@ class _Chunk:
 
 
 def condense(A: CSR, tile: tuple[int, int]) -> SGT:
-    """``A`` in condensed tiles (TC-GNN, section 3, algorithm 1)."""
+    """Put ``A`` in condensed tiles (TC-GNN, section 3, algorithm 1)."""
     xp = namespace(A.indptr)
     bounds = _bounds(A, tile[0])
     layout, chunks = _cut(A, bounds)
@@ -86,14 +86,14 @@ def condense(A: CSR, tile: tuple[int, int]) -> SGT:
 
 
 def _bounds(A: CSR, height: int) -> Array:
-    """(n_windows + 1,) where the entries of each window begin, and the end."""
+    """Find where the entries of each window begin, and the end: (n_windows + 1,)."""
     if is_cupy(A.indptr):
         return kernels.bounds()(A.indptr, A.n_rows, height, size=-(-A.n_rows // height) + 1)
     return np.append(A.indptr[:-1:height], A.indptr[-1:])
 
 
 def _chained(pointers: list[Array]) -> Array:
-    """Pointers that each end where the next begin."""
+    """Chain pointers that each end where the next begin."""
     *others, last = pointers
     if not others:
         return last
@@ -101,7 +101,7 @@ def _chained(pointers: list[Array]) -> Array:
 
 
 def _cut(A: CSR, bounds: Array) -> tuple[_Words, Iterable[tuple[slice, slice]]]:
-    """What words are like, and slices of windows, and of their entries, to sort together.
+    """Lay out the words, and slice the windows, and their entries, to sort together.
 
     Few entries are one chunk, whatever the windows hold: nobody has to look.
     """
@@ -131,7 +131,7 @@ def _layout(A: CSR, window_entries: int) -> _Words:
 
 
 def _chunks(limits: Array, windows_per_chunk: int) -> Iterator[tuple[slice, slice]]:
-    """Slices of windows, and of their entries, of at most ``CHUNK_ENTRIES`` where possible."""
+    """Slice windows, and their entries, in chunks of at most ``CHUNK_ENTRIES`` where possible."""
     n_windows = len(limits) - 1
     targets = np.arange(0, limits[-1], CHUNK_ENTRIES, dtype=limits.dtype)
     by_entries = np.searchsorted(limits, targets, side="right") - 1
@@ -142,7 +142,7 @@ def _chunks(limits: Array, windows_per_chunk: int) -> Iterator[tuple[slice, slic
 
 
 def _pack(chunk: _Chunk) -> Array:
-    """(window, column, place) of each entry; windows count from the first of the chunk."""
+    """Pack (window, column, place) of each entry; windows count from the first of the chunk."""
     columns, bounds = chunk.layout.columns[chunk.entries], chunk.bounds
     first, bits = chunk.entries.start, (chunk.layout.column_bits, chunk.layout.place_bits)
     if is_cupy(columns):
@@ -158,7 +158,7 @@ def _pack(chunk: _Chunk) -> Array:
 
 
 def _unpack(chunk: _Chunk, words: Array, slots: Array, order: Array) -> tuple[Array, ...]:
-    """``window_ptr, tile_ptr, columns`` from sorted words; fills slots and order."""
+    """Unpack ``window_ptr, tile_ptr, columns`` from sorted words; fill slots and order."""
     xp, dtype, width = namespace(words), chunk.bounds.dtype, chunk.tile[1]
     seen = _distinct(words, chunk.layout.place_bits, dtype)
     window_ptr = _window_ptr(chunk, seen)
@@ -171,7 +171,7 @@ def _unpack(chunk: _Chunk, words: Array, slots: Array, order: Array) -> tuple[Ar
 
 
 def _distinct(words: Array, place_bits: int, dtype: Any) -> Array:
-    """(nnz + 1,) distinct pairs of window and column before each entry, and of all."""
+    """Count the distinct pairs of window and column before each entry: (nnz + 1,)."""
     seen = namespace(words).empty(len(words) + 1, dtype)
     if is_cupy(words):
         kernels.differs()(words, place_bits, seen)
@@ -193,7 +193,7 @@ def _window_ptr(chunk: _Chunk, seen: Array) -> Array:
 def _fill(
     chunk: _Chunk, words: Array, seen: Array, window_ptr: Array, into: tuple[Array, ...]
 ) -> None:
-    """``slots, order, columns, tile_ptr`` of sorted words."""
+    """Fill ``slots, order, columns, tile_ptr`` from sorted words."""
     slots, order, columns, tile_ptr = into
     columns[:], tile_ptr[-1] = PADDING, chunk.entries.stop
     layout, (height, width), first = chunk.layout, chunk.tile, chunk.entries.start
@@ -227,7 +227,7 @@ def _fill_with_kernel(
 
 
 def sgt_coordinates(A: SGT) -> tuple[Array, Array]:
-    """Row and column of each entry, in tile order; column -1 where padding was named."""
+    """Find row and column of each entry, in tile order; column -1 where padding was named."""
     height, width = A.tile
     with on_device_of(A.order):
         tile = primitives.expand(A.tile_ptr, A.nnz)

@@ -11,7 +11,7 @@ from .primitives import SEGMENT_OF
 
 @cache
 def bounds() -> Any:
-    """Where the entries of each window begin, and the end."""
+    """Find where the entries of each window begin, and the end."""
     import cupy
 
     return cupy.ElementwiseKernel(
@@ -24,7 +24,7 @@ def bounds() -> Any:
 
 @cache
 def pack() -> Any:
-    """Words of (window, column, place) of the entries from ``first`` on, with those ``bounds``."""
+    """Pack (window, column, place) of the entries from ``first`` on, with those ``bounds``."""
     import cupy
 
     return cupy.ElementwiseKernel(

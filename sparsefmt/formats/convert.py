@@ -26,12 +26,12 @@ Edge: TypeAlias = Callable[..., tuple[Any, Array | None]]
 
 
 def to_format(A: Format, format: FormatName, **options: Any) -> Any:
-    """``A`` in the format of that name; ``A`` itself if it is that already."""
+    """Convert ``A`` to the format of that name; ``A`` itself if it is that already."""
     return _convert(A, format, want_perm=False, **options)[0]
 
 
 def to_format_with_perm(A: Format, format: FormatName, **options: Any) -> tuple[Any, Array]:
-    """``(B, perm)`` with ``B.data == A.data[perm]`` (a CBSR's data raveled)."""
+    """Give ``(B, perm)`` with ``B.data == A.data[perm]`` (a CBSR's data raveled)."""
     B, perm = _convert(A, format, want_perm=True, **options)
     if perm is None:
         dtype = B.index_dtype if B.index_dtype in INDEX_DTYPES else np.int64  # CBSR: uint8, uint16
@@ -71,7 +71,7 @@ def _check_options(format: str, options: dict[str, Any]) -> None:
 
 @cache
 def _path(start: FormatName, goal: FormatName) -> tuple[FormatName, ...]:
-    """The formats after ``start`` on a shortest path to ``goal``, breadth first."""
+    """Find the formats after ``start`` on a shortest path to ``goal``, breadth first."""
     paths: dict[FormatName, tuple[FormatName, ...]] = {start: ()}
     frontier = [start]
     for here in frontier:
@@ -169,7 +169,7 @@ _FORMATS = ("coo", "csr", "csc", "sgt", "cbsr")
 def _with_scipy(
     to: type[CSR] | type[CSC], A: COO | CSR, want_perm: bool
 ) -> tuple[Any, Array | None]:
-    """Counting sort by SciPy; where it cannot move the values themselves, it moves their places."""
+    """Sort by counting, with SciPy; where it cannot move the values, it moves their places."""
     import scipy.sparse
 
     moves_values = A.data is not None and A.data.dtype in (np.float32, np.float64)
@@ -196,7 +196,7 @@ def _with_scipy(
 def from_dense(
     X: Array, format: FormatName = "csr", *, index_dtype: Any = np.int32, **options: Any
 ) -> Any:
-    """The nonzero cells of a dense matrix, rows in order and columns ascending.
+    """Store the nonzero cells of a dense matrix, rows in order and columns ascending.
 
     Parameters
     ----------
@@ -229,7 +229,7 @@ def from_dense(
 def from_dense_with_perm(
     X: Array, format: FormatName = "csr", *, index_dtype: Any = np.int32, **options: Any
 ) -> tuple[Any, Array]:
-    """``(A, cells)`` with ``A.data == X.ravel()[cells]``: see ``from_dense``."""
+    """Give ``(A, cells)`` with ``A.data == X.ravel()[cells]``: see ``from_dense``."""
     X = as_array("X", X, empty=np.float64)
     checks.dense("X", X)
     checks.value_dtype("X.dtype", X.dtype)
@@ -245,7 +245,7 @@ def from_dense_with_perm(
 
 
 def to_dense(A: Format, dtype: Any = None) -> Array:
-    """``A`` as a dense array; duplicates add up in the order in which CSR stores them."""
+    """Give ``A`` as a dense array; duplicates add up in the order in which CSR stores them."""
     default = np.float32 if A.data is None else A.data.dtype
     target = checks.value_dtype("dtype", default if dtype is None else dtype)
     if A.n_rows * A.n_cols * target.itemsize > sys.maxsize:
@@ -266,7 +266,7 @@ def to_dense(A: Format, dtype: Any = None) -> Array:
 
 
 def dense_cells(A: Format) -> Array:
-    """The cell of each stored entry in the flat dense array, in ``A``'s own order."""
+    """Find the cell of each stored entry in the flat dense array, in ``A``'s own order."""
     if isinstance(A, SGT | CBSR):
         A = A.tocsr()
     with on_device_of(A._indices), allocating(f"cells of {A.nnz} entries"):
@@ -295,7 +295,7 @@ def _to_dense_kernel() -> Any:
 
 
 def take(A: Format, key: Any) -> Any:
-    """The chosen rows and columns, in the chosen order, in the format of ``A``."""
+    """Take the chosen rows and columns, in the chosen order, in the format of ``A``."""
     if isinstance(key, tuple) and len(key) > 2:
         raise ShapeError(f"A[...] got {len(key)} keys: a matrix has rows and columns, give two.")
     rows, cols = (
@@ -337,7 +337,7 @@ def _take_cbsr(A: CBSR, rows: Any, cols: Any) -> CBSR:
 
 
 def is_sorted(A: Compressed) -> bool:
-    """Whether minor indices never decrease within a row (CSR) or column (CSC)."""
+    """Tell whether minor indices never decrease within a row (CSR) or column (CSC)."""
     with on_device_of(A.indices), allocating(f"comparing {A.nnz} indices"):
         falls = A.indices[1:] < A.indices[:-1]
         starts = A.indptr[1:-1]
@@ -347,5 +347,5 @@ def is_sorted(A: Compressed) -> bool:
 
 
 def sort_minor(A: Compressed) -> Any:
-    """Ascending minor indices: a stable sort to the other format and back."""
+    """Sort minor indices: stably, to the other format and back."""
     return A.tocsc().tocsr() if isinstance(A, CSR) else A.tocsr().tocsc()

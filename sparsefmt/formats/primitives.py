@@ -25,12 +25,12 @@ __device__ long long segment_of(const I* ptr, long long low, long long high, lon
 
 
 def bits_for(count: int) -> int:
-    """Bits that hold the integers 0 .. count - 1."""
+    """Count the bits that hold the integers 0 .. count - 1."""
     return max(int(count) - 1, 0).bit_length()
 
 
 def expand(ptr: Array, nnz: int) -> Array:
-    """Segment of each of the ``nnz`` entries behind ``ptr``: ``[0, 2, 3] -> [0, 0, 1]``."""
+    """Number the segment of each of ``nnz`` entries behind ``ptr``: ``[0, 2, 3] -> [0, 0, 1]``."""
     if not is_cupy(ptr):
         return np.repeat(np.arange(len(ptr) - 1, dtype=ptr.dtype), np.diff(ptr))
     import cupy
@@ -43,7 +43,7 @@ def expand(ptr: Array, nnz: int) -> Array:
 
 
 def offsets(lengths: Array, dtype: Any) -> Array:
-    """Where segments of these lengths begin, and the end: ``[2, 0, 1] -> [0, 2, 2, 3]``."""
+    """Find where segments of these lengths begin, and the end: ``[2, 0, 1] -> [0, 2, 2, 3]``."""
     xp = namespace(lengths)
     ptr = xp.zeros(len(lengths) + 1, dtype)
     xp.cumsum(lengths, out=ptr[1:])
@@ -51,12 +51,12 @@ def offsets(lengths: Array, dtype: Any) -> Array:
 
 
 def sum_up(ptr: Array) -> Array:
-    """Running sums of integers, in their place."""
+    """Sum up integers, in their place."""
     return ptr.cumsum(out=ptr)
 
 
 def pointers(sorted_keys: Array, n_keys: int, dtype: Any, *, step: int = 1) -> Array:
-    """Where each of ``n_keys`` runs of ``step`` keys begins among ascending keys, and the end."""
+    """Find where each of ``n_keys`` runs of ``step`` ascending keys begins, and the end."""
     xp = namespace(sorted_keys)
     limits = xp.arange(n_keys + 1, dtype=sorted_keys.dtype)
     limits *= step
@@ -64,13 +64,13 @@ def pointers(sorted_keys: Array, n_keys: int, dtype: Any, *, step: int = 1) -> A
 
 
 def is_ascending(keys: Array) -> bool:
-    """Whether the keys never decrease; a quick no where the first few already do."""
+    """Tell whether the keys never decrease; a quick no where the first few already do."""
     head = slice(0, 1024)
     return all(bool((k[1:] >= k[:-1]).all()) for k in (keys[head], keys))  # synchronize!
 
 
 def group(keys: Array, n_keys: int) -> tuple[Array, Array]:
-    """``(ptr, perm)`` of a stable sort by ``keys`` in ``[0, n_keys)``; ``perm`` is int64."""
+    """Give ``(ptr, perm)`` of a stable sort by ``keys`` in ``[0, n_keys)``; ``perm`` is int64."""
     xp = namespace(keys)
     perm = xp.argsort(keys, kind="stable")
     limits = xp.arange(n_keys + 1, dtype=keys.dtype)
@@ -80,7 +80,7 @@ def group(keys: Array, n_keys: int) -> tuple[Array, Array]:
 
 
 def inverse(perm: Array) -> Array:
-    """Of a permutation: ``inverse[perm[e]] = e``."""
+    """Invert a permutation: ``inverse[perm[e]] = e``."""
     xp = namespace(perm)
     found = xp.empty_like(perm)
     found[perm] = xp.arange(len(perm), dtype=perm.dtype)
@@ -88,7 +88,7 @@ def inverse(perm: Array) -> Array:
 
 
 def take(perm: Array, indices: Array, data: Array | None) -> tuple[Array, Array | None]:
-    """``(indices[perm], data[perm])``.
+    """Gather ``(indices[perm], data[perm])``.
 
     On a GPU two 4-byte arrays travel as one array of 8-byte words: random reads cost by the read.
     """
@@ -102,7 +102,7 @@ def take(perm: Array, indices: Array, data: Array | None) -> tuple[Array, Array 
 
 
 def take_segments(ptr: Array, chosen: Array) -> tuple[Array, Array]:
-    """``(new_ptr, places)`` of the entries of the chosen segments, one segment after another.
+    """Give ``(new_ptr, places)`` of the entries of the chosen segments, one after another.
 
     Raises ``IndexRangeError`` if repeated segments make more entries than the dtype can count.
     """

@@ -23,12 +23,12 @@ PADDING = -1
 
 
 def slot_dtype(tile: tuple[int, int]) -> np.dtype[Any]:
-    """The smallest dtype that numbers the cells of a tile."""
+    """Choose the smallest dtype that numbers the cells of a tile."""
     return np.dtype(np.uint8 if tile[0] * tile[1] <= 256 else np.uint16)
 
 
 def check_tile(tile: object) -> tuple[int, int]:
-    """A tile shape as two positive Python integers with at most 65 536 cells."""
+    """Return a tile shape as two positive Python integers with at most 65 536 cells."""
     try:
         height, width = (operator.index(size) for size in tile)  # type: ignore[attr-defined]
     except (TypeError, ValueError) as error:
@@ -147,7 +147,7 @@ class SGT(Format):
         return 1.0 - self.tile_count / dense if dense else 0.0
 
     def split(self, costs: "Costs | None" = None) -> "Split":
-        """Which entries go to matrix units, in the layout that they read, and which do not.
+        """Split the entries: those for matrix units, in the layout that they read, and the rest.
 
         Built once for each ``costs``; shared by what ``with_data`` gives.  Synchronises with a GPU
         when it builds one.  Like all that is built it holds for the arrays that were given: do not
@@ -173,7 +173,7 @@ class SGT(Format):
         )
 
     def _structure(self) -> CSR:
-        """The CSR whose order ``order`` and ``data`` go by, without values: the one it was made of.
+        """Return the CSR that this was made of, without values: ``order`` and ``data`` go by it.
 
         Of an SGT that was not converted from one, or came from another process or device, it is
         built at the first call.
@@ -187,7 +187,7 @@ class SGT(Format):
         return self._built().ask("csr", build)
 
     def _built_arrays(self) -> list[Array]:
-        """Arrays of its splits and of the CSR that it was made of, which products may read."""
+        """List the arrays of its splits and of its CSR, which products may read."""
         found: list[Array] = []
         for _, part in self._built().items():
             if isinstance(part, CSR):

@@ -34,7 +34,7 @@ class ColumnBlock(NamedTuple):
 
 
 def count(S: Structure, nbytes: int) -> int:
-    """How many blocks pay where ``nbytes`` are gathered from."""
+    """Count the blocks that pay where ``nbytes`` are gathered from."""
     blocks = min(-(-nbytes // BLOCK_BYTES), MOST_BLOCKS)
     return blocks if S.nnz >= blocks * BLOCK_ENTRIES * max(S.n_rows, 1) else 1
 
@@ -75,7 +75,7 @@ def _block(A: CSR, first: Array, last: Array) -> ColumnBlock:
 
 @cache
 def _begins_kernel() -> Any:
-    """The first entry of each row whose column is in block p or behind; a thread owns one."""
+    """Find the first entry of each row whose column is in block p or behind, a thread for each."""
     return import_cupy().ElementwiseKernel(
         "raw I indptr, raw I indices, int64 n_rows, int64 block_size, int64 blocks",
         "raw I begins",

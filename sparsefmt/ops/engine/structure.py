@@ -80,7 +80,7 @@ class Structure(Deciding):
 
 
 def structure_of(A: CSR | Structure) -> Structure:
-    """The structure of a CSR on a GPU, made once of its arrays; itself for a structure."""
+    """Return the structure of a CSR on a GPU, built once; itself for a structure."""
     if isinstance(A, Structure):
         return A
     return A._built().ask("structure", lambda: _structure(A))
@@ -105,7 +105,7 @@ def transposed(A: CSR) -> tuple[CSR, Array]:
 
 
 def chunk_pointers(chunks: Chunks) -> dict[str, int]:
-    """The fields of a ``Structure`` that tell how its rows are cut."""
+    """Return the fields of a ``Structure`` that tell how its rows are shared out."""
     return {
         "start": chunks.start.data.ptr,
         "slot": chunks.slot.data.ptr,
@@ -122,7 +122,7 @@ def chunk_pointers(chunks: Chunks) -> dict[str, int]:
 
 
 def place_of(S: Structure) -> Place:
-    """Where the arrays of a structure lie."""
+    """Tell where the arrays of a structure lie."""
     # As torch tells it: a tensor without entries has no address.
     return S.indptr, S.indices if S.nnz else 0, S.n_rows, S.n_cols, S.nnz
 
@@ -153,7 +153,7 @@ def csr_of(A: CSR | Structure) -> CSR | None:
 
 
 def csr_over(S: Structure) -> CSR:
-    """A CSR over the arrays of a structure, which others keep."""
+    """Make a CSR over the arrays of a structure, which others hold."""
     return CSR._trusted(
         indptr=view(S.indptr, (S.n_rows + 1,), S.index_dtype),
         indices=view(S.indices, (S.nnz,), S.index_dtype),

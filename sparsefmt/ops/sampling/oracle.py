@@ -18,7 +18,7 @@ _PRIMES = 577, 587, 593, 599
 
 
 def places_oracle(length: int, width: int, strategy: str, seed: int, row: int) -> list[int]:
-    """The places in a row of ``length`` entries that are sampled, in their order.
+    """List the places in a row of ``length`` entries that are sampled, in their order.
 
     Examples
     --------
@@ -37,7 +37,7 @@ def places_oracle(length: int, width: int, strategy: str, seed: int, row: int) -
 def sample_oracle(
     A: CSR, width: int, *, strategy: str = "bucket", seed: int = 0
 ) -> tuple[CSR, Array]:
-    """The sample as a CSR, and the numbers of its entries among those of ``A``."""
+    """Give the sample as a CSR, and the numbers of its entries among those of ``A``."""
     A = A.to("cpu")
     rows: list[list[int]] = []
     for row, (begin, end) in enumerate(pairwise(A.indptr.tolist())):
@@ -50,7 +50,7 @@ def sample_oracle(
 
 
 def spmm_sampled_oracle(A: CSR, X: Array, width: int, **options: Any) -> Array:
-    """What ``ops.spmm_sampled`` computes, in float64.
+    """Compute what ``ops.spmm_sampled`` does, in float64.
 
     Examples
     --------
@@ -65,7 +65,7 @@ def spmm_sampled_oracle(A: CSR, X: Array, width: int, **options: Any) -> Array:
 
 
 def spmm_sampled_bound(A: CSR, X: Array, width: int, **options: Any) -> Array:
-    """How far it may lie from the oracle: the bound of ``spmm`` for the sample.
+    """Bound how far it may lie from the oracle: the bound of ``spmm`` for the sample.
 
     A factor of 3 covers the rounding of what a row is multiplied with besides.
     """
@@ -88,7 +88,7 @@ def sddmm_sampled_oracle(A: CSR, X: Array, Y: Array, width: int, **options: Any)
 
 
 def sddmm_sampled_bound(A: CSR, X: Array, Y: Array, width: int, **options: Any) -> Array:
-    """How far such products, computed in the dtype of ``X``, may lie from the oracle.
+    """Bound how far such products, in the dtype of ``X``, may lie from the oracle.
 
     ``2 * (feat + 4) * (eps * r c sum |x| |y| + least normal number)``; 0 where it must be 0.
     """
@@ -110,7 +110,7 @@ def _scaled_sample(
     A: CSR, width: int, *, mean: bool = False, rescale: bool = False, row_scale: Any = None,
     col_scale: Any = None, **how: Any,
 ) -> tuple[CSR, Array, Array]:  # fmt: skip
-    """The sample, and the factors of its rows and columns."""
+    """Give the sample, and the factors of its rows and columns."""
     A = A.to("cpu")
     B = sample_oracle(A, width, **how)[0]
     whole, kept = A.lengths.astype(np.float64), np.maximum(B.lengths, 1).astype(np.float64)
@@ -135,7 +135,7 @@ def _word(x: int, key: int) -> int:
 
 
 def _permuted(k: int, length: int, key: int) -> int:
-    """Where a permutation of 0 .. length - 1 takes ``k``.
+    """Find where a permutation of 0 .. length - 1 takes ``k``.
 
     Numbers are pairs ``(up, low)`` with ``up < high`` and ``low < side``, in the rounds of a
     Feistel network; a pair beyond the length goes through all of them again.

@@ -12,7 +12,7 @@ LANES = 32
 
 
 def cell(row: Array, column: Array) -> Array:
-    """Place of a row and a column among the cells of its slab, tile by tile.
+    """Number a row and a column among the cells of their slab, tile by tile.
 
     In a tile lane ``4 g + t`` has rows ``g`` and ``g + 8`` and columns ``2 t``, ``2 t + 1`` and
     these + 8; from the highest bit on: tile, lane, column + 8, row + 8, column + 1.
@@ -22,7 +22,7 @@ def cell(row: Array, column: Array) -> Array:
 
 
 def place(cell: Array, itemsize: int) -> Array:
-    """Where the kernel has that cell on chip: what a lane reads at once, 16 bytes, lies together.
+    """Place a cell on chip as the kernel does: what a lane reads at once, 16 bytes, together.
 
     ``cell`` are integers of 32 bits or more.
     """
@@ -32,7 +32,7 @@ def place(cell: Array, itemsize: int) -> Array:
 
 
 def mask_bit(row: Array, column: Array, tiles: int) -> Array:
-    """Place of their bit among those of the slab: bit ``place % 8`` of byte ``place // 8``.
+    """Place their bit among those of the slab: bit ``place % 8`` of byte ``place // 8``.
 
     A lane has one byte for each tile.  Of two tiles, one above the other, the first byte has the
     even columns, 4 bits a tile, the second the odd ones; of a tile that is alone one has both.

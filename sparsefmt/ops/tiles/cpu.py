@@ -54,7 +54,7 @@ def sddmm(A: SGT, X: Array, Y: Array, *_: Any, out: Array | None = None, **__: A
 
 
 def _windows(A: SGT) -> tuple[Any, Any]:
-    """First entry, first tile and rows of the windows; the tiles and their width, all flat."""
+    """Return first entry, first tile and rows of the windows; the tiles and their width, flat."""
     height, width = A.tile
     windows = A.tile_ptr[A.window_ptr], A.window_ptr, height, A.n_rows
     return windows, (A.tile_ptr, A.columns.reshape(-1), A.slots, width)
@@ -62,7 +62,7 @@ def _windows(A: SGT) -> tuple[Any, Any]:
 
 @inlined
 def _unpack(windows: Any, tiles: Any, start: Any, stop: Any, at: Any, rows: Any, cols: Any) -> Any:
-    """Rows and columns of the entries from ``start`` to ``stop``.
+    """Unpack rows and columns of the entries from ``start`` to ``stop``.
 
     ``at`` is a window and a tile at or before those of ``start``; returns those of ``stop - 1``.
     """
@@ -114,7 +114,7 @@ def _add_tile(
 def _add(
     count: Any, rows: Any, cols: Any, first: Any, A: Any, X: Any, col_scale: Any, Y: Any
 ) -> None:
-    """All features of so many entries."""
+    """Add all features of so many entries."""
     x, feat, f = X[0], Y[1], 0
     while feat - f >= width_of(lanes(x, WIDEST, 0)):
         zero = lanes(x, WIDEST, 0)
@@ -133,7 +133,7 @@ def _add(
 
 @inlined
 def _finish(Y: Any, row_scale: Any, degree: Any, top: Any, mean: Any) -> None:
-    """Divides and scales the rows from ``top`` on that have entries."""
+    """Divide and scale the rows from ``top`` on that have entries."""
     Y, feat = Y
     one = Y.dtype.type(1)
     for k in range(len(degree)):
@@ -172,7 +172,7 @@ def _spmm(
 def _dots(
     count: Any, rows: Any, cols: Any, first: Any, order: Any, X: Any, Y: Any, shape: Any, out: Any
 ) -> None:
-    """The products of so many entries; ``shape`` is (heads, feat)."""
+    """Compute the products of so many entries; ``shape`` is (heads, feat)."""
     X, ldx = X
     Y, ldy = Y
     heads, feat = shape

@@ -55,7 +55,7 @@ class LaunchShape:
 
 
 def instantiations() -> Iterator[tuple[str, str]]:
-    """Every kernel of SpMM by tiles that may be launched: file and C++ name."""
+    """List every kernel of SpMM by tiles that may be launched: file and C++ name."""
     shapes = [(height, width) for height, widths in SLICES.items() for width in widths]
     for types in product(DTYPES, ("int32", "int64")):
         for shape, weights in product(shapes, WEIGHTS[types[0]]):
@@ -67,20 +67,20 @@ def instantiations() -> Iterator[tuple[str, str]]:
 
 
 def slice_of(height: int, feat: int) -> int:
-    """Features that a block takes."""
+    """Choose the features that a block takes."""
     narrow, wide = SLICES[height][0], SLICES[height][-1]
     return narrow if feat <= narrow else wide
 
 
 def team(height: int, width: int) -> tuple[int, int]:
-    """Warps of a block, and tiles of 16 rows that each has: ``Cut`` in spmm.cu."""
+    """Choose the warps of a block, and the tiles of 16 rows of each: ``Cut`` in spmm.cu."""
     across = 1 if width == 32 else width // 32 if height == 16 else 2
     tall = 2 if height == 128 or (height == 64 and across > 1) else 1
     return height // 16 // tall * across, tall
 
 
 def shared_bytes(dtype: str, index_dtype: str, height: int, width: int, weights: int) -> int:
-    """Of a block: rows of X in several stages, its guide, and with values the tiles of its warps.
+    """Count a block's bytes: rows of X in stages, its guide, with values its warps' tiles.
 
     Half of the 99 KiB is enough that every device with such tensor cores has for a block.
     """
@@ -101,7 +101,7 @@ def _up(size: int, multiple: int) -> int:
 def launch_shape(
     dtype: str, index_dtype: str, height: int, feat: int, stride: int, weights: int
 ) -> LaunchShape:
-    """The shape of such a launch; ``stride`` counts the values between rows of X."""
+    """Choose the shape of a launch; ``stride`` counts the values between rows of X."""
     width = slice_of(height, feat)
     return LaunchShape(
         constants=(height, width, weights),
@@ -116,7 +116,7 @@ def launch_shape(
 
 
 def copy_width(dtype: str, feat: int, *, stride: int, pointer: int) -> int:
-    """0 if rows of X are read where they lie; else values from row to row of the copy to make.
+    """Return 0 if rows of X are read where they lie; else the row stride of the copy to make.
 
     Rows begin, and end, at multiples of 16 bytes, so that no word reaches beyond them.  What lies
     in a copy behind ``feat`` is read and not used.
@@ -127,7 +127,7 @@ def copy_width(dtype: str, feat: int, *, stride: int, pointer: int) -> int:
 
 
 def readable(x: Any) -> Any:
-    """``x``, or a copy of it, wider by zeros, whose rows and heads begin as kernels ask."""
+    """Return ``x``, or a copy of it, wider by zeros, whose rows and heads begin as kernels ask."""
     m = memory_of(x)
     x, feat = m.rows_in_place(x), x.shape[-1]
     width = copy_width(m.dtype(x), feat, stride=m.row_stride(x), pointer=m.pointer(x))

@@ -29,14 +29,14 @@ _PARAMETERS = "11P2q3I4i"
 
 
 def instantiations() -> Iterator[tuple[str, str]]:
-    """Every kernel of SDDMM by tiles that may be launched: file and C++ name."""
+    """List every kernel of SDDMM by tiles that may be launched: file and C++ name."""
     for types in product(DTYPES, ("int32", "int64")):
         for constants in product(SLICES, ROWS, (0, 1)):
             yield _FILE, jit.expression("sddmm_sgt_mma", types, constants)
 
 
 def block(height: int, row: int) -> tuple[int, int]:
-    """Threads of a block, and the bytes it has on chip: ``Block`` in sddmm.cu."""
+    """Choose the threads of a block, and the bytes it has on chip: ``Block`` in sddmm.cu."""
     tall = 1 if height < 64 else 2
     deep = 2 if tall * row > 512 else 1
     slabs = 1 if row > 256 or height == 16 else 2
@@ -46,7 +46,7 @@ def block(height: int, row: int) -> tuple[int, int]:
 
 @lru_cache(maxsize=4096)
 def launches(dtype: str, feat: int) -> tuple[int, tuple[tuple[int, int], ...]]:
-    """Bytes of features of a block, and where each launch begins, with its flags."""
+    """Choose the bytes of features of a block, and where each launch begins, with its flags."""
     size = ITEMSIZE[dtype]
     row = next((one for one in ROWS if one >= feat * size), ROWS[-1])
     begins = range(0, feat, row // size)

@@ -50,7 +50,7 @@ class TileStructure:
 
 
 def tile_structure(split: Split, shape: tuple[int, int]) -> TileStructure:
-    """The structure of an SGT of that shape on a GPU; holds as long as the split does."""
+    """Describe an SGT of that shape on a GPU; valid as long as the split lives."""
     return TileStructure(
         n_rows=shape[0],
         n_cols=shape[1],
@@ -101,7 +101,7 @@ class Operands:
         self._csr, self._view, self._built = csr, view, Built()
 
     def numbers(self, perm: Any = None) -> Numbers:
-        """Numbers in CSR order, or those that ``perm`` gives for that order."""
+        """Return the entries' numbers in CSR order, or those that ``perm`` gives for that order."""
         if perm is None:
             return self._numbers
         m, (tiles, rest) = memory_of(perm), self._numbers
@@ -117,7 +117,7 @@ class Operands:
         return self._built.ask(key, build, lambda _: not m.capturing())[0]
 
     def packed(self, values: Any, numbers: Any, *, baked: bool) -> Any:
-        """The values with those numbers, one by one or in the cells that have them."""
+        """Gather the values with those numbers, one by one or in the cells that have them."""
         m = memory_of(values)
         found = m.take(values, numbers)
         if not baked:
@@ -128,13 +128,13 @@ class Operands:
         return cells
 
     def places(self, itemsize: int) -> Any:
-        """The cell of each entry in tiles, for values of that size."""
+        """Return the cell of each entry in tiles, for values of that size."""
         return self._built.ask(
             ("places", itemsize), lambda: self._view(self.split.places(itemsize))
         )
 
     def row_factors(self, row_scale: Any, shares: Any = None) -> tuple[Any, Any]:
-        """What multiplies the sums of each row, and those of its entries in tiles.
+        """Return what multiplies the sums of each row, and those of its entries in tiles.
 
         The latter is 0 where tiles have no entry of the row: 0 times Inf or NaN would not be 0.
         ``shares`` are given for means: 1 over the entries of each row.
@@ -146,7 +146,7 @@ class Operands:
         return rows, rows if outside is None else memory_of(rows).zero_where(rows, outside)
 
     def rows_outside(self) -> Any:
-        """(n_rows,) whether tiles have no entry of the row; None if they have one of each."""
+        """Tell of each row whether tiles have no entry of it; None if they have one of each."""
         return self._built.ask("outside", self._rows_outside)
 
     def _rows_outside(self) -> Any:
@@ -175,18 +175,18 @@ class OwnTiles:
         self.sgt = A
 
     def operands(self, costs: Costs) -> Operands | None:
-        """None where no entry pays on tensor cores."""
+        """Return the operands; None where no entry pays on tensor cores."""
         A, split = self.sgt, self.sgt.split(costs)
         if not split.share:
             return None
         return A._built().ask(("operands", split), lambda: Operands(split, A._structure()))
 
     def shares(self) -> Any:
-        """1 over the entries of each row, in float32."""
+        """Return 1 over the entries of each row, in float32."""
         return self.sgt._built().ask("shares", lambda: _shares(self.sgt._structure()))
 
     def packed(self, operands: Operands, values: Any, perm: Any, *, baked: bool) -> Packed:
-        """The values of the SGT, packed once for each stream."""
+        """Return the values of the SGT, packed once for each stream."""
         if values is None:
             return Packed()
         split, numbers = operands.split, operands.numbers()
@@ -248,14 +248,14 @@ class PreparedTiles:
         prepared.add(ref(self, prepared.discard))
 
     def operands(self, costs: Costs) -> Operands | None:
-        """None where no entry pays on tensor cores, or a capture would have to build them."""
+        """Return the operands; None where no entry pays, or a capture would have to build them."""
         found = self._built.found
         if costs not in found and not memory_of(self._shares).capturing():
             self._built.ask(costs, lambda: self.build(costs))
         return found.get(costs)
 
     def build(self, costs: Costs) -> Operands | None:
-        """The operands with all that they may need: a capture could not make it."""
+        """Build the operands with all that they may need: a capture could not."""
         split = self.sgt.split(costs)
         if not split.share:
             return None
@@ -266,11 +266,11 @@ class PreparedTiles:
         return found
 
     def shares(self) -> Any:
-        """1 over the entries of each row, in float32."""
+        """Return 1 over the entries of each row, in float32."""
         return self._shares
 
     def packed(self, operands: Operands, values: Any, perm: Any, *, baked: bool) -> Packed:
-        """These values, packed anew; the rest's are read where they lie."""
+        """Pack these values anew; the rest's are read where they lie."""
         if values is None:
             return Packed()
         numbers = operands.numbers(perm)
@@ -282,7 +282,7 @@ prepared: set[ref[PreparedTiles]] = set()
 
 
 def tiles_of(A: Format | Structure) -> OwnTiles | PreparedTiles | None:
-    """The tiles that a matrix brings, or that were prepared for its structure; None without any."""
+    """Find the tiles that a matrix brings, or that were prepared for it; None without any."""
     if type(A) is Structure:
         built = built_at(A) if prepared else None
         return None if built is None else built.found.get("tiles")
@@ -292,14 +292,14 @@ def tiles_of(A: Format | Structure) -> OwnTiles | PreparedTiles | None:
 def costs_of(
     tiles: OwnTiles | PreparedTiles, op: str, x: Any, costs: Costs | None, *, weighted: bool = False
 ) -> Costs | None:
-    """Those that were given, else as measured for such a product; None: CUDA cores do best."""
+    """Choose the given costs, else those measured for such a product; None: CUDA cores do best."""
     return costs or tiles.costs or tile_costs.measured(op, x.itemsize, weighted, x.shape[-1])
 
 
 def find_operands(
     A: Format | Structure, op: str, x: Any, costs: Costs | None, *, weighted: bool = False
 ) -> tuple[OwnTiles | PreparedTiles, Operands] | None:
-    """The tiles that such a product goes by, and what it reads of them; None without any."""
+    """Find the tiles that such a product goes by, and what it reads of them; None without any."""
     tiles = tiles_of(A)
     chosen = tiles and costs_of(tiles, op, x, costs, weighted=weighted)
     operands = tiles and chosen and tiles.operands(chosen)

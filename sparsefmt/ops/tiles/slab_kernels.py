@@ -16,7 +16,7 @@ THREADS = 512
 
 @cache
 def count() -> Any:
-    """Entries of each column, where they begin, and the ``figures`` of every ``step``-th window.
+    """Count the entries of each column, and find the ``figures`` of every ``step``-th window.
 
     A block has one of those windows, a thread one column at a time, whose entries it searches in
     the tile.  Of entries in one cell the first counts.
@@ -65,7 +65,7 @@ def count() -> Any:
 
 @cache
 def place() -> Any:
-    """Which columns a slab has: those of the matrix, and where they lie in the tiles.
+    """Choose the columns of a slab: those of the matrix, and where they lie in the tiles.
 
     A block has one window, a thread one tile at a time.  Behind the last column of a window that
     one again, and -1 for where it lies.  ``starts``, of ``tiles`` a slab, get the first entry of
@@ -115,7 +115,7 @@ def place() -> Any:
 
 @cache
 def fill() -> Any:
-    """What a slab holds, and which entries of the matrix that takes (one bit each).
+    """Fill a slab, and mark the entries of the matrix that it takes (one bit each).
 
     A warp has one slab, whose first entry ``starts`` has.  It goes through its entries twice: it
     counts those of each tile of 16 rows, whose lane keeps the number, then knows where each goes.
@@ -245,7 +245,7 @@ __device__ long long left_before(const Taken& taken, const Before& before, long 
 
 @cache
 def left() -> Any:
-    """0, and then how many of 32 entries are not taken."""
+    """Give 0, and then how many of 32 entries are not taken."""
     import cupy
 
     return cupy.ElementwiseKernel(
@@ -258,7 +258,7 @@ def left() -> Any:
 
 @cache
 def compact() -> Any:
-    """Columns and places of the entries that are not taken."""
+    """Gather columns and places of the entries that are not taken."""
     import cupy
 
     return cupy.ElementwiseKernel(
@@ -278,7 +278,7 @@ def compact() -> Any:
 
 @cache
 def rank() -> Any:
-    """Pointers among the entries that are not taken."""
+    """Count pointers among the entries that are not taken."""
     import cupy
 
     return cupy.ElementwiseKernel(
