@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import product
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 from ...formats.arrays import VALUE_DTYPES
 from ...formats.compressed import CSR
@@ -124,6 +124,40 @@ def row_shape(dtype: str, heads: int, feat: int, alignment: int) -> tuple[Shape,
     return shape, mates, max(-(-feat // (shape.lanes * shape.vector)), 1)
 
 
+class _LaunchShape(NamedTuple):
+    """How ``gat_balanced`` and ``gat_cut_rows`` are launched, whatever the addresses."""
+
+    layout: str  #: parameters of ``Scores`` and behind
+    constants: tuple[int, ...]
+    constants_of_cut_rows: tuple[int, ...]
+    slices: int
+    teams: int  #: slices of all teams of heads
+    lanes: int  #: of all heads and slices
+    row_bytes: int
+
+
+@lru_cache(maxsize=4096)
+def _launch_shape(
+    types: tuple[str, str], heads: int, feat: int, alignment: int, backward: bool,
+    flags: tuple[int, int],
+) -> _LaunchShape:  # fmt: skip
+    """Look up the shape of such a launch."""
+    dtype, index_dtype = types
+    shape, mates, slices = row_shape(dtype, heads, feat, alignment)
+    if _general(dtype, index_dtype, shape.vector):
+        flags = 1, ANYTHING
+    sums, base = "float64" if dtype == "float64" else "float32", (shape.lanes, shape.vector)
+    return _LaunchShape(
+        layout=scores_layout(sums) + (_BACKWARD if backward else _FORWARD),
+        constants=(*base, mates, int(backward), *flags),
+        constants_of_cut_rows=(*base, int(backward)),
+        slices=slices,
+        teams=(heads // mates) * slices,
+        lanes=heads * slices * shape.lanes,
+        row_bytes=row_bytes(heads * feat, dtype),
+    )
+
+
 # The product
 
 
@@ -143,8 +177,10 @@ def gat_with_statistics(A: CSR | Structure, bias: Any, *arguments: Any) -> Forwa
 def in_memory(m: Memory, given: GatArguments) -> GatArguments:
     """Give arrays as kernels read them: contiguous, scores in the dtype of sums."""
     h, el, er, edges, loop_edges, *numbers = given
-    scores = m.factors(el), m.factors(er), m.factors(edges), m.factors(loop_edges)
-    return GatArguments(m.contiguous(h), *scores, *numbers)
+    if edges is not None or loop_edges is not None:
+        edges, loop_edges = m.factors(edges), m.factors(loop_edges)
+    ends = m.factors(el), m.factors(er)
+    return GatArguments(m.contiguous(h), *ends, edges, loop_edges, *numbers)
 
 
 def forward(
@@ -187,12 +223,12 @@ def _product(S: Structure, m: Memory, bias: Any, given: GatArguments, found: For
         given = given._replace(edges=None)
     drop = dropout_of(m, given.dropout, given.seed)
     scores = score_parameters(m, drop, given, S.nnz)
-    out, plus, added = m.pointer(found.out), m.pointer(found.plus), m.pointer(bias)
+    out, plus, added, X = map(m.pointer, (found.out, found.plus, bias, h))
     params = (*scores, out, plus, added, m.pointer(found.statistics), heads, feat)
     anything = given.loops or given.edges is not None
     launch_rows(
-        *(S, m, h, m.pointer(h if feat else given.el), 0, params),
-        alignment=m.pointer(h) | out | plus | added,
+        *(S, m, h, X if feat else m.pointer(given.el), 0, params),
+        alignment=X | out | plus | added,
         backward=False,
         flags=(int(drop.below > 0), ANYTHING if anything else ONLY_BIAS if added else NOTHING),
     )
@@ -215,28 +251,25 @@ def launch_rows(
     Entries gather rows of ``X``, of the shape and dtype of ``h``, and have the numbers ``perm``.
     ``flags`` tell whether entries are dropped, and what else there is.
     """
-    dtype, (heads, feat) = m.dtype(h), heads_and_feat(h)
-    shape, mates, slices = row_shape(dtype, heads, feat, alignment % 16)
-    workspace = None
+    (heads, feat), types = heads_and_feat(h), (m.dtype(h), S.index_dtype)
+    shape = _launch_shape(types, heads, feat, alignment % 16, backward, flags)
+    sums, stream, workspace = 0, m.stream(h), None
     if S.n_cuts:
-        workspace = m.empty((_shared_sums(S, dtype, heads, feat),), "uint8", h)
+        workspace = m.empty((_shared_sums(S, types[0], heads, feat),), "uint8", h)
+        sums = m.pointer(workspace)
     if not S.nnz:  # an entry of a column that exists, whose weight is 0
         S, perm = replace(S, indices=S.indptr, nnz=1), 0
-    if _general(dtype, S.index_dtype, shape.vector):
-        flags = 1, ANYTHING
-    layout = scores_layout(sums_dtype(h)) + (_BACKWARD if backward else _FORWARD)
-    types, base = (dtype, S.index_dtype), (shape.lanes, shape.vector)
-    constants = (*base, mates, int(backward), *flags)
-    kernel = jit.load("attention/gat.cu", "gat_balanced", f"6P{layout}PqIIi", types, constants)
-    arrays, sums = (S.indptr, S.indices, S.start, S.slot, perm, X), m.pointer(workspace)
-    args = (*arrays, *params, sums, S.nnz, row_bytes(heads * feat, dtype), S.blocks, slices)
-    kernel(S.blocks * (heads // mates) * slices, args, threads=THREADS, stream=m.stream(h))
+    layout = f"6P{shape.layout}PqIIi"
+    kernel = jit.load("attention/gat.cu", "gat_balanced", layout, types, shape.constants)
+    arrays = S.indptr, S.indices, S.start, S.slot, perm, X
+    args = (*arrays, *params, sums, S.nnz, shape.row_bytes, S.blocks, shape.slices)
+    kernel(S.blocks * shape.teams, args, threads=THREADS, stream=stream)
     if S.n_cuts:
-        rest = (*base, int(backward))
-        kernel = jit.load("attention/gat.cu", "gat_cut_rows", f"2P{layout}Pii", types, rest)
-        blocks = -(-S.n_cuts * heads * slices * shape.lanes // THREADS)
-        args = (S.start, S.cut, *params, sums, S.n_cuts, slices)
-        kernel(blocks, args, threads=THREADS, stream=m.stream(h))
+        layout, constants = f"2P{shape.layout}Pii", shape.constants_of_cut_rows
+        kernel = jit.load("attention/gat.cu", "gat_cut_rows", layout, types, constants)
+        args = (S.start, S.cut, *params, sums, S.n_cuts, shape.slices)
+        blocks = -(-S.n_cuts * shape.lanes // THREADS)
+        kernel(blocks, args, threads=THREADS, stream=stream)
 
 
 def _shared_sums(S: Structure, dtype: str, heads: int, feat: int) -> int:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from ...formats.arrays import VALUE_DTYPES
 from ..engine import jit
-from ..engine.launch import ITEMSIZE
+from ..engine.launch import ITEMSIZE, row_bytes
 from .cuda_gat import TEAM_BYTES
 
 DOT, ADDITIVE = range(2)  # as in pairwise.cuh
@@ -19,6 +19,8 @@ FEW_LANES = (8, 32)
 #: Lanes for rows that are not aligned to 16 bytes, a value a load; wider rows: pairwise_wide.cu.
 SHORT_LANES = 8
 FILES = {"attend": "attention/pairwise.cu", "attend_wide": "attention/pairwise_wide.cu"}
+#: ``Attention`` of pairwise.cuh, by the dtype of the features.
+LAYOUTS = dict.fromkeys(VALUE_DTYPES, "16PQfffI6i") | {"float64": "16PQdddI6i"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +45,31 @@ class Variant(NamedTuple):
     direction: int  #: FORWARD, SOURCES or TARGETS
     kind: int  #: of scores: DOT or ADDITIVE
     keys_are_values: bool
+
+
+class LaunchShape(NamedTuple):
+    """How rows are launched, whatever the addresses."""
+
+    shape: RowShape
+    file: str
+    kernel: str
+    layout: str
+    constants: tuple[int, ...]
+    teams: int  #: slices of all teams of heads
+    row_bytes: int
+
+
+@lru_cache(maxsize=4096)
+def launch_shape(
+    types: tuple[str, str], heads: int, feat: int, alignment: int, variant: Variant, extra: bool
+) -> LaunchShape:
+    """Look up the shape of such a launch; ``alignment`` has the lowest 4 bits of all addresses."""
+    shape = row_shape(*types, heads, feat, alignment)
+    name, constants = instantiation(types, shape, variant, extra=extra)
+    before, behind = ("5P", "PqII") if shape.packs else ("7P", "P2qII")
+    layout, teams = f"{before}{LAYOUTS[types[0]]}{behind}", heads // shape.mates * shape.slices
+    stride = row_bytes(heads * feat, types[0])
+    return LaunchShape(shape, FILES[name], f"{name}_rows", layout, constants, teams, stride)
 
 
 def packs(dtype: str, vector: int) -> int:
