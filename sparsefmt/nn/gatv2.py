@@ -70,7 +70,7 @@ class GATv2Conv(Attention):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Glorot's uniform weights and vectors, the biases of a ``Linear``, and no ``b``."""
+        """Draw weights and vectors by Glorot's uniform rule, biases as ``Linear``; ``b`` is 0."""
         for each in (self.lin_l, self.lin_r):
             each.reset_parameters()
             init.xavier_uniform_(each.weight)
@@ -79,7 +79,7 @@ class GATv2Conv(Attention):
             init.zeros_(self.bias)
 
     def forward(self, x: Tensor, graph: GraphLike) -> Tensor:
-        """As ``GATConv``, without edge features."""
+        """(n, in_channels) to (n, heads * out_channels), as ``GATConv`` without edge features."""
         check_input(x, graph, self.lin_l.weight)
         left = self._by_head(self.lin_l(x))
         right = left if self.share_weights else self._by_head(self.lin_r(x))

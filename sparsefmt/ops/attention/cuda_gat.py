@@ -35,7 +35,7 @@ _FORWARD, _BACKWARD = "4P2i", "4P3i"  # what follows the scores
 
 @dataclass(frozen=True, slots=True)
 class Dropout:
-    """Entries whose random word is below ``below`` are dropped, others multiplied with ``scale``.
+    """Which entries are dropped: those whose random word is below ``below``; ``scale`` the others.
 
     ``seed_at`` is the address of an int64 on the device that replaces the seed, so that a CUDA
     graph can draw anew; 0 for none.
@@ -66,12 +66,12 @@ def dropout_of(m: Memory, share: float, seed: Any) -> Dropout:
 
 
 def scores_layout(dtype: str) -> str:
-    """Parameters of ``Scores`` in gat.cu, where sums run in that dtype."""
+    """Layout of the fields of ``Scores`` in gat.cu, where sums run in that dtype."""
     return f"5PQq{FLOATS[dtype] * 2}I"
 
 
 def instantiations() -> Iterator[tuple[str, str]]:
-    """Every kernel that graph attention may launch: file and C++ name."""
+    """List every kernel that graph attention may launch: file and C++ name."""
     for dtype, index in product(VALUE_DTYPES, ("int32", "int64")):
         for name, constants in _row_kernels(dtype, index):
             yield "attention/gat.cu", jit.expression(name, (dtype, index), constants)
@@ -87,7 +87,7 @@ def instantiations() -> Iterator[tuple[str, str]]:
 
 
 def _row_kernels(dtype: str, index_dtype: str) -> list[tuple[str, tuple[int, ...]]]:
-    """Names and template arguments of the kernels over rows."""
+    """List names and template arguments of the kernels over rows."""
     sizes = product((1, 2, 4), (0, 1, 2, 4, 8, 16, 32, 64), (0, ITEMSIZE[dtype], 8))
     shapes = {row_shape(dtype, heads, feat, alignment)[:2] for heads, feat, alignment in sizes}
     found: set[tuple[str, tuple[int, ...]]] = set()
@@ -102,13 +102,13 @@ def _row_kernels(dtype: str, index_dtype: str) -> list[tuple[str, tuple[int, ...
 
 
 def _general(dtype: str, index_dtype: str, vector: int) -> bool:
-    """Whether one variant has to do for all: rare indices and loads of less than 16 bytes."""
+    """Tell whether the general variant serves all: rare indices, loads of less than 16 bytes."""
     return index_dtype == "int64" or vector * ITEMSIZE[dtype] < 16
 
 
 @lru_cache(maxsize=4096)
 def row_shape(dtype: str, heads: int, feat: int, alignment: int) -> tuple[Shape, int, int]:
-    """How rows are read, heads of a team, and slices of a head's features; one if it has none.
+    """Choose how rows are read, the heads of a team, and the slices of a head, at least one.
 
     ``alignment`` has the lowest 4 bits of all addresses.
     """
@@ -186,7 +186,7 @@ def in_memory(m: Memory, given: GatArguments) -> GatArguments:
 def forward(
     A: CSR | Structure, bias: Any, given: GatArguments, *, out: Any = None, train: bool = False
 ) -> Forward:
-    """Launch the product; with ``train`` what backward needs too, of no features the statistics.
+    """Launch the product; with ``train`` also what backward needs, even if there are no features.
 
     With loops or a bias the structure is square; the bias has the dtype of the features.
     """
@@ -235,7 +235,7 @@ def _product(S: Structure, m: Memory, bias: Any, given: GatArguments, found: For
 
 
 def score_parameters(m: Memory, drop: Dropout, given: GatArguments, nnz: int) -> tuple[Any, ...]:
-    """Fields of ``Scores`` in gat.cu."""
+    """Fill the fields of ``Scores`` in gat.cu."""
     scores = given.el, given.er, given.edges, given.loop_edges
     first_loop = nnz if given.loops else -1
     numbers = drop.seed, first_loop, given.slope, drop.scale, drop.below
@@ -273,9 +273,9 @@ def launch_rows(
 
 
 def _shared_sums(S: Structure, dtype: str, heads: int, feat: int) -> int:
-    """Bytes for the sums of rows that blocks share, whatever the alignment."""
+    """Count the bytes for sums of rows that blocks share, whatever the alignment."""
     shapes = [row_shape(dtype, heads, feat, alignment) for alignment in (0, 8, ITEMSIZE[dtype])]
-    values = max(slices * one.lanes * (2 * one.vector + 3) for one, _, slices in shapes)
+    values = max(slices * shape.lanes * (2 * shape.vector + 3) for shape, _, slices in shapes)
     return 2 * S.n_cuts * heads * values * max(ITEMSIZE[dtype], 4)
 
 
@@ -332,6 +332,6 @@ def gat_scores(A: None, h: Any, source: Any, target: Any) -> tuple[Any, Any]:
 
 
 def score_vector(dtype: str, feat: int, alignment: int) -> int:
-    """Values of a load: 16 bytes where all rows are aligned to that."""
+    """Choose how many values a load has: 16 bytes where all rows are aligned to that."""
     size = ITEMSIZE[dtype]
     return 16 // size if (alignment | feat * size) % 16 == 0 else 1

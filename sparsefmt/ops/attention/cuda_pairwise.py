@@ -76,7 +76,7 @@ class Work(NamedTuple):
 
     @property
     def arrays(self) -> int:
-        """How many arrays of features it makes at once."""
+        """Count the arrays of features that it writes."""
         return 1 + (self.other is not None)
 
 
@@ -102,7 +102,7 @@ def pairwise(A: CSR | Structure, *arguments: Any, out: Any = None) -> Any:
 
 
 def pairwise_with_statistics(A: CSR | Structure, *arguments: Any) -> tuple[Any, Any]:
-    """The result of ``pairwise``, and what backward reads of each row and head.
+    """Launch ``pairwise``, and what backward reads of each row and head.
 
     (n_rows, heads, 2): the largest score, and 1 over the sum of exponentials relative to that;
     zeros if there are no entries or no features.
@@ -137,7 +137,7 @@ def pairwise_backward(
     A: CSR | Structure, T: Any, perm: Any, grad: Any, out: Any, statistics: Any,
     of_edges: bool, *arguments: Any,
 ) -> tuple[Any, ...]:  # fmt: skip
-    """The gradients of queries, keys, values, ``att`` and edges, from that of the result.
+    """Launch gradients of queries, keys, values, ``att`` and edges, from that of the result.
 
     ``T`` is the transpose, and ``perm[e]`` the number that its entry e has in CSR order, by which
     it is dropped and finds its edge score.  What is None of the transpose and of forward's results
@@ -172,7 +172,7 @@ def pairwise_backward(
 
 
 def _stats(call: Call, out: Any, grad: Any, statistics: Any) -> Any:
-    """What entries read on the way back of each row and head: (n_rows, heads, 4).
+    """Launch what entries read of each row and head in backward: (n_rows, heads, 4).
 
     What forward wrote into ``statistics``, ``D = <dO, O>``, and 0.
     """
@@ -191,7 +191,7 @@ def _stats(call: Call, out: Any, grad: Any, statistics: Any) -> Any:
 
 
 def _run(A: CSR | Structure, call: Call, work: Work) -> None:
-    """All columns at once or, where they are in blocks, one block after another."""
+    """Launch a pass over all columns or, where they are in blocks, over one after another."""
     S, m, dropped, direction = structure_of(A), call.m, call.dropped, work.direction
     keys_are_values, kind = call.values is None, DOT if call.att is None else ADDITIVE
     queries, keys = m.pointer(call.queries), m.pointer(call.keys)
@@ -235,7 +235,7 @@ def _run(A: CSR | Structure, call: Call, work: Work) -> None:
 
 
 def _count_blocks(S: Structure, call: Call, work: Work) -> int:
-    """In how many blocks the columns are best gone through, where all addresses are aligned.
+    """Choose in how many blocks to go through the columns, as if all addresses were aligned.
 
     Not where blocks would have to share the gradient of ``att``.
     """
@@ -249,7 +249,7 @@ def _count_blocks(S: Structure, call: Call, work: Work) -> int:
 
 
 def _between(S: Structure, call: Call, arrays: int) -> tuple[int, int, int, int]:
-    """Bytes of what one block of columns leaves to the next.
+    """Count the bytes that one block of columns leaves to the next.
 
     Twice the largest scores and sums of exponentials, and of 2-byte features both arrays of sums.
     """
@@ -261,7 +261,7 @@ def _between(S: Structure, call: Call, arrays: int) -> tuple[int, int, int, int]
 def _bytes_of_cut_rows(
     blocks: tuple[ColumnBlock, ...], call: Call, work: Work, shape: RowShape
 ) -> int:
-    """Bytes for the sums of rows that thread blocks share; 0 unless a row is very long."""
+    """Count the bytes for sums of rows that thread blocks share; 0 unless a row is very long."""
     n_cuts = max(block.structure.n_cuts for block in blocks)
     of_lane = (2 if shape.packs else work.arrays) * shape.values + 2
     values = call.heads * shape.slices * shape.lanes * of_lane
@@ -291,7 +291,7 @@ def _cut_rows(
     attention: tuple[Any, ...],
     carry: int,
 ) -> None:
-    """The rows that thread blocks share, of which each has left its sums in ``carry``."""
+    """Finish the rows that thread blocks share, from the sums that each has left in ``carry``."""
     layout, types = f"2P{LAYOUTS[call.dtype]}P6i", (call.dtype, S.index_dtype)
     kernel = jit.load(FILES["attend"], "attend_cut_rows", layout, types)
     direction = work.direction

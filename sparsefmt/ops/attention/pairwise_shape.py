@@ -79,7 +79,7 @@ def packs(dtype: str, vector: int) -> int:
 
 @lru_cache(maxsize=4096)
 def row_shape(dtype: str, index_dtype: str, heads: int, feat: int, alignment: int) -> RowShape:
-    """The widest loads that the lowest bits of all addresses, ``alignment``, allow."""
+    """Choose the widest loads that ``alignment``, the lowest bits of all addresses, allows."""
     size = ITEMSIZE[dtype]
     alignment |= feat * size
     tuned = size < 8 and index_dtype == "int32"
@@ -110,7 +110,7 @@ def _wide(dtype: str, feat: int, vector: int) -> RowShape:
 def instantiation(
     types: tuple[str, str], shape: RowShape, variant: Variant, *, extra: bool
 ) -> tuple[str, tuple[int, ...]]:
-    """Kernel and template arguments; what is not tuned is always ready for all ``extra``."""
+    """Name kernel and template arguments; a shape that is not tuned has all ``extra`` always."""
     direction, kind, keys_are_values = variant
     if shape.packs:
         return "attend_wide", (shape.vector, shape.packs, direction)
@@ -121,7 +121,7 @@ def instantiation(
 
 
 def instantiations() -> Iterator[tuple[str, str]]:
-    """Every kernel of attention between rows that may be launched: file and C++ name."""
+    """List every kernel of attention between rows that may be launched: file and C++ name."""
     for types in product(VALUE_DTYPES, ("int32", "int64")):
         for kernel, constants in _instantiations(types):
             yield FILES[kernel], jit.expression(f"{kernel}_rows", types, constants)
@@ -138,6 +138,6 @@ def _instantiations(types: tuple[str, str]) -> list[tuple[str, tuple[int, ...]]]
         shapes += [RowShape(SHORT_LANES, 1), RowShape(16, 8 // size), RowShape(jit.WARP, 1)]
     shapes += [RowShape(jit.WARP, v, packs=packs(types[0], v)) for v in (vector, 1)]
     scores = [(DOT, False), (DOT, True), (ADDITIVE, True)]
-    variants = [Variant(d, *one) for d, one in product((FORWARD, SOURCES, TARGETS), scores)]
+    variants = [Variant(d, *score) for d, score in product((FORWARD, SOURCES, TARGETS), scores)]
     every = product(shapes, variants, (False, True))
     return sorted({instantiation(types, shape, v, extra=e) for shape, v, e in every})
