@@ -306,5 +306,5 @@ class _GatOfVectors(Function):
 
 
 def _rounded(h: Tensor, *vectors: Tensor | None) -> tuple[Any, ...]:
-    """Vectors in the dtype of the features, as kernels read them."""
+    """Cast vectors to the dtype of the features, as kernels read them."""
     return tuple(None if v is None else v.to(h.dtype) for v in vectors)

@@ -160,7 +160,7 @@ def _pairwise(
     scale: float,
     options: Options,
 ) -> Tensor:
-    """Attention of targets' queries to sources' keys, additive where ``att`` is given.
+    """Attend from targets' queries to sources' keys, additively where ``att`` is given.
 
     Without ``values`` the keys are the values.
     """

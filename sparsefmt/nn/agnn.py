@@ -70,7 +70,7 @@ class AGNNConv(Module):
             self.register_buffer("beta", torch.ones(1))
 
     def reset_parameters(self) -> None:
-        """A ``beta`` of 1 if it is trained; as PyG, a fixed one stays."""
+        """Set a ``beta`` that is trained to 1; a fixed one stays, as in PyG."""
         if self.requires_grad:
             with torch.no_grad():
                 self.beta.fill_(1)
@@ -110,7 +110,7 @@ class AGNNConv(Module):
 def _composed(
     graph: GraphLike, x: Tensor, unit: Tensor, beta: Tensor, add_self_loops: bool
 ) -> Tensor:
-    """The layer of three products: scores, softmax, aggregation."""
+    """Compose the layer of ``sddmm``, ``edge_softmax`` and ``spmm``."""
     wide, narrow = unit.dtype, unit.to(x.dtype)
     scores = beta * sddmm(graph, narrow, narrow).to(wide)
     if add_self_loops:
@@ -124,7 +124,7 @@ def _composed(
 
 
 def _unit(x: Tensor, least: float) -> Tensor:
-    """Rows of length one, all derivatives of which are finite, those of a row of zeros too."""
+    """Scale rows to length one, with finite derivatives even of a row of zeros."""
     return x * x.square().sum(1, keepdim=True).clamp(min=least**2).rsqrt()
 
 

@@ -27,7 +27,7 @@ __getattr__ = resolver(f"{__package__}", {"GATv2Conv": "gatv2"})
 
 
 class Attention(Module):
-    """What both layers share: heads, what becomes of them, the bias."""
+    """The base of both layers: heads, how they are joined, and the bias."""
 
     def __init__(
         self,
@@ -57,14 +57,14 @@ class Attention(Module):
         return f"{self.in_channels}, {self.out_channels}, heads={self.heads}"
 
     def _vectors(self) -> Parameter:
-        """One vector of each head."""
+        """Make a vector for each head."""
         return Parameter(torch.empty(1, self.heads, self.out_channels))
 
     def _by_head(self, x: Tensor) -> Tensor:
         return x.view(x.shape[0], self.heads, self.out_channels)
 
     def _options(self) -> dict[str, Any]:
-        """Of the aggregation; nothing is dropped in evaluation."""
+        """Options of the aggregation; nothing is dropped in evaluation."""
         return {
             "negative_slope": self.negative_slope,
             "dropout": self.dropout if self.training else 0.0,
@@ -158,7 +158,7 @@ class GATConv(Attention):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Glorot's uniform weights and vectors, no bias."""
+        """Draw weights and vectors by Glorot's uniform rule; the bias is 0."""
         for each in (self.lin, self.lin_edge):
             if each is not None:
                 init.xavier_uniform_(each.weight)
@@ -234,8 +234,8 @@ class GATConv(Attention):
         with torch.autocast(h.device.type, enabled=False):
             h = h.to(torch.promote_types(h.dtype, torch.float32))
             el, er = ((h * att.to(h.dtype)).sum(-1) for att in (self.att_src, self.att_dst))
-            one = torch.ones_like(el)
-            scores = sddmm(graph, torch.stack([er, one], -1), torch.stack([one, el], -1))
+            ones = torch.ones_like(el)
+            scores = sddmm(graph, torch.stack([er, ones], -1), torch.stack([ones, el], -1))
             scores = scores if edges is None else scores + edges
             scores = leaky_relu(scores, self.negative_slope)
             if not self.add_self_loops:
@@ -245,7 +245,7 @@ class GATConv(Attention):
 
 
 def glorot(vectors: Tensor | None) -> None:
-    """As PyG: bounded by the root of 6 over heads and features."""
+    """Draw uniformly, as PyG: bounded by the root of 6 over heads and features."""
     if vectors is not None:
         bound = sqrt(6 / (vectors.shape[-2] + vectors.shape[-1]))
         init.uniform_(vectors, -bound, bound)
@@ -262,8 +262,8 @@ def _means_without_loops(graph: GraphLike, scores: Tensor) -> Tensor:
             "share of an entry but loops",
             lambda: spmm(graph, ones.double(), others)[:, 0].clamp(min=1).reciprocal(),
         ).to(dtype)
-        parts = (scores.to(dtype) * others[:, None].to(dtype)).unbind(1)
-        return torch.cat([spmm(graph, ones, one, row_scale=share) for one in parts], 1)
+        heads = (scores.to(dtype) * others[:, None].to(dtype)).unbind(1)
+        return torch.cat([spmm(graph, ones, head, row_scale=share) for head in heads], 1)
 
 
 def _beside_loops(graph: GraphLike, scores: Tensor, own: Tensor) -> Tensor:

@@ -75,7 +75,7 @@ class GATv2Conv(Attention):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Glorot's uniform weights and vectors, the biases of a ``Linear``, and no ``b``."""
+        """Draw weights and vectors by Glorot's uniform rule, biases as ``Linear``; ``b`` is 0."""
         for each in (self.lin_l, self.lin_r):
             each.reset_parameters()
             init.xavier_uniform_(each.weight)
@@ -84,7 +84,10 @@ class GATv2Conv(Attention):
             init.zeros_(self.bias)
 
     def forward(self, x: Tensor, graph: GraphLike) -> Tensor:
-        """As ``GATConv``: its arguments and errors, without those of edge features."""
+        """(n, in_channels) to (n, heads * out_channels).
+
+        Arguments and errors as of ``GATConv``, without those of edge features.
+        """
         check_input(x, graph, self.lin_l.weight)
         left = self._by_head(self.lin_l(x))
         right = left if self.share_weights else self._by_head(self.lin_r(x))

@@ -34,13 +34,13 @@ class ColumnBlock(NamedTuple):
 
 
 def count(S: Structure, nbytes: int) -> int:
-    """Count the blocks that pay where ``nbytes`` are gathered from."""
+    """Choose how many blocks pay where ``nbytes`` are gathered from."""
     blocks = min(-(-nbytes // BLOCK_BYTES), MOST_BLOCKS)
     return blocks if S.nnz >= blocks * BLOCK_ENTRIES * max(S.n_rows, 1) else 1
 
 
 def blocks_of(A: CSR | Structure, blocks: int, stream: int) -> tuple[ColumnBlock, ...]:
-    """Return the columns of ``A`` in so many blocks, built once with its CSR.
+    """Give the columns of ``A`` in so many blocks, built once of its CSR.
 
     Empty where no CSR is found, columns do not ascend in every row, or a capture of that stream
     cannot look.

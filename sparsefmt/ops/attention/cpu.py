@@ -35,11 +35,11 @@ def _forward(
     A: CSR, bias: Array | None, given: GatArguments, *, out: Array | None = None, train: bool = True
 ) -> Forward:
     """The product in ``out``, or as sums run; with ``train`` what backward needs too."""
-    h, one = given.h, _type_of_sums(given.h)
+    h, kind = given.h, _type_of_sums(given.h)
     if out is None:
-        out = np.empty((A.n_rows, *h.shape[1:]), one)
-    plus = np.empty(out.shape if train else 0, one)
-    statistics = np.empty((A.n_rows, heads_and_feat(h)[0], 4) if train else 0, one)
+        out = np.empty((A.n_rows, *h.shape[1:]), kind)
+    plus = np.empty(out.shape if train else 0, kind)
+    statistics = np.empty((A.n_rows, heads_and_feat(h)[0], 4) if train else 0, kind)
     inputs = _shared(A, given)
     if out.size or train:
         with writing(out) as (Y, pieces):
@@ -92,12 +92,12 @@ def _gradients(
     given: GatArguments,
 ) -> tuple[Array, ...]:  # fmt: skip
     h, edges, loop_edges = given.h, given.edges, given.loop_edges
-    one, (T, perm), X, g = _type_of_sums(h), transpose, packed(h), packed(grad)
+    kind, (T, perm), X, g = _type_of_sums(h), transpose, packed(h), packed(grad)
     shapes = given.el.shape, given.er.shape, shape_of(loop_edges), shape_of(edges, of_edges)
-    dh, stats = np.empty(h.shape, h.dtype), np.empty(3 * given.er.size, one)
-    d_el, d_er, d_loops, d_edges = results = [np.empty(shape, one) for shape in shapes]
+    dh, stats = np.empty(h.shape, h.dtype), np.empty(3 * given.er.size, kind)
+    d_el, d_er, d_loops, d_edges = results = [np.empty(shape, kind) for shape in shapes]
     shared, of_rows = _shared(T, given), (packed(a) for a in found)
-    slope, loops = narrow(one, given.slope), given.loops
+    slope, loops = narrow(kind, given.slope), given.loops
     with writing(dh) as (result, pieces):
         out, plus, forward = of_rows
         of_targets = stats, d_er.reshape(-1), pieces
@@ -170,24 +170,24 @@ def _rounded(values: Array, like: Array) -> Array:
 
 def _shared(A: CSR, given: GatArguments) -> tuple[Scores, Sizes, Dropping, Any]:
     """Arguments that all loops over rows take: scores, sizes, dropout and the slope."""
-    one = _type_of_sums(given.h)
+    kind = _type_of_sums(given.h)
     scores = given.el, given.er, given.edges, given.loop_edges
-    flat = (np.empty(0, one) if a is None else packed(a) for a in scores)
+    flat = (np.empty(0, kind) if a is None else packed(a) for a in scores)
     longest = int(np.diff(A.indptr).max(initial=0)) + bool(given.loops)
-    dropping = dropping_of(given.dropout, given.seed, one)
+    dropping = dropping_of(given.dropout, given.seed, kind)
     sizes = Sizes(*heads_and_feat(given.h), longest)
-    return Scores(*flat), sizes, dropping, narrow(one, given.slope)
+    return Scores(*flat), sizes, dropping, narrow(kind, given.slope)
 
 
-def dropping_of(share: float, seed: Any, one: Any) -> Dropping:
-    """Drop that share by a seed, None for none; ``one`` is the type that sums run in."""
+def dropping_of(share: float, seed: Any, kind: Any) -> Dropping:
+    """Drop that share by a seed, None for none; ``kind`` is the type that sums run in."""
     below = min(round(share * 2**32), 2**32 - 1)
     number = 0 if seed is None else int(np.asarray(seed).item())
-    scale = one(1 / (1 - share) if below else 1)
+    scale = kind(1 / (1 - share) if below else 1)
     return Dropping(np.uint64(number % 2**64), np.uint64(below), scale)
 
 
-def narrow(one: Any, value: float) -> Any:
+def narrow(kind: Any, value: float) -> Any:
     """Convert to the type that sums run in, to infinity where it holds no such number."""
     with np.errstate(over="ignore"):
-        return one(value)
+        return kind(value)

@@ -34,7 +34,7 @@ class Rows(NamedTuple):
 
 
 class Scores(NamedTuple):
-    """The parts that the scores are sums of."""
+    """The terms of the scores."""
 
     sources: Any
     targets: Any
@@ -75,7 +75,7 @@ def philox(seed: Any, counter: Any, stream: Any) -> Any:
 
 @inlined
 def stays(dropping: Any, number: Any, h: Any) -> Any:
-    """Whether the entry of that number is not dropped from head ``h``."""
+    """Tell whether the entry of that number stays in head ``h``."""
     below = dropping.below
     return below == 0 or philox(dropping.seed, number, h) >= below
 
@@ -93,7 +93,7 @@ def _row_scores(
     row: Any, start: Any, i: Any, h: Any, scores: Any, heads: Any, slope: Any, loops: Any,
     weights: Any, signs: Any,
 ) -> Any:  # fmt: skip
-    """The scores of a row's entries and their signs; how many there are, and the largest.
+    """Write the scores of a row's entries and their signs; return their number and the largest.
 
     With ``loops`` a virtual one comes last, and stored ones have the score -inf.
     """
@@ -144,7 +144,7 @@ def _add(sums: Any, weight: Any, run: Any) -> Any:
 
 @inlined
 def _sums(X: Any, ldx: Any, at: Any, row: Any, own: Any, weights: Any, count: Any) -> Any:
-    """Sums of ``X`` over the entries of a row, of positive weights and of negative ones.
+    """Sum ``X`` over the entries of a row, those of positive and of negative weights apart.
 
     ``own`` is where the virtual loop leads, -1 where there is none.
     """
@@ -161,7 +161,7 @@ def _sums(X: Any, ldx: Any, at: Any, row: Any, own: Any, weights: Any, count: An
 def _drop(
     dropping: Any, perm: Any, start: Any, stored: Any, loop: Any, size: Any, h: Any, weights: Any
 ) -> None:
-    """Weight 0 for the entries of a row that are dropped.
+    """Set the weights of a row's entries that are dropped to 0.
 
     ``perm`` numbers the stored ones, if it is not empty, and ``loop`` the virtual one.
     """
@@ -355,7 +355,7 @@ def edge_gradient(
     indptr: Any, indices: Any, grad: Any, H: Any, scores: Any, sizes: Any, dropping: Any,
     slope: Any, loops: Any, stats: Any, out: Any, pieces: Any,
 ) -> None:  # fmt: skip
-    """The gradient of the scores that entries have of their own; 0 at stored loops."""
+    """Write the gradient of the scores of entries; 0 at stored loops that are left out."""
     heads, feat, _ = sizes
     el, er, edges = scores.sources, scores.targets, scores.edges
     for piece in numba.prange(pieces):
@@ -383,7 +383,7 @@ def loop_gradient(
     nnz: Any, grad: Any, H: Any, scores: Any, sizes: Any, dropping: Any, slope: Any, stats: Any,
     out: Any, pieces: Any,
 ) -> None:  # fmt: skip
-    """The gradient of the scores that virtual loops have of their own."""
+    """Write the gradient of the scores of virtual loops."""
     heads, feat, _ = sizes
     el, er, own = scores.sources, scores.targets, scores.loops
     for piece in numba.prange(pieces):

@@ -330,17 +330,17 @@ class Call(NamedTuple):
 
 
 def _call_of(given: PairwiseArguments) -> Call:
-    keys, one = given.keys, np.dtype(sums_dtype(given.keys)).type
+    keys, kind = given.keys, np.dtype(sums_dtype(given.keys)).type
     terms = values_of(given.att, keys).reshape(-1), values_of(given.edges, keys).reshape(-1)
-    factors = narrow(one, given.slope), narrow(one, given.scale)
+    factors = narrow(kind, given.slope), narrow(kind, given.scale)
     scoring = Scoring(*heads_and_feat(keys), *terms, *factors)
     q, k = _read(given.queries), _read(keys)
     v = k if given.values is None else _read(given.values)
-    return Call(q, k, v, scoring, dropping_of(given.dropout, given.seed, one), given.loops)
+    return Call(q, k, v, scoring, dropping_of(given.dropout, given.seed, kind), given.loops)
 
 
 def _read(a: Array) -> Array:
-    """One axis; a copy of what is read-only, a kind of its own to loops that take several."""
+    """Flatten an array; copy a read-only one, which compiled loops take for another type."""
     flat = packed(a)
     return flat if flat.flags.writeable else flat.copy()
 
@@ -357,7 +357,7 @@ def pairwise(A: CSR, *arguments: Any, out: Array | None = None) -> Array:
 
 
 def pairwise_with_statistics(A: CSR, *arguments: Any) -> tuple[Array, Array]:
-    """The result of ``pairwise``, and what backward reads of each row and head."""
+    """Run ``pairwise``, and give what backward reads of each row and head too."""
     given = PairwiseArguments(*arguments)
     return _forward_with_statistics(A, _call_of(given), _result(A, given))
 
@@ -383,7 +383,7 @@ def pairwise_backward(
     A: CSR, T: CSR | None, perm: Any, grad: Array, out: Array | None, statistics: Any,
     of_edges: bool, *arguments: Any,
 ) -> tuple[Array, ...]:  # fmt: skip
-    """The gradients of queries, keys, values, ``att`` and edges, as on a GPU."""
+    """Give the gradients of queries, keys, values, ``att`` and edges, as on a GPU."""
     given = PairwiseArguments(*arguments)
     call, keys_are_values = _call_of(given), given.values is None
     sums, make = call.keys.dtype, np.empty if grad.size else np.zeros

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import product
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 from ...formats.arrays import VALUE_DTYPES
 from ...formats.compressed import CSR
@@ -35,7 +35,7 @@ _FORWARD, _BACKWARD = "4P2i", "4P3i"  # what follows the scores
 
 @dataclass(frozen=True, slots=True)
 class Dropout:
-    """Entries whose random word is below ``below`` are dropped, others multiplied with ``scale``.
+    """Which entries are dropped: those whose random word is below ``below``; ``scale`` the others.
 
     ``seed_at`` is the address of an int64 on the device that replaces the seed, so that a CUDA
     graph can draw anew; 0 for none.
@@ -66,12 +66,12 @@ def dropout_of(m: Memory, share: float, seed: Any) -> Dropout:
 
 
 def scores_layout(dtype: str) -> str:
-    """Parameters of ``Scores`` in gat.cu, where sums run in that dtype."""
+    """Layout of the fields of ``Scores`` in gat.cu, where sums run in that dtype."""
     return f"5PQq{FLOATS[dtype] * 2}I"
 
 
 def instantiations() -> Iterator[tuple[str, str]]:
-    """Every kernel that graph attention may launch: file and C++ name."""
+    """List every kernel that graph attention may launch: file and C++ name."""
     for dtype, index in product(VALUE_DTYPES, ("int32", "int64")):
         for name, constants in _row_kernels(dtype, index):
             yield "attention/gat.cu", jit.expression(name, (dtype, index), constants)
@@ -87,7 +87,7 @@ def instantiations() -> Iterator[tuple[str, str]]:
 
 
 def _row_kernels(dtype: str, index_dtype: str) -> list[tuple[str, tuple[int, ...]]]:
-    """Names and template arguments of the kernels over rows."""
+    """List names and template arguments of the kernels over rows."""
     sizes = product((1, 2, 4), (0, 1, 2, 4, 8, 16, 32, 64), (0, ITEMSIZE[dtype], 8))
     shapes = {row_shape(dtype, heads, feat, alignment)[:2] for heads, feat, alignment in sizes}
     found: set[tuple[str, tuple[int, ...]]] = set()
@@ -102,13 +102,13 @@ def _row_kernels(dtype: str, index_dtype: str) -> list[tuple[str, tuple[int, ...
 
 
 def _general(dtype: str, index_dtype: str, vector: int) -> bool:
-    """Whether one variant has to do for all: rare indices and loads of less than 16 bytes."""
+    """Tell whether the general variant serves all: rare indices, loads of less than 16 bytes."""
     return index_dtype == "int64" or vector * ITEMSIZE[dtype] < 16
 
 
 @lru_cache(maxsize=4096)
 def row_shape(dtype: str, heads: int, feat: int, alignment: int) -> tuple[Shape, int, int]:
-    """How rows are read, heads of a team, and slices of a head's features; one if it has none.
+    """Choose how rows are read, the heads of a team, and the slices of a head, at least one.
 
     ``alignment`` has the lowest 4 bits of all addresses.
     """
@@ -122,6 +122,40 @@ def row_shape(dtype: str, heads: int, feat: int, alignment: int) -> tuple[Shape,
     ):
         mates *= 2
     return shape, mates, max(-(-feat // (shape.lanes * shape.vector)), 1)
+
+
+class _LaunchShape(NamedTuple):
+    """How ``gat_balanced`` and ``gat_cut_rows`` are launched, whatever the addresses."""
+
+    layout: str  #: parameters of ``Scores`` and behind
+    constants: tuple[int, ...]
+    constants_of_cut_rows: tuple[int, ...]
+    slices: int
+    teams: int  #: slices of all teams of heads
+    lanes: int  #: of all heads and slices
+    row_bytes: int
+
+
+@lru_cache(maxsize=4096)
+def _launch_shape(
+    types: tuple[str, str], heads: int, feat: int, alignment: int, backward: bool,
+    flags: tuple[int, int],
+) -> _LaunchShape:  # fmt: skip
+    """Look up the shape of such a launch."""
+    dtype, index_dtype = types
+    shape, mates, slices = row_shape(dtype, heads, feat, alignment)
+    if _general(dtype, index_dtype, shape.vector):
+        flags = 1, ANYTHING
+    sums, base = "float64" if dtype == "float64" else "float32", (shape.lanes, shape.vector)
+    return _LaunchShape(
+        layout=scores_layout(sums) + (_BACKWARD if backward else _FORWARD),
+        constants=(*base, mates, int(backward), *flags),
+        constants_of_cut_rows=(*base, int(backward)),
+        slices=slices,
+        teams=(heads // mates) * slices,
+        lanes=heads * slices * shape.lanes,
+        row_bytes=row_bytes(heads * feat, dtype),
+    )
 
 
 # The product
@@ -143,14 +177,16 @@ def gat_with_statistics(A: CSR | Structure, bias: Any, *arguments: Any) -> Forwa
 def in_memory(m: Memory, given: GatArguments) -> GatArguments:
     """Give arrays as kernels read them: contiguous, scores in the dtype of sums."""
     h, el, er, edges, loop_edges, *numbers = given
-    scores = m.factors(el), m.factors(er), m.factors(edges), m.factors(loop_edges)
-    return GatArguments(m.contiguous(h), *scores, *numbers)
+    if edges is not None or loop_edges is not None:
+        edges, loop_edges = m.factors(edges), m.factors(loop_edges)
+    ends = m.factors(el), m.factors(er)
+    return GatArguments(m.contiguous(h), *ends, edges, loop_edges, *numbers)
 
 
 def forward(
     A: CSR | Structure, bias: Any, given: GatArguments, *, out: Any = None, train: bool = False
 ) -> Forward:
-    """Launch the product; with ``train`` what backward needs too, of no features the statistics.
+    """Launch the product; with ``train`` also what backward needs, even if there are no features.
 
     With loops or a bias the structure is square; the bias has the dtype of the features.
     """
@@ -187,19 +223,19 @@ def _product(S: Structure, m: Memory, bias: Any, given: GatArguments, found: For
         given = given._replace(edges=None)
     drop = dropout_of(m, given.dropout, given.seed)
     scores = score_parameters(m, drop, given, S.nnz)
-    out, plus, added = m.pointer(found.out), m.pointer(found.plus), m.pointer(bias)
+    out, plus, added, X = map(m.pointer, (found.out, found.plus, bias, h))
     params = (*scores, out, plus, added, m.pointer(found.statistics), heads, feat)
     anything = given.loops or given.edges is not None
     launch_rows(
-        *(S, m, h, m.pointer(h if feat else given.el), 0, params),
-        alignment=m.pointer(h) | out | plus | added,
+        *(S, m, h, X if feat else m.pointer(given.el), 0, params),
+        alignment=X | out | plus | added,
         backward=False,
         flags=(int(drop.below > 0), ANYTHING if anything else ONLY_BIAS if added else NOTHING),
     )
 
 
 def score_parameters(m: Memory, drop: Dropout, given: GatArguments, nnz: int) -> tuple[Any, ...]:
-    """Fields of ``Scores`` in gat.cu."""
+    """Fill the fields of ``Scores`` in gat.cu."""
     scores = given.el, given.er, given.edges, given.loop_edges
     first_loop = nnz if given.loops else -1
     numbers = drop.seed, first_loop, given.slope, drop.scale, drop.below
@@ -215,34 +251,31 @@ def launch_rows(
     Entries gather rows of ``X``, of the shape and dtype of ``h``, and have the numbers ``perm``.
     ``flags`` tell whether entries are dropped, and what else there is.
     """
-    dtype, (heads, feat) = m.dtype(h), heads_and_feat(h)
-    shape, mates, slices = row_shape(dtype, heads, feat, alignment % 16)
-    workspace = None
+    (heads, feat), types = heads_and_feat(h), (m.dtype(h), S.index_dtype)
+    shape = _launch_shape(types, heads, feat, alignment % 16, backward, flags)
+    sums, stream, workspace = 0, m.stream(h), None
     if S.n_cuts:
-        workspace = m.empty((_shared_sums(S, dtype, heads, feat),), "uint8", h)
+        workspace = m.empty((_shared_sums(S, types[0], heads, feat),), "uint8", h)
+        sums = m.pointer(workspace)
     if not S.nnz:  # an entry of a column that exists, whose weight is 0
         S, perm = replace(S, indices=S.indptr, nnz=1), 0
-    if _general(dtype, S.index_dtype, shape.vector):
-        flags = 1, ANYTHING
-    layout = scores_layout(sums_dtype(h)) + (_BACKWARD if backward else _FORWARD)
-    types, base = (dtype, S.index_dtype), (shape.lanes, shape.vector)
-    constants = (*base, mates, int(backward), *flags)
-    kernel = jit.load("attention/gat.cu", "gat_balanced", f"6P{layout}PqIIi", types, constants)
-    arrays, sums = (S.indptr, S.indices, S.start, S.slot, perm, X), m.pointer(workspace)
-    args = (*arrays, *params, sums, S.nnz, row_bytes(heads * feat, dtype), S.blocks, slices)
-    kernel(S.blocks * (heads // mates) * slices, args, threads=THREADS, stream=m.stream(h))
+    layout = f"6P{shape.layout}PqIIi"
+    kernel = jit.load("attention/gat.cu", "gat_balanced", layout, types, shape.constants)
+    arrays = S.indptr, S.indices, S.start, S.slot, perm, X
+    args = (*arrays, *params, sums, S.nnz, shape.row_bytes, S.blocks, shape.slices)
+    kernel(S.blocks * shape.teams, args, threads=THREADS, stream=stream)
     if S.n_cuts:
-        rest = (*base, int(backward))
-        kernel = jit.load("attention/gat.cu", "gat_cut_rows", f"2P{layout}Pii", types, rest)
-        blocks = -(-S.n_cuts * heads * slices * shape.lanes // THREADS)
-        args = (S.start, S.cut, *params, sums, S.n_cuts, slices)
-        kernel(blocks, args, threads=THREADS, stream=m.stream(h))
+        layout, constants = f"2P{shape.layout}Pii", shape.constants_of_cut_rows
+        kernel = jit.load("attention/gat.cu", "gat_cut_rows", layout, types, constants)
+        args = (S.start, S.cut, *params, sums, S.n_cuts, shape.slices)
+        blocks = -(-S.n_cuts * shape.lanes // THREADS)
+        kernel(blocks, args, threads=THREADS, stream=stream)
 
 
 def _shared_sums(S: Structure, dtype: str, heads: int, feat: int) -> int:
-    """Bytes for the sums of rows that blocks share, whatever the alignment."""
+    """Count the bytes for sums of rows that blocks share, whatever the alignment."""
     shapes = [row_shape(dtype, heads, feat, alignment) for alignment in (0, 8, ITEMSIZE[dtype])]
-    values = max(slices * one.lanes * (2 * one.vector + 3) for one, _, slices in shapes)
+    values = max(slices * shape.lanes * (2 * shape.vector + 3) for shape, _, slices in shapes)
     return 2 * S.n_cuts * heads * values * max(ITEMSIZE[dtype], 4)
 
 
@@ -299,6 +332,6 @@ def gat_scores(A: None, h: Any, source: Any, target: Any) -> tuple[Any, Any]:
 
 
 def score_vector(dtype: str, feat: int, alignment: int) -> int:
-    """Values of a load: 16 bytes where all rows are aligned to that."""
+    """Choose how many values a load has: 16 bytes where all rows are aligned to that."""
     size = ITEMSIZE[dtype]
     return 16 // size if (alignment | feat * size) % 16 == 0 else 1

@@ -24,7 +24,7 @@ def gat_backward(
     A: CSR | Structure, T: Any, perm: Any, grad: Any, out: Any, plus: Any, statistics: Any,
     of_edges: bool, *arguments: Any,
 ) -> tuple[Any, ...]:  # fmt: skip
-    """Gradients of ``h, el, er, loop_edges, edges``, empty where not given or not wanted.
+    """Launch gradients of ``h, el, er, loop_edges, edges``: empty if not given or not wanted.
 
     What is not given of the forward pass and of the transpose is made anew.
     """
@@ -34,9 +34,9 @@ def gat_backward(
     if statistics is None:
         found = cuda_gat.forward(A, None, given, train=True)
     transpose = None if T is None else (T, perm)
-    dh, parts, *others = _gradients(A, transpose, grad, found, None, of_edges, given)
+    dh, d_el_slices, *others = _gradients(A, transpose, grad, found, None, of_edges, given)
     with m.on_device(dh):
-        d_el = parts.squeeze(-1) if parts.shape[-1] == 1 else parts.sum(-1)
+        d_el = d_el_slices.squeeze(-1) if d_el_slices.shape[-1] == 1 else d_el_slices.sum(-1)
     return dh, d_el, *others
 
 
@@ -44,7 +44,7 @@ def gat_of_vectors_backward(
     A: CSR | Structure, T: Any, perm: Any, grad: Any, out: Any, plus: Any, statistics: Any,
     of_edges: bool, source: Any, target: Any, bias: Any, *arguments: Any,
 ) -> tuple[Any, ...]:  # fmt: skip
-    """Gradients of ``h``, of ``source, target, bias`` in one array, ``loop_edges`` and ``edges``.
+    """Launch gradients of ``h``, ``source, target, bias`` in one array, ``loop_edges``, ``edges``.
 
     Vectors and bias are as ``gat_scores`` and ``gat`` had them.
     """
@@ -52,17 +52,17 @@ def gat_of_vectors_backward(
     m = memory_of(given.h)
     given, found = in_memory(m, given), Forward(out, plus, statistics)
     grad, bias = m.contiguous(grad), m.contiguous(bias)
-    dh, parts, d_er, *others = _gradients(A, (T, perm), grad, found, bias, of_edges, given)
+    dh, d_el_slices, d_er, *others = _gradients(A, (T, perm), grad, found, bias, of_edges, given)
     vectors = m.contiguous(source), m.contiguous(target)
     result = None if bias is None else grad
-    return dh, through_scores(given.h, dh, parts, d_er, vectors, result), *others
+    return dh, through_scores(given.h, dh, d_el_slices, d_er, vectors, result), *others
 
 
 def _gradients(
     A: Any, transpose: Any, grad: Any, found: Forward, bias: Any, of_edges: bool,
     given: GatArguments,
 ) -> tuple[Any, ...]:  # fmt: skip
-    """Gradients of the features, of ``el`` in parts (..., parts), and of the other scores."""
+    """Launch gradients of the features, of ``el`` by slice (..., slices), and of other scores."""
     S, m = structure_of(A), memory_of(given.h)
     h, edges, loop_edges = given.h, given.edges, given.loop_edges
     grad, dtype = m.contiguous(grad), sums_dtype(h)
@@ -73,17 +73,17 @@ def _gradients(
         results = stats, d_er, None if loop_edges is None else d_loops
         _of_targets(S, m, grad, found, bias, given, results)
         T, perm = transposed(A) if transpose is None else transpose
-        dh, parts = _of_sources(structure_of(T), m, perm, grad, given, stats)
+        dh, d_el_slices = _of_sources(structure_of(T), m, perm, grad, given, stats)
         if edges is not None and of_edges:
             _of_edges(S, m, grad, given, stats, d_edges)
-    return dh, parts, d_er, d_loops, d_edges
+    return dh, d_el_slices, d_er, d_loops, d_edges
 
 
 def _of_targets(
     S: Structure, m: Memory, grad: Any, found: Forward, bias: Any, given: GatArguments,
     results: tuple[Any, ...],
 ) -> None:  # fmt: skip
-    """What entries read of their targets, and the gradients of ``er`` and of ``loop_edges``."""
+    """Launch what entries read of their targets, and gradients of ``er`` and ``loop_edges``."""
     h, (stats, d_er, d_loops) = given.h, results
     heads, feat = heads_and_feat(h)
     items = S.n_rows * heads
@@ -105,21 +105,21 @@ def _of_targets(
 def _of_sources(
     T: Structure, m: Memory, perm: Any, grad: Any, given: GatArguments, stats: Any
 ) -> tuple[Any, Any]:
-    """Gradients of ``h`` and, in parts, of ``el``; ``perm`` numbers the transpose's entries."""
+    """Launch gradients of ``h`` and, by slice, ``el``; ``perm`` numbers the transpose's entries."""
     h, (heads, feat) = given.h, heads_and_feat(given.h)
     dh = m.empty(h.shape, m.dtype(h), h)
     X, out = m.pointer(grad), m.pointer(dh)
     alignment = X | m.pointer(h) | out
     slices = cuda_gat.row_shape(m.dtype(h), heads, feat, alignment % 16)[2]
-    parts = m.empty((*given.el.shape, slices), sums_dtype(h), h)
+    d_el_slices = m.empty((*given.el.shape, slices), sums_dtype(h), h)
     if not feat or not (T.nnz or given.loops):
         cuda_gat.zero(m, dh)
-        cuda_gat.zero(m, parts)
+        cuda_gat.zero(m, d_el_slices)
     elif T.n_rows and heads:
         given = given._replace(er=None, edges=given.edges if T.nnz else None)
         drop = dropout_of(m, given.dropout, given.seed)
         scores = cuda_gat.score_parameters(m, drop, given, T.nnz)
-        arrays = m.pointer(stats), m.pointer(h), out, m.pointer(parts)
+        arrays = m.pointer(stats), m.pointer(h), out, m.pointer(d_el_slices)
         extra = cuda_gat.ANYTHING if given.loops or given.edges is not None else cuda_gat.NOTHING
         cuda_gat.launch_rows(
             *(T, m, h, X, m.pointer(perm) if drop.below or given.edges is not None else 0),
@@ -128,13 +128,13 @@ def _of_sources(
             backward=True,
             flags=(int(drop.below > 0), extra),
         )
-    return dh, parts
+    return dh, d_el_slices
 
 
 def _of_edges(
     S: Structure, m: Memory, grad: Any, given: GatArguments, stats: Any, out: Any
 ) -> None:
-    """Gradient of ``edges``, from products that are rounded to the dtype of the features."""
+    """Launch the gradient of ``edges``, from products rounded to the dtype of the features."""
     h, (heads, _) = given.h, heads_and_feat(given.h)
     if not (S.nnz and heads):
         return
@@ -149,7 +149,7 @@ def _of_edges(
 
 
 def through_scores(
-    h: Any, dh: Any, parts: Any, d_er: Any, vectors: tuple[Any, Any], result: Any
+    h: Any, dh: Any, d_el_slices: Any, d_er: Any, vectors: tuple[Any, Any], result: Any
 ) -> Any:
     """Gradients of the vectors, and of the bias if ``result``, that of the result, is given.
 
@@ -162,7 +162,7 @@ def through_scores(
     blocks = score_blocks(h.shape[0], heads, feat)
     partial = m.empty((blocks, count, *shape), sums_dtype(h), h)
     with m.on_device(h):
-        arrays = [m.pointer(a) for a in (h, dh, parts, d_er, *vectors, result, dh, partial)]
+        arrays = [m.pointer(a) for a in (h, dh, d_el_slices, d_er, *vectors, result, dh, partial)]
         alignment = arrays[0] | arrays[1] | arrays[4] | arrays[5] | arrays[6]
         vector = cuda_gat.score_vector(dtype, feat, alignment)
         lanes = SCORE_GRADIENT_LANES[heads * feat > SCORE_GRADIENT_LANES[0] * vector]
@@ -170,13 +170,13 @@ def through_scores(
         kernel = jit.load(
             "attention/gat_scores.cu", "gat_scores_backward", "9Pq4i", types, constants
         )
-        args = (*arrays, h.shape[0], blocks, heads, feat, parts.shape[-1])
+        args = (*arrays, h.shape[0], blocks, heads, feat, d_el_slices.shape[-1])
         grid = blocks * -(-heads * feat // (lanes * vector))
         kernel(grid, args, threads=THREADS, stream=m.stream(h))
         return partial.sum(0)
 
 
 def score_blocks(n: int, heads: int, feat: int) -> int:
-    """How many partial sums ``gat_scores_backward`` makes of each value."""
+    """Choose how many partial sums ``gat_scores_backward`` makes of each value."""
     wide = max(_MOST_SHARES * THREADS // max(heads * feat, THREADS), _FEWEST_SHARES)
     return max(min(-(-n // _SHARE_ROWS), wide), 1)

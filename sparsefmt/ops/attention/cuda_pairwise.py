@@ -14,23 +14,25 @@ from typing import Any, NamedTuple
 
 from ...formats.compressed import CSR
 from ..engine import jit
-from ..engine.launch import ITEMSIZE, fill, row_bytes
+from ..engine.launch import ITEMSIZE
 from ..engine.memory import Memory, memory_of
 from ..engine.structure import Structure, structure_of, transposed
 from . import column_blocks, pairwise_shape
 from .column_blocks import ColumnBlock, blocks_of
-from .cuda_gat import Dropout, dropout
-from .operands import heads_and_feat, shape_of, sums_dtype
+from .cuda_gat import Dropout, dropout_of, zero
+from .operands import PairwiseArguments, heads_and_feat, shape_of, sums_dtype
 from .pairwise_shape import (
     ADDITIVE,
     DOT,
     FILES,
     FORWARD,
+    LAYOUTS,
     SOURCES,
     TARGETS,
+    LaunchShape,
     RowShape,
     Variant,
-    instantiation,
+    launch_shape,
     row_shape,
 )
 
@@ -38,9 +40,6 @@ instantiations = pairwise_shape.instantiations
 
 THREADS = 128  # of a block, as in rows.cuh
 _STATS_LANES = 8  # as in pairwise.cu
-#: ``Attention`` of pairwise.cuh, by the dtype that sums have.
-_LAYOUT = {"float32": "16PQfffI6i", "float64": "16PQdddI6i"}
-_NOTHING_DROPPED = Dropout()
 
 
 class Call(NamedTuple):
@@ -77,43 +76,38 @@ class Work(NamedTuple):
 
     @property
     def arrays(self) -> int:
-        """How many arrays of features it makes at once."""
+        """Count the arrays of features that it writes."""
         return 1 + (self.other is not None)
 
 
-def _call_of(
-    queries: Any, keys: Any, values: Any, att: Any, edges: Any, seed: Any,
-    slope: float, scale: float, share: float, loops: bool,
-) -> Call:  # fmt: skip
-    m, dropped = memory_of(keys), _NOTHING_DROPPED
-    if share:
-        number = isinstance(seed, int)
-        dropped = dropout(share, seed) if number else dropout(share, seed_at=m.pointer(seed))
-    features = m.contiguous(queries), m.contiguous(keys), m.contiguous(values)
-    scores = m.factors(att), m.factors(edges)
+def _call_of(given: PairwiseArguments) -> Call:
+    keys = given.keys
+    m = memory_of(keys)
+    features = m.contiguous(given.queries), m.contiguous(keys), m.contiguous(given.values)
+    scores = m.factors(given.att), m.factors(given.edges)
     sizes = m.dtype(keys), sums_dtype(keys), *heads_and_feat(keys)
-    return Call(m, *sizes, *features, *scores, dropped, slope, scale, loops)
+    dropped = dropout_of(m, given.dropout, given.seed)
+    return Call(m, *sizes, *features, *scores, dropped, given.slope, given.scale, given.loops)
 
 
 # Forward
 
 
-def pairwise(
-    A: CSR | Structure, queries: Any, keys: Any, values: Any, att: Any, edges: Any, seed: Any,
-    slope: float, scale: float, dropout: float, loops: bool, *, out: Any = None,
-) -> Any:  # fmt: skip
-    """``O[i, h] = sum of M[e, h] P[e, h] V[j, h]`` over the entries of row i."""
-    numbers = slope, scale, dropout, loops
-    return _forward(A, _call_of(queries, keys, values, att, edges, seed, *numbers), out)
+def pairwise(A: CSR | Structure, *arguments: Any, out: Any = None) -> Any:
+    """``O[i, h] = sum of M[e, h] P[e, h] V[j, h]`` over the entries of row i.
+
+    The others are ``PairwiseArguments``, here and in the gradients.
+    """
+    return _forward(A, _call_of(PairwiseArguments(*arguments)), out)
 
 
-def pairwise_with_statistics(A: CSR | Structure, *operands: Any) -> tuple[Any, Any]:
-    """The result of ``pairwise``, and what backward reads of each row and head.
+def pairwise_with_statistics(A: CSR | Structure, *arguments: Any) -> tuple[Any, Any]:
+    """Launch ``pairwise``, and what backward reads of each row and head.
 
     (n_rows, heads, 2): the largest score, and 1 over the sum of exponentials relative to that;
     zeros if there are no entries or no features.
     """
-    return _forward_with_statistics(A, _call_of(*operands))
+    return _forward_with_statistics(A, _call_of(PairwiseArguments(*arguments)))
 
 
 def _forward_with_statistics(A: CSR | Structure, call: Call) -> tuple[Any, Any]:
@@ -132,9 +126,7 @@ def _forward(A: CSR | Structure, call: Call, out: Any = None, *, statistics: Any
             _run(A, call, Work(FORWARD, out, statistics=statistics))
         else:
             for array in (out, statistics):
-                if array is not None and prod(array.shape):
-                    size = prod(array.shape) * array.itemsize
-                    fill(m.pointer(array), size, 0, m.stream(keys))
+                zero(m, array)
     return out
 
 
@@ -143,16 +135,16 @@ def _forward(A: CSR | Structure, call: Call, out: Any = None, *, statistics: Any
 
 def pairwise_backward(
     A: CSR | Structure, T: Any, perm: Any, grad: Any, out: Any, statistics: Any,
-    of_edges: bool, *operands: Any,
+    of_edges: bool, *arguments: Any,
 ) -> tuple[Any, ...]:  # fmt: skip
-    """The gradients of queries, keys, values, ``att`` and edges, from that of the result.
+    """Launch gradients of queries, keys, values, ``att`` and edges, from that of the result.
 
     ``T`` is the transpose, and ``perm[e]`` the number that its entry e has in CSR order, by which
     it is dropped and finds its edge score.  What is None of the transpose and of forward's results
     is made anew.  Without ``values`` the keys have both gradients.  Gradients of what is not given
     are empty, also those of the edges unless ``of_edges``.
     """
-    call = _call_of(*operands)
+    call = _call_of(PairwiseArguments(*arguments))
     m, keys, edges = call.m, call.keys, call.edges if of_edges else None
     some = prod(grad.shape) and (A.nnz or call.loops)
     make = m.empty if some else m.zeros
@@ -180,7 +172,7 @@ def pairwise_backward(
 
 
 def _stats(call: Call, out: Any, grad: Any, statistics: Any) -> Any:
-    """What entries read on the way back of each row and head: (n_rows, heads, 4).
+    """Launch what entries read of each row and head in backward: (n_rows, heads, 4).
 
     What forward wrote into ``statistics``, ``D = <dO, O>``, and 0.
     """
@@ -199,20 +191,22 @@ def _stats(call: Call, out: Any, grad: Any, statistics: Any) -> Any:
 
 
 def _run(A: CSR | Structure, call: Call, work: Work) -> None:
-    """All columns at once or, where they are in blocks, one block after another."""
+    """Launch a pass over all columns or, where they are in blocks, over one after another."""
     S, m, dropped, direction = structure_of(A), call.m, call.dropped, work.direction
-    one, kind = call.values is None, DOT if call.att is None else ADDITIVE
+    keys_are_values, kind = call.values is None, DOT if call.att is None else ADDITIVE
     queries, keys = m.pointer(call.queries), m.pointer(call.keys)
-    values = keys if one else m.pointer(call.values)
-    grad, out, other = m.pointer(work.grad), m.pointer(work.out), m.pointer(work.other)
+    values = keys if keys_are_values else m.pointer(call.values)
+    grad, out, other = map(m.pointer, (work.grad, work.out, work.other))
     alignment = (queries | keys | values | grad | out | other) % 16
-    shape = row_shape(call.dtype, S.index_dtype, call.heads, call.feat, alignment)
     numbered = call.edges is not None or work.dedges is not None or dropped.below > 0
     # Where there are loops alone, nothing is read that has a value an entry.
-    perm, edges, dedges = (
-        m.pointer(a) if S.nnz else 0 for a in (work.perm, call.edges, work.dedges)
-    )
-    blocks = () if shape.packs else blocks_of(A, _count_blocks(S, call, work), m.stream(call.keys))
+    of_entries = (work.perm, call.edges, work.dedges) if S.nnz else (None, None, None)
+    perm, edges, dedges = map(m.pointer, of_entries)
+    types, variant = (call.dtype, S.index_dtype), Variant(direction, kind, keys_are_values)
+    sizes = call.heads, call.feat, alignment
+    launch = launch_shape(types, *sizes, variant, numbered or call.loops)
+    shape, stream = launch.shape, m.stream(call.keys)
+    blocks = () if shape.packs else blocks_of(A, _count_blocks(S, call, work), stream)
     between = _between(S, call, work.arrays) if blocks else (0, 0, 0, 0)
     blocks = blocks or (ColumnBlock(S),)
     nbytes = sum(between) + _bytes_of_cut_rows(blocks, call, work, shape)
@@ -221,8 +215,6 @@ def _run(A: CSR | Structure, call: Call, work: Work) -> None:
     if ITEMSIZE[call.dtype] != 2:  # results take sums as they are
         part, other_part = out, other
     own = m.pointer(call.att), m.pointer(work.stats), edges
-    types, variant = (call.dtype, S.index_dtype), Variant(direction, kind, one)
-    kernel = instantiation(types, shape, variant, extra=numbered or call.loops)
     for step, block in enumerate(blocks):
         last, statistics = step == len(blocks) - 1, m.pointer(work.statistics)
         if direction == FORWARD and not last:
@@ -230,19 +222,20 @@ def _run(A: CSR | Structure, call: Call, work: Work) -> None:
         results = (out, other, part, other_part, statistics, m.pointer(work.datt), dedges)
         before = passed[step % 2 - 1] if step else 0
         numbers = (dropped.seed, call.slope, call.scale, dropped.scale, dropped.below)
-        summed = one and direction == SOURCES and shape.packs > 0
+        summed = keys_are_values and direction == SOURCES and shape.packs > 0
         flags = map(int, (call.loops, summed, step > 0, not last))
         attention = (
             *(queries, keys, values, grad, *own, *results, dropped.seed_at, before),
             *(*numbers, call.heads, call.feat, *flags),
         )
-        _rows(S, block, call, (shape, *kernel), perm if numbered else 0, attention, carry)
+        behind = (perm if numbered else 0), attention, carry, stream
+        _rows(S, block, types, launch, *behind)
         if block.structure.n_cuts:
             _cut_rows(block.structure, call, work, shape, attention, carry)
 
 
 def _count_blocks(S: Structure, call: Call, work: Work) -> int:
-    """In how many blocks the columns are best gone through, where all addresses are aligned.
+    """Choose in how many blocks to go through the columns, as if all addresses were aligned.
 
     Not where blocks would have to share the gradient of ``att``.
     """
@@ -256,7 +249,7 @@ def _count_blocks(S: Structure, call: Call, work: Work) -> int:
 
 
 def _between(S: Structure, call: Call, arrays: int) -> tuple[int, int, int, int]:
-    """Bytes of what one block of columns leaves to the next.
+    """Count the bytes that one block of columns leaves to the next.
 
     Twice the largest scores and sums of exponentials, and of 2-byte features both arrays of sums.
     """
@@ -268,7 +261,7 @@ def _between(S: Structure, call: Call, arrays: int) -> tuple[int, int, int, int]
 def _bytes_of_cut_rows(
     blocks: tuple[ColumnBlock, ...], call: Call, work: Work, shape: RowShape
 ) -> int:
-    """Bytes for the sums of rows that thread blocks share; 0 unless a row is very long."""
+    """Count the bytes for sums of rows that thread blocks share; 0 unless a row is very long."""
     n_cuts = max(block.structure.n_cuts for block in blocks)
     of_lane = (2 if shape.packs else work.arrays) * shape.values + 2
     values = call.heads * shape.slices * shape.lanes * of_lane
@@ -276,27 +269,18 @@ def _bytes_of_cut_rows(
 
 
 def _rows(
-    S: Structure,
-    block: ColumnBlock,
-    call: Call,
-    kernel_of: tuple[RowShape, str, tuple[int, ...]],
-    perm: int,
-    attention: tuple[Any, ...],
-    carry: int,
-) -> None:
-    """The entries of one block of columns, or all."""
-    (shape, name, constants), B = kernel_of, block.structure
-    layout, types = _LAYOUT[call.sums], (call.dtype, S.index_dtype)
-    wide = shape.packs > 0
-    layout = f"5P{layout}PqII" if wide else f"7P{layout}P2qII"
-    kernel = jit.load(FILES[name], f"{name}_rows", layout, types, constants)
+    S: Structure, block: ColumnBlock, types: tuple[str, str], launch: LaunchShape, perm: int,
+    attention: tuple[Any, ...], carry: int, stream: int,
+) -> None:  # fmt: skip
+    """Launch over the entries of one block of columns, or all."""
+    B, wide = block.structure, launch.shape.packs > 0
+    kernel = jit.load(launch.file, launch.kernel, launch.layout, types, launch.constants)
     more, counts = ((), (S.nnz,)) if wide else ((S.indptr, block.moves), (B.nnz, S.nnz))
     indices = S.indices if S.nnz else S.indptr  # it has to exist
     structure = (B.indptr, indices, B.start, B.slot, perm, *more)
-    rest = (carry, *counts, row_bytes(call.heads * call.feat, call.dtype), B.blocks)
-    blocks = B.blocks * (call.heads // shape.mates) * shape.slices
-    stream = call.m.stream(call.keys)
-    kernel(blocks, (*structure, *attention, *rest), threads=THREADS, stream=stream)
+    rest = (carry, *counts, launch.row_bytes, B.blocks)
+    args = (*structure, *attention, *rest)
+    kernel(B.blocks * launch.teams, args, threads=THREADS, stream=stream)
 
 
 def _cut_rows(
@@ -307,8 +291,8 @@ def _cut_rows(
     attention: tuple[Any, ...],
     carry: int,
 ) -> None:
-    """The rows that thread blocks share, of which each has left its sums in ``carry``."""
-    layout, types = f"2P{_LAYOUT[call.sums]}P6i", (call.dtype, S.index_dtype)
+    """Finish the rows that thread blocks share, from the sums that each has left in ``carry``."""
+    layout, types = f"2P{LAYOUTS[call.dtype]}P6i", (call.dtype, S.index_dtype)
     kernel = jit.load(FILES["attend"], "attend_cut_rows", layout, types)
     direction = work.direction
     sums = 2 if direction == SOURCES and shape.packs else work.arrays

@@ -156,7 +156,7 @@ def gat_backward(
 def _as_given(
     found: tuple[Array, ...], el: Array, er: Array, edges: Array | None
 ) -> tuple[Array, Array, Array, Array | None]:
-    """Gradients in the shapes and dtypes of what they are the gradients of."""
+    """Give the gradients the shapes and dtypes of the arrays they belong to."""
     dH, d_el, d_er, _, d_edges = found
     with on_device_of(dH), allocating("gradients of scores"):
         left, right = shaped_as(d_el, el), shaped_as(d_er, er)
@@ -212,7 +212,7 @@ def gat_attention(
 def _operands(
     A: Format, H: Array, el: Array, er: Array, edge_scores: Array | None
 ) -> tuple[Format, tuple[Array, Array, Array, Array | None]]:
-    """The checked matrix, and the arrays as they were given."""
+    """Check the matrix and the arrays of a call."""
     A = engine_checks.sparse("A", A)
     H = engine_checks.features("H", H, A=A, heads=True)
     heads, like = H.shape[1:-1], ("H", H)

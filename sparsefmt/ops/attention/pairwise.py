@@ -47,43 +47,29 @@ def gatv2(
     att : array, shape (heads, feat) or (feat,)
         In the dtype of ``left``, or float32 beside 2-byte features.
     edge_scores : array, shape (nnz, heads) or (nnz,), optional
-        The entries' own part of the scores, in CSR order (that of ``A.tocsr()``); dtype as of
-        ``att``.
-    negative_slope : float
-    dropout : float
-        From 0 to less than 1.
-    seed : int
-        Of ``M``, which depends on it, the entry's number in CSR order and the head alone.
-    self_loops : bool
-        As if each vertex of a square ``A`` had exactly one loop: stored entries with ``i == j`` are
-        left out, and each row has one more entry ``(i, i)``, without a part of its own.
+        Added to the scores of the entries, in CSR order; dtype as of ``att``.
+    negative_slope, dropout, seed, self_loops
+        As for ``gat``: slope of ``leaky`` (0.2), share of entries that are dropped (0), seed of
+        their choice (0), and whether each vertex has exactly one loop (False).
     out : array, shape (n_rows, heads, feat) or (n_rows, feat), optional
-        Takes the result; contiguous, of the dtype and device of ``left``, overlapping no input.
+        Takes the result, as for ``gat``.
 
     Returns
     -------
     array, shape (n_rows, heads, feat) or (n_rows, feat)
-        0 for a row without entries.  NaN in rows that have a score of NaN or +inf, or only -inf; an
-        infinite feature may make NaN as well.
+        In the dtype of ``left``; 0 for a row without entries, NaN as of ``gat``.
 
     Raises
     ------
     ShapeError
-        If rows, columns, heads or feature widths do not fit together, ``dropout`` lies outside its
-        range, ``self_loops`` is asked of an ``A`` that is not square, or ``out`` has not the
-        result's shape.
-    FormatError
-        If ``out`` is not contiguous, is read-only, or overlaps an input.
-    DtypeError
-        If ``A`` is no sparse format, dtypes do not fit, ``negative_slope`` or ``dropout`` is no
-        number, ``seed`` no integer or ``self_loops`` no truth value.
-    DeviceError
-        If the arguments are on different devices.
+        As ``gat``; also if feature widths do not fit together.
+    FormatError, DtypeError, DeviceError
+        As ``gat``.
 
     Notes
     -----
     Deterministic.  No array of the size of the entries is made.  The mask is that of ``gat``.
-    On a GPU whose L2 does not hold what entries gather, columns go in parts, if they ascend in
+    On a GPU whose L2 does not hold what entries gather, columns go in blocks, if they ascend in
     every row: the first call with ``A`` looks, synchronises and keeps up to 16 indices a row; a
     capture before it goes without.  GATv2 (ICLR'22), equation 7.
     """
@@ -178,12 +164,13 @@ def dot_attention(
     values : array, shape of ``keys``, optional
         What is aggregated; the keys if left out.
     edge_scores : array, shape (nnz, heads) or (nnz,), optional
-        The entries' own part of the scores, in CSR order (that of ``A.tocsr()``): in the dtype of
-        ``keys``, or float32 beside 2-byte features.
+        Added to the scores of the entries, in CSR order: in the dtype of ``keys``, or float32
+        beside 2-byte features.
     scale : float, optional
         ``1 / sqrt(feat)`` if left out.
     dropout, seed, self_loops, out
-        As for ``gatv2``.
+        As for ``gat``: share of entries that are dropped (0), seed of their choice (0), whether
+        each vertex has exactly one loop (False), and memory for the result.
 
     Returns
     -------
@@ -200,7 +187,7 @@ def dot_attention(
     Notes
     -----
     Deterministic.  No array of the size of the entries is made.  The mask is that of ``gat``, and
-    columns go in parts as those of ``gatv2``.
+    columns go in blocks as those of ``gatv2``.
     Attention Is All You Need (NIPS'17), equation 1, on a graph; AGNN (2018), equation 3.
     """
     A, arrays = checks.products(A, queries, keys, values, edge_scores)
@@ -308,7 +295,7 @@ def _gradients(
     S: Any, T: Any, perm: Any, grad: Any, out: Any, statistics: Any, of_edges: bool,
     *arguments: Any,
 ) -> tuple[Any, ...]:  # fmt: skip
-    """One for each tensor that may have one, empty where that is not given."""
+    """Shape and dtype of each gradient; empty for a tensor that is not given."""
     a = PairwiseArguments(*arguments)
     shapes = shape_of(a.att), shape_of(a.edges, of_edges)
     features = ((shape_of(x), a.keys) for x in (a.queries, a.keys, a.values))
@@ -362,7 +349,7 @@ def _backward_row(op: str, **facts: Any) -> Op:
 
 
 def _public(op: str) -> dict[str, Any]:
-    """What is public under its own name is ``attend`` in torch."""
+    """Facts of a row with a public function; torch's op for all of them is ``attend``."""
     return {"op": op, "functions": (op,), "library": False}
 
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from ...formats.arrays import VALUE_DTYPES
 from ..engine import jit
-from ..engine.launch import ITEMSIZE
+from ..engine.launch import ITEMSIZE, row_bytes
 from .cuda_gat import TEAM_BYTES
 
 DOT, ADDITIVE = range(2)  # as in pairwise.cuh
@@ -19,6 +19,8 @@ FEW_LANES = (8, 32)
 #: Lanes for rows that are not aligned to 16 bytes, a value a load; wider rows: pairwise_wide.cu.
 SHORT_LANES = 8
 FILES = {"attend": "attention/pairwise.cu", "attend_wide": "attention/pairwise_wide.cu"}
+#: ``Attention`` of pairwise.cuh, by the dtype of the features.
+LAYOUTS = dict.fromkeys(VALUE_DTYPES, "16PQfffI6i") | {"float64": "16PQdddI6i"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +47,31 @@ class Variant(NamedTuple):
     keys_are_values: bool
 
 
+class LaunchShape(NamedTuple):
+    """How rows are launched, whatever the addresses."""
+
+    shape: RowShape
+    file: str
+    kernel: str
+    layout: str
+    constants: tuple[int, ...]
+    teams: int  #: slices of all teams of heads
+    row_bytes: int
+
+
+@lru_cache(maxsize=4096)
+def launch_shape(
+    types: tuple[str, str], heads: int, feat: int, alignment: int, variant: Variant, extra: bool
+) -> LaunchShape:
+    """Look up the shape of such a launch; ``alignment`` has the lowest 4 bits of all addresses."""
+    shape = row_shape(*types, heads, feat, alignment)
+    name, constants = instantiation(types, shape, variant, extra=extra)
+    before, behind = ("5P", "PqII") if shape.packs else ("7P", "P2qII")
+    layout, teams = f"{before}{LAYOUTS[types[0]]}{behind}", heads // shape.mates * shape.slices
+    stride = row_bytes(heads * feat, types[0])
+    return LaunchShape(shape, FILES[name], f"{name}_rows", layout, constants, teams, stride)
+
+
 def packs(dtype: str, vector: int) -> int:
     """Packs of a lane in pairwise_wide.cu: as many sums as its registers have room for."""
     return (8 if dtype == "float64" else 16) // vector
@@ -52,7 +79,7 @@ def packs(dtype: str, vector: int) -> int:
 
 @lru_cache(maxsize=4096)
 def row_shape(dtype: str, index_dtype: str, heads: int, feat: int, alignment: int) -> RowShape:
-    """The widest loads that the lowest bits of all addresses, ``alignment``, allow."""
+    """Choose the widest loads that ``alignment``, the lowest bits of all addresses, allows."""
     size = ITEMSIZE[dtype]
     alignment |= feat * size
     tuned = size < 8 and index_dtype == "int32"
@@ -83,7 +110,7 @@ def _wide(dtype: str, feat: int, vector: int) -> RowShape:
 def instantiation(
     types: tuple[str, str], shape: RowShape, variant: Variant, *, extra: bool
 ) -> tuple[str, tuple[int, ...]]:
-    """Kernel and template arguments; what is not tuned is always ready for all ``extra``."""
+    """Name kernel and template arguments; a shape that is not tuned has all ``extra`` always."""
     direction, kind, keys_are_values = variant
     if shape.packs:
         return "attend_wide", (shape.vector, shape.packs, direction)
@@ -94,7 +121,7 @@ def instantiation(
 
 
 def instantiations() -> Iterator[tuple[str, str]]:
-    """Every kernel of attention between rows that may be launched: file and C++ name."""
+    """List every kernel of attention between rows that may be launched: file and C++ name."""
     for types in product(VALUE_DTYPES, ("int32", "int64")):
         for kernel, constants in _instantiations(types):
             yield FILES[kernel], jit.expression(f"{kernel}_rows", types, constants)
@@ -111,6 +138,6 @@ def _instantiations(types: tuple[str, str]) -> list[tuple[str, tuple[int, ...]]]
         shapes += [RowShape(SHORT_LANES, 1), RowShape(16, 8 // size), RowShape(jit.WARP, 1)]
     shapes += [RowShape(jit.WARP, v, packs=packs(types[0], v)) for v in (vector, 1)]
     scores = [(DOT, False), (DOT, True), (ADDITIVE, True)]
-    variants = [Variant(d, *one) for d, one in product((FORWARD, SOURCES, TARGETS), scores)]
+    variants = [Variant(d, *score) for d, score in product((FORWARD, SOURCES, TARGETS), scores)]
     every = product(shapes, variants, (False, True))
     return sorted({instantiation(types, shape, v, extra=e) for shape, v, e in every})
