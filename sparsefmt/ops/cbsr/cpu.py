@@ -15,12 +15,12 @@ from ...formats.compressed import CSR
 from ..engine.checks import rows_in_place
 from ..engine.cpu import factors_at_entries, flat, packed, values_of, writing
 from ..engine.lanes import lanes, prefetch, width_of
-from ..engine.loops import AHEAD, NARROW, inlined, parallel, rows_of
+from ..engine.loops import AHEAD, INLINED, NARROW, inlined, parallel, rows_of
 from ..matmul.cpu import weight_of
 from . import cpu_maxk
 
 #: May add in any order, always the same: 1.2x by vector gathers.
-reordered = numba.njit(forceinline=True, nogil=True, fastmath={"reassoc", "contract", "nsz"})
+reordered = numba.njit(**INLINED, fastmath={"reassoc", "contract", "nsz"})
 
 
 @inlined

@@ -16,8 +16,10 @@ AHEAD = 16
 WIDEST, WIDE, MIDDLE, NARROW = 512, 256, 128, 64
 
 parallel = numba.njit(parallel=True, cache=True, nogil=True)
-#: Part of what calls it, and so not cached: processes that write a cache at a time may spoil it.
-inlined = numba.njit(forceinline=True, nogil=True)
+#: Part of what calls it: not cached, as processes that write a cache at a time may spoil it, and
+#: without the entries from Python and C, which would take a sixth of the compiler's time.
+INLINED = {"forceinline": True, "nogil": True, "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+inlined = numba.njit(**INLINED)
 
 
 @inlined
