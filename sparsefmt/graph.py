@@ -1,8 +1,7 @@
 """Graph: one structure, every format of it, each built once, when it is first asked for."""
 
-from collections.abc import Callable
-from threading import RLock
-from typing import Any, TypeAlias
+from collections.abc import Callable, Hashable
+from typing import Any
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -20,6 +19,7 @@ from .formats.arrays import (
     to_device,
 )
 from .formats.base import Format
+from .formats.built import Built, Made
 from .formats.cbsr import CBSR
 from .formats.compressed import CSC, CSR
 from .formats.coo import COO
@@ -27,12 +27,9 @@ from .formats.sgt import DEFAULT_TILE, SGT, check_tile
 from .interop.pyg import from_edge_index
 from .stats import Stats, summarize
 
-#: Name, arguments, and whether the part is one of the transpose.
-Key: TypeAlias = tuple[Any, ...]
-
 
 class Graph:
-    """One sparse structure and every format of it, each built once and kept.
+    """One sparse structure and every format of it, each built once.
 
     Rows are target vertices, columns source vertices.  Edge values travel in CSR order: every
     format here, ``coo`` too, comes from ``csr``.  The order in which the user gave the edges is
@@ -58,8 +55,8 @@ class Graph:
     built of it.
     """
 
-    __slots__ = ("__weakref__", "_flipped", "_store")
-    _store: "Store"
+    __slots__ = ("__weakref__", "_built", "_flipped")
+    _built: "GraphBuilt"
     _flipped: bool
 
     def __init__(self, structure: Format) -> None:
@@ -70,22 +67,22 @@ class Graph:
                 f"structure is a {type(structure).__name__}: give a COO, CSR, CSC or SGT, or use "
                 "Graph.from_edge_index."
             )
-        self._store, self._flipped = Store(structure), False
-        self._store.graphs[False] = self
+        self._built, self._flipped = GraphBuilt(structure), False
+        self._built.graphs[False] = self
 
     @classmethod
-    def _on(cls, store: "Store", flipped: bool) -> "Graph":
-        """The graph, or its transpose, on this store; the same object while one is alive."""
-        with store.lock:
-            found: Graph | None = store.graphs.get(flipped)
+    def _on(cls, built: "GraphBuilt", flipped: bool) -> "Graph":
+        """The graph, or its transpose, over what was built; the same object while one is alive."""
+        with built.lock:
+            found: Graph | None = built.graphs.get(flipped)
             if found is None:
                 found = object.__new__(cls)
-                found._store, found._flipped = store, flipped
-                store.graphs[flipped] = found
+                found._built, found._flipped = built, flipped
+                built.graphs[flipped] = found
             return found
 
-    def _ask(self, *key: Any, build: Callable[[], Any]) -> Any:
-        return self._store.ask((*key, self._flipped), build)
+    def _ask(self, *key: Any, build: Callable[[], Made]) -> Made:
+        return self._built.ask((*key, self._flipped), build)
 
     @classmethod
     def from_edge_index(
@@ -106,58 +103,56 @@ class Graph:
     @property
     def structure(self) -> Format:
         """What the graph was made from, in the user's order (of a transpose: its transpose)."""
-        given: Format = self._store.structure
+        given: Format = self._built.structure
         if not self._flipped:
             return given
         if isinstance(given, SGT):  # whose transpose is a conversion, into another order
-            given = self._store.csr()[0]
+            given = self._built.csr()[0]
         transposed: COO | CSR | CSC = given.T  # type: ignore[attr-defined]
         return transposed
 
     @property
     def csr(self) -> CSR:
         """As CSR, with ``csr_perm``; entries of a row in the user's order."""
-        return self._store.csc()[0].T if self._flipped else self._store.csr()[0]
+        return self._built.csc()[0].T if self._flipped else self._built.csr()[0]
 
     @property
     def csc(self) -> CSC:
         """As CSC, with ``csc_perm``; entries of a column in CSR order."""
-        return self._store.csr()[0].T if self._flipped else self._store.csc()[0]
+        return self._built.csr()[0].T if self._flipped else self._built.csc()[0]
 
     @property
     def coo(self) -> COO:
         """As COO in CSR order; shares the columns and values of ``csr``."""
-        found: COO = self._ask("coo", build=lambda: self.csr.tocoo())
-        return found
+        return self._ask("coo", build=lambda: self.csr.tocoo())
 
     def sgt(self, tile: tuple[int, int] = DEFAULT_TILE) -> SGT:
-        """As condensed tiles of ``tile = (height, width)``, kept for each shape."""
+        """As condensed tiles of ``tile = (height, width)``, built once for each shape."""
         tile = check_tile(tile)
-        given = self._store.structure
+        given = self._built.structure
         if isinstance(given, SGT) and given.tile == tile and not self._flipped:
             return given
-        found: SGT = self._ask("sgt", tile, build=lambda: self.csr.tosgt(tile))
-        return found
+        return self._ask("sgt", tile, build=lambda: self.csr.tosgt(tile))
 
     @property
     def transposed(self) -> "Graph":
         """The graph of ``A.T``, whose transpose is this one; what either builds serves both."""
-        return Graph._on(self._store, not self._flipped)
+        return Graph._on(self._built, not self._flipped)
 
     # Edge values
 
     @property
     def csr_perm(self) -> Array:
         """(nnz,) from the user's order to CSR order: ``csr.data == given[csr_perm]``."""
-        store = self._store
+        built = self._built
         if not self._flipped:
-            return store.csr()[1]
-        return self._ask("csr_perm", build=lambda: store.csr()[1][store.csc()[1]])
+            return built.csr()[1]
+        return self._ask("csr_perm", build=lambda: built.csr()[1][built.csc()[1]])
 
     @property
     def csc_perm(self) -> Array:
         """(nnz,) from CSR order to CSC order: ``csc.data == csr.data[csc_perm]``."""
-        return self._store.inverse() if self._flipped else self._store.csc()[1]
+        return self._built.inverse() if self._flipped else self._built.csc()[1]
 
     def edge_values(self, values: Any) -> Array:
         """Values given in the user's order, of shape (nnz, ...), in CSR order.
@@ -169,13 +164,13 @@ class Graph:
         DeviceError
             If they are not where the graph is.
         """
-        values = as_array("values", values, beside=self._store.structure._indices)
+        values = as_array("values", values, beside=self._built.structure._indices)
         if values.ndim < 1 or len(values) != self.nnz:
             raise ShapeError(
                 f"values has shape {values.shape} but the graph stores {self.nnz} entries: "
                 "give one value, or row of values, per entry."
             )
-        checks.same_device("values", values, "the graph", self._store.structure._indices)
+        checks.same_device("values", values, "the graph", self._built.structure._indices)
         with on_device_of(values), allocating(f"{values.nbytes} bytes of edge values"):
             return values[self.csr_perm]
 
@@ -194,8 +189,8 @@ class Graph:
         if self._flipped:
             with on_device_of(csr.indptr), allocating(f"values of {csr!r}"):
                 values = None if csr.data is None else csr.data[self.csc_perm]
-            csr = self._store.csr()[0].with_data(values)
-        return Graph._on(self._store.with_data(csr), self._flipped)
+            csr = self._built.csr()[0].with_data(values)
+        return Graph._on(self._built.with_data(csr), self._flipped)
 
     # What it is
 
@@ -211,25 +206,24 @@ class Graph:
 
     def _degree(self, *, columns: bool) -> Array:
         def build() -> Array:
-            csr = self._store.csr()[0]
+            csr = self._built.csr()[0]
             if not columns:
                 return csr.lengths
             xp = namespace(csr.indices)
             counts = xp.bincount(csr.indices, minlength=csr.n_cols)  # synchronize!
             return counts.astype(csr.index_dtype, copy=False)
 
-        return self._store.ask(("degree", columns), build)
+        return self._built.ask(("degree", columns), build)
 
     @property
     def stats(self) -> Stats:
         """Degrees, symmetry, tile density: see ``summarize``; its parts are lazy too."""
-        found: Stats = self._ask("stats", build=lambda: summarize(self.csr))
-        return found
+        return self._ask("stats", build=lambda: summarize(self.csr))
 
     @property
     def shape(self) -> tuple[int, int]:
         """(n_rows, n_cols)."""
-        rows, cols = self._store.structure.shape
+        rows, cols = self._built.structure.shape
         return (cols, rows) if self._flipped else (rows, cols)
 
     @property
@@ -245,52 +239,51 @@ class Graph:
     @property
     def nnz(self) -> int:
         """Number of stored entries: edges."""
-        return int(self._store.structure.nnz)
+        return int(self._built.structure.nnz)
 
     @property
     def device(self) -> str:
         """``"cpu"`` or ``"cuda:<ordinal>"``."""
-        return device_of(self._store.structure._indices)
+        return device_of(self._built.structure._indices)
 
     @property
     def index_dtype(self) -> np.dtype[Any]:
         """Dtype of the indices."""
-        found: np.dtype[Any] = self._store.structure.index_dtype
+        found: np.dtype[Any] = self._built.structure.index_dtype
         return found
 
     @property
     def dtype(self) -> np.dtype[Any] | None:
         """Dtype of the edge values, None for an unweighted structure."""
-        found: np.dtype[Any] | None = self._store.structure.dtype
+        found: np.dtype[Any] | None = self._built.structure.dtype
         return found
 
     @property
     def weighted(self) -> bool:
         """Whether edges have values."""
-        return self._store.structure.data is not None
+        return self._built.structure.data is not None
 
     def to(self, device: str) -> "Graph":
         """The graph on another device, with all that was built of it; itself if there."""
-        probe = self._store.structure._indices[:0]
+        probe = self._built.structure._indices[:0]
         if to_device(probe, device) is probe:
             return self
-        return Graph._on(self._store.mapped(lambda array: to_device(array, device)), self._flipped)
+        return Graph._on(self._built.mapped(lambda array: to_device(array, device)), self._flipped)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _restore, (self._store.structure, self._store.perm, self._flipped)
+        return _restore, (self._built.structure, self._built.perm, self._flipped)
 
     def __repr__(self) -> str:
         values = f"{self.dtype} values" if self.weighted else "unweighted"
-        names = ", ".join(self._built())
+        names = ", ".join(self._names())
         return (
             f"Graph({self.n_rows} x {self.n_cols}, nnz={self.nnz}, {values}, "
             f"{self.index_dtype} indices, {self.device}; built: {names or 'nothing'})"
         )
 
-    def _built(self) -> list[str]:
-        """What has been built for this orientation, by the names of the properties."""
-        with self._store.lock:
-            keys = list(self._store.parts)
+    def _names(self) -> list[str]:
+        """Name the properties that have been built for this orientation."""
+        keys = [key for key, _ in self._built.items()]
         names = [("csc" if key[0] == "csr" else "csr") for key in keys if key[0] in ("csr", "csc")]
         if not self._flipped:
             names = ["csr" if name == "csc" else "csc" for name in names]
@@ -300,31 +293,33 @@ class Graph:
 
 
 def _restore(structure: Format, perm: Array | None, flipped: bool) -> Graph:
-    return Graph._on(Store(structure, perm), flipped)
+    return Graph._on(GraphBuilt(structure, perm), flipped)
 
 
-class Store:
-    """The parts of a graph, each built once under the lock."""
+class GraphBuilt(Built):
+    """What a graph and its transpose share: the structure, and all that is built of it.
+
+    A key is a name, arguments, and whether that is one of the transpose.
+    """
 
     def __init__(self, structure: Any, perm: Array | None = None) -> None:
+        super().__init__()
         self.structure = structure
         self.perm = perm  # user's order -> CSR order, where the structure no longer tells
-        self.parts: dict[Key, Any] = {}
-        self.lock = RLock()
-        # Weak, since a graph holds its store: without cycles GPU memory goes back at once.
+        # Weak: a graph holds this.  Without cycles GPU memory goes back at once.
         self.graphs: WeakValueDictionary[bool, Any] = WeakValueDictionary()
-        # The graph with self-loops, and that of the transpose: of the structure alone.
-        self.looped: list[Any] = [None, None]
+        # Of the graph and of its transpose; what torch.compile reads while it traces, which would
+        # guard the keys of a dict.
+        self.tensors: list[Any] = [None, None]
+        self.looped: list[Any] = [None, None]  # graphs with self-loops, of the structure alone
 
-    def ask(self, key: Key, build: Callable[[], Any]) -> Any:
-        """The part of that name, built and finished if nobody has asked for it before."""
-        with self.lock:
-            if key not in self.parts:
-                with on_device_of(self.structure._indices), allocating(f"{key[0]} of a graph"):
-                    part = build()
-                finish(self.structure._indices)  # synchronize!
-                self.parts[key] = part
-            return self.parts[key]
+    def _run(self, key: Hashable, build: Callable[[], Made]) -> Made:
+        """Build on the device of the graph, and finish, so that any stream may read it."""
+        name = key[0] if isinstance(key, tuple) else key
+        with on_device_of(self.structure._indices), allocating(f"{name} of a graph"):
+            found = build()
+        finish(self.structure._indices)  # synchronize!
+        return found
 
     def csr(self) -> tuple[CSR, Array]:
         """CSR, and the permutation from the user's order to CSR order."""
@@ -335,27 +330,22 @@ class Store:
             pair: tuple[CSR, Array] = self.structure.tocsr_with_perm()
             return pair
 
-        pair: tuple[CSR, Array] = self.ask(("csr", False), build)
-        return pair
+        return self.ask(("csr", False), build)
 
     def csc(self) -> tuple[CSC, Array]:
         """CSC, and the permutation from CSR order to CSC order."""
-        pair: tuple[CSC, Array] = self.ask(("csc", False), lambda: self.csr()[0].tocsc_with_perm())
-        return pair
+        return self.ask(("csc", False), lambda: self.csr()[0].tocsc_with_perm())
 
     def inverse(self) -> Array:
         """The permutation from CSC order to CSR order."""
-        found: Array = self.ask(("inverse", False), lambda: primitives.inverse(self.csc()[1]))
-        return found
+        return self.ask(("inverse", False), lambda: primitives.inverse(self.csc()[1]))
 
-    def with_data(self, csr: CSR) -> "Store":
-        """A store of the same structure with the values of ``csr``; shares all other arrays."""
-        other = Store(csr, self.csr()[1])
+    def with_data(self, csr: CSR) -> "GraphBuilt":
+        """Share all but the values, which are those of ``csr``, of the same structure."""
+        other = GraphBuilt(csr, self.csr()[1])
         other.looped = self.looped
         with self.lock:
-            parts = {
-                key: part for key, part in self.parts.items() if key[0] not in ("csr", "stats")
-            }
+            parts = {key: part for key, part in self.items() if key[0] not in ("csr", "stats")}
         data = {False: csr.data, True: None}
         if csr.data is not None and ("csc", False) in parts:
             with on_device_of(csr.data), allocating(f"values of {csr!r}"):
@@ -365,11 +355,11 @@ class Store:
                 part = part.with_data(data[key[-1]])
             elif key[0] == "csc":
                 part = part[0].with_data(data[True]), part[1]
-            other.parts[key] = part
+            other.found[key] = part
         return other
 
-    def mapped(self, move: Callable[[Array], Array]) -> "Store":
-        """A store of what ``move`` makes of each array; an array met twice is moved once."""
+    def mapped(self, move: Callable[[Array], Array]) -> "GraphBuilt":
+        """Build the same of what ``move`` makes of each array; one met twice is moved once."""
         seen: dict[int, tuple[Array, Array]] = {}
 
         def once(array: Array) -> Array:
@@ -378,16 +368,16 @@ class Store:
             return seen[id(array)][1]
 
         with self.lock:
-            parts = {key: part for key, part in self.parts.items() if key[0] != "stats"}
+            parts = {key: part for key, part in self.items() if key[0] != "stats"}
         perm = None if self.perm is None else once(self.perm)
-        other = Store(_map_arrays(self.structure, once), perm)
-        other.parts = {key: _map_arrays(part, once) for key, part in parts.items()}
+        other = GraphBuilt(_map_arrays(self.structure, once), perm)
+        other.found = {key: _map_arrays(part, once) for key, part in parts.items()}
         return other
 
 
 def _map_arrays(part: Any, move: Callable[[Array], Array]) -> Any:
     if isinstance(part, tuple):
-        return tuple(_map_arrays(one, move) for one in part)
+        return tuple(_map_arrays(item, move) for item in part)
     if isinstance(part, Format):
         return part._replace(**{name: move(array) for name, array in part._arrays().items()})
     return move(part)

@@ -26,6 +26,7 @@ import numpy as np
 
 import sparsefmt
 
+from .. import _options
 from .digest_cases import TABLES, calls
 from .digest_inputs import GRAPHS, PLAIN, RICH, Leaves, Setting, matrix
 
@@ -217,13 +218,14 @@ def compare(found: dict[str, Any], before: dict[str, Any]) -> int:
 
 def parse(argv: list[str]) -> argparse.Namespace:
     """Read the options."""
-    parser = argparse.ArgumentParser(prog="digests", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks digests", description=__doc__)
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cuda")
     parser.add_argument("-o", "--out", type=Path, help="file of the JSON")
     parser.add_argument("--compare", type=Path, help="file of digests made before")
     parser.add_argument("--twice", action="store_true", help="leave out what does not repeat")
     parser.add_argument("--only", action="append", default=[], help="prefix of keys: ops/spmm")
-    parser.add_argument("--graphs", help=f"some of {','.join(GRAPHS)}")
+    some = ",".join(GRAPHS)
+    parser.add_argument("--graphs", type=_options.some_of(GRAPHS), help=f"some of {some}")
     parser.add_argument("--jobs", type=int, default=1, help="processes to share the work")
     return parser.parse_args(argv)
 
@@ -236,7 +238,7 @@ def main(argv: list[str]) -> int:
 
     torch.use_deterministic_algorithms(True, warn_only=True)
     warnings.simplefilter("ignore")
-    options.graphs = options.graphs.split(",") if options.graphs else [*GRAPHS]
+    options.graphs = [*(options.graphs or GRAPHS)]
     start = time.monotonic()
     found, shaky = (shared_out if options.jobs > 1 else twice)(options)
     kept = {k: found[k] for k in sorted(found)}

@@ -1,20 +1,23 @@
-"""Checks of what attention takes, and how autocast casts it."""
+"""Check the tensors that attention takes, and cast them as autocast would.
 
-from numbers import Real
+Numbers have the checks of ``ops.attention``.
+"""
+
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..errors import DtypeError, ShapeError
+from ..ops.attention import checks
 from ..ops.attention.operands import Options
-from ..ops.engine import checks
+from ..ops.engine import checks as engine_checks
 from . import _check, _library
 from .structure import GraphTensors
 
 
 def features(name: str, x: Tensor, *, rows: int, axis: str, graph: GraphTensors) -> None:
-    """(rows, feat) or (rows, heads, feat)."""
+    """Check features of shape (rows, feat) or (rows, heads, feat)."""
     if (
         isinstance(x, Tensor)
         and 2 <= x.dim() <= 3
@@ -34,7 +37,7 @@ def features(name: str, x: Tensor, *, rows: int, axis: str, graph: GraphTensors)
 
 
 def alike(name: str, x: Tensor, other: str, like: Tensor, graph: GraphTensors) -> None:
-    """Checked features of the dtype, the heads and the width of others."""
+    """Check that features have the dtype, the heads and the width of others."""
     _same_dtype(name, x, other, like, graph)
     if x.shape[1:] != like.shape[1:]:
         raise ShapeError(
@@ -46,7 +49,7 @@ def alike(name: str, x: Tensor, other: str, like: Tensor, graph: GraphTensors) -
 def scores(
     name: str, value: Any, *, rows: int, each: str, like: tuple[str, Tensor], graph: GraphTensors
 ) -> None:
-    """One score a head for ``each`` source, target or stored entry, as the features ask."""
+    """Check one score a head for ``each`` source, target or stored entry."""
     x = like[1]
     heads = x.shape[1:-1]
     if _fits(value, (rows, *heads), x, graph):
@@ -56,14 +59,14 @@ def scores(
 
 
 def edges(value: Any, *, like: tuple[str, Tensor], graph: GraphTensors) -> None:
-    """``edge_scores``, or None for none."""
+    """Check ``edge_scores``, or None for none."""
     if value is not None:
         each = "stored entry"
         scores("edge_scores", value, rows=graph.nnz, each=each, like=like, graph=graph)
 
 
 def vector(name: str, value: Any, *, like: tuple[str, Tensor], graph: GraphTensors) -> None:
-    """As many values as a row of the features has; heads may follow one more axis, as in PyG."""
+    """Check one vector a head; its heads may follow one more axis, as in PyG."""
     row = like[1].shape[1:]
     if _fits(value, (1, *row), like[1], graph):
         return
@@ -71,7 +74,7 @@ def vector(name: str, value: Any, *, like: tuple[str, Tensor], graph: GraphTenso
 
 
 def _fits(value: Any, shape: tuple[int, ...], x: Tensor, graph: GraphTensors) -> bool:
-    """Whether it is what most calls give: of that shape and the features' dtype."""
+    """Tell whether it is what most callers give: of that shape and the features' dtype."""
     return (
         isinstance(value, Tensor)
         and value.shape == shape
@@ -89,7 +92,7 @@ def _beside(
     like: tuple[str, Tensor],
     graph: GraphTensors,
 ) -> None:
-    """A tensor of one of the shapes; of the features' dtype, or float32 where that has 2 bytes."""
+    """Check shape and dtype: that of the features, or float32 beside 2 bytes."""
     other, x = like
     _check.tensor(name, value)
     _check.place(name, value, graph)
@@ -115,11 +118,9 @@ def _same_dtype(name: str, value: Tensor, other: str, like: Tensor, graph: Graph
 def options(
     negative_slope: Any, dropout: Any, seed: Any, self_loops: Any, graph: GraphTensors
 ) -> Options:
-    """The numbers, and the seed on the device of the graph."""
-    slope, share = number("negative_slope", negative_slope), number("dropout", dropout)
-    if not 0 <= share < 1:
-        raise ShapeError(f"dropout is {dropout!r}: give a share from 0 to less than 1.")
-    checks.flag("self_loops", self_loops)
+    """Check the numbers, and put the seed on the device of the graph."""
+    slope, share = checks.number("negative_slope", negative_slope), checks.share(dropout)
+    engine_checks.flag("self_loops", self_loops)
     if self_loops:
         square("self_loops is True", graph)
     _check.seed(seed, graph)
@@ -128,23 +129,11 @@ def options(
 
 
 def square(why: str, graph: GraphTensors) -> None:
-    """Vertices that are source and target at once, for a reason that the error tells."""
+    """Check that the graph is square; the error tells why it must be."""
     if graph.n_rows != graph.n_cols:
         raise ShapeError(
             f"{why} but the graph has shape {(graph.n_rows, graph.n_cols)}: give a square one."
         )
-
-
-def number(name: str, value: Any) -> float:
-    """A number of Python or NumPy."""
-    if type(value) is float:
-        return value
-    if isinstance(value, bool) or not isinstance(value, Real):
-        raise DtypeError(f"{name} is {value!r}: give a number.")
-    try:
-        return float(value)
-    except OverflowError as error:
-        raise DtypeError(f"{name} is larger than any float64: give a number.") from error
 
 
 def autocast(graph: GraphTensors, features: tuple[Any, ...], scores: tuple[Any, ...]) -> Any:

@@ -15,7 +15,7 @@ from ..formats.primitives import expand
 from ..interop.torch import from_tensor
 from ..ops.edges.api import SDDMM
 from ..ops.engine import choose
-from ..ops.engine.structure import Structure
+from ..ops.engine.structure import Structure, built_at
 from ..ops.engine.table import Kernel, Op, deferred
 from ..ops.matmul import cuda_aggregate as matmul_cuda_aggregate
 from ..ops.matmul.aggregation import AGGREGATE_BACKWARD
@@ -25,7 +25,6 @@ from ..ops.sampling.api import SCALES_AND_OPTIONS, sample_with_perm
 from ..ops.sampling.options import SampleOptions
 from ..ops.tiles.kernels import against_sddmm, against_spmm
 from ..ops.tiles.operands import prepared
-from . import _kept
 from ._memory import NAMES, sums_dtype
 
 _product_on_cpu = deferred("sparsefmt.ops.matmul.cpu", "spmm")
@@ -147,26 +146,30 @@ def _not_of_torch(S: Any, *_: Any, **__: Any) -> list[str]:
 
 
 def _inverse(S: Structure, perm: Tensor) -> Array | None:
-    """Give the inverse of ``perm``, kept with the graph, or None.
+    """Return the inverse of ``perm``, built once with the graph, or None.
 
     The second gradient of a graph makes it, unless a capture runs: one is not worth it.  It is no
     memory of torch's, whose pools of CUDA graphs would miss it.
     """
-    kept = _kept.find(_kept.place_of(S))
-    if kept is None:
+    built, place = built_at(S), perm.data_ptr()
+    if built is None:
         return None
-    with kept.lock:
-        held = kept.inverses.get(perm.data_ptr())
-        if held is None:
-            kept.inverses[perm.data_ptr()] = perm, None
+    with built.lock:
+        if ("perm", place) not in built.found:  # while it is there, nothing else lies at its place
+            built.found["perm", place] = perm
             return None
-        if held[1] is None and not torch.cuda.is_current_stream_capturing():
-            array = from_tensor("perm", perm)
-            with on_device_of(array), allocating(f"the inverse of {len(array)} places"):
-                held = perm, primitives.inverse(array)
-            finish(array)  # synchronize!
-            kept.inverses[perm.data_ptr()] = held
-        return held[1]
+
+    def build() -> Array:
+        array = from_tensor("perm", perm)
+        with on_device_of(array), allocating(f"the inverse of {len(array)} places"):
+            found = primitives.inverse(array)
+        finish(array)  # synchronize!
+        return found
+
+    found: Array | None = built.found.get(("inverse", place))
+    if found is None and not torch.cuda.is_current_stream_capturing():
+        found = built.ask(("inverse", place), build)
+    return found
 
 
 AGGREGATE_BACKWARD.prefer(

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import profiler
+from torch.autograd import forward_ad, profiler
 from torch.nn import Parameter
 from torch.overrides import has_torch_function
 
@@ -218,6 +218,10 @@ class LibraryOp:
             structures += side.indptr, side.indices, side.plan, side.perm
         return self.library(*structures, *others)
 
+    def at_once(self, side: Side | None, *args: Any) -> Any:
+        """Run the CUDA kernel of an op of one structure or none; for calls that are ``unheard``."""
+        return choose.run(self.row, None if side is None else side.structure, *args)
+
 
 def _one_side(row: Op) -> bool:
     return row.structures == 1 and not row.takes_indptr
@@ -239,6 +243,17 @@ def needs_no_dispatcher(side: Side, args: tuple[Any, ...]) -> bool:
     return not torch.compiler.is_compiling() and side.structure is not None and unwatched(args)
 
 
+def unheard(side: Side, tensors: tuple[Tensor | None, ...]) -> bool:
+    """Whether neither autograd nor anything else but CUDA kernels would hear of these tensors."""
+    if side.structure is None or torch.compiler.is_compiling() or forward_ad._current_level >= 0:
+        return False
+    if torch.is_grad_enabled():
+        for tensor in tensors:
+            if tensor is not None and tensor.requires_grad:
+                return False
+    return unwatched(tensors)
+
+
 def unwatched(args: tuple[Any, ...]) -> bool:
     """Whether nothing but the kernel of their device would hear of a call in plain eager mode.
 
@@ -248,7 +263,7 @@ def unwatched(args: tuple[Any, ...]) -> bool:
     """
     if (
         profiler._is_profiler_enabled
-        or torch.is_autocast_enabled("cuda")
+        or torch.is_autocast_enabled()  # of CUDA
         or has_torch_function(args)
         or _local_keys().raw_repr() not in _EAGER_KEYS
     ):

@@ -5,12 +5,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..formats.built import Built
 from ..formats.sgt import SGT
 from ..interop.torch import to_tensor
 from ..ops.tiles.costs import Costs
 from ..ops.tiles.kernels import against_device, against_height
-from ..ops.tiles.operands import Operands, PreparedTiles, register
-from ._kept import Kept
+from ..ops.tiles.operands import Operands, PreparedTiles
 
 # 0.1 µs, whichever way it was set; builds before torch 2.9 have one way, and ask it.
 _precision: Any = getattr(torch._C, "_get_fp32_precision_getter", None)
@@ -23,20 +23,19 @@ class _Prepared(PreparedTiles):
 
 
 def prepare_tiles(
-    kept: Kept, tiles: SGT, inverse_degree: Tensor, costs: Costs | None = None
+    built: Built, tiles: SGT, inverse_degree: Tensor, costs: Costs | None = None
 ) -> None:
-    """Let products with this structure go by these tiles, unless CUDA cores do best."""
+    """Let products with a structure, of which that was built, go by these tiles where they pay."""
     device = inverse_degree.get_device()
     fit = tiles.nnz and not (against_device(device) or against_height(tiles))
-    with kept.lock:
-        before = kept.tiles
+    with built.lock:
+        before = built.found.get("tiles")
         if before is not None and before.sgt is tiles and before.costs == costs:
             return
-        kept.tiles = None
+        built.found.pop("tiles", None)
         if fit:
             options: Any = {"view": to_tensor, "refuses_float32": _refuses_float32}
-            kept.tiles = _Prepared(tiles, inverse_degree, costs=costs, **options)
-            register(kept.place, kept.tiles)
+            built.found["tiles"] = _Prepared(tiles, inverse_degree, costs=costs, **options)
         if before is not None:
             torch.cuda.synchronize(device)  # synchronize! what it has composed may go
 

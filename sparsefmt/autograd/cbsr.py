@@ -16,7 +16,7 @@ from torch.autograd import Function
 from ..ops.cbsr.api import REDUCTIONS
 from ..ops.engine import checks
 from . import _check
-from ._library import LibraryOp
+from ._library import LibraryOp, unheard
 from ._recording import apart, recorded
 from .matmul import factor_gradients, operands, restored, scaled
 from .structure import GraphLike, side_of
@@ -272,11 +272,13 @@ def maxk_spgemm(
 
     ``factors`` are edge values, and the scales of rows and columns.
     """
-    if not recorded(x, *factors):
-        columns, data = MAXK(x, k)
-        return _spgemm(graph, columns, data, x.shape[1], *factors, reduce)
-    if not recorded(*factors):  # one node in the place of two
-        found: Tensor = _MaxkSpgemm.apply(*apart(x, *factors), k, graph, reduce)  # type: ignore[no-untyped-call]
+    side = side_of(graph, False)
+    if unheard(side, (x, *factors)):
+        columns, data = MAXK.at_once(None, x, k)
+        found: Tensor = SPGEMM.at_once(side, columns, data, x.shape[1], *factors, reduce)
+        return found
+    if recorded(x) and not recorded(*factors):  # one node in the place of two
+        found = _MaxkSpgemm.apply(*apart(x, *factors), k, graph, reduce)  # type: ignore[no-untyped-call]
         return found
     columns, data = choose_features(x, k)
     return spgemm(graph, columns, data, x.shape[1], *factors, reduce=reduce)

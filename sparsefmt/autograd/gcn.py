@@ -108,18 +108,18 @@ def _given_values(edge_weight: Any, graph: GraphTensors) -> Tensor | None:
     return cast("Tensor | None", values)
 
 
-# The graph with the loops, kept with the one without
+# The graph with the loops, built once with the one without
 
 
 def _prepare_loops(graph: Graph) -> bool:
     """Make the structure with the loops, if it is missing."""
-    store = graph._store
-    with store.lock:
+    built = graph._built
+    with built.lock:
         at = 1 if graph._flipped else 0
-        if store.looped[at] is None:
+        if built.looped[at] is None:
             csr = ops.gcn_norm(graph.csr.with_data(None)).with_data(None)
             finish(csr.indptr)  # synchronize!
-            store.looped[at] = Graph(csr)
+            built.looped[at] = Graph(csr)
     return True
 
 
@@ -135,13 +135,13 @@ def _with_loops(graph: GraphLike) -> Graph:
             "graph is only the tensors of one, as a tracer has them, to which no loops can be "
             "added: give self_loops=False, or the Graph itself."
         )
-    store: Any = graph._store
+    built: Any = graph._built
     at = 1 if graph._flipped else 0
     if torch.compiler.is_compiling():
         graph._prepare_loops()  # type: ignore[attr-defined]
-    elif store.looped[at] is None:
+    elif built.looped[at] is None:
         _prepare_loops(graph)
-    return cast(Graph, store.looped[at])
+    return cast(Graph, built.looped[at])
 
 
 # The values

@@ -78,7 +78,11 @@ def spmm(
     fuseGNN (ICCAD'20), section 3.
     """
     checks.word("reduce", reduce, REDUCTIONS)
-    checked = operands(graph, x, edge_weight, row_scale, col_scale)
+    checked = x, values, r, c = operands(graph, x, edge_weight, row_scale, col_scale)
+    side = side_of(graph, False)
+    if _library.unheard(side, checked):
+        found: Tensor = SPMM.at_once(side, x, values, None, r, c, reduce)
+        return found
     return multiply(graph, False, *checked, reduce)
 
 

@@ -4,13 +4,12 @@ Backward computes the weights again: nothing that is saved has a value an entry.
 used but not differentiated.
 """
 
-from math import isfinite, sqrt
 from typing import Any
 
 from torch import Tensor
 from torch.autograd import Function
 
-from ..errors import ShapeError
+from ..ops.attention import checks
 from ..ops.attention.operands import Options
 from . import _check_attention as check
 from ._library import LibraryOp
@@ -143,16 +142,9 @@ def dot_aggregate(
         check.features("values", values, rows=tensors.n_cols, axis="columns", graph=tensors)
         check.alike("values", values, "keys", keys, tensors)
     check.edges(edge_scores, like=("keys", keys), graph=tensors)
-    factor = 1 / sqrt(max(keys.shape[-1], 1)) if scale is None else _finite("scale", scale)
+    factor = checks.scale(scale, keys.shape[-1])
     options = check.options(0.0, dropout, seed, self_loops, tensors)
     return _pairwise(graph, queries, keys, values, None, edge_scores, factor, options)
-
-
-def _finite(name: str, value: Any) -> float:
-    number = check.number(name, value)
-    if not isfinite(number):
-        raise ShapeError(f"{name} is {value!r}: give a finite number, or leave it out.")
-    return number
 
 
 # Without checks
@@ -173,7 +165,7 @@ def _pairwise(
     Without ``values`` the keys are the values.
     """
     inputs = queries, keys, values, att, edges
-    numbers = options.seed, options.slope, scale, options.dropout, options.loops
+    numbers = options.with_scale(scale)
     found: Tensor
     if not recorded(*inputs):
         found = ATTEND(side_of(graph, False), *inputs, *numbers)

@@ -1,4 +1,4 @@
-"""A graph's arrays as tensors: made once, zero-copy, kept with the graph; ``Graph`` as pytree."""
+"""A graph's arrays as tensors: built once, zero-copy, with the graph; ``Graph`` as pytree."""
 
 from collections.abc import Callable
 from typing import Any, TypeAlias, cast
@@ -10,55 +10,62 @@ from torch.utils import _pytree as pytree
 
 from ..errors import DtypeError, UnsupportedError
 from ..formats.arrays import finish
+from ..formats.built import Built
 from ..formats.compressed import CSC, CSR
 from ..formats.sgt import check_tile
-from ..graph import Graph, Store
+from ..graph import Graph, GraphBuilt
 from ..interop.torch import from_tensor, to_tensor
 from ..ops.cbsr.gradients import checked_order
 from ..ops.cbsr.windows import prepare_order
-from ..ops.engine.structure import Structure, structure_of
+from ..ops.engine.structure import Structure, built_for, csr_of, structure_of
 from ..ops.tiles.costs import Costs, checked
 from ..reorder import Order
-from . import _kept
-from ._kept import Kept
 from ._tiles import prepare_tiles
 
 #: What the functions take: a graph, or its tensors where a transformation has replaced them.
 GraphLike: TypeAlias = "Graph | GraphTensors"
 
 
-class _Keeper:
-    """What depends on a structure alone is made once, and lives as long as its tensors."""
+class _OfStructure:
+    """Tensors of a structure, and what is made once of them alone."""
 
     def __init__(self, leaf: Any) -> None:
         self.device: Any = getattr(leaf, "device", None)  # a tracer's leaf may be anything
-        self._parts: dict[Any, Tensor] = {}
+        self._built = Built()
 
     def kept(self, key: Any, make: Callable[[], Tensor]) -> Tensor:
-        """The tensor of that name; made anew where it could not be kept."""
+        """Return the tensor of that name, made at the first call; anew where it cannot stay."""
         if torch.compiler.is_compiling():
             return make()
-        found = self._parts.get(key)
-        if found is None:
-            cuda = self.device.type == "cuda"
-            if cuda and torch.cuda.is_current_stream_capturing():
-                return make()  # memory of that CUDA graph: not to be kept
+        found: Tensor | None = self._built.found.get(key)
+        if found is not None:
+            return found
+        return self._make(key, make)
+
+    def _make(self, key: Any, make: Callable[[], Tensor]) -> Tensor:
+        """Make the tensor of that name, on no tape and finished."""
+        cuda = self.device.type == "cuda"
+        if cuda and torch.cuda.is_current_stream_capturing():
+            return make()  # memory of that CUDA graph
+
+        def build() -> Tensor:
             with torch.inference_mode(False), torch.no_grad():
-                found = make()
+                made = make()
             if cuda:
                 torch.cuda.current_stream(self.device).synchronize()  # synchronize!
-            if type(found) is Tensor:  # no stand-in of a tracer
-                self._parts[key] = found
-        return found
+            return made
+
+        return self._built.ask(key, build, lambda made: type(made) is Tensor)  # no tracer's
 
 
-class Side(_Keeper):
+class Side(_OfStructure):
     """One orientation of a structure: CSR of ``A``, or of its transpose.
 
     ``perm`` tells the number of each entry in the order of the edge values, None where it is its
     own; ``plan`` holds the arrays of ``CSR.chunks`` on a GPU and is empty on the CPU.
-    ``structure`` is what the launchers of a GPU read, and ``shared`` what else belongs to it; None
-    on the CPU and for a tracer's leaves.
+    ``structure`` is what the launchers of a GPU read, and ``built`` what they find by its place in
+    memory, so that a library op takes the structure alone; None on the CPU and for a tracer's
+    leaves.  The tensors that are made of it go with the last side over the same arrays.
     """
 
     def __init__(
@@ -69,12 +76,12 @@ class Side(_Keeper):
         plan: list[Tensor],
         perm: Tensor | None,
         structure: Structure | None = None,
-        shared: Kept | None = None,
+        built: Built | None = None,
     ) -> None:
         super().__init__(indices)
         self.indptr, self.indices, self.n_cols = indptr, indices, n_cols
         self.plan, self.perm = plan, perm
-        self.structure, self.shared = structure, shared
+        self.structure, self.built = structure, built
 
     @classmethod
     def of(cls, csr: CSR, perm: Any) -> "Side":
@@ -86,10 +93,10 @@ class Side(_Keeper):
         # Only kernels on a GPU cut their work in chunks.
         plan = [to_tensor(array) for array in csr.chunks.arrays()]
         structure = structure_of(csr)
-        return cls(*parts, plan, order, structure, _kept.keep(structure, csr))
+        return cls(*parts, plan, order, structure, built_for(csr, structure))
 
     def inverse_degree(self, dtype: torch.dtype) -> Tensor:
-        """(n_rows,) 1 over the number of entries, 1 for an empty row; kept for each dtype."""
+        """(n_rows,) 1 over the number of entries, 1 for an empty row."""
         return self.kept(dtype, lambda: self._inverse_degree(dtype))
 
     def _inverse_degree(self, dtype: torch.dtype) -> Tensor:
@@ -97,7 +104,7 @@ class Side(_Keeper):
         return lengths.to(torch.float64).reciprocal().to(dtype)
 
 
-class GraphTensors(_Keeper):
+class GraphTensors(_OfStructure):
     """The tensors of a graph: its rows, its edge values and, once needed, its columns.
 
     ``order`` is ``Graph.csr_perm``: None until it is needed, and for a tracer's leaves whose edges
@@ -199,9 +206,10 @@ def prepare(
     _prepare_order(graph)
     if order is not None:
         order = checked_order(order, graph.csr)
-        kept = side_of(graph, False).shared
-        if kept is not None:
-            prepare_order(kept.csr, order)
+        structure = side_of(graph, False).structure
+        csr = None if structure is None else csr_of(structure)
+        if csr is not None:
+            prepare_order(csr, order)
     if shape is not None:
         _prepare_tiles(graph, shape, transposed, costs)
 
@@ -212,8 +220,8 @@ def _prepare_tiles(
     for flipped in (False, True) if transposed else (False,):
         tiles = (graph.transposed if flipped else graph).sgt(tile)
         side = side_of(graph, flipped)
-        if side.shared is not None:
-            prepare_tiles(side.shared, tiles, side.inverse_degree(torch.float32), costs)
+        if side.built is not None:
+            prepare_tiles(side.built, tiles, side.inverse_degree(torch.float32), costs)
 
 
 def wrong_graph(value: object) -> DtypeError:
@@ -225,19 +233,17 @@ def wrong_graph(value: object) -> DtypeError:
 
 
 def _prepare_tensors(graph: Graph, transposed: bool) -> bool:
-    store = graph._store
+    built, at = graph._built, 1 if graph._flipped else 0
     # Tensors born in inference mode could never take part in training.
-    with store.lock, torch.inference_mode(False):
-        both: list[GraphTensors | None] = vars(store).setdefault("tensors", [None, None])
-        at = 1 if graph._flipped else 0
-        found = both[at]
+    with built.lock, torch.inference_mode(False):
+        found: GraphTensors | None = built.tensors[at]
         if found is None:
             csr = graph.csr
             values = None if csr.data is None else to_tensor(csr.data)
             sizes = (*graph.shape, graph.nnz)
             found = GraphTensors(Side.of(csr, None), None, values, sizes)
             finish(csr.indptr)  # synchronize!
-            both[at] = found
+            built.tensors[at] = found
         if transposed and found.columns is None:
             flipped = graph.csc.T
             columns = Side.of(flipped, graph.csc_perm)
@@ -249,7 +255,7 @@ def _prepare_tensors(graph: Graph, transposed: bool) -> bool:
 def _prepare_order(graph: Graph) -> bool:
     tensors = _tensors_made(graph)
     if tensors.order is None:
-        with graph._store.lock, torch.inference_mode(False):
+        with graph._built.lock, torch.inference_mode(False):
             tensors.order = to_tensor(graph.csr_perm)
     return True
 
@@ -266,13 +272,11 @@ def tensors_of(graph: GraphLike, *, transposed: bool = False) -> GraphTensors:
     """The tensors of a graph, made if they are missing."""
     if isinstance(graph, GraphTensors):
         return graph
-    store: Any = graph._store
     # A tracer must not see what is missing: it remembers what it read.
     if torch.compiler.is_compiling():
         graph._prepare_tensors(transposed)  # type: ignore[attr-defined]
         return _tensors_made(graph)
-    both = getattr(store, "tensors", None)
-    found: GraphTensors | None = None if both is None else both[1 if graph._flipped else 0]
+    found: GraphTensors | None = graph._built.tensors[1 if graph._flipped else 0]
     if found is None or (transposed and found.columns is None):
         _prepare_tensors(graph, transposed)
         found = _tensors_made(graph)
@@ -280,13 +284,12 @@ def tensors_of(graph: GraphLike, *, transposed: bool = False) -> GraphTensors:
 
 
 def _tensors_made(graph: Graph) -> GraphTensors:
-    store: Any = graph._store
     at = 1 if graph._flipped else 0  # torch 2.11 traces no bool as an index
-    return cast(GraphTensors, store.tensors[at])
+    return cast(GraphTensors, graph._built.tensors[at])
 
 
 def graph_tensors(graph: object) -> GraphTensors:
-    """Give the tensors of a graph: zero-copy, made once and kept with it.
+    """Give the tensors of a graph: zero-copy, built once with it.
 
     Parameters
     ----------
@@ -333,8 +336,8 @@ def has_tiles(graph: GraphLike) -> bool:
     DtypeError
         If ``graph`` is no Graph.
     """
-    shared = graph_tensors(graph).rows.shared
-    return shared is not None and shared.tiles is not None
+    built = graph_tensors(graph).rows.built
+    return built is not None and "tiles" in built.found
 
 
 def order_of(graph: GraphLike) -> Tensor | None:
@@ -379,8 +382,8 @@ def _flatten(graph: GraphLike) -> tuple[list[Any], Context]:
 
 def _reordered(graph: Graph) -> bool:
     """Whether CSR order is not the order in which the user gave the edges."""
-    store = graph._store
-    return graph._flipped or store.perm is not None or not isinstance(store.structure, CSR)
+    built = graph._built
+    return graph._flipped or built.perm is not None or not isinstance(built.structure, CSR)
 
 
 def _unflatten(leaves: Any, context: Context) -> GraphLike:
@@ -390,8 +393,8 @@ def _unflatten(leaves: Any, context: Context) -> GraphLike:
     source = _sources.get(id(leaves[0]))
     if source is not None:
         count = 5 + weighted
-        kept = zip(_flatten(source)[0][:count], leaves[:count], strict=True)
-        if all(mine is given for mine, given in kept):
+        both = zip(_flatten(source)[0][:count], leaves[:count], strict=True)
+        if all(mine is given for mine, given in both):
             return source
     if all(type(leaf) is Tensor for leaf in leaves):
         return _graph(leaves, context)
@@ -413,9 +416,9 @@ def _graph(leaves: list[Tensor], context: Context) -> Graph:
     order = from_tensor("leaf", leaves[5 + weighted]) if ordered else None
     csr = CSR._trusted(indptr=indptr, indices=indices, data=data, shape=(n_rows, n_cols))
     csc = CSC._trusted(indptr=t_indptr, indices=t_indices, data=moved, shape=(n_rows, n_cols))
-    store = Store(csr, order)
-    store.parts["csc", False] = csc, perm
-    return Graph._on(store, False)
+    built = GraphBuilt(csr, order)
+    built.found["csc", False] = csc, perm
+    return Graph._on(built, False)
 
 
 for _node in (Graph, GraphTensors):

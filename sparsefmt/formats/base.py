@@ -16,6 +16,7 @@ from .arrays import (
     on_device_of,
     to_device,
 )
+from .built import Built
 
 if TYPE_CHECKING:
     from .compressed import CSC, CSR
@@ -80,7 +81,19 @@ class Format:
 
     def _replace(self, **changes: Any) -> Self:
         fields = {**_fields(self), **changes}
-        return type(self)._trusted(**(self.__dict__ | fields if {*changes} <= {"data"} else fields))
+        if {*changes} <= {"data"}:
+            fields["_of_structure"] = self._built()
+        return type(self)._trusted(**fields)
+
+    def _built(self) -> Built:
+        """What is built once of the structure, for all that have it."""
+        found: Built | None = self.__dict__.get("_of_structure")
+        return self.__dict__.setdefault("_of_structure", Built()) if found is None else found
+
+    def _built_of_values(self) -> Built:
+        """What is built once of the values, for this matrix alone."""
+        found: Built = self.__dict__.setdefault("_of_values", Built())
+        return found
 
     def __getstate__(self) -> dict[str, Any]:
         """What pickle keeps: the fields, nothing that was built of them."""
@@ -328,7 +341,7 @@ class Format:
 
 
 def _fields(A: Format) -> dict[str, Any]:
-    """The fields; names that begin with an underscore are kept results, which share the dict."""
+    """The fields; names that begin with an underscore are of what was built."""
     return {name: value for name, value in A.__dict__.items() if name[0] != "_"}
 
 

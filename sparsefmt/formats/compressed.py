@@ -1,15 +1,12 @@
 """CSR and CSC: one implementation, the axis swapped."""
 
 from dataclasses import InitVar, dataclass, field
-from typing import Any, ClassVar, Self, TypeVar
+from typing import ClassVar, Self
 
 from . import checks
 from . import chunks as formats_chunks
 from .arrays import Array, on_device_of
 from .base import Format, FormatName, Level
-from .built import Built
-
-Part = TypeVar("Part")
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -56,21 +53,12 @@ class Compressed(Format):
 
     @property
     def chunks(self) -> formats_chunks.Chunks:
-        """Equal shares of the rows (CSR) or columns (CSC), kept once built, for kernels on a GPU.
+        """Equal shares of the rows (CSR) or columns (CSC), built once, for kernels on a GPU.
 
         Shared by what ``with_data`` and ``T`` give; synchronises with a GPU when it builds them.
-        Like all that is kept, it holds for the ``indptr`` that was given: do not write to it.
+        Like all that is built, it holds for the ``indptr`` that was given: do not write to it.
         """
         return self._built().ask("chunks", lambda: formats_chunks.chunks(self.indptr, self.nnz))
-
-    def _built(self) -> Built:
-        """What kernels need of the structure beside its arrays; shared as ``chunks`` are."""
-        found: Built | None = self.__dict__.get("_parts")
-        return self.__dict__.setdefault("_parts", Built()) if found is None else found
-
-    def _replace(self, **changes: Any) -> Self:
-        self._built()  # what has the same structure shares it
-        return super()._replace(**changes)
 
     def sorted_indices(self) -> Self:
         """The same matrix with ascending indices in every row (CSR) or column (CSC)."""

@@ -81,7 +81,7 @@ def condense(A: CSR, tile: tuple[int, int]) -> SGT:
         shape=A.shape,
         tile=tile,
     )
-    found._build("csr", lambda: A._replace(data=None))
+    found._built().ask("csr", lambda: A._replace(data=None))
     return found
 
 

@@ -1,9 +1,8 @@
 """SGT: sparse graph translation into condensed tiles for matrix units (TC-GNN)."""
 
 import operator
-from collections.abc import Callable, Hashable
 from dataclasses import InitVar, dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -11,7 +10,6 @@ from ..errors import DtypeError, ShapeError
 from . import checks
 from .arrays import Array, allocating, finish, namespace, on_device_of
 from .base import Format, FormatName, Level
-from .built import Built, Made
 from .compressed import CSR
 
 if TYPE_CHECKING:
@@ -151,9 +149,9 @@ class SGT(Format):
     def split(self, costs: "Costs | None" = None) -> "Split":
         """Which entries go to matrix units, in the layout that they read, and which do not.
 
-        Kept once built, one for each ``costs``; shared by what ``with_data`` gives.  Synchronises
-        with a GPU when it is built.  Like all that is kept it holds for the arrays that were given:
-        do not write to them.
+        Built once for each ``costs``; shared by what ``with_data`` gives.  Synchronises with a GPU
+        when it builds one.  Like all that is built it holds for the arrays that were given: do not
+        write to them.
 
         Parameters
         ----------
@@ -170,7 +168,9 @@ class SGT(Format):
         from ..ops.tiles.costs import Costs, checked
 
         costs = checked(costs) or Costs()
-        return self._build(("split", costs), lambda: split.split(self, self._structure(), costs))
+        return self._built().ask(
+            ("split", costs), lambda: split.split(self, self._structure(), costs)
+        )
 
     def _structure(self) -> CSR:
         """The CSR whose order ``order`` and ``data`` go by, without values: the one it was made of.
@@ -184,34 +184,17 @@ class SGT(Format):
             finish(csr.indptr)  # synchronize!
             return csr
 
-        return self._build("csr", build)
+        return self._built().ask("csr", build)
 
-    def _kept_arrays(self) -> list[Array]:
-        """Those of its splits and of the CSR that it was made of, which products may read."""
-        built: Built | None = self.__dict__.get("_of_structure")
+    def _built_arrays(self) -> list[Array]:
+        """Arrays of its splits and of the CSR that it was made of, which products may read."""
         found: list[Array] = []
-        for part in [] if built is None else built.parts():
+        for _, part in self._built().items():
             if isinstance(part, CSR):
                 found += [part.indptr, part.indices]
             elif hasattr(part, "arrays"):  # a split
                 found += part.arrays()
         return found
-
-    def _build(self, key: Hashable, build: Callable[[], Made]) -> Made:
-        """What is built once of the structure, for all that have it."""
-        built: Built = self.__dict__.setdefault("_of_structure", Built())
-        return built.ask(key, build)
-
-    def _build_of_values(self, key: Hashable, build: Callable[[], Made], *, keep: bool) -> Made:
-        """What is built once of these values."""
-        built: Built = self.__dict__.setdefault("_of_values", Built())
-        return built.ask(key, build, keep=keep)
-
-    def _replace(self, **changes: Any) -> Self:
-        self.__dict__.setdefault("_of_structure", Built())  # what has the same structure shares it
-        made = super()._replace(**changes)
-        made.__dict__.pop("_of_values", None)
-        return made
 
     def _check_cheap(self) -> None:
         object.__setattr__(self, "tile", check_tile(self.tile))

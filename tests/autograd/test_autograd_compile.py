@@ -46,7 +46,7 @@ def structure(side):
 def test_every_op_keeps_the_rules_of_library_ops(device, index_dtype):
     graph = make_graph(6, 5, 20, device=device, index_dtype=index_dtype)
     prepare(graph)
-    kept = graph._store.tensors[0]
+    kept = graph._built.tensors[0]
     A, T, perm = structure(kept.rows), structure(kept.columns), kept.columns.perm
     x, y, r, c, a = (torch.randn(n, device=device) for n in ((5, 3), (6, 3), 6, 5, graph.nnz))
     out, arg = OPS.spmm_arg(*A, x, a, r, c, "max")
@@ -84,7 +84,7 @@ def test_every_op_keeps_the_rules_of_library_ops(device, index_dtype):
 def test_ops_called_directly_obey_autocast(device):
     graph = make_graph(6, 5, 20, device=device)
     prepare(graph)
-    A = structure(graph._store.tensors[0].rows)
+    A = structure(graph._built.tensors[0].rows)
     x, y = torch.randn(5, 3, device=device), torch.randn(6, 3, device=device)
     with torch.autocast(device, dtype=torch.bfloat16):
         out = OPS.spmm(*A, x, None, None, None, None, "sum")

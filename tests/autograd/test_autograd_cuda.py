@@ -11,8 +11,8 @@ torch = pytest.importorskip("torch")
 from autograd_cases import DTYPES, make_graph  # noqa: E402
 
 from sparsefmt import Graph, UnsupportedError  # noqa: E402
-from sparsefmt.autograd import _kept, edge_softmax, maxk_aggregate, prepare, sddmm, spmm  # noqa: E402
-from sparsefmt.ops.cbsr.windows import store_of  # noqa: E402
+from sparsefmt.autograd import edge_softmax, maxk_aggregate, prepare, sddmm, spmm  # noqa: E402
+from sparsefmt.ops.engine.structure import _at  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 REDUCTIONS = ("sum", "mean", "max", "min")
@@ -131,7 +131,8 @@ def test_a_captured_step_of_maxk_replays_with_its_atomics():
 def test_windows_go_with_their_structure():
     def alive():
         gc.collect()
-        return sum(store_of(kept.csr).count for kept in _kept._kept.values())
+        keys = [key for built in _at.values() for key in built.found["csr"]._built().found]
+        return sum(key[0] == "windows" for key in keys)
 
     before = alive()
     for seed in range(3):

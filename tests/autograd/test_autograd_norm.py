@@ -244,7 +244,7 @@ def test_nothing_keeps_a_graph_alive_or_the_values_of_a_call(device):
         w = weights(graph)
         normalised, values = gcn_norm(graph, w)
         prepare(normalised)
-        alive = [weakref.ref(one) for one in (graph, graph._store, normalised, normalised._store)]
+        alive = [weakref.ref(one) for one in (graph, graph._built, normalised, normalised._built)]
         alive += [weakref.ref(one) for one in (w, values)]
         del w, values
         assert [one() is None for one in alive] == [False] * 4 + [True] * 2

@@ -17,10 +17,10 @@ from autograd_cases import make_graph, naive_sddmm, naive_spmm, tensors  # noqa:
 from torch.autograd import gradcheck, gradgradcheck  # noqa: E402
 
 from sparsefmt import COO, CSR, DtypeError, Graph, ShapeError, UnsupportedError, reorder  # noqa: E402
-from sparsefmt.autograd import _kept, _tiles, edge_softmax, prepare, sddmm, spmm, structure  # noqa: E402
+from sparsefmt.autograd import _tiles, edge_softmax, prepare, sddmm, spmm, structure  # noqa: E402
 from sparsefmt.autograd._memory import TorchMemory  # noqa: E402
 from sparsefmt.ops.engine import jit  # noqa: E402
-from sparsefmt.ops.engine.structure import Structure, place_of  # noqa: E402
+from sparsefmt.ops.engine.structure import Structure, _at, built_at, built_for, place_of  # noqa: E402
 from sparsefmt.ops.tiles import cuda as tiles_cuda  # noqa: E402
 from sparsefmt.ops.tiles import cuda_edges as tiles_cuda_edges  # noqa: E402
 from sparsefmt.ops.tiles import kernels, operands  # noqa: E402
@@ -82,7 +82,7 @@ def test_a_tile_is_checked_before_anything_is_built(tile, text):
     graph = make_graph(9, 6, 40)
     with pytest.raises(ShapeError, match=text):
         prepare(graph, tile=tile)
-    assert not hasattr(graph._store, "tensors")
+    assert graph._built.tensors == [None, None]
 
 
 def test_costs_are_of_tiles(monkeypatch):
@@ -292,11 +292,11 @@ def by_tiles(kernel, *args, **options):
 
 
 def on_a_gpu(csr):
-    """A structure, and what would be kept for it."""
+    """A structure, and what would be built for it."""
     places = csr.indptr.ctypes.data, csr.indices.ctypes.data
     sizes = *csr.shape, csr.nnz, csr.index_dtype.name
     S = Structure(*sizes, *places, 0, 0, 0, 0, 1, 0, 0)
-    return S, _kept.keep(S, csr)
+    return S, built_for(csr, S)
 
 
 def place(csr):
@@ -304,9 +304,10 @@ def place(csr):
     return csr and place_of(on_a_gpu(csr)[0])
 
 
-def give(kept, tile=TILE, costs=None):
-    degree = torch.from_numpy(1 / np.maximum(kept.csr.lengths, 1)).float()
-    _tiles.prepare_tiles(kept, kept.csr.tosgt(tile), degree, costs)
+def give(built, tile=TILE, costs=None):
+    csr = built.found["csr"]
+    degree = torch.from_numpy(1 / np.maximum(csr.lengths, 1)).float()
+    _tiles.prepare_tiles(built, csr.tosgt(tile), degree, costs)
 
 
 def find(S, dtype=torch.float32, feat=64, *, weighted=False, col_scale=None, reduce="sum"):
@@ -322,10 +323,10 @@ def find(S, dtype=torch.float32, feat=64, *, weighted=False, col_scale=None, red
 def test_kernels_get_values_scales_and_rows_that_belong_together(twin, index_dtype, reduce):
     graph = dense_windows(index_dtype=index_dtype)
     twin.csr = graph.csr
-    S, kept = on_a_gpu(graph.csr)
+    S, built = on_a_gpu(graph.csr)
     order = torch.randperm(graph.nnz, generator=torch.Generator().manual_seed(0))
     order = order.to(getattr(torch, np.dtype(index_dtype).name))
-    give(kept)
+    give(built)
     assert 0 < find(S).split.share < 1
     for feat in (8, 9, 20):
         wide, a, r, c = tensors("cpu", (COLS, 32), (graph.nnz,), (ROWS,), (COLS,), grad=False)
@@ -350,8 +351,8 @@ def test_so_they_do_where_slabs_are_well_filled(twin, weighted):
     keep = np.random.default_rng(0).random((ROWS, 64)) < 0.5
     graph = Graph(COO(*np.nonzero(keep), shape=(ROWS, COLS)).tocsr())
     twin.csr = graph.csr
-    S, kept = on_a_gpu(graph.csr)
-    give(kept)
+    S, built = on_a_gpu(graph.csr)
+    give(built)
     assert find(S, weighted=weighted).split.baked
     x, a, c = (one.float() for one in tensors("cpu", (COLS, 8), (graph.nnz,), (COLS,), grad=False))
     for scale in (None, c):
@@ -364,8 +365,8 @@ def test_so_they_do_where_slabs_are_well_filled(twin, weighted):
 def test_scales_of_rows_outside_the_tiles_touch_no_zero(twin):
     graph = dense_windows()
     twin.csr = graph.csr
-    S, kept = on_a_gpu(graph.csr)
-    give(kept)
+    S, built = on_a_gpu(graph.csr)
+    give(built)
     empty = torch.from_numpy(graph.csr.lengths == 0)
     r = torch.ones(ROWS).masked_fill(empty, torch.inf)
     y = by_tiles(twin.spmm, S, torch.rand(COLS, 8), None, None, r)
@@ -377,8 +378,8 @@ def test_scales_of_rows_outside_the_tiles_touch_no_zero(twin):
 def test_so_they_do_for_products_at_the_entries(twin, index_dtype):
     graph = dense_windows(index_dtype=index_dtype)
     twin.csr = graph.csr
-    S, kept = on_a_gpu(graph.csr)
-    give(kept)
+    S, built = on_a_gpu(graph.csr)
+    give(built)
     r, c = (one.float() for one in tensors("cpu", (ROWS,), (COLS,), grad=False))
     rows = torch.from_numpy(np.repeat(np.arange(ROWS), graph.csr.lengths))
     cols = torch.from_numpy(graph.csr.indices).long()
@@ -400,8 +401,8 @@ def test_so_they_do_for_products_at_the_entries(twin, index_dtype):
 
 
 def test_only_what_may_be_rounded_goes_by_tiles(twin):
-    S, kept = on_a_gpu(dense_windows().csr)
-    give(kept)
+    S, built = on_a_gpu(dense_windows().csr)
+    give(built)
     c = torch.rand(COLS)
 
     def taken(dtype, reduce="sum", scale=None):
@@ -453,7 +454,7 @@ def test_so_are_those_after_which_torch_refuses_the_older_questions():
 
 
 def test_every_kind_of_product_has_its_own_costs(twin, monkeypatch):
-    S, kept = on_a_gpu(dense_windows().csr)
+    S, built = on_a_gpu(dense_windows().csr)
     asked, costs = [], Costs(slab=16, window=24, left=1, again=96, row=0, piece=0, launch=0)
 
     def measured(*kind):
@@ -461,7 +462,7 @@ def test_every_kind_of_product_has_its_own_costs(twin, monkeypatch):
         return None if kind[-1] < 8 else replace(costs, part=2) if kind[2] else costs
 
     monkeypatch.setattr("sparsefmt.ops.tiles.costs.measured", measured)
-    give(kept)
+    give(built)
     assert find(S, feat=7) is None
     plain = find(S, feat=8)
     assert plain is find(S, torch.bfloat16, 9)
@@ -470,30 +471,30 @@ def test_every_kind_of_product_has_its_own_costs(twin, monkeypatch):
     assert ("spmm", 4, False, 7) in asked
     assert ("spmm", 2, False, 9) in asked
     assert ("spmm", 4, True, 64) in asked
-    give(kept, costs=replace(costs, part=3))
+    give(built, costs=replace(costs, part=3))
     assert find(S, feat=7) is find(S, weighted=True)  # what is given decides alone
     assert operands.find_operands(S, "sddmm", torch.empty(COLS, 1), None)[1] is find(S)
 
 
 def test_nothing_is_built_in_a_capture(twin, monkeypatch):
-    S, kept = on_a_gpu(dense_windows().csr)
-    give(kept)
-    for capturing, built in ((True, False), (False, True), (True, True)):
+    S, built = on_a_gpu(dense_windows().csr)
+    give(built)
+    for capturing, found in ((True, False), (False, True), (True, True)):
         monkeypatch.setattr(TorchMemory, "capturing", lambda _, c=capturing: c)
-        assert (find(S) is not None) is built
+        assert (find(S) is not None) is found
 
 
 def test_a_new_tile_replaces_the_earlier_one_and_the_same_changes_nothing(twin):
-    S, kept = on_a_gpu(dense_windows().csr)
-    tiles, degree = kept.csr.tosgt(TILE), torch.ones(ROWS)
-    _tiles.prepare_tiles(kept, tiles, degree)
+    S, built = on_a_gpu(dense_windows().csr)
+    tiles, degree = built.found["csr"].tosgt(TILE), torch.ones(ROWS)
+    _tiles.prepare_tiles(built, tiles, degree)
     first = find(S)
-    _tiles.prepare_tiles(kept, tiles, degree)
+    _tiles.prepare_tiles(built, tiles, degree)
     assert first is find(S)
-    give(kept, (32, 16))
+    give(built, (32, 16))
     assert find(S).split.height == 32
-    give(kept, (24, 16))  # windows that no kernel is made for
-    assert kept.tiles is None
+    give(built, (24, 16))  # windows that no kernel is made for
+    assert "tiles" not in built.found
     assert find(S) is None
 
 
@@ -504,26 +505,26 @@ def test_sparse_windows_and_old_devices_keep_to_cuda_cores(twin, monkeypatch):
     old = "it needs compute capability 8.0"
     for csr, reasons in ((sparse, ()), (dense, (old,))):
         monkeypatch.setattr(_tiles, "against_device", lambda _, reasons=reasons: reasons)
-        S, kept = on_a_gpu(csr)
-        give(kept)
+        S, built = on_a_gpu(csr)
+        give(built)
         assert find(S) is None
-        assert (kept.tiles is None) is bool(reasons)
+        assert ("tiles" not in built.found) is bool(reasons)
 
 
 def test_sides_on_the_same_arrays_share_their_tiles_and_the_last_one_takes_them_along(twin):
     csr = dense_windows().csr
-    S, kept = on_a_gpu(csr)
+    S, built = on_a_gpu(csr)
     _, again = on_a_gpu(csr.with_data(np.ones(csr.nnz)))
-    assert again is kept
+    assert again is built
     _, other = on_a_gpu(csr._replace(shape=(ROWS, 4000)))
-    assert other is not kept
-    give(kept)
-    del kept
+    assert other is not built
+    give(built)
+    del built
     assert find(S) is not None
     del again
     gc.collect()
     assert not operands.prepared
-    assert _kept.find(place_of(S)) is None
+    assert built_at(S) is None
 
 
 # On a GPU
@@ -673,14 +674,14 @@ def test_what_shares_the_arrays_shares_the_tiles_and_copies_do_not(launches):
 @pytest.mark.gpu
 def test_tiles_and_windows_go_with_the_graph():
     gc.collect()
-    before = len(operands.prepared), len(_kept._kept)
+    before = len(operands.prepared), len(_at)
     for seed in range(3):
         graph = dense_windows(device="cuda", seed=seed)
         prepare(graph, tile=TILE, order=reorder.degree_order(graph.csr))
-        assert (len(operands.prepared), len(_kept._kept)) == (before[0] + 2, before[1] + 2)
+        assert (len(operands.prepared), len(_at)) == (before[0] + 2, before[1] + 2)
         del graph
         gc.collect()
-        assert (len(operands.prepared), len(_kept._kept)) == before
+        assert (len(operands.prepared), len(_at)) == before
 
 
 @pytest.mark.gpu

@@ -325,7 +325,7 @@ def test_moving_takes_along_what_was_built(A, flip):
     """As ``to`` does it; here each array "moves" by being copied."""
     graph = Graph(A).transposed if flip else Graph(A)
     _ = graph.coo, graph.csc, graph.sgt((2, 2)), graph.in_degree, graph.stats
-    there = Graph._on(graph._store.mapped(np.copy), flip)
+    there = Graph._on(graph._built.mapped(np.copy), flip)
     assert repr(there) == repr(graph)
     assert there.coo == graph.coo
     assert there.sgt((2, 2)) == graph.sgt((2, 2))

@@ -1,5 +1,8 @@
 """The normalisation of GCN against loops in float64, and its gradient against complex steps."""
 
+from contextlib import nullcontext
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -7,6 +10,8 @@ from op_cases import DTYPES, INDEX_DTYPES, long_rows, matrix, name_of, put, rows
 
 from sparsefmt import COO, CSR, DtypeError, Graph, ShapeError, ops
 from sparsefmt.formats.oracle import float64
+from sparsefmt.ops.engine import jit
+from sparsefmt.ops.gcn import cuda
 from sparsefmt.testing import assert_close, coo, index_dtypes, stored_entries
 
 LOOPS = pytest.mark.parametrize("self_loops", [True, False])
@@ -263,6 +268,33 @@ def test_counted_degrees_and_a_csr_repeat_bit_for_bit(xp):
     for A in (unweighted, csr):
         first = ops.gcn_norm(A)
         assert all(ops.gcn_norm(A) == first for _ in range(5))
+
+
+@pytest.mark.parametrize("index_dtype", INDEX_DTYPES, ids=name_of)
+@pytest.mark.parametrize("dtype", [None, *DTYPES], ids=name_of)
+def test_a_coo_without_entries_asks_for_declared_kernels(monkeypatch, dtype, index_dtype):
+    """The pointer to no values is 0, as that of a missing array."""
+    asked = []
+    memory = SimpleNamespace(
+        pointer=lambda a: 0 if a is None else a.size,
+        dtype=lambda a: a.dtype.name,
+        empty=lambda shape, dtype, like: np.empty(shape, dtype),
+        stream=lambda a: 0,
+        on_device=nullcontext,
+    )
+
+    def load(file, name, layout, types, constants):
+        asked.append((file, jit.expression(name, types, constants)))
+        return lambda *_, **__: None
+
+    monkeypatch.setattr(cuda, "memory_of", lambda a: memory)
+    monkeypatch.setattr(cuda, "fill", lambda *_: None)
+    monkeypatch.setattr(jit, "load", load)
+    A = square("empty", dtype, index_dtype)
+    structure, out = (A.row, A.col), np.empty(A.n_rows, dtype or np.float32)
+    cuda.gcn_norm_coo(A, A.data, True, structure=structure, out=out)
+    assert asked
+    assert {*asked} <= {*cuda.instantiations()}
 
 
 def test_gcnconv_multiplies_with_this_matrix():

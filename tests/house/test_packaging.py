@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tarfile
 import venv
 import zipfile
 from pathlib import Path
@@ -13,6 +14,13 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 CONSTRAINTS = ROOT / "constraints.txt"
+#: What the checkout holds, but for what is for git and CI; and what its tools leave in it.
+FILES = [
+    *("CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "MANIFEST.in", "Makefile", "README.md"),
+    *("constraints.txt", "pyproject.toml"),
+]
+FOLDERS = ["benchmarks", "docs", "sparsefmt", "tests"]
+MADE = ["__pycache__", "*.nb[ci]", "_build", "quick"]
 
 # What pip says when it reached no registry, as opposed to a package that does not install.
 NO_REGISTRY = re.compile(
@@ -29,17 +37,22 @@ def run(*command: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory) -> Path:
-    """A wheel of this tree, built from a copy so that the checkout stays clean."""
-    folder = tmp_path_factory.mktemp("wheel")
-    source = folder / "source"
-    source.mkdir()
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
+def source(tmp_path_factory) -> Path:
+    """A copy of this tree, so that what is built leaves the checkout clean."""
+    source = tmp_path_factory.mktemp("source")
+    for name in FILES:
         shutil.copy(ROOT / name, source)
-    for name in ("sparsefmt", "tests"):
-        shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in FOLDERS:
+        shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns(*MADE))
     for name in ("ops", "autograd"):
         (source / name).symlink_to(Path("sparsefmt") / name)
+    return source
+
+
+@pytest.fixture(scope="module")
+def wheel(source, tmp_path_factory) -> Path:
+    """A wheel of this tree."""
+    folder = tmp_path_factory.mktemp("wheel")
     done = run(
         *(sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation"),
         *("--wheel-dir", folder, source),
@@ -48,6 +61,22 @@ def wheel(tmp_path_factory) -> Path:
     assert done.returncode == 0, done.stderr
     (built,) = folder.glob("*.whl")
     return built
+
+
+def test_sdist_holds_what_its_own_tests_read(source, tmp_path):
+    """All of this tree: its tests read the docs, which lead to results of benchmarks."""
+    expected = {path.relative_to(source) for path in source.rglob("*") if path.is_file()}
+    expected -= {path for path in expected if path.parts[0] in ("build", "ops", "autograd")}
+    build = f"import setuptools.build_meta as backend; backend.build_sdist({str(tmp_path)!r})"
+    done = run(sys.executable, "-c", build, cwd=source)
+    assert done.returncode == 0, done.stderr
+    (built,) = tmp_path.glob("*.tar.gz")
+    with tarfile.open(built) as archive:
+        files = [Path(*Path(file.name).parts[1:]) for file in archive if file.isfile()]
+    made = {Path("PKG-INFO"), Path("setup.cfg")}
+    made |= {path for path in {*files, *expected} if path.parts[0].endswith(".egg-info")}
+    assert {*files} - made == expected - made
+    assert Path("tests/data/formats_v1.pickle") in files
 
 
 def test_wheel_holds_every_file_of_the_package(wheel):

@@ -235,7 +235,7 @@ def test_the_loops_are_counted_once_for_each_graph(way):
     with torch.inference_mode():
         layer(x, graph)
     gradients(layer, x, graph)  # tensors born in inference mode could not take part
-    parts = graph._store.tensors[0]._parts
+    parts = graph._built.tensors[0]._built.found
     kept = ["('loop scores', torch.float32)", "loops missing"]
     assert sorted(map(str, parts)) == (kept if way == "composed" else [])
     before = dict(parts)
@@ -243,7 +243,7 @@ def test_the_loops_are_counted_once_for_each_graph(way):
     assert all(parts[key] is value for key, value in before.items())
     plain = graph_of("some")
     AGNNConv(add_self_loops=False)(x, plain)
-    assert not plain._store.tensors[0]._parts
+    assert not plain._built.tensors[0]._built.found
 
 
 def test_the_graphs_own_values_are_not_read(device):

@@ -360,7 +360,7 @@ def test_a_sample_has_the_figures_of_its_windows(xp, step):
     A = skewed(2, (300, 100), 2000)
     tiles = put(xp, A).tosgt((16, 8))
     assert np.array_equal(
-        tile_slabs.figures(tiles, step), tile_slabs.hold(A.tosgt((16, 8))).figures[::step]
+        tile_slabs.figures(tiles, step), tile_slabs.count_columns(A.tosgt((16, 8))).figures[::step]
     )
 
 
@@ -370,10 +370,10 @@ def test_what_columns_hold(xp):
     col = np.repeat(np.arange(5), lengths)
     row = np.arange(15) - np.repeat(np.cumsum(lengths) - lengths, lengths)
     A = COO(np.append(row, 0), np.append(col, 2), shape=(40, 5)).tocsr()
-    held = tile_slabs.hold(put(xp, A).tosgt((16, 4)))
-    assert held.figures.tolist() == [[1, 1, 1, 2, 9], [0] * 5, [0] * 5]
-    assert host(held.counts).tolist() == [1, 2, 3, 4, 5, 0, 0, 0]
-    assert host(held.begins).tolist() == [0, 1, 3, 7, 11, 16, 16, 16, 16]
+    counted = tile_slabs.count_columns(put(xp, A).tosgt((16, 4)))
+    assert counted.figures.tolist() == [[1, 1, 1, 2, 9], [0] * 5, [0] * 5]
+    assert host(counted.counts).tolist() == [1, 2, 3, 4, 5, 0, 0, 0]
+    assert host(counted.begins).tolist() == [0, 1, 3, 7, 11, 16, 16, 16, 16]
 
 
 def test_columns_without_entries_hold_nothing(xp):
@@ -391,10 +391,10 @@ def test_columns_without_entries_hold_nothing(xp):
         tile=(16, 2),
         validate="cheap",
     )
-    held = tile_slabs.hold(A)
-    assert held.figures.tolist() == [[0] * 5, [0, 1, 0, 0, 0], [0] * 5, [1, 0, 0, 0, 0]]
-    assert host(held.counts).tolist() == [0] * 5 + [2] + [0] * 4 + [1, 0]
-    assert host(held.begins).tolist() == [0] * 6 + [2] * 5 + [3, 3]
+    counted = tile_slabs.count_columns(A)
+    assert counted.figures.tolist() == [[0] * 5, [0, 1, 0, 0, 0], [0] * 5, [1, 0, 0, 0, 0]]
+    assert host(counted.counts).tolist() == [0] * 5 + [2] + [0] * 4 + [1, 0]
+    assert host(counted.begins).tolist() == [0] * 6 + [2] * 5 + [3, 3]
 
 
 def choice(figures: list[list[int]], costs: Costs, height: int) -> list[int] | None:

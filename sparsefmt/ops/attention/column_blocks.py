@@ -40,7 +40,7 @@ def count(S: Structure, nbytes: int) -> int:
 
 
 def blocks_of(A: CSR | Structure, blocks: int, stream: int) -> tuple[ColumnBlock, ...]:
-    """The columns of ``A`` in so many blocks, kept with its CSR once made.
+    """Return the columns of ``A`` in so many blocks, built once with its CSR.
 
     Empty where no CSR is found, columns do not ascend in every row, or a capture of that stream
     cannot look.
@@ -49,12 +49,12 @@ def blocks_of(A: CSR | Structure, blocks: int, stream: int) -> tuple[ColumnBlock
     if csr is None:
         return ()
     built, key = csr._built(), ("column blocks", blocks)
-    if not built.has(key) and capturing(stream):
+    if key not in built.found and capturing(stream):
         return ()
-    return built.ask(key, lambda: _made(csr, blocks) if csr.has_sorted_indices else ())
+    return built.ask(key, lambda: _build(csr, blocks) if csr.has_sorted_indices else ())
 
 
-def _made(A: CSR, blocks: int) -> tuple[ColumnBlock, ...]:
+def _build(A: CSR, blocks: int) -> tuple[ColumnBlock, ...]:
     xp, size = namespace(A.indptr), -(-A.n_cols // blocks)
     with on_device_of(A.indptr), allocating(f"{A!r} in {blocks} blocks of columns"):
         begins = xp.empty((blocks + 1, A.n_rows), A.index_dtype)

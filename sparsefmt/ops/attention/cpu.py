@@ -9,46 +9,42 @@ from ...formats.compressed import CSR
 from ..engine.cpu import packed, wide, writing
 from ..engine.structure import transposed
 from . import cpu_gat
-from .operands import Forward, Operands, Options, heads_and_feat, shape_of, sums_dtype
+from .cpu_gat import Dropping, Rows, Scores, Sizes
+from .operands import Forward, GatArguments, heads_and_feat, shape_of, sums_dtype
 
 
-def gat(
-    A: CSR, bias: Array | None, h: Array, el: Array, er: Array, edges: Array | None,
-    loop_edges: Array | None, seed: Any, slope: float, dropout: float, loops: bool, *,
-    out: Array | None = None,
-) -> Array:  # fmt: skip
-    """``out[i, k] = sum of M[e, k] P[e, k] h[j, k] + bias[k]``, as ``ops.gat``."""
-    given, options = Operands(h, el, er, edges, loop_edges), Options(seed, slope, dropout, loops)
-    out = np.empty((A.n_rows, *h.shape[1:]), h.dtype) if out is None else out
-    found: Array = _forward(A, bias, given, options, out=out, train=False).out
+def gat(A: CSR, bias: Array | None, *arguments: Any, out: Array | None = None) -> Array:
+    """``out[i, k] = sum of M[e, k] P[e, k] h[j, k] + bias[k]``, as ``ops.gat``.
+
+    The others are ``GatArguments``, here and in the gradients.
+    """
+    given = GatArguments(*arguments)
+    out = np.empty((A.n_rows, *given.h.shape[1:]), given.h.dtype) if out is None else out
+    found: Array = _forward(A, bias, given, out=out, train=False).out
     return found
 
 
-def gat_with_statistics(
-    A: CSR, bias: Array | None, h: Array, el: Array, er: Array, edges: Array | None,
-    loop_edges: Array | None, seed: Any, slope: float, dropout: float, loops: bool,
-) -> Forward:  # fmt: skip
+def gat_with_statistics(A: CSR, bias: Array | None, *arguments: Any) -> Forward:
     """``gat``, and what its gradient needs."""
-    given, options = Operands(h, el, er, edges, loop_edges), Options(seed, slope, dropout, loops)
-    out, plus, statistics = _forward(A, bias, given, options)
-    return Forward(_rounded(out, h), _rounded(plus, h), statistics)
+    given = GatArguments(*arguments)
+    out, plus, statistics = _forward(A, bias, given)
+    return Forward(_rounded(out, given.h), _rounded(plus, given.h), statistics)
 
 
 def _forward(
-    A: CSR, bias: Array | None, given: Operands, options: Options, *, out: Array | None = None,
-    train: bool = True,
-) -> Forward:  # fmt: skip
+    A: CSR, bias: Array | None, given: GatArguments, *, out: Array | None = None, train: bool = True
+) -> Forward:
     """The product in ``out``, or as sums run; with ``train`` what backward needs too."""
     h, one = given.h, _type_of_sums(given.h)
     if out is None:
         out = np.empty((A.n_rows, *h.shape[1:]), one)
     plus = np.empty(out.shape if train else 0, one)
     statistics = np.empty((A.n_rows, heads_and_feat(h)[0], 4) if train else 0, one)
-    inputs = _shared(A, given, options)
+    inputs = _shared(A, given)
     if out.size or train:
         with writing(out) as (Y, pieces):
             cpu_gat.forward(
-                *(A.indptr, A.indices, packed(h), *inputs, options.loops),
+                *(A.indptr, A.indices, packed(h), *inputs, given.loops),
                 *(Y.reshape(-1), plus.reshape(-1), statistics.reshape(-1), pieces),
             )
             if bias is not None:
@@ -58,37 +54,33 @@ def _forward(
 
 def gat_backward(
     A: CSR, T: CSR | None, perm: Array | None, grad: Array, out: Array | None, plus: Array | None,
-    statistics: Array | None, of_edges: bool, h: Array, el: Array, er: Array, edges: Array | None,
-    loop_edges: Array | None, seed: Any, slope: float, dropout: float, loops: bool,
+    statistics: Array | None, of_edges: bool, *arguments: Any,
 ) -> tuple[Array, ...]:  # fmt: skip
     """Gradients of ``h, el, er, loop_edges, edges``, empty where not given or not wanted.
 
     What is not given of the forward pass and of the transpose is made anew.
     """
-    given, options = Operands(h, el, er, edges, loop_edges), Options(seed, slope, dropout, loops)
-    found = Forward(out, plus, statistics)
+    given, found = GatArguments(*arguments), Forward(out, plus, statistics)
     if statistics is None:
-        found = _forward(A, None, given, options)
+        found = _forward(A, None, given)
     transpose = transposed(A) if T is None else (T, perm)
-    return _gradients(A, transpose, grad, found, of_edges, given, options)
+    return _gradients(A, transpose, grad, found, of_edges, given)
 
 
 def gat_of_vectors_backward(
     A: CSR, T: CSR, perm: Array, grad: Array, out: Array, plus: Array, statistics: Array,
-    of_edges: bool, source: Array, target: Array, bias: Array | None, h: Array, el: Array,
-    er: Array, edges: Array | None, loop_edges: Array | None, seed: Any, slope: float,
-    dropout: float, loops: bool,
+    of_edges: bool, source: Array, target: Array, bias: Array | None, *arguments: Any,
 ) -> tuple[Array, ...]:  # fmt: skip
     """Gradients of ``h``, of ``source, target, bias`` in one array, ``loop_edges`` and ``edges``.
 
     Vectors and bias are as ``gat_scores`` and ``gat`` had them.
     """
-    given, options = Operands(h, el, er, edges, loop_edges), Options(seed, slope, dropout, loops)
+    given = GatArguments(*arguments)
     if bias is not None:
-        out = wide(out) - wide(bias).reshape(h.shape[1:])
+        out = wide(out) - wide(bias).reshape(given.h.shape[1:])
     found = Forward(out, plus, statistics)
-    dh, d_el, d_er, *others = _gradients(A, (T, perm), grad, found, of_edges, given, options)
-    dh, d_vectors = _through_scores(h, dh, d_el, d_er, source, target)
+    dh, d_el, d_er, *others = _gradients(A, (T, perm), grad, found, of_edges, given)
+    dh, d_vectors = _through_scores(given.h, dh, d_el, d_er, source, target)
     if bias is not None:
         d_bias = np.ones(len(grad), d_el.dtype) @ wide(grad).reshape(len(grad), -1)
         d_vectors = np.concatenate([d_vectors, d_bias.reshape(1, *source.shape)])
@@ -97,21 +89,21 @@ def gat_of_vectors_backward(
 
 def _gradients(
     A: CSR, transpose: tuple[CSR, Any], grad: Array, found: Forward, of_edges: bool,
-    given: Operands, options: Options,
+    given: GatArguments,
 ) -> tuple[Array, ...]:  # fmt: skip
-    h, el, er, edges, loop_edges = given
+    h, edges, loop_edges = given.h, given.edges, given.loop_edges
     one, (T, perm), X, g = _type_of_sums(h), transpose, packed(h), packed(grad)
-    shapes = el.shape, er.shape, shape_of(loop_edges), shape_of(edges, of_edges)
-    dh, stats = np.empty(h.shape, h.dtype), np.empty(3 * er.size, one)
+    shapes = given.el.shape, given.er.shape, shape_of(loop_edges), shape_of(edges, of_edges)
+    dh, stats = np.empty(h.shape, h.dtype), np.empty(3 * given.er.size, one)
     d_el, d_er, d_loops, d_edges = results = [np.empty(shape, one) for shape in shapes]
-    shared, of_rows = _shared(T, given, options), (packed(a) for a in found)
-    slope, loops = narrow(one, options.slope), options.loops
+    shared, of_rows = _shared(T, given), (packed(a) for a in found)
+    slope, loops = narrow(one, given.slope), given.loops
     with writing(dh) as (result, pieces):
         out, plus, forward = of_rows
         of_targets = stats, d_er.reshape(-1), pieces
         cpu_gat.statistics(out, plus, g, forward, slope, h.shape[-1], *of_targets)
         of_sources = result.reshape(-1), d_el.reshape(-1), pieces
-        cpu_gat.backward(T.indptr, T.indices, perm, g, X, *shared, loops, stats, *of_sources)
+        cpu_gat.backward(Rows(T.indptr, T.indices, perm), g, X, *shared, loops, stats, *of_sources)
         if edges is not None and of_edges:
             of_edges_ = stats, d_edges.reshape(-1), pieces
             cpu_gat.edge_gradient(A.indptr, A.indices, g, X, *shared, loops, *of_edges_)
@@ -130,9 +122,9 @@ def gat_attention(
     """``P[e, k]`` before dropout, 0 at loops that are left out."""
     out = np.empty((A.nnz, *el.shape[1:]), _type_of_sums(el)) if out is None else out
     h = np.empty((*el.shape, 0) if el.ndim == 2 else (len(el), 1, 0), el.dtype)
-    given, options = Operands(h, el, er, edges), Options(None, slope, 0.0, loops)
+    given = GatArguments(h, el, er, edges, slope=slope, loops=loops)
     with writing(out) as (P, pieces):
-        scores, sizes, _, narrow_slope = _shared(A, given, options)
+        scores, sizes, _, narrow_slope = _shared(A, given)
         of_entries = P.reshape(-1), pieces
         cpu_gat.attention(A.indptr, A.indices, scores, sizes, narrow_slope, loops, *of_entries)
     return out
@@ -176,21 +168,23 @@ def _rounded(values: Array, like: Array) -> Array:
         return values.astype(like.dtype, copy=False)
 
 
-def _shared(A: CSR, given: Operands, options: Options) -> tuple[Any, Any, Any, Any]:
-    """What all loops over rows take: scores, sizes, dropout and the slope."""
-    h, el, er, edges, loop_edges = given
-    one, none = _type_of_sums(h), np.empty(0, _type_of_sums(h))
-    scores = tuple(none if a is None else packed(a) for a in (el, er, edges, loop_edges))
-    longest = int(np.diff(A.indptr).max(initial=0)) + bool(options.loops)
-    seed = 0 if options.seed is None else int(np.asarray(options.seed).item())
-    dropping = dropping_of(options.dropout, seed, one)
-    return scores, (*heads_and_feat(h), longest), dropping, narrow(one, options.slope)
+def _shared(A: CSR, given: GatArguments) -> tuple[Scores, Sizes, Dropping, Any]:
+    """Arguments that all loops over rows take: scores, sizes, dropout and the slope."""
+    one = _type_of_sums(given.h)
+    scores = given.el, given.er, given.edges, given.loop_edges
+    flat = (np.empty(0, one) if a is None else packed(a) for a in scores)
+    longest = int(np.diff(A.indptr).max(initial=0)) + bool(given.loops)
+    dropping = dropping_of(given.dropout, given.seed, one)
+    sizes = Sizes(*heads_and_feat(given.h), longest)
+    return Scores(*flat), sizes, dropping, narrow(one, given.slope)
 
 
-def dropping_of(share: float, seed: int, one: Any) -> tuple[Any, Any, Any]:
-    """The seed, below which word of 32 bits an entry is dropped, and what others are scaled by."""
+def dropping_of(share: float, seed: Any, one: Any) -> Dropping:
+    """Drop that share by a seed, None for none; ``one`` is the type that sums run in."""
     below = min(round(share * 2**32), 2**32 - 1)
-    return np.uint64(seed % 2**64), np.uint64(below), one(1 / (1 - share) if below else 1)
+    number = 0 if seed is None else int(np.asarray(seed).item())
+    scale = one(1 / (1 - share) if below else 1)
+    return Dropping(np.uint64(number % 2**64), np.uint64(below), scale)
 
 
 def narrow(one: Any, value: float) -> Any:

@@ -1,15 +1,11 @@
-"""Compiled loops of graph attention: weights of a row's entries are never kept for longer than it.
+"""Compiled loops of graph attention, which hold the weights of one row at a time.
 
 Sums are split by the sign of the score, as in ``gat.cu``: the gradients of the scores are linear in
-the two parts, so that no entry needs a dot product.
-
-All arrays are flat, and empty where there is none.  ``scores`` are those of sources and targets,
-of the entries and of the virtual loops; ``sizes`` the heads, the features and the entries of the
-longest row, a virtual loop included; ``dropping`` the seed, below which random word an entry is
-dropped, and what the others are multiplied with.
+the two parts, so that no entry needs a dot product.  All arrays are flat, and empty where there is
+none.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numba
 import numpy as np
@@ -27,6 +23,39 @@ from ..engine.lanes import (
     width_of,
 )
 from ..engine.loops import AHEAD, MIDDLE, NARROW, dot, inlined, parallel, rows_of
+
+
+class Rows(NamedTuple):
+    """The entries of each row, and the numbers by which they are dropped."""
+
+    indptr: Any
+    indices: Any
+    perm: Any  #: of the transpose: each entry's number in CSR order; else empty
+
+
+class Scores(NamedTuple):
+    """The parts that the scores are sums of."""
+
+    sources: Any
+    targets: Any
+    edges: Any
+    loops: Any  #: of the virtual loops
+
+
+class Sizes(NamedTuple):
+    """Heads, features of each, and entries of the longest row, a virtual loop included."""
+
+    heads: int
+    feat: int
+    longest: int
+
+
+class Dropping(NamedTuple):
+    """Which entries are dropped: those whose random word is below ``below``."""
+
+    seed: Any
+    below: Any
+    scale: Any  #: of the others
 
 
 @inlined
@@ -47,8 +76,8 @@ def philox(seed: Any, counter: Any, stream: Any) -> Any:
 @inlined
 def stays(dropping: Any, number: Any, h: Any) -> Any:
     """Whether the entry of that number is not dropped from head ``h``."""
-    below = dropping[1]
-    return below == 0 or philox(dropping[0], number, h) >= below
+    below = dropping.below
+    return below == 0 or philox(dropping.seed, number, h) >= below
 
 
 @inlined
@@ -68,8 +97,8 @@ def _row_scores(
 
     With ``loops`` a virtual one comes last, and stored ones have the score -inf.
     """
-    el, er, edges, own = scores
-    right, top = er[i * heads + h], el.dtype.type(-np.inf)
+    el, edges = scores.sources, scores.edges
+    right, top = scores.targets[i * heads + h], el.dtype.type(-np.inf)
     size = len(row)
     for k in range(size):
         j = np.int64(row[k])
@@ -80,7 +109,7 @@ def _row_scores(
             weights[k] = -np.inf
         top = max(top, weights[k])
     if loops:
-        z = _sum_of(el[i * heads + h], right, own, i * heads + h)
+        z = _sum_of(el[i * heads + h], right, scores.loops, i * heads + h)
         signs[size] = 1 if z > 0 else -1
         weights[size] = z if z > 0 else slope * z
         top, size = max(top, weights[size]), size + 1
@@ -168,9 +197,9 @@ def forward(
                     row, start, i, h, scores, heads, slope, loops, weights, signs
                 )
                 whole, positive = _powers(weights, signs, size, top)
-                if dropping[1] > 0:
+                if dropping.below > 0:
                     _drop(dropping, indices[:0], start, len(row), loop, size, h, weights)
-                factor = H.dtype.type(0) if whole == 0 else dropping[2] / whole
+                factor = H.dtype.type(0) if whole == 0 else dropping.scale / whole
                 for f in range(0, feat, wide):
                     count = min(wide, feat - f)
                     a, b = _sums(H, heads * feat, h * feat + f, row, own, weights, count)
@@ -208,15 +237,16 @@ def attention(
 @inlined
 def _source_scores(
     row: Any, perm: Any, start: Any, j: Any, h: Any, scores: Any, heads: Any, slope: Any,
-    loops: Any, stats: Any, kept: Any,
+    loops: Any, stats: Any, work: Any,
 ) -> Any:  # fmt: skip
-    """Of each entry of a source the score less its target's largest, and two factors of its power.
+    """Write each score of a source's entries less the largest of the target's, into ``work``.
 
-    Those are what makes P of it, with the score's sign, and ``leaky'(z) D`` times that.
+    Beside it two factors of its power: what makes P of it, with the score's sign, and
+    ``leaky'(z) D`` times that.
     """
-    (el, er, edges, own), (weights, signs, shares) = scores, kept
-    left, size = el[j * heads + h], len(row)
-    one = el.dtype.type(1)
+    er, edges, (weights, signs, shares) = scores.targets, scores.edges, work
+    left, size = scores.sources[j * heads + h], len(row)
+    one = er.dtype.type(1)
     for k in range(size):
         item = np.int64(row[k]) * heads + h
         z = left + er[item]
@@ -230,7 +260,7 @@ def _source_scores(
             weights[k] = -np.inf
     if loops:
         item = j * heads + h
-        z = _sum_of(left, er[item], own, item)
+        z = _sum_of(left, er[item], scores.loops, item)
         inverse = stats[3 * item + 1]
         signs[size] = inverse if z > 0 else -inverse
         weights[size] = (z if z > 0 else slope * z) - stats[3 * item]
@@ -240,9 +270,9 @@ def _source_scores(
 
 
 @inlined
-def _source_weights(kept: Any, size: Any) -> Any:
-    """P with the sign of the score, in place of what is raised; ``sum of leaky'(z) P D``."""
-    weights, signs, shares = kept
+def _source_weights(work: Any, size: Any) -> Any:
+    """Put P with the sign of the score in place of the score; return ``sum of leaky'(z) P D``."""
+    weights, signs, shares = work
     zero, nothing = lanes(weights, NARROW, 0), lanes(weights, NARROW, -np.inf)
     step, less = width_of(zero), zero
     for k in range(0, size, step):
@@ -255,8 +285,8 @@ def _source_weights(kept: Any, size: Any) -> Any:
 
 @parallel
 def backward(
-    indptr: Any, indices: Any, perm: Any, grad: Any, H: Any, scores: Any, sizes: Any,
-    dropping: Any, slope: Any, loops: Any, stats: Any, out: Any, dell: Any, pieces: Any,
+    T: Any, grad: Any, H: Any, scores: Any, sizes: Any, dropping: Any, slope: Any, loops: Any,
+    stats: Any, out: Any, d_el: Any, pieces: Any,
 ) -> None:  # fmt: skip
     """Over the transposed structure ``dH[j, h] = sum of M P[e, h] dO[i, h]``; the gradient of el.
 
@@ -264,9 +294,10 @@ def backward(
     <dO, O>.
     """
     heads, feat, longest = sizes
+    indptr, indices, perm = T
     for piece in numba.prange(pieces):
         weights, signs = np.empty(longest, grad.dtype), np.empty(longest, grad.dtype)
-        kept = weights, signs, np.empty(longest, grad.dtype)
+        work = weights, signs, np.empty(longest, grad.dtype)
         first, last = rows_of(indptr, piece, pieces)
         zero = lanes(grad, MIDDLE, 0)
         wide = width_of(zero)
@@ -276,35 +307,35 @@ def backward(
             for h in range(heads):
                 item, dots = j * heads + h, zero
                 size = _source_scores(
-                    row, perm, start, j, h, scores, heads, slope, loops, stats, kept
+                    row, perm, start, j, h, scores, heads, slope, loops, stats, work
                 )
-                less = _source_weights(kept, size)
-                if dropping[1] > 0:
+                less = _source_weights(work, size)
+                if dropping.below > 0:
                     _drop(dropping, perm, start, len(row), loop, size, h, weights)
                 for f in range(0, feat, wide):
                     count = min(wide, feat - f)
                     a, b = _sums(grad, heads * feat, h * feat + f, row, own, weights, count)
-                    a, b = product(a, dropping[2]), product(b, dropping[2])
+                    a, b = product(a, dropping.scale), product(b, dropping.scale)
                     store(add_product(a, 1, b), out, item * feat + f, count)
                     run = load(zero, H, item * feat + f, count)
                     dots = add_product(dots, run, add_product(a, slope, b))
-                dell[item] = total(dots) - less
+                d_el[item] = total(dots) - less
 
 
 @parallel
 def statistics(
-    out: Any, plus: Any, grad: Any, forward: Any, slope: Any, feat: Any, stats: Any, der: Any,
+    out: Any, plus: Any, grad: Any, forward: Any, slope: Any, feat: Any, stats: Any, d_er: Any,
     pieces: Any,
 ) -> None:  # fmt: skip
-    """Of each row and head the largest score, 1 by the sum, and <dO, out>; the gradient of er."""
+    """Write the largest score, 1 by the sum and <dO, out> of each row and head, and ``d_er``."""
     for piece in numba.prange(pieces):
-        for item in range(piece * len(der) // pieces, (piece + 1) * len(der) // pieces):
+        for item in range(piece * len(d_er) // pieces, (piece + 1) * len(d_er) // pieces):
             D = dot(grad, item * feat, out, item * feat, feat)
             positive = dot(grad, item * feat, plus, item * feat, feat)
             whole = forward[4 * item + 1]
             stats[3 * item], stats[3 * item + 2] = forward[4 * item], D
             stats[3 * item + 1] = 0 if whole == 0 else 1 / whole
-            der[item] = (1 - slope) * (positive - D * forward[4 * item + 2])
+            d_er[item] = (1 - slope) * (positive - D * forward[4 * item + 2])
 
 
 @inlined
@@ -325,7 +356,8 @@ def edge_gradient(
     slope: Any, loops: Any, stats: Any, out: Any, pieces: Any,
 ) -> None:  # fmt: skip
     """The gradient of the scores that entries have of their own; 0 at stored loops."""
-    (heads, feat, _), (el, er, edges, _) = sizes, scores
+    heads, feat, _ = sizes
+    el, er, edges = scores.sources, scores.targets, scores.edges
     for piece in numba.prange(pieces):
         first, last = rows_of(indptr, piece, pieces)
         nothing, end, line = H.dtype.type(0), len(indices) - 1, width_of(lanes(H, NARROW, 0))
@@ -340,7 +372,7 @@ def edge_gradient(
                         continue
                     target, source = i * heads + h, j * heads + h
                     z = _sum_of(el[source], er[target], edges, e * heads + h)
-                    factor = dropping[2] if stays(dropping, e, h) else nothing
+                    factor = dropping.scale if stays(dropping, e, h) else nothing
                     out[e * heads + h] = _score_gradient(
                         z, grad, H, target, source, feat, slope, factor, stats
                     )
@@ -352,11 +384,12 @@ def loop_gradient(
     out: Any, pieces: Any,
 ) -> None:  # fmt: skip
     """The gradient of the scores that virtual loops have of their own."""
-    (heads, feat, _), (el, er, _, own) = sizes, scores
+    heads, feat, _ = sizes
+    el, er, own = scores.sources, scores.targets, scores.loops
     for piece in numba.prange(pieces):
         nothing = H.dtype.type(0)
         for item in range(piece * len(out) // pieces, (piece + 1) * len(out) // pieces):
             i = item // heads
             z = _sum_of(el[item], er[item], own, item)
-            factor = dropping[2] if stays(dropping, nnz + i, item - i * heads) else nothing
+            factor = dropping.scale if stays(dropping, nnz + i, item - i * heads) else nothing
             out[item] = _score_gradient(z, grad, H, item, item, feat, slope, factor, stats)

@@ -30,18 +30,52 @@ from ..engine.lanes import (
 from ..engine.loops import MIDDLE, NARROW, dot, inlined, parallel, rows_of
 from ..engine.structure import transposed
 from .cpu import dropping_of, narrow
-from .cpu_gat import philox
-from .operands import heads_and_feat, shape_of, sums_dtype
+from .cpu_gat import Dropping, Rows, stays
+from .operands import PairwiseArguments, heads_and_feat, shape_of, sums_dtype
 
 #: Entries of a row at a time: 64 rows of 128 float32 values fill the first cache.
-TOGETHER = 64
+ENTRIES = 64
 #: Pieces of work of the gradients, whatever the threads: sums over all rows do not depend on these.
 PIECES = 256
 
 
+class Scoring(NamedTuple):
+    """How scores are made of two rows, and what is added to them."""
+
+    heads: int
+    feat: int
+    att: Any  #: empty where scores are dot products
+    edges: Any  #: scores of the entries, or empty
+    slope: Any
+    scale: Any
+
+
+class End(NamedTuple):
+    """Rows at one end of the entries: sources, or targets."""
+
+    scored: Any  #: keys, or queries
+    weighed: Any  #: values, or gradients of the result: their products are gradients of weights
+
+
+class RowSums(NamedTuple):
+    """What gradients read of each row and head."""
+
+    statistics: Any  #: largest score, and 1 over the sum of exponentials
+    dots: Any  #: ``D = <dO, O>``
+
+
+class Gradients(NamedTuple):
+    """What one pass over the entries writes."""
+
+    scored: Any  #: of the near end
+    weighed: Any  #: likewise, of sources; of targets the result of forward, which is read
+    att: Any  #: of each piece; empty for sources
+    edges: Any  #: empty for sources
+
+
 @inlined
 def _gather(A: Any, far: Any, pitch: Any, i: Any, e: Any, loops: Any, places: Any, ids: Any) -> Any:
-    """Neighbours and numbers of the next entries of row ``i``; those of ``far`` are asked for.
+    """Write neighbours and numbers of the next entries of row ``i``, and prefetch rows of ``far``.
 
     With ``loops`` stored ones are left out and one follows the last entry.  Returns the entry
     behind them, and how many they are.
@@ -84,7 +118,7 @@ def _leaky_product(
 def _scores(
     own: Any, i: Any, far: Any, places: Any, ids: Any, scoring: Any, h: Any, scores: Any
 ) -> None:
-    """Of one head the scores of row ``i`` of ``own`` with the rows of ``far`` at the places."""
+    """Write the scores of one head of row ``i`` of ``own`` with rows of ``far`` at the places."""
     heads, feat, att, edges, slope, scale = scoring
     first = h * feat
     at = i * heads * feat + first
@@ -104,10 +138,9 @@ def _scores(
 
 @inlined
 def _drop(dropping: Any, ids: Any, h: Any, weights: Any) -> None:
-    seed, below, _ = dropping
-    if below > 0:
+    if dropping.below > 0:
         for k in range(len(ids)):
-            if philox(seed, ids[k], h) < below:
+            if not stays(dropping, ids[k], h):
                 weights[k] = 0
 
 
@@ -142,11 +175,12 @@ def _add_rows(
 
 @inlined
 def _add_slopes(
-    out: Any, datt: Any, to: Any, own: Any, at: Any, far: Any, first: Any, pitch: Any, feat: Any,
-    att: Any, slope: Any, places: Any, grads: Any,
+    out: Any, datt: Any, to: Any, own: Any, at: Any, far: Any, first: Any, scoring: Any,
+    places: Any, grads: Any,
 ) -> None:  # fmt: skip
     """``out += att sum of grads[k] leaky'(z)``, and ``datt += sum of grads[k] leaky(z)``."""
-    zero = lanes(out, MIDDLE, 0)
+    feat, att, slope = scoring.feat, scoring.att, scoring.slope
+    zero, pitch = lanes(out, MIDDLE, 0), scoring.heads * feat
     for f in range(0, feat, width_of(zero)):
         count = min(width_of(zero), feat - f)
         x = load(zero, own, at + f, count)
@@ -170,16 +204,16 @@ def forward(
     A: Any, queries: Any, keys: Any, values: Any, scoring: Any, dropping: Any, loops: Any,
     out: Any, statistics: Any, pieces: Any,
 ) -> None:  # fmt: skip
-    """``O[i, h] = sum of P[e, h] V[j, h]``; of each row and head what is kept of its sum."""
-    heads, feat = scoring[:2]
+    """``O[i, h] = sum of P[e, h] V[j, h]``; of each row and head its ``statistics``."""
+    heads, feat = scoring.heads, scoring.feat
     pitch, low = heads * feat, out.dtype.type(-np.inf)
     for piece in numba.prange(pieces):
-        places, ids = np.empty(TOGETHER, np.int64), np.empty(TOGETHER, np.int64)
-        weights = np.empty(TOGETHER, out.dtype)
+        places, ids = np.empty(ENTRIES, np.int64), np.empty(ENTRIES, np.int64)
+        weights = np.empty(ENTRIES, out.dtype)
         tops, sums = np.empty(heads, out.dtype), np.empty(heads, out.dtype)
-        first, last = rows_of(A[0], piece, pieces)
+        first, last = rows_of(A.indptr, piece, pieces)
         for i in range(first, last):
-            e, stop = np.int64(A[0][i]), np.int64(A[0][i + 1]) + loops
+            e, stop = np.int64(A.indptr[i]), np.int64(A.indptr[i + 1]) + loops
             some = e < stop
             tops[:], sums[:], out[i * pitch : (i + 1) * pitch] = low, 0, 0
             while e < stop:
@@ -199,7 +233,7 @@ def forward(
                     _add_rows(out, at, before, values, there, pitch, feat, places[:n], weights)
             for h in range(heads):
                 inverse = 1 / sums[h] if some else out.dtype.type(0)
-                factor = dropping[2] * inverse
+                factor = dropping.scale * inverse
                 for f in range(i * pitch + h * feat, i * pitch + (h + 1) * feat):
                     out[f] *= factor
                 if len(statistics):
@@ -209,76 +243,79 @@ def forward(
 
 @inlined
 def _gradients(
-    i: Any, near: Any, far: Any, stats: Any, of_sources: Any, places: Any, ids: Any, scoring: Any,
+    i: Any, near: Any, far: Any, sums: Any, of_sources: Any, places: Any, ids: Any, scoring: Any,
     dropping: Any, h: Any, weights: Any, grads: Any,
 ) -> None:  # fmt: skip
-    """Of one head ``M P`` of the gathered entries, and the gradients of their scores."""
-    (heads, feat), (statistics, dots) = scoring[:2], stats
-    _scores(near[0], i, far[0], places, ids, scoring, h, weights)
+    """Write ``M P`` of one head of the gathered entries, and the gradients of their scores."""
+    heads, feat = scoring.heads, scoring.feat
+    _scores(near.scored, i, far.scored, places, ids, scoring, h, weights)
     for k in range(len(places)):
-        weights[k] -= statistics[2 * ((places[k] if of_sources else i) * heads + h)]
+        weights[k] -= sums.statistics[2 * ((places[k] if of_sources else i) * heads + h)]
     _exponentials(weights, 0, len(places))
     for k in range(len(places)):
         item = (places[k] if of_sources else i) * heads + h
-        weights[k] *= statistics[2 * item + 1]
-        grads[k] = -weights[k] * dots[item]
-        weights[k] *= dropping[2]
+        weights[k] *= sums.statistics[2 * item + 1]
+        grads[k] = -weights[k] * sums.dots[item]
+        weights[k] *= dropping.scale
     _drop(dropping, ids, h, weights)
     at = (i * heads + h) * feat
     for k in range(len(places)):
         there = (places[k] * heads + h) * feat
-        grads[k] += weights[k] * dot(near[1], at, far[1], there, feat)
+        grads[k] += weights[k] * dot(near.weighed, at, far.weighed, there, feat)
 
 
 @parallel
 def backward(
     A: Any, near: Any, far: Any, scoring: Any, dropping: Any, loops: Any, of_sources: Any,
-    stats: Any, dnear: Any, dvalues: Any, datt: Any, dedges: Any, pieces: Any,
+    sums: Any, found: Any, pieces: Any,
 ) -> None:  # fmt: skip
-    """The gradient of the rows of ``near``, from those of ``far`` at the other end of entries.
+    """Write the gradients of the rows of ``near``, from those of ``far`` at the entries' other end.
 
-    Both are pairs: queries and gradients of the result, keys and values.  Over the transposed
-    structure, ``of_sources``, also that of the values.  Else those of the edges, sums of that of
-    ``att`` of each piece, and the rows' ``D = <dO, O>``, the second of ``stats`` beside the
-    others, from what ``dvalues`` then has: O.
+    ``of_sources`` goes over the transposed structure, and writes the gradient of the values too.
+    Else those of the edges, a sum of that of ``att`` for each piece, and ``D`` of each row.
     """
-    heads, feat, att, _, slope, scale = scoring
+    heads, feat = scoring.heads, scoring.feat
+    # What is written has names of its own: numba takes a store to a record's field for dead.
+    dnear, dvalues, datt, dedges = found
+    _, dots = sums
     pitch, one = heads * feat, dnear.dtype.type(1)
     for piece in numba.prange(pieces):
-        places, ids = np.empty(TOGETHER, np.int64), np.empty(TOGETHER, np.int64)
-        weights, grads = np.empty(TOGETHER, dnear.dtype), np.empty(TOGETHER, dnear.dtype)
-        first, last = rows_of(A[0], piece, pieces)
+        places, ids = np.empty(ENTRIES, np.int64), np.empty(ENTRIES, np.int64)
+        weights, grads = np.empty(ENTRIES, dnear.dtype), np.empty(ENTRIES, dnear.dtype)
+        first, last = rows_of(A.indptr, piece, pieces)
         for i in range(first, last):
-            e, stop = np.int64(A[0][i]), np.int64(A[0][i + 1]) + loops
+            e, stop = np.int64(A.indptr[i]), np.int64(A.indptr[i + 1]) + loops
             dnear[i * pitch : (i + 1) * pitch] = 0
             if of_sources:
                 dvalues[i * pitch : (i + 1) * pitch] = 0
             else:
                 for h in range(heads):
                     at = (i * heads + h) * feat
-                    stats[1][i * heads + h] = dot(near[1], at, dvalues, at, feat)
+                    dots[i * heads + h] = dot(near.weighed, at, dvalues, at, feat)
             while e < stop:
                 e, n = _gather(A, far, pitch, i, e, loops, places, ids)
                 for h in range(heads):
                     there, at = h * feat, i * pitch + h * feat
                     entries = places[:n], ids[:n]
                     _gradients(
-                        i, near, far, stats, of_sources, *entries, scoring, dropping, h, weights,
+                        i, near, far, sums, of_sources, *entries, scoring, dropping, h, weights,
                         grads,
                     )  # fmt: skip
                     for k in range(n):
                         if ids[k] * heads + h < len(dedges):
                             dedges[ids[k] * heads + h] = grads[k]
-                        grads[k] *= scale
+                        grads[k] *= scoring.scale
                     if of_sources:
-                        _add_rows(dvalues, at, one, far[1], there, pitch, feat, places[:n], weights)
-                    if len(att):
+                        _add_rows(
+                            dvalues, at, one, far.weighed, there, pitch, feat, places[:n], weights
+                        )
+                    if len(scoring.att):
                         _add_slopes(
-                            dnear, datt, piece * pitch, near[0], at, far[0], there, pitch,
-                            feat, att, slope, places[:n], grads,
+                            dnear, datt, piece * pitch, near.scored, at, far.scored, there,
+                            scoring, places[:n], grads,
                         )  # fmt: skip
                     else:
-                        _add_rows(dnear, at, one, far[0], there, pitch, feat, places[:n], grads)
+                        _add_rows(dnear, at, one, far.scored, there, pitch, feat, places[:n], grads)
 
 
 class Call(NamedTuple):
@@ -287,22 +324,19 @@ class Call(NamedTuple):
     queries: Array
     keys: Array
     values: Array
-    scoring: tuple[Any, ...]  #: heads, feat, ``att``, edges, slope and scale
-    dropping: tuple[Any, ...]
+    scoring: Scoring
+    dropping: Dropping
     loops: bool
 
 
-def _call_of(
-    queries: Array, keys: Array, values: Array | None, att: Array | None, edges: Array | None,
-    seed: Any, slope: float, scale: float, dropout: float, loops: bool,
-) -> Call:  # fmt: skip
-    one = np.dtype(sums_dtype(keys)).type
-    terms = values_of(att, keys).reshape(-1), values_of(edges, keys).reshape(-1)
-    scoring = *heads_and_feat(keys), *terms, narrow(one, slope), narrow(one, scale)
-    number = 0 if seed is None else int(np.asarray(seed).item())
-    q, k = _read(queries), _read(keys)
-    v = k if values is None else _read(values)
-    return Call(q, k, v, scoring, dropping_of(dropout, number, one), loops)
+def _call_of(given: PairwiseArguments) -> Call:
+    keys, one = given.keys, np.dtype(sums_dtype(given.keys)).type
+    terms = values_of(given.att, keys).reshape(-1), values_of(given.edges, keys).reshape(-1)
+    factors = narrow(one, given.slope), narrow(one, given.scale)
+    scoring = Scoring(*heads_and_feat(keys), *terms, *factors)
+    q, k = _read(given.queries), _read(keys)
+    v = k if given.values is None else _read(given.values)
+    return Call(q, k, v, scoring, dropping_of(given.dropout, given.seed, one), given.loops)
 
 
 def _read(a: Array) -> Array:
@@ -311,33 +345,35 @@ def _read(a: Array) -> Array:
     return flat if flat.flags.writeable else flat.copy()
 
 
-def pairwise(
-    A: CSR, queries: Array, keys: Array, values: Array | None, att: Array | None,
-    edges: Array | None, seed: Any, slope: float, scale: float, dropout: float, loops: bool, *,
-    out: Array | None = None,
-) -> Array:  # fmt: skip
-    """``O[i, h] = sum of M[e, h] P[e, h] V[j, h]`` over the entries of row i."""
-    out = np.empty((A.n_rows, *keys.shape[1:]), keys.dtype) if out is None else out
-    call = _call_of(queries, keys, values, att, edges, seed, slope, scale, dropout, loops)
+def pairwise(A: CSR, *arguments: Any, out: Array | None = None) -> Array:
+    """``O[i, h] = sum of M[e, h] P[e, h] V[j, h]`` over the entries of row i.
+
+    The others are ``PairwiseArguments``, here and in the gradients.
+    """
+    given = PairwiseArguments(*arguments)
+    out = _result(A, given) if out is None else out
+    call = _call_of(given)
     return _forward(A, call, out, np.empty(0, call.keys.dtype))
 
 
-def pairwise_with_statistics(
-    A: CSR, queries: Array, keys: Array, *operands: Any
-) -> tuple[Array, Array]:
+def pairwise_with_statistics(A: CSR, *arguments: Any) -> tuple[Array, Array]:
     """The result of ``pairwise``, and what backward reads of each row and head."""
-    out = np.empty((A.n_rows, *keys.shape[1:]), keys.dtype)
-    return _forward_with_statistics(A, _call_of(queries, keys, *operands), out)
+    given = PairwiseArguments(*arguments)
+    return _forward_with_statistics(A, _call_of(given), _result(A, given))
+
+
+def _result(A: CSR, given: PairwiseArguments) -> Array:
+    return np.empty((A.n_rows, *given.keys.shape[1:]), given.keys.dtype)
 
 
 def _forward_with_statistics(A: CSR, call: Call, out: Array) -> tuple[Array, Array]:
-    statistics = np.zeros((A.n_rows, call.scoring[0], 2), call.keys.dtype)
+    statistics = np.zeros((A.n_rows, call.scoring.heads, 2), call.keys.dtype)
     return _forward(A, call, out, statistics), statistics
 
 
 def _forward(A: CSR, call: Call, out: Array, statistics: Array) -> Array:
     if out.size:
-        rows = A.indptr, A.indices, np.empty(0, A.indices.dtype)
+        rows = Rows(A.indptr, A.indices, np.empty(0, A.indices.dtype))
         with writing(out) as (result, pieces):
             forward(rows, *call, result.reshape(-1), statistics.reshape(-1), pieces)
     return out
@@ -345,32 +381,37 @@ def _forward(A: CSR, call: Call, out: Array, statistics: Array) -> Array:
 
 def pairwise_backward(
     A: CSR, T: CSR | None, perm: Any, grad: Array, out: Array | None, statistics: Any,
-    of_edges: bool, queries: Array, keys: Array, values: Array | None, att: Array | None,
-    edges: Array | None, *numbers: Any,
+    of_edges: bool, *arguments: Any,
 ) -> tuple[Array, ...]:  # fmt: skip
     """The gradients of queries, keys, values, ``att`` and edges, as on a GPU."""
-    call = _call_of(queries, keys, values, att, edges, *numbers)
+    given = PairwiseArguments(*arguments)
+    call, keys_are_values = _call_of(given), given.values is None
     sums, make = call.keys.dtype, np.empty if grad.size else np.zeros
-    dqueries, dkeys, dvalues = (make(shape_of(a), sums) for a in (queries, keys, values))
-    # Stored loops that are left out have no gradient.
-    datt, dedges = np.zeros(shape_of(att), sums), np.zeros(shape_of(edges, of_edges), sums)
+    features = given.queries, given.keys, given.values
+    dqueries, dkeys, dvalues = (make(shape_of(a), sums) for a in features)
+    datt = np.zeros(shape_of(given.att), sums)
+    dedges = np.zeros(shape_of(given.edges, of_edges), sums)  # 0 at stored loops that are left out
     if grad.size:
         if out is None:
             out, statistics = _forward_with_statistics(A, call, np.empty(grad.shape, sums))
         if T is None:
             T, perm = transposed(A)
-        none, dots = np.empty(0, sums), np.empty(statistics.size // 2, sums)
-        stats = statistics.reshape(-1), dots
-        near, far = (call.queries, _read(grad)), (call.keys, call.values)
-        shared, of_att = call[3:], np.zeros((PIECES, datt.size), sums)
-        own = dqueries.reshape(-1), _read(out), of_att.reshape(-1), dedges.reshape(-1)
-        others = dkeys.reshape(-1), (dkeys if values is None else dvalues).reshape(-1), none, none
-        rows = A.indptr, A.indices, np.empty(0, perm.dtype)
-        columns = T.indptr, T.indices, perm
+        none, of_pieces = np.empty(0, sums), np.zeros((PIECES, datt.size), sums)
+        of_rows = RowSums(statistics.reshape(-1), np.empty(statistics.size // 2, sums))
+        targets, sources = End(call.queries, _read(grad)), End(call.keys, call.values)
+        shared = call.scoring, call.dropping, call.loops
+        of_targets = Gradients(
+            dqueries.reshape(-1), _read(out), of_pieces.reshape(-1), dedges.reshape(-1)
+        )
+        weighed = dkeys if keys_are_values else dvalues
+        of_sources = Gradients(dkeys.reshape(-1), weighed.reshape(-1), none, none)
+        rows = Rows(A.indptr, A.indices, np.empty(0, perm.dtype))
+        columns = Rows(T.indptr, T.indices, perm)
         with writing(none):
-            backward(rows, near, far, *shared, False, stats, *own, PIECES)
-            backward(columns, far, near, *shared, True, stats, *others, PIECES)
-        datt = datt if att is None else of_att.sum(axis=0).reshape(datt.shape)
+            backward(rows, targets, sources, *shared, False, of_rows, of_targets, PIECES)
+            backward(columns, sources, targets, *shared, True, of_rows, of_sources, PIECES)
+        datt = datt if given.att is None else of_pieces.sum(axis=0).reshape(datt.shape)
     with np.errstate(over="ignore", under="ignore"):
-        features = (d.astype(keys.dtype, copy=False) for d in (dqueries, dkeys, dvalues))
-        return *features, datt, dedges
+        dtype = given.keys.dtype
+        narrowed = (d.astype(dtype, copy=False) for d in (dqueries, dkeys, dvalues))
+        return *narrowed, datt, dedges

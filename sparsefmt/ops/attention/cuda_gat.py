@@ -18,7 +18,7 @@ from ..engine.launch import ITEMSIZE, fill, row_bytes
 from ..engine.memory import Memory, memory_of
 from ..engine.structure import Structure, structure_of
 from ..matmul.cuda import Shape, load_shape
-from .operands import Forward, Operands, Options, heads_and_feat, sums_dtype
+from .operands import Forward, GatArguments, heads_and_feat, sums_dtype
 
 THREADS = 128  # of a block, as in rows.cuh
 #: Bytes that the heads of a team gather side by side: a line of the L2. Two heads of 64 bytes took
@@ -56,9 +56,8 @@ def dropout(share: float, seed: int = 0, seed_at: int = 0) -> Dropout:
     return Dropout(seed % 2**64, below, 1 / (1 - share), seed_at) if below else _NO_DROPOUT
 
 
-def dropout_of(m: Memory, options: Options) -> Dropout:
-    """Drop as the options say, by an integer seed or by one that lies on the device."""
-    share, seed = options.dropout, options.seed
+def dropout_of(m: Memory, share: float, seed: Any) -> Dropout:
+    """Drop that share, by an integer seed or by one that lies on the device."""
     if not share:
         return _NO_DROPOUT
     if isinstance(seed, int):
@@ -128,35 +127,29 @@ def row_shape(dtype: str, heads: int, feat: int, alignment: int) -> tuple[Shape,
 # The product
 
 
-def gat(
-    A: CSR | Structure, bias: Any, h: Any, el: Any, er: Any, edges: Any, loop_edges: Any, seed: Any,
-    slope: float, dropout: float, loops: bool, *, out: Any = None,
-) -> Any:  # fmt: skip
-    """``out[i, k] = sum of M[e, k] P[e, k] h[j, k] + bias[k]``, as ``ops.gat``."""
-    given, options = Operands(h, el, er, edges, loop_edges), Options(seed, slope, dropout, loops)
-    return forward(A, bias, given, options, out=out).out
+def gat(A: CSR | Structure, bias: Any, *arguments: Any, out: Any = None) -> Any:
+    """``out[i, k] = sum of M[e, k] P[e, k] h[j, k] + bias[k]``, as ``ops.gat``.
+
+    The others are ``GatArguments``, here and in the gradients.
+    """
+    return forward(A, bias, GatArguments(*arguments), out=out).out
 
 
-def gat_with_statistics(
-    A: CSR | Structure, bias: Any, h: Any, el: Any, er: Any, edges: Any, loop_edges: Any, seed: Any,
-    slope: float, dropout: float, loops: bool,
-) -> Forward:  # fmt: skip
+def gat_with_statistics(A: CSR | Structure, bias: Any, *arguments: Any) -> Forward:
     """``gat``, and what its gradient needs."""
-    given, options = Operands(h, el, er, edges, loop_edges), Options(seed, slope, dropout, loops)
-    return forward(A, bias, given, options, train=True)
+    return forward(A, bias, GatArguments(*arguments), train=True)
 
 
-def in_memory(m: Memory, given: Operands) -> Operands:
-    """The operands as kernels read them: contiguous, scores in the dtype of sums."""
-    h, el, er, edges, loop_edges = given
+def in_memory(m: Memory, given: GatArguments) -> GatArguments:
+    """Give arrays as kernels read them: contiguous, scores in the dtype of sums."""
+    h, el, er, edges, loop_edges, *numbers = given
     scores = m.factors(el), m.factors(er), m.factors(edges), m.factors(loop_edges)
-    return Operands(m.contiguous(h), *scores)
+    return GatArguments(m.contiguous(h), *scores, *numbers)
 
 
 def forward(
-    A: CSR | Structure, bias: Any, given: Operands, options: Options, *, out: Any = None,
-    train: bool = False,
-) -> Forward:  # fmt: skip
+    A: CSR | Structure, bias: Any, given: GatArguments, *, out: Any = None, train: bool = False
+) -> Forward:
     """Launch the product; with ``train`` what backward needs too, of no features the statistics.
 
     With loops or a bias the structure is square; the bias has the dtype of the features.
@@ -174,8 +167,8 @@ def forward(
     if not (S.n_rows and heads and (feat or train)):
         return found
     with m.on_device(h):
-        if S.nnz or options.loops or m.pointer(bias):
-            _product(S, m, bias, given, options, found)
+        if S.nnz or given.loops or m.pointer(bias):
+            _product(S, m, bias, given, found)
         else:
             for array in found:
                 zero(m, array)
@@ -188,32 +181,29 @@ def zero(m: Memory, array: Any) -> None:
         fill(m.pointer(array), size, 0, m.stream(array))
 
 
-def _product(
-    S: Structure, m: Memory, bias: Any, given: Operands, options: Options, found: Forward
-) -> None:
-    h, el, er, edges, loop_edges = given
-    heads, feat = heads_and_feat(h)
-    edges = edges if S.nnz else None
-    drop, first_loop = dropout_of(m, options), S.nnz if options.loops else -1
-    scores = score_parameters(m, drop, options.slope, first_loop, el, er, edges, loop_edges)
+def _product(S: Structure, m: Memory, bias: Any, given: GatArguments, found: Forward) -> None:
+    h, (heads, feat) = given.h, heads_and_feat(given.h)
+    if not S.nnz:
+        given = given._replace(edges=None)
+    drop = dropout_of(m, given.dropout, given.seed)
+    scores = score_parameters(m, drop, given, S.nnz)
     out, plus, added = m.pointer(found.out), m.pointer(found.plus), m.pointer(bias)
     params = (*scores, out, plus, added, m.pointer(found.statistics), heads, feat)
-    anything = options.loops or edges is not None
+    anything = given.loops or given.edges is not None
     launch_rows(
-        *(S, m, h, m.pointer(h if feat else el), 0, params),
+        *(S, m, h, m.pointer(h if feat else given.el), 0, params),
         alignment=m.pointer(h) | out | plus | added,
         backward=False,
         flags=(int(drop.below > 0), ANYTHING if anything else ONLY_BIAS if added else NOTHING),
     )
 
 
-def score_parameters(
-    m: Memory, drop: Dropout, slope: float, first_loop: int, el: Any, er: Any, edges: Any,
-    loop_edges: Any,
-) -> tuple[Any, ...]:  # fmt: skip
+def score_parameters(m: Memory, drop: Dropout, given: GatArguments, nnz: int) -> tuple[Any, ...]:
     """Fields of ``Scores`` in gat.cu."""
-    arrays = m.pointer(el), m.pointer(er), m.pointer(edges), m.pointer(loop_edges), drop.seed_at
-    return (*arrays, drop.seed, first_loop, slope, drop.scale, drop.below)
+    scores = given.el, given.er, given.edges, given.loop_edges
+    first_loop = nnz if given.loops else -1
+    numbers = drop.seed, first_loop, given.slope, drop.scale, drop.below
+    return (*map(m.pointer, scores), drop.seed_at, *numbers)
 
 
 def launch_rows(
@@ -269,8 +259,8 @@ def gat_attention(
     if out is None:
         out = m.empty((S.nnz, *el.shape[1:]), dtype, el)
     h = m.empty((S.n_cols, heads, 0), dtype, el)  # the statistics come with a product, here of none
-    given, options = Operands(h, el, er, edges), Options(None, slope, 0.0, loops)
-    statistics = forward(S, None, given, options, train=True).statistics
+    given = GatArguments(h, el, er, edges, slope=slope, loops=loops)
+    statistics = forward(S, None, given, train=True).statistics
     if S.nnz and heads:
         layout, types = f"8Pqii{FLOATS[dtype]}", (dtype, S.index_dtype)
         with m.on_device(el):

@@ -13,7 +13,7 @@ from ..engine.memory import Memory, memory_of
 from ..engine.structure import Structure, structure_of, transposed
 from . import cuda_gat
 from .cuda_gat import FLOATS, SCORE_GRADIENT_LANES, THREADS, dropout_of, in_memory
-from .operands import Forward, Operands, Options, heads_and_feat, shape_of, sums_dtype
+from .operands import Forward, GatArguments, heads_and_feat, shape_of, sums_dtype
 
 _STATS_LANES = 8  # as in gat.cu
 #: Rows that a block of the scores' gradient has at least; blocks at most, and where rows are wide.
@@ -22,20 +22,19 @@ _SHARE_ROWS, _MOST_SHARES, _FEWEST_SHARES = 64, 1024, 64
 
 def gat_backward(
     A: CSR | Structure, T: Any, perm: Any, grad: Any, out: Any, plus: Any, statistics: Any,
-    of_edges: bool, h: Any, el: Any, er: Any, edges: Any, loop_edges: Any, seed: Any, slope: float,
-    dropout: float, loops: bool,
+    of_edges: bool, *arguments: Any,
 ) -> tuple[Any, ...]:  # fmt: skip
     """Gradients of ``h, el, er, loop_edges, edges``, empty where not given or not wanted.
 
     What is not given of the forward pass and of the transpose is made anew.
     """
-    options, m = Options(seed, slope, dropout, loops), memory_of(h)
-    given = in_memory(m, Operands(h, el, er, edges, loop_edges))
-    found = Forward(out, plus, statistics)
+    given = GatArguments(*arguments)
+    m = memory_of(given.h)
+    given, found = in_memory(m, given), Forward(out, plus, statistics)
     if statistics is None:
-        found = cuda_gat.forward(A, None, given, options, train=True)
+        found = cuda_gat.forward(A, None, given, train=True)
     transpose = None if T is None else (T, perm)
-    dh, parts, *others = _gradients(A, transpose, grad, found, None, of_edges, given, options)
+    dh, parts, *others = _gradients(A, transpose, grad, found, None, of_edges, given)
     with m.on_device(dh):
         d_el = parts.squeeze(-1) if parts.shape[-1] == 1 else parts.sum(-1)
     return dh, d_el, *others
@@ -43,17 +42,17 @@ def gat_backward(
 
 def gat_of_vectors_backward(
     A: CSR | Structure, T: Any, perm: Any, grad: Any, out: Any, plus: Any, statistics: Any,
-    of_edges: bool, source: Any, target: Any, bias: Any, h: Any, el: Any, er: Any, edges: Any,
-    loop_edges: Any, seed: Any, slope: float, dropout: float, loops: bool,
+    of_edges: bool, source: Any, target: Any, bias: Any, *arguments: Any,
 ) -> tuple[Any, ...]:  # fmt: skip
     """Gradients of ``h``, of ``source, target, bias`` in one array, ``loop_edges`` and ``edges``.
 
     Vectors and bias are as ``gat_scores`` and ``gat`` had them.
     """
-    options, m = Options(seed, slope, dropout, loops), memory_of(h)
-    given = in_memory(m, Operands(h, el, er, edges, loop_edges))
-    grad, bias, found = m.contiguous(grad), m.contiguous(bias), Forward(out, plus, statistics)
-    dh, parts, d_er, *others = _gradients(A, (T, perm), grad, found, bias, of_edges, given, options)
+    given = GatArguments(*arguments)
+    m = memory_of(given.h)
+    given, found = in_memory(m, given), Forward(out, plus, statistics)
+    grad, bias = m.contiguous(grad), m.contiguous(bias)
+    dh, parts, d_er, *others = _gradients(A, (T, perm), grad, found, bias, of_edges, given)
     vectors = m.contiguous(source), m.contiguous(target)
     result = None if bias is None else grad
     return dh, through_scores(given.h, dh, parts, d_er, vectors, result), *others
@@ -61,40 +60,40 @@ def gat_of_vectors_backward(
 
 def _gradients(
     A: Any, transpose: Any, grad: Any, found: Forward, bias: Any, of_edges: bool,
-    given: Operands, options: Options,
+    given: GatArguments,
 ) -> tuple[Any, ...]:  # fmt: skip
     """Gradients of the features, of ``el`` in parts (..., parts), and of the other scores."""
     S, m = structure_of(A), memory_of(given.h)
-    h, _, er, edges, loop_edges = given
+    h, edges, loop_edges = given.h, given.edges, given.loop_edges
     grad, dtype = m.contiguous(grad), sums_dtype(h)
-    shapes = er.shape, shape_of(loop_edges), shape_of(edges, of_edges)
+    shapes = given.er.shape, shape_of(loop_edges), shape_of(edges, of_edges)
     d_er, d_loops, d_edges = (m.empty(shape, dtype, h) for shape in shapes)
     stats = m.empty((S.n_rows, heads_and_feat(h)[0], 4), dtype, h)
     with m.on_device(h):
         results = stats, d_er, None if loop_edges is None else d_loops
-        _of_targets(S, m, grad, found, bias, given, options, results)
+        _of_targets(S, m, grad, found, bias, given, results)
         T, perm = transposed(A) if transpose is None else transpose
-        dh, parts = _of_sources(structure_of(T), m, perm, grad, given, options, stats)
+        dh, parts = _of_sources(structure_of(T), m, perm, grad, given, stats)
         if edges is not None and of_edges:
-            _of_edges(S, m, grad, given, options, stats, d_edges)
+            _of_edges(S, m, grad, given, stats, d_edges)
     return dh, parts, d_er, d_loops, d_edges
 
 
 def _of_targets(
-    S: Structure, m: Memory, grad: Any, found: Forward, bias: Any, given: Operands,
-    options: Options, results: tuple[Any, ...],
+    S: Structure, m: Memory, grad: Any, found: Forward, bias: Any, given: GatArguments,
+    results: tuple[Any, ...],
 ) -> None:  # fmt: skip
     """What entries read of their targets, and the gradients of ``er`` and of ``loop_edges``."""
-    h, el, er, _, loop_edges = given
-    (heads, feat), (stats, d_er, d_loops) = heads_and_feat(h), results
+    h, (stats, d_er, d_loops) = given.h, results
+    heads, feat = heads_and_feat(h)
     items = S.n_rows * heads
     if not items:
         return
-    if not options.loops:
+    if not given.loops:
         cuda_gat.zero(m, d_loops)
         d_loops = None
-    drop, first_loop = dropout_of(m, options), S.nnz if options.loops else -1
-    scores = cuda_gat.score_parameters(m, drop, options.slope, first_loop, el, er, None, loop_edges)
+    drop, of_items = dropout_of(m, given.dropout, given.seed), given._replace(edges=None)
+    scores = cuda_gat.score_parameters(m, drop, of_items, S.nnz)
     layout = f"5P{cuda_gat.scores_layout(sums_dtype(h))}4Pq2i"
     kernel = jit.load("attention/gat.cu", "gat_stats", layout, (m.dtype(h),))
     arrays = map(m.pointer, (found.out, found.plus, bias, grad, h))
@@ -104,29 +103,26 @@ def _of_targets(
 
 
 def _of_sources(
-    T: Structure, m: Memory, perm: Any, grad: Any, given: Operands, options: Options, stats: Any
+    T: Structure, m: Memory, perm: Any, grad: Any, given: GatArguments, stats: Any
 ) -> tuple[Any, Any]:
     """Gradients of ``h`` and, in parts, of ``el``; ``perm`` numbers the transpose's entries."""
-    h, el, _, edges, loop_edges = given
-    heads, feat = heads_and_feat(h)
+    h, (heads, feat) = given.h, heads_and_feat(given.h)
     dh = m.empty(h.shape, m.dtype(h), h)
     X, out = m.pointer(grad), m.pointer(dh)
     alignment = X | m.pointer(h) | out
     slices = cuda_gat.row_shape(m.dtype(h), heads, feat, alignment % 16)[2]
-    parts = m.empty((*el.shape, slices), sums_dtype(h), h)
-    if not feat or not (T.nnz or options.loops):
+    parts = m.empty((*given.el.shape, slices), sums_dtype(h), h)
+    if not feat or not (T.nnz or given.loops):
         cuda_gat.zero(m, dh)
         cuda_gat.zero(m, parts)
     elif T.n_rows and heads:
-        edges = edges if T.nnz else None
-        drop, first_loop = dropout_of(m, options), T.nnz if options.loops else -1
-        scores = cuda_gat.score_parameters(
-            m, drop, options.slope, first_loop, el, None, edges, loop_edges
-        )
+        given = given._replace(er=None, edges=given.edges if T.nnz else None)
+        drop = dropout_of(m, given.dropout, given.seed)
+        scores = cuda_gat.score_parameters(m, drop, given, T.nnz)
         arrays = m.pointer(stats), m.pointer(h), out, m.pointer(parts)
-        extra = cuda_gat.ANYTHING if options.loops or edges is not None else cuda_gat.NOTHING
+        extra = cuda_gat.ANYTHING if given.loops or given.edges is not None else cuda_gat.NOTHING
         cuda_gat.launch_rows(
-            *(T, m, h, X, m.pointer(perm) if drop.below or edges is not None else 0),
+            *(T, m, h, X, m.pointer(perm) if drop.below or given.edges is not None else 0),
             (*scores, *arrays, heads, feat, slices),
             alignment=alignment,
             backward=True,
@@ -136,19 +132,18 @@ def _of_sources(
 
 
 def _of_edges(
-    S: Structure, m: Memory, grad: Any, given: Operands, options: Options, stats: Any, out: Any
+    S: Structure, m: Memory, grad: Any, given: GatArguments, stats: Any, out: Any
 ) -> None:
     """Gradient of ``edges``, from products that are rounded to the dtype of the features."""
-    h, el, _, edges, _ = given
-    heads = heads_and_feat(h)[0]
+    h, (heads, _) = given.h, heads_and_feat(given.h)
     if not (S.nnz and heads):
         return
-    dots, drop = edges_cuda.sddmm(S, grad, h), dropout_of(m, options)
+    dots, drop = edges_cuda.sddmm(S, grad, h), dropout_of(m, given.dropout, given.seed)
     layout, types = f"9PQqii2{FLOATS[sums_dtype(h)]}I", (m.dtype(h), S.index_dtype)
     kernel = jit.load("attention/gat_entries.cu", "gat_edge_gradient", layout, types)
-    arrays = map(m.pointer, (el, edges, stats, dots, out))
-    sizes = (drop.seed_at, drop.seed, S.nnz, heads, int(options.loops))
-    numbers = (options.slope, drop.scale, drop.below)
+    arrays = map(m.pointer, (given.el, given.edges, stats, dots, out))
+    sizes = (drop.seed_at, drop.seed, S.nnz, heads, int(given.loops))
+    numbers = (given.slope, drop.scale, drop.below)
     args: tuple[Any, ...] = (S.indptr, S.indices, S.start, *arrays, *sizes, *numbers)
     kernel(S.blocks, args, threads=THREADS, stream=m.stream(h))
 

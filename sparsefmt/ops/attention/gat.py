@@ -9,7 +9,7 @@ from ..engine import choose
 from ..engine.table import Kernel, Op, Price, deferred
 from . import checks, cuda_gat, cuda_gat_backward
 from .checks import shaped_as
-from .operands import heads_and_feat, shape_of, sums_dtype
+from .operands import GatArguments, heads_and_feat, shape_of, sums_dtype
 
 
 def gat(
@@ -242,20 +242,20 @@ def _results_with_statistics(S: Any, bias: Any, h: Any, *_: Any) -> tuple[Any, .
 
 def _gradients(
     S: Any, T: Any, perm: Any, grad: Any, out: Any, plus: Any, statistics: Any, of_edges: bool,
-    h: Any, el: Any, er: Any, edges: Any, loop_edges: Any, *_: Any,
+    *arguments: Any,
 ) -> tuple[Any, ...]:  # fmt: skip
-    shapes = el.shape, er.shape, shape_of(loop_edges), shape_of(edges, of_edges)
-    return (h.shape, h), *((shape, sums_dtype(h)) for shape in shapes)
+    a = GatArguments(*arguments)
+    shapes = a.el.shape, a.er.shape, shape_of(a.loop_edges), shape_of(a.edges, of_edges)
+    return (a.h.shape, a.h), *((shape, sums_dtype(a.h)) for shape in shapes)
 
 
 def _gradients_of_vectors(
     S: Any, T: Any, perm: Any, grad: Any, out: Any, plus: Any, statistics: Any, of_edges: bool,
-    source: Any, target: Any, bias: Any, h: Any, el: Any, er: Any, edges: Any, loop_edges: Any,
-    *_: Any,
+    source: Any, target: Any, bias: Any, *arguments: Any,
 ) -> tuple[Any, ...]:  # fmt: skip
-    vectors = (2 if bias is None else 3), *source.shape
-    shapes = vectors, shape_of(loop_edges), shape_of(edges, of_edges)
-    return (h.shape, h), *((shape, sums_dtype(h)) for shape in shapes)
+    a, vectors = GatArguments(*arguments), ((2 if bias is None else 3), *source.shape)
+    shapes = vectors, shape_of(a.loop_edges), shape_of(a.edges, of_edges)
+    return (a.h.shape, a.h), *((shape, sums_dtype(a.h)) for shape in shapes)
 
 
 def _scores(S: None, h: Any, *_: Any) -> tuple[Any, ...]:

@@ -7,21 +7,44 @@ statistics and their gradients are float32 beside 2-byte features, else of the f
 from typing import Any, NamedTuple
 
 
-class Operands(NamedTuple):
-    """Features, and the parts of the scores that sources, targets, entries and loops have."""
-
-    h: Any
-    el: Any
-    er: Any
-    edges: Any = None
-    loop_edges: Any = None  #: of the loops that ``Options.loops`` asks for
-
-
 class Options(NamedTuple):
     """Numbers that shape scores and masks, in the order of the ops' arguments."""
 
     seed: Any  #: an integer, an array of one int64, or None where nothing is dropped
     slope: float
+    dropout: float
+    loops: bool
+
+    def with_scale(self, scale: float) -> tuple[Any, float, float, float, bool]:
+        """The numbers of attention between rows, in the order of its arguments."""
+        return self.seed, self.slope, scale, self.dropout, self.loops
+
+
+class GatArguments(NamedTuple):
+    """Arguments that all rows of ``gat`` end with, in their order."""
+
+    h: Any  #: features of the sources
+    el: Any  #: scores of the sources
+    er: Any  #: scores of the targets
+    edges: Any = None  #: scores of the entries
+    loop_edges: Any = None  #: scores of the loops that ``loops`` asks for
+    seed: Any = None  #: as in ``Options``
+    slope: float = 0.0
+    dropout: float = 0.0
+    loops: bool = False
+
+
+class PairwiseArguments(NamedTuple):
+    """Arguments that all rows of ``pairwise`` end with, in their order."""
+
+    queries: Any  #: rows of the targets
+    keys: Any  #: rows of the sources
+    values: Any  #: what is aggregated; None where the keys are the values
+    att: Any  #: a vector a head; None where scores are dot products
+    edges: Any  #: scores of the entries
+    seed: Any  #: as in ``Options``
+    slope: float
+    scale: float
     dropout: float
     loops: bool
 

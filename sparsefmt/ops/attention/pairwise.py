@@ -8,11 +8,10 @@ from ...formats.base import Format
 from ..engine import checks as engine_checks
 from ..engine import choose
 from ..engine.table import Kernel, Op, Price, deferred
-from . import checks_pairwise as checks
+from . import checks
 from . import cuda_pairwise as cuda
-from .checks import shaped_as
-from .checks_pairwise import Arrays, Numbers
-from .operands import heads_and_feat, shape_of, sums_dtype
+from .checks import Arrays, shaped_as
+from .operands import Options, PairwiseArguments, heads_and_feat, shape_of, sums_dtype
 
 
 def gatv2(
@@ -89,8 +88,8 @@ def gatv2(
     capture before it goes without.  GATv2 (ICLR'22), equation 7.
     """
     A, arrays = checks.additive(A, left, right, att, edge_scores)
-    numbers = checks.numbers(A, negative_slope, 1.0, dropout, seed, self_loops)
-    return _forward(GATV2, A, arrays, out, numbers)
+    options = checks.options(A, negative_slope, dropout, seed, self_loops)
+    return _forward(GATV2, A, arrays, out, 1.0, options)
 
 
 def gatv2_backward(
@@ -142,8 +141,8 @@ def gatv2_backward(
     """
     A, arrays = checks.additive(A, left, right, att, edge_scores)
     grad = checks.gradient(grad, A, "left", arrays[1])
-    numbers = checks.numbers(A, negative_slope, 1.0, dropout, seed, self_loops)
-    dright, dleft, _, datt, dedges = _backward(GATV2_BACKWARD, A, arrays, grad, numbers)
+    options = checks.options(A, negative_slope, dropout, seed, self_loops)
+    dright, dleft, _, datt, dedges = _backward(GATV2_BACKWARD, A, arrays, grad, 1.0, options)
     return dleft, dright, datt, dedges
 
 
@@ -205,8 +204,9 @@ def dot_attention(
     Attention Is All You Need (NIPS'17), equation 1, on a graph; AGNN (2018), equation 3.
     """
     A, arrays = checks.products(A, queries, keys, values, edge_scores)
-    numbers = checks.numbers_of_products(A, arrays[1], scale, dropout, seed, self_loops)
-    return _forward(DOT_ATTENTION, A, arrays, out, numbers)
+    factor = checks.scale(scale, arrays[1].shape[-1])
+    options = checks.options(A, 0.0, dropout, seed, self_loops)
+    return _forward(DOT_ATTENTION, A, arrays, out, factor, options)
 
 
 def dot_attention_backward(
@@ -259,24 +259,31 @@ def dot_attention_backward(
     """
     A, arrays = checks.products(A, queries, keys, values, edge_scores)
     grad = checks.gradient(grad, A, "keys", arrays[1])
-    numbers = checks.numbers_of_products(A, arrays[1], scale, dropout, seed, self_loops)
-    found = _backward(DOT_ATTENTION_BACKWARD, A, arrays, grad, numbers)
+    factor = checks.scale(scale, arrays[1].shape[-1])
+    options = checks.options(A, 0.0, dropout, seed, self_loops)
+    found = _backward(DOT_ATTENTION_BACKWARD, A, arrays, grad, factor, options)
     dqueries, dkeys, dvalues, _, dedges = found
     return dqueries, dkeys, dvalues, dedges
 
 
-def _forward(op: Op, A: Format, arrays: Arrays, out: Array | None, numbers: Numbers) -> Array:
+def _forward(
+    op: Op, A: Format, arrays: Arrays, out: Array | None, scale: float, options: Options
+) -> Array:
     keys = arrays[1]
     shape = A.n_rows, *keys.shape[1:]
     out = engine_checks.output(out, shape=shape, like=keys, inputs=arrays, A=A)
-    found: Array = choose.run(op, engine_checks.structure(A), *arrays, *numbers, out=out)
+    found: Array = choose.run(
+        op, engine_checks.structure(A), *arrays, *options.with_scale(scale), out=out
+    )
     return found
 
 
-def _backward(op: Op, A: Format, arrays: Arrays, grad: Array, numbers: Numbers) -> tuple[Any, ...]:
-    """The gradients of ``arrays``, None where that is."""
+def _backward(
+    op: Op, A: Format, arrays: Arrays, grad: Array, scale: float, options: Options
+) -> tuple[Any, ...]:
+    """Run the gradients of ``arrays``: None for one that is None."""
     # Forward and the transpose are made anew.
-    given = None, None, grad, None, None, True, *arrays, *numbers
+    given = None, None, grad, None, None, True, *arrays, *options.with_scale(scale)
     found = choose.run(op, engine_checks.structure(A), *given)
     if found is None:  # ``explain`` runs nothing
         return arrays
@@ -299,12 +306,13 @@ def _result_and_statistics(S: Any, queries: Any, keys: Any, *_: Any) -> tuple[An
 
 def _gradients(
     S: Any, T: Any, perm: Any, grad: Any, out: Any, statistics: Any, of_edges: bool,
-    queries: Any, keys: Any, values: Any, att: Any, edges: Any, *_: Any,
+    *arguments: Any,
 ) -> tuple[Any, ...]:  # fmt: skip
     """One for each tensor that may have one, empty where that is not given."""
-    shapes = shape_of(att), shape_of(edges, of_edges)
-    features = ((shape_of(a), keys) for a in (queries, keys, values))
-    return *features, *((shape, sums_dtype(keys)) for shape in shapes)
+    a = PairwiseArguments(*arguments)
+    shapes = shape_of(a.att), shape_of(a.edges, of_edges)
+    features = ((shape_of(x), a.keys) for x in (a.queries, a.keys, a.values))
+    return *features, *((shape, sums_dtype(a.keys)) for shape in shapes)
 
 
 def _price(S: Any, queries: Any, keys: Any, values: Any, *_: Any) -> Price:

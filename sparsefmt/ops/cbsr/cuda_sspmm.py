@@ -19,7 +19,7 @@ from ..engine.structure import Structure, csr_of, csr_over, structure_of
 from ..matmul import cuda as matmul_cuda
 from ..matmul.cuda import DENSE_ROWS
 from .cuda import ALIGNED, COLUMNS, dense_to_cbsr
-from .windows import MOST_COLUMNS, MOST_ROWS, Windows, WindowSizes, store_of, windows_of
+from .windows import MOST_COLUMNS, MOST_ROWS, Windows, WindowSizes, prepared_order, windows_of
 
 #: Bytes of rows on chip, and most entries of a piece, for graphs of many entries and for others.
 #: More rows share more columns; but a multiprocessor has 228 KiB on the H200, and what is left of
@@ -110,7 +110,7 @@ def threads_of_block(on_chip: int, chip: Chip) -> int:
 
 def _order_of(A: CSR, given: CSR | Structure, order: Order | None) -> Order | None:
     """The order that was given; of tensors, which give a structure, the graph's."""
-    return store_of(A).prepared if order is None and isinstance(given, Structure) else order
+    return prepared_order(A) if order is None and isinstance(given, Structure) else order
 
 
 def _sizes_of(A: CSR, columns: Any, grad: Any, order: Order | None) -> WindowSizes | None:

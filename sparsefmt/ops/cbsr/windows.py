@@ -3,7 +3,6 @@
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 from functools import cached_property
-from threading import RLock
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -12,6 +11,7 @@ import numpy as np
 from ...errors import UnsupportedError
 from ...formats import primitives
 from ...formats.arrays import Array, allocating, finish, is_cupy, namespace, on_device_of
+from ...formats.built import Built
 from ...formats.compressed import CSR
 from ...reorder import Order
 from ..engine.launch import capturing
@@ -65,60 +65,46 @@ class Windows(Deciding):
         return tuple(a.data.ptr for a in (self.pieces, self.order, self.words, self.perm))
 
 
-class WindowStore:
-    """The windows of one structure, each built once; those of an order while that order lives."""
-
-    def __init__(self) -> None:
-        self.lock = RLock()
-        self.prepared: Order | None = None  #: order of a graph's products with tensors
-        self._by_length: dict[WindowSizes, Windows] = {}
-        self._ordered: WeakKeyDictionary[Order, dict[WindowSizes, Windows]] = WeakKeyDictionary()
-
-    @property
-    def count(self) -> int:
-        """Number of windows that are built."""
-        return len(self._by_length) + sum(map(len, self._ordered.values()))
-
-    def of_order(self, order: Order | None) -> dict[WindowSizes, Windows]:
-        """Those of an order, or of rows by length."""
-        return self._by_length if order is None else self._ordered.setdefault(order, {})
-
-
-def store_of(A: CSR) -> WindowStore:
-    """The windows of a CSR, and of all that shares its structure."""
-    return A._built().ask("windows", WindowStore)
-
-
 def windows_of(
     A: CSR, sizes: WindowSizes, order: Order | None = None, *, stream: int = 0
 ) -> Windows:
-    """The windows of a CSR, built at the first call for these sizes and this order.
+    """Return the windows of a CSR, built at the first call for these sizes and this order.
 
-    Raises an ``UnsupportedError`` where they are missing and that stream is being captured.
+    Those of an order go with it.  Raises an ``UnsupportedError`` where they are missing and that
+    stream is being captured.
     """
-    store = store_of(A)
-    with store.lock:
-        made = store.of_order(order)
-        found = made.get(sizes)
-        if found is None:
-            if is_cupy(A.indptr) and capturing(stream):
-                raise UnsupportedError(
-                    "the rows of the graph are not in windows yet, and a capture cannot sort them: "
-                    "run the same step once before it."
-                )
-            rows = None if order is None else order.perm
-            found = made[sizes] = build_windows(A.indptr, A.indices, A.n_cols, sizes, rows)
-        return found
+
+    def build() -> Windows:
+        if is_cupy(A.indptr) and capturing(stream):
+            raise UnsupportedError(
+                "the rows of the graph are not in windows yet, and a capture cannot sort them: "
+                "run the same step once before it."
+            )
+        rows = None if order is None else order.perm
+        return build_windows(A.indptr, A.indices, A.n_cols, sizes, rows)
+
+    built = A._built()
+    if order is not None:
+        orders: WeakKeyDictionary[Order, Built] = built.ask("orders", WeakKeyDictionary)
+        with built.lock:
+            built = orders.setdefault(order, Built())
+    return built.ask(("windows", sizes), build)
 
 
 def prepare_order(A: CSR, order: Order) -> None:
     """Let products of tensors with this structure take its rows in that order from now on."""
-    store = store_of(A)
-    with store.lock:
-        if store.prepared is not None and store.prepared is not order and is_cupy(A.indptr):
+    built = A._built()
+    with built.lock:
+        before = prepared_order(A)
+        if before is not None and before is not order and is_cupy(A.indptr):
             with on_device_of(A.indptr):  # windows of the old order may go with it
                 namespace(A.indptr).cuda.runtime.deviceSynchronize()  # synchronize!
-        store.prepared = order
+        built.found["order"] = order
+
+
+def prepared_order(A: CSR) -> Order | None:
+    """Return the order in which products of tensors take the rows, or None: by length."""
+    return A._built().found.get("order")
 
 
 def build_windows(

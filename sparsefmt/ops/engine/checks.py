@@ -248,12 +248,12 @@ def _check_output(out: Any, shape: tuple[int, ...], like: Array) -> None:
 
 
 def _bounds_of(A: Format) -> tuple[tuple[int, int], ...]:
-    """The bounds of all that an operation may read of ``A``; those of its own arrays are kept."""
+    """Return the bounds of all that an operation may read of ``A``; its own are found once."""
     found: tuple[Array | None, tuple[tuple[int, int], ...]] | None = A.__dict__.get("_bounds")
-    if found is None or found[0] is not A.data:  # a view with other values brings what A kept
+    if found is None or found[0] is not A.data:
         found = A.data, tuple(map(_bounds, A._arrays().values()))
         object.__setattr__(A, "_bounds", found)
-    return found[1] if type(A) is not SGT else (*found[1], *map(_bounds, A._kept_arrays()))
+    return found[1] if type(A) is not SGT else (*found[1], *map(_bounds, A._built_arrays()))
 
 
 def _bounds(a: Any) -> tuple[int, int]:

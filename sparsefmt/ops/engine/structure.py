@@ -2,10 +2,12 @@
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
+from threading import Lock
 from typing import Any, ClassVar, NamedTuple, TypeAlias, TypeVar
 from weakref import WeakValueDictionary
 
 from ...formats.arrays import Array
+from ...formats.built import Built
 from ...formats.chunks import Chunks
 from ...formats.compressed import CSR
 from .launch import view
@@ -15,7 +17,8 @@ from .launch import view
 Place: TypeAlias = tuple[int, int, int, int, int]
 Decided = TypeVar("Decided")
 
-_found: WeakValueDictionary[Place, CSR] = WeakValueDictionary()
+_at: WeakValueDictionary[Place, Built] = WeakValueDictionary()
+_lock = Lock()
 
 
 class Sizes(NamedTuple):
@@ -124,14 +127,29 @@ def place_of(S: Structure) -> Place:
     return S.indptr, S.indices if S.nnz else 0, S.n_rows, S.n_cols, S.nnz
 
 
-def let_find(A: CSR, S: Structure) -> None:
-    """Let ``csr_of`` find this CSR, whose structure that is, as long as it lives."""
-    _found[place_of(S)] = A
+def built_for(A: CSR, S: Structure) -> Built:
+    """Return what is built where this structure of ``A`` lies; found there while anybody holds it.
+
+    It holds the arrays, so that nothing else can lie there, and goes with the last who asked: what
+    is found by ``"tiles"`` holds a CSR in its turn, and must not be held by what that one shares.
+    """
+    with _lock:
+        built = _at.setdefault(place_of(S), Built())
+        built.ask("csr", lambda: A._replace(data=None))
+        return built
+
+
+def built_at(S: Structure) -> Built | None:
+    """Return what ``built_for`` has made for a structure at this place, or None."""
+    return _at.get(place_of(S))
 
 
 def csr_of(A: CSR | Structure) -> CSR | None:
-    """The CSR of a structure, with what was built of it; None where nobody let it be found."""
-    return _found.get(place_of(A)) if isinstance(A, Structure) else A
+    """Return the CSR of a structure, with what was built of it, or None."""
+    if not isinstance(A, Structure):
+        return A
+    built = built_at(A)
+    return None if built is None else built.found.get("csr")
 
 
 def csr_over(S: Structure) -> CSR:

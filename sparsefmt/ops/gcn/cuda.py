@@ -55,10 +55,11 @@ class _Entries(NamedTuple):
     data: int
     nnz: int
     types: tuple[str, str]
+    weighted: bool  #: no values, and values of no entries, have the same pointer
 
     def load(self, kernel: str) -> jit.Kernel:
         """Load a kernel that takes one entry a thread."""
-        return load(kernel, self.types, int(self.data != 0))
+        return load(kernel, self.types, int(self.weighted))
 
     def add_degrees(self, degree: int, flags: int, size: int, stream: int) -> None:
         """Zero a workspace, then add up rows and flag loops, by atomics."""
@@ -82,7 +83,7 @@ def gcn_norm_coo(
     with m.on_device(out):
         types, stream = (m.dtype(out), A.index_dtype.name), m.stream(out)
         pointers = m.pointer(A.row), m.pointer(A.col), m.pointer(values)
-        entries, degree = _Entries(*pointers, nnz, types), m.pointer(workspace)
+        entries, degree = _Entries(*pointers, nnz, types, values is not None), m.pointer(workspace)
         flags = degree + 8 * n if loops else 0
         entries.add_degrees(degree, flags, _BYTES * n, stream)
         results = (*map(m.pointer, structure), m.pointer(out))
@@ -159,7 +160,8 @@ def gcn_norm_backward(
             col, ends, index_dtype = S.indices, S.indptr, S.index_dtype
         workspace = m.empty((_BYTES_BACKWARD * n,), "uint8", grad)
         types, stream, scale = (m.dtype(grad), index_dtype), m.stream(grad), m.pointer(workspace)
-        entries = _Entries(m.pointer(row), col, m.pointer(values), nnz, types)
+        at = m.pointer(row), col, m.pointer(values)
+        entries = _Entries(*at, nnz, types, values is not None)
         slope, flags = scale + 8 * n, scale + 16 * n if loops else 0
         entries.add_degrees(scale, flags, _BYTES_BACKWARD * n, stream)
         places, vertices = (entries.row, col, ends), (scale, flags, slope)

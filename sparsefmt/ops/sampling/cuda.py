@@ -106,7 +106,7 @@ def _structure(A: CSR | Structure, width: int) -> Structure:
     """Return the structure, with chunks if rows may be taken whole or chunks exist already."""
     if isinstance(A, Structure):
         return A
-    chunked = width * A.n_rows >= A.nnz or A._built().has("chunks")
+    chunked = width * A.n_rows >= A.nnz or "chunks" in A._built().found
     return structure_of(A) if chunked else _bare(A)
 
 

@@ -29,7 +29,7 @@ _IS_CSR = ["A is CSR"]  # made once: each call on a CSR is told so
 
 
 def spmm_kernels(on_csr: Callable[..., Any]) -> tuple[Kernel, ...]:
-    """The kernels of ``spmm`` over tiles; ``on_csr`` is the one of a CSR on a GPU."""
+    """List the kernels of ``spmm`` over tiles; ``on_csr`` is the one of a CSR on a GPU."""
     return (
         Kernel("spmm_sgt_mma", partial(cuda.spmm, on_csr), refuses=against_spmm, note=_NOTE),
         Kernel("spmm_sgt_csr", _on_structure(on_csr), ("sgt",), "gpu", note=_ON_STRUCTURE),
@@ -38,7 +38,7 @@ def spmm_kernels(on_csr: Callable[..., Any]) -> tuple[Kernel, ...]:
 
 
 def sddmm_kernels(on_csr: Callable[..., Any]) -> tuple[Kernel, ...]:
-    """The kernels of ``sddmm`` over tiles; ``on_csr`` is the one of a CSR on a GPU."""
+    """List the kernels of ``sddmm`` over tiles; ``on_csr`` is the one of a CSR on a GPU."""
     mma = partial(cuda_edges.sddmm, on_csr)
     return (
         Kernel("sddmm_sgt_mma", mma, refuses=against_sddmm, note=_NOTE),
@@ -48,7 +48,7 @@ def sddmm_kernels(on_csr: Callable[..., Any]) -> tuple[Kernel, ...]:
 
 
 def _on_structure(on_csr: Callable[..., Any]) -> Callable[..., Any]:
-    """The same product of the CSR that belongs to the SGT, which is not converted for it."""
+    """Make a kernel of an SGT of one of a CSR: it runs on the CSR that the SGT was made of."""
 
     def run(A: SGT, *args: Any, **options: Any) -> Any:
         return on_csr(A._structure(), *args, **options)
@@ -76,13 +76,12 @@ def against_spmm(
     costs: Costs | None = None,
     **_: Any,
 ) -> list[str]:
-    """The reasons against tensor cores; entries are split only if there is no other one."""
+    """List the reasons against tensor cores; entries are split only if there is no other one."""
     if A.format == "csr" and precision is None and not prepared:
         return _IS_CSR
-    tiles = tiles_of(A)
+    tiles, reasons = _tiles_for(A, x, precision)
     if tiles is None:
-        return _without_tiles(A, precision)
-    reasons = _against_product(tiles, x, precision)
+        return reasons
     if reduce not in ("sum", "mean"):
         reasons.append(f"tensor cores do not take a {reduce}")
     if col_scale is not None and x.itemsize == 2 and "bfloat16" not in str(x.dtype):
@@ -99,26 +98,26 @@ def against_sddmm(
     costs: Costs | None = None,
     **__: Any,
 ) -> list[str]:
-    """The reasons against tensor cores; entries are split only if there is no other one."""
+    """List the reasons against tensor cores; entries are split only if there is no other one."""
     if A.format == "csr" and precision is None and not prepared:
         return _IS_CSR
-    tiles = tiles_of(A)
+    tiles, reasons = _tiles_for(A, X, precision)
+    if tiles is None or reasons:
+        return reasons
+    return _against_split(tiles, costs_of(tiles, "sddmm", X, costs), X)
+
+
+def _tiles_for(
+    A: Format | Structure, x: Any, precision: str | None
+) -> tuple[OwnTiles | PreparedTiles | None, list[str]]:
+    """Find the tiles for any product, and the reasons against tensor cores that all have."""
+    tiles, reasons = tiles_of(A), list[str]()
     if tiles is None:
-        return _without_tiles(A, precision)
-    reasons = _against_product(tiles, X, precision)
-    return reasons or _against_split(tiles, costs_of(tiles, "sddmm", X, costs), X)
-
-
-def _without_tiles(A: Format | Structure, precision: str | None) -> list[str]:
-    if precision is None:
-        return [f"A is {A.format.upper()}"]
-    mend = f'precision="{precision}" is for tiles, A.tosgt({MMA_TILE}): it changes nothing here'
-    return [f"A is {A.format.upper()}", mend]
-
-
-def _against_product(tiles: OwnTiles | PreparedTiles, x: Any, precision: str | None) -> list[str]:
-    """The reasons against tensor cores that every product on them has."""
-    reasons: list[str] = []
+        reasons.append(f"A is {A.format.upper()}")
+        if precision is not None:
+            use = f'precision="{precision}" is for tiles, A.tosgt({MMA_TILE})'
+            reasons.append(f"{use}: it changes nothing here")
+        return None, reasons
     if isinstance(tiles, OwnTiles):  # prepared ones were looked at when they were prepared
         order = tiles.sgt.order
         on_gpu = is_cupy(order)
@@ -130,22 +129,22 @@ def _against_product(tiles: OwnTiles | PreparedTiles, x: Any, precision: str | N
         reasons += tiles.refuses_float32()
     elif x.itemsize == 4 and precision != TF32:
         reasons.append(f'tensor cores round float32: allow it with precision="{TF32}"')
-    return reasons
+    return tiles, reasons
 
 
 @cache
 def against_device(device: int) -> tuple[str, ...]:
-    """The reason why that GPU has no tensor cores for these products."""
+    """Say why that GPU has no tensor cores for these products, if so."""
     found = import_cupy().cuda.Device(device).compute_capability
     capability = int(found[:-1]), int(found[-1])
     if capability >= cuda.CAPABILITY:
         return ()
-    least, has = (".".join(map(str, one)) for one in (cuda.CAPABILITY, capability))
+    least, has = (".".join(map(str, version)) for version in (cuda.CAPABILITY, capability))
     return (f"it needs compute capability {least}, cuda:{device} has {has}",)
 
 
 def against_height(A: SGT) -> list[str]:
-    """The reason why no kernel has windows as those of this SGT."""
+    """Say why no kernel takes windows as high as those of this SGT, if so."""
     if A.tile[0] in HEIGHTS:
         return []
     heights = ", ".join(map(str, HEIGHTS))

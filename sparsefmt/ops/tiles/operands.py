@@ -6,8 +6,6 @@ arrays in memory, so that a library op of torch takes the structure alone.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
-from threading import Lock
 from typing import Any, NamedTuple
 from weakref import ref
 
@@ -19,7 +17,7 @@ from ...formats.built import Built
 from ...formats.compressed import CSR
 from ...formats.sgt import SGT
 from ..engine.memory import memory_of
-from ..engine.structure import Place, Structure, place_of, structure_of
+from ..engine.structure import Structure, built_at, structure_of
 from . import costs as tile_costs
 from .costs import Costs
 from .split import Split
@@ -101,24 +99,22 @@ class Operands:
         rest = None if split.rest_perm is None else view(split.rest_perm)
         self._numbers = Numbers(view(split.perm), rest)
         self._csr, self._view, self._built = csr, view, Built()
-        self._through: dict[int, tuple[Numbers, Any]] = {}
 
     def numbers(self, perm: Any = None) -> Numbers:
         """Numbers in CSR order, or those that ``perm`` gives for that order."""
         if perm is None:
             return self._numbers
-        m = memory_of(perm)
-        held = self._through.get(m.pointer(perm))
-        if held is not None:
-            return held[0]
-        rest = self._numbers.rest
-        found = Numbers(
-            m.take(perm, self._numbers.tiles), None if rest is None else m.take(perm, rest)
-        )
-        if not m.capturing():  # memory of that CUDA graph: not to keep
-            m.finish(perm)
-            self._through[m.pointer(perm)] = found, perm
-        return found
+        m, (tiles, rest) = memory_of(perm), self._numbers
+
+        def build() -> tuple[Numbers, Any]:
+            found = Numbers(m.take(perm, tiles), None if rest is None else m.take(perm, rest))
+            if not m.capturing():
+                m.finish(perm)
+            return found, perm  # while this is there, nothing else lies at that address
+
+        # In a capture it is memory of that CUDA graph.
+        key = "numbers", m.pointer(perm)
+        return self._built.ask(key, build, lambda _: not m.capturing())[0]
 
     def packed(self, values: Any, numbers: Any, *, baked: bool) -> Any:
         """The values with those numbers, one by one or in the cells that have them."""
@@ -133,7 +129,9 @@ class Operands:
 
     def places(self, itemsize: int) -> Any:
         """The cell of each entry in tiles, for values of that size."""
-        return self._built.ask(itemsize, lambda: self._view(self.split.places(itemsize)))
+        return self._built.ask(
+            ("places", itemsize), lambda: self._view(self.split.places(itemsize))
+        )
 
     def row_factors(self, row_scale: Any, shares: Any = None) -> tuple[Any, Any]:
         """What multiplies the sums of each row, and those of its entries in tiles.
@@ -169,7 +167,7 @@ def _lengths(indptr: Any) -> Any:
 
 
 class OwnTiles:
-    """The tiles of an SGT: splits and packed values are kept with it."""
+    """The tiles of an SGT: splits and packed values are built once with it."""
 
     costs: Costs | None = None  #: instead of measured ones
 
@@ -181,11 +179,11 @@ class OwnTiles:
         A, split = self.sgt, self.sgt.split(costs)
         if not split.share:
             return None
-        return A._build(("operands", split), lambda: Operands(split, A._structure()))
+        return A._built().ask(("operands", split), lambda: Operands(split, A._structure()))
 
     def shares(self) -> Any:
         """1 over the entries of each row, in float32."""
-        return self.sgt._build("shares", lambda: _shares(self.sgt._structure()))
+        return self.sgt._built().ask("shares", lambda: _shares(self.sgt._structure()))
 
     def packed(self, operands: Operands, values: Any, perm: Any, *, baked: bool) -> Packed:
         """The values of the SGT, packed once for each stream."""
@@ -205,7 +203,7 @@ class OwnTiles:
         )
 
     def _packed(self, key: tuple[Any, ...], pack: Callable[[Array], Array]) -> Array:
-        """What is packed of the values; kept for the stream that makes it."""
+        """Pack the values, once for each stream."""
         data: Array = self.sgt.data
         m = memory_of(data)
         # In a capture it is only made when the graph is launched: nobody else may find it.
@@ -217,7 +215,7 @@ class OwnTiles:
                 m.finish(made)
             return made
 
-        return self.sgt._build_of_values((*key, stream), build, keep=keep)
+        return self.sgt._built_of_values().ask((*key, stream), build, lambda _: keep)
 
 
 def _shares(csr: CSR) -> Array:
@@ -246,16 +244,15 @@ class PreparedTiles:
     ) -> None:
         self.sgt, self.costs, self.refuses_float32 = sgt, costs, refuses_float32
         self._shares, self._view = shares, view
-        self._lock = Lock()
-        self._operands: dict[Costs, Operands | None] = {}
+        self._built = Built()
+        prepared.add(ref(self, prepared.discard))
 
     def operands(self, costs: Costs) -> Operands | None:
         """None where no entry pays on tensor cores, or a capture would have to build them."""
-        if costs not in self._operands and not memory_of(self._shares).capturing():
-            with self._lock:
-                if costs not in self._operands:
-                    self._operands[costs] = self.build(costs)
-        return self._operands.get(costs)
+        found = self._built.found
+        if costs not in found and not memory_of(self._shares).capturing():
+            self._built.ask(costs, lambda: self.build(costs))
+        return found.get(costs)
 
     def build(self, costs: Costs) -> Operands | None:
         """The operands with all that they may need: a capture could not make it."""
@@ -280,25 +277,15 @@ class PreparedTiles:
         return Packed(operands.packed(values, numbers.tiles, baked=baked), values, numbers.rest)
 
 
-#: By place; empty unless tiles were prepared for a structure on a GPU.
-prepared: dict[Place, ref[PreparedTiles]] = {}
-
-
-def register(place: Place, tiles: PreparedTiles) -> None:
-    """Let products with the structure at that place go by these tiles, as long as these live."""
-    prepared[place] = ref(tiles, partial(_forget, place))
-
-
-def _forget(place: Place, gone: ref[PreparedTiles]) -> None:
-    if prepared.get(place) is gone:
-        del prepared[place]
+#: Those that live: none unless tiles were prepared for a structure on a GPU.
+prepared: set[ref[PreparedTiles]] = set()
 
 
 def tiles_of(A: Format | Structure) -> OwnTiles | PreparedTiles | None:
     """The tiles that a matrix brings, or that were prepared for its structure; None without any."""
     if type(A) is Structure:
-        found = prepared.get(place_of(A)) if prepared else None
-        return None if found is None else found()
+        built = built_at(A) if prepared else None
+        return None if built is None else built.found.get("tiles")
     return OwnTiles(A) if isinstance(A, SGT) else None
 
 

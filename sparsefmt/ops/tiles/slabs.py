@@ -24,8 +24,8 @@ NEVER = 255
 
 
 @dataclass(frozen=True, eq=False)
-class Held:
-    """What the columns of tiles hold, padding too.  Of entries in one cell the first counts."""
+class ColumnCounts:
+    """Entries of each column of the tiles, padding too; of those in one cell the first counts."""
 
     #: (n_windows, MOST + 1) int64 on the CPU: columns that hold 1, 2, ... entries, those that hold
     #: at least ``MOST``, and the entries in these
@@ -60,16 +60,16 @@ class Slabs:
 
 
 def figures(A: "SGT", step: int) -> Array:
-    """Count for ``Held.figures`` in every ``step``-th window."""
+    """Count for ``ColumnCounts.figures`` in every ``step``-th window."""
     if not is_cupy(A.order):
-        return hold(A).figures[::step]
-    return _count(A, step, keep=False).figures
+        return count_columns(A).figures[::step]
+    return _count(A, step, places=False).figures
 
 
-def hold(A: "SGT") -> Held:
+def count_columns(A: "SGT") -> ColumnCounts:
     """Count the entries of the columns of all tiles."""
     if is_cupy(A.order):
-        return _count(A, 1, keep=True)
+        return _count(A, 1, places=True)
     column, _, first = _entries(A)
     n_columns = A.columns.size
     counts = np.bincount(column[first], minlength=n_columns)
@@ -79,15 +79,15 @@ def hold(A: "SGT") -> Held:
     np.add.at(found, (window[used], np.minimum(counts[used], MOST) - 1), 1)
     np.add.at(found[:, MOST], window[many], counts[many])
     begins = primitives.pointers(column, n_columns, A.index_dtype)
-    return Held(found, begins, counts.astype(np.uint8))
+    return ColumnCounts(found, begins, counts.astype(np.uint8))
 
 
-def gather(A: "SGT", held: Held, choice: SlabChoice) -> Slabs:
+def gather(A: "SGT", counted: ColumnCounts, choice: SlabChoice) -> Slabs:
     """Put the entries that are taken into slabs; the choice takes some and is where ``A`` is."""
     if is_cupy(A.order):
-        return _gather_with_kernels(A, held, choice)
+        return _gather_with_kernels(A, counted, choice)
     tiles, n_slabs = A.tile[0] // 16, choice.n_slabs
-    sources, place_of = _sources(A, held, choice)
+    sources, place_of = _sources(A, counted, choice)
     column, row, first = _entries(A)
     first &= place_of[column] >= 0
     place, row, order = place_of[column[first]], row[first], A.order[first]
@@ -140,44 +140,44 @@ def _entries(A: "SGT") -> tuple[Array, Array, Array]:
     return column, row, first
 
 
-def _sources(A: "SGT", held: Held, choice: SlabChoice) -> tuple[Array, Array]:
+def _sources(A: "SGT", counted: ColumnCounts, choice: SlabChoice) -> tuple[Array, Array]:
     """Return the column of tiles at each place of the slabs, and the place, or -1, of each column.
 
     Behind the last column of a window that one again.
     """
     window = np.repeat(primitives.expand(A.window_ptr, A.tile_count), A.tile[1])
-    kept = np.flatnonzero(held.counts >= choice.least[window])
-    window = window[kept]
+    chosen = np.flatnonzero(counted.counts >= choice.least[window])
+    window = window[chosen]
     ptr = primitives.pointers(window, A.n_windows, np.int64)
-    place = choice.slab_ptr[window] * SLAB + np.arange(len(kept)) - ptr[window]
+    place = choice.slab_ptr[window] * SLAB + np.arange(len(chosen)) - ptr[window]
     place_of = np.full(A.columns.size, -1)
-    place_of[kept] = place
+    place_of[chosen] = place
     before = np.zeros(choice.n_slabs * SLAB, np.int64)
-    before[place] = np.arange(len(kept))
-    return kept[np.maximum.accumulate(before)], place_of
+    before[place] = np.arange(len(chosen))
+    return chosen[np.maximum.accumulate(before)], place_of
 
 
 # On a GPU
 
 
-def _count(A: "SGT", step: int, *, keep: bool) -> Held:
+def _count(A: "SGT", step: int, *, places: bool) -> ColumnCounts:
     import cupy
 
-    n_windows, n_columns = -(-A.n_windows // step), A.columns.size if keep else 0
+    n_windows, n_columns = -(-A.n_windows // step), A.columns.size if places else 0
     begins = cupy.empty(n_columns + 1, A.index_dtype)
     counts = cupy.empty(n_columns, np.uint8)
     found = cupy.empty(n_windows * (MOST + 1), np.int64)
     kernels.count()(
-        *(A.window_ptr, A.tile_ptr, A.slots, A.n_windows, A.tile[1], step, keep),
+        *(A.window_ptr, A.tile_ptr, A.slots, A.n_windows, A.tile[1], step, places),
         *(begins, counts, found),
         size=n_windows * kernels.THREADS,
         block_size=kernels.THREADS,
     )
     on_host = to_device(found, "cpu")  # synchronize!
-    return Held(on_host.reshape(n_windows, MOST + 1), begins, counts)
+    return ColumnCounts(on_host.reshape(n_windows, MOST + 1), begins, counts)
 
 
-def _gather_with_kernels(A: "SGT", held: Held, choice: SlabChoice) -> Slabs:
+def _gather_with_kernels(A: "SGT", counted: ColumnCounts, choice: SlabChoice) -> Slabs:
     import cupy
 
     width, tiles, n_slabs = A.tile[1], A.tile[0] // 16, choice.n_slabs
@@ -185,7 +185,7 @@ def _gather_with_kernels(A: "SGT", held: Held, choice: SlabChoice) -> Slabs:
     sources = cupy.empty(n_slabs * SLAB, np.int64)
     starts = cupy.empty(n_slabs * tiles + 1, A.index_dtype)
     kernels.place()(
-        *(A.window_ptr, choice.slab_ptr, choice.entry_ptr, choice.least, held.counts),
+        *(A.window_ptr, choice.slab_ptr, choice.entry_ptr, choice.least, counted.counts),
         *(A.columns.ravel(), A.n_windows, width, tiles, columns, sources, starts),
         size=A.n_windows * kernels.THREADS,
         block_size=kernels.THREADS,
@@ -196,7 +196,7 @@ def _gather_with_kernels(A: "SGT", held: Held, choice: SlabChoice) -> Slabs:
     taken = cupy.zeros(A.nnz // 32 + 1, np.uint32) if choice.taken < A.nnz else None
     marks = masks if taken is None else taken  # which it then leaves alone
     kernels.fill()(
-        *(sources, held.begins, A.slots, A.order, width, tiles, taken is not None),
+        *(sources, counted.begins, A.slots, A.order, width, tiles, taken is not None),
         *(masks, starts, cells, perm, marks),
         size=n_slabs * 32,
     )

@@ -16,7 +16,7 @@ from . import slabs as tile_slabs
 from .cells import LANES, SLAB, place
 from .costs import Costs
 from .slab_kernels import MOST
-from .slabs import NEVER, Held, SlabChoice
+from .slabs import NEVER, ColumnCounts, SlabChoice
 
 if TYPE_CHECKING:
     from ...formats.sgt import SGT
@@ -27,7 +27,7 @@ HEIGHTS = (16, 32, 64, 128)
 SAMPLE = 1024
 #: Steps between them: primes, so that what repeats itself in a matrix does not hide between them.
 STEPS = (7, 11, 17, 31, 61, 127, 251, 509, 1021, 2039, 4093, 8191, 16381, 32749)
-#: Share of the cells from which values are kept of all.
+#: Share of the cells that hold an entry from which on values lie cell by cell.
 BAKED = 0.25
 #: Share of what must be saved that a sample has to save.
 DOUBT = 0.5
@@ -39,7 +39,7 @@ _BEFORE_MOST = np.arange(MOST, -1, -1, dtype=np.uint8)[:, None]
 class Split:
     """The entries of an SGT that go to matrix units, in slabs of 16 columns; and the rest.
 
-    A window keeps those columns that hold enough of its entries, side by side, 16 a slab.  A slab
+    The columns that hold enough of a window's entries stand side by side, 16 a slab.  A slab
     has one bit for each of its cells that says whether it holds an entry, and its entries behind
     one another, by tile of 16 rows, column and place in CSR order.  Of entries that share a cell
     the first counts, the others belong to the rest.
@@ -60,7 +60,7 @@ class Split:
     height: int
     nnz: int  #: of the SGT
     taken: int  #: entries on matrix units
-    n_parts: int  #: sums of part of a window that are kept for a while
+    n_parts: int  #: parts of windows, whose sums wait for one another in memory
 
     @property
     def share(self) -> float:
@@ -69,7 +69,7 @@ class Split:
 
     @property
     def n_cells(self) -> int:
-        """Of all slabs together."""
+        """Number of cells of all slabs together."""
         return len(self.columns) * SLAB * self.height
 
     @property
@@ -114,14 +114,14 @@ def _split(A: "SGT", csr: CSR, costs: Costs) -> Split:
     found = _decide(A, costs)
     if found is None:
         return _nothing(A)
-    choice, held = found
+    choice, counted = found
     part, whole = costs.longest_part(choice.n_slabs), choice.taken == A.nnz
     items, cuts, n_parts = _items(choice.slab_ptr, whole, part, A.index_dtype)
     least, slab_ptr, entry_ptr, items, cuts = send(
         [choice.least, choice.slab_ptr, choice.entry_ptr, items, cuts], like=A.order
     )
     choice = replace(choice, least=least, slab_ptr=slab_ptr, entry_ptr=entry_ptr)
-    slabs = tile_slabs.gather(A, held, choice)
+    slabs = tile_slabs.gather(A, counted, choice)
     rest, rest_perm = None, None
     if slabs.taken is not None:
         rest, rest_perm = tile_slabs.remaining(csr, slabs.taken, A.nnz - choice.taken)
@@ -164,17 +164,17 @@ def _nothing(A: "SGT") -> Split:
 # What is decided
 
 
-def _decide(A: "SGT", costs: Costs) -> tuple[SlabChoice, Held] | None:
+def _decide(A: "SGT", costs: Costs) -> tuple[SlabChoice, ColumnCounts] | None:
     """Decide what each window gives, and count its columns; None if no window gives anything."""
     if A.tile[0] not in HEIGHTS or not A.nnz:
         return None
-    step = max((one for one in STEPS if one * SAMPLE <= A.n_windows), default=1)
+    step = max((step for step in STEPS if step * SAMPLE <= A.n_windows), default=1)
     looked_at = {"share": 1 / step, "doubt": DOUBT}
     if step > 1 and _choose(tile_slabs.figures(A, step), costs, A.tile[0], **looked_at) is None:
         return None
-    held = tile_slabs.hold(A)
-    choice = _choose(held.figures, costs, A.tile[0])
-    return (choice, held) if choice else None
+    counted = tile_slabs.count_columns(A)
+    choice = _choose(counted.figures, costs, A.tile[0])
+    return (choice, counted) if choice else None
 
 
 def _choose(
