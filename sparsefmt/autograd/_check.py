@@ -37,10 +37,11 @@ def floating(name: str, value: Tensor) -> None:
 def place(name: str, value: Tensor, graph: GraphTensors) -> None:
     """Check for floating numbers where the graph is."""
     floating(name, value)
-    mend = f"make {name} on {graph.device}"
-    if value.device.type in ("cpu", "cuda"):
+    if value.device != graph.device:
         mend = f'move one of them, graph.to("{value.device}") for instance'
-    _on_device(name, value, graph, mend)
+        if value.device.type not in ("cpu", "cuda"):
+            mend = f"make {name} on {graph.device}"
+        _on_device(name, value, graph, mend)
 
 
 def _on_device(name: str, value: Tensor, graph: GraphTensors, mend: str) -> None:

@@ -348,20 +348,14 @@ class _Sspmm(Function):
 
 
 def sddmm_cbsr(
-    graph: GraphLike,
-    x: Tensor,
-    columns: Tensor,
-    data: Tensor,
-    row_scale: Tensor | None = None,
-    col_scale: Tensor | None = None,
+    graph: GraphLike, x: Tensor, columns: Tensor, data: Tensor, r: Any = None, c: Any = None
 ) -> Tensor:
     """Compute ``r[i] c[j] sum_t x[i, columns[j, t]] data[j, t]``: (nnz,); nothing is checked."""
-    if recorded(row_scale, col_scale):
-        return scaled(graph, False, sddmm_cbsr(graph, x, columns, data), row_scale, col_scale)
+    if recorded(r, c):
+        return scaled(graph, False, sddmm_cbsr(graph, x, columns, data), r, c)
     if not recorded(x, data):
-        return _sddmm_cbsr(graph, x, columns, data, row_scale, col_scale)
-    inputs = apart(x, data, row_scale, col_scale)
-    found: Tensor = _SddmmCbsr.apply(*inputs, columns, graph)  # type: ignore[no-untyped-call]
+        return _sddmm_cbsr(graph, x, columns, data, r, c)
+    found: Tensor = _SddmmCbsr.apply(*apart(x, data, r, c), columns, graph)  # type: ignore[no-untyped-call]
     return found
 
 

@@ -129,18 +129,14 @@ def edge_values(graph: GraphLike, values: Tensor) -> Tensor:
 
 
 def dot_products(
-    graph: GraphLike,
-    x: Tensor,
-    y: Tensor,
-    row_scale: Tensor | None = None,
-    col_scale: Tensor | None = None,
+    graph: GraphLike, x: Tensor, y: Tensor, r: Tensor | None = None, c: Tensor | None = None
 ) -> Tensor:
     """Compute ``r[i] c[j] <x[i], y[j]>`` at the entries, differentiably; nothing is checked."""
-    if recorded(row_scale, col_scale):
-        return scaled(graph, False, dot_products(graph, x, y), row_scale, col_scale)
+    if recorded(r, c):
+        return scaled(graph, False, dot_products(graph, x, y), r, c)
     if not recorded(x, y):
-        return _sddmm(graph, x, y, row_scale, col_scale)
-    found: Tensor = _Sddmm.apply(*apart(x, y, row_scale, col_scale), graph)  # type: ignore[no-untyped-call]
+        return _sddmm(graph, x, y, r, c)
+    found: Tensor = _Sddmm.apply(*apart(x, y, r, c), graph)  # type: ignore[no-untyped-call]
     return found
 
 

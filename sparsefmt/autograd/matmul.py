@@ -260,44 +260,29 @@ def factor_gradients(
 
 
 def segment_sums(
-    graph: GraphLike,
-    transposed: bool,
-    values: Tensor,
-    row_scale: Tensor | None,
-    col_scale: Tensor | None,
+    graph: GraphLike, transposed: bool, values: Tensor, r: Tensor | None, c: Tensor | None
 ) -> Tensor:
     """Sum ``r[i] values[e] c[j]`` over the entries of each row: (n_rows,)."""
-    n_cols = side_of(graph, transposed).n_cols
-    x = values.new_ones(n_cols) if col_scale is None else col_scale
-    return multiply(graph, transposed, x[:, None], values, row_scale, None)[:, 0]
+    x = values.new_ones(side_of(graph, transposed).n_cols) if c is None else c
+    return multiply(graph, transposed, x[:, None], values, r, None)[:, 0]
 
 
 def _products(
-    graph: GraphLike,
-    transposed: bool,
-    x: Tensor,
-    y: Tensor,
-    row_scale: Tensor | None,
-    col_scale: Tensor | None,
+    graph: GraphLike, transposed: bool, x: Tensor, y: Tensor, r: Tensor | None, c: Tensor | None
 ) -> Tensor:
     """Compute ``r[i] c[j] <x[i], y[j]>`` at the entries of the graph or its transpose."""
     from .edges import dot_products
 
-    if transposed:
-        x, y, row_scale, col_scale = y, x, col_scale, row_scale
-    return dot_products(graph, x, y, row_scale, col_scale)
+    return dot_products(graph, y, x, c, r) if transposed else dot_products(graph, x, y, r, c)
 
 
 def scaled(
-    graph: GraphLike,
-    transposed: bool,
-    values: Tensor,
-    row_scale: Tensor | None,
-    col_scale: Tensor | None,
+    graph: GraphLike, transposed: bool, values: Tensor, r: Tensor | None, c: Tensor | None
 ) -> Tensor:
     """Scale values of entries: ``r[i] values[e] c[j]``, differentiable in all three."""
     rows = side_of(graph, False)
-    r, c = (col_scale, row_scale) if transposed else (row_scale, col_scale)
+    if transposed:
+        r, c = c, r
     if r is None and c is None:
         return values
     from .edges import dot_products
