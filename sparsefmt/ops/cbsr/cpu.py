@@ -4,6 +4,7 @@ In loops ``S`` is (columns, values, k) and ``places`` (columns, k), their arrays
 features are unsigned, so that numba does not ask whether one counts from the end.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import numba
@@ -15,12 +16,12 @@ from ...formats.compressed import CSR
 from ..engine.checks import rows_in_place
 from ..engine.cpu import factors_at_entries, flat, packed, values_of, writing
 from ..engine.lanes import lanes, prefetch, width_of
-from ..engine.loops import AHEAD, INLINED, NARROW, inlined, parallel, rows_of
+from ..engine.loops import AHEAD, INLINED, NARROW, Loop, inlined, parallel, rows_of
 from ..matmul.cpu import weight_of
 from . import cpu_maxk
 
 #: May add in any order, always the same: 1.2x by vector gathers.
-reordered = numba.njit(**INLINED, fastmath={"reassoc", "contract", "nsz"})
+reordered: Callable[[Loop], Loop] = numba.njit(**INLINED, fastmath={"reassoc", "contract", "nsz"})
 
 
 @inlined

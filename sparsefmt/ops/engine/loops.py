@@ -1,11 +1,14 @@
 """What compiled loops share: how they are compiled, cut into pieces of rows, prefetch, and dot."""
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import numba
 import numpy as np
 
 from .lanes import add_product, lanes, load, total, width_of
+
+Loop = TypeVar("Loop", bound=Callable[..., Any])
 
 #: Pieces of work a thread: enough to even out hubs, few enough to cost nothing.
 PIECES_PER_THREAD = 16
@@ -18,8 +21,13 @@ WIDEST, WIDE, MIDDLE, NARROW = 512, 256, 128, 64
 parallel = numba.njit(parallel=True, cache=True, nogil=True)
 #: Part of what calls it: not cached, as processes that write a cache at a time may spoil it, and
 #: without the entries from Python and C, which would take a sixth of the compiler's time.
-INLINED = {"forceinline": True, "nogil": True, "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
-inlined = numba.njit(**INLINED)
+INLINED: Any = {
+    "forceinline": True,
+    "nogil": True,
+    "no_cpython_wrapper": True,
+    "no_cfunc_wrapper": True,
+}
+inlined: Callable[[Loop], Loop] = numba.njit(**INLINED)
 
 
 @inlined
