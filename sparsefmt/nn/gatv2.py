@@ -84,10 +84,7 @@ class GATv2Conv(Attention):
             init.zeros_(self.bias)
 
     def forward(self, x: Tensor, graph: GraphLike) -> Tensor:
-        """(n, in_channels) to (n, heads * out_channels).
-
-        Arguments and errors as of ``GATConv``, without those of edge features.
-        """
+        """As ``GATConv``: its arguments and errors, without those of edge features."""
         check_input(x, graph, self.lin_l.weight)
         left = self._by_head(self.lin_l(x))
         right = left if self.share_weights else self._by_head(self.lin_r(x))
