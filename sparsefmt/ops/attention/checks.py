@@ -35,7 +35,8 @@ def scores(
     ``like`` names an array and is it: of its dtype the scores must be, or float32 beside 2 bytes.
     """
     rows = A.shape[1] if each == "source" else A.shape[0] if each == "target" else A.nnz
-    if _is_as_most(value, (rows, *heads), like[1]):
+    same = value is not like[1] and engine_checks.beside(value, A)
+    if same and value.shape == (rows, *heads) and value.dtype == like[1].dtype:
         return value
     array = as_array(name, value, empty=np.float64, beside=A._indices)
     if array.shape not in ([(rows,), (rows, 1)] if heads in ((), (1,)) else [(rows, *heads)]):
@@ -49,17 +50,6 @@ def scores(
         engine_checks.same_dtype(name, array, *like)
     checks.same_device(name, array, "A", A._indices)
     return array
-
-
-def _is_as_most(value: Any, shape: tuple[int, ...], like: Array) -> bool:
-    """Tell whether scores are as most callers give them: of the features' class, dtype, device."""
-    return (
-        value is not like
-        and type(value) is type(like)
-        and value.shape == shape
-        and value.dtype == like.dtype
-        and engine_checks.device_number(value) == engine_checks.device_number(like)
-    )
 
 
 def of_sources(value: object, *, A: Format) -> Array:

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from ...formats.arrays import VALUE_DTYPES
 from ...formats.compressed import CSR
 from ..engine import jit
+from ..engine.jit import Launch
 from ..engine.launch import ITEMSIZE, fill, row_bytes
 from ..engine.memory import Memory, memory_of
 from ..engine.structure import Structure, structure_of
@@ -136,12 +137,11 @@ class _LaunchShape(NamedTuple):
     row_bytes: int
 
 
-@lru_cache(maxsize=4096)
 def _launch_shape(
     types: tuple[str, str], heads: int, feat: int, alignment: int, backward: bool,
     flags: tuple[int, int],
 ) -> _LaunchShape:  # fmt: skip
-    """Look up the shape of such a launch."""
+    """Choose the shape of such a launch."""
     dtype, index_dtype = types
     shape, mates, slices = row_shape(dtype, heads, feat, alignment)
     if _general(dtype, index_dtype, shape.vector):
@@ -223,8 +223,8 @@ def _product(S: Structure, m: Memory, bias: Any, given: GatArguments, found: For
         given = given._replace(edges=None)
     drop = dropout_of(m, given.dropout, given.seed)
     scores = score_parameters(m, drop, given, S.nnz)
-    out, plus, added, X = map(m.pointer, (found.out, found.plus, bias, h))
-    params = (*scores, out, plus, added, m.pointer(found.statistics), heads, feat)
+    out, plus, added, statistics, X = m.pointers(found.out, found.plus, bias, found.statistics, h)
+    params = (*scores, out, plus, added, statistics, heads, feat)
     anything = given.loops or given.edges is not None
     launch_rows(
         *(S, m, h, X if feat else m.pointer(given.el), 0, params),
@@ -239,7 +239,7 @@ def score_parameters(m: Memory, drop: Dropout, given: GatArguments, nnz: int) ->
     scores = given.el, given.er, given.edges, given.loop_edges
     first_loop = nnz if given.loops else -1
     numbers = drop.seed, first_loop, given.slope, drop.scale, drop.below
-    return (*map(m.pointer, scores), drop.seed_at, *numbers)
+    return (*m.pointers(*scores), drop.seed_at, *numbers)
 
 
 def launch_rows(
@@ -251,25 +251,43 @@ def launch_rows(
     Entries gather rows of ``X``, of the shape and dtype of ``h``, and have the numbers ``perm``.
     ``flags`` tell whether entries are dropped, and what else there is.
     """
-    (heads, feat), types = heads_and_feat(h), (m.dtype(h), S.index_dtype)
-    shape = _launch_shape(types, heads, feat, alignment % 16, backward, flags)
-    sums, stream, workspace = 0, m.stream(h), None
-    if S.n_cuts:
-        workspace = m.empty((_shared_sums(S, types[0], heads, feat),), "uint8", h)
-        sums = m.pointer(workspace)
     if not S.nnz:  # an entry of a column that exists, whose weight is 0
         S, perm = replace(S, indices=S.indptr, nnz=1), 0
+    case = m.dtype(h), *heads_and_feat(h), alignment % 16, backward, flags
+    nbytes, launch, add_up = S.once(_launches, *case)
+    sums, stream = 0, m.stream(h)
+    if nbytes:
+        workspace = m.empty((nbytes,), "uint8", h)
+        sums = m.pointer(workspace)
+    launch(stream, perm, X, *params, sums)
+    if add_up is not None:
+        add_up(stream, *params, sums)
+
+
+def _launches(
+    S: Structure, dtype: str, heads: int, feat: int, alignment: int, backward: bool,
+    flags: tuple[int, int],
+) -> tuple[int, Launch, Launch | None]:  # fmt: skip
+    """Decide a pass: bytes of the workspace, its launch, and that for rows that blocks share."""
+    types = dtype, S.index_dtype
+    shape = _launch_shape(types, heads, feat, alignment, backward, flags)
     layout = f"6P{shape.layout}PqIIi"
-    kernel = jit.load("attention/gat.cu", "gat_balanced", layout, types, shape.constants)
-    arrays = S.indptr, S.indices, S.start, S.slot, perm, X
-    args = (*arrays, *params, sums, S.nnz, shape.row_bytes, S.blocks, shape.slices)
-    kernel(S.blocks * shape.teams, args, threads=THREADS, stream=stream)
-    if S.n_cuts:
-        layout, constants = f"2P{shape.layout}Pii", shape.constants_of_cut_rows
-        kernel = jit.load("attention/gat.cu", "gat_cut_rows", layout, types, constants)
-        args = (S.start, S.cut, *params, sums, S.n_cuts, shape.slices)
-        blocks = -(-S.n_cuts * shape.lanes // THREADS)
-        kernel(blocks, args, threads=THREADS, stream=stream)
+    launch = jit.load("attention/gat.cu", "gat_balanced", layout, types, shape.constants).ready(
+        S.blocks * shape.teams,
+        S.arrays,
+        (S.nnz, shape.row_bytes, S.blocks, shape.slices),
+        threads=THREADS,
+    )
+    if not S.n_cuts:
+        return 0, launch, None
+    layout, constants = f"2P{shape.layout}Pii", shape.constants_of_cut_rows
+    add_up = jit.load("attention/gat.cu", "gat_cut_rows", layout, types, constants).ready(
+        -(-S.n_cuts * shape.lanes // THREADS),
+        (S.start, S.cut),
+        (S.n_cuts, shape.slices),
+        threads=THREADS,
+    )
+    return _shared_sums(S, dtype, heads, feat), launch, add_up
 
 
 def _shared_sums(S: Structure, dtype: str, heads: int, feat: int) -> int:

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from ...formats.compressed import CSR
 from ..engine import jit
+from ..engine.jit import Launch
 from ..engine.launch import ITEMSIZE
 from ..engine.memory import Memory, memory_of
 from ..engine.structure import Structure, structure_of, transposed
@@ -194,57 +195,83 @@ def _run(A: CSR | Structure, call: Call, work: Work) -> None:
     """Launch a pass over all columns or, where they are in blocks, over one after another."""
     S, m, dropped, direction = structure_of(A), call.m, call.dropped, work.direction
     keys_are_values, kind = call.values is None, DOT if call.att is None else ADDITIVE
-    queries, keys = m.pointer(call.queries), m.pointer(call.keys)
-    values = keys if keys_are_values else m.pointer(call.values)
-    grad, out, other = map(m.pointer, (work.grad, work.out, work.other))
+    queries, keys, values = m.pointers(call.queries, call.keys, call.values)
+    values = keys if keys_are_values else values
+    grad, out, other = m.pointers(work.grad, work.out, work.other)
     alignment = (queries | keys | values | grad | out | other) % 16
     numbered = call.edges is not None or work.dedges is not None or dropped.below > 0
     # Where there are loops alone, nothing is read that has a value an entry.
     of_entries = (work.perm, call.edges, work.dedges) if S.nnz else (None, None, None)
-    perm, edges, dedges = map(m.pointer, of_entries)
-    types, variant = (call.dtype, S.index_dtype), Variant(direction, kind, keys_are_values)
-    sizes = call.heads, call.feat, alignment
-    launch = launch_shape(types, *sizes, variant, numbered or call.loops)
-    shape, stream = launch.shape, m.stream(call.keys)
-    blocks = () if shape.packs else blocks_of(A, _count_blocks(S, call, work), stream)
+    perm, edges, dedges = m.pointers(*of_entries)
+    sizes = call.dtype, call.heads, call.feat, alignment
+    how, count, whole = S.once(
+        _pass, *sizes, direction, kind, keys_are_values, numbered or call.loops
+    )
+    shape, stream = how.shape, m.stream(call.keys)
+    blocks = blocks_of(A, count, stream) if count > 1 else ()
     between = _between(S, call, work.arrays) if blocks else (0, 0, 0, 0)
     blocks = blocks or (ColumnBlock(S),)
     nbytes = sum(between) + _bytes_of_cut_rows(blocks, call, work, shape)
-    workspace = m.empty((nbytes,), "uint8", call.keys) if nbytes else None
-    *passed, part, other_part, carry = accumulate(between, initial=m.pointer(workspace))
+    workspace = m.pointer(m.empty((nbytes,), "uint8", call.keys)) if nbytes else 0
+    *passed, part, other_part, carry = accumulate(between, initial=workspace)
     if ITEMSIZE[call.dtype] != 2:  # results take sums as they are
         part, other_part = out, other
-    own = m.pointer(call.att), m.pointer(work.stats), edges
+    att, stats, statistics, datt = m.pointers(call.att, work.stats, work.statistics, work.datt)
+    summed = keys_are_values and direction == SOURCES and shape.packs > 0
     for step, block in enumerate(blocks):
-        last, statistics = step == len(blocks) - 1, m.pointer(work.statistics)
-        if direction == FORWARD and not last:
-            statistics = passed[step % 2]
-        results = (out, other, part, other_part, statistics, m.pointer(work.datt), dedges)
+        last = step == len(blocks) - 1
+        of_block = passed[step % 2] if direction == FORWARD and not last else statistics
+        results = out, other, part, other_part, of_block, datt, dedges
         before = passed[step % 2 - 1] if step else 0
-        numbers = (dropped.seed, call.slope, call.scale, dropped.scale, dropped.below)
-        summed = keys_are_values and direction == SOURCES and shape.packs > 0
-        flags = map(int, (call.loops, summed, step > 0, not last))
+        numbers = dropped.seed, call.slope, call.scale, dropped.scale, dropped.below
         attention = (
-            *(queries, keys, values, grad, *own, *results, dropped.seed_at, before),
-            *(*numbers, call.heads, call.feat, *flags),
+            *(queries, keys, values, grad, att, stats, edges, *results, dropped.seed_at, before),
+            *(*numbers, call.heads, call.feat),
+            *(int(call.loops), int(summed), int(step > 0), int(not last)),
         )
-        behind = (perm if numbered else 0), attention, carry, stream
-        _rows(S, block, types, launch, *behind)
+        launch = whole if block.structure is S else _ready(S, block, call.dtype, how)
+        moves = () if shape.packs else (S.indptr, block.moves)
+        launch(stream, perm if numbered else 0, *moves, *attention, carry)
         if block.structure.n_cuts:
             _cut_rows(block.structure, call, work, shape, attention, carry)
 
 
-def _count_blocks(S: Structure, call: Call, work: Work) -> int:
+def _pass(
+    S: Structure, dtype: str, heads: int, feat: int, alignment: int, direction: int, kind: int,
+    keys_are_values: bool, extra: bool,
+) -> tuple[LaunchShape, int, Launch]:  # fmt: skip
+    """Decide a pass: its shape, in how many blocks of columns, and the launch over all of them."""
+    types, variant = (dtype, S.index_dtype), Variant(direction, kind, keys_are_values)
+    shape = launch_shape(types, heads, feat, alignment, variant, extra)
+    count = 1 if shape.shape.packs else _count_blocks(S, dtype, heads, feat, variant)
+    return shape, count, _ready(S, ColumnBlock(S), dtype, shape)
+
+
+def _ready(S: Structure, block: ColumnBlock, dtype: str, shape: LaunchShape) -> Launch:
+    """Prepare the launch over the entries of one block of columns, or all."""
+    B, types = block.structure, (dtype, S.index_dtype)
+    kernel = jit.load(shape.file, shape.kernel, shape.layout, types, shape.constants)
+    counts = (S.nnz,) if shape.shape.packs else (B.nnz, S.nnz)
+    indices = S.indices if S.nnz else S.indptr  # it has to exist
+    return kernel.ready(
+        B.blocks * shape.teams,
+        (B.indptr, indices, B.start, B.slot),
+        (*counts, shape.row_bytes, B.blocks),
+        threads=THREADS,
+    )
+
+
+def _count_blocks(S: Structure, dtype: str, heads: int, feat: int, variant: Variant) -> int:
     """Choose in how many blocks to go through the columns, as if all addresses were aligned.
 
     Not where blocks would have to share the gradient of ``att``.
     """
-    shape = row_shape(call.dtype, S.index_dtype, call.heads, call.feat, 0)
-    of_att = call.att is not None and work.direction == TARGETS
-    if call.dtype == "float64" or shape.packs or of_att:
+    shape = row_shape(dtype, S.index_dtype, heads, feat, 0)
+    of_att = variant.kind == ADDITIVE and variant.direction == TARGETS
+    if dtype == "float64" or shape.packs or of_att:
         return 1
-    arrays = 2 if work.direction == SOURCES or call.values is not None else 1
-    row = shape.mates * shape.lanes * shape.vector * ITEMSIZE[call.dtype]
+    arrays = 2 if variant.direction == SOURCES or not variant.keys_are_values else 1
+    row = shape.mates * shape.lanes * shape.vector * ITEMSIZE[dtype]
     return column_blocks.count(S, S.n_cols * arrays * row)
 
 
@@ -266,21 +293,6 @@ def _bytes_of_cut_rows(
     of_lane = (2 if shape.packs else work.arrays) * shape.values + 2
     values = call.heads * shape.slices * shape.lanes * of_lane
     return 2 * n_cuts * values * ITEMSIZE[call.sums]
-
-
-def _rows(
-    S: Structure, block: ColumnBlock, types: tuple[str, str], launch: LaunchShape, perm: int,
-    attention: tuple[Any, ...], carry: int, stream: int,
-) -> None:  # fmt: skip
-    """Launch over the entries of one block of columns, or all."""
-    B, wide = block.structure, launch.shape.packs > 0
-    kernel = jit.load(launch.file, launch.kernel, launch.layout, types, launch.constants)
-    more, counts = ((), (S.nnz,)) if wide else ((S.indptr, block.moves), (B.nnz, S.nnz))
-    indices = S.indices if S.nnz else S.indptr  # it has to exist
-    structure = (B.indptr, indices, B.start, B.slot, perm, *more)
-    rest = (carry, *counts, launch.row_bytes, B.blocks)
-    args = (*structure, *attention, *rest)
-    kernel(B.blocks * launch.teams, args, threads=THREADS, stream=stream)
 
 
 def _cut_rows(

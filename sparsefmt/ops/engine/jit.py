@@ -139,7 +139,7 @@ class Launch:
         self._function, self._launch = kernel.function, kernel.launch
         self._pack_into = kernel.pack_into
 
-    def __call__(self, stream: int, *args: int) -> None:
+    def __call__(self, stream: int, *args: float) -> None:
         """Enqueue on the stream of that address, with the arguments between the known ones."""
         memory, config, extra = _memory.parts
         self._pack_into(memory, 0, *self._grid, stream, *self._before, *args, *self._after)
