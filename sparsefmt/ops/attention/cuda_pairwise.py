@@ -195,9 +195,11 @@ def _run(A: CSR | Structure, call: Call, work: Work) -> None:
     """Launch a pass over all columns or, where they are in blocks, over one after another."""
     S, m, dropped, direction = structure_of(A), call.m, call.dropped, work.direction
     keys_are_values, kind = call.values is None, DOT if call.att is None else ADDITIVE
-    queries, keys, values = m.pointers(call.queries, call.keys, call.values)
+    features = call.queries, call.keys, call.values, work.grad, work.out, work.other
+    of_rows = call.att, work.stats, work.statistics, work.datt
+    at = m.pointers(*features, *of_rows)
+    queries, keys, values, grad, out, other, att, stats, statistics, datt = at
     values = keys if keys_are_values else values
-    grad, out, other = m.pointers(work.grad, work.out, work.other)
     alignment = (queries | keys | values | grad | out | other) % 16
     numbered = call.edges is not None or work.dedges is not None or dropped.below > 0
     # Where there are loops alone, nothing is read that has a value an entry.
@@ -216,7 +218,6 @@ def _run(A: CSR | Structure, call: Call, work: Work) -> None:
     *passed, part, other_part, carry = accumulate(between, initial=workspace)
     if ITEMSIZE[call.dtype] != 2:  # results take sums as they are
         part, other_part = out, other
-    att, stats, statistics, datt = m.pointers(call.att, work.stats, work.statistics, work.datt)
     summed = keys_are_values and direction == SOURCES and shape.packs > 0
     for step, block in enumerate(blocks):
         last = step == len(blocks) - 1
@@ -289,7 +290,9 @@ def _bytes_of_cut_rows(
     blocks: tuple[ColumnBlock, ...], call: Call, work: Work, shape: RowShape
 ) -> int:
     """Count the bytes for sums of rows that thread blocks share; 0 unless a row is very long."""
-    n_cuts = max(block.structure.n_cuts for block in blocks)
+    n_cuts = max([block.structure.n_cuts for block in blocks])
+    if not n_cuts:
+        return 0
     of_lane = (2 if shape.packs else work.arrays) * shape.values + 2
     values = call.heads * shape.slices * shape.lanes * of_lane
     return 2 * n_cuts * values * ITEMSIZE[call.sums]
