@@ -80,6 +80,7 @@ def chip(device: int) -> Chip:
     )
 
 
+@lru_cache(maxsize=256)
 def window_sizes(
     shape: tuple[int, int], nnz: int, size: int, feat: int, k: int, chip: Chip, *, ordered: bool
 ) -> WindowSizes | None:
@@ -114,14 +115,8 @@ def _order_of(A: CSR, given: CSR | Structure, order: Order | None) -> Order | No
 
 def _sizes_of(A: CSR, columns: Any, grad: Any, order: Order | None) -> WindowSizes | None:
     m, (feat, k) = memory_of(grad), (grad.shape[1], columns.shape[1])
-    return _sizes_on(m.device(grad), A.shape, A.nnz, m.dtype(grad), feat, k, order is not None)
-
-
-@lru_cache(maxsize=1024)
-def _sizes_on(
-    device: int, shape: tuple[int, int], nnz: int, dtype: str, feat: int, k: int, ordered: bool
-) -> WindowSizes | None:
-    return window_sizes(shape, nnz, ITEMSIZE[dtype], feat, k, chip(device), ordered=ordered)
+    sizes = A.shape, A.nnz, ITEMSIZE[m.dtype(grad)], feat, k
+    return window_sizes(*sizes, chip(m.device(grad)), ordered=order is not None)
 
 
 # By windows
