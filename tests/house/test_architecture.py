@@ -5,6 +5,7 @@ Nothing here imports the library, except in subprocesses that measure what impor
 
 import ast
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -353,3 +354,10 @@ def test_root_link_is_relative_and_shows_its_layer(layer):
     if not link.is_symlink():
         pytest.skip("this checkout has no symlinks, and needs none")
     assert str(link.readlink()) == f"sparsefmt/{layer}"
+
+
+def test_launchers_hold_the_memory_whose_address_they_pass_on():
+    """An array that only its pointer outlives goes back to its pool before the launch."""
+    gone = re.compile(r"\.pointers?\(\s*m\.(empty|zeros|contiguous|rows_in_place|factors)\b")
+    found = [path.name for path in PACKAGE.rglob("cuda*.py") if gone.search(path.read_text())]
+    assert not found

@@ -214,8 +214,8 @@ def _run(A: CSR | Structure, call: Call, work: Work) -> None:
     between = _between(S, call, work.arrays) if blocks else (0, 0, 0, 0)
     blocks = blocks or (ColumnBlock(S),)
     nbytes = sum(between) + _bytes_of_cut_rows(blocks, call, work, shape)
-    workspace = m.pointer(m.empty((nbytes,), "uint8", call.keys)) if nbytes else 0
-    *passed, part, other_part, carry = accumulate(between, initial=workspace)
+    workspace = m.empty((nbytes,), "uint8", call.keys) if nbytes else None
+    *passed, part, other_part, carry = accumulate(between, initial=m.pointer(workspace))
     if ITEMSIZE[call.dtype] != 2:  # results take sums as they are
         part, other_part = out, other
     summed = keys_are_values and direction == SOURCES and shape.packs > 0

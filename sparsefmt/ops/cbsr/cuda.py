@@ -282,10 +282,11 @@ def spgemm(
         case = dtype, columns.itemsize, k, feat, reduce == "mean", (places | kept) % 16
         nbytes, launch, add_up = S.once(_launches, *case)
         # Partial results of rows that blocks share.
-        workspace = m.pointer(m.empty((nbytes,), "uint8", data)) if nbytes else 0
-        launch(stream, *factors, r, places, kept, y, workspace)
+        workspace = m.empty((nbytes,), "uint8", data) if nbytes else None
+        begin = m.pointer(workspace)
+        launch(stream, *factors, r, places, kept, y, begin)
         if add_up is not None:
-            add_up(stream, r, y, 0, workspace, 0)
+            add_up(stream, r, y, 0, begin, 0)
     return out
 
 

@@ -130,9 +130,10 @@ def spmm(
         if add_up is None:
             launch(stream, *factors, scale, rows, result, winners, 0, 0)
             return out
-        workspace = m.pointers(m.empty((nbytes[1],), "uint8", x))[0]
         # Partial results of rows that blocks share: their values, then the entries that win.
-        shared = winners, workspace, workspace + nbytes[0]
+        workspace = m.empty((nbytes[1],), "uint8", x)
+        begin = m.pointer(workspace)
+        shared = winners, begin, begin + nbytes[0]
         launch(stream, *factors, scale, rows, result, *shared)
         add_up(stream, scale, result, *shared)
     return out
