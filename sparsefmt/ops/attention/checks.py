@@ -82,7 +82,8 @@ def options(
     A: Format, negative_slope: object, dropout: object, seed: object, self_loops: object
 ) -> Options:
     """Check the numbers that shape scores and masks."""
-    slope, dropped = number("negative_slope", negative_slope), share(dropout)
+    slope = number("negative_slope", negative_slope)
+    dropped = 0.0 if dropout == 0.0 and type(dropout) is float else share(dropout)
     drawn = seed if type(seed) is int else _seed(seed)
     looped = self_loops is not False and loops(A, self_loops)
     return Options(drawn % 2**64, slope, dropped, looped)

@@ -116,7 +116,9 @@ class CupyMemory:
 
     def factors(self, a: Any) -> Any:
         """Scales as kernels take them: contiguous, float32 beside 2-byte features."""
-        if a is None or a.itemsize > 2:
+        if a is None or (a.itemsize > 2 and a.flags.c_contiguous):
+            return a
+        if a.itemsize > 2:
             return self.contiguous(a)
         with self.on_device(a), allocating("scales in float32"):
             return a.astype(np.float32)
