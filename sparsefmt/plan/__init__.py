@@ -1,0 +1,1 @@
+"""Composition of sparse and dense primitives: the fastest association of a layer's matrices."""
