@@ -193,14 +193,14 @@ def factored(expression: Expression) -> Expression:
     groups: dict[Expression, list[Expression]] = {}
     for term in expression.terms:
         sparse = isinstance(term, Product) and not _is_dense(term.factors[0])
-        groups.setdefault(term.factors[0] if sparse else term, []).append(term)
+        first, *rest = term.factors if isinstance(term, Product) and sparse else (term,)
+        groups.setdefault(first, []).append(product(*rest) if rest else term)
     found = []
     for first, terms in groups.items():
-        if len(terms) > 1:
-            rest = (product(*term.factors[1:]) for term in terms if isinstance(term, Product))
-            found.append(product(first, factored(total(*rest))))
+        if len(terms) > 1 and not _is_dense(first):
+            found.append(product(first, factored(total(*terms))))
         else:
-            found += terms
+            found += terms if _is_dense(first) else [product(first, *terms)]
     return total(*found)
 
 
