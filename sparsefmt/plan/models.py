@@ -63,7 +63,9 @@ def gat(H: Leaf, *, opened: bool = False) -> Expression:
     scores = [transformed]
     if opened:
         scores = [product(H, W, weight(name, "out", "heads")) for name in ("a", "b")]
-    attention = Apply("attention", tuple(scores), "weighted", "n", "n", ("nnz", "heads"), "nnz")
+    attention = Apply(
+        "attention", tuple(scores), "weighted", "n", "n", ("nnz", "n", "heads"), "nnz"
+    )
     return product(attention, transformed) if opened else product(attention, H, W)
 
 
