@@ -43,6 +43,13 @@ TORCH = [
     ("_library.py", "a torch op for each", "row of the table"),
     ("_memory.py", "pointers, streams and", "results of torch"),
 ]
+PLAN = [
+    ("expression.py", "a layer as products", "of typed matrices"),
+    ("rules.py, forest.py", "every way to compute", "them: SENSEi"),
+    ("pruning.py", "ways that another", "beats at any width"),
+    ("pricing.py", "seconds, by the rows of", "ops and the device"),
+    ("planner.py", "the choice, and", "its reasons"),
+]
 ENGINE = [
     ("checks.py", "arguments of", "operations"),
     ("table.py", "one row for", "each operation"),
@@ -65,10 +72,7 @@ BESIDE = [
     ("testing/", "strategies, oracles"),
     ("cli/", "the command line"),
 ]
-TO_COME = [
-    ("plan/", "above ops: SENSEi, the order of operations, by the price in each row"),
-    ("distributed/", "above nn: graphs over several GPUs"),
-]
+TO_COME = [("distributed/", "above nn: graphs over several GPUs")]
 FILES = ["a room for each", "family, with files", "api.py", "cuda.py, *.cu", "cpu.py", "oracle.py"]
 
 COLOURS = {"fuseGNN": "#2b6cb0", "MaxK-GNN": "#b7472a", "ES-SpMM": "#2f855a", "TC-GNN": "#805ad5"}
@@ -169,10 +173,12 @@ def draw() -> str:
         *bar(168, TORCH, "#ebf4ff"),
         text(LEFT, 248, "only storeys above this line import torch", PALE, 10),
         f"<line {line}/>",
-        *storey(266, "ops/", *FILES),
-        *rooms(266, ground, "ops", ops),
+        *storey(266, "plan/", "composition, by", "prices of ops"),
+        *bar(266, PLAN, "#fffaf0"),
+        *storey(342, "ops/", *FILES),
+        *rooms(342, ground, "ops", ops),
     ]
-    y = 266 + ground + 8
+    y = 342 + ground + 8
     drawn += storey(y, "ops/engine/", "what rooms share") + bar(y, ENGINE, "#edf2f7")
     y += 74
     drawn += storey(y, "formats/", "matrices; no torch,", "no kernels of ops")
@@ -180,7 +186,7 @@ def draw() -> str:
     drawn += storey(y + 74, "beside") + bar(y + 74, BESIDE, "#ffffff")
     drawn += storey(y + 134, "to come") + bar(y + 134, TO_COME, "#f7fafc")
     rule = "A storey imports only from those below it. What stands beside uses formats;"
-    drawn.append(text(12, y + 198, f"{rule} testing and cli use ops too.", PALE))
+    drawn.append(text(12, y + 198, f"{rule} testing uses ops, cli plan too.", PALE))
     size = f"width='{WIDTH}' height='{y + 210:g}'"
     head = f"<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 {WIDTH} {y + 210:g}' {size}>"
     title = "<title>The storeys and rooms of sparsefmt</title>"

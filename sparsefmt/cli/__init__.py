@@ -54,7 +54,7 @@ def _run(arguments: Sequence[str] | None) -> int:
     try:
         import click
 
-        from .commands import sparsefmt
+        from .planning import sparsefmt  # with the commands of both files
     except ModuleNotFoundError as error:
         return _refuse_missing(error)
     try:

@@ -1,0 +1,196 @@
+"""Measure this device's primitives, and fit its constants to them."""
+
+import os
+import platform
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
+from importlib import metadata
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..formats.arrays import finish, import_cupy, parse_device, to_device
+from ..formats.compressed import CSR
+from ..generate import power_law
+from ..ops import gat, sddmm
+from .pricing import Constants, Work, work_of
+from .rules import Primitive
+from .run import ARRAY_FUNCTIONS
+
+#: Vertices, entries of a row on average, and width: what overhead, cache and memory decide.
+GRAPHS = ((500, 4), (5_000, 10), (20_000, 40), (100_000, 10), (400_000, 8))
+WIDTHS = (1, 16, 64, 256)
+#: Wider features are no scores of attention.
+MAX_HEADS = 16
+DEFAULT_CACHE = 32 << 20
+#: The longest measurement counts at least so many seconds, or so many calls.
+_SECONDS, _CALLS = 0.05, 50
+
+
+class Sample(NamedTuple):
+    """A primitive, its sizes and the seconds that it took."""
+
+    primitive: Primitive
+    sizes: Mapping[str, int]
+    seconds: float
+
+
+def calibrate(device: str = "cpu", step: Callable[[str], None] = lambda text: None) -> Constants:
+    """Time each kind of primitive over graphs and widths, and fit the constants of the device.
+
+    Least squares of the relative error with constants that are not negative; takes 1 to 3 minutes.
+
+    Raises
+    ------
+    DeviceError
+        If there is no such device.
+    """
+    samples = []
+    for n, degree in GRAPHS:
+        step(f"timing a graph of {n} vertices")
+        samples += list(_samples(n, degree, device))
+    return fitted(samples, device)
+
+
+def fitted(samples: Sequence[Sample], device: str) -> Constants:
+    """Fit constants to samples: for each kind, and "other" to all that only stream."""
+    from scipy.optimize import nnls
+
+    bare = Constants(name_of(device), cache_of(device), {}, 128 if device != "cpu" else 0)
+    kinds: dict[str, list[Sample]] = {}
+    for sample in samples:
+        kinds.setdefault(sample.primitive.kind, []).append(sample)
+    kinds["other"] = [s for s in samples if not _gathers(work_of(s.primitive, s.sizes, bare))]
+    seconds = {}
+    for kind, part in kinds.items():
+        work = np.array([work_of(s.primitive, s.sizes, bare) for s in part], np.float64)
+        relative = work / np.array([s.seconds for s in part])[:, None]
+        size = np.linalg.norm(relative, axis=0)
+        size[size == 0] = 1
+        found, _ = nnls(relative / size, np.ones(len(part)))
+        seconds[kind] = tuple((found / size).tolist())
+    return Constants(bare.device, bare.cache, seconds, bare.slice)
+
+
+def _gathers(work: Work) -> bool:
+    return work.near + work.far > 0
+
+
+def _samples(n: int, degree: int, device: str) -> Iterator[Sample]:
+    """Time every kind of primitive on one graph."""
+    A = power_law(n, n * degree, seed=1).tocsr().to(device)
+    rng = np.random.default_rng(0)
+
+    def array(*shape: int) -> Any:
+        return to_device(rng.random(shape, np.float32), device)
+
+    d, weighted = array(n), A.with_data(array(A.nnz))
+    sizes = {"n": n, "nnz": A.nnz, "m": 64}
+    yield _sample("scale_entries", ("nnz",), sizes, A=A, row=d, col=d)
+    yield _sample("scale_diagonal", ("n",), sizes, row=d, col=d)
+    for width in WIDTHS:
+        X, sizes = array(n, width), {**sizes, "w": width}
+        gathered, features = ("nnz", "n", "w"), ("n", "w")
+        yield _sample("spmm_unweighted", gathered, sizes, A=A, X=X)
+        yield _sample("spmm_weighted", gathered, sizes, A=weighted, X=X)
+        yield _sample("spmm_scaled", gathered, sizes, A=A, X=X, row=d, col=d)
+        yield _sample("sddmm", gathered, sizes, A=A, X=X, Y=X)
+        if width <= MAX_HEADS:
+            yield _sample("attention", gathered, sizes, A=A, H=X[:, :, None], el=X, er=X)
+        yield _sample("broadcast", features, sizes, X=X, row=d)
+        yield _sample("add", (*features, "2"), sizes, term0=X, term1=X)
+        yield _sample("gemm", ("n", "w", "m"), sizes, left=X, right=array(width, 64))
+
+
+_FUNCTIONS = ARRAY_FUNCTIONS | {"sddmm": sddmm, "attention": gat}
+
+
+def _sample(kind: str, names: tuple[str, ...], sizes: Mapping[str, int], **operands: Any) -> Sample:
+    function = _FUNCTIONS[kind]
+    result = function(**operands)  # compiles
+    array = result.data if isinstance(result, CSR) else result
+    times: list[float] = []
+    while len(times) < 5 or (sum(times) < _SECONDS and len(times) < _CALLS):
+        finish(array)  # synchronize!
+        start = time.perf_counter()
+        function(**operands)
+        finish(array)  # synchronize!
+        times.append(time.perf_counter() - start)
+    return Sample(Primitive(kind, names), sizes, min(times))
+
+
+# Which device
+
+
+def path_of(device: str) -> Path:
+    """Where the constants of a device are kept: in the user's cache, by name and version."""
+    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    name = re.sub(r"[^a-z0-9]+", "-", f"{name_of(device)} {metadata.version('sparsefmt')}".lower())
+    return root / "sparsefmt" / f"constants-{name}.json"
+
+
+def name_of(device: str) -> str:
+    """Name the device with its driver, or the processor with its cores."""
+    ordinal = parse_device(device)
+    if ordinal is None:
+        return f"{_processor()}, {os.cpu_count()} cores"
+    cupy = import_cupy()
+    model = cupy.cuda.runtime.getDeviceProperties(ordinal)["name"].decode()
+    return f"{model} driver {cupy.cuda.runtime.driverGetVersion()}"
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(named, platform.processor() or platform.machine())
+
+
+def cache_of(device: str) -> int:
+    """Give the bytes of the last cache."""
+    ordinal = parse_device(device)
+    if ordinal is None:
+        name = "SC_LEVEL3_CACHE_SIZE"
+        return (os.sysconf(name) if name in os.sysconf_names else 0) or DEFAULT_CACHE
+    return int(import_cupy().cuda.Device(ordinal).attributes["L2CacheSize"])
+
+
+#: Fitted on two cores of an EPYC; a product gathers, and the cache holds what is small.
+CPU = Constants(
+    "a processor",
+    DEFAULT_CACHE,
+    {
+        "gemm": (6e-6, 6e-9, 0, 0, 8e-11, 0, 0, 4e-12),
+        "spmm_unweighted": (9e-6, 8e-9, 2.5e-10, 2e-11, 4e-10, 1e-11, 2e-11, 0),
+        "spmm_weighted": (9e-6, 8e-9, 3e-10, 2e-11, 4e-10, 1.2e-11, 2e-11, 0),
+        "spmm_scaled": (1.1e-5, 9e-9, 2.7e-10, 2e-11, 4e-10, 1.2e-11, 2e-11, 0),
+        "sddmm": (7e-6, 7e-9, 2.4e-9, 0, 2.7e-10, 9e-12, 2e-11, 0),
+        "attention": (2e-5, 1e-8, 8e-9, 2e-11, 4e-10, 1e-11, 2e-11, 0),
+        "scale_entries": (1.2e-5, 0, 2.8e-9, 0, 2.7e-10, 0, 0, 0),
+        "other": (8e-7, 0, 3e-9, 6e-12, 3e-11, 0, 0, 5e-12),
+    },
+)
+#: From an H200's figures: 8 us a launch, 4 TB/s in order, 9.6 gathered from the L2, 5.7 beyond it.
+GPU = Constants(
+    "a GPU",
+    50 << 20,
+    {
+        "gemm": (8e-6, 0, 0, 2.5e-13, 2.5e-13, 0, 0, 2.5e-14),
+        "other": (8e-6, 0, 0, 2.5e-13, 2.5e-13, 1.04e-13, 1.75e-13, 0),
+    },
+    slice=128,
+)
+
+
+@cache
+def constants_of(device: str) -> Constants:
+    """Give the constants that ``calibrate`` has kept for the device, or defaults for its kind."""
+    path = path_of(device)
+    if path.exists():
+        return Constants.load(path)
+    return CPU if parse_device(device) is None else GPU

@@ -1,0 +1,158 @@
+"""Plan an expression: price its trees, leave out the beaten ones, choose, and say why."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from .expression import Expression
+from .forest import forest
+from .pricing import Constants, work_of
+from .pruning import ORDERS, Sizes, Verdict, judged
+from .rules import Tree, bare, steps
+
+#: Predictions that lie within this factor of the best are worth measuring.
+CLOSE = 1.5
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A tree, what became of it, and its seconds in each run of the layer."""
+
+    verdict: Verdict
+    parts: Mapping[str, float]  #: predicted seconds of each kind of primitive
+    once: float  #: seconds of the steps whose leaves are all constant, which run once
+    measured: float | None = None
+
+    @property
+    def predicted(self) -> float:
+        """Seconds of a run."""
+        return sum(self.parts.values())
+
+    @property
+    def tree(self) -> Tree:
+        """The composition."""
+        return self.verdict.tree
+
+    @property
+    def promoted(self) -> bool:
+        """Whether some order of the widths leaves it unbeaten."""
+        return self.verdict.promoted
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The compositions of an expression for one graph, widths and device, and the one to run."""
+
+    expression: Expression
+    sizes: Sizes
+    training: bool
+    candidates: tuple[Candidate, ...]
+
+    @property
+    def promoted(self) -> tuple[Candidate, ...]:
+        """Those that pruning leaves: the best prediction first, then what costs less once."""
+        left = [candidate for candidate in self.candidates if candidate.promoted]
+        return tuple(sorted(left, key=lambda candidate: (candidate.predicted, candidate.once)))
+
+    @property
+    def chosen(self) -> Candidate:
+        """The fastest measured; if nothing was measured, the best prediction (the first of two)."""
+        timed = [c for c in self.candidates if c.measured is not None]
+        if timed:
+            return min(timed, key=lambda candidate: candidate.measured or 0.0)
+        return self.promoted[0]
+
+    @property
+    def close(self) -> tuple[Candidate, ...]:
+        """Those whose predictions are too close to the best for a model to decide."""
+        best = self.promoted[0].predicted
+        return tuple(c for c in self.promoted if c.predicted <= CLOSE * best)
+
+    def with_measured(self, seconds: Mapping[Tree, float]) -> "Plan":
+        """Add what trees took when they were timed."""
+        found = (replace(c, measured=seconds.get(c.tree, c.measured)) for c in self.candidates)
+        return replace(self, candidates=tuple(found))
+
+    def explain(self) -> str:
+        """Write every tree with its costs; who beat it, or which was chosen."""
+        names = {c.tree: f"#{number}" for number, c in enumerate(self.candidates, 1)}
+        sizes = ", ".join(f"{name} = {size:,}" for name, size in self.sizes.items())
+        lines = [
+            f"{self.expression}   with {sizes}; {'training' if self.training else 'inference'}",
+            f"{len(self.candidates)} trees, {len(self.promoted)} promoted",
+        ]
+        width = max(len(bare(tree)) for tree in names)
+        head = (
+            f"{'':4}  {'composition':<{width}}  {'predicted':>12}  {'once':>12}  {'measured':>12}"
+        )
+        lines.append(head)
+        for candidate, name in zip(self.candidates, names.values(), strict=True):
+            fate = "CHOSEN" if candidate is self.chosen else _fate(candidate, names)
+            costs = map(_ms, (candidate.predicted, candidate.once, candidate.measured))
+            lines.append(f"{name:>4}  {bare(candidate.tree):<{width}}  {'  '.join(costs)}  {fate}")
+        return "\n".join(lines)
+
+
+def plan(
+    expression: Expression,
+    sizes: Sizes,
+    constants: Constants,
+    *,
+    itemsize: int = 4,
+    training: bool = False,
+    runs: int | None = None,
+    orders: tuple[Sizes, ...] = ORDERS,
+) -> Plan:
+    """Enumerate, prune and price.
+
+    Parameters
+    ----------
+    expression : Expression
+    sizes : dict
+        The number behind each name of a size.
+    constants : Constants
+        Of the device, from ``calibration.constants_of``.
+    itemsize : int
+        Bytes of a feature.
+    training : bool
+        Whether the gradients that leaves ask for are priced too.
+    runs : int, optional
+        How often the layer will run: what runs once is shared among them, or free by default.
+    orders : tuple of dict
+        Orders of the widths under which a tree may win; ``(sizes,)`` prunes for these widths alone.
+    """
+    verdicts = judged(forest(expression), orders, training=training)
+    priced = [_priced(v, sizes, constants, itemsize, training, runs) for v in verdicts]
+    return Plan(expression, sizes, training, tuple(priced))
+
+
+def _priced(
+    verdict: Verdict,
+    sizes: Sizes,
+    constants: Constants,
+    itemsize: int,
+    training: bool,
+    runs: int | None,
+) -> Candidate:
+    """Price the primitives of a tree; what is constant costs its share of the runs."""
+    parts: dict[str, float] = {}
+    once = 0.0
+    for step in steps(verdict.tree):
+        for primitive in step.primitives(training):
+            work = work_of(primitive, sizes, constants, itemsize)
+            seconds = constants.predict(work, primitive.kind)
+            if step.constant:
+                once += seconds
+                seconds = seconds / runs if runs else 0.0
+            parts[primitive.kind] = parts.get(primitive.kind, 0.0) + seconds
+    return Candidate(verdict, parts, once)
+
+
+def _fate(candidate: Candidate, names: Mapping[Tree, str]) -> str:
+    if candidate.promoted:
+        return "promoted"
+    beaters = dict.fromkeys(names[tree] for tree in candidate.verdict.beaten_by if tree)
+    return f"beaten by {' or '.join(beaters)}"
+
+
+def _ms(seconds: float | None) -> str:
+    return f"{'-':>12}" if seconds is None else f"{seconds * 1e3:9.3f} ms"

@@ -1,0 +1,154 @@
+"""What primitives cost: bytes and flops of their operations, and the seconds of each on a device.
+
+The prediction adds what a call, bytes and flops cost: constants of the device that ``sparsefmt
+calibrate`` fits, for each kind of primitive.
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+from ..errors import FileFormatError
+from ..ops.engine.structure import Sizes as Structure
+from ..ops.engine.table import Price, operations
+from .pruning import Sizes
+from .rules import Primitive
+
+
+class Work(NamedTuple):
+    """What a primitive does: each part costs a constant of the device."""
+
+    calls: float
+    rows: float
+    entries: float
+    held: float  #: bytes read and written in the order in which they lie, if the cache holds them
+    streamed: float  #: those beyond the cache
+    near: float  #: bytes gathered by an index, of what the cache holds
+    far: float  #: bytes gathered beyond it
+    flops: float
+
+
+class _Array(NamedTuple):
+    """An array's shape and the bytes of an element: all that a price depends on."""
+
+    shape: tuple[int, ...]
+    itemsize: int
+
+
+@dataclass(frozen=True)
+class Constants:
+    """Seconds for each part of ``Work``, by kind of primitive; "other" for those not named."""
+
+    device: str
+    cache: int  #: bytes of the last cache
+    seconds: Mapping[str, tuple[float, ...]]
+    #: Bytes of a row of features that a kernel gathers at a time; 0 for the whole row.
+    slice: int = 0
+
+    def predict(self, work: Work, kind: str) -> float:
+        """Give the seconds of a primitive."""
+        seconds = self.seconds.get(kind, self.seconds["other"])
+        return sum(part * second for part, second in zip(work, seconds, strict=True))
+
+    def save(self, path: Path) -> None:
+        """Write as JSON."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(asdict(self), indent=1) + "\n", encoding="utf-8")
+
+    @classmethod
+    def load(cls, path: Path) -> "Constants":
+        """Read what ``save`` wrote.
+
+        Raises
+        ------
+        FileFormatError
+            If the file holds something else.
+        """
+        try:
+            given = json.loads(path.read_text(encoding="utf-8"))
+            seconds = {kind: tuple(map(float, row)) for kind, row in given["seconds"].items()}
+            whole = {len(row) for row in seconds.values()} == {len(Work._fields)}
+            if whole and "other" in seconds:
+                return cls(given["device"], int(given["cache"]), seconds, int(given["slice"]))
+        except (ValueError, KeyError, TypeError, AttributeError):
+            pass
+        raise FileFormatError(
+            f"{path} holds no constants of a device: write them anew with 'sparsefmt calibrate'."
+        )
+
+
+def work_of(primitive: Primitive, sizes: Sizes, constants: Constants, itemsize: int = 4) -> Work:
+    """Count the bytes and flops of a primitive; its operation's row prices what gathers.
+
+    Raises
+    ------
+    KeyError
+        If a size has no number.
+    """
+    kind, names = primitive
+    size = [int(name) if name.isdigit() else sizes[name] for name in names]
+    if kind in _GATHERING:
+        return _gathering(kind, size, constants, itemsize)
+    if kind == "gemm":
+        n, inner, m = size
+        elements, flops = n * inner + inner * m + n * m, 2 * n * inner * m
+    elif kind == "scale_entries":  # an index, a value and two factors, and the new value
+        elements, flops = 5 * size[0], 2 * size[0]
+    elif kind == "scale_diagonal":
+        elements, flops = 3 * size[0], size[0]
+    else:  # reads one matrix or more, writes one
+        n, m, *terms = size
+        reads = terms[0] if terms else 1
+        elements, flops = (reads + 1) * n * m, reads * n * m
+    held, streamed = _split(elements * itemsize, elements * itemsize, constants)
+    entries = size[0] if kind == "scale_entries" else 0
+    return Work(1, 0 if entries else size[0], entries, held, streamed, 0, 0, flops)
+
+
+def _split(count: float, footprint: float, constants: Constants) -> tuple[float, float]:
+    """Split bytes into those that the cache answers and the others."""
+    inside = count * min(1.0, constants.cache / max(footprint, 1))
+    return inside, count - inside
+
+
+#: Kinds that gather rows of features, and the operation that they call.
+_GATHERING = {
+    "spmm_unweighted": "spmm",
+    "spmm_weighted": "spmm",
+    "spmm_scaled": "spmm",
+    "sddmm": "sddmm",
+    "attention": "gat",
+    "attention_backward": "gat",
+}
+
+
+def _gathering(kind: str, size: Sequence[int], constants: Constants, itemsize: int) -> Work:
+    nnz, rows, feat = size
+    X, values = _Array((rows, feat), itemsize), _Array((nnz,), itemsize)
+    weighted = kind != "spmm_unweighted"
+    found = _price(kind, Structure(rows, rows, nnz, "int32"), X, values if weighted else None)
+    gathered = nnz * feat * itemsize
+    active = rows * min(feat * itemsize, constants.slice or feat * itemsize)
+    near, far = _split(gathered, active, constants)
+    held, streamed = _split(found.bytes - gathered, found.bytes - gathered, constants)
+    return Work(1, rows, nnz, held, streamed, near, far, found.flops)
+
+
+def _price(kind: str, S: Structure, X: _Array, values: _Array | None) -> Price:
+    row = _row(_GATHERING[kind])
+    if row.name == "gat":  # a score of each head
+        return row.price(S, None, _Array((*X.shape, 1), X.itemsize))
+    return row.price(S, X, X if row.name == "sddmm" else values)
+
+
+class _Priced(NamedTuple):
+    name: str
+    price: Callable[..., Price]
+
+
+@cache
+def _row(name: str) -> _Priced:
+    return next(_Priced(name, op.price) for op in operations() if op.name == name and op.price)

@@ -1,0 +1,188 @@
+"""Prices, choices and what a plan says; the constants of a device, and the commands."""
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sparsefmt import cli
+from sparsefmt.errors import FileFormatError
+from sparsefmt.generate import power_law
+from sparsefmt.plan import calibration, models
+from sparsefmt.plan.calibration import CPU, GPU, Sample, fitted
+from sparsefmt.plan.expression import Product
+from sparsefmt.plan.planner import plan
+from sparsefmt.plan.pricing import Constants, Work, work_of
+from sparsefmt.plan.pruning import signature
+from sparsefmt.plan.rules import Primitive, bare
+
+SIZES = {"n": 20_000, "nnz": 400_000, "heads": 4, "in": 128, "out": 32}
+H = models.features()
+EXPRESSIONS = [
+    models.gcn(H),
+    models.gcn(models.features(constant=True)),
+    models.gat(H, opened=True),
+    models.tagcn(H, 2),
+    models.sage(H),
+]
+
+
+@pytest.mark.parametrize("constants", [CPU, GPU], ids=["cpu", "gpu"])
+@pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
+@pytest.mark.parametrize("expression", EXPRESSIONS, ids=str)
+def test_the_best_of_all_trees_is_promoted_whatever_the_device(expression, training, constants):
+    found = plan(expression, SIZES, constants, training=training, runs=1)
+    best = min(candidate.predicted for candidate in found.candidates)
+    assert found.chosen.predicted <= best * (1 + 1e-9)
+
+
+@given(st.integers(1, 2048), st.integers(1, 2048), st.integers(1, 1 << 22), st.integers(0, 1 << 26))
+def test_work_is_never_negative_and_grows_with_every_size(width, out, n, nnz):
+    sizes = {"n": n, "nnz": nnz, "heads": 1, "in": width, "out": out}
+    for expression in EXPRESSIONS:
+        for primitive in signature(plan(expression, sizes, GPU).chosen.tree, training=True):
+            work = work_of(primitive, sizes, GPU)
+            assert min(work) >= 0
+            larger = {name: 2 * size for name, size in sizes.items()}
+            more = work_of(primitive, larger, GPU)
+            assert sum(more[3:7]) >= sum(work[3:7])
+            assert more.flops >= work.flops
+
+
+def test_what_is_constant_is_shared_among_the_runs():
+    expression = models.gcn(models.features(constant=True))
+    free, alone, shared = (plan(expression, SIZES, CPU, runs=runs) for runs in (None, 1, 10))
+    for a, b, c in zip(free.candidates, alone.candidates, shared.candidates, strict=True):
+        assert a.once == b.once == c.once
+        assert math.isclose(b.predicted, a.predicted + a.once)
+        assert math.isclose(c.predicted, a.predicted + a.once / 10)
+
+
+def test_a_measurement_outweighs_predictions():
+    found = plan(models.gcn(H), SIZES, CPU)
+    slow = found.promoted[-1].tree
+    again = found.with_measured({found.chosen.tree: 2.0, slow: 1.0})
+    assert again.chosen.tree == slow
+    assert found.chosen.tree != slow
+
+
+def test_of_equal_trees_the_first_is_chosen():
+    sizes = SIZES | {"in": 32}
+    found = plan(models.gin(H), sizes, GPU)
+    assert found.chosen is found.candidates[0]
+
+
+def test_a_plan_explains_every_tree():
+    found = plan(models.gcn(H), SIZES, CPU)
+    text = found.explain()
+    for candidate in found.candidates:
+        assert bare(candidate.tree) in text
+    assert text.count("CHOSEN") == 1
+    assert text.count("beaten by #") == len(found.candidates) - len(found.promoted)
+
+
+def test_pruning_for_these_widths_alone_keeps_the_choice():
+    both = plan(models.gcn(H), SIZES, CPU)
+    one = plan(models.gcn(H), SIZES, CPU, orders=(SIZES,))
+    assert len(one.promoted) < len(both.promoted)
+    assert one.chosen.predicted == both.chosen.predicted
+
+
+# Constants
+
+
+def test_fitting_gives_back_the_constants_that_made_the_samples():
+    rng = np.random.default_rng(0)
+    true = (1e-5, 0.0, 2e-9, 0.0, 0.0, 1e-11, 4e-11, 0.0)
+    bare_constants = Constants("", calibration.cache_of("cpu"), {})
+    samples = []
+    for n, nnz, w in rng.integers([10**3, 10**3, 1], [10**7, 10**7, 256], (40, 3)).tolist():
+        sizes = {"n": n, "nnz": nnz, "w": w}
+        primitive = Primitive("spmm_unweighted", ("nnz", "n", "w"))
+        work = work_of(primitive, sizes, bare_constants)
+        samples.append(Sample(primitive, sizes, float(np.dot(work, true))))
+        flat = Primitive("broadcast", ("n", "w"))
+        samples.append(Sample(flat, sizes, 1e-6 + 1e-10 * sizes["n"] * w))
+    found = fitted(samples, "cpu")
+    for sample in samples:
+        work = work_of(sample.primitive, sample.sizes, found)
+        assert math.isclose(
+            found.predict(work, sample.primitive.kind), sample.seconds, rel_tol=0.05
+        )
+    assert min(map(min, found.seconds.values())) >= 0
+
+
+def test_constants_return_from_their_file(tmp_path):
+    CPU.save(tmp_path / "new" / "constants.json")
+    assert Constants.load(tmp_path / "new" / "constants.json") == CPU
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{}", "null", '{"seconds": {"other": [1]}}', '{"seconds": 3}', "\x00"]
+)
+def test_a_file_of_something_else_is_refused_by_name(tmp_path, text):
+    path = tmp_path / "constants.json"
+    path.write_text(text)
+    with pytest.raises(FileFormatError, match=r"constants\.json"):
+        Constants.load(path)
+
+
+def test_every_kind_of_primitive_has_a_price_of_each_device():
+    kinds = {
+        p
+        for e in EXPRESSIONS
+        for c in plan(e, SIZES, CPU).candidates
+        for p in signature(c.tree, training=True)
+    }
+    for constants in (CPU, GPU):
+        for primitive in kinds:
+            seconds = constants.predict(work_of(primitive, SIZES, constants), primitive.kind)
+            assert 0 < seconds < 1
+            assert len(constants.seconds["other"]) == len(Work._fields)
+
+
+# Commands
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    calibration.constants_of.cache_clear()
+    A = power_law(200, 1000, seed=1).tocsr()
+    np.savez("graph.npz", indptr=A.indptr, indices=A.indices, shape=np.array(A.shape, np.int32))
+    yield tmp_path
+    calibration.constants_of.cache_clear()
+
+
+@pytest.mark.parametrize("model", ["gcn", "sage", "gin", "gat", "sgc", "tagcn"])
+def test_every_model_is_planned_on_the_command_line(folder, capsys, model):
+    picture = Path(f"{model}.svg")
+    arguments = ["plan", "graph.npz", "--model", model, "--widths", "64,32,7", "--training"]
+    assert cli.main([*arguments, "-o", str(picture)]) == 0
+    out = capsys.readouterr().out
+    assert out.count("CHOSEN") == 2
+    assert "layer 2" in out
+    assert picture.read_text().lstrip().startswith("<?xml")
+
+
+@pytest.mark.parametrize("widths", ["", "5", "5,", "a,b", "0,3", "-1,3", "1.5,2"])
+def test_widths_that_are_none_are_refused(folder, capsys, widths):
+    assert cli.main(["plan", "graph.npz", "--widths", widths]) == cli.BAD_INPUT
+    assert "602,256,41" in capsys.readouterr().err
+
+
+def test_calibration_is_kept_and_used(folder, capsys, monkeypatch):
+    monkeypatch.setattr(calibration, "GRAPHS", ((60, 3), (90, 4)))
+    monkeypatch.setattr(calibration, "_SECONDS", 0.0)
+    assert cli.main(["calibrate"]) == 0
+    assert len(list(folder.glob("cache/sparsefmt/constants-*.json"))) == 1
+    assert cli.main(["plan", "graph.npz", "--widths", "64,32"]) == 0
+    assert calibration.name_of("cpu") in " ".join(capsys.readouterr().out.split())
+
+
+def test_an_expression_of_one_hop_alone_has_trees():
+    assert plan(Product((models.graph(), H)), SIZES, CPU).chosen.tree
