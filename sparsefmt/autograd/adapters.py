@@ -14,7 +14,7 @@ from torch.utils.weak import WeakIdKeyDictionary, WeakTensorKeyDictionary
 from ..graph import Graph
 from ..plan import models
 from ..plan.expression import Expression
-from .composition import FUNCTIONS, Attention, Composition, Settings, is_stamped, stamp
+from .composition import FUNCTIONS, Attention, Composition, Settings, is_stamped, plannable, stamp
 from .matmul import spmm
 from .structure import graph_tensors
 
@@ -61,11 +61,7 @@ class PlannedLayer:
         """Compute the layer."""
         taken = [*args, *(kwargs[name] for name in ("graph", "edge_index") if name in kwargs)]
         others = [*args[2:], *(v for k, v in kwargs.items() if k not in ("graph", "edge_index"))]
-        if (
-            len(taken) < 2
-            or any(one is not None for one in others)
-            or not self._plannable(taken[0])
-        ):
+        if len(taken) < 2 or any(one is not None for one in others) or not self._suits(taken[0]):
             return self.own(*args, **kwargs)
         x, given = taken[:2]
         graph = self.graph_of(x, given)
@@ -77,6 +73,9 @@ class PlannedLayer:
         if program is None:
             return self.own(x, given)
         return self.adapter.finish(self.layer, program(values, functions))
+
+    def _suits(self, x: Any) -> bool:
+        return isinstance(x, Tensor) and plannable(x) and self.adapter.suits(self.layer)
 
     def own(self, *args: Any, **kwargs: Any) -> Any:
         """Compute the layer as its class does."""
@@ -118,16 +117,6 @@ class PlannedLayer:
             _GRAPHS[given] = given._version, x.shape[0], graph
         found: Graph | None = graph
         return found
-
-    def _plannable(self, x: Any) -> bool:
-        return (
-            isinstance(x, Tensor)
-            and x.layout is torch.strided
-            and self.adapter.suits(self.layer)
-            and not torch.compiler.is_compiling()
-            and not torch.is_autocast_enabled(x.device.type)
-            and not (x.is_cuda and torch.cuda.is_current_stream_capturing())
-        )
 
 
 # Graphs and diagonals, kept with the graph that they are made of

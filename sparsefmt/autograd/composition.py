@@ -110,7 +110,9 @@ class Program:
             self._stamps = [stamp(values[name]) for name in self.constants]
         found = {**values, **self._kept}
         _run(self.each, found, functions)
-        return found[self.result]
+        # What is kept stays ours, whatever the caller writes to the result.
+        result = found[self.result]
+        return result.clone() if self.result in self._kept else result
 
     def _fresh(self, values: Mapping[str, Any]) -> bool:
         """Tell whether what is kept was made of these very constants."""
@@ -142,6 +144,13 @@ def is_stamped(value: Tensor, given: tuple[Any, int]) -> bool:
 
 
 # Plans by what a call gets
+
+
+def plannable(x: Tensor) -> bool:
+    """Tell whether a call may be planned: eager, in the dtypes as they are, and not captured."""
+    plain = x.layout is torch.strided and x.is_floating_point()
+    traced = torch.compiler.is_compiling() or torch.is_autocast_enabled(x.device.type)
+    return plain and not traced and not (x.is_cuda and torch.cuda.is_current_stream_capturing())
 
 
 @dataclass(frozen=True)
@@ -235,7 +244,11 @@ class Composition:
         )
         found = self._measured(found, values, functions, own)
         tree = found.chosen.tree
-        return Planned(found, None if bare(tree) == self.default else Program(tree))
+        return Planned(found, None if self._is_own(tree) else Program(tree))
+
+    def _is_own(self, tree: Tree) -> bool:
+        """Tell whether the layer computes the tree by itself, with nothing to keep of it."""
+        return bare(tree) == self.default and not any(step.constant for step in steps(tree))
 
     def _measured(
         self,
@@ -248,7 +261,7 @@ class Composition:
         auto, like = self.settings.mode == "auto", _first(values)
         timed = found.close if auto else found.promoted
         # The layer's own way first: of those that are timed, none may be slower than that.
-        timed = tuple(sorted(timed, key=lambda c: bare(c.tree) != self.default))
+        timed = tuple(sorted(timed, key=lambda c: not self._is_own(c.tree)))
         if self.settings.mode == "model" or len(timed) < 2:
             return found
         graphs = tuple(_fingerprint(v) for v in values.values() if isinstance(v, Graph))
@@ -258,7 +271,7 @@ class Composition:
             apart = {name: _apart(value) for name, value in values.items()}
             runs = {
                 candidate.tree: partial(own, apart)
-                if bare(candidate.tree) == self.default
+                if self._is_own(candidate.tree)
                 else partial(Program(candidate.tree), apart, functions)
                 for candidate in timed
             }

@@ -14,7 +14,8 @@ from ..errors import DtypeError, UnsupportedError
 from ..graph import Graph
 from ..plan.planner import Plan
 from .adapters import ADAPTERS, PlannedLayer, type_name
-from .composition import Settings, stamp
+from .composition import Composition, Settings, stamp
+from .trace import TracedForward, is_leaf
 
 MODES = ("auto", "model", "measure")
 
@@ -24,7 +25,13 @@ class ModelPlan:
     """The plans of a model's layers; ``print`` it, or ``explain()`` each composition."""
 
     model: Module
-    layers: Mapping[str, Plan] = field(default_factory=dict)  #: by the names of modules
+    compositions: Mapping[str, Composition] = field(default_factory=dict)
+
+    @property
+    def layers(self) -> dict[str, Plan]:
+        """The latest plan of each layer, by its name, and of each product between layers."""
+        found = {name: list(made.plans.values()) for name, made in self.compositions.items()}
+        return {name: plans[-1].plan for name, plans in found.items() if plans}
 
     def explain(self) -> str:
         """Write every composition of every layer, its costs, and what was chosen."""
@@ -38,7 +45,7 @@ class ModelPlan:
     def restore(self) -> None:
         """Make the model run as it did before."""
         for module in self.model.modules():
-            if isinstance(vars(module).get("forward"), PlannedLayer):
+            if isinstance(vars(module).get("forward"), PlannedLayer | TracedForward):
                 del module.forward
 
 
@@ -96,19 +103,24 @@ def optimize(
     given = () if x is None else x if isinstance(x, tuple) else _arguments(model, x, graph)
     stay = [one for one in given if isinstance(one, Tensor) and one.is_floating_point()]
     settings = Settings(mode, steps, tuple(stamp(one) for one in stay if not one.requires_grad))
+    traced = TracedForward(model, settings)
+    if not (is_leaf(model) or traced.trace()):
+        return ModelPlan(model)
     found = {
         name: PlannedLayer(module, ADAPTERS[type_name(module)], settings)
         for name, module in model.named_modules()
         if type_name(module) in ADAPTERS
     }
     seen = _inputs(model, found, given) if given else {}
-    plans: dict[str, Plan] = {}
     for name, planned in found.items():
-        made = _planned(planned, *seen.get(name, (None, graph)), training=training)
-        if made is not None:
-            plans[name] = made
+        _plan(planned, *seen.get(name, (None, graph)), training=training)
         planned.layer.forward = planned
-    return ModelPlan(model, plans)
+    if traced.compositions:
+        model.forward = traced
+        if given:
+            with _evaluating(model), torch.set_grad_enabled(training):
+                model(*given)
+    return ModelPlan(model, {**{n: p.composition for n, p in found.items()}, **traced.compositions})
 
 
 def _check(model: object, graph: object, mode: str) -> None:
@@ -160,22 +172,19 @@ def _inputs(model: Module, found: Mapping[str, PlannedLayer], given: Any) -> dic
     return {name: args for name, args in seen.items() if len(args) == 2}
 
 
-def _planned(layer: PlannedLayer, x: Tensor | None, graph: Any, *, training: bool) -> Plan | None:
+def _plan(layer: PlannedLayer, x: Tensor | None, graph: Any, *, training: bool) -> None:
     """Plan a layer for these features, or for some as wide as it takes."""
     if not layer.adapter.suits(layer.layer):
-        return None
-    weight = next(iter(layer.adapter.parameters(layer.layer).values()))
+        return
     if x is None:
+        weight = next(iter(layer.adapter.parameters(layer.layer).values()))
         n = graph.shape[1] if isinstance(graph, Graph) else int(graph.max()) + 1  # synchronize!
-        x = torch.randn(n, weight.shape[0], dtype=weight.dtype, device=weight.device)
+        with torch.random.fork_rng([d for d in [weight.device] if d.type == "cuda"]):
+            x = torch.randn(n, weight.shape[0], dtype=weight.dtype, device=weight.device)
     if not layer.composition.settings.is_constant(x):
         x = x.detach().requires_grad_(training)
     made = graph if isinstance(graph, Graph) else layer.graph_of(x, graph)
-    if made is None:
-        return None
     with torch.set_grad_enabled(training):
-        values = layer.values(x, made)
-        if values is None:
-            return None
-        plan: Plan = layer.planned(values, layer.functions(made), graph).plan
-    return plan
+        values = None if made is None else layer.values(x, made)
+        if made is not None and values is not None:
+            layer.planned(values, layer.functions(made), graph)
