@@ -14,7 +14,16 @@ from torch.utils.weak import WeakIdKeyDictionary, WeakTensorKeyDictionary
 from ..graph import Graph
 from ..plan import models
 from ..plan.expression import Expression
-from .composition import FUNCTIONS, Attention, Composition, Settings, is_stamped, plannable, stamp
+from .composition import (
+    FUNCTIONS,
+    Attention,
+    Composition,
+    Settings,
+    is_stamped,
+    plannable,
+    stamp,
+    suits,
+)
 from .matmul import spmm
 from .structure import graph_tensors
 
@@ -98,7 +107,7 @@ class PlannedLayer:
         weight = next(iter(parameters.values()))
         alike = x.dim() == 2 and x.shape == (graph.shape[1], weight.shape[0])
         alike = alike and x.dtype == weight.dtype and x.device == weight.device
-        if not alike or graph.shape[0] != graph.shape[1]:
+        if not alike or graph.shape[0] != graph.shape[1] or not suits(graph, x):
             return None
         matrices = self.adapter.matrices(self.layer, graph, x.dtype)
         return {"H": x, **matrices, **parameters}

@@ -103,6 +103,8 @@ class Program:
     def __call__(self, values: Mapping[str, Any], functions: Mapping[str, Any]) -> Any:
         """Compute the tree of these values."""
         if self.once and not self._fresh(values):
+            if _capturing(values):
+                return self._at_once(values, functions)
             kept = dict(values)
             with torch.inference_mode(False), torch.no_grad():
                 _run(self.once, kept, functions)
@@ -113,6 +115,12 @@ class Program:
         # What is kept stays ours, whatever the caller writes to the result.
         result = found[self.result]
         return result.clone() if self.result in self._kept else result
+
+    def _at_once(self, values: Mapping[str, Any], functions: Mapping[str, Any]) -> Any:
+        """Compute the tree and keep nothing: memory of a captured CUDA graph is that graph's."""
+        found = dict(values)
+        _run([*self.once, *self.each], found, functions)
+        return found[self.result]
 
     def _fresh(self, values: Mapping[str, Any]) -> bool:
         """Tell whether what is kept was made of these very constants."""
@@ -147,23 +155,31 @@ def is_stamped(value: Tensor, given: tuple[Any, int]) -> bool:
 
 
 def plannable(x: Tensor) -> bool:
-    """Tell whether a call may be planned: eager, in the dtypes as they are, and not captured."""
+    """Tell whether a call may be planned: eager, and in the dtypes as they are."""
     plain = x.layout is torch.strided and x.is_floating_point()
     traced = torch.compiler.is_compiling() or torch.is_autocast_enabled(x.device.type)
-    return plain and not traced and not (x.is_cuda and torch.cuda.is_current_stream_capturing())
+    return plain and not traced
 
 
-@dataclass(frozen=True)
+def suits(graph: Graph, x: Tensor) -> bool:
+    """Tell whether a graph is where the features are, with values of their dtype or none."""
+    tensors = graph_tensors(graph)
+    values = tensors.values
+    return tensors.device == x.device and (values is None or values.dtype == x.dtype)
+
+
+@dataclass
 class Settings:
     """How a model is planned."""
 
     mode: str = "auto"
     steps: int | None = None
     constants: tuple[Any, ...] = ()  #: stamps of the features that stay
+    timing: bool = False  #: whether to time now, or to plan by predictions and what is remembered
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out tensors that a copy will not meet."""
-        return {"mode": self.mode, "steps": self.steps, "constants": ()}
+        return {"mode": self.mode, "steps": self.steps, "constants": (), "timing": False}
 
     def is_constant(self, value: Tensor) -> bool:
         """Tell whether the tensor is one of the constant features."""
@@ -174,7 +190,7 @@ class Settings:
 class Planned:
     """A plan with its program; None where the layer's own composition is as good."""
 
-    plan: Plan
+    plan: Plan | None
     program: Program | None
 
 
@@ -201,6 +217,7 @@ class Composition:
     default: str  #: the layer's own composition, if it is one of the trees
     settings: Settings
     plans: dict[Any, Planned] = field(default_factory=dict)
+    chosen: dict[Any, Plan] = field(default_factory=dict)  #: by sizes to the next power of two
 
     def planned(
         self,
@@ -212,13 +229,17 @@ class Composition:
         """Give the plan for such values, made at the first call; ``own`` is the layer's way."""
         training = torch.is_grad_enabled()
         key = (training, *(_kind(value, name in constants) for name, value in values.items()))
-        found = self.plans.get(key)
+        found = self.plans.pop(key, None)
         if found is None:
+            if _capturing(values):
+                return Planned(None, None)  # no time to plan, which synchronises
             with torch.random.fork_rng(_cuda(values)):
-                found = self._plan(values, functions, own, constants)
+                plan = self._plan(values, functions, own, constants)
+            tree = plan.chosen.tree
+            found = Planned(plan, None if self._is_own(tree) else Program(tree))
             while len(self.plans) >= MAX_PLANS:
                 del self.plans[next(iter(self.plans))]
-            self.plans[key] = found
+        self.plans[key] = found  # the last used is the last to go
         return found
 
     def _plan(
@@ -227,24 +248,31 @@ class Composition:
         functions: Mapping[str, Any],
         own: Callable[[Mapping[str, Any]], Any],
         constants: Collection[str],
-    ) -> Planned:
+    ) -> Plan:
+        """Plan, or choose as for a graph of about that size: samples come by the thousand."""
         leaves = {leaf.name: leaf for leaf in leaves_of(self.expression)}
         bound = {
             name: _bound(leaf, values[name], name in constants) for name, leaf in leaves.items()
         }
         sizes, like = _sizes(leaves, values), _first(values)
-        found = plan(
-            rebuilt(self.expression, bound),
-            sizes,
-            constants_of(str(like.device)),
-            itemsize=like.itemsize,
-            training=torch.is_grad_enabled() and any(leaf.grad for leaf in bound.values()),
-            runs=self.settings.steps,
-            orders=(sizes,),
-        )
-        found = self._measured(found, values, functions, own)
-        tree = found.chosen.tree
-        return Planned(found, None if self._is_own(tree) else Program(tree))
+        training = torch.is_grad_enabled() and any(leaf.grad for leaf in bound.values())
+        wide = {size for leaf in bound.values() for size in (leaf.rows, leaf.cols) if leaf.entries}
+        wide |= {"n", "nnz", *(leaf.entries for leaf in bound.values())}
+        about = tuple(1 << n.bit_length() if name in wide else n for name, n in sizes.items())
+        key = (training, about, like.dtype, like.device, *bound.values())
+        found = self.chosen.get(key)
+        if found is None or self.settings.timing:
+            found = plan(
+                rebuilt(self.expression, bound),
+                sizes,
+                constants_of(str(like.device)),
+                itemsize=like.itemsize,
+                training=training,
+                runs=self.settings.steps,
+                orders=(sizes,),
+            )
+            found = self.chosen[key] = self._measured(found, values, functions, own)
+        return found
 
     def _is_own(self, tree: Tree) -> bool:
         """Tell whether the layer computes the tree by itself, with nothing to keep of it."""
@@ -260,14 +288,15 @@ class Composition:
         """Time those too close to decide, or all promoted, unless they were timed before."""
         auto, like = self.settings.mode == "auto", _first(values)
         timed = found.close if auto else found.promoted
-        # The layer's own way first: of those that are timed, none may be slower than that.
-        timed = tuple(sorted(timed, key=lambda c: not self._is_own(c.tree)))
         if self.settings.mode == "model" or len(timed) < 2:
             return found
+        # The layer's own way first: of those that are timed, none may be slower than that.
+        timed = tuple(sorted(timed, key=lambda c: not self._is_own(c.tree)))
         graphs = tuple(_fingerprint(v) for v in values.values() if isinstance(v, Graph))
         sizes = tuple(found.sizes.items())
-        key = found.expression, graphs, sizes, like.dtype, like.device, found.training, auto
-        if key not in _REMEMBERED:
+        key = found.expression, graphs, sizes, like.dtype, like.device, found.training
+        seconds = _REMEMBERED.get(key, {})
+        if self.settings.timing and (not seconds or not auto):
             apart = {name: _apart(value) for name, value in values.items()}
             runs = {
                 candidate.tree: partial(own, apart)
@@ -275,8 +304,8 @@ class Composition:
                 else partial(Program(candidate.tree), apart, functions)
                 for candidate in timed
             }
-            _REMEMBERED[key] = _timed(runs, like, MAX_ITERATIONS if auto else None)
-        return found.with_measured(_REMEMBERED[key])
+            seconds = _REMEMBERED[key] = _timed(runs, like, MAX_ITERATIONS if auto else None)
+        return found.with_measured(seconds)
 
 
 def _timed(
@@ -287,8 +316,11 @@ def _timed(
     for tree, run in runs.items():
         if iterations and 2 * len(seconds) + 2 > iterations:
             break
-        _seconds(run, like)  # compiles, and builds what stays
-        seconds[tree] = _seconds(run, like)
+        try:
+            _seconds(run, like)  # compiles, and builds what stays
+            seconds[tree] = _seconds(run, like)
+        except (MemoryError, torch.OutOfMemoryError):
+            continue  # one that fits may be there
     return seconds
 
 
@@ -329,6 +361,10 @@ def _apart(value: Any) -> Any:
 
 def _first(values: Mapping[str, Any]) -> Tensor:
     return next(value for value in values.values() if isinstance(value, Tensor))
+
+
+def _capturing(values: Mapping[str, Any]) -> bool:
+    return _first(values).is_cuda and torch.cuda.is_current_stream_capturing()
 
 
 def _cuda(values: Mapping[str, Any]) -> list[torch.device]:

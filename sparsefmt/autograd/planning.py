@@ -1,6 +1,5 @@
 """``optimize``: make a model run the fastest compositions of its layers on a graph."""
 
-import inspect
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -13,9 +12,10 @@ from torch.nn import Module
 from ..errors import DtypeError, UnsupportedError
 from ..graph import Graph
 from ..plan.planner import Plan
+from ..plan.rules import bare
 from .adapters import ADAPTERS, PlannedLayer, type_name
 from .composition import Composition, Settings, stamp
-from .trace import TracedForward, is_leaf
+from .trace import TracedForward, is_leaf, takes
 
 MODES = ("auto", "model", "measure")
 
@@ -31,7 +31,7 @@ class ModelPlan:
     def layers(self) -> dict[str, Plan]:
         """The latest plan of each layer, by its name, and of each product between layers."""
         found = {name: list(made.plans.values()) for name, made in self.compositions.items()}
-        return {name: plans[-1].plan for name, plans in found.items() if plans}
+        return {n: plans[-1].plan for n, plans in found.items() if plans and plans[-1].plan}
 
     def explain(self) -> str:
         """Write every composition of every layer, its costs, and what was chosen."""
@@ -40,7 +40,7 @@ class ModelPlan:
         return "\n\n".join(f"{name or 'model'}: {p.explain()}" for name, p in self.layers.items())
 
     def __str__(self) -> str:
-        return "\n".join(f"{name}: {p.chosen.tree}" for name, p in self.layers.items())
+        return "\n".join(f"{name}: {bare(p.chosen.tree)}" for name, p in self.layers.items())
 
     def restore(self) -> None:
         """Make the model run as it did before."""
@@ -100,12 +100,16 @@ def optimize(
     """
     _check(model, graph, mode)
     training = model.training if training is None else training
-    given = () if x is None else x if isinstance(x, tuple) else _arguments(model, x, graph)
+    given = () if x is None else x
+    if isinstance(given, Tensor):
+        given = (given, graph) if len(takes(model)) > 1 else (given,)
     stay = [one for one in given if isinstance(one, Tensor) and one.is_floating_point()]
-    settings = Settings(mode, steps, tuple(stamp(one) for one in stay if not one.requires_grad))
+    stamps = tuple(stamp(one) for one in stay if not one.requires_grad)
+    settings = Settings(mode, steps, stamps, timing=True)
     traced = TracedForward(model, settings)
     if not (is_leaf(model) or traced.trace()):
         return ModelPlan(model)
+    ModelPlan(model).restore()  # of an earlier call
     found = {
         name: PlannedLayer(module, ADAPTERS[type_name(module)], settings)
         for name, module in model.named_modules()
@@ -120,7 +124,9 @@ def optimize(
         if given:
             with _evaluating(model), torch.set_grad_enabled(training):
                 model(*given)
-    return ModelPlan(model, {**{n: p.composition for n, p in found.items()}, **traced.compositions})
+    settings.timing = False
+    layers = {name: planned.composition for name, planned in found.items()}
+    return ModelPlan(model, {**layers, **traced.compositions})
 
 
 def _check(model: object, graph: object, mode: str) -> None:
@@ -134,19 +140,13 @@ def _check(model: object, graph: object, mode: str) -> None:
         raise UnsupportedError(f"mode is {mode!r}: give one of {', '.join(map(repr, MODES))}.")
 
 
-def _arguments(model: Module, x: Tensor, graph: Any) -> tuple[Any, ...]:
-    """Give what to call the model with: the graph too, if it takes a second argument."""
-    parameters = inspect.signature(model.forward).parameters.values()
-    takes = [p for p in parameters if p.default is p.empty and p.kind is not p.VAR_KEYWORD]
-    return (x, graph) if len(takes) > 1 else (x,)
-
-
 @contextmanager
 def _evaluating(model: Module) -> Iterator[None]:
     """Set the model to evaluation for a while, without a trace on generators and buffers."""
     modes = {module: module.training for module in model.modules()}
     try:
-        with torch.no_grad(), torch.random.fork_rng():
+        used = {p.device for p in model.parameters() if p.is_cuda}
+        with torch.no_grad(), torch.random.fork_rng(list(used)):
             model.eval()
             yield
     finally:

@@ -15,7 +15,7 @@ from torch.nn.functional import linear
 
 from ..graph import Graph
 from ..plan.expression import Expression, Kind, Leaf, Sum, product, total
-from .composition import FUNCTIONS, Composition, plannable
+from .composition import FUNCTIONS, Composition, plannable, suits
 from .matmul import spmm
 from .structure import graph_tensors
 
@@ -217,7 +217,7 @@ class Region:
                     return False
                 if (value.dtype, value.device) != (like.dtype, like.device):
                     return False
-            elif not isinstance(value, Graph) or graph_tensors(value).device != like.device:
+            elif not isinstance(value, Graph) or not suits(value, like):
                 return False
             for size, number in zip((leaf.rows, leaf.cols), value.shape, strict=False):
                 if sizes.setdefault(size, number) != number:

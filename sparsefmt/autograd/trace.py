@@ -30,6 +30,8 @@ FAILURES = (
     *(fx.proxy.TraceError, TypeError, ValueError, RuntimeError, AttributeError),
     *(LookupError, AssertionError, ArithmeticError, NameError),
 )
+#: States of a model, such as training and evaluation, whose traces are kept.
+MAX_TRACES = 16
 #: Modules that are called, not looked into.
 LEAVES = ("torch.nn.", "torch_geometric.nn.", "sparsefmt.nn")
 
@@ -39,7 +41,7 @@ class TracedForward:
 
     def __init__(self, model: Module, settings: Settings) -> None:
         self.model, self.settings = model, settings
-        self.takes = _takes(model)
+        self.takes = takes(model)
         self.made: dict[Any, Callable[..., Any] | None] = {}
         self.compositions: dict[str, Composition] = {}
 
@@ -61,7 +63,7 @@ class TracedForward:
             return type(self.model).forward(self.model, *args, **kwargs)
         state = state_of(self.model)
         if state not in self.made:
-            self.made[state] = self.traced()
+            self.trace()
         function = self.made[state]
         if function is None:
             return type(self.model).forward(self.model, *args)
@@ -69,6 +71,8 @@ class TracedForward:
 
     def trace(self) -> bool:
         """Trace the model as it is, and tell whether that worked."""
+        if len(self.made) >= MAX_TRACES:
+            self.made.clear()
         made = self.made[state_of(self.model)] = self.traced()
         return made is not None
 
@@ -99,7 +103,7 @@ class TracedForward:
         return found
 
 
-def _takes(model: Module) -> tuple[str, ...]:
+def takes(model: Module) -> tuple[str, ...]:
     """Name the arguments that have no default."""
     parameters = inspect.signature(type(model).forward).parameters.values()
     _, *named = [p.name for p in parameters if p.default is p.empty and p.kind not in _MANY]
@@ -115,9 +119,18 @@ def state_of(model: Module) -> Any:
     return tuple(
         (id(m), bool(m._forward_hooks or m._forward_pre_hooks), m.training)
         if is_leaf(m)
-        else (id(m), *(v for v in vars(m).values() if isinstance(v, _PLAIN)))
+        else (
+            *(id(m), len(m._forward_hooks), len(m._forward_pre_hooks)),
+            *(v if isinstance(v, _PLAIN) else id(v) for v in _attributes(m)),
+        )
         for m in model.modules()
     )
+
+
+def _attributes(module: Module) -> list[Any]:
+    """Give the attributes that a trace reads once; tensors and graphs are read at each call."""
+    held = {name: v for name, v in vars(module).items() if name != "forward"}
+    return [value for value in held.values() if not isinstance(value, Tensor | Graph)]
 
 
 def is_leaf(module: Module) -> bool:

@@ -225,3 +225,74 @@ def test_loops_that_are_added_are_those_that_are_missing():
     graph = Graph.from_edge_index(np.array([[0, 0, 1, 2], [0, 0, 2, 1]]), num_nodes=3)
     for which, diagonal in diagonals.items():
         assert adapters.with_loops(graph, which).csr.toarray().diagonal().tolist() == diagonal
+
+
+# Timing
+
+
+@pytest.fixture
+def timed(monkeypatch):
+    """Count the iterations that are timed, and forget what was timed before."""
+    seen = []
+
+    def seconds(run, like):
+        run()
+        seen.append(run)
+        return len(seen) * 1.0
+
+    monkeypatch.setattr(composition, "_seconds", seconds)
+    monkeypatch.setattr(composition, "_REMEMBERED", {})
+    return seen
+
+
+def test_deciding_takes_four_iterations_once_and_no_call_takes_any(timed):
+    x, (width, out) = features(6), (6, 8)
+    for seed in (0, 0, 0):  # graphs of one structure, at other places
+        graph = square(seed=seed)
+        layer = GCNConv(width, out).double()
+        plan = optimize(layer, graph)
+        assert len(timed) == 4
+        measured = [c.measured for c in plan.layers[""].candidates if c.measured is not None]
+        assert sorted(measured) == [2.0, 4.0]
+        assert plan.layers[""].chosen.measured == 2.0
+    layer(x, square(seed=1))
+    with torch.no_grad():
+        layer(x, graph)
+    assert len(timed) == 4
+
+
+def test_measuring_times_all_that_are_promoted_and_a_model_none(timed):
+    found = optimize(GCNConv(6, 8), square(), mode="measure").layers[""]
+    assert len(timed) == 2 * len(found.promoted)
+    assert all(c.measured is not None for c in found.promoted)
+    optimize(GCNConv(6, 8), square(seed=2), mode="model")
+    assert len(timed) == 2 * len(found.promoted)
+
+
+def test_what_does_not_fit_into_memory_is_not_chosen(monkeypatch):
+    monkeypatch.setattr(composition, "_REMEMBERED", {})
+    real, calls = composition._seconds, []
+
+    def seconds(run, like):
+        calls.append(run)
+        if len(calls) == 1:
+            raise MemoryError
+        return real(run, like)
+
+    monkeypatch.setattr(composition, "_seconds", seconds)
+    found = optimize(GCNConv(6, 8), square(), mode="measure").layers[""]
+    assert sum(c.measured is None for c in found.promoted) == 1
+    assert found.chosen.measured is not None
+
+
+def test_graphs_of_about_one_size_are_planned_once(monkeypatch):
+    layer = GCNConv(6, 8).double()
+    optimize(layer, square())
+    calls = []
+    real = composition.plan
+    monkeypatch.setattr(composition, "plan", lambda *a, **o: calls.append(a) or real(*a, **o))
+    for seed in range(20):
+        graph, x = make_graph(N, N, 120 + seed, seed=seed), features(6, seed=seed)
+        torch.testing.assert_close(layer(x, graph), GCNConv.forward(layer, x, graph))
+    assert len(calls) <= 2  # entries on both sides of a power of two
+    assert len(layer.forward.composition.plans) <= composition.MAX_PLANS
