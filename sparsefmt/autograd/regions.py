@@ -77,7 +77,7 @@ class Region:
             made = graph.call_function(self, tuple(given))
             if op.options.get("bias"):
                 bias = graph.create_node("get_attr", f"{op.others[0]}.bias")
-                made = graph.call_function(operator.add, (made, bias))
+                made = graph.call_method("add_", (made, bias))  # to what nobody else has
         root.replace_all_uses_with(made)
         self._erase(graph, root)
 

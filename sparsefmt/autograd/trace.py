@@ -32,8 +32,9 @@ FAILURES = (
 )
 #: States of a model, such as training and evaluation, whose traces are kept.
 MAX_TRACES = 16
-#: Modules that are called, not looked into.
-LEAVES = ("torch.nn.", "torch_geometric.nn.", "sparsefmt.nn")
+#: Modules of these are called, not looked into; of the latter also what users derive from them.
+LIBRARIES = ("torch.nn.", "torch_geometric.nn.", "sparsefmt.nn")
+LAYERS = ("torch_geometric.nn.conv.", "sparsefmt.nn")
 
 
 class TracedForward:
@@ -134,9 +135,11 @@ def _attributes(module: Module) -> list[Any]:
 
 
 def is_leaf(module: Module) -> bool:
-    """Tell whether a module is called as it is, not looked into."""
-    container = isinstance(module, torch.nn.Sequential | torch.nn.ModuleList | torch.nn.ModuleDict)
-    return type(module).__module__.startswith(LEAVES) and not container
+    """Tell whether a module is called as it is, not looked into: torch's, and kinds of layers."""
+    if isinstance(module, torch.nn.Sequential | torch.nn.ModuleList | torch.nn.ModuleDict):
+        return False
+    layer = any(base.__module__.startswith(LAYERS) for base in type(module).__mro__)
+    return layer or type(module).__module__.startswith(LIBRARIES)
 
 
 class _Tracer(fx.Tracer):

@@ -1,7 +1,9 @@
 """Optimized models compute what they computed: each layer, graph and composition."""
 
 import copy
+import gc
 import pickle
+import weakref
 
 import numpy as np
 import pytest
@@ -296,3 +298,52 @@ def test_graphs_of_about_one_size_are_planned_once(monkeypatch):
         torch.testing.assert_close(layer(x, graph), GCNConv.forward(layer, x, graph))
     assert len(calls) <= 2  # entries on both sides of a power of two
     assert len(layer.forward.composition.plans) <= composition.MAX_PLANS
+
+
+def test_attention_drops_the_same_weights_in_every_composition():
+    graph, x = square(), features(6)
+    layer = GATConv(6, 4, dropout=0.5).double()
+    torch.manual_seed(4)
+    expected = results(copy.deepcopy(layer), x, graph)
+    for _ in every_composition(layer, graph):
+        torch.manual_seed(4)
+        assert_same(results(layer, x, graph), expected)
+
+
+def test_a_model_of_pygs_layers_gets_its_edges_as_before():
+    conv = pytest.importorskip("torch_geometric.nn", reason="torch-geometric is not installed")
+
+    class Theirs(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.convs = nn.ModuleList([conv.GCNConv(6, 8), conv.TAGConv(8, 3, K=2)])
+
+        def forward(self, x, edge_index, edge_weight=None):
+            for layer in self.convs:
+                h = layer(x, edge_index, edge_weight)
+                x = nn.functional.dropout(h.relu(), 0.5, self.training)
+            return x
+
+    model, x, edges = Theirs().double(), features(6), edge_index(square())
+    reference = copy.deepcopy(model)
+    assert list(optimize(model, edges, x=x.detach()).layers) == ["convs.0", "convs.1"]
+    weight = torch.rand(edges.shape[1], dtype=torch.float64)
+    changed = edges.clone()
+    for arguments in ((edges,), (edges[:, :50],), (edges, weight), (changed,), (changed,)):
+        found = []
+        for each in (reference, model):
+            torch.manual_seed(1)
+            found.append(each(x, *arguments))
+        torch.testing.assert_close(*found)
+        changed[:, 0] = 3  # in place: the graph that was made of it is stale
+
+
+def test_plans_hold_no_graph():
+    for layer in (GCNConv(6, 8), GINConv(nn.Linear(6, 8), eps=0.5), GATConv(6, 8)):
+        graph = square()
+        optimize(layer, graph)
+        layer(features(6, dtype=torch.float32), graph)
+        gone = weakref.ref(graph)
+        del graph
+        gc.collect()
+        assert gone() is None
