@@ -16,10 +16,13 @@ from ..plan import models
 from ..plan.expression import Expression
 from .composition import (
     FUNCTIONS,
+    MAX_PLANS,
     Attention,
     Composition,
+    Planned,
     Settings,
     is_stamped,
+    number_of,
     plannable,
     stamp,
     suits,
@@ -54,6 +57,7 @@ class PlannedLayer:
     def __init__(self, layer: Module, adapter: Adapter, settings: Settings) -> None:
         self.layer, self.adapter = layer, adapter
         self.composition = Composition(adapter.expression(layer), adapter.default, settings)
+        self.kinds_of_own: set[Any] = set()
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out what was made for graphs and tensors that a copy will not meet."""
@@ -64,10 +68,16 @@ class PlannedLayer:
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Restore without plans, which the next call makes."""
         self.layer, self.composition = state["layer"], state["composition"]
+        self.kinds_of_own = set()
         self.adapter = ADAPTERS[state["adapter"]]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Compute the layer."""
+        kind = None
+        if len(args) == 2 and not kwargs and not torch.compiler.is_compiling():
+            kind = self._kind(*args)
+            if kind is not None and kind in self.kinds_of_own:
+                return self.own(*args)
         taken = [*args, *(kwargs[name] for name in ("graph", "edge_index") if name in kwargs)]
         others = [*args[2:], *(v for k, v in kwargs.items() if k not in ("graph", "edge_index"))]
         if len(taken) < 2 or any(one is not None for one in others) or not self._suits(taken[0]):
@@ -78,10 +88,25 @@ class PlannedLayer:
         if graph is None or values is None:
             return self.own(x, given)
         functions = self.functions(graph)
-        program = self.planned(values, functions, given).program
-        if program is None:
+        planned = self.planned(values, functions, given)
+        if planned.program is None:
+            if kind is not None and planned.plan is not None:
+                self._remember(kind)
             return self.own(x, given)
-        return self.adapter.finish(self.layer, program(values, functions))
+        return self.adapter.finish(self.layer, planned.program(values, functions))
+
+    def _kind(self, x: Any, graph: Any) -> Any:
+        """Tell quickly of what kind a call is: the layer's own way is right for any parameters."""
+        if not isinstance(graph, Graph) or not isinstance(x, Tensor):
+            return None
+        stays = self.composition.settings.is_constant(x)
+        learns = torch.is_grad_enabled(), x.requires_grad
+        return number_of(graph), x.shape, x.dtype, x.device, learns, stays
+
+    def _remember(self, kind: Any) -> None:
+        if len(self.kinds_of_own) >= MAX_PLANS:
+            self.kinds_of_own.clear()
+        self.kinds_of_own.add(kind)
 
     def _suits(self, x: Any) -> bool:
         return isinstance(x, Tensor) and plannable(x) and self.adapter.suits(self.layer)
@@ -90,7 +115,7 @@ class PlannedLayer:
         """Compute the layer as its class does."""
         return type(self.layer).forward(self.layer, *args, **kwargs)
 
-    def planned(self, values: Values, functions: Mapping[str, Any], graph: Any) -> Any:
+    def planned(self, values: Values, functions: Mapping[str, Any], graph: Any) -> Planned:
         """Give the plan for these values."""
         constant = ("H",) if self.composition.settings.is_constant(values["H"]) else ()
         return self.composition.planned(

@@ -347,3 +347,12 @@ def test_plans_hold_no_graph():
         del graph
         gc.collect()
         assert gone() is None
+
+
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # dynamo's
+def test_a_compiled_model_runs_as_it_is_written():
+    model, graph, x = net().eval(), square(), features(12)
+    expected = results(copy.deepcopy(model), x, graph)
+    optimize(model, graph, x=x.detach())
+    torch.compiler.reset()
+    assert_same(results(torch.compile(model, backend="eager"), x, graph), expected)
