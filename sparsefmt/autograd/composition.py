@@ -97,24 +97,32 @@ class Program:
         self.result = key(tree)
         needed = {leaf: None for step in order if step.constant for leaf in _leaves(step)}
         self.constants = [leaf.name for leaf in needed if leaf.kind in ("dense", "diagonal")]
-        self._stamps: list[Any] = []
-        self._kept: dict[Any, Any] = {}
+        self._kept: tuple[list[Any], dict[Any, Any]] | None = None  # and stamps of its constants
 
     def __call__(self, values: Mapping[str, Any], functions: Mapping[str, Any]) -> Any:
         """Compute the tree of these values."""
-        if self.once and not self._fresh(values):
-            if _capturing(values):
+        kept: Mapping[Any, Any] = {}
+        if self.once:
+            if _capturing(values) and not self._fresh(values):
                 return self._at_once(values, functions)
-            kept = dict(values)
-            with torch.inference_mode(False), torch.no_grad():
-                _run(self.once, kept, functions)
-            self._kept = {call[0]: kept[call[0]] for call in self.once}
-            self._stamps = [stamp(values[name]) for name in self.constants]
-        found = {**values, **self._kept}
+            kept = self._constants(values, functions)
+        found = {**values, **kept}
         _run(self.each, found, functions)
         # What is kept stays ours, whatever the caller writes to the result.
         result = found[self.result]
-        return result.clone() if self.result in self._kept else result
+        return result.clone() if self.result in kept else result
+
+    def _constants(
+        self, values: Mapping[str, Any], functions: Mapping[str, Any]
+    ) -> Mapping[Any, Any]:
+        """Give the values of the constant steps, kept since they were made of these constants."""
+        state = self._kept
+        if state is None or not self._fresh(values):
+            stamps, found = [stamp(values[name]) for name in self.constants], dict(values)
+            with torch.inference_mode(False), torch.no_grad():
+                _run(self.once, found, functions)
+            state = self._kept = stamps, {call[0]: found[call[0]] for call in self.once}
+        return state[1]
 
     def _at_once(self, values: Mapping[str, Any], functions: Mapping[str, Any]) -> Any:
         """Compute the tree and keep nothing: memory of a captured CUDA graph is that graph's."""
@@ -124,9 +132,9 @@ class Program:
 
     def _fresh(self, values: Mapping[str, Any]) -> bool:
         """Tell whether what is kept was made of these very constants."""
-        return bool(self._kept) and all(
+        return self._kept is not None and all(
             is_stamped(values[name], made)
-            for name, made in zip(self.constants, self._stamps, strict=True)
+            for name, made in zip(self.constants, self._kept[0], strict=True)
         )
 
 
@@ -238,7 +246,7 @@ class Composition:
             tree = plan.chosen.tree
             found = Planned(plan, None if self._is_own(tree) else Program(tree))
             while len(self.plans) >= MAX_PLANS:
-                del self.plans[next(iter(self.plans))]
+                self.plans.pop(next(iter(self.plans), None), None)
         self.plans[key] = found  # the last used is the last to go
         return found
 
