@@ -8,6 +8,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
+    from .autograd.planning import optimize as optimize
     from .errors import DeviceError as DeviceError
     from .errors import DtypeError as DtypeError
     from .errors import FileFormatError as FileFormatError
@@ -54,6 +55,7 @@ if TYPE_CHECKING:
 
 #: Module -> the public names that it defines; resolved on first use (PEP 562).
 _MODULES = {
+    "autograd.planning": "optimize",
     "errors": (
         "DeviceError DtypeError FileFormatError FormatError IndexRangeError KernelLaunchError "
         "OutOfMemoryError ShapeError SparseFmtError UnsupportedError"

@@ -17,6 +17,7 @@ PUBLIC = {
     f"{module}.{name}": getattr(import_module(module), name)
     for module in MODULES
     for name in import_module(module).__all__
+    if name != "optimize" or find_spec("torch")
 }
 FUNCTIONS = [name for name, value in PUBLIC.items() if inspect.isfunction(value)]
 LAYERS = [name for name in PUBLIC if name.startswith("sparsefmt.nn.")]

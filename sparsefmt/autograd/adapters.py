@@ -1,0 +1,394 @@
+"""Known layers as expressions: their matrices, and what they do with the product."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Linear, Module, Sequential
+from torch.nn.parameter import UninitializedParameter
+from torch.utils.weak import WeakIdKeyDictionary, WeakTensorKeyDictionary
+
+from ..graph import Graph
+from ..plan import models
+from ..plan.expression import Expression
+from .composition import (
+    FUNCTIONS,
+    MAX_PLANS,
+    Attention,
+    Composition,
+    Planned,
+    Settings,
+    is_stamped,
+    number_of,
+    plannable,
+    stamp,
+    suits,
+)
+from .matmul import spmm
+from .structure import graph_tensors
+
+Values = dict[str, Any]
+_PYG = "torch_geometric.nn.conv"
+#: Graphs of the ``edge_index`` that layers of PyG get, with its version.
+_GRAPHS: Any = WeakTensorKeyDictionary()
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """What the planner knows of a kind of layer."""
+
+    expression: Callable[[Any], Expression]
+    #: Graphs and diagonals behind the names, of a graph and a dtype.
+    matrices: Callable[[Any, Graph, torch.dtype], Values]
+    parameters: Callable[[Any], Values]
+    finish: Callable[[Any, Tensor], Tensor]
+    suits: Callable[[Any], bool]  #: whether the layer's options are those of the expression
+    default: str = ""  #: the composition that the layer has by itself
+    edge_index: bool = False  #: whether it takes PyG's arrays, not a graph
+    functions: Callable[[Any, Graph], Mapping[str, Any]] = field(default=lambda *_: {})
+
+
+class PlannedLayer:
+    """The forward of a layer that runs its planned composition where there is one."""
+
+    def __init__(self, layer: Module, adapter: Adapter, settings: Settings) -> None:
+        self.layer, self.adapter = layer, adapter
+        self.composition = Composition(adapter.expression(layer), adapter.default, settings)
+        self.kinds_of_own: set[Any] = set()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out what was made for graphs and tensors that a copy will not meet."""
+        composition = self.composition
+        again = Composition(composition.expression, composition.default, composition.settings)
+        return {"layer": self.layer, "adapter": type_name(self.layer), "composition": again}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Restore without plans, which the next call makes."""
+        self.layer, self.composition = state["layer"], state["composition"]
+        self.kinds_of_own = set()
+        self.adapter = ADAPTERS[state["adapter"]]
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Compute the layer."""
+        kind = None
+        if len(args) == 2 and not kwargs and not torch.compiler.is_compiling():
+            kind = self._kind(*args)
+            if kind is not None and kind in self.kinds_of_own:
+                return self.own(*args)
+        taken = [*args, *(kwargs[name] for name in ("graph", "edge_index") if name in kwargs)]
+        others = [*args[2:], *(v for k, v in kwargs.items() if k not in ("graph", "edge_index"))]
+        if len(taken) < 2 or any(one is not None for one in others) or not self._suits(taken[0]):
+            return self.own(*args, **kwargs)
+        x, given = taken[:2]
+        graph = self.graph_of(x, given)
+        values = None if graph is None else self.values(x, graph)
+        if graph is None or values is None:
+            return self.own(x, given)
+        functions = self.functions(graph)
+        planned = self.planned(values, functions, given)
+        if planned.program is None:
+            if kind is not None and planned.plan is not None:
+                self._remember(kind)
+            return self.own(x, given)
+        return self.adapter.finish(self.layer, planned.program(values, functions))
+
+    def _kind(self, x: Any, graph: Any) -> Any:
+        """Tell quickly of what kind a call is: the layer's own way is right for any parameters."""
+        if not isinstance(graph, Graph) or not isinstance(x, Tensor):
+            return None
+        stays = self.composition.settings.is_constant(x)
+        learns = torch.is_grad_enabled(), x.requires_grad
+        return number_of(graph), x.shape, x.dtype, x.device, learns, stays
+
+    def _remember(self, kind: Any) -> None:
+        if len(self.kinds_of_own) >= MAX_PLANS:
+            self.kinds_of_own.clear()
+        self.kinds_of_own.add(kind)
+
+    def _suits(self, x: Any) -> bool:
+        return isinstance(x, Tensor) and plannable(x) and self.adapter.suits(self.layer)
+
+    def own(self, *args: Any, **kwargs: Any) -> Any:
+        """Compute the layer as its class does."""
+        return type(self.layer).forward(self.layer, *args, **kwargs)
+
+    def planned(self, values: Values, functions: Mapping[str, Any], graph: Any) -> Planned:
+        """Give the plan for these values."""
+        constant = ("H",) if self.composition.settings.is_constant(values["H"]) else ()
+        return self.composition.planned(
+            values, functions, lambda given: self.own(given["H"], graph), constant
+        )
+
+    def functions(self, graph: Graph) -> Mapping[str, Any]:
+        """Give the functions of primitives."""
+        return {**FUNCTIONS, **self.adapter.functions(self.layer, graph)}
+
+    def values(self, x: Tensor, graph: Graph) -> Values | None:
+        """Give the value of each leaf; None where they do not fit, and the layer will say why."""
+        parameters = self.adapter.parameters(self.layer)
+        weight = next(iter(parameters.values()))
+        alike = x.dim() == 2 and x.shape == (graph.shape[1], weight.shape[0])
+        alike = alike and x.dtype == weight.dtype and x.device == weight.device
+        if not alike or graph.shape[0] != graph.shape[1] or not suits(graph, x):
+            return None
+        matrices = self.adapter.matrices(self.layer, graph, x.dtype)
+        return {"H": x, **matrices, **parameters}
+
+    def graph_of(self, x: Tensor, given: Any) -> Graph | None:
+        """Give the graph behind what the layer takes; None for what it takes and we do not."""
+        if not self.adapter.edge_index:
+            return given if isinstance(given, Graph) else None
+        plain = isinstance(given, Tensor) and given.layout is torch.strided and given.dim() == 2
+        if not plain or given.is_inference():
+            return None
+        version, n, graph = _GRAPHS.get(given, (None, None, None))
+        if (version, n) != (given._version, x.shape[0]):
+            # A copy: a graph over the tensor's memory would keep it alive.
+            graph = Graph.from_edge_index(given.clone(), num_nodes=x.shape[0])
+            _GRAPHS[given] = given._version, x.shape[0], graph
+        found: Graph | None = graph
+        return found
+
+
+# Graphs and diagonals, kept with the graph that they are made of
+
+
+_KEPT: Any = WeakIdKeyDictionary()
+
+
+def _kept(graph: Graph, key: Any, make: Callable[[], Any]) -> Any:
+    """Give what was made of a graph, which may not hold it."""
+    found = _KEPT.setdefault(graph, {})
+    if key not in found:
+        with torch.inference_mode(False), torch.no_grad():
+            found[key] = make()
+    return found[key]
+
+
+def with_loops(graph: Graph, which: str, weight: Tensor | None = None) -> Graph:
+    """Add a loop to each vertex: "all", those "without" one, or so that each has "one"."""
+    tensors = graph_tensors(graph)
+    indptr, columns = tensors.rows.indptr, tensors.rows.indices.long()
+    at = torch.arange(tensors.n_rows, device=columns.device)
+    rows = at.repeat_interleave((indptr[1:] - indptr[:-1]).long())
+    loops, missing = rows == columns, torch.ones_like(at, dtype=torch.bool)
+    kept = ~loops if which == "one" else torch.ones_like(loops)
+    if which == "without":
+        missing[rows[loops]] = False
+    rows, columns, added = rows[kept], columns[kept], at[missing]
+    edges = torch.stack([torch.cat([columns, added]), torch.cat([rows, added])])
+    values = tensors.values
+    if weight is not None and values is None:
+        values = weight.new_ones(tensors.nnz)
+    if values is not None:
+        own = values.new_ones(1) if weight is None else weight.to(values.dtype)
+        values = torch.cat([values[kept], own.expand(len(added))])
+    return Graph.from_edge_index(edges, values, num_nodes=tensors.n_rows)
+
+
+def _normalised(graph: Graph, dtype: torch.dtype) -> Values:
+    """Give the graph and the diagonal of its degrees to the power -1/2; 0 where there is none."""
+    tensors = graph_tensors(graph)
+
+    def make() -> Tensor:
+        values = None if tensors.values is None else tensors.values.double()
+        ones = torch.ones(tensors.n_cols, 1, dtype=torch.float64, device=tensors.device)
+        degree = spmm(graph, ones, values)[:, 0]
+        return degree.masked_fill(degree <= 0, torch.inf).rsqrt().to(dtype)
+
+    return {"D": tensors.kept(("normalised", dtype), make), "A": graph}
+
+
+def _with_missing_loops(layer: Any, graph: Graph, dtype: torch.dtype) -> Values:
+    looped = _kept(graph, "without", lambda: with_loops(graph, "without"))
+    return _normalised(looped, dtype)
+
+
+def _with_one_loop(layer: Any, graph: Graph, dtype: torch.dtype) -> Values:
+    if not getattr(layer, "add_self_loops", True):
+        return _normalised(graph, dtype)
+    return _normalised(_kept(graph, "one", lambda: with_loops(graph, "one")), dtype)
+
+
+def _as_it_is(layer: Any, graph: Graph, dtype: torch.dtype) -> Values:
+    return _normalised(graph, dtype)
+
+
+def _means(layer: Any, graph: Graph, dtype: torch.dtype) -> Values:
+    return {"D": graph_tensors(graph).rows.inverse_degree(dtype), "A": graph}
+
+
+def _with_own(layer: Any, graph: Graph, dtype: torch.dtype) -> Values:
+    """Give the graph with ``1 + eps`` on its diagonal, made anew when ``eps`` changes."""
+    eps: Tensor = layer.eps
+    made = _kept(graph, ("own", dtype), dict)
+    found = made.get(id(layer))
+    if found is None or not is_stamped(eps, found[0]):
+        weight = None if float(eps) == 0 else (1 + eps.detach()).to(dtype)  # synchronize!
+        found = made[id(layer)] = stamp(eps), with_loops(graph, "all", weight)
+    return {"B": found[1]}
+
+
+# Parameters, and what comes behind the product
+
+
+def _transposed(linear: Any) -> Tensor:
+    weight: Tensor = linear.weight.t()
+    return weight
+
+
+def _biased(layer: Any, y: Tensor) -> Tensor:
+    """Add the bias to a product, which nobody else has and no backward reads."""
+    return y if layer.bias is None else y.add_(layer.bias)
+
+
+def _biased_attention(layer: Any, y: Tensor) -> Tensor:
+    return y if layer.bias is None else y + layer.bias
+
+
+def _first(nn: Any) -> Any:
+    return nn[0] if isinstance(nn, Sequential) and len(nn) else nn
+
+
+def _rest(layer: Any, y: Tensor) -> Tensor:
+    y = _biased(_first(layer.nn), y)
+    if isinstance(layer.nn, Sequential):
+        for module in list(layer.nn)[1:]:
+            y = module(y)
+    return y
+
+
+def _attention(layer: Any, graph: Graph) -> Mapping[str, Any]:
+    options = {
+        "negative_slope": layer.negative_slope,
+        "dropout": layer.dropout if layer.training else 0.0,
+        "self_loops": layer.add_self_loops,
+    }
+
+    def attention(argument0: Tensor, argument1: Tensor) -> Attention:
+        return Attention(graph, argument0[:, 0], argument1[:, 0], options)
+
+    return {"attention": attention}
+
+
+def _of_gat(layer: Any) -> Values:
+    vectors = {"a": layer.att_src.view(-1, 1), "b": layer.att_dst.view(-1, 1)}
+    return {"W": _transposed(layer.lin), **vectors}
+
+
+# When the layer is what the expression says
+
+
+def _bare(linear: Any) -> bool:
+    """Tell whether a call of the linear layer is its product and nothing else."""
+    hooked = linear._forward_hooks or linear._forward_pre_hooks or "forward" in vars(linear)
+    return not hooked and not isinstance(linear.weight, UninitializedParameter)
+
+
+def _whole(layer: Any) -> bool:
+    sampled = layer.training_sample if layer.training else layer.sample
+    return layer.k is None and sampled is None
+
+
+def _gin_whole(layer: Any) -> bool:
+    first = _first(layer.nn)
+    hooked = layer.nn._forward_hooks or layer.nn._forward_pre_hooks
+    plain = type(first) is Linear and _bare(first) and not hooked
+    return plain and type(layer.nn) in (Linear, Sequential) and not layer.eps.requires_grad
+
+
+def _one_head(layer: Any) -> bool:
+    plain = layer.heads == 1 and layer.edge_dim is None and layer.lin is not None
+    return plain and _bare(layer.lin) and getattr(layer, "residual", False) is False
+
+
+def _plain(layer: Any, aggr: str = "add") -> bool:
+    """Tell whether a layer of PyG passes messages as its class says."""
+    hooks = (value for name, value in vars(layer).items() if name.endswith("_hooks"))
+    inner = [hook for hook in hooks if hook is not layer._forward_hooks]
+    inner = [h for h in inner if h and h is not layer._forward_pre_hooks]
+    known = layer.aggr == aggr and layer.flow == "source_to_target" and not inner
+    return known and not layer.explain and layer.decomposed_layers == 1
+
+
+def _gcn_of_pyg(layer: Any) -> bool:
+    usual = layer.normalize and layer.add_self_loops and not layer.improved and not layer.cached
+    return usual and _plain(layer) and _bare(layer.lin)
+
+
+def _sage_of_pyg(layer: Any) -> bool:
+    usual = layer.root_weight and not layer.normalize and not layer.project
+    return usual and _plain(layer, "mean") and _bare(layer.lin_l) and _bare(layer.lin_r)
+
+
+_GCN = Adapter(
+    expression=lambda layer: models.gcn(models.features()),
+    matrices=_with_missing_loops,
+    parameters=lambda layer: {"W": _transposed(layer.lin)},
+    finish=_biased,
+    suits=lambda layer: _whole(layer) and _bare(layer.lin),
+    default="D·A·D·(H·W)",
+)
+_SAGE = Adapter(
+    expression=lambda layer: models.sage(models.features()),
+    matrices=_means,
+    parameters=lambda layer: {"W": _transposed(layer.lin_l), "V": _transposed(layer.lin_r)},
+    finish=lambda layer, y: _biased(layer.lin_l, y),
+    suits=lambda layer: _whole(layer) and _bare(layer.lin_l) and _bare(layer.lin_r),
+    default="((D·A·H)·W) + (H·V)",
+)
+_GIN = Adapter(
+    expression=lambda layer: models.gin(models.features()),
+    matrices=_with_own,
+    parameters=lambda layer: {"W": _transposed(_first(layer.nn))},
+    finish=_rest,
+    suits=lambda layer: _whole(layer) and _gin_whole(layer),
+    default="(B·H)·W",
+)
+_GAT = Adapter(
+    expression=lambda layer: models.gat(models.features(), opened=True),
+    matrices=lambda layer, graph, dtype: {"A": graph},
+    parameters=_of_gat,
+    finish=_biased_attention,
+    suits=_one_head,
+    default="attention((H·W)·a, (H·W)·b)·(H·W)",
+    functions=_attention,
+)
+_SGC = Adapter(
+    expression=lambda layer: models.sgc(models.features(), layer.K),
+    matrices=_with_one_loop,
+    parameters=lambda layer: {"W": _transposed(layer.lin)},
+    finish=lambda layer, y: _biased(layer.lin, y),
+    suits=lambda layer: _plain(layer) and not layer.cached and _bare(layer.lin),
+    edge_index=True,
+)
+_TAGCN = Adapter(
+    expression=lambda layer: models.tagcn(models.features(), layer.K),
+    matrices=_as_it_is,
+    parameters=lambda layer: {f"W{k}": _transposed(lin) for k, lin in enumerate(layer.lins)},
+    finish=_biased,
+    suits=lambda layer: layer.normalize and _plain(layer) and all(map(_bare, layer.lins)),
+    edge_index=True,
+)
+_OF_PYG = partial(replace, default="", edge_index=True)
+#: Layers by their classes' names, so that nothing is imported that the user has not.
+ADAPTERS = {
+    "sparsefmt.nn.GCNConv": _GCN,
+    "sparsefmt.nn.SAGEConv": _SAGE,
+    "sparsefmt.nn.GINConv": _GIN,
+    "sparsefmt.nn.GATConv": _GAT,
+    f"{_PYG}.gcn_conv.GCNConv": _OF_PYG(_GCN, matrices=_with_one_loop, suits=_gcn_of_pyg),
+    f"{_PYG}.sage_conv.SAGEConv": _OF_PYG(_SAGE, suits=_sage_of_pyg),
+    f"{_PYG}.gin_conv.GINConv": _OF_PYG(_GIN, suits=lambda g: _plain(g) and _gin_whole(g)),
+    f"{_PYG}.gat_conv.GATConv": _OF_PYG(_GAT, suits=lambda g: _plain(g) and _one_head(g)),
+    f"{_PYG}.sg_conv.SGConv": _SGC,
+    f"{_PYG}.tag_conv.TAGConv": _TAGCN,
+}
+
+
+def type_name(layer: Module) -> str:
+    """Name the layer's class with its module."""
+    return f"{type(layer).__module__}.{type(layer).__qualname__}"

@@ -1,0 +1,442 @@
+"""Compositions of a layer on tensors: planned for what a call gets, constants computed once."""
+
+import time
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial, reduce
+from itertools import count
+from operator import add
+from typing import Any, NamedTuple
+from weakref import ref
+
+import torch
+from torch import Tensor
+from torch.utils.weak import WeakIdKeyDictionary
+
+from ..graph import Graph
+from ..plan.calibration import constants_of
+from ..plan.expression import Apply, Broadcast, Expression, Hop, Leaf, Product, Sum
+from ..plan.planner import Plan, plan
+from ..plan.rules import Step, Tree, bare, steps
+from .gat import gat_aggregate
+from .matmul import scaled, spmm
+from .structure import graph_tensors
+
+#: Plans that a layer keeps; of sampled graphs each is seen once.
+MAX_PLANS = 8
+#: Iterations of the layer that deciding may take.
+MAX_ITERATIONS = 4
+
+
+class Weighted(NamedTuple):
+    """A graph with values for its entries, in CSR order."""
+
+    graph: Graph
+    values: Tensor
+
+
+class Attention(NamedTuple):
+    """The attention of one head, which multiplies without being written down."""
+
+    graph: Graph
+    sources: Tensor
+    targets: Tensor
+    options: Mapping[str, Any]
+
+
+def _spmm(A: Any, X: Tensor, row: Tensor | None = None, col: Tensor | None = None) -> Tensor:
+    if isinstance(A, Attention):
+        return gat_aggregate(A.graph, X, A.sources, A.targets, **A.options)
+    graph, values = A if isinstance(A, Weighted) else (A, None)
+    return spmm(graph, X, values, row_scale=row, col_scale=col)
+
+
+def _scale_entries(A: Any, row: Tensor | None = None, col: Tensor | None = None) -> Weighted:
+    graph, values = A if isinstance(A, Weighted) else (A, graph_tensors(A).values)
+    like = col if row is None else row
+    assert like is not None  # a rule gives one of them
+    if values is None:
+        values = like.new_ones(graph_tensors(graph).nnz)
+    return Weighted(graph, scaled(graph, False, values.to(like.dtype), row, col))
+
+
+def _broadcast(X: Tensor, row: Tensor) -> Tensor:
+    return row[:, None] * X
+
+
+#: What computes each kind of primitive, called with operands by their roles.
+FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "gemm": lambda left, right: left @ right,
+    "spmm_unweighted": _spmm,
+    "spmm_weighted": _spmm,
+    "spmm_scaled": _spmm,
+    "broadcast": _broadcast,
+    "broadcast_cols": lambda X, col: X * col,
+    "scale_entries": _scale_entries,
+    "scale_diagonal": lambda row, col: row * col,
+    "add": lambda **terms: reduce(add, terms.values()),
+}
+
+
+class Program:
+    """The calls of a tree, in order; those of constants alone run when constants change."""
+
+    def __init__(self, tree: Tree) -> None:
+        order = steps(tree)
+        keys: dict[Tree, Any] = {step: number for number, step in enumerate(order)}
+
+        def key(part: Tree) -> Any:
+            return keys[part] if isinstance(part, Step) else part.name
+
+        calls = [
+            (step, (key(step), step.rule.kind, [(r, key(p)) for r, p in step.by_role().items()]))
+            for step in order
+        ]
+        self.once = [call for step, call in calls if step.constant]
+        self.each = [call for step, call in calls if not step.constant]
+        self.result = key(tree)
+        needed = {leaf: None for step in order if step.constant for leaf in _leaves(step)}
+        self.constants = [leaf.name for leaf in needed if leaf.kind in ("dense", "diagonal")]
+        self._kept: tuple[list[Any], dict[Any, Any]] | None = None  # and stamps of its constants
+
+    def __call__(self, values: Mapping[str, Any], functions: Mapping[str, Any]) -> Any:
+        """Compute the tree of these values."""
+        kept: Mapping[Any, Any] = {}
+        if self.once:
+            if _capturing(values) and not self._fresh(values):
+                return self._at_once(values, functions)
+            kept = self._constants(values, functions)
+        found = {**values, **kept}
+        _run(self.each, found, functions)
+        # What is kept stays ours, whatever the caller writes to the result.
+        result = found[self.result]
+        return result.clone() if self.result in kept else result
+
+    def _constants(
+        self, values: Mapping[str, Any], functions: Mapping[str, Any]
+    ) -> Mapping[Any, Any]:
+        """Give the values of the constant steps, kept since they were made of these constants."""
+        state = self._kept
+        if state is None or not self._fresh(values):
+            stamps, found = [stamp(values[name]) for name in self.constants], dict(values)
+            with torch.inference_mode(False), torch.no_grad():
+                _run(self.once, found, functions)
+            state = self._kept = stamps, {call[0]: found[call[0]] for call in self.once}
+        return state[1]
+
+    def _at_once(self, values: Mapping[str, Any], functions: Mapping[str, Any]) -> Any:
+        """Compute the tree and keep nothing: memory of a captured CUDA graph is that graph's."""
+        found = dict(values)
+        _run([*self.once, *self.each], found, functions)
+        return found[self.result]
+
+    def _fresh(self, values: Mapping[str, Any]) -> bool:
+        """Tell whether what is kept was made of these very constants."""
+        return self._kept is not None and all(
+            is_stamped(values[name], made)
+            for name, made in zip(self.constants, self._kept[0], strict=True)
+        )
+
+
+def _run(calls: list[Any], found: dict[Any, Any], functions: Mapping[str, Any]) -> None:
+    for key, kind, operands in calls:
+        found[key] = functions[kind](**{role: found[name] for role, name in operands})
+
+
+def _leaves(tree: Tree) -> list[Leaf]:
+    if isinstance(tree, Step):
+        return [leaf for part in tree.operands for leaf in _leaves(part)]
+    return [tree]
+
+
+def stamp(value: Tensor) -> tuple[Any, int]:
+    """Give what tells a tensor, unchanged, from others."""
+    return ref(value), -1 if value.is_inference() else value._version
+
+
+def is_stamped(value: Tensor, given: tuple[Any, int]) -> bool:
+    """Tell whether it is that tensor, not written to since; never of inference's tensors."""
+    return given[0]() is value and not value.is_inference() and value._version == given[1]
+
+
+# Plans by what a call gets
+
+
+def plannable(x: Tensor) -> bool:
+    """Tell whether a call may be planned: eager, and in the dtypes as they are."""
+    plain = x.layout is torch.strided and x.is_floating_point()
+    traced = torch.compiler.is_compiling() or torch.is_autocast_enabled(x.device.type)
+    return plain and not traced
+
+
+def suits(graph: Graph, x: Tensor) -> bool:
+    """Tell whether a graph is where the features are, with values of their dtype or none."""
+    tensors = graph_tensors(graph)
+    values = tensors.values
+    return tensors.device == x.device and (values is None or values.dtype == x.dtype)
+
+
+@dataclass
+class Settings:
+    """How a model is planned."""
+
+    mode: str = "auto"
+    steps: int | None = None
+    constants: tuple[Any, ...] = ()  #: stamps of the features that stay
+    timing: bool = False  #: whether to time now, or to plan by predictions and what is remembered
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out tensors that a copy will not meet."""
+        return {"mode": self.mode, "steps": self.steps, "constants": (), "timing": False}
+
+    def is_constant(self, value: Tensor) -> bool:
+        """Tell whether the tensor is one of the constant features."""
+        return any(is_stamped(value, given) for given in self.constants)
+
+
+@dataclass
+class Planned:
+    """A plan with its program; None where the layer's own composition is as good."""
+
+    plan: Plan | None
+    program: Program | None
+
+
+#: Number of each graph, never used again.
+_NUMBERS: Any = WeakIdKeyDictionary()
+_COUNT = count()
+#: Seconds of trees by graph, sizes, dtype and whether it trains.
+_REMEMBERED: dict[Any, dict[Tree, float]] = {}
+
+
+def number_of(graph: Graph) -> int:
+    """Give the graph's number, by which plans know it."""
+    found: int | None = _NUMBERS.get(graph)
+    if found is None:
+        found = _NUMBERS[graph] = next(_COUNT)
+    return found
+
+
+@dataclass
+class Composition:
+    """An expression with a plan for each kind of call."""
+
+    expression: Expression
+    default: str  #: the layer's own composition, if it is one of the trees
+    settings: Settings
+    plans: dict[Any, Planned] = field(default_factory=dict)
+    chosen: dict[Any, Plan] = field(default_factory=dict)  #: by sizes to the next power of two
+
+    def planned(
+        self,
+        values: Mapping[str, Any],
+        functions: Mapping[str, Any],
+        own: Callable[[Mapping[str, Any]], Any],
+        constants: Collection[str] = (),
+    ) -> Planned:
+        """Give the plan for such values, made at the first call; ``own`` is the layer's way."""
+        training = torch.is_grad_enabled()
+        key = (training, *(_kind(value, name in constants) for name, value in values.items()))
+        found = self.plans.pop(key, None)
+        if found is None:
+            if _capturing(values):
+                return Planned(None, None)  # no time to plan, which synchronises
+            with torch.random.fork_rng(_cuda(values)):
+                plan = self._plan(values, functions, own, constants)
+            tree = plan.chosen.tree
+            found = Planned(plan, None if self._is_own(tree) else Program(tree))
+            while len(self.plans) >= MAX_PLANS:
+                self.plans.pop(next(iter(self.plans), None), None)
+        self.plans[key] = found  # the last used is the last to go
+        return found
+
+    def _plan(
+        self,
+        values: Mapping[str, Any],
+        functions: Mapping[str, Any],
+        own: Callable[[Mapping[str, Any]], Any],
+        constants: Collection[str],
+    ) -> Plan:
+        """Plan, or choose as for a graph of about that size: samples come by the thousand."""
+        leaves = {leaf.name: leaf for leaf in leaves_of(self.expression)}
+        bound = {
+            name: _bound(leaf, values[name], name in constants) for name, leaf in leaves.items()
+        }
+        sizes, like = _sizes(leaves, values), _first(values)
+        training = torch.is_grad_enabled() and any(leaf.grad for leaf in bound.values())
+        wide = {size for leaf in bound.values() for size in (leaf.rows, leaf.cols) if leaf.entries}
+        wide |= {"n", "nnz", *(leaf.entries for leaf in bound.values())}
+        about = tuple(1 << n.bit_length() if name in wide else n for name, n in sizes.items())
+        key = (training, about, like.dtype, like.device, *bound.values())
+        found = self.chosen.get(key)
+        if found is None or self.settings.timing:
+            found = plan(
+                rebuilt(self.expression, bound),
+                sizes,
+                constants_of(str(like.device)),
+                itemsize=like.itemsize,
+                training=training,
+                runs=self.settings.steps,
+                orders=(sizes,),
+            )
+            found = self.chosen[key] = self._measured(found, values, functions, own)
+        return found
+
+    def _is_own(self, tree: Tree) -> bool:
+        """Tell whether the layer computes the tree by itself, with nothing to keep of it."""
+        return bare(tree) == self.default and not any(step.constant for step in steps(tree))
+
+    def _measured(
+        self,
+        found: Plan,
+        values: Mapping[str, Any],
+        functions: Mapping[str, Any],
+        own: Callable[[Mapping[str, Any]], Any],
+    ) -> Plan:
+        """Time those too close to decide, or all promoted, unless they were timed before."""
+        auto, like = self.settings.mode == "auto", _first(values)
+        timed = found.close if auto else found.promoted
+        if self.settings.mode == "model" or len(timed) < 2:
+            return found
+        # The layer's own way first: of those that are timed, none may be slower than that.
+        timed = tuple(sorted(timed, key=lambda c: not self._is_own(c.tree)))
+        graphs = tuple(_fingerprint(v) for v in values.values() if isinstance(v, Graph))
+        sizes = tuple(found.sizes.items())
+        key = found.expression, graphs, sizes, like.dtype, like.device, found.training
+        seconds = _REMEMBERED.get(key, {})
+        if self.settings.timing and (not seconds or not auto):
+            apart = {name: _apart(value) for name, value in values.items()}
+            runs = {
+                candidate.tree: partial(own, apart)
+                if self._is_own(candidate.tree)
+                else partial(Program(candidate.tree), apart, functions)
+                for candidate in timed
+            }
+            seconds = _REMEMBERED[key] = _timed(runs, like, MAX_ITERATIONS if auto else None)
+        return found.with_measured(seconds)
+
+
+def _timed(
+    runs: Mapping[Tree, Callable[[], Any]], like: Tensor, iterations: int | None
+) -> dict[Tree, float]:
+    """Time each twice, as many as fit into so many iterations."""
+    seconds: dict[Tree, float] = {}
+    for tree, run in runs.items():
+        if iterations and 2 * len(seconds) + 2 > iterations:
+            break
+        try:
+            _seconds(run, like)  # compiles, and builds what stays
+            seconds[tree] = _seconds(run, like)
+        except (MemoryError, torch.OutOfMemoryError):
+            continue  # one that fits may be there
+    return seconds
+
+
+def _seconds(run: Callable[[], Any], like: Tensor) -> float:
+    """Time a run, and the gradients of what it was given."""
+    cuda = like.device.type == "cuda"
+    if cuda:
+        torch.cuda.synchronize(like.device)  # synchronize!
+    start = time.perf_counter()
+    y = run()
+    if y.requires_grad:
+        torch.autograd.grad(y.sum(), _sources(y))
+    if cuda:
+        torch.cuda.synchronize(like.device)  # synchronize!
+    return time.perf_counter() - start
+
+
+def _sources(y: Tensor) -> list[Tensor]:
+    """Give the tensors at which the graph of autograd begins."""
+    found, seen, open_ = [], set(), [y.grad_fn]
+    while open_:
+        node: Any = open_.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if hasattr(node, "variable"):
+            found.append(node.variable)
+        open_ += [following for following, _ in node.next_functions]
+    return found
+
+
+def _apart(value: Any) -> Any:
+    """Give the same numbers without their history, so that timing stays here."""
+    if not isinstance(value, Tensor) or not value.requires_grad:
+        return value
+    return value.detach().requires_grad_()
+
+
+def _first(values: Mapping[str, Any]) -> Tensor:
+    return next(value for value in values.values() if isinstance(value, Tensor))
+
+
+def _capturing(values: Mapping[str, Any]) -> bool:
+    return _first(values).is_cuda and torch.cuda.is_current_stream_capturing()
+
+
+def _cuda(values: Mapping[str, Any]) -> list[torch.device]:
+    return [device for device in (_first(values).device,) if device.type == "cuda"]
+
+
+def _kind(value: Any, constant: bool) -> Any:
+    if isinstance(value, Graph):
+        return number_of(value)
+    return value.shape, value.dtype, value.device, value.requires_grad, constant
+
+
+def _bound(leaf: Leaf, value: Any, constant: bool) -> Leaf:
+    """Say of a leaf what is known once there is a value."""
+    if isinstance(value, Graph):
+        return replace(leaf, kind="weighted" if value.weighted else "unweighted")
+    constant = (constant or leaf.constant) and not value.requires_grad
+    return replace(leaf, constant=constant, grad=value.requires_grad)
+
+
+def _sizes(leaves: Mapping[str, Leaf], values: Mapping[str, Any]) -> dict[str, int]:
+    """Give the number behind each name."""
+    sizes = {"heads": 1}
+    for name, value in values.items():
+        leaf = leaves.get(name)
+        names = ("n", "n") if leaf is None else (leaf.rows, leaf.cols)
+        sizes |= dict(zip(names, value.shape, strict=False))
+        if isinstance(value, Graph):
+            sizes["nnz" if leaf is None else leaf.entries] = value.nnz
+    return sizes
+
+
+def _fingerprint(graph: Graph) -> tuple[int, ...]:
+    """Give numbers that differ for graphs of another structure, nearly always."""
+    tensors = graph_tensors(graph)
+    rows, columns = tensors.rows.indptr, tensors.rows.indices
+    every = max(1, tensors.nnz // 65536)
+    sums = rows.sum(dtype=torch.int64), columns[::every].sum(dtype=torch.int64)
+    return (*graph.shape, graph.nnz, *(int(found) for found in sums))  # synchronize!
+
+
+def leaves_of(expression: Expression) -> list[Leaf]:
+    """Give the leaves of an expression."""
+    match expression:
+        case Leaf():
+            return [expression]
+        case Broadcast(vector, matrix):
+            return [vector, *leaves_of(matrix)]
+        case Product(parts) | Sum(parts) | Apply(arguments=parts) | Hop(parts):
+            return [leaf for part in parts for leaf in leaves_of(part)]
+
+
+def rebuilt(expression: Expression, leaves: Mapping[str, Leaf]) -> Expression:
+    """Put other leaves in the place of those of the same names."""
+    match expression:
+        case Leaf(name):
+            return leaves[name]
+        case Broadcast(vector, matrix):
+            return replace(expression, vector=leaves[vector.name], matrix=rebuilt(matrix, leaves))
+        case Product(parts):
+            return Product(tuple(rebuilt(part, leaves) for part in parts))
+        case Sum(parts):
+            return Sum(tuple(rebuilt(part, leaves) for part in parts))
+        case Hop(factors):
+            return Hop(tuple(leaves[factor.name] for factor in factors))
+        case Apply(arguments=parts):
+            return replace(expression, arguments=tuple(rebuilt(p, leaves) for p in parts))

@@ -1,0 +1,358 @@
+"""Optimized models compute what they computed: each layer, graph and composition."""
+
+import copy
+import gc
+import pickle
+import weakref
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from autograd_cases import make_graph  # noqa: E402
+from torch import nn  # noqa: E402
+
+import sparsefmt  # noqa: E402
+from sparsefmt import DtypeError, Graph, UnsupportedError, optimize  # noqa: E402
+from sparsefmt.autograd import adapters, composition  # noqa: E402
+from sparsefmt.nn import GATConv, GCNConv, GINConv, SAGEConv  # noqa: E402
+from sparsefmt.plan.rules import bare  # noqa: E402
+
+N = 30
+
+
+def mlp(f_in, f_out):
+    return nn.Sequential(nn.Linear(f_in, f_out), nn.ReLU(), nn.Linear(f_out, f_out))
+
+
+OURS = {
+    "gcn": GCNConv,
+    "sage": SAGEConv,
+    "gin": lambda f_in, f_out: GINConv(mlp(f_in, f_out), eps=0.25),
+    "gin without eps": lambda f_in, f_out: GINConv(mlp(f_in, f_out)),
+    "gat": GATConv,
+    "gat without loops": lambda f_in, f_out: GATConv(f_in, f_out, add_self_loops=False),
+    "gat of two heads": lambda f_in, f_out: GATConv(f_in, f_out // 2, heads=2),
+    "gcn with k": lambda f_in, f_out: GCNConv(f_in, f_out, k=2),
+    "gcn of samples": lambda f_in, f_out: GCNConv(f_in, f_out, sample=2),
+}
+THEIRS = ["GCNConv", "SAGEConv", "GINConv", "GATConv", "SGConv", "TAGConv"]
+
+
+def pyg(name, f_in, f_out):
+    conv = pytest.importorskip("torch_geometric.nn", reason="torch-geometric is not installed")
+    options = {"SGConv": {"K": 2}, "TAGConv": {"K": 2}}.get(name, {})
+    if name == "GINConv":
+        return conv.GINConv(mlp(f_in, f_out), eps=0.25)
+    return getattr(conv, name)(f_in, f_out, **options)
+
+
+def square(*, weighted=False, seed=0):
+    return make_graph(N, N, 120, weighted=weighted, seed=seed)
+
+
+def edge_index(graph):
+    coo = graph.coo
+    return torch.from_numpy(np.stack([coo.col, coo.row]).astype(np.int64))
+
+
+def features(width, *, seed=0, dtype=torch.float64):
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(N, width, generator=generator, dtype=torch.float64)
+    return x.to(dtype).requires_grad_()
+
+
+def results(model, x, graph):
+    """The result, and the gradients of the features and of all parameters."""
+    y = model(x, graph)
+    given = [one for one in (x, *model.parameters()) if one.requires_grad]
+    return [y, *torch.autograd.grad(y.square().sum(), given)]
+
+
+def assert_same(mine, other):
+    for one, two in zip(mine, other, strict=True):
+        torch.testing.assert_close(one, two, rtol=1e-10, atol=1e-10)
+
+
+def every_composition(layer, graph):
+    """Optimize, and run each tree in turn, whatever it costs."""
+    yield optimize(layer, graph, mode="model")
+    (planned,) = layer.forward.composition.plans.values()
+    for candidate in planned.plan.candidates:
+        planned.program = composition.Program(candidate.tree)
+        yield bare(candidate.tree)
+
+
+@pytest.mark.parametrize("weighted", [False, True], ids=["unweighted", "weighted"])
+@pytest.mark.parametrize("widths", [(3, 6), (6, 4)])
+@pytest.mark.parametrize("name", OURS)
+def test_every_composition_of_our_layers_is_the_layer(name, widths, weighted):
+    graph, x = square(weighted=weighted), features(widths[0])
+    layer = OURS[name](*widths).double()
+    if name == "gcn of samples":
+        layer.eval()
+    expected = results(copy.deepcopy(layer), x, graph)
+    if name in ("gat of two heads", "gcn with k", "gcn of samples"):
+        assert not optimize(layer, graph).layers  # planned by none: it runs as it did
+        assert_same(results(layer, x, graph), expected)
+        return
+    for _ in every_composition(layer, graph):
+        assert_same(results(layer, x, graph), expected)
+
+
+@pytest.mark.parametrize("widths", [(3, 6), (6, 4)])
+@pytest.mark.parametrize("name", THEIRS)
+def test_every_composition_of_pygs_layers_is_the_layer(name, widths):
+    layer, x = pyg(name, *widths).double(), features(widths[0])
+    edges = edge_index(square())  # with duplicates, and several loops of a vertex
+    expected = results(copy.deepcopy(layer), x, edges)
+    for _ in every_composition(layer, edges):
+        assert_same(results(layer, x, edges), expected)
+
+
+# The model stays the user's
+
+
+class Net(nn.Module):
+    """Two layers with dropout and a norm between, called as PyG's models are."""
+
+    def __init__(self, f_in=12, hidden=8, f_out=3):
+        super().__init__()
+        self.first, self.last = GCNConv(f_in, hidden), SAGEConv(hidden, f_out)
+        self.norm = nn.BatchNorm1d(hidden)
+
+    def forward(self, x, graph):
+        h = self.norm(self.first(x, graph)).relu()
+        return self.last(nn.functional.dropout(h, 0.5, self.training), graph)
+
+
+def net():
+    torch.manual_seed(3)
+    return Net().double()
+
+
+def test_parameters_buffers_and_names_are_shared_and_not_one_number_drawn():
+    model, graph, x = net(), square(), features(12)
+    before = {name: id(value) for name, value in model.named_parameters()}
+    state = {name: value.clone() for name, value in model.state_dict().items()}
+    drawn = torch.get_rng_state()
+    plan = optimize(model, graph, x=x.detach(), mode="measure")
+    assert torch.equal(drawn, torch.get_rng_state())
+    assert list(plan.layers) == ["first", "last"]
+    assert "CHOSEN" in plan.explain()
+    assert {name: id(value) for name, value in model.named_parameters()} == before
+    assert list(model.state_dict()) == list(state)
+    assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
+    assert model.training
+    assert all(p.grad is None for p in model.parameters())
+    plan.restore()
+    assert not any("forward" in vars(module) for module in model.modules())
+
+
+def test_it_trains_with_the_same_dropout_and_then_evaluates():
+    graph, x = square(), features(12).detach()
+    losses = []
+    for optimized in (False, True):
+        model = net()
+        if optimized:
+            optimize(model, graph, x=x)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+        torch.manual_seed(5)
+        found = []
+        for _ in range(4):
+            optimizer.zero_grad()
+            loss = model(x, graph).square().mean()
+            loss.backward()
+            optimizer.step()
+            found.append(loss.detach())
+        with torch.inference_mode():
+            found.append(model.eval()(x, graph).clone())
+        losses.append(found)
+    assert_same(*losses)
+
+
+@pytest.mark.parametrize("again", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
+def test_a_copy_has_parameters_of_its_own(again):
+    model, graph, x = net().eval(), square(), features(12)
+    optimize(model, graph, x=x.detach())
+    other = again(model)
+    assert_same(results(other, x, graph), results(model, x, graph))
+    with torch.no_grad():
+        other.first.lin.weight.zero_()
+    assert torch.equal(other.first(x, graph), torch.zeros(N, 8).double() + other.first.bias)
+    assert not torch.equal(model.first(x, graph), other.first(x, graph))
+
+
+@pytest.mark.parametrize("change", ["graph", "dtype", "rows", "edge weights", "k", "autocast"])
+def test_a_stale_plan_is_never_used(change):
+    layer, graph, x = GCNConv(12, 4).double(), square(), features(12)
+    optimize(layer, graph, x=x.detach())
+    arguments = [x, graph]
+    if change == "graph":
+        arguments[1] = square(seed=1)
+    elif change == "dtype":
+        layer, arguments[0] = layer.float(), features(12, dtype=torch.float32)
+    elif change == "rows":
+        arguments = [torch.cat([x, x]), make_graph(2 * N, 2 * N, 300)]
+    elif change == "edge weights":
+        arguments.append(torch.rand(graph.nnz, dtype=torch.float64))
+    elif change == "k":
+        layer.k = 2
+    with torch.autocast("cpu", torch.bfloat16, enabled=change == "autocast"):
+        found = layer(*arguments)
+        expected = GCNConv.forward(layer, *arguments)
+    torch.testing.assert_close(found, expected)
+
+
+def test_a_wrong_call_is_refused_as_the_layer_refuses_it():
+    layer, graph = GCNConv(12, 4).double(), square()
+    optimize(layer, graph)
+    for x in (features(11), features(12, dtype=torch.float32), features(12)[:5]):
+        with pytest.raises(sparsefmt.SparseFmtError):
+            layer(x, graph)
+
+
+def test_what_cannot_be_planned_is_refused_by_name():
+    with pytest.raises(DtypeError, match="model is a int"):
+        optimize(3, square())
+    with pytest.raises(DtypeError, match="graph is a list"):
+        optimize(net(), [1])
+    with pytest.raises(UnsupportedError, match="mode is 'fast'"):
+        optimize(net(), square(), mode="fast")
+
+
+def test_loops_that_are_added_are_those_that_are_missing():
+    diagonals = {"all": [3, 1, 1], "without": [2, 1, 1], "one": [1, 1, 1]}
+    graph = Graph.from_edge_index(np.array([[0, 0, 1, 2], [0, 0, 2, 1]]), num_nodes=3)
+    for which, diagonal in diagonals.items():
+        assert adapters.with_loops(graph, which).csr.toarray().diagonal().tolist() == diagonal
+
+
+# Timing
+
+
+@pytest.fixture
+def timed(monkeypatch):
+    """Count the iterations that are timed, and forget what was timed before."""
+    seen = []
+
+    def seconds(run, like):
+        run()
+        seen.append(run)
+        return len(seen) * 1.0
+
+    monkeypatch.setattr(composition, "_seconds", seconds)
+    monkeypatch.setattr(composition, "_REMEMBERED", {})
+    return seen
+
+
+def test_deciding_takes_four_iterations_once_and_no_call_takes_any(timed):
+    x, (width, out) = features(6), (6, 8)
+    for seed in (0, 0, 0):  # graphs of one structure, at other places
+        graph = square(seed=seed)
+        layer = GCNConv(width, out).double()
+        plan = optimize(layer, graph)
+        assert len(timed) == 4
+        measured = [c.measured for c in plan.layers[""].candidates if c.measured is not None]
+        assert sorted(measured) == [2.0, 4.0]
+        assert plan.layers[""].chosen.measured == 2.0
+    layer(x, square(seed=1))
+    with torch.no_grad():
+        layer(x, graph)
+    assert len(timed) == 4
+
+
+def test_measuring_times_all_that_are_promoted_and_a_model_none(timed):
+    found = optimize(GCNConv(6, 8), square(), mode="measure").layers[""]
+    assert len(timed) == 2 * len(found.promoted)
+    assert all(c.measured is not None for c in found.promoted)
+    optimize(GCNConv(6, 8), square(seed=2), mode="model")
+    assert len(timed) == 2 * len(found.promoted)
+
+
+def test_what_does_not_fit_into_memory_is_not_chosen(monkeypatch):
+    monkeypatch.setattr(composition, "_REMEMBERED", {})
+    real, calls = composition._seconds, []
+
+    def seconds(run, like):
+        calls.append(run)
+        if len(calls) == 1:
+            raise MemoryError
+        return real(run, like)
+
+    monkeypatch.setattr(composition, "_seconds", seconds)
+    found = optimize(GCNConv(6, 8), square(), mode="measure").layers[""]
+    assert sum(c.measured is None for c in found.promoted) == 1
+    assert found.chosen.measured is not None
+
+
+def test_graphs_of_about_one_size_are_planned_once(monkeypatch):
+    layer = GCNConv(6, 8).double()
+    optimize(layer, square())
+    calls = []
+    real = composition.plan
+    monkeypatch.setattr(composition, "plan", lambda *a, **o: calls.append(a) or real(*a, **o))
+    for seed in range(20):
+        graph, x = make_graph(N, N, 120 + seed, seed=seed), features(6, seed=seed)
+        torch.testing.assert_close(layer(x, graph), GCNConv.forward(layer, x, graph))
+    assert len(calls) <= 2  # entries on both sides of a power of two
+    assert len(layer.forward.composition.plans) <= composition.MAX_PLANS
+
+
+def test_attention_drops_the_same_weights_in_every_composition():
+    graph, x = square(), features(6)
+    layer = GATConv(6, 4, dropout=0.5).double()
+    torch.manual_seed(4)
+    expected = results(copy.deepcopy(layer), x, graph)
+    for _ in every_composition(layer, graph):
+        torch.manual_seed(4)
+        assert_same(results(layer, x, graph), expected)
+
+
+def test_a_model_of_pygs_layers_gets_its_edges_as_before():
+    conv = pytest.importorskip("torch_geometric.nn", reason="torch-geometric is not installed")
+
+    class Theirs(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.convs = nn.ModuleList([conv.GCNConv(6, 8), conv.TAGConv(8, 3, K=2)])
+
+        def forward(self, x, edge_index, edge_weight=None):
+            for layer in self.convs:
+                h = layer(x, edge_index, edge_weight)
+                x = nn.functional.dropout(h.relu(), 0.5, self.training)
+            return x
+
+    model, x, edges = Theirs().double(), features(6), edge_index(square())
+    reference = copy.deepcopy(model)
+    assert list(optimize(model, edges, x=x.detach()).layers) == ["convs.0", "convs.1"]
+    weight = torch.rand(edges.shape[1], dtype=torch.float64)
+    changed = edges.clone()
+    for arguments in ((edges,), (edges[:, :50],), (edges, weight), (changed,), (changed,)):
+        found = []
+        for each in (reference, model):
+            torch.manual_seed(1)
+            found.append(each(x, *arguments))
+        torch.testing.assert_close(*found)
+        changed[:, 0] = 3  # in place: the graph that was made of it is stale
+
+
+def test_plans_hold_no_graph():
+    for layer in (GCNConv(6, 8), GINConv(nn.Linear(6, 8), eps=0.5), GATConv(6, 8)):
+        graph = square()
+        optimize(layer, graph)
+        layer(features(6, dtype=torch.float32), graph)
+        gone = weakref.ref(graph)
+        del graph
+        gc.collect()
+        assert gone() is None
+
+
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # dynamo's
+def test_a_compiled_model_runs_as_it_is_written():
+    model, graph, x = net().eval(), square(), features(12)
+    expected = results(copy.deepcopy(model), x, graph)
+    optimize(model, graph, x=x.detach())
+    torch.compiler.reset()
+    assert_same(results(torch.compile(model, backend="eager"), x, graph), expected)

@@ -1,0 +1,156 @@
+"""Every composition of every model on tensors: its value and all gradients, in float64."""
+
+from functools import reduce
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from autograd_cases import make_graph  # noqa: E402
+
+from sparsefmt import Graph  # noqa: E402
+from sparsefmt.autograd.composition import FUNCTIONS, Attention, Program, Weighted  # noqa: E402
+from sparsefmt.plan import models  # noqa: E402
+from sparsefmt.plan.expression import Apply, Hop, Leaf, Product, Sum  # noqa: E402
+from sparsefmt.plan.forest import forest  # noqa: E402
+from sparsefmt.plan.rules import bare  # noqa: E402
+
+N = 24
+H = models.features()
+MODELS = {
+    "gcn": models.gcn(H),
+    "gcn, weighted": models.gcn(H, models.graph(weighted=True)),
+    "gcn, first layer": models.gcn(models.features(constant=True)),
+    "gat": models.gat(H),
+    "gat with open scores": models.gat(H, opened=True),
+    "sgc": models.sgc(H, 3),
+    "tagcn": models.tagcn(H, 2),
+    "gin": models.gin(H),
+    "sage": models.sage(H),
+}
+#: Entries of the graph: none, few, and rows of many beside empty ones.
+ENTRIES = (0, 30, 200)
+
+
+def values(entries, *, weighted):
+    """Tensors behind the names, all with gradients but the graph's."""
+    generator = torch.Generator().manual_seed(entries)
+
+    def tensor(*shape):
+        made = torch.randn(shape, generator=generator, dtype=torch.float64)
+        return made.requires_grad_()
+
+    A = make_graph(N, N, entries, weighted=weighted, seed=entries)
+    widths = {"H": (N, 5), **{name: (5, 3) for name in ("W", "V", "W0", "W1", "W2")}}
+    found = {name: tensor(*shape) for name, shape in widths.items()}
+    B = Graph(A.csr.with_data(torch.rand(A.nnz, generator=generator).double().numpy()))
+    return {**found, "a": tensor(3, 1), "b": tensor(3, 1), "D": tensor(N), "A": A, "B": B}
+
+
+def matrix(graph):
+    return torch.from_numpy(graph.csr.toarray()).double()
+
+
+def functions(given):
+    """With attention by scores, or by those that two vectors make of a matrix."""
+
+    def attention(argument0, argument1=None):
+        scores = (argument0, argument1)
+        if argument1 is None:
+            scores = (argument0 @ given["a"], argument0 @ given["b"])
+        return Attention(given["A"], *(score[:, 0] for score in scores), {})
+
+    return {**FUNCTIONS, "attention": attention}
+
+
+def dense(expression, given):
+    """The value of an expression by dense products alone."""
+    match expression:
+        case Leaf(name=name, kind=kind):
+            value = given[name]
+            if isinstance(value, Graph):
+                return matrix(value)
+            return torch.diag(value) if kind == "diagonal" else value
+        case Product(parts) | Hop(parts):
+            return reduce(torch.matmul, [dense(part, given) for part in parts])
+        case Sum(parts):
+            return sum(dense(part, given) for part in parts)
+        case Apply(arguments=parts):
+            scores = [dense(part, given) for part in parts]
+            if len(scores) == 1:
+                scores = [scores[0] @ given["a"], scores[0] @ given["b"]]
+            el, er = scores
+            stored = matrix(given["A"])  # how often each edge is there
+            weight = stored * torch.nn.functional.leaky_relu(er + el.T, 0.2).exp()
+            return weight / weight.sum(1, keepdim=True).clamp(min=1e-300)
+
+
+@pytest.mark.parametrize("entries", ENTRIES)
+@pytest.mark.parametrize("model", MODELS)
+def test_every_tree_has_the_value_and_the_gradients_of_the_expression(model, entries):
+    expression = MODELS[model]
+    given = values(entries, weighted=model == "gcn, weighted")
+    if model == "gcn, first layer":
+        given = {**given, "H": given["H"].detach(), "D": given["D"].detach()}
+    asked = [one for one in given.values() if isinstance(one, torch.Tensor) and one.requires_grad]
+    expected = dense(expression, given)
+    out = torch.randn(expected.shape, dtype=torch.float64)
+    gradients = torch.autograd.grad((expected * out).sum(), asked, allow_unused=True)
+    if "first" not in model:  # D is learned here, and nothing made of it is constant
+        expression = learned(expression)
+    for tree in forest(expression):
+        y = Program(tree)(given, functions(given))
+        found = torch.autograd.grad((y * out).sum(), asked, allow_unused=True)
+        for one, two in zip((y, *found), (expected, *gradients), strict=True):
+            zero = torch.zeros(()) if one is None and two is None else None
+            mine, reference = (zero, zero) if zero is not None else (one, two)
+            assert mine is not None, bare(tree)
+            torch.testing.assert_close(mine, reference, rtol=1e-10, atol=1e-10, msg=bare(tree))
+
+
+def learned(expression):
+    """Ask for the gradient of the diagonals."""
+    from sparsefmt.autograd.composition import leaves_of, rebuilt
+
+    leaves = {leaf.name: leaf for leaf in leaves_of(expression)}
+    D = Leaf("D", "diagonal", "n", "n", grad=True)
+    return rebuilt(expression, {**leaves, **({"D": D} if "D" in leaves else {})})
+
+
+def test_what_is_kept_is_computed_once_and_again_when_its_tensors_change():
+    given = {n: v.detach() if n in "HD" else v for n, v in values(200, weighted=False).items()}
+    expression = models.gcn(models.features(constant=True))
+    tree = next(t for t in forest(expression) if bare(t) == "(D·A·D·H)·W")
+    calls = []
+
+    def spmm_scaled(**operands):
+        calls.append(operands)
+        return FUNCTIONS["spmm_scaled"](**operands)
+
+    program, counted = Program(tree), {**FUNCTIONS, "spmm_scaled": spmm_scaled}
+    for expected in (1, 1, 2, 2, 3, 3):
+        if len(calls) < expected and calls:
+            if expected == 2:
+                given["H"].mul_(2)
+            else:
+                given["H"] = given["H"].clone() + 1
+        y = program(given, counted)
+        assert len(calls) == expected
+        torch.testing.assert_close(y, dense(expression, given), rtol=1e-10, atol=1e-10)
+
+
+def test_a_result_that_is_kept_may_be_written_to():
+    given = {n: v.detach() if n in "HD" else v for n, v in values(30, weighted=False).items()}
+    D, A = models.degrees(), models.graph()
+    program = Program(forest(Product((D, A, D, models.features(constant=True))))[0])
+    first = program(given, FUNCTIONS).clone()
+    program(given, FUNCTIONS).zero_()
+    assert torch.equal(program(given, FUNCTIONS), first)
+
+
+def test_scaled_entries_multiply_in_the_dtype_of_their_factors():
+    graph = make_graph(N, N, 60)
+    d = torch.rand(N)
+    made = FUNCTIONS["scale_entries"](A=graph, row=d, col=d)
+    assert isinstance(made, Weighted)
+    assert made.values.dtype == torch.float32
