@@ -31,9 +31,9 @@ def test_no_conversion_passes_its_share(shape, ascending, index_dtype):
     row = rng.integers(0, n_rows, nnz).astype(index_dtype)
     col = rng.integers(0, n_cols, nnz).astype(index_dtype)
     A = COO(np.sort(row) if ascending else row, col, shape=(n_rows, n_cols))
-    for A in (A, A.with_data(np.ones(nnz, np.float32))):
+    for given in (A, A.with_data(np.ones(nnz, np.float32))):
         for start, goal in itertools.permutations(("coo", "csr", "csc"), 2):
-            B = A.asformat(start)
+            B = given.asformat(start)
             tracemalloc.start()
             C = B.asformat(goal)
             peak = B.nbytes + tracemalloc.get_traced_memory()[1]
