@@ -62,7 +62,7 @@ def read(
         ``# shape: rows x columns`` says, else the largest id plus one.
     max_bytes : int, optional
         Refuse a file whose reading would take more memory than this at its peak, conversions and
-        casts counted, beside 32 MiB of buffers.  By default half of what the machine, the limits
+        casts counted, beside 10 MiB of buffers.  By default half of what the machine, the limits
         of its containers (cgroups) and those of the process (``ulimit -v``) leave.
 
     Returns

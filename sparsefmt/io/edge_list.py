@@ -18,7 +18,7 @@ from ..formats.base import Format
 from ..formats.coo import COO
 from .bounded import fault, reading, stem_and_suffix, writing
 
-_BLOCK = 1 << 18  # 30 MiB of lines and numbers
+_BLOCK = 1 << 16  # 8 MiB of lines and numbers
 #: Bytes of blocks without an edge before the file is refused.
 _IDLE = 1 << 26
 _LINES_WRITTEN = 1 << 16

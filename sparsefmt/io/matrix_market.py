@@ -24,7 +24,7 @@ from ..formats.convert import from_dense
 from ..formats.coo import COO
 from .bounded import fault, reading, stem_and_suffix, writing
 
-_BLOCK = 1 << 18  # 6 MiB of temporaries
+_BLOCK = 1 << 17  # 3 MiB of temporaries
 _LONGEST_LINE = 1 << 16
 _LONGEST_HEADER = 1 << 22  # lines
 #: Bytes of the text that belong to no number, and of each number, before it is refused.

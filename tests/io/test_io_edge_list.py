@@ -169,7 +169,7 @@ def test_what_only_numpy_refuses_still_names_the_file(tmp_path):
 
 def test_a_line_without_end_is_refused(tmp_path):
     path = save(tmp_path, "a.txt", b"0 1" * 3_000_000)
-    with pytest.raises(FileFormatError, match="a line of more than 262144 bytes"):
+    with pytest.raises(FileFormatError, match="a line of more than 65536 bytes"):
         read(path)
 
 

@@ -16,7 +16,7 @@ from sparsefmt.errors import FileFormatError, OutOfMemoryError
 from sparsefmt.io import memory, read, write
 
 resource = pytest.importorskip("resource")
-BUFFERS = 2**25  #: what ``read`` may take beside ``max_bytes``
+BUFFERS = 10 * 2**20  #: what ``read`` may take beside ``max_bytes``
 LIMIT = 2**28
 
 KINDS = {
@@ -125,10 +125,12 @@ def test_reading_stays_within_its_limit_or_is_refused(tmp_path, name, place):
         write(path, A)
     if name == "integer.mtx":
         path.write_bytes(path.read_bytes().replace(b"real general", b"integer general"))
-    for format, options in itertools.product(
-        (*FORMATS, None), ({}, {"dtype": "float32"}, {"index_dtype": "int64"})
-    ):
-        for limit in (2**21, 2**23, 2**24, 2**25, 2**27, 2**31):
+    wishes = [{}, {"dtype": "float32"}, {"index_dtype": "int64"}]
+    formats = ("sgt", "csr", "coo")
+    if name.endswith(("csv", "gz")):  # slow under a trace
+        wishes, formats = wishes[2:], formats[:1]
+    for format, options in itertools.product(formats, wishes):
+        for limit in (2**20, 2**23, 2**24, 2**25, 2**26, 2**31):
             tracemalloc.start()
             try:
                 read(path, format=format, max_bytes=limit, **options)
