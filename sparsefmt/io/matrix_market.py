@@ -133,7 +133,9 @@ def read_matrix_market(path: Path, *, dtype: Any, max_bytes: int) -> Format:
     data = _stored_values(matrix, header)
     _check_values(path, header, body, data, max_bytes)
     if header.format == "array":
-        _check_peak(path, header, np.count_nonzero(matrix) * _CELL + header.peak(dtype), max_bytes)
+        _check_peak(
+            path, header, int(np.count_nonzero(matrix)) * _CELL + header.peak(dtype), max_bytes
+        )
     return _as_coo(matrix, header, dtype)
 
 

@@ -1,8 +1,9 @@
-"""How much memory ``read`` may take: the default of ``max_bytes``, and the check of a conversion."""
+"""How much memory ``read`` may take: the default of ``max_bytes``, the check of a conversion."""
 
 import os
 import re
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 from ..errors import OutOfMemoryError
@@ -74,7 +75,7 @@ def check_conversion(
         if step != A.format or (step == "sgt" and isinstance(A, SGT) and A.tile != tile):
             steps.append(_size(A, step, A.index_dtype.itemsize, tile))
     # Two of a path's formats are converted at a time; the first one is kept by its reader.
-    peak = max((FACTOR * (a + b) for a, b in zip(steps, steps[1:], strict=False)), default=0)
+    peak = max((FACTOR * (a + b) for a, b in pairwise(steps)), default=0)
     peak += steps[0] * (len(steps) > 2)
     if itemsize != A.index_dtype.itemsize:
         peak = max(peak, 2 * sum(steps) + 2 * _size(A, format, itemsize, tile))
@@ -82,7 +83,7 @@ def check_conversion(
         raise OutOfMemoryError(
             f"{path}: its {A.format} of {A.n_rows} x {A.n_cols} with {A.nnz} entries as {format} "
             f"takes {int(peak)} bytes, more than max_bytes={limit}: read it with "
-            f'format="{"coo" if A.format == "coo" else A.format}", or raise max_bytes.'
+            f'format="{A.format}", or raise max_bytes.'
         )
 
 

@@ -44,7 +44,7 @@ def check(path: Path, kind: str) -> None:
     packed = stem_and_suffix(path)[1]
     if packed and found == _PACKED[packed]:
         with reading(path, _HEAD * 1024) as stream:
-            found, mend = _find(stream.peek(_HEAD)[:_HEAD])
+            found, mend = _find(stream.read(_HEAD))
     elif packed and not found:
         return  # its reader says that the compressed data is damaged
     if found and found != _EXPECTED.get(kind):
