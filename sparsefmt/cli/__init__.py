@@ -7,14 +7,16 @@ does, so that a base install can say what is missing.
 import errno
 import io
 import os
+import signal
 import sys
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 
 from ..errors import SparseFmtError
 
-OK, FAILED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
+OK, FAILED, BAD_INPUT, INTERRUPTED, TERMINATED = 0, 1, 2, 130, 143
 #: What the extra brings; a missing one is the user's to install, any other is a bug to show.
 EXTRA = ("click", "rich", "matplotlib")
 
@@ -23,17 +25,45 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run ``sparsefmt`` with these arguments (``sys.argv``'s by default); the exit code.
 
     0: done; 1: ``demo`` or ``doctor`` found something wrong; 2: bad options or bad input, with one
-    line on stderr; 130: interrupted.  What goes to a stream that the caller has closed is dropped.
+    line on stderr; 130: interrupted; 143: terminated.  What goes to a stream that the caller has
+    closed is dropped.
     """
     with _open_streams():
         try:
-            code = _run(arguments)
+            with _orderly_end():
+                code = _run(arguments)
             sys.stdout.flush()
         except KeyboardInterrupt:
             return INTERRUPTED
+        except _Terminated:
+            return TERMINATED
         except OSError as error:
             return _refuse_os(error)
         return code
+
+
+class _Terminated(BaseException):
+    """SIGTERM or SIGHUP came: unfinished files are removed on the way out."""
+
+
+@contextmanager
+def _orderly_end() -> Iterator[None]:
+    """Let SIGTERM and SIGHUP end the command as an exception does."""
+
+    def end(*_: object) -> None:
+        raise _Terminated
+
+    mine = threading.current_thread() is threading.main_thread()
+    names = [name for name in ("SIGTERM", "SIGHUP") if mine and hasattr(signal, name)]
+    signals = [getattr(signal, name) for name in names]
+    caught = [one for one in signals if signal.getsignal(one) == signal.SIG_DFL]  # not under nohup
+    for one in caught:
+        signal.signal(one, end)
+    try:
+        yield
+    finally:
+        for one in caught:
+            signal.signal(one, signal.SIG_DFL)
 
 
 @contextmanager

@@ -8,17 +8,16 @@ import os
 from pathlib import Path
 from typing import Any
 
-from ..errors import OutOfMemoryError, ShapeError, UnsupportedError
+import numpy as np
+
+from ..errors import ShapeError, UnsupportedError
 from ..formats import checks
 from ..formats.arrays import allocating
 from ..formats.base import Format, FormatName
 from ..formats.sgt import SGT, check_tile
-from . import edge_list, matrix_market, npz, planetoid
+from . import edge_list, matrix_market, memory, npz, planetoid, signature
 from .bounded import check_regular, naming, stem_and_suffix
 from .planetoid import Planetoid as Planetoid
-
-#: Default of ``max_bytes``: 16 GiB.
-MAX_BYTES = 2**34
 
 _EDGE_LISTS = (".csv", ".tsv", ".txt", ".edges")
 _FORMATS = ("coo", "csr", "csc", "sgt", "cbsr")
@@ -32,7 +31,7 @@ def read(
     index_dtype: Any = None,
     tile: tuple[int, int] | None = None,
     num_nodes: int | None = None,
-    max_bytes: int = MAX_BYTES,
+    max_bytes: int | None = None,
 ) -> Any:
     """Read a sparse matrix; the ending of the name says how.
 
@@ -61,8 +60,10 @@ def read(
     num_nodes : int, optional
         For edge lists: the matrix is ``num_nodes`` x ``num_nodes``.  By default what a first line
         ``# shape: rows x columns`` says, else the largest id plus one.
-    max_bytes : int
-        Refuse a file that declares or holds more than this; 16 GiB by default.
+    max_bytes : int, optional
+        Refuse a file whose reading would take more memory than this at its peak, conversions and
+        casts counted, beside 10 MiB of buffers.  By default half of what the machine, the limits
+        of its containers (cgroups) and those of the process (``ulimit -v``) leave.
 
     Returns
     -------
@@ -76,12 +77,13 @@ def read(
     FileFormatError
         If the file is malformed, truncated, lies about its sizes, holds integers that float64
         cannot represent (pass ``dtype``) or numbers beyond its range, or is larger than allowed;
-        or if no file can have this name.
+        if it holds something else than its ending says (JSON in a ``.csv``), or no edge although
+        it does not say that it is empty; or if no file can have this name.
     UnsupportedError
         If the ending, the format of the matrix or complex values are not supported, or the path
         is that of a device, pipe or socket.
     OutOfMemoryError
-        If memory runs out, or the requested format would pass ``max_bytes`` although the file does
+        If memory runs out, or the conversion would pass ``max_bytes`` although the file does
         not: a matrix of 2**40 rows with three entries can be read as COO, but not as CSR.
     FileNotFoundError, OSError
         As the operating system reports them.
@@ -92,6 +94,7 @@ def read(
     if num_nodes is not None and kind != "edge list":
         raise UnsupportedError(f"num_nodes is for edge lists, and {source} is a {kind} file.")
     _check_files(source, kind)
+    signature.check(source, kind)
     A: Format
     with naming(source), allocating(f"{source}: reading it needs too much memory"):
         if kind == "edge list":
@@ -102,7 +105,8 @@ def read(
             A = matrix_market.read_matrix_market(source, dtype=dtype, max_bytes=limit)
         else:
             A = npz.read_npz(source, dtype=dtype, max_bytes=limit)
-    return _in_format(A, format or A.format, index_dtype, options, limit)
+    with allocating(f"{source}: reading it as {format} needs too much memory"):
+        return _in_format(source, A, format or A.format, index_dtype, options, limit)
 
 
 def write(path: str | os.PathLike[str], A: Format, *, compressed: bool = False) -> None:
@@ -150,7 +154,7 @@ def write(path: str | os.PathLike[str], A: Format, *, compressed: bool = False) 
         matrix_market.write_matrix_market(target, A)
 
 
-def read_planetoid(path: str | os.PathLike[str], *, max_bytes: int = MAX_BYTES) -> Planetoid:
+def read_planetoid(path: str | os.PathLike[str], *, max_bytes: int | None = None) -> Planetoid:
     """Graph, features, labels and public split of a raw Planetoid data set (Yang et al. 2016).
 
     Parameters
@@ -158,8 +162,8 @@ def read_planetoid(path: str | os.PathLike[str], *, max_bytes: int = MAX_BYTES) 
     path : path of a folder, or of its ``ind.<name>.graph``
         Beside it lie ``.x .tx .allx .y .ty .ally`` and ``.test.index``.  They are pickles, of
         which nothing is executed: all but plain arrays, CSR matrices and dictionaries is refused.
-    max_bytes : int
-        Refuse files that hold or declare more than this; 16 GiB by default.
+    max_bytes : int, optional
+        Refuse files that hold or declare more than this; by default as for ``read``.
 
     Returns
     -------
@@ -180,7 +184,7 @@ def read_planetoid(path: str | os.PathLike[str], *, max_bytes: int = MAX_BYTES) 
         As the operating system reports them.
     """
     source = Path(path)
-    limit = _positive("max_bytes", max_bytes)
+    limit = _limit(max_bytes)
     _check_files(source, "Planetoid")
     with allocating(f"{source}: reading it needs too much memory"):
         return planetoid.read_all(source, max_bytes=limit)
@@ -233,7 +237,11 @@ def _options(
     if num_nodes is not None:
         _positive("num_nodes", num_nodes)
     options = {} if tile is None else {"tile": check_tile(tile)}
-    return _positive("max_bytes", max_bytes), options
+    return _limit(max_bytes), options
+
+
+def _limit(max_bytes: int | None) -> int:
+    return memory.default_limit() if max_bytes is None else _positive("max_bytes", max_bytes)
 
 
 def _positive(name: str, value: object) -> int:
@@ -244,16 +252,16 @@ def _positive(name: str, value: object) -> int:
 
 
 def _in_format(
-    A: Format, format: FormatName, index_dtype: Any, options: dict[str, Any], max_bytes: int
+    path: Path,
+    A: Format,
+    format: FormatName,
+    index_dtype: Any,
+    options: dict[str, Any],
+    max_bytes: int,
 ) -> Any:
-    n_major = {"csr": A.n_rows, "sgt": A.n_rows, "csc": A.n_cols}.get(format, 0)
-    pointers = (n_major + 1) * A.index_dtype.itemsize
-    if A.format != format and pointers > max_bytes:
-        raise OutOfMemoryError(
-            f"{A!r} as {format} needs {pointers} bytes of pointers, more than "
-            f'max_bytes={max_bytes}: read it with format="coo", or raise max_bytes.'
-        )
     if isinstance(A, SGT) and format == "sgt":
         options = {"tile": A.tile, **options}
+    itemsize = np.dtype(index_dtype or A.index_dtype).itemsize
+    memory.check_conversion(path, A, format, itemsize, options.get("tile"), max_bytes)
     B = A.asformat(format, **options)
     return B if index_dtype is None else B.astype(index_dtype=index_dtype)

@@ -3,15 +3,23 @@
 import bz2
 import gzip
 import io
+import os
 import secrets
 import stat
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from hashlib import sha1
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from ..errors import FileFormatError, OutOfMemoryError, SparseFmtError, UnsupportedError
+
+fcntl: Any
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None
 
 _CHUNK = 1 << 20
 _COMPRESSED = (".gz", ".bz2")
@@ -136,17 +144,54 @@ def _packer(raw: BinaryIO, packed: str) -> BinaryIO:
 
 @contextmanager
 def writing(path: Path) -> Iterator[BinaryIO]:
-    """A new file that takes the place of ``path`` once it is complete; compressed by its suffix."""
+    """A new file that takes the place of ``path`` once it is complete; compressed by its suffix.
+
+    What a killed process left of an earlier one is removed.  Errors of the disk name ``path``.
+    """
     target = path.resolve()  # through a symbolic link, to the file that it names
-    draft = target.with_name(f".{secrets.token_hex(8)}.tmp")
+    prefix = f".{sha1(target.name.encode('utf-8', 'surrogateescape')).hexdigest()[:16]}."
     packed = stem_and_suffix(path)[1]
+    draft = None
     try:
-        with draft.open("xb") as raw:
+        _sweep(target.parent, prefix)
+        draft, raw = _draft(target, prefix)
+        with raw:
             if packed:
                 with _packer(raw, packed) as inner, io.BufferedWriter(_Sink(inner)) as stream:
                     yield cast(BinaryIO, stream)
             else:
                 yield raw
-        draft.replace(target)
+            raw.flush()
+            if fcntl is None:  # Windows, where no open file is moved
+                raw.close()
+            draft.replace(target)  # under the lock, so that nobody takes it for a leftover
+    except OSError as error:
+        if error.errno is None:
+            raise
+        raise OSError(error.errno, error.strerror, str(path)) from error
     finally:
-        draft.unlink(missing_ok=True)
+        if draft is not None:
+            draft.unlink(missing_ok=True)
+
+
+def _draft(target: Path, prefix: str) -> tuple[Path, BinaryIO]:
+    """Open a new file beside ``target``, locked as long as it is open."""
+    while True:
+        draft = target.with_name(f"{prefix}{secrets.token_hex(8)}.tmp")
+        raw = draft.open("xb")
+        if fcntl is not None:
+            with suppress(OSError):  # a file system without locks: nobody sweeps there either
+                fcntl.flock(raw, fcntl.LOCK_EX)
+        if os.fstat(raw.fileno()).st_nlink:
+            return draft, raw
+        raw.close()  # another process swept it away before it was locked
+
+
+def _sweep(folder: Path, prefix: str) -> None:
+    """Remove drafts whose process has ended: nobody holds their lock."""
+    if fcntl is None:
+        return
+    for draft in folder.glob(f"{prefix}*.tmp"):
+        with suppress(OSError), draft.open("rb") as raw:
+            fcntl.flock(raw, fcntl.LOCK_EX | fcntl.LOCK_NB)  # raises if it is being written
+            draft.unlink()

@@ -18,12 +18,16 @@ from ..formats.base import Format
 from ..formats.coo import COO
 from .bounded import fault, reading, stem_and_suffix, writing
 
-_BLOCK = 1 << 22
+_BLOCK = 1 << 16  # 8 MiB of lines and numbers
+#: Bytes of blocks without an edge before the file is refused.
+_IDLE = 1 << 26
 _LINES_WRITTEN = 1 << 16
 #: Ids are read as float64, which holds every integer below this.
 _MOST_VERTICES = 2**53
 _SEPARATORS = {".csv": ",", ".tsv": "\t", ".txt": "\t", ".edges": " "}
 _HEADED = (".csv", ".tsv")
+_NAME = re.compile(r"([\"'])?[^\W\d_][\w .:-]*(?(1)\1)")
+_EMPTY = re.compile(r"[#%].*\bedges:?\s*0\b.*", re.IGNORECASE)
 _SHAPE = re.compile(r"# shape: (\d{1,19}) x (\d{1,19})\s*")
 
 
@@ -38,13 +42,20 @@ def read_edge_list(
         for text in _blocks(path, stream):
             table = lines.parse(text)
             blocks += [table] if len(table) else []
-            total += 3 * table.nbytes  # joined and cast, each column is there three times
+            # Joined, each column is there twice; then there are indices, weights and comparisons.
+            total += len(table) * (table.shape[1] * 16 + 40)
             if total > max_bytes:
                 raise fault(
                     path,
                     f"the edges take more than max_bytes={max_bytes} bytes: raise max_bytes if you "
                     "trust the file.",
                 )
+        if not blocks and not lines.said_empty:
+            raise fault(
+                path,
+                'there is no edge in it: give lines "source target", or, for an empty graph, a '
+                'first line "# shape: rows x columns".',
+            )
         table = np.concatenate(blocks) if blocks else np.empty((0, 3))
         shape = lines.shape
         if shape is None:
@@ -106,15 +117,23 @@ class _Lines:
         self.columns = 0
         self._given = num_nodes
         self.shape: tuple[int, int] | None = None if num_nodes is None else (num_nodes, num_nodes)
+        self.said_empty = False
+        self._idle = 0
 
     def parse(self, text: str) -> Array:
         """Parse a block, as float64 of shape (lines, columns)."""
+        if not text.strip():
+            self._skip(len(text))
+            self._first += text.count("\n")
+            return np.empty((0, self.columns or 3))
         lines = text.split("\n")
         edges = [line for line in lines if (bare := line.lstrip()) and bare[0] not in "#%"]
         if not self.columns:
             edges = self._begin(lines, edges)
         table = np.empty((0, self.columns or 3))
-        if edges:
+        if not edges:
+            self._skip(len(text))
+        else:
             why = "it is no table of numbers"
             try:
                 table = np.loadtxt(edges, delimiter=self._delimiter, comments="#", ndmin=2)
@@ -128,6 +147,16 @@ class _Lines:
         self._first += len(lines) - 1
         return table
 
+    def _skip(self, size: int) -> None:
+        """Count text without an edge."""
+        self._idle += size
+        if self._idle > _IDLE:
+            raise fault(
+                self._path,
+                f"more than {_IDLE} bytes of blank lines and comments: remove them.",
+                line=self._first,
+            )
+
     def _begin(self, lines: list[str], edges: list[str]) -> list[str]:
         """Learn shape, delimiter and number of columns; the edges without a row of names."""
         place = lines.index(edges[0]) if edges else len(lines)
@@ -135,6 +164,7 @@ class _Lines:
             found = _SHAPE.fullmatch(line)
             if found and self._given is None:
                 self.shape = int(found[1]), int(found[2])
+            self.said_empty |= bool(found or _EMPTY.fullmatch(line.strip()))
         if not edges:
             return edges
         self._delimiter = "," if "," in edges[0].split("#")[0] else None
@@ -148,7 +178,7 @@ class _Lines:
                 line=self._first + place,
             )
         headed = stem_and_suffix(self._path)[0] in _HEADED
-        if headed and all(_number(word) is None for word in words):
+        if headed and all(_NAME.fullmatch(word) and _number(word) is None for word in words):
             self._names_line = self._first + place
             return edges[1:]
         return edges

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from io import BytesIO
-from itertools import islice
+from itertools import count, islice
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -24,8 +24,11 @@ from ..formats.convert import from_dense
 from ..formats.coo import COO
 from .bounded import fault, reading, stem_and_suffix, writing
 
-_BLOCK = 1 << 22
+_BLOCK = 1 << 17  # 3 MiB of temporaries
 _LONGEST_LINE = 1 << 16
+_LONGEST_HEADER = 1 << 22  # lines
+#: Bytes of the text that belong to no number, and of each number, before it is refused.
+_IDLE, _LONGEST_NUMBER = 1 << 26, 1 << 8
 
 #: How to mend what SciPy complains about, by a part of its text.
 _MENDS = {
@@ -58,20 +61,31 @@ class _Header(NamedTuple):
         cells = self.rows * self.cols
         if self.symmetry == "general":
             return cells
-        return (cells + (self.rows if self.symmetry == "symmetric" else -self.rows)) // 2
+        return (cells + (-self.rows if self.symmetry == "skew-symmetric" else self.rows)) // 2
 
     @property
     def words(self) -> int:
         """Numbers of one entry."""
         return 1 if self.format == "array" else 2 if self.field == "pattern" else 3
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes that SciPy allocates for it."""
+    def peak(self, dtype: Any) -> int:
+        """Bytes that reading it takes at most: SciPy's arrays, mirrored, checked and cast."""
+        cast = 4  # comparisons
+        if self.field in ("integer", "unsigned-integer"):
+            cast += 28
+        elif dtype is not None:
+            cast += 2 * np.dtype(dtype).itemsize
         if self.format == "array":
-            return self.rows * self.cols * 8
+            return self.rows * self.cols * (16 + cast)  # and _CELL for each nonzero
         index = 8 if max(self.rows, self.cols) > np.iinfo(np.int32).max else 4
-        return self.entries * (2 * index + 8) * (1 if self.symmetry == "general" else 2)
+        entry = 2 * index + 8
+        if self.symmetry == "general":
+            return self.entries * (entry + cast)
+        return self.entries * max(3 * entry + 10, 2 * (entry + cast))
+
+
+#: Bytes that each nonzero cell of an array takes while it becomes an entry.
+_CELL = 64
 
 
 @dataclass
@@ -89,7 +103,7 @@ class _Body:
 def read_matrix_market(path: Path, *, dtype: Any, max_bytes: int) -> Format:
     """The matrix as COO: entries in the order of the file, then the mirrored ones."""
     header = _read_header(path, max_bytes)
-    _check_header(path, header, max_bytes)
+    _check_header(path, header, header.peak(dtype), max_bytes)
     body = _scan(path, header, max_bytes)
     if body.size + 1 < header.stored * 2 * header.words:  # a digit and a blank for each number
         raise fault(
@@ -104,7 +118,7 @@ def read_matrix_market(path: Path, *, dtype: Any, max_bytes: int) -> Format:
     if header.format == "array" and 0 in (header.rows, header.cols):
         matrix: Any = np.zeros((header.rows, header.cols))
     else:
-        with _scipy_errors(path), allocating(f"{path}: {header.nbytes} bytes"):
+        with _scipy_errors(path), allocating(f"{path}: {header.peak(dtype)} bytes"):
             matrix = _mmread(path, max_bytes, body)
     if body.words != header.stored * header.words:
         raise fault(
@@ -118,6 +132,10 @@ def read_matrix_market(path: Path, *, dtype: Any, max_bytes: int) -> Format:
         )
     data = _stored_values(matrix, header)
     _check_values(path, header, body, data, max_bytes)
+    if header.format == "array":
+        _check_peak(
+            path, header, int(np.count_nonzero(matrix)) * _CELL + header.peak(dtype), max_bytes
+        )
     return _as_coo(matrix, header, dtype)
 
 
@@ -162,9 +180,9 @@ def _read_header(path: Path, max_bytes: int) -> _Header:
         return _Header(*scipy.io.mminfo(BytesIO(banner + b"\n" + sizes)))
 
 
-def _check_header(path: Path, header: _Header, max_bytes: int) -> None:
+def _check_header(path: Path, header: _Header, peak: int, max_bytes: int) -> None:
     """Refuse what is not a real matrix, or larger than allowed, before anything is allocated."""
-    if header.field == "complex" or header.symmetry == "hermitian":
+    if header.field == "complex":
         raise UnsupportedError(
             f"a {header.field} {header.symmetry} matrix, and complex values are not "
             "supported: write its real part or its modulus."
@@ -178,11 +196,15 @@ def _check_header(path: Path, header: _Header, max_bytes: int) -> None:
     unsigned = header.field in ("pattern", "unsigned-integer")
     if header.symmetry == "skew-symmetric" and unsigned:
         raise fault(path, f'a {header.field} matrix cannot be skew-symmetric: use "real".')
-    if header.nbytes > max_bytes:
+    _check_peak(path, header, peak, max_bytes)
+
+
+def _check_peak(path: Path, header: _Header, peak: int, max_bytes: int) -> None:
+    if peak > max_bytes:
         raise fault(
             path,
-            f"the header promises a {header.rows} x {header.cols} {header.format} matrix of "
-            f"{header.nbytes} bytes, more than max_bytes={max_bytes}: raise max_bytes if you "
+            f"the header promises a {header.rows} x {header.cols} {header.format} matrix that "
+            f"takes {peak} bytes to read, more than max_bytes={max_bytes}: raise max_bytes if you "
             "trust the file.",
         )
 
@@ -219,6 +241,13 @@ def _scan(path: Path, header: _Header, max_bytes: int) -> _Body:
             if not newline and len(rest) > _LONGEST_LINE:
                 raise fault(path, "a line of more than 65536 bytes: give one entry a line.")
             line = _scan_block(body, text + newline, line, header)
+            if body.size > _IDLE + _LONGEST_NUMBER * header.stored * header.words:
+                raise fault(
+                    path,
+                    f"{body.size} bytes follow the header of {header.stored} entries: mend the "
+                    "entry count, or remove the blanks.",
+                    line=line,
+                )
         body.complete = not rest
         body.last_line = _scan_block(body, rest, line, header) - (not rest)
     return body
@@ -227,7 +256,12 @@ def _scan(path: Path, header: _Header, max_bytes: int) -> _Body:
 def _header_lines(path: Path, stream: BinaryIO) -> Iterator[bytes]:
     """Banner, comments and the line of sizes; leaves the stream behind them."""
     banner = True
-    while line := stream.readline(_LONGEST_LINE):
+    for number in count(1):
+        line = stream.readline(_LONGEST_LINE)
+        if not line:
+            return
+        if number > _LONGEST_HEADER:
+            raise fault(path, f"{_LONGEST_HEADER} lines of header: remove comments and blanks.")
         if len(line) == _LONGEST_LINE:
             raise fault(path, "a line of more than 65536 bytes: shorten it.")
         yield line

@@ -33,6 +33,8 @@ from .bounded import fault, writing
 VERSION = 1
 _FORMATS: dict[str, Any] = {kind.format: kind for kind in (COO, CSR, CSC, CBSR, SGT)}
 _MOST_MEMBERS = 1000
+#: What small arrays take for casts and checks does not count.
+_BUFFERS = 1 << 24
 #: Deflate cannot pack tighter than 1032 to 1; a member that claims more is a bomb or lies.
 _TIGHTEST = 1032
 #: What zipfile and numpy.lib.format raise on bytes that are no archive or no array.
@@ -173,6 +175,19 @@ class _Archive:
             raise ValueError(
                 f"shape {shape} of {dtype} needs {declared} bytes, "
                 f"but {info.file_size - member.tell()} follow"
+            )
+        self._check_casts(name, prod(shape), dtype)
+
+    def _check_casts(self, name: str, size: int, dtype: np.dtype[Any]) -> None:
+        """Check that there is room for the array's casts and comparisons."""
+        if dtype.kind in "biu" and name != "shape":
+            self._left -= size * (8 - min(dtype.itemsize, 8)) * (name == "data")
+        exact = 28 if dtype.kind in "iu" and dtype.itemsize == 8 and name == "data" else 12
+        if self._left + _BUFFERS < size * exact:
+            raise fault(
+                self.path,
+                f'member "{name}" has {size} numbers, whose casts and checks take the matrix '
+                f"beyond max_bytes={self._max_bytes}: raise max_bytes if you trust the file.",
             )
 
     @contextmanager

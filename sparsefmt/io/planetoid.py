@@ -41,6 +41,8 @@ _KNOWN = {
 }
 _DTYPE = re.compile(r"[<>|=]?([biu][1248]|f[248]|b1)")
 _VALIDATION = 500
+#: Bytes of memory for one in a pickle, at most: an empty dictionary, or a name's class.
+_LARGEST_OBJECT = 80
 #: What the unpickler and the records raise on bytes that are no such pickle.
 _BROKEN = (
     pickle.UnpicklingError,
@@ -89,7 +91,7 @@ def read_all(path: Path, *, max_bytes: int) -> Planetoid:
     with _decoding(path):
         row, col = _adjacency(_load(path, max_bytes), max_bytes)
         n = int(max(n_all - 1, *(ids.max(initial=-1) for ids in (row, col, test)))) + 1
-        if max(n, n * parts["x"].shape[1] * isinstance(parts["x"], np.ndarray)) * 8 > max_bytes:
+        if max(n, n * parts["x"].shape[1] * isinstance(parts["x"], np.ndarray)) * 24 > max_bytes:
             raise fault(path, f"{n} vertices do not fit in max_bytes={max_bytes}: raise it.")
         places = np.concatenate([np.arange(n_all), test])
         y = np.full(n, -1)
@@ -194,7 +196,7 @@ def _adjacency(neighbours: Any, max_bytes: int) -> tuple[Array, Array]:
     ids = np.array(keys, np.int64)
     least = min(ids.min(initial=0), col.min(initial=0))
     most = max(ids.max(initial=0), col.max(initial=0))
-    if least < 0 or most * 8 > max_bytes:
+    if least < 0 or most * 16 > max_bytes:
         raise ValueError(f"vertices from {least} to {most} with max_bytes={max_bytes}")
     return np.repeat(ids, lengths), col
 
@@ -268,8 +270,12 @@ class _Unpickler(pickle._Unpickler):
 
 def _load(path: Path, max_bytes: int) -> Any:
     size = path.stat().st_size
-    if size > max_bytes:
-        raise fault(path, f"{size} bytes are more than max_bytes={max_bytes}: raise it.")
+    if size * _LARGEST_OBJECT > max_bytes:
+        raise fault(
+            path,
+            f"{size} bytes of pickle, of which each can take {_LARGEST_OBJECT}, are more than "
+            f"max_bytes={max_bytes}: raise max_bytes if you trust the file.",
+        )
     with allocating(f"{path}: {size} bytes"):
         return _Unpickler(io.BytesIO(path.read_bytes()), encoding="latin1").load()
 

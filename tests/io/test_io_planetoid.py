@@ -305,7 +305,7 @@ def test_two_data_sets_in_a_folder_need_a_name(tmp_path):
 
 
 def test_large_files_are_refused_before_they_are_read(tmp_path):
-    with pytest.raises(FileFormatError, match="bytes are more than max_bytes=10: raise it"):
+    with pytest.raises(FileFormatError, match="are more than max_bytes=10: raise max_bytes"):
         read(save(tmp_path), max_bytes=10)
 
 

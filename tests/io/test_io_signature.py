@@ -1,0 +1,120 @@
+"""Content decides against the ending, a header is one, and nothing is empty without a word."""
+
+import bz2
+import gzip
+import io
+import itertools
+import pickle
+import time
+
+import numpy as np
+import pytest
+
+from sparsefmt import CSR
+from sparsefmt.errors import FileFormatError
+from sparsefmt.io import read, write
+
+MARKET = b"%%MatrixMarket matrix coordinate real general\n2 2 1\n1 2 5\n"
+
+
+def zipped():
+    stream = io.BytesIO()
+    np.savez(stream, indptr=[0, 1], indices=[0], shape=[1, 1])
+    return stream.getvalue()
+
+
+#: what is in the file: how the error calls it, the endings that say so
+CONTENTS = {
+    "Matrix Market": (MARKET, [".mtx"]),
+    "capitals": (b"\xef\xbb\xbf\n" + MARKET.upper(), [".mtx"]),
+    "a zip archive": (zipped(), [".npz"]),
+    "gzip": (gzip.compress(b"0 1\n"), []),
+    "bzip2": (bz2.compress(b"0 1\n"), []),
+    "JSON": (b' {"a": 1}\n', []),
+    "JSON list": (b"[[0, 1], [1, 2]]\n", []),
+    "XML or HTML": (b"<!DOCTYPE html>\n<html>\n", []),
+    "a pickle": (pickle.dumps({0: [1]}), []),
+    "UTF-16 text": ("0 1\n".encode("utf-16"), []),
+    "another binary format": (b"\x89HDF\r\n\x1a\n" + bytes(99), []),
+    "another graph format": (b"graph [\n directed 0\n]\n", []),
+}
+ENDINGS = [".mtx", ".npz", ".csv", ".tsv", ".txt", ".edges"]
+
+
+@pytest.mark.parametrize(("content", "ending"), list(itertools.product(CONTENTS, ENDINGS)))
+@pytest.mark.parametrize("packed", ["", ".gz", ".bz2"])
+def test_a_signature_under_another_ending_is_named(tmp_path, content, ending, packed):
+    raw, own = CONTENTS[content]
+    if ending in own or (ending == ".npz" and packed):
+        pytest.skip("the ending says what is in it, or is none")
+    path = tmp_path / f"a{ending}{packed}"
+    path.write_bytes({"": bytes, ".gz": gzip.compress, ".bz2": bz2.compress}[packed](raw))
+    name = {"capitals": "Matrix Market", "JSON list": "JSON"}.get(content, content)
+    with pytest.raises(FileFormatError, match=f"it holds {name}, which its ending does not say: "):
+        read(path)
+
+
+NO_EDGES = ["", "\n\n", "# only\n% comments\n", "u,v\n", '"source","target"\n', "# Edges: 10\n"]
+
+
+@pytest.mark.parametrize("text", NO_EDGES)
+@pytest.mark.parametrize("ending", ["csv", "tsv", "txt", "edges", "csv.gz", "txt.bz2"])
+def test_a_list_without_an_edge_says_that_it_is_empty(tmp_path, text, ending):
+    path = tmp_path / f"a.{ending}"
+    pack = {"gz": gzip.compress, "bz2": bz2.compress}.get(ending.split(".")[-1], bytes)
+    path.write_bytes(pack(text.encode()))
+    with pytest.raises(
+        FileFormatError, match=rf"a\.{ending}.*: (there is no edge in it|.*names? )|source is"
+    ):
+        read(path)
+    path.write_bytes(pack(b"# shape: 4 x 6\n"))
+    assert read(path).shape == (4, 6)
+
+
+NO_HEADERS = ['"u, v"', "{u,v}", "1st,2nd", "u,1", '"0","1"', "u,,", "-,-", "u;v", "u,'v"]
+
+
+@pytest.mark.parametrize("line", NO_HEADERS)
+def test_what_is_no_header_is_an_error_in_its_line(tmp_path, line):
+    path = tmp_path / "a.csv"
+    path.write_text(f"{line}\n0,1\n")
+    with pytest.raises(FileFormatError, match=r"a\.csv"):
+        read(path)
+
+
+@pytest.mark.parametrize("words", ["u,v", "Source,Target,Weight", '"from node","to node"', "é,v_2"])
+def test_a_header_is_read_once_and_first(tmp_path, words):
+    path = tmp_path / "a.csv"
+    line = "0,1" + ",2" * (words.count(",") - 1)
+    path.write_text(f"{words}\n{line}\n")
+    assert read(path).nnz == 1
+    path.write_text(f"{words}\n{words}\n{line}\n")
+    with pytest.raises(FileFormatError, match="line 2"):
+        read(path)
+    path.write_text(f"{line}\n{words}\n")
+    with pytest.raises(FileFormatError, match="line 2"):
+        read(path)
+
+
+@pytest.mark.parametrize("ending", ["csv", "mtx", "npz", "txt.gz", "mtx.bz2"])
+def test_an_empty_graph_that_is_written_is_read(tmp_path, ending):
+    A = CSR(np.zeros(4, np.int32), np.zeros(0, np.int32), shape=(3, 5))
+    write(tmp_path / f"a.{ending}", A)
+    assert read(tmp_path / f"a.{ending}") == A
+
+
+HEADS = {
+    "txt": [b"", b"0 1\n", b"# hello\n"],
+    "csv": [b"u,v\n"],
+    "mtx": [b"", MARKET[:46], MARKET[:52], MARKET],
+}
+
+
+@pytest.mark.parametrize(("ending", "head"), [(e, h) for e, heads in HEADS.items() for h in heads])
+def test_half_a_gigabyte_of_newlines_is_answered_at_once(tmp_path, ending, head):
+    path = tmp_path / f"a.{ending}.gz"
+    path.write_bytes(gzip.compress(head) + gzip.compress(b"\n" * 2**24) * 32)
+    start = time.perf_counter()
+    with pytest.raises(FileFormatError, match=rf"a\.{ending}\.gz"):
+        read(path)
+    assert time.perf_counter() - start < 2
