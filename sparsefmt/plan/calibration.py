@@ -128,7 +128,11 @@ def _sample(kind: str, names: tuple[str, ...], sizes: Mapping[str, int], **opera
 def path_of(device: str) -> Path:
     """Where the constants of a device are kept: in the user's cache, by name and version."""
     root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    name = re.sub(r"[^a-z0-9]+", "-", f"{name_of(device)} {metadata.version('sparsefmt')}".lower())
+    try:
+        version = metadata.version("sparsefmt")
+    except metadata.PackageNotFoundError:  # a checkout, not installed
+        version = "checkout"
+    name = re.sub(r"[^a-z0-9]+", "-", f"{name_of(device)} {version}".lower())
     return root / "sparsefmt" / f"constants-{name}.json"
 
 

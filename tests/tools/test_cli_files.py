@@ -15,7 +15,9 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="signals and lim
 ROOT = Path(__file__).resolve().parents[2]
 #: Opens the output, says so, and waits in the middle of writing.
 STOPS = """
-import sys, time
+import signal, sys, time
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # also where the tests run in the background
+signal.signal(signal.SIGINT, signal.default_int_handler)
 from sparsefmt import cli
 from sparsefmt.io import bounded, edge_list
 pieces = bounded.writing
