@@ -4,9 +4,6 @@
 VENV := .venv
 PYTHON3 ?= python3
 PYTHON ?= $(shell test -x $(VENV)/bin/python && echo $(VENV)/bin/python || echo python3)
-SANITIZER ?= compute-sanitizer
-# Only our kernels: the library sorts beside them take minutes under these two tools.
-OURS := $(foreach kernel,spmm sddmm edge_softmax spgemm sspmm maxk cbsr gat_ attend aggregate permuted gcn_ sample,--kernel-name kns=$(kernel))
 # What covers the format layer; a tracer would slow down the tests of the layers above by half.
 COVERED := $(addprefix tests/,engine formats house interop io tools)
 PYTEST := $(VENV)/bin/python -m pytest -n auto --dist loadfile
@@ -32,11 +29,8 @@ test-all: lint  ## `make test`, and the full grids: every instantiation for ever
 test-gpu:  ## the tests that need a CUDA device, with .venv's Python or else python3
 	$(PYTHON) -m pytest -m gpu
 
-sanitize:  ## compute-sanitizer over small shapes, CuPy's memory pool off
-	@for tool in memcheck initcheck "racecheck $(OURS)" "synccheck $(OURS)"; do \
-	    echo "== $$tool"; \
-	    $(SANITIZER) --tool $$tool --error-exitcode 1 $(PYTHON) tests/sanitize_cases.py || exit 1; \
-	done
+sanitize:  ## compute-sanitizer's four tools over small shapes, CuPy's memory pool off
+	$(PYTHON) tests/sanitize.py
 
 lint: $(VENV)/.test  ## ruff and mypy
 	$(VENV)/bin/ruff check

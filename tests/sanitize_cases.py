@@ -1,10 +1,11 @@
 """Every kernel once over small, awkward shapes: what ``make sanitize`` runs under each tool.
 
 CuPy's memory pool is off: each array is an allocation of its own, and a step beyond it shows.
-Arguments choose among the dtypes of the values, all by default.
+Arguments choose among the dtypes of the values and among ``PARTS``, all by default.
 """
 
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -44,30 +45,86 @@ DTYPES = [
 
 
 def main() -> None:
-    """Convert through every format and multiply in each."""
+    """Every part of the cases that the arguments choose."""
     chosen = [case for case in DTYPES if np.dtype(case[0]).name in sys.argv[1:]] or DTYPES
+    parts = [part for name, part in PARTS.items() if name in sys.argv[1:]] or PARTS.values()
     cupy.cuda.set_allocator(None)
     cupy.cuda.set_pinned_memory_allocator(None)
-    rng = np.random.default_rng(0)
-    for n_rows, n_cols, nnz in SHAPES:
-        row, col = rng.integers(0, max(n_rows, 1), nnz), rng.integers(0, max(n_cols, 1), nnz)
-        for dtype, index_dtype in chosen:
-            data = rng.standard_normal(nnz).astype(dtype)
-            i, j = row.astype(index_dtype), col.astype(index_dtype)
-            run(COO(i, j, data, shape=(n_rows, n_cols)).to("cuda"))
-    for dtype, index_dtype in chosen:
-        multiply_large_tiles(dtype, index_dtype)
-        for n, nnz in SQUARES:
-            i, j = (rng.integers(0, max(n, 1), nnz).astype(index_dtype) for _ in range(2))
-            i[: nnz // 4], j[nnz // 2 : nnz * 3 // 4] = 0, 0  # a long row, a long column
-            j[::3] = i[::3]  # loops
-            on_vertices(COO(i, j, np.ones(nnz, dtype), shape=(n, n)).to("cuda"))
+    for part, (dtype, index_dtype) in product(parts, chosen):
+        part(dtype, index_dtype)
     cupy.cuda.Device().synchronize()
     print("all cases ran")
 
 
-def run(A: COO) -> None:
-    """Every conversion, check, part and operation of one matrix."""
+def matrices(dtype: Any, index_dtype: Any) -> Iterator[COO]:
+    """Make small matrices of every kind of shape."""
+    rng = np.random.default_rng(0)
+    for n_rows, n_cols, nnz in SHAPES:
+        row, col = rng.integers(0, max(n_rows, 1), nnz), rng.integers(0, max(n_cols, 1), nnz)
+        i, j = row.astype(index_dtype), col.astype(index_dtype)
+        data = rng.standard_normal(nnz).astype(dtype)
+        yield COO(i, j, data, shape=(n_rows, n_cols)).to("cuda")
+
+
+def squares(dtype: Any, index_dtype: Any) -> Iterator[COO]:
+    """Make square ones with loops, a long row and a long column."""
+    rng = np.random.default_rng(0)
+    for n, nnz in SQUARES:
+        i, j = (rng.integers(0, max(n, 1), nnz).astype(index_dtype) for _ in range(2))
+        i[: nnz // 4], j[nnz // 2 : nnz * 3 // 4] = 0, 0
+        j[::3] = i[::3]
+        yield COO(i, j, np.ones(nnz, dtype), shape=(n, n)).to("cuda")
+
+
+def weighted_or_not(A: COO) -> tuple[CSR, CSR]:
+    """Give the matrix with its values, and without."""
+    return A.tocsr(), A.with_data(None).tocsr()
+
+
+def formats(dtype: Any, index_dtype: Any) -> None:
+    """Every conversion, check and part of matrices, and products in each format."""
+    for A in matrices(dtype, index_dtype):
+        convert(A)
+
+
+def operations(dtype: Any, index_dtype: Any) -> None:
+    """Every operation of matrices and of vertices."""
+    for A in matrices(dtype, index_dtype):
+        for B in weighted_or_not(A):
+            operate(B, A.dtype)
+    for A in squares(dtype, index_dtype):
+        on_vertices(A)
+
+
+def samples(dtype: Any, index_dtype: Any) -> None:
+    """Every strategy of sampling."""
+    for A in matrices(dtype, index_dtype):
+        for B in weighted_or_not(A):
+            draw(B, A.dtype)
+
+
+def tiles(dtype: Any, index_dtype: Any) -> None:
+    """Products by condensed tiles, of few entries and of many."""
+    for A in matrices(dtype, index_dtype):
+        for B in weighted_or_not(A):
+            multiply_tiles(B, A.dtype, ["all", "mix"])
+    multiply_large_tiles(dtype, index_dtype)
+
+
+def attention(dtype: Any, index_dtype: Any) -> None:
+    """Attention of matrices, and of vertices with loops of their own."""
+    for A in matrices(dtype, index_dtype):
+        attend(A.tocsr(), A.dtype)
+    for A in squares(dtype, index_dtype):
+        attend(A.tocsr(), A.dtype, self_loops=True)
+
+
+#: What may run in a process of its own.
+PARTS = {part.__name__: part for part in (formats, operations, samples, tiles, attention)}
+
+
+def convert(A: COO) -> None:
+    """Every conversion, check and part of one matrix."""
     graph = Graph(A)
     _ = graph.transposed.csr, graph.in_degree
     A[::-1, ::2].asformat("csr").sorted_indices()
@@ -83,10 +140,6 @@ def run(A: COO) -> None:
             B.toarray()
             assert (B @ cupy.ones((A.n_cols, 0), A.dtype)).shape == (A.n_rows, 0)
             assert (B @ cupy.ones((A.n_cols, 9), A.dtype)).shape == (A.n_rows, 9)
-        draw(weighted.tocsr(), A.dtype)
-        operate(weighted.tocsr(), A.dtype)
-        multiply_tiles(weighted.tocsr(), A.dtype, ["all", "mix"])
-    attend(A.tocsr(), A.dtype)
 
 
 def operate(A: CSR, dtype: np.dtype[Any]) -> None:
@@ -165,7 +218,7 @@ def attend(A: CSR, dtype: np.dtype[Any], *, self_loops: bool = False) -> None:
         out = ops.gat(A, sources, el, er, **given)
         ops.gat_backward(A, sources, el, er, out, **given)
         assert ops.gat_attention(A, el, er, **scores).shape == (A.nnz, heads)
-        for parts in (1, 3):  # of the columns
+        for parts in (1, 3) if A.nnz else (1,):  # of the columns: ``count`` cuts no empty matrix
             A = A.sorted_indices().copy()  # for which nothing is decided yet
             with patch.object(attention_column_blocks, "count", lambda *_, n=parts: n):
                 out = ops.gatv2(A, sources, targets, att, **given)
@@ -176,8 +229,7 @@ def attend(A: CSR, dtype: np.dtype[Any], *, self_loops: bool = False) -> None:
 
 
 def on_vertices(A: COO) -> None:
-    """What takes square matrices only: loops of their own, weights of vertices, GCN's degrees."""
-    attend(A.tocsr(), A.dtype, self_loops=True)
+    """What takes square matrices only: weights of vertices, GCN's degrees, scores of vectors."""
     for weighted, self_loops in product((A, A.with_data(None)), (False, True)):
         for B in (weighted, weighted.tocsr()):
             normal = ops.gcn_norm(B, self_loops=self_loops)
