@@ -224,11 +224,14 @@ def _means(layer: Any, graph: Graph, dtype: torch.dtype) -> Values:
 def _with_own(layer: Any, graph: Graph, dtype: torch.dtype) -> Values:
     """Give the graph with ``1 + eps`` on its diagonal, made anew when ``eps`` changes."""
     eps: Tensor = layer.eps
-    made = _kept(graph, ("own", dtype), dict)
-    found = made.get(id(layer))
+    made = _kept(graph, ("own", dtype), WeakIdKeyDictionary)
+    found = made.get(layer)
     if found is None or not is_stamped(eps, found[0]):
-        weight = None if float(eps) == 0 else (1 + eps.detach()).to(dtype)  # synchronize!
-        found = made[id(layer)] = stamp(eps), with_loops(graph, "all", weight)
+        if float(eps) == 0:  # synchronize!
+            looped = _kept(graph, "all", lambda: with_loops(graph, "all", None))
+        else:
+            looped = with_loops(graph, "all", (1 + eps.detach()).to(dtype))
+        found = made[layer] = stamp(eps), looped
     return {"B": found[1]}
 
 

@@ -297,7 +297,7 @@ class _GatOfVectors(Function):
         needs, (source, target, bias) = ctx.needs_input_grad, inputs[:3]
         args = grad, out, plus, stats, needs[3], *inputs, *ctx.numbers
         sides = side_of(ctx.graph, False), side_of(ctx.graph, True)
-        found = once("gat_aggregate", GAT_OF_VECTORS_BACKWARD, *sides, *args)
+        found = once("gat_of_vectors", GAT_OF_VECTORS_BACKWARD, *sides, *args)
         dh, d_vectors, d_loops, d_edges = found
         d_source, d_target = d_vectors[0].view(source.shape), d_vectors[1].view(target.shape)
         d_edges, d_loops = d_edges if needs[3] else None, d_loops if needs[4] else None

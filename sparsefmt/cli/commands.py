@@ -33,6 +33,7 @@ Examples:
   sparsefmt info cora.npz                    sizes, degrees, tile density, bytes
   sparsefmt convert web.mtx web.npz          Matrix Market to CSR
   sparsefmt plot web.npz -o web.png          pattern, degrees, tiles
+  sparsefmt plan web.npz --widths 128,64,7   how to compute the layers of a model
 """
 
 

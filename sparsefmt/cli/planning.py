@@ -5,6 +5,7 @@ from pathlib import Path
 
 import click
 
+from ..errors import ShapeError
 from ..plan import models
 from ..plan.calibration import calibrate as measured
 from ..plan.calibration import constants_of, path_of
@@ -91,6 +92,11 @@ def plan(
     constants = constants_of(device)
     with _progress(1) as step:
         A = _read(path, step, None)
+    if A.n_rows != A.n_cols:
+        raise ShapeError(
+            f"{click.format_filename(path)} has shape {A.shape}: layers of models are of square "
+            "graphs, whose vertices are sources and targets."
+        )
     sizes = {"n": A.n_rows, "nnz": A.nnz, "heads": heads}
     plans = [
         plan_of(

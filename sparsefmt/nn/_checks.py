@@ -1,5 +1,6 @@
 """What layers refuse, before torch does in the words of its own products."""
 
+from math import isfinite
 from numbers import Integral, Real
 
 import torch
@@ -10,9 +11,11 @@ from ..errors import DeviceError, DtypeError, ShapeError
 
 
 def check_number(name: str, value: object) -> None:
-    """Check for a real number; a bool is none."""
+    """Check for a finite number; a bool is none."""
     if isinstance(value, bool) or not isinstance(value, Real):
         raise DtypeError(f"{name} is {value!r}: give a number.")
+    if not isfinite(value):
+        raise ShapeError(f"{name} is {value!r}: give a finite number.")
 
 
 def check_counts(**counts: object) -> None:

@@ -29,6 +29,8 @@ __getattr__ = resolver(f"{__package__}", {"GATv2Conv": "gatv2"})
 class Attention(Module):
     """The base of both layers: heads, how they are joined, and the bias."""
 
+    bias: Parameter | None
+
     def __init__(
         self,
         in_channels: int,
@@ -38,7 +40,6 @@ class Attention(Module):
         negative_slope: float,
         dropout: float,
         add_self_loops: bool,
-        bias: bool,
     ) -> None:
         super().__init__()
         check_counts(in_channels=in_channels, out_channels=out_channels, heads=heads)
@@ -49,12 +50,15 @@ class Attention(Module):
         self.in_channels, self.out_channels = in_channels, out_channels
         self.heads, self.concat, self.negative_slope = heads, concat, negative_slope
         self.dropout, self.add_self_loops = dropout, add_self_loops
-        width = out_channels * (heads if concat else 1)
-        self.bias = Parameter(torch.empty(width)) if bias else None
 
     def extra_repr(self) -> str:
         """What the ``repr`` shows."""
         return f"{self.in_channels}, {self.out_channels}, heads={self.heads}"
+
+    def _own_bias(self, wanted: bool) -> Parameter | None:
+        """Make the bias, which comes behind the vectors in PyG's order of parameters."""
+        width = self.out_channels * (self.heads if self.concat else 1)
+        return Parameter(torch.empty(width)) if wanted else None
 
     def _vectors(self) -> Parameter:
         """Make a vector for each head."""
@@ -144,7 +148,7 @@ class GATConv(Attention):
         edge_dim: int | None = None,
         bias: bool = True,
     ) -> None:
-        shared = heads, concat, negative_slope, dropout, add_self_loops, bias
+        shared = heads, concat, negative_slope, dropout, add_self_loops
         super().__init__(in_channels, out_channels, *shared)
         self.edge_dim = edge_dim
         self.lin = Linear(in_channels, heads * out_channels, bias=False)
@@ -155,6 +159,7 @@ class GATConv(Attention):
             check_counts(edge_dim=edge_dim)
             self.lin_edge = Linear(edge_dim, heads * out_channels, bias=False)
             self.att_edge = self._vectors()
+        self.bias = self._own_bias(bias)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:

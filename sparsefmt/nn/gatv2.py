@@ -64,7 +64,7 @@ class GATv2Conv(Attention):
         bias: bool = True,
         share_weights: bool = False,
     ) -> None:
-        shared = heads, concat, negative_slope, dropout, add_self_loops, bias
+        shared = heads, concat, negative_slope, dropout, add_self_loops
         super().__init__(in_channels, out_channels, *shared)
         self.share_weights = share_weights
         self.lin_l = Linear(in_channels, heads * out_channels, bias=bias)
@@ -72,6 +72,7 @@ class GATv2Conv(Attention):
         if not share_weights:
             self.lin_r = Linear(in_channels, heads * out_channels, bias=bias)
         self.att = self._vectors()
+        self.bias = self._own_bias(bias)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:

@@ -45,7 +45,10 @@ def tagcn(H: Leaf, hops: int) -> Expression:
 
 
 def gin(H: Leaf) -> Expression:
-    """``B·H·W``, where B is A with ``1 + eps`` on its diagonal: GIN (ICLR'19), equation 4.1."""
+    """``B·H·W``, where B is A with ``1 + eps`` on its diagonal: GIN (ICLR'19), equation 4.1.
+
+    ``eps`` is 0, as it is at first, so that B is unweighted.
+    """
     return product(graph("B"), H, weight())
 
 

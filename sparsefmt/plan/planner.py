@@ -2,7 +2,9 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from numbers import Integral
 
+from ..errors import DtypeError, ShapeError
 from .expression import Expression
 from .forest import forest
 from .pricing import Constants, work_of
@@ -119,10 +121,53 @@ def plan(
         How often the layer will run: what runs once is shared among them, or free by default.
     orders : tuple of dict
         Orders of the widths under which a tree may win; ``(sizes,)`` prunes for these widths alone.
+
+    Raises
+    ------
+    DtypeError
+        If an argument is not of its kind.
+    ShapeError
+        If a size is missing or negative, or ``itemsize`` or ``runs`` out of its range.
     """
+    sizes = _checked(expression, sizes, constants, itemsize, runs)
     verdicts = judged(forest(expression), orders, training=training)
     priced = [_priced(v, sizes, constants, itemsize, training, runs) for v in verdicts]
     return Plan(expression, sizes, training, tuple(priced))
+
+
+class _Sizes(dict[str, int]):
+    """Sizes by name, which say what is missing."""
+
+    def __missing__(self, name: str) -> int:
+        raise ShapeError(
+            f"sizes has no {name!r} but {', '.join(self) or 'nothing'}: give the number behind "
+            "each name of a size in the expression."
+        )
+
+
+def _checked(
+    expression: object, sizes: object, constants: object, itemsize: object, runs: object
+) -> Sizes:
+    """Check what a plan is made of, and give the sizes."""
+    if not isinstance(expression, Expression):
+        raise DtypeError(
+            f"expression is a {type(expression).__name__}: give one of sparsefmt.plan.models, "
+            "or what product() and total() make of leaves."
+        )
+    if not isinstance(constants, Constants):
+        raise DtypeError(
+            f"constants is a {type(constants).__name__}: give calibration.constants_of(device)."
+        )
+    if not isinstance(sizes, Mapping):
+        raise DtypeError(f"sizes is a {type(sizes).__name__}: give a dict of numbers by name.")
+    for name, size in sizes.items():
+        if isinstance(size, bool) or not isinstance(size, Integral) or size < 0:
+            raise ShapeError(f"sizes[{name!r}] is {size!r}: give an integer, 0 or more.")
+    if itemsize not in (2, 4, 8):
+        raise ShapeError(f"itemsize is {itemsize!r}: give the 2, 4 or 8 bytes of a feature.")
+    if runs is not None and (isinstance(runs, bool) or not isinstance(runs, Integral) or runs < 1):
+        raise ShapeError(f"runs is {runs!r}: give an integer, 1 or more, or None.")
+    return _Sizes(sizes)
 
 
 def _priced(

@@ -322,6 +322,30 @@ def test_bad_input_is_refused(case):
         getattr(ops, op)(*args, **options)
 
 
+def test_out_that_is_not_aligned_is_refused_by_every_operation():
+    def late(*shape):
+        memory = np.zeros(4 * int(np.prod(shape)) + 1, np.uint8)
+        return memory[1:].view(F32).reshape(shape)
+
+    B, H, scores = sparsefmt.CSR(*A._arrays().values(), shape=A.shape), X[:, None], late(A.nnz)
+    S, el, er = ops.maxk(X, 2), np.ones((45, 1), F32), np.ones((60, 1), F32)
+    calls = [
+        lambda: ops.spmm(B, X, out=late(60, 4)),
+        lambda: ops.spmm(B.tocoo(), X, out=late(60, 4)),
+        lambda: ops.spmm(B.tosgt(), X, out=late(60, 4)),
+        lambda: ops.spmm_sampled(B, X, 2, out=late(60, 4)),
+        lambda: ops.spgemm(B, S, out=late(60, 4)),
+        lambda: ops.sddmm(B, G, X, out=late(A.nnz)),
+        lambda: ops.sddmm(B, G, S, out=late(A.nnz)),
+        lambda: ops.edge_softmax(B, scores, out=late(A.nnz)),
+        lambda: ops.gat(B, H, el, er, out=late(60, 1, 4)),
+        lambda: ops.dot_attention(B, G[:, None], H, out=late(60, 1, 4)),
+    ]
+    for call in calls:
+        with pytest.raises(FormatError, match="out is not aligned to its dtype: give a fresh"):
+            call()
+
+
 def _inputs(xp):
     """Square, so that results can lie where inputs do."""
     index = [xp.arange(size, dtype=np.int32) for size in (46, 45)]

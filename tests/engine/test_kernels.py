@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from sparsefmt.errors import DeviceError
 from sparsefmt.formats import condense_kernels
 from sparsefmt.ops.engine import jit
 from sparsefmt.ops.tiles import cuda as tiles_cuda
@@ -240,3 +241,14 @@ def test_source_has_its_own_headers_pasted_in():
 )
 def test_an_expression_is_the_name_of_its_instantiation(dtypes, constants, expected):
     assert jit.expression("k", dtypes, constants) == expected
+
+
+def test_compiling_without_a_device_says_so(monkeypatch):
+    cupy = pytest.importorskip("cupy")
+
+    def no_device():
+        raise cupy.cuda.runtime.CUDARuntimeError(100)
+
+    monkeypatch.setattr(jit, "current_device", no_device)
+    with pytest.raises(DeviceError, match="there is no CUDA device: cudaErrorNoDevice"):
+        jit.compile_all()

@@ -33,6 +33,36 @@ def with_bias(layer):
     return layer
 
 
+@pytest.mark.parametrize(
+    ("layer", "names"),
+    [
+        (GATConv(6, 8), "att_src att_dst bias lin"),
+        (GATConv(6, 8, edge_dim=3), "att_src att_dst att_edge bias lin lin_edge"),
+        (GATv2Conv(6, 8), "att bias lin_l lin_l lin_r lin_r"),
+        (GATv2Conv(6, 8, bias=False), "att lin_l lin_r"),
+    ],
+)
+def test_parameters_come_in_pygs_order(layer, names):
+    """By which optimizers number what they keep."""
+    assert [name.split(".")[0] for name, _ in layer.named_parameters()] == names.split()
+
+
+@BOTH
+def test_no_vertices_have_gradients_of_zero(name):
+    layer, x = LAYERS[name](6, 8, heads=2), torch.zeros(0, 6, requires_grad=True)
+    layer(x, empty_graph(0, 0)).sum().backward()
+    assert x.grad.shape == (0, 6)
+    assert all(not one.grad.any() for one in layer.parameters())
+
+
+@BOTH
+@pytest.mark.parametrize("number", ["negative_slope", "dropout"])
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_numbers_of_a_layer_are_finite(name, number, value):
+    with pytest.raises(ShapeError, match=f"{number} is {value}: give"):
+        LAYERS[name](6, 8, **{number: value})
+
+
 def features(device="cpu", *, dtype=torch.float32, n=N, width=F_IN, seed=2):
     made = torch.Generator().manual_seed(seed)
     x = torch.randn(n, width, generator=made, dtype=torch.float64)

@@ -349,6 +349,18 @@ def test_plans_hold_no_graph():
         assert gone() is None
 
 
+def test_a_graph_keeps_nothing_of_a_layer_that_has_gone():
+    graph, kept = square(), adapters._KEPT
+    for _ in range(3):
+        for eps in (0.0, 0.5):
+            layer = GINConv(nn.Linear(6, 8), eps=eps)
+            optimize(layer, graph)
+            layer(features(6, dtype=torch.float32), graph)
+    del layer
+    gc.collect()
+    assert not len(kept[graph]["own", torch.float32])
+
+
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # dynamo's
 def test_a_compiled_model_runs_as_it_is_written():
     model, graph, x = net().eval(), square(), features(12)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparsefmt import cli
-from sparsefmt.errors import FileFormatError
+from sparsefmt.errors import DtypeError, FileFormatError, ShapeError
 from sparsefmt.generate import power_law
 from sparsefmt.plan import calibration, models
 from sparsefmt.plan.calibration import CPU, GPU, Sample, fitted
@@ -182,6 +182,31 @@ def test_calibration_is_kept_and_used(folder, capsys, monkeypatch):
     assert len(list(folder.glob("cache/sparsefmt/constants-*.json"))) == 1
     assert cli.main(["plan", "graph.npz", "--widths", "64,32"]) == 0
     assert calibration.name_of("cpu") in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "text"),
+    [
+        ({"expression": "gcn"}, DtypeError, "expression is a str: give one of sparsefmt.plan"),
+        ({"constants": {}}, DtypeError, "constants is a dict: give calibration.constants_of"),
+        ({"sizes": [3]}, DtypeError, "sizes is a list: give a dict"),
+        ({"sizes": {"n": 3, "nnz": 5}}, ShapeError, "sizes has no 'in' but n, nnz: give"),
+        ({"sizes": {**SIZES, "out": -1}}, ShapeError, r"sizes\['out'\] is -1: give an integer"),
+        ({"sizes": {**SIZES, "out": 1.5}}, ShapeError, r"sizes\['out'\] is 1.5"),
+        ({"runs": 0}, ShapeError, "runs is 0: give an integer, 1 or more, or None"),
+        ({"itemsize": 3}, ShapeError, "itemsize is 3: give the 2, 4 or 8 bytes"),
+    ],
+)
+def test_what_makes_no_plan_is_refused_by_name(change, error, text):
+    given = {"expression": models.gcn(H), "sizes": SIZES, "constants": CPU} | change
+    with pytest.raises(error, match=text):
+        plan(**given)
+
+
+def test_a_graph_of_sources_apart_from_targets_is_refused(folder, capsys):
+    np.savez("wide.npz", indptr=[0, 1], indices=[2], shape=np.array([1, 3], np.int32))
+    assert cli.main(["plan", "wide.npz", "--widths", "64,32"]) == cli.BAD_INPUT
+    assert "wide.npz has shape (1, 3)" in capsys.readouterr().err.replace("\n", " ")
 
 
 def test_an_expression_of_one_hop_alone_has_trees():

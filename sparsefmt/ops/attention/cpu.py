@@ -82,7 +82,7 @@ def gat_of_vectors_backward(
     dh, d_el, d_er, *others = _gradients(A, (T, perm), grad, found, of_edges, given)
     dh, d_vectors = _through_scores(given.h, dh, d_el, d_er, source, target)
     if bias is not None:
-        d_bias = np.ones(len(grad), d_el.dtype) @ wide(grad).reshape(len(grad), -1)
+        d_bias = np.ones(len(grad), d_el.dtype) @ wide(grad).reshape(len(grad), source.size)
         d_vectors = np.concatenate([d_vectors, d_bias.reshape(1, *source.shape)])
     return dh, d_vectors, *others
 

@@ -222,6 +222,8 @@ def output(
     flags = out.flags
     if not flags.c_contiguous:
         raise FormatError("out is not C-contiguous: give a fresh array, or none.")
+    if not getattr(flags, "aligned", True):
+        raise FormatError("out is not aligned to its dtype: give a fresh array, or none.")
     if not getattr(flags, "writeable", True):
         raise FormatError("out is read-only: give a writeable array, or none.")
     low, high = _bounds(out)
@@ -280,11 +282,6 @@ def beside(array: Any, A: Format) -> bool:
     return type(array) is kind and (
         kind is np.ndarray or bool(array.data.device_id == other.data.device_id)
     )
-
-
-def device_number(a: Array) -> int:
-    """The number of the GPU that holds an array; -1 for the CPU."""
-    return int(a.data.device_id) if is_cupy(a) else -1
 
 
 def _beside(name: str, array: Array, A: Format) -> None:

@@ -19,7 +19,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from ...errors import KernelLaunchError
+from ...errors import DeviceError, KernelLaunchError
 from ...formats.arrays import import_cupy
 
 OPTIONS = ("-std=c++17",)
@@ -258,11 +258,14 @@ def compile_all() -> int:
     Raises
     ------
     DeviceError
-        If CuPy is not installed.
+        If CuPy is not installed, or there is no CUDA device.
     KernelLaunchError
         If a kernel does not compile or load.
     """
-    device = current_device()
+    try:
+        device = current_device()
+    except import_cupy().cuda.runtime.CUDARuntimeError as error:
+        raise DeviceError(f"there is no CUDA device: {error}") from error
     for file, name in declared():
         with _lock:
             if (device, file, name) not in _compiled:
