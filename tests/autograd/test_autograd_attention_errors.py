@@ -131,7 +131,7 @@ def test_a_second_derivative_is_refused(name):
     x = x.requires_grad_()
     (first,) = torch.autograd.grad(function(x).square().sum(), x, create_graph=True)
     assert first.isfinite().all()
-    said = {"gat": "gat_aggregate", "layer": "gat_aggregate", "gatv2": "gatv2_aggregate"}
+    said = {"gat": "gat_aggregate", "layer": "gat_of_vectors", "gatv2": "gatv2_aggregate"}
     text = f"the gradient of {said.get(name, 'dot_aggregate')} cannot be differentiated again"
     with pytest.raises(UnsupportedError, match=text):
         torch.autograd.grad(first.sum(), x)

@@ -32,6 +32,7 @@ def naive(graph, x, k, a=None, r=None, c=None, reduce="sum"):
     return naive_spmm(graph, torch.where(mask(x, k), x, 0), a, r, c, reduce)
 
 
+@pytest.mark.covering("dtype", "feat", one_in=2)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(("feat", "k"), SIZES)
 def test_maxk_keeps_the_largest_and_lets_their_gradient_pass(device, feat, k, dtype):

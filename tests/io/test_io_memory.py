@@ -115,6 +115,7 @@ def matrices():
         yield COO(row, col, rng.integers(1, 9, nnz) * 1.0, shape=(n_rows, n_cols))
 
 
+@pytest.mark.covering("name", "place", one_in=2)
 @pytest.mark.parametrize(
     "name", ["a.mtx", "a.mtx.gz", "a.csv", "a.npz", "integer.mtx", "array.mtx"]
 )

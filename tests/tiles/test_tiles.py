@@ -177,7 +177,7 @@ def product_of_slabs(density, dtype, values, width):
     return quick(csr, features(csr.n_cols, width, dtype))
 
 
-@pytest.mark.covering("tile", "dtype", "density", "index_dtype", one_in=3)
+@pytest.mark.covering("tile", "dtype", "density", "index_dtype", one_in=4)
 @pytest.mark.parametrize("index_dtype", INDEX_DTYPES)
 @pytest.mark.parametrize("density", [0.02, 0.15, 1.0])
 @pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
@@ -389,6 +389,7 @@ def test_two_byte_sums_run_in_float32(place, dtype):
 # sddmm
 
 
+@pytest.mark.covering("width", "dtype", one_in=2)
 @pytest.mark.parametrize("width", [*WIDTHS, (2, 7), (4, 16), (8, 1), (3, 0), (0, 8)], ids=str)
 @pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
 def test_products_at_the_entries(place, dtype, width):

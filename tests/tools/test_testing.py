@@ -85,12 +85,14 @@ HAS = {
 
 
 @every_format
+@pytest.mark.covering("name", "flag", one_in=2)
 @pytest.mark.parametrize("flag", HAS)
 def test_a_feature_occurs_unless_its_flag_is_off(name, flag):
     assert HAS[flag](smallest(MATRICES[name](), HAS[flag]))
 
 
 @every_format
+@pytest.mark.covering("name", "flag", one_in=2)
 @pytest.mark.parametrize("flag", HAS)
 def test_a_flag_that_is_off_keeps_its_feature_out(name, flag):
     @given(A=MATRICES[name](**{flag: False}))
