@@ -27,6 +27,14 @@ MAY_IMPORT["tools"] = {"formats", "ops", "plan", "tools"}
 MAX_LINES = 500
 MAX_BODY = 40
 MAX_BODY_OPS = 60  # launchers
+MAX_ARGUMENTS = 12
+#: What rooms of ``ops`` take of one another, beside ``engine`` and ``matmul``.
+NEIGHBOURS = {
+    "matmul": {"tiles"},
+    "edges": {"cbsr", "tiles"},
+    "attention": {"edges"},
+    "tiles": {"cbsr", "edges"},
+}
 
 CATCHES_ALL = {"Exception", "BaseException"}
 FUNCTION = ast.FunctionDef | ast.AsyncFunctionDef
@@ -274,6 +282,52 @@ def test_function_bodies_fit():
         > (MAX_BODY_OPS if layer_of(module_name(path)) == "ops" else MAX_BODY)
     ]
     assert not long, "\n".join(long)
+
+
+def is_compiled(function: FUNCTION) -> bool:
+    """Whether a decorator makes a kernel of it, which takes all that it reads."""
+    compiled = {"inlined", "parallel", "operation", "serial"}
+    return any(ast.unparse(one).split("(")[0] in compiled for one in function.decorator_list)
+
+
+def test_arguments_are_few_outside_kernels():
+    """What takes the arguments of an operation as they come says so by a star."""
+    found = []
+    for path in SOURCES:
+        for function in (node for node in ast.walk(parse(path)) if isinstance(node, FUNCTION)):
+            given = function.args
+            count = len([*given.posonlyargs, *given.args, *given.kwonlyargs])
+            if count > MAX_ARGUMENTS and not is_compiled(function):
+                found.append(f"{where(path, function.lineno)} {function.name}: {count}")
+    assert not found, "\n".join(found)
+
+
+def test_names_that_begin_with_an_underscore_stay_in_their_package():
+    found = []
+    for path in SOURCES:
+        home = ".".join(package_of(path))
+        for one in imports(path):
+            package, _, name = one.target.rpartition(".")
+            private = name.startswith("_") and not name.startswith("__")
+            if private and package.startswith("sparsefmt.") and not is_submodule(one.target):
+                if not package.startswith(home):
+                    found.append(f"{where(path, one.line)} {one.target}")
+    assert not found, "\n".join(found)
+
+
+def test_rooms_take_little_of_one_another():
+    rooms = {path.name for path in (PACKAGE / "ops").iterdir() if path.is_dir()}
+    found = []
+    for path in (PACKAGE / "ops").rglob("*.py"):
+        room = path.parent.name
+        if room not in rooms - {"engine"}:
+            continue
+        for one in imports(path):
+            parts = one.target.split(".")
+            other = parts[2] if parts[:2] == ["sparsefmt", "ops"] and len(parts) > 2 else room
+            if other in rooms - {room, "engine", "matmul"} - NEIGHBOURS.get(room, set()):
+                found.append(f"{where(path, one.line)} {one.target}")
+    assert not found, "\n".join(found)
 
 
 def test_file_names_say_a_subject():
