@@ -78,17 +78,18 @@ def matrix(name: str, x: Any, *, rows: int, axis: str, graph: GraphTensors) -> N
     ):
         return
     tensor(name, x)
-    features(name, x, rows=rows, axis=axis, graph=graph)
+    place(name, x, graph)
     two_axes(name, x)
+    features(name, x, rows=rows, axis=axis, graph=graph)
 
 
 def two_axes(name: str, x: Tensor) -> None:
     """Check for two axes."""
     if x.dim() != 2:
-        mend = f"{name}[:, None]" if x.dim() < 2 else f"{name}.flatten(1)"
-        raise ShapeError(
-            f"{name} has shape {tuple(x.shape)}: give (rows, feat), {mend} for instance."
-        )
+        mend = f"{name}[:, None] for instance"
+        if x.dim() > 2:
+            mend = f"{name}.flatten(1) where rows come first, or one call for each {name}[k]"
+        raise ShapeError(f"{name} has shape {tuple(x.shape)}: give (rows, feat), {mend}.")
 
 
 def vector(

@@ -64,6 +64,11 @@ def check_beside(name: str, value: Tensor, weight: Tensor) -> None:
             f"{name} is on {value.device} but the layer's weights are on {weight.device}: move "
             f"one, layer.to({name}.device) for instance."
         )
+    if not value.is_floating_point():
+        raise DtypeError(
+            f"{name} is {value.dtype}: give floating numbers, {name}.to({weight.dtype}) for "
+            "instance."
+        )
     if value.dtype != weight.dtype and not torch.is_autocast_enabled(value.device.type):
         raise DtypeError(
             f"{name} is {value.dtype} but the layer's weights are {weight.dtype}: give both in one "

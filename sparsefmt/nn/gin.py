@@ -6,11 +6,12 @@ across, and without ``k`` and samples results agree with its.
 
 import torch
 from torch import Tensor
-from torch.nn import Module, Parameter
+from torch.nn import LazyLinear, Linear, Module, Parameter, Sequential
 
 from ..autograd import GraphLike, aggregate_with_own
+from ..errors import DtypeError, ShapeError
 from ._base import Convolution
-from ._checks import check_square
+from ._checks import check_beside, check_number, check_square
 
 
 class GINConv(Convolution):
@@ -39,7 +40,9 @@ class GINConv(Convolution):
     Raises
     ------
     DtypeError, ShapeError, UnsupportedError
-        As ``GCNConv``, if ``k``, a sample or the strategy is not as above.
+        As ``GCNConv``, if ``k``, a sample or the strategy is not as above, ``nn`` cannot be called
+        or ``eps`` is no finite number; in forward also if ``nn`` begins with a linear map that does
+        not fit.
 
     Notes
     -----
@@ -60,6 +63,11 @@ class GINConv(Convolution):
         strategy: str = "fastrand",
     ) -> None:
         super().__init__(k, sample, training_sample, strategy)
+        if not callable(nn):
+            raise DtypeError(
+                f"nn is a {type(nn).__name__}: give a module, torch.nn.Linear(n, m) for instance."
+            )
+        check_number("eps", eps)
         self.nn, self.initial_eps = nn, float(eps)
         value = torch.tensor([self.initial_eps])
         if train_eps:
@@ -82,8 +90,22 @@ class GINConv(Convolution):
             y = torch.addcmul(y, 1 + self.eps, x)
         else:
             y = aggregate_with_own(graph, x, 1 + self.eps, edge_weight, k=self.k)
+        _check_fit(self.nn, y)
         out: Tensor = self.nn(y)
         return out
+
+
+def _check_fit(nn: Module, y: Tensor) -> None:
+    """Check that ``nn`` can take what was aggregated of ``x``, where a linear map comes first."""
+    while isinstance(nn, Sequential) and len(nn):
+        nn = nn[0]
+    if isinstance(nn, Linear) and not isinstance(nn, LazyLinear):
+        if y.shape[1] != nn.in_features:
+            raise ShapeError(
+                f"x has {y.shape[1]} features but nn takes {nn.in_features}: give "
+                f"(n, {nn.in_features})."
+            )
+        check_beside("x", y, nn.weight)
 
 
 def _reset(module: Module) -> None:

@@ -243,6 +243,31 @@ def test_bad_input_is_refused(name):
             call()
 
 
+@pytest.mark.parametrize(
+    ("make", "error", "text"),
+    [
+        (lambda: GINConv(None), DtypeError, "nn is a NoneType: give a module"),
+        (lambda: GINConv("mlp"), DtypeError, "nn is a str: give a module"),
+        (lambda: GINConv(mlp(), eps="a"), DtypeError, "eps is 'a': give a number"),
+        (lambda: GINConv(mlp(), eps=None), DtypeError, "eps is None: give a number"),
+        (lambda: GINConv(mlp(), eps=float("nan")), ShapeError, "eps is nan: give a finite"),
+        (lambda: GINConv(Linear(5, 3)), ShapeError, "x has 6 features but nn takes 5: give"),
+        (lambda: GINConv(mlp().double()), DtypeError, "x is torch.float32 but the layer's weights"),
+        (lambda: GINConv(mlp().to("meta")), DeviceError, "weights are on meta: move one"),
+    ],
+)
+def test_a_network_that_does_not_fit_is_named(make, error, text):
+    with pytest.raises(error, match=text):
+        make()(features("cpu"), square_graph())
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_features_of_three_axes_are_refused_by_their_shape(name):
+    x = torch.randn(2, N, F_IN)
+    with pytest.raises(ShapeError, match=r"x has shape \(2, 9, 6\): give \(rows, feat\)"):
+        LAYERS[name]()(x, square_graph())
+
+
 @pytest.mark.parametrize("name", ["gcn", "sage"])
 def test_what_does_not_go_with_the_weights_is_refused(name):
     """Before torch does, or does not: it multiplies with weights on meta."""

@@ -55,6 +55,14 @@ def test_no_vertices_have_gradients_of_zero(name):
     assert all(not one.grad.any() for one in layer.parameters())
 
 
+def test_edge_features_that_are_integers_are_to_be_cast():
+    layer, graph = GATConv(6, 8, edge_dim=2), make_graph(7, 7, 20)
+    attr = torch.ones(graph.nnz, 2, dtype=torch.int64)
+    with pytest.raises(DtypeError, match=r"torch.int64: .*edge_attr.to\(torch.float32"):
+        layer(torch.ones(7, 6), graph, attr)
+    layer(torch.ones(7, 6), graph, attr.to(torch.float32))
+
+
 @BOTH
 @pytest.mark.parametrize("number", ["negative_slope", "dropout"])
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
@@ -353,7 +361,7 @@ def test_bad_edge_features_are_refused():
             call()
     with pytest.raises(DtypeError, match="edge_attr is a ndarray"):
         layer(x, graph, attr.numpy())
-    with pytest.raises(DtypeError, match=r"edge_attr is torch\.int64 but the layer's weights"):
+    with pytest.raises(DtypeError, match=r"edge_attr is torch\.int64: give floating"):
         layer(x, graph, attr.long())
     with pytest.raises(
         DeviceError, match="edge_attr is on meta but the layer's weights are on cpu"
