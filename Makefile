@@ -9,8 +9,11 @@ COVERED := $(addprefix tests/,engine formats house interop io tools)
 PYTEST := $(VENV)/bin/python -m pytest -n auto --dist loadfile
 NAME ?= convert
 GRAPH ?=
+SECONDS ?= 600
+STEPS ?= 20000
+DEVICE ?= cpu
 
-.PHONY: help demo test test-all test-gpu sanitize lint bench clean
+.PHONY: help demo test test-all test-gpu sanitize fuzz soak lint bench clean
 
 help:  ## list these targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /: /'
@@ -31,6 +34,12 @@ test-gpu:  ## the tests that need a CUDA device, with .venv's Python or else pyt
 
 sanitize:  ## compute-sanitizer's four tools over small shapes, CuPy's memory pool off
 	$(PYTHON) tests/sanitize.py
+
+fuzz:  ## mutated files and sequences of calls (SECONDS=600, DEVICE=cuda for calls on a GPU)
+	$(PYTHON) tests/fuzz/run.py --seconds $(SECONDS) --device $(DEVICE)
+
+soak:  ## each layer for STEPS=20000 steps: memory, files and threads stay flat (DEVICE=cuda)
+	$(PYTHON) tests/fuzz/soak.py --steps $(STEPS) --device $(DEVICE)
 
 lint: $(VENV)/.test  ## ruff and mypy
 	$(VENV)/bin/ruff check

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import ShapeError, UnsupportedError
+from ..errors import IndexRangeError, ShapeError, UnsupportedError
 from ..formats import checks
 from ..formats.arrays import allocating
 from ..formats.base import Format, FormatName
@@ -82,6 +82,8 @@ def read(
     UnsupportedError
         If the ending, the format of the matrix or complex values are not supported, or the path
         is that of a device, pipe or socket.
+    IndexRangeError
+        If ``index_dtype`` is int32 and the matrix needs int64.
     OutOfMemoryError
         If memory runs out, or the conversion would pass ``max_bytes`` although the file does
         not: a matrix of 2**40 rows with three entries can be read as COO, but not as CSR.
@@ -263,5 +265,8 @@ def _in_format(
         options = {"tile": A.tile, **options}
     itemsize = np.dtype(index_dtype or A.index_dtype).itemsize
     memory.check_conversion(path, A, format, itemsize, options.get("tile"), max_bytes)
-    B = A.asformat(format, **options)
-    return B if index_dtype is None else B.astype(index_dtype=index_dtype)
+    try:
+        B = A.asformat(format, **options)
+        return B if index_dtype is None else B.astype(index_dtype=index_dtype)
+    except (IndexRangeError, UnsupportedError) as error:
+        raise type(error)(f"{path}: {error}") from error

@@ -1,6 +1,7 @@
 """``read`` and ``write`` whatever the file: names, options, round trips, atomic writing."""
 
 import json
+import re
 from functools import partial
 from pathlib import Path
 
@@ -235,10 +236,19 @@ def test_bad_options_are_refused(tmp_path, case):
         read(tmp_path / "a.npz", **options)
 
 
-def test_an_index_dtype_that_is_too_small_is_refused(tmp_path):
-    write(tmp_path / "a.mtx", COO(np.array([2**31]), np.array([0]), shape=(2**32, 1)))
-    with pytest.raises(IndexRangeError, match="use int64"):
-        read(tmp_path / "a.mtx", format="coo", index_dtype="int32")
+@pytest.mark.parametrize("ending", ["mtx", "csv", "npz"])
+@pytest.mark.parametrize(
+    ("options", "error", "mend"),
+    [
+        ({"format": "coo", "index_dtype": "int32"}, IndexRangeError, "use int64"),
+        ({"format": "cbsr"}, UnsupportedError, "maxk"),
+    ],
+)
+def test_a_refused_conversion_names_the_file(tmp_path, ending, options, error, mend):
+    path = tmp_path / f"a.{ending}"
+    write(path, COO(np.array([2**31]), np.array([0]), shape=(2**32, 2**32)))
+    with pytest.raises(error, match=rf"{re.escape(str(path))}: .*{mend}"):
+        read(path, **options)
 
 
 # Names
