@@ -57,7 +57,7 @@ $(VENV)/bin/python:
 
 # Stamps: made again when what is to be installed changed, and only then.
 $(VENV)/.test: pyproject.toml constraints.txt | $(VENV)/bin/python
-	$(VENV)/bin/pip install --quiet --no-compile --constraint constraints.txt --editable '.[test,dev]'
+	$(VENV)/bin/pip install --quiet --constraint constraints.txt --editable '.[test,dev]'
 	touch $@ $(VENV)/.demo
 
 # The CUDA version of the driver picks the CuPy extra; without a driver, or if CuPy cannot be
