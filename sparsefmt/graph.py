@@ -6,12 +6,11 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 
-from .errors import DtypeError, ShapeError, UnsupportedError
-from .formats import checks, primitives
+from .errors import DtypeError, UnsupportedError
+from .formats import primitives
 from .formats.arrays import (
     Array,
     allocating,
-    as_array,
     device_of,
     finish,
     namespace,
@@ -22,6 +21,7 @@ from .formats.base import Format
 from .formats.built import Built, Made
 from .formats.cbsr import CBSR
 from .formats.compressed import CSC, CSR
+from .formats.convert import numbered_csr
 from .formats.coo import COO
 from .formats.sgt import DEFAULT_TILE, SGT, check_tile
 from .interop.pyg import from_edge_index
@@ -31,9 +31,9 @@ from .stats import Stats, summarize
 class Graph:
     """One sparse structure and every format of it, each built once.
 
-    Rows are target vertices, columns source vertices.  Edge values travel in CSR order: every
-    format here, ``coo`` too, comes from ``csr``.  The order in which the user gave the edges is
-    that of ``structure``; ``edge_values`` carries values from there to CSR order.
+    Rows are target vertices, columns source vertices.  Whatever has a value for each edge is in the
+    order in which the user gave the edges, that of ``structure``; ``csr_perm`` leads to the order
+    of ``csr``, from which every format here comes, ``coo`` too.
 
     Parameters
     ----------
@@ -144,53 +144,42 @@ class Graph:
     @property
     def csr_perm(self) -> Array:
         """(nnz,) from the user's order to CSR order: ``csr.data == given[csr_perm]``."""
+        numbers = self._csr_numbers
+        if numbers is None:
+            indices = self._built.structure._indices
+            return self._ask(
+                "csr_perm", build=lambda: namespace(indices).arange(self.nnz, dtype=indices.dtype)
+            )
+        return numbers
+
+    @property
+    def _csr_numbers(self) -> Array | None:
+        """``csr_perm``, None where the user gave the edges in that order."""
         built = self._built
+        numbers = built.csr()[1]
         if not self._flipped:
-            return built.csr()[1]
-        return self._ask("csr_perm", build=lambda: built.csr()[1][built.csc()[1]])
+            return numbers
+        moved = built.csc()[1]
+        if numbers is None:
+            return moved
+        return self._ask("csr_perm", build=lambda: numbers[moved])
 
     @property
     def csc_perm(self) -> Array:
         """(nnz,) from CSR order to CSC order: ``csc.data == csr.data[csc_perm]``."""
         return self._built.inverse() if self._flipped else self._built.csc()[1]
 
-    def edge_values(self, values: Any) -> Array:
-        """Put values of the user's order, of shape (nnz, ...), in CSR order.
-
-        Raises
-        ------
-        ShapeError
-            If there is not one value, or row of values, per stored entry.
-        DeviceError
-            If they are not where the graph is.
-        """
-        values = as_array("values", values, beside=self._built.structure._indices)
-        if values.ndim < 1 or len(values) != self.nnz:
-            raise ShapeError(
-                f"values has shape {values.shape} but the graph stores {self.nnz} entries: "
-                "give one value, or row of values, per entry."
-            )
-        checks.same_device("values", values, "the graph", self._built.structure._indices)
-        with on_device_of(values), allocating(f"{values.nbytes} bytes of edge values"):
-            return values[self.csr_perm]
-
     def with_data(self, data: Any) -> "Graph":
-        """Give the same structure other edge values, in CSR order, or none.
+        """Give the same structure other edge values, in the order of ``structure``, or none.
 
-        What was built is shared, its values exchanged; ``edge_values`` still takes the order in
-        which the user gave the edges.
+        What was built is shared, its values exchanged.
 
         Raises
         ------
         ShapeError, DtypeError, DeviceError
             If ``data`` is not one value per stored entry.
         """
-        csr = self.csr.with_data(data)
-        if self._flipped:
-            with on_device_of(csr.indptr), allocating(f"values of {csr!r}"):
-                values = None if csr.data is None else csr.data[self.csc_perm]
-            csr = self._built.csr()[0].with_data(values)
-        return Graph._on(self._built.with_data(csr), self._flipped)
+        return Graph._on(self._built.with_data(data), self._flipped)
 
     # What it is
 
@@ -271,7 +260,7 @@ class Graph:
         return Graph._on(self._built.mapped(lambda array: to_device(array, device)), self._flipped)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _restore, (self._built.structure, self._built.perm, self._flipped)
+        return _restore, (self._built.structure, self._flipped)
 
     def __repr__(self) -> str:
         values = f"{self.dtype} values" if self.weighted else "unweighted"
@@ -292,8 +281,9 @@ class Graph:
         return names + ["coo"] * (("coo", self._flipped) in keys)
 
 
-def _restore(structure: Format, perm: Array | None, flipped: bool) -> Graph:
-    return Graph._on(GraphBuilt(structure, perm), flipped)
+def _restore(structure: Format, *flipped: Any) -> Graph:
+    # Older pickles have a permutation, or None, before the flag.
+    return Graph._on(GraphBuilt(structure), flipped[-1])
 
 
 class GraphBuilt(Built):
@@ -302,10 +292,9 @@ class GraphBuilt(Built):
     A key is a name, arguments, and whether that is one of the transpose.
     """
 
-    def __init__(self, structure: Any, perm: Array | None = None) -> None:
+    def __init__(self, structure: Any) -> None:
         super().__init__()
         self.structure = structure
-        self.perm = perm  # user's order -> CSR order, where the structure no longer tells
         # Weak: a graph holds this.  Without cycles GPU memory goes back at once.
         self.graphs: WeakValueDictionary[bool, Any] = WeakValueDictionary()
         # Of the graph and of its transpose; what torch.compile reads while it traces, which would
@@ -321,16 +310,9 @@ class GraphBuilt(Built):
         finish(self.structure._indices)  # synchronize!
         return found
 
-    def csr(self) -> tuple[CSR, Array]:
-        """Return the CSR, and the permutation from the user's order to CSR order."""
-
-        def build() -> tuple[CSR, Array]:
-            if self.perm is not None:
-                return self.structure, self.perm
-            pair: tuple[CSR, Array] = self.structure.tocsr_with_perm()
-            return pair
-
-        return self.ask(("csr", False), build)
+    def csr(self) -> tuple[CSR, Array | None]:
+        """Return the CSR, and the permutation from the user's order to it if they differ."""
+        return self.ask(("csr", False), lambda: numbered_csr(self.structure))
 
     def csc(self) -> tuple[CSC, Array]:
         """Return the CSC, and the permutation from CSR order to CSC order."""
@@ -340,21 +322,25 @@ class GraphBuilt(Built):
         """Return the permutation from CSC order to CSR order."""
         return self.ask(("inverse", False), lambda: primitives.inverse(self.csc()[1]))
 
-    def with_data(self, csr: CSR) -> "GraphBuilt":
-        """Share all but the values, which are those of ``csr``, of the same structure."""
-        other = GraphBuilt(csr, self.csr()[1])
+    def with_data(self, values: Any) -> "GraphBuilt":
+        """Share all but the values, which are others in the user's order, or none."""
+        other = GraphBuilt(self.structure.with_data(values))
         other.looped = self.looped
+        given = other.structure.data
+        csr, numbers = self.csr()
         with self.lock:
-            parts = {key: part for key, part in self.items() if key[0] not in ("csr", "stats")}
-        data = {False: csr.data, True: None}
-        if csr.data is not None and ("csc", False) in parts:
-            with on_device_of(csr.data), allocating(f"values of {csr!r}"):
-                data[True] = csr.data[self.csc()[1]]
+            parts = {key: part for key, part in self.items() if key[0] != "stats"}
+        data = {False: given, True: None}
+        if given is not None:
+            with on_device_of(given), allocating(f"values of {csr!r}"):
+                data[False] = given if numbers is None else given[numbers]
+                if ("csc", False) in parts:
+                    data[True] = data[False][self.csc()[1]]
         for key, part in parts.items():
             if isinstance(part, Format):
                 part = part.with_data(data[key[-1]])
-            elif key[0] == "csc":
-                part = part[0].with_data(data[True]), part[1]
+            elif key[0] in ("csr", "csc"):
+                part = part[0].with_data(data[key[0] == "csc"]), part[1]
             other.found[key] = part
         return other
 
@@ -369,13 +355,14 @@ class GraphBuilt(Built):
 
         with self.lock:
             parts = {key: part for key, part in self.items() if key[0] != "stats"}
-        perm = None if self.perm is None else once(self.perm)
-        other = GraphBuilt(_map_arrays(self.structure, once), perm)
+        other = GraphBuilt(_map_arrays(self.structure, once))
         other.found = {key: _map_arrays(part, once) for key, part in parts.items()}
         return other
 
 
 def _map_arrays(part: Any, move: Callable[[Array], Array]) -> Any:
+    if part is None:
+        return None
     if isinstance(part, tuple):
         return tuple(_map_arrays(item, move) for item in part)
     if isinstance(part, Format):

@@ -49,10 +49,14 @@ def empty_graph(n_rows, n_cols, *, device="cpu") -> Graph:
 
 
 def entries(graph) -> tuple[torch.Tensor, torch.Tensor]:
-    """Row and column of each entry, on the CPU, in CSR order."""
-    csr = graph.to("cpu").csr
-    rows = np.repeat(np.arange(csr.n_rows), np.diff(csr.indptr))
-    return torch.from_numpy(rows), torch.from_numpy(csr.indices.astype(np.int64))
+    """Row and column of each entry, on the CPU, in the order in which the edges were given."""
+    graph = graph.to("cpu")
+    csr, order = graph.csr, graph.csr_perm
+    found = np.empty((2, csr.nnz), np.int64)
+    found[0, order] = np.repeat(np.arange(csr.n_rows), np.diff(csr.indptr))
+    found[1, order] = csr.indices
+    rows, cols = torch.from_numpy(found)
+    return rows, cols
 
 
 def naive_spmm(graph, x, a=None, r=None, c=None, reduce="sum"):

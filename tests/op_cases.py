@@ -84,6 +84,17 @@ def rows_of(lengths, n_cols, dtype, index_dtype, *, seed=0):
     return sparsefmt.CSR(indptr, indices, data, shape=(len(lengths), n_cols))
 
 
+def in_data_order(A):
+    """Give ``A`` with its entries in the order of its values; a tiled matrix keeps CSR order."""
+    return A.tocsr() if A.format == "sgt" else A
+
+
+def in_order(options, places):
+    """Options with the edge scores of the entries at ``places``."""
+    scores = options.get("edge_scores")
+    return options if scores is None else {**options, "edge_scores": scores[places]}
+
+
 def features(rows, width, dtype, *, seed=1):
     shape = (rows, *width) if isinstance(width, tuple) else (rows, width)
     return np.random.default_rng(seed).uniform(-1, 1, shape).astype(dtype)

@@ -83,7 +83,7 @@ def seeded(name: str, shape: tuple[int, ...]) -> Any:
 def matrix(device: str, graph: str, dtype: str, index: str, kind: str) -> Any:
     """Build a graph in one format, entries of the COO in no order."""
     if kind == "graph":
-        return sparsefmt.Graph(matrix(device, graph, dtype, index, "coo"))
+        return sparsefmt.Graph(matrix(device, graph, dtype, index, "csr"))
     if kind != "coo":
         return matrix(device, graph, dtype, index, "coo").asformat(kind)
     shape, draw = GRAPHS[graph]
@@ -175,6 +175,6 @@ class Leaves(Setting):
 
     def tiled(self, costs: Any = ALL) -> Any:
         """A graph of its own that goes by tiles."""
-        graph = sparsefmt.Graph(self.coo)
+        graph = sparsefmt.Graph(self.csr)
         ag.prepare(graph, tile=(64, 16), costs=costs)
         return graph

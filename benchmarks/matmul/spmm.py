@@ -9,6 +9,7 @@ On a GPU the sections are
 - ``variants``: mean, max, min, unweighted and scaled products against the plain weighted sum;
 - ``libraries``: the products of cupyx, torch.sparse and PyG, and torch.compile's;
 - ``memory``: peak of forward and backward through torch;
+- ``order``: edges in random order and by source beside the same ones by target;
 - ``sorted``: the ratio to cuSPARSE with ids in order of degree instead of shuffled;
 - ``scaling``: nanoseconds per entry for 1 M to 1 G entries, and one run beyond 2**31 entries.
 
@@ -34,6 +35,7 @@ SECTIONS = {
     "variants": ("matmul.variants", "variants"),
     "libraries": ("matmul.libraries", "libraries"),
     "memory": ("matmul.libraries", "memory"),
+    "order": ("matmul.order", "order"),
     "sorted": ("matmul.table", "by_order"),
     "scaling": ("matmul.scaling", "scaling"),
 }

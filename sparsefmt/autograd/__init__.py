@@ -6,11 +6,11 @@ from .._lazy import facade
 from ..ops.engine.choose import explain_functions
 
 if TYPE_CHECKING:
+    from ._order import own_values as own_values
     from .cbsr import features_to_keep as features_to_keep
     from .cbsr import maxk as maxk
     from .cbsr import maxk_aggregate as maxk_aggregate
     from .edges import edge_softmax as edge_softmax
-    from .edges import edge_values as edge_values
     from .edges import sddmm as sddmm
     from .gat import gat_aggregate as gat_aggregate
     from .gat import gat_of_vectors as gat_of_vectors
@@ -31,8 +31,9 @@ if TYPE_CHECKING:
 
 #: Module -> the public names that it defines; resolved on first use (PEP 562), which imports torch.
 _MODULES = {
+    "_order": "own_values",
     "cbsr": "features_to_keep maxk maxk_aggregate",
-    "edges": "edge_softmax edge_values sddmm",
+    "edges": "edge_softmax sddmm",
     "gat": "gat_aggregate gat_of_vectors",
     "gcn": "gcn_norm",
     "matmul": "operands spmm",

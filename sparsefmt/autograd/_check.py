@@ -153,7 +153,7 @@ def scores(value: Tensor, graph: GraphTensors) -> None:
     if value.dim() not in (1, 2) or value.shape[0] != graph.nnz:
         raise ShapeError(
             f"scores has shape {tuple(value.shape)} but the graph stores {graph.nnz} entries: "
-            f"give ({graph.nnz},) or ({graph.nnz}, heads), in CSR order."
+            f"give ({graph.nnz},) or ({graph.nnz}, heads)."
         )
 
 

@@ -14,6 +14,7 @@ from torch.utils.weak import WeakIdKeyDictionary, WeakTensorKeyDictionary
 from ..graph import Graph
 from ..plan import models
 from ..plan.expression import Expression
+from ._order import own_values
 from .composition import (
     FUNCTIONS,
     MAX_PLANS,
@@ -180,7 +181,7 @@ def with_loops(graph: Graph, which: str, weight: Tensor | None = None) -> Graph:
         missing[rows[loops]] = False
     rows, columns, added = rows[kept], columns[kept], at[missing]
     edges = torch.stack([torch.cat([columns, added]), torch.cat([rows, added])])
-    values = tensors.values
+    values = tensors.csr_values
     if weight is not None and values is None:
         values = weight.new_ones(tensors.nnz)
     if values is not None:
@@ -194,7 +195,8 @@ def _normalised(graph: Graph, dtype: torch.dtype) -> Values:
     tensors = graph_tensors(graph)
 
     def make() -> Tensor:
-        values = None if tensors.values is None else tensors.values.double()
+        values = own_values(graph)
+        values = None if values is None else values.double()
         ones = torch.ones(tensors.n_cols, 1, dtype=torch.float64, device=tensors.device)
         degree = spmm(graph, ones, values)[:, 0]
         return degree.masked_fill(degree <= 0, torch.inf).rsqrt().to(dtype)

@@ -18,7 +18,7 @@ from ..ops.engine import checks
 from . import _check
 from ._library import LibraryOp, unheard
 from ._recording import apart, recorded
-from .matmul import factor_gradients, operands, restored, scaled
+from .matmul import csr_operands, factor_gradients, restored, scaled
 from .structure import GraphLike, side_of
 
 MAXK = LibraryOp("maxk")
@@ -118,7 +118,7 @@ def maxk_aggregate(
     (ASPLOS'24), sections 3 and 4.
     """
     checks.word("reduce", reduce, REDUCTIONS)
-    x, values, r, c = operands(graph, x, edge_weight, row_scale, col_scale)
+    x, values, r, c = csr_operands(graph, x, edge_weight, row_scale, col_scale)
     k = _check.kept(k, x.shape[1])
     return maxk_spgemm(graph, x, k, reduce, values, r, c)
 

@@ -19,7 +19,7 @@ from ..plan.expression import Apply, Broadcast, Expression, Hop, Leaf, Product, 
 from ..plan.planner import Plan, plan
 from ..plan.rules import Step, Tree, bare, steps
 from .gat import gat_aggregate
-from .matmul import scaled, spmm
+from .matmul import multiply, scaled, spmm
 from .structure import graph_tensors
 
 #: Plans that a layer keeps; of sampled graphs each is seen once.
@@ -47,12 +47,13 @@ class Attention(NamedTuple):
 def _spmm(A: Any, X: Tensor, row: Tensor | None = None, col: Tensor | None = None) -> Tensor:
     if isinstance(A, Attention):
         return gat_aggregate(A.graph, X, A.sources, A.targets, **A.options)
-    graph, values = A if isinstance(A, Weighted) else (A, None)
-    return spmm(graph, X, values, row_scale=row, col_scale=col)
+    if isinstance(A, Weighted):
+        return multiply(A.graph, False, X, A.values, row, col)
+    return spmm(A, X, row_scale=row, col_scale=col)
 
 
 def _scale_entries(A: Any, row: Tensor | None = None, col: Tensor | None = None) -> Weighted:
-    graph, values = A if isinstance(A, Weighted) else (A, graph_tensors(A).values)
+    graph, values = A if isinstance(A, Weighted) else (A, graph_tensors(A).csr_values)
     like = col if row is None else row
     assert like is not None  # a rule gives one of them
     if values is None:
@@ -172,7 +173,7 @@ def plannable(x: Tensor) -> bool:
 def suits(graph: Graph, x: Tensor) -> bool:
     """Tell whether a graph is where the features are, with values of their dtype or none."""
     tensors = graph_tensors(graph)
-    values = tensors.values
+    values = tensors.csr_values
     return tensors.device == x.device and (values is None or values.dtype == x.dtype)
 
 

@@ -1,4 +1,4 @@
-"""One number for each stored entry: dot products, softmax, and values in CSR order."""
+"""One number for each stored entry: dot products and softmax."""
 
 from typing import Any
 
@@ -6,12 +6,12 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from ..errors import ShapeError
 from . import _check, _library
 from ._library import LibraryOp
+from ._order import in_csr_order, in_own_order
 from ._recording import apart, recorded
 from .matmul import multiply, scaled, segment_sums
-from .structure import GraphLike, graph_tensors, order_of, side_of
+from .structure import GraphLike, graph_tensors, side_of
 
 SDDMM = LibraryOp("sddmm")
 EDGE_SOFTMAX = LibraryOp("edge_softmax")
@@ -21,7 +21,7 @@ EDGE_SOFTMAX_BACKWARD = LibraryOp("edge_softmax_backward")
 def sddmm(graph: GraphLike, x: Tensor, y: Tensor) -> Tensor:
     """Dot products of feature rows at the stored entries of the graph, differentiably.
 
-    ``s[e] = sum_f x[i, f] * y[j, f]`` for the stored entry ``e = (i, j)``, in CSR order; with heads
+    ``s[e] = sum_f x[i, f] * y[j, f]`` for the stored entry ``e = (i, j)``; with heads
     ``s[e, h] = sum_f x[i, h, f] * y[j, h, f]``.
 
     Parameters
@@ -34,6 +34,7 @@ def sddmm(graph: GraphLike, x: Tensor, y: Tensor) -> Tensor:
     Returns
     -------
     Tensor, shape (nnz,) or (nnz, heads)
+        In the order of ``graph.structure``: that in which the edges were given.
 
     Raises
     ------
@@ -54,7 +55,7 @@ def sddmm(graph: GraphLike, x: Tensor, y: Tensor) -> Tensor:
     _check.features("x", x, rows=tensors.n_rows, axis="rows", graph=tensors)
     _check.features("y", y, rows=tensors.n_cols, axis="columns", graph=tensors)
     _check.pair(x, y, tensors)
-    return dot_products(graph, x, y)
+    return in_own_order(graph, dot_products(graph, x, y))
 
 
 def edge_softmax(graph: GraphLike, scores: Tensor) -> Tensor:
@@ -68,7 +69,8 @@ def edge_softmax(graph: GraphLike, scores: Tensor) -> Tensor:
     graph : Graph
         Only its structure is read.
     scores : Tensor, shape (nnz,) or (nnz, heads)
-        In CSR order; float16 or bfloat16 (computed in float32), float32 or float64.
+        In the order of ``graph.structure``; float16 or bfloat16 (computed in float32), float32
+        or float64.
 
     Returns
     -------
@@ -91,41 +93,11 @@ def edge_softmax(graph: GraphLike, scores: Tensor) -> Tensor:
     if torch.is_autocast_enabled(kind):
         scores = _library.cast(scores, kind, _library.autocast_dtype(kind, narrow=False))
     _check.scores(scores, tensors)
-    if not recorded(scores):
-        return _edge_softmax(graph, scores)
-    found: Tensor = _EdgeSoftmax.apply(scores, graph)  # type: ignore[no-untyped-call]
-    return found
-
-
-def edge_values(graph: GraphLike, values: Tensor) -> Tensor:
-    """Bring edge values from the order in which the user gave the edges to CSR order.
-
-    Parameters
-    ----------
-    graph : Graph
-    values : Tensor, shape (nnz,) or (nnz, ...)
-        On the device of the graph.
-
-    Returns
-    -------
-    Tensor, of the same shape
-        ``values[graph.csr_perm]``, differentiable.
-
-    Raises
-    ------
-    ShapeError, DtypeError, DeviceError
-        If there is not one value, or row of values, per stored entry, on the device of the graph.
-    """
-    tensors = graph_tensors(graph)
-    _check.tensor("values", values)
-    _check.place("values", values, tensors)
-    if values.dim() < 1 or values.shape[0] != tensors.nnz:
-        raise ShapeError(
-            f"values has shape {tuple(values.shape)} but the graph stores {tensors.nnz} entries: "
-            "give one value, or row of values, per entry."
-        )
-    order = order_of(graph)
-    return values.clone() if order is None else values.index_select(0, order)
+    ordered = in_csr_order(graph, scores)
+    if not recorded(ordered):
+        return in_own_order(graph, _edge_softmax(graph, ordered))
+    found: Tensor = _EdgeSoftmax.apply(ordered, graph)  # type: ignore[no-untyped-call]
+    return in_own_order(graph, found)
 
 
 def dot_products(

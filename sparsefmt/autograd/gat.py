@@ -13,6 +13,7 @@ from ..errors import UnsupportedError
 from ..ops.attention.operands import Options
 from . import _check_attention as check
 from ._library import LibraryOp
+from ._order import in_csr_order
 from ._recording import apart, once, recorded
 from .structure import GraphLike, graph_tensors, side_of
 
@@ -54,7 +55,7 @@ def gat_aggregate(
     er : Tensor, shape (n_rows, heads) or (n_rows,)
         The targets' part.
     edge_scores : Tensor, shape (nnz, heads) or (nnz,), optional
-        The entries' own part, in CSR order: ``edge_values(graph, s)`` leads there.
+        The entries' own part, in the order of ``graph.structure``.
     negative_slope : float
     dropout : float
         From 0 to less than 1; 0 draws nothing.
@@ -99,7 +100,8 @@ def gat_aggregate(
     check.scores("er", er, rows=tensors.n_rows, each="target", like=like, graph=tensors)
     check.edges(edge_scores, like=like, graph=tensors)
     options = check.options(negative_slope, dropout, seed, self_loops, tensors)
-    return from_scores(graph, h, el, er, edge_scores, None, options)
+    edges = in_csr_order(graph, edge_scores)
+    return from_scores(graph, h, el, er, edges, None, options)
 
 
 def gat_of_vectors(
@@ -132,7 +134,7 @@ def gat_of_vectors(
         The vectors of sources and targets.  In the dtype of ``h``, or float32 beside 2 bytes; they
         are rounded to the dtype of ``h``.
     edge_scores : Tensor, shape (nnz, heads) or (nnz,), optional
-        The entries' own part of the scores, in CSR order.
+        The entries' own part of the scores, in the order of ``graph.structure``.
     loop_scores : Tensor, shape (n, heads) or (n,), optional
         The same of the loops that ``self_loops`` makes; by default 0.
     bias : Tensor, optional
@@ -182,7 +184,7 @@ def gat_of_vectors(
             "loop_scores", loop_scores, rows=tensors.n_rows, each="vertex", like=like, graph=tensors
         )
     options = check.options(negative_slope, dropout, seed, self_loops, tensors)
-    scores = source, target, edge_scores, loop_scores
+    scores = source, target, in_csr_order(graph, edge_scores), loop_scores
     return from_vectors(graph, h, *scores, options, bias)
 
 

@@ -13,6 +13,7 @@ from ..ops.engine import checks
 from ..ops.gcn import api as ops
 from . import _check, _library
 from ._library import LibraryOp
+from ._order import in_csr_order, in_own_order
 from ._recording import once, recorded
 from .structure import GraphLike, GraphTensors, graph_tensors, side_of
 
@@ -34,9 +35,9 @@ def gcn_norm(
     ----------
     graph : Graph, shape (n, n)
     edge_weight : Tensor, shape (nnz,), optional
-        ``a`` in CSR order, on the device of the graph: float16 or bfloat16 (summed in float32),
-        float32 or float64.  By default the graph's own values, as constants, and 1 for an
-        unweighted graph.
+        ``a`` in the order of ``graph.structure``, on the device of the graph: float16 or bfloat16
+        (summed in float32), float32 or float64.  By default the graph's own values, as constants,
+        and 1 for an unweighted graph.
     self_loops : bool
         Whether to add the loops.
 
@@ -46,9 +47,9 @@ def gcn_norm(
         With ``self_loops`` an unweighted graph of ``nnz + n`` entries, the loop of each vertex
         behind its row; the same object at each call.  Without them ``graph`` itself.
     values : Tensor, shape (nnz + n,) or (nnz,)
-        Of the entries of ``normalised``, in CSR order; the loop of a vertex that stores one already
-        is 0.  In the dtype of ``edge_weight`` or of the graph's values, float32 for an unweighted
-        graph and under autocast, which leaves float64.
+        Of the entries of ``normalised``, in the order of its ``structure``; the loop of a vertex
+        that stores one already is 0.  In the dtype of ``edge_weight`` or of the graph's values,
+        float32 for an unweighted graph and under autocast, which leaves float64.
 
     Raises
     ------
@@ -78,8 +79,12 @@ def gcn_norm(
     tensors = graph_tensors(graph)
     _check_given(self_loops, tensors)
     values = _given_values(edge_weight, tensors)
-    normalised = _with_loops(graph) if self_loops else cast(Graph, graph)
-    return normalised, _normalised(graph, values, self_loops)
+    if edge_weight is not None:
+        values = in_csr_order(graph, values)
+    found = _normalised(graph, values, self_loops)
+    if self_loops:
+        return _with_loops(graph), found
+    return cast(Graph, graph), in_own_order(graph, found)
 
 
 def _check_given(self_loops: object, graph: GraphTensors) -> None:
@@ -94,7 +99,7 @@ def _check_given(self_loops: object, graph: GraphTensors) -> None:
 
 def _given_values(edge_weight: Any, graph: GraphTensors) -> Tensor | None:
     """Check the edge values, as autocast has them; None for ones."""
-    values: Any = graph.values if edge_weight is None else edge_weight
+    values: Any = graph.csr_values if edge_weight is None else edge_weight
     if torch.is_autocast_enabled(graph.kind):
         values = _library.cast(
             values, graph.kind, _library.autocast_dtype(graph.kind, narrow=False)

@@ -1,9 +1,10 @@
 """Products of a graph with features: sum and mean, differentiable any number of times.
 
-Edge values stay in the order of the graph's CSR throughout: the transposed product reads them
-through a permutation, and the sddmm of the transpose is that of the graph with its features
-exchanged.  So every gradient is again a function of this file or of ``edges``, which imports it:
-what is needed of ``edges`` here is imported when called.
+Public functions take edge values in the user's order and bring them to that of the graph's CSR,
+where everything else here works: the transposed product reads them through a permutation, and the
+sddmm of the transpose is that of the graph with its features exchanged.  So every gradient is again
+a function of this file or of ``edges``, which imports it: what is needed of ``edges`` here is
+imported when called.
 """
 
 from collections.abc import Callable
@@ -18,6 +19,7 @@ from ..ops.engine import checks
 from ..ops.matmul.api import REDUCTIONS
 from . import _check, _library
 from ._library import LibraryOp
+from ._order import in_csr_order, in_own_order
 from ._recording import apart, recorded
 from .structure import GraphLike, GraphTensors, Side, graph_tensors, side_of
 
@@ -47,8 +49,8 @@ def spmm(
     x : Tensor, shape (n_cols, feat)
         float16 or bfloat16 (summed in float32), float32 or float64.  Rows may have any stride.
     edge_weight : Tensor, shape (nnz,), optional
-        ``a`` in CSR order: ``edge_values(graph, w)`` leads there from the order in which the edges
-        were given.  By default the graph's own values, as constants, and 1 for an unweighted graph.
+        ``a`` in the order of ``graph.structure``: that in which the edges were given.  By default
+        the graph's own values, as constants, and 1 for an unweighted graph.
     reduce : "sum", "mean", "max" or "min"
         In a max or min NaN wins, and of equal ones the first entry, which gets the gradient.
     row_scale, col_scale : Tensor, shape (n_rows,) and (n_cols,), optional
@@ -79,7 +81,7 @@ def spmm(
     """
     checks.word("reduce", reduce, REDUCTIONS)
     tensors = graph_tensors(graph)
-    checked = x, values, r, c = _operands(tensors, x, edge_weight, row_scale, col_scale)
+    checked = x, values, r, c = csr_operands(graph, x, edge_weight, row_scale, col_scale)
     if _library.unheard(tensors.rows, checked):
         found: Tensor = SPMM.at_once(tensors.rows, x, values, None, r, c, reduce)
         return found
@@ -104,7 +106,7 @@ def operands(
     -------
     x, values, row_scale, col_scale : Tensor
         In one dtype, autocast's where it is at work; ``values`` are the graph's own where no
-        ``edge_weight`` is given.  None for what there is not.
+        ``edge_weight`` is given, in the same order.  None for what there is not.
 
     Raises
     ------
@@ -115,7 +117,26 @@ def operands(
     -----
     For layers that compute with their operands before they aggregate.
     """
-    return _operands(graph_tensors(graph), x, edge_weight, row_scale, col_scale)
+    tensors = graph_tensors(graph)
+    x, values, r, c = _operands(tensors, x, edge_weight, row_scale, col_scale)
+    if edge_weight is None and values is not None:
+        values = in_own_order(graph, values)
+    return x, values, r, c
+
+
+def csr_operands(
+    graph: GraphLike,
+    x: Tensor,
+    edge_weight: Tensor | None,
+    row_scale: Tensor | None,
+    col_scale: Tensor | None,
+) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
+    """Check and cast as ``operands``, with the values in CSR order."""
+    tensors = graph_tensors(graph)
+    x, values, r, c = _operands(tensors, x, edge_weight, row_scale, col_scale)
+    if edge_weight is not None:
+        values = in_csr_order(graph, values)
+    return x, values, r, c
 
 
 def _operands(
@@ -125,7 +146,7 @@ def _operands(
     row_scale: Tensor | None,
     col_scale: Tensor | None,
 ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
-    values = tensors.values if edge_weight is None else edge_weight
+    values = tensors.csr_values if edge_weight is None else edge_weight
     kind = tensors.kind
     if torch.is_autocast_enabled(kind):
         dtype = _library.autocast_dtype(kind, narrow=True)

@@ -13,6 +13,7 @@ from ..ops.attention import checks
 from ..ops.attention.operands import Options
 from . import _check_attention as check
 from ._library import LibraryOp
+from ._order import in_csr_order
 from ._recording import apart, once, recorded
 from .structure import GraphLike, graph_tensors, side_of
 
@@ -79,7 +80,8 @@ def gatv2_aggregate(
     check.vector("att", att, like=like, graph=tensors)
     check.edges(edge_scores, like=like, graph=tensors)
     options = check.options(negative_slope, dropout, seed, self_loops, tensors)
-    return _pairwise(graph, right, left, None, att, edge_scores, 1.0, options)
+    edges = in_csr_order(graph, edge_scores)
+    return _pairwise(graph, right, left, None, att, edges, 1.0, options)
 
 
 def dot_aggregate(
@@ -144,7 +146,8 @@ def dot_aggregate(
     check.edges(edge_scores, like=("keys", keys), graph=tensors)
     factor = checks.scale(scale, keys.shape[-1])
     options = check.options(0.0, dropout, seed, self_loops, tensors)
-    return _pairwise(graph, queries, keys, values, None, edge_scores, factor, options)
+    edges = in_csr_order(graph, edge_scores)
+    return _pairwise(graph, queries, keys, values, None, edges, factor, options)
 
 
 # Without checks

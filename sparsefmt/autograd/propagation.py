@@ -10,7 +10,7 @@ from ..errors import UnsupportedError
 from . import _check, _library
 from ._recording import apart, recorded
 from .cbsr import choose_features, spgemm, to_dense
-from .matmul import SPMM, multiply, operands, spmm
+from .matmul import SPMM, csr_operands, multiply, spmm
 from .structure import GraphLike, graph_tensors, side_of
 
 
@@ -65,7 +65,7 @@ def aggregate_with_own(
         y = spmm(graph, x, edge_weight, row_scale=row_scale, col_scale=col_scale)
         _check.own_part(own, without, graph_tensors(graph))
         return torch.addcmul(y, own, x if without is None else x.masked_fill(without, 0))
-    x, values, r, c = operands(graph, x, edge_weight, row_scale, col_scale)
+    x, values, r, c = csr_operands(graph, x, edge_weight, row_scale, col_scale)
     _check.own_part(own, without, graph_tensors(graph))
     feat = x.shape[1]
     columns, kept = choose_features(x, _check.kept(k, feat))
@@ -118,7 +118,7 @@ def propagate(
     Deterministic, backward too.  ``aggregate_with_own`` computes the same in three nodes and as
     many passes over the result.
     """
-    x, values, _, _ = operands(graph, x)
+    x, values, _, _ = csr_operands(graph, x, None, None, None)
     tensors = graph_tensors(graph)
     if torch.is_autocast_enabled(tensors.kind):
         scale = _library.cast(scale, tensors.kind, x.dtype)

@@ -13,7 +13,7 @@ from . import _check
 from ._library import LibraryOp
 from ._memory import sums_dtype
 from ._recording import apart, once, recorded
-from .matmul import operands
+from .matmul import csr_operands
 from .structure import GraphLike, graph_tensors, side_of
 
 SPMM_SAMPLED = LibraryOp("spmm_sampled")
@@ -89,7 +89,7 @@ def sampled_aggregate(
     checks.flag("mean", mean)
     checks.flag("rescale", rescale)
     sampling_options.refuse_both(mean, rescale)
-    x, values, r, c = operands(graph, x, edge_weight, row_scale, col_scale)
+    x, values, r, c = csr_operands(graph, x, edge_weight, row_scale, col_scale)
     tensors = graph_tensors(graph)
     _check.seed(seed, tensors)
     drawn = _check.seed_on_device(seed, tensors) if strategy == "random" else None

@@ -9,9 +9,11 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from ..errors import DtypeError, UnsupportedError
-from ..formats.arrays import finish
+from ..formats import primitives
+from ..formats.arrays import allocating, finish, on_device_of
 from ..formats.built import Built
 from ..formats.compressed import CSC, CSR
+from ..formats.coo import COO
 from ..formats.sgt import check_tile
 from ..graph import Graph, GraphBuilt
 from ..interop.torch import from_tensor, to_tensor
@@ -107,22 +109,36 @@ class Side(_OfStructure):
 class GraphTensors(_OfStructure):
     """The tensors of a graph: its rows, its edge values and, once needed, its columns.
 
-    ``order`` is ``Graph.csr_perm``: None until it is needed, and for a tracer's leaves whose edges
-    were given in CSR order.
+    ``csr_values`` are in CSR order.  ``order`` is ``Graph.csr_perm``: None where the edges were
+    given in CSR order and, of a graph, until it is ``ordered``.
     """
 
     def __init__(
         self,
         rows: Side,
         columns: Side | None,
-        values: Tensor | None,
+        csr_values: Tensor | None,
         sizes: tuple[int, int, int],
         order: Tensor | None = None,
+        *,
+        ordered: bool = True,
     ) -> None:
         super().__init__(rows.indices)
-        self.rows, self.columns, self.values, self.order = rows, columns, values, order
+        self.rows, self.columns, self.csr_values = rows, columns, csr_values
+        self.order, self.ordered = order, ordered
         self.n_rows, self.n_cols, self.nnz = sizes
         self.kind: str = getattr(self.device, "type", "")
+
+    def inverse(self) -> Tensor:
+        """Return the inverse of ``order``: the place in CSR order of each edge of the user's."""
+        order = cast(Tensor, self.order)
+
+        def make() -> Tensor:
+            found = torch.empty_like(order)
+            found[order] = torch.arange(self.nnz, dtype=order.dtype, device=order.device)
+            return found
+
+        return self.kept("inverse", make)
 
 
 def prepare(
@@ -241,7 +257,7 @@ def _prepare_tensors(graph: Graph, transposed: bool) -> bool:
             csr = graph.csr
             values = None if csr.data is None else to_tensor(csr.data)
             sizes = (*graph.shape, graph.nnz)
-            found = GraphTensors(Side.of(csr, None), None, values, sizes)
+            found = GraphTensors(Side.of(csr, None), None, values, sizes, ordered=False)
             finish(csr.indptr)  # synchronize!
             built.tensors[at] = found
         if transposed and found.columns is None:
@@ -254,9 +270,11 @@ def _prepare_tensors(graph: Graph, transposed: bool) -> bool:
 
 def _prepare_order(graph: Graph) -> bool:
     tensors = _tensors_made(graph)
-    if tensors.order is None:
-        with graph._built.lock, torch.inference_mode(False):
-            tensors.order = to_tensor(graph.csr_perm)
+    with graph._built.lock, torch.inference_mode(False):
+        if not tensors.ordered:
+            numbers = graph._csr_numbers
+            tensors.order = None if numbers is None else to_tensor(numbers)
+            tensors.ordered = True
     return True
 
 
@@ -300,9 +318,9 @@ def graph_tensors(graph: object) -> GraphTensors:
     -------
     GraphTensors
         ``n_rows``, ``n_cols``, ``nnz`` and ``device``; ``rows.indptr`` (n_rows + 1,) and
-        ``rows.indices`` (nnz,), the graph in CSR order; ``values`` (nnz,), its edge values, or
-        None; and ``kept(key, make)``, the tensor that ``make()`` gave for ``key`` when it was asked
-        first: for what depends on the graph alone.
+        ``rows.indices`` (nnz,), the graph in CSR order; ``csr_values`` (nnz,), its edge values in
+        that order, or None; and ``kept(key, make)``, the tensor that ``make()`` gave for ``key``
+        when it was asked first: for what depends on the graph alone.
 
     Raises
     ------
@@ -341,12 +359,12 @@ def has_tiles(graph: GraphLike) -> bool:
 
 
 def order_of(graph: GraphLike) -> Tensor | None:
-    """Return ``graph.csr_perm``; None where a tracer knows that edges came in CSR order."""
+    """Return ``graph.csr_perm``; None where the edges came in CSR order."""
     tensors = tensors_of(graph)
     if isinstance(graph, Graph):
         if torch.compiler.is_compiling():
             graph._prepare_order()  # type: ignore[attr-defined]
-        elif tensors.order is None:
+        elif not tensors.ordered:
             _prepare_order(graph)
     return tensors.order
 
@@ -370,20 +388,14 @@ def _flatten(graph: GraphLike) -> tuple[list[Any], Context]:
     tensors = tensors_of(graph, transposed=True)
     rows, columns = tensors.rows, cast(Side, tensors.columns)
     leaves = [rows.indptr, rows.indices, columns.indptr, columns.indices, columns.perm]
-    weighted, ordered = tensors.values is not None, tensors.order is not None
-    leaves += [tensors.values] if weighted else []
+    weighted, order = tensors.csr_values is not None, order_of(graph)
+    ordered = order is not None
+    leaves += [tensors.csr_values] if weighted else []
     if isinstance(graph, Graph):
         _sources[id(rows.indptr)] = graph
-        ordered = _reordered(graph)
-    leaves += [order_of(graph)] if ordered else []
+    leaves += [order] if ordered else []
     leaves += [*rows.plan, *columns.plan]
     return leaves, (tensors.n_rows, tensors.n_cols, tensors.nnz, weighted, ordered)
-
-
-def _reordered(graph: Graph) -> bool:
-    """Tell whether CSR order is not the order in which the user gave the edges."""
-    built = graph._built
-    return graph._flipped or built.perm is not None or not isinstance(built.structure, CSR)
 
 
 def _unflatten(leaves: Any, context: Context) -> GraphLike:
@@ -413,10 +425,20 @@ def _graph(leaves: list[Tensor], context: Context) -> Graph:
     indptr, indices, t_indptr, t_indices, perm = (from_tensor("leaf", leaf) for leaf in leaves[:5])
     data = from_tensor("leaf", leaves[5].detach()) if weighted else None
     moved = from_tensor("leaf", leaves[5].detach()[leaves[4]]) if weighted else None
-    order = from_tensor("leaf", leaves[5 + weighted]) if ordered else None
     csr = CSR._trusted(indptr=indptr, indices=indices, data=data, shape=(n_rows, n_cols))
     csc = CSC._trusted(indptr=t_indptr, indices=t_indices, data=moved, shape=(n_rows, n_cols))
-    built = GraphBuilt(csr, order)
+    structure: COO | CSR = csr
+    order = None
+    if ordered:  # the edges as the user gave them
+        order = from_tensor("leaf", leaves[5 + weighted])
+        with on_device_of(order), allocating(f"{len(order)} edges in their order"):
+            places = primitives.inverse(order)
+            row = primitives.expand(indptr, len(order))[places]
+            given = None if data is None else data[places]
+            parts = {"row": row, "col": indices[places], "data": given}
+            structure = COO._trusted(**parts, shape=(n_rows, n_cols))
+    built = GraphBuilt(structure)
+    built.found["csr", False] = csr, order
     built.found["csc", False] = csc, perm
     return Graph._on(built, False)
 

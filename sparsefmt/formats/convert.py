@@ -40,6 +40,15 @@ def to_format_with_perm(A: Format, format: FormatName, **options: Any) -> tuple[
     return B, perm
 
 
+def numbered_csr(A: Format) -> tuple[CSR, Array | None]:
+    """Give ``A`` as CSR, and the number of each of its entries in the order of ``A``.
+
+    None in the place of numbers that are the entries' own places.
+    """
+    found: tuple[CSR, Array | None] = _convert(A, "csr", want_perm=True)
+    return found
+
+
 def _convert(
     A: Format, format: FormatName, *, want_perm: bool, **options: Any
 ) -> tuple[Any, Array | None]:

@@ -5,7 +5,7 @@ from math import inf
 import torch
 from torch import Tensor
 
-from ..autograd import GraphLike, graph_tensors, sddmm, spmm
+from ..autograd import GraphLike, graph_tensors, own_values, sddmm, spmm
 
 
 def symmetric(
@@ -44,7 +44,7 @@ def stored(graph: GraphLike, dtype: torch.dtype) -> Tensor | None:
 def _symmetric(graph: GraphLike, edge_weight: Tensor | None) -> Tensor:
     """Compute both, (2, n), in float32 at least: 2-byte floats may not count up to a degree."""
     tensors = graph_tensors(graph)
-    weights = tensors.values if edge_weight is None else edge_weight
+    weights = own_values(graph) if edge_weight is None else edge_weight
     if weights is not None and weights.dtype.itemsize == 2:
         weights = weights.float()
     wide = torch.float64 if weights is None else weights.dtype

@@ -188,10 +188,10 @@ class GATConv(Attention):
         graph : Graph, shape (n, n)
             Only its structure is read.
         edge_attr : Tensor, shape (nnz, edge_dim), or (nnz,) for ``edge_dim=1``, optional
-            In CSR order: ``edge_values(graph, attr)`` leads there.  By default edges have no term.
+            In the order of ``graph.structure``.  By default edges have no term.
         return_attention : bool
-            Whether to return ``P``, too: (nnz, heads) in CSR order, before anything is left out
-            of it.  With ``add_self_loops`` it is 0 at stored loops, and what a row lacks to 1 is
+            Whether to return ``P``, too: (nnz, heads) in that order, before anything is left out of
+            it.  With ``add_self_loops`` it is 0 at stored loops, and what a row lacks to 1 is
             the weight of its loop.
 
         Raises
@@ -225,7 +225,7 @@ class GATConv(Attention):
         if edge_attr.shape != (nnz, width):
             raise ShapeError(
                 f"edge_attr has shape {tuple(edge_attr.shape)}: give {(nnz, width)}, the features "
-                "of each stored entry in CSR order."
+                "of each edge, in the order of graph.structure."
             )
         check_beside("edge_attr", edge_attr, self.lin_edge.weight)
         weight = self.lin_edge.weight.view(self.heads, self.out_channels, -1)

@@ -90,7 +90,7 @@ class GCNConv(Convolution):
         x : Tensor, shape (n, in_channels)
         graph : Graph, shape (n, n)
         edge_weight : Tensor, shape (nnz,), optional
-            In CSR order; by default the graph's own values, or 1.
+            In the order of ``graph.structure``; by default the graph's own values, or 1.
 
         Raises
         ------

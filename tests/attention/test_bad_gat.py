@@ -84,7 +84,7 @@ CASES = {
         {"edge_scores": E[1:]},
         ShapeError,
         r"edge_scores has shape \(599, 2\): give \(600, 2\), one score per stored entry and head,"
-        r" in CSR order \(A.shape == \(60, 45\), A.nnz == 600\)",
+        r" in the order of A's data \(A.shape == \(60, 45\), A.nnz == 600\)",
     ),
     "edges heads": (
         {"edge_scores": E[:, :1]},

@@ -31,7 +31,7 @@ BOTH = {
     "edges": (
         *(K, Q, {"edge_scores": E[1:]}, ShapeError),
         r"edge_scores has shape \(599, 2\): give \(600, 2\), one score per stored entry and head, "
-        r"in CSR order \(A.shape == \(60, 45\), A.nnz == 600\)",
+        r"in the order of A's data \(A.shape == \(60, 45\), A.nnz == 600\)",
     ),
     "edge heads": (K, Q, {"edge_scores": E[:, 0]}, ShapeError, r"\(600,\): give \(600, 2\)"),
     "edges, none": (K2, Q2, {"edge_scores": E}, ShapeError, r"give \(600,\), one score per stored"),

@@ -12,7 +12,7 @@ from torch._dynamo.testing import CompileCounterWithBackend  # noqa: E402
 from torch.utils import _pytree as pytree  # noqa: E402
 
 from sparsefmt import COO, Graph, UnsupportedError  # noqa: E402
-from sparsefmt.autograd import edge_softmax, edge_values, maxk, maxk_aggregate, prepare, sddmm, spmm  # noqa: E402
+from sparsefmt.autograd import edge_softmax, maxk, maxk_aggregate, prepare, sddmm, spmm  # noqa: E402
 from sparsefmt.ops.engine.table import Op  # noqa: E402
 
 # torch's tracer itself instantiates the class that it warns of.
@@ -255,11 +255,11 @@ def test_prepared_graphs_share_one_compilation_of_maxk(device):
 
 
 @pytest.mark.parametrize("flipped", [False, True])
-def test_edge_values_compile_in_the_users_order(device, flipped):
+def test_values_of_edges_compile_in_the_users_order(device, flipped):
     counter = CompileCounterWithBackend("aot_eager")
 
     def argument(graph, x, w):
-        return spmm(graph, x, edge_values(graph, w)).relu()
+        return spmm(graph, x, w).relu()
 
     compiled = torch.compile(argument, fullgraph=True, backend=counter)
     rng = np.random.default_rng(0)
@@ -313,9 +313,9 @@ def test_tensors_in_the_place_of_a_graph_keep_the_users_order(sort):
     # No plain tensors, so that no graph can be made of them.
     tensors = pytree.tree_map(lambda leaf: torch.nn.Parameter(leaf, requires_grad=False), graph)
     assert not isinstance(tensors, Graph)
-    w = torch.rand(3)
+    w, x = torch.rand(3), torch.rand(4, 2)
     for one in (tensors, pytree.tree_map(torch.Tensor.clone, tensors)):
-        assert torch.equal(edge_values(one, w), edge_values(graph, w))
+        assert torch.equal(spmm(one, x, w), spmm(graph, x, w))
 
 
 def test_leaves_of_a_tracer_make_tensors_to_compute_with():

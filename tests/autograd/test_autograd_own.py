@@ -105,7 +105,7 @@ def test_tensors_of_a_graph(device):
     found = graph_tensors(graph)
     assert found is graph_tensors(graph)
     assert (found.n_rows, found.n_cols, found.nnz) == (*graph.shape, graph.nnz)
-    assert found.values is None
+    assert found.csr_values is None
     assert found.rows.indptr.shape == (graph.n_rows + 1,)
     assert found.kept("own", lambda: torch.ones(3)) is found.kept("own", lambda: torch.zeros(3))
     assert not has_tiles(graph)

@@ -14,6 +14,7 @@ from op_cases import (
     ROW_LENGTHS,
     far_apart,
     features,
+    in_data_order,
     intact,
     long_rows,
     matrix,
@@ -75,7 +76,7 @@ def check_backward(xp, A, S, place=put, **options):
         assert_close(dS.data, expected, bound=bound)
     out, buffer = poisoned(xp, A.nnz, S.dtype)
     assert ops.sddmm(B, G, R, out=out) is out
-    A = A.tocsr()
+    A = in_data_order(A)
     assert_close(out, sddmm_cbsr_oracle(A, dY, S), bound=sddmm_cbsr_bound(A, dY, S))
     assert intact(xp, buffer)
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 from matrix_machine import Matrix, in_own_order
 
-from sparsefmt import autograd, ops
+from sparsefmt import ops
 from sparsefmt.ops.attention import oracle_gat, oracle_pairwise
 from sparsefmt.ops.cbsr import oracle as oracle_cbsr
 from sparsefmt.ops.edges import oracle as oracle_edges
@@ -31,8 +31,6 @@ from sparsefmt.testing import (
 )
 from sparsefmt.testing.space import Values, seeded_values
 
-#: Results for entries came in CSR order before they came in the order of the matrix.
-IN_CSR_ORDER = "edge_values" in autograd.__all__
 #: Larger values overflow float16 in a product with scales.
 LARGEST = 100.0
 FLAGS = st.booleans()
@@ -102,7 +100,7 @@ class Calls(Matrix):
     def B(self):
         """The matrix on the CPU, with its entries in the order of results."""
         A = self.A.to("cpu")
-        return A.tocsr() if IN_CSR_ORDER or A.format == "sgt" else A
+        return A.tocsr() if A.format == "sgt" else A
 
     def result(self, how, call, shape):
         """Call with a poisoned ``out`` or without, and look at what came back."""

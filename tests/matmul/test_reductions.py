@@ -198,13 +198,16 @@ def test_ties_go_to_the_lowest_entry(xp, reduce, dtype):
     assert (host(arg) == first[:, None]).all()
 
 
-def test_winners_are_numbered_in_csr_order(xp):
+def test_winners_are_numbered_in_the_order_of_the_values(xp):
     A = matrix("power law", np.float32, np.int32)
     X = put(xp, features(A.n_cols, 6, np.float32))
     Y, arg = ops.spmm_arg(put(xp, A.tocsr()), X)
-    for format in ("coo", "sgt"):
-        again, same = ops.spmm_arg(put(xp, A.asformat(format)), X)
-        assert bool((again == Y).all() and (same == arg).all())
+    wanted = np.append(host(A.tocsr().data), 0)[host(arg)]  # -1 leads to 0
+    for format in ("coo", "csc", "sgt"):
+        B = A.asformat(format)
+        again, own = ops.spmm_arg(put(xp, B), X)
+        assert bool((again == Y).all())
+        assert (np.append(host(B.data), 0)[host(own)] == wanted).all()
 
 
 def backward_oracle(A, X, arg, grad, r, c):

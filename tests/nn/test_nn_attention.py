@@ -10,7 +10,6 @@ from test_agnn import LOOPS, N, edges, graph_of  # noqa: E402
 from torch.autograd import gradcheck  # noqa: E402
 
 from sparsefmt import CSR, DeviceError, DtypeError, Graph, ShapeError, UnsupportedError  # noqa: E402
-from sparsefmt.autograd import edge_values  # noqa: E402
 from sparsefmt.nn import GATConv, GATv2Conv  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -129,11 +128,7 @@ def test_edge_features_count_as_pygs_do(device, loops, heads, add):
     attr = features(device, n=graph.nnz, width=EDGE_DIM, seed=5)
     wanted = gradients(other, x, edges(loops).to(device), attr)
 
-    def layer(x, graph, attr):
-        return mine(x, graph, edge_values(graph, attr))
-
-    layer.named_parameters = mine.named_parameters
-    assert_same(gradients(layer, x, graph, attr), wanted)
+    assert_same(gradients(mine, x, graph, attr), wanted)
     torch.testing.assert_close(mine(x, graph), other(x, edges(loops).to(device)))
 
 
@@ -177,14 +172,13 @@ def test_the_weights_are_pygs(device, loops, edge_dim, add):
     mine.load_state_dict(other.state_dict())
     graph, x, there = graph_of(loops, device), features(device), edges(loops).to(device)
     attr = features(device, n=graph.nnz, width=edge_dim, seed=5) if edge_dim else None
-    in_order = attr if attr is None else edge_values(graph, attr)
-    y, weights = mine(x, graph, in_order, return_attention=True)
-    torch.testing.assert_close(y, mine(x, graph, in_order))
+    y, weights = mine(x, graph, attr, return_attention=True)
+    torch.testing.assert_close(y, mine(x, graph, attr))
     _, (_, wanted) = other(x, there, attr, return_attention_weights=True)
     is_loop = there[0] == there[1]
     expected = torch.zeros(graph.nnz, 2, device=device)
     expected[~is_loop if add else slice(None)] = wanted[: len(wanted) - N * add]
-    torch.testing.assert_close(weights, edge_values(graph, expected))
+    torch.testing.assert_close(weights, expected)
     weights.sum().backward()
     assert x.grad.isfinite().all()
 

@@ -40,7 +40,7 @@ def scores(
         return value
     array = as_array(name, value, empty=np.float64, beside=A._indices)
     if array.shape not in ([(rows,), (rows, 1)] if heads in ((), (1,)) else [(rows, *heads)]):
-        order = ", in CSR order" if each == "stored entry" else ""
+        order = ", in the order of A's data" if each == "stored entry" else ""
         raise ShapeError(
             f"{name} has shape {array.shape}: give {(rows, *heads)}, one score per {each}"
             f"{' and head' if heads else ''}{order} (A.shape == {A.shape}, A.nnz == {A.nnz})."

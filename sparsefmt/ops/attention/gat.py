@@ -44,7 +44,7 @@ def gat(
     er : array, shape (n_rows, heads) or (n_rows,)
         The targets' part.
     edge_scores : array, shape (nnz, heads) or (nnz,), optional
-        The entries' own part, in CSR order (that of ``A.tocsr()``).
+        The entries' own part, in the order of A's own data.
     negative_slope : float
     dropout : float
         From 0 to less than 1.
@@ -183,8 +183,9 @@ def gat_attention(
     Returns
     -------
     array, shape (nnz, heads), or (nnz,) where ``el`` has no heads
-        In CSR order; float32, or float64 for such scores.  Of sum 1 in each row that has entries;
-        with ``self_loops`` stored loops have 0, and what a row lacks is its one loop's.
+        In the order of A's own data; float32, or float64 for such scores.  Of sum 1 in each row
+        that has entries; with ``self_loops`` stored loops have 0, and what a row lacks is its one
+        loop's.
 
     Raises
     ------
@@ -300,6 +301,7 @@ GAT = _public(
     "gat",
     f"Tensor? bias, {_GAT}",
     results=_results,
+    entries=("edges",),
     price=_price,
     narrowed=("bias", "h"),
 )
@@ -316,6 +318,8 @@ GAT_BACKWARD = _public(
     f"{_SAVED}, {_GAT}",
     results=_gradients,
     returns=5,
+    entries=("edges",),
+    entry_results=(4,),
     price=_price_of_gradients,
     structures=2,
 )
@@ -339,5 +343,7 @@ GAT_ATTENTION = _public(
     "gat_attention",
     "Tensor el, Tensor er, Tensor? edges, float slope, bool loops",
     results=_one_per_entry,
+    entries=("edges",),
+    entry_results=(0,),
     library=False,
 )

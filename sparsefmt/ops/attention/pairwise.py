@@ -47,7 +47,7 @@ def gatv2(
     att : array, shape (heads, feat) or (feat,)
         In the dtype of ``left``, or float32 beside 2-byte features.
     edge_scores : array, shape (nnz, heads) or (nnz,), optional
-        Added to the scores of the entries, in CSR order; dtype as of ``att``.
+        Added to the scores of the entries, in the order of A's own data; dtype as of ``att``.
     negative_slope, dropout, seed, self_loops
         As for ``gat``: slope of ``leaky`` (0.2), share of entries that are dropped (0), seed of
         their choice (0), and whether each vertex has exactly one loop (False).
@@ -164,8 +164,8 @@ def dot_attention(
     values : array, shape of ``keys``, optional
         What is aggregated; the keys if left out.
     edge_scores : array, shape (nnz, heads) or (nnz,), optional
-        Added to the scores of the entries, in CSR order: in the dtype of ``keys``, or float32
-        beside 2-byte features.
+        Added to the entries' scores, in the order of A's own data: in the dtype of ``keys``, or
+        float32 beside 2-byte features.
     scale : float, optional
         ``1 / sqrt(feat)`` if left out.
     dropout, seed, self_loops, out
@@ -335,7 +335,7 @@ def _row(op: str, run: str, arguments: str = _OPERANDS, **facts: Any) -> Op:
         Kernel(f"{op}_csr_numba", deferred(f"{__package__}.cpu_pairwise", run), ("csr",), "cpu"),
         choose.convert_to_csr(op),
     )
-    return Op(op, arguments, kernels=kernels, **facts)
+    return Op(op, arguments, kernels=kernels, entries=("edges",), **facts)
 
 
 def _forward_row(op: str, **facts: Any) -> Op:
@@ -345,6 +345,7 @@ def _forward_row(op: str, **facts: Any) -> Op:
 def _backward_row(op: str, **facts: Any) -> Op:
     arguments = f"Tensor grad, Tensor out, Tensor statistics, bool of_edges, {_OPERANDS}"
     facts |= {"results": _gradients, "price": _price_of_gradients, "returns": 5, "structures": 2}
+    facts["entry_results"] = (4,)
     return _row(op, "pairwise_backward", arguments, **facts)
 
 

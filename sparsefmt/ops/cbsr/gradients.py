@@ -112,8 +112,8 @@ def sspmm(
 def sddmm_cbsr(A: Format, X: Array, Y: CBSR, *, out: Array | None = None) -> Array:
     """``sddmm`` with row-balanced ``Y``: the gradient of ``spgemm`` in the edge values.
 
-    ``s[e] = sum_t X[i, Y.indices[j, t]] * Y.data[j, t]`` for the e-th stored entry (i, j), in CSR
-    order.  Arguments, result and errors are those of ``sddmm``, without heads.
+    ``s[e] = sum_t X[i, Y.indices[j, t]] * Y.data[j, t]`` for the e-th stored entry (i, j) of
+    ``A``.  Arguments, result and errors are those of ``sddmm``, without heads.
     """
     A = engine_checks.sparse("A", A)
     X = engine_checks.features("X", X, A=A, axis="rows")
@@ -205,6 +205,7 @@ SDDMM_CBSR = Op(
     "sddmm_cbsr",
     f"Tensor x, Tensor columns, Tensor kept, {_SCALES}",
     results=one_per_entry,
+    entry_results=(0,),
     kernels=(
         *csr_kernels(cuda.sddmm_cbsr, "sddmm_csr_cbsr", "sddmm_csr_cbsr_numba"),
         choose.convert_to_csr("sddmm_cbsr"),

@@ -26,14 +26,14 @@ def sddmm(
 ) -> Array:
     """Dot products of feature rows, at the stored entries of ``A``.
 
-    ``s[e] = sum_f X[i, f] * Y[j, f]`` for the e-th stored entry (i, j), in CSR order; with heads,
+    ``s[e] = sum_f X[i, f] * Y[j, f]`` for the e-th stored entry (i, j) of ``A``; with heads,
     ``s[e, h] = sum_f X[i, h, f] * Y[j, h, f]``.
 
     Parameters
     ----------
     A : CSR or SGT, shape (n, m)
         Only the structure is read; ``A.data`` is ignored.  Other formats are converted to CSR, at
-        each call: entries count in the order of ``A.tocsr()``.
+        each call; their entries keep the order of their own data.
     X, Y : array, shape (n, feat) and (m, feat), or (n, heads, feat) and (m, heads, feat)
         Same dtype: float16, bfloat16, float32 or float64.  Sums run in float32 at least.
         Contiguous rows at any distance are read in place, other layouts are copied.  ``Y`` may be a
@@ -97,7 +97,7 @@ def edge_softmax(A: Format, scores: Array, *, out: Array | None = None) -> Array
         Only the structure is read; ``A.data`` is ignored.  Other formats are converted to CSR, at
         each call.
     scores : array, shape (nnz,) or (nnz, heads)
-        In CSR order (that of ``A.tocsr()``); float16, bfloat16, float32 or float64.  2-byte scores
+        In the order of A's own data; float16, bfloat16, float32 or float64.  2-byte scores
         are computed in float32.
     out : array, shape of ``scores``, optional
         Takes the result; contiguous, of the scores' dtype and device, overlapping no input.
@@ -206,6 +206,7 @@ SDDMM = _row(
     *tiles_kernels.sddmm_kernels(cuda.sddmm),
     *csr_kernels(cuda.sddmm, "sddmm_csr_balanced", "sddmm_csr_numba"),
     results=_one_per_entry,
+    entry_results=(0,),
     price=_price_of_products,
     narrowed=("*",),
     functions=("sddmm",),
@@ -215,6 +216,8 @@ EDGE_SOFTMAX = _row(
     "Tensor scores",
     *csr_kernels(cuda.edge_softmax, "edge_softmax_csr", "edge_softmax_numba"),
     results=_like_scores,
+    entries=("scores",),
+    entry_results=(0,),
     price=_price_of_softmax,
     narrowed=(),
     functions=("edge_softmax",),
@@ -226,6 +229,8 @@ EDGE_SOFTMAX_BACKWARD = _row(
         cuda.edge_softmax_backward, "edge_softmax_backward_csr", "edge_softmax_backward_numba"
     ),
     results=_like_scores,
+    entries=("probabilities", "grad"),
+    entry_results=(0,),
     price=_price_of_softmax,
     narrowed=(),
     functions=("edge_softmax_backward",),

@@ -178,7 +178,7 @@ def entries(name: str, values: Any, *, A: Format) -> Array:
     if array.ndim not in (1, 2) or array.shape[0] != A.nnz:
         raise ShapeError(
             f"{name} has shape {array.shape} but A stores {A.nnz} entries: give ({A.nnz},) or "
-            f"({A.nnz}, heads), in CSR order."
+            f"({A.nnz}, heads), in the order of A's data."
         )
     checks.value_dtype(f"{name}.dtype", array.dtype)
     _beside(name, array, A)

@@ -5,15 +5,19 @@ from collections.abc import Callable, Iterable
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from importlib import import_module
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
 
 from ...errors import DtypeError, OutOfMemoryError, UnsupportedError
-from ...formats.arrays import out_of_memory
+from ...formats.arrays import Array, allocating, namespace, on_device_of, out_of_memory
 from ...formats.base import Format
+from ...formats.compressed import CSR
+from ...formats.convert import numbered_csr
 from ...graph import Graph
 from . import table
+from .order import in_csr_order, in_own_order
 from .structure import Structure
 from .table import Op
 
@@ -186,13 +190,40 @@ def convert_to_csr(op: str) -> table.Kernel:
     """The last kernel of an operation on CSR, which converts other formats."""
 
     def run_on_csr(A: Format, *args: Any, **options: Any) -> Any:
-        B = A.tocsr()
+        B, perm = numbered_csr(A)
         if "values" in options:
             options["values"] = B.data
-        return run(table.find(op), B, *args, **options)
+        if perm is None:
+            return run(table.find(op), B, *args, **options)
+        return _in_own_order(table.find(op), B, perm, args, options)
 
     note = "converts to CSR at each call: keep A.tocsr(), or a Graph"
     return table.Kernel(f"{op}_through_csr", run_on_csr, refuses=_is_csr, note=note)
+
+
+def _in_own_order(
+    op: Op, B: CSR, perm: Array, args: tuple[Any, ...], options: dict[str, Any]
+) -> Any:
+    """Run on ``B`` what has its values in another order; ``perm`` are the numbers there."""
+    names = (None,) * 2 * (op.structures == 2) + op.names
+    given = (
+        in_csr_order(value, perm) if name in op.entries else value
+        for name, value in zip_longest(names[: len(args)], args)
+    )
+    out = options.get("out")
+    if out is not None and op.entry_results:
+        with on_device_of(out), allocating(f"{out.nbytes} bytes of values in CSR order"):
+            options["out"] = namespace(out).empty_like(out)
+    found = run(op, B, *given, **options)
+    if found is None or _asked.get() is not None:
+        return out  # ``explain`` runs nothing
+    if op.returns == 1:
+        return in_own_order(found, perm, out) if op.entry_results else found
+    results = list(found)
+    for place in op.entry_results:
+        if results[place] is not None and len(results[place]) == B.nnz:
+            results[place] = in_own_order(results[place], perm)
+    return tuple(results)
 
 
 def _is_csr(A: Any, *_: Any, **__: Any) -> list[str]:

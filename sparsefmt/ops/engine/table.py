@@ -62,6 +62,8 @@ class Op:
     kernels: tuple[Kernel, ...]
     price: Callable[..., Price] | None = None
     returns: int = 1  #: how many results
+    entries: tuple[str, ...] = ()  #: arguments with a value, or a row of them, for each entry
+    entry_results: tuple[int, ...] = ()  #: places of the results that have one
     #: Arguments that autocast narrows ("*" for all); the others become float32.  None: not cast.
     narrowed: tuple[str, ...] | None = None
     #: How many structures come first: that of the graph, and its transpose with the permutation.
@@ -91,6 +93,11 @@ class Op:
         for (format, gpu), found in self.candidates.items():
             if format in kernel.formats and kernel.place in ("any", "gpu" if gpu else "cpu"):
                 self.candidates[format, gpu] = (kernel, *found)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the arguments behind the structures."""
+        return tuple(one.split()[-1] for one in self.arguments.split(", "))
 
     @property
     def title(self) -> str:

@@ -11,7 +11,9 @@ from ...formats import primitives
 from ...formats.arrays import Array, allocating, is_cupy, namespace, on_device_of
 from ...formats.base import Format
 from ...formats.compressed import CSR
+from ...formats.convert import numbered_csr
 from ..engine import checks, choose
+from ..engine.order import in_own_order
 from ..engine.table import Op, Price, csr_kernels
 from . import cuda_aggregate
 from .api import price_of_rows, spmm
@@ -137,7 +139,7 @@ def aggregate_backward(
     -------
     dX : array, shape (n_cols, feat)
     dA : array, shape (nnz,)
-        In CSR order; of an unweighted ``A`` too.
+        In the order of A's own data; of an unweighted ``A`` too.
     dself : array, shape (n_rows,)
         Only if ``self_weight`` is given, in its dtype.
 
@@ -159,7 +161,7 @@ def aggregate_backward(
     beside 16 MiB of features, or with ``inverse`` 1.5 Mi, and from 8 Mi on.
     fuseGNN (ICCAD'20), algorithms 2 and 3.
     """
-    A = checks.sparse("A", A).tocsr()
+    A, numbers = numbered_csr(checks.sparse("A", A))
     X = checks.features("X", X, A=A)
     checks.values_like(A, X)
     grad = checks.features("grad", grad, A=A, axis="rows")
@@ -175,6 +177,7 @@ def aggregate_backward(
     entries = {"values": A.data, "perm": places, "inverse": back}
     results = {"self_weight": own, "dself": dself, "out": (dX, dA)}
     choose.run(AGGREGATE_BACKWARD, T, X, grad, **entries, **results)
+    dA = in_own_order(dA, numbers)
     if dself is None:
         return dX, dA
     with on_device_of(dself), allocating(f"a result of shape {dself.shape}"):

@@ -4,6 +4,7 @@ from typing import Any
 
 from ...errors import DtypeError, IndexRangeError, ShapeError, UnsupportedError
 from ...formats import checks as formats_checks
+from ...formats import primitives
 from ...formats.arrays import (
     Array,
     allocating,
@@ -15,7 +16,9 @@ from ...formats.arrays import (
 )
 from ...formats.base import Format
 from ...formats.compressed import CSR
+from ...formats.convert import numbered_csr
 from ..engine import checks, choose
+from ..engine.order import in_own_order
 from ..engine.table import Op, Price, csr_kernels
 from . import cuda
 from .api import REDUCTIONS, SPMM, price_of_rows
@@ -32,7 +35,8 @@ def spmm_arg(
     """The maximum or minimum of ``spmm``, and which entry it comes from.
 
     ``Y[i, f] = r[i] * a[e] * c[j] * X[j, f]`` for the entry ``e = arg[i, f]`` of row ``i`` whose
-    ``a[e] * c[j] * X[j, f]`` is largest (smallest).  Ties go to the lowest entry; NaN wins.
+    ``a[e] * c[j] * X[j, f]`` is largest (smallest).  Ties go to the entry that comes first in its
+    row of ``A.tocsr()``; NaN wins.
 
     Parameters
     ----------
@@ -45,8 +49,8 @@ def spmm_arg(
     Y : array, shape (n_rows, feat)
         The result of ``spmm``.
     arg : array, shape (n_rows, feat)
-        Entries numbered in CSR order (that of ``A.tocsr()``), of the dtype of the CSR's indices; -1
-        in a row without entries.
+        Entries numbered in the order of A's own data, of the dtype of the CSR's indices; -1 in a
+        row without entries.
 
     Raises
     ------
@@ -60,11 +64,12 @@ def spmm_arg(
     row_scale = checks.factors("row_scale", row_scale, A=A, axis="rows", like=X)
     col_scale = checks.factors("col_scale", col_scale, A=A, axis="columns", like=X)
     out = checks.output(None, shape=(A.n_rows, X.shape[1]), like=X, inputs=[])
-    B = A.tocsr()
+    B, numbers = numbered_csr(A)
     with on_device_of(out), allocating(f"entries of shape {out.shape}"):
         arg = namespace(out).empty(out.shape, B.index_dtype)
     scales = {"row_scale": row_scale, "col_scale": col_scale}
-    return choose.run(SPMM, B, X, values=B.data, reduce=reduce, arg=arg, out=out, **scales), arg
+    found = choose.run(SPMM, B, X, values=B.data, reduce=reduce, arg=arg, out=out, **scales)
+    return found, _renumbered(arg, numbers)
 
 
 def spmm_arg_backward(
@@ -99,7 +104,7 @@ def spmm_arg_backward(
     -------
     dX : array, shape (n_cols, feat)
     dA : array, shape (nnz,)
-        In CSR order; of an unweighted ``A`` too.
+        In the order of A's own data; of an unweighted ``A`` too.
 
     Raises
     ------
@@ -111,18 +116,31 @@ def spmm_arg_backward(
     Deterministic: no atomics.  What ``arg`` says of entries of other rows is ignored; whether
     ``transposed`` and ``perm`` are those of ``A`` is not checked beyond their range on the CPU.
     """
-    A = checks.sparse("A", A).tocsr()
+    A, numbers = numbered_csr(checks.sparse("A", A))
     X = checks.features("X", X, A=A)
     checks.values_like(A, X)
     grad = checks.features("grad", grad, A=A, axis="rows")
     checks.alike("grad", grad, "X", X)
     arg, grad = _winners(arg, grad, A), contiguous(grad)
+    if numbers is not None:
+        arg = _renumbered(arg, primitives.inverse(numbers))
     row_scale = checks.factors("row_scale", row_scale, A=A, axis="rows", like=X)
     col_scale = checks.factors("col_scale", col_scale, A=A, axis="columns", like=X)
     T, perm = transpose_of(A, transposed, perm)
     scales = row_scale, col_scale
     dX = choose.run(SPMM_ARG_DX, T, perm, grad, arg, A.data, *scales)
-    return dX, choose.run(SPMM_ARG_DA, A, X, grad, arg, *scales)
+    dA = choose.run(SPMM_ARG_DA, A, X, grad, arg, *scales)
+    return dX, None if dA is None else in_own_order(dA, numbers)
+
+
+def _renumbered(arg: Array, numbers: Array | None) -> Array:
+    """Give entries the numbers that ``numbers`` has for them; what is none of them becomes -1."""
+    if numbers is None or not len(numbers):
+        return arg
+    with on_device_of(arg), allocating(f"entries of shape {arg.shape}"):
+        known = (arg >= 0) & (arg < len(numbers))
+        found: Array = namespace(arg).where(known, numbers[arg * known], -1)
+        return found.astype(arg.dtype, copy=False)
 
 
 def _winners(arg: Any, grad: Array, A: CSR) -> Array:

@@ -9,6 +9,7 @@ from ...formats import primitives
 from ...formats.arrays import Array, allocating, is_cupy, namespace, on_device_of
 from ...formats.base import Format
 from ...formats.compressed import CSR
+from ...formats.convert import numbered_csr
 from ..engine import checks, choose
 from ..engine.table import Kernel, Op, Price, deferred
 from . import cuda, options
@@ -154,8 +155,8 @@ def sample_with_perm(
     CSR, shape (n_rows, n_cols)
         The sample.
     perm : array, shape (nnz of the sample,)
-        The number of each of its entries in the order of ``A.tocsr()``, in the dtype of the
-        indices: ``A.tocsr().data[perm]`` are its values.
+        The number of each of its entries in the order of A's own data, in the dtype of the
+        indices: ``A.data[perm]`` are its values.
 
     Raises
     ------
@@ -163,7 +164,7 @@ def sample_with_perm(
         As ``spmm_sampled``.
     """
     A, how = checks.sparse("A", A), _options(width, strategy, seed)
-    A = A.tocsr()
+    A, numbers = numbered_csr(A)
     xp = namespace(A.indptr)
     with on_device_of(A.indptr), allocating(f"a sample of {A.nnz} entries"):
         indptr = primitives.offsets(xp.minimum(A.lengths, how.width), A.index_dtype)
@@ -171,7 +172,8 @@ def sample_with_perm(
         cols, perm = (xp.empty(size, A.index_dtype) for _ in range(2))
         (cuda.sample_rows if is_cupy(cols) else _sample_rows)(A, how, cols, perm, to=indptr)
         data = None if A.data is None else A.data[perm]
-        return CSR._trusted(indptr=indptr, indices=cols, data=data, shape=A.shape), perm
+        B = CSR._trusted(indptr=indptr, indices=cols, data=data, shape=A.shape)
+        return B, perm if numbers is None else numbers[perm]
 
 
 def sampling_rate(A: Format, width: int) -> float:
