@@ -14,7 +14,7 @@ DRAWING = ROOT / "docs" / "architecture.svg"
 #: Room -> what it computes, its paper, and the public names above it in autograd and in nn.
 ROOMS = {
     "matmul": ("A @ X", "fuseGNN", ["spmm"], ["GCNConv", "SAGEConv", "GINConv"]),
-    "edges": ("a number an entry", "", ["sddmm", "edge_softmax", "edge_values"], []),
+    "edges": ("a number an entry", "", ["sddmm", "edge_softmax"], []),
     "attention": (
         "softmax and sums",
         "fuseGNN",
