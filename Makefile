@@ -12,6 +12,7 @@ GRAPH ?=
 SECONDS ?= 600
 STEPS ?= 20000
 DEVICE ?= cpu
+JOBS ?= 1
 
 .PHONY: help demo test test-all test-gpu sanitize fuzz soak lint bench clean
 
@@ -38,8 +39,8 @@ sanitize:  ## compute-sanitizer's four tools over small shapes, CuPy's memory po
 fuzz:  ## mutated files and sequences of calls (SECONDS=600, DEVICE=cuda for calls on a GPU)
 	$(PYTHON) tests/fuzz/run.py --seconds $(SECONDS) --device $(DEVICE)
 
-soak:  ## each layer for STEPS=20000 steps: memory, files and threads stay flat (DEVICE=cuda)
-	$(PYTHON) tests/fuzz/soak.py --steps $(STEPS) --device $(DEVICE)
+soak:  ## each layer for STEPS=20000 steps: memory, files and threads stay flat (DEVICE=cuda, JOBS=8)
+	$(PYTHON) tests/fuzz/soak.py --steps $(STEPS) --device $(DEVICE) --jobs $(JOBS)
 
 lint: $(VENV)/.test  ## ruff and mypy
 	$(VENV)/bin/ruff check

@@ -36,7 +36,7 @@ OPTIONS = {
     "ops": {"cbsr": ["sddmm"], "tiles": ["spmm and sddmm", "of an SGT"]},
 }
 #: Public names that belong to no room.
-SHARED = {"Costs", "compile_all", "explain"}
+SHARED = {"Costs", "Transpose", "compile_all", "explain", "transpose"}
 
 TORCH = [
     ("structure.py", "the arrays of a Graph as", "tensors, made once; prepare"),

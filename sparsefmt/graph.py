@@ -7,7 +7,7 @@ from weakref import WeakValueDictionary
 import numpy as np
 
 from .errors import DtypeError, UnsupportedError
-from .formats import primitives
+from .formats import checks, primitives
 from .formats.arrays import (
     Array,
     allocating,
@@ -67,6 +67,8 @@ class Graph:
                 f"structure is a {type(structure).__name__}: give a COO, CSR, CSC or SGT, or use "
                 "Graph.from_edge_index."
             )
+        if checks.DEBUG:
+            structure.check()
         self._built, self._flipped = GraphBuilt(structure), False
         self._built.graphs[False] = self
 

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sparsefmt import CSR, Graph
+from sparsefmt import CSR
 from sparsefmt.formats.arrays import Array
-from sparsefmt.ops import aggregate_backward
+from sparsefmt.ops import Transpose, aggregate_backward, transpose
 
 from .. import _cusparse, _graphs, _harness, _oracle
 from .._baselines import Call
@@ -36,9 +36,8 @@ class Operands:
     """A weighted matrix with its transpose, features and the gradient of the product."""
 
     A: CSR
-    B: CSR  #: the transpose
-    perm: Array  #: of each entry of ``B``, its number in ``A``
-    inverse: Array  #: of ``perm``, which a graph keeps as it keeps ``B`` and ``perm``
+    B: CSR  #: the transpose, with its values
+    T: Transpose  #: what a graph keeps of it
     X: Array
     G: Array
 
@@ -46,16 +45,13 @@ class Operands:
     def of(cls, graph: CSR, feat: int) -> "Operands":
         """Values, features and gradient uniform in [0, 1): no terms cancel."""
         A = _graphs.weighted(graph)
-        C, perm = A.tocsc_with_perm()
         X = _graphs.uniform(graph.indptr, (graph.n_cols, feat), seed=1)
         G = _graphs.uniform(graph.indptr, (graph.n_rows, feat), seed=2)
-        return cls(A, C.T, perm, Graph(A).transposed.csc_perm, X, G)
+        return cls(A, A.tocsc().T, transpose(A), X, G)
 
     def __call__(self) -> tuple[Array, ...]:
         """Both gradients, in one pass over the entries."""
-        found: tuple[Array, ...] = aggregate_backward(
-            self.A, self.X, self.G, transposed=self.B, perm=self.perm, inverse=self.inverse
-        )
+        found: tuple[Array, ...] = aggregate_backward(self.A, self.X, self.G, transposed=self.T)
         return found
 
     def checked(self, *, cuda: bool) -> dict[str, Any]:

@@ -25,6 +25,7 @@ from .structure import GraphLike, GraphTensors, Side, graph_tensors, side_of
 
 SPMM = LibraryOp("spmm")
 AGGREGATE_BACKWARD = LibraryOp("aggregate_backward")
+_SLICE_BYTES = 128  # of a row of features that a product's kernel takes at a time
 
 
 def spmm(
@@ -194,7 +195,12 @@ def _spmm(
     graph: GraphLike, transposed: bool, x: Tensor, values: Tensor | None, *others: Any
 ) -> Tensor:
     side = side_of(graph, transposed)
-    out: Tensor = SPMM(side, x, values, None if values is None else side.perm, *others)
+    perm = None if values is None else side.perm
+    sliced = x.is_cuda and x.shape[1] * x.element_size() > _SLICE_BYTES
+    if sliced and values is not None and perm is not None:
+        # Each slice would read them through the permutation again.
+        values, perm = values.index_select(0, perm), None
+    out: Tensor = SPMM(side, x, values, perm, *others)
     return out
 
 

@@ -1,5 +1,6 @@
 """What every format has: identity, views, conversions and checks in terms of its arrays."""
 
+import warnings
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
@@ -24,6 +25,10 @@ if TYPE_CHECKING:
     from .sgt import SGT
 
 Level = Literal["full", "cheap"]
+_UNREAD = (
+    'validate="cheap" did not read the indices: one out of range reads foreign memory.  With '
+    "SPARSEFMT_DEBUG=1, as here, every operation reads them first."
+)
 FormatName = Literal["coo", "csr", "csc", "sgt", "cbsr"]
 
 
@@ -70,6 +75,8 @@ class Format:
             object.__setattr__(self, name, contiguous(array))
         if validate == "full":
             self._check_full()
+        elif checks.DEBUG:
+            warnings.warn(_UNREAD, stacklevel=3)
 
     @classmethod
     def _trusted(cls, **fields: Any) -> Self:

@@ -5,6 +5,7 @@ of every kind with one synchronisation, on a CPU NumPy does.
 """
 
 import operator
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -63,6 +64,11 @@ def shape(value: object) -> tuple[int, int]:
     if max(rows, cols) > MAX_SIZE:
         raise IndexRangeError(f"shape is {(rows, cols)}: sizes go to {MAX_SIZE}.")
     return rows, cols
+
+
+#: Look at all indices before each operation, and wait after each kernel.  Read once: a look into
+#: the environment takes about as long as all else that Python does in a launch.
+DEBUG = os.environ.get("SPARSEFMT_DEBUG") == "1"
 
 
 def level(name: str, value: object) -> None:

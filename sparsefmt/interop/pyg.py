@@ -61,7 +61,9 @@ def from_edge_index(
     data = None
     if edge_weight is not None:
         data = edge_values("edge_weight", edge_weight, len(source), dtype)
-    A = COO(target, source, data, shape=(n_target, n_source), validate="cheap")
+    shape = checks.shape((n_target, n_source))
+    A = COO._trusted(row=contiguous(target), col=contiguous(source), data=data, shape=shape)
+    A.check("cheap")
     checks.in_range("edge_index[0]", A.col, n_source, "source vertices")
     checks.in_range("edge_index[1]", A.row, n_target, "target vertices")
     return A.asformat(format)

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from .edges.api import sddmm as sddmm
     from .engine.choose import explain as explain
     from .engine.jit import compile_all as compile_all
+    from .engine.transpose import Transpose as Transpose
+    from .engine.transpose import transpose as transpose
     from .gcn.api import gcn_norm as gcn_norm
     from .gcn.api import gcn_norm_backward as gcn_norm_backward
     from .matmul.aggregation import aggregate as aggregate
@@ -44,6 +46,7 @@ _MODULES = {
     "edges.api": "edge_softmax edge_softmax_backward sddmm",
     "engine.choose": "explain",
     "engine.jit": "compile_all",
+    "engine.transpose": "Transpose transpose",
     "gcn.api": "gcn_norm gcn_norm_backward",
     "matmul.aggregation": "aggregate aggregate_backward scale",
     "matmul.api": "spmm",

@@ -284,34 +284,6 @@ CASES = {
         ShapeError,
         "grad has shape",
     ),
-    "half a transpose": (
-        "spmm_arg_backward",
-        (A, X, ARG, G),
-        {"perm": np.arange(600)},
-        UnsupportedError,
-        "perm is given without transposed: give both or neither",
-    ),
-    "no transpose": (
-        "spmm_arg_backward",
-        (A, X, ARG, G),
-        {"perm": np.arange(600), "transposed": A},
-        ShapeError,
-        "give the CSR of A.T",
-    ),
-    "short perm": (
-        "spmm_arg_backward",
-        (A, X, ARG, G),
-        {"perm": np.arange(5), "transposed": A.tocsc().T},
-        ShapeError,
-        r"perm has shape \(5,\)",
-    ),
-    "float perm": (
-        "spmm_arg_backward",
-        (A, X, ARG, G),
-        {"perm": S, "transposed": A.tocsc().T},
-        DtypeError,
-        "perm is float32: give integers",
-    ),
 }
 
 

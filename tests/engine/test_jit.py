@@ -104,7 +104,7 @@ def driver(cupy, monkeypatch):
     monkeypatch.setattr(jit, "_driver", lambda: driver.function)
     monkeypatch.setattr(jit, "_compile", lambda device, file, name: (None, FUNCTION))
     monkeypatch.setattr(jit, "_loaded", {})
-    monkeypatch.setattr(jit, "_DEBUG", False)
+    monkeypatch.setattr(jit.checks, "DEBUG", False)
     return driver
 
 
@@ -225,7 +225,7 @@ def test_a_launch_is_asynchronous_unless_debugged(cupy, driver, monkeypatch):
     cupy.failure = "misaligned address"
     load()(5, (1, 2), stream=STREAM)
     assert cupy.calls == []
-    monkeypatch.setattr(jit, "_DEBUG", True)
+    monkeypatch.setattr(jit.checks, "DEBUG", True)
     with pytest.raises(KernelLaunchError, match=r"^k<float, int>: misaligned address$"):
         load()(5, (1, 2), stream=STREAM)
     assert cupy.calls == [("synchronize", STREAM)]

@@ -11,10 +11,12 @@ import ctypes
 import gc
 import itertools
 import os
+import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -123,7 +125,7 @@ class _Heap(ctypes.Structure):
     _fields_ = [(name, ctypes.c_size_t) for name in names.split()]
 
 
-def count(device: str) -> dict[str, float]:
+def count(device: str, *, alone: bool = True) -> dict[str, float]:
     """What the process holds now, after a collection of cycles."""
     gc.collect()
     found = {
@@ -145,20 +147,23 @@ def count(device: str) -> dict[str, float]:
         found["torch bytes"] = torch.cuda.memory_allocated()
         found["torch reserved"] = torch.cuda.memory_reserved()
         found["CuPy bytes"] = cupy.get_default_memory_pool().used_bytes()
-        free, total = torch.cuda.mem_get_info()
-        found["device bytes"] = total - free
+        if alone:  # it tells of all processes
+            free, total = torch.cuda.mem_get_info()
+            found["device bytes"] = total - free
     return found
 
 
-def soaked(step: Step, steps: int, device: str) -> tuple[float, dict[str, tuple[float, float]]]:
+def soaked(
+    step: Step, steps: int, device: str, *, alone: bool
+) -> tuple[float, dict[str, tuple[float, float]]]:
     """Give milliseconds a step, and the means of the first and of the last window."""
     for _ in range(WARM):
         step()
-    names, spent = list(count(device)), 0.0
+    names, spent = list(count(device, alone=alone)), 0.0
     sums = np.zeros((2, len(names)))
     for at in range(steps):
         if at % EVERY == 0 and (at < WINDOW or at >= steps - WINDOW):
-            sums[int(at >= WINDOW)] += list(count(device).values())
+            sums[int(at >= WINDOW)] += list(count(device, alone=alone).values())
         begin = time.perf_counter()
         step()
         spent += time.perf_counter() - begin
@@ -181,29 +186,41 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=20_000, help="2000 or more")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--only", default="", help="cases with this in their name")
+    parser.add_argument("--jobs", type=int, default=1, help="cases at a time, each a process")
+    parser.add_argument("--case", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.steps < 2 * WINDOW:
         parser.error(f"--steps is {given.steps}: give {2 * WINDOW} or more, two windows.")
     torch.set_num_threads(1)
-    worst = 0
     with tempfile.TemporaryDirectory() as folder:
         cases = layers(given.device) | formats(given.device, Path(folder))
-        for name, step in cases.items():
-            if given.only not in name:
-                continue
-            ms, means = soaked(step, given.steps, given.device)
-            faults = grown(means)
-            worst += bool(faults)
-            per_step = {
-                key: (last - first) / max(given.steps - WINDOW, 1)
-                for key, (first, last) in means.items()
-            }
-            kept = ", ".join(f"{key} {value:+.3f}" for key, value in per_step.items() if value)
-            print(f"{name}: {ms:.2f} s a 1000 steps; a step keeps {kept or 'nothing'}", flush=True)
-            for fault in faults:
-                print(f"  {fault}", flush=True)
-    print("flat" if not worst else f"{worst} of {len(cases)} cases grow")
+        names = [given.case] if given.case else [name for name in cases if given.only in name]
+        if given.jobs > 1:
+            with ThreadPoolExecutor(given.jobs) as pool:
+                worst = sum(pool.map(lambda name: in_process(name, given), names))
+        else:
+            worst = sum(held(name, cases[name], given) for name in names)
+    if not given.case:
+        print("flat" if not worst else f"{worst} of {len(names)} cases grow")
     return worst
+
+
+def in_process(name: str, given: argparse.Namespace) -> bool:
+    """Soak a case in a process of its own; whether it grew, or failed."""
+    options = f"--steps={given.steps}", f"--device={given.device}", f"--case={name}"
+    return subprocess.run([sys.executable, __file__, *options], check=False).returncode != 0
+
+
+def held(name: str, step: Step, given: argparse.Namespace) -> bool:
+    """Soak a case and print what a step of it keeps; whether it grew."""
+    ms, means = soaked(step, given.steps, given.device, alone=not given.case)
+    steps = given.steps - WINDOW
+    kept = {key: (last - first) / steps for key, (first, last) in means.items() if last != first}
+    told = ", ".join(f"{key} {value:+.3f}" for key, value in kept.items())
+    lines = [f"{name}: {ms:.2f} s a 1000 steps; a step keeps {told or 'nothing'}"]
+    faults = grown(means)
+    print("\n  ".join([*lines, *faults]), flush=True)
+    return bool(faults)
 
 
 if __name__ == "__main__":

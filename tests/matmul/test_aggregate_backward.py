@@ -22,8 +22,8 @@ from op_cases import (
     rows_of,
 )
 
-from sparsefmt import CSR, Graph, ops
-from sparsefmt.errors import DeviceError, DtypeError, ShapeError, UnsupportedError
+from sparsefmt import CSR, ops
+from sparsefmt.errors import DeviceError, DtypeError, ShapeError
 from sparsefmt.ops import explain
 from sparsefmt.ops.engine import checks
 from sparsefmt.ops.engine.structure import Structure
@@ -150,11 +150,9 @@ def test_rows_may_lie_apart_and_anywhere(xp):
 def test_a_transpose_that_is_given_is_used(xp):
     A = put(xp, matrix("power law", F32, np.int32).tocsr())
     X, grad = put(xp, features(45, 16, F32)), put(xp, features(60, 16, F32, seed=2))
-    graph = Graph(A)
-    given = {"transposed": graph.transposed.csr.with_data(None), "perm": graph.csc_perm}
     for one, other in zip(
         ops.aggregate_backward(A, X, grad),
-        ops.aggregate_backward(A, X, grad, **given),
+        ops.aggregate_backward(A, X, grad, transposed=ops.transpose(A)),
         strict=True,
     ):
         assert bool((one == other).all())
@@ -214,14 +212,13 @@ def test_no_implicit_zero_touches_infinity(xp):
 @pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
 @pytest.mark.parametrize("index_dtype", INDEX_DTYPES, ids=name_of)
 def test_entries_may_move_between_both_orders_apart(xp, monkeypatch, dtype, index_dtype):
-    """As those of large graphs do; back by the permutation, or by its inverse where it is given."""
+    """As those of large graphs do; back by the permutation, or its inverse with a transpose."""
     monkeypatch.setattr(matmul_cuda_aggregate, "goes_apart", lambda *_, **__: True)
     for weighted in (dtype, None):
         A = matrix("power law", weighted, index_dtype).tocsr()
-        graph = Graph(put(xp, A))
-        given = {"transposed": graph.csc.T, "perm": graph.csc_perm}
+        A = put(xp, A)
         for width in (0, 1, 33, 64, 200):
-            ways = given, given | {"inverse": graph.transposed.csc_perm}
+            ways = {}, {"transposed": ops.transpose(A)}
             first, second = (check(xp, A, width, dtype, **way) for way in ways)
             for one, other in zip(first, second, strict=True):
                 assert bool((one == other).all())
@@ -259,42 +256,6 @@ BAD = {
         {"self_weight": np.ones(60, F32)},
         ShapeError,
         r"self_weight is given but A is \(60, 45\): only a square A has vertices",
-    ),
-    "transposed": (
-        (A0, X0, G0),
-        {"transposed": A0.T.tocsr()},
-        UnsupportedError,
-        "transposed is given without perm: give both or neither",
-    ),
-    "index dtype": (
-        (A0, X0, G0),
-        {"transposed": A0.T.tocsr().astype(index_dtype=np.int64), "perm": np.arange(A0.nnz)},
-        DtypeError,
-        "transposed has int64 indices but A int32",
-    ),
-    "entries": (
-        (A0, X0, G0),
-        {"transposed": A0.T.tocsr()[:, :9], "perm": np.arange(A0.nnz)},
-        ShapeError,
-        "transposed is CSR",
-    ),
-    "perm": (
-        (A0, X0, G0),
-        {"transposed": A0.T.tocsr(), "perm": np.arange(A0.nnz - 1)},
-        ShapeError,
-        "perm has shape",
-    ),
-    "inverse alone": (
-        (A0, X0, G0),
-        {"inverse": np.arange(A0.nnz)},
-        UnsupportedError,
-        "inverse is given without perm: give transposed and perm too",
-    ),
-    "inverse": (
-        (A0, X0, G0),
-        {"transposed": A0.T.tocsr(), "perm": np.arange(A0.nnz), "inverse": np.ones(A0.nnz)},
-        DtypeError,
-        "inverse is float64: give integers",
     ),
 }
 

@@ -371,8 +371,11 @@ def test_a_fault_inside_a_kernel_names_it_under_debug(debug):
         "import cupy, numpy as np, sparsefmt as sf\n"
         "i = cupy.array([0, 1], np.int32)\n"
         "A = sf.CSR(i, i[:1].copy(), shape=(1, 2)); A.indices[0] = 2**30\n"
-        "try:\n"
-        "    A @ cupy.ones((2, 64), np.float32)\n"
+        "from sparsefmt.ops.matmul.cuda import spmm\n"
+        "X = cupy.ones((2, 64), np.float32)\n"
+        "try: A @ X if sf.formats.checks.DEBUG else None\n"
+        "except sf.IndexRangeError: print('refused')\n"
+        "try: spmm(A, X, None, None, None, None)\n"
         "except sf.KernelLaunchError as e: print('named', e)\n"
         "try: cupy.cuda.Device().synchronize()\n"
         "except cupy.cuda.runtime.CUDARuntimeError as e: print('late')\n"
@@ -384,7 +387,8 @@ def test_a_fault_inside_a_kernel_names_it_under_debug(debug):
         env={**os.environ, "SPARSEFMT_DEBUG": debug},
         check=False,
     )
-    assert ("named spmm_csr_balanced" in run.stdout) == (debug == "1"), run.stdout + run.stderr
+    for text in ("refused", "named spmm_csr_balanced"):
+        assert (text in run.stdout) == (debug == "1"), run.stdout + run.stderr
 
 
 @pytest.mark.gpu

@@ -15,7 +15,8 @@ from ...reorder import Order
 from ..engine import checks as engine_checks
 from ..engine import choose
 from ..engine.table import Kernel, Op, Price, csr_kernels, deferred
-from ..matmul.extrema import one_per_entry, transpose_of
+from ..engine.transpose import Transpose, transpose_of
+from ..matmul.extrema import one_per_entry
 from . import cuda, cuda_sspmm
 from .api import REDUCTIONS, balanced, factors
 
@@ -30,8 +31,7 @@ def sspmm(
     col_scale: Array | None = None,
     deterministic: bool = False,
     order: Order | None = None,
-    transposed: CSR | None = None,
-    perm: Array | None = None,
+    transposed: Transpose | None = None,
 ) -> CBSR:
     """Gradient of ``spgemm`` in the values of ``S``: a transposed product, at its places only.
 
@@ -58,7 +58,7 @@ def sspmm(
         ``reorder.community_order(A)`` takes half a second to a second for 10**8 entries; make it
         once and keep it, since windows live as long as their order.  No row of any array moves.
         Without effect on the CPU and where ``deterministic``.
-    transposed, perm : CSR, shape (n_cols, n_rows), and array, shape (nnz,), optional
+    transposed : Transpose, optional
         As for ``aggregate_backward``; computed if left out and needed.
 
     Returns
@@ -74,21 +74,21 @@ def sspmm(
         If ``A`` is no sparse format, ``S`` no CBSR or ``order`` no Order, or dtypes do not fit.
     DeviceError
         If the arguments are on different devices.
-    IndexRangeError
-        On the CPU, if ``perm`` numbers entries that ``A`` does not store.
+    FormatError
+        If ``transposed`` was made of a matrix with other indices.
     UnsupportedError
-        If ``reduce`` is neither, or only one of ``transposed`` and ``perm`` is given.
+        If ``reduce`` is neither.
 
     Notes
     -----
     The atomic way sorts the entries into windows at its first use, in about 48 bytes an entry.
     They stay with ``A``, if it is a CSR: 4 bytes and an index an entry for each height of windows,
     which goes by the width of the features.  Sums are in float32 if values have 2 bytes, in memory
-    of their own.  The other way needs the transpose, and n_cols * 256 bytes at most.  Whether
-    ``transposed`` and ``perm`` are those of ``A`` is not checked beyond their range on the CPU.
+    of their own.  The other way needs the transpose, and n_cols * 256 bytes at most.
 
     MaxK-GNN (ASPLOS'24), section 4.2.
     """
+    given = engine_checks.sparse("A", A)
     A = engine_checks.csr("A", A)
     engine_checks.choice("reduce", reduce, REDUCTIONS)
     dY = engine_checks.features("dY", dY, A=A, axis="rows")
@@ -97,14 +97,15 @@ def sspmm(
         engine_checks.same_dtype("dY", dY, "A", A)
     row_scale = factors("row_scale", row_scale, A, "rows", "dY", dY)
     col_scale = factors("col_scale", col_scale, A, "columns", "dY", dY)
-    if deterministic or transposed is not None or perm is not None or not is_cupy(dY):
-        transposed, perm = transpose_of(A, transposed, perm)
+    T = perm = None
+    if deterministic or transposed is not None or not is_cupy(dY):
+        T, perm, _ = transpose_of(given, A, transposed)
     if order is not None:
         order = checked_order(order, A)
     if reduce == "mean":
         row_scale = _shares(A, row_scale, dY)
     factors_of_entries = A.data, row_scale, col_scale
-    ways = {"deterministic": deterministic, "order": order, "transposed": transposed, "perm": perm}
+    ways = {"deterministic": deterministic, "order": order, "transposed": T, "perm": perm}
     dS = choose.run(SSPMM_OUTER, A, S.indices, dY, *factors_of_entries, **ways)
     return CBSR._trusted(indices=S.indices, data=dS, shape=S.shape)
 

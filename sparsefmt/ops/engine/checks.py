@@ -35,6 +35,8 @@ def sparse(name: str, A: object) -> Format:
             f"{name} is a {type(A).__name__}: give a sparsefmt format (COO, CSR, CSC, SGT, CBSR), "
             "for instance from sparsefmt.from_scipy()."
         )
+    if checks.DEBUG:
+        A.check()
     return A
 
 

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import DeviceError, KernelLaunchError
+from ...formats import checks
 from ...formats.arrays import import_cupy
 
 OPTIONS = ("-std=c++17",)
@@ -43,8 +44,6 @@ _loaded: dict[tuple[Any, ...], "Kernel"] = {}
 _lock = threading.Lock()
 
 
-#: Read once: a look into the environment takes about as long as all else that Python does here.
-_DEBUG = os.environ.get("SPARSEFMT_DEBUG") == "1"
 _INVALID_CONTEXT = 201
 _MAX_DYNAMIC_SHARED_SIZE_BYTES = 8  # a CUfunction_attribute
 
@@ -148,7 +147,7 @@ class Launch:
             runtime = import_cupy().cuda.runtime
             runtime.setDevice(runtime.getDevice())
             status = self._launch(config, self._function, None, extra)
-        if status or _DEBUG:
+        if status or checks.DEBUG:
             self._raise_if_failed(status, stream)
 
     def _raise_if_failed(self, status: int, stream: int) -> None:

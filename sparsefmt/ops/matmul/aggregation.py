@@ -10,14 +10,13 @@ from ...errors import ShapeError, UnsupportedError
 from ...formats import primitives
 from ...formats.arrays import Array, allocating, is_cupy, namespace, on_device_of
 from ...formats.base import Format
-from ...formats.compressed import CSR
 from ...formats.convert import numbered_csr
 from ..engine import checks, choose
 from ..engine.order import in_own_order
 from ..engine.table import Op, Price, csr_kernels
+from ..engine.transpose import Transpose, transpose_of
 from . import cuda_aggregate
 from .api import price_of_rows, spmm
-from .extrema import entry_numbers, transpose_of
 
 
 @dataclass(frozen=True)
@@ -105,9 +104,7 @@ def aggregate_backward(
     grad: Array,
     *,
     self_weight: Array | None = None,
-    transposed: CSR | None = None,
-    perm: Array | None = None,
-    inverse: Array | None = None,
+    transposed: Transpose | None = None,
 ) -> tuple[Array, ...]:
     """Gradients of ``Y = A @ X + diag(self_weight) @ X`` in features and edge values, in one pass.
 
@@ -125,15 +122,9 @@ def aggregate_backward(
     self_weight : array, shape (n_rows,), optional
         What each vertex's own features were multiplied with, for a square ``A``; of X's dtype, or
         float32 beside 2-byte features.
-    transposed : CSR, shape (n_cols, n_rows), optional
-        ``A.tocsr().tocsc().T``; computed if left out, by a sort.  Its values are not read.
-    perm : array, shape (nnz,), optional
-        The number in CSR order of each entry of ``transposed``: the permutation of
-        ``A.tocsr().tocsc_with_perm()``.  Goes with ``transposed``; neither is compared with ``A``
-        beyond its size; what is no permutation gives wrong values of ``dA``, or leaves them unset.
-    inverse : array, shape (nnz,), optional
-        That of ``perm``: ``Graph(A).transposed.csc_perm``.  On a GPU ``dA`` of a large graph goes
-        back to CSR order 2.7 times as fast by it.
+    transposed : Transpose, optional
+        ``ops.transpose(A)``, for those who call more than once; computed if left out, by a sort.
+        With it ``dA`` of a large graph also goes back to CSR order 2.7 times as fast on a GPU.
 
     Returns
     -------
@@ -149,8 +140,8 @@ def aggregate_backward(
         If shapes do not fit, or ``self_weight`` is given for an ``A`` that is not square.
     DtypeError, DeviceError
         As ``aggregate``.
-    UnsupportedError
-        If only one of ``transposed`` and ``perm`` is given, or ``inverse`` without them.
+    FormatError
+        If ``transposed`` was made of a matrix with other indices.
 
     Notes
     -----
@@ -158,10 +149,11 @@ def aggregate_backward(
     a product with the transpose and ``sddmm`` gather one each.  Sums run in float32 at least; on a
     GPU wide features go in slices, for whose dot products it takes a float an entry of memory, and
     of large graphs one of any width, and a value an entry if there are values: from 4 Mi entries on
-    beside 16 MiB of features, or with ``inverse`` 1.5 Mi, and from 8 Mi on.
+    beside 16 MiB of features, or with ``transposed`` 1.5 Mi, and from 8 Mi on.
     fuseGNN (ICCAD'20), algorithms 2 and 3.
     """
-    A, numbers = numbered_csr(checks.sparse("A", A))
+    given = checks.sparse("A", A)
+    A, numbers = numbered_csr(given)
     X = checks.features("X", X, A=A)
     checks.values_like(A, X)
     grad = checks.features("grad", grad, A=A, axis="rows")
@@ -169,12 +161,11 @@ def aggregate_backward(
     if self_weight is not None and A.n_rows != A.n_cols:
         raise ShapeError(f"self_weight is given but A is {A.shape}: only a square A has vertices.")
     own = checks.factors("self_weight", self_weight, A=A, axis="rows", like=X)
-    T, places = transpose_of(A, transposed, perm)
-    back = None if inverse is None else _inverse(inverse, A, perm)
+    T, perm, inverse = transpose_of(given, A, transposed)
     dX = checks.output(None, shape=X.shape, like=X, inputs=[])
     dA = checks.output(None, shape=(A.nnz,), like=X, inputs=[])
     dself = None if own is None else checks.output(None, shape=own.shape, like=own, inputs=[])
-    entries = {"values": A.data, "perm": places, "inverse": back}
+    entries = {"values": A.data, "perm": perm, "inverse": inverse}
     results = {"self_weight": own, "dself": dself, "out": (dX, dA)}
     choose.run(AGGREGATE_BACKWARD, T, X, grad, **entries, **results)
     dA = in_own_order(dA, numbers)
@@ -183,12 +174,6 @@ def aggregate_backward(
     with on_device_of(dself), allocating(f"a result of shape {dself.shape}"):
         with np.errstate(over="ignore"):
             return dX, dA, dself.astype(getattr(self_weight, "dtype", X.dtype), copy=False)
-
-
-def _inverse(inverse: Any, A: CSR, perm: Any) -> Array:
-    if perm is None:
-        raise UnsupportedError("inverse is given without perm: give transposed and perm too.")
-    return entry_numbers("inverse", inverse, A)
 
 
 def scale(A: Format, row: Array | None = None, col: Array | None = None) -> Any:

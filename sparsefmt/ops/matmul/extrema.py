@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from ...errors import DtypeError, IndexRangeError, ShapeError, UnsupportedError
+from ...errors import ShapeError
 from ...formats import checks as formats_checks
 from ...formats import primitives
 from ...formats.arrays import (
@@ -20,6 +20,7 @@ from ...formats.convert import numbered_csr
 from ..engine import checks, choose
 from ..engine.order import in_own_order
 from ..engine.table import Op, Price, csr_kernels
+from ..engine.transpose import Transpose, transpose_of
 from . import cuda
 from .api import REDUCTIONS, SPMM, price_of_rows
 
@@ -80,8 +81,7 @@ def spmm_arg_backward(
     *,
     row_scale: Array | None = None,
     col_scale: Array | None = None,
-    transposed: CSR | None = None,
-    perm: Array | None = None,
+    transposed: Transpose | None = None,
 ) -> tuple[Array, Array]:
     """Gradients of ``spmm_arg`` in the features and in the edge values.
 
@@ -97,7 +97,7 @@ def spmm_arg_backward(
         What ``spmm_arg`` returned.
     grad : array, shape (n_rows, feat)
         Of ``Y``, in X's dtype.
-    transposed, perm : CSR, shape (n_cols, n_rows), and array, shape (nnz,), optional
+    transposed : Transpose, optional
         As for ``aggregate_backward``.
 
     Returns
@@ -108,15 +108,15 @@ def spmm_arg_backward(
 
     Raises
     ------
-    ShapeError, DtypeError, DeviceError, UnsupportedError
-        As ``spmm``; also if only one of ``transposed`` and ``perm`` is given.
+    ShapeError, DtypeError, DeviceError, FormatError, UnsupportedError
+        As ``spmm``, and ``aggregate_backward`` of ``transposed``.
 
     Notes
     -----
-    Deterministic: no atomics.  What ``arg`` says of entries of other rows is ignored; whether
-    ``transposed`` and ``perm`` are those of ``A`` is not checked beyond their range on the CPU.
+    Deterministic: no atomics.  What ``arg`` says of entries of other rows is ignored.
     """
-    A, numbers = numbered_csr(checks.sparse("A", A))
+    given = checks.sparse("A", A)
+    A, numbers = numbered_csr(given)
     X = checks.features("X", X, A=A)
     checks.values_like(A, X)
     grad = checks.features("grad", grad, A=A, axis="rows")
@@ -126,7 +126,7 @@ def spmm_arg_backward(
         arg = _renumbered(arg, primitives.inverse(numbers))
     row_scale = checks.factors("row_scale", row_scale, A=A, axis="rows", like=X)
     col_scale = checks.factors("col_scale", col_scale, A=A, axis="columns", like=X)
-    T, perm = transpose_of(A, transposed, perm)
+    T, perm, _ = transpose_of(given, A, transposed)
     scales = row_scale, col_scale
     dX = choose.run(SPMM_ARG_DX, T, perm, grad, arg, A.data, *scales)
     dA = choose.run(SPMM_ARG_DA, A, X, grad, arg, *scales)
@@ -153,46 +153,6 @@ def _winners(arg: Any, grad: Array, A: CSR) -> Array:
     # A kernel reads as many places at a time as features: 64 bytes at most.
     aligned = not is_cupy(arg) or arg.data.ptr % 64 == 0
     return arg if arg.flags.c_contiguous and aligned else arg.copy()
-
-
-def transpose_of(A: CSR, transposed: CSR | None, perm: Any) -> tuple[CSR, Array]:
-    """Check the transpose that was given, or make one; and its entries' numbers in ``A``."""
-    if (transposed is None) != (perm is None):
-        given, other = ("perm", "transposed") if transposed is None else ("transposed", "perm")
-        raise UnsupportedError(f"{given} is given without {other}: give both or neither.")
-    if transposed is None:
-        columns, perm = A.tocsc_with_perm()
-        transposed = columns.T
-    elif not isinstance(transposed, CSR) or transposed.shape != A.shape[::-1]:
-        raise ShapeError(f"transposed is {transposed!r}: give the CSR of A.T, A is {A!r}.")
-    if transposed.index_dtype != A.index_dtype:
-        raise DtypeError(
-            f"transposed has {transposed.index_dtype} indices but A {A.index_dtype}: use "
-            ".astype(index_dtype=...)."
-        )
-    if transposed.nnz != A.nnz:
-        raise ShapeError(f"transposed stores {transposed.nnz} entries but A stores {A.nnz}.")
-    formats_checks.same_device("transposed", transposed.indices, "A", A.indices)
-    return transposed, entry_numbers("perm", perm, A)
-
-
-def entry_numbers(name: str, perm: Any, A: CSR) -> Array:
-    """Check a permutation of the entries, and give it in the index dtype of ``A``."""
-    perm = as_array(name, perm, beside=A.indices)
-    if perm.shape != (A.nnz,):
-        raise ShapeError(
-            f"{name} has shape {perm.shape} but A stores {A.nnz} entries: give one number each."
-        )
-    if perm.dtype.kind not in "iu":
-        raise DtypeError(f"{name} is {perm.dtype}: give integers, the permutation of a conversion.")
-    formats_checks.same_device(name, perm, "A", A.indices)
-    if not is_cupy(perm) and A.nnz and not (0 <= perm.min() and perm.max() < A.nnz):
-        raise IndexRangeError(
-            f"{name} numbers entries {perm.min()} to {perm.max()} but A stores {A.nnz}: give the "
-            "permutation of A.tocsr().tocsc_with_perm()."
-        )
-    with on_device_of(perm), allocating(f"a permutation of {A.nnz} entries"):
-        return namespace(perm).ascontiguousarray(perm, A.index_dtype)
 
 
 # The rows of the table
