@@ -272,6 +272,26 @@ def test_scores_may_be_float32_beside_two_bytes(xp, dtype):
     check(xp, A, H, el, er, grad, edge_scores=edges, dropout=0.1)
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
+def test_scores_may_lie_in_any_order(xp, dtype):
+    """As those of a transposed product do: heads first in memory."""
+    A = put(xp, matrix("power law", None, np.int32).tocsr())
+    shapes = (45, 3, 4), (45, 3), (60, 3), (60, 3, 4), (A.nnz, 3)
+    H, el, er, G, E = (put(xp, features(n, tuple(tail), dtype)) for n, *tail in shapes)
+    results = []
+    for order in "CF":
+        given = [xp.asarray(one, order=order) for one in (H, el, er)]
+        scores, grad = xp.asarray(E, order=order), xp.asarray(G, order=order)
+        found = [ops.gat(A, *given, edge_scores=scores)]
+        found += ops.gat_backward(A, *given, grad, edge_scores=scores)
+        found.append(ops.gat_attention(A, *given[1:], edge_scores=scores))
+        keys = ops.dot_attention(A, grad, given[0], given[0], edge_scores=scores)
+        found += [keys, ops.gatv2(A, given[0], grad, given[0][0], edge_scores=scores)]
+        results.append(found)
+    for one, other in zip(*results, strict=True):
+        assert bool((one == other).all())
+
+
 def test_one_head_may_have_an_axis_or_none(xp):
     A = matrix("power law", None, np.int32).tocsr()
     H, el, er, grad = operands(A, (), 8, np.float32)

@@ -94,7 +94,9 @@ class Calls(Matrix):
     def placed(self, how):
         """Fit a way of calling to this matrix: its dtype, and where it is."""
         dtype = how.dtype if self.A.data is None else self.A.dtype
-        return How(**(vars(how) | {"dtype": dtype, "device": self.device}))
+        converted = self.A.format != "csr"  # at each call, which waits for the GPU
+        way = "stream" if converted and how.way == "capture" else how.way
+        return How(**(vars(how) | {"dtype": dtype, "device": self.device, "way": way}))
 
     @property
     def B(self):

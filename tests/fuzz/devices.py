@@ -51,8 +51,10 @@ def enqueued(call, way, device):
         stream.synchronize()
         if way == "capture":
             stream.begin_capture()
-            found = call()
-            graph = stream.end_capture()
+            try:
+                found = call()
+            finally:
+                graph = stream.end_capture()
             for _ in range(3):
                 graph.launch()
         stream.synchronize()

@@ -121,7 +121,7 @@ class CupyMemory:
         if a.itemsize > 2:
             return self.contiguous(a)
         with self.on_device(a), allocating("scales in float32"):
-            return a.astype(np.float32)
+            return a.astype(np.float32, order="C")  # by default it keeps strides
 
     def empty(self, shape: Sequence[int], dtype: str, like: Any) -> Any:
         """Uninitialised memory on the device of ``like``."""
