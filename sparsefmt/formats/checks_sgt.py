@@ -81,7 +81,9 @@ def _numpy_faults(A: SGT) -> Iterator[int]:
     yield checks.first_true(_misplaced_columns(A))
     yield checks.first_outside(A.slots, A.tile[0] * A.tile[1])
     yield checks.first_outside(A.order, A.nnz)
-    row, col = sgt_coordinates(A)
+    row, col = (np.empty(A.nnz, A.index_dtype) for _ in range(2))
+    for some, part, within, columns in sgt_coordinates(A):
+        row[part], col[part] = within + row.dtype.type(some.start), columns
     yield checks.first_true(col < 0)
     yield checks.first_true((row < 0) | (row >= A.n_rows))  # below 0: past the index dtype
     yield checks.first_true(_unsorted_entries(A))

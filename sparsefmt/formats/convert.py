@@ -143,12 +143,14 @@ def _csr_to_sgt(A: CSR, want_perm: bool, tile: tuple[int, int] = DEFAULT_TILE) -
 
 
 def _sgt_to_csr(A: SGT, want_perm: bool) -> tuple[CSR, None]:
-    row, col = sgt_coordinates(A)
-    xp = namespace(row)
+    xp = namespace(A.order)
     indices = xp.empty(A.nnz, A.index_dtype)
-    indices[A.order] = col
-    lengths = xp.bincount(row, minlength=A.n_rows)  # synchronize!
-    indptr = primitives.offsets(lengths, A.index_dtype)
+    indptr = xp.zeros(A.n_rows + 1, A.index_dtype)
+    for rows, part, row, col in sgt_coordinates(A):
+        indices[A.order[part]] = col
+        lengths = indptr[rows.start + 1 : rows.stop + 1]
+        lengths += xp.bincount(row, minlength=len(lengths))  # synchronize!
+    primitives.sum_up(indptr)
     return CSR._trusted(indptr=indptr, indices=indices, data=A.data, shape=A.shape), None
 
 

@@ -1,5 +1,6 @@
 """Sort, scan and search on either array library: what every conversion is made of."""
 
+from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
@@ -43,6 +44,12 @@ def expand(ptr: Array, nnz: int) -> Array:
         lanes = -(-nnz // (32 * RUN)) * 32
         _expand_kernel()(ptr, len(ptr) - 1, nnz, segment, size=lanes)
     return segment
+
+
+def parts(whole: slice, size: int) -> Iterator[slice]:
+    """Slice a slice: ``size`` places at a time."""
+    for start in range(whole.start, whole.stop, size):
+        yield slice(start, min(start + size, whole.stop))
 
 
 def expand_part(ptr: Array, part: slice) -> Array:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ..errors import OutOfMemoryError
 from ..formats.base import Format
-from ..formats.sgt import DEFAULT_TILE, SGT
+from ..formats.sgt import DEFAULT_TILE, SGT, slot_dtype
 
 #: What ``read`` takes of the available memory by default.
 SHARE = 0.5
@@ -98,5 +98,5 @@ def _size(A: Format, format: str, index: int, tile: tuple[int, int] | None) -> i
     height, width = tile or DEFAULT_TILE
     windows = -(-A.n_rows // height)
     tiles = min(A.nnz, windows * -(-A.n_cols // width))
-    # The sort of a tile's entries has some words of 8 bytes for each.
-    return (windows + tiles * (1 + width)) * index + A.nnz * (40 + index + values)
+    slots = slot_dtype((height, width)).itemsize
+    return (windows + tiles * (1 + width) + 2) * index + A.nnz * (slots + index + values)
