@@ -97,6 +97,6 @@ def _size(A: Format, format: str, index: int, tile: tuple[int, int] | None) -> i
         return A.nbytes
     height, width = tile or DEFAULT_TILE
     windows = -(-A.n_rows // height)
-    tiles = min(A.nnz, windows * -(-A.n_cols // width))
+    tiles = min(A.nnz, windows * -(-A.n_cols // width), windows + A.nnz // width)
     slots = slot_dtype((height, width)).itemsize
     return (windows + tiles * (1 + width) + 2) * index + A.nnz * (slots + index + values)
