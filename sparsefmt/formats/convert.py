@@ -53,10 +53,10 @@ def _convert(
     A: Format, format: FormatName, *, want_perm: bool, **options: Any
 ) -> tuple[Any, Array | None]:
     _check_options(format, options)
-    if A.format == format and not (isinstance(A, SGT) and options.get("tile", A.tile) != A.tile):
-        return A, None
     B: Any = A
-    path: Sequence[FormatName] = ("csr", "sgt") if A.format == format else _path(A.format, format)
+    path = steps(A, format, options.get("tile"))
+    if not path:
+        return A, None
     perm: Array | None = None
     with on_device_of(A._indices), allocating(f"{A.format} -> {format} of {A.nnz} entries"):
         for step in path:
@@ -64,6 +64,16 @@ def _convert(
             if moved is not None:
                 perm = moved if perm is None else perm[moved]
     return B, perm
+
+
+def steps(
+    A: Format, format: FormatName, tile: tuple[int, int] | None = None
+) -> Sequence[FormatName]:
+    """Find the formats that a conversion goes through, the last one counted; none if it is that."""
+    if A.format != format:
+        return _path(A.format, format)
+    retiled = isinstance(A, SGT) and tile not in (None, A.tile)
+    return ("csr", "sgt") if retiled else ()
 
 
 def _check_options(format: str, options: dict[str, Any]) -> None:

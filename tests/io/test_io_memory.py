@@ -6,12 +6,27 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from sparsefmt import COO
+from sparsefmt import CBSR, COO
 from sparsefmt.errors import FileFormatError, OutOfMemoryError
 from sparsefmt.io import memory, read, write
 
 BUFFERS = 10 * 2**20  #: what ``read`` may take beside ``max_bytes``
 READ = ""
+
+
+def refusal(path, limit, **options):
+    """Read within a limit; why it was refused, if it was."""
+    refused = READ
+    tracemalloc.start()
+    try:
+        read(path, max_bytes=limit, **options)
+    except (OutOfMemoryError, FileFormatError) as error:
+        refused = str(error)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak <= limit + BUFFERS, (path.name, options, limit, refused)
+    assert refused is READ or "raise max_bytes" in refused
+    return refused
 
 
 def matrices():
@@ -43,17 +58,32 @@ def test_reading_stays_within_its_limit_or_is_refused(tmp_path, name, place):
         wishes, formats = wishes[2:], formats[:1]
     for format, options in itertools.product(formats, wishes):
         for limit in (2**20, 2**23, 2**24, 2**25, 2**26, 2**31):
-            refused = READ
-            tracemalloc.start()
-            try:
-                read(path, format=format, max_bytes=limit, **options)
-            except (OutOfMemoryError, FileFormatError) as error:
-                refused = str(error)
-            peak = tracemalloc.get_traced_memory()[1]
-            tracemalloc.stop()
-            assert peak <= limit + BUFFERS, (format, options, limit, refused)
-            assert refused is READ or "raise max_bytes" in refused
+            refused = refusal(path, limit, format=format, **options)
         assert refused is READ  # the last limit is large
+
+
+def stored(format):
+    """Matrices with many entries, and with many rows."""
+    if format == "cbsr":
+        indices = np.tile(np.arange(8, dtype=np.uint8), (200_000, 1))
+        return [CBSR(indices, np.ones(indices.shape, np.float32), shape=(200_000, 200))]
+    rng = np.random.default_rng(3)
+    shapes = [(2000, 3000, 1_500_000), (3_000_000, 40, 100)]
+    drawn = [(rng.integers(0, n, nnz), rng.integers(0, m, nnz), n, m) for n, m, nnz in shapes]
+    return [COO(row, col, shape=(n, m)).asformat(format) for row, col, n, m in drawn]
+
+
+@pytest.mark.parametrize("format", ["coo", "csr", "csc", "sgt", "cbsr"])
+def test_archives_of_every_format_stay_within_their_limit(tmp_path, format):
+    """Whatever the limit, from one that is too small to one that is large enough."""
+    path = tmp_path / "a.npz"
+    for A, goal in itertools.product(stored(format), ("coo", "csr", "csc", "sgt")):
+        write(path, A)
+        limit, refused = 2**20, "not yet"
+        while refused is not READ:
+            limit = limit * 3 // 2
+            refused = refusal(path, limit, format=goal)
+            assert limit < 2**30
 
 
 def test_the_default_is_a_share_of_what_is_available(tmp_path, monkeypatch):
