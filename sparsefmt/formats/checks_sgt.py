@@ -11,10 +11,10 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 
 from ..errors import FormatError
-from . import checks
+from . import checks, primitives
 from . import faults as formats_faults
 from .arrays import Array, is_cupy, on_device_of
-from .condense import sgt_coordinates
+from .condense import PART_ENTRIES, sgt_coordinates
 from .sgt import PADDING, SGT
 
 KINDS = 15
@@ -81,14 +81,25 @@ def _numpy_faults(A: SGT) -> Iterator[int]:
     yield checks.first_true(_misplaced_columns(A))
     yield checks.first_outside(A.slots, A.tile[0] * A.tile[1])
     yield checks.first_outside(A.order, A.nnz)
-    row, col = sgt_coordinates(A)
-    yield checks.first_true(col < 0)
-    yield checks.first_true((row < 0) | (row >= A.n_rows))  # below 0: past the index dtype
-    yield checks.first_true(_unsorted_entries(A))
-    rows = np.full(A.nnz, -1, A.index_dtype)
-    rows[A.order] = row
+    in_padding, below, rows = _entry_faults(A)
+    yield in_padding
+    yield below
+    yield _first_unsorted(A)
     yield checks.first_true(rows < 0)
     yield checks.first_true(rows[1:] < rows[:-1])
+
+
+def _entry_faults(A: SGT) -> tuple[int, int, Array]:
+    """Find the first entry in padding, the first below the last row, and all rows in CSR order."""
+    found = [-1, -1]
+    rows = np.full(A.nnz, -1, A.index_dtype)
+    for some, part, row, col in sgt_coordinates(A):
+        for kind, wrong in enumerate((col < 0, row >= A.n_rows - some.start)):
+            at = checks.first_true(wrong)
+            if found[kind] < 0 <= at:
+                found[kind] = part.start + at
+        rows[A.order[part]] = row + rows.dtype.type(some.start)
+    return found[0], found[1], rows
 
 
 def _misplaced_columns(A: SGT) -> Array:
@@ -103,11 +114,16 @@ def _misplaced_columns(A: SGT) -> Array:
     return wrong
 
 
-def _unsorted_entries(A: SGT) -> Array:
-    """Where an entry's successor in its tile does not come after it by (column, order)."""
-    column = A.slots % np.int32(A.tile[1])
-    wrong = column[1:] < column[:-1]
-    wrong |= (column[1:] == column[:-1]) & (A.order[1:] <= A.order[:-1])
-    starts = A.tile_ptr[(A.tile_ptr > 0) & (A.tile_ptr < A.nnz)]
-    wrong[starts - 1] = False
-    return wrong
+def _first_unsorted(A: SGT) -> int:
+    """Find the first entry whose successor in its tile does not come after it, -1 if none."""
+    for part in primitives.parts(slice(0, max(A.nnz - 1, 0)), PART_ENTRIES):
+        both = slice(part.start, part.stop + 1)
+        column, order = A.slots[both] % np.int32(A.tile[1]), A.order[both]
+        wrong = column[1:] < column[:-1]
+        wrong |= (column[1:] == column[:-1]) & (order[1:] <= order[:-1])
+        ends = np.array([part.start, part.stop], A.tile_ptr.dtype)
+        low, high = np.searchsorted(A.tile_ptr, ends, side="right")
+        wrong[A.tile_ptr[low:high] - 1 - part.start] = False  # the next tile begins
+        if wrong.any():
+            return int(part.start) + checks.first_true(wrong)
+    return -1

@@ -3,7 +3,8 @@
 A window's entries are contiguous in CSR, so the sort by (window, column, place) runs over one chunk
 of windows after another, in bounded memory.  The three share one 64-bit word, which is sorted in
 place; places count from the window's first entry, so that they need few bits.  On a GPU one kernel
-makes the words and one takes them apart (``_condense_kernels``).
+makes the words and one takes them apart (``condense_kernels``); on the CPU that goes by parts of a
+chunk, of which one window may have many: beside its words, nothing has 4 bytes an entry.
 """
 
 from collections.abc import Iterable, Iterator
@@ -16,20 +17,23 @@ import numpy as np
 from ..errors import UnsupportedError
 from . import condense_kernels as kernels
 from . import primitives
-from .arrays import Array, is_cupy, namespace, on_device_of, to_device
+from .arrays import Array, is_cupy, namespace, to_device
 from .compressed import CSR
 from .sgt import PADDING, SGT, slot_dtype
 
-#: Entries sorted at a time, unless one window has more: 128 MiB of words, and as much to sort them.
+#: Entries that a GPU sorts at a time, unless one window has more: 128 MiB of words, and as much to
+#: sort them.
 CHUNK_ENTRIES = 1 << 24
+#: Windows, and entries, that the CPU looks at together; it sorts more only if one window has more.
+#: Caches hold them: 1 M entries take 28 ms, and 44 ms all at once.
+PART_ENTRIES = 1 << 17
 
 
 @dataclass(frozen=True, eq=False)
 class _Words:
     """How (window, column, place) share 64 bits."""
 
-    columns: Array  #: (nnz,) column of each entry, or its rank among the columns in use
-    distinct: Array | None  #: (n_distinct,) the columns in use, if ``columns`` holds ranks
+    distinct: Array | None  #: (n_distinct,) the columns in use, if words hold their ranks
     column_bits: int
     place_bits: int
 
@@ -106,34 +110,47 @@ def _cut(A: CSR, bounds: Array) -> tuple[_Words, Iterable[tuple[slice, slice]]]:
     Few entries are one chunk, whatever the windows hold: nobody has to look.
     """
     n_windows = len(bounds) - 1
-    layout = _Words(A.indices, None, primitives.bits_for(A.n_cols), primitives.bits_for(A.nnz))
-    if A.nnz <= CHUNK_ENTRIES and n_windows <= layout.windows:
+    windows, entries = n_windows, CHUNK_ENTRIES
+    if not is_cupy(bounds):
+        windows = entries = PART_ENTRIES
+    layout = _Words(None, primitives.bits_for(A.n_cols), primitives.bits_for(A.nnz))
+    if n_windows <= min(layout.windows, windows) and A.nnz <= entries:
         return layout, [(slice(0, n_windows), slice(0, A.nnz))]
     limits = to_device(bounds, "cpu")  # synchronize!
     layout = _layout(A, int(np.diff(limits).max(initial=0)))
-    return layout, _chunks(limits, layout.windows)
+    return layout, _chunks(limits, min(layout.windows, windows), entries)
 
 
 def _layout(A: CSR, window_entries: int) -> _Words:
     place_bits = primitives.bits_for(window_entries)
     column_bits = primitives.bits_for(A.n_cols)
     if column_bits + place_bits <= 60:
-        return _Words(A.indices, None, column_bits, place_bits)
-    xp = namespace(A.indices)
-    distinct, ranks = xp.unique(A.indices, return_inverse=True)  # synchronize!
+        return _Words(None, column_bits, place_bits)
+    distinct = _columns_in_use(A)
     column_bits = primitives.bits_for(len(distinct))
     if column_bits + place_bits > 64:
         raise UnsupportedError(
             f"a window of {window_entries} entries over {len(distinct)} columns has no 64-bit key: "
             "use tiles of fewer rows."
         )
-    return _Words(ranks, distinct, column_bits, place_bits)
+    return _Words(distinct, column_bits, place_bits)
 
 
-def _chunks(limits: Array, windows_per_chunk: int) -> Iterator[tuple[slice, slice]]:
-    """Slice windows, and their entries, in chunks of at most ``CHUNK_ENTRIES`` where possible."""
+def _columns_in_use(A: CSR) -> Array:
+    """Sort the columns that have an entry; NumPy's ``unique`` would take a table of them."""
+    xp = namespace(A.indices)
+    columns = xp.sort(A.indices)
+    new = xp.ones(A.nnz, bool)
+    new[1:] = columns[1:] != columns[:-1]
+    return columns[new]  # synchronize!
+
+
+def _chunks(
+    limits: Array, windows_per_chunk: int, entries_per_chunk: int
+) -> Iterator[tuple[slice, slice]]:
+    """Slice windows, and their entries, in chunks of about so many of both where possible."""
     n_windows = len(limits) - 1
-    targets = np.arange(0, limits[-1], CHUNK_ENTRIES, dtype=limits.dtype)
+    targets = np.arange(0, limits[-1], entries_per_chunk, dtype=limits.dtype)
     by_entries = np.searchsorted(limits, targets, side="right") - 1
     inner = np.union1d(by_entries, np.arange(0, n_windows, windows_per_chunk))
     cuts = [0, *inner[inner > 0].tolist(), n_windows]
@@ -143,24 +160,34 @@ def _chunks(limits: Array, windows_per_chunk: int) -> Iterator[tuple[slice, slic
 
 def _pack(chunk: _Chunk) -> Array:
     """Pack (window, column, place) of each entry; windows count from the first of the chunk."""
-    columns, bounds = chunk.layout.columns[chunk.entries], chunk.bounds
-    first, bits = chunk.entries.start, (chunk.layout.column_bits, chunk.layout.place_bits)
-    if is_cupy(columns):
+    bounds, first = chunk.bounds, chunk.entries.start
+    bits = chunk.layout.column_bits, chunk.layout.place_bits
+    if is_cupy(bounds):
+        columns = _packed_columns(chunk, chunk.entries)
         words: Array = kernels.pack()(columns, bounds, len(bounds) - 1, first, *bits)
         return words
-    window = primitives.expand(bounds, len(columns))
-    places = np.arange(first, first + len(columns)) - bounds[window]
-    words = window.astype(np.uint64)
-    for part, width in zip((columns, places), bits, strict=True):
-        words <<= np.uint64(width)
-        words |= part.astype(np.uint64)
+    words = np.empty(chunk.entries.stop - first, np.uint64)
+    for part in primitives.parts(chunk.entries, PART_ENTRIES):
+        window = primitives.expand_part(bounds, part)
+        places = np.arange(part.start, part.stop) - bounds[window]
+        piece = words[part.start - first : part.stop - first]
+        piece[:] = window
+        for field, width in zip((_packed_columns(chunk, part), places), bits, strict=True):
+            piece <<= np.uint64(width)
+            piece |= field.astype(np.uint64)
     return words
+
+
+def _packed_columns(chunk: _Chunk, part: slice) -> Array:
+    """Columns of some entries, or their ranks, as words hold them."""
+    columns, distinct = chunk.A.indices[part], chunk.layout.distinct
+    return columns if distinct is None else namespace(columns).searchsorted(distinct, columns)
 
 
 def _unpack(chunk: _Chunk, words: Array, slots: Array, order: Array) -> tuple[Array, ...]:
     """Unpack ``window_ptr, tile_ptr, columns`` from sorted words; fill slots and order."""
     xp, dtype, width = namespace(words), chunk.bounds.dtype, chunk.tile[1]
-    seen = _distinct(words, chunk.layout.place_bits, dtype)
+    seen = _seen_with_kernel(chunk, words) if is_cupy(words) else _seen(chunk, words)
     window_ptr = _window_ptr(chunk, seen)
     n_tiles = int(window_ptr[-1])  # synchronize!
     columns = xp.empty(n_tiles * width, dtype)
@@ -170,16 +197,33 @@ def _unpack(chunk: _Chunk, words: Array, slots: Array, order: Array) -> tuple[Ar
     return window_ptr, tile_ptr, columns.reshape(n_tiles, width)
 
 
-def _distinct(words: Array, place_bits: int, dtype: Any) -> Array:
-    """Count the distinct pairs of window and column before each entry: (nnz + 1,)."""
-    seen = namespace(words).empty(len(words) + 1, dtype)
-    if is_cupy(words):
-        kernels.differs()(words, place_bits, seen)
-    else:
-        pairs = words >> np.uint64(place_bits)
-        seen[0], seen[1:2] = 0, 1
-        seen[2:] = pairs[1:] != pairs[:-1]
+def _seen_with_kernel(chunk: _Chunk, words: Array) -> Array:
+    """Count the pairs of window and column before each entry, and of all: (nnz + 1,)."""
+    seen = namespace(words).empty(len(words) + 1, chunk.bounds.dtype)
+    kernels.differs()(words, chunk.layout.place_bits, seen)
     return primitives.sum_up(seen)
+
+
+def _seen(chunk: _Chunk, words: Array) -> Array:
+    """Count the pairs of window and column before each window, and of all: (n_windows + 1,)."""
+    seen = np.zeros_like(chunk.bounds)
+    for part, before in _seen_by_parts(chunk, words):
+        ends = np.array([part.start, part.stop], seen.dtype)
+        low, high = np.searchsorted(chunk.bounds, ends, side="right")
+        seen[low:high] = before[chunk.bounds[low:high] - part.start]
+    return seen
+
+
+def _seen_by_parts(chunk: _Chunk, words: Array) -> Iterator[tuple[slice, Array]]:
+    """Count the pairs of window and column before each entry of a part, and up to its end."""
+    last, total = None, 0
+    for part in primitives.parts(chunk.entries, PART_ENTRIES):
+        here = slice(part.start - chunk.entries.start, part.stop - chunk.entries.start)
+        pairs = words[here] >> np.uint64(chunk.layout.place_bits)
+        seen = np.empty(len(pairs) + 1, chunk.bounds.dtype)
+        seen[0], seen[1], seen[2:] = total, pairs[0] != last, pairs[1:] != pairs[:-1]
+        yield part, primitives.sum_up(seen)
+        last, total = pairs[-1], seen[-1]
 
 
 def _window_ptr(chunk: _Chunk, seen: Array) -> Array:
@@ -187,7 +231,7 @@ def _window_ptr(chunk: _Chunk, seen: Array) -> Array:
     if is_cupy(seen):
         tiles = kernels.tiles()(bounds, seen, first, width, size=len(bounds))
         return primitives.sum_up(tiles)
-    return primitives.offsets(-(-np.diff(seen[bounds - first]) // width), seen.dtype)
+    return primitives.offsets(-(-np.diff(seen) // width), seen.dtype)
 
 
 def _fill(
@@ -196,21 +240,37 @@ def _fill(
     """Fill ``slots, order, columns, tile_ptr`` from sorted words."""
     slots, order, columns, tile_ptr = into
     columns[:], tile_ptr[-1] = PADDING, chunk.entries.stop
-    layout, (height, width), first = chunk.layout, chunk.tile, chunk.entries.start
-    rows = slice(chunk.windows.start * height, chunk.windows.stop * height + 1)
-    row = primitives.expand(chunk.A.indptr[rows], len(words))
-    window = row // height  # windows are contiguous, before the sort and after it
-    place = (words & np.uint64((1 << layout.place_bits) - 1)).astype(order.dtype)
-    order[:] = place + chunk.bounds[window]
-    rank = seen[1:] - 1 - seen[chunk.bounds[window] - first]  # of the column, in the window
-    slots[:] = (row[order - first] - window * height) * width + rank % width
-    new = np.flatnonzero(seen[1:] != seen[:-1])
-    rank, tile = rank[new], window_ptr[window[new]] + rank[new] // width
-    column = words[new] >> np.uint64(layout.place_bits)
-    column &= np.uint64((1 << layout.column_bits) - 1)
-    at = tile.astype(np.int64) * width + rank % width  # with padding there may be more than entries
-    columns[at] = column if layout.distinct is None else layout.distinct[column]
-    tile_ptr[:-1] = new[rank % width == 0] + first
+    layout, width, first = chunk.layout, chunk.tile[1], chunk.entries.start
+    cells = _first_cells(chunk, slots.dtype)
+    for part, before in _seen_by_parts(chunk, words):
+        here = slice(part.start - first, part.stop - first)
+        window = primitives.expand_part(chunk.bounds, part)
+        place = (words[here] & np.uint64((1 << layout.place_bits) - 1)).astype(order.dtype)
+        place += chunk.bounds[window]
+        order[here] = place
+        place -= first
+        rank = before[1:] - 1 - seen[window]  # of the column, in the window
+        slots[here] = cells[place] + (rank % width).astype(slots.dtype)
+        new = np.flatnonzero(before[1:] != before[:-1])
+        rank, tile = rank[new], window_ptr[window[new]] + rank[new] // width
+        column = words[here][new] >> np.uint64(layout.place_bits)
+        column &= np.uint64((1 << layout.column_bits) - 1)
+        at = tile.astype(np.int64) * width + rank % width  # padding: maybe more than entries
+        columns[at] = column if layout.distinct is None else layout.distinct[column]
+        heads = rank % width == 0
+        tile_ptr[tile[heads]] = new[heads] + part.start
+
+
+def _first_cells(chunk: _Chunk, dtype: Any) -> Array:
+    """Number the first cell of each entry's row in a tile, by its place: as narrow as slots."""
+    height, width = chunk.tile
+    cells = np.empty(chunk.entries.stop - chunk.entries.start, dtype)
+    for part in primitives.parts(chunk.entries, PART_ENTRIES):
+        row = primitives.expand_part(chunk.A.indptr, part)
+        cells[part.start - chunk.entries.start : part.stop - chunk.entries.start] = (
+            row % height * width
+        )
+    return cells
 
 
 def _fill_with_kernel(
@@ -226,12 +286,31 @@ def _fill_with_kernel(
     )
 
 
-def sgt_coordinates(A: SGT) -> tuple[Array, Array]:
-    """Find row and column of each entry, in tile order; column -1 where padding was named."""
-    height, width = A.tile
-    with on_device_of(A.order):
+def sgt_coordinates(A: SGT) -> Iterator[tuple[slice, slice, Array, Array]]:
+    """Find the coordinates of entries, in tile order: on a GPU of all at once.
+
+    Gives rows and entries as slices, the row of each entry, counted from the first of these rows,
+    and its column, -1 where padding was named.
+    """
+    if is_cupy(A.order):
         tile = primitives.expand(A.tile_ptr, A.nnz)
         window = primitives.expand(A.window_ptr, A.tile_count)[tile]
-        slots = A.slots.astype(np.int32)  # width may lie beyond the dtype of slots
-        col = A.columns.ravel()[tile.astype(np.int64) * width + slots % width]
-        return window * height + slots // width, col
+        yield slice(0, A.n_rows), slice(0, A.nnz), *_coordinates(A, slice(None), tile, window)
+        return
+    step = -(-PART_ENTRIES // A.tile[0])
+    for first in range(0, A.n_windows, step):
+        last = min(first + step, A.n_windows)
+        rows = slice(first * A.tile[0], min(last * A.tile[0], A.n_rows))
+        begin, end = (int(A.tile_ptr[A.window_ptr[one]]) for one in (first, last))
+        for part in primitives.parts(slice(begin, end), PART_ENTRIES):
+            tile = primitives.expand_part(A.tile_ptr, part)
+            tiles = slice(int(tile[0]), int(tile[-1]) + 1)
+            window = primitives.expand_part(A.window_ptr, tiles)[tile - tiles.start] - first
+            yield rows, part, *_coordinates(A, part, tile, window)
+
+
+def _coordinates(A: SGT, part: slice, tile: Array, window: Array) -> tuple[Array, Array]:
+    height, width = A.tile
+    slots = A.slots[part].astype(np.int32)  # width may lie beyond the dtype of slots
+    col = A.columns.ravel()[tile.astype(np.int64) * width + slots % width]
+    return window * height + slots // width, col

@@ -53,10 +53,10 @@ def _convert(
     A: Format, format: FormatName, *, want_perm: bool, **options: Any
 ) -> tuple[Any, Array | None]:
     _check_options(format, options)
-    if A.format == format and not (isinstance(A, SGT) and options.get("tile", A.tile) != A.tile):
-        return A, None
     B: Any = A
-    path: Sequence[FormatName] = ("csr", "sgt") if A.format == format else _path(A.format, format)
+    path = steps(A, format, options.get("tile"))
+    if not path:
+        return A, None
     perm: Array | None = None
     with on_device_of(A._indices), allocating(f"{A.format} -> {format} of {A.nnz} entries"):
         for step in path:
@@ -64,6 +64,16 @@ def _convert(
             if moved is not None:
                 perm = moved if perm is None else perm[moved]
     return B, perm
+
+
+def steps(
+    A: Format, format: FormatName, tile: tuple[int, int] | None = None
+) -> Sequence[FormatName]:
+    """Find the formats that a conversion goes through, the last one counted; none if it is that."""
+    if A.format != format:
+        return _path(A.format, format)
+    retiled = isinstance(A, SGT) and tile not in (None, A.tile)
+    return ("csr", "sgt") if retiled else ()
 
 
 def _check_options(format: str, options: dict[str, Any]) -> None:
@@ -143,12 +153,14 @@ def _csr_to_sgt(A: CSR, want_perm: bool, tile: tuple[int, int] = DEFAULT_TILE) -
 
 
 def _sgt_to_csr(A: SGT, want_perm: bool) -> tuple[CSR, None]:
-    row, col = sgt_coordinates(A)
-    xp = namespace(row)
+    xp = namespace(A.order)
     indices = xp.empty(A.nnz, A.index_dtype)
-    indices[A.order] = col
-    lengths = xp.bincount(row, minlength=A.n_rows)  # synchronize!
-    indptr = primitives.offsets(lengths, A.index_dtype)
+    indptr = xp.zeros(A.n_rows + 1, A.index_dtype)
+    for rows, part, row, col in sgt_coordinates(A):
+        indices[A.order[part]] = col
+        lengths = indptr[rows.start + 1 : rows.stop + 1]
+        lengths += xp.bincount(row, minlength=len(lengths))  # synchronize!
+    primitives.sum_up(indptr)
     return CSR._trusted(indptr=indptr, indices=indices, data=A.data, shape=A.shape), None
 
 

@@ -1,5 +1,6 @@
 """Sort, scan and search on either array library: what every conversion is made of."""
 
+from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
@@ -35,7 +36,7 @@ def bits_for(count: int) -> int:
 def expand(ptr: Array, nnz: int) -> Array:
     """Number the segment of each of ``nnz`` entries behind ``ptr``: ``[0, 2, 3] -> [0, 0, 1]``."""
     if not is_cupy(ptr):
-        return _expand_by_parts(ptr, nnz)
+        return expand_part(ptr, slice(int(ptr[0]), int(ptr[0]) + nnz))
     import cupy
 
     segment = cupy.empty(nnz, ptr.dtype)
@@ -45,15 +46,27 @@ def expand(ptr: Array, nnz: int) -> Array:
     return segment
 
 
-def _expand_by_parts(ptr: Array, nnz: int) -> Array:
-    """Expand on the CPU; segments without entries cost a look at every ``PART`` of them."""
-    segment = np.empty(nnz, ptr.dtype)
-    for first in range(0, len(ptr) - 1, PART):
-        part = ptr[first : first + PART + 1]
-        begin, end = (int(one) - int(ptr[0]) for one in (part[0], part[-1]))
+def parts(whole: slice, size: int) -> Iterator[slice]:
+    """Slice a slice: ``size`` places at a time."""
+    for start in range(whole.start, whole.stop, size):
+        yield slice(start, min(start + size, whole.stop))
+
+
+def expand_part(ptr: Array, part: slice) -> Array:
+    """Number the segments of some entries, on the CPU: those of the places ``part`` in ``ptr``.
+
+    Segments without entries cost a look at every ``PART`` of them.
+    """
+    segment = np.empty(part.stop - part.start, ptr.dtype)
+    ends = np.array([part.start, part.stop], ptr.dtype)
+    low, high = np.searchsorted(ptr, ends[:1], "right")[0] - 1, np.searchsorted(ptr, ends[1])
+    for first in range(low, high, PART):
+        last = min(first + PART, high)
+        limits = ptr[first : last + 1].clip(*ends)
+        begin, end = (int(one) - part.start for one in (limits[0], limits[-1]))
         if begin < end:
-            ids = np.arange(first, first + len(part) - 1, dtype=ptr.dtype)
-            segment[begin:end] = np.repeat(ids, np.diff(part))
+            ids = np.arange(first, last, dtype=ptr.dtype)
+            segment[begin:end] = np.repeat(ids, np.diff(limits))
     return segment
 
 

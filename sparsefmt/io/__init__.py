@@ -264,8 +264,8 @@ def _in_format(
     if isinstance(A, SGT) and format == "sgt":
         options = {"tile": A.tile, **options}
     itemsize = np.dtype(index_dtype or A.index_dtype).itemsize
-    memory.check_conversion(path, A, format, itemsize, options.get("tile"), max_bytes)
     try:
+        memory.check_conversion(path, A, format, itemsize, options.get("tile"), max_bytes)
         B = A.asformat(format, **options)
         return B if index_dtype is None else B.astype(index_dtype=index_dtype)
     except (IndexRangeError, UnsupportedError) as error:

@@ -7,8 +7,9 @@ from itertools import pairwise
 from pathlib import Path
 
 from ..errors import OutOfMemoryError
-from ..formats.base import Format
-from ..formats.sgt import DEFAULT_TILE, SGT
+from ..formats import convert, foreign
+from ..formats.base import Format, FormatName
+from ..formats.sgt import DEFAULT_TILE, slot_dtype
 
 #: What ``read`` takes of the available memory by default.
 SHARE = 0.5
@@ -67,17 +68,21 @@ def _text(path: Path) -> str:
 
 
 def check_conversion(
-    path: Path, A: Format, format: str, itemsize: int, tile: tuple[int, int] | None, limit: int
+    path: Path,
+    A: Format,
+    format: FormatName,
+    itemsize: int,
+    tile: tuple[int, int] | None,
+    limit: int,
 ) -> None:
     """Refuse a conversion, and a cast of its indices, that would take more than ``limit``."""
-    steps = [A.nbytes]
-    for step in ("csr", "sgt") if format == "sgt" else (format,):
-        if step != A.format or (step == "sgt" and isinstance(A, SGT) and A.tile != tile):
-            steps.append(_size(A, step, A.index_dtype.itemsize, tile))
+    narrow = A.index_dtype.itemsize
+    index = max(narrow, foreign.index_dtype(A.shape, A.nnz).itemsize) if narrow < 4 else narrow
+    steps = [A.nbytes, *(_size(A, step, index, tile) for step in convert.steps(A, format, tile))]
     # Two of a path's formats are converted at a time; the first one is kept by its reader.
     peak = max((FACTOR * (a + b) for a, b in pairwise(steps)), default=0)
     peak += steps[0] * (len(steps) > 2)
-    if itemsize != A.index_dtype.itemsize:
+    if itemsize != narrow:
         peak = max(peak, 2 * sum(steps) + 2 * _size(A, format, itemsize, tile))
     if peak > limit:
         raise OutOfMemoryError(
@@ -97,6 +102,6 @@ def _size(A: Format, format: str, index: int, tile: tuple[int, int] | None) -> i
         return A.nbytes
     height, width = tile or DEFAULT_TILE
     windows = -(-A.n_rows // height)
-    tiles = min(A.nnz, windows * -(-A.n_cols // width))
-    # The sort of a tile's entries has some words of 8 bytes for each.
-    return (windows + tiles * (1 + width)) * index + A.nnz * (40 + index + values)
+    tiles = min(A.nnz, windows * -(-A.n_cols // width), windows + A.nnz // width)
+    slots = slot_dtype((height, width)).itemsize
+    return (windows + tiles * (1 + width) + 2) * index + A.nnz * (slots + index + values)

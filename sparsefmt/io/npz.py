@@ -33,8 +33,9 @@ from .bounded import fault, writing
 VERSION = 1
 _FORMATS: dict[str, Any] = {kind.format: kind for kind in (COO, CSR, CSC, CBSR, SGT)}
 _MOST_MEMBERS = 1000
-#: What small arrays take for casts and checks does not count.
-_BUFFERS = 1 << 24
+#: What small arrays take for casts and checks does not count: a fifth of what ``read`` may take
+#: beside its limit, since checks look at parts of large arrays.
+_BUFFERS = 1 << 21
 #: Deflate cannot pack tighter than 1032 to 1; a member that claims more is a bomb or lies.
 _TIGHTEST = 1032
 #: What zipfile and numpy.lib.format raise on bytes that are no archive or no array.

@@ -74,7 +74,7 @@ def read_graph(path: Path, *, max_bytes: int) -> CSR:
     """Neighbours in ``ind.<name>.graph``, symmetrised, without duplicates and self-loops."""
     path = _find(path)
     with _decoding(path):
-        row, col = _adjacency(_load(path, max_bytes), max_bytes)
+        row, col = _adjacency(path, max_bytes)
         return _symmetric(row, col, int(max(row.max(initial=-1), col.max(initial=-1))) + 1)
 
 
@@ -89,10 +89,10 @@ def read_all(path: Path, *, max_bytes: int) -> Planetoid:
     n_train, n_all = len(parts["y"]), len(parts["ally"])
     _check_sizes(path, {name: part.shape for name, part in parts.items()}, test)
     with _decoding(path):
-        row, col = _adjacency(_load(path, max_bytes), max_bytes)
+        row, col = _adjacency(path, max_bytes)
         n = int(max(n_all - 1, *(ids.max(initial=-1) for ids in (row, col, test)))) + 1
-        if max(n, n * parts["x"].shape[1] * isinstance(parts["x"], np.ndarray)) * 24 > max_bytes:
-            raise fault(path, f"{n} vertices do not fit in max_bytes={max_bytes}: raise it.")
+        width = parts["x"].shape[1] if isinstance(parts["x"], np.ndarray) else 1
+        _check_room(path, f"{n} vertices", n * max(width, 1) * 24, max_bytes)
         places = np.concatenate([np.arange(n_all), test])
         y = np.full(n, -1)
         y[places] = np.concatenate([_classes(parts["ally"]), _classes(parts["ty"])])
@@ -180,8 +180,9 @@ def _features(allx: Any, tx: Any, places: Array, n: int) -> CSR | Array:
     return _narrow(COO(row, col, data, shape=(n, allx.n_cols))).tocsr()
 
 
-def _adjacency(neighbours: Any, max_bytes: int) -> tuple[Array, Array]:
+def _adjacency(path: Path, max_bytes: int) -> tuple[Array, Array]:
     """Key and neighbour of each entry of the dictionary."""
+    neighbours = _load(path, max_bytes)
     if not isinstance(neighbours, dict):
         raise TypeError(f"a {type(neighbours).__name__} instead of a dictionary")
     keys = [_integer(key) for key in neighbours]
@@ -190,15 +191,24 @@ def _adjacency(neighbours: Any, max_bytes: int) -> tuple[Array, Array]:
         raise TypeError("neighbours that are no list")
     lengths = [len(one) for one in lists]
     # One list may stand behind many keys, so little text can mean many edges.
-    if sum(lengths) * 64 > max_bytes:
-        raise ValueError(f"{sum(lengths)} edges do not fit in max_bytes={max_bytes}")
+    _check_room(path, f"{sum(lengths)} edges", sum(lengths) * 64, max_bytes)
     col = np.array([_integer(one) for each in lists for one in each], np.int64)
     ids = np.array(keys, np.int64)
     least = min(ids.min(initial=0), col.min(initial=0))
     most = max(ids.max(initial=0), col.max(initial=0))
-    if least < 0 or most * 16 > max_bytes:
-        raise ValueError(f"vertices from {least} to {most} with max_bytes={max_bytes}")
+    _check_room(path, f"vertices from {least} to {most}", int(most) * 16, max_bytes)
+    if least < 0 or most > np.iinfo(np.int32).max:  # the square of their number is below 2**63
+        raise ValueError(f"vertices from {least} to {most}")
     return np.repeat(ids, lengths), col
+
+
+def _check_room(path: Path, what: str, size: int, max_bytes: int) -> None:
+    if size > max_bytes:
+        raise fault(
+            path,
+            f"{what} do not fit in max_bytes={max_bytes}, they take {size} bytes: raise max_bytes "
+            "if you trust the file.",
+        )
 
 
 def _symmetric(row: Array, col: Array, n: int) -> CSR:

@@ -326,6 +326,7 @@ def test_chunk_size_does_not_change_the_tiles(xp, monkeypatch, chunk, kind):
     A = on(xp, special(kind)).tocsr()
     whole = [A.tosgt(tile) for tile in TILES]
     monkeypatch.setattr(condense, "CHUNK_ENTRIES", chunk)
+    monkeypatch.setattr(condense, "PART_ENTRIES", chunk)
     assert [A.tosgt(tile) for tile in TILES] == whole
 
 

@@ -796,6 +796,7 @@ def test_condensing_in_chunks_gives_the_same_tiles(xp, monkeypatch):
     A = COO(*arrays, shape=(90, 40)).tocsr()
     whole = A.tosgt((4, 4))
     monkeypatch.setattr(condense, "CHUNK_ENTRIES", 16)
+    monkeypatch.setattr(condense, "PART_ENTRIES", 16)
     assert A.tosgt((4, 4)) == whole
 
 

@@ -225,6 +225,7 @@ def by_chunks(gpu, monkeypatch, A: CSR, tile: tuple[int, int], entries: int) -> 
     """The same tiles as those of NumPy, made of at least so many entries at a time."""
     expected = A.tosgt(tile)
     monkeypatch.setattr(condense, "CHUNK_ENTRIES", entries)
+    monkeypatch.setattr(condense, "PART_ENTRIES", entries)
     assert A.to("cuda").tosgt(tile).to("cpu") == expected == A.tosgt(tile)
 
 
