@@ -10,7 +10,7 @@ from typing import Any
 
 from sparsefmt import CBSR, CSR, reorder
 from sparsefmt.formats.arrays import Array, is_cupy, namespace
-from sparsefmt.ops import maxk, spgemm, spmm, sspmm
+from sparsefmt.ops import Transpose, maxk, spgemm, spmm, sspmm, transpose
 
 from .. import _baselines, _cusparse, _graphs, _harness, _oracle
 from .._harness import Target, geomean
@@ -63,8 +63,8 @@ class Operands:
     """A weighted graph both ways, a gradient, and a result of SpGEMM; all numbers in [0, 1)."""
 
     A: CSR
-    T: CSR  #: its transpose
-    perm: Array  #: from A's order to T's
+    B: CSR  #: its transpose, with its values
+    T: Transpose  #: what a graph keeps of it
     dY: Array
     Y: Array
     order: reorder.Order | None = None  #: of communities
@@ -73,9 +73,8 @@ class Operands:
     def of(cls, graph: CSR, dtype: str = "float32") -> "Operands":
         """Values and gradient in that dtype."""
         A = _graphs.weighted(graph, dtype)
-        columns, perm = A.tocsc_with_perm()
         dY = _graphs.uniform(graph.indptr, (A.n_rows, FEAT), dtype)
-        return cls(A, columns.T, perm, dY, namespace(dY).empty_like(dY))
+        return cls(A, A.tocsc().T, transpose(A), dY, namespace(dY).empty_like(dY))
 
     def features(self, k: int) -> CBSR:
         """Numbers in [0, 1) at the places that MaxK keeps of normally distributed features."""
@@ -92,7 +91,7 @@ class Operands:
         """SpGEMM and SSpMM; on a GPU also the further ways of SSpMM."""
 
         def backward(**options: Any) -> Call:
-            both = {"transposed": self.T, "perm": self.perm, **options}
+            both = {"transposed": self.T, **options}
             return lambda: sspmm(self.A, self.dY, S, **both)
 
         found = {"spgemm": lambda: spgemm(self.A, S, out=self.Y), "sspmm": backward()}
@@ -109,9 +108,9 @@ class Operands:
         for name, call in calls.items():
             with _harness.poisoned(cuda=cuda):
                 dS = call().data
-            errors[name] = _oracle.spmm_error(self.T, self.dY, dS, columns=S.indices)
+            errors[name] = _oracle.spmm_error(self.B, self.dY, dS, columns=S.indices)
         for name, error in errors.items():
-            in_turn = int(self.T.lengths.max()) if name in ("sspmm", "ordered") else 0
+            in_turn = int(self.B.lengths.max()) if name in ("sspmm", "ordered") else 0
             wrong = _oracle.complaint(error, dtype, in_turn=in_turn)
             if wrong:
                 return {"wrong": f"{name}: {wrong}"}

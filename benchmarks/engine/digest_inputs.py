@@ -138,10 +138,8 @@ class Setting:
         return ops.maxk(self("x"), self.k)
 
     def transpose(self) -> dict[str, Any]:
-        """The transpose of the CSR with both permutations, as options."""
-        graph = sparsefmt.Graph(self.csr)
-        options = {"transposed": graph.csc.T, "perm": graph.csc_perm}
-        return {**options, "inverse": graph.transposed.csc_perm}
+        """The transpose of the CSR, as an option."""
+        return {"transposed": ops.transpose(self.csr)}
 
 
 class Leaves(Setting):
