@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from ._recording import recorded
-from .structure import GraphLike, graph_tensors, order_of, tensors_of
+from .structure import GraphLike, GraphTensors, graph_tensors, order_of, tensors_of
 
 
 @overload
@@ -19,6 +19,12 @@ def in_csr_order(graph: GraphLike, values: Tensor | None) -> Tensor | None:
     if values is None or order_of(graph) is None:
         return values
     return _moved(values, graph, True)
+
+
+def in_order(tensors: GraphTensors) -> bool:
+    """Tell whether it is known, outside a tracer, that the edges came in CSR order."""
+    compiling = torch.compiler.is_compiling()  # which must not see what is missing
+    return not compiling and tensors.ordered and tensors.order is None
 
 
 def in_own_order(graph: GraphLike, values: Tensor) -> Tensor:

@@ -166,15 +166,15 @@ def gat(A: CSR | Structure, bias: Any, *arguments: Any, out: Any = None) -> Any:
 
     The others are ``GatArguments``, here and in the gradients.
     """
-    return forward(A, bias, GatArguments(*arguments), out=out).out
+    return forward(A, bias, arguments, out=out).out
 
 
 def gat_with_statistics(A: CSR | Structure, bias: Any, *arguments: Any) -> Forward:
     """``gat``, and what its gradient needs."""
-    return forward(A, bias, GatArguments(*arguments), train=True)
+    return forward(A, bias, arguments, train=True)
 
 
-def in_memory(m: Memory, given: GatArguments) -> GatArguments:
+def in_memory(m: Memory, given: tuple[Any, ...]) -> GatArguments:
     """Give arrays as kernels read them: contiguous, scores in the dtype of sums."""
     h, el, er, edges, loop_edges, *numbers = given
     if edges is not None or loop_edges is not None:
@@ -184,14 +184,15 @@ def in_memory(m: Memory, given: GatArguments) -> GatArguments:
 
 
 def forward(
-    A: CSR | Structure, bias: Any, given: GatArguments, *, out: Any = None, train: bool = False
-) -> Forward:
+    A: CSR | Structure, bias: Any, arguments: tuple[Any, ...], *, out: Any = None,
+    train: bool = False,
+) -> Forward:  # fmt: skip
     """Launch the product; with ``train`` also what backward needs, even if there are no features.
 
     With loops or a bias the structure is square; the bias has the dtype of the features.
     """
-    S, m = structure_of(A), memory_of(given.h)
-    given, bias = in_memory(m, given), m.contiguous(bias)
+    S, m = structure_of(A), memory_of(arguments[0])
+    given, bias = in_memory(m, arguments), m.contiguous(bias)
     h, dtype, (heads, feat) = given.h, m.dtype(given.h), heads_and_feat(given.h)
     plus = statistics = None
     if out is None:
@@ -204,7 +205,7 @@ def forward(
         return found
     with m.on_device(h):
         if S.nnz or given.loops or m.pointer(bias):
-            _product(S, m, bias, given, found)
+            _product(S, m, bias, given, (heads, feat), found)
         else:
             for array in found:
                 zero(m, array)
@@ -217,8 +218,10 @@ def zero(m: Memory, array: Any) -> None:
         fill(m.pointer(array), size, 0, m.stream(array))
 
 
-def _product(S: Structure, m: Memory, bias: Any, given: GatArguments, found: Forward) -> None:
-    h, (heads, feat) = given.h, heads_and_feat(given.h)
+def _product(
+    S: Structure, m: Memory, bias: Any, given: GatArguments, widths: tuple[int, int], found: Forward
+) -> None:
+    h, (heads, feat) = given.h, widths
     if not S.nnz:
         given = given._replace(edges=None)
     drop = dropout_of(m, given.dropout, given.seed)

@@ -219,17 +219,20 @@ def output(
             return np.empty(shape, like.dtype)
     kind = type(like)
     fits = type(out) is kind and out.shape == shape and out.dtype == like.dtype
-    if not (fits and (kind is np.ndarray or out.data.device_id == like.data.device_id)):
+    on_cpu = isinstance(like, np.ndarray)
+    if not (fits and (on_cpu or out.data.device_id == like.data.device_id)):
         _check_output(out, shape, like)
     flags = out.flags
     if not flags.c_contiguous:
         raise FormatError("out is not C-contiguous: give a fresh array, or none.")
-    if not getattr(flags, "aligned", True):
+    if on_cpu and not flags.aligned:
         raise FormatError("out is not aligned to its dtype: give a fresh array, or none.")
-    if not getattr(flags, "writeable", True):
+    if on_cpu and not flags.writeable:
         raise FormatError("out is read-only: give a writeable array, or none.")
-    low, high = _bounds(out)
-    for begin, end in (*map(_bounds, inputs), *(() if A is None else _bounds_of(A))):
+    low = out.ctypes.data if on_cpu else out.data.ptr
+    high = low + out.nbytes
+    given = [_bounds(one) for one in inputs if one is not None]
+    for begin, end in (*given, *(() if A is None else _bounds_of(A))):
         if low < end and begin < high:
             raise FormatError("out overlaps an input: give an array of its own.")
     return out

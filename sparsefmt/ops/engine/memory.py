@@ -82,7 +82,7 @@ class CupyMemory:
     def __init__(self) -> None:
         cupy = import_cupy()
         self._cupy, self._current_stream = cupy, cupy.cuda.get_current_stream
-        self._current_device = cupy.cuda.runtime.getDevice
+        self._new, self._current_device = cupy.ndarray, cupy.cuda.runtime.getDevice
 
     def pointer(self, a: Any) -> int:
         """Address of the first value; 0 for None."""
@@ -126,8 +126,10 @@ class CupyMemory:
     def empty(self, shape: Sequence[int], dtype: str, like: Any) -> Any:
         """Uninitialised memory on the device of ``like``."""
         try:  # a context that tells what was allocated would write its text each time
-            with self.on_device(like):
-                return self._cupy.empty(shape, dtype)
+            if like.data.device_id == self._current_device():
+                return self._new(shape, dtype)
+            with like.device:
+                return self._new(shape, dtype)
         except MemoryError as error:
             raise out_of_memory(f"a result of shape {shape}", error) from error
 
@@ -200,9 +202,10 @@ def _find(a: Array) -> Memory:
 
 def rows_apart(a: Array) -> bool:
     """Whether rows are contiguous, aligned and do not overlap: at any distance from each other."""
-    if not getattr(a.flags, "aligned", True):
+    flags = a.flags
+    if isinstance(a, np.ndarray) and not flags.aligned:
         return False
-    if a.flags.c_contiguous:
+    if flags.c_contiguous:
         return True
     row = a[0].nbytes if len(a) else 0
     gaps = a.strides[0] >= row and a.strides[0] % a.itemsize == 0
