@@ -245,13 +245,18 @@ def needs_no_dispatcher(side: Side, args: tuple[Any, ...]) -> bool:
 
 def unheard(side: Side, tensors: tuple[Tensor | None, ...]) -> bool:
     """Whether neither autograd nor anything else but CUDA kernels would hear of these tensors."""
-    if side.structure is None or torch.compiler.is_compiling() or forward_ad._current_level >= 0:
+    if (
+        side.structure is None
+        or torch.compiler.is_compiling()
+        or forward_ad._current_level >= 0
+        or _listening(tensors)
+    ):
         return False
-    if torch.is_grad_enabled():
-        for tensor in tensors:
-            if tensor is not None and tensor.requires_grad:
-                return False
-    return unwatched(tensors)
+    recording = torch.is_grad_enabled()
+    for tensor in tensors:
+        if tensor is not None and (_special(tensor) or (recording and tensor.requires_grad)):
+            return False
+    return True
 
 
 def unwatched(args: tuple[Any, ...]) -> bool:
@@ -261,17 +266,24 @@ def unwatched(args: tuple[Any, ...]) -> bool:
     keys of the thread), nor for a subclass, a negation that torch has put off, or zeros without
     memory.  Torch has no question that an ``ExecutionTraceObserver`` would answer.
     """
-    if (
+    if _listening(args):
+        return False
+    for arg in args:
+        if type(arg) not in _OTHERS and _special(arg):
+            return False
+    return True
+
+
+def _listening(args: tuple[Any, ...]) -> bool:
+    """Tell whether something beside autograd hears of every call of this thread."""
+    return (
         profiler._is_profiler_enabled
         or torch.is_autocast_enabled()  # of CUDA
         or has_torch_function(args)
         or _local_keys().raw_repr() not in _EAGER_KEYS
-    ):
-        return False
-    for arg in args:
-        if type(arg) in _TENSORS:
-            if arg.is_neg() or arg._is_zerotensor():
-                return False
-        elif type(arg) not in _OTHERS:
-            return False
-    return True
+    )
+
+
+def _special(arg: Any) -> bool:
+    """Tell whether an argument is no plain tensor."""
+    return type(arg) not in _TENSORS or arg.is_neg() or arg._is_zerotensor()

@@ -100,6 +100,8 @@ def factors(
     name: str, value: Any, A: Format, axis: str, other_name: str, other: Any
 ) -> Array | None:
     """Check for factors of the dtype of the features, or float32 beside 2-byte ones."""
+    if value is None:
+        return None
     found = engine_checks.factors(name, value, A=A, axis=axis)
     if found is not None and not (other.dtype.itemsize == 2 and found.dtype == np.float32):
         engine_checks.same_dtype(name, found, other_name, other)

@@ -89,7 +89,7 @@ def sspmm(
     MaxK-GNN (ASPLOS'24), section 4.2.
     """
     given = engine_checks.sparse("A", A)
-    A = engine_checks.csr("A", A)
+    A = given if isinstance(given, CSR) else given.tocsr()
     engine_checks.choice("reduce", reduce, REDUCTIONS)
     dY = engine_checks.features("dY", dY, A=A, axis="rows")
     S = balanced("S", S, A, like=("dY", dY))

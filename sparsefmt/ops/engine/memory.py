@@ -77,7 +77,10 @@ class Memory(Protocol):
 
 
 class CupyMemory:
-    """Memory of CuPy arrays."""
+    """Memory of CuPy arrays.
+
+    ``a._c_contiguous`` is what ``a.flags`` is made of: 0.05 µs, where the flags take 0.6.
+    """
 
     def __init__(self) -> None:
         cupy = import_cupy()
@@ -102,7 +105,7 @@ class CupyMemory:
 
     def contiguous(self, a: Any) -> Any:
         """``a`` itself if it is C-contiguous, else a copy; None for None."""
-        if a is None or a.flags.c_contiguous:
+        if a is None or a._c_contiguous:
             return a
         with self.on_device(a), allocating(f"a contiguous copy of {a.nbytes} bytes"):
             return self._cupy.ascontiguousarray(a)
@@ -116,7 +119,7 @@ class CupyMemory:
 
     def factors(self, a: Any) -> Any:
         """Scales as kernels take them: contiguous, float32 beside 2-byte features."""
-        if a is None or (a.itemsize > 2 and a.flags.c_contiguous):
+        if a is None or (a.itemsize > 2 and a._c_contiguous):
             return a
         if a.itemsize > 2:
             return self.contiguous(a)
@@ -202,10 +205,13 @@ def _find(a: Array) -> Memory:
 
 def rows_apart(a: Array) -> bool:
     """Whether rows are contiguous, aligned and do not overlap: at any distance from each other."""
-    flags = a.flags
-    if isinstance(a, np.ndarray) and not flags.aligned:
-        return False
-    if flags.c_contiguous:
+    if isinstance(a, np.ndarray):
+        if not a.flags.aligned:
+            return False
+        whole = a.flags.c_contiguous
+    else:
+        whole = a._c_contiguous
+    if whole:
         return True
     row = a[0].nbytes if len(a) else 0
     gaps = a.strides[0] >= row and a.strides[0] % a.itemsize == 0
