@@ -19,7 +19,7 @@ from . import _check
 from ._library import LibraryOp, unheard
 from ._recording import apart, recorded
 from .matmul import csr_operands, factor_gradients, restored, scaled
-from .structure import GraphLike, side_of
+from .structure import GraphLike, on_rows, side_of
 
 MAXK = LibraryOp("maxk")
 CBSR_TO_DENSE = LibraryOp("cbsr_to_dense")
@@ -233,15 +233,10 @@ def spgemm(
     ``factors`` are edge values, and the scales of rows and columns.
     """
     if not recorded(data, *factors):
-        return _spgemm(graph, columns, data, feat, *factors, reduce)
+        return on_rows(SPGEMM, graph, columns, data, feat, *factors, reduce)
     inputs = apart(data, *factors)
     found: Tensor = _Spgemm.apply(*inputs, columns, feat, graph, reduce)  # type: ignore[no-untyped-call]
     return found
-
-
-def _spgemm(graph: GraphLike, *args: Any) -> Tensor:
-    out: Tensor = SPGEMM(side_of(graph, False), *args)
-    return out
 
 
 class _Spgemm(Function):
@@ -250,7 +245,7 @@ class _Spgemm(Function):
         *factors, columns, feat, ctx.graph, ctx.reduce = given
         read = any(ctx.needs_input_grad[1:4])  # only the gradients of factors read it
         ctx.save_for_backward(data if read else None, *factors, columns)
-        return _spgemm(ctx.graph, columns, data, feat, *factors, ctx.reduce)
+        return on_rows(SPGEMM, ctx.graph, columns, data, feat, *factors, ctx.reduce)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
@@ -291,7 +286,7 @@ class _MaxkSpgemm(Function):
         columns, data = MAXK(x, k)
         ctx.save_for_backward(None, *factors, columns)
         ctx.feat = x.shape[1]
-        return _spgemm(ctx.graph, columns, data, ctx.feat, *factors, ctx.reduce)
+        return on_rows(SPGEMM, ctx.graph, columns, data, ctx.feat, *factors, ctx.reduce)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
@@ -316,12 +311,10 @@ def sspmm(graph: GraphLike, columns: Tensor, grad: Tensor, *factors: Tensor | No
 def _sspmm(
     graph: GraphLike, columns: Tensor, grad: Any, values: Tensor | None, *scales: Tensor | None
 ) -> Tensor:
-    out: Tensor
     if grad.is_cuda and not torch.are_deterministic_algorithms_enabled():
-        out = SSPMM_OUTER(side_of(graph, False), columns, grad, values, *scales)
-        return out
+        return on_rows(SSPMM_OUTER, graph, columns, grad, values, *scales)
     side = side_of(graph, True)
-    out = SSPMM(side, columns, grad, values, side.perm, *scales)
+    out: Tensor = SSPMM(side, columns, grad, values, side.perm, *scales)
     return out
 
 
@@ -354,14 +347,9 @@ def sddmm_cbsr(
     if recorded(r, c):
         return scaled(graph, False, sddmm_cbsr(graph, x, columns, data), r, c)
     if not recorded(x, data):
-        return _sddmm_cbsr(graph, x, columns, data, r, c)
+        return on_rows(SDDMM_CBSR, graph, x, columns, data, r, c)
     found: Tensor = _SddmmCbsr.apply(*apart(x, data, r, c), columns, graph)  # type: ignore[no-untyped-call]
     return found
-
-
-def _sddmm_cbsr(graph: GraphLike, *args: Any) -> Tensor:
-    out: Tensor = SDDMM_CBSR(side_of(graph, False), *args)
-    return out
 
 
 class _SddmmCbsr(Function):
@@ -372,7 +360,7 @@ class _SddmmCbsr(Function):
         saved = x if needs[1] else None, data if needs[0] else None
         ctx.save_for_backward(*saved, *scales, columns)
         ctx.feat = x.shape[1]
-        return _sddmm_cbsr(ctx.graph, x, columns, data, *scales)
+        return on_rows(SDDMM_CBSR, ctx.graph, x, columns, data, *scales)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:

@@ -1,17 +1,13 @@
-"""Attention whose scores are of two rows, for torch: ``gatv2_aggregate`` and ``dot_aggregate``.
-
-Backward computes the weights again: nothing that is saved has a value an entry.  A gradient can be
-used but not differentiated.
-"""
+"""Attention whose scores are of two rows, for torch: ``gatv2_aggregate`` and ``dot_aggregate``."""
 
 from typing import Any
 
 from torch import Tensor
-from torch.autograd import Function
 
 from ..ops.attention import checks
 from ..ops.attention.operands import Options
 from . import _check_attention as check
+from ._attention import Attention
 from ._library import LibraryOp
 from ._order import in_csr_order
 from ._recording import apart, once, recorded
@@ -81,7 +77,7 @@ def gatv2_aggregate(
     check.edges(edge_scores, like=like, graph=tensors)
     options = check.options(negative_slope, dropout, seed, self_loops, tensors)
     edges = in_csr_order(graph, edge_scores)
-    return _pairwise(graph, right, left, None, att, edges, 1.0, options)
+    return _pairwise(graph, options, 1.0, right, left, None, att, edges)
 
 
 def dot_aggregate(
@@ -147,56 +143,28 @@ def dot_aggregate(
     factor = checks.scale(scale, keys.shape[-1])
     options = check.options(0.0, dropout, seed, self_loops, tensors)
     edges = in_csr_order(graph, edge_scores)
-    return _pairwise(graph, queries, keys, values, None, edges, factor, options)
+    return _pairwise(graph, options, factor, queries, keys, values, None, edges)
 
 
 # Without checks
 
 
-def _pairwise(
-    graph: GraphLike,
-    queries: Tensor,
-    keys: Tensor,
-    values: Tensor | None,
-    att: Tensor | None,
-    edges: Tensor | None,
-    scale: float,
-    options: Options,
-) -> Tensor:
-    """Attend from targets' queries to sources' keys, additively where ``att`` is given.
+def _pairwise(graph: GraphLike, options: Options, scale: float, *inputs: Tensor | None) -> Tensor:
+    """Attend from queries to keys with values, by ``att`` and the edges' scores.
 
-    Without ``values`` the keys are the values.
+    Scores are products where there is no ``att``; without values the keys are the values.
     """
-    inputs = queries, keys, values, att, edges
-    numbers = options.with_scale(scale)
+    seed, *numbers = options.with_scale(scale)
     found: Tensor
     if not recorded(*inputs):
-        found = ATTEND(side_of(graph, False), *inputs, *numbers)
+        found = ATTEND(side_of(graph, False), *inputs, seed, *numbers)
         return found
-    found = _Pairwise.apply(*apart(*inputs), graph, *numbers)  # type: ignore[no-untyped-call]
+    given = *apart(*inputs), seed, graph, ATTEND_WITH_STATISTICS, numbers
+    found = _Pairwise.apply(*given)  # type: ignore[no-untyped-call]
     return found
 
 
-class _Pairwise(Function):
-    @staticmethod
-    def forward(
-        ctx: Any,
-        queries: Tensor,
-        keys: Tensor,
-        values: Tensor | None,
-        att: Tensor | None,
-        edges: Tensor | None,
-        graph: GraphLike,
-        seed: Tensor | None,
-        *numbers: Any,
-    ) -> Tensor:
-        inputs = queries, keys, values, att, edges, seed
-        found = ATTEND_WITH_STATISTICS(side_of(graph, False), *inputs, *numbers)
-        ctx.save_for_backward(*inputs, *found)
-        ctx.graph, ctx.numbers = graph, numbers
-        out: Tensor = found[0]
-        return out
-
+class _Pairwise(Attention):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         *inputs, out, statistics = ctx.saved_tensors
@@ -206,4 +174,4 @@ class _Pairwise(Function):
         args = grad, out, statistics, of_edges, *inputs, *ctx.numbers
         dqueries, dkeys, dvalues, datt, dedges = once(name, ATTEND_BACKWARD, *sides, *args)
         optional = (dvalues, of_values), (datt, of_att), (dedges, of_edges)
-        return dqueries, dkeys, *(d if asked else None for d, asked in optional), *(None,) * 6
+        return dqueries, dkeys, *(d if asked else None for d, asked in optional), *(None,) * 4

@@ -7,7 +7,7 @@ from ...formats.arrays import Array, allocating, on_device_of
 from ...formats.base import Format
 from ..engine import checks as engine_checks
 from ..engine import choose
-from ..engine.table import Kernel, Op, Price, deferred
+from ..engine.table import Op, Price, csr_kernels
 from . import checks
 from . import cuda_pairwise as cuda
 from .checks import Arrays, shaped_as
@@ -330,11 +330,8 @@ _OPERANDS = (
 
 def _row(op: str, run: str, arguments: str = _OPERANDS, **facts: Any) -> Op:
     """A row whose kernels are the functions of that name for CUDA and for the CPU."""
-    kernels = (
-        Kernel(f"{op}_csr_balanced", getattr(cuda, run), ("csr",), "gpu"),
-        Kernel(f"{op}_csr_numba", deferred(f"{__package__}.cpu_pairwise", run), ("csr",), "cpu"),
-        choose.convert_to_csr(op),
-    )
+    own = csr_kernels(getattr(cuda, run), f"{op}_csr_balanced", f"{op}_csr_numba")
+    kernels = *own, choose.convert_to_csr(op)
     return Op(op, arguments, kernels=kernels, entries=("edges",), **facts)
 
 
