@@ -97,15 +97,12 @@ def maxk_aggregate(
     Returns
     -------
     Tensor, shape (n_rows, feat)
-        Dense, in the dtype of ``x``, or autocast's.
+        Dense, as of ``spmm``.
 
     Raises
     ------
-    ShapeError, DtypeError, DeviceError
-        If the arguments do not fit together, or ``k`` lies outside 1 .. feat.
-    UnsupportedError
-        If there is no such ``reduce``, a tensor is sparse, or it is called within ``torch.func`` or
-        with a tangent.
+    ShapeError, DtypeError, DeviceError, UnsupportedError
+        As ``spmm`` and ``maxk``.
 
     Notes
     -----
