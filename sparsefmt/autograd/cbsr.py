@@ -146,11 +146,8 @@ def features_to_keep(k: int, feat: int | None = None) -> int:
 
 def choose_features(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """Choose the ``k`` largest of each row: columns and values; nothing is checked."""
-    found: tuple[Tensor, Tensor]
-    if not recorded(x):
-        found = MAXK(x, k)
-        return found
-    found = _Maxk.apply(x, k)  # type: ignore[no-untyped-call]
+    run: Any = _Maxk.apply if recorded(x) else MAXK
+    found: tuple[Tensor, Tensor] = run(x, k)
     return found
 
 
@@ -172,17 +169,14 @@ class _Maxk(Function):
 
 def to_dense(columns: Tensor, data: Tensor, feat: int) -> Tensor:
     """Make row-balanced features dense, (n, feat), with zeros at the columns not chosen."""
-    found: Tensor
-    if not recorded(data):
-        found = CBSR_TO_DENSE(columns, data, feat)
-        return found
-    found = _ToDense.apply(data, columns, feat)  # type: ignore[no-untyped-call]
+    run: Any = _ToDense.apply if recorded(data) else CBSR_TO_DENSE
+    found: Tensor = run(columns, data, feat)
     return found
 
 
 class _ToDense(Function):
     @staticmethod
-    def forward(ctx: Any, data: Tensor, columns: Tensor, feat: int) -> Tensor:
+    def forward(ctx: Any, columns: Tensor, data: Tensor, feat: int) -> Tensor:
         ctx.save_for_backward(columns)
         found: Tensor = CBSR_TO_DENSE(columns, data, feat)
         return found
@@ -190,16 +184,13 @@ class _ToDense(Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         (columns,) = ctx.saved_tensors
-        return from_dense(grad, columns), None, None
+        return None, from_dense(grad, columns), None
 
 
 def from_dense(x: Tensor, columns: Tensor) -> Tensor:
     """Take what ``x`` of (n, feat) holds at the columns: (n, k)."""
-    found: Tensor
-    if not recorded(x):
-        found = DENSE_TO_CBSR(x, columns)
-        return found
-    found = _FromDense.apply(x, columns)  # type: ignore[no-untyped-call]
+    run: Any = _FromDense.apply if recorded(x) else DENSE_TO_CBSR
+    found: Tensor = run(x, columns)
     return found
 
 
@@ -251,7 +242,7 @@ class _Spgemm(Function):
         data, grad, factors = restored(ctx, saved, grad, side_of(graph, False))
         dkept = None
         if needs[0]:
-            dkept = sspmm(graph, columns, grad, factors.values, factors.rows, factors.cols)
+            dkept = sspmm(graph, columns, grad, *factors[:3])
         products = partial(sddmm_cbsr, graph, grad, columns, data)
         others = factor_gradients(graph, False, needs[1:4], products, factors)
         return dkept, *others, None, None, None, None
@@ -289,7 +280,7 @@ class _MaxkSpgemm(Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         *saved, columns = ctx.saved_tensors
         _, grad, factors = restored(ctx, saved, grad, side_of(ctx.graph, False))
-        data = sspmm(ctx.graph, columns, grad, factors.values, factors.rows, factors.cols)
+        data = sspmm(ctx.graph, columns, grad, *factors[:3])
         return to_dense(columns, data, ctx.feat), None, None, None, None, None, None
 
 

@@ -144,8 +144,7 @@ def gat_backward(
     """
     A, arrays = _operands(A, H, el, er, edge_scores)
     H, el, er, edges = arrays
-    grad = engine_checks.features("grad", grad, A=A, axis="rows", heads=True)
-    engine_checks.alike("grad", grad, "H", H)
+    grad = checks.gradient(grad, A, "H", H)
     options = checks.options(A, negative_slope, dropout, seed, self_loops)
     forward = None, None, None  # made anew, as is the transpose
     given = None, None, grad, *forward, edges is not None, *arrays, None, *options
