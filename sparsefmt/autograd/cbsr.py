@@ -18,7 +18,7 @@ from ..ops.engine import checks
 from . import _check
 from ._library import LibraryOp, unheard
 from ._recording import apart, recorded
-from .matmul import csr_operands, factor_gradients, restored, scaled
+from .matmul import Factors, csr_operands, factor_gradients, restored, scaled
 from .structure import GraphLike, on_rows, side_of
 
 MAXK = LibraryOp("maxk")
@@ -237,14 +237,12 @@ class _Spgemm(Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        graph, needs = ctx.graph, ctx.needs_input_grad
         *saved, columns = ctx.saved_tensors
-        data, grad, factors = restored(ctx, saved, grad, side_of(graph, False))
+        data, grad, factors = restored(ctx, saved, grad, side_of(ctx.graph, False))
         dkept = None
-        if needs[0]:
-            dkept = sspmm(graph, columns, grad, *factors[:3])
-        products = partial(sddmm_cbsr, graph, grad, columns, data)
-        others = factor_gradients(graph, False, needs[1:4], products, factors)
+        if ctx.needs_input_grad[0]:
+            dkept = sspmm(ctx.graph, columns, grad, *factors[:3])
+        others = _of_factors(ctx, grad, columns, data, factors)
         return dkept, *others, None, None, None, None
 
 
@@ -317,15 +315,20 @@ class _Sspmm(Function):
 
     @staticmethod
     def backward(ctx: Any, data: Tensor) -> tuple[Tensor | None, ...]:
-        graph, needs = ctx.graph, ctx.needs_input_grad
         *saved, columns = ctx.saved_tensors
-        x, data, factors = restored(ctx, saved, data, side_of(graph, False))
+        x, data, factors = restored(ctx, saved, data, side_of(ctx.graph, False))
         dgrad = None
-        if needs[0]:
-            dgrad = spgemm(graph, columns, data, ctx.feat, *factors[:3])
-        products = partial(sddmm_cbsr, graph, x, columns, data)
-        others = factor_gradients(graph, False, needs[1:4], products, factors)
-        return dgrad, *others, None, None
+        if ctx.needs_input_grad[0]:
+            dgrad = spgemm(ctx.graph, columns, data, ctx.feat, *factors[:3])
+        return dgrad, *_of_factors(ctx, x, columns, data, factors), None, None
+
+
+def _of_factors(
+    ctx: Any, x: Tensor, columns: Tensor, data: Tensor, factors: Factors
+) -> tuple[Tensor | None, ...]:
+    """Compute the gradients of inputs 1 to 3, which are edge values and scales."""
+    products = partial(sddmm_cbsr, ctx.graph, x, columns, data)
+    return factor_gradients(ctx.graph, False, ctx.needs_input_grad[1:4], products, factors)
 
 
 def sddmm_cbsr(

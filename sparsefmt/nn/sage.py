@@ -22,12 +22,10 @@ class SAGEConv(LinearConvolution):
 
     Parameters
     ----------
-    in_channels, out_channels : int
-    bias : bool
+    in_channels, out_channels, bias, sample, training_sample, strategy
+        As for ``GCNConv``; the mean is that of the sample.
     k : int, optional
         Features of ``x W_l`` to keep, between 1 and ``out_channels``.
-    sample, training_sample, strategy
-        As for ``GCNConv``; the mean is that of the sample.
 
     Attributes
     ----------
