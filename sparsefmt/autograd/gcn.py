@@ -15,7 +15,7 @@ from . import _check, _library
 from ._library import LibraryOp
 from ._order import in_csr_order, in_own_order
 from ._recording import once, recorded
-from .structure import GraphLike, GraphTensors, graph_tensors, on_rows, side_of
+from .structure import GraphLike, GraphTensors, graph_tensors, side_of
 
 GCN_NORM = LibraryOp("gcn_norm")
 GCN_NORM_BACKWARD = LibraryOp("gcn_norm_backward")
@@ -154,9 +154,11 @@ def _with_loops(graph: GraphLike) -> Graph:
 
 def _normalised(graph: GraphLike, values: Tensor | None, loops: bool) -> Tensor:
     """Compute the values with those of the loops, differentiably; nothing is checked."""
+    found: Tensor
     if not recorded(values):
-        return on_rows(GCN_NORM, graph, values, loops)
-    found: Tensor = _GcnNorm.apply(values, graph, loops)  # type: ignore[no-untyped-call]
+        found = GCN_NORM(side_of(graph, False), values, loops)
+        return found
+    found = _GcnNorm.apply(values, graph, loops)  # type: ignore[no-untyped-call]
     return found
 
 
@@ -165,7 +167,8 @@ class _GcnNorm(Function):
     def forward(ctx: Any, values: Tensor, graph: GraphLike, loops: bool) -> Tensor:
         ctx.save_for_backward(values)
         ctx.graph, ctx.loops = graph, loops
-        return on_rows(GCN_NORM, graph, values, loops)
+        found: Tensor = GCN_NORM(side_of(graph, False), values, loops)
+        return found
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:

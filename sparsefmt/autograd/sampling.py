@@ -14,7 +14,7 @@ from ._library import LibraryOp
 from ._memory import sums_dtype
 from ._recording import apart, once, recorded
 from .matmul import csr_operands
-from .structure import GraphLike, graph_tensors, on_rows, side_of
+from .structure import GraphLike, graph_tensors, side_of
 
 SPMM_SAMPLED = LibraryOp("spmm_sampled")
 SPMM_SAMPLED_DX = LibraryOp("spmm_sampled_dx")
@@ -164,12 +164,14 @@ def _aggregate(graph: GraphLike, options: SampleOptions, *inputs: Tensor | None)
 
     ``inputs`` are those, and the scales of rows and columns.
     """
+    found: Tensor
     if not recorded(*inputs[:2]):
-        return on_rows(SPMM_SAMPLED, graph, *inputs, *options)
+        found = SPMM_SAMPLED(side_of(graph, False), *inputs, *options)
+        return found
     if options.seed is not None:  # the caller may write to it before backward reads it
         options = options._replace(seed=options.seed.clone())
     seed, *others = options
-    found: Tensor = _Sampled.apply(*apart(*inputs), graph, seed, others)  # type: ignore[no-untyped-call]
+    found = _Sampled.apply(*apart(*inputs), graph, seed, others)  # type: ignore[no-untyped-call]
     return found
 
 
@@ -201,7 +203,8 @@ class _Sampled(Function):
         *factors, ctx.graph, seed, ctx.options = given
         saved = x if ctx.needs_input_grad[1] else None  # only the gradient of values reads x
         ctx.save_for_backward(saved, *factors, seed)
-        return on_rows(SPMM_SAMPLED, ctx.graph, x, *factors, seed, *ctx.options)
+        out: Tensor = SPMM_SAMPLED(side_of(ctx.graph, False), x, *factors, seed, *ctx.options)
+        return out
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:

@@ -73,7 +73,7 @@ def gat_bound(A: Format, H: Array, el: Array, er: Array, *, factor: float = 2, *
 def gat_attention_oracle(A: Format, el: Array, er: Array, **options: Any) -> Array:
     """What ``ops.gat_attention`` computes, in float64."""
     w = _weights(A, el, er, like=el, **options)
-    return _placed(A, w, w.P, el)
+    return _placed(A, w, w.P, el.shape[1:])
 
 
 def gat_attention_bound(
@@ -85,7 +85,7 @@ def gat_attention_bound(
     rounding of the score and of the row's mean score; and ``factor`` times the least normal number.
     """
     w = _weights(A, el, er, like=el, **options)
-    return factor * _placed(A, w, w.error, el)
+    return factor * _placed(A, w, w.error, el.shape[1:])
 
 
 def gat_backward_oracle(
@@ -99,7 +99,13 @@ def gat_backward_oracle(
     dH = _summed(w.col, A.n_cols, w.shares * g).reshape(H.shape)
     dell, der = _summed(w.col, A.n_cols, dz), _summed(w.row, A.n_rows, dz)
     of_loops = _of_loops(A, w, dz, er)
-    return dH, dell.reshape(el.shape), der.reshape(er.shape), _placed(A, w, dz, el), of_loops
+    return (
+        dH,
+        dell.reshape(el.shape),
+        der.reshape(er.shape),
+        _placed(A, w, dz, el.shape[1:]),
+        of_loops,
+    )
 
 
 def gat_backward_bound(
@@ -136,7 +142,7 @@ def gat_backward_bound(
     # What the oracle itself is off by: at a slope of 1 nothing else is.
     own = (degree + feat + _STEPS) * float(np.finfo(np.float64).eps) * slope * w.P * size
     der = _summed(w.row, A.n_rows, by_row + own + flipped * w.P * size)
-    scores = dell.reshape(el.shape), der.reshape(er.shape), _placed(A, w, each, el)
+    scores = dell.reshape(el.shape), der.reshape(er.shape), _placed(A, w, each, el.shape[1:])
     results = *scores, _of_loops(A, w, each, er)
     exact = gat_backward_oracle(A, H, el, er, grad, **options)[1:]
     rounding, tiny = precision_of(el.dtype)
@@ -256,11 +262,11 @@ def _summed(place: Array, rows: int, values: Array) -> Array:
     return found
 
 
-def _placed(A: Format, w: Weights, values: Array, like: Array) -> Array:
+def _placed(A: Format, w: Weights, values: Array, heads: tuple[int, ...]) -> Array:
     """At the stored entries, 0 where they do not count."""
     found = np.zeros((A.nnz + A.n_rows, values.shape[1]))
     found[w.number] = values
-    return found[: A.nnz].reshape(A.nnz, *like.shape[1:])
+    return found[: A.nnz].reshape(A.nnz, *heads)
 
 
 def _of_loops(A: Format, w: Weights, values: Array, like: Array) -> Array:

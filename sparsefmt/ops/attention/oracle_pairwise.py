@@ -170,5 +170,5 @@ def _shaped(
         (dk if values is not None else dk + dv).reshape(keys.shape),
         None if values is None else dv.reshape(values.shape),
         None if att is None else datt.reshape(att.shape),
-        _placed(A, w, ds[:, :, 0], keys[..., 0]),
+        _placed(A, w, ds[:, :, 0], keys.shape[1:-1]),
     )
