@@ -18,8 +18,8 @@ from ..ops.engine import checks
 from . import _check
 from ._library import LibraryOp, unheard
 from ._recording import apart, recorded
-from .matmul import csr_operands, factor_gradients, restored, scaled
-from .structure import GraphLike, side_of
+from .matmul import Factors, csr_operands, factor_gradients, restored, scaled
+from .structure import GraphLike, on_rows, side_of
 
 MAXK = LibraryOp("maxk")
 CBSR_TO_DENSE = LibraryOp("cbsr_to_dense")
@@ -97,15 +97,12 @@ def maxk_aggregate(
     Returns
     -------
     Tensor, shape (n_rows, feat)
-        Dense, in the dtype of ``x``, or autocast's.
+        Dense, as of ``spmm``.
 
     Raises
     ------
-    ShapeError, DtypeError, DeviceError
-        If the arguments do not fit together, or ``k`` lies outside 1 .. feat.
-    UnsupportedError
-        If there is no such ``reduce``, a tensor is sparse, or it is called within ``torch.func`` or
-        with a tangent.
+    ShapeError, DtypeError, DeviceError, UnsupportedError
+        As ``spmm`` and ``maxk``.
 
     Notes
     -----
@@ -149,11 +146,8 @@ def features_to_keep(k: int, feat: int | None = None) -> int:
 
 def choose_features(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """Choose the ``k`` largest of each row: columns and values; nothing is checked."""
-    found: tuple[Tensor, Tensor]
-    if not recorded(x):
-        found = MAXK(x, k)
-        return found
-    found = _Maxk.apply(x, k)  # type: ignore[no-untyped-call]
+    run: Any = _Maxk.apply if recorded(x) else MAXK
+    found: tuple[Tensor, Tensor] = run(x, k)
     return found
 
 
@@ -175,17 +169,14 @@ class _Maxk(Function):
 
 def to_dense(columns: Tensor, data: Tensor, feat: int) -> Tensor:
     """Make row-balanced features dense, (n, feat), with zeros at the columns not chosen."""
-    found: Tensor
-    if not recorded(data):
-        found = CBSR_TO_DENSE(columns, data, feat)
-        return found
-    found = _ToDense.apply(data, columns, feat)  # type: ignore[no-untyped-call]
+    run: Any = _ToDense.apply if recorded(data) else CBSR_TO_DENSE
+    found: Tensor = run(columns, data, feat)
     return found
 
 
 class _ToDense(Function):
     @staticmethod
-    def forward(ctx: Any, data: Tensor, columns: Tensor, feat: int) -> Tensor:
+    def forward(ctx: Any, columns: Tensor, data: Tensor, feat: int) -> Tensor:
         ctx.save_for_backward(columns)
         found: Tensor = CBSR_TO_DENSE(columns, data, feat)
         return found
@@ -193,16 +184,13 @@ class _ToDense(Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         (columns,) = ctx.saved_tensors
-        return from_dense(grad, columns), None, None
+        return None, from_dense(grad, columns), None
 
 
 def from_dense(x: Tensor, columns: Tensor) -> Tensor:
     """Take what ``x`` of (n, feat) holds at the columns: (n, k)."""
-    found: Tensor
-    if not recorded(x):
-        found = DENSE_TO_CBSR(x, columns)
-        return found
-    found = _FromDense.apply(x, columns)  # type: ignore[no-untyped-call]
+    run: Any = _FromDense.apply if recorded(x) else DENSE_TO_CBSR
+    found: Tensor = run(x, columns)
     return found
 
 
@@ -233,15 +221,10 @@ def spgemm(
     ``factors`` are edge values, and the scales of rows and columns.
     """
     if not recorded(data, *factors):
-        return _spgemm(graph, columns, data, feat, *factors, reduce)
+        return on_rows(SPGEMM, graph, columns, data, feat, *factors, reduce)
     inputs = apart(data, *factors)
     found: Tensor = _Spgemm.apply(*inputs, columns, feat, graph, reduce)  # type: ignore[no-untyped-call]
     return found
-
-
-def _spgemm(graph: GraphLike, *args: Any) -> Tensor:
-    out: Tensor = SPGEMM(side_of(graph, False), *args)
-    return out
 
 
 class _Spgemm(Function):
@@ -250,18 +233,16 @@ class _Spgemm(Function):
         *factors, columns, feat, ctx.graph, ctx.reduce = given
         read = any(ctx.needs_input_grad[1:4])  # only the gradients of factors read it
         ctx.save_for_backward(data if read else None, *factors, columns)
-        return _spgemm(ctx.graph, columns, data, feat, *factors, ctx.reduce)
+        return on_rows(SPGEMM, ctx.graph, columns, data, feat, *factors, ctx.reduce)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        graph, needs = ctx.graph, ctx.needs_input_grad
         *saved, columns = ctx.saved_tensors
-        data, grad, factors = restored(ctx, saved, grad, side_of(graph, False))
+        data, grad, factors = restored(ctx, saved, grad, side_of(ctx.graph, False))
         dkept = None
-        if needs[0]:
-            dkept = sspmm(graph, columns, grad, factors.values, factors.rows, factors.cols)
-        products = partial(sddmm_cbsr, graph, grad, columns, data)
-        others = factor_gradients(graph, False, needs[1:4], products, factors)
+        if ctx.needs_input_grad[0]:
+            dkept = sspmm(ctx.graph, columns, grad, *factors[:3])
+        others = _of_factors(ctx, grad, columns, data, factors)
         return dkept, *others, None, None, None, None
 
 
@@ -291,13 +272,13 @@ class _MaxkSpgemm(Function):
         columns, data = MAXK(x, k)
         ctx.save_for_backward(None, *factors, columns)
         ctx.feat = x.shape[1]
-        return _spgemm(ctx.graph, columns, data, ctx.feat, *factors, ctx.reduce)
+        return on_rows(SPGEMM, ctx.graph, columns, data, ctx.feat, *factors, ctx.reduce)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         *saved, columns = ctx.saved_tensors
         _, grad, factors = restored(ctx, saved, grad, side_of(ctx.graph, False))
-        data = sspmm(ctx.graph, columns, grad, factors.values, factors.rows, factors.cols)
+        data = sspmm(ctx.graph, columns, grad, *factors[:3])
         return to_dense(columns, data, ctx.feat), None, None, None, None, None, None
 
 
@@ -316,12 +297,10 @@ def sspmm(graph: GraphLike, columns: Tensor, grad: Tensor, *factors: Tensor | No
 def _sspmm(
     graph: GraphLike, columns: Tensor, grad: Any, values: Tensor | None, *scales: Tensor | None
 ) -> Tensor:
-    out: Tensor
     if grad.is_cuda and not torch.are_deterministic_algorithms_enabled():
-        out = SSPMM_OUTER(side_of(graph, False), columns, grad, values, *scales)
-        return out
+        return on_rows(SSPMM_OUTER, graph, columns, grad, values, *scales)
     side = side_of(graph, True)
-    out = SSPMM(side, columns, grad, values, side.perm, *scales)
+    out: Tensor = SSPMM(side, columns, grad, values, side.perm, *scales)
     return out
 
 
@@ -336,15 +315,20 @@ class _Sspmm(Function):
 
     @staticmethod
     def backward(ctx: Any, data: Tensor) -> tuple[Tensor | None, ...]:
-        graph, needs = ctx.graph, ctx.needs_input_grad
         *saved, columns = ctx.saved_tensors
-        x, data, factors = restored(ctx, saved, data, side_of(graph, False))
+        x, data, factors = restored(ctx, saved, data, side_of(ctx.graph, False))
         dgrad = None
-        if needs[0]:
-            dgrad = spgemm(graph, columns, data, ctx.feat, *factors[:3])
-        products = partial(sddmm_cbsr, graph, x, columns, data)
-        others = factor_gradients(graph, False, needs[1:4], products, factors)
-        return dgrad, *others, None, None
+        if ctx.needs_input_grad[0]:
+            dgrad = spgemm(ctx.graph, columns, data, ctx.feat, *factors[:3])
+        return dgrad, *_of_factors(ctx, x, columns, data, factors), None, None
+
+
+def _of_factors(
+    ctx: Any, x: Tensor, columns: Tensor, data: Tensor, factors: Factors
+) -> tuple[Tensor | None, ...]:
+    """Compute the gradients of inputs 1 to 3, which are edge values and scales."""
+    products = partial(sddmm_cbsr, ctx.graph, x, columns, data)
+    return factor_gradients(ctx.graph, False, ctx.needs_input_grad[1:4], products, factors)
 
 
 def sddmm_cbsr(
@@ -354,14 +338,9 @@ def sddmm_cbsr(
     if recorded(r, c):
         return scaled(graph, False, sddmm_cbsr(graph, x, columns, data), r, c)
     if not recorded(x, data):
-        return _sddmm_cbsr(graph, x, columns, data, r, c)
+        return on_rows(SDDMM_CBSR, graph, x, columns, data, r, c)
     found: Tensor = _SddmmCbsr.apply(*apart(x, data, r, c), columns, graph)  # type: ignore[no-untyped-call]
     return found
-
-
-def _sddmm_cbsr(graph: GraphLike, *args: Any) -> Tensor:
-    out: Tensor = SDDMM_CBSR(side_of(graph, False), *args)
-    return out
 
 
 class _SddmmCbsr(Function):
@@ -372,7 +351,7 @@ class _SddmmCbsr(Function):
         saved = x if needs[1] else None, data if needs[0] else None
         ctx.save_for_backward(*saved, *scales, columns)
         ctx.feat = x.shape[1]
-        return _sddmm_cbsr(ctx.graph, x, columns, data, *scales)
+        return on_rows(SDDMM_CBSR, ctx.graph, x, columns, data, *scales)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:

@@ -11,7 +11,7 @@ from ._library import LibraryOp
 from ._order import in_csr_order, in_own_order
 from ._recording import apart, recorded
 from .matmul import multiply, scaled, segment_sums
-from .structure import GraphLike, graph_tensors, side_of
+from .structure import GraphLike, graph_tensors, on_rows, side_of
 
 SDDMM = LibraryOp("sddmm")
 EDGE_SOFTMAX = LibraryOp("edge_softmax")
@@ -95,7 +95,7 @@ def edge_softmax(graph: GraphLike, scores: Tensor) -> Tensor:
     _check.scores(scores, tensors)
     ordered = in_csr_order(graph, scores)
     if not recorded(ordered):
-        return in_own_order(graph, _edge_softmax(graph, ordered))
+        return in_own_order(graph, on_rows(EDGE_SOFTMAX, graph, ordered))
     found: Tensor = _EdgeSoftmax.apply(ordered, graph)  # type: ignore[no-untyped-call]
     return in_own_order(graph, found)
 
@@ -107,14 +107,9 @@ def dot_products(
     if recorded(r, c):
         return scaled(graph, False, dot_products(graph, x, y), r, c)
     if not recorded(x, y):
-        return _sddmm(graph, x, y, r, c)
+        return on_rows(SDDMM, graph, x, y, r, c)
     found: Tensor = _Sddmm.apply(*apart(x, y, r, c), graph)  # type: ignore[no-untyped-call]
     return found
-
-
-def _sddmm(graph: GraphLike, *inputs: Tensor | None) -> Tensor:
-    out: Tensor = SDDMM(side_of(graph, False), *inputs)
-    return out
 
 
 class _Sddmm(Function):
@@ -123,7 +118,7 @@ class _Sddmm(Function):
         *scales, ctx.graph = given
         needs = ctx.needs_input_grad
         ctx.save_for_backward(x if needs[1] else None, y if needs[0] else None, *scales)
-        return _sddmm(ctx.graph, x, y, *scales)
+        return on_rows(SDDMM, ctx.graph, x, y, *scales)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
@@ -150,15 +145,10 @@ def _spmm_of_heads(
     return torch.stack(heads, dim=1)
 
 
-def _edge_softmax(graph: GraphLike, scores: Tensor) -> Tensor:
-    out: Tensor = EDGE_SOFTMAX(side_of(graph, False), scores)
-    return out
-
-
 class _EdgeSoftmax(Function):
     @staticmethod
     def forward(ctx: Any, scores: Tensor, graph: GraphLike) -> Tensor:
-        out = _edge_softmax(graph, scores)
+        out = on_rows(EDGE_SOFTMAX, graph, scores)
         ctx.save_for_backward(out)
         ctx.graph = graph
         return out
@@ -171,16 +161,10 @@ class _EdgeSoftmax(Function):
 
 def _softmax_gradient(graph: GraphLike, probabilities: Tensor, grad: Tensor) -> Tensor:
     """Compute ``p (grad - sum over the row of p grad)``, differentiably."""
-    found: Tensor
-    if recorded(probabilities, grad):
-        found = _SoftmaxGradient.apply(probabilities, grad, graph)  # type: ignore[no-untyped-call]
-        return found
-    return _softmax_backward(graph, probabilities, grad)
-
-
-def _softmax_backward(graph: GraphLike, probabilities: Tensor, grad: Tensor) -> Tensor:
-    out: Tensor = EDGE_SOFTMAX_BACKWARD(side_of(graph, False), probabilities, grad)
-    return out
+    if not recorded(probabilities, grad):
+        return on_rows(EDGE_SOFTMAX_BACKWARD, graph, probabilities, grad)
+    found: Tensor = _SoftmaxGradient.apply(probabilities, grad, graph)  # type: ignore[no-untyped-call]
+    return found
 
 
 class _SoftmaxGradient(Function):
@@ -188,7 +172,7 @@ class _SoftmaxGradient(Function):
     def forward(ctx: Any, probabilities: Tensor, grad: Tensor, graph: GraphLike) -> Tensor:
         ctx.save_for_backward(probabilities, grad)
         ctx.graph = graph
-        return _softmax_backward(graph, probabilities, grad)
+        return on_rows(EDGE_SOFTMAX_BACKWARD, graph, probabilities, grad)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:

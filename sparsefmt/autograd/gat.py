@@ -1,8 +1,4 @@
-"""Graph attention for torch: ``gat_aggregate``, and ``gat_of_vectors`` for layers.
-
-Backward computes the weights again: nothing that is saved has a value an entry.  A gradient can be
-used but not differentiated.
-"""
+"""Graph attention for torch: ``gat_aggregate``, and ``gat_of_vectors`` for layers."""
 
 from typing import Any
 
@@ -12,6 +8,7 @@ from torch.autograd import Function
 from ..errors import UnsupportedError
 from ..ops.attention.operands import Options
 from . import _check_attention as check
+from ._attention import Attention
 from ._library import LibraryOp
 from ._order import in_csr_order
 from ._recording import apart, once, recorded
@@ -56,16 +53,14 @@ def gat_aggregate(
         The targets' part.
     edge_scores : Tensor, shape (nnz, heads) or (nnz,), optional
         The entries' own part, in the order of ``graph.structure``.
-    negative_slope : float
+    negative_slope, self_loops
+        As for ``ops.gat``, without loops by default.
     dropout : float
         From 0 to less than 1; 0 draws nothing.
     seed : int or Tensor of one int64, optional
         Of ``M``, which depends on it, the entry's number in CSR order and the head alone.  By
         default it is drawn from torch's generator of the device at each call, also at each replay
         of a CUDA graph.
-    self_loops : bool
-        As if each vertex of a square graph had exactly one loop: stored entries with ``i == j`` are
-        left out, and each row has one more entry ``(i, i)``, without a part of its own.
 
     Returns
     -------
@@ -100,8 +95,7 @@ def gat_aggregate(
     check.scores("er", er, rows=tensors.n_rows, each="target", like=like, graph=tensors)
     check.edges(edge_scores, like=like, graph=tensors)
     options = check.options(negative_slope, dropout, seed, self_loops, tensors)
-    edges = in_csr_order(graph, edge_scores)
-    return from_scores(graph, h, el, er, edges, None, options)
+    return from_scores(graph, options, h, el, er, in_csr_order(graph, edge_scores), None)
 
 
 def gat_of_vectors(
@@ -184,127 +178,91 @@ def gat_of_vectors(
             "loop_scores", loop_scores, rows=tensors.n_rows, each="vertex", like=like, graph=tensors
         )
     options = check.options(negative_slope, dropout, seed, self_loops, tensors)
-    scores = source, target, in_csr_order(graph, edge_scores), loop_scores
-    return from_vectors(graph, h, *scores, options, bias)
+    scores = in_csr_order(graph, edge_scores), loop_scores
+    return from_vectors(graph, options, h, source, target, *scores, bias=bias)
 
 
 # Without checks
 
 
-def from_scores(
-    graph: GraphLike,
-    h: Tensor,
-    el: Tensor,
-    er: Tensor,
-    edges: Tensor | None,
-    loop_edges: Tensor | None,
-    options: Options,
-) -> Tensor:
-    """``gat_aggregate``; nothing is checked.
+def from_scores(graph: GraphLike, options: Options, *inputs: Tensor | None) -> Tensor:
+    """``gat_aggregate`` of ``h, el, er`` and the scores of entries and loops; nothing is checked.
 
-    ``loop_edges``, (n,) or (n, heads), are the edge scores of the loops that ``options`` ask for.
+    The scores of the loops that ``options`` ask for are (n,) or (n, heads).
     """
-    inputs = h, el, er, edges, loop_edges
     found: Tensor
     if not recorded(*inputs):
         found = GAT(side_of(graph, False), None, *inputs, *options)
         return found
-    found = _Gat.apply(*apart(*inputs), graph, *options)  # type: ignore[no-untyped-call]
+    seed, *numbers = options
+    given = None, *apart(*inputs), seed, graph, GAT_WITH_STATISTICS, numbers
+    found = _Gat.apply(*given)  # type: ignore[no-untyped-call]
     return found
 
 
-class _Gat(Function):
-    @staticmethod
-    def forward(
-        ctx: Any,
-        h: Tensor,
-        el: Tensor,
-        er: Tensor,
-        edges: Tensor | None,
-        loop_edges: Tensor | None,
-        graph: GraphLike,
-        seed: Tensor | None,
-        *numbers: Any,
-    ) -> Tensor:
-        inputs = h, el, er, edges, loop_edges, seed
-        found = GAT_WITH_STATISTICS(side_of(graph, False), None, *inputs, *numbers)
-        ctx.save_for_backward(*inputs, *found)
-        ctx.graph, ctx.numbers = graph, numbers
-        out: Tensor = found[0]
-        return out
-
+class _Gat(Attention):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        *inputs, out, plus, stats = ctx.saved_tensors
-        needs = ctx.needs_input_grad
-        args = grad, out, plus, stats, needs[3], *inputs, *ctx.numbers
+        _, *inputs, out, plus, stats = ctx.saved_tensors
+        of_edges, of_loops = ctx.needs_input_grad[4:6]
+        args = grad, out, plus, stats, of_edges, *inputs, *ctx.numbers
         sides = side_of(ctx.graph, False), side_of(ctx.graph, True)
-        dh, d_el, d_er, d_loops, d_edges = once("gat_aggregate", GAT_BACKWARD, *sides, *args)
-        d_edges, d_loops = d_edges if needs[3] else None, d_loops if needs[4] else None
-        return dh, d_el, d_er, d_edges, d_loops, *(None,) * 5
+        *others, d_loops, d_edges = once("gat_aggregate", GAT_BACKWARD, *sides, *args)
+        optional = d_edges if of_edges else None, d_loops if of_loops else None
+        return None, *others, *optional, *(None,) * 4
 
 
 def from_vectors(
     graph: GraphLike,
+    options: Options,
     h: Tensor,
     source: Tensor,
     target: Tensor,
-    edges: Tensor | None,
-    loop_edges: Tensor | None,
-    options: Options,
+    *scores: Tensor | None,
     bias: Tensor | None = None,
 ) -> Tensor:
-    """``gat_of_vectors``; nothing is checked.
+    """``gat_of_vectors``, with ``scores`` of entries and loops; nothing is checked.
 
     ``bias``, of heads * feat values, is added to each row.  As one Function: no two parts of the
     gradient of ``h`` have to be added up, and the bias costs no launch.
     """
-    inputs = h, source, target, edges, loop_edges, bias
+    inputs = h, source, target, *scores, bias
     found: Tensor
     if not recorded(*inputs):
         source, target, bias = _rounded(h, source, target, bias)
         el, er = GAT_SCORES(h, source, target)
-        found = GAT(side_of(graph, False), bias, h, el, er, edges, loop_edges, *options)
+        found = GAT(side_of(graph, False), bias, h, el, er, *scores, *options)
         return found
-    found = _GatOfVectors.apply(*apart(*inputs), graph, *options)  # type: ignore[no-untyped-call]
+    seed, *numbers = options
+    given = *apart(*inputs), seed, graph, numbers
+    found = _GatOfVectors.apply(*given)  # type: ignore[no-untyped-call]
     return found
 
 
 class _GatOfVectors(Function):
     @staticmethod
-    def forward(
-        ctx: Any,
-        h: Tensor,
-        source: Tensor,
-        target: Tensor,
-        edges: Tensor | None,
-        loop_edges: Tensor | None,
-        bias: Tensor | None,
-        graph: GraphLike,
-        seed: Tensor | None,
-        *numbers: Any,
-    ) -> Tensor:
+    def forward(ctx: Any, h: Tensor, source: Tensor, target: Tensor, *given: Any) -> Tensor:
+        *scores, bias, seed, ctx.graph, ctx.numbers = given
         source, target, bias = _rounded(h, source, target, bias)
-        scores = GAT_SCORES(h, source, target)
-        inputs = bias, h, *scores, edges, loop_edges, seed
-        found = GAT_WITH_STATISTICS(side_of(graph, False), *inputs, *numbers)
+        inputs = bias, h, *GAT_SCORES(h, source, target), *scores, seed
+        found = GAT_WITH_STATISTICS(side_of(ctx.graph, False), *inputs, *ctx.numbers)
         ctx.save_for_backward(source, target, *inputs, *found)
-        ctx.graph, ctx.numbers = graph, numbers
         out: Tensor = found[0]
         return out
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         *inputs, out, plus, stats = ctx.saved_tensors
-        needs, (source, target, bias) = ctx.needs_input_grad, inputs[:3]
-        args = grad, out, plus, stats, needs[3], *inputs, *ctx.numbers
+        of_edges, of_loops, of_bias = ctx.needs_input_grad[3:6]
+        source, target, bias, *_ = inputs
+        args = grad, out, plus, stats, of_edges, *inputs, *ctx.numbers
         sides = side_of(ctx.graph, False), side_of(ctx.graph, True)
         found = once("gat_of_vectors", GAT_OF_VECTORS_BACKWARD, *sides, *args)
         dh, d_vectors, d_loops, d_edges = found
         d_source, d_target = d_vectors[0].view(source.shape), d_vectors[1].view(target.shape)
-        d_edges, d_loops = d_edges if needs[3] else None, d_loops if needs[4] else None
-        d_bias = d_vectors[2].view(bias.shape) if needs[5] else None
-        return dh, d_source, d_target, d_edges, d_loops, d_bias, *(None,) * 5
+        d_bias = d_vectors[2].view(bias.shape) if of_bias else None
+        optional = d_edges if of_edges else None, d_loops if of_loops else None
+        return dh, d_source, d_target, *optional, d_bias, *(None,) * 3
 
 
 def _rounded(h: Tensor, *vectors: Tensor | None) -> tuple[Any, ...]:

@@ -1,17 +1,13 @@
-"""Attention whose scores are of two rows, for torch: ``gatv2_aggregate`` and ``dot_aggregate``.
-
-Backward computes the weights again: nothing that is saved has a value an entry.  A gradient can be
-used but not differentiated.
-"""
+"""Attention whose scores are of two rows, for torch: ``gatv2_aggregate`` and ``dot_aggregate``."""
 
 from typing import Any
 
 from torch import Tensor
-from torch.autograd import Function
 
 from ..ops.attention import checks
 from ..ops.attention.operands import Options
 from . import _check_attention as check
+from ._attention import Attention
 from ._library import LibraryOp
 from ._order import in_csr_order
 from ._recording import apart, once, recorded
@@ -43,21 +39,19 @@ def gatv2_aggregate(
 
     Parameters
     ----------
-    graph : Graph, shape (n_rows, n_cols)
-        Only its structure is read.  On the device of ``left``.
     left : Tensor, shape (n_cols, heads, feat) or (n_cols, feat)
         Of sources; float16 or bfloat16 (summed in float32), float32 or float64.
     right : Tensor, shape (n_rows, heads, feat) or (n_rows, feat)
         Of targets, in the dtype of ``left``.
     att : Tensor, shape (heads, feat) or (1, heads, feat), or (feat,) without heads
         In the dtype of ``left``, or float32 beside 2 bytes.
-    edge_scores, negative_slope, dropout, seed, self_loops
+    graph, edge_scores, negative_slope, dropout, seed, self_loops
         As for ``gat_aggregate``.
 
     Returns
     -------
     Tensor, shape (n_rows, heads, feat) or (n_rows, feat)
-        In the dtype of ``left``, or autocast's; 0 for a row without entries.
+        In the dtype of ``left``, or autocast's, as of ``gat_aggregate``.
 
     Raises
     ------
@@ -81,7 +75,7 @@ def gatv2_aggregate(
     check.edges(edge_scores, like=like, graph=tensors)
     options = check.options(negative_slope, dropout, seed, self_loops, tensors)
     edges = in_csr_order(graph, edge_scores)
-    return _pairwise(graph, right, left, None, att, edges, 1.0, options)
+    return _pairwise(graph, options, 1.0, right, left, None, att, edges)
 
 
 def dot_aggregate(
@@ -104,8 +98,6 @@ def dot_aggregate(
 
     Parameters
     ----------
-    graph : Graph, shape (n_rows, n_cols)
-        Only its structure is read.  On the device of ``keys``.
     queries : Tensor, shape (n_rows, heads, feat) or (n_rows, feat)
         Of targets, in the dtype of ``keys``.
     keys : Tensor, shape (n_cols, heads, feat) or (n_cols, feat)
@@ -114,13 +106,13 @@ def dot_aggregate(
         The keys by default.
     scale : float, optional
         ``1 / sqrt(feat)`` by default.
-    edge_scores, dropout, seed, self_loops
+    graph, edge_scores, dropout, seed, self_loops
         As for ``gat_aggregate``.
 
     Returns
     -------
-    Tensor, shape (n_rows, heads, feat) or (n_rows, feat)
-        In the dtype of ``keys``, or autocast's; 0 for a row without entries.
+    Tensor, shape of ``queries``
+        In the dtype of ``keys``, or autocast's, as of ``gat_aggregate``.
 
     Raises
     ------
@@ -129,10 +121,9 @@ def dot_aggregate(
 
     Notes
     -----
-    All four tensors have gradients.  Deterministic, backward too.  For backward the operands, the
-    result and one number for each row and head are kept; scores are computed again.  Autocast
-    narrows all but ``edge_scores``.  Transformer (NeurIPS'17), equation 1, over the edges of a
-    graph.
+    All four tensors have gradients; backward keeps what that of ``gatv2_aggregate`` does.
+    Deterministic, backward too.  Autocast narrows all but ``edge_scores``.
+    Transformer (NeurIPS'17), equation 1, over the edges of a graph.
     """
     tensors = graph_tensors(graph)
     given, (edge_scores,) = check.autocast(tensors, (queries, keys, values), (edge_scores,))
@@ -147,56 +138,28 @@ def dot_aggregate(
     factor = checks.scale(scale, keys.shape[-1])
     options = check.options(0.0, dropout, seed, self_loops, tensors)
     edges = in_csr_order(graph, edge_scores)
-    return _pairwise(graph, queries, keys, values, None, edges, factor, options)
+    return _pairwise(graph, options, factor, queries, keys, values, None, edges)
 
 
 # Without checks
 
 
-def _pairwise(
-    graph: GraphLike,
-    queries: Tensor,
-    keys: Tensor,
-    values: Tensor | None,
-    att: Tensor | None,
-    edges: Tensor | None,
-    scale: float,
-    options: Options,
-) -> Tensor:
-    """Attend from targets' queries to sources' keys, additively where ``att`` is given.
+def _pairwise(graph: GraphLike, options: Options, scale: float, *inputs: Tensor | None) -> Tensor:
+    """Attend from queries to keys with values, by ``att`` and the edges' scores.
 
-    Without ``values`` the keys are the values.
+    Scores are products where there is no ``att``; without values the keys are the values.
     """
-    inputs = queries, keys, values, att, edges
-    numbers = options.with_scale(scale)
+    seed, *numbers = options.with_scale(scale)
     found: Tensor
     if not recorded(*inputs):
-        found = ATTEND(side_of(graph, False), *inputs, *numbers)
+        found = ATTEND(side_of(graph, False), *inputs, seed, *numbers)
         return found
-    found = _Pairwise.apply(*apart(*inputs), graph, *numbers)  # type: ignore[no-untyped-call]
+    given = *apart(*inputs), seed, graph, ATTEND_WITH_STATISTICS, numbers
+    found = _Pairwise.apply(*given)  # type: ignore[no-untyped-call]
     return found
 
 
-class _Pairwise(Function):
-    @staticmethod
-    def forward(
-        ctx: Any,
-        queries: Tensor,
-        keys: Tensor,
-        values: Tensor | None,
-        att: Tensor | None,
-        edges: Tensor | None,
-        graph: GraphLike,
-        seed: Tensor | None,
-        *numbers: Any,
-    ) -> Tensor:
-        inputs = queries, keys, values, att, edges, seed
-        found = ATTEND_WITH_STATISTICS(side_of(graph, False), *inputs, *numbers)
-        ctx.save_for_backward(*inputs, *found)
-        ctx.graph, ctx.numbers = graph, numbers
-        out: Tensor = found[0]
-        return out
-
+class _Pairwise(Attention):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         *inputs, out, statistics = ctx.saved_tensors
@@ -206,4 +169,4 @@ class _Pairwise(Function):
         args = grad, out, statistics, of_edges, *inputs, *ctx.numbers
         dqueries, dkeys, dvalues, datt, dedges = once(name, ATTEND_BACKWARD, *sides, *args)
         optional = (dvalues, of_values), (datt, of_att), (dedges, of_edges)
-        return dqueries, dkeys, *(d if asked else None for d, asked in optional), *(None,) * 6
+        return dqueries, dkeys, *(d if asked else None for d, asked in optional), *(None,) * 4

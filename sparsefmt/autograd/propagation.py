@@ -103,14 +103,13 @@ def propagate(
     Returns
     -------
     Tensor, shape (n, feat)
-        In the dtype of ``x``, or autocast's.
+        As of ``spmm``.
 
     Raises
     ------
-    ShapeError, DtypeError, DeviceError
-        As ``aggregate_with_own``, or if ``bias`` is not as above.
-    UnsupportedError
-        As ``spmm``; and if ``scale`` or ``own`` ask for a gradient: ``aggregate_with_own`` has one.
+    ShapeError, DtypeError, DeviceError, UnsupportedError
+        As ``aggregate_with_own``; also if ``bias`` is not as above, or if ``scale`` or ``own`` ask
+        for a gradient, which ``aggregate_with_own`` has.
 
     Notes
     -----

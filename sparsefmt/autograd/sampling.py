@@ -64,17 +64,15 @@ def sampled_aggregate(
     Returns
     -------
     Tensor, shape (n_rows, feat)
-        In the dtype of ``x``, or autocast's.
+        As of ``spmm``.
 
     Raises
     ------
     ShapeError, DtypeError, DeviceError
-        If the arguments do not fit together, ``width`` is less than 1, or ``seed`` is not one
-        integer.
+        As ``spmm``; also if ``width`` is less than 1, or ``seed`` is not one integer.
     UnsupportedError
-        If there is no such ``strategy``, ``mean`` and ``rescale`` are both asked for, a tensor is
-        sparse, it is called within ``torch.func`` or with a tangent or, in backward, a gradient is
-        differentiated again.
+        If there is no such ``strategy``, ``mean`` and ``rescale`` are both asked for, or in
+        backward a gradient is differentiated again; also as ``spmm``.
 
     Notes
     -----

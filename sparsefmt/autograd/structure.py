@@ -375,6 +375,12 @@ def side_of(graph: GraphLike, transposed: bool) -> Side:
     return cast(Side, tensors.columns) if transposed else tensors.rows
 
 
+def on_rows(op: Any, graph: GraphLike, *args: Any) -> Tensor:
+    """Run an op of one structure and one result on the rows of the graph."""
+    found: Tensor = op(side_of(graph, False), *args)
+    return found
+
+
 # Graph as a pytree node: its leaves are these tensors
 
 #: Context of a node: n_rows, n_cols, nnz, whether there are values and an order of the user's.

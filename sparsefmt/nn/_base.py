@@ -13,6 +13,7 @@ from ..autograd import (
     sampled_aggregate,
 )
 from ..errors import UnsupportedError
+from ._checks import check_counts
 
 
 class Balanced(Module):
@@ -68,6 +69,28 @@ class Convolution(Balanced):
         """Aggregate a sample of each row, drawn anew at each call while it trains."""
         strategy = "random" if self.training else self.strategy
         return sampled_aggregate(graph, x, width, edge_weight, strategy=strategy, **options)
+
+
+class LinearConvolution(Convolution):
+    """A convolution with linear maps of its own."""
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        *,
+        bias: bool = True,
+        k: int | None = None,
+        sample: int | None = None,
+        training_sample: int | None = None,
+        strategy: str = "fastrand",
+    ) -> None:
+        check_counts(in_channels=in_channels, out_channels=out_channels)
+        super().__init__(k, sample, training_sample, strategy, out_channels)
+        self._add_parameters(in_channels, out_channels, bias)
+
+    def _add_parameters(self, in_channels: int, out_channels: int, bias: bool) -> None:
+        """Make the layer's linear maps, and draw their parameters."""
 
 
 def _sample_width(name: str, width: int | None, k: int | None) -> int | None:

@@ -9,12 +9,12 @@ from torch import Tensor
 from torch.nn import Linear, Parameter, init
 
 from ..autograd import GraphLike, aggregate_with_own, operands, propagate
-from ._base import Convolution, plus
-from ._checks import check_counts, check_input
+from ._base import LinearConvolution, plus
+from ._checks import check_input
 from ._loops import stored, symmetric
 
 
-class GCNConv(Convolution):
+class GCNConv(LinearConvolution):
     """Graph convolution: ``y = D^-1/2 (A + I) D^-1/2 s(x W) + b``.
 
     ``s`` is ``MaxK(k)``, or nothing without ``k``.  ``D`` is the diagonal of the rows' sums of
@@ -59,19 +59,7 @@ class GCNConv(Convolution):
 
     __module__ = "sparsefmt.nn"
 
-    def __init__(
-        self,
-        in_channels: int,
-        out_channels: int,
-        *,
-        bias: bool = True,
-        k: int | None = None,
-        sample: int | None = None,
-        training_sample: int | None = None,
-        strategy: str = "fastrand",
-    ) -> None:
-        check_counts(in_channels=in_channels, out_channels=out_channels)
-        super().__init__(k, sample, training_sample, strategy, out_channels)
+    def _add_parameters(self, in_channels: int, out_channels: int, bias: bool) -> None:
         self.lin = Linear(in_channels, out_channels, bias=False)
         self.bias = Parameter(torch.empty(out_channels)) if bias else None
         self.reset_parameters()

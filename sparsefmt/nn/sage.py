@@ -9,11 +9,11 @@ from torch.nn import Linear
 from torch.nn.functional import linear
 
 from ..autograd import GraphLike, maxk_aggregate, spmm
-from ._base import Convolution, plus
-from ._checks import check_counts, check_input
+from ._base import LinearConvolution, plus
+from ._checks import check_input
 
 
-class SAGEConv(Convolution):
+class SAGEConv(LinearConvolution):
     """GraphSAGE with means: ``y = mean_j(x[j]) W_l + b + x W_r`` over the in-neighbours ``j``.
 
     With ``k`` the non-linearity stands between the neighbours' weights and the aggregation:
@@ -22,12 +22,10 @@ class SAGEConv(Convolution):
 
     Parameters
     ----------
-    in_channels, out_channels : int
-    bias : bool
+    in_channels, out_channels, bias, sample, training_sample, strategy
+        As for ``GCNConv``; the mean is that of the sample.
     k : int, optional
         Features of ``x W_l`` to keep, between 1 and ``out_channels``.
-    sample, training_sample, strategy
-        As for ``GCNConv``; the mean is that of the sample.
 
     Attributes
     ----------
@@ -48,19 +46,7 @@ class SAGEConv(Convolution):
 
     __module__ = "sparsefmt.nn"
 
-    def __init__(
-        self,
-        in_channels: int,
-        out_channels: int,
-        *,
-        bias: bool = True,
-        k: int | None = None,
-        sample: int | None = None,
-        training_sample: int | None = None,
-        strategy: str = "fastrand",
-    ) -> None:
-        check_counts(in_channels=in_channels, out_channels=out_channels)
-        super().__init__(k, sample, training_sample, strategy, out_channels)
+    def _add_parameters(self, in_channels: int, out_channels: int, bias: bool) -> None:
         self.lin_l = Linear(in_channels, out_channels, bias=bias)
         self.lin_r = Linear(in_channels, out_channels, bias=False)
 

@@ -105,7 +105,7 @@ def test_so_do_those_of_a_layer_with_a_bias(device, loops):
 
     def layer(h, source, target, edges, own, bias):
         own = own if loops else None
-        return from_vectors(graph, h, source, target, edges, own, options, bias)
+        return from_vectors(graph, options, h, source, target, edges, own, bias=bias)
 
     assert gradcheck(layer, given, nondet_tol=0)
     for at in (0, 5):
@@ -119,8 +119,8 @@ def test_a_bias_is_added_to_each_row(device, dtype):
     for loops, (heads, feat) in itertools.product((False, True), (((4,), 16), ((2,), 7), ((), 33))):
         shapes = (30, *heads, feat), (*heads, feat), (*heads, feat), (*heads, feat)
         *given, grad = tensors(device, *shapes, (30, *heads, feat), dtype=dtype)
-        args = graph, *given[:3], None, None, Options(seed, 0.2, 0.3, loops), given[3]
-        y = from_vectors(*args)
+        args = graph, Options(seed, 0.2, 0.3, loops), *given[:3], None, None
+        y = from_vectors(*args, bias=given[3])
         found = torch.autograd.grad(y, given, grad.detach())
         h, source, target, bias = exact = host(given)
         scores = [(h * one).sum(-1) for one in (source, target)]
@@ -131,14 +131,14 @@ def test_a_bias_is_added_to_each_row(device, dtype):
         for mine, theirs in zip(found, wanted, strict=True):
             assert_near(mine, theirs, dtype=dtype)
         with torch.no_grad():
-            assert torch.equal(y, from_vectors(*args))
+            assert torch.equal(y, from_vectors(*args, bias=given[3]))
 
 
 @pytest.mark.parametrize("loops", [False, True])
 def test_a_bias_stands_alone_where_there_are_no_entries(device, loops):
     graph, options = empty_graph(30, 30, device=device), Options(None, 0.2, 0.0, loops)
     h, source, target, bias = tensors(device, (30, 2, 8), (2, 8), (2, 8), (16,))
-    y = from_vectors(graph, h, source, target, None, None, options, bias)
+    y = from_vectors(graph, options, h, source, target, None, None, bias=bias)
     torch.testing.assert_close(y, bias.view(2, 8) + (h if loops else torch.zeros_like(h)))
     dh, dbias = torch.autograd.grad(y.sum(), (h, bias))
     torch.testing.assert_close(dh, torch.full_like(h, float(loops)))
@@ -366,8 +366,8 @@ def test_below_they_count_for_nothing(device):
     h, el, er, own = tensors(device, (7, 2, 3), (7, 2), (7, 2), (7, 2))
     vector = el.new_ones(2, 3)
     for y in (
-        from_scores(graph, h, el, er, None, own, options),
-        from_vectors(graph, h, vector, vector, None, own, options),
+        from_scores(graph, options, h, el, er, None, own),
+        from_vectors(graph, options, h, vector, vector, None, own),
     ):
         dh, down = torch.autograd.grad(y.square().sum(), (h, own))
         assert dh.isfinite().all()
@@ -378,7 +378,7 @@ def test_the_op_below_takes_loop_scores(device):
     graph = loop_graph(device=device)
     h, el, er, own = tensors(device, (7, 2, 3), (7, 2), (7, 2), (7, 2))
     options = Options(None, 0.2, 0.0, True)
-    assert gradcheck(lambda *a: from_scores(graph, *a[:3], None, a[3], options), (h, el, er, own))
+    assert gradcheck(lambda *a: from_scores(graph, options, *a[:3], None, a[3]), (h, el, er, own))
     exact = host((h, el, er, own))
     expected = naive_gat(graph, *exact[:3], None, exact[3], loops=True)
-    assert_near(from_scores(graph, h, el, er, None, own, options), expected)
+    assert_near(from_scores(graph, options, h, el, er, None, own), expected)

@@ -85,10 +85,10 @@ def test_a_bias_is_that_of_the_cpu(heads, feat, dtype):
         def layer(graph, h, source, target, bias, loops=loops):
             seed = torch.tensor([SEED], device=h.device)
             options = Options(seed, 0.2, 0.4, loops)
-            args = graph, h, source, target, None, None, options, bias
-            y = from_vectors(*args)
+            args = graph, options, h, source, target, None, None
+            y = from_vectors(*args, bias=bias)
             with torch.no_grad():
-                assert torch.equal(y, from_vectors(*args))
+                assert torch.equal(y, from_vectors(*args, bias=bias))
             wanted = h, source, target, bias
             return [y, *torch.autograd.grad(y, wanted, torch.ones_like(y) + y.detach())]
 
@@ -217,7 +217,7 @@ def test_a_layer_is_few_launches(cut, heads, feat, dropout):
     options = Options(seed, 0.2, dropout, True)
 
     def once():
-        y = from_vectors(graph, *given[:3], None, None, options, given[3])
+        y = from_vectors(graph, options, *given[:3], None, None, bias=given[3])
         return torch.autograd.grad(y, given, grad)
 
     once()

@@ -270,7 +270,7 @@ def test_a_layer_compiles_and_draws_anew(device):
     def biased(h, source, target, edges, bias):
         seed = torch.full((1,), 9, device=device)
         options = Options(seed, 0.2, 0.5, True)
-        return from_vectors(graph, h, source, target, edges, None, options, bias)
+        return from_vectors(graph, options, h, source, target, edges, None, bias=bias)
 
     alike = torch.compile(biased, fullgraph=True, backend="aot_eager")
     some = [*given[:4], torch.rand(8, device=device, dtype=torch.float64, requires_grad=True)]

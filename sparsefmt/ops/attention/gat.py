@@ -144,8 +144,7 @@ def gat_backward(
     """
     A, arrays = _operands(A, H, el, er, edge_scores)
     H, el, er, edges = arrays
-    grad = engine_checks.features("grad", grad, A=A, axis="rows", heads=True)
-    engine_checks.alike("grad", grad, "H", H)
+    grad = checks.gradient(grad, A, "H", H)
     options = checks.options(A, negative_slope, dropout, seed, self_loops)
     forward = None, None, None  # made anew, as is the transpose
     given = None, None, grad, *forward, edges is not None, *arrays, None, *options
@@ -283,58 +282,44 @@ def _price_of_gradients(S: Any, T: Any, perm: Any, *args: Any) -> Price:
     return Price(forward.bytes + more, forward.flops)
 
 
-def _row(op: str, arguments: str, *, kernels: tuple[Any, ...] = (), **facts: Any) -> Op:
+_FORWARD: dict[str, Any] = {"price": _price, "narrowed": ("bias", "h")}
+_BACKWARD: dict[str, Any] = {"price": _price_of_gradients, "structures": 2}
+
+
+def _row(op: str, arguments: str, results: Any, *more: Kernel, **facts: Any) -> Op:
+    """A row whose kernels are the functions of that name for CUDA and for the CPU, and more."""
     run = getattr(cuda_gat, op, None) or getattr(cuda_gat_backward, op)
     own = (
         Kernel(f"{op}_csr_balanced", run, ("csr",), "gpu"),
         Kernel(f"{op}_csr_numba", deferred(_CPU, op), ("csr",), "cpu"),
     )
-    return Op(op, arguments, kernels=(*own, *kernels), **facts)
+    return Op(op, arguments, results, (*own, *more), **facts)
 
 
-def _public(op: str, arguments: str, **facts: Any) -> Op:
-    kernels = (choose.convert_to_csr(op),)
-    return _row(op, arguments, kernels=kernels, functions=(op,), **facts)
+def _public(op: str, arguments: str, results: Any, **facts: Any) -> Op:
+    """A row with a public function, which takes any format."""
+    facts |= {"functions": (op,), "entries": ("edges",)}
+    return _row(op, arguments, results, choose.convert_to_csr(op), **facts)
 
 
-GAT = _public(
-    "gat",
-    f"Tensor? bias, {_GAT}",
-    results=_results,
-    entries=("edges",),
-    price=_price,
-    narrowed=("bias", "h"),
-)
+GAT = _public("gat", f"Tensor? bias, {_GAT}", _results, **_FORWARD)
 GAT_WITH_STATISTICS = _row(
-    "gat_with_statistics",
-    f"Tensor? bias, {_GAT}",
-    results=_results_with_statistics,
-    returns=3,
-    price=_price,
-    narrowed=("bias", "h"),
+    "gat_with_statistics", f"Tensor? bias, {_GAT}", _results_with_statistics, returns=3, **_FORWARD
 )
 GAT_BACKWARD = _public(
-    "gat_backward",
-    f"{_SAVED}, {_GAT}",
-    results=_gradients,
-    returns=5,
-    entries=("edges",),
-    entry_results=(4,),
-    price=_price_of_gradients,
-    structures=2,
+    "gat_backward", f"{_SAVED}, {_GAT}", _gradients, returns=5, entry_results=(4,), **_BACKWARD
 )
 GAT_OF_VECTORS_BACKWARD = _row(
     "gat_of_vectors_backward",
     f"{_SAVED}, Tensor source, Tensor target, Tensor? bias, {_GAT}",
-    results=_gradients_of_vectors,
+    _gradients_of_vectors,
     returns=4,
-    price=_price_of_gradients,
-    structures=2,
+    **_BACKWARD,
 )
 GAT_SCORES = _row(
     "gat_scores",
     "Tensor h, Tensor source, Tensor target",
-    results=_scores,
+    _scores,
     returns=2,
     narrowed=("h", "source", "target"),
     structures=0,
@@ -342,8 +327,7 @@ GAT_SCORES = _row(
 GAT_ATTENTION = _public(
     "gat_attention",
     "Tensor el, Tensor er, Tensor? edges, float slope, bool loops",
-    results=_one_per_entry,
-    entries=("edges",),
+    _one_per_entry,
     entry_results=(0,),
     library=False,
 )

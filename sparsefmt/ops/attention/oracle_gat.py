@@ -56,8 +56,7 @@ def gat_oracle(A: Format, H: Array, el: Array, er: Array, **options: Any) -> Arr
     [[2.0], [3.0]]
     """
     w = _weights(A, el, er, like=H, **options)
-    shape = A.n_rows, *H.shape[1:]
-    return _summed(w.row, A.n_rows, (w.M * w.P)[:, :, None] * _headed(H)[w.col]).reshape(shape)
+    return _result(w, A.n_rows, _headed(H)[w.col]).reshape(A.n_rows, *H.shape[1:])
 
 
 def gat_bound(A: Format, H: Array, el: Array, er: Array, *, factor: float = 2, **opt: Any) -> Array:
@@ -67,13 +66,14 @@ def gat_bound(A: Format, H: Array, el: Array, er: Array, *, factor: float = 2, *
     number: EP is the error of an attention, eps the spacing of the type of sums, eps_H of results.
     """
     w = _weights(A, el, er, like=H, **opt)
-    return factor * _forward_error(w, A.n_rows, H).reshape(A.n_rows, *H.shape[1:])
+    error = _result_error(w, A.n_rows, np.abs(_headed(H))[w.col], precision_of(H.dtype))
+    return factor * error.reshape(A.n_rows, *H.shape[1:])
 
 
 def gat_attention_oracle(A: Format, el: Array, er: Array, **options: Any) -> Array:
     """What ``ops.gat_attention`` computes, in float64."""
     w = _weights(A, el, er, like=el, **options)
-    return _placed(A, w, w.P, el)
+    return _placed(A, w, w.P, el.shape[1:])
 
 
 def gat_attention_bound(
@@ -85,7 +85,7 @@ def gat_attention_bound(
     rounding of the score and of the row's mean score; and ``factor`` times the least normal number.
     """
     w = _weights(A, el, er, like=el, **options)
-    return factor * _placed(A, w, w.error, el)
+    return factor * _placed(A, w, w.error, el.shape[1:])
 
 
 def gat_backward_oracle(
@@ -93,14 +93,19 @@ def gat_backward_oracle(
 ) -> tuple[Array, ...]:
     """``dH, del, der, dedge_scores`` of ``ops.gat_backward``, in float64; those of loops."""
     w = _weights(A, el, er, like=H, **options)
-    X, g = _headed(H), _headed(grad)[w.row]
-    shares = (w.M * w.P)[:, :, None]
-    D = (g * _summed(w.row, A.n_rows, shares * X[w.col])[w.row]).sum(axis=2)
-    dz = w.derivative * w.P * (w.M * (g * X[w.col]).sum(axis=2) - D)
-    dH = _summed(w.col, A.n_cols, shares * g).reshape(H.shape)
+    X, g = _headed(H)[w.col], _headed(grad)[w.row]
+    D = (g * _result(w, A.n_rows, X)[w.row]).sum(axis=2)
+    dz = w.derivative * w.P * (w.M * (g * X).sum(axis=2) - D)
+    dH = _summed(w.col, A.n_cols, w.shares * g).reshape(H.shape)
     dell, der = _summed(w.col, A.n_cols, dz), _summed(w.row, A.n_rows, dz)
     of_loops = _of_loops(A, w, dz, er)
-    return dH, dell.reshape(el.shape), der.reshape(er.shape), _placed(A, w, dz, el), of_loops
+    return (
+        dH,
+        dell.reshape(el.shape),
+        der.reshape(er.shape),
+        _placed(A, w, dz, el.shape[1:]),
+        of_loops,
+    )
 
 
 def gat_backward_bound(
@@ -112,15 +117,13 @@ def gat_backward_bound(
     ``n eps`` of their size more; ``<dO, O>`` has what ``O`` has been off by.  Where rounding may
     decide the sign of a score, both slopes are right.
     """
-    w, sizes = _weights(A, el, er, like=H, **options), (np.abs(_headed(a)) for a in (H, grad))
-    X, g = next(sizes), next(sizes)[w.row]
+    w = _weights(A, el, er, like=H, **options)
+    X, g = np.abs(_headed(H))[w.col], np.abs(_headed(grad))[w.row]
     eps, (rough, least), feat = w.eps, precision_of(H.dtype), X.shape[2]
-    shares = (w.M * w.P)[:, :, None]
-    O_size = _summed(w.row, A.n_rows, shares * X[w.col])
-    O_error = factor * _forward_error(w, A.n_rows, H)
-    D = (g * O_size[w.row]).sum(axis=2)
+    O_error = factor * _result_error(w, A.n_rows, X, (rough, least))
+    D = (g * _result(w, A.n_rows, X)[w.row]).sum(axis=2)
     D_error = (g * O_error[w.row]).sum(axis=2) + (feat + _STEPS) * eps * D
-    dot = (g * X[w.col]).sum(axis=2)
+    dot = (g * X).sum(axis=2)
     dot_error = (rough + (feat + _STEPS) * eps) * dot + feat * least
     size = w.M * dot + D
     slope, flipped = np.abs(w.derivative), w.doubtful * abs(1 - w.slope)
@@ -131,7 +134,7 @@ def gat_backward_bound(
     by_row = abs(1 - w.slope) * (w.P * D_error + (w.error + (degree + _STEPS) * eps * w.P) * size)
     dH = _summed(w.col, A.n_cols, (w.M * w.error)[:, :, None] * g)
     in_column = np.bincount(w.col, minlength=A.n_cols)[:, None]
-    dH_size = _summed(w.col, A.n_cols, shares * g)
+    dH_size = _summed(w.col, A.n_cols, w.shares * g)
     dH += ((in_column + _STEPS) * eps + rough)[:, :, None] * dH_size
     dH += (in_column * least)[:, :, None]
     sum_size = _summed(w.col, A.n_cols, slope * w.P * size)
@@ -139,7 +142,7 @@ def gat_backward_bound(
     # What the oracle itself is off by: at a slope of 1 nothing else is.
     own = (degree + feat + _STEPS) * float(np.finfo(np.float64).eps) * slope * w.P * size
     der = _summed(w.row, A.n_rows, by_row + own + flipped * w.P * size)
-    scores = dell.reshape(el.shape), der.reshape(er.shape), _placed(A, w, each, el)
+    scores = dell.reshape(el.shape), der.reshape(er.shape), _placed(A, w, each, el.shape[1:])
     results = *scores, _of_loops(A, w, each, er)
     exact = gat_backward_oracle(A, H, el, er, grad, **options)[1:]
     rounding, tiny = precision_of(el.dtype)
@@ -151,8 +154,8 @@ def gat_backward_bound(
 
 
 @dataclass
-class _Weights:
-    """Entries, virtual loops last, and of each and every head what becomes of its score."""
+class Weights:
+    """Entries, virtual loops last, and the weight of each in each head."""
 
     row: Array
     col: Array
@@ -160,10 +163,19 @@ class _Weights:
     degree: Array  #: of each row
     P: Array
     M: Array
+    error: Array  #: of P as the forward pass has it
+    eps: float  #: spacing of the type in which sums run
+
+    @property
+    def shares(self) -> Array:
+        """What multiplies the features of an entry."""
+        return (self.M * self.P)[:, :, None]
+
+
+@dataclass
+class _GatWeights(Weights):
     derivative: Array
     slope: float
-    eps: float  #: spacing of the type in which sums run
-    error: Array  #: of P
     doubtful: Array  #: where rounding may decide the sign of the score
 
 
@@ -171,30 +183,32 @@ def _weights(
     A: Format, el: Array, er: Array, *, like: Array, edge_scores: Array | None = None,
     negative_slope: float = 0.2, dropout: float = 0.0, seed: int = 0, self_loops: bool = False,
     loop_edges: Array | None = None,
-) -> _Weights:  # fmt: skip
+) -> _GatWeights:  # fmt: skip
     row, col, number = _entries(A, self_loops)
     heads = el.shape[1] if el.ndim == 2 else 1
     left, right = (float64(a).reshape(len(a), heads) for a in (el, er))
-    own = np.zeros((A.nnz + A.n_rows, heads))
-    if edge_scores is not None:
-        own[: A.nnz] = float64(edge_scores).reshape(A.nnz, heads)
-    if loop_edges is not None:
-        own[A.nnz :] = float64(loop_edges).reshape(A.n_rows, heads)
+    own = _own_scores(A, heads, edge_scores, loop_edges)[number]
     eps = precision_of(np.float32 if like.dtype.itemsize == 2 else like.dtype)
-    size = np.abs(left[col]) + np.abs(right[row]) + np.abs(own[number])
+    size = np.abs(left[col]) + np.abs(right[row]) + np.abs(own)
     with np.errstate(invalid="ignore"):  # infinite scores, and NaN
-        z = left[col] + right[row] + own[number]
+        z = left[col] + right[row] + own
         derivative = np.where(z > 0, 1.0, negative_slope)
-        P, error, _ = _softmax(row, A.n_rows, z * derivative, eps)
         off = 2 * eps[0] * size * max(1.0, abs(negative_slope))
-        mean = _summed(row, A.n_rows, P * off)[row]
-        off = P * (off + mean)
+        P, error, _ = _softmax(row, A.n_rows, z * derivative, off, eps)
     M = dropout_mask(number, heads, dropout=dropout, seed=seed)
-    return _Weights(
-        *(row, col, number, np.bincount(row, minlength=A.n_rows), P, M, derivative),
-        *(negative_slope, eps[0], error + off),
-        np.abs(z) <= 2 * eps[0] * size,
-    )
+    entries = row, col, number, np.bincount(row, minlength=A.n_rows)
+    doubtful = np.abs(z) <= 2 * eps[0] * size
+    return _GatWeights(*entries, P, M, error, eps[0], derivative, negative_slope, doubtful)
+
+
+def _own_scores(A: Format, heads: int, of_entries: Any, of_loops: Any = None) -> Array:
+    """Their own part of the scores of the entries and of all virtual loops."""
+    own = np.zeros((A.nnz + A.n_rows, heads))
+    if of_entries is not None:
+        own[: A.nnz] = float64(of_entries).reshape(A.nnz, heads)
+    if of_loops is not None:
+        own[A.nnz :] = float64(of_loops).reshape(A.n_rows, heads)
+    return own
 
 
 def _entries(A: Format, self_loops: bool) -> tuple[Array, Array, Array]:
@@ -206,8 +220,13 @@ def _entries(A: Format, self_loops: bool) -> tuple[Array, Array, Array]:
     return row, col, number
 
 
-def _softmax(row: Array, n_rows: int, s: Array, eps: tuple[float, float]) -> tuple[Array, ...]:
-    """Over each row; the error of its results, and if made by the logarithm of the row's sum."""
+def _softmax(
+    row: Array, n_rows: int, s: Array, off: Array, eps: tuple[float, float]
+) -> tuple[Array, ...]:
+    """Over each row; the error of its results, and if made by the logarithm of the row's sum.
+
+    ``off`` is the error of the scores.
+    """
     top = np.full((n_rows, s.shape[1]), -np.inf)
     np.maximum.at(top, row, s)
     with np.errstate(invalid="ignore", divide="ignore"):
@@ -219,18 +238,22 @@ def _softmax(row: Array, n_rows: int, s: Array, eps: tuple[float, float]) -> tup
         logarithm = np.abs(top) + np.log(whole)
         degree = np.bincount(row, minlength=n_rows)[row][:, None]
         steps = P * (degree + _STEPS) + weighed + P * _summed(row, n_rows, weighed)[row]
-        return (
-            *(P, eps[0] * steps + eps[1]),
-            eps[0] * (steps + weighed + P * 2 * logarithm[row]) + eps[1],
-        )
+        later = steps + weighed + P * 2 * logarithm[row]
+        off = P * (off + _summed(row, n_rows, P * off)[row])
+        return P, eps[0] * steps + eps[1] + off, eps[0] * later + eps[1] + off
 
 
-def _forward_error(w: _Weights, n_rows: int, H: Array) -> Array:
-    rough, least = precision_of(H.dtype)
+def _result(w: Weights, n_rows: int, values: Array) -> Array:
+    """The sum of the entries' ``values`` in each row."""
+    return _summed(w.row, n_rows, w.shares * values)
+
+
+def _result_error(w: Weights, n_rows: int, sizes: Array, rough: tuple[float, float]) -> Array:
+    """How far that may be off, of values of these sizes and of a dtype that is so rough."""
     degree = w.degree[w.row][:, None]
-    each = w.M * (w.error + ((degree + _STEPS) * w.eps + rough) * w.P)
-    lost = (w.degree * least)[:, None, None]
-    return _summed(w.row, n_rows, each[:, :, None] * np.abs(_headed(H))[w.col]) + lost
+    each = w.M * (w.error + ((degree + _STEPS) * w.eps + rough[0]) * w.P)
+    lost = (w.degree * rough[1])[:, None, None]
+    return _summed(w.row, n_rows, each[:, :, None] * sizes) + lost
 
 
 def _summed(place: Array, rows: int, values: Array) -> Array:
@@ -239,14 +262,14 @@ def _summed(place: Array, rows: int, values: Array) -> Array:
     return found
 
 
-def _placed(A: Format, w: _Weights, values: Array, like: Array) -> Array:
+def _placed(A: Format, w: Weights, values: Array, heads: tuple[int, ...]) -> Array:
     """At the stored entries, 0 where they do not count."""
     found = np.zeros((A.nnz + A.n_rows, values.shape[1]))
     found[w.number] = values
-    return found[: A.nnz].reshape(A.nnz, *like.shape[1:])
+    return found[: A.nnz].reshape(A.nnz, *heads)
 
 
-def _of_loops(A: Format, w: _Weights, values: Array, like: Array) -> Array:
+def _of_loops(A: Format, w: Weights, values: Array, like: Array) -> Array:
     """At the virtual loops, which are last; 0 without them."""
     found = np.zeros((A.n_rows, values.shape[1]))
     virtual = w.number >= A.nnz

@@ -14,7 +14,19 @@ from ...formats.arrays import Array
 from ...formats.base import Format
 from ...formats.oracle import float64
 from ..matmul.oracle import precision_of
-from .oracle_gat import _STEPS, _entries, _headed, _softmax, _summed, dropout_mask
+from .oracle_gat import (
+    _STEPS,
+    Weights,
+    _entries,
+    _headed,
+    _own_scores,
+    _placed,
+    _result,
+    _result_error,
+    _softmax,
+    _summed,
+    dropout_mask,
+)
 
 #: Of queries, keys, values, ``att`` and edges' scores; None for what is not given.
 Gradients = tuple[Array, Array, Array | None, Array | None, Array]
@@ -34,7 +46,7 @@ def attend_oracle(
     [[2.0], [0.0]]
     """
     w = _weights(A, queries, keys, values, att, **options)
-    return _result(A, w).reshape(A.n_rows, *keys.shape[1:])
+    return _result(w, A.n_rows, w.values).reshape(A.n_rows, *keys.shape[1:])
 
 
 def attend_bound(
@@ -47,7 +59,8 @@ def attend_bound(
     number: EP is the error of an attention, eps the spacing of the type of sums, eps_V of results.
     """
     w = _weights(A, queries, keys, values, att, **options)
-    return factor * _result_error(A, w).reshape(A.n_rows, *keys.shape[1:])
+    error = _result_error(w, A.n_rows, np.abs(w.values), w.rough)
+    return factor * error.reshape(A.n_rows, *keys.shape[1:])
 
 
 def attend_backward_oracle(
@@ -56,10 +69,10 @@ def attend_backward_oracle(
     """The gradients, in float64; those of edges' scores whether there are any or not."""
     w = _weights(A, queries, keys, values, att, **options)
     g = _headed(grad)[w.row]
-    D = (g * _result(A, w)[w.row]).sum(axis=2)
+    D = (g * _result(w, A.n_rows, w.values)[w.row]).sum(axis=2)
     ds = (w.P * (w.M * (g * w.values).sum(axis=2) - D))[:, :, None]
     dq, dk = _summed(w.row, A.n_rows, ds * w.by_query), _summed(w.col, A.n_cols, ds * w.by_key)
-    dv = _summed(w.col, A.n_cols, (w.M * w.P)[:, :, None] * g)
+    dv = _summed(w.col, A.n_cols, w.shares * g)
     return _shaped(A, w, (queries, keys, values, att), dq, dk, dv, (ds * w.by_att).sum(axis=0), ds)
 
 
@@ -76,9 +89,10 @@ def attend_backward_bound(
     w = _weights(A, queries, keys, values, att, **options)
     g, eps = np.abs(_headed(grad))[w.row], w.eps
     steps = (g.shape[2] + _STEPS) * eps
-    D = (g * _summed(w.row, A.n_rows, w.sizes)[w.row]).sum(axis=2)
-    D_error = (g * factor * _result_error(A, w)[w.row]).sum(axis=2)
-    dot = w.M * (g * np.abs(w.values)).sum(axis=2)
+    sizes = np.abs(w.values)
+    D = (g * _result(w, A.n_rows, sizes)[w.row]).sum(axis=2)
+    D_error = (g * factor * _result_error(w, A.n_rows, sizes, w.rough)[w.row]).sum(axis=2)
+    dot = w.M * (g * sizes).sum(axis=2)
     off = w.later_error * (dot + D) + w.P * (D_error + 2 * steps * (dot + D))
     ds, off = (w.P * (dot + D))[:, :, None], off[:, :, None]
 
@@ -88,7 +102,7 @@ def attend_backward_bound(
         return _summed(place, rows, errors) + rounding + count * w.rough[1]
 
     by_query, by_key, by_att = np.abs(w.by_query), np.abs(w.by_key), np.abs(w.by_att)
-    shares, flipped = (w.M * w.P)[:, :, None] * g, ds * w.flipped
+    shares, flipped = w.shares * g, ds * w.flipped
     dq = summed(w.row, A.n_rows, ds * by_query, off * by_query + flipped)
     dk = summed(w.col, A.n_cols, ds * by_key, off * by_key + flipped)
     dv = summed(w.col, A.n_cols, shares, (w.M * w.later_error)[:, :, None] * g)
@@ -103,15 +117,7 @@ def attend_backward_bound(
 
 
 @dataclass
-class _Weights:
-    """Entries, virtual loops last, and of each and every head what becomes of its score."""
-
-    row: Array
-    col: Array
-    number: Array  #: in CSR order; nnz + i for a virtual loop
-    P: Array
-    M: Array
-    error: Array  #: of P as the forward pass has it
+class _PairWeights(Weights):
     later_error: Array  #: of P from the logarithm of the row's sum
     values: Array  #: (entries, heads, feat), as all that follow: of the entries' sources
     by_query: Array  #: derivatives of the scores
@@ -119,20 +125,14 @@ class _Weights:
     by_att: Array
     att_error: Array  #: of the last
     flipped: Array  #: of the others, where rounding may decide a sign
-    eps: float  #: spacing of the type in which sums run
     rough: tuple[float, float]  #: of the features' dtype: spacing, least magnitude
-
-    @property
-    def sizes(self) -> Array:
-        """Magnitudes of the terms of the result."""
-        return (self.M * self.P)[:, :, None] * np.abs(self.values)
 
 
 def _weights(
     A: Format, queries: Array, keys: Array, values: Any, att: Any, *, edge_scores: Any = None,
     negative_slope: float = 0.2, scale: float | None = None, dropout: float = 0.0, seed: int = 0,
     self_loops: bool = False,
-) -> _Weights:  # fmt: skip
+) -> _PairWeights:  # fmt: skip
     row, col, number = _entries(A, self_loops)
     q, k = _headed(queries)[row], _headed(keys)[col]
     heads, feat = q.shape[1:]
@@ -149,43 +149,26 @@ def _weights(
         doubtful = (np.abs(z) <= 2 * eps * size) * abs(1 - negative_slope)
         by, flipped = vector * slopes, doubtful * np.abs(vector)
         derivatives = by, by, slopes * z, 2 * eps * steepest * size, flipped
-    own = np.zeros((A.nnz + A.n_rows, heads))
-    if edge_scores is not None:
-        own[: A.nnz] = float64(edge_scores).reshape(A.nnz, heads)
-    scores = terms.sum(axis=2) + own[number]
-    off = (feat + _STEPS) * eps * (sizes.sum(axis=2) + np.abs(own[number]))
-    P, error, later_error = _softmax(row, A.n_rows, scores, (eps, least))
-    off = P * (off + _summed(row, A.n_rows, P * off)[row])
+    own = _own_scores(A, heads, edge_scores)[number]
+    off = (feat + _STEPS) * eps * (sizes.sum(axis=2) + np.abs(own))
+    P, error, later = _softmax(row, A.n_rows, terms.sum(axis=2) + own, off, (eps, least))
     M = dropout_mask(number, heads, dropout=dropout, seed=seed)
     held = _headed(keys if values is None else values)[col]
-    steps = P, M, error + off, later_error + off, held, *derivatives
-    return _Weights(row, col, number, *steps, eps, precision_of(keys.dtype))
-
-
-def _result(A: Format, w: _Weights) -> Array:
-    return _summed(w.row, A.n_rows, (w.M * w.P)[:, :, None] * w.values)
-
-
-def _result_error(A: Format, w: _Weights) -> Array:
-    degree = np.bincount(w.row, minlength=A.n_rows)
-    rounding = (degree[w.row][:, None] + _STEPS) * w.eps + w.rough[0]
-    each = w.M * (w.error + rounding * w.P)
-    lost = degree[:, None, None] * w.rough[1]
-    return _summed(w.row, A.n_rows, each[:, :, None] * np.abs(w.values)) + lost
+    entries = row, col, number, np.bincount(row, minlength=A.n_rows)
+    of_scores = later, held, *derivatives, precision_of(keys.dtype)
+    return _PairWeights(*entries, P, M, error, eps, *of_scores)
 
 
 def _shaped(
-    A: Format, w: _Weights, given: tuple[Any, ...], dq: Array, dk: Array, dv: Array, datt: Array,
+    A: Format, w: Weights, given: tuple[Any, ...], dq: Array, dk: Array, dv: Array, datt: Array,
     ds: Array,
 ) -> Gradients:  # fmt: skip
     """As the arguments are; of values that are keys with those of the keys."""
     queries, keys, values, att = given
-    edges = np.zeros((A.nnz + A.n_rows, *ds.shape[1:2]))
-    edges[w.number] = ds[:, :, 0]
     return (
         dq.reshape(queries.shape),
         (dk if values is not None else dk + dv).reshape(keys.shape),
         None if values is None else dv.reshape(values.shape),
         None if att is None else datt.reshape(att.shape),
-        edges[: A.nnz].reshape(A.nnz, *keys.shape[1:-1]),
+        _placed(A, w, ds[:, :, 0], keys.shape[1:-1]),
     )

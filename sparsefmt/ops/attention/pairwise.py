@@ -7,7 +7,7 @@ from ...formats.arrays import Array, allocating, on_device_of
 from ...formats.base import Format
 from ..engine import checks as engine_checks
 from ..engine import choose
-from ..engine.table import Kernel, Op, Price, deferred
+from ..engine.table import Op, Price, csr_kernels
 from . import checks
 from . import cuda_pairwise as cuda
 from .checks import Arrays, shaped_as
@@ -37,22 +37,16 @@ def gatv2(
 
     Parameters
     ----------
-    A : CSR, shape (n_rows, n_cols)
-        Only the structure is read.  Other formats are converted to CSR, at each call.
+    A, negative_slope, dropout, seed, self_loops, out
+        As for ``gat``.
     left : array, shape (n_cols, heads, feat) or (n_cols, feat)
-        Of the sources, whose values these are too.  float16, bfloat16, float32 or float64; 2-byte
-        features are computed in float32.
+        Of the sources, whose values these are too; dtypes as of ``H`` in ``gat``.
     right : array, shape (n_rows, heads, feat) or (n_rows, feat)
         Of the targets, in the dtype of ``left``.
     att : array, shape (heads, feat) or (feat,)
         In the dtype of ``left``, or float32 beside 2-byte features.
     edge_scores : array, shape (nnz, heads) or (nnz,), optional
         Added to the scores of the entries, in the order of A's own data; dtype as of ``att``.
-    negative_slope, dropout, seed, self_loops
-        As for ``gat``: slope of ``leaky`` (0.2), share of entries that are dropped (0), seed of
-        their choice (0), and whether each vertex has exactly one loop (False).
-    out : array, shape (n_rows, heads, feat) or (n_rows, feat), optional
-        Takes the result, as for ``gat``.
 
     Returns
     -------
@@ -61,10 +55,8 @@ def gatv2(
 
     Raises
     ------
-    ShapeError
-        As ``gat``; also if feature widths do not fit together.
-    FormatError, DtypeError, DeviceError
-        As ``gat``.
+    ShapeError, FormatError, DtypeError, DeviceError
+        As ``gat``; ShapeError also if feature widths do not fit together.
 
     Notes
     -----
@@ -111,19 +103,17 @@ def gatv2_backward(
     dleft, dright, datt : array
         Of the shapes and dtypes of ``left``, ``right`` and ``att``.
     dedge_scores : array or None
-        ``ds``, of the shape and dtype of ``edge_scores``, 0 at stored loops that ``self_loops``
-        leaves out; None if none were given.
+        ``ds``, as that of ``gat_backward``.
 
     Raises
     ------
     ShapeError, DtypeError, DeviceError
-        As ``gatv2``; also if ``grad`` has not the result's shape or another dtype than ``left``.
+        As ``gatv2`` and ``gat_backward``.
 
     Notes
     -----
-    Deterministic: no atomics.  ``O`` and the sums of ``P`` are computed anew, and the transpose by
-    ``A.tocsc_with_perm()``, at each call; ``autograd`` keeps both.  Scores are made again, and
-    only two numbers of each row are kept: no other array of the size of the entries is made.
+    Deterministic, and anew at each call, as ``gat_backward``.  Scores are made again, and only two
+    numbers of each row are kept: no other array of the size of the entries is made.
     """
     A, arrays = checks.additive(A, left, right, att, edge_scores)
     grad = checks.gradient(grad, A, "left", arrays[1])
@@ -154,13 +144,12 @@ def dot_attention(
 
     Parameters
     ----------
-    A : CSR, shape (n_rows, n_cols)
-        Only the structure is read.  Other formats are converted to CSR, at each call.
+    A, dropout, seed, self_loops, out
+        As for ``gat``.
     queries : array, shape (n_rows, heads, feat) or (n_rows, feat)
         Of the targets, in the dtype of ``keys``.
     keys : array, shape (n_cols, heads, feat) or (n_cols, feat)
-        Of the sources.  float16, bfloat16, float32 or float64; 2-byte features are computed in
-        float32.
+        Of the sources; dtypes as of ``H`` in ``gat``.
     values : array, shape of ``keys``, optional
         What is aggregated; the keys if left out.
     edge_scores : array, shape (nnz, heads) or (nnz,), optional
@@ -168,9 +157,6 @@ def dot_attention(
         float32 beside 2-byte features.
     scale : float, optional
         ``1 / sqrt(feat)`` if left out.
-    dropout, seed, self_loops, out
-        As for ``gat``: share of entries that are dropped (0), seed of their choice (0), whether
-        each vertex has exactly one loop (False), and memory for the result.
 
     Returns
     -------
@@ -179,10 +165,8 @@ def dot_attention(
 
     Raises
     ------
-    ShapeError
-        As ``gatv2``; also if ``scale`` is not finite.
-    FormatError, DtypeError, DeviceError
-        As ``gatv2``.
+    ShapeError, FormatError, DtypeError, DeviceError
+        As ``gatv2``; ShapeError also if ``scale`` is not finite.
 
     Notes
     -----
@@ -231,14 +215,12 @@ def dot_attention_backward(
     dvalues : array or None
         Of those of ``values``; None where the keys are the values: ``dkeys`` has both then.
     dedge_scores : array or None
-        ``ds``, of the shape and dtype of ``edge_scores``, 0 at stored loops that ``self_loops``
-        leaves out; None if none were given.
+        ``ds``, as that of ``gat_backward``.
 
     Raises
     ------
     ShapeError, DtypeError, DeviceError
-        As ``dot_attention``; also if ``grad`` has not the result's shape or another dtype than
-        ``keys``.
+        As ``dot_attention`` and ``gat_backward``.
 
     Notes
     -----
@@ -330,11 +312,8 @@ _OPERANDS = (
 
 def _row(op: str, run: str, arguments: str = _OPERANDS, **facts: Any) -> Op:
     """A row whose kernels are the functions of that name for CUDA and for the CPU."""
-    kernels = (
-        Kernel(f"{op}_csr_balanced", getattr(cuda, run), ("csr",), "gpu"),
-        Kernel(f"{op}_csr_numba", deferred(f"{__package__}.cpu_pairwise", run), ("csr",), "cpu"),
-        choose.convert_to_csr(op),
-    )
+    own = csr_kernels(getattr(cuda, run), f"{op}_csr_balanced", f"{op}_csr_numba")
+    kernels = *own, choose.convert_to_csr(op)
     return Op(op, arguments, kernels=kernels, entries=("edges",), **facts)
 
 
