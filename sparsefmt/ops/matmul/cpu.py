@@ -27,7 +27,7 @@ from ..engine.lanes import (
     where,
     width_of,
 )
-from ..engine.loops import AHEAD, MIDDLE, NARROW, WIDE, WIDEST, inlined, parallel, rows_of
+from ..engine.loops import AHEAD, NARROW, WIDE, by_tiles, inlined, parallel, rows_of
 
 
 @inlined
@@ -57,13 +57,10 @@ def row_sum(zero: Any, A: Any, X: Any, col_scale: Any, span: Any, f: Any, count:
 
 
 @inlined
-def _sum_tile(
-    zero: Any, A: Any, X: Any, scales: Any, Y: Any, i: Any, span: Any, f: Any, mean: Any, count: Any
-) -> Any:
-    """Reduce ``count`` features from ``f`` on; returns where the next tile begins.
-
-    A ``count`` that is the width of ``zero`` itself, and not the lesser of two, spares the masks.
-    """
+def sum_tile(zero: Any, f: Any, count: Any, row: Any, given: Any) -> None:
+    """Reduce ``count`` features of row ``i`` from ``f`` on, and multiply them by its share."""
+    i, span, share = row
+    A, X, scales, Y, mean = given
     Y, feat = Y
     row_scale, col_scale = scales
     sums = row_sum(zero, A, X, col_scale, span, f, count)
@@ -72,31 +69,19 @@ def _sum_tile(
             sums = divided(sums, span[1] - span[0])
         if len(row_scale):
             sums = product(sums, row_scale[i])
+        sums = product(sums, share)
     store(sums, Y, i * feat + f, count)
-    return f + count
 
 
 @parallel
 def spmm_sum(indptr: Any, A: Any, X: Any, scales: Any, Y: Any, mean: Any, pieces: Any) -> None:
     """Reduce by sum or mean; ``A`` is (indices, data), ``X`` and ``Y`` are (flat, row stride)."""
-    feat = Y[1]
     for piece in numba.prange(pieces):
         start, stop = rows_of(indptr, piece, pieces)
+        given, x, feat = (A, X, scales, Y, mean), X[0], Y[1]
         for i in range(start, stop):
-            span, f = (np.int64(indptr[i]), np.int64(indptr[i + 1])), 0
-            zero = lanes(X[0], WIDEST, 0)
-            while feat - f >= width_of(zero):
-                f = _sum_tile(zero, A, X, scales, Y, i, span, f, mean, width_of(zero))
-            half = lanes(X[0], WIDE, 0)
-            if feat - f >= width_of(half):
-                f = _sum_tile(half, A, X, scales, Y, i, span, f, mean, width_of(half))
-            quarter = lanes(X[0], MIDDLE, 0)
-            if feat - f >= width_of(quarter):
-                f = _sum_tile(quarter, A, X, scales, Y, i, span, f, mean, width_of(quarter))
-            while f < feat:
-                last = lanes(X[0], NARROW, 0)
-                count = min(width_of(last), feat - f)
-                f = _sum_tile(last, A, X, scales, Y, i, span, f, mean, count)
+            span = np.int64(indptr[i]), np.int64(indptr[i + 1])
+            by_tiles(sum_tile, x, feat, (i, span, 1), given)
 
 
 @inlined

@@ -8,8 +8,8 @@ import numpy as np
 from ...formats.arrays import Array
 from ...formats.compressed import CSR
 from ..engine import cpu
-from ..engine.lanes import add_product, lanes, load, prefetch, product, store, total, width_of
-from ..engine.loops import AHEAD, MIDDLE, NARROW, WIDE, WIDEST, dot, inlined, parallel, rows_of
+from ..engine.lanes import add_product, lanes, load, prefetch, product, store, total
+from ..engine.loops import AHEAD, NARROW, by_tiles, dot, inlined, parallel, rows_of
 
 
 def aggregate_backward(
@@ -47,11 +47,10 @@ def aggregate_backward(
 
 
 @inlined
-def _tile(
-    zero: Any, T: Any, values: Any, X: Any, grad: Any, out: Any, dA: Any, j: Any, span: Any, f: Any,
-    count: Any,
-) -> Any:  # fmt: skip
-    """Go over ``count`` features from ``f`` on; returns where the next tile begins."""
+def _tile(zero: Any, f: Any, count: Any, row: Any, given: Any) -> None:
+    """Go over ``count`` features from ``f`` on."""
+    j, span = row
+    T, values, X, grad, out, dA = given
     indices, perm = T
     data, row_scale, col_scale, self_weight = values
     X, ldx = X
@@ -79,7 +78,6 @@ def _tile(
     if len(self_weight):
         sums = add_product(sums, self_weight[j], load(zero, grad, j * ldg + f, count))
     store(sums, out, j * feat + f, count)
-    return f + count
 
 
 @parallel
@@ -92,20 +90,9 @@ def _backward(
         start, stop = rows_of(indptr, piece, pieces)
         if feat == 0:
             dA[indptr[start] : indptr[stop]] = 0
+        given = T, values, X, grad, out, dA
         for j in range(start, stop):
-            span, f = (np.int64(indptr[j]), np.int64(indptr[j + 1])), 0
+            span = np.int64(indptr[j]), np.int64(indptr[j + 1])
             if len(dself):
                 dself[j] = dot(X[0], j * X[1], grad[0], j * grad[1], feat)
-            whole = lanes(X[0], WIDEST, 0)
-            while feat - f >= width_of(whole):
-                f = _tile(whole, T, values, X, grad, out, dA, j, span, f, width_of(whole))
-            half = lanes(X[0], WIDE, 0)
-            if feat - f >= width_of(half):
-                f = _tile(half, T, values, X, grad, out, dA, j, span, f, width_of(half))
-            quarter = lanes(X[0], MIDDLE, 0)
-            if feat - f >= width_of(quarter):
-                f = _tile(quarter, T, values, X, grad, out, dA, j, span, f, width_of(quarter))
-            while f < feat:
-                rest = lanes(X[0], NARROW, 0)
-                count = min(width_of(rest), feat - f)
-                f = _tile(rest, T, values, X, grad, out, dA, j, span, f, count)
+            by_tiles(_tile, X[0], feat, (j, span), given)
