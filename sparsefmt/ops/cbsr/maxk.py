@@ -9,7 +9,7 @@ from ...formats.arrays import Array, as_array
 from ...formats.cbsr import CBSR, column_dtype
 from ..engine import checks as engine_checks
 from ..engine import choose
-from ..engine.table import Kernel, Op, Price, deferred
+from ..engine.table import Kernel, Op, Price, csr_kernels, deferred
 from . import cuda
 
 
@@ -93,8 +93,6 @@ def _price_at_columns(_: Any, x: Any, columns: Any) -> Price:
     return Price(n_rows * k * (columns.itemsize + 2 * x.itemsize), 0)
 
 
-_CPU = f"{__package__}.cpu"
-
 MAXK = Op(
     "maxk",
     "Tensor x, SymInt k",
@@ -102,7 +100,7 @@ MAXK = Op(
     kernels=(
         Kernel("maxk_rows", cuda.maxk, place="gpu", refuses=cuda.maxk_too_wide),
         Kernel("maxk_sorted", cuda.maxk_by_sorting, place="gpu"),
-        Kernel("maxk_numba", deferred(_CPU, "maxk"), place="cpu"),
+        Kernel("maxk_numba", deferred(f"{__package__}.cpu", "maxk"), place="cpu"),
     ),
     price=_price_of_choice,
     returns=2,
@@ -112,10 +110,7 @@ CBSR_TO_DENSE = Op(
     "cbsr_to_dense",
     "Tensor columns, Tensor kept, SymInt feat",
     results=_dense,
-    kernels=(
-        Kernel("cbsr_to_dense", cuda.cbsr_to_dense, place="gpu"),
-        Kernel("cbsr_to_dense_numba", deferred(_CPU, "cbsr_to_dense"), place="cpu"),
-    ),
+    kernels=csr_kernels(cuda.cbsr_to_dense, "cbsr_to_dense", "cbsr_to_dense_numba"),
     price=_price_of_dense,
     structures=0,
 )
@@ -123,10 +118,7 @@ DENSE_TO_CBSR = Op(
     "dense_to_cbsr",
     "Tensor x, Tensor columns",
     results=_at_columns,
-    kernels=(
-        Kernel("dense_to_cbsr", cuda.dense_to_cbsr, place="gpu"),
-        Kernel("dense_to_cbsr_numba", deferred(_CPU, "dense_to_cbsr"), place="cpu"),
-    ),
+    kernels=csr_kernels(cuda.dense_to_cbsr, "dense_to_cbsr", "dense_to_cbsr_numba"),
     price=_price_at_columns,
     structures=0,
 )

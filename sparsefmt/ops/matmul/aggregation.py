@@ -165,9 +165,8 @@ def aggregate_backward(
     dX = checks.output(None, shape=X.shape, like=X, inputs=[])
     dA = checks.output(None, shape=(A.nnz,), like=X, inputs=[])
     dself = None if own is None else checks.output(None, shape=own.shape, like=own, inputs=[])
-    entries = {"values": A.data, "perm": perm, "inverse": inverse}
-    results = {"self_weight": own, "dself": dself, "out": (dX, dA)}
-    choose.run(AGGREGATE_BACKWARD, T, X, grad, **entries, **results)
+    options = {"inverse": inverse, "self_weight": own, "dself": dself, "out": (dX, dA)}
+    choose.run(AGGREGATE_BACKWARD, T, X, grad, A.data, perm, None, None, **options)
     dA = in_own_order(dA, numbers)
     if dself is None:
         return dX, dA

@@ -276,16 +276,7 @@ def spmm(
 
 
 def spmm_coo(
-    A: COO,
-    x: Array,
-    values: Array | None = None,
-    perm: None = None,
-    row_scale: Array | None = None,
-    col_scale: Array | None = None,
-    reduce: str = "sum",
-    *,
-    out: Array,
-    **_: Any,
+    A: COO, x: Array, *, values: Any, row_scale: Any, col_scale: Any, out: Array, **_: Any
 ) -> Array:
     """``out[i] += r[i] a[e] c[j] x[j]`` for every entry, in their order."""
     scales = cpu.values_of(row_scale, x), cpu.values_of(col_scale, x)

@@ -16,11 +16,7 @@ def aggregate_backward(
     A: CSR,
     x: Array,
     grad: Array,
-    values: Array | None = None,
-    perm: Array | None = None,
-    row_scale: Array | None = None,
-    col_scale: Array | None = None,
-    *,
+    *factors: Array | None,
     self_weight: Array | None = None,
     inverse: Array | None = None,
     out: tuple[Array, Array] | None = None,
@@ -28,18 +24,20 @@ def aggregate_backward(
 ) -> tuple[Array, Array]:
     """``dx[j] = c[j] sum of a[e] r[i] grad[i] + self[j] grad[j]``, ``da[e] = r c <grad[i], x[j]>``.
 
-    ``A`` is the transpose, whose entries have the numbers ``perm`` in ``values`` and ``da``, their
-    own without it.  ``dself[j] = <grad[j], x[j]>`` is of the dtype that sums run in, and is given
-    wherever ``self_weight`` is.
+    ``factors`` are values, ``perm``, ``row_scale`` and ``col_scale``.  ``A`` is the transpose,
+    whose entries have the numbers ``perm`` in the values and ``da``, their own without it.
+    ``dself[j] = <grad[j], x[j]>`` is of the dtype that sums run in, and is given wherever
+    ``self_weight`` is.
     """
     dx, da = out or (np.empty((A.n_rows, x.shape[1]), x.dtype), np.empty(A.nnz, x.dtype))
-    factors = tuple(cpu.values_of(a, x) for a in (values, row_scale, col_scale, self_weight))
+    values, perm, *scales = factors
+    weights = tuple(cpu.values_of(a, x) for a in (values, *scales, self_weight))
     T = A.indices, np.empty(0, A.indices.dtype) if perm is None else perm
     wide = da if da.itemsize >= 4 else np.empty(da.shape, np.float32)
     own = np.empty(0, wide.dtype) if dself is None else dself
     with cpu.writing(dx) as (sums, pieces):
         features = cpu.flat(x), cpu.flat(grad)
-        _backward(A.indptr, T, factors, *features, cpu.flat(sums), wide, own, pieces)
+        _backward(A.indptr, T, weights, *features, cpu.flat(sums), wide, own, pieces)
     if wide is not da:
         with np.errstate(over="ignore", under="ignore"):
             da[...] = wide

@@ -63,26 +63,16 @@ def spmm_sampled(
 
 
 def spmm_sampled_da(
-    A: CSR,
-    x: Array,
-    grad: Array,
-    row_scale: Array | None = None,
-    col_scale: Array | None = None,
-    seed: Any = None,
-    width: int = ALL,
-    strategy: str = "bucket",
-    mean: bool = False,
-    rescale: bool = False,
-    *,
-    out: Array | None = None,
+    A: CSR, x: Array, grad: Array, row_scale: Any, col_scale: Any, *how: Any, out: Any = None
 ) -> Array:
     """``out[e] = r[i] * factor(i) * c[j] * <grad[i], x[j]>`` at sampled entries, else 0."""
+    seed, width, strategy, *factors = how
     out = np.empty(A.nnz, x.dtype) if out is None else out
     if not out.size:
         return out
     features = flat(grad), flat(x), x.shape[1]
     scales = values_of(row_scale, x), values_of(col_scale, x)
-    to, how = _ends(A, width), (*_drawn(strategy, seed), mean, rescale)
+    to, how = _ends(A, width), (*_drawn(strategy, seed), *factors)
     with writing(out) as (products, pieces):
         _sddmm(A.indptr, to, A.indices, *features, scales, products, how, pieces)
     return out

@@ -25,13 +25,12 @@ RUN = 1024
 def spmm(
     A: SGT,
     X: Array,
-    values: Array | None = None,
-    perm: Array | None = None,
-    row_scale: Array | None = None,
-    col_scale: Array | None = None,
-    reduce: str = "sum",
     *,
-    out: Array | None = None,
+    values: Any,
+    row_scale: Any,
+    col_scale: Any,
+    reduce: str,
+    out: Any,
     **_: Any,
 ) -> Array:
     """``out[i] = r[i] * sum of a[e] * c[j] * X[j]`` over the entries of row i, or their mean."""
