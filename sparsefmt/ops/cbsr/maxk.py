@@ -1,6 +1,7 @@
 """Row-balanced sparse features: MaxK."""
 
 import operator
+from collections.abc import Callable
 from typing import Any, SupportsIndex
 
 from ...errors import DtypeError
@@ -106,19 +107,21 @@ MAXK = Op(
     returns=2,
     structures=0,
 )
-CBSR_TO_DENSE = Op(
-    "cbsr_to_dense",
+
+
+def _of_features(launcher: Callable[..., Any], arguments: str, **facts: Any) -> Op:
+    """Make the row of an operation without a matrix, which has the launcher's name."""
+    name = launcher.__name__
+    kernels = csr_kernels(launcher, name, f"{name}_numba")
+    return Op(name, arguments, kernels=kernels, structures=0, **facts)
+
+
+CBSR_TO_DENSE = _of_features(
+    cuda.cbsr_to_dense,
     "Tensor columns, Tensor kept, SymInt feat",
     results=_dense,
-    kernels=csr_kernels(cuda.cbsr_to_dense, "cbsr_to_dense", "cbsr_to_dense_numba"),
     price=_price_of_dense,
-    structures=0,
 )
-DENSE_TO_CBSR = Op(
-    "dense_to_cbsr",
-    "Tensor x, Tensor columns",
-    results=_at_columns,
-    kernels=csr_kernels(cuda.dense_to_cbsr, "dense_to_cbsr", "dense_to_cbsr_numba"),
-    price=_price_at_columns,
-    structures=0,
+DENSE_TO_CBSR = _of_features(
+    cuda.dense_to_cbsr, "Tensor x, Tensor columns", results=_at_columns, price=_price_at_columns
 )

@@ -104,8 +104,8 @@ def softmax_of_rows(indptr: Any, scores: Any, heads: Any, out: Any, pieces: Any)
         first, last = rows_of(indptr, piece, pieces)
         given = scores, out
         for i in range(first, last):
-            span = np.int64(indptr[i]), np.int64(indptr[i + 1])
-            _by_heads(_softmax_one, _softmax_heads, *span, heads, given)
+            start, stop = np.int64(indptr[i]), np.int64(indptr[i + 1])
+            _by_heads(_softmax_one, _softmax_heads, start, stop, heads, given)
 
 
 @inlined
@@ -146,8 +146,8 @@ def softmax_gradient_of_rows(
         first, last = rows_of(indptr, piece, pieces)
         given = p, grad, out
         for i in range(first, last):
-            span = np.int64(indptr[i]), np.int64(indptr[i + 1])
-            _by_heads(_backward_one, _backward_heads, *span, heads, given)
+            start, stop = np.int64(indptr[i]), np.int64(indptr[i + 1])
+            _by_heads(_backward_one, _backward_heads, start, stop, heads, given)
 
 
 def sddmm(

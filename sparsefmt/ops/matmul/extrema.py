@@ -23,7 +23,7 @@ from ..engine.order import in_own_order
 from ..engine.table import Op, Price, csr_kernels
 from ..engine.transpose import Transpose, transpose_of
 from . import cuda
-from .api import REDUCTIONS, SPMM, price_of_rows
+from .api import REDUCTIONS, SPMM, features_and_gradient, price_of_rows
 
 
 def spmm_arg(
@@ -118,10 +118,7 @@ def spmm_arg_backward(
     """
     given = checks.sparse("A", A)
     A, numbers = numbered_csr(given)
-    X = checks.features("X", X, A=A)
-    checks.values_like(A, X)
-    grad = checks.features("grad", grad, A=A, axis="rows")
-    checks.alike("grad", grad, "X", X)
+    X, grad = features_and_gradient(A, X, grad)
     arg, grad = _winners(arg, grad, A), contiguous(grad)
     if numbers is not None:
         arg = _renumbered(arg, primitives.inverse(numbers))

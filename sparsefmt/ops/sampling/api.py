@@ -64,12 +64,12 @@ def spmm_sampled(
     col_scale : array, shape (n_cols,), optional
         ``c``, of the same dtypes.
     out : array, shape (n_rows, feat), optional
-        Takes the result; contiguous, of X's dtype and device, overlapping no input.
+        As for ``spmm``.
 
     Returns
     -------
     array, shape (n_rows, feat)
-        On the device of the inputs, of X's dtype.
+        As of ``spmm``.
 
     Raises
     ------
