@@ -174,12 +174,10 @@ def spmm_scatter(row: Any, col: Any, data: Any, X: Any, scales: Any, Y: Any, pie
 
 
 @inlined
-def _arg_tile(
-    zero: Any, T: Any, data: Any, grad: Any, arg: Any, scales: Any, out: Any, j: Any, span: Any,
-    f: Any,
-) -> None:  # fmt: skip
+def _arg_tile(zero: Any, f: Any, row: Any, given: Any) -> None:
     """Compute the gradients that row ``j`` of X gets from the entries that won."""
-    indices, perm = T
+    j, span = row
+    (indices, perm), data, grad, arg, scales, out = given
     grad, stride = grad
     out, feat = out
     row_scale, col_scale = scales
@@ -201,14 +199,14 @@ def arg_dx(
     indptr: Any, T: Any, data: Any, grad: Any, arg: Any, scales: Any, out: Any, pieces: Any
 ) -> None:
     """Compute the gradient of X; ``T`` is (indices, perm) of the transposed structure."""
-    feat = out[1]
+    step = width_of(lanes(grad[0], NARROW, 0))
     for piece in numba.prange(pieces):
         start, stop = rows_of(indptr, piece, pieces)
+        given = T, data, grad, arg, scales, out
         for j in range(start, stop):
-            span, f = (np.int64(indptr[j]), np.int64(indptr[j + 1])), 0
-            while f < feat:
-                _arg_tile(lanes(grad[0], NARROW, 0), T, data, grad, arg, scales, out, j, span, f)
-                f += width_of(lanes(grad[0], NARROW, 0))
+            row = j, (np.int64(indptr[j]), np.int64(indptr[j + 1]))
+            for f in range(0, out[1], step):
+                _arg_tile(lanes(grad[0], NARROW, 0), f, row, given)
 
 
 @parallel
