@@ -17,7 +17,7 @@ from .formats.arrays import (
     on_device_of,
     to_device,
 )
-from .formats.base import Format
+from .formats.base import Format, Shaped
 from .formats.built import Built, Made
 from .formats.cbsr import CBSR
 from .formats.compressed import CSC, CSR
@@ -28,7 +28,7 @@ from .interop.pyg import from_edge_index
 from .stats import Stats, summarize
 
 
-class Graph:
+class Graph(Shaped):
     """One sparse structure and every format of it, each built once.
 
     Rows are target vertices, columns source vertices.  Whatever has a value for each edge is in the
@@ -216,16 +216,6 @@ class Graph:
         """(n_rows, n_cols)."""
         rows, cols = self._built.structure.shape
         return (cols, rows) if self._flipped else (rows, cols)
-
-    @property
-    def n_rows(self) -> int:
-        """Number of rows: target vertices."""
-        return self.shape[0]
-
-    @property
-    def n_cols(self) -> int:
-        """Number of columns: source vertices."""
-        return self.shape[1]
 
     @property
     def nnz(self) -> int:

@@ -4,8 +4,9 @@ A backend counts only if its module is already loaded: a CuPy array cannot exist
 """
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import cache
 from itertools import accumulate
 from types import ModuleType
 from typing import Any, TypeAlias
@@ -144,6 +145,18 @@ def import_cupy() -> ModuleType:
         ) from error
     module: ModuleType = cupy
     return module
+
+
+def elementwise(
+    inputs: str, outputs: str, body: str, name: str, preamble: str = ""
+) -> Callable[[], Any]:
+    """Make a function that gives a kernel of CuPy's, which it makes at its first call."""
+
+    @cache
+    def kernel() -> Any:
+        return import_cupy().ElementwiseKernel(inputs, outputs, body, name, preamble=preamble)
+
+    return kernel
 
 
 def parse_device(device: str) -> int | None:

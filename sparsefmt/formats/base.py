@@ -32,7 +32,29 @@ _UNREAD = (
 FormatName = Literal["coo", "csr", "csc", "sgt", "cbsr"]
 
 
-class Format:
+class Shaped:
+    """Sizes of what has a ``shape``: a matrix or a graph."""
+
+    __slots__ = ()
+
+    if TYPE_CHECKING:
+
+        @property
+        def shape(self) -> tuple[int, int]:
+            """(n_rows, n_cols)."""
+
+    @property
+    def n_rows(self) -> int:
+        """Number of rows: target vertices."""
+        return self.shape[0]
+
+    @property
+    def n_cols(self) -> int:
+        """Number of columns: source vertices."""
+        return self.shape[1]
+
+
+class Format(Shaped):
     """A sparse matrix as a frozen set of arrays plus a static shape; each format is a dataclass.
 
     The arrays are all NumPy or all CuPy on one device.  ``data=None`` means an unweighted structure
@@ -115,16 +137,6 @@ class Format:
         return getattr(self, self._array_fields[0])
 
     # What it is
-
-    @property
-    def n_rows(self) -> int:
-        """Number of rows: target vertices."""
-        return self.shape[0]
-
-    @property
-    def n_cols(self) -> int:
-        """Number of columns: source vertices."""
-        return self.shape[1]
 
     @property
     def ndim(self) -> int:

@@ -30,14 +30,13 @@ class CBSR(Format):
         int32.
     data : array, shape (n_rows, k)
         float16, bfloat16, float32 or float64.
-    shape : (n_rows, n_cols)
-    validate : "full" or "cheap"
-        How much to check, see ``check``.
+    shape, validate
+        As for ``CSR``.
 
     Raises
     ------
     FormatError, ShapeError, DtypeError, DeviceError, IndexRangeError
-        If the arrays do not form such a matrix.
+        As ``CSR``.
     """
 
     indices: Array  #: (n_rows, k) columns, ascending and distinct in a row

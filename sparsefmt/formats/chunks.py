@@ -2,11 +2,19 @@
 
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
 
 import numpy as np
 
-from .arrays import Array, allocating, finish, import_cupy, is_cupy, namespace, on_device_of
+from .arrays import (
+    Array,
+    allocating,
+    elementwise,
+    finish,
+    import_cupy,
+    is_cupy,
+    namespace,
+    on_device_of,
+)
 
 #: Chunks of a block and most entries of a piece, as in common.cuh.
 CHUNKS_PER_BLOCK = 32
@@ -115,52 +123,47 @@ def multiprocessors(device: int) -> int:
     return int(cupy.cuda.Device(device).attributes["MultiProcessorCount"])
 
 
-@cache
-def _pieces_kernel() -> Any:
-    """Count the pieces of each row, behind its place, and the entries of the longest."""
-    return import_cupy().ElementwiseKernel(
-        "raw I indptr, int64 n_rows",
-        "raw int64 begins",
-        f"""
-        const long long length = indptr[i + 1] - indptr[i];
-        begins[i + 1] = length > {PIECE} ? (length + {PIECE - 1}) / {PIECE} : 1;
-        long long* const longest = &begins[n_rows + 1];
-        if (length > *(volatile long long*)longest) atomicMax(longest, length);
-        """,
-        "sparsefmt_pieces",
-    )
+#: Count the pieces of each row, behind its place, and the entries of the longest.
+_pieces_kernel = elementwise(
+    "raw I indptr, int64 n_rows",
+    "raw int64 begins",
+    f"""
+    const long long length = indptr[i + 1] - indptr[i];
+    begins[i + 1] = length > {PIECE} ? (length + {PIECE - 1}) / {PIECE} : 1;
+    long long* const longest = &begins[n_rows + 1];
+    if (length > *(volatile long long*)longest) atomicMax(longest, length);
+    """,
+    "sparsefmt_pieces",
+)
 
-
-@cache
-def _starts_kernel() -> Any:
-    """Find the row and entry where each chunk begins; a thread owns one."""
-    return import_cupy().ElementwiseKernel(
-        "raw I indptr, raw int64 begins, int64 n_rows, int64 total, int64 blocks",
-        "raw I start",
-        f"""
-        const auto row_behind = [&](long long piece) {{  // the first that begins behind it
-            long long low = 0, high = n_rows + 1;
-            while (low < high) {{
-                const long long middle = low + (high - low) / 2;
-                if (begins[middle] > piece) high = middle; else low = middle + 1;
-            }}
-            return low;
-        }};
-        const auto border = [&](long long block) {{
-            const long long nominal = block * total / blocks;
-            const long long following = begins[row_behind(nominal - 1)];
-            return following - nominal > {LONG_ROW // PIECE} ? nominal : following;
-        }};
-        const long long block = i / {CHUNKS_PER_BLOCK};
-        long long piece = total;
-        if (block < blocks) {{
-            const long long from = border(block), to = border(block + 1);
-            const long long share = (to - from + {CHUNKS_PER_BLOCK - 1}) / {CHUNKS_PER_BLOCK};
-            piece = min(from + share * (i % {CHUNKS_PER_BLOCK}), to);
+#: Find the row and entry where each chunk begins; a thread owns one.
+_starts_kernel = elementwise(
+    "raw I indptr, raw int64 begins, int64 n_rows, int64 total, int64 blocks",
+    "raw I start",
+    f"""
+    const auto row_behind = [&](long long piece) {{  // the first that begins behind it
+        long long low = 0, high = n_rows + 1;
+        while (low < high) {{
+            const long long middle = low + (high - low) / 2;
+            if (begins[middle] > piece) high = middle; else low = middle + 1;
         }}
-        const long long row = row_behind(piece) - 1;
-        start[2 * i] = row;
-        start[2 * i + 1] = indptr[row] + (piece - begins[row]) * {PIECE};
-        """,
-        "sparsefmt_chunk_starts",
-    )
+        return low;
+    }};
+    const auto border = [&](long long block) {{
+        const long long nominal = block * total / blocks;
+        const long long following = begins[row_behind(nominal - 1)];
+        return following - nominal > {LONG_ROW // PIECE} ? nominal : following;
+    }};
+    const long long block = i / {CHUNKS_PER_BLOCK};
+    long long piece = total;
+    if (block < blocks) {{
+        const long long from = border(block), to = border(block + 1);
+        const long long share = (to - from + {CHUNKS_PER_BLOCK - 1}) / {CHUNKS_PER_BLOCK};
+        piece = min(from + share * (i % {CHUNKS_PER_BLOCK}), to);
+    }}
+    const long long row = row_behind(piece) - 1;
+    start[2 * i] = row;
+    start[2 * i + 1] = indptr[row] + (piece - begins[row]) * {PIECE};
+    """,
+    "sparsefmt_chunk_starts",
+)

@@ -1,12 +1,14 @@
 """CSR and CSC: one implementation, the axis swapped."""
 
 from dataclasses import InitVar, dataclass, field
-from typing import ClassVar, Self
+from typing import ClassVar, Self, TypeVar
 
 from . import checks
 from . import chunks as formats_chunks
 from .arrays import Array, on_device_of
 from .base import Format, FormatName, Level
+
+Other = TypeVar("Other", bound="Compressed")
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -66,6 +68,11 @@ class Compressed(Format):
 
         return self if self.has_sorted_indices else convert.sort_minor(self)
 
+    def _flipped(self, kind: type[Other]) -> Other:
+        """View the arrays as the other of both formats: the transpose."""
+        self._built()
+        return kind._trusted(**{**self.__dict__, "shape": self.shape[::-1]})
+
     def _check_cheap(self) -> None:
         major = self._axis_names[self._major]
         checks.indices(indptr=self.indptr, indices=self.indices)
@@ -109,8 +116,7 @@ class CSR(Compressed):
     @property
     def T(self) -> "CSC":
         """The transpose as CSC; a view, nothing is copied."""
-        self._built()
-        return CSC._trusted(**{**self.__dict__, "shape": self.shape[::-1]})
+        return self._flipped(CSC)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -120,18 +126,13 @@ class CSC(Compressed):
     Parameters
     ----------
     indptr : array, shape (n_cols + 1,)
-    indices : array, shape (nnz,)
-        Both int32 or both int64.
-    data : array, shape (nnz,), optional
-        float16, bfloat16, float32 or float64; None for an unweighted structure.
-    shape : (n_rows, n_cols)
-    validate : "full" or "cheap"
-        How much to check, see ``check``.
+    indices, data, shape, validate
+        As for ``CSR``.
 
     Raises
     ------
     FormatError, ShapeError, DtypeError, DeviceError, IndexRangeError
-        If the arrays do not form such a matrix.
+        As ``CSR``.
     """
 
     format: ClassVar[FormatName] = "csc"
@@ -140,5 +141,4 @@ class CSC(Compressed):
     @property
     def T(self) -> "CSR":
         """The transpose as CSR; a view, nothing is copied."""
-        self._built()
-        return CSR._trusted(**{**self.__dict__, "shape": self.shape[::-1]})
+        return self._flipped(CSR)

@@ -14,7 +14,16 @@ import numpy as np
 
 from ..errors import OutOfMemoryError, ShapeError, UnsupportedError
 from . import checks, primitives
-from .arrays import INDEX_DTYPES, Array, allocating, as_array, is_cupy, namespace, on_device_of
+from .arrays import (
+    INDEX_DTYPES,
+    Array,
+    allocating,
+    as_array,
+    elementwise,
+    is_cupy,
+    namespace,
+    on_device_of,
+)
 from .base import Format, FormatName
 from .cbsr import CBSR
 from .compressed import CSC, CSR, Compressed
@@ -295,21 +304,17 @@ def dense_cells(A: Format) -> Array:
         return coo.row.astype(np.int64) * A.n_cols + coo.col
 
 
-@cache
-def _to_dense_kernel() -> Any:
-    import cupy
-
-    return cupy.ElementwiseKernel(
-        "raw I indptr, raw I indices, raw T data, int64 n_cols",
-        "raw T X",
-        """
-        for (I e = indptr[i]; e < indptr[i + 1]; ++e) {
-            long long cell = i * n_cols + indices[e];
-            X[cell] = X[cell] + data[e];  // bfloat16 has no +=
-        }
-        """,
-        "sparsefmt_to_dense",
-    )
+_to_dense_kernel = elementwise(
+    "raw I indptr, raw I indices, raw T data, int64 n_cols",
+    "raw T X",
+    """
+    for (I e = indptr[i]; e < indptr[i + 1]; ++e) {
+        long long cell = i * n_cols + indices[e];
+        X[cell] = X[cell] + data[e];  // bfloat16 has no +=
+    }
+    """,
+    "sparsefmt_to_dense",
+)
 
 
 # Rows and columns

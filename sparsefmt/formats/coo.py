@@ -18,14 +18,13 @@ class COO(Format):
         Target and source vertex of each entry; both int32 or both int64.
     data : array, shape (nnz,), optional
         float16, bfloat16, float32 or float64; None for an unweighted structure.
-    shape : (n_rows, n_cols)
-    validate : "full" or "cheap"
-        How much to check, see ``check``.
+    shape, validate
+        As for ``CSR``.
 
     Raises
     ------
     ShapeError, DtypeError, DeviceError, IndexRangeError
-        If the arrays do not form such a matrix.
+        As ``CSR``.
     """
 
     row: Array  #: (nnz,) target vertices

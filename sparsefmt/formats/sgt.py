@@ -71,8 +71,8 @@ class SGT(Format):
     shape : (n_rows, n_cols)
         Need not be multiples of the tile.
     tile : (height, width)
-    validate : "full" or "cheap"
-        How much to check, see ``check``.
+    validate
+        As for ``CSR``.
 
     Raises
     ------

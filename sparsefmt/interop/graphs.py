@@ -14,7 +14,7 @@ from ..formats.base import Format, FormatName
 from ..formats.compressed import CSC, CSR
 from ..formats.coo import COO
 from .pyg import edge_values, from_edge_index, square
-from .scipy import as_exchangeable, index_pair, on_cpu, wrong_kind
+from .scipy import as_exchangeable, imported, index_pair, on_cpu, wrong_kind
 from .torch import as_plain_array, to_tensor
 
 
@@ -88,12 +88,7 @@ def to_dgl(A: Format, *, weight: str = "weight") -> Any:
     UnsupportedError
         If dgl is not installed.
     """
-    try:
-        import dgl
-    except ImportError as error:
-        raise UnsupportedError(
-            "to_dgl needs DGL: see https://www.dgl.ai/pages/start.html."
-        ) from error
+    dgl = imported("dgl", "to_dgl needs DGL: see https://www.dgl.ai/pages/start.html.")
     A = as_exchangeable("to_dgl", A)
     square("to_dgl", A, "use dgl.heterograph for two sets of nodes")
     if isinstance(A, COO):
@@ -207,10 +202,7 @@ def to_networkx(A: Format, *, weight: str = "weight", multigraph: bool = False) 
     UnsupportedError
         If networkx is not installed.
     """
-    try:
-        import networkx
-    except ImportError as error:
-        raise UnsupportedError("to_networkx needs networkx: pip install networkx.") from error
+    networkx = imported("networkx", "to_networkx needs networkx: pip install networkx.")
     coo = as_exchangeable("to_networkx", A).tocoo()
     square("to_networkx", A, "NetworkX knows one set of nodes")
     on_cpu("to_networkx", A)

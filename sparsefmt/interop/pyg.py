@@ -13,7 +13,7 @@ from ..formats.arrays import Array, contiguous, on_device_of
 from ..formats.base import Format, FormatName
 from ..formats.compressed import CSC, CSR
 from ..formats.coo import COO
-from .scipy import as_exchangeable, index_pair, wrong_kind
+from .scipy import as_exchangeable, imported, index_pair, wrong_kind
 from .torch import as_plain_array, from_torch, is_tensor, stacked, to_tensor
 
 
@@ -164,12 +164,8 @@ def to_pyg(A: Format) -> Any:
     UnsupportedError
         If torch_geometric is not installed.
     """
-    try:
-        from torch_geometric.data import Data
-    except ImportError as error:
-        raise UnsupportedError(
-            "to_pyg needs torch_geometric: pip install torch-geometric."
-        ) from error
+    needed = "to_pyg needs torch_geometric: pip install torch-geometric."
+    Data = imported("torch_geometric.data", needed).Data
     edge_index, edge_weight = to_edge_index(A)
     square("to_pyg", A, "use to_edge_index and a HeteroData")
     graph = Data(edge_index=to_tensor(edge_index), num_nodes=A.n_rows)

@@ -1,5 +1,6 @@
 """scipy.sparse and cupyx.scipy.sparse: the same classes over NumPy and over CuPy."""
 
+from importlib import import_module
 from types import ModuleType
 from typing import Any
 
@@ -187,6 +188,14 @@ def wrong_kind(function: str, value: object, mend: str) -> UnsupportedError:
     """Make the error for an argument of a type that ``function`` does not take."""
     kind = type(value)
     return UnsupportedError(f"{function} got a {kind.__module__}.{kind.__qualname__}: {mend}.")
+
+
+def imported(module: str, needed: str) -> Any:
+    """Import a module of another library, or say what needs it and how to get it."""
+    try:
+        return import_module(module)
+    except ImportError as error:
+        raise UnsupportedError(needed) from error
 
 
 def as_exchangeable(function: str, A: Any) -> COO | CSR | CSC:

@@ -17,7 +17,7 @@ from ..formats.base import Format, Level
 from ..formats.compressed import CSC, CSR
 from ..formats.convert import from_dense
 from ..formats.coo import COO
-from .scipy import as_exchangeable, index_pair, values_of, wrong_kind
+from .scipy import as_exchangeable, imported, index_pair, values_of, wrong_kind
 
 if TYPE_CHECKING:
     import torch
@@ -177,12 +177,8 @@ def from_tensor(name: str, tensor: Any) -> Array:
     tensor = tensor.resolve_neg()  # DLPack would drop the pending sign
     if str(tensor.dtype) != "torch.bfloat16":
         return as_array(name, tensor)
-    try:
-        import ml_dtypes
-    except ImportError as error:
-        raise UnsupportedError(
-            f"{name} is bfloat16, which NumPy and CuPy take from ml_dtypes: pip install ml_dtypes."
-        ) from error
+    needed = f"{name} is bfloat16, which NumPy and CuPy take from ml_dtypes: pip install ml_dtypes."
+    ml_dtypes = imported("ml_dtypes", needed)
     bits = sys.modules["torch"].int16
     return as_array(name, tensor.view(bits)).view(ml_dtypes.bfloat16)
 

@@ -5,12 +5,32 @@ Sizes have names ("n", "in", "out"), so that one expression serves every graph a
 
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from ..errors import ShapeError
 
 #: An unweighted sparse matrix holds 1 at each stored entry, a weighted one a value.
 Kind: TypeAlias = Literal["dense", "unweighted", "weighted", "diagonal"]
+
+
+class Between:
+    """What has the rows of one matrix and the columns of another, or of the same."""
+
+    if TYPE_CHECKING:
+
+        def _ends(self) -> tuple[Any, Any]: ...
+
+    @property
+    def rows(self) -> str:
+        """Name of the number of rows."""
+        name: str = self._ends()[0].rows
+        return name
+
+    @property
+    def cols(self) -> str:
+        """Name of the number of columns."""
+        name: str = self._ends()[1].cols
+        return name
 
 
 @dataclass(frozen=True)
@@ -30,39 +50,25 @@ class Leaf:
 
 
 @dataclass(frozen=True)
-class Broadcast:
+class Broadcast(Between):
     """A matrix whose rows, or columns, are multiplied by the entries of a vector."""
 
     vector: Leaf  #: as a diagonal
     matrix: "Expression"
     axis: Literal["rows", "cols"] = "rows"
 
-    @property
-    def rows(self) -> str:
-        """Name of the number of rows."""
-        return self.matrix.rows
-
-    @property
-    def cols(self) -> str:
-        """Name of the number of columns."""
-        return self.matrix.cols
+    def _ends(self) -> tuple[Any, Any]:
+        return self.matrix, self.matrix
 
 
 @dataclass(frozen=True)
-class Product:
+class Product(Between):
     """A chain of matrices, multiplied in any association."""
 
     factors: tuple["Expression", ...]
 
-    @property
-    def rows(self) -> str:
-        """Name of the number of rows."""
-        return self.factors[0].rows
-
-    @property
-    def cols(self) -> str:
-        """Name of the number of columns."""
-        return self.factors[-1].cols
+    def _ends(self) -> tuple[Any, Any]:
+        return self.factors[0], self.factors[-1]
 
     def __str__(self) -> str:
         parts = (f"({part})" if isinstance(part, Sum) else str(part) for part in self.factors)
@@ -70,20 +76,13 @@ class Product:
 
 
 @dataclass(frozen=True)
-class Sum:
+class Sum(Between):
     """Dense matrices of one shape, added."""
 
     terms: tuple["Expression", ...]
 
-    @property
-    def rows(self) -> str:
-        """Name of the number of rows."""
-        return self.terms[0].rows
-
-    @property
-    def cols(self) -> str:
-        """Name of the number of columns."""
-        return self.terms[0].cols
+    def _ends(self) -> tuple[Any, Any]:
+        return self.terms[0], self.terms[0]
 
     def __str__(self) -> str:
         return " + ".join(map(str, self.terms))
@@ -106,20 +105,13 @@ class Apply:
 
 
 @dataclass(frozen=True)
-class Hop:
+class Hop(Between):
     """A product with dense features that every hop of a layer repeats, by one composition."""
 
     factors: tuple[Leaf, ...]
 
-    @property
-    def rows(self) -> str:
-        """Name of the number of rows."""
-        return self.factors[0].rows
-
-    @property
-    def cols(self) -> str:
-        """Name of the number of columns."""
-        return self.factors[-1].cols
+    def _ends(self) -> tuple[Any, Any]:
+        return self.factors[0], self.factors[-1]
 
     def __str__(self) -> str:
         return f"({'·'.join(map(str, self.factors))})"

@@ -7,9 +7,9 @@ of a normalised graph along in one kernel.
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
-from .expression import Apply, Kind, Leaf
+from .expression import Apply, Between, Kind, Leaf
 
 #: Sizes of a primitive, of the operands in their roles.
 Measure: TypeAlias = Callable[..., tuple[str, ...]]
@@ -45,7 +45,7 @@ class Rule:
 
 
 @dataclass(frozen=True)
-class Step:
+class Step(Between):
     """A rule at work on operands, which are leaves or steps themselves."""
 
     rule: Rule
@@ -56,15 +56,8 @@ class Step:
         """Kind of the result."""
         return self.rule.result
 
-    @property
-    def rows(self) -> str:
-        """Name of the number of rows of the result."""
-        return self.operands[0].rows
-
-    @property
-    def cols(self) -> str:
-        """Name of the number of columns of the result."""
-        return self.operands[-1].cols
+    def _ends(self) -> tuple[Any, Any]:
+        return self.operands[0], self.operands[-1]
 
     @cached_property
     def constant(self) -> bool:
@@ -107,15 +100,8 @@ class Applied(Step):
 
     source: Apply
 
-    @property
-    def rows(self) -> str:
-        """Name of the number of rows of the result."""
-        return self.source.rows
-
-    @property
-    def cols(self) -> str:
-        """Name of the number of columns of the result."""
-        return self.source.cols
+    def _ends(self) -> tuple[Any, Any]:
+        return self.source, self.source
 
     @property
     def entries(self) -> str:

@@ -52,7 +52,8 @@ REDUCTIONS = ["sum", "mean"]
 def product(A, X, *, reduce="sum", row_scale=None, col_scale=None):
     """Into poisoned memory, leaving what is around it."""
     out, buffer = poisoned(np, (A.n_rows, X.shape[1]), X.dtype)
-    assert tiles_cpu.spmm(A, X, A.data, None, row_scale, col_scale, reduce, out=out) is out
+    scales = {"row_scale": row_scale, "col_scale": col_scale}
+    assert tiles_cpu.spmm(A, X, values=A.data, reduce=reduce, out=out, **scales) is out
     assert intact(np, buffer)
     return out
 

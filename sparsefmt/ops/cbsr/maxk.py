@@ -1,6 +1,7 @@
 """Row-balanced sparse features: MaxK."""
 
 import operator
+from collections.abc import Callable
 from typing import Any, SupportsIndex
 
 from ...errors import DtypeError
@@ -9,7 +10,7 @@ from ...formats.arrays import Array, as_array
 from ...formats.cbsr import CBSR, column_dtype
 from ..engine import checks as engine_checks
 from ..engine import choose
-from ..engine.table import Kernel, Op, Price, deferred
+from ..engine.table import Kernel, Op, Price, csr_kernels, deferred
 from . import cuda
 
 
@@ -93,8 +94,6 @@ def _price_at_columns(_: Any, x: Any, columns: Any) -> Price:
     return Price(n_rows * k * (columns.itemsize + 2 * x.itemsize), 0)
 
 
-_CPU = f"{__package__}.cpu"
-
 MAXK = Op(
     "maxk",
     "Tensor x, SymInt k",
@@ -102,31 +101,27 @@ MAXK = Op(
     kernels=(
         Kernel("maxk_rows", cuda.maxk, place="gpu", refuses=cuda.maxk_too_wide),
         Kernel("maxk_sorted", cuda.maxk_by_sorting, place="gpu"),
-        Kernel("maxk_numba", deferred(_CPU, "maxk"), place="cpu"),
+        Kernel("maxk_numba", deferred(f"{__package__}.cpu", "maxk"), place="cpu"),
     ),
     price=_price_of_choice,
     returns=2,
     structures=0,
 )
-CBSR_TO_DENSE = Op(
-    "cbsr_to_dense",
+
+
+def _of_features(launcher: Callable[..., Any], arguments: str, **facts: Any) -> Op:
+    """Make the row of an operation without a matrix, which has the launcher's name."""
+    name = launcher.__name__
+    kernels = csr_kernels(launcher, name, f"{name}_numba")
+    return Op(name, arguments, kernels=kernels, structures=0, **facts)
+
+
+CBSR_TO_DENSE = _of_features(
+    cuda.cbsr_to_dense,
     "Tensor columns, Tensor kept, SymInt feat",
     results=_dense,
-    kernels=(
-        Kernel("cbsr_to_dense", cuda.cbsr_to_dense, place="gpu"),
-        Kernel("cbsr_to_dense_numba", deferred(_CPU, "cbsr_to_dense"), place="cpu"),
-    ),
     price=_price_of_dense,
-    structures=0,
 )
-DENSE_TO_CBSR = Op(
-    "dense_to_cbsr",
-    "Tensor x, Tensor columns",
-    results=_at_columns,
-    kernels=(
-        Kernel("dense_to_cbsr", cuda.dense_to_cbsr, place="gpu"),
-        Kernel("dense_to_cbsr_numba", deferred(_CPU, "dense_to_cbsr"), place="cpu"),
-    ),
-    price=_price_at_columns,
-    structures=0,
+DENSE_TO_CBSR = _of_features(
+    cuda.dense_to_cbsr, "Tensor x, Tensor columns", results=_at_columns, price=_price_at_columns
 )

@@ -47,8 +47,19 @@ def products_at_entries(
 
 
 @inlined
-def _softmax_one(scores: Any, out: Any, start: Any, stop: Any) -> None:
+def _by_heads(one: Any, several: Any, start: Any, stop: Any, heads: Any, given: Any) -> None:
+    """Work on the entries of a row: those of one head, or several heads at a time."""
+    if heads == 1:
+        one(start, stop, given)
+    else:
+        for h in range(0, heads, width_of(lanes(given[0], NARROW, 0))):
+            several(start, stop, h, heads, given)
+
+
+@inlined
+def _softmax_one(start: Any, stop: Any, given: Any) -> None:
     """Compute the softmax of one head: lanes are entries."""
+    scores, out = given
     zero, low = lanes(scores, NARROW, 0), lanes(scores, NARROW, -np.inf)
     step, top, sums = width_of(zero), low, zero
     for e in range(start, stop, step):
@@ -69,8 +80,9 @@ def _softmax_one(scores: Any, out: Any, start: Any, stop: Any) -> None:
 
 
 @inlined
-def _softmax_heads(scores: Any, out: Any, start: Any, stop: Any, h: Any, heads: Any) -> None:
+def _softmax_heads(start: Any, stop: Any, h: Any, heads: Any, given: Any) -> None:
     """Compute the softmax of several heads: lanes are heads."""
+    scores, out = given
     zero, low = lanes(scores, NARROW, 0), lanes(scores, NARROW, -np.inf)
     count, top, sums = min(width_of(zero), heads - h), low, zero
     for e in range(start, stop):
@@ -88,20 +100,17 @@ def _softmax_heads(scores: Any, out: Any, start: Any, stop: Any, h: Any, heads: 
 @parallel
 def softmax_of_rows(indptr: Any, scores: Any, heads: Any, out: Any, pieces: Any) -> None:
     """Softmax of each row's scores, head by head."""
-    step = width_of(lanes(scores, NARROW, 0))
     for piece in numba.prange(pieces):
         first, last = rows_of(indptr, piece, pieces)
+        given = scores, out
         for i in range(first, last):
             start, stop = np.int64(indptr[i]), np.int64(indptr[i + 1])
-            if heads == 1:
-                _softmax_one(scores, out, start, stop)
-            else:
-                for h in range(0, heads, step):
-                    _softmax_heads(scores, out, start, stop, h, heads)
+            _by_heads(_softmax_one, _softmax_heads, start, stop, heads, given)
 
 
 @inlined
-def _backward_one(p: Any, grad: Any, out: Any, start: Any, stop: Any) -> None:
+def _backward_one(start: Any, stop: Any, given: Any) -> None:
+    p, grad, out = given
     zero = lanes(p, NARROW, 0)
     step, sums = width_of(zero), zero
     for e in range(start, stop, step):
@@ -115,7 +124,8 @@ def _backward_one(p: Any, grad: Any, out: Any, start: Any, stop: Any) -> None:
 
 
 @inlined
-def _backward_heads(p: Any, grad: Any, out: Any, start: Any, stop: Any, h: Any, heads: Any) -> None:
+def _backward_heads(start: Any, stop: Any, h: Any, heads: Any, given: Any) -> None:
+    p, grad, out = given
     zero = lanes(p, NARROW, 0)
     count, sums = min(width_of(zero), heads - h), zero
     for e in range(start, stop):
@@ -132,16 +142,12 @@ def softmax_gradient_of_rows(
     indptr: Any, p: Any, grad: Any, heads: Any, out: Any, pieces: Any
 ) -> None:
     """``p (grad - sum of p grad)``, row by row and head by head."""
-    step = width_of(lanes(p, NARROW, 0))
     for piece in numba.prange(pieces):
         first, last = rows_of(indptr, piece, pieces)
+        given = p, grad, out
         for i in range(first, last):
             start, stop = np.int64(indptr[i]), np.int64(indptr[i + 1])
-            if heads == 1:
-                _backward_one(p, grad, out, start, stop)
-            else:
-                for h in range(0, heads, step):
-                    _backward_heads(p, grad, out, start, stop, h, heads)
+            _by_heads(_backward_one, _backward_heads, start, stop, heads, given)
 
 
 def sddmm(

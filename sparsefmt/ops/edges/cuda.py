@@ -70,9 +70,7 @@ def sddmm(
     A: CSR | Structure,
     X: Any,
     Y: Any,
-    row_scale: Any = None,
-    col_scale: Any = None,
-    *,
+    *scales: Any,
     out: Any = None,
     perm: Any = None,
     **_: Any,
@@ -88,6 +86,7 @@ def sddmm(
         out = m.empty((S.nnz, *X.shape[1:-1]), dtype, X)
     if not (S.nnz and heads):
         return out
+    row_scale, col_scale = scales or (None, None)
     X, Y = m.rows_in_place(X), m.rows_in_place(Y)
     row_scale, col_scale = m.factors(row_scale), m.factors(col_scale)
     x, y, *factors, result = m.pointers(X, Y, row_scale, col_scale, perm, out)

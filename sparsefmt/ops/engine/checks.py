@@ -108,9 +108,7 @@ def features(name: str, X: Any, *, A: Format, axis: str = "columns", heads: bool
             f"{name} has {array.shape[0]} rows but A has {rows} {axis}: {name} needs one row per "
             f"{axis.removesuffix('s')} of A ({name}.shape == {array.shape}, A.shape == {A.shape})."
         )
-    checks.value_dtype(f"{name}.dtype", array.dtype)
-    _beside(name, array, A)
-    return array
+    return _values_beside(name, array, A)
 
 
 def values_like(A: Format, X: Array) -> None:
@@ -182,9 +180,7 @@ def entries(name: str, values: Any, *, A: Format) -> Array:
             f"{name} has shape {array.shape} but A stores {A.nnz} entries: give ({A.nnz},) or "
             f"({A.nnz}, heads), in the order of A's data."
         )
-    checks.value_dtype(f"{name}.dtype", array.dtype)
-    _beside(name, array, A)
-    return array
+    return _values_beside(name, array, A)
 
 
 def structure(A: Format) -> Format:
@@ -295,3 +291,10 @@ def _beside(name: str, array: Array, A: Format) -> None:
             f"{name} is on {device_of(array)} but A is on {A.device}: move one of them, "
             f'A.to("{device_of(array)}") for instance.'
         )
+
+
+def _values_beside(name: str, array: Array, A: Format) -> Array:
+    """Check for floats on the device of ``A``."""
+    checks.value_dtype(f"{name}.dtype", array.dtype)
+    _beside(name, array, A)
+    return array

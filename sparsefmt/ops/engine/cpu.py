@@ -76,23 +76,6 @@ def packed(a: Array) -> Array:
     return np.ascontiguousarray(wide(a)).reshape(-1)
 
 
-def balanced(columns: Array, values: Array) -> tuple[Array, Array, int]:
-    """Places and values of (m, k), flat, and k."""
-    return columns.reshape(-1), packed(values), columns.shape[1]
-
-
-def bits(a: Array) -> Array:
-    """Its values as the unsigned integers that hold them: numba has no 2-byte floats."""
-    return a.view(np.dtype(f"u{a.itemsize}"))
-
-
-def flat_bits(a: Array) -> tuple[Array, int]:
-    """``_flat`` of the bits."""
-    stride = a.strides[0] // a.itemsize if a.size else a.shape[1]
-    size = (len(a) - 1) * stride + a.shape[1] if len(a) else 0
-    return np.lib.stride_tricks.as_strided(bits(a), (size,), (a.itemsize,)), stride
-
-
 def flat(a: Array) -> tuple[Array, int]:
     """The memory of ``a`` from its first to its last value as one axis, and its row stride.
 

@@ -52,6 +52,34 @@ def rows_of(indptr: Any, piece: Any, pieces: Any) -> Any:
 
 
 @inlined
+def by_tiles(tile: Any, like: Any, feat: Any, row: Any, given: Any) -> None:
+    """Call ``tile(zero, f, count, row, given)`` for all features, as many as registers hold a time.
+
+    ``zero`` has lanes of the dtype of ``like``.  A ``count`` that is their number itself, and not
+    the lesser of two, spares the masks.  What a row has of its own are numbers: arrays are in
+    ``given``, since a tuple of arrays counts references when it is made.
+    """
+    f = 0
+    whole = lanes(like, WIDEST, 0)
+    while feat - f >= width_of(whole):
+        tile(whole, f, width_of(whole), row, given)
+        f += width_of(whole)
+    half = lanes(like, WIDE, 0)
+    if feat - f >= width_of(half):
+        tile(half, f, width_of(half), row, given)
+        f += width_of(half)
+    quarter = lanes(like, MIDDLE, 0)
+    if feat - f >= width_of(quarter):
+        tile(quarter, f, width_of(quarter), row, given)
+        f += width_of(quarter)
+    while f < feat:
+        rest = lanes(like, NARROW, 0)
+        count = min(width_of(rest), feat - f)
+        tile(rest, f, count, row, given)
+        f += count
+
+
+@inlined
 def dot(X: Any, at: Any, Y: Any, there: Any, feat: Any) -> Any:
     """Dot product of ``feat`` values each, from ``X[at]`` and from ``Y[there]`` on."""
     zero = lanes(X, NARROW, 0)

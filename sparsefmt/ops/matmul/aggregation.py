@@ -16,7 +16,7 @@ from ..engine.order import in_own_order
 from ..engine.table import Op, Price, csr_kernels
 from ..engine.transpose import Transpose, transpose_of
 from . import cuda_aggregate
-from .api import price_of_rows, spmm
+from .api import features_and_gradient, price_of_rows, spmm
 
 
 @dataclass(frozen=True)
@@ -154,10 +154,7 @@ def aggregate_backward(
     """
     given = checks.sparse("A", A)
     A, numbers = numbered_csr(given)
-    X = checks.features("X", X, A=A)
-    checks.values_like(A, X)
-    grad = checks.features("grad", grad, A=A, axis="rows")
-    checks.alike("grad", grad, "X", X)
+    X, grad = features_and_gradient(A, X, grad)
     if self_weight is not None and A.n_rows != A.n_cols:
         raise ShapeError(f"self_weight is given but A is {A.shape}: only a square A has vertices.")
     own = checks.factors("self_weight", self_weight, A=A, axis="rows", like=X)
@@ -165,9 +162,8 @@ def aggregate_backward(
     dX = checks.output(None, shape=X.shape, like=X, inputs=[])
     dA = checks.output(None, shape=(A.nnz,), like=X, inputs=[])
     dself = None if own is None else checks.output(None, shape=own.shape, like=own, inputs=[])
-    entries = {"values": A.data, "perm": perm, "inverse": inverse}
-    results = {"self_weight": own, "dself": dself, "out": (dX, dA)}
-    choose.run(AGGREGATE_BACKWARD, T, X, grad, **entries, **results)
+    options = {"inverse": inverse, "self_weight": own, "dself": dself, "out": (dX, dA)}
+    choose.run(AGGREGATE_BACKWARD, T, X, grad, A.data, perm, None, None, **options)
     dA = in_own_order(dA, numbers)
     if dself is None:
         return dX, dA

@@ -103,6 +103,15 @@ def spmm(
     return choose.run(SPMM, A, X, values=A.data, out=out, **scales, **options)
 
 
+def features_and_gradient(A: Format, X: Array, grad: Array) -> tuple[Array, Array]:
+    """Check the features of a product with ``A``, and the gradient of the product."""
+    X = checks.features("X", X, A=A)
+    checks.values_like(A, X)
+    grad = checks.features("grad", grad, A=A, axis="rows")
+    checks.alike("grad", grad, "X", X)
+    return X, grad
+
+
 # The row of the table
 
 

@@ -27,7 +27,7 @@ from ..engine.lanes import (
     where,
     width_of,
 )
-from ..engine.loops import AHEAD, MIDDLE, NARROW, WIDE, WIDEST, inlined, parallel, rows_of
+from ..engine.loops import AHEAD, NARROW, WIDE, by_tiles, inlined, parallel, rows_of
 
 
 @inlined
@@ -57,13 +57,10 @@ def row_sum(zero: Any, A: Any, X: Any, col_scale: Any, span: Any, f: Any, count:
 
 
 @inlined
-def _sum_tile(
-    zero: Any, A: Any, X: Any, scales: Any, Y: Any, i: Any, span: Any, f: Any, mean: Any, count: Any
-) -> Any:
-    """Reduce ``count`` features from ``f`` on; returns where the next tile begins.
-
-    A ``count`` that is the width of ``zero`` itself, and not the lesser of two, spares the masks.
-    """
+def sum_tile(zero: Any, f: Any, count: Any, row: Any, given: Any) -> None:
+    """Reduce ``count`` features of row ``i`` from ``f`` on, and multiply them by its share."""
+    i, span, share = row
+    A, X, scales, Y, mean = given
     Y, feat = Y
     row_scale, col_scale = scales
     sums = row_sum(zero, A, X, col_scale, span, f, count)
@@ -72,31 +69,19 @@ def _sum_tile(
             sums = divided(sums, span[1] - span[0])
         if len(row_scale):
             sums = product(sums, row_scale[i])
+        sums = product(sums, share)
     store(sums, Y, i * feat + f, count)
-    return f + count
 
 
 @parallel
 def spmm_sum(indptr: Any, A: Any, X: Any, scales: Any, Y: Any, mean: Any, pieces: Any) -> None:
     """Reduce by sum or mean; ``A`` is (indices, data), ``X`` and ``Y`` are (flat, row stride)."""
-    feat = Y[1]
     for piece in numba.prange(pieces):
         start, stop = rows_of(indptr, piece, pieces)
+        given, x, feat = (A, X, scales, Y, mean), X[0], Y[1]
         for i in range(start, stop):
-            span, f = (np.int64(indptr[i]), np.int64(indptr[i + 1])), 0
-            zero = lanes(X[0], WIDEST, 0)
-            while feat - f >= width_of(zero):
-                f = _sum_tile(zero, A, X, scales, Y, i, span, f, mean, width_of(zero))
-            half = lanes(X[0], WIDE, 0)
-            if feat - f >= width_of(half):
-                f = _sum_tile(half, A, X, scales, Y, i, span, f, mean, width_of(half))
-            quarter = lanes(X[0], MIDDLE, 0)
-            if feat - f >= width_of(quarter):
-                f = _sum_tile(quarter, A, X, scales, Y, i, span, f, mean, width_of(quarter))
-            while f < feat:
-                last = lanes(X[0], NARROW, 0)
-                count = min(width_of(last), feat - f)
-                f = _sum_tile(last, A, X, scales, Y, i, span, f, mean, count)
+            span = np.int64(indptr[i]), np.int64(indptr[i + 1])
+            by_tiles(sum_tile, x, feat, (i, span, 1), given)
 
 
 @inlined
@@ -189,12 +174,10 @@ def spmm_scatter(row: Any, col: Any, data: Any, X: Any, scales: Any, Y: Any, pie
 
 
 @inlined
-def _arg_tile(
-    zero: Any, T: Any, data: Any, grad: Any, arg: Any, scales: Any, out: Any, j: Any, span: Any,
-    f: Any,
-) -> None:  # fmt: skip
+def _arg_tile(zero: Any, f: Any, row: Any, given: Any) -> None:
     """Compute the gradients that row ``j`` of X gets from the entries that won."""
-    indices, perm = T
+    j, span = row
+    (indices, perm), data, grad, arg, scales, out = given
     grad, stride = grad
     out, feat = out
     row_scale, col_scale = scales
@@ -216,14 +199,14 @@ def arg_dx(
     indptr: Any, T: Any, data: Any, grad: Any, arg: Any, scales: Any, out: Any, pieces: Any
 ) -> None:
     """Compute the gradient of X; ``T`` is (indices, perm) of the transposed structure."""
-    feat = out[1]
+    step = width_of(lanes(grad[0], NARROW, 0))
     for piece in numba.prange(pieces):
         start, stop = rows_of(indptr, piece, pieces)
+        given = T, data, grad, arg, scales, out
         for j in range(start, stop):
-            span, f = (np.int64(indptr[j]), np.int64(indptr[j + 1])), 0
-            while f < feat:
-                _arg_tile(lanes(grad[0], NARROW, 0), T, data, grad, arg, scales, out, j, span, f)
-                f += width_of(lanes(grad[0], NARROW, 0))
+            row = j, (np.int64(indptr[j]), np.int64(indptr[j + 1]))
+            for f in range(0, out[1], step):
+                _arg_tile(lanes(grad[0], NARROW, 0), f, row, given)
 
 
 @parallel
@@ -291,16 +274,7 @@ def spmm(
 
 
 def spmm_coo(
-    A: COO,
-    x: Array,
-    values: Array | None = None,
-    perm: None = None,
-    row_scale: Array | None = None,
-    col_scale: Array | None = None,
-    reduce: str = "sum",
-    *,
-    out: Array,
-    **_: Any,
+    A: COO, x: Array, *, values: Any, row_scale: Any, col_scale: Any, out: Array, **_: Any
 ) -> Array:
     """``out[i] += r[i] a[e] c[j] x[j]`` for every entry, in their order."""
     scales = cpu.values_of(row_scale, x), cpu.values_of(col_scale, x)

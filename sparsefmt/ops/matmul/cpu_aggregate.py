@@ -8,19 +8,15 @@ import numpy as np
 from ...formats.arrays import Array
 from ...formats.compressed import CSR
 from ..engine import cpu
-from ..engine.lanes import add_product, lanes, load, prefetch, product, store, total, width_of
-from ..engine.loops import AHEAD, MIDDLE, NARROW, WIDE, WIDEST, dot, inlined, parallel, rows_of
+from ..engine.lanes import add_product, lanes, load, prefetch, product, store, total
+from ..engine.loops import AHEAD, NARROW, by_tiles, dot, inlined, parallel, rows_of
 
 
 def aggregate_backward(
     A: CSR,
     x: Array,
     grad: Array,
-    values: Array | None = None,
-    perm: Array | None = None,
-    row_scale: Array | None = None,
-    col_scale: Array | None = None,
-    *,
+    *factors: Array | None,
     self_weight: Array | None = None,
     inverse: Array | None = None,
     out: tuple[Array, Array] | None = None,
@@ -28,18 +24,20 @@ def aggregate_backward(
 ) -> tuple[Array, Array]:
     """``dx[j] = c[j] sum of a[e] r[i] grad[i] + self[j] grad[j]``, ``da[e] = r c <grad[i], x[j]>``.
 
-    ``A`` is the transpose, whose entries have the numbers ``perm`` in ``values`` and ``da``, their
-    own without it.  ``dself[j] = <grad[j], x[j]>`` is of the dtype that sums run in, and is given
-    wherever ``self_weight`` is.
+    ``factors`` are values, ``perm``, ``row_scale`` and ``col_scale``.  ``A`` is the transpose,
+    whose entries have the numbers ``perm`` in the values and ``da``, their own without it.
+    ``dself[j] = <grad[j], x[j]>`` is of the dtype that sums run in, and is given wherever
+    ``self_weight`` is.
     """
     dx, da = out or (np.empty((A.n_rows, x.shape[1]), x.dtype), np.empty(A.nnz, x.dtype))
-    factors = tuple(cpu.values_of(a, x) for a in (values, row_scale, col_scale, self_weight))
+    values, perm, *scales = factors
+    weights = tuple(cpu.values_of(a, x) for a in (values, *scales, self_weight))
     T = A.indices, np.empty(0, A.indices.dtype) if perm is None else perm
     wide = da if da.itemsize >= 4 else np.empty(da.shape, np.float32)
     own = np.empty(0, wide.dtype) if dself is None else dself
     with cpu.writing(dx) as (sums, pieces):
         features = cpu.flat(x), cpu.flat(grad)
-        _backward(A.indptr, T, factors, *features, cpu.flat(sums), wide, own, pieces)
+        _backward(A.indptr, T, weights, *features, cpu.flat(sums), wide, own, pieces)
     if wide is not da:
         with np.errstate(over="ignore", under="ignore"):
             da[...] = wide
@@ -47,11 +45,10 @@ def aggregate_backward(
 
 
 @inlined
-def _tile(
-    zero: Any, T: Any, values: Any, X: Any, grad: Any, out: Any, dA: Any, j: Any, span: Any, f: Any,
-    count: Any,
-) -> Any:  # fmt: skip
-    """Go over ``count`` features from ``f`` on; returns where the next tile begins."""
+def _tile(zero: Any, f: Any, count: Any, row: Any, given: Any) -> None:
+    """Go over ``count`` features from ``f`` on."""
+    j, span = row
+    T, values, X, grad, out, dA = given
     indices, perm = T
     data, row_scale, col_scale, self_weight = values
     X, ldx = X
@@ -79,7 +76,6 @@ def _tile(
     if len(self_weight):
         sums = add_product(sums, self_weight[j], load(zero, grad, j * ldg + f, count))
     store(sums, out, j * feat + f, count)
-    return f + count
 
 
 @parallel
@@ -92,20 +88,9 @@ def _backward(
         start, stop = rows_of(indptr, piece, pieces)
         if feat == 0:
             dA[indptr[start] : indptr[stop]] = 0
+        given = T, values, X, grad, out, dA
         for j in range(start, stop):
-            span, f = (np.int64(indptr[j]), np.int64(indptr[j + 1])), 0
+            span = np.int64(indptr[j]), np.int64(indptr[j + 1])
             if len(dself):
                 dself[j] = dot(X[0], j * X[1], grad[0], j * grad[1], feat)
-            whole = lanes(X[0], WIDEST, 0)
-            while feat - f >= width_of(whole):
-                f = _tile(whole, T, values, X, grad, out, dA, j, span, f, width_of(whole))
-            half = lanes(X[0], WIDE, 0)
-            if feat - f >= width_of(half):
-                f = _tile(half, T, values, X, grad, out, dA, j, span, f, width_of(half))
-            quarter = lanes(X[0], MIDDLE, 0)
-            if feat - f >= width_of(quarter):
-                f = _tile(quarter, T, values, X, grad, out, dA, j, span, f, width_of(quarter))
-            while f < feat:
-                rest = lanes(X[0], NARROW, 0)
-                count = min(width_of(rest), feat - f)
-                f = _tile(rest, T, values, X, grad, out, dA, j, span, f, count)
+            by_tiles(_tile, X[0], feat, (j, span), given)

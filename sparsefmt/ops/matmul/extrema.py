@@ -1,5 +1,6 @@
 """SpMM by maximum or minimum: which entry each result comes from, and the way back to it."""
 
+from collections.abc import Callable
 from typing import Any
 
 from ...errors import ShapeError
@@ -22,7 +23,7 @@ from ..engine.order import in_own_order
 from ..engine.table import Op, Price, csr_kernels
 from ..engine.transpose import Transpose, transpose_of
 from . import cuda
-from .api import REDUCTIONS, SPMM, price_of_rows
+from .api import REDUCTIONS, SPMM, features_and_gradient, price_of_rows
 
 
 def spmm_arg(
@@ -117,10 +118,7 @@ def spmm_arg_backward(
     """
     given = checks.sparse("A", A)
     A, numbers = numbered_csr(given)
-    X = checks.features("X", X, A=A)
-    checks.values_like(A, X)
-    grad = checks.features("grad", grad, A=A, axis="rows")
-    checks.alike("grad", grad, "X", X)
+    X, grad = features_and_gradient(A, X, grad)
     arg, grad = _winners(arg, grad, A), contiguous(grad)
     if numbers is not None:
         arg = _renumbered(arg, primitives.inverse(numbers))
@@ -185,8 +183,15 @@ def _price_of_da(S: Any, x: Any, grad: Any, arg: Any, *_: Any) -> Price:
     return Price(size, 2 * results)
 
 
-_BACKWARD = "spmm_arg_backward_cuda", "spmm_arg_backward_numba"
 _SCALES = "Tensor? row_scale, Tensor? col_scale"
+
+
+def _gradient(launcher: Callable[..., Any], arguments: str, **facts: Any) -> Op:
+    """Make the row of a gradient, which has the launcher's name; scales come last."""
+    kernels = csr_kernels(launcher, "spmm_arg_backward_cuda", "spmm_arg_backward_numba")
+    facts |= {"kernels": kernels, "functions": ("spmm_arg_backward",)}
+    return Op(launcher.__name__, f"{arguments}, {_SCALES}", **facts)
+
 
 SPMM_ARG = Op(
     "spmm_arg",
@@ -197,19 +202,12 @@ SPMM_ARG = Op(
     price=price_of_rows,
     narrowed=("*",),
 )
-SPMM_ARG_DX = Op(
-    "spmm_arg_dx",
-    f"Tensor perm, Tensor grad, Tensor arg, Tensor? values, {_SCALES}",
+SPMM_ARG_DX = _gradient(
+    cuda.spmm_arg_dx,
+    "Tensor perm, Tensor grad, Tensor arg, Tensor? values",
     results=_rows_of_grad,
-    kernels=csr_kernels(cuda.spmm_arg_dx, *_BACKWARD),
     price=_price_of_dx,
-    functions=("spmm_arg_backward",),
 )
-SPMM_ARG_DA = Op(
-    "spmm_arg_da",
-    f"Tensor x, Tensor grad, Tensor arg, {_SCALES}",
-    results=one_per_entry,
-    kernels=csr_kernels(cuda.spmm_arg_da, *_BACKWARD),
-    price=_price_of_da,
-    functions=("spmm_arg_backward",),
+SPMM_ARG_DA = _gradient(
+    cuda.spmm_arg_da, "Tensor x, Tensor grad, Tensor arg", results=one_per_entry, price=_price_of_da
 )

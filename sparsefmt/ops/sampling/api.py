@@ -11,7 +11,7 @@ from ...formats.base import Format
 from ...formats.compressed import CSR
 from ...formats.convert import numbered_csr
 from ..engine import checks, choose
-from ..engine.table import Kernel, Op, Price, deferred
+from ..engine.table import Op, Price, csr_kernels, deferred
 from . import cuda, options
 from .options import SampleOptions
 
@@ -64,12 +64,12 @@ def spmm_sampled(
     col_scale : array, shape (n_cols,), optional
         ``c``, of the same dtypes.
     out : array, shape (n_rows, feat), optional
-        Takes the result; contiguous, of X's dtype and device, overlapping no input.
+        As for ``spmm``.
 
     Returns
     -------
     array, shape (n_rows, feat)
-        On the device of the inputs, of X's dtype.
+        As of ``spmm``.
 
     Raises
     ------
@@ -209,8 +209,7 @@ def sampling_rate(A: Format, width: int) -> float:
     return sampled / A.nnz if A.nnz else 1.0
 
 
-_CPU = f"{__package__}.cpu"
-_sample_rows = deferred(_CPU, "sample_rows")
+_sample_rows = deferred(f"{__package__}.cpu", "sample_rows")
 
 # Checks
 
@@ -269,8 +268,7 @@ SPMM_SAMPLED = Op(
     "spmm_sampled",
     f"Tensor x, Tensor? values, {SCALES_AND_OPTIONS}",
     kernels=(
-        Kernel("spmm_sampled_csr_balanced", cuda.spmm_sampled, ("csr",), "gpu"),
-        Kernel("spmm_sampled_csr_numba", deferred(_CPU, "spmm_sampled"), ("csr",), "cpu"),
+        *csr_kernels(cuda.spmm_sampled, "spmm_sampled_csr_balanced", "spmm_sampled_csr_numba"),
         choose.convert_to_csr("spmm_sampled"),
     ),
     results=_like_features,
@@ -281,10 +279,7 @@ SPMM_SAMPLED = Op(
 SPMM_SAMPLED_DA = Op(
     "spmm_sampled_da",
     f"Tensor x, Tensor grad, {SCALES_AND_OPTIONS}",
-    kernels=(
-        Kernel("spmm_sampled_da_csr", cuda.spmm_sampled_da, ("csr",), "gpu"),
-        Kernel("spmm_sampled_da_numba", deferred(_CPU, "spmm_sampled_da"), ("csr",), "cpu"),
-    ),
+    kernels=csr_kernels(cuda.spmm_sampled_da, "spmm_sampled_da_csr", "spmm_sampled_da_numba"),
     results=_one_per_entry,
     price=_price_of_values,
 )

@@ -13,9 +13,9 @@ import numpy as np
 from ...formats.arrays import Array
 from ...formats.compressed import CSR
 from ..engine.cpu import flat, values_of, writing
-from ..engine.lanes import divided, lanes, prefetch, product, store, width_of
-from ..engine.loops import AHEAD, MIDDLE, NARROW, WIDE, WIDEST, dot, inlined, parallel, rows_of
-from ..matmul.cpu import row_sum, spmm
+from ..engine.lanes import lanes, prefetch, width_of
+from ..engine.loops import AHEAD, NARROW, by_tiles, dot, inlined, parallel, rows_of
+from ..matmul.cpu import spmm, sum_tile
 from .options import ALL, STRATEGIES, SampleOptions
 
 _FASTRAND, _RANDOM = 1, 2
@@ -63,26 +63,16 @@ def spmm_sampled(
 
 
 def spmm_sampled_da(
-    A: CSR,
-    x: Array,
-    grad: Array,
-    row_scale: Array | None = None,
-    col_scale: Array | None = None,
-    seed: Any = None,
-    width: int = ALL,
-    strategy: str = "bucket",
-    mean: bool = False,
-    rescale: bool = False,
-    *,
-    out: Array | None = None,
+    A: CSR, x: Array, grad: Array, row_scale: Any, col_scale: Any, *how: Any, out: Any = None
 ) -> Array:
     """``out[e] = r[i] * factor(i) * c[j] * <grad[i], x[j]>`` at sampled entries, else 0."""
+    seed, width, strategy, *factors = how
     out = np.empty(A.nnz, x.dtype) if out is None else out
     if not out.size:
         return out
     features = flat(grad), flat(x), x.shape[1]
     scales = values_of(row_scale, x), values_of(col_scale, x)
-    to, how = _ends(A, width), (*_drawn(strategy, seed), mean, rescale)
+    to, how = _ends(A, width), (*_drawn(strategy, seed), *factors)
     with writing(out) as (products, pieces):
         _sddmm(A.indptr, to, A.indices, *features, scales, products, how, pieces)
     return out
@@ -257,45 +247,6 @@ def _gather(cols: Any, weights: Any, entries: Any, A: Any, col_scale: Any, count
             weights[k] *= col_scale[cols[k]]
 
 
-@inlined
-def _tile(
-    zero: Any, A: Any, X: Any, none: Any, row_scale: Any, Y: Any, row: Any, span: Any, f: Any,
-    mean: Any, share: Any, count: Any,
-) -> Any:  # fmt: skip
-    """Compute ``count`` features from ``f`` on; return where the next tile begins."""
-    Y, feat = Y
-    sums = row_sum(zero, A, X, none, span, f, count)
-    if span[1] > span[0]:
-        if mean:
-            sums = divided(sums, span[1] - span[0])
-        if len(row_scale):
-            sums = product(sums, row_scale[row])
-        sums = product(sums, share)
-    store(sums, Y, row * feat + f, count)
-    return f + count
-
-
-@inlined
-def _row(
-    A: Any, X: Any, none: Any, row_scale: Any, Y: Any, i: Any, span: Any, mean: Any, share: Any
-) -> None:
-    """Compute a row of the result, in tiles as wide as registers allow."""
-    feat, f = Y[1], 0
-    zero = lanes(X[0], WIDEST, 0)
-    while feat - f >= width_of(zero):
-        f = _tile(zero, A, X, none, row_scale, Y, i, span, f, mean, share, width_of(zero))
-    half = lanes(X[0], WIDE, 0)
-    if feat - f >= width_of(half):
-        f = _tile(half, A, X, none, row_scale, Y, i, span, f, mean, share, width_of(half))
-    quarter = lanes(X[0], MIDDLE, 0)
-    if feat - f >= width_of(quarter):
-        f = _tile(quarter, A, X, none, row_scale, Y, i, span, f, mean, share, width_of(quarter))
-    while f < feat:
-        rest = lanes(X[0], NARROW, 0)
-        count = min(width_of(rest), feat - f)
-        f = _tile(rest, A, X, none, row_scale, Y, i, span, f, mean, share, count)
-
-
 @parallel
 def _spmm(indptr: Any, to: Any, A: Any, X: Any, scales: Any, Y: Any, how: Any, pieces: Any) -> None:
     """``A`` is (indices, data), ``X`` and ``Y`` are (flat, row stride), ``how`` ends in flags."""
@@ -313,12 +264,12 @@ def _spmm(indptr: Any, to: Any, A: Any, X: Any, scales: Any, Y: Any, how: Any, p
             last = _batch(entries, indptr, to, first, stop, drawn)
             count = to[last] - to[first]
             _gather(cols, weights, entries, A, col_scale, count)
+            given = (cols[:count], weights), X, (row_scale, none), Y, mean
             for i in range(first, last):
                 span = to[i] - to[first], to[i + 1] - to[first]
                 length = np.int64(indptr[i + 1]) - np.int64(indptr[i])
                 share = length / max(span[1] - span[0], 1) if rescale else 1.0
-                sampled = cols[:count], weights
-                _row(sampled, X, none, row_scale, Y, i, span, mean, share)
+                by_tiles(sum_tile, X[0], Y[1], (i, span, share), given)
             first = last
 
 

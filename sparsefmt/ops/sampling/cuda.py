@@ -310,17 +310,13 @@ def spmm_sampled_da(
     A: CSR | Structure,
     x: Any,
     grad: Any,
-    row_scale: Any = None,
-    col_scale: Any = None,
-    seed: Any = None,
-    width: int = ALL,
-    strategy: str = "bucket",
-    mean: bool = False,
-    rescale: bool = False,
-    *,
+    row_scale: Any,
+    col_scale: Any,
+    *how: Any,
     out: Any = None,
 ) -> Any:
     """``out[e] = r[i] * factor(i) * c[j] * <grad[i], x[j]>`` at sampled entries, else 0."""
+    seed, width, strategy, mean, rescale = how
     S, m = _bare(A), memory_of(x)
     dtype, feat = m.dtype(x), x.shape[1]
     size = ITEMSIZE[dtype]

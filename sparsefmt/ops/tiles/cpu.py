@@ -15,7 +15,7 @@ from ...formats.sgt import SGT
 from ..cbsr.cpu import scaled_row
 from ..engine.cpu import flat, values_of, writing
 from ..engine.lanes import add_product, lanes, load, prefetch, store, width_of
-from ..engine.loops import AHEAD, MIDDLE, NARROW, WIDE, WIDEST, dot, inlined, parallel, rows_of
+from ..engine.loops import AHEAD, NARROW, by_tiles, dot, inlined, parallel, rows_of
 from ..matmul.cpu import weight_of
 
 #: Entries unpacked at a time: 16 KiB beside the rows of a window.  1.04x over 256, as fast as 4096.
@@ -25,13 +25,12 @@ RUN = 1024
 def spmm(
     A: SGT,
     X: Array,
-    values: Array | None = None,
-    perm: Array | None = None,
-    row_scale: Array | None = None,
-    col_scale: Array | None = None,
-    reduce: str = "sum",
     *,
-    out: Array | None = None,
+    values: Any,
+    row_scale: Any,
+    col_scale: Any,
+    reduce: str,
+    out: Any,
     **_: Any,
 ) -> Array:
     """``out[i] = r[i] * sum of a[e] * c[j] * X[j]`` over the entries of row i, or their mean."""
@@ -88,15 +87,10 @@ def _unpack(windows: Any, tiles: Any, start: Any, stop: Any, at: Any, rows: Any,
 
 
 @inlined
-def _add_tile(
-    zero: Any, width: Any, count: Any, rows: Any, cols: Any, first: Any, A: Any, X: Any,
-    col_scale: Any, Y: Any, f: Any,
-) -> Any:  # fmt: skip
-    """``Y[i, f:f + width] += a[e] c[j] X[j, f:f + width]`` for so many entries from ``first`` on.
-
-    Returns where the next tile begins.  With a constant ``width`` no lane is masked: 1.2x at 128
-    features.
-    """
+def _add_tile(zero: Any, f: Any, width: Any, entries: Any, given: Any) -> None:
+    """``Y[i, f:f + width] += a[e] c[j] X[j, f:f + width]`` for ``entries``, (first, count)."""
+    first, count = entries
+    rows, cols, A, X, col_scale, Y = given
     order, data = A
     X, stride = X
     Y, feat = Y
@@ -107,28 +101,6 @@ def _add_tile(
         sums = load(zero, Y, i * feat + f, width)
         sums = add_product(sums, weight, load(zero, X, j * stride + f, width))
         store(sums, Y, i * feat + f, width)
-    return f + width
-
-
-@inlined
-def _add(
-    count: Any, rows: Any, cols: Any, first: Any, A: Any, X: Any, col_scale: Any, Y: Any
-) -> None:
-    """Add all features of so many entries."""
-    x, feat, f = X[0], Y[1], 0
-    while feat - f >= width_of(lanes(x, WIDEST, 0)):
-        zero = lanes(x, WIDEST, 0)
-        f = _add_tile(zero, width_of(zero), count, rows, cols, first, A, X, col_scale, Y, f)
-    if feat - f >= width_of(lanes(x, WIDE, 0)):
-        half = lanes(x, WIDE, 0)
-        f = _add_tile(half, width_of(half), count, rows, cols, first, A, X, col_scale, Y, f)
-    if feat - f >= width_of(lanes(x, MIDDLE, 0)):
-        quarter = lanes(x, MIDDLE, 0)
-        f = _add_tile(quarter, width_of(quarter), count, rows, cols, first, A, X, col_scale, Y, f)
-    while f < feat:
-        low = lanes(x, NARROW, 0)
-        rest = min(width_of(low), feat - f)
-        f = _add_tile(low, rest, count, rows, cols, first, A, X, col_scale, Y, f)
 
 
 @inlined
@@ -157,11 +129,12 @@ def _spmm(
         Y[0][top * feat : bottom * feat] = 0
         degree = np.zeros(bottom - top if finish else 0, np.int64)
         rows, cols = np.empty(RUN, np.int64), np.empty(RUN, np.int64)
+        given = rows, cols, A, X, col_scale, Y
         at, stop = (w, np.int64(first_tile[w])), np.int64(starts[last])
         for first in range(np.int64(starts[w]), stop, RUN):
             count = min(np.int64(RUN), stop - first)
             at = _unpack(windows, tiles, first, first + count, at, rows, cols)
-            _add(count, rows, cols, first, A, X, col_scale, Y)
+            by_tiles(_add_tile, X[0], feat, (first, count), given)
             if finish:
                 for k in range(count):
                     degree[rows[k] - top] += 1

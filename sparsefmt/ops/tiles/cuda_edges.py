@@ -59,9 +59,7 @@ def sddmm(
     A: SGT | Structure,
     X: Any,
     Y: Any,
-    row_scale: Any = None,
-    col_scale: Any = None,
-    *,
+    *scales: Any,
     perm: Any = None,
     costs: Costs | None = None,
     out: Any = None,
@@ -73,13 +71,14 @@ def sddmm(
     """
     found = find_operands(A, "sddmm", X, costs)
     if found is None:  # another thread has just prepared other tiles
-        return on_csr(A, X, Y, row_scale, col_scale, out=out, perm=perm)
+        return on_csr(A, X, Y, *scales, out=out, perm=perm)
     m, operands = memory_of(X), found[1]
     T, dtype, heads = operands.structure, m.dtype(X), X.shape[1] if X.ndim == 3 else 1
     if out is None:
         out = m.empty((T.nnz, *X.shape[1:-1]), dtype, X)
     if not (T.nnz and heads):
         return out
+    row_scale, col_scale = scales or (None, None)
     row_scale, col_scale = m.factors(row_scale), m.factors(col_scale)
     with m.on_device(X):
         if not X.shape[-1]:

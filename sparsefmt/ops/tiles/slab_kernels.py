@@ -3,164 +3,13 @@
 ``row``, ``column`` and ``k`` are counted within the window, the tile and the slab.
 """
 
-from functools import cache
-from typing import Any
-
+from ...formats.arrays import elementwise
 from .cells import CUDA, SLAB
 
 #: Most entries that a column may have to hold: 1 to this are tried.
 MOST = 4
 #: Threads of a block, which has one window.
 THREADS = 512
-
-
-@cache
-def count() -> Any:
-    """Count the entries of each column, and find the ``figures`` of every ``step``-th window.
-
-    A block has one of those windows, a thread one column at a time, whose entries it searches in
-    the tile.  Of entries in one cell the first counts.
-    """
-    import cupy
-
-    return cupy.ElementwiseKernel(
-        "raw I window_ptr, raw I tile_ptr, raw S slots, int64 n_windows, uint32 width, int64 step, "
-        "bool keep",
-        "raw I begins, raw uint8 counts, raw int64 figures",
-        f"""
-        const unsigned thread = i % {THREADS};
-        const long long w = i / {THREADS} * step, last = window_ptr[w + 1];
-        long long found[{MOST + 1}] = {{}};
-        unsigned k = thread % width;
-        for (long long t = window_ptr[w] + thread / width; t < last; t += {THREADS} / width) {{
-            I begin = tile_ptr[t], end = tile_ptr[t + 1];
-            for (I high = end; begin < high;) {{  // to the first entry of column k or behind
-                const I middle = begin + (high - begin) / 2;
-                if (slots[middle] % width < k) begin = middle + 1; else high = middle;
-            }}
-            unsigned held = 0;
-            for (I e = begin; e < end && slots[e] % width == k; ++e)
-                held += e == begin || slots[e] != slots[e - 1];
-            for (unsigned m = 1; m < {MOST}; ++m) found[m - 1] += held == m;
-            if (held >= {MOST}) ++found[{MOST - 1}], found[{MOST}] += held;
-            if (keep) {{
-                begins[t * width + k] = begin;
-                counts[t * width + k] = held;
-            }}
-            k += {THREADS} % width;
-            if (k >= width) k -= width, ++t;
-        }}
-        for (unsigned m = 0; m <= {MOST}; ++m) {{
-            long long all;
-            sum_before(found[m], thread, all);
-            if (thread == 0) figures[i / {THREADS} * {MOST + 1} + m] = all;
-        }}
-        const long long tiles = window_ptr[n_windows];
-        if (keep && i == 0) begins[tiles * width] = tile_ptr[tiles];
-        """,
-        "sparsefmt_count_columns",
-        preamble=_LANES + _THREADS,
-    )
-
-
-@cache
-def place() -> Any:
-    """Choose the columns of a slab: those of the matrix, and where they lie in the tiles.
-
-    A block has one window, a thread one tile at a time.  Behind the last column of a window that
-    one again, and -1 for where it lies.  ``starts``, of ``tiles`` a slab, get the first entry of
-    each slab, and the end.
-    """
-    import cupy
-
-    return cupy.ElementwiseKernel(
-        "raw I window_ptr, raw int64 slab_ptr, raw int64 entry_ptr, raw uint8 least, "
-        "raw uint8 counts, raw I columns_of_tiles, int64 n_windows, uint32 width, uint32 tiles",
-        "raw I columns, raw int64 sources, raw I starts",
-        f"""
-        const long long w = i / {THREADS}, last = window_ptr[w + 1], end = entry_ptr[w + 1];
-        const unsigned thread = i % {THREADS}, enough = least[w];
-        long long first_place = slab_ptr[w] * {SLAB}, first_entry = entry_ptr[w];
-        for (long long t = window_ptr[w]; t < last && first_entry < end; t += {THREADS}) {{
-            const long long source = (t + thread) * width;
-            const unsigned n_columns = t + thread < last ? width : 0;
-            unsigned long long taken = 0, all;  // columns, and in the upper half their entries
-            for (unsigned k = 0; k < n_columns; ++k) {{
-                const unsigned long long held = counts[source + k];
-                if (held >= enough) taken += held << 32 | 1;
-            }}
-            const unsigned long long before = sum_before(taken, thread, all);
-            long long at = first_place + (unsigned)before, entry = first_entry + (before >> 32);
-            for (unsigned k = 0; k < n_columns; ++k) {{
-                const unsigned held = counts[source + k];
-                if (held < enough) continue;
-                if (at % {SLAB} == 0) starts[at / {SLAB} * tiles] = entry;
-                columns[at] = columns_of_tiles[source + k];
-                sources[at] = source + k;
-                entry += held;
-                for (++at; entry == end && at % {SLAB}; ++at) {{
-                    columns[at] = columns_of_tiles[source + k];
-                    sources[at] = -1;
-                }}
-            }}
-            first_place += (unsigned)all;
-            first_entry += all >> 32;
-        }}
-        if (i == 0) starts[slab_ptr[n_windows] * tiles] = entry_ptr[n_windows];
-        """,
-        "sparsefmt_place_columns",
-        preamble=_LANES + _THREADS,
-    )
-
-
-@cache
-def fill() -> Any:
-    """Fill a slab, and mark the entries of the matrix that it takes (one bit each).
-
-    A warp has one slab, whose first entry ``starts`` has.  It goes through its entries twice: it
-    counts those of each tile of 16 rows, whose lane keeps the number, then knows where each goes.
-    """
-    import cupy
-
-    return cupy.ElementwiseKernel(
-        "raw int64 sources, raw I begins, raw S slots, raw I order, uint32 width, uint32 tiles, "
-        "bool mark",
-        "raw uint32 masks, raw I starts, raw uint16 cells, raw I perm, raw uint32 taken",
-        """
-        const long long slab = i / 32, begin = starts[slab * tiles];
-        const unsigned lane = i % 32;
-        const Columns<I> columns(sources, begins, slab, lane);
-        for (unsigned word = lane; word < tiles * 8; word += 32) masks[slab * tiles * 8 + word] = 0;
-        __syncwarp();
-        unsigned number = 0;
-        for (I first = 0; first < columns.total; first += 32) {
-            const Entry<I> entry(columns, first + lane, slots, width);
-            for (unsigned tile = 0; tile < tiles; ++tile)
-                number += __popc(__ballot_sync(~0u, entry.is_in(tile))) * (lane == tile);
-        }
-        unsigned next = inclusive_sum(number, lane, tiles) - number;  // place in the slab
-        if (lane < tiles) starts[slab * tiles + lane] = begin + next;
-        for (I first = 0; first < columns.total; first += 32) {
-            const Entry<I> entry(columns, first + lane, slots, width);
-            long long at = begin;
-            for (unsigned tile = 0; tile < tiles; ++tile) {
-                const unsigned here = __ballot_sync(~0u, entry.is_in(tile));
-                const unsigned base = __shfl_sync(~0u, next, tile);
-                if (entry.is_in(tile)) at += base + __popc(here & ((1u << lane) - 1));
-                if (lane == tile) next += __popc(here);
-            }
-            if (!entry.counts) continue;
-            const long long e = order[entry.at];
-            cells[at] = cell_of(entry.row, entry.k);
-            perm[at] = e;
-            set_bit(masks, slab * tiles * 256 + mask_bit_of(entry.row, entry.k, tiles));
-            if (mark) set_bit(taken, e);
-        }
-        """,
-        "sparsefmt_fill_slabs",
-        preamble=CUDA + _LANES + _WALK,
-    )
-
 
 #: Sums over the lanes up to this one, which ask together.
 _LANES = """
@@ -233,6 +82,135 @@ template <typename Words> __device__ void set_bit(Words& words, long long bit) {
 }}
 """
 
+#: Count the entries of each column, and find the ``figures`` of every ``step``-th window.
+#:
+#: A block has one of those windows, a thread one column at a time, whose entries it searches in
+#: the tile.  Of entries in one cell the first counts.
+count = elementwise(
+    "raw I window_ptr, raw I tile_ptr, raw S slots, int64 n_windows, uint32 width, int64 step, "
+    "bool keep",
+    "raw I begins, raw uint8 counts, raw int64 figures",
+    f"""
+    const unsigned thread = i % {THREADS};
+    const long long w = i / {THREADS} * step, last = window_ptr[w + 1];
+    long long found[{MOST + 1}] = {{}};
+    unsigned k = thread % width;
+    for (long long t = window_ptr[w] + thread / width; t < last; t += {THREADS} / width) {{
+        I begin = tile_ptr[t], end = tile_ptr[t + 1];
+        for (I high = end; begin < high;) {{  // to the first entry of column k or behind
+            const I middle = begin + (high - begin) / 2;
+            if (slots[middle] % width < k) begin = middle + 1; else high = middle;
+        }}
+        unsigned held = 0;
+        for (I e = begin; e < end && slots[e] % width == k; ++e)
+            held += e == begin || slots[e] != slots[e - 1];
+        for (unsigned m = 1; m < {MOST}; ++m) found[m - 1] += held == m;
+        if (held >= {MOST}) ++found[{MOST - 1}], found[{MOST}] += held;
+        if (keep) {{
+            begins[t * width + k] = begin;
+            counts[t * width + k] = held;
+        }}
+        k += {THREADS} % width;
+        if (k >= width) k -= width, ++t;
+    }}
+    for (unsigned m = 0; m <= {MOST}; ++m) {{
+        long long all;
+        sum_before(found[m], thread, all);
+        if (thread == 0) figures[i / {THREADS} * {MOST + 1} + m] = all;
+    }}
+    const long long tiles = window_ptr[n_windows];
+    if (keep && i == 0) begins[tiles * width] = tile_ptr[tiles];
+    """,
+    "sparsefmt_count_columns",
+    preamble=_LANES + _THREADS,
+)
+
+#: Choose the columns of a slab: those of the matrix, and where they lie in the tiles.
+#:
+#: A block has one window, a thread one tile at a time.  Behind the last column of a window that
+#: one again, and -1 for where it lies.  ``starts``, of ``tiles`` a slab, get the first entry of
+#: each slab, and the end.
+place = elementwise(
+    "raw I window_ptr, raw int64 slab_ptr, raw int64 entry_ptr, raw uint8 least, "
+    "raw uint8 counts, raw I columns_of_tiles, int64 n_windows, uint32 width, uint32 tiles",
+    "raw I columns, raw int64 sources, raw I starts",
+    f"""
+    const long long w = i / {THREADS}, last = window_ptr[w + 1], end = entry_ptr[w + 1];
+    const unsigned thread = i % {THREADS}, enough = least[w];
+    long long first_place = slab_ptr[w] * {SLAB}, first_entry = entry_ptr[w];
+    for (long long t = window_ptr[w]; t < last && first_entry < end; t += {THREADS}) {{
+        const long long source = (t + thread) * width;
+        const unsigned n_columns = t + thread < last ? width : 0;
+        unsigned long long taken = 0, all;  // columns, and in the upper half their entries
+        for (unsigned k = 0; k < n_columns; ++k) {{
+            const unsigned long long held = counts[source + k];
+            if (held >= enough) taken += held << 32 | 1;
+        }}
+        const unsigned long long before = sum_before(taken, thread, all);
+        long long at = first_place + (unsigned)before, entry = first_entry + (before >> 32);
+        for (unsigned k = 0; k < n_columns; ++k) {{
+            const unsigned held = counts[source + k];
+            if (held < enough) continue;
+            if (at % {SLAB} == 0) starts[at / {SLAB} * tiles] = entry;
+            columns[at] = columns_of_tiles[source + k];
+            sources[at] = source + k;
+            entry += held;
+            for (++at; entry == end && at % {SLAB}; ++at) {{
+                columns[at] = columns_of_tiles[source + k];
+                sources[at] = -1;
+            }}
+        }}
+        first_place += (unsigned)all;
+        first_entry += all >> 32;
+    }}
+    if (i == 0) starts[slab_ptr[n_windows] * tiles] = entry_ptr[n_windows];
+    """,
+    "sparsefmt_place_columns",
+    preamble=_LANES + _THREADS,
+)
+
+#: Fill a slab, and mark the entries of the matrix that it takes (one bit each).
+#:
+#: A warp has one slab, whose first entry ``starts`` has.  It goes through its entries twice: it
+#: counts those of each tile of 16 rows, whose lane keeps the number, then knows where each goes.
+fill = elementwise(
+    "raw int64 sources, raw I begins, raw S slots, raw I order, uint32 width, uint32 tiles, "
+    "bool mark",
+    "raw uint32 masks, raw I starts, raw uint16 cells, raw I perm, raw uint32 taken",
+    """
+    const long long slab = i / 32, begin = starts[slab * tiles];
+    const unsigned lane = i % 32;
+    const Columns<I> columns(sources, begins, slab, lane);
+    for (unsigned word = lane; word < tiles * 8; word += 32) masks[slab * tiles * 8 + word] = 0;
+    __syncwarp();
+    unsigned number = 0;
+    for (I first = 0; first < columns.total; first += 32) {
+        const Entry<I> entry(columns, first + lane, slots, width);
+        for (unsigned tile = 0; tile < tiles; ++tile)
+            number += __popc(__ballot_sync(~0u, entry.is_in(tile))) * (lane == tile);
+    }
+    unsigned next = inclusive_sum(number, lane, tiles) - number;  // place in the slab
+    if (lane < tiles) starts[slab * tiles + lane] = begin + next;
+    for (I first = 0; first < columns.total; first += 32) {
+        const Entry<I> entry(columns, first + lane, slots, width);
+        long long at = begin;
+        for (unsigned tile = 0; tile < tiles; ++tile) {
+            const unsigned here = __ballot_sync(~0u, entry.is_in(tile));
+            const unsigned base = __shfl_sync(~0u, next, tile);
+            if (entry.is_in(tile)) at += base + __popc(here & ((1u << lane) - 1));
+            if (lane == tile) next += __popc(here);
+        }
+        if (!entry.counts) continue;
+        const long long e = order[entry.at];
+        cells[at] = cell_of(entry.row, entry.k);
+        perm[at] = e;
+        set_bit(masks, slab * tiles * 256 + mask_bit_of(entry.row, entry.k, tiles));
+        if (mark) set_bit(taken, e);
+    }
+    """,
+    "sparsefmt_fill_slabs",
+    preamble=CUDA + _LANES + _WALK,
+)
 
 #: Entries of the matrix before ``e`` that are not taken, from what 32 each have before them.
 _LEFT = """
@@ -242,49 +220,34 @@ __device__ long long left_before(const Taken& taken, const Before& before, long 
 }
 """
 
+#: Give 0, and then how many of 32 entries are not taken.
+left = elementwise(
+    "raw uint32 taken",
+    "int64 number",
+    "number = i ? __popc(~taken[i - 1]) : 0",
+    "sparsefmt_left_entries",
+)
 
-@cache
-def left() -> Any:
-    """Give 0, and then how many of 32 entries are not taken."""
-    import cupy
+#: Gather columns and places of the entries that are not taken.
+compact = elementwise(
+    "I column, raw uint32 taken, raw int64 before",
+    "raw I indices, raw I perm",
+    """
+    if (!(taken[i / 32] >> i % 32 & 1)) {
+        const long long at = left_before(taken, before, i);
+        indices[at] = column;
+        perm[at] = i;
+    }
+    """,
+    "sparsefmt_compact",
+    preamble=_LEFT,
+)
 
-    return cupy.ElementwiseKernel(
-        "raw uint32 taken",
-        "int64 number",
-        "number = i ? __popc(~taken[i - 1]) : 0",
-        "sparsefmt_left_entries",
-    )
-
-
-@cache
-def compact() -> Any:
-    """Gather columns and places of the entries that are not taken."""
-    import cupy
-
-    return cupy.ElementwiseKernel(
-        "I column, raw uint32 taken, raw int64 before",
-        "raw I indices, raw I perm",
-        """
-        if (!(taken[i / 32] >> i % 32 & 1)) {
-            const long long at = left_before(taken, before, i);
-            indices[at] = column;
-            perm[at] = i;
-        }
-        """,
-        "sparsefmt_compact",
-        preamble=_LEFT,
-    )
-
-
-@cache
-def rank() -> Any:
-    """Count pointers among the entries that are not taken."""
-    import cupy
-
-    return cupy.ElementwiseKernel(
-        "I e, raw uint32 taken, raw int64 before",
-        "I place",
-        "place = left_before(taken, before, e)",
-        "sparsefmt_rank",
-        preamble=_LEFT,
-    )
+#: Count pointers among the entries that are not taken.
+rank = elementwise(
+    "I e, raw uint32 taken, raw int64 before",
+    "I place",
+    "place = left_before(taken, before, e)",
+    "sparsefmt_rank",
+    preamble=_LEFT,
+)
