@@ -130,15 +130,11 @@ def operands(
 
 
 def csr_operands(
-    graph: GraphLike,
-    x: Tensor,
-    edge_weight: Tensor | None,
-    row_scale: Tensor | None,
-    col_scale: Tensor | None,
+    graph: GraphLike, x: Tensor, edge_weight: Tensor | None, *scales: Tensor | None
 ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
     """Check and cast as ``operands``, with the values in CSR order."""
     tensors = graph_tensors(graph)
-    x, values, r, c = _operands(tensors, x, edge_weight, row_scale, col_scale)
+    x, values, r, c = _operands(tensors, x, edge_weight, *scales)
     if edge_weight is not None and not in_order(tensors):
         values = in_csr_order(graph, values)
     return x, values, r, c

@@ -174,17 +174,10 @@ def dense_to_cbsr(_: None, x: Array, columns: Array) -> Array:
 
 
 def spgemm(
-    A: CSR,
-    columns: Array,
-    data: Array,
-    feat: int,
-    values: Array | None = None,
-    row_scale: Array | None = None,
-    col_scale: Array | None = None,
-    reduce: str = "sum",
-    *,
+    A: CSR, columns: Array, data: Array, feat: int, values: Array | None = None,
+    row_scale: Array | None = None, col_scale: Array | None = None, reduce: str = "sum", *,
     out: Array | None = None,
-) -> Array:
+) -> Array:  # fmt: skip
     """``out[i] = r[i] * reduce of a[e] * c[j] * S[j]`` over the entries of row i."""
     out = np.empty((A.n_rows, feat), data.dtype) if out is None else out
     structure = A.indices, values_of(values, data)

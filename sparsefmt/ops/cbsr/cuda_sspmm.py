@@ -148,16 +148,9 @@ def no_windows(
 
 
 def sspmm_windows(
-    A: CSR | Structure,
-    columns: Any,
-    grad: Any,
-    values: Any = None,
-    row_scale: Any = None,
-    col_scale: Any = None,
-    *,
-    order: Order | None = None,
-    **_: Any,
-) -> Any:
+    A: CSR | Structure, columns: Any, grad: Any, values: Any = None, row_scale: Any = None,
+    col_scale: Any = None, *, order: Order | None = None, **_: Any,
+) -> Any:  # fmt: skip
     """``out[j, t] = sum_i (diag(r) A diag(c))[i, j] grad[i, columns[j, t]]``, by atomics."""
     m, own = memory_of(grad), csr_of(A)
     assert own is not None  # as no_windows found
@@ -249,21 +242,13 @@ def sspmm(
 
 
 def sspmm_panels(
-    A: CSR | Structure,
-    columns: Any,
-    grad: Any,
-    values: Any = None,
-    row_scale: Any = None,
-    col_scale: Any = None,
-    *,
-    transposed: CSR | None = None,
-    perm: Array | None = None,
-    **_: Any,
-) -> Any:
+    A: CSR | Structure, columns: Any, grad: Any, values: Any = None, *scales: Any,
+    transposed: CSR | None = None, perm: Array | None = None, **_: Any,
+) -> Any:  # fmt: skip
     """``sspmm`` with the transpose that is given, or made for this call."""
     given = columns, grad, values
     if transposed is not None:
-        return sspmm(transposed, *given, perm, row_scale, col_scale)
+        return sspmm(transposed, *given, perm, *scales)
     m = memory_of(grad)
     if isinstance(A, Structure) and capturing(m.stream(grad)):
         raise UnsupportedError(
@@ -273,7 +258,7 @@ def sspmm_panels(
     own = csr_of(A)
     T, numbers = (csr_over(structure_of(A)) if own is None else own).tocsc_with_perm()
     if not isinstance(A, Structure):
-        return sspmm(T.T, *given, numbers, row_scale, col_scale)
+        return sspmm(T.T, *given, numbers, *scales)
     rows = T.T
     structure = structure_of(rows)
     finish(numbers)  # synchronize!
@@ -282,6 +267,6 @@ def sspmm_panels(
         own_numbers = m.empty((A.nnz,), A.index_dtype, grad)
         bytes_, on_device = numbers.nbytes, runtime.memcpyDeviceToDevice
         runtime.memcpyAsync(m.pointer(own_numbers), numbers.data.ptr, bytes_, on_device, stream)
-        out = sspmm(structure, *given, own_numbers, row_scale, col_scale)
+        out = sspmm(structure, *given, own_numbers, *scales)
         runtime.streamSynchronize(stream)  # synchronize! T goes back to CuPy
     return out

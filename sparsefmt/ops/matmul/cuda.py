@@ -92,18 +92,9 @@ def _of_products(wide: int, rare: list[tuple[int, int]]) -> Iterator[tuple[int, 
 
 
 def spmm(
-    A: CSR | Structure,
-    x: Any,
-    values: Any = None,
-    perm: Any = None,
-    row_scale: Any = None,
-    col_scale: Any = None,
-    reduce: str = "sum",
-    *,
-    out: Any = None,
-    arg: Any = None,
-    **_: Any,
-) -> Any:
+    A: CSR | Structure, x: Any, values: Any = None, perm: Any = None, row_scale: Any = None,
+    col_scale: Any = None, reduce: str = "sum", *, out: Any = None, arg: Any = None, **_: Any,
+) -> Any:  # fmt: skip
     """``out[i] = r[i] * reduce of a[e] c[j] x[j]`` over the entries of row i.
 
     The value of entry e is ``values[perm[e]]``.  ``arg``, of out's shape, takes the entries that

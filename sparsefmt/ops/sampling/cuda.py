@@ -142,20 +142,10 @@ class _Cut(NamedTuple):
 
 
 def spmm_sampled(
-    A: CSR | Structure,
-    x: Any,
-    values: Any = None,
-    row_scale: Any = None,
-    col_scale: Any = None,
-    seed: Any = None,
-    width: int = ALL,
-    strategy: str = "bucket",
-    mean: bool = False,
-    rescale: bool = False,
-    *,
-    perm: Any = None,
-    out: Any = None,
-) -> Any:
+    A: CSR | Structure, x: Any, values: Any = None, row_scale: Any = None, col_scale: Any = None,
+    seed: Any = None, width: int = ALL, strategy: str = "bucket", mean: bool = False,
+    rescale: bool = False, *, perm: Any = None, out: Any = None,
+) -> Any:  # fmt: skip
     """``out[i] = r[i] * factor(i) * sum of a[e] * c[j] * x[j]`` over the sample of row i.
 
     The value of entry e is ``values[perm[e]]``.  A seed in an array is read by the kernel, so that

@@ -142,19 +142,10 @@ def readable(x: Any) -> Any:
 
 
 def spmm(
-    on_csr: Callable[..., Any],
-    A: SGT | Structure,
-    x: Any,
-    values: Any = None,
-    perm: Any = None,
-    row_scale: Any = None,
-    col_scale: Any = None,
-    reduce: str = "sum",
-    *,
-    costs: Costs | None = None,
-    out: Any = None,
-    **_: Any,
-) -> Any:
+    on_csr: Callable[..., Any], A: SGT | Structure, x: Any, values: Any = None, perm: Any = None,
+    row_scale: Any = None, col_scale: Any = None, reduce: str = "sum", *,
+    costs: Costs | None = None, out: Any = None, **_: Any,
+) -> Any:  # fmt: skip
     """``out = diag(r) a c X``, a sum or mean, where ``against_spmm`` has no reason against it.
 
     The value of entry e is ``values[perm[e]]``, of an SGT its own; ``on_csr`` multiplies the rest.

@@ -64,18 +64,10 @@ def _not_a_sum(A: Format, x: Any, *_: Any, reduce: str = "sum", **__: Any) -> li
 
 
 def against_spmm(
-    A: Format | Structure,
-    x: Any,
-    values: Any = None,
-    perm: Any = None,
-    row_scale: Any = None,
-    col_scale: Any = None,
-    reduce: str = "sum",
-    *,
-    precision: str | None = None,
-    costs: Costs | None = None,
-    **_: Any,
-) -> list[str]:
+    A: Format | Structure, x: Any, values: Any = None, perm: Any = None, row_scale: Any = None,
+    col_scale: Any = None, reduce: str = "sum", *, precision: str | None = None,
+    costs: Costs | None = None, **_: Any,
+) -> list[str]:  # fmt: skip
     """List the reasons against tensor cores; entries are split only if there is no other one."""
     if A.format == "csr" and precision is None and not prepared:
         return _IS_CSR
