@@ -211,11 +211,14 @@ def _run(A: CSR | Structure, call: Call, work: Work) -> None:
     )
     shape, stream = how.shape, m.stream(call.keys)
     blocks = blocks_of(A, count, stream) if count > 1 else ()
-    between = _between(S, call, work.arrays) if blocks else (0, 0, 0, 0)
+    workspace, places = None, [0] * 5
+    if blocks or S.n_cuts:
+        between = _between(S, call, work.arrays) if blocks else (0, 0, 0, 0)
+        nbytes = sum(between) + _bytes_of_cut_rows(blocks or (ColumnBlock(S),), call, work, shape)
+        workspace = m.empty((nbytes,), "uint8", call.keys) if nbytes else None
+        places = [*accumulate(between, initial=m.pointer(workspace))]
     blocks = blocks or (ColumnBlock(S),)
-    nbytes = sum(between) + _bytes_of_cut_rows(blocks, call, work, shape)
-    workspace = m.empty((nbytes,), "uint8", call.keys) if nbytes else None
-    *passed, part, other_part, carry = accumulate(between, initial=m.pointer(workspace))
+    *passed, part, other_part, carry = places
     if ITEMSIZE[call.dtype] != 2:  # results take sums as they are
         part, other_part = out, other
     summed = keys_are_values and direction == SOURCES and shape.packs > 0

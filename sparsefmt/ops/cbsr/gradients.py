@@ -7,7 +7,7 @@ import numpy as np
 
 from ...errors import DtypeError, ShapeError
 from ...formats import checks
-from ...formats.arrays import Array, allocating, is_cupy, namespace, on_device_of
+from ...formats.arrays import Array, allocating, namespace, on_device_of
 from ...formats.base import Format
 from ...formats.cbsr import CBSR
 from ...formats.compressed import CSR
@@ -98,7 +98,7 @@ def sspmm(
     row_scale = factors("row_scale", row_scale, A, "rows", "dY", dY)
     col_scale = factors("col_scale", col_scale, A, "columns", "dY", dY)
     T = perm = None
-    if deterministic or transposed is not None or not is_cupy(dY):
+    if deterministic or transposed is not None or isinstance(dY, np.ndarray):
         T, perm, _ = transpose_of(given, A, transposed)
     if order is not None:
         order = checked_order(order, A)

@@ -208,14 +208,13 @@ def output(
 
     It may overlap none of the inputs and no array of ``A``.
     """
+    on_cpu, kind = isinstance(like, np.ndarray), type(like)
     if out is None:
-        if is_cupy(like):
+        if not on_cpu:
             return memory_of(like).empty(shape, like.dtype, like)
         with allocating(f"a result of shape {shape}"):
             return np.empty(shape, like.dtype)
-    kind = type(like)
     fits = type(out) is kind and out.shape == shape and out.dtype == like.dtype
-    on_cpu = isinstance(like, np.ndarray)
     if not (fits and (on_cpu or out.data.device_id == like.data.device_id)):
         _check_output(out, shape, like)
     flags = out.flags

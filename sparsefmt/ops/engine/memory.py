@@ -85,7 +85,7 @@ class CupyMemory:
     def __init__(self) -> None:
         cupy = import_cupy()
         self._cupy, self._current_stream = cupy, cupy.cuda.get_current_stream
-        self._new, self._current_device = cupy.ndarray, cupy.cuda.runtime.getDevice
+        self._current_device = cupy.cuda.runtime.getDevice
 
     def pointer(self, a: Any) -> int:
         """Address of the first value; 0 for None."""
@@ -130,9 +130,9 @@ class CupyMemory:
         """Uninitialised memory on the device of ``like``."""
         try:  # a context that tells what was allocated would write its text each time
             if like.data.device_id == self._current_device():
-                return self._new(shape, dtype)
+                return self._cupy.empty(shape, dtype)
             with like.device:
-                return self._new(shape, dtype)
+                return self._cupy.empty(shape, dtype)
         except MemoryError as error:
             raise out_of_memory(f"a result of shape {shape}", error) from error
 
