@@ -1,7 +1,7 @@
 """Make the mutants of a module: one small change each, in code that a CPU runs.
 
-Left as they are: docstrings, types, strings, decorators, imports, what a ``raise`` says, ``__repr__`` and
-branches for CuPy's arrays.
+Left as they are: docstrings, types, strings, decorators, imports, what a ``raise`` says,
+``__repr__`` and branches for CuPy's arrays.
 """
 
 import ast
@@ -73,11 +73,11 @@ def mutants(file: str, source: str) -> list[Mutant]:
     for number, place in enumerate(places(ast.parse(source))):
         node, before = place.node, text(place.statement)
         for change, other in enumerate(changes(place)):
-            if node is place.statement:
+            if isinstance(other, ast.Pass):
                 after = "drop: " + before
             else:
                 place.put(other)
-                after = text(place.statement)
+                after = text(other if node is place.statement else place.statement)
                 place.put(node)
             lines = tuple(range(place.statement.lineno, last_line(place.statement) + 1))
             found.append(Mutant(file, number, change, place.function, lines, before, after))
@@ -174,8 +174,10 @@ def changes(place: Place) -> Iterator[ast.AST]:
                 yield ast.Compare(left, others, comparators)
         case ast.BinOp(left, op, right) if type(op) in ARITHMETIC and not is_text(left, right):
             yield ast.BinOp(left, ARITHMETIC[type(op)](), right)
-        case ast.AugAssign():
+        case ast.AugAssign(target, op, value):
             yield ast.Pass()
+            if type(op) in ARITHMETIC:
+                yield ast.AugAssign(target, ARITHMETIC[type(op)](), value)
         case ast.BoolOp(op, values):
             yield ast.BoolOp(ast.Or() if isinstance(op, ast.And) else ast.And(), values)
         case ast.UnaryOp(op=ast.Not() | ast.USub() | ast.Invert(), operand=operand):

@@ -13,6 +13,7 @@ import os
 import resource
 import signal
 import sys
+import traceback
 import warnings
 from pathlib import Path
 from types import CodeType
@@ -26,8 +27,9 @@ NEEDED = (
     "numpy", "scipy.io", "scipy.sparse", "scipy.sparse.csgraph", "numba", "ml_dtypes", "networkx",
     "torch", "torch_geometric", "hypothesis.stateful", "hypothesis.extra.numpy",
 )  # fmt: skip
-#: Address space that a child may take beyond what its parent has.
-ADDRESS_SPACE = 3 * 2**30
+#: Memory of its own that a child may take beyond what its parent has.  It is no limit of address
+#: space, because readers look at that.
+MEMORY = 4 * 2**30
 #: Seconds for importing and collecting; and for a test, beside ten times what it takes otherwise.
 PATIENCE = 60
 SLACK = 10
@@ -138,7 +140,7 @@ def prepare() -> None:
 def start(
     tests: list[str], folder: Path, *, finder: Finder | None = None,
     chosen: dict[str, float] | None = None, lines_of: list[str] | None = None,
-    root: Path = ROOT, memory: int = ADDRESS_SPACE,
+    root: Path = ROOT, memory: int = MEMORY,
 ) -> int:  # fmt: skip
     """Fork a child that runs tests and writes ``folder/note``; give its number.
 
@@ -163,12 +165,19 @@ def start(
     try:
         os.setpgid(0, 0)
         os.chdir(root)
+        output = os.open(folder / "output", os.O_WRONLY | os.O_CREAT)
+        os.dup2(output, 1)
+        os.dup2(output, 2)
         signal.setitimer(signal.ITIMER_REAL, PATIENCE)
         pages = int(Path("/proc/self/statm").read_text().split()[0])
         limit = pages * resource.getpagesize() + memory
-        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+        resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
         code = child_code(tests, folder, finder, chosen, lines_of)
+    except BaseException:
+        traceback.print_exc()
     finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
         os._exit(code)
 
 
@@ -177,9 +186,6 @@ def child_code(
     lines_of: list[str] | None,
 ) -> int:  # fmt: skip
     """Run pytest in this process, which is a child."""
-    output = os.open(folder / "output", os.O_WRONLY | os.O_CREAT)
-    os.dup2(output, 1)
-    os.dup2(output, 2)
     coverage = None
     if lines_of:
         from coverage import Coverage
@@ -191,7 +197,7 @@ def child_code(
         keep_numba_clean()
     plugin = Plugin(folder / "note", chosen, coverage)
     options = ["-x", "-q", "--no-header", "-m", "not gpu and not grid", "-p", "no:cacheprovider"]
-    options += ["-p", "no:xdist", f"--basetemp={folder / 'tmp'}", "--tb=short"]
+    options += ["-p", "no:xdist", "--assert=plain", f"--basetemp={folder / 'tmp'}", "--tb=short"]
     return int(pytest.main([*options, *tests], plugins=[plugin, Registered()]))
 
 
