@@ -76,10 +76,12 @@ class Plugin:
         self.failed = ""
 
     def pytest_sessionstart(self) -> None:
-        """Look for a failure, not for a small one: hypothesis need not shrink it."""
+        """Look for a failure, not for its best example: hypothesis soon has shrunk enough."""
         from hypothesis import HealthCheck, Phase, settings
+        from hypothesis.internal.conjecture import engine
 
-        phases = [Phase.explicit, Phase.generate]
+        engine.MAX_SHRINKING_SECONDS = SLACK / 2
+        phases = [Phase.explicit, Phase.generate, Phase.shrink]
         slow = [HealthCheck.too_slow]
         settings.register_profile(
             "mutants", settings.get_profile("ci"), phases=phases, suppress_health_check=slow
