@@ -136,6 +136,7 @@ def prepare() -> None:
         for name in NEEDED:
             if importlib.util.find_spec(name.partition(".")[0]):
                 importlib.import_module(name)
+    del os.environ["HYPOTHESIS_NO_PLUGINS"]  # children, and what they start, are as usual again
     assert not any(name.partition(".")[0] == "sparsefmt" for name in sys.modules)
 
 
