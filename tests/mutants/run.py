@@ -77,12 +77,12 @@ class Tests:
     def of(self, mutant: Mutant) -> dict[str, float]:
         """Choose the tests of a mutant: quick ones first, and many functions before many cases.
 
-        A line that runs when its module is imported is that of every test of the module.
+        A line that runs when its module is imported is that of every test.
         """
         lines = self.lines.get(mutant.file, {})
         found = {test for line in mutant.lines for test in lines.get(line, ())}
         if found == {""}:
-            found = {test for tests in lines.values() for test in tests}
+            found = set(self.seconds)
         cases: Counter[str] = Counter()
         ranked = []
         for test in sorted(found - {""}, key=lambda test: (self.seconds[test], test)):

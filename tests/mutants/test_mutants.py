@@ -66,7 +66,12 @@ def test_a_mutant_is_the_source_with_what_it_says():
 @pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
 @pytest.mark.parametrize(
     ("after", "ends"),
-    [("return a + b", 0), ("return a - b", 1), ("while a + b: pass", -signal.SIGALRM), ("x = 1 / 0", 1)],
+    [
+        ("return a + b", 0),
+        ("return a - b", 1),
+        ("while a + b: pass", -signal.SIGALRM),
+        ("x = 1 / 0", 1),
+    ],
 )
 def test_a_child_runs_the_tests_on_the_mutant_alone(tmp_path, monkeypatch, after, ends):
     monkeypatch.setattr(trial, "PATIENCE", 2)
