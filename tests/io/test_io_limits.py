@@ -1,6 +1,7 @@
 """Where reading is refused: at the first byte, line or number beyond a limit, and not before it."""
 
 import gzip
+import os
 import re
 import resource
 from itertools import pairwise
@@ -97,11 +98,13 @@ def test_a_conversion_is_refused_one_byte_below_its_peak(tmp_path, start, goal, 
 
 
 def test_the_soft_limit_of_the_address_space_counts(monkeypatch):
-    used = 10**9
-    monkeypatch.setattr(memory, "_text", lambda path: "")
-    for limits in [(2 * used, resource.RLIM_INFINITY), (2 * used, 3 * used)]:
-        monkeypatch.setattr(resource, "getrlimit", lambda which, limits=limits: limits)
-        assert memory.default_limit() == used
+    pages, size = 1000, resource.getpagesize()
+    for text in ("", f"{pages} 50 9\n"):
+        texts = {"/proc/self/statm": text}
+        monkeypatch.setattr(memory, "_text", lambda path, texts=texts: texts.get(str(path), ""))
+        for hard in (resource.RLIM_INFINITY, 9000 * size):
+            monkeypatch.setattr(resource, "getrlimit", lambda which, hard=hard: (5000 * size, hard))
+            assert memory.default_limit() == (5000 - (pages if text else 0)) * size // 2
 
 
 # Bytes that text takes
@@ -162,6 +165,12 @@ def test_lines_of_a_header_are_counted(tmp_path, monkeypatch, comments):
 def test_words_for_numbers_have_any_case(tmp_path, word):
     A = read(save(tmp_path, "a.mtx", f"{REAL}1 1 1\n1 1 {word}\n"))
     assert np.array_equal(A.data, [float(word)], equal_nan=True)
+
+
+@pytest.mark.parametrize("line", ["1 1 " + "9" * 400, "1 1 -1e999", "1 1 " + "9" * 400 + "."])
+def test_numbers_beyond_float64_are_refused_however_they_end(tmp_path, line):
+    with pytest.raises(FileFormatError, match=r"is beyond float64|out of range"):
+        read(save(tmp_path, "a.mtx", f"{REAL}2 2 2\n1 2 inf\n{line}\n"))
 
 
 @pytest.mark.parametrize("size", [1, 70, 71, 72, 3000])
@@ -289,6 +298,25 @@ def test_drafts_that_nobody_holds_are_removed_and_no_others(tmp_path, name):
         fcntl.flock(file, fcntl.LOCK_EX)
         write(target, COO([0], [0], shape=(1, 1)))
     assert sorted(tmp_path.iterdir()) == sorted([target, held, other])
+
+
+def test_a_draft_that_another_process_swept_away_is_closed(tmp_path, monkeypatch):
+    pytest.importorskip("fcntl")
+    tokens = iter(["first", "second"])
+    opened, descriptors = [], os.fstat
+
+    def fstat(descriptor):
+        opened.append(descriptor)
+        if len(opened) == 1:
+            next(tmp_path.glob("*first.tmp")).unlink()
+        return descriptors(descriptor)
+
+    monkeypatch.setattr(bounded.secrets, "token_hex", lambda size: next(tokens))
+    monkeypatch.setattr(bounded.os, "fstat", fstat)
+    draft, raw = bounded._draft(tmp_path / "a.npz", ".b.")
+    with raw:
+        assert draft.name == ".b.second.tmp"
+        assert opened == [raw.fileno()] * 2  # the first was closed, so that its number is free
 
 
 @pytest.mark.parametrize("ending", ["mtx.gz", "csv.gz", "txt.bz2"])
