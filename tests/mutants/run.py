@@ -5,6 +5,7 @@ changed line, quick ones first.  A test that fails, or takes ten times as long, 
 """
 
 import argparse
+import ast
 import hashlib
 import json
 import os
@@ -15,7 +16,7 @@ import sys
 import tempfile
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -25,17 +26,20 @@ sys.path[:0] = [str(HERE), str(HERE.parents[1])]
 import trial  # noqa: E402
 from mutations import Mutant, mutants, mutated  # noqa: E402
 
+#: What is mutated.
 SOURCES = ("formats/*.py", "io/*.py", "graph.py")
 #: Code of a GPU: kernels, and what starts them.
 LEFT = ("condense_kernels.py", "faults.py")
+#: What kills mutants, in groups that take about equally long.
 TESTS = (
     ("tests/formats",),
     ("tests/io", "tests/interop", "tests/tools/test_testing.py", "tests/tools/test_stats.py"),
 )
-#: What mutants have to say for themselves.
+#: Why some mutants are no change to anybody.
 SURVIVORS = HERE / "survivors.txt"
 #: Seconds of tests for each mutant, beside imports; those that are left out killed nothing.
 BUDGET = 15.0
+#: Which test runs which lines, of the last run.
 KEPT = trial.ROOT / "build" / "mutants.json"
 
 
@@ -77,22 +81,23 @@ class Tests:
     def of(self, mutant: Mutant) -> dict[str, float]:
         """Choose the tests of a mutant: quick ones first, and many functions before many cases.
 
-        A line that runs when its module is imported is that of every test.
+        Behind them come all others, if the line also runs when its module is imported.
         """
         lines = self.lines.get(mutant.file, {})
         found = {test for line in mutant.lines for test in lines.get(line, ())}
-        if found == {""}:
-            found = set(self.seconds)
+        others = set(self.seconds) if "" in found else set()
         cases: Counter[str] = Counter()
         ranked = []
-        for test in sorted(found - {""}, key=lambda test: (self.seconds[test], test)):
+        for test in sorted((found | others) - {""}, key=lambda test: (self.seconds[test], test)):
             function = test.partition("[")[0]
-            ranked.append((cases[function] // 2, len(ranked), test))
+            ranked.append((test not in found, cases[function] // 2, len(ranked), test))
             cases[function] += 1
         chosen: dict[str, float] = {}
-        for _, _, test in sorted(ranked):
-            if sum(chosen.values()) + self.seconds[test] <= BUDGET or not chosen:
+        left = BUDGET
+        for *_, test in sorted(ranked):
+            if self.seconds[test] <= left or not chosen:
                 chosen[test] = self.seconds[test]
+                left -= self.seconds[test]
         return chosen
 
 
@@ -120,38 +125,35 @@ def baseline(folder: Path, jobs: int) -> Tests:
     What is known of the same sources and tests is not measured again.
     """
     digest = hashlib.sha256()
-    for path in sorted([*trial.PACKAGE.rglob("*.py"), *(HERE.parent).rglob("*.py")]):
+    for path in sorted([*trial.PACKAGE.rglob("*.py"), *HERE.parent.rglob("*.py")]):
         digest.update(path.read_bytes() if path.parent != HERE else b"")
     if KEPT.is_file():
         kept = json.loads(KEPT.read_text())
         if kept["digest"] == digest.hexdigest():
-            lines = kept["lines"].items()
-            return Tests(kept["seconds"], {file: whole(one) for file, one in lines})
+            lines = {file: whole(one) for file, one in kept["lines"].items()}
+            return Tests(kept["seconds"], lines)
     found = Tests()
-    watched = [str(path) for path in files()]
-    groups = [list(group) for group in TESTS]
-    starts = {f"lines{n}": dict(tests=group, lines_of=watched) for n, group in enumerate(groups)}
-    for _, note in noted(starts, folder, jobs):
+    for note in noted("lines", lambda group: {"lines_of": files()}, folder, jobs):
         found.seconds.update(note["seconds"])
         for file, lines in note["lines"].items():
             mine = found.lines.setdefault(Path(file).relative_to(trial.PACKAGE).as_posix(), {})
-            for line, tests in lines.items():
-                mine[int(line)] = mine.get(int(line), []) + tests
-    tree = trial.PACKAGE / "formats" / "coo.py"
-    unchanged = trial.Finder(tree, trial.ast.parse(tree.read_text()), trial.ROOT)
-    quick = sorted(found.seconds, key=found.seconds.__getitem__)
-    starts = {
-        f"order{n}": dict(
-            tests=group, finder=unchanged,
-            chosen={test: found.seconds[test] for test in quick if test.startswith(tuple(group))},
-        )
-        for n, group in enumerate(groups)
-    }  # fmt: skip
-    for _, note in noted(starts, folder, jobs):
+            for line, tests in whole(lines).items():
+                mine[line] = mine.get(line, []) + tests
+    for note in noted("order", lambda group: unchanged(found, group), folder, jobs):
         found.seconds.update(note["seconds"])
     KEPT.parent.mkdir(exist_ok=True)
     KEPT.write_text(json.dumps({"digest": digest.hexdigest(), **vars(found)}))
     return found
+
+
+def unchanged(found: Tests, group: tuple[str, ...]) -> dict:
+    """Give what ``trial.start`` needs for a group's tests in another order and no mutant."""
+    source = files()[0]
+    quick = sorted(found.seconds, key=found.seconds.__getitem__)
+    return {
+        "finder": trial.Finder(source, ast.parse(source.read_text()), trial.ROOT),
+        "chosen": {test: found.seconds[test] for test in quick if test.startswith(group)},
+    }
 
 
 def whole(lines: dict[str, list[str]]) -> dict[int, list[str]]:
@@ -159,13 +161,14 @@ def whole(lines: dict[str, list[str]]) -> dict[int, list[str]]:
     return {int(line): tests for line, tests in lines.items()}
 
 
-def noted(starts: dict, folder: Path, jobs: int) -> Iterator[tuple[str, dict]]:
-    """Run the tests of the baseline; raise if one of them fails."""
-    for name, status in ended(starts, folder, jobs):
+def noted(name: str, options: Callable, folder: Path, jobs: int) -> Iterator[dict]:
+    """Run all tests, a child for each group, and give their notes; end if a test fails."""
+    starts = {f"{name}{n}": {"tests": [*group], **options(group)} for n, group in enumerate(TESTS)}
+    for child, status in ended(starts, folder, jobs):
         if status:
-            print((folder / name / "output").read_text()[-4000:])
+            print((folder / child / "output").read_text()[-4000:])
             raise SystemExit("the tests fail without a mutant: nothing to report")
-        yield name, json.loads((folder / name / "note").read_text())
+        yield json.loads((folder / child / "note").read_text())
 
 
 def ended(starts: dict, folder: Path, jobs: int) -> Iterator[tuple[str, int]]:
@@ -210,8 +213,8 @@ def options_of(mutant: Mutant, chosen: dict[str, float]) -> dict:
     """Give what ``trial.start`` needs for a mutant."""
     path = trial.PACKAGE / mutant.file
     finder = trial.Finder(path, mutated(path.read_text(), mutant), trial.ROOT)
-    files = list(dict.fromkeys(test.partition("::")[0] for test in chosen))
-    return dict(tests=files, finder=finder, chosen=chosen)
+    files = dict.fromkeys(test.partition("::")[0] for test in chosen)
+    return {"tests": list(files), "finder": finder, "chosen": chosen}
 
 
 def outcome(code: int, folder: Path) -> tuple[str, str]:
@@ -248,7 +251,7 @@ def report(sample: list[Mutant], outcomes: dict[int, tuple[str, str]], seconds: 
         if end == "survived":
             print(f"\nsurvived: {mutant.key}" + f" ({by})" * bool(by))
             print(f"{mutant.file}:{mutant.lines[0]}\n-{mutant.before}\n+{mutant.after}")
-        if mutant.key in known and end in ("killed", "timed out"):
+        if mutant.key in known and end != "equivalent":
             print(f"\n{mutant.key} is said to be equivalent, and was {end} {by}")
     ends = ("mutants", "killed", "timed out", "survived", "equivalent")
     print(f"\n{'module':28}" + "".join(f"{end:>11}" for end in ends))

@@ -87,6 +87,10 @@ class Plugin:
             "mutants", settings.get_profile("ci"), phases=phases, suppress_health_check=slow
         )
         settings.load_profile("mutants")
+        if (Path.cwd() / "sparsefmt").is_dir():  # what hypothesis does where it has its plug-ins
+            from sparsefmt.testing.plugin import register
+
+            register()
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
@@ -142,7 +146,7 @@ def prepare() -> None:
 
 def start(
     tests: list[str], folder: Path, *, finder: Finder | None = None,
-    chosen: dict[str, float] | None = None, lines_of: list[str] | None = None,
+    chosen: dict[str, float] | None = None, lines_of: list[Path] | None = None,
     root: Path = ROOT, memory: int = MEMORY,
 ) -> int:  # fmt: skip
     """Fork a child that runs tests and writes ``folder/note``; give its number.
@@ -157,7 +161,7 @@ def start(
         What is mutated.
     chosen : dict of test to usual seconds, optional
         Which tests to run, and in which order; by default all.
-    lines_of : list of str, optional
+    lines_of : list of Path, optional
         Files whose lines are noted for each test.
     """
     folder.mkdir(parents=True)
@@ -186,14 +190,15 @@ def start(
 
 def child_code(
     tests: list[str], folder: Path, finder: Finder | None, chosen: dict[str, float] | None,
-    lines_of: list[str] | None,
+    lines_of: list[Path] | None,
 ) -> int:  # fmt: skip
     """Run pytest in this process, which is a child."""
     coverage = None
     if lines_of:
         from coverage import Coverage
 
-        coverage = Coverage(data_file=None, config_file=False, include=lines_of, messages=False)
+        watched = [str(path) for path in lines_of]
+        coverage = Coverage(data_file=None, config_file=False, include=watched, messages=False)
         coverage.start()
     if finder:
         sys.meta_path.insert(0, finder)
@@ -201,19 +206,7 @@ def child_code(
     plugin = Plugin(folder / "note", chosen, coverage)
     options = ["-x", "-q", "--no-header", "-m", "not gpu and not grid", "-p", "no:cacheprovider"]
     options += ["-p", "no:xdist", "--assert=plain", f"--basetemp={folder / 'tmp'}", "--tb=short"]
-    return int(pytest.main([*options, *tests], plugins=[plugin, Registered()]))
-
-
-class Registered:
-    """Give hypothesis the library's strategies, which it would find by itself in a new process."""
-
-    @pytest.hookimpl(trylast=True)
-    def pytest_sessionstart(self) -> None:
-        """Call the library's plug-in, where the tests are the library's."""
-        if "sparsefmt" in sys.modules or (Path.cwd() / "sparsefmt").is_dir():
-            from sparsefmt.testing.plugin import register
-
-            register()
+    return int(pytest.main([*options, *tests], plugins=[plugin]))
 
 
 def keep_numba_clean() -> None:
