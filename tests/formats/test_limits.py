@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparsefmt import CBSR, COO, CSR
-from sparsefmt.errors import FormatError, ShapeError, UnsupportedError
-from sparsefmt.formats import condense
+from sparsefmt import CBSR, COO, CSR, Graph, from_dense
+from sparsefmt.errors import FormatError, IndexRangeError, ShapeError, UnsupportedError
+from sparsefmt.formats import condense, foreign
 
 
 @given(st.integers(0, 4), st.integers(1, 9))
@@ -39,6 +39,34 @@ def test_both_levels_look_at_the_number_of_values(format, level):
     A.check(level)
     with pytest.raises(ShapeError, match="data has shape"):
         A._replace(data=A.data[:1]).check(level)
+
+
+@pytest.mark.parametrize("format", ["csr", "csc", "coo", "sgt"])
+def test_another_level_is_refused_by_every_constructor(format):
+    A = COO([0, 1], [1, 0], shape=(2, 3)).asformat(format)
+    fields = {name: getattr(A, name) for name in A._array_fields}
+    with pytest.raises(UnsupportedError, match="validate is 'none'"):
+        type(A)(**fields, shape=A.shape, validate="none")
+
+
+@pytest.mark.parametrize("shape", [(0, 2**31), (2**31, 0)])
+def test_dense_matrices_are_stored_if_their_sides_fit(shape):
+    X = np.empty(shape, np.float32)
+    assert from_dense(X, index_dtype="int64", format="coo").shape == shape
+    with pytest.raises(IndexRangeError, match="use int64 indices"):
+        from_dense(X, format="coo")
+
+
+@pytest.mark.parametrize("dtype", ["int32", "int64"])
+def test_indices_that_have_their_dtype_are_not_copied(dtype):
+    a = np.arange(3, dtype=dtype)
+    assert foreign.indices("a", a) is a
+    assert np.shares_memory(foreign.indices("a", a, dtype), a)
+
+
+def test_graphs_of_other_values_share_what_loops_were_added_to():
+    graph = Graph(COO([0, 1], [1, 0], shape=(2, 2)))
+    assert graph.with_data([1.0, 2.0])._built.looped is graph._built.looped
 
 
 def test_what_is_built_of_a_structure_serves_all_its_values():

@@ -13,7 +13,7 @@ import scipy.sparse
 from test_io_planetoid import save as save_planetoid
 
 from sparsefmt import CBSR, COO
-from sparsefmt.errors import DtypeError, FileFormatError, OutOfMemoryError
+from sparsefmt.errors import DtypeError, FileFormatError, OutOfMemoryError, UnsupportedError
 from sparsefmt.io import (
     bounded,
     edge_list,
@@ -107,6 +107,10 @@ def test_the_soft_limit_of_the_address_space_counts(monkeypatch):
             assert memory.default_limit() == (5000 - (pages if text else 0)) * size // 2
 
 
+def test_a_conversion_takes_the_share_that_its_test_grants():
+    assert memory.FACTOR == 2.5
+
+
 # Bytes that text takes
 
 
@@ -165,6 +169,21 @@ def test_lines_of_a_header_are_counted(tmp_path, monkeypatch, comments):
 def test_words_for_numbers_have_any_case(tmp_path, word):
     A = read(save(tmp_path, "a.mtx", f"{REAL}1 1 1\n1 1 {word}\n"))
     assert np.array_equal(A.data, [float(word)], equal_nan=True)
+
+
+@pytest.mark.parametrize("symmetry", ["general", "symmetric", "skew-symmetric"])
+def test_numbers_beyond_float64_are_refused_in_every_symmetry(tmp_path, symmetry):
+    text = f"%%MatrixMarket matrix coordinate real {symmetry}\n2 2 1\n2 1 1e999\n"
+    with pytest.raises(FileFormatError, match=r"line 3: 1e999 is beyond float64|out of range"):
+        read(save(tmp_path, "a.mtx", text))
+
+
+@pytest.mark.parametrize("bad", ["1 1 2x", "1 1 --2", "1 1 2.5.5", "1 1 1e5e5", "1 1 +.e", "1 1 e"])
+@pytest.mark.parametrize("before", [0, 1, 5])
+def test_the_first_of_several_bad_lines_is_named(tmp_path, bad, before):
+    text = f"{REAL}9 9 9\n" + "1 1 5\n" * before + f"{bad}\n1 1 y\n1 1 3.3.3\n" + "1 1 5\n" * 6
+    with pytest.raises(FileFormatError, match=rf"line {before + 3}: '{re.escape(bad)}' is not"):
+        read(save(tmp_path, "a.mtx", text))
 
 
 @pytest.mark.parametrize("line", ["1 1 " + "9" * 400, "1 1 -1e999", "1 1 " + "9" * 400 + "."])
@@ -276,7 +295,22 @@ def test_planetoid_features_have_room_for_each_vertex(tmp_path, dense, width):
         read_planetoid(tmp_path, max_bytes=needed - 1)
 
 
+def test_a_planetoid_graph_has_room_for_each_vertex(tmp_path):
+    n = 1_000_001
+    limited(save_planetoid(tmp_path, graph={0: [n - 1]}) / "ind.tiny.graph", (n - 1) * 16)
+
+
 # Options, drafts and signatures
+
+
+@pytest.mark.parametrize("name", ["ind.a.csv", "ind.graph.txt", "ind.a.edges"])
+def test_lists_may_have_names_that_begin_as_those_of_planetoid(tmp_path, name):
+    assert read(save(tmp_path, name, "0 1\n")).nnz == 1
+
+
+def test_a_graph_that_is_not_named_as_planetoids_are_is_not_known(tmp_path):
+    with pytest.raises(UnsupportedError, match=r"the ending '.graph' is not known"):
+        read(save(tmp_path, "a.graph", "0 1\n"))
 
 
 @pytest.mark.parametrize("options", [{"index_dtype": "int16"}, {"dtype": "int8"}], ids=str)

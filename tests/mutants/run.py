@@ -38,7 +38,7 @@ TESTS = (
 #: Why some mutants are no change to anybody.
 SURVIVORS = HERE / "survivors.txt"
 #: Seconds of tests for each mutant, beside imports; those that are left out killed nothing.
-BUDGET = 15.0
+BUDGET = 30.0
 #: Which test runs which lines, of the last run.
 KEPT = trial.ROOT / "build" / "mutants.json"
 
