@@ -86,12 +86,12 @@ class Tests:
         lines = self.lines.get(mutant.file, {})
         found = {test for line in mutant.lines for test in lines.get(line, ())}
         others = set(self.seconds) if "" in found else set()
-        cases: Counter[str] = Counter()
+        cases: Counter[tuple[bool, str]] = Counter()
         ranked = []
         for test in sorted((found | others) - {""}, key=lambda test: (self.seconds[test], test)):
-            function = test.partition("[")[0]
-            ranked.append((test not in found, cases[function] // 2, len(ranked), test))
-            cases[function] += 1
+            late, function = test not in found, test.partition("[")[0]
+            ranked.append((late, cases[late, function] // 2, len(ranked), test))
+            cases[late, function] += 1
         chosen: dict[str, float] = {}
         left = BUDGET
         for *_, test in sorted(ranked):
