@@ -13,8 +13,9 @@ SECONDS ?= 600
 STEPS ?= 20000
 DEVICE ?= cpu
 JOBS ?= 1
+COUNT ?= 500
 
-.PHONY: help demo test test-all test-gpu sanitize fuzz soak lint bench clean
+.PHONY: help demo test test-all test-gpu sanitize fuzz soak mutants lint bench clean
 
 help:  ## list these targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /: /'
@@ -41,6 +42,9 @@ fuzz:  ## mutated files and sequences of calls (SECONDS=600, DEVICE=cuda for cal
 
 soak:  ## each layer for STEPS=20000 steps: memory, files and threads stay flat (DEVICE=cuda, JOBS=8)
 	$(PYTHON) tests/fuzz/soak.py --steps $(STEPS) --device $(DEVICE) --jobs $(JOBS)
+
+mutants:  ## COUNT=500 seeded changes of the formats and readers: the tests must see 85 % (JOBS=2)
+	$(PYTHON) tests/mutants/run.py --count $(COUNT) --jobs $(JOBS)
 
 lint: $(VENV)/.test  ## ruff and mypy
 	$(VENV)/bin/ruff check

@@ -73,3 +73,14 @@ def test_chunks_are_equal_shares_of_all_pieces(longest, n_rows):
     assert (np.diff(indptr)[begins[cuts, 0]] > LONG_ROW).all()
     assert found.cut.tolist() == np.flatnonzero(cuts).tolist()
     assert found.long.tolist() == np.flatnonzero(np.diff(indptr) > LONG_ROW).tolist()
+    assert found.longest == np.diff(indptr).max(initial=0)
+
+
+@pytest.mark.parametrize("wave", [1, 3, 924])
+@pytest.mark.parametrize("total", [0, 1, 63, 64, 127, 128, 1000, 10**5, 10**8])
+def test_blocks_are_whole_waves_unless_their_chunks_would_have_few_pieces(total, wave):
+    blocks = chunks._block_count(total, chunks.PIECES, wave)
+    few = 2 * CHUNKS_PER_BLOCK
+    assert blocks == 1 or blocks * few <= total
+    assert blocks % wave == 0 or blocks == max(total // few, 1)
+    assert blocks < wave or total / blocks < 2 * chunks.PIECES * CHUNKS_PER_BLOCK

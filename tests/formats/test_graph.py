@@ -331,6 +331,7 @@ def test_moving_takes_along_what_was_built(A, flip):
     assert not np.shares_memory(there.csr.indptr, graph.csr.indptr)
     assert there.in_degree.tolist() == graph.in_degree.tolist()
     assert there.stats is not graph.stats
+    assert type(there.stats) is type(graph.stats)
 
 
 @pytest.mark.gpu

@@ -100,6 +100,10 @@ def test_the_default_is_a_share_of_what_is_available(tmp_path, monkeypatch):
     monkeypatch.setattr(memory, "_CGROUPS", tmp_path)
     monkeypatch.setattr(memory, "_text", lambda path: texts.get(str(path), ""))
     assert memory.default_limit() == 300_000
+    texts[str(group / "memory.current")] = "900000\n"  # of a group without a limit
+    assert memory.default_limit() == 300_000
+    texts["/proc/self/cgroup"] = "0::/memory/a:b\n"
+    assert memory.default_limit() == 300_000
     texts["/proc/self/cgroup"] = "3:memory:/\n2:cpu:/\n"
     texts[str(group / "memory.limit_in_bytes")] = "2000"
     texts[str(group / "memory.usage_in_bytes")] = "3000"

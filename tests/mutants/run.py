@@ -1,0 +1,269 @@
+"""Mutate the formats, conversions, checks and readers: ``make mutants``, or ``--help``.
+
+A seeded sample of small changes, each in a process of its own, against the tests that run the
+changed line, quick ones first.  A test that fails, or takes ten times as long, kills the mutant.
+"""
+
+import argparse
+import ast
+import hashlib
+import json
+import os
+import random
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE), str(HERE.parents[1])]
+
+import trial  # noqa: E402
+from mutations import Mutant, mutants, mutated  # noqa: E402
+
+#: What is mutated.
+SOURCES = ("formats/*.py", "io/*.py", "graph.py")
+#: Code of a GPU: kernels, and what starts them.
+LEFT = ("condense_kernels.py", "faults.py")
+#: What kills mutants, in groups that take about equally long.
+TESTS = (
+    ("tests/formats",),
+    ("tests/io", "tests/interop", "tests/tools/test_testing.py", "tests/tools/test_stats.py"),
+)
+#: Why some mutants are no change to anybody.
+SURVIVORS = HERE / "survivors.txt"
+#: Seconds of tests for each mutant, beside imports; those that are left out killed nothing.
+BUDGET = 30.0
+#: Which test runs which lines, of the last run.
+KEPT = trial.ROOT / "build" / "mutants.json"
+
+
+def main() -> int:
+    """Try the sample; 0 if enough of it is killed."""
+    given = arguments()
+    trial.prepare()
+    began, folder = time.monotonic(), Path(tempfile.mkdtemp(prefix="mutants-"))
+    try:
+        tests = baseline(folder, given.jobs)
+        sample = sampled(given)
+        print(f"seed {given.seed}: {len(sample)} of {len(everything())} mutants, "
+              f"{len(tests.seconds)} tests", flush=True)  # fmt: skip
+        outcomes = dict(attempts(sample, tests, folder, given.jobs))
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    share = report(sample, outcomes, time.monotonic() - began)
+    return int(share < given.least)
+
+
+def arguments() -> argparse.Namespace:
+    """Parse the command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--count", type=int, default=500, help="mutants in the sample")
+    parser.add_argument("--seed", type=int, default=20261125, help="of the sample")
+    parser.add_argument("--jobs", type=int, default=2, help="processes at a time")
+    parser.add_argument("--least", type=float, default=0.85, help="share to be killed")
+    parser.add_argument("--only", default="", help="mutants whose key contains this")
+    return parser.parse_args()
+
+
+@dataclass
+class Tests:
+    """What every test takes, and which lines it runs."""
+
+    seconds: dict[str, float] = field(default_factory=dict)
+    lines: dict[str, dict[int, list[str]]] = field(default_factory=dict)
+
+    def of(self, mutant: Mutant) -> dict[str, float]:
+        """Choose the tests of a mutant: quick ones first, and many functions before many cases.
+
+        Behind them come all others, if the line also runs when its module is imported.
+        """
+        lines = self.lines.get(mutant.file, {})
+        found = {test for line in mutant.lines for test in lines.get(line, ())}
+        others = set(self.seconds) if "" in found else set()
+        cases: Counter[tuple[bool, str]] = Counter()
+        ranked = []
+        for test in sorted((found | others) - {""}, key=lambda test: (self.seconds[test], test)):
+            late, function = test not in found, test.partition("[")[0]
+            ranked.append((late, cases[late, function] // 2, len(ranked), test))
+            cases[late, function] += 1
+        chosen: dict[str, float] = {}
+        left = BUDGET
+        for *_, test in sorted(ranked):
+            if self.seconds[test] <= left or not chosen:
+                chosen[test] = self.seconds[test]
+                left -= self.seconds[test]
+        return chosen
+
+
+def files() -> list[Path]:
+    """List the modules that are mutated."""
+    found = [path for pattern in SOURCES for path in sorted(trial.PACKAGE.glob(pattern))]
+    return [path for path in found if path.name not in LEFT]
+
+
+def everything() -> list[Mutant]:
+    """List every mutant."""
+    name = {path: path.relative_to(trial.PACKAGE).as_posix() for path in files()}
+    return [mutant for path in files() for mutant in mutants(name[path], path.read_text())]
+
+
+def sampled(given: argparse.Namespace) -> list[Mutant]:
+    """Draw the sample."""
+    found = [mutant for mutant in everything() if given.only in mutant.key]
+    return random.Random(given.seed).sample(found, min(given.count, len(found)))
+
+
+def baseline(folder: Path, jobs: int) -> Tests:
+    """Run all tests without a mutant, twice: for their lines, then as mutants have them.
+
+    What is known of the same sources and tests is not measured again.
+    """
+    digest = hashlib.sha256()
+    for path in sorted([*trial.PACKAGE.rglob("*.py"), *HERE.parent.rglob("*.py")]):
+        digest.update(path.read_bytes() if path.parent != HERE else b"")
+    if KEPT.is_file():
+        kept = json.loads(KEPT.read_text())
+        if kept["digest"] == digest.hexdigest():
+            lines = {file: whole(one) for file, one in kept["lines"].items()}
+            return Tests(kept["seconds"], lines)
+    found = Tests()
+    for note in noted("lines", lambda group: {"lines_of": files()}, folder, jobs):
+        found.seconds.update(note["seconds"])
+        for file, lines in note["lines"].items():
+            mine = found.lines.setdefault(Path(file).relative_to(trial.PACKAGE).as_posix(), {})
+            for line, tests in whole(lines).items():
+                mine[line] = mine.get(line, []) + tests
+    for note in noted("order", lambda group: unchanged(found, group), folder, jobs):
+        found.seconds.update(note["seconds"])
+    KEPT.parent.mkdir(exist_ok=True)
+    KEPT.write_text(json.dumps({"digest": digest.hexdigest(), **vars(found)}))
+    return found
+
+
+def unchanged(found: Tests, group: tuple[str, ...]) -> dict:
+    """Give what ``trial.start`` needs for a group's tests in another order and no mutant."""
+    source = files()[0]
+    quick = sorted(found.seconds, key=found.seconds.__getitem__)
+    return {
+        "finder": trial.Finder(source, ast.parse(source.read_text()), trial.ROOT),
+        "chosen": {test: found.seconds[test] for test in quick if test.startswith(group)},
+    }
+
+
+def whole(lines: dict[str, list[str]]) -> dict[int, list[str]]:
+    """Give the lines their numbers back, which JSON writes as strings."""
+    return {int(line): tests for line, tests in lines.items()}
+
+
+def noted(name: str, options: Callable, folder: Path, jobs: int) -> Iterator[dict]:
+    """Run all tests, a child for each group, and give their notes; end if a test fails."""
+    starts = {f"{name}{n}": {"tests": [*group], **options(group)} for n, group in enumerate(TESTS)}
+    for child, status in ended(starts, folder, jobs):
+        if status:
+            print((folder / child / "output").read_text()[-4000:])
+            raise SystemExit("the tests fail without a mutant: nothing to report")
+        yield json.loads((folder / child / "note").read_text())
+
+
+def ended(starts: dict, folder: Path, jobs: int) -> Iterator[tuple[str, int]]:
+    """Run so many children at a time, and give each one's name and status when it ends."""
+    waiting, running = list(starts.items()), {}
+    while waiting or running:
+        while waiting and len(running) < jobs:
+            name, options = waiting.pop(0)
+            options = options() if callable(options) else options
+            running[trial.start(folder=folder / name, **options)] = name
+        child, status = os.wait()
+        name = running.pop(child)
+        try:
+            os.killpg(child, signal.SIGKILL)  # what a test has started and left
+        except ProcessLookupError:
+            pass
+        yield name, os.waitstatus_to_exitcode(status)
+
+
+def attempts(
+    sample: list[Mutant], tests: Tests, folder: Path, jobs: int
+) -> Iterator[tuple[int, tuple[str, str]]]:
+    """Try each mutant: how it ended, and what killed it."""
+    starts = {}
+    for number, mutant in enumerate(sample):
+        chosen = tests.of(mutant)
+        if chosen:
+            starts[str(number)] = lambda mutant=mutant, chosen=chosen: options_of(mutant, chosen)
+        else:
+            yield number, ("survived", "no test runs it")
+    began, done, alive = time.monotonic(), 0, 0
+    for name, code in ended(starts, folder, jobs):
+        end, by = outcome(code, folder / name)
+        shutil.rmtree(folder / name, ignore_errors=True)
+        done, alive = done + 1, alive + (end == "survived")
+        print(f"{done}/{len(starts)} {time.monotonic() - began:.0f} s, {alive} alive: {end}: "
+              f"{sample[int(name)].key}  [{by}]", flush=True)  # fmt: skip
+        yield int(name), (end, by)
+
+
+def options_of(mutant: Mutant, chosen: dict[str, float]) -> dict:
+    """Give what ``trial.start`` needs for a mutant."""
+    path = trial.PACKAGE / mutant.file
+    finder = trial.Finder(path, mutated(path.read_text(), mutant), trial.ROOT)
+    files = dict.fromkeys(test.partition("::")[0] for test in chosen)
+    return {"tests": list(files), "finder": finder, "chosen": chosen}
+
+
+def outcome(code: int, folder: Path) -> tuple[str, str]:
+    """Say how a child ended: by a test that failed, by the clock, by a signal, or unharmed."""
+    if code == -signal.SIGALRM:
+        return "timed out", ""
+    if code < 0:
+        return "killed", signal.Signals(-code).name
+    if code in (1, 2):
+        return "killed", json.loads((folder / "note").read_text())["failed"]
+    if code == 0:
+        return "survived", ""
+    return "survived", f"pytest ended with {code}: {(folder / 'output').read_text()[-300:]}"
+
+
+def reasons() -> dict[str, str]:
+    """Read why some mutants are no change to anybody: key -> reason."""
+    if not SURVIVORS.is_file():
+        return {}
+    lines = [line for line in SURVIVORS.read_text().splitlines() if line and line[0] != "#"]
+    return dict(line.rsplit(" | ", 1) for line in lines)
+
+
+def report(sample: list[Mutant], outcomes: dict[int, tuple[str, str]], seconds: float) -> float:
+    """Print survivors and the table; give the share that is killed of those not equivalent."""
+    known, table, equivalent = reasons(), defaultdict(Counter), 0
+    for number, mutant in sorted(enumerate(sample), key=lambda pair: pair[1].key):
+        end, by = outcomes[number]
+        table[mutant.file]["mutants"] += 1
+        if end == "survived" and mutant.key in known:
+            end = "equivalent"
+        table[mutant.file][end] += 1
+        equivalent += end == "equivalent"
+        if end == "survived":
+            print(f"\nsurvived: {mutant.key}" + f" ({by})" * bool(by))
+            print(f"{mutant.file}:{mutant.lines[0]}\n-{mutant.before}\n+{mutant.after}")
+        if mutant.key in known and end != "equivalent":
+            print(f"\n{mutant.key} is said to be equivalent, and was {end} {by}")
+    ends = ("mutants", "killed", "timed out", "survived", "equivalent")
+    print(f"\n{'module':28}" + "".join(f"{end:>11}" for end in ends))
+    table["all"] = sum(table.values(), Counter())
+    for file, counts in table.items():
+        print(f"{file:28}" + "".join(f"{counts[end]:11}" for end in ends))
+    dead = table["all"]["killed"] + table["all"]["timed out"]
+    share = dead / max(len(sample) - equivalent, 1)
+    print(f"\nkilled {dead} of {len(sample)}: {dead / len(sample):.1%}; without {equivalent} "
+          f"equivalent ones {share:.1%}, in {seconds:.0f} s")  # fmt: skip
+    return share
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
