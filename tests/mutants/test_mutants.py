@@ -74,8 +74,9 @@ def test_a_mutant_is_the_source_with_what_it_says():
     ],
 )
 def test_a_child_runs_the_tests_on_the_mutant_alone(tmp_path, monkeypatch, after, ends):
-    monkeypatch.setattr(trial, "PATIENCE", 2)
-    monkeypatch.setattr(trial, "SLACK", 0.3)
+    if ends == -signal.SIGALRM:  # the others end by themselves, however busy the machine is
+        monkeypatch.setattr(trial, "PATIENCE", 2)
+        monkeypatch.setattr(trial, "SLACK", 0.3)
     source = "def add(a, b):\n    return a + b\n"
     file = tmp_path / "added.py"
     file.write_text(source)
