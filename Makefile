@@ -14,6 +14,8 @@ STEPS ?= 20000
 DEVICE ?= cpu
 JOBS ?= 1
 COUNT ?= 500
+# Hundreds of processes of the tests import the library: what the first compiles, the others find.
+export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: help demo test test-all test-gpu sanitize fuzz soak mutants lint bench clean
 
