@@ -24,6 +24,7 @@ from sparsefmt import COO, CSR, Graph, ops
 from sparsefmt.ops.attention import column_blocks as attention_column_blocks
 from sparsefmt.ops.attention.cuda_gat import gat_scores
 from sparsefmt.ops.attention.cuda_gat_backward import through_scores
+from sparsefmt.ops.matmul import cuda as matmul_cuda
 from sparsefmt.ops.matmul import cuda_aggregate as matmul_cuda_aggregate
 from sparsefmt.ops.sampling import cuda as sampling_cuda
 from sparsefmt.ops.sampling.options import STRATEGIES, SampleOptions
@@ -48,6 +49,7 @@ def main() -> None:
     """Every part of the cases that the arguments choose."""
     chosen = [case for case in DTYPES if np.dtype(case[0]).name in sys.argv[1:]] or DTYPES
     parts = [part for name, part in PARTS.items() if name in sys.argv[1:]] or PARTS.values()
+    matmul_cuda.LEAST_GATHERS = 0  # round the features of small matrices too
     cupy.cuda.set_allocator(None)
     cupy.cuda.set_pinned_memory_allocator(None)
     for part, (dtype, index_dtype) in product(parts, chosen):
@@ -152,6 +154,9 @@ def operate(A: CSR, dtype: np.dtype[Any]) -> None:
         for reduce in ("sum", "mean", "max", "min"):
             ops.spmm(A, X, reduce=reduce)
             ops.spmm(A, X, reduce=reduce, row_scale=r, col_scale=c)
+        if dtype == np.float32:  # features and result of other widths
+            ops.spmm(A, X, precision="bf16")
+            ops.spmm(A, X, reduce="mean", row_scale=r, col_scale=c, precision="bf16")
         ops.spmm(A.tocoo(), X, row_scale=r, col_scale=c)
         ops.aggregate(A, X, method="gas")
         grad = cupy.ones((A.n_rows, width), dtype)

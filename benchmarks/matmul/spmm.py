@@ -10,6 +10,7 @@ On a GPU the sections are
 - ``libraries``: the products of cupyx, torch.sparse and PyG, and torch.compile's;
 - ``memory``: peak of forward and backward through torch;
 - ``order``: edges in random order and by source beside the same ones by target;
+- ``rounded``: float32 features that may be rounded to bfloat16 beside exact ones;
 - ``sorted``: the ratio to cuSPARSE with ids in order of degree instead of shuffled;
 - ``scaling``: nanoseconds per entry for 1 M to 1 G entries, and one run beyond 2**31 entries.
 
@@ -36,6 +37,7 @@ SECTIONS = {
     "libraries": ("matmul.libraries", "libraries"),
     "memory": ("matmul.libraries", "memory"),
     "order": ("matmul.order", "order"),
+    "rounded": ("matmul.rounded", "rounded"),
     "sorted": ("matmul.table", "by_order"),
     "scaling": ("matmul.scaling", "scaling"),
 }

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from ..ops.engine.memory import HERE, register_memory
+from ._precision import bf16_is_allowed
 
 NAMES = {
     torch.float16: "float16",
@@ -116,6 +117,10 @@ class TorchMemory:
     def deterministic(self) -> bool:
         """Whether torch is in deterministic mode."""
         return torch.are_deterministic_algorithms_enabled()
+
+    def rounds(self) -> bool:
+        """Whether torch allows products of float32 features to go by bfloat16."""
+        return bf16_is_allowed()
 
 
 for _kind in (Tensor, Parameter):

@@ -11,9 +11,7 @@ from ..interop.torch import to_tensor
 from ..ops.tiles.costs import Costs
 from ..ops.tiles.kernels import against_device, against_height
 from ..ops.tiles.operands import Operands, PreparedTiles
-
-# 0.1 µs, whichever way it was set; builds before torch 2.9 have one way, and ask it.
-_precision: Any = getattr(torch._C, "_get_fp32_precision_getter", None)
+from ._precision import tf32_is_allowed
 
 
 class _Prepared(PreparedTiles):
@@ -43,10 +41,3 @@ def prepare_tiles(
 def _refuses_float32() -> list[str]:
     mend = 'torch.set_float32_matmul_precision("high")'
     return [] if tf32_is_allowed() else [f"tensor cores round float32: allow it with {mend}"]
-
-
-def tf32_is_allowed() -> bool:
-    """Tell whether torch's own products of float32 matrices may round to TF32 now."""
-    if _precision is None:
-        return torch.get_float32_matmul_precision() != "highest"
-    return bool(_precision("cuda", "matmul") == "tf32")

@@ -309,9 +309,8 @@ def _launches(
     )
     if not S.n_cuts:
         return 0, launch, None
-    add_up = load_matmul(
-        "matmul/spmm.cu", "spmm_csr_cut_rows", dtype, S.index_dtype, (SCALED_SUM,)
-    ).ready(
+    of_sums = dtype, S.index_dtype
+    add_up = load_matmul("matmul/spmm.cu", "spmm_csr_cut_rows", of_sums, (SCALED_SUM,)).ready(
         jit.warps_to_blocks(S.n_cuts * -(-feat // jit.WARP)),
         (S.indptr, S.start, S.cut),
         (S.n_cuts, feat, flags),

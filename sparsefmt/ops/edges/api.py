@@ -38,9 +38,9 @@ def sddmm(
         Same dtype: float16, bfloat16, float32 or float64.  Sums run in float32 at least.
         Contiguous rows at any distance are read in place, other layouts are copied.  ``Y`` may be a
         CBSR of shape (m, feat), of which only the stored places are touched.
-    precision : "tf32", optional
-        Allows tensor cores in float32, which here round each factor to 11 bits, in tf32; ignored
-        where no kernel has a use for it.
+    precision : "tf32" or "bf16", optional
+        Either allows tensor cores in float32, which here round each factor to 11 bits, in tf32;
+        ignored where no kernel has a use for it.
     costs : Costs, optional
         What decides which entries of an SGT tensor cores take, as in ``spmm``.
     out : array, shape (nnz,) or (nnz, heads), optional

@@ -23,6 +23,7 @@ from ...formats.sgt import SGT
 from ...graph import Graph
 from .memory import memory_of, rows_apart
 
+TF32, BF16 = PRECISIONS = ("tf32", "bf16")  #: to what float32 features may be rounded
 _VALUES = frozenset(np.dtype(name) for name in ("float16", "float32", "float64"))
 
 
@@ -74,16 +75,16 @@ def count_of_features(k: int, feat: int) -> None:
 
 
 def precision(value: object, name: str, X: Array) -> str | None:
-    """What rounding of the features is allowed: none, or in float32 that of tf32."""
+    """One of ``PRECISIONS`` for float32 features; None if there is nothing to allow."""
     if value is None:
         return None
-    if not (isinstance(value, str) and value == "tf32"):
-        raise UnsupportedError(f'precision is {value!r}: use "tf32", or leave it out.')
+    if not (isinstance(value, str) and value in PRECISIONS):
+        raise UnsupportedError(f'precision is {value!r}: use "tf32" or "bf16", or leave it out.')
     if X.dtype != np.float32:
         raise UnsupportedError(
-            f'precision is "tf32" but {name} is {X.dtype}: it is for float32, leave it out.'
+            f'precision is "{value}" but {name} is {X.dtype}: it is for float32, leave it out.'
         )
-    return "tf32"
+    return value
 
 
 def features(name: str, X: Any, *, A: Format, axis: str = "columns", heads: bool = False) -> Any:

@@ -75,6 +75,9 @@ class Memory(Protocol):
     def deterministic(self) -> bool:
         """Whether every sum must have the same order in each run."""
 
+    def rounds(self) -> bool:
+        """Whether products of float32 features may round them to bfloat16 unasked."""
+
 
 class CupyMemory:
     """Memory of CuPy arrays.
@@ -177,6 +180,10 @@ class CupyMemory:
 
     def deterministic(self) -> bool:
         """CuPy has no such mode."""
+        return False
+
+    def rounds(self) -> bool:
+        """Arrays are rounded where a call allows it."""
         return False
 
 

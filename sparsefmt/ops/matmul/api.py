@@ -1,10 +1,14 @@
 """SpMM: a sparse matrix times a dense feature matrix, by sum, mean, max or min."""
 
+from functools import partial
 from typing import Any
+
+import numpy as np
 
 from ...formats.arrays import Array
 from ...formats.base import Format
 from ..engine import checks, choose
+from ..engine.memory import memory_of
 from ..engine.table import Kernel, Op, Price, deferred
 from ..tiles import kernels as tiles_kernels
 from ..tiles.costs import Costs, checked
@@ -51,11 +55,12 @@ def spmm(
         rounding, overflow, and ``inf * 0`` or ``inf - inf`` where it is infinite.
     col_scale : array, shape (n_cols,), optional
         ``c``, of the same dtypes.
-    precision : "tf32", optional
-        Allows tensor cores in float32: they round each factor of a product to 16 bits, the sum of
-        two bfloat16, so to more than the 11 bits of TF32, and add up in float32.  A permission:
-        kernels that have no use for it ignore it.  float16 and bfloat16 need none, since their
-        products are exact there.
+    precision : "tf32" or "bf16", optional
+        "tf32" allows tensor cores in float32: they round each factor of a product to 16 bits, the
+        sum of two bfloat16, so to more than the 11 bits of TF32, and add up in float32.  "bf16"
+        allows that, and on a GPU to round ``X`` to bfloat16 once, which halves the bytes that a sum
+        or mean gathers; values, scales and sums stay float32.  A permission: kernels that have no
+        use for it ignore it.  float16 and bfloat16 need none, since their products are exact there.
     costs : Costs, optional
         What decides which entries of an SGT tensor cores take, by default as measured; ignored
         where no kernel has a use for it.
@@ -86,7 +91,8 @@ def spmm(
     Notes
     -----
     Error bound: ``|Y - Y_exact| <= deg * eps * sum_e |a[e]| |X[j, f]``; with tf32 ``2**-15`` times
-    that sum more, without values and ``c`` ``2**-17``, of features from 2e-33 on.  GAS and GAR are
+    that sum more, without values and ``c`` ``2**-17``, of features from 2e-33 on; with bf16
+    ``2**-8`` times it, and features beyond 3.39e38 become infinite.  GAS and GAR are
     named in fuseGNN (ICCAD'20), section 3; tiles on tensor cores in TC-GNN (ATC'23), section 4.2.
     """
     A = checks.sparse("A", A)
@@ -130,6 +136,26 @@ def _against_scattering(A: Any, X: Any, *, reduce: str = "sum", **_: Any) -> lis
     return [] if reduce == "sum" else [f"scattering does not take a {reduce}"]
 
 
+def _against_rounding(
+    A: Any, x: Any, values: Any = None, perm: Any = None, row_scale: Any = None,
+    col_scale: Any = None, reduce: str = "sum", *, precision: str | None = None, **_: Any,
+) -> list[str]:  # fmt: skip
+    """List the reasons against rounding float32 features to bfloat16."""
+    if precision != checks.BF16 and (type(x) is np.ndarray or not memory_of(x).rounds()):
+        return _NOT_ALLOWED
+    reasons = []
+    if x.itemsize != 4:
+        reasons.append("only float32 is rounded")
+    if reduce not in ("sum", "mean"):
+        reasons.append(f"a {reduce} is one of the features as they are")
+    if A.nnz < cuda.LEAST_GATHERS * x.shape[0]:
+        reasons.append(f"a row is gathered less than {cuda.LEAST_GATHERS} times on average")
+    return reasons
+
+
+#: Made once: each call is told so.
+_NOT_ALLOWED = [f'float32 is gathered as it is: allow bfloat16 with precision="{checks.BF16}"']
+_ROUNDED = "float32 features rounded to bfloat16, half the bytes"
 _CPU = f"{__package__}.cpu"
 
 SPMM = Op(
@@ -138,6 +164,11 @@ SPMM = Op(
     results=_rows,
     kernels=(
         *tiles_kernels.spmm_kernels(cuda.spmm),
+        Kernel(
+            *("spmm_csr_rounded", partial(cuda.spmm, narrow=True), ("csr",), "gpu"),
+            refuses=_against_rounding,
+            note=_ROUNDED,
+        ),
         Kernel("spmm_csr_balanced", cuda.spmm, ("csr",), "gpu"),
         Kernel(
             *("spmm_coo_atomic", cuda.spmm_coo, ("coo",), "gpu"),

@@ -39,7 +39,12 @@ PARAMETERS = {
     "spmm_csr_cut_rows": "8P3i",
     "spmm_coo_atomic": "7Pq2Ii",
     "spmm_arg_da": "9PqIi",
+    "round_rows": "2P2q2i",
 }
+#: What float32 features may be rounded to, where that is allowed: half the bytes of a gather.
+NARROW, NARROW_TYPES = "bfloat16", ("float32", "bfloat16")
+#: How often a row of features is gathered on average, at least, for its rounding to pay.
+LEAST_GATHERS = 4
 
 
 class Shape(NamedTuple):
@@ -55,35 +60,55 @@ class Shape(NamedTuple):
 
 
 def load(
-    file: str, kernel: str, dtype: str, index_dtype: str, constants: tuple[int, ...] = ()
+    file: str, kernel: str, types: tuple[str, ...], constants: tuple[int, ...] = ()
 ) -> jit.Kernel:
     """Load a kernel of this room."""
-    return jit.load(file, kernel, PARAMETERS[kernel], (dtype, index_dtype), constants)
+    return jit.load(file, kernel, PARAMETERS[kernel], types, constants)
 
 
 def instantiations() -> Iterator[tuple[str, str]]:
     """Every kernel that this module may launch: file and C++ name."""
     for types in product(VALUE_DTYPES, ("int32", "int64")):
-        wide = 16 // ITEMSIZE[types[0]]
-        rare = [(8, 1), (32, 1)] + [(16, wide // 2)] * (wide > 2)
-        names: list[tuple[str, tuple[int, ...]]]
-        names = [("spmm_csr_balanced", constants) for constants in _of_products(wide, rare)]
-        reductions = SCALED_SUM, CHOSEN_SUM, EXTREME, EXTREME_ARG
-        names += [("spmm_csr_cut_rows", (reduction,)) for reduction in reductions]
-        names += [("spmm_coo_atomic", shape) for shape in [(4, wide), (8, wide), *rare]]
-        for name, constants in names:
-            yield _FILE, jit.expression(name, types, constants)
+        wide, rare = _shapes(types[0])
+        for constants in _of_products(wide, rare):
+            yield _FILE, jit.expression("spmm_csr_balanced", (*types, types[0]), constants)
+        for reduction in (SCALED_SUM, *_OTHERS):
+            yield _FILE, jit.expression("spmm_csr_cut_rows", types, (reduction,))
+        for shape in ((4, wide), (8, wide), *rare):
+            yield _FILE, jit.expression("spmm_coo_atomic", types, shape)
         yield _DA_FILE, jit.expression("spmm_arg_da", types, ())
+    of_rounded = list(_of_products(*_shapes(NARROW), others=()))
+    for index_dtype, constants in product(("int32", "int64"), of_rounded):
+        narrow = "float32", index_dtype, NARROW
+        yield _FILE, jit.expression("spmm_csr_balanced", narrow, constants)
+    yield _FILE, jit.expression("round_rows", NARROW_TYPES, ())
 
 
-def _of_products(wide: int, rare: list[tuple[int, int]]) -> Iterator[tuple[int, ...]]:
-    """Lanes, values, REDUCE and WEIGHTS of products; rare shapes have the general kernels only."""
+_OTHERS = CHOSEN_SUM, EXTREME, EXTREME_ARG
+
+
+def _shapes(dtype: str) -> tuple[int, list[tuple[int, int]]]:
+    """Give the values of a load of 16 bytes; lanes and values where rows are aligned to less."""
+    wide = 16 // ITEMSIZE[dtype]
+    return wide, [(8, 1), (32, 1)] + [(16, wide // 2)] * (wide > 2)
+
+
+def _of_products(
+    wide: int, rare: list[tuple[int, int]], others: tuple[int, ...] = _OTHERS
+) -> Iterator[tuple[int, ...]]:
+    """Lanes, values, REDUCE and WEIGHTS of products; rare shapes have the general kernels only.
+
+    ``others`` are the reductions beside sums.
+    """
     sums = list(product((SUM, SCALED_SUM), (UNWEIGHTED, DIRECT, SCALED, INDIRECT)))
-    extremes = list(product((EXTREME, EXTREME_ARG), (DIRECT, INDIRECT)))
+    chosen = [
+        (kind, weights)
+        for kind, weights in product(others, (DIRECT, INDIRECT))
+        if kind != CHOSEN_SUM or weights == INDIRECT
+    ]
     for lanes in (4, 8, 16):
-        others = [*extremes, (CHOSEN_SUM, INDIRECT)] if lanes < 16 else []
-        yield from ((lanes, wide, *constants) for constants in sums + others)
-    for shape, reduction in product(rare, (SCALED_SUM, CHOSEN_SUM, EXTREME, EXTREME_ARG)):
+        yield from ((lanes, wide, *c) for c in (sums + chosen if lanes < 16 else sums))
+    for shape, reduction in product(rare, (SCALED_SUM, *others)):
         yield (*shape, reduction, INDIRECT)
     yield from ((*shape, SCALED_SUM, UNWEIGHTED) for shape in rare)
 
@@ -93,13 +118,15 @@ def _of_products(wide: int, rare: list[tuple[int, int]]) -> Iterator[tuple[int, 
 
 def spmm(
     A: CSR | Structure, x: Any, values: Any = None, perm: Any = None, row_scale: Any = None,
-    col_scale: Any = None, reduce: str = "sum", *, out: Any = None, arg: Any = None, **_: Any,
+    col_scale: Any = None, reduce: str = "sum", *, out: Any = None, arg: Any = None,
+    narrow: bool = False, **_: Any,
 ) -> Any:  # fmt: skip
     """``out[i] = r[i] * reduce of a[e] c[j] x[j]`` over the entries of row i.
 
     The value of entry e is ``values[perm[e]]``.  ``arg``, of out's shape, takes the entries that
     win a max or min, -1 in an empty row.  ``reduce`` may also be "chosen": the sum of those ``a[e]
-    c[j] x[j, f]`` whose ``arg[j, f]``, given in x's shape, is ``perm[e]``.
+    c[j] x[j, f]`` whose ``arg[j, f]``, given in x's shape, is ``perm[e]``.  ``narrow`` rounds x,
+    of float32, to bfloat16 once: sums and all else stay float32.
     """
     S, m = structure_of(A), memory_of(x)
     dtype, feat = m.dtype(x), x.shape[1]
@@ -108,6 +135,8 @@ def spmm(
     if not (S.n_rows and feat):
         return out
     x, values = m.rows_in_place(x), m.contiguous(values)
+    if narrow:
+        x = _rounded(x)
     row_scale, col_scale = m.factors(row_scale), m.factors(col_scale)
     given = arg, row_scale, values, perm, col_scale
     rows, result, winners, scale, *factors = m.pointers(x, out, *given)
@@ -116,7 +145,7 @@ def spmm(
         if not S.nnz:
             _fill_empty(S, dtype, reduce, feat, result, winners, stream)
             return out
-        case = dtype, reduce, feat, m.row_stride(x), (rows | result) % 16
+        case = dtype, reduce, feat, m.row_stride(x), (rows | result >> narrow) % 16, narrow
         nbytes, launch, add_up = S.once(_launches, *case, *[one is not None for one in given])
         if add_up is None:
             launch(stream, *factors, scale, rows, result, winners, 0, 0)
@@ -140,32 +169,48 @@ def _fill_empty(
 
 
 def _launches(
-    S: Structure, dtype: str, reduce: str, feat: int, stride: int, alignment: int,
+    S: Structure, dtype: str, reduce: str, feat: int, stride: int, alignment: int, narrow: bool,
     arg: bool, scaled: bool, data: bool, perm: bool, cols: bool,
 ) -> tuple[tuple[int, int], Launch, Launch | None]:  # fmt: skip
     """Decide a product: bytes of the workspace, its launch, and that for rows that blocks share."""
-    wide = reduce in ("sum", "mean") and _wide(S, dtype, scaled=cols)
-    shape = load_shape(dtype, feat=feat, stride=stride, alignment=alignment, wide=wide)
-    narrow = shape.vector * ITEMSIZE[dtype] < 16
-    reduction, weights = _variant(narrow, reduce, scaled, arg, data, perm, cols)
+    gathered = NARROW if narrow else dtype
+    wide = reduce in ("sum", "mean") and _wide(S, gathered, scaled=cols)
+    shape = load_shape(gathered, feat=feat, stride=stride, alignment=alignment, wide=wide)
+    rare = shape.vector * ITEMSIZE[gathered] < 16
+    reduction, weights = _variant(rare, reduce, scaled, arg, data, perm, cols)
     if reduce == "chosen":
         row_bytes(feat, S.index_dtype)  # the kernel counts in the rows of arg as in those of X
     flags, types = _FLAGS.get(reduce, 0), (dtype, S.index_dtype)
-    kernel = load(_FILE, "spmm_csr_balanced", *types, (*shape, reduction, weights))
+    constants = (*shape, reduction, weights)
+    kernel = load(_FILE, "spmm_csr_balanced", (*types, gathered), constants)
     launch = kernel.ready(
         S.blocks * -(-feat // shape.width),
         S.arrays,
-        (S.nnz, row_bytes(stride, dtype), S.blocks, feat, flags),
+        (S.nnz, row_bytes(stride, gathered), S.blocks, feat, flags),
         threads=THREADS,
     )
     if not S.n_cuts:
         return (0, 0), launch, None
-    kernel = load(_FILE, "spmm_csr_cut_rows", *types, (max(reduction, SCALED_SUM),))
+    kernel = load(_FILE, "spmm_csr_cut_rows", types, (max(reduction, SCALED_SUM),))
     blocks = jit.warps_to_blocks(S.n_cuts * -(-feat // jit.WARP))
     add_up = kernel.ready(blocks, (S.indptr, S.start, S.cut), (S.n_cuts, feat, flags))
     values = shared_rows_bytes(S, dtype, feat)
     nbytes = shared_rows_bytes(S, dtype, feat, arg=arg and reduce != "chosen")
     return (values, nbytes), launch, add_up
+
+
+def _rounded(x: Any) -> Any:
+    """Round float32 features to bfloat16, in rows of whole words of 16 bytes."""
+    m, (n, feat) = memory_of(x), x.shape
+    words_of_row = -(-feat // 8)
+    found = m.empty((n, 8 * words_of_row), "uint16", x)
+    words = n * words_of_row
+    with m.on_device(x):
+        kernel = load(_FILE, "round_rows", NARROW_TYPES)
+        at = m.pointer(x), m.pointer(found)
+        sizes = words, m.row_stride(x), words_of_row, feat
+        kernel(-(-words // jit.THREADS), (*at, *sizes), stream=m.stream(x))
+    return found
 
 
 def shared_rows_bytes(S: Structure, dtype: str, feat: int, *, arg: bool = False) -> int:
@@ -240,7 +285,8 @@ def spmm_coo(
             alignment, stride = (m.pointer(x) | m.pointer(sums)) % 16, m.row_stride(x)
             shape = load_shape(dtype, feat=feat, stride=stride, alignment=alignment)
             blocks = -(-A.nnz * shape.lanes // (THREADS * COO_RUN))
-            kernel = load(_FILE, "spmm_coo_atomic", dtype, A.index_dtype.name, tuple(shape))
+            types = dtype, A.index_dtype.name
+            kernel = load(_FILE, "spmm_coo_atomic", types, tuple(shape))
             sizes = A.nnz, row_bytes(stride, dtype), blocks, feat
             slices = -(-feat // shape.width)
             kernel(blocks * slices, (*at, *sizes), threads=THREADS, stream=m.stream(x))
@@ -279,7 +325,7 @@ def spmm_arg_da(A: CSR | Structure, x: Any, grad: Any, arg: Any, *scales: Any) -
         return out
     x, grad, scales = m.rows_in_place(x), m.contiguous(grad), tuple(map(m.factors, scales))
     with m.on_device(x):
-        kernel = load(_DA_FILE, "spmm_arg_da", dtype, S.index_dtype)
+        kernel = load(_DA_FILE, "spmm_arg_da", (dtype, S.index_dtype))
         arrays = map(m.pointer, (arg, grad, x, *scales, out))
         sizes = S.nnz, row_bytes(m.row_stride(x), dtype), feat
         args = (S.indptr, S.indices, S.start, *arrays, *sizes)

@@ -8,7 +8,7 @@ constexpr int MEAN = 1, MIN = 2;  // flags
 
 constexpr int SPMM_THREADS = 128;  // 1.05x over 256, 1.08x over 64 on graphs of 1 to 5 M entries (H200)
 
-// Resident blocks: as many as leave each thread the registers for its loads in flight.
+// Resident blocks: as many as leave each thread the registers for its loads in flight. T is that of X.
 template <typename T, int VEC, int REDUCE>
 constexpr int RESIDENT = REDUCE == CHOSEN_SUM ? 3 : REDUCE == EXTREME_ARG ? 4 : sizeof(T) * VEC < 16 ? 8 : 7;
 
@@ -178,19 +178,20 @@ template <typename Sum, typename Index> struct Carry {
 // the same instructions, whatever the degrees.
 // A row that several sub-warps share is put together by the one that ends it, in their order, a row that
 // several blocks share by spmm_csr_cut_rows: nothing is atomic and Y needs no zeroing.
-template <typename T, typename Index, int LANES, int VEC, int REDUCE, int WEIGHTS>
-__global__ void __launch_bounds__(SPMM_THREADS, RESIDENT<T, VEC, REDUCE>)
+// X is of the type In, narrower than T where it has been rounded for its bytes.
+template <typename T, typename Index, typename In, int LANES, int VEC, int REDUCE, int WEIGHTS>
+__global__ void __launch_bounds__(SPMM_THREADS, RESIDENT<In, VEC, REDUCE>)
 spmm_csr_balanced(const Index* __restrict__ indptr, const Index* __restrict__ indices,
                   const Place<Index>* __restrict__ start, const int* __restrict__ slot,
                   const T* __restrict__ data, const Index* __restrict__ perm,
                   const accumulator<T>* __restrict__ col_scale, const accumulator<T>* __restrict__ row_scale,
-                  const T* __restrict__ X, T* __restrict__ Y, Index* __restrict__ arg,
+                  const In* __restrict__ X, T* __restrict__ Y, Index* __restrict__ arg,
                   accumulator<T>* carry_values, Index* carry_args, long long nnz, unsigned stride,
                   unsigned blocks, int feat, int flags) {
     constexpr int SUBWARPS = SPMM_THREADS / LANES;
     constexpr int OWN = CHUNKS / SUBWARPS;  // chunks of a sub-warp
     using Sum = accumulator<T>;
-    using Vector = Pack<T, VEC>;
+    using Vector = Pack<In, VEC>;
     __shared__ Shared<Sum, Index, LANES, VEC, REDUCE> shared;
     __shared__ alignas(16) Sum weights[SUBWARPS][PIECE];
 
@@ -300,6 +301,20 @@ __global__ void spmm_csr_cut_rows(const Index* __restrict__ indptr, const Place<
     carry.add(sum, s, 1, f);
     const Result<T, Index, 1, REDUCE> result{Y, arg, row_scale, feat, flags};
     result.put(sum, row, f, (long long)indptr[row + 1] - indptr[row], result.scale(row));
+}
+
+// Y = X rounded to In, in rows of whole words of 16 bytes, each of which a thread writes; 0 behind the features.
+template <typename T, typename In>
+__global__ void round_rows(const T* __restrict__ X, In* Y, long long words, long long stride, int words_of_row, int feat) {
+    constexpr int VEC = 16 / sizeof(In);
+    const long long word = blockIdx.x * (long long)blockDim.x + threadIdx.x;
+    if (word >= words) return;
+    const int f = word % words_of_row * VEC;
+    const T* x = X + word / words_of_row * stride + f;
+    Pack<In, VEC> y;
+#pragma unroll
+    for (int v = 0; v < VEC; ++v) store(&y.v[v], f + v < feat ? read(x + v) : T(0));
+    ((Pack<In, VEC>*)Y)[word] = y;
 }
 
 // Adds VEC sums to those at y, which is aligned as they are together, up to 16 bytes.

@@ -11,6 +11,7 @@ from typing import Any
 from ...formats.arrays import import_cupy, is_cupy
 from ...formats.base import Format
 from ...formats.sgt import SGT
+from ..engine.checks import TF32
 from ..engine.structure import Structure
 from ..engine.table import Kernel, deferred
 from . import cuda, cuda_edges
@@ -20,8 +21,6 @@ from .split import HEIGHTS
 
 #: Tiles to convert to for tensor cores: ``A.tosgt(MMA_TILE)``.
 MMA_TILE = (64, 16)
-#: What ``precision`` may allow; the only one.
-TF32 = "tf32"
 _NOTE = "float32 sums; what does not pay on tensor cores runs on CUDA cores"
 _ON_STRUCTURE = "on CUDA cores, by the CSR that A was made of"
 _CPU = f"{__package__}.cpu"
@@ -106,7 +105,7 @@ def _tiles_for(
     tiles, reasons = tiles_of(A), list[str]()
     if tiles is None:
         reasons.append(f"A is {A.format.upper()}")
-        if precision is not None:
+        if precision == TF32:
             use = f'precision="{precision}" is for tiles, A.tosgt({MMA_TILE})'
             reasons.append(f"{use}: it changes nothing here")
         return None, reasons
@@ -119,7 +118,7 @@ def _tiles_for(
         reasons.append("tensor cores would round float64")
     elif x.itemsize == 4 and isinstance(tiles, PreparedTiles):
         reasons += tiles.refuses_float32()
-    elif x.itemsize == 4 and precision != TF32:
+    elif x.itemsize == 4 and precision is None:
         reasons.append(f'tensor cores round float32: allow it with precision="{TF32}"')
     return tiles, reasons
 

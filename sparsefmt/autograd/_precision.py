@@ -1,0 +1,26 @@
+"""What torch allows its own products of float32 matrices to round their factors to."""
+
+from typing import Any
+
+import torch
+
+# 0.1 µs, whichever way it was set; builds before torch 2.9 have one way, and ask it.
+_precision: Any = getattr(torch._C, "_get_fp32_precision_getter", None)
+
+
+def tf32_is_allowed() -> bool:
+    """Tell whether float32 may be rounded to TF32: ``set_float32_matmul_precision("high")``."""
+    if _precision is None:
+        return torch.get_float32_matmul_precision() != "highest"
+    return bool(_precision("cuda", "matmul") == "tf32")
+
+
+def bf16_is_allowed() -> bool:
+    """Tell whether float32 may be rounded to bfloat16: ``set_float32_matmul_precision("medium")``.
+
+    Torch has no such word for products on a GPU alone: "medium" allows TF32 there, and bfloat16 to
+    oneDNN.
+    """
+    if _precision is None:
+        return torch.get_float32_matmul_precision() == "medium"
+    return tf32_is_allowed() and bool(_precision("mkldnn", "matmul") == "bf16")
