@@ -88,7 +88,7 @@ class Compressed(Format):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class CSR(Compressed):
-    """Compressed sparse rows: the format that edge values travel in.
+    """Compressed sparse rows: one row after another.
 
     Row ``i`` (target vertex) stores columns ``indices[indptr[i]:indptr[i + 1]]`` (its
     in-neighbours) and their values in ``data``, in any order, duplicates allowed.
