@@ -97,7 +97,7 @@ def maxk_aggregate(
     Returns
     -------
     Tensor, shape (n_rows, feat)
-        Dense, as of ``spmm``.
+        Dense, in the dtype of ``x``, or autocast's.
 
     Raises
     ------

@@ -53,14 +53,16 @@ def gat_aggregate(
         The targets' part.
     edge_scores : Tensor, shape (nnz, heads) or (nnz,), optional
         The entries' own part, in the order of ``graph.structure``.
-    negative_slope, self_loops
-        As for ``ops.gat``, without loops by default.
+    negative_slope : float
     dropout : float
         From 0 to less than 1; 0 draws nothing.
     seed : int or Tensor of one int64, optional
         Of ``M``, which depends on it, the entry's number in CSR order and the head alone.  By
         default it is drawn from torch's generator of the device at each call, also at each replay
         of a CUDA graph.
+    self_loops : bool
+        As if each vertex of a square graph had exactly one loop: stored entries with ``i == j`` are
+        left out, and each row has one more entry ``(i, i)``, without a part of its own.
 
     Returns
     -------

@@ -126,13 +126,15 @@ class CSC(Compressed):
     Parameters
     ----------
     indptr : array, shape (n_cols + 1,)
-    indices, data, shape, validate
+    indices, data, shape
         As for ``CSR``.
+    validate : "full" or "cheap"
+        How much to check, see ``check``.
 
     Raises
     ------
     FormatError, ShapeError, DtypeError, DeviceError, IndexRangeError
-        As ``CSR``.
+        If the arrays do not form such a matrix.
     """
 
     format: ClassVar[FormatName] = "csc"

@@ -70,8 +70,8 @@ class SGT(Format):
     shape : (n_rows, n_cols)
         Need not be multiples of the tile.
     tile : (height, width)
-    validate
-        As for ``CSR``.
+    validate : "full" or "cheap"
+        How much to check, see ``check``.
 
     Raises
     ------

@@ -116,7 +116,7 @@ def aggregate_backward(
     ----------
     A : COO, CSR, CSC, SGT or CBSR, shape (n_rows, n_cols)
     X : array, shape (n_cols, feat)
-        As for ``aggregate``.
+        As for ``spmm``.
     grad : array, shape (n_rows, feat)
         Of ``Y``, in X's dtype.
     self_weight : array, shape (n_rows,), optional
@@ -139,7 +139,7 @@ def aggregate_backward(
     ShapeError
         If shapes do not fit, or ``self_weight`` is given for an ``A`` that is not square.
     DtypeError, DeviceError
-        As ``aggregate``.
+        As ``spmm``.
     FormatError
         If ``transposed`` was made of a matrix with other indices.
 

@@ -93,7 +93,7 @@ def spmm_arg_backward(
     Parameters
     ----------
     A, X, row_scale, col_scale
-        As given to ``spmm_arg``.
+        As for ``spmm``, and as given to ``spmm_arg``.
     arg : array, shape (n_rows, feat)
         What ``spmm_arg`` returned.
     grad : array, shape (n_rows, feat)
@@ -110,7 +110,7 @@ def spmm_arg_backward(
     Raises
     ------
     ShapeError, DtypeError, DeviceError, FormatError, UnsupportedError
-        As ``spmm``, and ``aggregate_backward`` of ``transposed``.
+        As ``spmm``; FormatError if ``transposed`` was made of a matrix with other indices.
 
     Notes
     -----
