@@ -19,7 +19,7 @@ from ..ops.engine import checks
 from ..ops.matmul.api import REDUCTIONS
 from . import _check, _library
 from ._library import LibraryOp
-from ._order import in_csr_order, in_order, in_own_order
+from ._order import given_in_csr_order, in_own_order
 from ._recording import apart, recorded
 from .structure import GraphLike, GraphTensors, Side, graph_tensors, side_of
 
@@ -85,8 +85,8 @@ def spmm(
     checks.word("reduce", reduce, REDUCTIONS)
     tensors = graph_tensors(graph)
     x, values, r, c = _operands(tensors, x, edge_weight, row_scale, col_scale)
-    if edge_weight is not None and not in_order(tensors):
-        values = in_csr_order(graph, values)
+    if edge_weight is not None:
+        values = given_in_csr_order(graph, tensors, values)
     if _library.unheard(tensors.rows, (x, values, r, c)):
         found: Tensor = SPMM.at_once(tensors.rows, x, values, None, r, c, reduce)
         return found
@@ -135,8 +135,8 @@ def csr_operands(
     """Check and cast as ``operands``, with the values in CSR order."""
     tensors = graph_tensors(graph)
     x, values, r, c = _operands(tensors, x, edge_weight, *scales)
-    if edge_weight is not None and not in_order(tensors):
-        values = in_csr_order(graph, values)
+    if edge_weight is not None:
+        values = given_in_csr_order(graph, tensors, values)
     return x, values, r, c
 
 
