@@ -130,7 +130,7 @@ def is_left(node: ast.AST) -> bool:
         case ast.JoinedStr() | ast.Import() | ast.ImportFrom() | ast.Expr(value=ast.Constant()):
             return not imports_cupy(node)
         case ast.FunctionDef(name=name):
-            return name == "__repr__" or name.endswith(("_gpu", "_kernel"))
+            return name in ("__repr__", "elementwise") or name.endswith(("_gpu", "_kernel"))
         case ast.If(test=ast.Name(id="TYPE_CHECKING")):
             return True
     return isinstance(node, ast.AnnAssign) and node.value is None
