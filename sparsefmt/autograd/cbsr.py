@@ -326,7 +326,7 @@ class _Sspmm(Function):
 def _of_factors(
     ctx: Any, x: Tensor, columns: Tensor, data: Tensor, factors: Factors
 ) -> tuple[Tensor | None, ...]:
-    """Compute the gradients of inputs 1 to 3, which are edge values and scales."""
+    """Compute the gradients of edge values and scales: inputs 1 to 3."""
     products = partial(sddmm_cbsr, ctx.graph, x, columns, data)
     return factor_gradients(ctx.graph, False, ctx.needs_input_grad[1:4], products, factors)
 

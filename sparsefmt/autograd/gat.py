@@ -188,9 +188,9 @@ def gat_of_vectors(
 
 
 def from_scores(graph: GraphLike, options: Options, *inputs: Tensor | None) -> Tensor:
-    """``gat_aggregate`` of ``h, el, er`` and the scores of entries and loops; nothing is checked.
+    """Run ``gat_aggregate`` on ``h, el, er`` and edge scores of entries and loops, unchecked.
 
-    The scores of the loops that ``options`` ask for are (n,) or (n, heads).
+    The scores of loops are (n,) or (n, heads), or None.
     """
     found: Tensor
     if not recorded(*inputs):
@@ -223,7 +223,7 @@ def from_vectors(
     *scores: Tensor | None,
     bias: Tensor | None = None,
 ) -> Tensor:
-    """``gat_of_vectors``, with ``scores`` of entries and loops; nothing is checked.
+    """Run ``gat_of_vectors`` with edge ``scores`` of entries and loops, unchecked.
 
     ``bias``, of heads * feat values, is added to each row.  As one Function: no two parts of the
     gradient of ``h`` have to be added up, and the bias costs no launch.

@@ -150,9 +150,9 @@ def dot_aggregate(
 
 
 def _pairwise(graph: GraphLike, options: Options, scale: float, *inputs: Tensor | None) -> Tensor:
-    """Attend from queries to keys with values, by ``att`` and the edges' scores.
+    """Run attention on queries, keys, values, ``att`` and edge scores, unchecked.
 
-    Scores are products where there is no ``att``; without values the keys are the values.
+    Without ``att`` the scores are dot products; without values the keys are the values.
     """
     seed, *numbers = options.with_scale(scale)
     found: Tensor

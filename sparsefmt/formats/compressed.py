@@ -69,7 +69,7 @@ class Compressed(Format):
         return self if self.has_sorted_indices else convert.sort_minor(self)
 
     def _flipped(self, kind: type[Other]) -> Other:
-        """View the arrays as the other of both formats: the transpose."""
+        """View the same arrays as the transpose, in the other format."""
         self._built()
         return kind._trusted(**{**self.__dict__, "shape": self.shape[::-1]})
 

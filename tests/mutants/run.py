@@ -27,20 +27,20 @@ sys.path[:0] = [str(HERE), str(HERE.parents[1])]
 import trial  # noqa: E402
 from mutations import Mutant, mutants, mutated  # noqa: E402
 
-#: What is mutated.
+#: Modules to mutate.
 SOURCES = ("formats/*.py", "io/*.py", "graph.py")
-#: Code of a GPU: kernels, and what starts them.
+#: Modules of kernels for a GPU.
 LEFT = ("condense_kernels.py", "faults.py")
-#: What kills mutants, in groups that take about equally long.
+#: Tests that kill mutants, in groups that take about equally long.
 TESTS = (
     ("tests/formats",),
     ("tests/io", "tests/interop", "tests/tools/test_testing.py", "tests/tools/test_stats.py"),
 )
-#: Why some mutants are no change to anybody.
+#: Mutants that no test can kill, with reasons.
 SURVIVORS = HERE / "survivors.txt"
 #: Seconds of tests for each mutant, beside imports; those that are left out killed nothing.
 BUDGET = 30.0
-#: Which test runs which lines, of the last run.
+#: Seconds and lines of each test, from the last run.
 KEPT = trial.ROOT / "build" / "mutants.json"
 
 
@@ -76,7 +76,7 @@ def arguments() -> argparse.Namespace:
 
 @dataclass
 class Tests:
-    """What every test takes, and which lines it runs."""
+    """Seconds of each test, and the lines that it runs."""
 
     seconds: dict[str, float] = field(default_factory=dict)
     lines: dict[str, dict[int, list[str]]] = field(default_factory=dict)
@@ -125,7 +125,7 @@ def sampled(given: argparse.Namespace) -> list[Mutant]:
 def baseline(folder: Path, jobs: int) -> Tests:
     """Run all tests without a mutant, twice: for their lines, then as mutants have them.
 
-    What is known of the same sources and tests is not measured again.
+    Seconds and lines are kept for the same sources and tests.
     """
     digest = hashlib.sha256()
     for path in sorted([*trial.PACKAGE.rglob("*.py"), *HERE.parent.rglob("*.py")]):
@@ -243,7 +243,7 @@ def outcome(code: int, folder: Path) -> tuple[str, str]:
 
 
 def reasons() -> dict[str, str]:
-    """Read why some mutants are no change to anybody: key -> reason."""
+    """Read why no test can kill some mutants: key -> reason."""
     if not SURVIVORS.is_file():
         return {}
     lines = [line for line in SURVIVORS.read_text().splitlines() if line and line[0] != "#"]

@@ -48,7 +48,7 @@ def products_at_entries(
 
 @inlined
 def _by_heads(one: Any, several: Any, start: Any, stop: Any, heads: Any, given: Any) -> None:
-    """Work on the entries of a row: those of one head, or several heads at a time."""
+    """Run ``one`` on a row with a single head, else ``several`` on a few heads at a time."""
     if heads == 1:
         one(start, stop, given)
     else:

@@ -79,7 +79,7 @@ class Memory(Protocol):
 class CupyMemory:
     """Memory of CuPy arrays.
 
-    ``a._c_contiguous`` is what ``a.flags`` is made of: 0.05 µs, where the flags take 0.6.
+    Reading ``a._c_contiguous`` takes 0.05 µs, ``a.flags`` 0.6.
     """
 
     def __init__(self) -> None:

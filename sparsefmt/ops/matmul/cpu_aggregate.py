@@ -24,8 +24,8 @@ def aggregate_backward(
 ) -> tuple[Array, Array]:
     """``dx[j] = c[j] sum of a[e] r[i] grad[i] + self[j] grad[j]``, ``da[e] = r c <grad[i], x[j]>``.
 
-    ``factors`` are values, ``perm``, ``row_scale`` and ``col_scale``.  ``A`` is the transpose,
-    whose entries have the numbers ``perm`` in the values and ``da``, their own without it.
+    ``factors`` are values, ``perm``, ``row_scale`` and ``col_scale``.  ``A`` is the transpose:
+    its entry k is number ``perm[k]`` in the values and ``da``, or k without ``perm``.
     ``dself[j] = <grad[j], x[j]>`` is of the dtype that sums run in, and is given wherever
     ``self_weight`` is.
     """
@@ -46,7 +46,7 @@ def aggregate_backward(
 
 @inlined
 def _tile(zero: Any, f: Any, count: Any, row: Any, given: Any) -> None:
-    """Go over ``count`` features from ``f`` on."""
+    """Compute both gradients of column ``j`` for ``count`` features from ``f`` on."""
     j, span = row
     T, values, X, grad, out, dA = given
     indices, perm = T

@@ -253,7 +253,7 @@ def spmm_coo(
 
 
 def spmm_arg(A: CSR | Structure, x: Any, values: Any, *others: Any) -> tuple[Any, Any]:
-    """Compute the maximum or minimum of ``spmm``, and the entries that win it."""
+    """Compute ``spmm`` by maximum or minimum, and which entries win."""
     S, m = structure_of(A), memory_of(x)
     arg = m.empty((S.n_rows, x.shape[1]), S.index_dtype, x)
     return spmm(S, x, values, None, *others, arg=arg), arg
@@ -262,8 +262,8 @@ def spmm_arg(A: CSR | Structure, x: Any, values: Any, *others: Any) -> tuple[Any
 def spmm_arg_dx(A: CSR | Structure, perm: Any, grad: Any, arg: Any, *factors: Any) -> Any:
     """Gradient of ``spmm_arg`` in the features: the winners in each column have their share.
 
-    ``A`` is the transposed structure, whose entry k has the number ``perm[k]``; ``factors`` are the
-    values and the scales of the product itself.
+    ``A`` is the transpose: its entry k is entry ``perm[k]`` of the product.  ``factors`` are the
+    values and scales of the product.
     """
     values, row_scale, col_scale = factors
     grad = memory_of(grad).contiguous(grad)  # the kernel reads it and arg by the same places

@@ -108,10 +108,10 @@ def aggregate_backward(
 ) -> tuple[Any, Any]:
     """``dx[j] = c[j] sum of a[e] r[i] grad[i] + self[j] grad[j]``, ``da[e] = r c <grad[i], x[j]>``.
 
-    ``factors`` are values, ``perm``, ``row_scale`` and ``col_scale``.  ``A`` is the transpose,
-    whose entries have the numbers ``perm`` in the values and ``da``, their own without it;
-    ``inverse`` may be the inverse permutation.  ``dself[j] = <grad[j], x[j]>`` is
-    of the dtype that sums run in, and is given wherever ``self_weight`` is.
+    ``factors`` are values, ``perm``, ``row_scale`` and ``col_scale``.  ``A`` is the transpose:
+    its entry k is number ``perm[k]`` in the values and ``da``, or k without ``perm``.  ``inverse``
+    may be the inverse permutation.  ``dself[j] = <grad[j], x[j]>`` is of the dtype that sums run
+    in, and is given wherever ``self_weight`` is.
     """
     T, m = structure_of(A), memory_of(x)
     dtype, feat = m.dtype(x), x.shape[1]

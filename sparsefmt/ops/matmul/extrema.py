@@ -187,7 +187,7 @@ _SCALES = "Tensor? row_scale, Tensor? col_scale"
 
 
 def _gradient(launcher: Callable[..., Any], arguments: str, **facts: Any) -> Op:
-    """Make the row of a gradient, which has the launcher's name; scales come last."""
+    """Make the row of a gradient, named as its launcher; its last arguments are scales."""
     kernels = csr_kernels(launcher, "spmm_arg_backward_cuda", "spmm_arg_backward_numba")
     facts |= {"kernels": kernels, "functions": ("spmm_arg_backward",)}
     return Op(launcher.__name__, f"{arguments}, {_SCALES}", **facts)
