@@ -219,7 +219,8 @@ class _Spmm(Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         graph, transposed, needs = ctx.graph, ctx.transposed, ctx.needs_input_grad
         x, grad, factors = restored(ctx, ctx.saved_tensors, grad, side_of(graph, transposed))
-        if needs[0] and needs[1] and not any(needs[2:4]) and not recorded(grad, x, *factors[:3]):
+        both = needs[0] and needs[1] and not any(needs[2:4])
+        if both and not recorded(grad, x, *factors.of_products):
             side = side_of(graph, not transposed)
             given = factors.values, side.perm, factors.rows, factors.cols
             # One gather of the gradient's rows serves both: fuseGNN, algorithms 2 and 3.
@@ -243,6 +244,11 @@ class Factors(NamedTuple):
     rows: Tensor | None
     cols: Tensor | None
     inverse: Tensor | None
+
+    @property
+    def of_products(self) -> tuple[Tensor | None, ...]:
+        """Values and both scales."""
+        return self.values, self.rows, self.cols
 
 
 def restored(ctx: Any, saved: Any, grad: Tensor, side: Side) -> tuple[Any, Tensor, Factors]:

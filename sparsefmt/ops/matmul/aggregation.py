@@ -162,8 +162,9 @@ def aggregate_backward(
     dX = checks.output(None, shape=X.shape, like=X, inputs=[])
     dA = checks.output(None, shape=(A.nnz,), like=X, inputs=[])
     dself = None if own is None else checks.output(None, shape=own.shape, like=own, inputs=[])
-    options = {"inverse": inverse, "self_weight": own, "dself": dself, "out": (dX, dA)}
-    choose.run(AGGREGATE_BACKWARD, T, X, grad, A.data, perm, None, None, **options)
+    numbered = {"values": A.data, "perm": perm, "inverse": inverse}
+    options = {"row_scale": None, "col_scale": None, "self_weight": own, "dself": dself}
+    choose.run(AGGREGATE_BACKWARD, T, X, grad, **numbered, **options, out=(dX, dA))
     dA = in_own_order(dA, numbers)
     if dself is None:
         return dX, dA
