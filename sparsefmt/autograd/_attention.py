@@ -1,7 +1,7 @@
-"""Run attention for torch: what ``gat`` and ``pairwise`` share, without checks.
+"""The forward pass that ``gat`` and ``pairwise`` share, without checks.
 
-Backward computes the weights again: nothing that is saved has a value an entry.  A gradient can be
-used but not differentiated.
+It saves no array with a value for each entry: backward computes the weights again.  Gradients
+cannot be differentiated again.
 """
 
 from typing import Any

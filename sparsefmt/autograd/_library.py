@@ -254,7 +254,7 @@ def unheard(side: Side, tensors: tuple[Tensor | None, ...]) -> bool:
         return False
     recording = torch.is_grad_enabled()
     for tensor in tensors:
-        if tensor is not None and (_special(tensor) or (recording and tensor.requires_grad)):
+        if tensor is not None and (_not_plain(tensor) or (recording and tensor.requires_grad)):
             return False
     return True
 
@@ -269,13 +269,13 @@ def unwatched(args: tuple[Any, ...]) -> bool:
     if _listening(args):
         return False
     for arg in args:
-        if type(arg) not in _OTHERS and _special(arg):
+        if type(arg) not in _OTHERS and _not_plain(arg):
             return False
     return True
 
 
 def _listening(args: tuple[Any, ...]) -> bool:
-    """Tell whether something beside autograd hears of every call of this thread."""
+    """Tell whether a profiler, autocast, a mode or a transform sees the calls of this thread."""
     return (
         profiler._is_profiler_enabled
         or torch.is_autocast_enabled()  # of CUDA
@@ -284,6 +284,6 @@ def _listening(args: tuple[Any, ...]) -> bool:
     )
 
 
-def _special(arg: Any) -> bool:
-    """Tell whether an argument is no plain tensor."""
+def _not_plain(arg: Any) -> bool:
+    """Tell whether an argument is anything but a plain tensor with its values in memory."""
     return type(arg) not in _TENSORS or arg.is_neg() or arg._is_zerotensor()

@@ -21,10 +21,15 @@ def in_csr_order(graph: GraphLike, values: Tensor | None) -> Tensor | None:
     return _moved(values, graph, True)
 
 
-def in_order(tensors: GraphTensors) -> bool:
-    """Tell whether it is known, outside a tracer, that the edges came in CSR order."""
-    compiling = torch.compiler.is_compiling()  # which must not see what is missing
-    return not compiling and tensors.ordered and tensors.order is None
+def given_in_csr_order(
+    graph: GraphLike, tensors: GraphTensors, values: Tensor | None
+) -> Tensor | None:
+    """Bring given values to CSR order; at once where ``tensors`` say that they came in it."""
+    # A trace must not depend on whether the order has been looked for.
+    known_in_csr_order = (
+        not torch.compiler.is_compiling() and tensors.ordered and tensors.order is None
+    )
+    return values if known_in_csr_order else in_csr_order(graph, values)
 
 
 def in_own_order(graph: GraphLike, values: Tensor) -> Tensor:

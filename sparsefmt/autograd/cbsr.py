@@ -97,7 +97,7 @@ def maxk_aggregate(
     Returns
     -------
     Tensor, shape (n_rows, feat)
-        Dense, as of ``spmm``.
+        Dense, in the dtype of ``x``, or autocast's.
 
     Raises
     ------
@@ -241,7 +241,7 @@ class _Spgemm(Function):
         data, grad, factors = restored(ctx, saved, grad, side_of(ctx.graph, False))
         dkept = None
         if ctx.needs_input_grad[0]:
-            dkept = sspmm(ctx.graph, columns, grad, *factors[:3])
+            dkept = sspmm(ctx.graph, columns, grad, *factors.of_products)
         others = _of_factors(ctx, grad, columns, data, factors)
         return dkept, *others, None, None, None, None
 
@@ -278,7 +278,7 @@ class _MaxkSpgemm(Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         *saved, columns = ctx.saved_tensors
         _, grad, factors = restored(ctx, saved, grad, side_of(ctx.graph, False))
-        data = sspmm(ctx.graph, columns, grad, *factors[:3])
+        data = sspmm(ctx.graph, columns, grad, *factors.of_products)
         return to_dense(columns, data, ctx.feat), None, None, None, None, None, None
 
 
@@ -319,14 +319,14 @@ class _Sspmm(Function):
         x, data, factors = restored(ctx, saved, data, side_of(ctx.graph, False))
         dgrad = None
         if ctx.needs_input_grad[0]:
-            dgrad = spgemm(ctx.graph, columns, data, ctx.feat, *factors[:3])
+            dgrad = spgemm(ctx.graph, columns, data, ctx.feat, *factors.of_products)
         return dgrad, *_of_factors(ctx, x, columns, data, factors), None, None
 
 
 def _of_factors(
     ctx: Any, x: Tensor, columns: Tensor, data: Tensor, factors: Factors
 ) -> tuple[Tensor | None, ...]:
-    """Compute the gradients of inputs 1 to 3, which are edge values and scales."""
+    """Compute the gradients of edge values and scales: inputs 1 to 3."""
     products = partial(sddmm_cbsr, ctx.graph, x, columns, data)
     return factor_gradients(ctx.graph, False, ctx.needs_input_grad[1:4], products, factors)
 

@@ -53,14 +53,16 @@ def gat_aggregate(
         The targets' part.
     edge_scores : Tensor, shape (nnz, heads) or (nnz,), optional
         The entries' own part, in the order of ``graph.structure``.
-    negative_slope, self_loops
-        As for ``ops.gat``, without loops by default.
+    negative_slope : float
     dropout : float
         From 0 to less than 1; 0 draws nothing.
     seed : int or Tensor of one int64, optional
         Of ``M``, which depends on it, the entry's number in CSR order and the head alone.  By
         default it is drawn from torch's generator of the device at each call, also at each replay
         of a CUDA graph.
+    self_loops : bool
+        As if each vertex of a square graph had exactly one loop: stored entries with ``i == j`` are
+        left out, and each row has one more entry ``(i, i)``, without a part of its own.
 
     Returns
     -------
@@ -186,9 +188,9 @@ def gat_of_vectors(
 
 
 def from_scores(graph: GraphLike, options: Options, *inputs: Tensor | None) -> Tensor:
-    """``gat_aggregate`` of ``h, el, er`` and the scores of entries and loops; nothing is checked.
+    """Run ``gat_aggregate`` on ``h, el, er`` and edge scores of entries and loops, unchecked.
 
-    The scores of the loops that ``options`` ask for are (n,) or (n, heads).
+    The scores of loops are (n,) or (n, heads), or None.
     """
     found: Tensor
     if not recorded(*inputs):
@@ -221,7 +223,7 @@ def from_vectors(
     *scores: Tensor | None,
     bias: Tensor | None = None,
 ) -> Tensor:
-    """``gat_of_vectors``, with ``scores`` of entries and loops; nothing is checked.
+    """Run ``gat_of_vectors`` with edge ``scores`` of entries and loops, unchecked.
 
     ``bias``, of heads * feat values, is added to each row.  As one Function: no two parts of the
     gradient of ``h`` have to be added up, and the bias costs no launch.

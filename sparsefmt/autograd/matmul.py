@@ -19,7 +19,7 @@ from ..ops.engine import checks
 from ..ops.matmul.api import REDUCTIONS
 from . import _check, _library
 from ._library import LibraryOp
-from ._order import in_csr_order, in_order, in_own_order
+from ._order import given_in_csr_order, in_own_order
 from ._recording import apart, recorded
 from .structure import GraphLike, GraphTensors, Side, graph_tensors, side_of
 
@@ -85,8 +85,8 @@ def spmm(
     checks.word("reduce", reduce, REDUCTIONS)
     tensors = graph_tensors(graph)
     x, values, r, c = _operands(tensors, x, edge_weight, row_scale, col_scale)
-    if edge_weight is not None and not in_order(tensors):
-        values = in_csr_order(graph, values)
+    if edge_weight is not None:
+        values = given_in_csr_order(graph, tensors, values)
     if _library.unheard(tensors.rows, (x, values, r, c)):
         found: Tensor = SPMM.at_once(tensors.rows, x, values, None, r, c, reduce)
         return found
@@ -135,8 +135,8 @@ def csr_operands(
     """Check and cast as ``operands``, with the values in CSR order."""
     tensors = graph_tensors(graph)
     x, values, r, c = _operands(tensors, x, edge_weight, *scales)
-    if edge_weight is not None and not in_order(tensors):
-        values = in_csr_order(graph, values)
+    if edge_weight is not None:
+        values = given_in_csr_order(graph, tensors, values)
     return x, values, r, c
 
 
@@ -219,7 +219,8 @@ class _Spmm(Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         graph, transposed, needs = ctx.graph, ctx.transposed, ctx.needs_input_grad
         x, grad, factors = restored(ctx, ctx.saved_tensors, grad, side_of(graph, transposed))
-        if needs[0] and needs[1] and not any(needs[2:4]) and not recorded(grad, x, *factors[:3]):
+        both = needs[0] and needs[1] and not any(needs[2:4])
+        if both and not recorded(grad, x, *factors.of_products):
             side = side_of(graph, not transposed)
             given = factors.values, side.perm, factors.rows, factors.cols
             # One gather of the gradient's rows serves both: fuseGNN, algorithms 2 and 3.
@@ -243,6 +244,11 @@ class Factors(NamedTuple):
     rows: Tensor | None
     cols: Tensor | None
     inverse: Tensor | None
+
+    @property
+    def of_products(self) -> tuple[Tensor | None, ...]:
+        """Values and both scales."""
+        return self.values, self.rows, self.cols
 
 
 def restored(ctx: Any, saved: Any, grad: Tensor, side: Side) -> tuple[Any, Tensor, Factors]:

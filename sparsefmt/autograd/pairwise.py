@@ -39,19 +39,21 @@ def gatv2_aggregate(
 
     Parameters
     ----------
+    graph : Graph, shape (n_rows, n_cols)
+        Only its structure is read.  On the device of ``left``.
     left : Tensor, shape (n_cols, heads, feat) or (n_cols, feat)
         Of sources; float16 or bfloat16 (summed in float32), float32 or float64.
     right : Tensor, shape (n_rows, heads, feat) or (n_rows, feat)
         Of targets, in the dtype of ``left``.
     att : Tensor, shape (heads, feat) or (1, heads, feat), or (feat,) without heads
         In the dtype of ``left``, or float32 beside 2 bytes.
-    graph, edge_scores, negative_slope, dropout, seed, self_loops
+    edge_scores, negative_slope, dropout, seed, self_loops
         As for ``gat_aggregate``.
 
     Returns
     -------
     Tensor, shape (n_rows, heads, feat) or (n_rows, feat)
-        In the dtype of ``left``, or autocast's, as of ``gat_aggregate``.
+        In the dtype of ``left``, or autocast's; 0 for a row without entries.
 
     Raises
     ------
@@ -98,6 +100,8 @@ def dot_aggregate(
 
     Parameters
     ----------
+    graph : Graph, shape (n_rows, n_cols)
+        Only its structure is read.  On the device of ``keys``.
     queries : Tensor, shape (n_rows, heads, feat) or (n_rows, feat)
         Of targets, in the dtype of ``keys``.
     keys : Tensor, shape (n_cols, heads, feat) or (n_cols, feat)
@@ -106,13 +110,13 @@ def dot_aggregate(
         The keys by default.
     scale : float, optional
         ``1 / sqrt(feat)`` by default.
-    graph, edge_scores, dropout, seed, self_loops
+    edge_scores, dropout, seed, self_loops
         As for ``gat_aggregate``.
 
     Returns
     -------
-    Tensor, shape of ``queries``
-        In the dtype of ``keys``, or autocast's, as of ``gat_aggregate``.
+    Tensor, shape (n_rows, heads, feat) or (n_rows, feat)
+        In the dtype of ``keys``, or autocast's; 0 for a row without entries.
 
     Raises
     ------
@@ -121,8 +125,9 @@ def dot_aggregate(
 
     Notes
     -----
-    All four tensors have gradients; backward keeps what that of ``gatv2_aggregate`` does.
-    Deterministic, backward too.  Autocast narrows all but ``edge_scores``.
+    All four tensors have gradients.  Deterministic, backward too.  For backward the operands, the
+    result and one number for each row and head are kept; scores are computed again.  Autocast
+    narrows all but ``edge_scores``.
     Transformer (NeurIPS'17), equation 1, over the edges of a graph.
     """
     tensors = graph_tensors(graph)
@@ -145,9 +150,9 @@ def dot_aggregate(
 
 
 def _pairwise(graph: GraphLike, options: Options, scale: float, *inputs: Tensor | None) -> Tensor:
-    """Attend from queries to keys with values, by ``att`` and the edges' scores.
+    """Run attention on queries, keys, values, ``att`` and edge scores, unchecked.
 
-    Scores are products where there is no ``att``; without values the keys are the values.
+    Without ``att`` the scores are dot products; without values the keys are the values.
     """
     seed, *numbers = options.with_scale(scale)
     found: Tensor

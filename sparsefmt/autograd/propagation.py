@@ -52,8 +52,8 @@ def aggregate_with_own(
     Raises
     ------
     ShapeError, DtypeError, DeviceError, UnsupportedError
-        As ``spmm`` and, with ``k``, ``maxk_aggregate``; and if the graph is not square, or ``own``
-        or ``without`` not as above.
+        As ``spmm``; also if the graph is not square, ``k`` lies outside 1 .. feat, or ``own`` or
+        ``without`` is not as above.
 
     Notes
     -----
@@ -103,13 +103,13 @@ def propagate(
     Returns
     -------
     Tensor, shape (n, feat)
-        As of ``spmm``.
+        In the dtype of ``x``, or autocast's.
 
     Raises
     ------
     ShapeError, DtypeError, DeviceError, UnsupportedError
-        As ``aggregate_with_own``; also if ``bias`` is not as above, or if ``scale`` or ``own`` ask
-        for a gradient, which ``aggregate_with_own`` has.
+        As ``spmm``; also if the graph is not square, ``own``, ``without`` or ``bias`` is not as
+        above, or ``scale`` or ``own`` asks for a gradient: ``aggregate_with_own`` has one.
 
     Notes
     -----

@@ -64,7 +64,7 @@ def sampled_aggregate(
     Returns
     -------
     Tensor, shape (n_rows, feat)
-        As of ``spmm``.
+        In the dtype of ``x``, or autocast's.
 
     Raises
     ------

@@ -150,13 +150,13 @@ def import_cupy() -> ModuleType:
 def elementwise(
     inputs: str, outputs: str, body: str, name: str, preamble: str = ""
 ) -> Callable[[], Any]:
-    """Make a function that gives a kernel of CuPy's, which it makes at its first call."""
+    """Return a function that compiles an element-wise kernel at its first call and returns it."""
 
-    @cache
     def kernel() -> Any:
         return import_cupy().ElementwiseKernel(inputs, outputs, body, name, preamble=preamble)
 
-    return kernel
+    kernel.__name__ = name
+    return cache(kernel)
 
 
 def parse_device(device: str) -> int | None:

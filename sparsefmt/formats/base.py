@@ -33,7 +33,7 @@ FormatName = Literal["coo", "csr", "csc", "sgt", "cbsr"]
 
 
 class Shaped:
-    """Sizes of what has a ``shape``: a matrix or a graph."""
+    """Add ``n_rows`` and ``n_cols`` to a class with a ``shape``."""
 
     __slots__ = ()
 

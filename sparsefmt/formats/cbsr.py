@@ -30,13 +30,14 @@ class CBSR(Format):
         int32.
     data : array, shape (n_rows, k)
         float16, bfloat16, float32 or float64.
-    shape, validate
-        As for ``CSR``.
+    shape : (n_rows, n_cols)
+    validate : "full" or "cheap"
+        How much to check, see ``check``.
 
     Raises
     ------
     FormatError, ShapeError, DtypeError, DeviceError, IndexRangeError
-        As ``CSR``.
+        If the arrays do not form such a matrix.
     """
 
     indices: Array  #: (n_rows, k) columns, ascending and distinct in a row

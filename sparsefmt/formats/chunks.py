@@ -123,7 +123,7 @@ def multiprocessors(device: int) -> int:
     return int(cupy.cuda.Device(device).attributes["MultiProcessorCount"])
 
 
-#: Count the pieces of each row, behind its place, and the entries of the longest.
+#: Write the number of pieces of row i to ``begins[i + 1]``, and the longest row's length behind.
 _pieces_kernel = elementwise(
     "raw I indptr, int64 n_rows",
     "raw int64 begins",

@@ -69,7 +69,7 @@ class Compressed(Format):
         return self if self.has_sorted_indices else convert.sort_minor(self)
 
     def _flipped(self, kind: type[Other]) -> Other:
-        """View the arrays as the other of both formats: the transpose."""
+        """View the same arrays as the transpose, in the other format."""
         self._built()
         return kind._trusted(**{**self.__dict__, "shape": self.shape[::-1]})
 
@@ -88,7 +88,7 @@ class Compressed(Format):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class CSR(Compressed):
-    """Compressed sparse rows: the format that edge values travel in.
+    """Compressed sparse rows: one row after another.
 
     Row ``i`` (target vertex) stores columns ``indices[indptr[i]:indptr[i + 1]]`` (its
     in-neighbours) and their values in ``data``, in any order, duplicates allowed.
@@ -126,13 +126,15 @@ class CSC(Compressed):
     Parameters
     ----------
     indptr : array, shape (n_cols + 1,)
-    indices, data, shape, validate
+    indices, data, shape
         As for ``CSR``.
+    validate : "full" or "cheap"
+        How much to check, see ``check``.
 
     Raises
     ------
     FormatError, ShapeError, DtypeError, DeviceError, IndexRangeError
-        As ``CSR``.
+        If the arrays do not form such a matrix.
     """
 
     format: ClassVar[FormatName] = "csc"

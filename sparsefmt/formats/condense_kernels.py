@@ -27,7 +27,7 @@ pack = elementwise(
     preamble=SEGMENT_OF,
 )
 
-#: 0, and then 1 for each first entry of a window and column, else 0.
+#: Write 0, then for each entry 1 if it is the first of its window and column, else 0.
 differs = elementwise(
     "raw uint64 words, int32 place_bits",
     "I new_pair",
@@ -35,7 +35,7 @@ differs = elementwise(
     "sparsefmt_new_pairs",
 )
 
-#: 0, and then how many tiles the columns of each window fill; ``seen`` as for ``unpack``.
+#: Write 0, then the number of tiles of each window; ``seen`` as for ``unpack``.
 tiles = elementwise(
     "raw I bounds, raw I seen, int64 first, uint32 width",
     "I number",
@@ -49,10 +49,10 @@ tiles = elementwise(
     "sparsefmt_tiles_of_windows",
 )
 
-#: Where entries lie in tiles, from sorted words; columns of the tiles, and where tiles begin.
+#: Write slots and order of the entries, columns and begins of the tiles, from sorted words.
 #:
-#: ``seen`` are the pairs of window and column before each entry, and of all.  ``size`` is one more
-#: than there are entries: the last thread writes where the tiles end.
+#: ``seen`` counts the pairs of window and column before each entry, and all of them.  ``size`` is
+#: one more than there are entries: the last thread writes where the tiles end.
 unpack = elementwise(
     "raw uint64 words, raw I seen, raw I indptr, raw I window_ptr, raw I distinct, bool ranks, "
     "int64 n_rows, int64 n_entries, int64 n_tiles, int64 first_window, int64 first, "

@@ -18,13 +18,14 @@ class COO(Format):
         Target and source vertex of each entry; both int32 or both int64.
     data : array, shape (nnz,), optional
         float16, bfloat16, float32 or float64; None for an unweighted structure.
-    shape, validate
-        As for ``CSR``.
+    shape : (n_rows, n_cols)
+    validate : "full" or "cheap"
+        How much to check, see ``check``.
 
     Raises
     ------
     ShapeError, DtypeError, DeviceError, IndexRangeError
-        As ``CSR``.
+        If the arrays do not form such a matrix.
     """
 
     row: Array  #: (nnz,) target vertices

@@ -66,13 +66,12 @@ class SGT(Format):
     order : array, shape (nnz,)
         Place of each entry in CSR order: the map back.
     data : array, shape (nnz,), optional
-        Values **in CSR order**, as edge values are everywhere outside a COO: the value of the e-th
-        tiled entry is ``data[order[e]]``.
+        Values **in CSR order**: the value of the e-th tiled entry is ``data[order[e]]``.
     shape : (n_rows, n_cols)
         Need not be multiples of the tile.
     tile : (height, width)
-    validate
-        As for ``CSR``.
+    validate : "full" or "cheap"
+        How much to check, see ``check``.
 
     Raises
     ------

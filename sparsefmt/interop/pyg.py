@@ -40,8 +40,8 @@ def from_edge_index(
         the largest index plus one, which on a GPU synchronises.
     format : "coo", "csr", "csc" or "sgt"
         COO keeps the order of the edges.
-    dtype : optional
-        As for ``from_scipy``.
+    dtype : float16, bfloat16, float32 or float64, optional
+        For the values.  By default floats keep theirs; integers and booleans become float64.
     index_dtype : int32 or int64, optional
         By default that of ``edge_index``.
 

@@ -191,7 +191,7 @@ def wrong_kind(function: str, value: object, mend: str) -> UnsupportedError:
 
 
 def imported(module: str, needed: str) -> Any:
-    """Import a module of another library, or say what needs it and how to get it."""
+    """Import a module of another library, or raise ``UnsupportedError(needed)``."""
     try:
         return import_module(module)
     except ImportError as error:

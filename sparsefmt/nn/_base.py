@@ -91,6 +91,7 @@ class LinearConvolution(Convolution):
 
     def _add_parameters(self, in_channels: int, out_channels: int, bias: bool) -> None:
         """Make the layer's linear maps, and draw their parameters."""
+        raise NotImplementedError
 
 
 def _sample_width(name: str, width: int | None, k: int | None) -> int | None:

@@ -85,7 +85,21 @@ class GATv2Conv(Attention):
             init.zeros_(self.bias)
 
     def forward(self, x: Tensor, graph: GraphLike) -> Tensor:
-        """As ``GATConv``: its arguments and errors, without those of edge features."""
+        """(n, in_channels) to (n, heads * out_channels), or (n, out_channels) without ``concat``.
+
+        Parameters
+        ----------
+        x : Tensor, shape (n, in_channels)
+        graph : Graph, shape (n, n)
+            Only its structure is read.
+
+        Raises
+        ------
+        ShapeError
+            If the graph is not square, or ``x`` not of that shape.
+        DtypeError, DeviceError, UnsupportedError
+            As ``autograd.gat_aggregate``.
+        """
         check_input(x, graph, self.lin_l.weight)
         left = self._by_head(self.lin_l(x))
         right = left if self.share_weights else self._by_head(self.lin_r(x))

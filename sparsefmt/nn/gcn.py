@@ -34,7 +34,8 @@ class GCNConv(LinearConvolution):
         As ``sample``, while it trains: other entries at each call, which the strategy "random" of
         ``autograd.sampled_aggregate`` draws.
     strategy : "bucket", "fastrand" or "random"
-        Which entries ``sample`` means, as in ``autograd.sampled_aggregate``.
+        Which entries of a longer row ``sample`` takes: the first ones, those at fixed steps, or a
+        random sample; see ``autograd.sampled_aggregate``.
 
     Attributes
     ----------
@@ -82,8 +83,8 @@ class GCNConv(LinearConvolution):
 
         Raises
         ------
-        ShapeError, DtypeError, DeviceError
-            As ``autograd.spmm`` and ``maxk_aggregate``; and if the graph is not square.
+        ShapeError, DtypeError, DeviceError, UnsupportedError
+            As ``autograd.spmm``; also if the graph is not square.
         """
         check_input(x, graph, self.lin.weight)
         h = self.lin(x)

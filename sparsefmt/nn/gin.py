@@ -82,7 +82,13 @@ class GINConv(Convolution):
             self.eps.fill_(self.initial_eps)
 
     def forward(self, x: Tensor, graph: GraphLike, edge_weight: Tensor | None = None) -> Tensor:
-        """(n, feat) to what ``nn`` makes of it; arguments and errors are those of ``GCNConv``."""
+        """(n, feat) to what ``nn`` makes of it; arguments are those of ``GCNConv``.
+
+        Raises
+        ------
+        ShapeError, DtypeError, DeviceError, UnsupportedError
+            As ``autograd.spmm``; also if the graph is not square.
+        """
         check_square(graph)
         width = self._width()
         if width is not None:

@@ -56,7 +56,13 @@ class SAGEConv(LinearConvolution):
         self.lin_r.reset_parameters()
 
     def forward(self, x: Tensor, graph: GraphLike, edge_weight: Tensor | None = None) -> Tensor:
-        """(n, in_channels) to (n, out_channels); arguments and errors are those of ``GCNConv``."""
+        """(n, in_channels) to (n, out_channels); arguments are those of ``GCNConv``.
+
+        Raises
+        ------
+        ShapeError, DtypeError, DeviceError, UnsupportedError
+            As ``autograd.spmm``; also if the graph is not square.
+        """
         check_input(x, graph, self.lin_l.weight)
         width = self._width()
         y: Tensor

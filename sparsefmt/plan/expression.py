@@ -14,7 +14,7 @@ Kind: TypeAlias = Literal["dense", "unweighted", "weighted", "diagonal"]
 
 
 class Between:
-    """What has the rows of one matrix and the columns of another, or of the same."""
+    """Take the rows from the first of ``_ends()`` and the columns from the second."""
 
     if TYPE_CHECKING:
 

@@ -27,7 +27,7 @@ TYPES = ("annotation", "returns", "decorator_list", "bases", "type_params")
 
 @dataclass
 class Place:
-    """Where a node stands in a tree, so that another can stand there."""
+    """A place in a tree, where one node can replace another."""
 
     parent: ast.AST
     field: str
@@ -37,12 +37,12 @@ class Place:
 
     @property
     def node(self) -> ast.AST:
-        """The node that stands here."""
+        """The node in this place."""
         found = getattr(self.parent, self.field)
         return found if self.index is None else found[self.index]
 
     def put(self, node: ast.AST | None) -> None:
-        """Let another node stand here."""
+        """Put another node in this place."""
         if self.index is None:
             setattr(self.parent, self.field, node)
         else:
@@ -57,7 +57,7 @@ class Mutant:
     place: int  #: number of the node
     change: int  #: number among the changes of that node
     function: str
-    lines: tuple[int, ...]  #: that the statement begins on and takes, as far as its colon
+    lines: tuple[int, ...]  #: of the statement, up to its colon
     before: str
     after: str
 
@@ -130,7 +130,7 @@ def is_left(node: ast.AST) -> bool:
         case ast.JoinedStr() | ast.Import() | ast.ImportFrom() | ast.Expr(value=ast.Constant()):
             return not imports_cupy(node)
         case ast.FunctionDef(name=name):
-            return name == "__repr__" or name.endswith(("_gpu", "_kernel"))
+            return name in ("__repr__", "elementwise") or name.endswith(("_gpu", "_kernel"))
         case ast.If(test=ast.Name(id="TYPE_CHECKING")):
             return True
     return isinstance(node, ast.AnnAssign) and node.value is None
@@ -165,7 +165,7 @@ def ends_for_cpu(node: ast.AST) -> bool:
 
 
 def changes(place: Place) -> Iterator[ast.AST]:
-    """Give what may stand in that place instead."""
+    """Give the nodes that may replace the one in a place."""
     node = place.node
     match node:
         case ast.Compare(left, ops, comparators):
@@ -204,7 +204,7 @@ def changes(place: Place) -> Iterator[ast.AST]:
 
 
 def is_condition(place: Place) -> bool:
-    """Tell whether a place is what an ``if``, a ``while`` or a comprehension asks."""
+    """Tell whether a place is the condition of an ``if``, a ``while`` or a comprehension."""
     return place.field in ("test", "ifs")
 
 
@@ -232,12 +232,12 @@ def head(statement: ast.stmt) -> ast.stmt:
 
 
 def text(statement: ast.stmt) -> str:
-    """Write a statement, as far as its colon, on one line."""
+    """Write a statement, up to its colon, on one line."""
     return " ".join(ast.unparse(head(statement)).split())
 
 
 def last_line(statement: ast.stmt) -> int:
-    """Find the last line of a statement, as far as its colon."""
+    """Find the last line of a statement, up to its colon."""
     nodes = [node for node in ast.walk(head(statement)) if hasattr(node, "end_lineno")]
     own = [node.end_lineno for node in nodes if node.lineno and type(node) is not type(statement)]
     simple = not hasattr(statement, "body")

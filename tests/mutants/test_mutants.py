@@ -1,8 +1,12 @@
 """The mutants are the changes that they say, and a test that fails kills one."""
 
 import ast
+import importlib.util
+import json
 import os
 import signal
+import sys
+from pathlib import Path
 
 import mutations
 import pytest
@@ -21,12 +25,28 @@ def middle(low: int = 0, high: int = 4, *, round=False):
     high += low
     return (low + high) // 2
 
+def elementwise(a):
+    def kernel():
+        return a + 4
+    return kernel
+
 def host(a):
     if not is_cupy(a):
         return a[1:]
     import cupy
     return a + 3
 '''
+
+
+@pytest.fixture(scope="module")
+def runner():
+    """``run.py``, under a name of its own: other folders have a ``run`` too."""
+    file = Path(trial.__file__).with_name("run.py")
+    spec = importlib.util.spec_from_file_location("run_mutants", file)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # a dataclass looks for it
+    spec.loader.exec_module(module)
+    return module
 
 
 def test_mutants_are_single_changes_of_code_for_a_cpu():
@@ -93,3 +113,45 @@ def test_a_child_runs_the_tests_on_the_mutant_alone(tmp_path, monkeypatch, after
     )
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == ends
     assert file.read_text() == source
+
+
+@pytest.mark.parametrize(
+    ("code", "failed", "end"),
+    [
+        (0, "", ("survived", "")),
+        (1, "test_a", ("killed", "test_a")),
+        (-signal.SIGSEGV, None, ("killed", "SIGSEGV")),
+        (-signal.SIGALRM, None, ("timed out", "")),
+        (-signal.SIGKILL, None, ("survived", "killed from outside")),
+        (1, None, ("survived", "pytest ended with 1: text")),
+    ],
+)
+def test_only_a_test_or_the_clock_or_a_crash_kills(runner, tmp_path, code, failed, end):
+    (tmp_path / "output").write_text("text")
+    if failed is not None:
+        (tmp_path / "note").write_text(json.dumps({"failed": failed}))
+    assert runner.outcome(code, tmp_path) == end
+
+
+@pytest.mark.parametrize("codes", [(-signal.SIGALRM, 0), (-signal.SIGALRM, -signal.SIGALRM)])
+def test_a_mutant_that_runs_out_of_time_is_tried_again_alone(runner, tmp_path, monkeypatch, codes):
+    tried = []
+
+    def ended(starts, folder, jobs):
+        for name in list(starts):
+            tried.append((name, jobs))
+            yield name, codes[sum(one == name for one, _ in tried) - 1] if name == "0" else 0
+
+    monkeypatch.setattr(runner, "ended", ended)
+    sample = mutations.mutants("toy.py", TOY)[:2]
+    tests = runner.Tests({"test": 1.0}, {"toy.py": {n: ["test"] for n in range(30)}})
+    found = dict(runner.attempts(sample, tests, tmp_path, 2))
+    assert tried == [("0", 2), ("1", 2), ("0", 1)]
+    assert found[0][0] == ("timed out" if codes[1] else "survived")
+
+
+def test_a_name_that_no_mutant_has_ends_the_run_at_once(runner, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["run.py", "--only", "no such"])
+    monkeypatch.setattr(trial, "prepare", pytest.fail)
+    with pytest.raises(SystemExit, match="no mutant's key contains 'no such'"):
+        runner.main()

@@ -22,13 +22,13 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "sparsefmt"
-#: What the library and its tests import, as far as it takes long.
+#: Slow imports of the library and its tests.
 NEEDED = (
     "numpy", "scipy.io", "scipy.sparse", "scipy.sparse.csgraph", "numba", "ml_dtypes", "networkx",
     "torch", "torch_geometric", "hypothesis.stateful", "hypothesis.extra.numpy",
 )  # fmt: skip
-#: Memory of its own that a child may take beyond what its parent has.  It is no limit of address
-#: space, because readers look at that.
+#: Bytes that a child may allocate beyond its parent's.  Address space is not limited: readers look
+#: at that limit.
 MEMORY = 4 * 2**30
 #: Seconds for importing and collecting; and for a test, beside ten times what it takes otherwise.
 PATIENCE = 60
@@ -76,7 +76,7 @@ class Plugin:
         self.failed = ""
 
     def pytest_sessionstart(self) -> None:
-        """Look for a failure, not for its best example: hypothesis soon has shrunk enough."""
+        """Let hypothesis look for a failure, and shrink it for a few seconds only."""
         from hypothesis import HealthCheck, Phase, settings
         from hypothesis.internal.conjecture import engine
 
@@ -132,7 +132,7 @@ class Plugin:
 
 
 def prepare() -> None:
-    """Import what children need, in this process, for them to have it at once."""
+    """Import in this process what children need, so that they begin with it."""
     for pool in ("OMP", "OPENBLAS", "MKL", "NUMBA"):
         os.environ[f"{pool}_NUM_THREADS"] = "1"
     os.environ.update(HYPOTHESIS_NO_PLUGINS="1", SPARSEFMT_EXAMPLES="30", MPLBACKEND="Agg")
@@ -158,7 +158,7 @@ def start(
     folder : Path
         Of the child's own, for its output and its temporary files.
     finder : Finder, optional
-        What is mutated.
+        Finds the mutated module.
     chosen : dict of test to usual seconds, optional
         Which tests to run, and in which order; by default all.
     lines_of : list of Path, optional

@@ -6,13 +6,12 @@ of a block are one segment of it.
 """
 
 from dataclasses import replace
-from functools import cache
 from itertools import pairwise
 from typing import Any, NamedTuple
 
 from ...formats import chunks as formats_chunks
 from ...formats import primitives
-from ...formats.arrays import Array, allocating, finish, import_cupy, namespace, on_device_of
+from ...formats.arrays import Array, allocating, elementwise, finish, namespace, on_device_of
 from ...formats.compressed import CSR
 from ..engine.launch import capturing
 from ..engine.structure import Structure, chunk_pointers, csr_of, structure_of
@@ -73,21 +72,19 @@ def _block(A: CSR, first: Array, last: Array) -> ColumnBlock:
     return ColumnBlock(structure, moves.data.ptr, (indptr, moves, *chunks.arrays()))
 
 
-@cache
-def _begins_kernel() -> Any:
-    """Find the first entry of each row whose column is in block p or behind, a thread for each."""
-    return import_cupy().ElementwiseKernel(
-        "raw I indptr, raw I indices, int64 n_rows, int64 block_size, int64 blocks",
-        "raw I begins",
-        """
-        const long long row = i % n_rows, column = i / n_rows * block_size;
-        I low = indptr[row], high = indptr[row + 1];
-        if (i / n_rows == blocks) low = high;
-        while (low < high) {
-            const I middle = low + (high - low) / 2;
-            if (indices[middle] < column) low = middle + 1; else high = middle;
-        }
-        begins[i] = low;
-        """,
-        "sparsefmt_block_begins",
-    )
+#: Find the first entry of each row whose column is in block p or behind, a thread for each.
+_begins_kernel = elementwise(
+    "raw I indptr, raw I indices, int64 n_rows, int64 block_size, int64 blocks",
+    "raw I begins",
+    """
+    const long long row = i % n_rows, column = i / n_rows * block_size;
+    I low = indptr[row], high = indptr[row + 1];
+    if (i / n_rows == blocks) low = high;
+    while (low < high) {
+        const I middle = low + (high - low) / 2;
+        if (indices[middle] < column) low = middle + 1; else high = middle;
+    }
+    begins[i] = low;
+    """,
+    "sparsefmt_block_begins",
+)

@@ -211,7 +211,7 @@ def _run(A: CSR | Structure, call: Call, work: Work) -> None:
     )
     shape, stream = how.shape, m.stream(call.keys)
     blocks = blocks_of(A, count, stream) if count > 1 else ()
-    workspace, places = None, [0] * 5
+    workspace, places = None, [0] * 5  # two to pass on, two parts of results, and the borders'
     if blocks or S.n_cuts:
         between = _between(S, call, work.arrays) if blocks else (0, 0, 0, 0)
         nbytes = sum(between) + _bytes_of_cut_rows(blocks or (ColumnBlock(S),), call, work, shape)

@@ -287,7 +287,7 @@ _BACKWARD: dict[str, Any] = {"price": _price_of_gradients, "structures": 2}
 
 
 def _row(op: str, arguments: str, results: Any, *more: Kernel, **facts: Any) -> Op:
-    """A row whose kernels are the functions of that name for CUDA and for the CPU, and more."""
+    """Make the row of an op: its kernels are the functions of that name, and ``more``."""
     run = getattr(cuda_gat, op, None) or getattr(cuda_gat_backward, op)
     own = (
         Kernel(f"{op}_csr_balanced", run, ("csr",), "gpu"),
@@ -297,7 +297,7 @@ def _row(op: str, arguments: str, results: Any, *more: Kernel, **facts: Any) -> 
 
 
 def _public(op: str, arguments: str, results: Any, **facts: Any) -> Op:
-    """A row with a public function, which takes any format."""
+    """Make the row of a public function, which takes any format."""
     facts |= {"functions": (op,), "entries": ("edges",)}
     return _row(op, arguments, results, choose.convert_to_csr(op), **facts)
 

@@ -155,7 +155,7 @@ def gat_backward_bound(
 
 @dataclass
 class Weights:
-    """Entries, virtual loops last, and the weight of each in each head."""
+    """The entries, virtual loops last, and their weights in each head."""
 
     row: Array
     col: Array
@@ -168,7 +168,7 @@ class Weights:
 
     @property
     def shares(self) -> Array:
-        """What multiplies the features of an entry."""
+        """Factors of the entries' features: weights after dropout."""
         return (self.M * self.P)[:, :, None]
 
 
@@ -202,7 +202,7 @@ def _weights(
 
 
 def _own_scores(A: Format, heads: int, of_entries: Any, of_loops: Any = None) -> Array:
-    """Their own part of the scores of the entries and of all virtual loops."""
+    """Return the edge scores of all entries, then of all virtual loops; 0 where none are given."""
     own = np.zeros((A.nnz + A.n_rows, heads))
     if of_entries is not None:
         own[: A.nnz] = float64(of_entries).reshape(A.nnz, heads)
@@ -223,9 +223,9 @@ def _entries(A: Format, self_loops: bool) -> tuple[Array, Array, Array]:
 def _softmax(
     row: Array, n_rows: int, s: Array, off: Array, eps: tuple[float, float]
 ) -> tuple[Array, ...]:
-    """Over each row; the error of its results, and if made by the logarithm of the row's sum.
+    """Compute the softmax over each row, its error, and its error if made by a logarithm.
 
-    ``off`` is the error of the scores.
+    ``off`` is the error of the scores ``s``; the logarithm is that of the row's sum.
     """
     top = np.full((n_rows, s.shape[1]), -np.inf)
     np.maximum.at(top, row, s)
@@ -244,12 +244,15 @@ def _softmax(
 
 
 def _result(w: Weights, n_rows: int, values: Array) -> Array:
-    """The sum of the entries' ``values`` in each row."""
+    """Sum the weighted ``values`` of each row's entries."""
     return _summed(w.row, n_rows, w.shares * values)
 
 
 def _result_error(w: Weights, n_rows: int, sizes: Array, rough: tuple[float, float]) -> Array:
-    """How far that may be off, of values of these sizes and of a dtype that is so rough."""
+    """Bound the error of ``_result`` for values of these magnitudes.
+
+    ``rough`` are the spacing and the least magnitude of their dtype.
+    """
     degree = w.degree[w.row][:, None]
     each = w.M * (w.error + ((degree + _STEPS) * w.eps + rough[0]) * w.P)
     lost = (w.degree * rough[1])[:, None, None]
@@ -263,14 +266,14 @@ def _summed(place: Array, rows: int, values: Array) -> Array:
 
 
 def _placed(A: Format, w: Weights, values: Array, heads: tuple[int, ...]) -> Array:
-    """At the stored entries, 0 where they do not count."""
+    """Give the values of the stored entries, 0 where they do not count."""
     found = np.zeros((A.nnz + A.n_rows, values.shape[1]))
     found[w.number] = values
     return found[: A.nnz].reshape(A.nnz, *heads)
 
 
 def _of_loops(A: Format, w: Weights, values: Array, like: Array) -> Array:
-    """At the virtual loops, which are last; 0 without them."""
+    """Give the values of the virtual loops, which are last; 0 without them."""
     found = np.zeros((A.n_rows, values.shape[1]))
     virtual = w.number >= A.nnz
     found[w.row[virtual]] = values[virtual]

@@ -93,7 +93,9 @@ def gatv2_backward(
 
     Parameters
     ----------
-    A, left, right, att, edge_scores, negative_slope, dropout, seed, self_loops
+    A, negative_slope, dropout, seed, self_loops
+        As for ``gat``, and as given to ``gatv2``.
+    left, right, att, edge_scores
         As given to ``gatv2``.
     grad : array, shape (n_rows, heads, feat) or (n_rows, feat)
         Of ``O``, in the dtype of ``left``.
@@ -108,12 +110,14 @@ def gatv2_backward(
     Raises
     ------
     ShapeError, DtypeError, DeviceError
-        As ``gatv2`` and ``gat_backward``.
+        As ``gat``; also if feature widths do not fit together, or ``grad`` has not the shape of the
+        result or another dtype than ``left``.
 
     Notes
     -----
-    Deterministic, and anew at each call, as ``gat_backward``.  Scores are made again, and only two
-    numbers of each row are kept: no other array of the size of the entries is made.
+    Deterministic: no atomics.  ``O`` and the sums of ``P`` are computed anew, and the transpose by
+    ``A.tocsc_with_perm()``, at each call; ``autograd`` keeps both.  Scores are made again, and
+    only two numbers of each row are kept: no other array of the size of the entries is made.
     """
     A, arrays = checks.additive(A, left, right, att, edge_scores)
     grad = checks.gradient(grad, A, "left", arrays[1])
@@ -161,12 +165,13 @@ def dot_attention(
     Returns
     -------
     array, shape (n_rows, heads, feat) or (n_rows, feat)
-        As of ``gatv2``.
+        In the dtype of ``keys``; 0 for a row without entries, NaN as of ``gat``.
 
     Raises
     ------
     ShapeError, FormatError, DtypeError, DeviceError
-        As ``gatv2``; ShapeError also if ``scale`` is not finite.
+        As ``gat``; ShapeError also if feature widths do not fit together or ``scale`` is not
+        finite.
 
     Notes
     -----
@@ -203,7 +208,9 @@ def dot_attention_backward(
 
     Parameters
     ----------
-    A, queries, keys, values, edge_scores, scale, dropout, seed, self_loops
+    A, dropout, seed, self_loops
+        As for ``gat``, and as given to ``dot_attention``.
+    queries, keys, values, edge_scores, scale
         As given to ``dot_attention``; ``values`` is None where the keys are the values.
     grad : array, shape (n_rows, heads, feat) or (n_rows, feat)
         Of ``O``, in the dtype of ``keys``.
@@ -220,11 +227,13 @@ def dot_attention_backward(
     Raises
     ------
     ShapeError, DtypeError, DeviceError
-        As ``dot_attention`` and ``gat_backward``.
+        As ``gat``; also if feature widths do not fit together, ``scale`` is not finite, or ``grad``
+        has not the shape of the result or another dtype than ``keys``.
 
     Notes
     -----
-    As of ``gatv2_backward``.
+    Deterministic: no atomics.  ``O``, the sums of ``P`` and the transpose are computed anew at each
+    call; ``autograd`` keeps them.
     """
     A, arrays = checks.products(A, queries, keys, values, edge_scores)
     grad = checks.gradient(grad, A, "keys", arrays[1])

@@ -102,8 +102,8 @@ def factors(
     """Check for factors of the dtype of the features, or float32 beside 2-byte ones."""
     if value is None:
         return None
-    found = engine_checks.factors(name, value, A=A, axis=axis)
-    if found is not None and not (other.dtype.itemsize == 2 and found.dtype == np.float32):
+    found: Any = engine_checks.factors(name, value, A=A, axis=axis)
+    if not (other.dtype.itemsize == 2 and found.dtype == np.float32):
         engine_checks.same_dtype(name, found, other_name, other)
     return found
 

@@ -209,8 +209,10 @@ def sspmm_outer(
     A: CSR,
     columns: Array,
     grad: Array,
-    values: Array | None,
-    *scales: Array | None,
+    values: Array | None = None,
+    row_scale: Array | None = None,
+    col_scale: Array | None = None,
+    *,
     transposed: CSR | None = None,
     perm: Array | None = None,
     **_: Any,
@@ -219,7 +221,7 @@ def sspmm_outer(
     if transposed is None or perm is None:
         T, perm = A.tocsc_with_perm()
         transposed = T.T
-    return sspmm(transposed, columns, grad, values, perm, *scales)
+    return sspmm(transposed, columns, grad, values, perm, row_scale, col_scale)
 
 
 def sddmm_cbsr(
@@ -227,17 +229,19 @@ def sddmm_cbsr(
     x: Array,
     columns: Array,
     data: Array,
-    *scales: Array | None,
+    row_scale: Array | None = None,
+    col_scale: Array | None = None,
+    *,
     out: Array | None = None,
 ) -> Array:
     """``out[e] = r[i] c[j] sum over t of x[i, columns[j, t]] * data[j, t]``."""
-    scaled = any(scale is not None for scale in scales)
+    scaled = row_scale is not None or col_scale is not None
     out = np.empty(A.nnz, x.dtype) if out is None else out
     with writing(out) as (products, pieces):
         S = _balanced(columns, data)
         products_at_entries(A.indptr, A.indices, flat(x), S, products, pieces)
         if scaled:  # before anything is rounded to 2 bytes
-            products *= factors_at_entries(A, products.dtype, *scales)
+            products *= factors_at_entries(A, products.dtype, row_scale, col_scale)
     return out
 
 

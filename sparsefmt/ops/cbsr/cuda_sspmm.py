@@ -110,20 +110,13 @@ def threads_of_block(on_chip: int, chip: Chip) -> int:
 
 def _order_of(A: CSR, given: CSR | Structure, order: Order | None) -> Order | None:
     """The order that was given; of tensors, which give a structure, the graph's."""
-    return prepared_order(A) if order is None and type(given) is Structure else order
+    return prepared_order(A) if order is None and isinstance(given, Structure) else order
 
 
-def _sizes_of(S: Structure, columns: Any, grad: Any, order: Order | None) -> WindowSizes | None:
-    m = memory_of(grad)
-    sizes = m.dtype(grad), grad.shape[1], columns.shape[1], m.device(grad), order is not None
-    return S.once(_sizes, *sizes)
-
-
-def _sizes(
-    S: Structure, dtype: str, feat: int, k: int, device: int, ordered: bool
-) -> WindowSizes | None:
-    shape, size = (S.n_rows, S.n_cols), ITEMSIZE[dtype]
-    return window_sizes(shape, S.nnz, size, feat, k, chip(device), ordered=ordered)
+def _sizes_of(A: CSR, columns: Any, grad: Any, order: Order | None) -> WindowSizes | None:
+    m, (feat, k) = memory_of(grad), (grad.shape[1], columns.shape[1])
+    sizes = A.shape, A.nnz, ITEMSIZE[m.dtype(grad)], feat, k
+    return window_sizes(*sizes, chip(m.device(grad)), ordered=order is not None)
 
 
 # By windows
@@ -142,7 +135,7 @@ def no_windows(
         own = csr_of(A)
         if own is None:
             reasons.append("nobody keeps windows of this structure")
-        elif _sizes_of(structure_of(A), columns, grad, _order_of(own, A, order)) is None:
+        elif _sizes_of(own, columns, grad, _order_of(own, A, order)) is None:
             reasons.append(f"a row of {grad.shape[1]} features does not fit on chip")
     return reasons
 
@@ -155,7 +148,7 @@ def sspmm_windows(
     m, own = memory_of(grad), csr_of(A)
     assert own is not None  # as no_windows found
     order = _order_of(own, A, order)
-    sizes = _sizes_of(structure_of(A), columns, grad, order)
+    sizes = _sizes_of(own, columns, grad, order)
     assert sizes is not None
     dtype, (n_cols, k), feat = m.dtype(grad), columns.shape, grad.shape[1]
     stream = m.stream(grad)
@@ -242,11 +235,11 @@ def sspmm(
 
 
 def sspmm_panels(
-    A: CSR | Structure, columns: Any, grad: Any, values: Any = None, *scales: Any,
-    transposed: CSR | None = None, perm: Array | None = None, **_: Any,
+    A: CSR | Structure, columns: Any, grad: Any, values: Any = None, row_scale: Any = None,
+    col_scale: Any = None, *, transposed: CSR | None = None, perm: Array | None = None, **_: Any,
 ) -> Any:  # fmt: skip
     """``sspmm`` with the transpose that is given, or made for this call."""
-    given = columns, grad, values
+    given, scales = (columns, grad, values), (row_scale, col_scale)
     if transposed is not None:
         return sspmm(transposed, *given, perm, *scales)
     m = memory_of(grad)

@@ -110,7 +110,7 @@ MAXK = Op(
 
 
 def _of_features(launcher: Callable[..., Any], arguments: str, **facts: Any) -> Op:
-    """Make the row of an operation without a matrix, which has the launcher's name."""
+    """Make the row of an operation without a matrix, named as its launcher."""
     name = launcher.__name__
     kernels = csr_kernels(launcher, name, f"{name}_numba")
     return Op(name, arguments, kernels=kernels, structures=0, **facts)

@@ -48,7 +48,7 @@ def products_at_entries(
 
 @inlined
 def _by_heads(one: Any, several: Any, start: Any, stop: Any, heads: Any, given: Any) -> None:
-    """Work on the entries of a row: those of one head, or several heads at a time."""
+    """Run ``one`` on a row with a single head, else ``several`` on a few heads at a time."""
     if heads == 1:
         one(start, stop, given)
     else:
@@ -151,14 +151,15 @@ def softmax_gradient_of_rows(
 
 
 def sddmm(
-    A: CSR, X: Array, Y: Array, *scales: Array | None, out: Array | None = None, **_: Any
-) -> Array:
+    A: CSR, X: Array, Y: Array, row_scale: Array | None = None, col_scale: Array | None = None,
+    *, out: Array | None = None, **_: Any,
+) -> Array:  # fmt: skip
     """``out[e, h] = r[i] c[j] <X[i, h], Y[j, h]>``: (n, heads, feat) twice to (nnz, heads)."""
     dtype, shape = X.dtype, (A.nnz, *X.shape[1:-1])
     out = np.empty(shape, dtype) if out is None else out
     if not out.size:
         return out
-    scaled = any(scale is not None for scale in scales)
+    scaled = row_scale is not None or col_scale is not None
     if scaled:  # nothing is rounded before the scales
         X, Y = wide(X), wide(Y)
     heads, feat = X.shape[1] if X.ndim == 3 else 1, X.shape[-1]
@@ -168,7 +169,7 @@ def sddmm(
             A.indptr, A.indices, x, ldx, y, ldy, heads, products.reshape(-1), feat, pieces
         )
         if scaled:
-            factors = factors_at_entries(A, products.dtype, *scales)
+            factors = factors_at_entries(A, products.dtype, row_scale, col_scale)
             products *= factors if products.ndim == 1 else factors[:, None]
     return out
 

@@ -67,14 +67,9 @@ def instantiations() -> Iterator[tuple[str, str]]:
 
 
 def sddmm(
-    A: CSR | Structure,
-    X: Any,
-    Y: Any,
-    *scales: Any,
-    out: Any = None,
-    perm: Any = None,
-    **_: Any,
-) -> Any:
+    A: CSR | Structure, X: Any, Y: Any, row_scale: Any = None, col_scale: Any = None,
+    *, out: Any = None, perm: Any = None, **_: Any,
+) -> Any:  # fmt: skip
     """``out[e, h] = r[i] c[j] <X_i, Y_j>`` over the features of head h, heads side by side.
 
     Entry e is ``out[perm[e]]`` where given; only without it ``out`` has as many rows as A entries.
@@ -86,7 +81,6 @@ def sddmm(
         out = m.empty((S.nnz, *X.shape[1:-1]), dtype, X)
     if not (S.nnz and heads):
         return out
-    row_scale, col_scale = scales or (None, None)
     X, Y = m.rows_in_place(X), m.rows_in_place(Y)
     row_scale, col_scale = m.factors(row_scale), m.factors(col_scale)
     x, y, *factors, result = m.pointers(X, Y, row_scale, col_scale, perm, out)

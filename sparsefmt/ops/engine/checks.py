@@ -294,7 +294,7 @@ def _beside(name: str, array: Array, A: Format) -> None:
 
 
 def _values_beside(name: str, array: Array, A: Format) -> Array:
-    """Check for floats on the device of ``A``."""
+    """Check that ``array`` holds floats on the device of ``A``, and return it."""
     checks.value_dtype(f"{name}.dtype", array.dtype)
     _beside(name, array, A)
     return array

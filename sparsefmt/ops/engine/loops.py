@@ -55,9 +55,9 @@ def rows_of(indptr: Any, piece: Any, pieces: Any) -> Any:
 def by_tiles(tile: Any, like: Any, feat: Any, row: Any, given: Any) -> None:
     """Call ``tile(zero, f, count, row, given)`` for all features, as many as registers hold a time.
 
-    ``zero`` has lanes of the dtype of ``like``.  A ``count`` that is their number itself, and not
-    the lesser of two, spares the masks.  What a row has of its own are numbers: arrays are in
-    ``given``, since a tuple of arrays counts references when it is made.
+    ``zero`` has lanes of the dtype of ``like``.  Full tiles need no masks: their ``count`` is the
+    number of lanes itself.  ``row`` holds numbers only; arrays are in ``given``, because a tuple of
+    arrays counts references when it is made.
     """
     f = 0
     whole = lanes(like, WIDEST, 0)

@@ -122,8 +122,8 @@ def deferred(module: str, name: str) -> Callable[..., Any]:
 def csr_kernels(launcher: Callable[..., Any], name: str, twin: str) -> tuple[Kernel, Kernel]:
     """Make the kernels of a CSR: ``name`` by the launcher on a GPU, and its twin on the CPU.
 
-    They serve operations without a matrix too.  The twin's function has the launcher's name;
-    ``cpu.py`` has those of ``cuda.py``, ``cpu_x.py`` those of ``cuda_x.py``.
+    They serve operations without a matrix too.  The twin's function has the launcher's name, and
+    is in ``cpu.py`` for ``cuda.py``, in ``cpu_x.py`` for ``cuda_x.py``.
     """
     package, _, module = launcher.__module__.rpartition(".")
     loop = deferred(f"{package}.{module.replace('cuda', 'cpu')}", launcher.__name__)

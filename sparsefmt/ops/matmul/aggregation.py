@@ -116,7 +116,7 @@ def aggregate_backward(
     ----------
     A : COO, CSR, CSC, SGT or CBSR, shape (n_rows, n_cols)
     X : array, shape (n_cols, feat)
-        As for ``aggregate``.
+        As for ``spmm``.
     grad : array, shape (n_rows, feat)
         Of ``Y``, in X's dtype.
     self_weight : array, shape (n_rows,), optional
@@ -139,7 +139,7 @@ def aggregate_backward(
     ShapeError
         If shapes do not fit, or ``self_weight`` is given for an ``A`` that is not square.
     DtypeError, DeviceError
-        As ``aggregate``.
+        As ``spmm``.
     FormatError
         If ``transposed`` was made of a matrix with other indices.
 
@@ -162,8 +162,9 @@ def aggregate_backward(
     dX = checks.output(None, shape=X.shape, like=X, inputs=[])
     dA = checks.output(None, shape=(A.nnz,), like=X, inputs=[])
     dself = None if own is None else checks.output(None, shape=own.shape, like=own, inputs=[])
-    options = {"inverse": inverse, "self_weight": own, "dself": dself, "out": (dX, dA)}
-    choose.run(AGGREGATE_BACKWARD, T, X, grad, A.data, perm, None, None, **options)
+    numbered = {"values": A.data, "perm": perm, "inverse": inverse}
+    options = {"row_scale": None, "col_scale": None, "self_weight": own, "dself": dself}
+    choose.run(AGGREGATE_BACKWARD, T, X, grad, **numbered, **options, out=(dX, dA))
     dA = in_own_order(dA, numbers)
     if dself is None:
         return dX, dA

@@ -284,21 +284,26 @@ def spmm_coo(
     return out
 
 
-def spmm_arg(A: CSR, x: Array, values: Array | None, *others: Any) -> tuple[Array, Array]:
+def spmm_arg(
+    A: CSR, x: Array, values: Any, row_scale: Any, col_scale: Any, reduce: str
+) -> tuple[Array, Array]:
     """Compute the maximum or minimum of ``spmm``, and the entries that win it."""
     arg = np.empty((A.n_rows, x.shape[1]), A.index_dtype)
-    return spmm(A, x, values, None, *others, arg=arg), arg
+    return spmm(A, x, values, None, row_scale, col_scale, reduce, arg=arg), arg
 
 
-def spmm_arg_dx(A: CSR, perm: Array, grad: Array, arg: Array, *factors: Array | None) -> Array:
+def spmm_arg_dx(
+    A: CSR, perm: Array, grad: Array, arg: Array, values: Any, row_scale: Any, col_scale: Any
+) -> Array:
     """Gradient of ``spmm_arg`` in the features: the winners in each column have their share.
 
-    ``A`` is the transposed structure, whose entry k has the number ``perm[k]``; ``factors`` are the
-    values and the scales of the product itself.
+    ``A`` is the transposed structure, whose entry k has the number ``perm[k]``; values and scales
+    are those of the product itself.
     """
     out = np.empty((A.n_rows, grad.shape[1]), grad.dtype)
     if not out.size:
         return out
+    factors = values, row_scale, col_scale
     data, rows, cols = (cpu.values_of(factor, grad) for factor in factors)
     entries, winners, scales = (A.indices, perm), arg.reshape(-1), (rows, cols)
     with cpu.writing(out) as (dx, pieces):
@@ -306,13 +311,13 @@ def spmm_arg_dx(A: CSR, perm: Array, grad: Array, arg: Array, *factors: Array | 
     return out
 
 
-def spmm_arg_da(A: CSR, x: Array, grad: Array, arg: Array, *factors: Array | None) -> Array:
+def spmm_arg_da(A: CSR, x: Array, grad: Array, arg: Array, row_scale: Any, col_scale: Any) -> Array:
     """Gradient of ``spmm_arg`` in the values: each result gives its share to the winner."""
     out = np.empty(A.nnz, x.dtype)
     if not out.size:
         return out
-    rows, cols = (cpu.values_of(factor, x) for factor in factors)
-    scales, X, dY, winners = (rows, cols), cpu.flat(x), cpu.flat(grad), cpu.flat(arg)
+    scales = cpu.values_of(row_scale, x), cpu.values_of(col_scale, x)
+    X, dY, winners = cpu.flat(x), cpu.flat(grad), cpu.flat(arg)
     with cpu.writing(out) as (da, pieces):
         arg_da(A.indptr, A.indices, X, dY, winners, scales, da, pieces)
     return out

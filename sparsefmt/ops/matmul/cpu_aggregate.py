@@ -16,7 +16,11 @@ def aggregate_backward(
     A: CSR,
     x: Array,
     grad: Array,
-    *factors: Array | None,
+    values: Array | None,
+    perm: Array | None,
+    row_scale: Array | None,
+    col_scale: Array | None,
+    *,
     self_weight: Array | None = None,
     inverse: Array | None = None,
     out: tuple[Array, Array] | None = None,
@@ -24,14 +28,13 @@ def aggregate_backward(
 ) -> tuple[Array, Array]:
     """``dx[j] = c[j] sum of a[e] r[i] grad[i] + self[j] grad[j]``, ``da[e] = r c <grad[i], x[j]>``.
 
-    ``factors`` are values, ``perm``, ``row_scale`` and ``col_scale``.  ``A`` is the transpose,
-    whose entries have the numbers ``perm`` in the values and ``da``, their own without it.
-    ``dself[j] = <grad[j], x[j]>`` is of the dtype that sums run in, and is given wherever
-    ``self_weight`` is.
+    ``A`` is the transpose: its entry k is number ``perm[k]`` in the values and ``da``, or k without
+    ``perm``.  ``dself[j] = <grad[j], x[j]>`` is of the dtype that sums run in, and is given
+    wherever ``self_weight`` is.
     """
     dx, da = out or (np.empty((A.n_rows, x.shape[1]), x.dtype), np.empty(A.nnz, x.dtype))
-    values, perm, *scales = factors
-    weights = tuple(cpu.values_of(a, x) for a in (values, *scales, self_weight))
+    given = values, row_scale, col_scale, self_weight
+    weights = tuple(cpu.values_of(a, x) for a in given)
     T = A.indices, np.empty(0, A.indices.dtype) if perm is None else perm
     wide = da if da.itemsize >= 4 else np.empty(da.shape, np.float32)
     own = np.empty(0, wide.dtype) if dself is None else dself
@@ -46,7 +49,7 @@ def aggregate_backward(
 
 @inlined
 def _tile(zero: Any, f: Any, count: Any, row: Any, given: Any) -> None:
-    """Go over ``count`` features from ``f`` on."""
+    """Compute both gradients of column ``j`` for ``count`` features from ``f`` on."""
     j, span = row
     T, values, X, grad, out, dA = given
     indices, perm = T

@@ -298,35 +298,41 @@ def spmm_coo(
 # Which entries win, and the way back to them
 
 
-def spmm_arg(A: CSR | Structure, x: Any, values: Any, *others: Any) -> tuple[Any, Any]:
-    """Compute the maximum or minimum of ``spmm``, and the entries that win it."""
+def spmm_arg(
+    A: CSR | Structure, x: Any, values: Any, row_scale: Any, col_scale: Any, reduce: str
+) -> tuple[Any, Any]:
+    """Compute ``spmm`` by maximum or minimum, and which entries win."""
     S, m = structure_of(A), memory_of(x)
     arg = m.empty((S.n_rows, x.shape[1]), S.index_dtype, x)
-    return spmm(S, x, values, None, *others, arg=arg), arg
+    return spmm(S, x, values, None, row_scale, col_scale, reduce, arg=arg), arg
 
 
-def spmm_arg_dx(A: CSR | Structure, perm: Any, grad: Any, arg: Any, *factors: Any) -> Any:
+def spmm_arg_dx(
+    A: CSR | Structure, perm: Any, grad: Any, arg: Any, values: Any, row_scale: Any, col_scale: Any
+) -> Any:
     """Gradient of ``spmm_arg`` in the features: the winners in each column have their share.
 
-    ``A`` is the transposed structure, whose entry k has the number ``perm[k]``; ``factors`` are the
-    values and the scales of the product itself.
+    ``A`` is the transpose: its entry k is entry ``perm[k]`` of the product, whose values and scales
+    these are.
     """
-    values, row_scale, col_scale = factors
     grad = memory_of(grad).contiguous(grad)  # the kernel reads it and arg by the same places
     return spmm(A, grad, values, perm, col_scale, row_scale, "chosen", arg=arg)
 
 
-def spmm_arg_da(A: CSR | Structure, x: Any, grad: Any, arg: Any, *scales: Any) -> Any:
+def spmm_arg_da(
+    A: CSR | Structure, x: Any, grad: Any, arg: Any, row_scale: Any, col_scale: Any
+) -> Any:
     """Gradient of ``spmm_arg`` in the values: each result gives its share to the winner."""
     S, m = structure_of(A), memory_of(x)
     dtype, feat = m.dtype(x), x.shape[1]
     out = m.empty((S.nnz,), dtype, x)
     if not S.nnz:
         return out
-    x, grad, scales = m.rows_in_place(x), m.contiguous(grad), tuple(map(m.factors, scales))
+    x, grad = m.rows_in_place(x), m.contiguous(grad)
+    row_scale, col_scale = m.factors(row_scale), m.factors(col_scale)
     with m.on_device(x):
         kernel = load(_DA_FILE, "spmm_arg_da", (dtype, S.index_dtype))
-        arrays = map(m.pointer, (arg, grad, x, *scales, out))
+        arrays = m.pointers(arg, grad, x, row_scale, col_scale, out)
         sizes = S.nnz, row_bytes(m.row_stride(x), dtype), feat
         args = (S.indptr, S.indices, S.start, *arrays, *sizes)
         kernel(S.blocks, args, threads=THREADS, stream=m.stream(x))

@@ -100,7 +100,11 @@ def aggregate_backward(
     A: CSR | Structure,
     x: Any,
     grad: Any,
-    *factors: Any,
+    values: Any,
+    perm: Any,
+    row_scale: Any,
+    col_scale: Any,
+    *,
     self_weight: Any = None,
     inverse: Any = None,
     out: tuple[Any, Any] | None = None,
@@ -108,14 +112,12 @@ def aggregate_backward(
 ) -> tuple[Any, Any]:
     """``dx[j] = c[j] sum of a[e] r[i] grad[i] + self[j] grad[j]``, ``da[e] = r c <grad[i], x[j]>``.
 
-    ``factors`` are values, ``perm``, ``row_scale`` and ``col_scale``.  ``A`` is the transpose,
-    whose entries have the numbers ``perm`` in the values and ``da``, their own without it;
-    ``inverse`` may be the inverse permutation.  ``dself[j] = <grad[j], x[j]>`` is
-    of the dtype that sums run in, and is given wherever ``self_weight`` is.
+    ``A`` is the transpose: its entry k is number ``perm[k]`` in the values and ``da``, or k without
+    ``perm``.  ``inverse`` may be the inverse permutation.  ``dself[j] = <grad[j], x[j]>`` is of the
+    dtype that sums run in, and is given wherever ``self_weight`` is.
     """
     T, m = structure_of(A), memory_of(x)
     dtype, feat = m.dtype(x), x.shape[1]
-    values, perm, row_scale, col_scale = factors
     dx, da = out or (m.empty((T.n_rows, feat), dtype, x), m.empty((T.nnz,), dtype, x))
     x, grad, values = m.rows_in_place(x), m.rows_in_place(grad), m.contiguous(values)
     row_scale, col_scale = m.factors(row_scale), m.factors(col_scale)

@@ -93,7 +93,7 @@ def spmm_arg_backward(
     Parameters
     ----------
     A, X, row_scale, col_scale
-        As given to ``spmm_arg``.
+        As for ``spmm``, and as given to ``spmm_arg``.
     arg : array, shape (n_rows, feat)
         What ``spmm_arg`` returned.
     grad : array, shape (n_rows, feat)
@@ -110,7 +110,7 @@ def spmm_arg_backward(
     Raises
     ------
     ShapeError, DtypeError, DeviceError, FormatError, UnsupportedError
-        As ``spmm``, and ``aggregate_backward`` of ``transposed``.
+        As ``spmm``; FormatError if ``transposed`` was made of a matrix with other indices.
 
     Notes
     -----
@@ -187,7 +187,7 @@ _SCALES = "Tensor? row_scale, Tensor? col_scale"
 
 
 def _gradient(launcher: Callable[..., Any], arguments: str, **facts: Any) -> Op:
-    """Make the row of a gradient, which has the launcher's name; scales come last."""
+    """Make the row of a gradient, named as its launcher; its last arguments are scales."""
     kernels = csr_kernels(launcher, "spmm_arg_backward_cuda", "spmm_arg_backward_numba")
     facts |= {"kernels": kernels, "functions": ("spmm_arg_backward",)}
     return Op(launcher.__name__, f"{arguments}, {_SCALES}", **facts)

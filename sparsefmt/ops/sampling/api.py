@@ -148,7 +148,7 @@ def sample_with_perm(
     Parameters
     ----------
     A, width, strategy, seed
-        As for ``sample``.
+        As for ``spmm_sampled``.
 
     Returns
     -------

@@ -63,16 +63,16 @@ def spmm_sampled(
 
 
 def spmm_sampled_da(
-    A: CSR, x: Array, grad: Array, row_scale: Any, col_scale: Any, *how: Any, out: Any = None
-) -> Array:
+    A: CSR, x: Array, grad: Array, row_scale: Any, col_scale: Any, seed: Any, width: int,
+    strategy: str, mean: bool, rescale: bool, *, out: Array | None = None,
+) -> Array:  # fmt: skip
     """``out[e] = r[i] * factor(i) * c[j] * <grad[i], x[j]>`` at sampled entries, else 0."""
-    seed, width, strategy, *factors = how
     out = np.empty(A.nnz, x.dtype) if out is None else out
     if not out.size:
         return out
     features = flat(grad), flat(x), x.shape[1]
     scales = values_of(row_scale, x), values_of(col_scale, x)
-    to, how = _ends(A, width), (*_drawn(strategy, seed), *factors)
+    to, how = _ends(A, width), (*_drawn(strategy, seed), mean, rescale)
     with writing(out) as (products, pieces):
         _sddmm(A.indptr, to, A.indices, *features, scales, products, how, pieces)
     return out

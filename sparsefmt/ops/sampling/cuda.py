@@ -297,16 +297,10 @@ def _rows_of_block(
 
 
 def spmm_sampled_da(
-    A: CSR | Structure,
-    x: Any,
-    grad: Any,
-    row_scale: Any,
-    col_scale: Any,
-    *how: Any,
-    out: Any = None,
-) -> Any:
+    A: CSR | Structure, x: Any, grad: Any, row_scale: Any, col_scale: Any, seed: Any, width: int,
+    strategy: str, mean: bool, rescale: bool, *, out: Any = None,
+) -> Any:  # fmt: skip
     """``out[e] = r[i] * factor(i) * c[j] * <grad[i], x[j]>`` at sampled entries, else 0."""
-    seed, width, strategy, mean, rescale = how
     S, m = _bare(A), memory_of(x)
     dtype, feat = m.dtype(x), x.shape[1]
     size = ITEMSIZE[dtype]

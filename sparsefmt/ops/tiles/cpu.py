@@ -88,7 +88,7 @@ def _unpack(windows: Any, tiles: Any, start: Any, stop: Any, at: Any, rows: Any,
 
 @inlined
 def _add_tile(zero: Any, f: Any, width: Any, entries: Any, given: Any) -> None:
-    """``Y[i, f:f + width] += a[e] c[j] X[j, f:f + width]`` for ``entries``, (first, count)."""
+    """Add ``a[e] c[j] X[j]`` to ``Y[i]``, ``width`` features from ``f`` of ``entries``."""
     first, count = entries
     rows, cols, A, X, col_scale, Y = given
     order, data = A

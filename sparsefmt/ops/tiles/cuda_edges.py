@@ -55,30 +55,23 @@ def launches(dtype: str, feat: int) -> tuple[int, tuple[tuple[int, int], ...]]:
 
 
 def sddmm(
-    on_csr: Callable[..., Any],
-    A: SGT | Structure,
-    X: Any,
-    Y: Any,
-    *scales: Any,
-    perm: Any = None,
-    costs: Costs | None = None,
-    out: Any = None,
+    on_csr: Callable[..., Any], A: SGT | Structure, X: Any, Y: Any, row_scale: Any = None,
+    col_scale: Any = None, *, perm: Any = None, costs: Costs | None = None, out: Any = None,
     **_: Any,
-) -> Any:
+) -> Any:  # fmt: skip
     """``out[e, h] = r[i] c[j] <X_i, Y_j>`` over the features of head h, heads side by side.
 
     Entry e is ``out[perm[e]]`` where given.  ``on_csr`` makes the products of the rest.
     """
     found = find_operands(A, "sddmm", X, costs)
     if found is None:  # another thread has just prepared other tiles
-        return on_csr(A, X, Y, *scales, out=out, perm=perm)
+        return on_csr(A, X, Y, row_scale, col_scale, out=out, perm=perm)
     m, operands = memory_of(X), found[1]
     T, dtype, heads = operands.structure, m.dtype(X), X.shape[1] if X.ndim == 3 else 1
     if out is None:
         out = m.empty((T.nnz, *X.shape[1:-1]), dtype, X)
     if not (T.nnz and heads):
         return out
-    row_scale, col_scale = scales or (None, None)
     row_scale, col_scale = m.factors(row_scale), m.factors(col_scale)
     with m.on_device(X):
         if not X.shape[-1]:

@@ -127,9 +127,9 @@ count = elementwise(
 
 #: Choose the columns of a slab: those of the matrix, and where they lie in the tiles.
 #:
-#: A block has one window, a thread one tile at a time.  Behind the last column of a window that
-#: one again, and -1 for where it lies.  ``starts``, of ``tiles`` a slab, get the first entry of
-#: each slab, and the end.
+#: A block has one window, a thread one tile at a time.  Places behind a window's last column repeat
+#: it, with -1 for where it lies.  ``starts``, which has ``tiles`` places for each slab, gets the
+#: first entry of each slab, and the end.
 place = elementwise(
     "raw I window_ptr, raw int64 slab_ptr, raw int64 entry_ptr, raw uint8 least, "
     "raw uint8 counts, raw I columns_of_tiles, int64 n_windows, uint32 width, uint32 tiles",
@@ -171,8 +171,8 @@ place = elementwise(
 
 #: Fill a slab, and mark the entries of the matrix that it takes (one bit each).
 #:
-#: A warp has one slab, whose first entry ``starts`` has.  It goes through its entries twice: it
-#: counts those of each tile of 16 rows, whose lane keeps the number, then knows where each goes.
+#: A warp fills one slab, whose entries begin at ``starts``.  It reads them twice: to count those of
+#: each tile of 16 rows, a lane for each tile, and then to put each in its place.
 fill = elementwise(
     "raw int64 sources, raw I begins, raw S slots, raw I order, uint32 width, uint32 tiles, "
     "bool mark",
