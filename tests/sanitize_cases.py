@@ -49,7 +49,7 @@ def main() -> None:
     """Every part of the cases that the arguments choose."""
     chosen = [case for case in DTYPES if np.dtype(case[0]).name in sys.argv[1:]] or DTYPES
     parts = [part for name, part in PARTS.items() if name in sys.argv[1:]] or PARTS.values()
-    matmul_cuda.LEAST_GATHERS = 0  # round the features of small matrices too
+    matmul_cuda.LEAST_GATHERS = matmul_cuda.LEAST_FEATURES = 0  # round those of small matrices too
     cupy.cuda.set_allocator(None)
     cupy.cuda.set_pinned_memory_allocator(None)
     for part, (dtype, index_dtype) in product(parts, chosen):

@@ -29,8 +29,9 @@ F32, BF16 = np.dtype(np.float32), np.dtype(ml_dtypes.bfloat16)
 
 @pytest.fixture
 def rounds_always(monkeypatch):
-    """Round the features of every matrix, however few entries it has."""
+    """Round the features of every matrix, however few entries or features it has."""
     monkeypatch.setattr(matmul_cuda, "LEAST_GATHERS", 0)
+    monkeypatch.setattr(matmul_cuda, "LEAST_FEATURES", 0)
 
 
 def rounded(X):
@@ -152,14 +153,15 @@ def test_a_permission_is_taken_where_it_pays():
     import cupy
 
     many = rows_of([8] * 30, 30, F32, np.int32)
-    few, X = rows_of([1] * 30, 30, F32, np.int32), cupy.ones((30, 8), F32)
+    few = rows_of([1] * 30, 30, F32, np.int32)
 
-    def kernel(A, **options):
-        return ops.explain("spmm", put(cupy, A), X, **options)
+    def kernel(A, width=64, **options):
+        return ops.explain("spmm", put(cupy, A), cupy.ones((30, width), F32), **options)
 
     assert kernel(many, precision="bf16").chosen.name == "spmm_csr_rounded"
     for found, reason in (
-        (kernel(few, precision="bf16"), "a row is gathered less than"),
+        (kernel(few, precision="bf16"), "a row is gathered less than 8 times on average"),
+        (kernel(many, 63, precision="bf16"), "rows have less than 64 features"),
         (kernel(many, precision="bf16", reduce="max"), "a max is one of the features as they are"),
         (kernel(many), 'allow bfloat16 with precision="bf16"'),
         (kernel(many, precision="tf32"), 'allow bfloat16 with precision="bf16"'),

@@ -150,6 +150,8 @@ def _against_rounding(
         reasons.append(f"a {reduce} is one of the features as they are")
     if A.nnz < cuda.LEAST_GATHERS * x.shape[0]:
         reasons.append(f"a row is gathered less than {cuda.LEAST_GATHERS} times on average")
+    if x.shape[1] < cuda.LEAST_FEATURES:
+        reasons.append(f"rows have less than {cuda.LEAST_FEATURES} features")
     return reasons
 
 
