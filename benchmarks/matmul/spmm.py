@@ -42,7 +42,8 @@ SECTIONS = {
     "scaling": ("matmul.scaling", "scaling"),
 }
 DEFAULT_SECTIONS = ("table", "variants", "libraries", "memory")
-CPU_WIDTHS = (32, 128)
+#: Widths of each graph on the CPU: short rows of few features show what a row itself costs.
+CPU_WIDTHS = {"cpu": (32, 128), "short": (8, 16)}
 CPU_COLUMNS = {
     "case": "<16",
     "ms": "9.2f",
@@ -79,9 +80,9 @@ def cpu(options: argparse.Namespace) -> bool:
     threads = _baselines.use_threads(options.threads)
     _harness.print_head(f"spmm, {threads} CPU threads, float32", CPU_COLUMNS)
     rows = []
-    for name in options.graphs or ("cpu",):
+    for name in options.graphs or CPU_WIDTHS:
         A = _graphs.weighted(_graphs.load(name, device="cpu"))
-        for feat in options.widths or CPU_WIDTHS:
+        for feat in options.widths or CPU_WIDTHS.get(name, CPU_WIDTHS["cpu"]):
             case = {"case": f"{Path(name).stem} x {feat}", "feat": feat, "threads": threads}
             rows.append(case | cpu_case(A, feat, quick=options.quick))
             _harness.print_row(rows[-1], CPU_COLUMNS)

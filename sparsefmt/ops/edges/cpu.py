@@ -47,19 +47,8 @@ def products_at_entries(
 
 
 @inlined
-def _by_heads(one: Any, several: Any, start: Any, stop: Any, heads: Any, given: Any) -> None:
-    """Run ``one`` on a row with a single head, else ``several`` on a few heads at a time."""
-    if heads == 1:
-        one(start, stop, given)
-    else:
-        for h in range(0, heads, width_of(lanes(given[0], NARROW, 0))):
-            several(start, stop, h, heads, given)
-
-
-@inlined
-def _softmax_one(start: Any, stop: Any, given: Any) -> None:
+def _softmax_one(scores: Any, out: Any, start: Any, stop: Any) -> None:
     """Compute the softmax of one head: lanes are entries."""
-    scores, out = given
     zero, low = lanes(scores, NARROW, 0), lanes(scores, NARROW, -np.inf)
     step, top, sums = width_of(zero), low, zero
     for e in range(start, stop, step):
@@ -80,9 +69,8 @@ def _softmax_one(start: Any, stop: Any, given: Any) -> None:
 
 
 @inlined
-def _softmax_heads(start: Any, stop: Any, h: Any, heads: Any, given: Any) -> None:
+def _softmax_heads(scores: Any, out: Any, start: Any, stop: Any, h: Any, heads: Any) -> None:
     """Compute the softmax of several heads: lanes are heads."""
-    scores, out = given
     zero, low = lanes(scores, NARROW, 0), lanes(scores, NARROW, -np.inf)
     count, top, sums = min(width_of(zero), heads - h), low, zero
     for e in range(start, stop):
@@ -100,17 +88,20 @@ def _softmax_heads(start: Any, stop: Any, h: Any, heads: Any, given: Any) -> Non
 @parallel
 def softmax_of_rows(indptr: Any, scores: Any, heads: Any, out: Any, pieces: Any) -> None:
     """Softmax of each row's scores, head by head."""
+    step = width_of(lanes(scores, NARROW, 0))
     for piece in numba.prange(pieces):
         first, last = rows_of(indptr, piece, pieces)
-        given = scores, out
         for i in range(first, last):
             start, stop = np.int64(indptr[i]), np.int64(indptr[i + 1])
-            _by_heads(_softmax_one, _softmax_heads, start, stop, heads, given)
+            if heads == 1:
+                _softmax_one(scores, out, start, stop)
+            else:
+                for h in range(0, heads, step):
+                    _softmax_heads(scores, out, start, stop, h, heads)
 
 
 @inlined
-def _backward_one(start: Any, stop: Any, given: Any) -> None:
-    p, grad, out = given
+def _backward_one(p: Any, grad: Any, out: Any, start: Any, stop: Any) -> None:
     zero = lanes(p, NARROW, 0)
     step, sums = width_of(zero), zero
     for e in range(start, stop, step):
@@ -124,8 +115,7 @@ def _backward_one(start: Any, stop: Any, given: Any) -> None:
 
 
 @inlined
-def _backward_heads(start: Any, stop: Any, h: Any, heads: Any, given: Any) -> None:
-    p, grad, out = given
+def _backward_heads(p: Any, grad: Any, out: Any, start: Any, stop: Any, h: Any, heads: Any) -> None:
     zero = lanes(p, NARROW, 0)
     count, sums = min(width_of(zero), heads - h), zero
     for e in range(start, stop):
@@ -142,12 +132,16 @@ def softmax_gradient_of_rows(
     indptr: Any, p: Any, grad: Any, heads: Any, out: Any, pieces: Any
 ) -> None:
     """``p (grad - sum of p grad)``, row by row and head by head."""
+    step = width_of(lanes(p, NARROW, 0))
     for piece in numba.prange(pieces):
         first, last = rows_of(indptr, piece, pieces)
-        given = p, grad, out
         for i in range(first, last):
             start, stop = np.int64(indptr[i]), np.int64(indptr[i + 1])
-            _by_heads(_backward_one, _backward_heads, start, stop, heads, given)
+            if heads == 1:
+                _backward_one(p, grad, out, start, stop)
+            else:
+                for h in range(0, heads, step):
+                    _backward_heads(p, grad, out, start, stop, h, heads)
 
 
 def sddmm(
