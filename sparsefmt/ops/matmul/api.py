@@ -141,6 +141,8 @@ def _against_rounding(
     col_scale: Any = None, reduce: str = "sum", *, precision: str | None = None, **_: Any,
 ) -> list[str]:  # fmt: skip
     """List the reasons against rounding float32 features to bfloat16."""
+    if x.shape[1] < cuda.LEAST_FEATURES:  # torch need not be asked for small products
+        return _FEW_FEATURES
     if precision != checks.BF16 and (type(x) is np.ndarray or not memory_of(x).rounds()):
         return _NOT_ALLOWED
     reasons = []
@@ -150,12 +152,11 @@ def _against_rounding(
         reasons.append(f"a {reduce} is one of the features as they are")
     if A.nnz < cuda.LEAST_GATHERS * x.shape[0]:
         reasons.append(f"a row is gathered less than {cuda.LEAST_GATHERS} times on average")
-    if x.shape[1] < cuda.LEAST_FEATURES:
-        reasons.append(f"rows have less than {cuda.LEAST_FEATURES} features")
     return reasons
 
 
 #: Made once: each call is told so.
+_FEW_FEATURES = [f"rows have less than {cuda.LEAST_FEATURES} features"]
 _NOT_ALLOWED = [f'float32 is gathered as it is: allow bfloat16 with precision="{checks.BF16}"']
 _ROUNDED = "float32 features rounded to bfloat16, half the bytes"
 _CPU = f"{__package__}.cpu"
