@@ -13,6 +13,7 @@ ROOMS = {
     "fuse": "attention",
     "maxk": "cbsr",
     "overhead": "engine",
+    "plan": "plan",
     "sampled": "sampling",
     "sddmm": "edges",
     "softmax": "edges",

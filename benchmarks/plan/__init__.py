@@ -1,0 +1,1 @@
+"""The planner: compositions of layers against each other."""
