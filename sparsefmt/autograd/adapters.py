@@ -27,6 +27,7 @@ from .composition import (
     plannable,
     stamp,
     suits,
+    ways,
 )
 from .matmul import spmm
 from .structure import graph_tensors
@@ -101,8 +102,7 @@ class PlannedLayer:
         if not isinstance(graph, Graph) or not isinstance(x, Tensor):
             return None
         stays = self.composition.settings.is_constant(x)
-        learns = torch.is_grad_enabled(), x.requires_grad
-        return number_of(graph), x.shape, x.dtype, x.device, learns, stays
+        return number_of(graph), x.shape, x.dtype, x.device, x.requires_grad, *ways(x), stays
 
     def _remember(self, kind: Any) -> None:
         if len(self.kinds_of_own) >= MAX_PLANS:

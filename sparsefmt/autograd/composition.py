@@ -18,6 +18,7 @@ from ..plan.calibration import constants_of
 from ..plan.expression import Apply, Broadcast, Expression, Hop, Leaf, Product, Sum
 from ..plan.planner import Plan, plan
 from ..plan.rules import Step, Tree, bare, steps
+from ._precision import bf16_is_allowed
 from .gat import gat_aggregate
 from .matmul import multiply, scaled, spmm
 from .structure import graph_tensors
@@ -236,8 +237,10 @@ class Composition:
         constants: Collection[str] = (),
     ) -> Planned:
         """Give the plan for such values, made at the first call; ``own`` is the layer's way."""
-        training = torch.is_grad_enabled()
-        key = (training, *(_kind(value, name in constants) for name, value in values.items()))
+        key = (
+            *ways(_first(values)),
+            *(_kind(value, name in constants) for name, value in values.items()),
+        )
         found = self.plans.pop(key, None)
         if found is None:
             if _capturing(values):
@@ -268,7 +271,8 @@ class Composition:
         wide = {size for leaf in bound.values() for size in (leaf.rows, leaf.cols) if leaf.entries}
         wide |= {"n", "nnz", *(leaf.entries for leaf in bound.values())}
         about = tuple(1 << n.bit_length() if name in wide else n for name, n in sizes.items())
-        key = (training, about, like.dtype, like.device, *bound.values())
+        rounded = ways(like)[1]
+        key = (training, rounded, about, like.dtype, like.device, *bound.values())
         found = self.chosen.get(key)
         if found is None or self.settings.timing:
             found = plan(
@@ -278,6 +282,7 @@ class Composition:
                 itemsize=like.itemsize,
                 training=training,
                 runs=self.settings.steps,
+                rounded=rounded,
                 orders=(sizes,),
             )
             found = self.chosen[key] = self._measured(found, values, functions, own)
@@ -303,7 +308,8 @@ class Composition:
         timed = tuple(sorted(timed, key=lambda c: not self._is_own(c.tree)))
         graphs = tuple(_fingerprint(v) for v in values.values() if isinstance(v, Graph))
         sizes = tuple(found.sizes.items())
-        key = found.expression, graphs, sizes, like.dtype, like.device, found.training
+        kind = like.dtype, like.device, found.training, ways(like)[1]
+        key = found.expression, graphs, sizes, *kind
         seconds = _REMEMBERED.get(key, {})
         if self.settings.timing and (not seconds or not auto):
             apart = {name: _apart(value) for name, value in values.items()}
@@ -370,6 +376,12 @@ def _apart(value: Any) -> Any:
 
 def _first(values: Mapping[str, Any]) -> Tensor:
     return next(value for value in values.values() if isinstance(value, Tensor))
+
+
+def ways(like: Tensor) -> tuple[bool, bool]:
+    """Tell whether gradients are wanted, and whether products may round float32 features."""
+    rounds = like.is_cuda and like.dtype is torch.float32 and bf16_is_allowed()
+    return torch.is_grad_enabled(), rounds
 
 
 def _capturing(values: Mapping[str, Any]) -> bool:

@@ -1,15 +1,16 @@
 """Plan an expression: price its trees, leave out the beaten ones, choose, and say why."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from numbers import Integral
 
 from ..errors import DtypeError, ShapeError
 from .expression import Expression
 from .forest import forest
-from .pricing import Constants, work_of
+from .pricing import Constants, Work, work_of
 from .pruning import ORDERS, Sizes, Verdict, judged
-from .rules import Tree, bare, steps
+from .rules import Primitive, Tree, bare, steps
 
 #: Predictions that lie within this factor of the best are worth measuring.
 CLOSE = 1.5
@@ -102,6 +103,7 @@ def plan(
     itemsize: int = 4,
     training: bool = False,
     runs: int | None = None,
+    rounded: bool = False,
     orders: tuple[Sizes, ...] = ORDERS,
 ) -> Plan:
     """Enumerate, prune and price.
@@ -119,6 +121,8 @@ def plan(
         Whether the gradients that leaves ask for are priced too.
     runs : int, optional
         How often the layer will run: what runs once is shared among them, or free by default.
+    rounded : bool
+        Whether products on a GPU may round float32 features to bfloat16 (``spmm``'s "bf16").
     orders : tuple of dict
         Orders of the widths under which a tree may win; ``(sizes,)`` prunes for these widths alone.
 
@@ -131,7 +135,8 @@ def plan(
     """
     sizes = _checked(expression, sizes, constants, itemsize, runs)
     verdicts = judged(forest(expression), orders, training=training)
-    priced = [_priced(v, sizes, constants, itemsize, training, runs) for v in verdicts]
+    price = partial(work_of, sizes=sizes, constants=constants, itemsize=itemsize, rounded=rounded)
+    priced = [_priced(verdict, price, constants, training, runs) for verdict in verdicts]
     return Plan(expression, sizes, training, tuple(priced))
 
 
@@ -172,9 +177,8 @@ def _checked(
 
 def _priced(
     verdict: Verdict,
-    sizes: Sizes,
+    price: Callable[[Primitive], Work],
     constants: Constants,
-    itemsize: int,
     training: bool,
     runs: int | None,
 ) -> Candidate:
@@ -183,8 +187,7 @@ def _priced(
     once = 0.0
     for step in steps(verdict.tree):
         for primitive in step.primitives(training):
-            work = work_of(primitive, sizes, constants, itemsize)
-            seconds = constants.predict(work, primitive.kind)
+            seconds = constants.predict(price(primitive), primitive.kind)
             if step.constant:
                 once += seconds
                 seconds = seconds / runs if runs else 0.0

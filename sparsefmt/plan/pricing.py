@@ -14,6 +14,7 @@ from typing import NamedTuple
 from ..errors import FileFormatError
 from ..ops.engine.structure import Sizes as Structure
 from ..ops.engine.table import Price, operations
+from ..ops.matmul.cuda import rounding_pays
 from .pruning import Sizes
 from .rules import Primitive
 
@@ -80,8 +81,17 @@ class Constants:
         )
 
 
-def work_of(primitive: Primitive, sizes: Sizes, constants: Constants, itemsize: int = 4) -> Work:
+def work_of(
+    primitive: Primitive,
+    sizes: Sizes,
+    constants: Constants,
+    itemsize: int = 4,
+    *,
+    rounded: bool = False,
+) -> Work:
     """Count the bytes and flops of a primitive; its operation's row prices what gathers.
+
+    ``rounded`` says that products may round float32 features to bfloat16 before they gather them.
 
     Raises
     ------
@@ -91,7 +101,7 @@ def work_of(primitive: Primitive, sizes: Sizes, constants: Constants, itemsize: 
     kind, names = primitive
     size = [int(name) if name.isdigit() else sizes[name] for name in names]
     if kind in _GATHERING:
-        return _gathering(kind, size, constants, itemsize)
+        return _gathering(kind, size, constants, itemsize, rounded)
     if kind == "gemm":
         n, inner, m = size
         elements, flops = n * inner + inner * m + n * m, 2 * n * inner * m
@@ -125,16 +135,20 @@ _GATHERING = {
 }
 
 
-def _gathering(kind: str, size: Sequence[int], constants: Constants, itemsize: int) -> Work:
+def _gathering(
+    kind: str, size: Sequence[int], constants: Constants, itemsize: int, rounded: bool
+) -> Work:
     nnz, rows, feat = size
     X, values = _Array((rows, feat), itemsize), _Array((nnz,), itemsize)
     weighted = kind != "spmm_unweighted"
     found = _price(kind, Structure(rows, rows, nnz, "int32"), X, values if weighted else None)
-    gathered = nnz * feat * itemsize
+    others, calls = found.bytes - nnz * feat * itemsize, 1
+    if rounded and _GATHERING[kind] == "spmm" and itemsize == 4 and rounding_pays(nnz, rows, feat):
+        itemsize, others, calls = 2, others + rows * feat * 6, 2  # reads 4 bytes, writes 2
     active = rows * min(feat * itemsize, constants.slice or feat * itemsize)
-    near, far = _split(gathered, active, constants)
-    held, streamed = _split(found.bytes - gathered, found.bytes - gathered, constants)
-    return Work(1, rows, nnz, held, streamed, near, far, found.flops)
+    near, far = _split(nnz * feat * itemsize, active, constants)
+    held, streamed = _split(others, others, constants)
+    return Work(calls, rows, nnz, held, streamed, near, far, found.flops)
 
 
 def _price(kind: str, S: Structure, X: _Array, values: _Array | None) -> Price:

@@ -211,3 +211,21 @@ def test_a_graph_of_sources_apart_from_targets_is_refused(folder, capsys):
 
 def test_an_expression_of_one_hop_alone_has_trees():
     assert plan(Product((models.graph(), H)), SIZES, CPU).chosen.tree
+
+
+def test_products_that_may_round_their_features_gather_half_the_bytes():
+    primitive = Primitive("spmm_scaled", ("nnz", "n", "w"))
+    sizes = {"nnz": 10_000_000, "n": 100_000, "w": 256}
+    exact, rounded = (work_of(primitive, sizes, GPU, rounded=r) for r in (False, True))
+    assert rounded.near + rounded.far == (exact.near + exact.far) / 2
+    passed = rounded.held + rounded.streamed - exact.held - exact.streamed
+    assert passed == 6 * sizes["n"] * sizes["w"]  # reads float32, writes bfloat16
+    assert GPU.predict(rounded, primitive.kind) < GPU.predict(exact, primitive.kind)
+    for kind, other, itemsize in (
+        ("spmm_scaled", {"w": 32}, 4),
+        ("spmm_scaled", {"nnz": 400_000}, 4),
+        ("spmm_scaled", {}, 2),
+        ("sddmm", {}, 4),
+    ):
+        changed = Primitive(kind, primitive.size), sizes | other, GPU, itemsize
+        assert work_of(*changed, rounded=True) == work_of(*changed)

@@ -49,6 +49,11 @@ NARROW, NARROW_TYPES = "bfloat16", ("float32", "bfloat16")
 LEAST_FEATURES, LEAST_GATHERS = 64, 8
 
 
+def rounding_pays(nnz: int, rows: int, feat: int) -> bool:
+    """Whether so many rows of features are worth rounding before ``nnz`` of them are gathered."""
+    return feat >= LEAST_FEATURES and nnz >= LEAST_GATHERS * rows
+
+
 class Shape(NamedTuple):
     """How a sub-warp reads rows of features: ``lanes`` times ``vector`` values at a time."""
 
