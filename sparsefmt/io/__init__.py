@@ -58,7 +58,7 @@ def read(
     tile : (height, width), optional
         For ``format="sgt"``; (16, 8) unless the file stores tiles of another shape.
     num_nodes : int, optional
-        For edge lists: the matrix is ``num_nodes`` x ``num_nodes``.  By default what a first line
+        For edge lists: the matrix is ``num_nodes`` x ``num_nodes``.  By default what a line
         ``# shape: rows x columns`` says, else the largest id plus one.
     max_bytes : int, optional
         Refuse a file whose reading would take more memory than this at its peak, conversions and
