@@ -50,16 +50,32 @@ def _tile(ctx: click.Context, param: click.Parameter, value: str | None) -> tupl
         raise click.BadParameter(str(error)) from error
 
 
+def _path(ctx: click.Context, param: click.Parameter, value: str | None) -> Path | None:
+    """Refuse what names no file, before ``Path`` takes "" for "." and "./-" for "-"."""
+    if value == "-":
+        raise click.BadParameter(
+            "'-' names no file, and standard input is not read, nor standard output written: give "
+            "the name of a file."
+        )
+    if value == "":
+        raise click.BadParameter("the path is empty: give the name of a file.")
+    return None if value is None else Path(value)
+
+
+#: Whether a file can be read is for its reader to say; an output need not be.
+_PATH: dict[str, Any] = {"type": click.Path(readable=False), "callback": _path}
+
+
 def _path_argument(name: str = "path", **options: Any) -> Callable[[Any], Any]:
-    return click.argument(name, type=click.Path(path_type=Path), **options)
+    return click.argument(name, **_PATH, **options)
 
 
 def _picture_option(default: str) -> Callable[[Any], Any]:
     return click.option(
         "-o",
         "--output",
-        type=click.Path(path_type=Path),
-        default=Path(default),
+        **_PATH,
+        default=default,
         show_default=True,
         help="Picture to write: .png, .pdf or .svg.",
     )

@@ -12,7 +12,7 @@ from ..plan.calibration import constants_of, path_of
 from ..plan.expression import Expression
 from ..plan.planner import plan as plan_of
 from . import tables
-from .commands import _check_target, _path_argument, _progress, _read
+from .commands import _PATH, _check_target, _path_argument, _progress, _read
 from .commands import sparsefmt as sparsefmt
 
 #: Hops of the models that have several.
@@ -64,9 +64,7 @@ def _expression(model: str, first: bool, hops: int) -> Expression:
     help="How often it will run.  [default: what runs once is free]",
 )
 @click.option("--device", default="cpu", show_default=True, help="Whose constants: cpu, cuda, ...")
-@click.option(
-    "-o", "--output", type=click.Path(path_type=Path), help="Picture to write: .png, .pdf or .svg."
-)
+@click.option("-o", "--output", **_PATH, help="Picture to write: .png, .pdf or .svg.")
 def plan(
     path: Path,
     model: str,

@@ -302,6 +302,35 @@ def test_bad_input_is_refused_in_one_line(folder, sparsefmt, case):
     assert {path: path.read_bytes() for path in Path().rglob("*") if path.is_file()} == before
 
 
+PATHS = {
+    "info": ["info", "{}"],
+    "plot": ["plot", "{}"],
+    "demo": ["demo", "{}"],
+    "plan": ["plan", "{}", "--widths", "64,7"],
+    "convert": ["convert", "{}", "out.npz"],
+    "target": ["convert", "small.mtx", "{}"],
+    "picture": ["plot", "small.mtx", "-o", "{}"],
+    "demo's picture": ["demo", "-o", "{}"],
+    "plan's picture": ["plan", "small.mtx", "--widths", "64,7", "-o", "{}"],
+}
+
+
+@pytest.mark.parametrize("case", PATHS)
+def test_no_path_is_empty_or_a_standard_stream(folder, sparsefmt, case):
+    for path, message in (
+        ("", "the path is empty: give the name of a file."),
+        ("-", "standard input is not read, nor standard output written: give the name of a file."),
+    ):
+        done = sparsefmt(*(part.format(path) for part in PATHS[case]))
+        assert (done.code, done.out, done.err.count("\n")) == (2, "", 1)
+        assert message in done.err
+
+
+def test_a_folder_may_be_called_like_a_standard_stream(folder, sparsefmt):
+    Path("-").mkdir()
+    assert "-: the folder holds no ind.<name>.graph" in sparsefmt("info", "./-").err
+
+
 @pytest.mark.skipif(os.name != "posix" or os.geteuid() == 0, reason="root may read everything")
 def test_permission_denied_is_refused(folder, sparsefmt):
     Path("graph.npz").chmod(0)
