@@ -16,7 +16,7 @@ from rich.console import Console
 
 from sparsefmt import cli, errors, plot
 from sparsefmt import io as graph_io
-from sparsefmt.cli import commands, demo, doctor
+from sparsefmt.cli import commands, demo, doctor, planning
 from sparsefmt.generate import power_law
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -329,6 +329,13 @@ def test_no_path_is_empty_or_a_standard_stream(folder, sparsefmt, case):
 def test_a_folder_may_be_called_like_a_standard_stream(folder, sparsefmt):
     Path("-").mkdir()
     assert "-: the folder holds no ind.<name>.graph" in sparsefmt("info", "./-").err
+
+
+@pytest.mark.parametrize("name", ["plot", "plan", "demo"])
+def test_the_help_says_what_a_picture_replaces(name):
+    words = " ".join(CliRunner().invoke(planning.sparsefmt, [name, "--help"]).output.split())
+    assert "Replaces a picture of that name." in words
+    assert "--force Overwrite a file that is no picture, too." in words
 
 
 @pytest.mark.skipif(os.name != "posix" or os.geteuid() == 0, reason="root may read everything")
