@@ -4,6 +4,8 @@ Figures are drawn with Matplotlib's objects and its Agg canvas: no window, no gl
 are Okabe and Ito's, and cividis: both keep their order for colour-blind readers and in grey.
 """
 
+import io
+import re
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -23,10 +25,17 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormat
 from .errors import UnsupportedError
 from .formats.base import Format
 from .formats.coo import COO
+from .io.bounded import check_regular, writing
 from .stats import TILES, Tile, summarize
 
 #: What ``savefig`` is asked for: a picture never lands in a file named like a graph.
 SUFFIXES = (".png", ".pdf", ".svg")
+#: How files of these types begin, an SVG behind its XML declaration and comments.
+_BEGINNING = re.compile(
+    rb"\x89PNG\r\n\x1a\n|%PDF-|"
+    rb"(\xef\xbb\xbf)?\s*(<\?xml((?!\?>).)*\?>\s*)?(<!--((?!-->).)*-->\s*)*<(!DOCTYPE\s+)?svg\b",
+    re.DOTALL,
+)
 
 BEFORE, AFTER, INK = "#999999", "#0072B2", "#333333"
 ACCENT = "#D55E00"
@@ -72,22 +81,39 @@ def draw(
 def save(fig: Figure, path: Path) -> None:
     """Write the figure; the suffix picks the type.
 
+    The file appears, or changes, only once it is complete.
+
     Raises
     ------
     UnsupportedError
-        If the suffix is none of ``.png``, ``.pdf`` and ``.svg``.
+        If the suffix is none of ``.png``, ``.pdf`` and ``.svg``, or the path is that of a device,
+        pipe or socket.
+    FileFormatError
+        If no file can have this name.
+    OSError
+        As the operating system reports it.
     """
     check_suffix(path)
+    check_regular(path)
+    picture = io.BytesIO()  # Matplotlib does not survive a disk that refuses half of a PDF
     with warnings.catch_warnings():
         # A file name in a script that the font lacks: boxes in the title are no reason to stop.
         warnings.filterwarnings("ignore", message=".*Glyph", category=UserWarning)
-        fig.savefig(path, dpi=150)
+        fig.savefig(picture, format=path.suffix[1:].lower(), dpi=150)
+    with writing(path) as stream:
+        stream.write(picture.getbuffer())
 
 
 def check_suffix(path: Path) -> None:
     """Raise unless the picture can be written under that name."""
     if path.suffix.lower() not in SUFFIXES:
         raise UnsupportedError(f"{path} is no picture's name: end it in {', '.join(SUFFIXES)}.")
+
+
+def is_picture(path: Path) -> bool:
+    """Whether a file begins as PNG, PDF or SVG does."""
+    with path.open("rb") as raw:
+        return bool(_BEGINNING.match(raw.read(4096)))
 
 
 def _figure(title: str, facts: str) -> tuple[Figure, Any]:

@@ -50,19 +50,38 @@ def _tile(ctx: click.Context, param: click.Parameter, value: str | None) -> tupl
         raise click.BadParameter(str(error)) from error
 
 
+def _path(ctx: click.Context, param: click.Parameter, value: str | None) -> Path | None:
+    """Refuse what names no file, before ``Path`` takes "" for "." and "./-" for "-"."""
+    if value == "-":
+        raise click.BadParameter(
+            "'-' names no file, and standard input is not read, nor standard output written: give "
+            "the name of a file."
+        )
+    if value == "":
+        raise click.BadParameter("the path is empty: give the name of a file.")
+    return None if value is None else Path(value)
+
+
+#: Whether a file can be read is for its reader to say; an output need not be.
+_PATH: dict[str, Any] = {"type": click.Path(readable=False), "callback": _path}
+
+
 def _path_argument(name: str = "path", **options: Any) -> Callable[[Any], Any]:
-    return click.argument(name, type=click.Path(path_type=Path), **options)
+    return click.argument(name, **_PATH, **options)
 
 
-def _picture_option(default: str) -> Callable[[Any], Any]:
-    return click.option(
+def _picture_options(default: str | None = None) -> Callable[[Any], Any]:
+    """Add ``--output`` and ``--force``, whose values ``_check_picture`` takes."""
+    output = click.option(
         "-o",
         "--output",
-        type=click.Path(path_type=Path),
-        default=Path(default),
+        **_PATH,
+        default=default,
         show_default=True,
-        help="Picture to write: .png, .pdf or .svg.",
+        help="Picture to write: .png, .pdf or .svg.  Replaces a picture of that name.",
     )
+    force = click.option("--force", is_flag=True, help="Overwrite a file that is no picture, too.")
+    return lambda command: output(force(command))
 
 
 _dtype_option = click.option(
@@ -161,7 +180,7 @@ def convert(
 @sparsefmt.command()
 @_path_argument()
 @_dtype_option
-@_picture_option("spy.png")
+@_picture_options("spy.png")
 @click.option(
     "--tile",
     callback=_tile,
@@ -170,12 +189,11 @@ def convert(
     show_default=True,
     help="Tile shape of the histogram.",
 )
-def plot(path: Path, dtype: str | None, output: Path, tile: tuple[int, int]) -> None:
+def plot(path: Path, dtype: str | None, output: Path, force: bool, tile: tuple[int, int]) -> None:
     """Draw the pattern, degrees and tile density of a graph."""
     from .. import plot as pictures
 
-    pictures.check_suffix(output)
-    _check_target(output, force=True)
+    _check_picture(output, force)
     with _progress(2) as step:
         A = _read(path, step, dtype)
         step("drawing")
@@ -188,7 +206,7 @@ def plot(path: Path, dtype: str | None, output: Path, tile: tuple[int, int]) -> 
 @sparsefmt.command()
 @_path_argument(required=False)
 @_dtype_option
-@_picture_option("sparsefmt-demo.png")
+@_picture_options("sparsefmt-demo.png")
 @click.option(
     "--device",
     type=click.Choice(["auto", "cpu", "cuda"]),
@@ -196,18 +214,16 @@ def plot(path: Path, dtype: str | None, output: Path, tile: tuple[int, int]) -> 
     show_default=True,
     help="auto: a GPU if there is one and CuPy is installed.",
 )
-def demo(path: Path | None, dtype: str | None, output: Path, device: str) -> int:
+def demo(path: Path | None, dtype: str | None, output: Path, force: bool, device: str) -> int:
     """Take a graph through every format: check, time, multiply, draw.
 
     Without PATH, a graph with a power law and communities is generated.  Every conversion is
     compared with the original, every product with a float64 reference; the exit code is 1 if one
     of them is wrong.
     """
-    from .. import plot as pictures
     from . import demo as program
 
-    pictures.check_suffix(output)
-    _check_target(output, force=True)
+    _check_picture(output, force)
     start = time.perf_counter()
     where, description = program.pick_device(device)
     with _progress(program.n_steps() + 2) as step:
@@ -265,6 +281,9 @@ def _generate(step: Step) -> Format:
 
 def _check_target(path: Path, force: bool) -> None:
     """Refuse what would fail after the long work, or destroy a file."""
+    from ..io.bounded import check_regular
+
+    check_regular(path)
     if path.is_dir():
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     if not path.parent.is_dir():
@@ -272,6 +291,25 @@ def _check_target(path: Path, force: bool) -> None:
     if path.exists() and not force:
         name = click.format_filename(path)
         raise click.UsageError(f"{name} exists: give another name, or --force to overwrite it.")
+
+
+def _check_picture(path: Path, force: bool) -> None:
+    """Refuse the same for a picture, which may replace a picture or an empty file."""
+    from .. import plot as pictures
+
+    pictures.check_suffix(path)
+    _check_target(path, force=True)
+    if force or not path.exists() or not path.stat().st_size:
+        return
+    try:
+        replaceable, what = pictures.is_picture(path), "is no picture"
+    except PermissionError:
+        replaceable, what = False, "cannot be read, so that it may be no picture"
+    if not replaceable:
+        raise click.UsageError(
+            f"{click.format_filename(path)} exists and {what}: give another name, or --force to "
+            "overwrite it."
+        )
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from ..plan.calibration import constants_of, path_of
 from ..plan.expression import Expression
 from ..plan.planner import plan as plan_of
 from . import tables
-from .commands import _check_target, _path_argument, _progress, _read
+from .commands import _check_picture, _path_argument, _picture_options, _progress, _read
 from .commands import sparsefmt as sparsefmt
 
 #: Hops of the models that have several.
@@ -64,9 +64,7 @@ def _expression(model: str, first: bool, hops: int) -> Expression:
     help="How often it will run.  [default: what runs once is free]",
 )
 @click.option("--device", default="cpu", show_default=True, help="Whose constants: cpu, cuda, ...")
-@click.option(
-    "-o", "--output", type=click.Path(path_type=Path), help="Picture to write: .png, .pdf or .svg."
-)
+@_picture_options()
 def plan(
     path: Path,
     model: str,
@@ -77,6 +75,7 @@ def plan(
     steps: int | None,
     device: str,
     output: Path | None,
+    force: bool,
 ) -> None:
     """Compare the ways to compute a model's layers on a graph.
 
@@ -87,8 +86,7 @@ def plan(
     from .plan_picture import draw
 
     if output:
-        plot.check_suffix(output)
-        _check_target(output, force=True)
+        _check_picture(output, force)
     constants = constants_of(device)
     with _progress(1) as step:
         A = _read(path, step, None)

@@ -16,7 +16,7 @@ from ..formats.arrays import allocating
 from ..formats.base import Format, FormatName
 from ..formats.sgt import SGT, check_tile
 from . import edge_list, matrix_market, memory, npz, planetoid, signature
-from .bounded import check_regular, naming, stem_and_suffix
+from .bounded import check_regular, named, naming, stem_and_suffix
 from .planetoid import Planetoid as Planetoid
 
 _EDGE_LISTS = (".csv", ".tsv", ".txt", ".edges")
@@ -58,7 +58,7 @@ def read(
     tile : (height, width), optional
         For ``format="sgt"``; (16, 8) unless the file stores tiles of another shape.
     num_nodes : int, optional
-        For edge lists: the matrix is ``num_nodes`` x ``num_nodes``.  By default what a first line
+        For edge lists: the matrix is ``num_nodes`` x ``num_nodes``.  By default what a line
         ``# shape: rows x columns`` says, else the largest id plus one.
     max_bytes : int, optional
         Refuse a file whose reading would take more memory than this at its peak, conversions and
@@ -90,7 +90,7 @@ def read(
     FileNotFoundError, OSError
         As the operating system reports them.
     """
-    source = Path(path)
+    source = named(path)
     limit, options = _options(format, dtype, index_dtype, tile, num_nodes, max_bytes)
     kind = file_kind(source)
     if num_nodes is not None and kind != "edge list":
@@ -137,7 +137,7 @@ def write(path: str | os.PathLike[str], A: Format, *, compressed: bool = False) 
     OSError
         As the operating system reports it.
     """
-    target = Path(path)
+    target = named(path)
     if not isinstance(A, Format):
         raise UnsupportedError(
             f"A is a {type(A).__name__}: give a COO, CSR, CSC, SGT or CBSR (a Graph's is .csr)."
@@ -177,7 +177,8 @@ def read_planetoid(path: str | os.PathLike[str], *, max_bytes: int | None = None
     Raises
     ------
     FileFormatError
-        If a file is malformed, asks for code to be run, or does not fit the others.
+        If a file is malformed, asks for code to be run, or does not fit the others; or if no file
+        can have this name.
     UnsupportedError
         If one is a device, pipe or socket.
     OutOfMemoryError
@@ -185,7 +186,7 @@ def read_planetoid(path: str | os.PathLike[str], *, max_bytes: int | None = None
     FileNotFoundError, OSError
         As the operating system reports them.
     """
-    source = Path(path)
+    source = named(path)
     limit = _limit(max_bytes)
     _check_files(source, "Planetoid")
     with allocating(f"{source}: reading it needs too much memory"):

@@ -39,6 +39,13 @@ def stem_and_suffix(path: Path) -> tuple[str, str]:
     return packed, ""
 
 
+def named(path: str | os.PathLike[str]) -> Path:
+    """Make a path of what the caller gives, and refuse "", which ``Path`` takes for "."."""
+    if not os.fspath(path):
+        raise FileFormatError("path is '', which no file can have: give the name of a file.")
+    return Path(path)
+
+
 def check_regular(path: Path) -> None:
     """Refuse devices, pipes and sockets, which may block or never end, and impossible names.
 

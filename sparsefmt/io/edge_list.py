@@ -1,7 +1,9 @@
 """Edge lists: one line ``source target [weight]`` per entry, as SNAP and PyG order them.
 
-``source`` is the column and ``target`` the row.  The text goes through NumPy's reader in blocks; a
-block that it refuses, or that holds a number which cannot be meant, is looked at line by line.
+``source`` is the column and ``target`` the row.  A comment ``# shape: rows x columns`` holds for
+the whole file, and one that begins so and states no shape is refused.  The text goes through
+NumPy's reader in blocks; a block that it refuses, or that holds a number which cannot be meant, is
+looked at line by line.
 """
 
 import re
@@ -12,7 +14,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from ..errors import UnsupportedError
-from ..formats import foreign
+from ..formats import checks, foreign
 from ..formats.arrays import Array, allocating
 from ..formats.base import Format
 from ..formats.coo import COO
@@ -28,7 +30,8 @@ _SEPARATORS = {".csv": ",", ".tsv": "\t", ".txt": "\t", ".edges": " "}
 _HEADED = (".csv", ".tsv")
 _NAME = re.compile(r"([\"'])?[^\W\d_][\w .:-]*(?(1)\1)")
 _EMPTY = re.compile(r"[#%].*\bedges:?\s*0\b.*", re.IGNORECASE)
-_SHAPE = re.compile(r"# shape: (\d{1,19}) x (\d{1,19})\s*")
+_SHAPE = re.compile(r"\s*[#%]+\s*shape\s*:(.*)", re.IGNORECASE | re.DOTALL)
+_SIZES = re.compile(r"\s*([0-9]{1,19})\s*x\s*([0-9]{1,19})\s*", re.IGNORECASE)
 
 
 def read_edge_list(
@@ -54,13 +57,10 @@ def read_edge_list(
             raise fault(
                 path,
                 'there is no edge in it: give lines "source target", or, for an empty graph, a '
-                'first line "# shape: rows x columns".',
+                'line "# shape: rows x columns".',
             )
         table = np.concatenate(blocks) if blocks else np.empty((0, 3))
-        shape = lines.shape
-        if shape is None:
-            least = int(table[:, :2].max(initial=-1)) + 1
-            shape = least, least
+        shape = lines.shape_of(table)
         index = foreign.index_dtype(shape, len(table))
         col, row = table[:, 0].astype(index), table[:, 1].astype(index)
     data = None
@@ -127,6 +127,8 @@ class _Lines:
             self._first += text.count("\n")
             return np.empty((0, self.columns or 3))
         lines = text.split("\n")
+        if "shape" in text.lower():
+            self._find_shape(lines)
         edges = [line for line in lines if (bare := line.lstrip()) and bare[0] not in "#%"]
         if not self.columns:
             edges = self._begin(lines, edges)
@@ -157,14 +159,45 @@ class _Lines:
                 line=self._first,
             )
 
+    def shape_of(self, table: Array) -> tuple[int, int]:
+        """Give the shape that is stated, else the largest id plus one, for all edges."""
+        source, target = (int(most) for most in table[:, :2].max(axis=0, initial=-1))
+        rows, cols = self.shape or 2 * (max(source, target) + 1,)
+        if source >= cols or target >= rows:
+            raise fault(
+                self._path,
+                f"a line behind edges says that the shape is {rows} x {cols}, but the largest "
+                f"source is {source} and the largest target {target}: mend the shape or the edges.",
+            )
+        return rows, cols
+
+    def _find_shape(self, lines: list[str]) -> None:
+        """Learn the shape from comments that state it, and refuse those that fail to."""
+        for number, line in enumerate(lines, self._first):
+            stated = _SHAPE.fullmatch(line)
+            if not stated:
+                continue
+            self.said_empty = True
+            if self._given is not None:
+                continue
+            sizes = _SIZES.fullmatch(stated[1])
+            shape = (int(sizes[1]), int(sizes[2])) if sizes else (-1, -1)
+            if not 0 <= min(shape) <= max(shape) <= checks.MAX_SIZE:
+                why = (
+                    f"two integers from 0 to {checks.MAX_SIZE} do not follow: write "
+                    '"# shape: rows x columns", or begin a comment with another word.'
+                )
+            elif self.shape not in (None, shape):
+                why = f"a line before it says {self.shape[0]} x {self.shape[1]}: remove one."
+            else:
+                self.shape = shape
+                continue
+            raise fault(self._path, f"{line.strip()[:80]!r}: {why}", line=number)
+
     def _begin(self, lines: list[str], edges: list[str]) -> list[str]:
-        """Learn shape, delimiter and number of columns; the edges without a row of names."""
+        """Learn delimiter and number of columns; the edges without a row of names."""
         place = lines.index(edges[0]) if edges else len(lines)
-        for line in lines[:place]:
-            found = _SHAPE.fullmatch(line)
-            if found and self._given is None:
-                self.shape = int(found[1]), int(found[2])
-            self.said_empty |= bool(found or _EMPTY.fullmatch(line.strip()))
+        self.said_empty |= any(_EMPTY.fullmatch(line.strip()) for line in lines[:place])
         if not edges:
             return edges
         self._delimiter = "," if "," in edges[0].split("#")[0] else None

@@ -55,8 +55,11 @@ GOOD = {
     "quoted header": ("a.csv", '"source","target"\n0,1\n', [(0, 1)], (2, 2)),
     "shape": ("a.txt", "# shape: 3 x 9\n8 2\n", [(8, 2)], (3, 9)),
     "late shape": ("a.txt", "# hello\n# shape: 3 x 9\n0 1\n", [(0, 1)], (3, 9)),
-    "shape too late": ("a.txt", "0 1\n# shape: 3 x 9\n", [(0, 1)], (2, 2)),
-    "no shape": ("a.txt", "# shape: large\n0 1\n", [(0, 1)], (2, 2)),
+    "shape behind names": ("a.csv", "u,v\n# shape: 3 x 9\n0,1\n", [(0, 1)], (3, 9)),
+    "shape behind edges": ("a.txt", "0 1\n# shape: 3 x 9\n", [(0, 1)], (3, 9)),
+    "one shape twice": ("a.txt", "# shape: 3 x 9\n0 1\n#SHAPE:3X9\n", [(0, 1)], (3, 9)),
+    "shape and a return": ("a.txt", "# shape: 3 x 9\r\n0 1\r\n", [(0, 1)], (3, 9)),
+    "no shape": ("a.txt", "# The shape: large\n# shapes: 2\n0 1\n", [(0, 1)], (2, 2)),
     "whole floats": ("a.txt", "0.0 1e0\n", [(0, 1)], (2, 2)),
     "latin comment": ("a.txt", b"# \xe9\n0 1\n", [(0, 1)], (2, 2)),
 }
@@ -75,6 +78,43 @@ def test_lists_read(tmp_path, monkeypatch, case, block):
     A = read(path, format="coo")
     assert edges(A) == expected
     assert A.shape == shape
+
+
+@pytest.mark.parametrize("mark", ["#", "%", "##", "  # "])
+@pytest.mark.parametrize("name", ["shape:", " shape: ", "Shape :", "\tSHAPE:\t"])
+@pytest.mark.parametrize("sizes", ["5 x 7", "5x7", "5 X  7 ", "05 x 07"])
+def test_a_shape_is_read_however_it_is_spaced(tmp_path, mark, name, sizes):
+    assert read(save(tmp_path, "a.txt", f"{mark}{name}{sizes}\n0 1\n")).shape == (5, 7)
+
+
+NO_SIZES = [
+    *(
+        "",
+        "5",
+        "5 7",
+        "5, 7",
+        "(5, 7)",
+        "5 x",
+        "x 7",
+        "5 x 7 x 9",
+        "5 x 7,",
+        "5 x 7 # all",
+        "5 y 7",
+    ),
+    *("5 x 7.0", "5e0 x 7", "-1 x 1", "+5 x 7", "5_0 x 7", "\u0665 x 7", "large", "0x5 x 7"),
+    *(f"{2**60} x 5", f"5 x {2**63}", f"{10**20 - 1} x 5", f"5 x {'9' * 5000}"),
+]
+
+
+@pytest.mark.parametrize("sizes", NO_SIZES)
+@pytest.mark.parametrize("before", ["", "# hello\n\n", "0 1\n"])
+def test_a_shape_that_cannot_be_read_is_no_comment(tmp_path, sizes, before):
+    path = save(tmp_path, "a.txt", f"{before}# Shape: {sizes}\n0 1\n")
+    line = before.count("\n") + 1
+    mend = 'do not follow: write "# shape: rows x columns", or begin a comment with another word'
+    with pytest.raises(FileFormatError, match=rf"{re.escape(str(path))}, line {line}: .*{mend}"):
+        read(path)
+    assert read(path, num_nodes=2).shape == (2, 2)
 
 
 def test_a_line_is_source_then_target(tmp_path):
@@ -124,6 +164,7 @@ BAD = {
     "one overflow": ("a.txt", "0 1 inf\n1 1 -1e999\n", 2, "weight is -1e999, beyond"),
     "row beyond": ("a.txt", "# shape: 3 x 9\n0 2\n0 3\n", 3, "target is '3': .* from 0 to 2"),
     "column beyond": ("a.txt", "# shape: 3 x 9\n9 0\n", 2, "source is '9': .* from 0 to 8"),
+    "two shapes": ("a.txt", "# shape: 3 x 9\n0 1\n# shape: 3 x 8\n", 3, "before it says 3 x 9"),
     "after comments": ("a.txt", "# a\n\n% b\n0 1\n\n0 z\n", 6, "target is 'z'"),
     "after names": ("a.csv", "u,v\n0,1\n0,z\n", 3, "target is 'z'"),
     "return": ("a.txt", "0 1\r1 0\n", 1, "4 columns|3 columns|columns"),
@@ -141,6 +182,16 @@ def test_the_wrong_line_is_named(tmp_path, case, packed):
     pack = {"": bytes, ".gz": gzip.compress, ".bz2": bz2.compress}[packed]
     path = save(tmp_path, name + packed, pack(raw))
     with pytest.raises(FileFormatError, match=rf"{re.escape(str(path))}, line {line}: .*{message}"):
+        read(path)
+
+
+@pytest.mark.parametrize("edge", ["9 0", "0 3", f"0 {2**32}", f"{2**32} 0"])
+def test_a_shape_in_a_later_block_holds_for_the_edges_before_it(tmp_path, monkeypatch, edge):
+    import sparsefmt.io.edge_list as module
+
+    monkeypatch.setattr(module, "_BLOCK", 16)
+    path = save(tmp_path, "a.txt", f"8 2\n{edge}\n# shape: 3 x 9\n")
+    with pytest.raises(FileFormatError, match=r"a\.txt: a line behind edges says .* 3 x 9, but"):
         read(path)
 
 

@@ -184,6 +184,14 @@ def test_impossible_names_are_refused(tmp_path, act, stem, ending):
         act(path)
 
 
+@pytest.mark.parametrize(
+    "act", [read, read_planetoid, lambda path: write(path, COO([0], [0], shape=(1, 1)))]
+)
+def test_an_empty_path_is_not_the_current_folder(act):
+    with pytest.raises(FileFormatError, match="path is '', which no file can have: give the name"):
+        act("")
+
+
 def test_impossible_names_of_planetoid_files_are_refused():
     for act in (read, read_planetoid):
         with pytest.raises(FileFormatError, match="give another name"):

@@ -16,7 +16,7 @@ from rich.console import Console
 
 from sparsefmt import cli, errors, plot
 from sparsefmt import io as graph_io
-from sparsefmt.cli import commands, demo, doctor
+from sparsefmt.cli import commands, demo, doctor, planning
 from sparsefmt.generate import power_law
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -300,6 +300,42 @@ def test_bad_input_is_refused_in_one_line(folder, sparsefmt, case):
     assert "Traceback" not in done.err
     assert re.search(message, done.err), done.err
     assert {path: path.read_bytes() for path in Path().rglob("*") if path.is_file()} == before
+
+
+PATHS = {
+    "info": ["info", "{}"],
+    "plot": ["plot", "{}"],
+    "demo": ["demo", "{}"],
+    "plan": ["plan", "{}", "--widths", "64,7"],
+    "convert": ["convert", "{}", "out.npz"],
+    "target": ["convert", "small.mtx", "{}"],
+    "picture": ["plot", "small.mtx", "-o", "{}"],
+    "demo's picture": ["demo", "-o", "{}"],
+    "plan's picture": ["plan", "small.mtx", "--widths", "64,7", "-o", "{}"],
+}
+
+
+@pytest.mark.parametrize("case", PATHS)
+def test_no_path_is_empty_or_a_standard_stream(folder, sparsefmt, case):
+    for path, message in (
+        ("", "the path is empty: give the name of a file."),
+        ("-", "standard input is not read, nor standard output written: give the name of a file."),
+    ):
+        done = sparsefmt(*(part.format(path) for part in PATHS[case]))
+        assert (done.code, done.out, done.err.count("\n")) == (2, "", 1)
+        assert message in done.err
+
+
+def test_a_folder_may_be_called_like_a_standard_stream(folder, sparsefmt):
+    Path("-").mkdir()
+    assert "-: the folder holds no ind.<name>.graph" in sparsefmt("info", "./-").err
+
+
+@pytest.mark.parametrize("name", ["plot", "plan", "demo"])
+def test_the_help_says_what_a_picture_replaces(name):
+    words = " ".join(CliRunner().invoke(planning.sparsefmt, [name, "--help"]).output.split())
+    assert "Replaces a picture of that name." in words
+    assert "--force Overwrite a file that is no picture, too." in words
 
 
 @pytest.mark.skipif(os.name != "posix" or os.geteuid() == 0, reason="root may read everything")

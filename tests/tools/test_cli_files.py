@@ -1,13 +1,17 @@
-"""What ``convert`` leaves behind when it is stopped, and what it says when the disk refuses."""
+"""What commands leave behind when they are stopped, and what they say when the disk refuses."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from matplotlib.figure import Figure
 
+from sparsefmt import plot
+from sparsefmt.cli import main
 from sparsefmt.generate import power_law
 from sparsefmt.io import bounded, read, write
 
@@ -18,7 +22,7 @@ STOPS = """
 import signal, sys, time
 signal.signal(signal.SIGHUP, signal.SIG_DFL)  # also where the tests run in the background
 signal.signal(signal.SIGINT, signal.default_int_handler)
-from sparsefmt import cli
+from sparsefmt import cli, plot
 from sparsefmt.io import bounded, edge_list
 pieces = bounded.writing
 class Slow:
@@ -30,7 +34,7 @@ from contextlib import contextmanager
 def writing(path):
     with pieces(path) as stream:
         yield Slow(stream)
-edge_list.writing = writing
+edge_list.writing = plot.writing = writing
 sys.exit(cli.main(sys.argv[1:]))
 """
 ENDINGS = ["csv", "txt.gz", "csv.bz2"]
@@ -42,9 +46,18 @@ def folder(tmp_path):
     return tmp_path
 
 
-def begin(folder, target):
+#: Commands that write a picture, without its name.
+DRAWING = {
+    "plot": ["plot", "in.npz", "-o"],
+    "plan": ["plan", "in.npz", "--widths", "64,7", "-o"],
+    "demo": ["demo", "in.npz", "--device", "cpu", "-o"],
+}
+PICTURES = ["out.png", "out.pdf", "out.svg"]
+
+
+def begin(folder, target, *command):
     """A process that has opened its output and does not finish it."""
-    command = [sys.executable, "-c", STOPS, "convert", "in.npz", target]
+    command = [sys.executable, "-c", STOPS, *(command or ("convert", "in.npz")), target]
     process = subprocess.Popen(
         command,
         cwd=folder,
@@ -53,7 +66,7 @@ def begin(folder, target):
         stderr=subprocess.PIPE,
         text=True,
     )
-    assert process.stdout.readline() == "writing\n"
+    assert "writing\n" in iter(process.stdout.readline, "")
     return process
 
 
@@ -76,6 +89,23 @@ def test_a_signal_leaves_nothing(folder, ending, how, code):
     assert len(hidden(folder)) == 1
     assert end(process, how) == (code, "")
     assert [one.name for one in folder.iterdir()] == ["in.npz"]
+
+
+@pytest.mark.parametrize("target", PICTURES)
+@pytest.mark.parametrize("command", DRAWING)
+@pytest.mark.covering("target", "command", one_in=3)
+def test_a_signal_leaves_the_picture_that_was_there(folder, command, target):
+    plot.save(Figure(), folder / target)
+    before = (folder / target).read_bytes()
+    process = begin(folder, target, *DRAWING[command])
+    assert len(hidden(folder)) == 1
+    assert end(process, signal.SIGTERM) == (143, "")
+    assert (folder / target).read_bytes() == before
+    assert {one.name for one in folder.iterdir()} == {"in.npz", target}
+    end(begin(folder, target, *DRAWING[command]), signal.SIGKILL)
+    assert (folder / target).read_bytes() == before
+    plot.save(Figure(), folder / target)
+    assert hidden(folder) == []
 
 
 def test_the_next_run_removes_what_a_killed_one_left(folder):
@@ -126,11 +156,15 @@ TARGETS = ["out.npz", "out.mtx", "out.csv", "out.mtx.gz", "out.txt.bz2"]
 
 
 def convert(folder, target, *options, before=""):
+    return sparsefmt(folder, "convert", "in.npz", target, *options, before=before)
+
+
+def sparsefmt(folder, *arguments, before=""):
     code = (
         f"import resource, signal, sys\n{before}\nfrom sparsefmt import cli\nsys.exit(cli.main())"
     )
     return subprocess.run(
-        [sys.executable, "-c", code, "convert", "in.npz", target, *options],
+        [sys.executable, "-c", code, *arguments],
         cwd=folder,
         env=os.environ | {"PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "error"},
         capture_output=True,
@@ -148,13 +182,108 @@ def test_a_limit_of_file_sizes_names_the_target(folder, target):
     assert [one.name for one in folder.iterdir()] == ["in.npz"]
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("target", PICTURES)
+@pytest.mark.parametrize("command", DRAWING)
+@pytest.mark.covering("target", "command", one_in=3)
+def test_a_picture_that_does_not_fit_is_named_and_leaves_the_old_one(folder, command, target):
+    plot.save(Figure(figsize=(1, 1)), folder / target)
+    before = (folder / target).read_bytes()
+    limit = "resource.setrlimit(resource.RLIMIT_FSIZE, (10240, 10240))"
+    done = sparsefmt(folder, *DRAWING[command], target, before=limit)
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1] == f"sparsefmt: error: {target}: File too large"
+    assert "Traceback" not in done.stderr
+    assert (folder / target).read_bytes() == before
+    assert {one.name for one in folder.iterdir()} == {"in.npz", target}
+
+
+OUTPUTS = {"convert": ["convert", "in.npz"], **DRAWING}
+
+
+@pytest.mark.parametrize("command", OUTPUTS)
+@pytest.mark.parametrize("kind", ["device", "pipe"])
+def test_no_output_goes_to_a_device_or_pipe(folder, monkeypatch, capsys, command, kind):
+    monkeypatch.chdir(folder)
+    target = "out.npz" if command == "convert" else "out.png"
+    Path(target).symlink_to("/dev/full") if kind == "device" else os.mkfifo(target)
+    for force in ([], ["--force"]):
+        assert main([*OUTPUTS[command], target, *force]) == 2
+        out, err = capsys.readouterr()
+        assert (out, err.count("\n")) == ("", 1)
+        assert err.startswith(f"sparsefmt: error: {target}: it is a device, pipe or socket")
+    assert Path(target).is_symlink() or Path(target).is_fifo()
+
+
+@pytest.mark.parametrize("command", OUTPUTS)
+def test_an_output_need_not_be_readable(folder, monkeypatch, capsys, command):
+    monkeypatch.chdir(folder)
+    target = Path("out.npz" if command == "convert" else "out.png")
+    target.write_text("old")
+    honest = Path.open
+
+    def refuse(self, *how, **options):
+        if self == target:
+            raise PermissionError(13, "Permission denied", str(self))
+        return honest(self, *how, **options)
+
+    monkeypatch.setattr(os, "access", lambda *_, **__: False)
+    monkeypatch.setattr(Path, "open", refuse)
+    assert main([*OUTPUTS[command], str(target)]) == 2
+    found = r"error: out\.\w+ exists.*: give another name, or --force to overwrite it\."
+    assert re.search(found, capsys.readouterr().err)
+    assert main([*OUTPUTS[command], str(target), "--force"]) == 0
+    monkeypatch.undo()
+    assert target.name in capsys.readouterr().out
+    assert (folder / target).read_bytes()[:4] in (b"PK\x03\x04", b"\x89PNG")
+
+
+HELD = {
+    "empty": (b"", True),
+    "PNG": (b"\x89PNG\r\n\x1a\n", True),
+    "PDF": (b"%PDF-1.4\n", True),
+    "SVG": (b"<svg xmlns='http://www.w3.org/2000/svg'/>", True),
+    "drawn SVG": (b'\n<?xml version="1.0"?>\n<!-- <b> -->\n<!-- -- -->\n<svg\n/>', True),
+    "SVG with a type": (b'\xef\xbb\xbf<?xml version="1.0"?>\n<!DOCTYPE svg PUBLIC "x">', True),
+    "text": (b"my notes", False),
+    "a graph": (b"PK\x03\x04", False),
+    "half a signature": (b"\x89PN", False),
+    "HTML around an SVG": (b"<html><svg/></html>", False),
+    "a commented SVG": (b"<!-- <svg> --><html/>", False),
+    "comments without end": (b"<!---->" * 5000 + b"<!--", False),
+}
+
+
+@pytest.mark.parametrize("case", HELD)
+@pytest.mark.parametrize("command", DRAWING)
+@pytest.mark.covering("case", "command", one_in=3)
+def test_only_pictures_are_replaced_without_force(folder, monkeypatch, capsys, command, case):
+    monkeypatch.chdir(folder)
+    content, replaced = HELD[case]
+    Path("out.png").write_bytes(content)
+    assert main([*DRAWING[command], "out.png"]) == (0 if replaced else 2)
+    out, err = capsys.readouterr()
+    if not replaced:
+        says = "out.png exists and is no picture: give another name, or --force to overwrite it."
+        assert says in err
+        assert (out, Path("out.png").read_bytes()) == ("", content)
+        assert main([*DRAWING[command], "out.png", "--force"]) == 0
+    assert plot.is_picture(Path("out.png"))
+
+
+@pytest.mark.parametrize("suffix", plot.SUFFIXES)
+def test_what_is_drawn_is_seen_to_be_a_picture(tmp_path, suffix):
+    plot.save(Figure(), tmp_path / f"out{suffix}")
+    assert plot.is_picture(tmp_path / f"out{suffix}")
+
+
+@pytest.mark.parametrize("target", [*TARGETS, *PICTURES])
 @pytest.mark.parametrize("number", ["ENOSPC", "EACCES", "EDQUOT", "EIO", "EROFS"])
 @pytest.mark.parametrize("when", ["open", "write", "replace"])
 def test_errors_of_the_disk_name_the_target(tmp_path, monkeypatch, target, number, when):
     import errno
 
     A = power_law(400, 3000, community=50, seed=1)
+    figure = Figure(figsize=(1, 1))
     path = tmp_path / target
     path.write_text("old")
     failure = OSError(getattr(errno, number), os.strerror(getattr(errno, number)))
@@ -170,7 +299,7 @@ def test_errors_of_the_disk_name_the_target(tmp_path, monkeypatch, target, numbe
     else:
         monkeypatch.setattr(bounded.Path, "replace" if when == "replace" else "open", fail)
     with pytest.raises(OSError, match=number and failure.strerror) as caught:
-        write(path, A)
+        plot.save(figure, path) if target in PICTURES else write(path, A)
     monkeypatch.undo()
     assert (caught.value.errno, caught.value.filename) == (failure.errno, str(path))
     assert ".tmp" not in str(caught.value)
