@@ -14,7 +14,13 @@ def check_number(name: str, value: object) -> None:
     """Check for a finite number; a bool is none."""
     if isinstance(value, bool) or not isinstance(value, Real):
         raise DtypeError(f"{name} is {value!r}: give a number.")
-    if not isfinite(value):
+    try:
+        finite = isfinite(value)
+    except OverflowError as error:  # its digits may be too many to be shown
+        raise ShapeError(
+            f"{name} is beyond the range of a float: give a finite number, 0.5 for instance."
+        ) from error
+    if not finite:
         raise ShapeError(f"{name} is {value!r}: give a finite number.")
 
 
