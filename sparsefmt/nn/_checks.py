@@ -75,7 +75,11 @@ def check_beside(name: str, value: Tensor, weight: Tensor) -> None:
             f"{name} is {value.dtype}: give floating numbers, {name}.to({weight.dtype}) for "
             "instance."
         )
-    if value.dtype != weight.dtype and not torch.is_autocast_enabled(value.device.type):
+    # Autocast makes one dtype of all but float64, which it leaves as it is.
+    cast = torch.is_autocast_enabled(value.device.type)
+    if value.dtype != weight.dtype and not (
+        cast and value.dtype != torch.float64 and weight.dtype != torch.float64
+    ):
         raise DtypeError(
             f"{name} is {value.dtype} but the layer's weights are {weight.dtype}: give both in one "
             f"dtype, layer.to({name}.dtype) for instance."

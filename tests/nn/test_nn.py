@@ -369,6 +369,29 @@ def test_eps_changes_no_dtype(options, train_eps):
                 GINConv(mlp().to(other), **options)(x, graph)
 
 
+@pytest.mark.parametrize("name", [*LAYERS, "gin behind relu", "gat", "gatv2"])
+def test_autocast_leaves_float64_to_be_refused(device, name):
+    """Beside other weights, or as weights beside other features."""
+    make = LAYERS | {
+        "gin behind relu": lambda: GINConv(Sequential(ReLU(), mlp())),
+        "gat": lambda: GATConv(F_IN, F_OUT),
+        "gatv2": lambda: GATv2Conv(F_IN, F_OUT),
+    }
+    graph, x, layer = square_graph(device), features(device), make[name]().to(device)
+    with torch.autocast(device, dtype=torch.bfloat16):
+        assert layer(x, graph).dtype is torch.bfloat16
+        for one, other in (
+            (x.double(), torch.float32),
+            (x, torch.float64),
+            (x.half(), torch.float64),
+        ):
+            layer.to(other)
+            says = f"x is {one.dtype} but the layer's weights are {other}: give both in one dtype"
+            with pytest.raises(DtypeError, match="nn cannot" if "relu" in name else says):
+                layer(one, graph)
+        assert layer(x.double(), graph).dtype is torch.float64
+
+
 @pytest.mark.parametrize("name", LAYERS)
 def test_features_of_three_axes_are_refused_by_their_shape(name):
     x = torch.randn(2, N, F_IN)
