@@ -96,7 +96,8 @@ def _beside(
     other, x = like
     _check.tensor(name, value)
     _check.place(name, value, graph)
-    if value.shape not in shapes:
+    # Not ``in``, which dynamo answers without a look at symbolic sizes.
+    if value.shape != shapes[0] and value.shape != shapes[-1]:
         raise ShapeError(
             f"{name} has shape {tuple(value.shape)}: give {shapes[0]}, {what} ({other}.shape == "
             f"{tuple(x.shape)}, graph.shape == {(graph.n_rows, graph.n_cols)}, graph.nnz == "

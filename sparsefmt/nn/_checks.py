@@ -14,7 +14,13 @@ def check_number(name: str, value: object) -> None:
     """Check for a finite number; a bool is none."""
     if isinstance(value, bool) or not isinstance(value, Real):
         raise DtypeError(f"{name} is {value!r}: give a number.")
-    if not isfinite(value):
+    try:
+        finite = isfinite(value)
+    except OverflowError as error:  # its digits may be too many to be shown
+        raise ShapeError(
+            f"{name} is beyond the range of a float: give a finite number, 0.5 for instance."
+        ) from error
+    if not finite:
         raise ShapeError(f"{name} is {value!r}: give a finite number.")
 
 
@@ -69,7 +75,11 @@ def check_beside(name: str, value: Tensor, weight: Tensor) -> None:
             f"{name} is {value.dtype}: give floating numbers, {name}.to({weight.dtype}) for "
             "instance."
         )
-    if value.dtype != weight.dtype and not torch.is_autocast_enabled(value.device.type):
+    # Autocast makes one dtype of all but float64, which it leaves as it is.
+    cast = torch.is_autocast_enabled(value.device.type)
+    if value.dtype != weight.dtype and not (
+        cast and value.dtype != torch.float64 and weight.dtype != torch.float64
+    ):
         raise DtypeError(
             f"{name} is {value.dtype} but the layer's weights are {weight.dtype}: give both in one "
             f"dtype, layer.to({name}.dtype) for instance."

@@ -220,11 +220,12 @@ class GATConv(Attention):
             raise ShapeError("edge_attr is given to a layer without edge_dim: give it one.")
         if not isinstance(edge_attr, Tensor):
             raise DtypeError(f"edge_attr is a {type(edge_attr).__name__}: give a torch.Tensor.")
-        if edge_attr.dim() == 1:
-            edge_attr = edge_attr[:, None]
+        given = edge_attr
+        if given.dim() == 1:
+            edge_attr = given[:, None]
         if edge_attr.shape != (nnz, width):
             raise ShapeError(
-                f"edge_attr has shape {tuple(edge_attr.shape)}: give {(nnz, width)}, the features "
+                f"edge_attr has shape {tuple(given.shape)}: give {(nnz, width)}, the features "
                 "of each edge, in the order of graph.structure."
             )
         check_beside("edge_attr", edge_attr, self.lin_edge.weight)

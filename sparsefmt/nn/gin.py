@@ -4,14 +4,34 @@ Parameters have the names and shapes of PyG's layer of the same name, so that a 
 across, and without ``k`` and samples results agree with its.
 """
 
+import re
+
 import torch
 from torch import Tensor
 from torch.nn import LazyLinear, Linear, Module, Parameter, Sequential
 
 from ..autograd import GraphLike, aggregate_with_own
-from ..errors import DtypeError, ShapeError
+from ..errors import DeviceError, DtypeError, ShapeError, SparseFmtError, UnsupportedError
 from ._base import Convolution
-from ._checks import check_beside, check_number, check_square
+from ._checks import check_beside, check_features, check_number, check_square
+
+#: Faults of the machine, which pass as they are, whatever else they say.
+_MACHINE = re.compile(r"CUDA error|CU\w+_STATUS|cuDNN error|out of memory|not enough memory")
+#: What torch says of tensors that do not fit, and the error that is raised instead.
+_REFUSALS = (
+    (UnsupportedError, re.compile(r"not implemented for '")),
+    (DeviceError, re.compile(r"same device|expected device")),
+    (DtypeError, re.compile(r"\bdtypes?\b|scalar types?\b|(input|weight|bias|data) type\b", re.I)),
+    (
+        ShapeError,
+        re.compile(
+            r"\bshapes?\b|\bdimensions?\b|normalized_shape|size mismatch|input_size|channel size"
+            r"|(input|weight) of size|sizes? of tensor|sizes \[|contain \d+ elements|matrices"
+            r"|to have \d+ channels|(expected|must be a) \dD\b|does not broadcast",
+            re.I,
+        ),
+    ),
+)
 
 
 class GINConv(Convolution):
@@ -36,13 +56,14 @@ class GINConv(Convolution):
     ----------
     nn : Module
     eps : (1,)
+        ``1 + eps`` is rounded to the dtype of ``x``.
 
     Raises
     ------
     DtypeError, ShapeError, UnsupportedError
         As ``GCNConv``, if ``k``, a sample or the strategy is not as above, ``nn`` cannot be called
-        or ``eps`` is no finite number; in forward also if ``nn`` begins with a linear map that does
-        not fit.
+        or ``eps`` is no finite number; in forward also if ``nn`` cannot take features of that
+        shape, dtype and device.  Errors of ``nn`` that are about something else pass as they are.
 
     Notes
     -----
@@ -63,6 +84,10 @@ class GINConv(Convolution):
         strategy: str = "fastrand",
     ) -> None:
         super().__init__(k, sample, training_sample, strategy)
+        if isinstance(nn, type):
+            raise DtypeError(
+                f"nn is the class {nn.__name__}: give a module, {nn.__name__}(...) for instance."
+            )
         if not callable(nn):
             raise DtypeError(
                 f"nn is a {type(nn).__name__}: give a module, torch.nn.Linear(n, m) for instance."
@@ -87,31 +112,58 @@ class GINConv(Convolution):
         Raises
         ------
         ShapeError, DtypeError, DeviceError, UnsupportedError
-            As ``autograd.spmm``; also if the graph is not square.
+            As ``autograd.spmm``; also if the graph is not square, or ``nn`` cannot take ``x``.
         """
         check_square(graph)
-        width = self._width()
+        check_features(x, graph)
+        _check_fit(self.nn, x)
+        width, own = self._width(), (1 + self.eps).to(x.dtype)  # a wider one would widen the sum
         if width is not None:
             y = self._aggregate(graph, x, width, edge_weight, rescale=True)
-            y = torch.addcmul(y, 1 + self.eps, x)
+            y = torch.addcmul(y, own, x)
         else:
-            y = aggregate_with_own(graph, x, 1 + self.eps, edge_weight, k=self.k)
-        _check_fit(self.nn, y)
-        out: Tensor = self.nn(y)
-        return out
+            y = aggregate_with_own(graph, x, own, edge_weight, k=self.k)
+        return _called(self.nn, y)
 
 
-def _check_fit(nn: Module, y: Tensor) -> None:
-    """Check that ``nn`` can take what was aggregated of ``x``, where a linear map comes first."""
+def _check_fit(nn: Module, x: Tensor) -> None:
+    """Check that ``nn`` can take features like ``x``, where a linear map comes first."""
     while isinstance(nn, Sequential) and len(nn):
         nn = nn[0]
     if isinstance(nn, Linear) and not isinstance(nn, LazyLinear):
-        if y.shape[1] != nn.in_features:
+        if x.shape[1] != nn.in_features:
             raise ShapeError(
-                f"x has {y.shape[1]} features but nn takes {nn.in_features}: give "
+                f"x has {x.shape[1]} features but nn takes {nn.in_features}: give "
                 f"(n, {nn.in_features})."
             )
-        check_beside("x", y, nn.weight)
+        check_beside("x", x, nn.weight)
+
+
+def _called(nn: Module, y: Tensor) -> Tensor:
+    """Call ``nn``, and name it in what torch says of features that do not fit."""
+    out: Tensor
+    if torch.compiler.is_compiling():
+        out = nn(y)
+        return out
+    try:
+        out = nn(y)
+    except RuntimeError as error:
+        kind = _refusal(error)
+        if kind is None:
+            raise
+        raise kind(
+            f"nn cannot take features of shape {tuple(y.shape)} and dtype {y.dtype} on "
+            f"{y.device}: {error}; give x that fits, or another nn."
+        ) from error
+    return out
+
+
+def _refusal(error: RuntimeError) -> type[SparseFmtError] | None:
+    """Give the error to raise where torch refused a tensor; None for any other error."""
+    words = str(error)
+    if type(error) not in (RuntimeError, NotImplementedError) or _MACHINE.search(words):
+        return None
+    return next((kind for kind, said in _REFUSALS if said.search(words)), None)
 
 
 def _reset(module: Module) -> None:

@@ -11,7 +11,7 @@ from autograd_cases import TRANSFORMS, make_graph  # noqa: E402
 from torch._dynamo.testing import CompileCounterWithBackend  # noqa: E402
 from torch.utils import _pytree as pytree  # noqa: E402
 
-from sparsefmt import COO, Graph, UnsupportedError  # noqa: E402
+from sparsefmt import COO, Graph, ShapeError, UnsupportedError, autograd  # noqa: E402
 from sparsefmt.autograd import edge_softmax, maxk, maxk_aggregate, prepare, sddmm, spmm  # noqa: E402
 from sparsefmt.ops.engine.table import Op  # noqa: E402
 
@@ -283,6 +283,126 @@ def test_sizes_may_be_symbolic_from_the_start(device):
     for feat in (3, 5, 8):
         x = torch.randn(6, feat, device=device)
         assert_same(gradients(compiled, x), gradients(lambda x: spmm(graph, x), x))
+
+
+def by_head(x):
+    return x.view(-1, 3, 12)
+
+
+def first_row(x):
+    return x[0].view(3, 12)
+
+
+def some(x, n, *heads):
+    """The first numbers of x, (n, *heads)."""
+    return x.view(-1)[: n * (heads[0] if heads else 1)].view(n, *heads)
+
+
+#: Each public function of a graph of 20 vertices and 60 edges, with views of x, (20, 36).
+OF_VIEWS = {
+    "aggregate_with_own": [
+        lambda g, x: autograd.aggregate_with_own(g, x, x[0, :1], some(x, 60)),
+        lambda g, x: autograd.aggregate_with_own(g, x, x[:, :1], k=5, row_scale=x[:, 0]),
+        lambda g, x: autograd.aggregate_with_own(g, x[:, 1:], x[:, 1:2], without=x[:, :1] > 0),
+    ],
+    "dot_aggregate": [
+        lambda g, x: autograd.dot_aggregate(g, by_head(x), by_head(x), None, some(x, 60, 3)),
+        lambda g, x: autograd.dot_aggregate(g, x, x[:, :36], x, some(x, 60, 1)),
+    ],
+    "edge_softmax": [
+        lambda g, x: autograd.edge_softmax(g, some(x, 60)),
+        lambda g, x: autograd.edge_softmax(g, some(x, 60, 3)),
+    ],
+    "gat_aggregate": [
+        lambda g, x: autograd.gat_aggregate(g, x, x[:, 0], x[:, :1], some(x, 60)),
+        lambda g, x: autograd.gat_aggregate(g, x[:, None], x[:, :1], x[:, 0], some(x, 60, 1)),
+        lambda g, x: autograd.gat_aggregate(g, by_head(x), x[:, :3], x[:, 3:6], some(x, 60, 3)),
+    ],
+    "gat_of_vectors": [
+        lambda g, x: autograd.gat_of_vectors(g, by_head(x), first_row(x), x[:1].view(3, 12)),
+        lambda g, x: autograd.gat_of_vectors(
+            g, by_head(x), by_head(x)[0], by_head(x)[:1], some(x, 60, 3), None, x[1].view(3, 12)
+        ),
+        lambda g, x: autograd.gat_of_vectors(
+            g, x, x[0], x[:1], None, x[:, 0], x[2], self_loops=True
+        ),
+    ],
+    "gatv2_aggregate": [
+        lambda g, x: autograd.gatv2_aggregate(g, by_head(x), by_head(x), first_row(x)),
+        lambda g, x: autograd.gatv2_aggregate(g, by_head(x), by_head(x), x[0].reshape(3, 12)),
+        lambda g, x: autograd.gatv2_aggregate(g, x, x, x[0], some(x, 60, 1)),
+        lambda g, x: autograd.gatv2_aggregate(g, x, x, x[:1], some(x, 60)),
+    ],
+    "gcn_norm": [lambda g, x: autograd.gcn_norm(g, some(x, 60).exp())[1]],
+    "maxk": [lambda g, x: autograd.maxk(x[:, 1:], 5)],
+    "maxk_aggregate": [
+        lambda g, x: autograd.maxk_aggregate(
+            g, x[:, 1:], 5, some(x, 60), row_scale=x[:, 0], col_scale=x[:, 1]
+        )
+    ],
+    "operands": [lambda g, x: autograd.operands(g, x, some(x, 60), x[:, 0], x[:, 1])[1]],
+    "propagate": [
+        lambda g, x: autograd.propagate(
+            g, x, x[:, 0].detach(), x[:, :1].detach(), without=x[:, 1:2] > 0, bias=x[0]
+        )
+    ],
+    "sampled_aggregate": [
+        lambda g, x: autograd.sampled_aggregate(
+            g, x, 3, some(x, 60), row_scale=x[:, 0], col_scale=x[:, 1]
+        )
+    ],
+    "sddmm": [
+        lambda g, x: autograd.sddmm(g, x[:, 1:], x[:, :35]),
+        lambda g, x: autograd.sddmm(g, by_head(x), by_head(x)),
+    ],
+    "spmm": [
+        lambda g, x: autograd.spmm(g, x[:, 1:], some(x, 60), row_scale=x[:, 0]),
+        lambda g, x: autograd.spmm(g, x, some(x, 60), reduce="max", col_scale=x[:, 0]),
+    ],
+}
+#: Public names that take no tensor to compute with.
+OTHERS = "own_values features_to_keep checked_strategy sample_width graph_tensors GraphLike"
+OTHERS = {*OTHERS.split(), "has_tiles", "prepare"}
+
+
+def test_every_function_is_tried_with_views():
+    assert {*OF_VIEWS} | OTHERS == {*autograd.__all__}
+
+
+def graph_of_sixty(device):
+    rng = np.random.default_rng(0)
+    graph = Graph(COO(*rng.integers(0, 20, (2, 60)), shape=(20, 20))).to(device)
+    prepare(graph)
+    return graph
+
+
+@pytest.mark.parametrize("name", OF_VIEWS)
+def test_views_compile_with_symbolic_sizes(device, name):
+    """Some of whose sizes become numbers while it is traced, and others stay symbols."""
+    graph, x = graph_of_sixty(device), torch.randn(20, 36, device=device)
+    for function in OF_VIEWS[name]:
+        torch._dynamo.reset()
+        compiled = torch.compile(function, fullgraph=True, backend="aot_eager", dynamic=True)
+        found = gradients(lambda x, compiled=compiled: compiled(graph, x), x)
+        assert_same(found, gradients(lambda x, function=function: function(graph, x), x))
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda g, x: autograd.gatv2_aggregate(g, by_head(x), by_head(x), x[0].view(2, 18)),
+        lambda g, x: autograd.gat_aggregate(g, by_head(x), x[:, :2], x[:, :3]),
+        lambda g, x: autograd.spmm(g, x[1:], some(x, 60)),
+        lambda g, x: autograd.spmm(g, x, some(x, 59)),
+    ],
+)
+def test_what_does_not_fit_is_refused_with_symbolic_sizes(function):
+    graph, x = graph_of_sixty("cpu"), torch.randn(20, 36)
+    with pytest.raises(ShapeError) as eager:
+        function(graph, x)
+    with pytest.raises(ShapeError) as found:
+        torch.compile(function, backend="aot_eager", dynamic=True)(graph, x)
+    assert str(found.value) == str(eager.value)
 
 
 @pytest.mark.parametrize("weighted", [False, True])

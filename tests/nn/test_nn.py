@@ -251,6 +251,17 @@ def test_bad_input_is_refused(name):
         (lambda: GINConv(mlp(), eps="a"), DtypeError, "eps is 'a': give a number"),
         (lambda: GINConv(mlp(), eps=None), DtypeError, "eps is None: give a number"),
         (lambda: GINConv(mlp(), eps=float("nan")), ShapeError, "eps is nan: give a finite"),
+        (
+            lambda: GINConv(mlp(), eps=10**400),
+            ShapeError,
+            "eps is beyond the range of a float: give",
+        ),
+        (lambda: GINConv(mlp(), eps=-(10**5000)), ShapeError, "eps is beyond the range of a float"),
+        (
+            lambda: GINConv(Linear),
+            DtypeError,
+            r"nn is the class Linear: give a module, Linear\(\.\.\.\)",
+        ),
         (lambda: GINConv(Linear(5, 3)), ShapeError, "x has 6 features but nn takes 5: give"),
         (lambda: GINConv(mlp().double()), DtypeError, "x is torch.float32 but the layer's weights"),
         (lambda: GINConv(mlp().to("meta")), DeviceError, "weights are on meta: move one"),
@@ -259,6 +270,126 @@ def test_bad_input_is_refused(name):
 def test_a_network_that_does_not_fit_is_named(make, error, text):
     with pytest.raises(error, match=text):
         make()(features("cpu"), square_graph())
+
+
+class Called(torch.nn.Module):
+    """A network of the user's own."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def forward(self, x):
+        return self.function(x)
+
+
+@pytest.mark.parametrize(
+    ("nn", "error", "text"),
+    [
+        (Sequential(ReLU(), Linear(7, 4)), ShapeError, "mat1 and mat2 shapes cannot be multiplied"),
+        (torch.nn.BatchNorm1d(7), ShapeError, "running_mean should contain 6 elements not 7"),
+        (torch.nn.LayerNorm(7), ShapeError, r"Given normalized_shape=\[7\]"),
+        (torch.nn.Conv2d(3, 3, 1), ShapeError, "Expected 3D"),
+        (torch.nn.PReLU(7), ShapeError, "channel size"),
+        (torch.nn.Unflatten(1, (4, 4)), ShapeError, "Provided sizes"),
+        (Called(lambda x: x.view(7, -1)), ShapeError, "is invalid for input of size"),
+        (Called(lambda x: x + x.new_ones(7)), ShapeError, "must match the size of tensor b"),
+        (Called(lambda x: torch.cat([x, x[1:]], 1)), ShapeError, "Sizes of tensors must match"),
+        (Called(lambda x: torch.bmm(x, x)), ShapeError, "must be a 3D tensor"),
+        (Called(lambda x: torch.einsum("ij,jk", x, x.new_ones(7, 7))), ShapeError, "subscript j"),
+        (Sequential(ReLU(), Linear(F_IN, 4).double()), DtypeError, "got Float and Double"),
+        (Sequential(ReLU(), Linear(F_IN, 4).half()), DtypeError, "got Float and Half"),
+        (torch.nn.LayerNorm(F_IN).double(), DtypeError, "mixed dtype"),
+        (torch.nn.Conv1d(N, 3, 1).double(), DtypeError, "should be the same"),
+        (torch.nn.Embedding(5, 5), DtypeError, "one of the following scalar types"),
+        (Called(lambda x: x & x), UnsupportedError, "not implemented for 'Float'"),
+        (Sequential(ReLU(), Linear(F_IN, 4, device="meta")), DeviceError, "on device meta"),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, torch.nn.Module) else None,
+)
+def test_torchs_refusal_of_features_names_the_network(nn, error, text):
+    graph, x = square_graph(), features("cpu")
+    says = rf"nn cannot take features of shape \(9, 6\) and dtype torch\.float32 on cpu: .*{text}"
+    for options in ({}, {"k": 3}, {"sample": 2, "training_sample": 2}):
+        with pytest.raises(error, match=says) as found:
+            GINConv(nn, **options)(x, graph)
+        assert isinstance(found.value.__cause__, RuntimeError)
+
+
+def test_pygs_networks_that_do_not_fit_are_named():
+    pyg = pytest.importorskip("torch_geometric.nn", reason="torch-geometric is not installed")
+    for nn in (pyg.MLP([7, 4]), pyg.Linear(7, 4), pyg.BatchNorm(7)):
+        with pytest.raises(ShapeError, match="nn cannot take features of shape"):
+            GINConv(nn)(features("cpu"), square_graph())
+
+
+class OwnError(RuntimeError):
+    """The user's."""
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory. Sizes of tensors: shape (3, 4)"),
+        RuntimeError("[enforce fail] DefaultCPUAllocator: not enough memory: a tensor of size 9"),
+        RuntimeError("CUDA error: device-side assert triggered, in a kernel of 3 dimensions"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_INVALID_VALUE when calling cublasGemmEx: dtype"),
+        RuntimeError("cuDNN error: CUDNN_STATUS_BAD_PARAM: tensors of shape"),
+        RuntimeError("no model in the cache of 3 elements"),
+        RuntimeError("a queue of size 3 in 2 channels cannot broadcast to its workers in 2D"),
+        NotImplementedError("the second stage"),
+        OwnError("shape of things to come"),
+        DeviceError("x is on another device, dtype and shape"),
+        ValueError("shape"),
+        KeyError("dtype"),
+    ],
+    ids=repr,
+)
+def test_other_errors_of_the_network_pass_as_they_are(error):
+    def fail(x):
+        raise error
+
+    with pytest.raises(type(error)) as found:
+        GINConv(Called(fail))(features("cpu"), square_graph())
+    assert found.value is error
+
+
+@pytest.mark.parametrize("options", [{}, {"k": 3}, {"sample": 2, "training_sample": 2}], ids=str)
+@pytest.mark.parametrize("train_eps", [False, True])
+def test_eps_changes_no_dtype(options, train_eps):
+    """Neither that of the result, nor one that the network's weights have not."""
+    graph, options = square_graph(), {"train_eps": train_eps, **options}
+    for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
+        x = features("cpu", dtype=dtype)
+        assert GINConv(torch.nn.Identity(), **options)(x, graph).dtype is dtype
+        assert GINConv(mlp().to(dtype), **options)(x, graph).dtype is dtype
+        for other in {torch.float16, torch.float32, torch.float64} - {dtype}:
+            says = f"x is {dtype} but the layer's weights are {other}: give both in one dtype"
+            with pytest.raises(DtypeError, match=says):
+                GINConv(mlp().to(other), **options)(x, graph)
+
+
+@pytest.mark.parametrize("name", [*LAYERS, "gin behind relu", "gat", "gatv2"])
+def test_autocast_leaves_float64_to_be_refused(device, name):
+    """Beside other weights, or as weights beside other features."""
+    make = LAYERS | {
+        "gin behind relu": lambda: GINConv(Sequential(ReLU(), mlp())),
+        "gat": lambda: GATConv(F_IN, F_OUT),
+        "gatv2": lambda: GATv2Conv(F_IN, F_OUT),
+    }
+    graph, x, layer = square_graph(device), features(device), make[name]().to(device)
+    with torch.autocast(device, dtype=torch.bfloat16):
+        assert layer(x, graph).dtype is torch.bfloat16
+        for one, other in (
+            (x.double(), torch.float32),
+            (x, torch.float64),
+            (x.half(), torch.float64),
+        ):
+            layer.to(other)
+            says = f"x is {one.dtype} but the layer's weights are {other}: give both in one dtype"
+            with pytest.raises(DtypeError, match="nn cannot" if "relu" in name else says):
+                layer(one, graph)
+        assert layer(x.double(), graph).dtype is torch.float64
 
 
 @pytest.mark.parametrize("name", LAYERS)

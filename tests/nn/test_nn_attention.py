@@ -344,11 +344,14 @@ def test_bad_input_is_refused(name):
 def test_bad_edge_features_are_refused():
     graph, x = graph_of("some"), features().detach()
     plain, layer = GATConv(F_IN, F_OUT), GATConv(F_IN, F_OUT, edge_dim=3)
+    one = GATConv(F_IN, F_OUT, edge_dim=1)
     attr = torch.rand(graph.nnz, 3)
     for call, text in (
         (lambda: plain(x, graph, attr), "without edge_dim"),
         (lambda: layer(x, graph, attr[1:]), "edge_attr has shape"),
-        (lambda: layer(x, graph, attr[:, 0]), "edge_attr has shape"),
+        (lambda: layer(x, graph, attr[:, 0]), rf"edge_attr has shape \({graph.nnz},\): give"),
+        (lambda: one(x, graph, attr[1:, 0]), rf"has shape \({graph.nnz - 1},\): give"),
+        (lambda: layer(x, graph, attr[None]), rf"edge_attr has shape \(1, {graph.nnz}, 3\): give"),
         (lambda: layer(x, graph, attr[:, :2]), rf"give \({graph.nnz}, 3\)"),
     ):
         with pytest.raises(ShapeError, match=text):
@@ -377,6 +380,8 @@ def test_a_repr_tells_the_sizes():
         ({"dropout": None}, DtypeError, "dropout is None: give a number"),
         ({"dropout": 1.0}, ShapeError, "dropout is 1.0"),
         ({"negative_slope": "a"}, DtypeError, "negative_slope is 'a'"),
+        ({"negative_slope": 10**400}, ShapeError, "negative_slope is beyond the range of a float"),
+        ({"dropout": -(10**5000)}, ShapeError, "dropout is beyond the range of a float"),
         ({"in_channels": -1}, ShapeError, "in_channels is -1"),
     ],
 )
