@@ -206,17 +206,9 @@ def sspmm(
 
 
 def sspmm_outer(
-    A: CSR,
-    columns: Array,
-    grad: Array,
-    values: Array | None = None,
-    row_scale: Array | None = None,
-    col_scale: Array | None = None,
-    *,
-    transposed: CSR | None = None,
-    perm: Array | None = None,
-    **_: Any,
-) -> Array:
+    A: CSR, columns: Array, grad: Array, values: Any = None, row_scale: Any = None,
+    col_scale: Any = None, *, transposed: CSR | None = None, perm: Array | None = None, **_: Any,
+) -> Array:  # fmt: skip
     """``sspmm`` with the transpose that is given, or made for this call."""
     if transposed is None or perm is None:
         T, perm = A.tocsc_with_perm()
@@ -225,15 +217,9 @@ def sspmm_outer(
 
 
 def sddmm_cbsr(
-    A: CSR,
-    x: Array,
-    columns: Array,
-    data: Array,
-    row_scale: Array | None = None,
-    col_scale: Array | None = None,
-    *,
-    out: Array | None = None,
-) -> Array:
+    A: CSR, x: Array, columns: Array, data: Array, row_scale: Any = None, col_scale: Any = None,
+    *, out: Array | None = None,
+) -> Array:  # fmt: skip
     """``out[e] = r[i] c[j] sum over t of x[i, columns[j, t]] * data[j, t]``."""
     scaled = row_scale is not None or col_scale is not None
     out = np.empty(A.nnz, x.dtype) if out is None else out

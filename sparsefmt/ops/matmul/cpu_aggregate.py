@@ -13,19 +13,10 @@ from ..engine.loops import AHEAD, NARROW, by_tiles, dot, inlined, parallel, rows
 
 
 def aggregate_backward(
-    A: CSR,
-    x: Array,
-    grad: Array,
-    values: Array | None,
-    perm: Array | None,
-    row_scale: Array | None,
-    col_scale: Array | None,
-    *,
-    self_weight: Array | None = None,
-    inverse: Array | None = None,
-    out: tuple[Array, Array] | None = None,
-    dself: Array | None = None,
-) -> tuple[Array, Array]:
+    A: CSR, x: Array, grad: Array, values: Any, perm: Any, row_scale: Any, col_scale: Any, *,
+    self_weight: Array | None = None, inverse: Array | None = None,
+    out: tuple[Array, Array] | None = None, dself: Array | None = None,
+) -> tuple[Array, Array]:  # fmt: skip
     """``dx[j] = c[j] sum of a[e] r[i] grad[i] + self[j] grad[j]``, ``da[e] = r c <grad[i], x[j]>``.
 
     ``A`` is the transpose: its entry k is number ``perm[k]`` in the values and ``da``, or k without

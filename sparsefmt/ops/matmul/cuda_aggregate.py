@@ -97,19 +97,10 @@ def goes_apart(T: Structure, dtype: str, feat: int, *, inverse: bool) -> bool:
 
 
 def aggregate_backward(
-    A: CSR | Structure,
-    x: Any,
-    grad: Any,
-    values: Any,
-    perm: Any,
-    row_scale: Any,
-    col_scale: Any,
-    *,
-    self_weight: Any = None,
-    inverse: Any = None,
-    out: tuple[Any, Any] | None = None,
+    A: CSR | Structure, x: Any, grad: Any, values: Any, perm: Any, row_scale: Any, col_scale: Any,
+    *, self_weight: Any = None, inverse: Any = None, out: tuple[Any, Any] | None = None,
     dself: Any = None,
-) -> tuple[Any, Any]:
+) -> tuple[Any, Any]:  # fmt: skip
     """``dx[j] = c[j] sum of a[e] r[i] grad[i] + self[j] grad[j]``, ``da[e] = r c <grad[i], x[j]>``.
 
     ``A`` is the transpose: its entry k is number ``perm[k]`` in the values and ``da``, or k without
