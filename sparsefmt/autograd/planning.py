@@ -1,5 +1,6 @@
 """``optimize``: make a model run the fastest compositions of its layers on a graph."""
 
+import inspect
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -9,13 +10,15 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
-from ..errors import DtypeError, UnsupportedError
+from ..errors import DtypeError, ShapeError, UnsupportedError
 from ..graph import Graph
 from ..plan.planner import Plan
 from ..plan.rules import bare
 from .adapters import ADAPTERS, PlannedLayer, type_name
 from .composition import Composition, Settings, stamp
-from .trace import TracedForward, is_leaf, takes
+from .constants import LAYERS, Key, is_leaf
+from .snapshot import Snapshot
+from .trace import TracedForward, takes
 
 MODES = ("auto", "model", "measure")
 
@@ -87,7 +90,11 @@ def optimize(
     Raises
     ------
     DtypeError
-        If ``model`` is no Module, or ``graph`` neither a Graph nor a tensor.
+        If ``model`` is no Module, ``graph`` neither a Graph nor an edge_index of integers, or not
+        the one that layers of PyG take, or ``x``, ``training`` or ``steps`` of another type.
+    ShapeError
+        If the shape of an edge_index is not (2, edges), ``x`` holds more or fewer values than
+        the model takes, or ``steps`` is below 1.
     UnsupportedError
         If there is no such mode.
 
@@ -99,10 +106,9 @@ def optimize(
     autocast, ``torch.compile`` and the capture of a CUDA graph run the layer's own composition.
     """
     _check(model, graph, mode)
+    _check_options(training, steps)
+    given = _given(model, graph, x)
     training = model.training if training is None else training
-    given = () if x is None else x
-    if isinstance(given, Tensor):
-        given = (given, graph) if len(takes(model)) > 1 else (given,)
     stay = [one for one in given if isinstance(one, Tensor) and one.is_floating_point()]
     stamps = tuple(stamp(one) for one in stay if not one.requires_grad)
     settings = Settings(mode, steps, stamps, timing=True)
@@ -129,27 +135,92 @@ def optimize(
     return ModelPlan(model, {**layers, **traced.compositions})
 
 
-def _check(model: object, graph: object, mode: str) -> None:
+def _check(model: object, graph: object, mode: object) -> None:
     if not isinstance(model, Module):
         raise DtypeError(f"model is a {type(model).__name__}: give a torch.nn.Module.")
     if not isinstance(graph, Graph | Tensor):
         raise DtypeError(
             f"graph is a {type(graph).__name__}: give a sparsefmt.Graph, or PyG's edge_index."
         )
+    if isinstance(graph, Tensor):
+        if graph.dtype not in (torch.int64, torch.int32):
+            raise DtypeError(
+                f"graph has dtype {graph.dtype}: an edge_index holds vertices' numbers, as of "
+                "graph.long()."
+            )
+        if graph.dim() != 2 or graph.shape[0] != 2:
+            raise ShapeError(
+                f"graph has shape {tuple(graph.shape)}: an edge_index has shape (2, edges), of "
+                "sources and targets."
+            )
     if mode not in MODES:
         raise UnsupportedError(f"mode is {mode!r}: give one of {', '.join(map(repr, MODES))}.")
 
 
+def _check_options(training: object, steps: object) -> None:
+    if training is not None and not isinstance(training, bool):
+        raise DtypeError(
+            f"training is {training!r}: give True, False, or None for what the model is set to."
+        )
+    if steps is None:
+        return
+    if isinstance(steps, bool) or not isinstance(steps, int):
+        raise DtypeError(f"steps is {steps!r}: give an integer, 1 or more, or None.")
+    if steps < 1:
+        raise ShapeError(f"steps is {steps}: give an integer, 1 or more, or None.")
+
+
+def _given(model: Module, graph: Graph | Tensor, x: object) -> tuple[Any, ...]:
+    """Give what the model is called with."""
+    if x is not None and not isinstance(x, Tensor | tuple | list):
+        mend = "torch.from_numpy(x)" if hasattr(x, "__array_interface__") else "a torch.Tensor"
+        raise DtypeError(
+            f"x is a {type(x).__name__}: give {mend}, or a tuple of what the model is called with."
+        )
+    if isinstance(x, tuple | list):
+        _check_call(model, tuple(x))
+        return tuple(x)
+    of_pyg = [n for n, m in model.named_modules() if type(m).__module__.startswith(LAYERS[0])]
+    if isinstance(graph, Graph) and of_pyg:
+        raise DtypeError(
+            f"graph is a Graph, but {of_pyg[0] or 'model'} is a layer of PyG: give its edge_index, "
+            "or in x a tuple of what the model is called with."
+        )
+    if x is None:
+        return ()
+    any_number = any(p.kind is p.VAR_POSITIONAL for p in _signature(model).parameters.values())
+    return (x, graph) if any_number or len(takes(model)) > 1 else (x,)
+
+
+def _signature(model: Module) -> inspect.Signature:
+    return inspect.signature(type(model).forward)
+
+
+def _check_call(model: Module, given: tuple[Any, ...]) -> None:
+    try:
+        _signature(model).bind(model, *given)
+    except TypeError as error:
+        raise ShapeError(
+            f"x holds {len(given)} values, which {type(model).__name__}.forward does not take: "
+            f"{error}."
+        ) from None
+
+
 @contextmanager
 def _evaluating(model: Module) -> Iterator[None]:
-    """Set the model to evaluation for a while, without a trace on generators and buffers."""
+    """Set the model to evaluation for a while, and undo what its forward writes and draws."""
     modes = {module: module.training for module in model.modules()}
+    key = Key()
+    if not is_leaf(model):
+        key.model(model)
+    snapshot = Snapshot(model, key)
     try:
         used = {p.device for p in model.parameters() if p.is_cuda}
         with torch.no_grad(), torch.random.fork_rng(list(used)):
             model.eval()
             yield
     finally:
+        snapshot.restore()
         for module, mode in modes.items():
             module.training = mode
 
@@ -183,6 +254,8 @@ def _plan(layer: PlannedLayer, x: Tensor | None, graph: Any, *, training: bool) 
             x = torch.randn(n, weight.shape[0], dtype=weight.dtype, device=weight.device)
     if not layer.composition.settings.is_constant(x):
         x = x.detach().requires_grad_(training)
+    if layer.adapter.edge_index == isinstance(graph, Graph):
+        return  # x says what the model is called with, and this layer was not
     made = graph if isinstance(graph, Graph) else layer.graph_of(x, graph)
     with torch.set_grad_enabled(training):
         values = None if made is None else layer.values(x, made)

@@ -294,10 +294,11 @@ def _written_between(graph: fx.Graph, within: Mapping[fx.Node, Op], model: Modul
     """Tell whether anything is written in place while the region is computed as written."""
     nodes = list(graph.nodes)
     places = [place for place, node in enumerate(nodes) if node in within]
-    return any(_writes(node, model) for node in nodes[min(places) : max(places)])
+    return any(writes(node, model) for node in nodes[min(places) : max(places)])
 
 
-def _writes(node: fx.Node, model: Module) -> bool:
+def writes(node: fx.Node, model: Module) -> bool:
+    """Tell whether a node writes to what it is given."""
     target, inplace = node.target, node.kwargs.get("inplace", False)
     if node.op == "call_module":
         inplace = getattr(model.get_submodule(str(target)), "inplace", False)

@@ -7,11 +7,15 @@ one product with a graph at least.  All else, such as biases and activations, st
 import inspect
 import math
 import random
+import re
 import sys
+import sysconfig
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +27,10 @@ from ..errors import UnsupportedError
 from ..graph import Graph
 from ..plan.expression import Expression
 from .composition import Composition, Settings
-from .regions import regions
+from .constants import Key, hold, is_leaf
+from .reads import Reads
+from .regions import regions, writes
+from .snapshot import Snapshot
 
 #: What running a forward on stand-ins for tensors may raise.
 FAILURES = (
@@ -32,9 +39,16 @@ FAILURES = (
 )
 #: States of a model, such as training and evaluation, whose traces are kept.
 MAX_TRACES = 16
-#: Modules of these are called, not looked into; of the latter also what users derive from them.
-LIBRARIES = ("torch.nn.", "torch_geometric.nn.", "sparsefmt.nn")
-LAYERS = ("torch_geometric.nn.conv.", "sparsefmt.nn")
+#: Traces that stop before no more are made.
+MAX_STOPS = 4
+
+
+@dataclass
+class _Made:
+    """A trace as a function; None where it stopped."""
+
+    function: Callable[..., Any] | None
+    objects: list[Any] = field(default_factory=list)  #: whose identity the key has
 
 
 class TracedForward:
@@ -43,7 +57,8 @@ class TracedForward:
     def __init__(self, model: Module, settings: Settings) -> None:
         self.model, self.settings = model, settings
         self.takes = takes(model)
-        self.made: dict[Any, Callable[..., Any] | None] = {}
+        self.made: dict[Any, _Made] = {}
+        self.reads, self.latest, self.stops = Reads(), _Made(None), 0
         self.compositions: dict[str, Composition] = {}
 
     def __getstate__(self) -> dict[str, Any]:
@@ -60,31 +75,66 @@ class TracedForward:
             named = [kwargs[name] for name in self.takes[len(args) :] if name in kwargs]
             whole = len(named) == len(kwargs)
             args, kwargs = ((*args, *named), {}) if whole else (args, kwargs)
-        if kwargs or len(args) != len(self.takes) or torch.compiler.is_compiling():
+        tracing = self.stops < MAX_STOPS and not torch.compiler.is_compiling()
+        if kwargs or len(args) != len(self.takes) or not tracing:
             return type(self.model).forward(self.model, *args, **kwargs)
-        state = state_of(self.model)
-        if state not in self.made:
-            self.trace()
-        function = self.made[state]
+        function = self.function()
         if function is None:
             return type(self.model).forward(self.model, *args)
         return function(self.model, *args)
+
+    def function(self) -> Callable[..., Any] | None:
+        """Give the forward that was traced of the model as it is, traced now if it was not."""
+        try:
+            found = self.made.get(self.state())
+        except UnsupportedError:  # the trace says so
+            found = None
+        if found is None:
+            self.trace()
+            found = self.latest
+        return found.function
+
+    def state(self) -> tuple[Any, ...]:
+        """Give what a trace takes for constant, as it is now."""
+        return self.key().now()
+
+    def key(self) -> Key:
+        """Give the key of what a trace takes for constant."""
+        key = Key()
+        key.model(self.model)
+        key.outside(self.reads.values(), self.reads.name_of)
+        return key
 
     def trace(self) -> bool:
         """Trace the model as it is, and tell whether that worked."""
         if len(self.made) >= MAX_TRACES:
             self.made.clear()
-        made = self.made[state_of(self.model)] = self.traced()
-        return made is not None
-
-    def traced(self) -> Callable[..., Any] | None:
-        """Trace the model as it is now; None, after a warning, if that fails."""
+            self.reads = Reads()
+        self.latest = _Made(None)
         try:
-            with _unchanged(self.model):
-                graph = _Tracer().trace(self.model)
+            classes = {type(m) for m in self.model.modules() if not is_leaf(m)}
+            while self.reads.read(classes, (key := self.key()).objects):
+                pass
+            state = key.now()
+            self.latest.objects = hold(key.objects, partial(self.forget, state))
+            self.made[state] = self.latest
+            self.latest.function = self.traced()
         except FAILURES as error:
-            warnings.warn(_stopped(error), stacklevel=4)
-            return None
+            self.stops += 1
+            warnings.warn(_stopped(error, self.model), stacklevel=3)
+        return self.latest.function is not None
+
+    def forget(self, state: tuple[Any, ...]) -> None:
+        """Drop a trace of objects of which one has gone."""
+        self.made.pop(state, None)
+
+    def traced(self) -> Callable[..., Any]:
+        """Trace the model as it is now."""
+        with _unchanged(self.model, self.key):
+            graph = _Tracer().trace(self.model)
+            again = _Tracer().trace(self.model)
+            if graph.python_code("self").src != again.python_code("self").src:
+                raise UnsupportedError("the forward computes something else at each call.")
         found = list(regions(graph, self.model))
         for region in reversed(found):  # a later one may take what an earlier one gives
             name, expression = region.root.name, region.expression
@@ -112,34 +162,6 @@ def takes(model: Module) -> tuple[str, ...]:
 
 
 _MANY = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-_PLAIN = (bool, int, float, str, type(None))
-
-
-def state_of(model: Module) -> Any:
-    """Give what a trace takes for constant: plain attributes, and what modules are."""
-    return tuple(
-        (id(m), bool(m._forward_hooks or m._forward_pre_hooks), m.training)
-        if is_leaf(m)
-        else (
-            *(id(m), len(m._forward_hooks), len(m._forward_pre_hooks)),
-            *(v if isinstance(v, _PLAIN) else id(v) for v in _attributes(m)),
-        )
-        for m in model.modules()
-    )
-
-
-def _attributes(module: Module) -> list[Any]:
-    """Give the attributes that a trace reads once; tensors and graphs are read at each call."""
-    held = {name: v for name, v in vars(module).items() if name != "forward"}
-    return [value for value in held.values() if not isinstance(value, Tensor | Graph)]
-
-
-def is_leaf(module: Module) -> bool:
-    """Tell whether a module is called as it is, not looked into: torch's, and kinds of layers."""
-    if isinstance(module, torch.nn.Sequential | torch.nn.ModuleList | torch.nn.ModuleDict):
-        return False
-    layer = any(base.__module__.startswith(LAYERS) for base in type(module).__mro__)
-    return layer or type(module).__module__.startswith(LIBRARIES)
 
 
 class _Tracer(fx.Tracer):
@@ -165,6 +187,18 @@ class _Tracer(fx.Tracer):
         proxies = [self.create_proxy("placeholder", name, (), {}) for name in named]
         return root_fn, [self.root, *proxies]
 
+    def create_node(self, kind: str, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
+        """Record a call, but none that writes to a tensor of the model's."""
+        node = super().create_node(kind, target, *args, **kwargs)
+        if writes(node, self.root):
+            given = [*node.args[:1], node.kwargs.get("out"), node.kwargs.get("input")]
+            for one in given:
+                while isinstance(one, fx.Node) and _is_view(one):
+                    one = one.args[0]
+                if isinstance(one, fx.Node) and one.op == "get_attr":
+                    raise UnsupportedError(f"forward writes to the model: to {one.target}.")
+        return node
+
     def create_arg(self, a: Any) -> Any:
         if isinstance(a, Graph):
             return self.create_node("get_attr", _path(self.root, a), (), {})
@@ -179,6 +213,20 @@ class _Tracer(fx.Tracer):
         return super().create_arg(a)
 
 
+#: Names of calls whose result may share memory with what they are given.
+_VIEWS = frozenset(
+    "getattr getitem view view_as reshape reshape_as t transpose swapaxes movedim permute squeeze "
+    "unsqueeze detach expand expand_as narrow select diagonal flatten unflatten ravel contiguous "
+    "unbind chunk split to type_as float double half real".split()
+)
+
+
+def _is_view(node: fx.Node) -> bool:
+    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+    called = node.op in ("call_function", "call_method")
+    return called and name in _VIEWS and bool(node.args)
+
+
 def _path(model: Module, value: object) -> str:
     """Name the attribute that holds a graph."""
     for prefix, module in model.named_modules():
@@ -189,43 +237,63 @@ def _path(model: Module, value: object) -> str:
 
 
 @contextmanager
-def _unchanged(model: Module) -> Iterator[None]:
+def _unchanged(model: Module, key: Callable[[], Key]) -> Iterator[None]:
     """Restore what the forward writes or draws while it is traced, and refuse to trace that."""
     held = ("_parameters", "_buffers", "_modules")
-    inner = [(vars(m), {**vars(m)}) for m in model.modules()]
-    inner += [(vars(m)[name], {**vars(m)[name]}) for m in model.modules() for name in held]
+    inner = [(p, vars(m)[name]) for p, m in model.named_modules() for name in held]
+    before = [{**now} for _, now in inner]
+    first = key()
+    state, snapshot = first.now(), Snapshot(model, first)
     drawn = torch.get_rng_state(), random.getstate()
-    changed = False
+    wrote: list[str] = []
     try:
         yield
     finally:
-        for now, before in inner:
-            if now.keys() != before.keys() or any(now[key] is not before[key] for key in before):
-                changed = True
+        for (prefix, now), was in zip(inner, before, strict=True):
+            if now.keys() != was.keys() or any(now[name] is not was[name] for name in was):
+                names = [n for n in {**was, **now} if now.get(n) is not was.get(n)]
+                wrote += [f"{prefix}.{name}" if prefix else name for name in names]
                 now.clear()
-                now.update(before)
-        if not torch.equal(drawn[0], torch.get_rng_state()) or drawn[1] != random.getstate():
-            changed = True
-            torch.set_rng_state(drawn[0])
-            random.setstate(drawn[1])
-    if changed:
-        raise UnsupportedError("forward writes to the model, or draws numbers outside of torch.")
+                now.update(was)
+        wrote += snapshot.restore()
+        drew = not torch.equal(drawn[0], torch.get_rng_state()) or drawn[1] != random.getstate()
+        torch.set_rng_state(drawn[0])
+        random.setstate(drawn[1])
+    if wrote:
+        raise UnsupportedError(
+            f"forward writes to the model: to {', '.join(dict.fromkeys(wrote))}."
+        )
+    if drew:
+        raise UnsupportedError("forward draws numbers that do not come from its arguments")
+    if key().now() != state:
+        raise UnsupportedError("forward changes a value outside of the model, which it reads")
 
 
-def _stopped(error: BaseException) -> str:
-    """Say where the trace stopped: in the last line that is neither torch's nor ours."""
+def _stopped(error: BaseException, model: Module) -> str:
+    """Say where the trace stopped: in the last line of the user's, or in which forward."""
     ours = tuple(str(Path(module.__file__ or "").parent) for module in (torch, sys.modules[_ROOT]))
+    library = (*ours, sysconfig.get_path("stdlib"))
+    within = sysconfig.get_path("purelib")
     frames = [
-        f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(ours)
+        f"{f.filename}:{f.lineno}, in {f.name}: {f.line}"
+        for f in traceback.extract_tb(error.__traceback__)
+        if "<" not in f.filename
+        if not f.filename.startswith(library) or f.filename.startswith(within)
+        if not f.filename.startswith(ours)
     ]
-    at = [
-        f"{f.filename}:{f.lineno}, in {f.name}: {f.line}" for f in frames if "<" not in f.filename
-    ]
-    place = f" at {at[-1]}" if at else ""
+    code = getattr(type(model).forward, "__code__", None)
+    if not frames and code is not None and not re.match(r".+:\d+, in ", str(error)):
+        frames = [f"{code.co_filename}:{code.co_firstlineno}, in {code.co_qualname}"]
+    place = f" at {frames[-1]}" if frames else ""
+    advice = (
+        " A forward that is planned does not branch on tensors, and takes lengths from shapes."
+        if isinstance(error, fx.proxy.TraceError) or re.search("Proxy|symbolic", str(error))
+        else ""
+    )
+    told = str(error).rstrip(".")
     return (
         f"the model runs as it did, since its trace stopped{place} ({type(error).__name__}: "
-        f"{error}). A forward that is planned does not branch on tensors, and takes lengths from "
-        "shapes."
+        f"{told}).{advice}"
     )
 
 

@@ -18,6 +18,7 @@ from .commands import sparsefmt as sparsefmt
 #: Hops of the models that have several.
 HOPS = 2
 MODELS = ("gcn", "sage", "gin", "gat", "sgc", "tagcn")
+WITH_HOPS = ("sgc", "tagcn")
 
 
 def _widths(ctx: click.Context, param: click.Parameter, value: str) -> list[int]:
@@ -34,7 +35,7 @@ def _widths(ctx: click.Context, param: click.Parameter, value: str) -> list[int]
 def _expression(model: str, first: bool, hops: int) -> Expression:
     """Write a layer; the features of the first one are constant."""
     H = models.features(constant=first)
-    if model in ("sgc", "tagcn"):
+    if model in WITH_HOPS:
         found: Expression = getattr(models, model)(H, hops)
     elif model == "gat":
         found = models.gat(H, opened=True)
@@ -54,10 +55,8 @@ def _expression(model: str, first: bool, hops: int) -> Expression:
     help="Features, hidden layers, classes: 602,256,41 are two layers.",
 )
 @click.option("--training", is_flag=True, help="Price the gradients too.")
-@click.option(
-    "--hops", type=click.IntRange(1, 16), default=HOPS, show_default=True, help="Of sgc, tagcn."
-)
-@click.option("--heads", type=click.IntRange(1), default=1, show_default=True, help="Of gat.")
+@click.option("--hops", type=click.IntRange(1, 16), help=f"Of sgc, tagcn.  [default: {HOPS}]")
+@click.option("--heads", type=click.IntRange(1), help="Of gat.  [default: 1]")
 @click.option(
     "--steps",
     type=click.IntRange(1),
@@ -70,8 +69,8 @@ def plan(
     model: str,
     widths: list[int],
     training: bool,
-    hops: int,
-    heads: int,
+    hops: int | None,
+    heads: int | None,
     steps: int | None,
     device: str,
     output: Path | None,
@@ -82,6 +81,10 @@ def plan(
     For each layer: every association of its matrices, the seconds that the device's constants
     predict, what beats it, and the one to run.
     """
+    if hops is not None and model not in WITH_HOPS:
+        raise click.UsageError(f"--hops is for --model {' or '.join(WITH_HOPS)}, not {model}.")
+    if heads is not None and model != "gat":
+        raise click.UsageError(f"--heads is for --model gat, not {model}.")
     from .. import plot
     from .plan_picture import draw
 
@@ -95,10 +98,10 @@ def plan(
             f"{click.format_filename(path)} has shape {A.shape}: layers of models are of square "
             "graphs, whose vertices are sources and targets."
         )
-    sizes = {"n": A.n_rows, "nnz": A.nnz, "heads": heads}
+    sizes = {"n": A.n_rows, "nnz": A.nnz, "heads": heads or 1}
     plans = [
         plan_of(
-            _expression(model, number == 0, hops),
+            _expression(model, number == 0, hops or HOPS),
             {**sizes, "in": before, "out": after},
             constants,
             training=training,

@@ -224,11 +224,15 @@ def test_a_trace_that_stops_warns_where_and_leaves_the_model_as_it_was(name):
     graph, x = square(), features(grad=False)
     model = Written(graph, STOPS[name]).double()
     before, drawn = {**vars(model)}, random.getstate()
-    place = "" if name in ("remembers", "draws") else f".*in {name}: "
+    place = {"remembers": "writes to the model: to last", "draws": "in draws uses random"}
+    at = place.get(name, f"in {name}: ")
     with pytest.warns(
-        UserWarning, match=rf"the model runs as it did, since its trace stopped{place}"
-    ):
+        UserWarning, match=f"the model runs as it did, since its trace stopped.*{at}"
+    ) as seen:
         plan = optimize(model, graph, x=(x,))
+    assert not any("contextlib" in str(one.message) for one in seen)
+    branched = any("does not branch" in str(one.message) for one in seen)
+    assert branched == (name in ("branches", "lengths"))
     assert random.getstate() == drawn
     assert not plan.layers
     assert vars(model) == before

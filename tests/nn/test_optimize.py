@@ -14,7 +14,7 @@ from autograd_cases import make_graph  # noqa: E402
 from torch import nn  # noqa: E402
 
 import sparsefmt  # noqa: E402
-from sparsefmt import DtypeError, Graph, UnsupportedError, optimize  # noqa: E402
+from sparsefmt import DtypeError, Graph, ShapeError, UnsupportedError, optimize  # noqa: E402
 from sparsefmt.autograd import adapters, composition  # noqa: E402
 from sparsefmt.nn import GATConv, GCNConv, GINConv, SAGEConv  # noqa: E402
 from sparsefmt.plan.rules import bare  # noqa: E402
@@ -220,6 +220,31 @@ def test_what_cannot_be_planned_is_refused_by_name():
         optimize(net(), [1])
     with pytest.raises(UnsupportedError, match="mode is 'fast'"):
         optimize(net(), square(), mode="fast")
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "text"),
+    [
+        ({"x": np.zeros((N, 12))}, DtypeError, r"x is a ndarray: give torch.from_numpy\(x\)"),
+        ({"x": 3}, DtypeError, "x is a int: give a torch.Tensor, or a tuple"),
+        ({"x": (1,)}, ShapeError, "x holds 1 values, which Net.forward does not take: missing"),
+        ({"training": "no"}, DtypeError, "training is 'no': give True, False"),
+        ({"steps": 0}, ShapeError, "steps is 0: give an integer, 1 or more, or None"),
+        ({"steps": 1.5}, DtypeError, "steps is 1.5: give an integer"),
+        ({"graph": torch.rand(2, 5)}, DtypeError, r"graph has dtype torch.float32: .*long\(\)"),
+        ({"graph": torch.ones(3, 5).long()}, ShapeError, r"graph has shape \(3, 5\): an edge_ind"),
+    ],
+)
+def test_wrong_arguments_are_refused_by_name(given, error, text):
+    options = {"graph": square(), **given}
+    with pytest.raises(error, match=text):
+        optimize(net(), options.pop("graph"), **options)
+
+
+@pytest.mark.parametrize("x", [None, features(6).detach()], ids=["without x", "with x"])
+def test_a_graph_for_a_layer_of_pygs_is_refused_by_name(x):
+    with pytest.raises(DtypeError, match="graph is a Graph, but model is a layer of PyG: give its"):
+        optimize(pyg("GCNConv", 6, 4).double(), square(), x=x)
 
 
 def test_loops_that_are_added_are_those_that_are_missing():

@@ -175,6 +175,20 @@ def test_widths_that_are_none_are_refused(folder, capsys, widths):
     assert "602,256,41" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        (["--heads", "2"], "--heads is for --model gat, not gcn"),
+        (["--hops", "3"], "--hops is for --model sgc or tagcn, not gcn"),
+        (["--model", "gat", "--hops", "2"], "--hops is for --model sgc or tagcn, not gat"),
+        (["--model", "sgc", "--heads", "1"], "--heads is for --model gat, not sgc"),
+    ],
+)
+def test_options_of_other_models_are_refused(folder, capsys, options, text):
+    assert cli.main(["plan", "graph.npz", "--widths", "4,3", *options]) == cli.BAD_INPUT
+    assert text in " ".join(capsys.readouterr().err.split())
+
+
 def test_calibration_is_kept_and_used(folder, capsys, monkeypatch):
     monkeypatch.setattr(calibration, "GRAPHS", ((60, 3), (90, 4)))
     monkeypatch.setattr(calibration, "_SECONDS", 0.0)
