@@ -89,7 +89,7 @@ CASES = {
         (A, X),
         {"precision": "tf16"},
         UnsupportedError,
-        "^precision is 'tf16': use \"tf32\" or \"bf16\", or leave it out\\.$",
+        '^precision is \'tf16\': use "tf32" or "bf16", or leave it out\\.$',
     ),
     "costs": ("spmm", (A, X), {"costs": 7}, DtypeError, "costs is a int: give ops.Costs"),
     "costs sddmm": ("sddmm", (A, G, X), {"costs": "all"}, DtypeError, "costs is a str: give ops"),
