@@ -14,7 +14,7 @@ from typing import NamedTuple
 from ..errors import FileFormatError
 from ..ops.engine.structure import Sizes as Structure
 from ..ops.engine.table import Price, operations
-from ..ops.matmul.cuda import rounding_pays
+from ..ops.matmul.cuda import against_rounding
 from .pruning import Sizes
 from .rules import Primitive
 
@@ -143,7 +143,8 @@ def _gathering(
     weighted = kind != "spmm_unweighted"
     found = _price(kind, Structure(rows, rows, nnz, "int32"), X, values if weighted else None)
     others, calls = found.bytes - nnz * feat * itemsize, 1
-    if rounded and _GATHERING[kind] == "spmm" and itemsize == 4 and rounding_pays(nnz, rows, feat):
+    narrows = rounded and _GATHERING[kind] == "spmm" and itemsize == 4
+    if narrows and not against_rounding(nnz, rows, feat):
         itemsize, others, calls = 2, others + rows * feat * 6, 2  # reads 4 bytes, writes 2
     active = rows * min(feat * itemsize, constants.slice or feat * itemsize)
     near, far = _split(nnz * feat * itemsize, active, constants)

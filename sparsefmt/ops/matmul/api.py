@@ -141,8 +141,9 @@ def _against_rounding(
     col_scale: Any = None, reduce: str = "sum", *, precision: str | None = None, **_: Any,
 ) -> list[str]:  # fmt: skip
     """List the reasons against rounding float32 features to bfloat16."""
-    if x.shape[1] < cuda.LEAST_FEATURES:  # torch need not be asked for small products
-        return _FEW_FEATURES
+    wasted = cuda.against_rounding(A.nnz, *x.shape)
+    if wasted:  # torch need not be asked for small products
+        return wasted
     if precision != checks.BF16 and (type(x) is np.ndarray or not memory_of(x).rounds()):
         return _NOT_ALLOWED
     reasons = []
@@ -150,13 +151,9 @@ def _against_rounding(
         reasons.append("only float32 is rounded")
     if reduce not in ("sum", "mean"):
         reasons.append(f"a {reduce} is one of the features as they are")
-    if A.nnz < cuda.LEAST_GATHERS * x.shape[0]:
-        reasons.append(f"a row is gathered less than {cuda.LEAST_GATHERS} times on average")
     return reasons
 
 
-#: Made once: each call is told so.
-_FEW_FEATURES = [f"rows have less than {cuda.LEAST_FEATURES} features"]
 _NOT_ALLOWED = [f'float32 is gathered as it is: allow bfloat16 with precision="{checks.BF16}"']
 _ROUNDED = "float32 features rounded to bfloat16, half the bytes"
 _CPU = f"{__package__}.cpu"

@@ -49,9 +49,16 @@ NARROW, NARROW_TYPES = "bfloat16", ("float32", "bfloat16")
 LEAST_FEATURES, LEAST_GATHERS = 64, 8
 
 
-def rounding_pays(nnz: int, rows: int, feat: int) -> bool:
-    """Whether so many rows of features are worth rounding before ``nnz`` of them are gathered."""
-    return feat >= LEAST_FEATURES and nnz >= LEAST_GATHERS * rows
+def against_rounding(nnz: int, rows: int, feat: int) -> list[str]:
+    """Say why rounding so many rows of features does not pay before ``nnz`` are gathered, if so."""
+    if feat < LEAST_FEATURES:
+        return _FEW_FEATURES
+    return _FEW_GATHERS if nnz < LEAST_GATHERS * rows else []
+
+
+#: Made once: each call is told so.
+_FEW_FEATURES = [f"rows have less than {LEAST_FEATURES} features"]
+_FEW_GATHERS = [f"a row is gathered less than {LEAST_GATHERS} times on average"]
 
 
 class Shape(NamedTuple):
