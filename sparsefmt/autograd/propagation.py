@@ -64,6 +64,7 @@ def aggregate_with_own(
     if k is None:
         y = spmm(graph, x, edge_weight, row_scale=row_scale, col_scale=col_scale)
         _check.own_part(own, without, graph_tensors(graph))
+        x, own = x.to(y.dtype), own.to(y.dtype) if own.element_size() == 2 else own
         return torch.addcmul(y, own, x if without is None else x.masked_fill(without, 0))
     x, values, r, c = csr_operands(graph, x, edge_weight, row_scale, col_scale)
     _check.own_part(own, without, graph_tensors(graph))

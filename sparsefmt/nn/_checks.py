@@ -84,3 +84,11 @@ def check_beside(name: str, value: Tensor, weight: Tensor) -> None:
             f"{name} is {value.dtype} but the layer's weights are {weight.dtype}: give both in one "
             f"dtype, layer.to({name}.dtype) for instance."
         )
+
+
+def as_autocast(x: Tensor) -> Tensor:
+    """Cast features as autocast would for a product; it leaves float64."""
+    kind = x.device.type
+    if not torch.is_autocast_enabled(kind) or not x.is_floating_point() or x.element_size() == 8:
+        return x
+    return x.to(torch.get_autocast_dtype(kind))

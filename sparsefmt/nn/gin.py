@@ -13,7 +13,7 @@ from torch.nn import LazyLinear, Linear, Module, Parameter, Sequential
 from ..autograd import GraphLike, aggregate_with_own
 from ..errors import DeviceError, DtypeError, ShapeError, SparseFmtError, UnsupportedError
 from ._base import Convolution
-from ._checks import check_beside, check_features, check_number, check_square
+from ._checks import as_autocast, check_beside, check_features, check_number, check_square
 
 #: Faults of the machine, which pass as they are, whatever else they say.
 _MACHINE = re.compile(r"CUDA error|CU\w+_STATUS|cuDNN error|out of memory|not enough memory")
@@ -117,6 +117,7 @@ class GINConv(Convolution):
         check_square(graph)
         check_features(x, graph)
         _check_fit(self.nn, x)
+        x = as_autocast(x)  # for both parts
         width, own = self._width(), (1 + self.eps).to(x.dtype)  # a wider one would widen the sum
         if width is not None:
             y = self._aggregate(graph, x, width, edge_weight, rescale=True)

@@ -14,7 +14,7 @@ from torch.autograd import gradcheck  # noqa: E402
 from torch.nn import Linear, ReLU, Sequential  # noqa: E402
 
 from sparsefmt import CSR, DeviceError, DtypeError, Graph, ShapeError, UnsupportedError  # noqa: E402
-from sparsefmt.autograd import cbsr, maxk, spmm  # noqa: E402
+from sparsefmt.autograd import aggregate_with_own, cbsr, maxk, spmm  # noqa: E402
 from sparsefmt.nn import (  # noqa: E402
     AGNNConv,
     GATConv,
@@ -390,6 +390,22 @@ def test_autocast_leaves_float64_to_be_refused(device, name):
             with pytest.raises(DtypeError, match="nn cannot" if "relu" in name else says):
                 layer(one, graph)
         assert layer(x.double(), graph).dtype is torch.float64
+
+
+@pytest.mark.parametrize("sample", [None, 2])
+def test_gin_sums_in_autocasts_dtype(device, sample):
+    """Also beside features in the other dtype of 16 bits, with which torch promotes nothing."""
+    graph, layer = square_graph(device), GINConv(torch.nn.Identity(), sample=sample).to(device)
+    for dtype in (torch.float16, torch.bfloat16):
+        for given in (torch.float16, torch.bfloat16, torch.float32):
+            x = features(device).to(given)
+            with torch.autocast(device, dtype=dtype):
+                y = layer(x, graph)
+                own = torch.ones(1, dtype=given, device=device)
+                assert aggregate_with_own(graph, x.to(dtype), own).dtype in (dtype, given)
+                assert aggregate_with_own(graph, x, own.to(dtype)).dtype is dtype
+            assert y.dtype is dtype
+            torch.testing.assert_close(y, layer(x.to(dtype), graph))
 
 
 @pytest.mark.parametrize("name", LAYERS)
