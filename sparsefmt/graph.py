@@ -25,6 +25,7 @@ from .formats.convert import numbered_csr
 from .formats.coo import COO
 from .formats.sgt import DEFAULT_TILE, SGT, check_tile
 from .interop.pyg import from_edge_index
+from .reorder import Order
 from .stats import Stats, summarize
 
 
@@ -183,6 +184,36 @@ class Graph(Shaped):
         """
         return Graph._on(self._built.with_data(data), self._flipped)
 
+    def reordered(self, order: Order) -> "Graph":
+        """Give the graph with its vertices in another order: vertex ``p`` is the old ``perm[p]``.
+
+        Edges keep the order in which they were given, and so do their values; features and labels
+        go along by ``order.apply_features``, and come back by ``undo_features``.
+
+        Parameters
+        ----------
+        order : Order
+            Of as many vertices, on the device of the graph.
+
+        Raises
+        ------
+        ShapeError
+            If the graph is not square, or has more or fewer vertices.
+        DeviceError
+            If ``order`` is on another device.
+        DtypeError
+            If ``order`` is no Order.
+
+        Notes
+        -----
+        The entries of a row keep their order, so that sums round as before, and a row keeps its
+        first, last and evenly spaced entries.  What is drawn at random by the number of a row or of
+        an entry (samples, dropout of attention) is drawn anew.
+        """
+        if not isinstance(order, Order):
+            raise DtypeError(f"order is a {type(order).__name__}: give a reorder.Order.")
+        return Graph._on(self._built.reordered(order), self._flipped)
+
     # What it is
 
     @property
@@ -334,6 +365,23 @@ class GraphBuilt(Built):
             elif key[0] in ("csr", "csc"):
                 part = part[0].with_data(data[key[0] == "csc"]), part[1]
             other.found[key] = part
+        return other
+
+    def reordered(self, order: Order) -> "GraphBuilt":
+        """Rename the vertices: the structure entry by entry, the CSR with whole rows moved."""
+        csr, numbers = self.csr()
+        moved, perm = order.apply_with_perm(csr)
+        given = self.structure
+        with on_device_of(given._indices), allocating(f"{given!r} in another order"):
+            coo, places = given.tocoo_with_perm()
+            row, col = coo.row, coo.col
+            if not isinstance(given, COO):
+                back = primitives.inverse(places)
+                row, col = row[back], col[back]
+            renamed = COO(row, col, given.data, shape=given.shape)
+            other = GraphBuilt(order.apply(renamed))
+            other.found["csr", False] = moved, perm if numbers is None else numbers[perm]
+        finish(given._indices)  # synchronize!
         return other
 
     def mapped(self, move: Callable[[Array], Array]) -> "GraphBuilt":

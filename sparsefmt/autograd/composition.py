@@ -332,14 +332,14 @@ def _timed(
         if iterations and 2 * len(seconds) + 2 > iterations:
             break
         try:
-            _seconds(run, like)  # compiles, and builds what stays
-            seconds[tree] = _seconds(run, like)
+            seconds_of(run, like)  # compiles, and builds what stays
+            seconds[tree] = seconds_of(run, like)
         except (MemoryError, torch.OutOfMemoryError):
             continue  # one that fits may be there
     return seconds
 
 
-def _seconds(run: Callable[[], Any], like: Tensor) -> float:
+def seconds_of(run: Callable[[], Any], like: Tensor) -> float:
     """Time a run, and the gradients of what it was given."""
     cuda = like.device.type == "cuda"
     if cuda:

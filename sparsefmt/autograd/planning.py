@@ -1,9 +1,8 @@
 """``optimize``: make a model run the fastest compositions of its layers on a graph."""
 
 import inspect
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -16,9 +15,9 @@ from ..plan.planner import Plan
 from ..plan.rules import bare
 from .adapters import ADAPTERS, PlannedLayer, type_name
 from .composition import Composition, Settings, stamp
-from .constants import LAYERS, Key, is_leaf
-from .snapshot import Snapshot
-from .trace import TracedForward, takes
+from .constants import LAYERS, is_leaf
+from .ordering import Ordering, decide
+from .trace import TracedForward, evaluating, takes
 
 MODES = ("auto", "model", "measure")
 
@@ -29,6 +28,7 @@ class ModelPlan:
 
     model: Module
     compositions: Mapping[str, Composition] = field(default_factory=dict)
+    ordering: Ordering | None = None  #: of the vertices, where ``steps`` and ``x`` were given
 
     @property
     def layers(self) -> dict[str, Plan]:
@@ -40,10 +40,14 @@ class ModelPlan:
         """Write every composition of every layer, its costs, and what was chosen."""
         if not self.layers:
             return "no layer was planned: the model runs as it did"
-        return "\n\n".join(f"{name or 'model'}: {p.explain()}" for name, p in self.layers.items())
+        parts = [f"{name or 'model'}: {p.explain()}" for name, p in self.layers.items()]
+        parts += [self.ordering.explain()] if self.ordering else []
+        return "\n\n".join(parts)
 
     def __str__(self) -> str:
-        return "\n".join(f"{name}: {bare(p.chosen.tree)}" for name, p in self.layers.items())
+        lines = [f"{name}: {bare(p.chosen.tree)}" for name, p in self.layers.items()]
+        lines += [f"order of vertices: {self.ordering.reason}"] if self.ordering else []
+        return "\n".join(lines)
 
     def restore(self) -> None:
         """Make the model run as it did before."""
@@ -77,7 +81,9 @@ def optimize(
     training : bool, optional
         Whether to plan for training, with gradients; by default as the model is set.
     steps : int, optional
-        How often the model will run, which shares the cost of what is computed once.
+        How often the model will run, which shares the cost of what is computed once.  With it and
+        ``x`` the vertices of the graph are put into another order, by community, where that pays
+        within so many steps: the model moves rows there and back, and takes and gives the user's.
     mode : "auto", "model" or "measure"
         By predictions alone ("model"), by timing all that are not beaten ("measure"), or by
         predictions, timing the best two where these are within 1.5 of each other ("auto").
@@ -128,11 +134,17 @@ def optimize(
     if traced.compositions:
         model.forward = traced
         if given:
-            with _evaluating(model), torch.set_grad_enabled(training):
+            with evaluating(model), torch.set_grad_enabled(training):
                 model(*given)
-    settings.timing = False
     layers = {name: planned.composition for name, planned in found.items()}
-    return ModelPlan(model, {**layers, **traced.compositions})
+    made = ModelPlan(model, {**layers, **traced.compositions})
+    settings.timing = False
+    if steps is None or x is None or is_leaf(model):
+        return made
+    ordering = decide(traced, list(made.layers.values()), given, graph, training=training)
+    if ordering.chosen:
+        model.forward = traced
+    return replace(made, ordering=ordering)
 
 
 def _check(model: object, graph: object, mode: object) -> None:
@@ -206,25 +218,6 @@ def _check_call(model: Module, given: tuple[Any, ...]) -> None:
         ) from None
 
 
-@contextmanager
-def _evaluating(model: Module) -> Iterator[None]:
-    """Set the model to evaluation for a while, and undo what its forward writes and draws."""
-    modes = {module: module.training for module in model.modules()}
-    key = Key()
-    if not is_leaf(model):
-        key.model(model)
-    snapshot = Snapshot(model, key)
-    try:
-        used = {p.device for p in model.parameters() if p.is_cuda}
-        with torch.no_grad(), torch.random.fork_rng(list(used)):
-            model.eval()
-            yield
-    finally:
-        snapshot.restore()
-        for module, mode in modes.items():
-            module.training = mode
-
-
 def _inputs(model: Module, found: Mapping[str, PlannedLayer], given: Any) -> dict[str, Any]:
     """Call the model, and give what each layer gets first."""
     seen: dict[str, Any] = {}
@@ -235,7 +228,7 @@ def _inputs(model: Module, found: Mapping[str, PlannedLayer], given: Any) -> dic
         for name, planned in found.items()
     ]
     try:
-        with _evaluating(model):
+        with evaluating(model):
             model(*given)
     finally:
         for hook in hooks:

@@ -13,7 +13,7 @@ import sysconfig
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -30,7 +30,9 @@ from .composition import Composition, Settings
 from .constants import Key, hold, is_leaf
 from .reads import Reads
 from .regions import regions, writes
+from .rows import Seen, reordered
 from .snapshot import Snapshot
+from .vertices import VertexOrder
 
 #: What running a forward on stand-ins for tensors may raise.
 FAILURES = (
@@ -49,6 +51,9 @@ class _Made:
 
     function: Callable[..., Any] | None
     objects: list[Any] = field(default_factory=list)  #: whose identity the key has
+    graph: fx.Graph | None = None  #: as it was traced
+    #: The same in the new order of vertices, by shapes of arguments; None where it has none.
+    ordered: dict[Any, Callable[..., Any] | None] = field(default_factory=dict)
 
 
 class TracedForward:
@@ -60,6 +65,7 @@ class TracedForward:
         self.made: dict[Any, _Made] = {}
         self.reads, self.latest, self.stops = Reads(), _Made(None), 0
         self.compositions: dict[str, Composition] = {}
+        self.order: VertexOrder | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out what a copy traces and plans anew."""
@@ -78,13 +84,17 @@ class TracedForward:
         tracing = self.stops < MAX_STOPS and not torch.compiler.is_compiling()
         if kwargs or len(args) != len(self.takes) or not tracing:
             return type(self.model).forward(self.model, *args, **kwargs)
-        function = self.function()
-        if function is None:
+        made = self.current()
+        if self.order is not None and any(one is self.order.given for one in args):
+            ordered = self.ordered(made, args, self.order)
+            if ordered is not None:
+                return ordered(self.model, *args, self.order)
+        if made.function is None:
             return type(self.model).forward(self.model, *args)
-        return function(self.model, *args)
+        return made.function(self.model, *args)
 
-    def function(self) -> Callable[..., Any] | None:
-        """Give the forward that was traced of the model as it is, traced now if it was not."""
+    def current(self) -> _Made:
+        """Give what was traced of the model as it is, traced now if it was not."""
         try:
             found = self.made.get(self.state())
         except UnsupportedError:  # the trace says so
@@ -92,7 +102,24 @@ class TracedForward:
         if found is None:
             self.trace()
             found = self.latest
-        return found.function
+        return found
+
+    def ordered(
+        self, made: _Made, args: tuple[Any, ...], order: VertexOrder
+    ) -> Callable[..., Any] | None:
+        """Give the traced forward in another order of vertices, written anew if it was not."""
+        shapes = tuple(one.shape if isinstance(one, Tensor) else type(one) for one in args)
+        if shapes not in made.ordered:
+            if made.graph is None or _is_capturing():
+                return None
+            found = None
+            with suppress(*FAILURES):
+                with evaluating(self.model):
+                    seen = Seen(self.model, made.graph, order.given)
+                    seen.run(*args)
+                found = self.compiled(reordered(seen, len(order)))
+            made.ordered[shapes] = found
+        return made.ordered[shapes]
 
     def state(self) -> tuple[Any, ...]:
         """Give what a trace takes for constant, as it is now."""
@@ -118,7 +145,8 @@ class TracedForward:
             state = key.now()
             self.latest.objects = hold(key.objects, partial(self.forget, state))
             self.made[state] = self.latest
-            self.latest.function = self.traced()
+            self.latest.graph = self.traced()
+            self.latest.function = self.compiled(self.latest.graph)
         except FAILURES as error:
             self.stops += 1
             warnings.warn(_stopped(error, self.model), stacklevel=3)
@@ -128,13 +156,19 @@ class TracedForward:
         """Drop a trace of objects of which one has gone."""
         self.made.pop(state, None)
 
-    def traced(self) -> Callable[..., Any]:
+    def traced(self) -> fx.Graph:
         """Trace the model as it is now."""
         with _unchanged(self.model, self.key):
             graph = _Tracer().trace(self.model)
             again = _Tracer().trace(self.model)
             if graph.python_code("self").src != again.python_code("self").src:
                 raise UnsupportedError("the forward computes something else at each call.")
+        return graph
+
+    def compiled(self, traced: fx.Graph) -> Callable[..., Any]:
+        """Make a function of a trace, whose regions run as planned."""
+        graph = fx.Graph()
+        graph.output(graph.graph_copy(traced, {}))
         found = list(regions(graph, self.model))
         for region in reversed(found):  # a later one may take what an earlier one gives
             name, expression = region.root.name, region.expression
@@ -234,6 +268,29 @@ def _path(model: Module, value: object) -> str:
             if found is value:
                 return f"{prefix}.{name}" if prefix else name
     raise UnsupportedError("forward uses a graph that is neither an argument nor an attribute.")
+
+
+@contextmanager
+def evaluating(model: Module) -> Iterator[None]:
+    """Set the model to evaluation for a while, and undo what its forward writes and draws."""
+    modes = {module: module.training for module in model.modules()}
+    key = Key()
+    if not is_leaf(model):
+        key.model(model)
+    snapshot = Snapshot(model, key)
+    try:
+        used = {p.device for p in model.parameters() if p.is_cuda}
+        with torch.no_grad(), torch.random.fork_rng(list(used)):
+            model.eval()
+            yield
+    finally:
+        snapshot.restore()
+        for module, mode in modes.items():
+            module.training = mode
+
+
+def _is_capturing() -> bool:
+    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
 
 
 @contextmanager

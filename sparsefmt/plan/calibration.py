@@ -5,6 +5,7 @@ import platform
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from importlib import metadata
 from pathlib import Path
@@ -16,12 +17,17 @@ from ..formats.arrays import finish, import_cupy, parse_device, to_device
 from ..formats.compressed import CSR
 from ..generate import power_law
 from ..ops import gat, sddmm
+from .locality import Locality, locality
 from .pricing import Constants, Work, work_of
 from .rules import Primitive
 from .run import ARRAY_FUNCTIONS
 
-#: Vertices, entries of a row on average, and width: what overhead, cache and memory decide.
-GRAPHS = ((500, 4), (5_000, 10), (20_000, 40), (100_000, 10), (400_000, 8))
+#: Vertices, entries of a row on average, and whether communities are spread over the vertices: what
+#: overhead, caches and memory decide.
+GRAPHS = (
+    *((500, 4, True), (5_000, 10, True), (20_000, 40, True), (100_000, 10, True)),
+    *((400_000, 8, True), (400_000, 8, False)),
+)
 WIDTHS = (1, 16, 64, 256)
 #: Wider features are no scores of attention.
 MAX_HEADS = 16
@@ -36,6 +42,7 @@ class Sample(NamedTuple):
     primitive: Primitive
     sizes: Mapping[str, int]
     seconds: float
+    locality: Locality | None = None
 
 
 def calibrate(device: str = "cpu", step: Callable[[str], None] = lambda text: None) -> Constants:
@@ -49,9 +56,9 @@ def calibrate(device: str = "cpu", step: Callable[[str], None] = lambda text: No
         If there is no such device.
     """
     samples = []
-    for n, degree in GRAPHS:
+    for n, degree, shuffle in GRAPHS:
         step(f"timing a graph of {n} vertices")
-        samples += list(_samples(n, degree, device))
+        samples += list(_samples(n, degree, device, shuffle=shuffle))
     return fitted(samples, device)
 
 
@@ -59,29 +66,35 @@ def fitted(samples: Sequence[Sample], device: str) -> Constants:
     """Fit constants to samples: for each kind, and "other" to all that only stream."""
     from scipy.optimize import nnls
 
-    bare = Constants(name_of(device), cache_of(device), {}, 128 if device != "cpu" else 0)
+    sizes = (0, 0) if device == "cpu" else (GPU.slice, GPU.inner)
+    bare = Constants(name_of(device), cache_of(device), {}, *sizes)
     kinds: dict[str, list[Sample]] = {}
     for sample in samples:
         kinds.setdefault(sample.primitive.kind, []).append(sample)
-    kinds["other"] = [s for s in samples if not _gathers(work_of(s.primitive, s.sizes, bare))]
+    kinds["other"] = [sample for sample in samples if not _gathers(_work(sample, bare))]
     seconds = {}
     for kind, part in kinds.items():
-        work = np.array([work_of(s.primitive, s.sizes, bare) for s in part], np.float64)
+        work = np.array([_work(sample, bare) for sample in part], np.float64)
         relative = work / np.array([s.seconds for s in part])[:, None]
         size = np.linalg.norm(relative, axis=0)
         size[size == 0] = 1
         found, _ = nnls(relative / size, np.ones(len(part)))
         seconds[kind] = tuple((found / size).tolist())
-    return Constants(bare.device, bare.cache, seconds, bare.slice)
+    return replace(bare, seconds=seconds)
+
+
+def _work(sample: Sample, constants: Constants) -> Work:
+    return work_of(sample.primitive, sample.sizes, constants, locality=sample.locality)
 
 
 def _gathers(work: Work) -> bool:
     return work.near + work.far > 0
 
 
-def _samples(n: int, degree: int, device: str) -> Iterator[Sample]:
+def _samples(n: int, degree: int, device: str, *, shuffle: bool) -> Iterator[Sample]:
     """Time every kind of primitive on one graph."""
-    A = power_law(n, n * degree, seed=1).tocsr().to(device)
+    A = power_law(n, n * degree, seed=1, shuffle=shuffle).tocsr().to(device)
+    reach = locality(A)
     rng = np.random.default_rng(0)
 
     def array(*shape: int) -> Any:
@@ -94,12 +107,13 @@ def _samples(n: int, degree: int, device: str) -> Iterator[Sample]:
     for width in WIDTHS:
         X, sizes = array(n, width), {**sizes, "w": width}
         gathered, features = ("nnz", "n", "w"), ("n", "w")
-        yield _sample("spmm_unweighted", gathered, sizes, A=A, X=X)
-        yield _sample("spmm_weighted", gathered, sizes, A=weighted, X=X)
-        yield _sample("spmm_scaled", gathered, sizes, A=A, X=X, row=d, col=d)
-        yield _sample("sddmm", gathered, sizes, A=A, X=X, Y=X)
+        yield _sample("spmm_unweighted", gathered, sizes, reach, A=A, X=X)
+        yield _sample("spmm_weighted", gathered, sizes, reach, A=weighted, X=X)
+        yield _sample("spmm_scaled", gathered, sizes, reach, A=A, X=X, row=d, col=d)
+        yield _sample("sddmm", gathered, sizes, reach, A=A, X=X, Y=X)
         if width <= MAX_HEADS:
-            yield _sample("attention", gathered, sizes, A=A, H=X[:, :, None], el=X, er=X)
+            heads = {"H": X[:, :, None], "el": X, "er": X}
+            yield _sample("attention", gathered, sizes, reach, A=A, **heads)
         yield _sample("broadcast", features, sizes, X=X, row=d)
         yield _sample("add", (*features, "2"), sizes, term0=X, term1=X)
         yield _sample("gemm", ("n", "w", "m"), sizes, left=X, right=array(width, 64))
@@ -108,7 +122,13 @@ def _samples(n: int, degree: int, device: str) -> Iterator[Sample]:
 _FUNCTIONS = ARRAY_FUNCTIONS | {"sddmm": sddmm, "attention": gat}
 
 
-def _sample(kind: str, names: tuple[str, ...], sizes: Mapping[str, int], **operands: Any) -> Sample:
+def _sample(
+    kind: str,
+    names: tuple[str, ...],
+    sizes: Mapping[str, int],
+    reach: Locality | None = None,
+    **operands: Any,
+) -> Sample:
     function = _FUNCTIONS[kind]
     result = function(**operands)  # compiles
     array = result.data if isinstance(result, CSR) else result
@@ -119,7 +139,7 @@ def _sample(kind: str, names: tuple[str, ...], sizes: Mapping[str, int], **opera
         function(**operands)
         finish(array)  # synchronize!
         times.append(time.perf_counter() - start)
-    return Sample(Primitive(kind, names), sizes, min(times))
+    return Sample(Primitive(kind, names), sizes, min(times), reach)
 
 
 # Which device
@@ -188,6 +208,7 @@ GPU = Constants(
         "other": (8e-6, 0, 0, 2.5e-13, 2.5e-13, 1.04e-13, 1.75e-13, 0),
     },
     slice=128,
+    inner=1 << 16,
 )
 
 

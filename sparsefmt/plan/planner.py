@@ -1,19 +1,23 @@
 """Plan an expression: price its trees, leave out the beaten ones, choose, and say why."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from numbers import Integral
 
 from ..errors import DtypeError, ShapeError
 from .expression import Expression
 from .forest import forest
+from .locality import Locality
 from .pricing import Constants, Work, work_of
 from .pruning import ORDERS, Sizes, Verdict, judged
-from .rules import Primitive, Tree, bare, steps
+from .rules import Tree, bare, steps
 
 #: Predictions that lie within this factor of the best are worth measuring.
 CLOSE = 1.5
+
+#: Seconds by kind of primitive, and those of what runs once.
+_Prices = tuple[Mapping[str, float], float]
 
 
 @dataclass(frozen=True)
@@ -49,6 +53,12 @@ class Plan:
     sizes: Sizes
     training: bool
     candidates: tuple[Candidate, ...]
+    price: Callable[[Tree, Locality | None], _Prices] = field(compare=False, repr=False)
+
+    def seconds(self, locality: Locality | None) -> float:
+        """Predict the chosen tree for a graph of these sizes whose gathers reach so far."""
+        parts, _ = self.price(self.chosen.tree, locality)
+        return sum(parts.values())
 
     @property
     def promoted(self) -> tuple[Candidate, ...]:
@@ -135,9 +145,10 @@ def plan(
     """
     sizes = _checked(expression, sizes, constants, itemsize, runs)
     verdicts = judged(forest(expression), orders, training=training)
-    price = partial(work_of, sizes=sizes, constants=constants, itemsize=itemsize, rounded=rounded)
-    priced = [_priced(verdict, price, constants, training, runs) for verdict in verdicts]
-    return Plan(expression, sizes, training, tuple(priced))
+    work = partial(work_of, sizes=sizes, constants=constants, itemsize=itemsize, rounded=rounded)
+    price = partial(_prices, work, constants, training, runs)
+    priced = [Candidate(verdict, *price(verdict.tree, None)) for verdict in verdicts]
+    return Plan(expression, sizes, training, tuple(priced), price)
 
 
 class _Sizes(dict[str, int]):
@@ -175,24 +186,25 @@ def _checked(
     return _Sizes(sizes)
 
 
-def _priced(
-    verdict: Verdict,
-    price: Callable[[Primitive], Work],
+def _prices(
+    work: Callable[..., Work],
     constants: Constants,
     training: bool,
     runs: int | None,
-) -> Candidate:
-    """Price the primitives of a tree; what is constant costs its share of the runs."""
+    tree: Tree,
+    locality: Locality | None,
+) -> _Prices:
+    """Price the primitives of a tree by kind, and what runs once, of which each run has a share."""
     parts: dict[str, float] = {}
     once = 0.0
-    for step in steps(verdict.tree):
+    for step in steps(tree):
         for primitive in step.primitives(training):
-            seconds = constants.predict(price(primitive), primitive.kind)
+            seconds = constants.predict(work(primitive, locality=locality), primitive.kind)
             if step.constant:
                 once += seconds
                 seconds = seconds / runs if runs else 0.0
             parts[primitive.kind] = parts.get(primitive.kind, 0.0) + seconds
-    return Candidate(verdict, parts, once)
+    return parts, once
 
 
 def _fate(candidate: Candidate, names: Mapping[Tree, str]) -> str:

@@ -1,0 +1,143 @@
+"""Whether the vertices of a model's graph go into another order: predicted, timed, and explained."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..errors import OutOfMemoryError, UnsupportedError
+from ..graph import Graph
+from ..plan.calibration import constants_of
+from ..plan.locality import Locality, locality
+from ..plan.planner import Plan
+from ..plan.pricing import Constants
+from ..reorder import community_order
+from .composition import seconds_of
+from .trace import TracedForward, evaluating
+from .vertices import VertexOrder
+
+#: A step is to be shorter by this factor, as predicted.
+GAIN = 1.05
+#: Seconds for each entry, and at least, that an order takes to find: on a CPU, and on a GPU.
+FINDING = {"cpu": (4e-6, 0.0), "cuda": (6e-9, 0.1)}
+
+
+@dataclass(frozen=True)
+class Ordering:
+    """What was decided of the order of vertices, and why."""
+
+    reason: str
+    chosen: bool = False
+    finding: float | None = None  #: seconds that finding the order and moving the graph took
+    predicted: tuple[float, ...] = ()  #: seconds of a step's products, as given and reordered
+    measured: tuple[float, ...] = ()  #: seconds of a step
+
+    def explain(self) -> str:
+        """Write what was decided in one paragraph."""
+        lines = [f"order of vertices: {self.reason}"]
+        for name, pair in (("predicted", self.predicted), ("measured", self.measured)):
+            if pair:
+                before, after = (seconds * 1e3 for seconds in pair)
+                lines.append(f"  {name}: {before:.3f} ms a step as given, {after:.3f} reordered")
+        if self.finding is not None:
+            lines.append(f"  found in {self.finding:.2f} s")
+        return "\n".join(lines)
+
+
+def decide(
+    traced: TracedForward,
+    plans: Sequence[Plan],
+    given: tuple[Any, ...],
+    graph: Graph | Tensor,
+    *,
+    training: bool,
+) -> Ordering:
+    """Order the vertices by community if that pays within the steps of the settings.
+
+    Sets ``traced.order`` if it does.  Predictions count what gathers miss in the caches, for the
+    structure as it is and in the new order, and the rows that move on the way in and out.  Unless
+    the mode is "model", steps of the model are timed then, two in each order.
+    """
+    x = next((one for one in given if isinstance(one, Tensor) and one.dim() == 2), None)
+    if x is None or not plans or not any(one is graph for one in given):
+        return Ordering("stays, since no layer was planned for the features and the graph")
+    steps, mode = traced.settings.steps or 1, traced.settings.mode
+    constants = constants_of(str(x.device))
+    held = graph
+    if isinstance(graph, Tensor):
+        held = Graph.from_edge_index(graph.clone(), num_nodes=x.shape[0])
+    csr = held.csr
+    before, least = (_seconds(plans, reach) for reach in (locality(csr), Locality(())))
+    each, once = FINDING[x.device.type]
+    if before < GAIN * least:
+        return Ordering("stays, since the caches answer nearly all that is gathered")
+    if (before - least) * steps < each * csr.nnz + once:
+        return Ordering(f"stays, since to find another takes longer than it saves in {steps} steps")
+    try:
+        start = time.perf_counter()
+        order = community_order(csr)
+        new = held.reordered(order)
+        traced.order = VertexOrder(graph, new, order, traced.settings)
+        finding = time.perf_counter() - start
+        after = _seconds(plans, locality(new.csr))
+        after += _moving(traced, given, constants) * (2 if training else 1)
+        found = Ordering("by community", True, finding, (before, after))
+        if before < GAIN * after or (before - after) * steps < finding:
+            found = Ordering("stays, since another gains too little", False, *_facts(found))
+        elif mode != "model":
+            found = _timed(traced, given, found, steps, training=training)
+    except (UnsupportedError, OutOfMemoryError, torch.OutOfMemoryError) as error:
+        found = Ordering(f"stays: {error}")
+    if not found.chosen:
+        traced.order = None
+    return found
+
+
+def _facts(found: Ordering) -> tuple[Any, ...]:
+    return found.finding, found.predicted, found.measured
+
+
+def _seconds(plans: Sequence[Plan], reach: Locality) -> float:
+    return sum(plan.seconds(reach) for plan in plans)
+
+
+def _moving(traced: TracedForward, given: tuple[Any, ...], constants: Constants) -> float:
+    """Run the model, and give the seconds that rows take to move in a step."""
+    order = traced.order
+    assert order is not None  # the caller's
+    with evaluating(traced.model):
+        made = traced.current()
+    if traced.ordered(made, given, order) is None:
+        raise UnsupportedError("the forward cannot run in another order of the vertices")
+    with evaluating(traced.model):
+        traced(*given)  # what stays is moved, and products are planned
+        order.moved = 0
+        traced(*given)
+    streamed = constants.seconds["other"][4]
+    return order.moved * streamed
+
+
+def _timed(
+    traced: TracedForward,
+    given: tuple[Any, ...],
+    found: Ordering,
+    steps: int,
+    *,
+    training: bool,
+) -> Ordering:
+    """Time the model as it is and in the new order, and keep the faster."""
+    order, seconds = traced.order, []
+    run: Callable[[], Any] = lambda: traced(*given)  # noqa: E731
+    for one in (None, order):
+        traced.order = one
+        with evaluating(traced.model), torch.set_grad_enabled(training):
+            like = next(value for value in given if isinstance(value, Tensor))
+            seconds_of(run, like)
+            seconds.append(seconds_of(run, like))
+    traced.order = order
+    pays = (seconds[0] - seconds[1]) * steps > (found.finding or 0)
+    reason = "by community" if pays else "stays, since steps are no shorter in another"
+    return Ordering(reason, pays, found.finding, found.predicted, tuple(seconds))

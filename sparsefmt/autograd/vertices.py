@@ -1,0 +1,78 @@
+"""The vertices of a model's graph in another order, while the model gives and takes the user's."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+from ..graph import Graph
+from ..interop.torch import to_tensor
+from ..reorder import Order
+from .composition import Settings, is_stamped, stamp
+
+#: Tensors that stay, whose rows are kept in the new order.
+MAX_KEPT = 8
+
+
+class VertexOrder:
+    """A graph in another order, and the way of rows there and back."""
+
+    def __init__(self, given: Any, graph: Graph, order: Order, settings: Settings) -> None:
+        self.given, self.settings = given, settings
+        self.perm, self.inverse = to_tensor(order.perm), to_tensor(order.inverse)
+        renamed = isinstance(given, Tensor)  # an edge_index
+        self.graph: Any = self.inverse[given].to(given.dtype) if renamed else graph
+        self.moved = 0  #: bytes that moving rows has read and written
+        self._kept: list[tuple[Any, Tensor]] = []
+
+    def __len__(self) -> int:
+        return len(self.perm)
+
+    def graph_of(self, given: Any) -> Any:
+        """Give the graph in the new order."""
+        return self.graph
+
+    def into(self, x: Tensor) -> Tensor:
+        """Bring rows to the new order; those of constant features stay there."""
+        if self.settings.is_constant(x):
+            return self.kept(x)
+        return self._rows(x, self.perm, self.inverse)
+
+    def back(self, y: Tensor) -> Tensor:
+        """Bring rows back to the user's order."""
+        return self._rows(y, self.inverse, self.perm)
+
+    def kept(self, x: Tensor) -> Tensor:
+        """Bring rows to the new order once, for as long as nobody writes to them."""
+        if x.requires_grad or x.is_inference():
+            return self._rows(x, self.perm, self.inverse)
+        for given, made in self._kept:
+            if is_stamped(x, given):
+                return made
+        with torch.inference_mode(False), torch.no_grad():
+            made = x.index_select(0, self.perm)
+        self._kept = [*self._kept[1 - MAX_KEPT :], (stamp(x), made)]
+        self.settings.constants = (*self.settings.constants[-MAX_KEPT:], stamp(made))
+        return made
+
+    def _rows(self, x: Tensor, places: Tensor, back: Tensor) -> Tensor:
+        self.moved += 2 * x.nbytes
+        found: Tensor = _Rows.apply(x, places, back)  # type: ignore[no-untyped-call]
+        return found
+
+
+class _Rows(Function):
+    """A gather of rows, whose gradient is the gather back: no sums, no atomics."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, places: Tensor, back: Tensor) -> Tensor:
+        ctx.places = places, back
+        return x.index_select(0, places)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        places, back = ctx.places
+        apply: Callable[..., Tensor] = _Rows.apply
+        return apply(grad, back, places), None, None
