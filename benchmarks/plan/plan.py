@@ -1,9 +1,11 @@
 """Compositions that ``optimize`` chooses, against the default one and the fastest.
 
-``python -m benchmarks plan [--device cpu|cuda] [--graphs reddit,belgium] [--models gcn,gat]
-[--widths 32x256,256x32] [--quick] [--out FOLDER]``
+``python -m benchmarks plan [--device cpu|cuda] [--sections grid,vertices,epochs]
+[--graphs reddit,belgium] [--models gcn,gat] [--widths 32x256,256x32] [--quick] [--out FOLDER]``
 
-A cell is a layer on a graph, its widths, and inference or training.  All compositions that pruning
+Sections are the ``grid`` of compositions, unless ``--sections`` says otherwise; ``vertices``,
+products with the vertices in other orders; and ``epochs``, training with ``steps=``.  In the grid a
+cell is a layer on a graph, its widths, and inference or training.  All compositions that pruning
 leaves run in turn with the layer's own, on the same kernels and tensors, and results are compared.
 Columns are what ``optimize(mode="auto")`` chose over the fastest of them (the oracle) and over the
 layer's own; over "all once", which runs each once and keeps the fastest; and over "the other",
@@ -59,28 +61,38 @@ COLUMNS = {
     "chosen": "<40",
 }
 LIMIT = 1e-3  # of a result's norm
+SECTIONS = {
+    "grid": ("plan.plan", "grid"),
+    "vertices": ("plan.vertices", "vertices"),
+    "epochs": ("plan.vertices", "epochs"),
+}
 
 
 def main(argv: list[str]) -> int:
-    """Measure every cell; 1 if a result was wrong."""
+    """Run the sections asked for; 1 if a result was wrong."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks plan")
     _options.add_options(parser)
+    parser.add_argument("--sections", type=_options.some_of(SECTIONS), default=("grid",))
     parser.add_argument("--models", type=_options.some_of(MODELS), default=tuple(MODELS))
     for action in parser._actions:
         if action.dest == "widths":
             action.type = _pairs
     options = _options.parse(parser, argv)
-    cuda = options.device == "cuda"
-    if not cuda:
+    if options.device == "cpu":
         _baselines.use_threads(options.threads)
+    return _options.run(SECTIONS, options)
+
+
+def grid(options: argparse.Namespace) -> bool:
+    """Measure every cell, and tell whether all were right."""
+    cuda = options.device == "cuda"
     _harness.print_head("compositions: chosen, the layer's own, and the fastest", COLUMNS)
     rows = []
     for row in cells(options):
         _harness.print_row(row, COLUMNS)
         rows.append(row)
     judge = judge_on(options.device)
-    right = _harness.keep("plan", "grid", rows, judge, cuda=cuda, folder=options.out)
-    return 0 if right else 1
+    return _harness.keep("plan", "grid", rows, judge, cuda=cuda, folder=options.out)
 
 
 def _pairs(text: str) -> tuple[tuple[int, ...], ...]:

@@ -1,8 +1,9 @@
-"""Whether the vertices of a model's graph go into another order: predicted, timed, and explained."""
+"""Whether the vertices of a model's graph go into another order: predicted, timed, explained."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from ..graph import Graph
 from ..plan.calibration import constants_of
 from ..plan.locality import Locality, locality
 from ..plan.planner import Plan
-from ..plan.pricing import Constants
+from ..plan.pricing import Constants, Work
 from ..reorder import community_order
 from .composition import seconds_of
 from .trace import TracedForward, evaluating
@@ -66,9 +67,10 @@ def decide(
         return Ordering("stays, since no layer was planned for the features and the graph")
     steps, mode = traced.settings.steps or 1, traced.settings.mode
     constants = constants_of(str(x.device))
-    held = graph
     if isinstance(graph, Tensor):
         held = Graph.from_edge_index(graph.clone(), num_nodes=x.shape[0])
+    else:
+        held = graph
     csr = held.csr
     before, least = (_seconds(plans, reach) for reach in (locality(csr), Locality(())))
     each, once = FINDING[x.device.type]
@@ -83,7 +85,7 @@ def decide(
         traced.order = VertexOrder(graph, new, order, traced.settings)
         finding = time.perf_counter() - start
         after = _seconds(plans, locality(new.csr))
-        after += _moving(traced, given, constants) * (2 if training else 1)
+        after += _moving(traced, given, constants, training=training)
         found = Ordering("by community", True, finding, (before, after))
         if before < GAIN * after or (before - after) * steps < finding:
             found = Ordering("stays, since another gains too little", False, *_facts(found))
@@ -104,20 +106,20 @@ def _seconds(plans: Sequence[Plan], reach: Locality) -> float:
     return sum(plan.seconds(reach) for plan in plans)
 
 
-def _moving(traced: TracedForward, given: tuple[Any, ...], constants: Constants) -> float:
+def _moving(
+    traced: TracedForward, given: tuple[Any, ...], constants: Constants, *, training: bool
+) -> float:
     """Run the model, and give the seconds that rows take to move in a step."""
     order = traced.order
     assert order is not None  # the caller's
-    with evaluating(traced.model):
-        made = traced.current()
-    if traced.ordered(made, given, order) is None:
-        raise UnsupportedError("the forward cannot run in another order of the vertices")
-    with evaluating(traced.model):
+    with evaluating(traced.model, training=training):
+        if traced.ordered(traced.current(), given, order) is None:
+            raise UnsupportedError("the forward cannot run in another order of the vertices")
         traced(*given)  # what stays is moved, and products are planned
         order.moved = 0
         traced(*given)
-    streamed = constants.seconds["other"][4]
-    return order.moved * streamed
+    streamed = constants.seconds["other"][Work._fields.index("streamed")]
+    return order.moved * streamed * (2 if training else 1)  # gradients move back
 
 
 def _timed(
@@ -130,11 +132,10 @@ def _timed(
 ) -> Ordering:
     """Time the model as it is and in the new order, and keep the faster."""
     order, seconds = traced.order, []
-    run: Callable[[], Any] = lambda: traced(*given)  # noqa: E731
+    run, like = partial(traced, *given), next(one for one in given if isinstance(one, Tensor))
     for one in (None, order):
         traced.order = one
-        with evaluating(traced.model), torch.set_grad_enabled(training):
-            like = next(value for value in given if isinstance(value, Tensor))
+        with evaluating(traced.model, training=training), torch.set_grad_enabled(training):
             seconds_of(run, like)
             seconds.append(seconds_of(run, like))
     traced.order = order

@@ -7,8 +7,9 @@ their places: dropout, samples and attention's dropout draw by place, a function
 
 import operator
 from collections.abc import Sequence
+from functools import partial
 from inspect import Signature, signature
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, fx
@@ -120,12 +121,12 @@ class _Reordering:
                 if node not in self.wanted and not any(row in self.moved for row in rows):
                     rows = []
             if rows:
-                self.moved[node] = self.made.node_copy(node, lambda n, r=rows: self._place(n, r))
+                self.moved[node] = self.made.node_copy(node, partial(self._place, rows))
             else:
                 self.as_given[node] = self.made.node_copy(node, self._given)
         return self.made
 
-    def _place(self, node: fx.Node, rows: Sequence[fx.Node]) -> fx.Node:
+    def _place(self, rows: Sequence[fx.Node], node: fx.Node) -> fx.Node:
         """Give an argument of what runs in the new order."""
         if node in self.seen.graphs:
             return self.made.call_method("graph_of", (self.order, self._given(node)))
@@ -148,7 +149,7 @@ class _Reordering:
 
     def _per_vertex(self, node: Any, axes: int | None = None) -> bool:
         shape = self.seen.shapes.get(node) if isinstance(node, fx.Node) else None
-        return bool(shape) and shape[0] == self.n and (axes is None or len(shape) == axes)
+        return shape is not None and shape[:1] == (self.n,) and axes in (None, len(shape))
 
     def _product(self, node: fx.Node) -> list[fx.Node] | None:
         """Give the arguments of a product with the graph that have a row for each vertex."""
@@ -246,7 +247,7 @@ class _Reordering:
             return None
         if len(getattr(module, "normalized_shape", ())) >= axes:
             return None
-        return [node.args[0]] if self._per_vertex(node.args[0]) else None
+        return [row] if self._per_vertex(row := cast(fx.Node, node.args[0])) else None
 
 
 def _hooked(module: Any) -> bool:
@@ -261,5 +262,10 @@ def _argument(node: fx.Node, place: int, name: str, default: Any) -> Any:
 
 def _nodes(value: Any) -> list[fx.Node]:
     found: list[fx.Node] = []
-    fx.map_arg(value, lambda node: found.append(node) or node)
+
+    def note(node: fx.Node) -> fx.Node:
+        found.append(node)
+        return node
+
+    fx.map_arg(value, note)
     return found

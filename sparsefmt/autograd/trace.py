@@ -271,7 +271,7 @@ def _path(model: Module, value: object) -> str:
 
 
 @contextmanager
-def evaluating(model: Module) -> Iterator[None]:
+def evaluating(model: Module, *, training: bool = False) -> Iterator[None]:
     """Set the model to evaluation for a while, and undo what its forward writes and draws."""
     modes = {module: module.training for module in model.modules()}
     key = Key()
@@ -281,7 +281,7 @@ def evaluating(model: Module) -> Iterator[None]:
     try:
         used = {p.device for p in model.parameters() if p.is_cuda}
         with torch.no_grad(), torch.random.fork_rng(list(used)):
-            model.eval()
+            model.train(training)
             yield
     finally:
         snapshot.restore()
