@@ -109,7 +109,8 @@ def _product(
     calls = [lambda B=B: spmm(B, X, out=out) for B in graphs]
     (ms, *others), runs = _harness.paced(calls, cuda=cuda, quick=quick)
     given, ordered = (predicted(B, feat) for B in graphs[:2])
-    row = {"ms": ms, "community_ms": others[0], "gain": ms / others[0], "predicted": given / ordered}
+    row = {"ms": ms, "community_ms": others[0], "gain": ms / others[0]}
+    row["predicted"] = given / ordered
     row |= {name: ms / one for name, one in list(zip(orders, others, strict=True))[1:]}
     return row | {"seconds": orders["community"][1], "nnz": A.nnz, "runs": runs, "feat": feat}
 
@@ -155,7 +156,7 @@ class Model(Module):
 def epochs(options: argparse.Namespace) -> bool:
     """Training epochs of GraphSAGE as ``optimize`` makes them, and of the layers as they are."""
     cuda = options.device != "cpu"
-    _harness.print_head(f"epochs, planned for {STEPS}, and of the layers as they are", EPOCH_COLUMNS)
+    _harness.print_head(f"epochs, planned for {STEPS}, beside the layers' own", EPOCH_COLUMNS)
     rows = []
     for name in options.graphs or EPOCH_GRAPHS:
         A = _graphs.load(name, device=options.device)

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -10,12 +10,14 @@ import torch
 from torch import Tensor
 
 from ..errors import OutOfMemoryError, UnsupportedError
+from ..formats.compressed import CSR
+from ..generate import power_law
 from ..graph import Graph
 from ..plan.calibration import constants_of
 from ..plan.locality import Locality, locality
 from ..plan.planner import Plan
 from ..plan.pricing import Constants, Work
-from ..reorder import community_order
+from ..reorder import Order, community_order
 from .composition import seconds_of
 from .trace import TracedForward, evaluating
 from .vertices import VertexOrder
@@ -79,16 +81,19 @@ def decide(
     if (before - least) * steps < each * csr.nnz + once:
         return Ordering(f"stays, since to find another takes longer than it saves in {steps} steps")
     try:
+        _found(Graph(_small(csr)))  # compiles, once on a machine
         start = time.perf_counter()
-        order = community_order(csr)
-        new = held.reordered(order)
-        traced.order = VertexOrder(graph, new, order, traced.settings)
+        order, new = _found(held)
         finding = time.perf_counter() - start
+        traced.order = VertexOrder(graph, new, order, traced.settings)
         after = _seconds(plans, locality(new.csr))
         after += _moving(traced, given, constants, training=training)
         found = Ordering("by community", True, finding, (before, after))
-        if before < GAIN * after or (before - after) * steps < finding:
-            found = Ordering("stays, since another gains too little", False, *_facts(found))
+        if before < GAIN * after:
+            found = replace(found, chosen=False, reason="stays, since another gains too little")
+        elif (before - after) * steps < finding:
+            reason = f"stays, since another does not pay within {steps} steps"
+            found = replace(found, chosen=False, reason=reason)
         elif mode != "model":
             found = _timed(traced, given, found, steps, training=training)
     except (UnsupportedError, OutOfMemoryError, torch.OutOfMemoryError) as error:
@@ -98,8 +103,14 @@ def decide(
     return found
 
 
-def _facts(found: Ordering) -> tuple[Any, ...]:
-    return found.finding, found.predicted, found.measured
+def _found(graph: Graph) -> tuple[Order, Graph]:
+    order = community_order(graph.csr)
+    return order, graph.reordered(order)
+
+
+def _small(csr: CSR) -> CSR:
+    made = power_law(64, 512, device=csr.device).tocsr()
+    return made.astype(index_dtype=csr.index_dtype)
 
 
 def _seconds(plans: Sequence[Plan], reach: Locality) -> float:
@@ -140,5 +151,5 @@ def _timed(
             seconds.append(seconds_of(run, like))
     traced.order = order
     pays = (seconds[0] - seconds[1]) * steps > (found.finding or 0)
-    reason = "by community" if pays else "stays, since steps are no shorter in another"
-    return Ordering(reason, pays, found.finding, found.predicted, tuple(seconds))
+    reason = "by community" if pays else "stays, since another does not pay as timed"
+    return replace(found, chosen=pays, reason=reason, measured=tuple(seconds))

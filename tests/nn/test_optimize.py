@@ -267,7 +267,7 @@ def timed(monkeypatch):
         seen.append(run)
         return len(seen) * 1.0
 
-    monkeypatch.setattr(composition, "_seconds", seconds)
+    monkeypatch.setattr(composition, "seconds_of", seconds)
     monkeypatch.setattr(composition, "_REMEMBERED", {})
     return seen
 
@@ -298,7 +298,7 @@ def test_measuring_times_all_that_are_promoted_and_a_model_none(timed):
 
 def test_what_does_not_fit_into_memory_is_not_chosen(monkeypatch):
     monkeypatch.setattr(composition, "_REMEMBERED", {})
-    real, calls = composition._seconds, []
+    real, calls = composition.seconds_of, []
 
     def seconds(run, like):
         calls.append(run)
@@ -306,7 +306,7 @@ def test_what_does_not_fit_into_memory_is_not_chosen(monkeypatch):
             raise MemoryError
         return real(run, like)
 
-    monkeypatch.setattr(composition, "_seconds", seconds)
+    monkeypatch.setattr(composition, "seconds_of", seconds)
     found = optimize(GCNConv(6, 8), square(), mode="measure").layers[""]
     assert sum(c.measured is None for c in found.promoted) == 1
     assert found.chosen.measured is not None

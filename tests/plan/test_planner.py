@@ -190,7 +190,7 @@ def test_options_of_other_models_are_refused(folder, capsys, options, text):
 
 
 def test_calibration_is_kept_and_used(folder, capsys, monkeypatch):
-    monkeypatch.setattr(calibration, "GRAPHS", ((60, 3), (90, 4)))
+    monkeypatch.setattr(calibration, "GRAPHS", ((60, 3, True), (90, 4, False)))
     monkeypatch.setattr(calibration, "_SECONDS", 0.0)
     assert cli.main(["calibrate"]) == 0
     assert len(list(folder.glob("cache/sparsefmt/constants-*.json"))) == 1
