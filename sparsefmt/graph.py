@@ -6,7 +6,7 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 
-from .errors import DtypeError, UnsupportedError
+from .errors import DtypeError, ShapeError, UnsupportedError
 from .formats import checks, primitives
 from .formats.arrays import (
     Array,
@@ -212,6 +212,11 @@ class Graph(Shaped):
         """
         if not isinstance(order, Order):
             raise DtypeError(f"order is a {type(order).__name__}: give a reorder.Order.")
+        if self.shape != (len(order), len(order)):
+            raise ShapeError(
+                f"graph has shape {self.shape} and order {len(order)} vertices: give one of as "
+                "many as the graph has rows, and columns."
+            )
         return Graph._on(self._built.reordered(order), self._flipped)
 
     # What it is

@@ -29,6 +29,7 @@ from .composition import (
     suits,
     ways,
 )
+from .constants import hooked
 from .matmul import spmm
 from .structure import graph_tensors
 
@@ -289,8 +290,7 @@ def _of_gat(layer: Any) -> Values:
 
 def _bare(linear: Any) -> bool:
     """Tell whether a call of the linear layer is its product and nothing else."""
-    hooked = linear._forward_hooks or linear._forward_pre_hooks or "forward" in vars(linear)
-    return not hooked and not isinstance(linear.weight, UninitializedParameter)
+    return not hooked(linear) and not isinstance(linear.weight, UninitializedParameter)
 
 
 def _whole(layer: Any) -> bool:
@@ -300,8 +300,7 @@ def _whole(layer: Any) -> bool:
 
 def _gin_whole(layer: Any) -> bool:
     first = _first(layer.nn)
-    hooked = layer.nn._forward_hooks or layer.nn._forward_pre_hooks
-    plain = type(first) is Linear and _bare(first) and not hooked
+    plain = type(first) is Linear and _bare(first) and not hooked(layer.nn)
     return plain and type(layer.nn) in (Linear, Sequential) and not layer.eps.requires_grad
 
 
@@ -322,6 +321,11 @@ def _plain(layer: Any, aggr: str = "add") -> bool:
 def _gcn_of_pyg(layer: Any) -> bool:
     usual = layer.normalize and layer.add_self_loops and not layer.improved and not layer.cached
     return usual and _plain(layer) and _bare(layer.lin)
+
+
+def _gat_of_pyg(layer: Any) -> bool:
+    draws = layer.training and layer.dropout  # from torch's generator, which ours does not follow
+    return not draws and _plain(layer) and _one_head(layer)
 
 
 def _sage_of_pyg(layer: Any) -> bool:
@@ -388,7 +392,7 @@ ADAPTERS = {
     f"{_PYG}.gcn_conv.GCNConv": _OF_PYG(_GCN, matrices=_with_one_loop, suits=_gcn_of_pyg),
     f"{_PYG}.sage_conv.SAGEConv": _OF_PYG(_SAGE, suits=_sage_of_pyg),
     f"{_PYG}.gin_conv.GINConv": _OF_PYG(_GIN, suits=lambda g: _plain(g) and _gin_whole(g)),
-    f"{_PYG}.gat_conv.GATConv": _OF_PYG(_GAT, suits=lambda g: _plain(g) and _one_head(g)),
+    f"{_PYG}.gat_conv.GATConv": _OF_PYG(_GAT, suits=_gat_of_pyg),
     f"{_PYG}.sg_conv.SGConv": _SGC,
     f"{_PYG}.tag_conv.TAGConv": _TAGCN,
 }

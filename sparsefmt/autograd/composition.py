@@ -11,6 +11,7 @@ from weakref import ref
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakIdKeyDictionary
 
 from ..graph import Graph
@@ -185,15 +186,16 @@ class Settings:
     mode: str = "auto"
     steps: int | None = None
     constants: tuple[Any, ...] = ()  #: stamps of the features that stay
+    moved: tuple[Any, ...] = ()  #: stamps of their rows in another order of the vertices
     timing: bool = False  #: whether to time now, or to plan by predictions and what is remembered
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out tensors that a copy will not meet."""
-        return {"mode": self.mode, "steps": self.steps, "constants": (), "timing": False}
+        return {"mode": self.mode, "steps": self.steps}
 
     def is_constant(self, value: Tensor) -> bool:
         """Tell whether the tensor is one of the constant features."""
-        return any(is_stamped(value, given) for given in self.constants)
+        return any(is_stamped(value, given) for given in (*self.constants, *self.moved))
 
 
 @dataclass
@@ -345,9 +347,9 @@ def seconds_of(run: Callable[[], Any], like: Tensor) -> float:
     if cuda:
         torch.cuda.synchronize(like.device)  # synchronize!
     start = time.perf_counter()
-    y = run()
-    if y.requires_grad:
-        torch.autograd.grad(y.sum(), _sources(y))
+    total = sum(y.sum() for y in tree_leaves(run()) if isinstance(y, Tensor) and y.requires_grad)
+    if isinstance(total, Tensor):
+        torch.autograd.grad(total, _sources(total))
     if cuda:
         torch.cuda.synchronize(like.device)  # synchronize!
     return time.perf_counter() - start

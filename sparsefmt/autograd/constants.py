@@ -36,6 +36,9 @@ MAX_PARTS, MAX_DEPTH, MAX_BYTES = 2048, 12, 4096
 LIBRARIES = ("torch.nn.", "torch_geometric.nn.", "sparsefmt.nn")
 LAYERS = ("torch_geometric.nn.conv.", "sparsefmt.nn")
 
+#: Where a module keeps what is called with its arguments, results and gradients.
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
 _PLAIN = frozenset({bool, int, str, bytes, complex, NoneType, torch.dtype, torch.device})
 _SEQUENCES, _SETS = (list, tuple, deque), (set, frozenset)
 _SAME = (
@@ -68,8 +71,7 @@ class Key:
         parts = self.parts
         for module in model.modules():
             held = vars(module)
-            forward, before = held["_forward_hooks"], held["_forward_pre_hooks"]
-            parts += (id(module), len(forward), len(before))
+            parts += (id(module), *(len(held[name]) for name in HOOKS))
             if is_leaf(module):
                 for name, value in held.items():
                     if name not in OF_MODULES and type(value) in _PLAIN:
@@ -213,6 +215,12 @@ def _is_leaf(cls: type) -> bool:
         return False
     layer = any(base.__module__.startswith(LAYERS) for base in cls.__mro__)
     return layer or bool(cls.__module__.startswith(LIBRARIES))
+
+
+def hooked(module: Module) -> bool:
+    """Tell whether somebody sees a call of the module, or has put another in its place."""
+    held = vars(module)
+    return "forward" in held or any(held[name] for name in HOOKS)
 
 
 def hold(objects: list[Any], gone: Callable[[], None]) -> list[Any]:

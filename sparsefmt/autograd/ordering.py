@@ -9,22 +9,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..errors import OutOfMemoryError, UnsupportedError
-from ..formats.compressed import CSR
-from ..generate import power_law
+from ..errors import UnsupportedError
 from ..graph import Graph
 from ..plan.calibration import constants_of
 from ..plan.locality import Locality, locality
 from ..plan.planner import Plan
 from ..plan.pricing import Constants, Work
-from ..reorder import Order, community_order
+from ..reorder import community_order
 from .composition import seconds_of
-from .trace import TracedForward, evaluating
+from .trace import FAILURES, TracedForward, evaluating
 from .vertices import VertexOrder
 
 #: A step is to be shorter by this factor, as predicted.
 GAIN = 1.05
-#: Seconds for each entry, and at least, that an order takes to find: on a CPU, and on a GPU.
+#: Seconds for each entry, and at least, that an order takes to find, with its kernels compiled.
 FINDING = {"cpu": (4e-6, 0.0), "cuda": (6e-9, 0.1)}
 
 
@@ -64,26 +62,25 @@ def decide(
     structure as it is and in the new order, and the rows that move on the way in and out.  Unless
     the mode is "model", steps of the model are timed then, two in each order.
     """
-    x = next((one for one in given if isinstance(one, Tensor) and one.dim() == 2), None)
-    if x is None or not plans or not any(one is graph for one in given):
+    if not plans or not any(one is graph for one in given):
         return Ordering("stays, since no layer was planned for the features and the graph")
     steps, mode = traced.settings.steps or 1, traced.settings.mode
-    constants = constants_of(str(x.device))
     if isinstance(graph, Tensor):
-        held = Graph.from_edge_index(graph.clone(), num_nodes=x.shape[0])
+        held = Graph.from_edge_index(graph.clone(), num_nodes=plans[0].sizes["n"])
     else:
         held = graph
-    csr = held.csr
+    csr, constants = held.csr, constants_of(held.device)
     before, least = (_seconds(plans, reach) for reach in (locality(csr), Locality(())))
-    each, once = FINDING[x.device.type]
+    each, once = FINDING["cpu" if held.device == "cpu" else "cuda"]
+    cost = each * csr.nnz + once
     if before < GAIN * least:
         return Ordering("stays, since the caches answer nearly all that is gathered")
-    if (before - least) * steps < each * csr.nnz + once:
+    if (before - least) * steps < cost:
         return Ordering(f"stays, since to find another takes longer than it saves in {steps} steps")
     try:
-        _found(Graph(_small(csr)))  # compiles, once on a machine
         start = time.perf_counter()
-        order, new = _found(held)
+        order = community_order(csr)
+        new = held.reordered(order)
         finding = time.perf_counter() - start
         traced.order = VertexOrder(graph, new, order, traced.settings)
         after = _seconds(plans, locality(new.csr))
@@ -91,26 +88,16 @@ def decide(
         found = Ordering("by community", True, finding, (before, after))
         if before < GAIN * after:
             found = replace(found, chosen=False, reason="stays, since another gains too little")
-        elif (before - after) * steps < finding:
+        elif (before - after) * steps < cost:
             reason = f"stays, since another does not pay within {steps} steps"
             found = replace(found, chosen=False, reason=reason)
         elif mode != "model":
-            found = _timed(traced, given, found, steps, training=training)
-    except (UnsupportedError, OutOfMemoryError, torch.OutOfMemoryError) as error:
-        found = Ordering(f"stays: {error}")
+            found = _timed(traced, given, found, cost / steps, training=training)
+    except (MemoryError, torch.OutOfMemoryError, *FAILURES) as error:
+        found = Ordering(f"stays ({type(error).__name__}: {error})")
     if not found.chosen:
         traced.order = None
     return found
-
-
-def _found(graph: Graph) -> tuple[Order, Graph]:
-    order = community_order(graph.csr)
-    return order, graph.reordered(order)
-
-
-def _small(csr: CSR) -> CSR:
-    made = power_law(64, 512, device=csr.device).tocsr()
-    return made.astype(index_dtype=csr.index_dtype)
 
 
 def _seconds(plans: Sequence[Plan], reach: Locality) -> float:
@@ -137,11 +124,11 @@ def _timed(
     traced: TracedForward,
     given: tuple[Any, ...],
     found: Ordering,
-    steps: int,
+    share: float,
     *,
     training: bool,
 ) -> Ordering:
-    """Time the model as it is and in the new order, and keep the faster."""
+    """Time the model as it is and in the new order, and keep the faster, with its share of cost."""
     order, seconds = traced.order, []
     run, like = partial(traced, *given), next(one for one in given if isinstance(one, Tensor))
     for one in (None, order):
@@ -150,6 +137,6 @@ def _timed(
             seconds_of(run, like)
             seconds.append(seconds_of(run, like))
     traced.order = order
-    pays = (seconds[0] - seconds[1]) * steps > (found.finding or 0)
+    pays = seconds[0] > seconds[1] + share
     reason = "by community" if pays else "stays, since another does not pay as timed"
     return replace(found, chosen=pays, reason=reason, measured=tuple(seconds))

@@ -16,6 +16,7 @@ from torch.nn.functional import linear
 from ..graph import Graph
 from ..plan.expression import Expression, Kind, Leaf, Sum, product, total
 from .composition import FUNCTIONS, Composition, plannable, suits
+from .constants import hooked
 from .matmul import spmm
 from .structure import graph_tensors
 
@@ -305,15 +306,15 @@ def writes(node: fx.Node, model: Module) -> bool:
     name = target if isinstance(target, str) else getattr(target, "__name__", "")
     called = node.op in ("call_function", "call_method")
     written = name.endswith("_") and not name.endswith("__")
-    return bool(inplace) or "out" in node.kwargs or (called and (written or target in _WRITING))
+    written = (written or target in _WRITING) and called
+    return bool(inplace) or node.kwargs.get("out") is not None or written
 
 
 def _op(node: fx.Node, model: Module) -> Op | None:
     """Tell which product or sum a node is."""
     if node.op == "call_module":
         module = model.get_submodule(str(node.target))
-        hooked = module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module)
-        plain = type(module) is Linear and not hooked and len(node.args) == 1
+        plain = type(module) is Linear and not hooked(module) and len(node.args) == 1
         bias = {"bias": getattr(module, "bias", None) is not None}
         return Op("linear", (node.args[0],), (node.target,), bias) if plain else None
     if node.op not in ("call_function", "call_method"):

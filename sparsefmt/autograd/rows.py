@@ -16,9 +16,9 @@ from torch import Tensor, fx
 from torch.nn import Module, Parameter, functional
 
 from ..errors import UnsupportedError
-from .adapters import ADAPTERS, type_name
+from .adapters import ADAPTERS, PlannedLayer, type_name
 from .cbsr import maxk, maxk_aggregate
-from .constants import LAYERS
+from .constants import LAYERS, hooked
 from .matmul import spmm
 from .propagation import aggregate_with_own, propagate
 from .regions import attribute, writes
@@ -26,8 +26,10 @@ from .regions import attribute, writes
 #: Modules of torch that compute each row from that row alone, or with sums over all rows.
 _MODULES = frozenset(
     "Linear Identity BatchNorm1d LayerNorm RMSNorm PReLU ReLU ReLU6 ELU CELU SELU GELU SiLU Mish "
-    "LeakyReLU Sigmoid Tanh Softplus Softsign Hardswish LogSigmoid".split()
+    "LeakyReLU Sigmoid Tanh Softplus Softsign Hardswish LogSigmoid Sequential ModuleList".split()
 )
+#: Rooms of PyG whose modules do.
+_OF_PYG = frozenset({"torch_geometric.nn.dense.linear", "torch_geometric.nn.aggr.basic"})
 _DROPOUTS = frozenset({"Dropout", "AlphaDropout", "FeatureAlphaDropout"})
 #: Functions and methods of each element.
 _ELEMENTWISE = frozenset(
@@ -36,6 +38,8 @@ _ELEMENTWISE = frozenset(
     "hardswish logsigmoid clamp square maximum minimum where float double half bfloat16 to type_as "
     "detach contiguous clone".split()
 )
+#: Those whose result is as long as values decide.
+_PICKING = frozenset("masked_select nonzero unique unique_consecutive argwhere".split())
 #: Functions along an axis, and the place of that argument.
 _ALONG = {"softmax": 1, "log_softmax": 1, "cat": 1, "concat": 1, "normalize": 2, "unsqueeze": 1}
 #: Functions of rows and, behind them, of what all rows share.
@@ -69,10 +73,15 @@ class Seen(fx.Interpreter):
         if found is self.given:
             self.graphs.add(n)
         elif isinstance(found, Tensor):
-            self.shapes[n] = tuple(found.shape)
+            if found.layout is torch.strided:
+                self.shapes[n] = tuple(found.shape)
         elif isinstance(found, bool | int | float | str | torch.dtype | torch.device | None):
             self.shapes[n] = None
         return found
+
+    def call_module(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run a module without its hooks."""
+        return self.fetch_attr(target).forward(*args, **kwargs)
 
 
 def reordered(seen: Seen, n: int) -> fx.Graph:
@@ -93,37 +102,46 @@ def reordered(seen: Seen, n: int) -> fx.Graph:
 class _Reordering:
     def __init__(self, seen: Seen, n: int) -> None:
         self.seen, self.graph, self.model, self.n = seen, seen.graph, seen.module, n
-        self.products = {
-            node: rows for node in self.graph.nodes if (rows := self._product(node)) is not None
-        }
-        self.wanted = {row for rows in self.products.values() for row in rows}
+        products = {node: rows for node in self.graph.nodes if (rows := self._product(node))}
+        if not products:
+            raise UnsupportedError("no product of the forward can run in another order")
+        each = {node: rows for node in self.graph.nodes if (rows := self._rows(node))}
+        wanted = {row for rows in products.values() for row in rows}
         for node in reversed(self.graph.nodes):
-            if node in self.wanted:
-                self.wanted |= set(self._rows(node) or ())
+            if node in wanted:
+                wanted |= set(each.get(node, ()))
+        #: Nodes that run in the new order, with those arguments that have a row for each vertex.
+        self.moving: dict[fx.Node, list[fx.Node]] = {}
+        for node in self.graph.nodes:
+            rows = each.get(node, [])
+            if node in products:
+                self.moving[node] = products[node]
+            elif rows and (node in wanted or any(row in self.moving for row in rows)):
+                self.moving[node] = rows
         self.made = fx.Graph()
         self.as_given: dict[fx.Node, fx.Node] = {}
         self.moved: dict[fx.Node, fx.Node] = {}
 
     def written(self) -> fx.Graph:
-        """Copy node by node, each in the order that it wants."""
-        if not self.products:
-            raise UnsupportedError("no product of the forward can run in another order")
-        taken = [node for node in self.graph.nodes if node.op == "placeholder"]
-        for node in taken:
-            self.as_given[node] = self.made.node_copy(node)
+        """Copy node by node, each in the order in which it runs."""
+        for node in self.graph.nodes:
+            if node.op == "placeholder":
+                self.as_given[node] = self.made.node_copy(node)
         self.order = self.made.placeholder("vertex_order")
         for node in self.graph.nodes:
-            if node in self.as_given:
+            rows = self.moving.get(node)
+            if node.op == "placeholder":
                 continue
-            rows = self.products.get(node)
             if rows is None:
-                rows = self._rows(node) or []
-                if node not in self.wanted and not any(row in self.moved for row in rows):
-                    rows = []
-            if rows:
-                self.moved[node] = self.made.node_copy(node, partial(self._place, rows))
-            else:
                 self.as_given[node] = self.made.node_copy(node, self._given)
+                continue
+            self.moved[node] = self.made.node_copy(node, partial(self._place, rows))
+            if len(node.users) > 1 and any(
+                node not in self.moving.get(user, ()) for user in node.users
+            ):
+                # Who else gets it may return it, and ask for the gradient there: all goes that way.
+                self._given(node)
+                del self.moved[node]
         return self.made
 
     def _place(self, rows: Sequence[fx.Node], node: fx.Node) -> fx.Node:
@@ -149,27 +167,29 @@ class _Reordering:
 
     def _per_vertex(self, node: Any, axes: int | None = None) -> bool:
         shape = self.seen.shapes.get(node) if isinstance(node, fx.Node) else None
-        return shape is not None and shape[:1] == (self.n,) and axes in (None, len(shape))
+        rows = shape is not None and shape[:1] == (self.n,) and axes in (None, len(shape))
+        return rows and not _depends_on_values(node)
 
     def _product(self, node: fx.Node) -> list[fx.Node] | None:
         """Give the arguments of a product with the graph that have a row for each vertex."""
         if not self._per_vertex(node):
             return None
         if node.op == "call_function" and node.target in _PRODUCTS:
-            parameters, rows = _PRODUCTS[node.target]
+            parameters, names = _PRODUCTS[node.target]
             given = parameters.bind(*node.args, **node.kwargs).arguments
         elif node.op == "call_module" and self._is_layer(self._module(node)):
-            parameters, rows = signature(type(self._module(node)).forward), ("x",)
+            parameters, names = signature(type(self._module(node)).forward), ("x",)
             given = parameters.bind(None, *node.args, **node.kwargs).arguments
             known = {"self", "x", "graph", "edge_index", "edge_weight"}
             if any(value is not None for name, value in given.items() if name not in known):
                 return None
         else:
             return None
-        found = [given[name] for name in rows if isinstance(given.get(name), fx.Node)]
-        found = [value for value in found if self._per_vertex(value)]
+        rows = [given[name] for name in names if self._per_vertex(given.get(name))]
+        others = [value for name, value in given.items() if name not in names]
         of_it = given.get("graph", given.get("edge_index")) in self.seen.graphs
-        return found if of_it and given["x"] in found else None
+        alone = not any(row in _nodes(others) for row in rows)
+        return rows if of_it and alone and given.get("x") in rows else None
 
     def _module(self, node: fx.Node) -> Any:
         return self.model.get_submodule(str(node.target))
@@ -177,12 +197,14 @@ class _Reordering:
     def _is_layer(self, layer: Any) -> bool:
         """Tell whether a layer computes the same whatever the places of rows."""
         known = type_name(layer) in ADAPTERS or type(layer).__module__.startswith(LAYERS[1])
-        if not known or _hooked(layer) or getattr(layer, "cached", False):
+        inner = [one for one in layer.modules() if one is not layer]
+        if not known or not all(map(_keeps_rows, inner)) or _is_watched(layer):
+            return False
+        if getattr(layer, "cached", False):
             return False
         if layer.training:
-            return not (
-                getattr(layer, "dropout", 0) or getattr(layer, "training_sample", None) is not None
-            )
+            width = getattr(layer, "training_sample", None)
+            return width is None and not getattr(layer, "dropout", 0)
         return getattr(layer, "sample", None) is None
 
     def _rows(self, node: fx.Node) -> list[fx.Node] | None:
@@ -195,31 +217,29 @@ class _Reordering:
         name = node.target if node.op == "call_method" else _OF_TORCH.get(node.target)
         if node.op == "call_function" and node.target is maxk:
             name = "linear"
-        if name in _ELEMENTWISE:
-            return self._rows_of_each(node, axes)
         if node.op == "call_function" and name == "dropout":
             given = signature(functional.dropout).bind(*node.args, **node.kwargs).arguments
-            draws = given.get("training", True) and given.get("p", 0.5)
-            return None if draws else self._rows_of_each(node, axes)
-        first = node.args[0] if node.args else None
-        if name in ("cat", "concat") and isinstance(first, list | tuple):
-            rows = list(first)
-        else:
-            rows = [first]
-        if not all(self._per_vertex(row) for row in rows):
+            name = None if given.get("training", True) and given.get("p", 0.5) else "clone"
+        if name in _ELEMENTWISE:
+            return self._rows_of_each(node, axes)
+        first: Any = node.args[0] if node.args else None
+        rows: list[Any] = list(first) if isinstance(first, list | tuple) else [first]
+        if not rows or not all(self._per_vertex(row) for row in rows):
+            return None
+        others = _nodes((node.args[1:], node.kwargs))
+        if any(row in others for row in rows):
             return None
         if name in _ALONG:
             dim = _argument(node, _ALONG[name], "dim", 1 if name == "normalize" else None)
             return rows if isinstance(dim, int) and dim % axes else None
         if name == "getitem":
-            index = node.args[1]
-            begins = index[0] if isinstance(index, tuple) and index else index
-            return rows if begins == slice(None) and not _nodes(index) else None
-        if name not in _OF_FIRST:
+            return rows if not others and _keeps_first(node.args[1]) else None
+        if name not in _OF_FIRST or axes != 2 or not self._per_vertex(first, 2):
             return None
-        if name.endswith("norm") and len(_argument(node, 1, "normalized_shape", ())) >= axes:
+        if any(len(self.seen.shapes.get(other) or ()) > 2 for other in others):
             return None
-        return None if first in _nodes(node.args[1:]) or axes < 2 else rows
+        shape = _argument(node, 1, "normalized_shape", ())
+        return rows if not str(name).endswith("norm") or len(shape) == 1 else None
 
     def _rows_of_each(self, node: fx.Node, axes: int) -> list[fx.Node] | None:
         """Give those of an elementwise operation; None if some may be neither rows nor shared."""
@@ -236,24 +256,43 @@ class _Reordering:
 
     def _rows_of_module(self, node: fx.Node, axes: int) -> list[fx.Node] | None:
         module = self._module(node)
-        kind = type(module).__name__
-        if _hooked(module) or node.kwargs or len(node.args) != 1:
-            return None
-        if type(module).__module__.startswith("torch.nn."):
-            idle = kind in _DROPOUTS and not (module.training and module.p)
-            if not idle and kind not in _MODULES:
-                return None
-        elif type_name(module) != "sparsefmt.nn.MaxK":
+        if node.kwargs or len(node.args) != 1 or axes < 2 or not _keeps_rows(module):
             return None
         if len(getattr(module, "normalized_shape", ())) >= axes:
             return None
         return [row] if self._per_vertex(row := cast(fx.Node, node.args[0])) else None
 
 
-def _hooked(module: Any) -> bool:
-    """Tell whether somebody sees what a module is given, or gives."""
-    hooks = (value for name, value in vars(module).items() if name.endswith("_hooks"))
-    return any(hooks)
+def _depends_on_values(node: fx.Node) -> bool:
+    """Tell whether the length of what an operation gave may be another one next time."""
+    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+    picks = name == "getitem" and bool(_nodes(node.args[1:]))
+    return node.op in ("call_function", "call_method") and (picks or name in _PICKING)
+
+
+def _is_watched(layer: Any) -> bool:
+    """Tell whether somebody sees calls of a layer, or of PyG's steps in it."""
+    hooks = [v for name, v in vars(layer).items() if name.endswith("_hooks") and "dict" not in name]
+    planned = isinstance(vars(layer).get("forward"), PlannedLayer)
+    return any(hooks) or ("forward" in vars(layer) and not planned)
+
+
+def _keeps_rows(module: Any) -> bool:
+    """Tell whether a module computes each row of a matrix from that row, or from sums over all."""
+    kind, room = type(module).__name__, type(module).__module__
+    if hooked(module):
+        return False
+    if room.startswith("torch.nn."):
+        idle = kind in _DROPOUTS and not (module.training and module.p)
+        return idle or kind in _MODULES
+    return type_name(module) == "sparsefmt.nn.MaxK" or room in _OF_PYG
+
+
+def _keeps_first(index: Any) -> bool:
+    """Tell whether an index takes the whole first axis, and leaves it there."""
+    parts = index if isinstance(index, tuple) else (index,)
+    lists = [part for part in parts if not isinstance(part, slice | int | None)]
+    return parts[:1] == (slice(None),) and len(lists) <= 1 and (not lists or len(parts) == 2)
 
 
 def _argument(node: fx.Node, place: int, name: str, default: Any) -> Any:

@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 from torch.nn import Module, Parameter
+from torch.nn.modules import module as _every
 
 from ..errors import UnsupportedError
 from ..graph import Graph
@@ -29,7 +30,7 @@ from ..plan.expression import Expression
 from .composition import Composition, Settings
 from .constants import Key, hold, is_leaf
 from .reads import Reads
-from .regions import regions, writes
+from .regions import attribute, regions, writes
 from .rows import Seen, reordered
 from .snapshot import Snapshot
 from .vertices import VertexOrder
@@ -52,7 +53,7 @@ class _Made:
     function: Callable[..., Any] | None
     objects: list[Any] = field(default_factory=list)  #: whose identity the key has
     graph: fx.Graph | None = None  #: as it was traced
-    #: The same in the new order of vertices, by shapes of arguments; None where it has none.
+    #: The same in the new order of vertices, by what it was run with; None where it has none.
     ordered: dict[Any, Callable[..., Any] | None] = field(default_factory=dict)
 
 
@@ -85,7 +86,8 @@ class TracedForward:
         if kwargs or len(args) != len(self.takes) or not tracing:
             return type(self.model).forward(self.model, *args, **kwargs)
         made = self.current()
-        if self.order is not None and any(one is self.order.given for one in args):
+        watched = _every._has_any_global_hook()  # type: ignore[no-untyped-call]
+        if self.order is not None and not watched:
             ordered = self.ordered(made, args, self.order)
             if ordered is not None:
                 return ordered(self.model, *args, self.order)
@@ -108,18 +110,24 @@ class TracedForward:
         self, made: _Made, args: tuple[Any, ...], order: VertexOrder
     ) -> Callable[..., Any] | None:
         """Give the traced forward in another order of vertices, written anew if it was not."""
-        shapes = tuple(one.shape if isinstance(one, Tensor) else type(one) for one in args)
-        if shapes not in made.ordered:
-            if made.graph is None or _is_capturing():
+        given = order.given
+        if made.graph is None or not any(one is given for one in args if one is not None):
+            return None
+        held = [attribute(n, self.model) for n in made.graph.nodes if n.op == "get_attr"]
+        kind = _kind((args, held), given)
+        if kind not in made.ordered:
+            if _is_capturing():
                 return None
             found = None
             with suppress(*FAILURES):
                 with evaluating(self.model):
-                    seen = Seen(self.model, made.graph, order.given)
+                    seen = Seen(self.model, made.graph, given)
                     seen.run(*args)
                 found = self.compiled(reordered(seen, len(order)))
-            made.ordered[shapes] = found
-        return made.ordered[shapes]
+            while len(made.ordered) >= MAX_TRACES:
+                made.ordered.pop(next(iter(made.ordered)))
+            made.ordered[kind] = found
+        return made.ordered[kind]
 
     def state(self) -> tuple[Any, ...]:
         """Give what a trace takes for constant, as it is now."""
@@ -287,6 +295,19 @@ def evaluating(model: Module, *, training: bool = False) -> Iterator[None]:
         snapshot.restore()
         for module, mode in modes.items():
             module.training = mode
+
+
+def _kind(value: Any, graph: Any) -> Any:
+    """Give what decides how rows go through a trace: shapes, and where the graph is."""
+    if value is graph:
+        return "graph"
+    if isinstance(value, Tensor):
+        return value.shape, value.layout
+    if isinstance(value, list | tuple):
+        return tuple(_kind(one, graph) for one in value)
+    if isinstance(value, dict):
+        return tuple((str(name), _kind(one, graph)) for name, one in value.items())
+    return type(value)
 
 
 def _is_capturing() -> bool:

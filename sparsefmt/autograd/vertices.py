@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from typing import Any
+from weakref import ref
 
 import torch
 from torch import Tensor
@@ -20,7 +21,8 @@ class VertexOrder:
     """A graph in another order, and the way of rows there and back."""
 
     def __init__(self, given: Any, graph: Graph, order: Order, settings: Settings) -> None:
-        self.given, self.settings = given, settings
+        self.settings, self._given = settings, ref(given)
+        self._version = given._version if isinstance(given, Tensor) else 0
         self.perm, self.inverse = to_tensor(order.perm), to_tensor(order.inverse)
         renamed = isinstance(given, Tensor)  # an edge_index
         self.graph: Any = self.inverse[given].to(given.dtype) if renamed else graph
@@ -29,6 +31,13 @@ class VertexOrder:
 
     def __len__(self) -> int:
         return len(self.perm)
+
+    @property
+    def given(self) -> Any:
+        """The graph in the user's order, as it was; None once it is gone or was written to."""
+        found = self._given()
+        written = isinstance(found, Tensor) and found._version != self._version
+        return None if written else found
 
     def graph_of(self, given: Any) -> Any:
         """Give the graph in the new order."""
@@ -54,7 +63,7 @@ class VertexOrder:
         with torch.inference_mode(False), torch.no_grad():
             made = x.index_select(0, self.perm)
         self._kept = [*self._kept[1 - MAX_KEPT :], (stamp(x), made)]
-        self.settings.constants = (*self.settings.constants[-MAX_KEPT:], stamp(made))
+        self.settings.moved = tuple(stamp(one) for _, one in self._kept)
         return made
 
     def _rows(self, x: Tensor, places: Tensor, back: Tensor) -> Tensor:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import lru_cache, partial
 from numbers import Integral
 
 from ..errors import DtypeError, ShapeError
@@ -144,11 +144,24 @@ def plan(
         If a size is missing or negative, or ``itemsize`` or ``runs`` out of its range.
     """
     sizes = _checked(expression, sizes, constants, itemsize, runs)
-    verdicts = judged(forest(expression), orders, training=training)
+    verdicts = _verdicts(expression, tuple(map(_ranked, orders)), training)
     work = partial(work_of, sizes=sizes, constants=constants, itemsize=itemsize, rounded=rounded)
     price = partial(_prices, work, constants, training, runs)
     priced = [Candidate(verdict, *price(verdict.tree, None)) for verdict in verdicts]
     return Plan(expression, sizes, training, tuple(priced), price)
+
+
+def _ranked(sizes: Sizes) -> tuple[tuple[str, int], ...]:
+    """Give each size its place among the others, all that pruning compares."""
+    places = {size: place for place, size in enumerate(sorted(set(sizes.values())))}
+    return tuple((name, places[size]) for name, size in sizes.items())
+
+
+@lru_cache(maxsize=256)
+def _verdicts(
+    expression: Expression, ranked: tuple[tuple[tuple[str, int], ...], ...], training: bool
+) -> tuple[Verdict, ...]:
+    return judged(forest(expression), [dict(sizes) for sizes in ranked], training=training)
 
 
 class _Sizes(dict[str, int]):

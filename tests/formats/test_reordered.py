@@ -1,0 +1,194 @@
+"""Graphs with their vertices in another order: the same edges, in the order in which they came."""
+
+import numpy as np
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from sparsefmt import COO, CSR, DeviceError, DtypeError, Graph, ShapeError
+from sparsefmt.formats.arrays import to_device
+from sparsefmt.reorder import Order
+from sparsefmt.testing import coo, csc, csr, sgt
+
+SQUARE = {"rectangular": False}
+structures = st.one_of(
+    csr(**SQUARE), coo(unsorted=True, **SQUARE), coo(**SQUARE), csc(**SQUARE), sgt(**SQUARE)
+)
+EMPTY = COO(np.zeros(0, np.int32), np.zeros(0, np.int32), shape=(0, 0))
+
+
+def on(xp, A):
+    return A.to("cpu" if xp is np else "cuda")
+
+
+def host(array):
+    return to_device(array, "cpu")
+
+
+def order_of(xp, n, seed, dtype=np.int32):
+    return Order(xp.asarray(np.random.default_rng(seed).permutation(n).astype(dtype)))
+
+
+def triples(A):
+    """(row, column) of each entry, in the order of the values of ``A``."""
+    A = A.to("cpu")
+    numbered = A.with_data(np.arange(A.nnz, dtype=np.float64)).tocoo()
+    found = np.empty((A.nnz, 2), np.int64)
+    found[numbered.data.astype(np.int64)] = np.stack([numbered.row, numbered.col], 1)
+    return found
+
+
+@given(A=structures, seed=st.integers(0, 99), flip=st.booleans(), built=st.booleans())
+@example(A=EMPTY, seed=0, flip=False, built=True)
+@example(A=EMPTY, seed=0, flip=True, built=False)
+def test_every_format_is_the_matrix_in_the_new_order(xp, A, seed, flip, built):
+    graph = Graph(on(xp, A))
+    graph = graph.transposed if flip else graph
+    if built:
+        _ = graph.coo, graph.csc, graph.sgt((2, 3)), graph.stats, graph.in_degree
+    order = order_of(xp, A.n_rows, seed)
+    perm = host(order.perm)
+    dense = host(graph.csr.toarray(np.float64))
+    expected = dense[perm][:, perm]
+    moved = graph.reordered(order)
+    assert (moved.shape, moved.nnz, moved.weighted) == (graph.shape, graph.nnz, graph.weighted)
+    assert moved.dtype == graph.dtype
+    found = moved.csr, moved.csc, moved.coo, moved.sgt((2, 3)), moved.structure
+    for B in found:
+        B.check()
+        assert B.device == graph.device
+        assert B.index_dtype == A.index_dtype
+        np.testing.assert_array_equal(host(B.toarray(np.float64)), expected)
+    for B in (moved.transposed.csr, moved.transposed.csc, moved.transposed.coo):
+        np.testing.assert_array_equal(host(B.toarray(np.float64)), expected.T)
+    assert host(moved.in_degree).tolist() == host(graph.in_degree)[perm].tolist()
+    assert host(moved.out_degree).tolist() == host(graph.out_degree)[perm].tolist()
+    np.testing.assert_array_equal(host(graph.csr.toarray(np.float64)), dense)  # as it was
+
+
+@given(A=structures, seed=st.integers(0, 99), flip=st.booleans())
+@example(A=EMPTY, seed=0, flip=False)
+def test_edges_keep_the_order_in_which_they_were_given(xp, A, seed, flip):
+    graph = Graph(on(xp, A))
+    graph = graph.transposed if flip else graph
+    order = order_of(xp, A.n_rows, seed)
+    moved = graph.reordered(order)
+    inverse = host(order.inverse)
+    # The numbers of the edges for values, in the user's order, reach both graphs' rows.
+    numbers = xp.arange(graph.nnz, dtype=xp.float64)
+    before, after = (one.with_data(numbers).csr.to("cpu").tocoo() for one in (graph, moved))
+    ends = [np.empty((graph.nnz, 2), np.int64) for _ in range(2)]
+    for where, one in zip(ends, (before, after), strict=True):
+        where[one.data.astype(np.int64)] = np.stack([one.row, one.col], 1)
+    np.testing.assert_array_equal(inverse[ends[0]], ends[1])
+    if A.data is not None:
+        given = graph.structure.to("cpu").data
+        assert moved.structure.to("cpu").data.tolist() == given.tolist()
+        by_perm = host(moved.structure.data)[host(moved.csr_perm)]
+        assert host(moved.csr.data).tolist() == by_perm.tolist()
+    np.testing.assert_array_equal(inverse[triples(graph.structure)], triples(moved.structure))
+
+
+@given(A=structures, seed=st.integers(0, 99))
+def test_entries_of_a_row_keep_their_order(xp, A, seed):
+    graph = Graph(on(xp, A))
+    order = order_of(xp, A.n_rows, seed)
+    before, after = graph.csr.to("cpu"), graph.reordered(order).csr.to("cpu")
+    perm, inverse = host(order.perm), host(order.inverse)
+    for p, row in enumerate(perm):
+        old = slice(before.indptr[row], before.indptr[row + 1])
+        new = slice(after.indptr[p], after.indptr[p + 1])
+        assert after.indices[new].tolist() == inverse[before.indices[old]].tolist()
+        if A.data is not None:
+            assert after.data[new].tolist() == before.data[old].tolist()
+
+
+@given(A=structures, seed=st.integers(0, 99))
+def test_there_and_back_is_the_graph(xp, A, seed):
+    graph = Graph(on(xp, A))
+    order = order_of(xp, A.n_rows, seed)
+    again = graph.reordered(order).reordered(Order(order.inverse))
+    assert host(again.csr.indptr).tolist() == host(graph.csr.indptr).tolist()
+    assert host(again.csr.indices).tolist() == host(graph.csr.indices).tolist()
+    assert host(again.csr_perm).tolist() == host(graph.csr_perm).tolist()
+    same = graph.reordered(order_of(xp, A.n_rows, seed)).csr
+    assert host(same.indices).tolist() == host(graph.reordered(order).csr.indices).tolist()
+
+
+def test_columns_in_disorder_stay_so(xp):
+    indptr, indices = np.array([0, 3, 3, 5], np.int32), np.array([2, 0, 1, 1, 1], np.int32)
+    A = CSR(indptr, indices, np.arange(5.0), shape=(3, 3))
+    moved = Graph(on(xp, A)).reordered(Order(xp.asarray(np.array([2, 0, 1], np.int32))))
+    assert host(moved.csr.indptr).tolist() == [0, 2, 5, 5]
+    assert host(moved.csr.indices).tolist() == [2, 2, 0, 1, 2]
+    assert host(moved.csr.data).tolist() == [3, 4, 0, 1, 2]
+    assert host(moved.csr_perm).tolist() == [3, 4, 0, 1, 2]
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.int64])
+@pytest.mark.parametrize("index_dtype", [np.int32, np.int64])
+def test_indices_keep_their_dtype_whatever_the_orders(xp, dtype, index_dtype):
+    row, col = np.array([[3, 0, 1], [1, 2, 2]], index_dtype)
+    graph = Graph(on(xp, COO(row, col, shape=(4, 4))))
+    moved = graph.reordered(order_of(xp, 4, 0, dtype))
+    for B in (moved.csr, moved.csc, moved.coo, moved.structure):
+        assert B.index_dtype == index_dtype
+    assert moved.csr_perm.dtype == index_dtype
+
+
+def test_values_given_afterwards_belong_to_the_same_edges(xp):
+    row, col = np.array([[3, 0, 1, 0], [1, 2, 2, 0]], np.int32)
+    graph = Graph(on(xp, COO(row, col, shape=(4, 4))))
+    order = order_of(xp, 4, 5)
+    values = xp.asarray([1.0, 2.0, 3.0, 4.0])
+    one, two = graph.with_data(values).reordered(order), graph.reordered(order).with_data(values)
+    for name in ("csr", "csc", "coo"):
+        for dense in (one, two):
+            B = getattr(dense, name).toarray(np.float64)
+            np.testing.assert_array_equal(host(B), host(one.csr.toarray(np.float64)))
+    assert host(two.transposed.structure.data).tolist() == [1, 2, 3, 4]
+
+
+def test_it_leaves_the_graph_and_its_values_alone(xp):
+    row, col = np.array([[3, 0, 1, 0], [1, 2, 2, 0]], np.int32)
+    graph = Graph(on(xp, COO(row, col, np.arange(4.0), shape=(4, 4))))
+    first = graph.csr
+    before = host(first.indices).tolist(), host(first.data).tolist()
+    moved = graph.reordered(order_of(xp, 4, 1))
+    assert graph.csr is first
+    assert (host(first.indices).tolist(), host(first.data).tolist()) == before
+    assert moved is not graph
+    assert moved.csr.indices is not first.indices
+
+
+def test_what_is_no_order_is_refused(xp):
+    graph = Graph(on(xp, COO(np.array([1]), np.array([0]), shape=(3, 3))))
+    with pytest.raises(DtypeError, match=r"^order is a list: give a reorder\.Order\.$"):
+        graph.reordered([2, 0, 1])
+    with pytest.raises(DtypeError, match="order is a ndarray"):
+        graph.reordered(xp.arange(3))
+
+
+@pytest.mark.parametrize("n", [0, 2, 4])
+def test_an_order_of_more_or_fewer_vertices_is_refused(xp, n):
+    graph = Graph(on(xp, COO(np.array([1]), np.array([0]), shape=(3, 3))))
+    with pytest.raises(ShapeError, match=rf"shape \(3, 3\) and order {n} vertices: give"):
+        graph.reordered(order_of(xp, n, 0))
+
+
+@pytest.mark.parametrize("n", [2, 3])
+def test_a_graph_that_is_not_square_is_refused(xp, n):
+    graph = Graph(on(xp, COO(np.array([1]), np.array([2]), shape=(2, 3))))
+    for one in (graph, graph.transposed):
+        with pytest.raises(ShapeError, match=f"and order {n} vertices: give one of as many"):
+            one.reordered(order_of(xp, n, 0))
+
+
+@pytest.mark.gpu
+def test_an_order_on_another_device_is_refused():
+    graph = Graph(COO(np.array([1]), np.array([0]), shape=(3, 3)))
+    order = order_of(np, 3, 0)
+    with pytest.raises(DeviceError):
+        graph.to("cuda").reordered(order)
+    with pytest.raises(DeviceError):
+        graph.reordered(order.to("cuda"))

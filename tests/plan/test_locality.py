@@ -1,0 +1,226 @@
+"""What a cache answers, as predicted from reuse times, against a cache that is simulated."""
+
+from collections import OrderedDict
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from sparsefmt import COO, CSR, power_law
+from sparsefmt.generate import banded
+from sparsefmt.plan import locality as module
+from sparsefmt.plan import models
+from sparsefmt.plan.calibration import CPU, GPU
+from sparsefmt.plan.locality import TIMES, Locality, locality
+from sparsefmt.plan.planner import plan
+from sparsefmt.plan.pricing import work_of
+from sparsefmt.plan.pruning import signature
+from sparsefmt.reorder import community_order
+from sparsefmt.testing import csr
+
+
+def simulated(columns, held):
+    """The share of gathers that a cache of ``held`` rows misses: the least recently used goes."""
+    cache, missed = OrderedDict(), 0
+    for column in columns.tolist():
+        if column in cache:
+            cache.move_to_end(column)
+        else:
+            missed += 1
+            cache[column] = None
+            if len(cache) > held:
+                cache.popitem(last=False)
+    return missed / len(columns)
+
+
+def of_columns(xp, columns, n):
+    """A structure of one row for each 8 gathers."""
+    indptr = np.arange(0, len(columns) + 8, 8).clip(max=len(columns)).astype(np.int32)
+    A = CSR(indptr, np.asarray(columns, np.int32), shape=(len(indptr) - 1, n))
+    return A.to("cpu" if xp is np else "cuda")
+
+
+def uniform(n=1000, nnz=20_000):
+    rng = np.random.default_rng(0)
+    return COO(rng.integers(0, n, nnz), rng.integers(0, n, nnz), shape=(n, n)).tocsr()
+
+
+def planted(ordered):
+    """Communities whose vertices lie far apart, or together."""
+    rng, n, nnz = np.random.default_rng(1), 2_000, 30_000
+    row, inside = rng.integers(0, n, nnz), rng.random(nnz) < 0.9
+    col = np.where(inside, row // 100 * 100 + rng.integers(0, 100, nnz), rng.integers(0, n, nnz))
+    places = rng.permutation(n)
+    scattered = COO(places[row], places[col], shape=(n, n)).tocsr()
+    return community_order(scattered).apply(scattered) if ordered else scattered
+
+
+def skewed():
+    return power_law(2_000, 30_000, seed=3).tocsr()
+
+
+STRUCTURES = {
+    "uniform": uniform,
+    "banded": lambda: banded(3_000, 8).tocsr(),
+    "planted": lambda: planted(False),
+    "planted, ordered": lambda: planted(True),
+    "skewed": skewed,
+}
+
+
+@pytest.mark.parametrize("name", STRUCTURES)
+def test_predicted_misses_are_those_of_a_cache(xp, name):
+    A = STRUCTURES[name]()
+    found = locality(A.to("cpu" if xp is np else "cuda"))
+    for held in (4, 16, 50, 100, 200, 400, 700, 1_500, 5_000):
+        expected = simulated(A.indices, held)
+        # Reuse times are binned by half octaves, and a footprint is a mean: a few in a hundred.
+        assert abs(found.misses(held) - expected) < 0.05, (held, found.misses(held), expected)
+
+
+def test_another_order_shows(xp):
+    device = "cpu" if xp is np else "cuda"
+    before, after = (locality(planted(ordered).to(device)) for ordered in (False, True))
+    assert after.misses(200) < before.misses(200) - 0.1
+
+
+@given(A=csr(), held=st.lists(st.floats(0, 1e6), min_size=2, max_size=8))
+def test_misses_are_a_share_and_fall_with_the_cache(xp, A, held):
+    found = locality(A.to("cpu" if xp is np else "cuda"))
+    misses = [found.misses(one) for one in sorted(held)]
+    assert all(0 <= share <= 1 for share in misses)
+    assert all(a >= b for a, b in pairwise(misses))
+
+
+@given(A=csr(max_side=12, max_nnz=60))
+def test_misses_of_all_sizes_are_monotone(A):
+    found = locality(A)
+    misses = [found.misses(held / 4) for held in range(80)]
+    assert misses == sorted(misses, reverse=True)
+    assert list(found.shares) == sorted(found.shares, reverse=True)
+    assert list(found.footprints) == sorted(found.footprints)
+    assert len(found.footprints) == len(found.shares)
+
+
+@given(A=csr(min_nnz=1, max_side=12, max_nnz=60))
+def test_a_cache_of_all_rows_misses_each_once(A):
+    distinct = len(np.unique(A.indices))
+    assert np.isclose(locality(A).misses(1e9), distinct / A.nnz)
+    assert np.isclose(locality(A).misses(0), 1)
+
+
+def test_no_gathers_miss_nothing(xp):
+    empty = CSR(np.zeros(5, np.int32), np.zeros(0, np.int32), shape=(4, 4))
+    found = locality(empty.to("cpu" if xp is np else "cuda"))
+    assert found.shares == found.footprints == ()
+    assert [found.misses(held) for held in (0, 1, 1e9)] == [0, 0, 0]
+    assert Locality(()).misses(5) == 0
+    nothing = CSR(np.zeros(1, np.int32), np.zeros(0, np.int32), shape=(0, 0))
+    assert locality(nothing).misses(3) == 0
+
+
+def test_one_column_misses_once(xp):
+    found = locality(of_columns(xp, np.zeros(4_000), 1))
+    assert found.misses(1) == pytest.approx(1 / 4_000)
+    assert found.misses(100) == pytest.approx(1 / 4_000)
+    assert found.misses(0) == 1
+
+
+def test_columns_that_never_come_again_always_miss(xp):
+    found = locality(of_columns(xp, np.random.default_rng(0).permutation(4_000), 4_000))
+    assert [found.misses(held) for held in (0, 10, 3_999, 1e9)] == [1, 1, 1, 1]
+
+
+def test_columns_in_turn_miss_until_all_fit(xp):
+    n = 256
+    found = locality(of_columns(xp, np.tile(np.arange(n), 40), n))
+    assert found.misses(n / 2) > 0.95
+    assert found.misses(2 * n) == pytest.approx(1 / 40)
+
+
+def test_one_gather_and_two(xp):
+    assert locality(of_columns(xp, [3], 5)).misses(7) == 1
+    assert locality(of_columns(xp, [3, 3], 5)).misses(7) == 0.5
+    assert locality(of_columns(xp, [3, 4], 5)).misses(7) == 1
+
+
+# Parts of what is large
+
+
+@pytest.mark.parametrize("name", STRUCTURES)
+@pytest.mark.parametrize("most", [1 << 11, 1 << 12, 1 << 13])
+def test_parts_tell_of_the_whole(xp, name, most, monkeypatch):
+    A = STRUCTURES[name]()
+    monkeypatch.setattr(module, "MOST", most)
+    assert A.nnz > most
+    found = locality(A.to("cpu" if xp is np else "cuda"))
+    assert all(0 <= share <= 1 for share in found.shares)
+    assert list(found.shares) == sorted(found.shares, reverse=True)
+    known = found.footprints[-1]
+    for held in (4, 16, 50, 100, 200, 400):
+        if held < known:
+            # A sample of 4 parts on top.
+            assert abs(found.misses(held) - simulated(A.indices, held)) < 0.1, held
+
+
+@given(A=csr(min_nnz=1, max_side=12, max_nnz=60), most=st.integers(2, 12), held=st.floats(0, 100))
+@example(A=of_columns(np, [0] * 9, 1), most=8, held=1.0)
+def test_parts_of_any_structure_give_shares(A, most, held):
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(module, "MOST", most)
+        found = locality(A)
+    assert 0 <= found.misses(held) <= 1
+    assert list(found.shares) == sorted(found.shares, reverse=True)
+    assert all(0 <= share <= 1 for share in found.shares)
+
+
+def test_as_many_as_are_looked_at_are_all_looked_at(monkeypatch):
+    A = uniform(100, 500)
+    whole = locality(A)
+    monkeypatch.setattr(module, "MOST", A.nnz)
+    assert locality(A) == whole
+
+
+def test_beyond_what_is_known_the_last_share_holds(monkeypatch):
+    monkeypatch.setattr(module, "MOST", 1 << 10)
+    found = locality(uniform())
+    assert TIMES[len(found.shares) - 1] <= 1 << 9
+    assert found.misses(1e9) == found.shares[-1]
+
+
+# Prices
+
+H = models.features()
+EXPRESSIONS = [models.gcn(H), models.gat(H, opened=True), models.tagcn(H, 2), models.sage(H)]
+
+
+@given(
+    A=csr(max_side=20, max_nnz=80),
+    width=st.integers(1, 2048),
+    out=st.integers(1, 2048),
+    n=st.integers(1, 1 << 22),
+    nnz=st.integers(0, 1 << 26),
+)
+@pytest.mark.parametrize("constants", [CPU, GPU], ids=["cpu", "gpu"])
+def test_work_is_never_negative(constants, A, width, out, n, nnz):
+    sizes = {"n": n, "nnz": nnz, "heads": 1, "in": width, "out": out}
+    for reach in (locality(A), Locality(())):
+        for expression in EXPRESSIONS:
+            for primitive in signature(plan(expression, sizes, GPU).chosen.tree, training=True):
+                for rounded in (False, True):
+                    work = work_of(primitive, sizes, constants, rounded=rounded, locality=reach)
+                    assert min(work) >= 0
+                    assert constants.predict(work, primitive.kind) >= 0
+
+
+@pytest.mark.parametrize("constants", [CPU, GPU], ids=["cpu", "gpu"])
+@pytest.mark.parametrize("expression", EXPRESSIONS, ids=str)
+def test_what_caches_answer_is_no_dearer(expression, constants):
+    sizes = {"n": 1 << 20, "nnz": 1 << 24, "heads": 1, "in": 256, "out": 128}
+    found = plan(expression, sizes, constants, training=True)
+    nothing, all_of_it = Locality(()), Locality((1.0,) * len(TIMES))
+    seconds = [found.seconds(one) for one in (nothing, all_of_it)]
+    assert 0 < seconds[0] <= seconds[1]
+    assert found.seconds(None) == pytest.approx(found.chosen.predicted)
