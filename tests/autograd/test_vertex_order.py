@@ -1,10 +1,8 @@
 """Models whose vertices are in another order inside compute, draw and learn what they did."""
 
 import copy
-import gc
 import itertools
 import pickle
-import weakref
 
 import numpy as np
 import pytest
