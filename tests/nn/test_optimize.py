@@ -280,8 +280,8 @@ def test_deciding_takes_four_iterations_once_and_no_call_takes_any(timed):
         plan = optimize(layer, graph)
         assert len(timed) == 4
         measured = [c.measured for c in plan.layers[""].candidates if c.measured is not None]
-        assert sorted(measured) == [2.0, 4.0]
-        assert plan.layers[""].chosen.measured == 2.0
+        assert sorted(measured) == [1.0, 2.0]  # the faster run of each
+        assert plan.layers[""].chosen.measured == 1.0
     layer(x, square(seed=1))
     with torch.no_grad():
         layer(x, graph)
