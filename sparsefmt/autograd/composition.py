@@ -322,7 +322,8 @@ class Composition:
                 for candidate in timed
             }
             seconds = _REMEMBERED[key] = _timed(runs, like, MAX_ITERATIONS if auto else None)
-        return found.with_measured(seconds)
+        own_tree = next((c.tree for c in timed if self._is_own(c.tree)), None)
+        return found.with_measured(seconds, own_tree)
 
 
 def _timed(

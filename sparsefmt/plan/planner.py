@@ -15,6 +15,8 @@ from .rules import Tree, bare, steps
 
 #: Predictions that lie within this factor of the best are worth measuring.
 CLOSE = 1.5
+#: A composition is faster than another if it takes less than this of its time.
+TELLING = 0.97
 
 #: Seconds by kind of primitive, and those of what runs once.
 _Prices = tuple[Mapping[str, float], float]
@@ -54,6 +56,7 @@ class Plan:
     training: bool
     candidates: tuple[Candidate, ...]
     price: Callable[[Tree, Locality | None], _Prices] = field(compare=False, repr=False)
+    own: Tree | None = None  #: what runs without a plan
 
     def seconds(self, locality: Locality | None) -> float:
         """Predict the chosen tree for a graph of these sizes whose gathers reach so far."""
@@ -68,11 +71,17 @@ class Plan:
 
     @property
     def chosen(self) -> Candidate:
-        """The fastest measured; if nothing was measured, the best prediction (the first of two)."""
-        timed = [c for c in self.candidates if c.measured is not None]
-        if timed:
-            return min(timed, key=lambda candidate: candidate.measured or 0.0)
-        return self.promoted[0]
+        """The fastest measured; if nothing was measured, the best prediction (the first of two).
+
+        What runs without a plan stays where another is faster by less than clocks tell apart.
+        """
+        timed = {c.tree: c.measured for c in self.candidates if c.measured is not None}
+        if not timed:
+            return self.promoted[0]
+        best = min(timed, key=lambda tree: timed[tree])
+        if self.own in timed and timed[best] > TELLING * timed[self.own]:
+            best = self.own
+        return next(c for c in self.candidates if c.tree == best)
 
     @property
     def close(self) -> tuple[Candidate, ...]:
@@ -80,10 +89,10 @@ class Plan:
         best = self.promoted[0].predicted
         return tuple(c for c in self.promoted if c.predicted <= CLOSE * best)
 
-    def with_measured(self, seconds: Mapping[Tree, float]) -> "Plan":
-        """Add what trees took when they were timed."""
+    def with_measured(self, seconds: Mapping[Tree, float], own: Tree | None = None) -> "Plan":
+        """Add what trees took when they were timed, and which of them runs without a plan."""
         found = (replace(c, measured=seconds.get(c.tree, c.measured)) for c in self.candidates)
-        return replace(self, candidates=tuple(found))
+        return replace(self, candidates=tuple(found), own=own)
 
     def explain(self) -> str:
         """Write every tree with its costs; who beat it, or which was chosen."""

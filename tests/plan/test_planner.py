@@ -69,6 +69,15 @@ def test_a_measurement_outweighs_predictions():
     assert found.chosen.tree != slow
 
 
+def test_what_runs_without_a_plan_stays_where_another_is_hardly_faster():
+    found = plan(models.gcn(H), SIZES, CPU)
+    own, other = (candidate.tree for candidate in found.promoted[:2])
+    for seconds, chosen in ((0.98, own), (0.96, other)):
+        again = found.with_measured({own: 1.0, other: seconds}, own)
+        assert again.chosen.tree == chosen
+        assert found.with_measured({own: 1.0, other: seconds}).chosen.tree == other
+
+
 def test_of_equal_trees_the_first_is_chosen():
     sizes = SIZES | {"in": 32}
     found = plan(models.gin(H), sizes, GPU)
