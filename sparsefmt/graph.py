@@ -187,8 +187,8 @@ class Graph(Shaped):
     def reordered(self, order: Order) -> "Graph":
         """Give the graph with its vertices in another order: vertex ``p`` is the old ``perm[p]``.
 
-        Edges keep the order in which they were given, and so do their values; features and labels
-        go along by ``order.apply_features``, and come back by ``undo_features``.
+        Edges keep the order in which they were given, as a COO, and so do their values; features
+        and labels go along by ``order.apply_features``, and come back by ``undo_features``.
 
         Parameters
         ----------

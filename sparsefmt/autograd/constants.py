@@ -78,6 +78,8 @@ class Key:
                         parts += (name, value)
                     elif type(value) is float:
                         parts += (name, value or str(value))
+                    elif name.endswith("_hooks") and name not in OF_MODULES:  # PyG's own
+                        parts += (name, len(value))
             else:
                 self._attributes(module)
 
@@ -217,10 +219,15 @@ def _is_leaf(cls: type) -> bool:
     return layer or bool(cls.__module__.startswith(LIBRARIES))
 
 
-def hooked(module: Module) -> bool:
-    """Tell whether somebody sees a call of the module, or has put another in its place."""
+def has_hooks(module: Module) -> bool:
+    """Tell whether somebody sees, or changes, what a call of the module is given and gives."""
     held = vars(module)
-    return "forward" in held or any(held[name] for name in HOOKS)
+    return any(held[name] for name in HOOKS)
+
+
+def hooked(module: Module) -> bool:
+    """Tell whether a call has hooks, or another forward than the module's class."""
+    return "forward" in vars(module) or has_hooks(module)
 
 
 def hold(objects: list[Any], gone: Callable[[], None]) -> list[Any]:

@@ -13,7 +13,7 @@ from ..errors import UnsupportedError
 from ..graph import Graph
 from ..plan.calibration import constants_of
 from ..plan.locality import Locality, locality
-from ..plan.planner import Plan
+from ..plan.planner import TELLING, Plan
 from ..plan.pricing import Constants, Work
 from ..reorder import community_order
 from .composition import seconds_of
@@ -62,13 +62,29 @@ def decide(
     structure as it is and in the new order, and the rows that move on the way in and out.  Unless
     the mode is "model", steps of the model are timed then, two in each order.
     """
-    if not plans or not any(one is graph for one in given):
-        return Ordering("stays, since no layer was planned for the features and the graph")
+    if not any(one is graph for one in given):
+        return Ordering("stays, since the model is not called with the graph")
+    if not plans:
+        return Ordering("stays, since no layer was planned")
+    try:
+        found = _decided(traced, plans, given, graph, training=training)
+    except (MemoryError, torch.OutOfMemoryError, *FAILURES) as error:
+        found = Ordering(f"stays ({type(error).__name__}: {error})")
+    if not found.chosen:
+        traced.order = None
+    return found
+
+
+def _decided(
+    traced: TracedForward,
+    plans: Sequence[Plan],
+    given: tuple[Any, ...],
+    graph: Graph | Tensor,
+    *,
+    training: bool,
+) -> Ordering:
     steps, mode = traced.settings.steps or 1, traced.settings.mode
-    if isinstance(graph, Tensor):
-        held = Graph.from_edge_index(graph.clone(), num_nodes=plans[0].sizes["n"])
-    else:
-        held = graph
+    held = graph if isinstance(graph, Graph) else _of_edges(graph, plans)
     csr, constants = held.csr, constants_of(held.device)
     before, least = (_seconds(plans, reach) for reach in (locality(csr), Locality(())))
     each, once = FINDING["cpu" if held.device == "cpu" else "cuda"]
@@ -77,27 +93,31 @@ def decide(
         return Ordering("stays, since the caches answer nearly all that is gathered")
     if (before - least) * steps < cost:
         return Ordering(f"stays, since to find another takes longer than it saves in {steps} steps")
-    try:
-        start = time.perf_counter()
-        order = community_order(csr)
-        new = held.reordered(order)
-        finding = time.perf_counter() - start
-        traced.order = VertexOrder(graph, new, order, traced.settings)
-        after = _seconds(plans, locality(new.csr))
-        after += _moving(traced, given, constants, training=training)
-        found = Ordering("by community", True, finding, (before, after))
-        if before < GAIN * after:
-            found = replace(found, chosen=False, reason="stays, since another gains too little")
-        elif (before - after) * steps < cost:
-            reason = f"stays, since another does not pay within {steps} steps"
-            found = replace(found, chosen=False, reason=reason)
-        elif mode != "model":
-            found = _timed(traced, given, found, cost / steps, training=training)
-    except (MemoryError, torch.OutOfMemoryError, *FAILURES) as error:
-        found = Ordering(f"stays ({type(error).__name__}: {error})")
-    if not found.chosen:
-        traced.order = None
-    return found
+    start = time.perf_counter()
+    order = community_order(csr)
+    new = held.reordered(order)
+    finding = time.perf_counter() - start
+    traced.order = VertexOrder(graph, new, order, traced.settings)
+    after = _seconds(plans, locality(new.csr))
+    after += _moving(traced, given, constants, training=training)
+    found = Ordering("by community", True, finding, (before, after))
+    if before < GAIN * after:
+        return replace(found, chosen=False, reason="stays, since another gains too little")
+    if (before - after) * steps < cost:
+        reason = f"stays, since another does not pay within {steps} steps"
+        return replace(found, chosen=False, reason=reason)
+    if mode == "model":
+        return found
+    return _timed(traced, given, found, cost / steps, training=training)
+
+
+def _of_edges(edge_index: Tensor, plans: Sequence[Plan]) -> Graph:
+    """Give the graph of an edge_index, as large as those of the planned layers that can have it."""
+    last = int(edge_index.max()) if edge_index.numel() else 0  # synchronize!
+    sizes = [plan.sizes["n"] for plan in plans if plan.sizes.get("n", 0) > last]
+    if not sizes:
+        raise UnsupportedError("no layer was planned for the graph")
+    return Graph.from_edge_index(edge_index.clone(), num_nodes=sizes[0])
 
 
 def _seconds(plans: Sequence[Plan], reach: Locality) -> float:
@@ -112,7 +132,7 @@ def _moving(
     assert order is not None  # the caller's
     with evaluating(traced.model, training=training):
         if traced.ordered(traced.current(), given, order) is None:
-            raise UnsupportedError("the forward cannot run in another order of the vertices")
+            raise UnsupportedError(traced.why_as_given)
         traced(*given)  # what stays is moved, and products are planned
         order.moved = 0
         traced(*given)
@@ -129,13 +149,15 @@ def _timed(
     training: bool,
 ) -> Ordering:
     """Time the model as it is and in the new order, and keep the faster, with its share of cost."""
-    order, seconds = traced.order, []
+    order = traced.order
     run, like = partial(traced, *given), next(one for one in given if isinstance(one, Tensor))
-    for one in (None, order):
-        traced.order = one
-        with evaluating(traced.model, training=training), torch.set_grad_enabled(training):
-            seconds.append(min(seconds_of(run, like) for _ in range(2)))
+    times: dict[bool, list[float]] = {False: [], True: []}
+    with evaluating(traced.model, training=training), torch.set_grad_enabled(training):
+        for ordered in (False, True) * 2:
+            traced.order = order if ordered else None
+            times[ordered].append(seconds_of(run, like))
     traced.order = order
-    pays = seconds[0] > seconds[1] + share
+    before, after = min(times[False]), min(times[True])
+    pays = after + share < TELLING * before
     reason = "by community" if pays else "stays, since another does not pay as timed"
-    return replace(found, chosen=pays, reason=reason, measured=tuple(seconds))
+    return replace(found, chosen=pays, reason=reason, measured=(before, after))

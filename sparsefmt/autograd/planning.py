@@ -110,6 +110,7 @@ def optimize(
     planned anew, and a constant that another tensor replaces, or that is written to in place, is
     computed again.  Options that the expression does not have (edge weights, samples, MaxK),
     autocast, ``torch.compile`` and the capture of a CUDA graph run the layer's own composition.
+    Another order of the vertices holds in all of these but ``torch.compile``, and not in copies.
     """
     _check(model, graph, mode)
     _check_options(training, steps)
@@ -139,8 +140,10 @@ def optimize(
     layers = {name: planned.composition for name, planned in found.items()}
     made = ModelPlan(model, {**layers, **traced.compositions})
     settings.timing = False
-    if steps is None or x is None or is_leaf(model):
+    if steps is None or x is None:
         return made
+    if is_leaf(model):
+        return replace(made, ordering=Ordering("stays, since the model is one layer"))
     ordering = decide(traced, list(made.layers.values()), given, graph, training=training)
     if ordering.chosen:
         model.forward = traced

@@ -18,7 +18,7 @@ from torch.nn import Module, Parameter, functional
 from ..errors import UnsupportedError
 from .adapters import ADAPTERS, PlannedLayer, type_name
 from .cbsr import maxk, maxk_aggregate
-from .constants import LAYERS, hooked
+from .constants import LAYERS, has_hooks, hooked
 from .matmul import spmm
 from .propagation import aggregate_with_own, propagate
 from .regions import attribute, writes
@@ -66,11 +66,15 @@ class Seen(fx.Interpreter):
         self.given = given
         self.shapes: dict[fx.Node, tuple[int, ...] | None] = {}  #: None for a number or a name
         self.graphs: set[fx.Node] = set()  #: those that gave the graph
+        self.unknown: set[fx.Node] = set()  #: those behind hooks, which are not called
 
     def run_node(self, n: fx.Node) -> Any:
         """Run a node."""
         found = super().run_node(n)
-        if found is self.given:
+        hidden = n.op == "call_module" and has_hooks(self.fetch_attr(str(n.target)))
+        if hidden or not self.unknown.isdisjoint(n.all_input_nodes):
+            self.unknown.add(n)  # a hook may give something else
+        elif found is self.given:
             self.graphs.add(n)
         elif isinstance(found, Tensor):
             if found.layout is torch.strided:
@@ -189,7 +193,8 @@ class _Reordering:
         others = [value for name, value in given.items() if name not in names]
         of_it = given.get("graph", given.get("edge_index")) in self.seen.graphs
         alone = not any(row in _nodes(others) for row in rows)
-        return rows if of_it and alone and given.get("x") in rows else None
+        plain = self._per_vertex(given.get("x"), 2)
+        return rows if of_it and alone and plain else None
 
     def _module(self, node: fx.Node) -> Any:
         return self.model.get_submodule(str(node.target))
@@ -217,7 +222,7 @@ class _Reordering:
         name = node.target if node.op == "call_method" else _OF_TORCH.get(node.target)
         if node.op == "call_function" and node.target is maxk:
             name = "linear"
-        if node.op == "call_function" and name == "dropout":
+        if node.target is functional.dropout:
             given = signature(functional.dropout).bind(*node.args, **node.kwargs).arguments
             name = None if given.get("training", True) and given.get("p", 0.5) else "clone"
         if name in _ELEMENTWISE:
@@ -258,8 +263,6 @@ class _Reordering:
         module = self._module(node)
         if node.kwargs or len(node.args) != 1 or axes < 2 or not _keeps_rows(module):
             return None
-        if len(getattr(module, "normalized_shape", ())) >= axes:
-            return None
         return [row] if self._per_vertex(row := cast(fx.Node, node.args[0])) else None
 
 
@@ -284,7 +287,8 @@ def _keeps_rows(module: Any) -> bool:
         return False
     if room.startswith("torch.nn."):
         idle = kind in _DROPOUTS and not (module.training and module.p)
-        return idle or kind in _MODULES
+        of_rows = len(getattr(module, "normalized_shape", (1,))) == 1
+        return idle or (kind in _MODULES and of_rows)
     return type_name(module) == "sparsefmt.nn.MaxK" or room in _OF_PYG
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import Module
+from torch.nn.modules.batchnorm import _NormBase
 
 from .constants import OF_MODULES, Key, is_leaf
 
@@ -19,6 +20,9 @@ class Snapshot:
         for label, one in key.held:
             if isinstance(one, Tensor) and not one.is_inference():
                 tensors.setdefault(id(one), (label, one))
+        norms = (m for m in model.modules() if isinstance(m, _NormBase))
+        #: Running means change without a version.
+        self._running = {id(buffer) for norm in norms for buffer in norm.buffers()}
         self._tensors = [(n, t, t._version, t.detach().clone()) for n, t in tensors.values()]
         self._held = [(label, one, _copy(one)) for label, one in key.held if _copy(one) is not None]
         self._attributes = [
@@ -42,8 +46,10 @@ class Snapshot:
                 changed.append(label)
                 _fill(one, before)
         for name, tensor, version, values in self._tensors:
-            # The running mean of a batch norm changes without a version.
-            if tensor._version != version or not torch.equal(tensor, values):
+            if tensor._version != version or (
+                id(tensor) in self._running
+                and not torch.allclose(tensor, values, rtol=0, atol=0, equal_nan=True)
+            ):
                 changed.append(name)
                 with torch.no_grad():
                     tensor.copy_(values)

@@ -13,7 +13,7 @@ import sysconfig
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -67,6 +67,7 @@ class TracedForward:
         self.reads, self.latest, self.stops = Reads(), _Made(None), 0
         self.compositions: dict[str, Composition] = {}
         self.order: VertexOrder | None = None
+        self.why_as_given = ""  #: why the latest trace has no other order
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out what a copy traces and plans anew."""
@@ -119,11 +120,15 @@ class TracedForward:
             if _is_capturing():
                 return None
             found = None
-            with suppress(*FAILURES):
+            try:
                 with evaluating(self.model):
                     seen = Seen(self.model, made.graph, given)
                     seen.run(*args)
                 found = self.compiled(reordered(seen, len(order)))
+            except torch.OutOfMemoryError:
+                return None  # the next call may have the memory
+            except FAILURES as error:
+                self.why_as_given = str(error)
             while len(made.ordered) >= MAX_TRACES:
                 made.ordered.pop(next(iter(made.ordered)))
             made.ordered[kind] = found
@@ -280,7 +285,10 @@ def _path(model: Module, value: object) -> str:
 
 @contextmanager
 def evaluating(model: Module, *, training: bool = False) -> Iterator[None]:
-    """Set the model to evaluation for a while, and undo what its forward writes and draws."""
+    """Run the model in a mode for a while, and undo what its forward writes and draws.
+
+    Parts that are in the other mode stay so where the model as a whole is in the one asked for.
+    """
     modes = {module: module.training for module in model.modules()}
     key = Key()
     if not is_leaf(model):
@@ -289,7 +297,8 @@ def evaluating(model: Module, *, training: bool = False) -> Iterator[None]:
     try:
         used = {p.device for p in model.parameters() if p.is_cuda}
         with torch.no_grad(), torch.random.fork_rng(list(used)):
-            model.train(training)
+            if model.training != training:
+                model.train(training)
             yield
     finally:
         snapshot.restore()

@@ -11,6 +11,7 @@ from torch.autograd import Function
 from ..graph import Graph
 from ..interop.torch import to_tensor
 from ..reorder import Order
+from ._recording import recorded
 from .composition import Settings, is_stamped, stamp
 
 #: Tensors that stay, whose rows are kept in the new order.
@@ -55,19 +56,25 @@ class VertexOrder:
 
     def kept(self, x: Tensor) -> Tensor:
         """Bring rows to the new order once, for as long as nobody writes to them."""
-        if x.requires_grad or x.is_inference():
+        capturing = x.is_cuda and torch.cuda.is_current_stream_capturing()
+        if x.requires_grad or x.is_inference() or capturing:  # memory of a CUDA graph is its own
             return self._rows(x, self.perm, self.inverse)
         for given, made in self._kept:
             if is_stamped(x, given):
                 return made
         with torch.inference_mode(False), torch.no_grad():
             made = x.index_select(0, self.perm)
-        self._kept = [*self._kept[1 - MAX_KEPT :], (stamp(x), made)]
+        if x.is_cuda:
+            torch.cuda.current_stream(x.device).synchronize()  # synchronize!
+        live = [pair for pair in self._kept if pair[0][0]() is not None]
+        self._kept = [*live[1 - MAX_KEPT :], (stamp(x), made)]
         self.settings.moved = tuple(stamp(one) for _, one in self._kept)
         return made
 
     def _rows(self, x: Tensor, places: Tensor, back: Tensor) -> Tensor:
         self.moved += 2 * x.nbytes
+        if not recorded(x):
+            return x.index_select(0, places)
         found: Tensor = _Rows.apply(x, places, back)  # type: ignore[no-untyped-call]
         return found
 

@@ -201,8 +201,8 @@ CPU = Constants(
 )
 _GATHERING = (8e-6, 0, 2.8e-12, 2.85e-13, 3.9e-13, 3e-14, 2.6e-13, 1.3e-13)
 #: From an H100's figures: 8 us a launch, 4 TB/s in order; products fitted to 116 of 32 graphs, with
-#: the vertices in several orders: 15 TB/s of gathered rows from a multiprocessor's own cache, 10
-#: from the L2, and 3 from memory.
+#: the vertices in several orders: 15 TB/s of gathered rows from a multiprocessor's own cache (the
+#: time of two bytes is that of a flop), 10 from the L2, and 3 from memory.
 GPU = Constants(
     "a GPU",
     50 << 20,

@@ -73,7 +73,7 @@ def locality(A: CSR) -> Locality:
 def _shares(columns: Array, known: int, nnz: int) -> tuple[float, ...]:
     """Count gathers with longer reuse times than each; of those behind the first ``known``.
 
-    Times longer than ``known`` are not, unless the columns are all that there are.
+    Times longer than ``known`` are left out, unless the columns are all that there are.
     """
     xp: Any = namespace(columns)
     times = [t for t in TIMES if t <= (known or 2 * nnz)]

@@ -28,7 +28,7 @@ class Work(NamedTuple):
     entries: float
     held: float  #: bytes read and written in the order in which they lie, if the cache holds them
     streamed: float  #: those beyond the cache
-    near: float  #: bytes gathered by an index that the last cache answers
+    near: float  #: bytes gathered by an index that the last cache answers, and no inner one
     far: float  #: bytes gathered beyond it
     flops: float
 
@@ -56,7 +56,7 @@ class Constants:
         """Bytes of gathered rows that the last cache holds.
 
         That of a GPU has two halves, which both keep what all multiprocessors gather: products of
-        32 graphs on an H100 of 50 MB go as if it had 23 to 31.
+        32 graphs on an H100 of 50 MB go as if it had half.
         """
         return self.cache / 2 if self.slice else self.cache
 
@@ -84,9 +84,8 @@ class Constants:
             seconds = {kind: tuple(map(float, row)) for kind, row in given["seconds"].items()}
             whole = {len(row) for row in seconds.values()} == {len(Work._fields)}
             if whole and "other" in seconds:
-                sizes = (int(given[name]) for name in ("cache", "slice", "inner"))
-                cache, slice, inner = sizes
-                return cls(given["device"], cache, seconds, slice, inner)
+                sizes = {name: int(given[name]) for name in ("cache", "slice", "inner")}
+                return cls(given["device"], seconds=seconds, **sizes)
         except (ValueError, KeyError, TypeError, AttributeError):
             pass
         raise FileFormatError(
