@@ -106,7 +106,7 @@ class Program:
         """Compute the tree of these values."""
         kept: Mapping[Any, Any] = {}
         if self.once:
-            if _capturing(values) and not self._fresh(values):
+            if capturing(_first(values)) and not self._fresh(values):
                 return self._at_once(values, functions)
             kept = self._constants(values, functions)
         found = {**values, **kept}
@@ -245,7 +245,7 @@ class Composition:
         )
         found = self.plans.pop(key, None)
         if found is None:
-            if _capturing(values):
+            if capturing(_first(values)):
                 return Planned(None, None)  # no time to plan, which synchronises
             with torch.random.fork_rng(_cuda(values)):
                 plan = self._plan(values, functions, own, constants)
@@ -386,8 +386,9 @@ def ways(like: Tensor) -> tuple[bool, bool]:
     return torch.is_grad_enabled(), rounds
 
 
-def _capturing(values: Mapping[str, Any]) -> bool:
-    return _first(values).is_cuda and torch.cuda.is_current_stream_capturing()
+def capturing(like: Tensor) -> bool:
+    """Tell whether a CUDA graph is captured, whose memory is its own."""
+    return like.is_cuda and torch.cuda.is_current_stream_capturing()
 
 
 def _cuda(values: Mapping[str, Any]) -> list[torch.device]:

@@ -48,42 +48,38 @@ class Ordering:
         return "\n".join(lines)
 
 
-def decide(
-    traced: TracedForward,
-    plans: Sequence[Plan],
-    given: tuple[Any, ...],
-    graph: Graph | Tensor,
-    *,
-    training: bool,
-) -> Ordering:
+@dataclass(frozen=True)
+class Trial:
+    """A traced model, what it is called with, and whether it trains."""
+
+    traced: TracedForward
+    given: tuple[Any, ...]
+    training: bool
+
+
+def decide(trial: Trial, plans: Sequence[Plan], graph: Graph | Tensor) -> Ordering:
     """Order the vertices by community if that pays within the steps of the settings.
 
-    Sets ``traced.order`` if it does.  Predictions count what gathers miss in the caches, for the
-    structure as it is and in the new order, and the rows that move on the way in and out.  Unless
-    the mode is "model", steps of the model are timed then, two in each order.
+    Sets the order of the traced model if it does.  Predictions count what gathers miss in the
+    caches, for the structure as it is and in the new order, and the rows that move on the way in
+    and out.  Unless the mode is "model", steps of the model are timed then, two in each order.
     """
-    if not any(one is graph for one in given):
+    if not any(one is graph for one in trial.given):
         return Ordering("stays, since the model is not called with the graph")
     if not plans:
         return Ordering("stays, since no layer was planned")
     try:
-        found = _decided(traced, plans, given, graph, training=training)
+        found = _decided(trial, plans, graph)
     except (MemoryError, torch.OutOfMemoryError, *FAILURES) as error:
         found = Ordering(f"stays ({type(error).__name__}: {error})")
     if not found.chosen:
-        traced.order = None
+        trial.traced.order = None
     return found
 
 
-def _decided(
-    traced: TracedForward,
-    plans: Sequence[Plan],
-    given: tuple[Any, ...],
-    graph: Graph | Tensor,
-    *,
-    training: bool,
-) -> Ordering:
-    steps, mode = traced.settings.steps or 1, traced.settings.mode
+def _decided(trial: Trial, plans: Sequence[Plan], graph: Graph | Tensor) -> Ordering:
+    settings = trial.traced.settings
+    steps = settings.steps or 1
     held = graph if isinstance(graph, Graph) else _of_edges(graph, plans)
     csr, constants = held.csr, constants_of(held.device)
     before, least = (_seconds(plans, reach) for reach in (locality(csr), Locality(())))
@@ -97,18 +93,18 @@ def _decided(
     order = community_order(csr)
     new = held.reordered(order)
     finding = time.perf_counter() - start
-    traced.order = VertexOrder(graph, new, order, traced.settings)
+    trial.traced.order = VertexOrder(graph, new, order, settings)
     after = _seconds(plans, locality(new.csr))
-    after += _moving(traced, given, constants, training=training)
+    after += _moving(trial, constants)
     found = Ordering("by community", True, finding, (before, after))
     if before < GAIN * after:
         return replace(found, chosen=False, reason="stays, since another gains too little")
     if (before - after) * steps < cost:
         reason = f"stays, since another does not pay within {steps} steps"
         return replace(found, chosen=False, reason=reason)
-    if mode == "model":
+    if settings.mode == "model":
         return found
-    return _timed(traced, given, found, cost / steps, training=training)
+    return _timed(trial, found, cost / steps)
 
 
 def _of_edges(edge_index: Tensor, plans: Sequence[Plan]) -> Graph:
@@ -124,33 +120,25 @@ def _seconds(plans: Sequence[Plan], reach: Locality) -> float:
     return sum(plan.seconds(reach) for plan in plans)
 
 
-def _moving(
-    traced: TracedForward, given: tuple[Any, ...], constants: Constants, *, training: bool
-) -> float:
+def _moving(trial: Trial, constants: Constants) -> float:
     """Run the model, and give the seconds that rows take to move in a step."""
-    order = traced.order
+    traced, given, order = trial.traced, trial.given, trial.traced.order
     assert order is not None  # the caller's
-    with evaluating(traced.model, training=training):
+    with evaluating(traced.model, training=trial.training):
         if traced.ordered(traced.current(), given, order) is None:
             raise UnsupportedError(traced.why_as_given)
         traced(*given)  # what stays is moved, and products are planned
         order.moved = 0
         traced(*given)
     streamed = constants.seconds["other"][Work._fields.index("streamed")]
-    return order.moved * streamed * (2 if training else 1)  # gradients move back
+    return order.moved * streamed * (2 if trial.training else 1)  # gradients move back
 
 
-def _timed(
-    traced: TracedForward,
-    given: tuple[Any, ...],
-    found: Ordering,
-    share: float,
-    *,
-    training: bool,
-) -> Ordering:
+def _timed(trial: Trial, found: Ordering, share: float) -> Ordering:
     """Time the model as it is and in the new order, and keep the faster, with its share of cost."""
-    order = traced.order
-    run, like = partial(traced, *given), next(one for one in given if isinstance(one, Tensor))
+    traced, training, order = trial.traced, trial.training, trial.traced.order
+    run = partial(traced, *trial.given)
+    like = next(one for one in trial.given if isinstance(one, Tensor))
     times: dict[bool, list[float]] = {False: [], True: []}
     with evaluating(traced.model, training=training), torch.set_grad_enabled(training):
         for ordered in (False, True) * 2:

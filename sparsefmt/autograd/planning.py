@@ -16,7 +16,7 @@ from ..plan.rules import bare
 from .adapters import ADAPTERS, PlannedLayer, type_name
 from .composition import Composition, Settings, stamp
 from .constants import LAYERS, is_leaf
-from .ordering import Ordering, decide
+from .ordering import Ordering, Trial, decide
 from .trace import TracedForward, evaluating, takes
 
 MODES = ("auto", "model", "measure")
@@ -144,7 +144,7 @@ def optimize(
         return made
     if is_leaf(model):
         return replace(made, ordering=Ordering("stays, since the model is one layer"))
-    ordering = decide(traced, list(made.layers.values()), given, graph, training=training)
+    ordering = decide(Trial(traced, given, training), list(made.layers.values()), graph)
     if ordering.chosen:
         model.forward = traced
     return replace(made, ordering=ordering)

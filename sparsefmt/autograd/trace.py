@@ -27,7 +27,7 @@ from torch.nn.modules import module as _every
 from ..errors import UnsupportedError
 from ..graph import Graph
 from ..plan.expression import Expression
-from .composition import Composition, Settings
+from .composition import Composition, Settings, capturing
 from .constants import Key, hold, is_leaf
 from .reads import Reads
 from .regions import attribute, regions, writes
@@ -117,7 +117,7 @@ class TracedForward:
         held = [attribute(n, self.model) for n in made.graph.nodes if n.op == "get_attr"]
         kind = _kind((args, held), given)
         if kind not in made.ordered:
-            if _is_capturing():
+            if capturing(order.perm):
                 return None
             found = None
             try:
@@ -317,10 +317,6 @@ def _kind(value: Any, graph: Any) -> Any:
     if isinstance(value, dict):
         return tuple((str(name), _kind(one, graph)) for name, one in value.items())
     return type(value)
-
-
-def _is_capturing() -> bool:
-    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
 
 
 @contextmanager

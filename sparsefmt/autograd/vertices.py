@@ -12,7 +12,7 @@ from ..graph import Graph
 from ..interop.torch import to_tensor
 from ..reorder import Order
 from ._recording import recorded
-from .composition import Settings, is_stamped, stamp
+from .composition import Settings, capturing, is_stamped, stamp
 
 #: Tensors that stay, whose rows are kept in the new order.
 MAX_KEPT = 8
@@ -56,8 +56,7 @@ class VertexOrder:
 
     def kept(self, x: Tensor) -> Tensor:
         """Bring rows to the new order once, for as long as nobody writes to them."""
-        capturing = x.is_cuda and torch.cuda.is_current_stream_capturing()
-        if x.requires_grad or x.is_inference() or capturing:  # memory of a CUDA graph is its own
+        if x.requires_grad or x.is_inference() or capturing(x):
             return self._rows(x, self.perm, self.inverse)
         for given, made in self._kept:
             if is_stamped(x, given):

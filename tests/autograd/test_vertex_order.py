@@ -461,17 +461,14 @@ def test_a_layer_that_keeps_its_first_product_keeps_the_users():
 
 
 def test_pygs_weights_of_edges_stay_with_them():
-    class Weighted(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.first, self.last = pyg("GCNConv", F_IN, WIDTH), pyg("GCNConv", WIDTH, 3)
-
+    class Weighted(Theirs):
         def forward(self, x, edge_index, edge_weight):
-            return self.last(self.first(x, edge_index, edge_weight).relu(), edge_index)
+            h = self.layers[0](x, edge_index, edge_weight).relu()
+            return self.layers[1](h, edge_index)
 
-    there = edges()
+    there, layers = edges(), (pyg("GCNConv", F_IN, WIDTH), pyg("GCNConv", WIDTH, 3))
     weight = torch.rand(there.shape[1], dtype=torch.float64)
-    assert_as_written(Weighted().double(), there, features(), there, weight)
+    assert_as_written(Weighted(*layers).double(), there, features(), there, weight)
 
 
 def test_what_is_made_of_the_edges_by_hand_is_right():
@@ -488,29 +485,22 @@ def test_what_is_made_of_the_edges_by_hand_is_right():
 
 
 def test_edges_may_come_before_the_features():
-    class Turned(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.first, self.last = pyg("SAGEConv", F_IN, WIDTH), pyg("GCNConv", WIDTH, 3)
-
+    class Turned(Theirs):
         def forward(self, edge_index, x):
-            return self.last(self.first(x, edge_index).relu(), edge_index)
+            return super().forward(x, edge_index)
 
-    there = edges()
-    assert_as_written(Turned().double(), there, there, features())
+    there, layers = edges(), (pyg("SAGEConv", F_IN, WIDTH), pyg("GCNConv", WIDTH, 3))
+    assert_as_written(Turned(*layers).double(), there, there, features())
 
 
 def test_other_matrices_may_come_before_the_features():
-    class Beside(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.first, self.last = pyg("SAGEConv", F_IN, WIDTH), pyg("GCNConv", WIDTH, 3)
-
+    class Scaled(Theirs):
         def forward(self, scale, x, edge_index):
-            return self.last(self.first(x * scale, edge_index).relu(), edge_index)
+            return super().forward(x * scale, edge_index)
 
     there, scale = edges(), features(rows=1)
-    assert_as_written(Beside().double(), there, scale, features(), there)
+    layers = pyg("SAGEConv", F_IN, WIDTH), pyg("GCNConv", WIDTH, 3)
+    assert_as_written(Scaled(*layers).double(), there, scale, features(), there)
 
 
 # What was there when the trace was written, and is another at a call
