@@ -11,7 +11,6 @@ from .formats import checks, primitives
 from .formats.arrays import (
     Array,
     allocating,
-    device_of,
     finish,
     namespace,
     on_device_of,
@@ -24,6 +23,7 @@ from .formats.compressed import CSC, CSR
 from .formats.convert import numbered_csr
 from .formats.coo import COO
 from .formats.sgt import DEFAULT_TILE, SGT, check_tile
+from .interop.edges import Edges, edges_of
 from .interop.pyg import from_edge_index
 from .reorder import Order
 from .stats import Stats, summarize
@@ -98,8 +98,23 @@ class Graph(Shaped):
         """Make a graph from PyG's arrays: ``edge_index[0]`` are sources, ``edge_index[1]`` targets.
 
         Arguments and errors are those of ``sparsefmt.from_edge_index``.
+
+        Notes
+        -----
+        Of CUDA tensors nothing is built here, and with ``num_nodes`` nothing waits for the GPU: the
+        first function of ``sparsefmt.autograd`` builds what it needs on torch's stream.  Ids are
+        checked there.  A wrong one raises ``IndexRangeError`` at the first use of this graph that
+        finds the GPU done, and at the latest where a format of it is asked for, ``graph.structure``
+        for instance; if the graph is gone by then, at the next build of another one.  Until then
+        the edge counts as one of vertex 0, so that nothing reads or writes foreign memory.  With
+        ``SPARSEFMT_DEBUG=1`` ids are checked here.
         """
-        return cls(from_edge_index(edge_index, edge_weight, num_nodes=num_nodes))
+        edges = edges_of(edge_index, edge_weight, num_nodes)
+        if edges is None:
+            return cls(from_edge_index(edge_index, edge_weight, num_nodes=num_nodes))
+        if checks.DEBUG:
+            edges.coo()  # synchronize!
+        return cls._on(GraphBuilt(edges=edges), False)
 
     # The formats
 
@@ -250,35 +265,36 @@ class Graph(Shaped):
     @property
     def shape(self) -> tuple[int, int]:
         """(n_rows, n_cols)."""
-        rows, cols = self._built.structure.shape
+        rows, cols = self._built.given.shape
         return (cols, rows) if self._flipped else (rows, cols)
 
     @property
     def nnz(self) -> int:
         """Number of stored entries: edges."""
-        return int(self._built.structure.nnz)
+        return int(self._built.given.nnz)
 
     @property
     def device(self) -> str:
         """``"cpu"`` or ``"cuda:<ordinal>"``."""
-        return device_of(self._built.structure._indices)
+        found: str = self._built.given.device
+        return found
 
     @property
     def index_dtype(self) -> np.dtype[Any]:
         """Dtype of the indices."""
-        found: np.dtype[Any] = self._built.structure.index_dtype
+        found: np.dtype[Any] = self._built.given.index_dtype
         return found
 
     @property
     def dtype(self) -> np.dtype[Any] | None:
         """Dtype of the edge values, None for an unweighted structure."""
-        found: np.dtype[Any] | None = self._built.structure.dtype
+        found: np.dtype[Any] | None = self._built.given.dtype
         return found
 
     @property
     def weighted(self) -> bool:
         """Whether edges have values."""
-        return self._built.structure.data is not None
+        return self._built.given.dtype is not None
 
     def to(self, device: str) -> "Graph":
         """Move the graph to another device, with all that was built of it; itself if there."""
@@ -320,15 +336,29 @@ class GraphBuilt(Built):
     A key is a name, arguments, and whether that is one of the transpose.
     """
 
-    def __init__(self, structure: Any) -> None:
+    def __init__(self, structure: Any = None, *, edges: Edges | None = None) -> None:
         super().__init__()
-        self.structure = structure
+        self._structure, self.edges = structure, edges
         # Weak: a graph holds this.  Without cycles GPU memory goes back at once.
         self.graphs: WeakValueDictionary[bool, Any] = WeakValueDictionary()
         # Of the graph and of its transpose; what torch.compile reads while it traces, which would
         # guard the keys of a dict.
         self.tensors: list[Any] = [None, None]
         self.looped: list[Any] = [None, None]  # graphs with self-loops, of the structure alone
+
+    @property
+    def given(self) -> Any:
+        """What the graph was made from: edges that nobody has looked at yet, or a format."""
+        return self.edges if self._structure is None else self._structure
+
+    @property
+    def structure(self) -> Any:
+        """The format that the graph was made from; of edges, made at first use."""
+        if self._structure is None:
+            with self.lock:
+                if self._structure is None and self.edges is not None:
+                    self._structure = self.edges.coo()  # synchronize!
+        return self._structure
 
     def _run(self, key: Hashable, build: Callable[[], Made]) -> Made:
         """Build on the device of the graph, and finish, so that any stream may read it."""
@@ -340,11 +370,21 @@ class GraphBuilt(Built):
 
     def csr(self) -> tuple[CSR, Array | None]:
         """Return the CSR, and the permutation from the user's order to it if they differ."""
-        return self.ask(("csr", False), lambda: numbered_csr(self.structure))
+        return self.ask(("csr", False), self._csr)
+
+    def _csr(self) -> tuple[CSR, Array | None]:
+        """Take over what torch has built of the edges, if it has, or build it."""
+        made = self.tensors[0]
+        return numbered_csr(self.structure) if made is None else made.numbered_csr()
 
     def csc(self) -> tuple[CSC, Array]:
         """Return the CSC, and the permutation from CSR order to CSC order."""
-        return self.ask(("csc", False), lambda: self.csr()[0].tocsc_with_perm())
+        return self.ask(("csc", False), self._csc)
+
+    def _csc(self) -> tuple[CSC, Array]:
+        made = self.tensors[0]
+        found = None if made is None else made.numbered_csc()
+        return self.csr()[0].tocsc_with_perm() if found is None else found
 
     def inverse(self) -> Array:
         """Return the permutation from CSC order to CSR order."""

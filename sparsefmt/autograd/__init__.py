@@ -10,11 +10,13 @@ if TYPE_CHECKING:
     from .cbsr import features_to_keep as features_to_keep
     from .cbsr import maxk as maxk
     from .cbsr import maxk_aggregate as maxk_aggregate
+    from .edge_index import as_graph as as_graph
     from .edges import edge_softmax as edge_softmax
     from .edges import sddmm as sddmm
     from .gat import gat_aggregate as gat_aggregate
     from .gat import gat_of_vectors as gat_of_vectors
     from .gcn import gcn_norm as gcn_norm
+    from .gcn import unit_scales as unit_scales
     from .matmul import operands as operands
     from .matmul import spmm as spmm
     from .pairwise import dot_aggregate as dot_aggregate
@@ -33,9 +35,10 @@ if TYPE_CHECKING:
 _MODULES = {
     "_order": "own_values",
     "cbsr": "features_to_keep maxk maxk_aggregate",
+    "edge_index": "as_graph",
     "edges": "edge_softmax sddmm",
     "gat": "gat_aggregate gat_of_vectors",
-    "gcn": "gcn_norm",
+    "gcn": "gcn_norm unit_scales",
     "matmul": "operands spmm",
     "pairwise": "dot_aggregate gatv2_aggregate",
     "propagation": "aggregate_with_own propagate",

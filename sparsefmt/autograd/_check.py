@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..errors import DeviceError, DtypeError, ShapeError, UnsupportedError
 from ..ops.engine import checks
-from .structure import GraphTensors
+from ._tensors import GraphTensors
 
 FLOATING = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 

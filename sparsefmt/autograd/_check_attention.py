@@ -13,7 +13,7 @@ from ..ops.attention import checks
 from ..ops.attention.operands import Options
 from ..ops.engine import checks as engine_checks
 from . import _check, _library
-from .structure import GraphTensors
+from ._tensors import GraphTensors
 
 
 def features(name: str, x: Tensor, *, rows: int, axis: str, graph: GraphTensors) -> None:

@@ -23,7 +23,7 @@ from ..ops.engine.structure import Sizes, Structure
 from ..ops.engine.table import Op
 from . import _kernels as _kernels  # adds rows to the table
 from ._memory import NAMES, as_numpy, dtype_of
-from .structure import Side
+from ._tensors import Side
 
 _library: Any = torch.library.Library("sparsefmt", "DEF")  # type: ignore[no-untyped-call]
 

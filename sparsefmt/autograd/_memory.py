@@ -24,13 +24,18 @@ NAMES = {
     torch.uint8: "uint8",
     torch.uint16: "uint16",
 }
-_DTYPES = {name: dtype for dtype, name in NAMES.items()}
+DTYPES = {name: dtype for dtype, name in NAMES.items()}
 _WIDE = (torch.float32, torch.float64)
 
 # Torch's own code generator reads both this way: 0.1 µs, where a Stream object costs 3.  Builds
 # without CUDA lack them.
-_raw_stream: Any = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+raw_stream: Any = getattr(torch._C, "_cuda_getCurrentRawStream", None)
 _current_device: Any = getattr(torch._C, "_cuda_getDevice", None)
+
+
+def on_device(number: int) -> AbstractContextManager[object]:
+    """Enter a context in which that GPU is the current one; nothing where it is."""
+    return HERE if number == _current_device() else torch.cuda.device(number)
 
 
 class TorchMemory:
@@ -70,7 +75,7 @@ class TorchMemory:
 
     def empty(self, shape: Sequence[int], dtype: str, like: Tensor) -> Tensor:
         """Uninitialised memory on the device of ``like``."""
-        wanted = _DTYPES[dtype]
+        wanted = DTYPES[dtype]
         if wanted is not like.dtype:
             return like.new_empty(shape, dtype=wanted)
         # Of its shape and layout torch makes it in 2 µs, else in 3.
@@ -79,7 +84,7 @@ class TorchMemory:
 
     def zeros(self, shape: Sequence[int], dtype: str, like: Tensor) -> Tensor:
         """Zeroed memory on the device of ``like``."""
-        return like.new_zeros(shape, dtype=_DTYPES[dtype])
+        return like.new_zeros(shape, dtype=DTYPES[dtype])
 
     def take(self, a: Tensor, places: Tensor) -> Tensor:
         """The values at those places."""
@@ -103,7 +108,7 @@ class TorchMemory:
 
     def stream(self, a: Tensor) -> int:
         """Torch's current stream on the device of ``a``."""
-        found: int = _raw_stream(a.get_device())
+        found: int = raw_stream(a.get_device())
         return found
 
     def device(self, a: Tensor) -> int:
@@ -112,7 +117,7 @@ class TorchMemory:
 
     def on_device(self, a: Tensor) -> AbstractContextManager[object]:
         """Torch's dispatcher does not switch devices for a Python kernel."""
-        return HERE if a.get_device() == _current_device() else torch.cuda.device(a.device)
+        return on_device(a.get_device())
 
     def deterministic(self) -> bool:
         """Whether torch is in deterministic mode."""
@@ -142,4 +147,4 @@ def sums_dtype(x: Tensor) -> torch.dtype:
 
 def dtype_of(like: Tensor | str) -> torch.dtype:
     """The dtype of a result: a tensor's, or that of the name."""
-    return _DTYPES[like] if isinstance(like, str) else like.dtype
+    return DTYPES[like] if isinstance(like, str) else like.dtype

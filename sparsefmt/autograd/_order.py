@@ -7,7 +7,9 @@ from torch import Tensor
 from torch.autograd import Function
 
 from ._recording import recorded
-from .structure import GraphLike, GraphTensors, graph_tensors, order_of, tensors_of
+from ._tensors import GraphTensors
+from .edge_index import as_graph
+from .structure import GraphLike, graph_tensors, order_of, tensors_of
 
 
 @overload
@@ -54,6 +56,7 @@ def own_values(graph: GraphLike) -> Tensor | None:
     DtypeError
         If ``graph`` is no Graph.
     """
+    graph = as_graph(graph, None)
     values = graph_tensors(graph).csr_values
     return None if values is None else in_own_order(graph, values)
 

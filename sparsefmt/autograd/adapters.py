@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import Linear, Module, Sequential
 from torch.nn.parameter import UninitializedParameter
-from torch.utils.weak import WeakIdKeyDictionary, WeakTensorKeyDictionary
+from torch.utils.weak import WeakIdKeyDictionary
 
 from ..graph import Graph
 from ..plan import models
@@ -30,13 +30,12 @@ from .composition import (
     ways,
 )
 from .constants import hooked
+from .edge_index import as_graph
 from .matmul import spmm
 from .structure import graph_tensors
 
 Values = dict[str, Any]
 _PYG = "torch_geometric.nn.conv"
-#: Graphs of the ``edge_index`` that layers of PyG get, with its version.
-_GRAPHS: Any = WeakTensorKeyDictionary()
 
 
 @dataclass(frozen=True)
@@ -141,18 +140,10 @@ class PlannedLayer:
 
     def graph_of(self, x: Tensor, given: Any) -> Graph | None:
         """Give the graph behind what the layer takes; None for what it takes and we do not."""
-        if not self.adapter.edge_index:
-            return given if isinstance(given, Graph) else None
-        plain = isinstance(given, Tensor) and given.layout is torch.strided and given.dim() == 2
-        if not plain or given.is_inference():
+        if self.adapter.edge_index and (not isinstance(given, Tensor) or given.is_inference()):
             return None
-        version, n, graph = _GRAPHS.get(given, (None, None, None))
-        if (version, n) != (given._version, x.shape[0]):
-            # A copy: a graph over the tensor's memory would keep it alive.
-            graph = Graph.from_edge_index(given.clone(), num_nodes=x.shape[0])
-            _GRAPHS[given] = given._version, x.shape[0], graph
-        found: Graph | None = graph
-        return found
+        found = as_graph(given, x)
+        return found if isinstance(found, Graph) else None
 
 
 # Graphs and diagonals, kept with the graph that they are made of

@@ -18,6 +18,7 @@ from ..ops.engine import checks
 from . import _check
 from ._library import LibraryOp, unheard
 from ._recording import apart, recorded
+from .edge_index import as_graph
 from .matmul import Factors, csr_operands, factor_gradients, restored, scaled
 from .structure import GraphLike, on_rows, side_of
 
@@ -115,6 +116,7 @@ def maxk_aggregate(
     (ASPLOS'24), sections 3 and 4.
     """
     checks.word("reduce", reduce, REDUCTIONS)
+    graph = as_graph(graph, x)
     x, values, r, c = csr_operands(graph, x, edge_weight, row_scale, col_scale)
     k = _check.kept(k, x.shape[1])
     return maxk_spgemm(graph, x, k, reduce, values, r, c)

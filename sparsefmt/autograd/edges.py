@@ -10,6 +10,7 @@ from . import _check, _library
 from ._library import LibraryOp
 from ._order import in_csr_order, in_own_order
 from ._recording import apart, recorded
+from .edge_index import as_graph
 from .matmul import multiply, scaled, segment_sums
 from .structure import GraphLike, graph_tensors, on_rows, side_of
 
@@ -45,6 +46,7 @@ def sddmm(graph: GraphLike, x: Tensor, y: Tensor) -> Tensor:
     -----
     Deterministic, differentiable any number of times.  TC-GNN (ATC'23), section 2.1, equation 3.
     """
+    graph = as_graph(graph, y, x)
     tensors = graph_tensors(graph)
     _check.tensor("x", x)
     _check.tensor("y", y)
@@ -87,6 +89,7 @@ def edge_softmax(graph: GraphLike, scores: Tensor) -> Tensor:
     Deterministic, differentiable any number of times.  A row of which all scores are -inf gives
     NaN, as in torch.  GAT (ICLR'18), equation 3.
     """
+    graph = as_graph(graph, None)
     tensors = graph_tensors(graph)
     _check.tensor("scores", scores)
     kind = tensors.kind

@@ -12,6 +12,7 @@ from ._attention import Attention
 from ._library import LibraryOp
 from ._order import in_csr_order
 from ._recording import apart, once, recorded
+from .edge_index import as_graph
 from .structure import GraphLike, graph_tensors, side_of
 
 GAT = LibraryOp("gat")
@@ -89,6 +90,7 @@ def gat_aggregate(
     narrows ``h`` and takes scores in float32.  ``M`` is by Philox4x32-10, as in ``ops.gat``.
     GAT (ICLR'18), equations 1 to 4; fuseGNN (ICCAD'20), section 3.
     """
+    graph = as_graph(graph, h, er)
     tensors = graph_tensors(graph)
     (h,), (el, er, edge_scores) = check.autocast(tensors, (h,), (el, er, edge_scores))
     check.features("h", h, rows=tensors.n_cols, axis="columns", graph=tensors)
@@ -159,6 +161,7 @@ def gat_of_vectors(
     ``h`` and the vectors.  ``nn.GATConv`` is written with it.  GAT (ICLR'18), equations 1 to 6;
     fuseGNN (ICCAD'20), section 3.
     """
+    graph = as_graph(graph, h)
     tensors = graph_tensors(graph)
     if loop_scores is not None and self_loops is False:
         raise UnsupportedError(

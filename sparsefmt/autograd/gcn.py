@@ -11,11 +11,14 @@ from ..formats.arrays import finish
 from ..graph import Graph
 from ..ops.engine import checks
 from ..ops.gcn import api as ops
+from ..ops.gcn.cuda import gcn_unit_scales
 from . import _check, _library
 from ._library import LibraryOp
 from ._order import in_csr_order, in_own_order
 from ._recording import once, recorded
-from .structure import GraphLike, GraphTensors, graph_tensors, side_of
+from ._tensors import GraphTensors
+from .edge_index import as_graph
+from .structure import GraphLike, graph_tensors, side_of
 
 GCN_NORM = LibraryOp("gcn_norm")
 GCN_NORM_BACKWARD = LibraryOp("gcn_norm_backward")
@@ -76,6 +79,7 @@ def gcn_norm(
 
     GCN (ICLR'17), equation 2; fuseGNN (ICCAD'20), section 3, fuses the same steps.
     """
+    graph = as_graph(graph, None)
     tensors = graph_tensors(graph)
     _check_given(self_loops, tensors)
     values = _given_values(edge_weight, tensors)
@@ -85,6 +89,33 @@ def gcn_norm(
     if self_loops:
         return _with_loops(graph), found
     return cast(Graph, graph), in_own_order(graph, found)
+
+
+def unit_scales(graph: GraphLike) -> Tensor | None:
+    """Compute GCN's factors of a graph whose edges weigh 1 each, by one kernel of a GPU.
+
+    Parameters
+    ----------
+    graph : Graph, shape (n, n)
+
+    Returns
+    -------
+    Tensor, shape (2, n), in float64
+        ``d[i]^-1/2`` and, for a vertex without a loop, ``1 / d[i]``, where ``d[i]`` is the number
+        of entries of row i, plus 1 for such a vertex; 0 in the second row for the others.  None if
+        there is no such kernel: for weighted graphs, on the CPU and while ``torch.compile`` traces.
+
+    Raises
+    ------
+    DtypeError
+        If ``graph`` is no Graph.
+    """
+    tensors = graph_tensors(graph)
+    S = tensors.rows.structure
+    if S is None or tensors.csr_values is not None or torch.compiler.is_compiling():
+        return None
+    out = tensors.rows.indptr.new_empty((2, tensors.n_rows), dtype=torch.float64)
+    return cast(Tensor, gcn_unit_scales(S, out)) if tensors.n_rows else out
 
 
 def _check_given(self_loops: object, graph: GraphTensors) -> None:

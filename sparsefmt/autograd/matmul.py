@@ -21,7 +21,9 @@ from . import _check, _library
 from ._library import LibraryOp
 from ._order import given_in_csr_order, in_own_order
 from ._recording import apart, recorded
-from .structure import GraphLike, GraphTensors, Side, graph_tensors, side_of
+from ._tensors import GraphTensors, Side
+from .edge_index import as_graph
+from .structure import GraphLike, graph_tensors, side_of
 
 SPMM = LibraryOp("spmm")
 AGGREGATE_BACKWARD = LibraryOp("aggregate_backward")
@@ -48,7 +50,9 @@ def spmm(
     Parameters
     ----------
     graph : Graph, shape (n_rows, n_cols)
-        On the device of ``x``.
+        On the device of ``x``.  Or PyG's ``edge_index``, a tensor of integers and shape (2, nnz):
+        its graph of as many rows and columns as ``x`` has rows is made once, and remembered until
+        the tensor is changed or gone.  So in all functions and layers, where graphs are taken.
     x : Tensor, shape (n_cols, feat)
         float16 or bfloat16 (summed in float32), float32 or float64.  Rows may have any stride.
     edge_weight : Tensor, shape (nnz,), optional
@@ -83,6 +87,7 @@ def spmm(
     fuseGNN (ICCAD'20), section 3.
     """
     checks.word("reduce", reduce, REDUCTIONS)
+    graph = as_graph(graph, x)
     tensors = graph_tensors(graph)
     x, values, r, c = _operands(tensors, x, edge_weight, row_scale, col_scale)
     if edge_weight is not None:
@@ -122,6 +127,7 @@ def operands(
     -----
     For layers that compute with their operands before they aggregate.
     """
+    graph = as_graph(graph, x)
     tensors = graph_tensors(graph)
     x, values, r, c = _operands(tensors, x, edge_weight, row_scale, col_scale)
     if edge_weight is None and values is not None:

@@ -11,6 +11,7 @@ from ._attention import Attention
 from ._library import LibraryOp
 from ._order import in_csr_order
 from ._recording import apart, once, recorded
+from .edge_index import as_graph
 from .structure import GraphLike, graph_tensors, side_of
 
 ATTEND = LibraryOp("attend")
@@ -67,6 +68,7 @@ def gatv2_aggregate(
     computed again.  Autocast narrows ``left`` and ``right`` and takes the others in float32.
     GATv2 (ICLR'22), equation 7.
     """
+    graph = as_graph(graph, left, right)
     tensors = graph_tensors(graph)
     (left, right), (att, edge_scores) = check.autocast(tensors, (left, right), (att, edge_scores))
     check.features("left", left, rows=tensors.n_cols, axis="columns", graph=tensors)
@@ -130,6 +132,7 @@ def dot_aggregate(
     narrows all but ``edge_scores``.
     Transformer (NeurIPS'17), equation 1, over the edges of a graph.
     """
+    graph = as_graph(graph, keys, queries)
     tensors = graph_tensors(graph)
     given, (edge_scores,) = check.autocast(tensors, (queries, keys, values), (edge_scores,))
     queries, keys, values = given

@@ -10,6 +10,7 @@ from ..errors import UnsupportedError
 from . import _check, _library
 from ._recording import apart, recorded
 from .cbsr import choose_features, spgemm, to_dense
+from .edge_index import as_graph
 from .matmul import SPMM, csr_operands, multiply, spmm
 from .structure import GraphLike, graph_tensors, side_of
 
@@ -61,6 +62,7 @@ def aggregate_with_own(
     is saved for backward where ``k`` is given.  ``nn.GCNConv`` adds loops this way, and
     ``nn.GINConv`` its ``1 + eps``.
     """
+    graph = as_graph(graph, x)
     if k is None:
         y = spmm(graph, x, edge_weight, row_scale=row_scale, col_scale=col_scale)
         _check.own_part(own, without, graph_tensors(graph))
@@ -118,6 +120,7 @@ def propagate(
     Deterministic, backward too.  ``aggregate_with_own`` computes the same in three nodes and as
     many passes over the result.
     """
+    graph = as_graph(graph, x)
     x, values, _, _ = csr_operands(graph, x, None, None, None)
     tensors = graph_tensors(graph)
     if torch.is_autocast_enabled(tensors.kind):

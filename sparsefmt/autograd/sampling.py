@@ -13,6 +13,7 @@ from . import _check
 from ._library import LibraryOp
 from ._memory import sums_dtype
 from ._recording import apart, once, recorded
+from .edge_index import as_graph
 from .matmul import csr_operands
 from .structure import GraphLike, graph_tensors, side_of
 
@@ -87,6 +88,7 @@ def sampled_aggregate(
     checks.flag("mean", mean)
     checks.flag("rescale", rescale)
     sampling_options.refuse_both(mean, rescale)
+    graph = as_graph(graph, x)
     x, values, r, c = csr_operands(graph, x, edge_weight, row_scale, col_scale)
     tensors = graph_tensors(graph)
     _check.seed(seed, tensors)

@@ -1,6 +1,5 @@
 """A graph's arrays as tensors: built once, zero-copy, with the graph; ``Graph`` as pytree."""
 
-from collections.abc import Callable
 from typing import Any, TypeAlias, cast
 from weakref import WeakValueDictionary
 
@@ -11,7 +10,6 @@ from torch.utils import _pytree as pytree
 from ..errors import DtypeError, UnsupportedError
 from ..formats import primitives
 from ..formats.arrays import allocating, finish, on_device_of
-from ..formats.built import Built
 from ..formats.compressed import CSC, CSR
 from ..formats.coo import COO
 from ..formats.sgt import check_tile
@@ -19,126 +17,17 @@ from ..graph import Graph, GraphBuilt
 from ..interop.torch import from_tensor, to_tensor
 from ..ops.cbsr.gradients import checked_order
 from ..ops.cbsr.windows import prepare_order
-from ..ops.engine.structure import Structure, built_for, csr_of, structure_of
+from ..ops.engine.structure import csr_of
 from ..ops.tiles.costs import Costs, checked
 from ..reorder import Order
+from ._memory import on_device
+from ._reports import check_all
+from ._tensors import GraphTensors, Side
 from ._tiles import prepare_tiles
 
-#: What the functions take: a graph, or its tensors where a transformation has replaced them.
-GraphLike: TypeAlias = "Graph | GraphTensors"
-
-
-class _OfStructure:
-    """Tensors of a structure, and what is made once of them alone."""
-
-    def __init__(self, leaf: Any) -> None:
-        self.device: Any = getattr(leaf, "device", None)  # a tracer's leaf may be anything
-        self._built = Built()
-
-    def kept(self, key: Any, make: Callable[[], Tensor]) -> Tensor:
-        """Return the tensor of that name, made at the first call; anew where it cannot stay."""
-        if torch.compiler.is_compiling():
-            return make()
-        found: Tensor | None = self._built.found.get(key)
-        if found is not None:
-            return found
-        return self._make(key, make)
-
-    def _make(self, key: Any, make: Callable[[], Tensor]) -> Tensor:
-        """Make the tensor of that name, on no tape and finished."""
-        cuda = self.device.type == "cuda"
-        if cuda and torch.cuda.is_current_stream_capturing():
-            return make()  # memory of that CUDA graph
-
-        def build() -> Tensor:
-            with torch.inference_mode(False), torch.no_grad():
-                made = make()
-            if cuda:
-                torch.cuda.current_stream(self.device).synchronize()  # synchronize!
-            return made
-
-        return self._built.ask(key, build, lambda made: type(made) is Tensor)  # no tracer's
-
-
-class Side(_OfStructure):
-    """One orientation of a structure: CSR of ``A``, or of its transpose.
-
-    ``perm`` tells the number of each entry in the order of the edge values, None where it is its
-    own; ``plan`` holds the arrays of ``CSR.chunks`` on a GPU and is empty on the CPU.
-    ``structure`` is what the launchers of a GPU read, and ``built`` what they find by its place in
-    memory, so that a library op takes the structure alone; None on the CPU and for a tracer's
-    leaves.  The tensors that are made of it go with the last side over the same arrays.
-    """
-
-    def __init__(
-        self,
-        indptr: Tensor,
-        indices: Tensor,
-        n_cols: int,
-        plan: list[Tensor],
-        perm: Tensor | None,
-        structure: Structure | None = None,
-        built: Built | None = None,
-    ) -> None:
-        super().__init__(indices)
-        self.indptr, self.indices, self.n_cols = indptr, indices, n_cols
-        self.plan, self.perm = plan, perm
-        self.structure, self.built = structure, built
-
-    @classmethod
-    def of(cls, csr: CSR, perm: Any) -> "Side":
-        """Make the tensors over the arrays of ``csr``."""
-        order = None if perm is None else to_tensor(perm)
-        parts = to_tensor(csr.indptr), to_tensor(csr.indices), csr.n_cols
-        if csr.device == "cpu":
-            return cls(*parts, [], order)
-        # Only kernels on a GPU cut their work in chunks.
-        plan = [to_tensor(array) for array in csr.chunks.arrays()]
-        structure = structure_of(csr)
-        return cls(*parts, plan, order, structure, built_for(csr, structure))
-
-    def inverse_degree(self, dtype: torch.dtype) -> Tensor:
-        """Return 1 over the number of entries, 1 for an empty row: (n_rows,)."""
-        return self.kept(dtype, lambda: self._inverse_degree(dtype))
-
-    def _inverse_degree(self, dtype: torch.dtype) -> Tensor:
-        lengths = (self.indptr[1:] - self.indptr[:-1]).clamp(min=1)
-        return lengths.to(torch.float64).reciprocal().to(dtype)
-
-
-class GraphTensors(_OfStructure):
-    """The tensors of a graph: its rows, its edge values and, once needed, its columns.
-
-    ``csr_values`` are in CSR order.  ``order`` is ``Graph.csr_perm``: None where the edges were
-    given in CSR order and, of a graph, until it is ``ordered``.
-    """
-
-    def __init__(
-        self,
-        rows: Side,
-        columns: Side | None,
-        csr_values: Tensor | None,
-        sizes: tuple[int, int, int],
-        order: Tensor | None = None,
-        *,
-        ordered: bool = True,
-    ) -> None:
-        super().__init__(rows.indices)
-        self.rows, self.columns, self.csr_values = rows, columns, csr_values
-        self.order, self.ordered = order, ordered
-        self.n_rows, self.n_cols, self.nnz = sizes
-        self.kind: str = getattr(self.device, "type", "")
-
-    def inverse(self) -> Tensor:
-        """Return the inverse of ``order``: the place in CSR order of each edge of the user's."""
-        order = cast(Tensor, self.order)
-
-        def make() -> Tensor:
-            found = torch.empty_like(order)
-            found[order] = torch.arange(self.nnz, dtype=order.dtype, device=order.device)
-            return found
-
-        return self.kept("inverse", make)
+#: What the functions take: a graph, or its tensors where a transformation has replaced them; public
+#: ones also an ``edge_index``, of which ``as_graph`` makes a graph.
+GraphLike: TypeAlias = "Graph | GraphTensors | Tensor"
 
 
 def prepare(
@@ -188,10 +77,11 @@ def prepare(
 
     Notes
     -----
-    Synchronises with a GPU when it builds anything.  The tensors are views: only the transpose
-    takes memory, 2 nnz + n_cols + 1 indices, which ``graph.csc`` and ``graph.csc_perm`` share, and
-    on a GPU the cut of the work: about nnz / 32 + n_rows / 4 indices, both ways.  Of a graph that
-    is itself a ``transposed`` one, ``graph.csr_perm`` takes nnz indices more.
+    Synchronises with a GPU when it builds anything, and with what a function is building.  The
+    tensors are views, or the formats are views of them: only the transpose takes memory, 2 nnz +
+    n_cols + 1 indices, which ``graph.csc`` and ``graph.csc_perm`` share, and on a GPU the cut of
+    the work: about nnz / 32 + n_rows / 4 indices, both ways.  Of a graph that is itself a
+    ``transposed`` one, ``graph.csr_perm`` takes nnz indices more.
 
     Not made here are the windows that the gradient of ``maxk_aggregate`` goes by on a GPU, since
     they depend on the width of its features: its first run sorts the entries, and keeps 4 bytes and
@@ -220,6 +110,7 @@ def prepare(
         raise UnsupportedError("costs are given without tile: they are of tiles, give both.")
     _prepare_tensors(graph, transposed)
     _prepare_order(graph)
+    _freeze(graph)
     if order is not None:
         order = checked_order(order, graph.csr)
         structure = side_of(graph, False).structure
@@ -228,6 +119,18 @@ def prepare(
             prepare_order(csr, order)
     if shape is not None:
         _prepare_tiles(graph, shape, transposed, costs)
+
+
+def _freeze(graph: Graph) -> None:
+    """Wait for what is being built, and have all of it as if it came from formats."""
+    tensors = _tensors_made(graph)
+    if tensors.rows.arrays is None:
+        return
+    with graph._built.lock:
+        _ = graph.csr  # over the same memory
+        if tensors.columns is not None:
+            _ = graph.csc
+        tensors.freeze()
 
 
 def _prepare_tiles(
@@ -250,9 +153,16 @@ def wrong_graph(value: object) -> DtypeError:
 
 def _prepare_tensors(graph: Graph, transposed: bool) -> bool:
     built, at = graph._built, 1 if graph._flipped else 0
+    # Backward runs on a thread of autograd's, where a build takes twice as long.
+    both = transposed or torch.is_grad_enabled()
     # Tensors born in inference mode could never take part in training.
     with built.lock, torch.inference_mode(False):
         found: GraphTensors | None = built.tensors[at]
+        edges = built.edges
+        if found is None and edges is not None and _may_build(graph):
+            with on_device(edges.device_number):
+                check_all()
+                found = built.tensors[at] = GraphTensors.of_edges(edges, both=both)
         if found is None:
             csr = graph.csr
             values = None if csr.data is None else to_tensor(csr.data)
@@ -260,12 +170,32 @@ def _prepare_tensors(graph: Graph, transposed: bool) -> bool:
             found = GraphTensors(Side.of(csr, None), None, values, sizes, ordered=False)
             finish(csr.indptr)  # synchronize!
             built.tensors[at] = found
+        if transposed and found.columns is None and _may_go_on(found, built):
+            with on_device(found.device.index):
+                found.build_columns()
         if transposed and found.columns is None:
             flipped = graph.csc.T
             columns = Side.of(flipped, graph.csc_perm)
             finish(flipped.indptr)  # synchronize!
             found.columns = columns
     return True
+
+
+def _may_build(graph: Graph) -> bool:
+    """Tell whether a graph can be built of its edges, on the current stream."""
+    unseen = not graph._flipped and ("csr", False) not in graph._built.found
+    return unseen and _plainly()
+
+
+def _may_go_on(tensors: GraphTensors, built: GraphBuilt) -> bool:
+    """Tell whether the columns can be built of rows that were built so."""
+    unseen = tensors.rows.arrays is not None and ("csc", False) not in built.found
+    return unseen and _plainly()
+
+
+def _plainly() -> bool:
+    """Tell whether what the current stream does happens now, and is seen by the host alone."""
+    return not torch.compiler.is_compiling() and not torch.cuda.is_current_stream_capturing()
 
 
 def _prepare_order(graph: Graph) -> bool:
@@ -278,11 +208,18 @@ def _prepare_order(graph: Graph) -> bool:
     return True
 
 
+def _prepare_traced(graph: Graph, transposed: bool) -> bool:
+    """Make the tensors of a graph that a tracer sees, which reads no reports."""
+    _prepare_tensors(graph, transposed)
+    _freeze(graph)
+    return True
+
+
 # torch.compile runs these methods while it traces, then traces on with what they made.  As methods
 # only: of a function's argument it would guard the identity, and compile for each graph anew.
-_prepare_tensors._dynamo_marked_constant = True  # type: ignore[attr-defined]
+_prepare_traced._dynamo_marked_constant = True  # type: ignore[attr-defined]
 _prepare_order._dynamo_marked_constant = True  # type: ignore[attr-defined]
-Graph._prepare_tensors = _prepare_tensors  # type: ignore[attr-defined]
+Graph._prepare_traced = _prepare_traced  # type: ignore[attr-defined]
 Graph._prepare_order = _prepare_order  # type: ignore[attr-defined]
 
 
@@ -290,14 +227,17 @@ def tensors_of(graph: GraphLike, *, transposed: bool = False) -> GraphTensors:
     """Return the tensors of a graph, made if they are missing."""
     if isinstance(graph, GraphTensors):
         return graph
+    graph = cast(Graph, graph)
     # A tracer must not see what is missing: it remembers what it read.
     if torch.compiler.is_compiling():
-        graph._prepare_tensors(transposed)  # type: ignore[attr-defined]
+        graph._prepare_traced(transposed)  # type: ignore[attr-defined]
         return _tensors_made(graph)
     found: GraphTensors | None = graph._built.tensors[1 if graph._flipped else 0]
     if found is None or (transposed and found.columns is None):
         _prepare_tensors(graph, transposed)
         found = _tensors_made(graph)
+    if found.building:
+        found.settle()
     return found
 
 

@@ -116,6 +116,11 @@ def _block_count(total: int, pieces: int, wave: int) -> int:
     return max(min(waves * wave, total // (2 * CHUNKS_PER_BLOCK)), 1)
 
 
+def most_blocks(n_rows: int, nnz: int, wave: int) -> int:
+    """Bound the blocks of so many rows and entries, whichever rows the entries lie in."""
+    return _block_count(n_rows + nnz // PIECE, PIECES, wave)
+
+
 @cache
 def multiprocessors(device: int) -> int:
     """Count the multiprocessors of the GPU of that number."""

@@ -5,7 +5,7 @@ from math import inf
 import torch
 from torch import Tensor
 
-from ..autograd import GraphLike, graph_tensors, own_values, sddmm, spmm
+from ..autograd import GraphLike, graph_tensors, own_values, sddmm, spmm, unit_scales
 
 
 def symmetric(
@@ -28,9 +28,14 @@ def symmetric(
 def stored(graph: GraphLike, dtype: torch.dtype) -> Tensor | None:
     """Tell which vertices get no loop from ``symmetric``, by a graph's own values: (n, 1), kept.
 
-    None where each gets one; the capture of a CUDA graph cannot look.
+    None where each gets one; the capture of a CUDA graph cannot look, and where the build of the
+    graph will tell, nobody waits for it.
     """
     tensors = graph_tensors(graph)
+    if tensors.loops is False and tensors.csr_values is None:
+        return None
+    if tensors.building:
+        return symmetric(graph, None, dtype)[1][:, None] == 0
     blind = tensors.kind == "cuda" and torch.cuda.is_current_stream_capturing()
 
     def make() -> Tensor:
@@ -43,6 +48,9 @@ def stored(graph: GraphLike, dtype: torch.dtype) -> Tensor | None:
 
 def _symmetric(graph: GraphLike, edge_weight: Tensor | None) -> Tensor:
     """Compute both, (2, n), in float32 at least: 2-byte floats may not count up to a degree."""
+    found = unit_scales(graph) if edge_weight is None else None
+    if found is not None:
+        return found
     tensors = graph_tensors(graph)
     weights = own_values(graph) if edge_weight is None else edge_weight
     if weights is not None and weights.dtype.itemsize == 2:

@@ -6,6 +6,7 @@ from torch.nn import Module, Parameter
 
 from ..autograd import (
     GraphLike,
+    as_graph,
     dot_aggregate,
     edge_softmax,
     graph_tensors,
@@ -96,6 +97,7 @@ class AGNNConv(Module):
         DtypeError, DeviceError, UnsupportedError
             As ``autograd.spmm``.
         """
+        graph = as_graph(graph, x)
         check_square(graph)
         check_features(x, graph)
         wide = torch.promote_types(x.dtype, torch.float32)

@@ -13,7 +13,7 @@ from torch.nn import Linear, Module, Parameter, init
 from torch.nn.functional import leaky_relu, linear
 
 from .._lazy import resolver
-from ..autograd import GraphLike, edge_softmax, gat_of_vectors, graph_tensors, sddmm, spmm
+from ..autograd import GraphLike, as_graph, edge_softmax, gat_of_vectors, graph_tensors, sddmm, spmm
 from ..errors import DtypeError, ShapeError
 from ._checks import check_beside, check_counts, check_input, check_number
 from ._loops import log_sums, loops
@@ -201,6 +201,7 @@ class GATConv(Attention):
         DtypeError, DeviceError, UnsupportedError
             As ``autograd.gat_aggregate``.
         """
+        graph = as_graph(graph, x)
         check_input(x, graph, self.lin.weight)
         edges = None if edge_attr is None else self._edge_scores(graph, edge_attr)
         own = None

@@ -7,7 +7,7 @@ results agree with its.
 from torch import Tensor
 from torch.nn import Linear, init
 
-from ..autograd import GraphLike, gatv2_aggregate
+from ..autograd import GraphLike, as_graph, gatv2_aggregate
 from ._checks import check_input
 from .gat import Attention, glorot
 
@@ -100,6 +100,7 @@ class GATv2Conv(Attention):
         DtypeError, DeviceError, UnsupportedError
             As ``autograd.gat_aggregate``.
         """
+        graph = as_graph(graph, x)
         check_input(x, graph, self.lin_l.weight)
         left = self._by_head(self.lin_l(x))
         right = left if self.share_weights else self._by_head(self.lin_r(x))

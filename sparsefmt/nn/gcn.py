@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import Linear, Parameter, init
 
-from ..autograd import GraphLike, aggregate_with_own, operands, propagate
+from ..autograd import GraphLike, aggregate_with_own, as_graph, operands, propagate
 from ._base import LinearConvolution, plus
 from ._checks import check_input
 from ._loops import stored, symmetric
@@ -86,6 +86,7 @@ class GCNConv(LinearConvolution):
         ShapeError, DtypeError, DeviceError, UnsupportedError
             As ``autograd.spmm``; also if the graph is not square.
         """
+        graph = as_graph(graph, x)
         check_input(x, graph, self.lin.weight)
         h = self.lin(x)
         h, values, _, _ = operands(graph, h, edge_weight)  # named as they were given, if refused

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import LazyLinear, Linear, Module, Parameter, Sequential
 
-from ..autograd import GraphLike, aggregate_with_own
+from ..autograd import GraphLike, aggregate_with_own, as_graph
 from ..errors import DeviceError, DtypeError, ShapeError, SparseFmtError, UnsupportedError
 from ._base import Convolution
 from ._checks import as_autocast, check_beside, check_features, check_number, check_square
@@ -114,6 +114,7 @@ class GINConv(Convolution):
         ShapeError, DtypeError, DeviceError, UnsupportedError
             As ``autograd.spmm``; also if the graph is not square, or ``nn`` cannot take ``x``.
         """
+        graph = as_graph(graph, x)
         check_square(graph)
         check_features(x, graph)
         _check_fit(self.nn, x)

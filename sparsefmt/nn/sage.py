@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import Linear
 from torch.nn.functional import linear
 
-from ..autograd import GraphLike, maxk_aggregate, spmm
+from ..autograd import GraphLike, as_graph, maxk_aggregate, spmm
 from ._base import LinearConvolution, plus
 from ._checks import check_input
 
@@ -63,6 +63,7 @@ class SAGEConv(LinearConvolution):
         ShapeError, DtypeError, DeviceError, UnsupportedError
             As ``autograd.spmm``; also if the graph is not square.
         """
+        graph = as_graph(graph, x)
         check_input(x, graph, self.lin_l.weight)
         width = self._width()
         y: Tensor

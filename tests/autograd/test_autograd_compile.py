@@ -361,8 +361,10 @@ OF_VIEWS = {
     ],
 }
 #: Public names that take no tensor to compute with.
-OTHERS = "own_values features_to_keep checked_strategy sample_width graph_tensors GraphLike"
-OTHERS = {*OTHERS.split(), "has_tiles", "prepare"}
+OTHERS = (
+    "as_graph own_values features_to_keep checked_strategy sample_width graph_tensors GraphLike"
+)
+OTHERS = {*OTHERS.split(), "has_tiles", "prepare", "unit_scales"}
 
 
 def test_every_function_is_tried_with_views():

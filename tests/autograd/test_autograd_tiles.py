@@ -296,7 +296,7 @@ def on_a_gpu(csr):
     places = csr.indptr.ctypes.data, csr.indices.ctypes.data
     sizes = *csr.shape, csr.nnz, csr.index_dtype.name
     S = Structure(*sizes, *places, 0, 0, 0, 0, 1, 0, 0)
-    return S, built_for(csr, S)
+    return S, built_for(S, lambda: csr)
 
 
 def place(csr):
@@ -305,7 +305,7 @@ def place(csr):
 
 
 def give(built, tile=TILE, costs=None):
-    csr = built.found["csr"]
+    csr = built.csr()
     degree = torch.from_numpy(1 / np.maximum(csr.lengths, 1)).float()
     _tiles.prepare_tiles(built, csr.tosgt(tile), degree, costs)
 
@@ -498,7 +498,7 @@ def test_nothing_is_built_in_a_capture(twin, monkeypatch):
 
 def test_a_new_tile_replaces_the_earlier_one_and_the_same_changes_nothing(twin):
     S, built = on_a_gpu(dense_windows().csr)
-    tiles, degree = built.found["csr"].tosgt(TILE), torch.ones(ROWS)
+    tiles, degree = built.csr().tosgt(TILE), torch.ones(ROWS)
     _tiles.prepare_tiles(built, tiles, degree)
     first = find(S)
     _tiles.prepare_tiles(built, tiles, degree)

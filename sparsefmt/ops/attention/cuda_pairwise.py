@@ -17,7 +17,7 @@ from ..engine import jit
 from ..engine.jit import Launch
 from ..engine.launch import ITEMSIZE
 from ..engine.memory import Memory, memory_of
-from ..engine.structure import Structure, structure_of, transposed
+from ..engine.structure import Structure, exact, structure_of, transposed
 from . import column_blocks, pairwise_shape
 from .column_blocks import ColumnBlock, blocks_of
 from .cuda_gat import Dropout, dropout_of, zero
@@ -164,7 +164,8 @@ def pairwise_backward(
             _run(T, call, Work(SOURCES, **both, **read, perm=perm))
             of_blocks = None
             if call.att is not None:
-                blocks = structure_of(A).blocks
+                A = exact(A)  # each block has a part of the gradient
+                blocks = A.blocks
                 of_blocks = m.empty((blocks, *datt.shape), call.sums, keys)
             own = {"datt": of_blocks, "dedges": None if edges is None else dedges}
             _run(A, call, Work(TARGETS, dqueries, **own, **read))

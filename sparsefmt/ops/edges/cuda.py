@@ -11,7 +11,7 @@ from ..engine import jit
 from ..engine.jit import Launch
 from ..engine.launch import ITEMSIZE, fill, row_bytes
 from ..engine.memory import memory_of
-from ..engine.structure import Structure, structure_of
+from ..engine.structure import Structure, exact, structure_of
 
 #: Bytes of Y that SDDMM takes in one launch: about the L2. Wider features take several, each
 #: adding to the sums: 1.05 to 1.2x on graphs of 0.1 M vertices and more (H200).
@@ -146,7 +146,7 @@ def edge_softmax_backward(
 
 
 def _softmax(A: CSR | Structure, values: Any, grad: Any, out: Any) -> Any:
-    S, m = structure_of(A), memory_of(values)
+    S, m = exact(A), memory_of(values)  # long rows have blocks of their own
     dtype, heads = m.dtype(values), values.shape[1] if values.ndim == 2 else 1
     if out is None:
         out = m.empty(values.shape, dtype, values)

@@ -46,6 +46,9 @@ _lock = threading.Lock()
 
 _INVALID_CONTEXT = 201
 _MAX_DYNAMIC_SHARED_SIZE_BYTES = 8  # a CUfunction_attribute
+#: A ``CUlaunchAttribute``: all blocks run at the same time, so that they may wait for each other.
+_COOPERATIVE = ctypes.create_string_buffer(struct.pack("i4xi60x", 2, 1))
+_ATTRIBUTES, _ATTRIBUTES_AT = "PI", 40  # of a ``CUlaunchConfig``
 
 #: A ``CUlaunchConfig``, as ``struct`` writes it: grid, block, shared memory, stream, no attributes.
 _CONFIG = "7IP16x"
@@ -90,10 +93,12 @@ class Kernel:
         *,
         threads: int = THREADS,
         shared: int = 0,
+        cooperative: bool = False,
         stream: int,
     ) -> None:
         """Enqueue a grid of at least one block on the stream of that address."""
-        self.ready(blocks, threads=threads, shared=shared)(stream, *args)
+        ready = self.ready(blocks, threads=threads, shared=shared, cooperative=cooperative)
+        ready(stream, *args)
 
     def ready(
         self,
@@ -103,18 +108,21 @@ class Kernel:
         *,
         threads: int = THREADS,
         shared: int = 0,
+        cooperative: bool = False,
     ) -> "Launch":
         """A launch of which only the stream and some arguments are missing.
 
         ``before`` and ``after`` are the first and the last arguments.  ``shared`` is the dynamic
-        shared memory of a block in bytes, at most 48 KiB or what ``load`` was told.
+        shared memory of a block in bytes, at most 48 KiB or what ``load`` was told.  The blocks of
+        a ``cooperative`` launch run at the same time, as many as the GPU has room for at most.
         """
         x, y = blocks if isinstance(blocks, tuple) else (blocks, 1)
         if x > MAX_BLOCKS or y > MAX_ROWS:
             raise KernelLaunchError(
                 f"{self.name}: a grid of {x} x {y} blocks, at most {MAX_BLOCKS} x {MAX_ROWS} fit."
             )
-        return Launch(self, (x or 1, y, 1, threads, 1, 1, shared), before, after)
+        grid = x or 1, y, 1, threads, 1, 1, shared
+        return Launch(self, grid, before, after, cooperative=cooperative)
 
 
 class Launch:
@@ -124,7 +132,10 @@ class Launch:
     the 11 arguments of ``cuLaunchKernel`` would cost more than all of it.
     """
 
-    __slots__ = ("_after", "_before", "_function", "_grid", "_kernel", "_launch", "_pack_into")
+    __slots__ = (
+        *("_after", "_before", "_cooperative", "_function", "_grid", "_kernel", "_launch"),
+        "_pack_into",
+    )
 
     def __init__(
         self,
@@ -132,7 +143,10 @@ class Launch:
         grid: tuple[int, ...],
         before: tuple[int, ...],
         after: tuple[int, ...],
+        *,
+        cooperative: bool = False,
     ) -> None:
+        self._cooperative = cooperative
         self._kernel, self._grid, self._after = kernel, grid, after
         self._before = kernel.size, *before
         self._function, self._launch = kernel.function, kernel.launch
@@ -142,6 +156,9 @@ class Launch:
         """Enqueue on the stream of that address, with the arguments between the known ones."""
         memory, config, extra = _memory.parts
         self._pack_into(memory, 0, *self._grid, stream, *self._before, *args, *self._after)
+        if self._cooperative:
+            attribute = ctypes.addressof(_COOPERATIVE)
+            struct.pack_into(_ATTRIBUTES, memory, _ATTRIBUTES_AT, attribute, 1)
         status = self._launch(config, self._function, None, extra)
         if status == _INVALID_CONTEXT:  # the first call of this thread
             runtime = import_cupy().cuda.runtime
@@ -192,7 +209,7 @@ def expression(kernel: str, dtypes: tuple[str, ...], constants: tuple[int, ...])
 LAUNCHERS = (
     *("matmul.cuda", "matmul.cuda_aggregate", "edges.cuda", "attention.cuda_gat"),
     *("attention.cuda_pairwise", "cbsr.cuda", "cbsr.cuda_sspmm", "sampling.cuda"),
-    *("tiles.cuda", "tiles.cuda_edges", "gcn.cuda"),
+    *("tiles.cuda", "tiles.cuda_edges", "gcn.cuda", "engine.build"),
 )
 
 

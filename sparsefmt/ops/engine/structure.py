@@ -17,7 +17,6 @@ from .launch import view
 Place: TypeAlias = tuple[int, int, int, int, int]
 Decided = TypeVar("Decided")
 
-_at: WeakValueDictionary[Place, Built] = WeakValueDictionary()
 _lock = Lock()
 
 
@@ -69,6 +68,9 @@ class Structure(Deciding):
     n_cuts: int
     n_long: int
     longest: int = 0  #: entries of the longest row; 0 where that is not known
+    #: Of a CSR that a stream is building, what it will find; until then ``blocks`` and ``n_cuts``
+    #: are the most there can be, which only costs: kernels find nothing to do in those beyond.
+    report: Any = field(default=None, repr=False, compare=False)
     _decided: dict[Hashable, Any] = field(
         init=False, default_factory=dict, repr=False, compare=False
     )
@@ -84,6 +86,17 @@ def structure_of(A: CSR | Structure) -> Structure:
     if isinstance(A, Structure):
         return A
     return A._built().ask("structure", lambda: _structure(A))
+
+
+def exact(A: CSR | Structure) -> Structure:
+    """Return the structure, its build waited for, for what the number of blocks or rows decides."""
+    S = structure_of(A)
+    if S.report is None:
+        return S
+    found = S.report.wait()
+    arrays = S.indptr, S.indices, S.start, S.slot, S.cut, S.long
+    sizes = found.blocks, found.cuts, found.longs, found.longest
+    return Structure(S.n_rows, S.n_cols, S.nnz, S.index_dtype, *arrays, *sizes)
 
 
 def _structure(A: CSR) -> Structure:
@@ -127,19 +140,33 @@ def place_of(S: Structure) -> Place:
     return S.indptr, S.indices if S.nnz else 0, S.n_rows, S.n_cols, S.nnz
 
 
-def built_for(A: CSR, S: Structure) -> Built:
-    """Return what is built where this structure of ``A`` lies; found there while anybody holds it.
+class BuiltThere(Built):
+    """What is built where a structure lies, and the CSR over its arrays, made when asked for."""
 
-    It holds the arrays, so that nothing else can lie there, and goes with the last who asked: what
-    is found by ``"tiles"`` holds a CSR in its turn, and must not be held by what that one shares.
+    def __init__(self, make_csr: Callable[[], CSR]) -> None:
+        super().__init__()
+        self._make_csr = make_csr
+
+    def csr(self) -> CSR:
+        """Return the CSR."""
+        return self.ask("csr", self._make_csr)
+
+
+_at: WeakValueDictionary[Place, BuiltThere] = WeakValueDictionary()
+
+
+def built_for(S: Structure, make_csr: Callable[[], CSR]) -> BuiltThere:
+    """Return what is built where this structure lies; found there while anybody holds it.
+
+    ``make_csr`` holds the arrays, so that nothing else can lie there, and makes the CSR over them.
+    It goes with the last who asked: what is found by ``"tiles"`` holds a CSR in its turn, and must
+    not be held by what that one shares.
     """
     with _lock:
-        built = _at.setdefault(place_of(S), Built())
-        built.ask("csr", lambda: A._replace(data=None))
-        return built
+        return _at.setdefault(place_of(S), BuiltThere(make_csr))
 
 
-def built_at(S: Structure) -> Built | None:
+def built_at(S: Structure) -> BuiltThere | None:
     """Return what ``built_for`` has made for a structure at this place, or None."""
     return _at.get(place_of(S))
 
@@ -149,7 +176,7 @@ def csr_of(A: CSR | Structure) -> CSR | None:
     if not isinstance(A, Structure):
         return A
     built = built_at(A)
-    return None if built is None else built.found.get("csr")
+    return None if built is None else built.csr()
 
 
 def csr_over(S: Structure) -> CSR:

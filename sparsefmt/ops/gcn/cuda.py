@@ -16,7 +16,7 @@ from ...formats.coo import COO
 from ..engine import jit
 from ..engine.launch import fill
 from ..engine.memory import memory_of
-from ..engine.structure import Structure, structure_of
+from ..engine.structure import Structure, exact, structure_of
 
 #: Bytes of the workspace, a vertex: degree (or scale), flag, and in backward the scale's gradient.
 _BYTES, _BYTES_BACKWARD = 9, 17
@@ -28,19 +28,23 @@ _PARAMETERS = {
     "gcn_scaled": "8P2q",
     "gcn_slopes": "8P2q",
     "gcn_gradient": "8Pq",
+    "gcn_unit_scales": "4Pq",
     "gcn_rows": "6Pq2i",
     "gcn_rows_scaled": "9Pq2i",
 }
 
 
-def load(kernel: str, types: tuple[str, str], *constants: int) -> jit.Kernel:
+def load(kernel: str, types: tuple[str, ...], *constants: int) -> jit.Kernel:
     """Load a kernel of this room."""
     return jit.load(_FILE, kernel, _PARAMETERS[kernel], types, constants)
 
 
 def instantiations() -> Iterator[tuple[str, str]]:
     """Every kernel that this room may launch: file and C++ name."""
-    for types, name in product(product(VALUE_DTYPES, ("int32", "int64")), _PARAMETERS):
+    for index in ("int32", "int64"):
+        yield _FILE, jit.expression("gcn_unit_scales", (index,), ())
+    names = [name for name in _PARAMETERS if name != "gcn_unit_scales"]
+    for types, name in product(product(VALUE_DTYPES, ("int32", "int64")), names):
         # A row is read with or without values; single entries by a kernel for each.
         unweighted = [(0,)] * (types[0] == "float32")
         for constants in [()] if name.startswith("gcn_rows") else [(1,), *unweighted]:
@@ -106,7 +110,7 @@ def gcn_norm_csr(
     ``structure`` takes the indptr and indices of the result.  ``indptr`` is that of a ``Structure``
     as an array: the result lies beside it.
     """
-    S = structure_of(A)
+    S = exact(A)  # long rows have blocks of their own
     beside = A.indptr if isinstance(A, CSR) else indptr
     m = memory_of(beside)
     values = m.contiguous(values)
@@ -124,6 +128,21 @@ def gcn_norm_csr(
         sizes, blocks = (S.n_rows, S.n_long, LONG_ROW), S.n_long + _blocks(S.n_rows * _TEAM)
         load("gcn_rows", types)(blocks, (*arrays, *sizes), stream=stream)
         load("gcn_rows_scaled", types)(blocks, (*arrays, *results, *sizes), stream=stream)
+    return out
+
+
+def gcn_unit_scales(S: Structure, out: Any) -> Any:
+    """``d[i]^-1/2`` and ``1 / d[i]``, (2, n) in float64, where each entry counts 1.
+
+    ``d[i]`` is the number of entries of row i, plus 1 for a row without a loop; in the place of
+    ``1 / d[i]`` a row that stores one has 0.
+    """
+    m, n = memory_of(out), S.n_rows
+    with m.on_device(out):
+        scales = m.pointer(out), m.pointer(out) + 8 * n
+        kernel = load("gcn_unit_scales", (S.index_dtype,))
+        args = (S.indptr, S.indices, *scales, n)
+        kernel(jit.warps_to_blocks(n), args, stream=m.stream(out))
     return out
 
 

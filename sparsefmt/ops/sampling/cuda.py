@@ -17,7 +17,7 @@ from ..engine import jit
 from ..engine.jit import Launch
 from ..engine.launch import ITEMSIZE, fill, row_bytes
 from ..engine.memory import Memory, memory_of
-from ..engine.structure import Structure, structure_of
+from ..engine.structure import Structure, exact, structure_of
 from ..matmul.cuda import Shape, load_shape, spmm
 from .options import ALL, STRATEGIES, SampleOptions
 
@@ -105,7 +105,7 @@ def _bare(A: CSR | Structure) -> Structure:
 def _structure(A: CSR | Structure, width: int) -> Structure:
     """Return the structure, with chunks if rows may be taken whole or chunks exist already."""
     if isinstance(A, Structure):
-        return A
+        return exact(A)  # whether rows are cut decides the kernel
     chunked = width * A.n_rows >= A.nnz or "chunks" in A._built().found
     return structure_of(A) if chunked else _bare(A)
 

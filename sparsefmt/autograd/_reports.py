@@ -1,0 +1,106 @@
+"""What a GPU tells the host without being waited for: words of pinned memory that kernels write.
+
+A stream's work is ordered for that stream alone.  A ``Report`` says when it is done, so that others
+need not wait once it is, and what was found meanwhile, such as a wrong id in an ``edge_index``.
+"""
+
+import ctypes
+from collections.abc import Callable
+from threading import RLock
+
+import torch
+from torch import Tensor
+
+from ..errors import SparseFmtError
+from ..ops.engine import build
+from ..ops.engine.build import Findings
+from ._memory import raw_stream
+
+#: Of a slot: a line of the caches, so that no two are written together.
+_BYTES, _SLOTS = 64, 256
+_Words = ctypes.c_longlong * len(Findings._fields)
+
+_lock = RLock()
+_pinned: list[Tensor] = []  # never given back: a kernel may still be about to write
+_free: list[int] = []
+_open: "list[Report]" = []  # in the order of their making
+
+
+class Report:
+    """What the current stream of a device tells once it has come to where this is made.
+
+    ``fault`` makes the error for an id that was wrong, of what ``Findings.fault`` says.
+    """
+
+    __slots__ = ("_fault", "_told", "_words", "address", "device", "found", "stream")
+
+    def __init__(self, device: int, fault: Callable[[int], SparseFmtError] | None = None) -> None:
+        self.device, self.stream = device, raw_stream(device)
+        self.found: Findings | None = None
+        self._fault, self._told = fault, False
+        with _lock:
+            self.address = _free.pop() if _free else _more()
+            ctypes.memset(self.address, 0, _BYTES)
+            self._words = _Words.from_address(self.address)
+            _open.append(self)
+
+    def done(self) -> bool:
+        """Tell whether the stream has come so far."""
+        if self.found is None and self._words[0]:
+            with _lock:
+                if self.found is None:
+                    self.found = Findings(*self._words)
+                    _open.remove(self)
+                    _free.append(self.address)
+        return self.found is not None
+
+    def wait(self) -> Findings:
+        """Wait until the stream has come so far, and raise for a wrong id."""
+        if not self.done():
+            torch.cuda.synchronize(self.device)  # synchronize!
+        assert self.done(), "the build was launched before this report was asked for"
+        self.check()
+        return self.found  # type: ignore[return-value]
+
+    def reach(self) -> bool:
+        """Let the current stream read what was made, and tell whether that is done.
+
+        The stream that made it comes later by itself; another one waits.
+        """
+        if not self.done() and raw_stream(self.device) != self.stream:
+            torch.cuda.synchronize(self.device)  # synchronize!
+        if not self.done():
+            return False
+        self.check()
+        return True
+
+    def check(self) -> None:
+        """Raise for a wrong id, if one is known of."""
+        if self.found is not None and self.found.fault and self._fault is not None:
+            self._told = True
+            raise self._fault(self.found.fault)
+
+
+def check_all() -> None:
+    """Raise for the first wrong id that a stream has found since, and nobody was told of."""
+    if _open:
+        for report in _open.copy():
+            if report.done() and not report._told:
+                report.check()
+
+
+def mark(device: int) -> Report:
+    """Have the current stream report when it has come so far."""
+    report = Report(device)
+    build.reached(report.address, report.stream)
+    return report
+
+
+def _more() -> int:
+    """Make more slots, and give one of them."""
+    with torch.inference_mode(False):
+        memory = torch.zeros(_SLOTS * _BYTES, dtype=torch.uint8, pin_memory=True)
+    _pinned.append(memory)
+    begin = memory.data_ptr()
+    _free.extend(begin + k * _BYTES for k in range(_SLOTS))
+    return _free.pop()

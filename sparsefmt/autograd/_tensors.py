@@ -1,0 +1,236 @@
+"""The tensors of a graph: rows, columns and edge values, and what is made of them once."""
+
+from collections.abc import Callable
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from ..formats.built import Built
+from ..formats.compressed import CSC, CSR
+from ..interop.edges import Edges
+from ..interop.torch import from_tensor, to_tensor
+from ..ops.engine.build import Findings
+from ..ops.engine.structure import Structure, built_for, structure_of
+from ._build import Arrays, columns_of, sides_of
+from ._memory import on_device
+from ._reports import Report, mark
+
+
+class _OfStructure:
+    """Tensors of a structure, and what is made once of them alone."""
+
+    def __init__(self, leaf: Any) -> None:
+        self.device: Any = getattr(leaf, "device", None)  # a tracer's leaf may be anything
+        self._built = Built()
+        self._marks: dict[Any, Report] = {}  # of what a stream may still be making
+
+    def kept(self, key: Any, make: Callable[[], Tensor]) -> Tensor:
+        """Return the tensor of that name, made at the first call; anew where it cannot stay."""
+        if torch.compiler.is_compiling():
+            return make()
+        found: Tensor | None = self._built.found.get(key)
+        if found is None:
+            return self._make(key, make)
+        mark = self._marks.get(key) if self._marks else None
+        if mark is not None and mark.reach():
+            self._marks.pop(key, None)
+        return found
+
+    def _make(self, key: Any, make: Callable[[], Tensor]) -> Tensor:
+        """Make the tensor of that name, on no tape; streams that did not make it wait for it."""
+        cuda = self.device.type == "cuda"
+        if cuda and torch.cuda.is_current_stream_capturing():
+            return make()  # memory of that CUDA graph
+
+        def build() -> Tensor:
+            with torch.inference_mode(False), torch.no_grad():
+                made = make()
+            if cuda and type(made) is Tensor:
+                with on_device(self.device.index):
+                    self._marks[key] = mark(self.device.index)
+            return made
+
+        return self._built.ask(key, build, lambda made: type(made) is Tensor)  # no tracer's
+
+
+class Side(_OfStructure):
+    """One orientation of a structure: CSR of ``A``, or of its transpose.
+
+    ``perm`` tells the number of each entry in the order of the edge values, None where it is its
+    own; ``plan`` holds the arrays of ``CSR.chunks`` on a GPU and is empty on the CPU.
+    ``structure`` is what the launchers of a GPU read, and ``built`` what they find by its place in
+    memory, so that a library op takes the structure alone; None on the CPU and for a tracer's
+    leaves.  The tensors that are made of it go with the last side over the same arrays.
+    ``arrays`` are those that torch's stream has built, None where they came from a CSR.
+    """
+
+    arrays: "Arrays | None" = None
+
+    def __init__(
+        self,
+        indptr: Tensor,
+        indices: Tensor,
+        n_cols: int,
+        plan: list[Tensor],
+        perm: Tensor | None,
+        structure: Structure | None = None,
+        built: Built | None = None,
+    ) -> None:
+        super().__init__(indices)
+        self.indptr, self.indices, self.n_cols = indptr, indices, n_cols
+        self._plan, self.perm = plan, perm
+        self.structure, self.built = structure, built
+
+    @property
+    def plan(self) -> list[Tensor]:
+        """The arrays of ``CSR.chunks``, whose sizes wait for the build."""
+        return self._plan if self.arrays is None else self.arrays.plan()
+
+    @classmethod
+    def of(cls, csr: CSR, perm: Any) -> "Side":
+        """Make the tensors over the arrays of ``csr``."""
+        order = None if perm is None else to_tensor(perm)
+        parts = to_tensor(csr.indptr), to_tensor(csr.indices), csr.n_cols
+        if csr.device == "cpu":
+            return cls(*parts, [], order)
+        # Only kernels on a GPU cut their work in chunks.
+        plan = [to_tensor(array) for array in csr.chunks.arrays()]
+        structure, bare = structure_of(csr), csr.with_data(None)
+        return cls(*parts, plan, order, structure, built_for(structure, lambda: bare))
+
+    @classmethod
+    def over(cls, arrays: Arrays, perm: Tensor | None) -> "Side":
+        """Make a side over arrays that the current stream is building."""
+        built = built_for(arrays.structure, arrays.csr)
+        parts = arrays.indptr, arrays.indices, arrays.at.n_cols
+        found = cls(*parts, [], perm, arrays.structure, built)
+        found.arrays = arrays
+        return found
+
+    def reach(self) -> bool:
+        """Let the current stream read what is being built, and tell whether that is done."""
+        arrays = self.arrays
+        if arrays is None or not arrays.report.reach():
+            return arrays is None
+        self.structure = arrays.settled()
+        return True
+
+    def freeze(self) -> None:
+        """Wait for what is being built, and let go of all that a CSR has not."""
+        if self.arrays is not None:
+            self._plan, self.structure = self.arrays.plan(), self.arrays.settled()
+            self.arrays = None
+
+    def inverse_degree(self, dtype: torch.dtype) -> Tensor:
+        """Return 1 over the number of entries, 1 for an empty row: (n_rows,)."""
+        if self.arrays is not None and dtype is torch.float32:
+            return self.arrays.inverse_degree()
+        return self.kept(dtype, lambda: self._inverse_degree(dtype))
+
+    def _inverse_degree(self, dtype: torch.dtype) -> Tensor:
+        lengths = (self.indptr[1:] - self.indptr[:-1]).clamp(min=1)
+        return lengths.to(torch.float64).reciprocal().to(dtype)
+
+
+class GraphTensors(_OfStructure):
+    """The tensors of a graph: its rows, its edge values and, once needed, its columns.
+
+    ``csr_values`` are in CSR order.  ``order`` is ``Graph.csr_perm``: None where the edges were
+    given in CSR order and, of a graph, until it is ``ordered``.  ``building`` are the sides that a
+    stream may still be building.
+    """
+
+    def __init__(
+        self,
+        rows: Side,
+        columns: Side | None,
+        csr_values: Tensor | None,
+        sizes: tuple[int, int, int],
+        order: Tensor | None = None,
+        *,
+        ordered: bool = True,
+    ) -> None:
+        super().__init__(rows.indices)
+        self.rows, self.columns, self.csr_values = rows, columns, csr_values
+        self.order, self.ordered = order, ordered
+        self.n_rows, self.n_cols, self.nnz = sizes
+        self.kind: str = getattr(self.device, "type", "")
+        self.building: tuple[Side, ...] = ()
+        self.loops: bool | None = None  #: whether an edge is one, None where nobody has looked
+
+    @classmethod
+    def of_edges(cls, edges: Edges, *, both: bool) -> "GraphTensors":
+        """Build the rows of edges on the current stream, and if ``both`` the columns."""
+        arrays, of_columns = sides_of(edges, both=both)
+        rows, values = Side.over(arrays, None), edges.weight
+        values = None if values is None else values.detach().index_select(0, arrays.perm)
+        found = cls(rows, None, values, (*edges.shape, edges.nnz), arrays.perm)
+        found.building = (rows,)
+        if of_columns is not None:
+            found._add(of_columns)
+        return found
+
+    def _add(self, columns: Arrays) -> None:
+        self.columns = Side.over(columns, columns.perm)
+        self.building = *self.building, self.columns
+
+    def build_columns(self) -> None:
+        """Build the columns on the current stream."""
+        self.settle()
+        self._add(columns_of(cast(Arrays, self.rows.arrays)))
+
+    def settle(self) -> None:
+        """Let the current stream read what is being built; take what is done as it is.
+
+        Raises
+        ------
+        IndexRangeError
+            If an edge names a vertex that does not exist, and the GPU has come so far.
+        """
+        left = tuple(side for side in self.building if not side.reach())
+        if self.rows not in left and self.rows.arrays is not None:
+            self._look(self.rows.arrays.report.wait())
+        self.building = left
+
+    def _look(self, found: Findings) -> None:
+        """Take over what the build of the rows has found."""
+        self.loops = bool(found.loops)
+        if not found.moved:
+            self.order = None
+
+    def freeze(self) -> None:
+        """Wait for what is being built; from then on sides are as those of formats."""
+        if self.rows.arrays is not None:
+            self._look(self.rows.arrays.report.wait())
+        for side in (self.rows, self.columns):
+            if side is not None:
+                side.freeze()
+        self.building = ()
+
+    def numbered_csr(self) -> tuple[CSR, Any]:
+        """Give the rows that were built of edges as a CSR, and the numbers of its entries."""
+        arrays = cast(Arrays, self.rows.arrays)
+        values = None if self.csr_values is None else from_tensor("values", self.csr_values)
+        order = None if arrays.in_order() else from_tensor("perm", arrays.perm)
+        return arrays.csr().with_data(values), order
+
+    def numbered_csc(self) -> tuple[CSC, Any] | None:
+        """Give the columns that were built of edges as a CSC, and the places of its entries."""
+        arrays = None if self.columns is None else self.columns.arrays
+        if arrays is None:
+            return None
+        values = None if self.csr_values is None else self.csr_values.index_select(0, arrays.perm)
+        data = None if values is None else from_tensor("values", values)
+        return arrays.csr().with_data(data).T, from_tensor("perm", arrays.perm)
+
+    def inverse(self) -> Tensor:
+        """Return the inverse of ``order``: the place in CSR order of each edge of the user's."""
+        order = cast(Tensor, self.order)
+
+        def make() -> Tensor:
+            found = torch.empty_like(order)
+            found[order] = torch.arange(self.nnz, dtype=order.dtype, device=order.device)
+            return found
+
+        return self.kept("inverse", make)

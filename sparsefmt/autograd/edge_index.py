@@ -1,0 +1,91 @@
+"""PyG's ``edge_index`` in the place of a graph, which is made once of each and remembered."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from ..graph import Graph
+from ._tensors import GraphTensors
+
+#: Of each ``edge_index``: its version, the sizes and the graph, which holds an alias or a copy of
+#: it, not the tensor itself.
+_graphs: Any = WeakTensorKeyDictionary()
+
+
+def as_graph(given: Any, of_columns: Any, of_rows: Any = None) -> Any:
+    """Give the graph of an ``edge_index``, the same one until the tensor is changed or gone.
+
+    Parameters
+    ----------
+    given : Graph or Tensor
+        A tensor of int32 or int64 and shape (2, n_edges), sources then targets, where the features
+        are.
+    of_columns, of_rows : Tensor or None
+        Tensors with a row for each source and, unless these are all vertices, each target: the
+        sizes of the graph.  If ``of_columns`` is None the largest index decides, for which a GPU
+        is waited for.
+
+    Returns
+    -------
+    Graph
+        What is no such tensor comes back as it is, for others to refuse.
+
+    Raises
+    ------
+    IndexRangeError
+        If an id is negative or too large; of CUDA tensors as ``Graph.from_edge_index`` says.
+
+    Notes
+    -----
+    The tensor is known by its identity and its version, which counts changes in place.  Tensors of
+    inference mode have none: their graph is made at each call.  ``torch.compile`` breaks its graph
+    here: give it a ``Graph``.
+    """
+    if isinstance(given, Graph | GraphTensors) or not _is_edge_index(given):
+        return given
+    if torch.compiler.is_compiling():
+        return _remembered_outside(given, of_columns, of_rows)
+    return _remembered(given, of_columns, of_rows)
+
+
+def _is_edge_index(given: object) -> bool:
+    return (
+        isinstance(given, Tensor)
+        and given.dtype in (torch.int64, torch.int32)
+        and given.layout is torch.strided
+        and given.dim() == 2
+        and given.shape[0] == 2
+    )
+
+
+def _remembered(given: Tensor, of_columns: Any, of_rows: Any) -> Graph:
+    n_cols = _length(of_columns)
+    n_rows = n_cols if of_rows is None else _length(of_rows)
+    if given.is_inference():
+        return _graph(given, n_cols, n_rows)
+    found = _graphs.get(given)
+    if found is not None:
+        version, sizes, graph = found
+        if version == given._version and sizes == (n_cols, n_rows):
+            kept: Graph = graph
+            return kept
+    graph = _graph(given, n_cols, n_rows)
+    _graphs[given] = given._version, (n_cols, n_rows), graph
+    return graph
+
+
+_remembered_outside: Any = torch.compiler.disable(_remembered)  # type: ignore[no-untyped-call]
+
+
+def _length(value: Any) -> int | None:
+    shape = value.shape if isinstance(value, Tensor) else ()
+    return shape[0] if shape else None
+
+
+def _graph(given: Tensor, n_cols: int | None, n_rows: int | None) -> Graph:
+    sizes = None if n_cols is None or n_rows is None else (n_cols, n_rows)
+    # A graph over the tensor's memory would keep it, and so itself, alive: CUDA's has an alias.
+    plain = given.is_cuda and type(given) is Tensor and given.shape[1] > 0
+    return Graph.from_edge_index(given if plain else given.clone(), num_nodes=sizes)

@@ -1,0 +1,130 @@
+"""PyG's ``edge_index`` on a GPU as it was given: sizes at once, a COO when one is asked for."""
+
+import operator
+import sys
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+from weakref import ref
+
+import numpy as np
+
+from ..errors import IndexRangeError, SparseFmtError
+from ..formats import checks
+from ..formats.coo import COO
+from .pyg import from_edge_index
+from .torch import is_tensor
+
+
+@cache
+def _dtypes(*names: str) -> dict[Any, np.dtype[Any]]:
+    """NumPy's dtype of each of torch's with these names."""
+    return {getattr(sys.modules["torch"], name): np.dtype(name) for name in names}
+
+
+_INDEX, _VALUES = ("int32", "int64"), ("float16", "float32", "float64")
+
+
+class Edges:
+    """Edges in CUDA tensors: what a graph knows of them before anything is built.
+
+    Whether the ids exist is not known yet: whoever builds of them checks, and ``coo`` does.
+    """
+
+    __slots__ = ("__weakref__", "device_number", "dtype", "index", "index_dtype", "shape", "weight")
+
+    def __init__(self, index: Any, weight: Any, shape: tuple[int, int]) -> None:
+        # An alias: a graph that is kept with the user's tensor must not keep that alive.
+        self.index = index.detach().contiguous()
+        self.weight, self.shape = weight, shape
+        self.device_number: int = index.get_device()
+        self.index_dtype = _dtypes(*_INDEX)[index.dtype]
+        self.dtype = None if weight is None else _dtypes(*_VALUES)[weight.dtype]
+
+    @property
+    def nnz(self) -> int:
+        """Number of edges."""
+        return int(self.index.shape[1])
+
+    @property
+    def device(self) -> str:
+        """``"cuda:<ordinal>"``."""
+        return f"cuda:{self.device_number}"
+
+    def coo(self) -> COO:
+        """Give the edges as a COO over the same memory, checked; synchronises.
+
+        Raises
+        ------
+        IndexRangeError
+            If an id is negative or too large.
+        """
+        found: COO = from_edge_index(self.index, self.weight, num_nodes=self.shape[::-1])
+        return found
+
+    def fault_maker(self) -> Callable[[int], SparseFmtError]:
+        """Give the function that makes the error for a wrong id; it does not hold the edges."""
+        edges, shape = ref(self), self.shape
+        return lambda fault: _fault(edges(), shape, fault)
+
+
+def _fault(edges: Edges | None, shape: tuple[int, int], fault: int) -> SparseFmtError:
+    """Make the error for a wrong id: number 2 e + 1 is the source of edge e, 2 e + 2 its target."""
+    if edges is not None:
+        try:
+            edges.coo()
+        except SparseFmtError as error:
+            return error
+    entry, side = divmod(fault - 1, 2)
+    kind, count = (("source", shape[1]), ("target", shape[0]))[side]
+    return IndexRangeError(
+        f"edge_index[{side}, {entry}] of a graph that is gone was negative, or not below the "
+        f"{count} {kind} vertices: give ids from 0 to {count - 1}, or a larger num_nodes."
+    )
+
+
+def edges_of(edge_index: Any, edge_weight: Any, num_nodes: Any) -> Edges | None:
+    """Take edges as they are where they are plain CUDA tensors; None for what needs more.
+
+    Raises
+    ------
+    IndexRangeError
+        If the sizes are beyond the dtype of the ids.
+    """
+    if not (is_tensor(edge_index) and edge_index.is_cuda and _plain(edge_index, 2, _INDEX)):
+        return None
+    if edge_index.shape[0] != 2 or not edge_index.shape[1]:
+        return None
+    if edge_weight is not None and not _goes_along(edge_weight, edge_index):
+        return None
+    if num_nodes is None:
+        num_nodes = int(edge_index.max()) + 1  # synchronize!
+    try:
+        pair = num_nodes if isinstance(num_nodes, tuple | list) else (num_nodes, num_nodes)
+        n_source, n_target = map(operator.index, pair)
+    except (TypeError, ValueError):
+        return None  # refused by who reads it with more words
+    if n_source < 1 or n_target < 1:
+        return None
+    shape = n_target, n_source
+    checks.sizes_fit(shape, edge_index.shape[1], _dtypes(*_INDEX)[edge_index.dtype])
+    return Edges(edge_index, edge_weight, shape)
+
+
+def _plain(tensor: Any, axes: int, dtypes: tuple[str, ...]) -> bool:
+    """Tell whether it is a tensor of no other class, of such a dtype, with its values in memory."""
+    torch = sys.modules["torch"]
+    strided = tensor.layout is torch.strided and tensor.dim() == axes
+    return type(tensor) is torch.Tensor and strided and tensor.dtype in _dtypes(*dtypes)
+
+
+def _goes_along(weight: Any, index: Any) -> bool:
+    """Tell whether weights can be taken as they are: one constant for each edge."""
+    return (
+        is_tensor(weight)
+        and weight.device == index.device
+        and _plain(weight, 1, _VALUES)
+        and weight.shape[0] == index.shape[1]
+        and not weight.requires_grad
+        and not weight.is_neg()
+    )

@@ -1,0 +1,234 @@
+"""Launch what makes a CSR of edges: no launch here needs the host to know what the edges are.
+
+Few edges take one launch, ``small``.  Of more, whoever calls sorts between launches, and adds up
+words: see ``build.cu``.  The arrays lie in one block of memory, as a ``Layout`` says, for the most
+blocks of chunks and the most long rows that there can be.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import product
+from typing import NamedTuple
+
+from ...formats.chunks import (
+    CHUNKS_PER_BLOCK,
+    LONG_ROW,
+    RESIDENT_BLOCKS,
+    most_blocks,
+    multiprocessors,
+)
+from . import jit
+from .launch import ITEMSIZE, fill
+from .structure import Structure
+
+_FILE, _SMALL_FILE = "engine/build.cu", "engine/build_small.cu"
+_BORDER_THREADS = 1024  # as in build.cu
+_COUNTS = 16  # bytes
+_ALIGNMENT = 16  # of a layout, so that two lie side by side
+#: Parameters of each kernel as the module ``struct`` packs them: pointers, 8 and 4-byte integers.
+_PARAMETERS = {
+    "edge_keys": "5P3q",
+    "edge_rows": "9P3q",
+    "chunk_starts": "4P2qi",
+    "chunk_borders": "7Pq3i",
+    "reached": "P",
+    "build_small": f"2P{2 * '11P2q4i'}3P4i",
+}
+#: Most edges and vertices of a graph that is built in one launch, and the fewest edges of a block.
+SMALL_EDGES, SMALL_VERTICES, _SHARE = 2**19, 2**20, 1024
+_HEAD = 128  # bytes of the scratch of a small build before its sums
+_KEYS = (("int32", "int32"), ("int64", "int32"), ("int64", "int64"))
+
+
+def instantiations() -> Iterator[tuple[str, str]]:
+    """Every kernel that this module may launch: file and C++ name."""
+    for types in _KEYS:
+        yield _FILE, jit.expression("edge_keys", types, ())
+        for transposed in (0, 1):
+            yield _FILE, jit.expression("edge_rows", types, (transposed,))
+    for index, name in product(("int32", "int64"), ("chunk_starts", "chunk_borders")):
+        yield _FILE, jit.expression(name, (index,), ())
+    for index in ("int32", "int64"):
+        yield _SMALL_FILE, jit.expression("build_small", (index,), ())
+    yield _FILE, jit.expression("reached", ("int32",), ())
+
+
+def _load(kernel: str, types: tuple[str, ...], *constants: int, file: str = _FILE) -> jit.Kernel:
+    return jit.load(file, kernel, _PARAMETERS[kernel], types, constants)
+
+
+class Findings(NamedTuple):
+    """What a build reports when it is done; as in build.cu."""
+
+    done: int
+    fault: int  #: 2 e + 1 for the id of edge e that is no column, 2 e + 2 for the row; 0 for none
+    blocks: int
+    cuts: int
+    longs: int
+    longest: int
+    moved: int  #: whether an entry is not at the place of its edge
+    loops: int  #: whether an entry lies on the diagonal
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Where the arrays of one CSR lie, in bytes from the beginning of their memory."""
+
+    n_rows: int
+    n_cols: int
+    nnz: int
+    index_dtype: str
+    wave: int  #: blocks that the GPU has room for at once
+    blocks: int  #: at most
+    n_cuts: int  #: at most
+    n_long: int  #: at most
+    start: int
+    indptr: int
+    indices: int
+    perm: int
+    inverse: int  #: one over the entries of each row, in float32
+    long: int
+    slot: int
+    cut: int
+    size: int
+
+    @property
+    def key_dtype(self) -> str:
+        """Dtype of the sort's keys: the smaller, the fewer passes it makes."""
+        return "int32" if self.n_rows < 2**31 else "int64"
+
+
+def layout(n_rows: int, n_cols: int, nnz: int, index_dtype: str, device: int) -> Layout:
+    """Lay out a CSR of so many rows and entries for a GPU."""
+    wave, item = RESIDENT_BLOCKS * multiprocessors(device), ITEMSIZE[index_dtype]
+    blocks = most_blocks(n_rows, nnz, wave)
+    # A row is cut where a block ends, and only a long one.
+    n_cuts, n_long = blocks - 1 if nnz > LONG_ROW else 0, nnz // (LONG_ROW + 1)
+    # One more block, for ``cut`` to name behind the last border.
+    n_starts = (blocks + 1) * CHUNKS_PER_BLOCK + 1
+    start = _COUNTS
+    indptr = start + 2 * item * n_starts
+    indices = indptr + item * (n_rows + 1)
+    perm = indices + item * nnz
+    long = perm + item * nnz
+    inverse = long + item * n_long
+    slot = inverse + 4 * n_rows
+    cut = slot + 4 * (blocks + 1)
+    size = -(-(cut + 4 * n_cuts) // _ALIGNMENT) * _ALIGNMENT
+    places = {"start": start, "indptr": indptr, "indices": indices, "perm": perm, "long": long}
+    return Layout(
+        n_rows, n_cols, nnz, index_dtype, wave, blocks, n_cuts, n_long,
+        **places, inverse=inverse, slot=slot, cut=cut, size=size,
+    )  # fmt: skip
+
+
+def structure_in(at: Layout, begin: int, report: object) -> Structure:
+    """Make the structure of a CSR that is being built: see ``Structure.report``."""
+    rows = begin + at.indptr, begin + at.indices, begin + at.start
+    borders = begin + at.slot, begin + at.cut, begin + at.long
+    sizes = at.n_rows, at.n_cols, at.nnz, at.index_dtype
+    return Structure(*sizes, *rows, *borders, at.blocks, at.n_cuts, 0, report=report)
+
+
+def keys(at: Layout, begin: int, ids: tuple[int, int], keys: int, report: int, stream: int) -> None:
+    """Write the key of each edge to sort by; ``ids`` are those of rows, and of columns or 0."""
+    kernel = _load("edge_keys", (at.index_dtype, at.key_dtype))
+    args = (*ids, keys, begin, report, at.nnz, at.n_rows, at.n_cols)
+    kernel(_blocks(at.nnz), args, stream=stream)
+
+
+def rows(
+    at: Layout, begin: int, keys: int, order: int, minor: int, words: int, stream: int,
+    *, transposed: bool,
+) -> None:  # fmt: skip
+    """Write rows, columns and places from sorted keys, and a word of each row.
+
+    ``minor`` are the ids of columns or, ``transposed``, the indptr of the CSR whose transpose it
+    is, of which the edges are the entries.
+    """
+    kernel = _load("edge_rows", (at.index_dtype, at.key_dtype), int(transposed))
+    results = (begin + place for place in (at.indptr, at.indices, at.perm, at.inverse))
+    args = (keys, order, minor, *results, words, begin, at.nnz, at.n_rows, at.n_cols)
+    kernel(_blocks(max(at.nnz, at.n_rows + 1)), args, stream=stream)
+
+
+def chunks(at: Layout, begin: int, words: int, report: int, stream: int) -> None:
+    """Cut the rows, by words that have been added up, and end the report."""
+    types = (at.index_dtype,)
+    n_starts = (at.blocks + 1) * CHUNKS_PER_BLOCK + 1
+    indptr, start, long, slot, cut = (
+        begin + place for place in (at.indptr, at.start, at.long, at.slot, at.cut)
+    )
+    args: tuple[int, ...] = indptr, words, start, long, at.n_rows, n_starts, at.wave
+    _load("chunk_starts", types)(_blocks(max(n_starts, at.n_rows)), args, stream=stream)
+    sizes = at.n_rows, at.blocks + 1, at.n_cuts, at.wave
+    args = indptr, words, start, slot, cut, begin, report, *sizes
+    _load("chunk_borders", types)(1, args, threads=_BORDER_THREADS, stream=stream)
+
+
+def is_small(at: Layout) -> bool:
+    """Tell whether a launch of few blocks builds it sooner than several of many."""
+    return at.nnz <= SMALL_EDGES and max(at.n_rows, at.n_cols) <= SMALL_VERTICES
+
+
+def small_blocks(at: Layout) -> int:
+    """Choose the blocks of a small build: at most one a multiprocessor, so that all run at once."""
+    return min(-(-at.nnz // _SHARE), at.wave // RESIDENT_BLOCKS)
+
+
+def small_scratch(at: Layout) -> int:
+    """Count the bytes that a small build needs while it runs."""
+    blocks = small_blocks(at)
+    words = 2 * blocks + at.n_rows + at.n_cols + 2
+    return _HEAD + 8 * words + 4 * (5 * at.nnz + jit.THREADS * blocks)
+
+
+def small(
+    halves: "tuple[Half, Half | None]", ids: tuple[int, int], scratch: int, stream: int
+) -> None:
+    """Build rows, and columns if there is a second half, in one launch.
+
+    ``ids`` are those of rows and columns.
+    """
+    at = halves[0].at
+    blocks, count = small_blocks(at), 1 if halves[1] is None else 2
+    sums = scratch + _HEAD
+    words = sums + 16 * blocks
+    room = words + 8 * (at.n_rows + at.n_cols + 2)
+    own = _half(halves[0], at.n_rows, words)
+    other = _half(halves[1], at.n_cols, words + 8 * (at.n_rows + 1))
+    share = -(-at.nnz // (blocks * jit.THREADS)) * jit.THREADS
+    sizes = at.nnz, share, at.wave, count
+    fill(scratch, 4, 0, stream)
+    kernel = _load("build_small", (at.index_dtype,), file=_SMALL_FILE)
+    args = (*ids, *own, *other, room, sums, scratch, *sizes)
+    kernel(blocks, args, cooperative=True, stream=stream)
+
+
+class Half(NamedTuple):
+    """A direction of a small build: its layout, where its memory begins, and its report."""
+
+    at: Layout
+    begin: int
+    report: int
+
+
+def _half(half: Half | None, n_rows: int, words: int) -> tuple[int, ...]:
+    """Fill the fields of ``Half`` in build_small.cu."""
+    if half is None:
+        return (*(0,) * 11, n_rows, *(0,) * 5)
+    at, begin, report = half
+    places = at.start, at.indptr, at.indices, at.perm, at.long, at.inverse, at.slot, at.cut
+    n_starts = (at.blocks + 1) * CHUNKS_PER_BLOCK + 1
+    bits = (n_rows - 1).bit_length()
+    sizes = n_rows, n_starts, at.blocks + 1, at.n_cuts, bits, 0
+    return (begin, *(begin + place for place in places), words, report, *sizes)
+
+
+def reached(report: int, stream: int) -> None:
+    """Report that the stream has come so far."""
+    _load("reached", ("int32",))(1, (report,), threads=1, stream=stream)
+
+
+def _blocks(threads: int) -> int:
+    return -(-threads // jit.THREADS)

@@ -1,0 +1,215 @@
+// The CSR of edges, and that of its transpose, in one launch of few blocks that wait for each other: where there are so few
+// edges that launches take longer than all their work. The arrays are those of build.cu, bit by bit.
+#include "engine/common.cuh"
+#include "engine/build.cuh"
+
+constexpr int THREADS = 256, WARPS = THREADS / WARP;
+constexpr int DIGIT = 8;  // bits that a pass of the sort goes by, at most: a thread for each value
+
+// The arrays of one CSR, as in ops/engine/build.py.
+template <typename Index> struct Half {
+    Counts* counts;
+    Place<Index>* start;
+    Index *indptr, *indices, *perm, *long_rows;
+    float* inverse;
+    int *slot, *cut;
+    long long* words;
+    Report* report;
+    long long n_rows, n_starts;
+    int n_slots, n_cuts, bits, unused;
+};
+
+struct Pairs {
+    int *keys, *values;
+};
+
+struct Shared {
+    int counts[THREADS];           // of each digit, then where its next entry goes
+    int of_warps[WARPS][THREADS];  // likewise, of each warp
+    long long sums[THREADS];
+    int borders[WARPS];
+};
+
+// All blocks of the launch, and the part [begin, end) of the entries that this one owns.
+struct Blocks {
+    unsigned* arrived;
+    unsigned expected;
+    int begin, end;
+
+    // Waits for all blocks; what they have written before, this one reads behind it.
+    __device__ void wait() {
+        __syncthreads();
+        if (threadIdx.x == 0) {
+            expected += gridDim.x;
+            __threadfence();
+            atomicAdd(arrived, 1u);
+            while (*(volatile unsigned*)arrived < expected) {}
+            __threadfence();
+        }
+        __syncthreads();
+    }
+};
+
+// The sum of the values of the threads before this one, and of all.
+__device__ inline long long sum_before(Shared& shared, long long value, long long& all) {
+    shared.sums[threadIdx.x] = value;
+    __syncthreads();
+    for (int step = 1; step < THREADS; step *= 2) {
+        const long long other = threadIdx.x >= step ? shared.sums[threadIdx.x - step] : 0;
+        __syncthreads();
+        shared.sums[threadIdx.x] += other;
+        __syncthreads();
+    }
+    const long long upto = shared.sums[threadIdx.x];
+    all = shared.sums[THREADS - 1];
+    __syncthreads();
+    return upto - value;
+}
+
+// Sorts pairs by the lowest `bits` of their keys, stably; gives where they are then. `counts` has THREADS for each block.
+__device__ inline Pairs sorted(Blocks& blocks, Shared& shared, Pairs from, Pairs to, int* counts, int bits) {
+    const int passes = bits > DIGIT ? (bits + DIGIT - 1) / DIGIT : 1, width = (bits + passes - 1) / passes;
+    const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, own = blockIdx.x * THREADS + threadIdx.x;
+    for (int pass = 0; pass < passes; ++pass) {
+        const auto digit_of = [&](int key) { return key >> pass * width & ((1 << width) - 1); };
+        shared.counts[threadIdx.x] = 0;
+        __syncthreads();
+        for (int e = blocks.begin + threadIdx.x; e < blocks.end; e += THREADS)
+            atomicAdd(&shared.counts[digit_of(from.keys[e])], 1);
+        __syncthreads();
+        counts[own] = shared.counts[threadIdx.x];
+        blocks.wait();
+        long long before = 0, total = 0, all;
+        for (int b = 0; b < gridDim.x; ++b) {
+            const int count = counts[b * THREADS + threadIdx.x];
+            total += count;
+            if (b < blockIdx.x) before += count;
+        }
+        before += sum_before(shared, total, all);
+        shared.counts[threadIdx.x] = before;
+        for (int begin = blocks.begin; begin < blocks.end; begin += THREADS) {  // a tile of one entry a thread
+            for (int w = 0; w < WARPS; ++w) shared.of_warps[w][threadIdx.x] = 0;
+            __syncthreads();
+            const int e = begin + threadIdx.x;
+            const bool there = e < blocks.end;
+            const int key = there ? from.keys[e] : 0, digit = there ? digit_of(key) : THREADS;
+            const unsigned alike = __match_any_sync(FULL_WARP, digit);
+            const int rank = __popc(alike & ((1u << lane) - 1));
+            if (there && rank == 0) shared.of_warps[warp][digit] = __popc(alike);
+            __syncthreads();
+            int next = shared.counts[threadIdx.x];
+            for (int w = 0; w < WARPS; ++w) {
+                const int count = shared.of_warps[w][threadIdx.x];
+                shared.of_warps[w][threadIdx.x] = next;
+                next += count;
+            }
+            shared.counts[threadIdx.x] = next;
+            __syncthreads();
+            if (there) {
+                const int place = shared.of_warps[warp][digit] + rank;
+                to.keys[place] = key, to.values[place] = from.values[e];
+            }
+            __syncthreads();
+        }
+        blocks.wait();
+        const Pairs other = from;
+        from = to, to = other;
+    }
+    return from;
+}
+
+// Adds up the words of rows from `begin` to `end`; `sum` is that of those before.
+template <typename Index>
+__device__ inline void add_up(Shared& shared, const Half<Index>& half, long long begin, long long end, long long sum) {
+    for (long long from = begin; from < end; from += THREADS) {
+        const long long i = from + threadIdx.x;
+        const long long word = i < end ? half.words[i] : 0;
+        long long all;
+        const long long before = sum_before(shared, word, all);
+        if (i < end) half.words[i] = sum + before + word;
+        sum += all;
+    }
+}
+
+// Both halves, or with `count` 1 the rows alone. `room` has five ints for each edge and THREADS for each block, `sums` two
+// words for each block; `arrived` is 0. A block owns `share` edges.
+template <typename Index>
+__global__ void __launch_bounds__(THREADS)
+build_small(const Index* __restrict__ target, const Index* __restrict__ source, const __grid_constant__ Half<Index> rows,
+            const __grid_constant__ Half<Index> columns, int* room, long long* sums, unsigned* arrived, int nnz,
+            int share, int wave, int count) {
+    __shared__ Shared shared;
+    const int begin = min((long long)blockIdx.x * share, (long long)nnz), end = min((long long)begin + share, (long long)nnz);
+    Blocks blocks{arrived, 0, begin, end};
+    Pairs first{room, room + nnz}, second{room + 2LL * nnz, room + 3LL * nnz};
+    int* const row_of_entry = room + 4LL * nnz;
+    int* const counts = room + 5LL * nnz;
+    const long long thread = blockIdx.x * THREADS + threadIdx.x, threads = gridDim.x * THREADS;
+
+    if (thread == 0) *rows.counts = {0, 0, 0};
+    if (thread == 0 && count > 1) *columns.counts = {0, 0, 0};
+    for (int e = begin + threadIdx.x; e < end; e += THREADS) {
+        const Index own = target[e], key = within(own, rows.n_rows);
+        if (key != own) ((volatile Report*)rows.report)->fault = 2LL * e + 2;
+        else if (within(source[e], columns.n_rows) != source[e]) ((volatile Report*)rows.report)->fault = 2LL * e + 1;
+        first.keys[e] = key, first.values[e] = e;
+    }
+    __syncthreads();
+    first = sorted(blocks, shared, first, second, counts, rows.bits);
+    second = first.keys == room ? second : Pairs{room, room + nnz};
+    for (int k = begin + threadIdx.x; k < end; k += THREADS) {
+        const int e = first.values[k], row = first.keys[k];
+        const Index column = within(source[e], columns.n_rows);
+        rows.indices[k] = column, rows.perm[k] = e, row_of_entry[k] = row;
+        if (e != k) rows.counts->moved = 1;
+        if (column == row) rows.counts->loops = 1;
+        first.keys[k] = column, first.values[k] = k;  // of the transpose, whose edges these entries are
+    }
+    blocks.wait();
+    for (long long i = thread; i <= rows.n_rows; i += threads)
+        write_row(row_of_entry, rows.indptr, rows.inverse, rows.words, rows.counts, nnz, rows.n_rows, i);
+    if (count > 1) {
+        second = sorted(blocks, shared, first, second, counts, columns.bits);
+        for (int k = begin + threadIdx.x; k < end; k += THREADS) {
+            const int e = second.values[k];
+            columns.indices[k] = row_of_entry[e], columns.perm[k] = e;
+            if (e != k) columns.counts->moved = 1;
+            if (row_of_entry[e] == second.keys[k]) columns.counts->loops = 1;
+        }
+        for (long long i = thread; i <= columns.n_rows; i += threads)
+            write_row(second.keys, columns.indptr, columns.inverse, columns.words, columns.counts, nnz, columns.n_rows, i);
+    }
+    blocks.wait();
+
+    for (int h = 0; h < count; ++h) {
+        const Half<Index>& half = h ? columns : rows;
+        const long long part = (half.n_rows + gridDim.x) / gridDim.x, from = min(blockIdx.x * part, half.n_rows + 1);
+        long long sum = 0, all;
+        for (long long i = from + threadIdx.x; i < min(from + part, half.n_rows + 1); i += THREADS) sum += half.words[i];
+        sum_before(shared, sum, all);
+        if (threadIdx.x == 0) sums[h * gridDim.x + blockIdx.x] = all;
+    }
+    blocks.wait();
+    for (int h = 0; h < count; ++h) {
+        const Half<Index>& half = h ? columns : rows;
+        const long long part = (half.n_rows + gridDim.x) / gridDim.x, from = min(blockIdx.x * part, half.n_rows + 1);
+        long long sum = 0;
+        for (int b = 0; b < blockIdx.x; ++b) sum += sums[h * gridDim.x + b];
+        add_up(shared, half, from, min(from + part, half.n_rows + 1), sum);
+    }
+    blocks.wait();
+    for (int h = 0; h < count; ++h) {
+        const Half<Index>& half = h ? columns : rows;
+        for (long long i = thread; i < half.n_rows; i += threads)
+            if (longs_before(half.words, i) != longs_before(half.words, i + 1)) half.long_rows[longs_before(half.words, i)] = i;
+        for (long long c = thread; c < half.n_starts; c += threads)
+            half.start[c] = chunk_start(half.indptr, half.words, half.n_rows, wave, c);
+    }
+    blocks.wait();
+    for (int h = 0; h < count; ++h) {
+        const Half<Index>& half = h ? columns : rows;
+        if (blockIdx.x == h % gridDim.x)
+            number_borders(shared.borders, half.indptr, half.words, half.start, half.slot, half.cut, half.counts,
+                           half.report, half.n_rows, half.n_slots, half.n_cuts, wave);
+    }
+}

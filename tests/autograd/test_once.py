@@ -1,0 +1,415 @@
+"""A graph built of CUDA tensors: the same as by formats bit by bit, no wait, wrong ids reported."""
+
+import gc
+import weakref
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from sparsefmt import DtypeError, Graph, IndexRangeError, ShapeError, autograd, nn  # noqa: E402
+from sparsefmt.autograd import _reports, prepare  # noqa: E402
+from sparsefmt.interop.pyg import from_edge_index  # noqa: E402
+from sparsefmt.ops.engine import build  # noqa: E402
+
+gpu = pytest.mark.gpu
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:The AccumulateGrad node's stream:UserWarning"),
+]
+INDEX = (torch.int32, torch.int64)
+SHAPES = {
+    "one": lambda rng: (rng.integers(0, 1, (2, 1)), (1, 1)),
+    "few": lambda rng: (rng.integers(0, 7, (2, 40)), (7, 9)),
+    "bipartite": lambda rng: (
+        np.stack([rng.integers(0, 50, 900), rng.integers(0, 300, 900)]),
+        (50, 300),
+    ),
+    "isolated": lambda rng: (rng.integers(0, 20, (2, 3000)), (4000, 4000)),
+    "sorted": lambda rng: (np.sort(rng.integers(0, 500, (2, 4000)), axis=1), (500, 500)),
+    "hub": lambda rng: (hub(rng, 20_000, 60_000), (20_000, 20_000)),
+    "hubs": lambda rng: (hub(rng, 300, 400_000), (300, 300)),
+    "many": lambda rng: (rng.integers(0, 60_000, (2, 700_000)), (60_000, 60_000)),
+}
+
+
+def hub(rng, n, edges):
+    """Half of the edges lead to, and a third from, a few vertices; duplicates among them."""
+    found = rng.integers(0, n, (2, edges))
+    found[1, : edges // 2] = rng.integers(0, 3, edges // 2) + n // 3
+    found[0, edges // 3 : 2 * edges // 3] = n - 1
+    return found[:, rng.permutation(edges)]
+
+
+def edges_of(kind, dtype=torch.int64, seed=0):
+    found, shape = SHAPES[kind](np.random.default_rng(seed))
+    return torch.from_numpy(found).to("cuda", dtype), shape
+
+
+def by_formats(edge_index, weight=None, *, num_nodes):
+    """The graph as it is built of a COO."""
+    return Graph(from_edge_index(edge_index, weight, num_nodes=num_nodes))
+
+
+@pytest.fixture(params=["small", "large"])
+def way(request, monkeypatch):
+    """Both ways to build: in one launch, and around torch's sort."""
+    if request.param == "large":
+        monkeypatch.setattr(build, "SMALL_EDGES", 0)
+
+
+def poison():
+    """Fill what torch hands out next with what is no index."""
+    for size in (1 << 14, 1 << 18, 1 << 22, 1 << 24):
+        torch.empty(size, dtype=torch.uint8, device="cuda").fill_(0x7B)
+
+
+@gpu
+@pytest.mark.parametrize("backward", [False, True])
+@pytest.mark.parametrize("dtype", INDEX)
+@pytest.mark.parametrize("kind", SHAPES)
+def test_sides_are_those_of_the_formats(way, kind, dtype, backward):
+    edge_index, sizes = edges_of(kind, dtype)
+    poison()
+    graph, other = (
+        Graph.from_edge_index(edge_index, num_nodes=sizes),
+        by_formats(edge_index, num_nodes=sizes),
+    )
+    assert graph.shape == other.shape
+    assert graph.nnz == other.nnz
+    assert graph.device == other.device
+    assert graph.index_dtype == other.index_dtype
+    assert not graph.weighted
+    with torch.set_grad_enabled(backward):  # columns on demand, or with the rows
+        autograd.structure.side_of(graph, False)
+    assert (graph._built.tensors[0].columns is not None) == backward
+    for transposed in (False, True):
+        mine = autograd.structure.side_of(graph, transposed)
+        assert mine.arrays is not None
+        theirs = autograd.structure.side_of(other, transposed)
+        assert torch.equal(mine.indptr, theirs.indptr)
+        assert torch.equal(mine.indices, theirs.indices)
+        assert all(map(torch.equal, mine.plan, theirs.plan))
+        assert [part.dtype for part in mine.plan] == [part.dtype for part in theirs.plan]
+        assert torch.equal(mine.inverse_degree(torch.float32), theirs.inverse_degree(torch.float32))
+        if transposed:
+            assert torch.equal(mine.perm, theirs.perm)
+    mine, theirs = autograd.structure.order_of(graph), autograd.structure.order_of(other)
+    assert (mine is None) == (theirs is None)
+    assert mine is None or torch.equal(mine, theirs)
+    S = autograd.structure.side_of(graph, False).structure
+    T = autograd.structure.side_of(other, False).structure
+    assert (S.blocks, S.n_cuts, S.n_long, S.longest) == (T.blocks, T.n_cuts, T.n_long, T.longest)
+
+
+@gpu
+@pytest.mark.parametrize("kind", SHAPES)
+def test_formats_of_it_share_its_memory(way, kind):
+    edge_index, sizes = edges_of(kind)
+    weight = torch.rand(edge_index.shape[1], device="cuda")
+    graph = Graph.from_edge_index(edge_index, weight, num_nodes=sizes)
+    other = by_formats(edge_index, weight, num_nodes=sizes)
+    x = torch.rand(sizes[0], 8, device="cuda", requires_grad=True)
+    autograd.spmm(graph, x).sum().backward()
+    assert graph.csr == other.csr
+    assert graph.csc == other.csc
+    assert graph.coo == other.coo
+    assert graph.structure == other.structure
+    assert (graph.csr_perm == other.csr_perm).all()
+    assert (graph.csc_perm == other.csc_perm).all()
+    assert (graph.in_degree == other.in_degree).all()
+    assert (graph.out_degree == other.out_degree).all()
+    rows = autograd.structure.side_of(graph, False)
+    assert graph.csr.indices.data.ptr == rows.indices.data_ptr()
+    assert graph.transposed.csr == other.transposed.csr
+
+
+def results(graph, module, x, *more):
+    """A layer's result and all gradients."""
+    x = x.detach().requires_grad_()
+    y = module(x, graph, *more)
+    return [y, *torch.autograd.grad(y.square().sum(), [x, *module.parameters()])]
+
+
+MODULES = {
+    "sage": lambda: nn.SAGEConv(32, 48),
+    "gcn": lambda: nn.GCNConv(32, 48),
+    "gat": lambda: nn.GATConv(32, 16, heads=3),
+    "gin": lambda: nn.GINConv(torch.nn.Linear(32, 16)),
+    "gatv2": lambda: nn.GATv2Conv(32, 16, heads=2),
+}
+
+
+@gpu
+@pytest.mark.parametrize("kind", ["isolated", "sorted", "hub", "hubs", "many"])
+@pytest.mark.parametrize("name", MODULES)
+def test_layers_give_the_same_bits(name, kind):
+    torch.manual_seed(0)
+    edge_index, sizes = edges_of(kind)
+    module = MODULES[name]().to("cuda")
+    x = torch.randn(sizes[0], 32, device="cuda")
+    expected = results(by_formats(edge_index, num_nodes=sizes), module, x)
+    graph = Graph.from_edge_index(edge_index, num_nodes=sizes)
+    for _ in range(3):  # while it is built, and after
+        poison()
+        assert all(map(torch.equal, results(graph, module, x), expected))
+        torch.cuda.synchronize()
+
+
+@gpu
+@pytest.mark.parametrize("weighted", [False, True])
+def test_functions_give_the_same_bits(weighted):
+    edge_index, sizes = edges_of("hub")
+    weight = torch.rand(edge_index.shape[1], device="cuda") if weighted else None
+    other = by_formats(edge_index, weight, num_nodes=sizes)
+    x, y = (torch.rand(sizes[0], 24, device="cuda", requires_grad=True) for _ in range(2))
+    own = torch.rand(edge_index.shape[1], device="cuda", requires_grad=True)
+    calls = {
+        "spmm": lambda g: autograd.spmm(g, x),
+        "spmm of weights": lambda g: autograd.spmm(g, x, own),
+        "max": lambda g: autograd.spmm(g, x, own, reduce="max"),
+        "sddmm": lambda g: autograd.sddmm(g, x, y),
+        "softmax": lambda g: autograd.edge_softmax(g, own),
+        "norm": lambda g: autograd.gcn_norm(g)[1],
+        "sampled": lambda g: autograd.sampled_aggregate(g, x, 4, seed=1),
+        "maxk": lambda g: autograd.maxk_aggregate(g, x, 4, own),
+    }
+    for name, call in calls.items():
+        graph = Graph.from_edge_index(edge_index, weight, num_nodes=sizes)
+        found, expected = call(graph), call(other)
+        assert torch.equal(found, expected), name
+        if not found.requires_grad or name == "maxk":
+            continue  # adds up by atomics
+        both = [
+            torch.autograd.grad(r.square().sum(), [x, y, own], allow_unused=True)
+            for r in (found, expected)
+        ]
+        for mine, theirs in zip(*both, strict=True):
+            assert (mine is None and theirs is None) or torch.equal(mine, theirs), name
+
+
+@gpu
+def test_nothing_waits_for_the_gpu(way):
+    module = nn.SAGEConv(32, 32).to("cuda")
+    attention = nn.GATConv(32, 32).to("cuda")
+    x = torch.randn(20_000, 32, device="cuda")
+    for late in (False, True):  # the first compiles
+        edge_index, sizes = edges_of("hub", seed=int(late))
+        if late:
+            torch.cuda.synchronize()
+            torch.cuda._sleep(1_000_000_000)
+            end = torch.cuda.Event()
+            end.record()
+        for layer in (module, attention):
+            results(Graph.from_edge_index(edge_index, num_nodes=sizes), layer, x)
+    assert not end.query()
+    torch.cuda.synchronize()
+
+
+@gpu
+def test_another_stream_waits_for_what_one_builds(way):
+    edge_index, sizes = edges_of("many")
+    x = torch.randn(sizes[0], 16, device="cuda")
+    expected = autograd.spmm(by_formats(edge_index, num_nodes=sizes), x, reduce="mean")
+    graph = Graph.from_edge_index(edge_index, num_nodes=sizes)
+    torch.cuda.synchronize()
+    torch.cuda._sleep(200_000_000)
+    autograd.structure.side_of(graph, True)
+    with torch.cuda.stream(torch.cuda.Stream()):
+        found = autograd.spmm(graph, x, reduce="mean")
+        torch.cuda.current_stream().synchronize()
+    assert torch.equal(found, expected)
+
+
+WRONG = {
+    "negative": (0, 5, -1),
+    "too large": (1, 77, 500),
+    "far": (1, 0, 2**40),
+    "lowest": (0, 3, -(2**60)),
+}
+
+
+@gpu
+@pytest.mark.parametrize("case", WRONG)
+def test_wrong_ids_are_reported_and_touch_nothing(way, case):
+    side, place, value = WRONG[case]
+    edge_index = torch.randint(0, 500, (2, 4000), device="cuda")
+    edge_index[side, place] = value
+    with pytest.raises(
+        IndexRangeError, match=f"edge_index.{side}..*{value} but there are 500"
+    ) as old:
+        by_formats(edge_index, num_nodes=500)
+    x = torch.rand(500, 8, device="cuda", requires_grad=True)
+    graph = Graph.from_edge_index(edge_index, num_nodes=500)
+    fixed = edge_index.clone()
+    fixed[side, place] = 0
+    torch.cuda.synchronize()
+    torch.cuda._sleep(200_000_000)  # the GPU has not come so far when the host is done
+    y = autograd.spmm(graph, x)
+    torch.cuda.synchronize()
+    assert torch.equal(y, autograd.spmm(by_formats(fixed, num_nodes=500), x))
+    for _ in range(2):
+        with pytest.raises(IndexRangeError) as new:
+            autograd.spmm(graph, x)
+        assert str(new.value) == str(old.value)
+    for ask in ("csr", "csc", "structure", "in_degree"):
+        with pytest.raises(IndexRangeError):
+            getattr(graph, ask)
+    with pytest.raises(IndexRangeError):
+        prepare(graph)
+
+
+@gpu
+def test_a_wrong_id_of_a_graph_that_is_gone_is_reported_by_the_next():
+    edge_index = torch.randint(0, 500, (2, 4000), device="cuda")
+    edge_index[1, 7] = 500
+    x = torch.rand(500, 8, device="cuda")
+    torch.cuda.synchronize()
+    torch.cuda._sleep(100_000_000)
+    autograd.spmm(Graph.from_edge_index(edge_index, num_nodes=500), x)
+    gc.collect()
+    torch.cuda.synchronize()
+    good = Graph.from_edge_index(edge_index.clamp(max=499), num_nodes=500)
+    with pytest.raises(IndexRangeError, match=r"edge_index\[1, 7\].*500 target"):
+        autograd.spmm(good, x)
+    autograd.spmm(good, x)  # told once
+    assert not _reports._open or all(report.found is None for report in _reports._open)
+
+
+@gpu
+def test_sizes_are_found_where_they_are_not_given():
+    edge_index, _ = edges_of("many")
+    assert Graph.from_edge_index(edge_index).shape == by_formats(edge_index, num_nodes=None).shape
+    with pytest.raises(ShapeError):
+        Graph.from_edge_index(edge_index, num_nodes="many")
+    with pytest.raises(IndexRangeError):
+        Graph.from_edge_index(edge_index, num_nodes=0)
+    empty = Graph.from_edge_index(edge_index[:, :0], num_nodes=5)
+    assert autograd.spmm(empty, torch.rand(5, 3, device="cuda")).abs().sum() == 0
+    assert Graph.from_edge_index(edge_index[:, :0], num_nodes=0).shape == (0, 0)
+
+
+@gpu
+def test_an_edge_index_need_not_be_contiguous():
+    edge_index, sizes = edges_of("hub")
+    turned = edge_index.t().contiguous().t()
+    x = torch.rand(sizes[0], 8, device="cuda")
+    graph = Graph.from_edge_index(turned, num_nodes=sizes)
+    assert torch.equal(
+        autograd.spmm(graph, x), autograd.spmm(by_formats(edge_index, num_nodes=sizes), x)
+    )
+    assert graph.structure == by_formats(edge_index, num_nodes=sizes).structure
+
+
+@gpu
+@pytest.mark.parametrize("name", ["sage", "gcn", "gat"])
+def test_a_step_is_captured_after_a_step(name):
+    edge_index, sizes = edges_of("hub")
+    module = MODULES[name]().to("cuda")
+    x = torch.randn(sizes[0], 32, device="cuda", requires_grad=True)
+    graph = Graph.from_edge_index(edge_index, num_nodes=sizes)
+
+    def step():
+        y = module(x, graph)
+        return [y, *torch.autograd.grad(y.square().sum(), [x, *module.parameters()])]
+
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(2):
+            step()
+    torch.cuda.current_stream().wait_stream(side)
+    captured = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(captured):
+        found = step()
+    with torch.no_grad():
+        x.copy_(torch.randn_like(x))
+    captured.replay()
+    assert all(map(torch.equal, found, step()))
+
+
+@gpu
+def test_in_inference_mode_it_makes_tensors_that_train():
+    edge_index, sizes = edges_of("few")
+    sizes = max(sizes), max(sizes)
+    graph = Graph.from_edge_index(edge_index, num_nodes=sizes)
+    module, x = nn.SAGEConv(32, 8).to("cuda"), torch.randn(sizes[0], 32, device="cuda")
+    with torch.inference_mode():
+        module(x, graph)
+    results(graph, module, x)
+
+
+@gpu
+@pytest.mark.parametrize("name", ["sage", "gcn", "gat"])
+def test_compiled_layers_take_it(name):
+    edge_index, sizes = edges_of("hub")
+    module, x = MODULES[name]().to("cuda"), torch.randn(sizes[0], 32, device="cuda")
+    graph = Graph.from_edge_index(edge_index, num_nodes=sizes)
+    expected = results(by_formats(edge_index, num_nodes=sizes), module, x)
+    compiled = torch.compile(module, backend="aot_eager", fullgraph=True)
+    for mine, theirs in zip(results(graph, compiled, x), expected, strict=True):
+        assert (mine - theirs).norm() <= 1e-5 * theirs.norm()  # composed of other functions
+
+
+LAYERS = {
+    **{name: make for name, make in MODULES.items()},
+    "agnn": nn.AGNNConv,
+}
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_a_layer_takes_an_edge_index_in_the_place_of_its_graph(device, name):
+    edge_index = torch.randint(0, 50, (2, 300), device=device)
+    module, x = LAYERS[name]().to(device), torch.randn(50, 32, device=device)
+    graph = autograd.as_graph(edge_index, x)
+    assert graph is autograd.as_graph(edge_index, x)
+    assert graph.shape == (50, 50)
+    assert torch.equal(module(x, edge_index), module(x, graph))
+
+
+def test_functions_take_an_edge_index_with_the_sizes_of_their_features(device):
+    edge_index = torch.stack([torch.arange(30) % 7, torch.arange(30) % 5]).to(device)
+    x, y = torch.randn(7, 4, device=device), torch.randn(5, 4, device=device)
+    graph = Graph.from_edge_index(edge_index, num_nodes=(7, 5))
+    assert torch.equal(autograd.sddmm(edge_index, y, x), autograd.sddmm(graph, y, x))
+    scores = torch.rand(30, device=device)
+    assert torch.equal(
+        autograd.edge_softmax(edge_index, scores), autograd.edge_softmax(graph, scores)
+    )
+    ends = x[:, :2].contiguous(), y[:, :2].contiguous()
+    found = autograd.gat_aggregate(edge_index, x.view(7, 2, 2), *ends)
+    assert torch.equal(found, autograd.gat_aggregate(graph, x.view(7, 2, 2), *ends))
+    found = autograd.dot_aggregate(edge_index, y, x)
+    assert torch.equal(found, autograd.dot_aggregate(graph, y, x))
+
+
+def test_a_graph_is_remembered_until_its_tensor_is_changed_or_gone(device):
+    edge_index, x = torch.randint(0, 9, (2, 40), device=device), torch.rand(9, 3, device=device)
+    graph = autograd.as_graph(edge_index, x)
+    assert autograd.as_graph(edge_index, torch.rand(10, 3, device=device)) is not graph
+    graph = autograd.as_graph(edge_index, x)
+    edge_index[0, 0] = (edge_index[0, 0] + 1) % 9
+    assert autograd.as_graph(edge_index, x) is not graph
+    assert torch.equal(
+        autograd.spmm(edge_index, x),
+        autograd.spmm(Graph.from_edge_index(edge_index, num_nodes=9), x),
+    )
+    held, tensor = weakref.ref(autograd.as_graph(edge_index, x)), weakref.ref(edge_index)
+    del graph, edge_index
+    gc.collect()
+    assert held() is None
+    assert tensor() is None
+
+
+def test_what_is_no_edge_index_is_refused(device):
+    x = torch.rand(9, 3, device=device)
+    for wrong in (x, torch.zeros(3, 4, dtype=torch.int64, device=device), [[0], [1]], None):
+        with pytest.raises(DtypeError, match="graph is a"):
+            autograd.spmm(wrong, x)
+    wrong = torch.full((2, 3), 9, device=device)
+    with pytest.raises(IndexRangeError, match="9 source vertices"):
+        _ = autograd.as_graph(wrong, x).structure
+    with torch.inference_mode():
+        edge_index = torch.zeros(2, 3, dtype=torch.int64, device=device)
+        autograd.spmm(edge_index, x)

@@ -1,0 +1,150 @@
+"""The build in one launch, its blocks on threads of the host: the same as by NumPy and SciPy."""
+
+import ctypes
+
+import host_cuda
+import numpy as np
+import pytest
+
+from sparsefmt import Graph
+from sparsefmt.formats import chunks
+from sparsefmt.formats.chunks import CHUNKS_PER_BLOCK
+from sparsefmt.interop.pyg import from_edge_index
+from sparsefmt.ops.engine import build
+from sparsefmt.ops.engine.build import Findings
+
+pytestmark = pytest.mark.skipif(host_cuda.COMPILER is None, reason="no C++ compiler")
+
+MULTIPROCESSORS = 3
+WAVE = MULTIPROCESSORS * build.RESIDENT_BLOCKS
+TYPES = {"int32": "int", "int64": "long long"}
+PARAMETERS = (
+    "const INDEX *target, *source; Half<INDEX> rows, columns; int* room; long long* sums; "
+    "unsigned* arrived; int nnz, share, wave, count;"
+)
+CALL = (
+    "build_small<INDEX>(p.target, p.source, p.rows, p.columns, p.room, p.sums, p.arrived, p.nnz, "
+    "p.share, p.wave, p.count)"
+)
+
+
+@pytest.fixture
+def on_host(monkeypatch):
+    """Have the launcher run its kernel on the host."""
+
+    def load(name, types, *, file):
+        index = TYPES[types[0]]
+        cpp = PARAMETERS.replace("INDEX", index), CALL.replace("INDEX", index)
+        return host_cuda.kernel(file, build._PARAMETERS[name], *cpp)
+
+    monkeypatch.setattr(build, "_load", load)
+    monkeypatch.setattr(build, "multiprocessors", lambda device: MULTIPROCESSORS)
+    monkeypatch.setattr(build, "fill", lambda at, size, byte, stream: ctypes.memset(at, byte, size))
+
+
+class Built:
+    """One direction in memory of the host, which begins poisoned."""
+
+    def __init__(self, n_rows, n_cols, nnz, index):
+        self.at, self.index = build.layout(n_rows, n_cols, nnz, index, 0), index
+        self.memory = np.full(self.at.size + 16, 0x7B, np.uint8)
+        self.begin = -(-self.memory.ctypes.data // 16) * 16
+        self.report = np.zeros(8, np.int64)
+
+    def half(self):
+        return build.Half(self.at, self.begin, self.report.ctypes.data)
+
+    def part(self, place, count, dtype):
+        first = self.begin - self.memory.ctypes.data + place
+        return self.memory[first : first + count * np.dtype(dtype).itemsize].view(dtype)
+
+    def check(self, csr, perm):
+        """Compare with a CSR, and with the cut of its rows by NumPy."""
+        at, found = self.at, Findings(*map(int, self.report[: len(Findings._fields)]))
+        assert found.done
+        assert (self.part(at.indptr, at.n_rows + 1, self.index) == csr.indptr).all()
+        assert (self.part(at.indices, at.nnz, self.index) == csr.indices).all()
+        assert (self.part(at.perm, at.nnz, self.index) == perm).all()
+        lengths = np.diff(csr.indptr)
+        inverse = self.part(at.inverse, at.n_rows, np.float32)
+        assert (inverse == (1 / np.maximum(lengths, 1)).astype(np.float32)).all()
+        cut = chunks.chunks(csr.indptr, csr.nnz)
+        sizes = cut.blocks, len(cut.cut), len(cut.long), cut.longest
+        assert (found.blocks, found.cuts, found.longs, found.longest) == sizes
+        assert found.blocks <= at.blocks
+        assert found.cuts <= at.n_cuts
+        start = self.part(at.start, 2 * ((at.blocks + 1) * CHUNKS_PER_BLOCK + 1), self.index)
+        start, n = start.reshape(-1, 2), len(cut.start)
+        assert (start[:n] == cut.start).all()
+        assert (start[n:] == (at.n_rows, at.nnz)).all()
+        slot, borders = self.part(at.slot, at.blocks + 1, np.int32), len(cut.slot)
+        assert (slot[:borders] == cut.slot).all()
+        assert (slot[borders:] == -1).all()
+        cuts = self.part(at.cut, at.n_cuts, np.int32)
+        assert (cuts[: found.cuts] == cut.cut).all()
+        assert (cuts[found.cuts :] == at.blocks).all()
+        assert (self.part(at.long, found.longs, self.index) == cut.long).all()
+        assert found.moved == (perm != np.arange(at.nnz)).any()
+        assert found.loops == (csr.indices == np.repeat(np.arange(at.n_rows), lengths)).any()
+
+
+def run(edge_index, n_source, n_target, *, both):
+    """Build it on the host; the scratch memory begins poisoned too."""
+    index, nnz = edge_index.dtype.name, edge_index.shape[1]
+    rows = Built(n_target, n_source, nnz, index)
+    columns = Built(n_source, n_target, nnz, index) if both else None
+    scratch = np.full(build.small_scratch(rows.at) + 128, 0x7B, np.uint8)
+    begin = -(-scratch.ctypes.data // 128) * 128
+    halves = rows.half(), columns.half() if both else None
+    ids = edge_index[1].ctypes.data, edge_index[0].ctypes.data
+    build.small(halves, ids, begin, 0)
+    end = begin - scratch.ctypes.data + build.small_scratch(rows.at)
+    assert (scratch[end:] == 0x7B).all()
+    return rows, columns
+
+
+def check(monkeypatch, edge_index, n_source, n_target, *, both=True):
+    rows, columns = run(edge_index, n_source, n_target, both=both)
+    valid = np.where((edge_index >= 0) & (edge_index < [[n_source], [n_target]]), edge_index, 0)
+    graph = Graph(from_edge_index(valid, num_nodes=(n_source, n_target)))
+    count = chunks._block_count
+    monkeypatch.setattr(chunks, "_block_count", lambda t, p, wave: count(t, p, WAVE))
+    rows.check(graph.csr, graph.csr_perm)
+    if both:
+        columns.check(graph.csc.T, graph.csc_perm)
+    return rows
+
+
+CASES = {
+    "one": (1, 1, 1),
+    "few": (7, 9, 40),
+    "some": (50, 300, 1500),
+    "wide": (70_000, 300, 2000),
+    "hub": (400, 3000, 9000),
+}
+
+
+@pytest.mark.parametrize("index", TYPES)
+@pytest.mark.parametrize("case", CASES)
+def test_a_small_build_is_the_sort_and_the_cut_of_the_formats(on_host, monkeypatch, case, index):
+    n_source, n_target, nnz = CASES[case]
+    rng = np.random.default_rng(nnz)
+    edge_index = rng.integers(0, [[n_source], [n_target]], (2, nnz)).astype(index)
+    if case == "hub":
+        edge_index[1, ::3], edge_index[0, ::2] = n_target // 3, n_source - 1
+    check(monkeypatch, edge_index, n_source, n_target)
+
+
+def test_rows_alone_and_edges_in_order(on_host, monkeypatch):
+    edge_index = np.sort(np.random.default_rng(0).integers(0, 60, (2, 700)), axis=1)
+    check(monkeypatch, edge_index, 60, 60, both=False)
+    loops = np.stack([np.arange(300)] * 2)
+    check(monkeypatch, loops, 300, 300)
+
+
+@pytest.mark.parametrize(("side", "value"), [(0, -1), (0, 60), (1, -(2**62)), (1, 2**40)])
+def test_a_wrong_id_is_reported_and_counts_as_vertex_0(on_host, monkeypatch, side, value):
+    edge_index = np.random.default_rng(0).integers(1, 60, (2, 700))
+    edge_index[side, 23] = value
+    rows = check(monkeypatch, edge_index, 60, 60)
+    assert rows.report[Findings._fields.index("fault")] == 2 * 23 + 1 + side
