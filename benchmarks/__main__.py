@@ -12,6 +12,7 @@ ROOMS = {
     "digests": "engine",
     "fuse": "attention",
     "maxk": "cbsr",
+    "once": "engine",
     "overhead": "engine",
     "plan": "plan",
     "sampled": "sampling",

@@ -1,0 +1,176 @@
+"""A graph used once: wall time of a training step with a new ``edge_index``, against PyG's layer.
+
+``python -m benchmarks once [--device cpu|cuda] [--quick] [--out FOLDER]``
+
+A step is forward and backward of one layer of 64 features, on an ``edge_index`` that no step has
+had before, until the device is done: a ``Graph`` made of it, a tensor given to our layer, and PyG's
+layer of the same parameters, in turn in one process.  Beside them our layer on one graph that
+stays, and on one ``edge_index`` that stays, which tells what it costs to remember it.  Before any
+of it is timed, results and gradients are compared with PyG's in float64.
+"""
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from sparsefmt import Graph
+
+from .. import _harness
+from .._harness import Target
+
+SIZES = ((1_000, 8_000), (20_000, 200_000), (200_000, 2_000_000))
+LAYERS = ("SAGEConv", "GCNConv", "GATConv")
+FEAT = 64
+#: Other graphs between two steps on the same one, whose tensors a step gets as copies.
+GRAPHS = 10
+RUNS, WARMUPS = 40, 10
+#: Most that a step may take, in steps of PyG's: at most as slow on small graphs, faster on large.
+MOST = 1.0
+#: Most microseconds that an ``edge_index`` which has been seen costs more than a ``Graph``.
+MOST_REMEMBERING_US = 5.0
+WAYS = ("graph", "edge_index", "pyg", "kept graph", "kept edge_index")
+COLUMNS = {"case": "<28", **dict.fromkeys(WAYS, "9.3f"), "ratio": "7.2f"}
+
+Step = Callable[[], Any]
+
+
+def main(argv: list[str]) -> int:
+    """Measure and report; 1 if a layer's result is wrong."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks once")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cuda")
+    parser.add_argument("--quick", action="store_true", help="the smallest size, few runs")
+    parser.add_argument("--out", type=Path, help="folder of the JSON, by default results/")
+    options = parser.parse_args(argv)
+    cuda = options.device == "cuda"
+    _harness.print_head("ms of a step with a new edge_index", COLUMNS)
+    rows = []
+    for n, edges in SIZES[:1] if options.quick else SIZES:
+        for name in LAYERS:
+            case = Case(name, n, edges, options.device)
+            row: dict[str, Any] = {"case": f"{name} {n}/{edges}"}
+            wrong = case.wrong()
+            rows.append(row | ({"wrong": wrong} if wrong else case.times(quick=options.quick)))
+            _harness.print_row(rows[-1], COLUMNS)
+    folder = options.out
+    if options.quick and folder is None:
+        folder = _harness.RESULTS / "quick"
+    right = _harness.keep("once", "new graph each step", rows, judge, cuda=cuda, folder=folder)
+    return 0 if right else 1
+
+
+class Case:
+    """One layer at one size, ours and PyG's with the same parameters."""
+
+    def __init__(self, name: str, n: int, edges: int, device: str) -> None:
+        import torch
+        import torch_geometric.nn as pyg
+
+        from sparsefmt import nn
+
+        self.n, self.cuda = n, device == "cuda"
+        self.ours = getattr(nn, name)(FEAT, FEAT).to(device)
+        self.theirs = getattr(pyg, name)(FEAT, FEAT).to(device)
+        self.theirs.load_state_dict(self.ours.state_dict())
+        self.x = torch.randn(n, FEAT, device=device, requires_grad=True)
+        self.gradient = torch.randn(n, FEAT, device=device)
+        self.edges = [without_loops(n, edges, device) for _ in range(GRAPHS)]
+
+    def step(self, layer: Any, graph: Any, x: Any = None) -> tuple[Any, ...]:
+        """Forward and backward: the result, and the gradients of features and parameters."""
+        import torch
+
+        x = self.x if x is None else x
+        y = layer(x, graph)
+        gradients = torch.autograd.grad(y, [x, *layer.parameters()], self.gradient.to(y.dtype))
+        return y, *gradients
+
+    def wrong(self) -> str:
+        """What differs from PyG in float64 by more than float32 can; empty if nothing does."""
+        from copy import deepcopy
+
+        x = self.x.detach().double().requires_grad_()
+        exact = self.step(deepcopy(self.theirs).double(), self.edges[0], x)
+        for graph in (Graph.from_edge_index(self.edges[0], num_nodes=self.n), self.edges[0]):
+            pairs = zip(self.step(self.ours, graph), exact, strict=True)
+            for found, expected in ((a.detach().double(), b.detach()) for a, b in pairs):
+                error = float((found - expected).norm() / expected.norm())
+                if not error < 1e-4:
+                    return f"relative error {error:.1e} against PyG in float64"
+        return ""
+
+    def times(self, *, quick: bool) -> dict[str, Any]:
+        """Median wall times in ms of each way, taken in turn, and ours over PyG's."""
+        found: dict[str, list[float]] = {way: [] for way in WAYS}
+        steps = self.steps()
+        for run in range(WARMUPS + (5 if quick else RUNS)):
+            for way, make in steps.items():
+                step = make()
+                taken = self.wall_ms(step)
+                if run >= WARMUPS:
+                    found[way].append(taken)
+        row: dict[str, Any] = {way: statistics.median(taken) for way, taken in found.items()}
+        return row | {"ratio": row["graph"] / row["pyg"]}
+
+    def steps(self) -> dict[str, Callable[[], Step]]:
+        """Way -> what makes its next step, its ``edge_index`` a tensor that nobody has seen."""
+        ours, theirs = self.ours, self.theirs
+        new = self._new()
+        kept = self.edges[0].clone()
+        graph = Graph.from_edge_index(kept, num_nodes=self.n)
+
+        def of_graph() -> Step:
+            edges = next(new)
+            return lambda: self.step(ours, Graph.from_edge_index(edges, num_nodes=self.n))
+
+        def of_edges(layer: Any) -> Step:
+            edges = next(new)
+            return lambda: self.step(layer, edges)
+
+        return {
+            "graph": of_graph,
+            "edge_index": lambda: of_edges(ours),
+            "pyg": lambda: of_edges(theirs),
+            "kept graph": lambda: lambda: self.step(ours, graph),
+            "kept edge_index": lambda: lambda: self.step(ours, kept),
+        }
+
+    def _new(self) -> Iterator[Any]:
+        for number in count():
+            yield self.edges[number % GRAPHS].clone()
+
+    def wall_ms(self, step: Step) -> float:
+        """Milliseconds from an idle device to an idle device."""
+        self._wait()
+        start = time.perf_counter()
+        found = step()
+        self._wait()
+        del found
+        return (time.perf_counter() - start) * 1e3
+
+    def _wait(self) -> None:
+        if self.cuda:
+            import torch
+
+            torch.cuda.synchronize()
+
+
+def without_loops(n: int, edges: int, device: str) -> Any:
+    """Make a random ``edge_index``; of several loops of one vertex PyG's GCNConv takes the last."""
+    import torch
+
+    source = torch.randint(0, n, (edges,), device=device)
+    return torch.stack([source, (source + torch.randint(1, n, (edges,), device=device)) % n])
+
+
+def judge(rows: list[dict[str, Any]]) -> list[Target]:
+    """Our step over PyG's for each case, and what remembering an ``edge_index`` costs."""
+    found = [
+        Target(f"{row['case']}, ours / PyG", row["ratio"], MOST, at_least=False) for row in rows
+    ]
+    extra = [1e3 * (row["kept edge_index"] - row["kept graph"]) for row in rows]
+    name = "us more for an edge_index that is remembered, median"
+    return [*found, Target(name, statistics.median(extra), MOST_REMEMBERING_US, at_least=False)]
