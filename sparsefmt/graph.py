@@ -50,8 +50,9 @@ class Graph(Shaped):
 
     Notes
     -----
-    Thread-safe and stream-safe: what several threads ask for at once is built once, and on a GPU it
-    is finished before anyone gets it, so ask before a CUDA graph is captured.  The arrays are the
+    Thread-safe and stream-safe: what several threads ask for at once is built once, and on a GPU
+    formats are finished before anyone gets them (what torch's stream builds another one waits for),
+    so ask before a CUDA graph is captured.  The arrays are the
     graph's own: read them, do not write to them.  Pickling keeps the structure and drops what was
     built of it.
     """

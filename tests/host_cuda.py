@@ -72,6 +72,10 @@ static unsigned __ballot_sync(unsigned, bool value) {
     for (int k = 0; k < 32; ++k) bits |= (unsigned)(told[k] != 0) << k;
     return bits;
 }
+static long long __shfl_up_sync(unsigned, long long value, unsigned by) {
+    const long long* told = tell(value);
+    return threadIdx.x % 32 < by ? value : told[threadIdx.x % 32 - by];
+}
 static int __popc(unsigned bits) { return __builtin_popcount(bits); }
 static void __threadfence() {
     std::atomic_thread_fence(std::memory_order_seq_cst);
@@ -115,6 +119,7 @@ def compiled(file: str, parameters: str, call: str) -> Any:
     code = code[code.index("// What both ways to build") :]  # behind common.cuh, for a GPU alone
     own = "Shared& shared = *(Shared*)shared_;"
     code = code.replace("__shared__ Shared shared;", own)
+    code = code.replace("< expected) {}", "< expected) std::this_thread::yield();")
     head = f"{_HEAD}{code}\nstruct Parameters {{ {parameters} }};"
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "kernel.cpp"

@@ -8,7 +8,6 @@ is made.  Ops with two structures take those of the graph and of its transpose.
 """
 
 from collections.abc import Callable
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -19,7 +18,7 @@ from torch.overrides import has_torch_function
 
 from ..formats.compressed import CSR
 from ..ops.engine import choose, table
-from ..ops.engine.structure import Sizes, Structure
+from ..ops.engine.structure import Sizes, Structure, structure_at
 from ..ops.engine.table import Op
 from . import _kernels as _kernels  # adds rows to the table
 from ._memory import NAMES, as_numpy, dtype_of
@@ -76,13 +75,10 @@ def schema_of(op: Op) -> str:
     return f"{op.name}({arguments}) -> {results}"
 
 
-_structure_at = lru_cache(maxsize=256)(Structure)
-
-
 def _structure(indptr: Tensor, indices: Tensor, n_cols: int, plan: list[Tensor]) -> Structure:
     """The structure on a GPU that these tensors hold."""
     _, slot, cut, long = plan
-    return _structure_at(
+    return structure_at(
         *(indptr.shape[0] - 1, n_cols, indices.shape[0], NAMES[indices.dtype]),
         *(array.data_ptr() for array in (indptr, indices, *plan)),
         *(slot.shape[0] - 1, cut.shape[0], long.shape[0]),

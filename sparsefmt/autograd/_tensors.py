@@ -32,8 +32,16 @@ class _OfStructure:
         found: Tensor | None = self._built.found.get(key)
         if found is None:
             return self._make(key, make)
-        mark = self._marks.get(key) if self._marks else None
-        if mark is not None and mark.reach():
+        return found if not self._marks else self._reached(key, found, make)
+
+    def _reached(self, key: Any, found: Tensor, make: Callable[[], Tensor]) -> Tensor:
+        """Let the current stream read what another one may still be making."""
+        report = self._marks.get(key)
+        if report is None:
+            return found
+        if not report.done() and torch.cuda.is_current_stream_capturing():
+            return make()  # a capture cannot wait
+        if report.reach():
             self._marks.pop(key, None)
         return found
 
@@ -85,7 +93,8 @@ class Side(_OfStructure):
     @property
     def plan(self) -> list[Tensor]:
         """The arrays of ``CSR.chunks``, whose sizes wait for the build."""
-        return self._plan if self.arrays is None else self.arrays.plan()
+        arrays = self.arrays
+        return self._plan if arrays is None else arrays.plan()
 
     @classmethod
     def of(cls, csr: CSR, perm: Any) -> "Side":
@@ -116,16 +125,23 @@ class Side(_OfStructure):
         self.structure = arrays.settled()
         return True
 
+    def wait(self) -> None:
+        """Wait for what is being built."""
+        if self.arrays is not None:
+            self.arrays.report.wait()
+
     def freeze(self) -> None:
         """Wait for what is being built, and let go of all that a CSR has not."""
-        if self.arrays is not None:
-            self._plan, self.structure = self.arrays.plan(), self.arrays.settled()
+        arrays = self.arrays
+        if arrays is not None:
+            self._plan, self.structure = arrays.plan(), arrays.settled()
             self.arrays = None
 
     def inverse_degree(self, dtype: torch.dtype) -> Tensor:
         """Return 1 over the number of entries, 1 for an empty row: (n_rows,)."""
-        if self.arrays is not None and dtype is torch.float32:
-            return self.arrays.inverse_degree()
+        arrays = self.arrays
+        if arrays is not None and dtype is torch.float32:
+            return arrays.inverse_degree()
         return self.kept(dtype, lambda: self._inverse_degree(dtype))
 
     def _inverse_degree(self, dtype: torch.dtype) -> Tensor:
@@ -137,8 +153,8 @@ class GraphTensors(_OfStructure):
     """The tensors of a graph: its rows, its edge values and, once needed, its columns.
 
     ``csr_values`` are in CSR order.  ``order`` is ``Graph.csr_perm``: None where the edges were
-    given in CSR order and, of a graph, until it is ``ordered``.  ``building`` are the sides that a
-    stream may still be building.
+    given in CSR order and, of a graph, until it is ``ordered``.  ``building`` is what a stream may
+    still be at.
     """
 
     def __init__(
@@ -156,7 +172,7 @@ class GraphTensors(_OfStructure):
         self.order, self.ordered = order, ordered
         self.n_rows, self.n_cols, self.nnz = sizes
         self.kind: str = getattr(self.device, "type", "")
-        self.building: tuple[Side, ...] = ()
+        self.building: tuple[Side | Report, ...] = ()
         self.loops: bool | None = None  #: whether an edge is one, None where nobody has looked
 
     @classmethod
@@ -166,7 +182,7 @@ class GraphTensors(_OfStructure):
         rows, values = Side.over(arrays, None), edges.weight
         values = None if values is None else values.detach().index_select(0, arrays.perm)
         found = cls(rows, None, values, (*edges.shape, edges.nnz), arrays.perm)
-        found.building = (rows,)
+        found.building = (rows,) if values is None else (rows, mark(edges.device_number))
         if of_columns is not None:
             found._add(of_columns)
         return found
@@ -188,10 +204,17 @@ class GraphTensors(_OfStructure):
         IndexRangeError
             If an edge names a vertex that does not exist, and the GPU has come so far.
         """
-        left = tuple(side for side in self.building if not side.reach())
-        if self.rows not in left and self.rows.arrays is not None:
-            self._look(self.rows.arrays.report.wait())
+        left = tuple(one for one in self.building if not one.reach())
+        arrays = self.rows.arrays
+        if arrays is not None and arrays.report.found is not None:
+            self._look(arrays.report.found)
         self.building = left
+
+    def wait(self) -> None:
+        """Wait for what is being built; errors are those of ``settle``."""
+        for one in self.building:
+            one.wait()
+        self.settle()
 
     def _look(self, found: Findings) -> None:
         """Take over what the build of the rows has found."""
@@ -201,15 +224,14 @@ class GraphTensors(_OfStructure):
 
     def freeze(self) -> None:
         """Wait for what is being built; from then on sides are as those of formats."""
-        if self.rows.arrays is not None:
-            self._look(self.rows.arrays.report.wait())
+        self.wait()
         for side in (self.rows, self.columns):
             if side is not None:
                 side.freeze()
-        self.building = ()
 
     def numbered_csr(self) -> tuple[CSR, Any]:
         """Give the rows that were built of edges as a CSR, and the numbers of its entries."""
+        self.wait()
         arrays = cast(Arrays, self.rows.arrays)
         values = None if self.csr_values is None else from_tensor("values", self.csr_values)
         order = None if arrays.in_order() else from_tensor("perm", arrays.perm)
@@ -220,6 +242,7 @@ class GraphTensors(_OfStructure):
         arrays = None if self.columns is None else self.columns.arrays
         if arrays is None:
             return None
+        self.wait()
         values = None if self.csr_values is None else self.csr_values.index_select(0, arrays.perm)
         data = None if values is None else from_tensor("values", values)
         return arrays.csr().with_data(data).T, from_tensor("perm", arrays.perm)

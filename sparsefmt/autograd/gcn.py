@@ -91,16 +91,18 @@ def gcn_norm(
     return cast(Graph, graph), in_own_order(graph, found)
 
 
-def unit_scales(graph: GraphLike) -> Tensor | None:
+def unit_scales(graph: GraphLike, dtype: torch.dtype) -> Tensor | None:
     """Compute GCN's factors of a graph whose edges weigh 1 each, by one kernel of a GPU.
 
     Parameters
     ----------
     graph : Graph, shape (n, n)
+    dtype : torch.dtype
+        Computed in float64.
 
     Returns
     -------
-    Tensor, shape (2, n), in float64
+    Tensor, shape (2, n)
         ``d[i]^-1/2`` and, for a vertex without a loop, ``1 / d[i]``, where ``d[i]`` is the number
         of entries of row i, plus 1 for such a vertex; 0 in the second row for the others.  None if
         there is no such kernel: for weighted graphs, on the CPU and while ``torch.compile`` traces.
@@ -114,8 +116,9 @@ def unit_scales(graph: GraphLike) -> Tensor | None:
     S = tensors.rows.structure
     if S is None or tensors.csr_values is not None or torch.compiler.is_compiling():
         return None
-    out = tensors.rows.indptr.new_empty((2, tensors.n_rows), dtype=torch.float64)
-    return cast(Tensor, gcn_unit_scales(S, out)) if tensors.n_rows else out
+    direct = torch.float32 if dtype is torch.float32 else torch.float64
+    out = tensors.rows.indptr.new_empty((2, tensors.n_rows), dtype=direct)
+    return gcn_unit_scales(S, out).to(dtype) if tensors.n_rows else out.to(dtype)
 
 
 def _check_given(self_loops: object, graph: GraphTensors) -> None:

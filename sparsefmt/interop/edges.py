@@ -98,7 +98,10 @@ def edges_of(edge_index: Any, edge_weight: Any, num_nodes: Any) -> Edges | None:
     if edge_weight is not None and not _goes_along(edge_weight, edge_index):
         return None
     if num_nodes is None:
-        num_nodes = int(edge_index.max()) + 1  # synchronize!
+        least, most = edge_index.aminmax()
+        if least < 0:  # synchronize!
+            return None  # refused by who reads it
+        num_nodes = int(most) + 1
     try:
         pair = num_nodes if isinstance(num_nodes, tuple | list) else (num_nodes, num_nodes)
         n_source, n_target = map(operator.index, pair)

@@ -19,7 +19,7 @@ def symmetric(
     """
     if edge_weight is None:
         tensors = graph_tensors(graph)
-        both = tensors.kept(("gcn", dtype), lambda: _symmetric(graph, None).to(dtype))
+        both = tensors.kept(("gcn", dtype), lambda: _of_graph(graph, dtype))
     else:
         both = _symmetric(graph, edge_weight).to(dtype)
     return both[0], both[1]
@@ -32,7 +32,8 @@ def stored(graph: GraphLike, dtype: torch.dtype) -> Tensor | None:
     graph will tell, nobody waits for it.
     """
     tensors = graph_tensors(graph)
-    if tensors.loops is False and tensors.csr_values is None:
+    known = tensors.loops if tensors.csr_values is None else None
+    if known is False:
         return None
     if tensors.building:
         return symmetric(graph, None, dtype)[1][:, None] == 0
@@ -40,17 +41,20 @@ def stored(graph: GraphLike, dtype: torch.dtype) -> Tensor | None:
 
     def make() -> Tensor:
         found = symmetric(graph, None, dtype)[1][:, None] == 0
-        return found if blind or found.any() else found[:0]  # synchronize!
+        return found if blind or known or found.any() else found[:0]  # synchronize!
 
     found = tensors.kept(("stored", dtype), make)
     return None if found.shape[0] == 0 and tensors.n_rows else found
 
 
+def _of_graph(graph: GraphLike, dtype: torch.dtype) -> Tensor:
+    """Compute both by the graph's own values, (2, n)."""
+    found = unit_scales(graph, dtype)
+    return _symmetric(graph, None).to(dtype) if found is None else found
+
+
 def _symmetric(graph: GraphLike, edge_weight: Tensor | None) -> Tensor:
     """Compute both, (2, n), in float32 at least: 2-byte floats may not count up to a degree."""
-    found = unit_scales(graph) if edge_weight is None else None
-    if found is not None:
-        return found
     tensors = graph_tensors(graph)
     weights = own_values(graph) if edge_weight is None else edge_weight
     if weights is not None and weights.dtype.itemsize == 2:

@@ -11,6 +11,7 @@ torch = pytest.importorskip("torch")
 from sparsefmt import DtypeError, Graph, IndexRangeError, ShapeError, autograd, nn  # noqa: E402
 from sparsefmt.autograd import _reports, prepare  # noqa: E402
 from sparsefmt.interop.pyg import from_edge_index  # noqa: E402
+from sparsefmt.nn import _loops  # noqa: E402
 from sparsefmt.ops.engine import build  # noqa: E402
 
 gpu = pytest.mark.gpu
@@ -210,16 +211,24 @@ def test_nothing_waits_for_the_gpu(way):
 @gpu
 def test_another_stream_waits_for_what_one_builds(way):
     edge_index, sizes = edges_of("many")
-    x = torch.randn(sizes[0], 16, device="cuda")
-    expected = autograd.spmm(by_formats(edge_index, num_nodes=sizes), x, reduce="mean")
-    graph = Graph.from_edge_index(edge_index, num_nodes=sizes)
-    torch.cuda.synchronize()
-    torch.cuda._sleep(200_000_000)
-    autograd.structure.side_of(graph, True)
-    with torch.cuda.stream(torch.cuda.Stream()):
-        found = autograd.spmm(graph, x, reduce="mean")
-        torch.cuda.current_stream().synchronize()
-    assert torch.equal(found, expected)
+    x, weight = torch.randn(sizes[0], 16, device="cuda"), torch.rand(edge_index.shape[1]).cuda()
+    other = by_formats(edge_index, weight, num_nodes=sizes)
+    calls = {
+        "rows": lambda g: autograd.spmm(g, x, reduce="mean"),
+        "values": lambda g: autograd.own_values(g),
+        "kept": lambda g: autograd.graph_tensors(g).kept("one", lambda: torch.full_like(x, 7.0)),
+    }
+    for call in calls.values():
+        expected = call(other)
+        graph = Graph.from_edge_index(edge_index, weight, num_nodes=sizes)
+        torch.cuda.synchronize()
+        torch.cuda._sleep(200_000_000)
+        autograd.structure.side_of(graph, True)
+        call(graph)
+        with torch.cuda.stream(torch.cuda.Stream()):
+            found = call(graph).clone()
+            torch.cuda.current_stream().synchronize()
+        assert torch.equal(found, expected)
 
 
 WRONG = {
@@ -241,9 +250,10 @@ def test_wrong_ids_are_reported_and_touch_nothing(way, case):
     ) as old:
         by_formats(edge_index, num_nodes=500)
     x = torch.rand(500, 8, device="cuda", requires_grad=True)
-    graph = Graph.from_edge_index(edge_index, num_nodes=500)
     fixed = edge_index.clone()
     fixed[side, place] = 0
+    graph = Graph.from_edge_index(edge_index, num_nodes=500)
+    autograd.spmm(Graph.from_edge_index(fixed, num_nodes=500), x)  # compiles
     torch.cuda.synchronize()
     torch.cuda._sleep(200_000_000)  # the GPU has not come so far when the host is done
     y = autograd.spmm(graph, x)
@@ -283,6 +293,8 @@ def test_sizes_are_found_where_they_are_not_given():
     assert Graph.from_edge_index(edge_index).shape == by_formats(edge_index, num_nodes=None).shape
     with pytest.raises(ShapeError):
         Graph.from_edge_index(edge_index, num_nodes="many")
+    with pytest.raises(IndexRangeError, match="is -"):  # waited for, so checked
+        Graph.from_edge_index(edge_index - 3)
     with pytest.raises(IndexRangeError):
         Graph.from_edge_index(edge_index, num_nodes=0)
     empty = Graph.from_edge_index(edge_index[:, :0], num_nodes=5)
@@ -413,3 +425,13 @@ def test_what_is_no_edge_index_is_refused(device):
     with torch.inference_mode():
         edge_index = torch.zeros(2, 3, dtype=torch.int64, device=device)
         autograd.spmm(edge_index, x)
+
+
+@gpu
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("kind", ["one", "isolated", "hub"])
+def test_scales_of_gcn_are_those_of_products(kind, dtype):
+    edge_index, sizes = edges_of(kind)
+    graph = by_formats(edge_index, num_nodes=sizes)
+    expected = _loops._symmetric(graph, None).to(dtype)
+    assert torch.equal(autograd.unit_scales(graph, dtype), expected)

@@ -15,7 +15,7 @@ from sparsefmt.ops.engine.build import Findings
 
 pytestmark = pytest.mark.skipif(host_cuda.COMPILER is None, reason="no C++ compiler")
 
-MULTIPROCESSORS = 3
+MULTIPROCESSORS = 2
 WAVE = MULTIPROCESSORS * build.RESIDENT_BLOCKS
 TYPES = {"int32": "int", "int64": "long long"}
 PARAMETERS = (

@@ -7,6 +7,7 @@ blocks of chunks and the most long rows that there can be.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import product
 from typing import NamedTuple
 
@@ -19,7 +20,7 @@ from ...formats.chunks import (
 )
 from . import jit
 from .launch import ITEMSIZE, fill
-from .structure import Structure
+from .structure import Structure, structure_in_work
 
 _FILE, _SMALL_FILE = "engine/build.cu", "engine/build_small.cu"
 _BORDER_THREADS = 1024  # as in build.cu
@@ -98,6 +99,7 @@ class Layout:
         return "int32" if self.n_rows < 2**31 else "int64"
 
 
+@lru_cache(maxsize=256)
 def layout(n_rows: int, n_cols: int, nnz: int, index_dtype: str, device: int) -> Layout:
     """Lay out a CSR of so many rows and entries for a GPU."""
     wave, item = RESIDENT_BLOCKS * multiprocessors(device), ITEMSIZE[index_dtype]
@@ -127,7 +129,7 @@ def structure_in(at: Layout, begin: int, report: object) -> Structure:
     rows = begin + at.indptr, begin + at.indices, begin + at.start
     borders = begin + at.slot, begin + at.cut, begin + at.long
     sizes = at.n_rows, at.n_cols, at.nnz, at.index_dtype
-    return Structure(*sizes, *rows, *borders, at.blocks, at.n_cuts, 0, report=report)
+    return structure_in_work(report, *sizes, *rows, *borders, at.blocks, at.n_cuts, 0)
 
 
 def keys(at: Layout, begin: int, ids: tuple[int, int], keys: int, report: int, stream: int) -> None:

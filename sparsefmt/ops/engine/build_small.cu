@@ -26,7 +26,7 @@ struct Pairs {
 struct Shared {
     int counts[THREADS];           // of each digit, then where its next entry goes
     int of_warps[WARPS][THREADS];  // likewise, of each warp
-    long long sums[THREADS];
+    long long sums[WARPS];
     int borders[WARPS];
 };
 
@@ -52,18 +52,22 @@ struct Blocks {
 
 // The sum of the values of the threads before this one, and of all.
 __device__ inline long long sum_before(Shared& shared, long long value, long long& all) {
-    shared.sums[threadIdx.x] = value;
-    __syncthreads();
-    for (int step = 1; step < THREADS; step *= 2) {
-        const long long other = threadIdx.x >= step ? shared.sums[threadIdx.x - step] : 0;
-        __syncthreads();
-        shared.sums[threadIdx.x] += other;
-        __syncthreads();
+    const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
+    long long upto = value;
+    for (int step = 1; step < WARP; step *= 2) {
+        const long long other = __shfl_up_sync(FULL_WARP, upto, step);
+        if (lane >= step) upto += other;
     }
-    const long long upto = shared.sums[threadIdx.x];
-    all = shared.sums[THREADS - 1];
+    if (lane == WARP - 1) shared.sums[warp] = upto;
     __syncthreads();
-    return upto - value;
+    long long before = 0;
+    all = 0;
+    for (int w = 0; w < WARPS; ++w) {
+        if (w < warp) before += shared.sums[w];
+        all += shared.sums[w];
+    }
+    __syncthreads();
+    return before + upto - value;
 }
 
 // Sorts pairs by the lowest `bits` of their keys, stably; gives where they are then. `counts` has THREADS for each block.

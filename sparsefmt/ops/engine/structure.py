@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
+from functools import lru_cache
 from threading import Lock
 from typing import Any, ClassVar, NamedTuple, TypeAlias, TypeVar
 from weakref import WeakValueDictionary
@@ -95,8 +96,22 @@ def exact(A: CSR | Structure) -> Structure:
         return S
     found = S.report.wait()
     arrays = S.indptr, S.indices, S.start, S.slot, S.cut, S.long
-    sizes = found.blocks, found.cuts, found.longs, found.longest
-    return Structure(S.n_rows, S.n_cols, S.nnz, S.index_dtype, *arrays, *sizes)
+    sizes = S.n_rows, S.n_cols, S.nnz, S.index_dtype
+    counts = found.blocks, found.cuts, found.longs, found.longest
+    return structure_at(*sizes, *arrays, *counts)
+
+
+#: Another graph of the same sizes often lies where the one before it lay, and its launches are
+#: those that were decided for that one.
+structure_at = lru_cache(maxsize=256)(Structure)
+
+
+def structure_in_work(report: Any, *fields: Any) -> Structure:
+    """Make a structure that is being built, with what was decided for another one there."""
+    found = Structure(*fields)
+    object.__setattr__(found, "report", report)
+    object.__setattr__(found, "_decided", structure_at(*fields)._decided)
+    return found
 
 
 def _structure(A: CSR) -> Structure:

@@ -14,7 +14,7 @@ from ...formats.chunks import LONG_ROW
 from ...formats.compressed import CSR
 from ...formats.coo import COO
 from ..engine import jit
-from ..engine.launch import fill
+from ..engine.launch import ITEMSIZE, fill
 from ..engine.memory import memory_of
 from ..engine.structure import Structure, exact, structure_of
 
@@ -41,8 +41,8 @@ def load(kernel: str, types: tuple[str, ...], *constants: int) -> jit.Kernel:
 
 def instantiations() -> Iterator[tuple[str, str]]:
     """Every kernel that this room may launch: file and C++ name."""
-    for index in ("int32", "int64"):
-        yield _FILE, jit.expression("gcn_unit_scales", (index,), ())
+    for types in product(("float32", "float64"), ("int32", "int64")):
+        yield _FILE, jit.expression("gcn_unit_scales", types, ())
     names = [name for name in _PARAMETERS if name != "gcn_unit_scales"]
     for types, name in product(product(VALUE_DTYPES, ("int32", "int64")), names):
         # A row is read with or without values; single entries by a kernel for each.
@@ -132,15 +132,16 @@ def gcn_norm_csr(
 
 
 def gcn_unit_scales(S: Structure, out: Any) -> Any:
-    """``d[i]^-1/2`` and ``1 / d[i]``, (2, n) in float64, where each entry counts 1.
+    """``d[i]^-1/2`` and ``1 / d[i]``, (2, n) in float32 or float64, where each entry counts 1.
 
     ``d[i]`` is the number of entries of row i, plus 1 for a row without a loop; in the place of
     ``1 / d[i]`` a row that stores one has 0.
     """
     m, n = memory_of(out), S.n_rows
     with m.on_device(out):
-        scales = m.pointer(out), m.pointer(out) + 8 * n
-        kernel = load("gcn_unit_scales", (S.index_dtype,))
+        dtype = m.dtype(out)
+        scales = m.pointer(out), m.pointer(out) + ITEMSIZE[dtype] * n
+        kernel = load("gcn_unit_scales", (dtype, S.index_dtype))
         args = (S.indptr, S.indices, *scales, n)
         kernel(jit.warps_to_blocks(n), args, stream=m.stream(out))
     return out

@@ -131,11 +131,11 @@ __global__ void gcn_rows(const Index* __restrict__ indptr, const Index* __restri
     scale[own.row] = scale_of(sum + Sum(has_loop && !loop));
 }
 
-// s[i] and s[i]^2 of the rows of a CSR whose entries count 1 each, in double; instead of the square 0 for a row that stores
-// a loop. A warp owns a row.
-template <typename Index>
-__global__ void gcn_unit_scales(const Index* __restrict__ indptr, const Index* __restrict__ indices, double* scale,
-                                double* square, long long n_rows) {
+// s[i] and s[i]^2 of the rows of a CSR whose entries count 1 each, computed in double; instead of the square 0 for a row
+// that stores a loop. A warp owns a row.
+template <typename T, typename Index>
+__global__ void gcn_unit_scales(const Index* __restrict__ indptr, const Index* __restrict__ indices, T* scale,
+                                T* square, long long n_rows) {
     const long long i = thread() / WARP;
     if (i >= n_rows) return;
     const long long begin = indptr[i], end = indptr[i + 1];
