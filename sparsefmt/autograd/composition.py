@@ -17,7 +17,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from ..graph import Graph
 from ..plan.calibration import constants_of
 from ..plan.expression import Apply, Broadcast, Expression, Hop, Leaf, Product, Sum
-from ..plan.planner import Plan, plan
+from ..plan.planner import TELLING, Plan, plan
 from ..plan.rules import Step, Tree, bare, steps
 from ._precision import bf16_is_allowed
 from .gat import gat_aggregate
@@ -286,6 +286,7 @@ class Composition:
                 runs=self.settings.steps,
                 rounded=rounded,
                 orders=(sizes,),
+                own=self._is_own,
             )
             found = self.chosen[key] = self._measured(found, values, functions, own)
         return found
@@ -307,7 +308,7 @@ class Composition:
         if self.settings.mode == "model" or len(timed) < 2:
             return found
         # The layer's own way first: of those that are timed, none may be slower than that.
-        timed = tuple(sorted(timed, key=lambda c: not self._is_own(c.tree)))
+        timed = tuple(sorted(timed, key=lambda c: c.tree != found.own))
         graphs = tuple(_fingerprint(v) for v in values.values() if isinstance(v, Graph))
         sizes = tuple(found.sizes.items())
         kind = like.dtype, like.device, found.training, ways(like)[1]
@@ -317,27 +318,34 @@ class Composition:
             apart = {name: _apart(value) for name, value in values.items()}
             runs = {
                 candidate.tree: partial(own, apart)
-                if self._is_own(candidate.tree)
+                if candidate.tree == found.own
                 else partial(Program(candidate.tree), apart, functions)
                 for candidate in timed
             }
-            seconds = _REMEMBERED[key] = _timed(runs, like, MAX_ITERATIONS if auto else None)
-        own_tree = next((c.tree for c in timed if self._is_own(c.tree)), None)
-        return found.with_measured(seconds, own_tree)
+            expected = found.leader.tree if auto else None
+            seconds = _REMEMBERED[key] = _timed(runs, like, expected)
+        return found.with_measured(seconds)
 
 
 def _timed(
-    runs: Mapping[Tree, Callable[[], Any]], like: Tensor, iterations: int | None
+    runs: Mapping[Tree, Callable[[], Any]], like: Tensor, expected: Tree | None
 ) -> dict[Tree, float]:
-    """Time each twice in turn, as many as fit into so many iterations, and give the faster run."""
+    """Time each twice in turn, and give the faster run.
+
+    With one that is expected to win only as many are timed as fit into ``MAX_ITERATIONS``, and once
+    if it wins at once.
+    """
     seconds: dict[Tree, float] = {}
     for tree, run in runs.items():
-        if iterations and 2 * len(seconds) + 2 > iterations:
+        if expected and 2 * len(seconds) + 2 > MAX_ITERATIONS:
             break
         try:
             seconds[tree] = seconds_of(run, like)  # compiles, and builds what stays
         except (MemoryError, torch.OutOfMemoryError):
             continue  # one that fits may be there
+    others = [taken for tree, taken in seconds.items() if tree != expected]
+    if expected in seconds and others and seconds[expected] < TELLING * min(others):
+        return seconds
     return {tree: min(first, seconds_of(runs[tree], like)) for tree, first in seconds.items()}
 
 

@@ -14,7 +14,7 @@ from sparsefmt.generate import power_law
 from sparsefmt.plan import calibration, models
 from sparsefmt.plan.calibration import CPU, GPU, Sample, fitted
 from sparsefmt.plan.expression import Product
-from sparsefmt.plan.planner import plan
+from sparsefmt.plan.planner import CLOSE, TELLING, plan
 from sparsefmt.plan.pricing import Constants, Work, work_of
 from sparsefmt.plan.pruning import signature
 from sparsefmt.plan.rules import Primitive, bare
@@ -70,12 +70,34 @@ def test_a_measurement_outweighs_predictions():
 
 
 def test_what_runs_without_a_plan_stays_where_another_is_hardly_faster():
-    found = plan(models.gcn(H), SIZES, CPU)
-    own, other = (candidate.tree for candidate in found.promoted[:2])
+    unplanned = plan(models.gcn(H), SIZES, CPU)
+    own, other = (candidate.tree for candidate in unplanned.promoted[:2])
+    found = plan(models.gcn(H), SIZES, CPU, own=lambda tree: tree == own)
     for seconds, chosen in ((0.98, own), (0.96, other)):
-        again = found.with_measured({own: 1.0, other: seconds}, own)
-        assert again.chosen.tree == chosen
-        assert found.with_measured({own: 1.0, other: seconds}).chosen.tree == other
+        measured = {own: 1.0, other: seconds}
+        assert found.with_measured(measured).chosen.tree == chosen
+        assert unplanned.with_measured(measured).chosen.tree == other
+
+
+def test_what_runs_without_a_plan_leads_where_no_prediction_is_clearly_better():
+    equal = SIZES | {"in": 32}
+    first, *_, last = plan(models.gcn(H), equal, GPU).promoted
+    for own, leader in (("D·A·D·(H·W)", "D·A·D·(H·W)"), (bare(last.tree), bare(first.tree))):
+        found = plan(models.gcn(H), equal, GPU, own=lambda tree, own=own: bare(tree) == own)
+        assert bare(found.leader.tree) == bare(found.chosen.tree) == leader
+
+
+def test_only_predictions_that_differ_and_are_close_leave_a_doubt():
+    found = plan(models.gcn(H), SIZES, CPU)
+    leader, *doubtful = found.close
+    assert leader is found.leader
+    assert doubtful
+    for candidate in doubtful:
+        assert leader.predicted / TELLING < candidate.predicted <= CLOSE * leader.predicted
+    for candidate in found.promoted:
+        if candidate not in found.close:
+            ratio = candidate.predicted / leader.predicted
+            assert ratio <= 1 / TELLING or ratio > CLOSE
 
 
 def test_of_equal_trees_the_first_is_chosen():
