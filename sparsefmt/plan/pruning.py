@@ -11,7 +11,7 @@ from .rules import Primitive, Tree, steps
 
 #: Numbers behind the names of sizes.
 Sizes = Mapping[str, int]
-#: A primitive's kind and its sizes, numbers where they are known.
+#: Whether it runs once, a primitive's kind and its sizes, numbers where they are known.
 _Counted: TypeAlias = tuple[str | int, ...]
 #: Both orders of the widths; the numbers of vertices and entries are compared with themselves only.
 ORDERS: tuple[Sizes, ...] = ({"in": 1, "out": 2}, {"in": 2, "out": 1})
@@ -41,9 +41,13 @@ def judged(
     """Compare each tree with all others under each order.
 
     A tree is beaten if another's primitives map one to one to some of its own, of the same kinds,
-    each with sizes no larger, and the two are not equal.
+    each with sizes no larger, and the two are not equal.  One that runs at each call maps to none
+    that runs once.
     """
-    signatures = [signature(tree, training=training) for tree in trees]
+    signatures = [
+        [(step.constant, p) for step in steps(tree) for p in step.primitives(training)]
+        for tree in trees
+    ]
     found = [_beaters(signatures, sizes) for sizes in orders]
     return tuple(
         Verdict(tree, tuple(None if i is None else trees[i] for i in by_order))
@@ -51,11 +55,13 @@ def judged(
     )
 
 
-def _beaters(signatures: Sequence[Sequence[Primitive]], sizes: Sizes) -> list[int | None]:
+def _beaters(
+    signatures: Sequence[Sequence[tuple[bool, Primitive]]], sizes: Sizes
+) -> list[int | None]:
     """Give for each signature the place of the first that beats it under these sizes."""
     counted: dict[_Counted, int] = {}  # few primitives make up all trees: each gets a number
     numbers = [
-        sorted(counted.setdefault(_counted(one, sizes), len(counted)) for one in part)
+        sorted(counted.setdefault(_counted(*one, sizes), len(counted)) for one in part)
         for part in signatures
     ]
     larger = [{j for other, j in counted.items() if _at_most(one, other)} for one in counted]
@@ -69,17 +75,20 @@ def _beaters(signatures: Sequence[Sequence[Primitive]], sizes: Sizes) -> list[in
     ]
 
 
-def _counted(primitive: Primitive, sizes: Sizes) -> _Counted:
+def _counted(once: bool, primitive: Primitive, sizes: Sizes) -> _Counted:
     """Write sizes as numbers, where there are any."""
     numbers = (int(name) if name.isdigit() else sizes.get(name, name) for name in primitive.size)
-    return primitive.kind, *numbers
+    return once, primitive.kind, *numbers
 
 
 def _at_most(ours: _Counted, theirs: _Counted) -> bool:
     """Tell whether the kinds agree, and no size is larger; names are equal or do not compare."""
-    return len(ours) == len(theirs) and all(
+    (once, *sizes), (theirs_once, *their_sizes) = ours, theirs
+    if len(sizes) != len(their_sizes) or (theirs_once and not once):
+        return False
+    return all(
         a == b or (isinstance(a, int) and isinstance(b, int) and a < b)
-        for a, b in zip(ours, theirs, strict=True)
+        for a, b in zip(sizes, their_sizes, strict=True)
     )
 
 

@@ -52,6 +52,18 @@ def test_work_is_never_negative_and_grows_with_every_size(width, out, n, nnz):
             assert more.flops >= work.flops
 
 
+@pytest.mark.parametrize("widths", [(128, 32), (32, 128)], ids=["narrowing", "widening"])
+def test_constant_features_are_aggregated_once_whatever_the_widths(widths):
+    sizes = SIZES | dict(zip(("in", "out"), widths, strict=True))
+    features = models.features(constant=True)
+    for constants in (CPU, GPU):
+        found = plan(models.gcn(features), sizes, constants, orders=(sizes,))
+        assert set(found.chosen.parts) - {"gemm"} == {
+            k for k, v in found.chosen.parts.items() if not v
+        }
+        assert 0 < found.chosen.predicted < plan(models.gcn(H), sizes, constants).chosen.predicted
+
+
 def test_what_is_constant_is_shared_among_the_runs():
     expression = models.gcn(models.features(constant=True))
     free, alone, shared = (plan(expression, SIZES, CPU, runs=runs) for runs in (None, 1, 10))
