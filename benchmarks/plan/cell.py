@@ -36,6 +36,8 @@ DEFAULT = {
     "gcn": ("D·(A·(D·(H·W)))", "(D·(A·(D·H)))·W"),
     "gat": ("attention((H·W)·a, (H·W)·b)·(H·W)",) * 2,
 }
+#: Chosen where the layer's own code runs.
+OWN = "the layer as it is"
 LIMIT = 1e-3  # of a result's norm
 
 
@@ -76,11 +78,10 @@ class Cell:
         all_once = {name: _seconds(step) for name, step in steps.items()}
         times, runs = _harness.paced([own, *steps.values()], cuda=cuda, quick=quick)
         of_trees = dict(zip(steps, times[1:], strict=True))
-        chosen = bare(plan.chosen.tree)
-        default = self.layer.forward.adapter.default
-        if chosen == default:
-            of_trees[chosen] = times[0]  # the layer runs its own code then
-        oracle, ms = min(times[0], *of_trees.values()), of_trees[chosen]
+        chosen, ms = bare(plan.chosen.tree), of_trees[bare(plan.chosen.tree)]
+        if plan.keeps_own:
+            chosen, ms = OWN, times[0]
+        oracle = min(times[0], *of_trees.values())
         found = {"ms": ms, "own_ms": times[0], "oracle_ms": oracle, "chosen": chosen, "runs": runs}
         found |= {"choices": len(of_trees)}
         found |= {"over_own": times[0] / ms, "of_oracle": oracle / ms, "overhead": decided / once}
@@ -92,6 +93,8 @@ class Cell:
         found["beyond"] = min(of_paper) / ms
         if OTHER.get(self.model) in of_trees:
             found["over_other"] = of_trees[OTHER[self.model]] / ms
+        found["timed"] = {bare(c.tree): c.measured * 1e3 for c in plan.promoted if c.measured}
+        found["timed"] |= {OWN: plan.own_measured * 1e3} if plan.own_measured else {}
         predicted = {bare(c.tree): c.predicted * 1e3 for c in plan.promoted}
         return found | {"compositions": of_trees, "predicted": predicted}
 

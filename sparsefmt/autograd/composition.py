@@ -209,8 +209,8 @@ class Planned:
 #: Number of each graph, never used again.
 _NUMBERS: Any = WeakIdKeyDictionary()
 _COUNT = count()
-#: Seconds of trees by graph, sizes, dtype and whether it trains.
-_REMEMBERED: dict[Any, dict[Tree, float]] = {}
+#: Seconds of trees, and by None of a layer's own code, by graph, sizes, dtype, whether it trains.
+_REMEMBERED: dict[Any, dict[Tree | None, float]] = {}
 
 
 def number_of(graph: Graph) -> int:
@@ -249,8 +249,7 @@ class Composition:
                 return Planned(None, None)  # no time to plan, which synchronises
             with torch.random.fork_rng(_cuda(values)):
                 plan = self._plan(values, functions, own, constants)
-            tree = plan.chosen.tree
-            found = Planned(plan, None if self._is_own(tree) else Program(tree))
+            found = Planned(plan, None if plan.keeps_own else Program(plan.chosen.tree))
             while len(self.plans) >= MAX_PLANS:
                 self.plans.pop(next(iter(self.plans), None), None)
         self.plans[key] = found  # the last used is the last to go
@@ -305,10 +304,9 @@ class Composition:
         """Time those too close to decide, or all promoted, unless they were timed before."""
         auto, like = self.settings.mode == "auto", _first(values)
         timed = found.close if auto else found.promoted
-        if self.settings.mode == "model" or len(timed) < 2:
+        with_own = found.own_is_close if auto else found.own is not None
+        if self.settings.mode == "model" or len(timed) + with_own < 2:
             return found
-        # The layer's own way first: of those that are timed, none may be slower than that.
-        timed = tuple(sorted(timed, key=lambda c: c.tree != found.own))
         graphs = tuple(_fingerprint(v) for v in values.values() if isinstance(v, Graph))
         sizes = tuple(found.sizes.items())
         kind = like.dtype, like.device, found.training, ways(like)[1]
@@ -316,36 +314,37 @@ class Composition:
         seconds = _REMEMBERED.get(key, {})
         if self.settings.timing and (not seconds or not auto):
             apart = {name: _apart(value) for name, value in values.items()}
-            runs = {
-                candidate.tree: partial(own, apart)
-                if candidate.tree == found.own
-                else partial(Program(candidate.tree), apart, functions)
-                for candidate in timed
+            trees = [c.tree for c in timed]
+            runs: dict[Tree | None, Callable[[], Any]] = {
+                tree: partial(Program(tree), apart, functions) for tree in trees
             }
-            expected = found.leader.tree if auto else None
-            seconds = _REMEMBERED[key] = _timed(runs, like, expected)
-        return found.with_measured(seconds)
+            if with_own:  # first: of those that are timed, none may be slower than that
+                runs = {None: partial(own, apart), **runs}
+            seconds = _REMEMBERED[key] = _timed(runs, like, trees[0] if auto else None)
+        of_trees = {tree: taken for tree, taken in seconds.items() if tree is not None}
+        return found.with_measured(of_trees, seconds.get(None))
 
 
 def _timed(
-    runs: Mapping[Tree, Callable[[], Any]], like: Tensor, expected: Tree | None
-) -> dict[Tree, float]:
+    runs: Mapping[Tree | None, Callable[[], Any]], like: Tensor, expected: Tree | None
+) -> dict[Tree | None, float]:
     """Time each twice in turn, and give the faster run.
 
     With one that is expected to win only as many are timed as fit into ``MAX_ITERATIONS``, and once
     if it wins at once.
     """
-    seconds: dict[Tree, float] = {}
+    seconds: dict[Tree | None, float] = {}
     for tree, run in runs.items():
-        if expected and 2 * len(seconds) + 2 > MAX_ITERATIONS:
+        if expected is not None and 2 * len(seconds) + 2 > MAX_ITERATIONS:
             break
         try:
             seconds[tree] = seconds_of(run, like)  # compiles, and builds what stays
         except (MemoryError, torch.OutOfMemoryError):
             continue  # one that fits may be there
-    others = [taken for tree, taken in seconds.items() if tree != expected]
-    if expected in seconds and others and seconds[expected] < TELLING * min(others):
-        return seconds
+    if expected in seconds and expected is not None:
+        others = [taken for tree, taken in seconds.items() if tree != expected]
+        if others and seconds[expected] < TELLING * min(others):
+            return seconds
     return {tree: min(first, seconds_of(runs[tree], like)) for tree, first in seconds.items()}
 
 

@@ -139,7 +139,8 @@ def _sample(
         function(**operands)
         finish(array)  # synchronize!
         times.append(time.perf_counter() - start)
-    return Sample(Primitive(kind, names), sizes, min(times), reach)
+    beside = "factor" if kind == "spmm_scaled" else ""
+    return Sample(Primitive(kind, names, beside), sizes, min(times), reach)
 
 
 # Which device

@@ -59,7 +59,8 @@ class Plan:
     training: bool
     candidates: tuple[Candidate, ...]
     price: Callable[[Tree, Locality | None], _Prices] = field(compare=False, repr=False)
-    own: Tree | None = None  #: what runs without a plan
+    own: Tree | None = None  #: what the layer computes without a plan
+    own_measured: float | None = None  #: seconds of the layer's own code
 
     def seconds(self, locality: Locality | None) -> float:
         """Predict the chosen tree for a graph of these sizes whose gathers reach so far."""
@@ -73,38 +74,39 @@ class Plan:
         return tuple(sorted(left, key=lambda candidate: (candidate.predicted, candidate.once)))
 
     @property
-    def leader(self) -> Candidate:
-        """The best prediction (the first of two); what runs without a plan, if that is as good."""
-        best = self.promoted[0]
-        own = next((c for c in self.promoted if c.tree == self.own), best)
-        return own if TELLING * own.predicted <= best.predicted else best
+    def chosen(self) -> Candidate:
+        """The fastest measured; if nothing was measured, the best prediction (the first of two)."""
+        timed = [c for c in self.candidates if c.measured is not None]
+        return min(timed, key=lambda c: c.measured or 0.0) if timed else self.promoted[0]
 
     @property
-    def chosen(self) -> Candidate:
-        """The fastest measured; if nothing was measured, the leader.
+    def keeps_own(self) -> bool:
+        """Whether the layer's own code runs.
 
-        What runs without a plan stays where another is faster by less than clocks tell apart.
+        It does where it is what was chosen, or no composition is faster as far as clocks tell.
         """
-        timed = {c.tree: c.measured for c in self.candidates if c.measured is not None}
-        if not timed:
-            return self.leader
-        best = min(timed, key=lambda tree: timed[tree])
-        if self.own in timed and timed[best] > TELLING * timed[self.own]:
-            best = self.own
-        return next(c for c in self.candidates if c.tree == best)
+        if self.own_measured is None:
+            return self.chosen.tree == self.own
+        return self.chosen.measured is None or self.chosen.measured > TELLING * self.own_measured
 
     @property
     def close(self) -> tuple[Candidate, ...]:
-        """The leader, and those whose predictions leave a doubt: a model cannot decide."""
-        least = self.leader.predicted
-        promoted = self.promoted
-        doubtful = [c for c in promoted if least / TELLING < c.predicted <= CLOSE * least]
-        return self.leader, *doubtful
+        """The best prediction, and those that differ, but not by enough for a model to decide."""
+        best, *others = self.promoted
+        least = best.predicted
+        doubtful = (c for c in others if least / TELLING < c.predicted <= CLOSE * least)
+        return best, *doubtful
 
-    def with_measured(self, seconds: Mapping[Tree, float]) -> "Plan":
-        """Add what trees took when they were timed."""
+    @property
+    def own_is_close(self) -> bool:
+        """Whether the layer's own composition is predicted to take about as long as the best."""
+        limit = CLOSE * self.promoted[0].predicted
+        return any(c.tree == self.own and c.predicted <= limit for c in self.promoted)
+
+    def with_measured(self, seconds: Mapping[Tree, float], own: float | None = None) -> "Plan":
+        """Add what trees took when they were timed, and what the layer's own code took."""
         found = (replace(c, measured=seconds.get(c.tree, c.measured)) for c in self.candidates)
-        return replace(self, candidates=tuple(found))
+        return replace(self, candidates=tuple(found), own_measured=own)
 
     def explain(self) -> str:
         """Write every tree with its costs; who beat it, or which was chosen."""
@@ -120,9 +122,13 @@ class Plan:
         )
         lines.append(head)
         for candidate, name in zip(self.candidates, names.values(), strict=True):
-            fate = "CHOSEN" if candidate is self.chosen else _fate(candidate, names)
+            runs = candidate is self.chosen and not (self.keeps_own and self.own_measured)
+            fate = "CHOSEN" if runs else _fate(candidate, names)
             costs = map(_ms, (candidate.predicted, candidate.once, candidate.measured))
             lines.append(f"{name:>4}  {bare(candidate.tree):<{width}}  {'  '.join(costs)}  {fate}")
+        if self.own_measured is not None:
+            costs, fate = map(_ms, (None, None, self.own_measured)), "CHOSEN" * self.keeps_own
+            lines.append(f" own  {'the layer as it is':<{width}}  {'  '.join(costs)}  {fate}")
         return "\n".join(lines)
 
 
@@ -158,7 +164,7 @@ def plan(
     orders : tuple of dict
         Orders of the widths under which a tree may win; ``(sizes,)`` prunes for these widths alone.
     own : function, optional
-        Tells which tree runs without a plan: it stays where no other is clearly faster.
+        Tells which tree the layer computes without a plan, by code of its own.
 
     Raises
     ------

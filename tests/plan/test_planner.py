@@ -64,6 +64,21 @@ def test_constant_features_are_aggregated_once_whatever_the_widths(widths):
         assert 0 < found.chosen.predicted < plan(models.gcn(H), sizes, constants).chosen.predicted
 
 
+def test_what_entries_gather_beside_their_features_costs_a_gpu():
+    names, sizes = ("nnz", "n", "w"), SIZES | {"w": 32}
+    for constants, costs in ((CPU, False), (GPU, True)):
+        seconds = [
+            constants.predict(work_of(Primitive(kind, names, beside), sizes, constants), kind)
+            for kind, beside in (
+                ("spmm_scaled", ""),
+                ("spmm_scaled", "factor"),
+                ("spmm_weighted", ""),
+                ("spmm_weighted", "value"),
+            )
+        ]
+        assert (seconds[0] < seconds[1]) == (seconds[2] < seconds[3]) == costs
+
+
 def test_what_is_constant_is_shared_among_the_runs():
     expression = models.gcn(models.features(constant=True))
     free, alone, shared = (plan(expression, SIZES, CPU, runs=runs) for runs in (None, 1, 10))
@@ -81,28 +96,32 @@ def test_a_measurement_outweighs_predictions():
     assert found.chosen.tree != slow
 
 
-def test_what_runs_without_a_plan_stays_where_another_is_hardly_faster():
-    unplanned = plan(models.gcn(H), SIZES, CPU)
-    own, other = (candidate.tree for candidate in unplanned.promoted[:2])
-    found = plan(models.gcn(H), SIZES, CPU, own=lambda tree: tree == own)
-    for seconds, chosen in ((0.98, own), (0.96, other)):
-        measured = {own: 1.0, other: seconds}
-        assert found.with_measured(measured).chosen.tree == chosen
-        assert unplanned.with_measured(measured).chosen.tree == other
+def test_the_layers_own_code_stays_where_no_composition_is_clearly_faster():
+    found = plan(models.gcn(H), SIZES, CPU)
+    first, second = (candidate.tree for candidate in found.promoted[:2])
+    for seconds, stays in ((0.98, True), (0.96, False)):
+        timed = found.with_measured({first: seconds, second: 2.0}, 1.0)
+        assert timed.chosen.tree == first
+        assert timed.keeps_own is stays
+        assert ("the layer as it is" in timed.explain()) == (timed.own_measured is not None)
+        assert timed.explain().count("CHOSEN") == 1
+    assert found.with_measured({}, 1.0).keeps_own  # no other one has fit into memory
+    assert not found.with_measured({first: 1.0}).keeps_own
 
 
-def test_what_runs_without_a_plan_leads_where_no_prediction_is_clearly_better():
-    equal = SIZES | {"in": 32}
-    first, *_, last = plan(models.gcn(H), equal, GPU).promoted
-    for own, leader in (("D·A·D·(H·W)", "D·A·D·(H·W)"), (bare(last.tree), bare(first.tree))):
-        found = plan(models.gcn(H), equal, GPU, own=lambda tree, own=own: bare(tree) == own)
-        assert bare(found.leader.tree) == bare(found.chosen.tree) == leader
+@pytest.mark.parametrize("constants", [CPU, GPU], ids=["cpu", "gpu"])
+def test_without_times_the_layers_own_code_runs_where_it_is_what_was_chosen(constants):
+    best = plan(models.gcn(H), SIZES, constants).promoted[0].tree
+    for own in (best, plan(models.gcn(H), SIZES, constants).promoted[-1].tree):
+        found = plan(models.gcn(H), SIZES, constants, own=lambda tree, own=own: tree == own)
+        assert found.keeps_own == (own == best)
+        assert found.own_is_close == (own == best)
 
 
 def test_only_predictions_that_differ_and_are_close_leave_a_doubt():
     found = plan(models.gcn(H), SIZES, CPU)
     leader, *doubtful = found.close
-    assert leader is found.leader
+    assert leader is found.chosen
     assert doubtful
     for candidate in doubtful:
         assert leader.predicted / TELLING < candidate.predicted <= CLOSE * leader.predicted
