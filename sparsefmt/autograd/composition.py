@@ -81,6 +81,13 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
 }
 
 
+class Way(NamedTuple):
+    """How a layer computes its result: by code of its own, and of what a composition has made."""
+
+    own: Callable[[Mapping[str, Any]], Any]
+    finish: Callable[[Any], Any] = lambda made: made
+
+
 class Program:
     """The calls of a tree, in order; those of constants alone run when constants change."""
 
@@ -235,10 +242,10 @@ class Composition:
         self,
         values: Mapping[str, Any],
         functions: Mapping[str, Any],
-        own: Callable[[Mapping[str, Any]], Any],
+        way: Way,
         constants: Collection[str] = (),
     ) -> Planned:
-        """Give the plan for such values, made at the first call; ``own`` is the layer's way."""
+        """Give the plan for such values, made at the first call."""
         key = (
             *ways(_first(values)),
             *(_kind(value, name in constants) for name, value in values.items()),
@@ -248,7 +255,7 @@ class Composition:
             if capturing(_first(values)):
                 return Planned(None, None)  # no time to plan, which synchronises
             with torch.random.fork_rng(_cuda(values)):
-                plan = self._plan(values, functions, own, constants)
+                plan = self._plan(values, functions, way, constants)
             found = Planned(plan, None if plan.keeps_own else Program(plan.chosen.tree))
             while len(self.plans) >= MAX_PLANS:
                 self.plans.pop(next(iter(self.plans), None), None)
@@ -259,7 +266,7 @@ class Composition:
         self,
         values: Mapping[str, Any],
         functions: Mapping[str, Any],
-        own: Callable[[Mapping[str, Any]], Any],
+        way: Way,
         constants: Collection[str],
     ) -> Plan:
         """Plan, or choose as for a graph of about that size: samples come by the thousand."""
@@ -287,7 +294,7 @@ class Composition:
                 orders=(sizes,),
                 own=self._is_own,
             )
-            found = self.chosen[key] = self._measured(found, values, functions, own)
+            found = self.chosen[key] = self._measured(found, values, functions, way)
         return found
 
     def _is_own(self, tree: Tree) -> bool:
@@ -299,7 +306,7 @@ class Composition:
         found: Plan,
         values: Mapping[str, Any],
         functions: Mapping[str, Any],
-        own: Callable[[Mapping[str, Any]], Any],
+        way: Way,
     ) -> Plan:
         """Time those too close to decide, or all promoted, unless they were timed before."""
         auto, like = self.settings.mode == "auto", _first(values)
@@ -316,13 +323,22 @@ class Composition:
             apart = {name: _apart(value) for name, value in values.items()}
             trees = [c.tree for c in timed]
             runs: dict[Tree | None, Callable[[], Any]] = {
-                tree: partial(Program(tree), apart, functions) for tree in trees
+                tree: partial(_whole, Program(tree), way.finish, apart, functions) for tree in trees
             }
             if with_own:  # first: of those that are timed, none may be slower than that
-                runs = {None: partial(own, apart), **runs}
+                runs = {None: partial(way.own, apart), **runs}
             seconds = _REMEMBERED[key] = _timed(runs, like, trees[0] if auto else None)
         of_trees = {tree: taken for tree, taken in seconds.items() if tree is not None}
         return found.with_measured(of_trees, seconds.get(None))
+
+
+def _whole(
+    program: Program,
+    finish: Callable[[Any], Any],
+    values: Mapping[str, Any],
+    functions: Mapping[str, Any],
+) -> Any:
+    return finish(program(values, functions))
 
 
 def _timed(

@@ -97,8 +97,10 @@ def optimize(
         if type_name(module) in ADAPTERS
     }
     seen = _inputs(model, found, given) if given else {}
-    for name, planned in found.items():
-        _plan(planned, *seen.get(name, (None, graph)), training=training)
+    with running(model, training=training):
+        for name, planned in found.items():
+            _plan(planned, *seen.get(name, (None, graph)), training=training)
+    for planned in found.values():
         planned.layer.forward = planned
     if traced.compositions:
         model.forward = traced
@@ -247,7 +249,6 @@ def _plan(layer: PlannedLayer, x: Tensor | None, graph: Any, *, training: bool) 
     if layer.adapter.edge_index == isinstance(graph, Graph):
         return  # x says what the model is called with, and this layer was not
     made = graph if isinstance(graph, Graph) else layer.graph_of(x, graph)
-    with torch.set_grad_enabled(training):
-        values = None if made is None else layer.values(x, made)
-        if made is not None and values is not None:
-            layer.planned(values, layer.functions(made), graph)
+    values = None if made is None else layer.values(x, made)
+    if made is not None and values is not None:
+        layer.planned(values, layer.functions(made), graph)
