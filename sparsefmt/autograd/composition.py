@@ -216,8 +216,8 @@ class Planned:
 #: Number of each graph, never used again.
 _NUMBERS: Any = WeakIdKeyDictionary()
 _COUNT = count()
-#: Seconds of trees, and by None of a layer's own code, by graph, sizes, dtype, whether it trains.
-_REMEMBERED: dict[Any, dict[Tree | None, float]] = {}
+#: Seconds of trees by graph, sizes, dtype and whether it trains.
+_REMEMBERED: dict[Any, dict[Tree, float]] = {}
 
 
 def number_of(graph: Graph) -> int:
@@ -256,7 +256,8 @@ class Composition:
                 return Planned(None, None)  # no time to plan, which synchronises
             with torch.random.fork_rng(_cuda(values)):
                 plan = self._plan(values, functions, way, constants)
-            found = Planned(plan, None if plan.keeps_own else Program(plan.chosen.tree))
+            tree = plan.chosen.tree
+            found = Planned(plan, None if tree == plan.own else Program(tree))
             while len(self.plans) >= MAX_PLANS:
                 self.plans.pop(next(iter(self.plans), None), None)
         self.plans[key] = found  # the last used is the last to go
@@ -310,9 +311,8 @@ class Composition:
     ) -> Plan:
         """Time those too close to decide, or all promoted, unless they were timed before."""
         auto, like = self.settings.mode == "auto", _first(values)
-        timed = found.close if auto else found.promoted
-        with_own = found.own_is_close if auto else found.own is not None
-        if self.settings.mode == "model" or len(timed) + with_own < 2:
+        timed = [c.tree for c in (found.close if auto else found.promoted)]
+        if self.settings.mode == "model" or len(timed) < 2:
             return found
         graphs = tuple(_fingerprint(v) for v in values.values() if isinstance(v, Graph))
         sizes = tuple(found.sizes.items())
@@ -321,15 +321,15 @@ class Composition:
         seconds = _REMEMBERED.get(key, {})
         if self.settings.timing and (not seconds or not auto):
             apart = {name: _apart(value) for name, value in values.items()}
-            trees = [c.tree for c in timed]
-            runs: dict[Tree | None, Callable[[], Any]] = {
-                tree: partial(_whole, Program(tree), way.finish, apart, functions) for tree in trees
+            runs = {
+                tree: partial(way.own, apart)
+                if tree == found.own
+                else partial(_whole, Program(tree), way.finish, apart, functions)
+                for tree in timed
             }
-            if with_own:  # first: of those that are timed, none may be slower than that
-                runs = {None: partial(way.own, apart), **runs}
-            seconds = _REMEMBERED[key] = _timed(runs, like, trees[0] if auto else None)
-        of_trees = {tree: taken for tree, taken in seconds.items() if tree is not None}
-        return found.with_measured(of_trees, seconds.get(None))
+            expected = found.promoted[0].tree if auto else None
+            seconds = _REMEMBERED[key] = _timed(runs, like, expected)
+        return found.with_measured(seconds)
 
 
 def _whole(
@@ -342,14 +342,14 @@ def _whole(
 
 
 def _timed(
-    runs: Mapping[Tree | None, Callable[[], Any]], like: Tensor, expected: Tree | None
-) -> dict[Tree | None, float]:
+    runs: Mapping[Tree, Callable[[], Any]], like: Tensor, expected: Tree | None
+) -> dict[Tree, float]:
     """Time each twice in turn, and give the faster run.
 
     With one that is expected to win only as many are timed as fit into ``MAX_ITERATIONS``, and once
     if it wins at once.
     """
-    seconds: dict[Tree | None, float] = {}
+    seconds: dict[Tree, float] = {}
     for tree, run in runs.items():
         if expected is not None and 2 * len(seconds) + 2 > MAX_ITERATIONS:
             break

@@ -60,7 +60,6 @@ class Plan:
     candidates: tuple[Candidate, ...]
     price: Callable[[Tree, Locality | None], _Prices] = field(compare=False, repr=False)
     own: Tree | None = None  #: what the layer computes without a plan
-    own_measured: float | None = None  #: seconds of the layer's own code
 
     def seconds(self, locality: Locality | None) -> float:
         """Predict the chosen tree for a graph of these sizes whose gathers reach so far."""
@@ -75,38 +74,37 @@ class Plan:
 
     @property
     def chosen(self) -> Candidate:
-        """The fastest measured; if nothing was measured, the best prediction (the first of two)."""
-        timed = [c for c in self.candidates if c.measured is not None]
-        return min(timed, key=lambda c: c.measured or 0.0) if timed else self.promoted[0]
+        """The fastest measured; if nothing was measured, the best prediction (the first of two).
 
-    @property
-    def keeps_own(self) -> bool:
-        """Whether the layer's own code runs.
-
-        It does where it is what was chosen, or no composition is faster as far as clocks tell.
+        What runs without a plan stays where another is faster by less than clocks tell apart.
         """
-        if self.own_measured is None:
-            return self.chosen.tree == self.own
-        return self.chosen.measured is None or self.chosen.measured > TELLING * self.own_measured
+        timed = {c.tree: c.measured for c in self.candidates if c.measured is not None}
+        if not timed:
+            return self.promoted[0]
+        best = min(timed, key=lambda tree: timed[tree])
+        if self.own in timed and timed[best] > TELLING * timed[self.own]:
+            best = self.own
+        return next(c for c in self.candidates if c.tree == best)
 
     @property
     def close(self) -> tuple[Candidate, ...]:
-        """The best prediction, and those that differ, but not by enough for a model to decide."""
+        """Those whose predictions are too close to the best for a model to decide.
+
+        What runs without a plan is the first, else the best prediction.  One that is predicted as
+        the best is left to the clock only if one of them runs without a plan: by code of the
+        layer's own, which no prediction knows.
+        """
         best, *others = self.promoted
-        least = best.predicted
-        doubtful = (c for c in others if least / TELLING < c.predicted <= CLOSE * least)
-        return best, *doubtful
+        near = [c for c in others if c.predicted <= CLOSE * best.predicted]
+        own = next((c for c in (best, *near) if c.tree == self.own), None)
+        if own is not None:
+            return tuple(sorted((best, *near), key=lambda c: c is not own))
+        return best, *(c for c in near if TELLING * c.predicted > best.predicted)
 
-    @property
-    def own_is_close(self) -> bool:
-        """Whether the layer's own composition is predicted to take about as long as the best."""
-        limit = CLOSE * self.promoted[0].predicted
-        return any(c.tree == self.own and c.predicted <= limit for c in self.promoted)
-
-    def with_measured(self, seconds: Mapping[Tree, float], own: float | None = None) -> "Plan":
-        """Add what trees took when they were timed, and what the layer's own code took."""
+    def with_measured(self, seconds: Mapping[Tree, float]) -> "Plan":
+        """Add what trees took when they were timed."""
         found = (replace(c, measured=seconds.get(c.tree, c.measured)) for c in self.candidates)
-        return replace(self, candidates=tuple(found), own_measured=own)
+        return replace(self, candidates=tuple(found))
 
     def explain(self) -> str:
         """Write every tree with its costs; who beat it, or which was chosen."""
@@ -122,13 +120,10 @@ class Plan:
         )
         lines.append(head)
         for candidate, name in zip(self.candidates, names.values(), strict=True):
-            runs = candidate is self.chosen and not (self.keeps_own and self.own_measured)
-            fate = "CHOSEN" if runs else _fate(candidate, names)
+            fate = "CHOSEN" if candidate is self.chosen else _fate(candidate, names)
+            fate += ", the layer as it is" if candidate.tree == self.own else ""
             costs = map(_ms, (candidate.predicted, candidate.once, candidate.measured))
             lines.append(f"{name:>4}  {bare(candidate.tree):<{width}}  {'  '.join(costs)}  {fate}")
-        if self.own_measured is not None:
-            costs, fate = map(_ms, (None, None, self.own_measured)), "CHOSEN" * self.keeps_own
-            lines.append(f" own  {'the layer as it is':<{width}}  {'  '.join(costs)}  {fate}")
         return "\n".join(lines)
 
 

@@ -84,7 +84,7 @@ def test_few_steps_do_not_pay_for_them():
 
 @pytest.mark.gpu
 def test_full_tiles_are_kept_and_explained():
-    found, _, names = decided("cuda", torch.float16, dense_blocks("cuda", 2048))
+    found, _, names = decided("cuda", torch.float16, dense_blocks("cuda", 8192))
     assert found.tiling.chosen, found.tiling
     assert found.tiling.building > 0
     before, after = found.tiling.measured
@@ -96,7 +96,7 @@ def test_full_tiles_are_kept_and_explained():
 def test_tiles_that_do_not_pay_are_dropped(monkeypatch):
     times = iter([1.0, 1.0, 1.0, 2.0, 2.0, 2.0])
     monkeypatch.setattr(tiling, "seconds_of", lambda run, like: run() is None or next(times))
-    graph = dense_blocks("cuda", 2048)
+    graph = dense_blocks("cuda", 8192)
     found, _, names = decided("cuda", torch.float16, graph)
     assert not found.tiling.chosen
     assert found.tiling.measured == (1.0, 2.0)
