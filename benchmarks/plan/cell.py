@@ -99,7 +99,8 @@ class Cell:
         return found | {"compositions": of_trees, "predicted": predicted}
 
     def compile(self) -> None:
-        """Run all compositions, so that no decision waits for a compiler."""
+        """Run all compositions, and what builds the graph: no decision waits for a compiler."""
+        self._step(lambda: self.layer(self.x, self.first))()
         made = optimize(self.layer, self.first, training=self.training, mode="model")
         for candidate in made.layers[""].promoted:
             self._composed(candidate.tree)()
