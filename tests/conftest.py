@@ -103,6 +103,14 @@ def deterministic() -> Iterator[None]:
     torch.use_deterministic_algorithms(False)
 
 
+@pytest.fixture
+def rounds_always(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Round rows to bfloat16 where that is allowed, however few gathers or features there are."""
+    cuda = import_module("sparsefmt.ops.matmul.cuda")
+    monkeypatch.setattr(cuda, "LEAST_GATHERS", 0)
+    monkeypatch.setattr(cuda, "LEAST_FEATURES", 0)
+
+
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
     """The folder of real graphs: ``$SPARSEFMT_DATA``, else ``../shared/data`` of the checkout."""

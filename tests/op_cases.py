@@ -100,6 +100,11 @@ def features(rows, width, dtype, *, seed=1):
     return np.random.default_rng(seed).uniform(-1, 1, shape).astype(dtype)
 
 
+def rounded(X):
+    """Features as kernels gather them that may round float32 to bfloat16."""
+    return X.astype(ml_dtypes.bfloat16).astype(np.float32)
+
+
 def put(xp, value):
     """A matrix or array where the module's arrays live."""
     if isinstance(value, Format):

@@ -171,7 +171,10 @@ def operate(A: CSR, dtype: np.dtype[Any]) -> None:
         Y = ops.spgemm(A, S, reduce="mean", row_scale=r, col_scale=c)
         ops.sddmm(A, Y, S)
         for deterministic in (False, True):
-            ops.sspmm(A, Y, S, row_scale=r, col_scale=c, deterministic=deterministic)
+            ways = {"row_scale": r, "col_scale": c, "deterministic": deterministic}
+            ops.sspmm(A, Y, S, **ways)
+            if dtype == np.float32:
+                ops.sspmm(A, Y, S, **ways, precision="bf16")
     for heads in (1, 3, 8, 16):
         left, right = (cupy.ones((size, heads, 5), dtype) for size in A.shape)
         scores = ops.sddmm(A, left, right)
@@ -222,6 +225,9 @@ def attend(A: CSR, dtype: np.dtype[Any], *, self_loops: bool = False) -> None:
         given: dict[str, Any] = {**scores, "dropout": 0.5 * rich, "seed": 7}
         out = ops.gat(A, sources, el, er, **given)
         ops.gat_backward(A, sources, el, er, out, **given)
+        if dtype == np.float32:
+            out = ops.gat(A, sources, el, er, **given, precision="bf16")
+            ops.gat_backward(A, sources, el, er, out, **given, precision="bf16")
         assert ops.gat_attention(A, el, er, **scores).shape == (A.nnz, heads)
         for parts in (1, 3) if A.nnz else (1,):  # of the columns: ``count`` cuts no empty matrix
             A = A.sorted_indices().copy()  # for which nothing is decided yet

@@ -9,15 +9,16 @@ The sections are
 - ``products``: SpGEMM and SSpMM at width 256 against cuSPARSE's best SpMM (on the CPU torch.sparse)
   and this library's, over graphs and k: Fig. 8 and Table 4 of MaxK-GNN, with a plot;
 - ``halves``: both products in float16 and bfloat16 against float32, on reddit;
+- ``rounded``: SSpMM of a float32 gradient that may be rounded to bfloat16 beside the exact one;
 - ``traffic``: bytes of the products counted, on reddit: its Table 2;
 - ``training``: epochs of a 3-layer GraphSAGE with MaxK and with ReLU, on reddit;
 - ``memory``: peak of a layer's forward and backward beside that of ReLU and SpMM, on reddit;
 - ``profile``: each product once, untimed, for a profiler: see ``cbsr.traffic``.
 
-All but ``profile`` run unless ``--sections`` says otherwise; ``halves``, ``memory`` and ``profile``
-need a GPU.  Selections are compared with a stable sort in every row, products with float64 sums in
-sampled ones, models with torch.sparse.  Medians of 20 runs after 5, of 10 after 3 where one takes
-over 50 ms.
+All but ``profile`` run unless ``--sections`` says otherwise; ``halves``, ``rounded``, ``memory``
+and ``profile`` need a GPU.  Selections are compared with a stable sort in every row, products with
+float64 sums in sampled ones, models with torch.sparse.  Medians of 20 runs after 5, of 10 after 3
+where one takes over 50 ms.
 """
 
 import argparse
@@ -28,12 +29,13 @@ SECTIONS = {
     "selection": ("cbsr.selection", "selection"),
     "products": ("cbsr.products", "products"),
     "halves": ("cbsr.products", "halves"),
+    "rounded": ("cbsr.products", "rounded"),
     "traffic": ("cbsr.traffic", "traffic"),
     "training": ("cbsr.training", "training"),
     "memory": ("cbsr.training", "memory"),
     "profile": ("cbsr.traffic", "profile"),
 }
-ON_GPU = {"halves", "memory", "profile"}
+ON_GPU = {"halves", "rounded", "memory", "profile"}
 
 
 def main(argv: list[str]) -> int:

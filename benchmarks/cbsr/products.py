@@ -5,6 +5,7 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,18 @@ HALVES_COLUMNS = {
     "sspmm_ms": "8.3f",
     "spgemm_ratio": "12.2f",
     "sspmm_ratio": "11.2f",
+    "error": "8.1e",
+}
+#: Graphs and k of gradients that may be rounded, and the largest error of numbers in [0, 1).
+ROUNDED_ON, ROUNDED_KS, ROUNDED_LIMIT = ("reddit", "products"), (16, 32, 64), 2.0**-8
+ROUNDED_COLUMNS = {
+    "case": "<20",
+    "sspmm_ms": "8.3f",
+    "exact_sspmm_ms": "15.3f",
+    "sspmm": "6.3f",
+    "panels_ms": "9.3f",
+    "exact_panels_ms": "15.3f",
+    "panels": "7.3f",
     "error": "8.1e",
 }
 Call = Callable[[], Any]
@@ -286,4 +299,52 @@ def judge_halves(rows: list[dict[str, Any]]) -> list[Target]:
         Target(f"{way} {row['case']} over float32", row[f"{way}_ratio"], limit)
         for row, limit in limits
         for way in WAYS
+    ]
+
+
+# Of gradients that may be rounded
+
+
+def rounded(options: argparse.Namespace) -> bool:
+    """SSpMM by atomics and without, each in turn with the exact one."""
+    _harness.print_head("SSpMM of a gradient rounded to bfloat16, and exact", ROUNDED_COLUMNS)
+    rows = []
+    for name in options.graphs or ROUNDED_ON:
+        operands = Operands.of(_graphs.load(name))
+        for k in options.k or ROUNDED_KS:
+            row = {"case": f"{Path(name).stem} k={k}", "k": k}
+            rows.append(row | _rounded_row(operands, k, quick=options.quick))
+            _harness.print_row(rows[-1], ROUNDED_COLUMNS)
+        del operands
+        _harness.free()
+    return _harness.keep("maxk", "rounded", rows, judge_rounded, cuda=True, folder=options.out)
+
+
+def _rounded_row(operands: Operands, k: int, *, quick: bool) -> dict[str, Any]:
+    S, row = operands.features(k), {"error": 0.0}
+    for way, deterministic in (("sspmm", False), ("panels", True)):
+
+        def call(precision: str | None, deterministic: bool = deterministic) -> CBSR:
+            ways = {"deterministic": deterministic, "transposed": operands.T}
+            return sspmm(operands.A, operands.dY, S, precision=precision, **ways)
+
+        calls: list[Call] = [partial(call, "bf16"), partial(call, None)]
+        with _harness.poisoned(cuda=True):
+            dS = calls[0]().data
+        error = _oracle.spmm_error(operands.B, operands.dY, dS, columns=S.indices)
+        if not error <= ROUNDED_LIMIT:
+            return {"wrong": f"{way}: off by {error:.3g}, {ROUNDED_LIMIT:.3g} is allowed"}
+        (ms, exact_ms), runs = _harness.paced(calls, cuda=True, quick=quick)
+        row |= {f"{way}_ms": ms, f"exact_{way}_ms": exact_ms, way: exact_ms / ms, "runs": runs}
+        row["error"] = max(row["error"], error)
+    return row
+
+
+def judge_rounded(rows: list[dict[str, Any]]) -> list[Target]:
+    """What rounding gives, and that it costs nothing."""
+    return [
+        Target(f"{way} rounded over exact, {row['case']}", row[way], 0.98)
+        for row in rows
+        if "sspmm" in row
+        for way in ("sspmm", "panels")
     ]

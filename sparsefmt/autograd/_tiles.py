@@ -32,12 +32,20 @@ def prepare_tiles(
             return
         built.found.pop("tiles", None)
         if fit:
-            options: Any = {"view": to_tensor, "refuses_float32": _refuses_float32}
+            options: Any = {"view": to_tensor, "refuses_float32": against_float32}
             built.found["tiles"] = _Prepared(tiles, inverse_degree, costs=costs, **options)
         if before is not None:
             torch.cuda.synchronize(device)  # synchronize! what it has composed may go
 
 
-def _refuses_float32() -> list[str]:
+def drop_tiles(built: Built, device: torch.device) -> None:
+    """Let products with a structure go without tiles again."""
+    with built.lock:
+        if built.found.pop("tiles", None) is not None:
+            torch.cuda.synchronize(device)  # synchronize! what it has composed may go
+
+
+def against_float32() -> list[str]:
+    """Say why tiles do not take float32 now, if so."""
     mend = 'torch.set_float32_matmul_precision("high")'
     return [] if tf32_is_allowed() else [f"tensor cores round float32: allow it with {mend}"]

@@ -22,6 +22,7 @@ from .composition import (
     Composition,
     Planned,
     Settings,
+    Way,
     is_stamped,
     number_of,
     plannable,
@@ -119,9 +120,11 @@ class PlannedLayer:
     def planned(self, values: Values, functions: Mapping[str, Any], graph: Any) -> Planned:
         """Give the plan for these values."""
         constant = ("H",) if self.composition.settings.is_constant(values["H"]) else ()
-        return self.composition.planned(
-            values, functions, lambda given: self.own(given["H"], graph), constant
+        way = Way(
+            own=lambda given: self.own(given["H"], graph),
+            finish=lambda made: self.adapter.finish(self.layer, made),
         )
+        return self.composition.planned(values, functions, way, constant)
 
     def functions(self, graph: Graph) -> Mapping[str, Any]:
         """Give the functions of primitives."""

@@ -17,7 +17,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from ..graph import Graph
 from ..plan.calibration import constants_of
 from ..plan.expression import Apply, Broadcast, Expression, Hop, Leaf, Product, Sum
-from ..plan.planner import Plan, plan
+from ..plan.planner import TELLING, Plan, plan
 from ..plan.rules import Step, Tree, bare, steps
 from ._precision import bf16_is_allowed
 from .gat import gat_aggregate
@@ -79,6 +79,13 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "scale_diagonal": lambda row, col: row * col,
     "add": lambda **terms: reduce(add, terms.values()),
 }
+
+
+class Way(NamedTuple):
+    """How a layer computes its result: by code of its own, and of what a composition has made."""
+
+    own: Callable[[Mapping[str, Any]], Any]
+    finish: Callable[[Any], Any] = lambda made: made
 
 
 class Program:
@@ -235,10 +242,10 @@ class Composition:
         self,
         values: Mapping[str, Any],
         functions: Mapping[str, Any],
-        own: Callable[[Mapping[str, Any]], Any],
+        way: Way,
         constants: Collection[str] = (),
     ) -> Planned:
-        """Give the plan for such values, made at the first call; ``own`` is the layer's way."""
+        """Give the plan for such values, made at the first call."""
         key = (
             *ways(_first(values)),
             *(_kind(value, name in constants) for name, value in values.items()),
@@ -248,9 +255,9 @@ class Composition:
             if capturing(_first(values)):
                 return Planned(None, None)  # no time to plan, which synchronises
             with torch.random.fork_rng(_cuda(values)):
-                plan = self._plan(values, functions, own, constants)
+                plan = self._plan(values, functions, way, constants)
             tree = plan.chosen.tree
-            found = Planned(plan, None if self._is_own(tree) else Program(tree))
+            found = Planned(plan, None if tree == plan.own else Program(tree))
             while len(self.plans) >= MAX_PLANS:
                 self.plans.pop(next(iter(self.plans), None), None)
         self.plans[key] = found  # the last used is the last to go
@@ -260,7 +267,7 @@ class Composition:
         self,
         values: Mapping[str, Any],
         functions: Mapping[str, Any],
-        own: Callable[[Mapping[str, Any]], Any],
+        way: Way,
         constants: Collection[str],
     ) -> Plan:
         """Plan, or choose as for a graph of about that size: samples come by the thousand."""
@@ -286,8 +293,9 @@ class Composition:
                 runs=self.settings.steps,
                 rounded=rounded,
                 orders=(sizes,),
+                own=self._is_own,
             )
-            found = self.chosen[key] = self._measured(found, values, functions, own)
+            found = self.chosen[key] = self._measured(found, values, functions, way)
         return found
 
     def _is_own(self, tree: Tree) -> bool:
@@ -299,15 +307,13 @@ class Composition:
         found: Plan,
         values: Mapping[str, Any],
         functions: Mapping[str, Any],
-        own: Callable[[Mapping[str, Any]], Any],
+        way: Way,
     ) -> Plan:
         """Time those too close to decide, or all promoted, unless they were timed before."""
         auto, like = self.settings.mode == "auto", _first(values)
-        timed = found.close if auto else found.promoted
+        timed = [c.tree for c in (found.close if auto else found.promoted)]
         if self.settings.mode == "model" or len(timed) < 2:
             return found
-        # The layer's own way first: of those that are timed, none may be slower than that.
-        timed = tuple(sorted(timed, key=lambda c: not self._is_own(c.tree)))
         graphs = tuple(_fingerprint(v) for v in values.values() if isinstance(v, Graph))
         sizes = tuple(found.sizes.items())
         kind = like.dtype, like.device, found.training, ways(like)[1]
@@ -316,28 +322,45 @@ class Composition:
         if self.settings.timing and (not seconds or not auto):
             apart = {name: _apart(value) for name, value in values.items()}
             runs = {
-                candidate.tree: partial(own, apart)
-                if self._is_own(candidate.tree)
-                else partial(Program(candidate.tree), apart, functions)
-                for candidate in timed
+                tree: partial(way.own, apart)
+                if tree == found.own
+                else partial(_whole, Program(tree), way.finish, apart, functions)
+                for tree in timed
             }
-            seconds = _REMEMBERED[key] = _timed(runs, like, MAX_ITERATIONS if auto else None)
-        own_tree = next((c.tree for c in timed if self._is_own(c.tree)), None)
-        return found.with_measured(seconds, own_tree)
+            expected = found.promoted[0].tree if auto else None
+            seconds = _REMEMBERED[key] = _timed(runs, like, expected)
+        return found.with_measured(seconds)
+
+
+def _whole(
+    program: Program,
+    finish: Callable[[Any], Any],
+    values: Mapping[str, Any],
+    functions: Mapping[str, Any],
+) -> Any:
+    return finish(program(values, functions))
 
 
 def _timed(
-    runs: Mapping[Tree, Callable[[], Any]], like: Tensor, iterations: int | None
+    runs: Mapping[Tree, Callable[[], Any]], like: Tensor, expected: Tree | None
 ) -> dict[Tree, float]:
-    """Time each twice in turn, as many as fit into so many iterations, and give the faster run."""
+    """Time each twice in turn, and give the faster run.
+
+    With one that is expected to win only as many are timed as fit into ``MAX_ITERATIONS``, and once
+    if it wins at once.
+    """
     seconds: dict[Tree, float] = {}
     for tree, run in runs.items():
-        if iterations and 2 * len(seconds) + 2 > iterations:
+        if expected is not None and 2 * len(seconds) + 2 > MAX_ITERATIONS:
             break
         try:
             seconds[tree] = seconds_of(run, like)  # compiles, and builds what stays
         except (MemoryError, torch.OutOfMemoryError):
             continue  # one that fits may be there
+    if expected in seconds and expected is not None:
+        others = [taken for tree, taken in seconds.items() if tree != expected]
+        if others and seconds[expected] < TELLING * min(others):
+            return seconds
     return {tree: min(first, seconds_of(runs[tree], like)) for tree, first in seconds.items()}
 
 

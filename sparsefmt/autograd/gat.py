@@ -87,8 +87,9 @@ def gat_aggregate(
     backward ``h``, the result, the part of it whose scores are positive, and six numbers for each
     row and head are kept, and nothing of the size of the entries; only the gradient of
     ``edge_scores`` allocates that.  It is made of products rounded to the dtype of ``h``.  Autocast
-    narrows ``h`` and takes scores in float32.  ``M`` is by Philox4x32-10, as in ``ops.gat``.
-    GAT (ICLR'18), equations 1 to 4; fuseGNN (ICCAD'20), section 3.
+    narrows ``h`` and takes scores in float32.  Where torch allows bfloat16 in products of float32,
+    a GPU gathers rows of ``h`` and of the gradient so.  ``M`` is by Philox4x32-10, as in
+    ``ops.gat``.  GAT (ICLR'18), equations 1 to 4; fuseGNN (ICCAD'20), section 3.
     """
     graph = as_graph(graph, h, er)
     tensors = graph_tensors(graph)

@@ -17,7 +17,7 @@ from ..plan.planner import TELLING, Plan
 from ..plan.pricing import Constants, Work
 from ..reorder import community_order
 from .composition import seconds_of
-from .trace import FAILURES, TracedForward, evaluating
+from .trace import FAILURES, TracedForward, evaluating, running
 from .vertices import VertexOrder
 
 #: A step is to be shorter by this factor, as predicted.
@@ -140,7 +140,7 @@ def _timed(trial: Trial, found: Ordering, share: float) -> Ordering:
     run = partial(traced, *trial.given)
     like = next(one for one in trial.given if isinstance(one, Tensor))
     times: dict[bool, list[float]] = {False: [], True: []}
-    with evaluating(traced.model, training=training), torch.set_grad_enabled(training):
+    with running(traced.model, training=training):
         for ordered in (False, True) * 2:
             traced.order = order if ordered else None
             times[ordered].append(seconds_of(run, like))

@@ -2,7 +2,8 @@
 
 import inspect
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,49 +12,16 @@ from torch.nn import Module
 
 from ..errors import DtypeError, ShapeError, UnsupportedError
 from ..graph import Graph
-from ..plan.planner import Plan
-from ..plan.rules import bare
 from .adapters import ADAPTERS, PlannedLayer, type_name
-from .composition import Composition, Settings, stamp
+from .composition import Settings, stamp
 from .constants import LAYERS, is_leaf
+from .model_plan import ModelPlan, weakly
 from .ordering import Ordering, Trial, decide
-from .trace import TracedForward, evaluating, takes
+from .tiling import Step
+from .tiling import decide as decide_tiles
+from .trace import TracedForward, evaluating, running, takes
 
 MODES = ("auto", "model", "measure")
-
-
-@dataclass(frozen=True)
-class ModelPlan:
-    """The plans of a model's layers; ``print`` it, or ``explain()`` each composition."""
-
-    model: Module
-    compositions: Mapping[str, Composition] = field(default_factory=dict)
-    ordering: Ordering | None = None  #: of the vertices, where ``steps`` and ``x`` were given
-
-    @property
-    def layers(self) -> dict[str, Plan]:
-        """The latest plan of each layer, by its name, and of each product between layers."""
-        found = {name: list(made.plans.values()) for name, made in self.compositions.items()}
-        return {n: plans[-1].plan for n, plans in found.items() if plans and plans[-1].plan}
-
-    def explain(self) -> str:
-        """Write every composition of every layer, its costs, and what was chosen."""
-        if not self.layers:
-            return "no layer was planned: the model runs as it did"
-        parts = [f"{name or 'model'}: {p.explain()}" for name, p in self.layers.items()]
-        parts += [self.ordering.explain()] if self.ordering else []
-        return "\n\n".join(parts)
-
-    def __str__(self) -> str:
-        lines = [f"{name}: {bare(p.chosen.tree)}" for name, p in self.layers.items()]
-        lines += [f"order of vertices: {self.ordering.reason}"] if self.ordering else []
-        return "\n".join(lines)
-
-    def restore(self) -> None:
-        """Make the model run as it did before."""
-        for module in self.model.modules():
-            if isinstance(vars(module).get("forward"), PlannedLayer | TracedForward):
-                del module.forward
 
 
 def optimize(
@@ -129,8 +97,10 @@ def optimize(
         if type_name(module) in ADAPTERS
     }
     seen = _inputs(model, found, given) if given else {}
-    for name, planned in found.items():
-        _plan(planned, *seen.get(name, (None, graph)), training=training)
+    with running(model, training=training):
+        for name, planned in found.items():
+            _plan(planned, *seen.get(name, (None, graph)), training=training)
+    for planned in found.values():
         planned.layer.forward = planned
     if traced.compositions:
         model.forward = traced
@@ -138,16 +108,26 @@ def optimize(
             with evaluating(model), torch.set_grad_enabled(training):
                 model(*given)
     layers = {name: planned.composition for name, planned in found.items()}
-    made = ModelPlan(model, {**layers, **traced.compositions})
+    compositions = {**layers, **traced.compositions}
+    made = ModelPlan(model, compositions, training=training, given=weakly(given))
     settings.timing = False
     if steps is None or x is None:
         return made
     if is_leaf(model):
-        return replace(made, ordering=Ordering("stays, since the model is one layer"))
-    ordering = decide(Trial(traced, given, training), list(made.layers.values()), graph)
+        ordering = Ordering("stays, since the model is one layer")
+    else:
+        ordering = decide(Trial(traced, given, training), list(made.layers.values()), graph)
     if ordering.chosen:
         model.forward = traced
-    return replace(made, ordering=ordering)
+    held = traced.order.graph if traced.order else graph
+    step = Step(
+        run=partial(model, *given),
+        like=stay[0] if stay else None,
+        graphs=_multiplied(found, seen, held),
+        seconds=sum(one.chosen.predicted for one in made.layers.values()),
+        mode=partial(running, model, training=training),
+    )
+    return replace(made, ordering=ordering, tiling=decide_tiles(step, steps))
 
 
 def _check(model: object, graph: object, mode: object) -> None:
@@ -239,6 +219,22 @@ def _inputs(model: Module, found: Mapping[str, PlannedLayer], given: Any) -> dic
     return {name: args for name, args in seen.items() if len(args) == 2}
 
 
+def _multiplied(
+    found: Mapping[str, PlannedLayer], seen: Mapping[str, Any], given: Any
+) -> list[Graph]:
+    """Give the graphs that the layers multiply with, in the order of vertices of the given one."""
+    graphs: dict[int, Graph] = {}
+    for name, layer in found.items():
+        plans = list(layer.composition.plans.values())
+        x, _ = seen.get(name, (None, None))
+        held = None if x is None else layer.graph_of(x, given)
+        if held is None or not plans:
+            continue
+        values = (layer.values(x, held) if plans[-1].program else None) or {"A": held}
+        graphs |= {id(one): one for one in values.values() if isinstance(one, Graph)}
+    return list(graphs.values())
+
+
 def _plan(layer: PlannedLayer, x: Tensor | None, graph: Any, *, training: bool) -> None:
     """Plan a layer for these features, or for some as wide as it takes."""
     if not layer.adapter.suits(layer.layer):
@@ -253,7 +249,6 @@ def _plan(layer: PlannedLayer, x: Tensor | None, graph: Any, *, training: bool) 
     if layer.adapter.edge_index == isinstance(graph, Graph):
         return  # x says what the model is called with, and this layer was not
     made = graph if isinstance(graph, Graph) else layer.graph_of(x, graph)
-    with torch.set_grad_enabled(training):
-        values = None if made is None else layer.values(x, made)
-        if made is not None and values is not None:
-            layer.planned(values, layer.functions(made), graph)
+    values = None if made is None else layer.values(x, made)
+    if made is not None and values is not None:
+        layer.planned(values, layer.functions(made), graph)

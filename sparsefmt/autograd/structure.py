@@ -20,10 +20,10 @@ from ..ops.cbsr.windows import prepare_order
 from ..ops.engine.structure import csr_of
 from ..ops.tiles.costs import Costs, checked
 from ..reorder import Order
+from . import _tiles
 from ._memory import on_device
 from ._reports import check_all
 from ._tensors import GraphTensors, Side
-from ._tiles import prepare_tiles
 
 #: What the functions take: a graph, or its tensors where a transformation has replaced them; public
 #: ones also an ``edge_index``, of which ``as_graph`` makes a graph.
@@ -140,7 +140,18 @@ def _prepare_tiles(
         tiles = (graph.transposed if flipped else graph).sgt(tile)
         side = side_of(graph, flipped)
         if side.built is not None:
-            prepare_tiles(side.built, tiles, side.inverse_degree(torch.float32), costs)
+            _tiles.prepare_tiles(side.built, tiles, side.inverse_degree(torch.float32), costs)
+
+
+def drop_tiles(graph: Graph, tile: tuple[int, int]) -> None:
+    """Forget what ``prepare`` has built with this tile."""
+    tensors = tensors_of(graph, transposed=True)
+    for side in (tensors.rows, cast(Side, tensors.columns)):
+        if side.built is not None:
+            _tiles.drop_tiles(side.built, tensors.device)
+    with graph._built.lock:
+        for flipped in (False, True):
+            graph._built.found.pop(("sgt", tile, flipped), None)
 
 
 def wrong_graph(value: object) -> DtypeError:

@@ -306,6 +306,13 @@ def evaluating(model: Module, *, training: bool = False) -> Iterator[None]:
             module.training = mode
 
 
+@contextmanager
+def running(model: Module, *, training: bool) -> Iterator[None]:
+    """Run the model as it trains, with gradients, or evaluates, and undo what it writes."""
+    with evaluating(model, training=training), torch.set_grad_enabled(training):
+        yield
+
+
 def _kind(value: Any, graph: Any) -> Any:
     """Give what decides how rows go through a trace: shapes, and where the graph is."""
     if value is graph:

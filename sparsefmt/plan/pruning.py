@@ -5,11 +5,14 @@ SENSEi (arXiv 2306.15155), section 4.3.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from .rules import Primitive, Tree, steps
 
 #: Numbers behind the names of sizes.
 Sizes = Mapping[str, int]
+#: Whether it runs once, a primitive's kind and its sizes, numbers where they are known.
+_Counted: TypeAlias = tuple[str | int, ...]
 #: Both orders of the widths; the numbers of vertices and entries are compared with themselves only.
 ORDERS: tuple[Sizes, ...] = ({"in": 1, "out": 2}, {"in": 2, "out": 1})
 
@@ -38,55 +41,70 @@ def judged(
     """Compare each tree with all others under each order.
 
     A tree is beaten if another's primitives map one to one to some of its own, of the same kinds,
-    each with sizes no larger, and the two are not equal.
+    each with sizes no larger, and the two are not equal.  One that runs at each call maps to none
+    that runs once.
     """
-    signatures = {tree: signature(tree, training=training) for tree in trees}
-
-    def beats(other: Tree, tree: Tree, sizes: Sizes) -> bool:
-        ours, theirs = _counted(signatures[other], sizes), _counted(signatures[tree], sizes)
-        return sorted(ours) != sorted(theirs) and _fit(ours, theirs)
-
-    return tuple(
-        Verdict(
-            tree,
-            tuple(
-                next((other for other in trees if beats(other, tree, sizes)), None)
-                for sizes in orders
-            ),
-        )
+    signatures = [
+        [(step.constant, p) for step in steps(tree) for p in step.primitives(training)]
         for tree in trees
+    ]
+    found = [_beaters(signatures, sizes) for sizes in orders]
+    return tuple(
+        Verdict(tree, tuple(None if i is None else trees[i] for i in by_order))
+        for tree, *by_order in zip(trees, *found, strict=True)
     )
 
 
-def _counted(primitives: Sequence[Primitive], sizes: Sizes) -> list[tuple[str, ...]]:
-    """Write sizes as numbers of equal length, where there are any, so that they sort."""
-    return [(kind, *(_number(name, sizes) for name in size)) for kind, size in primitives]
+def _beaters(
+    signatures: Sequence[Sequence[tuple[bool, Primitive]]], sizes: Sizes
+) -> list[int | None]:
+    """Give for each signature the place of the first that beats it under these sizes."""
+    counted: dict[_Counted, int] = {}  # few primitives make up all trees: each gets a number
+    numbers = [
+        sorted(counted.setdefault(_counted(*one, sizes), len(counted)) for one in part)
+        for part in signatures
+    ]
+    larger = [{j for other, j in counted.items() if _at_most(one, other)} for one in counted]
+
+    def beats(ours: list[int], theirs: list[int]) -> bool:
+        return ours != theirs and _fit([larger[i] for i in ours], theirs)
+
+    return [
+        next((i for i, ours in enumerate(numbers) if beats(ours, theirs)), None)
+        for theirs in numbers
+    ]
 
 
-def _number(name: str, sizes: Sizes) -> str:
-    return f"{sizes[name]:020d}" if name in sizes else name
+def _counted(once: bool, primitive: Primitive, sizes: Sizes) -> _Counted:
+    """Write sizes as numbers, where there are any."""
+    numbers = (int(name) if name.isdigit() else sizes.get(name, name) for name in primitive.size)
+    return once, primitive.kind, *numbers
 
 
-def _at_most(ours: tuple[str, ...], theirs: tuple[str, ...]) -> bool:
+def _at_most(ours: _Counted, theirs: _Counted) -> bool:
     """Tell whether the kinds agree, and no size is larger; names are equal or do not compare."""
-    return len(ours) == len(theirs) and all(
-        a == b or (a.isdigit() and b.isdigit() and a < b) for a, b in zip(ours, theirs, strict=True)
+    (once, *sizes), (theirs_once, *their_sizes) = ours, theirs
+    if len(sizes) != len(their_sizes) or (theirs_once and not once):
+        return False
+    return all(
+        a == b or (isinstance(a, int) and isinstance(b, int) and a < b)
+        for a, b in zip(sizes, their_sizes, strict=True)
     )
 
 
-def _fit(ours: Sequence[tuple[str, ...]], theirs: Sequence[tuple[str, ...]]) -> bool:
-    """Tell whether each of ours finds one of theirs for itself, at least as large."""
-    if len(ours) > len(theirs):
+def _fit(larger: Sequence[set[int]], theirs: Sequence[int]) -> bool:
+    """Tell whether each of ours finds one of theirs for itself, among those as large or larger."""
+    if len(larger) > len(theirs):
         return False
-    taken: dict[int, int] = {}  # theirs -> ours
+    taken: dict[int, int] = {}  # place among theirs -> ours
 
     def place(i: int, seen: set[int]) -> bool:
         for j, other in enumerate(theirs):
-            if j not in seen and _at_most(ours[i], other):
+            if j not in seen and other in larger[i]:
                 seen.add(j)
                 if j not in taken or place(taken[j], seen):
                     taken[j] = i
                     return True
         return False
 
-    return all(place(i, set()) for i in range(len(ours)))
+    return all(place(i, set()) for i in range(len(larger)))

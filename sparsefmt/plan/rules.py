@@ -20,6 +20,8 @@ class Primitive(NamedTuple):
 
     kind: str
     size: tuple[str, ...]
+    #: What an entry gathers beside a row of features: the "factor" of its column, its "value".
+    beside: str = ""
 
     def __str__(self) -> str:
         return f"{self.kind}({', '.join(self.size)})"
@@ -82,11 +84,16 @@ class Step(Between):
     def primitives(self, training: bool) -> Iterator[Primitive]:
         """Give what the step calls: forward, and in training one for each gradient asked for."""
         operands = self.by_role()
-        yield Primitive(self.rule.kind, self.rule.size(**operands))
+        factor = "factor" if self.rule.kind == "spmm_scaled" else ""
+        yield Primitive(self.rule.kind, self.rule.size(**operands), factor * ("col" in operands))
         for role, tree in operands.items():
             if training and tree.grad and role in self.rule.gradients:
                 kind, size = self.rule.gradients[role]
-                yield Primitive(kind, size(**operands))
+                # A transposed product has the rows' factors at its columns, and values elsewhere.
+                beside = factor * ("row" in operands) if kind == "spmm_scaled" else ""
+                stored = kind == "spmm_weighted" and not isinstance(operands["A"], Applied)
+                beside = "value" if stored else beside
+                yield Primitive(kind, size(**operands), beside)
 
     def __str__(self) -> str:
         if self.rule.kind == "add":

@@ -8,18 +8,22 @@ torch = pytest.importorskip("torch")
 from autograd_cases import make_graph, tensors  # noqa: E402
 
 from sparsefmt import nn  # noqa: E402
-from sparsefmt.autograd import spmm  # noqa: E402
+from sparsefmt.autograd import (  # noqa: E402
+    dot_aggregate,
+    gat_aggregate,
+    gat_of_vectors,
+    gatv2_aggregate,
+    maxk_aggregate,
+    spmm,
+)
 from sparsefmt.ops import explain  # noqa: E402
-from sparsefmt.ops.matmul import cuda as matmul_cuda  # noqa: E402
 
 SCALES = ("row_scale", "col_scale")
 
 
 @pytest.fixture
-def medium(monkeypatch):
+def medium(rounds_always):
     """Let torch's own products go by bfloat16, and round small matrices too."""
-    monkeypatch.setattr(matmul_cuda, "LEAST_GATHERS", 0)
-    monkeypatch.setattr(matmul_cuda, "LEAST_FEATURES", 0)
     torch.set_float32_matmul_precision("medium")
     yield
     torch.set_float32_matmul_precision("highest")
@@ -104,6 +108,10 @@ def test_layers_take_it_compiled_and_captured_too():
     graph = make_graph(30, 30, 600, device="cuda")
     (x,) = tensors("cuda", (30, 24), dtype=torch.float32, grad=False)
     layer = nn.SAGEConv(24, 16).cuda()
+    check_compiled_and_captured(layer, x, graph)
+
+
+def check_compiled_and_captured(layer, x, graph):
     with torch.no_grad():
         expected = layer(x, graph)
         assert not torch.equal(expected, exactly(layer, x, graph))
@@ -116,7 +124,100 @@ def test_layers_take_it_compiled_and_captured_too():
         torch.testing.assert_close(replayed, expected)
 
 
+@pytest.mark.gpu
+@pytest.mark.usefixtures("medium")
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+@pytest.mark.parametrize(("heads", "feat"), [(4, 32), (1, 24), (3, 5)])
+def test_attention_gathers_features_and_their_gradient_rounded(heads, feat, dropout):
+    graph = make_graph(40, 30, 600, device="cuda")
+    shapes = (30, heads, feat), (30, heads), (40, heads), (graph.nnz, heads), (40, heads, feat)
+    *given, grad = tensors("cuda", *shapes, dtype=torch.float32)
+    options, grad = {"dropout": dropout, "seed": 3}, grad.detach()
+    y = gat_aggregate(graph, *given, **options)
+    found = torch.autograd.grad(y, given, grad)
+    near = [rounded(given[0]).requires_grad_(), *given[1:]]
+    expected = exactly(gat_aggregate, graph, *near, **options)
+    torch.testing.assert_close(y, expected, rtol=2e-5, atol=2e-5)
+    dx, *_ = exactly(torch.autograd.grad, expected, near, rounded(grad), retain_graph=True)
+    torch.testing.assert_close(found[0], dx, rtol=2e-5, atol=2e-5)
+    # Of targets from gradients as they are, of sources from both: no further off than they are.
+    _, _, d_er, _ = exactly(torch.autograd.grad, expected, near, grad)
+    torch.testing.assert_close(found[2], d_er, rtol=2e-5, atol=2e-5)
+    exact = exactly(gat_aggregate, graph, *given, **options)
+    assert not torch.equal(y, exact)
+    for one, other in zip(found, exactly(torch.autograd.grad, exact, given, grad), strict=True):
+        largest = float(other.abs().max())
+        torch.testing.assert_close(one, other, rtol=0, atol=2**-6 * largest)
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("medium")
+@pytest.mark.parametrize("edges", [False, True])
+@pytest.mark.parametrize(("heads", "feat"), [(4, 16), (1, 72), (3, 5)])
+def test_scores_of_vectors_and_a_bias_are_as_if_made_apart(heads, feat, edges):
+    graph = make_graph(30, 30, 600, device="cuda")
+    shapes = (30, heads, feat), *[(heads, feat)] * 3, (graph.nnz, heads), (30, heads, feat)
+    h, source, target, bias, scores, grad = tensors("cuda", *shapes, dtype=torch.float32)
+    given = h, source, target, bias, *[scores] * edges
+    edge_scores, options = scores if edges else None, {"self_loops": True}
+    el, er = ((h * vector).sum(-1) for vector in (source, target))
+    apart = gat_aggregate(graph, h, el, er, edge_scores, **options) + bias
+    together = gat_of_vectors(graph, h, source, target, edge_scores, bias=bias, **options)
+    torch.testing.assert_close(together, apart, rtol=2e-5, atol=2e-5)
+    assert not torch.equal(
+        together,
+        exactly(gat_of_vectors, graph, h, source, target, edge_scores, bias=bias, **options),
+    )
+    pair = (
+        torch.autograd.grad(y, given, grad.detach(), retain_graph=True) for y in (together, apart)
+    )
+    for one, other in zip(*pair, strict=True):
+        torch.testing.assert_close(one, other, rtol=2e-4, atol=2e-4)
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("medium")
+def test_layers_of_attention_take_it_compiled_and_captured_too():
+    graph = make_graph(30, 30, 600, device="cuda")
+    (x,) = tensors("cuda", (30, 24), dtype=torch.float32, grad=False)
+    check_compiled_and_captured(nn.GATConv(24, 16, heads=4).cuda(), x, graph)
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("medium")
+def test_attention_between_rows_is_exact():
+    graph = make_graph(30, 30, 600, device="cuda")
+    x, att = tensors("cuda", (30, 4, 16), (4, 16), dtype=torch.float32, grad=False)
+    for call in (
+        lambda: gatv2_aggregate(graph, x, x, att),
+        lambda: dot_aggregate(graph, x, x, x),
+    ):
+        assert torch.equal(call(), exactly(call))
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("medium")
+@pytest.mark.parametrize("how", ["windows", "deterministic"])
+@pytest.mark.parametrize("weighted", [True, False])
+def test_gradients_of_kept_features_are_rounded_once(weighted, how, request):
+    if how == "deterministic":
+        request.getfixturevalue("deterministic")
+    graph = make_graph(40, 30, 600, device="cuda")
+    x, grad, a = tensors("cuda", (30, 64), (40, 64), (graph.nnz,), dtype=torch.float32)
+    given = (a.detach(),) if weighted else ()
+    y = maxk_aggregate(graph, x, 8, *given)
+    assert torch.equal(y, exactly(maxk_aggregate, graph, x, 8, *given))
+    (dx,) = torch.autograd.grad(y, x, grad.detach(), retain_graph=True)
+    (near,) = exactly(torch.autograd.grad, y, x, rounded(grad), retain_graph=True)
+    torch.testing.assert_close(dx, near, rtol=2e-5, atol=2e-5)
+    (exact,) = exactly(torch.autograd.grad, y, x, grad.detach())
+    assert not torch.equal(dx, exact)
+
+
 def test_on_a_cpu_nothing_is_rounded(medium):
     graph = make_graph(40, 30, 600)
     (x,) = tensors("cpu", (30, 24), dtype=torch.float32, grad=False)
     assert torch.equal(spmm(graph, x), exactly(spmm, graph, x))
+    el, er = x[:, 0], torch.cat([x, x])[:40, 1]
+    found = gat_aggregate(graph, x, el, er)
+    assert torch.equal(found, exactly(gat_aggregate, graph, x, el, er))

@@ -1,6 +1,5 @@
 """Products of float32 features that may be rounded to bfloat16, against a loop in float64."""
 
-import ml_dtypes
 import numpy as np
 import pytest
 from op_cases import (
@@ -17,6 +16,7 @@ from op_cases import (
     poisoned,
     put,
     quick_oracle,
+    rounded,
     rows_of,
 )
 
@@ -24,19 +24,7 @@ from sparsefmt import UnsupportedError, ops
 from sparsefmt.ops.matmul import cuda as matmul_cuda
 from sparsefmt.testing import assert_close, error_bound, spmm_oracle
 
-F32, BF16 = np.dtype(np.float32), np.dtype(ml_dtypes.bfloat16)
-
-
-@pytest.fixture
-def rounds_always(monkeypatch):
-    """Round the features of every matrix, however few entries or features it has."""
-    monkeypatch.setattr(matmul_cuda, "LEAST_GATHERS", 0)
-    monkeypatch.setattr(matmul_cuda, "LEAST_FEATURES", 0)
-
-
-def rounded(X):
-    """The features as the kernel gathers them."""
-    return X.astype(BF16).astype(F32)
+F32 = np.dtype(np.float32)
 
 
 def check(A, X, reduce="sum", *, out=None, **scales):

@@ -14,7 +14,7 @@ from sparsefmt.generate import power_law
 from sparsefmt.plan import calibration, models
 from sparsefmt.plan.calibration import CPU, GPU, Sample, fitted
 from sparsefmt.plan.expression import Product
-from sparsefmt.plan.planner import plan
+from sparsefmt.plan.planner import CLOSE, TELLING, plan
 from sparsefmt.plan.pricing import Constants, Work, work_of
 from sparsefmt.plan.pruning import signature
 from sparsefmt.plan.rules import Primitive, bare
@@ -52,6 +52,33 @@ def test_work_is_never_negative_and_grows_with_every_size(width, out, n, nnz):
             assert more.flops >= work.flops
 
 
+@pytest.mark.parametrize("widths", [(128, 32), (32, 128)], ids=["narrowing", "widening"])
+def test_constant_features_are_aggregated_once_whatever_the_widths(widths):
+    sizes = SIZES | dict(zip(("in", "out"), widths, strict=True))
+    features = models.features(constant=True)
+    for constants in (CPU, GPU):
+        found = plan(models.gcn(features), sizes, constants, orders=(sizes,))
+        assert set(found.chosen.parts) - {"gemm"} == {
+            k for k, v in found.chosen.parts.items() if not v
+        }
+        assert 0 < found.chosen.predicted < plan(models.gcn(H), sizes, constants).chosen.predicted
+
+
+def test_what_entries_gather_beside_their_features_costs_a_gpu():
+    names, sizes = ("nnz", "n", "w"), SIZES | {"w": 32}
+    for constants, costs in ((CPU, False), (GPU, True)):
+        seconds = [
+            constants.predict(work_of(Primitive(kind, names, beside), sizes, constants), kind)
+            for kind, beside in (
+                ("spmm_scaled", ""),
+                ("spmm_scaled", "factor"),
+                ("spmm_weighted", ""),
+                ("spmm_weighted", "value"),
+            )
+        ]
+        assert (seconds[0] < seconds[1]) == (seconds[2] < seconds[3]) == costs
+
+
 def test_what_is_constant_is_shared_among_the_runs():
     expression = models.gcn(models.features(constant=True))
     free, alone, shared = (plan(expression, SIZES, CPU, runs=runs) for runs in (None, 1, 10))
@@ -69,13 +96,40 @@ def test_a_measurement_outweighs_predictions():
     assert found.chosen.tree != slow
 
 
-def test_what_runs_without_a_plan_stays_where_another_is_hardly_faster():
-    found = plan(models.gcn(H), SIZES, CPU)
-    own, other = (candidate.tree for candidate in found.promoted[:2])
+def test_the_layers_own_code_stays_where_no_composition_is_clearly_faster():
+    unplanned = plan(models.gcn(H), SIZES, CPU)
+    own, other = (candidate.tree for candidate in unplanned.promoted[:2])
+    found = plan(models.gcn(H), SIZES, CPU, own=lambda tree: tree == own)
     for seconds, chosen in ((0.98, own), (0.96, other)):
-        again = found.with_measured({own: 1.0, other: seconds}, own)
-        assert again.chosen.tree == chosen
-        assert found.with_measured({own: 1.0, other: seconds}).chosen.tree == other
+        timed = found.with_measured({own: 1.0, other: seconds})
+        assert timed.chosen.tree == chosen
+        assert timed.explain().count("CHOSEN") == 1
+        assert ("CHOSEN, the layer as it is" in timed.explain()) == (chosen == own)
+        assert unplanned.with_measured({own: 1.0, other: seconds}).chosen.tree == other
+
+
+@pytest.mark.parametrize("constants", [CPU, GPU], ids=["cpu", "gpu"])
+def test_the_clock_decides_between_the_layers_own_code_and_what_is_predicted_alike(constants):
+    sizes = SIZES | {"in": 32}
+    for own in plan(models.gcn(H), sizes, constants).promoted:
+        found = plan(models.gcn(H), sizes, constants, own=lambda tree, own=own: tree == own.tree)
+        first, *others = found.close
+        near = own.predicted <= CLOSE * found.promoted[0].predicted
+        assert (first.tree == own.tree) == (near or own.tree == found.promoted[0].tree)
+        assert others if near else True
+
+
+def test_only_predictions_that_differ_and_are_close_leave_a_doubt():
+    found = plan(models.gcn(H), SIZES, CPU)
+    best, *doubtful = found.close
+    assert best is found.chosen
+    assert doubtful
+    for candidate in doubtful:
+        assert best.predicted / TELLING < candidate.predicted <= CLOSE * best.predicted
+    for candidate in found.promoted:
+        if candidate not in found.close:
+            ratio = candidate.predicted / best.predicted
+            assert ratio <= 1 / TELLING or ratio > CLOSE
 
 
 def test_of_equal_trees_the_first_is_chosen():

@@ -13,7 +13,7 @@ from .cpu_gat import Dropping, Rows, Scores, Sizes
 from .operands import Forward, GatArguments, heads_and_feat, shape_of, sums_dtype
 
 
-def gat(A: CSR, bias: Array | None, *arguments: Any, out: Array | None = None) -> Array:
+def gat(A: CSR, bias: Array | None, *arguments: Any, out: Array | None = None, **_: Any) -> Array:
     """``out[i, k] = sum of M[e, k] P[e, k] h[j, k] + bias[k]``, as ``ops.gat``.
 
     The others are ``GatArguments``, here and in the gradients.
@@ -54,7 +54,7 @@ def _forward(
 
 def gat_backward(
     A: CSR, T: CSR | None, perm: Array | None, grad: Array, out: Array | None, plus: Array | None,
-    statistics: Array | None, of_edges: bool, *arguments: Any,
+    statistics: Array | None, of_edges: bool, *arguments: Any, **_: Any,
 ) -> tuple[Array, ...]:  # fmt: skip
     """Gradients of ``h, el, er, loop_edges, edges``, empty where not given or not wanted.
 

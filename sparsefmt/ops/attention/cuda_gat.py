@@ -18,7 +18,7 @@ from ..engine.jit import Launch
 from ..engine.launch import ITEMSIZE, fill, row_bytes
 from ..engine.memory import Memory, memory_of
 from ..engine.structure import Structure, structure_of
-from ..matmul.cuda import Shape, load_shape
+from ..matmul.cuda import NARROW, Shape, load_shape, rounded, rounded_width
 from .operands import Forward, GatArguments, heads_and_feat, sums_dtype
 
 THREADS = 128  # of a block, as in rows.cuh
@@ -74,8 +74,8 @@ def scores_layout(dtype: str) -> str:
 def instantiations() -> Iterator[tuple[str, str]]:
     """List every kernel that graph attention may launch: file and C++ name."""
     for dtype, index in product(VALUE_DTYPES, ("int32", "int64")):
-        for name, constants in _row_kernels(dtype, index):
-            yield "attention/gat.cu", jit.expression(name, (dtype, index), constants)
+        for name in _row_kernels(dtype, index):
+            yield "attention/gat.cu", name
         entries = ["gat_edge_gradient"] + ["gat_attention"] * (ITEMSIZE[dtype] > 2)
         for name in entries:
             yield "attention/gat_entries.cu", jit.expression(name, (dtype, index), ())
@@ -87,38 +87,42 @@ def instantiations() -> Iterator[tuple[str, str]]:
                 yield "attention/gat_scores.cu", jit.expression(name, (dtype,), constants)
 
 
-def _row_kernels(dtype: str, index_dtype: str) -> list[tuple[str, tuple[int, ...]]]:
-    """List names and template arguments of the kernels over rows."""
-    sizes = product((1, 2, 4), (0, 1, 2, 4, 8, 16, 32, 64), (0, ITEMSIZE[dtype], 8))
-    shapes = {row_shape(dtype, heads, feat, alignment)[:2] for heads, feat, alignment in sizes}
-    found: set[tuple[str, tuple[int, ...]]] = set()
-    for (shape, mates), backward in product(shapes, (0, 1)):
-        base = shape.lanes, shape.vector
-        found.add(("gat_cut_rows", (*base, backward)))
-        general = _general(dtype, index_dtype, shape.vector)
-        extras = (NOTHING, ANYTHING) if backward else (NOTHING, ANYTHING, ONLY_BIAS)
-        for flags in [(1, ANYTHING)] if general else product((0, 1), extras):
-            found.add(("gat_balanced", (*base, mates, backward, *flags)))
+def _row_kernels(dtype: str, index_dtype: str) -> list[str]:
+    """List the C++ names of the kernels over rows."""
+    found: set[str] = set()
+    for gathered in (dtype, NARROW) if dtype == "float32" else (dtype,):
+        sizes = product((1, 2, 4), (0, 1, 2, 4, 8, 16, 32, 64), (0, ITEMSIZE[gathered], 8))
+        shapes = {row_shape(gathered, *size)[:2] for size in sizes}
+        types = dtype, index_dtype, gathered
+        for (shape, mates), backward in product(shapes, (0, 1)):
+            base = shape.lanes, shape.vector
+            found.add(jit.expression("gat_cut_rows", types[:2], (*base, backward)))
+            general = _general(gathered, index_dtype, shape.vector)
+            extras = (NOTHING, ANYTHING) if backward else (NOTHING, ANYTHING, ONLY_BIAS)
+            for flags in [(1, ANYTHING)] if general else product((0, 1), extras):
+                constants = (*base, mates, backward, *flags)
+                found.add(jit.expression("gat_balanced", types, constants))
     return sorted(found)
 
 
-def _general(dtype: str, index_dtype: str, vector: int) -> bool:
+def _general(gathered: str, index_dtype: str, vector: int) -> bool:
     """Tell whether the general variant serves all: rare indices, loads of less than 16 bytes."""
-    return index_dtype == "int64" or vector * ITEMSIZE[dtype] < 16
+    return index_dtype == "int64" or vector * ITEMSIZE[gathered] < 16
 
 
 @lru_cache(maxsize=4096)
-def row_shape(dtype: str, heads: int, feat: int, alignment: int) -> tuple[Shape, int, int]:
+def row_shape(gathered: str, heads: int, feat: int, alignment: int) -> tuple[Shape, int, int]:
     """Choose how rows are read, the heads of a team, and the slices of a head, at least one.
 
-    ``alignment`` has the lowest 4 bits of all addresses.
+    ``gathered`` is the dtype in which they are read.  ``alignment`` has the lowest 4 bits of all
+    addresses, those of values with twice the bytes halved.
     """
     alignment = alignment if feat else 1
-    shape = load_shape(dtype, feat=feat, stride=heads * feat, alignment=alignment)
+    shape = load_shape(gathered, feat=feat, stride=heads * feat, alignment=alignment)
     mates = 1
     while (
         heads % (2 * mates) == 0
-        and 2 * mates * shape.lanes * shape.vector * ITEMSIZE[dtype] <= TEAM_BYTES
+        and 2 * mates * shape.lanes * shape.vector * ITEMSIZE[gathered] <= TEAM_BYTES
         and 2 * mates * shape.lanes <= jit.WARP
     ):
         mates *= 2
@@ -138,14 +142,15 @@ class _LaunchShape(NamedTuple):
 
 
 def _launch_shape(
-    types: tuple[str, str], heads: int, feat: int, alignment: int, backward: bool,
+    types: tuple[str, str, str], heads: int, feat: int, alignment: int, backward: bool,
     flags: tuple[int, int],
 ) -> _LaunchShape:  # fmt: skip
     """Choose the shape of such a launch."""
-    dtype, index_dtype = types
-    shape, mates, slices = row_shape(dtype, heads, feat, alignment)
-    if _general(dtype, index_dtype, shape.vector):
+    dtype, index_dtype, gathered = types
+    shape, mates, slices = row_shape(gathered, heads, feat, alignment)
+    if _general(gathered, index_dtype, shape.vector):
         flags = 1, ANYTHING
+    stride = heads * feat if gathered == dtype else rounded_width(heads * feat)
     sums, base = "float64" if dtype == "float64" else "float32", (shape.lanes, shape.vector)
     return _LaunchShape(
         layout=scores_layout(sums) + (_BACKWARD if backward else _FORWARD),
@@ -154,24 +159,29 @@ def _launch_shape(
         slices=slices,
         teams=(heads // mates) * slices,
         lanes=heads * slices * shape.lanes,
-        row_bytes=row_bytes(heads * feat, dtype),
+        row_bytes=row_bytes(stride, gathered),
     )
 
 
 # The product
 
 
-def gat(A: CSR | Structure, bias: Any, *arguments: Any, out: Any = None) -> Any:
+def gat(
+    A: CSR | Structure, bias: Any, *arguments: Any, out: Any = None, narrow: bool = False, **_: Any
+) -> Any:
     """``out[i, k] = sum of M[e, k] P[e, k] h[j, k] + bias[k]``, as ``ops.gat``.
 
-    The others are ``GatArguments``, here and in the gradients.
+    The others are ``GatArguments``, here and in the gradients.  ``narrow`` rounds the rows that
+    entries gather, of float32, to bfloat16 once: all else stays float32.
     """
-    return forward(A, bias, arguments, out=out).out
+    return forward(A, bias, arguments, out=out, narrow=narrow).out
 
 
-def gat_with_statistics(A: CSR | Structure, bias: Any, *arguments: Any) -> Forward:
+def gat_with_statistics(
+    A: CSR | Structure, bias: Any, *arguments: Any, narrow: bool = False
+) -> Forward:
     """``gat``, and what its gradient needs."""
-    return forward(A, bias, arguments, train=True)
+    return forward(A, bias, arguments, train=True, narrow=narrow)
 
 
 def in_memory(m: Memory, given: tuple[Any, ...]) -> GatArguments:
@@ -185,7 +195,7 @@ def in_memory(m: Memory, given: tuple[Any, ...]) -> GatArguments:
 
 def forward(
     A: CSR | Structure, bias: Any, arguments: tuple[Any, ...], *, out: Any = None,
-    train: bool = False,
+    train: bool = False, narrow: bool = False,
 ) -> Forward:  # fmt: skip
     """Launch the product; with ``train`` also what backward needs, even if there are no features.
 
@@ -205,7 +215,7 @@ def forward(
         return found
     with m.on_device(h):
         if S.nnz or given.loops or m.pointer(bias):
-            _product(S, m, bias, given, (heads, feat), found)
+            _product(S, m, bias, given, found, narrow=narrow and feat > 0)
         else:
             for array in found:
                 zero(m, array)
@@ -219,20 +229,23 @@ def zero(m: Memory, array: Any) -> None:
 
 
 def _product(
-    S: Structure, m: Memory, bias: Any, given: GatArguments, widths: tuple[int, int], found: Forward
+    S: Structure, m: Memory, bias: Any, given: GatArguments, found: Forward, *, narrow: bool
 ) -> None:
-    h, (heads, feat) = given.h, widths
+    h, (heads, feat) = given.h, heads_and_feat(given.h)
+    gathered = rounded(h) if narrow else h
     if not S.nnz:
         given = given._replace(edges=None)
     drop = dropout_of(m, given.dropout, given.seed)
     scores = score_parameters(m, drop, given, S.nnz)
-    out, plus, added, statistics, X = m.pointers(found.out, found.plus, bias, found.statistics, h)
+    arrays = found.out, found.plus, bias, found.statistics, gathered
+    out, plus, added, statistics, X = m.pointers(*arrays)
     params = (*scores, out, plus, added, statistics, heads, feat)
     anything = given.loops or given.edges is not None
     launch_rows(
         *(S, m, h, X if feat else m.pointer(given.el), 0, params),
-        alignment=X | out | plus | added,
+        alignment=X | (out | plus | added) >> narrow,
         backward=False,
+        narrow=narrow,
         flags=(int(drop.below > 0), ANYTHING if anything else ONLY_BIAS if added else NOTHING),
     )
 
@@ -247,16 +260,17 @@ def score_parameters(m: Memory, drop: Dropout, given: GatArguments, nnz: int) ->
 
 def launch_rows(
     S: Structure, m: Memory, h: Any, X: int, perm: int, params: tuple[Any, ...], *, alignment: int,
-    backward: bool, flags: tuple[int, int],
+    backward: bool, narrow: bool, flags: tuple[int, int],
 ) -> None:  # fmt: skip
     """Launch ``gat_balanced``, and ``gat_cut_rows`` where blocks share rows.
 
-    Entries gather rows of ``X``, of the shape and dtype of ``h``, and have the numbers ``perm``.
-    ``flags`` tell whether entries are dropped, and what else there is.
+    Entries gather rows of ``X``, of the shape and dtype of ``h`` or, if ``narrow``, ``rounded``,
+    and have the numbers ``perm``.  ``flags`` tell whether entries are dropped, and what else there
+    is.
     """
     if not S.nnz:  # an entry of a column that exists, whose weight is 0
         S, perm = replace(S, indices=S.indptr, nnz=1), 0
-    case = m.dtype(h), *heads_and_feat(h), alignment % 16, backward, flags
+    case = m.dtype(h), *heads_and_feat(h), alignment % 16, backward, narrow, flags
     nbytes, launch, add_up = S.once(_launches, *case)
     sums, stream = 0, m.stream(h)
     if nbytes:
@@ -268,11 +282,12 @@ def launch_rows(
 
 
 def _launches(
-    S: Structure, dtype: str, heads: int, feat: int, alignment: int, backward: bool,
+    S: Structure, dtype: str, heads: int, feat: int, alignment: int, backward: bool, narrow: bool,
     flags: tuple[int, int],
 ) -> tuple[int, Launch, Launch | None]:  # fmt: skip
     """Decide a pass: bytes of the workspace, its launch, and that for rows that blocks share."""
-    types = dtype, S.index_dtype
+    gathered = NARROW if narrow else dtype
+    types = dtype, S.index_dtype, gathered
     shape = _launch_shape(types, heads, feat, alignment, backward, flags)
     layout = f"6P{shape.layout}PqIIi"
     launch = jit.load("attention/gat.cu", "gat_balanced", layout, types, shape.constants).ready(
@@ -284,20 +299,21 @@ def _launches(
     if not S.n_cuts:
         return 0, launch, None
     layout, constants = f"2P{shape.layout}Pii", shape.constants_of_cut_rows
-    add_up = jit.load("attention/gat.cu", "gat_cut_rows", layout, types, constants).ready(
+    add_up = jit.load("attention/gat.cu", "gat_cut_rows", layout, types[:2], constants).ready(
         -(-S.n_cuts * shape.lanes // THREADS),
         (S.start, S.cut),
         (S.n_cuts, shape.slices),
         threads=THREADS,
     )
-    return _shared_sums(S, dtype, heads, feat), launch, add_up
+    return _shared_sums(S, gathered, heads, feat), launch, add_up
 
 
-def _shared_sums(S: Structure, dtype: str, heads: int, feat: int) -> int:
+def _shared_sums(S: Structure, gathered: str, heads: int, feat: int) -> int:
     """Count the bytes for sums of rows that blocks share, whatever the alignment."""
-    shapes = [row_shape(dtype, heads, feat, alignment) for alignment in (0, 8, ITEMSIZE[dtype])]
+    size = ITEMSIZE[gathered]
+    shapes = [row_shape(gathered, heads, feat, alignment) for alignment in (0, 8, size)]
     values = max(slices * shape.lanes * (2 * shape.vector + 3) for shape, _, slices in shapes)
-    return 2 * S.n_cuts * heads * values * max(ITEMSIZE[dtype], 4)
+    return 2 * S.n_cuts * heads * values * max(size, 4)
 
 
 # Its weights

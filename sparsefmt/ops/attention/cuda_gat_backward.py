@@ -11,6 +11,7 @@ from ..edges import cuda as edges_cuda
 from ..engine import jit
 from ..engine.memory import Memory, memory_of
 from ..engine.structure import Structure, structure_of, transposed
+from ..matmul.cuda import NARROW, rounded
 from . import cuda_gat
 from .cuda_gat import FLOATS, SCORE_GRADIENT_LANES, THREADS, dropout_of, in_memory
 from .operands import Forward, GatArguments, heads_and_feat, shape_of, sums_dtype
@@ -22,19 +23,23 @@ _SHARE_ROWS, _MOST_SHARES, _FEWEST_SHARES = 64, 1024, 64
 
 def gat_backward(
     A: CSR | Structure, T: Any, perm: Any, grad: Any, out: Any, plus: Any, statistics: Any,
-    of_edges: bool, *arguments: Any,
+    of_edges: bool, *arguments: Any, narrow: bool = False, **_: Any,
 ) -> tuple[Any, ...]:  # fmt: skip
     """Launch gradients of ``h, el, er, loop_edges, edges``: empty if not given or not wanted.
 
-    What is not given of the forward pass and of the transpose is made anew.
+    What is not given of the forward pass and of the transpose is made anew.  ``narrow`` rounds
+    float32 rows of ``grad``, and of ``h`` where that is the forward pass's, to bfloat16 once before
+    entries gather them; what is read in order stays float32.
     """
     given = GatArguments(*arguments)
     m = memory_of(given.h)
     given, found = in_memory(m, given), Forward(out, plus, statistics)
     if statistics is None:
-        found = cuda_gat.forward(A, None, given, train=True)
+        found = cuda_gat.forward(A, None, given, train=True, narrow=narrow)
     transpose = None if T is None else (T, perm)
-    dh, d_el_slices, *others = _gradients(A, transpose, grad, found, None, of_edges, given)
+    dh, d_el_slices, *others = _gradients(
+        A, transpose, grad, found, None, of_edges, given, narrow=narrow
+    )
     with m.on_device(dh):
         d_el = d_el_slices.squeeze(-1) if d_el_slices.shape[-1] == 1 else d_el_slices.sum(-1)
     return dh, d_el, *others
@@ -42,7 +47,7 @@ def gat_backward(
 
 def gat_of_vectors_backward(
     A: CSR | Structure, T: Any, perm: Any, grad: Any, out: Any, plus: Any, statistics: Any,
-    of_edges: bool, source: Any, target: Any, bias: Any, *arguments: Any,
+    of_edges: bool, source: Any, target: Any, bias: Any, *arguments: Any, narrow: bool = False,
 ) -> tuple[Any, ...]:  # fmt: skip
     """Launch gradients of ``h``, ``source, target, bias`` in one array, ``loop_edges``, ``edges``.
 
@@ -52,7 +57,9 @@ def gat_of_vectors_backward(
     m = memory_of(given.h)
     given, found = in_memory(m, given), Forward(out, plus, statistics)
     grad, bias = m.contiguous(grad), m.contiguous(bias)
-    dh, d_el_slices, d_er, *others = _gradients(A, (T, perm), grad, found, bias, of_edges, given)
+    dh, d_el_slices, d_er, *others = _gradients(
+        A, (T, perm), grad, found, bias, of_edges, given, narrow=narrow
+    )
     vectors = m.contiguous(source), m.contiguous(target)
     result = None if bias is None else grad
     return dh, through_scores(given.h, dh, d_el_slices, d_er, vectors, result), *others
@@ -60,7 +67,7 @@ def gat_of_vectors_backward(
 
 def _gradients(
     A: Any, transpose: Any, grad: Any, found: Forward, bias: Any, of_edges: bool,
-    given: GatArguments,
+    given: GatArguments, *, narrow: bool,
 ) -> tuple[Any, ...]:  # fmt: skip
     """Launch gradients of the features, of ``el`` by slice (..., slices), and of other scores."""
     S, m = structure_of(A), memory_of(given.h)
@@ -73,7 +80,7 @@ def _gradients(
         results = stats, d_er, None if loop_edges is None else d_loops
         _of_targets(S, m, grad, found, bias, given, results)
         T, perm = transposed(A) if transpose is None else transpose
-        dh, d_el_slices = _of_sources(structure_of(T), m, perm, grad, given, stats)
+        dh, d_el_slices = _of_sources(structure_of(T), m, perm, grad, given, stats, narrow=narrow)
         if edges is not None and of_edges:
             _of_edges(S, m, grad, given, stats, d_edges)
     return dh, d_el_slices, d_er, d_loops, d_edges
@@ -103,14 +110,16 @@ def _of_targets(
 
 
 def _of_sources(
-    T: Structure, m: Memory, perm: Any, grad: Any, given: GatArguments, stats: Any
+    T: Structure, m: Memory, perm: Any, grad: Any, given: GatArguments, stats: Any, *, narrow: bool
 ) -> tuple[Any, Any]:
     """Launch gradients of ``h`` and, by slice, ``el``; ``perm`` numbers the transpose's entries."""
     h, (heads, feat) = given.h, heads_and_feat(given.h)
     dh = m.empty(h.shape, m.dtype(h), h)
-    X, out = m.pointer(grad), m.pointer(dh)
-    alignment = X | m.pointer(h) | out
-    slices = cuda_gat.row_shape(m.dtype(h), heads, feat, alignment % 16)[2]
+    gathered = rounded(grad) if narrow else grad
+    X, out = m.pointer(gathered), m.pointer(dh)
+    alignment = X | (m.pointer(h) | out) >> narrow
+    read_as = NARROW if narrow else m.dtype(h)
+    slices = cuda_gat.row_shape(read_as, heads, feat, alignment % 16)[2]
     d_el_slices = m.empty((*given.el.shape, slices), sums_dtype(h), h)
     if not feat or not (T.nnz or given.loops):
         cuda_gat.zero(m, dh)
@@ -126,6 +135,7 @@ def _of_sources(
             (*scores, *arrays, heads, feat, slices),
             alignment=alignment,
             backward=True,
+            narrow=narrow,
             flags=(int(drop.below > 0), extra),
         )
     return dh, d_el_slices

@@ -87,7 +87,7 @@ template <typename T, int LANES, int VEC> struct Forward {
     __device__ static Sum score(Of of, At at) { return of + at; }
 
     // The virtual loop, after all other entries of its row.
-    __device__ void add_loop(Part& sum, Sum z, At, bool stays, const Pack<T, VEC>& x) const {
+    template <typename X> __device__ void add_loop(Part& sum, Sum z, At, bool stays, const X& x) const {
         const Sum s = scores.leaky(z), top = larger(s, sum.top);
         if (top != sum.top) sum.scale(power(sum.top - top));
         sum.top = top;
@@ -146,7 +146,7 @@ template <typename T, int LANES, int VEC> struct Backward {
         all += (z > 0 ? p : scores.slope * p) * (there ? at.v[2] : Sum(0));
         return !stays ? Sum(0) : z > 0 ? p : -p;
     }
-    __device__ void add_loop(Part& sum, Sum z, const At& at, bool stays, const Pack<T, VEC>& x) const {
+    template <typename X> __device__ void add_loop(Part& sum, Sum z, const At& at, bool stays, const X& x) const {
         Sum all = 0;
         sum.add(weigh(all, z, at, true, stays), x);
         if (threadIdx.x % LANES % PIECE == 0) sum.all += all;
@@ -177,10 +177,11 @@ enum Extra { NOTHING, ANYTHING, ONLY_BIAS };
 // A block owns CHUNKS chunks, and MATES heads side by side with one slice of their features each. A team is a sub-warp for
 // each of those heads: what they gather lies side by side. EXTRA is what there may be: scores of entries, virtual loops and a
 // bias, or only that, or nothing (a bias that is only asked for at run time made it up to 1.19x slower: H200, 8 heads of 8).
-template <typename T, typename Index, int LANES, int VEC, int MATES, bool BACKWARD, bool DROPPED, int EXTRA>
+// X, whose rows are `stride` bytes apart, is of the type In, narrower than T where it has been rounded for its bytes.
+template <typename T, typename Index, typename In, int LANES, int VEC, int MATES, bool BACKWARD, bool DROPPED, int EXTRA>
 __global__ void __launch_bounds__(ROW_THREADS)
 gat_balanced(const Index* __restrict__ indptr, const Index* __restrict__ indices, const Place<Index>* __restrict__ start,
-             const int* __restrict__ slot, const Index* __restrict__ perm, const T* __restrict__ X,
+             const int* __restrict__ slot, const Index* __restrict__ perm, const In* __restrict__ X,
              const __grid_constant__ typename Way_<T, LANES, VEC, BACKWARD>::type way,
              accumulator<T>* carry, long long nnz, unsigned stride, unsigned blocks, int slices) {
     using Way = typename Way_<T, LANES, VEC, BACKWARD>::type;
@@ -188,7 +189,7 @@ gat_balanced(const Index* __restrict__ indptr, const Index* __restrict__ indices
     using Part = typename Way::Part;
     using Of = typename Way::Of;
     using At = typename Way::At;
-    using Vector = Pack<T, VEC>;
+    using Vector = Pack<In, VEC>;
     constexpr int TEAM = LANES * MATES, TEAMS = ROW_THREADS / TEAM, OWN = CHUNKS / TEAMS, BATCH = LANES < PIECE ? PIECE / LANES : 1;
     using Kept = Shared<Part, Sum, Index, TEAM>;
     __shared__ Kept shared;

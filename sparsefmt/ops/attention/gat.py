@@ -1,5 +1,6 @@
 """Graph attention: scores, softmax, dropout and aggregation in one pass over the entries."""
 
+from functools import partial
 from typing import Any
 
 from ...formats.arrays import Array, allocating, namespace, on_device_of
@@ -7,6 +8,7 @@ from ...formats.base import Format
 from ..engine import checks as engine_checks
 from ..engine import choose
 from ..engine.table import Kernel, Op, Price, deferred
+from ..matmul.api import ROUNDED, against_rounding
 from . import checks, cuda_gat, cuda_gat_backward
 from .checks import shaped_as
 from .operands import GatArguments, heads_and_feat, shape_of, sums_dtype
@@ -23,6 +25,7 @@ def gat(
     dropout: float = 0.0,
     seed: int = 0,
     self_loops: bool = False,
+    precision: str | None = None,
     out: Array | None = None,
 ) -> Array:
     """Aggregate the features of each vertex's in-neighbours by additive attention.
@@ -53,6 +56,10 @@ def gat(
     self_loops : bool
         As if each vertex of a square ``A`` had exactly one loop: stored entries with ``i == j`` are
         left out, and each row has one more entry ``(i, i)``, without a part of its own.
+    precision : "tf32" or "bf16", optional
+        "bf16" allows, on a GPU, to round a float32 ``H`` to bfloat16 once, which halves the bytes
+        that entries gather; scores, weights and sums stay float32.  A permission, taken where it
+        pays, as in ``spmm``.  "tf32" changes nothing.
     out : array, shape (n_rows, heads, feat) or (n_rows, feat), optional
         Takes the result; contiguous, of H's dtype and device, overlapping no input.
 
@@ -75,10 +82,14 @@ def gat(
         number, ``seed`` no integer or ``self_loops`` no truth value.
     DeviceError
         If the arguments are on different devices.
+    UnsupportedError
+        If ``precision`` is unknown, or given for other features than float32.
 
     Notes
     -----
-    Deterministic.  No array of the size of the entries is made.  The mask is by Philox4x32-10: an
+    Deterministic.  No array of the size of the entries is made.  With bf16 a result is off by
+    ``2**-8 * sum_e M[e, h] P[e, h] |H[j, h, :]|`` at most, beside float32's own rounding, and
+    features beyond 3.39e38 become infinite.  The mask is by Philox4x32-10: an
     entry is dropped from head ``h`` where the first word of the counter ``(e, h)`` lies below
     ``dropout * 2**32``; loops of ``self_loops`` count from ``nnz`` on.  GAT (ICLR'18), equations 1
     to 4; fuseGNN (ICCAD'20), section 3.
@@ -86,10 +97,12 @@ def gat(
     A, arrays = _operands(A, H, el, er, edge_scores)
     options = checks.options(A, negative_slope, dropout, seed, self_loops)
     H = arrays[0]
+    precision = engine_checks.precision(precision, "H", H)
     shape = A.shape[0], *H.shape[1:]
     out = engine_checks.output(out, shape=shape, like=H, inputs=arrays, A=A)
     given = None, *arrays, None, *options
-    found: Array = choose.run(GAT, engine_checks.structure(A), *given, out=out)
+    A = engine_checks.structure(A)
+    found: Array = choose.run(GAT, A, *given, out=out, precision=precision)
     return found
 
 
@@ -105,6 +118,7 @@ def gat_backward(
     dropout: float = 0.0,
     seed: int = 0,
     self_loops: bool = False,
+    precision: str | None = None,
 ) -> tuple[Array, Array, Array, Array | None]:
     """Gradients of ``gat`` in the features and in all parts of the scores.
 
@@ -120,6 +134,9 @@ def gat_backward(
         As given to ``gat``.
     grad : array, shape (n_rows, heads, feat) or (n_rows, feat)
         Of ``O``, in H's dtype.
+    precision : "tf32" or "bf16", optional
+        "bf16" allows to round ``H`` where ``O`` is computed anew, as in ``gat``, and ``grad`` where
+        the sums over columns gather it.  Sums over rows and ``dedge_scores`` read both as they are.
 
     Returns
     -------
@@ -131,7 +148,7 @@ def gat_backward(
 
     Raises
     ------
-    ShapeError, DtypeError, DeviceError
+    ShapeError, DtypeError, DeviceError, UnsupportedError
         As ``gat``; also if ``grad`` has not the shape of the result or another dtype than ``H``.
 
     Notes
@@ -146,9 +163,11 @@ def gat_backward(
     H, el, er, edges = arrays
     grad = checks.gradient(grad, A, "H", H)
     options = checks.options(A, negative_slope, dropout, seed, self_loops)
+    precision = engine_checks.precision(precision, "H", H)
     forward = None, None, None  # made anew, as is the transpose
     given = None, None, grad, *forward, edges is not None, *arrays, None, *options
-    found: Any = choose.run(GAT_BACKWARD, engine_checks.structure(A), *given)
+    A = engine_checks.structure(A)
+    found: Any = choose.run(GAT_BACKWARD, A, *given, precision=precision)
     return found and _as_given(found, el, er, edges)  # explain runs nothing
 
 
@@ -282,17 +301,46 @@ def _price_of_gradients(S: Any, T: Any, perm: Any, *args: Any) -> Price:
     return Price(forward.bytes + more, forward.flops)
 
 
-_FORWARD: dict[str, Any] = {"price": _price, "narrowed": ("bias", "h")}
-_BACKWARD: dict[str, Any] = {"price": _price_of_gradients, "structures": 2}
+def _against_rounding(
+    A: Any, bias: Any, h: Any, *_: Any, precision: str | None = None, **__: Any
+) -> list[str]:
+    """List the reasons against rounding the features."""
+    return against_rounding(A.nnz, h, precision)
+
+
+def _against_rounding_backward(
+    A: Any, T: Any, perm: Any, grad: Any, *_: Any, precision: str | None = None, **__: Any
+) -> list[str]:
+    """List the reasons against rounding the gradient of the result."""
+    return against_rounding(A.nnz, grad, precision)
+
+
+_FORWARD: dict[str, Any] = {
+    "price": _price,
+    "narrowed": ("bias", "h"),
+    "rounds": _against_rounding,
+}
+_BACKWARD: dict[str, Any] = {
+    "price": _price_of_gradients,
+    "structures": 2,
+    "rounds": _against_rounding_backward,
+}
 
 
 def _row(op: str, arguments: str, results: Any, *more: Kernel, **facts: Any) -> Op:
-    """Make the row of an op: its kernels are the functions of that name, and ``more``."""
+    """Make the row of an op: its kernels are the functions of that name, and ``more``.
+
+    Where ``rounds`` tells what is against it, the first one rounds what entries gather.
+    """
     run = getattr(cuda_gat, op, None) or getattr(cuda_gat_backward, op)
-    own = (
+    own = [
         Kernel(f"{op}_csr_balanced", run, ("csr",), "gpu"),
         Kernel(f"{op}_csr_numba", deferred(_CPU, op), ("csr",), "cpu"),
-    )
+    ]
+    against = facts.pop("rounds", None)
+    if against is not None:
+        name, narrow = f"{op}_csr_rounded", partial(run, narrow=True)
+        own.insert(0, Kernel(name, narrow, ("csr",), "gpu", refuses=against, note=ROUNDED))
     return Op(op, arguments, results, (*own, *more), **facts)
 
 

@@ -89,22 +89,31 @@ def gat_attention_bound(
 
 
 def gat_backward_oracle(
-    A: Format, H: Array, el: Array, er: Array, grad: Array, **options: Any
-) -> tuple[Array, ...]:
-    """``dH, del, der, dedge_scores`` of ``ops.gat_backward``, in float64; those of loops."""
+    A: Format, H: Array, el: Array, er: Array, grad: Array, *,
+    gathered: tuple[Array, Array] | None = None, **options: Any,
+) -> tuple[Array, ...]:  # fmt: skip
+    """``dH, del, der, dedge_scores`` of ``ops.gat_backward``, in float64; those of loops.
+
+    ``gathered`` are ``H`` and ``grad`` as forward and the sums over columns gather them, where they
+    are rounded for it.
+    """
     w = _weights(A, el, er, like=H, **options)
+    near_H, near_grad = gathered or (H, grad)
     X, g = _headed(H)[w.col], _headed(grad)[w.row]
-    D = (g * _result(w, A.n_rows, X)[w.row]).sum(axis=2)
-    dz = w.derivative * w.P * (w.M * (g * X).sum(axis=2) - D)
-    dH = _summed(w.col, A.n_cols, w.shares * g).reshape(H.shape)
-    dell, der = _summed(w.col, A.n_cols, dz), _summed(w.row, A.n_rows, dz)
-    of_loops = _of_loops(A, w, dz, er)
+    near_X, near_g = _headed(near_H)[w.col], _headed(near_grad)[w.row]
+    D = (g * _result(w, A.n_rows, near_X)[w.row]).sum(axis=2)
+
+    def dz(g: Array, X: Array) -> Array:
+        found: Array = w.derivative * w.P * (w.M * (g * X).sum(axis=2) - D)
+        return found
+
+    of_entries = dz(g, X)
     return (
-        dH,
-        dell.reshape(el.shape),
-        der.reshape(er.shape),
-        _placed(A, w, dz, el.shape[1:]),
-        of_loops,
+        _summed(w.col, A.n_cols, w.shares * near_g).reshape(H.shape),
+        _summed(w.col, A.n_cols, dz(near_g, X)).reshape(el.shape),
+        _summed(w.row, A.n_rows, dz(g, near_X)).reshape(er.shape),
+        _placed(A, w, of_entries, el.shape[1:]),
+        _of_loops(A, w, of_entries, er),
     )
 
 

@@ -17,7 +17,7 @@ from ..engine.launch import ITEMSIZE, capturing, fill
 from ..engine.memory import memory_of
 from ..engine.structure import Structure, csr_of, csr_over, structure_of
 from ..matmul import cuda as matmul_cuda
-from ..matmul.cuda import DENSE_ROWS
+from ..matmul.cuda import DENSE_ROWS, NARROW, rounded
 from .cuda import ALIGNED, COLUMNS, dense_to_cbsr
 from .windows import MOST_COLUMNS, MOST_ROWS, Windows, WindowSizes, prepared_order, windows_of
 
@@ -56,12 +56,15 @@ class Chip(NamedTuple):
 def instantiations() -> Iterator[tuple[str, str]]:
     """Every kernel that this file may launch: file and C++ name."""
     for dtype, index, column in product(VALUE_DTYPES, ("int32", "int64"), COLUMNS.values()):
-        if column == "int32" and ITEMSIZE[dtype] > 2:  # no row fits on chip
-            continue
         tuned = column == "uint8" and dtype != "float64"
         fours = {GENERAL_LANES} | ({*LANES.values()} if tuned else set())
-        for shape in [(SCALAR_LANES, 1), *((lanes, 4) for lanes in sorted(fours))]:
-            yield _FILE, jit.expression("sspmm_csr_windows", (dtype, index, column), shape)
+        shapes = [(SCALAR_LANES, 1), *((lanes, 4) for lanes in sorted(fours))]
+        for held in (dtype, NARROW) if dtype == "float32" else (dtype,):
+            if column == "int32" and ITEMSIZE[held] > 2:  # no row fits on chip
+                continue
+            types = dtype, index, column, held
+            for shape in shapes:
+                yield _FILE, jit.expression("sspmm_csr_windows", types, shape)
     for dtype in ("float16", "bfloat16"):
         yield _FILE, jit.expression("narrowed", (dtype,), ())
 
@@ -86,7 +89,7 @@ def window_sizes(
 ) -> WindowSizes | None:
     """How to cut a CSR into windows; None if not one row of features fits on chip.
 
-    ``size`` is that of a value; ``ordered``: rows come in an order of the caller's.
+    ``size`` is that of a feature; ``ordered``: rows come in an order of the caller's.
     """
     n_rows, n_cols = shape
     wide, few = max(size, 4), PART_ENTRIES_ORDERED if ordered else PART_ENTRIES
@@ -113,9 +116,11 @@ def _order_of(A: CSR, given: CSR | Structure, order: Order | None) -> Order | No
     return prepared_order(A) if order is None and isinstance(given, Structure) else order
 
 
-def _sizes_of(A: CSR, columns: Any, grad: Any, order: Order | None) -> WindowSizes | None:
+def _sizes_of(
+    A: CSR, columns: Any, grad: Any, order: Order | None, *, narrow: bool
+) -> WindowSizes | None:
     m, (feat, k) = memory_of(grad), (grad.shape[1], columns.shape[1])
-    sizes = A.shape, A.nnz, ITEMSIZE[m.dtype(grad)], feat, k
+    sizes = A.shape, A.nnz, ITEMSIZE[NARROW if narrow else m.dtype(grad)], feat, k
     return window_sizes(*sizes, chip(m.device(grad)), ordered=order is not None)
 
 
@@ -124,7 +129,7 @@ def _sizes_of(A: CSR, columns: Any, grad: Any, order: Order | None) -> WindowSiz
 
 def no_windows(
     A: CSR | Structure, columns: Any, grad: Any, *_: Any, deterministic: bool = False,
-    order: Order | None = None, **__: Any,
+    order: Order | None = None, narrow: bool = False, **__: Any,
 ) -> list[str]:  # fmt: skip
     """Reasons against windows: a fixed order of sums, or rows that do not fit on chip."""
     on_gpu = type(grad) is not np.ndarray
@@ -135,20 +140,23 @@ def no_windows(
         own = csr_of(A)
         if own is None:
             reasons.append("nobody keeps windows of this structure")
-        elif _sizes_of(own, columns, grad, _order_of(own, A, order)) is None:
+        elif _sizes_of(own, columns, grad, _order_of(own, A, order), narrow=narrow) is None:
             reasons.append(f"a row of {grad.shape[1]} features does not fit on chip")
     return reasons
 
 
 def sspmm_windows(
     A: CSR | Structure, columns: Any, grad: Any, values: Any = None, row_scale: Any = None,
-    col_scale: Any = None, *, order: Order | None = None, **_: Any,
+    col_scale: Any = None, *, order: Order | None = None, narrow: bool = False, **_: Any,
 ) -> Any:  # fmt: skip
-    """``out[j, t] = sum_i (diag(r) A diag(c))[i, j] grad[i, columns[j, t]]``, by atomics."""
+    """``out[j, t] = sum_i (diag(r) A diag(c))[i, j] grad[i, columns[j, t]]``, by atomics.
+
+    ``narrow`` rounds ``grad``, of float32, to bfloat16 once: sums and all else stay float32.
+    """
     m, own = memory_of(grad), csr_of(A)
     assert own is not None  # as no_windows found
     order = _order_of(own, A, order)
-    sizes = _sizes_of(own, columns, grad, order)
+    sizes = _sizes_of(own, columns, grad, order, narrow=narrow)
     assert sizes is not None
     dtype, (n_cols, k), feat = m.dtype(grad), columns.shape, grad.shape[1]
     stream = m.stream(grad)
@@ -157,18 +165,21 @@ def sspmm_windows(
     if not n_cols:
         return out
     grad, columns, values = m.rows_in_place(grad), m.contiguous(columns), m.contiguous(values)
+    if narrow:
+        grad = rounded(grad)
     row_scale, col_scale = m.factors(row_scale), m.factors(col_scale)
-    narrow = ITEMSIZE[dtype] == 2
-    sums = m.empty((n_cols, k), "float32", grad) if narrow else out
+    apart = ITEMSIZE[dtype] == 2
+    sums = m.empty((n_cols, k), "float32", grad) if apart else out
     *factors, places, rows, adds = m.pointers(values, col_scale, row_scale, columns, grad, sums)
     with m.on_device(grad):
         total = n_cols * k
         fill(adds, total * max(ITEMSIZE[dtype], 4), 0, stream)
         if own.nnz:
-            case = dtype, columns.itemsize, k, feat, m.row_stride(grad)
+            held = NARROW if narrow else dtype
+            case = dtype, held, columns.itemsize, k, feat, m.row_stride(grad)
             launch = W.once(_outer_product, *case, rows % 16, places % 16, adds % 16)
             launch(stream, *factors, places, rows, adds)
-        if narrow:
+        if apart:
             blocks = jit.warps_to_blocks(-(-total // jit.WARP))
             kernel = jit.load(_FILE, "narrowed", "2Pq", (dtype,))
             kernel(blocks, (adds, m.pointer(out), total), stream=stream)
@@ -176,17 +187,17 @@ def sspmm_windows(
 
 
 def _outer_product(
-    W: Windows, dtype: str, index_bytes: int, k: int, feat: int, stride: int,
+    W: Windows, dtype: str, held: str, index_bytes: int, k: int, feat: int, stride: int,
     rows: int, places: int, sums: int,
 ) -> Launch:  # fmt: skip
     """Decide the launch over windows; the last three are the lowest bits of addresses."""
-    size, device = ITEMSIZE[dtype], chip(jit.current_device())
+    size, device = ITEMSIZE[held], chip(jit.current_device())
     wide = max(size, 4)
     lanes, each = _lanes(dtype, index_bytes, k, sums, places)
     on_chip = -(-W.height * feat * size // wide) * wide + W.height * wide
     aligned = (rows | stride * size | feat * size) % 16 == 0
     n_rows = len(W.order)
-    types = dtype, W.index_dtype, COLUMNS[index_bytes]
+    types = dtype, W.index_dtype, COLUMNS[index_bytes], held
     layout, shared = "10P4q5i", device.of_block
     kernel = jit.load(_FILE, "sspmm_csr_windows", layout, types, (lanes, each), shared=shared)
     sizes = stride, n_rows, -(-n_rows // W.height), W.part_size, W.n_pieces
@@ -219,16 +230,18 @@ def sspmm(
     perm: Any,
     row_scale: Any = None,
     col_scale: Any = None,
+    *,
+    narrow: bool = False,
 ) -> Any:
     """As ``sspmm_windows``, of the transposed structure, deterministic: ``spmm``, then a choice."""
     m, feat = memory_of(grad), grad.shape[1]
     dtype = m.dtype(grad)
-    width = min(feat, PANEL_BYTES // ITEMSIZE[dtype])
+    width = min(feat, PANEL_BYTES // ITEMSIZE[NARROW if narrow else dtype])
     out = m.empty(columns.shape, dtype, grad)
     grad, columns, values = m.rows_in_place(grad), m.contiguous(columns), m.contiguous(values)
     for first in range(0, feat, width):
         panel = grad[:, first : first + width]
-        dense = matmul_cuda.spmm(T, panel, values, perm, col_scale, row_scale)
+        dense = matmul_cuda.spmm(T, panel, values, perm, col_scale, row_scale, narrow=narrow)
         dense_to_cbsr(None, dense, columns, out=out, first=first, width=panel.shape[1])
         del dense  # before the next ones
     return out
@@ -236,12 +249,13 @@ def sspmm(
 
 def sspmm_panels(
     A: CSR | Structure, columns: Any, grad: Any, values: Any = None, row_scale: Any = None,
-    col_scale: Any = None, *, transposed: CSR | None = None, perm: Array | None = None, **_: Any,
+    col_scale: Any = None, *, transposed: CSR | None = None, perm: Array | None = None,
+    narrow: bool = False, **_: Any,
 ) -> Any:  # fmt: skip
     """``sspmm`` with the transpose that is given, or made for this call."""
     given, scales = (columns, grad, values), (row_scale, col_scale)
     if transposed is not None:
-        return sspmm(transposed, *given, perm, *scales)
+        return sspmm(transposed, *given, perm, *scales, narrow=narrow)
     m = memory_of(grad)
     if isinstance(A, Structure) and capturing(m.stream(grad)):
         raise UnsupportedError(
@@ -251,7 +265,7 @@ def sspmm_panels(
     own = csr_of(A)
     T, numbers = (csr_over(structure_of(A)) if own is None else own).tocsc_with_perm()
     if not isinstance(A, Structure):
-        return sspmm(T.T, *given, numbers, *scales)
+        return sspmm(T.T, *given, numbers, *scales, narrow=narrow)
     rows = T.T
     structure = structure_of(rows)
     finish(numbers)  # synchronize!
@@ -260,6 +274,6 @@ def sspmm_panels(
         own_numbers = m.empty((A.nnz,), A.index_dtype, grad)
         bytes_, on_device = numbers.nbytes, runtime.memcpyDeviceToDevice
         runtime.memcpyAsync(m.pointer(own_numbers), numbers.data.ptr, bytes_, on_device, stream)
-        out = sspmm(structure, *given, own_numbers, *scales)
+        out = sspmm(structure, *given, own_numbers, *scales, narrow=narrow)
         runtime.streamSynchronize(stream)  # synchronize! T goes back to CuPy
     return out

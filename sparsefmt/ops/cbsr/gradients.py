@@ -1,5 +1,6 @@
 """Gradients of SpGEMM, in row-balanced features (SSpMM of MaxK-GNN) and in edge values."""
 
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -16,6 +17,7 @@ from ..engine import checks as engine_checks
 from ..engine import choose
 from ..engine.table import Kernel, Op, Price, csr_kernels, deferred
 from ..engine.transpose import Transpose, transpose_of
+from ..matmul.api import ROUNDED, against_rounding
 from ..matmul.extrema import one_per_entry
 from . import cuda, cuda_sspmm
 from .api import REDUCTIONS, balanced, factors
@@ -29,6 +31,7 @@ def sspmm(
     reduce: str = "sum",
     row_scale: Array | None = None,
     col_scale: Array | None = None,
+    precision: str | None = None,
     deterministic: bool = False,
     order: Order | None = None,
     transposed: Transpose | None = None,
@@ -48,6 +51,9 @@ def sspmm(
         are copied.
     S : CBSR, shape (n_cols, feat)
         Only ``S.indices`` are read; ``S.data`` is ignored.
+    precision : "tf32" or "bf16", optional
+        "bf16" allows, on a GPU, to round a float32 ``dY`` to bfloat16 once: values, scales and sums
+        stay float32.  A permission, taken where it pays, as in ``spmm``.  "tf32" changes nothing.
     deterministic : bool
         On a GPU the outer product adds up by atomics, whose order, and with it the last bits of the
         result, changes from run to run.  True takes the product with the transpose instead, which
@@ -77,7 +83,7 @@ def sspmm(
     FormatError
         If ``transposed`` was made of a matrix with other indices.
     UnsupportedError
-        If ``reduce`` is neither.
+        If ``reduce`` is neither, or ``precision`` unknown or given for other than float32.
 
     Notes
     -----
@@ -95,6 +101,7 @@ def sspmm(
     S = balanced("S", S, A, like=("dY", dY))
     if A.data is not None:
         engine_checks.same_dtype("dY", dY, "A", A)
+    precision = engine_checks.precision(precision, "dY", dY)
     row_scale = factors("row_scale", row_scale, A, "rows", "dY", dY)
     col_scale = factors("col_scale", col_scale, A, "columns", "dY", dY)
     T = perm = None
@@ -106,6 +113,7 @@ def sspmm(
         row_scale = _shares(A, row_scale, dY)
     factors_of_entries = A.data, row_scale, col_scale
     ways = {"deterministic": deterministic, "order": order, "transposed": T, "perm": perm}
+    ways["precision"] = precision
     dS = choose.run(SSPMM_OUTER, A, S.indices, dY, *factors_of_entries, **ways)
     return CBSR._trusted(indices=S.indices, data=dS, shape=S.shape)
 
@@ -169,6 +177,27 @@ def _price_of_products(S: Any, x: Any, columns: Any, data: Any, *_: Any) -> Pric
     return Price(read + S.nnz * (4 + x.itemsize), 2 * entries)
 
 
+def _against_rounding(
+    A: Any, columns: Any, grad: Any, *_: Any, precision: str | None = None, **__: Any
+) -> list[str]:
+    """List the reasons against rounding the gradient of the result."""
+    return against_rounding(A.nnz, grad, precision)
+
+
+def _no_rounded_windows(A: Any, columns: Any, grad: Any, *others: Any, **options: Any) -> list[str]:
+    """List the reasons against windows of rounded rows."""
+    reasons = _against_rounding(A, columns, grad, *others, **options)
+    return reasons or cuda_sspmm.no_windows(A, columns, grad, *others, narrow=True, **options)
+
+
+def _rounding(
+    name: str, run: Any, refuses: Any = _against_rounding, *, deterministic: bool = True
+) -> Kernel:
+    """Make the kernel that rounds the gradient of the result, and runs as without."""
+    options: dict[str, Any] = {"deterministic": deterministic, "note": ROUNDED}
+    return Kernel(name, partial(run, narrow=True), ("csr",), "gpu", refuses, **options)
+
+
 _CPU = f"{__package__}.cpu"
 _SCALES = "Tensor? row_scale, Tensor? col_scale"
 
@@ -178,11 +207,16 @@ SSPMM_OUTER = Op(
     f"Tensor columns, Tensor grad, Tensor? values, {_SCALES}",
     results=_at_places,
     kernels=(
+        _rounding(
+            *("sspmm_csr_windows_rounded", cuda_sspmm.sspmm_windows, _no_rounded_windows),
+            deterministic=False,
+        ),
         Kernel(
             *("sspmm_csr_windows", cuda_sspmm.sspmm_windows, ("csr",), "gpu"),
             refuses=cuda_sspmm.no_windows,
             deterministic=False,
         ),
+        _rounding("sspmm_csr_panels_rounded", cuda_sspmm.sspmm_panels),
         Kernel("sspmm_csr_panels", cuda_sspmm.sspmm_panels, ("csr",), "gpu"),
         Kernel("sspmm_csr_cbsr_numba", deferred(_CPU, "sspmm_outer"), ("csr",), "cpu"),
     ),
@@ -196,6 +230,7 @@ SSPMM = Op(
     f"Tensor columns, Tensor grad, Tensor? values, Tensor perm, {_SCALES}",
     results=_at_places,
     kernels=(
+        _rounding("sspmm_csr_panels_rounded", cuda_sspmm.sspmm),
         Kernel("sspmm_csr_panels", cuda_sspmm.sspmm, ("csr",), "gpu"),
         Kernel("sspmm_csr_cbsr_numba", deferred(_CPU, "sspmm"), ("csr",), "cpu"),
     ),

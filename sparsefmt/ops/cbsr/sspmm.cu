@@ -55,13 +55,14 @@ template <typename T, typename Index> struct Held {
 // chip (MaxK-GNN, section 4.2). A block has the rows of one window there, and takes a piece of their entries, in order
 // of columns, so that neighbours of one column are added up before they leave. Atomics: not deterministic.
 // LANES threads take an entry, PLACES each; RUN entries behind one another are theirs, the rows of S of BATCH of them
-// on their way together. A block owns LANES * PLACES of the k places.
-template <typename T, typename Index, typename Column, int LANES, int PLACES>
+// on their way together. A block owns LANES * PLACES of the k places. X is of the type In, narrower than T where it has
+// been rounded for its bytes.
+template <typename T, typename Index, typename Column, typename In, int LANES, int PLACES>
 __global__ void __launch_bounds__(1024)
 sspmm_csr_windows(const Piece<Index>* __restrict__ pieces, const Index* __restrict__ order,
                   const unsigned* __restrict__ words, const Index* __restrict__ perm, const T* __restrict__ data,
                   const accumulator<T>* __restrict__ col_scale, const accumulator<T>* __restrict__ row_scale,
-                  const Column* __restrict__ columns, const T* __restrict__ X, accumulator<T>* dS, long long x_stride,
+                  const Column* __restrict__ columns, const In* __restrict__ X, accumulator<T>* dS, long long x_stride,
                   long long n_rows, long long n_windows, long long part_size, int n_pieces, int height, int k, int feat,
                   int flags) {
     using Sum = accumulator<T>;
@@ -74,7 +75,7 @@ sspmm_csr_windows(const Piece<Index>* __restrict__ pieces, const Index* __restri
     const int t = (blockIdx.x / n_pieces * LANES + lane) * PLACES;
     const bool live = t < k;
 
-    Held<T, Index> held(height, feat);
+    Held<In, Index> held(height, feat);
     const long long first_row = piece.bucket % n_windows * height;
     const int count = min((long long)height, n_rows - first_row);
     held.bring(order + first_row, count, X, x_stride, row_scale, feat, flags & ALIGNED);
@@ -127,7 +128,7 @@ sspmm_csr_windows(const Piece<Index>* __restrict__ pieces, const Index* __restri
             for (int b = 0; b < BATCH; ++b) {
                 const int n = first + b;
                 const Sum weight = __shfl_sync(FULL_WARP, weights[n / LANES], n % LANES, LANES);
-                const T* row = held.rows + entry[b].row() * feat;
+                const In* row = held.rows + entry[b].row() * feat;
                 const bool other = !entry[b].same_column(at_work);
                 leave(other);
                 at_work = entry[b];

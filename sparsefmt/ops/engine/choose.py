@@ -1,7 +1,8 @@
 """Which kernels an operation has, which one a call runs, and why not the others."""
 
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from importlib import import_module
@@ -91,16 +92,27 @@ def explain(op: str, *args: Any, **options: Any) -> Explanation:
     except TypeError as error:
         takes = ", ".join(signature.parameters)
         raise DtypeError(f"{op} cannot be called so ({error}): it takes {takes}.") from error
-    found = _Asked()
-    found.runs = of_graphs
-    token = _asked.set(found)
-    try:
+    with _asking(runs=of_graphs) as found:
         function(*args, **options)
-    finally:
-        _asked.reset(token)
     if not found:
         raise UnsupportedError(f"{op} chose no kernel for these arguments: it has one way to run.")
     return found[-1]
+
+
+def explaining() -> AbstractContextManager[list[Explanation]]:
+    """Explain what operations of this thread choose while they run."""
+    return _asking(runs=True)
+
+
+@contextmanager
+def _asking(*, runs: bool) -> Iterator[list[Explanation]]:
+    found = _Asked()
+    found.runs = runs
+    token = _asked.set(found)
+    try:
+        yield found
+    finally:
+        _asked.reset(token)
 
 
 def explain_functions(package: str, names: Iterable[str]) -> None:

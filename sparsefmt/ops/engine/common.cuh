@@ -62,7 +62,7 @@ template <typename T> __device__ inline T* kept_shared(T* p) {
     return (T*)__cvta_shared_to_generic(address);
 }
 
-// Words of 1 to 16 bytes. What is written once, the L2 gives up first.
+// Words of 1 to 16 bytes, what is longer by several. What is written once, the L2 gives up first.
 template <int BYTES> struct Word;
 template <> struct Word<1> { using type = char; };
 template <> struct Word<2> { using type = short; };
@@ -71,8 +71,15 @@ template <> struct Word<8> { using type = int2; };
 template <> struct Word<16> { using type = int4; };
 
 template <typename V> __device__ inline V read(const V* p) {
-    const auto word = __ldg((const typename Word<sizeof(V)>::type*)p);
-    return *(const V*)&word;
+    if constexpr (sizeof(V) <= 16) {
+        const auto word = __ldg((const typename Word<sizeof(V)>::type*)p);
+        return *(const V*)&word;
+    } else {
+        V value;
+#pragma unroll
+        for (int i = 0; i < sizeof(V) / 16; ++i) ((int4*)&value)[i] = __ldg((const int4*)p + i);
+        return value;
+    }
 }
 template <typename V> __device__ inline void store_once(V* p, const V& value) {
     using W = typename Word<sizeof(V) < 16 ? sizeof(V) : 16>::type;

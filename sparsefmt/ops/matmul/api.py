@@ -1,6 +1,7 @@
 """SpMM: a sparse matrix times a dense feature matrix, by sum, mean, max or min."""
 
 from functools import partial
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -140,22 +141,26 @@ def _against_rounding(
     A: Any, x: Any, values: Any = None, perm: Any = None, row_scale: Any = None,
     col_scale: Any = None, reduce: str = "sum", *, precision: str | None = None, **_: Any,
 ) -> list[str]:  # fmt: skip
-    """List the reasons against rounding float32 features to bfloat16."""
-    wasted = cuda.against_rounding(A.nnz, *x.shape)
+    """List the reasons against rounding the features of a product."""
+    reasons = against_rounding(A.nnz, x, precision)
+    if not reasons and reduce not in ("sum", "mean"):
+        return [f"a {reduce} is one of the features as they are"]
+    return reasons
+
+
+def against_rounding(nnz: int, x: Any, precision: str | None) -> list[str]:
+    """List the reasons against rounding float32 features to bfloat16 before ``nnz`` gathers."""
+    wasted = cuda.against_rounding(nnz, x.shape[0], prod(x.shape[1:]))
     if wasted:  # torch need not be asked for small products
         return wasted
     if precision != checks.BF16 and (type(x) is np.ndarray or not memory_of(x).rounds()):
         return _NOT_ALLOWED
-    reasons = []
-    if x.itemsize != 4:
-        reasons.append("only float32 is rounded")
-    if reduce not in ("sum", "mean"):
-        reasons.append(f"a {reduce} is one of the features as they are")
-    return reasons
+    return [] if x.itemsize == 4 else ["only float32 is rounded"]
 
 
 _NOT_ALLOWED = [f'float32 is gathered as it is: allow bfloat16 with precision="{checks.BF16}"']
-_ROUNDED = "float32 features rounded to bfloat16, half the bytes"
+#: What ``explain`` says of kernels that gather so.
+ROUNDED = "float32 features rounded to bfloat16, half the bytes"
 _CPU = f"{__package__}.cpu"
 
 SPMM = Op(
@@ -167,7 +172,7 @@ SPMM = Op(
         Kernel(
             *("spmm_csr_rounded", partial(cuda.spmm, narrow=True), ("csr",), "gpu"),
             refuses=_against_rounding,
-            note=_ROUNDED,
+            note=ROUNDED,
         ),
         Kernel("spmm_csr_balanced", cuda.spmm, ("csr",), "gpu"),
         Kernel(

@@ -6,6 +6,7 @@ cannot do: the callers have checked their arrays.
 
 from collections.abc import Iterator
 from itertools import product
+from math import prod
 from typing import Any, NamedTuple
 
 from ...formats.arrays import VALUE_DTYPES
@@ -150,7 +151,7 @@ def spmm(
         return out
     x, values = m.rows_in_place(x), m.contiguous(values)
     if narrow:
-        x = _rounded(x)
+        x = rounded(x)
     row_scale, col_scale = m.factors(row_scale), m.factors(col_scale)
     given = arg, row_scale, values, perm, col_scale
     rows, result, winners, scale, *factors = m.pointers(x, out, *given)
@@ -213,11 +214,12 @@ def _launches(
     return (values, nbytes), launch, add_up
 
 
-def _rounded(x: Any) -> Any:
-    """Round float32 features to bfloat16, in rows of whole words of 16 bytes."""
-    m, (n, feat) = memory_of(x), x.shape
-    words_of_row = -(-feat // 8)
-    found = m.empty((n, 8 * words_of_row), "uint16", x)
+def rounded(x: Any) -> Any:
+    """Round rows of float32 features, of any shape, to bfloat16, in whole words of 16 bytes."""
+    m, n, feat = memory_of(x), x.shape[0], prod(x.shape[1:])
+    width = rounded_width(feat)
+    found = m.empty((n, width), "uint16", x)
+    words_of_row = width // 8
     words = n * words_of_row
     with m.on_device(x):
         kernel = load(_FILE, "round_rows", NARROW_TYPES)
@@ -225,6 +227,11 @@ def _rounded(x: Any) -> Any:
         sizes = words, m.row_stride(x), words_of_row, feat
         kernel(-(-words // jit.THREADS), (*at, *sizes), stream=m.stream(x))
     return found
+
+
+def rounded_width(feat: int) -> int:
+    """Values from one row of rounded features to the next."""
+    return -(-feat // 8) * 8
 
 
 def shared_rows_bytes(S: Structure, dtype: str, feat: int, *, arg: bool = False) -> int:

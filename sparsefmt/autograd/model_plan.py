@@ -1,0 +1,87 @@
+"""What ``optimize`` decided for a model: compositions, order of vertices, tiles, kernels."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+from weakref import ref
+
+from torch import Tensor
+from torch.nn import Module
+
+from ..graph import Graph
+from ..ops.engine.choose import Explanation, explaining
+from ..plan.planner import Plan
+from ..plan.rules import bare
+from .adapters import PlannedLayer
+from .composition import Composition
+from .ordering import Ordering
+from .tiling import Tiling
+from .trace import TracedForward, running
+
+
+@dataclass(frozen=True)
+class ModelPlan:
+    """The plans of a model's layers; ``print`` it, or ``explain()`` each composition."""
+
+    model: Module
+    compositions: Mapping[str, Composition] = field(default_factory=dict)
+    ordering: Ordering | None = None  #: of the vertices, where ``steps`` and ``x`` were given
+    tiling: Tiling | None = None  #: likewise, of the format
+    training: bool = False  #: whether it was planned for
+    given: tuple[Any, ...] = ()  #: weak references to what the model was called with
+
+    @property
+    def layers(self) -> dict[str, Plan]:
+        """The latest plan of each layer, by its name, and of each product between layers.
+
+        Of those for training or inference, whichever was asked for, if there is one.
+        """
+        found = {}
+        for name, composition in self.compositions.items():
+            plans = [made.plan for made in composition.plans.values() if made.plan]
+            asked = [plan for plan in plans if plan.training == self.training]
+            if plans:
+                found[name] = (asked or plans)[-1]
+        return found
+
+    def explain(self) -> str:
+        """Write every composition of every layer, its costs, and what was chosen.
+
+        Runs the model once for the kernels of its products, if ``x`` is still there.
+        """
+        if not self.layers:
+            return "no layer was planned: the model runs as it did"
+        parts = [f"{name or 'model'}: {plan.explain()}" for name, plan in self.layers.items()]
+        parts += [one.explain() for one in (self.ordering, self.tiling) if one]
+        if kernels := self.kernels():
+            parts.append("\n".join(["kernels of a forward:", *map(str, kernels)]))
+        return "\n\n".join(parts)
+
+    def __str__(self) -> str:
+        lines = [f"{name}: {bare(p.chosen.tree)}" for name, p in self.layers.items()]
+        lines += [f"order of vertices: {self.ordering.reason}"] if self.ordering else []
+        lines += [f"tiles: {self.tiling.reason}"] if self.tiling else []
+        return "\n".join(lines)
+
+    def kernels(self) -> tuple[Explanation, ...]:
+        """Run the model once, and explain which kernels the products of its forward ran.
+
+        None without ``x``, or once what the model was called with is gone.
+        """
+        given = [one() if isinstance(one, ref) else one for one in self.given]
+        if not given or any(one is None for one in given):
+            return ()
+        with running(self.model, training=self.training), explaining() as found:
+            self.model(*given)
+        return tuple({str(one): one for one in found}.values())
+
+    def restore(self) -> None:
+        """Make the model run as it did before."""
+        for module in self.model.modules():
+            if isinstance(vars(module).get("forward"), PlannedLayer | TracedForward):
+                del module.forward
+
+
+def weakly(given: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Let go of tensors and graphs when the caller does."""
+    return tuple(ref(one) if isinstance(one, Tensor | Graph) else one for one in given)

@@ -1,0 +1,157 @@
+"""``sspmm`` whose float32 gradients may be rounded to bfloat16, against loops in float64."""
+
+from functools import partial
+
+import numpy as np
+import pytest
+from op_cases import (
+    INDEX_DTYPES,
+    KINDS,
+    far_apart,
+    features,
+    long_rows,
+    matrix,
+    name_of,
+    put,
+    quick_oracle,
+    rounded,
+    rows_of,
+)
+
+from sparsefmt import UnsupportedError, ops
+from sparsefmt.ops.cbsr import cuda_sspmm as cbsr_cuda_sspmm
+from sparsefmt.ops.cbsr.oracle import sspmm_bound, sspmm_oracle
+from sparsefmt.ops.cbsr.windows import WindowSizes
+from sparsefmt.testing import assert_close
+
+F32 = np.dtype(np.float32)
+BF16 = {"precision": "bf16"}
+#: By windows, and by panels.
+WAYS = {False: "sspmm_csr_windows_rounded", True: "sspmm_csr_panels_rounded"}
+SIZES = [(1, 1), (7, 3), (16, 16), (33, 1), (64, 8), (256, 32), (200, 64), (257, 40), (300, 300)]
+
+
+def balanced(A, feat, k):
+    return ops.maxk(features(A.n_cols, feat, F32, seed=7), k)
+
+
+def check(A, S, *, place=put, quick=False, **options):
+    """Exactly the product of rounded rows, up to float32's own rounding; and near the exact one."""
+    import cupy
+
+    dY = features(A.n_rows, S.n_cols, F32, seed=8)
+    if quick:
+        places = S.indices.astype(np.int64)
+        both = quick_oracle(A.T.tocsr(), rounded(dY))
+        expected, bound = (np.take_along_axis(a, places, axis=1) for a in both)
+    else:
+        expected = sspmm_oracle(A, rounded(dY), S, **options)
+        bound = sspmm_bound(A, rounded(dY), S, **options)
+    B, R, G = put(cupy, A), put(cupy, S), place(cupy, dY)
+    given = {k: v if isinstance(v, str) else put(cupy, v) for k, v in options.items()} | BF16
+    for deterministic, name in WAYS.items():
+        ways = given | {"deterministic": deterministic}
+        assert ops.explain("sspmm", B, G, R, **ways).chosen.name == name
+        found = ops.sspmm(B, G, R, **ways)
+        assert_close(found.data, expected, bound=bound)
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("rounds_always")
+@pytest.mark.parametrize(("feat", "k"), [*SIZES, (70_000, 5)])
+def test_every_width(feat, k):
+    A = matrix("power law", F32, np.int32).tocsr()
+    check(A, balanced(A, feat, k))
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("rounds_always")
+@pytest.mark.parametrize("index_dtype", INDEX_DTYPES, ids=name_of)
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_of_graph(kind, index_dtype):
+    A = matrix(kind, F32 if len(kind) % 2 else None, index_dtype).tocsr()
+    for reduce in ("sum", "mean"):
+        check(A, balanced(A, 19, 6), reduce=reduce)
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("rounds_always")
+@pytest.mark.parametrize("k", [3, 8, 16, 32, 64, 130])
+@pytest.mark.parametrize("weighted", [True, False])
+def test_rows_that_are_long(k, weighted):
+    A = long_rows(F32 if weighted else None, np.int32)
+    check(A, balanced(A, 136, k), quick=True)
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("rounds_always")
+@pytest.mark.parametrize("reduce", ["sum", "mean"])
+def test_factors_stay_as_they_are(reduce):
+    A = matrix("power law", F32, np.int32).tocsr()
+    r, c = (features(n, 1, F32)[:, 0] for n in A.shape)
+    check(A, balanced(A, 64, 8), reduce=reduce, row_scale=r, col_scale=c)
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("rounds_always")
+@pytest.mark.parametrize(("feat", "k"), [(64, 8), (33, 4)])
+def test_rows_may_lie_apart(feat, k):
+    A = matrix("power law", F32, np.int32).tocsr()
+    for gap, shift in ((3, 0), (0, 1), (8, 4)):
+        check(A, balanced(A, feat, k), place=partial(far_apart, gap=gap, shift=shift))
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("rounds_always")
+@pytest.mark.parametrize("sizes", [WindowSizes(1, 1, 8), WindowSizes(8, 3, 100)], ids=str)
+def test_windows_of_any_size(monkeypatch, sizes):
+    monkeypatch.setattr(cbsr_cuda_sspmm, "window_sizes", lambda *_, **__: sizes)
+    A = rows_of(np.arange(60), 40, F32, np.int32)
+    check(A, balanced(A, 72, 8))
+
+
+@pytest.mark.gpu
+def test_a_permission_is_taken_where_it_pays():
+    import cupy
+
+    many, few = (put(cupy, rows_of([n] * 30, 30, F32, np.int32)) for n in (8, 1))
+
+    def kernel(A, feat=64, **options):
+        X = cupy.ones((30, feat), F32)
+        return ops.explain("sspmm", A, X, ops.maxk(X, 4), **options)
+
+    assert kernel(many, **BF16).chosen.name == "sspmm_csr_windows_rounded"
+    assert kernel(many, deterministic=True, **BF16).chosen.name == "sspmm_csr_panels_rounded"
+    for found, reason in (
+        (kernel(few, **BF16), "a row is gathered less than 8 times on average"),
+        (kernel(many, 63, **BF16), "rows have less than 64 features"),
+        (kernel(many), 'allow bfloat16 with precision="bf16"'),
+        (kernel(many, precision="tf32"), 'allow bfloat16 with precision="bf16"'),
+    ):
+        assert found.chosen.name == "sspmm_csr_windows"
+        assert reason in str(found)
+
+
+def test_windows_of_rounded_rows_are_taller():
+    device = cbsr_cuda_sspmm.Chip(227 * 2**10, 228 * 2**10, 50 * 2**20)
+    exact, near = (
+        cbsr_cuda_sspmm.window_sizes((200_000,) * 2, 10**8, size, 256, 32, device, ordered=False)
+        for size in (4, 2)
+    )
+    assert (exact.height, near.height) == (128, 256)
+    assert exact.parts == near.parts
+
+
+def test_on_a_cpu_nothing_is_rounded():
+    A = rows_of([8] * 30, 30, F32, np.int32)
+    S, dY = balanced(A, 64, 4), features(30, 64, F32)
+    found = ops.sspmm(A, dY, S, **BF16).data
+    np.testing.assert_array_equal(found, ops.sspmm(A, dY, S).data)
+    assert "the arrays are on the CPU" in str(ops.explain("sspmm", A, dY, S, **BF16))
+
+
+@pytest.mark.parametrize(("precision", "dtype"), [("bf16", np.float64), ("half", np.float32)])
+def test_only_float32_is_rounded_and_by_known_words(precision, dtype):
+    A, X = rows_of([8] * 30, 30, dtype, np.int32), features(30, 64, dtype)
+    with pytest.raises(UnsupportedError, match=f"^precision is .{precision}.*"):
+        ops.sspmm(A, X, ops.maxk(X, 4), precision=precision)
