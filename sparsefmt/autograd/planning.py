@@ -84,8 +84,8 @@ def optimize(
     _check_options(training, steps)
     given = _given(model, graph, x)
     training = model.training if training is None else training
-    stay = [one for one in given if isinstance(one, Tensor) and one.is_floating_point()]
-    stamps = tuple(stamp(one) for one in stay if not one.requires_grad)
+    stay = [one for one in given if _is_features(one) and not one.requires_grad]
+    stamps = tuple(map(stamp, stay))
     settings = Settings(mode, steps, stamps, timing=True)
     traced = TracedForward(model, settings)
     if not (is_leaf(model) or traced.trace()):
@@ -113,21 +113,38 @@ def optimize(
     settings.timing = False
     if steps is None or x is None:
         return made
+    return _for_many_steps(Trial(traced, given, training), made, found, seen, graph)
+
+
+def _for_many_steps(
+    trial: Trial,
+    made: ModelPlan,
+    layers: Mapping[str, PlannedLayer],
+    seen: Mapping[str, Any],
+    graph: Any,
+) -> ModelPlan:
+    """Decide what pays over many steps: the order of the vertices, then tiles in that order."""
+    traced, model, plans = trial.traced, made.model, list(made.layers.values())
     if is_leaf(model):
         ordering = Ordering("stays, since the model is one layer")
     else:
-        ordering = decide(Trial(traced, given, training), list(made.layers.values()), graph)
+        ordering = decide(trial, plans, graph)
     if ordering.chosen:
         model.forward = traced
-    held = traced.order.graph if traced.order else graph
     step = Step(
-        run=partial(model, *given),
-        like=stay[0] if stay else None,
-        graphs=_multiplied(found, seen, held),
-        seconds=sum(one.chosen.predicted for one in made.layers.values()),
-        mode=partial(running, model, training=training),
+        run=partial(model, *trial.given),
+        like=next((one for one in trial.given if _is_features(one)), None),
+        graphs=_multiplied(layers, seen, traced.order.graph if traced.order else graph),
+        seconds=sum(plan.chosen.predicted for plan in plans),
+        mode=partial(running, model, training=trial.training),
     )
-    return replace(made, ordering=ordering, tiling=decide_tiles(step, steps))
+    tiling = decide_tiles(step, traced.settings.steps or 1)
+    return replace(made, ordering=ordering, tiling=tiling)
+
+
+def _is_features(value: object) -> bool:
+    """Tell whether a value that a model is called with is a tensor of features."""
+    return isinstance(value, Tensor) and value.is_floating_point()
 
 
 def _check(model: object, graph: object, mode: object) -> None:
