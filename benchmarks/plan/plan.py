@@ -13,8 +13,9 @@ In these a cell is a layer on a graph, its widths, and inference or training.  C
 ``optimize(mode="auto")`` chose over the fastest composition (the oracle) and over the layer's own;
 over "all once", which runs each once and keeps the fastest; and over "the other", which always
 transforms second (GCN) or never shares what it transforms (GAT): SENSEi (arXiv 2306.15155), tables
-3 and 4.  ``overhead`` is what ``optimize`` took, in iterations.  ``over_default`` is over what DGL
-runs, the paper's default: rows are scaled apart, and transformed first where that narrows them.
+3 and 4.  ``overhead`` is what ``optimize`` took, in iterations, with kernels compiled and the graph
+built, for which the first run of a layer waits as well.  ``over_default`` is over what DGL runs,
+the paper's default: rows are scaled apart, and transformed first where that narrows them.
 ``beyond`` is the best composition of the paper's rules over what was chosen: what scales in the
 product, and scores made of ``H (W a)``, add to it.
 """

@@ -19,10 +19,10 @@ from .composition import (
     FUNCTIONS,
     MAX_PLANS,
     Attention,
+    Code,
     Composition,
     Planned,
     Settings,
-    Way,
     is_stamped,
     number_of,
     plannable,
@@ -37,6 +37,8 @@ from .structure import graph_tensors
 
 Values = dict[str, Any]
 _PYG = "torch_geometric.nn.conv"
+#: What layers call their graph.
+GRAPH_NAMES = ("graph", "edge_index")
 
 
 @dataclass(frozen=True)
@@ -81,11 +83,11 @@ class PlannedLayer:
             kind = self._kind(*args)
             if kind is not None and kind in self.kinds_of_own:
                 return self.own(*args)
-        taken = [*args, *(kwargs[name] for name in ("graph", "edge_index") if name in kwargs)]
-        others = [*args[2:], *(v for k, v in kwargs.items() if k not in ("graph", "edge_index"))]
-        if len(taken) < 2 or any(one is not None for one in others) or not self._suits(taken[0]):
+        both = taken(args, kwargs)
+        others = [*args[2:], *(v for k, v in kwargs.items() if k not in GRAPH_NAMES)]
+        if len(both) < 2 or any(one is not None for one in others) or not self._suits(both[0]):
             return self.own(*args, **kwargs)
-        x, given = taken[:2]
+        x, given = both[:2]
         graph = self.graph_of(x, given)
         values = None if graph is None else self.values(x, graph)
         if graph is None or values is None:
@@ -120,11 +122,12 @@ class PlannedLayer:
     def planned(self, values: Values, functions: Mapping[str, Any], graph: Any) -> Planned:
         """Give the plan for these values."""
         constant = ("H",) if self.composition.settings.is_constant(values["H"]) else ()
-        way = Way(
+        code = Code(
+            name=type_name(self.layer),
             own=lambda given: self.own(given["H"], graph),
             finish=lambda made: self.adapter.finish(self.layer, made),
         )
-        return self.composition.planned(values, functions, way, constant)
+        return self.composition.planned(values, functions, code, constant)
 
     def functions(self, graph: Graph) -> Mapping[str, Any]:
         """Give the functions of primitives."""
@@ -147,6 +150,11 @@ class PlannedLayer:
             return None
         found = as_graph(given, x)
         return found if isinstance(found, Graph) else None
+
+
+def taken(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Give features and graph as a layer is called with them, by position or the graph by name."""
+    return *args, *(kwargs[name] for name in GRAPH_NAMES if name in kwargs)
 
 
 # Graphs and diagonals, kept with the graph that they are made of

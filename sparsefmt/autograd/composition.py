@@ -17,9 +17,9 @@ from torch.utils.weak import WeakIdKeyDictionary
 from ..graph import Graph
 from ..plan.calibration import constants_of
 from ..plan.expression import Apply, Broadcast, Expression, Hop, Leaf, Product, Sum
-from ..plan.planner import TELLING, Plan, plan
+from ..plan.planner import Plan, plan
 from ..plan.rules import Step, Tree, bare, steps
-from ._precision import bf16_is_allowed
+from ._precision import bf16_is_allowed, tf32_is_allowed
 from .gat import gat_aggregate
 from .matmul import multiply, scaled, spmm
 from .structure import graph_tensors
@@ -28,6 +28,8 @@ from .structure import graph_tensors
 MAX_PLANS = 8
 #: Iterations of the layer that deciding may take.
 MAX_ITERATIONS = 4
+#: Decisions by the clock that a process remembers.
+MAX_REMEMBERED = 256
 
 
 class Weighted(NamedTuple):
@@ -81,9 +83,10 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
 }
 
 
-class Way(NamedTuple):
-    """How a layer computes its result: by code of its own, and of what a composition has made."""
+class Code(NamedTuple):
+    """What a layer runs: code of its own, and what makes its result of a composition."""
 
+    name: str  #: of the layer's class: times of one layer's code are not another's
     own: Callable[[Mapping[str, Any]], Any]
     finish: Callable[[Any], Any] = lambda made: made
 
@@ -242,7 +245,7 @@ class Composition:
         self,
         values: Mapping[str, Any],
         functions: Mapping[str, Any],
-        way: Way,
+        code: Code,
         constants: Collection[str] = (),
     ) -> Planned:
         """Give the plan for such values, made at the first call."""
@@ -255,7 +258,7 @@ class Composition:
             if capturing(_first(values)):
                 return Planned(None, None)  # no time to plan, which synchronises
             with torch.random.fork_rng(_cuda(values)):
-                plan = self._plan(values, functions, way, constants)
+                plan = self._plan(values, functions, code, constants)
             tree = plan.chosen.tree
             found = Planned(plan, None if tree == plan.own else Program(tree))
             while len(self.plans) >= MAX_PLANS:
@@ -267,7 +270,7 @@ class Composition:
         self,
         values: Mapping[str, Any],
         functions: Mapping[str, Any],
-        way: Way,
+        code: Code,
         constants: Collection[str],
     ) -> Plan:
         """Plan, or choose as for a graph of about that size: samples come by the thousand."""
@@ -295,7 +298,7 @@ class Composition:
                 orders=(sizes,),
                 own=self._is_own,
             )
-            found = self.chosen[key] = self._measured(found, values, functions, way)
+            found = self.chosen[key] = self._measured(found, values, functions, code)
         return found
 
     def _is_own(self, tree: Tree) -> bool:
@@ -307,7 +310,7 @@ class Composition:
         found: Plan,
         values: Mapping[str, Any],
         functions: Mapping[str, Any],
-        way: Way,
+        code: Code,
     ) -> Plan:
         """Time those too close to decide, or all promoted, unless they were timed before."""
         auto, like = self.settings.mode == "auto", _first(values)
@@ -316,19 +319,21 @@ class Composition:
             return found
         graphs = tuple(_fingerprint(v) for v in values.values() if isinstance(v, Graph))
         sizes = tuple(found.sizes.items())
-        kind = like.dtype, like.device, found.training, ways(like)[1]
-        key = found.expression, graphs, sizes, *kind
+        kind = like.dtype, like.device, found.training, ways(like)[1], tf32_is_allowed()
+        key = found.expression, graphs, sizes, *kind, code.name, tuple(timed)
         seconds = _REMEMBERED.get(key, {})
         if self.settings.timing and (not seconds or not auto):
             apart = {name: _apart(value) for name, value in values.items()}
             runs = {
-                tree: partial(way.own, apart)
+                tree: partial(code.own, apart)
                 if tree == found.own
-                else partial(_whole, Program(tree), way.finish, apart, functions)
+                else partial(_whole, Program(tree), code.finish, apart, functions)
                 for tree in timed
             }
-            expected = found.promoted[0].tree if auto else None
-            seconds = _REMEMBERED[key] = _timed(runs, like, expected)
+            seconds = _timed(runs, like, MAX_ITERATIONS if auto else None)
+            while len(_REMEMBERED) >= MAX_REMEMBERED:
+                _REMEMBERED.pop(next(iter(_REMEMBERED)), None)
+            _REMEMBERED[key] = seconds
         return found.with_measured(seconds)
 
 
@@ -342,25 +347,17 @@ def _whole(
 
 
 def _timed(
-    runs: Mapping[Tree, Callable[[], Any]], like: Tensor, expected: Tree | None
+    runs: Mapping[Tree, Callable[[], Any]], like: Tensor, iterations: int | None
 ) -> dict[Tree, float]:
-    """Time each twice in turn, and give the faster run.
-
-    With one that is expected to win only as many are timed as fit into ``MAX_ITERATIONS``, and once
-    if it wins at once.
-    """
+    """Time each twice in turn, as many as fit into so many iterations, and give the faster run."""
     seconds: dict[Tree, float] = {}
     for tree, run in runs.items():
-        if expected is not None and 2 * len(seconds) + 2 > MAX_ITERATIONS:
+        if iterations and 2 * len(seconds) + 2 > iterations:
             break
         try:
             seconds[tree] = seconds_of(run, like)  # compiles, and builds what stays
         except (MemoryError, torch.OutOfMemoryError):
             continue  # one that fits may be there
-    if expected in seconds and expected is not None:
-        others = [taken for tree, taken in seconds.items() if tree != expected]
-        if others and seconds[expected] < TELLING * min(others):
-            return seconds
     return {tree: min(first, seconds_of(runs[tree], like)) for tree, first in seconds.items()}
 
 
@@ -448,8 +445,9 @@ def _fingerprint(graph: Graph) -> tuple[int, ...]:
     """Give numbers that differ for graphs of another structure, nearly always."""
     tensors = graph_tensors(graph)
     rows, columns = tensors.rows.indptr, tensors.rows.indices
-    every = max(1, tensors.nnz // 65536)
-    sums = rows.sum(dtype=torch.int64), columns[::every].sum(dtype=torch.int64)
+    columns = columns[:: max(1, tensors.nnz // 65536)].long()
+    places = torch.arange(len(columns), device=columns.device) % 8191
+    sums = rows.sum(dtype=torch.int64), (columns * places).sum()
     return (*graph.shape, graph.nnz, *(int(found) for found in sums))  # synchronize!
 
 

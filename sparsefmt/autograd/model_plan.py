@@ -16,7 +16,7 @@ from .adapters import PlannedLayer
 from .composition import Composition
 from .ordering import Ordering
 from .tiling import Tiling
-from .trace import TracedForward, running
+from .trace import FAILURES, TracedForward, running
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,8 @@ class ModelPlan:
         """
         found = {}
         for name, composition in self.compositions.items():
-            plans = [made.plan for made in composition.plans.values() if made.plan]
+            planned = tuple(composition.plans.copy().values())  # calls reorder them
+            plans = [made.plan for made in planned if made.plan]
             asked = [plan for plan in plans if plan.training == self.training]
             if plans:
                 found[name] = (asked or plans)[-1]
@@ -53,8 +54,12 @@ class ModelPlan:
             return "no layer was planned: the model runs as it did"
         parts = [f"{name or 'model'}: {plan.explain()}" for name, plan in self.layers.items()]
         parts += [one.explain() for one in (self.ordering, self.tiling) if one]
-        if kernels := self.kernels():
-            parts.append("\n".join(["kernels of a forward:", *map(str, kernels)]))
+        try:
+            kernels = self.kernels()
+        except FAILURES as error:
+            parts.append(f"kernels: the model does not run as it did when it was planned ({error})")
+        else:
+            parts += ["\n".join(["kernels of a forward:", *map(str, kernels)])] if kernels else []
         return "\n\n".join(parts)
 
     def __str__(self) -> str:
@@ -66,22 +71,31 @@ class ModelPlan:
     def kernels(self) -> tuple[Explanation, ...]:
         """Run the model once, and explain which kernels the products of its forward ran.
 
-        None without ``x``, or once what the model was called with is gone.
+        None without ``x``, once what the model was called with is gone, or after ``restore``.
         """
         given = [one() if isinstance(one, ref) else one for one in self.given]
-        if not given or any(one is None for one in given):
+        if not given or any(one is None for one in given) or not _planned_in(self.model):
             return ()
         with running(self.model, training=self.training), explaining() as found:
             self.model(*given)
         return tuple({str(one): one for one in found}.values())
 
     def restore(self) -> None:
-        """Make the model run as it did before."""
-        for module in self.model.modules():
-            if isinstance(vars(module).get("forward"), PlannedLayer | TracedForward):
-                del module.forward
+        """Make the model run as it did before, and drop the tiles that were built for it."""
+        for module in _planned_in(self.model):
+            del module.forward
+        if self.tiling is not None:
+            self.tiling.undo()
+
+
+def _planned_in(model: Module) -> list[Module]:
+    """Give the parts of a model whose forward is a planned one."""
+    planned = PlannedLayer, TracedForward
+    return [m for m in model.modules() if isinstance(vars(m).get("forward"), planned)]
 
 
 def weakly(given: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Let go of tensors and graphs when the caller does."""
-    return tuple(ref(one) if isinstance(one, Tensor | Graph) else one for one in given)
+    """Let go of tensors and graphs when the caller does; nothing of what holds them elsewhere."""
+    if all(isinstance(one, Tensor | Graph | int | float | str | None) for one in given):
+        return tuple(ref(one) if isinstance(one, Tensor | Graph) else one for one in given)
+    return ()

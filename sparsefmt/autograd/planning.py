@@ -12,12 +12,12 @@ from torch.nn import Module
 
 from ..errors import DtypeError, ShapeError, UnsupportedError
 from ..graph import Graph
-from .adapters import ADAPTERS, PlannedLayer, type_name
+from .adapters import ADAPTERS, PlannedLayer, taken, type_name
 from .composition import Settings, stamp
 from .constants import LAYERS, is_leaf
 from .model_plan import ModelPlan, weakly
 from .ordering import Ordering, Trial, decide
-from .tiling import Step
+from .tiling import TimedStep
 from .tiling import decide as decide_tiles
 from .trace import TracedForward, evaluating, running, takes
 
@@ -52,9 +52,12 @@ def optimize(
         How often the model will run, which shares the cost of what is computed once.  With it and
         ``x`` the vertices of the graph are put into another order, by community, where that pays
         within so many steps: the model moves rows there and back, and takes and gives the user's.
+        Then tiles are built of the graphs that are multiplied with, ``prepare(graph, tile=...)``,
+        where products may round, and kept if they pay.
     mode : "auto", "model" or "measure"
         By predictions alone ("model"), by timing all that are not beaten ("measure"), or by
-        predictions, timing the best two where these are within 1.5 of each other ("auto").
+        predictions and, where these are within a quarter of the best, a clock: of the layer's own
+        code and the best one, or of two that differ ("auto").
 
     Returns
     -------
@@ -79,6 +82,8 @@ def optimize(
     computed again.  Options that the expression does not have (edge weights, samples, MaxK),
     autocast, ``torch.compile`` and the capture of a CUDA graph run the layer's own composition.
     Another order of the vertices holds in all of these but ``torch.compile``, and not in copies.
+    What is timed runs the hooks of the model and of its parameters.  An error leaves the model as
+    it was.
     """
     _check(model, graph, mode)
     _check_options(training, steps)
@@ -90,7 +95,30 @@ def optimize(
     traced = TracedForward(model, settings)
     if not (is_leaf(model) or traced.trace()):
         return ModelPlan(model)
-    ModelPlan(model).restore()  # of an earlier call
+    before = {module: vars(module).get("forward") for module in model.modules()}
+    made = None
+    try:
+        ModelPlan(model).restore()  # of an earlier call
+        made = _planned(Trial(traced, given, training), graph, many=bool(steps and given))
+    finally:
+        settings.timing = False
+        if made is None:
+            _put_back(before)
+    return made
+
+
+def _put_back(forwards: Mapping[Module, Any]) -> None:
+    """Give modules the forward that they had of their own, or none."""
+    for module, forward in forwards.items():
+        vars(module).pop("forward", None)
+        if forward is not None:
+            module.forward = forward
+
+
+def _planned(trial: Trial, graph: Any, *, many: bool) -> ModelPlan:
+    """Plan each layer, and each product between layers."""
+    traced, given, training = trial.traced, trial.given, trial.training
+    model, settings = traced.model, traced.settings
     found = {
         name: PlannedLayer(module, ADAPTERS[type_name(module)], settings)
         for name, module in model.named_modules()
@@ -107,13 +135,11 @@ def optimize(
         if given:
             with evaluating(model), torch.set_grad_enabled(training):
                 model(*given)
+    settings.timing = False
     layers = {name: planned.composition for name, planned in found.items()}
     compositions = {**layers, **traced.compositions}
     made = ModelPlan(model, compositions, training=training, given=weakly(given))
-    settings.timing = False
-    if steps is None or x is None:
-        return made
-    return _for_many_steps(Trial(traced, given, training), made, found, seen, graph)
+    return _for_many_steps(trial, made, found, seen, graph) if many else made
 
 
 def _for_many_steps(
@@ -131,10 +157,10 @@ def _for_many_steps(
         ordering = decide(trial, plans, graph)
     if ordering.chosen:
         model.forward = traced
-    step = Step(
+    step = TimedStep(
         run=partial(model, *trial.given),
         like=next((one for one in trial.given if _is_features(one)), None),
-        graphs=_multiplied(layers, seen, traced.order.graph if traced.order else graph),
+        graphs=_multiplied(trial, layers, seen, traced.order.graph if traced.order else graph),
         seconds=sum(plan.chosen.predicted for plan in plans),
         mode=partial(running, model, training=trial.training),
     )
@@ -221,10 +247,12 @@ def _check_call(model: Module, given: tuple[Any, ...]) -> None:
 def _inputs(model: Module, found: Mapping[str, PlannedLayer], given: Any) -> dict[str, Any]:
     """Call the model, and give what each layer gets first."""
     seen: dict[str, Any] = {}
+
+    def keep(name: str, layer: Module, args: Any, kwargs: Any) -> None:
+        seen.setdefault(name, taken(args, kwargs)[:2])
+
     hooks = [
-        planned.layer.register_forward_pre_hook(
-            lambda _, args, name=name: seen.setdefault(name, args[:2]) and None
-        )
+        planned.layer.register_forward_pre_hook(partial(keep, name), with_kwargs=True)
         for name, planned in found.items()
     ]
     try:
@@ -237,11 +265,13 @@ def _inputs(model: Module, found: Mapping[str, PlannedLayer], given: Any) -> dic
 
 
 def _multiplied(
-    found: Mapping[str, PlannedLayer], seen: Mapping[str, Any], given: Any
+    trial: Trial, layers: Mapping[str, PlannedLayer], seen: Mapping[str, Any], given: Any
 ) -> list[Graph]:
-    """Give the graphs that the layers multiply with, in the order of vertices of the given one."""
+    """Give the graphs that the model multiplies with, in the order of vertices of the given one."""
     graphs: dict[int, Graph] = {}
-    for name, layer in found.items():
+    if trial.traced.compositions and isinstance(given, Graph):
+        graphs[id(given)] = given
+    for name, layer in layers.items():
         plans = list(layer.composition.plans.values())
         x, _ = seen.get(name, (None, None))
         held = None if x is None else layer.graph_of(x, given)

@@ -15,7 +15,7 @@ from torch.nn.functional import linear
 
 from ..graph import Graph
 from ..plan.expression import Expression, Kind, Leaf, Sum, product, total
-from .composition import FUNCTIONS, Composition, Way, plannable, suits
+from .composition import FUNCTIONS, Code, Composition, plannable, suits
 from .constants import hooked
 from .matmul import spmm
 from .structure import graph_tensors
@@ -182,7 +182,7 @@ class Region:
             for name, value in values.items()
             if isinstance(value, Tensor) and composition.settings.is_constant(value)
         ]
-        planned = composition.planned(values, FUNCTIONS, Way(self._own), stay)
+        planned = composition.planned(values, FUNCTIONS, Code("", self._own), stay)
         if planned.program is None:
             return self.as_written(self.root, raw)
         return planned.program(values, FUNCTIONS)

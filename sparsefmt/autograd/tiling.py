@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
+from weakref import ref
 
 import torch
 from torch import Tensor
@@ -29,8 +30,15 @@ class Tiling:
 
     reason: str
     chosen: bool = False
-    building: float | None = None  #: seconds that tiles took to build
+    building: float | None = None  #: seconds that tiles took to build, and to split at first use
     measured: tuple[float, ...] = ()  #: seconds of a step, without and with them
+    graphs: tuple[ref[Graph], ...] = ()  #: that have tiles now
+
+    def undo(self) -> None:
+        """Drop the tiles."""
+        for graph in self.graphs:
+            if (held := graph()) is not None:
+                drop_tiles(held, TILE)
 
     def explain(self) -> str:
         """Write what was decided in one paragraph."""
@@ -44,7 +52,7 @@ class Tiling:
 
 
 @dataclass(frozen=True)
-class Step:
+class TimedStep:
     """A step of a planned model, and what its products cost."""
 
     run: Callable[[], Any]
@@ -54,37 +62,49 @@ class Step:
     mode: Callable[[], AbstractContextManager[Any]]  #: in which it is timed
 
 
-def decide(step: Step, steps: int) -> Tiling:
-    """Build tiles for the graphs of a step, and keep them if it is faster with their share of cost.
+def decide(step: TimedStep, steps: int) -> Tiling:
+    """Build tiles for the graphs of a step where that can pay, and keep them if it is faster.
 
     Products by tiles round as torch's own do, and only while torch allows it.
     """
-    reasons = _against(step)
-    if reasons:
-        return Tiling(f"none, since {reasons}")
+    reason = _against(step)
+    if reason:
+        return Tiling(f"none, since {reason}")
     each, least = BUILDING
     cost = sum(each * graph.nnz + least for graph in step.graphs)
     if MOST_SAVED * step.seconds * steps < cost:
         return Tiling(f"none, since to build them takes longer than they save in {steps} steps")
-    with step.mode():
-        before = _least(step)
-        start = time.perf_counter()
-        try:
+    kept = False
+    try:
+        found = _timed(step)
+        kept = found.chosen
+    except (MemoryError, torch.OutOfMemoryError) as error:
+        found = Tiling(f"none ({type(error).__name__}: {error})")
+    finally:
+        if not kept:
             for graph in step.graphs:
-                prepare(graph, tile=TILE)
-            building = time.perf_counter() - start
-            after = _least(step)
-        except (MemoryError, torch.OutOfMemoryError) as error:
-            _drop(step.graphs)
-            return Tiling(f"none ({type(error).__name__}: {error})")
-    pays = after + building / steps < TELLING * before
-    if not pays:
-        _drop(step.graphs)
-    reason = f"of {TILE[0]} x {TILE[1]}" if pays else "none, since they do not pay as timed"
-    return Tiling(reason, pays, building, (before, after))
+                drop_tiles(graph, TILE)
+    return found
 
 
-def _against(step: Step) -> str:
+def _timed(step: TimedStep) -> Tiling:
+    """Build tiles, and time the step without and with them, twice each after a first run."""
+    with step.mode():
+        before = min(_runs(step)[1:])
+        start = time.perf_counter()
+        for graph in step.graphs:
+            prepare(graph, tile=TILE)
+        building = time.perf_counter() - start
+        first, *later = _runs(step)
+    after = min(later)
+    building += max(0.0, first - after)
+    if after < TELLING * before:  # what they took to build is spent
+        graphs = tuple(map(ref, step.graphs))
+        return Tiling(f"of {TILE[0]} x {TILE[1]}", True, building, (before, after), graphs)
+    return Tiling("none, since they do not pay as timed", False, building, (before, after))
+
+
+def _against(step: TimedStep) -> str:
     """Say why products with such features have no tiles, if so."""
     like = step.like
     if like is None:
@@ -98,16 +118,11 @@ def _against(step: Step) -> str:
     if not step.graphs:
         return "no layer was planned"
     if any(has_tiles(graph) for graph in step.graphs):
-        return "a graph has some already"
+        return "a graph has some already, by which its products go"
     return ""
 
 
-def _least(step: Step) -> float:
-    """Time a step twice, after one that compiles and splits tiles."""
+def _runs(step: TimedStep) -> list[float]:
+    """Time three runs, of which the first compiles and splits tiles."""
     assert step.like is not None  # nothing is against it
-    return min([seconds_of(step.run, step.like) for _ in range(3)][1:])
-
-
-def _drop(graphs: Sequence[Graph]) -> None:
-    for graph in graphs:
-        drop_tiles(graph, TILE)
+    return [seconds_of(step.run, step.like) for _ in range(3)]

@@ -19,6 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, fx
 from torch.nn import Module, Parameter
@@ -294,6 +295,7 @@ def evaluating(model: Module, *, training: bool = False) -> Iterator[None]:
     if not is_leaf(model):
         key.model(model)
     snapshot = Snapshot(model, key)
+    drawn = random.getstate(), np.random.get_state()  # noqa: NPY002
     try:
         used = {p.device for p in model.parameters() if p.is_cuda}
         with torch.no_grad(), torch.random.fork_rng(list(used)):
@@ -302,6 +304,8 @@ def evaluating(model: Module, *, training: bool = False) -> Iterator[None]:
             yield
     finally:
         snapshot.restore()
+        random.setstate(drawn[0])
+        np.random.set_state(drawn[1])  # noqa: NPY002
         for module, mode in modes.items():
             module.training = mode
 

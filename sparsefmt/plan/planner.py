@@ -60,6 +60,7 @@ class Plan:
     candidates: tuple[Candidate, ...]
     price: Callable[[Tree, Locality | None], _Prices] = field(compare=False, repr=False)
     own: Tree | None = None  #: what the layer computes without a plan
+    runs: int | None = None  #: how often it runs; what runs once is free without
 
     def seconds(self, locality: Locality | None) -> float:
         """Predict the chosen tree for a graph of these sizes whose gathers reach so far."""
@@ -76,9 +77,13 @@ class Plan:
     def chosen(self) -> Candidate:
         """The fastest measured; if nothing was measured, the best prediction (the first of two).
 
-        What runs without a plan stays where another is faster by less than clocks tell apart.
+        Each run has its share of what runs once, as predicted.  What runs without a plan stays
+        where another is faster by less than clocks tell apart.
         """
-        timed = {c.tree: c.measured for c in self.candidates if c.measured is not None}
+        share = 1 / self.runs if self.runs else 0.0
+        timed = {
+            c.tree: c.measured + c.once * share for c in self.candidates if c.measured is not None
+        }
         if not timed:
             return self.promoted[0]
         best = min(timed, key=lambda tree: timed[tree])
@@ -90,9 +95,9 @@ class Plan:
     def close(self) -> tuple[Candidate, ...]:
         """Those whose predictions are too close to the best for a model to decide.
 
-        What runs without a plan is the first, else the best prediction.  One that is predicted as
-        the best is left to the clock only if one of them runs without a plan: by code of the
-        layer's own, which no prediction knows.
+        The layer's own composition comes first if its prediction is close to the best.  Otherwise
+        only predictions that differ by more than clocks tell are worth their time: two that are
+        alike take the same.
         """
         best, *others = self.promoted
         near = [c for c in others if c.predicted <= CLOSE * best.predicted]
@@ -174,7 +179,7 @@ def plan(
     price = partial(_prices, _seconds_by(work, constants), training, runs)
     priced = [Candidate(verdict, *price(verdict.tree, None)) for verdict in verdicts]
     own_tree = next((c.tree for c in priced if own(c.tree)), None)
-    return Plan(expression, sizes, training, tuple(priced), price, own_tree)
+    return Plan(expression, sizes, training, tuple(priced), price, own_tree, runs)
 
 
 def _ranked(sizes: Sizes) -> tuple[tuple[str, int], ...]:

@@ -153,11 +153,14 @@ def against_rounding(nnz: int, x: Any, precision: str | None) -> list[str]:
     wasted = cuda.against_rounding(nnz, x.shape[0], prod(x.shape[1:]))
     if wasted:  # torch need not be asked for small products
         return wasted
+    if x.itemsize != 4:
+        return _ONLY_FLOAT32
     if precision != checks.BF16 and (type(x) is np.ndarray or not memory_of(x).rounds()):
         return _NOT_ALLOWED
-    return [] if x.itemsize == 4 else ["only float32 is rounded"]
+    return []
 
 
+_ONLY_FLOAT32 = ["only float32 is rounded"]
 _NOT_ALLOWED = [f'float32 is gathered as it is: allow bfloat16 with precision="{checks.BF16}"']
 #: What ``explain`` says of kernels that gather so.
 ROUNDED = "float32 features rounded to bfloat16, half the bytes"
