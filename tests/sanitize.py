@@ -16,16 +16,17 @@ from typing import NamedTuple
 
 SCRIPT = Path(__file__).with_name("sanitize_cases.py")
 #: A part of the script and a dtype, the longest first.
-CASES = tuple(
-    product(
+CASES = (
+    *product(
         ("attention", "operations", "samples", "tiles", "formats"),
         ("float32", "float64", "float16", "bfloat16"),
-    )
+    ),
+    *(("builds", "float32"), ("builds", "float64")),  # of indices of 4 and of 8 bytes
 )
 #: Of our kernels: CuPy's sorts beside them take minutes under the last two tools.
 OURS = (
     *("spmm", "sddmm", "edge_softmax", "spgemm", "sspmm", "maxk", "cbsr", "gat_", "attend"),
-    *("aggregate", "permuted", "gcn_", "sample"),
+    *("aggregate", "permuted", "gcn_", "sample", "edge_", "chunk_", "build_", "reached"),
 )
 ONLY_OURS = [word for name in OURS for word in ("--kernel-name", f"kns={name}")]
 TOOLS: dict[str, list[str]] = {

@@ -4,6 +4,7 @@ CuPy's memory pool is off: each array is an allocation of its own, and a step be
 Arguments choose among the dtypes of the values and among ``PARTS``, all by default.
 """
 
+import os
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -17,13 +18,15 @@ import ml_dtypes
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+os.environ["PYTORCH_NO_CUDA_MEMORY_CACHING"] = "1"  # as CuPy's pool
 
 from tile_cases import blocks, costs
 
-from sparsefmt import COO, CSR, Graph, ops
+from sparsefmt import COO, CSR, Graph, IndexRangeError, ops
 from sparsefmt.ops.attention import column_blocks as attention_column_blocks
 from sparsefmt.ops.attention.cuda_gat import gat_scores
 from sparsefmt.ops.attention.cuda_gat_backward import through_scores
+from sparsefmt.ops.engine import build
 from sparsefmt.ops.matmul import cuda as matmul_cuda
 from sparsefmt.ops.matmul import cuda_aggregate as matmul_cuda_aggregate
 from sparsefmt.ops.sampling import cuda as sampling_cuda
@@ -122,7 +125,39 @@ def attention(dtype: Any, index_dtype: Any) -> None:
 
 
 #: What may run in a process of its own.
-PARTS = {part.__name__: part for part in (formats, operations, samples, tiles, attention)}
+def builds(dtype: Any, index_dtype: Any) -> None:
+    """Rows and columns of edges in torch's tensors, with wrong ids, by both ways to build them."""
+    import torch
+
+    from sparsefmt.autograd import gcn_norm, spmm
+
+    if np.dtype(index_dtype).itemsize != np.dtype(dtype).itemsize:
+        return  # once for each type of indices
+    rng = np.random.default_rng(0)
+    for (n_rows, n_cols, nnz), most in product(SHAPES, (build.SMALL_EDGES, 0)):
+        if not nnz:
+            continue
+        ends = rng.integers(0, n_cols, nnz), rng.integers(0, n_rows, nnz)
+        edges = torch.from_numpy(np.stack(ends).astype(index_dtype)).cuda()
+        with patch.object(build, "SMALL_EDGES", most):
+            for wrong in (False, True):
+                if wrong:
+                    edges = edges.clone()
+                    edges[:, ::7], edges[:, ::11] = -5, 2**31 - 1
+                graph = Graph.from_edge_index(edges, num_nodes=(n_cols, n_rows))
+                x = torch.ones(n_cols, 9, device="cuda", requires_grad=True)
+                try:
+                    spmm(graph, x).sum().backward()
+                    torch.cuda.synchronize()
+                    if n_rows == n_cols:
+                        gcn_norm(graph)
+                    assert graph.csr.nnz == nnz
+                except IndexRangeError:
+                    assert wrong
+
+
+parts = (formats, operations, samples, tiles, attention, builds)
+PARTS = {part.__name__: part for part in parts}
 
 
 def convert(A: COO) -> None:
