@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import Linear, Module, Sequential
 from torch.nn.parameter import UninitializedParameter
+from torch.nn.utils.parametrize import is_parametrized
 from torch.utils.weak import WeakIdKeyDictionary
 
 from ..graph import Graph
@@ -292,7 +293,8 @@ def _of_gat(layer: Any) -> Values:
 
 def _bare(linear: Any) -> bool:
     """Tell whether a call of the linear layer is its product and nothing else."""
-    return not hooked(linear) and not isinstance(linear.weight, UninitializedParameter)
+    plain = not hooked(linear) and not is_parametrized(linear)  # whose weight each read computes
+    return plain and not isinstance(linear.weight, UninitializedParameter)
 
 
 def _whole(layer: Any) -> bool:

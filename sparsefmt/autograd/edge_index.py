@@ -9,8 +9,8 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from ..graph import Graph
 from ._tensors import GraphTensors
 
-#: Of each ``edge_index``: its version, the sizes and the graph, which holds an alias or a copy of
-#: it, not the tensor itself.
+#: Of each ``edge_index``: its version and place in memory, and the graph, which holds an alias or a
+#: copy of it, not the tensor itself.
 _graphs: Any = WeakTensorKeyDictionary()
 
 
@@ -24,8 +24,8 @@ def as_graph(given: Any, of_columns: Any, of_rows: Any = None) -> Any:
         are.
     of_columns, of_rows : Tensor or None
         Tensors with a row for each source and, unless these are all vertices, each target: the
-        sizes of the graph.  If ``of_columns`` is None the largest index decides, for which a GPU
-        is waited for.
+        sizes of the graph.  If ``of_columns`` is None the sizes of the graph that is remembered,
+        or else the largest index decides, for which a GPU is waited for.
 
     Returns
     -------
@@ -65,14 +65,16 @@ def _remembered(given: Tensor, of_columns: Any, of_rows: Any) -> Graph:
     n_rows = n_cols if of_rows is None else _length(of_rows)
     if given.is_inference():
         return _graph(given, n_cols, n_rows)
+    state = given._version, given.data_ptr(), given.shape
     found = _graphs.get(given)
     if found is not None:
-        version, sizes, graph = found
-        if version == given._version and sizes == (n_cols, n_rows):
-            kept: Graph = graph
-            return kept
+        before, kept = found
+        n = n_rows if n_cols is None else n_cols
+        if before == state and (n is None or kept.shape == (n_rows, n_cols)):
+            graph: Graph = kept
+            return graph
     graph = _graph(given, n_cols, n_rows)
-    _graphs[given] = given._version, (n_cols, n_rows), graph
+    _graphs[given] = state, graph
     return graph
 
 

@@ -13,13 +13,13 @@ from ..ops.engine.choose import Explanation, explaining
 from ..plan.planner import Plan
 from ..plan.rules import bare
 from .adapters import PlannedLayer
-from .composition import Composition
+from .composition import Composition, Settings
 from .ordering import Ordering
 from .tiling import Tiling
 from .trace import FAILURES, TracedForward, running
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class ModelPlan:
     """The plans of a model's layers; ``print`` it, or ``explain()`` each composition."""
 
@@ -68,13 +68,16 @@ class ModelPlan:
         lines += [f"tiles: {self.tiling.reason}"] if self.tiling else []
         return "\n".join(lines)
 
+    def __repr__(self) -> str:
+        return f"<plan of {type(self.model).__name__}: {str(self) or 'nothing'}>"
+
     def kernels(self) -> tuple[Explanation, ...]:
         """Run the model once, and explain which kernels the products of its forward ran.
 
         None without ``x``, once what the model was called with is gone, or after ``restore``.
         """
         given = [one() if isinstance(one, ref) else one for one in self.given]
-        if not given or any(one is None for one in given) or not _planned_in(self.model):
+        if not given or any(one is None for one in given) or not planned_in(self.model):
             return ()
         with running(self.model, training=self.training), explaining() as found:
             self.model(*given)
@@ -82,16 +85,27 @@ class ModelPlan:
 
     def restore(self) -> None:
         """Make the model run as it did before, and drop the tiles that were built for it."""
-        for module in _planned_in(self.model):
-            del module.forward
+        for module in planned_in(self.model):
+            settings = _settings_of(module)
+            if any(made.settings is settings for made in self.compositions.values()):
+                del module.forward
         if self.tiling is not None:
             self.tiling.undo()
 
 
-def _planned_in(model: Module) -> list[Module]:
+def planned_in(model: Module) -> list[Module]:
     """Give the parts of a model whose forward is a planned one."""
     planned = PlannedLayer, TracedForward
     return [m for m in model.modules() if isinstance(vars(m).get("forward"), planned)]
+
+
+def _settings_of(module: Module) -> Settings:
+    """Give the settings of the plan that a part of a model runs."""
+    forward: Any = module.forward
+    found: Settings = (
+        forward.settings if isinstance(forward, TracedForward) else (forward.composition.settings)
+    )
+    return found
 
 
 def weakly(given: tuple[Any, ...]) -> tuple[Any, ...]:

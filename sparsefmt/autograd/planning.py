@@ -15,7 +15,8 @@ from ..graph import Graph
 from .adapters import ADAPTERS, PlannedLayer, taken, type_name
 from .composition import Settings, stamp
 from .constants import LAYERS, is_leaf
-from .model_plan import ModelPlan, weakly
+from .edge_index import as_graph
+from .model_plan import ModelPlan, planned_in, weakly
 from .ordering import Ordering, Trial, decide
 from .tiling import TimedStep
 from .tiling import decide as decide_tiles
@@ -93,12 +94,14 @@ def optimize(
     stamps = tuple(map(stamp, stay))
     settings = Settings(mode, steps, stamps, timing=True)
     traced = TracedForward(model, settings)
-    if not (is_leaf(model) or traced.trace()):
+    patched = "forward" in vars(model) and not planned_in(model)[:1] == [model]
+    if not (is_leaf(model) or patched or traced.trace()):
         return ModelPlan(model)
     before = {module: vars(module).get("forward") for module in model.modules()}
     made = None
     try:
-        ModelPlan(model).restore()  # of an earlier call
+        for module in planned_in(model):  # by an earlier call
+            del module.forward
         made = _planned(Trial(traced, given, training), graph, many=bool(steps and given))
     finally:
         settings.timing = False
@@ -122,7 +125,7 @@ def _planned(trial: Trial, graph: Any, *, many: bool) -> ModelPlan:
     found = {
         name: PlannedLayer(module, ADAPTERS[type_name(module)], settings)
         for name, module in model.named_modules()
-        if type_name(module) in ADAPTERS
+        if type_name(module) in ADAPTERS and "forward" not in vars(module)  # of the user's
     }
     seen = _inputs(model, found, given) if given else {}
     with running(model, training=training):
@@ -153,6 +156,8 @@ def _for_many_steps(
     traced, model, plans = trial.traced, made.model, list(made.layers.values())
     if is_leaf(model):
         ordering = Ordering("stays, since the model is one layer")
+    elif "forward" in vars(model) and traced.latest.function is None:
+        ordering = Ordering("stays, since the model has a forward of its own")
     else:
         ordering = decide(trial, plans, graph)
     if ordering.chosen:
@@ -288,14 +293,12 @@ def _plan(layer: PlannedLayer, x: Tensor | None, graph: Any, *, training: bool) 
         return
     if x is None:
         weight = next(iter(layer.adapter.parameters(layer.layer).values()))
-        n = graph.shape[1] if isinstance(graph, Graph) else int(graph.max()) + 1  # synchronize!
+        n = as_graph(graph, None).shape[1]
         with torch.random.fork_rng([d for d in [weight.device] if d.type == "cuda"]):
             x = torch.randn(n, weight.shape[0], dtype=weight.dtype, device=weight.device)
     if not layer.composition.settings.is_constant(x):
         x = x.detach().requires_grad_(training)
-    if layer.adapter.edge_index == isinstance(graph, Graph):
-        return  # x says what the model is called with, and this layer was not
-    made = graph if isinstance(graph, Graph) else layer.graph_of(x, graph)
+    made = layer.graph_of(x, graph)
     values = None if made is None else layer.values(x, made)
     if made is not None and values is not None:
         layer.planned(values, layer.functions(made), graph)

@@ -12,6 +12,14 @@ from ..errors import UnsupportedError
 #: Modules whose functions give another value at each call, and such names of others.
 CHANGING = {"time", "random", "datetime", "secrets", "uuid", "numpy.random"}
 CHANGING_OF = {"os": {"environ", "getenv", "urandom"}, "builtins": {"open", "input"}}
+#: What code asks of its arguments, for which a trace has stand-ins, and of torch's modes.
+ASKING = {"isinstance", "issubclass", "type", "hasattr", "callable"}
+ASKING_TORCH = {
+    *("is_tensor", "is_grad_enabled", "is_inference_mode_enabled", "is_autocast_enabled"),
+    "get_default_dtype",
+}
+#: Steps of byte code that ask it: ``match`` with a class, and ``except`` with one.
+ASKING_STEPS = {"MATCH_CLASS", "CHECK_EXC_MATCH", "JUMP_IF_NOT_EXC_MATCH"}
 #: Packages whose functions are called, and not read.
 KNOWN = {"torch", "torch_geometric", "sparsefmt", "numpy", "scipy", "cupy"}
 #: Functions and classes that are read, at most.
@@ -94,9 +102,12 @@ class Reads:
         self._used |= {*code.co_names}
         lines = [*dis.findlinestarts(code)]
         for step in dis.get_instructions(code):
-            if step.opname in _LOADS:
+            if step.opname in _LOADS or step.opname in ASKING_STEPS:
                 line = max((n for at, n in lines if at <= step.offset and n), default=0)
                 self._place = f"{code.co_filename}:{line}, in {code.co_name}"
+            if step.opname in ASKING_STEPS:
+                self._refuse_asking("match" if step.opname == "MATCH_CLASS" else "except")
+            if step.opname in _LOADS:
                 self._load(function, str(step.argval), step.opname == "IMPORT_NAME", code)
         for inner in code.co_consts:
             if isinstance(inner, CodeType):
@@ -110,10 +121,14 @@ class Reads:
     def _load(self, function: FunctionType, name: str, imported: bool, code: CodeType) -> None:
         names = function.__globals__
         value = sys.modules.get(name) if imported else names.get(name, _MISSING)
+        if value is _MISSING and name in ASKING:
+            self._refuse_asking(name)
         builtin = value is _MISSING and name in CHANGING_OF["builtins"]
         if builtin or (imported and name in CHANGING):
             self._refuse(name)
         if isinstance(value, ModuleType):
+            for used in ASKING_TORCH.intersection(code.co_names if name == "torch" else ()):
+                self._refuse_asking(f"torch.{used}")
             for used in code.co_names:
                 if used in CHANGING_OF.get(value.__name__, ()):
                     self._refuse(f"{name}.{used}")
@@ -141,6 +156,11 @@ class Reads:
     def _refuse(self, name: str) -> None:
         raise UnsupportedError(
             f"{self._place} uses {name}, which may give another value at each call."
+        )
+
+    def _refuse_asking(self, name: str) -> None:
+        raise UnsupportedError(
+            f"{self._place} uses {name}, which a trace answers for its stand-ins, or once for all."
         )
 
     def _is_library(self, value: Any) -> bool:

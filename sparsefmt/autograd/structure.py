@@ -24,6 +24,7 @@ from . import _tiles
 from ._memory import on_device
 from ._reports import check_all
 from ._tensors import GraphTensors, Side
+from .edge_index import as_graph
 
 #: What the functions take: a graph, or its tensors where a transformation has replaced them; public
 #: ones also an ``edge_index``, of which ``as_graph`` makes a graph.
@@ -103,6 +104,7 @@ def prepare(
     bytes an entry.  A CUDA graph that is captured before has none: run a step first, and capture
     it again after a new ``tile``.  TC-GNN (ATC'23), sections 3 and 4.
     """
+    graph = as_graph(graph, None)
     if not isinstance(graph, Graph):
         raise wrong_graph(graph)
     shape, costs = None if tile is None else check_tile(tile), checked(costs)
@@ -156,9 +158,14 @@ def drop_tiles(graph: Graph, tile: tuple[int, int]) -> None:
 
 def wrong_graph(value: object) -> DtypeError:
     """Make the error for what is no graph."""
+    found, mend = f"a {type(value).__name__}", ""
+    if isinstance(value, Tensor):
+        found = f"a {value.layout} tensor of {value.dtype} and shape {tuple(value.shape)}"
+    elif isinstance(value, list | tuple) or hasattr(value, "__array_interface__"):
+        mend = "; of lists and arrays torch.as_tensor(...) makes one"
     return DtypeError(
-        f"graph is a {type(value).__name__}: give a sparsefmt.Graph, such as Graph(A) of a format "
-        "or Graph.from_edge_index(edge_index)."
+        f"graph is {found}: give a sparsefmt.Graph, such as Graph(A) of a format, or PyG's "
+        f"edge_index, a torch.int64 tensor of shape (2, edges){mend}."
     )
 
 

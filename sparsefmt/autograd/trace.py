@@ -85,7 +85,8 @@ class TracedForward:
             whole = len(named) == len(kwargs)
             args, kwargs = ((*args, *named), {}) if whole else (args, kwargs)
         tracing = self.stops < MAX_STOPS and not torch.compiler.is_compiling()
-        if kwargs or len(args) != len(self.takes) or not tracing:
+        left_out = kwargs or len(args) != len(self.takes) or any(one is None for one in args)
+        if left_out or not tracing:
             return type(self.model).forward(self.model, *args, **kwargs)
         made = self.current()
         watched = _every._has_any_global_hook()  # type: ignore[no-untyped-call]
@@ -220,6 +221,7 @@ class _Tracer(fx.Tracer):
         for name in package.__all__:  # names that were not used yet cannot be seen
             getattr(package, name)
         super().__init__(autowrap_modules=(math, package))  # type: ignore[arg-type]
+        self.modes = _modes()
 
     def is_leaf_module(self, m: Module, module_qualified_name: str) -> bool:
         return is_leaf(m)
@@ -238,6 +240,10 @@ class _Tracer(fx.Tracer):
     def create_node(self, kind: str, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
         """Record a call, but none that writes to a tensor of the model's."""
         node = super().create_node(kind, target, *args, **kwargs)
+        if _modes() != self.modes:
+            raise UnsupportedError(
+                "forward changes a mode of torch for a part of itself (no_grad, autocast, ...)."
+            )
         if writes(node, self.root):
             given = [*node.args[:1], node.kwargs.get("out"), node.kwargs.get("input")]
             for one in given:
@@ -261,6 +267,13 @@ class _Tracer(fx.Tracer):
         return super().create_arg(a)
 
 
+def _modes() -> tuple[Any, ...]:
+    """Give the modes of torch that a context manager changes."""
+    autocast = [(torch.is_autocast_enabled(k), torch.get_autocast_dtype(k)) for k in _KINDS]
+    return torch.is_grad_enabled(), torch.is_inference_mode_enabled(), *autocast
+
+
+_KINDS = ("cpu", "cuda")
 #: Names of calls whose result may share memory with what they are given.
 _VIEWS = frozenset(
     "getattr getitem view view_as reshape reshape_as t transpose swapaxes movedim permute squeeze "

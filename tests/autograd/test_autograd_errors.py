@@ -16,7 +16,7 @@ NNZ = GRAPH.nnz
 
 REFUSED = [
     (lambda: spmm(GRAPH.csr, X), DtypeError, "graph is a CSR: give a sparsefmt.Graph"),
-    (lambda: prepare(X), DtypeError, "graph is a Tensor: give a sparsefmt.Graph"),
+    (lambda: prepare(X), DtypeError, "graph is a .* tensor of .*: give a sparsefmt.Graph"),
     (lambda: spmm(GRAPH, X.numpy()), DtypeError, "x is a ndarray: give a torch.Tensor"),
     (lambda: spmm(GRAPH, X.int()), DtypeError, r"x is torch.int32: .* x.float\(\)"),
     (lambda: spmm(GRAPH, X.to(torch.complex64)), DtypeError, "x is torch.complex64"),

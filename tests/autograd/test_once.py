@@ -435,3 +435,26 @@ def test_scales_of_gcn_are_those_of_products(kind, dtype):
     graph = by_formats(edge_index, num_nodes=sizes)
     expected = _loops._symmetric(graph, None).to(dtype)
     assert torch.equal(autograd.unit_scales(graph, dtype), expected)
+
+
+def test_the_remembered_graph_serves_what_asks_for_no_sizes(device):
+    e, x = torch.tensor([[0, 1, 2], [1, 2, 0]], device=device), torch.ones(5, 3, device=device)
+    graph = autograd.as_graph(e, x)
+    assert autograd.as_graph(e, None) is graph
+    autograd.edge_softmax(e, torch.ones(3, device=device))
+    structure, values = autograd.gcn_norm(e)
+    assert autograd.spmm(structure, x, values).shape == (5, 3)
+    autograd.prepare(e)
+    assert autograd.as_graph(e, x) is graph
+    e.data = torch.tensor([[0, 1], [1, 0]], device=device)
+    assert autograd.as_graph(e, x).nnz == 2
+
+
+@pytest.mark.parametrize("change", [lambda e: e.short(), lambda e: e.t(), lambda e: e[0]])
+def test_a_nearly_right_edge_index_is_told_its_dtype_and_shape(change):
+    wrong = change(torch.tensor([[0, 1, 2], [1, 2, 0]]))
+    words = f"tensor of {wrong.dtype} and shape \\({', '.join(map(str, wrong.shape))}.*edge_index"
+    with pytest.raises(DtypeError, match=words):
+        autograd.spmm(wrong, torch.ones(3, 3))
+    with pytest.raises(DtypeError, match=r"torch\.as_tensor"):
+        autograd.spmm([[0, 1], [1, 0]], torch.ones(3, 3))

@@ -13,7 +13,7 @@ from torch import nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 
 import sparsefmt  # noqa: E402
-from sparsefmt import optimize  # noqa: E402
+from sparsefmt import IndexRangeError, optimize  # noqa: E402
 from sparsefmt.autograd import composition, spmm  # noqa: E402
 from sparsefmt.nn import GCNConv  # noqa: E402
 from sparsefmt.plan.rules import bare  # noqa: E402
@@ -214,6 +214,148 @@ def draws(self, x):
 
 def makes(self, x):
     return spmm(self.graph, self.lin(x)) * torch.ones(N, 1, dtype=torch.float64)
+
+
+def asks_isinstance(self, x):
+    h = spmm(self.graph, self.lin(x))
+    return h * 10 if isinstance(x, torch.Tensor) else h
+
+
+def asks_type(self, x):
+    return spmm(self.graph, self.lin(x)) * (10 if type(x) is torch.Tensor else 1)
+
+
+def asks_attribute(self, x):
+    return spmm(self.graph, self.lin(x)) * (10 if hasattr(x, "foo") else 1)
+
+
+def asks_by_match(self, x):
+    match x:
+        case torch.Tensor():
+            return spmm(self.graph, self.lin(x)) * 10
+    return spmm(self.graph, self.lin(x))
+
+
+def asks_by_error(self, x):
+    try:
+        factor = int(x.shape[0])
+    except TypeError:
+        factor = 1
+    return spmm(self.graph, self.lin(x)) * factor
+
+
+def asks_gradients(self, x):
+    return spmm(self.graph, self.lin(x)) * (10 if torch.is_grad_enabled() else 1)
+
+
+def frozen(self, x):
+    with torch.no_grad():
+        h = spmm(self.graph, self.lin(x))
+    return h @ self.lin.weight
+
+
+@torch.no_grad()
+def teacher(lin, x):
+    return lin(x)
+
+
+def frozen_by_decorator(self, x):
+    return spmm(self.graph, teacher(self.lin, x)) @ self.lin.weight
+
+
+def narrower(self, x):
+    with torch.autocast("cpu", torch.bfloat16):
+        return spmm(self.graph, self.lin(x))
+
+
+ASKING = (
+    *(asks_isinstance, asks_type, asks_attribute, asks_by_match, asks_by_error, asks_gradients),
+    *(frozen, frozen_by_decorator, narrower),
+)
+
+
+@pytest.mark.parametrize("body", ASKING, ids=lambda body: body.__name__)
+def test_what_a_trace_would_answer_otherwise_stops_it(body):
+    graph, x = square(), features(grad=False).float()
+    model = Written(graph, body)
+    expected = body(model, x).detach()
+    with pytest.warns(UserWarning, match="its trace stopped"):
+        optimize(model, graph, x=(x,))
+    with torch.no_grad():
+        same = body is not asks_gradients
+        assert torch.equal(model(x), expected) == same
+
+
+def test_an_argument_of_none_is_none():
+    class Masked(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.lin = torch.nn.Linear(6, 4)
+
+        def forward(self, x, graph, mask):
+            h = spmm(graph, self.lin(x))
+            return h * 0 if mask is not None else h
+
+    graph, x = square(), features(grad=False).float()
+    model = Masked()
+    expected = model(x, graph, None)
+    optimize(model, graph, x=(x, graph, None))
+    torch.testing.assert_close(model(x, graph, None), expected)
+    assert not model(x, graph, torch.ones(1)).any()
+
+
+def test_a_forward_of_the_users_own_stays():
+    class Two(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.last = GCNConv(6, 5), GCNConv(5, 4)
+
+        def forward(self, x, graph):
+            return self.last(self.first(x, graph), graph)
+
+    graph, x = square(), features(grad=False).float()
+    for part in ("", "first"):
+        model = Two()
+        module = model.get_submodule(part)
+        own = module.forward
+
+        def patched(x, graph, own=own):
+            return 0 * own(x, graph) + 1
+
+        module.forward = patched
+        expected = model(x, graph)
+        found = optimize(model, graph, x=x, steps=10)
+        assert "last" in found.layers
+        torch.testing.assert_close(model(x, graph), expected)
+        found.restore()
+        assert module.forward is patched
+        assert torch.equal(model(x, graph), expected)
+
+
+def test_a_plan_restores_what_it_has_set():
+    shared, graph, x = GCNConv(6, 6), square(), features(grad=False).float()
+    models = [torch.nn.ModuleList([shared, GCNConv(6, 6)]) for _ in range(2)]
+    plans = [optimize(model[0], graph, x=x) for model in models]
+    plans[0].restore()
+    assert plans[1].kernels()
+    plans[1].restore()
+    assert not plans[1].kernels()
+    assert len(repr(plans[0])) < 200
+
+
+def test_edge_index_plans_our_layers_too():
+    graph, x = square(), features(grad=False).float()
+    edge_index = torch.from_numpy(np.stack([graph.coo.col, graph.coo.row])).long()
+    layer = GCNConv(6, 6)
+    expected = layer(x, edge_index)
+    found = optimize(layer, edge_index, x=x, mode="measure")
+    assert found.layers
+    assert found.kernels()
+    torch.testing.assert_close(layer(x, edge_index), expected)
+    empty = torch.zeros(2, 0, dtype=torch.int64)
+    assert optimize(GCNConv(6, 6), empty).layers is not None
+    with pytest.raises(IndexRangeError):
+        optimize(GCNConv(6, 6), edge_index - 1000)
 
 
 STOPS = {f.__name__: f for f in (branches, lengths, library, remembers, draws, makes)}
