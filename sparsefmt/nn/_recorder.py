@@ -2,6 +2,7 @@
 
 import gc
 import traceback
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
@@ -47,8 +48,10 @@ class Recorder:
     def strictly(self) -> Iterator[None]:
         """Refuse what waits for the GPU, by the line that does."""
         before = torch.cuda.get_sync_debug_mode()
-        torch.cuda.set_sync_debug_mode("error")
         try:
+            with warnings.catch_warnings():  # it says that it does not see all waits
+                warnings.simplefilter("ignore")
+                torch.cuda.set_sync_debug_mode("error")
             yield
         except RuntimeError as error:
             if "synchronizing CUDA operation" not in str(error):
@@ -69,22 +72,21 @@ class Recorder:
             ):
                 found = run()
         except RuntimeError as error:
-            raise self._told(error, graph) from error
+            raise self._told(error) from error
         return graph, found
 
-    def _told(self, error: BaseException, graph: Any) -> Exception:
+    def _told(self, error: BaseException) -> Exception:
         """Say which line a capture stopped at, from the first of the errors that followed."""
         while error.__context__ is not None:
             error = error.__context__
         if isinstance(error, SparseFmtError) or "captur" not in str(error):
             return error if isinstance(error, Exception) else RuntimeError(str(error))
-        self._mend(graph)
+        self._mend()
         said = str(error).partition("\n")[0]
         return UnsupportedError(f"{_WAITS.format(line=_line(error.__traceback__))} CUDA: {said}.")
 
-    def _mend(self, graph: Any) -> None:
-        """Let memory and random numbers leave a capture that CUDA broke off."""
-        torch._C._cuda_endAllocateToPool(self.device.index, graph.pool())
+    def _mend(self) -> None:
+        """Capture once more: random numbers stay in a capture that CUDA broke off."""
         with torch.cuda.graph(torch.cuda.CUDAGraph(), stream=self._stream):
             torch.zeros(1, device=self.device)
 

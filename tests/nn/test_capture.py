@@ -21,7 +21,7 @@ from sparsefmt import DeviceError, DtypeError, Graph, ShapeError, UnsupportedErr
 from sparsefmt.nn import GATConv, GCNConv, SAGEConv, capture, capturing  # noqa: E402
 
 N, WIDTH, CLASSES = 200, 16, 4
-STEPS = 20
+STEPS = {"cuda": 20, "cpu": 4}
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -138,11 +138,11 @@ def training(name, optimizer, device, seed=0):
     return model, optimizer, step
 
 
-def batches(device, number=STEPS):
+def batches(device, number=None):
     torch.manual_seed(7)
     return [
         (torch.randn(N, WIDTH, device=device), torch.randint(CLASSES, (N,), device=device))
-        for _ in range(number)
+        for _ in range(number or STEPS[device])
     ]
 
 
