@@ -8,6 +8,7 @@ compared with eager ones, from one seed.
 """
 
 import argparse
+import itertools
 import random
 import statistics
 import time
@@ -57,9 +58,7 @@ def steps(name: str, layers: Any, graph: Any) -> tuple[Any, Callable[[Any, Any],
     from torch.nn.functional import cross_entropy, dropout
 
     torch.manual_seed(0)
-    first, second = (
-        getattr(layers, name)(a, b).cuda() for a, b in zip(WIDTHS[:-1], WIDTHS[1:], strict=True)
-    )
+    first, second = (getattr(layers, name)(a, b).cuda() for a, b in itertools.pairwise(WIDTHS))
     model = torch.nn.ModuleList([first, second])
     adam = torch.optim.Adam(model.parameters(), lr=0.01, capturable=True)
 

@@ -202,7 +202,8 @@ def _plainly() -> bool:
 
 def _refuse_capture(graph: Graph) -> None:
     """Refuse to wait for the rows or columns of a graph where a CUDA graph is captured."""
-    if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
+    started: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    if started and torch.cuda.is_current_stream_capturing():
         raise UnsupportedError(
             f"a graph of shape {graph.shape} would be built in the capture of a CUDA graph, which "
             "cannot wait for it, and whose replays would not build it again: make it before, run a "
