@@ -2,7 +2,7 @@
 
 ``python -m benchmarks captured [--quick] [--out FOLDER]``
 
-Two layers with dropout, cross entropy and Adam on a random graph of pubmed's size; wall time of a
+Two layers with dropout, cross entropy and fused Adam on a random graph of pubmed's size; wall time of a
 step until the device is done, in turn in one process.  Before any is timed, the captured steps are
 compared with eager ones, from one seed.
 """
@@ -52,7 +52,9 @@ def main(argv: list[str]) -> int:
     return 0 if right else 1
 
 
-def steps(name: str, layers: Any, graph: Any) -> tuple[Any, Callable[[Any, Any], Any]]:
+def steps(
+    name: str, layers: Any, graph: Any, *, capturable: bool = False
+) -> tuple[Any, Callable[[Any, Any], Any]]:
     """Make a model of two layers, and its training step of features and labels."""
     import torch
     from torch.nn.functional import cross_entropy, dropout
@@ -60,7 +62,7 @@ def steps(name: str, layers: Any, graph: Any) -> tuple[Any, Callable[[Any, Any],
     torch.manual_seed(0)
     first, second = (getattr(layers, name)(a, b).cuda() for a, b in itertools.pairwise(WIDTHS))
     model = torch.nn.ModuleList([first, second])
-    adam = torch.optim.Adam(model.parameters(), lr=0.01, capturable=True)
+    adam = torch.optim.Adam(model.parameters(), lr=0.01, fused=True, capturable=capturable)
 
     def step(x: Any, labels: Any) -> Any:
         adam.zero_grad()
@@ -93,7 +95,7 @@ def wrong_steps(name: str) -> str:
     graph = Graph.from_edge_index(edges, num_nodes=N)
     left = []
     for captured in (False, True):
-        model, step = steps(name, nn, graph)
+        model, step = steps(name, nn, graph, capturable=captured)
         step = nn.capture(step, *given) if captured else step
         torch.manual_seed(2)
         for _ in range(STEPS):
@@ -112,7 +114,7 @@ def times(name: str, *, quick: bool) -> dict[str, Any]:
     edges, *given = data()
     graph = Graph.from_edge_index(edges, num_nodes=N)
     ways = {"eager": steps(name, nn, graph)[1], "pyg": steps(name, pyg, edges)[1]}
-    ways["captured"] = nn.capture(steps(name, nn, graph)[1], *given)
+    ways["captured"] = nn.capture(steps(name, nn, graph, capturable=True)[1], *given)
     found: dict[str, list[float]] = {way: [] for way in WAYS}
     chance = random.Random(0)
     for run in range(WARMUPS + (10 if quick else RUNS)):

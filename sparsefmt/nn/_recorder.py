@@ -4,7 +4,7 @@ import gc
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import Any
 
@@ -25,7 +25,8 @@ class Recorder:
     """A stream of one device, on which runs warm up and are recorded."""
 
     def __init__(self, device: torch.device, pool: Any, mode: str) -> None:
-        self.device, self._pool, self._mode = device, pool, mode
+        self.device, self._mode = device, mode
+        self._pool = torch.cuda.graph_pool_handle() if pool is None else pool
         self._stream: Any = None
 
     def capturing(self) -> bool:
@@ -66,13 +67,14 @@ class Recorder:
         graph = torch.cuda.CUDAGraph()
         for generator in generators:
             graph.register_generator_state(generator)
-        try:
-            with torch.cuda.graph(
-                graph, pool=self._pool, stream=self._stream, capture_error_mode=self._mode
-            ):
-                found = run()
-        except RuntimeError as error:
-            raise self._told(error) from error
+        options = {"pool": self._pool, "stream": self._stream, "capture_error_mode": self._mode}
+        with warnings.catch_warnings():  # a step that is refused at once leaves an empty graph
+            warnings.filterwarnings("ignore", "The CUDA Graph is empty")
+            try:
+                with torch.cuda.graph(graph, **options):
+                    found = run()
+            except RuntimeError as error:
+                raise self._told(error) from error
         return graph, found
 
     def _told(self, error: BaseException) -> Exception:
@@ -86,7 +88,9 @@ class Recorder:
         return UnsupportedError(f"{_WAITS.format(line=_line(error.__traceback__))} CUDA: {said}.")
 
     def _mend(self) -> None:
-        """Capture once more: random numbers stay in a capture that CUDA broke off."""
+        """Leave a capture that CUDA broke off: memory and random numbers stay in it."""
+        with suppress(RuntimeError):  # torch has left it
+            torch._C._cuda_endAllocateToPool(self.device.index, self._pool)
         with torch.cuda.graph(torch.cuda.CUDAGraph(), stream=self._stream):
             torch.zeros(1, device=self.device)
 

@@ -118,7 +118,8 @@ class State:
             return [torch.default_generator, *self.held.generators]
         torch.cuda.init()  # type: ignore[no-untyped-call]
         own = torch.cuda.default_generators[self.device.index or 0]
-        return [own, *(g for g in self.held.generators if g.device == self.device)]
+        theirs = [g for g in self.held.generators if g.device.type == "cuda"]
+        return [own, *(g for g in theirs if g.device.index in (None, self.device.index))]
 
     def settings(self) -> list[Any]:
         """Give what a graph takes for constant of optimizers: numbers, and places of tensors."""
@@ -328,6 +329,16 @@ def difference(
         if not (apart <= allowed).all():
             size = f"{float(apart.max()):.1e}, where it is {_largest(one):.1e} at most"
             return f"{name} differs by {size}"
+    return ""
+
+
+def unsteady(one: dict[str, Tensor], other: dict[str, Tensor]) -> str:
+    """Name a result or gradient that differs between two runs by more than atomics can."""
+    for name in one:
+        if name.startswith(("result ", "the gradient of ")):
+            apart = _largest(one[name].double() - other[name].double())
+            if apart > COARSE * _largest(one[name]):
+                return f"{name} differs by {apart:.1e}, where it is {_largest(one[name]):.1e}"
     return ""
 
 
