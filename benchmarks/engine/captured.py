@@ -2,9 +2,9 @@
 
 ``python -m benchmarks captured [--quick] [--out FOLDER]``
 
-Two layers with dropout, cross entropy and fused Adam on a random graph of pubmed's size; wall time of a
-step until the device is done, in turn in one process.  Before any is timed, the captured steps are
-compared with eager ones, from one seed.
+Two layers with dropout, cross entropy and fused Adam on a random graph of pubmed's size; wall time
+of a step until the device is done, in turn in one process.  Before any is timed, the captured steps
+are compared with eager ones, from one seed.
 """
 
 import argparse

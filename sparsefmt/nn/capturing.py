@@ -80,7 +80,7 @@ def capture(
     -----
     Afterwards parameters, buffers, gradients and random numbers are what they were, and an
     optimizer that never stepped has the state from which it starts; this takes a copy of all that
-    ``step`` holds while it captures, and three to five runs.  Dropout, samples and
+    ``step`` holds while it captures, and four or five runs.  Dropout, samples and
     ``torch.Generator`` objects of the GPU draw anew at each replay.  Gradients stay in ``p.grad``
     as after an eager step, and without ``zero_grad`` add up.  What is Python in ``step`` runs in
     the capture alone: prints, counters, branches.  Autocast and grad mode are those of the
@@ -301,8 +301,8 @@ class Captured(Step):
         if apart:
             raise UnsupportedError(
                 f"two runs of step from one state differ: {apart}. It changes something that was "
-                "not found and put back: give capture(..., state=(model, optimizer)), or keep it in "
-                "a tensor that step names."
+                "not found and put back: give capture(..., state=(model, optimizer)), or keep it "
+                "in a tensor that step names."
             )
         self._replay()
         found = self._state.observed() | _results(self._results)
