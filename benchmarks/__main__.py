@@ -8,6 +8,7 @@ from sparsefmt.errors import DeviceError
 
 #: Name of a benchmark -> the room with its module, which has the same name and a ``main``.
 ROOMS = {
+    "captured": "engine",
     "convert": "formats",
     "digests": "engine",
     "fuse": "attention",

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from .gat import gat_of_vectors as gat_of_vectors
     from .gcn import gcn_norm as gcn_norm
     from .gcn import unit_scales as unit_scales
+    from .held import holdings as holdings
+    from .held import is_graph as is_graph
     from .matmul import operands as operands
     from .matmul import spmm as spmm
     from .pairwise import dot_aggregate as dot_aggregate
@@ -39,6 +41,7 @@ _MODULES = {
     "edges": "edge_softmax sddmm",
     "gat": "gat_aggregate gat_of_vectors",
     "gcn": "gcn_norm unit_scales",
+    "held": "holdings is_graph",
     "matmul": "operands spmm",
     "pairwise": "dot_aggregate gatv2_aggregate",
     "propagation": "aggregate_with_own propagate",

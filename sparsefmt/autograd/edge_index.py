@@ -50,6 +50,11 @@ def as_graph(given: Any, of_columns: Any, of_rows: Any = None) -> Any:
     return _remembered(given, of_columns, of_rows)
 
 
+def is_remembered(given: Tensor) -> bool:
+    """Tell whether a graph was made of that tensor."""
+    return given in _graphs
+
+
 def _is_edge_index(given: object) -> bool:
     return (
         isinstance(given, Tensor)

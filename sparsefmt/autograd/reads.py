@@ -31,14 +31,15 @@ _LOADS = ("LOAD_GLOBAL", "LOAD_NAME", "IMPORT_NAME")
 class Reads:
     """The values outside of a model that the code of its forward names."""
 
-    def __init__(self) -> None:
+    def __init__(self, own: Iterable[str] = ()) -> None:
         self.names: dict[tuple[int, str], tuple[Mapping[str, Any], str]] = {}
         self.cells: dict[int, Any] = {}
         self.defaults: list[Any] = []
         self._functions: dict[FunctionType, None] = {}
         self._spaces: dict[int, tuple[Any, Mapping[str, Any]]] = {}
         self._used: set[str] = set()  # as global names and attributes
-        self._own: set[str] = set()  # packages of the model's classes
+        # Packages of the model's classes, and of those modules that are given.
+        self._own = {name.partition(".")[0] for name in own} - KNOWN
         self._place = "the forward"
 
     def values(self) -> Iterator[Any]:

@@ -182,6 +182,7 @@ def _prepare_tensors(graph: Graph, transposed: bool) -> bool:
                 check_all()
                 found = built.tensors[at] = GraphTensors.of_edges(edges, both=both)
         if found is None:
+            _refuse_capture(graph)
             csr = graph.csr
             values = None if csr.data is None else to_tensor(csr.data)
             sizes = (*graph.shape, graph.nnz)
@@ -192,6 +193,7 @@ def _prepare_tensors(graph: Graph, transposed: bool) -> bool:
             with on_device(found.device.index):
                 found.build_columns()
         if transposed and found.columns is None:
+            _refuse_capture(graph)
             flipped = graph.csc.T
             columns = Side.of(flipped, graph.csc_perm)
             finish(flipped.indptr)  # synchronize!
@@ -214,6 +216,17 @@ def _may_go_on(tensors: GraphTensors, built: GraphBuilt) -> bool:
 def _plainly() -> bool:
     """Tell whether what the current stream does happens now, and is seen by the host alone."""
     return not torch.compiler.is_compiling() and not torch.cuda.is_current_stream_capturing()
+
+
+def _refuse_capture(graph: Graph) -> None:
+    """Refuse to wait for the rows or columns of a graph where a CUDA graph is captured."""
+    started: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    if started and torch.cuda.is_current_stream_capturing():
+        raise UnsupportedError(
+            f"a graph of shape {graph.shape} would be built in the capture of a CUDA graph, which "
+            "cannot wait for it, and whose replays would not build it again: make it before, run a "
+            "step with it, and capture one function for each graph, or pad graphs to one."
+        )
 
 
 def _prepare_order(graph: Graph) -> bool:

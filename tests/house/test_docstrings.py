@@ -20,7 +20,7 @@ PUBLIC = {
     if name != "optimize" or find_spec("torch")
 }
 FUNCTIONS = [name for name, value in PUBLIC.items() if inspect.isfunction(value)]
-LAYERS = [name for name in PUBLIC if name.startswith("sparsefmt.nn.")]
+LAYERS = [name for name in PUBLIC if name.startswith("sparsefmt.nn.") and name not in FUNCTIONS]
 
 
 def sections(value):
@@ -59,8 +59,12 @@ def test_a_layer_documents_its_parameters_and_those_of_its_call(name):
         assert "arguments" in call[""] or len(inspect.signature(layer.forward).parameters) == 2
 
 
-#: They take a format, which was checked when it was made, and refuse nothing else.
-REFUSE_NOTHING = {"sparsefmt.to_edge_index", "sparsefmt.nn.AGNNConv"}
+#: They take a format, which was checked when it was made, or anything, and refuse nothing else.
+REFUSE_NOTHING = {
+    "sparsefmt.to_edge_index",
+    "sparsefmt.autograd.is_graph",
+    "sparsefmt.nn.AGNNConv",
+}
 
 
 @pytest.mark.parametrize("name", [*FUNCTIONS, *LAYERS])
