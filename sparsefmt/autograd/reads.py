@@ -13,7 +13,7 @@ from ..errors import UnsupportedError
 CHANGING = {"time", "random", "datetime", "secrets", "uuid", "numpy.random"}
 CHANGING_OF = {"os": {"environ", "getenv", "urandom"}, "builtins": {"open", "input"}}
 #: What code asks of its arguments, for which a trace has stand-ins, and of torch's modes.
-ASKING = {"isinstance", "issubclass", "type", "hasattr", "callable"}
+ASKING = {"type", "hasattr", "callable"}
 ASKING_TORCH = {
     *("is_tensor", "is_grad_enabled", "is_inference_mode_enabled", "is_autocast_enabled"),
     "get_default_dtype",

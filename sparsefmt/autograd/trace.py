@@ -213,8 +213,27 @@ def takes(model: Module) -> tuple[str, ...]:
 _MANY = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
+class _Proxy(fx.Proxy):
+    """A value of the trace; code of the user's may not ask ``isinstance`` of it."""
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        asking = sys._getframe(1)  # of a function of torch in C that of its caller
+        package = asking.f_globals.get("__name__", "").partition(".")[0]
+        libraries = "torch", __package__.partition(".")[0]
+        if "isinstance" in asking.f_code.co_names and package not in libraries:
+            raise UnsupportedError(
+                "forward asks what its arguments are (isinstance), where a trace has stand-ins."
+            )
+        return _Proxy
+
+
 class _Tracer(fx.Tracer):
     proxy_buffer_attributes = True
+
+    def proxy(self, node: fx.Node) -> fx.Proxy:
+        """Stand in for the value of a node."""
+        return _Proxy(node, self)
 
     def __init__(self) -> None:
         package = sys.modules[__package__]

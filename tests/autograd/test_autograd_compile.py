@@ -364,7 +364,7 @@ OF_VIEWS = {
 OTHERS = (
     "as_graph own_values features_to_keep checked_strategy sample_width graph_tensors GraphLike"
 )
-OTHERS = {*OTHERS.split(), "has_tiles", "prepare", "unit_scales"}
+OTHERS = {*OTHERS.split(), "has_tiles", "holdings", "is_graph", "prepare", "unit_scales"}
 
 
 def test_every_function_is_tried_with_views():

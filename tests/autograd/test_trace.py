@@ -268,6 +268,19 @@ def narrower(self, x):
         return spmm(self.graph, self.lin(x))
 
 
+def asks_of_a_constant(self, x):
+    return spmm(self.graph, self.lin(x)) * (10 if isinstance(self.scale, int) else 1)
+
+
+def test_isinstance_of_what_is_no_argument_is_traced():
+    graph, x = square(), features(grad=False).float()
+    model = Written(graph, asks_of_a_constant)
+    model.scale = 3
+    expected = asks_of_a_constant(model, x)
+    assert optimize(model, graph, x=(x,)).layers
+    torch.testing.assert_close(model(x), expected)
+
+
 ASKING = (
     *(asks_isinstance, asks_type, asks_attribute, asks_by_match, asks_by_error, asks_gradients),
     *(frozen, frozen_by_decorator, narrower),
