@@ -19,9 +19,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cuda")
     parser.add_argument("--graphs", type=names, help="of benchmarks/_graphs.py, or paths")
     parser.add_argument("--widths", type=widths, help="of features, such as 64,128")
-    quick = "5 runs of each, none with empty L2, kept apart from the results"
-    parser.add_argument("--quick", action=_Quick, nargs=0, default=False, help=quick)
+    add_results_options(parser, "5 runs of each, none with empty L2")
     parser.add_argument("--threads", type=positive, default=2, help="on the CPU")
+
+
+def add_results_options(parser: argparse.ArgumentParser, quick: str) -> None:
+    """Where results go, and what ``--quick`` does beside keeping its own apart."""
+    kept = f"{quick}, kept apart from the results"
+    parser.add_argument("--quick", action=_Quick, nargs=0, default=False, help=kept)
     parser.add_argument("--out", type=Path, help="folder of the JSON, by default results/")
 
 

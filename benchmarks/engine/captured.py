@@ -13,12 +13,11 @@ import random
 import statistics
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from sparsefmt import Graph
 
-from .. import _harness
+from .. import _harness, _options
 from .._harness import Target
 from .once import without_loops
 
@@ -35,8 +34,7 @@ COLUMNS = {"case": "<12", **dict.fromkeys(WAYS, "9.3f"), "ratio": "7.2f"}
 def main(argv: list[str]) -> int:
     """Measure and report; 1 if captured steps are wrong."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks captured")
-    parser.add_argument("--quick", action="store_true", help="few runs")
-    parser.add_argument("--out", type=Path, help="folder of the JSON, by default results/")
+    _options.add_results_options(parser, "few runs")
     options = parser.parse_args(argv)
     _harness.print_head("ms of a training step, pubmed's size", COLUMNS)
     rows = []
@@ -45,10 +43,7 @@ def main(argv: list[str]) -> int:
         wrong = wrong_steps(name)
         rows.append(row | ({"wrong": wrong} if wrong else times(name, quick=options.quick)))
         _harness.print_row(rows[-1], COLUMNS)
-    folder = options.out
-    if options.quick and folder is None:
-        folder = _harness.RESULTS / "quick"
-    right = _harness.keep("captured", "captured steps", rows, judge, cuda=True, folder=folder)
+    right = _harness.keep("captured", "captured steps", rows, judge, cuda=True, folder=options.out)
     return 0 if right else 1
 
 

@@ -15,12 +15,11 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from itertools import count
-from pathlib import Path
 from typing import Any
 
 from sparsefmt import Graph
 
-from .. import _harness
+from .. import _harness, _options
 from .._harness import Target
 
 SIZES = ((1_000, 8_000), (20_000, 200_000), (200_000, 2_000_000))
@@ -43,8 +42,7 @@ def main(argv: list[str]) -> int:
     """Measure and report; 1 if a layer's result is wrong."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks once")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cuda")
-    parser.add_argument("--quick", action="store_true", help="the smallest size, few runs")
-    parser.add_argument("--out", type=Path, help="folder of the JSON, by default results/")
+    _options.add_results_options(parser, "the smallest size, few runs")
     options = parser.parse_args(argv)
     cuda = options.device == "cuda"
     _harness.print_head("ms of a step with a new edge_index", COLUMNS)
@@ -56,10 +54,7 @@ def main(argv: list[str]) -> int:
             wrong = case.wrong()
             rows.append(row | ({"wrong": wrong} if wrong else case.times(quick=options.quick)))
             _harness.print_row(rows[-1], COLUMNS)
-    folder = options.out
-    if options.quick and folder is None:
-        folder = _harness.RESULTS / "quick"
-    right = _harness.keep("once", "new graph each step", rows, judge, cuda=cuda, folder=folder)
+    right = _harness.keep("once", "new graph each step", rows, judge, cuda=cuda, folder=options.out)
     return 0 if right else 1
 
 

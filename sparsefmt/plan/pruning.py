@@ -3,7 +3,7 @@
 SENSEi (arXiv 2306.15155), section 4.3.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -32,7 +32,12 @@ class Verdict:
 
 def signature(tree: Tree, *, training: bool = False) -> tuple[Primitive, ...]:
     """Give the primitives of the distinct steps, with their backward ones in training."""
-    return tuple(p for step in steps(tree) for p in step.primitives(training))
+    return tuple(primitive for _, primitive in _primitives(tree, training))
+
+
+def _primitives(tree: Tree, training: bool) -> Iterator[tuple[bool, Primitive]]:
+    """Give the primitives of the distinct steps, and whether they run once."""
+    return ((step.constant, p) for step in steps(tree) for p in step.primitives(training))
 
 
 def judged(
@@ -44,10 +49,7 @@ def judged(
     each with sizes no larger, and the two are not equal.  One that runs at each call maps to none
     that runs once.
     """
-    signatures = [
-        [(step.constant, p) for step in steps(tree) for p in step.primitives(training)]
-        for tree in trees
-    ]
+    signatures = [tuple(_primitives(tree, training)) for tree in trees]
     found = [_beaters(signatures, sizes) for sizes in orders]
     return tuple(
         Verdict(tree, tuple(None if i is None else trees[i] for i in by_order))
