@@ -31,7 +31,8 @@ _LOADS = ("LOAD_GLOBAL", "LOAD_NAME", "IMPORT_NAME")
 class Reads:
     """The values outside of a model that the code of its forward names."""
 
-    def __init__(self, own: Iterable[str] = ()) -> None:
+    def __init__(self, own: Iterable[str] = (), *, traced: bool = False) -> None:
+        self._traced = traced  # whether what the code asks of its arguments is refused
         self.names: dict[tuple[int, str], tuple[Mapping[str, Any], str]] = {}
         self.cells: dict[int, Any] = {}
         self.defaults: list[Any] = []
@@ -160,9 +161,11 @@ class Reads:
         )
 
     def _refuse_asking(self, name: str) -> None:
-        raise UnsupportedError(
-            f"{self._place} uses {name}, which a trace answers for its stand-ins, or once for all."
-        )
+        if self._traced:
+            raise UnsupportedError(
+                f"{self._place} uses {name}, which a trace answers for its stand-ins, or once for "
+                "all."
+            )
 
     def _is_library(self, value: Any) -> bool:
         """Tell whether a function, class or module is called, and not read."""

@@ -65,7 +65,7 @@ class TracedForward:
         self.model, self.settings = model, settings
         self.takes = takes(model)
         self.made: dict[Any, _Made] = {}
-        self.reads, self.latest, self.stops = Reads(), _Made(None), 0
+        self.reads, self.latest, self.stops = Reads(traced=True), _Made(None), 0
         self.compositions: dict[str, Composition] = {}
         self.order: VertexOrder | None = None
         self.why_as_given = ""  #: why the latest trace has no other order
@@ -151,7 +151,7 @@ class TracedForward:
         """Trace the model as it is, and tell whether that worked."""
         if len(self.made) >= MAX_TRACES:
             self.made.clear()
-            self.reads = Reads()
+            self.reads = Reads(traced=True)
         self.latest = _Made(None)
         try:
             classes = {type(m) for m in self.model.modules() if not is_leaf(m)}
