@@ -363,6 +363,11 @@ def _timed(
 
 def seconds_of(run: Callable[[], Any], like: Tensor) -> float:
     """Time a run, and the gradients of what it was given."""
+    return times_of(run, like)[1]
+
+
+def times_of(run: Callable[[], Any], like: Tensor) -> tuple[float, float]:
+    """Time the same on the host alone, and until the device is done."""
     cuda = like.device.type == "cuda"
     if cuda:
         torch.cuda.synchronize(like.device)  # synchronize!
@@ -370,9 +375,10 @@ def seconds_of(run: Callable[[], Any], like: Tensor) -> float:
     total = sum(y.sum() for y in tree_leaves(run()) if isinstance(y, Tensor) and y.requires_grad)
     if isinstance(total, Tensor):
         torch.autograd.grad(total, _sources(total))
+    host = time.perf_counter() - start
     if cuda:
         torch.cuda.synchronize(like.device)  # synchronize!
-    return time.perf_counter() - start
+    return host, time.perf_counter() - start
 
 
 def _sources(y: Tensor) -> list[Tensor]:
