@@ -21,6 +21,7 @@ from ..plan.planner import Plan, plan
 from ..plan.rules import Step, Tree, bare, steps
 from ._precision import bf16_is_allowed, tf32_is_allowed
 from .gat import gat_aggregate
+from .lifetimes import note
 from .matmul import multiply, scaled, spmm
 from .structure import graph_tensors
 
@@ -135,6 +136,7 @@ class Program:
             with torch.inference_mode(False), torch.no_grad():
                 _run(self.once, found, functions)
             state = self._kept = stamps, {call[0]: found[call[0]] for call in self.once}
+        note(state[1])
         return state[1]
 
     def _at_once(self, values: Mapping[str, Any], functions: Mapping[str, Any]) -> Any:
