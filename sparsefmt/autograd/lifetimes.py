@@ -24,9 +24,9 @@ def noting() -> Iterator[list[Any]]:
     Returns
     -------
     list
-        Of a ``with`` statement.  At its end it holds the tensors of these graphs, all that was built
-        of them, and what plans keep of constants: memory that must stay for as long as the CUDA
-        graph is replayed.
+        Of a ``with`` statement.  At its end it holds the tensors of these graphs, all that was
+        built of them, and what plans keep of constants: memory that must stay for as long as the
+        CUDA graph is replayed.
 
     Notes
     -----
