@@ -8,7 +8,16 @@ import torch
 from torch import Tensor
 from torch.nn import Linear, Parameter, init
 
-from ..autograd import GraphLike, aggregate_with_own, as_graph, operands, propagate
+from ..autograd import (
+    GraphLike,
+    aggregate_with_own,
+    as_graph,
+    gcn_convolution,
+    is_bare,
+    is_plain,
+    operands,
+    propagate,
+)
 from ._base import LinearConvolution, plus
 from ._checks import check_input
 from ._loops import stored, symmetric
@@ -87,6 +96,10 @@ class GCNConv(LinearConvolution):
             As ``autograd.spmm``; also if the graph is not square.
         """
         graph = as_graph(graph, x)
+        if edge_weight is None and self._is_whole() and is_bare(self.lin):
+            weight, bias = self.lin.weight, self.bias
+            if is_plain(graph, x, weight, bias):
+                return gcn_convolution(graph, x, weight, *symmetric(graph, None, x.dtype), bias)
         check_input(x, graph, self.lin.weight)
         h = self.lin(x)
         h, values, _, _ = operands(graph, h, edge_weight)  # named as they were given, if refused

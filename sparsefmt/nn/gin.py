@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import LazyLinear, Linear, Module, Parameter, Sequential
 
-from ..autograd import GraphLike, aggregate_with_own, as_graph
+from ..autograd import GraphLike, aggregate_with_own, as_graph, is_plain, propagated
 from ..errors import DeviceError, DtypeError, ShapeError, SparseFmtError, UnsupportedError
 from ._base import Convolution
 from ._checks import as_autocast, check_beside, check_features, check_number, check_square
@@ -115,6 +115,10 @@ class GINConv(Convolution):
             As ``autograd.spmm``; also if the graph is not square, or ``nn`` cannot take ``x``.
         """
         graph = as_graph(graph, x)
+        plain = edge_weight is None and self._is_whole() and not self.eps.requires_grad
+        if plain and is_plain(graph, x, self.eps):
+            _check_fit(self.nn, x)
+            return _called(self.nn, propagated(graph, x, None, self.eps, one_more=True))
         check_square(graph)
         check_features(x, graph)
         _check_fit(self.nn, x)
