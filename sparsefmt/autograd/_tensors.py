@@ -17,6 +17,11 @@ from ._memory import on_device
 from ._reports import Report, mark
 
 
+#: How often a graph that has been built is asked for before its launches are decided for it alone:
+#: in three steps of a layer, forward and backward.
+_MOST_ASKED = 32
+
+
 class _OfStructure:
     """Tensors of a structure, and what is made once of them alone."""
 
@@ -89,6 +94,7 @@ class Side(_OfStructure):
         self.indptr, self.indices, self.n_cols = indptr, indices, n_cols
         self._plan, self.perm = plan, perm
         self.structure, self.built = structure, built
+        self._asked = 0
 
     @property
     def plan(self) -> list[Tensor]:
@@ -109,19 +115,42 @@ class Side(_OfStructure):
         return cls(*parts, plan, order, structure, built_for(structure, lambda: bare))
 
     @classmethod
-    def over(cls, arrays: Arrays, perm: Tensor | None) -> "Side":
-        """Make a side over arrays that the current stream is building."""
-        built = built_for(arrays.structure, arrays.csr)
-        parts = arrays.indptr, arrays.indices, arrays.at.n_cols
-        found = cls(*parts, [], perm, arrays.structure, built)
-        found.arrays = arrays
+    def over(cls, arrays: Arrays, *, numbered: bool) -> "Side":
+        """Make a side over arrays that the current stream is building, with ``perm`` if wanted."""
+        found = cls.__new__(cls)
+        _OfStructure.__init__(found, arrays.memory)
+        found.arrays, found._numbered = arrays, numbered
+        found._plan, found.n_cols, found._asked = [], arrays.at.n_cols, 0
+        found.structure = arrays.structure
+        found.built = built_for(arrays.structure, arrays.csr)
         return found
 
+    def __getattr__(self, name: str) -> Any:
+        """Make the views of what is being built once somebody asks for them: each takes 2 µs."""
+        arrays = self.__dict__.get("arrays")
+        if arrays is None or name not in ("indptr", "indices", "perm"):
+            raise AttributeError(name)
+        self.indptr, self.indices, perm = arrays.views()
+        self.perm = perm if self._numbered else None
+        return self.__dict__[name]
+
+    @property
+    def report(self) -> "Report | None":
+        """Report of what is being built."""
+        return None if self.arrays is None else self.arrays.report
+
     def reach(self) -> bool:
-        """Let the current stream read what is being built, and tell whether that is done."""
+        """Let the current stream read what is being built, and tell whether that is done.
+
+        Exact sizes are taken over once they are known from elsewhere or a few steps have asked: for
+        each graph that is used once launches would be decided anew.
+        """
         arrays = self.arrays
         if arrays is None or not arrays.report.reach():
             return arrays is None
+        self._asked += 1
+        if self._asked < _MOST_ASKED and not arrays.is_settled():
+            return False
         self.structure = arrays.settled()
         return True
 
@@ -134,6 +163,7 @@ class Side(_OfStructure):
         """Wait for what is being built, and let go of all that a CSR has not."""
         arrays = self.arrays
         if arrays is not None:
+            _ = self.indptr  # and the others
             self._plan, self.structure = arrays.plan(), arrays.settled()
             self.arrays = None
 
@@ -167,7 +197,7 @@ class GraphTensors(_OfStructure):
         *,
         ordered: bool = True,
     ) -> None:
-        super().__init__(rows.indices)
+        super().__init__(rows)
         self.rows, self.columns, self.csr_values = rows, columns, csr_values
         self.order, self.ordered = order, ordered
         self.n_rows, self.n_cols, self.nnz = sizes
@@ -179,16 +209,25 @@ class GraphTensors(_OfStructure):
     def of_edges(cls, edges: Edges, *, both: bool) -> "GraphTensors":
         """Build the rows of edges on the current stream, and if ``both`` the columns."""
         arrays, of_columns = sides_of(edges, both=both)
-        rows, values = Side.over(arrays, None), edges.weight
-        values = None if values is None else values.detach().index_select(0, arrays.perm)
-        found = cls(rows, None, values, (*edges.shape, edges.nnz), arrays.perm)
+        rows, values = Side.over(arrays, numbered=False), edges.weight
+        values = None if values is None else values.detach().index_select(0, arrays.views()[2])
+        found = cls(rows, None, values, (*edges.shape, edges.nnz))
+        del found.order  # made when asked for
         found.building = (rows,) if values is None else (rows, mark(edges.device_number))
         if of_columns is not None:
             found._add(of_columns)
         return found
 
+    def __getattr__(self, name: str) -> Any:
+        """Make the view of the edges' numbers once somebody asks for it."""
+        rows = self.__dict__.get("rows")
+        if name != "order" or rows is None or rows.arrays is None:
+            raise AttributeError(name)
+        self.order = rows.arrays.views()[2]
+        return self.order
+
     def _add(self, columns: Arrays) -> None:
-        self.columns = Side.over(columns, columns.perm)
+        self.columns = Side.over(columns, numbered=True)
         self.building = *self.building, self.columns
 
     def build_columns(self) -> None:
@@ -204,6 +243,10 @@ class GraphTensors(_OfStructure):
         IndexRangeError
             If an edge names a vertex that does not exist, and the GPU has come so far.
         """
+        last = self.building[-1] if self.building else None
+        report = last if isinstance(last, Report) or last is None else last.report
+        if report is not None and report.is_ahead():
+            return
         left = tuple(one for one in self.building if not one.reach())
         arrays = self.rows.arrays
         if arrays is not None and arrays.report.found is not None:
@@ -225,6 +268,7 @@ class GraphTensors(_OfStructure):
     def freeze(self) -> None:
         """Wait for what is being built; from then on sides are as those of formats."""
         self.wait()
+        _ = self.order
         for side in (self.rows, self.columns):
             if side is not None:
                 side.freeze()
@@ -234,7 +278,7 @@ class GraphTensors(_OfStructure):
         self.wait()
         arrays = cast(Arrays, self.rows.arrays)
         values = None if self.csr_values is None else from_tensor("values", self.csr_values)
-        order = None if arrays.in_order() else from_tensor("perm", arrays.perm)
+        order = None if arrays.in_order() else from_tensor("perm", arrays.views()[2])
         return arrays.csr().with_data(values), order
 
     def numbered_csc(self) -> tuple[CSC, Any] | None:
@@ -243,9 +287,9 @@ class GraphTensors(_OfStructure):
         if arrays is None:
             return None
         self.wait()
-        values = None if self.csr_values is None else self.csr_values.index_select(0, arrays.perm)
+        values = None if self.csr_values is None else self.csr_values.index_select(0, arrays.views()[2])
         data = None if values is None else from_tensor("values", values)
-        return arrays.csr().with_data(data).T, from_tensor("perm", arrays.perm)
+        return arrays.csr().with_data(data).T, from_tensor("perm", arrays.views()[2])
 
     def inverse(self) -> Tensor:
         """Return the inverse of ``order``: the place in CSR order of each edge of the user's."""
