@@ -148,7 +148,7 @@ def _apart(S: Structure, *args: Any) -> Any:
 
 def _spmm_with_own_on_cpu(A: CSR, *args: Any) -> Any:
     found = torch.from_numpy(choose.run(SPMM, A, *args[:6]))
-    own = (torch.from_numpy(a) if isinstance(a, np.ndarray) else a for a in args[6:])
+    own: Any = (torch.from_numpy(a) if isinstance(a, np.ndarray) else a for a in args[6:])
     return plus_own(found, *own).numpy()
 
 

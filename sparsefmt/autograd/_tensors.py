@@ -16,7 +16,6 @@ from ._build import Arrays, columns_of, sides_of
 from ._memory import on_device
 from ._reports import Report, mark
 
-
 #: How often a graph that has been built is asked for before its launches are decided for it alone:
 #: in three steps of a layer, forward and backward.
 _MOST_ASKED = 32
@@ -79,6 +78,7 @@ class Side(_OfStructure):
     """
 
     arrays: "Arrays | None" = None
+    _numbered = True  # whether ``perm`` is wanted of them
 
     def __init__(
         self,
@@ -287,9 +287,10 @@ class GraphTensors(_OfStructure):
         if arrays is None:
             return None
         self.wait()
-        values = None if self.csr_values is None else self.csr_values.index_select(0, arrays.views()[2])
+        perm = arrays.views()[2]
+        values = None if self.csr_values is None else self.csr_values.index_select(0, perm)
         data = None if values is None else from_tensor("values", values)
-        return arrays.csr().with_data(data).T, from_tensor("perm", arrays.views()[2])
+        return arrays.csr().with_data(data).T, from_tensor("perm", perm)
 
     def inverse(self) -> Tensor:
         """Return the inverse of ``order``: the place in CSR order of each edge of the user's."""

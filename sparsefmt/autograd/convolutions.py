@@ -24,6 +24,7 @@ from .matmul import SPMM, multiply
 from .structure import GraphLike, side_of, tensors_of
 
 SPMM_WITH_OWN = LibraryOp("spmm_with_own")
+_has_any_global_hook: Any = modules._has_any_global_hook
 _TENSORS = (Tensor, Parameter)
 
 
@@ -94,7 +95,7 @@ def is_bare(layer: Module | None) -> bool:
         or layer._backward_hooks
         or layer._backward_pre_hooks
         or "forward" in layer.__dict__
-        or modules._has_any_global_hook()
+        or _has_any_global_hook()
     )
 
 

@@ -97,9 +97,9 @@ class GCNConv(LinearConvolution):
         """
         graph = as_graph(graph, x)
         if edge_weight is None and self._is_whole() and is_bare(self.lin):
-            weight, bias = self.lin.weight, self.bias
-            if is_plain(graph, x, weight, bias):
-                return gcn_convolution(graph, x, weight, *symmetric(graph, None, x.dtype), bias)
+            given = x, self.lin.weight
+            if is_plain(graph, *given, self.bias):
+                return gcn_convolution(graph, *given, *symmetric(graph, None, x.dtype), self.bias)
         check_input(x, graph, self.lin.weight)
         h = self.lin(x)
         h, values, _, _ = operands(graph, h, edge_weight)  # named as they were given, if refused
