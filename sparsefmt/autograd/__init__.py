@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from .cbsr import maxk_aggregate as maxk_aggregate
     from .convolutions import gat_convolution as gat_convolution
     from .convolutions import gcn_convolution as gcn_convolution
+    from .convolutions import gin_convolution as gin_convolution
     from .convolutions import is_bare as is_bare
     from .convolutions import is_plain as is_plain
     from .convolutions import propagated as propagated
@@ -44,7 +45,8 @@ _MODULES = {
     "_order": "own_values",
     "cbsr": "features_to_keep maxk maxk_aggregate",
     "convolutions": (
-        "gat_convolution gcn_convolution is_bare is_plain propagated sage_convolution"
+        "gat_convolution gcn_convolution gin_convolution is_bare is_plain propagated "
+        "sage_convolution"
     ),
     "edge_index": "as_graph",
     "edges": "edge_softmax sddmm",

@@ -50,9 +50,20 @@ class Arrays:
         """Return the structure as it is, waiting for its build."""
         return self._built.ask("structure", lambda: exact(self.structure))
 
-    def is_settled(self) -> bool:
-        """Tell whether somebody has asked for the structure as it is."""
-        return "structure" in self._built.found
+    def is_small(self) -> bool:
+        """Tell whether it is built in one launch."""
+        return build.is_small(self.at)
+
+    def without_cuts(self) -> Structure:
+        """Return the structure for as many blocks as there can be, which another graph's may be.
+
+        Its rows are cut between blocks only if the report says so, where the build is done.
+        """
+        found = self.report.found
+        if found is not None and not found.cuts and self.structure.n_cuts:
+            begin, at = self.memory.data_ptr(), self.at
+            self.structure = build.structure_in(at, begin, self.report, cuts=False)
+        return self.structure
 
     def plan(self) -> list[Tensor]:
         """Return the arrays of ``CSR.chunks``, waiting for the build."""

@@ -94,13 +94,16 @@ class Side(_OfStructure):
         self.indptr, self.indices, self.n_cols = indptr, indices, n_cols
         self._plan, self.perm = plan, perm
         self.structure, self.built = structure, built
-        self._asked = 0
 
     @property
     def plan(self) -> list[Tensor]:
         """The arrays of ``CSR.chunks``, whose sizes wait for the build."""
         arrays = self.arrays
-        return self._plan if arrays is None else arrays.plan()
+        if arrays is None:
+            return self._plan
+        found = arrays.plan()
+        self.settle()
+        return found
 
     @classmethod
     def of(cls, csr: CSR, perm: Any) -> "Side":
@@ -120,16 +123,20 @@ class Side(_OfStructure):
         found = cls.__new__(cls)
         _OfStructure.__init__(found, arrays.memory)
         found.arrays, found._numbered = arrays, numbered
-        found._plan, found.n_cols, found._asked = [], arrays.at.n_cols, 0
+        found._plan, found.n_cols = [], arrays.at.n_cols
         found.structure = arrays.structure
-        found.built = built_for(arrays.structure, arrays.csr)
+        if not arrays.is_small():
+            _ = found.built
         return found
 
     def __getattr__(self, name: str) -> Any:
         """Make the views of what is being built once somebody asks for them: each takes 2 µs."""
         arrays = self.__dict__.get("arrays")
-        if arrays is None or name not in ("indptr", "indices", "perm"):
+        if arrays is None or name not in ("indptr", "indices", "perm", "built"):
             raise AttributeError(name)
+        if name == "built":
+            self.built = built_for(arrays.structure, arrays.csr)
+            return self.built
         self.indptr, self.indices, perm = arrays.views()
         self.perm = perm if self._numbered else None
         return self.__dict__[name]
@@ -142,17 +149,20 @@ class Side(_OfStructure):
     def reach(self) -> bool:
         """Let the current stream read what is being built, and tell whether that is done.
 
-        Exact sizes are taken over once they are known from elsewhere or a few steps have asked: for
-        each graph that is used once launches would be decided anew.
+        Of what is then known, only whether rows are cut between blocks is taken over: for exact
+        sizes launches would be decided anew, for each graph that is used once.
         """
         arrays = self.arrays
         if arrays is None or not arrays.report.reach():
             return arrays is None
-        self._asked += 1
-        if self._asked < _MOST_ASKED and not arrays.is_settled():
-            return False
-        self.structure = arrays.settled()
+        self.structure = arrays.without_cuts()
         return True
+
+    def settle(self) -> None:
+        """Take over exact sizes, which the build has reported."""
+        if self.arrays is not None:
+            self.structure = self.arrays.settled()
+            _ = self.built
 
     def wait(self) -> None:
         """Wait for what is being built."""
@@ -163,7 +173,7 @@ class Side(_OfStructure):
         """Wait for what is being built, and let go of all that a CSR has not."""
         arrays = self.arrays
         if arrays is not None:
-            _ = self.indptr  # and the others
+            _ = self.indptr, self.built
             self._plan, self.structure = arrays.plan(), arrays.settled()
             self.arrays = None
 
@@ -203,6 +213,7 @@ class GraphTensors(_OfStructure):
         self.n_rows, self.n_cols, self.nnz = sizes
         self.kind: str = getattr(self.device, "type", "")
         self.building: tuple[Side | Report, ...] = ()
+        self.asks_left = 0  #: until exact sizes of what was built are taken over
         self.loops: bool | None = None  #: whether an edge is one, None where nobody has looked
 
     @classmethod
@@ -243,21 +254,35 @@ class GraphTensors(_OfStructure):
         IndexRangeError
             If an edge names a vertex that does not exist, and the GPU has come so far.
         """
-        last = self.building[-1] if self.building else None
-        report = last if isinstance(last, Report) or last is None else last.report
+        if not self.building:
+            self._count_down()
+            return
+        last = self.building[-1]
+        report = last if isinstance(last, Report) else last.report
         if report is not None and report.is_ahead():
             return
         left = tuple(one for one in self.building if not one.reach())
+        self.asks_left = _MOST_ASKED
         arrays = self.rows.arrays
         if arrays is not None and arrays.report.found is not None:
             self._look(arrays.report.found)
         self.building = left
+
+    def _count_down(self) -> None:
+        """Take over exact sizes once a few steps have asked for a graph that has been built."""
+        self.asks_left -= 1
+        if self.asks_left <= 0:
+            self.asks_left = 0
+            for side in (self.rows, self.columns):
+                if side is not None:
+                    side.settle()
 
     def wait(self) -> None:
         """Wait for what is being built; errors are those of ``settle``."""
         for one in self.building:
             one.wait()
         self.settle()
+        self.asks_left = min(self.asks_left, 1)
 
     def _look(self, found: Findings) -> None:
         """Take over what the build of the rows has found."""

@@ -77,19 +77,20 @@ def is_plain(graph: object, x: Any, weight: Any, *others: Tensor | None) -> bool
     )
 
 
-def is_bare(layer: Module | None) -> bool:
+def is_bare(layer: Module | None, kind: type[Module] = Linear) -> bool:
     """Tell whether a call of a linear map is its product and nothing else, so that none is made.
 
     Parameters
     ----------
     layer : Module
-        Anything but a plain ``torch.nn.Linear`` without hooks is not.
+    kind : type
+        What it has to be, without hooks; no class that is derived of it.
 
     Returns
     -------
     bool
     """
-    return type(layer) is Linear and not (
+    return type(layer) is kind and not (
         layer._forward_hooks
         or layer._forward_pre_hooks
         or layer._backward_hooks
@@ -106,7 +107,8 @@ def _plus(
     graph: GraphLike, transposed: bool, x: Tensor, scales: Any, reduce: str, *own: Any
 ) -> Tensor:
     """Run the kernel that adds a row's own part to its sum; no autograd."""
-    tensors, side = tensors_of(graph), side_of(graph, transposed)
+    tensors = tensors_of(graph, transposed=transposed)
+    side: Any = tensors.columns if transposed else tensors.rows
     values = tensors.csr_values
     perm = None if values is None else side.perm
     found: Tensor = SPMM_WITH_OWN(side, x, values, perm, *scales, reduce, *own)
@@ -200,20 +202,56 @@ def gcn_convolution(
     if not recorded(x, weight, bias):
         h = linear(x, weight)
         return _plus(graph, False, h, (scale, scale), "sum", h, own, False, bias)
-    found: Tensor = _Gcn.apply(x, weight, bias, scale, own, graph)  # type: ignore[no-untyped-call]
+    found: Tensor = _Gcn.apply(x, weight, bias, scale, own, graph, False)  # type: ignore[no-untyped-call]
     return found
 
 
-class _Gcn(Function):
-    one_more = transposed = False
+def gin_convolution(
+    graph: GraphLike, x: Tensor, eps: Tensor, weight: Tensor, bias: Tensor | None
+) -> Tensor:
+    """Run GIN's convolution of a call that ``is_plain``: ``((1 + eps) x + A x) W + b``.
 
+    Parameters
+    ----------
+    graph : Graph, shape (n, n)
+    x : Tensor, shape (n, in_channels)
+    eps : Tensor, shape (1,)
+        A constant.
+    weight : Tensor, shape (out_channels, in_channels)
+        ``W`` transposed.
+    bias : Tensor, shape (out_channels,), optional
+
+    Returns
+    -------
+    Tensor, shape (n, out_channels)
+
+    Notes
+    -----
+    The map comes first where fewer bytes are gathered so, as in ``sage_convolution``.
+    """
+    if not _maps_first(x, weight):
+        return linear(propagated(graph, x, None, eps, one_more=True), weight, bias)
+    if not recorded(x, weight, bias):
+        h = linear(x, weight)
+        return _plus(graph, False, h, (None, None), "sum", h, eps, True, bias)
+    found: Tensor = _Gcn.apply(x, weight, bias, None, eps, graph, True)  # type: ignore[no-untyped-call]
+    return found
+
+
+def _maps_first(x: Tensor, weight: Tensor) -> bool:
+    """Tell whether to aggregate what was mapped: if ``x`` has no gradient, backward does it too."""
+    passes = 2 if torch.is_grad_enabled() and not x.requires_grad else 1
+    return passes * weight.shape[0] <= weight.shape[1]
+
+
+class _Gcn(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Any, *given: Any) -> Tensor:
-        scale, own, ctx.graph = given
+        scale, own, ctx.graph, ctx.one_more = given
         ctx.save_for_backward(x, weight, scale, own)
-        ctx.one_more = ctx.transposed = False
+        ctx.transposed = False
         h = linear(x, weight)
-        return _plus(ctx.graph, False, h, (scale, scale), "sum", h, own, False, bias)
+        return _plus(ctx.graph, False, h, (scale, scale), "sum", h, own, ctx.one_more, bias)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
@@ -224,7 +262,7 @@ class _Gcn(Function):
             dh = _back(ctx, grad, *factors)
             dx = torch.mm(dh, weight) if of_x else None
             dw = torch.mm(dh.t(), x) if of_weight else None
-        return dx, dw, grad.sum(0) if of_bias else None, None, None, None
+        return dx, dw, grad.sum(0) if of_bias else None, *(None,) * 4
 
 
 # Means beside a map of each row's own
@@ -253,8 +291,7 @@ def sage_convolution(
     bytes are gathered so.  If ``x`` has no gradient, backward aggregates only what was mapped.
     """
     inputs = x, weight, bias, own_weight
-    passes = 2 if torch.is_grad_enabled() and not x.requires_grad else 1
-    early = passes * weight.shape[0] <= weight.shape[1]
+    early = _maps_first(x, weight)
     if not recorded(*inputs):
         return _sage(graph, early, *inputs)[0]
     found: Tensor = _Sage.apply(*inputs, graph, early)  # type: ignore[no-untyped-call]
@@ -263,12 +300,13 @@ def sage_convolution(
 
 def _sage(
     graph: GraphLike, early: bool, x: Tensor, weight: Tensor, bias: Any, own_weight: Tensor
-) -> tuple[Tensor, Tensor | None]:
-    """Give the result, and the means of the features where they come first."""
+) -> tuple[Tensor, Tensor]:
+    """Give the result and what backward reads: the means of the features, or ``early`` the maps."""
     feat = weight.shape[0]
     if early:
-        h, own = linear(x, torch.cat([weight, own_weight])).split_with_sizes([feat, feat], 1)
-        return _plus(graph, False, h, (None, None), "mean", own, None, False, bias), None
+        maps = torch.cat([weight, own_weight])
+        h, own = linear(x, maps).split_with_sizes([feat, feat], 1)
+        return _plus(graph, False, h, (None, None), "mean", own, None, False, bias), maps
     values = tensors_of(graph).csr_values
     means = SPMM(side_of(graph, False), x, values, None, None, None, "mean")
     return linear(means, weight, bias).addmm_(x, own_weight.t()), means
@@ -278,17 +316,17 @@ class _Sage(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Any, *given: Any) -> Tensor:
         own_weight, ctx.graph, ctx.early = given
-        y, means = _sage(ctx.graph, ctx.early, x, weight, bias, own_weight)
-        ctx.save_for_backward(x, weight, own_weight, means)
+        y, kept = _sage(ctx.graph, ctx.early, x, weight, bias, own_weight)
+        ctx.save_for_backward(x, weight, own_weight, kept)
         return y
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight, own_weight, means = ctx.saved_tensors
+        x, weight, own_weight, kept = ctx.saved_tensors
         of_x, of_weight, of_bias, of_own = ctx.needs_input_grad[:4]
         back = _sage_early if ctx.early else _sage_late
         wanted = of_x, of_weight or of_own
-        dx, dw, dv = back(ctx.graph, wanted, grad, x, weight, own_weight, means)
+        dx, dw, dv = back(ctx.graph, wanted, grad, x, weight, own_weight, kept)
         return dx, dw, grad.sum(0) if of_bias else None, dv, None, None
 
 
@@ -299,13 +337,15 @@ def _sage_early(
     x: Tensor,
     weight: Tensor,
     own_weight: Tensor,
-    *_: Any,
+    maps: Tensor,
 ) -> tuple[Tensor | None, ...]:
     """Give the gradients of features and both weights, where maps came first."""
     dx = dw = dv = None
     both = torch.cat([_mean_back(graph, grad), grad], 1)
     if wanted[0]:
-        dx = torch.mm(both, torch.cat([weight, own_weight]))
+        if torch.is_grad_enabled():  # to be differentiated once more
+            maps = torch.cat([weight, own_weight])
+        dx = torch.mm(both, maps)
     if wanted[1]:
         dw, dv = torch.mm(both.t(), x).split_with_sizes([weight.shape[0], own_weight.shape[0]])
     return dx, dw, dv
@@ -318,7 +358,7 @@ def _sage_late(
     x: Tensor,
     weight: Tensor,
     own_weight: Tensor,
-    means: Any,
+    means: Tensor,
 ) -> tuple[Tensor | None, ...]:
     """Give the gradients of features and both weights, where the means came first."""
     dx = dw = dv = None

@@ -275,7 +275,7 @@ def tensors_of(graph: GraphLike, *, transposed: bool = False) -> GraphTensors:
     if found is None or (transposed and found.columns is None):
         _prepare_tensors(graph, transposed)
         found = _tensors_made(graph)
-    if found.building:
+    if found.building or found.asks_left:
         found.settle()
     return found
 

@@ -20,6 +20,12 @@ LAYERS = {
     "sage": lambda a, b: nn.SAGEConv(a, b),
     "sage without bias": lambda a, b: nn.SAGEConv(a, b, bias=False),
     "gin": lambda a, b: nn.GINConv(torch.nn.Linear(a, b), eps=0.25),
+    "gin of two maps": lambda a, b: nn.GINConv(
+        torch.nn.Sequential(torch.nn.Linear(a, 7), torch.nn.Tanh(), torch.nn.Linear(7, b))
+    ),
+    "gin of another map": lambda a, b: nn.GINConv(
+        torch.nn.Sequential(torch.nn.Sigmoid(), torch.nn.Linear(a, b))
+    ),
     "gat": lambda a, b: nn.GATConv(a, b),
     "gat of heads": lambda a, b: nn.GATConv(a, b, heads=3),
     "gat without bias": lambda a, b: nn.GATConv(a, b, add_self_loops=False, bias=False),
@@ -64,7 +70,8 @@ def everything(layer, x, graph, *, again=False):
     x = x.detach().clone().requires_grad_(x.requires_grad)
     leaves = [leaf for leaf in (x, *layer.parameters()) if leaf.requires_grad]
     y = layer(x, graph)
-    first = torch.autograd.grad(y.square().sum(), leaves, create_graph=again)
+    loss = y.double().square().mean()
+    first = torch.autograd.grad(loss, leaves, create_graph=again)
     if not again:
         return [y, *first]
     total = sum(one.square().sum() for one in first)
@@ -138,9 +145,9 @@ def test_one_node_is_right_in_narrow_dtypes(kind, name, dtype):
     found = everything(layer, x, graph)
     exact = everything(deepcopy(layer).double(), x.detach().double().requires_grad_(), graph)
     eps = {torch.float32: 1e-5, torch.float16: 2e-2, torch.bfloat16: 1e-1}[dtype]
+    largest = max(one.norm() for one in exact)  # some are 0, but for what rounding leaves
     for mine, theirs in zip(found, exact, strict=True):
-        error = (mine.double() - theirs).norm() / theirs.norm().clamp(min=1e-6)
-        assert error < eps
+        assert (mine.double() - theirs).norm() < eps * (theirs.norm() + largest / 100)
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -159,7 +166,7 @@ def test_own_features_that_add_nothing_are_not_read(device):
 
 def test_calls_that_are_not_plain_go_by_steps(monkeypatch):
     seen = []
-    for name in ("gcn_convolution", "sage_convolution", "propagated", "gat_convolution"):
+    for name in ("gcn_convolution", "sage_convolution", "gin_convolution", "gat_convolution"):
         for module in (gcn, sage, gin, gat):
             if hasattr(module, name):
                 monkeypatch.setattr(module, name, lambda *a, **_: seen.append(a))
