@@ -148,7 +148,7 @@ class GINConv(Convolution):
 
 def _parts(nn: Module) -> tuple[Linear | None, list[Module]]:
     """Give the linear map that comes first, where nobody sees its calls, and what follows it."""
-    parts = list(nn.children()) if is_bare(nn, Sequential) else [nn]
+    parts = [*nn] if isinstance(nn, Sequential) and is_bare(nn, Sequential) else [nn]
     first = parts[0] if parts else nn
     return (first, parts[1:]) if is_bare(first) and isinstance(first, Linear) else (None, [])
 
