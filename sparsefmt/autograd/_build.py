@@ -54,6 +54,10 @@ class Arrays:
         """Tell whether it is built in one launch."""
         return build.is_small(self.at)
 
+    def is_settled(self) -> bool:
+        """Tell whether somebody has asked for the structure as it is."""
+        return "structure" in self._built.found
+
     def without_cuts(self) -> Structure:
         """Return the structure for as many blocks as there can be, which another graph's may be.
 

@@ -155,7 +155,10 @@ class Side(_OfStructure):
         arrays = self.arrays
         if arrays is None or not arrays.report.reach():
             return arrays is None
-        self.structure = arrays.without_cuts()
+        if arrays.is_settled():
+            self.structure = arrays.settled()
+        elif self._numbered:  # backward comes when this is known, forward before
+            self.structure = arrays.without_cuts()
         return True
 
     def settle(self) -> None:
