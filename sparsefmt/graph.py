@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Hashable
 from typing import Any
-from weakref import WeakValueDictionary
+from weakref import ref
 
 import numpy as np
 
@@ -72,17 +72,18 @@ class Graph(Shaped):
         if checks.DEBUG:
             structure.check()
         self._built, self._flipped = GraphBuilt(structure), False
-        self._built.graphs[False] = self
+        self._built.graphs[False] = ref(self)
 
     @classmethod
     def _on(cls, built: "GraphBuilt", flipped: bool) -> "Graph":
         """Return the graph, or its transpose, over what was built; the same one while it lives."""
         with built.lock:
-            found: Graph | None = built.graphs.get(flipped)
+            there = built.graphs[flipped]
+            found: Graph | None = None if there is None else there()
             if found is None:
                 found = object.__new__(cls)
                 found._built, found._flipped = built, flipped
-                built.graphs[flipped] = found
+                built.graphs[flipped] = ref(found)
             return found
 
     def _ask(self, *key: Any, build: Callable[[], Made]) -> Made:
@@ -341,7 +342,7 @@ class GraphBuilt(Built):
         super().__init__()
         self._structure, self.edges = structure, edges
         # Weak: a graph holds this.  Without cycles GPU memory goes back at once.
-        self.graphs: WeakValueDictionary[bool, Any] = WeakValueDictionary()
+        self.graphs: list[ref[Any] | None] = [None, None]  # and of its transpose
         # Of the graph and of its transpose; what torch.compile reads while it traces, which would
         # guard the keys of a dict.
         self.tensors: list[Any] = [None, None]

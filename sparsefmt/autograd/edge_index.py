@@ -1,17 +1,29 @@
 """PyG's ``edge_index`` in the place of a graph, which is made once of each and remembered."""
 
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
+from weakref import ref
 
 import torch
 from torch import Tensor
-from torch.utils.weak import WeakTensorKeyDictionary
 
 from ..graph import Graph
 from ._tensors import GraphTensors
 
-#: Of each ``edge_index``: its version and place in memory, and the graph, which holds an alias or a
-#: copy of it, not the tensor itself.
-_graphs: Any = WeakTensorKeyDictionary()
+
+class _Memory(NamedTuple):
+    """A tensor, its version and place in memory when its graph was made, and the graph.
+
+    That holds an alias or a copy of the tensor, not the tensor itself.
+    """
+
+    tensor: "ref[Tensor]"
+    state: Any
+    graph: Graph
+
+
+#: By the identity of the tensor; a dictionary of weak keys takes ten times as long.
+_graphs: dict[int, _Memory] = {}
 
 
 def as_graph(given: Any, of_columns: Any, of_rows: Any = None) -> Any:
@@ -52,7 +64,8 @@ def as_graph(given: Any, of_columns: Any, of_rows: Any = None) -> Any:
 
 def is_remembered(given: Tensor) -> bool:
     """Tell whether a graph was made of that tensor."""
-    return given in _graphs
+    found = _graphs.get(id(given))
+    return found is not None and found.tensor() is given
 
 
 def _is_edge_index(given: object) -> bool:
@@ -71,16 +84,21 @@ def _remembered(given: Tensor, of_columns: Any, of_rows: Any) -> Graph:
     if given.is_inference():
         return _graph(given, n_cols, n_rows)
     state = given._version, given.data_ptr(), given.shape
-    found = _graphs.get(given)
-    if found is not None:
-        before, kept = found
+    found = _graphs.get(id(given))
+    if found is not None and found.state == state and found.tensor() is given:
         n = n_rows if n_cols is None else n_cols
-        if before == state and (n is None or kept.shape == (n_rows, n_cols)):
-            graph: Graph = kept
-            return graph
+        if n is None or found.graph.shape == (n_rows, n_cols):
+            return found.graph
     graph = _graph(given, n_cols, n_rows)
-    _graphs[given] = state, graph
+    _graphs[id(given)] = _Memory(ref(given, partial(_forget, id(given))), state, graph)
     return graph
+
+
+def _forget(key: int, tensor: "ref[Tensor]") -> None:
+    """Drop the graph of a tensor that is gone; another one may have its identity by now."""
+    found = _graphs.get(key)
+    if found is not None and found.tensor is tensor:
+        del _graphs[key]
 
 
 _remembered_outside: Any = torch.compiler.disable(_remembered)  # type: ignore[no-untyped-call]

@@ -13,7 +13,18 @@ from torch.nn import Linear, Module, Parameter, init
 from torch.nn.functional import leaky_relu, linear
 
 from .._lazy import resolver
-from ..autograd import GraphLike, as_graph, edge_softmax, gat_of_vectors, graph_tensors, sddmm, spmm
+from ..autograd import (
+    GraphLike,
+    as_graph,
+    edge_softmax,
+    gat_convolution,
+    gat_of_vectors,
+    graph_tensors,
+    is_bare,
+    is_plain,
+    sddmm,
+    spmm,
+)
 from ..errors import DtypeError, ShapeError
 from ._checks import check_beside, check_counts, check_input, check_number
 from ._loops import log_sums, loops
@@ -202,6 +213,10 @@ class GATConv(Attention):
             As ``autograd.gat_aggregate``.
         """
         graph = as_graph(graph, x)
+        if edge_attr is None and not return_attention and self._is_plain(x, graph):
+            vectors = self.att_src, self.att_dst
+            options = self._options()
+            return gat_convolution(graph, x, self.lin.weight, vectors, self.bias, **options)
         check_input(x, graph, self.lin.weight)
         edges = None if edge_attr is None else self._edge_scores(graph, edge_attr)
         own = None
@@ -213,6 +228,12 @@ class GATConv(Attention):
         y = gat_of_vectors(graph, h, *vectors, edges, own, bias, **self._options())
         y = self._joined(y) if bias is None else y.flatten(1)
         return (y, self._weights(graph, h, edges, own)) if return_attention else y
+
+    def _is_plain(self, x: Tensor, graph: GraphLike) -> bool:
+        """Tell whether the layer may run as one node of autograd's."""
+        joined = self.concat or self.heads == 1
+        others = self.att_src, self.att_dst, self.bias
+        return joined and is_bare(self.lin) and is_plain(graph, x, self.lin.weight, *others)
 
     def _edge_scores(self, graph: GraphLike, edge_attr: Tensor) -> Tensor:
         """(nnz, heads) The edges' terms."""

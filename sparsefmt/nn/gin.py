@@ -10,7 +10,15 @@ import torch
 from torch import Tensor
 from torch.nn import LazyLinear, Linear, Module, Parameter, Sequential
 
-from ..autograd import GraphLike, aggregate_with_own, as_graph
+from ..autograd import (
+    GraphLike,
+    aggregate_with_own,
+    as_graph,
+    gin_convolution,
+    is_bare,
+    is_plain,
+    propagated,
+)
 from ..errors import DeviceError, DtypeError, ShapeError, SparseFmtError, UnsupportedError
 from ._base import Convolution
 from ._checks import as_autocast, check_beside, check_features, check_number, check_square
@@ -115,6 +123,16 @@ class GINConv(Convolution):
             As ``autograd.spmm``; also if the graph is not square, or ``nn`` cannot take ``x``.
         """
         graph = as_graph(graph, x)
+        if edge_weight is None and self._is_whole() and not self.eps.requires_grad:
+            first, rest = _parts(self.nn)
+            if first is None and is_plain(graph, x, self.eps):
+                _check_fit(self.nn, x)
+                return _called(self.nn, propagated(graph, x, None, self.eps, one_more=True))
+            if first is not None and is_plain(graph, x, first.weight, first.bias, self.eps):
+                y = gin_convolution(graph, x, self.eps, first.weight, first.bias)
+                for module in rest:
+                    y = _called(module, y)
+                return y
         check_square(graph)
         check_features(x, graph)
         _check_fit(self.nn, x)
@@ -126,6 +144,13 @@ class GINConv(Convolution):
         else:
             y = aggregate_with_own(graph, x, own, edge_weight, k=self.k)
         return _called(self.nn, y)
+
+
+def _parts(nn: Module) -> tuple[Linear | None, list[Module]]:
+    """Give the linear map that comes first, where nobody sees its calls, and what follows it."""
+    parts = [*nn] if isinstance(nn, Sequential) and is_bare(nn, Sequential) else [nn]
+    first = parts[0] if parts else nn
+    return (first, parts[1:]) if is_bare(first) and isinstance(first, Linear) else (None, [])
 
 
 def _check_fit(nn: Module, x: Tensor) -> None:

@@ -8,7 +8,15 @@ from torch import Tensor
 from torch.nn import Linear
 from torch.nn.functional import linear
 
-from ..autograd import GraphLike, as_graph, maxk_aggregate, spmm
+from ..autograd import (
+    GraphLike,
+    as_graph,
+    is_bare,
+    is_plain,
+    maxk_aggregate,
+    sage_convolution,
+    spmm,
+)
 from ._base import LinearConvolution, plus
 from ._checks import check_input
 
@@ -64,6 +72,9 @@ class SAGEConv(LinearConvolution):
             As ``autograd.spmm``; also if the graph is not square.
         """
         graph = as_graph(graph, x)
+        if edge_weight is None and self._is_whole() and self._is_plain(x, graph):
+            weight, bias = self.lin_l.weight, self.lin_l.bias
+            return sage_convolution(graph, x, weight, bias, self.lin_r.weight)
         check_input(x, graph, self.lin_l.weight)
         width = self._width()
         y: Tensor
@@ -76,3 +87,14 @@ class SAGEConv(LinearConvolution):
             y = plus(maxk_aggregate(graph, h, self.k, edge_weight, reduce="mean"), self.lin_l.bias)
         own: Tensor = self.lin_r(x)
         return y + own
+
+    def _is_plain(self, x: Tensor, graph: GraphLike) -> bool:
+        """Tell whether the layer may run as one node of autograd's."""
+        own, other = self.lin_l, self.lin_r
+        return (
+            is_bare(own)
+            and is_bare(other)
+            and is_plain(graph, x, own.weight, own.bias, other.weight)
+            and other.weight.shape == own.weight.shape
+            and other.bias is None
+        )
