@@ -6,6 +6,8 @@ and vertices there are, and nothing else: the cut of the rows is laid out for th
 need, and known exactly once the ``Report`` is done.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 
 import torch
@@ -118,10 +120,24 @@ def sides_of(edges: Edges, *, both: bool) -> tuple[Arrays, Arrays | None]:
     source = edges.index.data_ptr()
     target = source + edges.nnz * ITEMSIZE[at.index_dtype]
     report = Report(device, edges.fault_maker())
-    if build.is_small(at):
-        return _small(at, report, edges.index, (target, source), both)
-    rows = _built(at, report, edges.index, (target, source), source, transposed=False)
+    with _whole(report):
+        if build.is_small(at):
+            return _small(at, report, edges.index, (target, source), both)
+        rows = _built(at, report, edges.index, (target, source), source, transposed=False)
     return rows, columns_of(rows) if both else None
+
+
+@contextmanager
+def _whole(*reports: Report) -> Iterator[None]:
+    """Expect no report of a build that fails, out of memory for instance."""
+    done = False
+    try:
+        yield
+        done = True
+    finally:
+        if not done:
+            for report in reports:
+                report.abandon()
 
 
 def _small(
@@ -136,15 +152,15 @@ def _small(
         build.small((half, None), ids, scratch.data_ptr(), report.stream)
         return Arrays(at, memory, report), None
     of_columns = build.layout(at.n_cols, at.n_rows, at.nnz, at.index_dtype, device)
-    other = Report(device)
     sizes = [at.size // dtype.itemsize, of_columns.size // dtype.itemsize]
     own, rest = like.new_empty(sum(sizes)).split_with_sizes(sizes)
-    begin = own.data_ptr()
+    begin, other = own.data_ptr(), Report(device)
     halves = (
         build.Half(at, begin, report.address),
         build.Half(of_columns, begin + at.size, other.address),
     )
-    build.small(halves, ids, scratch.data_ptr(), report.stream)
+    with _whole(other):
+        build.small(halves, ids, scratch.data_ptr(), report.stream)
     return Arrays(at, own, report), Arrays(of_columns, rest, other)
 
 
@@ -153,8 +169,9 @@ def columns_of(rows: Arrays) -> Arrays:
     own, device = rows.at, rows.report.device
     at = build.layout(own.n_cols, own.n_rows, own.nnz, own.index_dtype, device)
     ids = rows.structure.indices, 0
-    minor = rows.structure.indptr
-    return _built(at, Report(device), rows.memory, ids, minor, transposed=True)
+    minor, report = rows.structure.indptr, Report(device)
+    with _whole(report):
+        return _built(at, report, rows.memory, ids, minor, transposed=True)
 
 
 def _built(

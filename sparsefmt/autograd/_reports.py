@@ -69,14 +69,24 @@ class Report:
     def reach(self) -> bool:
         """Let the current stream read what was made, and tell whether that is done.
 
-        The stream that made it comes later by itself; another one waits.
+        The stream that made it comes later by itself; another one waits, the host does not.
         """
-        if not self.done() and raw_stream(self.device) != self.stream:
-            torch.cuda.synchronize(self.device)  # synchronize!
         if not self.done():
+            if raw_stream(self.device) != self.stream:
+                made_by = torch.cuda.ExternalStream(self.stream, device=self.device)
+                torch.cuda.current_stream(self.device).wait_stream(made_by)
             return False
         self.check()
         return True
+
+    def abandon(self) -> None:
+        """Expect nothing of it, since what was to be launched failed.
+
+        Its words are not used again: a kernel before may still write there.
+        """
+        with _lock:
+            if self in _open:
+                _open.remove(self)
 
     def check(self) -> None:
         """Raise for a wrong id, if one is known of."""

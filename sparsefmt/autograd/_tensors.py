@@ -35,7 +35,7 @@ class _OfStructure:
             return make()
         found: Tensor | None = self._built.found.get(key)
         if found is None:
-            return self._make(key, make)
+            found = self._make(key, make)  # or get what another thread makes at this time
         return found if not self._marks else self._reached(key, found, make)
 
     def _reached(self, key: Any, found: Tensor, make: Callable[[], Tensor]) -> Tensor:
@@ -173,7 +173,7 @@ class Side(_OfStructure):
             self.arrays.report.wait()
 
     def freeze(self) -> None:
-        """Wait for what is being built, and let go of all that a CSR has not."""
+        """Wait for the build, then keep only what a CSR has."""
         arrays = self.arrays
         if arrays is not None:
             _ = self.indptr, self.built
@@ -218,6 +218,7 @@ class GraphTensors(_OfStructure):
         self.building: tuple[Side | Report, ...] = ()
         self.asks_left = 0  #: until exact sizes of what was built are taken over
         self.loops: bool | None = None  #: whether an edge is one, None where nobody has looked
+        self.home: int | None = None  #: the stream whose memory this is, None for that of formats
 
     @classmethod
     def of_edges(cls, edges: Edges, *, both: bool) -> "GraphTensors":
@@ -228,6 +229,7 @@ class GraphTensors(_OfStructure):
         found = cls(rows, None, values, (*edges.shape, edges.nnz))
         del found.order  # made when asked for
         found.building = (rows,) if values is None else (rows, mark(edges.device_number))
+        found.home = arrays.report.stream
         if of_columns is not None:
             found._add(of_columns)
         return found
@@ -241,8 +243,10 @@ class GraphTensors(_OfStructure):
         return self.order
 
     def _add(self, columns: Arrays) -> None:
-        self.columns = Side.over(columns, numbered=True)
-        self.building = *self.building, self.columns
+        made = Side.over(columns, numbered=True)
+        with self._built.lock:
+            self.columns = made
+            self.building = *self.building, made
 
     def build_columns(self) -> None:
         """Build the columns on the current stream."""
@@ -264,12 +268,26 @@ class GraphTensors(_OfStructure):
         report = last if isinstance(last, Report) else last.report
         if report is not None and report.is_ahead():
             return
-        left = tuple(one for one in self.building if not one.reach())
-        self.asks_left = _MOST_ASKED
-        arrays = self.rows.arrays
-        if arrays is not None and arrays.report.found is not None:
-            self._look(arrays.report.found)
-        self.building = left
+        with self._built.lock:  # another thread may add the columns
+            left = tuple(one for one in self.building if not one.reach())
+            self.asks_left = _MOST_ASKED
+            arrays = self.rows.arrays
+            if arrays is not None and arrays.report.found is not None:
+                self._look(arrays.report.found)
+            self.building = left
+
+    def lend(self) -> None:
+        """Keep memory that another stream has built until the current one has read it.
+
+        Torch gives memory that is let go back to the stream that it comes from, at once.
+        """
+        if not torch.cuda.is_current_stream_capturing():  # whose owner keeps the graph
+            stream = torch.cuda.current_stream(self.device)
+            sides = [side for side in (self.rows, self.columns) if side is not None]
+            held = [side.arrays.memory for side in sides if side.arrays is not None]
+            for one in (*held, self.csr_values, *(made for _, made in self._built.items())):
+                if isinstance(one, Tensor):
+                    one.record_stream(stream)
 
     def _count_down(self) -> None:
         """Take over exact sizes once a few steps have asked for a graph that has been built."""

@@ -23,7 +23,7 @@ from ..ops.engine.structure import csr_of
 from ..ops.tiles.costs import Costs, checked
 from ..reorder import Order
 from . import _tiles, lifetimes
-from ._memory import on_device
+from ._memory import on_device, raw_stream
 from ._reports import check_all
 from ._tensors import GraphTensors, Side
 from .edge_index import as_graph
@@ -277,6 +277,8 @@ def tensors_of(graph: GraphLike, *, transposed: bool = False) -> GraphTensors:
         found = _tensors_made(graph)
     if found.building or found.asks_left:
         found.settle()
+    if found.home is not None and raw_stream(found.device.index) != found.home:
+        found.lend()
     if lifetimes.noted is not None:
         lifetimes.note(found)
     return found

@@ -22,6 +22,8 @@ def _dtypes(*names: str) -> dict[Any, np.dtype[Any]]:
     return {getattr(sys.modules["torch"], name): np.dtype(name) for name in names}
 
 
+#: What torch's sort takes, and what no memory holds: formats build the rest, or refuse it.
+_MOST_EDGES, _MOST_VERTICES = 2**31 - 1, 2**40
 _INDEX, _VALUES = ("int32", "int64"), ("float16", "float32", "float64")
 
 
@@ -73,13 +75,17 @@ def _fault(edges: Edges | None, shape: tuple[int, int], fault: int) -> SparseFmt
     if edges is not None:
         try:
             edges.coo()
-        except SparseFmtError as error:
-            return error
+        except IndexRangeError as error:
+            return IndexRangeError(
+                f"{error} The graph of these edges was made before this call: on a GPU ids are "
+                "checked while it is built."
+            )
     entry, side = divmod(fault - 1, 2)
     kind, count = (("source", shape[1]), ("target", shape[0]))[side]
     return IndexRangeError(
-        f"edge_index[{side}, {entry}] of a graph that is gone was negative, or not below the "
-        f"{count} {kind} vertices: give ids from 0 to {count - 1}, or a larger num_nodes."
+        f"edge_index[{side}, {entry}] of a graph that is gone, or whose edge_index has changed "
+        f"since, was negative, or not below the {count} {kind} vertices: give ids from 0 to "
+        f"{count - 1}, or a larger num_nodes."
     )
 
 
@@ -93,7 +99,7 @@ def edges_of(edge_index: Any, edge_weight: Any, num_nodes: Any) -> Edges | None:
     """
     if not (is_tensor(edge_index) and edge_index.is_cuda and _plain(edge_index, 2, _INDEX)):
         return None
-    if edge_index.shape[0] != 2 or not edge_index.shape[1]:
+    if edge_index.shape[0] != 2 or not 0 < edge_index.shape[1] <= _MOST_EDGES:
         return None
     if edge_weight is not None and not _goes_along(edge_weight, edge_index):
         return None
@@ -107,7 +113,7 @@ def edges_of(edge_index: Any, edge_weight: Any, num_nodes: Any) -> Edges | None:
         n_source, n_target = map(operator.index, pair)
     except (TypeError, ValueError):
         return None  # refused by who reads it with more words
-    if n_source < 1 or n_target < 1:
+    if n_source < 1 or n_target < 1 or n_source + n_target > _MOST_VERTICES:
         return None
     shape = n_target, n_source
     checks.sizes_fit(shape, edge_index.shape[1], _dtypes(*_INDEX)[edge_index.dtype])
@@ -115,7 +121,7 @@ def edges_of(edge_index: Any, edge_weight: Any, num_nodes: Any) -> Edges | None:
 
 
 def _plain(tensor: Any, axes: int, dtypes: tuple[str, ...]) -> bool:
-    """Tell whether it is a tensor of no other class, of such a dtype, with its values in memory."""
+    """Tell whether it is a plain strided tensor of one of these dtypes."""
     torch = sys.modules["torch"]
     strided = tensor.layout is torch.strided and tensor.dim() == axes
     return type(tensor) is torch.Tensor and strided and tensor.dtype in _dtypes(*dtypes)

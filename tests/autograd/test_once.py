@@ -231,7 +231,51 @@ def test_another_stream_waits_for_what_one_builds(way):
         assert torch.equal(found, expected)
 
 
+@gpu
+def test_memory_stays_until_every_stream_has_read_it():
+    edge_index, sizes = edges_of("many")
+    x = torch.rand(sizes[0], 64, device="cuda")
+    expected = autograd.spmm(by_formats(edge_index, num_nodes=sizes), x)
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        graph = Graph.from_edge_index(edge_index, num_nodes=sizes)
+        autograd.graph_tensors(graph)
+    torch.cuda.synchronize()
+    torch.cuda._sleep(200_000_000)
+    found = autograd.spmm(graph, x)
+    del graph
+    with torch.cuda.stream(side):  # would get the same memory
+        trash = [torch.full((4 * edge_index.shape[1],), -1, device="cuda") for _ in range(20)]
+    torch.cuda.synchronize()
+    assert torch.equal(found, expected)
+    del trash
+
+
+@gpu
+def test_a_build_that_fails_is_not_waited_for(monkeypatch):
+    edge_index, sizes = edges_of("many")
+    graph = Graph.from_edge_index(edge_index, num_nodes=sizes)
+    with monkeypatch.context() as patch:
+
+        def fail(*_, **__):
+            raise torch.OutOfMemoryError("no memory")
+
+        patch.setattr(build, "small", fail)
+        patch.setattr(build, "keys", fail)
+        with pytest.raises(torch.OutOfMemoryError):
+            autograd.graph_tensors(graph)
+    assert not _reports._open
+    x = torch.rand(sizes[0], 8, device="cuda")
+    again = Graph.from_edge_index(edge_index, num_nodes=sizes)
+    expected = autograd.spmm(by_formats(edge_index, num_nodes=sizes), x)
+    assert torch.equal(autograd.spmm(again, x), expected)
+    assert torch.equal(autograd.spmm(graph, x), expected)
+
+
 WRONG = {
+    "highest": (1, 9, 2**63 - 1),
+    "least": (0, 2, -(2**63)),
     "negative": (0, 5, -1),
     "too large": (1, 77, 500),
     "far": (1, 0, 2**40),

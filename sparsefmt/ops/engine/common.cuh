@@ -99,7 +99,7 @@ __device__ inline void store_pack(T* y, const Sum* sum) {
 __device__ inline long long at(int row, unsigned stride) { return (unsigned)row * (unsigned long long)stride; }
 __device__ inline long long at(long long row, unsigned stride) { return row * stride; }
 
-// The work of a kernel over CSR is cut as _chunks.Chunks says: into pieces of at most PIECE entries of
+// The work of a kernel over CSR is cut as formats/chunks.py says: into pieces of at most PIECE entries of
 // one row (an empty row has one piece); CHUNKS chunks of equally many pieces make a block. Chunk c begins
 // in row start[c].row at entry start[c].entry.
 constexpr int PIECE = 8;

@@ -5,7 +5,7 @@
 constexpr int UNWEIGHTED = 0, WEIGHTED = 1, SCALED = 2;
 
 // Resident blocks: as many as leave each thread the registers for its loads in flight; for float32 those that a wave of
-// _chunks.py has, at the price of 32 bytes spilled: 5 take 1.2x the time where there is one wave, and 1.05x on reddit.
+// formats/chunks.py has, at the price of 32 bytes spilled: 5 take 1.2x the time where there is one wave, and 1.05x on reddit.
 template <typename T, int VEC> constexpr int RESIDENT = VEC * sizeof(T) < 16 ? 6 : sizeof(T) == 4 ? 7 : 4;
 
 // The number of an entry, whatever is given for a permutation.
