@@ -7,6 +7,7 @@ need not wait once it is, and what was found meanwhile, such as a wrong id in an
 import ctypes
 from collections.abc import Callable
 from threading import RLock
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -73,7 +74,7 @@ class Report:
         """
         if not self.done():
             if raw_stream(self.device) != self.stream:
-                made_by = torch.cuda.ExternalStream(self.stream, device=self.device)
+                made_by: Any = torch.cuda.ExternalStream(self.stream, device=self.device)  # type: ignore[no-untyped-call]
                 torch.cuda.current_stream(self.device).wait_stream(made_by)
             return False
         self.check()
