@@ -53,6 +53,7 @@ class Adapter:
     finish: Callable[[Any, Tensor], Tensor]
     suits: Callable[[Any], bool]  #: whether the layer's options are those of the expression
     default: str = ""  #: the composition that the layer has by itself
+    narrowing: str = ""  #: and where it maps features before it aggregates them
     edge_index: bool = False  #: whether it takes PyG's arrays, not a graph
     functions: Callable[[Any, Graph], Mapping[str, Any]] = field(default=lambda *_: {})
 
@@ -62,13 +63,15 @@ class PlannedLayer:
 
     def __init__(self, layer: Module, adapter: Adapter, settings: Settings) -> None:
         self.layer, self.adapter = layer, adapter
-        self.composition = Composition(adapter.expression(layer), adapter.default, settings)
+        own = adapter.default, settings, adapter.narrowing
+        self.composition = Composition(adapter.expression(layer), *own)
         self.kinds_of_own: set[Any] = set()
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out what was made for graphs and tensors that a copy will not meet."""
         composition = self.composition
-        again = Composition(composition.expression, composition.default, composition.settings)
+        own = composition.default, composition.settings, composition.narrowing
+        again = Composition(composition.expression, *own)
         return {"layer": self.layer, "adapter": type_name(self.layer), "composition": again}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -352,6 +355,7 @@ _SAGE = Adapter(
     finish=lambda layer, y: _biased(layer.lin_l, y),
     suits=lambda layer: _whole(layer) and _bare(layer.lin_l) and _bare(layer.lin_r),
     default="((D·A·H)·W) + (H·V)",
+    narrowing="(D·A·(H·W)) + (H·V)",
 )
 _GIN = Adapter(
     expression=lambda layer: models.gin(models.features()),
@@ -360,6 +364,7 @@ _GIN = Adapter(
     finish=_rest,
     suits=lambda layer: _whole(layer) and _gin_whole(layer),
     default="(B·H)·W",
+    narrowing="B·(H·W)",
 )
 _GAT = Adapter(
     expression=lambda layer: models.gat(models.features(), opened=True),
@@ -386,7 +391,7 @@ _TAGCN = Adapter(
     suits=lambda layer: layer.normalize and _plain(layer) and all(map(_bare, layer.lins)),
     edge_index=True,
 )
-_OF_PYG = partial(replace, default="", edge_index=True)
+_OF_PYG = partial(replace, default="", narrowing="", edge_index=True)
 #: Layers by their classes' names, so that nothing is imported that the user has not.
 ADAPTERS = {
     "sparsefmt.nn.GCNConv": _GCN,

@@ -20,6 +20,7 @@ from ..plan.expression import Apply, Broadcast, Expression, Hop, Leaf, Product, 
 from ..plan.planner import Plan, plan
 from ..plan.rules import Step, Tree, bare, steps
 from ._precision import bf16_is_allowed, tf32_is_allowed
+from .convolutions import maps_first
 from .gat import gat_aggregate
 from .lifetimes import note
 from .matmul import multiply, scaled, spmm
@@ -240,6 +241,7 @@ class Composition:
     expression: Expression
     default: str  #: the layer's own composition, if it is one of the trees
     settings: Settings
+    narrowing: str = ""  #: the same where the layer maps features before it aggregates them
     plans: dict[Any, Planned] = field(default_factory=dict)
     chosen: dict[Any, Plan] = field(default_factory=dict)  #: by sizes to the next power of two
 
@@ -298,14 +300,16 @@ class Composition:
                 runs=self.settings.steps,
                 rounded=rounded,
                 orders=(sizes,),
-                own=self._is_own,
+                own=partial(_is_own, self._own(sizes, bound)),
             )
             found = self.chosen[key] = self._measured(found, values, functions, code)
         return found
 
-    def _is_own(self, tree: Tree) -> bool:
-        """Tell whether the layer computes the tree by itself, with nothing to keep of it."""
-        return bare(tree) == self.default and not any(step.constant for step in steps(tree))
+    def _own(self, sizes: Mapping[str, int], leaves: Mapping[str, Leaf]) -> str:
+        """Give the composition that the layer has by itself for these widths."""
+        if self.narrowing and maps_first(sizes["in"], sizes["out"], gradient=leaves["H"].grad):
+            return self.narrowing
+        return self.default
 
     def _measured(
         self,
@@ -337,6 +341,11 @@ class Composition:
                 _REMEMBERED.pop(next(iter(_REMEMBERED)), None)
             _REMEMBERED[key] = seconds
         return found.with_measured(seconds)
+
+
+def _is_own(own: str, tree: Tree) -> bool:
+    """Tell whether the layer computes the tree by itself, with nothing to keep of it."""
+    return bare(tree) == own and not any(step.constant for step in steps(tree))
 
 
 def _whole(

@@ -229,7 +229,7 @@ def gin_convolution(
     -----
     The map comes first where fewer bytes are gathered so, as in ``sage_convolution``.
     """
-    if not _maps_first(x, weight):
+    if not maps_first(*weight.shape[::-1], gradient=x.requires_grad):
         return linear(propagated(graph, x, None, eps, one_more=True), weight, bias)
     if not recorded(x, weight, bias):
         h = linear(x, weight)
@@ -238,10 +238,13 @@ def gin_convolution(
     return found
 
 
-def _maps_first(x: Tensor, weight: Tensor) -> bool:
-    """Tell whether to aggregate what was mapped: if ``x`` has no gradient, backward does it too."""
-    passes = 2 if torch.is_grad_enabled() and not x.requires_grad else 1
-    return passes * weight.shape[0] <= weight.shape[1]
+def maps_first(width: int, out_width: int, *, gradient: bool) -> bool:
+    """Tell whether SAGE and GIN aggregate what was mapped, so that fewer bytes are gathered.
+
+    If the features have no ``gradient``, backward aggregates the gradient of what was mapped only.
+    """
+    passes = 2 if torch.is_grad_enabled() and not gradient else 1
+    return passes * out_width <= width
 
 
 class _Gcn(Function):
@@ -291,7 +294,7 @@ def sage_convolution(
     bytes are gathered so.  If ``x`` has no gradient, backward aggregates only what was mapped.
     """
     inputs = x, weight, bias, own_weight
-    early = _maps_first(x, weight)
+    early = maps_first(*weight.shape[::-1], gradient=x.requires_grad)
     if not recorded(*inputs):
         return _sage(graph, early, *inputs)[0]
     found: Tensor = _Sage.apply(*inputs, graph, early)  # type: ignore[no-untyped-call]
