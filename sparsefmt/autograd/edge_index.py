@@ -138,11 +138,14 @@ def _remembered_of_pyg(given: Any, sizes: Sizes) -> Graph:
     key = _key_of(given)
     if key is None or key.is_inference():
         return _made(given, num_nodes)
-    state = *(_state_of(part) for part in _parts_of(given)), num_nodes
+    state = tuple(_state_of(part) for part in _parts_of(given))
     found = _graphs.get(key)
-    if found is None or found[0] != state:
-        found = _graphs[key] = state, _made(given, num_nodes)
-    graph: Graph = found[1]
+    if found is not None and found[0] == state:
+        kept: Graph = found[1]
+        if num_nodes is None or kept.shape == num_nodes[::-1]:
+            return kept
+    graph = _made(given, num_nodes)
+    _graphs[key] = state, graph
     return graph
 
 
@@ -150,9 +153,13 @@ _of_pyg: Any = torch.compiler.disable(_remembered_of_pyg)  # type: ignore[no-unt
 
 
 def _made(given: Any, num_nodes: tuple[int, int] | None) -> Graph:
-    whole = isinstance(given, Tensor) and given.layout is torch.strided
-    copied = given.clone() if whole and not given.is_cuda else given  # as in _graph
-    return Graph.from_edge_index(copied, num_nodes=num_nodes)
+    """Make a graph that does not keep the tensor alive: see ``_graph``."""
+    if isinstance(given, Tensor) and not given.requires_grad:
+        if given.layout is not torch.strided:
+            given = given.detach()  # which its parts would hold
+        elif not given.is_cuda:
+            given = given.clone()
+    return Graph.from_edge_index(given, num_nodes=num_nodes)
 
 
 def _key_of(given: Any) -> Tensor | None:

@@ -88,7 +88,7 @@ def ends_of(x: Any, graph: GraphLike, size: Any = None) -> Ends:
         raise ShapeError(f"x has {len(x)} parts: give (x, x_target), features of both ends.")
     source, target = x if pair else (x, x)
     if size is not None:
-        _check_size(size)
+        _check_size(size, source, target)
     graph = as_graph(graph, source, target, size=size)
     tensors = graph_tensors(graph)
     n_source, n_target = (None, None) if size is None else size
@@ -107,8 +107,8 @@ def ends_of(x: Any, graph: GraphLike, size: Any = None) -> Ends:
     return Ends(graph, source, target, source is target)
 
 
-def _check_size(size: Any) -> None:
-    """Check for ``(n_source, n_target)``, each an integer or None."""
+def _check_size(size: Any, source: Any, target: Any) -> None:
+    """Check for ``(n_source, n_target)``, each an integer or None, beside features of both."""
     two = isinstance(size, tuple | list) and len(size) == 2
     if not two or not all(
         one is None or (isinstance(one, Integral) and not isinstance(one, bool)) for one in size
@@ -116,6 +116,12 @@ def _check_size(size: Any) -> None:
         raise ShapeError(f"size is {size!r}: give (n_source, n_target), two integers.")
     if any(one is not None and one < 0 for one in size):
         raise ShapeError(f"size is {size!r}: counts cannot be negative.")
+    for what, x, wanted in (("sources", source, size[0]), ("targets", target, size[1])):
+        if isinstance(x, Tensor) and wanted is not None and x.shape[:1] != (wanted,):
+            raise ShapeError(
+                f"size is {tuple(size)} but features of {what} have shape {tuple(x.shape)}: give "
+                "one row for each of them."
+            )
 
 
 def check_end(name: str, x: Any, rows: int, axis: str, graph: GraphLike) -> None:
