@@ -90,6 +90,12 @@ class GraphBuilt(Built):
         found = None if made is None else made.numbered_csc()
         return csr.tocsc_with_perm() if found is None else found
 
+    def _join(self) -> None:
+        """Join what pieces have built, for a graph that has none to sort less."""
+        if self.pieces is not None:
+            self.csr()
+            self.csc()
+
     def inverse(self) -> Array:
         """Return the permutation from CSC order to CSR order."""
         return self.ask(("inverse", False), lambda: primitives.inverse(self.csc()[1]))
@@ -99,6 +105,7 @@ class GraphBuilt(Built):
         other = GraphBuilt(self.structure.with_data(values))
         other.looped = self.looped
         given = other.structure.data
+        self._join()
         csr, numbers = self.csr()
         with self.lock:
             parts = {key: part for key, part in self.items() if key[0] != "stats"}
@@ -142,9 +149,7 @@ class GraphBuilt(Built):
                 seen[id(array)] = array, move(array)
             return seen[id(array)][1]
 
-        if self.pieces is not None:  # joined here rather than sorted there
-            self.csc()
-            self.csr()
+        self._join()
         with self.lock:
             parts = {key: part for key, part in self.items() if key[0] != "stats"}
         other = GraphBuilt(_map_arrays(self.structure, once))

@@ -45,23 +45,10 @@ def blocks_of(pieces: Sequence[Any]) -> Blocks:
         If there are more rows, columns or entries than the index dtype counts.
     """
     first = pieces[0]
+    kind = _kind(first)
     for number, one in enumerate(pieces):
-        if one.device != first.device:
-            raise DeviceError(
-                f"graphs[{number}] is on {one.device} but graphs[0] on {first.device}: move one of "
-                f'them, graph.to("{first.device}") for instance.'
-            )
-        if one.dtype != first.dtype:
-            values, others = (_values_of(each) for each in (one, first))
-            raise DtypeError(
-                f"graphs[{number}] has {values} but graphs[0] has {others}: give all values of one "
-                "dtype, or none, with_data(None) for instance."
-            )
-        if one.index_dtype != first.index_dtype:
-            raise DtypeError(
-                f"graphs[{number}] has {one.index_dtype} indices but graphs[0] has "
-                f"{first.index_dtype}: make all of them of one dtype."
-            )
+        if _kind(one) != kind:
+            _refuse(number, _kind(one), kind)
     shapes = [one.shape for one in pieces]
     sizes = [shape[0] for shape in shapes], [shape[1] for shape in shapes]
     found = Blocks(*(_ends(each) for each in (*sizes, [one.nnz for one in pieces])))
@@ -69,8 +56,31 @@ def blocks_of(pieces: Sequence[Any]) -> Blocks:
     return found
 
 
-def _values_of(piece: Any) -> str:
-    return "no values" if piece.dtype is None else f"values of {piece.dtype}"
+def _kind(piece: Any) -> tuple[str, str | None, str]:
+    """Name the device, the dtype of values and that of indices; NumPy's dtypes may equal None."""
+    dtype = piece.dtype
+    return piece.device, None if dtype is None else dtype.name, piece.index_dtype.name
+
+
+def _refuse(number: int, found: Sequence[str | None], first: Sequence[str | None]) -> None:
+    """Say in what a piece differs from the first one."""
+    if found[0] != first[0]:
+        raise DeviceError(
+            f"graphs[{number}] is on {found[0]} but graphs[0] on {first[0]}: move one of them, "
+            f'graph.to("{first[0]}") for instance.'
+        )
+    if found[1] != first[1]:
+        values = [
+            "no values" if one is None else f"values of {one}" for one in (found[1], first[1])
+        ]
+        raise DtypeError(
+            f"graphs[{number}] has {values[0]} but graphs[0] has {values[1]}: give all values of "
+            "one dtype, or none, with_data(None) for instance."
+        )
+    raise DtypeError(
+        f"graphs[{number}] has {found[2]} indices but graphs[0] has {first[2]}: make all of them "
+        "of one dtype."
+    )
 
 
 def _ends(counts: list[int]) -> list[int]:

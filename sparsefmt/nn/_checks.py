@@ -83,7 +83,7 @@ def ends_of(x: Any, graph: GraphLike, size: Any = None) -> Ends:
         check_square(graph)
         check_features(x, graph)
         return Ends(graph, x, x, True)
-    pair = isinstance(x, tuple | list)
+    pair = isinstance(x, tuple) or (isinstance(x, list) and len(x) == 2)
     if pair and len(x) != 2:
         raise ShapeError(f"x has {len(x)} parts: give (x, x_target), features of both ends.")
     source, target = x if pair else (x, x)
