@@ -8,12 +8,10 @@ from sparsefmt.errors import DeviceError
 
 #: Name of a benchmark -> the room with its module, which has the same name and a ``main``.
 ROOMS = {
-    "captured": "engine",
     "convert": "formats",
     "digests": "engine",
     "fuse": "attention",
     "maxk": "cbsr",
-    "once": "engine",
     "overhead": "engine",
     "plan": "plan",
     "sampled": "sampling",
@@ -22,6 +20,7 @@ ROOMS = {
     "spmm": "matmul",
     "tcgnn": "tiles",
     "tiles": "tiles",
+    "wallclock": "wallclock",
 }
 
 

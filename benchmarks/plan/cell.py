@@ -44,7 +44,9 @@ def warm_up(models: tuple[str, ...], device: str) -> None:
     """Wake up what the first call of a process waits for."""
     A = graphs.load("small", device)
     for model, training in product(models, (False, True)):
-        Cell(A, A, model, (32, 64), training=training).compile()
+        cell = Cell(A, A, model, (32, 64), training=training)
+        cell.compile()
+        optimize(cell.layer, cell.first, training=training, mode="measure")
 
 
 class Cell:

@@ -1,7 +1,5 @@
 """Training steps on a small graph: eager, as one CUDA graph by ``nn.capture``, and PyG's.
 
-``python -m benchmarks captured [--quick] [--out FOLDER]``
-
 Two layers with dropout, cross entropy and fused Adam on a random graph of pubmed's size; wall time
 of a step until the device is done, in turn in one process.  Before any is timed, the captured steps
 are compared with eager ones, from one seed.
@@ -17,11 +15,10 @@ from typing import Any
 
 from sparsefmt import Graph
 
-from .. import _harness, _options
+from .. import _harness
 from .._harness import Target
-from .once import without_loops
+from .changing import without_loops
 
-NEEDS_GPU = True
 N, EDGES, WIDTHS = 19_717, 88_648, (500, 16, 3)
 LAYERS = ("GCNConv", "SAGEConv", "GATConv")
 RUNS, WARMUPS, STEPS = 100, 20, 10
@@ -31,11 +28,8 @@ WAYS = ("eager", "captured", "pyg")
 COLUMNS = {"case": "<12", **dict.fromkeys(WAYS, "9.3f"), "ratio": "7.2f"}
 
 
-def main(argv: list[str]) -> int:
-    """Measure and report; 1 if captured steps are wrong."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks captured")
-    _options.add_results_options(parser, "few runs")
-    options = parser.parse_args(argv)
+def captured(options: argparse.Namespace) -> bool:
+    """Measure every layer, and tell whether captured steps were right."""
     _harness.print_head("ms of a training step, pubmed's size", COLUMNS)
     rows = []
     for name in LAYERS:
@@ -43,8 +37,7 @@ def main(argv: list[str]) -> int:
         wrong = wrong_steps(name)
         rows.append(row | ({"wrong": wrong} if wrong else times(name, quick=options.quick)))
         _harness.print_row(rows[-1], COLUMNS)
-    right = _harness.keep("captured", "captured steps", rows, judge, cuda=True, folder=options.out)
-    return 0 if right else 1
+    return _harness.keep("wallclock", "captured", rows, judge, cuda=True, folder=options.out)
 
 
 def steps(
