@@ -8,7 +8,6 @@ as PyG gives it, the same on ``Graph.batch`` of graphs that were built once, and
 """
 
 import argparse
-
 import time
 from collections.abc import Callable
 from copy import deepcopy
