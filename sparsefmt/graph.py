@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable
 from typing import Any
+from weakref import ref
 
 import numpy as np
 
@@ -67,17 +68,18 @@ class Graph(Shaped):
         if checks.DEBUG:
             structure.check()
         self._built, self._flipped = GraphBuilt(structure), False
-        self._built.graphs[False] = self
+        self._built.graphs[False] = ref(self)
 
     @classmethod
     def _on(cls, built: "GraphBuilt", flipped: bool) -> "Graph":
         """Return the graph, or its transpose, over what was built; the same one while it lives."""
         with built.lock:
-            found: Graph | None = built.graphs.get(flipped)
+            there = built.graphs[flipped]
+            found: Graph | None = None if there is None else there()
             if found is None:
                 found = object.__new__(cls)
                 found._built, found._flipped = built, flipped
-                built.graphs[flipped] = found
+                built.graphs[flipped] = ref(found)
             return found
 
     def _ask(self, *key: Any, build: Callable[[], Made]) -> Made:

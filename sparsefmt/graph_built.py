@@ -2,11 +2,12 @@
 
 from collections.abc import Callable, Hashable
 from typing import Any
-from weakref import WeakValueDictionary
+from weakref import ref
 
 from .formats import primitives
 from .formats.arrays import Array, allocating, finish, on_device_of
 from .formats.base import Format
+from .formats.blocks import Facts
 from .formats.built import Built, Made
 from .formats.compressed import CSC, CSR
 from .formats.convert import numbered_csr
@@ -27,8 +28,9 @@ class GraphBuilt(Built):
     ) -> None:
         super().__init__()
         self._structure, self.edges, self.pieces = structure, edges, pieces
+        self.facts: Facts | None = None  # once a batch has asked for them
         # Weak: a graph holds this.  Without cycles GPU memory goes back at once.
-        self.graphs: WeakValueDictionary[bool, Any] = WeakValueDictionary()
+        self.graphs: list[ref[Any] | None] = [None, None]  # and of its transpose
         # Of the graph and of its transpose; what torch.compile reads while it traces, which would
         # guard the keys of a dict.
         self.tensors: list[Any] = [None, None]

@@ -15,7 +15,7 @@ class Pieces:
     """Graphs on the diagonal of one, joined format by format as each is asked for."""
 
     def __init__(self, graphs: Sequence[Any]) -> None:
-        self.graphs, self.at = graphs, blocks.blocks_of(graphs)
+        self.graphs, self.at = graphs, blocks.blocks_of([_facts_of(one) for one in graphs])
         first = graphs[0]
         self.shape, self.nnz = self.at.shape, self.at.nnz
         self.device, self.index_dtype, self.dtype = first.device, first.index_dtype, first.dtype
@@ -42,6 +42,20 @@ class Pieces:
     def coo(self) -> COO:
         """Join the edges of each, in the user's order."""
         return blocks.coordinates([blocks.user_coo(one.structure) for one in self.graphs], self.at)
+
+
+def _facts_of(graph: Any) -> blocks.Facts:
+    """Give what a graph is, kept with what it has built: batches ask for many at once."""
+    built = graph._built
+    found: blocks.Facts | None = built.facts
+    if found is None:
+        given = built.given
+        dtype = None if given.dtype is None else given.dtype.name
+        sizes = (*given.shape, given.nnz)
+        found = built.facts = blocks.Facts(given.device, dtype, given.index_dtype.name, *sizes)
+    if not graph._flipped:
+        return found
+    return found._replace(n_rows=found.n_cols, n_cols=found.n_rows)
 
 
 def checked(graphs: Any, kind: type) -> list[Any]:

@@ -10,6 +10,13 @@ if TYPE_CHECKING:
     from .cbsr import features_to_keep as features_to_keep
     from .cbsr import maxk as maxk
     from .cbsr import maxk_aggregate as maxk_aggregate
+    from .convolutions import gat_convolution as gat_convolution
+    from .convolutions import gcn_convolution as gcn_convolution
+    from .convolutions import gin_convolution as gin_convolution
+    from .convolutions import is_bare as is_bare
+    from .convolutions import is_plain as is_plain
+    from .convolutions import propagated as propagated
+    from .convolutions import sage_convolution as sage_convolution
     from .edge_index import as_graph as as_graph
     from .edges import edge_softmax as edge_softmax
     from .edges import sddmm as sddmm
@@ -38,6 +45,10 @@ if TYPE_CHECKING:
 _MODULES = {
     "_order": "own_values",
     "cbsr": "features_to_keep maxk maxk_aggregate",
+    "convolutions": (
+        "gat_convolution gcn_convolution gin_convolution is_bare is_plain propagated "
+        "sage_convolution"
+    ),
     "edge_index": "as_graph",
     "edges": "edge_softmax sddmm",
     "gat": "gat_aggregate gat_of_vectors",

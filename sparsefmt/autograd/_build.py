@@ -32,15 +32,42 @@ class Arrays:
 
     def __init__(self, at: Layout, memory: Tensor, report: Report) -> None:
         self.at, self.memory, self.report = at, memory, report
-        first, item = at.indptr // ITEMSIZE[at.index_dtype], at.n_rows + 1
-        sizes = [first, item, at.nnz, at.nnz, memory.shape[0] - first - item - 2 * at.nnz]
-        _, self.indptr, self.indices, self.perm, _ = memory.split_with_sizes(sizes)
         self.structure = build.structure_in(at, memory.data_ptr(), report)
         self._built = Built()
+
+    def views(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Return ``indptr``, ``indices`` and ``perm``, which launches do not ask for."""
+        return self._built.ask("views", self._views)
+
+    def _views(self) -> tuple[Tensor, Tensor, Tensor]:
+        at, count = self.at, self.memory.shape[0]
+        first, item = at.indptr // ITEMSIZE[at.index_dtype], at.n_rows + 1
+        sizes = [first, item, at.nnz, at.nnz, count - first - item - 2 * at.nnz]
+        _, indptr, indices, perm, _ = self.memory.split_with_sizes(sizes)
+        return indptr, indices, perm
 
     def settled(self) -> Structure:
         """Return the structure as it is, waiting for its build."""
         return self._built.ask("structure", lambda: exact(self.structure))
+
+    def is_small(self) -> bool:
+        """Tell whether it is built in one launch."""
+        return build.is_small(self.at)
+
+    def is_settled(self) -> bool:
+        """Tell whether somebody has asked for the structure as it is."""
+        return "structure" in self._built.found
+
+    def without_cuts(self) -> Structure:
+        """Return the structure for as many blocks as there can be, which another graph's may be.
+
+        Its rows are cut between blocks only if the report says so, where the build is done.
+        """
+        found = self.report.found
+        if found is not None and not found.cuts and self.structure.n_cuts:
+            begin, at = self.memory.data_ptr(), self.at
+            self.structure = build.structure_in(at, begin, self.report, cuts=False)
+        return self.structure
 
     def plan(self) -> list[Tensor]:
         """Return the arrays of ``CSR.chunks``, waiting for the build."""
@@ -68,7 +95,7 @@ class Arrays:
 
     def _csr(self) -> CSR:
         start, slot, cut, long = (from_tensor("chunks", part) for part in self.plan())
-        indptr, indices = from_tensor("indptr", self.indptr), from_tensor("indices", self.indices)
+        indptr, indices = (from_tensor("rows", view) for view in self.views()[:2])
         shape, S = (self.at.n_rows, self.at.n_cols), self.settled()
         csr = CSR._trusted(indptr=indptr, indices=indices, data=None, shape=shape)
         chunks = Chunks(start=start, slot=slot, cut=cut, long=long, longest=S.longest)
@@ -127,7 +154,7 @@ def columns_of(rows: Arrays) -> Arrays:
     at = build.layout(own.n_cols, own.n_rows, own.nnz, own.index_dtype, device)
     ids = rows.structure.indices, 0
     minor = rows.structure.indptr
-    return _built(at, Report(device), rows.indices, ids, minor, transposed=True)
+    return _built(at, Report(device), rows.memory, ids, minor, transposed=True)
 
 
 def _built(

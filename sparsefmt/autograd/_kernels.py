@@ -3,8 +3,10 @@
 None of them waits for a GPU.
 """
 
+from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -19,7 +21,8 @@ from ..ops.engine.structure import Structure, built_at
 from ..ops.engine.table import Kernel, Op, deferred
 from ..ops.matmul import cuda_aggregate as matmul_cuda_aggregate
 from ..ops.matmul.aggregation import AGGREGATE_BACKWARD
-from ..ops.matmul.api import SPMM
+from ..ops.matmul.api import ROUNDED, SPMM, against_rounding
+from ..ops.matmul.cuda import spmm_with_own
 from ..ops.sampling import cuda as sampling_cuda
 from ..ops.sampling.api import SCALES_AND_OPTIONS, sample_with_perm
 from ..ops.sampling.options import SampleOptions
@@ -122,6 +125,59 @@ SPMM_SAMPLED_DX = Op(
     ),
     results=_like_columns,
     takes_indptr=True,
+)
+
+# A product to whose rows a part of their own is added
+
+
+def plus_own(y: Tensor, rows: Tensor, own: Tensor | None, one_more: bool, bias: Any) -> Tensor:
+    """Add to a result what the kernel with own parts adds, in place."""
+    if own is None:
+        y += rows
+    elif one_more:
+        y.addcmul_((1 + own).to(y.dtype), rows)
+    else:
+        own = own[:, None].to(y.dtype)
+        y.addcmul_(own, rows.masked_fill(own == 0, 0))
+    return y if bias is None else y.add_(bias)
+
+
+def _apart(S: Structure, *args: Any) -> Any:
+    return plus_own(choose.run(SPMM, S, *args[:6]), *args[6:])
+
+
+def _spmm_with_own_on_cpu(A: CSR, *args: Any) -> Any:
+    found = torch.from_numpy(choose.run(SPMM, A, *args[:6]))
+    own: Any = (torch.from_numpy(a) if isinstance(a, np.ndarray) else a for a in args[6:])
+    return plus_own(found, *own).numpy()
+
+
+def _together(S: Structure, *args: Any, **_: Any) -> list[str]:
+    """List the reasons against a product first, and its own part behind it."""
+    if not S.nnz:
+        return []
+    return ["A is no tiles"] if not prepared else against_spmm(S, *args[:6])
+
+
+def _not_rounded(S: Structure, x: Tensor, *_: Any, **__: Any) -> list[str]:
+    return against_rounding(S.nnz, x, None)
+
+
+SPMM_WITH_OWN = Op(
+    "spmm_with_own",
+    "Tensor x, Tensor? values, Tensor? perm, Tensor? row_scale, Tensor? col_scale, str reduce, "
+    "Tensor rows, Tensor? own, bool one_more, Tensor? bias",
+    kernels=(
+        Kernel("spmm_then_own", _apart, ("csr",), "gpu", refuses=_together),
+        Kernel(
+            *("spmm_csr_with_own_rounded", partial(spmm_with_own, narrow=True), ("csr",), "gpu"),
+            refuses=_not_rounded,
+            note=ROUNDED,
+        ),
+        Kernel("spmm_csr_with_own", spmm_with_own, ("csr",), "gpu"),
+        Kernel("spmm_with_own_numba", _spmm_with_own_on_cpu, ("csr",), "cpu"),
+    ),
+    results=lambda S, x, *_: (((S.n_rows, x.shape[1]), x),),
 )
 
 # Both gradients of a product, with what a graph keeps for them

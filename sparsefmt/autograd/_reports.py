@@ -54,6 +54,10 @@ class Report:
                     _free.append(self.address)
         return self.found is not None
 
+    def is_ahead(self) -> bool:
+        """Tell quickly whether the current stream made it and has not come so far."""
+        return self.found is None and not self._words[0] and raw_stream(self.device) == self.stream
+
     def wait(self) -> Findings:
         """Wait until the stream has come so far, and raise for a wrong id."""
         if not self.done():

@@ -16,6 +16,10 @@ from ._build import Arrays, columns_of, sides_of
 from ._memory import on_device
 from ._reports import Report, mark
 
+#: How often a graph that has been built is asked for before its launches are decided for it alone:
+#: in three steps of a layer, forward and backward.
+_MOST_ASKED = 32
+
 
 class _OfStructure:
     """Tensors of a structure, and what is made once of them alone."""
@@ -74,6 +78,7 @@ class Side(_OfStructure):
     """
 
     arrays: "Arrays | None" = None
+    _numbered = True  # whether ``perm`` is wanted of them
 
     def __init__(
         self,
@@ -94,7 +99,11 @@ class Side(_OfStructure):
     def plan(self) -> list[Tensor]:
         """The arrays of ``CSR.chunks``, whose sizes wait for the build."""
         arrays = self.arrays
-        return self._plan if arrays is None else arrays.plan()
+        if arrays is None:
+            return self._plan
+        found = arrays.plan()
+        self.settle()
+        return found
 
     @classmethod
     def of(cls, csr: CSR, perm: Any) -> "Side":
@@ -109,21 +118,54 @@ class Side(_OfStructure):
         return cls(*parts, plan, order, structure, built_for(structure, lambda: bare))
 
     @classmethod
-    def over(cls, arrays: Arrays, perm: Tensor | None) -> "Side":
-        """Make a side over arrays that the current stream is building."""
-        built = built_for(arrays.structure, arrays.csr)
-        parts = arrays.indptr, arrays.indices, arrays.at.n_cols
-        found = cls(*parts, [], perm, arrays.structure, built)
-        found.arrays = arrays
+    def over(cls, arrays: Arrays, *, numbered: bool) -> "Side":
+        """Make a side over arrays that the current stream is building, with ``perm`` if wanted."""
+        found = cls.__new__(cls)
+        _OfStructure.__init__(found, arrays.memory)
+        found.arrays, found._numbered = arrays, numbered
+        found._plan, found.n_cols = [], arrays.at.n_cols
+        found.structure = arrays.structure
+        if not arrays.is_small():
+            _ = found.built
         return found
 
+    def __getattr__(self, name: str) -> Any:
+        """Make the views of what is being built once somebody asks for them: each takes 2 µs."""
+        arrays = self.__dict__.get("arrays")
+        if arrays is None or name not in ("indptr", "indices", "perm", "built"):
+            raise AttributeError(name)
+        if name == "built":
+            self.built = built_for(arrays.structure, arrays.csr)
+            return self.built
+        self.indptr, self.indices, perm = arrays.views()
+        self.perm = perm if self._numbered else None
+        return self.__dict__[name]
+
+    @property
+    def report(self) -> "Report | None":
+        """Report of what is being built."""
+        return None if self.arrays is None else self.arrays.report
+
     def reach(self) -> bool:
-        """Let the current stream read what is being built, and tell whether that is done."""
+        """Let the current stream read what is being built, and tell whether that is done.
+
+        Of what is then known, only whether rows are cut between blocks is taken over: for exact
+        sizes launches would be decided anew, for each graph that is used once.
+        """
         arrays = self.arrays
         if arrays is None or not arrays.report.reach():
             return arrays is None
-        self.structure = arrays.settled()
+        if arrays.is_settled():
+            self.structure = arrays.settled()
+        elif self._numbered:  # backward comes when this is known, forward before
+            self.structure = arrays.without_cuts()
         return True
+
+    def settle(self) -> None:
+        """Take over exact sizes, which the build has reported."""
+        if self.arrays is not None:
+            self.structure = self.arrays.settled()
+            _ = self.built
 
     def wait(self) -> None:
         """Wait for what is being built."""
@@ -134,6 +176,7 @@ class Side(_OfStructure):
         """Wait for what is being built, and let go of all that a CSR has not."""
         arrays = self.arrays
         if arrays is not None:
+            _ = self.indptr, self.built
             self._plan, self.structure = arrays.plan(), arrays.settled()
             self.arrays = None
 
@@ -167,28 +210,38 @@ class GraphTensors(_OfStructure):
         *,
         ordered: bool = True,
     ) -> None:
-        super().__init__(rows.indices)
+        super().__init__(rows)
         self.rows, self.columns, self.csr_values = rows, columns, csr_values
         self.order, self.ordered = order, ordered
         self.n_rows, self.n_cols, self.nnz = sizes
         self.kind: str = getattr(self.device, "type", "")
         self.building: tuple[Side | Report, ...] = ()
+        self.asks_left = 0  #: until exact sizes of what was built are taken over
         self.loops: bool | None = None  #: whether an edge is one, None where nobody has looked
 
     @classmethod
     def of_edges(cls, edges: Edges, *, both: bool) -> "GraphTensors":
         """Build the rows of edges on the current stream, and if ``both`` the columns."""
         arrays, of_columns = sides_of(edges, both=both)
-        rows, values = Side.over(arrays, None), edges.weight
-        values = None if values is None else values.detach().index_select(0, arrays.perm)
-        found = cls(rows, None, values, (*edges.shape, edges.nnz), arrays.perm)
+        rows, values = Side.over(arrays, numbered=False), edges.weight
+        values = None if values is None else values.detach().index_select(0, arrays.views()[2])
+        found = cls(rows, None, values, (*edges.shape, edges.nnz))
+        del found.order  # made when asked for
         found.building = (rows,) if values is None else (rows, mark(edges.device_number))
         if of_columns is not None:
             found._add(of_columns)
         return found
 
+    def __getattr__(self, name: str) -> Any:
+        """Make the view of the edges' numbers once somebody asks for it."""
+        rows = self.__dict__.get("rows")
+        if name != "order" or rows is None or rows.arrays is None:
+            raise AttributeError(name)
+        self.order = rows.arrays.views()[2]
+        return self.order
+
     def _add(self, columns: Arrays) -> None:
-        self.columns = Side.over(columns, columns.perm)
+        self.columns = Side.over(columns, numbered=True)
         self.building = *self.building, self.columns
 
     def build_columns(self) -> None:
@@ -204,17 +257,35 @@ class GraphTensors(_OfStructure):
         IndexRangeError
             If an edge names a vertex that does not exist, and the GPU has come so far.
         """
+        if not self.building:
+            self._count_down()
+            return
+        last = self.building[-1]
+        report = last if isinstance(last, Report) else last.report
+        if report is not None and report.is_ahead():
+            return
         left = tuple(one for one in self.building if not one.reach())
+        self.asks_left = _MOST_ASKED
         arrays = self.rows.arrays
         if arrays is not None and arrays.report.found is not None:
             self._look(arrays.report.found)
         self.building = left
+
+    def _count_down(self) -> None:
+        """Take over exact sizes once a few steps have asked for a graph that has been built."""
+        self.asks_left -= 1
+        if self.asks_left <= 0:
+            self.asks_left = 0
+            for side in (self.rows, self.columns):
+                if side is not None:
+                    side.settle()
 
     def wait(self) -> None:
         """Wait for what is being built; errors are those of ``settle``."""
         for one in self.building:
             one.wait()
         self.settle()
+        self.asks_left = min(self.asks_left, 1)
 
     def _look(self, found: Findings) -> None:
         """Take over what the build of the rows has found."""
@@ -233,6 +304,7 @@ class GraphTensors(_OfStructure):
     def freeze(self) -> None:
         """Wait for what is being built; from then on sides are as those of formats."""
         self.wait()
+        _ = self.order
         for side in (self.rows, self.columns):
             if side is not None:
                 side.freeze()
@@ -242,7 +314,7 @@ class GraphTensors(_OfStructure):
         self.wait()
         arrays = cast(Arrays, self.rows.arrays)
         values = None if self.csr_values is None else from_tensor("values", self.csr_values)
-        order = None if arrays.in_order() else from_tensor("perm", arrays.perm)
+        order = None if arrays.in_order() else from_tensor("perm", arrays.views()[2])
         return arrays.csr().with_data(values), order
 
     def numbered_csc(self) -> tuple[CSC, Any] | None:
@@ -251,9 +323,10 @@ class GraphTensors(_OfStructure):
         if arrays is None:
             return None
         self.wait()
-        values = None if self.csr_values is None else self.csr_values.index_select(0, arrays.perm)
+        perm = arrays.views()[2]
+        values = None if self.csr_values is None else self.csr_values.index_select(0, perm)
         data = None if values is None else from_tensor("values", values)
-        return arrays.csr().with_data(data).T, from_tensor("perm", arrays.perm)
+        return arrays.csr().with_data(data).T, from_tensor("perm", perm)
 
     def inverse(self) -> Tensor:
         """Return the inverse of ``order``: the place in CSR order of each edge of the user's."""

@@ -3,11 +3,12 @@
 An ``edge_index``, an ``EdgeIndex``, or an ``adj_t`` whose rows are targets.
 """
 
-from typing import Any, TypeAlias
+from functools import partial
+from typing import Any, NamedTuple, TypeAlias
+from weakref import ref
 
 import torch
 from torch import Tensor
-from torch.utils.weak import WeakTensorKeyDictionary
 
 from ..graph import Graph
 from ..interop.adjacency import is_adj_t, is_edge_index, known_sizes
@@ -16,9 +17,20 @@ from ._tensors import GraphTensors
 #: Sources and targets, None where they are not known.
 Sizes: TypeAlias = tuple[int | None, int | None]
 
-#: Of each tensor: its version and place in memory, and the graph, which holds an alias or a copy of
-#: it, not the tensor itself.
-_graphs: Any = WeakTensorKeyDictionary()
+
+class _Memory(NamedTuple):
+    """A tensor, its version and place in memory when its graph was made, and the graph.
+
+    That holds an alias or a copy of the tensor, not the tensor itself.
+    """
+
+    tensor: "ref[Tensor]"
+    state: Any
+    graph: Graph
+
+
+#: By the identity of the tensor; a dictionary of weak keys takes ten times as long.
+_graphs: dict[int, _Memory] = {}
 
 
 def as_graph(given: Any, of_columns: Any, of_rows: Any = None, *, size: Any = None) -> Any:
@@ -69,7 +81,7 @@ def as_graph(given: Any, of_columns: Any, of_rows: Any = None, *, size: Any = No
 def is_remembered(given: Any) -> bool:
     """Tell whether a graph was made of that tensor."""
     key = given if isinstance(given, Tensor) else _key_of(given)
-    return key is not None and key in _graphs
+    return key is not None and _found(key) is not None
 
 
 def _is_plain(given: object) -> bool:
@@ -99,17 +111,31 @@ def _remembered(given: Tensor, sizes: Sizes) -> Graph:
     if given.is_inference():
         return _graph(given, sizes)
     state = given._version, given.data_ptr(), given.shape
-    found = _graphs.get(given)
-    if found is not None:
-        before, kept = found
+    found = _graphs.get(id(given))
+    if found is not None and found.state == state and found.tensor() is given:
         n_cols, n_rows = sizes
         n = n_rows if n_cols is None else n_cols
-        if before == state and (n is None or kept.shape == (n_rows, n_cols)):
-            graph: Graph = kept
-            return graph
-    graph = _graph(given, sizes)
-    _graphs[given] = state, graph
+        if n is None or found.graph.shape == (n_rows, n_cols):
+            return found.graph
+    return _remember(given, state, _graph(given, sizes))
+
+
+def _found(key: Tensor) -> _Memory | None:
+    """Find what is remembered of a tensor."""
+    found = _graphs.get(id(key))
+    return found if found is not None and found.tensor() is key else None
+
+
+def _remember(key: Tensor, state: Any, graph: Graph) -> Graph:
+    _graphs[id(key)] = _Memory(ref(key, partial(_forget, id(key))), state, graph)
     return graph
+
+
+def _forget(key: int, tensor: "ref[Tensor]") -> None:
+    """Drop the graph of a tensor that is gone; another one may have its identity by now."""
+    found = _graphs.get(key)
+    if found is not None and found.tensor is tensor:
+        del _graphs[key]
 
 
 _remembered_outside: Any = torch.compiler.disable(_remembered)  # type: ignore[no-untyped-call]
@@ -139,14 +165,11 @@ def _remembered_of_pyg(given: Any, sizes: Sizes) -> Graph:
     if key is None or key.is_inference():
         return _made(given, num_nodes)
     state = tuple(_state_of(part) for part in _parts_of(given))
-    found = _graphs.get(key)
-    if found is not None and found[0] == state:
-        kept: Graph = found[1]
-        if num_nodes is None or kept.shape == num_nodes[::-1]:
-            return kept
-    graph = _made(given, num_nodes)
-    _graphs[key] = state, graph
-    return graph
+    found = _found(key)
+    if found is not None and found.state == state:
+        if num_nodes is None or found.graph.shape == num_nodes[::-1]:
+            return found.graph
+    return _remember(key, state, _made(given, num_nodes))
 
 
 _of_pyg: Any = torch.compiler.disable(_remembered_of_pyg)  # type: ignore[no-untyped-call]

@@ -117,7 +117,7 @@ def unit_scales(graph: GraphLike, dtype: torch.dtype) -> Tensor | None:
     if S is None or tensors.csr_values is not None or torch.compiler.is_compiling():
         return None
     direct = torch.float32 if dtype is torch.float32 else torch.float64
-    out = tensors.rows.indptr.new_empty((2, tensors.n_rows), dtype=direct)
+    out = torch.empty((2, tensors.n_rows), dtype=direct, device=tensors.device)
     return gcn_unit_scales(S, out).to(dtype) if tensors.n_rows else out.to(dtype)
 
 

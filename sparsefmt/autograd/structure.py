@@ -1,5 +1,6 @@
 """A graph's arrays as tensors: built once, zero-copy, with the graph; ``Graph`` as pytree."""
 
+from contextlib import AbstractContextManager
 from typing import Any, TypeAlias, cast
 from weakref import WeakValueDictionary
 
@@ -17,6 +18,7 @@ from ..graph import Graph, GraphBuilt
 from ..interop.torch import from_tensor, to_tensor
 from ..ops.cbsr.gradients import checked_order
 from ..ops.cbsr.windows import prepare_order
+from ..ops.engine.memory import HERE
 from ..ops.engine.structure import csr_of
 from ..ops.tiles.costs import Costs, checked
 from ..reorder import Order
@@ -174,7 +176,7 @@ def _prepare_tensors(graph: Graph, transposed: bool) -> bool:
     # Backward runs on a thread of autograd's, where a build takes twice as long.
     both = transposed or torch.is_grad_enabled()
     # Tensors born in inference mode could never take part in training.
-    with built.lock, torch.inference_mode(False):
+    with built.lock, _out_of_inference():
         found: GraphTensors | None = built.tensors[at]
         edges = built.edges
         if found is None and edges is not None and _may_build(graph):
@@ -199,6 +201,12 @@ def _prepare_tensors(graph: Graph, transposed: bool) -> bool:
             finish(flipped.indptr)  # synchronize!
             found.columns = columns
     return True
+
+
+def _out_of_inference() -> AbstractContextManager[object]:
+    """Leave inference mode, if it is at work."""
+    inside = torch.is_inference_mode_enabled() or torch.compiler.is_compiling()
+    return torch.inference_mode(False) if inside else HERE
 
 
 def _may_build(graph: Graph) -> bool:
@@ -267,7 +275,7 @@ def tensors_of(graph: GraphLike, *, transposed: bool = False) -> GraphTensors:
     if found is None or (transposed and found.columns is None):
         _prepare_tensors(graph, transposed)
         found = _tensors_made(graph)
-    if found.building:
+    if found.building or found.asks_left:
         found.settle()
     if lifetimes.noted is not None:
         lifetimes.note(found)

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
@@ -34,8 +34,19 @@ class Blocks(NamedTuple):
         return self.entries[-1]
 
 
-def blocks_of(pieces: Sequence[Any]) -> Blocks:
-    """Lay out pieces, which may be formats or graphs.
+class Facts(NamedTuple):
+    """What a piece is: names of its device and dtypes, None for no values, and its sizes."""
+
+    device: str
+    dtype: str | None
+    index_dtype: str
+    n_rows: int
+    n_cols: int
+    nnz: int
+
+
+def blocks_of(pieces: Sequence[Facts]) -> Blocks:
+    """Lay out pieces.
 
     Raises
     ------
@@ -44,32 +55,23 @@ def blocks_of(pieces: Sequence[Any]) -> Blocks:
     IndexRangeError
         If there are more rows, columns or entries than the index dtype counts.
     """
-    first = pieces[0]
-    kind = _kind(first)
+    kind = pieces[0][:3]
     for number, one in enumerate(pieces):
-        if _kind(one) != kind:
-            _refuse(number, _kind(one), kind)
-    shapes = [one.shape for one in pieces]
-    sizes = [shape[0] for shape in shapes], [shape[1] for shape in shapes]
-    found = Blocks(*(_ends(each) for each in (*sizes, [one.nnz for one in pieces])))
-    checks.sizes_fit(found.shape, found.nnz, first.index_dtype)
+        if one[:3] != kind:
+            _refuse(number, one, pieces[0])
+    found = Blocks(*([0, *accumulate(sizes)] for sizes in list(zip(*pieces, strict=True))[3:]))
+    checks.sizes_fit(found.shape, found.nnz, np.dtype(kind[2]))
     return found
 
 
-def _kind(piece: Any) -> tuple[str, str | None, str]:
-    """Name the device, the dtype of values and that of indices; NumPy's dtypes may equal None."""
-    dtype = piece.dtype
-    return piece.device, None if dtype is None else dtype.name, piece.index_dtype.name
-
-
-def _refuse(number: int, found: Sequence[str | None], first: Sequence[str | None]) -> None:
+def _refuse(number: int, found: Facts, first: Facts) -> None:
     """Say in what a piece differs from the first one."""
-    if found[0] != first[0]:
+    if found.device != first.device:
         raise DeviceError(
-            f"graphs[{number}] is on {found[0]} but graphs[0] on {first[0]}: move one of them, "
-            f'graph.to("{first[0]}") for instance.'
+            f"graphs[{number}] is on {found.device} but graphs[0] on {first.device}: move one of "
+            f'them, graph.to("{first.device}") for instance.'
         )
-    if found[1] != first[1]:
+    if found.dtype != first.dtype:
         values = [
             "no values" if one is None else f"values of {one}" for one in (found[1], first[1])
         ]
@@ -78,8 +80,8 @@ def _refuse(number: int, found: Sequence[str | None], first: Sequence[str | None
             "one dtype, or none, with_data(None) for instance."
         )
     raise DtypeError(
-        f"graphs[{number}] has {found[2]} indices but graphs[0] has {first[2]}: make all of them "
-        "of one dtype."
+        f"graphs[{number}] has {found.index_dtype} indices but graphs[0] has "
+        f"{first.index_dtype}: make all of them of one dtype."
     )
 
 

@@ -4,6 +4,7 @@ import operator
 import sys
 from collections.abc import Callable, Sequence
 from functools import cache
+from itertools import pairwise
 from typing import Any
 from weakref import ref
 
@@ -124,8 +125,9 @@ def joined_edges(
     """
     torch = sys.modules["torch"]
     index = torch.cat([part.index for part in parts], 1)
-    n_rows, n_cols = zip(*(part.shape for part in parts), strict=True)
-    of_parts = [n_cols, n_rows, cols[:-1], rows[:-1], [part.nnz for part in parts]]
+    counts = ([b - a for a, b in pairwise(ends)] for ends in (cols, rows, begins))
+    n_cols, n_rows, entries = counts
+    of_parts = [n_cols, n_rows, cols[:-1], rows[:-1], entries]
     limits = torch.tensor(of_parts, dtype=index.dtype).to(index.device)
     each = limits[:4].repeat_interleave(limits[4], 1, output_size=begins[-1])
     right = (index >= 0) & (index < each[:2])

@@ -58,6 +58,10 @@ class Convolution(Balanced):
             return _sample_width("training_sample", self.training_sample, self.k)
         return _sample_width("sample", self.sample, self.k)
 
+    def _is_whole(self) -> bool:
+        """Tell whether all features of all entries count."""
+        return self._width() is None and self.k is None
+
     def _aggregate(
         self,
         graph: GraphLike,

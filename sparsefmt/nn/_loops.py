@@ -23,7 +23,8 @@ def symmetric(
         both = tensors.kept(("gcn", dtype), lambda: _of_graph(graph, dtype))
     else:
         both = _symmetric(graph, edge_weight).to(dtype)
-    return both[0], both[1]
+    scale, loop = both.unbind()
+    return scale, loop
 
 
 def stored(graph: GraphLike, dtype: torch.dtype) -> Tensor | None:

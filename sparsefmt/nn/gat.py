@@ -15,10 +15,14 @@ from torch.nn.functional import leaky_relu, linear
 from .._lazy import resolver
 from ..autograd import (
     GraphLike,
+    as_graph,
     edge_softmax,
     gat_aggregate,
+    gat_convolution,
     gat_of_vectors,
     graph_tensors,
+    is_bare,
+    is_plain,
     sddmm,
     spmm,
 )
@@ -234,6 +238,13 @@ class GATConv(Attention):
         DtypeError, DeviceError, UnsupportedError
             As ``autograd.gat_aggregate``.
         """
+        if isinstance(x, Tensor) and size is None:
+            graph = as_graph(graph, x)
+            if edge_attr is None and not return_attention and self._is_plain(x, graph):
+                assert self.lin is not None  # as _is_plain says
+                vectors = self.att_src, self.att_dst
+                options = self._options()
+                return gat_convolution(graph, x, self.lin.weight, vectors, self.bias, **options)
         ends = ends_of(x, graph, size)
         graph = ends.graph
         edges = None if edge_attr is None else self._edge_scores(graph, edge_attr)
@@ -297,6 +308,13 @@ class GATConv(Attention):
         )
         assert el is not None  # there are sources
         return el, el.new_zeros(n_rows, self.heads) if er is None else er
+
+    def _is_plain(self, x: Tensor, graph: GraphLike) -> bool:
+        """Tell whether the layer may run as one node of autograd's."""
+        joined = self.concat or self.heads == 1
+        if self.lin is None or not joined or not is_bare(self.lin):
+            return False
+        return is_plain(graph, x, self.lin.weight, self.att_src, self.att_dst, self.bias)
 
     def _edge_scores(self, graph: GraphLike, edge_attr: Tensor) -> Tensor:
         """(nnz, heads) The edges' terms."""

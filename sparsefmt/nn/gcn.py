@@ -10,7 +10,16 @@ import torch
 from torch import Tensor
 from torch.nn import Linear, Parameter, init
 
-from ..autograd import GraphLike, aggregate_with_own, as_graph, operands, propagate
+from ..autograd import (
+    GraphLike,
+    aggregate_with_own,
+    as_graph,
+    gcn_convolution,
+    is_bare,
+    is_plain,
+    operands,
+    propagate,
+)
 from ._base import LinearConvolution, plus
 from ._checks import check_input
 from ._loops import stored, symmetric
@@ -89,6 +98,10 @@ class GCNConv(LinearConvolution):
             As ``autograd.spmm``; also if the graph is not square.
         """
         graph = as_graph(graph, x)
+        if edge_weight is None and self._is_whole() and is_bare(self.lin):
+            given = x, self.lin.weight
+            if is_plain(graph, *given, self.bias):
+                return gcn_convolution(graph, *given, *symmetric(graph, None, x.dtype), self.bias)
         check_input(x, graph, self.lin.weight)
         h = self.lin(x)
         h, values, _, _ = operands(graph, h, edge_weight)  # named as they were given, if refused

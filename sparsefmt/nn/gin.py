@@ -10,7 +10,18 @@ import torch
 from torch import Tensor
 from torch.nn import LazyLinear, Linear, Module, Parameter, Sequential
 
-from ..autograd import GraphLike, aggregate_with_own, maxk, maxk_aggregate, spmm
+from ..autograd import (
+    GraphLike,
+    aggregate_with_own,
+    as_graph,
+    gin_convolution,
+    is_bare,
+    is_plain,
+    maxk,
+    maxk_aggregate,
+    propagated,
+    spmm,
+)
 from ..errors import DeviceError, DtypeError, ShapeError, SparseFmtError, UnsupportedError
 from ._base import Convolution
 from ._checks import Ends, as_autocast, check_beside, check_number, ends_of
@@ -124,6 +135,18 @@ class GINConv(Convolution):
         ShapeError, DtypeError, DeviceError, UnsupportedError
             As ``SAGEConv``; also if ``nn`` cannot take ``x``, or both ends are not of one width.
         """
+        if isinstance(x, Tensor) and size is None:
+            graph = as_graph(graph, x)
+            if edge_weight is None and self._is_whole() and not self.eps.requires_grad:
+                first, rest = _parts(self.nn)
+                if first is None and is_plain(graph, x, self.eps):
+                    _check_fit(self.nn, x)
+                    return _called(self.nn, propagated(graph, x, None, self.eps, one_more=True))
+                if first is not None and is_plain(graph, x, first.weight, first.bias, self.eps):
+                    y = gin_convolution(graph, x, self.eps, first.weight, first.bias)
+                    for module in rest:
+                        y = _called(module, y)
+                    return y
         ends = ends_of(x, graph, size)
         _check_fit(self.nn, ends.source)
         if not ends.alike:
@@ -159,6 +182,13 @@ class GINConv(Convolution):
         own = as_autocast(ends.target)
         own = own if self.k is None else maxk(own, self.k)
         return torch.addcmul(y, (1 + self.eps).to(x.dtype), own)
+
+
+def _parts(nn: Module) -> tuple[Linear | None, list[Module]]:
+    """Give the linear map that comes first, where nobody sees its calls, and what follows it."""
+    parts = [*nn] if isinstance(nn, Sequential) and is_bare(nn, Sequential) else [nn]
+    first = parts[0] if parts else nn
+    return (first, parts[1:]) if is_bare(first) and isinstance(first, Linear) else (None, [])
 
 
 def _check_fit(nn: Module, x: Tensor) -> None:

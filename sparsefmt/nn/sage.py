@@ -10,7 +10,15 @@ from torch import Tensor
 from torch.nn import Linear
 from torch.nn.functional import linear
 
-from ..autograd import GraphLike, maxk_aggregate, spmm
+from ..autograd import (
+    GraphLike,
+    as_graph,
+    is_bare,
+    is_plain,
+    maxk_aggregate,
+    sage_convolution,
+    spmm,
+)
 from ._base import LinearConvolution, plus
 from ._checks import check_width, ends_of, in_pair
 
@@ -90,6 +98,11 @@ class SAGEConv(LinearConvolution):
             As ``autograd.spmm``; also if ``x`` is one tensor and the graph is not square, or
             ``size`` is not that of the graph.
         """
+        if isinstance(x, Tensor) and size is None:
+            graph = as_graph(graph, x)
+            if edge_weight is None and self._is_whole() and self._is_plain(x, graph):
+                weight, bias = self.lin_l.weight, self.lin_l.bias
+                return sage_convolution(graph, x, weight, bias, self.lin_r.weight)
         ends = ends_of(x, graph, size)
         graph, source = ends.graph, ends.source
         check_width("x" if ends.alike else "x[0]", source, self.lin_l.weight)
@@ -108,3 +121,14 @@ class SAGEConv(LinearConvolution):
             return y
         own: Tensor = self.lin_r(ends.target)
         return y + own
+
+    def _is_plain(self, x: Tensor, graph: GraphLike) -> bool:
+        """Tell whether the layer may run as one node of autograd's."""
+        own, other = self.lin_l, self.lin_r
+        return (
+            is_bare(own)
+            and is_bare(other)
+            and is_plain(graph, x, own.weight, own.bias, other.weight)
+            and other.weight.shape == own.weight.shape
+            and other.bias is None
+        )

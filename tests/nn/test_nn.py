@@ -214,7 +214,6 @@ def test_factors_are_kept_with_the_graph_and_go_with_it():
     parts = graph._built.tensors[0]._built.found
     assert sorted(map(str, parts)) == [
         "('gcn', torch.float32)",
-        "('stored', torch.float32)",
         "loops missing",
     ]
     before = dict(parts)

@@ -286,7 +286,7 @@ def spgemm(
         begin = m.pointer(workspace)
         launch(stream, *factors, r, places, kept, y, begin)
         if add_up is not None:
-            add_up(stream, r, y, 0, begin, 0)
+            add_up(stream, r, y, 0, begin, 0, 0, 0, 0)
     return out
 
 
@@ -313,7 +313,7 @@ def _launches(
     add_up = load_matmul("matmul/spmm.cu", "spmm_csr_cut_rows", of_sums, (SCALED_SUM,)).ready(
         jit.warps_to_blocks(S.n_cuts * -(-feat // jit.WARP)),
         (S.indptr, S.start, S.cut),
-        (S.n_cuts, feat, flags),
+        (S.n_cuts, feat, flags, 0),
     )
     return 2 * S.n_cuts * feat * size, launch, add_up
 

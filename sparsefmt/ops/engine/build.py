@@ -124,12 +124,15 @@ def layout(n_rows: int, n_cols: int, nnz: int, index_dtype: str, device: int) ->
     )  # fmt: skip
 
 
-def structure_in(at: Layout, begin: int, report: object) -> Structure:
-    """Make the structure of a CSR that is being built: see ``Structure.report``."""
+def structure_in(at: Layout, begin: int, report: object, *, cuts: bool = True) -> Structure:
+    """Make the structure of a CSR that is being built: see ``Structure.report``.
+
+    ``cuts`` tells whether rows may be cut between blocks.
+    """
     rows = begin + at.indptr, begin + at.indices, begin + at.start
     borders = begin + at.slot, begin + at.cut, begin + at.long
-    sizes = at.n_rows, at.n_cols, at.nnz, at.index_dtype
-    return structure_in_work(report, *sizes, *rows, *borders, at.blocks, at.n_cuts, 0)
+    sizes, n_cuts = (at.n_rows, at.n_cols, at.nnz, at.index_dtype), at.n_cuts if cuts else 0
+    return structure_in_work(report, *sizes, *rows, *borders, at.blocks, n_cuts, 0)
 
 
 def keys(at: Layout, begin: int, ids: tuple[int, int], keys: int, report: int, stream: int) -> None:
@@ -220,11 +223,17 @@ def _half(half: Half | None, n_rows: int, words: int) -> tuple[int, ...]:
     if half is None:
         return (*(0,) * 11, n_rows, *(0,) * 5)
     at, begin, report = half
-    places = at.start, at.indptr, at.indices, at.perm, at.long, at.inverse, at.slot, at.cut
+    places, sizes = _fields(at, n_rows)
+    return (*[begin + place for place in places], words, report, *sizes)
+
+
+@lru_cache(maxsize=512)
+def _fields(at: Layout, n_rows: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Give the places and sizes of a ``Half``."""
     n_starts = (at.blocks + 1) * CHUNKS_PER_BLOCK + 1
     bits = (n_rows - 1).bit_length()
-    sizes = n_rows, n_starts, at.blocks + 1, at.n_cuts, bits, 0
-    return (begin, *(begin + place for place in places), words, report, *sizes)
+    places = 0, at.start, at.indptr, at.indices, at.perm, at.long, at.inverse, at.slot, at.cut
+    return places, (n_rows, n_starts, at.blocks + 1, at.n_cuts, bits, 0)
 
 
 def reached(report: int, stream: int) -> None:

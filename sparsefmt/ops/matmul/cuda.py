@@ -27,17 +27,18 @@ WIDE_BYTES = 96 * 2**20
 #: Bytes of 256-byte slices of X below which 128 bytes are better: more of a slice is in the L1.
 SMALL_BYTES = 2 * 2**20
 
-SUM, SCALED_SUM, CHOSEN_SUM, EXTREME, EXTREME_ARG = range(5)  # as in spmm.cu
+SUM, SCALED_SUM, OWN_SUM, CHOSEN_SUM, EXTREME, EXTREME_ARG = range(6)  # as in spmm.cu
 UNWEIGHTED, DIRECT, SCALED, INDIRECT = range(4)
 THREADS = 128  # of a block in spmm.cu and sddmm.cu
 COO_RUN = 32  # consecutive entries of a sub-warp, as in spmm.cu
 _FLAGS = {"mean": 1, "min": 2}
+_ONE_MORE = 4  # likewise
 
 _FILE, _DA_FILE = "matmul/spmm.cu", "edges/sddmm.cu"
 #: Parameters of each kernel as the module ``struct`` packs them: pointers, 8 and 4-byte integers.
 PARAMETERS = {
-    "spmm_csr_balanced": "13PqIIii",
-    "spmm_csr_cut_rows": "8P3i",
+    "spmm_csr_balanced": "16PqIIiiI",
+    "spmm_csr_cut_rows": "11P3iI",
     "spmm_coo_atomic": "7Pq2Ii",
     "spmm_arg_da": "9PqIi",
     "round_rows": "2P2q2i",
@@ -87,7 +88,7 @@ def instantiations() -> Iterator[tuple[str, str]]:
         wide, rare = _shapes(types[0])
         for constants in _of_products(wide, rare):
             yield _FILE, jit.expression("spmm_csr_balanced", (*types, types[0]), constants)
-        for reduction in (SCALED_SUM, *_OTHERS):
+        for reduction in (SCALED_SUM, OWN_SUM, *_OTHERS):
             yield _FILE, jit.expression("spmm_csr_cut_rows", types, (reduction,))
         for shape in ((4, wide), (8, wide), *rare):
             yield _FILE, jit.expression("spmm_coo_atomic", types, shape)
@@ -115,7 +116,7 @@ def _of_products(
 
     ``others`` are the reductions beside sums.
     """
-    sums = list(product((SUM, SCALED_SUM), (UNWEIGHTED, DIRECT, SCALED, INDIRECT)))
+    sums = list(product((SUM, SCALED_SUM, OWN_SUM), (UNWEIGHTED, DIRECT, SCALED, INDIRECT)))
     chosen = [
         (kind, weights)
         for kind, weights in product(others, (DIRECT, INDIRECT))
@@ -123,25 +124,42 @@ def _of_products(
     ]
     for lanes in (4, 8, 16):
         yield from ((lanes, wide, *c) for c in (sums + chosen if lanes < 16 else sums))
-    for shape, reduction in product(rare, (SCALED_SUM, *others)):
+    for shape, reduction in product(rare, (SCALED_SUM, OWN_SUM, *others)):
         yield (*shape, reduction, INDIRECT)
-    yield from ((*shape, SCALED_SUM, UNWEIGHTED) for shape in rare)
+    yield from ((*shape, kind, UNWEIGHTED) for shape in rare for kind in (SCALED_SUM, OWN_SUM))
 
 
 # Products with a CSR
 
 
+class Own(NamedTuple):
+    """What each row of a sum or mean gets of its own, in the last pass over it.
+
+    ``factors[i] * rows[i] + bias``; without factors ``rows[i] + bias``, and with ``one_more``, of
+    one factor, ``(1 + factors[0]) * rows[i] + bias``.  Rows whose own factor is 0 are not read.
+    """
+
+    rows: Any = None
+    factors: Any = None
+    one_more: bool = False
+    bias: Any = None
+
+
+_NOTHING = Own()
+
+
 def spmm(
     A: CSR | Structure, x: Any, values: Any = None, perm: Any = None, row_scale: Any = None,
     col_scale: Any = None, reduce: str = "sum", *, out: Any = None, arg: Any = None,
-    narrow: bool = False, **_: Any,
+    narrow: bool = False, own: Own = _NOTHING, **_: Any,
 ) -> Any:  # fmt: skip
     """``out[i] = r[i] * reduce of a[e] c[j] x[j]`` over the entries of row i.
 
     The value of entry e is ``values[perm[e]]``.  ``arg``, of out's shape, takes the entries that
     win a max or min, -1 in an empty row.  ``reduce`` may also be "chosen": the sum of those ``a[e]
     c[j] x[j, f]`` whose ``arg[j, f]``, given in x's shape, is ``perm[e]``.  ``narrow`` rounds x,
-    of float32, to bfloat16 once: sums and all else stay float32.
+    of float32, to bfloat16 once: sums and all else stay float32.  ``own`` is for a matrix with
+    entries.
     """
     S, m = structure_of(A), memory_of(x)
     dtype, feat = m.dtype(x), x.shape[1]
@@ -153,25 +171,40 @@ def spmm(
     if narrow:
         x = rounded(x)
     row_scale, col_scale = m.factors(row_scale), m.factors(col_scale)
+    kept = own if own.rows is None else _in_memory(m, own)  # until the launch
     given = arg, row_scale, values, perm, col_scale
     rows, result, winners, scale, *factors = m.pointers(x, out, *given)
+    own_at = (0, 0, 0) if kept.rows is None else m.pointers(kept.rows, kept.factors, kept.bias)
     with m.on_device(x):
         stream = m.stream(x)
         if not S.nnz:
             _fill_empty(S, dtype, reduce, feat, result, winners, stream)
             return out
-        case = dtype, reduce, feat, m.row_stride(x), (rows | result >> narrow) % 16, narrow
-        nbytes, launch, add_up = S.once(_launches, *case, *[one is not None for one in given])
+        stride = row_bytes(m.row_stride(kept.rows), dtype) if own_at[0] else -1
+        alignment = (rows | (result | own_at[0] | max(stride, 0)) >> narrow) % 16
+        case = dtype, reduce, feat, m.row_stride(x), alignment, narrow, stride, own.one_more
+        nbytes, launch, add_up = S.once(_launches, *case, tuple(a is not None for a in given))
         if add_up is None:
-            launch(stream, *factors, scale, rows, result, winners, 0, 0)
+            launch(stream, *factors, scale, rows, result, winners, 0, 0, *own_at)
             return out
         # Partial results of rows that blocks share: their values, then the entries that win.
         workspace = m.empty((nbytes[1],), "uint8", x)
         begin = m.pointer(workspace)
-        shared = winners, begin, begin + nbytes[0]
+        shared = winners, begin, begin + nbytes[0], *own_at
         launch(stream, *factors, scale, rows, result, *shared)
         add_up(stream, scale, result, *shared)
     return out
+
+
+def spmm_with_own(A: CSR | Structure, *arguments: Any, narrow: bool = False, **_: Any) -> Any:
+    """``spmm`` of its first six arguments, and of the fields of ``Own``."""
+    return spmm(A, *arguments[:6], narrow=narrow, own=Own(*arguments[6:]))
+
+
+def _in_memory(m: Any, own: Own) -> Own:
+    """Give arrays as the kernel reads them."""
+    rows, factors, one_more, bias = own
+    return Own(m.rows_in_place(rows), m.factors(factors), one_more, m.contiguous(bias))
 
 
 def _fill_empty(
@@ -185,30 +218,38 @@ def _fill_empty(
 
 def _launches(
     S: Structure, dtype: str, reduce: str, feat: int, stride: int, alignment: int, narrow: bool,
-    arg: bool, scaled: bool, data: bool, perm: bool, cols: bool,
+    own_stride: int, one_more: bool, given: tuple[bool, ...],
 ) -> tuple[tuple[int, int], Launch, Launch | None]:  # fmt: skip
-    """Decide a product: bytes of the workspace, its launch, and that for rows that blocks share."""
+    """Decide a product: bytes of the workspace, its launch, and that for rows that blocks share.
+
+    ``given`` tells whether there are arg, row scales, values, their permutation, column scales;
+    without rows of its own ``own_stride`` is -1.
+    """
+    arg, scaled, data, perm, cols = given
     gathered = NARROW if narrow else dtype
     wide = reduce in ("sum", "mean") and _wide(S, gathered, scaled=cols)
     shape = load_shape(gathered, feat=feat, stride=stride, alignment=alignment, wide=wide)
     rare = shape.vector * ITEMSIZE[gathered] < 16
     reduction, weights = _variant(rare, reduce, scaled, arg, data, perm, cols)
+    reduction = OWN_SUM if own_stride >= 0 else reduction
     if reduce == "chosen":
         row_bytes(feat, S.index_dtype)  # the kernel counts in the rows of arg as in those of X
-    flags, types = _FLAGS.get(reduce, 0), (dtype, S.index_dtype)
+    flags, types = _FLAGS.get(reduce, 0) | _ONE_MORE * one_more, (dtype, S.index_dtype)
     constants = (*shape, reduction, weights)
     kernel = load(_FILE, "spmm_csr_balanced", (*types, gathered), constants)
     launch = kernel.ready(
         S.blocks * -(-feat // shape.width),
         S.arrays,
-        (S.nnz, row_bytes(stride, gathered), S.blocks, feat, flags),
+        (S.nnz, row_bytes(stride, gathered), S.blocks, feat, flags, max(own_stride, 0)),
         threads=THREADS,
     )
     if not S.n_cuts:
         return (0, 0), launch, None
     kernel = load(_FILE, "spmm_csr_cut_rows", types, (max(reduction, SCALED_SUM),))
     blocks = jit.warps_to_blocks(S.n_cuts * -(-feat // jit.WARP))
-    add_up = kernel.ready(blocks, (S.indptr, S.start, S.cut), (S.n_cuts, feat, flags))
+    add_up = kernel.ready(
+        blocks, (S.indptr, S.start, S.cut), (S.n_cuts, feat, flags, max(own_stride, 0))
+    )
     values = shared_rows_bytes(S, dtype, feat)
     nbytes = shared_rows_bytes(S, dtype, feat, arg=arg and reduce != "chosen")
     return (values, nbytes), launch, add_up

@@ -1,10 +1,11 @@
 #include "engine/common.cuh"
 
-// REDUCE. SUM: every row factor is 1. CHOSEN_SUM: of those values whose place in arg names their entry.
-constexpr int SUM = 0, SCALED_SUM = 1, CHOSEN_SUM = 2, EXTREME = 3, EXTREME_ARG = 4;
+// REDUCE. SUM: every row factor is 1. OWN_SUM: to which a part of the row's own is added. CHOSEN_SUM: of those values whose
+// place in arg names their entry.
+constexpr int SUM = 0, SCALED_SUM = 1, OWN_SUM = 2, CHOSEN_SUM = 3, EXTREME = 4, EXTREME_ARG = 5;
 // WEIGHTS. SCALED: by col_scale, with or without data. INDIRECT: of what is given, data by perm.
 constexpr int UNWEIGHTED = 0, DIRECT = 1, SCALED = 2, INDIRECT = 3;
-constexpr int MEAN = 1, MIN = 2;  // flags
+constexpr int MEAN = 1, MIN = 2, ONE_MORE = 4;  // flags
 
 constexpr int SPMM_THREADS = 128;  // 1.05x over 256, 1.08x over 64 on graphs of 1 to 5 M entries (H200)
 
@@ -48,6 +49,28 @@ template <typename Sum, typename Index, int VEC, int REDUCE> struct Reduced {
     }
 };
 
+// What a row of the result has of its own: factors[i] * rows[i, :] + bias, without factors rows[i, :], and with ONE_MORE
+// (1 + factors[0]) * rows[i, :]. A row whose own factor is 0 is not read. `stride` is in bytes.
+template <typename T> struct Own {
+    using Sum = accumulator<T>;
+    const T* rows;
+    const Sum* factors;
+    const T* bias;
+    unsigned stride;
+
+    template <typename Index, int VEC> __device__ void add(Sum (&sum)[VEC], Index row, int f, bool one_more) const {
+        const Sum factor = !factors ? Sum(1) : one_more ? 1 + read(factors) : read(factors + row);
+        if (one_more || factor != 0) {
+            const auto x = read((const Pack<T, VEC>*)((const char*)(rows + f) + at(row, stride)));
+#pragma unroll
+            for (int v = 0; v < VEC; ++v) sum[v] += factor * load(x, v);
+        }
+        if (!bias) return;
+#pragma unroll
+        for (int v = 0; v < VEC; ++v) sum[v] += load(read(bias + f + v));
+    }
+};
+
 // Where the rows of the result go, and what is done to a whole row.
 template <typename T, typename Index, int VEC, int REDUCE> struct Result {
     using Sum = accumulator<T>;
@@ -55,6 +78,7 @@ template <typename T, typename Index, int VEC, int REDUCE> struct Result {
     Index* arg;
     const Sum* row_scale;
     int feat, flags;
+    Own<T> own;
 
     __device__ Sum scale(Index row) const { return row_scale ? read(row_scale + row) : Sum(1); }
     __device__ void put(Reduced<Sum, Index, VEC, REDUCE>& sum, Index row, int f, long long length, Sum factor) const {
@@ -67,6 +91,7 @@ template <typename T, typename Index, int VEC, int REDUCE> struct Result {
                 sum.v[i] = nothing ? Sum(0) : sum.v[i] * factor;  // also where the factor is infinite
             }
         }
+        if (REDUCE == OWN_SUM) own.add(sum.v, row, f, flags & ONE_MORE);
         const long long place = (long long)row * feat + f;
         store_pack<VEC>(Y + place, sum.v);
         if (REDUCE == EXTREME_ARG) *(Pack<Index, VEC>*)(arg + place) = *(const Pack<Index, VEC>*)sum.arg;
@@ -171,7 +196,8 @@ template <typename Sum, typename Index> struct Carry {
 };
 
 // Y[i, :] = r[i] * sum_e a[e] * c[col[e]] * X[col[e], :] over the entries e of row i; or their mean, or
-// the largest (MIN: smallest) of them, and its entry; or the sum of those that arg, of X's shape, names.
+// the largest (MIN: smallest) of them, and its entry; or the sum of those that arg, of X's shape, names. A sum or mean may
+// get a part of its own.
 // A block owns CHUNKS chunks and one slice of LANES * VEC features: 64 to 256 bytes of a row of X, so that
 // the active slice of X stays in the L2. A sub-warp owns 32 / sub-warps chunks and takes a piece at a time:
 // all loads of a piece are in flight together, and the row ends of the sub-warps of a warp fall into
@@ -186,8 +212,9 @@ spmm_csr_balanced(const Index* __restrict__ indptr, const Index* __restrict__ in
                   const T* __restrict__ data, const Index* __restrict__ perm,
                   const accumulator<T>* __restrict__ col_scale, const accumulator<T>* __restrict__ row_scale,
                   const In* __restrict__ X, T* __restrict__ Y, Index* __restrict__ arg,
-                  accumulator<T>* carry_values, Index* carry_args, long long nnz, unsigned stride,
-                  unsigned blocks, int feat, int flags) {
+                  accumulator<T>* carry_values, Index* carry_args, const T* __restrict__ own_rows,
+                  const accumulator<T>* __restrict__ own_factors, const T* __restrict__ bias, long long nnz,
+                  unsigned stride, unsigned blocks, int feat, int flags, unsigned own_stride) {
     constexpr int SUBWARPS = SPMM_THREADS / LANES;
     constexpr int OWN = CHUNKS / SUBWARPS;  // chunks of a sub-warp
     using Sum = accumulator<T>;
@@ -204,7 +231,8 @@ spmm_csr_balanced(const Index* __restrict__ indptr, const Index* __restrict__ in
     const bool active = f < feat;
     const char* x_slice = kept((const char*)(X + (active ? f : 0)));
     const char* arg_slice = (const char*)(arg + (active ? f : 0));
-    const Result<T, Index, VEC, REDUCE> result{Y, arg, row_scale, feat, flags};
+    const Own<T> own{own_rows, own_factors, bias, own_stride};
+    const Result<T, Index, VEC, REDUCE> result{Y, arg, row_scale, feat, flags, own};
     const Sum sign = REDUCE >= EXTREME && flags & MIN ? -1 : 1;
 
     Entries<T, Index, LANES, WEIGHTS> entries{indices, perm, data, col_scale, weights[subwarp]};
@@ -283,7 +311,8 @@ __global__ void spmm_csr_cut_rows(const Index* __restrict__ indptr, const Place<
                                   const int* __restrict__ cut, const accumulator<T>* __restrict__ row_scale,
                                   T* __restrict__ Y, Index* __restrict__ arg,
                                   accumulator<T>* carry_values, Index* carry_args,
-                                  int cuts, int feat, int flags) {
+                                  const T* __restrict__ own_rows, const accumulator<T>* __restrict__ own_factors,
+                                  const T* __restrict__ bias, int cuts, int feat, int flags, unsigned own_stride) {
     using Sum = accumulator<T>;
     const int slabs = (feat + WARP - 1) / WARP;
     const long long item = (blockIdx.x * (long long)blockDim.x + threadIdx.x) / WARP;
@@ -299,7 +328,8 @@ __global__ void spmm_csr_cut_rows(const Index* __restrict__ indptr, const Place<
     sum.clear();
     for (int k = first; k <= s; ++k) carry.add(sum, k, 0, f);
     carry.add(sum, s, 1, f);
-    const Result<T, Index, 1, REDUCE> result{Y, arg, row_scale, feat, flags};
+    const Own<T> own{own_rows, own_factors, bias, own_stride};
+    const Result<T, Index, 1, REDUCE> result{Y, arg, row_scale, feat, flags, own};
     result.put(sum, row, f, (long long)indptr[row + 1] - indptr[row], result.scale(row));
 }
 

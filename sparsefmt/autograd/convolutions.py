@@ -1,0 +1,481 @@
+"""Whole layers in one node of autograd's: linear maps, aggregation and bias, forward and backward.
+
+On a small graph a training step takes host time, and each node of autograd's, each launch and each
+small operation of torch's takes its part of that.  Nothing is checked here but whether a call is
+one that these nodes serve, ``is_plain``: those that are not go step by step, and are checked there.
+Gradients are differentiable any number of times, attention's once.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._C._functorch import maybe_current_level
+from torch.autograd import Function, forward_ad
+from torch.nn import Linear, Module, Parameter
+from torch.nn.functional import linear
+from torch.nn.modules import module as modules
+
+from ..graph import Graph
+from . import _check, _check_attention, gat
+from ._library import LibraryOp
+from ._recording import once, recorded
+from .matmul import SPMM, multiply
+from .structure import GraphLike, side_of, tensors_of
+
+SPMM_WITH_OWN = LibraryOp("spmm_with_own")
+_has_any_global_hook: Any = modules._has_any_global_hook
+_TENSORS = (Tensor, Parameter)
+
+
+def is_plain(graph: object, x: Any, weight: Any, *others: Tensor | None) -> bool:
+    """Tell whether a layer may run as one node: what most calls are, in eager mode.
+
+    Parameters
+    ----------
+    graph : Graph
+        Square, and without values or with those of the dtype of ``x``.
+    x : Tensor, shape (n, in_channels)
+        A plain one, of a floating dtype, where the graph is.
+    weight : Tensor, shape (out_channels, in_channels) or (1,)
+        Of a layer, in the dtype of ``x`` and where it is; no width is asked of one value.
+    *others : Tensor or None
+        Other parameters, likewise.
+
+    Returns
+    -------
+    bool
+        False for everything else, wrong or not, within autocast, ``torch.compile``, ``torch.func``
+        and forward mode.
+    """
+    if (
+        torch.compiler.is_compiling()
+        or type(graph) is not Graph
+        or type(x) not in _TENSORS
+        or type(weight) not in _TENSORS
+        or x.dim() != 2
+        or forward_ad._current_level >= 0
+        or maybe_current_level() is not None
+    ):
+        return False
+    for other in others:
+        if other is not None and not (
+            type(other) in _TENSORS and other.dtype is x.dtype and other.device == x.device
+        ):
+            return False
+    tensors, dtype = tensors_of(graph), x.dtype
+    values = tensors.csr_values
+    return (
+        x.shape[0] == tensors.n_rows == tensors.n_cols
+        and (weight.dim() == 1 or x.shape[1] == weight.shape[1])
+        and dtype is weight.dtype
+        and dtype in _check.FLOATING
+        and x.device == tensors.device == weight.device
+        and x.layout is torch.strided
+        and (values is None or values.dtype is dtype)
+        and not torch.is_autocast_enabled(tensors.kind)
+    )
+
+
+def is_bare(layer: Module | None, kind: type[Module] = Linear) -> bool:
+    """Tell whether a call of a linear map is its product and nothing else, so that none is made.
+
+    Parameters
+    ----------
+    layer : Module
+    kind : type
+        What it has to be, without hooks; no class that is derived of it.
+
+    Returns
+    -------
+    bool
+    """
+    return type(layer) is kind and not (
+        layer._forward_hooks
+        or layer._forward_pre_hooks
+        or layer._backward_hooks
+        or layer._backward_pre_hooks
+        or "forward" in layer.__dict__
+        or _has_any_global_hook()
+    )
+
+
+# Sums with a part of each row's own
+
+
+def _plus(
+    graph: GraphLike, transposed: bool, x: Tensor, scales: Any, reduce: str, *own: Any
+) -> Tensor:
+    """Run the kernel that adds a row's own part to its sum; no autograd."""
+    tensors = tensors_of(graph, transposed=transposed)
+    side: Any = tensors.columns if transposed else tensors.rows
+    values = tensors.csr_values
+    perm = None if values is None else side.perm
+    found: Tensor = SPMM_WITH_OWN(side, x, values, perm, *scales, reduce, *own)
+    return found
+
+
+def propagated(
+    graph: GraphLike,
+    x: Tensor,
+    scale: Tensor | None,
+    own: Tensor,
+    bias: Tensor | None = None,
+    *,
+    one_more: bool = False,
+    transposed: bool = False,
+) -> Tensor:
+    """Propagate features of a call that ``is_plain``: the sum over neighbours and an own part.
+
+    ``y[i] = scale[i] * sum_e(a[e] * scale[j] * x[j]) + own[i] * x[i] + bias`` over the stored
+    entries ``e = (i, j)`` of row ``i``; ``a`` are the graph's own values, or 1.
+
+    Parameters
+    ----------
+    graph : Graph, shape (n, n)
+    x : Tensor, shape (n, feat)
+    scale : Tensor, shape (n,), optional
+    own : Tensor, shape (n,)
+        Where it is 0 the own features add nothing, even if they are Inf or NaN.
+    bias : Tensor, shape (feat,), optional
+    one_more : bool
+        If so ``own`` has one value, and ``1 + own[0]`` is the factor of all.
+    transposed : bool
+        Whether to go by the transpose.
+
+    Returns
+    -------
+    Tensor, shape (n, feat)
+
+    Notes
+    -----
+    ``x`` and ``bias`` have gradients, differentiable any number of times; all else is constant.
+    """
+    if not recorded(x, bias):
+        return _plus(graph, transposed, x, (scale, scale), "sum", x, own, one_more, bias)
+    found: Tensor = _Propagated.apply(x, bias, scale, own, graph, one_more, transposed)  # type: ignore[no-untyped-call]
+    return found
+
+
+class _Propagated(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, bias: Tensor | None, scale: Any, *given: Any) -> Tensor:
+        own, ctx.graph, ctx.one_more, ctx.transposed = given
+        ctx.save_for_backward(scale, own)
+        scales = scale, scale
+        return _plus(ctx.graph, ctx.transposed, x, scales, "sum", x, own, ctx.one_more, bias)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        dx = db = None
+        if ctx.needs_input_grad[0]:
+            dx = _back(ctx, grad, *ctx.saved_tensors)
+        if ctx.needs_input_grad[1]:
+            db = grad.sum(0)
+        return dx, db, None, None, None, None, None
+
+
+def _back(ctx: Any, grad: Tensor, scale: Tensor | None, own: Tensor) -> Tensor:
+    """Give the gradient of what was propagated."""
+    options = {"one_more": ctx.one_more, "transposed": not ctx.transposed}
+    return propagated(ctx.graph, grad, scale, own, **options)
+
+
+def gcn_convolution(
+    graph: GraphLike, x: Tensor, weight: Tensor, scale: Tensor, own: Tensor, bias: Tensor | None
+) -> Tensor:
+    """Run GCN's convolution of a call that ``is_plain``: ``propagated`` of ``x W``.
+
+    Parameters
+    ----------
+    graph : Graph, shape (n, n)
+    x : Tensor, shape (n, in_channels)
+    weight : Tensor, shape (out_channels, in_channels)
+        ``W`` transposed.
+    scale, own, bias
+        As for ``propagated``.
+
+    Returns
+    -------
+    Tensor, shape (n, out_channels)
+    """
+    if not recorded(x, weight, bias):
+        h = linear(x, weight)
+        return _plus(graph, False, h, (scale, scale), "sum", h, own, False, bias)
+    found: Tensor = _Gcn.apply(x, weight, bias, scale, own, graph, False)  # type: ignore[no-untyped-call]
+    return found
+
+
+def gin_convolution(
+    graph: GraphLike, x: Tensor, eps: Tensor, weight: Tensor, bias: Tensor | None
+) -> Tensor:
+    """Run GIN's convolution of a call that ``is_plain``: ``((1 + eps) x + A x) W + b``.
+
+    Parameters
+    ----------
+    graph : Graph, shape (n, n)
+    x : Tensor, shape (n, in_channels)
+    eps : Tensor, shape (1,)
+        A constant.
+    weight : Tensor, shape (out_channels, in_channels)
+        ``W`` transposed.
+    bias : Tensor, shape (out_channels,), optional
+
+    Returns
+    -------
+    Tensor, shape (n, out_channels)
+
+    Notes
+    -----
+    The map comes first where fewer bytes are gathered so, as in ``sage_convolution``.
+    """
+    if not _maps_first(x, weight):
+        return linear(propagated(graph, x, None, eps, one_more=True), weight, bias)
+    if not recorded(x, weight, bias):
+        h = linear(x, weight)
+        return _plus(graph, False, h, (None, None), "sum", h, eps, True, bias)
+    found: Tensor = _Gcn.apply(x, weight, bias, None, eps, graph, True)  # type: ignore[no-untyped-call]
+    return found
+
+
+def _maps_first(x: Tensor, weight: Tensor) -> bool:
+    """Tell whether to aggregate what was mapped: if ``x`` has no gradient, backward does it too."""
+    passes = 2 if torch.is_grad_enabled() and not x.requires_grad else 1
+    return passes * weight.shape[0] <= weight.shape[1]
+
+
+class _Gcn(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Any, *given: Any) -> Tensor:
+        scale, own, ctx.graph, ctx.one_more = given
+        ctx.save_for_backward(x, weight, scale, own)
+        ctx.transposed = False
+        h = linear(x, weight)
+        return _plus(ctx.graph, False, h, (scale, scale), "sum", h, own, ctx.one_more, bias)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, *factors = ctx.saved_tensors
+        of_x, of_weight, of_bias = ctx.needs_input_grad[:3]
+        dx = dw = None
+        if of_x or of_weight:
+            dh = _back(ctx, grad, *factors)
+            dx = torch.mm(dh, weight) if of_x else None
+            dw = torch.mm(dh.t(), x) if of_weight else None
+        return dx, dw, grad.sum(0) if of_bias else None, *(None,) * 4
+
+
+# Means beside a map of each row's own
+
+
+def sage_convolution(
+    graph: GraphLike, x: Tensor, weight: Tensor, bias: Tensor | None, own_weight: Tensor
+) -> Tensor:
+    """Run GraphSAGE's convolution of a call that ``is_plain``: ``mean_j(x[j]) W + b + x V``.
+
+    Parameters
+    ----------
+    graph : Graph, shape (n, n)
+    x : Tensor, shape (n, in_channels)
+    weight, own_weight : Tensor, shape (out_channels, in_channels)
+        ``W`` and ``V`` transposed.
+    bias : Tensor, shape (out_channels,), optional
+
+    Returns
+    -------
+    Tensor, shape (n, out_channels)
+
+    Notes
+    -----
+    A mean and ``W`` commute: the map comes first, in one product with that of ``V``, where fewer
+    bytes are gathered so.  If ``x`` has no gradient, backward aggregates only what was mapped.
+    """
+    inputs = x, weight, bias, own_weight
+    early = _maps_first(x, weight)
+    if not recorded(*inputs):
+        return _sage(graph, early, *inputs)[0]
+    found: Tensor = _Sage.apply(*inputs, graph, early)  # type: ignore[no-untyped-call]
+    return found
+
+
+def _sage(
+    graph: GraphLike, early: bool, x: Tensor, weight: Tensor, bias: Any, own_weight: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Give the result and what backward reads: the means of the features, or ``early`` the maps."""
+    feat = weight.shape[0]
+    if early:
+        maps = torch.cat([weight, own_weight])
+        h, own = linear(x, maps).split_with_sizes([feat, feat], 1)
+        return _plus(graph, False, h, (None, None), "mean", own, None, False, bias), maps
+    values = tensors_of(graph).csr_values
+    means = SPMM(side_of(graph, False), x, values, None, None, None, "mean")
+    return linear(means, weight, bias).addmm_(x, own_weight.t()), means
+
+
+class _Sage(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Any, *given: Any) -> Tensor:
+        own_weight, ctx.graph, ctx.early = given
+        y, kept = _sage(ctx.graph, ctx.early, x, weight, bias, own_weight)
+        ctx.save_for_backward(x, weight, own_weight, kept)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, own_weight, kept = ctx.saved_tensors
+        of_x, of_weight, of_bias, of_own = ctx.needs_input_grad[:4]
+        back = _sage_early if ctx.early else _sage_late
+        wanted = of_x, of_weight or of_own
+        dx, dw, dv = back(ctx.graph, wanted, grad, x, weight, own_weight, kept)
+        return dx, dw, grad.sum(0) if of_bias else None, dv, None, None
+
+
+def _sage_early(
+    graph: GraphLike,
+    wanted: Any,
+    grad: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    own_weight: Tensor,
+    maps: Tensor,
+) -> tuple[Tensor | None, ...]:
+    """Give the gradients of features and both weights, where maps came first."""
+    dx = dw = dv = None
+    both = torch.cat([_mean_back(graph, grad), grad], 1)
+    if wanted[0]:
+        if torch.is_grad_enabled():  # to be differentiated once more
+            maps = torch.cat([weight, own_weight])
+        dx = torch.mm(both, maps)
+    if wanted[1]:
+        dw, dv = torch.mm(both.t(), x).split_with_sizes([weight.shape[0], own_weight.shape[0]])
+    return dx, dw, dv
+
+
+def _sage_late(
+    graph: GraphLike,
+    wanted: Any,
+    grad: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    own_weight: Tensor,
+    means: Tensor,
+) -> tuple[Tensor | None, ...]:
+    """Give the gradients of features and both weights, where the means came first."""
+    dx = dw = dv = None
+    again = torch.is_grad_enabled()  # to be differentiated once more
+    if wanted[0]:
+        of_means, own = torch.mm(grad, weight), torch.mm(grad, own_weight)
+        if again:
+            dx = _mean_back(graph, of_means) + own
+        else:
+            scales = None, _inverse_degree(graph, grad)
+            dx = _plus(graph, True, of_means, scales, "sum", own, None, False, None)
+    if wanted[1]:
+        if again:
+            values = tensors_of(graph).csr_values
+            means = multiply(graph, False, x, values, None, None, "mean")
+        dw, dv = torch.mm(grad.t(), means), torch.mm(grad.t(), x)
+    return dx, dw, dv
+
+
+def _mean_back(graph: GraphLike, grad: Tensor) -> Tensor:
+    """Give the gradient of the features of a mean, differentiably."""
+    values = tensors_of(graph).csr_values
+    return multiply(graph, True, grad, values, None, _inverse_degree(graph, grad))
+
+
+def _inverse_degree(graph: GraphLike, like: Tensor) -> Tensor:
+    wide = torch.float64 if like.dtype is torch.float64 else torch.float32
+    return side_of(graph, False).inverse_degree(wide)
+
+
+# Attention
+
+
+def gat_convolution(
+    graph: GraphLike,
+    x: Tensor,
+    weight: Tensor,
+    vectors: tuple[Tensor, Tensor],
+    bias: Tensor | None,
+    *,
+    negative_slope: float,
+    dropout: float,
+    self_loops: bool,
+) -> Tensor:
+    """Run GAT's convolution of a call that ``is_plain``: ``gat_of_vectors`` of ``x W``.
+
+    Parameters
+    ----------
+    graph : Graph, shape (n, n)
+    x : Tensor, shape (n, in_channels)
+    weight : Tensor, shape (heads * feat, in_channels)
+        ``W`` transposed.
+    vectors : two Tensors, shape (1, heads, feat)
+        Of sources and targets.
+    bias : Tensor, shape (heads * feat,), optional
+    negative_slope, dropout, self_loops
+        As for ``gat_of_vectors``.
+
+    Returns
+    -------
+    Tensor, shape (n, heads * feat)
+
+    Raises
+    ------
+    ShapeError, DtypeError
+        If a number is no number of its kind, or out of its range.
+
+    Notes
+    -----
+    The gradient can be used but not differentiated.
+    """
+    inputs, tensors = (x, weight, *vectors, bias), tensors_of(graph)
+    options = _check_attention.options(negative_slope, dropout, None, self_loops, tensors)
+    seed, *numbers = options
+    if not recorded(*inputs):
+        h, el, er = _scores(*inputs[:4])
+        out: Tensor = gat.GAT(side_of(graph, False), bias, h, el, er, None, None, seed, *numbers)
+        return out.view(-1, weight.shape[0])
+    found: Tensor = _GatLayer.apply(*inputs, seed, graph, numbers)  # type: ignore[no-untyped-call]
+    return found
+
+
+def _scores(x: Tensor, weight: Tensor, source: Tensor, target: Tensor) -> tuple[Tensor, ...]:
+    """Give the features of each head and their scores."""
+    h, heads = linear(x, weight), source.shape[1]
+    if heads > 1:
+        h = h.view(-1, heads, source.shape[2])
+    el, er = gat.GAT_SCORES(h, source, target)
+    return h, el, er
+
+
+class _GatLayer(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, *given: Any) -> Tensor:
+        source, target, bias, seed, ctx.graph, ctx.numbers = given
+        inputs = bias, *_scores(x, weight, source, target), None, None, seed
+        found = gat.GAT_WITH_STATISTICS(side_of(ctx.graph, False), *inputs, *ctx.numbers)
+        ctx.save_for_backward(x, weight, source, target, *inputs, *found)
+        out: Tensor = found[0]
+        return out if out.dim() == 2 else out.view(-1, weight.shape[0])
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, source, target, bias, h, *inputs, out, plus, stats = ctx.saved_tensors
+        of_x, of_weight, _, _, of_bias = ctx.needs_input_grad[:5]
+        args = grad if h.dim() == 2 else grad.reshape(h.shape), out, plus, stats, False
+        sides = side_of(ctx.graph, False), side_of(ctx.graph, True)
+        given = source, target, bias, h, *inputs, *ctx.numbers
+        backward = gat.GAT_OF_VECTORS_BACKWARD
+        dh, d_vectors, _, _ = once("gat_of_vectors", backward, *sides, *args, *given)
+        dh = dh if dh.dim() == 2 else dh.view(-1, weight.shape[0])
+        d_source, d_target, *d_bias = d_vectors.unbind()
+        return (
+            torch.mm(dh, weight) if of_x else None,
+            torch.mm(dh.t(), x) if of_weight else None,
+            d_source.view(source.shape),
+            d_target.view(target.shape),
+            d_bias[0].view(bias.shape) if of_bias else None,
+            *(None,) * 3,
+        )

@@ -1,0 +1,197 @@
+"""Layers as one node of autograd's: results and gradients are those of the layer step by step."""
+
+from copy import deepcopy
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from sparsefmt import Graph, nn  # noqa: E402
+from sparsefmt.autograd import convolutions  # noqa: E402
+from sparsefmt.interop.pyg import from_edge_index  # noqa: E402
+from sparsefmt.nn import gat, gcn, gin, sage  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings("ignore:The AccumulateGrad node's stream:UserWarning")
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+LAYERS = {
+    "gcn": lambda a, b: nn.GCNConv(a, b),
+    "gcn without bias": lambda a, b: nn.GCNConv(a, b, bias=False),
+    "sage": lambda a, b: nn.SAGEConv(a, b),
+    "sage without bias": lambda a, b: nn.SAGEConv(a, b, bias=False),
+    "gin": lambda a, b: nn.GINConv(torch.nn.Linear(a, b), eps=0.25),
+    "gin of two maps": lambda a, b: nn.GINConv(
+        torch.nn.Sequential(torch.nn.Linear(a, 7), torch.nn.Tanh(), torch.nn.Linear(7, b))
+    ),
+    "gin of another map": lambda a, b: nn.GINConv(
+        torch.nn.Sequential(torch.nn.Sigmoid(), torch.nn.Linear(a, b))
+    ),
+    "gat": lambda a, b: nn.GATConv(a, b),
+    "gat of heads": lambda a, b: nn.GATConv(a, b, heads=3),
+    "gat without bias": lambda a, b: nn.GATConv(a, b, add_self_loops=False, bias=False),
+}
+WIDTHS = [(12, 5), (8, 8), (4, 16), (64, 24), (3, 1)]
+
+
+def edges(n, count, seed=0):
+    """Random edges, a loop of vertex 1, one hub; vertices from n // 2 on have no in-neighbours."""
+    rng = np.random.default_rng(seed)
+    found = rng.integers(0, n, (2, count))
+    found[1] %= n // 2
+    found[1, : count // 3] = 0
+    found[:, -1] = 1
+    return torch.from_numpy(found)
+
+
+def graph_of(device, n=60, count=900, *, weighted=False, dtype=torch.float64):
+    index = edges(n, count).to(device)
+    weight = None
+    if weighted:
+        generator = torch.Generator().manual_seed(3)
+        weight = torch.rand(count, generator=generator).to(device, dtype)
+    return Graph(from_edge_index(index, weight, num_nodes=n))
+
+
+@pytest.fixture
+def by_steps(monkeypatch):
+    """Runs a function where layers go step by step."""
+
+    def run(function, *args):
+        with monkeypatch.context() as here:
+            for module in (gcn, sage, gin, gat):
+                here.setattr(module, "is_plain", lambda *_: False)
+            return function(*args)
+
+    return run
+
+
+def everything(layer, x, graph, *, again=False):
+    """The result, all gradients and, if ``again``, those of a function of the gradients."""
+    x = x.detach().clone().requires_grad_(x.requires_grad)
+    leaves = [leaf for leaf in (x, *layer.parameters()) if leaf.requires_grad]
+    y = layer(x, graph)
+    loss = y.double().square().mean()
+    first = torch.autograd.grad(loss, leaves, create_graph=again)
+    if not again:
+        return [y, *first]
+    total = sum(one.square().sum() for one in first)
+    return [y, *first, *torch.autograd.grad(total, leaves, allow_unused=True)]
+
+
+def assert_alike(found, wanted, tolerance=1e-9):
+    for mine, theirs in zip(found, wanted, strict=True):
+        assert (mine is None) == (theirs is None)
+        if mine is not None:
+            assert mine.shape == theirs.shape
+            assert mine.dtype is theirs.dtype
+            torch.testing.assert_close(mine, theirs, rtol=tolerance, atol=tolerance)
+
+
+def case(name, widths, device, dtype=torch.float64):
+    torch.manual_seed(0)
+    layer = LAYERS[name](*widths).to(device, dtype)
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter.add_(torch.randn_like(parameter) / 8)
+    return layer, torch.randn(60, widths[0], dtype=dtype, device=device, requires_grad=True)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("widths", WIDTHS)
+@pytest.mark.parametrize("name", LAYERS)
+def test_one_node_gives_what_steps_give(by_steps, name, widths, weighted, device):
+    layer, x = case(name, widths, device)
+    graph = graph_of(device, weighted=weighted)
+    assert_alike(everything(layer, x, graph), by_steps(everything, layer, x, graph))
+    with torch.no_grad():
+        assert_alike([layer(x, graph)], [by_steps(layer, x, graph)])
+    bare = x.detach()  # other ways where features have no gradient
+    assert_alike(everything(layer, bare, graph), by_steps(everything, layer, bare, graph))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("widths", [(12, 5), (4, 16)])
+@pytest.mark.parametrize("name", [name for name in LAYERS if "gat" not in name])
+def test_gradients_of_one_node_have_gradients(by_steps, name, widths, device):
+    layer, x = case(name, widths, device)
+    graph = graph_of(device, weighted=True)
+    found = everything(layer, x, graph, again=True)
+    assert_alike(found, by_steps(lambda: everything(layer, x, graph, again=True)))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("name", LAYERS)
+def test_frozen_parameters_get_no_gradient(by_steps, name, device):
+    for frozen in range(len(list(case(name, (12, 5), device)[0].parameters()))):
+        layer, x = case(name, (12, 5), device)
+        list(layer.parameters())[frozen].requires_grad_(False)
+        graph = graph_of(device)
+        assert_alike(everything(layer, x, graph), by_steps(everything, layer, x, graph))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize("kind", ["hub", "cut", "empty"])
+def test_one_node_is_right_in_narrow_dtypes(kind, name, dtype):
+    layer, x = case(name, (64, 24), "cuda", dtype)
+    n, count = {"hub": (60, 900), "cut": (60, 400_000), "empty": (60, 0)}[kind]
+    graph = (
+        graph_of("cuda", n, count)
+        if count
+        else Graph.from_edge_index(torch.empty(2, 0, dtype=torch.int64, device="cuda"), num_nodes=n)
+    )
+    found = everything(layer, x, graph)
+    exact = everything(deepcopy(layer).double(), x.detach().double().requires_grad_(), graph)
+    eps = {torch.float32: 1e-5, torch.float16: 2e-2, torch.bfloat16: 1e-1}[dtype]
+    largest = max(one.norm() for one in exact)  # some are 0, but for what rounding leaves
+    for mine, theirs in zip(found, exact, strict=True):
+        assert (mine.double() - theirs).norm() <= eps * (theirs.norm() + largest / 100)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_own_features_that_add_nothing_are_not_read(device):
+    layer, x = case("gcn", (4, 4), device)
+    graph = graph_of(device)  # vertex 1 stores a loop: none is added
+    with torch.no_grad():
+        layer.lin.weight.copy_(torch.eye(4))
+        x[59] = torch.inf  # nobody's neighbour may be it
+    index = edges(60, 900)
+    reached = set(index[1][index[0] == 59].tolist()) | {59}
+    y = layer(x, graph)
+    rows = torch.tensor([row for row in range(60) if row not in reached])
+    assert y[rows].isfinite().all()
+
+
+def test_calls_that_are_not_plain_go_by_steps(monkeypatch):
+    seen = []
+    for name in ("gcn_convolution", "sage_convolution", "gin_convolution", "gat_convolution"):
+        for module in (gcn, sage, gin, gat):
+            if hasattr(module, name):
+                monkeypatch.setattr(module, name, lambda *a, **_: seen.append(a))
+    graph, x = graph_of("cpu"), torch.randn(60, 8, dtype=torch.float64)
+    layers = [LAYERS[name](8, 8).double() for name in ("gcn", "sage", "gat", "gin")]
+    with torch.autocast("cpu", torch.bfloat16):
+        for layer in layers:
+            layer(x, graph)
+    for layer in layers[:3]:
+        linear = next(part for part in layer.modules() if type(part) is torch.nn.Linear)
+        called = []
+        handle = linear.register_forward_hook(lambda *_, called=called: called.append(1))
+        layer(x, graph)
+        assert called
+        handle.remove()
+    assert not seen
+    layers[0](x, graph)
+    assert len(seen) == 1
+
+
+def test_is_plain_says_no_to_what_layers_refuse():
+    graph, weight = graph_of("cpu"), torch.randn(5, 8, dtype=torch.float64)
+    x = torch.randn(60, 8, dtype=torch.float64)
+    assert convolutions.is_plain(graph, x, weight)
+    for wrong in (x.float(), x[:9], x[:, :7], x[0], x.to_sparse(), x.numpy(), x.long(), None):
+        assert not convolutions.is_plain(graph, wrong, weight)
+    assert not convolutions.is_plain(graph.csr, x, weight)
+    assert not convolutions.is_plain(graph, x, weight, weight.float())
