@@ -1,30 +1,26 @@
 """Graph: one structure, every format of it, each built once, when it is first asked for."""
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Iterable
 from typing import Any
 from weakref import ref
 
 import numpy as np
 
 from .errors import DtypeError, ShapeError, UnsupportedError
-from .formats import checks, primitives
-from .formats.arrays import (
-    Array,
-    allocating,
-    finish,
-    namespace,
-    on_device_of,
-    to_device,
-)
+from .formats import checks
+from .formats.arrays import Array, namespace, to_device
 from .formats.base import Format, Shaped
-from .formats.built import Built, Made
+from .formats.built import Made
 from .formats.cbsr import CBSR
 from .formats.compressed import CSC, CSR
-from .formats.convert import numbered_csr
 from .formats.coo import COO
 from .formats.sgt import DEFAULT_TILE, SGT, check_tile
-from .interop.edges import Edges, edges_of
-from .interop.pyg import from_edge_index
+from .graph_built import GraphBuilt as GraphBuilt
+from .interop import adjacency
+from .interop.edges import edges_of
+from .interop.pyg import from_edge_index, parts_of
+from .joined import Pieces, checked
+from .joined import edges_of as joined_edges_of
 from .reorder import Order
 from .stats import Stats, summarize
 
@@ -96,10 +92,28 @@ class Graph(Shaped):
         edge_weight: Any = None,
         *,
         num_nodes: int | tuple[int, int] | None = None,
+        batch: Any = None,
     ) -> "Graph":
         """Make a graph from PyG's arrays: ``edge_index[0]`` are sources, ``edge_index[1]`` targets.
 
-        Arguments and errors are those of ``sparsefmt.from_edge_index``.
+        Parameters
+        ----------
+        edge_index : array or tensor, tuple of two, EdgeIndex, sparse tensor or SparseTensor
+            As for ``sparsefmt.from_edge_index``.  Of an ``EdgeIndex`` on the CPU that is sorted
+            nothing is sorted again: by targets ("col") it is CSR, by sources ("row") CSC.  An
+            ``adj_t``, a sparse tensor whose rows are targets, is taken in the format that it has.
+        edge_weight, num_nodes : optional
+            As for ``sparsefmt.from_edge_index``.
+        batch : array or tensor, shape (n,), optional
+            PyG's: the number of each vertex's graph.  It gives ``num_nodes``, for which nothing
+            waits; with ``SPARSEFMT_DEBUG=1`` an edge between two graphs is refused.
+
+        Raises
+        ------
+        ShapeError, DtypeError, IndexRangeError, DeviceError, UnsupportedError
+            As ``sparsefmt.from_edge_index``.
+        FormatError
+            If an ``EdgeIndex`` is not sorted as it says.
 
         Notes
         -----
@@ -111,12 +125,80 @@ class Graph(Shaped):
         the edge counts as one of vertex 0, so that nothing reads or writes foreign memory.  With
         ``SPARSEFMT_DEBUG=1`` ids are checked here.
         """
+        if batch is not None:
+            num_nodes = adjacency.vertices_of(batch, num_nodes)
+        graph = cls._of_edges(edge_index, edge_weight, num_nodes)
+        if checks.DEBUG and batch is not None:
+            adjacency.refuse_crossing(graph.structure, batch)  # synchronize!
+        return graph
+
+    @classmethod
+    def _of_edges(cls, edge_index: Any, edge_weight: Any, num_nodes: Any) -> "Graph":
         edges = edges_of(edge_index, edge_weight, num_nodes)
+        if edges is None and adjacency.is_adj_t(edge_index):
+            return cls(adjacency.structure_of(edge_index, edge_weight, num_nodes))
+        if edges is None and adjacency.is_edge_index(edge_index):
+            num_nodes = adjacency.known_sizes(edge_index) if num_nodes is None else num_nodes
+            found = adjacency.sorted_structure(edge_index, edge_weight, num_nodes)
+            if found is not None:
+                return cls(found)
+            edge_index = edge_index.as_tensor()
+            edges = edges_of(edge_index, edge_weight, num_nodes)
         if edges is None:
             return cls(from_edge_index(edge_index, edge_weight, num_nodes=num_nodes))
         if checks.DEBUG:
             edges.coo()  # synchronize!
         return cls._on(GraphBuilt(edges=edges), False)
+
+    @classmethod
+    def from_pyg(cls, data: Any) -> "Graph":
+        """Make a graph from a ``torch_geometric.data.Data``: its ``adj_t``, or its ``edge_index``.
+
+        Weights are chosen as by ``sparsefmt.from_pyg``; notes and errors are those of
+        ``Graph.from_edge_index`` and of that function.
+        """
+        edge_index, edge_weight, num_nodes = parts_of(data)
+        return cls.from_edge_index(edge_index, edge_weight, num_nodes=num_nodes)
+
+    @classmethod
+    def batch(cls, graphs: Iterable["Graph"]) -> "Graph":
+        """Put graphs side by side in one, whose matrix has theirs on its diagonal.
+
+        Vertices are those of the first graph, then those of the second and so on, as PyG's
+        ``Batch`` has them, and so are edges, each in the order of its ``structure``.
+
+        Parameters
+        ----------
+        graphs : iterable of Graph
+            One or more, of any shapes, empty ones too, on one device.  All with edge values of one
+            dtype, or all without; index dtypes alike.
+
+        Returns
+        -------
+        Graph, shape (sum of rows, sum of columns)
+
+        Raises
+        ------
+        ShapeError
+            If there is no graph.
+        DtypeError, DeviceError
+            If there is something else, or graphs differ in what they are to have in common.
+        IndexRangeError
+            If there are more rows, columns or entries than the index dtype counts.
+
+        Notes
+        -----
+        What each graph builds once, its CSR and CSC with their permutations, is concatenated when
+        it is first asked for, and not sorted again: keep the graphs of a data set, and batch them
+        anew in each epoch.  Of graphs made of CUDA tensors the edges are concatenated, in a few
+        launches and without a wait, and torch builds what it needs as for ``from_edge_index``, ids
+        that one of them does not have being reported as there.
+        """
+        pieces = Pieces(checked(graphs, Graph))
+        edges = joined_edges_of(pieces)
+        if edges is not None:
+            return cls._on(GraphBuilt(edges=edges), False)
+        return cls._on(GraphBuilt(pieces=pieces), False)
 
     # The formats
 
@@ -138,7 +220,7 @@ class Graph(Shaped):
 
     @property
     def csc(self) -> CSC:
-        """As CSC, with ``csc_perm``; entries of a column in CSR order."""
+        """As CSC, with ``csc_perm``; entries of a column in CSR order, or as in a CSC given."""
         return self._built.csr()[0].T if self._flipped else self._built.csc()[0]
 
     @property
@@ -300,7 +382,7 @@ class Graph(Shaped):
 
     def to(self, device: str) -> "Graph":
         """Move the graph to another device, with all that was built of it; itself if there."""
-        probe = self._built.structure._indices[:0]
+        probe = self._built.probe[:0]
         if to_device(probe, device) is probe:
             return self
         return Graph._on(self._built.mapped(lambda array: to_device(array, device)), self._flipped)
@@ -330,128 +412,3 @@ class Graph(Shaped):
 def _restore(structure: Format, *flipped: Any) -> Graph:
     # Older pickles have a permutation, or None, before the flag.
     return Graph._on(GraphBuilt(structure), flipped[-1])
-
-
-class GraphBuilt(Built):
-    """What a graph and its transpose share: the structure, and all that is built of it.
-
-    A key is a name, arguments, and whether that is one of the transpose.
-    """
-
-    def __init__(self, structure: Any = None, *, edges: Edges | None = None) -> None:
-        super().__init__()
-        self._structure, self.edges = structure, edges
-        # Weak: a graph holds this.  Without cycles GPU memory goes back at once.
-        self.graphs: list[ref[Any] | None] = [None, None]  # and of its transpose
-        # Of the graph and of its transpose; what torch.compile reads while it traces, which would
-        # guard the keys of a dict.
-        self.tensors: list[Any] = [None, None]
-        self.looped: list[Any] = [None, None]  # graphs with self-loops, of the structure alone
-
-    @property
-    def given(self) -> Any:
-        """What the graph was made from: edges that nobody has looked at yet, or a format."""
-        return self.edges if self._structure is None else self._structure
-
-    @property
-    def structure(self) -> Any:
-        """The format that the graph was made from; of edges, made at first use."""
-        if self._structure is None:
-            with self.lock:
-                if self._structure is None and self.edges is not None:
-                    self._structure = self.edges.coo()  # synchronize!
-        return self._structure
-
-    def _run(self, key: Hashable, build: Callable[[], Made]) -> Made:
-        """Build on the device of the graph, and finish, so that any stream may read it."""
-        name = key[0] if isinstance(key, tuple) else key
-        with on_device_of(self.structure._indices), allocating(f"{name} of a graph"):
-            found = build()
-        finish(self.structure._indices)  # synchronize!
-        return found
-
-    def csr(self) -> tuple[CSR, Array | None]:
-        """Return the CSR, and the permutation from the user's order to it if they differ."""
-        return self.ask(("csr", False), self._csr)
-
-    def _csr(self) -> tuple[CSR, Array | None]:
-        """Take over what torch has built of the edges, if it has, or build it."""
-        made = self.tensors[0]
-        return numbered_csr(self.structure) if made is None else made.numbered_csr()
-
-    def csc(self) -> tuple[CSC, Array]:
-        """Return the CSC, and the permutation from CSR order to CSC order."""
-        return self.ask(("csc", False), self._csc)
-
-    def _csc(self) -> tuple[CSC, Array]:
-        made = self.tensors[0]
-        found = None if made is None else made.numbered_csc()
-        return self.csr()[0].tocsc_with_perm() if found is None else found
-
-    def inverse(self) -> Array:
-        """Return the permutation from CSC order to CSR order."""
-        return self.ask(("inverse", False), lambda: primitives.inverse(self.csc()[1]))
-
-    def with_data(self, values: Any) -> "GraphBuilt":
-        """Share all but the values, which are others in the user's order, or none."""
-        other = GraphBuilt(self.structure.with_data(values))
-        other.looped = self.looped
-        given = other.structure.data
-        csr, numbers = self.csr()
-        with self.lock:
-            parts = {key: part for key, part in self.items() if key[0] != "stats"}
-        data = {False: given, True: None}
-        if given is not None:
-            with on_device_of(given), allocating(f"values of {csr!r}"):
-                data[False] = given if numbers is None else given[numbers]
-                if ("csc", False) in parts:
-                    data[True] = data[False][self.csc()[1]]
-        for key, part in parts.items():
-            if isinstance(part, Format):
-                part = part.with_data(data[key[-1]])
-            elif key[0] in ("csr", "csc"):
-                part = part[0].with_data(data[key[0] == "csc"]), part[1]
-            other.found[key] = part
-        return other
-
-    def reordered(self, order: Order) -> "GraphBuilt":
-        """Rename the vertices: the structure entry by entry, the CSR with whole rows moved."""
-        csr, numbers = self.csr()
-        moved, perm = order.apply_with_perm(csr)
-        given = self.structure
-        with on_device_of(given._indices), allocating(f"{given!r} in another order"):
-            coo, places = given.tocoo_with_perm()
-            row, col = coo.row, coo.col
-            if not isinstance(given, COO):
-                back = primitives.inverse(places)
-                row, col = row[back], col[back]
-            renamed = COO(row, col, given.data, shape=given.shape)
-            other = GraphBuilt(order.apply(renamed))
-            other.found["csr", False] = moved, perm if numbers is None else numbers[perm]
-        finish(given._indices)  # synchronize!
-        return other
-
-    def mapped(self, move: Callable[[Array], Array]) -> "GraphBuilt":
-        """Build the same of what ``move`` makes of each array; one met twice is moved once."""
-        seen: dict[int, tuple[Array, Array]] = {}
-
-        def once(array: Array) -> Array:
-            if id(array) not in seen:
-                seen[id(array)] = array, move(array)
-            return seen[id(array)][1]
-
-        with self.lock:
-            parts = {key: part for key, part in self.items() if key[0] != "stats"}
-        other = GraphBuilt(_map_arrays(self.structure, once))
-        other.found = {key: _map_arrays(part, once) for key, part in parts.items()}
-        return other
-
-
-def _map_arrays(part: Any, move: Callable[[Array], Array]) -> Any:
-    if part is None:
-        return None
-    if isinstance(part, tuple):
-        return tuple(_map_arrays(item, move) for item in part)
-    if isinstance(part, Format):
-        return part._replace(**{name: move(array) for name, array in part._arrays().items()})
-    return move(part)

@@ -3,8 +3,9 @@
 ``python -m benchmarks wallclock [--device cpu|cuda] [--sections changing,captured] [--quick]
 [--out FOLDER]``
 
-Sections are ``changing``, a layer on a graph that no step has had before, and ``captured``, a whole
-step on a small graph as one CUDA graph.
+Sections are ``changing``, a layer on a graph that no step has had before; ``captured``, a whole step
+on a small graph as one CUDA graph; ``loader``, a step on sampled neighbours; and ``molecules``, an
+epoch on batches of small graphs.
 """
 
 import argparse
@@ -14,6 +15,8 @@ from .. import _options
 SECTIONS = {
     "changing": ("wallclock.changing", "changing"),
     "captured": ("wallclock.captured", "captured"),
+    "loader": ("wallclock.loader", "loader"),
+    "molecules": ("wallclock.molecules", "molecules"),
 }
 #: Those that need a GPU.
 GPU_ONLY = ("captured",)

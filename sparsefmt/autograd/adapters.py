@@ -300,6 +300,11 @@ def _bare(linear: Any) -> bool:
     return plain and not isinstance(linear.weight, UninitializedParameter)
 
 
+def _of_one_width(one: Any, other: Any) -> bool:
+    """Tell whether both are bare, and take the same features."""
+    return _bare(one) and _bare(other) and bool(one.weight.shape[1] == other.weight.shape[1])
+
+
 def _whole(layer: Any) -> bool:
     sampled = layer.training_sample if layer.training else layer.sample
     return layer.k is None and sampled is None
@@ -337,7 +342,7 @@ def _gat_of_pyg(layer: Any) -> bool:
 
 def _sage_of_pyg(layer: Any) -> bool:
     usual = layer.root_weight and not layer.normalize and not layer.project
-    return usual and _plain(layer, "mean") and _bare(layer.lin_l) and _bare(layer.lin_r)
+    return usual and _plain(layer, "mean") and _of_one_width(layer.lin_l, layer.lin_r)
 
 
 _GCN = Adapter(
@@ -353,7 +358,7 @@ _SAGE = Adapter(
     matrices=_means,
     parameters=lambda layer: {"W": _transposed(layer.lin_l), "V": _transposed(layer.lin_r)},
     finish=lambda layer, y: _biased(layer.lin_l, y),
-    suits=lambda layer: _whole(layer) and _bare(layer.lin_l) and _bare(layer.lin_r),
+    suits=lambda layer: _whole(layer) and _of_one_width(layer.lin_l, layer.lin_r),
     default="((D·A·H)·W) + (H·V)",
     narrowing="(D·A·(H·W)) + (H·V)",
 )

@@ -1,14 +1,21 @@
-"""PyG's ``edge_index`` in the place of a graph, which is made once of each and remembered."""
+"""PyG's graphs in the place of ours, which is made once of each and remembered.
+
+An ``edge_index``, an ``EdgeIndex``, or an ``adj_t`` whose rows are targets.
+"""
 
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 from weakref import ref
 
 import torch
 from torch import Tensor
 
 from ..graph import Graph
+from ..interop.adjacency import is_adj_t, is_edge_index, known_sizes
 from ._tensors import GraphTensors
+
+#: Sources and targets, None where they are not known.
+Sizes: TypeAlias = tuple[int | None, int | None]
 
 
 class _Memory(NamedTuple):
@@ -26,28 +33,33 @@ class _Memory(NamedTuple):
 _graphs: dict[int, _Memory] = {}
 
 
-def as_graph(given: Any, of_columns: Any, of_rows: Any = None) -> Any:
-    """Give the graph of an ``edge_index``, the same one until the tensor is changed or gone.
+def as_graph(given: Any, of_columns: Any, of_rows: Any = None, *, size: Any = None) -> Any:
+    """Give the graph of an ``edge_index`` or ``adj_t``, the same until that is changed or gone.
 
     Parameters
     ----------
-    given : Graph or Tensor
+    given : Graph, Tensor or SparseTensor
         A tensor of int32 or int64 and shape (2, n_edges), sources then targets, where the features
-        are.
+        are; PyG's ``EdgeIndex``; or a sparse tensor of shape (n_target, n_source), torch's or one
+        of torch_sparse.
     of_columns, of_rows : Tensor or None
         Tensors with a row for each source and, unless these are all vertices, each target: the
         sizes of the graph.  If ``of_columns`` is None the sizes of the graph that is remembered,
         or else the largest index decides, for which a GPU is waited for.
+    size : (n_source, n_target), optional
+        Sizes that go before these; either may be None.  What carries its own sizes keeps them.
 
     Returns
     -------
     Graph
-        What is no such tensor comes back as it is, for others to refuse.
+        What is no such thing comes back as it is, for others to refuse.
 
     Raises
     ------
     IndexRangeError
         If an id is negative or too large; of CUDA tensors as ``Graph.from_edge_index`` says.
+    FormatError, UnsupportedError
+        If an ``EdgeIndex`` is not sorted as it says, or values of an ``adj_t`` require grad.
 
     Notes
     -----
@@ -55,42 +67,67 @@ def as_graph(given: Any, of_columns: Any, of_rows: Any = None) -> Any:
     inference mode have none: their graph is made at each call.  ``torch.compile`` breaks its graph
     here: give it a ``Graph``.
     """
-    if isinstance(given, Graph | GraphTensors) or not _is_edge_index(given):
+    if isinstance(given, Graph | GraphTensors):
         return given
-    if torch.compiler.is_compiling():
-        return _remembered_outside(given, of_columns, of_rows)
-    return _remembered(given, of_columns, of_rows)
+    if _is_plain(given):
+        if torch.compiler.is_compiling():
+            return _remembered_outside(given, _sizes(of_columns, of_rows, size))
+        return _remembered(given, _sizes(of_columns, of_rows, size))
+    if is_adj_t(given) or is_edge_index(given):
+        return _of_pyg(given, _sizes(of_columns, of_rows, size))
+    return given
 
 
-def is_remembered(given: Tensor) -> bool:
+def is_remembered(given: Any) -> bool:
     """Tell whether a graph was made of that tensor."""
-    found = _graphs.get(id(given))
-    return found is not None and found.tensor() is given
+    key = given if isinstance(given, Tensor) else _key_of(given)
+    return key is not None and _found(key) is not None
 
 
-def _is_edge_index(given: object) -> bool:
+def _is_plain(given: object) -> bool:
+    """Tell whether it is an ``edge_index`` in memory of its own."""
     return (
         isinstance(given, Tensor)
         and given.dtype in (torch.int64, torch.int32)
         and given.layout is torch.strided
         and given.dim() == 2
         and given.shape[0] == 2
+        and (type(given) is Tensor or not is_edge_index(given))
     )
 
 
-def _remembered(given: Tensor, of_columns: Any, of_rows: Any) -> Graph:
+def _sizes(of_columns: Any, of_rows: Any, size: Any) -> Sizes:
     n_cols = _length(of_columns)
     n_rows = n_cols if of_rows is None else _length(of_rows)
+    if size is None:
+        return n_cols, n_rows
+    n_source, n_target = size
+    n_cols = n_cols if n_source is None else n_source
+    n_rows = n_cols if of_rows is None else n_rows
+    return n_cols, n_rows if n_target is None else n_target
+
+
+def _remembered(given: Tensor, sizes: Sizes) -> Graph:
     if given.is_inference():
-        return _graph(given, n_cols, n_rows)
+        return _graph(given, sizes)
     state = given._version, given.data_ptr(), given.shape
     found = _graphs.get(id(given))
     if found is not None and found.state == state and found.tensor() is given:
+        n_cols, n_rows = sizes
         n = n_rows if n_cols is None else n_cols
         if n is None or found.graph.shape == (n_rows, n_cols):
             return found.graph
-    graph = _graph(given, n_cols, n_rows)
-    _graphs[id(given)] = _Memory(ref(given, partial(_forget, id(given))), state, graph)
+    return _remember(given, state, _graph(given, sizes))
+
+
+def _found(key: Tensor) -> _Memory | None:
+    """Find what is remembered of a tensor."""
+    found = _graphs.get(id(key))
+    return found if found is not None and found.tensor() is key else None
+
+
+def _remember(key: Tensor, state: Any, graph: Graph) -> Graph:
+    _graphs[id(key)] = _Memory(ref(key, partial(_forget, id(key))), state, graph)
     return graph
 
 
@@ -109,8 +146,67 @@ def _length(value: Any) -> int | None:
     return shape[0] if shape else None
 
 
-def _graph(given: Tensor, n_cols: int | None, n_rows: int | None) -> Graph:
-    sizes = None if n_cols is None or n_rows is None else (n_cols, n_rows)
+def _graph(given: Tensor, sizes: Sizes) -> Graph:
     # A graph over the tensor's memory would keep it, and so itself, alive: CUDA's has an alias.
     plain = given.is_cuda and type(given) is Tensor and given.shape[1] > 0
-    return Graph.from_edge_index(given if plain else given.clone(), num_nodes=sizes)
+    return Graph.from_edge_index(given if plain else given.clone(), num_nodes=_known(sizes))
+
+
+def _known(sizes: Sizes) -> tuple[int, int] | None:
+    n_cols, n_rows = sizes
+    return None if n_cols is None or n_rows is None else (n_cols, n_rows)
+
+
+def _remembered_of_pyg(given: Any, sizes: Sizes) -> Graph:
+    """Give the graph of an ``EdgeIndex`` or an ``adj_t``."""
+    whole = isinstance(given, Tensor) and given.layout is torch.strided
+    num_nodes = (known_sizes(given) or _known(sizes)) if whole else None
+    key = _key_of(given)
+    if key is None or key.is_inference():
+        return _made(given, num_nodes)
+    state = tuple(_state_of(part) for part in _parts_of(given))
+    found = _found(key)
+    if found is not None and found.state == state:
+        if num_nodes is None or found.graph.shape == num_nodes[::-1]:
+            return found.graph
+    return _remember(key, state, _made(given, num_nodes))
+
+
+_of_pyg: Any = torch.compiler.disable(_remembered_of_pyg)  # type: ignore[no-untyped-call]
+
+
+def _made(given: Any, num_nodes: tuple[int, int] | None) -> Graph:
+    """Make a graph that does not keep the tensor alive: see ``_graph``."""
+    if isinstance(given, Tensor) and not given.requires_grad:
+        if given.layout is not torch.strided:
+            given = given.detach()  # which its parts would hold
+        elif not given.is_cuda:
+            given = given.clone()
+    return Graph.from_edge_index(given, num_nodes=num_nodes)
+
+
+def _key_of(given: Any) -> Tensor | None:
+    """Give the tensor by which a graph is remembered; of a SparseTensor its columns."""
+    if isinstance(given, Tensor):
+        return given
+    key = given.csr()[1] if is_adj_t(given) else None
+    return key if isinstance(key, Tensor) else None
+
+
+def _state_of(part: Tensor | None) -> Any:
+    return None if part is None else (part._version, part.data_ptr(), part.shape)
+
+
+def _parts_of(given: Any) -> tuple[Tensor | None, ...]:
+    """Give the tensors that hold a graph."""
+    if not isinstance(given, Tensor):
+        return tuple(given.csr())
+    if given.layout is torch.strided:
+        return given, given.as_tensor()  # type: ignore[attr-defined]
+    if given.layout is torch.sparse_coo:
+        return given._indices(), given._values()
+    if given.layout is torch.sparse_csr:
+        return given.crow_indices(), given.col_indices(), given.values()
+    if given.layout is torch.sparse_csc:
+        return given.ccol_indices(), given.row_indices(), given.values()
+    return ()  # refused by who reads it

@@ -76,7 +76,7 @@ def holdings(step: Callable[..., Any] | None, state: Iterable[Any] = ()) -> Hold
 
 
 def is_graph(value: Any) -> bool:
-    """Tell whether a value is a graph, or an ``edge_index`` that a layer has taken for one.
+    """Tell whether a value is a graph, or what a layer has taken for one, an ``edge_index``.
 
     Parameters
     ----------
@@ -86,9 +86,7 @@ def is_graph(value: Any) -> bool:
     -------
     bool
     """
-    return isinstance(value, Graph | GraphTensors) or (
-        isinstance(value, Tensor) and is_remembered(value)
-    )
+    return isinstance(value, Graph | GraphTensors) or is_remembered(value)
 
 
 class _Walk:

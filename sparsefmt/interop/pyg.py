@@ -56,8 +56,8 @@ def from_edge_index(
     UnsupportedError
         If a tensor requires grad (see ``from_torch``).
     """
-    source, target = _edge_ends(edge_index, index_dtype)
-    n_source, n_target = _vertex_counts(num_nodes, edge_index, source, target)
+    source, target = edge_ends(edge_index, index_dtype)
+    n_source, n_target = vertex_counts(num_nodes, edge_index, source, target)
     data = None
     if edge_weight is not None:
         data = edge_values("edge_weight", edge_weight, len(source), dtype)
@@ -122,6 +122,19 @@ def from_pyg(
     ShapeError, DtypeError, IndexRangeError, DeviceError
         If the tensors do not form a graph.
     """
+    given, weight, num_nodes = parts_of(data)
+    if getattr(data, "adj_t", None) is not None:
+        A = from_adj_t(given, dtype, index_dtype)
+        return A if format is None else A.asformat(format)
+    dtypes = {"dtype": dtype, "index_dtype": index_dtype}
+    return from_edge_index(given, weight, num_nodes=num_nodes, format=format or "coo", **dtypes)
+
+
+def parts_of(data: Any) -> tuple[Any, Any, Any]:
+    """Give what a ``Data`` has of a graph: ``adj_t`` or ``edge_index``, weights, ``num_nodes``.
+
+    With ``adj_t``, which has both, the others are None.
+    """
     if hasattr(data, "edge_types"):
         raise UnsupportedError(
             "data has several edge types: choose one and use from_edge_index(data[edge_type]"
@@ -129,19 +142,14 @@ def from_pyg(
         )
     adj_t, edge_index = (getattr(data, name, None) for name in ("adj_t", "edge_index"))
     if adj_t is not None:
-        A = _from_adj_t(adj_t, dtype, index_dtype)
-        return A if format is None else A.asformat(format)
+        return adj_t, None, None
     if edge_index is None:
         raise wrong_kind("from_pyg", data, "it has neither edge_index nor adj_t, give a graph")
     weight = getattr(data, "edge_weight", None)
     if weight is None:
         attr = getattr(data, "edge_attr", None)
         weight = attr if getattr(attr, "ndim", 0) == 1 else None
-    dtypes = {"dtype": dtype, "index_dtype": index_dtype}
-    num_nodes = getattr(data, "num_nodes", None)
-    return from_edge_index(
-        edge_index, weight, num_nodes=num_nodes, format=format or "coo", **dtypes
-    )
+    return edge_index, weight, getattr(data, "num_nodes", None)
 
 
 def to_pyg(A: Format) -> Any:
@@ -174,8 +182,8 @@ def to_pyg(A: Format) -> Any:
     return graph
 
 
-def _edge_ends(edge_index: Any, index_dtype: Any) -> tuple[Array, Array]:
-    """Sources and targets in one dtype, as rows of one array where they came so."""
+def edge_ends(edge_index: Any, index_dtype: Any) -> tuple[Array, Array]:
+    """Give sources and targets in one dtype, as rows of one array where they came so."""
     if isinstance(edge_index, tuple):
         if len(edge_index) != 2:
             raise ShapeError(f"edge_index has {len(edge_index)} parts: give (source, target).")
@@ -195,10 +203,8 @@ def _edge_ends(edge_index: Any, index_dtype: Any) -> tuple[Array, Array]:
     return edges[0], edges[1]
 
 
-def _vertex_counts(
-    num_nodes: Any, edge_index: Any, source: Array, target: Array
-) -> tuple[int, int]:
-    """``(n_source, n_target)``."""
+def vertex_counts(num_nodes: Any, edge_index: Any, source: Array, target: Array) -> tuple[int, int]:
+    """Give ``(n_source, n_target)``."""
     if num_nodes is None:
         known: tuple[Any, Any] = getattr(edge_index, "sparse_size", lambda: (None, None))()
         if None not in known:
@@ -230,7 +236,8 @@ def edge_values(name: str, values: Any, n_edges: int, dtype: Any) -> Array:
     return foreign.values(name, data, dtype)
 
 
-def _from_adj_t(adj_t: Any, dtype: Any, index_dtype: Any) -> COO | CSR | CSC:
+def from_adj_t(adj_t: Any, dtype: Any = None, index_dtype: Any = None) -> COO | CSR | CSC:
+    """Read a sparse tensor, or a ``SparseTensor``, whose rows are targets."""
     if is_tensor(adj_t):
         return from_torch(adj_t, dtype=dtype, index_dtype=index_dtype)
     if not hasattr(adj_t, "csr") or not hasattr(adj_t, "sparse_sizes"):

@@ -80,7 +80,7 @@ class LinearConvolution(Convolution):
 
     def __init__(
         self,
-        in_channels: int,
+        in_channels: int | tuple[int, int],
         out_channels: int,
         *,
         bias: bool = True,
@@ -89,11 +89,16 @@ class LinearConvolution(Convolution):
         training_sample: int | None = None,
         strategy: str = "fastrand",
     ) -> None:
-        check_counts(in_channels=in_channels, out_channels=out_channels)
+        check_counts(out_channels=out_channels)
+        self._check_channels(in_channels)
         super().__init__(k, sample, training_sample, strategy, out_channels)
         self._add_parameters(in_channels, out_channels, bias)
 
-    def _add_parameters(self, in_channels: int, out_channels: int, bias: bool) -> None:
+    def _check_channels(self, in_channels: Any) -> None:
+        """Check the features that the layer takes."""
+        check_counts(in_channels=in_channels)
+
+    def _add_parameters(self, in_channels: Any, out_channels: int, bias: bool) -> None:
         """Make the layer's linear maps, and draw their parameters."""
         raise NotImplementedError
 

@@ -2,12 +2,13 @@
 
 from math import isfinite
 from numbers import Integral, Real
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from ..autograd import GraphLike, graph_tensors, spmm
-from ..errors import DeviceError, DtypeError, ShapeError
+from ..autograd import GraphLike, as_graph, graph_tensors, spmm
+from ..errors import DeviceError, DtypeError, ShapeError, UnsupportedError
 
 
 def check_number(name: str, value: object) -> None:
@@ -22,6 +23,26 @@ def check_number(name: str, value: object) -> None:
         ) from error
     if not finite:
         raise ShapeError(f"{name} is {value!r}: give a finite number.")
+
+
+def in_pair(in_channels: Any) -> tuple[int, int]:
+    """Give the features of sources and of targets that a layer takes.
+
+    Raises
+    ------
+    DtypeError, ShapeError
+        If ``in_channels`` is no integer, 1 or more, and no pair of them.
+    """
+    if not isinstance(in_channels, tuple | list):
+        check_counts(in_channels=in_channels)
+        return in_channels, in_channels
+    if len(in_channels) != 2:
+        raise ShapeError(
+            f"in_channels is {in_channels!r}: give an integer, or (of sources, of targets)."
+        )
+    names = ("in_channels[0]", "in_channels[1]")
+    check_counts(**dict(zip(names, in_channels, strict=True)))
+    return in_channels[0], in_channels[1]
 
 
 def check_counts(**counts: object) -> None:
@@ -39,8 +60,100 @@ def check_square(graph: GraphLike) -> None:
     if tensors.n_rows != tensors.n_cols:
         raise ShapeError(
             f"graph has shape {(tensors.n_rows, tensors.n_cols)}: a layer needs as many columns as "
-            "rows, since a vertex takes part in its own result."
+            "rows, since a vertex takes part in its own result; most take (x, x_target) for others."
         )
+
+
+class Ends(NamedTuple):
+    """What a layer aggregates over: features of sources and, if there are some, of targets.
+
+    ``alike`` tells that they are one tensor, of a square graph's vertices.
+    """
+
+    graph: GraphLike
+    source: Tensor
+    target: Tensor | None
+    alike: bool
+
+
+def ends_of(x: Any, graph: GraphLike, size: Any = None) -> Ends:
+    """Take features, or a tuple of those of sources and targets, with the graph between them."""
+    if isinstance(x, Tensor) and size is None:
+        graph = as_graph(graph, x)
+        check_square(graph)
+        check_features(x, graph)
+        return Ends(graph, x, x, True)
+    pair = isinstance(x, tuple) or (isinstance(x, list) and len(x) == 2)
+    if pair and len(x) != 2:
+        raise ShapeError(f"x has {len(x)} parts: give (x, x_target), features of both ends.")
+    source, target = x if pair else (x, x)
+    if size is not None:
+        _check_size(size, source, target)
+    graph = as_graph(graph, source, target, size=size)
+    tensors = graph_tensors(graph)
+    n_source, n_target = (None, None) if size is None else size
+    for what, found, wanted in (
+        ("sources", tensors.n_cols, n_source),
+        ("targets", tensors.n_rows, n_target),
+    ):
+        if wanted is not None and found != wanted:
+            raise ShapeError(
+                f"size is {tuple(size)} but the graph has {found} {what}: give (n_source, "
+                f"n_target), {(tensors.n_cols, tensors.n_rows)}."
+            )
+    check_end("x[0]" if pair else "x", source, tensors.n_cols, "columns", graph)
+    if target is not None:
+        check_end("x[1]" if pair else "x", target, tensors.n_rows, "rows", graph)
+    return Ends(graph, source, target, source is target)
+
+
+def _check_size(size: Any, source: Any, target: Any) -> None:
+    """Check for ``(n_source, n_target)``, each an integer or None, beside features of both."""
+    two = isinstance(size, tuple | list) and len(size) == 2
+    if not two or not all(
+        one is None or (isinstance(one, Integral) and not isinstance(one, bool)) for one in size
+    ):
+        raise ShapeError(f"size is {size!r}: give (n_source, n_target), two integers.")
+    if any(one is not None and one < 0 for one in size):
+        raise ShapeError(f"size is {size!r}: counts cannot be negative.")
+    for what, x, wanted in (("sources", source, size[0]), ("targets", target, size[1])):
+        if isinstance(x, Tensor) and wanted is not None and x.shape[:1] != (wanted,):
+            raise ShapeError(
+                f"size is {tuple(size)} but features of {what} have shape {tuple(x.shape)}: give "
+                "one row for each of them."
+            )
+
+
+def check_end(name: str, x: Any, rows: int, axis: str, graph: GraphLike) -> None:
+    """Check the features of one end of a graph: (rows, feat), floating, where the graph is."""
+    tensors = graph_tensors(graph)
+    if not isinstance(x, Tensor):
+        raise DtypeError(f"{name} is a {type(x).__name__}: give a torch.Tensor.")
+    if x.layout is not torch.strided:
+        raise UnsupportedError(f"{name} has layout {x.layout}: give a dense tensor.")
+    if not x.is_floating_point():
+        raise DtypeError(
+            f"{name} is {x.dtype}: give floating numbers, {name}.float() for instance."
+        )
+    if x.device != tensors.device:
+        raise DeviceError(
+            f"{name} is on {x.device} but the graph is on {tensors.device}: move one of them."
+        )
+    if x.dim() != 2 or x.shape[0] != rows:
+        raise ShapeError(
+            f"{name} has shape {tuple(x.shape)} but the graph has {rows} {axis}: give "
+            f"({rows}, feat), of graph.shape == {(tensors.n_rows, tensors.n_cols)}."
+        )
+
+
+def check_width(name: str, x: Tensor, weight: Tensor) -> None:
+    """Check for features that a layer's ``weight``, (out_channels, in_channels), can multiply."""
+    if x.shape[1] != weight.shape[1]:
+        raise ShapeError(
+            f"{name} has {x.shape[1]} features but the layer takes {weight.shape[1]}: give "
+            f"(n, {weight.shape[1]})."
+        )
+    check_beside(name, x, weight)
 
 
 def check_features(x: Tensor, graph: GraphLike) -> None:
@@ -55,12 +168,7 @@ def check_input(x: Tensor, graph: GraphLike, weight: Tensor) -> None:
     """Check for features that a layer's ``weight``, (out_channels, in_channels), can multiply."""
     check_square(graph)
     check_features(x, graph)
-    if x.shape[1] != weight.shape[1]:
-        raise ShapeError(
-            f"x has {x.shape[1]} features but the layer takes {weight.shape[1]}: give "
-            f"(n, {weight.shape[1]})."
-        )
-    check_beside("x", x, weight)
+    check_width("x", x, weight)
 
 
 def check_beside(name: str, value: Tensor, weight: Tensor) -> None:

@@ -1,6 +1,7 @@
 """Loops of a graph, and what adding one to each vertex makes of degrees and softmax."""
 
 from math import inf
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -75,13 +76,56 @@ def missing_loops(graph: GraphLike) -> Tensor:
 
 
 def loops(graph: GraphLike) -> tuple[Tensor, Tensor]:
-    """Give 1 for a loop, else 0, (nnz,), and the loops of each vertex, (n,); both in float64."""
+    """Give 1 for a loop, else 0, (nnz,), and the loops of each row, (n_rows,); both in float64."""
+    row, col = ends(graph)
+    found = (row == col).double()
+    ones = found.new_ones(graph_tensors(graph).n_cols, 1)
+    return found, spmm(graph, ones, found)[:, 0]
+
+
+def ends(graph: GraphLike) -> tuple[Tensor, Tensor]:
+    """Give the row and the column of each entry, (nnz,) in float64, in the user's order."""
     tensors = graph_tensors(graph)
-    at = torch.arange(tensors.n_rows, dtype=torch.float64, device=tensors.device)
-    one = torch.ones_like(at)
-    apart = sddmm(graph, torch.stack([at, one], 1), torch.stack([one, -at], 1))  # i - j
-    found = (apart == 0).double()
-    return found, spmm(graph, one[:, None], found)[:, 0]
+    options = {"dtype": torch.float64, "device": tensors.device}
+    rows, cols = (torch.arange(n, **options)[:, None] for n in (tensors.n_rows, tensors.n_cols))
+    ones = torch.ones_like
+    return sddmm(graph, rows, ones(cols)), sddmm(graph, ones(rows), cols)
+
+
+class Looped(NamedTuple):
+    """A graph each of whose first vertices has one loop, behind the other entries.
+
+    ``edges`` is its ``edge_index`` and ``others`` tells which entries it has of the graph's own.
+    """
+
+    edges: Tensor
+    others: Tensor
+
+    @property
+    def n_loops(self) -> int:
+        """Number of loops: vertices that are both sources and targets."""
+        return self.edges.shape[1] - self.others.shape[0]
+
+
+def with_loops(graph: GraphLike) -> Looped:
+    """Give a graph of any shape one loop for each vertex that is a row and a column, and no other.
+
+    Made once for each graph.
+    """
+    tensors = graph_tensors(graph)
+
+    def others() -> Tensor:
+        row, col = ends(graph)
+        return (row != col).nonzero()[:, 0]  # synchronize!
+
+    kept = tensors.kept("others than loops", others)
+
+    def edges() -> Tensor:
+        row, col = ends(graph)
+        own = torch.arange(min(tensors.n_rows, tensors.n_cols), device=tensors.device)
+        return torch.stack([torch.cat([end[kept].long(), own]) for end in (col, row)])
+
+    return Looped(tensors.kept("edges with loops", edges), kept)
 
 
 def log_sums(graph: GraphLike, scores: Tensor, p: Tensor) -> Tensor:

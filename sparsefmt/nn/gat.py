@@ -17,6 +17,7 @@ from ..autograd import (
     GraphLike,
     as_graph,
     edge_softmax,
+    gat_aggregate,
     gat_convolution,
     gat_of_vectors,
     graph_tensors,
@@ -26,8 +27,16 @@ from ..autograd import (
     spmm,
 )
 from ..errors import DtypeError, ShapeError
-from ._checks import check_beside, check_counts, check_input, check_number
-from ._loops import log_sums, loops
+from ._checks import (
+    Ends,
+    check_beside,
+    check_counts,
+    check_number,
+    check_width,
+    ends_of,
+    in_pair,
+)
+from ._loops import log_sums, loops, with_loops
 
 #: Score of an entry that is left out: finite, so that a row of them alone gives no NaN.
 _LEFT_OUT = -1e30
@@ -44,7 +53,7 @@ class Attention(Module):
 
     def __init__(
         self,
-        in_channels: int,
+        in_channels: int | tuple[int, int],
         out_channels: int,
         heads: int,
         concat: bool,
@@ -53,7 +62,8 @@ class Attention(Module):
         add_self_loops: bool,
     ) -> None:
         super().__init__()
-        check_counts(in_channels=in_channels, out_channels=out_channels, heads=heads)
+        in_pair(in_channels)
+        check_counts(out_channels=out_channels, heads=heads)
         check_number("negative_slope", negative_slope)
         check_number("dropout", dropout)
         if not 0 <= dropout < 1:
@@ -102,8 +112,10 @@ class GATConv(Attention):
 
     Parameters
     ----------
-    in_channels, out_channels : int
-    heads : int
+    in_channels : int or (int, int)
+        Features of a vertex; a pair for those of sources and those of targets, each with a weight
+        of its own.
+    out_channels, heads : int
     concat : bool
         Whether the result has the heads side by side, or their mean.
     negative_slope : float
@@ -112,8 +124,9 @@ class GATConv(Attention):
         stays; from 0 to less than 1.
     add_self_loops : bool
         Whether each vertex has one loop, however many the graph stores; the edge term of a loop is
-        the mean of those of the row's other entries, or 0.  If not, the loops are those of the
-        graph, and a row without entries gives ``b``.
+        the mean of those of the row's other entries, or 0.  In a rectangular graph the first
+        vertices have one, as many as are both rows and columns.  If not, the loops are those of
+        the graph, and a row without entries gives ``b``.
     edge_dim : int, optional
         Features of an edge.
     bias : bool
@@ -121,7 +134,7 @@ class GATConv(Attention):
     Attributes
     ----------
     lin.weight : (heads * out_channels, in_channels)
-        ``W`` transposed.
+        ``W`` transposed; with a pair ``lin_src.weight`` and ``lin_dst.weight`` in its place.
     att_src, att_dst : (1, heads, out_channels)
         Of sources and targets.
     lin_edge.weight : (heads * out_channels, edge_dim)
@@ -135,11 +148,10 @@ class GATConv(Attention):
 
     Notes
     -----
-    No other graph is built, and without edge features nothing of the size of the edges.  Edge
-    features meet ``W_edge`` and ``a_edge`` multiplied with each other, ``edge_dim`` numbers a head,
-    so that only scores are made of them.  Scores add up in float32 at least.  A gradient can be
-    used but not differentiated.  Bipartite graphs, with features of targets apart from those of
-    sources, are not supported.
+    Of a square graph no other one is built, and without edge features nothing of the size of the
+    edges; of a rectangular one with loops another one is, once.  Edge features meet ``W_edge`` and
+    ``a_edge`` multiplied with each other, ``edge_dim`` numbers a head, so that only scores are made
+    of them.  Scores add up in float32 at least.  A gradient can be used but not differentiated.
 
     GAT (ICLR'18), equations 1 to 6; fuseGNN (ICCAD'20), section 3.
     """
@@ -148,7 +160,7 @@ class GATConv(Attention):
 
     def __init__(
         self,
-        in_channels: int,
+        in_channels: int | tuple[int, int],
         out_channels: int,
         heads: int = 1,
         *,
@@ -162,7 +174,16 @@ class GATConv(Attention):
         shared = heads, concat, negative_slope, dropout, add_self_loops
         super().__init__(in_channels, out_channels, *shared)
         self.edge_dim = edge_dim
-        self.lin = Linear(in_channels, heads * out_channels, bias=False)
+        self.lin: Linear | None = None
+        self.lin_src: Linear | None = None
+        self.lin_dst: Linear | None = None
+        width = heads * out_channels
+        if isinstance(in_channels, tuple | list):
+            of_sources, of_targets = in_channels
+            self.lin_src = Linear(of_sources, width, bias=False)
+            self.lin_dst = Linear(of_targets, width, bias=False)
+        else:
+            self.lin = Linear(in_channels, width, bias=False)
         self.att_src, self.att_dst = self._vectors(), self._vectors()
         self.lin_edge: Linear | None = None
         self.att_edge: Parameter | None = None
@@ -175,7 +196,7 @@ class GATConv(Attention):
 
     def reset_parameters(self) -> None:
         """Draw weights and vectors by Glorot's uniform rule; the bias is 0."""
-        for each in (self.lin, self.lin_edge):
+        for each in (self.lin, self.lin_src, self.lin_dst, self.lin_edge):
             if each is not None:
                 init.xavier_uniform_(each.weight)
         for vectors in (self.att_src, self.att_dst, self.att_edge):
@@ -185,21 +206,26 @@ class GATConv(Attention):
 
     def forward(
         self,
-        x: Tensor,
+        x: Tensor | tuple[Tensor, Tensor | None],
         graph: GraphLike,
         edge_attr: Tensor | None = None,
         *,
+        size: tuple[int, int] | None = None,
         return_attention: bool = False,
     ) -> Tensor | tuple[Tensor, Tensor]:
         """(n, in_channels) to (n, heads * out_channels), or (n, out_channels) without ``concat``.
 
         Parameters
         ----------
-        x : Tensor, shape (n, in_channels)
-        graph : Graph, shape (n, n)
+        x : Tensor, shape (n, in_channels), or a tuple of two
+            Features of all vertices, or ``(x, x_target)`` as for ``SAGEConv``.  Without
+            ``x_target``, None, scores have no part of the target.
+        graph : Graph, shape (n, n), or (n_target, n_source)
             Only its structure is read.
         edge_attr : Tensor, shape (nnz, edge_dim), or (nnz,) for ``edge_dim=1``, optional
             In the order of ``graph.structure``.  By default edges have no term.
+        size : (n_source, n_target), optional
+            As for ``SAGEConv``.
         return_attention : bool
             Whether to return ``P``, too: (nnz, heads) in that order, before anything is left out of
             it.  With ``add_self_loops`` it is 0 at stored loops, and what a row lacks to 1 is
@@ -208,32 +234,87 @@ class GATConv(Attention):
         Raises
         ------
         ShapeError
-            If the graph is not square, or a tensor not of that shape.
+            If the graph is not square but ``x`` one tensor, or a tensor not of that shape.
         DtypeError, DeviceError, UnsupportedError
             As ``autograd.gat_aggregate``.
         """
-        graph = as_graph(graph, x)
-        if edge_attr is None and not return_attention and self._is_plain(x, graph):
-            vectors = self.att_src, self.att_dst
-            options = self._options()
-            return gat_convolution(graph, x, self.lin.weight, vectors, self.bias, **options)
-        check_input(x, graph, self.lin.weight)
+        if isinstance(x, Tensor) and size is None:
+            graph = as_graph(graph, x)
+            if edge_attr is None and not return_attention and self._is_plain(x, graph):
+                assert self.lin is not None  # as _is_plain says
+                vectors = self.att_src, self.att_dst
+                options = self._options()
+                return gat_convolution(graph, x, self.lin.weight, vectors, self.bias, **options)
+        ends = ends_of(x, graph, size)
+        graph = ends.graph
         edges = None if edge_attr is None else self._edge_scores(graph, edge_attr)
         own = None
         if edges is not None and self.add_self_loops:
             own = _means_without_loops(graph, edges)
-        h = self._by_head(self.lin(x))
+        if ends.alike and self.lin is not None:
+            check_width("x", ends.source, self.lin.weight)
+            h = self._by_head(self.lin(ends.source))
+            y = self._of_vertices(graph, h, edges, own)
+            both: tuple[Tensor, Tensor | None] = h, h
+        else:
+            both = self._projected(ends)
+            y = self._joined(self._between(graph, both, edges, own))
+        return (y, self._weights(graph, both, edges, own)) if return_attention else y
+
+    def _of_vertices(
+        self, graph: GraphLike, h: Tensor, edges: Tensor | None, own: Tensor | None
+    ) -> Tensor:
+        """Aggregate where sources and targets are the same vertices."""
         vectors = self.att_src, self.att_dst
         bias = self.bias.view_as(self.att_src) if self.concat and self.bias is not None else None
         y = gat_of_vectors(graph, h, *vectors, edges, own, bias, **self._options())
-        y = self._joined(y) if bias is None else y.flatten(1)
-        return (y, self._weights(graph, h, edges, own)) if return_attention else y
+        return self._joined(y) if bias is None else y.flatten(1)
+
+    def _projected(self, ends: Ends) -> tuple[Tensor, Tensor | None]:
+        """(n_source, heads, out_channels) and (n_target, heads, out_channels), or None."""
+        of_sources, of_targets = self.lin_src or self.lin, self.lin_dst or self.lin
+        assert of_sources is not None  # a layer has one or two
+        assert of_targets is not None
+        check_width("x" if ends.alike else "x[0]", ends.source, of_sources.weight)
+        source = self._by_head(of_sources(ends.source))
+        if ends.target is None:
+            return source, None
+        check_width("x" if ends.alike else "x[1]", ends.target, of_targets.weight)
+        return source, self._by_head(of_targets(ends.target))
+
+    def _between(
+        self,
+        graph: GraphLike,
+        both: tuple[Tensor, Tensor | None],
+        edges: Tensor | None,
+        own: Tensor | None,
+    ) -> Tensor:
+        """(n_target, heads, out_channels) Aggregate features of sources for targets."""
+        h, tensors = both[0], graph_tensors(graph)
+        el, er = self._scores(both, tensors.n_rows)
+        options = self._options()
+        if self.add_self_loops and (edges is not None or tensors.n_rows != tensors.n_cols):
+            looped, options["self_loops"] = with_loops(graph), False
+            if edges is not None and own is not None:
+                edges = torch.cat([edges[looped.others], own[: looped.n_loops].to(edges.dtype)])
+            graph = looped.edges
+        return gat_aggregate(graph, h, el, er, edges, **options)
+
+    def _scores(self, both: tuple[Tensor, Tensor | None], n_rows: int) -> tuple[Tensor, Tensor]:
+        """Give the sources' part of the scores and the targets', which may be 0."""
+        el, er = (
+            None if h is None else (h * att.to(h.dtype)).sum(-1)
+            for h, att in zip(both, (self.att_src, self.att_dst), strict=True)
+        )
+        assert el is not None  # there are sources
+        return el, el.new_zeros(n_rows, self.heads) if er is None else er
 
     def _is_plain(self, x: Tensor, graph: GraphLike) -> bool:
         """Tell whether the layer may run as one node of autograd's."""
         joined = self.concat or self.heads == 1
-        others = self.att_src, self.att_dst, self.bias
-        return joined and is_bare(self.lin) and is_plain(graph, x, self.lin.weight, *others)
+        if self.lin is None or not joined or not is_bare(self.lin):
+            return False
+        return is_plain(graph, x, self.lin.weight, self.att_src, self.att_dst, self.bias)
 
     def _edge_scores(self, graph: GraphLike, edge_attr: Tensor) -> Tensor:
         """(nnz, heads) The edges' terms."""
@@ -256,20 +337,31 @@ class GATConv(Attention):
         return linear(edge_attr, vectors)
 
     def _weights(
-        self, graph: GraphLike, h: Tensor, edges: Tensor | None, own: Tensor | None
+        self,
+        graph: GraphLike,
+        both: tuple[Tensor, Tensor | None],
+        edges: Tensor | None,
+        own: Tensor | None,
     ) -> Tensor:
         """(nnz, heads) ``P``."""
-        with torch.autocast(h.device.type, enabled=False):
-            h = h.to(torch.promote_types(h.dtype, torch.float32))
-            el, er = ((h * att.to(h.dtype)).sum(-1) for att in (self.att_src, self.att_dst))
-            ones = torch.ones_like(el)
-            scores = sddmm(graph, torch.stack([er, ones], -1), torch.stack([ones, el], -1))
+        dtype = torch.promote_types(both[0].dtype, torch.float32)
+        source, target = (None if h is None else h.to(dtype) for h in both)
+        assert source is not None  # the target may be missing
+        with torch.autocast(source.device.type, enabled=False):
+            el, er = self._scores((source, target), graph_tensors(graph).n_rows)
+            ones = torch.ones_like
+            pairs = torch.stack([er, ones(er)], -1), torch.stack([ones(el), el], -1)
+            scores = sddmm(graph, *pairs)
             scores = scores if edges is None else scores + edges
             scores = leaky_relu(scores, self.negative_slope)
             if not self.add_self_loops:
                 return edge_softmax(graph, scores)
-            of_loops = el + er if own is None else el + er + own
-            return _beside_loops(graph, scores, leaky_relu(of_loops, self.negative_slope))
+            count = min(len(el), len(er))
+            of_loops = el[:count] + er[:count]
+            of_loops = of_loops if own is None else of_loops + own[:count]
+            of_loops = leaky_relu(of_loops, self.negative_slope)
+            without = of_loops.new_full((len(er) - count, self.heads), _LEFT_OUT)
+            return _beside_loops(graph, scores, torch.cat([of_loops, without]))
 
 
 def glorot(vectors: Tensor | None) -> None:
@@ -302,4 +394,5 @@ def _beside_loops(graph: GraphLike, scores: Tensor, own: Tensor) -> Tensor:
     heads = range(scores.shape[1])
     log_z = torch.stack([log_sums(graph, scores[:, k], p[:, k]) for k in heads], 1)
     others = torch.sigmoid(log_z - own)[..., None]
-    return p * sddmm(graph, others, torch.ones_like(others))
+    ones = others.new_ones(graph_tensors(graph).n_cols, *others.shape[1:])
+    return p * sddmm(graph, others, ones)

@@ -7,8 +7,10 @@ results agree with its.
 from torch import Tensor
 from torch.nn import Linear, init
 
-from ..autograd import GraphLike, as_graph, gatv2_aggregate
-from ._checks import check_input
+from ..autograd import GraphLike, gatv2_aggregate, graph_tensors
+from ..errors import DtypeError
+from ._checks import check_width, ends_of, in_pair
+from ._loops import with_loops
 from .gat import Attention, glorot
 
 
@@ -31,7 +33,7 @@ class GATv2Conv(Attention):
     Attributes
     ----------
     lin_l.weight, lin_r.weight : (heads * out_channels, in_channels)
-        ``W_l`` and ``W_r`` transposed.
+        ``W_l``, of sources, and ``W_r``, of targets, transposed.
     lin_l.bias, lin_r.bias : (heads * out_channels,)
     att : (1, heads, out_channels)
     bias : (heads * out_channels,), or (out_channels,) without ``concat``
@@ -43,8 +45,9 @@ class GATv2Conv(Attention):
 
     Notes
     -----
-    No other graph is built, and nothing of the size of the edges.  A gradient can be used but not
-    differentiated.  Bipartite graphs and edge features are not supported.
+    Of a square graph no other one is built, and nothing of the size of the edges; of a rectangular
+    one with loops another one is, once.  A gradient can be used but not differentiated.  Edge
+    features are not supported.
 
     GATv2 (ICLR'22), equation 7.
     """
@@ -53,7 +56,7 @@ class GATv2Conv(Attention):
 
     def __init__(
         self,
-        in_channels: int,
+        in_channels: int | tuple[int, int],
         out_channels: int,
         heads: int = 1,
         *,
@@ -67,10 +70,11 @@ class GATv2Conv(Attention):
         shared = heads, concat, negative_slope, dropout, add_self_loops
         super().__init__(in_channels, out_channels, *shared)
         self.share_weights = share_weights
-        self.lin_l = Linear(in_channels, heads * out_channels, bias=bias)
+        of_sources, of_targets = in_pair(in_channels)
+        self.lin_l = Linear(of_sources, heads * out_channels, bias=bias)
         self.lin_r = self.lin_l
         if not share_weights:
-            self.lin_r = Linear(in_channels, heads * out_channels, bias=bias)
+            self.lin_r = Linear(of_targets, heads * out_channels, bias=bias)
         self.att = self._vectors()
         self.bias = self._own_bias(bias)
         self.reset_parameters()
@@ -84,25 +88,43 @@ class GATv2Conv(Attention):
         if self.bias is not None:
             init.zeros_(self.bias)
 
-    def forward(self, x: Tensor, graph: GraphLike) -> Tensor:
+    def forward(
+        self,
+        x: Tensor | tuple[Tensor, Tensor],
+        graph: GraphLike,
+        *,
+        size: tuple[int, int] | None = None,
+    ) -> Tensor:
         """(n, in_channels) to (n, heads * out_channels), or (n, out_channels) without ``concat``.
 
         Parameters
         ----------
-        x : Tensor, shape (n, in_channels)
-        graph : Graph, shape (n, n)
+        x : Tensor, shape (n, in_channels), or a tuple of two
+            Features of all vertices, or ``(x, x_target)``: those of sources and of targets.
+        graph : Graph, shape (n, n), or (n_target, n_source)
             Only its structure is read.
+        size : (n_source, n_target), optional
+            As for ``SAGEConv``.
 
         Raises
         ------
         ShapeError
-            If the graph is not square, or ``x`` not of that shape.
+            If the graph is not square but ``x`` one tensor, or ``x`` not of that shape.
         DtypeError, DeviceError, UnsupportedError
-            As ``autograd.gat_aggregate``.
+            As ``autograd.gat_aggregate``; DtypeError also if ``x_target`` is None.
         """
-        graph = as_graph(graph, x)
-        check_input(x, graph, self.lin_l.weight)
-        left = self._by_head(self.lin_l(x))
-        right = left if self.share_weights else self._by_head(self.lin_r(x))
-        y = gatv2_aggregate(graph, left, right, self.att, **self._options())
-        return self._joined(y)
+        ends = ends_of(x, graph, size)
+        graph, options = ends.graph, self._options()
+        if ends.target is None:
+            raise DtypeError("x[1] is None: scores are of both ends, give features of targets.")
+        check_width("x" if ends.alike else "x[0]", ends.source, self.lin_l.weight)
+        left = self._by_head(self.lin_l(ends.source))
+        if ends.alike and self.share_weights:
+            right = left
+        else:
+            check_width("x" if ends.alike else "x[1]", ends.target, self.lin_r.weight)
+            right = self._by_head(self.lin_r(ends.target))
+        tensors = graph_tensors(graph)
+        if self.add_self_loops and tensors.n_rows != tensors.n_cols:
+            graph, options["self_loops"] = with_loops(graph).edges, False
+        return self._joined(gatv2_aggregate(graph, left, right, self.att, **options))

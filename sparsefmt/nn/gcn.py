@@ -4,6 +4,8 @@ Parameters have the names and shapes of PyG's layer of the same name, so that a 
 across, and without ``k`` and samples results agree with its.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.nn import Linear, Parameter, init
@@ -69,7 +71,7 @@ class GCNConv(LinearConvolution):
 
     __module__ = "sparsefmt.nn"
 
-    def _add_parameters(self, in_channels: int, out_channels: int, bias: bool) -> None:
+    def _add_parameters(self, in_channels: Any, out_channels: int, bias: bool) -> None:
         self.lin = Linear(in_channels, out_channels, bias=False)
         self.bias = Parameter(torch.empty(out_channels)) if bias else None
         self.reset_parameters()

@@ -17,11 +17,14 @@ from ..autograd import (
     gin_convolution,
     is_bare,
     is_plain,
+    maxk,
+    maxk_aggregate,
     propagated,
+    spmm,
 )
 from ..errors import DeviceError, DtypeError, ShapeError, SparseFmtError, UnsupportedError
 from ._base import Convolution
-from ._checks import as_autocast, check_beside, check_features, check_number, check_square
+from ._checks import Ends, as_autocast, check_beside, check_number, ends_of
 
 #: Faults of the machine, which pass as they are, whatever else they say.
 _MACHINE = re.compile(r"CUDA error|CU\w+_STATUS|cuDNN error|out of memory|not enough memory")
@@ -114,29 +117,42 @@ class GINConv(Convolution):
         with torch.no_grad():
             self.eps.fill_(self.initial_eps)
 
-    def forward(self, x: Tensor, graph: GraphLike, edge_weight: Tensor | None = None) -> Tensor:
-        """(n, feat) to what ``nn`` makes of it; arguments are those of ``GCNConv``.
+    def forward(
+        self,
+        x: Tensor | tuple[Tensor, Tensor | None],
+        graph: GraphLike,
+        edge_weight: Tensor | None = None,
+        *,
+        size: tuple[int, int] | None = None,
+    ) -> Tensor:
+        """(n, feat) to what ``nn`` makes of it; arguments are those of ``SAGEConv``.
+
+        Features of sources and targets are of one width.  Without ``x_target`` a vertex takes no
+        part in its own result.
 
         Raises
         ------
         ShapeError, DtypeError, DeviceError, UnsupportedError
-            As ``autograd.spmm``; also if the graph is not square, or ``nn`` cannot take ``x``.
+            As ``SAGEConv``; also if ``nn`` cannot take ``x``, or both ends are not of one width.
         """
-        graph = as_graph(graph, x)
-        if edge_weight is None and self._is_whole() and not self.eps.requires_grad:
-            first, rest = _parts(self.nn)
-            if first is None and is_plain(graph, x, self.eps):
-                _check_fit(self.nn, x)
-                return _called(self.nn, propagated(graph, x, None, self.eps, one_more=True))
-            if first is not None and is_plain(graph, x, first.weight, first.bias, self.eps):
-                y = gin_convolution(graph, x, self.eps, first.weight, first.bias)
-                for module in rest:
-                    y = _called(module, y)
-                return y
-        check_square(graph)
-        check_features(x, graph)
-        _check_fit(self.nn, x)
-        x = as_autocast(x)  # for both parts
+        if isinstance(x, Tensor) and size is None:
+            graph = as_graph(graph, x)
+            if edge_weight is None and self._is_whole() and not self.eps.requires_grad:
+                first, rest = _parts(self.nn)
+                if first is None and is_plain(graph, x, self.eps):
+                    _check_fit(self.nn, x)
+                    return _called(self.nn, propagated(graph, x, None, self.eps, one_more=True))
+                if first is not None and is_plain(graph, x, first.weight, first.bias, self.eps):
+                    y = gin_convolution(graph, x, self.eps, first.weight, first.bias)
+                    for module in rest:
+                        y = _called(module, y)
+                    return y
+        ends = ends_of(x, graph, size)
+        _check_fit(self.nn, ends.source)
+        if not ends.alike:
+            return _called(self.nn, self._between(ends, edge_weight))
+        graph = ends.graph
+        x = as_autocast(ends.source)  # for both parts
         width, own = self._width(), (1 + self.eps).to(x.dtype)  # a wider one would widen the sum
         if width is not None:
             y = self._aggregate(graph, x, width, edge_weight, rescale=True)
@@ -144,6 +160,28 @@ class GINConv(Convolution):
         else:
             y = aggregate_with_own(graph, x, own, edge_weight, k=self.k)
         return _called(self.nn, y)
+
+    def _between(self, ends: Ends, edge_weight: Tensor | None) -> Tensor:
+        """Aggregate features of sources, and add a part of the targets' own."""
+        graph, x = ends.graph, as_autocast(ends.source)
+        width = self._width()
+        if width is not None:
+            y = self._aggregate(graph, x, width, edge_weight, rescale=True)
+        elif self.k is not None:
+            y = maxk_aggregate(graph, x, self.k, edge_weight)
+        else:
+            y = spmm(graph, x, edge_weight)
+        if ends.target is None:
+            return y
+        if ends.target.shape[1] != x.shape[1]:
+            raise ShapeError(
+                f"x[1] has {ends.target.shape[1]} features but x[0] has {x.shape[1]}: both are "
+                "added up, give them one width."
+            )
+        check_beside("x[1]", ends.target, ends.source)
+        own = as_autocast(ends.target)
+        own = own if self.k is None else maxk(own, self.k)
+        return torch.addcmul(y, (1 + self.eps).to(x.dtype), own)
 
 
 def _parts(nn: Module) -> tuple[Linear | None, list[Module]]:

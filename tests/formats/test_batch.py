@@ -1,0 +1,192 @@
+"""Graph.batch: graphs on the diagonal of one, joined from what each has built."""
+
+import pickle
+
+import numpy as np
+import pytest
+import scipy.sparse
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from sparsefmt import COO, CSR, DeviceError, DtypeError, Graph, IndexRangeError, ShapeError
+from sparsefmt.formats import convert
+from sparsefmt.formats.arrays import to_device
+from sparsefmt.testing import coo, csr, sgt
+
+
+def formats(weighted):
+    options = {"weighted": weighted, "index_dtype": np.int32}
+    options |= {"dtype": np.float64} if weighted else {}
+    made = csr(max_side=6, **options)
+    others = coo(max_side=6, unsorted=True, **options), sgt(max_side=6, **options)
+    return st.one_of(made, made.map(CSR.tocsc), *others)
+
+
+pieces = st.booleans().flatmap(
+    lambda weighted: st.lists(st.tuples(formats(weighted), st.booleans()), min_size=1, max_size=5)
+)
+EMPTY = COO(np.zeros(0, np.int32), np.zeros(0, np.int32), shape=(0, 4))
+
+
+def graph_of(xp, A, flip=False):
+    graph = Graph(A.to("cpu" if xp is np else "cuda"))
+    return graph.transposed if flip else graph
+
+
+def host(array):
+    return to_device(array, "cpu")
+
+
+def triples(graph):
+    """(row, column, value) of each edge, in the order of the graph's structure."""
+    csr = graph.to("cpu").csr
+    row = np.repeat(np.arange(csr.n_rows), np.diff(csr.indptr))
+    data = np.ones(csr.nnz) if csr.data is None else csr.data
+    perm = host(graph.csr_perm)
+    found = np.empty((3, csr.nnz))
+    found[:, perm] = row, csr.indices, data
+    return found
+
+
+@given(given_=pieces)
+@example(given_=[(EMPTY, False), (EMPTY, True)])
+def test_a_batch_is_the_block_diagonal_of_its_graphs(xp, given_):
+    graphs = [graph_of(xp, A, flip) for A, flip in given_]
+    dense = [host(one.csr.toarray(np.float64)) for one in graphs]
+    whole = Graph.batch(graphs)
+    expected = scipy.sparse.block_diag([scipy.sparse.coo_array(one) for one in dense]).toarray()
+    expected = expected.reshape(whole.shape)  # of nothing SciPy makes another shape
+    assert (whole.nnz, whole.weighted) == (sum(g.nnz for g in graphs), graphs[0].weighted)
+    found = (whole.csr, whole.csc, whole.coo, whole.sgt(), whole.structure, whole.transposed.csr.T)
+    for A in found:
+        A.check()
+        np.testing.assert_array_equal(host(A.toarray(np.float64)), expected)
+
+
+@given(given_=pieces)
+def test_edges_are_those_of_each_graph_one_after_another(xp, given_):
+    graphs = [graph_of(xp, A, flip) for A, flip in given_]
+    whole, rows, cols = Graph.batch(graphs), 0, 0
+    expected = []
+    for one in graphs:
+        expected.append(triples(one) + np.array([[rows], [cols], [0]]))
+        rows, cols = rows + one.n_rows, cols + one.n_cols
+    np.testing.assert_array_equal(triples(whole), np.concatenate(expected, 1))
+    structure = whole.structure.to("cpu").tocoo()
+    if whole.structure.format == "coo":
+        np.testing.assert_array_equal(
+            [structure.row, structure.col], np.concatenate(expected, 1)[:2]
+        )
+
+
+@given(given_=pieces)
+def test_values_are_carried_by_the_permutations(xp, given_):
+    graphs = [graph_of(xp, A, flip) for A, flip in given_]
+    whole = Graph.batch(graphs)
+    numbers = xp.arange(whole.nnz, dtype=np.float64)
+    numbered = whole.with_data(numbers)
+    assert (host(numbered.csr.data) == host(whole.csr_perm)).all()
+    assert (host(numbered.csc.data) == host(numbered.csr.data)[host(whole.csc_perm)]).all()
+    ones, others = numbered.csr.tocoo(), numbered.csc.tocoo()
+    pairs = [
+        {value: (row, col) for row, col, value in zip(*map(list, map(host, parts)), strict=True)}
+        for parts in ((A.row, A.col, A.data) for A in (ones, others))
+    ]
+    assert pairs[0] == pairs[1]
+
+
+def graph(n=4, nnz=6, *, weighted=False, index_dtype=np.int32, seed=0):
+    rng = np.random.default_rng(seed)
+    row, col = rng.integers(0, n, (2, nnz)).astype(index_dtype)
+    return Graph(COO(row, col, rng.random(nnz) if weighted else None, shape=(n, n)))
+
+
+def test_nothing_is_sorted_once_its_graphs_are_built(monkeypatch):
+    graphs = [graph(seed=k) for k in range(5)]
+    for one in graphs:
+        _ = one.csr, one.csc
+    for name in ("_with_scipy", "numbered_csr", "_coo_to_csr", "_csr_to_csc"):
+        monkeypatch.setattr(convert, name, None)
+    whole = Graph.batch([*graphs, graphs[0]])
+    _ = whole.csr, whole.csc, whole.transposed.csr, whole.structure
+    assert "built: csr, csc" in repr(whole)
+
+
+def test_a_batch_of_batches_is_the_batch_of_all():
+    graphs = [graph(seed=k, weighted=True) for k in range(4)]
+    nested = Graph.batch([Graph.batch(graphs[:2]), Graph.batch(graphs[2:])])
+    assert (triples(nested) == triples(Graph.batch(graphs))).all()
+
+
+def test_a_batch_pickles_and_copies():
+    whole = Graph.batch([graph(seed=k, weighted=True) for k in range(3)])
+    again = pickle.loads(pickle.dumps(whole))
+    assert (triples(again) == triples(whole)).all()
+    assert again.csc == whole.csc
+
+
+def test_a_batch_moves_to_a_device_as_it_is(xp):
+    graphs = [graph(seed=k) for k in range(3)]
+    device = "cpu" if xp is np else "cuda"
+    whole = Graph.batch(graphs).to(device)
+    assert (triples(whole) == triples(Graph.batch(graphs))).all()
+
+
+def test_graphs_of_torch_have_their_edges_joined(xp):
+    torch = pytest.importorskip("torch")
+    device = "cpu" if xp is np else "cuda"
+    made = []
+    for k in range(4):
+        A = graph(n=k + 2, seed=k).coo
+        ids = torch.from_numpy(np.stack([A.col, A.row]).astype(np.int64)).to(device)
+        weights = torch.arange(float(A.nnz), device=device) + k
+        made.append(Graph.from_edge_index(ids, weights, num_nodes=k + 2))
+    whole = Graph.batch(made)
+    dense = [scipy.sparse.coo_array(host(one.csr.toarray())) for one in made]
+    expected = scipy.sparse.block_diag(dense).toarray()
+    assert (host(whole.csr.toarray()) == expected).all()
+    assert (
+        host(whole.structure.data) == np.concatenate([np.arange(6) + k for k in range(4)])
+    ).all()
+    assert whole.index_dtype == np.int64
+
+
+@pytest.mark.gpu
+def test_an_id_that_a_graph_does_not_have_is_no_vertex_of_the_next():
+    torch = pytest.importorskip("torch")
+    ids = torch.tensor([[0, 3], [1, 0]], device="cuda")
+    graphs = [Graph.from_edge_index(ids, num_nodes=n) for n in (3, 4)]
+    with pytest.raises(IndexRangeError, match="edge_index"):
+        _ = Graph.batch(graphs).structure
+
+
+def test_what_cannot_be_joined_is_refused():
+    for call, error, text in (
+        (lambda: Graph.batch([]), ShapeError, "graphs is empty: give one graph or more"),
+        (lambda: Graph.batch(graph()), DtypeError, "graphs is one Graph: give a list"),
+        (lambda: Graph.batch(3), DtypeError, "graphs is a int: give a list of sparsefmt.Graph"),
+        (lambda: Graph.batch([graph(), graph().csr]), DtypeError, r"graphs\[1\] is a CSR: give a"),
+        (
+            lambda: Graph.batch([graph(), graph(weighted=True)]),
+            DtypeError,
+            r"graphs\[1\] has values of float64 but graphs\[0\] has no values: give all values",
+        ),
+        (
+            lambda: Graph.batch([graph(), graph(), graph(index_dtype=np.int64)]),
+            DtypeError,
+            r"graphs\[2\] has int64 indices but graphs\[0\] has int32: make all",
+        ),
+        (lambda: Graph.batch([wide()] * 3), IndexRangeError, "int32"),
+    ):
+        with pytest.raises(error, match=text):
+            call()
+
+
+def wide():
+    return Graph(COO(np.zeros(1, np.int32), np.zeros(1, np.int32), shape=(2**30, 1)))
+
+
+@pytest.mark.gpu
+def test_graphs_on_two_devices_are_refused():
+    with pytest.raises(DeviceError, match=r"graphs\[1\] is on cuda:0 but graphs\[0\] on cpu"):
+        Graph.batch([graph(), graph().to("cuda")])
