@@ -28,20 +28,35 @@ class Pieces:
 
     def csr(self) -> tuple[CSR, Array | None]:
         """Join the CSR of each, and the permutations to it."""
-        found = blocks.compressed([one.csr for one in self.graphs], self.at)
-        numbers = [one._csr_numbers for one in self.graphs]
+        parts, numbers = zip(*map(_csr_of, self.graphs), strict=True)
+        found = blocks.compressed(parts, self.at)
         return found, blocks.places(numbers, self.at, found.indices)
 
     def csc(self) -> tuple[CSC, Array]:
         """Join the CSC of each, and the permutations from CSR to it."""
-        found = blocks.compressed([one.csc for one in self.graphs], self.at)
-        perm = blocks.places([one.csc_perm for one in self.graphs], self.at, found.indices)
+        parts, places = zip(*map(_csc_of, self.graphs), strict=True)
+        found = blocks.compressed(parts, self.at)
+        perm = blocks.places(places, self.at, found.indices)
         assert perm is not None  # no piece has None
         return found, perm
 
     def coo(self) -> COO:
         """Join the edges of each, in the user's order."""
         return blocks.coordinates([blocks.user_coo(one.structure) for one in self.graphs], self.at)
+
+
+def _csr_of(graph: Any) -> tuple[CSR, Array | None]:
+    if graph._flipped:
+        return graph.csr, graph._csr_numbers
+    found: tuple[CSR, Array | None] = graph._built.csr()
+    return found
+
+
+def _csc_of(graph: Any) -> tuple[CSC, Array]:
+    if graph._flipped:
+        return graph.csc, graph.csc_perm
+    found: tuple[CSC, Array] = graph._built.csc()
+    return found
 
 
 def _facts_of(graph: Any) -> blocks.Facts:

@@ -148,11 +148,14 @@ class Case:
         import torch
 
         batch, found = self.batches[0], []
-        for model in (self.models["ours"], deepcopy(self.models["pyg"]).double()):
+        exact = deepcopy(self.models["pyg"]).double()
+        for model in (*self.models.values(), exact):
             loss = self.loss(model, batch, batch.edge_index)
             found.append([loss, *torch.autograd.grad(loss, [*model.parameters()])])
-        error = turns.relative_error(*found)
-        return "" if error < 1e-4 else f"relative error {error:.1e} against PyG in float64"
+        error, of_pyg = (turns.relative_error(one, found[2]) for one in found[:2])
+        if error < max(1e-4, 4 * of_pyg):  # sums over half a million rows lose what PyG's lose
+            return ""
+        return f"relative error {error:.1e} against PyG in float64, whose own is {of_pyg:.1e}"
 
     def ways(self) -> dict[str, Callable[[], turns.Work]]:
         """Name -> what makes its next step, with an ``edge_index`` that nobody has seen."""

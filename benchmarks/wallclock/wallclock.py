@@ -3,9 +3,9 @@
 ``python -m benchmarks wallclock [--device cpu|cuda] [--sections changing,captured] [--quick]
 [--out FOLDER]``
 
-Sections are ``changing``, a layer on a graph that no step has had before; ``captured``, a whole step
-on a small graph as one CUDA graph; ``loader``, a step on sampled neighbours; and ``molecules``, an
-epoch on batches of small graphs.
+Sections are ``changing``, a layer on a graph that no step has had before; ``captured``, a whole
+step on a small graph as one CUDA graph; ``loader``, a step on sampled neighbours; and
+``molecules``, an epoch on batches of small graphs.
 """
 
 import argparse
