@@ -27,9 +27,7 @@ def loops() -> Any:
     return found
 
 
-def add_product(
-    shape: tuple[int, int], A: tuple[Array, Array, Array], X: Array, Y: Array
-) -> None:
+def add_product(shape: tuple[int, int], A: tuple[Array, Array, Array], X: Array, Y: Array) -> None:
     """``Y += A X`` for a CSR ``(indptr, indices, data)``, row by row in the order of the entries.
 
     ``X`` and ``Y`` are contiguous and of the dtype of ``data``, float32 or float64.
