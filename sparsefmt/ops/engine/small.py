@@ -86,3 +86,14 @@ def quietly(function: Callable[..., Any]) -> Callable[..., Any]:
     """Compute without NumPy's warnings: infinities and NaN are results like others."""
     silent: Callable[..., Any] = np.errstate(all="ignore")(function)
     return silent
+
+
+@quietly
+def scale_rows(A: CSR, sums: Array, row_scale: Array | None, reduce: str) -> None:
+    """Divide sums by the number of entries for a mean, multiply by a scale; not empty rows."""
+    lengths = A.lengths
+    if reduce == "mean":
+        sums /= np.maximum(lengths, 1).astype(sums.dtype)[:, None]
+    if row_scale is not None:
+        factors = np.where(lengths > 0, cpu_arrays.wide(row_scale), 1)
+        sums *= factors.astype(sums.dtype, copy=False)[:, None]

@@ -57,21 +57,11 @@ def spmm(
     sums.fill(0)
     add_product(A.shape, (A.indptr, A.indices, a), np.ascontiguousarray(wide(x)), sums)
     if row_scale is not None or reduce == "mean":
-        _scale(A, sums, None if row_scale is None else wide(row_scale), reduce)
+        small.scale_rows(A, sums, row_scale, reduce)
     if sums is not out:
         with np.errstate(over="ignore", under="ignore"):
             out[...] = sums
     return out
-
-
-@small.quietly
-def _scale(A: CSR, sums: Array, row_scale: Array | None, reduce: str) -> None:
-    """Divide the sums by the number of entries, and multiply them by a scale; not empty rows."""
-    lengths = A.lengths
-    if reduce == "mean":
-        sums /= np.maximum(lengths, 1).astype(sums.dtype)[:, None]
-    if row_scale is not None:
-        sums *= np.where(lengths > 0, row_scale, 1).astype(sums.dtype, copy=False)[:, None]
 
 
 def spmm_coo(
