@@ -130,8 +130,9 @@ def _forward(
     plus = statistics = np.empty(0, kind)
     if train:
         shares = np.where(whole == 0, 0, _row_sums(A, w.times(s.positive)) / whole)
-        of_rows = top.T, whole.T, shares.T, np.zeros_like(top.T)
-        statistics = np.stack(of_rows, axis=2)
+        statistics = np.zeros((*top.T.shape, 4), kind)
+        for k, of_rows in enumerate((top, whole, shares)):
+            statistics[..., k] = of_rows.T
     w = _dropped(A, w, dropping)
     factor = np.where(whole == 0, 0, dropping.scale / whole)[:, :, None]
     shape = A.n_rows, *h.shape[1:]

@@ -1,0 +1,1 @@
+"""Benchmarks of what a user waits for: wall time, the host's included."""
