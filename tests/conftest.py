@@ -84,6 +84,27 @@ def device(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
+#: Rooms of operations, whose tests are of the loops that numba compiles.
+_COMPILED = {"attention", "cbsr", "edges", "engine", "gcn", "matmul", "sampling", "tiles"}
+
+
+@pytest.fixture(autouse=True)
+def compiled_loops(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run the compiled loops however small the graphs are, but in tests that take ``small_work``.
+
+    In the rooms of operations alone: elsewhere, as for users, sizes decide.
+    """
+    if request.path.parent.name in _COMPILED and "small_work" not in request.fixturenames:
+        small = import_module("sparsefmt.ops.engine.small")
+        monkeypatch.setattr(small, "MOST", -1)
+        monkeypatch.setattr(small, "MOST_OF_ATTENTION", -1)
+
+
+@pytest.fixture
+def small_work() -> None:
+    """Let sizes decide between compiled loops and those of NumPy and SciPy, as for users."""
+
+
 @pytest.fixture
 def one_thread() -> Iterator[None]:
     """For thousands of tiny calls: waking other threads would take most of the time."""

@@ -88,7 +88,8 @@ def _structure(indptr: Tensor, indices: Tensor, n_cols: int, plan: list[Tensor])
 def _csr(indptr: Tensor, indices: Tensor, n_cols: int, _: Any) -> CSR:
     """The structure on the CPU that these tensors hold."""
     shape = indptr.shape[0] - 1, n_cols
-    return CSR._trusted(indptr=indptr.numpy(), indices=indices.numpy(), data=None, shape=shape)
+    arrays = {"indptr": indptr.numpy(), "indices": indices.numpy()}
+    return _kernels.OfTensors._trusted(**arrays, data=None, shape=shape)
 
 
 def _sizes(indptr: Tensor, indices: Tensor, n_cols: int, _: Any) -> Sizes:

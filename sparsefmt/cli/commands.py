@@ -19,6 +19,7 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 from ..errors import ShapeError
 from ..formats.base import Format, FormatName
 from ..formats.sgt import check_tile
+from ..ops.engine.waiting import told
 from ..stats import TILES
 from . import doctor as medicine
 from . import tables
@@ -314,7 +315,10 @@ def _check_picture(path: Path, force: bool) -> None:
 
 @contextmanager
 def _progress(steps: int) -> Iterator[Step]:
-    """``step(text)`` says what begins; shown on a terminal only, and wiped at the end."""
+    """``step(text)`` says what begins; shown on a terminal only, and wiped at the end.
+
+    While a loop or kernel of the step is compiled it says so.
+    """
     console = tables.console(stderr=True)
     if not console.is_terminal:
         yield lambda _: None
@@ -327,5 +331,15 @@ def _progress(steps: int) -> Iterator[Step]:
     )
     with Progress(*columns, console=console, transient=True) as progress:
         task = progress.add_task("", total=steps)
-        begun = count()
-        yield lambda text: progress.update(task, description=text, completed=next(begun))
+        begun, doing = count(), ""
+
+        def step(text: str) -> None:
+            nonlocal doing
+            doing = text
+            progress.update(task, description=text, completed=next(begun))
+
+        def compiling() -> None:
+            progress.update(task, description=f"{doing}: compiling")
+
+        with told(compiling):
+            yield step

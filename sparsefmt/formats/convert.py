@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from ..errors import OutOfMemoryError, ShapeError, UnsupportedError
-from . import checks, primitives
+from . import checks, primitives, sparsetools
 from .arrays import (
     INDEX_DTYPES,
     Array,
@@ -131,7 +131,7 @@ def _coo_to_csr(A: COO, want_perm: bool) -> tuple[CSR, Array | None]:
         indptr = primitives.pointers(A.row, A.n_rows, A.index_dtype)
         return CSR._trusted(indptr=indptr, indices=A.col, data=A.data, shape=A.shape), None
     if not is_cupy(A.row):
-        return _with_scipy(CSR, A, want_perm)
+        return _by_counting(CSR, A, want_perm)
     indptr, perm = primitives.group(A.row, A.n_rows)
     col, data = primitives.take(perm, A.col, A.data)
     B = CSR._trusted(indptr=indptr, indices=col, data=data, shape=A.shape)
@@ -145,7 +145,7 @@ def _coo_to_csc(A: COO, want_perm: bool) -> tuple[CSC, Array | None]:
 
 def _csr_to_csc(A: CSR, want_perm: bool) -> tuple[CSC, Array | None]:
     if not is_cupy(A.indices):
-        return _with_scipy(CSC, A, want_perm)
+        return _by_counting(CSC, A, want_perm)
     indptr, perm = primitives.group(A.indices, A.n_cols)
     row, data = primitives.take(perm, primitives.expand(A.indptr, A.nnz), A.data)
     B = CSC._trusted(indptr=indptr, indices=row, data=data, shape=A.shape)
@@ -196,27 +196,27 @@ _EDGES: dict[tuple[FormatName, FormatName], Edge] = {
 _FORMATS = ("coo", "csr", "csc", "sgt", "cbsr")
 
 
-def _with_scipy(
+def _by_counting(
     to: type[CSR] | type[CSC], A: COO | CSR, want_perm: bool
 ) -> tuple[Any, Array | None]:
-    """Sort by counting, with SciPy; where it cannot move the values, it moves their places."""
-    import scipy.sparse
-
+    """Sort on the CPU; where SciPy's loop cannot move the values, it moves their places."""
     moves_values = A.data is not None and A.data.dtype in (np.float32, np.float64)
     places = want_perm or not (A.data is None or moves_values)
     if places:
         payload: Array = np.arange(A.nnz, dtype=A.index_dtype)
     else:
         payload = A.data if moves_values else np.zeros(A.nnz, np.int8)
+    n_major = A.shape[0 if to is CSR else 1]
+    indptr, indices = (np.empty(size, A.index_dtype) for size in (n_major + 1, A.nnz))
+    moved = np.empty_like(payload)
     if isinstance(A, COO):
-        coo = scipy.sparse.coo_array((payload, (A.row, A.col)), shape=A.shape)
-        coo.has_canonical_format = True  # keeps duplicates
-        B = coo.tocsr()
+        entries = A.row, A.col, payload
+        sparsetools.loops().coo_tocsr(*A.shape, A.nnz, *entries, indptr, indices, moved)
     else:
-        B = scipy.sparse.csr_array((payload, A.indices, A.indptr), shape=A.shape).tocsc()
-    perm = B.data if places else None
-    data = None if A.data is None else A.data[perm] if places else B.data
-    indptr, indices = (a.astype(A.index_dtype, copy=False) for a in (B.indptr, B.indices))
+        entries = A.indptr, A.indices, payload
+        sparsetools.loops().csr_tocsc(*A.shape, *entries, indptr, indices, moved)
+    perm = moved if places else None
+    data = None if A.data is None else A.data[perm] if places else moved
     return to._trusted(indptr=indptr, indices=indices, data=data, shape=A.shape), perm
 
 

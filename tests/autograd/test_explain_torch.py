@@ -18,17 +18,17 @@ N, FEAT, NNZ = 12, 4, 40
 
 #: Function -> its arguments behind the graph, its options, and the kernel that runs on the CPU.
 CASES = {
-    "spmm": ((lambda x, e: (x,)), {}, "spmm_csr_numba"),
-    "sddmm": ((lambda x, e: (x, x)), {}, "sddmm_csr_numba"),
-    "edge_softmax": ((lambda x, e: (e,)), {}, "edge_softmax_numba"),
+    "spmm": ((lambda x, e: (x,)), {}, "spmm_csr_embedding_bag"),
+    "sddmm": ((lambda x, e: (x, x)), {}, "sddmm_csr_numpy"),
+    "edge_softmax": ((lambda x, e: (e,)), {}, "edge_softmax_numpy"),
     "maxk_aggregate": ((lambda x, e: (x, 2)), {"reduce": "mean"}, "spgemm_csr_cbsr_numba"),
     "sampled_aggregate": ((lambda x, e: (x, 2)), {}, "spmm_sampled_csr_numba"),
-    "gat_aggregate": ((lambda x, e: (x, x[:, 0], x[:, 1])), {}, "gat_csr_numba"),
+    "gat_aggregate": ((lambda x, e: (x, x[:, 0], x[:, 1])), {}, "gat_csr_scipy"),
     "gatv2_aggregate": ((lambda x, e: (x, x, x[0])), {}, "attend_csr_numba"),
     "dot_aggregate": ((lambda x, e: (x, x, x)), {}, "attend_csr_numba"),
     "gcn_norm": ((lambda x, e: (e,)), {}, "gcn_norm_csr_numba"),
-    "propagate": ((lambda x, e: (x, x[:, 0].contiguous(), x[:1, 0])), {}, "spmm_csr_numba"),
-    "aggregate_with_own": ((lambda x, e: (x, x[:1, 0])), {}, "spmm_csr_numba"),
+    "propagate": ((lambda x, e: (x, x[:, 0].contiguous(), x[:1, 0])), {}, "spmm_csr_embedding_bag"),
+    "aggregate_with_own": ((lambda x, e: (x, x[:1, 0])), {}, "spmm_csr_embedding_bag"),
 }
 
 
@@ -80,9 +80,21 @@ def test_every_function_that_is_explained_has_a_case():
     assert {*CASES} == {*autograd._EXPLAINED} <= {*autograd.__all__}
 
 
+def test_sizes_decide_where_bags_would_add_up_one_entry_at_a_time(graph, monkeypatch):
+    x = torch.rand(N, FEAT, dtype=torch.float64)
+    assert ops.explain("spmm", graph, x).chosen.name == "spmm_csr_embedding_bag"
+    assert ops.explain("spmm", graph, x, reduce="max").chosen.name == "spmm_csr_numba"
+    monkeypatch.setattr("sparsefmt.ops.engine.small.MOST", -1)
+    assert ops.explain("spmm", graph, x).chosen.name == "spmm_csr_numba"
+
+
+def test_products_of_arrays_are_the_same_whether_torch_is_there(graph, x):
+    assert ops.explain("spmm", graph.csr, x.numpy()).chosen.name == "spmm_csr_scipy"
+
+
 def test_the_graph_and_the_tensors_may_be_named(graph, x):
-    assert ops.explain("spmm", graph=graph, x=x).chosen.name == "spmm_csr_numba"
-    assert ops.explain("spmm", graph, x=x).chosen.name == "spmm_csr_numba"
+    assert ops.explain("spmm", graph=graph, x=x).chosen.name == "spmm_csr_embedding_bag"
+    assert ops.explain("spmm", graph, x=x).chosen.name == "spmm_csr_embedding_bag"
 
 
 @pytest.mark.parametrize("name", ["maxk", "spmv", "prepare", "__all__", None, ["spmm"]])

@@ -197,7 +197,7 @@ CASES = {
         DtypeError,
         r"out is a MaskedArray: give a NumPy or CuPy array, np.asarray\(out\) for instance",
     ),
-    "out matrix": ("spmm", (A, X), {"out": np.asmatrix(G)}, DtypeError, "out is a matrix: give"),
+    "out matrix": ("spmm", (A, X), {"out": G.view(np.matrix)}, DtypeError, "out is a matrix: give"),
     "out sddmm": ("sddmm", (A, G, X), {"out": S3}, ShapeError, r"the result has \(600,\)"),
     "out softmax": ("edge_softmax", (A, S), {"out": S}, FormatError, "out overlaps an input"),
     # sddmm

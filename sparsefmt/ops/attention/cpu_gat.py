@@ -50,14 +50,6 @@ class Sizes(NamedTuple):
     longest: int
 
 
-class Dropping(NamedTuple):
-    """Which entries are dropped: those whose random word is below ``below``."""
-
-    seed: Any
-    below: Any
-    scale: Any  #: of the others
-
-
 @inlined
 def philox(seed: Any, counter: Any, stream: Any) -> Any:
     """Philox4x32-10 (Salmon et al., SC'11): the first of the four words that a counter gives."""

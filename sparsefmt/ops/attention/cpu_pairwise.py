@@ -12,7 +12,8 @@ import numpy as np
 
 from ...formats.arrays import Array
 from ...formats.compressed import CSR
-from ..engine.cpu import packed, values_of, writing
+from ..engine.cpu import writing
+from ..engine.cpu_arrays import packed, values_of
 from ..engine.lanes import (
     add_product,
     beats,
@@ -29,8 +30,8 @@ from ..engine.lanes import (
 )
 from ..engine.loops import MIDDLE, NARROW, dot, inlined, parallel, rows_of
 from ..engine.structure import transposed
-from .cpu import dropping_of, narrow
-from .cpu_gat import Dropping, Rows, stays
+from .cpu_gat import Rows, stays
+from .gat_twin import Dropping, dropping_of, narrow
 from .operands import PairwiseArguments, heads_and_feat, shape_of, sums_dtype
 
 #: Entries of a row at a time: 64 rows of 128 float32 values fill the first cache.

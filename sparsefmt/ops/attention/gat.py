@@ -9,7 +9,7 @@ from ..engine import checks as engine_checks
 from ..engine import choose
 from ..engine.table import Kernel, Op, Price, deferred
 from ..matmul.api import ROUNDED, against_rounding
-from . import checks, cuda_gat, cuda_gat_backward
+from . import checks, cuda_gat, cuda_gat_backward, gat_twin, small
 from .checks import shaped_as
 from .operands import GatArguments, heads_and_feat, shape_of, sums_dtype
 
@@ -87,7 +87,8 @@ def gat(
 
     Notes
     -----
-    Deterministic.  No array of the size of the entries is made.  With bf16 a result is off by
+    Deterministic.  No array of the size of the entries is made, but for small graphs on the CPU.
+    With bf16 a result is off by
     ``2**-8 * sum_e M[e, h] P[e, h] |H[j, h, :]|`` at most, beside float32's own rounding, and
     features beyond 3.39e38 become infinite.  The mask is by Philox4x32-10: an
     entry is dropped from head ``h`` where the first word of the counter ``(e, h)`` lies below
@@ -321,24 +322,31 @@ _FORWARD: dict[str, Any] = {
     "price": _price,
     "narrowed": ("bias", "h"),
     "rounds": _against_rounding,
+    "grows": small.refuses,
 }
 _BACKWARD: dict[str, Any] = {
     "price": _price_of_gradients,
     "structures": 2,
     "rounds": _against_rounding_backward,
+    "grows": small.refuses_gradients,
 }
 
 
 def _row(op: str, arguments: str, results: Any, *more: Kernel, **facts: Any) -> Op:
     """Make the row of an op: its kernels are the functions of that name, and ``more``.
 
-    Where ``rounds`` tells what is against it, the first one rounds what entries gather.
+    Where ``rounds`` tells what is against it, the first one rounds what entries gather; ``grows``
+    tells when work on the CPU is too much for one thread.
     """
     run = getattr(cuda_gat, op, None) or getattr(cuda_gat_backward, op)
-    own = [
-        Kernel(f"{op}_csr_balanced", run, ("csr",), "gpu"),
-        Kernel(f"{op}_csr_numba", deferred(_CPU, op), ("csr",), "cpu"),
-    ]
+    own = [Kernel(f"{op}_csr_balanced", run, ("csr",), "gpu")]
+    refuses = facts.pop("grows", None)
+    if refuses is not None:
+        loop = getattr(small, op)
+        own.append(Kernel(f"{op}_csr_scipy", loop, ("csr",), "cpu", refuses=refuses))
+        own.append(Kernel(f"{op}_csr_numba", deferred(_CPU, op), ("csr",), "cpu"))
+    else:
+        own.append(Kernel(f"{op}_numpy", getattr(gat_twin, op), ("csr",), "cpu"))
     against = facts.pop("rounds", None)
     if against is not None:
         name, narrow = f"{op}_csr_rounded", partial(run, narrow=True)
@@ -379,5 +387,6 @@ GAT_ATTENTION = _public(
     "Tensor el, Tensor er, Tensor? edges, float slope, bool loops",
     _one_per_entry,
     entry_results=(0,),
+    grows=small.refuses_attention,
     library=False,
 )

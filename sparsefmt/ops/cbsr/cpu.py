@@ -14,7 +14,8 @@ from ...formats.arrays import Array
 from ...formats.cbsr import column_dtype
 from ...formats.compressed import CSR
 from ..engine.checks import rows_in_place
-from ..engine.cpu import factors_at_entries, flat, packed, values_of, writing
+from ..engine.cpu import writing
+from ..engine.cpu_arrays import factors_at_entries, flat, packed, values_of
 from ..engine.lanes import lanes, prefetch, width_of
 from ..engine.loops import AHEAD, INLINED, NARROW, Loop, inlined, parallel, rows_of
 from ..matmul.cpu import weight_of

@@ -9,10 +9,11 @@ from ...formats.base import Format
 from ...formats.cbsr import CBSR
 from ..cbsr.gradients import sddmm_cbsr
 from ..engine import checks, choose
+from ..engine.small import by_entries
 from ..engine.table import Kernel, Op, Price, csr_kernels
 from ..tiles import kernels as tiles_kernels
 from ..tiles.costs import Costs, checked
-from . import cuda
+from . import cuda, small
 
 
 def sddmm(
@@ -204,6 +205,7 @@ SDDMM = _row(
     "sddmm",
     "Tensor x, Tensor y, Tensor? row_scale, Tensor? col_scale",
     *tiles_kernels.sddmm_kernels(cuda.sddmm),
+    Kernel("sddmm_csr_numpy", small.sddmm, ("csr",), "cpu", refuses=small.refuses_products),
     *csr_kernels(cuda.sddmm, "sddmm_csr_balanced", "sddmm_csr_numba"),
     results=_one_per_entry,
     entry_results=(0,),
@@ -214,6 +216,7 @@ SDDMM = _row(
 EDGE_SOFTMAX = _row(
     "edge_softmax",
     "Tensor scores",
+    Kernel("edge_softmax_numpy", small.edge_softmax, ("csr",), "cpu", refuses=by_entries),
     *csr_kernels(cuda.edge_softmax, "edge_softmax_csr", "edge_softmax_numba"),
     results=_like_scores,
     entries=("scores",),
@@ -225,6 +228,10 @@ EDGE_SOFTMAX = _row(
 EDGE_SOFTMAX_BACKWARD = _row(
     "edge_softmax_backward",
     "Tensor probabilities, Tensor grad",
+    Kernel(
+        *("edge_softmax_backward_numpy", small.edge_softmax_backward, ("csr",), "cpu"),
+        refuses=by_entries,
+    ),
     *csr_kernels(
         cuda.edge_softmax_backward, "edge_softmax_backward_csr", "edge_softmax_backward_numba"
     ),

@@ -7,7 +7,8 @@ import numpy as np
 
 from ...formats.arrays import Array
 from ...formats.compressed import CSR
-from ..engine.cpu import factors_at_entries, flat, packed, wide, writing
+from ..engine.cpu import writing
+from ..engine.cpu_arrays import factors_at_entries, flat, packed, wide
 from ..engine.lanes import (
     add_product,
     beats,

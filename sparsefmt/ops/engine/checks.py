@@ -225,13 +225,30 @@ def output(
         raise FormatError("out is not aligned to its dtype: give a fresh array, or none.")
     if on_cpu and not flags.writeable:
         raise FormatError("out is read-only: give a writeable array, or none.")
-    low = out.ctypes.data if on_cpu else out.data.ptr
+    if on_cpu:
+        for one in (*inputs, *_arrays_of(A)):
+            if one is not None and np.may_share_memory(out, one):
+                raise FormatError(_OVERLAPS)
+        return out
+    low = out.data.ptr
     high = low + out.nbytes
     given = [_bounds(one) for one in inputs if one is not None]
     for begin, end in (*given, *(() if A is None else _bounds_of(A))):
         if low < end and begin < high:
-            raise FormatError("out overlaps an input: give an array of its own.")
+            raise FormatError(_OVERLAPS)
     return out
+
+
+_OVERLAPS = "out overlaps an input: give an array of its own."
+
+
+def _arrays_of(A: Format | None) -> Iterable[Any]:
+    """List all arrays that an operation may read of ``A``."""
+    if A is None:
+        return ()
+    fields = A.__dict__
+    own = [fields[name] for name in A._array_fields]
+    return own if type(A) is not SGT else (*own, *A._built_arrays())
 
 
 def _check_output(out: Any, shape: tuple[int, ...], like: Array) -> None:

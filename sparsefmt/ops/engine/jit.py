@@ -22,6 +22,7 @@ from typing import Any
 from ...errors import DeviceError, KernelLaunchError
 from ...formats import checks
 from ...formats.arrays import import_cupy
+from . import waiting
 
 OPTIONS = ("-std=c++17",)
 THREADS = 256
@@ -291,6 +292,7 @@ def compile_all() -> int:
 
 def _compile(device: int, file: str, name: str) -> tuple[Any, int]:
     cupy = import_cupy()
+    waiting.tell()
     try:
         module = cupy.RawModule(code=source(file), options=OPTIONS, name_expressions=[name])
         found = module, int(module.get_function(name).kernel.ptr)

@@ -5,7 +5,9 @@ from typing import Any, TypeVar
 
 import numba
 import numpy as np
+from numba.core import event
 
+from . import waiting
 from .lanes import add_product, lanes, load, total, width_of
 
 Loop = TypeVar("Loop", bound=Callable[..., Any])
@@ -17,6 +19,19 @@ AHEAD = 16
 #: Bytes of a tile of features, the last one masked.  512 keep 128 float32 features in registers:
 #: 1.4x over two tiles of 256.
 WIDEST, WIDE, MIDDLE, NARROW = 512, 256, 128, 64
+
+
+class _Compiling(event.Listener):
+    """Tells that numba compiles a loop, which it did not find on the disk."""
+
+    def on_start(self, event: Any) -> None:
+        waiting.tell()
+
+    def on_end(self, event: Any) -> None:
+        pass
+
+
+event.register("numba:compile", _Compiling())  # type: ignore[no-untyped-call]
 
 parallel = numba.njit(parallel=True, cache=True, nogil=True)
 #: Part of what calls it: not cached, as processes that write a cache at a time may spoil it, and

@@ -13,7 +13,7 @@ from ..engine.memory import memory_of
 from ..engine.table import Kernel, Op, Price, deferred
 from ..tiles import kernels as tiles_kernels
 from ..tiles.costs import Costs, checked
-from . import cuda
+from . import cuda, small
 
 REDUCTIONS = ("sum", "mean", "max", "min")
 
@@ -183,7 +183,9 @@ SPMM = Op(
             refuses=_against_scattering,
             deterministic=False,
         ),
+        Kernel("spmm_csr_scipy", small.spmm, ("csr",), "cpu", refuses=small.refuses),
         Kernel("spmm_csr_numba", deferred(_CPU, "spmm"), ("csr",), "cpu"),
+        Kernel("spmm_coo_scipy", small.spmm_coo, ("coo",), "cpu", refuses=small.refuses_coo),
         Kernel(
             *("spmm_coo_numba", deferred(_CPU, "spmm_coo"), ("coo",), "cpu"),
             refuses=_against_scattering,

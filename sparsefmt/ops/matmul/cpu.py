@@ -12,7 +12,8 @@ import numpy as np
 from ...formats.arrays import Array
 from ...formats.compressed import CSR
 from ...formats.coo import COO
-from ..engine import cpu
+from ..engine.cpu import writing
+from ..engine.cpu_arrays import flat, values_of
 from ..engine.lanes import (
     add_product,
     beats,
@@ -260,10 +261,10 @@ def spmm(
         return out
     if values is not None and perm is not None:
         values = values[perm]
-    entries = A.indices, cpu.values_of(values, x)
-    scales = cpu.values_of(row_scale, x), cpu.values_of(col_scale, x)
-    with cpu.writing(out) as (sums, pieces):
-        X, Y = cpu.flat(x), cpu.flat(sums)
+    entries = A.indices, values_of(values, x)
+    scales = values_of(row_scale, x), values_of(col_scale, x)
+    with writing(out) as (sums, pieces):
+        X, Y = flat(x), flat(sums)
         if reduce in ("sum", "mean"):
             spmm_sum(A.indptr, entries, X, scales, Y, reduce == "mean", pieces)
         else:
@@ -277,10 +278,10 @@ def spmm_coo(
     A: COO, x: Array, *, values: Any, row_scale: Any, col_scale: Any, out: Array, **_: Any
 ) -> Array:
     """``out[i] += r[i] a[e] c[j] x[j]`` for every entry, in their order."""
-    scales = cpu.values_of(row_scale, x), cpu.values_of(col_scale, x)
-    data, threads = cpu.values_of(values, x), numba.get_num_threads()
-    with cpu.writing(out) as (sums, _pieces):
-        spmm_scatter(A.row, A.col, data, cpu.flat(x), scales, cpu.flat(sums), threads)
+    scales = values_of(row_scale, x), values_of(col_scale, x)
+    data, threads = values_of(values, x), numba.get_num_threads()
+    with writing(out) as (sums, _pieces):
+        spmm_scatter(A.row, A.col, data, flat(x), scales, flat(sums), threads)
     return out
 
 
@@ -304,10 +305,10 @@ def spmm_arg_dx(
     if not out.size:
         return out
     factors = values, row_scale, col_scale
-    data, rows, cols = (cpu.values_of(factor, grad) for factor in factors)
+    data, rows, cols = (values_of(factor, grad) for factor in factors)
     entries, winners, scales = (A.indices, perm), arg.reshape(-1), (rows, cols)
-    with cpu.writing(out) as (dx, pieces):
-        arg_dx(A.indptr, entries, data, cpu.flat(grad), winners, scales, cpu.flat(dx), pieces)
+    with writing(out) as (dx, pieces):
+        arg_dx(A.indptr, entries, data, flat(grad), winners, scales, flat(dx), pieces)
     return out
 
 
@@ -316,8 +317,8 @@ def spmm_arg_da(A: CSR, x: Array, grad: Array, arg: Array, row_scale: Any, col_s
     out = np.empty(A.nnz, x.dtype)
     if not out.size:
         return out
-    scales = cpu.values_of(row_scale, x), cpu.values_of(col_scale, x)
-    X, dY, winners = cpu.flat(x), cpu.flat(grad), cpu.flat(arg)
-    with cpu.writing(out) as (da, pieces):
+    scales = values_of(row_scale, x), values_of(col_scale, x)
+    X, dY, winners = flat(x), flat(grad), flat(arg)
+    with writing(out) as (da, pieces):
         arg_da(A.indptr, A.indices, X, dY, winners, scales, da, pieces)
     return out

@@ -7,7 +7,8 @@ import numpy as np
 
 from ...formats.arrays import Array
 from ...formats.compressed import CSR
-from ..engine import cpu
+from ..engine.cpu import writing
+from ..engine.cpu_arrays import flat, values_of
 from ..engine.lanes import add_product, lanes, load, prefetch, product, store, total
 from ..engine.loops import AHEAD, NARROW, by_tiles, dot, inlined, parallel, rows_of
 
@@ -25,13 +26,13 @@ def aggregate_backward(
     """
     dx, da = out or (np.empty((A.n_rows, x.shape[1]), x.dtype), np.empty(A.nnz, x.dtype))
     given = values, row_scale, col_scale, self_weight
-    weights = tuple(cpu.values_of(a, x) for a in given)
+    weights = tuple(values_of(a, x) for a in given)
     T = A.indices, np.empty(0, A.indices.dtype) if perm is None else perm
     wide = da if da.itemsize >= 4 else np.empty(da.shape, np.float32)
     own = np.empty(0, wide.dtype) if dself is None else dself
-    with cpu.writing(dx) as (sums, pieces):
-        features = cpu.flat(x), cpu.flat(grad)
-        _backward(A.indptr, T, weights, *features, cpu.flat(sums), wide, own, pieces)
+    with writing(dx) as (sums, pieces):
+        features = flat(x), flat(grad)
+        _backward(A.indptr, T, weights, *features, flat(sums), wide, own, pieces)
     if wide is not da:
         with np.errstate(over="ignore", under="ignore"):
             da[...] = wide

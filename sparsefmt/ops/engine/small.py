@@ -1,0 +1,99 @@
+"""Small work on the CPU: one thread, and loops that NumPy and SciPy bring compiled.
+
+The loops of this package are compiled by numba: 1 s to import it and to set it up, 0.5 to 4 s for
+each loop, and 10 to 8000 µs for a team of threads.  Small work is done sooner without.  The sizes
+of a call alone decide, so that the same call always rounds in the same way.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from ...formats import primitives
+from ...formats.arrays import Array
+from ...formats.compressed import CSR
+from . import cpu_arrays
+
+#: Multiply-adds that one thread does in at most 2 ms, twice the time of a loop of this package on
+#: one core.
+MOST = 1 << 22
+#: Multiply-adds of graph attention, whose loops take 7 s to compile: at most 40 ms.
+MOST_OF_ATTENTION = 1 << 25
+#: Ones in the place of values, by dtype: shared, never written to, and never longer than ``MOST``.
+_ones: dict[Any, Array] = {}
+_no_reason: list[str] = []
+
+
+def reasons_against(work: int) -> list[str]:
+    """List the reasons against one thread for so many multiply-adds."""
+    if work <= MOST:
+        return _no_reason
+    return [f"{work} multiply-adds are more than the {MOST} of small work"]
+
+
+def by_entries(A: Any, *arrays: Any, **_: Any) -> list[str]:
+    """List the reasons against one thread for work on each entry, in all heads of an array."""
+    return reasons_against((A.nnz + A.shape[0]) * heads_of(arrays[0]))
+
+
+def heads_of(scores: Array | None) -> int:
+    """Count the heads of scores, or of one value each."""
+    return 1 if scores is None or scores.ndim == 1 else scores.shape[1]
+
+
+def ones(count: int, dtype: Any) -> Array:
+    """So many ones, which nobody may write to."""
+    found = _ones.get(dtype)
+    if found is None or len(found) < count:
+        found = np.ones(max(count, 1024), dtype)
+        if count <= MOST:
+            _ones[dtype] = found
+    return found[:count]
+
+
+def rows_of(A: CSR) -> Array:
+    """Row of each entry, kept with the structure."""
+    return A._built().ask("rows", lambda: primitives.expand(A.indptr, A.nnz))
+
+
+def weights(A: CSR, like: Array, values: Array | None, col_scale: Array | None) -> Array:
+    """``a[e] c[j]`` at each entry, 1 for what is not given, in the type in which sums run."""
+    kind = np.float32 if like.dtype.itemsize == 2 else like.dtype
+    if col_scale is None:
+        return ones(A.nnz, kind) if values is None else cpu_arrays.values_of(values, like)
+    factors = cpu_arrays.wide(col_scale)[A.indices]
+    if values is not None:
+        factors *= cpu_arrays.wide(values)
+    return factors
+
+
+def reduce_rows(reduce: np.ufunc, A: CSR, values: Array, empty: Any) -> Array:
+    """Reduce (heads, nnz) values over each row: (heads, n_rows), ``empty`` in rows without any."""
+    found = np.full((len(values), A.n_rows), empty, values.dtype)
+    filled = np.flatnonzero(A.indptr[1:] > A.indptr[:-1])
+    if len(filled):
+        found[:, filled] = reduce.reduceat(values, A.indptr[filled], axis=1)
+    return found
+
+
+def parts(count: int, width: int, most: int) -> Iterator[slice]:
+    """Slice so many items of that width, at most ``most`` values at a time."""
+    return primitives.parts(slice(0, count), max(most // max(width, 1), 1))
+
+
+def quietly(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Compute without NumPy's warnings: infinities and NaN are results like others."""
+    silent: Callable[..., Any] = np.errstate(all="ignore")(function)
+    return silent
+
+
+@quietly
+def scale_rows(A: CSR, sums: Array, row_scale: Array | None, reduce: str) -> None:
+    """Divide sums by the number of entries for a mean, multiply by a scale; not empty rows."""
+    lengths = A.lengths
+    if reduce == "mean":
+        sums /= np.maximum(lengths, 1).astype(sums.dtype)[:, None]
+    if row_scale is not None:
+        factors = np.where(lengths > 0, cpu_arrays.wide(row_scale), 1)
+        sums *= factors.astype(sums.dtype, copy=False)[:, None]

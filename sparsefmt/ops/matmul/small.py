@@ -1,0 +1,75 @@
+"""Small sums and means on NumPy arrays, by SciPy's loops on one thread."""
+
+from typing import Any
+
+import numpy as np
+
+from ...formats.arrays import Array
+from ...formats.compressed import CSR
+from ...formats.convert import numbered_csr
+from ...formats.coo import COO
+from ...formats.sparsetools import add_product
+from ..engine import small
+from ..engine.cpu_arrays import wide
+
+
+def refuses(
+    A: Any, x: Array, values: Any = None, perm: Any = None, row_scale: Any = None,
+    col_scale: Any = None, reduce: str = "sum", **_: Any,
+) -> list[str]:  # fmt: skip
+    """List the reasons against a small product."""
+    found = small.reasons_against((A.nnz + A.shape[0]) * x.shape[1])
+    if reduce not in _TAKES:
+        return [*found, f"SciPy's loops do not take a {reduce}"]
+    return found
+
+
+_TAKES = ("sum", "mean")
+
+
+def refuses_coo(A: Any, x: Array, *, reduce: str = "sum", **_: Any) -> list[str]:
+    """List the reasons against a small product with a COO."""
+    found = small.reasons_against((A.nnz + A.shape[0]) * x.shape[1])
+    return found if reduce == "sum" else [*found, f"scattering does not take a {reduce}"]
+
+
+def spmm(
+    A: CSR,
+    x: Array,
+    values: Array | None = None,
+    perm: Array | None = None,
+    row_scale: Array | None = None,
+    col_scale: Array | None = None,
+    reduce: str = "sum",
+    *,
+    out: Array | None = None,
+    **_: Any,
+) -> Array:
+    """``out[i] = r[i] * reduce of a[e] c[j] x[j]`` over the entries of row i, as the twin."""
+    if out is None:
+        out = np.empty((A.n_rows, x.shape[1]), x.dtype)
+    if not out.size:
+        return out
+    if values is not None and perm is not None:
+        values = values[perm]
+    a = small.weights(A, x, values, col_scale)
+    sums = out if a.dtype == out.dtype else np.empty(out.shape, a.dtype)
+    sums.fill(0)
+    add_product(A.shape, (A.indptr, A.indices, a), np.ascontiguousarray(wide(x)), sums)
+    if row_scale is not None or reduce == "mean":
+        small.scale_rows(A, sums, row_scale, reduce)
+    if sums is not out:
+        with np.errstate(over="ignore", under="ignore"):
+            out[...] = sums
+    return out
+
+
+def spmm_coo(
+    A: COO, x: Array, *, values: Any, row_scale: Any, col_scale: Any, out: Array, **_: Any
+) -> Array:
+    """``out[i] += r[i] a[e] c[j] x[j]`` for every entry: sorted by row, which keeps their order."""
+    B, numbers = numbered_csr(A.with_data(None))
+    if row_scale is not None:
+        factors = wide(row_scale)[A.row]
+        values = factors if values is None else factors * wide(values)
+    return spmm(B, x, values, numbers, None, col_scale, out=out)
