@@ -21,6 +21,9 @@ template <typename Index, int KIND>
 constexpr int RESIDENT = (KIND == ANY || (gathers(KIND) && reads(KIND)) ? 4 : KIND == ADD_GRAD ? 5 : 6)
     - (sizeof(Index) == 8 && (writes(KIND) || !gathers(KIND)));
 
+// Entries of a piece whose rows are in flight together.
+constexpr int GROUP = PIECE;
+
 // What is read once, the L2 gives up first: it is for rows of G.
 template <typename V> __device__ inline V read_once(const V* p) {
     const auto word = __ldcs((const typename Word<sizeof(V)>::type*)p);
@@ -85,26 +88,29 @@ message_rows(const Index* __restrict__ indptr, const Index* __restrict__ indices
     int row_begin = 0;
     fetch();
     while (__any_sync(FULL_WARP, at_work.more())) {
-        Vector g[PIECE], w[PIECE];
+        Vector g[GROUP], w[GROUP];
+        Index from[BATCH], to[BATCH];
+        Sum weight[BATCH];
+#pragma unroll
+        for (int b = 0; b < BATCH; ++b) {
+            from[b] = cols[b], to[b] = places[b];
+            weight[b] = scales(kind) && scale ? read(scale + cols[b]) : Sum(1);
+        }
         const auto of = [](const auto (&held)[BATCH], int j) {
             return __shfl_sync(FULL_WARP, held[j % BATCH], j / BATCH, LANES);
         };
+        const auto load_from = [&](int first) {
 #pragma unroll
-        for (int j = 0; j < PIECE; ++j) {
-            if (reads(kind)) w[j] = read_once((const Vector*)(entries + at(of(places, j), e_stride)));
-            if (gathers(kind)) g[j] = read((const Vector*)(gathered + at(of(cols, j), g_stride)));
-        }
+            for (int j = 0; j < GROUP; ++j) {
+                if (reads(kind)) w[j] = read_once((const Vector*)(entries + at(of(to, first + j), e_stride)));
+                if (gathers(kind)) g[j] = read((const Vector*)(gathered + at(of(from, first + j), g_stride)));
+            }
+        };
+        load_from(0);
         const int count = at_work.count(), row = at_work.row, pos = at_work.pos;
         const bool row_ends = at_work.row_ends();
         const Vector own_row = next_row;
         const Sum own_scale = next_scale;
-        Index to[BATCH];
-        Sum weight[BATCH];
-#pragma unroll
-        for (int b = 0; b < BATCH; ++b) {
-            to[b] = places[b];
-            weight[b] = scales(kind) && scale ? read(scale + cols[b]) : Sum(1);
-        }
         at_work.next();
         fetch();  // of the next piece, while the loads of this one are under way
         const auto take = [&](int j, bool wanted) {
@@ -114,7 +120,7 @@ message_rows(const Index* __restrict__ indptr, const Index* __restrict__ indices
             Vector word;
 #pragma unroll
             for (int v = 0; v < VEC; ++v) {
-                const Sum x = gathers(kind) ? by * load(g[j], v) : Sum(0), e = reads(kind) ? load(w[j], v) : Sum(0);
+                const Sum x = gathers(kind) ? by * load(g[j % GROUP], v) : Sum(0), e = reads(kind) ? load(w[j % GROUP], v) : Sum(0);
                 const Sum o = owns(kind) ? load(own_row, v) : Sum(0);
                 Sum more = 0, found = 0;
                 if (kind == MUL || kind == MUL_GRAD) more = x * e;
@@ -132,12 +138,17 @@ message_rows(const Index* __restrict__ indptr, const Index* __restrict__ indices
             }
             if (writes(kind) && written) store_once((Vector*)(written + at(place, out_stride)), word);
         };
-        if (__all_sync(FULL_WARP, count == PIECE)) {
+        const bool full = __all_sync(FULL_WARP, count == PIECE);
 #pragma unroll
-            for (int j = 0; j < PIECE; ++j) take(j, true);
-        } else {
+        for (int first = 0; first < PIECE; first += GROUP) {
+            if (first > 0) load_from(first);
+            if (full) {
 #pragma unroll
-            for (int j = 0; j < PIECE; ++j) take(j, j < count);
+                for (int j = first; j < first + GROUP; ++j) take(j, true);
+            } else {
+#pragma unroll
+                for (int j = first; j < first + GROUP; ++j) take(j, j < count);
+            }
         }
         if (sums(kind) && row_ends) {
             if (row == 0 && began_earlier) sum.keep(&shared.head[subwarp][lane], LANES);
