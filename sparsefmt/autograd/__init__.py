@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from .gcn import unit_scales as unit_scales
     from .held import holdings as holdings
     from .held import is_graph as is_graph
+    from .lifetimes import noting as noting
     from .matmul import operands as operands
     from .matmul import spmm as spmm
     from .messages import edge_combine as edge_combine
@@ -44,6 +45,7 @@ _MODULES = {
     "gat": "gat_aggregate gat_of_vectors",
     "gcn": "gcn_norm unit_scales",
     "held": "holdings is_graph",
+    "lifetimes": "noting",
     "matmul": "operands spmm",
     "messages": "edge_combine message_aggregate",
     "pairwise": "dot_aggregate gatv2_aggregate",

@@ -222,6 +222,14 @@ class GraphTensors(_OfStructure):
         if not found.moved:
             self.order = None
 
+    def parts(self) -> list[Any]:
+        """Give all that kernels read of the graph now, tiles too, some of which may be dropped."""
+        held = [self._built]
+        for side in (self.rows, self.columns):
+            if side is not None:
+                held += [side._built, *([] if side.built is None else [side.built])]
+        return [self.order, *(one for built in held for _, one in built.items())]
+
     def freeze(self) -> None:
         """Wait for what is being built; from then on sides are as those of formats."""
         self.wait()

@@ -21,6 +21,7 @@ from ..plan.planner import Plan, plan
 from ..plan.rules import Step, Tree, bare, steps
 from ._precision import bf16_is_allowed, tf32_is_allowed
 from .gat import gat_aggregate
+from .lifetimes import note
 from .matmul import multiply, scaled, spmm
 from .structure import graph_tensors
 
@@ -135,6 +136,7 @@ class Program:
             with torch.inference_mode(False), torch.no_grad():
                 _run(self.once, found, functions)
             state = self._kept = stamps, {call[0]: found[call[0]] for call in self.once}
+        note(state[1])
         return state[1]
 
     def _at_once(self, values: Mapping[str, Any], functions: Mapping[str, Any]) -> Any:
@@ -363,6 +365,11 @@ def _timed(
 
 def seconds_of(run: Callable[[], Any], like: Tensor) -> float:
     """Time a run, and the gradients of what it was given."""
+    return times_of(run, like)[1]
+
+
+def times_of(run: Callable[[], Any], like: Tensor) -> tuple[float, float]:
+    """Time the same on the host alone, and until the device is done."""
     cuda = like.device.type == "cuda"
     if cuda:
         torch.cuda.synchronize(like.device)  # synchronize!
@@ -370,9 +377,10 @@ def seconds_of(run: Callable[[], Any], like: Tensor) -> float:
     total = sum(y.sum() for y in tree_leaves(run()) if isinstance(y, Tensor) and y.requires_grad)
     if isinstance(total, Tensor):
         torch.autograd.grad(total, _sources(total))
+    host = time.perf_counter() - start
     if cuda:
         torch.cuda.synchronize(like.device)  # synchronize!
-    return time.perf_counter() - start
+    return host, time.perf_counter() - start
 
 
 def _sources(y: Tensor) -> list[Tensor]:

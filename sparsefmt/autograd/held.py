@@ -36,6 +36,7 @@ class Holdings:
     scalers: list[torch.amp.GradScaler] = field(default_factory=list)  #: those that are enabled
     generators: list[torch.Generator] = field(default_factory=list)
     tensors: list[Tensor] = field(default_factory=list)  #: of no module and no optimizer
+    reached: list[Any] = field(default_factory=list)  #: every value, graphs too
 
 
 def holdings(step: Callable[..., Any] | None, state: Iterable[Any] = ()) -> Holdings:
@@ -56,8 +57,8 @@ def holdings(step: Callable[..., Any] | None, state: Iterable[Any] = ()) -> Hold
     Raises
     ------
     UnsupportedError
-        If the code of ``step`` calls a clock or a generator of Python's or NumPy's, or too many
-        functions to be read.
+        If the code of ``step`` calls a clock or a generator of Python's or NumPy's, too many
+        functions to be read, or names a container of too many modules.
     """
     walk = _Walk()
     for one in state:
@@ -70,6 +71,7 @@ def holdings(step: Callable[..., Any] | None, state: Iterable[Any] = ()) -> Hold
     held += [p for one in walk.found.optimizers for g in one.param_groups for p in g["params"]]
     known = {id(t) for t in held}
     walk.found.tensors = [t for t in walk.found.tensors if id(t) not in known]
+    walk.found.reached = walk.reached()
     return walk.found
 
 
@@ -96,6 +98,10 @@ class _Walk:
         self.found = Holdings()
         self._seen: dict[int, Any] = {}
         self._code: list[Any] = []  # functions and classes to be read
+
+    def reached(self) -> list[Any]:
+        """Give all that was seen."""
+        return [*self._seen.values()]
 
     def read(self, step: Any) -> None:
         reads = Reads(own=[getattr(step, "__module__", None) or ""])
@@ -147,10 +153,17 @@ class _Walk:
             self._code.append(value)
             return vars(value).values()  # a decorator keeps there what it has wrapped
         if isinstance(value, dict):
-            return [*value.values()][:MAX_ITEMS]
+            return _items([*value.values()])
         if isinstance(value, _CONTAINERS):
-            return [*value][:MAX_ITEMS]
+            return _items([*value])
         if isinstance(value, _READ_AS_CODE) or not hasattr(value, "__dict__"):
             return ()
         self._code.append(type(value))
         return [*vars(value).values()]
+
+
+def _items(values: list[Any]) -> list[Any]:
+    """Give the items of a container, of a long one the first; refuse to miss any that counts."""
+    if any(isinstance(one, Module | Optimizer) for one in values[MAX_ITEMS:]):
+        raise UnsupportedError(f"a container has {len(values)} items, more than {MAX_ITEMS}.")
+    return values[:MAX_ITEMS]

@@ -1,4 +1,4 @@
-"""What ``optimize`` decided for a model: compositions, order of vertices, tiles, kernels."""
+"""What ``optimize`` decided for a model: compositions, vertices, tiles, kernels, capture."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -14,6 +14,7 @@ from ..plan.planner import Plan
 from ..plan.rules import bare
 from .adapters import PlannedLayer
 from .composition import Composition, Settings
+from .launching import Launching
 from .ordering import Ordering
 from .tiling import Tiling
 from .trace import FAILURES, TracedForward, running
@@ -27,6 +28,7 @@ class ModelPlan:
     compositions: Mapping[str, Composition] = field(default_factory=dict)
     ordering: Ordering | None = None  #: of the vertices, where ``steps`` and ``x`` were given
     tiling: Tiling | None = None  #: likewise, of the format
+    launching: Launching | None = None  #: likewise, whether to capture the step
     training: bool = False  #: whether it was planned for
     given: tuple[Any, ...] = ()  #: weak references to what the model was called with
 
@@ -53,7 +55,7 @@ class ModelPlan:
         if not self.layers:
             return "no layer was planned: the model runs as it did"
         parts = [f"{name or 'model'}: {plan.explain()}" for name, plan in self.layers.items()]
-        parts += [one.explain() for one in (self.ordering, self.tiling) if one]
+        parts += [one.explain() for one in (self.ordering, self.tiling, self.launching) if one]
         try:
             kernels = self.kernels()
         except FAILURES as error:
@@ -66,6 +68,7 @@ class ModelPlan:
         lines = [f"{name}: {bare(p.chosen.tree)}" for name, p in self.layers.items()]
         lines += [f"order of vertices: {self.ordering.reason}"] if self.ordering else []
         lines += [f"tiles: {self.tiling.reason}"] if self.tiling else []
+        lines += [f"capture: {self.launching.reason}"] if self.launching else []
         return "\n".join(lines)
 
     def __repr__(self) -> str:

@@ -16,6 +16,7 @@ from .adapters import ADAPTERS, PlannedLayer, taken, type_name
 from .composition import Settings, stamp
 from .constants import LAYERS, is_leaf
 from .edge_index import as_graph
+from .launching import decide as decide_capture
 from .model_plan import ModelPlan, planned_in, weakly
 from .ordering import Ordering, Trial, decide
 from .tiling import TimedStep
@@ -54,7 +55,8 @@ def optimize(
         ``x`` the vertices of the graph are put into another order, by community, where that pays
         within so many steps: the model moves rows there and back, and takes and gives the user's.
         Then tiles are built of the graphs that are multiplied with, ``prepare(graph, tile=...)``,
-        where products may round, and kept if they pay.
+        where products may round, and kept if they pay; and the plan says whether a step would be
+        faster captured (``sparsefmt.nn.capture``).
     mode : "auto", "model" or "measure"
         By predictions alone ("model"), by timing all that are not beaten ("measure"), or by
         predictions and, where these are within a quarter of the best, a clock: of the layer's own
@@ -81,10 +83,10 @@ def optimize(
     What a call gets is compared with what was planned for: another graph, width, dtype or device is
     planned anew, and a constant that another tensor replaces, or that is written to in place, is
     computed again.  Options that the expression does not have (edge weights, samples, MaxK),
-    autocast, ``torch.compile`` and the capture of a CUDA graph run the layer's own composition.
-    Another order of the vertices holds in all of these but ``torch.compile``, and not in copies.
-    What is timed runs the hooks of the model and of its parameters.  An error leaves the model as
-    it was.
+    autocast and ``torch.compile`` run the layer's own composition, and so does the capture of a
+    CUDA graph of what was not planned before.  Another order of the vertices holds in all of these
+    but ``torch.compile``, and not in copies.  What is timed runs the hooks of the model and of its
+    parameters.  An error leaves the model as it was.
     """
     _check(model, graph, mode)
     _check_options(training, steps)
@@ -152,7 +154,7 @@ def _for_many_steps(
     seen: Mapping[str, Any],
     graph: Any,
 ) -> ModelPlan:
-    """Decide what pays over many steps: the order of the vertices, then tiles in that order."""
+    """Decide what pays over many steps: the order of the vertices, tiles in it, a capture."""
     traced, model, plans = trial.traced, made.model, list(made.layers.values())
     if is_leaf(model):
         ordering = Ordering("stays, since the model is one layer")
@@ -170,7 +172,7 @@ def _for_many_steps(
         mode=partial(running, model, training=trial.training),
     )
     tiling = decide_tiles(step, traced.settings.steps or 1)
-    return replace(made, ordering=ordering, tiling=tiling)
+    return replace(made, ordering=ordering, tiling=tiling, launching=decide_capture(step))
 
 
 def _is_features(value: object) -> bool:

@@ -20,7 +20,7 @@ from ..ops.cbsr.windows import prepare_order
 from ..ops.engine.structure import csr_of
 from ..ops.tiles.costs import Costs, checked
 from ..reorder import Order
-from . import _tiles
+from . import _tiles, lifetimes
 from ._memory import on_device
 from ._reports import check_all
 from ._tensors import GraphTensors, Side
@@ -269,6 +269,8 @@ def tensors_of(graph: GraphLike, *, transposed: bool = False) -> GraphTensors:
         found = _tensors_made(graph)
     if found.building:
         found.settle()
+    if lifetimes.noted is not None:
+        lifetimes.note(found)
     return found
 
 

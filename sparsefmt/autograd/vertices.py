@@ -13,6 +13,7 @@ from ..interop.torch import to_tensor
 from ..reorder import Order
 from ._recording import recorded
 from .composition import Settings, capturing, is_stamped, stamp
+from .lifetimes import note
 
 #: Tensors that stay, whose rows are kept in the new order.
 MAX_KEPT = 8
@@ -60,6 +61,7 @@ class VertexOrder:
             return self._rows(x, self.perm, self.inverse)
         for given, made in self._kept:
             if is_stamped(x, given):
+                note(made)
                 return made
         with torch.inference_mode(False), torch.no_grad():
             made = x.index_select(0, self.perm)

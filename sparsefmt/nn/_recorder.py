@@ -1,12 +1,13 @@
 """What capturing asks of CUDA: a side stream, runs that may not wait, and a graph to replay."""
 
 import gc
+import sys
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from types import TracebackType
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -28,6 +29,7 @@ class Recorder:
         self.device, self._mode = device, mode
         self._pool = torch.cuda.graph_pool_handle() if pool is None else pool
         self._stream: Any = None
+        self._last: Any = None  # the stream of the latest replay
 
     def capturing(self) -> bool:
         """Whether the current stream is being captured."""
@@ -45,9 +47,22 @@ class Recorder:
         finally:
             before.wait_stream(self._stream)
 
+    def follow(self) -> None:
+        """Let the current stream come after the one of the replay before, whose memory it reads."""
+        now = torch.cuda.current_stream(self.device)
+        if self._last is not None and self._last != now:
+            now.wait_stream(self._last)
+        self._last = now
+
     @contextmanager
     def strictly(self) -> Iterator[None]:
-        """Refuse what waits for the GPU, by the line that does."""
+        """Refuse what waits for the GPU, by the line that does.
+
+        Of the whole process: where other threads may wait meanwhile, the recorded run tells.
+        """
+        if self._mode != "global":
+            yield
+            return
         before = torch.cuda.get_sync_debug_mode()
         try:
             with warnings.catch_warnings():  # it says that it does not see all waits
@@ -64,35 +79,62 @@ class Recorder:
     def record(self, run: Callable[[], Any], generators: list[Any]) -> tuple[Any, Any]:
         """Record a run, and give the graph and what the run returned."""
         gc.collect()  # nodes of autograd in cycles stay with other streams
-        graph = torch.cuda.CUDAGraph()
+        graph, outside = torch.cuda.CUDAGraph(), sys.exception()
+        stopped = _Stopped()
         for generator in generators:
             graph.register_generator_state(generator)
         options = {"pool": self._pool, "stream": self._stream, "capture_error_mode": self._mode}
         with warnings.catch_warnings():  # a step that is refused at once leaves an empty graph
             warnings.filterwarnings("ignore", "The CUDA Graph is empty")
             try:
-                with torch.cuda.graph(graph, **options):
+                with torch.cuda.graph(graph, **options), stopped:
                     found = run()
             except RuntimeError as error:
-                raise self._told(error) from error
+                self._refuse(stopped.by or error, error, outside)
         return graph, found
 
-    def _told(self, error: BaseException) -> Exception:
-        """Say which line a capture stopped at, from the first of the errors that followed."""
-        while error.__context__ is not None:
-            error = error.__context__
-        if isinstance(error, SparseFmtError) or "captur" not in str(error):
-            return error if isinstance(error, Exception) else RuntimeError(str(error))
-        self._mend()
-        said = str(error).partition("\n")[0]
-        return UnsupportedError(f"{_WAITS.format(line=_line(error.__traceback__))} CUDA: {said}.")
+    def _refuse(
+        self, cause: BaseException, error: Exception, outside: BaseException | None
+    ) -> NoReturn:
+        """Raise what stopped the run, by its line if CUDA did; ``error`` may have followed it."""
+        of_cuda = [
+            one
+            for one in _chain(cause, outside)
+            if "captur" in str(one) and not isinstance(one, SparseFmtError)
+        ]
+        if of_cuda or error is not cause:
+            self._mend()
+        if not of_cuda:
+            raise cause from cause.__cause__
+        line, said = _line(of_cuda[-1].__traceback__), str(of_cuda[-1]).partition("\n")[0]
+        raise UnsupportedError(f"{_WAITS.format(line=line)} CUDA: {said}.") from cause
 
     def _mend(self) -> None:
-        """Leave a capture that CUDA broke off: memory and random numbers stay in it."""
+        """Take the allocator and the generators out of a capture that CUDA broke off."""
         with suppress(RuntimeError):  # torch has left it
             torch._C._cuda_endAllocateToPool(self.device.index, self._pool)
         with torch.cuda.graph(torch.cuda.CUDAGraph(), stream=self._stream):
             torch.zeros(1, device=self.device)
+
+
+class _Stopped:
+    """Notes the error that leaves a ``with``."""
+
+    by: BaseException | None = None
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        self.by = error
+
+
+def _chain(error: BaseException, outside: BaseException | None) -> list[BaseException]:
+    """Give an error and those that it followed, the first of them last; none from ``outside``."""
+    found = [error]
+    while (before := found[-1].__context__) is not None and before is not outside:
+        found.append(before)
+    return found
 
 
 def _line(trace: TracebackType | None) -> str:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from threading import RLock, get_ident
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,11 +11,14 @@ from torch.autograd.graph import increment_version
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from ..autograd import holdings, is_graph
+from ..autograd import holdings, is_graph, noting
 from ..errors import DeviceError, DtypeError, UnsupportedError
+from ._compare import difference, unsteady
+from ._gradients import Gradients
+from ._guard import Guard
 from ._inputs import Inputs
 from ._recorder import Recorder
-from ._undo import State, difference, unsteady
+from ._undo import State
 
 #: Runs before the first that is compared or recorded: kernels compile, structures are built.
 WARM_UPS = 2
@@ -68,13 +71,15 @@ def capture(
     ------
     UnsupportedError
         If ``step`` does what no graph can: waits for the GPU, draws on the CPU, uses an optimizer
-        that is not ``capturable``, a ``GradScaler`` or a graph that is new in each call; if an
-        optimizer is used that was not found; if the first replay differs from ``step``.  At a call,
-        if a number of an optimizer (a float ``lr``) or a module's ``training`` has changed, or an
-        optimizer has loaded another state.
+        that is not ``capturable``, a ``GradScaler`` or a graph that is new in each call, or counts
+        in a module's attribute; if an optimizer is used that was not found; if the first replay
+        differs from ``step``.  At a call, if what the graph takes for constant has changed: numbers
+        of optimizers (a float ``lr``) and modules (``training``, a dropout's ``p``), which tensor a
+        parameter, a buffer or an optimizer's state is, ``requires_grad``, what the variables and
+        globals are that ``step`` itself reads, an ``edge_index`` among them.
     DtypeError, ShapeError, DeviceError
         If an argument or a result is no tensor, or not as in ``example_inputs``; the latter also
-        if a parameter has moved.
+        if a parameter has moved, or what ``step`` holds is on another device than its inputs.
 
     Notes
     -----
@@ -84,7 +89,8 @@ def capture(
     ``torch.Generator`` objects of the GPU draw anew at each replay.  Gradients stay in ``p.grad``
     as after an eager step, and without ``zero_grad`` add up.  What is Python in ``step`` runs in
     the capture alone: prints, counters, branches.  Autocast and grad mode are those of the
-    capture.  A call holds a lock, so threads may share the result with ``clone=True``.
+    capture.  Graphs that the step reads live as long as the result.  A call holds a lock, and waits
+    for the stream of the call before, so threads may share the result with ``clone=True``.
     """
     if not callable(step):
         raise DtypeError(f"step is a {type(step).__name__}: give a function of tensors.")
@@ -120,13 +126,13 @@ def _recorder(inputs: Inputs, pool: Any, mode: str) -> Recorder | None:
 def _device(inputs: Inputs, held: Any) -> torch.device:
     """Find the one device of the inputs, and of what a step holds where that is on a GPU."""
     devices = {t.device: None for t in inputs.examples if t is not None}
-    parameters = (p for m in held.modules for p in m.parameters())
-    devices |= {p.device: None for p in parameters}
-    devices |= {t.device: None for t in held.tensors if not devices}
+    of_modules = (t for m in held.modules for t in (*m.parameters(), *m.buffers()))
+    devices |= {t.device: None for t in of_modules}
+    devices |= {t.device: None for t in held.tensors if t.is_cuda or not devices}
     if len(devices) > 1:
         raise DeviceError(
-            f"inputs and parameters of step are on {', '.join(map(str, devices))}: move them to "
-            "one device."
+            f"inputs, parameters and tensors of step are on {', '.join(map(str, devices))}: move "
+            "them to one device, the inputs before the call."
         )
     return next(iter(devices), torch.device("cpu"))
 
@@ -169,24 +175,14 @@ class Captured(Step):
         clone: bool,
     ) -> None:
         super().__init__(step, inputs)
-        self._state, self._recorder, self._clone = state, recorder, clone
-        self._lock, self._receive = RLock(), set[int]()
-        state.refuse()
-        done = False
+        self._recorder, self._clone, self._lock = recorder, clone, RLock()
         with recorder.aside():
             with torch.inference_mode(False), torch.no_grad():
                 self._given = [_static(one) for one in inputs.examples]
-            try:
-                self._warm_up()
-                expected, again = self._observed(), self._observed() if check else {}
-                self._record()
-                if check:
-                    self._compare(expected, again)
-                done = True
-            finally:
-                if not done:
-                    state.made = []
-                state.restore()
+            made = _Making(self, state, self._given, recorder).made(check=check)
+        self._recorded, self._guard = made, Guard(state, step)
+        # The graph has pointers: what it reads stays once the names for it are bound to others.
+        self._reached = state.held.reached
 
     def __call__(self, *inputs: Any) -> Any:
         """Replay the step."""
@@ -197,28 +193,71 @@ class Captured(Step):
             )
         leaves = self.inputs.checked(inputs)
         with self._lock:
-            self._state.check()
+            self._guard.check()
+            self._recorder.follow()
             with torch.no_grad():
                 for into, one in zip(self._given, leaves, strict=True):
                     if one is not None and one is not into:
                         into.copy_(one)
-            return self._replay()
+            made = self._recorded
+            made.replay()
+            results = [
+                None if one is None else one.clone() if self._clone else one.detach()
+                for one in made.results
+            ]
+        return tree_unflatten(results, made.spec)
 
-    def _replay(self) -> Any:
-        self._state.gradients_in()
-        self._graph.replay()
-        self._state.gradients_out()
-        increment_version(self._written)
-        results = [
-            None if one is None else one.clone() if self._clone else one.detach()
-            for one in self._results
-        ]
-        return tree_unflatten(results, self._spec)
+
+class Recorded(NamedTuple):
+    """A CUDA graph, and what it reads and writes beside its inputs."""
+
+    graph: Any
+    results: list[Tensor | None]
+    spec: Any  #: where the results are in what the step returns
+    gradients: Gradients
+    written: list[Tensor]  #: parameters, buffers and the like
+    read: list[Any]  #: what graphs and plans had made before, which stays as long as this
+
+    def replay(self) -> None:
+        """Run the step on what lies in its inputs."""
+        self.gradients.put()
+        self.graph.replay()
+        self.gradients.show()
+        increment_version(self.written)
+
+
+class _Making:
+    """How a step becomes a CUDA graph: warmed up, observed, recorded and compared."""
+
+    def __init__(
+        self, step: Step, state: State, given: list[Tensor | None], recorder: Recorder
+    ) -> None:
+        self._step, self._state, self._given, self._recorder = step, state, given, recorder
+        self._receive: set[int] = set()
+        self._spec: Any = None
+
+    def made(self, *, check: bool) -> Recorded:
+        """Record the step, and put back what its runs have changed."""
+        done = False
+        try:
+            self._warm_up()
+            expected = self._observed()
+            again = self._observed() if check else {}
+            self._state.restore()
+            made = self._record()
+            if check:
+                self._compare(made, expected, again)
+            done = True
+        finally:
+            if not done:
+                self._state.made = []
+            self._state.restore()
+        return made
 
     def _once(self) -> list[Tensor | None]:
         """Run the step on the graph's inputs, without what ran before in autocast's cache."""
         torch.clear_autocast_cache()
-        found, self._spec = self.run(self.inputs.tree(self._given))
+        found, self._spec = self._step.run(self._step.inputs.tree(self._given))
         torch.clear_autocast_cache()
         return found
 
@@ -226,17 +265,19 @@ class Captured(Step):
         """Run as often as it takes until nothing is made for the first time."""
         state, versions = self._state, [one._version for one in self._tensors()]
         for _ in range(WARM_UPS):
-            with _only(state.held.optimizers), self._receiving():
-                found = self._once()
+            try:
+                with _only(state.held.optimizers), self._receiving():
+                    found = self._once()
+            finally:
+                state.note_changes(self._receive)
             for one in found:
                 if one is not None and one.device != state.device:
                     raise DeviceError(
                         f"step returns a tensor on {one.device}: return it where it was computed, "
                         f"on {state.device}, and copy it after the call."
                     )
-            state.note_changes(self._receive)
             state.refuse_changes()
-            self.inputs.refuse_graphs(self._given)
+            self._step.inputs.refuse_graphs(self._given)
             for number, (one, version) in enumerate(zip(self._tensors(), versions, strict=True)):
                 if one._version != version or one.grad is not None:
                     what = "writes to" if one.grad is None else "leaves a gradient at"
@@ -267,45 +308,50 @@ class Captured(Step):
                 hook.remove()
 
     def _observed(self) -> dict[str, Tensor]:
-        """Run the step from the state as it was, and copy all that it leaves."""
+        """Run the step from the state as it was, and copy all that it leaves.
+
+        Attributes of modules stay as they are then: a step that reads what it keeps there shows it.
+        """
         found = self._once()
         left = self._state.observed() | _results(found)
         self._state.keep_made()
         made, self._state.made = self._state.made, []
-        self._state.restore()
+        self._state.restore(attributes=False)
         self._state.made = made
         return left
 
-    def _record(self) -> None:
+    def _record(self) -> Recorded:
         """Record the graph; tensors stay as they were, and gradients where it has put them."""
         state = self._state
         state.restore()
         with self._recorder.strictly():
             self._once()
         state.restore()
-        state.start_gradients(self._receive)
-        starts = [(p.grad, 0 if p.grad is None else p.grad._version) for _, p in state.parameters]
-        self._graph, self._results = self._recorder.record(self._once, state.generators()[1:])
-        state.end_gradients(starts)
+        gradients = Gradients([p for _, p in state.parameters], self._receive)
+        with noting() as read:
+            graph, results = self._recorder.record(self._once, state.generators()[1:])
+        gradients.end()
         made = [optimizer.state.get(p, {}) for optimizer, _, p, _ in state.fresh]
         if [set(one) for one in made] != [set(one) for one in state.made]:
             raise UnsupportedError(
                 "an optimizer makes its state in a later step: take some before."
             )
-        self._written = state.written()
         state.restore()
+        return Recorded(graph, results, self._spec, gradients, state.written(), read)
 
-    def _compare(self, expected: dict[str, Tensor], again: dict[str, Tensor]) -> None:
+    def _compare(
+        self, made: Recorded, expected: dict[str, Tensor], again: dict[str, Tensor]
+    ) -> None:
         """Compare the first replay with the step itself."""
-        apart = unsteady(expected, again)
+        apart = unsteady(expected, again, self._state.trained)
         if apart:
             raise UnsupportedError(
                 f"two runs of step from one state differ: {apart}. It changes something that was "
                 "not found and put back: give capture(..., state=(model, optimizer)), or keep it "
                 "in a tensor that step names."
             )
-        self._replay()
-        found = self._state.observed() | _results(self._results)
+        made.replay()
+        found = self._state.observed() | _results(made.results)
         apart = difference(found, expected, again)
         if apart:
             raise UnsupportedError(
@@ -329,7 +375,9 @@ def _only(optimizers: list[Any]) -> Iterator[None]:
     thread = get_ident()
 
     def refuse(optimizer: Any, *_: Any) -> None:
-        if get_ident() == thread and all(optimizer is not one for one in optimizers):
+        # Backward runs on threads of its own: a hook of a parameter may step there.
+        ours = get_ident() == thread or torch._C._current_autograd_node() is not None
+        if ours and all(optimizer is not one for one in optimizers):
             raise UnsupportedError(
                 f"step uses an optimizer ({type(optimizer).__name__}) that was not found in what "
                 "its code names: give capture(..., state=(model, optimizer))."
