@@ -196,7 +196,7 @@ def _gine_case(graph: CSR, feat: int, *, cuda: bool, quick: bool) -> dict[str, A
     x, grad = (torch.rand(n, feat, device=device) - 0.5 for n in (graph.n_cols, graph.n_rows))
     edges = torch.rand(graph.nnz, feat, device=device).sub_(0.5)
     leaves = [x.requires_grad_(), edges.requires_grad_()]
-    conv = GINEConv(torch.nn.Identity())
+    conv = GINEConv(torch.nn.Identity()).to(device)
 
     def ours() -> Any:
         return message_aggregate(kept, x, edges, message="relu_add") + x

@@ -30,6 +30,11 @@ template <typename V> __device__ inline V read_once(const V* p) {
     return *(const V*)&word;
 }
 
+// What the lanes of a sub-warp hold for entry j of a piece, of which each has some.
+template <int LANES, int BATCH, typename V> __device__ inline V of(const V (&held)[BATCH], int j) {
+    return __shfl_sync(FULL_WARP, held[j % BATCH], j / BATCH, LANES);
+}
+
 // Y[i, :] = sum of what the entries of row i add, or their mean, and out[e, :] = what entry e writes: none of Y and out
 // where they are not given. Entry k has the row perm[k] of E and out, or k. `scale` multiplies the g of gradients, or o.
 // The work is cut as in spmm.cu: a sub-warp owns a slice of LANES * VEC features, and all rows that a piece of its
@@ -96,14 +101,11 @@ message_rows(const Index* __restrict__ indptr, const Index* __restrict__ indices
             from[b] = cols[b], to[b] = places[b];
             weight[b] = scales(kind) && scale ? read(scale + cols[b]) : Sum(1);
         }
-        const auto of = [](const auto (&held)[BATCH], int j) {
-            return __shfl_sync(FULL_WARP, held[j % BATCH], j / BATCH, LANES);
-        };
         const auto load_from = [&](int first) {
 #pragma unroll
             for (int j = 0; j < GROUP; ++j) {
-                if (reads(kind)) w[j] = read_once((const Vector*)(entries + at(of(to, first + j), e_stride)));
-                if (gathers(kind)) g[j] = read((const Vector*)(gathered + at(of(from, first + j), g_stride)));
+                if (reads(kind)) w[j] = read_once((const Vector*)(entries + at(of<LANES>(to, first + j), e_stride)));
+                if (gathers(kind)) g[j] = read((const Vector*)(gathered + at(of<LANES>(from, first + j), g_stride)));
             }
         };
         load_from(0);
@@ -114,8 +116,8 @@ message_rows(const Index* __restrict__ indptr, const Index* __restrict__ indices
         at_work.next();
         fetch();  // of the next piece, while the loads of this one are under way
         const auto take = [&](int j, bool wanted) {
-            const Sum by = scales(kind) ? of(weight, j) : Sum(1);
-            const Index place = writes(kind) ? of(to, j) : 0;
+            const Sum by = scales(kind) ? of<LANES>(weight, j) : Sum(1);
+            const Index place = writes(kind) ? of<LANES>(to, j) : 0;
             if (!wanted) return;
             Vector word;
 #pragma unroll
