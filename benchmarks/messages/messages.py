@@ -88,7 +88,7 @@ def _ceiling_rows(graph: CSR, feat: int, order: str, *, quick: bool) -> list[dic
     grad = _graphs.uniform(graph.indptr, (graph.n_rows, feat), seed=3)
     perm = None
     if order == "shuffled":
-        perm = cupy.random.default_rng(0).permutation(graph.nnz).astype(np.int32)
+        perm = cupy.random.RandomState(0).permutation(graph.nnz).astype(np.int32)
     T = ops.transpose(graph)
     places = T.perm if perm is None else perm[T.perm]
     Y, dX, dE = cupy.empty_like(grad), cupy.empty_like(X), cupy.empty_like(E)
