@@ -93,7 +93,7 @@ message_rows(const Index* __restrict__ indptr, const Index* __restrict__ indices
     int row_begin = 0;
     fetch();
     while (__any_sync(FULL_WARP, at_work.more())) {
-        Vector g[GROUP], w[GROUP];
+        Vector g[GROUP] = {}, w[GROUP] = {};  // ANY may load neither
         Index from[BATCH], to[BATCH];
         Sum weight[BATCH];
 #pragma unroll
@@ -122,8 +122,7 @@ message_rows(const Index* __restrict__ indptr, const Index* __restrict__ indices
             Vector word;
 #pragma unroll
             for (int v = 0; v < VEC; ++v) {
-                const Sum x = gathers(kind) ? by * load(g[j % GROUP], v) : Sum(0), e = reads(kind) ? load(w[j % GROUP], v) : Sum(0);
-                const Sum o = owns(kind) ? load(own_row, v) : Sum(0);
+                const Sum x = by * load(g[j % GROUP], v), e = load(w[j % GROUP], v), o = load(own_row, v);
                 Sum more = 0, found = 0;
                 if (kind == MUL || kind == MUL_GRAD) more = x * e;
                 if (kind == ADD || kind == RELU_ADD) more = x + e;
