@@ -12,6 +12,7 @@ ROOMS = {
     "digests": "engine",
     "fuse": "attention",
     "maxk": "cbsr",
+    "messages": "messages",
     "overhead": "engine",
     "plan": "plan",
     "sampled": "sampling",

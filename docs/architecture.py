@@ -24,6 +24,7 @@ ROOMS = {
     "cbsr": ("k features a row", "MaxK-GNN", ["maxk", "maxk_aggregate"], ["MaxK"]),
     "sampling": ("a sample of each row", "ES-SpMM", ["sampled_aggregate"], []),
     "tiles": ("on tensor cores", "TC-GNN", [], []),
+    "messages": ("features of edges", "", ["message_aggregate", "edge_combine"], []),
     "gcn": ("normalised values", "fuseGNN", ["gcn_norm"], []),
 }
 #: What rooms offer under names of others.

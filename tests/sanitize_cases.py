@@ -217,6 +217,7 @@ def operate(A: CSR, dtype: np.dtype[Any]) -> None:
         assert ops.sddmm(A, grad, X).shape == (A.nnz,)
         _, dA = ops.aggregate_backward(A, X, grad)
         assert dA.shape == (A.nnz,)
+        pass_messages(A, X, grad)
     sizes = (1, 1), (5, 3), (33, 5), (33, 8), (40, 9), (72, 16), (72, 32), (260, 100), (260, 3)
     for width, k in sizes if A.n_cols else ():
         S = ops.maxk(cupy.ones((A.n_cols, width), dtype), k)
@@ -232,6 +233,21 @@ def operate(A: CSR, dtype: np.dtype[Any]) -> None:
         scores = ops.sddmm(A, left, right)
         p = ops.edge_softmax(A, scores)
         ops.edge_softmax_backward(A, p, scores)
+
+
+def pass_messages(A: CSR, X: cupy.ndarray, grad: cupy.ndarray) -> None:
+    """Sums of messages, their gradients and combinations, in CSR order and in another one."""
+    feat = X.shape[1]
+    for B in (A, A.tocsc()):
+        E = cupy.ones((A.nnz, feat + 1), X.dtype)
+        E = E[:, 1:] if feat == 33 else E[:, :feat].copy()
+        for message in ("mul", "add", "relu_add", "copy_edge"):
+            how = {"message": message, "reduce": "mean" if B is A else "sum"}
+            ops.message_aggregate(B, X, E, **how)
+            _, dE = ops.message_aggregate_backward(B, X, E, grad, **how)
+            assert dE.shape == E.shape
+        for op in ("add", "sub", "mul"):
+            assert ops.edge_combine(B, grad, X, op).shape == E.shape
 
 
 def draw(A: CSR, dtype: np.dtype[Any]) -> None:

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from .lifetimes import noting as noting
     from .matmul import operands as operands
     from .matmul import spmm as spmm
+    from .messages import edge_combine as edge_combine
+    from .messages import message_aggregate as message_aggregate
     from .pairwise import dot_aggregate as dot_aggregate
     from .pairwise import gatv2_aggregate as gatv2_aggregate
     from .propagation import aggregate_with_own as aggregate_with_own
@@ -56,6 +58,7 @@ _MODULES = {
     "held": "holdings is_graph",
     "lifetimes": "noting",
     "matmul": "operands spmm",
+    "messages": "edge_combine message_aggregate",
     "pairwise": "dot_aggregate gatv2_aggregate",
     "propagation": "aggregate_with_own propagate",
     "sampling": "checked_strategy sample_width sampled_aggregate",
@@ -66,6 +69,7 @@ __all__, __getattr__, __dir__ = facade(__name__, _MODULES)
 #: The functions of a graph that choose among kernels, which ``ops.explain`` calls by their names.
 _EXPLAINED = (
     *("aggregate_with_own", "dot_aggregate", "edge_softmax", "gat_aggregate", "gatv2_aggregate"),
-    *("gcn_norm", "maxk_aggregate", "propagate", "sampled_aggregate", "sddmm", "spmm"),
+    *("edge_combine", "gcn_norm", "maxk_aggregate", "message_aggregate", "propagate"),
+    *("sampled_aggregate", "sddmm", "spmm"),
 )
 explain_functions(__name__, _EXPLAINED)

@@ -30,6 +30,9 @@ if TYPE_CHECKING:
     from .matmul.api import spmm as spmm
     from .matmul.extrema import spmm_arg as spmm_arg
     from .matmul.extrema import spmm_arg_backward as spmm_arg_backward
+    from .messages.api import edge_combine as edge_combine
+    from .messages.api import message_aggregate as message_aggregate
+    from .messages.api import message_aggregate_backward as message_aggregate_backward
     from .sampling.api import sample as sample
     from .sampling.api import sample_with_perm as sample_with_perm
     from .sampling.api import sampling_rate as sampling_rate
@@ -51,6 +54,7 @@ _MODULES = {
     "matmul.aggregation": "aggregate aggregate_backward scale",
     "matmul.api": "spmm",
     "matmul.extrema": "spmm_arg spmm_arg_backward",
+    "messages.api": "edge_combine message_aggregate message_aggregate_backward",
     "sampling.api": "sample sample_with_perm sampling_rate spmm_sampled",
     "tiles.costs": "Costs",
 }

@@ -25,6 +25,7 @@ ROOMS = (
     "matmul.extrema",
     "matmul.aggregation",
     "edges.api",
+    "messages.api",
     "cbsr.maxk",
     "cbsr.api",
     "cbsr.gradients",
@@ -50,7 +51,7 @@ def test_every_op_keeps_the_rules_of_library_ops(device, index_dtype):
     A, T, perm = structure(kept.rows), structure(kept.columns), kept.columns.perm
     x, y, r, c, a = (torch.randn(n, device=device) for n in ((5, 3), (6, 3), 6, 5, graph.nnz))
     out, arg = OPS.spmm_arg(*A, x, a, r, c, "max")
-    s = torch.randn(graph.nnz, 2, device=device)
+    s, w = (torch.randn(graph.nnz, feat, device=device) for feat in (2, 3))
     columns, kept = OPS.maxk(x, 2)
     calls = [
         (OPS.spmm, (*A, x, None, None, None, None, "sum")),
@@ -65,6 +66,14 @@ def test_every_op_keeps_the_rules_of_library_ops(device, index_dtype):
         (OPS.aggregate_backward, (*T, x, y, a, perm, None, None)),
         (OPS.edge_softmax, (*A, s)),
         (OPS.edge_softmax_backward, (*A, s.softmax(1), s)),
+        (OPS.message_aggregate, (*A, x, w, None, "relu_add", "sum")),
+        (OPS.message_aggregate, (*T, y, w, perm, "mul", "mean")),
+        (OPS.message_aggregate, (*A, None, w, None, "copy_edge", "mean")),
+        (OPS.message_aggregate_backward, (*T, x, w, y, perm, r, "relu_add", True)),
+        (OPS.message_aggregate_backward, (*T, x, w, y, perm, None, "mul", False)),
+        (OPS.message_aggregate_backward, (*T, None, None, y, perm, None, "add", True)),
+        (OPS.edge_combine, (*A, y, x, None, None, "sub")),
+        (OPS.edge_combine, (*A, y, None, None, r, "left")),
         (OPS.maxk, (x, 2)),
         (OPS.maxk, (torch.randn(5, 300, device=device), 7)),
         (OPS.spgemm, (*A, columns, kept, 3, None, None, None, "mean")),
@@ -309,6 +318,10 @@ OF_VIEWS = {
         lambda g, x: autograd.dot_aggregate(g, by_head(x), by_head(x), None, some(x, 60, 3)),
         lambda g, x: autograd.dot_aggregate(g, x, x[:, :36], x, some(x, 60, 1)),
     ],
+    "edge_combine": [
+        lambda g, x: autograd.edge_combine(g, x[:, 1:], x[:, :35], "mul"),
+        lambda g, x: autograd.edge_combine(g, x[:, 1:], x[:, :35], "dot"),
+    ],
     "edge_softmax": [
         lambda g, x: autograd.edge_softmax(g, some(x, 60)),
         lambda g, x: autograd.edge_softmax(g, some(x, 60, 3)),
@@ -334,6 +347,10 @@ OF_VIEWS = {
         lambda g, x: autograd.gatv2_aggregate(g, x, x, x[:1], some(x, 60)),
     ],
     "gcn_norm": [lambda g, x: autograd.gcn_norm(g, some(x, 60).exp())[1]],
+    "message_aggregate": [
+        lambda g, x: autograd.message_aggregate(g, x[:, 1:9], some(x, 60, 8), message="relu_add"),
+        lambda g, x: autograd.message_aggregate(g, x[:, :8], some(x, 60, 8), reduce="mean"),
+    ],
     "maxk": [lambda g, x: autograd.maxk(x[:, 1:], 5)],
     "maxk_aggregate": [
         lambda g, x: autograd.maxk_aggregate(

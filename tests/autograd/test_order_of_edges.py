@@ -43,6 +43,7 @@ def operands(device, dtype=torch.float64):
     shapes = {
         **{"x": (N, 6), "y": (N, 6), "xh": (N, HEADS, 4), "yh": (N, HEADS, 4), "att": (HEADS, 4)},
         **{"el": (N, HEADS), "er": (N, HEADS), "e": (NNZ,), "eh": (NNZ, HEADS)},
+        "ef": (NNZ, 6),
     }
     found = {key: torch.randn(shape, generator=made).double() for key, shape in shapes.items()}
     return {key: one.abs().to(device, dtype).requires_grad_() for key, one in found.items()}
@@ -72,6 +73,11 @@ CALLS = {
     "aggregate_with_own": lambda g, x, e: autograd.aggregate_with_own(g, x, x[:, :1], e, k=3),
     "gcn_norm": lambda g, e: autograd.gcn_norm(g, e, self_loops=False)[1],
     "propagate": lambda g, x, el: autograd.propagate(g, x, el[:, 0].detach(), el[:, 1:].detach()),
+    "message_aggregate": lambda g, x, ef: autograd.message_aggregate(g, x, ef, message="relu_add"),
+    "message_aggregate-mean": lambda g, x, ef: autograd.message_aggregate(
+        g, x, ef, message="mul", reduce="mean"
+    ),
+    "edge_combine": lambda g, x, y: autograd.edge_combine(g, x, y, "sub"),
     "operands": lambda g, x, e: autograd.operands(g, x, e)[1],
 }
 
@@ -144,7 +150,11 @@ def test_edges_are_in_the_order_in_which_they_were_given(device, name, way):
 
 
 @pytest.mark.parametrize(
-    "name", ["spmm", "spmm-mean", "sddmm", "edge_softmax", "edge_softmax-heads"]
+    "name",
+    [
+        *("spmm", "spmm-mean", "sddmm", "edge_softmax", "edge_softmax-heads"),
+        *("message_aggregate", "message_aggregate-mean", "edge_combine"),
+    ],
 )
 def test_second_gradients_are_in_that_order(device, name):
     graph, args = shuffled(device), arguments(name, device)

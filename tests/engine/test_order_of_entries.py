@@ -84,6 +84,11 @@ CALLS = {
     "dot_attention_backward": lambda s: ops.dot_attention_backward(
         s.A, s.gh, s.xh, s.xh * 2, s.gh, edge_scores=s.eh, **DROPOUT
     ),
+    "message_aggregate": lambda s: ops.message_aggregate(s.A, s.el, s.eh, reduce="mean"),
+    "message_aggregate_backward": lambda s: ops.message_aggregate_backward(
+        s.A, s.el, s.eh, s.er, message="relu_add"
+    ),
+    "edge_combine": lambda s: ops.edge_combine(s.A, s.er, s.el, "sub"),
     "spgemm": lambda s: ops.spgemm(s.A, s.kept, row_scale=s.r),
     "sspmm": lambda s: ops.sspmm(s.A, s.g, s.kept, deterministic=True).data,
     "spmm_sampled": lambda s: ops.spmm_sampled(s.A, s.x, 3, strategy="random", seed=2),

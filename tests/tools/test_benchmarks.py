@@ -11,6 +11,7 @@ from benchmarks import _graphs, _harness, _oracle, _probe
 from benchmarks.__main__ import main
 from benchmarks.cbsr import products, selection, traffic
 from benchmarks.matmul import scaling, table
+from benchmarks.messages import ceiling
 from sparsefmt import CBSR
 from sparsefmt.ops import edge_softmax, maxk, sddmm, spmm
 
@@ -351,3 +352,17 @@ def test_every_oracle_kernel_compiles():
         for index in (np.int32, np.int64)
     ]
     assert len(compiled(_oracle.SOURCE, names)) == len(names)
+
+
+def test_the_probe_of_messages_compiles():
+    flags = ("false, false", "true, false", "true, true")
+    names = [f"gather<{lanes}, {n}, {f}>" for lanes in (4, 8) for n in (4, 8) for f in flags]
+    assert len(compiled(ceiling.SOURCE, names)) == len(names)
+
+
+def test_messages_are_pygs(tmp_path, capsys):
+    pytest.importorskip("torch_geometric", reason="torch-geometric is not installed")
+    options = ["--device", "cpu", "--quick", "--graphs", "small", "--out", str(tmp_path)]
+    assert main(["messages", *options]) == 0
+    (section,) = json.loads((tmp_path / "messages-cpu.json").read_text())["sections"].values()
+    assert section["rows"][0]["error"] < 1e-5

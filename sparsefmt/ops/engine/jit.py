@@ -210,7 +210,7 @@ def expression(kernel: str, dtypes: tuple[str, ...], constants: tuple[int, ...])
 LAUNCHERS = (
     *("matmul.cuda", "matmul.cuda_aggregate", "edges.cuda", "attention.cuda_gat"),
     *("attention.cuda_pairwise", "cbsr.cuda", "cbsr.cuda_sspmm", "sampling.cuda"),
-    *("tiles.cuda", "tiles.cuda_edges", "gcn.cuda", "engine.build"),
+    *("tiles.cuda", "tiles.cuda_edges", "gcn.cuda", "messages.cuda", "engine.build"),
 )
 
 

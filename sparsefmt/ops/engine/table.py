@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple
 MODULES = (
     *("matmul.api", "matmul.extrema", "matmul.aggregation", "edges.api"),
     *("attention.gat", "attention.pairwise", "cbsr.maxk", "cbsr.api", "cbsr.gradients"),
-    *("sampling.api", "gcn.api"),
+    *("sampling.api", "gcn.api", "messages.api"),
 )
 FORMATS = ("coo", "csr", "csc", "sgt", "cbsr")
 

@@ -1,0 +1,1 @@
+"""Benchmarks of messages with features of edges."""

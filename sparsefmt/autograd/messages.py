@@ -1,0 +1,339 @@
+"""Messages with a row of features for each edge: their sums, and combinations of both vertices.
+
+Features of edges stay in the user's order, which kernels read through a permutation: a copy in
+another order would cost more than the sum.  Each gradient is again a function of this file, or a
+product of ``matmul``.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+from ..errors import DtypeError, ShapeError
+from ..ops.engine import checks
+from ..ops.messages import api
+from . import _check, _library
+from ._library import LibraryOp
+from ._recording import apart, recorded
+from ._tensors import GraphTensors
+from .edge_index import as_graph
+from .edges import sddmm
+from .matmul import multiply
+from .structure import GraphLike, graph_tensors, order_of, side_of, tensors_of
+
+MESSAGE_AGGREGATE = LibraryOp("message_aggregate")
+MESSAGE_AGGREGATE_BACKWARD = LibraryOp("message_aggregate_backward")
+EDGE_COMBINE = LibraryOp("edge_combine")
+_OPS = (*api.COMBINATIONS, "dot")
+
+
+def message_aggregate(
+    graph: GraphLike,
+    x: Tensor | None,
+    edge_features: Tensor,
+    *,
+    message: str = "mul",
+    reduce: str = "sum",
+) -> Tensor:
+    """Aggregate messages of neighbours' and edges' features, differentiably.
+
+    ``y[i, f] = reduce_e m(x[j, f], w[e, f])`` over the stored entries ``e = (i, j)`` of row ``i``;
+    0 for a row without any.  No tensor with a message for each edge is made.
+
+    Parameters
+    ----------
+    graph : Graph, shape (n_rows, n_cols)
+        Only its structure is read.  Or an ``edge_index``, as in ``spmm``.
+    x : Tensor, shape (n_cols, feat)
+        float16 or bfloat16 (summed in float32), float32 or float64.  Rows may have any stride.  Not
+        read by "copy_edge", which takes None too.
+    edge_features : Tensor, shape (nnz, feat)
+        ``w``, in the order of ``graph.structure``: that in which the edges were given.  Of the
+        dtype of ``x``.
+    message : "mul", "add", "relu_add" or "copy_edge"
+        ``x * w``, ``x + w``, ``relu(x + w)`` (GINE) or ``w``.
+    reduce : "sum" or "mean"
+
+    Returns
+    -------
+    Tensor, shape (n_rows, feat)
+        In the dtype of ``edge_features``, or autocast's.
+
+    Raises
+    ------
+    ShapeError, DtypeError, DeviceError
+        If the arguments do not fit together.
+    UnsupportedError
+        If there is no such ``message`` or ``reduce`` (``spmm`` has maxima and minima, for one
+        weight an edge), a tensor is sparse, or it is called within ``torch.func`` or with a
+        tangent.
+
+    Notes
+    -----
+    Deterministic, backward too, and differentiable any number of times.  Backward makes both
+    gradients in one pass, and beside them nothing of the size of the edges' features; but under
+    ``create_graph=True``, where that of "relu_add" keeps which sums were positive.
+    """
+    graph = as_graph(graph, x)
+    tensors = graph_tensors(graph)
+    checks.word("message", message, api.MESSAGES)
+    api.checked_reduction(reduce)
+    x = None if message == "copy_edge" else x
+    _check.tensor("edge_features", edge_features)
+    kind = tensors.kind
+    if torch.is_autocast_enabled(kind):
+        dtype = _library.autocast_dtype(kind, narrow=True)
+        x, edge_features = (_library.cast(one, kind, dtype) for one in (x, edge_features))
+    _edge_features(edge_features, tensors)
+    if message != "copy_edge":
+        _check.matrix("x", x, rows=tensors.n_cols, axis="columns", graph=tensors)
+        _same("edge_features", edge_features, "x", x)
+    return aggregated(graph, False, x, edge_features, message, reduce)
+
+
+def edge_combine(graph: GraphLike, left: Tensor, right: Tensor, op: str = "add") -> Tensor:
+    """Combine the features of both vertices of each edge, differentiably.
+
+    ``out[e, f] = left[i, f] op right[j, f]`` for the stored entry ``e = (i, j)``; "dot" sums the
+    products up, as ``sddmm``.
+
+    Parameters
+    ----------
+    graph : Graph, shape (n_rows, n_cols)
+        Only its structure is read.  Or an ``edge_index``, as in ``spmm``.
+    left, right : Tensor, shape (n_rows, feat) and (n_cols, feat)
+        Of targets and of sources, in one dtype: float16, bfloat16, float32 or float64.
+    op : "add", "sub", "mul" or "dot"
+
+    Returns
+    -------
+    Tensor, shape (nnz, feat), or (nnz,) for "dot"
+        In the order of ``graph.structure``: that in which the edges were given.
+
+    Raises
+    ------
+    ShapeError, DtypeError, DeviceError
+        If the arguments do not fit together.
+    UnsupportedError
+        If there is no such ``op``, a tensor is sparse, or it is called within ``torch.func`` or
+        with a tangent.
+
+    Notes
+    -----
+    Deterministic, backward too, and differentiable any number of times.
+    """
+    checks.word("op", op, _OPS)
+    if op == "dot":
+        return sddmm(graph, left, right)
+    graph = as_graph(graph, right, left)
+    tensors = graph_tensors(graph)
+    kind = tensors.kind
+    if torch.is_autocast_enabled(kind):
+        dtype = _library.autocast_dtype(kind, narrow=True)
+        left, right = (_library.cast(one, kind, dtype) for one in (left, right))
+    _check.matrix("left", left, rows=tensors.n_rows, axis="rows", graph=tensors)
+    _check.matrix("right", right, rows=tensors.n_cols, axis="columns", graph=tensors)
+    _same("right", right, "left", left)
+    return combined(graph, False, left, right, op)
+
+
+def _edge_features(value: Tensor, graph: GraphTensors) -> None:
+    """Check for a row of features for each edge, where the graph is."""
+    _check.place("edge_features", value, graph)
+    if value.dim() != 2 or value.shape[0] != graph.nnz:
+        mend = "edge_features[:, None] for instance, " if value.dim() == 1 else ""
+        raise ShapeError(
+            f"edge_features has shape {tuple(value.shape)} but the graph stores {graph.nnz} "
+            f"entries: give ({graph.nnz}, feat), {mend}a row for each edge."
+        )
+
+
+def _same(name: str, value: Tensor, other_name: str, other: Any) -> None:
+    """Check for the dtype and the width of other features."""
+    if value.dtype is not other.dtype:
+        raise DtypeError(
+            f"{name} is {value.dtype} but {other_name} is {other.dtype}: give both in one dtype, "
+            f"{name}.to({other.dtype}) for instance."
+        )
+    if value.shape[1] != other.shape[1]:
+        raise ShapeError(
+            f"{name} has {value.shape[1]} features but {other_name} has {other.shape[1]}: give "
+            "both the same, by a linear layer for instance."
+        )
+
+
+def _places(graph: GraphLike, transposed: bool) -> Tensor | None:
+    """Return the number that each entry of the rows or columns has in the user's order."""
+    order, side = order_of(graph), side_of(graph, transposed)
+    perm, dtype = side.perm if transposed else None, side.indices.dtype
+    if order is None or perm is None:
+        places = perm if order is None else order
+        if places is None or places.dtype is dtype:
+            return places
+        given = places
+        return tensors_of(graph).kept(("places", transposed), lambda: given.to(dtype))
+    both = order, perm
+    # Kept, as each step reads them: an index an edge.
+    make = lambda: both[0].index_select(0, both[1]).to(dtype)  # noqa: E731
+    return tensors_of(graph).kept(("places", transposed), make)
+
+
+# Primitives: nothing is checked; each is differentiable by the others
+
+
+def aggregated(
+    graph: GraphLike,
+    transposed: bool,
+    x: Tensor | None,
+    edges: Tensor,
+    message: str,
+    reduce: str = "sum",
+) -> Tensor:
+    """Aggregate messages along the graph or its transpose, differentiably."""
+    if not recorded(x, edges):
+        return _aggregated(graph, transposed, x, edges, message, reduce)
+    found: Tensor = _Aggregate.apply(  # type: ignore[no-untyped-call]
+        *apart(x, edges), graph, transposed, message, reduce
+    )
+    return found
+
+
+def combined(
+    graph: GraphLike, transposed: bool, left: Tensor, right: Tensor | None, op: str
+) -> Tensor:
+    """Combine at the entries of the graph or its transpose, differentiably."""
+    if not recorded(left, right):
+        return _combined(graph, transposed, left, right, None, op)
+    found: Tensor = _Combine.apply(  # type: ignore[no-untyped-call]
+        *apart(left, right), graph, transposed, op
+    )
+    return found
+
+
+def _aggregated(
+    graph: GraphLike, transposed: bool, x: Tensor | None, edges: Tensor, message: str, reduce: str
+) -> Tensor:
+    side, places = side_of(graph, transposed), _places(graph, transposed)
+    found: Tensor = MESSAGE_AGGREGATE(side, x, edges, places, message, reduce)
+    return found
+
+
+def _combined(
+    graph: GraphLike,
+    transposed: bool,
+    left: Tensor,
+    right: Tensor | None,
+    scale: Tensor | None,
+    op: str,
+) -> Tensor:
+    side, places = side_of(graph, transposed), _places(graph, transposed)
+    found: Tensor = EDGE_COMBINE(side, left, right, places, scale, op)
+    return found
+
+
+class _Aggregate(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor | None, edges: Tensor, *given: Any) -> Tensor:
+        ctx.graph, ctx.transposed, ctx.message, ctx.reduce = given
+        reads = ctx.message in ("mul", "relu_add")
+        ctx.save_for_backward(x if reads else None, edges if reads else None)
+        return _aggregated(ctx.graph, ctx.transposed, x, edges, ctx.message, ctx.reduce)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, edges = ctx.saved_tensors
+        scale = None
+        if ctx.reduce == "mean":
+            wide = torch.float64 if grad.dtype is torch.float64 else torch.float32
+            scale = side_of(ctx.graph, ctx.transposed).inverse_degree(wide)
+        gradients: Callable[..., Any] = _recorded if recorded(x, edges, grad) else _at_once
+        needs = ctx.needs_input_grad[:2]
+        found = gradients(ctx.graph, ctx.transposed, x, edges, grad, scale, ctx.message, needs)
+        return *found, None, None, None, None
+
+
+def _at_once(
+    graph: GraphLike,
+    transposed: bool,
+    x: Tensor | None,
+    edges: Tensor | None,
+    grad: Tensor,
+    scale: Tensor | None,
+    message: str,
+    needs: tuple[bool, bool],
+) -> tuple[Tensor | None, Tensor | None]:
+    """Compute the gradients that are needed, in one pass over the edges."""
+    if message == "copy_edge" or (message == "add" and not needs[0]):
+        return None, _combined(graph, transposed, grad, None, scale, "left")
+    if message == "mul" and not needs[0]:
+        return None, _combined(graph, transposed, grad, x, scale, "mul")
+    if message == "add" and not needs[1]:
+        return multiply(graph, not transposed, grad, None, None, scale), None
+    side, places = side_of(graph, not transposed), _places(graph, not transposed)
+    given = x, edges, grad, places, scale, message, needs[1]
+    dx, de = MESSAGE_AGGREGATE_BACKWARD(side, *given)
+    return dx if needs[0] else None, de if needs[1] else None
+
+
+def _recorded(
+    graph: GraphLike,
+    transposed: bool,
+    x: Tensor | None,
+    edges: Tensor | None,
+    grad: Tensor,
+    scale: Tensor | None,
+    message: str,
+    needs: tuple[bool, bool],
+) -> tuple[Tensor | None, Tensor | None]:
+    """Compute the gradients that are needed by functions that can be differentiated again."""
+    if scale is not None:
+        grad = (grad * scale[:, None]).to(grad.dtype)
+    dx = de = None
+    if message == "relu_add":
+        assert x is not None and edges is not None  # noqa: PT018
+        de = combined(graph, transposed, grad, None, "left") * _positive(
+            graph, transposed, x, edges
+        )
+        dx = aggregated(graph, not transposed, None, de, "copy_edge") if needs[0] else None
+        return dx, de if needs[1] else None
+    if needs[0]:
+        if edges is None:
+            dx = multiply(graph, not transposed, grad, None, None, None)
+        else:
+            dx = aggregated(graph, not transposed, grad, edges, "mul")
+    if needs[1]:
+        de = combined(graph, transposed, grad, x, "left" if x is None else "mul")
+    return dx, de
+
+
+def _positive(graph: GraphLike, transposed: bool, x: Tensor, edges: Tensor) -> Tensor:
+    """Tell where the sums of both are positive, or NaN, as 1 and 0: a constant."""
+    with torch.no_grad():
+        sums = _combined(graph, not transposed, x.detach(), None, None, "left") + edges.detach()
+        return (~(sums <= 0)).to(edges.dtype)
+
+
+class _Combine(Function):
+    @staticmethod
+    def forward(ctx: Any, left: Tensor, right: Tensor | None, *given: Any) -> Tensor:
+        ctx.graph, ctx.transposed, ctx.op = given
+        needs, product = ctx.needs_input_grad, ctx.op == "mul"
+        ctx.save_for_backward(
+            left if product and needs[1] else None, right if product and needs[0] else None
+        )
+        return _combined(ctx.graph, ctx.transposed, left, right, None, ctx.op)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        left, right = ctx.saved_tensors
+        message = "mul" if ctx.op == "mul" else "copy_edge"
+        dleft = dright = None
+        if ctx.needs_input_grad[0]:
+            dleft = aggregated(ctx.graph, ctx.transposed, right, grad, message)
+        if ctx.needs_input_grad[1]:
+            dright = aggregated(ctx.graph, not ctx.transposed, left, grad, message)
+            dright = -dright if ctx.op == "sub" else dright
+        return dleft, dright, None, None, None

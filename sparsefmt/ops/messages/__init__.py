@@ -1,0 +1,1 @@
+"""Aggregation of messages with a row of features for each stored entry."""

@@ -1,0 +1,211 @@
+"""Sums of messages with features of their entries on NumPy arrays, gradients, and combinations."""
+
+from typing import Any
+
+import numba
+import numpy as np
+
+from ...formats.arrays import Array
+from ...formats.compressed import CSR
+from ..engine import cpu
+from ..engine.lanes import add_product, beats, load, prefetch, product, store, where
+from ..engine.loops import AHEAD, by_tiles, inlined, parallel, rows_of
+from .cuda import COMBINATIONS, GRADIENTS, SUMS
+
+_MUL, _ADD, _RELU_ADD, _COPY = SUMS.values()
+_MUL_GRAD, _ADD_GRAD, _RELU_GRAD = GRADIENTS.values()
+_TIMES, _PLUS, _, _OWN = COMBINATIONS.values()
+
+
+@inlined
+def _sum(zero: Any, f: Any, count: Any, row: Any, given: Any) -> None:
+    """Add up the messages of row ``i`` for ``count`` features from ``f`` on."""
+    i, start, stop, kind, factor = row
+    indices, perm, X, E, out = given
+    X, ldx = X
+    E, lde = E
+    out, feat = out
+    sums, last = zero, len(indices) - 1
+    for k in range(start, stop):
+        ahead, e = min(k + AHEAD, last), np.int64(k)
+        if len(perm):
+            e = np.int64(perm[k])
+            prefetch(zero, E, np.int64(perm[ahead]) * lde + f)
+        w = load(zero, E, e * lde + f, count)
+        if kind == _COPY:
+            sums = add_product(sums, 1, w)
+            continue
+        prefetch(zero, X, np.int64(indices[ahead]) * ldx + f)
+        x = load(zero, X, np.int64(indices[k]) * ldx + f, count)
+        if kind == _MUL:
+            sums = add_product(sums, x, w)
+        else:
+            message = add_product(x, 1, w)
+            if kind == _RELU_ADD:
+                message = where(beats(message, zero), message, zero)
+            sums = add_product(sums, 1, message)
+    store(product(sums, factor), out, i * feat + f, count)
+
+
+@parallel
+def _sums_of_rows(
+    indptr: Any, T: Any, X: Any, E: Any, out: Any, kind: Any, mean: Any, pieces: Any
+) -> None:
+    """Reduce the messages of each row; ``X``, ``E`` and ``out`` are (flat, row stride)."""
+    one = E[0].dtype.type(1)
+    for piece in numba.prange(pieces):
+        first, last = rows_of(indptr, piece, pieces)
+        given = T[0], T[1], X, E, out
+        for i in range(first, last):
+            start, stop = np.int64(indptr[i]), np.int64(indptr[i + 1])
+            factor = one / E[0].dtype.type(max(stop - start, 1)) if mean else one
+            by_tiles(_sum, E[0], out[1], (i, start, stop, kind, factor), given)
+
+
+@inlined
+def _gradients(zero: Any, f: Any, count: Any, row: Any, given: Any) -> None:
+    """Compute both gradients of column ``j`` for ``count`` features from ``f`` on."""
+    j, start, stop, kind, wanted = row
+    T, scale, X, E, grad, dX, dE = given
+    indices, perm = T
+    X, ldx = X
+    E, lde = E
+    grad, ldg = grad
+    dX, feat = dX
+    sums, last, factor = zero, len(indices) - 1, grad.dtype.type(1)
+    own = zero if kind == _ADD_GRAD else load(zero, X, j * ldx + f, count)
+    for k in range(start, stop):
+        ahead, e = min(k + AHEAD, last), np.int64(k)
+        prefetch(zero, grad, np.int64(indices[ahead]) * ldg + f)
+        if len(perm):
+            e = np.int64(perm[k])
+        i = np.int64(indices[k])
+        g = load(zero, grad, i * ldg + f, count)
+        if len(scale):
+            factor = scale[i]
+            g = product(g, factor)
+        message, found = g, g
+        if kind != _ADD_GRAD:
+            if len(perm):
+                prefetch(zero, E, np.int64(perm[ahead]) * lde + f)
+            w = load(zero, E, e * lde + f, count)
+            if kind == _MUL_GRAD:
+                message, found = product(g, w), product(g, own)
+            else:  # NaN lets the gradient through, as torch does
+                message = where(beats(add_product(own, 1, w), zero), g, zero)
+                found = message
+        sums = add_product(sums, 1, message)
+        if wanted:
+            store(found, dE, e * feat + f, count)
+    store(sums, dX, j * feat + f, count)
+
+
+@parallel
+def _gradients_of_columns(
+    indptr: Any, T: Any, scale: Any, X: Any, E: Any, grad: Any, dX: Any, dE: Any, kind: Any,
+    wanted: Any, pieces: Any,
+) -> None:  # fmt: skip
+    """Compute both gradients; features are (flat, row stride), ``dE`` is flat."""
+    for piece in numba.prange(pieces):
+        first, last = rows_of(indptr, piece, pieces)
+        given = T, scale, X, E, grad, dX, dE
+        for j in range(first, last):
+            start, stop = np.int64(indptr[j]), np.int64(indptr[j + 1])
+            by_tiles(_gradients, grad[0], dX[1], (j, start, stop, kind, wanted), given)
+
+
+@inlined
+def _combination(zero: Any, f: Any, count: Any, row: Any, given: Any) -> None:
+    """Combine row ``i`` with those of its columns for ``count`` features from ``f`` on."""
+    i, start, stop, kind, sign, factor = row
+    indices, perm, left, right, out = given
+    left, ldl = left
+    right, ldr = right
+    out, feat = out
+    own, last = load(zero, left, i * ldl + f, count), len(indices) - 1
+    if kind != _PLUS:
+        own = product(own, factor)
+    for k in range(start, stop):
+        e = np.int64(k)
+        if len(perm):
+            e = np.int64(perm[k])
+        found = own
+        if kind != _OWN:
+            prefetch(zero, right, np.int64(indices[min(k + AHEAD, last)]) * ldr + f)
+            other = load(zero, right, np.int64(indices[k]) * ldr + f, count)
+            found = product(own, other) if kind == _TIMES else add_product(own, sign, other)
+        store(found, out, e * feat + f, count)
+
+
+@parallel
+def _combinations(
+    indptr: Any, T: Any, scale: Any, left: Any, right: Any, out: Any, kind: Any, sign: Any,
+    pieces: Any,
+) -> None:  # fmt: skip
+    """Combine at each entry; features are (flat, row stride)."""
+    one = left[0].dtype.type(1)
+    for piece in numba.prange(pieces):
+        first, last = rows_of(indptr, piece, pieces)
+        given = T[0], T[1], left, right, out
+        for i in range(first, last):
+            start, stop = np.int64(indptr[i]), np.int64(indptr[i + 1])
+            factor = scale[i] if len(scale) else one
+            by_tiles(_combination, left[0], out[1], (i, start, stop, kind, sign, factor), given)
+
+
+def _numbered(A: CSR, perm: Array | None) -> tuple[Array, Array]:
+    """Give the columns, and the numbers of entries: none where they are their own places."""
+    return A.indices, np.empty(0, A.indices.dtype) if perm is None else perm
+
+
+def _or_nothing(a: Array | None, like: Array) -> tuple[Array, int]:
+    """Give the memory of features, none of theirs where there are none."""
+    return cpu.flat(np.empty((0, 0), like.dtype) if a is None else a)
+
+
+def message_aggregate(
+    A: CSR, x: Array | None, edges: Array, perm: Array | None, message: str, reduce: str, *,
+    out: Array | None = None,
+) -> Array:  # fmt: skip
+    """``out[i] = reduce of m(x[j], edges[perm[e]])`` over the entries of row i."""
+    out = np.empty((A.n_rows, edges.shape[1]), edges.dtype) if out is None else out
+    given = _or_nothing(None if message == "copy_edge" else x, edges), cpu.flat(edges)
+    with cpu.writing(out) as (sums, pieces):
+        to, kind = (sums.reshape(-1), out.shape[1]), SUMS[message]
+        _sums_of_rows(A.indptr, _numbered(A, perm), *given, to, kind, reduce == "mean", pieces)
+    return out
+
+
+def message_aggregate_backward(
+    A: CSR, x: Array | None, edges: Array | None, grad: Array, perm: Array | None,
+    scale: Array | None, message: str, wanted: bool, *, out: tuple[Array, Array] | None = None,
+) -> tuple[Array, Array]:  # fmt: skip
+    """Gradients in features and, if ``wanted``, of entries: of 0 rows if not."""
+    feat, dtype = grad.shape[1], grad.dtype
+    shapes = (A.n_rows, feat), (A.nnz if wanted else 0, feat)
+    dX, dE = out or (np.empty(shapes[0], dtype), np.empty(shapes[1], dtype))
+    x, edges = (None, None) if message == "add" else (x, edges)
+    features = _or_nothing(x, grad), _or_nothing(edges, grad), cpu.flat(grad)
+    wide = dE if dE.itemsize >= 4 else np.empty(dE.shape, np.float32)
+    with cpu.writing(dX) as (sums, pieces):
+        to, T = (sums.reshape(-1), feat), _numbered(A, perm)
+        given = T, cpu.values_of(scale, grad), *features, to, wide.reshape(-1)
+        _gradients_of_columns(A.indptr, *given, GRADIENTS[message], wanted, pieces)
+    if wide is not dE:
+        with np.errstate(over="ignore", under="ignore"):
+            dE[...] = wide
+    return dX, dE
+
+
+def edge_combine(
+    A: CSR, left: Array, right: Array | None, perm: Array | None, scale: Array | None, op: str, *,
+    out: Array | None = None,
+) -> Array:  # fmt: skip
+    """``out[perm[e]] = scale[i] left[i] op right[j]`` for each entry; "left" takes no right."""
+    out = np.empty((A.nnz, left.shape[1]), left.dtype) if out is None else out
+    features = cpu.flat(left), _or_nothing(None if op == "left" else right, left)
+    with cpu.writing(out) as (found, pieces):
+        to, T = (found.reshape(-1), left.shape[1]), _numbered(A, perm)
+        given = T, cpu.values_of(scale, left), *features, to
+        _combinations(A.indptr, *given, COMBINATIONS[op], -1 if op == "sub" else 1, pieces)
+    return out
