@@ -6,7 +6,7 @@ product of ``matmul``.
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -167,17 +167,19 @@ def _same(name: str, value: Tensor, other_name: str, other: Any) -> None:
 
 def _places(graph: GraphLike, transposed: bool) -> Tensor | None:
     """Return the number that each entry of the rows or columns has in the user's order."""
-    order, side = order_of(graph), side_of(graph, transposed)
-    perm, dtype = side.perm if transposed else None, side.indices.dtype
-    if order is None or perm is None:
-        places = perm if order is None else order
-        if places is None or places.dtype is dtype:
-            return places
-        given = places
-        return tensors_of(graph).kept(("places", transposed), lambda: given.to(dtype))
-    both = order, perm
-    # Kept, as each step reads them: an index an edge.
-    make = lambda: both[0].index_select(0, both[1]).to(dtype)  # noqa: E731
+    side = side_of(graph, transposed)
+    given = order_of(graph), side.perm if transposed else None
+    dtype, steps = side.indices.dtype, [one for one in given if one is not None]
+    if not steps:
+        return None
+    if len(steps) == 1 and steps[0].dtype is dtype:
+        return steps[0]
+
+    def make() -> Tensor:
+        found = steps[0] if len(steps) == 1 else steps[0].index_select(0, steps[1])
+        return found.to(dtype)
+
+    # An index an edge, which each step reads.
     return tensors_of(graph).kept(("places", transposed), make)
 
 
@@ -293,10 +295,8 @@ def _recorded(
         grad = (grad * scale[:, None]).to(grad.dtype)
     dx = de = None
     if message == "relu_add":
-        assert x is not None and edges is not None  # noqa: PT018
-        de = combined(graph, transposed, grad, None, "left") * _positive(
-            graph, transposed, x, edges
-        )
+        gate = _positive(graph, transposed, cast(Tensor, x), cast(Tensor, edges))
+        de = combined(graph, transposed, grad, None, "left") * gate
         dx = aggregated(graph, not transposed, None, de, "copy_edge") if needs[0] else None
         return dx, de if needs[1] else None
     if needs[0]:
