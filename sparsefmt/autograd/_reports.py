@@ -74,11 +74,16 @@ class Report:
         """
         if not self.done():
             if raw_stream(self.device) != self.stream:
-                made_by: Any = torch.cuda.ExternalStream(self.stream, device=self.device)  # type: ignore[no-untyped-call]
-                torch.cuda.current_stream(self.device).wait_stream(made_by)
+                torch.cuda.current_stream(self.device).wait_stream(self._made_by())
             return False
         self.check()
         return True
+
+    def _made_by(self) -> Any:
+        """Give the stream that makes it; torch takes no address 0 for the default one."""
+        if self.stream == 0:
+            return torch.cuda.default_stream(self.device)
+        return torch.cuda.ExternalStream(self.stream, device=self.device)  # type: ignore[no-untyped-call]
 
     def abandon(self) -> None:
         """Expect nothing of it, since what was to be launched failed.

@@ -134,20 +134,22 @@ def test_frozen_parameters_get_no_gradient(by_steps, name, device):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("name", LAYERS)
 @pytest.mark.parametrize("kind", ["hub", "cut", "empty"])
-def test_one_node_is_right_in_narrow_dtypes(kind, name, dtype):
+def test_one_node_is_as_right_as_steps_in_narrow_dtypes(by_steps, kind, name, dtype):
     layer, x = case(name, (64, 24), "cuda", dtype)
+    x = (x.detach() / 64).requires_grad_()  # sums of 7 000 entries stay in float16's range
     n, count = {"hub": (60, 900), "cut": (60, 400_000), "empty": (60, 0)}[kind]
     graph = (
         graph_of("cuda", n, count)
         if count
         else Graph.from_edge_index(torch.empty(2, 0, dtype=torch.int64, device="cuda"), num_nodes=n)
     )
-    found = everything(layer, x, graph)
+    found, steps = everything(layer, x, graph), by_steps(everything, layer, x, graph)
     exact = everything(deepcopy(layer).double(), x.detach().double().requires_grad_(), graph)
     eps = {torch.float32: 1e-5, torch.float16: 2e-2, torch.bfloat16: 1e-1}[dtype]
     largest = max(one.norm() for one in exact)  # some are 0, but for what rounding leaves
-    for mine, theirs in zip(found, exact, strict=True):
-        assert (mine.double() - theirs).norm() <= eps * (theirs.norm() + largest / 100)
+    for mine, other, one in zip(found, steps, exact, strict=True):
+        allowed = 4 * (other.double() - one).norm() + eps * (one.norm() + largest / 100)
+        assert (mine.double() - one).norm() <= allowed
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -268,7 +268,9 @@ def test_what_waits_is_named_by_its_line(wait):
         return one.step(x, y)
 
     pair = batches("cuda", 1)[0]
-    with pytest.raises(UnsupportedError, match=r"test_capture.py:\d+, in <lambda>, waits for"):
+    with pytest.raises(
+        UnsupportedError, match=r"test_capture_refusals.py:\d+, in <lambda>, waits for"
+    ):
         capture(step, *pair)
     assert torch.equal(one.parts["model"].weight, before)
     # Random numbers and memory are as good as before.
@@ -398,7 +400,7 @@ def test_two_models_of_one_class_are_both_watched(recorded, monkeypatch):
 def test_a_parameter_without_a_shape_is_refused(recorded):
     x = torch.rand(4, 3, device=recorded)
     with pytest.raises(UnsupportedError, match="weight of a LazyLinear has no shape yet: run step"):
-        capture(LazyLinear(3), x)
+        capture(LazyLinear(3).to(recorded), x)
 
 
 def test_an_optimizer_in_a_hook_of_backward_is_refused(recorded):

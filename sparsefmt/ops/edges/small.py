@@ -1,5 +1,6 @@
 """Small work on edges of NumPy arrays, by NumPy's loops on one thread."""
 
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ _PART = 1 << 19
 
 def refuses_products(A: Any, X: Array, *_: Any, **__: Any) -> list[str]:
     """List the reasons against small dot products."""
-    return small.reasons_against(A.nnz * X[:1].size)
+    return small.reasons_against(A.nnz * prod(X.shape[1:]))
 
 
 @small.quietly

@@ -34,7 +34,7 @@ def reasons_against(work: int) -> list[str]:
 
 def by_entries(A: Any, *arrays: Any, **_: Any) -> list[str]:
     """List the reasons against one thread for work on each entry, in all heads of an array."""
-    return reasons_against((A.nnz + A.shape[0]) * heads_of(arrays[0]))
+    return reasons_against((A.nnz + A.n_rows) * heads_of(arrays[0]))
 
 
 def heads_of(scores: Array | None) -> int:

@@ -18,7 +18,7 @@ def refuses(
     col_scale: Any = None, reduce: str = "sum", **_: Any,
 ) -> list[str]:  # fmt: skip
     """List the reasons against a small product."""
-    found = small.reasons_against((A.nnz + A.shape[0]) * x.shape[1])
+    found = small.reasons_against((A.nnz + A.n_rows) * x.shape[1])
     if reduce not in _TAKES:
         return [*found, f"SciPy's loops do not take a {reduce}"]
     return found
@@ -29,7 +29,7 @@ _TAKES = ("sum", "mean")
 
 def refuses_coo(A: Any, x: Array, *, reduce: str = "sum", **_: Any) -> list[str]:
     """List the reasons against a small product with a COO."""
-    found = small.reasons_against((A.nnz + A.shape[0]) * x.shape[1])
+    found = small.reasons_against((A.nnz + A.n_rows) * x.shape[1])
     return found if reduce == "sum" else [*found, f"scattering does not take a {reduce}"]
 
 
