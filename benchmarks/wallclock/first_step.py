@@ -50,7 +50,6 @@ if way == "pyg":
 elif way == "ours":
     import sparsefmt
     from sparsefmt import nn
-torch.manual_seed(1)
 if way == "dense":
     layers = torch.nn.Linear(feat, 16), torch.nn.Linear(16, classes)
 elif layer == "gat":
@@ -58,6 +57,7 @@ elif layer == "gat":
 else:
     kind = nn.GCNConv if layer == "gcn" else nn.SAGEConv
     layers = kind(feat, 16), kind(16, classes)
+torch.manual_seed(1)
 for _, weights in sorted(torch.nn.ModuleList(layers).named_parameters()):
     torch.nn.init.normal_(weights, std=0.1)
 model = torch.nn.ModuleList(layers).to(device)

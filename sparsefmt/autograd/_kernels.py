@@ -35,6 +35,11 @@ from ._memory import NAMES, sums_dtype
 _product_on_cpu = deferred("sparsefmt.ops.matmul.cpu", "spmm")
 #: Whether torch sums bags of float32 in vector registers, at any width: on x86 processors.
 _HAS_BAGS = "fbgemm" in torch.backends.quantized.supported_engines
+#: Multiply-adds that bags take: beyond it numba's loops compile in less than they gain.
+_MOST_IN_BAGS = 1 << 26
+#: Bytes of a result beyond which it is made in parts of so many a thread: torch's fresh memory
+#: costs more than the sums, 34 ms of which 14 are theirs for 39 MB.
+_MOST_OF_A_RESULT, _PART = 1 << 24, 1 << 20
 
 # The gradient of features that a product with a sample of each row reads
 
@@ -247,10 +252,9 @@ def _against_bags(
     found = [] if type(A) is OfTensors else ["A is no graph of torch"]
     if reduce not in ("sum", "mean"):
         found.append(f"bags do not take a {reduce}")
-    if x.dtype.itemsize == 8 or not _HAS_BAGS:
-        # Those loops add up one entry at a time: 3 to 8 times the time of numba's.
-        found += small.reasons_against((A.nnz + A.n_rows) * x.shape[1])
-    return found
+    # Loops for float64 add up one entry at a time: 3 to 8 times the time of numba's.
+    most = _MOST_IN_BAGS if _HAS_BAGS and x.dtype.itemsize < 8 else small.MOST
+    return found + small.reasons_against((A.nnz + A.n_rows) * x.shape[1], most)
 
 
 def _bags(
@@ -271,8 +275,20 @@ def _bags(
     if values is not None or col_scale is not None:
         weights = torch.from_numpy(small.weights(A, x, values, col_scale))
     X, indices, starts = map(torch.from_numpy, (wide(x), A.indices, A.indptr))
-    bags = torch.embedding_bag(X, indices, starts, False, 0, False, weights, True)
-    found: Array = bags[0].numpy()
+    found = np.empty((A.n_rows, x.shape[1]), X.numpy().dtype)
+    rows = A.n_rows
+    if found.nbytes > _MOST_OF_A_RESULT:
+        rows = max(_PART * torch.get_num_threads() // found[:1].nbytes, 1)
+    for part in primitives.parts(slice(0, A.n_rows), rows):
+        ends = starts[part.start : part.stop + 1]
+        first, last = int(ends[0]), int(ends[-1])
+        shares = None if weights is None else weights[first:last]
+        given = X, indices[first:last], ends - first if first else ends
+        bags: Array = torch.embedding_bag(*given, False, 0, False, shares, True)[0].numpy()
+        if rows == A.n_rows:
+            found = bags
+        else:
+            found[part] = bags
     if row_scale is not None or reduce == "mean":
         small.scale_rows(A, found, row_scale, reduce)
     return rounded(found, x)

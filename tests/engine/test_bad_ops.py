@@ -409,9 +409,12 @@ import os, sys
 import numpy as np
 import sparsefmt
 from sparsefmt import UnsupportedError, ops
+from sparsefmt.ops.engine import small
 
+if sys.argv[1] != "small":
+    small.MOST = -1
 A, X = sparsefmt.from_dense(np.eye(3, dtype=np.float32)), np.ones((3, 2), np.float32)
-if sys.argv[1] == "used":
+if sys.argv[1] != "unused":
     ops.spmm(A, X)
 else:
     import sparsefmt.ops.engine.cpu
@@ -427,7 +430,7 @@ print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this platform has no fork")
-@pytest.mark.parametrize(("pool", "status"), [("used", 3), ("unused", 0)])
+@pytest.mark.parametrize(("pool", "status"), [("used", 3), ("unused", 0), ("small", 0)])
 def test_a_fork_of_a_process_with_a_pool_is_refused(pool, status):
     if importlib.util.find_spec("numba.np.ufunc.omppool") is None:
         pytest.skip("this numba has no OpenMP pool, whose threads do not survive a fork")

@@ -40,8 +40,8 @@ def refuses_attention(A: Any, el: Array, *_: Any, **__: Any) -> list[str]:
 
 def _reasons(A: Any, h: Array) -> list[str]:
     heads, feat = heads_and_feat(h)
-    work, most = (A.nnz + A.n_rows) * heads * (feat + _SCORE), small.MOST_OF_ATTENTION
-    return [] if work <= most else [f"{work} multiply-adds are more than the {most} of small work"]
+    work = (A.nnz + A.n_rows) * heads * (feat + _SCORE)
+    return small.reasons_against(work, small.MOST_OF_ATTENTION)
 
 
 class _Values(NamedTuple):

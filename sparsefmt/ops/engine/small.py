@@ -25,11 +25,12 @@ _ones: dict[Any, Array] = {}
 _no_reason: list[str] = []
 
 
-def reasons_against(work: int) -> list[str]:
-    """List the reasons against one thread for so many multiply-adds."""
-    if work <= MOST:
+def reasons_against(work: int, most: int | None = None) -> list[str]:
+    """List the reasons against a loop that takes so many multiply-adds at most, or ``MOST``."""
+    most = MOST if most is None else most
+    if work <= most:
         return _no_reason
-    return [f"{work} multiply-adds are more than the {MOST} of small work"]
+    return [f"{work} multiply-adds are more than the {most} of small work"]
 
 
 def by_entries(A: Any, *arrays: Any, **_: Any) -> list[str]:
