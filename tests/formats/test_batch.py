@@ -105,7 +105,7 @@ def test_nothing_is_sorted_once_its_graphs_are_built(monkeypatch):
     graphs = [graph(seed=k) for k in range(5)]
     for one in graphs:
         _ = one.csr, one.csc
-    for name in ("_with_scipy", "numbered_csr", "_coo_to_csr", "_csr_to_csc"):
+    for name in ("_by_counting", "numbered_csr", "_coo_to_csr", "_csr_to_csc"):
         monkeypatch.setattr(convert, name, None)
     whole = Graph.batch([*graphs, graphs[0]])
     _ = whole.csr, whole.csc, whole.transposed.csr, whole.structure
