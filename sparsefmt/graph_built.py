@@ -49,8 +49,17 @@ class GraphBuilt(Built):
         if self._structure is None:
             with self.lock:
                 if self._structure is None:
-                    self._structure = self.given.coo()  # synchronize!
+                    self._structure = self._given_edges()  # synchronize!
         return self._structure
+
+    def _given_edges(self) -> Any:
+        """Give the edges of a tensor, or join those of pieces, where they are."""
+        if self.pieces is None:
+            return self.given.coo()
+        with on_device_of(self.probe), allocating("edges of a batch of graphs"):
+            found = self.pieces.coo()
+        finish(self.probe)
+        return found
 
     @property
     def probe(self) -> Array:

@@ -155,10 +155,13 @@ def _apart(S: Structure, *args: Any) -> Any:
     return plus_own(choose.run(SPMM, S, *args[:6]), *args[6:])
 
 
-def _spmm_with_own_on_cpu(A: CSR, *args: Any) -> Any:
-    found = torch.from_numpy(choose.run(SPMM, A, *args[:6]))
-    own: Any = (torch.from_numpy(a) if isinstance(a, np.ndarray) else a for a in args[6:])
-    return plus_own(found, *own).numpy()
+def _spmm_with_own_on_cpu(A: CSR, x: Any, *args: Any) -> Any:
+    """Add up in float32 at least, and round once."""
+    features, *given = (wide(a) if isinstance(a, np.ndarray) else a for a in (x, *args))
+    found = torch.from_numpy(choose.run(SPMM, A, features, *given[:5]))
+    own: Any = (torch.from_numpy(a) if isinstance(a, np.ndarray) else a for a in given[5:])
+    with np.errstate(over="ignore", under="ignore"):
+        return plus_own(found, *own).numpy().astype(x.dtype, copy=False)
 
 
 def _together(S: Structure, *args: Any, **_: Any) -> list[str]:

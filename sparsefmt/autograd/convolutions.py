@@ -78,7 +78,7 @@ def is_plain(graph: object, x: Any, weight: Any, *others: Tensor | None) -> bool
 
 
 def is_bare(layer: Module | None, kind: type[Module] = Linear) -> bool:
-    """Tell whether a call of a linear map is its product and nothing else, so that none is made.
+    """Tell whether calling the layer runs its product alone: no hooks, no subclass.
 
     Parameters
     ----------
@@ -471,7 +471,13 @@ class _GatLayer(Function):
         sides = side_of(ctx.graph, False), side_of(ctx.graph, True)
         given = source, target, bias, h, *inputs, *ctx.numbers
         backward = gat.GAT_OF_VECTORS_BACKWARD
-        dh, d_vectors, _, _ = once("gat_of_vectors", backward, *sides, *args, *given)
+
+        def of_vectors(x: Tensor, weight: Tensor, *given: Any) -> Any:
+            return backward(*given)
+
+        # Of x and weight too, so that whoever differentiates again comes here, and is refused.
+        known = x, weight, *sides, *args
+        dh, d_vectors, _, _ = once("gat_of_vectors", of_vectors, *known, *given)
         dh = dh if dh.dim() == 2 else dh.view(-1, weight.shape[0])
         d_source, d_target, *d_bias = d_vectors.unbind()
         return (

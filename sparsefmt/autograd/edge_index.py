@@ -164,7 +164,8 @@ def _remembered_of_pyg(given: Any, sizes: Sizes) -> Graph:
     key = _key_of(given)
     if key is None or key.is_inference():
         return _made(given, num_nodes)
-    state = tuple(_state_of(part) for part in _parts_of(given))
+    sizes_of = () if isinstance(given, Tensor) else tuple(given.sparse_sizes())
+    state = (*sizes_of, *(_state_of(part) for part in _parts_of(given)))
     found = _found(key)
     if found is not None and found.state == state:
         if num_nodes is None or found.graph.shape == num_nodes[::-1]:

@@ -77,9 +77,14 @@ def message_aggregate(
     gradients in one pass, and beside them nothing of the size of the edges' features; but under
     ``create_graph=True``, where that of "relu_add" keeps which sums were positive.
     """
+    checks.word("message", message, api.MESSAGES)
+    if x is None and isinstance(graph, Tensor):
+        raise ShapeError(
+            "graph is an edge_index and x is None, so nothing says how many vertices there are: "
+            "give Graph.from_edge_index(edge_index, num_nodes=n)."
+        )
     graph = as_graph(graph, x)
     tensors = graph_tensors(graph)
-    checks.word("message", message, api.MESSAGES)
     api.checked_reduction(reduce)
     x = None if message == "copy_edge" else x
     _check.tensor("edge_features", edge_features)
@@ -296,7 +301,7 @@ def _recorded(
     dx = de = None
     if message == "relu_add":
         gate = _positive(graph, transposed, cast(Tensor, x), cast(Tensor, edges))
-        de = combined(graph, transposed, grad, None, "left") * gate
+        de = combined(graph, transposed, grad, None, "left").masked_fill(gate == 0, 0)
         dx = aggregated(graph, not transposed, None, de, "copy_edge") if needs[0] else None
         return dx, de if needs[1] else None
     if needs[0]:

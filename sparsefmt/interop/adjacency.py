@@ -127,7 +127,8 @@ def vertices_of(batch: Any, num_nodes: Any) -> int:
         raise ShapeError(f"batch has shape {given.shape}: give the number of each vertex's graph.")
     if given.dtype.kind not in "iu":
         raise DtypeError(f"batch is {given.dtype}: give integers, the number of each graph.")
-    if num_nodes is not None and num_nodes != len(given):
+    pair = num_nodes if isinstance(num_nodes, tuple | list) else (num_nodes, num_nodes)
+    if num_nodes is not None and any(one != len(given) for one in pair):
         raise ShapeError(
             f"num_nodes is {num_nodes} but batch has {len(given)} vertices: leave num_nodes out."
         )

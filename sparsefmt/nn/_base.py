@@ -116,6 +116,11 @@ def _sample_width(name: str, width: int | None, k: int | None) -> int | None:
     return found
 
 
+def is_one_each(bias: Tensor | None, weight: Tensor) -> bool:
+    """Tell whether a bias has a number for each output of a layer, as kernels read it."""
+    return bias is None or bias.shape == weight.shape[:1]
+
+
 def plus(y: Tensor, bias: Tensor | None) -> Tensor:
     """Add a bias in the dtype of ``y``, which autocast may have narrowed."""
     return y if bias is None else y + bias.to(y.dtype)

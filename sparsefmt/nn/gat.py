@@ -27,6 +27,7 @@ from ..autograd import (
     spmm,
 )
 from ..errors import DtypeError, ShapeError
+from ._base import is_one_each
 from ._checks import (
     Ends,
     check_beside,
@@ -314,7 +315,11 @@ class GATConv(Attention):
         joined = self.concat or self.heads == 1
         if self.lin is None or not joined or not is_bare(self.lin):
             return False
-        return is_plain(graph, x, self.lin.weight, self.att_src, self.att_dst, self.bias)
+        weight, vectors = self.lin.weight, (self.att_src, self.att_dst)
+        if any(one.shape != (1, self.heads, self.out_channels) for one in vectors):
+            return False
+        fit = weight.shape[0] == self.heads * self.out_channels and is_one_each(self.bias, weight)
+        return fit and is_plain(graph, x, weight, *vectors, self.bias)
 
     def _edge_scores(self, graph: GraphLike, edge_attr: Tensor) -> Tensor:
         """(nnz, heads) The edges' terms."""

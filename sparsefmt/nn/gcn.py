@@ -20,7 +20,7 @@ from ..autograd import (
     operands,
     propagate,
 )
-from ._base import LinearConvolution, plus
+from ._base import LinearConvolution, is_one_each, plus
 from ._checks import check_input
 from ._loops import stored, symmetric
 
@@ -100,7 +100,7 @@ class GCNConv(LinearConvolution):
         graph = as_graph(graph, x)
         if edge_weight is None and self._is_whole() and is_bare(self.lin):
             given = x, self.lin.weight
-            if is_plain(graph, *given, self.bias):
+            if is_plain(graph, *given, self.bias) and is_one_each(self.bias, self.lin.weight):
                 return gcn_convolution(graph, *given, *symmetric(graph, None, x.dtype), self.bias)
         check_input(x, graph, self.lin.weight)
         h = self.lin(x)

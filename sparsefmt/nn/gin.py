@@ -23,7 +23,7 @@ from ..autograd import (
     spmm,
 )
 from ..errors import DeviceError, DtypeError, ShapeError, SparseFmtError, UnsupportedError
-from ._base import Convolution
+from ._base import Convolution, is_one_each
 from ._checks import Ends, as_autocast, check_beside, check_number, ends_of
 
 #: Faults of the machine, which pass as they are, whatever else they say.
@@ -137,12 +137,17 @@ class GINConv(Convolution):
         """
         if isinstance(x, Tensor) and size is None:
             graph = as_graph(graph, x)
-            if edge_weight is None and self._is_whole() and not self.eps.requires_grad:
+            constant = self.eps.shape == (1,) and not self.eps.requires_grad
+            if edge_weight is None and self._is_whole() and constant:
                 first, rest = _parts(self.nn)
                 if first is None and is_plain(graph, x, self.eps):
                     _check_fit(self.nn, x)
                     return _called(self.nn, propagated(graph, x, None, self.eps, one_more=True))
-                if first is not None and is_plain(graph, x, first.weight, first.bias, self.eps):
+                if (
+                    first is not None
+                    and is_one_each(first.bias, first.weight)
+                    and is_plain(graph, x, first.weight, first.bias, self.eps)
+                ):
                     y = gin_convolution(graph, x, self.eps, first.weight, first.bias)
                     for module in rest:
                         y = _called(module, y)

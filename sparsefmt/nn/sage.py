@@ -19,7 +19,7 @@ from ..autograd import (
     sage_convolution,
     spmm,
 )
-from ._base import LinearConvolution, plus
+from ._base import LinearConvolution, is_one_each, plus
 from ._checks import check_width, ends_of, in_pair
 
 
@@ -130,5 +130,6 @@ class SAGEConv(LinearConvolution):
             and is_bare(other)
             and is_plain(graph, x, own.weight, own.bias, other.weight)
             and other.weight.shape == own.weight.shape
+            and is_one_each(own.bias, own.weight)
             and other.bias is None
         )

@@ -384,3 +384,20 @@ def test_explain_knows_messages(device):
     x, w, left = tensors(device, (6, 4), (graph.nnz, 4), (9, 4), grad=False)
     assert explain("message_aggregate", graph, x, w).chosen.deterministic
     assert explain("edge_combine", graph, left, x).chosen.deterministic
+
+
+def test_an_edge_index_without_features_of_vertices_is_refused():
+    edges, features = torch.tensor([[0, 1], [1, 0]]), torch.rand(2, 3)
+    with pytest.raises(ShapeError, match="nothing says how many vertices"):
+        message_aggregate(edges, None, features, message="copy_edge")
+
+
+def test_gates_that_are_shut_let_no_infinite_gradient_through():
+    graph = Graph.from_edge_index(torch.tensor([[0, 1], [1, 0]]), num_nodes=2)
+    x = torch.full((2, 3), -5.0, requires_grad=True)
+    y = message_aggregate(graph, x, torch.zeros(2, 3), message="relu_add")
+    for again in (True, False):
+        (dx,) = torch.autograd.grad(
+            y, x, torch.full_like(y, torch.inf), create_graph=again, retain_graph=True
+        )
+        assert (dx == 0).all()

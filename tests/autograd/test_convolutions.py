@@ -7,7 +7,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from sparsefmt import Graph, nn  # noqa: E402
+from sparsefmt import Graph, ShapeError, UnsupportedError, nn  # noqa: E402
 from sparsefmt.autograd import convolutions  # noqa: E402
 from sparsefmt.interop.pyg import from_edge_index  # noqa: E402
 from sparsefmt.nn import gat, gcn, gin, sage  # noqa: E402
@@ -197,3 +197,38 @@ def test_is_plain_says_no_to_what_layers_refuse():
         assert not convolutions.is_plain(graph, wrong, weight)
     assert not convolutions.is_plain(graph.csr, x, weight)
     assert not convolutions.is_plain(graph, x, weight, weight.float())
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("heads", [1, 2])
+@pytest.mark.parametrize("frozen", [(), ("att_src", "att_dst", "bias")], ids=str)
+def test_second_gradients_of_attention_are_refused(frozen, heads, device):
+    torch.manual_seed(0)
+    layer = nn.GATConv(5, 4, heads=heads).double().to(device)
+    for name in frozen:
+        getattr(layer, name).requires_grad_(False)
+    x = torch.randn(60, 5, dtype=torch.float64, device=device, requires_grad=True)
+    (dx,) = torch.autograd.grad(layer(x, graph_of(device)).sum(), x, create_graph=True)
+    with pytest.raises(UnsupportedError, match="gat_of_vectors"):
+        torch.autograd.grad(dx.square().sum(), layer.lin.weight)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_parameters_of_another_shape_are_refused(device):
+    graph, x = graph_of(device), torch.randn(60, 8, dtype=torch.float64, device=device)
+    layer = nn.GCNConv(8, 4).double().to(device)
+    layer.bias = torch.nn.Parameter(x.new_ones(1))
+    with pytest.raises(ShapeError, match="bias has shape"):
+        layer(x, graph)
+    gin = nn.GINConv(torch.nn.Identity()).to(device)
+    gin.eps = x.new_tensor(0.5)
+    with pytest.raises(ShapeError, match="own has shape"):
+        gin(x, graph)
+
+
+def test_own_parts_are_added_before_halves_are_rounded():
+    layer = nn.GINConv(torch.nn.Identity()).half()
+    graph = Graph.from_edge_index(torch.tensor([[1, 2], [0, 0]]), num_nodes=3)
+    x = torch.tensor([[-2e4], [3.5e4], [3.5e4]]).half()
+    with torch.no_grad():
+        assert layer(x, graph)[0, 0] == float(x.float().sum())

@@ -24,7 +24,7 @@ from op_cases import (
 )
 
 import sparsefmt
-from sparsefmt import ops
+from sparsefmt import COO, ops
 from sparsefmt.ops.attention.oracle_gat import (
     gat_attention_bound,
     gat_attention_oracle,
@@ -243,3 +243,12 @@ def test_a_small_step_of_training_compiles_nothing(tmp_path, layer):
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == []
     assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.usefixtures("small_work")
+def test_a_stored_loop_that_is_left_out_touches_no_infinity():
+    ids, one = np.array([0, 0]), np.zeros(2, np.float32)
+    A = COO(ids, np.array([0, 1]), shape=(2, 2)).tocsr()
+    h = np.array([[np.inf], [1]], np.float32)
+    found = ops.gat(A, h, one, one, self_loops=True)
+    assert np.isinf(found[0]).all()

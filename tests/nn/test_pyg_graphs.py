@@ -142,8 +142,8 @@ def test_what_is_sorted_is_not_sorted_again(monkeypatch, order, cached):
     from sparsefmt.formats import convert
 
     calls = []
-    sort = convert._with_scipy
-    monkeypatch.setattr(convert, "_with_scipy", lambda *a: calls.append(a) or sort(*a))
+    sort = convert._by_counting
+    monkeypatch.setattr(convert, "_by_counting", lambda *a: calls.append(a) or sort(*a))
     searched = []
     pointers = primitives.pointers
     monkeypatch.setattr(

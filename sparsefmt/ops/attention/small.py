@@ -155,12 +155,21 @@ def _tops(A: CSR, s: _Scores) -> Array:
 
 
 def _products(A: CSR, w: _Values, X: Array, *, transposed: bool = False) -> Array:
-    """Sum ``w X[j]`` over the entries of each row i, or ``w X[i]`` of each column; by head."""
+    """Sum ``w X[j]`` over the entries of each row i, or ``w X[i]`` of each column; by head.
+
+    Stored loops beside virtual ones are left out: their 0 would make NaN of Inf.
+    """
     add = add_transposed_product if transposed else add_product
     found = np.zeros((len(X), A.shape[1 if transposed else 0], X.shape[2]), X.dtype)
+    indptr, indices, entries = A.indptr, A.indices, w.entries
+    stays = None if w.loops is None else indices != small.rows_of(A)
+    if stays is not None and not stays.all():
+        ends = np.concatenate([[0], np.cumsum(stays)])
+        indptr, indices = ends[indptr].astype(indptr.dtype), indices[stays]
+        entries = np.ascontiguousarray(entries[:, stays])
     if found.size:
-        for weights, x, sums in zip(w.entries, X, found, strict=True):
-            add(A.shape, (A.indptr, A.indices, weights), x, sums)
+        for weights, x, sums in zip(entries, X, found, strict=True):
+            add(A.shape, (indptr, indices, weights), x, sums)
     return found if w.loops is None else found + w.loops[:, :, None] * X
 
 

@@ -22,14 +22,13 @@ MOST = 1 << 22
 MOST_OF_ATTENTION = 1 << 25
 #: Ones in the place of values, by dtype: shared, never written to, and never longer than ``MOST``.
 _ones: dict[Any, Array] = {}
-_no_reason: list[str] = []
 
 
 def reasons_against(work: int, most: int | None = None) -> list[str]:
     """List the reasons against a loop that takes so many multiply-adds at most, or ``MOST``."""
     most = MOST if most is None else most
     if work <= most:
-        return _no_reason
+        return []
     return [f"{work} multiply-adds are more than the {most} of small work"]
 
 
