@@ -319,8 +319,9 @@ def test_a_wrong_id_of_a_graph_that_is_gone_is_reported_by_the_next():
     edge_index = torch.randint(0, 500, (2, 4000), device="cuda")
     edge_index[1, 7] = 500
     x = torch.rand(500, 8, device="cuda")
+    autograd.spmm(Graph.from_edge_index(edge_index.clamp(max=499), num_nodes=500), x)  # compiles
     torch.cuda.synchronize()
-    torch.cuda._sleep(100_000_000)
+    torch.cuda._sleep(400_000_000)  # the GPU has not come so far when the host is done
     autograd.spmm(Graph.from_edge_index(edge_index, num_nodes=500), x)
     gc.collect()
     torch.cuda.synchronize()
