@@ -181,6 +181,8 @@ def _made(given: Any, num_nodes: tuple[int, int] | None) -> Graph:
     if isinstance(given, Tensor) and not given.requires_grad:
         if given.layout is not torch.strided:
             given = given.detach()  # which its parts would hold
+            if given.layout is torch.sparse_coo:
+                given = given.coalesce()  # the same matrix: torch adds up what repeats
         elif not given.is_cuda:
             given = given.clone()
     return Graph.from_edge_index(given, num_nodes=num_nodes)

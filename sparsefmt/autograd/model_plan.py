@@ -65,7 +65,7 @@ class ModelPlan:
         return "\n\n".join(parts)
 
     def __str__(self) -> str:
-        lines = [f"{name}: {bare(p.chosen.tree)}" for name, p in self.layers.items()]
+        lines = [f"{name or 'model'}: {bare(p.chosen.tree)}" for name, p in self.layers.items()]
         lines += [f"order of vertices: {self.ordering.reason}"] if self.ordering else []
         lines += [f"tiles: {self.tiling.reason}"] if self.tiling else []
         lines += [f"capture: {self.launching.reason}"] if self.launching else []

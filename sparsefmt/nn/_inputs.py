@@ -75,9 +75,10 @@ class Inputs:
             ("device", one.device, like.device, DeviceError),
         ):
             if found != expected:
+                pad = " (pad it, for instance)" if what == "shape" else ""
                 raise error(
                     f"input {number} has {what} {found}, but {expected} in the example inputs: "
-                    f"give that {what} (pad it, for instance), or capture another function."
+                    f"give that {what}{pad}, or capture another function."
                 )
 
     def tree(self, leaves: list[Any]) -> Any:

@@ -196,3 +196,10 @@ def test_a_weighted_adj_t_has_gcns_values(device):
     x = torch.randn(N, WIDTH)
     torch.testing.assert_close(mine(x, A), other(x, A))
     torch.testing.assert_close(mine(x, A), other(x, torch.stack([source, target]), values))
+
+
+@pytest.mark.parametrize("layer", [nn.SAGEConv, nn.GATConv])
+def test_entries_of_an_adj_t_that_repeat_are_added_up(layer):
+    repeated = torch.sparse_coo_tensor(torch.tensor([[1, 1, 1], [0, 0, 2]]), torch.ones(3), (3, 3))
+    conv, x = layer(4, 2), torch.randn(3, 4)
+    torch.testing.assert_close(conv(x, repeated), conv(x, repeated.coalesce()))

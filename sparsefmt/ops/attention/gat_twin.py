@@ -84,7 +84,8 @@ class Twin(NamedTuple):
 
 def gat_scores(A: None, h: Array, source: Array, target: Array) -> tuple[Array, Array]:
     """``el = <h, source>`` and ``er = <h, target>`` of each row and head."""
-    both = by_head(h) @ _vectors(h, source, target).transpose(0, 2, 1)
+    with np.errstate(all="ignore"):  # of Inf
+        both = by_head(h) @ _vectors(h, source, target).transpose(0, 2, 1)
     el, er = (np.ascontiguousarray(both[..., k].T).reshape(h.shape[:-1]) for k in range(2))
     return el, er
 
