@@ -1,7 +1,4 @@
-"""Kernels made of torch's own operations: rows of the table that only torch has.
-
-None of them waits for a GPU.
-"""
+"""Kernels of the torch layer alone: of torch's own operations, and of what graphs keep for ours."""
 
 from functools import partial
 from typing import Any
