@@ -187,6 +187,10 @@ class Side(_OfStructure):
             return arrays.inverse_degree()
         return self.kept(dtype, lambda: self._inverse_degree(dtype))
 
+    def inverse_degree_beside(self, like: Tensor) -> Tensor:
+        """Return the same in the dtype in which sums of values like these run."""
+        return self.inverse_degree(like.dtype if like.dtype.itemsize >= 4 else torch.float32)
+
     def _inverse_degree(self, dtype: torch.dtype) -> Tensor:
         lengths = (self.indptr[1:] - self.indptr[:-1]).clamp(min=1)
         return lengths.to(torch.float64).reciprocal().to(dtype)

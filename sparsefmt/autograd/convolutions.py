@@ -371,7 +371,7 @@ def _sage_late(
         if again:
             dx = _mean_back(graph, of_means) + own
         else:
-            scales = None, _inverse_degree(graph, grad)
+            scales = None, side_of(graph, False).inverse_degree_beside(grad)
             dx = _plus(graph, True, of_means, scales, "sum", own, None, False, None)
     if wanted[1]:
         if again:
@@ -384,12 +384,9 @@ def _sage_late(
 def _mean_back(graph: GraphLike, grad: Tensor) -> Tensor:
     """Give the gradient of the features of a mean, differentiably."""
     values = tensors_of(graph).csr_values
-    return multiply(graph, True, grad, values, None, _inverse_degree(graph, grad))
-
-
-def _inverse_degree(graph: GraphLike, like: Tensor) -> Tensor:
-    wide = torch.float64 if like.dtype is torch.float64 else torch.float32
-    return side_of(graph, False).inverse_degree(wide)
+    return multiply(
+        graph, True, grad, values, None, side_of(graph, False).inverse_degree_beside(grad)
+    )
 
 
 # Attention

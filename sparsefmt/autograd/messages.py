@@ -254,8 +254,7 @@ class _Aggregate(Function):
         x, edges = ctx.saved_tensors
         scale = None
         if ctx.reduce == "mean":
-            wide = torch.float64 if grad.dtype is torch.float64 else torch.float32
-            scale = side_of(ctx.graph, ctx.transposed).inverse_degree(wide)
+            scale = side_of(ctx.graph, ctx.transposed).inverse_degree_beside(grad)
         gradients: Callable[..., Any] = _recorded if recorded(x, edges, grad) else _at_once
         needs = ctx.needs_input_grad[:2]
         found = gradients(ctx.graph, ctx.transposed, x, edges, grad, scale, ctx.message, needs)
