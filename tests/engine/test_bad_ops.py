@@ -40,7 +40,13 @@ CASES = {
     "dense A aggregate": ("aggregate", (None, X), {}, DtypeError, "A is a NoneType"),
     # features
     "1-D": ("spmm", (A, X[:, 0]), {}, ShapeError, r"X has shape \(45,\).*X\[:, None\]"),
-    "3-D": ("spmm", (A, X3), {}, ShapeError, r"X has shape \(45, 2, 3\): give \(rows, feat\)"),
+    "4-D X": (
+        "spmm",
+        (A, X3[None]),
+        {},
+        ShapeError,
+        r"give \(rows, feat\) or \(rows, heads, feat\)",
+    ),
     "0-D": (
         "spmm",
         (A, F32(1)),
