@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from .gin import GINConv as GINConv
     from .gine import GINEConv as GINEConv
     from .maxk import MaxK as MaxK
+    from .rgcn import FastRGCNConv as FastRGCNConv
+    from .rgcn import RGCNConv as RGCNConv
     from .sage import SAGEConv as SAGEConv
     from .sg import SGConv as SGConv
     from .tag import TAGConv as TAGConv
@@ -27,6 +29,7 @@ _MODULES = {
     "gin": "GINConv",
     "gine": "GINEConv",
     "maxk": "MaxK",
+    "rgcn": "FastRGCNConv RGCNConv",
     "sage": "SAGEConv",
     "sg": "SGConv",
     "tag": "TAGConv",

@@ -375,7 +375,7 @@ def test_explain_refuses_what_has_no_kernels_to_choose_from(op):
 @pytest.mark.parametrize(
     ("args", "options", "text"),
     [
-        ((), {}, "spmm cannot be called so .*'A'.*: it takes A, X, reduce, row_scale"),
+        ((), {}, "spmm cannot be called so .*'A'.*: it takes A, X, values, reduce, row_scale"),
         ((A,), {}, "spmm cannot be called so .*'X'"),
         ((A, X), {"foo": 3}, "spmm cannot be called so .*'foo'"),
         ((A, X, "max"), {}, "spmm cannot be called so .*too many positional"),
