@@ -3,7 +3,7 @@
 ``python -m benchmarks rgcn [--device cpu|cuda] [--sections full,bases,blocks]
 [--graphs arxiv,reddit] [--widths 64,128] [--types 8] [--quick] [--out FOLDER]``
 
-Types of edges are drawn evenly.  ``full`` has a matrix for each type, ``bases`` four for all of them,
+Types of edges are drawn evenly.  ``full`` has a matrix for each type, ``bases`` four for all,
 ``blocks`` eight blocks on the diagonals.  Both layers get the same ``edge_index``, in order of the
 targets; results and gradients are compared in each case, else none is reported.  Memory is what a
 step takes beyond its inputs, ours with the groups of edges that are kept from the first step on.
