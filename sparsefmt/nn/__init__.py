@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from .gin import GINConv as GINConv
     from .maxk import MaxK as MaxK
     from .sage import SAGEConv as SAGEConv
+    from .transformer import TransformerConv as TransformerConv
 
 #: Module -> the public names that it defines; resolved on first use (PEP 562), which imports torch.
 _MODULES = {
@@ -24,5 +25,6 @@ _MODULES = {
     "gin": "GINConv",
     "maxk": "MaxK",
     "sage": "SAGEConv",
+    "transformer": "TransformerConv",
 }
 __all__, __getattr__, __dir__ = facade(__name__, _MODULES)

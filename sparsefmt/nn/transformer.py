@@ -1,0 +1,214 @@
+"""Transformer: attention by dot products of queries and keys, in one pass over the edges.
+
+Parameters have the names and shapes of PyG's layer, so that a ``state_dict`` loads across, and
+results agree with its.
+"""
+
+from math import sqrt
+from typing import Any, Unpack
+
+import torch
+from torch import Tensor
+from torch.nn import Linear
+
+from ..autograd import GraphLike, dot_aggregate, edge_softmax, is_bare, sddmm
+from ..errors import DtypeError, ShapeError
+from ._attention import Attention
+from ._checks import check_width, in_pair
+from ._edges import as_given, at_edges, sums_of_edges, weighted_sums
+from ._linear import draw_map, linear_map, settle
+from ._passing import PassingOptions
+
+
+class TransformerConv(Attention):
+    """Attention by dot products: ``y[i, k] = sum_e P[e, k] v[j, k] + x[i] W_skip + b_skip``.
+
+    ``q = x W_query + b_query``, and so keys ``k`` and values ``v``, with ``heads`` parts of
+    ``out_channels`` features; ``P[e, k]`` is the softmax over the entries of row ``i`` of
+    ``<q[i, k], k[j, k]> / sqrt(out_channels)``.  With ``edge_dim`` the key and the value of an
+    entry have the term ``edge_attr[e] W_edge[k]`` too.
+
+    Parameters
+    ----------
+    in_channels : int or (int, int)
+        Features of a vertex; a pair for those of sources and those of targets.  -1 for as many as
+        the first ``x`` has.
+    out_channels, heads : int
+    concat : bool
+        Whether the result has the heads side by side, or their mean.
+    beta : bool
+        Whether the sum ``m`` and the map ``r`` of the targets' own features are weighed:
+        ``B r + (1 - B) m`` with ``B = sigmoid([m, r, m - r] W_beta)``, a number for each target.
+    dropout : float
+        Share of the weights ``P`` that is left out in training, the others being divided by what
+        stays; from 0 to less than 1.
+    edge_dim : int, optional
+        Features of an edge, -1 for as many as the first ``edge_attr`` has.
+    bias : bool
+        Whether the maps but ``W_edge`` and ``W_beta`` have a bias.
+    root_weight : bool
+        Whether the result has a part of the targets' own features; without there is no ``beta``.
+    **passing
+        PyG's ``aggr``, ``flow`` and so on, which are taken where they change nothing, or refused.
+
+    Attributes
+    ----------
+    lin_key, lin_query, lin_value : Linear
+        To heads * out_channels.
+    lin_edge : Linear, or None without ``edge_dim``
+    lin_skip : Linear
+        To heads * out_channels, or out_channels without ``concat``.
+    lin_beta : Linear, or None without ``beta``
+
+    Raises
+    ------
+    DtypeError, ShapeError
+        If a number is no number of its kind, or out of its range.
+    UnsupportedError
+        If an option is one that only PyG's layer can do; the text says what to do instead.
+
+    Notes
+    -----
+    Without edge features scores, softmax and sums are one pass, ``autograd.dot_aggregate``, and
+    nothing of the size of the edges is made; a gradient can be used but not differentiated.  With
+    them weights are made, a number for each entry and head, by products with the features of edges:
+    ``<q, e W> = <q W', e>`` and ``sum(P (e W)) = (sum P e) W``, so that ``e W`` is not made.
+    Gradients are then differentiable any number of times.
+
+    UniMP (IJCAI'21, arXiv 2009.03509), equations 3 to 5; Transformer (NeurIPS'17), equation 1.
+    """
+
+    __module__ = "sparsefmt.nn"
+
+    #: PyG's layer holds its weights here while it runs; this one has no such state.
+    _alpha: None = None
+
+    def __init__(
+        self,
+        in_channels: int | tuple[int, int],
+        out_channels: int,
+        heads: int = 1,
+        concat: bool = True,
+        beta: bool = False,
+        dropout: float = 0.0,
+        edge_dim: int | None = None,
+        bias: bool = True,
+        root_weight: bool = True,
+        **passing: Unpack[PassingOptions],
+    ) -> None:
+        super().__init__(in_channels, out_channels, heads, concat, dropout, edge_dim, **passing)
+        self.beta, self.root_weight = beta and root_weight, root_weight
+        of_sources, of_targets = in_pair(in_channels)
+        width = heads * out_channels
+        own_width = width if concat else out_channels
+        self.lin_key = linear_map(of_sources, width, bias=bias)
+        self.lin_query = linear_map(of_targets, width, bias=bias)
+        self.lin_value = linear_map(of_sources, width, bias=bias)
+        self.lin_edge = None if edge_dim is None else linear_map(edge_dim, width, bias=False)
+        self.lin_skip = linear_map(of_targets, own_width, bias=bias)
+        self.lin_beta: Linear | None = None
+        if self.beta:
+            self.lin_beta = linear_map(3 * own_width, 1, bias=False)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw all parameters as ``torch.nn.Linear`` does."""
+        maps = self.lin_key, self.lin_query, self.lin_value, self.lin_edge
+        for layer in (*maps, self.lin_skip, self.lin_beta):
+            if layer is not None:
+                draw_map(layer)
+
+    def forward(
+        self,
+        x: Tensor | tuple[Tensor, Tensor],
+        edge_index: GraphLike,
+        edge_attr: Tensor | None = None,
+        return_attention_weights: bool | None = None,
+    ) -> Any:
+        """(n, in_channels) to (n, heads * out_channels), or (n, out_channels) without ``concat``.
+
+        Parameters
+        ----------
+        x : Tensor, shape (n, in_channels), or a tuple of two
+            Features of all vertices, or ``(x, x_target)``: those of sources and of targets.
+        edge_index : Graph, shape (n, n), or (n_target, n_source), or PyG's
+            Only its structure is read.
+        edge_attr : Tensor, shape (nnz, edge_dim), or (nnz,) for ``edge_dim=1``
+            In the order of ``graph.structure``; for a layer with ``edge_dim`` only.
+        return_attention_weights : bool, optional
+            If it is given, True or False as in PyG, the result is ``(y, (edge_index, P))``: the
+            edges as they were given, and the weight of each, (nnz, heads), before dropout.
+
+        Raises
+        ------
+        ShapeError
+            If the graph is not square but ``x`` one tensor, a tensor not of that shape, or there
+            are no ``edge_attr`` for a layer with ``edge_dim``.
+        DtypeError, DeviceError, UnsupportedError
+            As ``autograd.dot_aggregate``; DtypeError also if ``x_target`` is None.
+        """
+        ends = self._ends(x, edge_index)
+        source, target, graph = ends.source, ends.target, ends.graph
+        if target is None:
+            raise DtypeError("x[1] is None: queries are of targets, give their features.")
+        names = ("x", "x") if ends.alike else ("x[0]", "x[1]")
+        query = self._mapped(self.lin_query, target, names[1])
+        key = self._mapped(self.lin_key, source, names[0])
+        value = self._mapped(self.lin_value, source, names[0])
+        features = self._edge_features(edge_attr, graph)
+        if features is None and self.lin_edge is not None:
+            raise ShapeError(
+                f"edge_attr is None but the layer has edge_dim={self.edge_dim}: give the features "
+                "of each edge."
+            )
+        if features is None and return_attention_weights is None:
+            share = self.dropout if self.training else 0.0
+            return self._with_own(dot_aggregate(graph, query, key, value, dropout=share), target)
+        y, weights = self._weighted(graph, query, key, value, features)
+        y = self._with_own(y, target)
+        if return_attention_weights is None:
+            return y
+        if isinstance(edge_index, Tensor):
+            return y, (edge_index, weights)
+        return y, as_given(edge_index, self._turned(graph, None), weights)
+
+    def _weighted(
+        self, graph: GraphLike, query: Tensor, key: Tensor, value: Tensor, features: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """Give the sums by the weights of all entries, and these."""
+        dtype, fold = torch.promote_types(query.dtype, torch.float32), None
+        if features is not None:
+            assert self.lin_edge is not None  # the features have been checked beside it
+            if is_bare(self.lin_edge):
+                fold = self.lin_edge.weight.view(self.heads, self.out_channels, -1).to(dtype)
+            else:
+                features = self._by_head(self.lin_edge(features))
+            features = features.to(dtype)
+        with torch.autocast(query.device.type, enabled=False):
+            query, key = query.to(dtype) / sqrt(self.out_channels), key.to(dtype)
+            scores = sddmm(graph, query, key)
+            if features is not None:
+                left = query if fold is None else torch.einsum("nkf,kfd->nkd", query, fold)
+                scores = scores + at_edges(graph, left, features)
+            weights = edge_softmax(graph, scores)
+            kept = self._dropped(weights)
+            y = weighted_sums(graph, value, kept)
+            if features is not None:
+                own = sums_of_edges(graph, features, kept)
+                own = own if fold is None else torch.einsum("nkd,kfd->nkf", own, fold)
+                y = y + own.to(y.dtype)
+        return y, weights.to(y.dtype)
+
+    def _with_own(self, y: Tensor, target: Tensor) -> Tensor:
+        """Join the heads, and add the part of the targets' own features."""
+        y = self._without_heads(y)
+        if not self.root_weight:
+            return y
+        settle(self.lin_skip, target.shape[1])
+        check_width("x", target, self.lin_skip.weight)
+        own = self.lin_skip(target)
+        if self.lin_beta is None:
+            return y + own
+        share = self.lin_beta(torch.cat([y, own, y - own], -1)).sigmoid()
+        found: Tensor = share * own + (1 - share) * y
+        return found
