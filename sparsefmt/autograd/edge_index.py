@@ -10,6 +10,7 @@ from weakref import ref
 import torch
 from torch import Tensor
 
+from ..errors import UnsupportedError
 from ..graph import Graph
 from ..interop.adjacency import is_adj_t, is_edge_index, known_sizes
 from ._tensors import GraphTensors
@@ -76,6 +77,35 @@ def as_graph(given: Any, of_columns: Any, of_rows: Any = None, *, size: Any = No
     if is_adj_t(given) or is_edge_index(given):
         return _of_pyg(given, _sizes(of_columns, of_rows, size))
     return given
+
+
+def turned(graph: Any, given: Any) -> Any:
+    """Give the graph whose messages flow against those of ``graph``, with its edges in their order.
+
+    Parameters
+    ----------
+    graph : Graph
+        That of ``given``, from ``as_graph``.
+    given : Graph, Tensor or SparseTensor
+        What the user gave.
+
+    Raises
+    ------
+    UnsupportedError
+        If that is an ``adj_t``, whose rows are targets whatever flows, as PyG says; or where
+        ``torch.compile`` has put tensors in the graph's place.
+    """
+    if is_adj_t(given):
+        raise UnsupportedError(
+            "flow is 'target_to_source' but edge_index is a sparse matrix, whose rows are targets: "
+            "give its transpose, adj_t.t(), and leave flow out."
+        )
+    if isinstance(graph, GraphTensors):
+        raise UnsupportedError(
+            "flow is 'target_to_source' within a transformation: give graph.transposed, and leave "
+            "flow out."
+        )
+    return graph.transposed if isinstance(graph, Graph) else graph
 
 
 def is_remembered(given: Any) -> bool:

@@ -103,9 +103,10 @@ def unit_scales(graph: GraphLike, dtype: torch.dtype) -> Tensor | None:
     Returns
     -------
     Tensor, shape (2, n)
-        ``d[i]^-1/2`` and, for a vertex without a loop, ``1 / d[i]``, where ``d[i]`` is the number
-        of entries of row i, plus 1 for such a vertex; 0 in the second row for the others.  None if
-        there is no such kernel: for weighted graphs, on the CPU and while ``torch.compile`` traces.
+        ``d[i]^-1/2`` and ``own[i] / d[i]``, where ``d[i]`` is the number of entries of row i and
+        ``own[i]``, which is 1 less the loops of the row: one of them counts, stored or not.  None
+        if there is no such kernel: for weighted graphs, on the CPU and while ``torch.compile``
+        traces.
 
     Raises
     ------
