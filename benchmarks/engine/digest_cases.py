@@ -311,7 +311,7 @@ LAYERS: dict[str, Callable[[Leaves], Any]] = {
         nn.GATConv, s.feat, 16, heads=2, dropout=0.5, concat=False, add_self_loops=False
     )(s("x"), s.graph),
     "GATConv/attr": lambda s: s.layer(nn.GATConv, s.feat, 8, heads=2, edge_dim=3)(
-        s("x"), s.graph, s("attr"), return_attention=True
+        s("x"), s.graph, s("attr"), return_attention_weights=True
     ),
     "GATv2Conv/plain": lambda s: s.layer(nn.GATv2Conv, s.feat, 8, heads=4)(s("x"), s.graph),
     "GATv2Conv/dropout": lambda s: s.layer(

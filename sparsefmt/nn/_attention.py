@@ -14,15 +14,15 @@ from ._base import plus
 from ._checks import Ends, check_counts, check_number, check_width, in_pair
 from ._edges import (
     Entries,
+    Weighed,
     as_given,
     check_edge_features,
     check_fill,
     entries_with_loops,
     loop_features,
-    weighted_sums,
 )
 from ._linear import GLOROT, draw_map, linear_map, settle
-from ._passing import FORWARD, Passing, PassingOptions
+from ._passing import Passing, PassingOptions
 
 
 class Attention(Passing):
@@ -64,10 +64,6 @@ class Attention(Passing):
     def _shown(self) -> list[str]:
         return [*super()._shown(), f"heads={self.heads}"]
 
-    def _by_flow(self, both: tuple[Any, Any]) -> tuple[Any, Any]:
-        """Give the sources' part, then the targets', of what PyG names so whatever flows."""
-        return both if self.flow == FORWARD else both[::-1]
-
     def _ends(self, x: Any, graph: GraphLike, size: Any = None) -> Ends:
         """Take features with the graph between them; those of a static graph have no heads."""
         for name, one in (("x", x),) if isinstance(x, Tensor) else _named(x):
@@ -94,6 +90,10 @@ class Attention(Passing):
     def _edge_features(self, edge_attr: Tensor | None, graph: GraphLike) -> Tensor | None:
         """(nnz, edge_dim) Check the features of edges, if there are some."""
         return None if edge_attr is None else check_edge_features(edge_attr, graph, self.lin_edge)
+
+    def _drops(self) -> bool:
+        """Tell whether weights are left out now."""
+        return self.training and self.dropout > 0
 
     def _dropped(self, weights: Tensor) -> Tensor:
         """Leave out a share of the weights while it trains, those that PyG's layer leaves out."""
@@ -200,18 +200,16 @@ class LoopedAttention(Attention):
         """(n_loops, edge_dim) Features of loops, by ``edge_index[1]`` whatever flows, as in PyG."""
         return loop_features(self._turned(graph, None), features, self.fill_value)
 
-    def _listed(self, given: Any, graph: GraphLike, weights: Tensor) -> Any:
-        """Give the entries' weights as PyG does, for a graph along which messages flow."""
-        graph = self._turned(graph, None)
-        return as_given(given, graph, weights, looped=self.add_self_loops)
+    def _listed(self, given: Any, found: Weighed, dtype: torch.dtype) -> Any:
+        """Give the weights of entries with these, as PyG does."""
+        graph = self._turned(found.graph, None)  # that along which messages flow
+        return as_given(given, graph, found.weights.to(dtype), looped=self.add_self_loops)
 
-    def _weighted(self, graph: GraphLike, h: Tensor, scores: Tensor) -> tuple[Tensor, Tensor]:
-        """Give the weights of scores, without those left out, and the sums of ``h`` by them."""
-        with torch.autocast(h.device.type, enabled=False):
-            weights = self._dropped(edge_softmax(graph, scores))
-            return weighted_sums(graph, h, weights), weights.to(h.dtype)
+    def _weighed(self, entries: Entries, scores: Tensor) -> Weighed:
+        """Give the weights of scores, 0 for those that are left out while it trains."""
+        with torch.autocast(scores.device.type, enabled=False):
+            return Weighed(entries.graph, self._dropped(edge_softmax(entries.graph, scores)))
 
-    def _finished(self, y: Tensor, residual: Tensor | None, bias: Tensor | None) -> Tensor:
-        """(n, heads, out_channels) to the result of the layer."""
-        y = self._without_heads(y)
-        return plus(y if residual is None else y + residual, bias)
+    def _biased(self, y: Tensor) -> Tensor:
+        """Join the heads, and add the bias."""
+        return plus(self._without_heads(y), self.bias)

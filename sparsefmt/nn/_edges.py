@@ -24,6 +24,19 @@ class Entries(NamedTuple):
     features: Tensor | None
 
 
+class Weighed(NamedTuple):
+    """A graph's entries, and the weights of attention in its order, (nnz, heads)."""
+
+    graph: GraphLike
+    weights: Tensor
+
+    def sums(self, x: Tensor) -> Tensor:
+        """(n_rows, heads, feat) Sum features of sources, (n_cols, heads, feat), by the weights."""
+        with torch.autocast(x.device.type, enabled=False):
+            heads = zip(x.unbind(1), self.weights.to(x.dtype).unbind(1), strict=True)
+            return torch.stack([spmm(self.graph, one, weight) for one, weight in heads], 1)
+
+
 def check_fill(fill_value: Any) -> None:
     """Check for a word, a number or a tensor that gives loops their features."""
     if isinstance(fill_value, str):
@@ -119,15 +132,6 @@ def check_edge_features(edge_attr: Any, graph: GraphLike, layer: Linear | None) 
         )
     check_beside("edge_attr", found, layer.weight)
     return found
-
-
-def weighted_sums(graph: GraphLike, x: Tensor, weights: Tensor) -> Tensor:
-    """(n_rows, heads, feat) Sum the features of sources, each head by its own weights.
-
-    ``x`` is (n_cols, heads, feat), and ``weights`` (nnz, heads), in the order of the entries.
-    """
-    heads = zip(x.unbind(1), weights.to(x.dtype).unbind(1), strict=True)
-    return torch.stack([spmm(graph, one, weight) for one, weight in heads], 1)
 
 
 def at_edges(graph: GraphLike, x: Tensor, features: Tensor) -> Tensor:

@@ -26,7 +26,7 @@ from ..autograd import (
 from ._attention import LoopedAttention
 from ._base import is_one_each
 from ._checks import Ends
-from ._edges import Entries
+from ._edges import Entries, Weighed
 from ._linear import GLOROT, linear_map
 from ._passing import FORWARD, PassingOptions
 
@@ -187,16 +187,13 @@ class GATConv(LoopedAttention):
         ends = self._ends(x, edge_index, size)
         residual, both = self._residual(ends), self._projected(ends)
         features = self._edge_features(edge_attr, ends.graph)
+        found = None
         if return_attention_weights:
             entries = self._entries(ends.graph, features)
-            y, weights = self._weighted(entries.graph, both[0], self._entry_scores(entries, both))
-            found = self._listed(given, entries.graph, weights)
-            return self._finished(y, residual, self.bias), found
-        if both[0] is both[1]:
-            bias = self.bias if self.concat else None
-            y = self._of_vertices(ends.graph, both[0], features, bias)
-            return self._finished(y, residual, None if self.concat else self.bias)
-        return self._finished(self._of_two_sets(ends.graph, both, features), residual, self.bias)
+            found = self._weighed(entries, self._entry_scores(entries, both))
+        y = self._aggregated(ends.graph, both, features, found)
+        y = y if residual is None else y + residual
+        return y if found is None else (y, self._listed(given, found, both[0].dtype))
 
     def _at_once(self, x: Tensor, graph: GraphLike) -> Tensor:
         """Run the layer as one node of autograd's."""
@@ -226,8 +223,19 @@ class GATConv(LoopedAttention):
             return source, None
         if ends.alike and of_sources is of_targets:
             return source, source
-        target = self._mapped(of_targets, ends.target, "x" if ends.alike else "x[1]")
-        return self._by_flow((source, target))
+        return source, self._mapped(of_targets, ends.target, "x" if ends.alike else "x[1]")
+
+    def _aggregated(
+        self, graph: GraphLike, both: Both, features: Tensor | None, found: Weighed | None
+    ) -> Tensor:
+        """(n_target, width) Aggregate features of sources for targets, and add the bias."""
+        if found is not None and self._drops():
+            return self._biased(found.sums(both[0]))
+        if both[0] is not both[1]:
+            return self._biased(self._of_two_sets(graph, both, features))
+        bias = self.bias.view_as(self.att_src) if self.concat and self.bias is not None else None
+        y = self._of_vertices(graph, both[0], features, bias)
+        return self._biased(y) if bias is None else y.flatten(1)
 
     def _of_vertices(
         self, graph: GraphLike, h: Tensor, features: Tensor | None, bias: Tensor | None
@@ -238,8 +246,7 @@ class GATConv(LoopedAttention):
             edges = self._edge_scores(features)
             if self.add_self_loops:
                 own = self._edge_scores(self._loop_features(graph, features))
-        bias = None if bias is None else bias.view_as(self.att_src)
-        vectors = self._by_flow((self.att_src, self.att_dst))
+        vectors = self.att_src, self.att_dst
         return gat_of_vectors(graph, h, *vectors, edges, own, bias, **self._options())
 
     def _of_two_sets(self, graph: GraphLike, both: Both, features: Tensor | None) -> Tensor:
@@ -255,7 +262,7 @@ class GATConv(LoopedAttention):
         """Give the sources' part of the scores and the targets', which may be 0."""
         el, er = (
             None if h is None else (h * att.to(h.dtype)).sum(-1)
-            for h, att in zip(both, self._by_flow((self.att_src, self.att_dst)), strict=True)
+            for h, att in zip(both, (self.att_src, self.att_dst), strict=True)
         )
         assert el is not None  # there are sources
         return el, el.new_zeros(n_rows, self.heads) if er is None else er

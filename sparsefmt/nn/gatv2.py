@@ -134,16 +134,18 @@ class GATv2Conv(LoopedAttention):
             raise DtypeError("x[1] is None: scores are of both ends, give features of targets.")
         residual, (left, right) = self._residual(ends), self._projected(ends)
         features = self._edge_features(edge_attr, ends.graph)
-        if features is None and not return_attention_weights:
+        found = None
+        if features is not None or return_attention_weights:
+            entries = self._entries(ends.graph, features)
+            found = self._weighed(entries, self._entry_scores(entries, left, right))
+        if found is not None and (features is not None or self._drops()):
+            y = found.sums(left)
+        else:
             y = self._at_once(ends.graph, left, right)
-            return self._finished(y, residual, self.bias)
-        entries = self._entries(ends.graph, features)
-        scores = self._entry_scores(entries, left, right)
-        y, weights = self._weighted(entries.graph, left, scores)
-        y = self._finished(y, residual, self.bias)
-        if not return_attention_weights:
+        y = self._biased(y) if residual is None else self._biased(y) + residual
+        if found is None or not return_attention_weights:
             return y
-        return y, self._listed(edge_index, entries.graph, weights)
+        return y, self._listed(edge_index, found, left.dtype)
 
     def _projected(self, ends: Ends) -> tuple[Tensor, Tensor]:
         """(n_source, heads, out_channels) and (n_target, heads, out_channels)."""
@@ -151,8 +153,7 @@ class GATv2Conv(LoopedAttention):
         left = self._mapped(self.lin_l, ends.source, "x" if ends.alike else "x[0]")
         if ends.alike and self.share_weights:
             return left, left
-        right = self._mapped(self.lin_r, ends.target, "x" if ends.alike else "x[1]")
-        return self._by_flow((left, right))
+        return left, self._mapped(self.lin_r, ends.target, "x" if ends.alike else "x[1]")
 
     def _at_once(self, graph: GraphLike, left: Tensor, right: Tensor) -> Tensor:
         """(n_target, heads, out_channels) Aggregate in one pass over the edges."""

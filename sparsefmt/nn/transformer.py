@@ -5,7 +5,7 @@ results agree with its.
 """
 
 from math import sqrt
-from typing import Any, Unpack
+from typing import Any, NamedTuple, Unpack
 
 import torch
 from torch import Tensor
@@ -15,9 +15,31 @@ from ..autograd import GraphLike, dot_aggregate, edge_softmax, is_bare, sddmm
 from ..errors import DtypeError, ShapeError
 from ._attention import Attention
 from ._checks import check_width, in_pair
-from ._edges import as_given, at_edges, sums_of_edges, weighted_sums
+from ._edges import Weighed, as_given, at_edges, sums_of_edges
 from ._linear import draw_map, linear_map, settle
 from ._passing import PassingOptions
+
+
+class _Term(NamedTuple):
+    """The edges' part of keys and values: features, and the map of each head, applied last.
+
+    ``<q, e W> = <q W', e>`` and ``sum(P (e W)) = (sum P e) W``, so that no ``e W`` is made.
+    """
+
+    features: Tensor  #: (nnz, edge_dim), or without a weight (nnz, heads, out_channels)
+    weight: Tensor | None  #: (heads, out_channels, edge_dim)
+
+    def products(self, graph: GraphLike, query: Tensor) -> Tensor:
+        """(nnz, heads) Multiply each entry's term with the query of its target."""
+        if self.weight is not None:
+            query = torch.einsum("nkf,kfd->nkd", query, self.weight.to(query.dtype))
+        return at_edges(graph, query, self.features.to(query.dtype))
+
+    def sums(self, found: Weighed) -> Tensor:
+        """(n_rows, heads, out_channels) Sum the terms of each row's entries by their weights."""
+        with torch.autocast(self.features.device.type, enabled=False):
+            y = sums_of_edges(found.graph, self.features, found.weights.to(self.features.dtype))
+            return y if self.weight is None else torch.einsum("nkd,kfd->nkf", y, self.weight)
 
 
 class TransformerConv(Attention):
@@ -71,9 +93,8 @@ class TransformerConv(Attention):
     -----
     Without edge features scores, softmax and sums are one pass, ``autograd.dot_aggregate``, and
     nothing of the size of the edges is made; a gradient can be used but not differentiated.  With
-    them weights are made, a number for each entry and head, by products with the features of edges:
-    ``<q, e W> = <q W', e>`` and ``sum(P (e W)) = (sum P e) W``, so that ``e W`` is not made.
-    Gradients are then differentiable any number of times.
+    them weights are made, a number for each entry and head, by products with the features of edges,
+    but no map of these; gradients are then differentiable any number of times.
 
     UniMP (IJCAI'21, arXiv 2009.03509), equations 3 to 5; Transformer (NeurIPS'17), equation 1.
     """
@@ -155,49 +176,47 @@ class TransformerConv(Attention):
         query = self._mapped(self.lin_query, target, names[1])
         key = self._mapped(self.lin_key, source, names[0])
         value = self._mapped(self.lin_value, source, names[0])
-        features = self._edge_features(edge_attr, graph)
-        if features is None and self.lin_edge is not None:
-            raise ShapeError(
-                f"edge_attr is None but the layer has edge_dim={self.edge_dim}: give the features "
-                "of each edge."
-            )
-        if features is None and return_attention_weights is None:
+        term = self._term(edge_attr, graph)
+        found = None
+        if term is not None or return_attention_weights is not None:
+            found = Weighed(graph, self._weights(graph, query, key, term))
+        if found is not None and (term is not None or self._drops()):
+            kept = found._replace(weights=self._dropped(found.weights))
+            y = kept.sums(value) if term is None else kept.sums(value) + term.sums(kept)
+        else:
             share = self.dropout if self.training else 0.0
-            return self._with_own(dot_aggregate(graph, query, key, value, dropout=share), target)
-        y, weights = self._weighted(graph, query, key, value, features)
+            y = dot_aggregate(graph, query, key, value, dropout=share)
         y = self._with_own(y, target)
-        if return_attention_weights is None:
+        if found is None or return_attention_weights is None:
             return y
+        weights = found.weights.to(y.dtype)
         if isinstance(edge_index, Tensor):
             return y, (edge_index, weights)
         return y, as_given(edge_index, self._turned(graph, None), weights)
 
-    def _weighted(
-        self, graph: GraphLike, query: Tensor, key: Tensor, value: Tensor, features: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
-        """Give the sums by the weights of all entries, and these."""
-        dtype, fold = torch.promote_types(query.dtype, torch.float32), None
-        if features is not None:
-            assert self.lin_edge is not None  # the features have been checked beside it
-            if is_bare(self.lin_edge):
-                fold = self.lin_edge.weight.view(self.heads, self.out_channels, -1).to(dtype)
-            else:
-                features = self._by_head(self.lin_edge(features))
-            features = features.to(dtype)
+    def _term(self, edge_attr: Tensor | None, graph: GraphLike) -> _Term | None:
+        """Give the edges' part of keys and values, which a layer with ``edge_dim`` needs."""
+        features = self._edge_features(edge_attr, graph)
+        if self.lin_edge is None:
+            return None
+        if features is None:
+            raise ShapeError(
+                f"edge_attr is None but the layer has edge_dim={self.edge_dim}: give the features "
+                "of each edge."
+            )
+        if not is_bare(self.lin_edge):
+            return _Term(self._by_head(self.lin_edge(features)), None)
+        return _Term(features, self.lin_edge.weight.view(self.heads, self.out_channels, -1))
+
+    def _weights(self, graph: GraphLike, query: Tensor, key: Tensor, term: _Term | None) -> Tensor:
+        """(nnz, heads) The weights of all entries, in float32 at least."""
+        dtype = torch.promote_types(query.dtype, torch.float32)
         with torch.autocast(query.device.type, enabled=False):
-            query, key = query.to(dtype) / sqrt(self.out_channels), key.to(dtype)
-            scores = sddmm(graph, query, key)
-            if features is not None:
-                left = query if fold is None else torch.einsum("nkf,kfd->nkd", query, fold)
-                scores = scores + at_edges(graph, left, features)
-            weights = edge_softmax(graph, scores)
-            kept = self._dropped(weights)
-            y = weighted_sums(graph, value, kept)
-            if features is not None:
-                own = sums_of_edges(graph, features, kept)
-                own = own if fold is None else torch.einsum("nkd,kfd->nkf", own, fold)
-                y = y + own.to(y.dtype)
-        return y, weights.to(y.dtype)
+            query = query.to(dtype) / sqrt(self.out_channels)
+            scores = sddmm(graph, query, key.to(dtype))
+            return edge_softmax(
+                graph, scores if term is None else scores + term.products(graph, query)
+            )
 
     def _with_own(self, y: Tensor, target: Tensor) -> Tensor:
         """Join the heads, and add the part of the targets' own features."""
@@ -206,7 +225,7 @@ class TransformerConv(Attention):
             return y
         settle(self.lin_skip, target.shape[1])
         check_width("x", target, self.lin_skip.weight)
-        own = self.lin_skip(target)
+        own: Tensor = self.lin_skip(target)
         if self.lin_beta is None:
             return y + own
         share = self.lin_beta(torch.cat([y, own, y - own], -1)).sigmoid()
