@@ -210,8 +210,11 @@ def check_input(x: Any, graph: GraphLike) -> None:
             "SAGEConv or GINConv, which take (x, x_target)."
         )
     check_square(graph)
-    n = graph_tensors(graph).n_cols
-    check_end("x", x, n, "columns", graph, static=True, sparse=True)
+    if isinstance(x, Tensor) and (x.dim() > 2 or x.layout is not torch.strided):
+        n = graph_tensors(graph).n_cols
+        check_end("x", x, n, "columns", graph, static=True, sparse=True)
+    else:
+        check_features(x, graph)
 
 
 def check_beside(name: str, value: Tensor, weight: Tensor) -> None:

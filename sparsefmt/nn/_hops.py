@@ -1,7 +1,7 @@
 """Steps along the edges of a graph: features times its matrix, normalised as in GCN or not."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, Unpack
 
 import torch
 from torch import Tensor
@@ -11,11 +11,14 @@ from ..autograd import (
     aggregate_with_own,
     as_graph,
     graph_tensors,
+    operands,
     own_values,
     propagate,
     spmm,
 )
+from ..errors import DtypeError, ShapeError
 from ._base import plus
+from ._checks import by_vertex, check_input
 from ._loops import (
     earlier_loops,
     ends,
@@ -25,6 +28,7 @@ from ._loops import (
     symmetric,
     with_loops,
 )
+from ._passing import Passing, PassingOptions
 
 #: Features (n, feat), and a bias to add, to the same shape.
 Step: TypeAlias = Callable[[Tensor, Tensor | None], Tensor]
@@ -39,6 +43,34 @@ class Normalisation(NamedTuple):
 
     fill: float | None = 1.0
     reduction: str = "sum"
+
+
+class HopConvolution(Passing):
+    """A layer of ``K`` steps."""
+
+    _reductions_known = ("sum", "mean", "max", "min")
+
+    def __init__(self, K: int, **options: Unpack[PassingOptions]) -> None:
+        super().__init__(**options)
+        if isinstance(K, bool) or not isinstance(K, int):
+            raise DtypeError(f"K is {K!r}: give an integer, 0 or more.")
+        if K < 0:
+            raise ShapeError(f"K is {K}: give 0 or more.")
+        self.K = K
+
+    def _shown(self) -> list[str]:
+        return [*super()._shown(), f"K={self.K}"]
+
+    def _steps(
+        self, x: Tensor, edge_index: GraphLike, edge_weight: Tensor | None, fill: float | None
+    ) -> list[Callable[[Tensor], Tensor]]:
+        """Give the ``K`` steps, which share their factors, for features like ``x``."""
+        graph = self._turned(as_graph(edge_index, by_vertex(x)), edge_index)
+        check_input(x, graph)
+        probe, values, _, _ = operands(graph, by_vertex(x).flatten(1)[:, :1], edge_weight)
+        weight = None if edge_weight is None else values
+        one = hop(graph, weight, probe.dtype, Normalisation(fill, self._reductions[0]))
+        return [lambda h: over_vertices(lambda rows: one(rows, None), h)] * self.K
 
 
 def hop(

@@ -120,7 +120,7 @@ class GCNConv(Convolution):
                 "add_self_loops is True and normalize is False: loops are added to normalise; "
                 "leave one of them out, or give a graph with loops."
             )
-        self.lin = linear_map(in_channels, out_channels, bias=False)
+        self.lin = linear_map(in_channels, out_channels, bias=False, draw=GLOROT)
         self.bias = Parameter(torch.empty(out_channels)) if bias else None
         self.reset_parameters()
 
