@@ -1,13 +1,14 @@
 """Options of PyG's ``MessagePassing``, which each of its layers has: taken, or refused by name."""
 
 from collections.abc import Callable
-from typing import Any, ClassVar, TypedDict
+from typing import Any, ClassVar, TypedDict, cast
 
 from torch.nn import Module
 
 from ..autograd import GraphLike, turned
 from ..errors import ShapeError, UnsupportedError
 from ._checks import Ends, check_counts, ends_of
+from ._gathered import module_of
 
 FORWARD, REVERSED = "source_to_target", "target_to_source"
 #: Reductions of a layer, of which most have one.
@@ -34,6 +35,8 @@ class PassingOptions(Direction, total=False):
 class Passing(Module):
     """A layer that passes messages along edges, which kernels make and sum up in one pass.
 
+    ``_reductions`` are those of the kernels; none where ``aggr_module`` is PyG's module.
+
     Parameters
     ----------
     aggr : str
@@ -55,9 +58,10 @@ class Passing(Module):
         If an option is no such value.
     """
 
-    #: Reductions that the layer has, and whether it takes several at once.
+    #: Reductions that the layer has.
     _reductions_known: ClassVar[tuple[str, ...]] = ("sum",)
-    _several: ClassVar[bool] = False
+    #: Whether it takes several at once, and the others that PyG has.
+    _takes_all: ClassVar[bool] = False
     _node_dim: ClassVar[int] = -2
 
     def __init__(
@@ -92,32 +96,28 @@ class Passing(Module):
 
     def _checked(self, aggr: Any, aggr_kwargs: Any) -> tuple[str, ...]:
         """Give the reductions of ``aggr``, in its order."""
-        given = aggr if isinstance(aggr, list | tuple) else [aggr]
-        if len(given) != 1 and not (self._several and given):
+        words, kind = ", ".join(map(repr, self._reductions_known)), type(self).__name__
+        several = isinstance(aggr, list | tuple)
+        given = list(aggr) if several else [aggr]
+        found = tuple(map(_reduction, given))
+        known = given and all(one in self._reductions_known for one in found)
+        if self._takes_all and given and aggr is not None and not (known and not aggr_kwargs):
+            self.aggr_module = module_of(aggr, aggr_kwargs, f"one of {words}")
+            return ()
+        if several and not self._takes_all:
             raise UnsupportedError(
-                f"aggr is {aggr!r}: {type(self).__name__} has one aggregation; give one of "
-                f"{self._words()}."
+                f"aggr is {aggr!r}: {kind} has one aggregation; give one of {words}."
             )
-        found = tuple(self._reduction(one, aggr) for one in given)
+        if not known:
+            raise UnsupportedError(
+                f"aggr is {aggr!r}: {kind} has no kernel for it; give one of {words}, or keep "
+                "PyG's layer."
+            )
         if aggr_kwargs:
             raise UnsupportedError(
-                f"aggr_kwargs is {aggr_kwargs!r}: {self._words()} take no arguments; leave it out."
+                f"aggr_kwargs is {aggr_kwargs!r}: {words} take no arguments; leave it out."
             )
-        return found
-
-    def _reduction(self, one: Any, aggr: Any) -> str:
-        """Give the reduction of that name; PyG's modules have theirs, "MeanAggregation()"."""
-        word = str(one).lower().removesuffix("()").replace("_", "").removesuffix("aggregation")
-        found = REDUCTIONS.get(word)
-        if found not in self._reductions_known:
-            raise UnsupportedError(
-                f"aggr is {aggr!r}: {type(self).__name__} has no kernel for {str(one)!r}; give "
-                f"one of {self._words()}, or keep PyG's layer."
-            )
-        return found
-
-    def _words(self) -> str:
-        return ", ".join(map(repr, self._reductions_known))
+        return cast("tuple[str, ...]", found)
 
     def __repr__(self) -> str:
         """Show PyG's ``repr``, and behind it our own options where they are set."""
@@ -150,6 +150,14 @@ class Passing(Module):
         check_flow(self.flow)
         found: GraphLike = turned(graph, given)
         return found
+
+
+def _reduction(aggr: Any) -> str | None:
+    """Give the reduction of ``spmm`` that an aggregation is, by its name or as PyG's module."""
+    if isinstance(aggr, Module) and type(aggr).__module__ != "torch_geometric.nn.aggr.basic":
+        return None
+    word = str(aggr).lower().removesuffix("()").replace("_", "").removesuffix("aggregation")
+    return REDUCTIONS.get(word)
 
 
 def check_flow(flow: Any) -> None:

@@ -117,8 +117,9 @@ class GCNConv(Convolution):
         self.add_self_loops = normalize if add_self_loops is None else add_self_loops
         if self.add_self_loops and not normalize:
             raise ShapeError(
-                "add_self_loops is True and normalize is False: loops are added to normalise; "
-                "leave one of them out, or give a graph with loops."
+                "add_self_loops is True and normalize is False: GCNConv does not support adding "
+                "self-loops that it does not normalise; leave one of them out, or give a graph "
+                "with loops."
             )
         self.lin = linear_map(in_channels, out_channels, bias=False, draw=GLOROT)
         self.bias = Parameter(torch.empty(out_channels)) if bias else None

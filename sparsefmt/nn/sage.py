@@ -4,7 +4,7 @@ Parameters have the names and shapes of PyG's layer of the same name, so that a 
 across, and without ``k`` and samples results agree with its.
 """
 
-from typing import Any, Unpack
+from typing import Any, Unpack, cast
 
 import torch
 from torch import Tensor
@@ -22,6 +22,7 @@ from ..autograd import (
 from ..errors import ShapeError
 from ._base import Convolution, PartOptions, is_one_each, plus
 from ._checks import Ends, by_vertex, check_counts, check_width, in_pair
+from ._gathered import gathered, width_of
 from ._hops import over_vertices
 from ._linear import draw_map, linear_map, settle
 from ._passing import FORWARD, MEAN, SUM
@@ -42,7 +43,9 @@ class SAGEConv(Convolution):
     out_channels : int
     aggr : "mean", "add", "sum", "max" or "min", or a list of them
         What takes the place of the mean; of a list all of them, side by side before ``W_l``.  Only
-        means and sums beside ``k`` or samples.
+        means and sums beside ``k`` or samples.  Where PyG is installed also what its resolver
+        knows, "lstm" or "softmax" for instance: it gets the features of each edge's source, in an
+        array of its own.
     normalize : bool
         Whether each row of ``y`` is divided by its length.
     root_weight : bool
@@ -53,7 +56,9 @@ class SAGEConv(Convolution):
         As for ``GCNConv``; the mean is that of the sample.
     k : int, optional
         Features of ``x W_l`` to keep, between 1 and ``out_channels``.
-    flow, node_dim, decomposed_layers, aggr_kwargs
+    aggr_kwargs : dict, optional
+        Arguments of PyG's aggregation.
+    flow, node_dim, decomposed_layers
         As for ``GCNConv``.
 
     Attributes
@@ -77,7 +82,7 @@ class SAGEConv(Convolution):
 
     __module__ = "sparsefmt.nn"
     _reductions_known = ("sum", "mean", "max", "min")
-    _several = True
+    _takes_all = True
     _of_parts = (SUM, MEAN)
 
     def __init__(
@@ -93,6 +98,9 @@ class SAGEConv(Convolution):
     ) -> None:
         check_counts(out_channels=out_channels)
         of_sources, of_targets = in_pair(in_channels)
+        if aggr == "lstm":
+            widths = {"in_channels": of_sources, "out_channels": of_sources}
+            options["aggr_kwargs"] = widths | (options.get("aggr_kwargs") or {})
         super().__init__(out_channels, aggr, **options)
         self.in_channels, self.out_channels = in_channels, out_channels
         self.normalize, self.root_weight, self.project = normalize, root_weight, project
@@ -103,7 +111,7 @@ class SAGEConv(Convolution):
                     "initialization with `project=True`; give the features of sources."
                 )
             self.lin = linear_map(of_sources, of_sources)
-        wide = of_sources * len(self._reductions) if of_sources > 0 else -1
+        wide = self._width_of_neighbours(of_sources) if of_sources > 0 else -1
         self.lin_l = linear_map(wide, out_channels, bias=bias)
         if root_weight:
             self.lin_r = linear_map(of_targets, out_channels, bias=False)
@@ -114,6 +122,8 @@ class SAGEConv(Convolution):
 
     def reset_parameters(self) -> None:
         """Draw the parameters as ``torch.nn.Linear`` does."""
+        if not self._reductions:
+            cast(Any, self.aggr_module).reset_parameters()
         if self.project:
             draw_map(self.lin)
         draw_map(self.lin_l)
@@ -188,12 +198,19 @@ class SAGEConv(Convolution):
         names = ("x", "x") if ends.alike else ("x[0]", "x[1]")
         if self.project:
             check_width(names[0], ends.source, self.lin.weight)
-        times = len(self._reductions)
-        settle(self.lin_l, ends.source.shape[-1] * times)
-        check_width(names[0], ends.source, self.lin_l.weight, times)
+        width = ends.source.shape[-1]
+        settle(self.lin_l, self._width_of_neighbours(width))
+        if self._reductions:
+            check_width(names[0], ends.source, self.lin_l.weight, len(self._reductions))
         if self.root_weight and ends.target is not None:
             settle(self.lin_r, ends.target.shape[-1])
             check_width(names[1], ends.target, self.lin_r.weight)
+
+    def _width_of_neighbours(self, width: int) -> int:
+        """Give the number of features that come out of the aggregation of ``width``."""
+        if self._reductions:
+            return width * len(self._reductions)
+        return width_of(self.aggr_module, width)
 
     def _of_neighbours(self, ends: Ends, edge_weight: Tensor | None) -> Tensor:
         """Aggregate the features of sources and map them, with the bias."""
@@ -206,6 +223,10 @@ class SAGEConv(Convolution):
             h, reduction = linear(source, self.lin_l.weight), self._reductions[0]
             y = maxk_aggregate(graph, h, self.k, edge_weight, reduce=reduction)
             return plus(y, self.lin_l.bias)
+
+        if not self._reductions:
+            y = self.lin_l(gathered(self.aggr_module, graph, source, edge_weight))
+            return y
 
         def reduced(h: Tensor, reduction: str) -> Tensor:
             if width is None:

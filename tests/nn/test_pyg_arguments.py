@@ -79,8 +79,8 @@ PASSED: dict[str, list[Any]] = {
 PASSED_OF_PAIRS = PASSED | {"decomposed_layers": [1]}
 REFUSED: dict[str, list[tuple[Any, str]]] = {
     "aggr": [
-        ("lstm", "aggr is 'lstm': .* has no kernel for 'lstm'; give one of 'sum'"),
-        ("mul", "no kernel for 'mul'"),
+        ("lstm", "aggr is 'lstm': .* has no kernel for it; give one of 'sum'"),
+        ("mul", "aggr is 'mul': .* has no kernel"),
         (None, "aggr is None"),
     ],
     "aggr_kwargs": [({"t": 1}, "aggr_kwargs is {'t': 1}: .* leave it out")],
@@ -140,7 +140,10 @@ ROWS = {
         PASSED_OF_PAIRS
         | {
             "in_channels": [-1, (FEAT, FEAT), (-1, -1)],
-            "aggr": [*REDUCTIONS, ["mean", "max"], ("sum", "min", "mean")],
+            "aggr": [
+                *(*REDUCTIONS, ["mean", "max"], ("sum", "min", "mean"), "mul", "softmax"),
+                *(["std", "mean"], pyg.aggr.PowerMeanAggregation(p=2.0)),
+            ],
             "normalize": [False, True],
             "root_weight": [False, True],
             "project": [False, True],
@@ -148,7 +151,14 @@ ROWS = {
         },
         ("in_channels", "out_channels"),
         [nothing],
-        REFUSED | {"aggr": [*REFUSED["aggr"][:2], ([], r"aggr is \[\]"), (["lstm"], "'lstm'")]},
+        {
+            "aggr": [
+                (None, "aggr is None"),
+                ([], r"aggr is \[\]"),
+                ("colour", "'colour', which no"),
+            ],
+            "node_dim": REFUSED["node_dim"],
+        },
         pairs=True,
         together=[
             {"aggr": ["mean", "max"], "project": True, "normalize": True},
@@ -175,7 +185,7 @@ ROWS = {
         },
         ("nn",),
         [edge_features],
-        REFUSED | {"aggr": [*REFUSED["aggr"], ("max", "GINEConv has no kernel for 'max'")]},
+        REFUSED | {"aggr": [*REFUSED["aggr"], ("max", "GINEConv has no kernel")]},
         pairs=True,
         together=[{"train_eps": True, "aggr": "mean", "flow": UPSTREAM, "edge_dim": FEAT}],
     ),
