@@ -80,7 +80,7 @@ def as_graph(given: Any, of_columns: Any, of_rows: Any = None, *, size: Any = No
 
 
 def turned(graph: Any, given: Any) -> Any:
-    """Give the graph whose messages flow against those of ``graph``, with its edges in their order.
+    """Give the graph whose messages flow the other way, its edges in the same order.
 
     Parameters
     ----------
@@ -88,6 +88,11 @@ def turned(graph: Any, given: Any) -> Any:
         That of ``given``, from ``as_graph``.
     given : Graph, Tensor or SparseTensor
         What the user gave.
+
+    Returns
+    -------
+    Graph
+        What is no graph comes back as it is, for others to refuse.
 
     Raises
     ------

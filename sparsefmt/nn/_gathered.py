@@ -1,5 +1,6 @@
 """Aggregations that no kernel has: those of PyG, of an array with the features of each edge."""
 
+from importlib import import_module
 from typing import Any
 
 from torch import Tensor
@@ -7,7 +8,6 @@ from torch.nn import Module
 
 from ..autograd import GraphLike, graph_tensors, own_values
 from ..errors import UnsupportedError
-from ..interop.scipy import imported
 from ._loops import ends
 
 
@@ -20,7 +20,10 @@ def module_of(aggr: Any, aggr_kwargs: dict[str, Any] | None, mend: str) -> Modul
         If PyG has none of that name, or is not installed; ``mend`` says what else may be given.
     """
     where = f"aggr is {aggr!r}, which no kernel computes: give {mend}, or "
-    resolver = imported("torch_geometric.nn.resolver", f"{where}pip install torch-geometric.")
+    try:
+        resolver = import_module("torch_geometric.nn.resolver")
+    except ImportError as error:
+        raise UnsupportedError(f"{where}pip install torch-geometric.") from error
     try:
         made: Module = resolver.aggregation_resolver(aggr, **(aggr_kwargs or {}))
     except ValueError as error:

@@ -22,7 +22,6 @@ from ..autograd import (
     operands,
 )
 from ..errors import ShapeError
-from ..graph import Graph
 from ._base import Convolution, Options, is_one_each, plus
 from ._checks import by_vertex, check_counts, check_in_channels, check_input, check_width
 from ._hops import Normalisation, hop, over_vertices
@@ -67,9 +66,10 @@ class GCNConv(Convolution):
     aggr : "add", "sum", "mean", "max" or "min"
         How the weighted features of neighbours and loop are put together; other than sums not
         beside ``k`` or samples.
-    flow, node_dim, decomposed_layers, aggr_kwargs
-        PyG's: "source_to_target" or, for an ``edge_index`` of targets and sources,
-        "target_to_source"; -2; without effect, no array of messages being made; nothing.
+    flow : "source_to_target" or "target_to_source"
+        Whether ``edge_index[0]`` are sources, or targets.
+    node_dim, decomposed_layers, aggr_kwargs : optional
+        PyG's: -2; 1 or more, without effect, since no array of messages is made; nothing.
 
     Attributes
     ----------
@@ -184,7 +184,8 @@ class GCNConv(Convolution):
 
     def _first(self, x: Any, given: Any, edge_weight: Tensor | None) -> Any:
         """Give the graph and the edge weights of the first call."""
-        name = "_cached_edge_index" if isinstance(given, Tensor | Graph) else "_cached_adj_t"
+        sparse = not isinstance(given, Tensor) and hasattr(given, "sparse_sizes")
+        name = "_cached_adj_t" if sparse else "_cached_edge_index"
         if getattr(self, name) is None:
             graph = as_graph(given, by_vertex(x))
             self._turned(graph, given)  # which an adj_t cannot be

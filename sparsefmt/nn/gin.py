@@ -49,7 +49,7 @@ class GINConv(OfNetwork, Convolution):
         Features of ``x`` to keep.
     sample, training_sample, strategy
         As for ``GCNConv``; the sum is multiplied as there.
-    flow, node_dim, decomposed_layers, aggr_kwargs
+    flow, node_dim, decomposed_layers, aggr_kwargs : optional
         As for ``GCNConv``.
 
     Attributes

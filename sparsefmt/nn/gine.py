@@ -32,7 +32,7 @@ class GINEConv(OfNetwork):
         Features of an edge, if they are to be mapped to the width of ``x``, which ``nn`` or its
         first part tells by ``in_features`` or ``in_channels``; -1 for those of the first edges.
     aggr : "add", "sum" or "mean"
-    flow, node_dim, decomposed_layers, aggr_kwargs
+    flow, node_dim, decomposed_layers, aggr_kwargs : optional
         As for ``GCNConv``.
 
     Attributes

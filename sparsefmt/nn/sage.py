@@ -58,7 +58,7 @@ class SAGEConv(Convolution):
         Features of ``x W_l`` to keep, between 1 and ``out_channels``.
     aggr_kwargs : dict, optional
         Arguments of PyG's aggregation.
-    flow, node_dim, decomposed_layers
+    flow, node_dim, decomposed_layers : optional
         As for ``GCNConv``.
 
     Attributes

@@ -33,7 +33,7 @@ class SGConv(HopConvolution):
     add_self_loops : bool
         Whether ``I`` is added.
     bias : bool
-    aggr, flow, node_dim, decomposed_layers, aggr_kwargs
+    aggr, flow, node_dim, decomposed_layers, aggr_kwargs : optional
         As for ``GCNConv``.
 
     Attributes

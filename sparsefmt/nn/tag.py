@@ -33,7 +33,7 @@ class TAGConv(HopConvolution):
     bias : bool
     normalize : bool
         Whether ``D`` divides; if not, it is the identity.
-    aggr, flow, node_dim, decomposed_layers, aggr_kwargs
+    aggr, flow, node_dim, decomposed_layers, aggr_kwargs : optional
         As for ``GCNConv``.
 
     Attributes
