@@ -111,7 +111,7 @@ def test_strides_autocast_and_a_compiler(device):
     assert torch.equal(spmm(graph, turned, a), y)
     with torch.autocast(torch.device(device).type, torch.bfloat16):
         assert spmm(graph, x, a).dtype is torch.bfloat16
-    compiled = torch.compile(spmm, fullgraph=True, backend="aot_eager")
+    compiled = torch.compile(spmm, fullgraph=True, backend="eager")
     for reduce in ("sum", "mean"):
         found = compiled(graph, x, a, reduce=reduce)
         assert torch.allclose(found, spmm(graph, x, a, reduce=reduce))
