@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._compile import _disable_dynamo
 from torch.autograd import Function
 
 from ..errors import DtypeError, ShapeError
@@ -83,7 +84,15 @@ def relational_aggregate(
     """
     checks.word("reduce", reduce, REDUCTIONS)
     edge_type = None if is_adj_t(graph) else edge_type
-    graph = as_graph(graph, x, own, size=size)
+    run = _related_outside if torch.compiler.is_compiling() else _related
+    found: Tensor = run(as_graph(graph, x, own, size=size), x, weight, edge_type, reduce, own)
+    return found
+
+
+def _related(
+    graph: Any, x: Tensor, weight: Tensor, edge_type: Any, reduce: str, own: Tensor | None
+) -> Tensor:
+    """Aggregate along a graph, after the arguments are known to be what they should be."""
     if not isinstance(graph, Graph):
         raise wrong_graph(graph)
     x, weight, own = _operands(graph, x, weight, own)
@@ -105,6 +114,10 @@ def relational_aggregate(
         return _summed(graph, x, weight, own, groups, reduce)
     found: Tensor = _Relational.apply(x, weight, own, graph, groups, reduce)  # type: ignore[no-untyped-call]
     return found
+
+
+# As ``torch.compiler.disable``, which would import all of torch's compiler here.
+_related_outside: Any = _disable_dynamo(_related)
 
 
 def _together(nbytes: int, n_types: int) -> int:
@@ -292,15 +305,20 @@ class _Gradients:
         return dx, self._of_weight() if self.of_weight else None
 
     def _of_weight(self) -> Tensor:
-        parts, end = [], 0
+        parts: list[Tensor] = []
+        end = 0
         for group, dw in self.dw:
-            parts.append(self.weight.new_zeros(group.first - end, *self.weight.shape[1:]))
+            parts += self._zeros(group.first - end)
             blocks, rows, width = dw.shape
             own = dw.view(blocks, rows, group.length, width // group.length).permute(2, 0, 1, 3)
             parts.append(own if self.weight.dim() == 4 else own.squeeze(1))
             end = group.first + group.length
-        parts.append(self.weight.new_zeros(len(self.weight) - end, *self.weight.shape[1:]))
-        return torch.cat(parts)
+        parts += self._zeros(len(self.weight) - end)
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def _zeros(self, count: int) -> list[Tensor]:
+        """Give the gradient of types that no edge has."""
+        return [self.weight.new_zeros(count, *self.weight.shape[1:])] if count else []
 
 
 # Rows of the weights in the place of mapped features, and reductions of features as they are
