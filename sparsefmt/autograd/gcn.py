@@ -75,7 +75,8 @@ def gcn_norm(
     the first call makes it, which synchronises with a GPU, and it stays with ``graph`` and what
     ``with_data`` makes of it, but not after ``to`` or a copy.  So call it once before a CUDA graph
     is captured, and for every new graph that a compiled function will get.  ``nn.GCNConv`` does the
-    same by scales of rows and columns, without the values.
+    same by scales of rows and columns, without the values; but of several loops of a vertex, which
+    count each here, it takes the last, as PyG does.
 
     GCN (ICLR'17), equation 2; fuseGNN (ICCAD'20), section 3, fuses the same steps.
     """

@@ -227,7 +227,7 @@ def test_a_layer_takes_the_edges_of_pygs(device, name, way):
         autograd.prepare(graph)
         mine(given["x"], graph, given[entries])  # loops are counted before the trace
         layer = torch.compile(mine, fullgraph=True, backend="aot_eager")
-    found = run(lambda g, x, e: layer(x, g, edge_weight=e), graph, args)
+    found = run(lambda g, x, e: layer(x, g, e), graph, args)
     wanted = run(lambda _, x, e: other(x, there, e), None, args)
     for one, expected in zip(found, wanted, strict=True):
         torch.testing.assert_close(one, expected)

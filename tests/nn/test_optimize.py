@@ -480,7 +480,7 @@ def test_nested_inputs_and_layers_called_by_name():
             self.conv = GCNConv(6, 6)
 
         def forward(self, pair, graph):
-            return self.conv(pair[0], graph=graph)
+            return self.conv(pair[0], edge_index=graph)
 
     graph, x = square(), features(6).float()
     model = Nested()
