@@ -83,7 +83,8 @@ class Attention(Passing):
 
     def _mapped(self, layer: Linear, x: Tensor, name: str) -> Tensor:
         """(n, heads, out_channels) Map features, which a lazy layer has not met yet."""
-        settle(layer, x.shape[1])
+        if type(layer) is not Linear:  # as most are
+            settle(layer, x.shape[1])
         check_width(name, x, layer.weight)
         return self._by_head(layer(x))
 

@@ -8,7 +8,6 @@ from torch.nn import Linear
 
 from ..autograd import GraphLike, as_graph, graph_tensors, message_aggregate, sddmm, spmm
 from ..errors import DtypeError, ShapeError, UnsupportedError
-from ..interop.adjacency import is_adj_t
 from ._checks import check_beside, check_number
 from ._linear import settle
 from ._loops import ends, loops, with_loops
@@ -194,12 +193,12 @@ def as_given(given: Any, graph: GraphLike, weights: Tensor, *, looped: bool = Fa
     (edge_index, weights), or of a sparse tensor (that with weights as values, its values), or of a
     SparseTensor that with them
     """
-    if not is_adj_t(given):
-        whole = isinstance(given, Tensor) and not looped
-        return given if whole else edge_index_of(graph), weights
-    if not isinstance(given, Tensor):
+    if hasattr(given, "set_diag"):
         found = given.set_diag() if looped else given
         return found.set_value(_sorted(graph, weights, torch.sparse_csr)[2], layout="coo")
+    if not isinstance(given, Tensor) or given.layout is torch.strided:
+        whole = isinstance(given, Tensor) and not looped
+        return given if whole else edge_index_of(graph), weights
     pointers, minor, values = _sorted(graph, weights, given.layout)
     tensors = graph_tensors(graph)
     size = tensors.n_rows, tensors.n_cols, weights.shape[1]

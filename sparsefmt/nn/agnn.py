@@ -37,13 +37,20 @@ class AGNNConv(Passing):
     add_self_loops : bool
         Whether each vertex has one loop, however many the graph stores.  If not, the loops are
         those of the graph, each counts, and a row without entries gives 0.
-    **passing
-        PyG's ``aggr``, ``flow`` and so on, which are taken where sums can be, or refused.
+    aggr, flow, node_dim, decomposed_layers, aggr_kwargs : optional
+        As for ``GATConv``, ``node_dim`` being -2.
 
     Attributes
     ----------
     beta : (1,)
         1 at first.
+
+    Raises
+    ------
+    UnsupportedError
+        If an option is one that only PyG's layer can do; the text says what to do instead.
+    DtypeError, ShapeError
+        If an option of PyG's is no such value.
 
     Notes
     -----

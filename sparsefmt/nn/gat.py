@@ -69,8 +69,9 @@ class GATConv(LoopedAttention):
     bias : bool
     residual : bool
         Whether a map of the targets' features is added to the result.
-    **passing
-        PyG's ``aggr``, ``flow`` and so on, which are taken where they change nothing, or refused.
+    aggr, flow, node_dim, decomposed_layers, aggr_kwargs : optional
+        PyG's: sums alone; "source_to_target" or, for an ``edge_index`` of targets and sources,
+        "target_to_source"; 0; without effect, no array of messages being made; nothing.
 
     Attributes
     ----------

@@ -37,7 +37,9 @@ class GATv2Conv(LoopedAttention):
         Whether there are ``b``, ``b_l`` and ``b_r``.
     share_weights : bool
         Whether ``W_r`` and ``b_r`` are ``W_l`` and ``b_l``.
-    residual, **passing
+    residual : bool
+        As for ``GATConv``.
+    aggr, flow, node_dim, decomposed_layers, aggr_kwargs : optional
         As for ``GATConv``.
 
     Attributes

@@ -70,8 +70,8 @@ class TransformerConv(Attention):
         Whether the maps but ``W_edge`` and ``W_beta`` have a bias.
     root_weight : bool
         Whether the result has a part of the targets' own features; without there is no ``beta``.
-    **passing
-        PyG's ``aggr``, ``flow`` and so on, which are taken where they change nothing, or refused.
+    aggr, flow, node_dim, decomposed_layers, aggr_kwargs : optional
+        As for ``GATConv``.
 
     Attributes
     ----------
