@@ -196,6 +196,11 @@ def _by_blocks(x: Tensor, blocks: int) -> Tensor:
     return x.reshape(x.shape[0], blocks, x.shape[1] // max(blocks, 1)).transpose(0, 1)
 
 
+def _sources(x: Tensor, group: Group) -> Tensor:
+    """Give the features (blocks, n, feat) of the vertices that a group has columns for."""
+    return x if group.sources is None else x.index_select(1, group.sources)
+
+
 def _of_relations(z: Tensor, count: int) -> Tensor:
     """Give (blocks, n, count * out) as (n * count, blocks * out), a row for each relation."""
     blocks, n, width = z.shape
@@ -223,7 +228,7 @@ def _summed(
     x = _by_blocks(x, blocks)
     y = own
     for group in groups:
-        z = _of_relations(torch.bmm(x, _blocks(weight, group)), group.length)
+        z = _of_relations(torch.bmm(_sources(x, group), _blocks(weight, group)), group.length)
         tensors = tensors_of(group.graph)
         given = z, tensors.csr_values, None, None, None, _reduction(tensors, reduce)
         if y is None:
@@ -283,17 +288,28 @@ class _Gradients:
         """Add what a group has of both; in place unless it is to be differentiated again."""
         dz = _of_blocks(dz, group.length, self.n_blocks)
         if self.of_weight:
-            x = _by_blocks(self.x, self.n_blocks)
+            x = _sources(_by_blocks(self.x, self.n_blocks), group)
             self.dw.append((group, torch.bmm(x.transpose(1, 2), dz)))
         if not self.of_x:
             return
         maps = _blocks(self.weight, group).transpose(1, 2)
-        if self.dx is None:
+        if group.sources is not None:
+            self._add_few(group.sources, torch.bmm(dz, maps))
+        elif self.dx is None:
             self.dx = torch.bmm(dz, maps)
         elif torch.is_grad_enabled():
             self.dx = torch.baddbmm(self.dx, dz, maps)
         else:
             self.dx.baddbmm_(dz, maps)
+
+    def _add_few(self, sources: Tensor, part: Tensor) -> None:
+        """Add the gradients of some vertices, each once: nothing depends on an order."""
+        if self.dx is None:
+            self.dx = part.new_zeros(part.shape[0], self.x.shape[0], part.shape[2])
+        if torch.is_grad_enabled():
+            self.dx = self.dx.index_add(1, sources, part)
+        else:
+            self.dx.index_add_(1, sources, part)
 
     def found(self) -> tuple[Tensor | None, Tensor | None]:
         """Give the gradients that are wanted, in the shapes of features and weights."""
@@ -348,6 +364,7 @@ def _best(
     y = own
     for group in groups_of(graph, edge_type, given, x if by_ids else None):
         features = weight[group.first] if by_ids else x
+        features = features if group.sources is None else features[group.sources]
         found = multiply(group.graph, False, features, None, None, None, reduce)
         if not by_ids:
             maps = _blocks(weight, group)

@@ -16,18 +16,22 @@ from . import _check
 
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.uint8, torch.int8)
 _INT32 = 2**31 - 1
+#: A type that has edges from one of so many vertices, or fewer, has columns for these alone.
+FEW_SOURCES = 4
 
 
 class Group(NamedTuple):
     """The edges of ``length`` types from ``first`` on, as a graph that tells them apart by columns.
 
     An edge (i, j) of type t has column ``j * length + t - first``; of ids, which are columns of a
-    table for each type, ``(t - first) * n_ids + id``.
+    table for each type, ``(t - first) * n_ids + id``.  Where one type has few ``sources``, which
+    ascend and are distinct, its columns are their numbers.
     """
 
     first: int
     length: int
     graph: Graph
+    sources: Tensor | None = None
 
 
 class Grouping(NamedTuple):
@@ -201,7 +205,11 @@ def _group(
     (n_rows, n_cols), (rows, cols, types) = sizes, edges
     count = min(grouping.together, grouping.n_types - first)
     small = max(n_cols * count, n_rows, len(rows)) <= _INT32
-    weight = None
+    weight = sources = None
+    if count == 1 and not by_ids:
+        found, numbers = torch.unique(cols, return_inverse=True)
+        if len(found) * FEW_SOURCES <= n_cols:
+            sources, cols, n_cols = found, numbers, len(found)
     if count > 1:
         local = types.long() - first
         if grouping.values is not None:
@@ -211,4 +219,4 @@ def _group(
         cols = local * n_cols + cols if by_ids else cols.long() * count + local
     ends = torch.stack((cols.long(), rows.long())).to(torch.int32 if small else torch.int64)
     sizes = n_cols * count, n_rows
-    return Group(first, count, Graph.from_edge_index(ends, weight, num_nodes=sizes))
+    return Group(first, count, Graph.from_edge_index(ends, weight, num_nodes=sizes), sources)

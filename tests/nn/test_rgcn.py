@@ -11,7 +11,7 @@ from test_pyg_graphs import SparseTensor  # noqa: E402
 from torch.autograd import gradcheck, gradgradcheck  # noqa: E402
 
 from sparsefmt import Graph, nn  # noqa: E402
-from sparsefmt.autograd import relational_aggregate, relations  # noqa: E402
+from sparsefmt.autograd import relational_aggregate, relations, typed_edges  # noqa: E402
 from sparsefmt.errors import (  # noqa: E402
     DeviceError,
     DtypeError,
@@ -26,10 +26,15 @@ N, M, TYPES = 14, 9, 5
 PARTS = {"full": (None, None), "bases": (3, None), "blocks": (None, 2)}
 
 
-@pytest.fixture(params=[1, 14 * 8 * 8 * 2, 1 << 25], ids=["one", "two", "all"])
+WAYS = {"one": (1, 4), "few": (1, 0), "two": (14 * 8 * 8 * 2, 4), "all": (1 << 25, 4)}
+
+
+@pytest.fixture(params=WAYS)
 def together(request, monkeypatch):
-    """Map the features of one type at a time, of two, or of all."""
-    monkeypatch.setattr(relations, "RESIDENT_BYTES", request.param)
+    """Map the features of one type at a time, of its sources alone, of two types, or of all."""
+    resident, few = WAYS[request.param]
+    monkeypatch.setattr(relations, "RESIDENT_BYTES", resident)
+    monkeypatch.setattr(typed_edges, "FEW_SOURCES", few)
 
 
 def edges(device="cpu", n_target=M - 2):
@@ -140,6 +145,21 @@ def test_narrow_dtypes(device, together, dtype):
     assert torch.allclose(found.double(), theirs(x, *given), rtol=bound, atol=bound)
     found.sum().backward()
     assert ours.weight.grad.dtype is dtype
+
+
+def test_types_with_few_sources_have_columns_for_these(device, monkeypatch):
+    monkeypatch.setattr(relations, "RESIDENT_BYTES", 1)
+    given, types = edges(device)
+    given = torch.where(types == 1, given % torch.tensor([[3], [N]], device=device), given)
+    theirs, ours = pair(6, device=device)
+    x = inputs(False, False, device)
+    assert_alike(theirs, ours, *x, given, types)
+    groups = typed_edges.groups_of(
+        Graph.from_edge_index(given, num_nodes=N), types, typed_edges.Grouping(TYPES, 1)
+    )
+    few = {group.first: group.graph.shape[1] for group in groups if group.sources is not None}
+    assert few == {1: 3}
+    assert_alike(*pair(6, aggr="max", device=device), *inputs(False, False, device), given, types)
 
 
 def test_types_come_with_the_graph(device):
