@@ -266,7 +266,11 @@ def unwatched(args: tuple[Any, ...]) -> bool:
     if _listening(args):
         return False
     for arg in args:
-        if type(arg) not in _OTHERS and _not_plain(arg):
+        kind = type(arg)
+        if kind is Tensor or kind is Parameter:
+            if arg.is_neg() or arg._is_zerotensor():
+                return False
+        elif kind not in _OTHERS:
             return False
     return True
 

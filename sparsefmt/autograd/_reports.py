@@ -22,7 +22,8 @@ _BYTES, _SLOTS = 64, 256
 _Words = ctypes.c_longlong * len(Findings._fields)
 
 _lock = RLock()
-_pinned: list[Tensor] = []  # never given back: a kernel may still be about to write
+_kept: list[Tensor] = []  # never given back: a kernel may still be about to write
+_steps: dict[tuple[int, int], int] = {}
 _free: list[int] = []
 _open: "list[Report]" = []  # in the order of their making
 
@@ -35,8 +36,14 @@ class Report:
 
     __slots__ = ("_fault", "_told", "_words", "address", "device", "found", "stream")
 
-    def __init__(self, device: int, fault: Callable[[int], SparseFmtError] | None = None) -> None:
-        self.device, self.stream = device, raw_stream(device)
+    def __init__(
+        self,
+        device: int,
+        fault: Callable[[int], SparseFmtError] | None = None,
+        stream: int | None = None,
+    ) -> None:
+        self.device = device
+        self.stream: int = raw_stream(device) if stream is None else stream
         self.found: Findings | None = None
         self._fault, self._told = fault, False
         with _lock:
@@ -116,11 +123,22 @@ def mark(device: int) -> Report:
     return report
 
 
+def steps_beside(report: Report) -> int:
+    """Give the address of words on the GPU that no two open reports share, 0 when they are new."""
+    key = report.device, report.address
+    found = _steps.get(key)
+    if found is None:
+        memory = torch.zeros(build.SMALL_BLOCKS, dtype=torch.int64, device=f"cuda:{key[0]}")
+        found = _steps[key] = memory.data_ptr()
+        _kept.append(memory)
+    return found
+
+
 def _more() -> int:
     """Make more slots, and give one of them."""
     with torch.inference_mode(False):
         memory = torch.zeros(_SLOTS * _BYTES, dtype=torch.uint8, pin_memory=True)
-    _pinned.append(memory)
+    _kept.append(memory)
     begin = memory.data_ptr()
     _free.extend(begin + k * _BYTES for k in range(_SLOTS))
     return _free.pop()

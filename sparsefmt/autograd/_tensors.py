@@ -24,9 +24,9 @@ _MOST_ASKED = 32
 class _OfStructure:
     """Tensors of a structure, and what is made once of them alone."""
 
-    def __init__(self, leaf: Any) -> None:
+    def __init__(self, leaf: Any, built: Built | None = None) -> None:
         self.device: Any = getattr(leaf, "device", None)  # a tracer's leaf may be anything
-        self._built = Built()
+        self._built = Built() if built is None else built
         self._marks: dict[Any, Report] = {}  # of what a stream may still be making
 
     def kept(self, key: Any, make: Callable[[], Tensor]) -> Tensor:
@@ -121,7 +121,7 @@ class Side(_OfStructure):
     def over(cls, arrays: Arrays, *, numbered: bool) -> "Side":
         """Make a side over arrays that the current stream is building, with ``perm`` if wanted."""
         found = cls.__new__(cls)
-        _OfStructure.__init__(found, arrays.memory)
+        _OfStructure.__init__(found, arrays.memory, arrays.built)
         found.arrays, found._numbered = arrays, numbered
         found._plan, found.n_cols = [], arrays.at.n_cols
         found.structure = arrays.structure
@@ -184,7 +184,7 @@ class Side(_OfStructure):
         """Return 1 over the number of entries, 1 for an empty row: (n_rows,)."""
         arrays = self.arrays
         if arrays is not None and dtype is torch.float32:
-            return arrays.inverse_degree()
+            return arrays.factors()[0]
         return self.kept(dtype, lambda: self._inverse_degree(dtype))
 
     def inverse_degree_beside(self, like: Tensor) -> Tensor:
@@ -237,6 +237,16 @@ class GraphTensors(_OfStructure):
         if of_columns is not None:
             found._add(of_columns)
         return found
+
+    def unit_scales(self) -> tuple[Tensor, Tensor] | None:
+        """Return GCN's factors in float32 if the build of unweighted edges has made them.
+
+        See ``autograd.unit_scales``.
+        """
+        arrays = self.rows.arrays
+        if arrays is None or self.csr_values is not None:
+            return None
+        return arrays.factors()[1:]
 
     def __getattr__(self, name: str) -> Any:
         """Make the view of the edges' numbers once somebody asks for it."""

@@ -21,12 +21,14 @@ Sizes: TypeAlias = tuple[int | None, int | None]
 class _Memory(NamedTuple):
     """A tensor, its version and place in memory when its graph was made, and the graph.
 
-    That holds an alias or a copy of the tensor, not the tensor itself.
+    That holds an alias or a copy of the tensor, not the tensor itself.  ``shape`` is the graph's,
+    if the tensor is a plain ``edge_index``.
     """
 
     tensor: "ref[Tensor]"
     state: Any
     graph: Graph
+    shape: tuple[int, int] | None = None
 
 
 #: By the identity of the tensor; a dictionary of weak keys takes ten times as long.
@@ -67,6 +69,12 @@ def as_graph(given: Any, of_columns: Any, of_rows: Any = None, *, size: Any = No
     inference mode have none: their graph is made at each call.  ``torch.compile`` breaks its graph
     here: give it a ``Graph``.
     """
+    if type(given) is Graph:
+        return given
+    found = _graphs.get(id(given))
+    if found is not None and size is None and not torch.compiler.is_compiling():
+        if _is_still(found, given, of_columns, of_rows):
+            return found.graph
     if isinstance(given, Graph | GraphTensors):
         return given
     if _is_plain(given):
@@ -76,6 +84,20 @@ def as_graph(given: Any, of_columns: Any, of_rows: Any = None, *, size: Any = No
     if is_adj_t(given) or is_edge_index(given):
         return _of_pyg(given, _sizes(of_columns, of_rows, size))
     return given
+
+
+def _is_still(found: _Memory, given: Any, of_columns: Any, of_rows: Any) -> bool:
+    """Tell quickly of most calls that the graph is that of an ``edge_index`` as it is now."""
+    tensor = found.tensor()
+    return (
+        tensor is given
+        and tensor is not None
+        and found.shape is not None
+        and found.state == (tensor._version, tensor.data_ptr(), tensor.shape)
+        and isinstance(of_columns, Tensor)
+        and of_columns.shape[:1] == found.shape[1:]
+        and (of_columns if of_rows is None else of_rows).shape[:1] == found.shape[:1]
+    )
 
 
 def is_remembered(given: Any) -> bool:
@@ -117,7 +139,8 @@ def _remembered(given: Tensor, sizes: Sizes) -> Graph:
         n = n_rows if n_cols is None else n_cols
         if n is None or found.graph.shape == (n_rows, n_cols):
             return found.graph
-    return _remember(given, state, _graph(given, sizes))
+    graph = _graph(given, sizes)
+    return _remember(given, state, graph, graph.shape)
 
 
 def _found(key: Tensor) -> _Memory | None:
@@ -126,8 +149,8 @@ def _found(key: Tensor) -> _Memory | None:
     return found if found is not None and found.tensor() is key else None
 
 
-def _remember(key: Tensor, state: Any, graph: Graph) -> Graph:
-    _graphs[id(key)] = _Memory(ref(key, partial(_forget, id(key))), state, graph)
+def _remember(key: Tensor, state: Any, graph: Graph, shape: Any = None) -> Graph:
+    _graphs[id(key)] = _Memory(ref(key, partial(_forget, id(key))), state, graph, shape)
     return graph
 
 

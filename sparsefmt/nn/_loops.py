@@ -20,6 +20,9 @@ def symmetric(
     """
     if edge_weight is None:
         tensors = graph_tensors(graph)
+        made = tensors.unit_scales() if dtype is torch.float32 else None
+        if made is not None:
+            return made
         both = tensors.kept(("gcn", dtype), lambda: _of_graph(graph, dtype))
     else:
         both = _symmetric(graph, edge_weight).to(dtype)

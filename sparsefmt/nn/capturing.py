@@ -193,12 +193,12 @@ class Captured(Step):
             )
         leaves = self.inputs.checked(inputs)
         with self._lock:
-            self._guard.check()
             self._recorder.follow()
             with torch.no_grad():
                 for into, one in zip(self._given, leaves, strict=True):
                     if one is not None and one is not into:
                         into.copy_(one)
+            self._guard.check()  # while the GPU copies
             made = self._recorded
             made.replay()
             results = [

@@ -43,6 +43,15 @@ __device__ inline void write_row(const Key* keys, Index* indptr, float* inverse,
     if (length > *(volatile unsigned long long*)&counts->longest) atomicMax(&counts->longest, length);
 }
 
+// GCN's factors of row i, whose entries count 1 each: d^-1/2 and, unless it stores a loop, 1 / d, where d counts a loop for
+// every row. Until then square[i] tells whether the loop is missing.
+template <typename Index>
+__device__ inline void write_unit_scales(const Index* indptr, float* scale, float* square, long long i) {
+    const bool missing = square[i] != 0;
+    const double s = rsqrt(double(indptr[i + 1] - indptr[i] + missing));
+    scale[i] = s, square[i] = missing ? s * s : 0;
+}
+
 // How many blocks rows of so many pieces are cut into: as formats/chunks.py counts them.
 __device__ inline long long block_count(long long total, int wave) {
     const long long waves = rint((double)total / ((double)PIECES * CHUNKS * wave));

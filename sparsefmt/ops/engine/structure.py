@@ -49,9 +49,12 @@ class Deciding:
         return found
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)
 class Structure(Deciding):
-    """A CSR and its ``Chunks``: sizes and device pointers; whoever makes it keeps the arrays."""
+    """A CSR and its ``Chunks``: sizes and device pointers; whoever makes it keeps the arrays.
+
+    Not frozen, which would treble the time to make one of each new graph, but never changed.
+    """
 
     format: ClassVar[str] = "csr"
 
@@ -108,10 +111,15 @@ structure_at = lru_cache(maxsize=256)(Structure)
 
 def structure_in_work(report: Any, *fields: Any) -> Structure:
     """Make a structure that is being built, with what was decided for another one there."""
-    found = Structure(*fields)
-    object.__setattr__(found, "report", report)
-    object.__setattr__(found, "_decided", structure_at(*fields)._decided)
+    found = Structure(*fields, report=report)
+    found._decided = _decided_at(*fields)
     return found
+
+
+@lru_cache(maxsize=256)
+def _decided_at(*fields: Any) -> dict[Hashable, Any]:
+    """Give what was decided for a structure of these fields, to be added to."""
+    return {}
 
 
 def _structure(A: CSR) -> Structure:
