@@ -132,15 +132,17 @@ def sides_of(edges: Edges, *, both: bool) -> tuple[Arrays, Arrays | None]:
     source = index.data_ptr()
     target = source + nnz * ITEMSIZE[dtype]
     report = Report(device, edges.fault_maker())
+    rows = columns = None
     try:
         if build.is_small(n_rows, n_cols, nnz):
             how = build.small(n_rows, n_cols, nnz, dtype, device, both=both)
-            return _small(how, report, index, (target, source))
+            rows, columns = _small(how, report, index, (target, source))
+            return rows, columns
         at = build.layout(n_rows, n_cols, nnz, dtype, device)
         rows = _built(at, report, index, (target, source), source, transposed=False)
-    except BaseException:
-        report.abandon()
-        raise
+    finally:
+        if rows is None:
+            report.abandon()
     return rows, columns_of(rows) if both else None
 
 
@@ -153,14 +155,13 @@ def _small(
     scratch = like.new_empty(how.scratch // ITEMSIZE["int32"], dtype=torch.int32)
     begin, rows, columns = memory.data_ptr(), how.rows, how.columns
     other = None if columns is None else Report(device, stream=stream)
-    reports = report.address, 0 if other is None else other.address
+    reports, found = (report.address, 0 if other is None else other.address), None
     try:
         how(ids, begin, reports, scratch.data_ptr(), steps_beside(report), stream)
-    except BaseException:
-        if other is not None:
+        found = Arrays(rows, memory, begin, report)
+    finally:
+        if found is None and other is not None:
             other.abandon()
-        raise
-    found = Arrays(rows, memory, begin, report)
     if columns is None or other is None:
         return found, None
     return found, Arrays(columns, memory, begin + rows.size, other, rows.size)
@@ -171,12 +172,13 @@ def columns_of(rows: Arrays) -> Arrays:
     own, device = rows.at, rows.report.device
     at = build.layout(own.n_cols, own.n_rows, own.nnz, own.index_dtype, device)
     ids = rows.structure.indices, 0
-    minor, report = rows.structure.indptr, Report(device)
+    minor, report, found = rows.structure.indptr, Report(device), None
     try:
-        return _built(at, report, rows.memory, ids, minor, transposed=True)
-    except BaseException:
-        report.abandon()
-        raise
+        found = _built(at, report, rows.memory, ids, minor, transposed=True)
+    finally:
+        if found is None:
+            report.abandon()
+    return found
 
 
 def _built(

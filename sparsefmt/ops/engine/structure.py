@@ -111,8 +111,8 @@ structure_at = lru_cache(maxsize=256)(Structure)
 
 def structure_in_work(report: Any, *fields: Any) -> Structure:
     """Make a structure that is being built, with what was decided for another one there."""
-    found = Structure(*fields, report=report)
-    found._decided = _decided_at(*fields)
+    found = Structure(*fields)
+    found.report, found._decided = report, _decided_at(*fields)
     return found
 
 
