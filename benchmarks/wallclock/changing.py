@@ -98,8 +98,9 @@ class Case:
 
     def errors(self, exact: tuple[Any, ...], layer: Any, graph: Any) -> list[float]:
         """Relative errors of the results of a step."""
-        pairs = zip(self.step(layer, graph), exact, strict=True)
-        return [float((a.detach().double() - b).norm() / b.norm()) for a, b in pairs]
+        found = (one.detach().double() for one in self.step(layer, graph))
+        wanted = (one.detach() for one in exact)
+        return [float((a - b).norm() / b.norm()) for a, b in zip(found, wanted, strict=True)]
 
     def times(self, *, quick: bool) -> dict[str, Any]:
         """Median wall times in ms of each way, taken in turn, and ours over PyG's."""
