@@ -87,6 +87,9 @@ constexpr int STRICT = __ATOMIC_SEQ_CST;
 template <typename T> static T atomicAdd(T* at, T value) {
     return __atomic_fetch_add(at, value, STRICT);
 }
+template <typename T> static T atomicSub(T* at, T value) {
+    return __atomic_fetch_sub(at, value, STRICT);
+}
 template <typename T> static void atomicMax(T* at, T value) {
     T held = *at;
     while (held < value &&

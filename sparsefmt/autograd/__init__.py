@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from .convolutions import propagated as propagated
     from .convolutions import sage_convolution as sage_convolution
     from .edge_index import as_graph as as_graph
+    from .edge_index import turned as turned
     from .edges import edge_softmax as edge_softmax
     from .edges import sddmm as sddmm
     from .gat import gat_aggregate as gat_aggregate
@@ -51,7 +52,7 @@ _MODULES = {
         "gat_convolution gcn_convolution gin_convolution is_bare is_plain propagated "
         "sage_convolution"
     ),
-    "edge_index": "as_graph",
+    "edge_index": "as_graph turned",
     "edges": "edge_softmax sddmm",
     "gat": "gat_aggregate gat_of_vectors",
     "gcn": "gcn_norm unit_scales",

@@ -20,23 +20,21 @@ from ..ops.engine import build
 from ..ops.engine.build import Layout
 from ..ops.engine.launch import ITEMSIZE
 from ..ops.engine.structure import Structure, exact
-from ._memory import DTYPES, NAMES
-from ._reports import Report, steps_beside
+from ._memory import DTYPES, NAMES, out_of_inference
+from ._reports import Report, progress_of
 
 
 class Arrays:
     """The arrays of a CSR that a stream builds, and what is made of them once they are asked for.
 
-    ``memory`` is that of the stream, in which they begin at byte ``start``.  ``perm`` tells of each
+    They begin at byte ``offset`` of ``memory``, which is the stream's.  ``perm`` tells of each
     entry the number of its edge.
     """
 
-    def __init__(
-        self, at: Layout, memory: Tensor, begin: int, report: Report, start: int = 0
-    ) -> None:
-        self.at, self.memory, self.report, self.start = at, memory, report, start
-        self._begin = begin  # the address
-        self.structure = build.structure_in(at, begin, report)
+    def __init__(self, at: Layout, memory: Tensor, report: Report, offset: int = 0) -> None:
+        self.at, self.memory, self.report, self._offset = at, memory, report, offset
+        self._begin = memory.data_ptr() + offset
+        self.structure = build.structure_in(at, self._begin, report)
         self.built = Built()
 
     def views(self) -> tuple[Tensor, Tensor, Tensor]:
@@ -84,17 +82,21 @@ class Arrays:
         (long,) = self._parts(at.long, index, S.n_long)
         return [start.view(-1, 2), slot, cut, long]
 
-    def factors(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Return what rows are scaled by, where entries count 1 each: (n_rows,) in float32.
+    def inverse_degree(self) -> Tensor:
+        """Return one over the number of entries of each row, 1 for an empty one: in float32."""
+        at = self.at
+        return self.built.ask(
+            "inverse degree", lambda: self._parts(at.inverse, torch.float32, at.n_rows)[0]
+        )
 
-        One over their number, 1 for an empty row; and GCN's factors, see ``unit_scales``.
-        """
-        return self.built.ask("factors", self._factors)
+    def unit_scales(self) -> tuple[Tensor, Tensor]:
+        """Return GCN's factors of the rows, see ``autograd.unit_scales``: in float32."""
+        return self.built.ask("unit scales", self._unit_scales)
 
-    def _factors(self) -> tuple[Tensor, Tensor, Tensor]:
+    def _unit_scales(self) -> tuple[Tensor, Tensor]:
         n = self.at.n_rows
-        inverse, scale, square = self._parts(self.at.inverse, torch.float32, n, n, n)
-        return inverse, scale, square
+        scale, square = self._parts(self.at.scale, torch.float32, n, n)
+        return scale, square
 
     def in_order(self) -> bool:
         """Tell whether each entry is at the place of its edge, waiting for the build."""
@@ -116,10 +118,11 @@ class Arrays:
 
     def _parts(self, begin: int, dtype: torch.dtype, *sizes: int) -> Sequence[Tensor]:
         """Return views of memory that begin there, one behind the other."""
-        memory = self.memory if self.memory.dtype is dtype else self.memory.view(dtype)
-        first = (self.start + begin) // dtype.itemsize
-        left = memory.shape[0] - first - sum(sizes)
-        return memory.split_with_sizes([first, *sizes, left])[1:-1]
+        with out_of_inference():
+            memory = self.memory if self.memory.dtype is dtype else self.memory.view(dtype)
+            first = (self._offset + begin) // dtype.itemsize
+            left = memory.shape[0] - first - sum(sizes)
+            return memory.split_with_sizes([first, *sizes, left])[1:-1]
 
 
 def sides_of(edges: Edges, *, both: bool) -> tuple[Arrays, Arrays | None]:
@@ -131,18 +134,12 @@ def sides_of(edges: Edges, *, both: bool) -> tuple[Arrays, Arrays | None]:
     index, dtype = edges.index, NAMES[edges.index.dtype]
     source = index.data_ptr()
     target = source + nnz * ITEMSIZE[dtype]
-    report = Report(device, edges.fault_maker())
-    rows = columns = None
-    try:
+    with Report(device, edges.fault_maker()) as report:
         if build.is_small(n_rows, n_cols, nnz):
             how = build.small(n_rows, n_cols, nnz, dtype, device, both=both)
-            rows, columns = _small(how, report, index, (target, source))
-            return rows, columns
+            return _small(how, report, index, (target, source))
         at = build.layout(n_rows, n_cols, nnz, dtype, device)
         rows = _built(at, report, index, (target, source), source, transposed=False)
-    finally:
-        if rows is None:
-            report.abandon()
     return rows, columns_of(rows) if both else None
 
 
@@ -150,35 +147,27 @@ def _small(
     how: build.Small, report: Report, like: Tensor, ids: tuple[int, int]
 ) -> tuple[Arrays, Arrays | None]:
     """Build few edges in one launch."""
-    device, stream = report.device, report.stream
     memory = like.new_empty(how.size // like.element_size())
     scratch = like.new_empty(how.scratch // ITEMSIZE["int32"], dtype=torch.int32)
-    begin, rows, columns = memory.data_ptr(), how.rows, how.columns
-    other = None if columns is None else Report(device, stream=stream)
-    reports, found = (report.address, 0 if other is None else other.address), None
-    try:
-        how(ids, begin, reports, scratch.data_ptr(), steps_beside(report), stream)
-        found = Arrays(rows, memory, begin, report)
-    finally:
-        if found is None and other is not None:
-            other.abandon()
-    if columns is None or other is None:
-        return found, None
-    return found, Arrays(columns, memory, begin + rows.size, other, rows.size)
+    begin, room, stream = memory.data_ptr(), scratch.data_ptr(), report.stream
+    progress = progress_of(report)
+    if how.columns is None:
+        how(ids, begin, (report.address, 0), room, progress, stream)
+        return Arrays(how.rows, memory, report), None
+    with Report(report.device, stream=stream) as other:
+        how(ids, begin, (report.address, other.address), room, progress, stream)
+        rows = Arrays(how.rows, memory, report)
+        return rows, Arrays(how.columns, memory, other, how.rows.size)
 
 
 def columns_of(rows: Arrays) -> Arrays:
     """Build the rows of the transpose; its ``perm`` numbers the entries of ``rows``."""
     own, device = rows.at, rows.report.device
-    at = build.layout(own.n_cols, own.n_rows, own.nnz, own.index_dtype, device)
+    sizes = own.n_cols, own.n_rows, own.nnz, own.index_dtype, device
+    at = build.layout(*sizes, transposed=True)
     ids = rows.structure.indices, 0
-    minor, report, found = rows.structure.indptr, Report(device), None
-    try:
-        found = _built(at, report, rows.memory, ids, minor, transposed=True)
-    finally:
-        if found is None:
-            report.abandon()
-    return found
+    with Report(device) as report:
+        return _built(at, report, rows.memory, ids, rows.structure.indptr, transposed=True)
 
 
 def _built(
@@ -196,4 +185,4 @@ def _built(
     build.rows(at, begin, *places, stream, transposed=transposed)
     words.cumsum_(0)
     build.chunks(at, begin, words.data_ptr(), address, stream)
-    return Arrays(at, memory, begin, report)
+    return Arrays(at, memory, report)

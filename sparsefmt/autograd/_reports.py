@@ -23,15 +23,16 @@ _Words = ctypes.c_longlong * len(Findings._fields)
 
 _lock = RLock()
 _kept: list[Tensor] = []  # never given back: a kernel may still be about to write
-_steps: dict[tuple[int, int], int] = {}
+_progress: dict[tuple[int, int], int] = {}
 _free: list[int] = []
 _open: "list[Report]" = []  # in the order of their making
 
 
 class Report:
-    """What the current stream of a device tells once it has come to where this is made.
+    """What a stream of a device tells once it has come to where this is made.
 
-    ``fault`` makes the error for an id that was wrong, of what ``Findings.fault`` says.
+    ``fault`` makes the error for an id that was wrong, of what ``Findings.fault`` says.  ``stream``
+    is the current one by default.  In a ``with`` statement an error abandons it.
     """
 
     __slots__ = ("_fault", "_told", "_words", "address", "device", "found", "stream")
@@ -92,6 +93,13 @@ class Report:
             return torch.cuda.default_stream(self.device)
         return torch.cuda.ExternalStream(self.stream, device=self.device)  # type: ignore[no-untyped-call]
 
+    def __enter__(self) -> "Report":
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        if kind is not None:
+            self.abandon()
+
     def abandon(self) -> None:
         """Expect nothing of it, since what was to be launched failed.
 
@@ -123,14 +131,17 @@ def mark(device: int) -> Report:
     return report
 
 
-def steps_beside(report: Report) -> int:
-    """Give the address of words on the GPU that no two open reports share, 0 when they are new."""
+def progress_of(report: Report) -> int:
+    """Return the address of a report's own words on its GPU, for the steps of a build's blocks.
+
+    They are 0 at first, and go with the report's place from one report to the next.
+    """
     key = report.device, report.address
-    found = _steps.get(key)
+    found = _progress.get(key)
     if found is None:
         memory = torch.zeros(build.SMALL_BLOCKS, dtype=torch.int64, device=f"cuda:{key[0]}")
-        found = _steps[key] = memory.data_ptr()
-        _kept.append(memory)
+        found = _progress[key] = memory.data_ptr()
+        _kept.append(memory)  # 8 KiB for each place: of those that are free the latest is used next
     return found
 
 

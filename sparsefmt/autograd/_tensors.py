@@ -184,7 +184,7 @@ class Side(_OfStructure):
         """Return 1 over the number of entries, 1 for an empty row: (n_rows,)."""
         arrays = self.arrays
         if arrays is not None and dtype is torch.float32:
-            return arrays.factors()[0]
+            return arrays.inverse_degree()
         return self.kept(dtype, lambda: self._inverse_degree(dtype))
 
     def inverse_degree_beside(self, like: Tensor) -> Tensor:
@@ -238,15 +238,10 @@ class GraphTensors(_OfStructure):
             found._add(of_columns)
         return found
 
-    def unit_scales(self) -> tuple[Tensor, Tensor] | None:
-        """Return GCN's factors in float32 if the build of unweighted edges has made them.
-
-        See ``autograd.unit_scales``.
-        """
+    def built_scales(self) -> tuple[Tensor, Tensor] | None:
+        """Return what ``autograd.unit_scales`` computes, in float32, if the build has made it."""
         arrays = self.rows.arrays
-        if arrays is None or self.csr_values is not None:
-            return None
-        return arrays.factors()[1:]
+        return None if arrays is None or self.csr_values is not None else arrays.unit_scales()
 
     def __getattr__(self, name: str) -> Any:
         """Make the view of the edges' numbers once somebody asks for it."""

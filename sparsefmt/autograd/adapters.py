@@ -177,7 +177,10 @@ def _kept(graph: Graph, key: Any, make: Callable[[], Any]) -> Any:
 
 
 def with_loops(graph: Graph, which: str, weight: Tensor | None = None) -> Graph:
-    """Add a loop to each vertex: "all", those "without" one, or so that each has "one"."""
+    """Add a loop to each vertex: "all", those "without" one, or so that each has "one".
+
+    Of those that a vertex has the last stays, and with "all" each.
+    """
     tensors = graph_tensors(graph)
     indptr, columns = tensors.rows.indptr, tensors.rows.indices.long()
     at = torch.arange(tensors.n_rows, device=columns.device)
@@ -186,6 +189,9 @@ def with_loops(graph: Graph, which: str, weight: Tensor | None = None) -> Graph:
     kept = ~loops if which == "one" else torch.ones_like(loops)
     if which == "without":
         missing[rows[loops]] = False
+        place = torch.arange(1, len(rows) + 1, device=rows.device)
+        last = torch.zeros_like(at).scatter_reduce(0, rows, place * loops, "amax")
+        kept = ~loops | (place == last[rows])
     rows, columns, added = rows[kept], columns[kept], at[missing]
     edges = torch.stack([torch.cat([columns, added]), torch.cat([rows, added])])
     values = tensors.csr_values
@@ -220,6 +226,12 @@ def _with_one_loop(layer: Any, graph: Graph, dtype: torch.dtype) -> Values:
     if not getattr(layer, "add_self_loops", True):
         return _normalised(graph, dtype)
     return _normalised(_kept(graph, "one", lambda: with_loops(graph, "one")), dtype)
+
+
+def _with_loops_of(layer: Any, graph: Graph, dtype: torch.dtype) -> Values:
+    """Give the graph of a layer that may do without loops."""
+    given = _with_missing_loops if layer.add_self_loops else _as_it_is
+    return given(layer, graph, dtype)
 
 
 def _as_it_is(layer: Any, graph: Graph, dtype: torch.dtype) -> Values:
@@ -305,11 +317,6 @@ def _of_one_width(one: Any, other: Any) -> bool:
     return _bare(one) and _bare(other) and bool(one.weight.shape[1] == other.weight.shape[1])
 
 
-def _whole(layer: Any) -> bool:
-    sampled = layer.training_sample if layer.training else layer.sample
-    return layer.k is None and sampled is None
-
-
 def _gin_whole(layer: Any) -> bool:
     first = _first(layer.nn)
     plain = type(first) is Linear and _bare(first) and not hooked(layer.nn)
@@ -319,6 +326,11 @@ def _gin_whole(layer: Any) -> bool:
 def _one_head(layer: Any) -> bool:
     plain = layer.heads == 1 and layer.edge_dim is None and layer.lin is not None
     return plain and _bare(layer.lin) and getattr(layer, "residual", False) is False
+
+
+def _sums(layer: Any) -> bool:
+    """Tell whether one of our layers sums up what flows from sources to targets."""
+    return bool(layer._reductions == ("sum",) and layer.flow == "source_to_target")
 
 
 def _plain(layer: Any, aggr: str = "add") -> bool:
@@ -345,12 +357,20 @@ def _sage_of_pyg(layer: Any) -> bool:
     return usual and _plain(layer, "mean") and _of_one_width(layer.lin_l, layer.lin_r)
 
 
+def _sgc(layer: Any) -> bool:
+    return _sums(layer) and not layer.cached and _bare(layer.lin)
+
+
+def _tagcn(layer: Any) -> bool:
+    return bool(layer.normalize) and _sums(layer) and all(map(_bare, layer.lins))
+
+
 _GCN = Adapter(
     expression=lambda layer: models.gcn(models.features()),
     matrices=_with_missing_loops,
     parameters=lambda layer: {"W": _transposed(layer.lin)},
     finish=_biased,
-    suits=lambda layer: _whole(layer) and _bare(layer.lin),
+    suits=lambda layer: layer._is_usual() and not layer.cached and _bare(layer.lin),
     default="D·A·D·(H·W)",
 )
 _SAGE = Adapter(
@@ -358,7 +378,9 @@ _SAGE = Adapter(
     matrices=_means,
     parameters=lambda layer: {"W": _transposed(layer.lin_l), "V": _transposed(layer.lin_r)},
     finish=lambda layer, y: _biased(layer.lin_l, y),
-    suits=lambda layer: _whole(layer) and _of_one_width(layer.lin_l, layer.lin_r),
+    suits=lambda layer: (
+        layer._is_usual() and not layer.normalize and _of_one_width(layer.lin_l, layer.lin_r)
+    ),
     default="((D·A·H)·W) + (H·V)",
     narrowing="(D·A·(H·W)) + (H·V)",
 )
@@ -367,7 +389,7 @@ _GIN = Adapter(
     matrices=_with_own,
     parameters=lambda layer: {"W": _transposed(_first(layer.nn))},
     finish=_rest,
-    suits=lambda layer: _whole(layer) and _gin_whole(layer),
+    suits=lambda layer: layer._is_usual() and _gin_whole(layer),
     default="(B·H)·W",
     narrowing="B·(H·W)",
 )
@@ -403,6 +425,8 @@ ADAPTERS = {
     "sparsefmt.nn.SAGEConv": _SAGE,
     "sparsefmt.nn.GINConv": _GIN,
     "sparsefmt.nn.GATConv": _GAT,
+    "sparsefmt.nn.SGConv": replace(_SGC, matrices=_with_loops_of, suits=_sgc, edge_index=False),
+    "sparsefmt.nn.TAGConv": replace(_TAGCN, suits=_tagcn, edge_index=False),
     f"{_PYG}.gcn_conv.GCNConv": _OF_PYG(_GCN, matrices=_with_one_loop, suits=_gcn_of_pyg),
     f"{_PYG}.sage_conv.SAGEConv": _OF_PYG(_SAGE, suits=_sage_of_pyg),
     f"{_PYG}.gin_conv.GINConv": _OF_PYG(_GIN, suits=lambda g: _plain(g) and _gin_whole(g)),

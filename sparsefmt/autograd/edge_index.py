@@ -9,8 +9,8 @@ from weakref import ref
 
 import torch
 from torch import Tensor
-from torch._compile import _disable_dynamo
 
+from ..errors import UnsupportedError
 from ..graph import Graph
 from ..interop.adjacency import is_adj_t, is_edge_index, known_sizes
 from ._tensors import GraphTensors
@@ -22,14 +22,15 @@ Sizes: TypeAlias = tuple[int | None, int | None]
 class _Memory(NamedTuple):
     """A tensor, its version and place in memory when its graph was made, and the graph.
 
-    That holds an alias or a copy of the tensor, not the tensor itself.  ``shape`` is the graph's,
-    if the tensor is a plain ``edge_index``.
+    That holds an alias or a copy of the tensor, not the tensor itself.  Of a plain ``edge_index``
+    there are the graph's ``shape``, and an alias, so that nothing else comes to lie at its place.
     """
 
     tensor: "ref[Tensor]"
     state: Any
     graph: Graph
     shape: tuple[int, int] | None = None
+    held: Tensor | None = None
 
 
 #: By the identity of the tensor; a dictionary of weak keys takes ten times as long.
@@ -72,9 +73,9 @@ def as_graph(given: Any, of_columns: Any, of_rows: Any = None, *, size: Any = No
     """
     if type(given) is Graph:
         return given
-    found = _graphs.get(id(given))
-    if found is not None and size is None and not torch.compiler.is_compiling():
-        if _is_still(found, given, of_columns, of_rows):
+    if size is None and not torch.compiler.is_compiling():
+        found = _graphs.get(id(given))
+        if found is not None and _fits(found, given, of_columns, of_rows):
             return found.graph
     if isinstance(given, Graph | GraphTensors):
         return given
@@ -88,18 +89,47 @@ def as_graph(given: Any, of_columns: Any, of_rows: Any = None, *, size: Any = No
     return outside(given, sizes) if torch.compiler.is_compiling() else remembered(given, sizes)
 
 
-def _is_still(found: _Memory, given: Any, of_columns: Any, of_rows: Any) -> bool:
-    """Tell quickly of most calls that the graph is that of an ``edge_index`` as it is now."""
-    tensor = found.tensor()
-    return (
-        tensor is given
-        and tensor is not None
-        and found.shape is not None
-        and found.state == (tensor._version, tensor.data_ptr(), tensor.shape)
-        and isinstance(of_columns, Tensor)
-        and of_columns.shape[:1] == found.shape[1:]
-        and (of_columns if of_rows is None else of_rows).shape[:1] == found.shape[:1]
-    )
+def _fits(found: _Memory, given: Any, of_columns: Any, of_rows: Any) -> bool:
+    """Tell quickly whether a remembered graph still fits; False may mean "ask again"."""
+    if found.shape is None or found.tensor() is not given or found.state != _state_of(given):
+        return False
+    n_rows, n_cols = found.shape
+    n = _length(of_columns)
+    return n == n_cols and n_rows == (n if of_rows is None else _length(of_rows))
+
+
+def turned(graph: Any, given: Any) -> Any:
+    """Give the graph whose messages flow the other way, its edges in the same order.
+
+    Parameters
+    ----------
+    graph : Graph
+        That of ``given``, from ``as_graph``.
+    given : Graph, Tensor or SparseTensor
+        What the user gave.
+
+    Returns
+    -------
+    Graph
+        What is no graph comes back as it is, for others to refuse.
+
+    Raises
+    ------
+    UnsupportedError
+        If that is an ``adj_t``, whose rows are targets whatever flows, as PyG says; or where
+        ``torch.compile`` has put tensors in the graph's place.
+    """
+    if is_adj_t(given):
+        raise UnsupportedError(
+            "flow is 'target_to_source' but edge_index is a sparse matrix, whose rows are targets: "
+            "give its transpose, adj_t.t(), and leave flow out."
+        )
+    if isinstance(graph, GraphTensors):
+        raise UnsupportedError(
+            "flow is 'target_to_source' within a transformation: give graph.transposed, and leave "
+            "flow out."
+        )
+    return graph.transposed if isinstance(graph, Graph) else graph
 
 
 def is_remembered(given: Any) -> bool:
@@ -134,15 +164,14 @@ def _sizes(of_columns: Any, of_rows: Any, size: Any) -> Sizes:
 def _remembered(given: Tensor, sizes: Sizes) -> Graph:
     if given.is_inference():
         return _graph(given, sizes)
-    state = given._version, given.data_ptr(), given.shape
-    found = _graphs.get(id(given))
-    if found is not None and found.state == state and found.tensor() is given:
+    found, state = _found(given), _state_of(given)
+    if found is not None and found.state == state:
         n_cols, n_rows = sizes
         n = n_rows if n_cols is None else n_cols
         if n is None or found.graph.shape == (n_rows, n_cols):
             return found.graph
     graph = _graph(given, sizes)
-    return _remember(given, state, graph, graph.shape)
+    return _remember(given, state, graph, graph.shape, given.detach())
 
 
 def _found(key: Tensor) -> _Memory | None:
@@ -151,8 +180,9 @@ def _found(key: Tensor) -> _Memory | None:
     return found if found is not None and found.tensor() is key else None
 
 
-def _remember(key: Tensor, state: Any, graph: Graph, shape: Any = None) -> Graph:
-    _graphs[id(key)] = _Memory(ref(key, partial(_forget, id(key))), state, graph, shape)
+def _remember(key: Tensor, state: Any, graph: Graph, *plain: Any) -> Graph:
+    """Remember the graph of a tensor; ``plain`` are the last fields of a ``_Memory``, if any."""
+    _graphs[id(key)] = _Memory(ref(key, partial(_forget, id(key))), state, graph, *plain)
     return graph
 
 
@@ -164,8 +194,7 @@ def _forget(key: int, tensor: "ref[Tensor]") -> None:
 
 
 def _length(value: Any) -> int | None:
-    shape = value.shape if isinstance(value, Tensor) else ()
-    return shape[0] if shape else None
+    return value.shape[0] if isinstance(value, Tensor) and value.dim() else None
 
 
 def _graph(given: Tensor, sizes: Sizes) -> Graph:
@@ -187,7 +216,7 @@ def _remembered_of_pyg(given: Any, sizes: Sizes) -> Graph:
     if key is None or key.is_inference():
         return _made(given, num_nodes)
     sizes_of = () if isinstance(given, Tensor) else tuple(given.sparse_sizes())
-    state = (*sizes_of, *(_state_of(part) for part in _parts_of(given)))
+    state = (*sizes_of, *map(_state_of, _parts_of(given)))
     found = _found(key)
     if found is not None and found.state == state:
         if num_nodes is None or found.graph.shape == num_nodes[::-1]:
@@ -195,9 +224,10 @@ def _remembered_of_pyg(given: Any, sizes: Sizes) -> Graph:
     return _remember(key, state, _made(given, num_nodes))
 
 
-# As ``torch.compiler.disable``, which would import all of torch's compiler here: 0.7 s.
-_remembered_outside: Any = _disable_dynamo(_remembered)
-_remembered_of_pyg_outside: Any = _disable_dynamo(_remembered_of_pyg)
+# Torch's own way to disable its compiler imports it where that is called, not here: 0.7 s less.
+_outside: Any = getattr(torch._compile, "_disable_dynamo", None) or torch.compiler.disable
+_remembered_outside: Any = _outside(_remembered)
+_remembered_of_pyg_outside: Any = _outside(_remembered_of_pyg)
 
 
 def _made(given: Any, num_nodes: tuple[int, int] | None) -> Graph:
@@ -221,7 +251,10 @@ def _key_of(given: Any) -> Tensor | None:
 
 
 def _state_of(part: Tensor | None) -> Any:
-    return None if part is None else (part._version, part.data_ptr(), part.shape)
+    """Give what changes with a strided tensor: assigning to ``data`` counts no version."""
+    if part is None:
+        return None
+    return part._version, part.data_ptr(), part.shape, part.stride(), part.dtype
 
 
 def _parts_of(given: Any) -> tuple[Tensor | None, ...]:

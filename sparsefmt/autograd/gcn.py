@@ -75,7 +75,8 @@ def gcn_norm(
     the first call makes it, which synchronises with a GPU, and it stays with ``graph`` and what
     ``with_data`` makes of it, but not after ``to`` or a copy.  So call it once before a CUDA graph
     is captured, and for every new graph that a compiled function will get.  ``nn.GCNConv`` does the
-    same by scales of rows and columns, without the values.
+    same by scales of rows and columns, without the values; but of several loops of a vertex, which
+    count each here, it takes the last, as PyG does.
 
     GCN (ICLR'17), equation 2; fuseGNN (ICCAD'20), section 3, fuses the same steps.
     """
@@ -103,9 +104,10 @@ def unit_scales(graph: GraphLike, dtype: torch.dtype) -> Tensor | None:
     Returns
     -------
     Tensor, shape (2, n)
-        ``d[i]^-1/2`` and, for a vertex without a loop, ``1 / d[i]``, where ``d[i]`` is the number
-        of entries of row i, plus 1 for such a vertex; 0 in the second row for the others.  None if
-        there is no such kernel: for weighted graphs, on the CPU and while ``torch.compile`` traces.
+        ``d[i]^-1/2`` and ``own[i] / d[i]``, where ``d[i]`` is the number of entries of row i and
+        ``own[i]``, which is 1 less the loops of the row: one of them counts, stored or not.  None
+        if there is no such kernel: for weighted graphs, on the CPU and while ``torch.compile``
+        traces.
 
     Raises
     ------

@@ -11,8 +11,11 @@ if TYPE_CHECKING:
     from .gatv2 import GATv2Conv as GATv2Conv
     from .gcn import GCNConv as GCNConv
     from .gin import GINConv as GINConv
+    from .gine import GINEConv as GINEConv
     from .maxk import MaxK as MaxK
     from .sage import SAGEConv as SAGEConv
+    from .sg import SGConv as SGConv
+    from .tag import TAGConv as TAGConv
 
 #: Module -> the public names that it defines; resolved on first use (PEP 562), which imports torch.
 _MODULES = {
@@ -22,7 +25,10 @@ _MODULES = {
     "gatv2": "GATv2Conv",
     "gcn": "GCNConv",
     "gin": "GINConv",
+    "gine": "GINEConv",
     "maxk": "MaxK",
     "sage": "SAGEConv",
+    "sg": "SGConv",
+    "tag": "TAGConv",
 }
 __all__, __getattr__, __dir__ = facade(__name__, _MODULES)

@@ -1,6 +1,6 @@
 """What the convolutions share: MaxK's ``k``, samples of the rows, the bias."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor
 from torch.nn import Module
@@ -13,7 +13,7 @@ from ..autograd import (
     sampled_aggregate,
 )
 from ..errors import UnsupportedError
-from ._checks import check_counts
+from ._passing import Direction, Passing
 
 
 class Balanced(Module):
@@ -28,29 +28,68 @@ class Balanced(Module):
         return f"k={self.k}"
 
 
-class Convolution(Balanced):
-    """A layer that goes over a sample of each row where ``_width()`` tells how many entries."""
+class PartOptions(Direction, total=False):
+    """Keyword arguments of ``Convolution`` but for the aggregation: ours, and PyG's."""
+
+    k: int | None
+    sample: int | None
+    training_sample: int | None
+    strategy: str
+
+
+class Options(PartOptions, total=False):
+    """Keyword arguments of ``Convolution``."""
+
+    aggr: Any
+
+
+class Convolution(Passing):
+    """A layer that keeps ``k`` features of each row, or goes over a sample of each row.
+
+    Parameters
+    ----------
+    feat : int, optional
+        Features that ``k`` chooses among.
+    aggr
+        PyG's aggregation.
+    k, sample, training_sample, strategy
+        As for ``GCNConv``.
+    **passing
+        As for ``Passing``.
+    """
+
+    #: Reductions of samples and of what MaxK keeps.
+    _of_parts: ClassVar[tuple[tuple[str, ...], ...]] = (("sum",),)
 
     def __init__(
         self,
-        k: int | None,
-        sample: int | None,
-        training_sample: int | None,
-        strategy: str,
         feat: int | None = None,
+        aggr: Any = "add",
+        *,
+        k: int | None = None,
+        sample: int | None = None,
+        training_sample: int | None = None,
+        strategy: str = "fastrand",
+        **passing: Any,
     ) -> None:
-        super().__init__(k, feat)
+        super().__init__(aggr, **passing)
+        parts = (k, sample, training_sample)
+        if parts != (None,) * 3 and self._reductions not in self._of_parts:
+            raise UnsupportedError(
+                f"aggr is {aggr!r} beside k or a sample: no kernel reduces parts of rows so; give "
+                f"{' or '.join(repr(one) for (one,) in self._of_parts)}, or leave them out."
+            )
+        self.k = None if k is None else features_to_keep(k, feat)
         self.sample = _sample_width("sample", sample, self.k)
         self.training_sample = _sample_width("training_sample", training_sample, self.k)
         self.strategy = checked_strategy(strategy)
 
-    def extra_repr(self) -> str:
-        """What the ``repr`` shows."""
-        widths = {"sample": self.sample, "training_sample": self.training_sample}
-        given = [f"{name}={width}" for name, width in widths.items() if width is not None]
-        if self.sample is not None:
-            given.append(f"strategy={self.strategy!r}")
-        return ", ".join([super().extra_repr(), *given])
+    def _own_options(self) -> list[str]:
+        """What the ``repr`` shows of our own options: those that are set."""
+        names = ("k", "sample", "training_sample")
+        given = [(name, getattr(self, name)) for name in names]
+        shown = [f"{name}={value}" for name, value in given if value is not None]
+        return shown if self.sample is None else [*shown, f"strategy={self.strategy!r}"]
 
     def _width(self) -> int | None:
         """Tell how many entries of each row to go over now; None for all."""
@@ -60,7 +99,16 @@ class Convolution(Balanced):
 
     def _is_whole(self) -> bool:
         """Tell whether all features of all entries count."""
-        return self._width() is None and self.k is None
+        sampled = self.training_sample if self.training else self.sample
+        return sampled is None and self.k is None
+
+    def _check_no_batch(self, x: Tensor) -> None:
+        """Refuse features (..., n, feat) where MaxK is to choose."""
+        if x.dim() > 2:
+            raise UnsupportedError(
+                f"x has shape {tuple(x.shape)} and k is {self.k}: MaxK chooses from the row of one "
+                "vertex; give x[i] in turn, or leave k out."
+            )
 
     def _aggregate(
         self,
@@ -73,34 +121,6 @@ class Convolution(Balanced):
         """Aggregate a sample of each row, drawn anew at each call while it trains."""
         strategy = "random" if self.training else self.strategy
         return sampled_aggregate(graph, x, width, edge_weight, strategy=strategy, **options)
-
-
-class LinearConvolution(Convolution):
-    """A convolution with linear maps of its own."""
-
-    def __init__(
-        self,
-        in_channels: int | tuple[int, int],
-        out_channels: int,
-        *,
-        bias: bool = True,
-        k: int | None = None,
-        sample: int | None = None,
-        training_sample: int | None = None,
-        strategy: str = "fastrand",
-    ) -> None:
-        check_counts(out_channels=out_channels)
-        self._check_channels(in_channels)
-        super().__init__(k, sample, training_sample, strategy, out_channels)
-        self._add_parameters(in_channels, out_channels, bias)
-
-    def _check_channels(self, in_channels: Any) -> None:
-        """Check the features that the layer takes."""
-        check_counts(in_channels=in_channels)
-
-    def _add_parameters(self, in_channels: Any, out_channels: int, bias: bool) -> None:
-        """Make the layer's linear maps, and draw their parameters."""
-        raise NotImplementedError
 
 
 def _sample_width(name: str, width: int | None, k: int | None) -> int | None:

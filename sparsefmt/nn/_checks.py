@@ -26,32 +26,38 @@ def check_number(name: str, value: object) -> None:
 
 
 def in_pair(in_channels: Any) -> tuple[int, int]:
-    """Give the features of sources and of targets that a layer takes.
+    """Give the features of sources and of targets that a layer takes, -1 where the first tell.
 
     Raises
     ------
     DtypeError, ShapeError
-        If ``in_channels`` is no integer, 1 or more, and no pair of them.
+        If ``in_channels`` is no integer, 1 or more or -1, and no pair of them.
     """
     if not isinstance(in_channels, tuple | list):
-        check_counts(in_channels=in_channels)
+        check_in_channels(in_channels)
         return in_channels, in_channels
     if len(in_channels) != 2:
         raise ShapeError(
             f"in_channels is {in_channels!r}: give an integer, or (of sources, of targets)."
         )
-    names = ("in_channels[0]", "in_channels[1]")
-    check_counts(**dict(zip(names, in_channels, strict=True)))
+    for i, one in enumerate(in_channels):
+        check_in_channels(one, f"in_channels[{i}]")
     return in_channels[0], in_channels[1]
 
 
-def check_counts(**counts: object) -> None:
-    """Check for integers, 1 or more, by their names."""
+def check_in_channels(value: Any, name: str = "in_channels") -> None:
+    """Check for an integer, 1 or more, or -1 for as many as the first features have."""
+    if type(value) is not int or value != -1:
+        check_counts(", or -1 for those of the first x", **{name: value})
+
+
+def check_counts(others: str = "", /, **counts: object) -> None:
+    """Check for integers, 1 or more, by their names; ``others`` says what else may be given."""
     for name, value in counts.items():
         if isinstance(value, bool) or not isinstance(value, Integral):
-            raise DtypeError(f"{name} is {value!r}: give an integer, 1 or more.")
+            raise DtypeError(f"{name} is {value!r}: give an integer, 1 or more{others}.")
         if value < 1:
-            raise ShapeError(f"{name} is {value}: give 1 or more.")
+            raise ShapeError(f"{name} is {value}: give 1 or more{others}.")
 
 
 def check_square(graph: GraphLike) -> None:
@@ -76,9 +82,12 @@ class Ends(NamedTuple):
     alike: bool
 
 
-def ends_of(x: Any, graph: GraphLike, size: Any = None) -> Ends:
-    """Take features, or a tuple of those of sources and targets, with the graph between them."""
-    if isinstance(x, Tensor) and size is None:
+def ends_of(x: Any, graph: GraphLike, size: Any = None, *, static: bool = False) -> Ends:
+    """Take features, or a tuple of those of sources and targets, with the graph between them.
+
+    ``static`` ones may have more axes before that of vertices.
+    """
+    if isinstance(x, Tensor) and size is None and not (static and x.dim() > 2):
         graph = as_graph(graph, x)
         check_square(graph)
         check_features(x, graph)
@@ -89,7 +98,8 @@ def ends_of(x: Any, graph: GraphLike, size: Any = None) -> Ends:
     source, target = x if pair else (x, x)
     if size is not None:
         _check_size(size, source, target)
-    graph = as_graph(graph, source, target, size=size)
+    rows = (by_vertex(source), by_vertex(target)) if static else (source, target)
+    graph = as_graph(graph, *rows, size=size)
     tensors = graph_tensors(graph)
     n_source, n_target = (None, None) if size is None else size
     for what, found, wanted in (
@@ -101,14 +111,25 @@ def ends_of(x: Any, graph: GraphLike, size: Any = None) -> Ends:
                 f"size is {tuple(size)} but the graph has {found} {what}: give (n_source, "
                 f"n_target), {(tensors.n_cols, tensors.n_rows)}."
             )
-    check_end("x[0]" if pair else "x", source, tensors.n_cols, "columns", graph)
+    if not pair and size is None:
+        check_square(graph)
+    check_end("x[0]" if pair else "x", source, tensors.n_cols, "columns", graph, static=static)
     if target is not None:
-        check_end("x[1]" if pair else "x", target, tensors.n_rows, "rows", graph)
+        check_end("x[1]" if pair else "x", target, tensors.n_rows, "rows", graph, static=static)
     return Ends(graph, source, target, source is target)
+
+
+def by_vertex(x: Any) -> Any:
+    """Give features with a row for each vertex, which static ones have along axis -2."""
+    return x.movedim(-2, 0) if isinstance(x, Tensor) and x.dim() > 2 else x
 
 
 def _check_size(size: Any, source: Any, target: Any) -> None:
     """Check for ``(n_source, n_target)``, each an integer or None, beside features of both."""
+    if isinstance(size, Tensor):
+        raise DtypeError(
+            "size is a Tensor: give (n_source, n_target), or edge weights by name, edge_weight=..."
+        )
     two = isinstance(size, tuple | list) and len(size) == 2
     if not two or not all(
         one is None or (isinstance(one, Integral) and not isinstance(one, bool)) for one in size
@@ -117,19 +138,31 @@ def _check_size(size: Any, source: Any, target: Any) -> None:
     if any(one is not None and one < 0 for one in size):
         raise ShapeError(f"size is {size!r}: counts cannot be negative.")
     for what, x, wanted in (("sources", source, size[0]), ("targets", target, size[1])):
-        if isinstance(x, Tensor) and wanted is not None and x.shape[:1] != (wanted,):
+        if isinstance(x, Tensor) and wanted is not None and by_vertex(x).shape[:1] != (wanted,):
             raise ShapeError(
                 f"size is {tuple(size)} but features of {what} have shape {tuple(x.shape)}: give "
                 "one row for each of them."
             )
 
 
-def check_end(name: str, x: Any, rows: int, axis: str, graph: GraphLike) -> None:
-    """Check the features of one end of a graph: (rows, feat), floating, where the graph is."""
+def check_end(
+    name: str,
+    x: Any,
+    rows: int,
+    axis: str,
+    graph: GraphLike,
+    *,
+    static: bool = False,
+    sparse: bool = False,
+) -> None:
+    """Check the features of one end of a graph: (rows, feat), floating, where the graph is.
+
+    ``static`` ones may have more axes before these, and those for a product may be ``sparse``.
+    """
     tensors = graph_tensors(graph)
     if not isinstance(x, Tensor):
         raise DtypeError(f"{name} is a {type(x).__name__}: give a torch.Tensor.")
-    if x.layout is not torch.strided:
+    if x.layout is not torch.strided and not sparse:
         raise UnsupportedError(f"{name} has layout {x.layout}: give a dense tensor.")
     if not x.is_floating_point():
         raise DtypeError(
@@ -139,19 +172,24 @@ def check_end(name: str, x: Any, rows: int, axis: str, graph: GraphLike) -> None
         raise DeviceError(
             f"{name} is on {x.device} but the graph is on {tensors.device}: move one of them."
         )
-    if x.dim() != 2 or x.shape[0] != rows:
+    axes = x.dim() > 1 if static else x.dim() == 2
+    if not axes or x.shape[-2] != rows:
+        wanted = f"({rows}, feat)" + f", or (batch, {rows}, feat)" * static
         raise ShapeError(
             f"{name} has shape {tuple(x.shape)} but the graph has {rows} {axis}: give "
-            f"({rows}, feat), of graph.shape == {(tensors.n_rows, tensors.n_cols)}."
+            f"{wanted}, of graph.shape == {(tensors.n_rows, tensors.n_cols)}."
         )
 
 
-def check_width(name: str, x: Tensor, weight: Tensor) -> None:
-    """Check for features that a layer's ``weight``, (out_channels, in_channels), can multiply."""
-    if x.shape[1] != weight.shape[1]:
+def check_width(name: str, x: Tensor, weight: Tensor, times: int = 1) -> None:
+    """Check for features that a layer's ``weight``, (out_channels, in_channels), can multiply.
+
+    It multiplies them ``times`` times side by side.
+    """
+    takes = weight.shape[1] // times
+    if x.shape[-1] * times != weight.shape[1]:
         raise ShapeError(
-            f"{name} has {x.shape[1]} features but the layer takes {weight.shape[1]}: give "
-            f"(n, {weight.shape[1]})."
+            f"{name} has {x.shape[-1]} features but the layer takes {takes}: give (n, {takes})."
         )
     check_beside(name, x, weight)
 
@@ -164,11 +202,19 @@ def check_features(x: Tensor, graph: GraphLike) -> None:
         spmm(graph, x)  # refuses it
 
 
-def check_input(x: Tensor, graph: GraphLike, weight: Tensor) -> None:
-    """Check for features that a layer's ``weight``, (out_channels, in_channels), can multiply."""
+def check_input(x: Any, graph: GraphLike) -> None:
+    """Check for features of all vertices of a square graph, which may be static or sparse."""
+    if isinstance(x, tuple):
+        raise ShapeError(
+            "x is a tuple but the layer takes one set of vertices: give one tensor, or use "
+            "SAGEConv or GINConv, which take (x, x_target)."
+        )
     check_square(graph)
-    check_features(x, graph)
-    check_width("x", x, weight)
+    if isinstance(x, Tensor) and (x.dim() > 2 or x.layout is not torch.strided):
+        n = graph_tensors(graph).n_cols
+        check_end("x", x, n, "columns", graph, static=True, sparse=True)
+    else:
+        check_features(x, graph)
 
 
 def check_beside(name: str, value: Tensor, weight: Tensor) -> None:

@@ -10,22 +10,25 @@ from ..autograd import GraphLike, graph_tensors, own_values, sddmm, spmm, unit_s
 
 
 def symmetric(
-    graph: GraphLike, edge_weight: Tensor | None, dtype: torch.dtype
+    graph: GraphLike, edge_weight: Tensor | None, dtype: torch.dtype, fill: float = 1.0
 ) -> tuple[Tensor, Tensor]:
-    """Compute ``d[i]^-1/2``, and ``1 / d[i]`` for vertices without a loop, 0 for the others.
+    """Compute ``d[i]^-1/2``, and ``own[i] / d[i]``, the part of a vertex's own features.
 
-    ``d[i] = 1 + sum_e a[e]`` over the entries of row ``i``; the 1 is the loop that is added, to
-    vertices without one only.  Both are 0 where ``d[i] <= 0``.  Differentiable in ``edge_weight``;
-    those of the graph's own values are kept with it.
+    ``d[i] = own[i] + sum_e a[e]`` over the entries of row ``i``; ``own[i]`` is ``fill`` for a
+    vertex without a loop, 0 for one with a loop, and for one with more of them minus the values of
+    all but the last, which counts alone, as in PyG.  With a ``fill`` of 0 nothing is added and all
+    loops count.  Both are 0 where ``d[i] <= 0``.  Differentiable in ``edge_weight``; those of the
+    graph's own values are kept with it.
     """
     if edge_weight is None:
         tensors = graph_tensors(graph)
-        made = tensors.unit_scales() if dtype is torch.float32 else None
+        made = tensors.built_scales() if fill == 1 and dtype is torch.float32 else None
         if made is not None:
             return made
-        both = tensors.kept(("gcn", dtype), lambda: _of_graph(graph, dtype))
+        key = ("gcn", dtype) if fill == 1 else ("gcn", dtype, fill)
+        both = tensors.kept(key, lambda: _of_graph(graph, dtype, fill))
     else:
-        both = _symmetric(graph, edge_weight).to(dtype)
+        both = _symmetric(graph, edge_weight, fill).to(dtype)
     scale, loop = both.unbind()
     return scale, loop
 
@@ -42,7 +45,7 @@ def stored(graph: GraphLike, dtype: torch.dtype) -> Tensor | None:
         return None
     if tensors.building:
         return symmetric(graph, None, dtype)[1][:, None] == 0
-    blind = tensors.kind == "cuda" and torch.cuda.is_current_stream_capturing()
+    blind = _is_blind(graph)
 
     def make() -> Tensor:
         found = symmetric(graph, None, dtype)[1][:, None] == 0
@@ -52,13 +55,20 @@ def stored(graph: GraphLike, dtype: torch.dtype) -> Tensor | None:
     return None if found.shape[0] == 0 and tensors.n_rows else found
 
 
-def _of_graph(graph: GraphLike, dtype: torch.dtype) -> Tensor:
+def _is_blind(graph: GraphLike) -> bool:
+    """Tell whether the values of tensors cannot be looked at."""
+    if torch.compiler.is_compiling():
+        return True
+    return graph_tensors(graph).kind == "cuda" and torch.cuda.is_current_stream_capturing()
+
+
+def _of_graph(graph: GraphLike, dtype: torch.dtype, fill: float) -> Tensor:
     """Compute both by the graph's own values, (2, n)."""
-    found = unit_scales(graph, dtype)
-    return _symmetric(graph, None).to(dtype) if found is None else found
+    found = unit_scales(graph, dtype) if fill == 1 else None
+    return _symmetric(graph, None, fill).to(dtype) if found is None else found
 
 
-def _symmetric(graph: GraphLike, edge_weight: Tensor | None) -> Tensor:
+def _symmetric(graph: GraphLike, edge_weight: Tensor | None, fill: float) -> Tensor:
     """Compute both, (2, n), in float32 at least: 2-byte floats may not count up to a degree."""
     tensors = graph_tensors(graph)
     weights = own_values(graph) if edge_weight is None else edge_weight
@@ -66,10 +76,34 @@ def _symmetric(graph: GraphLike, edge_weight: Tensor | None) -> Tensor:
         weights = weights.float()
     wide = torch.float64 if weights is None else weights.dtype
     with torch.autocast(tensors.kind, enabled=False):
-        missing = missing_loops(graph).to(wide)
-        degree = missing + spmm(graph, missing.new_ones(tensors.n_cols, 1), weights)[:, 0]
+        own = missing_loops(graph).to(wide) * fill
+        ones = own.new_ones(tensors.n_cols, 1)
+        earlier = earlier_loops(graph) if fill else None
+        if earlier is not None:
+            earlier = earlier.to(wide) if weights is None else weights * earlier.to(wide)
+            own = own - spmm(graph, ones, earlier)[:, 0]
+        degree = own + spmm(graph, ones, weights)[:, 0]
     scale = degree.masked_fill(degree <= 0, inf).rsqrt()
-    return torch.stack([scale, (scale * scale).masked_fill(missing == 0, 0)])
+    return torch.stack([scale, (scale * scale * own).masked_fill(own == 0, 0)])
+
+
+def earlier_loops(graph: GraphLike) -> Tensor | None:
+    """Give 1 for a loop with a later one of its vertex, else 0: (nnz,) in float64, kept.
+
+    None where there is no such loop, for which a GPU is waited for once a graph.
+    """
+    tensors, blind = graph_tensors(graph), _is_blind(graph)
+
+    def make() -> Tensor:
+        row, col = ends(graph)
+        at = torch.arange(1, tensors.nnz + 1, device=row.device)
+        loop, rows = row == col, row.long()
+        last = at.new_zeros(tensors.n_rows).scatter_reduce(0, rows, at * loop, "amax")
+        found = loop & (at != last.index_select(0, rows))
+        return found.double() if blind or found.any() else row[:0]  # synchronize!
+
+    found = tensors.kept("earlier loops", make)
+    return None if found.shape[0] == 0 else found
 
 
 def missing_loops(graph: GraphLike) -> Tensor:

@@ -4,28 +4,33 @@ Parameters have the names and shapes of PyG's layer of the same name, so that a 
 across, and without ``k`` and samples results agree with its.
 """
 
-from typing import Any
+from typing import Any, Unpack, cast
 
 import torch
 from torch import Tensor
-from torch.nn import Linear, Parameter, init
+from torch.nn import Parameter, init
 
 from ..autograd import (
     GraphLike,
     aggregate_with_own,
     as_graph,
     gcn_convolution,
+    graph_tensors,
     is_bare,
     is_plain,
+    maxk_aggregate,
     operands,
-    propagate,
 )
-from ._base import LinearConvolution, is_one_each, plus
-from ._checks import check_input
+from ..errors import ShapeError
+from ._base import Convolution, Options, is_one_each, plus
+from ._checks import by_vertex, check_counts, check_in_channels, check_input, check_width
+from ._hops import Normalisation, hop, over_vertices
+from ._linear import GLOROT, draw_map, linear_map, settle
 from ._loops import stored, symmetric
+from ._passing import FORWARD, SUM
 
 
-class GCNConv(LinearConvolution):
+class GCNConv(Convolution):
     """Graph convolution: ``y = D^-1/2 (A + I) D^-1/2 s(x W) + b``.
 
     ``s`` is ``MaxK(k)``, or nothing without ``k``.  ``D`` is the diagonal of the rows' sums of
@@ -33,7 +38,18 @@ class GCNConv(LinearConvolution):
 
     Parameters
     ----------
-    in_channels, out_channels : int
+    in_channels : int
+        Features of a vertex; -1 for those of the first ``x``.
+    out_channels : int
+    improved : bool
+        Whether the loops that are added weigh 2, in graphs with edge weights, as in PyG.
+    cached : bool
+        Whether the first graph, with its edge weights, serves all later calls too, whatever they
+        are given.
+    add_self_loops : bool, optional
+        Whether ``I`` is added; as ``normalize`` by default.
+    normalize : bool
+        Whether ``D`` divides; if not, ``y = A s(x W) + b``.
     bias : bool
     k : int, optional
         Features of ``x W`` to keep, between 1 and ``out_channels``.
@@ -47,6 +63,13 @@ class GCNConv(LinearConvolution):
     strategy : "bucket", "fastrand" or "random"
         Which entries of a longer row ``sample`` takes: the first ones, those at fixed steps, or a
         random sample; see ``autograd.sampled_aggregate``.
+    aggr : "add", "sum", "mean", "max" or "min"
+        How the weighted features of neighbours and loop are put together; other than sums not
+        beside ``k`` or samples.
+    flow : "source_to_target" or "target_to_source"
+        Whether ``edge_index[0]`` are sources, or targets.
+    node_dim, decomposed_layers, aggr_kwargs : optional
+        PyG's: -2; 1 or more, without effect, since no array of messages is made; nothing.
 
     Attributes
     ----------
@@ -57,79 +80,154 @@ class GCNConv(LinearConvolution):
     Raises
     ------
     DtypeError, ShapeError
-        If a number is no integer, or out of its range.
+        If a number is no integer, or out of its range, or loops are to be added and nothing
+        normalised.
     UnsupportedError
-        If there is no such strategy, or a sample is asked for beside ``k``.
+        If there is no such strategy, a sample is asked for beside ``k``, or what only PyG's layer
+        can do.
 
     Notes
     -----
-    Several loops of one vertex count each; PyG keeps the last.  The factors of a graph's own values
-    are kept with the graph; those of ``edge_weight`` are computed at each call and have gradients,
-    as in code that ``torch.compile`` has compiled.  GCN (ICLR'17), equation 2; MaxK-GNN
-    (ASPLOS'24), section 3.1; ES-SpMM (arXiv 2104.10716); DropEdge (ICLR'20).
+    Of several loops of one vertex the last counts, as in PyG; all of them without
+    ``add_self_loops``.  The factors of a graph's own values are kept with the graph; those of
+    ``edge_weight`` are computed at each call and have gradients, as in code that ``torch.compile``
+    has compiled.  GCN (ICLR'17), equation 2; MaxK-GNN (ASPLOS'24), section 3.1; ES-SpMM (arXiv
+    2104.10716); DropEdge (ICLR'20).
     """
 
     __module__ = "sparsefmt.nn"
+    _reductions_known = ("sum", "mean", "max", "min")
 
-    def _add_parameters(self, in_channels: Any, out_channels: int, bias: bool) -> None:
-        self.lin = Linear(in_channels, out_channels, bias=False)
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        improved: bool = False,
+        cached: bool = False,
+        add_self_loops: bool | None = None,
+        normalize: bool = True,
+        bias: bool = True,
+        **options: Unpack[Options],
+    ) -> None:
+        check_counts(out_channels=out_channels)
+        check_in_channels(in_channels)
+        super().__init__(out_channels, **options)
+        self.in_channels, self.out_channels = in_channels, out_channels
+        self.improved, self.cached, self.normalize = improved, cached, normalize
+        self.add_self_loops = normalize if add_self_loops is None else add_self_loops
+        if self.add_self_loops and not normalize:
+            raise ShapeError(
+                "add_self_loops is True and normalize is False: GCNConv does not support adding "
+                "self-loops that it does not normalise; leave one of them out, or give a graph "
+                "with loops."
+            )
+        self.lin = linear_map(in_channels, out_channels, bias=False, draw=GLOROT)
         self.bias = Parameter(torch.empty(out_channels)) if bias else None
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw Glorot's uniform weights, and set the bias to 0."""
-        init.xavier_uniform_(self.lin.weight)
+        """Draw Glorot's uniform weights, set the bias to 0, and forget the cached graph."""
+        draw_map(self.lin, GLOROT)
         if self.bias is not None:
             init.zeros_(self.bias)
+        self._cached_edge_index = self._cached_adj_t = None
 
-    def forward(self, x: Tensor, graph: GraphLike, edge_weight: Tensor | None = None) -> Tensor:
+    def forward(
+        self, x: Tensor, edge_index: GraphLike, edge_weight: Tensor | None = None
+    ) -> Tensor:
         """(n, in_channels) to (n, out_channels).
 
         Parameters
         ----------
         x : Tensor, shape (n, in_channels)
-        graph : Graph, shape (n, n)
+            Or (..., n, in_channels), features of one graph; or a sparse matrix.
+        edge_index : Graph, shape (n, n)
+            Or PyG's ``edge_index``, ``EdgeIndex`` or ``adj_t``.
         edge_weight : Tensor, shape (nnz,), optional
-            In the order of ``graph.structure``; by default the graph's own values, or 1.
+            In the order of ``graph.structure``, that of the edges; by default the graph's own
+            values, or 1.
 
         Raises
         ------
         ShapeError, DtypeError, DeviceError, UnsupportedError
             As ``autograd.spmm``; also if the graph is not square.
         """
-        graph = as_graph(graph, x)
-        if edge_weight is None and self._is_whole() and is_bare(self.lin):
+        if self.cached and self.normalize:
+            edge_index, edge_weight = self._first(x, edge_index, edge_weight)
+        graph = as_graph(edge_index, by_vertex(x))
+        if edge_weight is None and self._is_usual() and is_bare(self.lin):
             given = x, self.lin.weight
             if is_plain(graph, *given, self.bias) and is_one_each(self.bias, self.lin.weight):
                 return gcn_convolution(graph, *given, *symmetric(graph, None, x.dtype), self.bias)
-        check_input(x, graph, self.lin.weight)
+        graph = self._turned(graph, edge_index)
+        check_input(x, graph)
+        settle(self.lin, x.shape[-1])
+        check_width("x", x, self.lin.weight)
         h = self.lin(x)
-        h, values, _, _ = operands(graph, h, edge_weight)  # named as they were given, if refused
-        scale, loop = symmetric(graph, edge_weight, h.dtype)
-        width = self._width()
-        if width is not None:
-            return self._of_sample(graph, h, width, edge_weight, scale, loop[:, None])
-        # Traced, a Function that writes in place loses its gradients (torch 2.11).
-        if self.k is None and edge_weight is None and not torch.compiler.is_compiling():
-            without = stored(graph, h.dtype)
-            return propagate(graph, h, scale, loop[:, None], without=without, bias=self.bias)
-        weight, own = None if edge_weight is None else values, loop[:, None]
-        scales = {"row_scale": scale, "col_scale": scale}
-        y = aggregate_with_own(graph, h, own, weight, k=self.k, without=own == 0, **scales)
+        if x.dim() == 2:
+            return self._aggregated(graph, h, edge_weight, self.bias)
+        if self.k is not None:
+            self._check_no_batch(x)
+        y = over_vertices(lambda h: self._aggregated(graph, h, edge_weight, None), h)
         return plus(y, self.bias)
 
-    def _of_sample(
+    def _is_usual(self) -> bool:
+        """Tell whether all options that go another way are as they are by default."""
+        return (
+            self._is_whole()
+            and self.normalize
+            and self.add_self_loops
+            and not self.improved
+            and self.flow == FORWARD
+            and self._reductions == SUM
+        )
+
+    def _first(self, x: Any, given: Any, edge_weight: Tensor | None) -> Any:
+        """Give the graph and the edge weights of the first call."""
+        sparse = not isinstance(given, Tensor) and hasattr(given, "sparse_sizes")
+        name = "_cached_adj_t" if sparse else "_cached_edge_index"
+        if getattr(self, name) is None:
+            graph = as_graph(given, by_vertex(x))
+            self._turned(graph, given)  # which an adj_t cannot be
+            setattr(self, name, (graph, edge_weight))
+        return getattr(self, name)
+
+    def _fill(self, graph: GraphLike, edge_weight: Tensor | None) -> float | None:
+        """Give the value of the loops that are added, 0 for none; None if nothing is normalised."""
+        if not self.normalize or not self.add_self_loops:
+            return 0.0 if self.normalize else None
+        weighted = edge_weight is not None or graph_tensors(graph).csr_values is not None
+        return 2.0 if self.improved and weighted else 1.0
+
+    def _aggregated(
+        self, graph: GraphLike, h: Tensor, edge_weight: Tensor | None, bias: Tensor | None
+    ) -> Tensor:
+        """Aggregate what was mapped, and add the bias."""
+        h, values, _, _ = operands(graph, h, edge_weight)  # named as they were given, if refused
+        weight = None if edge_weight is None else values
+        fill, width = self._fill(graph, edge_weight), self._width()
+        if width is not None or self.k is not None:
+            return plus(self._of_parts_of_rows(graph, h, width, weight, fill), bias)
+        return hop(graph, weight, h.dtype, Normalisation(fill, self._reductions[0]))(h, bias)
+
+    def _of_parts_of_rows(
         self,
         graph: GraphLike,
         h: Tensor,
-        width: int,
-        edge_weight: Tensor | None,
-        scale: Tensor,
-        own: Tensor,
+        width: int | None,
+        weight: Tensor | None,
+        fill: float | None,
     ) -> Tensor:
-        factors = {"rescale": True, "row_scale": scale, "col_scale": scale}
-        y = self._aggregate(graph, h, width, edge_weight, **factors)
-        kept = edge_weight is None and not torch.compiler.is_compiling()
+        """Aggregate a sample of each row, or what MaxK keeps of its neighbours."""
+        if fill is None:
+            if width is not None:
+                return self._aggregate(graph, h, width, weight, rescale=True)
+            return maxk_aggregate(graph, h, cast(int, self.k), weight)
+        scale, loop = symmetric(graph, weight, h.dtype, fill)
+        scales, own = {"row_scale": scale, "col_scale": scale}, loop[:, None]
+        if width is None:
+            return aggregate_with_own(graph, h, own, weight, k=self.k, without=own == 0, **scales)
+        y = self._aggregate(graph, h, width, weight, rescale=True, **scales)
+        kept = weight is None and fill and not torch.compiler.is_compiling()
         without = stored(graph, h.dtype) if kept else own == 0
-        part = h if without is None else h.masked_fill(without, 0)
-        return plus(torch.addcmul(y, own, part), self.bias)
+        return torch.addcmul(y, own, h if without is None else h.masked_fill(without, 0))

@@ -4,11 +4,10 @@ Parameters have the names and shapes of PyG's layer of the same name, so that a 
 across, and without ``k`` and samples results agree with its.
 """
 
-import re
+from typing import Unpack
 
-import torch
 from torch import Tensor
-from torch.nn import LazyLinear, Linear, Module, Parameter, Sequential
+from torch.nn import Linear, Module, Sequential
 
 from ..autograd import (
     GraphLike,
@@ -22,30 +21,14 @@ from ..autograd import (
     propagated,
     spmm,
 )
-from ..errors import DeviceError, DtypeError, ShapeError, SparseFmtError, UnsupportedError
-from ._base import Convolution, is_one_each
-from ._checks import Ends, as_autocast, check_beside, check_number, ends_of
-
-#: Faults of the machine, which pass as they are, whatever else they say.
-_MACHINE = re.compile(r"CUDA error|CU\w+_STATUS|cuDNN error|out of memory|not enough memory")
-#: What torch says of tensors that do not fit, and the error that is raised instead.
-_REFUSALS = (
-    (UnsupportedError, re.compile(r"not implemented for '")),
-    (DeviceError, re.compile(r"same device|expected device")),
-    (DtypeError, re.compile(r"\bdtypes?\b|scalar types?\b|(input|weight|bias|data) type\b", re.I)),
-    (
-        ShapeError,
-        re.compile(
-            r"\bshapes?\b|\bdimensions?\b|normalized_shape|size mismatch|input_size|channel size"
-            r"|(input|weight) of size|sizes? of tensor|sizes \[|contain \d+ elements|matrices"
-            r"|to have \d+ channels|(expected|must be a) \dD\b|does not broadcast",
-            re.I,
-        ),
-    ),
-)
+from ._base import Convolution, Options, is_one_each
+from ._checks import Ends, as_autocast, by_vertex
+from ._hops import over_vertices
+from ._network import OfNetwork, called, check_fit
+from ._passing import FORWARD, SUM
 
 
-class GINConv(Convolution):
+class GINConv(OfNetwork, Convolution):
     """Graph isomorphism: ``y = nn((1 + eps) s(x) + A s(x))``.
 
     ``s`` is ``MaxK(k)``, or nothing without ``k``: the non-linearity of the layer before, which
@@ -54,14 +37,20 @@ class GINConv(Convolution):
     Parameters
     ----------
     nn : Module
-        From the features of ``x`` to those of the result.
+        From the features of ``x`` to those of the result.  Its parameters are drawn anew, as in
+        PyG: load those that are to stay afterwards.
     eps : float
     train_eps : bool
         Whether ``eps`` is a parameter, or a buffer.
+    aggr : "add", "sum", "mean", "max" or "min"
+        What takes the place of the sum over neighbours; other than sums not beside ``k`` or
+        samples.
     k : int, optional
         Features of ``x`` to keep.
     sample, training_sample, strategy
         As for ``GCNConv``; the sum is multiplied as there.
+    flow, node_dim, decomposed_layers, aggr_kwargs : optional
+        As for ``GCNConv``.
 
     Attributes
     ----------
@@ -82,48 +71,26 @@ class GINConv(Convolution):
     """
 
     __module__ = "sparsefmt.nn"
+    _reductions_known = ("sum", "mean", "max", "min")
 
     def __init__(
         self,
         nn: Module,
         eps: float = 0.0,
         train_eps: bool = False,
-        *,
-        k: int | None = None,
-        sample: int | None = None,
-        training_sample: int | None = None,
-        strategy: str = "fastrand",
+        **options: Unpack[Options],
     ) -> None:
-        super().__init__(k, sample, training_sample, strategy)
-        if isinstance(nn, type):
-            raise DtypeError(
-                f"nn is the class {nn.__name__}: give a module, {nn.__name__}(...) for instance."
-            )
-        if not callable(nn):
-            raise DtypeError(
-                f"nn is a {type(nn).__name__}: give a module, torch.nn.Linear(n, m) for instance."
-            )
-        check_number("eps", eps)
-        self.nn, self.initial_eps = nn, float(eps)
-        value = torch.tensor([self.initial_eps])
-        if train_eps:
-            self.eps = Parameter(value)
-        else:
-            self.register_buffer("eps", value)
-
-    def reset_parameters(self) -> None:
-        """Reset ``nn``, or its parts that can be, and set ``eps`` to what was given."""
-        _reset(self.nn)
-        with torch.no_grad():
-            self.eps.fill_(self.initial_eps)
+        super().__init__(**options)
+        self._add_network(nn, eps, train_eps)
+        self.reset_parameters()
 
     def forward(
         self,
         x: Tensor | tuple[Tensor, Tensor | None],
-        graph: GraphLike,
-        edge_weight: Tensor | None = None,
-        *,
+        edge_index: GraphLike,
         size: tuple[int, int] | None = None,
+        *,
+        edge_weight: Tensor | None = None,
     ) -> Tensor:
         """(n, feat) to what ``nn`` makes of it; arguments are those of ``SAGEConv``.
 
@@ -136,13 +103,12 @@ class GINConv(Convolution):
             As ``SAGEConv``; also if ``nn`` cannot take ``x``, or both ends are not of one width.
         """
         if isinstance(x, Tensor) and size is None:
-            graph = as_graph(graph, x)
-            constant = self.eps.shape == (1,) and not self.eps.requires_grad
-            if edge_weight is None and self._is_whole() and constant:
+            graph = as_graph(edge_index, by_vertex(x))
+            if edge_weight is None and self._is_usual():
                 first, rest = _parts(self.nn)
                 if first is None and is_plain(graph, x, self.eps):
-                    _check_fit(self.nn, x)
-                    return _called(self.nn, propagated(graph, x, None, self.eps, one_more=True))
+                    check_fit(self.nn, x)
+                    return called(self.nn, propagated(graph, x, None, self.eps, one_more=True))
                 if (
                     first is not None
                     and is_one_each(first.bias, first.weight)
@@ -150,43 +116,42 @@ class GINConv(Convolution):
                 ):
                     y = gin_convolution(graph, x, self.eps, first.weight, first.bias)
                     for module in rest:
-                        y = _called(module, y)
+                        y = called(module, y)
                     return y
-        ends = ends_of(x, graph, size)
-        _check_fit(self.nn, ends.source)
-        if not ends.alike:
-            return _called(self.nn, self._between(ends, edge_weight))
-        graph = ends.graph
-        x = as_autocast(ends.source)  # for both parts
-        width, own = self._width(), (1 + self.eps).to(x.dtype)  # a wider one would widen the sum
-        if width is not None:
-            y = self._aggregate(graph, x, width, edge_weight, rescale=True)
-            y = torch.addcmul(y, own, x)
-        else:
-            y = aggregate_with_own(graph, x, own, edge_weight, k=self.k)
-        return _called(self.nn, y)
+        ends = self._between(x, edge_index, size)
+        check_fit(self.nn, ends.source)
+        return called(self.nn, self._aggregated(ends, edge_weight))
 
-    def _between(self, ends: Ends, edge_weight: Tensor | None) -> Tensor:
+    def _is_usual(self) -> bool:
+        """Tell whether all options that go another way are as they are by default."""
+        return (
+            self._is_whole()
+            and self.flow == FORWARD
+            and self._reductions == SUM
+            and not self.eps.requires_grad
+            and self.eps.shape == (1,)
+        )
+
+    def _aggregated(self, ends: Ends, edge_weight: Tensor | None) -> Tensor:
         """Aggregate features of sources, and add a part of the targets' own."""
-        graph, x = ends.graph, as_autocast(ends.source)
-        width = self._width()
-        if width is not None:
-            y = self._aggregate(graph, x, width, edge_weight, rescale=True)
-        elif self.k is not None:
-            y = maxk_aggregate(graph, x, self.k, edge_weight)
-        else:
-            y = spmm(graph, x, edge_weight)
-        if ends.target is None:
-            return y
-        if ends.target.shape[1] != x.shape[1]:
-            raise ShapeError(
-                f"x[1] has {ends.target.shape[1]} features but x[0] has {x.shape[1]}: both are "
-                "added up, give them one width."
-            )
-        check_beside("x[1]", ends.target, ends.source)
-        own = as_autocast(ends.target)
-        own = own if self.k is None else maxk(own, self.k)
-        return torch.addcmul(y, (1 + self.eps).to(x.dtype), own)
+        graph, x, width = ends.graph, as_autocast(ends.source), self._width()
+        if self.k is not None:
+            self._check_no_batch(x)
+        if ends.alike and width is None and x.dim() == 2 and self._reductions == SUM:
+            factor = (1 + self.eps).to(x.dtype)  # a wider one would widen the sum
+            return aggregate_with_own(graph, x, factor, edge_weight, k=self.k)
+
+        def reduced(h: Tensor) -> Tensor:
+            if width is not None:
+                return self._aggregate(graph, h, width, edge_weight, rescale=True)
+            if self.k is not None:
+                return maxk_aggregate(graph, h, self.k, edge_weight)
+            return spmm(graph, h, edge_weight, reduce=self._reductions[0])
+
+        own = ends.target
+        if own is not None and self.k is not None:
+            own = maxk(as_autocast(own), self.k)
+        return self._with_own(over_vertices(reduced, x), ends, own)
 
 
 def _parts(nn: Module) -> tuple[Linear | None, list[Module]]:
@@ -194,53 +159,3 @@ def _parts(nn: Module) -> tuple[Linear | None, list[Module]]:
     parts = [*nn] if isinstance(nn, Sequential) and is_bare(nn, Sequential) else [nn]
     first = parts[0] if parts else nn
     return (first, parts[1:]) if is_bare(first) and isinstance(first, Linear) else (None, [])
-
-
-def _check_fit(nn: Module, x: Tensor) -> None:
-    """Check that ``nn`` can take features like ``x``, where a linear map comes first."""
-    while isinstance(nn, Sequential) and len(nn):
-        nn = nn[0]
-    if isinstance(nn, Linear) and not isinstance(nn, LazyLinear):
-        if x.shape[1] != nn.in_features:
-            raise ShapeError(
-                f"x has {x.shape[1]} features but nn takes {nn.in_features}: give "
-                f"(n, {nn.in_features})."
-            )
-        check_beside("x", x, nn.weight)
-
-
-def _called(nn: Module, y: Tensor) -> Tensor:
-    """Call ``nn``, and name it in what torch says of features that do not fit."""
-    out: Tensor
-    if torch.compiler.is_compiling():
-        out = nn(y)
-        return out
-    try:
-        out = nn(y)
-    except RuntimeError as error:
-        kind = _refusal(error)
-        if kind is None:
-            raise
-        raise kind(
-            f"nn cannot take features of shape {tuple(y.shape)} and dtype {y.dtype} on "
-            f"{y.device}: {error}; give x that fits, or another nn."
-        ) from error
-    return out
-
-
-def _refusal(error: RuntimeError) -> type[SparseFmtError] | None:
-    """Give the error to raise where torch refused a tensor; None for any other error."""
-    words = str(error)
-    if type(error) not in (RuntimeError, NotImplementedError) or _MACHINE.search(words):
-        return None
-    return next((kind for kind, said in _REFUSALS if said.search(words)), None)
-
-
-def _reset(module: Module) -> None:
-    """Reset the module itself if it can, else its children, as PyG does."""
-    reset = getattr(module, "reset_parameters", None)
-    if reset is not None:
-        reset()
-        return
-    for child in module.children():
-        _reset(child)

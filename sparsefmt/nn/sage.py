@@ -1,14 +1,14 @@
-"""GraphSAGE's convolution by means, with MaxK or over a sample of each row.
+"""GraphSAGE's convolution, with MaxK or over a sample of each row.
 
 Parameters have the names and shapes of PyG's layer of the same name, so that a ``state_dict`` loads
 across, and without ``k`` and samples results agree with its.
 """
 
-from typing import Any
+from typing import Any, Unpack, cast
 
+import torch
 from torch import Tensor
-from torch.nn import Linear
-from torch.nn.functional import linear
+from torch.nn.functional import linear, normalize
 
 from ..autograd import (
     GraphLike,
@@ -19,12 +19,17 @@ from ..autograd import (
     sage_convolution,
     spmm,
 )
-from ._base import LinearConvolution, is_one_each, plus
-from ._checks import check_width, ends_of, in_pair
+from ..errors import ShapeError
+from ._base import Convolution, PartOptions, is_one_each, plus
+from ._checks import Ends, by_vertex, check_counts, check_width, in_pair
+from ._gathered import gathered, width_of
+from ._hops import over_vertices
+from ._linear import draw_map, linear_map, settle
+from ._passing import FORWARD, MEAN, SUM
 
 
-class SAGEConv(LinearConvolution):
-    """GraphSAGE with means: ``y = mean_j(x[j]) W_l + b + x W_r`` over the in-neighbours ``j``.
+class SAGEConv(Convolution):
+    """GraphSAGE: ``y = mean_j(x[j]) W_l + b + x W_r`` over the in-neighbours ``j``.
 
     With ``k`` the non-linearity stands between the neighbours' weights and the aggregation:
     ``y = mean_j(MaxK(x W_l, k)[j]) + b + x W_r``.  With ``k = out_channels`` that is the layer
@@ -33,22 +38,41 @@ class SAGEConv(LinearConvolution):
     Parameters
     ----------
     in_channels : int or (int, int)
-        Features of a vertex; a pair for those of sources and those of targets.
-    out_channels, bias, sample, training_sample, strategy
+        Features of a vertex; a pair for those of sources and those of targets; -1 for as many as
+        the first ``x`` has.
+    out_channels : int
+    aggr : "mean", "add", "sum", "max" or "min", or a list of them
+        What takes the place of the mean; of a list all of them, side by side before ``W_l``.  Only
+        means and sums beside ``k`` or samples.  Where PyG is installed also what its resolver
+        knows, "lstm" or "softmax" for instance: it gets the features of each edge's source, in an
+        array of its own.
+    normalize : bool
+        Whether each row of ``y`` is divided by its length.
+    root_weight : bool
+        Whether there is an ``x W_r``.
+    project : bool
+        Whether the neighbours' features first become ``relu(x W + c)``, with as many of them.
+    bias, sample, training_sample, strategy
         As for ``GCNConv``; the mean is that of the sample.
     k : int, optional
         Features of ``x W_l`` to keep, between 1 and ``out_channels``.
+    aggr_kwargs : dict, optional
+        Arguments of PyG's aggregation.
+    flow, node_dim, decomposed_layers : optional
+        As for ``GCNConv``.
 
     Attributes
     ----------
     lin_l.weight, lin_r.weight : (out_channels, in_channels)
         ``W_l``, of sources, and ``W_r``, of targets, transposed.
     lin_l.bias : (out_channels,)
+    lin.weight, lin.bias : (in_channels, in_channels) and (in_channels,)
+        ``W`` transposed and ``c``, where there are.
 
     Raises
     ------
     DtypeError, ShapeError, UnsupportedError
-        As ``GCNConv``.
+        As ``GCNConv``; also if there is a projection of features whose number is not known yet.
 
     Notes
     -----
@@ -57,27 +81,62 @@ class SAGEConv(LinearConvolution):
     """
 
     __module__ = "sparsefmt.nn"
+    _reductions_known = ("sum", "mean", "max", "min")
+    _takes_all = True
+    _of_parts = (SUM, MEAN)
 
-    def _check_channels(self, in_channels: Any) -> None:
-        in_pair(in_channels)
-
-    def _add_parameters(self, in_channels: Any, out_channels: int, bias: bool) -> None:
+    def __init__(
+        self,
+        in_channels: int | tuple[int, int],
+        out_channels: int,
+        aggr: Any = "mean",
+        normalize: bool = False,
+        root_weight: bool = True,
+        project: bool = False,
+        bias: bool = True,
+        **options: Unpack[PartOptions],
+    ) -> None:
+        check_counts(out_channels=out_channels)
         of_sources, of_targets = in_pair(in_channels)
-        self.lin_l = Linear(of_sources, out_channels, bias=bias)
-        self.lin_r = Linear(of_targets, out_channels, bias=False)
+        if aggr == "lstm":
+            widths = {"in_channels": of_sources, "out_channels": of_sources}
+            options["aggr_kwargs"] = widths | (options.get("aggr_kwargs") or {})
+        super().__init__(out_channels, aggr, **options)
+        self.in_channels, self.out_channels = in_channels, out_channels
+        self.normalize, self.root_weight, self.project = normalize, root_weight, project
+        if project:
+            if of_sources < 0:
+                raise ShapeError(
+                    "in_channels is -1 and project is True: SAGEConv does not support lazy "
+                    "initialization with `project=True`; give the features of sources."
+                )
+            self.lin = linear_map(of_sources, of_sources)
+        wide = self._width_of_neighbours(of_sources) if of_sources > 0 else -1
+        self.lin_l = linear_map(wide, out_channels, bias=bias)
+        if root_weight:
+            self.lin_r = linear_map(of_targets, out_channels, bias=False)
+        self.reset_parameters()
+
+    def _shown(self) -> list[str]:
+        return [*super()._shown(), f"aggr={self.aggr}"]
 
     def reset_parameters(self) -> None:
         """Draw the parameters as ``torch.nn.Linear`` does."""
-        self.lin_l.reset_parameters()
-        self.lin_r.reset_parameters()
+        if not self._reductions:
+            cast(Any, self.aggr_module).reset_parameters()
+        if self.project:
+            draw_map(self.lin)
+        draw_map(self.lin_l)
+        if self.root_weight:
+            draw_map(self.lin_r)
 
     def forward(
         self,
         x: Tensor | tuple[Tensor, Tensor | None],
-        graph: GraphLike,
-        edge_weight: Tensor | None = None,
-        *,
+        edge_index: GraphLike,
         size: tuple[int, int] | None = None,
+        *,
+        edge_weight: Tensor | None = None,
     ) -> Tensor:
         """(n, in_channels) to (n, out_channels).
 
@@ -86,8 +145,9 @@ class SAGEConv(LinearConvolution):
         x : Tensor, shape (n, in_channels), or a tuple of two
             Features of all vertices, or ``(x, x_target)``: those of sources and of targets, between
             which the graph is rectangular.  Without ``x_target``, None, there is no ``x W_r``, and
-            of an ``edge_index`` as many targets as sources.
-        graph, edge_weight
+            of an ``edge_index`` as many targets as sources.  Each may be (..., n, in_channels),
+            features of one graph.
+        edge_index, edge_weight
             As for ``GCNConv``.
         size : (n_source, n_target), optional
             The sizes of the graph of an ``edge_index``, if ``x`` does not tell.
@@ -99,28 +159,27 @@ class SAGEConv(LinearConvolution):
             ``size`` is not that of the graph.
         """
         if isinstance(x, Tensor) and size is None:
-            graph = as_graph(graph, x)
-            if edge_weight is None and self._is_whole() and self._is_plain(x, graph):
+            graph = as_graph(edge_index, by_vertex(x))
+            if edge_weight is None and self._is_usual() and self._is_plain(x, graph):
                 weight, bias = self.lin_l.weight, self.lin_l.bias
-                return sage_convolution(graph, x, weight, bias, self.lin_r.weight)
-        ends = ends_of(x, graph, size)
-        graph, source = ends.graph, ends.source
-        check_width("x" if ends.alike else "x[0]", source, self.lin_l.weight)
-        if ends.target is not None:
-            check_width("x" if ends.alike else "x[1]", ends.target, self.lin_r.weight)
-        width = self._width()
-        y: Tensor
-        if width is not None:
-            y = self.lin_l(self._aggregate(graph, source, width, edge_weight, mean=True))
-        elif self.k is None:
-            y = self.lin_l(spmm(graph, source, edge_weight, reduce="mean"))
-        else:
-            h = linear(source, self.lin_l.weight)
-            y = plus(maxk_aggregate(graph, h, self.k, edge_weight, reduce="mean"), self.lin_l.bias)
-        if ends.target is None:
-            return y
-        own: Tensor = self.lin_r(ends.target)
-        return y + own
+                y = sage_convolution(graph, x, weight, bias, self.lin_r.weight)
+                return normalize(y, dim=-1) if self.normalize else y
+        ends = self._between(x, edge_index, size)
+        self._fit(ends)
+        y = self._of_neighbours(ends, edge_weight)
+        if self.root_weight and ends.target is not None:
+            y = y + self.lin_r(ends.target)
+        return normalize(y, dim=-1) if self.normalize else y
+
+    def _is_usual(self) -> bool:
+        """Tell whether all options that go another way are as they are by default."""
+        return (
+            self._is_whole()
+            and self.root_weight
+            and not self.project
+            and self.flow == FORWARD
+            and self._reductions == MEAN
+        )
 
     def _is_plain(self, x: Tensor, graph: GraphLike) -> bool:
         """Tell whether the layer may run as one node of autograd's."""
@@ -133,3 +192,51 @@ class SAGEConv(LinearConvolution):
             and is_one_each(own.bias, own.weight)
             and other.bias is None
         )
+
+    def _fit(self, ends: Ends) -> None:
+        """Check the features of both ends, for which lazy maps make their parameters."""
+        names = ("x", "x") if ends.alike else ("x[0]", "x[1]")
+        if self.project:
+            check_width(names[0], ends.source, self.lin.weight)
+        width = ends.source.shape[-1]
+        settle(self.lin_l, self._width_of_neighbours(width))
+        if self._reductions:
+            check_width(names[0], ends.source, self.lin_l.weight, len(self._reductions))
+        if self.root_weight and ends.target is not None:
+            settle(self.lin_r, ends.target.shape[-1])
+            check_width(names[1], ends.target, self.lin_r.weight)
+
+    def _width_of_neighbours(self, width: int) -> int:
+        """Give the number of features that come out of the aggregation of ``width``."""
+        if self._reductions:
+            return width * len(self._reductions)
+        return width_of(self.aggr_module, width)
+
+    def _of_neighbours(self, ends: Ends, edge_weight: Tensor | None) -> Tensor:
+        """Aggregate the features of sources and map them, with the bias."""
+        graph, source, width = ends.graph, ends.source, self._width()
+        y: Tensor
+        if self.project:
+            source = self.lin(source).relu()
+        if self.k is not None:
+            self._check_no_batch(source)
+            h, reduction = linear(source, self.lin_l.weight), self._reductions[0]
+            y = maxk_aggregate(graph, h, self.k, edge_weight, reduce=reduction)
+            return plus(y, self.lin_l.bias)
+
+        if not self._reductions:
+            y = self.lin_l(gathered(self.aggr_module, graph, source, edge_weight))
+            return y
+
+        def reduced(h: Tensor, reduction: str) -> Tensor:
+            if width is None:
+                return spmm(graph, h, edge_weight, reduce=reduction)
+            how = "mean" if reduction == "mean" else "rescale"
+            return self._aggregate(graph, h, width, edge_weight, **{how: True})
+
+        parts = [
+            over_vertices(lambda h: reduced(h, one), source)  # noqa: B023  # called at once
+            for one in self._reductions
+        ]
+        y = self.lin_l(parts[0] if len(parts) == 1 else torch.cat(parts, -1))
+        return y

@@ -381,7 +381,16 @@ OF_VIEWS = {
 OTHERS = (
     "as_graph own_values features_to_keep checked_strategy sample_width graph_tensors GraphLike"
 )
-OTHERS = {*OTHERS.split(), "has_tiles", "holdings", "is_graph", "noting", "prepare", "unit_scales"}
+OTHERS = {
+    *OTHERS.split(),
+    "has_tiles",
+    "holdings",
+    "is_graph",
+    "noting",
+    "prepare",
+    "turned",
+    "unit_scales",
+}
 #: Of layers in plain eager mode, which are never traced.
 OTHERS |= {"gat_convolution", "gcn_convolution", "is_bare", "is_plain", "propagated"}
 OTHERS |= {"gin_convolution", "sage_convolution"}

@@ -111,7 +111,7 @@ def assert_moved(found, wanted, perm):
 
 def test_no_function_of_edges_is_left_out():
     other = "GraphLike checked_strategy features_to_keep graph_tensors has_tiles maxk own_values"
-    other += " as_graph holdings is_graph noting prepare sample_width unit_scales"
+    other += " as_graph turned holdings is_graph noting prepare sample_width unit_scales"
     # Layers as one node, which take no edge values.
     other += " gat_convolution gcn_convolution gin_convolution is_bare is_plain propagated"
     other = {*other.split(), "sage_convolution"}
@@ -241,8 +241,10 @@ def test_weighted_sums_of_layers_take_that_order(device, name):
     layer = nn.SAGEConv(6, 5) if name == "SAGEConv" else nn.GINConv(torch.nn.Linear(6, 5))
     layer = layer.to(device)
     args = given["x"], given["e"]
-    found = run(lambda g, x, e: layer(x, g, e), graph, args)
-    wanted = run(lambda g, x, e: layer(x, g, e), base, [moved(one, perm) for one in args])
+    found = run(lambda g, x, e: layer(x, g, edge_weight=e), graph, args)
+    wanted = run(
+        lambda g, x, e: layer(x, g, edge_weight=e), base, [moved(one, perm) for one in args]
+    )
     for one, expected in zip(found, wanted, strict=True):
         torch.testing.assert_close(moved(one, perm), expected)
 

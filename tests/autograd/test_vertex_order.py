@@ -120,7 +120,7 @@ BODIES = {
     "gcn": lambda m, x, g: m.last(m.gcn(x, g).relu(), g),
     "gin": lambda m, x, g: m.last(m.gin(x, g).relu(), g),
     "gat": lambda m, x, g: m.last(F.elu(m.gat(x, g)), g),
-    "keywords": lambda m, x, g: m.last(x=m.sage(x=x, graph=g).relu(), graph=g),
+    "keywords": lambda m, x, g: m.last(x=m.sage(x=x, edge_index=g).relu(), edge_index=g),
     "residual": lambda m, x, g: m.last(m.sage(x, g) + m.skip(x), g),
     "batch norm": lambda m, x, g: m.last(m.norm(m.sage(x, g)), g),
     "batch norm of what comes in": lambda m, x, g: m.sage(m.inputs(x), g),
@@ -146,7 +146,9 @@ BODIES = {
     "number of a vertex": lambda m, x, g: hop(m, x, g) * m.number[:, None],
     "mask of a vertex": lambda m, x, g: spmm(g, torch.where(m.mask[:, None], m.lin(x), m.table)),
     "weights of edges": lambda m, x, g: spmm(g, m.lin(x), m.weights),
-    "weights of edges of a layer": lambda m, x, g: m.last(m.gcn(x, g, m.weights), g, m.weights),
+    "weights of edges of a layer": lambda m, x, g: m.last(
+        m.gcn(x, g, m.weights), g, edge_weight=m.weights
+    ),
     "mean": lambda m, x, g: spmm(g, spmm(g, m.lin(x), reduce="mean").relu(), reduce="max"),
     "own": lambda m, x, g: aggregate_with_own(g, m.lin(x), m.d[:, None]),
     "k": lambda m, x, g: autograd.maxk_aggregate(g, maxk(m.lin(x), 3), 2),
@@ -1009,7 +1011,7 @@ def test_calls_by_name_and_with_defaults_are_right():
     class Optional(Stack):
         def forward(self, x, graph, edge_weight=None, scale=1.0):
             h = self.first(x, graph, edge_weight) * scale
-            return self.last(h, graph, edge_weight)
+            return self.last(h, graph, edge_weight=edge_weight)
 
     graph, x = square(), features()
     weight = torch.rand(graph.nnz, dtype=torch.float64, requires_grad=True)
@@ -1029,7 +1031,8 @@ def test_calls_by_name_and_with_defaults_are_right():
 def test_weights_of_edges_as_an_argument():
     class Weighted(Stack):
         def forward(self, x, graph, edge_weight):
-            return self.last(self.first(x, graph, edge_weight), graph, edge_weight)
+            h = self.first(x, graph, edge_weight=edge_weight)
+            return self.last(h, graph, edge_weight=edge_weight)
 
     graph, x = square(), features()
     weight = torch.rand(graph.nnz, dtype=torch.float64, requires_grad=True)

@@ -5,6 +5,7 @@ import inspect
 import re
 from importlib import import_module
 from importlib.util import find_spec
+from typing import Unpack, get_args, get_origin, get_type_hints
 
 import pytest
 
@@ -36,6 +37,15 @@ def documented(text):
     return [name.lstrip("*") for line in lines for name in line.split(" : ")[0].split(", ")]
 
 
+def taken(function):
+    """The names that it takes; of keywords gathered by a TypedDict the keys."""
+    names = list(inspect.signature(function).parameters)
+    for gathered in get_type_hints(getattr(function, "__init__", function)).values():
+        if get_origin(gathered) is Unpack:
+            names = [*names[:-1], *get_type_hints(*get_args(gathered))]
+    return names
+
+
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_a_function_documents_its_parameters_and_what_it_returns(name):
     function = PUBLIC[name]
@@ -49,8 +59,7 @@ def test_a_function_documents_its_parameters_and_what_it_returns(name):
 @pytest.mark.parametrize("name", LAYERS)
 def test_a_layer_documents_its_parameters_and_those_of_its_call(name):
     layer = PUBLIC[name]
-    takes = inspect.signature(layer).parameters
-    assert sorted(documented(sections(layer)["Parameters"])) == sorted(takes)
+    assert sorted(documented(sections(layer)["Parameters"])) == sorted(taken(layer))
     call = sections(layer.forward)
     if "Parameters" in call:
         _, *takes = inspect.signature(layer.forward).parameters

@@ -26,7 +26,7 @@ from sparsefmt import (  # noqa: E402
     optimize,
 )
 from sparsefmt.autograd import adapters, composition, spmm  # noqa: E402
-from sparsefmt.nn import GATConv, GCNConv, GINConv, SAGEConv  # noqa: E402
+from sparsefmt.nn import GATConv, GCNConv, GINConv, SAGEConv, SGConv, TAGConv  # noqa: E402
 from sparsefmt.plan.rules import bare  # noqa: E402
 
 N = 30
@@ -36,17 +36,41 @@ def mlp(f_in, f_out):
     return nn.Sequential(nn.Linear(f_in, f_out), nn.ReLU(), nn.Linear(f_out, f_out))
 
 
+UPSTREAM = "target_to_source"
 OURS = {
     "gcn": GCNConv,
     "sage": SAGEConv,
     "gin": lambda f_in, f_out: GINConv(mlp(f_in, f_out), eps=0.25),
     "gin without eps": lambda f_in, f_out: GINConv(mlp(f_in, f_out)),
+    "sg": lambda f_in, f_out: SGConv(f_in, f_out, K=2),
+    "sg without loops": lambda f_in, f_out: SGConv(f_in, f_out, K=2, add_self_loops=False),
+    "tag": lambda f_in, f_out: TAGConv(f_in, f_out, K=2),
     "gat": GATConv,
     "gat without loops": lambda f_in, f_out: GATConv(f_in, f_out, add_self_loops=False),
     "gat of two heads": lambda f_in, f_out: GATConv(f_in, f_out // 2, heads=2),
+    "gcn that is improved": lambda f_in, f_out: GCNConv(f_in, f_out, improved=True),
+    "gcn without loops": lambda f_in, f_out: GCNConv(f_in, f_out, add_self_loops=False),
+    "gcn without degrees": lambda f_in, f_out: GCNConv(f_in, f_out, normalize=False),
+    "gcn that is cached": lambda f_in, f_out: GCNConv(f_in, f_out, cached=True),
+    "gcn of maxima": lambda f_in, f_out: GCNConv(f_in, f_out, aggr="max"),
+    "gcn upstream": lambda f_in, f_out: GCNConv(f_in, f_out, flow=UPSTREAM),
+    "sage of sums": lambda f_in, f_out: SAGEConv(f_in, f_out, aggr="sum"),
+    "sage of two": lambda f_in, f_out: SAGEConv(f_in, f_out, aggr=["mean", "max"]),
+    "sage of unit rows": lambda f_in, f_out: SAGEConv(f_in, f_out, normalize=True),
+    "sage without roots": lambda f_in, f_out: SAGEConv(f_in, f_out, root_weight=False),
+    "sage of projections": lambda f_in, f_out: SAGEConv(f_in, f_out, project=True),
+    "sage upstream": lambda f_in, f_out: SAGEConv(f_in, f_out, flow=UPSTREAM),
+    "gin of means": lambda f_in, f_out: GINConv(mlp(f_in, f_out), aggr="mean"),
+    "gin upstream": lambda f_in, f_out: GINConv(mlp(f_in, f_out), flow=UPSTREAM),
+    "sg that is cached": lambda f_in, f_out: SGConv(f_in, f_out, cached=True),
+    "sg upstream": lambda f_in, f_out: SGConv(f_in, f_out, flow=UPSTREAM),
+    "tag without degrees": lambda f_in, f_out: TAGConv(f_in, f_out, normalize=False),
+    "tag of means": lambda f_in, f_out: TAGConv(f_in, f_out, aggr="mean"),
     "gcn with k": lambda f_in, f_out: GCNConv(f_in, f_out, k=2),
     "gcn of samples": lambda f_in, f_out: GCNConv(f_in, f_out, sample=2),
 }
+#: Those with options that are planned all the same.
+PLANNED = ("gin without eps", "gat without loops", "sg without loops")
 THEIRS = ["GCNConv", "SAGEConv", "GINConv", "GATConv", "SGConv", "TAGConv"]
 
 
@@ -103,7 +127,7 @@ def test_every_composition_of_our_layers_is_the_layer(name, widths, weighted):
     if name == "gcn of samples":
         layer.eval()
     expected = results(copy.deepcopy(layer), x, graph)
-    if name in ("gat of two heads", "gcn with k", "gcn of samples"):
+    if " " in name and name not in PLANNED:
         assert not optimize(layer, graph).layers  # planned by none: it runs as it did
         assert_same(results(layer, x, graph), expected)
         return
@@ -258,7 +282,7 @@ def test_a_graph_for_a_layer_of_pygs_is_refused_by_name(x):
 
 
 def test_loops_that_are_added_are_those_that_are_missing():
-    diagonals = {"all": [3, 1, 1], "without": [2, 1, 1], "one": [1, 1, 1]}
+    diagonals = {"all": [3, 1, 1], "without": [1, 1, 1], "one": [1, 1, 1]}
     graph = Graph.from_edge_index(np.array([[0, 0, 1, 2], [0, 0, 2, 1]]), num_nodes=3)
     for which, diagonal in diagonals.items():
         assert adapters.with_loops(graph, which).csr.toarray().diagonal().tolist() == diagonal
@@ -413,7 +437,7 @@ def test_nested_inputs_and_layers_called_by_name():
             self.conv = GCNConv(6, 6)
 
         def forward(self, pair, graph):
-            return self.conv(pair[0], graph=graph)
+            return self.conv(pair[0], edge_index=graph)
 
     graph, x = square(), features(6).float()
     model = Nested()

@@ -1,6 +1,8 @@
 // What both ways to build a CSR of edges share: checked ids, the word of a row, and the cut of the rows into chunks as
 // formats/chunks.py makes it. Memory is laid out for the most blocks that rows of so many entries can need; those
 // beyond are empty.
+#include "engine/degrees.cuh"
+
 constexpr int PIECES = 8, LONG_ROW = 2048;  // as in formats/chunks.py
 // A word of a row, for one scan: its pieces in the low bits, and above them whether it is long.
 constexpr int LONG_BIT = 40;
@@ -41,15 +43,6 @@ __device__ inline void write_row(const Key* keys, Index* indptr, float* inverse,
     words[k + 1] = (length > PIECE ? (length + PIECE - 1) / PIECE : 1) | (length > LONG_ROW ? 1LL << LONG_BIT : 0);
     inverse[k] = 1.0 / (length > 1 ? length : 1);
     if (length > *(volatile unsigned long long*)&counts->longest) atomicMax(&counts->longest, length);
-}
-
-// GCN's factors of row i, whose entries count 1 each: d^-1/2 and, unless it stores a loop, 1 / d, where d counts a loop for
-// every row. Until then square[i] tells whether the loop is missing.
-template <typename Index>
-__device__ inline void write_unit_scales(const Index* indptr, float* scale, float* square, long long i) {
-    const bool missing = square[i] != 0;
-    const double s = rsqrt(double(indptr[i + 1] - indptr[i] + missing));
-    scale[i] = s, square[i] = missing ? s * s : 0;
 }
 
 // How many blocks rows of so many pieces are cut into: as formats/chunks.py counts them.
@@ -120,6 +113,7 @@ __device__ inline void number_borders(int (&of_warps)[WARPS], const Index* indpt
         __syncthreads();
     }
     for (int s = found + threadIdx.x; s < n_cuts; s += WARPS * WARP) cut[s] = n_slots - 1;
+    __syncthreads();  // other streams read all of it once it is done
     if (threadIdx.x) return;
     report->blocks = block_count(pieces_before(words, n_rows), wave);
     report->cuts = found, report->longs = longs_before(words, n_rows);

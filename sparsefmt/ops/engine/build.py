@@ -38,10 +38,10 @@ _PARAMETERS = {
 #: Most edges and vertices of a graph that is built in one launch, and the fewest edges of a block.
 SMALL_EDGES, SMALL_VERTICES, _SHARE = 2**19, 2**20, 1024
 _KEYS = (("int32", "int32"), ("int64", "int32"), ("int64", "int64"))
-#: Blocks of a small build at most, and how often they wait for each other: they count the steps of
-#: all builds.
-SMALL_BLOCKS, _STEPS = 1024, 64
-_steps = count(_STEPS, _STEPS)
+#: Blocks of a small build at most, and more steps than any build takes, which waits at most 17
+#: times: those of all builds are numbered.
+SMALL_BLOCKS, STEPS = 1024, 64
+_first_steps = count(STEPS, STEPS)
 
 
 def instantiations() -> Iterator[tuple[str, str]]:
@@ -91,7 +91,7 @@ class Layout:
     indices: int
     perm: int
     inverse: int  #: one over the entries of each row, in float32
-    scale: int  #: GCN's factors of the rows if entries count 1 each, see ``build.cuh``: in float32
+    scale: int  #: GCN's factors of the rows, see ``degrees.cuh``, in float32; of the transpose 0
     square: int
     long: int
     slot: int
@@ -105,8 +105,10 @@ class Layout:
 
 
 @lru_cache(maxsize=256)
-def layout(n_rows: int, n_cols: int, nnz: int, index_dtype: str, device: int) -> Layout:
-    """Lay out a CSR of so many rows and entries for a GPU."""
+def layout(
+    n_rows: int, n_cols: int, nnz: int, index_dtype: str, device: int, *, transposed: bool = False
+) -> Layout:
+    """Lay out a CSR of so many rows and entries for a GPU, or that of the transpose of one."""
     wave, item = RESIDENT_BLOCKS * multiprocessors(device), ITEMSIZE[index_dtype]
     blocks = most_blocks(n_rows, nnz, wave)
     # A row is cut where a block ends, and only a long one.
@@ -119,8 +121,10 @@ def layout(n_rows: int, n_cols: int, nnz: int, index_dtype: str, device: int) ->
     perm = indices + item * nnz
     long = perm + item * nnz
     inverse = long + item * n_long
-    scale, square = inverse + 4 * n_rows, inverse + 8 * n_rows
-    slot = inverse + 12 * n_rows
+    scale = square = 0
+    slot = inverse + 4 * n_rows
+    if not transposed:
+        scale, square, slot = slot, slot + 4 * n_rows, slot + 8 * n_rows
     cut = slot + 4 * (blocks + 1)
     size = -(-(cut + 4 * n_cuts) // _ALIGNMENT) * _ALIGNMENT
     places = {"start": start, "indptr": indptr, "indices": indices, "perm": perm, "long": long}
@@ -144,7 +148,8 @@ def structure_in(at: Layout, begin: int, report: object, *, cuts: bool = True) -
 def keys(at: Layout, begin: int, ids: tuple[int, int], keys: int, report: int, stream: int) -> None:
     """Write the key of each edge to sort by; ``ids`` are those of rows, and of columns or 0."""
     kernel = _load("edge_keys", (at.index_dtype, at.key_dtype))
-    args = (*ids, keys, begin + at.square, begin, report, at.nnz, at.n_rows, at.n_cols)
+    places = keys, _at(begin, at.square), begin, report
+    args = (*ids, *places, at.nnz, at.n_rows, at.n_cols)
     kernel(_blocks(max(at.nnz, at.n_rows)), args, stream=stream)
 
 
@@ -159,7 +164,7 @@ def rows(
     """
     kernel = _load("edge_rows", (at.index_dtype, at.key_dtype), int(transposed))
     places = at.indptr, at.indices, at.perm, at.inverse, at.square
-    results = (begin + place for place in places)
+    results = (_at(begin, place) for place in places)
     args = (keys, order, minor, *results, words, begin, at.nnz, at.n_rows, at.n_cols)
     kernel(_blocks(max(at.nnz, at.n_rows + 1)), args, stream=stream)
 
@@ -169,7 +174,7 @@ def chunks(at: Layout, begin: int, words: int, report: int, stream: int) -> None
     types = (at.index_dtype,)
     n_starts = (at.blocks + 1) * CHUNKS_PER_BLOCK + 1
     places = at.indptr, at.start, at.long, at.slot, at.cut, at.scale, at.square
-    indptr, start, long, slot, cut, *factors = (begin + place for place in places)
+    indptr, start, long, slot, cut, *factors = (_at(begin, place) for place in places)
     args: tuple[int, ...] = indptr, words, start, long, *factors, at.n_rows, n_starts, at.wave
     _load("chunk_starts", types)(_blocks(max(n_starts, at.n_rows)), args, stream=stream)
     sizes = at.n_rows, at.blocks + 1, at.n_cuts, at.wave
@@ -183,7 +188,7 @@ def is_small(n_rows: int, n_cols: int, nnz: int) -> bool:
 
 
 class Small(NamedTuple):
-    """A build in one launch, of which only places in memory are missing; in bytes."""
+    """A prepared build in one launch; sizes are in bytes."""
 
     rows: Layout
     columns: Layout | None  #: None where they are not wanted
@@ -201,17 +206,17 @@ class Small(NamedTuple):
         begin: int,
         reports: tuple[int, int],
         scratch: int,
-        reached: int,
+        progress: int,
         stream: int,
     ) -> None:
         """Launch it.
 
-        ``ids`` are those of rows and columns, ``reached`` a word for each block: 0 at first, and
-        used by no two launches at a time.
+        ``ids`` are those of rows and columns.  ``progress`` is a word for each block, 0 or with a
+        step of an earlier launch, and used by no two launches at a time.
         """
         of_rows, of_columns = reports
         halves = begin, of_rows, begin + self.rows.size, of_columns
-        self.launch(stream, *ids, *halves, scratch, reached, next(_steps))
+        self.launch(stream, *ids, *halves, scratch, progress, next(_first_steps))
 
 
 @lru_cache(maxsize=256)
@@ -223,7 +228,8 @@ def small(
     It has at most one block a multiprocessor, so that all run at once.
     """
     rows = layout(n_rows, n_cols, nnz, index_dtype, device)
-    columns = layout(n_cols, n_rows, nnz, index_dtype, device) if both else None
+    sizes = n_cols, n_rows, nnz, index_dtype, device
+    columns = layout(*sizes, transposed=True) if both else None
     blocks = min(-(-nnz // _SHARE), rows.wave // RESIDENT_BLOCKS, SMALL_BLOCKS)
     words = 2 * blocks + n_rows + n_cols + 2
     scratch = 8 * words + 4 * (5 * nnz + jit.THREADS * blocks)
@@ -231,8 +237,8 @@ def small(
     unwanted = (0,) * 10 + (n_cols, 0, 0, 0, 0, 0)
     places = *_places(rows), *(unwanted if columns is None else _places(columns))
     kernel = _load("build_small", (index_dtype,), file=_SMALL_FILE)
-    sizes = nnz, share, rows.wave, 1 + both
-    launch = kernel.ready(blocks, after=(*places, *sizes), cooperative=True)
+    after = *places, nnz, share, rows.wave, 1 + both
+    launch = kernel.ready(blocks, after=after, cooperative=True)
     return Small(rows, columns, scratch, launch)
 
 
@@ -247,6 +253,11 @@ def _places(at: Layout) -> tuple[int, ...]:
 def reached(report: int, stream: int) -> None:
     """Report that the stream has come so far."""
     _load("reached", ("int32",))(1, (report,), threads=1, stream=stream)
+
+
+def _at(begin: int, place: int) -> int:
+    """Give the address of an array of a layout, 0 for one that it does not have."""
+    return begin + place if place else 0
 
 
 def _blocks(threads: int) -> int:

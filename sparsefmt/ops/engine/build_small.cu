@@ -18,7 +18,7 @@ template <typename Index> struct Half {
     Counts* counts;
     Place<Index>* start;
     Index *indptr, *indices, *perm, *long_rows;
-    float *inverse, *scale, *square;
+    float* inverse;
     int *slot, *cut;
     long long* words;
     Report* report;
@@ -29,9 +29,8 @@ template <typename Index> struct Half {
         : counts((Counts*)begin), start((Place<Index>*)(begin + at.start)), indptr((Index*)(begin + at.indptr)),
           indices((Index*)(begin + at.indices)), perm((Index*)(begin + at.perm)),
           long_rows((Index*)(begin + at.long_rows)), inverse((float*)(begin + at.inverse)),
-          scale((float*)(begin + at.scale)), square((float*)(begin + at.square)), slot((int*)(begin + at.slot)),
-          cut((int*)(begin + at.cut)), words(words), report(report), n_rows(at.n_rows), n_starts(at.n_starts),
-          n_slots(at.n_slots), n_cuts(at.n_cuts), bits(at.bits) {}
+          slot((int*)(begin + at.slot)), cut((int*)(begin + at.cut)), words(words), report(report), n_rows(at.n_rows),
+          n_starts(at.n_starts), n_slots(at.n_slots), n_cuts(at.n_cuts), bits(at.bits) {}
 };
 
 struct Pairs {
@@ -45,10 +44,10 @@ struct Shared {
     int borders[WARPS];
 };
 
-// All blocks of the launch, and the part [begin, end) of the entries that this one owns. `reached` has the latest step of
-// each block: every launch counts on from where the one before ended, whose steps may lie there.
+// All blocks of the launch, and the part [begin, end) of the entries that this one owns. `progress` has the latest step of
+// each block. Steps only grow from launch to launch: words that an earlier launch left are below every step of this one.
 struct Blocks {
-    volatile long long* reached;
+    volatile long long* progress;
     long long step;
     int begin, end;
 
@@ -58,10 +57,10 @@ struct Blocks {
         __syncthreads();
         if (threadIdx.x == 0) {
             __threadfence();
-            reached[blockIdx.x] = step;
+            progress[blockIdx.x] = step;
         }
         for (int b = threadIdx.x; b < gridDim.x; b += THREADS)
-            while (reached[b] < step) {}
+            while (progress[b] < step) {}
         __threadfence();
         __syncthreads();
     }
@@ -90,7 +89,7 @@ __device__ inline long long sum_before(Shared& shared, long long value, long lon
 // Sorts pairs by the lowest `bits` of their keys, stably; gives where they are then. `counts` has THREADS for each block.
 __device__ inline Pairs sorted(Blocks& blocks, Shared& shared, Pairs from, Pairs to, int* counts, int bits) {
     const int passes = bits > DIGIT ? (bits + DIGIT - 1) / DIGIT : 1, width = (bits + passes - 1) / passes;
-    const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, own = blockIdx.x * THREADS + threadIdx.x;
+    const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, mine = blockIdx.x * THREADS + threadIdx.x;
     for (int pass = 0; pass < passes; ++pass) {
         const auto digit_of = [&](int key) { return key >> pass * width & ((1 << width) - 1); };
         shared.counts[threadIdx.x] = 0;
@@ -98,7 +97,7 @@ __device__ inline Pairs sorted(Blocks& blocks, Shared& shared, Pairs from, Pairs
         for (int e = blocks.begin + threadIdx.x; e < blocks.end; e += THREADS)
             atomicAdd(&shared.counts[digit_of(from.keys[e])], 1);
         __syncthreads();
-        counts[own] = shared.counts[threadIdx.x];
+        counts[mine] = shared.counts[threadIdx.x];
         blocks.wait();
         long long before = 0, total = 0, all;
         for (int b = 0; b < gridDim.x; ++b) {
@@ -157,7 +156,7 @@ __device__ inline void add_up(Shared& shared, const Half<Index>& half, long long
 template <typename Index>
 __global__ void __launch_bounds__(THREADS)
 build_small(const Index* __restrict__ target, const Index* __restrict__ source, char* of_rows, Report* report,
-            char* of_columns, Report* other_report, long long* scratch, long long* reached,
+            char* of_columns, Report* other_report, long long* scratch, long long* progress,
             long long step, const __grid_constant__ Layout at, const __grid_constant__ Layout other, int nnz, int share,
             int wave, int count) {
     __shared__ Shared shared;
@@ -167,19 +166,20 @@ build_small(const Index* __restrict__ target, const Index* __restrict__ source, 
     const Half<Index> rows(at, of_rows, report, words);
     const Half<Index> columns(other, of_columns, other_report, words + at.n_rows + 1);
     const int begin = min((long long)blockIdx.x * share, (long long)nnz), end = min((long long)begin + share, (long long)nnz);
-    Blocks blocks{reached, step, begin, end};
+    Blocks blocks{progress, step, begin, end};
     Pairs first{room, room + nnz}, second{room + 2LL * nnz, room + 3LL * nnz};
     int* const row_of_entry = room + 4LL * nnz;
+    float *const scale = (float*)(of_rows + at.scale), *const square = (float*)(of_rows + at.square);
+    int* const own = (int*)square;  // 1 less the loops of each row, until its factors are written
     int* const counts = room + 5LL * nnz;
     const long long thread = blockIdx.x * THREADS + threadIdx.x, threads = gridDim.x * THREADS;
 
     if (thread == 0) *rows.counts = {0, 0, 0};
     if (thread == 0 && count > 1) *columns.counts = {0, 0, 0};
-    for (long long i = thread; i < rows.n_rows; i += threads) rows.square[i] = 1;
-    for (long long i = thread; i < columns.n_rows && count > 1; i += threads) columns.square[i] = 1;
+    for (long long i = thread; i < rows.n_rows; i += threads) own[i] = 1;
     for (int e = begin + threadIdx.x; e < end; e += THREADS) {
-        const Index own = target[e], key = within(own, rows.n_rows);
-        if (key != own) ((volatile Report*)rows.report)->fault = 2LL * e + 2;
+        const Index id = target[e], key = within(id, rows.n_rows);
+        if (key != id) ((volatile Report*)rows.report)->fault = 2LL * e + 2;
         else if (within(source[e], columns.n_rows) != source[e]) ((volatile Report*)rows.report)->fault = 2LL * e + 1;
         first.keys[e] = key, first.values[e] = e;
     }
@@ -191,7 +191,7 @@ build_small(const Index* __restrict__ target, const Index* __restrict__ source, 
         const Index column = within(source[e], columns.n_rows);
         rows.indices[k] = column, rows.perm[k] = e, row_of_entry[k] = row;
         if (e != k) rows.counts->moved = 1;
-        if (column == row) rows.counts->loops = 1, rows.square[row] = 0;
+        if (column == row) rows.counts->loops = 1, atomicSub(&own[row], 1);
         first.keys[k] = column, first.values[k] = k;  // of the transpose, whose edges these entries are
     }
     blocks.wait();
@@ -203,7 +203,7 @@ build_small(const Index* __restrict__ target, const Index* __restrict__ source, 
             const int e = second.values[k];
             columns.indices[k] = row_of_entry[e], columns.perm[k] = e;
             if (e != k) columns.counts->moved = 1;
-            if (row_of_entry[e] == second.keys[k]) columns.counts->loops = 1, columns.square[second.keys[k]] = 0;
+            if (row_of_entry[e] == second.keys[k]) columns.counts->loops = 1;
         }
         for (long long i = thread; i <= columns.n_rows; i += threads)
             write_row(second.keys, columns.indptr, columns.inverse, columns.words, columns.counts, nnz, columns.n_rows, i);
@@ -230,7 +230,7 @@ build_small(const Index* __restrict__ target, const Index* __restrict__ source, 
     for (int h = 0; h < count; ++h) {
         const Half<Index>& half = h ? columns : rows;
         for (long long i = thread; i < half.n_rows; i += threads) {
-            write_unit_scales(half.indptr, half.scale, half.square, i);
+            if (h == 0) write_unit_scales(scale, square, i, half.indptr[i + 1] - half.indptr[i], own[i]);
             if (longs_before(half.words, i) != longs_before(half.words, i + 1)) half.long_rows[longs_before(half.words, i)] = i;
         }
         for (long long c = thread; c < half.n_starts; c += threads)

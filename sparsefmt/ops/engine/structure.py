@@ -53,7 +53,8 @@ class Deciding:
 class Structure(Deciding):
     """A CSR and its ``Chunks``: sizes and device pointers; whoever makes it keeps the arrays.
 
-    Not frozen, which would treble the time to make one of each new graph, but never changed.
+    Not frozen: it would take three times as long to make those of each new graph.  Only
+    ``structure_in_work`` assigns to one.
     """
 
     format: ClassVar[str] = "csr"

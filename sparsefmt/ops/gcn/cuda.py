@@ -132,10 +132,10 @@ def gcn_norm_csr(
 
 
 def gcn_unit_scales(S: Structure, out: Any) -> Any:
-    """``d[i]^-1/2`` and ``1 / d[i]``, (2, n) in float32 or float64, where each entry counts 1.
+    """``d[i]^-1/2`` and ``own[i] / d[i]``, (2, n) in float32 or float64; entries count 1 each.
 
-    ``d[i]`` is the number of entries of row i, plus 1 for a row without a loop; in the place of
-    ``1 / d[i]`` a row that stores one has 0.
+    ``d[i]`` is the number of entries of row i and ``own[i]``, which is 1 less the loops of the row:
+    one of them counts, stored or not.
     """
     m, n = memory_of(out), S.n_rows
     with m.on_device(out):

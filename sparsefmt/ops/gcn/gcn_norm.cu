@@ -1,6 +1,7 @@
 // The symmetric normalisation of GCN, b[e] = s[i] a[e] s[j] with s = d^-1/2, and its backward. d[i] is the sum of the
 // row's values, plus 1 for a vertex without a loop where loops are added (`has_loop` is given).
 #include "engine/common.cuh"
+#include "engine/degrees.cuh"
 
 __device__ inline long long thread() { return (long long)blockIdx.x * blockDim.x + threadIdx.x; }
 __device__ inline long long threads() { return (long long)gridDim.x * blockDim.x; }
@@ -131,21 +132,20 @@ __global__ void gcn_rows(const Index* __restrict__ indptr, const Index* __restri
     scale[own.row] = scale_of(sum + Sum(has_loop && !loop));
 }
 
-// s[i] and s[i]^2 of the rows of a CSR whose entries count 1 each, computed in double; instead of the square 0 for a row
-// that stores a loop. A warp owns a row.
+// s[i] and own[i] s[i]^2 of the rows of a CSR whose entries count 1 each, computed in double; own[i] is 1 for a row
+// without a loop, 0 for one with a loop, and takes all but one of several away. A warp owns a row.
 template <typename T, typename Index>
 __global__ void gcn_unit_scales(const Index* __restrict__ indptr, const Index* __restrict__ indices, T* scale,
                                 T* square, long long n_rows) {
     const long long i = thread() / WARP;
     if (i >= n_rows) return;
     const long long begin = indptr[i], end = indptr[i + 1];
-    bool loop = false;
+    long long own = threadIdx.x % WARP == 0;
 #pragma unroll 4
-    for (long long e = begin + threadIdx.x % WARP; e < end; e += WARP) loop |= indices[e] == i;
-    loop = __any_sync(FULL_WARP, loop);
+    for (long long e = begin + threadIdx.x % WARP; e < end; e += WARP) own -= indices[e] == i;
+    for (int lanes = WARP / 2; lanes; lanes /= 2) own += __shfl_xor_sync(FULL_WARP, own, lanes);
     if (threadIdx.x % WARP) return;
-    const double s = rsqrt(double(end - begin + !loop));
-    scale[i] = s, square[i] = loop ? 0 : s * s;
+    write_unit_scales(scale, square, i, end - begin, own);
 }
 
 // As gcn_scaled; the loop of a row comes behind its entries. Without loops, or places for indices, only values are

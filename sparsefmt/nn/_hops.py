@@ -1,0 +1,131 @@
+"""Steps along the edges of a graph: features times its matrix, normalised as in GCN or not."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeAlias, Unpack
+
+import torch
+from torch import Tensor
+
+from ..autograd import (
+    GraphLike,
+    aggregate_with_own,
+    as_graph,
+    graph_tensors,
+    operands,
+    own_values,
+    propagate,
+    spmm,
+)
+from ..errors import DtypeError, ShapeError
+from ._base import plus
+from ._checks import by_vertex, check_input
+from ._loops import (
+    earlier_loops,
+    ends,
+    loops,
+    missing_loops,
+    stored,
+    symmetric,
+    with_loops,
+)
+from ._passing import Passing, PassingOptions
+
+#: Features (n, feat), and a bias to add, to the same shape.
+Step: TypeAlias = Callable[[Tensor, Tensor | None], Tensor]
+
+
+class Normalisation(NamedTuple):
+    """What PyG's ``gcn_norm`` makes of a graph.
+
+    ``fill`` is the value of the loop that each vertex without one gets, 0 for none, and None for a
+    graph that stays as it is; ``reduction`` is that of ``spmm``.
+    """
+
+    fill: float | None = 1.0
+    reduction: str = "sum"
+
+
+class HopConvolution(Passing):
+    """A layer of ``K`` steps."""
+
+    _reductions_known = ("sum", "mean", "max", "min")
+
+    def __init__(self, K: int, **options: Unpack[PassingOptions]) -> None:
+        super().__init__(**options)
+        if isinstance(K, bool) or not isinstance(K, int):
+            raise DtypeError(f"K is {K!r}: give an integer, 0 or more.")
+        if K < 0:
+            raise ShapeError(f"K is {K}: give 0 or more.")
+        self.K = K
+
+    def _shown(self) -> list[str]:
+        return [*super()._shown(), f"K={self.K}"]
+
+    def _steps(
+        self, x: Tensor, edge_index: GraphLike, edge_weight: Tensor | None, fill: float | None
+    ) -> list[Callable[[Tensor], Tensor]]:
+        """Give the ``K`` steps, which share their factors, for features like ``x``."""
+        graph = self._turned(as_graph(edge_index, by_vertex(x)), edge_index)
+        check_input(x, graph)
+        probe, values, _, _ = operands(graph, by_vertex(x).flatten(1)[:, :1], edge_weight)
+        weight = None if edge_weight is None else values
+        one = hop(graph, weight, probe.dtype, Normalisation(fill, self._reductions[0]))
+        return [lambda h: over_vertices(lambda rows: one(rows, None), h)] * self.K
+
+
+def hop(
+    graph: GraphLike, edge_weight: Tensor | None, dtype: torch.dtype, norm: Normalisation
+) -> Step:
+    """Give the function that takes features of that dtype one step along the edges.
+
+    ``y = D^-1/2 (A + fill I) D^-1/2 x + bias``, where ``I`` adds a loop to the vertices that have
+    none and ``D`` is the diagonal of the rows' sums of ``A + fill I``; or ``y = A x + bias``.
+    """
+    fill, reduction = norm
+    if fill is not None and reduction != "sum":
+        graph, edge_weight = _explicit(graph, edge_weight, dtype, fill)
+        fill = None
+    if fill is None:
+        return lambda x, bias: plus(spmm(graph, x, edge_weight, reduce=reduction), bias)
+    scale, loop = symmetric(graph, edge_weight, dtype, fill)
+    scales: dict[str, Any] = {"row_scale": scale, "col_scale": scale}
+    own = loop[:, None]
+    if fill == 0:
+        return lambda x, bias: plus(spmm(graph, x, edge_weight, **scales), bias)
+    # Traced, a Function that writes in place loses its gradients (torch 2.11).
+    if edge_weight is None and not torch.compiler.is_compiling():
+        missing = stored(graph, dtype)
+        return lambda x, bias: propagate(graph, x, scale, own, without=missing, bias=bias)
+    scales["without"] = own == 0
+    return lambda x, bias: plus(aggregate_with_own(graph, x, own, edge_weight, **scales), bias)
+
+
+def _explicit(
+    graph: GraphLike, edge_weight: Tensor | None, dtype: torch.dtype, fill: float
+) -> tuple[GraphLike, Tensor]:
+    """Give the graph with its loops and each edge's normalised value, for other reductions."""
+    scale, _ = symmetric(graph, edge_weight, dtype, fill)
+    given = own_values(graph) if edge_weight is None else edge_weight
+    weight = scale.new_ones(graph_tensors(graph).nnz) if given is None else given.to(dtype)
+    row, col = (end.long() for end in ends(graph))
+    values = scale[row] * weight * scale[col]
+    if fill == 0:
+        return graph, values
+    looped = with_loops(graph)
+    found, _ = loops(graph)
+    earlier = earlier_loops(graph)
+    last = (found if earlier is None else found - earlier).to(dtype)
+    own = spmm(graph, last.new_ones(scale.shape[0], 1), weight * last)[:, 0]
+    own = (own + fill * missing_loops(graph).to(dtype)) * scale * scale
+    n = scale.shape[0]
+    graph = as_graph(looped.edges, None, size=(n, n))
+    return graph, torch.cat([values[looped.others], own])
+
+
+def over_vertices(step: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """Take a step with (n, feat), or with features (..., n, feat) side by side in rows."""
+    if x.dim() == 2:
+        return step(x)
+    first = x.movedim(-2, 0)
+    y = step(first.flatten(1))
+    return y.reshape(y.shape[0], *first.shape[1:]).movedim(0, -2)

@@ -1,0 +1,194 @@
+"""Options of PyG's ``MessagePassing``, which each of its layers has: taken, or refused by name."""
+
+from collections.abc import Callable
+from typing import Any, ClassVar, TypedDict, cast
+
+from torch.nn import Module
+
+from ..autograd import GraphLike, turned
+from ..errors import ShapeError, UnsupportedError
+from ._checks import Ends, check_counts, ends_of
+from ._gathered import module_of
+
+FORWARD, REVERSED = "source_to_target", "target_to_source"
+#: Reductions of a layer, of which most have one.
+SUM, MEAN = ("sum",), ("mean",)
+#: Reductions of ``spmm`` by the names that PyG knows them by.
+REDUCTIONS = {"add": "sum", "sum": "sum", "mean": "mean", "max": "max", "min": "min"}
+
+
+class Direction(TypedDict, total=False):
+    """Keyword arguments of ``Passing`` but for the aggregation."""
+
+    aggr_kwargs: dict[str, Any] | None
+    flow: str
+    node_dim: int
+    decomposed_layers: int
+
+
+class PassingOptions(Direction, total=False):
+    """Keyword arguments of ``Passing``."""
+
+    aggr: Any
+
+
+class Passing(Module):
+    """A layer that passes messages along edges, which kernels make and sum up in one pass.
+
+    ``_reductions`` are those of the kernels; none where ``aggr_module`` is PyG's module.
+
+    Parameters
+    ----------
+    aggr : str
+        "add" or "sum", or another reduction that the layer has.
+    aggr_kwargs : dict, optional
+        None or empty.
+    flow : "source_to_target" or "target_to_source"
+        Whether ``edge_index[0]`` are sources, or targets.
+    node_dim : int
+        The axis of vertices; that of PyG's layer, no other.
+    decomposed_layers : int
+        Taken and without effect: no array of messages is made that could be cut into parts.
+
+    Raises
+    ------
+    UnsupportedError
+        For what only PyG's layers can do; the text says what to do instead.
+    DtypeError, ShapeError
+        If an option is no such value.
+    """
+
+    #: Reductions that the layer has.
+    _reductions_known: ClassVar[tuple[str, ...]] = ("sum",)
+    #: Whether it takes several at once, and the others that PyG has.
+    _takes_all: ClassVar[bool] = False
+    _node_dim: ClassVar[int] = -2
+
+    def __init__(
+        self,
+        aggr: Any = "add",
+        *,
+        aggr_kwargs: dict[str, Any] | None = None,
+        flow: str = FORWARD,
+        node_dim: int | None = None,
+        decomposed_layers: int = 1,
+    ) -> None:
+        super().__init__()
+        self.aggr = [str(one) for one in aggr] if isinstance(aggr, list | tuple) else str(aggr)
+        self._reductions = self._checked(aggr, aggr_kwargs)
+        check_flow(flow)
+        check_counts(decomposed_layers=decomposed_layers)
+        if node_dim not in (None, self._node_dim):
+            raise UnsupportedError(
+                f"node_dim is {node_dim!r}: {type(self).__name__} has vertices along axis "
+                f"{self._node_dim} of its features; give x.movedim({node_dim!r}, "
+                f"{self._node_dim}), and leave node_dim out."
+            )
+        self.flow, self.node_dim = flow, self._node_dim
+        self.decomposed_layers = decomposed_layers
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Refuse a subclass that overrides a step that no layer here takes."""
+        super().__init_subclass__(**options)
+        for name in _STEPS:
+            if name in vars(cls):
+                raise UnsupportedError(f"{cls.__name__} defines {name}(): {_NO_STEPS}")
+
+    def _checked(self, aggr: Any, aggr_kwargs: Any) -> tuple[str, ...]:
+        """Give the reductions of ``aggr``, in its order."""
+        words, kind = ", ".join(map(repr, self._reductions_known)), type(self).__name__
+        several = isinstance(aggr, list | tuple)
+        given = list(aggr) if several else [aggr]
+        found = tuple(map(_reduction, given))
+        known = given and all(one in self._reductions_known for one in found)
+        if self._takes_all and given and aggr is not None and not (known and not aggr_kwargs):
+            self.aggr_module = module_of(aggr, aggr_kwargs, f"one of {words}")
+            return ()
+        if several and not self._takes_all:
+            raise UnsupportedError(
+                f"aggr is {aggr!r}: {kind} has one aggregation; give one of {words}."
+            )
+        if not known:
+            raise UnsupportedError(
+                f"aggr is {aggr!r}: {kind} has no kernel for it; give one of {words}, or keep "
+                "PyG's layer."
+            )
+        if aggr_kwargs:
+            raise UnsupportedError(
+                f"aggr_kwargs is {aggr_kwargs!r}: {words} take no arguments; leave it out."
+            )
+        return cast("tuple[str, ...]", found)
+
+    def __repr__(self) -> str:
+        """Show PyG's ``repr``, and behind it our own options where they are set."""
+        return f"{type(self).__name__}({', '.join([*self._shown(), *self._own_options()])})"
+
+    def _shown(self) -> list[str]:
+        """What PyG's ``repr`` shows."""
+        return [str(self.in_channels), str(self.out_channels)]
+
+    def _own_options(self) -> list[str]:
+        """What the ``repr`` shows of our own options."""
+        return []
+
+    def _between(self, x: Any, edge_index: GraphLike, size: Any) -> Ends:
+        """Take features of one or both ends, and the graph along which messages flow."""
+        ends = ends_of(x, edge_index, size, static=True)
+        if self.flow == FORWARD:
+            return ends
+        if not ends.alike:
+            raise UnsupportedError(
+                f"flow is {self.flow!r} beside features of two ends: give (x_target, x) and "
+                "edge_index.flip(0), and leave flow out."
+            )
+        return ends._replace(graph=self._turned(ends.graph, edge_index))
+
+    def _turned(self, graph: GraphLike, given: Any) -> GraphLike:
+        """Give the graph along which messages flow; ``given`` is what it was made of."""
+        if self.flow == FORWARD:
+            return graph
+        check_flow(self.flow)
+        found: GraphLike = turned(graph, given)
+        return found
+
+
+def _reduction(aggr: Any) -> str | None:
+    """Give the reduction of ``spmm`` that an aggregation is, by its name or as PyG's module."""
+    if isinstance(aggr, Module) and type(aggr).__module__ != "torch_geometric.nn.aggr.basic":
+        return None
+    word = str(aggr).lower().removesuffix("()").replace("_", "").removesuffix("aggregation")
+    return REDUCTIONS.get(word)
+
+
+def check_flow(flow: Any) -> None:
+    """Check for one of the two directions."""
+    if flow not in (FORWARD, REVERSED):
+        raise ShapeError(f"flow is {flow!r}: give {FORWARD!r} or {REVERSED!r}.")
+
+
+#: What PyG's layers are made of, and ours are not.
+_STEPS = (
+    *("propagate", "message", "aggregate", "message_and_aggregate", "update", "edge_update"),
+    *("edge_updater", "explain_message"),
+)
+_NO_STEPS = (
+    "messages are made and summed up inside one kernel, which calls nothing; write it with "
+    "autograd.message_aggregate, or keep PyG's layer."
+)
+_HOOKED = ("propagate", "message", "aggregate", "message_and_aggregate", "edge_update")
+_HOOKS = tuple(f"register_{step}_forward{pre}_hook" for step in _HOOKED for pre in ("", "_pre"))
+
+
+def _refusing(name: str, why: str) -> Callable[..., Any]:
+    def refuse(self: Passing, *args: Any, **kwargs: Any) -> Any:
+        raise UnsupportedError(f"{type(self).__name__}.{name}: {why}")
+
+    refuse.__name__ = name
+    refuse.__doc__ = "Refuse what only PyG's layers can do."
+    return refuse
+
+
+for _name in (*_STEPS, *_HOOKS):
+    setattr(Passing, _name, _refusing(_name, _NO_STEPS))
+_NO_SCRIPT = "TorchScript cannot compile it; use torch.compile or nn.capture."
+setattr(Passing, "jittable", _refusing("jittable", _NO_SCRIPT))  # noqa: B010  # typed as none

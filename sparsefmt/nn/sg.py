@@ -1,0 +1,97 @@
+"""SGC's convolution: several steps along the edges, and one linear map.
+
+Parameters have the names and shapes of PyG's layer of the same name, so that a ``state_dict`` loads
+across, and results agree with its.
+"""
+
+from typing import Unpack
+
+from torch import Tensor
+
+from ..autograd import GraphLike
+from ._checks import check_counts, check_in_channels, check_width
+from ._hops import HopConvolution
+from ._linear import draw_map, linear_map, settle
+from ._passing import PassingOptions
+
+
+class SGConv(HopConvolution):
+    """Simple graph convolution: ``y = (D^-1/2 (A + I) D^-1/2)^K x W + b``.
+
+    ``D`` is the diagonal of the rows' sums of ``A + I``; ``I`` adds a loop to the vertices that
+    have none.
+
+    Parameters
+    ----------
+    in_channels : int
+        Features of a vertex; -1 for those of the first ``x``.
+    out_channels : int
+    K : int
+        Steps along the edges, 0 or more.
+    cached : bool
+        Whether what the first call aggregates serves all later calls too, whatever they are given.
+    add_self_loops : bool
+        Whether ``I`` is added.
+    bias : bool
+    aggr, flow, node_dim, decomposed_layers, aggr_kwargs : optional
+        As for ``GCNConv``.
+
+    Attributes
+    ----------
+    lin.weight, lin.bias : (out_channels, in_channels) and (out_channels,)
+        ``W`` transposed and ``b``.
+
+    Raises
+    ------
+    DtypeError, ShapeError, UnsupportedError
+        As ``GCNConv``.
+
+    Notes
+    -----
+    Loops and factors as in ``GCNConv``.  SGC (ICML'19), equation 6.
+    """
+
+    __module__ = "sparsefmt.nn"
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        K: int = 1,
+        cached: bool = False,
+        add_self_loops: bool = True,
+        bias: bool = True,
+        **options: Unpack[PassingOptions],
+    ) -> None:
+        check_counts(out_channels=out_channels)
+        check_in_channels(in_channels)
+        super().__init__(K, **options)
+        self.in_channels, self.out_channels = in_channels, out_channels
+        self.cached, self.add_self_loops = cached, add_self_loops
+        self.lin = linear_map(in_channels, out_channels, bias=bias)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw the parameters as ``torch.nn.Linear`` does, and forget what was aggregated."""
+        draw_map(self.lin)
+        self._cached_x: Tensor | None = None
+
+    def forward(
+        self, x: Tensor, edge_index: GraphLike, edge_weight: Tensor | None = None
+    ) -> Tensor:
+        """(n, in_channels) to (n, out_channels); arguments and errors are those of ``GCNConv``.
+
+        ``x`` may not be sparse.
+        """
+        if self._cached_x is not None:
+            y: Tensor = self.lin(self._cached_x.detach())
+            return y
+        fill = 1.0 if self.add_self_loops else 0.0
+        for step in self._steps(x, edge_index, edge_weight, fill):
+            x = step(x)
+        if self.cached and self.K:
+            self._cached_x = x
+        settle(self.lin, x.shape[-1])
+        check_width("x", x, self.lin.weight)
+        y = self.lin(x)
+        return y

@@ -1,0 +1,102 @@
+"""TAG's convolution: a linear map for each step along the edges.
+
+Parameters have the names and shapes of PyG's layer of the same name, so that a ``state_dict`` loads
+across, and results agree with its.
+"""
+
+from typing import Unpack, cast
+
+import torch
+from torch import Tensor
+from torch.nn import Linear, ModuleList, Parameter, init
+
+from ..autograd import GraphLike
+from ._base import plus
+from ._checks import check_counts, check_in_channels, check_width
+from ._hops import HopConvolution
+from ._linear import draw_map, linear_map, settle
+from ._passing import PassingOptions
+
+
+class TAGConv(HopConvolution):
+    """Topology adaptive graph convolution: ``y = sum_k (D^-1/2 A D^-1/2)^k x W_k + b``.
+
+    ``k`` runs from 0 to ``K``; ``D`` is the diagonal of the rows' sums of ``A``.
+
+    Parameters
+    ----------
+    in_channels : int
+        Features of a vertex; -1 for those of the first ``x``.
+    out_channels : int
+    K : int
+        Steps along the edges, 0 or more.
+    bias : bool
+    normalize : bool
+        Whether ``D`` divides; if not, it is the identity.
+    aggr, flow, node_dim, decomposed_layers, aggr_kwargs : optional
+        As for ``GCNConv``.
+
+    Attributes
+    ----------
+    lins.0.weight, ... : (out_channels, in_channels)
+        ``W_k`` transposed.
+    bias : (out_channels,)
+
+    Raises
+    ------
+    DtypeError, ShapeError, UnsupportedError
+        As ``GCNConv``.
+
+    Notes
+    -----
+    TAGCN (arXiv 1710.10370), equation 5.
+    """
+
+    __module__ = "sparsefmt.nn"
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        K: int = 3,
+        bias: bool = True,
+        normalize: bool = True,
+        **options: Unpack[PassingOptions],
+    ) -> None:
+        check_counts(out_channels=out_channels)
+        check_in_channels(in_channels)
+        super().__init__(K, **options)
+        self.in_channels, self.out_channels = in_channels, out_channels
+        self.normalize = normalize
+        maps = (linear_map(in_channels, out_channels, bias=False) for _ in range(K + 1))
+        self.lins = ModuleList(maps)
+        self.bias = Parameter(torch.empty(out_channels)) if bias else None
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw the weights as ``torch.nn.Linear`` does, and set the bias to 0."""
+        for layer in self._maps():
+            draw_map(layer)
+        if self.bias is not None:
+            init.zeros_(self.bias)
+
+    def _maps(self) -> list[Linear]:
+        return [cast(Linear, one) for one in self.lins]
+
+    def forward(
+        self, x: Tensor, edge_index: GraphLike, edge_weight: Tensor | None = None
+    ) -> Tensor:
+        """(n, in_channels) to (n, out_channels); arguments and errors are those of ``GCNConv``.
+
+        ``x`` may not be sparse.
+        """
+        steps = self._steps(x, edge_index, edge_weight, 0.0 if self.normalize else None)
+        maps = self._maps()
+        for layer in maps:
+            settle(layer, x.shape[-1])
+        check_width("x", x, maps[0].weight)
+        y: Tensor = maps[0](x)
+        for layer, step in zip(maps[1:], steps, strict=True):
+            x = step(x)
+            y = y + layer(x)
+        return plus(y, self.bias)

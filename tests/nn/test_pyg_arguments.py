@@ -1,0 +1,416 @@
+"""Every argument of PyG's layers: taken with the same effect, or refused by its name.
+
+A row of ``ROWS`` is a layer.  What PyG's constructor and forward take is read from their
+signatures: an argument that no row has fails here.
+"""
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pyg = pytest.importorskip("torch_geometric.nn", reason="torch-geometric is not installed")
+
+from torch.nn import Linear, ReLU, Sequential  # noqa: E402
+
+from sparsefmt import Graph, UnsupportedError, nn  # noqa: E402
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+N, FEAT, OUT, EDGE_DIM = 9, 4, 6, 3
+UPSTREAM = "target_to_source"
+#: Arguments of PyG's ``MessagePassing``, which its layers take as keywords.
+PASSING = dict(inspect.signature(pyg.MessagePassing.__init__).parameters)
+del PASSING["self"]
+
+
+@dataclass
+class Row:
+    """What a layer takes: for each argument values with which it is PyG's, and those refused."""
+
+    #: Of a library and of options.
+    make: Callable[..., Any]
+    #: Values by names, of the constructor.
+    same: dict[str, list[Any]]
+    #: Arguments that each layer of the table is given.
+    needed: tuple[str, ...]
+    #: Arguments of forward behind ``x`` and ``edge_index``, in one or several ways, by edges.
+    forward: list[Callable[[Any], dict[str, Any]]]
+    #: Values with what their refusal says.
+    refused: dict[str, list[tuple[Any, str]]] = field(default_factory=dict)
+    #: Whether it takes features of two ends, and of one graph (batch, n, feat).
+    pairs: bool = False
+    static: bool = True
+    #: Options that are given together, beside those of ``same`` in turn.
+    together: list[dict[str, Any]] = field(default_factory=list)
+
+
+def numbers(*shape, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+
+def weights(edges):
+    return {"edge_weight": numbers(edges.shape[1], seed=3).abs() + 0.1}
+
+
+def edge_features(edges, width=FEAT):
+    return {"edge_attr": numbers(edges.shape[1], width, seed=4)}
+
+
+def nothing(edges):
+    return {}
+
+
+def network():
+    return Sequential(Linear(FEAT, 5), ReLU(), Linear(5, OUT))
+
+
+PASSED: dict[str, list[Any]] = {
+    "aggr_kwargs": [None, {}],
+    "flow": ["source_to_target", UPSTREAM],
+    "node_dim": [-2],
+    "decomposed_layers": [1, 2],
+}
+#: PyG's own breaks where it takes features of two ends.
+PASSED_OF_PAIRS = PASSED | {"decomposed_layers": [1]}
+REFUSED: dict[str, list[tuple[Any, str]]] = {
+    "aggr": [
+        ("lstm", "aggr is 'lstm': .* has no kernel for it; give one of 'sum'"),
+        ("mul", "aggr is 'mul': .* has no kernel"),
+        (None, "aggr is None"),
+    ],
+    "aggr_kwargs": [({"t": 1}, "aggr_kwargs is {'t': 1}: .* leave it out")],
+    "node_dim": [(0, "node_dim is 0: .* along axis -2"), (1, r"give x.movedim\(1, -2\)")],
+}
+REDUCTIONS = ["add", "sum", "mean", "max", "min", pyg.aggr.MeanAggregation()]
+
+
+def of_gcn(library, **options):
+    return library.GCNConv(options.pop("in_channels", FEAT), OUT, **options)
+
+
+def of_sage(library, **options):
+    return library.SAGEConv(options.pop("in_channels", FEAT), OUT, **options)
+
+
+def of_gin(library, **options):
+    return library.GINConv(network(), **options)
+
+
+def of_gine(library, **options):
+    return library.GINEConv(network(), **options)
+
+
+def of_sg(library, **options):
+    return library.SGConv(options.pop("in_channels", FEAT), OUT, **options)
+
+
+def of_tag(library, **options):
+    return library.TAGConv(options.pop("in_channels", FEAT), OUT, **options)
+
+
+ROWS = {
+    "GCNConv": Row(
+        of_gcn,
+        PASSED
+        | {
+            "in_channels": [-1],
+            "improved": [False, True],
+            "cached": [False, True],
+            "add_self_loops": [None, False, True],
+            "normalize": [False, True],
+            "bias": [False, True],
+            "aggr": REDUCTIONS,
+        },
+        ("in_channels", "out_channels"),
+        [nothing, weights],
+        REFUSED | {"aggr": [*REFUSED["aggr"], (["add", "max"], "has one aggregation")]},
+        together=[
+            {"improved": True, "aggr": "max"},
+            {"add_self_loops": False, "aggr": "mean", "flow": UPSTREAM},
+            {"improved": True, "flow": UPSTREAM, "bias": False},
+        ],
+    ),
+    "SAGEConv": Row(
+        of_sage,
+        PASSED_OF_PAIRS
+        | {
+            "in_channels": [-1, (FEAT, FEAT), (-1, -1)],
+            "aggr": [
+                *(*REDUCTIONS, ["mean", "max"], ("sum", "min", "mean"), "mul", "softmax"),
+                *(["std", "mean"], pyg.aggr.PowerMeanAggregation(p=2.0)),
+            ],
+            "normalize": [False, True],
+            "root_weight": [False, True],
+            "project": [False, True],
+            "bias": [False, True],
+        },
+        ("in_channels", "out_channels"),
+        [nothing],
+        {
+            "aggr": [
+                (None, "aggr is None"),
+                ([], r"aggr is \[\]"),
+                ("colour", "'colour', which no"),
+            ],
+            "node_dim": REFUSED["node_dim"],
+        },
+        pairs=True,
+        together=[
+            {"aggr": ["mean", "max"], "project": True, "normalize": True},
+            {"root_weight": False, "normalize": True, "flow": UPSTREAM},
+        ],
+    ),
+    "GINConv": Row(
+        of_gin,
+        PASSED_OF_PAIRS | {"eps": [0.0, 0.3], "train_eps": [False, True], "aggr": REDUCTIONS},
+        ("nn",),
+        [nothing],
+        REFUSED | {"aggr": [*REFUSED["aggr"], (["add", "max"], "has one aggregation")]},
+        pairs=True,
+        together=[{"train_eps": True, "aggr": "max", "flow": UPSTREAM}],
+    ),
+    "GINEConv": Row(
+        of_gine,
+        PASSED_OF_PAIRS
+        | {
+            "eps": [0.0, 0.3],
+            "train_eps": [False, True],
+            "edge_dim": [None, FEAT, -1],
+            "aggr": ["add", "sum", "mean"],
+        },
+        ("nn",),
+        [edge_features],
+        REFUSED | {"aggr": [*REFUSED["aggr"], ("max", "GINEConv has no kernel")]},
+        pairs=True,
+        together=[{"train_eps": True, "aggr": "mean", "flow": UPSTREAM, "edge_dim": FEAT}],
+    ),
+    "SGConv": Row(
+        of_sg,
+        PASSED
+        | {
+            "in_channels": [-1],
+            "K": [0, 1, 3],
+            "cached": [False, True],
+            "add_self_loops": [False, True],
+            "bias": [False, True],
+            "aggr": REDUCTIONS,
+        },
+        ("in_channels", "out_channels"),
+        [nothing, weights],
+        REFUSED,
+        together=[{"K": 2, "flow": UPSTREAM, "add_self_loops": False}],
+    ),
+    "TAGConv": Row(
+        of_tag,
+        PASSED
+        | {
+            "in_channels": [FEAT],  # PyG's own breaks with -1
+            "K": [0, 1, 3],
+            "normalize": [False, True],
+            "bias": [False, True],
+            "aggr": REDUCTIONS,
+        },
+        ("in_channels", "out_channels"),
+        [nothing, weights],
+        REFUSED,
+        together=[{"K": 2, "flow": UPSTREAM, "normalize": False}],
+    ),
+}
+SINGLE = [
+    (name, {argument: value})
+    for name, row in ROWS.items()
+    for argument, values in row.same.items()
+    for value in values
+]
+TOGETHER = [(name, options) for name, row in ROWS.items() for options in row.together]
+
+
+def parameters(function):
+    """Its parameters behind ``self``, without those that gather others."""
+    kinds = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
+    found = list(inspect.signature(function).parameters.values())[1:]
+    return [one for one in found if one.kind not in kinds]
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_the_table_has_every_argument_of_pygs_layer(name):
+    row, theirs = ROWS[name], getattr(pyg, name)
+    wanted = {one.name for one in parameters(theirs.__init__)} | set(PASSING)
+    assert wanted == {*row.same, *row.needed, *row.refused}
+    given = {"x", "edge_index", *({"size"} if row.pairs else ())}
+    edges = torch.zeros(2, 1, dtype=torch.long)
+    given |= {key for way in row.forward for key in way(edges)}
+    assert {one.name for one in parameters(theirs.forward)} == given
+
+
+@pytest.mark.parametrize("name", ROWS)
+@pytest.mark.parametrize("method", ["__init__", "forward"])
+def test_arguments_have_pygs_places_and_defaults(name, method):
+    mine, theirs = (parameters(getattr(getattr(one, name), method)) for one in (nn, pyg))
+    positional = [one for one in mine if one.kind is not inspect.Parameter.KEYWORD_ONLY]
+    assert [(one.name, one.default) for one in positional] == [
+        (one.name, one.default) for one in theirs
+    ]
+
+
+# Graphs, each with isolated vertices
+
+
+def directed():
+    generator = torch.Generator().manual_seed(1)
+    source, target = torch.randint(0, N - 1, (2, 30), generator=generator)
+    return torch.stack([source, target])[:, source != target]
+
+
+def looped():
+    """With duplicated edges too; one loop of a vertex at most."""
+    edges = directed()
+    loops = torch.tensor([[1, 4, 5], [1, 4, 5]])
+    return torch.cat([edges[:, :9], loops, edges[:, 9:], edges[:, 3:8]], 1)
+
+
+def with_repeated_loops():
+    edges = looped()
+    return torch.cat([edges, torch.tensor([[4, 7, 7, 4], [4, 7, 7, 4]]), edges[:, :2]], 1)
+
+
+def empty():
+    return torch.zeros(2, 0, dtype=torch.long)
+
+
+GRAPHS = [directed, looped, with_repeated_loops, empty]
+
+
+def both(row, options):
+    """Ours and PyG's, drawn at the same seed."""
+    found = []
+    for library in (nn, pyg):
+        torch.manual_seed(5)
+        found.append(row.make(library, **options).double())
+    return found
+
+
+def outcome(layer, x, edges, given):
+    """The result, and the gradients of features, of what is given beside, and of parameters."""
+    torch.manual_seed(6)  # for parameters that the first call draws
+    floats = {k: v.clone().requires_grad_() for k, v in given.items() if torch.is_tensor(v)}
+    leaves = [one.clone().requires_grad_() for one in x]
+    one = leaves[0] if len(leaves) == 1 else tuple(leaves)
+    y = layer(one, edges, **(given | floats))
+    wanted = [*leaves, *floats.values(), *layer.parameters()]
+    slopes = numbers(*y.shape, seed=7)
+    found = torch.autograd.grad((y * slopes).sum(), wanted, allow_unused=True)
+    zeros = [torch.zeros_like(w) if g is None else g for w, g in zip(wanted, found, strict=True)]
+    return [y, *zeros]
+
+
+def assert_same(mine, theirs):
+    for one, two in zip(mine, theirs, strict=True):
+        torch.testing.assert_close(one, two, rtol=1e-10, atol=1e-10)
+
+
+def name_of(value):
+    if isinstance(value, dict):
+        return ",".join(f"{k}={v}" for k, v in value.items())
+    return None
+
+
+@pytest.mark.parametrize(("name", "options"), SINGLE + TOGETHER, ids=name_of)
+def test_an_argument_has_pygs_effect(name, options):
+    row = ROWS[name]
+    if row.make is of_gine and options.get("edge_dim") is not None:
+        ways = [lambda edges: edge_features(edges, EDGE_DIM)]
+        options = options | {"edge_dim": EDGE_DIM if options["edge_dim"] > 0 else -1}
+    else:
+        ways = row.forward
+    for way in ways:
+        for make in GRAPHS:
+            edges = make()
+            given, x = way(edges), [numbers(N, FEAT)]
+            mine, theirs = both(row, options)
+            assert repr(mine).startswith(repr(theirs)[:-1].split("(nn=")[0])
+            ours, expected = (outcome(one, x, edges, given) for one in (mine, theirs))
+            if make is with_repeated_loops and "edge_weight" in given:
+                # Of several loops the last counts, but PyG's gradient is that of each.
+                loop = edges[0] == edges[1]
+                ours[2][loop] = expected[2][loop] = 0
+            assert_same(ours, expected)
+            # Again, in evaluation, where the graph and parameters are known.
+            assert_same([mine.eval()(x[0], edges, **given)], [theirs.eval()(x[0], edges, **given)])
+            states = mine.state_dict(), theirs.state_dict()
+            assert list(states[0]) == list(states[1])
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_layers_are_decomposed_without_effect(name):
+    row, edges = ROWS[name], looped()
+    x, given = [numbers(N, FEAT)], row.forward[-1](looped())
+    made = [both(row, {"decomposed_layers": count})[0] for count in (1, 3)]
+    made[0].decomposed_layers = 2
+    assert_same(*(outcome(one, x, edges, given) for one in made))
+
+
+def test_tag_makes_all_its_weights_at_the_first_features():
+    layer, x, edges = nn.TAGConv(-1, OUT, K=2).double(), numbers(N, FEAT), looped()
+    assert layer(x, edges).shape == (N, OUT)
+    assert [tuple(one.weight.shape) for one in layer.lins] == [(OUT, FEAT)] * 3
+
+
+@pytest.mark.parametrize("name", [name for name, row in ROWS.items() if row.pairs])
+@pytest.mark.parametrize("sizes", [(9, 5), (5, 9)])
+def test_features_of_two_ends_have_pygs_effect(name, sizes):
+    row = ROWS[name]
+    generator = torch.Generator().manual_seed(2)
+    edges = torch.stack([torch.randint(0, n, (25,), generator=generator) for n in sizes])
+    x = [numbers(n, FEAT, seed=n) for n in sizes]
+    for options in ({}, *row.together):
+        if "flow" in options:
+            continue  # refused beside two ends: PyG adds rows of the wrong end
+        if "edge_dim" not in options:
+            for given in ({}, {"size": sizes}):
+                beside = row.forward[0](edges) | given
+                mine, theirs = both(row, options)
+                assert_same(*(outcome(one, x, edges, beside) for one in (mine, theirs)))
+                alone = beside | {"size": sizes}
+                call = (x[0], None), edges
+                assert_same([mine(*call, **alone)], [theirs(*call, **alone)])
+
+
+@pytest.mark.parametrize(("name", "options"), [(name, {}) for name in ROWS] + TOGETHER, ids=name_of)
+def test_features_of_one_graph_have_pygs_effect(name, options):
+    row, edges = ROWS[name], looped()
+    if not row.static or (row.make is of_gine and "edge_dim" in options):
+        pytest.skip("PyG's layer takes none")
+    x = numbers(3, N, FEAT)
+    for way in row.forward:
+        mine, theirs = both(row, options)
+        assert_same(*(outcome(one, [x], edges, way(edges)) for one in (mine, theirs)))
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_what_only_pygs_can_is_refused_by_name(name):
+    row = ROWS[name]
+    for argument, values in row.refused.items():
+        for value, text in values:
+            with pytest.raises(UnsupportedError, match=text):
+                row.make(nn, **{argument: value})
+    for library in (nn, pyg):
+        with pytest.raises(TypeError, match="unexpected keyword argument 'colour'"):
+            row.make(library, colour=1)
+    layer = row.make(nn)
+    for step in ("propagate", "message", "register_propagate_forward_pre_hook", "jittable"):
+        with pytest.raises(UnsupportedError, match=f"{name}.{step}: "):
+            getattr(layer, step)(lambda *_: None)
+    with pytest.raises(UnsupportedError, match=r"Mine defines message\(\)"):
+        type("Mine", (type(layer),), {"message": lambda self, x_j: x_j})
+    if row.pairs:
+        graph = Graph.from_edge_index(directed(), num_nodes=N)
+        x, given = numbers(N, FEAT).float(), row.forward[0](directed())
+        given = {key: value.float() for key, value in given.items()}
+        with pytest.raises(UnsupportedError, match="flow is 'target_to_source' beside features"):
+            row.make(nn, flow=UPSTREAM)((x, x.clone()), graph, **given)
