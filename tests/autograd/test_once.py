@@ -1,6 +1,8 @@
 """A graph built of CUDA tensors: the same as by formats bit by bit, no wait, wrong ids reported."""
 
 import gc
+import subprocess
+import sys
 import weakref
 
 import numpy as np
@@ -497,6 +499,15 @@ def test_a_graph_that_was_first_used_in_inference_mode_can_be_trained(device, ki
         expected = layer(x, graph)
     layer(x, graph).sum().backward()
     assert torch.equal(layer(x, graph), expected)
+
+
+def test_a_layer_runs_without_torchs_compiler():
+    code = (
+        "import sys, torch; from sparsefmt import nn; edges = torch.zeros(2, 1, dtype=torch.int64);"
+        "nn.SAGEConv(2, 2)(torch.rand(3, 2), edges); print('torch._dynamo' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
 
 
 def test_compiled_layers_trace_no_memory_of_graphs():
