@@ -398,7 +398,7 @@ _GAT = Adapter(
     matrices=lambda layer, graph, dtype: {"A": graph},
     parameters=_of_gat,
     finish=_biased_attention,
-    suits=_one_head,
+    suits=lambda layer: _sums(layer) and _one_head(layer),
     default="attention((H·W)·a, (H·W)·b)·(H·W)",
     functions=_attention,
 )

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from .sage import SAGEConv as SAGEConv
     from .sg import SGConv as SGConv
     from .tag import TAGConv as TAGConv
+    from .transformer import TransformerConv as TransformerConv
 
 #: Module -> the public names that it defines; resolved on first use (PEP 562), which imports torch.
 _MODULES = {
@@ -30,5 +31,6 @@ _MODULES = {
     "sage": "SAGEConv",
     "sg": "SGConv",
     "tag": "TAGConv",
+    "transformer": "TransformerConv",
 }
 __all__, __getattr__, __dir__ = facade(__name__, _MODULES)

@@ -18,7 +18,7 @@ from ..autograd import (
 )
 from ..errors import DtypeError, ShapeError
 from ._base import plus
-from ._checks import by_vertex, check_input
+from ._checks import by_vertex, check_counts, check_in_channels, check_input
 from ._loops import (
     earlier_loops,
     ends,
@@ -50,13 +50,17 @@ class HopConvolution(Passing):
 
     _reductions_known = ("sum", "mean", "max", "min")
 
-    def __init__(self, K: int, **options: Unpack[PassingOptions]) -> None:
+    def __init__(
+        self, in_channels: int, out_channels: int, K: int, **options: Unpack[PassingOptions]
+    ) -> None:
+        check_in_channels(in_channels)
+        check_counts(out_channels=out_channels)
         super().__init__(**options)
         if isinstance(K, bool) or not isinstance(K, int):
             raise DtypeError(f"K is {K!r}: give an integer, 0 or more.")
         if K < 0:
             raise ShapeError(f"K is {K}: give 0 or more.")
-        self.K = K
+        self.in_channels, self.out_channels, self.K = in_channels, out_channels, K
 
     def _shown(self) -> list[str]:
         return [*super()._shown(), f"K={self.K}"]

@@ -9,7 +9,7 @@ from typing import Unpack
 from torch import Tensor
 
 from ..autograd import GraphLike
-from ._checks import check_counts, check_in_channels, check_width
+from ._checks import check_width
 from ._hops import HopConvolution
 from ._linear import draw_map, linear_map, settle
 from ._passing import PassingOptions
@@ -63,10 +63,7 @@ class SGConv(HopConvolution):
         bias: bool = True,
         **options: Unpack[PassingOptions],
     ) -> None:
-        check_counts(out_channels=out_channels)
-        check_in_channels(in_channels)
-        super().__init__(K, **options)
-        self.in_channels, self.out_channels = in_channels, out_channels
+        super().__init__(in_channels, out_channels, K, **options)
         self.cached, self.add_self_loops = cached, add_self_loops
         self.lin = linear_map(in_channels, out_channels, bias=bias)
         self.reset_parameters()

@@ -12,7 +12,7 @@ from torch.nn import Linear, ModuleList, Parameter, init
 
 from ..autograd import GraphLike
 from ._base import plus
-from ._checks import check_counts, check_in_channels, check_width
+from ._checks import check_width
 from ._hops import HopConvolution
 from ._linear import draw_map, linear_map, settle
 from ._passing import PassingOptions
@@ -63,10 +63,7 @@ class TAGConv(HopConvolution):
         normalize: bool = True,
         **options: Unpack[PassingOptions],
     ) -> None:
-        check_counts(out_channels=out_channels)
-        check_in_channels(in_channels)
-        super().__init__(K, **options)
-        self.in_channels, self.out_channels = in_channels, out_channels
+        super().__init__(in_channels, out_channels, K, **options)
         self.normalize = normalize
         maps = (linear_map(in_channels, out_channels, bias=False) for _ in range(K + 1))
         self.lins = ModuleList(maps)

@@ -1010,7 +1010,7 @@ def test_functional_calls_are_right():
 def test_calls_by_name_and_with_defaults_are_right():
     class Optional(Stack):
         def forward(self, x, graph, edge_weight=None, scale=1.0):
-            h = self.first(x, graph, edge_weight) * scale
+            h = self.first(x, graph, edge_weight=edge_weight) * scale
             return self.last(h, graph, edge_weight=edge_weight)
 
     graph, x = square(), features()
