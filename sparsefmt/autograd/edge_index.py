@@ -186,11 +186,14 @@ def _remember(key: Tensor, state: Any, graph: Graph, *plain: Any) -> Graph:
     return graph
 
 
-def _forget(key: int, tensor: "ref[Tensor]") -> None:
-    """Drop the graph of a tensor that is gone; another one may have its identity by now."""
-    found = _graphs.get(key)
+def _forget(key: int, tensor: "ref[Tensor]", graphs: dict[int, _Memory] = _graphs) -> None:
+    """Drop the graph of a tensor that is gone; another one may have its identity by now.
+
+    The last tensors go when names of modules have gone already: ``graphs`` is bound here.
+    """
+    found = graphs.get(key)
     if found is not None and found.tensor is tensor:
-        del _graphs[key]
+        del graphs[key]
 
 
 def _length(value: Any) -> int | None:
