@@ -202,8 +202,8 @@ def check_features(x: Tensor, graph: GraphLike) -> None:
         spmm(graph, x)  # refuses it
 
 
-def check_input(x: Any, graph: GraphLike) -> None:
-    """Check for features of all vertices of a square graph, which may be static or sparse."""
+def check_input(x: Any, graph: GraphLike, *, sparse: bool = False) -> None:
+    """Check for features of all vertices of a square graph; static ones, or ``sparse`` too."""
     if isinstance(x, tuple):
         raise ShapeError(
             "x is a tuple but the layer takes one set of vertices: give one tensor, or use "
@@ -212,7 +212,7 @@ def check_input(x: Any, graph: GraphLike) -> None:
     check_square(graph)
     if isinstance(x, Tensor) and (x.dim() > 2 or x.layout is not torch.strided):
         n = graph_tensors(graph).n_cols
-        check_end("x", x, n, "columns", graph, static=True, sparse=True)
+        check_end("x", x, n, "columns", graph, static=True, sparse=sparse)
     else:
         check_features(x, graph)
 

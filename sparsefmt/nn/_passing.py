@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any, ClassVar, TypedDict, cast
 
+from torch import Tensor
 from torch.nn import Module
 
 from ..autograd import GraphLike, turned
@@ -134,6 +135,7 @@ class Passing(Module):
     def _between(self, x: Any, edge_index: GraphLike, size: Any) -> Ends:
         """Take features of one or both ends, and the graph along which messages flow."""
         ends = ends_of(x, edge_index, size, static=True)
+        ends = ends._replace(graph=unweighted(ends.graph, edge_index))
         if self.flow == FORWARD:
             return ends
         if not ends.alike:
@@ -158,6 +160,14 @@ def _reduction(aggr: Any) -> str | None:
         return None
     word = str(aggr).lower().removesuffix("()").replace("_", "").removesuffix("aggregation")
     return REDUCTIONS.get(word)
+
+
+def unweighted(graph: GraphLike, given: Any) -> GraphLike:
+    """Give the graph without the values of a torch_sparse.SparseTensor, which PyG drops here."""
+    if given is graph or isinstance(given, Tensor):
+        return graph
+    found: GraphLike = cast(Any, graph).with_data(None)
+    return found
 
 
 def check_flow(flow: Any) -> None:

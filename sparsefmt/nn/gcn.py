@@ -160,7 +160,7 @@ class GCNConv(Convolution):
             if is_plain(graph, *given, self.bias) and is_one_each(self.bias, self.lin.weight):
                 return gcn_convolution(graph, *given, *symmetric(graph, None, x.dtype), self.bias)
         graph = self._turned(graph, edge_index)
-        check_input(x, graph)
+        check_input(x, graph, sparse=True)
         settle(self.lin, x.shape[-1])
         check_width("x", x, self.lin.weight)
         h = self.lin(x)

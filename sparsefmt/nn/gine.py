@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from torch.nn import Module, Sequential
 
-from ..autograd import GraphLike, message_aggregate
+from ..autograd import GraphLike, graph_tensors, message_aggregate
 from ..errors import DtypeError, ShapeError
-from ._checks import as_autocast, check_beside, check_counts, check_in_channels, check_width
+from ._checks import Ends, as_autocast, check_beside, check_counts, check_in_channels, check_width
 from ._linear import draw_map, linear_map, settle
 from ._network import OfNetwork, called, check_fit
 from ._passing import PassingOptions
@@ -102,8 +102,7 @@ class GINEConv(OfNetwork):
         """
         ends = self._between(x, edge_index, size)
         check_fit(self.nn, ends.source)
-        name = "x" if ends.alike else "x[0]"
-        features = self._of_edges(edge_attr, name, ends.source)
+        features = self._of_edges(edge_attr, ends)
         source, reduction = as_autocast(ends.source), self._reductions[0]
 
         def summed(h: Tensor) -> Tensor:
@@ -113,7 +112,7 @@ class GINEConv(OfNetwork):
 
         return called(self.nn, self._with_own(summed(source), ends, ends.target))
 
-    def _of_edges(self, edge_attr: Any, name: str, x: Tensor) -> Tensor:
+    def _of_edges(self, edge_attr: Any, ends: Ends) -> Tensor:
         """Check the features of edges, and map them where there is a map."""
         if edge_attr is None:
             raise DtypeError(
@@ -122,22 +121,26 @@ class GINEConv(OfNetwork):
             )
         if not isinstance(edge_attr, Tensor):
             raise DtypeError(f"edge_attr is a {type(edge_attr).__name__}: give a torch.Tensor.")
-        if edge_attr.dim() != 2:
+        nnz = graph_tensors(ends.graph).nnz
+        if edge_attr.dim() != 2 or edge_attr.shape[0] != nnz:
+            mend = ", edge_attr[:, None] for instance" * (edge_attr.dim() == 1)
             raise ShapeError(
-                f"edge_attr has shape {tuple(edge_attr.shape)}: give a row for each edge, "
-                "edge_attr[:, None] for instance."
+                f"edge_attr has shape {tuple(edge_attr.shape)} but the graph stores {nnz} entries: "
+                f"give a row for each edge{mend}."
             )
         if self.lin is not None:
             settle(self.lin, edge_attr.shape[1])
             check_width("edge_attr", edge_attr, self.lin.weight)
             mapped: Tensor = self.lin(edge_attr)
             return mapped
-        if edge_attr.shape[1] != x.shape[-1]:
+        width = ends.source.shape[-1]
+        if edge_attr.shape[1] != width:
+            name = "x" if ends.alike else "x[0]"
             raise ShapeError(
-                f"edge_attr has {edge_attr.shape[1]} features but {name} has {x.shape[-1]}: give "
-                f"both the same, or the layer edge_dim={edge_attr.shape[1]}, which maps them."
+                f"edge_attr has {edge_attr.shape[1]} features but {name} has {width}: give both "
+                f"the same, or the layer edge_dim={edge_attr.shape[1]}, which maps them."
             )
-        check_beside("edge_attr", edge_attr, x)
+        check_beside("edge_attr", edge_attr, ends.source)
         return as_autocast(edge_attr)
 
 

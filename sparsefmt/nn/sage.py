@@ -25,7 +25,7 @@ from ._checks import Ends, by_vertex, check_counts, check_width, in_pair
 from ._gathered import gathered, width_of
 from ._hops import over_vertices
 from ._linear import draw_map, linear_map, settle
-from ._passing import FORWARD, MEAN, SUM
+from ._passing import FORWARD, MEAN, SUM, unweighted
 
 
 class SAGEConv(Convolution):
@@ -159,7 +159,7 @@ class SAGEConv(Convolution):
             ``size`` is not that of the graph.
         """
         if isinstance(x, Tensor) and size is None:
-            graph = as_graph(edge_index, by_vertex(x))
+            graph = unweighted(as_graph(edge_index, by_vertex(x)), edge_index)
             if edge_weight is None and self._is_usual() and self._is_plain(x, graph):
                 weight, bias = self.lin_l.weight, self.lin_l.bias
                 y = sage_convolution(graph, x, weight, bias, self.lin_r.weight)

@@ -1,0 +1,253 @@
+"""Ways to call PyG's layers: cached graphs, sparse features, every kind of graph, edge weights."""
+
+import copy
+import sys
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pyg = pytest.importorskip("torch_geometric.nn", reason="torch-geometric is not installed")
+
+from torch.nn import Linear  # noqa: E402
+from torch_geometric import EdgeIndex  # noqa: E402
+
+from sparsefmt import DtypeError, Graph, ShapeError, UnsupportedError, nn  # noqa: E402
+
+pytestmark = [
+    pytest.mark.usefixtures("one_thread"),
+    pytest.mark.filterwarnings("ignore:.*(beta state|invariant checks):UserWarning"),
+]
+
+N, FEAT, OUT = 8, 5, 4
+UPSTREAM = "target_to_source"
+LAYERS = {
+    "gcn": lambda library, **options: library.GCNConv(FEAT, OUT, **options),
+    "sg": lambda library, **options: library.SGConv(FEAT, OUT, K=2, **options),
+    "tag": lambda library, **options: library.TAGConv(FEAT, OUT, K=2, **options),
+    "sage": lambda library, **options: library.SAGEConv(FEAT, OUT, **options),
+    "gin": lambda library, **options: library.GINConv(Linear(FEAT, OUT), **options),
+}
+
+
+def numbers(*shape, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+
+def edges(seed=1):
+    """Distinct ones without loops, so that every kind of graph holds them."""
+    generator = torch.Generator().manual_seed(seed)
+    place = torch.randperm(N * N, generator=generator)[:24]
+    source, target = place // N, place % N
+    return torch.stack([source, target])[:, source != target]
+
+
+def both(name, **options):
+    found = []
+    for library in (nn, pyg):
+        torch.manual_seed(2)
+        found.append(LAYERS[name](library, **options).double())
+    return found
+
+
+def assert_same(one, two):
+    torch.testing.assert_close(one, two, rtol=1e-10, atol=1e-10)
+
+
+def sparse(given, layout, values=None):
+    values = torch.ones(given.shape[1], dtype=torch.float64) if values is None else values
+    A = torch.sparse_coo_tensor(given.flip(0), values, (N, N)).coalesce()
+    return {"coo": A, "csr": A.to_sparse_csr()}[layout]
+
+
+@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize("kind", ["coo", "csr", "edge index", "int32", "graph"])
+def test_every_kind_of_graph_gives_what_pygs_gets_of_edges(name, kind):
+    mine, theirs = both(name)
+    given, x = edges(), numbers(N, FEAT)
+    graph = {
+        "coo": lambda: sparse(given, "coo"),
+        "csr": lambda: sparse(given, "csr"),
+        "edge index": lambda: EdgeIndex(given, sparse_size=(N, N)),
+        "int32": lambda: given.int(),
+        "graph": lambda: Graph.from_edge_index(given, num_nodes=N),
+    }[kind]()
+    assert_same(mine(x, graph), theirs(x, given))
+    assert_same(mine(x=x, edge_index=graph), theirs(x=x, edge_index=given))
+
+
+class SparseTensor:
+    """What torch_sparse.SparseTensor has that is read here."""
+
+    def __init__(self, given, values):
+        A = sparse(given, "csr", values)
+        self.parts = A.crow_indices(), A.col_indices(), A.values()
+
+    def csr(self):
+        return self.parts
+
+    def sparse_sizes(self):
+        return N, N
+
+
+@pytest.mark.parametrize("name", ["sage", "gin"])
+def test_values_of_a_sparse_tensor_of_torch_sparse_are_dropped_where_pygs_are(name):
+    mine, theirs = both(name)
+    given, x = edges(), numbers(N, FEAT)
+    A = SparseTensor(given, numbers(given.shape[1]).abs())
+    expected = theirs(x, given)
+    assert_same(mine(x, A), expected)
+    assert_same(mine((x, x), A), expected)
+
+
+@pytest.mark.parametrize("name", ["gcn", "sg"])
+def test_the_first_graph_serves_all_calls_of_a_cached_layer(name):
+    mine, theirs = both(name, cached=True)
+    x, weight = numbers(N, FEAT), numbers(edges().shape[1], seed=5).abs()
+    for given in (edges(), edges(3), edges()):
+        for w in (None, weight):
+            assert_same(mine(x, given, w), theirs(x, given, w))
+    copied = copy.deepcopy(mine)
+    assert_same(copied(x, edges(3)), theirs(x, edges(3)))
+    for layer in (mine, theirs):
+        torch.manual_seed(3)
+        layer.reset_parameters()
+    assert_same(mine(x, edges(3)), theirs(x, edges(3)))
+
+
+def test_a_cached_layer_keeps_a_sparse_tensor_apart_and_trains():
+    mine, _ = both("gcn")
+    mine.cached = True
+    x, given = numbers(N, FEAT), edges()
+    A = SparseTensor(given, torch.ones(given.shape[1], dtype=torch.float64))
+    assert_same(mine(x, given), mine(x, A))
+    assert mine._cached_edge_index is not None
+    assert mine._cached_adj_t is not None
+    w = torch.ones(given.shape[1], dtype=torch.float64, requires_grad=True)
+    mine.reset_parameters()
+    for _ in range(2):  # PyG's breaks at the second backward
+        mine(x, given, w).sum().backward()
+    assert w.grad.any()
+    assert list(mine.state_dict()) == ["bias", "lin.weight"]
+
+
+@pytest.mark.parametrize("layout", ["coo", "csr"])
+def test_gcn_takes_sparse_features(layout):
+    mine, theirs = both("gcn")
+    dense = numbers(N, FEAT).relu()
+    x = dense.to_sparse() if layout == "coo" else dense.to_sparse_csr()
+    given = edges()
+    y, expected = mine(x, given), theirs(dense, given)
+    assert_same(y, expected)
+    slopes = numbers(*y.shape, seed=3)
+    found, wanted = (
+        torch.autograd.grad((one * slopes).sum(), layer.lin.weight)[0]
+        for one, layer in ((y, mine), (expected, theirs))
+    )
+    assert_same(found, wanted)
+
+
+@pytest.mark.parametrize("name", ["gcn", "sg", "tag", "sage", "gin"])
+def test_messages_flow_upstream_along_every_graph_but_a_sparse_one(name):
+    mine, theirs = both(name, flow=UPSTREAM)
+    x, given = numbers(N, FEAT), edges()
+    expected = theirs(x, given)
+    assert_same(mine(x, Graph.from_edge_index(given, num_nodes=N)), expected)
+    mine.flow = "source_to_target"
+    assert_same(mine(x, given.flip(0)), expected)
+    mine.flow = "up"
+    with pytest.raises(ShapeError, match="flow is 'up': give 'source_to_target' or"):
+        mine(x, given)
+    mine.flow = UPSTREAM
+    with pytest.raises(UnsupportedError, match=r"a sparse matrix, .* give its transpose"):
+        mine(x, sparse(given, "csr"))
+
+
+def test_of_several_loops_the_last_counts_as_in_pyg():
+    mine, theirs = both("gcn")
+    given = torch.tensor([[0, 1, 1, 0, 2, 1], [0, 1, 1, 0, 1, 1]])
+    x, w = numbers(N, FEAT), numbers(6, seed=4).abs().requires_grad_()
+    assert_same(mine(x, given), theirs(x, given))
+    assert_same(mine(x, given, w), theirs(x, given, w))
+    own = Graph.from_edge_index(given, w.detach(), num_nodes=N)
+    assert_same(mine(x, own), theirs(x, given, w))
+    (found,) = torch.autograd.grad(mine(x, given, w).square().sum(), w)
+    assert found.eq(0).tolist() == [True, True, True, False, False, False]
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "text"),
+    [
+        (lambda: nn.SAGEConv(-1, OUT, project=True), ShapeError, "in_channels is -1 and project"),
+        (lambda: nn.GCNConv(-2, OUT), ShapeError, "in_channels is -2: give 1 or more, or -1"),
+        (lambda: nn.GCNConv(FEAT, -1), ShapeError, "out_channels is -1: give 1 or more"),
+        (lambda: nn.SGConv(FEAT, OUT, K=-1), ShapeError, "K is -1: give 0 or more"),
+        (lambda: nn.TAGConv(FEAT, OUT, K=1.0), DtypeError, "K is 1.0: give an integer"),
+        (lambda: nn.GCNConv(FEAT, OUT, flow="up"), ShapeError, "flow is 'up': give"),
+        (lambda: nn.GCNConv(FEAT, OUT, k=2, aggr="max"), UnsupportedError, "'max' beside k"),
+        (
+            lambda: nn.GINConv(Linear(2, 2), sample=2, aggr="mean"),
+            UnsupportedError,
+            "'mean' beside",
+        ),
+        (lambda: nn.SAGEConv(FEAT, OUT, ["mean", "max"], k=2), UnsupportedError, "beside k or a"),
+        (lambda: nn.GINEConv(torch.nn.ReLU(), edge_dim=2), ShapeError, "nn begins with a ReLU"),
+        (lambda: nn.GINEConv(Linear(2, 2), edge_dim=0), ShapeError, "edge_dim is 0: give 1 or"),
+    ],
+)
+def test_options_that_cannot_be_are_refused(make, error, text):
+    with pytest.raises(error, match=text):
+        make()
+
+
+def test_calls_that_cannot_be_are_refused():
+    x, given = numbers(N, FEAT), edges()
+    e = numbers(given.shape[1], FEAT)
+    gine = nn.GINEConv(Linear(FEAT, OUT)).double()
+    for call, error, text in (
+        (lambda: both("gcn")[0]((x, x), given), ShapeError, "x is a tuple but the layer takes one"),
+        (
+            lambda: nn.GCNConv(FEAT, OUT, k=2).double()(x[None], given),
+            UnsupportedError,
+            "MaxK chooses from the row",
+        ),
+        (lambda: both("sg")[0](x.to_sparse(), given), UnsupportedError, "x has layout"),
+        (lambda: both("sage")[0](x, given, e[:, 0]), DtypeError, "edge weights by name, edge_w"),
+        (lambda: gine(x, given), DtypeError, "edge_attr is None: GINEConv adds"),
+        (lambda: gine(x, given, e[:, 0]), ShapeError, r"edge_attr has shape .* edge_attr\[:, None"),
+        (lambda: gine(x, given, e[:, :2]), ShapeError, "or the layer edge_dim=2, which maps them"),
+        (lambda: gine(x, given, e.float()), DtypeError, "edge_attr is torch.float32 but"),
+        (lambda: gine(x, given, e[1:]), ShapeError, "edge_attr has shape .* stores"),
+        (
+            lambda: gine(x, given, e.tolist()),
+            DtypeError,
+            "edge_attr is a list: give a torch.Tensor",
+        ),
+    ):
+        with pytest.raises(error, match=text):
+            call()
+
+
+def test_aggregations_that_pyg_alone_has_need_pyg(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch_geometric.nn.resolver", None)
+    says = r"aggr is 'lstm', which no kernel computes: give one of .* pip install torch-geometric"
+    with pytest.raises(UnsupportedError, match=says):
+        nn.SAGEConv(FEAT, OUT, aggr="lstm")
+
+
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+@pytest.mark.parametrize("name", ["gcn", "sg", "tag", "sage", "gin"])
+def test_options_compile_as_one_graph(name):
+    options = {
+        "gcn": {"improved": True, "add_self_loops": False},
+        "sg": {"add_self_loops": False},
+        "tag": {"normalize": False},
+        "sage": {"aggr": ["mean", "max"], "normalize": True, "project": True},
+        "gin": {"aggr": "mean"},
+    }[name]
+    mine, x = both(name, **options)[0], numbers(N, FEAT)
+    graph = Graph.from_edge_index(edges(), num_nodes=N)
+    torch._dynamo.reset()
+    compiled = torch.compile(mine, fullgraph=True, backend="aot_eager")
+    assert_same(compiled(x, graph), mine(x, graph))
+    torch._dynamo.reset()
