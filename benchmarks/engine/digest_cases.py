@@ -22,6 +22,12 @@ def mlp(s: Leaves) -> Any:
     return torch.nn.Linear(s.feat, 16)
 
 
+def with_weights(layer: Any, s: Leaves) -> tuple[Any, Any]:
+    """Call attention for its result and the weights of entries."""
+    y, (_, weights) = layer(s("x"), s.graph, s("attr"), return_attention_weights=True)
+    return y, weights
+
+
 def again(s: Leaves, y: Any, name: str) -> Any:
     """Give the gradient of a square sum, to be differentiated again."""
     import torch
@@ -314,9 +320,7 @@ LAYERS: dict[str, Callable[[Leaves], Any]] = {
     "GATConv/dropout": lambda s: s.layer(
         nn.GATConv, s.feat, 16, heads=2, dropout=0.5, concat=False, add_self_loops=False
     )(s("x"), s.graph),
-    "GATConv/attr": lambda s: s.layer(nn.GATConv, s.feat, 8, heads=2, edge_dim=3)(
-        s("x"), s.graph, s("attr"), return_attention=True
-    ),
+    "GATConv/attr": lambda s: with_weights(s.layer(nn.GATConv, s.feat, 8, heads=2, edge_dim=3), s),
     "GATv2Conv/plain": lambda s: s.layer(nn.GATv2Conv, s.feat, 8, heads=4)(s("x"), s.graph),
     "GATv2Conv/dropout": lambda s: s.layer(
         nn.GATv2Conv, s.feat, 16, heads=2, dropout=0.5, concat=False, share_weights=True

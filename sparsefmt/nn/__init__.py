@@ -13,9 +13,13 @@ if TYPE_CHECKING:
     from .gin import GINConv as GINConv
     from .gine import GINEConv as GINEConv
     from .maxk import MaxK as MaxK
+    from .replacing import replace_layers as replace_layers
+    from .rgcn import FastRGCNConv as FastRGCNConv
+    from .rgcn import RGCNConv as RGCNConv
     from .sage import SAGEConv as SAGEConv
     from .sg import SGConv as SGConv
     from .tag import TAGConv as TAGConv
+    from .transformer import TransformerConv as TransformerConv
 
 #: Module -> the public names that it defines; resolved on first use (PEP 562), which imports torch.
 _MODULES = {
@@ -27,8 +31,11 @@ _MODULES = {
     "gin": "GINConv",
     "gine": "GINEConv",
     "maxk": "MaxK",
+    "replacing": "replace_layers",
+    "rgcn": "FastRGCNConv RGCNConv",
     "sage": "SAGEConv",
     "sg": "SGConv",
     "tag": "TAGConv",
+    "transformer": "TransformerConv",
 }
 __all__, __getattr__, __dir__ = facade(__name__, _MODULES)

@@ -1,8 +1,10 @@
 """AGNN: attention by the cosine of two vertices' features."""
 
+from typing import Unpack
+
 import torch
 from torch import Tensor
-from torch.nn import Module, Parameter
+from torch.nn import Parameter
 
 from ..autograd import (
     GraphLike,
@@ -16,12 +18,13 @@ from ..autograd import (
 )
 from ._checks import check_features, check_square
 from ._loops import log_sums, loops, missing_loops
+from ._passing import Passing, PassingOptions
 
 #: The least length that a row is divided by: what ``torch.nn.functional.normalize`` has.
 LEAST_LENGTH = 1e-12
 
 
-class AGNNConv(Module):
+class AGNNConv(Passing):
     """Attention by cosines: ``y[i] = sum_e P[e] x[j]`` over the entries ``e = (i, j)`` of row i.
 
     ``P[e] = exp(beta cos(x[i], x[j])) / sum_e' exp(beta cos(x[i], x[j']))``, where
@@ -34,11 +37,20 @@ class AGNNConv(Module):
     add_self_loops : bool
         Whether each vertex has one loop, however many the graph stores.  If not, the loops are
         those of the graph, each counts, and a row without entries gives 0.
+    aggr, flow, node_dim, decomposed_layers, aggr_kwargs : optional
+        As for ``GATConv``, ``node_dim`` being -2.
 
     Attributes
     ----------
     beta : (1,)
         1 at first.
+
+    Raises
+    ------
+    UnsupportedError
+        If an option is one that only PyG's layer can do; the text says what to do instead.
+    DtypeError, ShapeError
+        If an option of PyG's is no such value.
 
     Notes
     -----
@@ -62,8 +74,13 @@ class AGNNConv(Module):
 
     beta: Tensor
 
-    def __init__(self, requires_grad: bool = True, add_self_loops: bool = True) -> None:
-        super().__init__()
+    def __init__(
+        self,
+        requires_grad: bool = True,
+        add_self_loops: bool = True,
+        **passing: Unpack[PassingOptions],
+    ) -> None:
+        super().__init__(**passing)
         self.requires_grad, self.add_self_loops = requires_grad, add_self_loops
         if requires_grad:
             self.beta = Parameter(torch.ones(1))
@@ -76,18 +93,17 @@ class AGNNConv(Module):
             with torch.no_grad():
                 self.beta.fill_(1)
 
-    def extra_repr(self) -> str:
-        """What the ``repr`` shows."""
-        return f"requires_grad={self.requires_grad}, add_self_loops={self.add_self_loops}"
+    def _shown(self) -> list[str]:
+        return []
 
-    def forward(self, x: Tensor, graph: GraphLike) -> Tensor:
+    def forward(self, x: Tensor, edge_index: GraphLike) -> Tensor:
         """(n, feat) to (n, feat), in the dtype of ``x``, or autocast's.
 
         Parameters
         ----------
         x : Tensor, shape (n, feat)
             float16, bfloat16, float32 or float64.
-        graph : Graph, shape (n, n)
+        edge_index : Graph, shape (n, n), or PyG's
             Only its structure is read.
 
         Raises
@@ -97,7 +113,7 @@ class AGNNConv(Module):
         DtypeError, DeviceError, UnsupportedError
             As ``autograd.spmm``.
         """
-        graph = as_graph(graph, x)
+        graph = self._turned(as_graph(edge_index, x), edge_index)
         check_square(graph)
         check_features(x, graph)
         wide = torch.promote_types(x.dtype, torch.float32)

@@ -1,109 +1,43 @@
-"""GAT: attention by learned vectors, in one pass over the edges; and what GATv2 shares with it.
+"""GAT: attention by learned vectors, in one pass over the edges.
 
-Parameters have the names and shapes of PyG's layers of the same name, so that a ``state_dict``
-loads across, and results agree with theirs.
+Parameters have the names and shapes of PyG's layer, so that a ``state_dict`` loads across, and
+results agree with its.
 """
 
-from math import sqrt
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor
-from torch.nn import Linear, Module, Parameter, init
+from torch.nn import Linear, Parameter
 from torch.nn.functional import leaky_relu, linear
 
 from .._lazy import resolver
 from ..autograd import (
     GraphLike,
     as_graph,
-    edge_softmax,
+    edge_combine,
     gat_aggregate,
     gat_convolution,
     gat_of_vectors,
     graph_tensors,
     is_bare,
     is_plain,
-    sddmm,
-    spmm,
 )
-from ..errors import DtypeError, ShapeError
+from ._attention import LoopedAttention
 from ._base import is_one_each
-from ._checks import (
-    Ends,
-    check_beside,
-    check_counts,
-    check_number,
-    check_width,
-    ends_of,
-    in_pair,
-)
-from ._loops import log_sums, loops, with_loops
-
-#: Score of an entry that is left out: finite, so that a row of them alone gives no NaN.
-_LEFT_OUT = -1e30
-
+from ._checks import Ends
+from ._edges import Entries, Weighed
+from ._linear import GLOROT, linear_map
+from ._passing import FORWARD, PassingOptions
 
 #: Pickles of earlier versions look for GATv2Conv here.
 __getattr__ = resolver(f"{__package__}", {"GATv2Conv": "gatv2"})
 
-
-class Attention(Module):
-    """The base of both layers: heads, how they are joined, and the bias."""
-
-    bias: Parameter | None
-
-    def __init__(
-        self,
-        in_channels: int | tuple[int, int],
-        out_channels: int,
-        heads: int,
-        concat: bool,
-        negative_slope: float,
-        dropout: float,
-        add_self_loops: bool,
-    ) -> None:
-        super().__init__()
-        in_pair(in_channels)
-        check_counts(out_channels=out_channels, heads=heads)
-        check_number("negative_slope", negative_slope)
-        check_number("dropout", dropout)
-        if not 0 <= dropout < 1:
-            raise ShapeError(f"dropout is {dropout!r}: give a share from 0 to less than 1.")
-        self.in_channels, self.out_channels = in_channels, out_channels
-        self.heads, self.concat, self.negative_slope = heads, concat, negative_slope
-        self.dropout, self.add_self_loops = dropout, add_self_loops
-
-    def extra_repr(self) -> str:
-        """What the ``repr`` shows."""
-        return f"{self.in_channels}, {self.out_channels}, heads={self.heads}"
-
-    def _own_bias(self, wanted: bool) -> Parameter | None:
-        """Make the bias, which comes behind the vectors in PyG's order of parameters."""
-        width = self.out_channels * (self.heads if self.concat else 1)
-        return Parameter(torch.empty(width)) if wanted else None
-
-    def _vectors(self) -> Parameter:
-        """Make a vector for each head."""
-        return Parameter(torch.empty(1, self.heads, self.out_channels))
-
-    def _by_head(self, x: Tensor) -> Tensor:
-        return x.view(x.shape[0], self.heads, self.out_channels)
-
-    def _options(self) -> dict[str, Any]:
-        """Options of the aggregation; nothing is dropped in evaluation."""
-        return {
-            "negative_slope": self.negative_slope,
-            "dropout": self.dropout if self.training else 0.0,
-            "self_loops": self.add_self_loops,
-        }
-
-    def _joined(self, y: Tensor) -> Tensor:
-        """(n, heads, out_channels) to the result of the layer."""
-        y = y.flatten(1) if self.concat or self.heads == 1 else y.mean(1)
-        return y if self.bias is None else y + self.bias.to(y.dtype)
+#: Features of sources and, if they are given, of targets.
+Both = tuple[Tensor, Tensor | None]
 
 
-class GATConv(Attention):
+class GATConv(LoopedAttention):
     """Graph attention: ``y[i, k] = sum_e P[e, k] h[j, k] + b`` over the entries of row i.
 
     ``h = x W`` with ``heads`` parts of ``out_channels`` features, and ``P[e, k]`` is the softmax
@@ -115,7 +49,7 @@ class GATConv(Attention):
     ----------
     in_channels : int or (int, int)
         Features of a vertex; a pair for those of sources and those of targets, each with a weight
-        of its own.
+        of its own.  -1 for as many as the first ``x`` has.
     out_channels, heads : int
     concat : bool
         Whether the result has the heads side by side, or their mean.
@@ -124,13 +58,20 @@ class GATConv(Attention):
         Share of the weights ``P`` that is left out in training, the others being divided by what
         stays; from 0 to less than 1.
     add_self_loops : bool
-        Whether each vertex has one loop, however many the graph stores; the edge term of a loop is
-        the mean of those of the row's other entries, or 0.  In a rectangular graph the first
-        vertices have one, as many as are both rows and columns.  If not, the loops are those of
-        the graph, and a row without entries gives ``b``.
+        Whether each vertex has one loop, however many the graph stores.  In a rectangular graph the
+        first vertices have one, as many as are both rows and columns.  If not, the loops are those
+        of the graph, and a row without entries gives ``b``.
     edge_dim : int, optional
-        Features of an edge.
+        Features of an edge, -1 for as many as the first ``edge_attr`` has.
+    fill_value : "mean", "add", "min", "max", "mul", float or Tensor of shape (edge_dim,)
+        Features of the loops that are added: those of the row's entries but loops, reduced, 0 where
+        there are none and for "mul" 1; or these.
     bias : bool
+    residual : bool
+        Whether a map of the targets' features is added to the result.
+    aggr, flow, node_dim, decomposed_layers, aggr_kwargs : optional
+        PyG's: sums alone; "source_to_target" or, for an ``edge_index`` of targets and sources,
+        "target_to_source"; 0; without effect, no array of messages being made; nothing.
 
     Attributes
     ----------
@@ -140,12 +81,15 @@ class GATConv(Attention):
         Of sources and targets.
     lin_edge.weight : (heads * out_channels, edge_dim)
     att_edge : (1, heads, out_channels)
+    res.weight : (heads * out_channels, in_channels), or (out_channels, in_channels)
     bias : (heads * out_channels,), or (out_channels,) without ``concat``
 
     Raises
     ------
     DtypeError, ShapeError
         If a number is no number of its kind, or out of its range.
+    UnsupportedError
+        If an option is one that only PyG's layer can do; the text says what to do instead.
 
     Notes
     -----
@@ -164,56 +108,47 @@ class GATConv(Attention):
         in_channels: int | tuple[int, int],
         out_channels: int,
         heads: int = 1,
-        *,
         concat: bool = True,
         negative_slope: float = 0.2,
         dropout: float = 0.0,
         add_self_loops: bool = True,
         edge_dim: int | None = None,
+        fill_value: float | Tensor | str = "mean",
         bias: bool = True,
+        residual: bool = False,
+        **passing: Unpack[PassingOptions],
     ) -> None:
-        shared = heads, concat, negative_slope, dropout, add_self_loops
-        super().__init__(in_channels, out_channels, *shared)
-        self.edge_dim = edge_dim
+        shared = heads, concat, negative_slope, dropout, add_self_loops, edge_dim, fill_value
+        super().__init__(in_channels, out_channels, *shared, **passing)
         self.lin: Linear | None = None
         self.lin_src: Linear | None = None
         self.lin_dst: Linear | None = None
-        width = heads * out_channels
+        options: dict[str, Any] = {"bias": False, "draw": GLOROT}
         if isinstance(in_channels, tuple | list):
             of_sources, of_targets = in_channels
-            self.lin_src = Linear(of_sources, width, bias=False)
-            self.lin_dst = Linear(of_targets, width, bias=False)
+            self.lin_src = linear_map(of_sources, heads * out_channels, **options)
+            self.lin_dst = linear_map(of_targets, heads * out_channels, **options)
         else:
-            self.lin = Linear(in_channels, width, bias=False)
+            self.lin = linear_map(in_channels, heads * out_channels, **options)
         self.att_src, self.att_dst = self._vectors(), self._vectors()
-        self.lin_edge: Linear | None = None
-        self.att_edge: Parameter | None = None
-        if edge_dim is not None:
-            check_counts(edge_dim=edge_dim)
-            self.lin_edge = Linear(edge_dim, heads * out_channels, bias=False)
-            self.att_edge = self._vectors()
-        self.bias = self._own_bias(bias)
+        self._add_edges(edge_dim)
+        self.att_edge: Parameter | None = None if edge_dim is None else self._vectors()
+        self._add_own(residual, bias)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """Draw weights and vectors by Glorot's uniform rule; the bias is 0."""
-        for each in (self.lin, self.lin_src, self.lin_dst, self.lin_edge):
-            if each is not None:
-                init.xavier_uniform_(each.weight)
-        for vectors in (self.att_src, self.att_dst, self.att_edge):
-            glorot(vectors)
-        if self.bias is not None:
-            init.zeros_(self.bias)
+        vectors = self.att_src, self.att_dst, self.att_edge
+        self._draw((self.lin, self.lin_src, self.lin_dst), vectors)
 
     def forward(
         self,
         x: Tensor | tuple[Tensor, Tensor | None],
-        graph: GraphLike,
+        edge_index: GraphLike,
         edge_attr: Tensor | None = None,
-        *,
         size: tuple[int, int] | None = None,
-        return_attention: bool = False,
-    ) -> Tensor | tuple[Tensor, Tensor]:
+        return_attention_weights: bool | None = None,
+    ) -> Any:
         """(n, in_channels) to (n, heads * out_channels), or (n, out_channels) without ``concat``.
 
         Parameters
@@ -221,16 +156,17 @@ class GATConv(Attention):
         x : Tensor, shape (n, in_channels), or a tuple of two
             Features of all vertices, or ``(x, x_target)`` as for ``SAGEConv``.  Without
             ``x_target``, None, scores have no part of the target.
-        graph : Graph, shape (n, n), or (n_target, n_source)
+        edge_index : Graph, shape (n, n), or (n_target, n_source), or PyG's
             Only its structure is read.
         edge_attr : Tensor, shape (nnz, edge_dim), or (nnz,) for ``edge_dim=1``, optional
             In the order of ``graph.structure``.  By default edges have no term.
         size : (n_source, n_target), optional
             As for ``SAGEConv``.
-        return_attention : bool
-            Whether to return ``P``, too: (nnz, heads) in that order, before anything is left out of
-            it.  With ``add_self_loops`` it is 0 at stored loops, and what a row lacks to 1 is
-            the weight of its loop.
+        return_attention_weights : bool, optional
+            Whether to return ``(y, (edge_index, P))``: the edges that attention goes over, with
+            ``add_self_loops`` those given but loops, then a loop for each vertex, and the weight of
+            each, (nnz, heads), of which those left out by ``dropout`` are 0.  Of a sparse matrix
+            the first is that with ``P`` as its values, and ``P`` has its order.
 
         Raises
         ------
@@ -238,70 +174,92 @@ class GATConv(Attention):
             If the graph is not square but ``x`` one tensor, or a tensor not of that shape.
         DtypeError, DeviceError, UnsupportedError
             As ``autograd.gat_aggregate``.
+
+        Notes
+        -----
+        With the weights the layer is composed of ``edge_softmax`` and ``spmm``, over a graph with
+        loops of its own that is made once, and leaves out weights as PyG's layer at the same seed.
         """
-        if isinstance(x, Tensor) and size is None:
-            graph = as_graph(graph, x)
-            if edge_attr is None and not return_attention and self._is_plain(x, graph):
-                assert self.lin is not None  # as _is_plain says
-                vectors = self.att_src, self.att_dst
-                options = self._options()
-                return gat_convolution(graph, x, self.lin.weight, vectors, self.bias, **options)
-        ends = ends_of(x, graph, size)
-        graph = ends.graph
-        edges = None if edge_attr is None else self._edge_scores(graph, edge_attr)
-        own = None
-        if edges is not None and self.add_self_loops:
-            own = _means_without_loops(graph, edges)
-        if ends.alike and self.lin is not None:
-            check_width("x", ends.source, self.lin.weight)
-            h = self._by_head(self.lin(ends.source))
-            y = self._of_vertices(graph, h, edges, own)
-            both: tuple[Tensor, Tensor | None] = h, h
-        else:
-            both = self._projected(ends)
-            y = self._joined(self._between(graph, both, edges, own))
-        return (y, self._weights(graph, both, edges, own)) if return_attention else y
+        given = edge_index
+        if isinstance(x, Tensor) and size is None and x.dim() == 2:
+            edge_index = as_graph(given, x)
+            if edge_attr is None and not return_attention_weights and self._is_plain(x, edge_index):
+                return self._at_once(x, edge_index)
+        ends = self._ends(x, edge_index, size)
+        residual, both = self._residual(ends), self._projected(ends)
+        features = self._edge_features(edge_attr, ends.graph)
+        found = None
+        if return_attention_weights:
+            entries = self._entries(ends.graph, features)
+            found = self._weighed(entries, self._entry_scores(entries, both))
+        y = self._aggregated(ends.graph, both, features, found)
+        y = y if residual is None else y + residual
+        return y if found is None else (y, self._listed(given, found, both[0].dtype))
 
-    def _of_vertices(
-        self, graph: GraphLike, h: Tensor, edges: Tensor | None, own: Tensor | None
-    ) -> Tensor:
-        """Aggregate where sources and targets are the same vertices."""
+    def _at_once(self, x: Tensor, graph: GraphLike) -> Tensor:
+        """Run the layer as one node of autograd's."""
+        assert self.lin is not None  # as _is_plain says
         vectors = self.att_src, self.att_dst
-        bias = self.bias.view_as(self.att_src) if self.concat and self.bias is not None else None
-        y = gat_of_vectors(graph, h, *vectors, edges, own, bias, **self._options())
-        return self._joined(y) if bias is None else y.flatten(1)
+        y = gat_convolution(graph, x, self.lin.weight, vectors, self.bias, **self._options())
+        return y if self.res is None else y + self.res(x)
 
-    def _projected(self, ends: Ends) -> tuple[Tensor, Tensor | None]:
+    def _is_plain(self, x: Tensor, graph: GraphLike) -> bool:
+        """Tell whether the layer may run as one node of autograd's."""
+        joined = self.concat or self.heads == 1
+        if self.lin is None or not joined or self.flow != FORWARD or not is_bare(self.lin):
+            return False
+        weight, vectors = self.lin.weight, (self.att_src, self.att_dst)
+        if any(one.shape != (1, self.heads, self.out_channels) for one in vectors):
+            return False
+        fit = weight.shape[0] == self.heads * self.out_channels and is_one_each(self.bias, weight)
+        return fit and is_plain(graph, x, weight, *vectors, self.bias)
+
+    def _projected(self, ends: Ends) -> Both:
         """(n_source, heads, out_channels) and (n_target, heads, out_channels), or None."""
         of_sources, of_targets = self.lin_src or self.lin, self.lin_dst or self.lin
         assert of_sources is not None  # a layer has one or two
         assert of_targets is not None
-        check_width("x" if ends.alike else "x[0]", ends.source, of_sources.weight)
-        source = self._by_head(of_sources(ends.source))
+        source = self._mapped(of_sources, ends.source, "x" if ends.alike else "x[0]")
         if ends.target is None:
             return source, None
-        check_width("x" if ends.alike else "x[1]", ends.target, of_targets.weight)
-        return source, self._by_head(of_targets(ends.target))
+        if ends.alike and of_sources is of_targets:
+            return source, source
+        return source, self._mapped(of_targets, ends.target, "x" if ends.alike else "x[1]")
 
-    def _between(
-        self,
-        graph: GraphLike,
-        both: tuple[Tensor, Tensor | None],
-        edges: Tensor | None,
-        own: Tensor | None,
+    def _aggregated(
+        self, graph: GraphLike, both: Both, features: Tensor | None, found: Weighed | None
     ) -> Tensor:
+        """(n_target, width) Aggregate features of sources for targets, and add the bias."""
+        if found is not None and self._drops():
+            return self._biased(found.sums(both[0]))
+        if both[0] is not both[1]:
+            return self._biased(self._of_two_sets(graph, both, features))
+        bias = self.bias.view_as(self.att_src) if self.concat and self.bias is not None else None
+        y = self._of_vertices(graph, both[0], features, bias)
+        return self._biased(y) if bias is None else y.flatten(1)
+
+    def _of_vertices(
+        self, graph: GraphLike, h: Tensor, features: Tensor | None, bias: Tensor | None
+    ) -> Tensor:
+        """Aggregate where sources and targets are the same vertices, and add a bias."""
+        edges = own = None
+        if features is not None:
+            edges = self._edge_scores(features)
+            if self.add_self_loops:
+                own = self._edge_scores(self._loop_features(graph, features))
+        vectors = self.att_src, self.att_dst
+        return gat_of_vectors(graph, h, *vectors, edges, own, bias, **self._options())
+
+    def _of_two_sets(self, graph: GraphLike, both: Both, features: Tensor | None) -> Tensor:
         """(n_target, heads, out_channels) Aggregate features of sources for targets."""
-        h, tensors = both[0], graph_tensors(graph)
+        h, tensors, options = both[0], graph_tensors(graph), self._options()
         el, er = self._scores(both, tensors.n_rows)
-        options = self._options()
-        if self.add_self_loops and (edges is not None or tensors.n_rows != tensors.n_cols):
-            looped, options["self_loops"] = with_loops(graph), False
-            if edges is not None and own is not None:
-                edges = torch.cat([edges[looped.others], own[: looped.n_loops].to(edges.dtype)])
-            graph = looped.edges
+        if features is not None or tensors.n_rows != tensors.n_cols:
+            (graph, features), options["self_loops"] = self._entries(graph, features), False
+        edges = None if features is None else self._edge_scores(features)
         return gat_aggregate(graph, h, el, er, edges, **options)
 
-    def _scores(self, both: tuple[Tensor, Tensor | None], n_rows: int) -> tuple[Tensor, Tensor]:
+    def _scores(self, both: Both, n_rows: int) -> tuple[Tensor, Tensor]:
         """Give the sources' part of the scores and the targets', which may be 0."""
         el, er = (
             None if h is None else (h * att.to(h.dtype)).sum(-1)
@@ -310,94 +268,22 @@ class GATConv(Attention):
         assert el is not None  # there are sources
         return el, el.new_zeros(n_rows, self.heads) if er is None else er
 
-    def _is_plain(self, x: Tensor, graph: GraphLike) -> bool:
-        """Tell whether the layer may run as one node of autograd's."""
-        joined = self.concat or self.heads == 1
-        if self.lin is None or not joined or not is_bare(self.lin):
-            return False
-        weight, vectors = self.lin.weight, (self.att_src, self.att_dst)
-        if any(one.shape != (1, self.heads, self.out_channels) for one in vectors):
-            return False
-        fit = weight.shape[0] == self.heads * self.out_channels and is_one_each(self.bias, weight)
-        return fit and is_plain(graph, x, weight, *vectors, self.bias)
-
-    def _edge_scores(self, graph: GraphLike, edge_attr: Tensor) -> Tensor:
+    def _edge_scores(self, features: Tensor) -> Tensor:
         """(nnz, heads) The edges' terms."""
-        nnz, width = graph_tensors(graph).nnz, self.edge_dim
-        if self.lin_edge is None or self.att_edge is None:
-            raise ShapeError("edge_attr is given to a layer without edge_dim: give it one.")
-        if not isinstance(edge_attr, Tensor):
-            raise DtypeError(f"edge_attr is a {type(edge_attr).__name__}: give a torch.Tensor.")
-        given = edge_attr
-        if given.dim() == 1:
-            edge_attr = given[:, None]
-        if edge_attr.shape != (nnz, width):
-            raise ShapeError(
-                f"edge_attr has shape {tuple(given.shape)}: give {(nnz, width)}, the features "
-                "of each edge, in the order of graph.structure."
-            )
-        check_beside("edge_attr", edge_attr, self.lin_edge.weight)
+        assert self.lin_edge is not None  # the features have been checked beside it
+        assert self.att_edge is not None
+        if not is_bare(self.lin_edge):
+            return (self._by_head(self.lin_edge(features)) * self.att_edge).sum(-1)
         weight = self.lin_edge.weight.view(self.heads, self.out_channels, -1)
-        vectors = (weight * self.att_edge.view(self.heads, -1, 1)).sum(1)
-        return linear(edge_attr, vectors)
+        return linear(features, (weight * self.att_edge.view(self.heads, -1, 1)).sum(1))
 
-    def _weights(
-        self,
-        graph: GraphLike,
-        both: tuple[Tensor, Tensor | None],
-        edges: Tensor | None,
-        own: Tensor | None,
-    ) -> Tensor:
-        """(nnz, heads) ``P``."""
+    def _entry_scores(self, entries: Entries, both: Both) -> Tensor:
+        """(nnz, heads) The scores of all entries, in float32 at least."""
+        edges = None if entries.features is None else self._edge_scores(entries.features)
         dtype = torch.promote_types(both[0].dtype, torch.float32)
-        source, target = (None if h is None else h.to(dtype) for h in both)
-        assert source is not None  # the target may be missing
-        with torch.autocast(source.device.type, enabled=False):
-            el, er = self._scores((source, target), graph_tensors(graph).n_rows)
-            ones = torch.ones_like
-            pairs = torch.stack([er, ones(er)], -1), torch.stack([ones(el), el], -1)
-            scores = sddmm(graph, *pairs)
+        wide = both[0].to(dtype), None if both[1] is None else both[1].to(dtype)
+        with torch.autocast(wide[0].device.type, enabled=False):
+            el, er = self._scores(wide, graph_tensors(entries.graph).n_rows)
+            scores = edge_combine(entries.graph, er, el)
             scores = scores if edges is None else scores + edges
-            scores = leaky_relu(scores, self.negative_slope)
-            if not self.add_self_loops:
-                return edge_softmax(graph, scores)
-            count = min(len(el), len(er))
-            of_loops = el[:count] + er[:count]
-            of_loops = of_loops if own is None else of_loops + own[:count]
-            of_loops = leaky_relu(of_loops, self.negative_slope)
-            without = of_loops.new_full((len(er) - count, self.heads), _LEFT_OUT)
-            return _beside_loops(graph, scores, torch.cat([of_loops, without]))
-
-
-def glorot(vectors: Tensor | None) -> None:
-    """Draw uniformly, as PyG: bounded by the root of 6 over heads and features."""
-    if vectors is not None:
-        bound = sqrt(6 / (vectors.shape[-2] + vectors.shape[-1]))
-        init.uniform_(vectors, -bound, bound)
-
-
-def _means_without_loops(graph: GraphLike, scores: Tensor) -> Tensor:
-    """(n, heads) The mean over each row's entries but loops; 0 where there are none."""
-    tensors = graph_tensors(graph)
-    dtype = torch.promote_types(scores.dtype, torch.float32)
-    ones = scores.new_ones(tensors.n_cols, 1, dtype=dtype)
-    others = tensors.kept("entries but loops", lambda: 1 - loops(graph)[0])
-    with torch.autocast(tensors.kind, enabled=False):
-        share = tensors.kept(
-            "share of an entry but loops",
-            lambda: spmm(graph, ones.double(), others)[:, 0].clamp(min=1).reciprocal(),
-        ).to(dtype)
-        heads = (scores.to(dtype) * others[:, None].to(dtype)).unbind(1)
-        return torch.cat([spmm(graph, ones, head, row_scale=share) for head in heads], 1)
-
-
-def _beside_loops(graph: GraphLike, scores: Tensor, own: Tensor) -> Tensor:
-    """(nnz, heads) Weights of entries but stored loops, beside loops whose scores are ``own``."""
-    stored = graph_tensors(graph).kept("entries but loops", lambda: 1 - loops(graph)[0]) == 0
-    scores = scores.masked_fill(stored[:, None], _LEFT_OUT)
-    p = edge_softmax(graph, scores)
-    heads = range(scores.shape[1])
-    log_z = torch.stack([log_sums(graph, scores[:, k], p[:, k]) for k in heads], 1)
-    others = torch.sigmoid(log_z - own)[..., None]
-    ones = others.new_ones(graph_tensors(graph).n_cols, *others.shape[1:])
-    return p * sddmm(graph, others, ones)
+            return leaky_relu(scores, self.negative_slope)

@@ -4,31 +4,43 @@ Parameters have the names and shapes of PyG's layer, so that a ``state_dict`` lo
 results agree with its.
 """
 
+from typing import Any, Unpack
+
+import torch
 from torch import Tensor
-from torch.nn import Linear, init
+from torch.nn.functional import leaky_relu
 
-from ..autograd import GraphLike, gatv2_aggregate, graph_tensors
+from ..autograd import GraphLike, edge_combine, gatv2_aggregate, graph_tensors
 from ..errors import DtypeError
-from ._checks import check_width, ends_of, in_pair
-from ._loops import with_loops
-from .gat import Attention, glorot
+from ._attention import LoopedAttention
+from ._checks import Ends, in_pair
+from ._edges import Entries
+from ._linear import GLOROT, linear_map
+from ._passing import PassingOptions
 
 
-class GATv2Conv(Attention):
+class GATv2Conv(LoopedAttention):
     """Dynamic graph attention: ``y[i, k] = sum_e P[e, k] l[j, k] + b`` over the entries of row i.
 
     ``l = x W_l + b_l`` and ``r = x W_r + b_r`` with ``heads`` parts of ``out_channels`` features,
     and ``P[e, k]`` is the softmax over the row of ``<a[k], leaky(l[j, k] + r[i, k])>``, with
-    ``leaky`` as in ``GATConv``.
+    ``leaky`` as in ``GATConv``.  With ``edge_dim`` the sum has the term ``edge_attr[e] W_edge[k]``
+    too.
 
     Parameters
     ----------
     in_channels, out_channels, heads, concat, negative_slope, dropout, add_self_loops
         As for ``GATConv``.
+    edge_dim, fill_value
+        As for ``GATConv``.
     bias : bool
         Whether there are ``b``, ``b_l`` and ``b_r``.
     share_weights : bool
         Whether ``W_r`` and ``b_r`` are ``W_l`` and ``b_l``.
+    residual : bool
+        As for ``GATConv``.
+    aggr, flow, node_dim, decomposed_layers, aggr_kwargs : optional
+        As for ``GATConv``.
 
     Attributes
     ----------
@@ -36,18 +48,20 @@ class GATv2Conv(Attention):
         ``W_l``, of sources, and ``W_r``, of targets, transposed.
     lin_l.bias, lin_r.bias : (heads * out_channels,)
     att : (1, heads, out_channels)
+    lin_edge.weight : (heads * out_channels, edge_dim)
+    res.weight : (heads * out_channels, in_channels), or (out_channels, in_channels)
     bias : (heads * out_channels,), or (out_channels,) without ``concat``
 
     Raises
     ------
-    DtypeError, ShapeError
+    DtypeError, ShapeError, UnsupportedError
         As ``GATConv``.
 
     Notes
     -----
     Of a square graph no other one is built, and nothing of the size of the edges; of a rectangular
-    one with loops another one is, once.  A gradient can be used but not differentiated.  Edge
-    features are not supported.
+    one with loops another one is, once.  A gradient can be used but not differentiated.  With edge
+    features the sums before the non-linearity are made for each entry, (nnz, heads * out_channels).
 
     GATv2 (ICLR'22), equation 7.
     """
@@ -59,50 +73,54 @@ class GATv2Conv(Attention):
         in_channels: int | tuple[int, int],
         out_channels: int,
         heads: int = 1,
-        *,
         concat: bool = True,
         negative_slope: float = 0.2,
         dropout: float = 0.0,
         add_self_loops: bool = True,
+        edge_dim: int | None = None,
+        fill_value: float | Tensor | str = "mean",
         bias: bool = True,
         share_weights: bool = False,
+        residual: bool = False,
+        **passing: Unpack[PassingOptions],
     ) -> None:
-        shared = heads, concat, negative_slope, dropout, add_self_loops
-        super().__init__(in_channels, out_channels, *shared)
+        shared = heads, concat, negative_slope, dropout, add_self_loops, edge_dim, fill_value
+        super().__init__(in_channels, out_channels, *shared, **passing)
         self.share_weights = share_weights
         of_sources, of_targets = in_pair(in_channels)
-        self.lin_l = Linear(of_sources, heads * out_channels, bias=bias)
+        options: dict[str, Any] = {"bias": bias, "draw": GLOROT}
+        self.lin_l = linear_map(of_sources, heads * out_channels, **options)
         self.lin_r = self.lin_l
         if not share_weights:
-            self.lin_r = Linear(of_targets, heads * out_channels, bias=bias)
+            self.lin_r = linear_map(of_targets, heads * out_channels, **options)
         self.att = self._vectors()
-        self.bias = self._own_bias(bias)
+        self._add_edges(edge_dim)
+        self._add_own(residual, bias)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """Draw weights and vectors by Glorot's uniform rule, biases as ``Linear``; ``b`` is 0."""
-        for each in (self.lin_l, self.lin_r):
-            each.reset_parameters()
-            init.xavier_uniform_(each.weight)
-        glorot(self.att)
-        if self.bias is not None:
-            init.zeros_(self.bias)
+        self._draw((self.lin_l, self.lin_r), (self.att,))
 
     def forward(
         self,
         x: Tensor | tuple[Tensor, Tensor],
-        graph: GraphLike,
+        edge_index: GraphLike,
+        edge_attr: Tensor | None = None,
+        return_attention_weights: bool | None = None,
         *,
         size: tuple[int, int] | None = None,
-    ) -> Tensor:
+    ) -> Any:
         """(n, in_channels) to (n, heads * out_channels), or (n, out_channels) without ``concat``.
 
         Parameters
         ----------
         x : Tensor, shape (n, in_channels), or a tuple of two
             Features of all vertices, or ``(x, x_target)``: those of sources and of targets.
-        graph : Graph, shape (n, n), or (n_target, n_source)
+        edge_index : Graph, shape (n, n), or (n_target, n_source), or PyG's
             Only its structure is read.
+        edge_attr, return_attention_weights
+            As for ``GATConv``.
         size : (n_source, n_target), optional
             As for ``SAGEConv``.
 
@@ -113,18 +131,49 @@ class GATv2Conv(Attention):
         DtypeError, DeviceError, UnsupportedError
             As ``autograd.gat_aggregate``; DtypeError also if ``x_target`` is None.
         """
-        ends = ends_of(x, graph, size)
-        graph, options = ends.graph, self._options()
+        ends = self._ends(x, edge_index, size)
         if ends.target is None:
             raise DtypeError("x[1] is None: scores are of both ends, give features of targets.")
-        check_width("x" if ends.alike else "x[0]", ends.source, self.lin_l.weight)
-        left = self._by_head(self.lin_l(ends.source))
-        if ends.alike and self.share_weights:
-            right = left
+        residual, (left, right) = self._residual(ends), self._projected(ends)
+        features = self._edge_features(edge_attr, ends.graph)
+        found = None
+        if features is not None or return_attention_weights:
+            entries = self._entries(ends.graph, features)
+            found = self._weighed(entries, self._entry_scores(entries, left, right))
+        if found is not None and (features is not None or self._drops()):
+            y = found.sums(left)
         else:
-            check_width("x" if ends.alike else "x[1]", ends.target, self.lin_r.weight)
-            right = self._by_head(self.lin_r(ends.target))
-        tensors = graph_tensors(graph)
+            y = self._at_once(ends.graph, left, right)
+        y = self._biased(y) if residual is None else self._biased(y) + residual
+        if found is None or not return_attention_weights:
+            return y
+        return y, self._listed(edge_index, found, left.dtype)
+
+    def _projected(self, ends: Ends) -> tuple[Tensor, Tensor]:
+        """(n_source, heads, out_channels) and (n_target, heads, out_channels)."""
+        assert ends.target is not None  # forward refuses it
+        left = self._mapped(self.lin_l, ends.source, "x" if ends.alike else "x[0]")
+        if ends.alike and self.share_weights:
+            return left, left
+        return left, self._mapped(self.lin_r, ends.target, "x" if ends.alike else "x[1]")
+
+    def _at_once(self, graph: GraphLike, left: Tensor, right: Tensor) -> Tensor:
+        """(n_target, heads, out_channels) Aggregate in one pass over the edges."""
+        options, tensors = self._options(), graph_tensors(graph)
         if self.add_self_loops and tensors.n_rows != tensors.n_cols:
-            graph, options["self_loops"] = with_loops(graph).edges, False
-        return self._joined(gatv2_aggregate(graph, left, right, self.att, **options))
+            graph, options["self_loops"] = self._entries(graph, None).graph, False
+        return gatv2_aggregate(graph, left, right, self.att, **options)
+
+    def _entry_scores(self, entries: Entries, left: Tensor, right: Tensor) -> Tensor:
+        """(nnz, heads) The scores of all entries, in float32 at least."""
+        dtype = torch.promote_types(left.dtype, torch.float32)
+        edges = None
+        if entries.features is not None:
+            assert self.lin_edge is not None  # the features have been checked beside it
+            edges = self.lin_edge(entries.features).to(dtype)
+        with torch.autocast(left.device.type, enabled=False):
+            sums = edge_combine(
+                entries.graph, right.flatten(1).to(dtype), left.flatten(1).to(dtype)
+            )
+            sums = leaky_relu(sums if edges is None else sums + edges, self.negative_slope)
+            return torch.einsum("ekf,kf->ek", self._by_head(sums), self.att[0].to(dtype))

@@ -80,7 +80,6 @@ REFUSE_NOTHING = {
     "sparsefmt.autograd.sage_convolution",
     "sparsefmt.autograd.is_graph",
     "sparsefmt.autograd.noting",
-    "sparsefmt.nn.AGNNConv",
 }
 
 

@@ -15,6 +15,7 @@ torch = pytest.importorskip("torch")
 
 from autograd_cases import make_graph  # noqa: E402
 from torch import nn  # noqa: E402
+from torch.utils._pytree import tree_leaves  # noqa: E402
 
 import sparsefmt  # noqa: E402
 from sparsefmt import (  # noqa: E402
@@ -26,7 +27,17 @@ from sparsefmt import (  # noqa: E402
     optimize,
 )
 from sparsefmt.autograd import adapters, composition, spmm  # noqa: E402
-from sparsefmt.nn import GATConv, GCNConv, GINConv, SAGEConv, SGConv, TAGConv  # noqa: E402
+from sparsefmt.nn import (  # noqa: E402
+    AGNNConv,
+    GATConv,
+    GATv2Conv,
+    GCNConv,
+    GINConv,
+    SAGEConv,
+    SGConv,
+    TAGConv,
+    TransformerConv,
+)
 from sparsefmt.plan.rules import bare  # noqa: E402
 
 N = 30
@@ -48,6 +59,12 @@ OURS = {
     "gat": GATConv,
     "gat without loops": lambda f_in, f_out: GATConv(f_in, f_out, add_self_loops=False),
     "gat of two heads": lambda f_in, f_out: GATConv(f_in, f_out // 2, heads=2),
+    "gat of sums and its own": lambda f_in, f_out: GATConv(f_in, f_out, residual=True),
+    "gat upstream": lambda f_in, f_out: GATConv(f_in, f_out, flow=UPSTREAM),
+    "gat of two maps": lambda f_in, f_out: GATConv((f_in, f_in), f_out),
+    "attention by vectors": GATv2Conv,
+    "attention by products": lambda f_in, f_out: TransformerConv(f_in, f_out, beta=True),
+    "attention by cosines": lambda f_in, f_out: AGNNConv(),
     "gcn that is improved": lambda f_in, f_out: GCNConv(f_in, f_out, improved=True),
     "gcn without loops": lambda f_in, f_out: GCNConv(f_in, f_out, add_self_loops=False),
     "gcn without degrees": lambda f_in, f_out: GCNConv(f_in, f_out, normalize=False),
@@ -133,6 +150,32 @@ def test_every_composition_of_our_layers_is_the_layer(name, widths, weighted):
         return
     for _ in every_composition(layer, graph):
         assert_same(results(layer, x, graph), expected)
+
+
+def test_a_planned_layer_still_takes_what_its_expression_does_not_say():
+    """Its weights, and features of two ends, by the layer's own way."""
+    graph, x = square(), features(6)
+    layer = GATConv(6, 4).double()
+    planned = copy.deepcopy(layer)
+    assert optimize(planned, graph).layers
+    for args, more in (
+        ((x, graph), {"return_attention_weights": True}),
+        ((x, graph, None, (N, N)), {}),
+        (((x, None), graph), {}),
+        ((x,), {"edge_index": graph, "return_attention_weights": False}),
+    ):
+        found, expected = (tree_leaves(one(*args, **more)) for one in (planned, layer))
+        assert_same(found, expected)
+
+
+def test_a_layer_without_weights_yet_or_with_edge_features_is_not_planned():
+    graph, x = square(), features(6)
+    assert not optimize(GATConv(6, 4, edge_dim=2).double(), graph).layers
+    layer = GATConv(-1, 4).double()
+    optimize(layer, graph)
+    first = layer(x, graph)
+    assert layer.lin.weight.shape == (4, 6)
+    assert_same([layer(x, graph)], [first])
 
 
 @pytest.mark.parametrize("widths", [(3, 6), (6, 4)])

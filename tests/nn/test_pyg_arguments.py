@@ -15,6 +15,8 @@ torch = pytest.importorskip("torch")
 pyg = pytest.importorskip("torch_geometric.nn", reason="torch-geometric is not installed")
 
 from torch.nn import Linear, ReLU, Sequential  # noqa: E402
+from torch.nn.parameter import UninitializedParameter  # noqa: E402
+from torch.utils._pytree import tree_leaves  # noqa: E402
 
 from sparsefmt import Graph, UnsupportedError, nn  # noqa: E402
 
@@ -65,6 +67,10 @@ def nothing(edges):
     return {}
 
 
+def features_and_weights(edges):
+    return edge_features(edges, EDGE_DIM) | {"return_attention_weights": True}
+
+
 def network():
     return Sequential(Linear(FEAT, 5), ReLU(), Linear(5, OUT))
 
@@ -86,6 +92,8 @@ REFUSED: dict[str, list[tuple[Any, str]]] = {
     "aggr_kwargs": [({"t": 1}, "aggr_kwargs is {'t': 1}: .* leave it out")],
     "node_dim": [(0, "node_dim is 0: .* along axis -2"), (1, r"give x.movedim\(1, -2\)")],
 }
+#: Of attention, whose axis of vertices PyG gives itself.
+REFUSED_OF_HEADS = REFUSED | {"node_dim": [(1, r"node_dim is 1: .* along axis 0")]}
 REDUCTIONS = ["add", "sum", "mean", "max", "min", pyg.aggr.MeanAggregation()]
 
 
@@ -111,6 +119,46 @@ def of_sg(library, **options):
 
 def of_tag(library, **options):
     return library.TAGConv(options.pop("in_channels", FEAT), OUT, **options)
+
+
+def with_edges(name):
+    """A layer of attention with edge features."""
+
+    def make(library, **options):
+        channels = options.pop("in_channels", FEAT)
+        return getattr(library, name)(channels, OUT, **{"edge_dim": EDGE_DIM} | options)
+
+    return make
+
+
+def of_agnn(library, **options):
+    return library.AGNNConv(**options)
+
+
+#: Beside the defaults, which each other option is tried with.
+HEADS: dict[str, list[Any]] = {
+    "in_channels": [-1, (FEAT, FEAT)],
+    "heads": [3],
+    "concat": [False],
+    "dropout": [0.0],
+    "edge_dim": [-1],
+    "bias": [False],
+    "aggr": ["sum"],
+    "aggr_kwargs": [{}],
+    "flow": [UPSTREAM],
+    "decomposed_layers": [1],  # PyG's own breaks with more
+}
+LOOPED = HEADS | {
+    "negative_slope": [0.7],
+    "add_self_loops": [False],
+    "fill_value": ["add", "min", "max", "mul", 0.5, torch.tensor([0.5, -1.0, 2.0])],
+    "residual": [True],
+}
+OF_LOOPED = [
+    {"heads": 2, "concat": False, "residual": True, "flow": UPSTREAM},
+    {"add_self_loops": False, "bias": False, "heads": 3, "in_channels": (FEAT, FEAT)},
+    {"fill_value": "max", "heads": 2, "flow": UPSTREAM, "residual": True},
+]
 
 
 ROWS = {
@@ -220,6 +268,47 @@ ROWS = {
         REFUSED,
         together=[{"K": 2, "flow": UPSTREAM, "normalize": False}],
     ),
+    "GATConv": Row(
+        with_edges("GATConv"),
+        LOOPED,
+        ("in_channels", "out_channels"),
+        [nothing, features_and_weights],
+        REFUSED_OF_HEADS | {"fill_value": [("median", "fill_value is 'median': give one of")]},
+        pairs=True,
+        static=False,
+        together=OF_LOOPED,
+    ),
+    "GATv2Conv": Row(
+        with_edges("GATv2Conv"),
+        LOOPED | {"share_weights": [True]},
+        ("in_channels", "out_channels"),
+        [nothing, features_and_weights],
+        REFUSED_OF_HEADS | {"fill_value": [("median", "fill_value is 'median': give one of")]},
+        static=False,
+        together=[*OF_LOOPED, {"share_weights": True, "heads": 2, "flow": UPSTREAM}],
+    ),
+    "TransformerConv": Row(
+        with_edges("TransformerConv"),
+        HEADS | {"beta": [True], "root_weight": [False]},
+        ("in_channels", "out_channels"),
+        [features_and_weights],
+        REFUSED_OF_HEADS,
+        static=False,
+        together=[
+            {"beta": True, "heads": 2, "concat": False, "flow": UPSTREAM},
+            {"root_weight": False, "beta": True, "heads": 3, "bias": False},
+        ],
+    ),
+    "AGNNConv": Row(
+        of_agnn,
+        PASSED_OF_PAIRS
+        | {"requires_grad": [False, True], "add_self_loops": [False], "aggr": ["sum"]},
+        (),
+        [nothing],
+        REFUSED,
+        static=False,
+        together=[{"add_self_loops": False, "requires_grad": False, "flow": UPSTREAM}],
+    ),
 }
 SINGLE = [
     (name, {argument: value})
@@ -295,22 +384,27 @@ def both(row, options):
     return found
 
 
+def is_made(parameter):
+    """Tell whether it has met features, without which it is of no size."""
+    return not isinstance(parameter, UninitializedParameter)
+
+
 def outcome(layer, x, edges, given):
     """The result, and the gradients of features, of what is given beside, and of parameters."""
     torch.manual_seed(6)  # for parameters that the first call draws
     floats = {k: v.clone().requires_grad_() for k, v in given.items() if torch.is_tensor(v)}
     leaves = [one.clone().requires_grad_() for one in x]
     one = leaves[0] if len(leaves) == 1 else tuple(leaves)
-    y = layer(one, edges, **(given | floats))
-    wanted = [*leaves, *floats.values(), *layer.parameters()]
-    slopes = numbers(*y.shape, seed=7)
-    found = torch.autograd.grad((y * slopes).sum(), wanted, allow_unused=True)
+    y = tree_leaves(layer(one, edges, **(given | floats)))  # and the weights of edges, of some
+    wanted = [*leaves, *floats.values(), *filter(is_made, layer.parameters())]
+    slopes = [(one * numbers(*one.shape, seed=7)).sum() for one in y if one.is_floating_point()]
+    found = torch.autograd.grad(sum(slopes), wanted, allow_unused=True)
     zeros = [torch.zeros_like(w) if g is None else g for w, g in zip(wanted, found, strict=True)]
-    return [y, *zeros]
+    return [*y, *zeros]
 
 
 def assert_same(mine, theirs):
-    for one, two in zip(mine, theirs, strict=True):
+    for one, two in zip(tree_leaves(mine), tree_leaves(theirs), strict=True):
         torch.testing.assert_close(one, two, rtol=1e-10, atol=1e-10)
 
 

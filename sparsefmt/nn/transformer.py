@@ -1,0 +1,233 @@
+"""Transformer: attention by dot products of queries and keys, in one pass over the edges.
+
+Parameters have the names and shapes of PyG's layer, so that a ``state_dict`` loads across, and
+results agree with its.
+"""
+
+from math import sqrt
+from typing import Any, NamedTuple, Unpack
+
+import torch
+from torch import Tensor
+from torch.nn import Linear
+
+from ..autograd import GraphLike, dot_aggregate, edge_softmax, is_bare, sddmm
+from ..errors import DtypeError, ShapeError
+from ._attention import Attention
+from ._checks import check_width, in_pair
+from ._edges import Weighed, as_given, at_edges, sums_of_edges
+from ._linear import draw_map, linear_map, settle
+from ._passing import PassingOptions
+
+
+class _Term(NamedTuple):
+    """The edges' part of keys and values: features, and the map of each head, applied last.
+
+    ``<q, e W> = <q W', e>`` and ``sum(P (e W)) = (sum P e) W``, so that no ``e W`` is made.
+    """
+
+    features: Tensor  #: (nnz, edge_dim), or without a weight (nnz, heads, out_channels)
+    weight: Tensor | None  #: (heads, out_channels, edge_dim)
+
+    def products(self, graph: GraphLike, query: Tensor) -> Tensor:
+        """(nnz, heads) Multiply each entry's term with the query of its target."""
+        if self.weight is not None:
+            query = torch.einsum("nkf,kfd->nkd", query, self.weight.to(query.dtype))
+        return at_edges(graph, query, self.features.to(query.dtype))
+
+    def sums(self, found: Weighed) -> Tensor:
+        """(n_rows, heads, out_channels) Sum the terms of each row's entries by their weights."""
+        with torch.autocast(self.features.device.type, enabled=False):
+            y = sums_of_edges(found.graph, self.features, found.weights.to(self.features.dtype))
+            return y if self.weight is None else torch.einsum("nkd,kfd->nkf", y, self.weight)
+
+
+class TransformerConv(Attention):
+    """Attention by dot products: ``y[i, k] = sum_e P[e, k] v[j, k] + x[i] W_skip + b_skip``.
+
+    ``q = x W_query + b_query``, and so keys ``k`` and values ``v``, with ``heads`` parts of
+    ``out_channels`` features; ``P[e, k]`` is the softmax over the entries of row ``i`` of
+    ``<q[i, k], k[j, k]> / sqrt(out_channels)``.  With ``edge_dim`` the key and the value of an
+    entry have the term ``edge_attr[e] W_edge[k]`` too.
+
+    Parameters
+    ----------
+    in_channels : int or (int, int)
+        Features of a vertex; a pair for those of sources and those of targets.  -1 for as many as
+        the first ``x`` has.
+    out_channels, heads : int
+    concat : bool
+        Whether the result has the heads side by side, or their mean.
+    beta : bool
+        Whether the sum ``m`` and the map ``r`` of the targets' own features are weighed:
+        ``B r + (1 - B) m`` with ``B = sigmoid([m, r, m - r] W_beta)``, a number for each target.
+    dropout : float
+        Share of the weights ``P`` that is left out in training, the others being divided by what
+        stays; from 0 to less than 1.
+    edge_dim : int, optional
+        Features of an edge, -1 for as many as the first ``edge_attr`` has.
+    bias : bool
+        Whether the maps but ``W_edge`` and ``W_beta`` have a bias.
+    root_weight : bool
+        Whether the result has a part of the targets' own features; without there is no ``beta``.
+    aggr, flow, node_dim, decomposed_layers, aggr_kwargs : optional
+        As for ``GATConv``.
+
+    Attributes
+    ----------
+    lin_key, lin_query, lin_value : Linear
+        To heads * out_channels.
+    lin_edge : Linear, or None without ``edge_dim``
+    lin_skip : Linear
+        To heads * out_channels, or out_channels without ``concat``.
+    lin_beta : Linear, or None without ``beta``
+
+    Raises
+    ------
+    DtypeError, ShapeError
+        If a number is no number of its kind, or out of its range.
+    UnsupportedError
+        If an option is one that only PyG's layer can do; the text says what to do instead.
+
+    Notes
+    -----
+    Without edge features scores, softmax and sums are one pass, ``autograd.dot_aggregate``, and
+    nothing of the size of the edges is made; a gradient can be used but not differentiated.  With
+    them weights are made, a number for each entry and head, by products with the features of edges,
+    but no map of these; gradients are then differentiable any number of times.
+
+    UniMP (IJCAI'21, arXiv 2009.03509), equations 3 to 5; Transformer (NeurIPS'17), equation 1.
+    """
+
+    __module__ = "sparsefmt.nn"
+
+    #: PyG's layer holds its weights here while it runs; this one has no such state.
+    _alpha: None = None
+
+    def __init__(
+        self,
+        in_channels: int | tuple[int, int],
+        out_channels: int,
+        heads: int = 1,
+        concat: bool = True,
+        beta: bool = False,
+        dropout: float = 0.0,
+        edge_dim: int | None = None,
+        bias: bool = True,
+        root_weight: bool = True,
+        **passing: Unpack[PassingOptions],
+    ) -> None:
+        super().__init__(in_channels, out_channels, heads, concat, dropout, edge_dim, **passing)
+        self.beta, self.root_weight = beta and root_weight, root_weight
+        of_sources, of_targets = in_pair(in_channels)
+        width = heads * out_channels
+        own_width = width if concat else out_channels
+        self.lin_key = linear_map(of_sources, width, bias=bias)
+        self.lin_query = linear_map(of_targets, width, bias=bias)
+        self.lin_value = linear_map(of_sources, width, bias=bias)
+        self.lin_edge = None if edge_dim is None else linear_map(edge_dim, width, bias=False)
+        self.lin_skip = linear_map(of_targets, own_width, bias=bias)
+        self.lin_beta: Linear | None = None
+        if self.beta:
+            self.lin_beta = linear_map(3 * own_width, 1, bias=False)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw all parameters as ``torch.nn.Linear`` does."""
+        maps = self.lin_key, self.lin_query, self.lin_value, self.lin_edge
+        for layer in (*maps, self.lin_skip, self.lin_beta):
+            if layer is not None:
+                draw_map(layer)
+
+    def forward(
+        self,
+        x: Tensor | tuple[Tensor, Tensor],
+        edge_index: GraphLike,
+        edge_attr: Tensor | None = None,
+        return_attention_weights: bool | None = None,
+    ) -> Any:
+        """(n, in_channels) to (n, heads * out_channels), or (n, out_channels) without ``concat``.
+
+        Parameters
+        ----------
+        x : Tensor, shape (n, in_channels), or a tuple of two
+            Features of all vertices, or ``(x, x_target)``: those of sources and of targets.
+        edge_index : Graph, shape (n, n), or (n_target, n_source), or PyG's
+            Only its structure is read.
+        edge_attr : Tensor, shape (nnz, edge_dim), or (nnz,) for ``edge_dim=1``
+            In the order of ``graph.structure``; for a layer with ``edge_dim`` only.
+        return_attention_weights : bool, optional
+            If it is given, True or False as in PyG, the result is ``(y, (edge_index, P))``: the
+            edges as they were given, and the weight of each, (nnz, heads), before dropout.
+
+        Raises
+        ------
+        ShapeError
+            If the graph is not square but ``x`` one tensor, a tensor not of that shape, or there
+            are no ``edge_attr`` for a layer with ``edge_dim``.
+        DtypeError, DeviceError, UnsupportedError
+            As ``autograd.dot_aggregate``; DtypeError also if ``x_target`` is None.
+        """
+        ends = self._ends(x, edge_index)
+        source, target, graph = ends.source, ends.target, ends.graph
+        if target is None:
+            raise DtypeError("x[1] is None: queries are of targets, give their features.")
+        names = ("x", "x") if ends.alike else ("x[0]", "x[1]")
+        query = self._mapped(self.lin_query, target, names[1])
+        key = self._mapped(self.lin_key, source, names[0])
+        value = self._mapped(self.lin_value, source, names[0])
+        term = self._term(edge_attr, graph)
+        found = None
+        if term is not None or return_attention_weights is not None:
+            found = Weighed(graph, self._weights(graph, query, key, term))
+        if found is not None and (term is not None or self._drops()):
+            kept = found._replace(weights=self._dropped(found.weights))
+            y = kept.sums(value) if term is None else kept.sums(value) + term.sums(kept)
+        else:
+            share = self.dropout if self.training else 0.0
+            y = dot_aggregate(graph, query, key, value, dropout=share)
+        y = self._with_own(y, target)
+        if found is None or return_attention_weights is None:
+            return y
+        weights = found.weights.to(y.dtype)
+        if isinstance(edge_index, Tensor):
+            return y, (edge_index, weights)
+        return y, as_given(edge_index, self._turned(graph, None), weights)
+
+    def _term(self, edge_attr: Tensor | None, graph: GraphLike) -> _Term | None:
+        """Give the edges' part of keys and values, which a layer with ``edge_dim`` needs."""
+        features = self._edge_features(edge_attr, graph)
+        if self.lin_edge is None:
+            return None
+        if features is None:
+            raise ShapeError(
+                f"edge_attr is None but the layer has edge_dim={self.edge_dim}: give the features "
+                "of each edge."
+            )
+        if not is_bare(self.lin_edge):
+            return _Term(self._by_head(self.lin_edge(features)), None)
+        return _Term(features, self.lin_edge.weight.view(self.heads, self.out_channels, -1))
+
+    def _weights(self, graph: GraphLike, query: Tensor, key: Tensor, term: _Term | None) -> Tensor:
+        """(nnz, heads) The weights of all entries, in float32 at least."""
+        dtype = torch.promote_types(query.dtype, torch.float32)
+        with torch.autocast(query.device.type, enabled=False):
+            query = query.to(dtype) / sqrt(self.out_channels)
+            scores = sddmm(graph, query, key.to(dtype))
+            return edge_softmax(
+                graph, scores if term is None else scores + term.products(graph, query)
+            )
+
+    def _with_own(self, y: Tensor, target: Tensor) -> Tensor:
+        """Join the heads, and add the part of the targets' own features."""
+        y = self._without_heads(y)
+        if not self.root_weight:
+            return y
+        settle(self.lin_skip, target.shape[1])
+        check_width("x", target, self.lin_skip.weight)
+        own: Tensor = self.lin_skip(target)
+        if self.lin_beta is None:
+            return y + own
+        share = self.lin_beta(torch.cat([y, own, y - own], -1)).sigmoid()
+        found: Tensor = share * own + (1 - share) * y
+        return found
