@@ -15,6 +15,7 @@ ROOMS = {
     "messages": "messages",
     "overhead": "engine",
     "plan": "plan",
+    "rgcn": "relations",
     "sampled": "sampling",
     "sddmm": "edges",
     "softmax": "edges",

@@ -18,7 +18,7 @@ from .formats.sgt import DEFAULT_TILE, SGT, check_tile
 from .graph_built import GraphBuilt as GraphBuilt
 from .interop import adjacency
 from .interop.edges import edges_of
-from .interop.pyg import from_edge_index, parts_of
+from .interop.pyg import edges_of_store, from_edge_index, is_hetero, parts_of, stores_of
 from .joined import Pieces, checked
 from .joined import edges_of as joined_edges_of
 from .reorder import Order
@@ -151,12 +151,19 @@ class Graph(Shaped):
         return cls._on(GraphBuilt(edges=edges), False)
 
     @classmethod
-    def from_pyg(cls, data: Any) -> "Graph":
+    def from_pyg(cls, data: Any) -> Any:
         """Make a graph from a ``torch_geometric.data.Data``: its ``adj_t``, or its ``edge_index``.
 
-        Weights are chosen as by ``sparsefmt.from_pyg``; notes and errors are those of
+        Of a ``HeteroData`` a dict: for each edge type ``(source, relation, target)`` that has edges
+        its graph, of as many rows as there are targets and columns as there are sources.  Weights
+        are chosen as by ``sparsefmt.from_pyg``; notes and errors are those of
         ``Graph.from_edge_index`` and of that function.
         """
+        if is_hetero(data):
+            return {
+                edge_type: cls.from_edge_index(*edges_of_store(store), num_nodes=sizes)
+                for edge_type, (store, sizes) in stores_of(data).items()
+            }
         edge_index, edge_weight, num_nodes = parts_of(data)
         return cls.from_edge_index(edge_index, edge_weight, num_nodes=num_nodes)
 

@@ -35,6 +35,7 @@ class GraphBuilt(Built):
         # guard the keys of a dict.
         self.tensors: list[Any] = [None, None]
         self.looped: list[Any] = [None, None]  # graphs with self-loops, of the structure alone
+        self.typed: list[Any] = [None, None]  # graphs of groups of edges, by the types of edges
 
     @property
     def given(self) -> Any:

@@ -228,9 +228,14 @@ def operate(A: CSR, dtype: np.dtype[Any]) -> None:
             ops.sspmm(A, Y, S, **ways)
             if dtype == np.float32:
                 ops.sspmm(A, Y, S, **ways, precision="bf16")
+    for shape in ((2, 32), (3, 33), (1, 72), (4, 4)):  # by words of 16 bytes, of 8, and values
+        values = cupy.ones((A.nnz, shape[0]), dtype)
+        assert ops.spmm(A, cupy.ones((A.n_cols, *shape), dtype), values=values).shape[1:] == shape
     for heads in (1, 3, 8, 16):
         left, right = (cupy.ones((size, heads, 5), dtype) for size in A.shape)
         scores = ops.sddmm(A, left, right)
+        ops.spmm(A, right, values=scores, reduce="mean")
+        ops.spmm(A.tocoo(), right[:, 0].copy(), values=scores, row_scale=r, col_scale=c)
         p = ops.edge_softmax(A, scores)
         ops.edge_softmax_backward(A, p, scores)
 

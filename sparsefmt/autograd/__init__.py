@@ -36,6 +36,9 @@ if TYPE_CHECKING:
     from .pairwise import gatv2_aggregate as gatv2_aggregate
     from .propagation import aggregate_with_own as aggregate_with_own
     from .propagation import propagate as propagate
+    from .pyg_layers import against_pyg_layer as against_pyg_layer
+    from .pyg_layers import layer_of_pyg as layer_of_pyg
+    from .relations import relational_aggregate as relational_aggregate
     from .sampling import checked_strategy as checked_strategy
     from .sampling import sample_width as sample_width
     from .sampling import sampled_aggregate as sampled_aggregate
@@ -62,6 +65,8 @@ _MODULES = {
     "messages": "edge_combine message_aggregate",
     "pairwise": "dot_aggregate gatv2_aggregate",
     "propagation": "aggregate_with_own propagate",
+    "pyg_layers": "against_pyg_layer layer_of_pyg",
+    "relations": "relational_aggregate",
     "sampling": "checked_strategy sample_width sampled_aggregate",
     "structure": "graph_tensors GraphLike has_tiles prepare",
 }

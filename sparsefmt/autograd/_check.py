@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ..errors import DeviceError, DtypeError, ShapeError, UnsupportedError
+from ..graph import Graph
 from ..ops.engine import checks
 from ._tensors import GraphTensors
 
@@ -48,6 +49,15 @@ def _on_device(name: str, value: Tensor, graph: GraphTensors, mend: str) -> None
     if value.device != graph.device:
         raise DeviceError(
             f"{name} is on {value.device} but the graph is on {graph.device}: {mend}."
+        )
+
+
+def where(name: str, value: Tensor, graph: Graph) -> None:
+    """Check for a tensor where a graph is, whose tensors need not be there for that."""
+    if value.device != torch.device(graph.device):
+        raise DeviceError(
+            f"{name} is on {value.device} but the graph is on {graph.device}: move one of them, "
+            f'graph.to("{value.device}") for instance.'
         )
 
 
@@ -111,6 +121,21 @@ def vector(
             f"{name} has shape {tuple(value.shape)} but the graph has {length} {what}: give one "
             f"value each, shape ({length},)."
         )
+    _same_dtype(name, value, x, graph)
+
+
+def of_heads(name: str, value: Tensor, graph: GraphTensors, x: Tensor) -> None:
+    """Check for (nnz, heads), of the dtype of x, where the graph is."""
+    place(name, value, graph)
+    if value.shape[0] != graph.nnz:
+        raise ShapeError(
+            f"{name} has shape {tuple(value.shape)} but the graph has {graph.nnz} stored entries: "
+            f"give ({graph.nnz},) or ({graph.nnz}, heads)."
+        )
+    _same_dtype(name, value, x, graph)
+
+
+def _same_dtype(name: str, value: Tensor, x: Tensor, graph: GraphTensors) -> None:
     if value.dtype is not x.dtype:
         raise DtypeError(
             f"{name} is {value.dtype} but x is {x.dtype}{_autocast(graph)}: give both in one "

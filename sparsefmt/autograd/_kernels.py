@@ -22,6 +22,7 @@ from ..ops.matmul import cuda_aggregate as matmul_cuda_aggregate
 from ..ops.matmul.aggregation import AGGREGATE_BACKWARD
 from ..ops.matmul.api import ROUNDED, SPMM, against_rounding
 from ..ops.matmul.cuda import spmm_with_own
+from ..ops.matmul.heads import against as against_heads
 from ..ops.sampling import cuda as sampling_cuda
 from ..ops.sampling.api import SCALES_AND_OPTIONS, sample_with_perm
 from ..ops.sampling.options import SampleOptions
@@ -250,6 +251,7 @@ def _against_bags(
 ) -> list[str]:  # fmt: skip
     """List the reasons against ``torch.embedding_bag``."""
     found = [] if type(A) is OfTensors else ["A is no graph of torch"]
+    found += against_heads(values, "bags take")
     if reduce not in ("sum", "mean"):
         found.append(f"bags do not take a {reduce}")
     # Loops for float64 add up one entry at a time: 3 to 8 times the time of numba's.

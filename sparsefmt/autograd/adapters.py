@@ -34,10 +34,10 @@ from .composition import (
 from .constants import hooked
 from .edge_index import as_graph
 from .matmul import spmm
+from .pyg_layers import PYG_LAYERS, has_message_hooks
 from .structure import graph_tensors
 
 Values = dict[str, Any]
-_PYG = "torch_geometric.nn.conv"
 #: What layers call their graph.
 GRAPH_NAMES = ("graph", "edge_index")
 
@@ -335,10 +335,8 @@ def _sums(layer: Any) -> bool:
 
 def _plain(layer: Any, aggr: str = "add") -> bool:
     """Tell whether a layer of PyG passes messages as its class says."""
-    hooks = (value for name, value in vars(layer).items() if name.endswith("_hooks"))
-    inner = [hook for hook in hooks if hook is not layer._forward_hooks]
-    inner = [h for h in inner if h and h is not layer._forward_pre_hooks]
-    known = layer.aggr == aggr and layer.flow == "source_to_target" and not inner
+    known = layer.aggr == aggr and layer.flow == "source_to_target"
+    known = known and not has_message_hooks(layer)
     return known and not layer.explain and layer.decomposed_layers == 1
 
 
@@ -427,12 +425,12 @@ ADAPTERS = {
     "sparsefmt.nn.GATConv": _GAT,
     "sparsefmt.nn.SGConv": replace(_SGC, matrices=_with_loops_of, suits=_sgc, edge_index=False),
     "sparsefmt.nn.TAGConv": replace(_TAGCN, suits=_tagcn, edge_index=False),
-    f"{_PYG}.gcn_conv.GCNConv": _OF_PYG(_GCN, matrices=_with_one_loop, suits=_gcn_of_pyg),
-    f"{_PYG}.sage_conv.SAGEConv": _OF_PYG(_SAGE, suits=_sage_of_pyg),
-    f"{_PYG}.gin_conv.GINConv": _OF_PYG(_GIN, suits=lambda g: _plain(g) and _gin_whole(g)),
-    f"{_PYG}.gat_conv.GATConv": _OF_PYG(_GAT, suits=_gat_of_pyg),
-    f"{_PYG}.sg_conv.SGConv": _SGC,
-    f"{_PYG}.tag_conv.TAGConv": _TAGCN,
+    f"{PYG_LAYERS}.gcn_conv.GCNConv": _OF_PYG(_GCN, matrices=_with_one_loop, suits=_gcn_of_pyg),
+    f"{PYG_LAYERS}.sage_conv.SAGEConv": _OF_PYG(_SAGE, suits=_sage_of_pyg),
+    f"{PYG_LAYERS}.gin_conv.GINConv": _OF_PYG(_GIN, suits=lambda g: _plain(g) and _gin_whole(g)),
+    f"{PYG_LAYERS}.gat_conv.GATConv": _OF_PYG(_GAT, suits=_gat_of_pyg),
+    f"{PYG_LAYERS}.sg_conv.SGConv": _SGC,
+    f"{PYG_LAYERS}.tag_conv.TAGConv": _TAGCN,
 }
 
 

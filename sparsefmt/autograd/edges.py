@@ -11,7 +11,7 @@ from ._library import LibraryOp
 from ._order import in_csr_order, in_own_order
 from ._recording import apart, recorded
 from .edge_index import as_graph
-from .matmul import multiply, scaled, segment_sums
+from .matmul import multiply, scaled
 from .structure import GraphLike, graph_tensors, on_rows, side_of
 
 SDDMM = LibraryOp("sddmm")
@@ -128,24 +128,10 @@ class _Sddmm(Function):
         x, y, row_scale, col_scale = ctx.saved_tensors
         dx = dy = None
         if ctx.needs_input_grad[0]:
-            dx = _spmm_of_heads(ctx.graph, False, y, grad, row_scale, col_scale)
+            dx = multiply(ctx.graph, False, y, grad, row_scale, col_scale)
         if ctx.needs_input_grad[1]:
-            dy = _spmm_of_heads(ctx.graph, True, x, grad, col_scale, row_scale)
+            dy = multiply(ctx.graph, True, x, grad, col_scale, row_scale)
         return dx, dy, None, None, None
-
-
-def _spmm_of_heads(
-    graph: GraphLike, transposed: bool, x: Tensor, values: Tensor, r: Any, c: Any
-) -> Tensor:
-    """Multiply with features, or with those of each head and its values, between scales."""
-    if values.dim() == 1:
-        return multiply(graph, transposed, x, values, r, c)
-    heads = [
-        multiply(graph, transposed, x[:, h], values[:, h], r, c) for h in range(values.shape[1])
-    ]
-    if not heads:
-        return x.new_zeros(side_of(graph, transposed).indptr.shape[0] - 1, *x.shape[1:])
-    return torch.stack(heads, dim=1)
 
 
 class _EdgeSoftmax(Function):
@@ -192,8 +178,6 @@ class _SoftmaxGradient(Function):
 
 def _sums_at_entries(graph: GraphLike, values: Tensor) -> Tensor:
     """Give each entry the sum of its row's values."""
-    if values.dim() == 2:
-        heads = [_sums_at_entries(graph, values[:, h]) for h in range(values.shape[1])]
-        return torch.stack(heads, dim=1) if heads else values
-    sums = segment_sums(graph, False, values, None, None)
-    return dot_products(graph, sums[:, None], values.new_ones(side_of(graph, False).n_cols, 1))
+    n_cols = side_of(graph, False).n_cols
+    sums = multiply(graph, False, values.new_ones(n_cols, 1), values, None, None)
+    return dot_products(graph, sums, values.new_ones(n_cols, *sums.shape[1:]))

@@ -45,7 +45,8 @@ def spmm(
 
     ``y[i, f] = r[i] * reduce_e(a[e] * c[j] * x[j, f])`` over the stored entries ``e = (i, j)`` of
     row ``i``; 0 for a row without any.  ``mean`` divides by their number.  ``r`` multiplies after
-    the reduction, so that a negative one turns a max into the smallest value.
+    the reduction, so that a negative one turns a max into the smallest value.  With heads
+    ``y[i, h, f] = r[i] * reduce_e(a[e, h] * c[j] * x[j, h, f])``, in one launch.
 
     Parameters
     ----------
@@ -53,11 +54,12 @@ def spmm(
         On the device of ``x``.  Or PyG's ``edge_index``, a tensor of integers and shape (2, nnz):
         its graph of as many rows and columns as ``x`` has rows is made once, and remembered until
         the tensor is changed or gone.  So in all functions and layers, where graphs are taken.
-    x : Tensor, shape (n_cols, feat)
+    x : Tensor, shape (n_cols, feat) or (n_cols, heads, feat)
         float16 or bfloat16 (summed in float32), float32 or float64.  Rows may have any stride.
-    edge_weight : Tensor, shape (nnz,), optional
+    edge_weight : Tensor, shape (nnz,) or (nnz, heads), optional
         ``a`` in the order of ``graph.structure``: that in which the edges were given.  By default
-        the graph's own values, as constants, and 1 for an unweighted graph.
+        the graph's own values, as constants, and 1 for an unweighted graph.  Weights of heads take
+        a sum or mean, of features of each head, or of shape (n_cols, feat) of all.
     reduce : "sum", "mean", "max" or "min"
         In a max or min NaN wins, and of equal ones the first entry, which gets the gradient.
     row_scale, col_scale : Tensor, shape (n_rows,) and (n_cols,), optional
@@ -65,7 +67,7 @@ def spmm(
 
     Returns
     -------
-    Tensor, shape (n_rows, feat)
+    Tensor, shape (n_rows, feat) or (n_rows, heads, feat)
         In the dtype of ``x``, or autocast's.
 
     Raises
@@ -73,8 +75,9 @@ def spmm(
     ShapeError, DtypeError, DeviceError
         If the arguments do not fit together.
     UnsupportedError
-        If there is no such ``reduce``, a tensor is sparse, it is called within ``torch.func`` or
-        with a tangent or, in backward, the gradient of a max or min is differentiated again.
+        If there is no such ``reduce``, weights of heads come with "max" or "min", a tensor is
+        sparse, it is called within ``torch.func`` or with a tangent or, in backward, the gradient
+        of a max or min is differentiated again.
 
     Notes
     -----
@@ -89,6 +92,10 @@ def spmm(
     checks.word("reduce", reduce, REDUCTIONS)
     graph = as_graph(graph, x)
     tensors = graph_tensors(graph)
+    if getattr(x, "ndim", 2) == 3 or getattr(edge_weight, "ndim", 1) == 2:
+        from .heads import spmm_of_heads
+
+        return spmm_of_heads(graph, x, edge_weight, reduce, row_scale, col_scale)
     x, values, r, c = _operands(tensors, x, edge_weight, row_scale, col_scale)
     if edge_weight is not None:
         values = given_in_csr_order(graph, tensors, values)
@@ -167,13 +174,21 @@ def _operands(
         )
     elif values is not None:
         _check.own_values(values, x, tensors)
+    if row_scale is not None or col_scale is not None:
+        check_scales(tensors, x, row_scale, col_scale)
+    return x, values, row_scale, col_scale
+
+
+def check_scales(
+    tensors: GraphTensors, x: Tensor, row_scale: Tensor | None, col_scale: Tensor | None
+) -> None:
+    """Check for one factor for each row and column, in the dtype of the features."""
     if row_scale is not None:
         length = tensors.n_rows
         _check.vector("row_scale", row_scale, length=length, what="rows", x=x, graph=tensors)
     if col_scale is not None:
         length = tensors.n_cols
         _check.vector("col_scale", col_scale, length=length, what="columns", x=x, graph=tensors)
-    return x, values, row_scale, col_scale
 
 
 def multiply(
@@ -185,7 +200,11 @@ def multiply(
     col_scale: Tensor | None,
     reduce: str = "sum",
 ) -> Tensor:
-    """Multiply the graph or its transpose with features, differentiably; nothing is checked."""
+    """Multiply the graph or its transpose with features, differentiably; nothing is checked.
+
+    Features of shape (n, heads, feat) come with values of shape (nnz, heads), in a sum or mean; so
+    may those of shape (n, feat), which all heads have then.
+    """
     inputs = x, values, row_scale, col_scale
     if not recorded(*inputs):
         return _spmm(graph, transposed, *inputs, reduce)
@@ -210,7 +229,7 @@ def _spmm(
 
 def _gathers_first(values: Tensor, x: Tensor) -> bool:
     """Tell whether values are best brought in order, rather than read by each slice of features."""
-    return values.shape[0] > _MANY or x.shape[1] * x.element_size() > _WIDE
+    return values.shape[0] > _MANY or x.shape[-1] * x.element_size() > _WIDE
 
 
 class _Spmm(Function):
@@ -219,13 +238,16 @@ class _Spmm(Function):
         *factors, ctx.graph, ctx.transposed, ctx.reduce = given
         read = any(ctx.needs_input_grad[1:4])  # only the gradients of factors read x
         ctx.save_for_backward(x if read else None, *factors)
+        values = factors[0]
+        ctx.of_heads = values is not None and values.dim() == 2
+        ctx.shared = ctx.of_heads and x.dim() == 2
         return _spmm(ctx.graph, ctx.transposed, x, *factors, ctx.reduce)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         graph, transposed, needs = ctx.graph, ctx.transposed, ctx.needs_input_grad
         x, grad, factors = restored(ctx, ctx.saved_tensors, grad, side_of(graph, transposed))
-        both = needs[0] and needs[1] and not any(needs[2:4])
+        both = needs[0] and needs[1] and not any(needs[2:4]) and not ctx.of_heads
         if both and not recorded(grad, x, *factors.of_products):
             side = side_of(graph, not transposed)
             given = factors.values, side.perm, factors.rows, factors.cols
@@ -235,6 +257,9 @@ class _Spmm(Function):
         dx = None
         if needs[0]:
             dx = multiply(graph, not transposed, grad, factors.values, factors.cols, factors.rows)
+            dx = dx.sum(1) if ctx.shared else dx
+        if ctx.shared and x is not None:
+            x = x[:, None].expand(-1, grad.shape[1], -1)
         products = partial(_products, graph, transposed, grad, x)
         others = factor_gradients(graph, transposed, needs[1:4], products, factors)
         return dx, *others, None, None, None  # autograd casts them to the dtypes of the inputs
@@ -291,6 +316,8 @@ def factor_gradients(
         return products(rows, cols) if needs[0] else None, None, None
     plain = products(None, None)
     weighted = plain if values is None else plain * values
+    if weighted.dim() == 2:  # of heads, which share the scales
+        weighted = weighted.sum(1)
     dv = dr = dc = None
     if needs[0]:
         dv = scaled(graph, transposed, plain, rows, cols)
@@ -332,4 +359,5 @@ def scaled(
     one = values.new_ones(1)
     r = one.expand(rows.indptr.shape[0] - 1) if r is None else r
     c = one.expand(rows.n_cols) if c is None else c
-    return values * dot_products(graph, r[:, None], c[:, None])
+    factors = dot_products(graph, r[:, None], c[:, None])
+    return values * (factors if values.dim() == 1 else factors[:, None])

@@ -45,7 +45,7 @@ def as_sparse(x: Any, format: FormatName | None = None) -> Any:
     x : object
         A COO, CSR, CSC, SGT, CBSR or ``Graph``; a dense NumPy or CuPy array; a scipy.sparse or
         cupyx.scipy.sparse array or matrix; a torch tensor, dense or sparse; a
-        torch_geometric ``Data``; a DGL graph; a NetworkX graph.
+        torch_geometric ``Data`` or ``HeteroData``; a DGL graph; a NetworkX graph.
     format : "coo", "csr", "csc" or "sgt", optional
         By default the one that is nearest: that of ``x`` itself, COO for lists of edges, CSR for
         dense arrays and for layouts that this package does not have.
@@ -54,7 +54,7 @@ def as_sparse(x: Any, format: FormatName | None = None) -> Any:
     -------
     Format
         ``x`` itself if it is what was asked for; otherwise memory is shared as the ``from_``
-        function of that library says.
+        function of that library says.  Of a ``HeteroData`` a dict with one for each edge type.
 
     Raises
     ------
@@ -68,7 +68,11 @@ def as_sparse(x: Any, format: FormatName | None = None) -> Any:
     Asks only libraries that are loaded already: an object of any other cannot exist.
     """
     A = x if isinstance(x, Format) else _reader(x)(x)
-    return A if format is None else A.asformat(format)
+    if format is None:
+        return A
+    if isinstance(A, dict):
+        return {key: one.asformat(format) for key, one in A.items()}
+    return A.asformat(format)
 
 
 def _from_array(x: Any) -> Any:

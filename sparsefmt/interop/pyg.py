@@ -96,11 +96,11 @@ def to_edge_index(A: Format) -> tuple[Array, Array | None]:
 def from_pyg(
     data: Any, *, format: FormatName | None = None, dtype: Any = None, index_dtype: Any = None
 ) -> Any:
-    """The matrix of a ``torch_geometric.data.Data``.
+    """The matrix of a ``torch_geometric.data.Data``, or those of a ``HeteroData``.
 
     Parameters
     ----------
-    data : torch_geometric.data.Data
+    data : torch_geometric.data.Data or HeteroData
         Read from ``adj_t`` (a sparse tensor or a ``SparseTensor``, whose rows are targets as they
         are here) if it has one, else from ``edge_index`` with ``edge_weight``, or with
         ``edge_attr`` where that is 1-D.  Wider edge features are no values of a matrix: without
@@ -113,21 +113,70 @@ def from_pyg(
     Returns
     -------
     COO, CSR, CSC or SGT, shape (num_nodes, num_nodes)
-        Memory is shared as in ``from_edge_index`` and ``from_torch``.
+        Memory is shared as in ``from_edge_index`` and ``from_torch``.  Of a ``HeteroData`` a dict:
+        for each edge type ``(source, relation, target)`` that has edges its matrix, of as many rows
+        as there are targets and columns as there are sources.
 
     Raises
     ------
     UnsupportedError
-        If ``data`` is a ``HeteroData`` or no graph, or a tensor requires grad.
+        If ``data`` is no graph, or a tensor requires grad.
     ShapeError, DtypeError, IndexRangeError, DeviceError
-        If the tensors do not form a graph.
+        If the tensors do not form a graph, or a node type has no number of nodes.
     """
-    given, weight, num_nodes = parts_of(data)
-    if getattr(data, "adj_t", None) is not None:
-        A = from_adj_t(given, dtype, index_dtype)
+    options = {"format": format, "dtype": dtype, "index_dtype": index_dtype}
+    if not is_hetero(data):
+        return _matrix(data, getattr(data, "num_nodes", None), **options)
+    stores = stores_of(data).items()
+    return {edge_type: _matrix(store, sizes, **options) for edge_type, (store, sizes) in stores}
+
+
+def _matrix(store: Any, num_nodes: Any, *, format: FormatName | None, **dtypes: Any) -> Any:
+    """Make a matrix of a ``Data``, or of the edges of a ``HeteroData`` of one type."""
+    given, weight = edges_of_store(store)
+    if getattr(store, "adj_t", None) is not None:
+        A = from_adj_t(given, **dtypes)
         return A if format is None else A.asformat(format)
-    dtypes = {"dtype": dtype, "index_dtype": index_dtype}
     return from_edge_index(given, weight, num_nodes=num_nodes, format=format or "coo", **dtypes)
+
+
+def is_hetero(data: object) -> bool:
+    """Tell whether a value is a ``HeteroData``."""
+    return hasattr(data, "edge_types")
+
+
+def stores_of(data: Any) -> dict[tuple[str, str, str], tuple[Any, Any]]:
+    """Give the edges of each type of a ``HeteroData``, and ``(n_source, n_target)``.
+
+    None for the sizes of an ``adj_t``, which has them.
+    """
+    found: dict[tuple[str, str, str], tuple[Any, Any]] = {}
+    for edge_type in data.edge_types:
+        store = data[edge_type]
+        if getattr(store, "adj_t", None) is not None:
+            found[edge_type] = store, None
+        elif getattr(store, "edge_index", None) is not None:
+            found[edge_type] = store, _sizes_of(data, edge_type)
+    if not found:
+        raise UnsupportedError(
+            "data is a HeteroData without edges: give one whose edge types have an edge_index or "
+            "an adj_t."
+        )
+    return found
+
+
+def _sizes_of(data: Any, edge_type: tuple[str, str, str]) -> tuple[int, int]:
+    """Give ``(n_source, n_target)`` of an edge type."""
+    sizes = []
+    for name in edge_type[::2]:
+        size = data[name].num_nodes if name in data.node_types else None
+        if size is None:
+            raise ShapeError(
+                f"data[{name!r}] does not tell how many nodes it has: set its x, or "
+                f"data[{name!r}].num_nodes."
+            )
+        sizes.append(int(size))
+    return sizes[0], sizes[1]
 
 
 def parts_of(data: Any) -> tuple[Any, Any, Any]:
@@ -135,21 +184,24 @@ def parts_of(data: Any) -> tuple[Any, Any, Any]:
 
     With ``adj_t``, which has both, the others are None.
     """
-    if hasattr(data, "edge_types"):
-        raise UnsupportedError(
-            "data has several edge types: choose one and use from_edge_index(data[edge_type]"
-            ".edge_index, num_nodes=(n_source, n_target))."
-        )
-    adj_t, edge_index = (getattr(data, name, None) for name in ("adj_t", "edge_index"))
+    given, weight = edges_of_store(data)
+    if getattr(data, "adj_t", None) is not None:
+        return given, None, None
+    return given, weight, getattr(data, "num_nodes", None)
+
+
+def edges_of_store(store: Any) -> tuple[Any, Any]:
+    """Give ``adj_t`` and None, or ``edge_index`` and weights, None where there are none."""
+    adj_t, edge_index = (getattr(store, name, None) for name in ("adj_t", "edge_index"))
     if adj_t is not None:
-        return adj_t, None, None
+        return adj_t, None
     if edge_index is None:
-        raise wrong_kind("from_pyg", data, "it has neither edge_index nor adj_t, give a graph")
-    weight = getattr(data, "edge_weight", None)
+        raise wrong_kind("from_pyg", store, "it has neither edge_index nor adj_t, give a graph")
+    weight = getattr(store, "edge_weight", None)
     if weight is None:
-        attr = getattr(data, "edge_attr", None)
+        attr = getattr(store, "edge_attr", None)
         weight = attr if getattr(attr, "ndim", 0) == 1 else None
-    return edge_index, weight, getattr(data, "num_nodes", None)
+    return edge_index, weight
 
 
 def to_pyg(A: Format) -> Any:

@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from .gin import GINConv as GINConv
     from .gine import GINEConv as GINEConv
     from .maxk import MaxK as MaxK
+    from .replacing import replace_layers as replace_layers
+    from .rgcn import FastRGCNConv as FastRGCNConv
+    from .rgcn import RGCNConv as RGCNConv
     from .sage import SAGEConv as SAGEConv
     from .sg import SGConv as SGConv
     from .tag import TAGConv as TAGConv
@@ -28,6 +31,8 @@ _MODULES = {
     "gin": "GINConv",
     "gine": "GINEConv",
     "maxk": "MaxK",
+    "replacing": "replace_layers",
+    "rgcn": "FastRGCNConv RGCNConv",
     "sage": "SAGEConv",
     "sg": "SGConv",
     "tag": "TAGConv",

@@ -56,6 +56,8 @@ def test_every_op_keeps_the_rules_of_library_ops(device, index_dtype):
     calls = [
         (OPS.spmm, (*A, x, None, None, None, None, "sum")),
         (OPS.spmm, (*T, y, a, perm, c, r, "mean")),
+        (OPS.spmm, (*T, y[:, None].repeat(1, 2, 1), s, perm, c, r, "mean")),
+        (OPS.spmm, (*A, x, s, None, None, None, "sum")),
         (OPS.spmm_arg, (*A, x, a, r, c, "max")),
         (OPS.spmm_arg, (*A, x, None, None, None, "min")),
         (OPS.spmm_arg_dx, (*T, perm, out, arg, a, r, c)),

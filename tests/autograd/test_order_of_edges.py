@@ -54,6 +54,10 @@ CALLS = {
     "spmm": lambda g, x, e: autograd.spmm(g, x, e),
     "spmm-mean": lambda g, x, e: autograd.spmm(g, x, e, reduce="mean"),
     "spmm-max": lambda g, x, e: autograd.spmm(g, x, e, reduce="max"),
+    "spmm-heads": lambda g, xh, eh: autograd.spmm(g, xh, eh, reduce="mean"),
+    "relational_aggregate": lambda g, x, el, er, e: autograd.relational_aggregate(
+        g, x, torch.stack([el[:6], er[:6]]), (e > 0.7).long()
+    ),
     "sddmm": lambda g, x, y: autograd.sddmm(g, x, y),
     "sddmm-heads": lambda g, xh, yh: autograd.sddmm(g, xh, yh),
     "edge_softmax": lambda g, e: autograd.edge_softmax(g, e),
@@ -112,6 +116,7 @@ def assert_moved(found, wanted, perm):
 def test_no_function_of_edges_is_left_out():
     other = "GraphLike checked_strategy features_to_keep graph_tensors has_tiles maxk own_values"
     other += " as_graph turned holdings is_graph noting prepare sample_width unit_scales"
+    other += " against_pyg_layer layer_of_pyg"
     # Layers as one node, which take no edge values.
     other += " gat_convolution gcn_convolution gin_convolution is_bare is_plain propagated"
     other = {*other.split(), "sage_convolution"}
@@ -130,7 +135,8 @@ def test_edges_are_in_the_order_in_which_they_were_given(device, name, way):
         graph = pytree.tree_map(torch.clone, graph)
         assert isinstance(graph, Graph)
     elif way == "compiled":
-        if name in ("gcn_norm", "operands"):  # the one makes a graph, the other only checks
+        if name in ("gcn_norm", "operands", "relational_aggregate"):
+            # The first and the last make graphs, the other only checks.
             return
         autograd.prepare(graph)
         call = torch.compile(call, fullgraph=True, backend="aot_eager")
@@ -147,7 +153,7 @@ def test_edges_are_in_the_order_in_which_they_were_given(device, name, way):
 @pytest.mark.parametrize(
     "name",
     [
-        *("spmm", "spmm-mean", "sddmm", "edge_softmax", "edge_softmax-heads"),
+        *("spmm", "spmm-mean", "spmm-heads", "sddmm", "edge_softmax", "edge_softmax-heads"),
         *("message_aggregate", "message_aggregate-mean", "edge_combine"),
     ],
 )

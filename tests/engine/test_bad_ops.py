@@ -40,7 +40,13 @@ CASES = {
     "dense A aggregate": ("aggregate", (None, X), {}, DtypeError, "A is a NoneType"),
     # features
     "1-D": ("spmm", (A, X[:, 0]), {}, ShapeError, r"X has shape \(45,\).*X\[:, None\]"),
-    "3-D": ("spmm", (A, X3), {}, ShapeError, r"X has shape \(45, 2, 3\): give \(rows, feat\)"),
+    "4-D X": (
+        "spmm",
+        (A, X3[None]),
+        {},
+        ShapeError,
+        r"give \(rows, feat\) or \(rows, heads, feat\)",
+    ),
     "0-D": (
         "spmm",
         (A, F32(1)),
@@ -369,7 +375,7 @@ def test_explain_refuses_what_has_no_kernels_to_choose_from(op):
 @pytest.mark.parametrize(
     ("args", "options", "text"),
     [
-        ((), {}, "spmm cannot be called so .*'A'.*: it takes A, X, reduce, row_scale"),
+        ((), {}, "spmm cannot be called so .*'A'.*: it takes A, X, values, reduce, row_scale"),
         ((A,), {}, "spmm cannot be called so .*'X'"),
         ((A, X), {"foo": 3}, "spmm cannot be called so .*'foo'"),
         ((A, X, "max"), {}, "spmm cannot be called so .*too many positional"),

@@ -130,7 +130,7 @@ def test_the_error_lists_what_is_accepted(value):
         (np.eye(2) * 1j, UnsupportedError, "x is complex128"),
         (np.array([["a"]]), DtypeError, "x is <U1"),
         (np.array([[None]]), DtypeError, "x holds Python objects"),
-        (pyg.HeteroData(), UnsupportedError, "several edge types"),
+        (pyg.HeteroData(), UnsupportedError, "a HeteroData without edges"),
         (torch.eye(2, requires_grad=True), UnsupportedError, "requires grad"),
     ],
 )

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparsefmt import COO, CSC, CSR, SGT
+from sparsefmt import COO, CSC, CSR, SGT, Graph, as_sparse
 from sparsefmt.errors import DeviceError, DtypeError, IndexRangeError, ShapeError, UnsupportedError
 from sparsefmt.interop import from_edge_index, from_pyg, to_edge_index, to_pyg
 from sparsefmt.testing import cbsr, coo, csc, csr, sgt, stored_entries
@@ -459,15 +459,61 @@ def test_an_empty_data_is_no_graph():
         from_pyg(Data(x=torch.ones(2, 2)))
 
 
-def test_a_hetero_data_is_refused_and_its_parts_are_read():
+def hetero_data():
+    """Two relations between authors and papers, one weighted, and one without edges."""
     from torch_geometric.data import HeteroData
 
-    graph = HeteroData()
-    graph["author", "writes", "paper"].edge_index = edges()
-    with pytest.raises(UnsupportedError, match=r"several edge types.*from_edge_index\(data"):
-        from_pyg(graph)
-    part = graph["author", "writes", "paper"].edge_index
-    assert from_edge_index(part, num_nodes=(4, 2)).shape == (2, 4)
+    data = HeteroData()
+    data["author"].x, data["paper"].num_nodes = torch.ones(4, 3), 5
+    data["author", "writes", "paper"].edge_index = edges()
+    data["paper", "cites", "paper"].edge_index = edges()
+    data["paper", "cites", "paper"].edge_weight = torch.arange(float(edges().shape[1]))
+    data["author", "knows", "author"].since = 3
+    return data
+
+
+def test_a_hetero_data_gives_a_matrix_and_a_graph_for_each_edge_type():
+    data = hetero_data()
+    found, graphs = as_sparse(data), Graph.from_pyg(data)
+    assert list(found) == [("author", "writes", "paper"), ("paper", "cites", "paper")] == [*graphs]
+    for edge_type, A in found.items():
+        source, target = data[edge_type].edge_index.numpy()
+        assert A.format == "coo"
+        assert A.shape == (5, 4 if edge_type[0] == "author" else 5) == graphs[edge_type].shape
+        assert (A.row == target).all()
+        assert (A.col == source).all()
+        assert A == graphs[edge_type].structure
+    assert not graphs["author", "writes", "paper"].weighted
+    weights = data["paper", "cites", "paper"].edge_weight.numpy()
+    assert (found["paper", "cites", "paper"].data == weights).all()
+    assert {A.format for A in as_sparse(data, "csc").values()} == {"csc"}
+    assert {A.dtype for A in from_pyg(data, dtype=np.float64).values()} == {
+        None,
+        np.dtype("float64"),
+    }
+
+
+def test_an_adj_t_of_a_hetero_data_has_its_sizes():
+    from torch_geometric.transforms import ToSparseTensor
+
+    plain, data = hetero_data(), hetero_data()
+    given = ToSparseTensor(attr=None, layout=torch.sparse_csr, remove_edge_index=True)(data)
+    found, expected = as_sparse(given), as_sparse(plain)
+    for edge_type in expected:
+        assert found[edge_type].format == "csr"
+        assert (found[edge_type].toarray() > 0).tolist() == (
+            expected[edge_type].with_data(None).toarray() > 0
+        ).tolist()
+
+
+def test_a_hetero_data_without_sizes_is_refused():
+    data = hetero_data()
+    del data["author"].x
+    with (
+        pytest.warns(UserWarning, match="infer"),
+        pytest.raises(ShapeError, match=r"data\['author'\] does not"),
+    ):
+        as_sparse(data)
 
 
 @pytest.mark.parametrize("adj_t", [3, np.eye(2), SimpleNamespace(csr=1)])

@@ -366,3 +366,11 @@ def test_messages_are_pygs(tmp_path, capsys):
     assert main(["messages", *options]) == 0
     (section,) = json.loads((tmp_path / "messages-cpu.json").read_text())["sections"].values()
     assert section["rows"][0]["error"] < 1e-5
+
+
+def test_relational_layers_are_pygs(tmp_path, capsys):
+    pytest.importorskip("torch_geometric", reason="torch-geometric is not installed")
+    options = ["--device", "cpu", "--quick", "--graphs", "small", "--out", str(tmp_path)]
+    assert main(["rgcn", *options, "--widths", "16", "--sections", "full,bases"]) == 0
+    sections = json.loads((tmp_path / "rgcn-cpu.json").read_text())["sections"]
+    assert all(section["rows"][0]["error"] < 1e-5 for section in sections.values())

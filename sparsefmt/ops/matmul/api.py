@@ -13,7 +13,7 @@ from ..engine.memory import memory_of
 from ..engine.table import Kernel, Op, Price, deferred
 from ..tiles import kernels as tiles_kernels
 from ..tiles.costs import Costs, checked
-from . import cuda, small
+from . import cuda, heads, small
 
 REDUCTIONS = ("sum", "mean", "max", "min")
 
@@ -22,6 +22,7 @@ def spmm(
     A: Format,
     X: Array,
     *,
+    values: Array | None = None,
     reduce: str = "sum",
     row_scale: Array | None = None,
     col_scale: Array | None = None,
@@ -33,7 +34,8 @@ def spmm(
 
     ``Y[i, f] = r[i] * reduce_e a[e] * c[j] * X[j, f]`` over the stored entries ``e = (i, j)`` of
     row ``i``; every ``a[e]`` is 1 for an unweighted ``A``, ``r`` and ``c`` are 1 where left out.
-    An implicit zero never touches Inf or NaN, and counts in no reduction.
+    An implicit zero never touches Inf or NaN, and counts in no reduction.  With heads
+    ``Y[i, h, f] = r[i] * reduce_e a[e, h] * c[j] * X[j, h, f]``, in one launch.
 
     Parameters
     ----------
@@ -42,10 +44,14 @@ def spmm(
         deterministic on a GPU), CSR reduces row by row (GAR), SGT takes sums and means window by
         window, on a GPU by tensor cores where they may and pay (``explain`` says which); all else
         is converted to CSR first, at each call.
-    X : array, shape (n_cols, feat)
+    X : array, shape (n_cols, feat) or (n_cols, heads, feat)
         Same dtype as ``A.data``: float16, bfloat16, float32 or float64.  float16 and bfloat16 are
         computed in float32.  Any ``feat``, 0 included.  Contiguous rows at any distance are read in
         place, other layouts are copied.
+    values : array, shape (nnz,) or (nnz, heads), optional
+        ``a`` in the place of ``A.data``, in its order; of X's dtype.  Values of heads are summed or
+        averaged, of any format by rows of its CSR; with an ``X`` of shape (n_cols, feat) all heads
+        have these features.
     reduce : "sum", "mean", "max" or "min"
         ``mean`` divides by the number of stored entries of the row.  In ``max`` and ``min`` NaN
         wins, as in NumPy.  A row without entries gives 0 in all of them.
@@ -65,19 +71,20 @@ def spmm(
     costs : Costs, optional
         What decides which entries of an SGT tensor cores take, by default as measured; ignored
         where no kernel has a use for it.
-    out : array, shape (n_rows, feat), optional
+    out : array, shape (n_rows, feat) or (n_rows, heads, feat), optional
         Takes the result; contiguous, of X's dtype and device, overlapping no input.
 
     Returns
     -------
-    array, shape (n_rows, feat)
+    array, shape (n_rows, feat) or (n_rows, heads, feat)
         On the device of the inputs, of X's dtype.
 
     Raises
     ------
     ShapeError
-        If ``X`` is not 2-D or has not one row per column of ``A``, a scale is not 1-D with one
-        factor per row or column, or ``out`` has not the result's shape.
+        If ``X`` has not one row per column of ``A``, ``values`` not one per stored entry, or their
+        heads differ, a scale is not 1-D with one factor per row or column, or ``out`` has not the
+        result's shape.
     FormatError
         If ``out`` is not contiguous, is read-only, or overlaps an input.
     DtypeError
@@ -86,8 +93,8 @@ def spmm(
     DeviceError
         If the arguments are on different devices.
     UnsupportedError
-        If ``reduce`` or ``precision`` is unknown, or ``precision`` is given for other features than
-        float32.
+        If ``reduce`` or ``precision`` is unknown, ``precision`` is given for other features than
+        float32, or ``reduce`` is "max" or "min" with values of heads.
 
     Notes
     -----
@@ -98,8 +105,19 @@ def spmm(
     """
     A = checks.sparse("A", A)
     checks.choice("reduce", reduce, REDUCTIONS)
-    X = checks.features("X", X, A=A)
+    X = checks.features("X", X, A=A, heads=True)
+    if values is not None:
+        values = checks.entries("values", values, A=A)
+        if values.ndim == 2:
+            checks.precision(precision, "X", X)
+            checked(costs)
+            given = {"row_scale": row_scale, "col_scale": col_scale}
+            return heads.spmm_of_heads(A, X, values, reduce=reduce, scales=given, out=out)
+        A = heads.one_value(A, values)
     checks.values_like(A, X)
+    shape = A.n_rows, *X.shape[1:]
+    if X.ndim == 3:
+        X, out = heads.flat_heads(X, out)
     precision, costs = checks.precision(precision, "X", X), checked(costs)
     row_scale = checks.factors("row_scale", row_scale, A=A, axis="rows", like=X)
     col_scale = checks.factors("col_scale", col_scale, A=A, axis="columns", like=X)
@@ -107,7 +125,8 @@ def spmm(
     out = checks.output(out, shape=(A.n_rows, X.shape[1]), like=X, inputs=inputs, A=A)
     scales = {"row_scale": row_scale, "col_scale": col_scale}
     options = {"reduce": reduce, "precision": precision, "costs": costs}
-    return choose.run(SPMM, A, X, values=A.data, out=out, **scales, **options)
+    found: Array = choose.run(SPMM, A, X, values=A.data, out=out, **scales, **options)
+    return found if len(shape) == 2 else found.reshape(shape)
 
 
 def features_and_gradient(A: Format, X: Array, grad: Array) -> tuple[Array, Array]:
@@ -122,15 +141,20 @@ def features_and_gradient(A: Format, X: Array, grad: Array) -> tuple[Array, Arra
 # The row of the table
 
 
-def _rows(S: Any, x: Any, *_: Any) -> tuple[Any, ...]:
-    return (((S.n_rows, x.shape[1]), x),)
+def _rows(S: Any, x: Any, values: Any = None, *_: Any) -> tuple[Any, ...]:
+    of_heads = values is not None and len(values.shape) == 2
+    shape = cuda.shape_of_heads(S, x, values) if of_heads else (S.n_rows, x.shape[1])
+    return ((shape, x),)
 
 
 def price_of_rows(S: Any, x: Any, *given: Any) -> Price:
-    """Every entry reads its index, its value and a row of X; rows of the result are written."""
-    feat, weighted = x.shape[1], bool(given) and given[0] is not None
-    features = (S.nnz + S.n_rows) * feat * x.itemsize
-    return Price(features + S.nnz * (4 + weighted * x.itemsize), 2 * S.nnz * feat)
+    """Every entry reads its index, its values and a row of X; rows of the result are written."""
+    values = given[0] if given else None
+    weights = 0 if values is None else prod(values.shape[1:])
+    feat = prod(x.shape[1:])
+    results = weights * feat if weights > 1 and len(x.shape) == 2 else feat
+    features = (S.nnz * feat + S.n_rows * results) * x.itemsize
+    return Price(features + S.nnz * (4 + weights * x.itemsize), 2 * S.nnz * results)
 
 
 def _against_scattering(A: Any, X: Any, *, reduce: str = "sum", **_: Any) -> list[str]:
@@ -142,7 +166,7 @@ def _against_rounding(
     col_scale: Any = None, reduce: str = "sum", *, precision: str | None = None, **_: Any,
 ) -> list[str]:  # fmt: skip
     """List the reasons against rounding the features of a product."""
-    reasons = against_rounding(A.nnz, x, precision)
+    reasons = against_rounding(A.nnz, x, precision) or heads.against(values, "rounding takes")
     if not reasons and reduce not in ("sum", "mean"):
         return [f"a {reduce} is one of the features as they are"]
     return reasons

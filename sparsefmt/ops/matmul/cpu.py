@@ -29,6 +29,7 @@ from ..engine.lanes import (
     width_of,
 )
 from ..engine.loops import AHEAD, NARROW, WIDE, by_tiles, inlined, parallel, rows_of
+from .cuda import shape_of_heads
 
 
 @inlined
@@ -83,6 +84,28 @@ def spmm_sum(indptr: Any, A: Any, X: Any, scales: Any, Y: Any, mean: Any, pieces
         for i in range(start, stop):
             span = np.int64(indptr[i]), np.int64(indptr[i + 1])
             by_tiles(sum_tile, x, feat, (i, span, 1), given)
+
+
+@parallel
+def spmm_heads(
+    indptr: Any, A: Any, X: Any, scales: Any, Y: Any, mean: Any, heads: Any, apart: Any, pieces: Any
+) -> None:
+    """Reduce as ``spmm_sum``, with values of each head; it has features ``apart`` from others.
+
+    ``A`` is (indices, flat values, heads side by side).
+    """
+    indices, data = A
+    X, stride = X
+    Y, feat = Y
+    width = feat // heads
+    for piece in numba.prange(pieces):
+        start, stop = rows_of(indptr, piece, pieces)
+        for h in range(heads):
+            own = indices, data[h::heads]
+            given = own, (X[h * apart :], stride), scales, (Y[h * width :], feat), mean
+            for i in range(start, stop):
+                span = np.int64(indptr[i]), np.int64(indptr[i + 1])
+                by_tiles(sum_tile, X, width, (i, span, 1), given)
 
 
 @inlined
@@ -253,19 +276,27 @@ def spmm(
 ) -> Array:
     """``out[i] = r[i] * reduce of a[e] c[j] x[j]`` over the entries of row i.
 
-    The value of entry e is ``values[perm[e]]``.  ``arg``, of out's shape and any integer dtype,
-    takes the entries that win a max or min, -1 in an empty row.
+    The value of entry e is ``values[perm[e]]``, or those of its heads, for a sum or mean, as in
+    ``cuda.spmm``.  ``arg``, of out's shape and any integer dtype, takes the entries that win a max
+    or min, -1 in an empty row.
     """
-    out = np.empty((A.n_rows, x.shape[1]), x.dtype) if out is None else out
+    of_heads = values is not None and values.ndim == 2
+    if out is None:
+        shape = shape_of_heads(A, x, values) if of_heads else (A.n_rows, x.shape[1])
+        out = np.empty(shape, x.dtype)
     if not out.size:
         return out
     if values is not None and perm is not None:
         values = values[perm]
-    entries = A.indices, values_of(values, x)
+    entries = A.indices, values_of(values, x).reshape(-1)
     scales = values_of(row_scale, x), values_of(col_scale, x)
     with writing(out) as (sums, pieces):
         X, Y = flat(x), flat(sums)
-        if reduce in ("sum", "mean"):
+        if of_heads:
+            heads, apart = out.shape[1], x.shape[-1] * (x.ndim == 3)
+            mean = reduce == "mean"
+            spmm_heads(A.indptr, entries, X, scales, Y, mean, heads, apart, pieces)
+        elif reduce in ("sum", "mean"):
             spmm_sum(A.indptr, entries, X, scales, Y, reduce == "mean", pieces)
         else:
             winners = np.empty(0, A.indices.dtype) if arg is None else arg.reshape(-1)

@@ -28,16 +28,16 @@ WIDE_BYTES = 96 * 2**20
 SMALL_BYTES = 2 * 2**20
 
 SUM, SCALED_SUM, OWN_SUM, CHOSEN_SUM, EXTREME, EXTREME_ARG = range(6)  # as in spmm.cu
-UNWEIGHTED, DIRECT, SCALED, INDIRECT = range(4)
+UNWEIGHTED, DIRECT, SCALED, INDIRECT, HEADS = range(5)
 THREADS = 128  # of a block in spmm.cu and sddmm.cu
 COO_RUN = 32  # consecutive entries of a sub-warp, as in spmm.cu
 _FLAGS = {"mean": 1, "min": 2}
-_ONE_MORE = 4  # likewise
+_ONE_MORE, _SHARED = 4, 8  # likewise
 
 _FILE, _DA_FILE = "matmul/spmm.cu", "edges/sddmm.cu"
 #: Parameters of each kernel as the module ``struct`` packs them: pointers, 8 and 4-byte integers.
 PARAMETERS = {
-    "spmm_csr_balanced": "16PqIIiiI",
+    "spmm_csr_balanced": "16PqIIiiIi",
     "spmm_csr_cut_rows": "11P3iI",
     "spmm_coo_atomic": "7Pq2Ii",
     "spmm_arg_da": "9PqIi",
@@ -88,6 +88,9 @@ def instantiations() -> Iterator[tuple[str, str]]:
         wide, rare = _shapes(types[0])
         for constants in _of_products(wide, rare):
             yield _FILE, jit.expression("spmm_csr_balanced", (*types, types[0]), constants)
+        for shape in ((4, wide), (8, wide), *rare):
+            of_heads = *shape, SCALED_SUM, HEADS
+            yield _FILE, jit.expression("spmm_csr_balanced", (*types, types[0]), of_heads)
         for reduction in (SCALED_SUM, OWN_SUM, *_OTHERS):
             yield _FILE, jit.expression("spmm_csr_cut_rows", types, (reduction,))
         for shape in ((4, wide), (8, wide), *rare):
@@ -155,16 +158,22 @@ def spmm(
 ) -> Any:  # fmt: skip
     """``out[i] = r[i] * reduce of a[e] c[j] x[j]`` over the entries of row i.
 
-    The value of entry e is ``values[perm[e]]``.  ``arg``, of out's shape, takes the entries that
-    win a max or min, -1 in an empty row.  ``reduce`` may also be "chosen": the sum of those ``a[e]
-    c[j] x[j, f]`` whose ``arg[j, f]``, given in x's shape, is ``perm[e]``.  ``narrow`` rounds x,
-    of float32, to bfloat16 once: sums and all else stay float32.  ``own`` is for a matrix with
-    entries.
+    The value of entry e is ``values[perm[e]]``; with heads, of a sum or mean, they are of shape
+    (nnz, heads), ``out`` of (n_rows, heads, feat), and x too or of (n_cols, feat) for all heads.
+    ``arg``, of out's shape, takes the entries that win a max or min, -1 in an empty row.
+    ``reduce`` may also be "chosen": the sum of those ``a[e] c[j] x[j, f]`` whose ``arg[j, f]``,
+    given in x's shape, is ``perm[e]``.  ``narrow`` rounds x, of float32, to bfloat16 once: sums and
+    all else stay float32.  ``own`` is for a matrix with entries.
     """
     S, m = structure_of(A), memory_of(x)
     dtype, feat = m.dtype(x), x.shape[1]
+    shape: tuple[int, ...] = (S.n_rows, feat)
+    heads, shared = 0, False
+    if values is not None and values.ndim == 2:
+        shape = shape_of_heads(S, x, values)
+        heads, shared, feat = shape[1], x.ndim == 2, prod(shape[1:])
     if out is None:
-        out = m.empty((S.n_rows, feat), dtype, x)
+        out = m.empty(shape, dtype, x)
     if not (S.n_rows and feat):
         return out
     x, values = m.rows_in_place(x), m.contiguous(values)
@@ -182,18 +191,24 @@ def spmm(
             return out
         stride = row_bytes(m.row_stride(kept.rows), dtype) if own_at[0] else -1
         alignment = (rows | (result | own_at[0] | max(stride, 0)) >> narrow) % 16
-        case = dtype, reduce, feat, m.row_stride(x), alignment, narrow, stride, own.one_more
-        nbytes, launch, add_up = S.once(_launches, *case, tuple(a is not None for a in given))
+        case = dtype, reduce, feat, heads, shared, m.row_stride(x), alignment, narrow, stride
+        what = own.one_more, tuple(a is not None for a in given)
+        nbytes, launch, add_up = S.once(_launches, *case, *what)
         if add_up is None:
             launch(stream, *factors, scale, rows, result, winners, 0, 0, *own_at)
             return out
         # Partial results of rows that blocks share: their values, then the entries that win.
         workspace = m.empty((nbytes[1],), "uint8", x)
         begin = m.pointer(workspace)
-        shared = winners, begin, begin + nbytes[0], *own_at
-        launch(stream, *factors, scale, rows, result, *shared)
-        add_up(stream, scale, result, *shared)
+        partial = winners, begin, begin + nbytes[0], *own_at
+        launch(stream, *factors, scale, rows, result, *partial)
+        add_up(stream, scale, result, *partial)
     return out
+
+
+def shape_of_heads(S: Any, x: Any, values: Any) -> tuple[int, int, int]:
+    """Give the shape of a product with values of several heads."""
+    return S.n_rows, values.shape[1], x.shape[-1]
 
 
 def spmm_with_own(A: CSR | Structure, *arguments: Any, narrow: bool = False, **_: Any) -> Any:
@@ -217,30 +232,36 @@ def _fill_empty(
 
 
 def _launches(
-    S: Structure, dtype: str, reduce: str, feat: int, stride: int, alignment: int, narrow: bool,
-    own_stride: int, one_more: bool, given: tuple[bool, ...],
+    S: Structure, dtype: str, reduce: str, feat: int, heads: int, shared: bool, stride: int,
+    alignment: int, narrow: bool, own_stride: int, one_more: bool, given: tuple[bool, ...],
 ) -> tuple[tuple[int, int], Launch, Launch | None]:  # fmt: skip
     """Decide a product: bytes of the workspace, its launch, and that for rows that blocks share.
 
-    ``given`` tells whether there are arg, row scales, values, their permutation, column scales;
-    without rows of its own ``own_stride`` is -1.
+    ``feat`` counts the features of all heads, which may be ``shared``; 0 heads are one value an
+    entry.  ``given`` tells whether there are arg, row scales, values, their permutation, column
+    scales; without rows of its own ``own_stride`` is -1.
     """
     arg, scaled, data, perm, cols = given
     gathered = NARROW if narrow else dtype
-    wide = reduce in ("sum", "mean") and _wide(S, gathered, scaled=cols)
+    wide = not heads and reduce in ("sum", "mean") and _wide(S, gathered, scaled=cols)
+    if heads:  # a load has the features of one
+        alignment |= feat // heads * ITEMSIZE[dtype]
     shape = load_shape(gathered, feat=feat, stride=stride, alignment=alignment, wide=wide)
     rare = shape.vector * ITEMSIZE[gathered] < 16
     reduction, weights = _variant(rare, reduce, scaled, arg, data, perm, cols)
     reduction = OWN_SUM if own_stride >= 0 else reduction
+    if heads:
+        reduction, weights = SCALED_SUM, HEADS
     if reduce == "chosen":
         row_bytes(feat, S.index_dtype)  # the kernel counts in the rows of arg as in those of X
-    flags, types = _FLAGS.get(reduce, 0) | _ONE_MORE * one_more, (dtype, S.index_dtype)
+    flags = _FLAGS.get(reduce, 0) | _ONE_MORE * one_more | _SHARED * shared
+    types = dtype, S.index_dtype
     constants = (*shape, reduction, weights)
     kernel = load(_FILE, "spmm_csr_balanced", (*types, gathered), constants)
     launch = kernel.ready(
         S.blocks * -(-feat // shape.width),
         S.arrays,
-        (S.nnz, row_bytes(stride, gathered), S.blocks, feat, flags, max(own_stride, 0)),
+        (S.nnz, row_bytes(stride, gathered), S.blocks, feat, flags, max(own_stride, 0), heads),
         threads=THREADS,
     )
     if not S.n_cuts:

@@ -4,6 +4,7 @@ Public as ``sparsefmt.testing``.  Neither this oracle nor those of other rooms c
 a kernel, so that they share no bugs with them; arithmetic is float64.
 """
 
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import numpy as np
@@ -141,6 +142,18 @@ def dot_bound(A: Any, x: Array, y: Array, *, factor: float = 2.0) -> float:
     # The two dots add the same products in different orders, in float64.
     rounding: float = factor * (x.size + y.size) * float(np.finfo(np.float64).eps) * exact
     return dot(forth, np.abs(float64(y))) + dot(np.abs(float64(x)), back) + rounding
+
+
+def by_heads(function: Callable[..., Array], A: Any, X: Array, values: Array, **how: Any) -> Array:
+    """``function(A, X, **how)`` with the values of each head, as ``spmm_oracle`` or its bound.
+
+    ``values`` has shape (nnz, heads), in the order of A's data, and ``X`` (m, heads, feat) or (m,
+    feat): the result has shape (n, heads, feat).
+    """
+    of_heads = [X] * values.shape[1] if X.ndim == 2 else np.moveaxis(X, 1, 0)
+    pairs = zip(of_heads, values.T, strict=True)
+    found = [function(A.with_data(a), x, **how) for x, a in pairs]
+    return np.stack(found, 1) if found else np.zeros((A.n_rows, 0, X.shape[-1]))
 
 
 def _features(name: str, X: Array, rows: int) -> Array:

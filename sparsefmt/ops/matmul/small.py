@@ -11,6 +11,7 @@ from ...formats.coo import COO
 from ...formats.sparsetools import add_product
 from ..engine import small
 from ..engine.cpu_arrays import wide
+from .cuda import shape_of_heads
 
 
 def refuses(
@@ -18,13 +19,19 @@ def refuses(
     col_scale: Any = None, reduce: str = "sum", **_: Any,
 ) -> list[str]:  # fmt: skip
     """List the reasons against a small product."""
-    found = small.reasons_against((A.nnz + A.n_rows) * x.shape[1])
+    found = small.reasons_against((A.nnz + A.n_rows) * features_of(x, values))
     if reduce not in _TAKES:
         return [*found, f"SciPy's loops do not take a {reduce}"]
     return found
 
 
 _TAKES = ("sum", "mean")
+
+
+def features_of(x: Array, values: Array | None) -> int:
+    """Count the features of a row of the result, of all heads."""
+    heads = 1 if values is None or values.ndim == 1 else values.shape[1]
+    return int(x.shape[-1] * heads)
 
 
 def refuses_coo(A: Any, x: Array, *, reduce: str = "sum", **_: Any) -> list[str]:
@@ -46,6 +53,12 @@ def spmm(
     **_: Any,
 ) -> Array:
     """``out[i] = r[i] * reduce of a[e] c[j] x[j]`` over the entries of row i, as the twin."""
+    if values is not None and values.ndim == 2:
+        out = np.empty(shape_of_heads(A, x, values), x.dtype) if out is None else out
+        for h in range(values.shape[1]):
+            own = x if x.ndim == 2 else x[:, h]
+            out[:, h] = spmm(A, own, values[:, h], perm, row_scale, col_scale, reduce)
+        return out
     if out is None:
         out = np.empty((A.n_rows, x.shape[1]), x.dtype)
     if not out.size:

@@ -3,15 +3,17 @@
 // REDUCE. SUM: every row factor is 1. OWN_SUM: to which a part of the row's own is added. CHOSEN_SUM: of those values whose
 // place in arg names their entry.
 constexpr int SUM = 0, SCALED_SUM = 1, OWN_SUM = 2, CHOSEN_SUM = 3, EXTREME = 4, EXTREME_ARG = 5;
-// WEIGHTS. SCALED: by col_scale, with or without data. INDIRECT: of what is given, data by perm.
-constexpr int UNWEIGHTED = 0, DIRECT = 1, SCALED = 2, INDIRECT = 3;
-constexpr int MEAN = 1, MIN = 2, ONE_MORE = 4;  // flags
+// WEIGHTS. SCALED: by col_scale, with or without data. INDIRECT: of what is given, data by perm. HEADS: likewise, data with
+// a value for each head, which has its own features.
+constexpr int UNWEIGHTED = 0, DIRECT = 1, SCALED = 2, INDIRECT = 3, HEADS = 4;
+constexpr int MEAN = 1, MIN = 2, ONE_MORE = 4, SHARED = 8;  // flags; SHARED: all heads have the same features of X
 
 constexpr int SPMM_THREADS = 128;  // 1.05x over 256, 1.08x over 64 on graphs of 1 to 5 M entries (H200)
 
 // Resident blocks: as many as leave each thread the registers for its loads in flight. T is that of X.
-template <typename T, int VEC, int REDUCE>
-constexpr int RESIDENT = REDUCE == CHOSEN_SUM ? 3 : REDUCE == EXTREME_ARG ? 4 : sizeof(T) * VEC < 16 ? 8 : 7;
+template <typename T, typename Index, int VEC, int REDUCE, int WEIGHTS>
+constexpr int RESIDENT = REDUCE == CHOSEN_SUM ? 3 : REDUCE == EXTREME_ARG ? 4
+    : (sizeof(T) * VEC < 16 ? 8 : 7) - (WEIGHTS == HEADS ? sizeof(Index) == 8 ? 3 : 2 : 0);
 
 // Whether x is to replace the best so far: NaN beats all, and of equal values the first stays.
 template <typename Sum> __device__ inline bool beats(Sum x, Sum best) {
@@ -106,11 +108,12 @@ template <typename T, typename Index, int LANES, int WEIGHTS> struct Entries {
     static constexpr int BATCH = LANES < PIECE ? PIECE / LANES : 1, QUAD = 16 / sizeof(Sum);
     static constexpr bool BY_SHARED = WEIGHTS == DIRECT && LANES == PIECE && sizeof(T) == 4;
     const Index *indices, *perm;
-    const T* data;
+    const T* data;  // with heads, of the lane's own
     const Sum* col_scale;
     Sum* shared;  // PIECE of this sub-warp
+    unsigned heads;
     Index cols[BATCH], places[BATCH];
-    T values[BATCH];
+    T values[BATCH], of_head[WEIGHTS == HEADS ? PIECE : 1];
     Sum weights[BATCH];
     Pack<Sum, QUAD> quad;
 
@@ -120,8 +123,11 @@ template <typename T, typename Index, int LANES, int WEIGHTS> struct Entries {
             const Index entry = at_work.entry(b * LANES + lane);
             cols[b] = read(indices + entry);
             if (WEIGHTS == DIRECT || (WEIGHTS == SCALED && data)) values[b] = read(data + entry);
-            if (WEIGHTS == INDIRECT) places[b] = perm ? read(perm + entry) : entry;
+            if (WEIGHTS >= INDIRECT) places[b] = perm ? read(perm + entry) : entry;
         }
+    }
+    __device__ void fetch_of_head(int j) {
+        if (WEIGHTS == HEADS) of_head[j] = read((const T*)((const char*)data + at(of(places, j), heads * sizeof(T))));
     }
     __device__ void weigh(Sum sign) {
 #pragma unroll
@@ -138,6 +144,7 @@ template <typename T, typename Index, int LANES, int WEIGHTS> struct Entries {
     }
     // In the order j = 0, 1, ...
     __device__ Sum weight(int j) {
+        if (WEIGHTS == HEADS) return of(weights, j) * load(of_head[j]);
         if (!BY_SHARED) return of(weights, j);
         if (j % QUAD == 0) quad = *(const Pack<Sum, QUAD>*)(shared + j);
         return quad.v[j % QUAD];
@@ -197,7 +204,7 @@ template <typename Sum, typename Index> struct Carry {
 
 // Y[i, :] = r[i] * sum_e a[e] * c[col[e]] * X[col[e], :] over the entries e of row i; or their mean, or
 // the largest (MIN: smallest) of them, and its entry; or the sum of those that arg, of X's shape, names. A sum or mean may
-// get a part of its own.
+// get a part of its own. With `heads` the features of each are side by side, and each has a value of its own.
 // A block owns CHUNKS chunks and one slice of LANES * VEC features: 64 to 256 bytes of a row of X, so that
 // the active slice of X stays in the L2. A sub-warp owns 32 / sub-warps chunks and takes a piece at a time:
 // all loads of a piece are in flight together, and the row ends of the sub-warps of a warp fall into
@@ -206,7 +213,7 @@ template <typename Sum, typename Index> struct Carry {
 // several blocks share by spmm_csr_cut_rows: nothing is atomic and Y needs no zeroing.
 // X is of the type In, narrower than T where it has been rounded for its bytes.
 template <typename T, typename Index, typename In, int LANES, int VEC, int REDUCE, int WEIGHTS>
-__global__ void __launch_bounds__(SPMM_THREADS, RESIDENT<In, VEC, REDUCE>)
+__global__ void __launch_bounds__(SPMM_THREADS, (RESIDENT<In, Index, VEC, REDUCE, WEIGHTS>))
 spmm_csr_balanced(const Index* __restrict__ indptr, const Index* __restrict__ indices,
                   const Place<Index>* __restrict__ start, const int* __restrict__ slot,
                   const T* __restrict__ data, const Index* __restrict__ perm,
@@ -214,7 +221,7 @@ spmm_csr_balanced(const Index* __restrict__ indptr, const Index* __restrict__ in
                   const In* __restrict__ X, T* __restrict__ Y, Index* __restrict__ arg,
                   accumulator<T>* carry_values, Index* carry_args, const T* __restrict__ own_rows,
                   const accumulator<T>* __restrict__ own_factors, const T* __restrict__ bias, long long nnz,
-                  unsigned stride, unsigned blocks, int feat, int flags, unsigned own_stride) {
+                  unsigned stride, unsigned blocks, int feat, int flags, unsigned own_stride, int heads) {
     constexpr int SUBWARPS = SPMM_THREADS / LANES;
     constexpr int OWN = CHUNKS / SUBWARPS;  // chunks of a sub-warp
     using Sum = accumulator<T>;
@@ -229,13 +236,15 @@ spmm_csr_balanced(const Index* __restrict__ indptr, const Index* __restrict__ in
     const bool began_earlier = at_work.from.entry > indptr[first_row];
     const int f = (slice * LANES + lane) * VEC;
     const bool active = f < feat;
-    const char* x_slice = kept((const char*)(X + (active ? f : 0)));
+    const int width = WEIGHTS == HEADS ? feat / heads : feat, head = active ? f / width : 0;
+    const char* x_slice = kept((const char*)(X + (active ? WEIGHTS == HEADS && flags & SHARED ? f % width : f : 0)));
     const char* arg_slice = (const char*)(arg + (active ? f : 0));
     const Own<T> own{own_rows, own_factors, bias, own_stride};
     const Result<T, Index, VEC, REDUCE> result{Y, arg, row_scale, feat, flags, own};
     const Sum sign = REDUCE >= EXTREME && flags & MIN ? -1 : 1;
 
-    Entries<T, Index, LANES, WEIGHTS> entries{indices, perm, data, col_scale, weights[subwarp]};
+    const T* own_data = WEIGHTS == HEADS ? data + head : data;
+    Entries<T, Index, LANES, WEIGHTS> entries{indices, perm, own_data, col_scale, weights[subwarp], (unsigned)heads};
     Sum next_factor = 1;
     const auto fetch = [&]() {
         if (REDUCE != SUM && at_work.row < at_work.rows) next_factor = result.scale(first_row + at_work.row);
@@ -253,6 +262,7 @@ spmm_csr_balanced(const Index* __restrict__ indptr, const Index* __restrict__ in
         for (int j = 0; j < PIECE; ++j) {
             const Index col = entries.of(entries.cols, j);
             x[j] = read((const Vector*)(x_slice + at(col, stride)));
+            entries.fetch_of_head(j);
             if (REDUCE != CHOSEN_SUM) continue;
             chosen[j] = *(const Pack<Index, VEC>*)(arg_slice + at(col, feat * sizeof(Index)));
             places[j] = entries.of(entries.places, j);

@@ -75,6 +75,8 @@ def against_spmm(
         return reasons
     if reduce not in ("sum", "mean"):
         reasons.append(f"tensor cores do not take a {reduce}")
+    if values is not None and values.ndim == 2:
+        return [*reasons, "tensor cores take one value an entry"]
     if col_scale is not None and x.itemsize == 2 and "bfloat16" not in str(x.dtype):
         reasons.append("values times col_scale may leave the range of float16")
     weighted = values is not None or col_scale is not None

@@ -1,0 +1,359 @@
+"""Sums over the neighbours of each relation, whose features a matrix of its own maps.
+
+Features are mapped before they are gathered: a group of relations in one product, then one sum over
+its edges, to which the groups before it are added in the kernel.  So there is neither a copy of the
+features for each relation nor one for each edge, nothing of either is kept for backward, and each
+pass gathers ``out_channels`` values an edge.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._compile import _disable_dynamo
+from torch.autograd import Function
+
+from ..errors import DtypeError, ShapeError
+from ..graph import Graph
+from ..interop.adjacency import is_adj_t
+from ..ops.engine import checks
+from ..ops.matmul.api import REDUCTIONS
+from . import _check, _library
+from ._recording import recorded
+from .convolutions import SPMM_WITH_OWN
+from .edge_index import as_graph
+from .matmul import SPMM, multiply
+from .structure import GraphLike, side_of, tensors_of, wrong_graph
+from .typed_edges import Group, Grouping, groups_of
+
+#: Bytes of mapped features that a group of relations may have: they stay in the L2 of a GPU, and
+#: memory is bounded by them.
+RESIDENT_BYTES = 32 << 20
+
+
+def relational_aggregate(
+    graph: GraphLike,
+    x: Tensor,
+    weight: Tensor,
+    edge_type: Tensor | None = None,
+    *,
+    reduce: str = "mean",
+    own: Tensor | None = None,
+    size: tuple[int, int] | None = None,
+) -> Tensor:
+    """Aggregate mapped features of neighbours over each relation, and add these up.
+
+    ``y[i] = own[i] + sum_t reduce_e(x[j]) W_t`` over the entries ``e = (i, j)`` of type ``t``; 0
+    for a row without any of a type.
+
+    Parameters
+    ----------
+    graph : Graph, shape (n_rows, n_cols)
+        Or an ``edge_index``, as in ``spmm``.
+    x : Tensor, shape (n_cols, in_channels), or of integers and shape (n_cols,)
+        Features, or for each column the row of ``W_t`` that is its mapped feature.
+    weight : Tensor, shape (n_types, in_channels, out_channels)
+        ``W``; or (n_types, n_blocks, in_channels / n_blocks, out_channels / n_blocks), the blocks
+        on the diagonals of matrices.
+    edge_type : Tensor of integers, shape (nnz,), optional
+        In the order of ``graph.structure``: that in which the edges were given.  By default the
+        graph's own values, which of an ``adj_t`` go before it.
+    reduce : "sum", "mean", "max" or "min"
+    own : Tensor, shape (n_rows, out_channels), optional
+    size : (n_cols, n_rows), optional
+        Of an ``edge_index``, if ``x`` and ``own`` do not tell.
+
+    Returns
+    -------
+    Tensor, shape (n_rows, out_channels)
+
+    Raises
+    ------
+    ShapeError, DtypeError, DeviceError, IndexRangeError
+        If the arguments do not fit together, a type is none of ``n_types``, or an id none of
+        ``in_channels``.
+    UnsupportedError
+        If there is no such ``reduce``, or it is called within ``torch.func`` or with a tangent.
+
+    Notes
+    -----
+    ``x``, ``weight`` and ``own`` have gradients; those of sums and means are differentiable any
+    number of times.  Deterministic.  The groups of edges are made once of a graph and the tensor
+    ``edge_type``, as long as both are there and unchanged: keep them.  ``torch.compile`` breaks its
+    graph here.  R-GCN (ESWC'18), equations 2 to 4.
+    """
+    checks.word("reduce", reduce, REDUCTIONS)
+    edge_type = None if is_adj_t(graph) else edge_type
+    run = _related_outside if torch.compiler.is_compiling() else _related
+    found: Tensor = run(as_graph(graph, x, own, size=size), x, weight, edge_type, reduce, own)
+    return found
+
+
+def _related(
+    graph: Any, x: Tensor, weight: Tensor, edge_type: Any, reduce: str, own: Tensor | None
+) -> Tensor:
+    """Aggregate along a graph, after the arguments are known to be what they should be."""
+    if not isinstance(graph, Graph):
+        raise wrong_graph(graph)
+    x, weight, own = _operands(graph, x, weight, own)
+    width, n_types = weight.shape[-1] * (weight.shape[1] if weight.dim() == 4 else 1), len(weight)
+    by_ids = not x.is_floating_point()
+    if reduce not in ("sum", "mean"):
+        return _best(graph, x, weight, edge_type, reduce, own)
+    count = n_types
+    if not by_ids:
+        count = _together(graph.shape[1] * width * weight.element_size(), n_types)
+        if reduce == "mean" and weight.element_size() == 2:
+            count = 1  # shares of a mean would be rounded
+    values = weight.dtype if reduce == "mean" and count > 1 else None
+    given = Grouping(n_types, count, values, weight.shape[1] if by_ids else None)
+    groups = groups_of(graph, edge_type, given, x if by_ids else None)
+    if by_ids:
+        return _of_table(graph, weight, groups, reduce, own)
+    if not recorded(x, weight, own):
+        return _summed(graph, x, weight, own, groups, reduce)
+    found: Tensor = _Relational.apply(x, weight, own, graph, groups, reduce)  # type: ignore[no-untyped-call]
+    return found
+
+
+# As ``torch.compiler.disable``, which would import all of torch's compiler here.
+_related_outside: Any = _disable_dynamo(_related)
+
+
+def _together(nbytes: int, n_types: int) -> int:
+    """Count the relations of a group, one of which has so many bytes of mapped features."""
+    return max(min(RESIDENT_BYTES // max(nbytes, 1), n_types), 1)
+
+
+def _operands(
+    graph: Graph, x: Any, weight: Tensor, own: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Check the operands, and cast them as autocast would."""
+    kind = torch.device(graph.device).type
+    if torch.is_autocast_enabled(kind):
+        dtype = _library.autocast_dtype(kind, narrow=True)
+        x, weight, own = (_library.cast(one, kind, dtype) for one in (x, weight, own))
+    for name, one in (("x", x), ("weight", weight), ("own", own)):
+        if one is not None:
+            _check.tensor(name, one)
+            _check.where(name, one, graph)
+    _check.floating("weight", weight)
+    if weight.dim() not in (3, 4) or not len(weight):
+        raise ShapeError(
+            f"weight has shape {tuple(weight.shape)}: give (n_types, in_channels, out_channels), "
+            "or blocks of these."
+        )
+    n_cols, blocks = graph.shape[1], weight.dim() == 4
+    times = weight.shape[1] if blocks else 1
+    width, wanted = weight.shape[-2] * times, (graph.shape[0], weight.shape[-1] * times)
+    if own is not None and (own.shape != wanted or own.dtype is not weight.dtype):
+        raise ShapeError(
+            f"own has shape {tuple(own.shape)}: give {wanted}, in {weight.dtype} as weight is."
+        )
+    if not x.is_floating_point():
+        _check_ids(x, n_cols, blocks)
+        return x, weight, own
+    if x.dtype is not weight.dtype:
+        raise DtypeError(
+            f"x is {x.dtype} but weight is {weight.dtype}: give both in one dtype, "
+            f"x.to({weight.dtype}) for instance."
+        )
+    if x.shape != (n_cols, width):
+        raise ShapeError(
+            f"x has shape {tuple(x.shape)}: give {(n_cols, width)}, a row for each column of the "
+            f"graph, of graph.shape == {graph.shape}, as wide as weight takes."
+        )
+    return x, weight, own
+
+
+def _check_ids(x: Tensor, n_cols: int, blocks: bool) -> None:
+    """Check for a row of the weights for each column of the graph."""
+    if blocks:
+        raise DtypeError(
+            f"x is {x.dtype} but weight has blocks, which ids cannot choose rows of: give "
+            "floating features, or weights without blocks."
+        )
+    if x.dtype not in (torch.int64, torch.int32) or x.shape != (n_cols,):
+        raise ShapeError(
+            f"x is {x.dtype} of shape {tuple(x.shape)}: give floating features, or ids in "
+            f"torch.int64 of shape ({n_cols},)."
+        )
+
+
+# Products with weights: all as blocks, of which most have one
+
+
+def _blocks(weight: Tensor, group: Group) -> Tensor:
+    """Give the weights of a group side by side: (n_blocks, in, count * out) of a block."""
+    own = weight[group.first : group.first + group.length]
+    own = own.unsqueeze(1) if own.dim() == 3 else own
+    _, blocks, rows, columns = own.shape
+    return own.permute(1, 2, 0, 3).reshape(blocks, rows, group.length * columns)
+
+
+def _by_blocks(x: Tensor, blocks: int) -> Tensor:
+    """Give (n, blocks * feat) as (blocks, n, feat)."""
+    return x.reshape(x.shape[0], blocks, x.shape[1] // max(blocks, 1)).transpose(0, 1)
+
+
+def _of_relations(z: Tensor, count: int) -> Tensor:
+    """Give (blocks, n, count * out) as (n * count, blocks * out), a row for each relation."""
+    blocks, n, width = z.shape
+    z = z.view(blocks, n, count, width // count).permute(1, 2, 0, 3)
+    return z.reshape(n * count, blocks * (width // count))
+
+
+def _of_blocks(z: Tensor, count: int, blocks: int) -> Tensor:
+    """Give (n * count, blocks * out) as (blocks, n, count * out)."""
+    n, width = z.shape[0] // count, z.shape[1] // blocks
+    z = z.reshape(n, count, blocks, width).permute(2, 0, 1, 3)
+    return z.reshape(blocks, n, count * width)
+
+
+def _summed(
+    graph: Graph,
+    x: Tensor,
+    weight: Tensor,
+    own: Tensor | None,
+    groups: tuple[Group, ...],
+    reduce: str,
+) -> Tensor:
+    """Map the features for each group, and add up its edges and what there is already."""
+    blocks = weight.shape[1] if weight.dim() == 4 else 1
+    x = _by_blocks(x, blocks)
+    y = own
+    for group in groups:
+        z = _of_relations(torch.bmm(x, _blocks(weight, group)), group.length)
+        tensors = tensors_of(group.graph)
+        given = z, tensors.csr_values, None, None, None, _reduction(tensors, reduce)
+        if y is None:
+            y = SPMM(tensors.rows, *given)
+        else:
+            y = SPMM_WITH_OWN(tensors.rows, *given, y, None, False, None)
+    if y is None:
+        return x.new_zeros(graph.shape[0], weight.shape[-1] * blocks)
+    return y.clone() if y is own else y
+
+
+def _reduction(tensors: Any, reduce: str) -> str:
+    """Give the reduction of a group, whose values may have the shares of a mean already."""
+    return "sum" if tensors.csr_values is not None else reduce
+
+
+class _Relational(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, own: Tensor | None, *given: Any) -> Tensor:
+        graph, ctx.groups, ctx.reduce = given
+        ctx.save_for_backward(x, weight)
+        return _summed(graph, x, weight, own, ctx.groups, ctx.reduce)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight = ctx.saved_tensors
+        of_x, of_weight, of_own = ctx.needs_input_grad[:3]
+        dx = dw = None
+        if of_x or of_weight:
+            gradients = _Gradients(x, weight, of_x, of_weight)
+            for group in ctx.groups:
+                gradients.add(group, _mapped_gradient(group, grad, ctx.reduce))
+            dx, dw = gradients.found()
+        return dx, dw, grad if of_own else None, None, None, None
+
+
+def _mapped_gradient(group: Group, grad: Tensor, reduce: str) -> Tensor:
+    """Give the gradient of a group's mapped features."""
+    tensors = tensors_of(group.graph)
+    scale = None
+    if _reduction(tensors, reduce) == "mean":
+        scale = side_of(group.graph, False).inverse_degree_beside(grad)
+    return multiply(group.graph, True, grad, tensors.csr_values, None, scale)
+
+
+class _Gradients:
+    """Gradients of features and weights, added up over groups of relations."""
+
+    def __init__(self, x: Tensor, weight: Tensor, of_x: bool, of_weight: bool) -> None:
+        self.n_blocks = weight.shape[1] if weight.dim() == 4 else 1
+        self.x, self.weight = x, weight
+        self.of_x, self.of_weight = of_x, of_weight
+        self.dx: Tensor | None = None
+        self.dw: list[tuple[Group, Tensor]] = []
+
+    def add(self, group: Group, dz: Tensor) -> None:
+        """Add what a group has of both; in place unless it is to be differentiated again."""
+        dz = _of_blocks(dz, group.length, self.n_blocks)
+        if self.of_weight:
+            x = _by_blocks(self.x, self.n_blocks)
+            self.dw.append((group, torch.bmm(x.transpose(1, 2), dz)))
+        if not self.of_x:
+            return
+        maps = _blocks(self.weight, group).transpose(1, 2)
+        if self.dx is None:
+            self.dx = torch.bmm(dz, maps)
+        elif torch.is_grad_enabled():
+            self.dx = torch.baddbmm(self.dx, dz, maps)
+        else:
+            self.dx.baddbmm_(dz, maps)
+
+    def found(self) -> tuple[Tensor | None, Tensor | None]:
+        """Give the gradients that are wanted, in the shapes of features and weights."""
+        dx = self.dx
+        if dx is not None:
+            dx = dx.transpose(0, 1).reshape(self.x.shape)
+        elif self.of_x:
+            dx = torch.zeros_like(self.x)
+        return dx, self._of_weight() if self.of_weight else None
+
+    def _of_weight(self) -> Tensor:
+        parts: list[Tensor] = []
+        end = 0
+        for group, dw in self.dw:
+            parts += self._zeros(group.first - end)
+            blocks, rows, width = dw.shape
+            own = dw.view(blocks, rows, group.length, width // group.length).permute(2, 0, 1, 3)
+            parts.append(own if self.weight.dim() == 4 else own.squeeze(1))
+            end = group.first + group.length
+        parts += self._zeros(len(self.weight) - end)
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def _zeros(self, count: int) -> list[Tensor]:
+        """Give the gradient of types that no edge has."""
+        return [self.weight.new_zeros(count, *self.weight.shape[1:])] if count else []
+
+
+# Rows of the weights in the place of mapped features, and reductions of features as they are
+
+
+def _of_table(
+    graph: Graph, weight: Tensor, groups: tuple[Group, ...], reduce: str, own: Tensor | None
+) -> Tensor:
+    """Sum rows of the weights: the table of all relations is that of one product."""
+    rows = weight.reshape(weight.shape[0] * weight.shape[1], weight.shape[2])
+    y = own
+    for group in groups:  # of all relations, or none
+        tensors = tensors_of(group.graph)
+        scales = None, None
+        values, kind = tensors.csr_values, _reduction(tensors, reduce)
+        found = multiply(group.graph, False, rows, values, *scales, kind)
+        y = found if y is None else y + found
+    return weight.new_zeros(graph.shape[0], weight.shape[2]) if y is None else y
+
+
+def _best(
+    graph: Graph, x: Tensor, weight: Tensor, edge_type: Any, reduce: str, own: Tensor | None
+) -> Tensor:
+    """Take the largest or smallest features of each relation, and map them then."""
+    by_ids = not x.is_floating_point()
+    given = Grouping(len(weight), 1, None, weight.shape[1] if by_ids else None)
+    y = own
+    for group in groups_of(graph, edge_type, given, x if by_ids else None):
+        features = weight[group.first] if by_ids else x
+        found = multiply(group.graph, False, features, None, None, None, reduce)
+        if not by_ids:
+            maps = _blocks(weight, group)
+            found = _of_relations(torch.bmm(_by_blocks(found, len(maps)), maps), 1)
+        y = found if y is None else y + found
+    if y is None:
+        blocks = weight.shape[1] if weight.dim() == 4 else 1
+        return weight.new_zeros(graph.shape[0], weight.shape[-1] * blocks)
+    return y

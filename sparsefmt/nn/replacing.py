@@ -1,0 +1,221 @@
+"""Layers of a PyG model exchanged for those of this package, with the same parameters."""
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch.nn import Linear, Module, Parameter
+from torch.nn.parameter import UninitializedParameter
+
+from ..autograd import against_pyg_layer, layer_of_pyg
+from ..errors import DtypeError, SparseFmtError
+from ._passing import REDUCTIONS
+from .agnn import AGNNConv
+from .gat import GATConv
+from .gatv2 import GATv2Conv
+from .gcn import GCNConv
+from .gin import GINConv
+from .gine import GINEConv
+from .rgcn import FastRGCNConv, RGCNConv
+from .sage import SAGEConv
+from .sg import SGConv
+from .tag import TAGConv
+from .transformer import TransformerConv
+
+#: By their names, which are PyG's.
+_LAYERS: dict[str, type[Module]] = {
+    one.__name__: one
+    for one in (
+        *(AGNNConv, FastRGCNConv, GATConv, GATv2Conv, GCNConv, GINConv, GINEConv, RGCNConv),
+        *(SAGEConv, SGConv, TAGConv, TransformerConv),
+    )
+}
+
+
+@dataclass(frozen=True, repr=False)
+class Replacement:
+    """What ``replace_layers`` has done, which its ``repr`` says.
+
+    Attributes
+    ----------
+    model : Module
+        The model, changed in place; of a model that is one layer, the new layer.
+    replaced : dict
+        The class of each layer that was exchanged, by its name in the model.
+    left : dict
+        The class of each layer that was left, and why.
+    """
+
+    model: Module
+    replaced: dict[str, str] = field(default_factory=dict)
+    left: dict[str, str] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        lines = [f"replaced {len(self.replaced)} layers, left {len(self.left)}"]
+        lines += [f"  {name or 'the model'}: {kind}" for name, kind in self.replaced.items()]
+        lines += [f"  {name or 'the model'} left: {why}" for name, why in self.left.items()]
+        return "\n".join(lines)
+
+
+def replace_layers(model: Module) -> Replacement:
+    """Exchange the layers of a PyG model for those of the same names here, in place.
+
+    The new layers have the parameters of the old ones, the same tensors: states, optimizers and
+    whatever else holds them stay right, and results are equal up to rounding.
+
+    Parameters
+    ----------
+    model : Module
+        Layers are found at any depth: in PyG's basic models, ``Sequential``, ``HeteroConv`` and
+        what ``to_hetero`` has made.
+
+    Returns
+    -------
+    Replacement
+        ``model``, and what was ``replaced`` and ``left``; print it.
+
+    Raises
+    ------
+    DtypeError
+        If ``model`` is no module.
+
+    Notes
+    -----
+    Left are layers that this package does not have or whose options it refuses, those of classes of
+    your own, and those with hooks, parametrised weights or an explanation asked for.  PyG's
+    ``to_hetero`` knows its own layers only: call it first, then this.
+    """
+    if not isinstance(model, Module):
+        raise DtypeError(f"model is a {type(model).__name__}: give a torch.nn.Module.")
+    if layer_of_pyg(model) is not None:
+        new, why = _exchanged(model)
+        name = type(model).__name__
+        if new is None:
+            return Replacement(model, left={"": f"{name}: {why}"})
+        return Replacement(new, replaced={"": name})
+    found, known = Replacement(model), dict[int, tuple[Module | None, str]]()
+    for prefix, parent in [*model.named_modules()]:
+        for key, child in [*parent._modules.items()]:
+            kind = None if child is None else layer_of_pyg(child)
+            if child is None or kind is None:
+                continue
+            name = f"{prefix}.{key}" if prefix else key
+            if id(child) not in known:  # in several places of the model it is one layer
+                known[id(child)] = _exchanged(child)
+            made, why = known[id(child)]
+            if made is None:
+                found.left[name] = f"{kind}: {why}"
+            else:
+                parent._modules[key] = made
+                found.replaced[name] = kind
+    return found
+
+
+def _exchanged(layer: Any) -> tuple[Module | None, str]:
+    """Make the layer that takes another one's place; None, and why not."""
+    kind, why = _LAYERS.get(type(layer).__name__), against_pyg_layer(layer)
+    if why:
+        return None, why
+    if kind is None:
+        return None, "sparsefmt.nn has no such layer"
+    if not _is_reduction(layer.aggr):
+        return None, f"its aggregation is {layer.aggr!r}, whose options cannot be read"
+    try:
+        with torch.device("meta"):  # no memory, and no numbers of a generator
+            made = kind(**_options(layer))
+    except SparseFmtError as error:
+        return None, str(error)
+    if hasattr(layer, "nn"):
+        made.nn = layer.nn
+    why = _share(layer, made)
+    return (None, why) if why else (made.train(layer.training), "")
+
+
+def _is_reduction(aggr: Any) -> bool:
+    return all(one in REDUCTIONS for one in (aggr if isinstance(aggr, list) else [aggr]))
+
+
+# The options of a layer of PyG
+
+
+def _options(layer: Any) -> dict[str, Any]:
+    """Give the arguments that make a layer like this one."""
+    takes = inspect.signature(type(layer)).parameters.values()
+    names = [one.name for one in takes if one.kind is one.POSITIONAL_OR_KEYWORD]
+    names += ["aggr", "flow", "node_dim", "decomposed_layers"]
+    return {name: _READ.get(name, _attribute(name))(layer) for name in names}
+
+
+def _attribute(name: str) -> Callable[[Any], Any]:
+    return lambda layer: getattr(layer, name)
+
+
+def _bias(layer: Any) -> bool:
+    """Tell whether the layer, or the map that has it, has a bias."""
+    maps = (getattr(layer, name, None) for name in ("lin_l", "lin", "lin_key"))
+    owners = [layer, *(one for one in maps if one is not None)]
+    found = next(one for one in owners if "bias" in one._parameters)
+    return found.bias is not None
+
+
+def _edge_dim(layer: Any) -> int | None:
+    """Give the width of rows of edges; GINE keeps it with its map."""
+    if hasattr(layer, "edge_dim"):
+        return cast(int | None, layer.edge_dim)
+    return None if layer.lin is None else int(layer.lin.in_channels)
+
+
+def _network(layer: Any) -> Module:
+    """Give a network in the place of the layer's, which a constructor would reset."""
+    edges = getattr(layer, "lin", None)
+    return Linear(1 if edges is None else edges.out_channels, 1)
+
+
+def _root_weight(layer: Any) -> bool:
+    found = getattr(layer, "root_weight", None)
+    return layer.root is not None if found is None else bool(found)
+
+
+_READ: dict[str, Callable[[Any], Any]] = {
+    "bias": _bias,
+    "edge_dim": _edge_dim,
+    "eps": _attribute("initial_eps"),
+    "nn": _network,
+    "root_weight": _root_weight,
+    "train_eps": lambda layer: isinstance(layer.eps, Parameter),
+}
+
+# Its parameters and buffers
+
+
+def _share(layer: Module, made: Module) -> str:
+    """Put the tensors of a layer in the places of those of another one; say what has no place."""
+    given: dict[str, Tensor] = dict(layer.named_parameters(remove_duplicate=False))
+    given |= dict(layer.named_buffers(remove_duplicate=False))
+    for name, tensor in given.items():
+        owner, _, leaf = name.rpartition(".")
+        try:
+            places = _places(made.get_submodule(owner), leaf)
+        except AttributeError:
+            places = None
+        if places is None or not _fits(places[leaf], tensor):
+            return f"{name} has no place of its shape in the new layer"
+        places[leaf] = tensor
+    lost = [name for name, one in made.named_parameters() if one.is_meta]
+    return f"the new layer has parameters of its own, {', '.join(lost)}" if lost else ""
+
+
+def _places(owner: Module, leaf: str) -> dict[str, Any] | None:
+    found: tuple[dict[str, Any], ...] = (owner._parameters, owner._buffers)
+    return next((one for one in found if leaf in one), None)
+
+
+def _fits(place: Tensor | None, tensor: Tensor) -> bool:
+    """Tell whether a tensor may take that place; one without a width yet may."""
+    unknown = isinstance(tensor, UninitializedParameter) or isinstance(
+        place, UninitializedParameter
+    )
+    return place is not None and (unknown or place.shape == tensor.shape)

@@ -1,0 +1,232 @@
+"""The relational convolution: weights of their own for each type of edges.
+
+Parameters have the names and shapes of PyG's layers of the same names, so that a ``state_dict``
+loads across, and results agree with theirs.
+"""
+
+import math
+from typing import Any, ClassVar, Unpack
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from ..autograd import GraphLike, as_graph, relational_aggregate
+from ..errors import DtypeError, ShapeError
+from ._checks import check_beside, check_counts, in_pair
+from ._passing import FORWARD, Direction, Passing
+
+
+class RGCNConv(Passing):
+    """R-GCN: ``y = sum_t mean_j(x[j]) W_t + x W + b`` over the in-neighbours ``j`` of each type.
+
+    Parameters
+    ----------
+    in_channels : int or (int, int)
+        Features of a vertex, or how many vertices there are where these are ids; a pair for sources
+        and for targets.
+    out_channels : int
+    num_relations : int
+        Types of edges: they are 0, 1, ... and less than that.
+    num_bases : int, optional
+        Each ``W_t`` is a sum of so many matrices, ``sum_b comp[t, b] weight[b]``.
+    num_blocks : int, optional
+        Each ``W_t`` has so many blocks on its diagonal, and nothing else.
+    aggr : "mean", "add", "sum", "max" or "min"
+        What is taken over the neighbours of each type.
+    root_weight : bool
+        Whether there is an ``x W``.
+    is_sorted : bool
+        Whether edges come in order of their types; without effect here.
+    bias : bool
+    flow, node_dim, decomposed_layers, aggr_kwargs
+        As for ``GCNConv``.
+
+    Attributes
+    ----------
+    weight : (num_relations, in, out), (num_bases, in, out) or (num_relations, num_blocks, in / \
+num_blocks, out / num_blocks)
+        ``W_t``, or what they are made of.
+    comp : (num_relations, num_bases)
+    root : (in_channels of targets, out_channels)
+    bias : (out_channels,)
+
+    Raises
+    ------
+    DtypeError, ShapeError, UnsupportedError
+        As ``GCNConv``; also if both ``num_bases`` and ``num_blocks`` are given, or a number of
+        channels is no multiple of ``num_blocks``.
+
+    Notes
+    -----
+    No array with features for each type, or with those of each edge, is made; see
+    ``autograd.relational_aggregate``.  R-GCN (ESWC'18), section 2.
+    """
+
+    __module__ = "sparsefmt.nn"
+    _reductions_known: ClassVar[tuple[str, ...]] = ("sum", "mean", "max", "min")
+    _node_dim = 0
+
+    def __init__(
+        self,
+        in_channels: int | tuple[int, int],
+        out_channels: int,
+        num_relations: int,
+        num_bases: int | None = None,
+        num_blocks: int | None = None,
+        aggr: Any = "mean",
+        root_weight: bool = True,
+        is_sorted: bool = False,
+        bias: bool = True,
+        **options: Unpack[Direction],
+    ) -> None:
+        super().__init__(aggr, **options)
+        check_counts(out_channels=out_channels, num_relations=num_relations)
+        sources, targets = in_pair(in_channels)
+        check_counts(**{"in_channels of sources": sources, "in_channels of targets": targets})
+        self.in_channels, self.out_channels = in_channels, out_channels
+        self.num_relations, self.num_bases, self.num_blocks = num_relations, num_bases, num_blocks
+        self.is_sorted, self.in_channels_l = is_sorted, sources
+        self.weight = Parameter(torch.empty(self._shape_of_weight()))
+        self.comp = None if num_bases is None else _made(num_relations, num_bases)
+        self.root = _made(targets, out_channels) if root_weight else None
+        self.bias = _made(out_channels) if bias else None
+        self.reset_parameters()
+
+    def _shape_of_weight(self) -> tuple[int, ...]:
+        """Check the parts that weights are made of, and give their shape."""
+        rows, columns, bases, blocks = (
+            *(self.in_channels_l, self.out_channels),
+            *(self.num_bases, self.num_blocks),
+        )
+        given = {"num_bases": bases, "num_blocks": blocks}
+        check_counts(**{name: one for name, one in given.items() if one is not None})
+        if bases is not None and blocks is not None:
+            raise ShapeError(
+                f"num_bases is {bases} and num_blocks is {blocks}: weights are made of bases or "
+                "of blocks, leave one out."
+            )
+        if bases is not None:
+            return bases, rows, columns
+        if blocks is None:
+            return self.num_relations, rows, columns
+        if rows % blocks or columns % blocks:
+            raise ShapeError(
+                f"num_blocks is {blocks} but weights are {rows} by {columns}: give a divisor of "
+                "both numbers of channels."
+            )
+        return self.num_relations, blocks, rows // blocks, columns // blocks
+
+    def reset_parameters(self) -> None:
+        """Draw the weights by Glorot's rule, and set the bias to 0."""
+        with torch.no_grad():
+            for one in (self.weight, self.comp, self.root):
+                if one is not None:
+                    bound = math.sqrt(6.0 / (one.shape[-2] + one.shape[-1]))
+                    one.uniform_(-bound, bound)
+            if self.bias is not None:
+                self.bias.zero_()
+
+    def _shown(self) -> list[str]:
+        return [*super()._shown(), f"num_relations={self.num_relations}"]
+
+    def forward(
+        self,
+        x: Tensor | tuple[Tensor | None, Tensor] | None,
+        edge_index: GraphLike,
+        edge_type: Tensor | None = None,
+    ) -> Tensor:
+        """(n, in_channels) to (n, out_channels).
+
+        Parameters
+        ----------
+        x : Tensor, shape (n, in_channels), or of integers and shape (n,), or None
+            Features of vertices; or ids of those whose features are one-hot, None for all
+            ``in_channels`` in their order.  A tuple of two has those of sources and of targets.
+        edge_index : Graph or Tensor
+            As for ``GCNConv``.
+        edge_type : Tensor of integers, shape (nnz,), optional
+            In the order of the edges.  The values of an ``adj_t`` are types, and so are those of a
+            ``Graph`` where this is left out.
+
+        Raises
+        ------
+        ShapeError, DtypeError, DeviceError, IndexRangeError, UnsupportedError
+            As ``autograd.relational_aggregate``.
+        """
+        source, target = self._ends(x)
+        graph, size = edge_index, None if target is None else (len(source), len(target))
+        if self.flow != FORWARD:
+            graph = self._turned(as_graph(edge_index, source, target), edge_index)
+        own = None if self.root is None else self._of_root(source if target is None else target)
+        given = graph, source, self._weight(), edge_type
+        y = relational_aggregate(*given, reduce=self._reductions[0], own=own, size=size)
+        return y if self.bias is None or own is not None else y + self.bias.to(y.dtype)
+
+    def _ends(self, x: Any) -> tuple[Tensor, Tensor | None]:
+        """Give features or ids of sources and, if they are others, of targets."""
+        pair = isinstance(x, tuple | list)
+        if pair and len(x) != 2:
+            raise ShapeError(f"x has {len(x)} parts: give (x, x_target), those of both ends.")
+        source, target = x if pair else (x, None)
+        if source is None:
+            source = torch.arange(self.in_channels_l, device=self.weight.device)
+        if pair and not isinstance(target, Tensor):
+            raise DtypeError(
+                f"x[1] is a {type(target).__name__}: give features or ids of targets, a tensor."
+            )
+        for name, one in (("x[0]" if pair else "x", source), ("x[1]", target)):
+            if one is None:
+                continue
+            if not isinstance(one, Tensor):
+                raise DtypeError(f"{name} is a {type(one).__name__}: give a torch.Tensor.")
+            if one.is_floating_point():
+                check_beside(name, one, self.weight)
+            if one.is_floating_point() != source.is_floating_point():
+                raise DtypeError(
+                    f"x has {source.dtype} and {one.dtype}: give features of both ends, or ids."
+                )
+        return source, target
+
+    def _of_root(self, target: Tensor) -> Tensor:
+        """Give what a vertex has of its own: its mapped features and the bias."""
+        root: Any = self.root
+        if not target.is_floating_point():
+            found: Tensor = root[target]
+            return found if self.bias is None else found + self.bias
+        if target.dim() != 2 or target.shape[1] != root.shape[0]:
+            raise ShapeError(
+                f"features of targets have shape {tuple(target.shape)}: give (n, {root.shape[0]})."
+            )
+        return target @ root if self.bias is None else torch.addmm(self.bias, target, root)
+
+    def _weight(self) -> Tensor:
+        """Give the weights of each type."""
+        if self.comp is None:
+            return self.weight
+        return (self.comp @ self.weight.flatten(1)).view(-1, *self.weight.shape[1:])
+
+
+class FastRGCNConv(RGCNConv):
+    """``RGCNConv`` under the other name that it has in PyG, which has no maxima and minima.
+
+    Parameters
+    ----------
+    in_channels, out_channels, num_relations, num_bases, num_blocks, root_weight, is_sorted, bias
+        As for ``RGCNConv``.
+    aggr : "mean", "add" or "sum"
+    flow, node_dim, decomposed_layers, aggr_kwargs
+        As for ``GCNConv``.
+
+    Raises
+    ------
+    DtypeError, ShapeError, UnsupportedError
+        As ``RGCNConv``.
+    """
+
+    __module__ = "sparsefmt.nn"
+    _reductions_known = ("sum", "mean")
+
+
+def _made(*shape: int) -> Parameter:
+    return Parameter(torch.empty(shape))

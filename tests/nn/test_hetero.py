@@ -1,0 +1,191 @@
+"""Graphs of several types through PyG's own tools, with our layers in the place of PyG's."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pyg = pytest.importorskip("torch_geometric.nn")
+
+from torch_geometric.data import Batch, HeteroData  # noqa: E402
+from torch_geometric.utils import trim_to_layer  # noqa: E402
+
+from sparsefmt import Graph, nn  # noqa: E402
+from sparsefmt.nn import replace_layers  # noqa: E402
+
+pytestmark = [
+    pytest.mark.usefixtures("one_thread"),
+    pytest.mark.filterwarnings("ignore:There exist node types:UserWarning"),
+]
+
+WIDTHS = {"paper": 6, "author": 4, "place": 3}
+CITES, WRITES = ("paper", "cites", "paper"), ("author", "writes", "paper")
+WRITTEN, AT = ("paper", "written", "author"), ("author", "at", "place")
+
+
+def data(seed=0, sizes=(12, 9, 5), *, device="cpu"):
+    """Three types of nodes and four of edges: rectangular, repeated, with isolated nodes."""
+    generator = torch.Generator().manual_seed(seed)
+    found, sizes = HeteroData(), dict(zip(WIDTHS, sizes, strict=True))
+    for name, size in sizes.items():
+        found[name].x = torch.randn(size, WIDTHS[name], generator=generator).double()
+    for edge_type, count in ((CITES, 30), (WRITES, 25), (WRITTEN, 25), (AT, 11)):
+        ends = sizes[edge_type[0]], sizes[edge_type[2]] - 2
+        made = [torch.randint(0, n, (count,), generator=generator) for n in ends]
+        found[edge_type].edge_index = torch.stack(made)
+        found[edge_type].edge_attr = torch.randn(count, 2, generator=generator).double()
+    return found.to(device)
+
+
+def relations(lib):
+    """A layer for each relation, of several kinds, most with widths that features tell."""
+    return {
+        CITES: lib.GCNConv(-1, 8),
+        WRITES: lib.SAGEConv((-1, -1), 8),
+        WRITTEN: lib.GATConv((-1, -1), 8, heads=2, concat=False, add_self_loops=False),
+        AT: lib.SAGEConv((-1, -1), 8, aggr="max"),
+    }
+
+
+def assert_alike(expected, found):
+    assert list(expected) == list(found)
+    for key, one in expected.items():
+        assert torch.allclose(found[key], one, rtol=0, atol=1e-10)
+
+
+def assert_trains_alike(theirs, ours, run, features):
+    """Results, and the gradients of all parameters and features."""
+    gradients = []
+    for model in (theirs, ours):
+        model.zero_grad()
+        leaves = {key: x.detach().clone().requires_grad_() for key, x in features.items()}
+        found = run(model, leaves)
+        sum((k + 1) * (y**2).sum() for k, y in enumerate(found.values())).backward()
+        gradients.append((found, [x.grad for x in (*model.parameters(), *leaves.values())]))
+    assert_alike(*(found for found, _ in gradients))
+    for one, other in zip(*(grads for _, grads in gradients), strict=True):
+        wanted = torch.zeros(()) if one is None else one
+        assert torch.allclose(torch.zeros(()) if other is None else other, wanted, atol=1e-9)
+
+
+@pytest.mark.parametrize("aggr", ["sum", "mean", "max", "cat", None])
+def test_hetero_conv_is_pyg_s(device, aggr):
+    given, models = data(device=device), []
+    for lib in (pyg, nn):
+        torch.manual_seed(5)
+        model = pyg.HeteroConv(relations(lib), aggr=aggr).double().to(device)
+        torch.manual_seed(6)
+        model(given.x_dict, given.edge_index_dict)  # draws what waited for a width
+        models.append(model)
+    theirs, ours = models
+    state = theirs.state_dict()
+    assert all(torch.equal(one, state[key]) for key, one in ours.state_dict().items())
+    ours.load_state_dict(state)
+
+    def run(model, x):
+        return model(x, given.edge_index_dict)
+
+    if aggr is None:
+        assert_alike(run(theirs, given.x_dict), run(ours, given.x_dict))
+    else:
+        assert_trains_alike(theirs, ours, run, given.x_dict)
+        graphs = Graph.from_pyg(given)
+        assert_alike(run(theirs, given.x_dict), ours(given.x_dict, graphs))
+
+
+def test_hetero_conv_hands_on_features_of_edges(device):
+    given, models = data(device=device), []
+    for lib in (pyg, nn):
+        torch.manual_seed(5)
+        network = torch.nn.Linear(6, 8)
+        of_authors = lib.GATv2Conv((4, 6), 8, edge_dim=2, add_self_loops=False)
+        layers = {CITES: lib.GINEConv(network, edge_dim=2), WRITES: of_authors}
+        models.append(pyg.HeteroConv(layers).double().to(device))
+    models[1].load_state_dict(models[0].state_dict())
+
+    def run(model, x):
+        return model(x, given.edge_index_dict, edge_attr_dict=given.edge_attr_dict)
+
+    assert_trains_alike(*models, run, given.x_dict)
+
+
+class Net(torch.nn.Module):
+    """Two layers and what lies between, for ``to_hetero``."""
+
+    def __init__(self, lib, kind):
+        super().__init__()
+        make = {
+            "sage": lambda: lib.SAGEConv((-1, -1), 8),
+            "gat": lambda: lib.GATConv((-1, -1), 8, add_self_loops=False),
+            "gatv2": lambda: lib.GATv2Conv((-1, -1), 8, heads=2, add_self_loops=False),
+            "transformer": lambda: lib.TransformerConv((-1, -1), 8),
+        }[kind]
+        self.first, self.second = make(), make()
+        self.norm = torch.nn.LazyLinear(8)
+
+    def forward(self, x, edge_index):
+        return self.second(self.norm(self.first(x, edge_index).relu()), edge_index)
+
+
+@pytest.mark.parametrize("kind", ["sage", "gat", "gatv2", "transformer"])
+@pytest.mark.parametrize("when", ["lazy", "drawn"])
+def test_what_to_hetero_made_is_pyg_s_with_our_layers(device, kind, when):
+    given = data(device=device)
+    models = []
+    for _ in range(2):
+        torch.manual_seed(5)
+        models.append(pyg.to_hetero(Net(pyg, kind), given.metadata(), aggr="mean").double())
+        models[-1].to(device)
+    theirs, ours = models
+    if when == "drawn":
+        for model in models:
+            torch.manual_seed(6)
+            model(given.x_dict, given.edge_index_dict)
+    report = replace_layers(ours)
+    assert len(report.replaced) == 8
+    assert not report.left
+    if when == "lazy":
+        for model in models:
+            torch.manual_seed(6)
+            model(given.x_dict, given.edge_index_dict)
+    ours.load_state_dict(theirs.state_dict())
+
+    def run(model, x):
+        found = model(x, given.edge_index_dict)
+        return {key: y for key, y in found.items() if y is not None}
+
+    assert_trains_alike(theirs, ours, run, given.x_dict)
+
+
+def test_batches_of_hetero_data(device):
+    batch = Batch.from_data_list([data(k, (12 - k, 9, 5 + k), device=device) for k in range(3)])
+    theirs = pyg.HeteroConv(relations(pyg)).double().to(device)
+    expected = theirs(batch.x_dict, batch.edge_index_dict)
+    ours = replace_layers(theirs).model
+    assert_alike(expected, ours(batch.x_dict, batch.edge_index_dict))
+
+
+def test_pieces_of_a_loader_are_bipartite(device):
+    """As a NeighborLoader gives them: seeds first, and fewer nodes and edges for each layer."""
+    given = data(device=device)
+    nodes = {name: [given[name].num_nodes - 4, 2, 2] for name in WIDTHS}
+    kept = {}
+    for edge_type in given.edge_types:
+        source, _, target = edge_type
+        edges = given[edge_type].edge_index
+        # The second half of the edges belongs to the second hop, the sources of the first lie near.
+        first = edges % torch.tensor([[nodes[source][0]], [nodes[target][0]]], device=device)
+        half = edges.shape[1] // 2
+        given[edge_type].edge_index = torch.cat([first[:, :half], edges[:, half:]], dim=1)
+        kept[edge_type] = [half, edges.shape[1] - half]
+    for lib in (pyg, nn):
+        torch.manual_seed(5)
+        model = pyg.HeteroConv(relations(lib)).double().to(device)
+        x, edges = given.x_dict, given.edge_index_dict
+        found = []
+        for layer in range(2):
+            x, edges, _ = trim_to_layer(layer, nodes, kept, x, edges)
+            torch.manual_seed(6)
+            found.append(model(x, edges))
+        if lib is pyg:
+            expected = found
+    for one, other in zip(expected, found, strict=True):
+        assert_alike(one, other)

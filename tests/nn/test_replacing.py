@@ -1,0 +1,221 @@
+"""``replace_layers``: which layers of a PyG model it exchanges, and what it says of the others."""
+
+import copy
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pyg = pytest.importorskip("torch_geometric.nn")
+
+from torch.nn.utils import parametrizations  # noqa: E402
+
+from sparsefmt import nn  # noqa: E402
+from sparsefmt.errors import DtypeError  # noqa: E402
+from sparsefmt.nn import replace_layers  # noqa: E402
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+N, EDGES, TYPES = 14, 50, 4
+
+
+def inputs():
+    generator = torch.Generator().manual_seed(0)
+    index = torch.randint(0, N - 2, (2, EDGES), generator=generator)
+    x = torch.randn(N, 6, generator=generator).double()
+    edge_attr = torch.randn(EDGES, 3, generator=generator).double()
+    return x, index, edge_attr, torch.randint(0, TYPES, (EDGES,), generator=generator)
+
+
+X, INDEX, ATTR, KINDS = inputs()
+MODELS = {
+    "GCN": lambda: pyg.GCN(6, 8, 3, 4, norm="batch", jk="cat"),
+    "GraphSAGE": lambda: pyg.GraphSAGE(6, 8, 2, aggr="max"),
+    "GIN": lambda: pyg.GIN(6, 8, 2, train_eps=True),
+    "GAT": lambda: pyg.GAT(6, 8, 2, heads=2),
+    "GATv2": lambda: pyg.GAT(6, 8, 2, v2=True, residual=True),
+    "lazy": lambda: pyg.GraphSAGE(-1, 8, 2),
+}
+LAYERS = {
+    "GCN": (lambda: pyg.GCNConv(6, 8, improved=True, bias=False), ()),
+    "turned": (lambda: pyg.GCNConv(6, 8, flow="target_to_source"), ()),
+    "SAGE": (lambda: pyg.SAGEConv((6, 6), 8, aggr=["mean", "max"], project=True), ()),
+    "GIN": (lambda: pyg.GINConv(torch.nn.Sequential(torch.nn.Linear(6, 8)), eps=0.3), ()),
+    "GINE": (lambda: pyg.GINEConv(torch.nn.Linear(6, 8), train_eps=True, edge_dim=3), (ATTR,)),
+    "GAT": (lambda: pyg.GATConv(6, 8, heads=2, concat=False, residual=True), ()),
+    "GATv2": (lambda: pyg.GATv2Conv(6, 8, share_weights=True, edge_dim=3), (ATTR,)),
+    "AGNN": (lambda: pyg.AGNNConv(requires_grad=False), ()),
+    "Transformer": (lambda: pyg.TransformerConv(6, 8, heads=2, beta=True), ()),
+    "SG": (lambda: pyg.SGConv(6, 8, K=2), ()),
+    "TAG": (lambda: pyg.TAGConv(6, 8, K=2, bias=False), ()),
+    "RGCN": (lambda: pyg.RGCNConv(6, 8, TYPES, num_blocks=2, root_weight=False), (KINDS,)),
+    "FastRGCN": (lambda: pyg.FastRGCNConv(6, 8, TYPES, num_bases=3), (KINDS,)),
+}
+
+
+def gradients(model, *args):
+    model.zero_grad()
+    x, *others = args
+    x = x.clone().requires_grad_()
+    y = model(x, *others)
+    (y * torch.arange(y.shape[1])).sum().backward()
+    leaves = (*model.parameters(), x)
+    grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in leaves]
+    return y.detach(), [one.clone() for one in grads]
+
+
+def assert_alike(theirs, ours, *args):
+    for one, other in zip(*(gradients(model, *args) for model in (theirs, ours)), strict=True):
+        for a, b in zip(one, other, strict=True):
+            assert torch.allclose(a, b, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_basic_models_keep_their_parameters_and_results(name):
+    theirs = MODELS[name]().double()
+    if name == "lazy":
+        theirs(X, INDEX)
+    ours = copy.deepcopy(theirs)
+    before = [id(one) for one in ours.parameters()]
+    report = replace_layers(ours)
+    assert report.model is ours
+    assert len(report.replaced) == len(theirs.convs)
+    assert not report.left
+    assert [id(one) for one in ours.parameters()] == before
+    assert list(ours.state_dict()) == list(theirs.state_dict())
+    assert all(type(one).__module__ == "sparsefmt.nn" for one in ours.convs)
+    assert repr(ours) == repr(theirs)
+    assert_alike(theirs, ours, X, INDEX)
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_layers_take_over_all_options(name):
+    make, args = LAYERS[name]
+    theirs = make().double()
+    state = torch.random.get_rng_state()
+    report = replace_layers(theirs)
+    assert torch.equal(torch.random.get_rng_state(), state)
+    assert report.replaced == {"": type(theirs).__name__}
+    ours = report.model
+    assert repr(ours) == repr(theirs)
+    shared = zip(theirs.parameters(), ours.parameters(), strict=True)
+    assert all(one is other for one, other in shared)
+    assert_alike(theirs, ours, X, INDEX, *args)
+
+
+def test_lazy_layers_wait_for_their_widths():
+    theirs, ours = pyg.SAGEConv((-1, -1), 8).double(), pyg.SAGEConv((-1, -1), 8).double()
+    ours = replace_layers(ours).model
+    for layer in (theirs, ours):
+        torch.manual_seed(3)
+        layer(X, INDEX)
+    assert_alike(theirs, ours, X, INDEX)
+
+
+def test_a_network_keeps_its_weights():
+    network = torch.nn.Linear(6, 8)
+    theirs = pyg.GINConv(network)
+    weight = network.weight.detach().clone()
+    ours = replace_layers(theirs).model
+    assert ours.nn is network
+    assert torch.equal(network.weight, weight)
+
+
+class OwnConv(pyg.GCNConv):
+    """A class of the user's."""
+
+
+def hooked(layer):
+    layer.register_forward_hook(lambda *_: None)
+    return layer
+
+
+def message_hooked(layer):
+    layer.register_message_forward_hook(lambda *_: None)
+    return layer
+
+
+def explained(layer):
+    layer.explain = True
+    return layer
+
+
+LEFT = {
+    "no such layer": (lambda: pyg.ChebConv(6, 8, 2), "sparsefmt.nn has no such layer"),
+    "own class": (lambda: OwnConv(6, 8), "its class is not PyG's own"),
+    "hooks": (lambda: hooked(pyg.GCNConv(6, 8)), "it has forward hooks"),
+    "messages": (lambda: message_hooked(pyg.GCNConv(6, 8)), "it has hooks on its messages"),
+    "explained": (lambda: explained(pyg.GCNConv(6, 8)), "its explanation is asked for"),
+    "aggregation": (lambda: pyg.SAGEConv(6, 8, aggr="median"), "its aggregation is 'median'"),
+}
+
+
+@pytest.mark.parametrize("case", LEFT)
+def test_what_is_left_says_why(case):
+    make, text = LEFT[case]
+    layer = make()
+    report = replace_layers(layer)
+    assert report.model is layer
+    assert not report.replaced
+    assert text in report.left[""]
+    inside = torch.nn.ModuleDict({"inner": torch.nn.ModuleList([layer, pyg.GCNConv(6, 8)])})
+    report = replace_layers(inside)
+    assert inside["inner"][0] is layer
+    assert report.replaced == {"inner.1": "GCNConv"}
+    assert repr(report).splitlines() == [
+        "replaced 1 layers, left 1",
+        "  inner.1: GCNConv",
+        f"  inner.0 left: {report.left['inner.0']}",
+    ]
+
+
+def test_parametrised_weights_are_left():
+    layer = pyg.GCNConv(6, 8)
+    parametrizations.weight_norm(layer.lin)
+    assert "has no place of its shape in the new layer" in replace_layers(layer).left[""]
+
+
+def test_sequential_and_layers_in_two_places():
+    layer = pyg.GCNConv(6, 6)
+    steps = "x, edge_index -> x"
+    model = pyg.Sequential("x, edge_index", [(layer, steps), torch.nn.ReLU(), (layer, steps)])
+    model = model.double()
+    expected = model(X, INDEX)
+    report = replace_layers(model)
+    assert len(report.replaced) == 2
+    assert torch.allclose(model(X, INDEX), expected, rtol=0, atol=1e-12)
+    found = {id(one) for one in model.modules() if isinstance(one, nn.GCNConv)}
+    assert len(found) == 1
+
+
+def with_our_layers(x, edge_index):
+    step = "x, edge_index -> x"
+    steps = [(pyg.GCNConv(6, 8), step), torch.nn.ReLU(), (pyg.ChebConv(8, 8, 2), step)]
+    model = pyg.Sequential("x, edge_index", steps)
+    print(replace_layers(model))  # "module_2 left: ChebConv: sparsefmt.nn has no such layer"
+    return model(x, edge_index)
+
+
+def test_the_page_of_training_says_what_is_printed(capsys):
+    assert with_our_layers(X.float(), INDEX).shape == (N, 8)
+    assert "module_2 left: ChebConv: sparsefmt.nn has no such layer" in capsys.readouterr().out
+
+
+def test_an_optimizer_made_before_goes_on():
+    model = pyg.GCN(6, 8, 2).double()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    replace_layers(model)
+    before = model(X, INDEX).detach()
+    model(X, INDEX).sum().backward()
+    optimizer.step()
+    assert not torch.allclose(model(X, INDEX), before)
+
+
+def test_modes_travel():
+    model = pyg.GAT(6, 8, 2, dropout=0.5).eval()
+    replace_layers(model)
+    assert not any(one.training for one in model.modules())
+
+
+def test_what_is_no_model_is_refused():
+    with pytest.raises(DtypeError, match="model is a list: give a torch"):
+        replace_layers([pyg.GCNConv(6, 8)])

@@ -1,0 +1,279 @@
+"""``RGCNConv`` against PyG's: outputs and all gradients, states, graphs that carry their types."""
+
+import itertools
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pyg = pytest.importorskip("torch_geometric.nn")
+
+from test_pyg_graphs import SparseTensor  # noqa: E402
+from torch.autograd import gradcheck, gradgradcheck  # noqa: E402
+
+from sparsefmt import Graph, nn  # noqa: E402
+from sparsefmt.autograd import relational_aggregate, relations  # noqa: E402
+from sparsefmt.errors import (  # noqa: E402
+    DeviceError,
+    DtypeError,
+    IndexRangeError,
+    ShapeError,
+    UnsupportedError,
+)
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+N, M, TYPES = 14, 9, 5
+PARTS = {"full": (None, None), "bases": (3, None), "blocks": (None, 2)}
+
+
+@pytest.fixture(params=[1, 14 * 8 * 8 * 2, 1 << 25], ids=["one", "two", "all"])
+def together(request, monkeypatch):
+    """Map the features of one type at a time, of two, or of all."""
+    monkeypatch.setattr(relations, "RESIDENT_BYTES", request.param)
+
+
+def edges(device="cpu", n_target=M - 2):
+    """Directed, with repeated edges, loops, isolated vertices and a type that no edge has."""
+    generator = torch.Generator().manual_seed(0)
+    source = torch.randint(0, N - 2, (60,), generator=generator)
+    target = torch.randint(0, n_target, (60,), generator=generator)
+    types = torch.randint(0, TYPES, (60,), generator=generator)
+    types[types == 3] = 2
+    source[:4], target[:4] = 1, 1
+    return torch.stack((source, target)).to(device), types.to(device)
+
+
+def pair(channels, parts="full", *, device="cpu", dtype=torch.float64, **options):
+    """PyG's layer and ours, with the same weights, which they draw at the same seed."""
+    made = []
+    for kind in (pyg.RGCNConv, nn.RGCNConv):
+        torch.manual_seed(3)
+        made.append(kind(channels, 8, TYPES, *PARTS[parts], **options).to(device, dtype))
+    (theirs, ours) = made
+    assert repr(theirs) == repr(ours)
+    state = theirs.state_dict()
+    assert list(state) == list(ours.state_dict())
+    assert all(torch.equal(state[key], value) for key, value in ours.state_dict().items())
+    ours.load_state_dict(state)
+    return theirs, ours
+
+
+def inputs(bipartite, ids, device="cpu", dtype=torch.float64):
+    """Two equal sets of features, or one of ids."""
+    torch.manual_seed(1)
+    if ids:
+        x = torch.randperm(N).to(device), torch.randperm(M).to(device)
+        return [x if bipartite else x[0]] * 2
+    given = [torch.randn(N, 6, dtype=dtype), torch.randn(M, 4, dtype=dtype)]
+    sets = [[one.to(device).clone().requires_grad_() for one in given] for _ in range(2)]
+    return [tuple(one) if bipartite else one[0] for one in sets]
+
+
+def assert_alike(theirs, ours, x, y, *given, atol=1e-10):
+    """Outputs and all gradients of both layers."""
+    expected, found = theirs(x, *given), ours(y, *given)
+    assert found.dtype is expected.dtype
+    assert torch.allclose(found, expected, rtol=0, atol=atol)
+    grad = torch.randn_like(expected)
+    expected.backward(grad)
+    found.backward(grad)
+    leaves = ((*m.parameters(), *_floating(v)) for m, v in ((theirs, x), (ours, y)))
+    leaves = zip(*leaves, strict=True)
+    for one, other in leaves:
+        wanted = torch.zeros_like(one) if one.grad is None else one.grad
+        gradient = torch.zeros_like(one) if other.grad is None else other.grad
+        assert torch.allclose(gradient, wanted, rtol=0, atol=atol)
+
+
+def _floating(x):
+    return [one for one in (x if isinstance(x, tuple) else (x,)) if one.is_floating_point()]
+
+
+@pytest.mark.parametrize("parts", PARTS)
+@pytest.mark.parametrize("aggr", ["mean", "add", "max", "min"])
+@pytest.mark.parametrize("bipartite", [False, True], ids=["square", "bipartite"])
+def test_it_is_pyg_s_of_features(device, together, parts, aggr, bipartite):
+    given = edges(device)
+    for root, bias in ((True, True), (False, True), (True, False)):
+        channels = (6, 4) if bipartite else 6
+        options = {"aggr": aggr, "root_weight": root, "bias": bias, "device": device}
+        assert_alike(*pair(channels, parts, **options), *inputs(bipartite, False, device), *given)
+
+
+@pytest.mark.parametrize("parts", ["full", "bases"])
+@pytest.mark.parametrize("aggr", ["mean", "add", "max"])
+def test_it_is_pyg_s_of_ids(device, parts, aggr):
+    given = edges(device)
+    for bipartite, root in itertools.product((False, True), (False, True)):
+        layers = pair((N, M) if bipartite else N, parts, aggr=aggr, root_weight=root, device=device)
+        x = inputs(bipartite, True, device)
+        assert_alike(*layers, *x, *given)
+        nothing = (None, x[0][1]) if bipartite else None
+        expected, found = (layer(nothing, *given) for layer in layers)
+        assert torch.allclose(found, expected, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("parts", PARTS)
+def test_gradients_are_differentiated_again(device, together, parts):
+    graph, types = edges(device)
+    layer = pair(6, parts, device=device)[1]
+    weight = layer._weight().detach().requires_grad_()
+    x, own = (torch.randn(N, k, device=device, dtype=torch.float64) for k in (6, 8))
+    given = x.requires_grad_(), weight, own.requires_grad_()
+
+    def run(x, weight, own):
+        return relational_aggregate(graph, x, weight, types, own=own)[:, ::3]
+
+    assert gradcheck(run, given, nondet_tol=0, fast_mode=True)
+    assert gradgradcheck(run, given, nondet_tol=0, fast_mode=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_narrow_dtypes(device, together, dtype):
+    theirs, ours = pair(6, device=device)
+    given = edges(device)
+    ours = ours.to(dtype)
+    x = inputs(False, False, device)[0].detach()
+    found = ours(x.to(dtype), *given)
+    assert found.dtype is dtype
+    bound = 40 * torch.finfo(dtype).eps
+    assert torch.allclose(found.double(), theirs(x, *given), rtol=bound, atol=bound)
+    found.sum().backward()
+    assert ours.weight.grad.dtype is dtype
+
+
+def test_types_come_with_the_graph(device):
+    given, types = edges(device, N)
+    layer = pair(6, device=device)[1]
+    x = inputs(False, False, device)[0]
+    expected = layer(x, given, types)
+    graph = Graph.from_edge_index(given, num_nodes=N)
+    assert torch.equal(layer(x, graph, types), expected)
+    typed = Graph.from_edge_index(given, types.double(), num_nodes=N)
+    assert torch.equal(layer(x, typed), expected)
+    order = torch.argsort(given[1], stable=True)
+    rowptr = torch.searchsorted(given[1][order].contiguous(), torch.arange(N + 1, device=device))
+    adj_t = SparseTensor(rowptr, given[0][order], types[order], (N, N))
+    assert torch.allclose(layer(x, adj_t), expected, rtol=0, atol=1e-12)
+    assert torch.allclose(layer(x, adj_t, types), expected, rtol=0, atol=1e-12)  # as in PyG
+    with pytest.raises(DtypeError, match="edge_type is None and the graph has no values"):
+        layer(x, graph)
+    with pytest.raises(DtypeError, match="own values are no integers"):
+        layer(x, Graph.from_edge_index(given, types + 0.5, num_nodes=N))
+
+
+def test_flow_turns_the_edges(device):
+    given, types = edges(device, N)
+    theirs, ours = pair(6, device=device, flow="target_to_source")
+    assert_alike(theirs, ours, *inputs(False, False, device), given, types)
+
+
+def test_groups_are_made_once_and_anew_for_other_types(device):
+    given, types = edges(device)
+    theirs, ours = pair((6, 4), device=device)
+    x = inputs(True, False, device)
+    for _ in range(2):
+        assert torch.allclose(ours(x[0], given, types), theirs(x[0], given, types), atol=1e-10)
+    types[:30] = 4
+    assert torch.allclose(ours(x[0], given, types), theirs(x[0], given, types), atol=1e-10)
+    other = types.flip(0)
+    assert torch.allclose(ours(x[0], given, other), theirs(x[0], given, other), atol=1e-10)
+    graph = Graph.from_edge_index(given, num_nodes=(N, M))
+    ours(x[0], graph, other)
+    (kept,) = (one for one in graph._built.typed if one is not None)
+    assert len(kept) == 1
+    del other
+    assert not kept
+    with torch.inference_mode():
+        ours(x[0], graph, types.clone())
+    assert not kept
+
+
+def test_no_edges_at_all(device):
+    none = torch.empty(2, 0, dtype=torch.int64, device=device)
+    types = torch.empty(0, dtype=torch.int64, device=device)
+    for parts, root in itertools.product(PARTS, (True, False)):
+        layers = pair(6, parts, root_weight=root, bias=False, device=device)
+        x = inputs(False, False, device)[1]
+        found = layers[1](x, none, types)
+        assert torch.allclose(found, layers[0](x, none, types), atol=1e-12)
+        if root:
+            found.sum().backward()
+            assert not layers[1].weight.grad.any()
+
+
+def test_fast_rgcn_is_the_same_layer():
+    given = edges()
+    torch.manual_seed(3)
+    fast = nn.FastRGCNConv(6, 8, TYPES).double()
+    x = inputs(False, False)[0]
+    assert repr(fast) == "FastRGCNConv(6, 8, num_relations=5)"
+    assert torch.equal(fast(x, *given), pair(6)[1](x, *given))
+    with pytest.raises(UnsupportedError, match="aggr is 'max'"):
+        nn.FastRGCNConv(6, 8, TYPES, aggr="max")
+
+
+BAD_ARGUMENTS = {
+    "both": ((4, 4, 2, 2, 2), {}, ShapeError, "num_bases is 2 and num_blocks is 2"),
+    "blocks": ((4, 6, 2, None, 4), {}, ShapeError, "num_blocks is 4 but weights are 4 by 6"),
+    "lazy": ((-1, 6, 2), {}, ShapeError, "in_channels of sources is -1"),
+    "no types": ((4, 6, 0), {}, ShapeError, "num_relations is 0"),
+    "lstm": ((4, 6, 2), {"aggr": "lstm"}, UnsupportedError, "aggr is 'lstm'"),
+    "node_dim": ((4, 6, 2), {"node_dim": 1}, UnsupportedError, "node_dim is 1"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_ARGUMENTS)
+def test_bad_arguments_are_refused(case):
+    args, options, error, text = BAD_ARGUMENTS[case]
+    with pytest.raises(error, match=text):
+        nn.RGCNConv(*args, **options)
+
+
+X = torch.ones(N, 6, dtype=torch.float64)
+EDGES, TYPES_OF = edges()
+BAD_CALLS = {
+    "range": ((X, EDGES, TYPES_OF + 1), IndexRangeError, "edge_type holds 5 but there are 5 rel"),
+    "negative": ((X, EDGES, TYPES_OF - 1), IndexRangeError, "edge_type holds -1"),
+    "floats": ((X, EDGES, TYPES_OF.double()), DtypeError, "edge_type is torch.float64"),
+    "list": ((X, EDGES, TYPES_OF.tolist()), DtypeError, "edge_type is a list"),
+    "column": ((X, EDGES, TYPES_OF[:, None]), ShapeError, r"edge_type.view\(-1\) for instance"),
+    "short": ((X, EDGES, TYPES_OF[1:]), ShapeError, "has 60 edges"),
+    "nothing": ((X, EDGES), DtypeError, "edge_type is None and the graph has no values"),
+    "width": ((X[:, 1:], EDGES, TYPES_OF), ShapeError, "features of targets have shape"),
+    "dtype": ((X.float(), EDGES, TYPES_OF), DtypeError, "x is torch.float32 but the layer's"),
+    "array": ((X.numpy(), EDGES, TYPES_OF), DtypeError, "x is a ndarray"),
+    "target": (((X, None), EDGES, TYPES_OF), DtypeError, r"x\[1\] is a NoneType"),
+    "three": (((X, X, X), EDGES, TYPES_OF), ShapeError, "x has 3 parts"),
+    "mixed": (((X, EDGES[0]), EDGES, TYPES_OF), DtypeError, "give features of both ends, or ids"),
+    "graph": ((X, 3, TYPES_OF), DtypeError, "graph is a int"),
+    "meta": ((X, EDGES, TYPES_OF.to("meta")), DeviceError, "edge_type is on meta"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_CALLS)
+def test_bad_calls_are_refused(case):
+    args, error, text = BAD_CALLS[case]
+    with pytest.raises(error, match=text):
+        pair(6)[1](*args)
+
+
+def test_bad_ids_and_operands_are_refused():
+    ids = torch.arange(N)
+    with pytest.raises(IndexRangeError, match="x holds 14 but there are 14 in_channels"):
+        pair(N, root_weight=False)[1](ids + 1, EDGES, TYPES_OF)
+    with pytest.raises(DtypeError, match="weight has blocks, which ids cannot choose rows of"):
+        pair(N, "blocks", root_weight=False)[1](ids, EDGES, TYPES_OF)
+    weight = torch.ones(TYPES, 6, 2, dtype=torch.float64)
+    with pytest.raises(ShapeError, match=r"x has shape \(14, 5\): give \(14, 6\)"):
+        relational_aggregate(EDGES, X[:, 1:], weight, TYPES_OF)
+    with pytest.raises(DtypeError, match=r"x is torch.float64 but weight is torch.float32"):
+        relational_aggregate(EDGES, X, weight.float(), TYPES_OF)
+    with pytest.raises(ShapeError, match=r"weight has shape \(6, 2\)"):
+        relational_aggregate(EDGES, X, weight[0], TYPES_OF)
+    with pytest.raises(ShapeError, match=r"own has shape \(14, 3\): give \(14, 2\)"):
+        relational_aggregate(EDGES, X, weight, TYPES_OF, own=X[:, :3])
+    with pytest.raises(UnsupportedError, match="reduce is 'lstm'"):
+        relational_aggregate(EDGES, X, weight, TYPES_OF, reduce="lstm")
+    with pytest.raises(ShapeError, match=r"ids in torch.int64 of shape \(14,\)"):
+        relational_aggregate(EDGES, ids[:, None], weight, TYPES_OF)
