@@ -81,10 +81,14 @@ static void __threadfence() {
     std::atomic_thread_fence(std::memory_order_seq_cst);
     std::this_thread::yield();
 }
+static double rsqrt(double value) { return 1 / std::sqrt(value); }
 static void __threadfence_system() { __threadfence(); }
 constexpr int STRICT = __ATOMIC_SEQ_CST;
 template <typename T> static T atomicAdd(T* at, T value) {
     return __atomic_fetch_add(at, value, STRICT);
+}
+template <typename T> static T atomicSub(T* at, T value) {
+    return __atomic_fetch_sub(at, value, STRICT);
 }
 template <typename T> static void atomicMax(T* at, T value) {
     T held = *at;
@@ -119,7 +123,7 @@ def compiled(file: str, parameters: str, call: str) -> Any:
     code = code[code.index("// What both ways to build") :]  # behind common.cuh, for a GPU alone
     own = "Shared& shared = *(Shared*)shared_;"
     code = code.replace("__shared__ Shared shared;", own)
-    code = code.replace("< expected) {}", "< expected) std::this_thread::yield();")
+    code = code.replace("< step) {}", "< step) std::this_thread::yield();")
     head = f"{_HEAD}{code}\nstruct Parameters {{ {parameters} }};"
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "kernel.cpp"
@@ -132,11 +136,19 @@ def compiled(file: str, parameters: str, call: str) -> Any:
         return ctypes.CDLL(str(library)).launch
 
 
-def kernel(file: str, layout: str, parameters: str, call: str) -> Callable[..., None]:
-    """What stands in for ``jit.Kernel``: the launch is done when it returns."""
-    launch = compiled(file, parameters, call)
+class Kernel:
+    """What stands in for ``jit.Kernel``: a launch is done when it returns."""
 
-    def run(blocks: int, args: tuple[int, ...], **_: Any) -> None:
-        launch(blocks, ctypes.create_string_buffer(struct.pack(layout, *args)))
+    def __init__(self, file: str, layout: str, parameters: str, call: str) -> None:
+        self._launch, self._layout = compiled(file, parameters, call), layout
 
-    return run
+    def ready(
+        self, blocks: int, before: tuple[int, ...] = (), after: tuple[int, ...] = (), **_: Any
+    ) -> Callable[..., None]:
+        """A launch of which the stream and some arguments are missing."""
+
+        def run(stream: int, *args: int) -> None:
+            packed = struct.pack(self._layout, *before, *args, *after)
+            self._launch(blocks, ctypes.create_string_buffer(packed))
+
+        return run

@@ -302,7 +302,9 @@ LAYERS: dict[str, Callable[[Leaves], Any]] = {
     ),
     "GCNConv/sample": lambda s: s.layer(nn.GCNConv, s.feat, 16, sample=8).eval()(s("x"), s.graph),
     "SAGEConv/plain": lambda s: s.layer(nn.SAGEConv, s.feat, 16)(s("x"), s.graph),
-    "SAGEConv/kept": lambda s: s.layer(nn.SAGEConv, s.feat, 16, k=4)(s("x"), s.graph, s("e")),
+    "SAGEConv/kept": lambda s: s.layer(nn.SAGEConv, s.feat, 16, k=4)(
+        s("x"), s.graph, edge_weight=s("e")
+    ),
     "SAGEConv/training": lambda s: s.layer(nn.SAGEConv, s.feat, 16, training_sample=8)(
         s("x"), s.graph
     ),
@@ -310,7 +312,9 @@ LAYERS: dict[str, Callable[[Leaves], Any]] = {
         nn.SAGEConv, s.feat, 16, sample=8, strategy="bucket"
     ).eval()(s("x"), s.graph),
     "GINConv/plain": lambda s: s.layer(nn.GINConv, mlp(s), train_eps=True)(s("x"), s.graph),
-    "GINConv/kept": lambda s: s.layer(nn.GINConv, mlp(s), 0.1, k=s.k)(s("x"), s.graph, s("e")),
+    "GINConv/kept": lambda s: s.layer(nn.GINConv, mlp(s), 0.1, k=s.k)(
+        s("x"), s.graph, edge_weight=s("e")
+    ),
     "GINConv/training": lambda s: s.layer(nn.GINConv, mlp(s), training_sample=8)(s("x"), s.graph),
     "GATConv/plain": lambda s: s.layer(nn.GATConv, s.feat, 8, heads=4)(s("x"), s.graph),
     "GATConv/dropout": lambda s: s.layer(

@@ -6,9 +6,7 @@ and vertices there are, and nothing else: the cut of the rows is laid out for th
 need, and known exactly once the ``Report`` is done.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from functools import partial
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -22,43 +20,45 @@ from ..ops.engine import build
 from ..ops.engine.build import Layout
 from ..ops.engine.launch import ITEMSIZE
 from ..ops.engine.structure import Structure, exact
-from ._memory import DTYPES
-from ._reports import Report
+from ._memory import DTYPES, NAMES, out_of_inference
+from ._reports import Report, progress_of
 
 
 class Arrays:
     """The arrays of a CSR that a stream builds, and what is made of them once they are asked for.
 
-    ``perm`` tells of each entry the number of its edge.
+    They begin at byte ``offset`` of ``memory``, which is the stream's.  ``perm`` tells of each
+    entry the number of its edge.
     """
 
-    def __init__(self, at: Layout, memory: Tensor, report: Report) -> None:
-        self.at, self.memory, self.report = at, memory, report
-        self.structure = build.structure_in(at, memory.data_ptr(), report)
-        self._built = Built()
+    def __init__(self, at: Layout, memory: Tensor, report: Report, offset: int = 0) -> None:
+        self.at, self.memory, self.report, self._offset = at, memory, report, offset
+        self._begin = memory.data_ptr() + offset
+        self.structure = build.structure_in(at, self._begin, report)
+        self.built = Built()
 
     def views(self) -> tuple[Tensor, Tensor, Tensor]:
         """Return ``indptr``, ``indices`` and ``perm``, which launches do not ask for."""
-        return self._built.ask("views", self._views)
+        return self.built.ask("views", self._views)
 
     def _views(self) -> tuple[Tensor, Tensor, Tensor]:
-        at, count = self.at, self.memory.shape[0]
-        first, item = at.indptr // ITEMSIZE[at.index_dtype], at.n_rows + 1
-        sizes = [first, item, at.nnz, at.nnz, count - first - item - 2 * at.nnz]
-        _, indptr, indices, perm, _ = self.memory.split_with_sizes(sizes)
+        at = self.at
+        indptr, indices, perm = self._parts(
+            at.indptr, self.memory.dtype, at.n_rows + 1, at.nnz, at.nnz
+        )
         return indptr, indices, perm
 
     def settled(self) -> Structure:
         """Return the structure as it is, waiting for its build."""
-        return self._built.ask("structure", lambda: exact(self.structure))
+        return self.built.ask("structure", lambda: exact(self.structure))
 
     def is_small(self) -> bool:
         """Tell whether it is built in one launch."""
-        return build.is_small(self.at)
+        return build.is_small(self.at.n_rows, self.at.n_cols, self.at.nnz)
 
     def is_settled(self) -> bool:
         """Tell whether somebody has asked for the structure as it is."""
-        return "structure" in self._built.found
+        return "structure" in self.built.found
 
     def without_cuts(self) -> Structure:
         """Return the structure for as many blocks as there can be, which another graph's may be.
@@ -67,25 +67,36 @@ class Arrays:
         """
         found = self.report.found
         if found is not None and not found.cuts and self.structure.n_cuts:
-            begin, at = self.memory.data_ptr(), self.at
-            self.structure = build.structure_in(at, begin, self.report, cuts=False)
+            self.structure = build.structure_in(self.at, self._begin, self.report, cuts=False)
         return self.structure
 
     def plan(self) -> list[Tensor]:
         """Return the arrays of ``CSR.chunks``, waiting for the build."""
-        return self._built.ask("plan", self._plan)
+        return self.built.ask("plan", self._plan)
 
     def _plan(self) -> list[Tensor]:
         at, S, index = self.at, self.settled(), self.memory.dtype
-        start = self._part(at.start, 2 * (S.blocks * CHUNKS_PER_BLOCK + 1), index).view(-1, 2)
-        slot = self._part(at.slot, S.blocks + 1, torch.int32)
-        cut = self._part(at.cut, S.n_cuts, torch.int32)
-        return [start, slot, cut, self._part(at.long, S.n_long, index)]
+        (start,) = self._parts(at.start, index, 2 * (S.blocks * CHUNKS_PER_BLOCK + 1))
+        (slot,) = self._parts(at.slot, torch.int32, S.blocks + 1)
+        (cut,) = self._parts(at.cut, torch.int32, S.n_cuts)
+        (long,) = self._parts(at.long, index, S.n_long)
+        return [start.view(-1, 2), slot, cut, long]
 
     def inverse_degree(self) -> Tensor:
-        """Return one over the number of entries of each row, 1 for an empty one, in float32."""
-        make = partial(self._part, self.at.inverse, self.at.n_rows, torch.float32)
-        return self._built.ask("inverse degree", make)
+        """Return one over the number of entries of each row, 1 for an empty one: in float32."""
+        at = self.at
+        return self.built.ask(
+            "inverse degree", lambda: self._parts(at.inverse, torch.float32, at.n_rows)[0]
+        )
+
+    def unit_scales(self) -> tuple[Tensor, Tensor]:
+        """Return GCN's factors of the rows, see ``autograd.unit_scales``: in float32."""
+        return self.built.ask("unit scales", self._unit_scales)
+
+    def _unit_scales(self) -> tuple[Tensor, Tensor]:
+        n = self.at.n_rows
+        scale, square = self._parts(self.at.scale, torch.float32, n, n)
+        return scale, square
 
     def in_order(self) -> bool:
         """Tell whether each entry is at the place of its edge, waiting for the build."""
@@ -93,7 +104,7 @@ class Arrays:
 
     def csr(self) -> CSR:
         """Return the CSR over the arrays, without values, waiting for the build."""
-        return self._built.ask("csr", self._csr)
+        return self.built.ask("csr", self._csr)
 
     def _csr(self) -> CSR:
         start, slot, cut, long = (from_tensor("chunks", part) for part in self.plan())
@@ -105,9 +116,13 @@ class Arrays:
         csr._built().ask("structure", lambda: S)
         return csr
 
-    def _part(self, begin: int, count: int, dtype: torch.dtype) -> Tensor:
-        first = begin // dtype.itemsize
-        return self.memory.view(dtype)[first : first + count]
+    def _parts(self, begin: int, dtype: torch.dtype, *sizes: int) -> Sequence[Tensor]:
+        """Return views of memory that begin there, one behind the other."""
+        with out_of_inference():
+            memory = self.memory if self.memory.dtype is dtype else self.memory.view(dtype)
+            first = (self._offset + begin) // dtype.itemsize
+            left = memory.shape[0] - first - sum(sizes)
+            return memory.split_with_sizes([first, *sizes, left])[1:-1]
 
 
 def sides_of(edges: Edges, *, both: bool) -> tuple[Arrays, Arrays | None]:
@@ -115,63 +130,44 @@ def sides_of(edges: Edges, *, both: bool) -> tuple[Arrays, Arrays | None]:
 
     Sources are columns, targets rows.
     """
-    device, (n_rows, n_cols) = edges.device_number, edges.shape
-    at = build.layout(n_rows, n_cols, edges.nnz, edges.index_dtype.name, device)
-    source = edges.index.data_ptr()
-    target = source + edges.nnz * ITEMSIZE[at.index_dtype]
-    report = Report(device, edges.fault_maker())
-    with _whole(report):
-        if build.is_small(at):
-            return _small(at, report, edges.index, (target, source), both)
-        rows = _built(at, report, edges.index, (target, source), source, transposed=False)
+    device, (n_rows, n_cols), nnz = edges.device_number, edges.shape, edges.nnz
+    index, dtype = edges.index, NAMES[edges.index.dtype]
+    source = index.data_ptr()
+    target = source + nnz * ITEMSIZE[dtype]
+    with Report(device, edges.fault_maker()) as report:
+        if build.is_small(n_rows, n_cols, nnz):
+            how = build.small(n_rows, n_cols, nnz, dtype, device, both=both)
+            return _small(how, report, index, (target, source))
+        at = build.layout(n_rows, n_cols, nnz, dtype, device)
+        rows = _built(at, report, index, (target, source), source, transposed=False)
     return rows, columns_of(rows) if both else None
 
 
-@contextmanager
-def _whole(*reports: Report) -> Iterator[None]:
-    """Expect no report of a build that fails, out of memory for instance."""
-    done = False
-    try:
-        yield
-        done = True
-    finally:
-        if not done:
-            for report in reports:
-                report.abandon()
-
-
 def _small(
-    at: Layout, report: Report, like: Tensor, ids: tuple[int, int], both: bool
+    how: build.Small, report: Report, like: Tensor, ids: tuple[int, int]
 ) -> tuple[Arrays, Arrays | None]:
     """Build few edges in one launch."""
-    device, dtype = report.device, DTYPES[at.index_dtype]
-    scratch = like.new_empty(build.small_scratch(at), dtype=torch.uint8)
-    if not both:
-        memory = like.new_empty(at.size // dtype.itemsize)
-        half = build.Half(at, memory.data_ptr(), report.address)
-        build.small((half, None), ids, scratch.data_ptr(), report.stream)
-        return Arrays(at, memory, report), None
-    of_columns = build.layout(at.n_cols, at.n_rows, at.nnz, at.index_dtype, device)
-    sizes = [at.size // dtype.itemsize, of_columns.size // dtype.itemsize]
-    own, rest = like.new_empty(sum(sizes)).split_with_sizes(sizes)
-    begin, other = own.data_ptr(), Report(device)
-    halves = (
-        build.Half(at, begin, report.address),
-        build.Half(of_columns, begin + at.size, other.address),
-    )
-    with _whole(other):
-        build.small(halves, ids, scratch.data_ptr(), report.stream)
-    return Arrays(at, own, report), Arrays(of_columns, rest, other)
+    memory = like.new_empty(how.size // like.element_size())
+    scratch = like.new_empty(how.scratch // ITEMSIZE["int32"], dtype=torch.int32)
+    begin, room, stream = memory.data_ptr(), scratch.data_ptr(), report.stream
+    progress = progress_of(report)
+    if how.columns is None:
+        how(ids, begin, (report.address, 0), room, progress, stream)
+        return Arrays(how.rows, memory, report), None
+    with Report(report.device, stream=stream) as other:
+        how(ids, begin, (report.address, other.address), room, progress, stream)
+        rows = Arrays(how.rows, memory, report)
+        return rows, Arrays(how.columns, memory, other, how.rows.size)
 
 
 def columns_of(rows: Arrays) -> Arrays:
     """Build the rows of the transpose; its ``perm`` numbers the entries of ``rows``."""
     own, device = rows.at, rows.report.device
-    at = build.layout(own.n_cols, own.n_rows, own.nnz, own.index_dtype, device)
+    sizes = own.n_cols, own.n_rows, own.nnz, own.index_dtype, device
+    at = build.layout(*sizes, transposed=True)
     ids = rows.structure.indices, 0
-    minor, report = rows.structure.indptr, Report(device)
-    with _whole(report):
-        return _built(at, report, rows.memory, ids, minor, transposed=True)
+    with Report(device) as report:
+        return _built(at, report, rows.memory, ids, rows.structure.indptr, transposed=True)
 
 
 def _built(

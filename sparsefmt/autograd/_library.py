@@ -177,7 +177,7 @@ _backend = _C.DispatchKeySet(_C.DispatchKey.BackendSelect)
 _in_place = _C.DispatchKeySet(_C.DispatchKey.ADInplaceOrView)
 #: What a thread adds to the keys of each call if nothing watches it: in inference mode, and else.
 _EAGER_KEYS = _backend.raw_repr(), (_backend | _in_place).raw_repr()
-_TENSORS, _OTHERS = (Tensor, Parameter), (type(None), str, int, float, bool)
+_OTHERS = type(None), str, int, float, bool
 
 
 class LibraryOp:
@@ -242,17 +242,14 @@ def needs_no_dispatcher(side: Side, args: tuple[Any, ...]) -> bool:
 
 def unheard(side: Side, tensors: tuple[Tensor | None, ...]) -> bool:
     """Whether neither autograd nor anything else but CUDA kernels would hear of these tensors."""
-    if (
-        side.structure is None
-        or torch.compiler.is_compiling()
-        or forward_ad._current_level >= 0
-        or _listening(tensors)
-    ):
+    if side.structure is None or torch.compiler.is_compiling() or forward_ad._current_level >= 0:
         return False
-    recording = torch.is_grad_enabled()
-    for tensor in tensors:
-        if tensor is not None and (_not_plain(tensor) or (recording and tensor.requires_grad)):
-            return False
+    if not unwatched(tensors):
+        return False
+    if torch.is_grad_enabled():
+        for tensor in tensors:
+            if tensor is not None and tensor.requires_grad:
+                return False
     return True
 
 
@@ -266,7 +263,11 @@ def unwatched(args: tuple[Any, ...]) -> bool:
     if _listening(args):
         return False
     for arg in args:
-        if type(arg) not in _OTHERS and _not_plain(arg):
+        kind = type(arg)
+        if kind is Tensor or kind is Parameter:
+            if arg.is_neg() or arg._is_zerotensor():
+                return False
+        elif kind not in _OTHERS:
             return False
     return True
 
@@ -279,8 +280,3 @@ def _listening(args: tuple[Any, ...]) -> bool:
         or has_torch_function(args)
         or _local_keys().raw_repr() not in _EAGER_KEYS
     )
-
-
-def _not_plain(arg: Any) -> bool:
-    """Tell whether an argument is anything but a plain tensor with its values in memory."""
-    return type(arg) not in _TENSORS or arg.is_neg() or arg._is_zerotensor()

@@ -38,6 +38,12 @@ def on_device(number: int) -> AbstractContextManager[object]:
     return HERE if number == _current_device() else torch.cuda.device(number)
 
 
+def out_of_inference() -> AbstractContextManager[object]:
+    """Leave inference mode, if it is at work, whose tensors could never take part in training."""
+    inside = torch.is_inference_mode_enabled() or torch.compiler.is_compiling()
+    return torch.inference_mode(False) if inside else HERE
+
+
 class TorchMemory:
     """Memory of CUDA tensors, allocated by torch and on torch's current stream."""
 

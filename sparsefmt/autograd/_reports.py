@@ -22,21 +22,29 @@ _BYTES, _SLOTS = 64, 256
 _Words = ctypes.c_longlong * len(Findings._fields)
 
 _lock = RLock()
-_pinned: list[Tensor] = []  # never given back: a kernel may still be about to write
+_kept: list[Tensor] = []  # never given back: a kernel may still be about to write
+_progress: dict[tuple[int, int], int] = {}
 _free: list[int] = []
 _open: "list[Report]" = []  # in the order of their making
 
 
 class Report:
-    """What the current stream of a device tells once it has come to where this is made.
+    """What a stream of a device tells once it has come to where this is made.
 
-    ``fault`` makes the error for an id that was wrong, of what ``Findings.fault`` says.
+    ``fault`` makes the error for an id that was wrong, of what ``Findings.fault`` says.  ``stream``
+    is the current one by default.  In a ``with`` statement an error abandons it.
     """
 
     __slots__ = ("_fault", "_told", "_words", "address", "device", "found", "stream")
 
-    def __init__(self, device: int, fault: Callable[[int], SparseFmtError] | None = None) -> None:
-        self.device, self.stream = device, raw_stream(device)
+    def __init__(
+        self,
+        device: int,
+        fault: Callable[[int], SparseFmtError] | None = None,
+        stream: int | None = None,
+    ) -> None:
+        self.device = device
+        self.stream: int = raw_stream(device) if stream is None else stream
         self.found: Findings | None = None
         self._fault, self._told = fault, False
         with _lock:
@@ -85,6 +93,13 @@ class Report:
             return torch.cuda.default_stream(self.device)
         return torch.cuda.ExternalStream(self.stream, device=self.device)  # type: ignore[no-untyped-call]
 
+    def __enter__(self) -> "Report":
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        if kind is not None:
+            self.abandon()
+
     def abandon(self) -> None:
         """Expect nothing of it, since what was to be launched failed.
 
@@ -116,11 +131,25 @@ def mark(device: int) -> Report:
     return report
 
 
+def progress_of(report: Report) -> int:
+    """Return the address of a report's own words on its GPU, for the steps of a build's blocks.
+
+    They are 0 at first, and go with the report's place from one report to the next.
+    """
+    key = report.device, report.address
+    found = _progress.get(key)
+    if found is None:
+        memory = torch.zeros(build.SMALL_BLOCKS, dtype=torch.int64, device=f"cuda:{key[0]}")
+        found = _progress[key] = memory.data_ptr()
+        _kept.append(memory)  # 8 KiB for each place: of those that are free the latest is used next
+    return found
+
+
 def _more() -> int:
     """Make more slots, and give one of them."""
     with torch.inference_mode(False):
         memory = torch.zeros(_SLOTS * _BYTES, dtype=torch.uint8, pin_memory=True)
-    _pinned.append(memory)
+    _kept.append(memory)
     begin = memory.data_ptr()
     _free.extend(begin + k * _BYTES for k in range(_SLOTS))
     return _free.pop()

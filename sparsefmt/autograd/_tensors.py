@@ -24,9 +24,9 @@ _MOST_ASKED = 32
 class _OfStructure:
     """Tensors of a structure, and what is made once of them alone."""
 
-    def __init__(self, leaf: Any) -> None:
+    def __init__(self, leaf: Any, built: Built | None = None) -> None:
         self.device: Any = getattr(leaf, "device", None)  # a tracer's leaf may be anything
-        self._built = Built()
+        self._built = Built() if built is None else built
         self._marks: dict[Any, Report] = {}  # of what a stream may still be making
 
     def kept(self, key: Any, make: Callable[[], Tensor]) -> Tensor:
@@ -121,7 +121,7 @@ class Side(_OfStructure):
     def over(cls, arrays: Arrays, *, numbered: bool) -> "Side":
         """Make a side over arrays that the current stream is building, with ``perm`` if wanted."""
         found = cls.__new__(cls)
-        _OfStructure.__init__(found, arrays.memory)
+        _OfStructure.__init__(found, arrays.memory, arrays.built)
         found.arrays, found._numbered = arrays, numbered
         found._plan, found.n_cols = [], arrays.at.n_cols
         found.structure = arrays.structure
@@ -237,6 +237,11 @@ class GraphTensors(_OfStructure):
         if of_columns is not None:
             found._add(of_columns)
         return found
+
+    def built_scales(self) -> tuple[Tensor, Tensor] | None:
+        """Return what ``autograd.unit_scales`` computes, in float32, if the build has made it."""
+        arrays = self.rows.arrays
+        return None if arrays is None or self.csr_values is not None else arrays.unit_scales()
 
     def __getattr__(self, name: str) -> Any:
         """Make the view of the edges' numbers once somebody asks for it."""

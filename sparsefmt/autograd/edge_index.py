@@ -22,12 +22,15 @@ Sizes: TypeAlias = tuple[int | None, int | None]
 class _Memory(NamedTuple):
     """A tensor, its version and place in memory when its graph was made, and the graph.
 
-    That holds an alias or a copy of the tensor, not the tensor itself.
+    That holds an alias or a copy of the tensor, not the tensor itself.  Of a plain ``edge_index``
+    there are the graph's ``shape``, and an alias, so that nothing else comes to lie at its place.
     """
 
     tensor: "ref[Tensor]"
     state: Any
     graph: Graph
+    shape: tuple[int, int] | None = None
+    held: Tensor | None = None
 
 
 #: By the identity of the tensor; a dictionary of weak keys takes ten times as long.
@@ -68,15 +71,31 @@ def as_graph(given: Any, of_columns: Any, of_rows: Any = None, *, size: Any = No
     inference mode have none: their graph is made at each call.  ``torch.compile`` breaks its graph
     here: give it a ``Graph``.
     """
+    if type(given) is Graph:
+        return given
+    if size is None and not torch.compiler.is_compiling():
+        found = _graphs.get(id(given))
+        if found is not None and _fits(found, given, of_columns, of_rows):
+            return found.graph
     if isinstance(given, Graph | GraphTensors):
         return given
     if _is_plain(given):
-        if torch.compiler.is_compiling():
-            return _remembered_outside(given, _sizes(of_columns, of_rows, size))
-        return _remembered(given, _sizes(of_columns, of_rows, size))
-    if is_adj_t(given) or is_edge_index(given):
-        return _of_pyg(given, _sizes(of_columns, of_rows, size))
-    return given
+        remembered, outside = _remembered, _remembered_outside
+    elif is_adj_t(given) or is_edge_index(given):
+        remembered, outside = _remembered_of_pyg, _remembered_of_pyg_outside
+    else:
+        return given
+    sizes = _sizes(of_columns, of_rows, size)
+    return outside(given, sizes) if torch.compiler.is_compiling() else remembered(given, sizes)
+
+
+def _fits(found: _Memory, given: Any, of_columns: Any, of_rows: Any) -> bool:
+    """Tell quickly whether a remembered graph still fits; False may mean "ask again"."""
+    if found.shape is None or found.tensor() is not given or found.state != _state_of(given):
+        return False
+    n_rows, n_cols = found.shape
+    n = _length(of_columns)
+    return n == n_cols and n_rows == (n if of_rows is None else _length(of_rows))
 
 
 def turned(graph: Any, given: Any) -> Any:
@@ -145,14 +164,14 @@ def _sizes(of_columns: Any, of_rows: Any, size: Any) -> Sizes:
 def _remembered(given: Tensor, sizes: Sizes) -> Graph:
     if given.is_inference():
         return _graph(given, sizes)
-    state = given._version, given.data_ptr(), given.shape
-    found = _graphs.get(id(given))
-    if found is not None and found.state == state and found.tensor() is given:
+    found, state = _found(given), _state_of(given)
+    if found is not None and found.state == state:
         n_cols, n_rows = sizes
         n = n_rows if n_cols is None else n_cols
         if n is None or found.graph.shape == (n_rows, n_cols):
             return found.graph
-    return _remember(given, state, _graph(given, sizes))
+    graph = _graph(given, sizes)
+    return _remember(given, state, graph, graph.shape, given.detach())
 
 
 def _found(key: Tensor) -> _Memory | None:
@@ -161,8 +180,9 @@ def _found(key: Tensor) -> _Memory | None:
     return found if found is not None and found.tensor() is key else None
 
 
-def _remember(key: Tensor, state: Any, graph: Graph) -> Graph:
-    _graphs[id(key)] = _Memory(ref(key, partial(_forget, id(key))), state, graph)
+def _remember(key: Tensor, state: Any, graph: Graph, *plain: Any) -> Graph:
+    """Remember the graph of a tensor; ``plain`` are the last fields of a ``_Memory``, if any."""
+    _graphs[id(key)] = _Memory(ref(key, partial(_forget, id(key))), state, graph, *plain)
     return graph
 
 
@@ -176,12 +196,8 @@ def _forget(key: int, tensor: "ref[Tensor]", graphs: dict[int, _Memory] = _graph
         del graphs[key]
 
 
-_remembered_outside: Any = torch.compiler.disable(_remembered)  # type: ignore[no-untyped-call]
-
-
 def _length(value: Any) -> int | None:
-    shape = value.shape if isinstance(value, Tensor) else ()
-    return shape[0] if shape else None
+    return value.shape[0] if isinstance(value, Tensor) and value.dim() else None
 
 
 def _graph(given: Tensor, sizes: Sizes) -> Graph:
@@ -203,7 +219,7 @@ def _remembered_of_pyg(given: Any, sizes: Sizes) -> Graph:
     if key is None or key.is_inference():
         return _made(given, num_nodes)
     sizes_of = () if isinstance(given, Tensor) else tuple(given.sparse_sizes())
-    state = (*sizes_of, *(_state_of(part) for part in _parts_of(given)))
+    state = (*sizes_of, *map(_state_of, _parts_of(given)))
     found = _found(key)
     if found is not None and found.state == state:
         if num_nodes is None or found.graph.shape == num_nodes[::-1]:
@@ -211,7 +227,10 @@ def _remembered_of_pyg(given: Any, sizes: Sizes) -> Graph:
     return _remember(key, state, _made(given, num_nodes))
 
 
-_of_pyg: Any = torch.compiler.disable(_remembered_of_pyg)  # type: ignore[no-untyped-call]
+# Torch's own way to disable its compiler imports it where that is called, not here: 0.7 s less.
+_outside: Any = getattr(torch._compile, "_disable_dynamo", None) or torch.compiler.disable
+_remembered_outside: Any = _outside(_remembered)
+_remembered_of_pyg_outside: Any = _outside(_remembered_of_pyg)
 
 
 def _made(given: Any, num_nodes: tuple[int, int] | None) -> Graph:
@@ -235,7 +254,10 @@ def _key_of(given: Any) -> Tensor | None:
 
 
 def _state_of(part: Tensor | None) -> Any:
-    return None if part is None else (part._version, part.data_ptr(), part.shape)
+    """Give what changes with a strided tensor: assigning to ``data`` counts no version."""
+    if part is None:
+        return None
+    return part._version, part.data_ptr(), part.shape, part.stride(), part.dtype
 
 
 def _parts_of(given: Any) -> tuple[Tensor | None, ...]:

@@ -1,6 +1,5 @@
 """A graph's arrays as tensors: built once, zero-copy, with the graph; ``Graph`` as pytree."""
 
-from contextlib import AbstractContextManager
 from typing import Any, TypeAlias, cast
 from weakref import WeakValueDictionary
 
@@ -18,12 +17,11 @@ from ..graph import Graph, GraphBuilt
 from ..interop.torch import from_tensor, to_tensor
 from ..ops.cbsr.gradients import checked_order
 from ..ops.cbsr.windows import prepare_order
-from ..ops.engine.memory import HERE
 from ..ops.engine.structure import csr_of
 from ..ops.tiles.costs import Costs, checked
 from ..reorder import Order
 from . import _tiles, lifetimes
-from ._memory import on_device, raw_stream
+from ._memory import on_device, out_of_inference, raw_stream
 from ._reports import check_all
 from ._tensors import GraphTensors, Side
 from .edge_index import as_graph
@@ -176,7 +174,7 @@ def _prepare_tensors(graph: Graph, transposed: bool) -> bool:
     # Backward runs on a thread of autograd's, where a build takes twice as long.
     both = transposed or torch.is_grad_enabled()
     # Tensors born in inference mode could never take part in training.
-    with built.lock, _out_of_inference():
+    with built.lock, out_of_inference():
         found: GraphTensors | None = built.tensors[at]
         edges = built.edges
         if found is None and edges is not None and _may_build(graph):
@@ -201,12 +199,6 @@ def _prepare_tensors(graph: Graph, transposed: bool) -> bool:
             finish(flipped.indptr)  # synchronize!
             found.columns = columns
     return True
-
-
-def _out_of_inference() -> AbstractContextManager[object]:
-    """Leave inference mode, if it is at work."""
-    inside = torch.is_inference_mode_enabled() or torch.compiler.is_compiling()
-    return torch.inference_mode(False) if inside else HERE
 
 
 def _may_build(graph: Graph) -> bool:

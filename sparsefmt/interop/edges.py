@@ -25,6 +25,7 @@ def _dtypes(*names: str) -> dict[Any, np.dtype[Any]]:
 
 #: What torch's sort takes, and what no memory holds: formats build the rest, or refuse it.
 _MOST_EDGES, _MOST_VERTICES = 2**31 - 1, 2**40
+_FITS_ALWAYS = 2**31 - 1  # ids of either dtype
 _INDEX, _VALUES = ("int32", "int64"), ("float16", "float32", "float64")
 
 
@@ -34,20 +35,19 @@ class Edges:
     Whether the ids exist is not known yet: whoever builds of them checks, and ``coo`` does.
     """
 
-    __slots__ = ("__weakref__", "device_number", "dtype", "index", "index_dtype", "shape", "weight")
+    __slots__ = (
+        *("__weakref__", "device_number", "dtype", "index", "index_dtype", "nnz", "shape"),
+        "weight",
+    )
 
     def __init__(self, index: Any, weight: Any, shape: tuple[int, int]) -> None:
         # An alias: a graph that is kept with the user's tensor must not keep that alive.
         self.index = index.detach().contiguous()
         self.weight, self.shape = weight, shape
+        self.nnz: int = index.shape[1]  #: number of edges
         self.device_number: int = index.get_device()
         self.index_dtype = _dtypes(*_INDEX)[index.dtype]
         self.dtype = None if weight is None else _dtypes(*_VALUES)[weight.dtype]
-
-    @property
-    def nnz(self) -> int:
-        """Number of edges."""
-        return int(self.index.shape[1])
 
     @property
     def device(self) -> str:
@@ -100,7 +100,8 @@ def edges_of(edge_index: Any, edge_weight: Any, num_nodes: Any) -> Edges | None:
     """
     if not (is_tensor(edge_index) and edge_index.is_cuda and _plain(edge_index, 2, _INDEX)):
         return None
-    if edge_index.shape[0] != 2 or not 0 < edge_index.shape[1] <= _MOST_EDGES:
+    ends, nnz = edge_index.shape
+    if ends != 2 or not 0 < nnz <= _MOST_EDGES:
         return None
     if edge_weight is not None and not _goes_along(edge_weight, edge_index):
         return None
@@ -109,15 +110,19 @@ def edges_of(edge_index: Any, edge_weight: Any, num_nodes: Any) -> Edges | None:
         if least < 0:  # synchronize!
             return None  # refused by who reads it
         num_nodes = int(most) + 1
-    try:
-        pair = num_nodes if isinstance(num_nodes, tuple | list) else (num_nodes, num_nodes)
-        n_source, n_target = map(operator.index, pair)
-    except (TypeError, ValueError):
-        return None  # refused by who reads it with more words
+    if type(num_nodes) is int:
+        n_source = n_target = num_nodes
+    else:
+        try:
+            pair = num_nodes if isinstance(num_nodes, tuple | list) else (num_nodes, num_nodes)
+            n_source, n_target = map(operator.index, pair)
+        except (TypeError, ValueError):
+            return None  # refused by who reads it with more words
     if n_source < 1 or n_target < 1 or n_source + n_target > _MOST_VERTICES:
         return None
     shape = n_target, n_source
-    checks.sizes_fit(shape, edge_index.shape[1], _dtypes(*_INDEX)[edge_index.dtype])
+    if max(n_source, n_target) > _FITS_ALWAYS:
+        checks.sizes_fit(shape, nnz, _dtypes(*_INDEX)[edge_index.dtype])
     return Edges(edge_index, edge_weight, shape)
 
 

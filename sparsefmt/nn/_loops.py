@@ -21,8 +21,12 @@ def symmetric(
     graph's own values are kept with it.
     """
     if edge_weight is None:
+        tensors = graph_tensors(graph)
+        made = tensors.built_scales() if fill == 1 and dtype is torch.float32 else None
+        if made is not None:
+            return made
         key = ("gcn", dtype) if fill == 1 else ("gcn", dtype, fill)
-        both = graph_tensors(graph).kept(key, lambda: _of_graph(graph, dtype, fill))
+        both = tensors.kept(key, lambda: _of_graph(graph, dtype, fill))
     else:
         both = _symmetric(graph, edge_weight, fill).to(dtype)
     scale, loop = both.unbind()

@@ -88,9 +88,10 @@ def capture(
     ``step`` holds while it captures, and four or five runs.  Dropout, samples and
     ``torch.Generator`` objects of the GPU draw anew at each replay.  Gradients stay in ``p.grad``
     as after an eager step, and without ``zero_grad`` add up.  What is Python in ``step`` runs in
-    the capture alone: prints, counters, branches.  Autocast and grad mode are those of the
-    capture.  Graphs that the step reads live as long as the result.  A call holds a lock, and waits
-    for the stream of the call before, so threads may share the result with ``clone=True``.
+    the capture alone: prints, counters, branches.  A call that is refused has copied its arguments
+    all the same, which results of the call before may share.  Autocast and grad mode are those of
+    the capture.  Graphs that the step reads live as long as the result.  A call holds a lock, and
+    waits for the stream of the call before, so threads may share the result with ``clone=True``.
     """
     if not callable(step):
         raise DtypeError(f"step is a {type(step).__name__}: give a function of tensors.")
@@ -193,12 +194,12 @@ class Captured(Step):
             )
         leaves = self.inputs.checked(inputs)
         with self._lock:
-            self._guard.check()
             self._recorder.follow()
             with torch.no_grad():
                 for into, one in zip(self._given, leaves, strict=True):
                     if one is not None and one is not into:
                         into.copy_(one)
+            self._guard.check()  # while the GPU copies
             made = self._recorded
             made.replay()
             results = [

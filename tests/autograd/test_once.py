@@ -1,12 +1,16 @@
 """A graph built of CUDA tensors: the same as by formats bit by bit, no wait, wrong ids reported."""
 
 import gc
+import subprocess
+import sys
 import weakref
 
 import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
+
+from torch._dynamo.testing import CompileCounterWithBackend  # noqa: E402
 
 from sparsefmt import DtypeError, Graph, IndexRangeError, ShapeError, autograd, nn  # noqa: E402
 from sparsefmt.autograd import _reports, prepare  # noqa: E402
@@ -457,6 +461,69 @@ def test_a_graph_is_remembered_until_its_tensor_is_changed_or_gone(device):
     gc.collect()
     assert held() is None
     assert tensor() is None
+
+
+@pytest.mark.parametrize("change", ["strides", "dtype"])
+def test_a_tensor_with_other_strides_or_another_dtype_is_another_graph(device, change):
+    """Assigning to ``data`` counts no version."""
+    edge_index, x = torch.randint(0, 9, (2, 40), device=device), torch.rand(9, 3, device=device)
+    graph = autograd.as_graph(edge_index, x)
+    if change == "strides":
+        edge_index.data = edge_index.data.as_strided((2, 40), (1, 2))
+    else:
+        edge_index.data = edge_index.data.view(torch.int32)[:, ::2]
+    assert autograd.as_graph(edge_index, x) is not graph
+    assert torch.equal(
+        autograd.spmm(edge_index, x),
+        autograd.spmm(Graph.from_edge_index(edge_index.clone(), num_nodes=9), x),
+    )
+
+
+def test_bad_features_beside_a_remembered_edge_index_are_refused_as_at_first(device):
+    edge_index, x = torch.randint(0, 3, (2, 9), device=device), torch.rand(3, 4, device=device)
+    layer = nn.SAGEConv(4, 2).to(device)
+    for _ in range(2):
+        with pytest.raises(DtypeError, match="is a list"):
+            layer((x, [1, 2, 3]), edge_index)
+        with pytest.raises(DtypeError, match="is a list"):
+            autograd.sddmm(edge_index, [1, 2, 3], x)
+        layer(x, edge_index)
+
+
+@pytest.mark.parametrize("kind", ["GCNConv", "SAGEConv", "GATConv"])
+def test_a_graph_that_was_first_used_in_inference_mode_can_be_trained(device, kind):
+    edge_index = torch.randint(0, 50, (2, 300), device=device)
+    layer, x = getattr(nn, kind)(8, 4).to(device), torch.randn(50, 8, device=device)
+    graph = Graph.from_edge_index(edge_index, num_nodes=50)
+    with torch.inference_mode():
+        expected = layer(x, graph)
+    layer(x, graph).sum().backward()
+    assert torch.equal(layer(x, graph), expected)
+
+
+def test_a_layer_runs_without_torchs_compiler():
+    code = (
+        "import sys, torch; from sparsefmt import nn; edges = torch.zeros(2, 1, dtype=torch.int64);"
+        "nn.SAGEConv(2, 2)(torch.rand(3, 2), edges); print('torch._dynamo' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
+
+
+def test_compiled_layers_trace_no_memory_of_graphs():
+    """What a tracer reads of it would be guarded, and traced again for each new graph."""
+    torch._dynamo.reset()
+    layer, x = nn.SAGEConv(4, 3), torch.randn(10, 4)
+    kept = [torch.randint(0, 10, (2, 30)) for _ in range(4)]
+    counter = CompileCounterWithBackend("eager")
+    compiled = torch.compile(layer, backend=counter)
+    counts = []
+    for edges in (kept[0], kept[0], *kept[1:]):
+        assert torch.equal(compiled(x, edges), layer(x, edges))
+        counts.append(counter.frame_count)
+    assert counts[0] == counts[1]
+    assert counts[2] == counts[4]
+    torch._dynamo.reset()
 
 
 def test_what_is_no_edge_index_is_refused(device):

@@ -1,7 +1,5 @@
 """The build in one launch, its blocks on threads of the host: the same as by NumPy and SciPy."""
 
-import ctypes
-
 import host_cuda
 import numpy as np
 import pytest
@@ -19,12 +17,13 @@ MULTIPROCESSORS = 2
 WAVE = MULTIPROCESSORS * build.RESIDENT_BLOCKS
 TYPES = {"int32": "int", "int64": "long long"}
 PARAMETERS = (
-    "const INDEX *target, *source; Half<INDEX> rows, columns; int* room; long long* sums; "
-    "unsigned* arrived; int nnz, share, wave, count;"
+    "const INDEX *target, *source; char* rows; Report* report; char* columns; Report* other; "
+    "long long *scratch, *progress; long long step; Layout at, of_columns; "
+    "int nnz, share, wave, count;"
 )
 CALL = (
-    "build_small<INDEX>(p.target, p.source, p.rows, p.columns, p.room, p.sums, p.arrived, p.nnz, "
-    "p.share, p.wave, p.count)"
+    "build_small<INDEX>(p.target, p.source, p.rows, p.report, p.columns, p.other, p.scratch, "
+    "p.progress, p.step, p.at, p.of_columns, p.nnz, p.share, p.wave, p.count)"
 )
 
 
@@ -35,24 +34,24 @@ def on_host(monkeypatch):
     def load(name, types, *, file):
         index = TYPES[types[0]]
         cpp = PARAMETERS.replace("INDEX", index), CALL.replace("INDEX", index)
-        return host_cuda.kernel(file, build._PARAMETERS[name], *cpp)
+        return host_cuda.Kernel(file, build._PARAMETERS[name], *cpp)
 
     monkeypatch.setattr(build, "_load", load)
     monkeypatch.setattr(build, "multiprocessors", lambda device: MULTIPROCESSORS)
-    monkeypatch.setattr(build, "fill", lambda at, size, byte, stream: ctypes.memset(at, byte, size))
+    caches = build.small, build.layout
+    for one in caches:
+        one.cache_clear()
+    yield
+    for one in caches:
+        one.cache_clear()
 
 
 class Built:
-    """One direction in memory of the host, which begins poisoned."""
+    """One direction in memory of the host, from ``begin`` on."""
 
-    def __init__(self, n_rows, n_cols, nnz, index):
-        self.at, self.index = build.layout(n_rows, n_cols, nnz, index, 0), index
-        self.memory = np.full(self.at.size + 16, 0x7B, np.uint8)
-        self.begin = -(-self.memory.ctypes.data // 16) * 16
+    def __init__(self, at, memory, begin):
+        self.at, self.index, self.memory, self.begin = at, at.index_dtype, memory, begin
         self.report = np.zeros(8, np.int64)
-
-    def half(self):
-        return build.Half(self.at, self.begin, self.report.ctypes.data)
 
     def part(self, place, count, dtype):
         first = self.begin - self.memory.ctypes.data + place
@@ -68,6 +67,14 @@ class Built:
         lengths = np.diff(csr.indptr)
         inverse = self.part(at.inverse, at.n_rows, np.float32)
         assert (inverse == (1 / np.maximum(lengths, 1)).astype(np.float32)).all()
+        row = np.repeat(np.arange(at.n_rows), lengths)
+        if at.scale:  # of rows, not of the transpose
+            own = 1 - np.bincount(row[csr.indices == row], minlength=at.n_rows)
+            scale, square = (
+                self.part(place, at.n_rows, np.float32) for place in (at.scale, at.square)
+            )
+            np.testing.assert_allclose(scale, (lengths + own) ** -0.5, rtol=2e-7)
+            np.testing.assert_allclose(square, own / (lengths + own), rtol=2e-7)
         cut = chunks.chunks(csr.indptr, csr.nnz)
         sizes = cut.blocks, len(cut.cut), len(cut.long), cut.longest
         assert (found.blocks, found.cuts, found.longs, found.longest) == sizes
@@ -85,26 +92,34 @@ class Built:
         assert (cuts[found.cuts :] == at.blocks).all()
         assert (self.part(at.long, found.longs, self.index) == cut.long).all()
         assert found.moved == (perm != np.arange(at.nnz)).any()
-        assert found.loops == (csr.indices == np.repeat(np.arange(at.n_rows), lengths)).any()
+        assert found.loops == (csr.indices == row).any()
 
 
-def run(edge_index, n_source, n_target, *, both):
-    """Build it on the host; the scratch memory begins poisoned too."""
+def aligned(size, alignment):
+    """Make poisoned memory, and give the address from which so many bytes are aligned."""
+    memory = np.full(size + alignment, 0x7B, np.uint8)
+    return memory, -(-memory.ctypes.data // alignment) * alignment
+
+
+def run(edge_index, n_source, n_target, *, both, progress):
+    """Build it on the host; all memory but ``progress`` begins poisoned."""
     index, nnz = edge_index.dtype.name, edge_index.shape[1]
-    rows = Built(n_target, n_source, nnz, index)
-    columns = Built(n_source, n_target, nnz, index) if both else None
-    scratch = np.full(build.small_scratch(rows.at) + 128, 0x7B, np.uint8)
-    begin = -(-scratch.ctypes.data // 128) * 128
-    halves = rows.half(), columns.half() if both else None
+    how = build.small(n_target, n_source, nnz, index, 0, both=both)
+    (memory, begin), (scratch, room) = aligned(how.size, 16), aligned(how.scratch, 128)
+    rows = Built(how.rows, memory, begin)
+    columns = Built(how.columns, memory, begin + how.rows.size) if both else None
+    reports = rows.report.ctypes.data, columns.report.ctypes.data if both else 0
     ids = edge_index[1].ctypes.data, edge_index[0].ctypes.data
-    build.small(halves, ids, begin, 0)
-    end = begin - scratch.ctypes.data + build.small_scratch(rows.at)
-    assert (scratch[end:] == 0x7B).all()
+    how(ids, begin, reports, room, progress.ctypes.data, 0)
+    for held, first, size in ((memory, begin, how.size), (scratch, room, how.scratch)):
+        assert (held[first - held.ctypes.data + size :] == 0x7B).all()
     return rows, columns
 
 
 def check(monkeypatch, edge_index, n_source, n_target, *, both=True):
-    rows, columns = run(edge_index, n_source, n_target, both=both)
+    progress = np.zeros(build.SMALL_BLOCKS, np.int64)
+    run(edge_index, n_source, n_target, both=both, progress=progress)  # whose steps stay there
+    rows, columns = run(edge_index, n_source, n_target, both=both, progress=progress)
     valid = np.where((edge_index >= 0) & (edge_index < [[n_source], [n_target]]), edge_index, 0)
     graph = Graph(from_edge_index(valid, num_nodes=(n_source, n_target)))
     count = chunks._block_count
@@ -133,6 +148,15 @@ def test_a_small_build_is_the_sort_and_the_cut_of_the_formats(on_host, monkeypat
     if case == "hub":
         edge_index[1, ::3], edge_index[0, ::2] = n_target // 3, n_source - 1
     check(monkeypatch, edge_index, n_source, n_target)
+
+
+def test_words_of_one_place_serve_builds_of_many_and_few_blocks(on_host):
+    """Steps that a launch has left there let no later one pass too soon."""
+    rng, progress = np.random.default_rng(0), np.zeros(build.SMALL_BLOCKS, np.int64)
+    for nnz in (9000, 40, 9000, 2000):
+        first = next(build._first_steps) + build.STEPS
+        run(rng.integers(0, 300, (2, nnz)), 300, 300, both=True, progress=progress)
+        assert first < progress.max() < first + build.STEPS
 
 
 def test_rows_alone_and_edges_in_order(on_host, monkeypatch):

@@ -8,16 +8,19 @@ constexpr int BORDER_THREADS = 1024;  // of the one block that numbers borders
 __device__ inline long long thread() { return (long long)blockIdx.x * blockDim.x + threadIdx.x; }
 
 // keys[e] = major[e], the row of edge e; wrong ids, of `minor` too where it is given, are reported: 2 e + 1 names
-// minor[e], 2 e + 2 major[e], and of several any one. A thread owns an edge.
+// minor[e], 2 e + 2 major[e], and of several any one. own[i] is 1, where it is given: row i has no loop yet. A thread owns
+// an edge, and a row.
 template <typename Index, typename Key>
 __global__ void edge_keys(const Index* __restrict__ major, const Index* __restrict__ minor, Key* __restrict__ keys,
-                          Counts* counts, volatile Report* report, long long nnz, long long n_major, long long n_minor) {
+                          int* __restrict__ own, Counts* counts, volatile Report* report, long long nnz,
+                          long long n_major, long long n_minor) {
     const long long e = thread();
     if (e == 0) *counts = {0, 0, 0};
+    if (own && e < n_major) own[e] = 1;
     if (e >= nnz) return;
-    const Index own = major[e], other = minor ? minor[e] : Index(0);
-    const Index key = within(own, n_major);
-    if (key != own) report->fault = 2 * e + 2;
+    const Index id = major[e], other = minor ? minor[e] : Index(0);
+    const Index key = within(id, n_major);
+    if (key != id) report->fault = 2 * e + 2;
     else if (within(other, n_minor) != other) report->fault = 2 * e + 1;
     keys[e] = key;
 }
@@ -33,13 +36,14 @@ template <typename Index> __device__ inline Index row_of(const Index* indptr, lo
 }
 
 // From sorted keys and the places that they had: indptr, the columns in CSR order, perm[k] = the edge of entry k, one over
-// the entries of each row, and the words of the rows. `minor` are the ids of the edges' other ends or, TRANSPOSED, the
+// the entries of each row, own[i] less the loops of row i, and the words of the rows. `minor` are the ids of the edges' other ends or, TRANSPOSED, the
 // indptr of a CSR with n_minor rows, whose rows they are. A thread owns an entry, and a row.
 template <typename Index, typename Key, bool TRANSPOSED>
 __global__ void edge_rows(const Key* __restrict__ keys, const long long* __restrict__ order,
                           const Index* __restrict__ minor, Index* __restrict__ indptr, Index* __restrict__ indices,
-                          Index* __restrict__ perm, float* __restrict__ inverse, long long* __restrict__ words,
-                          Counts* counts, long long nnz, long long n_rows, long long n_minor) {
+                          Index* __restrict__ perm, float* __restrict__ inverse, int* __restrict__ own,
+                          long long* __restrict__ words, Counts* counts, long long nnz, long long n_rows,
+                          long long n_minor) {
     const long long k = thread();
     if (k < nnz) {
         const long long e = order[k];
@@ -47,18 +51,23 @@ __global__ void edge_rows(const Key* __restrict__ keys, const long long* __restr
         perm[k] = e;
         indices[k] = column;
         if (e != k) counts->moved = 1;
-        if (column == keys[k]) counts->loops = 1;
+        if (column == keys[k]) {
+            counts->loops = 1;
+            if (own) atomicSub(&own[column], 1);
+        }
     }
     if (k <= n_rows) write_row(keys, indptr, inverse, words, counts, nnz, n_rows, k);
 }
 
-// start[c] is the row and entry where chunk c begins; long_rows are the long ones. `words` are added up. A thread owns a
-// chunk, and a row.
+// start[c] is the row and entry where chunk c begins; long_rows are the long ones. `words` are added up. Where they are
+// given, `scale` and `square` get GCN's factors; until then `square` has `own`. A thread owns a chunk, and a row.
 template <typename Index>
 __global__ void chunk_starts(const Index* __restrict__ indptr, const long long* __restrict__ words,
-                             Place<Index>* __restrict__ start, Index* __restrict__ long_rows, long long n_rows,
+                             Place<Index>* __restrict__ start, Index* __restrict__ long_rows,
+                             float* __restrict__ scale, float* __restrict__ square, long long n_rows,
                              long long n_starts, int wave) {
     const long long c = thread();
+    if (scale && c < n_rows) write_unit_scales(scale, square, c, indptr[c + 1] - indptr[c], ((const int*)square)[c]);
     if (c < n_rows && longs_before(words, c) != longs_before(words, c + 1)) long_rows[longs_before(words, c)] = c;
     if (c < n_starts) start[c] = chunk_start(indptr, words, n_rows, wave, c);
 }

@@ -1,6 +1,8 @@
 // What both ways to build a CSR of edges share: checked ids, the word of a row, and the cut of the rows into chunks as
 // formats/chunks.py makes it. Memory is laid out for the most blocks that rows of so many entries can need; those
 // beyond are empty.
+#include "engine/degrees.cuh"
+
 constexpr int PIECES = 8, LONG_ROW = 2048;  // as in formats/chunks.py
 // A word of a row, for one scan: its pieces in the low bits, and above them whether it is long.
 constexpr int LONG_BIT = 40;
@@ -111,6 +113,7 @@ __device__ inline void number_borders(int (&of_warps)[WARPS], const Index* indpt
         __syncthreads();
     }
     for (int s = found + threadIdx.x; s < n_cuts; s += WARPS * WARP) cut[s] = n_slots - 1;
+    __syncthreads();  // other streams read all of it once it is done
     if (threadIdx.x) return;
     report->blocks = block_count(pieces_before(words, n_rows), wave);
     report->cuts = found, report->longs = longs_before(words, n_rows);

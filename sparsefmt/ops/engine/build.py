@@ -8,7 +8,7 @@ blocks of chunks and the most long rows that there can be.
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import product
+from itertools import count, product
 from typing import NamedTuple
 
 from ...formats.chunks import (
@@ -19,7 +19,7 @@ from ...formats.chunks import (
     multiprocessors,
 )
 from . import jit
-from .launch import ITEMSIZE, fill
+from .launch import ITEMSIZE
 from .structure import Structure, structure_in_work
 
 _FILE, _SMALL_FILE = "engine/build.cu", "engine/build_small.cu"
@@ -28,17 +28,20 @@ _COUNTS = 16  # bytes
 _ALIGNMENT = 16  # of a layout, so that two lie side by side
 #: Parameters of each kernel as the module ``struct`` packs them: pointers, 8 and 4-byte integers.
 _PARAMETERS = {
-    "edge_keys": "5P3q",
-    "edge_rows": "9P3q",
-    "chunk_starts": "4P2qi",
+    "edge_keys": "6P3q",
+    "edge_rows": "10P3q",
+    "chunk_starts": "6P2qi",
     "chunk_borders": "7Pq3i",
     "reached": "P",
-    "build_small": f"2P{2 * '11P2q4i'}3P4i",
+    "build_small": f"8Pq{2 * '12q4i'}4i",
 }
 #: Most edges and vertices of a graph that is built in one launch, and the fewest edges of a block.
 SMALL_EDGES, SMALL_VERTICES, _SHARE = 2**19, 2**20, 1024
-_HEAD = 128  # bytes of the scratch of a small build before its sums
 _KEYS = (("int32", "int32"), ("int64", "int32"), ("int64", "int64"))
+#: Blocks of a small build at most, and more steps than any build takes, which waits at most 17
+#: times: those of all builds are numbered.
+SMALL_BLOCKS, STEPS = 1024, 64
+_first_steps = count(STEPS, STEPS)
 
 
 def instantiations() -> Iterator[tuple[str, str]]:
@@ -88,6 +91,8 @@ class Layout:
     indices: int
     perm: int
     inverse: int  #: one over the entries of each row, in float32
+    scale: int  #: GCN's factors of the rows, see ``degrees.cuh``, in float32; of the transpose 0
+    square: int
     long: int
     slot: int
     cut: int
@@ -100,8 +105,10 @@ class Layout:
 
 
 @lru_cache(maxsize=256)
-def layout(n_rows: int, n_cols: int, nnz: int, index_dtype: str, device: int) -> Layout:
-    """Lay out a CSR of so many rows and entries for a GPU."""
+def layout(
+    n_rows: int, n_cols: int, nnz: int, index_dtype: str, device: int, *, transposed: bool = False
+) -> Layout:
+    """Lay out a CSR of so many rows and entries for a GPU, or that of the transpose of one."""
     wave, item = RESIDENT_BLOCKS * multiprocessors(device), ITEMSIZE[index_dtype]
     blocks = most_blocks(n_rows, nnz, wave)
     # A row is cut where a block ends, and only a long one.
@@ -114,13 +121,16 @@ def layout(n_rows: int, n_cols: int, nnz: int, index_dtype: str, device: int) ->
     perm = indices + item * nnz
     long = perm + item * nnz
     inverse = long + item * n_long
+    scale = square = 0
     slot = inverse + 4 * n_rows
+    if not transposed:
+        scale, square, slot = slot, slot + 4 * n_rows, slot + 8 * n_rows
     cut = slot + 4 * (blocks + 1)
     size = -(-(cut + 4 * n_cuts) // _ALIGNMENT) * _ALIGNMENT
     places = {"start": start, "indptr": indptr, "indices": indices, "perm": perm, "long": long}
     return Layout(
         n_rows, n_cols, nnz, index_dtype, wave, blocks, n_cuts, n_long,
-        **places, inverse=inverse, slot=slot, cut=cut, size=size,
+        **places, inverse=inverse, scale=scale, square=square, slot=slot, cut=cut, size=size,
     )  # fmt: skip
 
 
@@ -138,8 +148,9 @@ def structure_in(at: Layout, begin: int, report: object, *, cuts: bool = True) -
 def keys(at: Layout, begin: int, ids: tuple[int, int], keys: int, report: int, stream: int) -> None:
     """Write the key of each edge to sort by; ``ids`` are those of rows, and of columns or 0."""
     kernel = _load("edge_keys", (at.index_dtype, at.key_dtype))
-    args = (*ids, keys, begin, report, at.nnz, at.n_rows, at.n_cols)
-    kernel(_blocks(at.nnz), args, stream=stream)
+    places = keys, _at(begin, at.square), begin, report
+    args = (*ids, *places, at.nnz, at.n_rows, at.n_cols)
+    kernel(_blocks(max(at.nnz, at.n_rows)), args, stream=stream)
 
 
 def rows(
@@ -152,7 +163,8 @@ def rows(
     is, of which the edges are the entries.
     """
     kernel = _load("edge_rows", (at.index_dtype, at.key_dtype), int(transposed))
-    results = (begin + place for place in (at.indptr, at.indices, at.perm, at.inverse))
+    places = at.indptr, at.indices, at.perm, at.inverse, at.square
+    results = (_at(begin, place) for place in places)
     args = (keys, order, minor, *results, words, begin, at.nnz, at.n_rows, at.n_cols)
     kernel(_blocks(max(at.nnz, at.n_rows + 1)), args, stream=stream)
 
@@ -161,84 +173,91 @@ def chunks(at: Layout, begin: int, words: int, report: int, stream: int) -> None
     """Cut the rows, by words that have been added up, and end the report."""
     types = (at.index_dtype,)
     n_starts = (at.blocks + 1) * CHUNKS_PER_BLOCK + 1
-    indptr, start, long, slot, cut = (
-        begin + place for place in (at.indptr, at.start, at.long, at.slot, at.cut)
-    )
-    args: tuple[int, ...] = indptr, words, start, long, at.n_rows, n_starts, at.wave
+    places = at.indptr, at.start, at.long, at.slot, at.cut, at.scale, at.square
+    indptr, start, long, slot, cut, *factors = (_at(begin, place) for place in places)
+    args: tuple[int, ...] = indptr, words, start, long, *factors, at.n_rows, n_starts, at.wave
     _load("chunk_starts", types)(_blocks(max(n_starts, at.n_rows)), args, stream=stream)
     sizes = at.n_rows, at.blocks + 1, at.n_cuts, at.wave
     args = indptr, words, start, slot, cut, begin, report, *sizes
     _load("chunk_borders", types)(1, args, threads=_BORDER_THREADS, stream=stream)
 
 
-def is_small(at: Layout) -> bool:
+def is_small(n_rows: int, n_cols: int, nnz: int) -> bool:
     """Tell whether a launch of few blocks builds it sooner than several of many."""
-    return at.nnz <= SMALL_EDGES and max(at.n_rows, at.n_cols) <= SMALL_VERTICES
+    return nnz <= SMALL_EDGES and n_rows <= SMALL_VERTICES and n_cols <= SMALL_VERTICES
 
 
-def small_blocks(at: Layout) -> int:
-    """Choose the blocks of a small build: at most one a multiprocessor, so that all run at once."""
-    return min(-(-at.nnz // _SHARE), at.wave // RESIDENT_BLOCKS)
+class Small(NamedTuple):
+    """A prepared build in one launch; sizes are in bytes."""
+
+    rows: Layout
+    columns: Layout | None  #: None where they are not wanted
+    scratch: int  #: what it needs while it runs
+    launch: jit.Launch
+
+    @property
+    def size(self) -> int:
+        """Memory of both, the columns behind the rows."""
+        return self.rows.size + (0 if self.columns is None else self.columns.size)
+
+    def __call__(
+        self,
+        ids: tuple[int, int],
+        begin: int,
+        reports: tuple[int, int],
+        scratch: int,
+        progress: int,
+        stream: int,
+    ) -> None:
+        """Launch it.
+
+        ``ids`` are those of rows and columns.  ``progress`` is a word for each block, 0 or with a
+        step of an earlier launch, and used by no two launches at a time.
+        """
+        of_rows, of_columns = reports
+        halves = begin, of_rows, begin + self.rows.size, of_columns
+        self.launch(stream, *ids, *halves, scratch, progress, next(_first_steps))
 
 
-def small_scratch(at: Layout) -> int:
-    """Count the bytes that a small build needs while it runs."""
-    blocks = small_blocks(at)
-    words = 2 * blocks + at.n_rows + at.n_cols + 2
-    return _HEAD + 8 * words + 4 * (5 * at.nnz + jit.THREADS * blocks)
-
-
+@lru_cache(maxsize=256)
 def small(
-    halves: "tuple[Half, Half | None]", ids: tuple[int, int], scratch: int, stream: int
-) -> None:
-    """Build rows, and columns if there is a second half, in one launch.
+    n_rows: int, n_cols: int, nnz: int, index_dtype: str, device: int, *, both: bool
+) -> Small:
+    """Prepare the build of few edges, on the current device: of rows, and of columns if ``both``.
 
-    ``ids`` are those of rows and columns.
+    It has at most one block a multiprocessor, so that all run at once.
     """
-    at = halves[0].at
-    blocks, count = small_blocks(at), 1 if halves[1] is None else 2
-    sums = scratch + _HEAD
-    words = sums + 16 * blocks
-    room = words + 8 * (at.n_rows + at.n_cols + 2)
-    own = _half(halves[0], at.n_rows, words)
-    other = _half(halves[1], at.n_cols, words + 8 * (at.n_rows + 1))
-    share = -(-at.nnz // (blocks * jit.THREADS)) * jit.THREADS
-    sizes = at.nnz, share, at.wave, count
-    fill(scratch, 4, 0, stream)
-    kernel = _load("build_small", (at.index_dtype,), file=_SMALL_FILE)
-    args = (*ids, *own, *other, room, sums, scratch, *sizes)
-    kernel(blocks, args, cooperative=True, stream=stream)
+    rows = layout(n_rows, n_cols, nnz, index_dtype, device)
+    sizes = n_cols, n_rows, nnz, index_dtype, device
+    columns = layout(*sizes, transposed=True) if both else None
+    blocks = min(-(-nnz // _SHARE), rows.wave // RESIDENT_BLOCKS, SMALL_BLOCKS)
+    words = 2 * blocks + n_rows + n_cols + 2
+    scratch = 8 * words + 4 * (5 * nnz + jit.THREADS * blocks)
+    share = -(-nnz // (blocks * jit.THREADS)) * jit.THREADS
+    unwanted = (0,) * 10 + (n_cols, 0, 0, 0, 0, 0)
+    places = *_places(rows), *(unwanted if columns is None else _places(columns))
+    kernel = _load("build_small", (index_dtype,), file=_SMALL_FILE)
+    after = *places, nnz, share, rows.wave, 1 + both
+    launch = kernel.ready(blocks, after=after, cooperative=True)
+    return Small(rows, columns, scratch, launch)
 
 
-class Half(NamedTuple):
-    """A direction of a small build: its layout, where its memory begins, and its report."""
-
-    at: Layout
-    begin: int
-    report: int
-
-
-def _half(half: Half | None, n_rows: int, words: int) -> tuple[int, ...]:
-    """Fill the fields of ``Half`` in build_small.cu."""
-    if half is None:
-        return (*(0,) * 11, n_rows, *(0,) * 5)
-    at, begin, report = half
-    places, sizes = _fields(at, n_rows)
-    return (*[begin + place for place in places], words, report, *sizes)
-
-
-@lru_cache(maxsize=512)
-def _fields(at: Layout, n_rows: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Give the places and sizes of a ``Half``."""
+def _places(at: Layout) -> tuple[int, ...]:
+    """Fill the fields of ``Layout`` in build_small.cu."""
     n_starts = (at.blocks + 1) * CHUNKS_PER_BLOCK + 1
-    bits = (n_rows - 1).bit_length()
-    places = 0, at.start, at.indptr, at.indices, at.perm, at.long, at.inverse, at.slot, at.cut
-    return places, (n_rows, n_starts, at.blocks + 1, at.n_cuts, bits, 0)
+    rows = at.start, at.indptr, at.indices, at.perm, at.inverse, at.scale, at.square
+    sizes = at.n_rows, n_starts, at.blocks + 1, at.n_cuts, (at.n_rows - 1).bit_length(), 0
+    return (*rows, at.long, at.slot, at.cut, *sizes)
 
 
 def reached(report: int, stream: int) -> None:
     """Report that the stream has come so far."""
     _load("reached", ("int32",))(1, (report,), threads=1, stream=stream)
+
+
+def _at(begin: int, place: int) -> int:
+    """Give the address of an array of a layout, 0 for one that it does not have."""
+    return begin + place if place else 0
 
 
 def _blocks(threads: int) -> int:

@@ -6,7 +6,14 @@
 constexpr int THREADS = 256, WARPS = THREADS / WARP;
 constexpr int DIGIT = 8;  // bits that a pass of the sort goes by, at most: a thread for each value
 
-// The arrays of one CSR, as in ops/engine/build.py.
+// Where the arrays of one CSR lie, in bytes from the beginning of its memory, and its sizes; as in ops/engine/build.py.
+struct Layout {
+    long long start, indptr, indices, perm, inverse, scale, square, long_rows, slot, cut;
+    long long n_rows, n_starts;
+    int n_slots, n_cuts, bits, unused;
+};
+
+// The arrays themselves.
 template <typename Index> struct Half {
     Counts* counts;
     Place<Index>* start;
@@ -16,7 +23,14 @@ template <typename Index> struct Half {
     long long* words;
     Report* report;
     long long n_rows, n_starts;
-    int n_slots, n_cuts, bits, unused;
+    int n_slots, n_cuts, bits;
+
+    __device__ Half(const Layout& at, char* begin, Report* report, long long* words)
+        : counts((Counts*)begin), start((Place<Index>*)(begin + at.start)), indptr((Index*)(begin + at.indptr)),
+          indices((Index*)(begin + at.indices)), perm((Index*)(begin + at.perm)),
+          long_rows((Index*)(begin + at.long_rows)), inverse((float*)(begin + at.inverse)),
+          slot((int*)(begin + at.slot)), cut((int*)(begin + at.cut)), words(words), report(report), n_rows(at.n_rows),
+          n_starts(at.n_starts), n_slots(at.n_slots), n_cuts(at.n_cuts), bits(at.bits) {}
 };
 
 struct Pairs {
@@ -30,22 +44,24 @@ struct Shared {
     int borders[WARPS];
 };
 
-// All blocks of the launch, and the part [begin, end) of the entries that this one owns.
+// All blocks of the launch, and the part [begin, end) of the entries that this one owns. `progress` has the latest step of
+// each block. Steps only grow from launch to launch: words that an earlier launch left are below every step of this one.
 struct Blocks {
-    unsigned* arrived;
-    unsigned expected;
+    volatile long long* progress;
+    long long step;
     int begin, end;
 
     // Waits for all blocks; what they have written before, this one reads behind it.
     __device__ void wait() {
+        ++step;
         __syncthreads();
         if (threadIdx.x == 0) {
-            expected += gridDim.x;
             __threadfence();
-            atomicAdd(arrived, 1u);
-            while (*(volatile unsigned*)arrived < expected) {}
-            __threadfence();
+            progress[blockIdx.x] = step;
         }
+        for (int b = threadIdx.x; b < gridDim.x; b += THREADS)
+            while (progress[b] < step) {}
+        __threadfence();
         __syncthreads();
     }
 };
@@ -73,7 +89,7 @@ __device__ inline long long sum_before(Shared& shared, long long value, long lon
 // Sorts pairs by the lowest `bits` of their keys, stably; gives where they are then. `counts` has THREADS for each block.
 __device__ inline Pairs sorted(Blocks& blocks, Shared& shared, Pairs from, Pairs to, int* counts, int bits) {
     const int passes = bits > DIGIT ? (bits + DIGIT - 1) / DIGIT : 1, width = (bits + passes - 1) / passes;
-    const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, own = blockIdx.x * THREADS + threadIdx.x;
+    const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, mine = blockIdx.x * THREADS + threadIdx.x;
     for (int pass = 0; pass < passes; ++pass) {
         const auto digit_of = [&](int key) { return key >> pass * width & ((1 << width) - 1); };
         shared.counts[threadIdx.x] = 0;
@@ -81,7 +97,7 @@ __device__ inline Pairs sorted(Blocks& blocks, Shared& shared, Pairs from, Pairs
         for (int e = blocks.begin + threadIdx.x; e < blocks.end; e += THREADS)
             atomicAdd(&shared.counts[digit_of(from.keys[e])], 1);
         __syncthreads();
-        counts[own] = shared.counts[threadIdx.x];
+        counts[mine] = shared.counts[threadIdx.x];
         blocks.wait();
         long long before = 0, total = 0, all;
         for (int b = 0; b < gridDim.x; ++b) {
@@ -135,26 +151,35 @@ __device__ inline void add_up(Shared& shared, const Half<Index>& half, long long
     }
 }
 
-// Both halves, or with `count` 1 the rows alone. `room` has five ints for each edge and THREADS for each block, `sums` two
-// words for each block; `arrived` is 0. A block owns `share` edges.
+// Both halves, or with `count` 1 the rows alone. `scratch` has two words for each block, one for each row and column and
+// two more, then five ints for each edge and THREADS for each block. A block owns `share` edges.
 template <typename Index>
 __global__ void __launch_bounds__(THREADS)
-build_small(const Index* __restrict__ target, const Index* __restrict__ source, const __grid_constant__ Half<Index> rows,
-            const __grid_constant__ Half<Index> columns, int* room, long long* sums, unsigned* arrived, int nnz,
-            int share, int wave, int count) {
+build_small(const Index* __restrict__ target, const Index* __restrict__ source, char* of_rows, Report* report,
+            char* of_columns, Report* other_report, long long* scratch, long long* progress,
+            long long step, const __grid_constant__ Layout at, const __grid_constant__ Layout other, int nnz, int share,
+            int wave, int count) {
     __shared__ Shared shared;
+    long long* const sums = scratch;
+    long long* const words = sums + 2 * gridDim.x;
+    int* const room = (int*)(words + at.n_rows + other.n_rows + 2);
+    const Half<Index> rows(at, of_rows, report, words);
+    const Half<Index> columns(other, of_columns, other_report, words + at.n_rows + 1);
     const int begin = min((long long)blockIdx.x * share, (long long)nnz), end = min((long long)begin + share, (long long)nnz);
-    Blocks blocks{arrived, 0, begin, end};
+    Blocks blocks{progress, step, begin, end};
     Pairs first{room, room + nnz}, second{room + 2LL * nnz, room + 3LL * nnz};
     int* const row_of_entry = room + 4LL * nnz;
+    float *const scale = (float*)(of_rows + at.scale), *const square = (float*)(of_rows + at.square);
+    int* const own = (int*)square;  // 1 less the loops of each row, until its factors are written
     int* const counts = room + 5LL * nnz;
     const long long thread = blockIdx.x * THREADS + threadIdx.x, threads = gridDim.x * THREADS;
 
     if (thread == 0) *rows.counts = {0, 0, 0};
     if (thread == 0 && count > 1) *columns.counts = {0, 0, 0};
+    for (long long i = thread; i < rows.n_rows; i += threads) own[i] = 1;
     for (int e = begin + threadIdx.x; e < end; e += THREADS) {
-        const Index own = target[e], key = within(own, rows.n_rows);
-        if (key != own) ((volatile Report*)rows.report)->fault = 2LL * e + 2;
+        const Index id = target[e], key = within(id, rows.n_rows);
+        if (key != id) ((volatile Report*)rows.report)->fault = 2LL * e + 2;
         else if (within(source[e], columns.n_rows) != source[e]) ((volatile Report*)rows.report)->fault = 2LL * e + 1;
         first.keys[e] = key, first.values[e] = e;
     }
@@ -166,7 +191,7 @@ build_small(const Index* __restrict__ target, const Index* __restrict__ source, 
         const Index column = within(source[e], columns.n_rows);
         rows.indices[k] = column, rows.perm[k] = e, row_of_entry[k] = row;
         if (e != k) rows.counts->moved = 1;
-        if (column == row) rows.counts->loops = 1;
+        if (column == row) rows.counts->loops = 1, atomicSub(&own[row], 1);
         first.keys[k] = column, first.values[k] = k;  // of the transpose, whose edges these entries are
     }
     blocks.wait();
@@ -204,8 +229,10 @@ build_small(const Index* __restrict__ target, const Index* __restrict__ source, 
     blocks.wait();
     for (int h = 0; h < count; ++h) {
         const Half<Index>& half = h ? columns : rows;
-        for (long long i = thread; i < half.n_rows; i += threads)
+        for (long long i = thread; i < half.n_rows; i += threads) {
+            if (h == 0) write_unit_scales(scale, square, i, half.indptr[i + 1] - half.indptr[i], own[i]);
             if (longs_before(half.words, i) != longs_before(half.words, i + 1)) half.long_rows[longs_before(half.words, i)] = i;
+        }
         for (long long c = thread; c < half.n_starts; c += threads)
             half.start[c] = chunk_start(half.indptr, half.words, half.n_rows, wave, c);
     }

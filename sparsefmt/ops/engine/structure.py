@@ -49,9 +49,13 @@ class Deciding:
         return found
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)
 class Structure(Deciding):
-    """A CSR and its ``Chunks``: sizes and device pointers; whoever makes it keeps the arrays."""
+    """A CSR and its ``Chunks``: sizes and device pointers; whoever makes it keeps the arrays.
+
+    Not frozen: it would take three times as long to make those of each new graph.  Only
+    ``structure_in_work`` assigns to one.
+    """
 
     format: ClassVar[str] = "csr"
 
@@ -109,9 +113,14 @@ structure_at = lru_cache(maxsize=256)(Structure)
 def structure_in_work(report: Any, *fields: Any) -> Structure:
     """Make a structure that is being built, with what was decided for another one there."""
     found = Structure(*fields)
-    object.__setattr__(found, "report", report)
-    object.__setattr__(found, "_decided", structure_at(*fields)._decided)
+    found.report, found._decided = report, _decided_at(*fields)
     return found
+
+
+@lru_cache(maxsize=256)
+def _decided_at(*fields: Any) -> dict[Hashable, Any]:
+    """Give what was decided for a structure of these fields, to be added to."""
+    return {}
 
 
 def _structure(A: CSR) -> Structure:

@@ -1,6 +1,7 @@
 // The symmetric normalisation of GCN, b[e] = s[i] a[e] s[j] with s = d^-1/2, and its backward. d[i] is the sum of the
 // row's values, plus 1 for a vertex without a loop where loops are added (`has_loop` is given).
 #include "engine/common.cuh"
+#include "engine/degrees.cuh"
 
 __device__ inline long long thread() { return (long long)blockIdx.x * blockDim.x + threadIdx.x; }
 __device__ inline long long threads() { return (long long)gridDim.x * blockDim.x; }
@@ -144,8 +145,7 @@ __global__ void gcn_unit_scales(const Index* __restrict__ indptr, const Index* _
     for (long long e = begin + threadIdx.x % WARP; e < end; e += WARP) own -= indices[e] == i;
     for (int lanes = WARP / 2; lanes; lanes /= 2) own += __shfl_xor_sync(FULL_WARP, own, lanes);
     if (threadIdx.x % WARP) return;
-    const double s = rsqrt(double(end - begin + own));
-    scale[i] = s, square[i] = own * s * s;
+    write_unit_scales(scale, square, i, end - begin, own);
 }
 
 // As gcn_scaled; the loop of a row comes behind its entries. Without loops, or places for indices, only values are
