@@ -175,5 +175,5 @@ class GATv2Conv(LoopedAttention):
             sums = edge_combine(
                 entries.graph, right.flatten(1).to(dtype), left.flatten(1).to(dtype)
             )
-            sums = leaky_relu(sums if edges is None else sums + edges, self.negative_slope)
+            sums = leaky_relu(sums if edges is None else sums.add_(edges), self.negative_slope)
             return torch.einsum("ekf,kf->ek", self._by_head(sums), self.att[0].to(dtype))

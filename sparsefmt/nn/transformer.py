@@ -182,7 +182,8 @@ class TransformerConv(Attention):
             found = Weighed(graph, self._weights(graph, query, key, term))
         if found is not None and (term is not None or self._drops()):
             kept = found._replace(weights=self._dropped(found.weights))
-            y = kept.sums(value) if term is None else kept.sums(value) + term.sums(kept)
+            y = kept.sums(value)
+            y = y if term is None else y + term.sums(kept).to(y.dtype)
         else:
             share = self.dropout if self.training else 0.0
             y = dot_aggregate(graph, query, key, value, dropout=share)

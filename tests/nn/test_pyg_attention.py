@@ -6,6 +6,7 @@ torch = pytest.importorskip("torch")
 pyg = pytest.importorskip("torch_geometric.nn", reason="torch-geometric is not installed")
 
 from test_agnn import edges  # noqa: E402
+from torch.autograd import gradgradcheck  # noqa: E402
 from torch.nn.parameter import UninitializedParameter  # noqa: E402
 from torch_geometric import EdgeIndex  # noqa: E402
 
@@ -202,6 +203,38 @@ def test_weights_of_a_sparse_matrix_are_a_sparse_matrix(name, loops, layout):
     assert_same(*([one] for one in gradients))
 
 
+class SparseTensor:
+    """What torch_sparse.SparseTensor has that is read here; values stand beside it."""
+
+    def __init__(self, A, looped=False):
+        self.A, self.looped = A, looped
+
+    def csr(self):
+        return self.A.crow_indices(), self.A.col_indices(), None
+
+    def sparse_sizes(self):
+        return tuple(self.A.shape)
+
+    def set_diag(self):
+        return SparseTensor(self.A, looped=True)
+
+    def set_value(self, value, layout):
+        assert layout == "coo"
+        return self.looped, value
+
+
+@EACH
+def test_weights_of_a_sparse_tensor_are_its_values(name):
+    layer, x = both(name, WIDTH, OUT, heads=2)[0], random(N, WIDTH)
+    dense = torch.zeros(N, N).index_put(tuple(edges("some").flip(0)), torch.ones(()))
+    y, (_, weights) = layer(x, dense.to_sparse_csr(), return_attention_weights=True)
+    found, (looped, values) = layer(
+        x, SparseTensor(dense.to_sparse_csr()), return_attention_weights=True
+    )
+    assert looped == (name != "TransformerConv")
+    assert_same([found, values], [y, weights])
+
+
 @EACH
 def test_weights_of_an_edge_index_that_is_sorted_are_pygs(name):
     mine, other = both(name, WIDTH, OUT, heads=2)
@@ -227,6 +260,44 @@ def test_weights_are_left_out_as_pygs_are(name, edge_dim):
         found.append(everything(layer, x, given, *attr, return_attention_weights=True))
     assert_same(*found)
     assert_same(*(leaves(one.eval()(x, given, *attr)) for one in (mine, other)))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, "autocast"], ids=str)
+@EACH
+def test_edge_features_may_be_narrow(name, dtype):
+    layer, given = both(name, WIDTH, OUT, heads=2, edge_dim=EDGE_DIM)[0].float(), edges("some")
+    x, attr = random(N, WIDTH).float().detach(), random(given.shape[1], EDGE_DIM).float().detach()
+    more = {"return_attention_weights": True}
+    y, (_, weights) = layer(x, given, attr, **more)
+    if dtype == "autocast":
+        narrow = torch.bfloat16
+        with torch.autocast("cpu", narrow):
+            found, (_, of_edges) = layer(x, given, attr, **more)
+    else:
+        narrow, layer = dtype, layer.to(dtype)
+        found, (_, of_edges) = layer(x.to(dtype), given, attr.to(dtype), **more)
+    assert found.dtype == of_edges.dtype == narrow
+    # A few operations on numbers about 1, of which the largest rounds most.
+    bound = 8 * torch.finfo(narrow).eps * y.abs().max().item()
+    torch.testing.assert_close(found.float(), y, rtol=0, atol=bound)
+    torch.testing.assert_close(of_edges.float(), weights, rtol=0, atol=bound)
+
+
+@pytest.mark.parametrize("name", ["GATv2Conv", "TransformerConv"])
+def test_gradients_of_edge_features_are_differentiable_again(name):
+    layer = getattr(nn, name)(3, 2, 2, edge_dim=2)
+    given = torch.tensor([[0, 1, 2, 2], [1, 0, 1, 1]])
+    inputs = random(3, 3), random(4, 2, seed=2)
+    assert gradgradcheck(lambda x, attr: layer(x, given, attr), inputs)
+
+
+@EACH
+def test_hooks_of_the_map_of_edges_are_called(name):
+    layer, given = both(name, WIDTH, OUT, heads=2, edge_dim=EDGE_DIM)[0], edges("some")
+    x, attr = random(N, WIDTH), random(given.shape[1], EDGE_DIM)
+    expected = layer(x, given, attr)
+    layer.lin_edge.register_forward_hook(lambda module, args, y: y.neg())
+    assert_same([layer(x, given, -attr)], [expected])
 
 
 @FEW
