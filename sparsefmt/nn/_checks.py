@@ -217,6 +217,16 @@ def check_input(x: Any, graph: GraphLike, *, sparse: bool = False) -> None:
         check_features(x, graph)
 
 
+def check_edge_weight(value: Any, graph: GraphLike) -> None:
+    """Refuse weights of heads, which products take and layers of one weight an edge do not."""
+    if isinstance(value, Tensor) and value.dim() != 1:
+        nnz = graph_tensors(graph).nnz
+        raise ShapeError(
+            f"edge_weight has shape {tuple(value.shape)} but the graph stores {nnz} entries: give "
+            f"({nnz},), one weight for each edge."
+        )
+
+
 def check_beside(name: str, value: Tensor, weight: Tensor) -> None:
     """Check that a tensor has the device and the dtype of a layer's weights."""
     if value.device != weight.device:

@@ -18,7 +18,7 @@ from ..autograd import (
 )
 from ..errors import DtypeError, ShapeError
 from ._base import plus
-from ._checks import by_vertex, check_counts, check_in_channels, check_input
+from ._checks import by_vertex, check_counts, check_edge_weight, check_in_channels, check_input
 from ._loops import (
     earlier_loops,
     ends,
@@ -71,6 +71,7 @@ class HopConvolution(Passing):
         """Give the ``K`` steps, which share their factors, for features like ``x``."""
         graph = self._turned(as_graph(edge_index, by_vertex(x)), edge_index)
         check_input(x, graph)
+        check_edge_weight(edge_weight, graph)
         probe, values, _, _ = operands(graph, by_vertex(x).flatten(1)[:, :1], edge_weight)
         weight = None if edge_weight is None else values
         one = hop(graph, weight, probe.dtype, Normalisation(fill, self._reductions[0]))

@@ -90,9 +90,13 @@ def _symmetric(graph: GraphLike, edge_weight: Tensor | None, fill: float) -> Ten
 def earlier_loops(graph: GraphLike) -> Tensor | None:
     """Give 1 for a loop with a later one of its vertex, else 0: (nnz,) in float64, kept.
 
-    None where there is no such loop, for which a GPU is waited for once a graph.
+    None where there is no such loop.  Where the build of the graph has told, or will tell, whether
+    there are loops, nobody waits for it; other graphs are looked at once.
     """
     tensors, blind = graph_tensors(graph), _is_blind(graph)
+    if not blind and tensors.loops is False:
+        return None
+    blind = blind or bool(tensors.building)
 
     def make() -> Tensor:
         row, col = ends(graph)

@@ -23,7 +23,14 @@ from ..autograd import (
 )
 from ..errors import ShapeError
 from ._base import Convolution, Options, is_one_each, plus
-from ._checks import by_vertex, check_counts, check_in_channels, check_input, check_width
+from ._checks import (
+    by_vertex,
+    check_counts,
+    check_edge_weight,
+    check_in_channels,
+    check_input,
+    check_width,
+)
 from ._hops import Normalisation, hop, over_vertices
 from ._linear import GLOROT, draw_map, linear_map, settle
 from ._loops import stored, symmetric
@@ -161,6 +168,7 @@ class GCNConv(Convolution):
                 return gcn_convolution(graph, *given, *symmetric(graph, None, x.dtype), self.bias)
         graph = self._turned(graph, edge_index)
         check_input(x, graph, sparse=True)
+        check_edge_weight(edge_weight, graph)
         settle(self.lin, x.shape[-1])
         check_width("x", x, self.lin.weight)
         h = self.lin(x)

@@ -22,7 +22,7 @@ from ..autograd import (
     spmm,
 )
 from ._base import Convolution, Options, is_one_each
-from ._checks import Ends, as_autocast, by_vertex
+from ._checks import Ends, as_autocast, by_vertex, check_edge_weight
 from ._hops import over_vertices
 from ._network import OfNetwork, called, check_fit
 from ._passing import FORWARD, SUM, unweighted
@@ -119,6 +119,7 @@ class GINConv(OfNetwork, Convolution):
                         y = called(module, y)
                     return y
         ends = self._between(x, edge_index, size)
+        check_edge_weight(edge_weight, ends.graph)
         check_fit(self.nn, ends.source)
         return called(self.nn, self._aggregated(ends, edge_weight))
 

@@ -21,7 +21,7 @@ from ..autograd import (
 )
 from ..errors import ShapeError
 from ._base import Convolution, PartOptions, is_one_each, plus
-from ._checks import Ends, by_vertex, check_counts, check_width, in_pair
+from ._checks import Ends, by_vertex, check_counts, check_edge_weight, check_width, in_pair
 from ._gathered import gathered, width_of
 from ._hops import over_vertices
 from ._linear import draw_map, linear_map, settle
@@ -165,6 +165,7 @@ class SAGEConv(Convolution):
                 y = sage_convolution(graph, x, weight, bias, self.lin_r.weight)
                 return normalize(y, dim=-1) if self.normalize else y
         ends = self._between(x, edge_index, size)
+        check_edge_weight(edge_weight, ends.graph)
         self._fit(ends)
         y = self._of_neighbours(ends, edge_weight)
         if self.root_weight and ends.target is not None:

@@ -213,6 +213,12 @@ def test_calls_that_cannot_be_are_refused():
         ),
         (lambda: both("sg")[0](x.to_sparse(), given), UnsupportedError, "x has layout"),
         (lambda: both("sage")[0](x, given, e[:, 0]), DtypeError, "edge weights by name, edge_w"),
+        (
+            lambda: nn.GCNConv(FEAT, OUT, normalize=False).double()(x, given, e[:, :1]),
+            ShapeError,
+            "edge_weight has shape .* one weight for each edge",
+        ),
+        (lambda: both("tag")[0](x, given, e), ShapeError, "one weight for each edge"),
         (lambda: gine(x, given), DtypeError, "edge_attr is None: GINEConv adds"),
         (lambda: gine(x, given, e[:, 0]), ShapeError, r"edge_attr has shape .* edge_attr\[:, None"),
         (lambda: gine(x, given, e[:, :2]), ShapeError, "or the layer edge_dim=2, which maps them"),
