@@ -26,14 +26,24 @@ N, M, TYPES = 14, 9, 5
 PARTS = {"full": (None, None), "bases": (3, None), "blocks": (None, 2)}
 
 
-WAYS = {"one": (1, 4), "few": (1, 0), "two": (14 * 8 * 8 * 2, 4), "all": (1 << 25, 4)}
+#: Most bytes of mapped features, vertices below which a type has few, bytes of whole matrices.
+WAYS = {
+    "one": (1, 4, 0),
+    "few": (1, 0, 1 << 25),
+    "two": (14 * 8 * 8 * 2, 4, 0),
+    "all": (1 << 25, 4, 1 << 25),
+}
 
 
 @pytest.fixture(params=WAYS)
 def together(request, monkeypatch):
-    """Map the features of one type at a time, of its sources alone, of two types, or of all."""
-    resident, few = WAYS[request.param]
+    """Map the features of one type at a time, of its sources alone, of two types, or of all.
+
+    Blocks stay blocks, or are parts of whole matrices.
+    """
+    resident, few, whole = WAYS[request.param]
     monkeypatch.setattr(relations, "RESIDENT_BYTES", resident)
+    monkeypatch.setattr(relations, "MOST_OF_WHOLE", whole)
     monkeypatch.setattr(typed_edges, "FEW_SOURCES", few)
 
 
