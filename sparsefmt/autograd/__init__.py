@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from .structure import graph_tensors as graph_tensors
     from .structure import has_tiles as has_tiles
     from .structure import prepare as prepare
+    from .typed_edges import check_ids as check_ids
 
 #: Module -> the public names that it defines; resolved on first use (PEP 562), which imports torch.
 _MODULES = {
@@ -69,6 +70,7 @@ _MODULES = {
     "relations": "relational_aggregate",
     "sampling": "checked_strategy sample_width sampled_aggregate",
     "structure": "graph_tensors GraphLike has_tiles prepare",
+    "typed_edges": "check_ids",
 }
 __all__, __getattr__, __dir__ = facade(__name__, _MODULES)
 

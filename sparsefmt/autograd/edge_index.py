@@ -91,7 +91,7 @@ def as_graph(given: Any, of_columns: Any, of_rows: Any = None, *, size: Any = No
 
 def _fits(found: _Memory, given: Any, of_columns: Any, of_rows: Any) -> bool:
     """Tell quickly whether a remembered graph still fits; False may mean "ask again"."""
-    if found.shape is None or found.tensor() is not given or found.state != _state_of(given):
+    if found.shape is None or found.tensor() is not given or found.state != state_of(given):
         return False
     n_rows, n_cols = found.shape
     n = _length(of_columns)
@@ -164,7 +164,7 @@ def _sizes(of_columns: Any, of_rows: Any, size: Any) -> Sizes:
 def _remembered(given: Tensor, sizes: Sizes) -> Graph:
     if given.is_inference():
         return _graph(given, sizes)
-    found, state = _found(given), _state_of(given)
+    found, state = _found(given), state_of(given)
     if found is not None and found.state == state:
         n_cols, n_rows = sizes
         n = n_rows if n_cols is None else n_cols
@@ -219,7 +219,7 @@ def _remembered_of_pyg(given: Any, sizes: Sizes) -> Graph:
     if key is None or key.is_inference():
         return _made(given, num_nodes)
     sizes_of = () if isinstance(given, Tensor) else tuple(given.sparse_sizes())
-    state = (*sizes_of, *map(_state_of, _parts_of(given)))
+    state = (*sizes_of, *map(state_of, _parts_of(given)))
     found = _found(key)
     if found is not None and found.state == state:
         if num_nodes is None or found.graph.shape == num_nodes[::-1]:
@@ -253,7 +253,7 @@ def _key_of(given: Any) -> Tensor | None:
     return key if isinstance(key, Tensor) else None
 
 
-def _state_of(part: Tensor | None) -> Any:
+def state_of(part: Tensor | None) -> Any:
     """Give what changes with a strided tensor: assigning to ``data`` counts no version."""
     if part is None:
         return None

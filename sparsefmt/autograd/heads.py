@@ -20,15 +20,17 @@ def spmm_of_heads(
     col_scale: Tensor | None,
 ) -> Tensor:
     """Run ``spmm`` of features with heads, or of weights with heads, or of both."""
+    tensors = graph_tensors(graph)
+    _check.tensor("x", x)
+    if edge_weight is not None:
+        _check.tensor("edge_weight", edge_weight)
     if edge_weight is None or edge_weight.dim() != 2:  # all heads have the same
+        _check.features("x", x, rows=tensors.n_cols, axis="columns", graph=tensors)
         flat = x.reshape(x.shape[0], x.shape[1] * x.shape[2])
         given = {"row_scale": row_scale, "col_scale": col_scale}
         found = spmm(graph, flat, edge_weight, reduce=reduce, **given)
         return found.view(found.shape[0], *x.shape[1:])
     summed(reduce)
-    tensors = graph_tensors(graph)
-    _check.tensor("x", x)
-    _check.tensor("edge_weight", edge_weight)
     kind = tensors.kind
     if torch.is_autocast_enabled(kind):
         dtype = _library.autocast_dtype(kind, narrow=True)

@@ -2,13 +2,16 @@
 
 from typing import Any
 
-from torch.nn import Module
+from torch.nn import Module, ModuleList
 
-from .constants import hooked
+from .constants import HOOKS, hooked
 
 #: Where PyG has its layers, and the base of all of them.
 PYG_LAYERS = "torch_geometric.nn.conv"
 _BASE = f"{PYG_LAYERS}.message_passing", "MessagePassing"
+#: Modules that PyG's constructors put into layers.
+_LINEAR = "torch_geometric.nn.dense.linear", "Linear"
+_AGGREGATIONS = "torch_geometric.nn.aggr."
 
 
 def layer_of_pyg(module: Module) -> str | None:
@@ -59,7 +62,34 @@ def against_pyg_layer(layer: Module) -> str:
         return "it has forward hooks"
     if has_message_hooks(layer):
         return "it has hooks on its messages"
-    return "its explanation is asked for" if kind.explain else ""
+    if kind.explain:
+        return "its explanation is asked for"
+    return _against_inside(layer)
+
+
+def _against_inside(layer: Module) -> str:
+    """Say what inside a layer does something else than PyG's constructor made, if so."""
+    for name, module in layer.named_modules():
+        if not name or name.split(".")[0] == "nn":  # the user's network serves as it is
+            continue
+        if not _is_of_pyg(module):
+            return f"its {name} is a {type(module).__name__}, not what PyG puts there"
+        if _is_hooked(module):
+            return f"its {name} has hooks, or a forward set by hand"
+    return ""
+
+
+def _is_of_pyg(module: Module) -> bool:
+    kind = type(module)
+    named = kind.__module__, kind.__qualname__
+    return kind is ModuleList or named == _LINEAR or named[0].startswith(_AGGREGATIONS)
+
+
+def _is_hooked(module: Module) -> bool:
+    """Tell whether a module has hooks that are not its own, as a map without a width has."""
+    held = vars(module)
+    hooks = (hook for name in HOOKS for hook in held[name].values())
+    return "forward" in held or any(getattr(one, "__self__", None) is not module for one in hooks)
 
 
 def has_message_hooks(layer: Module) -> bool:

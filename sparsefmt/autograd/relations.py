@@ -150,24 +150,28 @@ def _operands(
     n_cols, blocks = graph.shape[1], weight.dim() == 4
     times = weight.shape[1] if blocks else 1
     width, wanted = weight.shape[-2] * times, (graph.shape[0], weight.shape[-1] * times)
-    if own is not None and (own.shape != wanted or own.dtype is not weight.dtype):
-        raise ShapeError(
-            f"own has shape {tuple(own.shape)}: give {wanted}, in {weight.dtype} as weight is."
-        )
+    if own is not None and own.shape != wanted:
+        raise ShapeError(f"own has shape {tuple(own.shape)}: give {wanted}.")
+    if own is not None:
+        _check_dtype("own", own, weight)
     if not x.is_floating_point():
         _check_ids(x, n_cols, blocks)
         return x, weight, own
-    if x.dtype is not weight.dtype:
-        raise DtypeError(
-            f"x is {x.dtype} but weight is {weight.dtype}: give both in one dtype, "
-            f"x.to({weight.dtype}) for instance."
-        )
+    _check_dtype("x", x, weight)
     if x.shape != (n_cols, width):
         raise ShapeError(
             f"x has shape {tuple(x.shape)}: give {(n_cols, width)}, a row for each column of the "
             f"graph, of graph.shape == {graph.shape}, as wide as weight takes."
         )
     return x, weight, own
+
+
+def _check_dtype(name: str, one: Tensor, weight: Tensor) -> None:
+    if one.dtype is not weight.dtype:
+        raise DtypeError(
+            f"{name} is {one.dtype} but weight is {weight.dtype}: give both in one dtype, "
+            f"{name}.to({weight.dtype}) for instance."
+        )
 
 
 def _check_ids(x: Tensor, n_cols: int, blocks: bool) -> None:
@@ -177,8 +181,9 @@ def _check_ids(x: Tensor, n_cols: int, blocks: bool) -> None:
             f"x is {x.dtype} but weight has blocks, which ids cannot choose rows of: give "
             "floating features, or weights without blocks."
         )
-    if x.dtype not in (torch.int64, torch.int32) or x.shape != (n_cols,):
-        raise ShapeError(
+    known = x.dtype in (torch.int64, torch.int32)
+    if not known or x.shape != (n_cols,):
+        raise (ShapeError if known else DtypeError)(
             f"x is {x.dtype} of shape {tuple(x.shape)}: give floating features, or ids in "
             f"torch.int64 of shape ({n_cols},)."
         )

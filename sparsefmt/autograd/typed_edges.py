@@ -7,12 +7,14 @@ from weakref import ref
 
 import torch
 from torch import Tensor
+from torch._compile import _disable_dynamo
 
 from ..errors import DtypeError, IndexRangeError, ShapeError
 from ..formats.arrays import finish
 from ..graph import Graph
 from ..interop.torch import to_tensor
 from . import _check
+from .edge_index import state_of
 
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.uint8, torch.int8)
 _INT32 = 2**31 - 1
@@ -82,26 +84,29 @@ def groups_of(
     if typed[at] is None:
         typed[at] = _Kept()
     kept: _Kept = typed[at]
-    return kept.ask((grouping, ids is None), tensors, make)
+    found: tuple[Group, ...] = kept.ask((grouping, ids is None), tensors, make)
+    return found
 
 
-class _Kept(dict[Hashable, tuple[Any, tuple[Group, ...]]]):
-    """Groups by the identity of the tensors that tell the types; they go when those do."""
+class _Kept(dict[Hashable, tuple[Any, Any]]):
+    """What was made of tensors, by their identity; it goes when they do.
 
-    def ask(
-        self, key: Hashable, tensors: list[Tensor], make: Callable[[], tuple[Group, ...]]
-    ) -> tuple[Group, ...]:
+    Aliases of them are held, so that nothing else comes to lie at their places.
+    """
+
+    def ask(self, key: Hashable, tensors: list[Tensor], make: Callable[[], Any]) -> Any:
         name = key, *map(id, tensors)
-        state = [(one._version, one.data_ptr(), one.shape) for one in tensors]
+        state = [state_of(one) for one in tensors]
         found = self.get(name)
         if found is not None:
-            refs, before = found[0]
+            refs, before, _ = found[0]
             same = all(one() is each for one, each in zip(refs, tensors, strict=True))
             if same and before == state:
                 return found[1]
         made = make()
         forget = partial(_forget, ref(self), name)
-        self[name] = ([ref(one, forget) for one in tensors], state), made
+        refs, aliases = [ref(one, forget) for one in tensors], [one.detach() for one in tensors]
+        self[name] = (refs, state, aliases), made
         return made
 
 
@@ -129,6 +134,40 @@ def check_types(graph: Graph, edge_type: Any) -> None:
     _check.where("edge_type", edge_type, graph)
 
 
+#: Ids that were found to be in their range.
+_in_range = _Kept()
+
+
+@_disable_dynamo
+def check_ids(name: str, ids: Tensor, count: int, what: str) -> None:
+    """Check ids, once for each tensor as long as it is unchanged: a GPU is waited for.
+
+    Parameters
+    ----------
+    name : str
+        Of the argument, in errors.
+    ids : Tensor of int32 or int64, shape (n,)
+    count : int
+        Ids are from 0 on and below it.
+    what : str
+        What there are so many of, in errors.
+
+    Raises
+    ------
+    DtypeError, ShapeError, IndexRangeError
+        If they are no such ids.
+    """
+    if ids.dtype not in (torch.int64, torch.int32):
+        raise DtypeError(f"{name} is {ids.dtype}: give floating features or ids, {name}.long().")
+    if ids.dim() != 1:
+        raise ShapeError(f"{name} has shape {tuple(ids.shape)}: give ids of shape (n,).")
+    check = partial(_check_range, name, ids, count, what)
+    if ids.is_inference():
+        check()
+    else:
+        _in_range.ask(count, [ids], check)
+
+
 def _make(
     graph: Graph, edge_type: Tensor | None, grouping: Grouping, ids: Tensor | None
 ) -> tuple[Group, ...]:
@@ -143,12 +182,10 @@ def _make(
             n_cols = grouping.n_ids or 0
             _check_range("x", ids, n_cols, "in_channels")
             cols = ids.detach()[cols.long()]
-        sizes = (graph.shape[0], n_cols)
-        parts = _parts(types, grouping)
+        sizes, edges = (graph.shape[0], n_cols), (rows, cols, types)
         return tuple(
             _group(first, grouping, ids is not None, sizes, *(one[part] for one in edges))
-            for first, part in parts
-            for edges in ((rows, cols, types),)
+            for first, part in _parts(types, grouping)
         )
 
 

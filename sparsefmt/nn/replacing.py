@@ -47,15 +47,21 @@ class Replacement:
         The class of each layer that was exchanged, by its name in the model.
     left : dict
         The class of each layer that was left, and why.
+    remarks : dict
+        Of an exchanged layer, what it refuses that PyG's ignores: ``edge_attr`` where it has no
+        ``edge_dim``.
     """
 
     model: Module
     replaced: dict[str, str] = field(default_factory=dict)
     left: dict[str, str] = field(default_factory=dict)
+    remarks: dict[str, str] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         lines = [f"replaced {len(self.replaced)} layers, left {len(self.left)}"]
-        lines += [f"  {name or 'the model'}: {kind}" for name, kind in self.replaced.items()]
+        for name, kind in self.replaced.items():
+            remark = f", {self.remarks[name]}" if name in self.remarks else ""
+            lines.append(f"  {name or 'the model'}: {kind}{remark}")
         lines += [f"  {name or 'the model'} left: {why}" for name, why in self.left.items()]
         return "\n".join(lines)
 
@@ -85,8 +91,10 @@ def replace_layers(model: Module) -> Replacement:
     Notes
     -----
     Left are layers that this package does not have or whose options it refuses, those of classes of
-    your own, and those with hooks, parametrised weights or an explanation asked for.  PyG's
-    ``to_hetero`` knows its own layers only: call it first, then this.
+    your own, those with hooks, parametrised weights, other modules inside than PyG's or an
+    explanation asked for, and those that have cached a graph.  Attention without ``edge_dim``
+    refuses ``edge_attr``, which PyG's ignores: the report says so.  PyG's ``to_hetero`` knows its
+    own layers only: call it first, then this.
     """
     if not isinstance(model, Module):
         raise DtypeError(f"model is a {type(model).__name__}: give a torch.nn.Module.")
@@ -95,7 +103,7 @@ def replace_layers(model: Module) -> Replacement:
         name = type(model).__name__
         if new is None:
             return Replacement(model, left={"": f"{name}: {why}"})
-        return Replacement(new, replaced={"": name})
+        return Replacement(new, replaced={"": name}, remarks={"": why} if why else {})
     found, known = Replacement(model), dict[int, tuple[Module | None, str]]()
     for prefix, parent in [*model.named_modules()]:
         for key, child in [*parent._modules.items()]:
@@ -111,18 +119,18 @@ def replace_layers(model: Module) -> Replacement:
             else:
                 parent._modules[key] = made
                 found.replaced[name] = kind
+                found.remarks.update({name: why} if why else {})
     return found
 
 
 def _exchanged(layer: Any) -> tuple[Module | None, str]:
-    """Make the layer that takes another one's place; None, and why not."""
-    kind, why = _LAYERS.get(type(layer).__name__), against_pyg_layer(layer)
-    if why:
-        return None, why
-    if kind is None:
+    """Make the layer that takes another one's place, and a remark; or None, and why not."""
+    kind = _LAYERS.get(type(layer).__name__)
+    if kind is None and type(layer).__module__.startswith("torch_geometric."):
         return None, "sparsefmt.nn has no such layer"
-    if not _is_reduction(layer.aggr):
-        return None, f"its aggregation is {layer.aggr!r}, whose options cannot be read"
+    why = against_pyg_layer(layer) or _against_cache(layer) or _against_aggregation(layer)
+    if why or kind is None:
+        return None, why
     try:
         with torch.device("meta"):  # no memory, and no numbers of a generator
             made = kind(**_options(layer))
@@ -131,11 +139,43 @@ def _exchanged(layer: Any) -> tuple[Module | None, str]:
     if hasattr(layer, "nn"):
         made.nn = layer.nn
     why = _share(layer, made)
-    return (None, why) if why else (made.train(layer.training), "")
+    return (None, why) if why else (made.train(layer.training), _remark(made))
 
 
-def _is_reduction(aggr: Any) -> bool:
-    return all(one in REDUCTIONS for one in (aggr if isinstance(aggr, list) else [aggr]))
+def _remark(made: Module) -> str:
+    """Say what the new layer refuses that PyG's ignores."""
+    if isinstance(made, GATConv | GATv2Conv | TransformerConv) and made.edge_dim is None:
+        return "which refuses edge_attr as its edge_dim is None: call it without (PyG's ignores it)"
+    return ""
+
+
+def _against_cache(layer: Any) -> str:
+    """Say what a layer keeps from its first call, if it does."""
+    if all(one is None for name, one in vars(layer).items() if name.startswith("_cached_")):
+        return ""
+    return (
+        "it has cached its graph; replace layers before the first call, or call its "
+        "reset_parameters, which draws new weights too"
+    )
+
+
+def _against_aggregation(layer: Any) -> str:
+    """Say why a layer's aggregation is none of the reductions that its words name, if so."""
+    aggr, module = layer.aggr, layer.aggr_module
+    several = isinstance(aggr, list)
+    words = aggr if several else [aggr]
+    if not all(one in REDUCTIONS for one in words):
+        return (
+            f"its aggregation is {aggr!r}, and only 'add', 'sum', 'mean', 'max' and 'min' are "
+            "exchanged; take one of these, or leave it to PyG"
+        )
+    if several and getattr(module, "mode", "") != "cat":
+        return f"its aggregations are put together by {getattr(module, 'mode', module)!r}"
+    modules = [*module.aggrs] if several else [module]
+    made = [type(one).__name__ for one in modules]
+    if made != [f"{REDUCTIONS[one].capitalize()}Aggregation" for one in words]:
+        return f"its aggregation is {aggr!r} but its aggr_module {module}"
+    return ""
 
 
 # The options of a layer of PyG

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from ..autograd import GraphLike, as_graph, relational_aggregate
+from ..autograd import GraphLike, as_graph, check_ids, relational_aggregate
 from ..errors import DtypeError, ShapeError
 from ._checks import check_beside, check_counts, in_pair
 from ._passing import FORWARD, Direction, Passing
@@ -91,6 +91,7 @@ num_blocks, out / num_blocks)
         self.comp = None if num_bases is None else _made(num_relations, num_bases)
         self.root = _made(targets, out_channels) if root_weight else None
         self.bias = _made(out_channels) if bias else None
+        self._all_ids: dict[torch.device, Tensor] = {}
         self.reset_parameters()
 
     def _shape_of_weight(self) -> tuple[int, ...]:
@@ -158,7 +159,7 @@ num_blocks, out / num_blocks)
         graph, size = edge_index, None if target is None else (len(source), len(target))
         if self.flow != FORWARD:
             graph = self._turned(as_graph(edge_index, source, target), edge_index)
-        own = None if self.root is None else self._of_root(source if target is None else target)
+        own = None if self.root is None else self._of_root(source, target)
         given = graph, source, self._weight(), edge_type
         y = relational_aggregate(*given, reduce=self._reductions[0], own=own, size=size)
         return y if self.bias is None or own is not None else y + self.bias.to(y.dtype)
@@ -170,7 +171,7 @@ num_blocks, out / num_blocks)
             raise ShapeError(f"x has {len(x)} parts: give (x, x_target), those of both ends.")
         source, target = x if pair else (x, None)
         if source is None:
-            source = torch.arange(self.in_channels_l, device=self.weight.device)
+            source = self._ids_of_all()
         if pair and not isinstance(target, Tensor):
             raise DtypeError(
                 f"x[1] is a {type(target).__name__}: give features or ids of targets, a tensor."
@@ -180,6 +181,10 @@ num_blocks, out / num_blocks)
                 continue
             if not isinstance(one, Tensor):
                 raise DtypeError(f"{name} is a {type(one).__name__}: give a torch.Tensor.")
+            if not one.dim():
+                raise ShapeError(
+                    f"{name} has shape (): give features, (n, in_channels), or ids, (n,)."
+                )
             if one.is_floating_point():
                 check_beside(name, one, self.weight)
             if one.is_floating_point() != source.is_floating_point():
@@ -188,10 +193,20 @@ num_blocks, out / num_blocks)
                 )
         return source, target
 
-    def _of_root(self, target: Tensor) -> Tensor:
+    def _ids_of_all(self) -> Tensor:
+        """Give the ids of all vertices, the same tensor each time: edges are grouped by it once."""
+        device = self.weight.device
+        if device not in self._all_ids:
+            with torch.inference_mode(False):
+                self._all_ids[device] = torch.arange(self.in_channels_l, device=device)
+        return self._all_ids[device]
+
+    def _of_root(self, source: Tensor, target: Tensor | None) -> Tensor:
         """Give what a vertex has of its own: its mapped features and the bias."""
         root: Any = self.root
+        name, target = ("x", source) if target is None else ("x[1]", target)
         if not target.is_floating_point():
+            check_ids(name, target, root.shape[0], "in_channels of targets")
             found: Tensor = root[target]
             return found if self.bias is None else found + self.bias
         if target.dim() != 2 or target.shape[1] != root.shape[0]:

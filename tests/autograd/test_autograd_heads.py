@@ -132,6 +132,10 @@ BAD = {
     "max": ((X, A), {"reduce": "max"}, UnsupportedError, "for one head at a time"),
     "scale": ((X, A), {"row_scale": X[:, 0, 0]}, ShapeError, r"row_scale has shape \(6,\)"),
     "array": ((X.detach().numpy(), A), {}, DtypeError, "x is a ndarray: give a torch.Tensor"),
+    "weights": ((X[:, 0], np.ones((7, 2))), {}, DtypeError, "edge_weight is a ndarray: give a t"),
+    "list": ((X, [1.0]), {}, DtypeError, "edge_weight is a list: give a torch.Tensor"),
+    "sparse": ((X.detach().to_sparse(),), {}, UnsupportedError, "x has layout torch.sparse_coo"),
+    "shared": ((X[:4],), {}, ShapeError, r"x has 4 rows .* \(x.shape == \(4, 2, 3\)"),
 }
 
 

@@ -8,14 +8,17 @@ torch = pytest.importorskip("torch")
 pyg = pytest.importorskip("torch_geometric.nn")
 
 from torch.nn.utils import parametrizations  # noqa: E402
+from torch_geometric.nn.aggr import MinAggregation  # noqa: E402
+from torch_geometric.nn.dense.linear import Linear as PygLinear  # noqa: E402
 
 from sparsefmt import nn  # noqa: E402
-from sparsefmt.errors import DtypeError  # noqa: E402
+from sparsefmt.errors import DtypeError, ShapeError  # noqa: E402
 from sparsefmt.nn import replace_layers  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 N, EDGES, TYPES = 14, 50, 4
+SUMMED = {"mode": "sum"}
 
 
 def inputs():
@@ -139,7 +142,56 @@ def explained(layer):
     return layer
 
 
+class Scaled(PygLinear):
+    """A map of the user's, such as one of low rank."""
+
+
+def having(layer, name, value):
+    setattr(layer, name, value)
+    return layer
+
+
+def inside_hooked(layer, register):
+    getattr(layer.lin, register)(lambda *_: None)
+    return layer
+
+
+def set_by_hand(layer):
+    layer.lin.forward = lambda x: 2 * x
+    return layer
+
+
+def run(layer):
+    layer(X.float(), INDEX)
+    return layer
+
+
+def made_of(kind, *args, **options):
+    return lambda: kind(6, 8, *args, **options)
+
+
 LEFT = {
+    "map": (lambda: having(pyg.GCNConv(6, 8), "lin", Scaled(6, 8)), "its lin is a Scaled"),
+    "map's hook": (lambda: inside_hooked(pyg.SGConv(6, 8), "register_forward_hook"), "its lin has"),
+    "its gradients": (
+        lambda: inside_hooked(pyg.GATConv(6, 8), "register_full_backward_hook"),
+        "its lin has hooks",
+    ),
+    "lazy map's hook": (
+        lambda: inside_hooked(pyg.GCNConv(-1, 8), "register_forward_pre_hook"),
+        "its lin has hooks",
+    ),
+    "by hand": (lambda: set_by_hand(pyg.GCNConv(6, 8)), "its lin has hooks, or a forward set"),
+    "other module": (
+        lambda: having(pyg.GCNConv(6, 8), "aggr_module", MinAggregation()),
+        "its aggregation is 'add' but its aggr_module MinAggregation()",
+    ),
+    "mode": (
+        made_of(pyg.SAGEConv, aggr=["mean", "max"], aggr_kwargs=SUMMED),
+        "its aggregations are put together by 'sum'",
+    ),
+    "cached": (lambda: run(pyg.GCNConv(6, 8, cached=True)), "it has cached its graph; replace"),
+    "cached x": (lambda: run(pyg.SGConv(6, 8, cached=True)), "it has cached its graph; replace"),
     "no such layer": (lambda: pyg.ChebConv(6, 8, 2), "sparsefmt.nn has no such layer"),
     "own class": (lambda: OwnConv(6, 8), "its class is not PyG's own"),
     "hooks": (lambda: hooked(pyg.GCNConv(6, 8)), "it has forward hooks"),
@@ -171,7 +223,29 @@ def test_what_is_left_says_why(case):
 def test_parametrised_weights_are_left():
     layer = pyg.GCNConv(6, 8)
     parametrizations.weight_norm(layer.lin)
-    assert "has no place of its shape in the new layer" in replace_layers(layer).left[""]
+    assert (
+        replace_layers(layer).left[""].startswith("GCNConv: its lin is a ParametrizedLinear, not")
+    )
+
+
+def test_cached_layers_that_have_not_run_are_exchanged():
+    report = replace_layers(pyg.GCNConv(6, 8, cached=True))
+    assert report.model.cached
+    assert repr(report) == "replaced 1 layers, left 0\n  the model: GCNConv"
+
+
+@pytest.mark.parametrize("name", ["GATConv", "GATv2Conv", "TransformerConv"])
+def test_layers_that_refuse_features_of_edges_are_named(name):
+    make = getattr(pyg, name)
+    text = f"{name}, which refuses edge_attr as its edge_dim is None: call it without"
+    assert text in repr(replace_layers(make(6, 8)))
+    model = torch.nn.ModuleDict({"a": make(6, 8), "b": make(6, 8, edge_dim=3)})
+    report = replace_layers(model)
+    assert list(report.remarks) == ["a"]
+    assert report.replaced == {"a": name, "b": name}
+    model["b"].float()(X.float(), INDEX, ATTR.float())
+    with pytest.raises(ShapeError, match="edge_attr"):
+        model["a"](X.float(), INDEX, ATTR.float())
 
 
 def test_sequential_and_layers_in_two_places():

@@ -219,6 +219,57 @@ def test_groups_are_made_once_and_anew_for_other_types(device):
     assert not kept
 
 
+def test_groups_are_made_anew_for_types_at_another_place(device):
+    given, types = edges(device)
+    graph = Graph.from_edge_index(given, num_nodes=N)
+    x = inputs(False, False, device)[0]
+    base = torch.cat((types, types.flip(0)))
+    kept, layer = base[:60].detach(), pair(6, device=device)[1]
+    layer(x, graph, kept)
+    pointer = kept.data_ptr()
+    kept.data = base[::2]
+    assert kept.data_ptr() == pointer
+    assert torch.equal(layer(x, graph, kept), layer(x, graph, base[::2].clone()))
+    kept.data = types.clone()
+    del base
+    assert pointer not in [one.data_ptr() for one in [types.clone() for _ in range(50)]]
+
+
+def test_all_ids_group_their_edges_once(device, monkeypatch):
+    given, types = edges(device, N)
+    graph, layer = Graph.from_edge_index(given, num_nodes=N), pair(N, device=device)[1]
+    with torch.inference_mode():
+        expected = layer(None, graph, types)
+    made = typed_edges._make
+    counts = []
+    monkeypatch.setattr(typed_edges, "_make", lambda *a: counts.append(0) or made(*a))
+    for _ in range(3):
+        assert torch.equal(layer(None, graph, types), expected)
+    assert len(counts) <= 1
+    assert list(layer.state_dict()) == list(pair(N)[0].state_dict())
+
+
+@pytest.mark.parametrize("wrong", [-1, M])
+def test_ids_of_targets_are_checked_once_each(device, monkeypatch, wrong):
+    given, types = edges(device)
+    layer, source = pair((N, M), device=device)[1], torch.arange(N, device=device)
+    target = torch.arange(M, device=device)
+    layer((source, target), given, types)
+    made, counts = typed_edges._check_range, []
+    monkeypatch.setattr(typed_edges, "_check_range", lambda *a: counts.append(0) or made(*a))
+    layer((source, target), given, types)
+    assert not counts
+    target[2] = wrong
+    with pytest.raises(IndexRangeError, match=rf"x\[1\] holds {wrong} but there are {M} in_chan"):
+        layer((source, target), given, types)
+    with torch.inference_mode(), pytest.raises(IndexRangeError, match="holds"):
+        layer((source, target.clone()), given, types)
+    with pytest.raises(DtypeError, match=r"x\[1\] is torch.int16: give floating features or ids"):
+        layer((source, target.short()), given, types)
+    with pytest.raises(ShapeError, match=r"x\[1\] has shape \(9, 1\): give ids of shape"):
+        layer((source, target[:, None]), given, types)
+
+
 def test_no_edges_at_all(device):
     none = torch.empty(2, 0, dtype=torch.int64, device=device)
     types = torch.empty(0, dtype=torch.int64, device=device)
@@ -276,6 +327,7 @@ BAD_CALLS = {
     "target": (((X, None), EDGES, TYPES_OF), DtypeError, r"x\[1\] is a NoneType"),
     "three": (((X, X, X), EDGES, TYPES_OF), ShapeError, "x has 3 parts"),
     "mixed": (((X, EDGES[0]), EDGES, TYPES_OF), DtypeError, "give features of both ends, or ids"),
+    "number": (((X[0, 0], X), EDGES, TYPES_OF), ShapeError, r"x\[0\] has shape \(\)"),
     "graph": ((X, 3, TYPES_OF), DtypeError, "graph is a int"),
     "meta": ((X, EDGES, TYPES_OF.to("meta")), DeviceError, "edge_type is on meta"),
 }
@@ -303,6 +355,10 @@ def test_bad_ids_and_operands_are_refused():
         relational_aggregate(EDGES, X, weight[0], TYPES_OF)
     with pytest.raises(ShapeError, match=r"own has shape \(14, 3\): give \(14, 2\)"):
         relational_aggregate(EDGES, X, weight, TYPES_OF, own=X[:, :3])
+    with pytest.raises(DtypeError, match=r"own is torch.float32 but weight is torch.float64"):
+        relational_aggregate(EDGES, X, weight, TYPES_OF, own=X[:, :2].float())
+    with pytest.raises(DtypeError, match=r"x is torch.int16 of shape \(14,\)"):
+        relational_aggregate(EDGES, ids.short(), weight, TYPES_OF)
     with pytest.raises(UnsupportedError, match="reduce is 'lstm'"):
         relational_aggregate(EDGES, X, weight, TYPES_OF, reduce="lstm")
     with pytest.raises(ShapeError, match=r"ids in torch.int64 of shape \(14,\)"):

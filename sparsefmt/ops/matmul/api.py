@@ -115,18 +115,16 @@ def spmm(
             return heads.spmm_of_heads(A, X, values, reduce=reduce, scales=given, out=out)
         A = heads.one_value(A, values)
     checks.values_like(A, X)
-    shape = A.n_rows, *X.shape[1:]
-    if X.ndim == 3:
-        X, out = heads.flat_heads(X, out)
     precision, costs = checks.precision(precision, "X", X), checked(costs)
     row_scale = checks.factors("row_scale", row_scale, A=A, axis="rows", like=X)
     col_scale = checks.factors("col_scale", col_scale, A=A, axis="columns", like=X)
     inputs = X, row_scale, col_scale
-    out = checks.output(out, shape=(A.n_rows, X.shape[1]), like=X, inputs=inputs, A=A)
+    out = checks.output(out, shape=(A.n_rows, *X.shape[1:]), like=X, inputs=inputs, A=A)
+    x, y = (X, out) if X.ndim == 2 else (heads.side_by_side(X), heads.side_by_side(out))
     scales = {"row_scale": row_scale, "col_scale": col_scale}
     options = {"reduce": reduce, "precision": precision, "costs": costs}
-    found: Array = choose.run(SPMM, A, X, values=A.data, out=out, **scales, **options)
-    return found if len(shape) == 2 else found.reshape(shape)
+    found: Array = choose.run(SPMM, A, x, values=A.data, out=y, **scales, **options)
+    return found if X.ndim == 2 else out
 
 
 def features_and_gradient(A: Format, X: Array, grad: Array) -> tuple[Array, Array]:

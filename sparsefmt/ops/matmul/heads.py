@@ -11,10 +11,9 @@ from ..engine.table import find
 from .cuda import shape_of_heads
 
 
-def flat_heads(X: Array, out: Array | None) -> tuple[Array, Array | None]:
+def side_by_side(X: Array) -> Array:
     """Lay the features of heads that share their values side by side."""
-    X = X.reshape(len(X), X.shape[1] * X.shape[2])
-    return X, None if out is None else out.reshape(len(out), X.shape[1])
+    return X.reshape(X.shape[0], X.shape[1] * X.shape[2])
 
 
 def one_value(A: Format, values: Array) -> Format:
