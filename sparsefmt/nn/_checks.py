@@ -11,6 +11,13 @@ from ..autograd import GraphLike, as_graph, graph_tensors, spmm
 from ..errors import DeviceError, DtypeError, ShapeError, UnsupportedError
 
 
+def check_flags(**flags: object) -> None:
+    """Check for True or False, by their names."""
+    for name, value in flags.items():
+        if not isinstance(value, bool):
+            raise DtypeError(f"{name} is {value!r}: give True or False.")
+
+
 def check_number(name: str, value: object) -> None:
     """Check for a finite number; a bool is none."""
     if isinstance(value, bool) or not isinstance(value, Real):

@@ -38,11 +38,13 @@ class Normalisation(NamedTuple):
     """What PyG's ``gcn_norm`` makes of a graph.
 
     ``fill`` is the value of the loop that each vertex without one gets, 0 for none, and None for a
-    graph that stays as it is; ``reduction`` is that of ``spmm``.
+    graph that stays as it is; ``reduction`` is that of ``spmm``; ``to_all`` tells that vertices
+    with a loop get another one too.
     """
 
     fill: float | None = 1.0
     reduction: str = "sum"
+    to_all: bool = False
 
 
 class HopConvolution(Passing):
@@ -74,8 +76,17 @@ class HopConvolution(Passing):
         check_edge_weight(edge_weight, graph)
         probe, values, _, _ = operands(graph, by_vertex(x).flatten(1)[:, :1], edge_weight)
         weight = None if edge_weight is None else values
-        one = hop(graph, weight, probe.dtype, Normalisation(fill, self._reductions[0]))
+        norm = Normalisation(fill, self._reductions[0], bool(fill) and gets_all_loops(edge_index))
+        one = hop(graph, weight, probe.dtype, norm)
         return [lambda h: over_vertices(lambda rows: one(rows, None), h)] * self.K
+
+
+def gets_all_loops(given: Any) -> bool:
+    """Tell whether ``gcn_norm`` adds a loop to vertices that have one: of torch's sparse tensors.
+
+    PyG adds only the missing ones to an ``edge_index`` and to a torch_sparse.SparseTensor.
+    """
+    return isinstance(given, Tensor) and given.layout is not torch.strided
 
 
 def hop(
@@ -84,32 +95,33 @@ def hop(
     """Give the function that takes features of that dtype one step along the edges.
 
     ``y = D^-1/2 (A + fill I) D^-1/2 x + bias``, where ``I`` adds a loop to the vertices that have
-    none and ``D`` is the diagonal of the rows' sums of ``A + fill I``; or ``y = A x + bias``.
+    none, or to all, and ``D`` is the diagonal of the rows' sums of ``A + fill I``; or
+    ``y = A x + bias``.
     """
-    fill, reduction = norm
+    fill, reduction, to_all = norm
     if fill is not None and reduction != "sum":
-        graph, edge_weight = _explicit(graph, edge_weight, dtype, fill)
+        graph, edge_weight = _explicit(graph, edge_weight, dtype, fill, to_all)
         fill = None
     if fill is None:
         return lambda x, bias: plus(spmm(graph, x, edge_weight, reduce=reduction), bias)
-    scale, loop = symmetric(graph, edge_weight, dtype, fill)
+    scale, loop = symmetric(graph, edge_weight, dtype, fill, to_all=to_all)
     scales: dict[str, Any] = {"row_scale": scale, "col_scale": scale}
     own = loop[:, None]
     if fill == 0:
         return lambda x, bias: plus(spmm(graph, x, edge_weight, **scales), bias)
     # Traced, a Function that writes in place loses its gradients (torch 2.11).
     if edge_weight is None and not torch.compiler.is_compiling():
-        missing = stored(graph, dtype)
+        missing = None if to_all else stored(graph, dtype)
         return lambda x, bias: propagate(graph, x, scale, own, without=missing, bias=bias)
     scales["without"] = own == 0
     return lambda x, bias: plus(aggregate_with_own(graph, x, own, edge_weight, **scales), bias)
 
 
 def _explicit(
-    graph: GraphLike, edge_weight: Tensor | None, dtype: torch.dtype, fill: float
+    graph: GraphLike, edge_weight: Tensor | None, dtype: torch.dtype, fill: float, to_all: bool
 ) -> tuple[GraphLike, Tensor]:
     """Give the graph with its loops and each edge's normalised value, for other reductions."""
-    scale, _ = symmetric(graph, edge_weight, dtype, fill)
+    scale, _ = symmetric(graph, edge_weight, dtype, fill, to_all=to_all)
     given = own_values(graph) if edge_weight is None else edge_weight
     weight = scale.new_ones(graph_tensors(graph).nnz) if given is None else given.to(dtype)
     row, col = (end.long() for end in ends(graph))
@@ -117,11 +129,12 @@ def _explicit(
     if fill == 0:
         return graph, values
     looped = with_loops(graph)
-    found, _ = loops(graph)
-    earlier = earlier_loops(graph)
-    last = (found if earlier is None else found - earlier).to(dtype)
-    own = spmm(graph, last.new_ones(scale.shape[0], 1), weight * last)[:, 0]
-    own = (own + fill * missing_loops(graph).to(dtype)) * scale * scale
+    counted, _ = loops(graph)
+    earlier = None if to_all else earlier_loops(graph)
+    counted = (counted if earlier is None else counted - earlier).to(dtype)
+    own = spmm(graph, counted.new_ones(scale.shape[0], 1), weight * counted)[:, 0]
+    added = fill if to_all else fill * missing_loops(graph).to(dtype)
+    own = (own + added) * scale * scale
     n = scale.shape[0]
     graph = as_graph(looped.edges, None, size=(n, n))
     return graph, torch.cat([values[looped.others], own])

@@ -90,4 +90,5 @@ def settle(layer: Linear, width: int) -> None:
     """Make the parameters of a lazy map that meets its first features, of that width."""
     if isinstance(layer, LazyLinear):
         like = layer.weight
-        layer(torch.empty(0, width, dtype=like.dtype, device=like.device))
+        with torch.inference_mode(False):  # whose tensors could not be trained later
+            layer(torch.empty(0, width, dtype=like.dtype, device=like.device))

@@ -10,25 +10,32 @@ from ..autograd import GraphLike, graph_tensors, own_values, sddmm, spmm, unit_s
 
 
 def symmetric(
-    graph: GraphLike, edge_weight: Tensor | None, dtype: torch.dtype, fill: float = 1.0
+    graph: GraphLike,
+    edge_weight: Tensor | None,
+    dtype: torch.dtype,
+    fill: float = 1.0,
+    *,
+    to_all: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Compute ``d[i]^-1/2``, and ``own[i] / d[i]``, the part of a vertex's own features.
 
     ``d[i] = own[i] + sum_e a[e]`` over the entries of row ``i``; ``own[i]`` is ``fill`` for a
     vertex without a loop, 0 for one with a loop, and for one with more of them minus the values of
     all but the last, which counts alone, as in PyG.  With a ``fill`` of 0 nothing is added and all
-    loops count.  Both are 0 where ``d[i] <= 0``.  Differentiable in ``edge_weight``; those of the
-    graph's own values are kept with it.
+    loops count.  ``to_all`` tells that ``own[i]`` is ``fill`` for each vertex, beside the loops
+    that it has, which all count.  Both are 0 where ``d[i] <= 0``.  Differentiable in
+    ``edge_weight``; those of the graph's own values are kept with it.
     """
     if edge_weight is None:
         tensors = graph_tensors(graph)
-        made = tensors.built_scales() if fill == 1 and dtype is torch.float32 else None
+        usual = fill == 1 and not to_all
+        made = tensors.built_scales() if usual and dtype is torch.float32 else None
         if made is not None:
             return made
-        key = ("gcn", dtype) if fill == 1 else ("gcn", dtype, fill)
-        both = tensors.kept(key, lambda: _of_graph(graph, dtype, fill))
+        key = ("gcn", dtype) if usual else ("gcn", dtype, fill, to_all)
+        both = tensors.kept(key, lambda: _of_graph(graph, dtype, fill, to_all))
     else:
-        both = _symmetric(graph, edge_weight, fill).to(dtype)
+        both = _symmetric(graph, edge_weight, fill, to_all).to(dtype)
     scale, loop = both.unbind()
     return scale, loop
 
@@ -62,13 +69,15 @@ def _is_blind(graph: GraphLike) -> bool:
     return graph_tensors(graph).kind == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
-def _of_graph(graph: GraphLike, dtype: torch.dtype, fill: float) -> Tensor:
+def _of_graph(graph: GraphLike, dtype: torch.dtype, fill: float, to_all: bool) -> Tensor:
     """Compute both by the graph's own values, (2, n)."""
-    found = unit_scales(graph, dtype) if fill == 1 else None
-    return _symmetric(graph, None, fill).to(dtype) if found is None else found
+    found = unit_scales(graph, dtype) if fill == 1 and not to_all else None
+    return _symmetric(graph, None, fill, to_all).to(dtype) if found is None else found
 
 
-def _symmetric(graph: GraphLike, edge_weight: Tensor | None, fill: float) -> Tensor:
+def _symmetric(
+    graph: GraphLike, edge_weight: Tensor | None, fill: float, to_all: bool = False
+) -> Tensor:
     """Compute both, (2, n), in float32 at least: 2-byte floats may not count up to a degree."""
     tensors = graph_tensors(graph)
     weights = own_values(graph) if edge_weight is None else edge_weight
@@ -76,9 +85,9 @@ def _symmetric(graph: GraphLike, edge_weight: Tensor | None, fill: float) -> Ten
         weights = weights.float()
     wide = torch.float64 if weights is None else weights.dtype
     with torch.autocast(tensors.kind, enabled=False):
-        own = missing_loops(graph).to(wide) * fill
-        ones = own.new_ones(tensors.n_cols, 1)
-        earlier = earlier_loops(graph) if fill else None
+        ones = torch.ones(tensors.n_cols, 1, dtype=wide, device=tensors.device)
+        own = fill * (ones[:, 0] if to_all else missing_loops(graph).to(wide))
+        earlier = earlier_loops(graph) if fill and not to_all else None
         if earlier is not None:
             earlier = earlier.to(wide) if weights is None else weights * earlier.to(wide)
             own = own - spmm(graph, ones, earlier)[:, 0]
@@ -99,12 +108,14 @@ def earlier_loops(graph: GraphLike) -> Tensor | None:
     blind = blind or bool(tensors.building)
 
     def make() -> Tensor:
+        count = _loops_of_rows(graph)
+        if not blind and not (count > 1).any():  # synchronize!
+            return count[:0]
         row, col = ends(graph)
         at = torch.arange(1, tensors.nnz + 1, device=row.device)
         loop, rows = row == col, row.long()
         last = at.new_zeros(tensors.n_rows).scatter_reduce(0, rows, at * loop, "amax")
-        found = loop & (at != last.index_select(0, rows))
-        return found.double() if blind or found.any() else row[:0]  # synchronize!
+        return (loop & (at != last.index_select(0, rows))).double()
 
     found = tensors.kept("earlier loops", make)
     return None if found.shape[0] == 0 else found
@@ -113,7 +124,12 @@ def earlier_loops(graph: GraphLike) -> Tensor | None:
 def missing_loops(graph: GraphLike) -> Tensor:
     """Give 1 for a vertex without a loop, else 0: (n,) in float64, kept with the graph."""
     tensors = graph_tensors(graph)
-    return tensors.kept("loops missing", lambda: (loops(graph)[1] == 0).double())
+    return tensors.kept("loops missing", lambda: (_loops_of_rows(graph) == 0).double())
+
+
+def _loops_of_rows(graph: GraphLike) -> Tensor:
+    """Count the loops of each row, (n_rows,) in float64, once for each graph."""
+    return graph_tensors(graph).kept("loops of rows", lambda: loops(graph)[1])
 
 
 def loops(graph: GraphLike) -> tuple[Tensor, Tensor]:

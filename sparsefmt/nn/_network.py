@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import LazyLinear, Linear, Module, Parameter, Sequential
 
 from ..errors import DeviceError, DtypeError, ShapeError, SparseFmtError, UnsupportedError
-from ._checks import Ends, as_autocast, check_beside, check_number
+from ._checks import Ends, as_autocast, check_beside, check_flags, check_number
 from ._passing import Passing
 
 #: Faults of the machine, which pass as they are, whatever else they say.
@@ -40,10 +40,9 @@ class OfNetwork(Passing):
                 f"nn is the class {nn.__name__}: give a module, {nn.__name__}(...) for instance."
             )
         if not callable(nn):
-            raise DtypeError(
-                f"nn is a {type(nn).__name__}: give a module, torch.nn.Linear(n, m) for instance."
-            )
+            raise DtypeError(f"nn is {nn!r}: give a module, torch.nn.Linear(n, m) for instance.")
         check_number("eps", eps)
+        check_flags(train_eps=train_eps)
         self.nn, self.initial_eps = nn, float(eps)
         self.eps: Tensor
         if train_eps:

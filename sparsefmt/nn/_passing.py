@@ -3,13 +3,14 @@
 from collections.abc import Callable
 from typing import Any, ClassVar, TypedDict, cast
 
+import torch
 from torch import Tensor
 from torch.nn import Module
 
 from ..autograd import GraphLike, turned
 from ..errors import ShapeError, UnsupportedError
 from ._checks import Ends, check_counts, ends_of
-from ._gathered import module_of
+from ._gathered import check_aggr_kwargs, module_of
 
 FORWARD, REVERSED = "source_to_target", "target_to_source"
 #: Reductions of a layer, of which most have one.
@@ -57,6 +58,8 @@ class Passing(Module):
         For what only PyG's layers can do; the text says what to do instead.
     DtypeError, ShapeError
         If an option is no such value.
+    TypeError
+        If there is no option of that name.
     """
 
     #: Reductions that the layer has.
@@ -73,10 +76,16 @@ class Passing(Module):
         flow: str = FORWARD,
         node_dim: int | None = None,
         decomposed_layers: int = 1,
+        **unknown: Any,
     ) -> None:
         super().__init__()
+        if unknown:
+            raise TypeError(
+                f"{type(self).__name__} got an unexpected keyword argument {next(iter(unknown))!r}."
+            )
         self.aggr = [str(one) for one in aggr] if isinstance(aggr, list | tuple) else str(aggr)
         self._reductions = self._checked(aggr, aggr_kwargs)
+        self._is_word = isinstance(aggr, str) and aggr in REDUCTIONS
         check_flow(flow)
         check_counts(decomposed_layers=decomposed_layers)
         if node_dim not in (None, self._node_dim):
@@ -97,6 +106,7 @@ class Passing(Module):
 
     def _checked(self, aggr: Any, aggr_kwargs: Any) -> tuple[str, ...]:
         """Give the reductions of ``aggr``, in its order."""
+        check_aggr_kwargs(aggr_kwargs)
         words, kind = ", ".join(map(repr, self._reductions_known)), type(self).__name__
         several = isinstance(aggr, list | tuple)
         given = list(aggr) if several else [aggr]
@@ -135,7 +145,7 @@ class Passing(Module):
     def _between(self, x: Any, edge_index: GraphLike, size: Any) -> Ends:
         """Take features of one or both ends, and the graph along which messages flow."""
         ends = ends_of(x, edge_index, size, static=True)
-        ends = ends._replace(graph=unweighted(ends.graph, edge_index))
+        ends = ends._replace(graph=self._valued(ends.graph, edge_index))
         if self.flow == FORWARD:
             return ends
         if not ends.alike:
@@ -144,6 +154,18 @@ class Passing(Module):
                 "edge_index.flip(0), and leave flow out."
             )
         return ends._replace(graph=self._turned(ends.graph, edge_index))
+
+    def _valued(self, graph: GraphLike, given: Any) -> GraphLike:
+        """Give the graph with the values that PyG reads here.
+
+        Those of a torch_sparse.SparseTensor it drops, and those of torch's sparse tensors unless
+        its own kernel reduces: for a single word.
+        """
+        edges = isinstance(given, Tensor) and given.layout is torch.strided
+        if given is graph or edges or (isinstance(given, Tensor) and self._is_word):
+            return graph
+        found: GraphLike = cast(Any, graph).with_data(None)
+        return found
 
     def _turned(self, graph: GraphLike, given: Any) -> GraphLike:
         """Give the graph along which messages flow; ``given`` is what it was made of."""
@@ -160,14 +182,6 @@ def _reduction(aggr: Any) -> str | None:
         return None
     word = str(aggr).lower().removesuffix("()").replace("_", "").removesuffix("aggregation")
     return REDUCTIONS.get(word)
-
-
-def unweighted(graph: GraphLike, given: Any) -> GraphLike:
-    """Give the graph without the values of a torch_sparse.SparseTensor, which PyG drops here."""
-    if given is graph or isinstance(given, Tensor):
-        return graph
-    found: GraphLike = cast(Any, graph).with_data(None)
-    return found
 
 
 def check_flow(flow: Any) -> None:

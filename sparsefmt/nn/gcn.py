@@ -27,11 +27,12 @@ from ._checks import (
     by_vertex,
     check_counts,
     check_edge_weight,
+    check_flags,
     check_in_channels,
     check_input,
     check_width,
 )
-from ._hops import Normalisation, hop, over_vertices
+from ._hops import Normalisation, gets_all_loops, hop, over_vertices
 from ._linear import GLOROT, draw_map, linear_map, settle
 from ._loops import stored, symmetric
 from ._passing import FORWARD, SUM
@@ -96,10 +97,10 @@ class GCNConv(Convolution):
     Notes
     -----
     Of several loops of one vertex the last counts, as in PyG; all of them without
-    ``add_self_loops``.  The factors of a graph's own values are kept with the graph; those of
-    ``edge_weight`` are computed at each call and have gradients, as in code that ``torch.compile``
-    has compiled.  GCN (ICLR'17), equation 2; MaxK-GNN (ASPLOS'24), section 3.1; ES-SpMM (arXiv
-    2104.10716); DropEdge (ICLR'20).
+    ``add_self_loops``, and in torch's sparse tensors, where vertices with a loop get one more.  The
+    factors of a graph's own values are kept with the graph; those of ``edge_weight`` are computed
+    at each call and have gradients, as in code that ``torch.compile`` has compiled.  GCN (ICLR'17),
+    equation 2; MaxK-GNN (ASPLOS'24), section 3.1; ES-SpMM (arXiv 2104.10716); DropEdge (ICLR'20).
     """
 
     __module__ = "sparsefmt.nn"
@@ -118,6 +119,9 @@ class GCNConv(Convolution):
     ) -> None:
         check_counts(out_channels=out_channels)
         check_in_channels(in_channels)
+        check_flags(improved=improved, cached=cached, normalize=normalize, bias=bias)
+        if add_self_loops is not None:
+            check_flags(add_self_loops=add_self_loops)
         super().__init__(out_channels, **options)
         self.in_channels, self.out_channels = in_channels, out_channels
         self.improved, self.cached, self.normalize = improved, cached, normalize
@@ -159,13 +163,15 @@ class GCNConv(Convolution):
         ShapeError, DtypeError, DeviceError, UnsupportedError
             As ``autograd.spmm``; also if the graph is not square.
         """
+        to_all = gets_all_loops(edge_index)
         if self.cached and self.normalize:
-            edge_index, edge_weight = self._first(x, edge_index, edge_weight)
+            edge_index, edge_weight, to_all = self._first(x, edge_index, edge_weight)
         graph = as_graph(edge_index, by_vertex(x))
         if edge_weight is None and self._is_usual() and is_bare(self.lin):
             given = x, self.lin.weight
             if is_plain(graph, *given, self.bias) and is_one_each(self.bias, self.lin.weight):
-                return gcn_convolution(graph, *given, *symmetric(graph, None, x.dtype), self.bias)
+                factors = symmetric(graph, None, x.dtype, to_all=to_all)
+                return gcn_convolution(graph, *given, *factors, self.bias)
         graph = self._turned(graph, edge_index)
         check_input(x, graph, sparse=True)
         check_edge_weight(edge_weight, graph)
@@ -173,10 +179,10 @@ class GCNConv(Convolution):
         check_width("x", x, self.lin.weight)
         h = self.lin(x)
         if x.dim() == 2:
-            return self._aggregated(graph, h, edge_weight, self.bias)
+            return self._aggregated(graph, h, edge_weight, self.bias, to_all)
         if self.k is not None:
             self._check_no_batch(x)
-        y = over_vertices(lambda h: self._aggregated(graph, h, edge_weight, None), h)
+        y = over_vertices(lambda h: self._aggregated(graph, h, edge_weight, None, to_all), h)
         return plus(y, self.bias)
 
     def _is_usual(self) -> bool:
@@ -191,32 +197,42 @@ class GCNConv(Convolution):
         )
 
     def _first(self, x: Any, given: Any, edge_weight: Tensor | None) -> Any:
-        """Give the graph and the edge weights of the first call."""
+        """Give the graph and the edge weights of the first call, and who gets loops there."""
         sparse = not isinstance(given, Tensor) and hasattr(given, "sparse_sizes")
         name = "_cached_adj_t" if sparse else "_cached_edge_index"
         if getattr(self, name) is None:
             graph = as_graph(given, by_vertex(x))
             self._turned(graph, given)  # which an adj_t cannot be
-            setattr(self, name, (graph, edge_weight))
+            if isinstance(edge_weight, Tensor):
+                edge_weight = edge_weight.clone()  # which later changes in place do not reach
+            setattr(self, name, (graph, edge_weight, gets_all_loops(given)))
         return getattr(self, name)
 
-    def _fill(self, graph: GraphLike, edge_weight: Tensor | None) -> float | None:
-        """Give the value of the loops that are added, 0 for none; None if nothing is normalised."""
-        if not self.normalize or not self.add_self_loops:
-            return 0.0 if self.normalize else None
-        weighted = edge_weight is not None or graph_tensors(graph).csr_values is not None
-        return 2.0 if self.improved and weighted else 1.0
+    def _normalisation(
+        self, graph: GraphLike, edge_weight: Tensor | None, to_all: bool
+    ) -> Normalisation:
+        """Tell how the graph is normalised, and which loops it gets."""
+        fill = 0.0 if self.normalize else None
+        if self.normalize and self.add_self_loops:
+            weighted = edge_weight is not None or graph_tensors(graph).csr_values is not None
+            fill = 2.0 if self.improved and weighted else 1.0
+        return Normalisation(fill, self._reductions[0], bool(fill) and to_all)
 
     def _aggregated(
-        self, graph: GraphLike, h: Tensor, edge_weight: Tensor | None, bias: Tensor | None
+        self,
+        graph: GraphLike,
+        h: Tensor,
+        edge_weight: Tensor | None,
+        bias: Tensor | None,
+        to_all: bool,
     ) -> Tensor:
         """Aggregate what was mapped, and add the bias."""
         h, values, _, _ = operands(graph, h, edge_weight)  # named as they were given, if refused
         weight = None if edge_weight is None else values
-        fill, width = self._fill(graph, edge_weight), self._width()
+        norm, width = self._normalisation(graph, edge_weight, to_all), self._width()
         if width is not None or self.k is not None:
-            return plus(self._of_parts_of_rows(graph, h, width, weight, fill), bias)
-        return hop(graph, weight, h.dtype, Normalisation(fill, self._reductions[0]))(h, bias)
+            return plus(self._of_parts_of_rows(graph, h, width, weight, norm), bias)
+        return hop(graph, weight, h.dtype, norm)(h, bias)
 
     def _of_parts_of_rows(
         self,
@@ -224,18 +240,19 @@ class GCNConv(Convolution):
         h: Tensor,
         width: int | None,
         weight: Tensor | None,
-        fill: float | None,
+        norm: Normalisation,
     ) -> Tensor:
         """Aggregate a sample of each row, or what MaxK keeps of its neighbours."""
+        fill, _, to_all = norm
         if fill is None:
             if width is not None:
                 return self._aggregate(graph, h, width, weight, rescale=True)
             return maxk_aggregate(graph, h, cast(int, self.k), weight)
-        scale, loop = symmetric(graph, weight, h.dtype, fill)
+        scale, loop = symmetric(graph, weight, h.dtype, fill, to_all=to_all)
         scales, own = {"row_scale": scale, "col_scale": scale}, loop[:, None]
         if width is None:
             return aggregate_with_own(graph, h, own, weight, k=self.k, without=own == 0, **scales)
         y = self._aggregate(graph, h, width, weight, rescale=True, **scales)
-        kept = weight is None and fill and not torch.compiler.is_compiling()
+        kept = weight is None and fill and not to_all and not torch.compiler.is_compiling()
         without = stored(graph, h.dtype) if kept else own == 0
         return torch.addcmul(y, own, h if without is None else h.masked_fill(without, 0))

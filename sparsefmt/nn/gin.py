@@ -25,7 +25,7 @@ from ._base import Convolution, Options, is_one_each
 from ._checks import Ends, as_autocast, by_vertex, check_edge_weight
 from ._hops import over_vertices
 from ._network import OfNetwork, called, check_fit
-from ._passing import FORWARD, SUM, unweighted
+from ._passing import FORWARD, SUM
 
 
 class GINConv(OfNetwork, Convolution):
@@ -103,7 +103,7 @@ class GINConv(OfNetwork, Convolution):
             As ``SAGEConv``; also if ``nn`` cannot take ``x``, or both ends are not of one width.
         """
         if isinstance(x, Tensor) and size is None:
-            graph = unweighted(as_graph(edge_index, by_vertex(x)), edge_index)
+            graph = self._valued(as_graph(edge_index, by_vertex(x)), edge_index)
             if edge_weight is None and self._is_usual():
                 first, rest = _parts(self.nn)
                 if first is None and is_plain(graph, x, self.eps):

@@ -107,6 +107,8 @@ class GINEConv(OfNetwork):
 
         def summed(h: Tensor) -> Tensor:
             if h.dim() > 2:  # in turn: side by side they would repeat the features of edges
+                if not len(h):
+                    return h.new_zeros(*h.shape[:-2], graph_tensors(ends.graph).n_rows, h.shape[-1])
                 return torch.stack([summed(one) for one in h])
             return message_aggregate(ends.graph, h, features, message="relu_add", reduce=reduction)
 

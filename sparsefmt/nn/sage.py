@@ -21,11 +21,19 @@ from ..autograd import (
 )
 from ..errors import ShapeError
 from ._base import Convolution, PartOptions, is_one_each, plus
-from ._checks import Ends, by_vertex, check_counts, check_edge_weight, check_width, in_pair
-from ._gathered import gathered, width_of
+from ._checks import (
+    Ends,
+    by_vertex,
+    check_counts,
+    check_edge_weight,
+    check_flags,
+    check_width,
+    in_pair,
+)
+from ._gathered import check_aggr_kwargs, gathered, width_of
 from ._hops import over_vertices
 from ._linear import draw_map, linear_map, settle
-from ._passing import FORWARD, MEAN, SUM, unweighted
+from ._passing import FORWARD, MEAN, SUM
 
 
 class SAGEConv(Convolution):
@@ -76,7 +84,8 @@ class SAGEConv(Convolution):
 
     Notes
     -----
-    Edge weights multiply inside the mean, which divides by the number of entries.  GraphSAGE
+    Edge weights multiply inside the mean, which divides by the number of entries.  Beside a list or
+    a module in ``aggr``, values of torch's sparse tensors do not count, as in PyG.  GraphSAGE
     (NIPS'17), section 3.1; MaxK-GNN (ASPLOS'24), section 3.1.
     """
 
@@ -98,7 +107,9 @@ class SAGEConv(Convolution):
     ) -> None:
         check_counts(out_channels=out_channels)
         of_sources, of_targets = in_pair(in_channels)
-        if aggr == "lstm":
+        check_flags(normalize=normalize, root_weight=root_weight, project=project, bias=bias)
+        if isinstance(aggr, str) and aggr == "lstm":
+            check_aggr_kwargs(options.get("aggr_kwargs"))
             widths = {"in_channels": of_sources, "out_channels": of_sources}
             options["aggr_kwargs"] = widths | (options.get("aggr_kwargs") or {})
         super().__init__(out_channels, aggr, **options)
@@ -159,7 +170,7 @@ class SAGEConv(Convolution):
             ``size`` is not that of the graph.
         """
         if isinstance(x, Tensor) and size is None:
-            graph = unweighted(as_graph(edge_index, by_vertex(x)), edge_index)
+            graph = self._valued(as_graph(edge_index, by_vertex(x)), edge_index)
             if edge_weight is None and self._is_usual() and self._is_plain(x, graph):
                 weight, bias = self.lin_l.weight, self.lin_l.bias
                 y = sage_convolution(graph, x, weight, bias, self.lin_r.weight)

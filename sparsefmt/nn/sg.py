@@ -9,7 +9,7 @@ from typing import Unpack
 from torch import Tensor
 
 from ..autograd import GraphLike
-from ._checks import check_width
+from ._checks import check_flags, check_width
 from ._hops import HopConvolution
 from ._linear import draw_map, linear_map, settle
 from ._passing import PassingOptions
@@ -48,7 +48,8 @@ class SGConv(HopConvolution):
 
     Notes
     -----
-    Loops and factors as in ``GCNConv``.  SGC (ICML'19), equation 6.
+    Loops and factors as in ``GCNConv``, those of torch's sparse tensors too.  SGC (ICML'19),
+    equation 6.
     """
 
     __module__ = "sparsefmt.nn"
@@ -64,6 +65,7 @@ class SGConv(HopConvolution):
         **options: Unpack[PassingOptions],
     ) -> None:
         super().__init__(in_channels, out_channels, K, **options)
+        check_flags(cached=cached, add_self_loops=add_self_loops, bias=bias)
         self.cached, self.add_self_loops = cached, add_self_loops
         self.lin = linear_map(in_channels, out_channels, bias=bias)
         self.reset_parameters()

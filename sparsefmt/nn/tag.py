@@ -12,7 +12,7 @@ from torch.nn import Linear, ModuleList, Parameter, init
 
 from ..autograd import GraphLike
 from ._base import plus
-from ._checks import check_width
+from ._checks import check_flags, check_width
 from ._hops import HopConvolution
 from ._linear import draw_map, linear_map, settle
 from ._passing import PassingOptions
@@ -64,6 +64,7 @@ class TAGConv(HopConvolution):
         **options: Unpack[PassingOptions],
     ) -> None:
         super().__init__(in_channels, out_channels, K, **options)
+        check_flags(bias=bias, normalize=normalize)
         self.normalize = normalize
         maps = (linear_map(in_channels, out_channels, bias=False) for _ in range(K + 1))
         self.lins = ModuleList(maps)

@@ -112,6 +112,16 @@ def test_states_load_both_ways_before_and_after(name):
     assert_same(mine, fresh)
 
 
+@pytest.mark.parametrize("name", LAYERS)
+def test_a_layer_that_first_met_features_in_inference_mode_trains_later(name):
+    mine, theirs = both(name)
+    with torch.inference_mode():
+        call(mine)
+    assert_same(mine, theirs)
+    call(mine).sum().backward()
+    assert not any(one.is_inference() or one.grad is None for one in mine.parameters())
+
+
 def test_other_features_than_the_first_are_refused():
     mine, _ = both("gcn")
     call(mine)

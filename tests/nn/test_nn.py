@@ -216,6 +216,7 @@ def test_factors_are_kept_with_the_graph_and_go_with_it():
         "('gcn', torch.float32)",
         "earlier loops",
         "loops missing",
+        "loops of rows",
     ]
     before = dict(parts)
     layer(x, graph)
@@ -246,8 +247,8 @@ def test_bad_input_is_refused(name):
 @pytest.mark.parametrize(
     ("make", "error", "text"),
     [
-        (lambda: GINConv(None), DtypeError, "nn is a NoneType: give a module"),
-        (lambda: GINConv("mlp"), DtypeError, "nn is a str: give a module"),
+        (lambda: GINConv(None), DtypeError, "nn is None: give a module"),
+        (lambda: GINConv("mlp"), DtypeError, "nn is 'mlp': give a module"),
         (lambda: GINConv(mlp(), eps="a"), DtypeError, "eps is 'a': give a number"),
         (lambda: GINConv(mlp(), eps=None), DtypeError, "eps is None: give a number"),
         (lambda: GINConv(mlp(), eps=float("nan")), ShapeError, "eps is nan: give a finite"),

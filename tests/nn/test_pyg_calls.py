@@ -12,10 +12,11 @@ from torch.nn import Linear  # noqa: E402
 from torch_geometric import EdgeIndex  # noqa: E402
 
 from sparsefmt import DtypeError, Graph, ShapeError, UnsupportedError, nn  # noqa: E402
+from sparsefmt.nn import _loops  # noqa: E402
 
 pytestmark = [
     pytest.mark.usefixtures("one_thread"),
-    pytest.mark.filterwarnings("ignore:.*(beta state|invariant checks):UserWarning"),
+    pytest.mark.filterwarnings("ignore:.*(beta state|invariant checks|to CSR format):UserWarning"),
 ]
 
 N, FEAT, OUT = 8, 5, 4
@@ -100,6 +101,56 @@ def test_values_of_a_sparse_tensor_of_torch_sparse_are_dropped_where_pygs_are(na
     assert_same(mine((x, x), A), expected)
 
 
+@pytest.mark.parametrize("layout", ["coo", "csr"])
+@pytest.mark.parametrize(
+    "aggr",
+    [
+        "mean",
+        "max",
+        ["mean", "max"],
+        ["add"],
+        "softmax",
+        ["median", "lstm"],
+        pyg.aggr.MeanAggregation(),
+        pyg.aggr.SoftmaxAggregation(),
+    ],
+    ids=str,
+)
+def test_values_of_a_sparse_tensor_count_where_they_do_in_pyg(aggr, layout):
+    lstm = {"aggr_kwargs": {"aggrs_kwargs": [{}, {"in_channels": FEAT, "out_channels": FEAT}]}}
+    mine, theirs = both("sage", aggr=aggr, **(lstm if "lstm" in aggr_words(aggr) else {}))
+    mine.load_state_dict(theirs.state_dict())
+    given, x = edges(), numbers(N, FEAT)
+    A = sparse(given, layout, numbers(given.shape[1], seed=4).abs())
+    assert_same(mine(x, A), theirs(x, A))
+    assert_same(mine((x, x), A), theirs((x, x), A))
+
+
+def aggr_words(aggr):
+    return aggr if isinstance(aggr, list) else [aggr]
+
+
+@pytest.mark.parametrize("aggr", ["max", pyg.aggr.MaxAggregation()], ids=str)
+def test_gin_reads_values_of_a_sparse_tensor_where_pygs_does(aggr):
+    mine, theirs = both("gin", aggr=aggr)
+    given, x = edges(), numbers(N, FEAT)
+    A = sparse(given, "csr", numbers(given.shape[1], seed=4).abs())
+    assert_same(mine(x, A), theirs(x, A))
+
+
+@pytest.mark.parametrize("kind", ["edges", "graph"])
+def test_an_lstm_takes_edges_in_any_order(kind):
+    mine, theirs = both("sage", aggr="lstm")
+    mine.load_state_dict(theirs.state_dict())
+    given, x = edges(), numbers(N, FEAT)
+    w = numbers(given.shape[1], seed=4)
+    order = given[1].argsort(stable=True)
+    assert not order.equal(torch.arange(len(order)))
+    graph = Graph.from_edge_index(given, num_nodes=N) if kind == "graph" else given
+    assert_same(mine(x, graph), theirs(x, given[:, order]))
+    assert_same(mine(x, graph, edge_weight=w), mine(x, given[:, order], edge_weight=w[order]))
+
+
 @pytest.mark.parametrize("name", ["gcn", "sg"])
 def test_the_first_graph_serves_all_calls_of_a_cached_layer(name):
     mine, theirs = both(name, cached=True)
@@ -113,6 +164,66 @@ def test_the_first_graph_serves_all_calls_of_a_cached_layer(name):
         torch.manual_seed(3)
         layer.reset_parameters()
     assert_same(mine(x, edges(3)), theirs(x, edges(3)))
+
+
+@pytest.mark.parametrize("layout", ["coo", "csr"])
+@pytest.mark.parametrize("aggr", ["sum", "mean", "max", "min"])
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("gcn", {}),
+        ("gcn", {"improved": True}),
+        ("gcn", {"cached": True}),
+        ("gcn", {"add_self_loops": False}),
+        ("gcn", {"normalize": False}),
+        ("sg", {}),
+        ("sg", {"cached": True}),
+        ("sg", {"add_self_loops": False}),
+        ("tag", {}),
+    ],
+)
+def test_sparse_tensors_with_loops_get_those_that_pyg_adds(name, options, aggr, layout):
+    mine, theirs = both(name, aggr=aggr, **options)
+    given = torch.cat([edges(), torch.tensor([[0, 3, 5], [0, 3, 5]])], 1)
+    A = sparse(given, layout, numbers(given.shape[1], seed=4).abs())
+    x, slopes = numbers(N, FEAT), numbers(N, OUT, seed=6)
+    for _ in range(2):
+        found, wanted = mine(x, A), theirs(x, A)
+        assert_same(found, wanted)
+    for one, two in zip(
+        torch.autograd.grad((found * slopes).sum(), [*mine.parameters()]),
+        torch.autograd.grad((wanted * slopes).sum(), [*theirs.parameters()]),
+        strict=True,
+    ):
+        assert_same(one, two)
+    if not options:
+        batch = numbers(2, N, FEAT)
+        assert_same(mine(batch, A), torch.stack([theirs(one, A) for one in batch]))
+
+
+def test_samples_and_maxk_of_a_sparse_tensor_with_loops_get_the_same_ones():
+    given = torch.cat([edges(), torch.tensor([[0, 3], [0, 3]])], 1)
+    A, x = sparse(given, "csr", numbers(given.shape[1], seed=4).abs()), numbers(N, FEAT)
+    for options in ({"k": OUT}, {"sample": N, "training_sample": N}):
+        mine, theirs = both("gcn")
+        made = nn.GCNConv(FEAT, OUT, **options).double()
+        made.load_state_dict(mine.state_dict())
+        assert_same(made(x, A), theirs(x, A))
+
+
+@pytest.mark.parametrize("name", ["gcn", "sg"])
+def test_a_cached_layer_does_not_see_weights_that_change_in_place(name):
+    mine, theirs = both(name, cached=True)
+    x, given = numbers(N, FEAT), edges()
+    w = numbers(given.shape[1], seed=5).abs()
+    expected = theirs(x, given, w.clone())
+    assert_same(mine(x, given, w), expected)
+    w.mul_(w)
+    assert_same(mine(x, given, w), expected)
+    for layer in both(name, cached=True):
+        traced = w.clone().requires_grad_()
+        layer(x, given, traced).sum().backward()
+        assert traced.grad.any()
 
 
 def test_a_cached_layer_keeps_a_sparse_tensor_apart_and_trains():
@@ -163,6 +274,20 @@ def test_messages_flow_upstream_along_every_graph_but_a_sparse_one(name):
         mine(x, sparse(given, "csr"))
 
 
+@pytest.mark.parametrize("loops", [[], [0, 3], [0, 3, 3]])
+def test_ends_of_edges_are_asked_for_again_only_where_a_vertex_has_several_loops(
+    monkeypatch, loops
+):
+    calls, ends = [], _loops.ends
+    monkeypatch.setattr(_loops, "ends", lambda graph: calls.append(graph) or ends(graph))
+    given = torch.cat([edges(), torch.tensor([loops, loops]).long()], 1)
+    graph = Graph.from_edge_index(given, num_nodes=N)
+    mine, theirs = both("gcn")
+    for _ in range(2):
+        assert_same(mine(numbers(N, FEAT), graph), theirs(numbers(N, FEAT), given))
+    assert len(calls) == (2 if len(loops) == 3 else 1)
+
+
 def test_of_several_loops_the_last_counts_as_in_pyg():
     mine, theirs = both("gcn")
     given = torch.tensor([[0, 1, 1, 0, 2, 1], [0, 1, 1, 0, 1, 1]])
@@ -191,6 +316,34 @@ def test_of_several_loops_the_last_counts_as_in_pyg():
             "'mean' beside",
         ),
         (lambda: nn.SAGEConv(FEAT, OUT, ["mean", "max"], k=2), UnsupportedError, "beside k or a"),
+        (lambda: nn.SAGEConv(FEAT, OUT, 3), DtypeError, "aggr is 3: give one of 'sum', .* a list"),
+        (lambda: nn.SAGEConv(FEAT, OUT, Linear(2, 2)), DtypeError, r"aggr is Linear\(.* a module"),
+        (lambda: nn.SAGEConv(FEAT, OUT, ["max", 3]), DtypeError, r"aggr is \['max', 3\]: give"),
+        (lambda: nn.SAGEConv(FEAT, OUT, pyg.aggr.SumAggregation), DtypeError, "a module of"),
+        (
+            lambda: nn.SAGEConv(FEAT, OUT, aggr_kwargs=3),
+            DtypeError,
+            "aggr_kwargs is 3: give a dict",
+        ),
+        (
+            lambda: nn.SAGEConv(FEAT, OUT, "lstm", aggr_kwargs=3),
+            DtypeError,
+            "aggr_kwargs is 3: give a dict",
+        ),
+        (
+            lambda: nn.SAGEConv(FEAT, OUT, "softmax", aggr_kwargs={"zz": 1}),
+            UnsupportedError,
+            "aggr_kwargs is {'zz': 1}, which PyG's aggregation 'softmax' does not take: .*zz",
+        ),
+        (lambda: nn.GCNConv(FEAT, OUT, improved="x"), DtypeError, "improved is 'x': give True or"),
+        (lambda: nn.GCNConv(FEAT, OUT, cached=3), DtypeError, "cached is 3: give True or False"),
+        (lambda: nn.GCNConv(FEAT, OUT, add_self_loops=1), DtypeError, "add_self_loops is 1: give"),
+        (lambda: nn.SGConv(FEAT, OUT, bias="no"), DtypeError, "bias is 'no': give True or False"),
+        (lambda: nn.TAGConv(FEAT, OUT, normalize=None), DtypeError, "normalize is None: give True"),
+        (lambda: nn.SAGEConv(FEAT, OUT, project=2), DtypeError, "project is 2: give True or False"),
+        (lambda: nn.GINConv(Linear(2, 2), train_eps=0), DtypeError, "train_eps is 0: give True"),
+        (lambda: nn.GINEConv(3), DtypeError, "nn is 3: give a module"),
+        (lambda: nn.GCNConv(FEAT, OUT, foo=1), TypeError, "GCNConv got an unexpected .* 'foo'"),
         (lambda: nn.GINEConv(torch.nn.ReLU(), edge_dim=2), ShapeError, "nn begins with a ReLU"),
         (lambda: nn.GINEConv(Linear(2, 2), edge_dim=0), ShapeError, "edge_dim is 0: give 1 or"),
     ],
@@ -198,6 +351,16 @@ def test_of_several_loops_the_last_counts_as_in_pyg():
 def test_options_that_cannot_be_are_refused(make, error, text):
     with pytest.raises(error, match=text):
         make()
+
+
+@pytest.mark.parametrize("shape", [(0, N, FEAT), (2, 0, N, FEAT)])
+def test_gine_takes_a_batch_of_none(shape):
+    x, given = numbers(*shape).requires_grad_(), edges()
+    gine = nn.GINEConv(Linear(FEAT, OUT)).double()
+    y = gine(x, given, numbers(given.shape[1], FEAT))
+    assert y.shape == (*shape[:-1], OUT)
+    y.sum().backward()
+    assert x.grad.shape == shape
 
 
 def test_calls_that_cannot_be_are_refused():
