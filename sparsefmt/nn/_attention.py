@@ -5,7 +5,7 @@ from typing import Any, ClassVar, Unpack
 
 import torch
 from torch import Tensor
-from torch.nn import Linear, Parameter, init
+from torch.nn import Linear, Module, Parameter, init
 from torch.nn.functional import dropout
 
 from ..autograd import GraphLike, edge_softmax
@@ -13,8 +13,8 @@ from ..errors import ShapeError
 from ._base import plus
 from ._checks import Ends, check_counts, check_number, check_width, in_pair
 from ._edges import (
+    AttentionWeights,
     Entries,
-    Weighed,
     as_given,
     check_edge_features,
     check_fill,
@@ -67,11 +67,7 @@ class Attention(Passing):
     def _ends(self, x: Any, graph: GraphLike, size: Any = None) -> Ends:
         """Take features with the graph between them; those of a static graph have no heads."""
         for name, one in (("x", x),) if isinstance(x, Tensor) else _named(x):
-            if isinstance(one, Tensor) and one.dim() > 2:
-                raise ShapeError(
-                    f"{name} has shape {tuple(one.shape)}: {type(self).__name__} takes no static "
-                    "features, as PyG's; give (n, feat), one call for each of them."
-                )
+            refuse_static(name, one, self)
         return self._between(x, graph, size)
 
     def _by_head(self, x: Tensor) -> Tensor:
@@ -99,6 +95,15 @@ class Attention(Passing):
     def _dropped(self, weights: Tensor) -> Tensor:
         """Leave out a share of the weights while it trains, those that PyG's layer leaves out."""
         return dropout(weights, self.dropout, self.training)
+
+
+def refuse_static(name: str, x: Any, layer: Module) -> None:
+    """Refuse features (batch, n, feat), which attention layers do not take, nor PyG's."""
+    if isinstance(x, Tensor) and x.dim() > 2:
+        raise ShapeError(
+            f"{name} has shape {tuple(x.shape)}: {type(layer).__name__} takes no static features, "
+            "as PyG's; give (n, feat), one call for each of them."
+        )
 
 
 def _named(x: Any) -> list[tuple[str, Any]]:
@@ -201,15 +206,17 @@ class LoopedAttention(Attention):
         """(n_loops, edge_dim) Features of loops, by ``edge_index[1]`` whatever flows, as in PyG."""
         return loop_features(self._turned(graph, None), features, self.fill_value)
 
-    def _listed(self, given: Any, found: Weighed, dtype: torch.dtype) -> Any:
-        """Give the weights of entries with these, as PyG does."""
+    def _edges_and_weights(self, given: Any, found: AttentionWeights, dtype: torch.dtype) -> Any:
+        """Give the edges and their weights, in the form in which PyG gives them."""
         graph = self._turned(found.graph, None)  # that along which messages flow
         return as_given(given, graph, found.weights.to(dtype), looped=self.add_self_loops)
 
-    def _weighed(self, entries: Entries, scores: Tensor) -> Weighed:
-        """Give the weights of scores, 0 for those that are left out while it trains."""
+    def _attention(self, entries: Entries, scores: Tensor) -> AttentionWeights:
+        """Compute the weights from scores, 0 for those that dropout leaves out."""
         with torch.autocast(scores.device.type, enabled=False):
-            return Weighed(entries.graph, self._dropped(edge_softmax(entries.graph, scores)))
+            return AttentionWeights(
+                entries.graph, self._dropped(edge_softmax(entries.graph, scores))
+            )
 
     def _biased(self, y: Tensor) -> Tensor:
         """Join the heads, and add the bias."""

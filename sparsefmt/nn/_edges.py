@@ -1,5 +1,6 @@
 """Entries that attention goes over: loops with features of their own, weights, what a user gets."""
 
+from numbers import Real
 from typing import Any, NamedTuple
 
 import torch
@@ -23,7 +24,7 @@ class Entries(NamedTuple):
     features: Tensor | None
 
 
-class Weighed(NamedTuple):
+class AttentionWeights(NamedTuple):
     """A graph's entries, and the weights of attention in its order, (nnz, heads)."""
 
     graph: GraphLike
@@ -32,20 +33,20 @@ class Weighed(NamedTuple):
     def sums(self, x: Tensor) -> Tensor:
         """(n_rows, heads, feat) Sum features of sources, (n_cols, heads, feat), by the weights."""
         with torch.autocast(x.device.type, enabled=False):
-            heads = zip(x.unbind(1), self.weights.to(x.dtype).unbind(1), strict=True)
-            return torch.stack([spmm(self.graph, one, weight) for one, weight in heads], 1)
+            return spmm(self.graph, x, self.weights.to(x.dtype))
 
 
 def check_fill(fill_value: Any) -> None:
     """Check for a word, a number or a tensor that gives loops their features."""
-    if isinstance(fill_value, str):
-        if fill_value not in FILLS:
-            raise UnsupportedError(
-                f"fill_value is {fill_value!r}: give one of {', '.join(map(repr, FILLS))}, a "
-                "number, or a tensor of edge_dim values."
-            )
-    elif not isinstance(fill_value, Tensor):
-        check_number("fill_value", fill_value)
+    if isinstance(fill_value, Tensor) or (isinstance(fill_value, str) and fill_value in FILLS):
+        return
+    if isinstance(fill_value, bool) or not isinstance(fill_value, Real):
+        kind = UnsupportedError if isinstance(fill_value, str) else DtypeError
+        raise kind(
+            f"fill_value is {fill_value!r}: give one of {', '.join(map(repr, FILLS))}, a number, "
+            "or a tensor of edge_dim values."
+        )
+    check_number("fill_value", fill_value)
 
 
 def entries_with_loops(graph: GraphLike, features: Tensor | None, own: Tensor | None) -> Entries:
@@ -116,10 +117,14 @@ def check_edge_features(edge_attr: Any, graph: GraphLike, layer: Linear | None) 
     A lazy map is made for them.
     """
     nnz = graph_tensors(graph).nnz
-    if layer is None:
-        raise ShapeError("edge_attr is given to a layer without edge_dim: give it one.")
     if not isinstance(edge_attr, Tensor):
         raise DtypeError(f"edge_attr is a {type(edge_attr).__name__}: give a torch.Tensor.")
+    if layer is None:
+        width = edge_attr.shape[1] if edge_attr.dim() == 2 else 1
+        raise ShapeError(
+            f"edge_attr has shape {tuple(edge_attr.shape)} but the layer has no edge_dim and would "
+            f"not read it: make the layer with edge_dim={width}, or leave edge_attr out."
+        )
     found = edge_attr[:, None] if edge_attr.dim() == 1 else edge_attr
     if found.dim() == 2 and found.shape[0] == nnz:
         settle(layer, found.shape[1])
@@ -140,8 +145,10 @@ def at_edges(graph: GraphLike, x: Tensor, features: Tensor) -> Tensor:
     (nnz, heads, width).
     """
     places = _places(graph)
-    heads = zip(x.unbind(1), _heads(features, x.shape[1]), strict=True)
-    return torch.stack([sddmm(places, one, edges) for one, edges in heads], 1)
+    if features.dim() == 3:
+        return sddmm(places, x, features)
+    # One product for each head: one of all heads would copy the features for each of them.
+    return torch.stack([sddmm(places, one, features) for one in x.unbind(1)], 1)
 
 
 def sums_of_edges(graph: GraphLike, features: Tensor, weights: Tensor) -> Tensor:
@@ -150,13 +157,10 @@ def sums_of_edges(graph: GraphLike, features: Tensor, weights: Tensor) -> Tensor
     ``features`` is as for ``at_edges``, and ``weights`` (nnz, heads).
     """
     places = _places(graph)
-    heads = zip(_heads(features, weights.shape[1]), weights.unbind(1), strict=True)
-    return torch.stack([spmm(places, edges, weight) for edges, weight in heads], 1)
-
-
-def _heads(features: Tensor, heads: int) -> list[Tensor]:
-    """Give the features of each head."""
-    return list(features.unbind(1)) if features.dim() == 3 else [features] * heads
+    if features.dim() == 3:
+        return spmm(places, features, weights)
+    # As above: the gradient of all heads' weights at once is such a product.
+    return torch.stack([spmm(places, features, weight) for weight in weights.unbind(1)], 1)
 
 
 def _places(graph: GraphLike) -> GraphLike:

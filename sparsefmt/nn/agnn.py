@@ -16,6 +16,7 @@ from ..autograd import (
     sddmm,
     spmm,
 )
+from ._attention import refuse_static
 from ._checks import check_features, check_square
 from ._loops import log_sums, loops, missing_loops
 from ._passing import Passing, PassingOptions
@@ -113,6 +114,7 @@ class AGNNConv(Passing):
         DtypeError, DeviceError, UnsupportedError
             As ``autograd.spmm``.
         """
+        refuse_static("x", x, self)
         graph = self._turned(as_graph(edge_index, x), edge_index)
         check_square(graph)
         check_features(x, graph)

@@ -26,7 +26,7 @@ from ..autograd import (
 from ._attention import LoopedAttention
 from ._base import is_one_each
 from ._checks import Ends
-from ._edges import Entries, Weighed
+from ._edges import AttentionWeights, Entries
 from ._linear import GLOROT, linear_map
 from ._passing import FORWARD, PassingOptions
 
@@ -191,10 +191,10 @@ class GATConv(LoopedAttention):
         found = None
         if return_attention_weights:
             entries = self._entries(ends.graph, features)
-            found = self._weighed(entries, self._entry_scores(entries, both))
+            found = self._attention(entries, self._entry_scores(entries, both))
         y = self._aggregated(ends.graph, both, features, found)
         y = y if residual is None else y + residual
-        return y if found is None else (y, self._listed(given, found, both[0].dtype))
+        return y if found is None else (y, self._edges_and_weights(given, found, both[0].dtype))
 
     def _at_once(self, x: Tensor, graph: GraphLike) -> Tensor:
         """Run the layer as one node of autograd's."""
@@ -227,7 +227,7 @@ class GATConv(LoopedAttention):
         return source, self._mapped(of_targets, ends.target, "x" if ends.alike else "x[1]")
 
     def _aggregated(
-        self, graph: GraphLike, both: Both, features: Tensor | None, found: Weighed | None
+        self, graph: GraphLike, both: Both, features: Tensor | None, found: AttentionWeights | None
     ) -> Tensor:
         """(n_target, width) Aggregate features of sources for targets, and add the bias."""
         if found is not None and self._drops():

@@ -139,7 +139,7 @@ class GATv2Conv(LoopedAttention):
         found = None
         if features is not None or return_attention_weights:
             entries = self._entries(ends.graph, features)
-            found = self._weighed(entries, self._entry_scores(entries, left, right))
+            found = self._attention(entries, self._entry_scores(entries, left, right))
         if found is not None and (features is not None or self._drops()):
             y = found.sums(left)
         else:
@@ -147,7 +147,7 @@ class GATv2Conv(LoopedAttention):
         y = self._biased(y) if residual is None else self._biased(y) + residual
         if found is None or not return_attention_weights:
             return y
-        return y, self._listed(edge_index, found, left.dtype)
+        return y, self._edges_and_weights(edge_index, found, left.dtype)
 
     def _projected(self, ends: Ends) -> tuple[Tensor, Tensor]:
         """(n_source, heads, out_channels) and (n_target, heads, out_channels)."""

@@ -15,7 +15,7 @@ from ..autograd import GraphLike, dot_aggregate, edge_softmax, is_bare, sddmm
 from ..errors import DtypeError, ShapeError
 from ._attention import Attention
 from ._checks import check_width, in_pair
-from ._edges import Weighed, as_given, at_edges, sums_of_edges
+from ._edges import AttentionWeights, as_given, at_edges, sums_of_edges
 from ._linear import draw_map, linear_map, settle
 from ._passing import PassingOptions
 
@@ -35,7 +35,7 @@ class _Term(NamedTuple):
             query = torch.einsum("nkf,kfd->nkd", query, self.weight.to(query.dtype))
         return at_edges(graph, query, self.features.to(query.dtype))
 
-    def sums(self, found: Weighed) -> Tensor:
+    def sums(self, found: AttentionWeights) -> Tensor:
         """(n_rows, heads, out_channels) Sum the terms of each row's entries by their weights."""
         with torch.autocast(self.features.device.type, enabled=False):
             y = sums_of_edges(found.graph, self.features, found.weights.to(self.features.dtype))
@@ -179,7 +179,7 @@ class TransformerConv(Attention):
         term = self._term(edge_attr, graph)
         found = None
         if term is not None or return_attention_weights is not None:
-            found = Weighed(graph, self._weights(graph, query, key, term))
+            found = AttentionWeights(graph, self._weights(graph, query, key, term))
         if found is not None and (term is not None or self._drops()):
             kept = found._replace(weights=self._dropped(found.weights))
             y = kept.sums(value)

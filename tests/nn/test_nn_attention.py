@@ -345,7 +345,7 @@ def test_bad_edge_features_are_refused():
     one = GATConv(F_IN, F_OUT, edge_dim=1)
     attr = torch.rand(graph.nnz, 3)
     for call, text in (
-        (lambda: plain(x, graph, attr), "without edge_dim"),
+        (lambda: plain(x, graph, attr), "has no edge_dim"),
         (lambda: layer(x, graph, attr[1:]), "edge_attr has shape"),
         (lambda: layer(x, graph, attr[:, 0]), rf"edge_attr has shape \({graph.nnz},\): give"),
         (lambda: one(x, graph, attr[1:, 0]), rf"has shape \({graph.nnz - 1},\): give"),

@@ -5,15 +5,27 @@ signatures: an argument that no row has fails here.
 """
 
 import inspect
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any
 
 import pytest
 
 torch = pytest.importorskip("torch")
 pyg = pytest.importorskip("torch_geometric.nn", reason="torch-geometric is not installed")
 
+from pyg_argument_cases import (  # noqa: E402
+    EDGE_DIM,
+    FEAT,
+    OUT,
+    PASSED,
+    PASSED_OF_PAIRS,
+    REFUSED,
+    UPSTREAM,
+    N,
+    Row,
+    edge_features,
+    nothing,
+    numbers,
+)
+from pyg_attention_cases import ATTENTION  # noqa: E402
 from torch.nn import Linear, ReLU, Sequential  # noqa: E402
 from torch.nn.parameter import UninitializedParameter  # noqa: E402
 from torch.utils._pytree import tree_leaves  # noqa: E402
@@ -22,78 +34,19 @@ from sparsefmt import Graph, UnsupportedError, nn  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-N, FEAT, OUT, EDGE_DIM = 9, 4, 6, 3
-UPSTREAM = "target_to_source"
 #: Arguments of PyG's ``MessagePassing``, which its layers take as keywords.
 PASSING = dict(inspect.signature(pyg.MessagePassing.__init__).parameters)
 del PASSING["self"]
-
-
-@dataclass
-class Row:
-    """What a layer takes: for each argument values with which it is PyG's, and those refused."""
-
-    #: Of a library and of options.
-    make: Callable[..., Any]
-    #: Values by names, of the constructor.
-    same: dict[str, list[Any]]
-    #: Arguments that each layer of the table is given.
-    needed: tuple[str, ...]
-    #: Arguments of forward behind ``x`` and ``edge_index``, in one or several ways, by edges.
-    forward: list[Callable[[Any], dict[str, Any]]]
-    #: Values with what their refusal says.
-    refused: dict[str, list[tuple[Any, str]]] = field(default_factory=dict)
-    #: Whether it takes features of two ends, and of one graph (batch, n, feat).
-    pairs: bool = False
-    static: bool = True
-    #: Options that are given together, beside those of ``same`` in turn.
-    together: list[dict[str, Any]] = field(default_factory=list)
-
-
-def numbers(*shape, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(*shape, generator=generator, dtype=torch.float64)
 
 
 def weights(edges):
     return {"edge_weight": numbers(edges.shape[1], seed=3).abs() + 0.1}
 
 
-def edge_features(edges, width=FEAT):
-    return {"edge_attr": numbers(edges.shape[1], width, seed=4)}
-
-
-def nothing(edges):
-    return {}
-
-
-def features_and_weights(edges):
-    return edge_features(edges, EDGE_DIM) | {"return_attention_weights": True}
-
-
 def network():
     return Sequential(Linear(FEAT, 5), ReLU(), Linear(5, OUT))
 
 
-PASSED: dict[str, list[Any]] = {
-    "aggr_kwargs": [None, {}],
-    "flow": ["source_to_target", UPSTREAM],
-    "node_dim": [-2],
-    "decomposed_layers": [1, 2],
-}
-#: PyG's own breaks where it takes features of two ends.
-PASSED_OF_PAIRS = PASSED | {"decomposed_layers": [1]}
-REFUSED: dict[str, list[tuple[Any, str]]] = {
-    "aggr": [
-        ("lstm", "aggr is 'lstm': .* has no kernel for it; give one of 'sum'"),
-        ("mul", "aggr is 'mul': .* has no kernel"),
-        (None, "aggr is None"),
-    ],
-    "aggr_kwargs": [({"t": 1}, "aggr_kwargs is {'t': 1}: .* leave it out")],
-    "node_dim": [(0, "node_dim is 0: .* along axis -2"), (1, r"give x.movedim\(1, -2\)")],
-}
-#: Of attention, whose axis of vertices PyG gives itself.
-REFUSED_OF_HEADS = REFUSED | {"node_dim": [(1, r"node_dim is 1: .* along axis 0")]}
 REDUCTIONS = ["add", "sum", "mean", "max", "min", pyg.aggr.MeanAggregation()]
 
 
@@ -119,46 +72,6 @@ def of_sg(library, **options):
 
 def of_tag(library, **options):
     return library.TAGConv(options.pop("in_channels", FEAT), OUT, **options)
-
-
-def with_edges(name):
-    """A layer of attention with edge features."""
-
-    def make(library, **options):
-        channels = options.pop("in_channels", FEAT)
-        return getattr(library, name)(channels, OUT, **{"edge_dim": EDGE_DIM} | options)
-
-    return make
-
-
-def of_agnn(library, **options):
-    return library.AGNNConv(**options)
-
-
-#: Beside the defaults, which each other option is tried with.
-HEADS: dict[str, list[Any]] = {
-    "in_channels": [-1, (FEAT, FEAT)],
-    "heads": [2],
-    "concat": [False],
-    "dropout": [0.0],
-    "edge_dim": [-1],
-    "bias": [False],
-    "aggr": ["sum"],
-    "aggr_kwargs": [{}],
-    "flow": [UPSTREAM],
-    "decomposed_layers": [1],  # PyG's own breaks with more
-}
-LOOPED = HEADS | {
-    "negative_slope": [0.7],
-    "add_self_loops": [False],
-    "fill_value": ["add", "min", "max", "mul", 0.5, torch.tensor([0.5, -1.0, 2.0])],
-    "residual": [True],
-}
-OF_LOOPED = [
-    {"heads": 2, "concat": False, "residual": True, "flow": UPSTREAM},
-    {"add_self_loops": False, "bias": False, "heads": 2, "in_channels": (FEAT, FEAT)},
-    {"fill_value": "max", "heads": 2, "flow": UPSTREAM, "residual": True},
-]
 
 
 ROWS = {
@@ -268,48 +181,7 @@ ROWS = {
         REFUSED,
         together=[{"K": 2, "flow": UPSTREAM, "normalize": False}],
     ),
-    "GATConv": Row(
-        with_edges("GATConv"),
-        LOOPED,
-        ("in_channels", "out_channels"),
-        [nothing, features_and_weights],
-        REFUSED_OF_HEADS | {"fill_value": [("median", "fill_value is 'median': give one of")]},
-        pairs=True,
-        static=False,
-        together=OF_LOOPED,
-    ),
-    "GATv2Conv": Row(
-        with_edges("GATv2Conv"),
-        LOOPED | {"share_weights": [True]},
-        ("in_channels", "out_channels"),
-        [nothing, features_and_weights],
-        REFUSED_OF_HEADS | {"fill_value": [("median", "fill_value is 'median': give one of")]},
-        static=False,
-        together=[*OF_LOOPED, {"share_weights": True, "heads": 2, "flow": UPSTREAM}],
-    ),
-    "TransformerConv": Row(
-        with_edges("TransformerConv"),
-        HEADS | {"beta": [True], "root_weight": [False]},
-        ("in_channels", "out_channels"),
-        [features_and_weights],
-        REFUSED_OF_HEADS,
-        static=False,
-        together=[
-            {"beta": True, "heads": 2, "concat": False, "flow": UPSTREAM},
-            {"root_weight": False, "beta": True, "heads": 2, "bias": False},
-        ],
-    ),
-    "AGNNConv": Row(
-        of_agnn,
-        PASSED_OF_PAIRS
-        | {"requires_grad": [False, True], "add_self_loops": [False], "aggr": ["sum"]},
-        (),
-        [nothing],
-        REFUSED,
-        static=False,
-        together=[{"add_self_loops": False, "requires_grad": False, "flow": UPSTREAM}],
-    ),
-}
+} | ATTENTION
 SINGLE = [
     (name, {argument: value})
     for name, row in ROWS.items()

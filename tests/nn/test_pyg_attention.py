@@ -11,6 +11,7 @@ from torch.nn.parameter import UninitializedParameter  # noqa: E402
 from torch_geometric import EdgeIndex  # noqa: E402
 
 from sparsefmt import DtypeError, Graph, ShapeError, UnsupportedError, nn  # noqa: E402
+from sparsefmt.nn import _edges  # noqa: E402
 
 pytestmark = [
     pytest.mark.usefixtures("one_thread"),
@@ -292,6 +293,20 @@ def test_gradients_of_edge_features_are_differentiable_again(name):
 
 
 @EACH
+def test_features_of_vertices_are_summed_in_one_product_for_all_heads(name, monkeypatch):
+    heads, shapes, product = 3, [], _edges.spmm
+
+    def counted(graph, x, *others):
+        shapes.append(tuple(x.shape))
+        return product(graph, x, *others)
+
+    monkeypatch.setattr(_edges, "spmm", counted)
+    layer, given = getattr(nn, name)(WIDTH, OUT, heads, dropout=0.5), edges("some")
+    layer(random(N, WIDTH), given, return_attention_weights=True)
+    assert shapes == [(N, heads, OUT)]
+
+
+@EACH
 def test_hooks_of_the_map_of_edges_are_called(name):
     layer, given = both(name, WIDTH, OUT, heads=2, edge_dim=EDGE_DIM)[0], edges("some")
     x, attr = random(N, WIDTH), random(given.shape[1], EDGE_DIM)
@@ -347,7 +362,14 @@ def test_channels_may_be_those_of_the_first_features(name, options, channels):
     ("name", "options", "error", "says"),
     [
         ("GATConv", {"fill_value": "median"}, UnsupportedError, "fill_value is 'median': give one"),
-        ("GATConv", {"fill_value": None}, DtypeError, "fill_value is None: give a number"),
+        (
+            "GATConv",
+            {"fill_value": None},
+            DtypeError,
+            "None: give one of 'mean', .* a number, or a t",
+        ),
+        ("GATv2Conv", {"fill_value": True}, DtypeError, "fill_value is True: give one of 'mean'"),
+        ("GATConv", {"fill_value": float("inf")}, ShapeError, "fill_value is inf: give a finite"),
         ("GATv2Conv", {"edge_dim": 0}, ShapeError, "edge_dim is 0: give 1 or more, or -1"),
         ("TransformerConv", {"heads": 0}, ShapeError, "heads is 0: give 1 or more"),
         ("TransformerConv", {"aggr": "max"}, UnsupportedError, "aggr is 'max': TransformerConv"),
@@ -366,7 +388,18 @@ def test_features_that_do_not_fit_are_refused():
     plain, layer = nn.TransformerConv(WIDTH, OUT), nn.TransformerConv(WIDTH, OUT, edge_dim=EDGE_DIM)
     loops = nn.GATv2Conv(WIDTH, OUT, edge_dim=EDGE_DIM, fill_value=torch.ones(2))
     for call, error, text in (
-        (lambda: plain(x, given, attr), ShapeError, "without edge_dim: give it one"),
+        *(
+            (lambda one=one, a=a: one(x, given, a), ShapeError, text)
+            for one in (plain, nn.GATConv(WIDTH, OUT), nn.GATv2Conv(WIDTH, OUT))
+            for a, text in (
+                (
+                    attr,
+                    r"shape \(\d+, 3\) but .* no edge_dim .* edge_dim=3, or leave edge_attr out",
+                ),
+                (attr[:, 0], r"shape \(\d+,\) but .* edge_dim=1, or leave edge_attr out"),
+            )
+        ),
+        (lambda: plain(x, given, [1.0]), DtypeError, "edge_attr is a list: give a torch.Tensor"),
         (lambda: layer(x, given), ShapeError, "edge_attr is None but the layer has edge_dim=3"),
         (lambda: layer(x, given, attr[:, :2]), ShapeError, r"give \(\d+, 3\)"),
         (lambda: layer((x, None), given, attr), DtypeError, r"x\[1\] is None"),
