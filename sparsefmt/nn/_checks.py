@@ -120,9 +120,9 @@ def ends_of(x: Any, graph: GraphLike, size: Any = None, *, static: bool = False)
             )
     if not pair and size is None:
         check_square(graph)
-    check_end("x[0]" if pair else "x", source, tensors.n_cols, "columns", graph, static=static)
+    check_end("x[0]" if pair else "x", source, tensors.n_cols, "columns", tensors, static=static)
     if target is not None:
-        check_end("x[1]" if pair else "x", target, tensors.n_rows, "rows", graph, static=static)
+        check_end("x[1]" if pair else "x", target, tensors.n_rows, "rows", tensors, static=static)
     return Ends(graph, source, target, source is target)
 
 
@@ -216,10 +216,10 @@ def check_input(x: Any, graph: GraphLike, *, sparse: bool = False) -> None:
             "x is a tuple but the layer takes one set of vertices: give one tensor, or use "
             "SAGEConv or GINConv, which take (x, x_target)."
         )
-    check_square(graph)
+    tensors = graph_tensors(graph)
+    check_square(tensors)
     if isinstance(x, Tensor) and (x.dim() > 2 or x.layout is not torch.strided):
-        n = graph_tensors(graph).n_cols
-        check_end("x", x, n, "columns", graph, static=True, sparse=sparse)
+        check_end("x", x, tensors.n_cols, "columns", tensors, static=True, sparse=sparse)
     else:
         check_features(x, graph)
 

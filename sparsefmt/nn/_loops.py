@@ -52,7 +52,7 @@ def stored(graph: GraphLike, dtype: torch.dtype) -> Tensor | None:
         return None
     if tensors.building:
         return symmetric(graph, None, dtype)[1][:, None] == 0
-    blind = _is_blind(graph)
+    blind = _is_blind(tensors)
 
     def make() -> Tensor:
         found = symmetric(graph, None, dtype)[1][:, None] == 0
@@ -102,7 +102,8 @@ def earlier_loops(graph: GraphLike) -> Tensor | None:
     None where there is no such loop.  Where the build of the graph has told, or will tell, whether
     there are loops, nobody waits for it; other graphs are looked at once.
     """
-    tensors, blind = graph_tensors(graph), _is_blind(graph)
+    tensors = graph_tensors(graph)
+    blind = _is_blind(tensors)
     if not blind and tensors.loops is False:
         return None
     blind = blind or bool(tensors.building)
