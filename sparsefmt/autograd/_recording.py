@@ -9,6 +9,9 @@ from torch.autograd import Function, forward_ad
 
 from ..errors import UnsupportedError
 
+#: Makes of a function one that torch.compile does not trace.  Torch's own way to do so imports its
+#: compiler where that function is called, not here, which takes 0.7 s: call it in traced code only.
+untraced: Any = getattr(torch._compile, "_disable_dynamo", None) or torch.compiler.disable
 _unpack_dual: Any = forward_ad.unpack_dual
 
 # torch.compile shows the line that raises, not the text of the error: so the name says it.

@@ -13,6 +13,7 @@ from torch import Tensor
 from ..errors import UnsupportedError
 from ..graph import Graph
 from ..interop.adjacency import is_adj_t, is_edge_index, known_sizes
+from ._recording import untraced
 from ._tensors import GraphTensors
 
 #: Sources and targets, None where they are not known.
@@ -227,10 +228,8 @@ def _remembered_of_pyg(given: Any, sizes: Sizes) -> Graph:
     return _remember(key, state, _made(given, num_nodes))
 
 
-# Torch's own way to disable its compiler imports it where that is called, not here: 0.7 s less.
-_outside: Any = getattr(torch._compile, "_disable_dynamo", None) or torch.compiler.disable
-_remembered_outside: Any = _outside(_remembered)
-_remembered_of_pyg_outside: Any = _outside(_remembered_of_pyg)
+_remembered_outside: Any = untraced(_remembered)
+_remembered_of_pyg_outside: Any = untraced(_remembered_of_pyg)
 
 
 def _made(given: Any, num_nodes: tuple[int, int] | None) -> Graph:

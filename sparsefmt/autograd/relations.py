@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._compile import _disable_dynamo
 from torch.autograd import Function
 
 from ..errors import DtypeError, ShapeError
@@ -19,7 +18,7 @@ from ..interop.adjacency import is_adj_t
 from ..ops.engine import checks
 from ..ops.matmul.api import REDUCTIONS
 from . import _check, _library
-from ._recording import recorded
+from ._recording import recorded, untraced
 from .convolutions import SPMM_WITH_OWN
 from .edge_index import as_graph
 from .matmul import SPMM, multiply
@@ -120,8 +119,7 @@ def _related(
     return found
 
 
-# As ``torch.compiler.disable``, which would import all of torch's compiler here.
-_related_outside: Any = _disable_dynamo(_related)
+_related_outside: Any = untraced(_related)
 
 
 def _together(nbytes: int, n_types: int) -> int:

@@ -7,13 +7,13 @@ from weakref import ref
 
 import torch
 from torch import Tensor
-from torch._compile import _disable_dynamo
 
-from ..errors import DtypeError, IndexRangeError, ShapeError
+from ..errors import DtypeError, IndexRangeError, ShapeError, UnsupportedError
 from ..formats.arrays import finish
 from ..graph import Graph
 from ..interop.torch import to_tensor
 from . import _check
+from ._recording import untraced
 from .edge_index import state_of
 
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.uint8, torch.int8)
@@ -103,11 +103,22 @@ class _Kept(dict[Hashable, tuple[Any, Any]]):
             same = all(one() is each for one, each in zip(refs, tensors, strict=True))
             if same and before == state:
                 return found[1]
+        _refuse_capture()
         made = make()
         forget = partial(_forget, ref(self), name)
         refs, aliases = [ref(one, forget) for one in tensors], [one.detach() for one in tensors]
         self[name] = (refs, state, aliases), made
         return made
+
+
+def _refuse_capture() -> None:
+    """Refuse to look at types or ids where a CUDA graph is captured, which cannot wait."""
+    started: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    if started and torch.cuda.is_current_stream_capturing():
+        raise UnsupportedError(
+            "types of edges, or ids, are new in the capture of a CUDA graph, which cannot wait to "
+            "look at them: keep their tensors outside of the step, and run it once before."
+        )
 
 
 def _forget(kept: "ref[_Kept]", name: Hashable, _: Any) -> None:
@@ -138,7 +149,6 @@ def check_types(graph: Graph, edge_type: Any) -> None:
 _in_range = _Kept()
 
 
-@_disable_dynamo
 def check_ids(name: str, ids: Tensor, count: int, what: str) -> None:
     """Check ids, once for each tensor as long as it is unchanged: a GPU is waited for.
 
@@ -157,6 +167,11 @@ def check_ids(name: str, ids: Tensor, count: int, what: str) -> None:
     DtypeError, ShapeError, IndexRangeError
         If they are no such ids.
     """
+    check = _check_ids_outside if torch.compiler.is_compiling() else _check_ids
+    check(name, ids, count, what)
+
+
+def _check_ids(name: str, ids: Tensor, count: int, what: str) -> None:
     if ids.dtype not in (torch.int64, torch.int32):
         raise DtypeError(f"{name} is {ids.dtype}: give floating features or ids, {name}.long().")
     if ids.dim() != 1:
@@ -166,6 +181,9 @@ def check_ids(name: str, ids: Tensor, count: int, what: str) -> None:
         check()
     else:
         _in_range.ask(count, [ids], check)
+
+
+_check_ids_outside: Any = untraced(_check_ids)
 
 
 def _make(

@@ -363,3 +363,25 @@ def test_bad_ids_and_operands_are_refused():
         relational_aggregate(EDGES, X, weight, TYPES_OF, reduce="lstm")
     with pytest.raises(ShapeError, match=r"ids in torch.int64 of shape \(14,\)"):
         relational_aggregate(EDGES, ids[:, None], weight, TYPES_OF)
+
+
+def test_new_types_in_a_capture_are_refused(monkeypatch):
+    x, (there, types) = torch.randn(N, 6), edges(n_target=N - 2)
+    conv = nn.RGCNConv(6, 4, TYPES)
+    graph = Graph.from_edge_index(there, num_nodes=N)
+    expected = conv(x, graph, types)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    assert torch.equal(conv(x, graph, types), expected)
+    with pytest.raises(UnsupportedError, match="keep their tensors outside of the step"):
+        conv(x, graph, types.clone())
+
+
+@pytest.mark.gpu
+def test_a_captured_step_is_that_of_its_types():
+    x, (there, types) = torch.randn(N, 6, device="cuda"), edges("cuda", n_target=N - 2)
+    conv = nn.RGCNConv(6, 4, TYPES).cuda()
+    graph = Graph.from_edge_index(there, num_nodes=N)
+    step = nn.capture(lambda x: conv(x, graph, types), x)
+    for scale in (1, 2):
+        torch.testing.assert_close(step(x * scale), conv(x * scale, graph, types).detach())
