@@ -93,7 +93,7 @@ def _symmetric(
             own = own - spmm(graph, ones, earlier)[:, 0]
         degree = own + spmm(graph, ones, weights)[:, 0]
     scale = degree.masked_fill(degree <= 0, inf).rsqrt()
-    return torch.stack([scale, (scale * scale * own).masked_fill(own == 0, 0)])
+    return torch.stack([scale, (own * scale * scale).masked_fill(own == 0, 0)])
 
 
 def earlier_loops(graph: GraphLike) -> Tensor | None:
