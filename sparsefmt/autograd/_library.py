@@ -50,6 +50,14 @@ def cast(value: Any, kind: str, dtype: torch.dtype) -> Any:
     return value.to(dtype)
 
 
+def narrowed(kind: str, *values: Any) -> tuple[Any, ...]:
+    """Cast the operands of a product as autocast would, if it is at work on that kind of device."""
+    if not torch.is_autocast_enabled(kind):
+        return values
+    dtype = autocast_dtype(kind, narrow=True)
+    return tuple(cast(one, kind, dtype) for one in values)
+
+
 # From a row to a library op
 
 

@@ -50,10 +50,7 @@ def sddmm(graph: GraphLike, x: Tensor, y: Tensor) -> Tensor:
     tensors = graph_tensors(graph)
     _check.tensor("x", x)
     _check.tensor("y", y)
-    kind = tensors.kind
-    if torch.is_autocast_enabled(kind):
-        dtype = _library.autocast_dtype(kind, narrow=True)
-        x, y = _library.cast(x, kind, dtype), _library.cast(y, kind, dtype)
+    x, y = _library.narrowed(tensors.kind, x, y)
     _check.features("x", x, rows=tensors.n_rows, axis="rows", graph=tensors)
     _check.features("y", y, rows=tensors.n_cols, axis="columns", graph=tensors)
     _check.pair(x, y, tensors)

@@ -1,6 +1,5 @@
 """Products with several heads: features of each, and a value of each for every edge."""
 
-import torch
 from torch import Tensor
 
 from ..errors import ShapeError
@@ -31,12 +30,8 @@ def spmm_of_heads(
         found = spmm(graph, flat, edge_weight, reduce=reduce, **given)
         return found.view(found.shape[0], *x.shape[1:])
     summed(reduce)
-    kind = tensors.kind
-    if torch.is_autocast_enabled(kind):
-        dtype = _library.autocast_dtype(kind, narrow=True)
-        x, edge_weight, row_scale, col_scale = (
-            _library.cast(one, kind, dtype) for one in (x, edge_weight, row_scale, col_scale)
-        )
+    operands = x, edge_weight, row_scale, col_scale
+    x, edge_weight, row_scale, col_scale = _library.narrowed(tensors.kind, *operands)
     _check.features("x", x, rows=tensors.n_cols, axis="columns", graph=tensors)
     _check.of_heads("edge_weight", edge_weight, tensors, x)
     if x.dim() > 3 or (x.dim() == 3 and x.shape[1] != edge_weight.shape[1]):

@@ -161,12 +161,8 @@ def _operands(
     col_scale: Tensor | None,
 ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
     values = tensors.csr_values if edge_weight is None else edge_weight
-    kind = tensors.kind
-    if torch.is_autocast_enabled(kind):
-        dtype = _library.autocast_dtype(kind, narrow=True)
-        x, values, row_scale, col_scale = (
-            _library.cast(each, kind, dtype) for each in (x, values, row_scale, col_scale)
-        )
+    operands = x, values, row_scale, col_scale
+    x, values, row_scale, col_scale = _library.narrowed(tensors.kind, *operands)
     _check.matrix("x", x, rows=tensors.n_cols, axis="columns", graph=tensors)
     if edge_weight is not None:
         _check.vector(

@@ -88,10 +88,7 @@ def message_aggregate(
     api.checked_reduction(reduce)
     x = None if message == "copy_edge" else x
     _check.tensor("edge_features", edge_features)
-    kind = tensors.kind
-    if torch.is_autocast_enabled(kind):
-        dtype = _library.autocast_dtype(kind, narrow=True)
-        x, edge_features = (_library.cast(one, kind, dtype) for one in (x, edge_features))
+    x, edge_features = _library.narrowed(tensors.kind, x, edge_features)
     _edge_features(edge_features, tensors)
     if message != "copy_edge":
         _check.matrix("x", x, rows=tensors.n_cols, axis="columns", graph=tensors)
@@ -135,10 +132,7 @@ def edge_combine(graph: GraphLike, left: Tensor, right: Tensor, op: str = "add")
         return sddmm(graph, left, right)
     graph = as_graph(graph, right, left)
     tensors = graph_tensors(graph)
-    kind = tensors.kind
-    if torch.is_autocast_enabled(kind):
-        dtype = _library.autocast_dtype(kind, narrow=True)
-        left, right = (_library.cast(one, kind, dtype) for one in (left, right))
+    left, right = _library.narrowed(tensors.kind, left, right)
     _check.matrix("left", left, rows=tensors.n_rows, axis="rows", graph=tensors)
     _check.matrix("right", right, rows=tensors.n_cols, axis="columns", graph=tensors)
     _same("right", right, "left", left)

@@ -131,10 +131,7 @@ def _operands(
     graph: Graph, x: Any, weight: Tensor, own: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """Check the operands, and cast them as autocast would."""
-    kind = torch.device(graph.device).type
-    if torch.is_autocast_enabled(kind):
-        dtype = _library.autocast_dtype(kind, narrow=True)
-        x, weight, own = (_library.cast(one, kind, dtype) for one in (x, weight, own))
+    x, weight, own = _library.narrowed(torch.device(graph.device).type, x, weight, own)
     for name, one in (("x", x), ("weight", weight), ("own", own)):
         if one is not None:
             _check.tensor(name, one)
