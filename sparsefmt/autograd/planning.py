@@ -59,8 +59,9 @@ def optimize(
         faster captured (``sparsefmt.nn.capture``).
     mode : "auto", "model" or "measure"
         By predictions alone ("model"), by timing all that are not beaten ("measure"), or by
-        predictions and, where these are within a quarter of the best, a clock: of the layer's own
-        code and the best one, or of two that differ ("auto").
+        predictions and, where these are within a quarter of the best and a run takes 2 ms or more,
+        a clock: of the layer's own code and the best one, or of two that differ ("auto").  Where no
+        clock decides, the layer's own code stays if its prediction is within that quarter.
 
     Returns
     -------

@@ -38,6 +38,7 @@ from sparsefmt.nn import (  # noqa: E402
     TAGConv,
     TransformerConv,
 )
+from sparsefmt.plan import planner  # noqa: E402
 from sparsefmt.plan.rules import bare  # noqa: E402
 
 N = 30
@@ -346,6 +347,7 @@ def timed(monkeypatch):
 
     monkeypatch.setattr(composition, "seconds_of", seconds)
     monkeypatch.setattr(composition, "_REMEMBERED", {})
+    monkeypatch.setattr(planner, "SHORT", 0.0)
     return SimpleNamespace(runs=seen, seconds=given)
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from sparsefmt import cli
 from sparsefmt.errors import DtypeError, FileFormatError, ShapeError
 from sparsefmt.generate import power_law
-from sparsefmt.plan import calibration, models
+from sparsefmt.plan import calibration, models, planner
 from sparsefmt.plan.calibration import CPU, GPU, Sample, fitted
 from sparsefmt.plan.expression import Product
 from sparsefmt.plan.planner import CLOSE, TELLING, plan
@@ -108,6 +108,13 @@ def test_the_layers_own_code_stays_where_no_composition_is_clearly_faster():
         assert unplanned.with_measured({own: 1.0, other: seconds}).chosen.tree == other
 
 
+@pytest.fixture
+def no_run_is_short(monkeypatch):
+    """Let the clock decide however short a run is."""
+    monkeypatch.setattr(planner, "SHORT", 0.0)
+
+
+@pytest.mark.usefixtures("no_run_is_short")
 @pytest.mark.parametrize("constants", [CPU, GPU], ids=["cpu", "gpu"])
 def test_the_clock_decides_between_the_layers_own_code_and_what_is_predicted_alike(constants):
     sizes = SIZES | {"in": 32}
@@ -119,6 +126,18 @@ def test_the_clock_decides_between_the_layers_own_code_and_what_is_predicted_ali
         assert others if near else True
 
 
+def test_a_clock_decides_no_short_runs(monkeypatch):
+    sizes, long = SIZES | {"in": 32}, plan(models.gcn(H), SIZES | {"in": 32}, GPU)
+    for own in long.promoted:
+        best = long.promoted[0]
+        near = own.predicted <= CLOSE * best.predicted
+        monkeypatch.setattr(planner, "SHORT", 2 * best.predicted)
+        found = plan(models.gcn(H), sizes, GPU, own=lambda tree, own=own: tree == own.tree)
+        assert [c.tree for c in found.close] == [found.chosen.tree]
+        assert found.chosen.tree == (own.tree if near else best.tree)
+
+
+@pytest.mark.usefixtures("no_run_is_short")
 def test_only_predictions_that_differ_and_are_close_leave_a_doubt():
     found = plan(models.gcn(H), SIZES, CPU)
     best, *doubtful = found.close
