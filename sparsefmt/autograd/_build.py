@@ -6,8 +6,6 @@ and vertices there are, and nothing else: the cut of the rows is laid out for th
 need, and known exactly once the ``Report`` is done.
 """
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
@@ -19,7 +17,7 @@ from ..interop.torch import from_tensor
 from ..ops.engine import build
 from ..ops.engine.build import Layout
 from ..ops.engine.launch import ITEMSIZE
-from ..ops.engine.structure import Structure, exact
+from ..ops.engine.structure import Sizes, Structure, exact
 from ._memory import DTYPES, NAMES, out_of_inference
 from ._reports import Report, progress_of
 
@@ -27,14 +25,16 @@ from ._reports import Report, progress_of
 class Arrays:
     """The arrays of a CSR that a stream builds, and what is made of them once they are asked for.
 
-    They begin at byte ``offset`` of ``memory``, which is the stream's.  ``perm`` tells of each
-    entry the number of its edge.
+    They begin at byte ``offset`` of ``memory``, which is the stream's, as ``at`` says, where there
+    may be room for more.  ``perm`` tells of each entry the number of its edge.
     """
 
-    def __init__(self, at: Layout, memory: Tensor, report: Report, offset: int = 0) -> None:
-        self.at, self.memory, self.report, self._offset = at, memory, report, offset
-        self._begin = memory.data_ptr() + offset
-        self.structure = build.structure_in(at, self._begin, report)
+    def __init__(
+        self, at: Layout, sizes: Sizes, memory: Tensor, report: Report, offset: int = 0
+    ) -> None:
+        self.at, self.sizes, self.memory, self.report = at, sizes, memory, report
+        self._offset, self._begin = offset, memory.data_ptr() + offset
+        self.structure = build.structure_in(at, self._begin, sizes, report)
         self.built = Built()
 
     def views(self) -> tuple[Tensor, Tensor, Tensor]:
@@ -42,10 +42,9 @@ class Arrays:
         return self.built.ask("views", self._views)
 
     def _views(self) -> tuple[Tensor, Tensor, Tensor]:
-        at = self.at
-        indptr, indices, perm = self._parts(
-            at.indptr, self.memory.dtype, at.n_rows + 1, at.nnz, at.nnz
-        )
+        at, index, (n_rows, _, nnz, _) = self.at, self.memory.dtype, self.sizes
+        places = (at.indptr, n_rows + 1), (at.indices, nnz), (at.perm, nnz)
+        indptr, indices, perm = (self._part(place, index, count) for place, count in places)
         return indptr, indices, perm
 
     def settled(self) -> Structure:
@@ -54,7 +53,7 @@ class Arrays:
 
     def is_small(self) -> bool:
         """Tell whether it is built in one launch."""
-        return build.is_small(self.at.n_rows, self.at.n_cols, self.at.nnz)
+        return build.is_small(*self.sizes[:3])
 
     def is_settled(self) -> bool:
         """Tell whether somebody has asked for the structure as it is."""
@@ -67,7 +66,8 @@ class Arrays:
         """
         found = self.report.found
         if found is not None and not found.cuts and self.structure.n_cuts:
-            self.structure = build.structure_in(self.at, self._begin, self.report, cuts=False)
+            places = self.at, self._begin, self.sizes
+            self.structure = build.structure_in(*places, self.report, cuts=False)
         return self.structure
 
     def plan(self) -> list[Tensor]:
@@ -76,27 +76,22 @@ class Arrays:
 
     def _plan(self) -> list[Tensor]:
         at, S, index = self.at, self.settled(), self.memory.dtype
-        (start,) = self._parts(at.start, index, 2 * (S.blocks * CHUNKS_PER_BLOCK + 1))
-        (slot,) = self._parts(at.slot, torch.int32, S.blocks + 1)
-        (cut,) = self._parts(at.cut, torch.int32, S.n_cuts)
-        (long,) = self._parts(at.long, index, S.n_long)
+        start = self._part(at.start, index, 2 * (S.blocks * CHUNKS_PER_BLOCK + 1))
+        slot = self._part(at.slot, torch.int32, S.blocks + 1)
+        cut = self._part(at.cut, torch.int32, S.n_cuts)
+        long = self._part(at.long, index, S.n_long)
         return [start.view(-1, 2), slot, cut, long]
 
     def inverse_degree(self) -> Tensor:
         """Return one over the number of entries of each row, 1 for an empty one: in float32."""
-        at = self.at
-        return self.built.ask(
-            "inverse degree", lambda: self._parts(at.inverse, torch.float32, at.n_rows)[0]
-        )
+        return self.built.ask("inverse degree", lambda: self._of_rows(self.at.inverse))
 
     def unit_scales(self) -> tuple[Tensor, Tensor]:
         """Return GCN's factors of the rows, see ``autograd.unit_scales``: in float32."""
         return self.built.ask("unit scales", self._unit_scales)
 
     def _unit_scales(self) -> tuple[Tensor, Tensor]:
-        n = self.at.n_rows
-        scale, square = self._parts(self.at.scale, torch.float32, n, n)
-        return scale, square
+        return self._of_rows(self.at.scale), self._of_rows(self.at.square)
 
     def in_order(self) -> bool:
         """Tell whether each entry is at the place of its edge, waiting for the build."""
@@ -109,20 +104,22 @@ class Arrays:
     def _csr(self) -> CSR:
         start, slot, cut, long = (from_tensor("chunks", part) for part in self.plan())
         indptr, indices = (from_tensor("rows", view) for view in self.views()[:2])
-        shape, S = (self.at.n_rows, self.at.n_cols), self.settled()
+        shape, S = self.sizes[:2], self.settled()
         csr = CSR._trusted(indptr=indptr, indices=indices, data=None, shape=shape)
         chunks = Chunks(start=start, slot=slot, cut=cut, long=long, longest=S.longest)
         csr._built().ask("chunks", lambda: chunks)
         csr._built().ask("structure", lambda: S)
         return csr
 
-    def _parts(self, begin: int, dtype: torch.dtype, *sizes: int) -> Sequence[Tensor]:
-        """Return views of memory that begin there, one behind the other."""
+    def _of_rows(self, begin: int) -> Tensor:
+        """Return a view of a float32 value for each row."""
+        return self._part(begin, torch.float32, self.sizes.n_rows)
+
+    def _part(self, begin: int, dtype: torch.dtype, count: int) -> Tensor:
+        """Return a view of so many values that begin there."""
         with out_of_inference():
             memory = self.memory if self.memory.dtype is dtype else self.memory.view(dtype)
-            first = (self._offset + begin) // dtype.itemsize
-            left = memory.shape[0] - first - sum(sizes)
-            return memory.split_with_sizes([first, *sizes, left])[1:-1]
+            return memory.narrow(0, (self._offset + begin) // dtype.itemsize, count)
 
 
 def sides_of(edges: Edges, *, both: bool) -> tuple[Arrays, Arrays | None]:
@@ -135,45 +132,47 @@ def sides_of(edges: Edges, *, both: bool) -> tuple[Arrays, Arrays | None]:
     source = index.data_ptr()
     target = source + nnz * ITEMSIZE[dtype]
     with Report(device, edges.fault_maker()) as report:
+        sizes = Sizes(n_rows, n_cols, nnz, dtype)
         if build.is_small(n_rows, n_cols, nnz):
-            how = build.small(n_rows, n_cols, nnz, dtype, device, both=both)
-            return _small(how, report, index, (target, source))
-        at = build.layout(n_rows, n_cols, nnz, dtype, device)
-        rows = _built(at, report, index, (target, source), source, transposed=False)
+            rooms = map(build.room_for, (n_rows, n_cols, nnz))
+            how = build.small(*rooms, dtype, device, both=both)
+            return _small(how, sizes, report, index, (target, source))
+        rows = _built(sizes, report, index, (target, source), source, transposed=False)
     return rows, columns_of(rows) if both else None
 
 
 def _small(
-    how: build.Small, report: Report, like: Tensor, ids: tuple[int, int]
+    how: build.Small, sizes: Sizes, report: Report, like: Tensor, ids: tuple[int, int]
 ) -> tuple[Arrays, Arrays | None]:
     """Build few edges in one launch."""
     memory = like.new_empty(how.size // like.element_size())
     scratch = like.new_empty(how.scratch // ITEMSIZE["int32"], dtype=torch.int32)
     begin, room, stream = memory.data_ptr(), scratch.data_ptr(), report.stream
-    progress = progress_of(report)
+    progress, (n_rows, n_cols, nnz, index_dtype) = progress_of(report), sizes
     if how.columns is None:
-        how(ids, begin, (report.address, 0), room, progress, stream)
-        return Arrays(how.rows, memory, report), None
+        how(ids, sizes[:3], begin, (report.address, 0), room, progress, stream)
+        return Arrays(how.rows, sizes, memory, report), None
     with Report(report.device, stream=stream) as other:
-        how(ids, begin, (report.address, other.address), room, progress, stream)
-        rows = Arrays(how.rows, memory, report)
-        return rows, Arrays(how.columns, memory, other, how.rows.size)
+        how(ids, sizes[:3], begin, (report.address, other.address), room, progress, stream)
+        rows = Arrays(how.rows, sizes, memory, report)
+        flipped = Sizes(n_cols, n_rows, nnz, index_dtype)
+        return rows, Arrays(how.columns, flipped, memory, other, how.rows.size)
 
 
 def columns_of(rows: Arrays) -> Arrays:
     """Build the rows of the transpose; its ``perm`` numbers the entries of ``rows``."""
-    own, device = rows.at, rows.report.device
-    sizes = own.n_cols, own.n_rows, own.nnz, own.index_dtype, device
-    at = build.layout(*sizes, transposed=True)
-    ids = rows.structure.indices, 0
-    with Report(device) as report:
-        return _built(at, report, rows.memory, ids, rows.structure.indptr, transposed=True)
+    n_rows, n_cols, nnz, index_dtype = rows.sizes
+    sizes, ids = Sizes(n_cols, n_rows, nnz, index_dtype), (rows.structure.indices, 0)
+    with Report(rows.report.device) as report:
+        return _built(sizes, report, rows.memory, ids, rows.structure.indptr, transposed=True)
 
 
 def _built(
-    at: Layout, report: Report, like: Tensor, ids: tuple[int, int], minor: int, *, transposed: bool
-) -> Arrays:
+    sizes: Sizes, report: Report, like: Tensor, ids: tuple[int, int], minor: int,
+    *, transposed: bool,
+) -> Arrays:  # fmt: skip
     """Launch the build; ``ids`` and ``minor`` are addresses, as ``build`` takes them."""
+    at = build.layout(*sizes, report.device, transposed=transposed)
     dtype, key_dtype = DTYPES[at.index_dtype], DTYPES[at.key_dtype]
     memory = like.new_empty(at.size // dtype.itemsize, dtype=dtype)
     keys = like.new_empty(at.nnz, dtype=key_dtype)
@@ -185,4 +184,4 @@ def _built(
     build.rows(at, begin, *places, stream, transposed=transposed)
     words.cumsum_(0)
     build.chunks(at, begin, words.data_ptr(), address, stream)
-    return Arrays(at, memory, report)
+    return Arrays(at, sizes, memory, report)

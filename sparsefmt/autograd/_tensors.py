@@ -123,7 +123,7 @@ class Side(_OfStructure):
         found = cls.__new__(cls)
         _OfStructure.__init__(found, arrays.memory, arrays.built)
         found.arrays, found._numbered = arrays, numbered
-        found._plan, found.n_cols = [], arrays.at.n_cols
+        found._plan, found.n_cols = [], arrays.sizes.n_cols
         found.structure = arrays.structure
         if not arrays.is_small():
             _ = found.built

@@ -163,6 +163,26 @@ def test_layers_give_the_same_bits(name, kind):
 
 
 @gpu
+@pytest.mark.parametrize("name", MODULES)
+def test_graphs_of_about_one_size_share_a_build_and_no_result(name):
+    torch.manual_seed(0)
+    module, rng = MODULES[name]().to("cuda"), np.random.default_rng(0)
+    prepared = []
+    for n, edges in ((1000, 8000), (1024, 8192), (965, 7690), (1001, 7999)):
+        edge_index = torch.from_numpy(hub(rng, n, edges)).to("cuda")
+        x = torch.randn(n, 32, device="cuda")
+        expected = results(by_formats(edge_index, num_nodes=n), module, x)
+        graph = Graph.from_edge_index(edge_index, num_nodes=n)
+        for _ in range(2):  # while it is built, and after
+            poison()
+            assert all(map(torch.equal, results(graph, module, x), expected))
+            torch.cuda.synchronize()
+        del graph  # the next lies there
+        prepared.append(build.small.cache_info().misses)
+    assert len(set(prepared)) == 1
+
+
+@gpu
 @pytest.mark.parametrize("weighted", [False, True])
 def test_functions_give_the_same_bits(weighted):
     edge_index, sizes = edges_of("hub")

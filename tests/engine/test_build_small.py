@@ -18,12 +18,12 @@ WAVE = MULTIPROCESSORS * build.RESIDENT_BLOCKS
 TYPES = {"int32": "int", "int64": "long long"}
 PARAMETERS = (
     "const INDEX *target, *source; char* rows; Report* report; char* columns; Report* other; "
-    "long long *scratch, *progress; long long step; Layout at, of_columns; "
-    "int nnz, share, wave, count;"
+    "long long *scratch, *progress; long long step, n_rows, n_cols; int nnz, share; "
+    "Layout at, of_columns; int wave, count;"
 )
 CALL = (
     "build_small<INDEX>(p.target, p.source, p.rows, p.report, p.columns, p.other, p.scratch, "
-    "p.progress, p.step, p.at, p.of_columns, p.nnz, p.share, p.wave, p.count)"
+    "p.progress, p.step, p.n_rows, p.n_cols, p.nnz, p.share, p.at, p.of_columns, p.wave, p.count)"
 )
 
 
@@ -47,10 +47,11 @@ def on_host(monkeypatch):
 
 
 class Built:
-    """One direction in memory of the host, from ``begin`` on."""
+    """One direction in memory of the host, from ``begin`` on: of so many rows and entries."""
 
-    def __init__(self, at, memory, begin):
+    def __init__(self, at, n_rows, nnz, memory, begin):
         self.at, self.index, self.memory, self.begin = at, at.index_dtype, memory, begin
+        self.n_rows, self.nnz = n_rows, nnz
         self.report = np.zeros(8, np.int64)
 
     def part(self, place, count, dtype):
@@ -61,17 +62,18 @@ class Built:
         """Compare with a CSR, and with the cut of its rows by NumPy."""
         at, found = self.at, Findings(*map(int, self.report[: len(Findings._fields)]))
         assert found.done
-        assert (self.part(at.indptr, at.n_rows + 1, self.index) == csr.indptr).all()
-        assert (self.part(at.indices, at.nnz, self.index) == csr.indices).all()
-        assert (self.part(at.perm, at.nnz, self.index) == perm).all()
+        n_rows, nnz = self.n_rows, self.nnz
+        assert (self.part(at.indptr, n_rows + 1, self.index) == csr.indptr).all()
+        assert (self.part(at.indices, nnz, self.index) == csr.indices).all()
+        assert (self.part(at.perm, nnz, self.index) == perm).all()
         lengths = np.diff(csr.indptr)
-        inverse = self.part(at.inverse, at.n_rows, np.float32)
+        inverse = self.part(at.inverse, n_rows, np.float32)
         assert (inverse == (1 / np.maximum(lengths, 1)).astype(np.float32)).all()
-        row = np.repeat(np.arange(at.n_rows), lengths)
+        row = np.repeat(np.arange(n_rows), lengths)
         if at.scale:  # of rows, not of the transpose
-            own = 1 - np.bincount(row[csr.indices == row], minlength=at.n_rows)
+            own = 1 - np.bincount(row[csr.indices == row], minlength=n_rows)
             scale, square = (
-                self.part(place, at.n_rows, np.float32) for place in (at.scale, at.square)
+                self.part(place, n_rows, np.float32) for place in (at.scale, at.square)
             )
             np.testing.assert_allclose(scale, (lengths + own) ** -0.5, rtol=2e-7)
             np.testing.assert_allclose(square, own / (lengths + own), rtol=2e-7)
@@ -83,7 +85,7 @@ class Built:
         start = self.part(at.start, 2 * ((at.blocks + 1) * CHUNKS_PER_BLOCK + 1), self.index)
         start, n = start.reshape(-1, 2), len(cut.start)
         assert (start[:n] == cut.start).all()
-        assert (start[n:] == (at.n_rows, at.nnz)).all()
+        assert (start[n:] == (n_rows, nnz)).all()
         slot, borders = self.part(at.slot, at.blocks + 1, np.int32), len(cut.slot)
         assert (slot[:borders] == cut.slot).all()
         assert (slot[borders:] == -1).all()
@@ -91,7 +93,7 @@ class Built:
         assert (cuts[: found.cuts] == cut.cut).all()
         assert (cuts[found.cuts :] == at.blocks).all()
         assert (self.part(at.long, found.longs, self.index) == cut.long).all()
-        assert found.moved == (perm != np.arange(at.nnz)).any()
+        assert found.moved == (perm != np.arange(nnz)).any()
         assert found.loops == (csr.indices == row).any()
 
 
@@ -103,14 +105,15 @@ def aligned(size, alignment):
 
 def run(edge_index, n_source, n_target, *, both, progress):
     """Build it on the host; all memory but ``progress`` begins poisoned."""
-    index, nnz = edge_index.dtype.name, edge_index.shape[1]
-    how = build.small(n_target, n_source, nnz, index, 0, both=both)
+    index, sizes = edge_index.dtype.name, (n_target, n_source, edge_index.shape[1])
+    how = build.small(*map(build.room_for, sizes), index, 0, both=both)
     (memory, begin), (scratch, room) = aligned(how.size, 16), aligned(how.scratch, 128)
-    rows = Built(how.rows, memory, begin)
-    columns = Built(how.columns, memory, begin + how.rows.size) if both else None
+    nnz, behind = sizes[-1], begin + how.rows.size
+    rows = Built(how.rows, n_target, nnz, memory, begin)
+    columns = Built(how.columns, n_source, nnz, memory, behind) if both else None
     reports = rows.report.ctypes.data, columns.report.ctypes.data if both else 0
     ids = edge_index[1].ctypes.data, edge_index[0].ctypes.data
-    how(ids, begin, reports, room, progress.ctypes.data, 0)
+    how(ids, sizes, begin, reports, room, progress.ctypes.data, 0)
     for held, first, size in ((memory, begin, how.size), (scratch, room, how.scratch)):
         assert (held[first - held.ctypes.data + size :] == 0x7B).all()
     return rows, columns
@@ -148,6 +151,15 @@ def test_a_small_build_is_the_sort_and_the_cut_of_the_formats(on_host, monkeypat
     if case == "hub":
         edge_index[1, ::3], edge_index[0, ::2] = n_target // 3, n_source - 1
     check(monkeypatch, edge_index, n_source, n_target)
+
+
+def test_there_is_room_for_a_few_more():
+    counts = np.arange(5000)
+    rooms = np.array([build.room_for(int(count)) for count in counts])
+    assert (rooms[:17] == counts[:17]).all()
+    assert (rooms >= counts).all()
+    assert (rooms <= 1.125 * counts).all()
+    assert len(set(rooms[1024:2048])) == 9
 
 
 def test_words_of_one_place_serve_builds_of_many_and_few_blocks(on_host):

@@ -26,6 +26,23 @@ def test_a_case_is_decided_once_for_each_structure_and_question():
     assert asked == [(S, "float32", 64), (S, "float32", 128), (T, "float32", 64)]
 
 
+def test_structures_that_lie_alike_share_what_depends_on_no_size():
+    S, T, alone = structure(), structure(nnz=2), structure()
+    S.alike = T.alike = {}
+    found = [one.once_alike(lambda at, feat: (at.indptr, feat), 64) for one in (S, alone)]
+    assert found == [(1, 64)] * 2
+    asked = []
+    for one in (S, T, S):
+        one.once_alike(_told, asked)
+        one.once(_told, asked)
+    assert asked == [S, S, T]  # T alone decides what depends on its size
+
+
+def _told(S, asked):
+    asked.append(S)
+    return S.nnz
+
+
 def test_what_was_decided_is_no_part_of_a_structure():
     S, T = structure(), structure()
     S.once(lambda *_: "decided")

@@ -271,12 +271,12 @@ def launch_rows(
     if not S.nnz:  # an entry of a column that exists, whose weight is 0
         S, perm = replace(S, indices=S.indptr, nnz=1), 0
     case = m.dtype(h), *heads_and_feat(h), alignment % 16, backward, narrow, flags
-    nbytes, launch, add_up = S.once(_launches, *case)
+    nbytes, launch, add_up = S.once_alike(_launches, *case)
     sums, stream = 0, m.stream(h)
     if nbytes:
         workspace = m.empty((nbytes,), "uint8", h)
         sums = m.pointer(workspace)
-    launch(stream, perm, X, *params, sums)
+    launch(stream, perm, X, *params, sums, S.nnz)
     if add_up is not None:
         add_up(stream, *params, sums)
 
@@ -285,7 +285,10 @@ def _launches(
     S: Structure, dtype: str, heads: int, feat: int, alignment: int, backward: bool, narrow: bool,
     flags: tuple[int, int],
 ) -> tuple[int, Launch, Launch | None]:  # fmt: skip
-    """Decide a pass: bytes of the workspace, its launch, and that for rows that blocks share."""
+    """Decide a pass: bytes of the workspace, its launch, and that for rows that blocks share.
+
+    The launch takes the number of entries last, so that graphs of about one size share it.
+    """
     gathered = NARROW if narrow else dtype
     types = dtype, S.index_dtype, gathered
     shape = _launch_shape(types, heads, feat, alignment, backward, flags)
@@ -293,7 +296,7 @@ def _launches(
     launch = jit.load("attention/gat.cu", "gat_balanced", layout, types, shape.constants).ready(
         S.blocks * shape.teams,
         S.arrays,
-        (S.nnz, shape.row_bytes, S.blocks, shape.slices),
+        (shape.row_bytes, S.blocks, shape.slices),
         threads=THREADS,
     )
     if not S.n_cuts:

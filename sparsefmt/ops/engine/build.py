@@ -5,11 +5,11 @@ words: see ``build.cu``.  The arrays lie in one block of memory, as a ``Layout``
 blocks of chunks and the most long rows that there can be.
 """
 
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import count, product
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ...formats.chunks import (
     CHUNKS_PER_BLOCK,
@@ -20,7 +20,7 @@ from ...formats.chunks import (
 )
 from . import jit
 from .launch import ITEMSIZE
-from .structure import Structure, structure_in_work
+from .structure import Sizes, Structure
 
 _FILE, _SMALL_FILE = "engine/build.cu", "engine/build_small.cu"
 _BORDER_THREADS = 1024  # as in build.cu
@@ -33,7 +33,7 @@ _PARAMETERS = {
     "chunk_starts": "6P2qi",
     "chunk_borders": "7Pq3i",
     "reached": "P",
-    "build_small": f"8Pq{2 * '12q4i'}4i",
+    "build_small": f"8P3q2i{2 * '11q4i'}2i",
 }
 #: Most edges and vertices of a graph that is built in one launch, and the fewest edges of a block.
 SMALL_EDGES, SMALL_VERTICES, _SHARE = 2**19, 2**20, 1024
@@ -74,9 +74,12 @@ class Findings(NamedTuple):
     loops: int  #: whether an entry lies on the diagonal
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Layout:
-    """Where the arrays of one CSR lie, in bytes from the beginning of their memory."""
+    """Where the arrays of one CSR lie, in bytes from the beginning of their memory.
+
+    There is room for so many rows, columns and entries: fewer may lie there.
+    """
 
     n_rows: int
     n_cols: int
@@ -134,15 +137,24 @@ def layout(
     )  # fmt: skip
 
 
-def structure_in(at: Layout, begin: int, report: object, *, cuts: bool = True) -> Structure:
+def structure_in(
+    at: Layout, begin: int, sizes: Sizes, report: object, *, cuts: bool = True
+) -> Structure:
     """Make the structure of a CSR that is being built: see ``Structure.report``.
 
     ``cuts`` tells whether rows may be cut between blocks.
     """
-    rows = begin + at.indptr, begin + at.indices, begin + at.start
+    places = begin + at.indptr, begin + at.indices, begin + at.start
     borders = begin + at.slot, begin + at.cut, begin + at.long
-    sizes, n_cuts = (at.n_rows, at.n_cols, at.nnz, at.index_dtype), at.n_cuts if cuts else 0
-    return structure_in_work(report, *sizes, *rows, *borders, at.blocks, n_cuts, 0)
+    found = Structure(*sizes, *places, *borders, at.blocks, at.n_cuts if cuts else 0, 0)
+    found.report, found.alike = report, _decided_at(at, begin, cuts)
+    return found
+
+
+@lru_cache(maxsize=256)
+def _decided_at(at: Layout, begin: int, cuts: bool) -> dict[Hashable, Any]:
+    """Give what was decided for structures that lay there, to be added to."""
+    return {}
 
 
 def keys(at: Layout, begin: int, ids: tuple[int, int], keys: int, report: int, stream: int) -> None:
@@ -187,12 +199,19 @@ def is_small(n_rows: int, n_cols: int, nnz: int) -> bool:
     return nnz <= SMALL_EDGES and n_rows <= SMALL_VERTICES and n_cols <= SMALL_VERTICES
 
 
+def room_for(count: int) -> int:
+    """Round up to four binary digits: graphs of about one size are built and launched alike."""
+    step = 1 << max(count.bit_length() - 4, 0)
+    return -(-count // step) * step
+
+
 class Small(NamedTuple):
     """A prepared build in one launch; sizes are in bytes."""
 
     rows: Layout
     columns: Layout | None  #: None where they are not wanted
     scratch: int  #: what it needs while it runs
+    share: int  #: edges of a block
     launch: jit.Launch
 
     @property
@@ -203,6 +222,7 @@ class Small(NamedTuple):
     def __call__(
         self,
         ids: tuple[int, int],
+        sizes: tuple[int, int, int],
         begin: int,
         reports: tuple[int, int],
         scratch: int,
@@ -211,12 +231,14 @@ class Small(NamedTuple):
     ) -> None:
         """Launch it.
 
-        ``ids`` are those of rows and columns.  ``progress`` is a word for each block, 0 or with a
-        step of an earlier launch, and used by no two launches at a time.
+        ``ids`` are those of rows and columns, and ``sizes`` the numbers of rows, columns and edges.
+        ``progress`` is a word for each block, 0 or with a step of an earlier launch, and used by no
+        two launches at a time.
         """
         of_rows, of_columns = reports
         halves = begin, of_rows, begin + self.rows.size, of_columns
-        self.launch(stream, *ids, *halves, scratch, progress, next(_first_steps))
+        step = next(_first_steps)
+        self.launch(stream, *ids, *halves, scratch, progress, step, *sizes, self.share)
 
 
 @lru_cache(maxsize=256)
@@ -225,7 +247,8 @@ def small(
 ) -> Small:
     """Prepare the build of few edges, on the current device: of rows, and of columns if ``both``.
 
-    It has at most one block a multiprocessor, so that all run at once.
+    These are the most rows, columns and edges, see ``room_for``.  It has at most one block a
+    multiprocessor, so that all run at once.
     """
     rows = layout(n_rows, n_cols, nnz, index_dtype, device)
     sizes = n_cols, n_rows, nnz, index_dtype, device
@@ -234,19 +257,18 @@ def small(
     words = 2 * blocks + n_rows + n_cols + 2
     scratch = 8 * words + 4 * (5 * nnz + jit.THREADS * blocks)
     share = -(-nnz // (blocks * jit.THREADS)) * jit.THREADS
-    unwanted = (0,) * 10 + (n_cols, 0, 0, 0, 0, 0)
+    unwanted = (0,) * 15
     places = *_places(rows), *(unwanted if columns is None else _places(columns))
     kernel = _load("build_small", (index_dtype,), file=_SMALL_FILE)
-    after = *places, nnz, share, rows.wave, 1 + both
-    launch = kernel.ready(blocks, after=after, cooperative=True)
-    return Small(rows, columns, scratch, launch)
+    launch = kernel.ready(blocks, after=(*places, rows.wave, 1 + both), cooperative=True)
+    return Small(rows, columns, scratch, share, launch)
 
 
 def _places(at: Layout) -> tuple[int, ...]:
     """Fill the fields of ``Layout`` in build_small.cu."""
     n_starts = (at.blocks + 1) * CHUNKS_PER_BLOCK + 1
     rows = at.start, at.indptr, at.indices, at.perm, at.inverse, at.scale, at.square
-    sizes = at.n_rows, n_starts, at.blocks + 1, at.n_cuts, (at.n_rows - 1).bit_length(), 0
+    sizes = n_starts, at.blocks + 1, at.n_cuts, (at.n_rows - 1).bit_length(), 0
     return (*rows, at.long, at.slot, at.cut, *sizes)
 
 

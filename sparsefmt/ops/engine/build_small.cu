@@ -6,10 +6,10 @@
 constexpr int THREADS = 256, WARPS = THREADS / WARP;
 constexpr int DIGIT = 8;  // bits that a pass of the sort goes by, at most: a thread for each value
 
-// Where the arrays of one CSR lie, in bytes from the beginning of its memory, and its sizes; as in ops/engine/build.py.
+// Where the arrays of one CSR lie, in bytes from the beginning of its memory, and the most there can be of each; as in
+// ops/engine/build.py. Keys have at most so many bits.
 struct Layout {
-    long long start, indptr, indices, perm, inverse, scale, square, long_rows, slot, cut;
-    long long n_rows, n_starts;
+    long long start, indptr, indices, perm, inverse, scale, square, long_rows, slot, cut, n_starts;
     int n_slots, n_cuts, bits, unused;
 };
 
@@ -25,11 +25,11 @@ template <typename Index> struct Half {
     long long n_rows, n_starts;
     int n_slots, n_cuts, bits;
 
-    __device__ Half(const Layout& at, char* begin, Report* report, long long* words)
+    __device__ Half(const Layout& at, char* begin, long long n_rows, Report* report, long long* words)
         : counts((Counts*)begin), start((Place<Index>*)(begin + at.start)), indptr((Index*)(begin + at.indptr)),
           indices((Index*)(begin + at.indices)), perm((Index*)(begin + at.perm)),
           long_rows((Index*)(begin + at.long_rows)), inverse((float*)(begin + at.inverse)),
-          slot((int*)(begin + at.slot)), cut((int*)(begin + at.cut)), words(words), report(report), n_rows(at.n_rows),
+          slot((int*)(begin + at.slot)), cut((int*)(begin + at.cut)), words(words), report(report), n_rows(n_rows),
           n_starts(at.n_starts), n_slots(at.n_slots), n_cuts(at.n_cuts), bits(at.bits) {}
 };
 
@@ -152,19 +152,20 @@ __device__ inline void add_up(Shared& shared, const Half<Index>& half, long long
 }
 
 // Both halves, or with `count` 1 the rows alone. `scratch` has two words for each block, one for each row and column and
-// two more, then five ints for each edge and THREADS for each block. A block owns `share` edges.
+// two more, then five ints for each edge and THREADS for each block. A block owns `share` edges. The layouts, `share` and
+// the grid may be those of a few more rows, columns and edges than there are.
 template <typename Index>
 __global__ void __launch_bounds__(THREADS)
 build_small(const Index* __restrict__ target, const Index* __restrict__ source, char* of_rows, Report* report,
             char* of_columns, Report* other_report, long long* scratch, long long* progress,
-            long long step, const __grid_constant__ Layout at, const __grid_constant__ Layout other, int nnz, int share,
-            int wave, int count) {
+            long long step, long long n_rows, long long n_cols, int nnz, int share, const __grid_constant__ Layout at,
+            const __grid_constant__ Layout other, int wave, int count) {
     __shared__ Shared shared;
     long long* const sums = scratch;
     long long* const words = sums + 2 * gridDim.x;
-    int* const room = (int*)(words + at.n_rows + other.n_rows + 2);
-    const Half<Index> rows(at, of_rows, report, words);
-    const Half<Index> columns(other, of_columns, other_report, words + at.n_rows + 1);
+    int* const room = (int*)(words + n_rows + n_cols + 2);
+    const Half<Index> rows(at, of_rows, n_rows, report, words);
+    const Half<Index> columns(other, of_columns, n_cols, other_report, words + n_rows + 1);
     const int begin = min((long long)blockIdx.x * share, (long long)nnz), end = min((long long)begin + share, (long long)nnz);
     Blocks blocks{progress, step, begin, end};
     Pairs first{room, room + nnz}, second{room + 2LL * nnz, room + 3LL * nnz};

@@ -42,11 +42,17 @@ class Deciding:
 
         For what does not depend on where the features of a call lie, such as its kernel and grid.
         """
-        key = decide, case
-        found: Decided | None = self._decided.get(key)
-        if found is None:
-            found = self._decided[key] = decide(self, *case)
-        return found
+        return _once(self._decided, self, decide, case)
+
+
+def _once(
+    decided: dict[Hashable, Any], S: Any, decide: Callable[..., Decided], case: tuple[Hashable, ...]
+) -> Decided:
+    key = decide, case
+    found: Decided | None = decided.get(key)
+    if found is None:
+        found = decided[key] = decide(S, *case)
+    return found
 
 
 @dataclass(slots=True, unsafe_hash=True)
@@ -54,7 +60,7 @@ class Structure(Deciding):
     """A CSR and its ``Chunks``: sizes and device pointers; whoever makes it keeps the arrays.
 
     Not frozen: it would take three times as long to make those of each new graph.  Only
-    ``structure_in_work`` assigns to one.
+    ``build.structure_in`` assigns to one.
     """
 
     format: ClassVar[str] = "csr"
@@ -79,6 +85,16 @@ class Structure(Deciding):
     _decided: dict[Hashable, Any] = field(
         init=False, default_factory=dict, repr=False, compare=False
     )
+    #: What was decided for all CSRs whose arrays lie as these do, None where that is its own.
+    alike: dict[Hashable, Any] | None = field(init=False, default=None, repr=False, compare=False)
+
+    def once_alike(self, decide: Callable[..., Decided], *case: Hashable) -> Decided:
+        """``once``, for what depends on where the arrays lie but on no number of rows or entries.
+
+        Those of another graph of about the same size often lie where its own lay.
+        """
+        decided = self._decided if self.alike is None else self.alike
+        return _once(decided, self, decide, case)
 
     @property
     def arrays(self) -> tuple[int, int, int, int]:
@@ -108,19 +124,6 @@ def exact(A: CSR | Structure) -> Structure:
 #: Another graph of the same sizes often lies where the one before it lay, and its launches are
 #: those that were decided for that one.
 structure_at = lru_cache(maxsize=256)(Structure)
-
-
-def structure_in_work(report: Any, *fields: Any) -> Structure:
-    """Make a structure that is being built, with what was decided for another one there."""
-    found = Structure(*fields)
-    found.report, found._decided = report, _decided_at(*fields)
-    return found
-
-
-@lru_cache(maxsize=256)
-def _decided_at(*fields: Any) -> dict[Hashable, Any]:
-    """Give what was decided for a structure of these fields, to be added to."""
-    return {}
 
 
 def _structure(A: CSR) -> Structure:

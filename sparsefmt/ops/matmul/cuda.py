@@ -193,15 +193,15 @@ def spmm(
         alignment = (rows | (result | own_at[0] | max(stride, 0)) >> narrow) % 16
         case = dtype, reduce, feat, heads, shared, m.row_stride(x), alignment, narrow, stride
         what = own.one_more, tuple(a is not None for a in given)
-        nbytes, launch, add_up = S.once(_launches, *case, *what)
+        nbytes, launch, add_up = S.once_alike(_launches, *case, *what)
         if add_up is None:
-            launch(stream, *factors, scale, rows, result, winners, 0, 0, *own_at)
+            launch(stream, *factors, scale, rows, result, winners, 0, 0, *own_at, S.nnz)
             return out
         # Partial results of rows that blocks share: their values, then the entries that win.
         workspace = m.empty((nbytes[1],), "uint8", x)
         begin = m.pointer(workspace)
         partial = winners, begin, begin + nbytes[0], *own_at
-        launch(stream, *factors, scale, rows, result, *partial)
+        launch(stream, *factors, scale, rows, result, *partial, S.nnz)
         add_up(stream, scale, result, *partial)
     return out
 
@@ -237,9 +237,11 @@ def _launches(
 ) -> tuple[tuple[int, int], Launch, Launch | None]:  # fmt: skip
     """Decide a product: bytes of the workspace, its launch, and that for rows that blocks share.
 
-    ``feat`` counts the features of all heads, which may be ``shared``; 0 heads are one value an
-    entry.  ``given`` tells whether there are arg, row scales, values, their permutation, column
-    scales; without rows of its own ``own_stride`` is -1.
+    The launch takes the number of entries last: graphs of about one size share what is decided,
+    also whether slices are wide, which changes no result.  ``feat`` counts the features of all
+    heads, which may be ``shared``; 0 heads are one value an entry.  ``given`` tells whether there
+    are arg, row scales, values, their permutation, column scales; without rows of its own
+    ``own_stride`` is -1.
     """
     arg, scaled, data, perm, cols = given
     gathered = NARROW if narrow else dtype
@@ -261,7 +263,7 @@ def _launches(
     launch = kernel.ready(
         S.blocks * -(-feat // shape.width),
         S.arrays,
-        (S.nnz, row_bytes(stride, gathered), S.blocks, feat, flags, max(own_stride, 0), heads),
+        (row_bytes(stride, gathered), S.blocks, feat, flags, max(own_stride, 0), heads),
         threads=THREADS,
     )
     if not S.n_cuts:
