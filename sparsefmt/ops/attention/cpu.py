@@ -11,7 +11,7 @@ from ..engine.cpu_arrays import packed, wide
 from ..engine.structure import transposed
 from . import cpu_gat
 from .cpu_gat import Rows, Scores, Sizes
-from .gat_twin import Dropping, Twin, dropping_of, narrow, type_of_sums
+from .gat_twin import Dropping, Twin, dropping_of, narrow, rounded, type_of_sums
 from .operands import Forward, GatArguments, heads_and_feat, shape_of
 
 
@@ -80,6 +80,31 @@ def gat_attention(
     return out
 
 
+def gat_scores(_: None, h: Array, source: Array, target: Array) -> tuple[Array, Array]:
+    """``el = <h, source>`` and ``er = <h, target>`` of each row and head."""
+    el, er = (np.empty(h.shape[:-1], type_of_sums(h)) for _ in range(2))
+    if h.size:
+        given = packed(h), packed(source), packed(target), *heads_and_feat(h)
+        with writing(el) as (_, pieces):
+            cpu_gat.scores_of_vectors(*given, el.reshape(-1), er.reshape(-1), pieces)
+    else:
+        el[...] = er[...] = 0
+    return el, er
+
+
+def _through_scores(
+    h: Array, dh: Array, d_el: Array, d_er: Array, source: Array, target: Array
+) -> tuple[Array, Array]:
+    scores, vectors = (packed(d_el), packed(d_er)), (packed(source), packed(target))
+    with writing(dh) as (_, pieces):
+        sums, found = np.zeros((pieces, 2, *source.shape), d_el.dtype), packed(dh)
+        if h.size:
+            sizes = heads_and_feat(h)
+            of_rows = found, sums.reshape(-1), pieces
+            cpu_gat.through_scores(packed(h), scores, vectors, *sizes, *of_rows)
+    return rounded(found.reshape(h.shape), h), sums.sum(0)
+
+
 def _shared(A: CSR, given: GatArguments) -> tuple[Scores, Sizes, Dropping, Any]:
     """Arguments that all loops over rows take: scores, sizes, dropout and the slope."""
     kind = type_of_sums(given.h)
@@ -91,6 +116,6 @@ def _shared(A: CSR, given: GatArguments) -> tuple[Scores, Sizes, Dropping, Any]:
     return Scores(*flat), sizes, dropping, narrow(kind, given.slope)
 
 
-_twin = Twin(_forward, _gradients)
+_twin = Twin(_forward, _gradients, _through_scores)
 gat, gat_with_statistics = _twin.gat, _twin.gat_with_statistics
 gat_backward, gat_of_vectors_backward = _twin.gat_backward, _twin.gat_of_vectors_backward

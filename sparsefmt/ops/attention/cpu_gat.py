@@ -385,3 +385,45 @@ def loop_gradient(
             z = _sum_of(el[item], er[item], own, item)
             factor = dropping.scale if stays(dropping, nnz + i, item - i * heads) else nothing
             out[item] = _score_gradient(z, grad, H, item, item, feat, slope, factor, stats)
+
+
+@parallel
+def scores_of_vectors(
+    H: Any, source: Any, target: Any, heads: Any, feat: Any, el: Any, er: Any, pieces: Any
+) -> None:
+    """``el = <H, source>`` and ``er = <H, target>`` of each row and head."""
+    for piece in numba.prange(pieces):
+        for item in range(piece * len(el) // pieces, (piece + 1) * len(el) // pieces):
+            h = item % heads
+            el[item] = dot(H, item * feat, source, h * feat, feat)
+            er[item] = dot(H, item * feat, target, h * feat, feat)
+
+
+@parallel
+def through_scores(
+    H: Any, scores: Any, vectors: Any, heads: Any, feat: Any, dH: Any, sums: Any, pieces: Any
+) -> None:  # fmt: skip
+    """Add to ``dH`` what both ``scores``, of which these are gradients, add to it.
+
+    ``sums`` are those of the gradients of both vectors over the rows of each piece, 0 before.
+    """
+    d_el, d_er = scores
+    source, target = vectors
+    width = heads * feat
+    n_rows = len(H) // width
+    for piece in numba.prange(pieces):
+        zero = lanes(H, NARROW, 0)
+        wide, of_source, of_target = width_of(zero), 2 * piece * width, (2 * piece + 1) * width
+        for i in range(piece * n_rows // pieces, (piece + 1) * n_rows // pieces):
+            for h in range(heads):
+                left, right = d_el[i * heads + h], d_er[i * heads + h]
+                for f in range(h * feat, (h + 1) * feat, wide):
+                    count = min(wide, (h + 1) * feat - f)
+                    run = load(zero, H, i * width + f, count)
+                    for of, factor in ((of_source, left), (of_target, right)):
+                        sum_ = load(zero, sums, of + f, count)
+                        store(add_product(sum_, factor, run), sums, of + f, count)
+                    found = load(zero, dH, i * width + f, count)
+                    found = add_product(found, left, load(zero, source, f, count))
+                    found = add_product(found, right, load(zero, target, f, count))
+                    store(found, dH, i * width + f, count)

@@ -9,7 +9,7 @@ from ..engine import checks as engine_checks
 from ..engine import choose
 from ..engine.table import Kernel, Op, Price, deferred
 from ..matmul.api import ROUNDED, against_rounding
-from . import checks, cuda_gat, cuda_gat_backward, gat_twin, small
+from . import checks, cuda_gat, cuda_gat_backward, small
 from .checks import shaped_as
 from .operands import GatArguments, heads_and_feat, shape_of, sums_dtype
 
@@ -339,14 +339,12 @@ def _row(op: str, arguments: str, results: Any, *more: Kernel, **facts: Any) -> 
     tells when work on the CPU is too much for one thread.
     """
     run = getattr(cuda_gat, op, None) or getattr(cuda_gat_backward, op)
-    own = [Kernel(f"{op}_csr_balanced", run, ("csr",), "gpu")]
-    refuses = facts.pop("grows", None)
-    if refuses is not None:
-        loop = getattr(small, op)
-        own.append(Kernel(f"{op}_csr_scipy", loop, ("csr",), "cpu", refuses=refuses))
-        own.append(Kernel(f"{op}_csr_numba", deferred(_CPU, op), ("csr",), "cpu"))
-    else:
-        own.append(Kernel(f"{op}_numpy", getattr(gat_twin, op), ("csr",), "cpu"))
+    loop, refuses = getattr(small, op), facts.pop("grows")
+    own = [
+        Kernel(f"{op}_csr_balanced", run, ("csr",), "gpu"),
+        Kernel(f"{op}_csr_scipy", loop, ("csr",), "cpu", refuses=refuses),
+        Kernel(f"{op}_csr_numba", deferred(_CPU, op), ("csr",), "cpu"),
+    ]
     against = facts.pop("rounds", None)
     if against is not None:
         name, narrow = f"{op}_csr_rounded", partial(run, narrow=True)
@@ -381,6 +379,7 @@ GAT_SCORES = _row(
     returns=2,
     narrowed=("h", "source", "target"),
     structures=0,
+    grows=small.refuses_scores,
 )
 GAT_ATTENTION = _public(
     "gat_attention",

@@ -20,15 +20,18 @@ class Dropping(NamedTuple):
 
 
 class Twin(NamedTuple):
-    """Kernels of GAT made of two functions.
+    """Kernels of GAT made of three functions.
 
     ``forward(A, bias, arguments, out=None, train=True)`` gives a ``Forward`` as sums run, without
     what only backward needs unless ``train``.  ``gradients(A, (T, perm), grad, forward, of_edges,
     arguments)`` gives those of ``h, el, er, loop_edges, edges``; T and perm may be None.
+    ``through_scores(h, dh, d_el, d_er, source, target)`` gives ``dh`` with what scores add to it,
+    and the gradients of both vectors.
     """
 
     forward: Callable[..., Forward]
     gradients: Callable[..., tuple[Array, ...]]
+    through_scores: Callable[..., tuple[Array, Array]]
 
     def gat(
         self, A: CSR, bias: Array | None, *arguments: Any, out: Array | None = None, **_: Any
@@ -75,41 +78,16 @@ class Twin(NamedTuple):
             out = wide(out) - wide(bias).reshape(given.h.shape[1:])
         found = Forward(out, plus, statistics)
         dh, d_el, d_er, *others = self.gradients(A, (T, perm), grad, found, of_edges, given)
-        dh, d_vectors = _through_scores(given.h, dh, d_el, d_er, source, target)
+        dh, d_vectors = self.through_scores(given.h, dh, d_el, d_er, source, target)
         if bias is not None:
             d_bias = np.ones(len(grad), d_el.dtype) @ wide(grad).reshape(len(grad), source.size)
             d_vectors = np.concatenate([d_vectors, d_bias.reshape(1, *source.shape)])
         return dh, d_vectors, *others
 
 
-def gat_scores(A: None, h: Array, source: Array, target: Array) -> tuple[Array, Array]:
-    """``el = <h, source>`` and ``er = <h, target>`` of each row and head."""
-    with np.errstate(all="ignore"):  # of Inf
-        both = by_head(h) @ _vectors(h, source, target).transpose(0, 2, 1)
-    el, er = (np.ascontiguousarray(both[..., k].T).reshape(h.shape[:-1]) for k in range(2))
-    return el, er
-
-
-def _through_scores(
-    h: Array, dh: Array, d_el: Array, d_er: Array, source: Array, target: Array
-) -> tuple[Array, Array]:
-    """``dh`` with what the scores add to it, and the gradients of both vectors."""
-    heads, feat = heads_and_feat(h)
-    scores = np.stack([d.reshape(len(h), heads).T for d in (d_el, d_er)], axis=1)
-    d_vectors = (scores @ by_head(h)).transpose(1, 0, 2).reshape(2, *source.shape)
-    added = scores.transpose(0, 2, 1) @ _vectors(h, source, target)
-    found = wide(dh).reshape(len(h), heads, feat) + added.transpose(1, 0, 2)
-    return rounded(found.reshape(h.shape), h), np.ascontiguousarray(d_vectors)
-
-
 def by_head(h: Array) -> Array:
     """(heads, n, feat), as sums run."""
     return wide(h).reshape(len(h), *heads_and_feat(h)).transpose(1, 0, 2)
-
-
-def _vectors(h: Array, source: Array, target: Array) -> Array:
-    """(heads, 2, feat), as sums run."""
-    return np.stack([wide(v).reshape(heads_and_feat(h)) for v in (source, target)], axis=1)
 
 
 def type_of_sums(x: Array) -> Any:

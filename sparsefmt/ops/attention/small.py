@@ -44,6 +44,11 @@ def _reasons(A: Any, h: Array) -> list[str]:
     return small.reasons_against(work, small.MOST_OF_ATTENTION)
 
 
+def refuses_scores(_: None, h: Array, *__: Any) -> list[str]:
+    """List the reasons against small scores of vectors, whose work is in both of them."""
+    return small.reasons_against(2 * h.size)
+
+
 class _Values(NamedTuple):
     """A value of each entry, (heads, nnz), and of each virtual loop, (heads, n), or none."""
 
@@ -283,6 +288,30 @@ def gat_attention(
     return out
 
 
-_twin = Twin(_forward, _gradients)
+@small.quietly
+def gat_scores(_: None, h: Array, source: Array, target: Array) -> tuple[Array, Array]:
+    """``el = <h, source>`` and ``er = <h, target>`` of each row and head."""
+    both = by_head(h) @ _vectors(h, source, target).transpose(0, 2, 1)
+    el, er = (np.ascontiguousarray(both[..., k].T).reshape(h.shape[:-1]) for k in range(2))
+    return el, er
+
+
+def _through_scores(
+    h: Array, dh: Array, d_el: Array, d_er: Array, source: Array, target: Array
+) -> tuple[Array, Array]:
+    heads, feat = heads_and_feat(h)
+    scores = np.stack([d.reshape(len(h), heads).T for d in (d_el, d_er)], axis=1)
+    d_vectors = (scores @ by_head(h)).transpose(1, 0, 2).reshape(2, *source.shape)
+    added = scores.transpose(0, 2, 1) @ _vectors(h, source, target)
+    found = wide(dh).reshape(len(h), heads, feat) + added.transpose(1, 0, 2)
+    return rounded(found.reshape(h.shape), h), np.ascontiguousarray(d_vectors)
+
+
+def _vectors(h: Array, source: Array, target: Array) -> Array:
+    """(heads, 2, feat), as sums run."""
+    return np.stack([wide(v).reshape(heads_and_feat(h)) for v in (source, target)], axis=1)
+
+
+_twin = Twin(_forward, _gradients, _through_scores)
 gat, gat_with_statistics = _twin.gat, _twin.gat_with_statistics
 gat_backward, gat_of_vectors_backward = _twin.gat_backward, _twin.gat_of_vectors_backward
