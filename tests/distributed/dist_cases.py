@@ -1,0 +1,77 @@
+"""What ranks compute in the tests, beside what one process computes of the whole graph."""
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from sparsefmt import Graph
+from sparsefmt.autograd import spmm
+from sparsefmt.distributed import DistGraph, balanced, dist_spmm
+
+N, FEAT = 60, 5
+
+
+def edges_of(name: str) -> Tensor:
+    """Edges of a graph of ``N`` vertices, the same in each process."""
+    make = torch.Generator().manual_seed(0)
+    edges = torch.randint(0, N, (2, 400), generator=make)
+    if name == "hub":
+        edges[1, ::2], edges[0, ::3] = 7, N - 1
+    if name == "isolated":  # vertices that nothing leads to or from
+        edges = edges[:, (edges % 4 != 0).all(0)]
+    if name == "no edges between ranks":
+        edges = torch.arange(N).expand(2, N).contiguous()
+    return edges[:, :0] if name == "no edges" else edges
+
+
+GRAPHS = ("random", "hub", "isolated", "no edges between ranks", "no edges")
+
+
+def bounds_of(name: str, graph: Graph, ranks: int) -> tuple[int, ...]:
+    """Borders between ranks: even, uneven, and with ranks that have nothing."""
+    if name == "balanced":
+        return balanced(graph, ranks)
+    if name == "empty ranks":
+        return (0,) * (ranks - 1) + (N // 2, N)
+    return (0, *range(1, ranks), N)  # one vertex each, and all the rest
+
+
+BOUNDS = ("balanced", "empty ranks", "one each")
+
+
+def numbers(*shape: int) -> Tensor:
+    """Random numbers in float64, the same in each process."""
+    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+
+
+def product(
+    group: Any, graph: str, bounds: str, reduce: str, weighted: bool, scaled: bool
+) -> float:
+    """Largest difference of a product and its gradients from those of one process."""
+    edges = edges_of(graph)
+    whole = Graph.from_edge_index(edges, num_nodes=N)
+    borders = bounds_of(bounds, whole, dist.get_world_size(group))
+    rank = dist.get_rank(group)
+    rows = slice(borders[rank], borders[rank + 1])
+    mine = (edges[1] >= rows.start) & (edges[1] < rows.stop)
+    x, r, c = numbers(N, FEAT), numbers(N), numbers(N).flip(0)
+    given: list[Any] = [x, numbers(edges.shape[1]) if weighted else None]
+    given += [r, c] if scaled else [None, None]
+    cuts = [rows, mine, rows, rows]
+    leaves = [None if one is None else one.clone().requires_grad_() for one in given]
+    options = {"reduce": reduce}
+    y = spmm(whole, leaves[0], leaves[1], row_scale=leaves[2], col_scale=leaves[3], **options)
+    own = [
+        None if one is None else one[cut].clone().requires_grad_()
+        for one, cut in zip(given, cuts, strict=True)
+    ]
+    shared = DistGraph(edges[:, mine], borders, group)
+    z = dist_spmm(shared, own[0], own[1], row_scale=own[2], col_scale=own[3], **options)
+    seed = numbers(N, FEAT).flip(0)
+    wanted = torch.autograd.grad(y, [one for one in leaves if one is not None], seed)
+    found = torch.autograd.grad(z, [one for one in own if one is not None], seed[rows])
+    there = [cut for one, cut in zip(given, cuts, strict=True) if one is not None]
+    pairs = [(z, y[rows]), *((f, w[cut]) for f, w, cut in zip(found, wanted, there, strict=True))]
+    return max((float((a - b).detach().abs().max()) for a, b in pairs if a.numel()), default=0.0)
