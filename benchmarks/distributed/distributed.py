@@ -54,6 +54,11 @@ def parse(argv: list[str]) -> argparse.Namespace:
         parser.error("the width is 256")
     if options.device == "cpu" and "large" in (options.sections or ()):
         parser.error("large needs GPUs")
+    if options.device == "cuda" and not options.table:
+        import torch
+
+        if max(options.ranks) > torch.cuda.device_count():
+            parser.error(f"{max(options.ranks)} ranks need as many GPUs: --ranks 1,2 needs 2")
     if options.sections is None:
         options.sections = [one for one in NAMES if options.device == "cuda" or one != "large"]
     return options

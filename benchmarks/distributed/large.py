@@ -45,8 +45,7 @@ def large(ranks: Ranks, options: argparse.Namespace) -> bool:
             print(f"  {GRAPH} trains on one GPU at all widths, or there is one rank alone")
         return True
     data = shares.share(GRAPH, ORDER, count, ranks)
-    shares.csr_of.cache_clear()
-    _harness.free()
+    shares.forget(generated=True)
     began = Training(MODEL, data, WIDTHS[0]).begun(CHECKED_STEPS)
     training = Training(MODEL, data, width)
     losses, _ = training.begun(CHECKED_STEPS)

@@ -167,10 +167,21 @@ def fitted(sizes: Sequence[float], seconds: Sequence[float]) -> Link:
     return Link(1 / float(slope), float(latency))
 
 
-def memory(
-    layers: Sequence[Layer], share: Share, *, features: int, entry: float = 24.0, kept: float = 4.0
-) -> float:
-    """Bytes of a rank: entries, features, activations and what is exchanged.
+def replicated(vertices: float, ranks: int) -> tuple[int, float]:
+    """Give the best replication of a 1.5-D partition, and the rows that a rank then moves.
+
+    Of ``P / c`` groups each has a block of rows, ``c`` times; a rank multiplies ``1 / c`` of the
+    columns, whose ``n / c`` rows it receives, and its group adds up ``n c / P`` rows of results, in
+    a ring twice: ``n (1 / c + 2 c / P)``, whatever the graph.
+    """
+    powers = [1 << bit for bit in range(ranks.bit_length()) if 1 << 2 * bit <= ranks]
+    moved = {c: vertices * (1 / c + (2 * c / ranks if c > 1 else 0)) for c in powers}
+    best = min(moved, key=lambda c: moved[c])
+    return best, moved[best]
+
+
+def memory(layers: Sequence[Layer], share: Share, *, features: int, entry: float) -> float:
+    """Bytes of a rank: entries, features, what backward needs of each layer, and halos.
 
     Parameters
     ----------
@@ -179,13 +190,15 @@ def memory(
     features : int
         Of a vertex, constant.
     entry : float
-        Bytes of an entry: the rows, their transposes, and the order of both.
-    kept : float
-        Arrays of the width of a layer that live at once, for each layer.
+        Bytes of an entry.
+
+    Notes
+    -----
+    Of each layer four arrays of its width live at once: the sum over neighbours, the result, what
+    ReLU makes of it, and a gradient.  Of the halo the constant features stay; of the widest layer
+    what comes and what goes are there at once.
     """
     widths = sum(layer.width for layer in layers)
     widest = max((max(layer.forward, layer.backward) for layer in layers), default=0)
-    held = share.vertices * 4 * (features + kept * widths)
-    # Constant features of the halo stay; of the other layers what comes and its gradient.
-    halo = share.halo * (4 * features + 2 * widest)
-    return share.entries * entry + held + halo
+    own = share.vertices * 4 * (features + 4 * widths)
+    return share.entries * entry + own + share.halo * (4 * features + 2 * widest)

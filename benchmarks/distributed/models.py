@@ -1,6 +1,7 @@
 """The models that are trained: three layers each, on a whole graph or on the rows of a rank."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -126,23 +127,35 @@ class Training:
         return losses.tolist(), gradients
 
     @property
+    def layers(self) -> list[Layer]:
+        """What a step computes and exchanges."""
+        return layers_of(self.name, Sizes(self.data.x.shape[1], self.data.classes), self.hidden)
+
+    @property
     def parameter_bytes(self) -> int:
         """What a sum of the gradients moves."""
         return sum(p.numel() * p.element_size() for p in self.model.parameters())
 
 
-def layers_of(training: Training) -> list[Layer]:
+@dataclass(frozen=True)
+class Sizes:
+    """Of a vertex."""
+
+    features: int
+    classes: int
+
+
+def layers_of(model: str, sizes: Sizes, hidden: int) -> list[Layer]:
     """What a step computes and exchanges, for the prediction.
 
     A layer's aggregation, and so its exchange, is at the narrower of its widths.  Features that are
     constant are exchanged once, and not in a step.
     """
-    data, hidden = training.data, training.hidden
-    feat, classes = data.x.shape[1], data.classes
-    if training.name == "maxk":
+    feat, classes = sizes.features, sizes.classes
+    if model == "maxk":
         return [Layer(hidden, 4 * hidden**2, K * (ITEM + 1), K * ITEM)] * LAYERS
     # Maps of the neighbours and of a vertex itself, or one for both.
-    width, maps = (hidden, 2) if training.name == "sage" else (HEADS * (hidden // 8), 1)
+    width, maps = (hidden, 2) if model == "sage" else (HEADS * (hidden // 8), 1)
     wide, last = width * ITEM, min(width, classes) * ITEM
     return [
         Layer(min(feat, width), 2 * maps * feat * width, 0, 0, 2 if feat > width else 1),

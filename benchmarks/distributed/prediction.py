@@ -9,7 +9,7 @@ import torch
 from sparsefmt import autograd
 
 from .model import Link, Machine, Share, calibrated, expected_halo, step
-from .models import HIDDEN, ITEM, OVERLAPS, Training, layers_of
+from .models import HIDDEN, ITEM, OVERLAPS, Training
 from .pace import step_ms
 
 MIB = 1 << 20
@@ -37,7 +37,7 @@ def machine_of(training: Training, *, cuda: bool, quick: bool) -> tuple[Machine,
         copied=2 * x.nbytes / ms["copy"] * 1e3,
     )
     whole = Share(data.total, data.graph.nnz, 1.0, 0.0)
-    return calibrated(layers_of(training), whole, bare, ms["step"] / 1e3), ms["step"]
+    return calibrated(training.layers, whole, bare, ms["step"] / 1e3), ms["step"]
 
 
 def busiest(shares: Sequence[Share]) -> Share:
@@ -53,8 +53,8 @@ def busiest(shares: Sequence[Share]) -> Share:
 def bytes_of(training: Training, share: Share, ranks: int) -> dict[str, Any]:
     """Predict what a rank sends in a step, and the halo of a graph whose entries lie at random."""
     halo, data = share.halo, training.data
-    sent = halo * sum(layer.forward + layer.backward for layer in layers_of(training))
-    dense = halo * sum(2 * HIDDEN * ITEM for layer in layers_of(training))
+    sent = halo * sum(layer.forward + layer.backward for layer in training.layers)
+    dense = halo * sum(2 * HIDDEN * ITEM for layer in training.layers)
     found = {
         "predicted_mib": sent / MIB,
         "random_halo": expected_halo(data.total, data.graph.nnz, ranks),
@@ -67,7 +67,7 @@ def step_of(
 ) -> dict[str, Any]:
     """Predict the times of a step."""
     times = step(
-        layers_of(training),
+        training.layers,
         share,
         machine,
         joint,

@@ -46,7 +46,6 @@ class Data:
 def csr_of(name: str, order: str, device: str) -> CSR:
     """Generate the graph, its vertices in that order, ascending columns in every row."""
     A = _graphs.load(name, device=device)
-    _graphs.load.cache_clear()
     if order == "community":
         A = reorder.community_order(A).apply(A).sorted_indices()
     _harness.free()
@@ -88,8 +87,10 @@ def _data(name: str, graph: Any, A: CSR, rows: slice) -> Data:
     return Data(graph, x, labels, A.n_rows, classes)
 
 
-def forget() -> None:
-    """Let go of all graphs."""
+def forget(*, generated: bool) -> None:
+    """Let go of the graphs in an order, and of those as generated too."""
     csr_of.cache_clear()
     share.cache_clear()
+    if generated:
+        _graphs.load.cache_clear()
     _harness.free()

@@ -61,7 +61,8 @@ def training(ranks: Ranks, options: argparse.Namespace) -> bool:
             shares.check_alike(shares.csr_of(graph, order, ranks.device), ranks)
             for model in options.models or MODELS.get(graph, ("sage",)):
                 rows += Case(graph, order, model, ranks, options).rows(columns)
-            shares.forget()
+            shares.forget(generated=False)
+        shares.forget(generated=True)
     return not first or _kept(rows, options, cuda=ranks.cuda)
 
 

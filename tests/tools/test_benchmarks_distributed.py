@@ -8,7 +8,17 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="it trains models")
 
-from benchmarks.distributed import distributed, large, model, pace, targets, traffic  # noqa: E402
+from benchmarks import _harness  # noqa: E402  # without torch they cannot be imported
+from benchmarks.distributed import (  # noqa: E402
+    distributed,
+    extrapolation,
+    large,
+    model,
+    pace,
+    table,
+    targets,
+    traffic,
+)
 
 LAYERS = [model.Layer(64, 1000, 0, 0, 1), model.Layer(64, 2000, 256, 256)]
 MACHINE = model.Machine(gathered=1e12, flops=1e13, copied=1e12, rest=1e-9)
@@ -152,6 +162,62 @@ def test_speed_up_is_judged_on_gpus_and_the_stated_graphs():
     assert all(one.ok for one in targets.of_steps([row]))
     few = {"case": "c", "sent_mib": 2.0, "predicted_mib": 1.0, "over_dense": math.nan}
     assert [one.ok for one in targets.of_exchange([few])] == [True, False]
+
+
+def test_the_best_replication_moves_as_few_rows_as_the_formula_says():
+    assert model.replicated(1024, 2) == (1, 1024)
+    assert model.replicated(1024, 64) == (4, 1024 * (1 / 4 + 8 / 64))
+    for ranks in (32, 128, 512):
+        assert model.replicated(1, ranks)[1] == pytest.approx((8 / ranks) ** 0.5, rel=0.01)
+
+
+def test_memory_is_that_of_entries_vertices_and_the_halo():
+    share = model.Share(10, 100, 0.5, 3)
+    expected = 100 * 8 + 10 * 4 * (5 + 4 * 128) + 3 * (4 * 5 + 2 * 256)
+    assert model.memory(LAYERS, share, features=5, entry=8) == expected
+
+
+def test_more_ranks_of_a_random_graph_stop_helping_beyond_a_node():
+    random = extrapolation.SCENARIOS[-1]
+    found = {point.ranks: point for point in extrapolation.points(random)}
+    assert found[16].dense.total > found[8].dense.total > found[16].maxk.total
+    assert found[64].replicated < found[64].halo
+    assert not found[1024].fits
+    assert found[1].dense.exchange == found[1].halo == 0
+
+
+STEPS = {
+    "machine": {"device": "a GPU", "date": "2026-01-01T00:00", "commit": "0123456789ab"},
+    "rows": [
+        {"case": "products community sage, 1 rank", "ranks": 1, "ms": 100.0, "plain_ms": 99.0}
+        | {"speed_up": 0.99, "sent_mib": 0.0, "predicted_mib": 0.0},
+        {"case": "products community sage, 2 ranks", "ranks": 2, "ms": 55.0, "plain_ms": 99.0}
+        | {"speed_up": 1.8, "sent_mib": 20.0, "predicted_mib": 19.0, "exchange_ms": 5.0}
+        | {"predicted_ms": 54.0, "hidden": 0.9, "predicted_hidden": 1.0},
+    ],
+}
+
+
+def test_the_table_has_what_was_measured_beside_what_was_predicted(tmp_path):
+    lines = table.measured({"steps": STEPS}).splitlines()
+    assert lines[0] == "A training step on a GPU, 2026-01-01, `0123456789ab`:"
+    cells = [cell.strip() for cell in lines[-1].strip("|").split("|")]
+    assert cells[1:] == ["99", "55", "1.80", "54", "5", "90%", "100%", "20", "19"]
+    table.plot({"steps": STEPS}, tmp_path / "plot.png")
+    assert (tmp_path / "plot.png").stat().st_size > 1000
+
+
+def test_the_page_has_the_tables_of_the_results_that_are_kept():
+    page = table.PAGE.read_text(encoding="utf-8")
+    for name, text in table.blocks(table.sections_of(_harness.RESULTS)).items():
+        assert table.with_block(page, name, text) == page, (
+            "python -m benchmarks distributed --table"
+        )
+
+
+def test_a_page_without_the_block_is_refused():
+    with pytest.raises(SystemExit, match="lacks the lines <!-- begin: measured"):
+        table.with_block("text", "measured", "more")
 
 
 @pytest.mark.parametrize(
