@@ -9,10 +9,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.nn import Identity, Linear, Module, ModuleList
-from torch.nn.functional import cross_entropy, linear
+from torch.nn.functional import cross_entropy
 
-from sparsefmt.distributed import DistGraph, dist_spmm
-from sparsefmt.distributed.matmul import extended
+from sparsefmt import distributed
 from sparsefmt.nn import GATConv, SAGEConv
 
 from .model import Layer
@@ -35,26 +34,9 @@ class Model(Module):
         x = self.first(x)
         for at, layer in enumerate(self.layers):
             x = x.relu() if self.relu and at else x
-            x = convolved(layer, x, graph)
+            x = layer(x, graph)
         out: Tensor = self.last(x)
         return out
-
-
-def convolved(layer: Module, x: Tensor, graph: Any) -> Tensor:
-    """Apply a layer, to the rows of a rank too."""
-    y: Tensor
-    if not isinstance(graph, DistGraph):
-        y = layer(x, graph)
-    elif isinstance(layer, SAGEConv) and layer.k is None:
-        weight, bias = layer.lin_l.weight, layer.lin_l.bias
-        if len(weight) < x.shape[1]:
-            y = dist_spmm(graph, linear(x, weight), reduce="mean") + bias
-        else:
-            y = linear(dist_spmm(graph, x, reduce="mean"), weight, bias)
-        y = y + layer.lin_r(x)
-    else:
-        y = layer((extended(graph, x), x), graph.local)
-    return y
 
 
 def sage(feat: int, classes: int, hidden: int) -> Model:
@@ -87,7 +69,39 @@ MODELS: dict[str, Callable[[int, int, int], Model]] = {"sage": sage, "gat": gat,
 LIMITS = {"sage": (1e-5, 1e-3), "gat": (1e-5, 1e-3), "maxk": (1e-3, 2e-2)}
 
 #: Those whose products run while features of others are on their way.
-OVERLAPS = ("sage",)
+OVERLAPS = ("sage", "maxk")
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Of a vertex."""
+
+    features: int
+    classes: int
+
+
+def layers_of(model: str, sizes: Sizes, hidden: int) -> list[Layer]:
+    """What a step computes and exchanges, for the prediction.
+
+    A layer's aggregation, and so its exchange, is at the narrower of its widths.  Features that are
+    constant are exchanged once, and not in a step: GraphSAGE maps them first only where that is
+    less than half as wide.
+    """
+    feat, classes = sizes.features, sizes.classes
+    if model == "maxk":
+        return [Layer(hidden, 4 * hidden**2, K * (ITEM + 1), K * ITEM)] * LAYERS
+    # Maps of the neighbours and of a vertex itself, or one for both.
+    width, maps = (hidden, 2) if model == "sage" else (HEADS * (hidden // 8), 1)
+    wide, last = width * ITEM, min(width, classes) * ITEM
+    moved, flops = model == "sage" and feat > 2 * width, 2 * maps * feat * width
+    first = Layer(width, flops, wide, wide) if moved else Layer(feat, flops, 0, 0, products=1)
+    if model == "gat":
+        first = Layer(width, flops, 0, 0)
+    return [
+        first,
+        *[Layer(width, 2 * maps * width**2, wide, wide)] * (LAYERS - 2),
+        Layer(min(width, classes), 2 * maps * width * classes, last, last),
+    ]
 
 
 class Training:
@@ -103,11 +117,14 @@ class Training:
     def backward(self) -> Tensor:
         """Compute the gradients of all vertices; the loss is the part of those of this rank."""
         self.optimizer.zero_grad()
-        logits = self.model(self.data.x, self.data.graph)
-        loss = cross_entropy(logits, self.data.labels, reduction="sum") / self.data.total
-        loss.backward()  # type: ignore[no-untyped-call]
-        if self.data.group is not None:
-            sum_gradients(self.model, self.data.group)
+        logits, labels = self.model(self.data.x, self.data.graph), self.data.labels
+        if self.data.group is None:
+            loss = cross_entropy(logits, labels)
+            loss.backward()  # type: ignore[no-untyped-call]
+        else:
+            loss = distributed.cross_entropy(logits, labels, group=self.data.group)
+            loss.backward()  # type: ignore[no-untyped-call]
+            distributed.sum_gradients(self.model, self.data.group)
         return loss.detach()
 
     def step(self) -> Tensor:
@@ -135,39 +152,3 @@ class Training:
     def parameter_bytes(self) -> int:
         """What a sum of the gradients moves."""
         return sum(p.numel() * p.element_size() for p in self.model.parameters())
-
-
-@dataclass(frozen=True)
-class Sizes:
-    """Of a vertex."""
-
-    features: int
-    classes: int
-
-
-def layers_of(model: str, sizes: Sizes, hidden: int) -> list[Layer]:
-    """What a step computes and exchanges, for the prediction.
-
-    A layer's aggregation, and so its exchange, is at the narrower of its widths.  Features that are
-    constant are exchanged once, and not in a step.
-    """
-    feat, classes = sizes.features, sizes.classes
-    if model == "maxk":
-        return [Layer(hidden, 4 * hidden**2, K * (ITEM + 1), K * ITEM)] * LAYERS
-    # Maps of the neighbours and of a vertex itself, or one for both.
-    width, maps = (hidden, 2) if model == "sage" else (HEADS * (hidden // 8), 1)
-    wide, last = width * ITEM, min(width, classes) * ITEM
-    return [
-        Layer(min(feat, width), 2 * maps * feat * width, 0, 0, 2 if feat > width else 1),
-        *[Layer(width, 2 * maps * width**2, wide, wide)] * (LAYERS - 2),
-        Layer(min(width, classes), 2 * maps * width * classes, last, last),
-    ]
-
-
-def sum_gradients(module: Module, group: Any) -> None:
-    """Add up the gradients of all ranks, in one call."""
-    grads = [p.grad for p in module.parameters() if p.grad is not None]
-    flat = torch.cat([g.flatten() for g in grads])
-    dist.all_reduce(flat, group=group)
-    for grad, part in zip(grads, flat.split([g.numel() for g in grads]), strict=True):
-        grad.copy_(part.view_as(grad))
