@@ -53,6 +53,9 @@ def large(ranks: Ranks, options: argparse.Namespace) -> bool:
     if ranks.cuda:
         held = torch.cuda.memory_allocated() + _pool_bytes()
         found |= {"held_mib": held / (1 << 20)} | peak(training)
+        graph, row = data.graph, data.x[:1].nbytes
+        features = (graph.n_local + len(graph.halo.vertices)) * row
+        found["entry_bytes"] = (held - features) / max(graph.local.nnz, 1)
     by_rank = ranks.gather(found)
     if alone is None:
         return True

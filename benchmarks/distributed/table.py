@@ -98,7 +98,7 @@ def _large(section: dict[str, Any]) -> str:
         f"{row['vertices']:,} vertices train {row['hidden']} wide on {row['ranks']} GPUs, and "
         f"one has no memory for that (for {row['fits']} it has): {_number(row['ms'])} ms a step, "
         f"{_number(row['peak_mib'] / 1024)} GiB on a GPU beside {_number(row['held_mib'] / 1024)} "
-        "of the graph.\n"
+        f"of the graph and its features, {_number(row['entry_bytes'])} bytes an entry.\n"
         for row in section["rows"]
     ]
     return "\n".join(lines)
