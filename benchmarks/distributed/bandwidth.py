@@ -48,11 +48,10 @@ def measured(ranks: Ranks, count: int, *, quick: bool) -> list[dict[str, Any]]:
     if ranks.has(count):
         for size in sizes:
             parts = size * MIB // 4 // (count - 1)
-            given = torch.zeros(count * parts, device=ranks.device)
             splits = [parts] * count
             splits[ranks.rank] = 0
-            part = given[: parts * (count - 1)]
-            calls[size] = _exchange(part, splits, group)
+            given = torch.zeros(parts * (count - 1), device=ranks.device)
+            calls[size] = _exchange(given, splits, group)
         model = sage(*SIZES["reddit"], HIDDEN)
         flat = torch.zeros(sum(p.numel() for p in model.parameters()), device=ranks.device)
         calls[0] = lambda: dist.all_reduce(flat, group=group)
@@ -72,9 +71,9 @@ def measured(ranks: Ranks, count: int, *, quick: bool) -> list[dict[str, Any]]:
     return [*rows, _row(name, count, 2 * reduced * (count - 1) / count, times[0])]
 
 
-def _exchange(part: torch.Tensor, splits: list[int], group: Any) -> Any:
-    into = torch.empty_like(part)
-    return lambda: dist.all_to_all_single(into, part, splits, splits, group=group)
+def _exchange(given: torch.Tensor, splits: list[int], group: Any) -> Any:
+    into = torch.empty_like(given)
+    return lambda: dist.all_to_all_single(into, given, splits, splits, group=group)
 
 
 def _row(case: str, count: int, size: float, ms: float) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 import argparse
 import gc
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -18,8 +18,8 @@ from .ranks import Ranks
 from .training import CHECKED_STEPS, Began, compared, peak
 
 GRAPH, ORDER, MODEL = "large", "shuffled", "sage"
-#: Hidden widths in turn, until one GPU runs out of memory; results are compared at the first.
-WIDTHS = (64, *range(256, 2049, 128))
+#: Hidden widths that one GPU tries; results are compared at the first.
+FIRST, SECOND, STEP, MOST = 64, 256, 64, 4096
 COLUMNS = {
     "case": "<30",
     "hidden": "7d",
@@ -46,16 +46,11 @@ def large(ranks: Ranks, options: argparse.Namespace) -> bool:
         return True
     data = shares.share(GRAPH, ORDER, count, ranks)
     shares.forget(generated=True)
-    began = Training(MODEL, data, WIDTHS[0]).begun(CHECKED_STEPS)
+    began = Training(MODEL, data, FIRST).begun(CHECKED_STEPS)
     training = Training(MODEL, data, width)
     losses, _ = training.begun(CHECKED_STEPS)
     found = step_ms({"ms": training.step}, cuda=ranks.cuda, runs=5, warmups=1)
-    if ranks.cuda:
-        held = torch.cuda.memory_allocated() + _pool_bytes()
-        found |= {"held_mib": held / (1 << 20)} | peak(training)
-        graph, row = data.graph, data.x[:1].nbytes
-        features = (graph.n_local + len(graph.halo.vertices)) * row
-        found["entry_bytes"] = (held - features) / max(graph.local.nnz, 1)
+    found |= peak(training) | _held(data) if ranks.cuda else {}
     by_rank = ranks.gather(found)
     if alone is None:
         return True
@@ -72,38 +67,60 @@ def _on_one(device: str) -> tuple[Began | None, int, int | None]:
     """How training begins at the first width; the last that fits, and the one that does not."""
     began: list[Began] = []
 
-    def train(width: int) -> None:
+    def train(width: int) -> int:
+        torch.cuda.reset_peak_memory_stats()
         data = shares.whole(GRAPH, ORDER, device)
         autograd.prepare(data.graph)
         found = Training(MODEL, data, width).begun(CHECKED_STEPS)
         if not began:
             began.append(found)
+        return torch.cuda.max_memory_allocated() + _pool_bytes()
 
-    fits, width = until_memory(train, WIDTHS)
+    fits, width = until_memory(train, torch.cuda.mem_get_info()[1])
     return began[0] if began else None, fits, width
 
 
-def until_memory(train: Callable[[int], None], widths: Iterable[int]) -> tuple[int, int | None]:
-    """Train at each width until memory does not do.
+def until_memory(train: Callable[[int], int], room: int) -> tuple[int, int | None]:
+    """Train at larger and larger widths until memory does not do.
+
+    Parameters
+    ----------
+    train : callable
+        Trains at a width, and gives the bytes that it took.
+    room : int
+        Bytes that there are: the third width is where the first two say that it will be full.
 
     Returns
     -------
     fits : int
         The last width that was trained; 0 if none was.
     width : int or None
-        The first that was not; None if all were.
+        The first that was not; None if all up to ``MOST`` were.
     """
-    fits = 0
-    for width in widths:
+    fits, before, width, slope = 0, 0, FIRST, 0.0
+    while width <= MOST:
         try:
-            train(width)
+            size = train(width)
         except (torch.OutOfMemoryError, MemoryError):  # torch's; CuPy's and sparsefmt's
             return fits, width
         finally:
             gc.collect()
             _harness.free()
+        slope, before = (size - before) / (width - fits) if fits else 0.0, size
         fits = width
+        full = width + int((room - size) / slope) if slope > 0 else SECOND
+        width = max(width + STEP, min(full // STEP * STEP, MOST))
     return fits, None
+
+
+def _held(data: shares.Data) -> dict[str, float]:
+    """Memory in use between steps, and what of it is for an entry, beside the features."""
+    held, graph = torch.cuda.memory_allocated() + _pool_bytes(), data.graph
+    features = (graph.n_local + len(graph.halo.vertices)) * data.x[:1].nbytes
+    return {
+        "held_mib": held / (1 << 20),
+        "entry_bytes": (held - features) / max(graph.local.nnz, 1),
+    }
 
 
 def _pool_bytes() -> int:

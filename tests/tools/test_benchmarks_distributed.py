@@ -78,18 +78,26 @@ def test_a_link_is_fitted_to_exchanges():
     )
 
 
-def test_until_memory_does_not_do():
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError, MemoryError])
+def test_the_width_grows_until_memory_does_not_do(error):
     tried = []
 
     def train(width):
         tried.append(width)
-        if width > 300:
-            raise [torch.OutOfMemoryError, MemoryError][width % 2]("too wide")
+        if 1000 + 10 * width > 7000:
+            raise error("too wide")
+        return 1000 + 10 * width
 
-    assert large.until_memory(train, (64, 256, 384, 512)) == (256, 384)
-    assert large.until_memory(train, (301,)) == (0, 301)
-    assert large.until_memory(train, (64,)) == (64, None)
-    assert tried == [64, 256, 384, 301, 64]
+    assert large.until_memory(train, 7000) == (576, 640)
+    assert tried == [64, 256, 576, 640]
+    assert large.until_memory(lambda width: 1000 * width, 10**12) == (large.MOST, None)
+
+
+def test_nothing_fits_where_the_first_width_does_not():
+    def train(width):
+        raise MemoryError
+
+    assert large.until_memory(train, 1) == (0, large.FIRST)
 
 
 def test_ways_take_turns_and_all_of_a_block_but_its_first_are_timed():
