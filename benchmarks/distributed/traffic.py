@@ -1,9 +1,11 @@
 """What a step sends: its collectives counted, left out, or repeated without the rest of it.
 
-``sparsefmt.distributed`` calls them by their names in ``torch.distributed``, where others are put
-for the time being; so all of its ways to exchange are counted, and none has to tell.
+Others are put in the places of the functions of ``torch.distributed`` for the time being, there and
+where ``sparsefmt.distributed`` has a name for one; so all of its ways to exchange are counted, and
+none has to tell.
 """
 
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,6 +22,7 @@ EXCHANGES = tuple(
     name for name in ("all_to_all_single", *GATHERS, *SCATTERS) if hasattr(dist, name)
 )
 NAMES = (*EXCHANGES, "all_reduce")
+LIBRARY = "sparsefmt.distributed"
 
 
 @dataclass(frozen=True)
@@ -118,14 +121,21 @@ def silent() -> Iterator[None]:
 def _instead(
     other: Callable[[str, Callable[..., Any]], Callable[..., Any]], names: Iterable[str]
 ) -> Iterator[None]:
-    before = {name: getattr(dist, name) for name in names}
-    for name, call in before.items():
-        setattr(dist, name, other(name, call))
+    modules = [dist, *(m for name, m in sys.modules.items() if name.startswith(LIBRARY))]
+    places = [
+        (module, key, name, value)
+        for name in names
+        for module in modules
+        for key, value in list(vars(module).items())
+        if value is getattr(dist, name)
+    ]
+    for module, key, name, call in places:
+        setattr(module, key, other(name, call))
     try:
         yield
     finally:
-        for name, call in before.items():
-            setattr(dist, name, call)
+        for module, key, _, call in places:
+            setattr(module, key, call)
 
 
 def _sending(name: str, into: Tensor, *given: Any, **options: Any) -> Sending:

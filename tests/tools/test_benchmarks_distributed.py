@@ -255,5 +255,5 @@ def test_training_over_ranks_is_measured(tmp_path):
     assert max(one["error"], two["error"]) < 1e-6
     assert min(two["ms"], two["silent_ms"], two["exchange_ms"], two["predicted_ms"]) > 0
     (sent,) = kept["exchange"]["rows"]
-    assert sent["predicted_mib"] <= sent["sent_mib"] < 2 * sent["predicted_mib"]
+    assert sent["predicted_mib"] <= sent["sent_mib"] < 1.25 * sent["predicted_mib"]
     assert sent["halo"] <= 1000
