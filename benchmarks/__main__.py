@@ -10,6 +10,7 @@ from sparsefmt.errors import DeviceError
 ROOMS = {
     "convert": "formats",
     "digests": "engine",
+    "distributed": "distributed",
     "fuse": "attention",
     "maxk": "cbsr",
     "messages": "messages",

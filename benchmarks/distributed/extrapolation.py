@@ -1,0 +1,136 @@
+"""What the model says of more GPUs than were measured, and of graphs of 10^11 entries.
+
+Constants are those of an H200 and of nodes of 8; those that were not measured say so.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from .model import Link, Machine, Share, Times, even_share, fitted, memory, replicated, step
+from .models import HIDDEN, ITEM, Sizes, layers_of
+
+#: Measured: exchanges between two GPUs, 0.03 ms at 4 MiB, 245 and 310 GiB/s at 64 and 512 MiB.
+#: Assumed: 2 microseconds for each further rank.
+NVLINK = replace(
+    fitted([4 << 20, 64 << 20, 512 << 20], [0.03e-3, 64 / 245 / 1024, 512 / 310 / 1024]), peer=2e-6
+)
+#: Assumed: 400 Gbit/s a GPU between nodes.
+NETWORK, NODE = 50e9, 8
+#: Measured: 6.6 ms for a product of 123.7 M entries, 128 wide, and a copy at 4.3 TB/s.  Assumed:
+#: float32 matrix products at 45 TFLOP/s.
+H200 = Machine(gathered=123_718_280 * 128 * 4 / 6.6e-3, flops=45e12, copied=4.3e12)
+#: Assumed: arrays of the width of a layer that the rest of a step reads or writes.
+PASSES = 12
+#: Bytes that a ``DistGraph`` keeps of an entry, by its arrays: both ends twice and its place, then
+#: rows and columns with their permutations, all int64.
+ENTRY = 72
+RANKS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
+#: Share of the memory of a GPU of 141 GB that a step may fill.
+ROOM = 0.9 * 141e9
+#: The table begins where a rank needs less than so many times that.
+SHOWN = 60
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """A graph by its sizes, in an order that leaves some of its entries between ranks."""
+
+    name: str
+    vertices: float
+    entries: float
+    sizes: Sizes
+    cut: float  #: share of the entries between ranks if there are many; 1 of a random order
+
+    def share(self, ranks: int) -> Share:
+        """Of each rank alike."""
+        return even_share(self.vertices, self.entries, ranks, self.cut * (1 - 1 / ranks))
+
+
+SIZES = Sizes(100, 47)
+SCENARIOS = (
+    Scenario("products, communities in a row", 2_449_029, 123_718_280, SIZES, 0.3),
+    Scenario("10^11 entries, a tenth between ranks", 2e9, 1e11, SIZES, 0.1),
+    Scenario("10^11 entries, random", 2e9, 1e11, SIZES, 1.0),
+)
+
+
+@dataclass(frozen=True)
+class Point:
+    """What the model says of a number of ranks."""
+
+    ranks: int
+    bytes: float  #: of the memory of a rank
+    halo: float  #: vertices that a rank reads of others
+    replicated: float  #: rows that a rank moves in a product in 1.5-D
+    dense: Times
+    maxk: Times
+
+    @property
+    def fits(self) -> bool:
+        """Whether a GPU of 141 GB has as much memory."""
+        return self.bytes < ROOM
+
+
+def link(ranks: int) -> Link:
+    """What joins a rank to so many: NVLink in its node, and the network at the same time."""
+    outside = max(ranks - NODE, 0) / max(ranks - 1, 1)
+    slowest = max(outside / NETWORK, (1 - outside) / NVLINK.bandwidth)
+    return replace(NVLINK, bandwidth=1 / slowest)
+
+
+def points(scenario: Scenario) -> Iterator[Point]:
+    """Each number of ranks."""
+    dense = layers_of("sage", scenario.sizes, HIDDEN)
+    kept = [
+        replace(layer, forward=one.forward, backward=one.backward) if layer.forward else layer
+        for layer, one in zip(dense, layers_of("maxk", scenario.sizes, HIDDEN), strict=True)
+    ]
+    widths = sum(layer.width for layer in dense)
+    machine = replace(H200, rest=PASSES * widths * ITEM / H200.copied)
+    parameters = sum(layer.flops for layer in dense) * 2
+    for ranks in RANKS:
+        share = scenario.share(ranks)
+        how = {"ranks": ranks, "parameters": parameters}
+        yield Point(
+            ranks,
+            memory(dense, share, features=scenario.sizes.features, entry=ENTRY),
+            share.halo,
+            replicated(scenario.vertices, ranks)[1],
+            step(dense, share, machine, link(ranks), **how),
+            step(kept, share, machine, link(ranks), **how),
+        )
+
+
+def table(scenario: Scenario) -> str:
+    """Markdown: a row for each number of ranks that has room for its vertices and entries."""
+    head = (
+        "GPUs",
+        "GB a GPU",
+        "step, s",
+        "efficiency",
+        "exchange, s",
+        "not hidden, s",
+        "step with MaxK 32, s",
+        "1.5-D moves, of 1-D",
+    )
+    rows = [head, ["---:"] * len(head)]
+    found = [*points(scenario)]
+    for point in found:
+        times = point.dense
+        cells = (
+            f"{point.ranks:,}",
+            _gigabytes(point.bytes) + ("" if point.fits else " (too much)"),
+            f"{times.total:.3g}",
+            f"{found[0].dense.total / times.total / point.ranks:.0%}",
+            f"{times.exchange:.3g}",
+            f"{times.exposed:.3g}",
+            f"{point.maxk.total:.3g}",
+            f"{point.replicated / point.halo:.2f}" if point.halo else "",
+        )
+        if point.bytes < SHOWN * ROOM:
+            rows.append(cells)
+    return "".join(f"| {' | '.join(cells)} |\n" for cells in rows)
+
+
+def _gigabytes(size: float) -> str:
+    return f"{size / 1e9:,.0f}" if size >= 1e11 else f"{size / 1e9:.3g}"

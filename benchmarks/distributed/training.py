@@ -1,0 +1,229 @@
+"""Training steps over ranks beside those of one device, and what they exchange."""
+
+import argparse
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sparsefmt import autograd
+
+from .. import _harness, _memory
+from . import prediction, shares, targets
+from .bandwidth import link
+from .model import Share
+from .models import HIDDEN, LIMITS, Training
+from .pace import step_ms
+from .ranks import Ranks
+from .traffic import EXCHANGES, Sending, counted, repeated, silent
+
+MIB = 1 << 20
+#: What runs of each graph unless ``--models`` or ``--orders`` says otherwise.
+MODELS = {"reddit": ("sage", "gat", "maxk")}
+ORDERS = {"products": ("community", "shuffled")}
+CHECKED_STEPS = 3
+#: A gradient's error is relative to its norm, or to this share of that of all gradients.
+LEAST = 1e-3
+COLUMNS = {
+    "case": "<36",
+    "ms": "9.2f",
+    "plain_ms": "9.2f",
+    "speed_up": "8.2f",
+    "silent_ms": "9.2f",
+    "exchange_ms": "11.2f",
+    "hidden": "7.2f",
+    "predicted_ms": "12.2f",
+    "peak_mib": "9.0f",
+    "error": "8.1e",
+}
+SENT_COLUMNS = {
+    "case": "<36",
+    "halo": "9d",
+    "halo_share": "10.3f",
+    "random_halo": "11.0f",
+    "own": "6.3f",
+    "sent_mib": "9.2f",
+    "predicted_mib": "13.2f",
+    "over_dense": "10.3f",
+}
+
+
+def training(ranks: Ranks, options: argparse.Namespace) -> bool:
+    """Every graph, order, model and number of ranks: sections ``steps`` and ``exchange``."""
+    rows: list[dict[str, Any]] = []
+    timed, first, right = "steps" in options.sections, ranks.rank == 0, True
+    columns = COLUMNS if timed else SENT_COLUMNS
+    if first:
+        _harness.print_head(f"training, 3 layers of {HIDDEN}, float32", columns)
+    for graph in options.graphs or (("reddit", "products") if ranks.cuda else ("small",)):
+        for order in options.orders or ORDERS.get(graph, ("community",)):
+            shares.check_alike(shares.csr_of(graph, order, ranks.device), ranks)
+            for model in options.models or MODELS.get(graph, ("sage",)):
+                rows += Case(graph, order, model, ranks, options).rows(columns)
+            shares.forget(generated=False)
+        shares.forget(generated=True)
+        right = not first or _kept(rows, options, cuda=ranks.cuda)  # a run may be cut off
+    return right
+
+
+def _kept(rows: list[dict[str, Any]], options: argparse.Namespace, *, cuda: bool) -> bool:
+    """Keep times in one section and what is sent in another."""
+    right, timed = True, "steps" in options.sections
+    where: dict[str, Any] = {"cuda": cuda, "folder": options.out}
+    if timed:
+        right = _harness.keep("distributed", "steps", rows, targets.of_steps, **where)
+    sent = [row for row in rows if row["ranks"] > 1]
+    if sent and "exchange" in options.sections:
+        if timed:
+            _harness.print_head("what a rank sends in a step", SENT_COLUMNS)
+            for row in sent:
+                _harness.print_row(row, SENT_COLUMNS)
+        names = ("graph", "order", "model", "ranks", "wrong", *SENT_COLUMNS)
+        sent = [{key: row[key] for key in names if key in row} for row in sent]
+        right &= _harness.keep("distributed", "exchange", sent, targets.of_exchange, **where)
+    return right
+
+
+Began = tuple[list[float], list[Tensor]]
+
+
+def compared(model: str, expected: Began, found: Began) -> dict[str, Any]:
+    """How far losses and first gradients are from those of one device; wrong if too far."""
+    error = max(abs(a - b) / abs(b) for a, b in zip(found[0], expected[0], strict=True))
+    # Of a gradient that is nearly 0, such as one that a softmax cancels, rounding is all there is.
+    least = LEAST * torch.stack([one.norm() for one in expected[1]]).norm()
+    pairs = zip(found[1], expected[1], strict=True)
+    worst = torch.stack([(a - b).norm() / b.norm().clamp(min=least) for a, b in pairs]).max().item()
+    row: dict[str, Any] = {"error": error, "gradient_error": worst}
+    limits = LIMITS[model]
+    if not (error <= limits[0] and worst <= limits[1]):
+        row["wrong"] = (
+            f"losses differ by {error:.3g} and gradients by {worst:.3g} of those of one device, "
+            f"at most {limits[0]:g} and {limits[1]:g} are right"
+        )
+    return row
+
+
+@dataclass(frozen=True)
+class Plain:
+    """Training on one device without a process group, and how it began."""
+
+    training: Training
+    began: Began
+
+
+class Case:
+    """A model on a graph in an order."""
+
+    def __init__(self, graph: str, order: str, model: str, ranks: Ranks, options: Any) -> None:
+        self.graph, self.order, self.model, self.ranks = graph, order, model, ranks
+        self.counts, self.quick = options.ranks, options.quick
+        self.timed = "steps" in options.sections
+
+    def rows(self, columns: dict[str, str]) -> list[dict[str, Any]]:
+        """One for each number of ranks; none but on the first rank."""
+        plain = self._plain() if self.ranks.rank == 0 else None
+        machine, plain_ms = None, None
+        if plain is not None and self.timed:
+            machine, plain_ms = prediction.machine_of(
+                plain.training, cuda=self.ranks.cuda, quick=self.quick
+            )
+        rows: list[dict[str, Any]] = []
+        for count in self.counts:
+            joint = link(self.ranks, count, quick=self.quick) if self.timed and count > 1 else None
+            mine = self._measured(count, plain) if self.ranks.has(count) else None
+            found = [one for one in self.ranks.gather(mine) if one is not None]
+            _harness.free()
+            if plain is None:
+                continue
+            row = self._row(count, found)
+            share = prediction.busiest([one["share"] for one in found])
+            row |= {"own": share.own} | prediction.bytes_of(plain.training, share, count)
+            if machine is not None and joint is not None:
+                row |= prediction.step_of(plain.training, share, machine, joint, count)
+            plain_ms = row.get("plain_ms", plain_ms)
+            rows.append(row | _ratios(row, plain_ms))
+            _harness.print_row(rows[-1], columns)
+        return rows
+
+    def _plain(self) -> Plain:
+        data = shares.whole(self.graph, self.order, self.ranks.device)
+        autograd.prepare(data.graph)
+        training = Training(self.model, data)
+        return Plain(training, training.begun(CHECKED_STEPS))
+
+    def _row(self, count: int, found: list[dict[str, Any]]) -> dict[str, Any]:
+        """Of each figure the most that a rank has, and what the first says of the results."""
+        graph = Path(self.graph).stem
+        name = f"{graph} {self.order} {self.model}, {count} rank{'s' if count > 1 else ''}"
+        row = {"case": name, "graph": graph, "order": self.order, "model": self.model}
+        figures = [one["figures"] for one in found]
+        most = {key: max(one[key] for one in figures) for key in figures[0]}
+        return row | {"ranks": count} | most | found[0]["compared"]
+
+    def _measured(self, count: int, plain: Plain | None) -> dict[str, Any]:
+        """What this rank finds, as one of so many."""
+        data = shares.share(self.graph, self.order, count, self.ranks)
+        training = Training(self.model, data)
+        began = training.begun(CHECKED_STEPS)
+        with counted() as sendings:
+            training.step()
+        exchanges = [one for one in sendings if one.name in EXCHANGES]
+        graph = data.graph
+        halo, sent = len(graph.halo.vertices), len(graph.halo.rows)
+        figures = {
+            "halo": halo,
+            "halo_share": halo / max(data.total - graph.n_local, 1),
+            "sent_mib": sum(one.bytes for one in exchanges) / MIB,
+        }
+        if self.timed:
+            figures |= self._times(training, exchanges, plain)
+            figures |= peak(training) if self.ranks.cuda else {}
+        own = graph.own.nnz / max(graph.local.nnz, 1)
+        return {
+            "figures": figures,
+            "share": Share(graph.n_local, graph.local.nnz, own, max(halo, sent)),
+            "compared": {} if plain is None else compared(self.model, plain.began, began),
+        }
+
+    def _times(
+        self, training: Training, exchanges: list[Sending], plain: Plain | None
+    ) -> dict[str, float]:
+        """Of a step; beside the plain one or, of several ranks, without its exchanges, and they."""
+        ways: dict[str, Callable[[], Any]] = {"ms": training.step}
+        several = len(training.data.graph.bounds) > 2
+        if plain is not None and not several:
+            ways["plain_ms"] = plain.training.step
+        if several:
+            other = Training(self.model, training.data)
+            other.step()  # what is exchanged once
+
+            def without() -> None:
+                with silent():
+                    other.step()
+
+            ways |= {"silent_ms": without, "exchange_ms": repeated(exchanges, self.ranks.device)}
+        runs, warmups = (3, 1) if self.quick else (15, 2)
+        return step_ms(ways, cuda=self.ranks.cuda, runs=runs, warmups=warmups)
+
+
+def peak(training: Training) -> dict[str, float]:
+    """Memory that a step takes beyond what is in use before it."""
+    return {"peak_mib": sum(_memory.torch_peak_bytes(training.step)) / MIB}
+
+
+def _ratios(row: dict[str, Any], plain_ms: float | None) -> dict[str, Any]:
+    """Of times and bytes; the hidden share of the exchange is 1 - (step - silent) / exchange."""
+    found: dict[str, Any] = {}
+    if row.get("dense_mib"):
+        found["over_dense"] = row["sent_mib"] / row["dense_mib"]
+    if plain_ms is None:
+        return found
+    found |= {"plain_ms": plain_ms, "speed_up": plain_ms / row["ms"]}
+    if row["ranks"] == 1:
+        return found | {"over_plain": row["ms"] / plain_ms}
+    exposed = row["ms"] - row["silent_ms"]
+    return found | {"hidden": 1 - exposed / row["exchange_ms"] if row["exchange_ms"] else 1.0}

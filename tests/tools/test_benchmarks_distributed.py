@@ -1,0 +1,268 @@
+"""What ``benchmarks distributed`` predicts, counts, judges and writes, without a GPU."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="it trains models")
+
+from benchmarks import _harness  # noqa: E402  # without torch they cannot be imported
+from benchmarks.distributed import (  # noqa: E402
+    distributed,
+    extrapolation,
+    large,
+    model,
+    pace,
+    table,
+    targets,
+    traffic,
+)
+
+LAYERS = [model.Layer(64, 1000, 0, 0, 1), model.Layer(64, 2000, 256, 256)]
+MACHINE = model.Machine(gathered=1e12, flops=1e13, copied=1e12, rest=1e-9)
+GATHER = next(name for name in traffic.EXCHANGES if name in traffic.GATHERS)
+LINK = model.Link(bandwidth=1e10, latency=1e-5)
+
+
+@pytest.mark.parametrize(("ranks", "degree"), [(2, 3), (4, 1), (8, 20)])
+def test_the_expected_halo_is_that_of_random_graphs(ranks, degree):
+    n = 4000
+    columns = np.random.default_rng(0).integers(0, n, n * degree // ranks)
+    found = len(np.unique(columns[columns >= n // ranks]))
+    assert model.expected_halo(n, n * degree, ranks) == pytest.approx(found, rel=0.05)
+
+
+def test_a_halo_has_no_more_vertices_than_there_are_entries_or_others():
+    assert model.expected_halo(1e6, 1e3, 1000) == pytest.approx(1.0, rel=0.01)
+    assert model.expected_halo(100, 1e9, 4) == pytest.approx(75)
+    assert model.expected_halo(100, 1e9, 1) == 0
+    assert model.even_share(100, 1000, 1) == model.Share(100, 1000, 1.0, 0.0)
+
+
+def test_a_step_of_one_rank_sends_nothing():
+    alone = model.even_share(1e6, 1e7, 1)
+    times = model.step(LAYERS, alone, MACHINE, LINK, ranks=1, parameters=1e6)
+    assert (times.exchange, times.exposed, times.reduce, times.hidden) == (0, 0, 0, 1)
+    products = 3 * 1e7 * 64 * 4 / 1e12
+    assert times.total == pytest.approx(products + 1e6 * (2 * 1000 + 3 * 2000) / 1e13 + 1e-3)
+
+
+def test_products_of_own_rows_hide_the_exchange():
+    share = model.Share(1e6, 1e7, 0.5, 1e3)
+    hidden = model.step(LAYERS, share, MACHINE, LINK, ranks=2, parameters=1e6)
+    assert hidden.exchange == pytest.approx(2 * (1e-5 + 256e3 / 1e10))
+    assert hidden.exposed == 0
+    bare = model.step(LAYERS, share, MACHINE, LINK, ranks=2, parameters=1e6, overlap=False)
+    assert bare.total == pytest.approx(hidden.total + hidden.exchange)
+    assert bare.hidden == 0
+
+
+def test_a_machine_is_calibrated_to_a_step():
+    whole = model.even_share(1e6, 1e7, 1)
+    found = model.calibrated(LAYERS, whole, MACHINE, 0.02)
+    assert model.step(LAYERS, whole, found, LINK, ranks=1, parameters=0).total == pytest.approx(
+        0.02
+    )
+    assert model.calibrated(LAYERS, whole, MACHINE, 1e-9).rest == 0
+
+
+def test_a_link_is_fitted_to_exchanges():
+    sizes = [1 << 22, 1 << 26, 1 << 29]
+    found = model.fitted(sizes, [2e-5 + size / 3e11 for size in sizes])
+    assert found.bandwidth == pytest.approx(3e11)
+    assert found.latency == pytest.approx(2e-5)
+    assert model.fitted(sizes, [1e-9 * size for size in sizes]).latency == pytest.approx(
+        0, abs=1e-9
+    )
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError, MemoryError])
+def test_the_width_grows_until_memory_does_not_do(error):
+    tried = []
+
+    def train(width):
+        tried.append(width)
+        if 1000 + 10 * width > 7000:
+            raise error("too wide")
+        return 1000 + 10 * width
+
+    assert large.until_memory(train, 7000) == (576, 640)
+    assert tried == [64, 256, 576, 640]
+    assert large.until_memory(lambda width: 1000 * width, 10**12) == (large.MOST, None)
+
+
+def test_nothing_fits_where_the_first_width_does_not():
+    def train(width):
+        raise MemoryError
+
+    assert large.until_memory(train, 1) == (0, large.FIRST)
+
+
+def test_ways_take_turns_and_all_of_a_block_but_its_first_are_timed():
+    runs = []
+    ways = {name: lambda name=name: runs.append(name) for name in "ab"}
+    found = pace.step_ms(ways, cuda=False, runs=pace.BLOCK + 1, warmups=1)
+    assert sorted(found) == ["a", "b"]
+    assert runs[:2] == ["a", "b"]
+    assert runs.count("a") == runs.count("b") == 1 + pace.BLOCK + 1 + 2
+
+
+@pytest.fixture
+def alone(tmp_path):
+    """A process group of this process."""
+    store = f"file://{tmp_path}/store"
+    torch.distributed.init_process_group("gloo", init_method=store, rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+def test_what_goes_to_the_rank_itself_is_not_sent(alone):
+    dist, given = torch.distributed, torch.ones(6, 4)
+    with traffic.counted() as found:
+        dist.all_to_all_single(torch.empty_like(given), given, [6], [6])
+        dist.all_to_all_single(torch.empty_like(given), given)
+        getattr(dist, GATHER)(torch.empty_like(given), given)
+        dist.all_reduce(given)
+    to_all = "all_to_all_single"
+    assert [one.name for one in found] == [to_all, to_all, GATHER, "all_reduce"]
+    assert [one.bytes for one in found] == [0] * 4
+    traffic.repeated(found, "cpu")()
+
+
+def test_what_goes_to_others_is(monkeypatch):
+    monkeypatch.setattr(traffic.dist, "get_world_size", lambda group: 4)
+    monkeypatch.setattr(traffic.dist, "get_rank", lambda group: 1)
+
+    def sent(name, here=None):
+        return traffic.Sending(name, (12, 4), (12, 4), torch.float32, here, here, None).bytes
+
+    assert sent("all_to_all_single", (3, 0, 4, 5)) == 12 * 16
+    assert sent("all_to_all_single", (3, 2, 4, 3)) == 10 * 16
+    assert sent("all_to_all_single") == 9 * 16
+    assert sent(GATHER) == 3 * 12 * 16
+    assert sent("reduce_scatter_tensor") == 9 * 16
+    assert sent("all_reduce") == 2 * 9 * 16
+
+
+def test_exchanges_are_left_out_and_then_there_again(alone):
+    dist, given, into = torch.distributed, torch.ones(4), torch.full((4,), 7.0)
+    numbers = torch.full((4,), 7)
+    with traffic.silent():
+        assert dist.all_to_all_single(into, given, async_op=True).wait()
+        assert dist.all_to_all_single(numbers, given.long()) is None
+        dist.all_reduce(given)
+    assert into.tolist() == [7.0] * 4
+    assert numbers.tolist() == [0] * 4  # what may be a row or a column is one
+    dist.all_to_all_single(into, given)
+    assert into.tolist() == [1.0] * 4
+
+
+def test_names_that_the_library_gives_are_counted_too():
+    from sparsefmt.distributed import halo
+
+    before = halo._all_gather
+    with traffic.counted():
+        assert halo._all_gather is not before
+    assert halo._all_gather is before
+
+
+def test_speed_up_is_judged_on_gpus_and_the_stated_graphs():
+    row = {"graph": "reddit", "model": "sage", "ranks": 2, "case": "a", "ms": 10.0, "speed_up": 1.7}
+    row |= {"hidden": 0.6, "predicted_ms": 9.0, "peak_mib": 1.0}
+    alone = row | {"ranks": 1, "case": "b", "over_plain": 1.05}
+    found = targets.of_steps([row, alone])
+    assert [one.ok for one in found] == [False, True, True, False]
+    assert found[2].value == pytest.approx(0.9)
+    del row["peak_mib"]
+    assert all(one.ok for one in targets.of_steps([row]))
+    few = {"case": "c", "sent_mib": 2.0, "predicted_mib": 1.0, "over_dense": math.nan}
+    assert [one.ok for one in targets.of_exchange([few])] == [True, False]
+
+
+def test_the_best_replication_moves_as_few_rows_as_the_formula_says():
+    assert model.replicated(1024, 2) == (1, 1024)
+    assert model.replicated(1024, 64) == (4, 1024 * (1 / 4 + 8 / 64))
+    for ranks in (32, 128, 512):
+        assert model.replicated(1, ranks)[1] == pytest.approx((8 / ranks) ** 0.5, rel=0.01)
+
+
+def test_memory_is_that_of_entries_vertices_and_the_halo():
+    share = model.Share(10, 100, 0.5, 3)
+    expected = 100 * 8 + 10 * 4 * (5 + 4 * 128) + 3 * (4 * 5 + 2 * 256)
+    assert model.memory(LAYERS, share, features=5, entry=8) == expected
+
+
+def test_more_ranks_of_a_random_graph_stop_helping_beyond_a_node():
+    random = extrapolation.SCENARIOS[-1]
+    found = {point.ranks: point for point in extrapolation.points(random)}
+    assert found[16].dense.total > found[8].dense.total > found[16].maxk.total
+    assert found[64].replicated < found[64].halo
+    assert not found[1024].fits
+    assert found[1].dense.exchange == found[1].halo == 0
+
+
+STEPS = {
+    "machine": {"device": "a GPU", "date": "2026-01-01T00:00", "commit": "0123456789ab"},
+    "rows": [
+        {"case": "products community sage, 1 rank", "ranks": 1, "ms": 100.0, "plain_ms": 99.0}
+        | {"speed_up": 0.99, "sent_mib": 0.0, "predicted_mib": 0.0},
+        {"case": "products community sage, 2 ranks", "ranks": 2, "ms": 55.0, "plain_ms": 99.0}
+        | {"speed_up": 1.8, "sent_mib": 20.0, "predicted_mib": 19.0, "exchange_ms": 5.0}
+        | {"predicted_ms": 54.0, "hidden": 0.9, "predicted_hidden": 1.0},
+    ],
+}
+
+
+def test_the_table_has_what_was_measured_beside_what_was_predicted(tmp_path):
+    lines = table.measured({"steps": STEPS}).splitlines()
+    assert lines[0] == "A training step on a GPU, 2026-01-01, `0123456789ab`:"
+    cells = [cell.strip() for cell in lines[-1].strip("|").split("|")]
+    assert cells[1:] == ["99", "55", "1.80", "54", "5", "90%", "100%", "20", "19"]
+    table.plot({"steps": STEPS}, tmp_path / "plot.png")
+    assert (tmp_path / "plot.png").stat().st_size > 1000
+
+
+def test_the_page_has_the_tables_of_the_results_that_are_kept():
+    page = table.PAGE.read_text(encoding="utf-8")
+    for name, text in table.blocks(table.sections_of(_harness.RESULTS)).items():
+        assert table.with_block(page, name, text) == page, (
+            "python -m benchmarks distributed --table"
+        )
+
+
+def test_a_page_without_the_block_is_refused():
+    with pytest.raises(SystemExit, match="lacks the lines <!-- begin: measured"):
+        table.with_block("text", "measured", "more")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["--sections", "large"], "large needs GPUs"),
+        (["--models", "gcn"], "gcn is none of sage, gat, maxk"),
+        (["--widths", "64"], "the width is 256"),
+        (["--ranks", "0"], "'0' is no number of 1 or more"),
+    ],
+)
+def test_options_that_do_not_fit_are_refused(capsys, arguments, complaint):
+    with pytest.raises(SystemExit):
+        distributed.main(["--device", "cpu", *arguments])
+    assert complaint in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_training_over_ranks_is_measured(tmp_path):
+    arguments = ["--device", "cpu", "--ranks", "1,2", "--graphs", "small", "--quick"]
+    models = ["--models", "sage", "--orders", "shuffled", "--out", str(tmp_path)]
+    assert distributed.main([*arguments, *models]) == 0
+    kept = json.loads((tmp_path / "distributed-cpu.json").read_text())["sections"]
+    assert set(kept) == {"bandwidth", "steps", "exchange"}
+    one, two = kept["steps"]["rows"]
+    assert (one["ranks"], two["ranks"]) == (1, 2)
+    assert max(one["error"], two["error"]) < 1e-6
+    assert min(two["ms"], two["silent_ms"], two["exchange_ms"], two["predicted_ms"]) > 0
+    (sent,) = kept["exchange"]["rows"]
+    assert sent["predicted_mib"] <= sent["sent_mib"] < 1.25 * sent["predicted_mib"]
+    assert sent["halo"] <= 1000
