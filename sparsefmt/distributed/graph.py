@@ -182,7 +182,11 @@ class DistGraph(Aggregation):
 
 
 def _graph(columns: Tensor, rows: Tensor, n_cols: int, n_rows: int) -> Graph:
-    return Graph.from_edge_index(torch.stack([columns, rows]), num_nodes=(n_cols, n_rows))
+    """Make a graph of vertices that a rank has numbered: in int32, if that holds them."""
+    edges = torch.stack([columns, rows])
+    if max(n_cols, n_rows, len(rows)) < 2**31:
+        edges = edges.int()
+    return Graph.from_edge_index(edges, num_nodes=(n_cols, n_rows))
 
 
 def _sum(count: int, like: Tensor, group: Any) -> int:
