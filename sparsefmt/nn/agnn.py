@@ -17,7 +17,7 @@ from ..autograd import (
     spmm,
 )
 from ._attention import refuse_static
-from ._checks import check_features, check_square
+from ._checks import check_features, check_flags, check_square
 from ._loops import log_sums, loops, missing_loops
 from ._passing import Passing, PassingOptions
 
@@ -81,6 +81,7 @@ class AGNNConv(Passing):
         add_self_loops: bool = True,
         **passing: Unpack[PassingOptions],
     ) -> None:
+        check_flags(requires_grad=requires_grad, add_self_loops=add_self_loops)
         super().__init__(**passing)
         self.requires_grad, self.add_self_loops = requires_grad, add_self_loops
         if requires_grad:

@@ -13,7 +13,7 @@ from torch.nn import Parameter
 
 from ..autograd import GraphLike, as_graph, check_ids, relational_aggregate
 from ..errors import DtypeError, ShapeError
-from ._checks import check_beside, check_counts, in_pair
+from ._checks import check_beside, check_counts, check_flags, in_pair
 from ._passing import FORWARD, Direction, Passing
 
 
@@ -82,6 +82,7 @@ num_blocks, out / num_blocks)
     ) -> None:
         super().__init__(aggr, **options)
         check_counts(out_channels=out_channels, num_relations=num_relations)
+        check_flags(root_weight=root_weight, is_sorted=is_sorted, bias=bias)
         sources, targets = in_pair(in_channels)
         check_counts(**{"in_channels of sources": sources, "in_channels of targets": targets})
         self.in_channels, self.out_channels = in_channels, out_channels

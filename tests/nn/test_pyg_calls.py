@@ -1,6 +1,7 @@
 """Ways to call PyG's layers: cached graphs, sparse features, every kind of graph, edge weights."""
 
 import copy
+import inspect
 import sys
 
 import pytest
@@ -335,13 +336,6 @@ def test_of_several_loops_the_last_counts_as_in_pyg():
             UnsupportedError,
             "aggr_kwargs is {'zz': 1}, which PyG's aggregation 'softmax' does not take: .*zz",
         ),
-        (lambda: nn.GCNConv(FEAT, OUT, improved="x"), DtypeError, "improved is 'x': give True or"),
-        (lambda: nn.GCNConv(FEAT, OUT, cached=3), DtypeError, "cached is 3: give True or False"),
-        (lambda: nn.GCNConv(FEAT, OUT, add_self_loops=1), DtypeError, "add_self_loops is 1: give"),
-        (lambda: nn.SGConv(FEAT, OUT, bias="no"), DtypeError, "bias is 'no': give True or False"),
-        (lambda: nn.TAGConv(FEAT, OUT, normalize=None), DtypeError, "normalize is None: give True"),
-        (lambda: nn.SAGEConv(FEAT, OUT, project=2), DtypeError, "project is 2: give True or False"),
-        (lambda: nn.GINConv(Linear(2, 2), train_eps=0), DtypeError, "train_eps is 0: give True"),
         (lambda: nn.GINEConv(3), DtypeError, "nn is 3: give a module"),
         (lambda: nn.GCNConv(FEAT, OUT, foo=1), TypeError, "GCNConv got an unexpected .* 'foo'"),
         (lambda: nn.GINEConv(torch.nn.ReLU(), edge_dim=2), ShapeError, "nn begins with a ReLU"),
@@ -420,3 +414,27 @@ def test_options_compile_as_one_graph(name):
     compiled = torch.compile(mine, fullgraph=True, backend="aot_eager")
     assert_same(compiled(x, graph), mine(x, graph))
     torch._dynamo.reset()
+
+
+FLAGS = [
+    (kind, name)
+    for kind, layer in vars(pyg).items()
+    if kind in nn.__all__ and isinstance(layer, type)
+    for name, one in inspect.signature(layer.__init__).parameters.items()
+    if isinstance(one.default, bool) or name == "add_self_loops"
+]
+
+
+@pytest.mark.parametrize(("kind", "flag"), FLAGS)
+@pytest.mark.parametrize("value", [3, "no", None, torch.tensor(True)], ids=repr)
+def test_a_flag_is_true_or_false(kind, flag, value):
+    layer = getattr(nn, kind)
+    if layer is nn.GCNConv and flag == "add_self_loops" and value is None:
+        assert layer(FEAT, OUT, add_self_loops=None).add_self_loops
+        return
+    needed = {"in_channels": FEAT, "out_channels": OUT, "num_relations": 2}
+    needed["nn"] = torch.nn.Linear(FEAT, OUT)
+    takes = inspect.signature(layer.__init__).parameters
+    given = {name: one for name, one in needed.items() if name in takes}
+    with pytest.raises(DtypeError, match=f"^{flag} is .*: give True or False.$"):
+        layer(**given, **{flag: value})
