@@ -116,8 +116,8 @@ class AGNNConv(Passing):
             As ``autograd.spmm``.
         """
         refuse_static("x", x, self)
-        graph = self._turned(as_graph(edge_index, x), edge_index)
-        check_square(graph)
+        graph = self._turned(as_graph(edge_index, x, name="edge_index"), edge_index)
+        check_square(graph, edge_index)
         check_features(x, graph)
         wide = torch.promote_types(x.dtype, torch.float32)
         unit = _unit(x.to(wide), max(LEAST_LENGTH, torch.finfo(x.dtype).tiny))

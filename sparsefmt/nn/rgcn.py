@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from ..autograd import GraphLike, as_graph, check_ids, relational_aggregate
+from ..autograd import GraphLike, as_graph, check_ids, is_graph, relational_aggregate
 from ..errors import DtypeError, ShapeError
 from ._checks import check_beside, check_counts, check_flags, in_pair
 from ._passing import FORWARD, Direction, Passing
@@ -157,7 +157,10 @@ num_blocks, out / num_blocks)
             As ``autograd.relational_aggregate``.
         """
         source, target = self._ends(x)
-        graph, size = edge_index, None if target is None else (len(source), len(target))
+        size = None if target is None else (len(source), len(target))
+        if not is_graph(edge_index):  # nor remembered
+            as_graph(edge_index, source, target, size=size, name="edge_index")
+        graph = edge_index
         if self.flow != FORWARD:
             graph = self._turned(as_graph(edge_index, source, target), edge_index)
         own = None if self.root is None else self._of_root(source, target)

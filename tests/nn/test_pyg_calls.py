@@ -438,3 +438,30 @@ def test_a_flag_is_true_or_false(kind, flag, value):
     given = {name: one for name, one in needed.items() if name in takes}
     with pytest.raises(DtypeError, match=f"^{flag} is .*: give True or False.$"):
         layer(**given, **{flag: value})
+
+
+EVERY = LAYERS | {
+    "gine": lambda library: library.GINEConv(Linear(FEAT, OUT)),
+    "gat": lambda library: library.GATConv(FEAT, OUT),
+    "gatv2": lambda library: library.GATv2Conv(FEAT, OUT),
+    "transformer": lambda library: library.TransformerConv(FEAT, OUT),
+    "agnn": lambda library: library.AGNNConv(),
+    "rgcn": lambda library: library.RGCNConv(FEAT, OUT, 2),
+}
+
+
+@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize("wrong", [None, [[0], [1]], torch.ones(2, 3), edges().T, edges()[0]])
+def test_what_is_no_graph_is_refused_by_the_arguments_name(name, wrong):
+    with pytest.raises(DtypeError, match=r"^edge_index is a .*: give a sparsefmt.Graph, such as"):
+        EVERY[name](nn)(torch.rand(N, FEAT), wrong)
+
+
+@pytest.mark.parametrize("name", set(EVERY) - {"rgcn"})  # whose targets may be others
+def test_a_rectangle_is_refused_by_what_was_given(name):
+    layer, x = EVERY[name](nn), torch.rand(N, FEAT)
+    A = torch.ones(N, N + 1).to_sparse_csr()
+    with pytest.raises(ShapeError, match=rf"^edge_index has shape \({N}, {N + 1}\): a layer needs"):
+        layer(x, A)
+    with pytest.raises(ShapeError, match=rf"^graph has shape \({N}, {N + 1}\): a layer needs"):
+        layer(x, Graph.from_edge_index(edges(), num_nodes=(N + 1, N)))
