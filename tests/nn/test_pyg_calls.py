@@ -131,6 +131,32 @@ def aggr_words(aggr):
     return aggr if isinstance(aggr, list) else [aggr]
 
 
+@pytest.mark.parametrize("layout", ["coo", "csr"])
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize(
+    "aggr", ["mean", "min", pyg.aggr.MeanAggregation(), pyg.aggr.MaxAggregation()], ids=str
+)
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        *(("gcn", {}), ("gcn", {"normalize": False}), ("gcn", {"add_self_loops": False})),
+        *(("gcn", {"improved": True}), ("sg", {}), ("tag", {}), ("tag", {"normalize": False})),
+    ],
+    ids=str,
+)
+def test_modules_reduce_a_sparse_tensor_with_loops_as_in_pyg(name, options, aggr, weighted, layout):
+    mine, theirs = both(name, aggr=aggr, **options)
+    given = torch.cat([edges(), torch.tensor([[1, 4], [1, 4]])], dim=1)
+    values = numbers(given.shape[1], seed=4).abs() + 0.1 if weighted else None
+    found = []
+    for layer in (mine, theirs):
+        x = numbers(N, FEAT).requires_grad_()
+        y = layer(x, sparse(given, layout, values))
+        slope = numbers(*y.shape, seed=5)
+        found.append([y, *torch.autograd.grad((y * slope).sum(), [x, *layer.parameters()])])
+    assert_same(*found)
+
+
 @pytest.mark.parametrize("aggr", ["max", pyg.aggr.MaxAggregation()], ids=str)
 def test_gin_reads_values_of_a_sparse_tensor_where_pygs_does(aggr):
     mine, theirs = both("gin", aggr=aggr)
