@@ -113,7 +113,7 @@ class Cell:
 
         def forward() -> Tensor:
             graph = planned.graph_of(self.x, self.given)
-            made = program(planned.values(self.x, graph), planned.functions(graph))
+            made = program(planned.values(self.x, graph, self.given), planned.functions(graph))
             result: Tensor = planned.adapter.finish(self.layer, made)
             return result
 

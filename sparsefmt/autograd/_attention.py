@@ -4,12 +4,16 @@ It saves no array with a value for each entry: backward computes the weights aga
 cannot be differentiated again.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.autograd import Function
 
 from .structure import side_of
+
+_EMPTY = torch.empty(0, device="cpu")
 
 
 class Attention(Function):
@@ -18,8 +22,31 @@ class Attention(Function):
     @staticmethod
     def forward(ctx: Any, *given: Any) -> Tensor:
         """Take the op's tensors, the graph, the op, and the numbers that follow the tensors."""
-        *inputs, ctx.graph, op, ctx.numbers = given
-        found = op(side_of(ctx.graph, False), *inputs, *ctx.numbers)
-        ctx.save_for_backward(*inputs, *found)
-        out: Tensor = found[0]
+        *inputs, ctx.graph, ctx.op, ctx.numbers = given
+        out, *statistics = ctx.op(side_of(ctx.graph, False), *inputs, *ctx.numbers)
+        ctx.save_for_backward(*inputs, unwatched(ctx, out), *statistics)
+        found: Tensor = out
+        return found
+
+
+def unwatched(ctx: Any, out: Tensor) -> Tensor:
+    """Give a result to save that may be written to in place, and keep the count of such changes.
+
+    Torch refuses to unpack what has changed since it was saved, which ``F.relu_`` behind a layer
+    would do.  An empty tensor that shares the count of ``out`` tells; it holds no memory.
+    """
+    ctx.changes = None
+    if torch.compiler.is_compiling() or type(out) is not Tensor:
         return out
+    ctx.changes = out.detach()
+    ctx.changes.data = _EMPTY
+    ctx.first = ctx.changes._version
+    return out.data  # the same memory, with a count of its own
+
+
+def as_computed(ctx: Any, op: Any, inputs: Sequence[Any], *found: Tensor) -> tuple[Tensor, ...]:
+    """Give the results of an op as it gave them: anew, if the first was written to in place."""
+    if ctx.changes is None or ctx.changes._version == ctx.first:
+        return found
+    again: tuple[Tensor, ...] = op(side_of(ctx.graph, False), *inputs, *ctx.numbers)
+    return again

@@ -55,6 +55,7 @@ class Adapter:
     default: str = ""  #: the composition that the layer has by itself
     narrowing: str = ""  #: and where it maps features before it aggregates them
     edge_index: bool = False  #: whether it takes PyG's arrays, not a graph
+    of_sparse: Callable[[Any, Graph, torch.dtype], Values] | None = None  #: of torch's, if others
     functions: Callable[[Any, Graph], Mapping[str, Any]] = field(default=lambda *_: {})
 
 
@@ -93,7 +94,7 @@ class PlannedLayer:
             return self.own(*args, **kwargs)
         x, given = both[:2]
         graph = self.graph_of(x, given)
-        values = None if graph is None else self.values(x, graph)
+        values = None if graph is None else self.values(x, graph, given)
         if graph is None or values is None:
             return self.own(x, given)
         functions = self.functions(graph)
@@ -137,16 +138,20 @@ class PlannedLayer:
         """Give the functions of primitives."""
         return {**FUNCTIONS, **self.adapter.functions(self.layer, graph)}
 
-    def values(self, x: Tensor, graph: Graph) -> Values | None:
-        """Give the value of each leaf; None where they do not fit, and the layer will say why."""
+    def values(self, x: Tensor, graph: Graph, given: Any) -> Values | None:
+        """Give the value of each leaf; None where they do not fit, and the layer will say why.
+
+        ``given`` is what the graph was made of.
+        """
         parameters = self.adapter.parameters(self.layer)
         weight = next(iter(parameters.values()))
         alike = x.dim() == 2 and x.shape == (graph.shape[1], weight.shape[0])
         alike = alike and x.dtype == weight.dtype and x.device == weight.device
         if not alike or graph.shape[0] != graph.shape[1] or not suits(graph, x):
             return None
-        matrices = self.adapter.matrices(self.layer, graph, x.dtype)
-        return {"H": x, **matrices, **parameters}
+        sparse = isinstance(given, Tensor) and given.layout is not torch.strided
+        make = (self.adapter.of_sparse if sparse else None) or self.adapter.matrices
+        return {"H": x, **make(self.layer, graph, x.dtype), **parameters}
 
     def graph_of(self, x: Tensor, given: Any) -> Graph | None:
         """Give the graph behind what the layer takes; None for what it takes and we do not."""
@@ -232,6 +237,13 @@ def _with_loops_of(layer: Any, graph: Graph, dtype: torch.dtype) -> Values:
     """Give the graph of a layer that may do without loops."""
     given = _with_missing_loops if layer.add_self_loops else _as_it_is
     return given(layer, graph, dtype)
+
+
+def _with_loops_to_all(layer: Any, graph: Graph, dtype: torch.dtype) -> Values:
+    """Give the graph as PyG normalises torch's sparse tensors: each vertex gets one more loop."""
+    if not layer.add_self_loops:
+        return _normalised(graph, dtype)
+    return _normalised(_kept(graph, "all", lambda: with_loops(graph, "all")), dtype)
 
 
 def _as_it_is(layer: Any, graph: Graph, dtype: torch.dtype) -> Values:
@@ -370,6 +382,7 @@ _GCN = Adapter(
     finish=_biased,
     suits=lambda layer: layer._is_usual() and not layer.cached and _bare(layer.lin),
     default="D·A·D·(H·W)",
+    of_sparse=_with_loops_to_all,
 )
 _SAGE = Adapter(
     expression=lambda layer: models.sage(models.features()),
@@ -407,6 +420,7 @@ _SGC = Adapter(
     finish=lambda layer, y: _biased(layer.lin, y),
     suits=lambda layer: _plain(layer) and not layer.cached and _bare(layer.lin),
     edge_index=True,
+    of_sparse=_with_loops_to_all,
 )
 _TAGCN = Adapter(
     expression=lambda layer: models.tagcn(models.features(), layer.K),

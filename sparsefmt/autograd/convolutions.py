@@ -18,6 +18,7 @@ from torch.nn.modules import module as modules
 
 from ..graph import Graph
 from . import _check, _check_attention, gat
+from ._attention import as_computed, unwatched
 from ._library import LibraryOp
 from ._recording import once, recorded
 from .matmul import SPMM, multiply
@@ -455,18 +456,23 @@ class _GatLayer(Function):
     def forward(ctx: Any, x: Tensor, weight: Tensor, *given: Any) -> Tensor:
         source, target, bias, seed, ctx.graph, ctx.numbers = given
         inputs = bias, *_scores(x, weight, source, target), None, None, seed
-        found = gat.GAT_WITH_STATISTICS(side_of(ctx.graph, False), *inputs, *ctx.numbers)
-        ctx.save_for_backward(x, weight, source, target, *inputs, *found)
-        out: Tensor = found[0]
-        return out if out.dim() == 2 else out.view(-1, weight.shape[0])
+        op = gat.GAT_WITH_STATISTICS
+        out, *statistics = op(side_of(ctx.graph, False), *inputs, *ctx.numbers)
+        # No view: torch refuses to write to one that a Function has made.
+        found: Tensor = out if out.dim() == 2 else out.view(-1, weight.shape[0]).data
+        kept = unwatched(ctx, found).view(out.shape)
+        ctx.save_for_backward(x, weight, source, target, *inputs, kept, *statistics)
+        return found
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight, source, target, bias, h, *inputs, out, plus, stats = ctx.saved_tensors
+        x, weight, source, target, *inputs, out, plus, stats = ctx.saved_tensors
         of_x, of_weight, _, _, of_bias = ctx.needs_input_grad[:5]
-        args = grad if h.dim() == 2 else grad.reshape(h.shape), out, plus, stats, False
+        bias, h, *_ = inputs
+        results = as_computed(ctx, gat.GAT_WITH_STATISTICS, inputs, out, plus, stats)
+        args = grad if h.dim() == 2 else grad.reshape(h.shape), *results, False
         sides = side_of(ctx.graph, False), side_of(ctx.graph, True)
-        given = source, target, bias, h, *inputs, *ctx.numbers
+        given = source, target, *inputs, *ctx.numbers
         backward = gat.GAT_OF_VECTORS_BACKWARD
 
         def of_vectors(x: Tensor, weight: Tensor, *given: Any) -> Any:

@@ -10,7 +10,7 @@ from weakref import ref
 import torch
 from torch import Tensor
 
-from ..errors import UnsupportedError
+from ..errors import DtypeError, UnsupportedError
 from ..graph import Graph
 from ..interop.adjacency import is_adj_t, is_edge_index, known_sizes
 from ._recording import untraced
@@ -38,7 +38,9 @@ class _Memory(NamedTuple):
 _graphs: dict[int, _Memory] = {}
 
 
-def as_graph(given: Any, of_columns: Any, of_rows: Any = None, *, size: Any = None) -> Any:
+def as_graph(
+    given: Any, of_columns: Any, of_rows: Any = None, *, size: Any = None, name: str = ""
+) -> Any:
     """Give the graph of an ``edge_index`` or ``adj_t``, the same until that is changed or gone.
 
     Parameters
@@ -53,15 +55,19 @@ def as_graph(given: Any, of_columns: Any, of_rows: Any = None, *, size: Any = No
         or else the largest index decides, for which a GPU is waited for.
     size : (n_source, n_target), optional
         Sizes that go before these; either may be None.  What carries its own sizes keeps them.
+    name : str, optional
+        Of the argument: what is no graph is refused by it.
 
     Returns
     -------
     Graph
-        What is no such thing comes back as it is, for others to refuse; of a graph that one process
-        shares with nobody, its ``whole``.
+        Without a name what is no such thing comes back as it is, for others to refuse; of a graph
+        that one process shares with nobody, its ``whole``.
 
     Raises
     ------
+    DtypeError
+        If there is a name, and ``given`` is no such thing.
     IndexRangeError
         If an id is negative or too large; of CUDA tensors as ``Graph.from_edge_index`` says.
     FormatError, UnsupportedError
@@ -85,6 +91,8 @@ def as_graph(given: Any, of_columns: Any, of_rows: Any = None, *, size: Any = No
         remembered, outside = _remembered, _remembered_outside
     elif is_adj_t(given) or is_edge_index(given):
         remembered, outside = _remembered_of_pyg, _remembered_of_pyg_outside
+    elif name and not hasattr(given, "whole"):
+        raise wrong_graph(given, name)
     else:
         whole = getattr(given, "whole", None)
         return whole if type(whole) is Graph else given
@@ -133,6 +141,19 @@ def turned(graph: Any, given: Any) -> Any:
             "flow out."
         )
     return graph.transposed if isinstance(graph, Graph) else graph
+
+
+def wrong_graph(value: object, name: str = "graph") -> DtypeError:
+    """Make the error for what is no graph, in an argument of that name."""
+    found, mend = f"a {type(value).__name__}", ""
+    if isinstance(value, Tensor):
+        found = f"a {value.layout} tensor of {value.dtype} and shape {tuple(value.shape)}"
+    elif isinstance(value, list | tuple) or hasattr(value, "__array_interface__"):
+        mend = "; of lists and arrays torch.as_tensor(...) makes one"
+    return DtypeError(
+        f"{name} is {found}: give a sparsefmt.Graph, such as Graph(A) of a format, or PyG's "
+        f"edge_index, a torch.int64 tensor of shape (2, edges){mend}."
+    )
 
 
 def is_remembered(given: Any) -> bool:

@@ -8,7 +8,7 @@ from torch.autograd import Function
 from ..errors import UnsupportedError
 from ..ops.attention.operands import Options
 from . import _check_attention as check
-from ._attention import Attention
+from ._attention import Attention, as_computed, unwatched
 from ._library import LibraryOp
 from ._order import in_csr_order
 from ._recording import apart, once, recorded
@@ -209,9 +209,10 @@ def from_scores(graph: GraphLike, options: Options, *inputs: Tensor | None) -> T
 class _Gat(Attention):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        _, *inputs, out, plus, stats = ctx.saved_tensors
+        *given, out, plus, stats = ctx.saved_tensors
+        results = as_computed(ctx, ctx.op, given, out, plus, stats)
         of_edges, of_loops = ctx.needs_input_grad[4:6]
-        args = grad, out, plus, stats, of_edges, *inputs, *ctx.numbers
+        args = grad, *results, of_edges, *given[1:], *ctx.numbers
         sides = side_of(ctx.graph, False), side_of(ctx.graph, True)
         *others, d_loops, d_edges = once("gat_aggregate", GAT_BACKWARD, *sides, *args)
         optional = d_edges if of_edges else None, d_loops if of_loops else None
@@ -251,20 +252,21 @@ class _GatOfVectors(Function):
         *scores, bias, seed, ctx.graph, ctx.numbers = given
         source, target, bias = _rounded(h, source, target, bias)
         inputs = bias, h, *GAT_SCORES(h, source, target), *scores, seed
-        found = GAT_WITH_STATISTICS(side_of(ctx.graph, False), *inputs, *ctx.numbers)
-        ctx.save_for_backward(source, target, *inputs, *found)
-        out: Tensor = found[0]
-        return out
+        out, *statistics = GAT_WITH_STATISTICS(side_of(ctx.graph, False), *inputs, *ctx.numbers)
+        ctx.save_for_backward(source, target, *inputs, unwatched(ctx, out), *statistics)
+        found: Tensor = out
+        return found
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        *inputs, out, plus, stats = ctx.saved_tensors
+        source, target, *inputs, out, plus, stats = ctx.saved_tensors
         of_edges, of_loops, of_bias = ctx.needs_input_grad[3:6]
-        source, target, bias, *_ = inputs
-        args = grad, out, plus, stats, of_edges, *inputs, *ctx.numbers
+        bias, *_ = inputs
+        results = as_computed(ctx, GAT_WITH_STATISTICS, inputs, out, plus, stats)
+        args = grad, *results, of_edges, source, target, *inputs, *ctx.numbers
         sides = side_of(ctx.graph, False), side_of(ctx.graph, True)
-        found = once("gat_of_vectors", GAT_OF_VECTORS_BACKWARD, *sides, *args)
-        dh, d_vectors, d_loops, d_edges = found
+        gradients = once("gat_of_vectors", GAT_OF_VECTORS_BACKWARD, *sides, *args)
+        dh, d_vectors, d_loops, d_edges = gradients
         d_source, d_target = d_vectors[0].view(source.shape), d_vectors[1].view(target.shape)
         d_bias = d_vectors[2].view(bias.shape) if of_bias else None
         optional = d_edges if of_edges else None, d_loops if of_loops else None

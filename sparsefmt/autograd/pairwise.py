@@ -7,7 +7,7 @@ from torch import Tensor
 from ..ops.attention import checks
 from ..ops.attention.operands import Options
 from . import _check_attention as check
-from ._attention import Attention
+from ._attention import Attention, as_computed
 from ._library import LibraryOp
 from ._order import in_csr_order
 from ._recording import apart, once, recorded
@@ -174,7 +174,8 @@ class _Pairwise(Attention):
         of_values, of_att, of_edges = ctx.needs_input_grad[2:5]
         name = "dot_aggregate" if inputs[3] is None else "gatv2_aggregate"
         sides = side_of(ctx.graph, False), side_of(ctx.graph, True)
-        args = grad, out, statistics, of_edges, *inputs, *ctx.numbers
+        results = as_computed(ctx, ctx.op, inputs, out, statistics)
+        args = grad, *results, of_edges, *inputs, *ctx.numbers
         dqueries, dkeys, dvalues, datt, dedges = once(name, ATTEND_BACKWARD, *sides, *args)
         optional = (dvalues, of_values), (datt, of_att), (dedges, of_edges)
         return dqueries, dkeys, *(d if asked else None for d, asked in optional), *(None,) * 4

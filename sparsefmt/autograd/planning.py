@@ -44,7 +44,7 @@ def optimize(
     Parameters
     ----------
     model : torch.nn.Module
-    graph : Graph, or PyG's edge_index for a model that takes one
+    graph : Graph, or PyG's edge_index or adj_t (torch's sparse tensor) for a model that takes one
     x : Tensor, or a tuple of what the model is called with, optional
         Features that stay the same: what the first layers make of them and the graph alone is
         computed once.  A tensor is handed to the model with the graph, if it takes one.
@@ -189,7 +189,7 @@ def _check(model: object, graph: object, mode: object) -> None:
         if hasattr(graph, "whole"):
             mend += ", since layers choose themselves what processes exchange"
         raise DtypeError(f"graph is a {type(graph).__name__}: {mend}.")
-    if isinstance(graph, Tensor):
+    if isinstance(graph, Tensor) and graph.layout is torch.strided:
         if graph.dtype not in (torch.int64, torch.int32):
             raise DtypeError(
                 f"graph has dtype {graph.dtype}: an edge_index holds vertices' numbers, as of "
@@ -286,7 +286,7 @@ def _multiplied(
         held = None if x is None else layer.graph_of(x, given)
         if held is None or not plans:
             continue
-        values = (layer.values(x, held) if plans[-1].program else None) or {"A": held}
+        values = (layer.values(x, held, given) if plans[-1].program else None) or {"A": held}
         graphs |= {id(one): one for one in values.values() if isinstance(one, Graph)}
     return list(graphs.values())
 
@@ -303,6 +303,6 @@ def _plan(layer: PlannedLayer, x: Tensor | None, graph: Any, *, training: bool) 
     if not layer.composition.settings.is_constant(x):
         x = x.detach().requires_grad_(training)
     made = layer.graph_of(x, graph)
-    values = None if made is None else layer.values(x, made)
+    values = None if made is None else layer.values(x, made, graph)
     if made is not None and values is not None:
         layer.planned(values, layer.functions(made), graph)

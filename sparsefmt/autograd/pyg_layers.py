@@ -9,6 +9,8 @@ from .constants import HOOKS, hooked
 #: Where PyG has its layers, and the base of all of them.
 PYG_LAYERS = "torch_geometric.nn.conv"
 _BASE = f"{PYG_LAYERS}.message_passing", "MessagePassing"
+#: The base of our layers, of which PyG's is one once it is loaded.
+_OURS = "sparsefmt.nn._passing", "Passing"
 #: Modules that PyG's constructors put into layers.
 _LINEAR = "torch_geometric.nn.dense.linear", "Linear"
 _AGGREGATIONS = "torch_geometric.nn.aggr."
@@ -24,15 +26,16 @@ def layer_of_pyg(module: Module) -> str | None:
     Returns
     -------
     str or None
-        The class's own name; None for a module that is no such layer.
+        The class's own name; None for a module that is no such layer, ours among them, which only
+        PyG's tools take for one.
 
     Raises
     ------
     AttributeError
         If ``module`` is no object with a class.
     """
-    bases = ((one.__module__, one.__qualname__) for one in type(module).__mro__)
-    return type(module).__qualname__ if _BASE in bases else None
+    bases = [(one.__module__, one.__qualname__) for one in type(module).__mro__]
+    return type(module).__qualname__ if _BASE in bases and _OURS not in bases else None
 
 
 def against_pyg_layer(layer: Module) -> str:

@@ -20,9 +20,9 @@ from ..ops.matmul.api import REDUCTIONS
 from . import _check, _library
 from ._recording import recorded, untraced
 from .convolutions import SPMM_WITH_OWN
-from .edge_index import as_graph
+from .edge_index import as_graph, wrong_graph
 from .matmul import SPMM, multiply
-from .structure import GraphLike, side_of, tensors_of, wrong_graph
+from .structure import GraphLike, side_of, tensors_of
 from .typed_edges import Group, Grouping, groups_of
 
 #: Bytes of mapped features that a group of relations may have: they stay in the L2 of a GPU, and

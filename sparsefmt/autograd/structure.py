@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from ..errors import DtypeError, UnsupportedError
+from ..errors import UnsupportedError
 from ..formats import primitives
 from ..formats.arrays import allocating, finish, on_device_of
 from ..formats.compressed import CSC, CSR
@@ -24,7 +24,7 @@ from . import _tiles, lifetimes
 from ._memory import on_device, out_of_inference, raw_stream
 from ._reports import check_all
 from ._tensors import GraphTensors, Side
-from .edge_index import as_graph
+from .edge_index import as_graph, wrong_graph
 
 #: What the functions take: a graph, or its tensors where a transformation has replaced them; public
 #: ones also an ``edge_index``, of which ``as_graph`` makes a graph.
@@ -154,19 +154,6 @@ def drop_tiles(graph: Graph, tile: tuple[int, int]) -> None:
     with graph._built.lock:
         for flipped in (False, True):
             graph._built.found.pop(("sgt", tile, flipped), None)
-
-
-def wrong_graph(value: object) -> DtypeError:
-    """Make the error for what is no graph."""
-    found, mend = f"a {type(value).__name__}", ""
-    if isinstance(value, Tensor):
-        found = f"a {value.layout} tensor of {value.dtype} and shape {tuple(value.shape)}"
-    elif isinstance(value, list | tuple) or hasattr(value, "__array_interface__"):
-        mend = "; of lists and arrays torch.as_tensor(...) makes one"
-    return DtypeError(
-        f"graph is {found}: give a sparsefmt.Graph, such as Graph(A) of a format, or PyG's "
-        f"edge_index, a torch.int64 tensor of shape (2, edges){mend}."
-    )
 
 
 def _prepare_tensors(graph: Graph, transposed: bool) -> bool:

@@ -11,7 +11,7 @@ from torch.nn.functional import dropout
 from ..autograd import GraphLike, edge_softmax
 from ..errors import ShapeError, UnsupportedError
 from ._base import plus
-from ._checks import Ends, check_counts, check_number, check_width, in_pair
+from ._checks import Ends, check_counts, check_flags, check_number, check_width, in_pair
 from ._edges import (
     AttentionWeights,
     Entries,
@@ -52,6 +52,7 @@ class Attention(Passing):
     ) -> None:
         super().__init__(**passing)
         in_pair(in_channels)
+        check_flags(concat=concat)
         check_counts(out_channels=out_channels, heads=heads)
         check_number("dropout", dropout)
         if not 0 <= dropout < 1:
@@ -164,6 +165,7 @@ class LoopedAttention(Attention):
         **passing: Unpack[PassingOptions],
     ) -> None:
         super().__init__(in_channels, out_channels, heads, concat, dropout, edge_dim, **passing)
+        check_flags(add_self_loops=add_self_loops)
         check_number("negative_slope", negative_slope)
         check_fill(fill_value)
         self.negative_slope, self.add_self_loops = negative_slope, add_self_loops
@@ -182,6 +184,7 @@ class LoopedAttention(Attention):
 
     def _add_own(self, residual: bool, bias: bool) -> None:
         """Make what is added to the joined heads, which comes last in PyG's order."""
+        check_flags(residual=residual, bias=bias)
         width = self.out_channels * (self.heads if self.concat else 1)
         self.residual, self.res = residual, None
         if residual:

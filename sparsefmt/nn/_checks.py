@@ -68,13 +68,18 @@ def check_counts(others: str = "", /, **counts: object) -> None:
             raise ShapeError(f"{name} is {value}: give 1 or more{others}.")
 
 
-def check_square(graph: GraphLike) -> None:
-    """Check for a square graph, whose vertices each take part in their own result."""
+def check_square(graph: GraphLike, given: Any = None) -> None:
+    """Check for a square graph, whose vertices each take part in their own result.
+
+    ``given`` is what the graph was made of: an error names the argument, or the Graph.
+    """
     tensors = graph_tensors(graph)
     if tensors.n_rows != tensors.n_cols:
+        name = "graph" if given is None or given is graph else "edge_index"
         raise ShapeError(
-            f"graph has shape {(tensors.n_rows, tensors.n_cols)}: a layer needs as many columns as "
-            "rows, since a vertex takes part in its own result; most take (x, x_target) for others."
+            f"{name} has shape {(tensors.n_rows, tensors.n_cols)}: a layer needs as many columns "
+            "as rows, since a vertex takes part in its own result; most take (x, x_target) for "
+            "others."
         )
 
 
@@ -113,10 +118,10 @@ def ends_of(x: Any, graph: GraphLike, size: Any = None, *, static: bool = False)
     ``static`` ones may have more axes before that of vertices.
     """
     if isinstance(x, Tensor) and size is None and not (static and x.dim() > 2):
-        graph = as_graph(graph, x)
+        given, graph = graph, as_graph(graph, x, name="edge_index")
         if shared(graph) is not None:
             return _shared_ends(x, graph)
-        check_square(graph)
+        check_square(graph, given)
         check_features(x, graph)
         return Ends(graph, x, x, True)
     pair = isinstance(x, tuple) or (isinstance(x, list) and len(x) == 2)
@@ -128,7 +133,7 @@ def ends_of(x: Any, graph: GraphLike, size: Any = None, *, static: bool = False)
     if size is not None:
         _check_size(size, source, target)
     rows = (by_vertex(source), by_vertex(target)) if static else (source, target)
-    graph = as_graph(graph, *rows, size=size)
+    given, graph = graph, as_graph(graph, *rows, size=size, name="edge_index")
     tensors = graph_tensors(graph)
     n_source, n_target = (None, None) if size is None else size
     for what, found, wanted in (
@@ -141,7 +146,7 @@ def ends_of(x: Any, graph: GraphLike, size: Any = None, *, static: bool = False)
                 f"n_target), {(tensors.n_cols, tensors.n_rows)}."
             )
     if not pair and size is None:
-        check_square(graph)
+        check_square(graph, given)
     check_end("x[0]" if pair else "x", source, tensors.n_cols, "columns", tensors, static=static)
     if target is not None:
         check_end("x[1]" if pair else "x", target, tensors.n_rows, "rows", tensors, static=static)
@@ -257,8 +262,11 @@ def check_features(x: Tensor, graph: GraphLike) -> None:
         spmm(graph, x)  # refuses it
 
 
-def check_input(x: Any, graph: GraphLike, *, sparse: bool = False) -> None:
-    """Check for features of all vertices of a square graph; static ones, or ``sparse`` too."""
+def check_input(x: Any, graph: GraphLike, given: Any, *, sparse: bool = False) -> None:
+    """Check for features of all vertices of a square graph; static ones, or ``sparse`` too.
+
+    ``given`` is what the graph was made of.
+    """
     if isinstance(x, tuple):
         raise ShapeError(
             "x is a tuple but the layer takes one set of vertices: give one tensor, or use "
@@ -273,7 +281,7 @@ def check_input(x: Any, graph: GraphLike, *, sparse: bool = False) -> None:
         check_shared("x", x, graph)
         return
     tensors = graph_tensors(graph)
-    check_square(tensors)
+    check_square(graph, given)
     if isinstance(x, Tensor) and (x.dim() > 2 or x.layout is not torch.strided):
         check_end("x", x, tensors.n_cols, "columns", tensors, static=True, sparse=sparse)
     else:

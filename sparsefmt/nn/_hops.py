@@ -63,8 +63,8 @@ class HopConvolution(Passing):
         self, x: Tensor, edge_index: GraphLike, edge_weight: Tensor | None, fill: float | None
     ) -> list[Callable[[Tensor], Tensor]]:
         """Give the ``K`` steps, which share their factors, for features like ``x``."""
-        graph = self._turned(as_graph(edge_index, by_vertex(x)), edge_index)
-        check_input(x, graph)
+        graph = self._turned(as_graph(edge_index, by_vertex(x), name="edge_index"), edge_index)
+        check_input(x, graph, edge_index)
         check_edge_weight(edge_weight, graph)
         probe, values, _, _ = operands(graph, by_vertex(x).flatten(1)[:, :1], edge_weight)
         weight = None if edge_weight is None else values

@@ -1,5 +1,6 @@
 """Options of PyG's ``MessagePassing``, which each of its layers has: taken, or refused by name."""
 
+import sys
 from collections.abc import Callable
 from typing import Any, ClassVar, TypedDict, cast
 
@@ -13,6 +14,7 @@ from ._checks import Ends, check_counts, ends_of
 from ._gathered import check_aggr_kwargs, module_of
 from .shared import shared
 
+_PYG = "torch_geometric.nn.conv.message_passing"
 FORWARD, REVERSED = "source_to_target", "target_to_source"
 #: Reductions of a layer, of which most have one.
 SUM, MEAN = ("sum",), ("mean",)
@@ -39,6 +41,9 @@ class Passing(Module):
     """A layer that passes messages along edges, which kernels make and sum up in one pass.
 
     ``_reductions`` are those of the kernels; none where ``aggr_module`` is PyG's module.
+
+    Where PyG is loaded its ``MessagePassing`` is a base of this class, so that ``to_hetero`` and
+    other tools of PyG take our layers for what they are; nothing of it is called.
 
     Parameters
     ----------
@@ -68,6 +73,7 @@ class Passing(Module):
     #: Whether it takes several at once, and the others that PyG has.
     _takes_all: ClassVar[bool] = False
     _node_dim: ClassVar[int] = -2
+    decomposed_layers: int = 1  # PyG's is a property
 
     def __init__(
         self,
@@ -79,7 +85,8 @@ class Passing(Module):
         decomposed_layers: int = 1,
         **unknown: Any,
     ) -> None:
-        super().__init__()
+        join_pyg()
+        Module.__init__(self)  # PyG's would look for messages
         if unknown:
             raise TypeError(
                 f"{type(self).__name__} got an unexpected keyword argument {next(iter(unknown))!r}."
@@ -104,6 +111,23 @@ class Passing(Module):
         for name in _STEPS:
             if name in vars(cls):
                 raise UnsupportedError(f"{cls.__name__} defines {name}(): {_NO_STEPS}")
+
+    def __setstate__(self, state: Any) -> None:
+        """Take a pickled state, which has nothing of PyG's."""
+        join_pyg()
+        Module.__setstate__(self, state)  # type: ignore[no-untyped-call]
+
+    @property
+    def explain(self) -> bool | None:
+        """False, or None as for PyG's layers by default; True is refused."""
+        found: bool | None = self.__dict__.get("_explain")
+        return found
+
+    @explain.setter
+    def explain(self, explain: bool | None) -> None:
+        if explain:
+            raise UnsupportedError(f"{type(self).__name__}.explain is {explain!r}: {_NO_STEPS}")
+        self.__dict__["_explain"] = explain
 
     def _checked(self, aggr: Any, aggr_kwargs: Any) -> tuple[str, ...]:
         """Give the reductions of ``aggr``, in its order."""
@@ -180,6 +204,16 @@ class Passing(Module):
             )
         found: GraphLike = turned(graph, given)
         return found
+
+
+def join_pyg() -> None:
+    """Make PyG's ``MessagePassing`` a base of ``Passing``, in the place of ``Module``, once loaded.
+
+    Its tools ask for an instance of it.  It is not imported for that: whoever asks has done so.
+    """
+    base = getattr(sys.modules.get(_PYG), "MessagePassing", None)
+    if base is not None and base not in Passing.__bases__:
+        Passing.__bases__ = (base,)
 
 
 def _reduction(aggr: Any) -> str | None:

@@ -17,7 +17,7 @@ from ..autograd import (
     spmm,
 )
 from ._attention import refuse_static
-from ._checks import Ends, check_input
+from ._checks import Ends, check_flags, check_input
 from ._edges import entries_with_loops
 from ._loops import log_sums, loops, missing_loops
 from ._passing import Passing, PassingOptions
@@ -82,6 +82,7 @@ class AGNNConv(Passing):
         add_self_loops: bool = True,
         **passing: Unpack[PassingOptions],
     ) -> None:
+        check_flags(requires_grad=requires_grad, add_self_loops=add_self_loops)
         super().__init__(**passing)
         self.requires_grad, self.add_self_loops = requires_grad, add_self_loops
         if requires_grad:
@@ -130,8 +131,8 @@ class AGNNConv(Passing):
 
     def _ends(self, x: Tensor, edge_index: GraphLike) -> Ends:
         """Take features of vertices, of all sources, with the graph between them."""
-        graph = as_graph(edge_index, x)
-        check_input(x, graph)
+        graph = as_graph(edge_index, x, name="edge_index")
+        check_input(x, graph, edge_index)
         return Ends(self._turned(graph, edge_index), x, x, True).gathered()
 
 

@@ -25,7 +25,7 @@ from ..autograd import (
 )
 from ._attention import LoopedAttention
 from ._base import is_one_each
-from ._checks import Ends
+from ._checks import Ends, check_square
 from ._edges import AttentionWeights, Entries
 from ._linear import GLOROT, linear_map
 from ._passing import FORWARD, PassingOptions
@@ -182,9 +182,10 @@ class GATConv(LoopedAttention):
         """
         given = edge_index
         if isinstance(x, Tensor) and size is None and x.dim() == 2:
-            edge_index = as_graph(given, x)
+            edge_index = as_graph(given, x, name="edge_index")
             if edge_attr is None and not return_attention_weights and self._is_plain(x, edge_index):
                 return self._at_once(x, edge_index)
+            check_square(edge_index, given)
         ends = self._ends(x, edge_index, size)
         residual, both = self._residual(ends), self._projected(ends)
         features = self._edge_features(edge_attr, ends.graph)

@@ -13,7 +13,7 @@ from torch.nn.functional import leaky_relu
 from ..autograd import GraphLike, edge_combine, gatv2_aggregate, graph_tensors
 from ..errors import DtypeError
 from ._attention import LoopedAttention
-from ._checks import Ends, in_pair
+from ._checks import Ends, check_flags, in_pair
 from ._edges import Entries
 from ._linear import GLOROT, linear_map
 from ._passing import PassingOptions
@@ -85,6 +85,7 @@ class GATv2Conv(LoopedAttention):
         **passing: Unpack[PassingOptions],
     ) -> None:
         shared = heads, concat, negative_slope, dropout, add_self_loops, edge_dim, fill_value
+        check_flags(bias=bias, share_weights=share_weights)
         super().__init__(in_channels, out_channels, *shared, **passing)
         self.share_weights = share_weights
         of_sources, of_targets = in_pair(in_channels)

@@ -164,14 +164,14 @@ class GCNConv(Convolution):
         to_all = gets_all_loops(edge_index)
         if self.cached and self.normalize:
             edge_index, edge_weight, to_all = self._first(x, edge_index, edge_weight)
-        graph = as_graph(edge_index, by_vertex(x))
+        graph = as_graph(edge_index, by_vertex(x), name="edge_index")
         if edge_weight is None and self._is_usual() and is_bare(self.lin):
             given = x, self.lin.weight
             if is_plain(graph, *given, self.bias) and is_one_each(self.bias, self.lin.weight):
                 factors = symmetric(graph, None, x.dtype, to_all=to_all)
                 return gcn_convolution(graph, *given, *factors, self.bias)
         graph = self._turned(graph, edge_index)
-        check_input(x, graph, sparse=True)
+        check_input(x, graph, edge_index, sparse=True)
         check_edge_weight(edge_weight, graph)
         settle(self.lin, x.shape[-1])
         check_width("x", x, self.lin.weight)
@@ -203,7 +203,7 @@ class GCNConv(Convolution):
         sparse = not isinstance(given, Tensor) and hasattr(given, "sparse_sizes")
         name = "_cached_adj_t" if sparse else "_cached_edge_index"
         if getattr(self, name) is None:
-            graph = as_graph(given, by_vertex(x))
+            graph = as_graph(given, by_vertex(x), name="edge_index")
             self._turned(graph, given)  # which an adj_t cannot be
             if isinstance(edge_weight, Tensor):
                 edge_weight = edge_weight.clone()  # which later changes in place do not reach

@@ -101,7 +101,7 @@ class GINConv(OfNetwork, Convolution):
             As ``SAGEConv``; also if ``nn`` cannot take ``x``, or both ends are not of one width.
         """
         if isinstance(x, Tensor) and size is None:
-            graph = self._valued(as_graph(edge_index, by_vertex(x)), edge_index)
+            graph = self._valued(as_graph(edge_index, by_vertex(x), name="edge_index"), edge_index)
             if edge_weight is None and self._is_usual():
                 first, rest = _parts(self.nn)
                 if first is None and is_plain(graph, x, self.eps):

@@ -93,8 +93,7 @@ def replace_layers(model: Module) -> Replacement:
     Left are layers that this package does not have or whose options it refuses, those of classes of
     your own, those with hooks, parametrised weights, other modules inside than PyG's or an
     explanation asked for, and those that have cached a graph.  Attention without ``edge_dim``
-    refuses ``edge_attr``, which PyG's ignores: the report says so.  PyG's ``to_hetero`` knows its
-    own layers only: call it first, then this.
+    refuses ``edge_attr``, which PyG's ignores: the report says so.
     """
     if not isinstance(model, Module):
         raise DtypeError(f"model is a {type(model).__name__}: give a torch.nn.Module.")

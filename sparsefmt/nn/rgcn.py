@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from ..autograd import GraphLike, as_graph, check_ids, relational_aggregate
+from ..autograd import GraphLike, as_graph, check_ids, is_graph, relational_aggregate
 from ..errors import DtypeError, ShapeError
-from ._checks import Ends, check_beside, check_counts, in_pair
+from ._checks import Ends, check_beside, check_counts, check_flags, in_pair
 from ._passing import FORWARD, Direction, Passing
 from .shared import shared
 
@@ -83,6 +83,7 @@ num_blocks, out / num_blocks)
     ) -> None:
         super().__init__(aggr, **options)
         check_counts(out_channels=out_channels, num_relations=num_relations)
+        check_flags(root_weight=root_weight, is_sorted=is_sorted, bias=bias)
         sources, targets = in_pair(in_channels)
         check_counts(**{"in_channels of sources": sources, "in_channels of targets": targets})
         self.in_channels, self.out_channels = in_channels, out_channels
@@ -161,6 +162,8 @@ num_blocks, out / num_blocks)
         if shared(graph) is not None and graph.whole is None:
             graph, source, target = self._here(graph, source, target)
         size = None if target is None else (len(source), len(target))
+        if not is_graph(graph):  # nor remembered
+            as_graph(graph, source, target, size=size, name="edge_index")
         if self.flow != FORWARD:
             graph = self._turned(as_graph(edge_index, source, target), edge_index)
         own = None if self.root is None else self._of_root(source, target)

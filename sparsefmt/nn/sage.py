@@ -169,7 +169,7 @@ class SAGEConv(Convolution):
             ``size`` is not that of the graph.
         """
         if isinstance(x, Tensor) and size is None:
-            graph = self._valued(as_graph(edge_index, by_vertex(x)), edge_index)
+            graph = self._valued(as_graph(edge_index, by_vertex(x), name="edge_index"), edge_index)
             if edge_weight is None and self._is_usual() and self._is_plain(x, graph):
                 weight, bias = self.lin_l.weight, self.lin_l.bias
                 y = sage_convolution(graph, x, weight, bias, self.lin_r.weight)

@@ -14,7 +14,7 @@ from torch.nn import Linear
 from ..autograd import GraphLike, dot_aggregate, edge_softmax, is_bare, sddmm
 from ..errors import DtypeError, ShapeError
 from ._attention import Attention
-from ._checks import check_width, in_pair
+from ._checks import check_flags, check_width, in_pair
 from ._edges import AttentionWeights, as_given, at_edges, sums_of_edges
 from ._linear import draw_map, linear_map, settle
 from ._passing import PassingOptions
@@ -117,6 +117,7 @@ class TransformerConv(Attention):
         root_weight: bool = True,
         **passing: Unpack[PassingOptions],
     ) -> None:
+        check_flags(beta=beta, bias=bias, root_weight=root_weight)
         super().__init__(in_channels, out_channels, heads, concat, dropout, edge_dim, **passing)
         self.beta, self.root_weight = beta and root_weight, root_weight
         of_sources, of_targets = in_pair(in_channels)

@@ -270,11 +270,11 @@ def test_bad_input_is_refused(add):
     graph, x, layer = graph_of("some"), features("cpu").detach(), AGNNConv(add_self_loops=add)
     for call, error, text in (
         (lambda: layer(x, make_graph(9, 6, 40)), ShapeError, r"graph has shape \(9, 6\): a layer"),
-        (lambda: layer(x, graph.csr), DtypeError, "graph is a CSR: give a sparsefmt.Graph"),
+        (lambda: layer(x, graph.csr), DtypeError, "edge_index is a CSR: give a sparsefmt"),
         (
             lambda: layer(x, edges("some") * 1.0),
             DtypeError,
-            "graph is a .* tensor of .*: give a sparsefmt.Graph",
+            "edge_index is a .* tensor of .*: give a sparsefmt.Graph",
         ),
         (lambda: layer(x[1:], graph), ShapeError, "x has 9 rows but the graph has 10 col"),
         (lambda: layer(x[0], graph), ShapeError, r"x has shape \(5,\): give \(rows, feat\)"),

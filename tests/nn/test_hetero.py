@@ -1,14 +1,19 @@
 """Graphs of several types through PyG's own tools, with our layers in the place of PyG's."""
 
+import io
+import subprocess
+import sys
+
 import pytest
 
 torch = pytest.importorskip("torch")
 pyg = pytest.importorskip("torch_geometric.nn")
 
 from torch_geometric.data import Batch, HeteroData  # noqa: E402
-from torch_geometric.utils import trim_to_layer  # noqa: E402
+from torch_geometric.explain.algorithm.utils import clear_masks, set_masks  # noqa: E402
+from torch_geometric.utils import get_embeddings, get_num_hops, trim_to_layer  # noqa: E402
 
-from sparsefmt import Graph, nn  # noqa: E402
+from sparsefmt import Graph, UnsupportedError, nn  # noqa: E402
 from sparsefmt.nn import replace_layers  # noqa: E402
 
 pytestmark = [
@@ -153,6 +158,139 @@ def test_what_to_hetero_made_is_pyg_s_with_our_layers(device, kind, when):
         return {key: y for key, y in found.items() if y is not None}
 
     assert_trains_alike(theirs, ours, run, given.x_dict)
+
+
+class Residual(torch.nn.Module):
+    """Layers and maps at several depths, with a convolution of edge features."""
+
+    def __init__(self, lib, kind):
+        super().__init__()
+        make = {
+            "sage": lambda: lib.SAGEConv((-1, -1), 8, aggr="max", normalize=True),
+            "gin": lambda: lib.GINConv(torch.nn.Linear(8, 8), train_eps=True),
+            "gine": lambda: lib.GINEConv(torch.nn.Linear(8, 8), edge_dim=2),
+            "gat": lambda: lib.GATConv((-1, -1), 8, add_self_loops=False, edge_dim=2),
+            "gatv2": lambda: lib.GATv2Conv((-1, -1), 4, 2, add_self_loops=False, edge_dim=2),
+            "transformer": lambda: lib.TransformerConv((-1, -1), 8, beta=True, edge_dim=2),
+        }[kind]
+        self.has_edges = kind not in ("sage", "gin")
+        self.start = torch.nn.LazyLinear(8)
+        self.convs = torch.nn.ModuleList([make(), make()])
+        self.own = torch.nn.ModuleDict({"0": torch.nn.LazyLinear(8), "1": torch.nn.Linear(8, 8)})
+
+    def forward(self, x, edge_index, edge_attr):
+        x = self.start(x)
+        for k, conv in enumerate(self.convs):
+            given = (x, edge_index, edge_attr) if self.has_edges else (x, edge_index)
+            x = (conv(*given) + self.own[str(k)](x)).relu_()
+        return x
+
+
+@pytest.mark.parametrize("aggr", ["sum", "max"])
+@pytest.mark.parametrize("kind", ["sage", "gin", "gine", "gat", "gatv2", "transformer"])
+def test_to_hetero_takes_our_layers_as_pyg_s(device, kind, aggr):
+    given, models = data(device=device), []
+    for lib in (pyg, nn):
+        torch.manual_seed(5)
+        model = pyg.to_hetero(Residual(lib, kind), given.metadata(), aggr=aggr).double().to(device)
+        torch.manual_seed(6)
+        model(given.x_dict, given.edge_index_dict, given.edge_attr_dict)
+        models.append(model)
+    theirs, ours = models
+    assert sum(type(one).__module__ == "sparsefmt.nn" for one in ours.modules()) == 8
+    state = theirs.state_dict()
+    assert list(state) == list(ours.state_dict())
+    assert all(torch.equal(one, state[key]) for key, one in ours.state_dict().items())
+
+    def run(model, x):
+        found = model(x, given.edge_index_dict, given.edge_attr_dict)
+        return {key: y for key, y in found.items() if y is not None}
+
+    assert_trains_alike(theirs, ours, run, given.x_dict)
+
+
+@pytest.mark.parametrize("kind", ["sage", "gat", "gatv2", "transformer"])
+def test_to_hetero_waits_for_widths_with_our_layers(device, kind):
+    given, found = data(device=device), []
+    for lib in (pyg, nn):
+        torch.manual_seed(5)
+        model = pyg.to_hetero(Net(lib, kind), given.metadata(), aggr="mean").double().to(device)
+        torch.manual_seed(6)
+        found.append(model(given.x_dict, given.edge_index_dict))
+    assert_alike(*({k: y for k, y in one.items() if y is not None} for one in found))
+
+
+def test_loops_between_types_are_refused_by_to_hetero():
+    for lib in (pyg, nn):
+        model = Net(lib, "gat")
+        model.first.add_self_loops = True
+        with pytest.raises(ValueError, match="add_self_loops"):
+            pyg.to_hetero(model, data().metadata())
+
+
+# A class of PyG's as a base of ours
+
+LAYERS = [
+    *(nn.AGNNConv(), nn.FastRGCNConv(3, 3, 2), nn.GATConv(3, 3), nn.GATv2Conv(3, 3)),
+    *(nn.GCNConv(3, 3), nn.GINConv(torch.nn.Linear(3, 3)), nn.GINEConv(torch.nn.Linear(3, 3))),
+    *(nn.RGCNConv(3, 3, 2), nn.SAGEConv(3, 3), nn.SGConv(3, 3), nn.TAGConv(3, 3)),
+    nn.TransformerConv(3, 3),
+]
+
+
+@pytest.mark.parametrize("layer", LAYERS, ids=lambda one: type(one).__name__)
+def test_nothing_public_of_message_passing_is_inherited(layer):
+    assert isinstance(layer, pyg.MessagePassing)
+    kinds = [one for one in type(layer).__mro__ if one.__module__.startswith("sparsefmt.")]
+    ours = {name for kind in kinds for name in vars(kind)}
+    public = {name for name in vars(pyg.MessagePassing) if not name.startswith("_")}
+    assert public - ours == {"special_args", "SUPPORTS_FUSED_EDGE_INDEX"}
+    assert {"__init__", "__repr__", "__setstate__"} <= ours
+    assert not hasattr(layer, "inspector")
+
+
+@pytest.mark.parametrize("layer", LAYERS, ids=lambda one: type(one).__name__)
+def test_a_layer_is_pickled_and_is_still_one_of_ours(layer):
+    memory = io.BytesIO()
+    torch.save(layer, memory)
+    memory.seek(0)
+    again = torch.load(memory, weights_only=False)
+    assert type(again) is type(layer)
+    assert str(again) == str(layer)
+    for one, two in zip(layer.parameters(), again.parameters(), strict=True):
+        assert torch.equal(one, two)
+    report = replace_layers(torch.nn.Sequential(layer))
+    assert report.model[0] is layer
+    assert not report.left
+
+
+def test_tools_that_ask_for_messages_are_refused_or_served():
+    model = pyg.Sequential("x, edges", [(nn.GCNConv(3, 4), "x, edges -> x"), torch.nn.ReLU()])
+    x, edges = torch.rand(5, 3), torch.tensor([[0, 1, 2], [1, 2, 3]])
+    assert get_num_hops(model) == 1
+    assert [one.shape for one in get_embeddings(model, x, edges)] == [(5, 4)]
+    with pytest.raises(UnsupportedError, match=r"GCNConv.explain is True: .* keep PyG's layer"):
+        set_masks(model, torch.rand(3), edges)
+    clear_masks(model)
+    layer = next(one for one in model.modules() if isinstance(one, nn.GCNConv))
+    assert layer.explain is None
+    layer.explain = False
+    set_masks(model, torch.rand(3), edges)  # which leaves out this layer
+    assert layer.explain is False
+
+
+def test_pyg_is_joined_by_the_first_layer_after_its_import():
+    code = """
+import sys
+from sparsefmt.nn import GCNConv, SAGEConv
+first = GCNConv(3, 4)
+assert not any(name.startswith("torch_geometric") for name in sys.modules)
+assert type(first).__mro__[-2].__module__.startswith("torch.nn")
+from torch_geometric.nn import MessagePassing, to_hetero
+SAGEConv(3, 4)
+assert isinstance(first, MessagePassing)
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
 
 
 def test_batches_of_hetero_data(device):

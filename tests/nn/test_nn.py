@@ -233,7 +233,7 @@ def test_bad_input_is_refused(name):
     graph, x, layer = square_graph(), features("cpu"), LAYERS[name]()
     for call, error, text in (
         (lambda: layer(x, make_graph(9, 6, 40)), ShapeError, r"graph has shape \(9, 6\): a layer"),
-        (lambda: layer(x, graph.csr), DtypeError, "graph is a CSR: give a sparsefmt.Graph"),
+        (lambda: layer(x, graph.csr), DtypeError, "edge_index is a CSR: give a sparsefmt"),
         (lambda: layer(x[1:], graph), ShapeError, "x has 8 rows but the graph has 9 columns"),
         (lambda: layer(x, graph, edge_weight=x[:2, 0]), ShapeError, "edge_weight has shape"),
         (lambda: LAYERS[name](k=99)(x, graph), ShapeError, "k is 99 but a row has"),

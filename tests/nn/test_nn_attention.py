@@ -325,7 +325,7 @@ def test_bad_input_is_refused(name):
     graph, x, layer = graph_of("some"), features().detach(), LAYERS[name](F_IN, F_OUT)
     for call, error, text in (
         (lambda: layer(x, make_graph(9, 6, 40)), ShapeError, r"graph has shape \(9, 6\): a layer"),
-        (lambda: layer(x, graph.csr), DtypeError, "graph is a CSR: give a sparsefmt.Graph"),
+        (lambda: layer(x, graph.csr), DtypeError, "edge_index is a CSR: give a sparsefmt"),
         (lambda: layer(x[1:], graph), ShapeError, "x has 9 rows but the graph has 10 columns"),
         (lambda: layer(x[0], graph), ShapeError, r"x has shape \(6,\): give \(rows, feat\)"),
         (lambda: layer(x.long(), graph), DtypeError, r"x is torch\.int64: give float16"),

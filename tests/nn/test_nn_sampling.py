@@ -238,7 +238,7 @@ def test_samples_are_checked_as_soon_as_they_are_given(name, key):
 def test_bad_input_is_refused(name):
     graph, x, layer = long_graph(), features("cpu"), LAYERS[name](sample=3).eval()
     for call, error, text in (
-        (lambda: layer(x, graph.csr), DtypeError, "graph is a CSR: give a sparsefmt.Graph"),
+        (lambda: layer(x, graph.csr), DtypeError, "edge_index is a CSR: give a sparsefmt"),
         (lambda: layer(x[1:], graph), ShapeError, "x has 8 rows but the graph has 9 columns"),
         (lambda: layer(x, graph, edge_weight=x[:2, 0]), ShapeError, "edge_weight has shape"),
         (lambda: layer(x, graph, edge_weight=x[:, :1]), ShapeError, "edge_weight has shape"),

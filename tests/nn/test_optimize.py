@@ -583,6 +583,41 @@ def test_a_model_of_pygs_layers_gets_its_edges_as_before():
         changed[:, 0] = 3  # in place: the graph that was made of it is stale
 
 
+@pytest.mark.filterwarnings("ignore:.*(beta state|invariant checks|to CSR format):UserWarning")
+@pytest.mark.parametrize("given", ["graph", "adjacency", "both"])
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("kind", ["GCNConv", "SGConv", "TAGConv", "SAGEConv"])
+@pytest.mark.parametrize("library", ["sparsefmt.nn", "torch_geometric.nn"])
+def test_a_sparse_tensor_with_loops_has_pygs_normalisation(library, kind, weighted, given):
+    """A vertex with a loop gets another one there, and none in an ``edge_index``."""
+    library = pytest.importorskip(library)
+    generator = torch.Generator().manual_seed(8)
+    dense = torch.rand(N, N, generator=generator, dtype=torch.float64).tril(3)
+    dense[dense < 0.8] = 0
+    dense.diagonal()[::2] = 0.7
+    adjacency = (dense if weighted else (dense != 0).double()).to_sparse_csr()
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv = getattr(library, kind)(6, 4)
+
+        def forward(self, x, adj):
+            return self.conv(x, adj).relu()
+
+    model, x = Net().double(), features(6)
+    expected = results(copy.deepcopy(model), x, adjacency)
+    if given == "graph" and library.__name__ == "sparsefmt.nn":
+        optimize(model, square())
+    else:
+        optimize(model, adjacency, x=(x.detach(), adjacency) if given == "both" else None)
+    assert_same(results(model, x, adjacency), expected)
+    edges = edge_index(square())
+    other = copy.deepcopy(model)
+    del other.conv.forward
+    assert_same(results(model, x, edges), results(other, x, edges))
+
+
 def test_plans_hold_no_graph():
     for layer in (GCNConv(6, 8), GINConv(nn.Linear(6, 8), eps=0.5), GATConv(6, 8)):
         graph = square()

@@ -1,6 +1,7 @@
 """Ways to call PyG's layers: cached graphs, sparse features, every kind of graph, edge weights."""
 
 import copy
+import inspect
 import sys
 
 import pytest
@@ -128,6 +129,32 @@ def test_values_of_a_sparse_tensor_count_where_they_do_in_pyg(aggr, layout):
 
 def aggr_words(aggr):
     return aggr if isinstance(aggr, list) else [aggr]
+
+
+@pytest.mark.parametrize("layout", ["coo", "csr"])
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize(
+    "aggr", ["mean", "min", pyg.aggr.MeanAggregation(), pyg.aggr.MaxAggregation()], ids=str
+)
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        *(("gcn", {}), ("gcn", {"normalize": False}), ("gcn", {"add_self_loops": False})),
+        *(("gcn", {"improved": True}), ("sg", {}), ("tag", {}), ("tag", {"normalize": False})),
+    ],
+    ids=str,
+)
+def test_modules_reduce_a_sparse_tensor_with_loops_as_in_pyg(name, options, aggr, weighted, layout):
+    mine, theirs = both(name, aggr=aggr, **options)
+    given = torch.cat([edges(), torch.tensor([[1, 4], [1, 4]])], dim=1)
+    values = numbers(given.shape[1], seed=4).abs() + 0.1 if weighted else None
+    found = []
+    for layer in (mine, theirs):
+        x = numbers(N, FEAT).requires_grad_()
+        y = layer(x, sparse(given, layout, values))
+        slope = numbers(*y.shape, seed=5)
+        found.append([y, *torch.autograd.grad((y * slope).sum(), [x, *layer.parameters()])])
+    assert_same(*found)
 
 
 @pytest.mark.parametrize("aggr", ["max", pyg.aggr.MaxAggregation()], ids=str)
@@ -335,13 +362,6 @@ def test_of_several_loops_the_last_counts_as_in_pyg():
             UnsupportedError,
             "aggr_kwargs is {'zz': 1}, which PyG's aggregation 'softmax' does not take: .*zz",
         ),
-        (lambda: nn.GCNConv(FEAT, OUT, improved="x"), DtypeError, "improved is 'x': give True or"),
-        (lambda: nn.GCNConv(FEAT, OUT, cached=3), DtypeError, "cached is 3: give True or False"),
-        (lambda: nn.GCNConv(FEAT, OUT, add_self_loops=1), DtypeError, "add_self_loops is 1: give"),
-        (lambda: nn.SGConv(FEAT, OUT, bias="no"), DtypeError, "bias is 'no': give True or False"),
-        (lambda: nn.TAGConv(FEAT, OUT, normalize=None), DtypeError, "normalize is None: give True"),
-        (lambda: nn.SAGEConv(FEAT, OUT, project=2), DtypeError, "project is 2: give True or False"),
-        (lambda: nn.GINConv(Linear(2, 2), train_eps=0), DtypeError, "train_eps is 0: give True"),
         (lambda: nn.GINEConv(3), DtypeError, "nn is 3: give a module"),
         (lambda: nn.GCNConv(FEAT, OUT, foo=1), TypeError, "GCNConv got an unexpected .* 'foo'"),
         (lambda: nn.GINEConv(torch.nn.ReLU(), edge_dim=2), ShapeError, "nn begins with a ReLU"),
@@ -420,3 +440,54 @@ def test_options_compile_as_one_graph(name):
     compiled = torch.compile(mine, fullgraph=True, backend="aot_eager")
     assert_same(compiled(x, graph), mine(x, graph))
     torch._dynamo.reset()
+
+
+FLAGS = [
+    (kind, name)
+    for kind, layer in vars(pyg).items()
+    if kind in nn.__all__ and isinstance(layer, type)
+    for name, one in inspect.signature(layer.__init__).parameters.items()
+    if isinstance(one.default, bool) or name == "add_self_loops"
+]
+
+
+@pytest.mark.parametrize(("kind", "flag"), FLAGS)
+@pytest.mark.parametrize("value", [3, "no", None, torch.tensor(True)], ids=repr)
+def test_a_flag_is_true_or_false(kind, flag, value):
+    layer = getattr(nn, kind)
+    if layer is nn.GCNConv and flag == "add_self_loops" and value is None:
+        assert layer(FEAT, OUT, add_self_loops=None).add_self_loops
+        return
+    needed = {"in_channels": FEAT, "out_channels": OUT, "num_relations": 2}
+    needed["nn"] = torch.nn.Linear(FEAT, OUT)
+    takes = inspect.signature(layer.__init__).parameters
+    given = {name: one for name, one in needed.items() if name in takes}
+    with pytest.raises(DtypeError, match=f"^{flag} is .*: give True or False.$"):
+        layer(**given, **{flag: value})
+
+
+EVERY = LAYERS | {
+    "gine": lambda library: library.GINEConv(Linear(FEAT, OUT)),
+    "gat": lambda library: library.GATConv(FEAT, OUT),
+    "gatv2": lambda library: library.GATv2Conv(FEAT, OUT),
+    "transformer": lambda library: library.TransformerConv(FEAT, OUT),
+    "agnn": lambda library: library.AGNNConv(),
+    "rgcn": lambda library: library.RGCNConv(FEAT, OUT, 2),
+}
+
+
+@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize("wrong", [None, [[0], [1]], torch.ones(2, 3), edges().T, edges()[0]])
+def test_what_is_no_graph_is_refused_by_the_arguments_name(name, wrong):
+    with pytest.raises(DtypeError, match=r"^edge_index is a .*: give a sparsefmt.Graph, such as"):
+        EVERY[name](nn)(torch.rand(N, FEAT), wrong)
+
+
+@pytest.mark.parametrize("name", set(EVERY) - {"rgcn"})  # whose targets may be others
+def test_a_rectangle_is_refused_by_what_was_given(name):
+    layer, x = EVERY[name](nn), torch.rand(N, FEAT)
+    A = torch.ones(N, N + 1).to_sparse_csr()
+    with pytest.raises(ShapeError, match=rf"^edge_index has shape \({N}, {N + 1}\): a layer needs"):
+        layer(x, A)
+    with pytest.raises(ShapeError, match=rf"^graph has shape \({N}, {N + 1}\): a layer needs"):
+        layer(x, Graph.from_edge_index(edges(), num_nodes=(N + 1, N)))

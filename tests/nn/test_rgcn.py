@@ -328,7 +328,7 @@ BAD_CALLS = {
     "three": (((X, X, X), EDGES, TYPES_OF), ShapeError, "x has 3 parts"),
     "mixed": (((X, EDGES[0]), EDGES, TYPES_OF), DtypeError, "give features of both ends, or ids"),
     "number": (((X[0, 0], X), EDGES, TYPES_OF), ShapeError, r"x\[0\] has shape \(\)"),
-    "graph": ((X, 3, TYPES_OF), DtypeError, "graph is a int"),
+    "graph": ((X, 3, TYPES_OF), DtypeError, "edge_index is a int"),
     "meta": ((X, EDGES, TYPES_OF.to("meta")), DeviceError, "edge_type is on meta"),
 }
 

@@ -1,0 +1,203 @@
+"""What a layer gives may be written to in place, as of PyG's: ``F.relu_(conv(x, edge_index))``."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pyg = pytest.importorskip("torch_geometric.nn", reason="torch-geometric is not installed")
+
+from torch.nn import functional as F  # noqa: E402
+
+from sparsefmt import Graph, nn  # noqa: E402
+from sparsefmt.autograd import (  # noqa: E402
+    dot_aggregate,
+    gat_aggregate,
+    gatv2_aggregate,
+    prepare,
+)
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+N, FEAT, HEADS = 7, 6, 3
+RELATIONS = 2
+
+LAYERS = {
+    "gcn": lambda lib: lib.GCNConv(FEAT, 5),
+    "gcn as it is": lambda lib: lib.GCNConv(FEAT, 5, normalize=False, bias=False),
+    "sage": lambda lib: lib.SAGEConv(FEAT, 5),
+    "sage without own": lambda lib: lib.SAGEConv(FEAT, 5, root_weight=False, aggr="max"),
+    "gin": lambda lib: lib.GINConv(torch.nn.Linear(FEAT, 5)),
+    "gin of nothing": lambda lib: lib.GINConv(torch.nn.Identity(), train_eps=True),
+    "sg": lambda lib: lib.SGConv(FEAT, 5, K=2),
+    "tag": lambda lib: lib.TAGConv(FEAT, 5, K=2),
+    "gat": lambda lib: lib.GATConv(FEAT, 5),
+    "gat with heads": lambda lib: lib.GATConv(FEAT, 5, heads=HEADS),
+    "gat without bias": lambda lib: lib.GATConv(FEAT, 5, heads=HEADS, bias=False),
+    "gat of means": lambda lib: lib.GATConv(FEAT, 5, heads=HEADS, concat=False, bias=False),
+    "gat with residual": lambda lib: lib.GATConv(FEAT, 5, heads=HEADS, residual=True),
+    "gat without loops": lambda lib: lib.GATConv(FEAT, 5, add_self_loops=False),
+    "gatv2": lambda lib: lib.GATv2Conv(FEAT, 5, heads=HEADS),
+    "gatv2 without bias": lambda lib: lib.GATv2Conv(FEAT, 5, bias=False),
+    "transformer": lambda lib: lib.TransformerConv(FEAT, 5, heads=HEADS),
+    "transformer without own": lambda lib: lib.TransformerConv(FEAT, 5, root_weight=False),
+    "agnn": lambda lib: lib.AGNNConv(),
+    "rgcn": lambda lib: lib.RGCNConv(FEAT, 5, RELATIONS),
+    "fast rgcn": lambda lib: lib.FastRGCNConv(FEAT, 5, RELATIONS, root_weight=False, bias=False),
+    "gine": lambda lib: lib.GINEConv(torch.nn.Linear(FEAT, 5), edge_dim=2),
+    "gat of edges": lambda lib: lib.GATConv(FEAT, 5, heads=HEADS, edge_dim=2, bias=False),
+    "gatv2 of edges": lambda lib: lib.GATv2Conv(FEAT, 5, edge_dim=2, bias=False),
+    "transformer of edges": lambda lib: lib.TransformerConv(FEAT, 5, edge_dim=2, root_weight=False),
+}
+BIPARTITE = {
+    "sage": lambda lib: lib.SAGEConv((FEAT, 4), 5),
+    "gin": lambda lib: lib.GINConv(torch.nn.Identity()),
+    "gat": lambda lib: lib.GATConv((FEAT, 4), 5, heads=HEADS, bias=False),
+    "gatv2": lambda lib: lib.GATv2Conv((FEAT, 4), 5, heads=HEADS, bias=False),
+    "transformer": lambda lib: lib.TransformerConv((FEAT, 4), 5, root_weight=False),
+}
+
+
+def scaled_by(y):
+    return y.mul_(torch.linspace(-1, 2, y.numel(), device=y.device, dtype=y.dtype).view_as(y))
+
+
+CHANGES = {
+    "relu_": F.relu_,
+    "ReLU": torch.nn.ReLU(inplace=True),
+    "elu_": F.elu_,
+    "mul_": scaled_by,  # whose operand torch keeps, but for a constant
+    "of a part": lambda y: y[:, ::2].zero_() is None or y,
+    "twice": lambda y: F.relu_(y.add_(1)),
+}
+
+
+def edges(device):
+    generator = torch.Generator().manual_seed(1)
+    return torch.randint(N - 1, (2, 20), generator=generator).to(device)
+
+
+def numbers(*shape, device, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(*shape, generator=generator, dtype=torch.float64).to(device)
+
+
+def both(make, device):
+    found = []
+    for library in (pyg, nn):
+        torch.manual_seed(5)
+        found.append(make(library).double().to(device))
+    found[1].load_state_dict(found[0].state_dict())
+    return found
+
+
+def outcome(layer, change, x, *given, **named):
+    """Give the result after the change, and all gradients."""
+    leaves = [one.clone().requires_grad_() for one in x]
+    y = change(layer(leaves[0] if len(leaves) == 1 else tuple(leaves), *given, **named))
+    slope = numbers(*y.shape, device=y.device, seed=7)
+    wanted = [*leaves, *layer.parameters()]
+    kept = y.detach().clone()  # as it is in place
+    return [kept, *torch.autograd.grad((y * slope).sum(), wanted, materialize_grads=True)]
+
+
+def assert_alike(theirs, ours):
+    for one, two in zip(theirs, ours, strict=True):
+        torch.testing.assert_close(two, one, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("name", LAYERS)
+def test_a_result_changes_in_place_as_pygs(device, name, change):
+    given, named = [edges(device)], {}
+    if "rgcn" in name:
+        given.append((torch.arange(20) % RELATIONS).to(device))
+    if "gine" in name or "of edges" in name:
+        named["edge_attr"] = numbers(20, 2, device=device, seed=4)
+    x = [numbers(N, FEAT, device=device)]
+    found = [
+        outcome(one, CHANGES[change], x, *given, **named) for one in both(LAYERS[name], device)
+    ]
+    assert_alike(*found)
+
+
+@pytest.mark.parametrize("name", BIPARTITE)
+def test_so_does_that_of_two_sets_of_vertices(device, name):
+    width = FEAT if name == "gin" else 4
+    x = [numbers(N, FEAT, device=device), numbers(N - 1, width, device=device, seed=2)]
+    layers = both(BIPARTITE[name], device)
+    found = [outcome(one, F.relu_, x, edges(device)) for one in layers]
+    assert_alike(*found)
+
+
+def functions():
+    def of_gat(index, h):
+        return gat_aggregate(index, h, h[..., 0], h[..., 1], dropout=0.5, seed=3)
+
+    def of_gatv2(index, h):
+        return gatv2_aggregate(index, h, h, torch.ones_like(h[0]))
+
+    def of_dots(index, h):
+        return dot_aggregate(index, h, h, dropout=0.5, seed=3)
+
+    return {"gat": of_gat, "gatv2": of_gatv2, "dot": of_dots}
+
+
+@pytest.mark.parametrize("name", ["gat", "gatv2", "dot"])
+@pytest.mark.parametrize("shape", [(N, HEADS, FEAT), (N, FEAT)])
+def test_gradients_are_those_out_of_place(device, name, shape):
+    """Dropout leaves out the same weights when the result is computed again."""
+    index, found = edges(device), []
+    for change in (F.relu, F.relu_):
+        h = numbers(*shape, device=device).requires_grad_()
+        y = change(functions()[name](index, h))
+        loss = (y * numbers(*shape, device=device, seed=7)).sum()
+        first = torch.autograd.grad(loss, h, retain_graph=True)
+        found.append([y.detach(), *first, *torch.autograd.grad(loss, h)])
+    for one, two in zip(*found, strict=True):
+        assert torch.equal(one, two)
+
+
+def test_a_result_that_nobody_writes_to_is_not_computed_again(device, monkeypatch):
+    from sparsefmt.autograd import gat
+
+    calls, op = [], gat.GAT_WITH_STATISTICS
+    monkeypatch.setattr(gat, "GAT_WITH_STATISTICS", lambda *args: calls.append(1) or op(*args))
+    x = numbers(N, FEAT, device=device).requires_grad_()
+    conv = nn.GATConv(FEAT, 5, heads=HEADS).double().to(device)
+    conv(x, edges(device)).relu().sum().backward()
+    assert len(calls) == 1
+    conv(x, edges(device)).relu_().sum().backward()
+    assert len(calls) == 3
+
+
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # torch's own
+@pytest.mark.parametrize(
+    "name", ["gat with heads", "gatv2 without bias", "transformer without own"]
+)
+def test_traced_code_may_write_in_place(name):
+    graph = Graph.from_edge_index(edges("cpu"), num_nodes=N)
+    prepare(graph)
+    layer = LAYERS[name](nn).double()
+    found = []
+    torch._dynamo.reset()
+    for change in (F.relu, F.relu_):
+
+        def run(x, change=change):
+            return change(layer(x, graph))
+
+        x = numbers(N, FEAT, device="cpu").requires_grad_()
+        traced = (
+            run if change is F.relu else torch.compile(run, fullgraph=True, backend="aot_eager")
+        )
+        y = traced(x)
+        found.append([y.detach(), *torch.autograd.grad(y.square().sum(), x)])
+    assert_alike(*found)
+
+
+def test_what_backward_reads_may_not_change(device):
+    """Features are not the result: torch's check of them stays."""
+    x = numbers(N, FEAT, device=device).requires_grad_()
+    h = x * 1
+    y = dot_aggregate(edges(device), h, h)
+    h.zero_()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.sum().backward()
