@@ -83,9 +83,7 @@ def save_checkpoint(
     _sync_folder(target.resolve().parent)
 
 
-def load_checkpoint(
-    path: str | os.PathLike[str], *, facts: Mapping[str, Any]
-) -> dict[str, Any]:
+def load_checkpoint(path: str | os.PathLike[str], *, facts: Mapping[str, Any]) -> dict[str, Any]:
     """Read a checkpoint, and refuse one of another training.
 
     Parameters
@@ -153,10 +151,8 @@ def _check_facts(path: Path, found: dict[str, Any], wanted: Mapping[str, Any]) -
     for name, value in wanted.items():
         if found.get(name) != value:
             raise FileFormatError(
-                f"{path}: its {name} is {found.get(name)} and this training's is {value}: "
-                f"{_MEND}."
+                f"{path}: its {name} is {found.get(name)} and this training's is {value}: {_MEND}."
             )
-
 
 
 def _sync_folder(folder: Path) -> None:

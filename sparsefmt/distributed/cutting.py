@@ -3,6 +3,7 @@
 Nothing here needs torch.
 """
 
+import errno
 import io
 import os
 import secrets
@@ -356,7 +357,7 @@ class _Writer:
         """Write the edges to the vertices of each part; dtypes by name."""
         n, cuts = self.bounds[-1], list(self.bounds)
         degrees = survey.degrees if self.order is None else survey.degrees[self.order.perm]
-        ends: Array = np.append(0, np.cumsum(degrees))[cuts]
+        ends = np.append(0, np.cumsum(degrees))[cuts]
         index = foreign.index_dtype((n, n), 0)
         dtypes = {"source": index, "target": index}
         dtypes |= {"weight": survey.weights} if survey.weights else {}
@@ -382,7 +383,7 @@ class _Writer:
             source, target = self.order.inverse[source], self.order.inverse[target]
         part = np.searchsorted(self.bounds, target, side="right") - 1
         by_part = np.argsort(part, kind="stable")
-        ends = np.searchsorted(part[by_part], np.arange(len(files) + 1))
+        ends: Any = np.searchsorted(part[by_part], np.arange(len(files) + 1))
         for number, arrays in enumerate(files):
             mine = by_part[ends[number] : ends[number + 1]]
             if len(mine):
@@ -419,6 +420,8 @@ def _check_new(folder: Path) -> None:
     check_regular(folder)
     if folder.is_file() or (folder.is_dir() and any(folder.iterdir())):
         raise FileFormatError(f"{folder} is there already: give another name, or remove it.")
+    if not folder.absolute().parent.is_dir():
+        raise FileNotFoundError(errno.ENOENT, "no such folder", str(folder.absolute().parent))
 
 
 @contextmanager

@@ -198,11 +198,7 @@ def read_part(
     """
     found = folder if isinstance(folder, Partition) else read_partition(folder)
     ranks = found.parts if ranks is None else checks.integer("ranks", ranks, least=1)
-    if ranks > found.parts:
-        raise ShapeError(
-            f"{found.folder} has {found.parts} parts and there are {ranks} ranks: start "
-            f"{found.parts} or fewer, or cut the graph again with --parts {ranks}."
-        )
+    check_ranks(found, ranks)
     if not 0 <= checks.integer("rank", rank) < ranks:
         raise ShapeError(f"rank is {rank}: give one from 0 to {ranks - 1}.")
     firsts = [r * found.parts // ranks for r in range(ranks + 1)]
@@ -222,6 +218,15 @@ def read_part(
         labels=arrays.get("labels"),
         masks={name: arrays[name] for name in MASKS if name in arrays},
     )
+
+
+def check_ranks(found: Partition, ranks: int) -> None:
+    """Refuse more ranks than there are parts."""
+    if ranks > found.parts:
+        raise ShapeError(
+            f"{found.folder} has {found.parts} parts and there are {ranks} ranks: start "
+            f"{found.parts} or fewer, or cut the graph again with --parts {ranks}."
+        )
 
 
 def _joined(found: Partition, name: str, parts: range) -> Array:
