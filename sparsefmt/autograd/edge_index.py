@@ -57,7 +57,8 @@ def as_graph(given: Any, of_columns: Any, of_rows: Any = None, *, size: Any = No
     Returns
     -------
     Graph
-        What is no such thing comes back as it is, for others to refuse.
+        What is no such thing comes back as it is, for others to refuse; of a graph that one process
+        shares with nobody, its ``whole``.
 
     Raises
     ------
@@ -85,7 +86,8 @@ def as_graph(given: Any, of_columns: Any, of_rows: Any = None, *, size: Any = No
     elif is_adj_t(given) or is_edge_index(given):
         remembered, outside = _remembered_of_pyg, _remembered_of_pyg_outside
     else:
-        return given
+        whole = getattr(given, "whole", None)
+        return whole if type(whole) is Graph else given
     sizes = _sizes(of_columns, of_rows, size)
     return outside(given, sizes) if torch.compiler.is_compiling() else remembered(given, sizes)
 

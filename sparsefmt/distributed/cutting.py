@@ -381,9 +381,9 @@ class _Writer:
             raise _changed()
         if self.order is not None:
             source, target = self.order.inverse[source], self.order.inverse[target]
-        part = np.searchsorted(self.bounds, target, side="right") - 1
+        part: Array = np.searchsorted(self.bounds, target, side="right") - 1
         by_part = np.argsort(part, kind="stable")
-        ends: Any = np.searchsorted(part[by_part], np.arange(len(files) + 1))
+        ends = np.searchsorted(part[by_part], np.arange(len(files) + 1))
         for number, arrays in enumerate(files):
             mine = by_part[ends[number] : ends[number + 1]]
             if len(mine):

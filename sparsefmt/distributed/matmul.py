@@ -1,15 +1,21 @@
 """Products of a graph that ranks share, with features that they share likewise."""
 
+from typing import TYPE_CHECKING, Any
+
 import torch
 from torch import Tensor
 
-from ..autograd import spmm
-from ..errors import ShapeError, UnsupportedError
-from .graph import DistGraph
+from ..autograd import features_to_keep, spmm
+from ..autograd.cbsr import choose_features, spgemm
+from ..autograd.matmul import csr_operands
+from ..errors import UnsupportedError
+
+if TYPE_CHECKING:
+    from .graph import DistGraph
 
 
 def dist_spmm(
-    graph: DistGraph,
+    graph: "DistGraph",
     x: Tensor,
     edge_weight: Tensor | None = None,
     *,
@@ -19,20 +25,20 @@ def dist_spmm(
 ) -> Tensor:
     """Aggregate the features of each vertex's in-neighbours, those of other ranks too.
 
-    ``y[i, f] = r[i] * reduce_e(a[e] * c[j] * x[j, f])`` as ``autograd.spmm``, over the rows ``i`` of
-    this rank.  What lies here is multiplied while the rest is on its way, and in backward gradients
-    go home while the own ones are computed.
+    ``y[i, f] = r[i] * reduce_e(a[e] * c[j] * x[j, f])`` as ``autograd.spmm``, over the rows ``i``
+    of this rank.  What lies here is multiplied while the rest is on its way, and in backward
+    gradients go home while the own ones are computed.
 
     Parameters
     ----------
     graph : DistGraph
-    x : Tensor, shape (n_local, feat)
-        Of the vertices of this rank.
+    x : Tensor, shape (n_sources, feat)
+        Of the sources of this rank: in a square graph its vertices.
     edge_weight : Tensor, shape (n_edges,), optional
         ``a`` of the edges of this rank, in the order of its ``edge_index``; 1 by default.
     reduce : "sum" or "mean"
-    row_scale, col_scale : Tensor, shape (n_local,), optional
-        ``r`` and ``c`` of the vertices of this rank.
+    row_scale, col_scale : Tensor, shape (n_local,) and (n_sources,), optional
+        ``r`` and ``c`` of the targets and of the sources of this rank.
 
     Returns
     -------
@@ -48,26 +54,85 @@ def dist_spmm(
     Notes
     -----
     All tensors have gradients, which all ranks compute at the same time, and which cannot be
-    differentiated again.  Deterministic: a row adds up its own part first.
+    differentiated again.  Deterministic: a row adds up its own part first.  Features without a
+    gradient are exchanged once, and again when the tensor has been changed in place, which all
+    ranks must do alike.
     """
     if reduce not in ("sum", "mean"):
         raise UnsupportedError(f"reduce is {reduce!r}: give 'sum' or 'mean'.")
-    if x.shape[:1] != (graph.n_local,):
-        raise ShapeError(
-            f"x has shape {tuple(x.shape)} but this rank has {graph.n_local} vertices: give "
-            f"({graph.n_local}, feat), graph.rows_of(x) of all features for instance."
-        )
-    if col_scale is not None:
-        x = x * col_scale[:, None]
-    if reduce == "mean":
-        inverse = graph.inverse_degree(x)
-        row_scale = inverse if row_scale is None else row_scale * inverse
+    graph.check("x", x)
+    x = narrowed(x) if x.requires_grad else x  # what is exchanged once stays the same tensor
+    x, col_scale, of_halo = _scaled(graph, x, col_scale)
+    rows = row_scale_of(graph, x, reduce, row_scale)
     exchange = graph.halo.start(x)
     weights = (None, None) if edge_weight is None else graph.split(edge_weight)
-    own = spmm(graph.own, x, weights[0], row_scale=row_scale)
-    return own + spmm(graph.rest, exchange.finish(), weights[1], row_scale=row_scale)
+    own = spmm(graph.own, x, weights[0], row_scale=rows, col_scale=col_scale)
+    received = exchange.finish()
+    return own + spmm(graph.rest, received, weights[1], row_scale=rows, col_scale=of_halo)
 
 
-def extended(graph: DistGraph, x: Tensor) -> Tensor:
-    """Put the features of a rank's halo behind its own: (n_local + n_halo, ...)."""
-    return torch.cat([x, graph.halo.exchange(x)])
+def maxk_product(
+    graph: "DistGraph",
+    x: Tensor,
+    k: int,
+    edge_weight: Tensor | None = None,
+    *,
+    reduce: str = "sum",
+    row_scale: Tensor | None = None,
+    col_scale: Tensor | None = None,
+) -> Tensor:
+    """Aggregate the ``k`` largest features of each in-neighbour: ``autograd.maxk_aggregate``.
+
+    Ranks exchange ``k`` values and column numbers of a vertex, one or two bytes each, and in
+    backward ``k`` gradients.
+    """
+    graph.check("x", x)
+    x, feat = narrowed(x), x.shape[1]
+    columns, kept = choose_features(x, features_to_keep(k, feat))
+    kept, col_scale, of_halo = _scaled(graph, kept, col_scale)
+    numbers = graph.halo.start(as_bytes(columns))
+    exchange = graph.halo.start(kept)
+    rows = row_scale_of(graph, x, reduce, row_scale)
+    weights = (None, None) if edge_weight is None else graph.split(edge_weight)
+
+    def product(part: Any, columns: Tensor, data: Tensor, weight: Any, scale: Any) -> Tensor:
+        data, *factors = csr_operands(part, data, weight, rows, scale)
+        return spgemm(part, columns, data, feat, *factors)
+
+    own = product(graph.own, columns, kept, weights[0], col_scale)
+    received = numbers.finish().view(columns.dtype)
+    return own + product(graph.rest, received, exchange.finish(), weights[1], of_halo)
+
+
+def as_bytes(columns: Tensor) -> Tensor:
+    """View column numbers as what each backend sends."""
+    return columns.view(torch.uint8) if columns.dtype is torch.uint16 else columns
+
+
+def row_scale_of(
+    graph: "DistGraph", x: Tensor, reduce: str, row_scale: Tensor | None
+) -> Tensor | None:
+    """Give the scale of rows of a sum, which divides by the number of entries for a mean."""
+    if reduce != "mean":
+        return row_scale
+    inverse = graph.inverse_degree(x)
+    return inverse if row_scale is None else row_scale * inverse
+
+
+def narrowed(x: Tensor) -> Tensor:
+    """Cast features as autocast will, before they travel."""
+    kind = x.device.type
+    if not torch.is_autocast_enabled(kind) or x.dtype is torch.float64:
+        return x
+    return x.to(torch.get_autocast_dtype(kind))
+
+
+def _scaled(
+    graph: "DistGraph", x: Tensor, col_scale: Tensor | None
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Give features, and the factors of own sources and of others, which are exchanged once."""
+    if col_scale is None:
+        return x, None, None
+    if col_scale.requires_grad:
+        return x * col_scale[:, None], None, None
+    return x, col_scale, graph.halo.exchange(col_scale)

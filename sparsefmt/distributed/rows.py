@@ -177,7 +177,7 @@ def checked(bounds: Any, ranks: int) -> tuple[int, ...]:
     found = tuple(map(int, bounds)) if isinstance(bounds, Sequence) else ()
     if len(found) != ranks + 1 or found[0] != 0 or any(b < a for a, b in pairwise(found)):
         raise ShapeError(
-            f"bounds is {bounds!r}: give the first row of each of {ranks} ranks, ascending from "
-            "0, and the number of rows at the end, as distributed.balanced(graph, ranks) does."
+            f"bounds is {bounds!r}: give the first row of each of the {ranks} ranks, ascending "
+            "from 0, and the number of rows at the end, as distributed.balanced(graph, ranks) does."
         )
     return found

@@ -155,7 +155,7 @@ class Training:
         self.optimizer.zero_grad()
         logits = self.network(self.x, self.graph, self.weight)
         loss = cross_entropy(logits, self.labels, self.masks.get("train"), self.group)
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         sum_gradients(self.network, self.group)
         self.optimizer.step()
         total = loss.detach().clone()

@@ -9,7 +9,7 @@ from torch.nn import Linear, Module, Parameter, init
 from torch.nn.functional import dropout
 
 from ..autograd import GraphLike, edge_softmax
-from ..errors import ShapeError
+from ..errors import ShapeError, UnsupportedError
 from ._base import plus
 from ._checks import Ends, check_counts, check_number, check_width, in_pair
 from ._edges import (
@@ -68,7 +68,17 @@ class Attention(Passing):
         """Take features with the graph between them; those of a static graph have no heads."""
         for name, one in (("x", x),) if isinstance(x, Tensor) else _named(x):
             refuse_static(name, one, self)
-        return self._between(x, graph, size)
+        ends = self._between(x, graph, size).here()
+        if ends.away is not None and not ends.away.is_square and self._adds_loops():
+            raise UnsupportedError(
+                "add_self_loops is True beside a graph that processes share, whose sources are "
+                "other vertices than its targets: give add_self_loops=False."
+            )
+        return ends
+
+    def _adds_loops(self) -> bool:
+        """Tell whether vertices get loops."""
+        return bool(getattr(self, "add_self_loops", False))
 
     def _by_head(self, x: Tensor) -> Tensor:
         return x.view(x.shape[0], self.heads, self.out_channels)
@@ -83,6 +93,19 @@ class Attention(Passing):
             settle(layer, x.shape[1])
         check_width(name, x, layer.weight)
         return self._by_head(layer(x))
+
+    def _of_sources(self, ends: Ends, *layers: Linear) -> list[Tensor]:
+        """(n_source, heads, out_channels) Map features of all sources, by each of the maps.
+
+        What other processes have of them comes in one exchange, in the narrower form.
+        """
+        x, away, name = ends.source, ends.away, "x" if ends.alike else "x[0]"
+        width = len(layers) * self.heads * self.out_channels
+        if away is None or away.sends_first(x, width):
+            x = x if away is None else away.extended(x)
+            return [self._mapped(layer, x, name) for layer in layers]
+        found = torch.cat([self._mapped(layer, x, name) for layer in layers], 1)
+        return list(away.extended(found).split(self.heads, 1))
 
     def _edge_features(self, edge_attr: Tensor | None, graph: GraphLike) -> Tensor | None:
         """(nnz, edge_dim) Check the features of edges, if there are some."""

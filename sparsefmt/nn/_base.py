@@ -10,10 +10,10 @@ from ..autograd import (
     checked_strategy,
     features_to_keep,
     sample_width,
-    sampled_aggregate,
 )
 from ..errors import UnsupportedError
 from ._passing import Direction, Passing
+from .shared import sampled_aggregate
 
 
 class Balanced(Module):

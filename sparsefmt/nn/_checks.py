@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ..autograd import GraphLike, as_graph, graph_tensors, spmm
 from ..errors import DeviceError, DtypeError, ShapeError, UnsupportedError
+from .shared import local_of, shared
 
 
 def check_flags(**flags: object) -> None:
@@ -80,13 +81,30 @@ def check_square(graph: GraphLike) -> None:
 class Ends(NamedTuple):
     """What a layer aggregates over: features of sources and, if there are some, of targets.
 
-    ``alike`` tells that they are one tensor, of a square graph's vertices.
+    ``alike`` tells that they are one tensor, of a square graph's vertices.  Where processes share
+    the graph, ``away`` is it once ``graph`` is that of the entries here.
     """
 
     graph: GraphLike
     source: Tensor
     target: Tensor | None
     alike: bool
+    away: Any = None
+
+    def here(self) -> "Ends":
+        """Give the graph of the entries here, if processes share it, beside it as a whole."""
+        return self._replace(graph=local_of(self.graph), away=shared(self.graph))
+
+    def gathered(self) -> "Ends":
+        """Give the graph of the entries here, and features of all its sources."""
+        found = self.here()
+        if found.away is None:
+            return self
+        return found._replace(source=found.away.extended(found.source))
+
+    def of_targets(self, x: Tensor) -> Tensor:
+        """Give the rows of targets out of those of all sources, where they are alike."""
+        return x if self.away is None else x[: self.away.n_sources]
 
 
 def ends_of(x: Any, graph: GraphLike, size: Any = None, *, static: bool = False) -> Ends:
@@ -96,6 +114,8 @@ def ends_of(x: Any, graph: GraphLike, size: Any = None, *, static: bool = False)
     """
     if isinstance(x, Tensor) and size is None and not (static and x.dim() > 2):
         graph = as_graph(graph, x)
+        if shared(graph) is not None:
+            return _shared_ends(x, graph)
         check_square(graph)
         check_features(x, graph)
         return Ends(graph, x, x, True)
@@ -103,6 +123,8 @@ def ends_of(x: Any, graph: GraphLike, size: Any = None, *, static: bool = False)
     if pair and len(x) != 2:
         raise ShapeError(f"x has {len(x)} parts: give (x, x_target), features of both ends.")
     source, target = x if pair else (x, x)
+    if shared(graph) is not None and shared(graph).whole is None:
+        return _shared_ends(x, graph, size)
     if size is not None:
         _check_size(size, source, target)
     rows = (by_vertex(source), by_vertex(target)) if static else (source, target)
@@ -124,6 +146,32 @@ def ends_of(x: Any, graph: GraphLike, size: Any = None, *, static: bool = False)
     if target is not None:
         check_end("x[1]" if pair else "x", target, tensors.n_rows, "rows", tensors, static=static)
     return Ends(graph, source, target, source is target)
+
+
+def _shared_ends(x: Any, graph: Any, size: Any = None) -> Ends:
+    """Take features of the vertices that this process has of a graph."""
+    pair = not isinstance(x, Tensor)
+    if size is not None:
+        raise UnsupportedError(
+            f"size is {size!r} beside a graph that processes share, which has its own: leave it "
+            "out."
+        )
+    if not pair and not graph.is_square:
+        raise ShapeError(
+            "x is one tensor but sources of the graph are other vertices than targets: give "
+            "(x, x_target), features of both that this process has."
+        )
+    source, target = x if pair else (x, x)
+    check_shared("x[0]" if pair else "x", source, graph)
+    if pair and target is not None:
+        check_shared("x[1]", target, graph, of="targets")
+    return Ends(graph, source, target, source is target)
+
+
+def check_shared(name: str, x: Any, graph: Any, *, of: str = "sources") -> None:
+    """Check for features, static ones too, of the vertices that this process has of a graph."""
+    rows = by_vertex(x)
+    graph.check(name, rows.flatten(1) if rows is not x else x, of=of)
 
 
 def by_vertex(x: Any) -> Any:
@@ -216,6 +264,14 @@ def check_input(x: Any, graph: GraphLike, *, sparse: bool = False) -> None:
             "x is a tuple but the layer takes one set of vertices: give one tensor, or use "
             "SAGEConv or GINConv, which take (x, x_target)."
         )
+    if shared(graph) is not None:
+        if not shared(graph).is_square:
+            raise ShapeError(
+                "sources of the graph are other vertices than targets: make it without "
+                "source_bounds, or use a layer that takes (x, x_target)."
+            )
+        check_shared("x", x, graph)
+        return
     tensors = graph_tensors(graph)
     check_square(tensors)
     if isinstance(x, Tensor) and (x.dim() > 2 or x.layout is not torch.strided):
@@ -227,7 +283,7 @@ def check_input(x: Any, graph: GraphLike, *, sparse: bool = False) -> None:
 def check_edge_weight(value: Any, graph: GraphLike) -> None:
     """Refuse weights of heads, which products take and layers of one weight an edge do not."""
     if isinstance(value, Tensor) and value.dim() != 1:
-        nnz = graph_tensors(graph).nnz
+        nnz = graph_tensors(local_of(graph)).nnz
         raise ShapeError(
             f"edge_weight has shape {tuple(value.shape)} but the graph stores {nnz} entries: give "
             f"({nnz},), one weight for each edge."

@@ -12,6 +12,7 @@ from ..errors import DtypeError, ShapeError, UnsupportedError
 from ._checks import check_beside, check_number
 from ._linear import settle
 from ._loops import ends, loops, with_loops
+from .shared import shared
 
 #: How a loop's features come from those of its row's entries: PyG's words, torch's reductions.
 FILLS = {"mean": "mean", "add": "sum", "sum": "sum", "min": "amin", "max": "amax", "mul": "prod"}
@@ -202,7 +203,8 @@ def as_given(given: Any, graph: GraphLike, weights: Tensor, *, looped: bool = Fa
         return found.set_value(_sorted(graph, weights, torch.sparse_csr)[2], layout="coo")
     if not isinstance(given, Tensor) or given.layout is torch.strided:
         whole = isinstance(given, Tensor) and not looped
-        return given if whole else edge_index_of(graph), weights
+        edges = given if whole else edge_index_of(graph)
+        return edges if shared(given) is None else given.numbered(edges), weights
     pointers, minor, values = _sorted(graph, weights, given.layout)
     tensors = graph_tensors(graph)
     size = tensors.n_rows, tensors.n_cols, weights.shape[1]

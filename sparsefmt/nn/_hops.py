@@ -6,17 +6,8 @@ from typing import Any, NamedTuple, TypeAlias, Unpack
 import torch
 from torch import Tensor
 
-from ..autograd import (
-    GraphLike,
-    aggregate_with_own,
-    as_graph,
-    graph_tensors,
-    operands,
-    own_values,
-    propagate,
-    spmm,
-)
-from ..errors import DtypeError, ShapeError
+from ..autograd import GraphLike, as_graph, graph_tensors, own_values
+from ..errors import DtypeError, ShapeError, UnsupportedError
 from ._base import plus
 from ._checks import by_vertex, check_counts, check_edge_weight, check_in_channels, check_input
 from ._loops import (
@@ -29,6 +20,7 @@ from ._loops import (
     with_loops,
 )
 from ._passing import Passing, PassingOptions
+from .shared import aggregate_with_own, operands, propagate, shared, spmm
 
 #: Features (n, feat), and a bias to add, to the same shape.
 Step: TypeAlias = Callable[[Tensor, Tensor | None], Tensor]
@@ -100,6 +92,7 @@ def hop(
     """
     fill, reduction, to_all = norm
     if fill is not None and reduction != "sum":
+        _refuse_shared(graph, reduction)
         graph, edge_weight = _explicit(graph, edge_weight, dtype, fill, to_all)
         fill = None
     if fill is None:
@@ -115,6 +108,15 @@ def hop(
         return lambda x, bias: propagate(graph, x, scale, own, without=missing, bias=bias)
     scales["without"] = own == 0
     return lambda x, bias: plus(aggregate_with_own(graph, x, own, edge_weight, **scales), bias)
+
+
+def _refuse_shared(graph: GraphLike, reduction: str) -> None:
+    """Refuse a normalised graph that processes share, but for sums."""
+    if shared(graph) is not None:
+        raise UnsupportedError(
+            f"aggr is {reduction!r} of a normalised graph that processes share: give 'sum', or the "
+            "layer normalize=False."
+        )
 
 
 def _explicit(

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from ..autograd import GraphLike, graph_tensors, own_values, sddmm, spmm, unit_scales
+from .shared import local_of
 
 
 def symmetric(
@@ -24,8 +25,10 @@ def symmetric(
     all but the last, which counts alone, as in PyG.  With a ``fill`` of 0 nothing is added and all
     loops count.  ``to_all`` tells that ``own[i]`` is ``fill`` for each vertex, beside the loops
     that it has, which all count.  Both are 0 where ``d[i] <= 0``.  Differentiable in
-    ``edge_weight``; those of the graph's own values are kept with it.
+    ``edge_weight``; those of the graph's own values are kept with it.  Of a graph that processes
+    share, those of the vertices here.
     """
+    graph = local_of(graph)
     if edge_weight is None:
         tensors = graph_tensors(graph)
         usual = fill == 1 and not to_all
@@ -46,6 +49,7 @@ def stored(graph: GraphLike, dtype: torch.dtype) -> Tensor | None:
     None where each gets one; the capture of a CUDA graph cannot look, and where the build of the
     graph will tell, nobody waits for it.
     """
+    graph = local_of(graph)
     tensors = graph_tensors(graph)
     known = tensors.loops if tensors.csr_values is None else None
     if known is False:
@@ -86,7 +90,7 @@ def _symmetric(
     wide = torch.float64 if weights is None else weights.dtype
     with torch.autocast(tensors.kind, enabled=False):
         ones = torch.ones(tensors.n_cols, 1, dtype=wide, device=tensors.device)
-        own = fill * (ones[:, 0] if to_all else missing_loops(graph).to(wide))
+        own = fill * (ones[: tensors.n_rows, 0] if to_all else missing_loops(graph).to(wide))
         earlier = earlier_loops(graph) if fill and not to_all else None
         if earlier is not None:
             earlier = earlier.to(wide) if weights is None else weights * earlier.to(wide)

@@ -11,6 +11,7 @@ from ..autograd import GraphLike, turned
 from ..errors import ShapeError, UnsupportedError
 from ._checks import Ends, check_counts, ends_of
 from ._gathered import check_aggr_kwargs, module_of
+from .shared import shared
 
 FORWARD, REVERSED = "source_to_target", "target_to_source"
 #: Reductions of a layer, of which most have one.
@@ -172,6 +173,11 @@ class Passing(Module):
         if self.flow == FORWARD:
             return graph
         check_flow(self.flow)
+        if shared(graph) is not None:
+            raise UnsupportedError(
+                f"flow is {self.flow!r} beside a graph that processes share by the targets of its "
+                "edges: make it of edge_index.flip(0), and leave flow out."
+            )
         found: GraphLike = turned(graph, given)
         return found
 

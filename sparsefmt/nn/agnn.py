@@ -17,7 +17,8 @@ from ..autograd import (
     spmm,
 )
 from ._attention import refuse_static
-from ._checks import check_features, check_square
+from ._checks import Ends, check_input
+from ._edges import entries_with_loops
 from ._loops import log_sums, loops, missing_loops
 from ._passing import Passing, PassingOptions
 
@@ -115,16 +116,23 @@ class AGNNConv(Passing):
             As ``autograd.spmm``.
         """
         refuse_static("x", x, self)
-        graph = self._turned(as_graph(edge_index, x), edge_index)
-        check_square(graph)
-        check_features(x, graph)
+        ends = self._ends(x, edge_index)
+        graph, x = ends.graph, ends.source
         wide = torch.promote_types(x.dtype, torch.float32)
         unit = _unit(x.to(wide), max(LEAST_LENGTH, torch.finfo(x.dtype).tiny))
         beta, add = self.beta.to(wide), self.add_self_loops
         if has_tiles(graph):
             return _composed(graph, x, unit, beta, add)
-        queries, keys = (beta * unit).to(x.dtype), unit.to(x.dtype)
+        queries, keys = (beta * ends.of_targets(unit)).to(x.dtype), unit.to(x.dtype)
+        if add and len(queries) != len(keys):
+            graph, add = entries_with_loops(graph, None, None).graph, False
         return dot_aggregate(graph, queries, keys, x, scale=1.0, self_loops=add)
+
+    def _ends(self, x: Tensor, edge_index: GraphLike) -> Ends:
+        """Take features of vertices, of all sources, with the graph between them."""
+        graph = as_graph(edge_index, x)
+        check_input(x, graph)
+        return Ends(self._turned(graph, edge_index), x, x, True).gathered()
 
 
 def _composed(

@@ -219,11 +219,11 @@ class GATConv(LoopedAttention):
         of_sources, of_targets = self.lin_src or self.lin, self.lin_dst or self.lin
         assert of_sources is not None  # a layer has one or two
         assert of_targets is not None
-        source = self._mapped(of_sources, ends.source, "x" if ends.alike else "x[0]")
+        (source,) = self._of_sources(ends, of_sources)
         if ends.target is None:
             return source, None
         if ends.alike and of_sources is of_targets:
-            return source, source
+            return source, ends.of_targets(source)
         return source, self._mapped(of_targets, ends.target, "x" if ends.alike else "x[1]")
 
     def _aggregated(

@@ -152,9 +152,9 @@ class GATv2Conv(LoopedAttention):
     def _projected(self, ends: Ends) -> tuple[Tensor, Tensor]:
         """(n_source, heads, out_channels) and (n_target, heads, out_channels)."""
         assert ends.target is not None  # forward refuses it
-        left = self._mapped(self.lin_l, ends.source, "x" if ends.alike else "x[0]")
+        (left,) = self._of_sources(ends, self.lin_l)
         if ends.alike and self.share_weights:
-            return left, left
+            return left, ends.of_targets(left)
         return left, self._mapped(self.lin_r, ends.target, "x" if ends.alike else "x[1]")
 
     def _at_once(self, graph: GraphLike, left: Tensor, right: Tensor) -> Tensor:

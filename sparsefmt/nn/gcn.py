@@ -12,14 +12,11 @@ from torch.nn import Parameter, init
 
 from ..autograd import (
     GraphLike,
-    aggregate_with_own,
     as_graph,
     gcn_convolution,
     graph_tensors,
     is_bare,
     is_plain,
-    maxk_aggregate,
-    operands,
 )
 from ..errors import ShapeError
 from ._base import Convolution, Options, is_one_each, plus
@@ -36,6 +33,7 @@ from ._hops import Normalisation, gets_all_loops, hop, over_vertices
 from ._linear import GLOROT, draw_map, linear_map, settle
 from ._loops import stored, symmetric
 from ._passing import FORWARD, SUM
+from .shared import aggregate_with_own, local_of, maps_first, maxk_aggregate, operands
 
 
 class GCNConv(Convolution):
@@ -177,11 +175,15 @@ class GCNConv(Convolution):
         check_edge_weight(edge_weight, graph)
         settle(self.lin, x.shape[-1])
         check_width("x", x, self.lin.weight)
+        if x.dim() > 2 and self.k is not None:
+            self._check_no_batch(x)
+        linear = self.k is None and self._reductions == SUM
+        if linear and not maps_first(graph, x, self.out_channels, otherwise=True):
+            y = over_vertices(lambda h: self._aggregated(graph, h, edge_weight, None, to_all), x)
+            return plus(self.lin(y), self.bias)
         h = self.lin(x)
         if x.dim() == 2:
             return self._aggregated(graph, h, edge_weight, self.bias, to_all)
-        if self.k is not None:
-            self._check_no_batch(x)
         y = over_vertices(lambda h: self._aggregated(graph, h, edge_weight, None, to_all), h)
         return plus(y, self.bias)
 
@@ -214,7 +216,8 @@ class GCNConv(Convolution):
         """Tell how the graph is normalised, and which loops it gets."""
         fill = 0.0 if self.normalize else None
         if self.normalize and self.add_self_loops:
-            weighted = edge_weight is not None or graph_tensors(graph).csr_values is not None
+            own = graph_tensors(local_of(graph)).csr_values
+            weighted = edge_weight is not None or own is not None
             fill = 2.0 if self.improved and weighted else 1.0
         return Normalisation(fill, self._reductions[0], bool(fill) and to_all)
 

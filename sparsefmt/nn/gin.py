@@ -11,21 +11,19 @@ from torch.nn import Linear, Module, Sequential
 
 from ..autograd import (
     GraphLike,
-    aggregate_with_own,
     as_graph,
     gin_convolution,
     is_bare,
     is_plain,
     maxk,
-    maxk_aggregate,
     propagated,
-    spmm,
 )
 from ._base import Convolution, Options, is_one_each
 from ._checks import Ends, as_autocast, by_vertex, check_edge_weight
 from ._hops import over_vertices
 from ._network import OfNetwork, called, check_fit
 from ._passing import FORWARD, SUM
+from .shared import aggregate_with_own, maxk_aggregate, spmm
 
 
 class GINConv(OfNetwork, Convolution):

@@ -100,7 +100,7 @@ class GINEConv(OfNetwork):
             As ``GINConv``; also if there are no features of edges, or not as many as those of
             ``x`` and no ``edge_dim``.
         """
-        ends = self._between(x, edge_index, size)
+        ends = self._between(x, edge_index, size).gathered()
         check_fit(self.nn, ends.source)
         features = self._of_edges(edge_attr, ends)
         source, reduction = as_autocast(ends.source), self._reductions[0]

@@ -13,8 +13,9 @@ from torch.nn import Parameter
 
 from ..autograd import GraphLike, as_graph, check_ids, relational_aggregate
 from ..errors import DtypeError, ShapeError
-from ._checks import check_beside, check_counts, in_pair
+from ._checks import Ends, check_beside, check_counts, in_pair
 from ._passing import FORWARD, Direction, Passing
+from .shared import shared
 
 
 class RGCNConv(Passing):
@@ -156,7 +157,10 @@ num_blocks, out / num_blocks)
             As ``autograd.relational_aggregate``.
         """
         source, target = self._ends(x)
-        graph, size = edge_index, None if target is None else (len(source), len(target))
+        graph: Any = edge_index
+        if shared(graph) is not None and graph.whole is None:
+            graph, source, target = self._here(graph, source, target)
+        size = None if target is None else (len(source), len(target))
         if self.flow != FORWARD:
             graph = self._turned(as_graph(edge_index, source, target), edge_index)
         own = None if self.root is None else self._of_root(source, target)
@@ -192,6 +196,14 @@ num_blocks, out / num_blocks)
                     f"x has {source.dtype} and {one.dtype}: give features of both ends, or ids."
                 )
         return source, target
+
+    def _here(self, graph: Any, source: Tensor, target: Tensor | None) -> tuple[Any, ...]:
+        """Give the entries here of a graph that processes share, and what their sources have."""
+        self._turned(graph, graph)  # refuses the other direction
+        if target is None and not graph.is_square:
+            raise ShapeError("x is one tensor but the graph is not square: give (x, x_target).")
+        ends = Ends(graph, source, source if target is None else target, False).gathered()
+        return ends.graph, ends.source, ends.target
 
     def _ids_of_all(self) -> Tensor:
         """Give the ids of all vertices, the same tensor each time: edges are grouped by it once."""

@@ -15,9 +15,7 @@ from ..autograd import (
     as_graph,
     is_bare,
     is_plain,
-    maxk_aggregate,
     sage_convolution,
-    spmm,
 )
 from ..errors import ShapeError
 from ._base import Convolution, PartOptions, is_one_each, plus
@@ -34,6 +32,7 @@ from ._gathered import check_aggr_kwargs, gathered, width_of
 from ._hops import over_vertices
 from ._linear import draw_map, linear_map, settle
 from ._passing import FORWARD, MEAN, SUM
+from .shared import maps_first, maxk_aggregate, spmm
 
 
 class SAGEConv(Convolution):
@@ -237,7 +236,8 @@ class SAGEConv(Convolution):
             return plus(y, self.lin_l.bias)
 
         if not self._reductions:
-            y = self.lin_l(gathered(self.aggr_module, graph, source, edge_weight))
+            ends = ends._replace(source=source).gathered()
+            y = self.lin_l(gathered(self.aggr_module, ends.graph, ends.source, edge_weight))
             return y
 
         def reduced(h: Tensor, reduction: str) -> Tensor:
@@ -246,6 +246,10 @@ class SAGEConv(Convolution):
             how = "mean" if reduction == "mean" else "rescale"
             return self._aggregate(graph, h, width, edge_weight, **{how: True})
 
+        if self._reductions in self._of_parts and is_bare(self.lin_l):
+            if maps_first(graph, source, self.out_channels, otherwise=False):
+                h, reduction = linear(source, self.lin_l.weight), self._reductions[0]
+                return plus(over_vertices(lambda h: reduced(h, reduction), h), self.lin_l.bias)
         parts = [
             over_vertices(lambda h: reduced(h, one), source)  # noqa: B023  # called at once
             for one in self._reductions

@@ -169,13 +169,11 @@ class TransformerConv(Attention):
             As ``autograd.dot_aggregate``; DtypeError also if ``x_target`` is None.
         """
         ends = self._ends(x, edge_index)
-        source, target, graph = ends.source, ends.target, ends.graph
+        target, graph = ends.target, ends.graph
         if target is None:
             raise DtypeError("x[1] is None: queries are of targets, give their features.")
-        names = ("x", "x") if ends.alike else ("x[0]", "x[1]")
-        query = self._mapped(self.lin_query, target, names[1])
-        key = self._mapped(self.lin_key, source, names[0])
-        value = self._mapped(self.lin_value, source, names[0])
+        query = self._mapped(self.lin_query, target, "x" if ends.alike else "x[1]")
+        key, value = self._of_sources(ends, self.lin_key, self.lin_value)
         term = self._term(edge_attr, graph)
         found = None
         if term is not None or return_attention_weights is not None:

@@ -46,7 +46,9 @@ def numbers(*shape: int) -> Tensor:
     return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
 
 
-def product(group: Any, graph: str, bounds: str, reduce: str, weighted: bool, scaled: bool) -> float:
+def product(
+    group: Any, graph: str, bounds: str, reduce: str, weighted: bool, scaled: bool
+) -> float:
     """Largest difference of a product and its gradients from those of one process."""
     edges = edges_of(graph)
     whole = Graph.from_edge_index(edges, num_nodes=N)

@@ -20,7 +20,7 @@ from train_cases import options_of, write_parts
 from sparsefmt import errors
 from sparsefmt.distributed import train
 from sparsefmt.distributed.checkpoint import load_checkpoint, restore, save_checkpoint
-from sparsefmt.distributed.files import read_partition
+from sparsefmt.distributed.files import read_part, read_partition
 from sparsefmt.distributed.training import MODELS, check_trainable
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -36,6 +36,16 @@ def train_on(ranks, count, folder, **changed):
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     return write_parts(tmp_path_factory.mktemp("train") / "parts", 3)
+
+
+def test_a_graph_is_loaded_from_its_folder(ranks, folder):
+    for count in (1, 2, 3):
+        for (source, target), bounds, rank in ranks.run(count, train_cases.loaded, folder):
+            part = read_part(folder, rank, count)
+            assert part.bounds == bounds
+            assert sorted(zip(source, (t + bounds[rank] for t in target), strict=True)) == sorted(
+                zip(*part.edge_index.tolist(), strict=True)
+            )
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -232,10 +242,10 @@ def end(processes):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dead", [2, 0])
-def test_a_killed_rank_is_named_and_fewer_ranks_go_on(folder, tmp_path, capsys, dead):
+@pytest.mark.parametrize(("ranks", "dead"), [(3, 2), (2, 0)])
+def test_a_killed_rank_is_named_and_fewer_ranks_go_on(folder, tmp_path, capsys, ranks, dead):
     long = [*COMMAND, str(folder), "--checkpoint", "c.pt", "--timeout", "30", "--epochs", "100000"]
-    processes = by_hand(3, long, tmp_path)
+    processes = by_hand(ranks, long, tmp_path)
     try:
         begun = read_losses(wait_for(processes[0], "epoch 3"))
         processes[dead].send_signal(signal.SIGKILL)
@@ -252,11 +262,11 @@ def test_a_killed_rank_is_named_and_fewer_ranks_go_on(folder, tmp_path, capsys, 
         end(processes)
     done = torch.load(tmp_path / "c.pt", weights_only=True)["epoch"]
     assert done >= 2
-    assert not [one for one in tmp_path.iterdir() if one.name != "c.pt"]
     rest = [*COMMAND[2:], str(folder), "--epochs", str(done + 2)]
     assert train.main([*rest, "--checkpoint", str(tmp_path / "c.pt"), "--resume"]) == 0
     found = read_losses(capsys.readouterr().out)
     assert sorted(found) == [done + 1, done + 2]
+    assert [one.name for one in tmp_path.iterdir()] == ["c.pt"]  # a killed rank's draft is gone
     assert train.main(rest) == 0
     alone = read_losses(capsys.readouterr().out)
     assert all(loss == pytest.approx(alone[epoch], abs=2e-9) for epoch, loss in found.items())

@@ -9,6 +9,7 @@ import torch
 from sparsefmt import COO
 from sparsefmt.distributed.cutting import write_partition
 from sparsefmt.distributed.files import read_partition
+from sparsefmt.distributed.graph import DistGraph
 from sparsefmt.distributed.training import Options, Training
 
 N, CLASSES = 80, 4
@@ -36,6 +37,14 @@ def options_of(**changed: Any) -> Options:
     """Options of a training that is the same on any number of ranks."""
     given = {"hidden": 8, "layers": 2, "k": 4, "heads": 2, "epochs": 6, "every": 2}
     return Options(**{**given, "dropout": 0.0, "dtype": "float64", **changed})
+
+
+def loaded(group: Any, folder: Path) -> tuple[list[list[int]], tuple[int, ...], int]:
+    """Edges that a rank has in its graph, the bounds of ranks, and its rank."""
+    graph = DistGraph.load(folder, group)
+    coo = graph.local.structure.tocoo()
+    numbers = torch.cat([torch.arange(*graph.bounds[graph.rank :][:2]), graph.halo.vertices])
+    return [numbers[coo.col].tolist(), coo.row.tolist()], graph.bounds, graph.rank
 
 
 def losses(group: Any, folder: Path, changed: dict[str, Any]) -> list[float]:

@@ -1,0 +1,20 @@
+"""Layers over ranks are those of one process: results, and gradients of features and weights."""
+
+import layer_cases
+import pytest
+from dist_cases import BOUNDS, GRAPHS
+from layer_cases import LAYERS
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_a_layer_over_ranks_is_that_of_one_process(ranks, name):
+    for graph in GRAPHS:
+        for count, bounds in zip((2, 3, 4), BOUNDS, strict=True):
+            assert max(ranks.run(count, layer_cases.layer, name, graph, bounds)) < 1e-10
+
+
+@pytest.mark.parametrize("name", ("gcn weighted", "sage", "gat", "gcn maxk"))
+@pytest.mark.parametrize("bounds", BOUNDS)
+def test_eight_ranks_compute_it_too(ranks, name, bounds):
+    for graph in ("hub", "isolated"):
+        assert max(ranks.run(8, layer_cases.layer, name, graph, bounds)) < 1e-10
