@@ -8,19 +8,10 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
-from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
-import torch
-import torch.distributed as dist
-
-from ..errors import SparseFmtError, UnsupportedError
-from .cutting import version
-from .files import check_ranks, read_partition
-from .meeting import Place, below, meet, place_of
-from .training import MODELS, Options, Training, check_trainable
-from .watch import Watch
+from ..errors import SparseFmtError
+from .options import MODELS, Options
 
 OK, BAD_INPUT, INTERRUPTED = 0, 2, 130
 
@@ -29,8 +20,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Train with these arguments (``sys.argv``'s by default); the exit code."""
     given = vars(_parser().parse_args(arguments))
     folder, device, timeout = (given.pop(name) for name in ("folder", "device", "timeout"))
+    # Pages of its C++ frames, where a rank is gone, would bury the sentence that names it.
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
     try:
-        _run(folder, device, timeout, Options(**given))
+        from .running import run
+
+        run(folder, device, timeout, Options(**given))
     except (SparseFmtError, MemoryError, OSError) as error:
         where = f"{error.filename}: " if isinstance(error, OSError) and error.filename else ""
         what = getattr(error, "strerror", None) or error
@@ -39,63 +34,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     return OK
-
-
-def _run(folder: Path, device: str, timeout: float, options: Options) -> None:
-    place = place_of(os.environ)
-    found: dict[str, Any] = {}
-    facts = _facts(found, folder, device, options, place)
-    place, store = meet(place, facts, timeout)
-    partition, where = found["partition"], found["device"]
-    with Watch(place, timeout):
-        if where.type == "cuda":
-            torch.cuda.set_device(where)
-            # NCCL would abort the process before the watch can say which rank is gone.
-            os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
-        dist.init_process_group(
-            "nccl" if where.type == "cuda" else "gloo",
-            store=below("group", store),
-            rank=place.rank,
-            world_size=place.ranks,
-            timeout=timedelta(seconds=timeout),
-        )
-        training = Training(partition, options, None, where)
-        training.run(_say if place.rank == 0 else lambda line: None)
-    dist.destroy_process_group()
-
-
-def _say(line: str) -> None:
-    print(line, flush=True)
-
-
-def _facts(
-    found: dict[str, Any], folder: Path, device: str, options: Options, place: Place
-) -> dict[str, str]:
-    """Say what must be alike on all ranks, or why this one cannot take part."""
-    facts = {"sparsefmt": version(), "torch": torch.__version__}
-    try:
-        partition = read_partition(folder)
-        check_ranks(partition, place.ranks)
-        check_trainable(partition, options)
-        found.update(partition=partition, device=_device(device, place))
-    except (SparseFmtError, OSError) as error:
-        return {"fault": str(error)}
-    facts["partition"] = partition.fingerprint
-    facts["device"] = found["device"].type
-    alike = [name for name in vars(options) if name != "checkpoint"]
-    return facts | {f"--{name}": str(getattr(options, name)) for name in alike}
-
-
-def _device(name: str, place: Place) -> torch.device:
-    count = torch.cuda.device_count()
-    if name == "cpu" or (name == "auto" and not count):
-        return torch.device("cpu")
-    if place.local_rank >= count:
-        raise UnsupportedError(
-            f"there are {count} GPUs and this is process {place.local_rank} of its machine, "
-            "counted from 0: start one process for each GPU, or give --device cpu."
-        )
-    return torch.device("cuda", place.local_rank)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -141,7 +79,7 @@ def _share(text: str) -> float:
 
 
 def _seconds(text: str) -> float:
-    return _between(text, 1.0, 86400.0)
+    return _between(text, 5.0, 86400.0)
 
 
 def _between(text: str, low: float, high: float) -> float:

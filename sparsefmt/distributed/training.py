@@ -2,8 +2,6 @@
 
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,35 +17,8 @@ from .checkpoint import load_checkpoint, restore, save_checkpoint
 from .files import Partition, read_part
 from .graph import DistGraph
 from .labels import UNLABELLED, accuracy, cross_entropy
+from .options import Options
 from .weights import broadcast_parameters, sum_gradients
-
-MODELS = ("gcn", "sage", "gat", "maxk")
-
-
-@dataclass(frozen=True)
-class Options:
-    """How to train."""
-
-    model: str = "gcn"
-    hidden: int = 256
-    layers: int = 3
-    heads: int = 4  #: of gat's hidden layers
-    k: int = 32  #: of maxk: features of each vertex that a layer keeps
-    epochs: int = 100
-    lr: float = 0.01
-    weight_decay: float = 0.0
-    dropout: float = 0.5
-    seed: int = 0
-    dtype: str = "float32"
-    checkpoint: Path | None = None
-    every: int = 10
-    resume: bool = False
-
-    def shape(self) -> dict[str, Any]:
-        """What a checkpoint must have alike."""
-        names = ["model", "hidden", "layers", "seed", "dtype"]
-        names += [name for name, of in (("heads", "gat"), ("k", "maxk")) if self.model == of]
-        return {name: asdict(self)[name] for name in names}
 
 
 class Network(torch.nn.Module):
@@ -137,9 +108,8 @@ class Training:
         for epoch in range(self.resumed(say), self.options.epochs):
             start = time.perf_counter()
             losses.append(self.step(epoch))
-            scores = self.scores()
             seconds = time.perf_counter() - start
-            found = "".join(f"  {name} {score:.4f}" for name, score in scores.items())
+            found = "".join(f"  {name} {score:.4f}" for name, score in self.scores().items())
             say(f"epoch {epoch + 1}  loss {losses[-1]:.10g}{found}  {seconds:.3f} s")
             done = epoch + 1
             if done % self.options.every == 0 or done == self.options.epochs:

@@ -21,7 +21,8 @@ from sparsefmt import errors
 from sparsefmt.distributed import train
 from sparsefmt.distributed.checkpoint import load_checkpoint, restore, save_checkpoint
 from sparsefmt.distributed.files import read_part, read_partition
-from sparsefmt.distributed.training import MODELS, check_trainable
+from sparsefmt.distributed.options import MODELS
+from sparsefmt.distributed.training import check_trainable
 
 ROOT = Path(__file__).resolve().parents[2]
 

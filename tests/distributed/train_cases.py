@@ -10,7 +10,8 @@ from sparsefmt import COO
 from sparsefmt.distributed.cutting import write_partition
 from sparsefmt.distributed.files import read_partition
 from sparsefmt.distributed.graph import DistGraph
-from sparsefmt.distributed.training import Options, Training
+from sparsefmt.distributed.options import Options
+from sparsefmt.distributed.training import Training
 
 N, CLASSES = 80, 4
 
