@@ -23,6 +23,8 @@ from ..graph import Graph
 #: Share of the rows that an all-gather would bring, from which on it takes the place of sending
 #: each rank what it asked for.
 GATHERED = 0.8
+#: torch 2.13 has renamed it.
+_all_gather: Any = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
 
 
 class Traffic:
@@ -147,7 +149,7 @@ class Halo:
             rows = torch.cat([rows, rows.new_zeros(most - len(rows), *rows.shape[1:])])
         rows, into = rows.contiguous(), rows.new_empty(ranks * most, *rows.shape[1:])
         self.traffic.count((ranks - 1) * most, rows)
-        work = dist.all_gather_into_tensor(into, rows, group=self.group, async_op=True)
+        work = _all_gather(into, rows, group=self.group, async_op=True)
         return Parcel(into, rows, work)
 
     def _of_halo(self, received: Tensor) -> Tensor:

@@ -166,6 +166,8 @@ num_blocks, out / num_blocks)
         own = None if self.root is None else self._of_root(source, target)
         given = graph, source, self._weight(), edge_type
         y = relational_aggregate(*given, reduce=self._reductions[0], own=own, size=size)
+        if shared(edge_index) is not None and source.requires_grad:
+            y = y + source[:0].sum()  # backward is that of all processes, without edges too
         return y if self.bias is None or own is not None else y + self.bias.to(y.dtype)
 
     def _ends(self, x: Any) -> tuple[Tensor, Tensor | None]:

@@ -13,7 +13,7 @@ def test_a_layer_over_ranks_is_that_of_one_process(ranks, name):
             assert max(ranks.run(count, layer_cases.layer, name, graph, bounds)) < 1e-10
 
 
-@pytest.mark.parametrize("name", ("gcn weighted", "sage", "gat", "gcn maxk"))
+@pytest.mark.parametrize("name", ["gcn weighted", "sage", "gat", "gcn maxk"])
 @pytest.mark.parametrize("bounds", BOUNDS)
 def test_eight_ranks_compute_it_too(ranks, name, bounds):
     for graph in ("hub", "isolated"):

@@ -1,0 +1,62 @@
+"""What ranks send each other: how often, how much, and what they make of it."""
+
+import exchange_cases
+import pytest
+from dist_cases import BOUNDS
+
+
+@pytest.mark.parametrize("name", ["gcn", "sage", "gat"])
+def test_features_without_a_gradient_are_exchanged_once(ranks, name):
+    for first, second, third, changed, last, kept in ranks.run(
+        3, exchange_cases.constant_features, name
+    ):
+        assert (second, third, changed, last) == (0, 0, 1, 0)
+        assert first == (2 if name == "gcn" else 1)  # GCN's factors too, which stay
+        assert kept == (1 if name == "gcn" else 0)  # features are forgotten with their tensor
+
+
+@pytest.mark.parametrize("name", ["gat", "transformer", "agnn", "sage"])
+def test_all_steps_of_a_layer_share_one_exchange(ranks, name):
+    assert ranks.run(2, exchange_cases.shared_exchange, name) == [1, 1]
+
+
+def test_maxk_sends_its_values_and_column_numbers_alone(ranks):
+    k, width = 32, 256
+    for forward, step, dense_forward, dense_step in ranks.run(
+        2, exchange_cases.maxk_bytes, k, width
+    ):
+        assert forward / dense_forward == (k * 5) / (width * 4)
+        assert step / dense_step < 1 / 5
+
+
+@pytest.mark.parametrize("count", [2, 4])
+def test_features_travel_in_a_narrower_dtype(ranks, count):
+    for error, share in ranks.run(count, exchange_cases.narrow_exchange):
+        assert error < 1
+        assert share == 0.5
+
+
+@pytest.mark.parametrize("count", [2, 3, 8])
+def test_where_all_read_all_one_all_gather_brings_it(ranks, count):
+    for dense, sparse, error in ranks.run(count, exchange_cases.gathered):
+        assert (dense, sparse) == (1, 0)
+        assert error < 1e-10
+
+
+@pytest.mark.parametrize("bounds", ["balanced", "one each"])
+@pytest.mark.parametrize("name", ["sage", "sage max", "gin", "gat", "gatv2", "transformer"])
+def test_sources_may_be_other_vertices_than_targets(ranks, name, bounds):
+    assert max(ranks.run(3, exchange_cases.between_two_sets, name, bounds)) < 1e-10
+
+
+@pytest.mark.parametrize("bounds", BOUNDS)
+def test_losses_and_scores_are_those_of_the_whole_graph(ranks, bounds):
+    for found in ranks.run(4, exchange_cases.training, bounds):
+        assert max(found) < 1e-12
+
+
+def test_what_does_not_fit_is_refused_in_a_sentence_that_says_the_mend(ranks):
+    for found in ranks.run(2, exchange_cases.refusals):
+        for number, text in enumerate(found):
+            assert text.endswith("."), number
+            assert any(word in text for word in ("give", "leave", "use ", "run ", "make ")), text
