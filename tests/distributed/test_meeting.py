@@ -1,5 +1,6 @@
 """Ranks that differ, are missing or are there twice are refused by name; silent ones are seen."""
 
+import socket
 import threading
 import time
 
@@ -15,7 +16,9 @@ ends_a_thread = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThread
 
 
 def free_port():
-    return dist.TCPStore("localhost", 0, None, True, wait_for_workers=False).port
+    with socket.socket() as one:
+        one.bind(("localhost", 0))
+        return one.getsockname()[1]
 
 
 def meet_all(facts, sizes=None, ranks=None, timeout=20.0):
@@ -170,7 +173,7 @@ def test_an_error_of_one_rank_is_told_to_all_others(places):
 
 @ends_a_thread
 def test_a_failed_collective_names_the_rank_that_is_silent(places, capsys):
-    watches = [Told(place, 20.0) for place in places[0][:2]]
+    watches = [Told(place, 10.0) for place in places[0][:2]]
     for one in watches:
         one.__enter__()
     error = RuntimeError("Connection closed by peer")
@@ -178,7 +181,7 @@ def test_a_failed_collective_names_the_rank_that_is_silent(places, capsys):
     thread = threading.Thread(target=lambda: watches[0].__exit__(RuntimeError, error, None))
     thread.start()
     assert until(lambda: all(one.said for one in watches))
-    assert time.monotonic() - begun < 8.0
+    assert time.monotonic() - begun < 4.5  # half of the timeout would be 5
     assert {one.said[:14] for one in watches} == {"rank 2 is gone"}
     thread.join()
 
