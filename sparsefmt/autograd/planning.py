@@ -184,9 +184,10 @@ def _check(model: object, graph: object, mode: object) -> None:
     if not isinstance(model, Module):
         raise DtypeError(f"model is a {type(model).__name__}: give a torch.nn.Module.")
     if not isinstance(graph, Graph | Tensor):
-        raise DtypeError(
-            f"graph is a {type(graph).__name__}: give a sparsefmt.Graph, or PyG's edge_index."
-        )
+        mend = "give a sparsefmt.Graph, or PyG's edge_index"
+        if hasattr(graph, "whole"):
+            mend += ", since layers choose themselves what processes exchange"
+        raise DtypeError(f"graph is a {type(graph).__name__}: {mend}.")
     if isinstance(graph, Tensor):
         if graph.dtype not in (torch.int64, torch.int32):
             raise DtypeError(

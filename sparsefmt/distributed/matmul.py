@@ -61,6 +61,9 @@ def dist_spmm(
     if reduce not in ("sum", "mean"):
         raise UnsupportedError(f"reduce is {reduce!r}: give 'sum' or 'mean'.")
     graph.check("x", x)
+    if graph.whole is not None:
+        scales = {"row_scale": row_scale, "col_scale": col_scale}
+        return spmm(graph.whole, x, edge_weight, reduce=reduce, **scales)
     x = narrowed(x) if x.requires_grad else x  # what is exchanged once stays the same tensor
     x, col_scale, of_halo = _scaled(graph, x, col_scale)
     rows = row_scale_of(graph, x, reduce, row_scale)
@@ -68,7 +71,8 @@ def dist_spmm(
     weights = (None, None) if edge_weight is None else graph.split(edge_weight)
     own = spmm(graph.own, x, weights[0], row_scale=rows, col_scale=col_scale)
     received = exchange.finish()
-    return own + spmm(graph.rest, received, weights[1], row_scale=rows, col_scale=of_halo)
+    others = spmm(graph.rest, received, weights[1], row_scale=rows, col_scale=of_halo)
+    return own.add_(others)
 
 
 def maxk_product(
@@ -106,7 +110,11 @@ def maxk_product(
 
 def as_bytes(columns: Tensor) -> Tensor:
     """View column numbers as what each backend sends."""
-    return columns.view(torch.uint8) if columns.dtype is torch.uint16 else columns
+    if columns.dtype is not torch.uint16:
+        return columns
+    if not columns.numel():  # which may have strides of 0
+        columns = columns.new_empty(columns.shape)
+    return columns.view(torch.uint8)
 
 
 def row_scale_of(

@@ -7,7 +7,7 @@ import torch.distributed as dist
 from dist_cases import FEAT, N, bounds_of, edges_of, numbers
 from layer_cases import worst
 
-from sparsefmt import Graph, nn
+from sparsefmt import Graph, nn, optimize
 from sparsefmt.autograd import spmm
 from sparsefmt.distributed import (
     DistGraph,
@@ -42,7 +42,7 @@ def constant_features(group: Any, name: str) -> list[int]:
     convs = {"gcn": nn.GCNConv, "sage": nn.SAGEConv, "gat": nn.GATConv}
     conv = convs[name](FEAT, 2 * FEAT).double()
     graph, _ = shared_graph(group)
-    held = [graph.rows_of(numbers(N, FEAT)).clone()]
+    held = [graph.rows_of(numbers(N, FEAT))]  # a view, whose base nobody else holds
 
     def step() -> None:
         conv(held[0], graph).sum().backward()
@@ -225,6 +225,7 @@ def refusals(group: Any) -> list[str]:
         lambda: cross_entropy(logits, labels, labels, group),
         lambda: accuracy(labels, labels, group=group),
         lambda: accuracy(logits, [1], group=group),
+        lambda: optimize(nn.GCNConv(FEAT, 3).double(), graph),
     ]
     found = []
     for case in cases:

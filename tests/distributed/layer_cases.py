@@ -31,6 +31,7 @@ LAYERS: dict[str, tuple[Any, str]] = {
     "gcn wider": (lambda: nn.GCNConv(FEAT, 2 * FEAT), ""),
     "gcn maxk": (lambda: nn.GCNConv(FEAT, 2 * FEAT, k=3), ""),
     "gcn maxk weighted": (lambda: nn.GCNConv(FEAT, 2 * FEAT, k=3), "edge_weight"),
+    "gcn maxk of many": (lambda: nn.GCNConv(FEAT, 300, k=3), ""),
     "gcn sampled": (lambda: nn.GCNConv(FEAT, OUT, sample=3).eval(), ""),
     "sage": (lambda: nn.SAGEConv(FEAT, OUT), ""),
     "sage wider": (lambda: nn.SAGEConv(FEAT, 2 * FEAT), ""),

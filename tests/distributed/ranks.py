@@ -16,6 +16,8 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 MOST = 8
+#: How long ranks wait for one that has failed.
+PATIENCE = timedelta(seconds=60)
 
 
 class Ranks:
@@ -67,13 +69,13 @@ def _serve(rank: int, path: Path, ask: Any, answers: Any) -> None:
         init_method=f"file://{path}",
         rank=rank,
         world_size=MOST,
-        timeout=timedelta(seconds=60),
+        timeout=PATIENCE,
     )
     groups: dict[int, Any] = {}
     while (asked := ask.get()) is not None:
         ranks, (module, name), arguments = asked
         if ranks not in groups:
-            groups[ranks] = dist.new_group(list(range(ranks)))
+            groups[ranks] = dist.new_group(list(range(ranks)), timeout=PATIENCE)
         value, error = None, ""
         if rank < ranks:
             try:

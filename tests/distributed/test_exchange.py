@@ -20,12 +20,13 @@ def test_all_steps_of_a_layer_share_one_exchange(ranks, name):
     assert ranks.run(2, exchange_cases.shared_exchange, name) == [1, 1]
 
 
-def test_maxk_sends_its_values_and_column_numbers_alone(ranks):
-    k, width = 32, 256
+@pytest.mark.parametrize(("width", "number"), [(256, 1), (300, 2)])
+def test_maxk_sends_its_values_and_column_numbers_alone(ranks, width, number):
+    k = 32
     for forward, step, dense_forward, dense_step in ranks.run(
         2, exchange_cases.maxk_bytes, k, width
     ):
-        assert forward / dense_forward == (k * 5) / (width * 4)
+        assert forward / dense_forward == (k * (4 + number)) / (width * 4)
         assert step / dense_step < 1 / 5
 
 
