@@ -25,7 +25,7 @@ from ..errors import (
     UnsupportedError,
 )
 from ..formats import checks, foreign
-from ..formats.arrays import Array, allocating
+from ..formats.arrays import Array, allocating, as_array, to_device
 from ..formats.base import Format
 from ..formats.coo import COO
 from ..graph import Graph
@@ -167,8 +167,13 @@ class _Edges:
         limit = np.iinfo(np.int64).max if self.num_nodes is None else self.num_nodes
         for piece in self._pieces():
             source, target, *rest = piece
-            source, target = foreign.indices("source", source), foreign.indices("target", target)
-            weight = None if not rest or rest[0] is None else foreign.values("weight", rest[0])
+            source, target = (
+                to_device(foreign.indices(name, end), "cpu")
+                for name, end in (("source", source), ("target", target))
+            )
+            weight = None
+            if rest and rest[0] is not None:
+                weight = to_device(foreign.values("weight", rest[0]), "cpu")
             shape = rest[1] if len(rest) > 1 else None
             lengths = {a.shape for a in (source, target, weight) if a is not None}
             if lengths != {(len(source),)}:
@@ -256,7 +261,7 @@ def _vertex_data(features: Any, labels: Any, masks: Mapping[str, Any], n: int) -
 
 def _array(name: str, given: Any) -> Array:
     if not isinstance(given, str | os.PathLike):
-        return np.asarray(given)
+        return to_device(as_array(name, given), "cpu")
     path = named(given)
     check_regular(path)
     try:

@@ -70,6 +70,11 @@ def _facts(
         partition = read_partition(folder)
         check_ranks(partition, place.ranks)
         check_trainable(partition, options)
+        if options.checkpoint and place.rank == 0 and not options.checkpoint.parent.is_dir():
+            raise FileNotFoundError(
+                f"{options.checkpoint.parent}: no such folder for a checkpoint: make it, or give "
+                "another one."
+            )
         found.update(partition=partition, device=_device(device, place))
     except (SparseFmtError, OSError) as error:
         return {"fault": str(error)}

@@ -18,7 +18,10 @@ OK, BAD_INPUT, INTERRUPTED = 0, 2, 130
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Train with these arguments (``sys.argv``'s by default); the exit code."""
-    given = vars(_parser().parse_args(arguments))
+    parser = _parser()
+    given = vars(parser.parse_args(arguments))
+    if given["resume"] and given["checkpoint"] is None:
+        parser.error("--resume goes on from a checkpoint: give --checkpoint FILE too")
     folder, device, timeout = (given.pop(name) for name in ("folder", "device", "timeout"))
     # Pages of its C++ frames, where a rank is gone, would bury the sentence that names it.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")

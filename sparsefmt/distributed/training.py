@@ -163,12 +163,12 @@ class Training:
         first = 0 if self.group is None else dist.get_global_rank(self.group, 0)
         dist.broadcast_object_list(state, first, group=self.group)
         if state[0] is None:
-            say(f"no checkpoint {path} yet: from the beginning")
+            say(f"there is no {path} yet: from the beginning")
             return 0
         done = restore(path, state[0], self.network, self.optimizer)
         for group in self.optimizer.param_groups:
             group["lr"], group["weight_decay"] = self.options.lr, self.options.weight_decay
-        say(f"epoch {done} of {path}")
+        say(f"going on after epoch {done}, from {path}")
         return done
 
     def _facts(self) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import tracemalloc
 from importlib.util import find_spec
 
 import numpy as np
@@ -143,6 +144,18 @@ def test_files_are_read_in_pieces(tmp_path, monkeypatch, ending, weighted):
     assert said.graph == write_partition(graph_of(ends, weight), tmp_path / "again", 2).graph
 
 
+def test_the_whole_graph_is_nowhere(tmp_path, monkeypatch):
+    monkeypatch.setattr(chunks, "LENGTH", 1000)
+    ends = edges_of(count=200_000)
+    sparsefmt.write(tmp_path / "graph.npz", graph_of(ends).csr)
+    del ends
+    tracemalloc.start()
+    write_partition(tmp_path / "graph.npz", tmp_path / "parts", 3)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 200_000 * 8 / 4  # a quarter of the ends of all edges as int32
+
+
 def test_pieces_of_ones_own_and_files_of_data(tmp_path):
     ends, data = edges_of(), vertex_data()
     np.save(tmp_path / "x.npy", data["features"])
@@ -208,7 +221,7 @@ def wrong_arguments():
         "low labels": (errors.IndexRangeError, "below -1", good, 2, {"labels": np.full(N, -2)}),
         "masks": (errors.UnsupportedError, "val and test", good, 2, {"masks": {"all": [1]}}),
         "mask": (errors.DtypeError, "give bool", good, 2, {"masks": {"val": np.ones(N)}}),
-        "objects": (errors.DtypeError, "give float16", good, 2, {"features": objects}),
+        "objects": (errors.DtypeError, "give numbers", good, 2, {"features": objects}),
         "negative": (errors.IndexRangeError, "source", [ends - 1], 2, {}),
         "beyond": (errors.IndexRangeError, "vertices", [ends], 2, {"num_nodes": 10}),
         "lengths": (errors.ShapeError, "one length", [(ends[0], ends[1, 1:])], 2, {}),
