@@ -82,7 +82,7 @@ def accuracy(
     labels = _labels_that_count(logits, labels, mask)
     counts = torch.stack([(logits.argmax(1) == labels).sum(), (labels != UNLABELLED).sum()])
     dist.all_reduce(counts, group=group)
-    right, count = counts.tolist()  # synchronize!
+    right, count = map(int, counts.tolist())  # synchronize!
     return right / max(count, 1)
 
 

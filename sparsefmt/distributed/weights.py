@@ -110,7 +110,7 @@ def _by_dtype(tensors: list[Tensor]) -> list[list[Tensor]]:
 
 
 def _copy_back(tensors: list[Tensor], flat: Tensor) -> None:
-    parts = flat.split([one.numel() for one in tensors])
+    parts = torch.split(flat, [one.numel() for one in tensors])
     with torch.no_grad():
         for one, part in zip(tensors, parts, strict=True):
             one.copy_(part.view(one.shape))
