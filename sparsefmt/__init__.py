@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from .errors import IndexRangeError as IndexRangeError
     from .errors import KernelLaunchError as KernelLaunchError
     from .errors import OutOfMemoryError as OutOfMemoryError
+    from .errors import RankError as RankError
     from .errors import ShapeError as ShapeError
     from .errors import SparseFmtError as SparseFmtError
     from .errors import UnsupportedError as UnsupportedError
@@ -58,7 +59,7 @@ _MODULES = {
     "autograd.planning": "optimize",
     "errors": (
         "DeviceError DtypeError FileFormatError FormatError IndexRangeError KernelLaunchError "
-        "OutOfMemoryError ShapeError SparseFmtError UnsupportedError"
+        "OutOfMemoryError RankError ShapeError SparseFmtError UnsupportedError"
     ),
     "formats.base": "Format",
     "formats.cbsr": "CBSR",

@@ -44,3 +44,7 @@ class OutOfMemoryError(SparseFmtError, MemoryError):
 
 class KernelLaunchError(SparseFmtError, RuntimeError):
     """A CUDA kernel did not compile, did not start, or failed while it ran."""
+
+
+class RankError(SparseFmtError, RuntimeError):
+    """A process of a group is gone, or differs from the others; the text names its rank."""

@@ -35,6 +35,7 @@ Examples:
   sparsefmt convert web.mtx web.npz          Matrix Market to CSR
   sparsefmt plot web.npz -o web.png          pattern, degrees, tiles
   sparsefmt plan web.npz --widths 128,64,7   how to compute the layers of a model
+  sparsefmt partition web.npz --parts 4 -o parts   for training on 4 processes
 """
 
 

@@ -12,6 +12,7 @@ from ..errors import DtypeError, IndexRangeError, ShapeError, UnsupportedError
 from ..graph import Graph
 from ..interop.torch import to_tensor
 from .aggregation import Aggregation
+from .files import read_part
 from .halo import Halo, halo_of
 from .rows import checked
 
@@ -109,6 +110,31 @@ class DistGraph(Aggregation):
         edges = torch.stack([to_tensor(end).long() for end in (coo.col, coo.row)])
         mine = (edges[1] >= bounds[rank]) & (edges[1] < bounds[rank + 1])
         return cls(edges[:, mine], bounds, group, **options)
+
+    @classmethod
+    def load(
+        cls, folder: Any, group: Any = None, *, device: Any = "cpu", **options: Any
+    ) -> "DistGraph":
+        """Read the rows of this rank from a folder of ``write_partition``.
+
+        Parameters
+        ----------
+        folder : path or Partition
+            Of as many parts as there are ranks, or more: see ``read_part``, which has features,
+            labels and edge weights too.
+        group, **options
+            As for ``DistGraph``.
+        device : torch.device or str
+            Where this rank computes.
+
+        Raises
+        ------
+        ShapeError, FileFormatError, UnsupportedError, OSError
+            As ``read_part``.
+        """
+        part = read_part(folder, dist.get_rank(group), dist.get_world_size(group))
+        edges = torch.tensor(part.edge_index, device=device)
+        return cls(edges, part.bounds, group, **options)
 
     @property
     def shape(self) -> tuple[int, int]:

@@ -95,7 +95,7 @@ def read(
     kind = file_kind(source)
     if num_nodes is not None and kind != "edge list":
         raise UnsupportedError(f"num_nodes is for edge lists, and {source} is a {kind} file.")
-    _check_files(source, kind)
+    check_files(source, kind)
     signature.check(source, kind)
     A: Format
     with naming(source), allocating(f"{source}: reading it needs too much memory"):
@@ -188,7 +188,7 @@ def read_planetoid(path: str | os.PathLike[str], *, max_bytes: int | None = None
     """
     source = named(path)
     limit = _limit(max_bytes)
-    _check_files(source, "Planetoid")
+    check_files(source, "Planetoid")
     with allocating(f"{source}: reading it needs too much memory"):
         return planetoid.read_all(source, max_bytes=limit)
 
@@ -216,7 +216,7 @@ def file_kind(path: Path) -> str:
     )
 
 
-def _check_files(source: Path, kind: str) -> None:
+def check_files(source: Path, kind: str) -> None:
     """Refuse what is no regular file before anything is opened."""
     check_regular(source)
     if kind == "Planetoid":

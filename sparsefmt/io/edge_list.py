@@ -13,7 +13,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from ..errors import UnsupportedError
+from ..errors import FileFormatError, UnsupportedError
 from ..formats import checks, foreign
 from ..formats.arrays import Array, allocating
 from ..formats.base import Format
@@ -24,6 +24,8 @@ _BLOCK = 1 << 16  # 8 MiB of lines and numbers
 #: Bytes of blocks without an edge before the file is refused.
 _IDLE = 1 << 26
 _LINES_WRITTEN = 1 << 16
+#: Of text that is read in blocks, and never held.
+_ANY_SIZE = 1 << 62
 #: Ids are read as float64, which holds every integer below this.
 _MOST_VERTICES = 2**53
 _SEPARATORS = {".csv": ",", ".tsv": "\t", ".txt": "\t", ".edges": " "}
@@ -54,11 +56,7 @@ def read_edge_list(
                     "trust the file.",
                 )
         if not blocks and not lines.said_empty:
-            raise fault(
-                path,
-                'there is no edge in it: give lines "source target", or, for an empty graph, a '
-                'line "# shape: rows x columns".',
-            )
+            raise no_edges(path)
         table = np.concatenate(blocks) if blocks else np.empty((0, 3))
         shape = lines.shape_of(table)
         index = foreign.index_dtype(shape, len(table))
@@ -67,6 +65,34 @@ def read_edge_list(
     if lines.columns == 3:
         data = foreign.values("weight", np.ascontiguousarray(table[:, 2]), dtype)
     return COO(row, col, data, shape=shape)
+
+
+def edge_list_blocks(path: Path) -> Iterator[tuple[Array, tuple[int, int] | None]]:
+    """Read the lines in blocks: (lines, 2 or 3) float64, and the shape as far as it is stated.
+
+    There is a block for every 8 MiB, one without edges too, and the last one has the final shape.
+    """
+    lines, most = _Lines(path, None), np.full((1, 2), -1.0)
+    edges = 0
+    with reading(path, _ANY_SIZE) as stream, allocating(f"{path}: a block of edges"):
+        for text in _blocks(path, stream):
+            table = lines.parse(text)
+            if len(table):
+                most = np.maximum(most, table[:, :2].max(axis=0))
+                edges += len(table)
+            yield table, lines.shape
+    if not edges and not lines.said_empty:
+        raise no_edges(path)
+    yield np.empty((0, lines.columns or 2)), lines.shape_of(most)
+
+
+def no_edges(path: Path) -> FileFormatError:
+    """Make the error for a file without an edge, which does not say that it has none."""
+    return fault(
+        path,
+        'there is no edge in it: give lines "source target", or, for an empty graph, a line '
+        '"# shape: rows x columns".',
+    )
 
 
 def write_edge_list(path: Path, A: Format) -> None:

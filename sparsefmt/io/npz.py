@@ -13,6 +13,7 @@ import zipfile
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import repeat
 from math import prod
 from pathlib import Path
 from struct import error as StructError
@@ -33,6 +34,7 @@ from .bounded import fault, writing
 VERSION = 1
 _FORMATS: dict[str, Any] = {kind.format: kind for kind in (COO, CSR, CSC, CBSR, SGT)}
 _MOST_MEMBERS = 1000
+_MEND = "copy the file again, or write it with numpy.savez"
 #: What small arrays take for casts and checks does not count: a fifth of what ``read`` may take
 #: beside its limit, since checks look at parts of large arrays.
 _BUFFERS = 1 << 21
@@ -64,6 +66,49 @@ def read_npz(path: Path, *, dtype: Any, max_bytes: int) -> Format:
         if "format" in archive.members:
             return _read_scipy(archive, dtype)
         return _read_compressed(archive, CSR, dtype)
+
+
+def csr_blocks(
+    path: Path, length: int, *, max_bytes: int
+) -> Iterator[tuple[tuple[int, int], Array, Array, Array | None]] | None:
+    """Read a CSR in pieces of at most so many entries: shape, rows, columns and values.
+
+    None where the file stores another format.  Of the whole, ``indptr`` alone is held.
+    """
+    with path.open("rb") as file, _Archive(path, file, max_bytes) as archive:
+        stored = "csr"
+        if "sparsefmt" in archive.members:
+            header = _own_header(archive)
+            stored = "other" if header["values"] == "bfloat16" else header["format"]
+        elif "format" in archive.members:
+            stored = archive.text("format")
+    return _csr_blocks(path, length, max_bytes) if stored == "csr" else None
+
+
+def _csr_blocks(
+    path: Path, length: int, max_bytes: int
+) -> Iterator[tuple[tuple[int, int], Array, Array, Array | None]]:
+    with path.open("rb") as file, _Archive(path, file, max_bytes) as archive:
+        shape = checks.shape(archive.load("shape"))
+        indptr = foreign.indices("indptr", archive.load("indptr"))
+        nnz = int(indptr[-1]) if indptr.shape == (shape[0] + 1,) else -1
+        if nnz < 0 or indptr[0] or (indptr[1:] < indptr[:-1]).any():
+            raise fault(path, f"indptr does not ascend from 0 over {shape[0]} rows: {_MEND}.")
+        weighted = "data" in archive.members
+        columns = archive.blocks("indices", length)
+        values = archive.blocks("data", length) if weighted else repeat(None)
+        done = 0
+        for col, found in zip(columns, values, strict=False):
+            col = foreign.indices("indices", col)
+            checks.in_range("indices", col, shape[1], "columns")
+            entries = np.arange(done, done + len(col))
+            data = None if found is None else foreign.values("data", found)
+            if done + len(col) > nnz or (data is not None and len(data) != len(col)):
+                raise fault(path, f"indices and data do not have {nnz} numbers each: {_MEND}.")
+            yield shape, np.searchsorted(indptr, entries, side="right") - 1, col, data
+            done += len(col)
+        if done != nnz or (weighted and next(values, None) is not None):
+            raise fault(path, f"indices and data do not have {nnz} numbers each: {_MEND}.")
 
 
 def write_npz(path: Path, A: Format, *, compressed: bool) -> None:
@@ -120,12 +165,23 @@ class _Archive:
             )
         info = self.members[name]
         self._check_size(name, info)
-        mend = "copy the file again, or write it with numpy.savez"
-        with self._errors(f'member "{name}"', mend), allocating(f"{self.path}: {name}"):
+        with self._errors(f'member "{name}"', _MEND), allocating(f"{self.path}: {name}"):
             with self._zip.open(info) as member:
-                self._check_array(name, info, member)
+                size, dtype = self._check_array(name, info, member)
+                self._check_casts(name, size, dtype)
             with self._zip.open(info) as member:
                 return np.lib.format.read_array(member, allow_pickle=False)
+
+    def blocks(self, name: str, length: int) -> Iterator[Array]:
+        """Read a vector in pieces of at most so many numbers, without a limit to the whole."""
+        info = self.members[name]
+        self._check_claim(name, info)
+        with self._errors(f'member "{name}"', _MEND), self._zip.open(info) as member:
+            size, dtype = self._check_array(name, info, member)
+            for start in range(0, size, length):
+                piece = member.read(min(length, size - start) * dtype.itemsize)
+                yield np.frombuffer(piece, dtype)
+            member.read(1)  # the end, where zipfile compares the checksum
 
     def text(self, name: str) -> str:
         """Read the text of a member with one string or bytes."""
@@ -135,8 +191,8 @@ class _Archive:
         value = array.item()
         return value if isinstance(value, str) else value.decode("latin-1")
 
-    def _check_size(self, name: str, info: zipfile.ZipInfo) -> None:
-        """Check that what the central directory says is possible, and allowed."""
+    def _check_claim(self, name: str, info: zipfile.ZipInfo) -> None:
+        """Check that what the central directory says is possible."""
         packed = {zipfile.ZIP_STORED: 1, zipfile.ZIP_DEFLATED: _TIGHTEST}.get(info.compress_type, 0)
         whole = 0 <= info.header_offset <= self._size - info.compress_size
         if not whole or info.file_size > info.compress_size * packed:
@@ -146,6 +202,10 @@ class _Archive:
                 "truncated, a bomb, or packed by other means than deflate; write it with "
                 "numpy.savez.",
             )
+
+    def _check_size(self, name: str, info: zipfile.ZipInfo) -> None:
+        """Check that it is allowed, too."""
+        self._check_claim(name, info)
         self._left -= info.file_size
         if self._left < 0:
             raise fault(
@@ -154,8 +214,10 @@ class _Archive:
                 f"max_bytes={self._max_bytes}: raise max_bytes if you trust the file.",
             )
 
-    def _check_array(self, name: str, info: zipfile.ZipInfo, member: Any) -> None:
-        """Check that the array's own header agrees with the size of the member."""
+    def _check_array(
+        self, name: str, info: zipfile.ZipInfo, member: Any
+    ) -> tuple[int, np.dtype[Any]]:
+        """Check that the array's own header agrees with the size of the member; what it says."""
         version = np.lib.format.read_magic(member)
         if version not in ((1, 0), (2, 0)):
             raise ValueError(f"version {version} of the .npy format")
@@ -177,7 +239,7 @@ class _Archive:
                 f"shape {shape} of {dtype} needs {declared} bytes, "
                 f"but {info.file_size - member.tell()} follow"
             )
-        self._check_casts(name, prod(shape), dtype)
+        return prod(shape), dtype
 
     def _check_casts(self, name: str, size: int, dtype: np.dtype[Any]) -> None:
         """Check that there is room for the array's casts and comparisons."""

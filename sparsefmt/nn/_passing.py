@@ -189,6 +189,8 @@ class Passing(Module):
         edges = isinstance(given, Tensor) and given.layout is torch.strided
         if given is graph or edges or (isinstance(given, Tensor) and self._is_word):
             return graph
+        if getattr(given, "whole", None) is graph:  # of a rank that has all of it
+            return graph
         found: GraphLike = cast(Any, graph).with_data(None)
         return found
 

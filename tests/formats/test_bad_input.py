@@ -20,6 +20,7 @@ from sparsefmt.errors import (
     IndexRangeError,
     KernelLaunchError,
     OutOfMemoryError,
+    RankError,
     ShapeError,
     SparseFmtError,
     UnsupportedError,
@@ -1331,6 +1332,7 @@ BUILT_IN = {
     FileFormatError: ValueError,
     OutOfMemoryError: MemoryError,
     KernelLaunchError: RuntimeError,
+    RankError: RuntimeError,
 }
 
 

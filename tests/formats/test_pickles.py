@@ -1,14 +1,15 @@
 """Pickles made before files moved to their rooms still load, and new ones name public places."""
 
 import pickle
+from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import ROOT
 
 import sparsefmt
 from sparsefmt import COO, Graph
 
+ROOT = Path(__file__).resolve().parents[2]
 ROW, COL = np.array([4, 0, 2, 0, 4, 5], np.int32), np.array([1, 3, 2, 0, 1, 6], np.int32)
 VALUES = np.array([0.5, -1.0, 2.0, 0.0, 3.25, -0.75], np.float32)
 

@@ -172,6 +172,13 @@ def test_imports_run_one_way_only():
             and found.scope == ("Format", "__matmul__")
             and found.target.startswith("sparsefmt.ops.matmul")
         )
+        # `sparsefmt partition`: folders of parts, which are written without torch.
+        and not (
+            path == PACKAGE / "cli" / "partitioning.py"
+            and found.target.startswith(
+                ("sparsefmt.distributed.cutting", "sparsefmt.distributed.files")
+            )
+        )
         # `SGT.split`: tiles for tensor cores are cut by the room that reads them.
         and not (
             path == PACKAGE / "formats" / "sgt.py"
@@ -213,6 +220,25 @@ def test_formats_load_no_optional_library():
                 library == "torch" and path != PACKAGE / "interop" / "torch.py"
             ):
                 wrong.append(f"{where(path, found.line)} imports {found.target}")
+    assert not wrong, "\n".join(wrong)
+
+
+#: What `sparsefmt partition` uses, for those who have no torch.
+WITHOUT_TORCH = ("cutting", "files", "fingerprint", "rows")
+
+
+def test_parts_of_graphs_are_written_without_torch():
+    wrong = [
+        f"{where(path, found.line)} imports {found.target}"
+        for path in (PACKAGE / "distributed" / f"{name}.py" for name in WITHOUT_TORCH)
+        for found in imports(path)
+        if found.target.split(".")[0] == "torch"
+        or "autograd" in found.target
+        or (
+            found.target.startswith("sparsefmt.distributed.")
+            and found.target.split(".")[2] not in WITHOUT_TORCH
+        )
+    ]
     assert not wrong, "\n".join(wrong)
 
 

@@ -8,15 +8,16 @@ import os
 import pickle
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import ROOT
 
 from sparsefmt import CSR
 from sparsefmt.errors import FileFormatError
 from sparsefmt.io import read, write
 
+ROOT = Path(__file__).resolve().parents[2]
 MARKET = b"%%MatrixMarket matrix coordinate real general\n2 2 1\n1 2 5\n"
 
 

@@ -1,0 +1,399 @@
+"""A graph cut into files is the same graph, whatever the parts; damaged files are refused."""
+
+import json
+import shutil
+import tracemalloc
+from importlib.util import find_spec
+
+import numpy as np
+import pytest
+
+import sparsefmt
+from sparsefmt import COO, Graph, errors
+from sparsefmt.cli import main
+from sparsefmt.distributed.cutting import write_partition
+from sparsefmt.distributed.files import read_part, read_partition
+from sparsefmt.distributed.rows import balanced, metis
+from sparsefmt.generate import power_law
+from sparsefmt.io import chunks
+from sparsefmt.reorder import Order
+
+N = 50
+METIS = pytest.param(
+    "metis", marks=pytest.mark.skipif(not find_spec("pymetis"), reason="pymetis is not installed")
+)
+
+
+def edges_of(n=N, seed=0, count=300):
+    return np.random.default_rng(seed).integers(0, n, (2, count))
+
+
+def graph_of(ends, weight=None, n=N):
+    return Graph(COO(ends[1], ends[0], weight, shape=(n, n)))
+
+
+def vertex_data(n=N, seed=1):
+    draw = np.random.default_rng(seed)
+    masks = {"train": draw.random(n) < 0.5, "test": draw.random(n) < 0.5}
+    x = draw.normal(size=(n, 3)).astype(np.float32)
+    return {"features": x, "labels": draw.integers(-1, 4, n), "masks": masks}
+
+
+def together(folder, ranks):
+    """What all ranks read, with the first numbers of vertices: edges, weights, data."""
+    found = read_partition(folder)
+    parts = [read_part(found, rank, ranks) for rank in range(ranks)]
+    order = found.order()
+    order = np.arange(found.vertices) if order is None else order
+    edges = order[np.concatenate([part.edge_index for part in parts], axis=1)]
+    weights = [part.edge_weight for part in parts]
+    data = {"features": [p.features for p in parts], "labels": [p.labels for p in parts]}
+    data |= {name: [p.masks[name] for p in parts] for name in parts[0].masks}
+    back = np.argsort(order)
+    whole = {
+        name: np.concatenate(pieces)[back] for name, pieces in data.items() if pieces[0] is not None
+    }
+    return edges, None if weights[0] is None else np.concatenate(weights), whole
+
+
+def triples(ends, weight=None):
+    weight = np.ones(ends.shape[1]) if weight is None else weight
+    return sorted(zip(*ends.tolist(), weight.tolist(), strict=True))
+
+
+@pytest.mark.parametrize("by", ["balanced", METIS])
+@pytest.mark.parametrize(("parts", "ranks"), [(1, 1), (3, 3), (3, 2), (7, 3), (7, 1)])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_parts_are_the_graph(tmp_path, by, parts, ranks, weighted):
+    ends, data = edges_of(), vertex_data()
+    weight = np.random.default_rng(2).normal(size=300) if weighted else None
+    folder = tmp_path / "parts"
+    said = write_partition(graph_of(ends, weight), folder, parts, partitioner=by, **data)
+    assert read_partition(folder) == said
+    edges, weights, whole = together(folder, ranks)
+    assert triples(edges, weights) == triples(ends, weight)
+    assert (whole.pop("features") == data["features"]).all()
+    assert (whole.pop("labels") == data["labels"]).all()
+    assert whole.keys() == data["masks"].keys()
+    assert all((whole[name] == mask).all() for name, mask in data["masks"].items())
+
+
+def test_edges_of_a_part_keep_their_order(tmp_path):
+    ends = edges_of()
+    write_partition(graph_of(ends), tmp_path / "parts", 3)
+    part = read_part(tmp_path / "parts", 1)
+    mine = (ends[1] >= part.bounds[1]) & (ends[1] < part.bounds[2])
+    assert (part.edge_index == ends[:, mine]).all()
+
+
+@pytest.mark.parametrize(("n", "count"), [(N, 0), (0, 0), (1, 3), (2, 1)])
+@pytest.mark.parametrize("by", ["balanced", METIS])
+def test_small_and_empty_graphs_have_parts(tmp_path, n, count, by):
+    ends = edges_of(n, count=count) if n else np.zeros((2, 0), int)
+    said = write_partition(graph_of(ends, n=n), tmp_path / "parts", 4, partitioner=by)
+    assert (said.vertices, said.edges, said.parts) == (n, count, 4)
+    assert triples(together(tmp_path / "parts", 4)[0]) == triples(ends)
+
+
+def test_a_fingerprint_knows_graph_and_data_but_not_parts_or_order(tmp_path):
+    ends, data = edges_of(), vertex_data()
+    shuffled = graph_of(ends[:, ::-1])
+
+    def fingerprint(graph, parts, by="balanced", **changed):
+        folder = tmp_path / "parts"
+        shutil.rmtree(folder, ignore_errors=True)
+        return write_partition(graph, folder, parts, partitioner=by, **(data | changed)).graph
+
+    def backwards(graph, parts):
+        return Order(np.arange(N)[::-1].copy()), balanced(graph, parts)
+
+    first = fingerprint(graph_of(ends), 2)
+    assert first == fingerprint(shuffled, 3) == fingerprint(graph_of(ends), 4, backwards)
+    other = ends.copy()
+    other[0, 5] = (other[0, 5] + 1) % N
+    features = data["features"].copy()
+    features[3, 1] += 1
+    found = {
+        first,
+        fingerprint(graph_of(other), 2),
+        fingerprint(graph_of(ends[::-1]), 2),
+        fingerprint(graph_of(ends, np.ones(300)), 2),
+        fingerprint(graph_of(ends), 2, features=features),
+        fingerprint(graph_of(ends), 2, labels=data["labels"][::-1]),
+        fingerprint(graph_of(ends), 2, masks={}),
+    }
+    assert len(found) == 7
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("ending", ["npz", "csv", "tsv.gz", "mtx"])
+def test_files_are_read_in_pieces(tmp_path, monkeypatch, ending, weighted):
+    monkeypatch.setattr(chunks, "LENGTH", 64)
+    monkeypatch.setattr(sparsefmt.io.edge_list, "_BLOCK", 256)
+    ends = edges_of()
+    weight = np.random.default_rng(2).normal(size=300) if weighted else None
+    csr = graph_of(ends, weight).csr
+    sparsefmt.write(tmp_path / f"graph.{ending}", csr)
+    pieces = list(chunks.read_chunks(tmp_path / f"graph.{ending}"))
+    assert len(pieces) > 3
+    assert max(len(piece.source) for piece in pieces) <= 128
+    assert pieces[-1].shape == (N, N)
+    said = write_partition(tmp_path / f"graph.{ending}", tmp_path / "parts", 3)
+    edges, weights, _ = together(tmp_path / "parts", 3)
+    assert triples(edges, weights) == triples(ends, weight)
+    assert said.graph == write_partition(graph_of(ends, weight), tmp_path / "again", 2).graph
+
+
+def test_the_whole_graph_is_nowhere(tmp_path, monkeypatch):
+    monkeypatch.setattr(chunks, "LENGTH", 1000)
+    ends = edges_of(count=200_000)
+    sparsefmt.write(tmp_path / "graph.npz", graph_of(ends).csr)
+    del ends
+    tracemalloc.start()
+    write_partition(tmp_path / "graph.npz", tmp_path / "parts", 3)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 200_000 * 8 / 4  # a quarter of the ends of all edges as int32
+
+
+def test_pieces_of_ones_own_and_files_of_data(tmp_path):
+    ends, data = edges_of(), vertex_data()
+    np.save(tmp_path / "x.npy", data["features"])
+    pieces = [(ends[0, :100], ends[1, :100]), (ends[0, 100:], ends[1, 100:])]
+    write_partition(
+        pieces, tmp_path / "parts", 2, num_nodes=N, features=tmp_path / "x.npy", labels=None
+    )
+    edges, _, whole = together(tmp_path / "parts", 2)
+    assert triples(edges) == triples(ends)
+    assert (whole["features"] == data["features"]).all()
+
+
+@pytest.mark.parametrize("parts", [1, 2, 3, 8])
+def test_metis_cuts_fewer_edges_than_balanced_rows(parts):
+    pytest.importorskip("pymetis")
+    A = power_law(2000, 16000, community=50, seed=1)
+    graph = Graph(A)
+    order, bounds = metis(graph, parts)
+    assert sorted(order.perm.tolist()) == list(range(2000))
+    B, share = order.apply(A).tocoo(), A.nnz / parts
+
+    def cut(coo, bounds):
+        part = np.searchsorted(bounds, np.arange(2000), side="right")
+        return (part[coo.row] != part[coo.col]).sum()
+
+    assert parts == 1 or cut(B, bounds) < 0.6 * cut(A.tocoo(), balanced(graph, parts))
+    entries = np.diff(np.append(0, np.cumsum(np.bincount(B.row, minlength=2000)))[list(bounds)])
+    assert (entries < 1.1 * share + 60).all()
+
+
+def test_vertices_without_edges_go_to_the_lightest_parts():
+    pytest.importorskip("pymetis")
+    ends = np.array([[0, 1, 2, 4], [1, 0, 4, 2]])
+    order, bounds = metis(graph_of(ends, n=40), 4)
+    assert sorted(order.perm.tolist()) == list(range(40))
+    sizes = np.diff(bounds)
+    assert sizes.sum() == 40
+    assert sizes.max() - sizes.min() <= 4
+
+
+def test_metis_that_is_missing_is_named(monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "pymetis", None)
+    with pytest.raises(errors.UnsupportedError, match=r"pip install 'sparsefmt\[metis\]'"):
+        metis(graph_of(edges_of()), 2)
+
+
+# What is refused
+
+
+def wrong_arguments():
+    ends, data = edges_of(), vertex_data()
+    good, wide = graph_of(ends), Graph(COO(ends[1], ends[0], shape=(N, 99)))
+    short, objects = data["features"][1:], np.full((N, 1), None)
+    return {
+        "parts": (errors.ShapeError, "parts is 0", good, 0, {}),
+        "no integer": (errors.ShapeError, "parts is 2.5", good, 2.5, {}),
+        "rectangular": (errors.ShapeError, "square", wide, 2, {}),
+        "partitioner": (errors.UnsupportedError, "'best'", good, 2, {"partitioner": "best"}),
+        "generator": (errors.UnsupportedError, "several times", iter([ends]), 2, {}),
+        "number": (errors.UnsupportedError, "graph is a int", 7, 2, {}),
+        "features": (errors.ShapeError, "features has shape", good, 2, {"features": short}),
+        "labels": (errors.DtypeError, "give integers", good, 2, {"labels": np.ones(N)}),
+        "low labels": (errors.IndexRangeError, "below -1", good, 2, {"labels": np.full(N, -2)}),
+        "masks": (errors.UnsupportedError, "val and test", good, 2, {"masks": {"all": [1]}}),
+        "mask": (errors.DtypeError, "give bool", good, 2, {"masks": {"val": np.ones(N)}}),
+        "objects": (errors.DtypeError, "give numbers", good, 2, {"features": objects}),
+        "negative": (errors.IndexRangeError, "source", [ends - 1], 2, {}),
+        "beyond": (errors.IndexRangeError, "vertices", [ends], 2, {"num_nodes": 10}),
+        "lengths": (errors.ShapeError, "one length", [(ends[0], ends[1, 1:])], 2, {}),
+        "floats": (errors.DtypeError, "source", [ends + 0.5], 2, {}),
+        "weights": (
+            errors.DtypeError, "one dtype", [ends, (*ends, np.ones(300))], 2, {}
+        ),
+        "cut": (errors.ShapeError, "must cut all", good, 2, {"partitioner": lambda *_: (0, 1, 2)}),
+        "many vertices": (errors.OutOfMemoryError, "vertices", [ends + 2**50], 2, {}),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", wrong_arguments())
+def test_wrong_arguments_are_refused_and_leave_nothing(tmp_path, name):
+    kind, text, graph, parts, options = wrong_arguments()[name]
+    with pytest.raises(kind, match=text):
+        write_partition(graph, tmp_path / "parts", parts, **options)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_that_holds_something_is_left_alone(tmp_path):
+    (tmp_path / "mine").write_text("mine")
+    with pytest.raises(errors.FileFormatError, match="there already"):
+        write_partition(graph_of(edges_of()), tmp_path, 2)
+    with pytest.raises(FileNotFoundError, match="no such folder"):
+        write_partition(graph_of(edges_of()), tmp_path / "no" / "parts", 2)
+    assert [one.name for one in tmp_path.iterdir()] == ["mine"]
+
+
+def test_a_graph_that_changes_between_passes_is_refused(tmp_path):
+    class Changing:
+        times = 0
+
+        def __iter__(self):
+            self.times += 1
+            return iter([edges_of(seed=self.times)])
+
+    with pytest.raises(errors.FileFormatError, match="changed while it was read"):
+        write_partition(Changing(), tmp_path / "parts", 5)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.fixture
+def folder(tmp_path):
+    write_partition(graph_of(edges_of()), tmp_path / "parts", 3, **vertex_data())
+    return tmp_path / "parts"
+
+
+def test_more_ranks_than_parts_are_refused(folder):
+    with pytest.raises(errors.ShapeError, match=r"3 parts and there are 4 ranks: .*--parts 4"):
+        read_part(folder, 0, 4)
+    with pytest.raises(errors.ShapeError, match="from 0 to 1"):
+        read_part(folder, 2, 2)
+
+
+FILES = ["source", "target", "features", "labels", "train"]
+
+
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("how", ["flip", "cut", "more", "gone", "pickle"])
+def test_a_damaged_file_is_refused(folder, name, how):
+    path = folder / "part1" / f"{name}.npy"
+    data = bytearray(path.read_bytes())
+    if how == "flip":
+        data[-1] ^= 1
+    if how == "pickle":
+        np.save(path, np.array([print], object), allow_pickle=True)
+        data = path.read_bytes()
+    path.write_bytes({"cut": data[:-3], "more": data + b"0"}.get(how, data))
+    if how == "gone":
+        path.unlink()
+    with pytest.raises(errors.FileFormatError, match=rf"{name}\.npy: .*copy the folder again"):
+        read_part(folder, 1)
+    read_part(folder, 0)  # the others are whole
+
+
+HEADERS = {
+    "no JSON": lambda said: b"{",
+    "no object": lambda said: b"[1]",
+    "binary": lambda said: b"\x80\x04\xff",
+    "deep": lambda said: b"[" * 100_000,
+    "no format": lambda said: {k: v for k, v in said.items() if k != "format"},
+    "no bounds": lambda said: {k: v for k, v in said.items() if k != "bounds"},
+    "bounds": lambda said: said | {"bounds": [0, 40, 20, N]},
+    "one bound": lambda said: said | {"bounds": [0]},
+    "texts": lambda said: said | {"bounds": ["a", "b"]},
+    "negative": lambda said: said | {"edges": -1},
+    "dtype": lambda said: said | {"dtypes": said["dtypes"] | {"features": "object"}},
+    "name": lambda said: said | {"dtypes": said["dtypes"] | {"../x": "int64"}},
+    "files": lambda said: said | {"files": {}},
+    "sizes": lambda said: said | {"files": {key: [1] for key in said["files"]}},
+    "more": lambda said: said | {"extra": 1},
+}
+
+
+@pytest.mark.parametrize("name", HEADERS)
+def test_a_damaged_header_is_refused(folder, name):
+    path = folder / "partition.json"
+    said = HEADERS[name](json.loads(path.read_text()))
+    path.write_bytes(said if isinstance(said, bytes) else json.dumps(said).encode())
+    with pytest.raises(errors.FileFormatError, match=r"partition\.json: .*copy the folder again"):
+        read_partition(folder)
+
+
+def test_a_later_format_and_another_folder_are_refused(folder, tmp_path):
+    path = folder / "partition.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"format": 2}))
+    with pytest.raises(errors.UnsupportedError, match="update sparsefmt"):
+        read_partition(folder)
+    with pytest.raises(errors.FileFormatError, match=r"no partition\.json"):
+        read_partition(tmp_path)
+
+
+BROKEN_NPZ = {
+    "indptr": {"indptr": np.array([0, 3, 2])},
+    "short": {"indices": np.array([0])},
+    "long": {"indices": np.array([0, 1, 1, 0])},
+    "beyond": {"indices": np.array([0, 1, 2])},
+    "negative": {"indices": np.array([0, 1, -1])},
+    "more values": {"data": np.ones(5)},
+    "fewer values": {"data": np.ones(2)},
+}
+
+
+@pytest.mark.parametrize("name", BROKEN_NPZ)
+def test_a_csr_that_contradicts_itself_is_refused_in_pieces_too(tmp_path, name):
+    good = {
+        "indptr": np.array([0, 2, 3]),
+        "indices": np.array([0, 1, 1]),
+        "shape": np.array([2, 2]),
+    }
+    np.savez(tmp_path / "graph.npz", **(good | BROKEN_NPZ[name]))
+    with pytest.raises(errors.FileFormatError, match=r"graph\.npz"):
+        list(chunks.read_chunks(tmp_path / "graph.npz"))
+
+
+# The command
+
+
+def test_the_command_cuts_a_graph_with_data(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    ends, data = edges_of(), vertex_data()
+    sparsefmt.write("graph.npz", graph_of(ends).csr)
+    (tmp_path / "data").mkdir()
+    names = {"x": data["features"], "y": data["labels"], "train_mask": data["masks"]["train"]}
+    for name, array in names.items():
+        np.save(tmp_path / "data" / f"{name}.npy", array)
+    assert main(["partition", "graph.npz", "--parts", "3", "-o", "parts", "--data", "data"]) == 0
+    said = capsys.readouterr().out
+    assert said.startswith("wrote parts: 50 vertices and 300 edges in 3 parts by balanced, with ")
+    edges, _, whole = together("parts", 2)
+    assert triples(edges) == triples(ends)
+    assert whole.keys() == {"features", "labels", "train"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["graph.npz", "--parts", "3", "-o", "graph.npz"], "there already"),
+        (["graph.npz", "--parts", "0", "-o", "parts"], "x>=1"),
+        (["graph.npz", "--parts", "2", "-o", "no/parts"], "no such folder"),
+        (["graph.npz", "--parts", "2", "-o", "parts", "--data", "."], "none of x.npy"),
+        (["none.npz", "--parts", "2", "-o", "parts"], "No such file"),
+        (["graph.npz", "--parts", "2", "-o", "parts", "--num-nodes", "7"], "vertices"),
+        (["graph.npz", "--parts", "2", "-o", "parts", "--by", "luck"], "luck"),
+    ],
+)
+def test_the_command_refuses_in_one_line(tmp_path, monkeypatch, capsys, arguments, text):
+    monkeypatch.chdir(tmp_path)
+    sparsefmt.write("graph.npz", graph_of(edges_of()).csr)
+    assert main(["partition", *arguments]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("sparsefmt: error:")
+    assert text in line
+    assert [one.name for one in tmp_path.iterdir()] == ["graph.npz"]

@@ -1,0 +1,346 @@
+"""Training gives the same losses on any number of ranks, also where it goes on on other ones."""
+
+import os
+import pickle
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import train_cases
+from train_cases import options_of, write_parts
+
+from sparsefmt import errors
+from sparsefmt.distributed import train
+from sparsefmt.distributed.checkpoint import load_checkpoint, restore, save_checkpoint
+from sparsefmt.distributed.files import read_part, read_partition
+from sparsefmt.distributed.options import MODELS
+from sparsefmt.distributed.training import check_trainable
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def train_on(ranks, count, folder, **changed):
+    """Losses that all ranks have alike."""
+    first, *others = ranks.run(count, train_cases.losses, folder, changed)
+    assert all(one == first for one in others)
+    return np.array(first)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return write_parts(tmp_path_factory.mktemp("train") / "parts", 3)
+
+
+def test_a_graph_is_loaded_from_its_folder(ranks, folder):
+    for count in (1, 2, 3):
+        for (source, target), bounds, rank in ranks.run(count, train_cases.loaded, folder):
+            part = read_part(folder, rank, count)
+            assert part.bounds == bounds
+            assert sorted(zip(source, (t + bounds[rank] for t in target), strict=True)) == sorted(
+                zip(*part.edge_index.tolist(), strict=True)
+            )
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_losses_do_not_depend_on_ranks(ranks, folder, model):
+    alone = train_on(ranks, 1, folder, model=model)
+    assert alone[-1] < alone[0]
+    for count in (2, 3):
+        found = train_on(ranks, count, folder, model=model)
+        assert np.abs(found - alone).max() < 1e-10
+
+
+@pytest.mark.parametrize("model", ["gcn", "sage"])
+def test_edge_weights_count(ranks, tmp_path, model):
+    weighted = write_parts(tmp_path / "weighted", 3, weighted=True)
+    plain = write_parts(tmp_path / "plain", 3)
+    alone = train_on(ranks, 1, weighted, model=model)
+    assert np.abs(train_on(ranks, 3, weighted, model=model) - alone).max() < 1e-10
+    assert np.abs(train_on(ranks, 1, plain, model=model) - alone).max() > 1e-6
+
+
+@pytest.mark.parametrize("cut", ["balanced", "metis"])
+def test_a_training_goes_on_on_other_ranks_and_parts(ranks, folder, tmp_path, cut):
+    if cut == "metis" and not find_spec("pymetis"):
+        pytest.skip("pymetis is not installed")
+    whole = train_on(ranks, 3, folder)
+    checkpoint = tmp_path / "checkpoint.pt"
+    begun = train_on(ranks, 3, folder, epochs=3, checkpoint=checkpoint)
+    other = write_parts(tmp_path / "parts", 5, by=cut)
+    saved = checkpoint.read_bytes()
+    for count in (1, 2, 4):
+        checkpoint.write_bytes(saved)
+        rest = train_on(ranks, count, other, checkpoint=checkpoint, resume=True)
+        assert np.abs(np.append(begun, rest) - whole).max() < 1e-10
+
+
+def test_a_training_with_dropout_goes_on_as_if_it_had_not_stopped(ranks, folder, tmp_path):
+    given = {"dropout": 0.5, "checkpoint": tmp_path / "checkpoint.pt"}
+    whole = train_on(ranks, 2, folder, dropout=0.5)
+    begun = train_on(ranks, 2, folder, epochs=4, **given)
+    rest = train_on(ranks, 2, folder, resume=True, **given)
+    assert np.append(begun, rest).tolist() == whole.tolist()
+    assert len(set(whole.tolist())) == len(whole)
+
+
+def test_without_a_checkpoint_resume_begins(ranks, folder, tmp_path):
+    given = {"checkpoint": tmp_path / "checkpoint.pt", "resume": True, "epochs": 2}
+    assert len(train_on(ranks, 2, folder, **given)) == 2
+    assert len(train_on(ranks, 2, folder, **given)) == 0
+
+
+# Checkpoints
+
+
+@pytest.fixture
+def saved(tmp_path):
+    module = torch.nn.Linear(3, 2)
+    optimizer = torch.optim.Adam(module.parameters())
+    module(torch.ones(1, 3)).sum().backward()
+    optimizer.step()
+    path = tmp_path / "checkpoint.pt"
+    save_checkpoint(path, module, optimizer, epoch=7, facts={"graph": "a", "seed": 1})
+    return path, module, optimizer
+
+
+def test_a_checkpoint_is_what_was_saved(saved):
+    path, module, optimizer = saved
+    found = load_checkpoint(path, facts={"graph": "a", "seed": 1})
+    other = torch.nn.Linear(3, 2)
+    again = torch.optim.Adam(other.parameters())
+    assert restore(path, found, other, again) == 7
+    assert torch.equal(other.weight, module.weight)
+    ours, theirs = (one.state_dict()["state"][0]["exp_avg"] for one in (optimizer, again))
+    assert torch.equal(ours, theirs)
+
+
+def test_a_checkpoint_is_written_whole_or_not_at_all(saved, monkeypatch):
+    path, module, optimizer = saved
+    before = path.read_bytes()
+
+    def full(state, stream):
+        stream.write(b"half")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(torch, "save", full)
+    with pytest.raises(OSError, match=r"No space left.*checkpoint\.pt"):
+        save_checkpoint(path, module, optimizer, epoch=8, facts={})
+    assert path.read_bytes() == before
+    assert [one.name for one in path.parent.iterdir()] == [path.name]
+
+
+@pytest.mark.parametrize("name", ["graph", "seed"])
+def test_a_checkpoint_of_another_training_is_refused(saved, name):
+    with pytest.raises(errors.FileFormatError, match=f"its {name} is .* without --resume"):
+        load_checkpoint(saved[0], facts={"graph": "a", "seed": 1, name: "other"})
+
+
+class Evil:
+    def __reduce__(self):
+        return os.remove, ("never called",)
+
+
+@pytest.mark.parametrize("how", ["cut", "empty", "text", "pickle", "other", "list", "lacks"])
+def test_a_damaged_checkpoint_is_refused(saved, how):
+    path, *_ = saved
+    if how == "pickle":
+        path.write_bytes(pickle.dumps(Evil(), protocol=2))
+    elif how in ("other", "list", "lacks"):
+        torch.save({"other": {"a": 1}, "list": [1], "lacks": {"format": 1}}[how], path)
+    else:
+        data = path.read_bytes()
+        path.write_bytes({"cut": data[: len(data) // 2], "empty": b"", "text": b"hello"}[how])
+    with pytest.raises(errors.FileFormatError, match=r"checkpoint\.pt: .*without --resume"):
+        load_checkpoint(path, facts={})
+
+
+def test_a_checkpoint_of_a_later_version_or_another_model_is_refused(saved):
+    path, _, optimizer = saved
+    found = load_checkpoint(path, facts={})
+    with pytest.raises(errors.FileFormatError, match="does not fit the model"):
+        restore(path, found, torch.nn.Linear(4, 2), optimizer)
+    torch.save(found | {"format": 2}, path)
+    with pytest.raises(errors.UnsupportedError, match="format 2"):
+        load_checkpoint(path, facts={})
+
+
+def test_folders_that_lack_something_are_refused(folder, tmp_path):
+    found = read_partition(folder)
+    for name in ("features", "labels"):
+        dtypes = {key: one for key, one in found.dtypes.items() if key != name}
+        lacking = type(found)(**{**vars(found), "dtypes": dtypes})
+        with pytest.raises(errors.UnsupportedError, match=f"no {name}: .*--data"):
+            check_trainable(lacking, options_of())
+    with pytest.raises(errors.UnsupportedError, match="no multiple of --heads"):
+        check_trainable(found, options_of(model="gat", hidden=7))
+    weighted = read_partition(write_parts(tmp_path / "weighted", 2, weighted=True))
+    with pytest.raises(errors.UnsupportedError, match="gat does not read"):
+        check_trainable(weighted, options_of(model="gat"))
+
+
+# Processes of their own
+
+COMMAND = [
+    *("-m", "sparsefmt.distributed.train"),
+    *"--hidden 8 --layers 2 --dropout 0 --dtype float64 --every 1 --device cpu".split(),
+]
+
+
+def environment(**changed):
+    kept = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    return kept | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"} | changed
+
+
+def free_port():
+    with socket.socket() as one:
+        one.bind(("localhost", 0))
+        return one.getsockname()[1]
+
+
+def start(arguments, folder, **changed):
+    return subprocess.Popen(
+        [sys.executable, *arguments],
+        cwd=folder,
+        env=environment(**changed),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def by_hand(ranks, arguments, folder):
+    where = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "localhost", "MASTER_PORT": str(free_port())}
+    return [start(arguments, folder, RANK=str(rank), **where) for rank in range(ranks)]
+
+
+def read_losses(text):
+    return {int(n): float(loss) for n, loss in re.findall(r"^epoch (\d+)  loss (\S+)", text, re.M)}
+
+
+def wait_for(process, line):
+    """Read its lines up to the one that begins so."""
+    said = ""
+    for one in iter(process.stdout.readline, ""):
+        said += one
+        if one.startswith(line):
+            return said
+    raise AssertionError(said + process.stderr.read())
+
+
+def end(processes):
+    for one in processes:
+        one.kill()
+        one.communicate()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("ranks", "dead"), [(3, 2), (2, 0)])
+def test_a_killed_rank_is_named_and_fewer_ranks_go_on(folder, tmp_path, capsys, ranks, dead):
+    long = [*COMMAND, str(folder), "--checkpoint", "c.pt", "--timeout", "30", "--epochs", "100000"]
+    processes = by_hand(ranks, long, tmp_path)
+    try:
+        begun = read_losses(wait_for(processes[0], "epoch 3"))
+        processes[dead].send_signal(signal.SIGKILL)
+        killed = time.monotonic()
+        for rank, process in enumerate(processes):
+            out, said = process.communicate(timeout=60)
+            begun |= read_losses(out) if rank == 0 else {}
+            if rank != dead:
+                assert process.returncode == 1
+                assert f"sparsefmt: error: rank {dead} is gone: " in said
+                assert "--resume" in said
+        assert time.monotonic() - killed < 30
+    finally:
+        end(processes)
+    done = torch.load(tmp_path / "c.pt", weights_only=True)["epoch"]
+    assert done >= 2
+    rest = [*COMMAND[2:], str(folder), "--epochs", str(done + 2)]
+    assert train.main([*rest, "--checkpoint", str(tmp_path / "c.pt"), "--resume"]) == 0
+    found = read_losses(capsys.readouterr().out)
+    assert sorted(found) == [done + 1, done + 2]
+    assert [one.name for one in tmp_path.iterdir()] == ["c.pt"]  # a killed rank's draft is gone
+    assert train.main(rest) == 0
+    alone = read_losses(capsys.readouterr().out)
+    assert all(loss == pytest.approx(alone[epoch], abs=2e-9) for epoch, loss in found.items())
+    assert all(begun[epoch] == pytest.approx(alone[epoch], abs=2e-9) for epoch in (1, 2, 3))
+
+
+@pytest.mark.slow
+def test_torchrun_trains_and_names_a_killed_rank(folder, tmp_path):
+    run = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port"]
+    said = [str(free_port()), *COMMAND, str(folder), "--epochs", "100000"]
+    process = start([*run, *said], tmp_path)
+    try:
+        wait_for(process, "epoch 2")
+        os.kill(child_of(process.pid, "LOCAL_RANK=1"), signal.SIGKILL)
+        _, said = process.communicate(timeout=60)
+    finally:
+        end([process])
+    assert process.returncode != 0
+    assert re.search(r"rank\s*: 1 \(local_rank: 1\)", said)
+    assert "Signal 9" in said
+
+
+def child_of(parent, variable):
+    """The process that a process has started with this variable."""
+    for one in Path("/proc").glob("[0-9]*"):
+        try:
+            stat = (one / "stat").read_text().rpartition(")")[2].split()
+            mine = int(stat[1]) == parent
+            if mine and variable.encode() in (one / "environ").read_bytes().split(b"\0"):
+                return int(one.name)
+        except OSError:  # it has ended meanwhile
+            continue
+    raise AssertionError(variable)
+
+
+@pytest.mark.slow
+def test_a_rank_that_fails_tells_the_others_why(folder, tmp_path):
+    (tmp_path / "c.pt").write_bytes(b"no checkpoint")
+    processes = by_hand(
+        2, [*COMMAND, str(folder), "--checkpoint", "c.pt", "--resume", "--timeout", "30"], tmp_path
+    )
+    try:
+        for process in processes:
+            _, said = process.communicate(timeout=60)
+            assert process.returncode == 1
+            last = said.splitlines()[-1]
+            assert last.startswith("sparsefmt: error: rank 0 failed: FileFormatError: c.pt: it is")
+    finally:
+        end(processes)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["none"], "none: there is no partition.json"),
+        (["parts", "--model", "gat", "--hidden", "9"], "no multiple of --heads"),
+        (["parts", "--checkpoint", "parts/no/c.pt"], "parts/no: no such folder"),
+    ],
+)
+def test_a_process_alone_refuses_in_one_line(folder, monkeypatch, capsys, arguments, text):
+    monkeypatch.chdir(folder.parent)
+    assert train.main([*arguments, "--device", "cpu"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("sparsefmt: error:")
+    assert text in line
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    ["--epochs 0", "--lr x", "--dropout 2", "--timeout 0", "--resume", "--bad"],
+)
+def test_bad_options_are_refused(capsys, arguments):
+    with pytest.raises(SystemExit) as found:
+        train.main(["parts", *arguments.split()])
+    assert found.value.code == 2
+    assert arguments.split()[0] in capsys.readouterr().err

@@ -1,0 +1,54 @@
+"""A graph to train on, and what ranks of the pool train."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from sparsefmt import COO
+from sparsefmt.distributed.cutting import write_partition
+from sparsefmt.distributed.files import read_partition
+from sparsefmt.distributed.graph import DistGraph
+from sparsefmt.distributed.options import Options
+from sparsefmt.distributed.training import Training
+
+N, CLASSES = 80, 4
+
+
+def write_parts(folder: Path, parts: int, *, weighted: bool = False, by: Any = "balanced") -> Path:
+    """A small graph with labels that the features tell, and a rank without labelled vertices."""
+    draw = np.random.default_rng(0)
+    ends = draw.integers(0, N, (2, 500))
+    labels = draw.integers(0, CLASSES, N)
+    labels[::5] = -1
+    weight = draw.random(500) if weighted else None
+    features = np.eye(CLASSES + 1)[labels] + draw.normal(size=(N, CLASSES + 1))
+    train = draw.random(N) < 0.5
+    train[-30:] = False
+    graph = COO(ends[1], ends[0], weight, shape=(N, N))
+    masks = {"train": train, "test": ~train}
+    write_partition(
+        graph, folder, parts, partitioner=by, features=features, labels=labels, masks=masks
+    )
+    return folder
+
+
+def options_of(**changed: Any) -> Options:
+    """Options of a training that is the same on any number of ranks."""
+    given = {"hidden": 8, "layers": 2, "k": 4, "heads": 2, "epochs": 6, "every": 2}
+    return Options(**{**given, "dropout": 0.0, "dtype": "float64", **changed})
+
+
+def loaded(group: Any, folder: Path) -> tuple[list[list[int]], tuple[int, ...], int]:
+    """Edges that a rank has in its graph, the bounds of ranks, and its rank."""
+    graph = DistGraph.load(folder, group)
+    coo = graph.local.structure.tocoo()
+    numbers = torch.cat([torch.arange(*graph.bounds[graph.rank :][:2]), graph.halo.vertices])
+    return [numbers[coo.col].tolist(), coo.row.tolist()], graph.bounds, graph.rank
+
+
+def losses(group: Any, folder: Path, changed: dict[str, Any]) -> list[float]:
+    """Losses of the epochs that are trained."""
+    training = Training(read_partition(folder), options_of(**changed), group, torch.device("cpu"))
+    return training.run()
