@@ -202,6 +202,8 @@ def refusals(group: Any) -> list[str]:
     turned = nn.SAGEConv(FEAT, 3, flow="target_to_source").double()
     cases: list[Any] = [
         lambda: dist_spmm(graph, x, reduce="max"),
+        lambda: dist_spmm(whole, x),
+        lambda: DistGraph.of(whole, graph.bounds, group, exchange_dtype="bfloat16"),
         lambda: dist_spmm(graph, torch.cat([x, x])),
         lambda: dist_spmm(graph, x.tolist()),
         lambda: dist_spmm(graph, x.long()),
@@ -282,3 +284,15 @@ def autocast(group: Any, name: str) -> list[Any]:
         z.float().sum().backward()
     y = graph.rows_of(y.detach().float())
     return [y.dtype == z.float().dtype, worst([(z.detach().float(), y)]) / float(y.abs().max())]
+
+
+def repeated(group: Any) -> bool:
+    """Whether products and gradients of two calls are the same, bit by bit."""
+    graph, _ = shared_graph(group, "hub")
+    found = []
+    for _ in range(2):
+        x = graph.rows_of(numbers(N, FEAT)).float().requires_grad_()
+        weight = numbers(graph.local.nnz).float().requires_grad_()
+        y = dist_spmm(graph, x, weight, reduce="mean")
+        found.append([y, *torch.autograd.grad(y.square().sum(), [x, weight])])
+    return all(torch.equal(a, b) for a, b in zip(*found, strict=True))

@@ -79,3 +79,7 @@ def test_layers_take_autocast(ranks, name):
     for alike, error in ranks.run(2, exchange_cases.autocast, name):
         assert alike
         assert error < 2**-4
+
+
+def test_products_and_gradients_are_the_same_at_each_call(ranks):
+    assert ranks.run(4, exchange_cases.repeated) == [True] * 4
