@@ -61,9 +61,9 @@ class Halo:
         group: Any = None,
         exchange_dtype: torch.dtype | None = None,
     ) -> None:
-        if exchange_dtype is not None and not exchange_dtype.is_floating_point:
+        if exchange_dtype is not None and not getattr(exchange_dtype, "is_floating_point", False):
             raise DtypeError(
-                f"exchange_dtype is {exchange_dtype}: give a floating one, torch.bfloat16 for "
+                f"exchange_dtype is {exchange_dtype!r}: give a floating one, torch.bfloat16 for "
                 "instance."
             )
         self.vertices, self.group, self.exchange_dtype = wanted, group, exchange_dtype

@@ -51,7 +51,8 @@ def cross_entropy(
     labels = _labels_that_count(logits, labels, mask)
     count = (labels != UNLABELLED).sum()
     dist.all_reduce(count, group=group)
-    total = functional.cross_entropy(logits, labels, reduction="sum", ignore_index=UNLABELLED)
+    wide = logits.float() if logits.itemsize == 2 else logits  # a sum may pass their range
+    total = functional.cross_entropy(wide, labels, reduction="sum", ignore_index=UNLABELLED)
     return total / count.clamp(min=1)
 
 

@@ -8,7 +8,8 @@ from torch import Tensor
 from ..autograd import features_to_keep, spmm
 from ..autograd.cbsr import choose_features, spgemm
 from ..autograd.matmul import csr_operands
-from ..errors import UnsupportedError
+from ..errors import DtypeError, UnsupportedError
+from ..nn.shared import shared
 
 if TYPE_CHECKING:
     from .graph import DistGraph
@@ -49,7 +50,7 @@ def dist_spmm(
     UnsupportedError
         If ``reduce`` is another one.
     ShapeError, DtypeError, DeviceError
-        As ``autograd.spmm``.
+        As ``autograd.spmm``; DtypeError also if ``graph`` is no DistGraph.
 
     Notes
     -----
@@ -58,6 +59,10 @@ def dist_spmm(
     gradient are exchanged once, and again when the tensor has been changed in place, which all
     ranks must do alike.
     """
+    if shared(graph) is None:
+        raise DtypeError(
+            f"graph is a {type(graph).__name__}: give a DistGraph, or use autograd.spmm."
+        )
     if reduce not in ("sum", "mean"):
         raise UnsupportedError(f"reduce is {reduce!r}: give 'sum' or 'mean'.")
     graph.check("x", x)

@@ -98,7 +98,8 @@ class Ends(NamedTuple):
 
     def here(self) -> "Ends":
         """Give the graph of the entries here, if processes share it, beside it as a whole."""
-        return self._replace(graph=local_of(self.graph), away=shared(self.graph))
+        away = shared(self.graph)
+        return self if away is None else self._replace(graph=away.local, away=away)
 
     def gathered(self) -> "Ends":
         """Give the graph of the entries here, and features of all its sources."""

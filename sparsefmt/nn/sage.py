@@ -246,8 +246,8 @@ class SAGEConv(Convolution):
             how = "mean" if reduction == "mean" else "rescale"
             return self._aggregate(graph, h, width, edge_weight, **{how: True})
 
-        if self._reductions in self._of_parts and is_bare(self.lin_l):
-            if maps_first(graph, source, self.out_channels, otherwise=False):
+        if maps_first(graph, source, self.out_channels, otherwise=False):
+            if self._reductions in self._of_parts and is_bare(self.lin_l):
                 h, reduction = linear(source, self.lin_l.weight), self._reductions[0]
                 return plus(over_vertices(lambda h: reduced(h, reduction), h), self.lin_l.bias)
         parts = [

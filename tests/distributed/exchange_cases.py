@@ -202,6 +202,8 @@ def refusals(group: Any) -> list[str]:
     turned = nn.SAGEConv(FEAT, 3, flow="target_to_source").double()
     cases: list[Any] = [
         lambda: dist_spmm(graph, x, reduce="max"),
+        lambda: dist_spmm(whole, x),
+        lambda: DistGraph.of(whole, graph.bounds, group, exchange_dtype="bfloat16"),
         lambda: dist_spmm(graph, torch.cat([x, x])),
         lambda: dist_spmm(graph, x.tolist()),
         lambda: dist_spmm(graph, x.long()),
@@ -236,3 +238,61 @@ def refusals(group: Any) -> list[str]:
         else:
             found.append("")
     return found
+
+
+def attention_weights(group: Any) -> float:
+    """Largest difference of the weights of attention, by edges of the whole graph."""
+    torch.manual_seed(0)
+    conv = nn.GATConv(FEAT, 3, heads=2).double()
+    graph, whole = shared_graph(group)
+    x = numbers(N, FEAT)
+    y, (edges, weights) = conv(x, whole, return_attention_weights=True)
+    z, (mine, found) = conv(graph.rows_of(x), graph, return_attention_weights=True)
+    wanted = dict(zip(map(tuple, edges.T.tolist()), weights.detach(), strict=True))
+    pairs = [(found[i].detach(), wanted[tuple(edge)]) for i, edge in enumerate(mine.T.tolist())]
+    return worst([*pairs, (z.detach(), graph.rows_of(y.detach()))])
+
+
+def on_one_rank(group: Any, name: str) -> tuple[bool, int]:
+    """Whether a layer on one rank gives what it gives of the whole graph, bit by bit."""
+    torch.manual_seed(0)
+    conv = {"sage": nn.SAGEConv, "gcn": nn.GCNConv, "gat": nn.GATConv}[name](FEAT, 3).double()
+    graph, whole = shared_graph(group)
+    x = numbers(N, FEAT).requires_grad_()
+    same = torch.equal(conv(x, graph), conv(x, whole))
+    same = same and torch.equal(dist_spmm(graph, x), spmm(whole, x))
+    return same, graph.halo.traffic.exchanges
+
+
+def autocast(group: Any, name: str) -> list[Any]:
+    """The dtype of a layer's result within autocast, and its error over the largest value."""
+    torch.manual_seed(0)
+    makes = {
+        "gcn": lambda: nn.GCNConv(FEAT, 3),
+        "gcn maxk": lambda: nn.GCNConv(FEAT, 8, k=3),
+        "sage": lambda: nn.SAGEConv(FEAT, 3),
+        "gin": lambda: nn.GINConv(torch.nn.Linear(FEAT, 3)),
+        "gat": lambda: nn.GATConv(FEAT, 3),
+        "transformer": lambda: nn.TransformerConv(FEAT, 3),
+    }
+    conv = makes[name]()
+    graph, whole = shared_graph(group)
+    x = numbers(N, FEAT).float()
+    own = graph.rows_of(x).clone().requires_grad_()
+    with torch.autocast("cpu", torch.bfloat16):
+        y, z = conv(x, whole), conv(own, graph)
+        z.float().sum().backward()
+    y = graph.rows_of(y.detach().float())
+    return [y.dtype == z.float().dtype, worst([(z.detach().float(), y)]) / float(y.abs().max())]
+
+
+def repeated(group: Any) -> bool:
+    """Whether products and gradients of two calls are the same, bit by bit."""
+    graph, _ = shared_graph(group, "hub")
+    found = []
+    for _ in range(2):
+        x = graph.rows_of(numbers(N, FEAT)).float().requires_grad_()
+        weight = numbers(graph.local.nnz).float().requires_grad_()
+        y = dist_spmm(graph, x, weight, reduce="mean")
+        found.append([y, *torch.autograd.grad(y.square().sum(), [x, weight])])
+    return all(torch.equal(a, b) for a, b in zip(*found, strict=True))

@@ -61,3 +61,25 @@ def test_what_does_not_fit_is_refused_in_a_sentence_that_says_the_mend(ranks):
         for number, text in enumerate(found):
             assert text.endswith("."), number
             assert any(word in text for word in ("give", "leave", "use ", "run ", "make ")), text
+
+
+@pytest.mark.parametrize("count", [2, 4])
+def test_weights_of_attention_come_with_edges_of_the_whole_graph(ranks, count):
+    assert max(ranks.run(count, exchange_cases.attention_weights)) < 1e-10
+
+
+@pytest.mark.parametrize("name", ["sage", "gcn", "gat"])
+def test_one_rank_computes_as_without_ranks(ranks, name):
+    assert ranks.run(1, exchange_cases.on_one_rank, name) == [(True, 0)]
+
+
+@pytest.mark.parametrize("name", ["gcn", "gcn maxk", "sage", "gin", "gat", "transformer"])
+def test_layers_take_autocast(ranks, name):
+    # Sums of two parts in bfloat16 differ from one sum by few roundings of 2**-8.
+    for alike, error in ranks.run(2, exchange_cases.autocast, name):
+        assert alike
+        assert error < 2**-4
+
+
+def test_products_and_gradients_are_the_same_at_each_call(ranks):
+    assert ranks.run(4, exchange_cases.repeated) == [True] * 4

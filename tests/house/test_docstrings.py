@@ -13,7 +13,7 @@ from sparsefmt import errors
 
 MODULES = ["sparsefmt", "sparsefmt.ops"]
 if find_spec("torch"):
-    MODULES += ["sparsefmt.autograd", "sparsefmt.nn"]
+    MODULES += ["sparsefmt.autograd", "sparsefmt.nn", "sparsefmt.distributed"]
 PUBLIC = {
     f"{module}.{name}": getattr(import_module(module), name)
     for module in MODULES
