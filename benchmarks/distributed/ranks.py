@@ -53,6 +53,7 @@ def start(work: Work, options: argparse.Namespace) -> bool:
     """
     # Multicast by NVLink can put the GPUs of a host that others share out of service.
     os.environ["NCCL_NVLS_ENABLE"] = "0"
+    os.environ.setdefault("TORCH_NCCL_HIGH_PRIORITY", "1")  # as docs/distributed.md says
     with tempfile.TemporaryDirectory() as folder:
         mp.spawn(_serve, (folder, work, options), nprocs=max(options.ranks))  # type: ignore[no-untyped-call]
         return Path(folder, "right").exists()

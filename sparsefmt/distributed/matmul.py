@@ -4,14 +4,19 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.autograd import Function
+from torch.autograd.function import once_differentiable
 
 from ..autograd import features_to_keep, spmm
 from ..autograd.cbsr import choose_features, spgemm
-from ..autograd.matmul import csr_operands
+from ..autograd.convolutions import SPMM_WITH_OWN
+from ..autograd.matmul import SPMM, csr_operands
+from ..autograd.structure import side_of
 from ..errors import DtypeError, UnsupportedError
 from ..nn.shared import shared
 
 if TYPE_CHECKING:
+    from ..graph import Graph
     from .graph import DistGraph
 
 
@@ -76,8 +81,37 @@ def dist_spmm(
     weights = (None, None) if edge_weight is None else graph.split(edge_weight)
     own = spmm(graph.own, x, weights[0], row_scale=rows, col_scale=col_scale)
     received = exchange.finish()
+    if edge_weight is None and _adds_up_in_place(graph.rest, received, own, rows, of_halo):
+        found: Tensor = _Added.apply(received, own, graph.rest, rows, of_halo)  # type: ignore[no-untyped-call]
+        return found
     others = spmm(graph.rest, received, weights[1], row_scale=rows, col_scale=of_halo)
     return own.add_(others)
+
+
+def _adds_up_in_place(graph: "Graph", x: Tensor, own: Tensor, *scales: Tensor | None) -> bool:
+    """Tell whether the kernel of a product may add what is there, in one pass over the rows."""
+    constant = (one is None or (not one.requires_grad and one.dtype is x.dtype) for one in scales)
+    return graph.nnz > 0 and all(constant) and x.dtype is own.dtype and x.dtype.itemsize >= 4
+
+
+class _Added(Function):
+    """``r[i] * sum_e(c[j] * x[j, f])`` over the entries of a graph, and what is there already."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, own: Tensor, *given: Any) -> Tensor:
+        ctx.graph, *ctx.scales = given
+        side, there = side_of(ctx.graph, False), (own, None, False, None)
+        found: Tensor = SPMM_WITH_OWN(side, x, None, None, *ctx.scales, "sum", *there)
+        return found
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        dx = None
+        if ctx.needs_input_grad[0]:
+            rows, cols = ctx.scales
+            dx = SPMM(side_of(ctx.graph, True), grad, None, None, cols, rows, "sum")
+        return dx, grad, None, None, None
 
 
 def maxk_product(

@@ -45,6 +45,8 @@ def run(folder: Path, device: str, timeout: float, options: Options) -> None:
             torch.cuda.set_device(where)
             # NCCL would abort the process before the watch can say which rank is gone.
             os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
+            # Else an exchange waits until the product beside it has begun all of its blocks.
+            os.environ.setdefault("TORCH_NCCL_HIGH_PRIORITY", "1")
         dist.init_process_group(
             "nccl" if where.type == "cuda" else "gloo",
             store=below("group", store),

@@ -71,8 +71,11 @@ def check_counts(others: str = "", /, **counts: object) -> None:
 def check_square(graph: GraphLike, given: Any = None) -> None:
     """Check for a square graph, whose vertices each take part in their own result.
 
-    ``given`` is what the graph was made of: an error names the argument, or the Graph.
+    ``given`` is what the graph was made of: an error names the argument, or the Graph.  One that
+    processes share is checked beside its features.
     """
+    if shared(graph) is not None:
+        return
     tensors = graph_tensors(graph)
     if tensors.n_rows != tensors.n_cols:
         name = "graph" if given is None or given is graph else "edge_index"

@@ -187,9 +187,10 @@ class Passing(Module):
         its own kernel reduces: for a single word.
         """
         edges = isinstance(given, Tensor) and given.layout is torch.strided
-        if given is graph or edges or (isinstance(given, Tensor) and self._is_word):
+        whole: Any = getattr(given, "whole", None)  # of a rank that has all of it
+        if graph is given or graph is whole or edges:
             return graph
-        if getattr(given, "whole", None) is graph:  # of a rank that has all of it
+        if isinstance(given, Tensor) and self._is_word:
             return graph
         found: GraphLike = cast(Any, graph).with_data(None)
         return found
