@@ -55,7 +55,8 @@ def test_without_features_nothing_is_decided():
 @pytest.mark.gpu
 def test_a_small_graph_waits_and_a_captured_model_runs_what_was_planned():
     model, graph, x, found = planned("cuda", 1_000, 5_000)
-    assert found.launching.pays
+    host, whole = found.launching.measured  # who else is on the GPU decides which is longer
+    assert 0 < host <= whole
     with torch.no_grad():
         expected = model(x, graph)
         captured = capture(lambda x: model(x, graph), x)
