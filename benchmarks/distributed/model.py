@@ -145,10 +145,18 @@ def sending(size: float, link: Link, ranks: int) -> float:
 
 
 def calibrated(layers: Sequence[Layer], share: Share, machine: Machine, seconds: float) -> Machine:
-    """Set ``rest`` so that a step on one device, which has that share, takes so long."""
+    """Set ``rest`` so that a step on one device, which has that share, takes so long.
+
+    Where its products and maps alone would take longer (MaxK gathers fewer bytes) products are
+    taken to be faster.
+    """
     nothing = Link(math.inf, 0.0)
     bare = replace(machine, rest=0.0)
     known = step(layers, share, bare, nothing, ranks=1, parameters=0).total
+    maps = step(layers, share, replace(bare, gathered=math.inf), nothing, ranks=1, parameters=0)
+    left = seconds - maps.total
+    if known > seconds and left > 0:
+        return replace(bare, gathered=bare.gathered * (known - maps.total) / left)
     return replace(machine, rest=max(seconds - known, 0.0) / max(share.vertices, 1))
 
 

@@ -14,6 +14,9 @@ from .cpu_gat import Rows, Scores, Sizes
 from .gat_twin import Dropping, Twin, dropping_of, narrow, rounded, type_of_sums
 from .operands import Forward, GatArguments, heads_and_feat, shape_of
 
+#: Rows of a share of the sums of vectors' gradients, at least, and shares at most.
+_ROWS, _MOST_SHARES = 1024, 64
+
 
 def _forward(
     A: CSR, bias: Array | None, given: GatArguments, *, out: Array | None = None, train: bool = True
@@ -96,12 +99,12 @@ def _through_scores(
     h: Array, dh: Array, d_el: Array, d_er: Array, source: Array, target: Array
 ) -> tuple[Array, Array]:
     scores, vectors = (packed(d_el), packed(d_er)), (packed(source), packed(target))
-    with writing(dh) as (_, pieces):
-        sums, found = np.zeros((pieces, 2, *source.shape), d_el.dtype), packed(dh)
-        if h.size:
-            sizes = heads_and_feat(h)
-            of_rows = found, sums.reshape(-1), pieces
-            cpu_gat.through_scores(packed(h), scores, vectors, *sizes, *of_rows)
+    shares = min(-(-len(h) // _ROWS), _MOST_SHARES)  # whatever the number of threads
+    sums, found = np.zeros((shares, 2, *source.shape), d_el.dtype), packed(dh)
+    if h.size:
+        of_rows = *heads_and_feat(h), found, sums.reshape(-1), shares
+        with writing(dh):
+            cpu_gat.through_scores(packed(h), scores, vectors, *of_rows)
     return rounded(found.reshape(h.shape), h), sums.sum(0)
 
 

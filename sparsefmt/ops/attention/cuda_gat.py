@@ -268,8 +268,8 @@ def launch_rows(
     and have the numbers ``perm``.  ``flags`` tell whether entries are dropped, and what else there
     is.
     """
-    if not S.nnz:  # an entry of a column that exists, whose weight is 0
-        S, perm = replace(S, indices=S.indptr, nnz=1), 0
+    if not S.nnz:
+        S, perm = S.once(_of_one_entry), 0
     case = m.dtype(h), *heads_and_feat(h), alignment % 16, backward, narrow, flags
     nbytes, launch, add_up = S.once_alike(_launches, *case)
     sums, stream = 0, m.stream(h)
@@ -279,6 +279,11 @@ def launch_rows(
     launch(stream, perm, X, *params, sums, S.nnz)
     if add_up is not None:
         add_up(stream, *params, sums)
+
+
+def _of_one_entry(S: Structure) -> Structure:
+    """Give a structure without entries one of a column that exists, whose weight is 0."""
+    return replace(S, indices=S.indptr, nnz=1)
 
 
 def _launches(
