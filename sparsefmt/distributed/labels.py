@@ -7,9 +7,9 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import functional
 
-from ..errors import DeviceError, DtypeError, ShapeError
+from ..errors import DeviceError, DtypeError, IndexRangeError, ShapeError
 
-#: The label of a vertex without one, as in torch.
+#: The label of a vertex without one, as in torch; others below 0 mean the same.
 UNLABELLED = -100
 
 
@@ -25,7 +25,7 @@ def cross_entropy(
     ----------
     logits : Tensor, shape (n_local, n_classes)
     labels : Tensor of int64, shape (n_local,)
-        -100 for a vertex without a label.
+        Below 0 for a vertex without a label: -100 as in torch, -1 as ``read_part`` has it.
     mask : Tensor of bool, shape (n_local,), optional
         The vertices that count; by default all that have a label.
     group : ProcessGroup, optional
@@ -40,6 +40,8 @@ def cross_entropy(
     ------
     ShapeError, DtypeError, DeviceError
         If the tensors do not fit together.
+    IndexRangeError
+        If a label is no class; of a GPU torch tells, once it has come so far.
 
     Notes
     -----
@@ -73,18 +75,19 @@ def accuracy(
 
     Raises
     ------
-    ShapeError, DtypeError, DeviceError
-        If the tensors do not fit together.
+    ShapeError, DtypeError, DeviceError, IndexRangeError
+        As ``cross_entropy``.
 
     Notes
     -----
-    Waits for a GPU.
+    A vertex with a logit that is no number counts as wrong.  Waits for a GPU.
     """
     labels = _labels_that_count(logits, labels, mask)
-    counts = torch.stack([(logits.argmax(1) == labels).sum(), (labels != UNLABELLED).sum()])
+    right = (logits.argmax(1) == labels) & ~logits.isnan().any(1)
+    counts = torch.stack([right.sum(), (labels != UNLABELLED).sum()])
     dist.all_reduce(counts, group=group)
-    right, count = map(int, counts.tolist())  # synchronize!
-    return right / max(count, 1)
+    score, count = map(int, counts.tolist())  # synchronize!
+    return score / max(count, 1)
 
 
 def _labels_that_count(logits: Any, labels: Any, mask: Any) -> Tensor:
@@ -110,5 +113,11 @@ def _labels_that_count(logits: Any, labels: Any, mask: Any) -> Tensor:
                 f"{name} has shape {tuple(one.shape)} but logits has {n} rows: give ({n},), those "
                 "of this rank's vertices."
             )
-    found: Tensor = labels if mask is None else labels.masked_fill(~mask, UNLABELLED)
+    without = labels < 0 if mask is None else (labels < 0) | ~mask
+    found: Tensor = labels.masked_fill(without, UNLABELLED)
+    if not found.is_cuda and found.numel() and int(found.max()) >= logits.shape[1]:
+        raise IndexRangeError(
+            f"labels holds {int(found.max())} but logits has {logits.shape[1]} classes: give "
+            "labels below that."
+        )
     return found

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import Module
 from torch.nn.parameter import is_lazy
 
-from ..errors import DtypeError, UnsupportedError
+from ..errors import DtypeError, ShapeError, UnsupportedError
 
 
 def sum_gradients(module_or_parameters: Module | Iterable[Tensor], group: Any = None) -> None:
@@ -68,6 +68,8 @@ def broadcast_parameters(module: Module, group: Any = None) -> None:
     ------
     DtypeError
         If ``module`` is no Module.
+    ShapeError
+        If a rank has other parameters or buffers than the first; all ranks raise it.
     UnsupportedError
         If a parameter has no values yet.
 
@@ -77,12 +79,29 @@ def broadcast_parameters(module: Module, group: Any = None) -> None:
     """
     if not isinstance(module, Module):
         raise DtypeError(f"module is a {type(module).__name__}: give a torch.nn.Module.")
-    tensors = [*_parameters(module), *module.buffers()]
+    _parameters(module)  # refuses what has no values
+    named = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    _check_alike({name: (tuple(one.shape), str(one.dtype)) for name, one in named.items()}, group)
+    tensors = [*named.values()]
     first = 0 if group is None else dist.get_global_rank(group, 0)
     for alike in _by_dtype([one.detach() for one in tensors]):
         flat = torch.cat([one.reshape(-1) for one in alike])
         dist.broadcast(flat, first, group=group)
         _copy_back(alike, flat)
+
+
+def _check_alike(mine: dict[str, Any], group: Any) -> None:
+    """Check that all ranks have tensors of the same names, shapes and dtypes."""
+    every: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(every, mine, group=group)
+    for rank, other in enumerate(every):
+        for name in {**every[0], **other}:
+            theirs, first = other.get(name, "none"), every[0].get(name, "none")
+            if theirs != first:
+                raise ShapeError(
+                    f"rank {rank} has {theirs} as {name} where rank 0 has {first}: make the same "
+                    "module on all ranks."
+                )
 
 
 def _parameters(given: Any) -> list[Tensor]:
