@@ -39,6 +39,12 @@ OPTIONS = {
 #: Public names that belong to no room.
 SHARED = {"Costs", "Transpose", "compile_all", "explain", "transpose"}
 
+ROOF = [
+    ("graph.py, halo.py", "the rows of a rank, and", "what it reads of others"),
+    ("matmul.py, aggregation.py", "functions of autograd", "over ranks"),
+    ("cutting.py, files.py", "a graph in parts,", "without torch"),
+    ("train.py, watch.py", "training; a rank", "that is gone is named"),
+]
 TORCH = [
     ("structure.py", "the arrays of a Graph as", "tensors, made once; prepare"),
     ("_library.py", "a torch op for each", "row of the table"),
@@ -73,7 +79,6 @@ BESIDE = [
     ("testing/", "strategies, oracles"),
     ("cli/", "the command line"),
 ]
-TO_COME = [("distributed/", "above nn: graphs over several GPUs")]
 FILES = ["a room for each", "family, with files", "api.py", "cuda.py, *.cu", "cpu.py", "oracle.py"]
 
 COLOURS = {"fuseGNN": "#2b6cb0", "MaxK-GNN": "#b7472a", "ES-SpMM": "#2f855a", "TC-GNN": "#805ad5"}
@@ -165,31 +170,32 @@ def draw() -> str:
     ops = functions_of_rooms()
     ground = 76 + 16 * max(len(names) for names in ops.values())
     above = {place: {room: row[place] for room, row in ROOMS.items()} for place in (2, 3)}
-    line = f"x1='12' x2='{RIGHT}' y1='253' y2='253' stroke='{PALE}' stroke-dasharray='2 4'"
+    line = f"x1='12' x2='{RIGHT}' y1='327' y2='327' stroke='{PALE}' stroke-dasharray='2 4'"
     drawn = [
-        *storey(12, "nn/", "layers, with PyG's", "parameters"),
-        *rooms(12, 68, "nn", above[3]),
-        *storey(92, "autograd/", "functions of torch", "with gradients"),
-        *rooms(92, 68, "autograd", above[2]),
-        *bar(168, TORCH, "#ebf4ff"),
-        text(LEFT, 248, "only storeys above this line import torch", PALE, 10),
+        *storey(12, "distributed/", "one graph on", "several GPUs"),
+        *bar(12, ROOF, "#ebf4ff"),
+        *storey(86, "nn/", "layers, with PyG's", "parameters"),
+        *rooms(86, 68, "nn", above[3]),
+        *storey(166, "autograd/", "functions of torch", "with gradients"),
+        *rooms(166, 68, "autograd", above[2]),
+        *bar(242, TORCH, "#ebf4ff"),
+        text(LEFT, 322, "only storeys above this line import torch", PALE, 10),
         f"<line {line}/>",
-        *storey(266, "plan/", "composition, by", "prices of ops"),
-        *bar(266, PLAN, "#fffaf0"),
-        *storey(342, "ops/", *FILES),
-        *rooms(342, ground, "ops", ops),
+        *storey(340, "plan/", "composition, by", "prices of ops"),
+        *bar(340, PLAN, "#fffaf0"),
+        *storey(416, "ops/", *FILES),
+        *rooms(416, ground, "ops", ops),
     ]
-    y = 342 + ground + 8
+    y = 416 + ground + 8
     drawn += storey(y, "ops/engine/", "what rooms share") + bar(y, ENGINE, "#edf2f7")
     y += 74
     drawn += storey(y, "formats/", "matrices; no torch,", "no kernels of ops")
     drawn += bar(y, FORMATS, "#edf2f7")
     drawn += storey(y + 74, "beside") + bar(y + 74, BESIDE, "#ffffff")
-    drawn += storey(y + 134, "to come") + bar(y + 134, TO_COME, "#f7fafc")
     rule = "A storey imports only from those below it. What stands beside uses formats;"
-    drawn.append(text(12, y + 198, f"{rule} testing uses ops, cli plan too.", PALE))
-    size = f"width='{WIDTH}' height='{y + 210:g}'"
-    head = f"<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 {WIDTH} {y + 210:g}' {size}>"
+    drawn.append(text(12, y + 138, f"{rule} testing uses ops, cli plan too.", PALE))
+    size = f"width='{WIDTH}' height='{y + 150:g}'"
+    head = f"<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 {WIDTH} {y + 150:g}' {size}>"
     title = "<title>The storeys and rooms of sparsefmt</title>"
     return "\n".join([head, title, f"<rect {size} fill='#f7fafc'/>", *drawn, "</svg>", ""])
 
