@@ -234,7 +234,9 @@ class Exchange:
         """Wait for what is being received: (n_halo, ...); a GPU's stream does, the host goes on."""
         if self.found is not None:
             return self.found
-        found: Tensor = _Finish.apply(self.begun, self)  # type: ignore[no-untyped-call]
+        begun = self.begun
+        del self.begun  # its node holds this: a cycle would keep what lies upstream
+        found: Tensor = _Finish.apply(begun, self)  # type: ignore[no-untyped-call]
         if self.remember is not None:
             self.remember(found)
             self.remember = None

@@ -4,8 +4,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from dist_cases import FEAT, N, bounds_of, edges_of, numbers
-from layer_cases import worst
+from dist_cases import FEAT, N, bounds_of, edges_of, numbers, worst
 
 from sparsefmt import Graph, nn, optimize
 from sparsefmt.autograd import spmm

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from dist_cases import FEAT, N, bounds_of, edges_of, numbers
+from dist_cases import FEAT, N, bounds_of, edges_of, numbers, worst
 from torch import Tensor
 from torch.nn import Linear, ReLU, Sequential
 
@@ -112,14 +112,3 @@ def run(
     seed = numbers(N, y.shape[1]).flip(0)[rows]
     (y * seed).sum().backward()
     return y.detach(), [leaf.grad for leaf in leaves]
-
-
-def worst(pairs: list[tuple[Any, Any]]) -> float:
-    """Largest difference of pairs of tensors; None stands for zeros."""
-    found = 0.0
-    for a, b in pairs:
-        if a is None or b is None:
-            a, b = (torch.zeros(1) if one is None else one for one in (a, b))
-        if a.numel():
-            found = max(found, float((a - b).abs().max()))
-    return found
