@@ -124,7 +124,8 @@ def _mean(
 ) -> Tensor:
     """Multiply with a scale of rows that is float32 beside features of two bytes."""
     x, values, _, cols = csr_operands(graph, x, weight, None, cols)
-    return multiply(graph, False, x, values, rows, cols)
+    with torch.autocast(x.device.type, enabled=False):  # which would narrow the scale too
+        return multiply(graph, False, x, values, rows, cols)
 
 
 def _fits_beside(graph: "Graph", x: Tensor, own: Tensor, *scales: Tensor | None) -> bool:
@@ -186,7 +187,8 @@ def maxk_product(
 
     def product(part: Any, columns: Tensor, data: Tensor, weight: Any, scale: Any) -> Tensor:
         data, values, _, scale = csr_operands(part, data, weight, None, scale)
-        return spgemm(part, columns, data, feat, values, rows, scale)
+        with torch.autocast(x.device.type, enabled=False):  # which would narrow the scale too
+            return spgemm(part, columns, data, feat, values, rows, scale)
 
     own = product(graph.own, columns, data, weights[0], col_scale)
     received = numbers.finish().view(columns.dtype)
