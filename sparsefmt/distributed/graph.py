@@ -85,7 +85,8 @@ class DistGraph(Aggregation):
             self.source_bounds = self.bounds if self.is_square else checked(source_bounds, ranks)
             check_exchange_dtype(exchange_dtype)
             self._check_edges(edge_index, *self.bounds[self.rank : self.rank + 2])
-            alike = {"bounds": self.bounds, "source_bounds": self.source_bounds}
+            sources = None if self.is_square else self.source_bounds
+            alike = {"bounds": self.bounds, "source_bounds": sources}
             return alike | {"exchange_dtype": str(exchange_dtype)}
 
         _on_all_ranks(check, group, getattr(edge_index, "device", None), alike=True)

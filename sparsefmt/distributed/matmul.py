@@ -70,8 +70,7 @@ def dist_spmm(
         raise DtypeError(
             f"graph is a {type(graph).__name__}: give a DistGraph, or use autograd.spmm."
         )
-    if reduce not in ("sum", "mean"):
-        raise UnsupportedError(f"reduce is {reduce!r}: give 'sum' or 'mean'.")
+    _check_reduce(reduce)
     graph.check("x", x)
     if graph.whole is not None:
         scales = {"row_scale": row_scale, "col_scale": col_scale}
@@ -88,6 +87,11 @@ def dist_spmm(
         found: Tensor = _Beside.apply(received, own, graph.rest, rows, of_halo)  # type: ignore[no-untyped-call]
         return found
     return own.add_(multiplied(graph.rest, received, weights[1], rows, of_halo))
+
+
+def _check_reduce(reduce: str) -> None:
+    if reduce not in ("sum", "mean"):
+        raise UnsupportedError(f"reduce is {reduce!r}: give 'sum' or 'mean'.")
 
 
 def split_and_checked(
@@ -176,6 +180,7 @@ def maxk_product(
     columns, kept : Tensor, shape (n_sources, k)
         The features of own sources that were chosen.
     """
+    _check_reduce(reduce)
     graph.check("x", x)
     weights = split_and_checked(graph, x, edge_weight, row_scale, col_scale)
     x, feat = narrowed(x), x.shape[1]

@@ -231,6 +231,7 @@ def refusals(group: Any) -> list[tuple[str, str, str, str]]:
         (lambda: dist_spmm(graph, x, row_scale=ones), "ShapeError", "row_scale"),
         (lambda: dist_spmm(graph, x, col_scale=x[:, 0].float()), "DtypeError", "col_scale"),
         (lambda: dist_spmm(graph, x, col_scale=[1.0] * n), "DtypeError", "col_scale is a list"),
+        (lambda: graph.maxk_aggregate(x, 2, reduce="max"), "UnsupportedError", "reduce"),
         (lambda: graph.maxk_aggregate(x, 2, col_scale=ones), "ShapeError", "col_scale"),
         (lambda: relational(None, graph, types), "UnsupportedError", "x is None"),
         (lambda: turned(x, graph), "UnsupportedError", "flow"),

@@ -1,5 +1,6 @@
 """Layers over ranks, beside the same layers of one process."""
 
+import math
 from copy import deepcopy
 from typing import Any
 
@@ -11,6 +12,7 @@ from torch.nn import Linear, ReLU, Sequential
 
 from sparsefmt import Graph, nn
 from sparsefmt.distributed import DistGraph, sum_gradients
+from sparsefmt.distributed.halo import Halo
 
 OUT, EDGE = 3, 2
 
@@ -95,6 +97,16 @@ def layer(group: Any, name: str, graph: str, bounds: str) -> float:
         pairs.append((found[1], wanted[1][mine]))
     pairs += [(a.grad, b.grad) for a, b in zip(conv.parameters(), alone.parameters(), strict=True)]
     return worst(pairs)
+
+
+def layer_of_a_lost_halo(group: Any, name: str) -> float:
+    """The same difference where each exchange brings NaN."""
+    real = Halo._of_halo
+    Halo._of_halo = lambda halo, received: real(halo, received) * math.nan
+    try:
+        return layer(group, name, "random", "balanced")
+    finally:
+        Halo._of_halo = real
 
 
 def run(
