@@ -5,12 +5,13 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor
 
-from ..autograd import maxk, sampled_aggregate, spmm
-from ..errors import DeviceError, DtypeError, ShapeError
+from ..autograd import sampled_aggregate, spmm
+from ..autograd.cbsr import to_dense
+from ..errors import DeviceError, DtypeError, ShapeError, UnsupportedError
 from ..graph import Graph
 from ..nn.shared import Shared
 from .halo import Halo
-from .matmul import dist_spmm, maxk_product, narrowed
+from .matmul import dist_spmm, maxk_product, narrowed, split_and_checked
 
 if TYPE_CHECKING:
     from .graph import DistGraph
@@ -44,7 +45,7 @@ class Aggregation(Shared):
         self, x: Tensor, k: int, edge_weight: Tensor | None = None, **options: Any
     ) -> Tensor:
         """Aggregate the ``k`` largest features, which alone are exchanged."""
-        return maxk_product(self._itself, x, k, edge_weight, **options)
+        return maxk_product(self._itself, x, k, edge_weight, **options)[0]
 
     def sampled_aggregate(
         self, x: Tensor, width: int, edge_weight: Tensor | None = None, **options: Any
@@ -67,7 +68,8 @@ class Aggregation(Shared):
         if k is None:
             y, part = self.spmm(x, edge_weight, **scales), x
         else:
-            y, part = self.maxk_aggregate(x, k, edge_weight, **scales), maxk(narrowed(x), k)
+            y, columns, kept = maxk_product(self._itself, x, k, edge_weight, **scales)
+            part = to_dense(columns, kept, x.shape[1])
         part = part.to(y.dtype)
         own = own.to(y.dtype) if own.element_size() == 2 else own
         return torch.addcmul(y, own, part if without is None else part.masked_fill(without, 0))
@@ -93,7 +95,7 @@ class Aggregation(Shared):
         self.check("x", x)
         if edge_weight is None:
             return x, None, None, None
-        self._itself.split(edge_weight)  # refuses another number of them
+        split_and_checked(self._itself, x, edge_weight, None, None)
         return narrowed(x) if x.requires_grad else x, narrowed(edge_weight), None, None
 
     def extended(self, x: Tensor) -> Tensor:
@@ -134,11 +136,16 @@ class Aggregation(Shared):
 
         Raises
         ------
-        ShapeError, DtypeError, DeviceError
+        ShapeError, DtypeError, DeviceError, UnsupportedError
             If it is something else, or elsewhere.
         """
         if not isinstance(x, Tensor):
             raise DtypeError(f"{name} is a {type(x).__name__}: give a torch.Tensor.")
+        if x.layout is not torch.strided:
+            raise UnsupportedError(
+                f"{name} has layout {x.layout}: give a dense tensor, {name}.to_dense() for "
+                "instance."
+            )
         n = self.n_sources if of == "sources" else self.n_local
         if x.shape[:1] != (n,) or (dims is not None and x.dim() != dims):
             rows = "rows_of" if self.is_square or of == "targets" else "sources_of"

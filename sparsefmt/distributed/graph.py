@@ -1,20 +1,31 @@
 """A graph whose rows are shared out among the ranks of a process group."""
 
+from collections.abc import Callable
+from contextlib import nullcontext
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from ..autograd import graph_tensors
-from ..errors import DtypeError, IndexRangeError, ShapeError, UnsupportedError
+from ..errors import (
+    DtypeError,
+    IndexRangeError,
+    RankError,
+    ShapeError,
+    SparseFmtError,
+    UnsupportedError,
+)
 from ..graph import Graph
 from ..interop.torch import to_tensor
 from .aggregation import Aggregation
 from .files import read_part
-from .halo import Halo, halo_of
+from .halo import Halo, check_exchange_dtype, halo_of, numbered_graph
 from .rows import checked
+
+T = TypeVar("T")
 
 
 class DistGraph(Aggregation):
@@ -35,15 +46,18 @@ class DistGraph(Aggregation):
     group : ProcessGroup, optional
         By default all processes.
     source_bounds : sequence of int, length ranks + 1, optional
-        The same of sources, where these are other vertices than targets.
+        Bounds of the sources, if they are other vertices than the targets.
     exchange_dtype : torch.dtype, optional
-        That in which features and gradients of a wider dtype travel, such as ``torch.bfloat16``.
-        By default they travel as they are.
+        Dtype for travel: wider features and gradients are cast to it, ``torch.bfloat16`` for
+        instance.  By default they travel as they are.  The same on all ranks.
 
     Raises
     ------
     DtypeError, ShapeError, IndexRangeError
-        If ``edge_index``, ``bounds`` or another argument is not as above.
+        If ``edge_index``, ``bounds`` or another argument is not as above, on all ranks alike.
+    RankError
+        If arguments are wrong on some ranks, or differ between them: on all ranks, with the number
+        of the rank.
 
     Notes
     -----
@@ -62,25 +76,33 @@ class DistGraph(Aggregation):
         source_bounds: Any = None,
         exchange_dtype: torch.dtype | None = None,
     ) -> None:
-        ranks = dist.get_world_size(group)
-        self.bounds = checked(bounds, ranks)
-        self.is_square = source_bounds is None
-        self.source_bounds = self.bounds if self.is_square else checked(source_bounds, ranks)
         self.group, self.rank = group, dist.get_rank(group)
+        self.is_square = source_bounds is None
+
+        def check() -> dict[str, Any]:
+            ranks = dist.get_world_size(group)
+            self.bounds = checked(bounds, ranks)
+            self.source_bounds = self.bounds if self.is_square else checked(source_bounds, ranks)
+            check_exchange_dtype(exchange_dtype)
+            self._check_edges(edge_index, *self.bounds[self.rank : self.rank + 2])
+            sources = None if self.is_square else self.source_bounds
+            alike = {"bounds": self.bounds, "source_bounds": sources}
+            return alike | {"exchange_dtype": str(exchange_dtype)}
+
+        _on_all_ranks(check, group, getattr(edge_index, "device", None), alike=True)
         first, last = self.bounds[self.rank : self.rank + 2]
-        self._check_edges(edge_index, first, last)
         columns, wanted = halo_of(edge_index[0], self.source_bounds, self.rank)
         self.halo = Halo(wanted, self.source_bounds, group, exchange_dtype)
         rows, n_sources = edge_index[1] - first, self.halo.n_local
         self.n_local, self.n_sources = last - first, n_sources
         n_halo, own = len(wanted), columns < n_sources
         #: All entries of the rows: (n_local, n_sources + n_halo), own vertices first.
-        self.local = _graph(columns, rows, n_sources + n_halo, self.n_local)
-        #: The edges whose source is on this rank and the others, and their graphs.
-        self.edges = own.nonzero()[:, 0], (~own).nonzero()[:, 0]  # synchronize!
-        self.own = _graph(columns[own], rows[own], n_sources, self.n_local)
+        self.local = numbered_graph(columns, rows, n_sources + n_halo, self.n_local)
+        self._is_own = own
+        #: The graphs of the edges whose source is on this rank, and of the others.
+        self.own = numbered_graph(columns[own], rows[own], n_sources, self.n_local)
         ends = columns[~own] - n_sources, rows[~own]
-        self.rest = _graph(ends[0], ends[1], n_halo, self.n_local)
+        self.rest = numbered_graph(ends[0], ends[1], n_halo, self.n_local)
         self.n_edges = _sum(edge_index.shape[1], edge_index, group)
 
     @classmethod
@@ -98,18 +120,24 @@ class DistGraph(Aggregation):
         ------
         UnsupportedError
             If the graph has values.
+        RankError
+            As ``DistGraph``.
         """
-        if graph.weighted:
-            raise UnsupportedError(
-                "graph has values, which a DistGraph has not: give graph.with_data(None), and to "
-                "layers the values of this rank's edges as edge_weight."
-            )
-        bounds = checked(bounds, dist.get_world_size(group))
-        rank = dist.get_rank(group)
-        coo = graph.structure.tocoo()
-        edges = torch.stack([to_tensor(end).long() for end in (coo.col, coo.row)])
-        mine = (edges[1] >= bounds[rank]) & (edges[1] < bounds[rank + 1])
-        return cls(edges[:, mine], bounds, group, **options)
+
+        def rows() -> Tensor:
+            if graph.weighted:
+                raise UnsupportedError(
+                    "graph has values, which a DistGraph has not: give graph.with_data(None), and "
+                    "to layers the values of this rank's edges as edge_weight."
+                )
+            rank = dist.get_rank(group)
+            first, last = checked(bounds, dist.get_world_size(group))[rank : rank + 2]
+            coo = graph.structure.tocoo()
+            edges = torch.stack([to_tensor(end).long() for end in (coo.col, coo.row)])
+            return edges[:, (edges[1] >= first) & (edges[1] < last)]
+
+        edges = _on_all_ranks(rows, group, torch.device(graph.device))
+        return cls(edges, bounds, group, **options)
 
     @classmethod
     def load(
@@ -130,9 +158,15 @@ class DistGraph(Aggregation):
         Raises
         ------
         ShapeError, FileFormatError, UnsupportedError, OSError
-            As ``read_part``.
+            As ``read_part``, on all ranks alike.
+        RankError
+            If that is so on some ranks, or as ``DistGraph``.
         """
-        part = read_part(folder, dist.get_rank(group), dist.get_world_size(group))
+
+        def read() -> Any:
+            return read_part(folder, dist.get_rank(group), dist.get_world_size(group))
+
+        part = _on_all_ranks(read, group, torch.device(device))
         edges = torch.tensor(part.edge_index, device=device)
         return cls(edges, part.bounds, group, **options)
 
@@ -145,6 +179,21 @@ class DistGraph(Aggregation):
     def whole(self) -> Graph | None:
         """The graph itself, if there is one rank only: layers then run as ever."""
         return self.local if len(self.bounds) == 2 else None
+
+    def forget(self) -> None:
+        """Forget the rows of others that were received for features without a gradient.
+
+        To be called on all ranks, which exchange them again then.  Needed after a write that torch
+        does not count: by a collective of ``torch.distributed``, NumPy, CuPy or ``.data``.
+        """
+        self.halo.memory.clear()
+
+    @cached_property
+    def edges(self) -> tuple[Tensor, Tensor]:
+        """The numbers of the edges whose source is on this rank, and of the others."""
+        with torch.inference_mode(False):  # training may save them
+            own, rest = self._is_own.nonzero(), (~self._is_own).nonzero()  # synchronize!
+            return own[:, 0], rest[:, 0]
 
     def split(self, values: Tensor) -> tuple[Tensor, Tensor]:
         """Part values of this rank's edges: those whose source it has, and the others."""
@@ -163,19 +212,23 @@ class DistGraph(Aggregation):
         return found
 
     def inverse_degree(self, like: Tensor) -> Tensor:
-        """Return one over the number of entries of each row, 1 for an empty one, in that dtype."""
+        """Return one over the number of entries of each row, 1 for an empty one.
+
+        In the dtype in which features like these are summed, float32 at least.
+        """
+        dtype = torch.promote_types(like.dtype, torch.float32)
 
         def make() -> Tensor:
-            return self._degree.clamp(min=1).double().reciprocal().to(like.dtype)
+            return self._degree.clamp(min=1).double().reciprocal().to(dtype)
 
-        return graph_tensors(self.own).kept(("inverse degree of all", like.dtype), make)
+        return graph_tensors(self.own).kept(("inverse degree of all", dtype), make)
 
     def rows_of(self, x: Tensor) -> Tensor:
-        """Give the rows of this rank of what has one for each target of the graph."""
+        """Take this rank's rows of a tensor with a row for each target."""
         return x[self.bounds[self.rank] : self.bounds[self.rank + 1]]
 
     def sources_of(self, x: Tensor) -> Tensor:
-        """Give the rows of this rank of what has one for each source of the graph."""
+        """Take this rank's rows of a tensor with a row for each source."""
         return x[self.source_bounds[self.rank] : self.source_bounds[self.rank + 1]]
 
     def __repr__(self) -> str:
@@ -207,12 +260,52 @@ class DistGraph(Aggregation):
                 )
 
 
-def _graph(columns: Tensor, rows: Tensor, n_cols: int, n_rows: int) -> Graph:
-    """Make a graph of vertices that a rank has numbered: in int32, if that holds them."""
-    edges = torch.stack([columns, rows])
-    if max(n_cols, n_rows, len(rows)) < 2**31:
-        edges = edges.int()
-    return Graph.from_edge_index(edges, num_nodes=(n_cols, n_rows))
+def _on_all_ranks(
+    prepare: Callable[[], T], group: Any, device: torch.device | None, *, alike: bool = False
+) -> T:
+    """Prepare something on each rank, and raise on all of them if it fails on one.
+
+    Parameters
+    ----------
+    prepare : callable
+        Without collectives.
+    group : ProcessGroup or None
+    device : torch.device, optional
+        Where this rank computes, and NCCL takes what it sends.
+    alike : bool
+        Whether ``prepare`` gives a dictionary that is to be the same on all ranks.
+
+    Raises
+    ------
+    RankError
+        If it fails on some ranks, or gives what differs.  What fails with the same words on all
+        ranks is raised as it is.
+    """
+    found: Any = None
+    fault: Exception | None = None
+    try:
+        found = prepare()
+    except (SparseFmtError, OSError) as error:
+        fault = error
+    said: list[Any] = [None] * dist.get_world_size(group)
+    mine = None if fault is None else str(fault), found if alike else None
+    is_cuda = device is not None and device.type == "cuda"
+    with torch.cuda.device(device) if is_cuda else nullcontext():
+        dist.all_gather_object(said, mine, group=group)
+    faults = [text for text, _ in said]
+    if fault is not None and len(set(faults)) == 1:
+        raise fault
+    for rank, (text, facts) in enumerate(said):
+        if text is not None:
+            raise RankError(f"rank {rank} cannot take part: {text}") from fault
+        for name, value in (facts or {}).items():
+            first = said[0][1][name]
+            if value != first:
+                raise RankError(
+                    f"{name} is {value} on rank {rank} and {first} on rank 0: give all ranks the "
+                    "same."
+                )
+    return cast(T, found)
 
 
 def _sum(count: int, like: Tensor, group: Any) -> int:

@@ -1,11 +1,10 @@
 """Features of vertices that other ranks have: asked for once, exchanged in each layer.
 
-The halo of a rank are the vertices that its rows name and other ranks own, in the order of their
-numbers, and so by owner.  What it sends are copies of its own rows, for each rank those that rank
-has asked for; gradients take the way back, and add up in a fixed order.
+The halo of a rank consists of the vertices that its rows name and other ranks own, in the order of
+their numbers, and so by owner.  A rank sends copies of its own rows, to each rank those that this
+one has asked for; gradients take the way back, and add up in a fixed order.
 """
 
-from functools import partial
 from itertools import pairwise
 from typing import Any, NamedTuple
 from weakref import ref
@@ -20,6 +19,10 @@ from ..autograd import spmm
 from ..errors import DtypeError, UnsupportedError
 from ..graph import Graph
 
+#: Dtypes in which features may travel.
+FLOATING = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+#: Tensors without a gradient whose rows a graph remembers at a time.
+REMEMBERED = 8
 #: Share of the rows that an all-gather would bring, from which on it takes the place of sending
 #: each rank what it asked for.
 GATHERED = 0.8
@@ -51,7 +54,7 @@ class Halo:
     group : ProcessGroup, optional
         All ranks of it make theirs at the same time.
     exchange_dtype : torch.dtype, optional
-        That in which wider floating features and gradients travel.
+        Dtype for travel: wider floating features and gradients are cast to it.
     """
 
     def __init__(
@@ -61,11 +64,6 @@ class Halo:
         group: Any = None,
         exchange_dtype: torch.dtype | None = None,
     ) -> None:
-        if exchange_dtype is not None and not getattr(exchange_dtype, "is_floating_point", False):
-            raise DtypeError(
-                f"exchange_dtype is {exchange_dtype!r}: give a floating one, torch.bfloat16 for "
-                "instance."
-            )
         self.vertices, self.group, self.exchange_dtype = wanted, group, exchange_dtype
         self.traffic, self.rank = Traffic(), dist.get_rank(group)
         self.n_local = bounds[self.rank + 1] - bounds[self.rank]
@@ -83,10 +81,10 @@ class Halo:
         self.rows = asked - bounds[self.rank]
         self.gathered = self._gathered(bounds)
         self._home: Graph | None = None
-        self._known: dict[Any, _Known] = {}
+        self.memory = Memory(any(a == b for a, b in pairwise(bounds)))
 
     def _gathered(self, bounds: tuple[int, ...]) -> "Gathered | None":
-        """Tell where rows are that an all-gather brings, where that is hardly more of them."""
+        """Use an all-gather if it brings few rows more than the halo."""
         borders = torch.tensor(bounds, device=self.vertices.device)
         ranks, most = len(bounds) - 1, max(b - a for a, b in pairwise(bounds))
         total = torch.tensor(len(self.vertices), device=self.vertices.device)
@@ -100,36 +98,30 @@ class Halo:
 
     @property
     def home(self) -> Graph:
-        """The matrix that adds up what others send back to each own row: (n_local, n_sent)."""
+        """Matrix of ones that sums returned gradients by own row: (n_local, n_sent)."""
         if self._home is None:
             copies = torch.arange(len(self.rows), device=self.rows.device)
-            edges, sizes = torch.stack([copies, self.rows]), (len(self.rows), self.n_local)
-            self._home = Graph.from_edge_index(edges, num_nodes=sizes)
+            self._home = numbered_graph(copies, self.rows, len(self.rows), self.n_local)
         return self._home
 
     def start(self, x: Tensor) -> "Exchange":
         """Begin to receive the rows of ``x``, (n_local, ...), that other ranks own.
 
-        Of a tensor without a gradient this happens once, until it is changed or gone.
+        Of a tensor without a gradient this happens once, until it is changed or gone, or eight
+        others have come since.
         """
         exchange = Exchange(self)
-        key = None if x.requires_grad or x.is_inference() else _key_of(x)
-        known = self._known.get(key) if key is not None else None
-        if known is not None and known.fits(x):
-            exchange.found = known.rows
-            return exchange
-        exchange.remember = None if key is None else partial(self._remember, key, x)
+        if self.memory.holds(x):
+            exchange.found = self.memory.rows_of(x)
+            if exchange.found is not None:
+                return exchange
+            exchange.constant = x if not torch.is_inference_mode_enabled() else None
         exchange.begun = _Start.apply(x, exchange)  # type: ignore[no-untyped-call]
         return exchange
 
     def exchange(self, x: Tensor) -> Tensor:
         """Receive the rows of ``x`` that other ranks own: (n_halo, ...), differentiable."""
         return self.start(x).finish()
-
-    def _remember(self, key: Any, x: Tensor, rows: Tensor) -> None:
-        base = _base_of(x)
-        gone = ref(base, partial(_forget, self._known, key))
-        self._known[key] = _Known(gone, x._version, x.data_ptr(), rows)
 
     def _on_the_way(self, rows: Tensor) -> Tensor:
         """Cast rows to the dtype in which they travel."""
@@ -189,18 +181,83 @@ class Parcel(NamedTuple):
         return self.into
 
 
-class _Known(NamedTuple):
+class Memory:
+    """The rows received for the last few tensors without a gradient.
+
+    All ranks decide alike what is here: by the order of calls, never by when memory is freed.
+
+    Parameters
+    ----------
+    some_empty : bool
+        Whether a rank has no vertices.  There views of one tensor look alike, and no rank
+        remembers them.
+    """
+
+    def __init__(self, some_empty: bool) -> None:
+        self.some_empty = some_empty
+        self._known: list[_Known] = []
+
+    def __len__(self) -> int:
+        """Count the tensors whose rows are held."""
+        return sum(bool(known.rows) for known in self._known)
+
+    def __deepcopy__(self, memo: Any) -> "Memory":
+        """Begin a copy without rows."""
+        return Memory(self.some_empty)
+
+    def holds(self, x: Tensor) -> bool:
+        """Tell whether rows of this tensor may be remembered; in a CUDA graph they may not."""
+        if x.requires_grad or x.is_inference() or (self.some_empty and x._base is not None):
+            return False
+        return not (x.is_cuda and torch.cuda.is_current_stream_capturing())
+
+    def rows_of(self, x: Tensor) -> Tensor | None:
+        """Give the rows of a tensor that is remembered; the current stream may read them."""
+        for place, known in enumerate(self._known):
+            if known.fits(x):
+                self._known.append(self._known.pop(place))
+                return known.read()
+        return None
+
+    def put(self, x: Tensor, rows: Tensor) -> None:
+        """Remember the rows of a tensor, and forget what they replace and the oldest."""
+        new = _Known(x, rows)
+        others = [one for one in self._known if not one.is_of(x)]
+        self._known = [*others[1 - REMEMBERED :], new]
+
+    def clear(self) -> None:
+        """Forget all rows."""
+        self._known = []
+
+
+class _Known:
     """A tensor, its version and place in memory when its rows were exchanged, and those rows."""
 
-    tensor: "ref[Tensor]"
-    version: int
-    place: int
-    rows: Tensor
+    def __init__(self, x: Tensor, rows: Tensor) -> None:
+        #: Empty once the tensor is gone.
+        self.rows = held = [rows]
+        self.tensor = ref(_base_of(x), lambda _: held.clear())
+        self.layout, self.version, self.place = _layout_of(x), x._version, x.data_ptr()
+        self.stream: Any = torch.cuda.current_stream(rows.device) if rows.is_cuda else None
+        self.made: Any = None if self.stream is None else self.stream.record_event()
+
+    def is_of(self, x: Tensor) -> bool:
+        """Tell whether the rows are or were those of this tensor."""
+        return self.tensor() is _base_of(x) and self.layout == _layout_of(x)
 
     def fits(self, x: Tensor) -> bool:
         """Tell whether the rows are still those of this tensor."""
-        same = self.tensor() is _base_of(x) and self.version == x._version
-        return same and self.place == x.data_ptr()
+        return self.is_of(x) and self.version == x._version and self.place == x.data_ptr()
+
+    def read(self) -> Tensor:
+        """Give the rows to the current stream, which waits for the one that made them."""
+        (rows,) = self.rows
+        if self.stream is not None:
+            current = torch.cuda.current_stream(rows.device)
+            if current != self.stream:
+                current.wait_event(self.made)
+                rows.record_stream(current)
+        return rows
 
 
 def _base_of(x: Tensor) -> Tensor:
@@ -208,15 +265,8 @@ def _base_of(x: Tensor) -> Tensor:
     return x if x._base is None else x._base
 
 
-def _key_of(x: Tensor) -> Any:
-    return id(_base_of(x)), x.storage_offset(), x.shape, x.stride(), x.dtype
-
-
-def _forget(known: dict[Any, _Known], key: Any, tensor: "ref[Tensor]") -> None:
-    """Drop the rows of a tensor that is gone; another one may have its identity by now."""
-    found = known.get(key)
-    if found is not None and found.tensor is tensor:
-        del known[key]
+def _layout_of(x: Tensor) -> Any:
+    return x.storage_offset(), x.shape, x.stride(), x.dtype
 
 
 class Exchange:
@@ -226,7 +276,7 @@ class Exchange:
         self.halo = halo
         self.begun: Tensor  #: without values: ties both ends together for autograd
         self.found: Tensor | None = None
-        self.remember: Any = None
+        self.constant: Tensor | None = None  #: the tensor to remember
         self.there: Parcel | None = None
         self.back: Parcel | None = None
 
@@ -234,10 +284,12 @@ class Exchange:
         """Wait for what is being received: (n_halo, ...); a GPU's stream does, the host goes on."""
         if self.found is not None:
             return self.found
-        found: Tensor = _Finish.apply(self.begun, self)  # type: ignore[no-untyped-call]
-        if self.remember is not None:
-            self.remember(found)
-            self.remember = None
+        begun = self.begun
+        del self.begun  # its node holds this: a cycle would keep what lies upstream
+        found: Tensor = _Finish.apply(begun, self)  # type: ignore[no-untyped-call]
+        if self.constant is not None:
+            self.halo.memory.put(self.constant, found)
+            self.constant = None
         return found
 
 
@@ -294,3 +346,26 @@ def halo_of(columns: Tensor, bounds: tuple[int, ...], rank: int) -> tuple[Tensor
     halo = torch.unique(columns[~own])  # synchronize!
     outside = torch.searchsorted(halo, columns) + (last - first)
     return torch.where(own, columns - first, outside), halo
+
+
+def numbered_graph(columns: Tensor, rows: Tensor, n_cols: int, n_rows: int) -> Graph:
+    """Make a graph of vertices that a rank has numbered: in int32, if that holds them."""
+    edges = torch.stack([columns, rows])
+    if max(n_cols, n_rows, len(rows)) < 2**31:
+        edges = edges.int()
+    return Graph.from_edge_index(edges, num_nodes=(n_cols, n_rows))
+
+
+def check_exchange_dtype(exchange_dtype: Any) -> None:
+    """Check for a dtype that every backend sends, or None.
+
+    Raises
+    ------
+    DtypeError
+        If it is another one.
+    """
+    if exchange_dtype is not None and exchange_dtype not in FLOATING:
+        raise DtypeError(
+            f"exchange_dtype is {exchange_dtype!r}: give torch.bfloat16, float16, float32 or "
+            "float64."
+        )

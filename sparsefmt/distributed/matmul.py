@@ -7,10 +7,10 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-from ..autograd import features_to_keep, spmm
+from ..autograd import _check, _library, features_to_keep, graph_tensors, spmm
 from ..autograd.cbsr import choose_features, spgemm
 from ..autograd.convolutions import SPMM_WITH_OWN
-from ..autograd.matmul import SPMM, csr_operands
+from ..autograd.matmul import SPMM, check_scales, csr_operands, multiply
 from ..autograd.structure import side_of
 from ..errors import DtypeError, UnsupportedError
 from ..nn.shared import shared
@@ -62,46 +62,91 @@ def dist_spmm(
     All tensors have gradients, which all ranks compute at the same time, and which cannot be
     differentiated again.  Deterministic: a row adds up its own part first.  Features without a
     gradient are exchanged once, and again when the tensor has been changed in place, which all
-    ranks must do alike.
+    ranks must do alike; the last eight tensors are remembered, none within a CUDA graph.  What
+    collectives of ``torch.distributed``, NumPy, CuPy or ``.data`` write is not noticed: give a new
+    tensor, or call ``graph.forget()`` on all ranks.
     """
     if shared(graph) is None:
         raise DtypeError(
             f"graph is a {type(graph).__name__}: give a DistGraph, or use autograd.spmm."
         )
-    if reduce not in ("sum", "mean"):
-        raise UnsupportedError(f"reduce is {reduce!r}: give 'sum' or 'mean'.")
+    _check_reduce(reduce)
     graph.check("x", x)
     if graph.whole is not None:
         scales = {"row_scale": row_scale, "col_scale": col_scale}
         return spmm(graph.whole, x, edge_weight, reduce=reduce, **scales)
+    weights = split_and_checked(graph, x, edge_weight, row_scale, col_scale)
     x = narrowed(x) if x.requires_grad else x  # what is exchanged once stays the same tensor
     x, col_scale, of_halo = _scaled(graph, x, col_scale)
     rows = row_scale_of(graph, x, reduce, row_scale)
+    multiplied = _mean if reduce == "mean" else _sum
     exchange = graph.halo.start(x)
-    weights = (None, None) if edge_weight is None else graph.split(edge_weight)
-    own = spmm(graph.own, x, weights[0], row_scale=rows, col_scale=col_scale)
+    own = multiplied(graph.own, x, weights[0], rows, col_scale)
     received = exchange.finish()
-    if edge_weight is None and _adds_up_in_place(graph.rest, received, own, rows, of_halo):
-        found: Tensor = _Added.apply(received, own, graph.rest, rows, of_halo)  # type: ignore[no-untyped-call]
+    if edge_weight is None and _fits_beside(graph.rest, received, own, rows, of_halo):
+        found: Tensor = _Beside.apply(received, own, graph.rest, rows, of_halo)  # type: ignore[no-untyped-call]
         return found
-    others = spmm(graph.rest, received, weights[1], row_scale=rows, col_scale=of_halo)
-    return own.add_(others)
+    return own.add_(multiplied(graph.rest, received, weights[1], rows, of_halo))
 
 
-def _adds_up_in_place(graph: "Graph", x: Tensor, own: Tensor, *scales: Tensor | None) -> bool:
-    """Tell whether the kernel of a product may add what is there, in one pass over the rows."""
+def _check_reduce(reduce: str) -> None:
+    if reduce not in ("sum", "mean"):
+        raise UnsupportedError(f"reduce is {reduce!r}: give 'sum' or 'mean'.")
+
+
+def split_and_checked(
+    graph: "DistGraph", x: Tensor, edge_weight: Tensor | None, *scales: Tensor | None
+) -> tuple[Tensor | None, Tensor | None]:
+    """Check factors before anything travels, and part edge weights as ``DistGraph.split``.
+
+    Raises
+    ------
+    ShapeError, DtypeError, DeviceError, UnsupportedError
+        As ``autograd.spmm``.
+    """
+    tensors = graph_tensors(graph.own)
+    like, row_scale, col_scale = _library.narrowed(tensors.kind, x[:0], *scales)
+    check_scales(tensors, like, row_scale, col_scale)
+    if edge_weight is None:
+        return None, None
+    weights = graph.split(edge_weight)
+    weight = _library.narrowed(tensors.kind, weights[0])[0]
+    if weight.dim() == 1:
+        given: Any = {"length": graph.own.nnz, "what": "stored entries", "x": like}
+        _check.vector("edge_weight", weight, graph=tensors, **given)
+    return weights
+
+
+def _sum(
+    graph: "Graph", x: Tensor, weight: Tensor | None, rows: Tensor | None, cols: Tensor | None
+) -> Tensor:
+    return spmm(graph, x, weight, row_scale=rows, col_scale=cols)
+
+
+def _mean(
+    graph: "Graph", x: Tensor, weight: Tensor | None, rows: Tensor | None, cols: Tensor | None
+) -> Tensor:
+    """Multiply with a scale of rows that is float32 beside features of two bytes."""
+    x, values, _, cols = csr_operands(graph, x, weight, None, cols)
+    with torch.autocast(x.device.type, enabled=False):  # which would narrow the scale too
+        return multiply(graph, False, x, values, rows, cols)
+
+
+def _fits_beside(graph: "Graph", x: Tensor, own: Tensor, *scales: Tensor | None) -> bool:
+    """Tell whether the kernel of a product may add a result that is there, in its one pass."""
     constant = (one is None or (not one.requires_grad and one.dtype is x.dtype) for one in scales)
     return graph.nnz > 0 and all(constant) and x.dtype is own.dtype and x.dtype.itemsize >= 4
 
 
-class _Added(Function):
-    """``r[i] * sum_e(c[j] * x[j, f])`` over the entries of a graph, and what is there already."""
+class _Beside(Function):
+    """``own[i, f] + r[i] * sum_e(c[j] * x[j, f])`` over the entries of a graph, as a new tensor."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, own: Tensor, *given: Any) -> Tensor:
-        ctx.graph, *ctx.scales = given
-        side, there = side_of(ctx.graph, False), (own, None, False, None)
-        found: Tensor = SPMM_WITH_OWN(side, x, None, None, *ctx.scales, "sum", *there)
+        ctx.graph, *scales = given
+        ctx.save_for_backward(*scales)
+        side, beside = side_of(ctx.graph, False), (own, None, False, None)
+        found: Tensor = SPMM_WITH_OWN(side, x, None, None, *scales, "sum", *beside)
         return found
 
     @staticmethod
@@ -109,7 +154,7 @@ class _Added(Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         dx = None
         if ctx.needs_input_grad[0]:
-            rows, cols = ctx.scales
+            rows, cols = ctx.saved_tensors
             dx = SPMM(side_of(ctx.graph, True), grad, None, None, cols, rows, "sum")
         return dx, grad, None, None, None
 
@@ -123,28 +168,37 @@ def maxk_product(
     reduce: str = "sum",
     row_scale: Tensor | None = None,
     col_scale: Tensor | None = None,
-) -> Tensor:
+) -> tuple[Tensor, Tensor, Tensor]:
     """Aggregate the ``k`` largest features of each in-neighbour: ``autograd.maxk_aggregate``.
 
     Ranks exchange ``k`` values and column numbers of a vertex, one or two bytes each, and in
     backward ``k`` gradients.
+
+    Returns
+    -------
+    y : Tensor, shape (n_local, feat)
+    columns, kept : Tensor, shape (n_sources, k)
+        The features of own sources that were chosen.
     """
+    _check_reduce(reduce)
     graph.check("x", x)
+    weights = split_and_checked(graph, x, edge_weight, row_scale, col_scale)
     x, feat = narrowed(x), x.shape[1]
     columns, kept = choose_features(x, features_to_keep(k, feat))
-    kept, col_scale, of_halo = _scaled(graph, kept, col_scale)
-    numbers = graph.halo.start(as_bytes(columns))
-    exchange = graph.halo.start(kept)
+    data, col_scale, of_halo = _scaled(graph, kept, col_scale)
     rows = row_scale_of(graph, x, reduce, row_scale)
-    weights = (None, None) if edge_weight is None else graph.split(edge_weight)
+    numbers = graph.halo.start(as_bytes(columns))
+    exchange = graph.halo.start(data)
 
     def product(part: Any, columns: Tensor, data: Tensor, weight: Any, scale: Any) -> Tensor:
-        data, *factors = csr_operands(part, data, weight, rows, scale)
-        return spgemm(part, columns, data, feat, *factors)
+        data, values, _, scale = csr_operands(part, data, weight, None, scale)
+        with torch.autocast(x.device.type, enabled=False):  # which would narrow the scale too
+            return spgemm(part, columns, data, feat, values, rows, scale)
 
-    own = product(graph.own, columns, kept, weights[0], col_scale)
+    own = product(graph.own, columns, data, weights[0], col_scale)
     received = numbers.finish().view(columns.dtype)
-    return own + product(graph.rest, received, exchange.finish(), weights[1], of_halo)
+    y = own + product(graph.rest, received, exchange.finish(), weights[1], of_halo)
+    return y, columns, kept
 
 
 def as_bytes(columns: Tensor) -> Tensor:
@@ -168,10 +222,8 @@ def row_scale_of(
 
 def narrowed(x: Tensor) -> Tensor:
     """Cast features as autocast will, before they travel."""
-    kind = x.device.type
-    if not torch.is_autocast_enabled(kind) or x.dtype is torch.float64:
-        return x
-    return x.to(torch.get_autocast_dtype(kind))
+    found: Tensor = _library.narrowed(x.device.type, x)[0]
+    return found
 
 
 def _scaled(

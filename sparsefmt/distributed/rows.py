@@ -3,7 +3,6 @@
 Nothing here needs torch.
 """
 
-from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any, Protocol, TypeAlias
 
@@ -174,7 +173,10 @@ def checked(bounds: Any, ranks: int) -> tuple[int, ...]:
     ShapeError
         If there are not ``ranks + 1`` of them, ascending from 0.
     """
-    found = tuple(map(int, bounds)) if isinstance(bounds, Sequence) else ()
+    try:
+        found = tuple(map(int, bounds))
+    except (TypeError, ValueError, RuntimeError):  # the last one is torch's
+        found = ()
     if len(found) != ranks + 1 or found[0] != 0 or any(b < a for a, b in pairwise(found)):
         raise ShapeError(
             f"bounds is {bounds!r}: give the first row of each of the {ranks} ranks, ascending "

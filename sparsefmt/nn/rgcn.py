@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from ..autograd import GraphLike, as_graph, check_ids, is_graph, relational_aggregate
-from ..errors import DtypeError, ShapeError
+from ..errors import DtypeError, ShapeError, UnsupportedError
 from ._checks import Ends, check_beside, check_counts, check_flags, in_pair
 from ._passing import FORWARD, Direction, Passing
 from .shared import shared
@@ -205,6 +205,11 @@ num_blocks, out / num_blocks)
     def _here(self, graph: Any, source: Tensor, target: Tensor | None) -> tuple[Any, ...]:
         """Give the entries here of a graph that processes share, and what their sources have."""
         self._turned(graph, graph)  # refuses the other direction
+        if source is self._all_ids.get(source.device):
+            raise UnsupportedError(
+                "x is None, the ids of all vertices, which processes share out: give those of this "
+                "one's, graph.sources_of(torch.arange(graph.shape[1])) for instance."
+            )
         if target is None and not graph.is_square:
             raise ShapeError("x is one tensor but the graph is not square: give (x, x_target).")
         ends = Ends(graph, source, source if target is None else target, False).gathered()

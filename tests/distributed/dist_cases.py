@@ -74,4 +74,17 @@ def product(
     found = torch.autograd.grad(z, [one for one in own if one is not None], seed[rows])
     there = [cut for one, cut in zip(given, cuts, strict=True) if one is not None]
     pairs = [(z, y[rows]), *((f, w[cut]) for f, w, cut in zip(found, wanted, there, strict=True))]
-    return max((float((a - b).detach().abs().max()) for a, b in pairs if a.numel()), default=0.0)
+    return worst(pairs)
+
+
+def worst(pairs: list[tuple[Any, Any]]) -> float:
+    """Largest difference of pairs of tensors; None stands for zeros, and NaN counts as infinite."""
+    found = [torch.zeros((), dtype=torch.float64)]
+    for a, b in pairs:
+        if a is None and b is None:
+            continue
+        a, b = (torch.zeros_like(b) if a is None else a), (torch.zeros_like(a) if b is None else b)
+        assert a.shape == b.shape, (a.shape, b.shape)
+        if a.numel():
+            found.append((a.detach() - b.detach()).abs().double().max())
+    return float(torch.stack(found).max().nan_to_num(nan=torch.inf, posinf=torch.inf))

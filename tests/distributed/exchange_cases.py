@@ -1,11 +1,13 @@
 """What ranks exchange, and how often."""
 
+import gc
 from typing import Any
+from weakref import ref
 
 import torch
 import torch.distributed as dist
-from dist_cases import FEAT, N, bounds_of, edges_of, numbers
-from layer_cases import worst
+from dist_cases import FEAT, N, bounds_of, edges_of, numbers, worst
+from torch import Tensor
 
 from sparsefmt import Graph, nn, optimize
 from sparsefmt.autograd import spmm
@@ -51,7 +53,7 @@ def constant_features(group: Any, name: str) -> list[int]:
     held[0] += 1
     found += [sent(graph, step)[0], sent(graph, step)[0]]
     held.clear()
-    return [*found, len(graph.halo._known)]
+    return [*found, len(graph.halo.memory)]
 
 
 def shared_exchange(group: Any, name: str) -> int:
@@ -193,51 +195,220 @@ def training(group: Any, bounds: str) -> list[float]:
     ]
 
 
-def refusals(group: Any) -> list[str]:
-    """What is said of arguments that do not fit, on each rank alike."""
+def refusals(group: Any) -> list[tuple[str, str, str, str]]:
+    """Class and words that are wanted of a refusal, and those that come, on each rank alike."""
     graph, whole = shared_graph(group)
     x = graph.rows_of(numbers(N, FEAT))
+    n, ones = len(x), torch.ones(3, dtype=torch.float64)
     two = DistGraph.of(whole, graph.bounds, group, source_bounds=graph.bounds)
-    logits, labels = x, torch.zeros(len(x), dtype=torch.int64)
+    labels = torch.zeros(n, dtype=torch.int64)
     turned = nn.SAGEConv(FEAT, 3, flow="target_to_source").double()
+    weighted = whole.with_data(numbers(whole.nnz).numpy())
+    sage, gcn = nn.SAGEConv(FEAT, 3).double(), nn.GCNConv(FEAT, 3).double()
+    relational = nn.RGCNConv(N, 3, 2).double()
+    types = torch.zeros(graph.local.nnz, dtype=torch.int64)
+
+    def made(**options: Any) -> Any:
+        return lambda: DistGraph.of(whole, graph.bounds, group, **options)
+
+    cases: list[tuple[Any, str, str]] = [
+        (lambda: dist_spmm(graph, x, reduce="max"), "UnsupportedError", "reduce"),
+        (lambda: dist_spmm(whole, x), "DtypeError", "graph is a Graph"),
+        (made(exchange_dtype="bfloat16"), "DtypeError", "exchange_dtype"),
+        (made(exchange_dtype=torch.int64), "DtypeError", "exchange_dtype"),
+        (made(exchange_dtype=torch.float8_e5m2), "DtypeError", "exchange_dtype"),
+        (made(source_bounds=3), "ShapeError", "bounds"),
+        (lambda: DistGraph.of(whole, graph.bounds[1:], group), "ShapeError", "bounds"),
+        (lambda: DistGraph.of(weighted, graph.bounds, group), "UnsupportedError", "values"),
+        (lambda: dist_spmm(graph, torch.cat([x, x])), "ShapeError", "x has shape"),
+        (lambda: dist_spmm(graph, x.tolist()), "DtypeError", "x is a list"),
+        (lambda: dist_spmm(graph, x.long()), "DtypeError", "x is torch.int64"),
+        (lambda: dist_spmm(graph, x.to_sparse()), "UnsupportedError", "x has layout"),
+        (lambda: gcn(x.to_sparse(), graph), "UnsupportedError", "layout"),
+        (lambda: dist_spmm(graph, x, ones), "ShapeError", "edge_weight"),
+        (lambda: dist_spmm(graph, x, types), "DtypeError", "edge_weight"),
+        (lambda: dist_spmm(graph, x, col_scale=ones), "ShapeError", "col_scale"),
+        (lambda: dist_spmm(graph, x, row_scale=ones), "ShapeError", "row_scale"),
+        (lambda: dist_spmm(graph, x, col_scale=x[:, 0].float()), "DtypeError", "col_scale"),
+        (lambda: dist_spmm(graph, x, col_scale=[1.0] * n), "DtypeError", "col_scale is a list"),
+        (lambda: graph.maxk_aggregate(x, 2, reduce="max"), "UnsupportedError", "reduce"),
+        (lambda: graph.maxk_aggregate(x, 2, col_scale=ones), "ShapeError", "col_scale"),
+        (lambda: relational(None, graph, types), "UnsupportedError", "x is None"),
+        (lambda: turned(x, graph), "UnsupportedError", "flow"),
+        (lambda: sage(x, graph, size=(N, N)), "UnsupportedError", "size"),
+        (lambda: sage(x, two), "ShapeError", "x"),
+        (lambda: gcn(x, two), "ShapeError", "x"),
+        (
+            lambda: nn.GATConv((FEAT, FEAT), 3).double()((x, x.clone()), two),
+            "UnsupportedError",
+            "loops",
+        ),
+        (lambda: nn.GCNConv(FEAT, 3, aggr="max").double()(x, graph), "UnsupportedError", "max"),
+        (lambda: gcn(x[1:], graph), "ShapeError", "x has shape"),
+        (lambda: sum_gradients(x, group), "DtypeError", "one tensor"),
+        (lambda: sum_gradients([3], group), "DtypeError", "a int is given"),
+        (lambda: sum_gradients(torch.nn.LazyLinear(3), group), "UnsupportedError", "no values"),
+        (lambda: broadcast_parameters([x], group), "DtypeError", "module is a list"),
+        (lambda: cross_entropy(x, labels[:0], group=group), "ShapeError", "labels"),
+        (lambda: cross_entropy(x, labels.int(), group=group), "DtypeError", "labels"),
+        (lambda: cross_entropy(x, labels, labels, group), "DtypeError", "mask"),
+        (lambda: accuracy(labels, labels, group=group), "ShapeError", "logits"),
+        (lambda: accuracy(x, [1], group=group), "DtypeError", "labels is a list"),
+        (lambda: optimize(gcn, graph), "DtypeError", "DistGraph"),
+    ]
+    before = graph.halo.traffic.exchanges
+    found = []
+    for case, kind, word in cases:
+        try:
+            case()
+        except SparseFmtError as error:
+            found.append((kind, word, type(error).__name__, str(error)))
+        else:
+            found.append((kind, word, "", ""))
+    assert graph.halo.traffic.exchanges == before  # nothing has travelled
+    return found
+
+
+def disagreements(group: Any) -> list[tuple[str, str]]:
+    """Class and text of what is said where arguments differ between ranks."""
+    whole = Graph.from_edge_index(edges_of("random"), num_nodes=N)
+    rank = dist.get_rank(group)
+    last = rank == dist.get_world_size(group) - 1
+    even = (0, 20, 40, N)
+    mine = edges_of("random")
+    mine = mine[:, (mine[1] >= even[rank]) & (mine[1] < even[rank + 1])]
+    wrong = mine.clone()
+    wrong[1] += 20 * last
+    values = numbers(whole.nnz).numpy()
     cases: list[Any] = [
-        lambda: dist_spmm(graph, x, reduce="max"),
-        lambda: dist_spmm(whole, x),
-        lambda: DistGraph.of(whole, graph.bounds, group, exchange_dtype="bfloat16"),
-        lambda: dist_spmm(graph, torch.cat([x, x])),
-        lambda: dist_spmm(graph, x.tolist()),
-        lambda: dist_spmm(graph, x.long()),
-        lambda: dist_spmm(graph, x, torch.ones(3)),
-        lambda: DistGraph.of(whole.with_data(numbers(whole.nnz).numpy()), graph.bounds, group),
-        lambda: DistGraph.of(whole, graph.bounds, group, exchange_dtype=torch.int64),
-        lambda: DistGraph.of(whole, graph.bounds[1:], group),
-        lambda: turned(x, graph),
-        lambda: nn.SAGEConv(FEAT, 3).double()(x, graph, size=(N, N)),
-        lambda: nn.SAGEConv(FEAT, 3).double()(x, two),
-        lambda: nn.GCNConv(FEAT, 3).double()(x, two),
-        lambda: nn.GATConv((FEAT, FEAT), 3).double()((x, x.clone()), two),
-        lambda: nn.GCNConv(FEAT, 3, aggr="max").double()(x, graph),
-        lambda: nn.GCNConv(FEAT, 3).double()(x[1:], graph),
-        lambda: sum_gradients(x, group),
-        lambda: sum_gradients([3], group),
-        lambda: sum_gradients(torch.nn.LazyLinear(3), group),
-        lambda: broadcast_parameters([x], group),
-        lambda: cross_entropy(logits, labels[:0] if len(x) else x, group=group),
-        lambda: cross_entropy(logits, labels.int(), group=group),
-        lambda: cross_entropy(logits, labels, labels, group),
-        lambda: accuracy(labels, labels, group=group),
-        lambda: accuracy(logits, [1], group=group),
-        lambda: optimize(nn.GCNConv(FEAT, 3).double(), graph),
+        lambda: DistGraph.of(whole, (0, 21, 40, N) if last else even, group),
+        lambda: DistGraph.of(whole, even, group, source_bounds=(0, 1, 2, N) if last else even),
+        lambda: DistGraph.of(whole, even, group, exchange_dtype=torch.float16 if last else None),
+        lambda: DistGraph(wrong, even, group),
+        lambda: DistGraph(mine.int() if last else mine, even, group),
+        lambda: DistGraph.of(whole.with_data(values) if last else whole, even, group),
+        lambda: DistGraph.of(whole, even[1:] if last else even, group),
     ]
     found = []
     for case in cases:
         try:
             case()
         except SparseFmtError as error:
-            found.append(str(error))
+            found.append((type(error).__name__, str(error)))
         else:
-            found.append("")
+            found.append(("", ""))
     return found
+
+
+def memory_of_constants(group: Any) -> list[Any]:
+    """Errors and counts of features that are changed, viewed, forgotten or only inferred."""
+    graph, whole = shared_graph(group)
+    given = numbers(N, FEAT)
+    x = graph.rows_of(given).clone()
+    errors = []
+
+    def compare(wanted: Tensor, one: Tensor) -> None:
+        pair = dist_spmm(graph, one), graph.rows_of(spmm(whole, wanted))
+        errors.append(worst([pair]))
+
+    compare(given, x)
+    x += 1
+    compare(given + 1, x)
+    x.copy_(graph.rows_of(given))
+    compare(given, x)
+    x.data.mul_(3)  # nobody counts this
+    graph.forget()
+    compare(3 * given, x)
+    kept = len(graph.halo.memory)
+    several = numbers(20, N, FEAT)
+    mine = several[:, graph.bounds[graph.rank] : graph.bounds[graph.rank + 1]].clone()
+    for wanted, one in zip(several, mine, strict=True):
+        compare(wanted, one)
+    return [max(errors), kept, len(graph.halo.memory)]
+
+
+def views_beside_an_empty_rank(group: Any) -> float:
+    """Error of products of one tensor's views, which all look alike on a rank without rows."""
+    whole = Graph.from_edge_index(edges_of("random"), num_nodes=N)
+    ranks = dist.get_world_size(group)
+    graph = DistGraph.of(whole, bounds_of("empty ranks", whole, ranks), group)
+    several = numbers(4, N, FEAT)
+    mine = several[:, graph.bounds[graph.rank] : graph.bounds[graph.rank + 1]].clone()
+    found = [
+        (dist_spmm(graph, a), graph.rows_of(spmm(whole, b)))
+        for a, b in zip(mine, several, strict=True)
+    ]
+    return worst(found)
+
+
+def inference_before_training(group: Any) -> float:
+    """Error of the gradients of a layer and of factors that infers first."""
+    torch.manual_seed(0)
+    conv = nn.GCNConv(FEAT, 4, k=3).double()
+    graph, _ = shared_graph(group)
+    x = numbers(N, FEAT)
+    own, weight = graph.rows_of(x).clone(), numbers(graph.local.nnz).requires_grad_()
+    scale = numbers(len(own)).requires_grad_()
+
+    def gradients() -> list[Tensor]:
+        y = conv(own, graph).sum() + dist_spmm(graph, own, weight, row_scale=scale).sum()
+        leaves: list[Any] = [weight, scale, *conv.parameters()]
+        return list(torch.autograd.grad(y, leaves))
+
+    with torch.inference_mode():
+        conv(own, graph), dist_spmm(graph, own, weight, row_scale=scale)
+    first = gradients()
+    graph.forget()
+    return worst(list(zip(first, gradients(), strict=True)))
+
+
+def freed_without_a_collection(group: Any) -> list[bool]:
+    """Whether what lies upstream of a product goes with its result, or with backward."""
+    graph, _ = shared_graph(group)
+    found = []
+    gc.disable()
+    try:
+        for steps in (False, True):
+            x = graph.rows_of(numbers(N, FEAT)).requires_grad_()
+            hidden = x * 2
+            upstream = ref(hidden)
+            y = dist_spmm(graph, hidden)
+            del hidden
+            if steps:
+                y.sum().backward()
+            del y
+            found.append(upstream() is None)
+    finally:
+        gc.enable()
+    return found
+
+
+def means_of_two_bytes(
+    group: Any, dtype: torch.dtype, k: int | None, autocast: bool
+) -> list[float]:
+    """Errors of means over a hub of ones, and their gradients, beside the plain ones."""
+    n, hub = 40_000, 3
+    sources = torch.arange(n)
+    edges = torch.stack([sources, torch.full_like(sources, hub)])
+    whole = Graph.from_edge_index(edges, num_nodes=n)
+    graph = DistGraph.of(whole, (0, n // 2, n), group)
+    x = torch.ones(n, 2, dtype=torch.float32 if autocast else dtype)
+    own = graph.rows_of(x).clone().requires_grad_()
+    with torch.autocast("cpu", dtype, enabled=autocast):
+        if k is None:
+            y = dist_spmm(graph, own, reduce="mean")
+        else:
+            y = graph.maxk_aggregate(own, k, reduce="mean")
+    assert y.dtype is dtype
+    y.float().mul(n).sum().backward()
+    wanted = graph.rows_of(torch.zeros(n, 2))
+    if graph.rank == 0:
+        wanted[hub] = 1
+    if k == 1:
+        wanted[:, 1] = 0
+    share = torch.ones_like(own, dtype=torch.float32)
+    share[:, 1] = 1 if k is None else 0
+    return [worst([(y.float(), wanted)]), worst([(own.grad.float(), share)])]
 
 
 def attention_weights(group: Any) -> float:

@@ -1,16 +1,18 @@
 """Layers over ranks, beside the same layers of one process."""
 
+import math
 from copy import deepcopy
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from dist_cases import FEAT, N, bounds_of, edges_of, numbers
+from dist_cases import FEAT, N, bounds_of, edges_of, numbers, worst
 from torch import Tensor
 from torch.nn import Linear, ReLU, Sequential
 
 from sparsefmt import Graph, nn
 from sparsefmt.distributed import DistGraph, sum_gradients
+from sparsefmt.distributed.halo import Halo
 
 OUT, EDGE = 3, 2
 
@@ -97,6 +99,16 @@ def layer(group: Any, name: str, graph: str, bounds: str) -> float:
     return worst(pairs)
 
 
+def layer_of_a_lost_halo(group: Any, name: str) -> float:
+    """The same difference where each exchange brings NaN."""
+    real = Halo._of_halo
+    Halo._of_halo = lambda halo, received: real(halo, received) * math.nan
+    try:
+        return layer(group, name, "random", "balanced")
+    finally:
+        Halo._of_halo = real
+
+
 def run(
     conv: Any, what: str, graph: Any, x: Tensor, edges: Tensor | None, rows: slice = slice(None)
 ) -> tuple[Tensor, list[Tensor]]:
@@ -112,14 +124,3 @@ def run(
     seed = numbers(N, y.shape[1]).flip(0)[rows]
     (y * seed).sum().backward()
     return y.detach(), [leaf.grad for leaf in leaves]
-
-
-def worst(pairs: list[tuple[Any, Any]]) -> float:
-    """Largest difference of pairs of tensors; None stands for zeros."""
-    found = 0.0
-    for a, b in pairs:
-        if a is None or b is None:
-            a, b = (torch.zeros(1) if one is None else one for one in (a, b))
-        if a.numel():
-            found = max(found, float((a - b).abs().max()))
-    return found

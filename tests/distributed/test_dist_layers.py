@@ -1,5 +1,7 @@
 """Layers over ranks are those of one process: results, and gradients of features and weights."""
 
+import math
+
 import layer_cases
 import pytest
 from dist_cases import BOUNDS, GRAPHS
@@ -11,6 +13,11 @@ def test_a_layer_over_ranks_is_that_of_one_process(ranks, name):
     for graph in GRAPHS:
         for count, bounds in zip((2, 3, 4), BOUNDS, strict=True):
             assert max(ranks.run(count, layer_cases.layer, name, graph, bounds)) < 1e-10
+
+
+@pytest.mark.parametrize("name", ["gcn", "sage", "gat", "agnn", "rgcn"])
+def test_a_layer_that_receives_nan_is_found_out(ranks, name):
+    assert min(ranks.run(2, layer_cases.layer_of_a_lost_halo, name)) == math.inf
 
 
 @pytest.mark.parametrize("name", ["gcn weighted", "sage", "gat", "gcn maxk"])
