@@ -14,7 +14,7 @@ from .files import check_ranks, read_partition
 from .meeting import Place, below, meet, place_of
 from .options import Options
 from .training import Training, check_trainable
-from .watch import Watch
+from .watch import FIRST, Watch
 
 
 def run(folder: Path, device: str, timeout: float, options: Options) -> None:
@@ -26,7 +26,8 @@ def run(folder: Path, device: str, timeout: float, options: Options) -> None:
     device : "auto", "cpu" or "cuda"
         "auto" is a GPU where there is one: that of the process's number on its machine.
     timeout : float
-        Seconds in which the others must come, and after which none of them is waited for.
+        Seconds in which the others must come, and after which none that is gone or stands still
+        is waited for.
     options : Options
 
     Raises
@@ -40,7 +41,7 @@ def run(folder: Path, device: str, timeout: float, options: Options) -> None:
     facts = _facts(found, folder, device, options, place)
     place, store = meet(place, facts, timeout)
     partition, where = found["partition"], found["device"]
-    with Watch(place, timeout):
+    with Watch(place, timeout) as watch:
         if where.type == "cuda":
             torch.cuda.set_device(where)
             # NCCL would abort the process before the watch can say which rank is gone.
@@ -52,9 +53,10 @@ def run(folder: Path, device: str, timeout: float, options: Options) -> None:
             store=below("group", store),
             rank=place.rank,
             world_size=place.ranks,
-            timeout=timedelta(seconds=timeout),
+            timeout=timedelta(seconds=2 * FIRST * timeout),  # the watch is earlier, and names it
         )
         training = Training(partition, options, None, where)
+        watch.progress = training.progress
         training.run(_say if place.rank == 0 else lambda line: None)
     dist.destroy_process_group()
 

@@ -62,7 +62,12 @@ def _parser() -> argparse.ArgumentParser:
     add("--checkpoint", type=Path, metavar="FILE", help="to write every so many epochs")
     add("--every", type=_count, default=default.every, metavar="N")
     add("--resume", action="store_true", help="go on from the checkpoint, if it is there")
-    add("--timeout", type=_seconds, default=60.0, help="seconds without a rank until all end")
+    add(
+        "--timeout",
+        type=_seconds,
+        default=60.0,
+        help="seconds without a sign of a rank, or without its progress, until all end",
+    )
     add("--device", choices=("auto", "cpu", "cuda"), default="auto")
     return parser
 

@@ -84,6 +84,7 @@ class Training:
         check_trainable(partition, options)
         self.options, self.group, self.graph_digest = options, group, partition.graph
         self.rank = dist.get_rank(group)
+        self._epochs = self._done = 0
         part = read_part(partition, self.rank, dist.get_world_size(group))
         dtype = getattr(torch, options.dtype)
         self.graph = DistGraph(_tensor(part.edge_index, device), part.bounds, group)
@@ -108,13 +109,20 @@ class Training:
         for epoch in range(self.resumed(say), self.options.epochs):
             start = time.perf_counter()
             losses.append(self.step(epoch))
+            self._done += 1
             seconds = time.perf_counter() - start
             found = "".join(f"  {name} {score:.4f}" for name, score in self.scores().items())
+            self._done += 1
             say(f"epoch {epoch + 1}  loss {losses[-1]:.10g}{found}  {seconds:.3f} s")
             done = epoch + 1
             if done % self.options.every == 0 or done == self.options.epochs:
                 self.save(done)
+            self._epochs += 1
         return losses
+
+    def progress(self) -> tuple[int, int]:
+        """Count the epochs finished here, and the steps: parts of epochs, and exchanges begun."""
+        return self._epochs, self._done + self.graph.halo.traffic.exchanges
 
     def step(self, epoch: int) -> float:
         """Train on the whole graph once; the loss before it, the same on all ranks."""

@@ -274,6 +274,29 @@ def test_a_killed_rank_is_named_and_fewer_ranks_go_on(folder, tmp_path, capsys, 
     assert all(begun[epoch] == pytest.approx(alone[epoch], abs=2e-9) for epoch in (1, 2, 3))
 
 
+HANGING = """
+import sys, time
+from sparsefmt.distributed import train, training
+
+training.save_checkpoint = lambda *args, epoch, **facts: epoch == 3 and time.sleep(600)
+sys.exit(train.main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.slow
+def test_a_rank_that_hangs_in_its_checkpoint_is_named(folder, tmp_path):
+    """As on a disk that does not answer: the beat goes on, and the other rank waits."""
+    command = ["-c", HANGING, *COMMAND[2:], str(folder), "--checkpoint", "c.pt", "--timeout", "5"]
+    processes = by_hand(2, command, tmp_path)
+    try:
+        for process in processes:
+            _, said = process.communicate(timeout=120)
+            assert process.returncode == 1
+            assert "sparsefmt: error: rank 0 stands still: no progress for " in said
+    finally:
+        end(processes)
+
+
 @pytest.mark.slow
 def test_torchrun_trains_and_names_a_killed_rank(folder, tmp_path):
     run = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port"]
