@@ -22,7 +22,10 @@ from .weights import broadcast_parameters, sum_gradients
 
 
 class Network(torch.nn.Module):
-    """Layers of one kind, with dropout before each and a non-linearity between them."""
+    """Layers of one kind, with a non-linearity and dropout between them.
+
+    There is no dropout before the first, so that its constant features travel once.
+    """
 
     def __init__(self, options: Options, width: int, classes: int) -> None:
         super().__init__()
@@ -52,7 +55,8 @@ class Network(torch.nn.Module):
                 x = functional.relu(x)
             elif number and self.model == "gat":
                 x = functional.elu(x)
-            x = functional.dropout(x, self.dropout, self.training)
+            if number:
+                x = functional.dropout(x, self.dropout, self.training)
             x = conv(x, graph, **given)
         return x
 

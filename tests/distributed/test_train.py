@@ -58,6 +58,15 @@ def test_losses_do_not_depend_on_ranks(ranks, folder, model):
         assert np.abs(found - alone).max() < 1e-10
 
 
+def test_the_first_layer_of_gat_sends_features_once(ranks, folder):
+    """Also with dropout: forward and backward of the second layer are all that is left."""
+    given = {"model": "gat", "dropout": 0.5}
+    for first, *others in ranks.run(2, train_cases.sent, folder, given):
+        assert [exchanges for exchanges, _ in (first, *others)] == [3, 2, 2]
+        assert others[0] == others[1]
+        assert first[1] > others[0][1]
+
+
 @pytest.mark.parametrize("model", ["gcn", "sage"])
 def test_edge_weights_count(ranks, tmp_path, model):
     weighted = write_parts(tmp_path / "weighted", 3, weighted=True)
