@@ -1,5 +1,6 @@
 """Full-graph training of vertex classes over ranks, each with its part of a folder."""
 
+import math
 import time
 from collections.abc import Callable
 from typing import Any
@@ -108,18 +109,28 @@ class Training:
         )
 
     def run(self, say: Callable[[str], None] = lambda line: None) -> list[float]:
-        """Train to the last epoch; the loss of each one that was run here."""
-        losses = []
-        for epoch in range(self.resumed(say), self.options.epochs):
+        """Train to the last epoch; the loss of each one that was run here.
+
+        Raises
+        ------
+        UnsupportedError
+            If a loss is not finite; the checkpoint is then that of an earlier epoch.
+        """
+        losses: list[float] = []
+        begin, epochs = self.resumed(say), self.options.epochs
+        if begin >= epochs:
+            say(f"nothing is left to do: epoch {begin} of {epochs} is done; give more --epochs")
+        for epoch in range(begin, epochs):
             start = time.perf_counter()
             losses.append(self.step(epoch))
+            self._check_loss(losses[-1], epoch + 1)
             self._done += 1
             seconds = time.perf_counter() - start
             found = "".join(f"  {name} {score:.4f}" for name, score in self.scores().items())
             self._done += 1
             say(f"epoch {epoch + 1}  loss {losses[-1]:.10g}{found}  {seconds:.3f} s")
             done = epoch + 1
-            if done % self.options.every == 0 or done == self.options.epochs:
+            if done % self.options.every == 0 or done == epochs:
                 self.save(done)
             self._epochs += 1
         return losses
@@ -143,6 +154,17 @@ class Training:
         total = loss.detach().clone()
         dist.all_reduce(total, group=self.group)
         return float(total)  # synchronize!
+
+    def _check_loss(self, loss: float, epoch: int) -> None:
+        """Refuse to go on from a loss that is not finite; all ranks have the same."""
+        if math.isfinite(loss):
+            return
+        broken = (~self.x.isfinite()).any().int()
+        dist.all_reduce(broken, group=self.group)
+        mend = "give a smaller --lr, or --dtype float64"
+        if broken.item():
+            mend = "features hold values that are not finite: mend them, and cut the graph again"
+        raise UnsupportedError(f"the loss of epoch {epoch} is {loss}, nothing is saved: {mend}.")
 
     def scores(self) -> dict[str, float]:
         """Accuracies of the vertices of each mask, without dropout; of all where there is none."""

@@ -18,8 +18,9 @@ import train_cases
 from train_cases import options_of, write_parts
 
 from sparsefmt import errors
-from sparsefmt.distributed import train
+from sparsefmt.distributed import train, training
 from sparsefmt.distributed.checkpoint import load_checkpoint, restore, save_checkpoint
+from sparsefmt.distributed.cutting import write_partition
 from sparsefmt.distributed.files import read_part, read_partition
 from sparsefmt.distributed.options import MODELS
 from sparsefmt.distributed.training import check_trainable
@@ -104,6 +105,43 @@ def test_without_a_checkpoint_resume_begins(ranks, folder, tmp_path):
     given = {"checkpoint": tmp_path / "checkpoint.pt", "resume": True, "epochs": 2}
     assert len(train_on(ranks, 2, folder, **given)) == 2
     assert len(train_on(ranks, 2, folder, **given)) == 0
+
+
+def test_nothing_left_to_do_is_said(folder, tmp_path, capsys):
+    arguments = [*COMMAND[2:], str(folder), "--checkpoint", str(tmp_path / "c.pt"), "--epochs", "2"]
+    assert train.main(arguments) == 0
+    capsys.readouterr()
+    assert train.main([*arguments, "--resume"]) == 0
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last == "nothing is left to do: epoch 2 of 2 is done; give more --epochs"
+
+
+def refused(arguments, capsys):
+    """What a training says that fails."""
+    assert train.main(arguments) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    return line
+
+
+def test_a_loss_that_is_not_finite_ends_the_training(folder, tmp_path, capsys, monkeypatch):
+    """And the last checkpoint stays as it is."""
+    checkpoint = tmp_path / "c.pt"
+    arguments = [*COMMAND[2:], "--checkpoint", str(checkpoint)]
+    assert train.main([*arguments, str(folder), "--epochs", "1"]) == 0
+    saved = checkpoint.read_bytes()
+    monkeypatch.setattr(training, "cross_entropy", lambda logits, *_: logits.sum() * np.inf)
+    capsys.readouterr()
+    said = refused([*arguments, str(folder), "--resume"], capsys)
+    assert re.search(r"loss of epoch 2 is -?(inf|nan), nothing is saved: give a smaller --lr", said)
+    assert checkpoint.read_bytes() == saved
+
+
+def test_features_that_are_not_finite_are_named(tmp_path, capsys):
+    ends, x = np.arange(10), np.ones((10, 2))
+    x[3, 1] = np.nan
+    write_partition([(ends, ends)], tmp_path / "parts", 2, features=x, labels=ends % 2)
+    said = refused([*COMMAND[2:], str(tmp_path / "parts")], capsys)
+    assert "the loss of epoch 1 is nan, nothing is saved: features hold values that" in said
 
 
 # Checkpoints
@@ -357,6 +395,9 @@ def test_a_rank_that_fails_tells_the_others_why(folder, tmp_path):
         (["none"], "none: there is no partition.json"),
         (["parts", "--model", "gat", "--hidden", "9"], "no multiple of --heads"),
         (["parts", "--checkpoint", "parts/no/c.pt"], "parts/no: no such folder"),
+        (["parts", "--checkpoint", "parts"], "parts: it is a folder: give the name of a file"),
+        (["parts", "--checkpoint", ""], "it is a folder: give the name of a file"),
+        (["parts", "--checkpoint", "/proc/c.pt"], "/proc: no checkpoint can be written there"),
     ],
 )
 def test_a_process_alone_refuses_in_one_line(folder, monkeypatch, capsys, arguments, text):
