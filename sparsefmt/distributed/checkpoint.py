@@ -2,6 +2,7 @@
 
 import os
 import pickle
+import tempfile
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -81,6 +82,31 @@ def save_checkpoint(
         stream.flush()
         os.fsync(stream.fileno())
     _sync_folder(target.resolve().parent)
+
+
+def check_writable(path: str | os.PathLike[str]) -> None:
+    """Refuse a path that ``save_checkpoint`` could not write to, before anything is computed.
+
+    Raises
+    ------
+    FileFormatError
+        If it is a folder, or there is none for it, or that takes no files.
+    UnsupportedError
+        If it is a device, pipe or socket.
+    """
+    target = named(path)
+    check_regular(target)
+    if target.is_dir():
+        raise fault(target, "it is a folder: give the name of a file for the checkpoint.")
+    parent = target.resolve().parent
+    if not parent.is_dir():
+        raise fault(parent, "no such folder for a checkpoint: make it, or give another one.")
+    try:
+        with tempfile.TemporaryFile(dir=parent):
+            pass
+    except OSError as error:
+        why = f"no checkpoint can be written there ({error.strerror}): give another folder."
+        raise fault(parent, why) from error
 
 
 def load_checkpoint(path: str | os.PathLike[str], *, facts: Mapping[str, Any]) -> dict[str, Any]:

@@ -39,6 +39,10 @@ from .fingerprint import digest, edges_sum, rows_sum
 
 #: What a vertex takes beside the arrays of a piece: its degree, its place in two orders, a sum.
 _BYTES_A_VERTEX = 40
+#: Bytes of an array that are held before they are written, so that a file is seldom opened.
+_HELD = 4 << 20
+#: Of the memory that may be used: what the arrays of all parts hold together.
+_HELD_IN_ALL = 0.25
 #: Kinds of dtypes for data of vertices, and how to say them; those of masks are bool.
 _WANTED = {"features": ("f", "float16, float32 or float64"), "labels": ("iu", "integers")}
 _BY_NAME: dict[str, rows.Partitioner] = {"balanced": rows.balanced, "metis": rows.metis}
@@ -319,7 +323,10 @@ def _stored(name: str, array: Array) -> np.dtype[Any]:
 
 
 class _NewArray:
-    """A ``.npy`` of known shape, written in pieces."""
+    """A ``.npy`` of known shape, written in pieces; its file is open only while it is written to.
+
+    ``held`` is the number of bytes that wait for that.
+    """
 
     def __init__(self, path: Path, dtype: Any, shape: tuple[int, ...]) -> None:
         self.path, self.dtype = path, np.dtype(dtype).newbyteorder("=")
@@ -327,19 +334,29 @@ class _NewArray:
         head, said = io.BytesIO(), np.lib.format.dtype_to_descr(self.dtype)
         facts = {"descr": said, "fortran_order": False, "shape": shape}
         np.lib.format.write_array_header_1_0(head, facts)
-        self.size = self.crc = 0
-        self._write(head.getvalue())
+        self.size = self.crc = self.held = 0
+        self._blocks: list[bytes] = []
+        self._add(head.getvalue())
 
     def append(self, piece: Array) -> None:
-        """Write rows below those there are."""
+        """Put rows below those there are."""
         self.left -= len(piece)
-        self._write(np.ascontiguousarray(piece, self.dtype).tobytes())
+        self._add(np.ascontiguousarray(piece, self.dtype).tobytes())
 
-    def _write(self, block: bytes) -> None:
+    def write(self) -> None:
+        """Write what is held."""
         with self.path.open("ab") as file:
-            file.write(block)
+            file.writelines(self._blocks)
+        self._blocks.clear()
+        self.held = 0
+
+    def _add(self, block: bytes) -> None:
+        self._blocks.append(block)
+        self.held += len(block)
         self.size += len(block)
         self.crc = zlib.crc32(block, self.crc)
+        if self.held >= _HELD:
+            self.write()
 
 
 class _Writer:
@@ -373,8 +390,12 @@ class _Writer:
             }
             for part, count in enumerate(np.diff(ends).tolist())
         ]
+        limit = _HELD_IN_ALL * default_limit()
         for chunk in edges:
             self._share_out(chunk, files)
+            if sum(file.held for arrays in files for file in arrays.values()) > limit:
+                for file in (file for arrays in files for file in arrays.values()):
+                    file.write()
         for part, arrays in enumerate(files):
             for name, file in arrays.items():
                 self._done(f"part{part}/{name}.npy", file)
@@ -414,6 +435,7 @@ class _Writer:
     def _done(self, name: str, file: _NewArray) -> None:
         if file.left:
             raise _changed()
+        file.write()
         self.files[name] = [file.size, file.crc]
 
 

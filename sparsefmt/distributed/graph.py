@@ -118,6 +118,8 @@ class DistGraph(Aggregation):
 
         Raises
         ------
+        DtypeError, ShapeError
+            If it is no Graph, or bounds do not end with its rows and columns.
         UnsupportedError
             If the graph has values.
         RankError
@@ -125,23 +127,36 @@ class DistGraph(Aggregation):
         """
 
         def rows() -> Tensor:
+            if not isinstance(graph, Graph):
+                raise DtypeError(
+                    f"graph is a {type(graph).__name__}: give a sparsefmt.Graph, or use "
+                    "DistGraph(edge_index, bounds) for the edges of this rank."
+                )
             if graph.weighted:
                 raise UnsupportedError(
                     "graph has values, which a DistGraph has not: give graph.with_data(None), and "
                     "to layers the values of this rank's edges as edge_weight."
                 )
             rank = dist.get_rank(group)
-            first, last = checked(bounds, dist.get_world_size(group))[rank : rank + 2]
+            ends = checked(bounds, dist.get_world_size(group))
+            _check_ends(graph.shape, ends, options.get("source_bounds"))
+            first, last = ends[rank : rank + 2]
             coo = graph.structure.tocoo()
             edges = torch.stack([to_tensor(end).long() for end in (coo.col, coo.row)])
             return edges[:, (edges[1] >= first) & (edges[1] < last)]
 
-        edges = _on_all_ranks(rows, group, torch.device(graph.device))
+        edges = _on_all_ranks(rows, group, torch.device(getattr(graph, "device", "cpu")))
         return cls(edges, bounds, group, **options)
 
     @classmethod
     def load(
-        cls, folder: Any, group: Any = None, *, device: Any = "cpu", **options: Any
+        cls,
+        folder: Any,
+        group: Any = None,
+        *,
+        device: Any = "cpu",
+        weights: bool = True,
+        **options: Any,
     ) -> "DistGraph":
         """Read the rows of this rank from a folder of ``write_partition``.
 
@@ -154,17 +169,26 @@ class DistGraph(Aggregation):
             As for ``DistGraph``.
         device : torch.device or str
             Where this rank computes.
+        weights : bool
+            Whether edge weights of the folder count: a DistGraph has none, so that a folder with
+            some is refused unless this is False, and layers get them as ``edge_weight``.
 
         Raises
         ------
         ShapeError, FileFormatError, UnsupportedError, OSError
-            As ``read_part``, on all ranks alike.
+            As ``read_part``, on all ranks alike; UnsupportedError also for ``weights``.
         RankError
             If that is so on some ranks, or as ``DistGraph``.
         """
 
         def read() -> Any:
-            return read_part(folder, dist.get_rank(group), dist.get_world_size(group))
+            part = read_part(folder, dist.get_rank(group), dist.get_world_size(group))
+            if weights and part.edge_weight is not None:
+                raise UnsupportedError(
+                    "the folder has edge weights, which a DistGraph has not: give weights=False, "
+                    "and to layers those of read_part(folder, rank, ranks) as edge_weight."
+                )
+            return part
 
         part = _on_all_ranks(read, group, torch.device(device))
         edges = torch.tensor(part.edge_index, device=device)
@@ -306,6 +330,25 @@ def _on_all_ranks(
                     "same."
                 )
     return cast(T, found)
+
+
+def _check_ends(shape: tuple[int, int], bounds: tuple[int, ...], source_bounds: Any) -> None:
+    """Check that bounds end with the rows of a graph, and those of sources with its columns."""
+    n_rows, n_cols = shape
+    if bounds[-1] != n_rows:
+        raise ShapeError(
+            f"bounds end at {bounds[-1]} but graph has {n_rows} rows: give {n_rows} last."
+        )
+    if source_bounds is None and n_rows != n_cols:
+        raise ShapeError(
+            f"graph has shape {shape} but source_bounds is not given: give those of its {n_cols} "
+            "columns."
+        )
+    if source_bounds is not None and checked(source_bounds, len(bounds) - 1)[-1] != n_cols:
+        raise ShapeError(
+            f"source_bounds is {source_bounds!r} but graph has {n_cols} columns: give {n_cols} "
+            "last."
+        )
 
 
 def _sum(count: int, like: Tensor, group: Any) -> int:

@@ -9,12 +9,13 @@ import torch
 import torch.distributed as dist
 
 from ..errors import SparseFmtError, UnsupportedError
+from .checkpoint import check_writable
 from .cutting import version
 from .files import check_ranks, read_partition
-from .meeting import Place, below, meet, place_of
+from .meeting import Place, Store, below, meet, place_of
 from .options import Options
 from .training import Training, check_trainable
-from .watch import Watch
+from .watch import FIRST, Watch
 
 
 def run(folder: Path, device: str, timeout: float, options: Options) -> None:
@@ -26,7 +27,8 @@ def run(folder: Path, device: str, timeout: float, options: Options) -> None:
     device : "auto", "cpu" or "cuda"
         "auto" is a GPU where there is one: that of the process's number on its machine.
     timeout : float
-        Seconds in which the others must come, and after which none of them is waited for.
+        Seconds in which the others must come, and after which none that is gone or stands still
+        is waited for.
     options : Options
 
     Raises
@@ -40,23 +42,32 @@ def run(folder: Path, device: str, timeout: float, options: Options) -> None:
     facts = _facts(found, folder, device, options, place)
     place, store = meet(place, facts, timeout)
     partition, where = found["partition"], found["device"]
-    with Watch(place, timeout):
-        if where.type == "cuda":
-            torch.cuda.set_device(where)
-            # NCCL would abort the process before the watch can say which rank is gone.
-            os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
-            # Else an exchange waits until the product beside it has begun all of its blocks.
-            os.environ.setdefault("TORCH_NCCL_HIGH_PRIORITY", "1")
-        dist.init_process_group(
-            "nccl" if where.type == "cuda" else "gloo",
-            store=below("group", store),
-            rank=place.rank,
-            world_size=place.ranks,
-            timeout=timedelta(seconds=timeout),
-        )
-        training = Training(partition, options, None, where)
-        training.run(_say if place.rank == 0 else lambda line: None)
-    dist.destroy_process_group()
+    try:
+        with Watch(place, timeout) as watch:
+            _connect(place, store, where, timeout)
+            training = Training(partition, options, None, where)
+            watch.progress = training.progress
+            training.run(_say if place.rank == 0 else lambda line: None)
+    finally:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def _connect(place: Place, store: Store, where: torch.device, timeout: float) -> None:
+    """Make the process group; collectives wait longer than the watch, which names who is late."""
+    if where.type == "cuda":
+        torch.cuda.set_device(where)
+        # NCCL would abort the process before the watch can say which rank is gone.
+        os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
+        # Else an exchange waits until the product beside it has begun all of its blocks.
+        os.environ.setdefault("TORCH_NCCL_HIGH_PRIORITY", "1")
+    dist.init_process_group(
+        "nccl" if where.type == "cuda" else "gloo",
+        store=below("group", store),
+        rank=place.rank,
+        world_size=place.ranks,
+        timeout=timedelta(seconds=2 * FIRST * timeout),
+    )
 
 
 def _say(line: str) -> None:
@@ -72,11 +83,8 @@ def _facts(
         partition = read_partition(folder)
         check_ranks(partition, place.ranks)
         check_trainable(partition, options)
-        if options.checkpoint and place.rank == 0 and not options.checkpoint.parent.is_dir():
-            raise FileNotFoundError(
-                f"{options.checkpoint.parent}: no such folder for a checkpoint: make it, or give "
-                "another one."
-            )
+        if options.checkpoint is not None and place.rank == 0:
+            check_writable(options.checkpoint)
         found.update(partition=partition, device=_device(device, place))
     except (SparseFmtError, OSError) as error:
         return {"fault": str(error)}

@@ -56,13 +56,23 @@ def _parser() -> argparse.ArgumentParser:
     add("--epochs", type=_count, default=default.epochs, help="in all, with those resumed")
     add("--lr", type=_amount, default=default.lr, help="of Adam")
     add("--weight-decay", type=_amount, default=default.weight_decay)
-    add("--dropout", type=_share, default=default.dropout, help="depends on the number of ranks")
+    add(
+        "--dropout",
+        type=_share,
+        default=default.dropout,
+        help="between layers; what it drops depends on the number of ranks",
+    )
     add("--seed", type=int, default=default.seed)
     add("--dtype", choices=("float32", "float64"), default=default.dtype)
     add("--checkpoint", type=Path, metavar="FILE", help="to write every so many epochs")
     add("--every", type=_count, default=default.every, metavar="N")
     add("--resume", action="store_true", help="go on from the checkpoint, if it is there")
-    add("--timeout", type=_seconds, default=60.0, help="seconds without a rank until all end")
+    add(
+        "--timeout",
+        type=_seconds,
+        default=60.0,
+        help="seconds without a sign of a rank, or without its progress, until all end",
+    )
     add("--device", choices=("auto", "cpu", "cuda"), default="auto")
     return parser
 

@@ -1,5 +1,6 @@
 """Full-graph training of vertex classes over ranks, each with its part of a folder."""
 
+import math
 import time
 from collections.abc import Callable
 from typing import Any
@@ -22,7 +23,10 @@ from .weights import broadcast_parameters, sum_gradients
 
 
 class Network(torch.nn.Module):
-    """Layers of one kind, with dropout before each and a non-linearity between them."""
+    """Layers of one kind, with a non-linearity and dropout between them.
+
+    There is no dropout before the first, so that its constant features travel once.
+    """
 
     def __init__(self, options: Options, width: int, classes: int) -> None:
         super().__init__()
@@ -52,7 +56,8 @@ class Network(torch.nn.Module):
                 x = functional.relu(x)
             elif number and self.model == "gat":
                 x = functional.elu(x)
-            x = functional.dropout(x, self.dropout, self.training)
+            if number:
+                x = functional.dropout(x, self.dropout, self.training)
             x = conv(x, graph, **given)
         return x
 
@@ -84,6 +89,7 @@ class Training:
         check_trainable(partition, options)
         self.options, self.group, self.graph_digest = options, group, partition.graph
         self.rank = dist.get_rank(group)
+        self._epochs = self._done = 0
         part = read_part(partition, self.rank, dist.get_world_size(group))
         dtype = getattr(torch, options.dtype)
         self.graph = DistGraph(_tensor(part.edge_index, device), part.bounds, group)
@@ -103,18 +109,35 @@ class Training:
         )
 
     def run(self, say: Callable[[str], None] = lambda line: None) -> list[float]:
-        """Train to the last epoch; the loss of each one that was run here."""
-        losses = []
-        for epoch in range(self.resumed(say), self.options.epochs):
+        """Train to the last epoch; the loss of each one that was run here.
+
+        Raises
+        ------
+        UnsupportedError
+            If a loss is not finite; the checkpoint is then that of an earlier epoch.
+        """
+        losses: list[float] = []
+        begin, epochs = self.resumed(say), self.options.epochs
+        if begin >= epochs:
+            say(f"nothing is left to do: epoch {begin} of {epochs} is done; give more --epochs")
+        for epoch in range(begin, epochs):
             start = time.perf_counter()
             losses.append(self.step(epoch))
+            self._check_loss(losses[-1], epoch + 1)
+            self._done += 1
             seconds = time.perf_counter() - start
             found = "".join(f"  {name} {score:.4f}" for name, score in self.scores().items())
+            self._done += 1
             say(f"epoch {epoch + 1}  loss {losses[-1]:.10g}{found}  {seconds:.3f} s")
             done = epoch + 1
-            if done % self.options.every == 0 or done == self.options.epochs:
+            if done % self.options.every == 0 or done == epochs:
                 self.save(done)
+            self._epochs += 1
         return losses
+
+    def progress(self) -> tuple[int, int]:
+        """Count the epochs finished here, and the steps: parts of epochs, and exchanges begun."""
+        return self._epochs, self._done + self.graph.halo.traffic.exchanges
 
     def step(self, epoch: int) -> float:
         """Train on the whole graph once; the loss before it, the same on all ranks."""
@@ -131,6 +154,17 @@ class Training:
         total = loss.detach().clone()
         dist.all_reduce(total, group=self.group)
         return float(total)  # synchronize!
+
+    def _check_loss(self, loss: float, epoch: int) -> None:
+        """Refuse to go on from a loss that is not finite; all ranks have the same."""
+        if math.isfinite(loss):
+            return
+        broken = (~self.x.isfinite()).any().int()
+        dist.all_reduce(broken, group=self.group)
+        mend = "give a smaller --lr, or --dtype float64"
+        if broken.item():
+            mend = "features hold values that are not finite: mend them, and cut the graph again"
+        raise UnsupportedError(f"the loss of epoch {epoch} is {loss}, nothing is saved: {mend}.")
 
     def scores(self) -> dict[str, float]:
         """Accuracies of the vertices of each mask, without dropout; of all where there is none."""

@@ -106,8 +106,10 @@ class Passing(Module):
         self.decomposed_layers = decomposed_layers
 
     def __init_subclass__(cls, **options: Any) -> None:
-        """Refuse a subclass that overrides a step that no layer here takes."""
+        """Refuse a subclass that overrides a step that no layer here takes, or has no order."""
         super().__init_subclass__(**options)
+        if any(base.__module__ == _PYG for base in _before(Passing, cls)):
+            _join_for(cls)
         for name in _STEPS:
             if name in vars(cls):
                 raise UnsupportedError(f"{cls.__name__} defines {name}(): {_NO_STEPS}")
@@ -217,6 +219,27 @@ def join_pyg() -> None:
     base = getattr(sys.modules.get(_PYG), "MessagePassing", None)
     if base is not None and base not in Passing.__bases__:
         Passing.__bases__ = (base,)
+
+
+def _before(kind: type, cls: type) -> tuple[type, ...]:
+    """Give the classes that a class asks for a name before that one."""
+    return cls.__mro__[: cls.__mro__.index(kind)]
+
+
+def _join_for(cls: type) -> None:
+    """Join PyG now, for a class that has ``MessagePassing`` and one of our layers as bases.
+
+    Without an order of its bases it would stop the join, and with it every layer's constructor.
+    """
+    try:
+        join_pyg()
+    except TypeError as error:
+        # A class that is refused lives on until it is collected; so its bases must have an order.
+        cls.__bases__ = tuple(base for base in cls.__bases__ if issubclass(base, Passing))
+        raise UnsupportedError(
+            f"{cls.__name__} names PyG's MessagePassing before a layer of sparsefmt, which is one: "
+            "leave it out."
+        ) from error
 
 
 def _reduction(aggr: Any) -> str | None:

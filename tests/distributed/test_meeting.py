@@ -7,6 +7,7 @@ import time
 import pytest
 import torch.distributed as dist
 
+from sparsefmt.distributed import watch
 from sparsefmt.distributed.meeting import Place, meet, place_of
 from sparsefmt.distributed.watch import Watch
 from sparsefmt.errors import RankError
@@ -160,6 +161,53 @@ def test_a_silent_rank_is_named_by_all_others(places):
     assert watches[0].said.startswith("rank 2 is gone: no sign of it for 2.")
 
 
+def standing(places, timeout, steps, monkeypatch):
+    """Watches of ranks that all beat, now or later, whose main threads have got so far."""
+    monkeypatch.setattr(watch, "_PATIENCE", 60.0)
+    watches = [Told(place, timeout) for place in places]
+    for one, done in zip(watches, steps, strict=True):
+        one.progress = lambda done=done: done
+        one.__enter__()
+    return watches
+
+
+@ends_a_thread
+@pytest.mark.parametrize(
+    ("steps", "who"),
+    [
+        ([(1, 7), (1, 6), (1, 7)], "rank 1 stands still: no progress for 1."),
+        ([(2, 7), (2, 7), (1, 9)], "rank 2 stands still: no progress for 1."),
+        ([(1, 7), (1, 7), (1, 7)], "ranks 0, 1, 2 stand still: no progress for 1."),
+    ],
+)
+def test_a_main_thread_that_stands_still_is_named_on_all_ranks(places, steps, who, monkeypatch):
+    begun = time.monotonic()
+    watches = standing(places[0], 1.0, steps, monkeypatch)
+    assert until(lambda: all(one.said for one in watches))
+    assert time.monotonic() - begun < 6.0
+    assert len({one.said for one in watches}) == 1
+    assert watches[0].said.startswith(who)
+    assert "--resume" in watches[0].said
+
+
+def leave(watches):
+    threads = [threading.Thread(target=one.__exit__, args=(None,) * 3) for one in watches]
+    for one in threads:
+        one.start()
+    for one in threads:
+        one.join()
+    return [one.said for one in watches if one.said]
+
+
+def test_a_first_epoch_and_slow_epochs_may_take_longer(places, monkeypatch):
+    watches = standing(places[0], 0.5, [(0, 3), (0, 2), (0, 3)], monkeypatch)
+    time.sleep(1.5)  # kernels compile
+    for one in watches:
+        one.progress = lambda: (1, 9)
+    time.sleep(1.2)  # as long as before, and twice the timeout
+    assert not leave(watches)
+
+
 @ends_a_thread
 def test_an_error_of_one_rank_is_told_to_all_others(places):
     watches = [Told(place, 10.0) for place in places[0]]
@@ -190,14 +238,13 @@ def test_ranks_leave_together(places):
     watches = [Told(place, 10.0) for place in places[0]]
     left = []
 
-    def run(watch, seconds):
-        with watch:
+    def run(one, seconds):
+        with one:
             time.sleep(seconds)
         left.append(time.monotonic())
 
     threads = [
-        threading.Thread(target=run, args=(watch, 0.3 * number))
-        for number, watch in enumerate(watches)
+        threading.Thread(target=run, args=(one, 0.3 * number)) for number, one in enumerate(watches)
     ]
     for one in threads:
         one.start()

@@ -11,6 +11,7 @@ import pytest
 import sparsefmt
 from sparsefmt import COO, Graph, errors
 from sparsefmt.cli import main
+from sparsefmt.distributed import cutting
 from sparsefmt.distributed.cutting import write_partition
 from sparsefmt.distributed.files import read_part, read_partition
 from sparsefmt.distributed.rows import balanced, metis
@@ -149,11 +150,37 @@ def test_the_whole_graph_is_nowhere(tmp_path, monkeypatch):
     ends = edges_of(count=200_000)
     sparsefmt.write(tmp_path / "graph.npz", graph_of(ends).csr)
     del ends
+    monkeypatch.setattr(cutting, "_HELD", 1 << 14)
     tracemalloc.start()
     write_partition(tmp_path / "graph.npz", tmp_path / "parts", 3)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 200_000 * 8 / 4  # a quarter of the ends of all edges as int32
+
+
+@pytest.mark.parametrize("bound", ["array", "all"])
+def test_files_are_written_in_blocks_within_one_bound(tmp_path, monkeypatch, bound):
+    """24 files of 100 pieces are opened a few times each, and hold no more than they may."""
+    ends = edges_of(count=20_000)
+    weight = np.random.default_rng(2).normal(size=20_000)
+    opens, held, write = [], [], cutting._NewArray.write
+
+    def counted(file):
+        opens.append(file.path)
+        held.append(file.held)
+        write(file)
+
+    monkeypatch.setattr(cutting._NewArray, "write", counted)
+    if bound == "array":
+        monkeypatch.setattr(cutting, "_HELD", 1 << 14)
+    else:
+        monkeypatch.setattr(cutting, "default_limit", lambda: 1 << 18)
+    pieces = [(*ends[:, i : i + 200], weight[i : i + 200]) for i in range(0, 20_000, 200)]
+    write_partition(pieces, tmp_path / "parts", 8, num_nodes=N)
+    assert 24 < len(opens) < 24 * 8
+    assert max(held) < (1 << 14) + 200 * 8
+    edges, weights, _ = together(tmp_path / "parts", 8)
+    assert triples(edges, weights) == triples(ends, weight)
 
 
 def test_pieces_of_ones_own_and_files_of_data(tmp_path):

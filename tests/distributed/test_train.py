@@ -18,8 +18,9 @@ import train_cases
 from train_cases import options_of, write_parts
 
 from sparsefmt import errors
-from sparsefmt.distributed import train
+from sparsefmt.distributed import train, training
 from sparsefmt.distributed.checkpoint import load_checkpoint, restore, save_checkpoint
+from sparsefmt.distributed.cutting import write_partition
 from sparsefmt.distributed.files import read_part, read_partition
 from sparsefmt.distributed.options import MODELS
 from sparsefmt.distributed.training import check_trainable
@@ -56,6 +57,15 @@ def test_losses_do_not_depend_on_ranks(ranks, folder, model):
     for count in (2, 3):
         found = train_on(ranks, count, folder, model=model)
         assert np.abs(found - alone).max() < 1e-10
+
+
+def test_the_first_layer_of_gat_sends_features_once(ranks, folder):
+    """Also with dropout: forward and backward of the second layer are all that is left."""
+    given = {"model": "gat", "dropout": 0.5}
+    for first, *others in ranks.run(2, train_cases.sent, folder, given):
+        assert [exchanges for exchanges, _ in (first, *others)] == [3, 2, 2]
+        assert others[0] == others[1]
+        assert first[1] > others[0][1]
 
 
 @pytest.mark.parametrize("model", ["gcn", "sage"])
@@ -95,6 +105,43 @@ def test_without_a_checkpoint_resume_begins(ranks, folder, tmp_path):
     given = {"checkpoint": tmp_path / "checkpoint.pt", "resume": True, "epochs": 2}
     assert len(train_on(ranks, 2, folder, **given)) == 2
     assert len(train_on(ranks, 2, folder, **given)) == 0
+
+
+def test_nothing_left_to_do_is_said(folder, tmp_path, capsys):
+    arguments = [*COMMAND[2:], str(folder), "--checkpoint", str(tmp_path / "c.pt"), "--epochs", "2"]
+    assert train.main(arguments) == 0
+    capsys.readouterr()
+    assert train.main([*arguments, "--resume"]) == 0
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last == "nothing is left to do: epoch 2 of 2 is done; give more --epochs"
+
+
+def refused(arguments, capsys):
+    """What a training says that fails."""
+    assert train.main(arguments) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    return line
+
+
+def test_a_loss_that_is_not_finite_ends_the_training(folder, tmp_path, capsys, monkeypatch):
+    """And the last checkpoint stays as it is."""
+    checkpoint = tmp_path / "c.pt"
+    arguments = [*COMMAND[2:], "--checkpoint", str(checkpoint)]
+    assert train.main([*arguments, str(folder), "--epochs", "1"]) == 0
+    saved = checkpoint.read_bytes()
+    monkeypatch.setattr(training, "cross_entropy", lambda logits, *_: logits.sum() * np.inf)
+    capsys.readouterr()
+    said = refused([*arguments, str(folder), "--resume"], capsys)
+    assert re.search(r"loss of epoch 2 is -?(inf|nan), nothing is saved: give a smaller --lr", said)
+    assert checkpoint.read_bytes() == saved
+
+
+def test_features_that_are_not_finite_are_named(tmp_path, capsys):
+    ends, x = np.arange(10), np.ones((10, 2))
+    x[3, 1] = np.nan
+    write_partition([(ends, ends)], tmp_path / "parts", 2, features=x, labels=ends % 2)
+    said = refused([*COMMAND[2:], str(tmp_path / "parts")], capsys)
+    assert "the loss of epoch 1 is nan, nothing is saved: features hold values that" in said
 
 
 # Checkpoints
@@ -274,6 +321,29 @@ def test_a_killed_rank_is_named_and_fewer_ranks_go_on(folder, tmp_path, capsys, 
     assert all(begun[epoch] == pytest.approx(alone[epoch], abs=2e-9) for epoch in (1, 2, 3))
 
 
+HANGING = """
+import sys, time
+from sparsefmt.distributed import train, training
+
+training.save_checkpoint = lambda *args, epoch, **facts: epoch == 3 and time.sleep(600)
+sys.exit(train.main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.slow
+def test_a_rank_that_hangs_in_its_checkpoint_is_named(folder, tmp_path):
+    """As on a disk that does not answer: the beat goes on, and the other rank waits."""
+    command = ["-c", HANGING, *COMMAND[2:], str(folder), "--checkpoint", "c.pt", "--timeout", "5"]
+    processes = by_hand(2, command, tmp_path)
+    try:
+        for process in processes:
+            _, said = process.communicate(timeout=120)
+            assert process.returncode == 1
+            assert "sparsefmt: error: rank 0 stands still: no progress for " in said
+    finally:
+        end(processes)
+
+
 @pytest.mark.slow
 def test_torchrun_trains_and_names_a_killed_rank(folder, tmp_path):
     run = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port"]
@@ -325,6 +395,9 @@ def test_a_rank_that_fails_tells_the_others_why(folder, tmp_path):
         (["none"], "none: there is no partition.json"),
         (["parts", "--model", "gat", "--hidden", "9"], "no multiple of --heads"),
         (["parts", "--checkpoint", "parts/no/c.pt"], "parts/no: no such folder"),
+        (["parts", "--checkpoint", "parts"], "parts: it is a folder: give the name of a file"),
+        (["parts", "--checkpoint", ""], "it is a folder: give the name of a file"),
+        (["parts", "--checkpoint", "/proc/c.pt"], "/proc: no checkpoint can be written there"),
     ],
 )
 def test_a_process_alone_refuses_in_one_line(folder, monkeypatch, capsys, arguments, text):

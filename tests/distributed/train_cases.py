@@ -48,6 +48,17 @@ def loaded(group: Any, folder: Path) -> tuple[list[list[int]], tuple[int, ...], 
     return [numbers[coo.col].tolist(), coo.row.tolist()], graph.bounds, graph.rank
 
 
+def sent(group: Any, folder: Path, changed: dict[str, Any]) -> list[tuple[int, int]]:
+    """Exchanges and bytes of each of three steps of a training."""
+    training = Training(read_partition(folder), options_of(**changed), group, torch.device("cpu"))
+    traffic, found = training.graph.halo.traffic, []
+    for epoch in range(3):
+        before = traffic.exchanges, traffic.nbytes
+        training.step(epoch)
+        found.append((traffic.exchanges - before[0], traffic.nbytes - before[1]))
+    return found
+
+
 def losses(group: Any, folder: Path, changed: dict[str, Any]) -> list[float]:
     """Losses of the epochs that are trained."""
     training = Training(read_partition(folder), options_of(**changed), group, torch.device("cpu"))

@@ -293,6 +293,41 @@ assert isinstance(first, MessagePassing)
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
 
 
+def test_a_class_that_names_pyg_first_is_refused_and_harms_no_other():
+    code = """
+from torch_geometric.nn import MessagePassing
+from sparsefmt import UnsupportedError, nn
+
+class Lines(MessagePassing):
+    lines = 3
+
+kept = []
+def define():
+    class Late(MessagePassing, nn.GCNConv):
+        pass
+
+try:
+    define()
+except UnsupportedError as error:
+    kept.append(error)  # and its traceback the class
+    said = "Late names PyG's MessagePassing before a layer of sparsefmt, which is one: "
+    assert str(error) == said + "leave it out.", error
+else:
+    raise SystemExit("taken")
+
+class Both(Lines, nn.GCNConv):
+    pass
+
+class Ours(nn.SAGEConv, MessagePassing):
+    pass
+
+for kind in (nn.SAGEConv, nn.GATConv, Both, Ours):
+    assert isinstance(kind(2, 2), MessagePassing)
+assert Both(2, 2).lines == 3
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
 def test_batches_of_hetero_data(device):
     batch = Batch.from_data_list([data(k, (12 - k, 9, 5 + k), device=device) for k in range(3)])
     theirs = pyg.HeteroConv(relations(pyg)).double().to(device)
