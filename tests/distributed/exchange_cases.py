@@ -200,6 +200,8 @@ def refusals(group: Any) -> list[tuple[str, str, str, str]]:
     graph, whole = shared_graph(group)
     x = graph.rows_of(numbers(N, FEAT))
     n, ones = len(x), torch.ones(3, dtype=torch.float64)
+    short = [min(bound, N - 1) for bound in graph.bounds]
+    wide = Graph.from_edge_index(edges_of("random"), num_nodes=(N + 1, N))
     two = DistGraph.of(whole, graph.bounds, group, source_bounds=graph.bounds)
     labels = torch.zeros(n, dtype=torch.int64)
     turned = nn.SAGEConv(FEAT, 3, flow="target_to_source").double()
@@ -220,6 +222,10 @@ def refusals(group: Any) -> list[tuple[str, str, str, str]]:
         (made(source_bounds=3), "ShapeError", "bounds"),
         (lambda: DistGraph.of(whole, graph.bounds[1:], group), "ShapeError", "bounds"),
         (lambda: DistGraph.of(weighted, graph.bounds, group), "UnsupportedError", "values"),
+        (lambda: DistGraph.of(whole.csr, graph.bounds, group), "DtypeError", "graph is a CSR"),
+        (lambda: DistGraph.of(whole, short, group), "ShapeError", "bounds end at"),
+        (lambda: DistGraph.of(wide, graph.bounds, group), "ShapeError", "source_bounds is not"),
+        (made(source_bounds=short), "ShapeError", "source_bounds is"),
         (lambda: dist_spmm(graph, torch.cat([x, x])), "ShapeError", "x has shape"),
         (lambda: dist_spmm(graph, x.tolist()), "DtypeError", "x is a list"),
         (lambda: dist_spmm(graph, x.long()), "DtypeError", "x is torch.int64"),

@@ -42,7 +42,7 @@ def options_of(**changed: Any) -> Options:
 
 def loaded(group: Any, folder: Path) -> tuple[list[list[int]], tuple[int, ...], int]:
     """Edges that a rank has in its graph, the bounds of ranks, and its rank."""
-    graph = DistGraph.load(folder, group)
+    graph = DistGraph.load(folder, group, weights=False)
     coo = graph.local.structure.tocoo()
     numbers = torch.cat([torch.arange(*graph.bounds[graph.rank :][:2]), graph.halo.vertices])
     return [numbers[coo.col].tolist(), coo.row.tolist()], graph.bounds, graph.rank
