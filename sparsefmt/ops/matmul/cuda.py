@@ -192,10 +192,10 @@ def spmm(
         stride = row_bytes(m.row_stride(kept.rows), dtype) if own_at[0] else -1
         alignment = (rows | (result | own_at[0] | max(stride, 0)) >> narrow) % 16
         case = dtype, reduce, feat, heads, shared, m.row_stride(x), alignment, narrow, stride
-        what = own.one_more, tuple(a is not None for a in given)
         # How slices are cut decides the order of sums, and so goes by the exact sizes.
         wide = not heads and _wide(S, NARROW if narrow else dtype, scaled=col_scale is not None)
-        nbytes, launch, add_up = S.once_alike(_launches, *case, *what, wide)
+        what = own.one_more, (*[a is not None for a in given], wide)
+        nbytes, launch, add_up = S.once_alike(_launches, *case, *what)
         if add_up is None:
             launch(stream, *factors, scale, rows, result, winners, 0, 0, *own_at, S.nnz)
             return out
@@ -236,16 +236,16 @@ def _fill_empty(
 def _launches(
     S: Structure, dtype: str, reduce: str, feat: int, heads: int, shared: bool, stride: int,
     alignment: int, narrow: bool, own_stride: int, one_more: bool, given: tuple[bool, ...],
-    wide: bool,
 ) -> tuple[tuple[int, int], Launch, Launch | None]:  # fmt: skip
     """Decide a product: bytes of the workspace, its launch, and that for rows that blocks share.
 
     The launch takes the number of entries last: graphs of about one size share what is decided.
     ``feat`` counts the features of all heads, which may be ``shared``; 0 heads are one value an
     entry.  ``given`` tells whether there are arg, row scales, values, their permutation, column
-    scales; without rows of its own ``own_stride`` is -1.  Slices of sums and means may be ``wide``.
+    scales, and whether slices of sums and means are wide; without rows of its own ``own_stride`` is
+    -1.
     """
-    arg, scaled, data, perm, cols = given
+    arg, scaled, data, perm, cols, wide = given
     gathered = NARROW if narrow else dtype
     wide = wide and reduce in ("sum", "mean")
     if heads:  # a load has the features of one
