@@ -138,7 +138,7 @@ def load_checkpoint(path: str | os.PathLike[str], *, facts: Mapping[str, Any]) -
     try:
         found = torch.load(source, map_location="cpu", weights_only=True)
     except _BROKEN as error:
-        why = str(error).split("\n")[0][:80]
+        why = "damaged" if isinstance(error, KeyError) else str(error).split("\n")[0][:80]
         raise fault(source, f"it is no checkpoint ({why}): {_MEND}.") from error
     if not isinstance(found, dict) or not isinstance(found.get("format"), int):
         raise fault(source, f"it is no checkpoint of sparsefmt: {_MEND}.")

@@ -159,17 +159,23 @@ class _Edges:
             self._pieces: Callable[[], Iterable[Any]] = lambda: _pieces_of(coo)
         elif isinstance(graph, str | os.PathLike):
             self._pieces = lambda: read_chunks(graph)
-        elif isinstance(graph, Iterable) and iter(graph) is not graph:
+        elif _has_pieces(graph):
             self._pieces = lambda: graph
         else:
             raise UnsupportedError(
-                f"graph is a {type(graph).__name__}: give a path, a Graph or Format, or what can "
-                "be gone over several times, a list of pieces for instance."
+                f"graph is a {type(graph).__name__}: give a path, a Graph, Graph.from_edge_index("
+                "edge_index) for instance, a Format, or what can be gone over several times, a "
+                "list of pieces (source, target) for instance."
             )
 
     def __iter__(self) -> Iterator[Chunk]:
         limit = np.iinfo(np.int64).max if self.num_nodes is None else self.num_nodes
         for piece in self._pieces():
+            if not isinstance(piece, tuple | list) and getattr(piece, "ndim", 0) != 2:
+                raise UnsupportedError(
+                    f"graph has a {type(piece).__name__} as a piece: give (source, target) or "
+                    "(source, target, weight)."
+                )
             source, target, *rest = piece
             source, target = (
                 to_device(foreign.indices(name, end), "cpu")
@@ -185,9 +191,17 @@ class _Edges:
                     f"a piece has arrays of shape {', '.join(map(str, lengths))}: give source, "
                     "target and weight of one length."
                 )
-            checks.in_range("source", source, limit, "vertices")
-            checks.in_range("target", target, limit, "vertices")
+            for name, end in (("source", source), ("target", target)):
+                if end.min(initial=0) < 0:
+                    raise IndexRangeError(f"{name} holds {end.min()}: number vertices from 0.")
+                checks.in_range(name, end, limit, "vertices")
             yield Chunk(source, target, weight, shape)
+
+
+def _has_pieces(graph: Any) -> bool:
+    """Whether pieces can be had of it, again and again: not of tensors, mappings and PyG's data."""
+    other = isinstance(graph, Mapping) or hasattr(graph, "shape") or hasattr(graph, "edge_index")
+    return not other and isinstance(graph, Iterable) and iter(graph) is not graph
 
 
 def _pieces_of(coo: COO) -> Iterator[Chunk]:
@@ -269,11 +283,17 @@ def _array(name: str, given: Any) -> Array:
     path = named(given)
     check_regular(path)
     try:
-        return np.load(path, mmap_mode="r", allow_pickle=False)
+        found = np.load(path, mmap_mode="r", allow_pickle=False)
     except (ValueError, EOFError) as error:
-        raise FileFormatError(
-            f"{path}: it is no array of {name} ({str(error)[:80]}): write it with numpy.save."
-        ) from error
+        raise _no_array(path, name, str(error)[:80]) from error
+    if not isinstance(found, np.ndarray):
+        found.close()
+        raise _no_array(path, name, "but a zip file")
+    return found
+
+
+def _no_array(path: Path, name: str, why: str) -> FileFormatError:
+    return FileFormatError(f"{path}: it is no array of {name} ({why}): write it with numpy.save.")
 
 
 def _cut(
@@ -289,6 +309,11 @@ def _cut(
     else:
         by = getattr(partitioner, "__name__", type(partitioner).__name__)
     found = partitioner(edges.structure or _whole(edges, survey), parts)
+    if not isinstance(found, tuple | list) or not found:
+        raise UnsupportedError(
+            f"{by} gave a {type(found).__name__}: give the bounds of the parts, a tuple, or an "
+            "Order and bounds."
+        )
     order, bounds = found if isinstance(found[0], Order) else (None, found)
     bounds = rows.checked(bounds, parts)
     n = len(survey.degrees)

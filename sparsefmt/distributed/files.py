@@ -124,6 +124,9 @@ def read_partition(folder: str | os.PathLike[str]) -> Partition:
     """
     home = named(folder)
     path = home / HEADER
+    check_regular(home)
+    if home.exists() and not home.is_dir():
+        raise fault(home, "it is no folder: give one of sparsefmt partition.")
     check_regular(path)
     if not path.exists():
         raise fault(home, f"there is no {HEADER} in it: give a folder of sparsefmt partition.")

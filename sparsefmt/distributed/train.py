@@ -13,6 +13,8 @@ from pathlib import Path
 from ..errors import SparseFmtError
 from .options import MODELS, Options
 
+#: Largest count of anything.
+_MOST = 2**31 - 1
 OK, BAD_INPUT, INTERRUPTED = 0, 2, 130
 
 
@@ -62,7 +64,7 @@ def _parser() -> argparse.ArgumentParser:
         default=default.dropout,
         help="between layers; what it drops depends on the number of ranks",
     )
-    add("--seed", type=int, default=default.seed)
+    add("--seed", type=_seed, default=default.seed)
     add("--dtype", choices=("float32", "float64"), default=default.dtype)
     add("--checkpoint", type=Path, metavar="FILE", help="to write every so many epochs")
     add("--every", type=_count, default=default.every, metavar="N")
@@ -78,9 +80,19 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _count(text: str) -> int:
-    if not text.isdecimal() or not int(text):
-        raise argparse.ArgumentTypeError(f"{text!r} is no integer from 1")
+    if not text.isdecimal() or not 1 <= int(text) <= _MOST:
+        raise argparse.ArgumentTypeError(f"{text!r} is no integer from 1 to {_MOST}")
     return int(text)
+
+
+def _seed(text: str) -> int:
+    try:
+        number = int(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is no integer") from error
+    if not -(2**63) <= number < 2**63:
+        raise argparse.ArgumentTypeError(f"{text} is not from -2^63 to 2^63 - 1")
+    return number
 
 
 def _amount(text: str) -> float:

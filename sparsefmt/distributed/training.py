@@ -21,6 +21,9 @@ from .labels import UNLABELLED, accuracy, cross_entropy
 from .options import Options
 from .weights import broadcast_parameters, sum_gradients
 
+#: Columns of results for more would hardly fit; ids in the place of classes are meant.
+_MOST_CLASSES = 1 << 20
+
 
 class Network(torch.nn.Module):
     """Layers of one kind, with a non-linearity and dropout between them.
@@ -217,6 +220,11 @@ def check_trainable(partition: Partition, options: Options) -> None:
                 f"{partition.folder} has no {name}: cut the graph with them, sparsefmt partition "
                 "--data FOLDER."
             )
+    if partition.classes > _MOST_CLASSES:
+        raise UnsupportedError(
+            f"{partition.folder} has labels up to {partition.classes - 1}: number classes from 0 "
+            "without gaps, and cut the graph again."
+        )
     if not partition.classes:
         raise UnsupportedError(f"{partition.folder} has no vertex with a label: give some.")
     if "weight" in partition.dtypes and options.model == "gat":

@@ -234,6 +234,7 @@ def test_metis_that_is_missing_is_named(monkeypatch):
 
 def wrong_arguments():
     ends, data = edges_of(), vertex_data()
+    nothing = {"partitioner": lambda graph, parts: None}
     good, wide = graph_of(ends), Graph(COO(ends[1], ends[0], shape=(N, 99)))
     short, objects = data["features"][1:], np.full((N, 1), None)
     return {
@@ -243,6 +244,11 @@ def wrong_arguments():
         "partitioner": (errors.UnsupportedError, "'best'", good, 2, {"partitioner": "best"}),
         "generator": (errors.UnsupportedError, "several times", iter([ends]), 2, {}),
         "number": (errors.UnsupportedError, "graph is a int", 7, 2, {}),
+        "array": (errors.UnsupportedError, r"is a ndarray: .*\(edge_index\)", ends, 2, {}),
+        "mapping": (errors.UnsupportedError, "graph is a dict", {"edge_index": ends}, 2, {}),
+        "ends": (errors.UnsupportedError, r"ndarray as a piece: .*\(source", tuple(ends), 2, {}),
+        "below 0": (errors.IndexRangeError, "number vertices from 0", [ends - N], 2, {}),
+        "nothing": (errors.UnsupportedError, "gave a NoneType: give the bo", good, 2, nothing),
         "features": (errors.ShapeError, "features has shape", good, 2, {"features": short}),
         "labels": (errors.DtypeError, "give integers", good, 2, {"labels": np.ones(N)}),
         "low labels": (errors.IndexRangeError, "below -1", good, 2, {"labels": np.full(N, -2)}),
@@ -267,6 +273,24 @@ def test_wrong_arguments_are_refused_and_leave_nothing(tmp_path, name):
     with pytest.raises(kind, match=text):
         write_partition(graph, tmp_path / "parts", parts, **options)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("how", ["zip", "text"])
+def test_a_file_of_features_that_is_no_array_is_refused(tmp_path, how):
+    path = tmp_path / "x.npy"
+    with path.open("wb") as file:
+        if how == "zip":
+            np.savez(file, x=np.ones((N, 2)))
+        else:
+            file.write(b"1 2 3")
+    with pytest.raises(errors.FileFormatError, match=r"x\.npy: it is no array .*numpy\.save"):
+        write_partition(graph_of(edges_of()), tmp_path / "parts", 2, features=path)
+
+
+def test_what_is_no_folder_is_refused(tmp_path):
+    (tmp_path / "graph.txt").write_text("0 1")
+    with pytest.raises(errors.FileFormatError, match=r"no folder: give one of sparsefmt part"):
+        read_partition(tmp_path / "graph.txt")
 
 
 def test_a_folder_that_holds_something_is_left_alone(tmp_path):

@@ -226,6 +226,9 @@ def test_folders_that_lack_something_are_refused(folder, tmp_path):
         lacking = type(found)(**{**vars(found), "dtypes": dtypes})
         with pytest.raises(errors.UnsupportedError, match=f"no {name}: .*--data"):
             check_trainable(lacking, options_of())
+    many = type(found)(**{**vars(found), "classes": 2 * 10**9})
+    with pytest.raises(errors.UnsupportedError, match="labels up to 1999999999: number classes"):
+        check_trainable(many, options_of())
     with pytest.raises(errors.UnsupportedError, match="no multiple of --heads"):
         check_trainable(found, options_of(model="gat", hidden=7))
     weighted = read_partition(write_parts(tmp_path / "weighted", 2, weighted=True))
@@ -410,7 +413,17 @@ def test_a_process_alone_refuses_in_one_line(folder, monkeypatch, capsys, argume
 
 @pytest.mark.parametrize(
     "arguments",
-    ["--epochs 0", "--lr x", "--dropout 2", "--timeout 0", "--resume", "--bad"],
+    [
+        "--epochs 0",
+        "--hidden 100000000000",
+        "--seed 99999999999999999999",
+        "--seed x",
+        "--lr x",
+        "--dropout 2",
+        "--timeout 0",
+        "--resume",
+        "--bad",
+    ],
 )
 def test_bad_options_are_refused(capsys, arguments):
     with pytest.raises(SystemExit) as found:
