@@ -32,15 +32,15 @@ def test_structures_that_lie_alike_share_what_depends_on_no_size():
     found = [one.once_alike(lambda at, feat: (at.indptr, feat), 64) for one in (S, alone)]
     assert found == [(1, 64)] * 2
     asked = []
+
+    def told(at):
+        asked.append(at)
+        return at.nnz
+
     for one in (S, T, S):
-        one.once_alike(_told, asked)
-        one.once(_told, asked)
+        one.once_alike(told)
+        one.once(told)
     assert asked == [S, S, T]  # T alone decides what depends on its size
-
-
-def _told(S, asked):
-    asked.append(S)
-    return S.nnz
 
 
 def test_what_was_decided_is_no_part_of_a_structure():
