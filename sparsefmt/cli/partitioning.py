@@ -40,7 +40,7 @@ DATA = {"features": "x.npy", "labels": "y.npy"}
 def partition(
     source: Path, parts: int, output: Path, by: str, data: Path | None, num_nodes: int | None
 ) -> None:
-    """Cut the square graph IN into parts, for training on several processes.
+    """Cut the square graph IN into parts for several processes.
 
     Edge lists and the CSR of an .npz are read in pieces, and never whole but for metis.  A folder
     of Planetoid files has features, labels and masks.  Train with
