@@ -46,16 +46,23 @@ def numbers(*shape: int) -> Tensor:
     return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
 
 
+def shared_out(
+    group: Any, edges: Tensor, bounds: str
+) -> tuple[Graph, tuple[int, ...], slice, Tensor]:
+    """The whole graph, borders between ranks, and the rows and edges of this rank."""
+    whole = Graph.from_edge_index(edges, num_nodes=N)
+    borders = bounds_of(bounds, whole, dist.get_world_size(group))
+    rank = dist.get_rank(group)
+    rows = slice(borders[rank], borders[rank + 1])
+    return whole, borders, rows, (edges[1] >= rows.start) & (edges[1] < rows.stop)
+
+
 def product(
     group: Any, graph: str, bounds: str, reduce: str, weighted: bool, scaled: bool
 ) -> float:
     """Largest difference of a product and its gradients from those of one process."""
     edges = edges_of(graph)
-    whole = Graph.from_edge_index(edges, num_nodes=N)
-    borders = bounds_of(bounds, whole, dist.get_world_size(group))
-    rank = dist.get_rank(group)
-    rows = slice(borders[rank], borders[rank + 1])
-    mine = (edges[1] >= rows.start) & (edges[1] < rows.stop)
+    whole, borders, rows, mine = shared_out(group, edges, bounds)
     x, r, c = numbers(N, FEAT), numbers(N), numbers(N).flip(0)
     given: list[Any] = [x, numbers(edges.shape[1]) if weighted else None]
     given += [r, c] if scaled else [None, None]

@@ -195,73 +195,15 @@ def training(group: Any, bounds: str) -> list[float]:
     ]
 
 
+Refusals = list[tuple[Any, str, str]]
+
+
 def refusals(group: Any) -> list[tuple[str, str, str, str]]:
     """Class and words that are wanted of a refusal, and those that come, on each rank alike."""
     graph, whole = shared_graph(group)
     x = graph.rows_of(numbers(N, FEAT))
-    n, ones = len(x), torch.ones(3, dtype=torch.float64)
-    short = [min(bound, N - 1) for bound in graph.bounds]
-    wide = Graph.from_edge_index(edges_of("random"), num_nodes=(N + 1, N))
-    two = DistGraph.of(whole, graph.bounds, group, source_bounds=graph.bounds)
-    labels = torch.zeros(n, dtype=torch.int64)
-    turned = nn.SAGEConv(FEAT, 3, flow="target_to_source").double()
-    weighted = whole.with_data(numbers(whole.nnz).numpy())
-    sage, gcn = nn.SAGEConv(FEAT, 3).double(), nn.GCNConv(FEAT, 3).double()
-    relational = nn.RGCNConv(N, 3, 2).double()
-    types = torch.zeros(graph.local.nnz, dtype=torch.int64)
-
-    def made(**options: Any) -> Any:
-        return lambda: DistGraph.of(whole, graph.bounds, group, **options)
-
-    cases: list[tuple[Any, str, str]] = [
-        (lambda: dist_spmm(graph, x, reduce="max"), "UnsupportedError", "reduce"),
-        (lambda: dist_spmm(whole, x), "DtypeError", "graph is a Graph"),
-        (made(exchange_dtype="bfloat16"), "DtypeError", "exchange_dtype"),
-        (made(exchange_dtype=torch.int64), "DtypeError", "exchange_dtype"),
-        (made(exchange_dtype=torch.float8_e5m2), "DtypeError", "exchange_dtype"),
-        (made(source_bounds=3), "ShapeError", "bounds"),
-        (lambda: DistGraph.of(whole, graph.bounds[1:], group), "ShapeError", "bounds"),
-        (lambda: DistGraph.of(weighted, graph.bounds, group), "UnsupportedError", "values"),
-        (lambda: DistGraph.of(whole.csr, graph.bounds, group), "DtypeError", "graph is a CSR"),
-        (lambda: DistGraph.of(whole, short, group), "ShapeError", "bounds end at"),
-        (lambda: DistGraph.of(wide, graph.bounds, group), "ShapeError", "source_bounds is not"),
-        (made(source_bounds=short), "ShapeError", "source_bounds is"),
-        (lambda: dist_spmm(graph, torch.cat([x, x])), "ShapeError", "x has shape"),
-        (lambda: dist_spmm(graph, x.tolist()), "DtypeError", "x is a list"),
-        (lambda: dist_spmm(graph, x.long()), "DtypeError", "x is torch.int64"),
-        (lambda: dist_spmm(graph, x.to_sparse()), "UnsupportedError", "x has layout"),
-        (lambda: gcn(x.to_sparse(), graph), "UnsupportedError", "layout"),
-        (lambda: dist_spmm(graph, x, ones), "ShapeError", "edge_weight"),
-        (lambda: dist_spmm(graph, x, types), "DtypeError", "edge_weight"),
-        (lambda: dist_spmm(graph, x, col_scale=ones), "ShapeError", "col_scale"),
-        (lambda: dist_spmm(graph, x, row_scale=ones), "ShapeError", "row_scale"),
-        (lambda: dist_spmm(graph, x, col_scale=x[:, 0].float()), "DtypeError", "col_scale"),
-        (lambda: dist_spmm(graph, x, col_scale=[1.0] * n), "DtypeError", "col_scale is a list"),
-        (lambda: graph.maxk_aggregate(x, 2, reduce="max"), "UnsupportedError", "reduce"),
-        (lambda: graph.maxk_aggregate(x, 2, col_scale=ones), "ShapeError", "col_scale"),
-        (lambda: relational(None, graph, types), "UnsupportedError", "x is None"),
-        (lambda: turned(x, graph), "UnsupportedError", "flow"),
-        (lambda: sage(x, graph, size=(N, N)), "UnsupportedError", "size"),
-        (lambda: sage(x, two), "ShapeError", "x"),
-        (lambda: gcn(x, two), "ShapeError", "x"),
-        (
-            lambda: nn.GATConv((FEAT, FEAT), 3).double()((x, x.clone()), two),
-            "UnsupportedError",
-            "loops",
-        ),
-        (lambda: nn.GCNConv(FEAT, 3, aggr="max").double()(x, graph), "UnsupportedError", "max"),
-        (lambda: gcn(x[1:], graph), "ShapeError", "x has shape"),
-        (lambda: sum_gradients(x, group), "DtypeError", "one tensor"),
-        (lambda: sum_gradients([3], group), "DtypeError", "a int is given"),
-        (lambda: sum_gradients(torch.nn.LazyLinear(3), group), "UnsupportedError", "no values"),
-        (lambda: broadcast_parameters([x], group), "DtypeError", "module is a list"),
-        (lambda: cross_entropy(x, labels[:0], group=group), "ShapeError", "labels"),
-        (lambda: cross_entropy(x, labels.int(), group=group), "DtypeError", "labels"),
-        (lambda: cross_entropy(x, labels, labels, group), "DtypeError", "mask"),
-        (lambda: accuracy(labels, labels, group=group), "ShapeError", "logits"),
-        (lambda: accuracy(x, [1], group=group), "DtypeError", "labels is a list"),
-        (lambda: optimize(gcn, graph), "DtypeError", "DistGraph"),
-    ]
+    cases = of_graphs(graph, whole, group) + of_products(graph, whole, x)
+    cases += of_layers(graph, whole, x, group) + of_training(x, group)
     before = graph.halo.traffic.exchanges
     found = []
     for case, kind, word in cases:
@@ -273,6 +215,89 @@ def refusals(group: Any) -> list[tuple[str, str, str, str]]:
             found.append((kind, word, "", ""))
     assert graph.halo.traffic.exchanges == before  # nothing has travelled
     return found
+
+
+def of_graphs(graph: DistGraph, whole: Graph, group: Any) -> Refusals:
+    """What no graph of ranks is made of."""
+    short = [min(bound, N - 1) for bound in graph.bounds]
+    wide = Graph.from_edge_index(edges_of("random"), num_nodes=(N + 1, N))
+    weighted = whole.with_data(numbers(whole.nnz).numpy())
+
+    def made(**options: Any) -> Any:
+        return lambda: DistGraph.of(whole, graph.bounds, group, **options)
+
+    return [
+        (made(exchange_dtype="bfloat16"), "DtypeError", "exchange_dtype"),
+        (made(exchange_dtype=torch.int64), "DtypeError", "exchange_dtype"),
+        (made(exchange_dtype=torch.float8_e5m2), "DtypeError", "exchange_dtype"),
+        (made(source_bounds=3), "ShapeError", "bounds"),
+        (lambda: DistGraph.of(whole, graph.bounds[1:], group), "ShapeError", "bounds"),
+        (lambda: DistGraph.of(weighted, graph.bounds, group), "UnsupportedError", "values"),
+        (lambda: DistGraph.of(whole.csr, graph.bounds, group), "DtypeError", "graph is a CSR"),
+        (lambda: DistGraph.of(whole, short, group), "ShapeError", "bounds end at"),
+        (lambda: DistGraph.of(wide, graph.bounds, group), "ShapeError", "source_bounds is not"),
+        (made(source_bounds=short), "ShapeError", "source_bounds is"),
+    ]
+
+
+def of_products(graph: DistGraph, whole: Graph, x: Tensor) -> Refusals:
+    """What no product takes."""
+    n, ones = len(x), torch.ones(3, dtype=torch.float64)
+    types = torch.zeros(graph.local.nnz, dtype=torch.int64)
+    return [
+        (lambda: dist_spmm(graph, x, reduce="max"), "UnsupportedError", "reduce"),
+        (lambda: dist_spmm(whole, x), "DtypeError", "graph is a Graph"),
+        (lambda: dist_spmm(graph, torch.cat([x, x])), "ShapeError", "x has shape"),
+        (lambda: dist_spmm(graph, x.tolist()), "DtypeError", "x is a list"),
+        (lambda: dist_spmm(graph, x.long()), "DtypeError", "x is torch.int64"),
+        (lambda: dist_spmm(graph, x.to_sparse()), "UnsupportedError", "x has layout"),
+        (lambda: dist_spmm(graph, x, ones), "ShapeError", "edge_weight"),
+        (lambda: dist_spmm(graph, x, types), "DtypeError", "edge_weight"),
+        (lambda: dist_spmm(graph, x, col_scale=ones), "ShapeError", "col_scale"),
+        (lambda: dist_spmm(graph, x, row_scale=ones), "ShapeError", "row_scale"),
+        (lambda: dist_spmm(graph, x, col_scale=x[:, 0].float()), "DtypeError", "col_scale"),
+        (lambda: dist_spmm(graph, x, col_scale=[1.0] * n), "DtypeError", "col_scale is a list"),
+        (lambda: graph.maxk_aggregate(x, 2, reduce="max"), "UnsupportedError", "reduce"),
+        (lambda: graph.maxk_aggregate(x, 2, col_scale=ones), "ShapeError", "col_scale"),
+    ]
+
+
+def of_layers(graph: DistGraph, whole: Graph, x: Tensor, group: Any) -> Refusals:
+    """What no layer takes."""
+    two = DistGraph.of(whole, graph.bounds, group, source_bounds=graph.bounds)
+    turned = nn.SAGEConv(FEAT, 3, flow="target_to_source").double()
+    sage, gcn = nn.SAGEConv(FEAT, 3).double(), nn.GCNConv(FEAT, 3).double()
+    relational = nn.RGCNConv(N, 3, 2).double()
+    gat = nn.GATConv((FEAT, FEAT), 3).double()
+    types = torch.zeros(graph.local.nnz, dtype=torch.int64)
+    return [
+        (lambda: gcn(x.to_sparse(), graph), "UnsupportedError", "layout"),
+        (lambda: relational(None, graph, types), "UnsupportedError", "x is None"),
+        (lambda: turned(x, graph), "UnsupportedError", "flow"),
+        (lambda: sage(x, graph, size=(N, N)), "UnsupportedError", "size"),
+        (lambda: sage(x, two), "ShapeError", "x"),
+        (lambda: gcn(x, two), "ShapeError", "x"),
+        (lambda: gat((x, x.clone()), two), "UnsupportedError", "loops"),
+        (lambda: nn.GCNConv(FEAT, 3, aggr="max").double()(x, graph), "UnsupportedError", "max"),
+        (lambda: gcn(x[1:], graph), "ShapeError", "x has shape"),
+        (lambda: optimize(gcn, graph), "DtypeError", "DistGraph"),
+    ]
+
+
+def of_training(x: Tensor, group: Any) -> Refusals:
+    """What no loss, no score and no sum of gradients takes; ``x`` are logits too."""
+    labels = torch.zeros(len(x), dtype=torch.int64)
+    return [
+        (lambda: sum_gradients(x, group), "DtypeError", "one tensor"),
+        (lambda: sum_gradients([3], group), "DtypeError", "a int is given"),
+        (lambda: sum_gradients(torch.nn.LazyLinear(3), group), "UnsupportedError", "no values"),
+        (lambda: broadcast_parameters([x], group), "DtypeError", "module is a list"),
+        (lambda: cross_entropy(x, labels[:0], group=group), "ShapeError", "labels"),
+        (lambda: cross_entropy(x, labels.int(), group=group), "DtypeError", "labels"),
+        (lambda: cross_entropy(x, labels, labels, group), "DtypeError", "mask"),
+        (lambda: accuracy(labels, labels, group=group), "ShapeError", "logits"),
+        (lambda: accuracy(x, [1], group=group), "DtypeError", "labels is a list"),
+    ]
 
 
 def disagreements(group: Any) -> list[tuple[str, str]]:

@@ -5,12 +5,11 @@ from copy import deepcopy
 from typing import Any
 
 import torch
-import torch.distributed as dist
-from dist_cases import FEAT, N, bounds_of, edges_of, numbers, worst
+from dist_cases import FEAT, N, edges_of, numbers, shared_out, worst
 from torch import Tensor
 from torch.nn import Linear, ReLU, Sequential
 
-from sparsefmt import Graph, nn
+from sparsefmt import nn
 from sparsefmt.distributed import DistGraph, sum_gradients
 from sparsefmt.distributed.halo import Halo
 
@@ -81,11 +80,7 @@ def layer(group: Any, name: str, graph: str, bounds: str) -> float:
     conv = make().double()
     alone = deepcopy(conv)
     edges = edges_of(graph)
-    whole = Graph.from_edge_index(edges, num_nodes=N)
-    borders = bounds_of(bounds, whole, dist.get_world_size(group))
-    rank = dist.get_rank(group)
-    rows = slice(borders[rank], borders[rank + 1])
-    mine = (edges[1] >= rows.start) & (edges[1] < rows.stop)
+    whole, borders, rows, mine = shared_out(group, edges, bounds)
     given = numbers(N, FEAT), of_edges(what, edges.shape[1])
     y, wanted = run(alone, what, whole, *given)
     part = None if given[1] is None else given[1][mine]
