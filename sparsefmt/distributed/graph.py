@@ -199,6 +199,14 @@ class DistGraph(Aggregation):
         """(n_targets, n_sources) of the whole graph."""
         return self.bounds[-1], self.source_bounds[-1]
 
+    @cached_property
+    def square(self) -> Graph:
+        """``local`` with a row, without entries, for each vertex of the halo too."""
+        coo = self.local.structure.tocoo()
+        n = self.local.shape[1]
+        with torch.inference_mode(False):  # training may save its arrays
+            return numbered_graph(to_tensor(coo.col), to_tensor(coo.row), n, n)
+
     @property
     def whole(self) -> Graph | None:
         """The graph itself, if there is one rank only: layers then run as ever."""

@@ -111,9 +111,23 @@ class Ends(NamedTuple):
             return self
         return found._replace(source=found.away.extended(found.source))
 
+    def squared(self) -> "Ends":
+        """Give a graph in which vertices of other processes are targets too, without entries.
+
+        So an aggregation of one set of vertices serves a graph that processes share.
+        """
+        if self.away is None or not self.alike:
+            return self
+        return self._replace(graph=self.away.square)
+
     def of_targets(self, x: Tensor) -> Tensor:
-        """Give the rows of targets out of those of all sources, where they are alike."""
-        return x if self.away is None else x[: self.away.n_sources]
+        """Give the rows of the graph's targets out of those of all sources, if they are alike."""
+        n_targets = len(x) if self.away is None else graph_tensors(self.graph).n_rows
+        return x if n_targets == len(x) else x[:n_targets]
+
+    def rows_here(self, y: Tensor) -> Tensor:
+        """Give the rows of targets of this process, out of those of the graph."""
+        return y if self.away is None else y[: self.away.n_local]
 
 
 def ends_of(x: Any, graph: GraphLike, size: Any = None, *, static: bool = False) -> Ends:

@@ -187,13 +187,15 @@ class GATConv(LoopedAttention):
                 return self._at_once(x, edge_index)
             check_square(edge_index, given)
         ends = self._ends(x, edge_index, size)
+        if not return_attention_weights and self.lin is not None:
+            ends = ends.squared()
         residual, both = self._residual(ends), self._projected(ends)
         features = self._edge_features(edge_attr, ends.graph)
         found = None
         if return_attention_weights:
             entries = self._entries(ends.graph, features)
             found = self._attention(entries, self._entry_scores(entries, both))
-        y = self._aggregated(ends.graph, both, features, found)
+        y = ends.rows_here(self._aggregated(ends.graph, both, features, found))
         y = y if residual is None else y + residual
         return y if found is None else (y, self._edges_and_weights(given, found, both[0].dtype))
 

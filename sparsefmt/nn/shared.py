@@ -25,7 +25,8 @@ class Shared:
     """The rows of a graph that this process has, as ``distributed.DistGraph`` has them.
 
     Beside methods that are named as functions of this file it has ``local``, the graph of its
-    entries, (targets here, sources here and then those of others); ``is_square``, whether targets
+    entries, (targets here, sources here and then those of others); ``square``, the same with a
+    row for each source, if it is square as a whole; ``is_square``, whether targets
     here are the sources here; ``check``, which refuses features of other numbers of them;
     ``extended(x)``, which puts features of other sources behind those of here; ``numbered``, which
     gives an ``edge_index`` of ``local`` the numbers of the whole graph; and ``sends_first(x,
