@@ -92,7 +92,8 @@ def dist_spmm(
     if edge_weight is None and _fits_beside(graph.rest, received, own, rows, of_halo):
         found: Tensor = _Beside.apply(received, own, graph.rest, rows, of_halo)  # type: ignore[no-untyped-call]
         return found
-    return own.add_(multiplied(graph.rest, received, weights[1], rows, of_halo))
+    total: Tensor = own.add_(multiplied(graph.rest, received, weights[1], rows, of_halo))
+    return total
 
 
 def _check_reduce(reduce: str) -> None:

@@ -185,10 +185,12 @@ class SAGEConv(Convolution):
     def _plus_own(self, y: Tensor, x: Tensor) -> Tensor:
         """Add the map of the targets' own features, into ``y`` if only this layer has seen it."""
         own = self.lin_r
-        alike = y.dim() == x.dim() == 2 and y.dtype is x.dtype is own.weight.dtype
-        if self.k is None and alike and own.bias is None and is_bare(own) and is_bare(self.lin_l):
+        dtypes = {y.dtype, x.dtype, own.weight.dtype}  # autocast makes them differ
+        bare = is_bare(own) and is_bare(self.lin_l) and own.bias is None
+        if bare and self.k is None and len(dtypes) == 1 and y.dim() == x.dim() == 2:
             return y.addmm_(x, own.weight.t())
-        return y + own(x)
+        found: Tensor = y + own(x)
+        return found
 
     def _is_usual(self) -> bool:
         """Tell whether all options that go another way are as they are by default."""
