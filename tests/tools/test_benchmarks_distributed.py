@@ -78,7 +78,8 @@ def test_layers_send_the_narrower_width_and_no_constant_features():
     assert (second.width, second.forward, second.backward) == (256, 1024, 1024)
     assert (last.width, last.forward, last.backward) == (47, 188, 188)
     assert models.layers_of("sage", 602, 41, 256)[0].forward == 1024  # mapped first
-    assert [one.forward for one in models.layers_of("gat", 602, 41, 256)] == [0, 512, 164]
+    assert [one.forward for one in models.layers_of("gat", 602, 41, 256)] == [512, 512, 164]
+    assert models.layers_of("gat", 100, 47, 256)[0].forward == 0  # travels once
     kept = models.layers_of("maxk", 602, 41, 256)
     assert {(one.forward, one.backward) for one in kept} == {(32 * 5, 32 * 4)}
     maps = 3 * 3 * 4 * 256**2 + 2 * 2 * 602 * 256 + 3 * 2 * 256 * 41
