@@ -12,6 +12,7 @@ from torch.nn import Linear, ReLU, Sequential
 from sparsefmt import nn
 from sparsefmt.distributed import DistGraph, sum_gradients
 from sparsefmt.distributed.halo import Halo
+from sparsefmt.formats import checks
 
 OUT, EDGE = 3, 2
 
@@ -102,6 +103,15 @@ def layer_of_a_lost_halo(group: Any, name: str) -> float:
         return layer(group, name, "random", "balanced")
     finally:
         Halo._of_halo = real
+
+
+def layer_while_debugging(group: Any, name: str) -> float:
+    """The same difference where ranks compare what they are given."""
+    checks.DEBUG = True
+    try:
+        return layer(group, name, "random", "empty ranks")
+    finally:
+        checks.DEBUG = False
 
 
 def run(
