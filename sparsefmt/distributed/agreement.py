@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -35,26 +35,38 @@ def on_all_ranks(
         ranks is raised as it is, and so is, on its own rank, what this package does not raise:
         MemoryError for instance.
     """
-    found: Any = None
-    fault: Exception | None = None
-    try:
+    with _Telling(group, device) as telling:
         found = prepare()
-    except Exception as error:  # whatever it is: the others would wait for this rank
-        fault = error
-    said: list[Any] = [None] * dist.get_world_size(group)
-    mine = None if fault is None else _sentence(fault), found if alike else None
-    is_cuda = device is not None and device.type == "cuda"
-    with torch.cuda.device(device) if is_cuda else nullcontext():
-        dist.all_gather_object(said, mine, group=group)
-    faults = [text for text, _ in said]
-    if fault is not None and (len(set(faults)) == 1 or not _is_ours(fault)):
-        raise fault
-    for rank, text in enumerate(faults):
-        if text is not None:
-            raise RankError(f"rank {rank} cannot take part: {text}") from fault
-    if alike:
-        _compare([facts for _, facts in said])
-    return cast(T, found)
+        telling.facts = found if alike else None
+    return found
+
+
+class _Telling:
+    """Tells other ranks how a block ended, and raises if one of theirs failed or facts differ."""
+
+    def __init__(self, group: Any, device: torch.device | None) -> None:
+        self.facts: Any = None
+        self._group, self._device = group, device
+
+    def __enter__(self) -> "_Telling":
+        return self
+
+    def __exit__(self, kind: object, fault: BaseException | None, trace: object) -> None:
+        if fault is not None and not isinstance(fault, Exception):
+            return  # the process is to end
+        said: list[Any] = [None] * dist.get_world_size(self._group)
+        mine = None if fault is None else _sentence(fault), self.facts
+        is_cuda = self._device is not None and self._device.type == "cuda"
+        with torch.cuda.device(self._device) if is_cuda else nullcontext():
+            dist.all_gather_object(said, mine, group=self._group)
+        faults = [text for text, _ in said]
+        if fault is not None and (len(set(faults)) == 1 or not _is_ours(fault)):
+            return
+        for rank, text in enumerate(faults):
+            if text is not None:
+                raise RankError(f"rank {rank} cannot take part: {text}") from fault
+        if self.facts is not None:
+            _compare([facts for _, facts in said])
 
 
 def debugging(device: torch.device) -> bool:

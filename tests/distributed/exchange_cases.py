@@ -6,7 +6,7 @@ from weakref import ref
 
 import torch
 import torch.distributed as dist
-from dist_cases import FEAT, N, bounds_of, edges_of, numbers, worst
+from dist_cases import FEAT, N, bounds_of, edges_of, here, numbers, worst
 from torch import Tensor
 
 from sparsefmt import Graph, nn, optimize
@@ -44,7 +44,7 @@ def constant_features(group: Any, name: str) -> list[int]:
     """Exchanges of three steps with the same features, and of one after a change in place."""
     torch.manual_seed(0)
     convs = {"gcn": nn.GCNConv, "sage": nn.SAGEConv, "gat": nn.GATConv}
-    conv = convs[name](FEAT, 2 * FEAT).double()
+    conv = convs[name](FEAT, 2 * FEAT).double().to(here())
     graph, _ = shared_graph(group)
     held = [graph.rows_of(numbers(N, FEAT))]  # a view, whose base nobody else holds
 
@@ -67,7 +67,7 @@ def shared_exchange(group: Any, name: str) -> int:
         "agnn": lambda: nn.AGNNConv(),
         "sage": lambda: nn.SAGEConv(FEAT, 3),
     }
-    conv = makes[name]().double()
+    conv = makes[name]().double().to(here())
     graph, _ = shared_graph(group)
     x = graph.rows_of(numbers(N, FEAT)).requires_grad_()
     return sent(graph, lambda: conv(x, graph))[0]
@@ -80,6 +80,7 @@ def maxk_bytes(group: Any, k: int, width: int) -> list[float]:
     x = graph.rows_of(numbers(N, width)).float().requires_grad_()
     found = []
     for conv in (nn.SAGEConv(width, width, k=k), nn.SAGEConv(width, width)):
+        conv.to(here())
         found.append(sent(graph, lambda conv=conv: conv(x, graph))[1])
         found.append(sent(graph, lambda conv=conv: conv(x, graph).sum().backward())[1])
     return found
@@ -106,7 +107,7 @@ def narrow_exchange(group: Any) -> list[float]:
 def gathered(group: Any) -> list[float]:
     """Whether an all-gather is taken where all read all, and the error of products then."""
     generator = torch.Generator().manual_seed(2)
-    edges = torch.randint(0, N, (2, 40 * N), generator=generator)
+    edges = torch.randint(0, N, (2, 40 * N), generator=generator).to(here())
     whole = Graph.from_edge_index(edges, num_nodes=N)
     ranks, rank = dist.get_world_size(group), dist.get_rank(group)
     borders = (*(N * r // ranks + r % 2 for r in range(ranks)), N)
@@ -459,7 +460,7 @@ def views_beside_an_empty_rank(group: Any) -> float:
 def inference_before_training(group: Any) -> float:
     """Error of the gradients of a layer and of factors that infers first."""
     torch.manual_seed(0)
-    conv = nn.GCNConv(FEAT, 4, k=3).double()
+    conv = nn.GCNConv(FEAT, 4, k=3).double().to(here())
     graph, _ = shared_graph(group)
     x = numbers(N, FEAT)
     own, weight = graph.rows_of(x).clone(), numbers(graph.local.nnz).requires_grad_()

@@ -5,7 +5,7 @@ from copy import deepcopy
 from typing import Any
 
 import torch
-from dist_cases import FEAT, N, edges_of, numbers, shared_out, worst
+from dist_cases import FEAT, N, edges_of, here, numbers, shared_out, worst
 from torch import Tensor
 from torch.nn import Linear, ReLU, Sequential
 
@@ -70,7 +70,7 @@ def of_edges(name: str, count: int) -> Tensor | None:
     if name == "edge_weight":
         return numbers(count).abs() + 0.1
     if name == "edge_type":
-        return torch.arange(count) % 3
+        return torch.arange(count, device=here()) % 3
     return numbers(count, EDGE) if name else None
 
 
@@ -78,7 +78,7 @@ def layer(group: Any, name: str, graph: str, bounds: str) -> float:
     """Largest difference of a layer's result and gradients from those of one process."""
     torch.manual_seed(3)
     make, what = LAYERS[name]
-    conv = make().double()
+    conv = make().double().to(here())
     alone = deepcopy(conv)
     edges = edges_of(graph)
     whole, borders, rows, mine = shared_out(group, edges, bounds)

@@ -50,6 +50,13 @@ def test_a_graph_is_loaded_from_its_folder(ranks, folder):
             )
 
 
+def test_a_device_that_there_is_not_is_told_to_the_others(ranks, folder):
+    (kind, text), own = ranks.run(2, train_cases.loaded_to_no_device, folder)
+    assert own[0] == "RuntimeError"
+    assert kind == "RankError"
+    assert text.startswith("rank 1 cannot take part: RuntimeError: ")
+
+
 @pytest.mark.parametrize("model", MODELS)
 def test_losses_do_not_depend_on_ranks(ranks, folder, model):
     alone = train_on(ranks, 1, folder, model=model)
