@@ -1,31 +1,21 @@
 """A graph whose rows are shared out among the ranks of a process group."""
 
-from collections.abc import Callable
-from contextlib import nullcontext
 from functools import cached_property
-from typing import Any, TypeVar, cast
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from ..autograd import graph_tensors
-from ..errors import (
-    DtypeError,
-    IndexRangeError,
-    RankError,
-    ShapeError,
-    SparseFmtError,
-    UnsupportedError,
-)
+from ..errors import DtypeError, IndexRangeError, ShapeError, UnsupportedError
 from ..graph import Graph
 from ..interop.torch import to_tensor
 from .aggregation import Aggregation
+from .agreement import on_all_ranks
 from .files import read_part
 from .halo import Halo, check_exchange_dtype, halo_of, numbered_graph
 from .rows import checked
-
-T = TypeVar("T")
 
 
 class DistGraph(Aggregation):
@@ -57,7 +47,8 @@ class DistGraph(Aggregation):
         If ``edge_index``, ``bounds`` or another argument is not as above, on all ranks alike.
     RankError
         If arguments are wrong on some ranks, or differ between them: on all ranks, with the number
-        of the rank.
+        of the rank.  Also on the other ranks if one fails by another error, such as MemoryError,
+        which is raised as it is on its own.
 
     Notes
     -----
@@ -79,31 +70,39 @@ class DistGraph(Aggregation):
         self.group, self.rank = group, dist.get_rank(group)
         self.is_square = source_bounds is None
 
-        def check() -> dict[str, Any]:
+        wanted: Any = None
+
+        def prepare() -> dict[str, Any]:
+            nonlocal wanted
             ranks = dist.get_world_size(group)
             self.bounds = checked(bounds, ranks)
             self.source_bounds = self.bounds if self.is_square else checked(source_bounds, ranks)
             check_exchange_dtype(exchange_dtype)
             self._check_edges(edge_index, *self.bounds[self.rank : self.rank + 2])
+            wanted = self._number(edge_index)
             sources = None if self.is_square else self.source_bounds
             alike = {"bounds": self.bounds, "source_bounds": sources}
             return alike | {"exchange_dtype": str(exchange_dtype)}
 
-        _on_all_ranks(check, group, getattr(edge_index, "device", None), alike=True)
-        first, last = self.bounds[self.rank : self.rank + 2]
-        columns, wanted = halo_of(edge_index[0], self.source_bounds, self.rank)
+        on_all_ranks(prepare, group, getattr(edge_index, "device", None), alike=True)
         self.halo = Halo(wanted, self.source_bounds, group, exchange_dtype)
-        rows, n_sources = edge_index[1] - first, self.halo.n_local
-        self.n_local, self.n_sources = last - first, n_sources
-        n_halo, own = len(wanted), columns < n_sources
+        self.n_edges = _sum(edge_index.shape[1], edge_index, group)
+
+    def _number(self, edge_index: Tensor) -> Tensor:
+        """Make the graphs of this rank's edges; the vertices that it reads of others."""
+        first, last = self.bounds[self.rank : self.rank + 2]
+        begin, end = self.source_bounds[self.rank : self.rank + 2]
+        columns, wanted = halo_of(edge_index[0], self.source_bounds, self.rank)
+        self.n_local, self.n_sources = last - first, end - begin
+        rows, n_sources, n_halo = edge_index[1] - first, end - begin, len(wanted)
         #: All entries of the rows: (n_local, n_sources + n_halo), own vertices first.
         self.local = numbered_graph(columns, rows, n_sources + n_halo, self.n_local)
-        self._is_own = own
+        self._is_own = own = columns < n_sources
         #: The graphs of the edges whose source is on this rank, and of the others.
         self.own = numbered_graph(columns[own], rows[own], n_sources, self.n_local)
         ends = columns[~own] - n_sources, rows[~own]
         self.rest = numbered_graph(ends[0], ends[1], n_halo, self.n_local)
-        self.n_edges = _sum(edge_index.shape[1], edge_index, group)
+        return wanted
 
     @classmethod
     def of(cls, graph: Graph, bounds: Any, group: Any = None, **options: Any) -> "DistGraph":
@@ -145,7 +144,7 @@ class DistGraph(Aggregation):
             edges = torch.stack([to_tensor(end).long() for end in (coo.col, coo.row)])
             return edges[:, (edges[1] >= first) & (edges[1] < last)]
 
-        edges = _on_all_ranks(rows, group, torch.device(getattr(graph, "device", "cpu")))
+        edges = on_all_ranks(rows, group, _device(getattr(graph, "device", "cpu")))
         return cls(edges, bounds, group, **options)
 
     @classmethod
@@ -188,11 +187,10 @@ class DistGraph(Aggregation):
                     "the folder has edge weights, which a DistGraph has not: give weights=False, "
                     "and to layers those of read_part(folder, rank, ranks) as edge_weight."
                 )
-            return part
+            return torch.tensor(part.edge_index, device=device), part.bounds
 
-        part = _on_all_ranks(read, group, torch.device(device))
-        edges = torch.tensor(part.edge_index, device=device)
-        return cls(edges, part.bounds, group, **options)
+        edges, bounds = on_all_ranks(read, group, _device(device))
+        return cls(edges, bounds, group, **options)
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -230,9 +228,11 @@ class DistGraph(Aggregation):
     def split(self, values: Tensor) -> tuple[Tensor, Tensor]:
         """Part values of this rank's edges: those whose source it has, and the others."""
         n_edges = self.local.nnz
-        if not isinstance(values, Tensor) or values.shape[:1] != (n_edges,):
+        if not isinstance(values, Tensor):
+            raise DtypeError(f"edge_weight is a {type(values).__name__}: give a torch.Tensor.")
+        if values.shape[:1] != (n_edges,):
             raise ShapeError(
-                f"edge_weight has shape {tuple(getattr(values, 'shape', ()))} but this rank has "
+                f"edge_weight has shape {tuple(values.shape)} but this rank has "
                 f"{n_edges} edges: give ({n_edges},), in the order of its edge_index."
             )
         own, rest = self.edges
@@ -292,52 +292,12 @@ class DistGraph(Aggregation):
                 )
 
 
-def _on_all_ranks(
-    prepare: Callable[[], T], group: Any, device: torch.device | None, *, alike: bool = False
-) -> T:
-    """Prepare something on each rank, and raise on all of them if it fails on one.
-
-    Parameters
-    ----------
-    prepare : callable
-        Without collectives.
-    group : ProcessGroup or None
-    device : torch.device, optional
-        Where this rank computes, and NCCL takes what it sends.
-    alike : bool
-        Whether ``prepare`` gives a dictionary that is to be the same on all ranks.
-
-    Raises
-    ------
-    RankError
-        If it fails on some ranks, or gives what differs.  What fails with the same words on all
-        ranks is raised as it is.
-    """
-    found: Any = None
-    fault: Exception | None = None
+def _device(given: Any) -> torch.device | None:
+    """Give a device, or None for what is none, which fails where it is used."""
     try:
-        found = prepare()
-    except (SparseFmtError, OSError) as error:
-        fault = error
-    said: list[Any] = [None] * dist.get_world_size(group)
-    mine = None if fault is None else str(fault), found if alike else None
-    is_cuda = device is not None and device.type == "cuda"
-    with torch.cuda.device(device) if is_cuda else nullcontext():
-        dist.all_gather_object(said, mine, group=group)
-    faults = [text for text, _ in said]
-    if fault is not None and len(set(faults)) == 1:
-        raise fault
-    for rank, (text, facts) in enumerate(said):
-        if text is not None:
-            raise RankError(f"rank {rank} cannot take part: {text}") from fault
-        for name, value in (facts or {}).items():
-            first = said[0][1][name]
-            if value != first:
-                raise RankError(
-                    f"{name} is {value} on rank {rank} and {first} on rank 0: give all ranks the "
-                    "same."
-                )
-    return cast(T, found)
+        return torch.device(given)
+    except (RuntimeError, TypeError):
+        return None
 
 
 def _check_ends(shape: tuple[int, int], bounds: tuple[int, ...], source_bounds: Any) -> None:

@@ -13,11 +13,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.autograd import Function
-from torch.autograd.function import once_differentiable
 
 from ..autograd import spmm
+from ..autograd._recording import once
 from ..errors import DtypeError, UnsupportedError
 from ..graph import Graph
+from .agreement import debugging, on_all_ranks
 
 #: Dtypes in which features may travel.
 FLOATING = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -26,6 +27,9 @@ REMEMBERED = 8
 #: Share of the rows that an all-gather would bring, from which on it takes the place of sending
 #: each rank what it asked for.
 GATHERED = 0.8
+#: What cannot be differentiated again, and what can.
+EXCHANGED = "features that ranks exchange"
+ONE_PROCESS = "compute on one process, with a Graph"
 #: torch 2.13 has renamed it.
 _all_gather: Any = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
 
@@ -111,13 +115,26 @@ class Halo:
         others have come since.
         """
         exchange = Exchange(self)
-        if self.memory.holds(x):
-            exchange.found = self.memory.rows_of(x)
-            if exchange.found is not None:
-                return exchange
-            exchange.constant = x if not torch.is_inference_mode_enabled() else None
-        exchange.begun = _Start.apply(x, exchange)  # type: ignore[no-untyped-call]
+        may_hold = self.memory.holds(x)
+        exchange.found = self.memory.rows_of(x) if may_hold else None
+        if debugging(x.device):
+            self._check_alike(x, exchange.found is not None)
+        if exchange.found is None:
+            exchange.constant = x if may_hold and not torch.is_inference_mode_enabled() else None
+            exchange.begun = _Start.apply(x, exchange)  # type: ignore[no-untyped-call]
         return exchange
+
+    def _check_alike(self, x: Tensor, is_remembered: bool) -> None:
+        """Compare with other ranks what decides whether and how rows travel, and gradients."""
+        facts = {
+            "the call": "an exchange",
+            "x.dtype": str(x.dtype),
+            "x.shape[1:]": tuple(x.shape[1:]),
+            "x.requires_grad": x.requires_grad,
+            "torch.is_grad_enabled()": torch.is_grad_enabled(),
+            "whether x is as it was exchanged": is_remembered,
+        }
+        on_all_ranks(lambda: facts, self.group, x.device, alike=True)
 
     def exchange(self, x: Tensor) -> Tensor:
         """Receive the rows of ``x`` that other ranks own: (n_halo, ...), differentiable."""
@@ -310,6 +327,18 @@ class Exchange:
             self.constant = None
         return found
 
+    def send_home(self, grad: Tensor) -> Tensor:
+        """Begin to send gradients to their owners; without values, as ``begun``."""
+        self.back = self.halo._send_home(grad)
+        return grad.new_empty(0)
+
+    def add_up(self, like: Tensor) -> Tensor:
+        """Wait for the gradients of own rows, and add them up in this dtype."""
+        received = self.sent_back(like)
+        rows = received.flatten(1) if received.dim() > 1 else received[:, None]
+        found = spmm(self.halo.home, rows)
+        return found.view(len(found), *received.shape[1:])
+
 
 class _Start(Function):
     """Send own rows; backward adds up what comes home."""
@@ -320,13 +349,8 @@ class _Start(Function):
         return exchange.send(x)
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, like: Tensor) -> tuple[Tensor | None, None]:
-        exchange = ctx.exchange
-        received = exchange.sent_back(like)
-        rows = received.flatten(1) if received.dim() > 1 else received[:, None]
-        found = spmm(exchange.halo.home, rows)
-        return found.view(len(found), *received.shape[1:]), None
+    def backward(ctx: Any, like: Tensor) -> tuple[Tensor, None]:
+        return once(EXCHANGED, ctx.exchange.add_up, like, instead=ONE_PROCESS), None
 
 
 class _Finish(Function):
@@ -340,10 +364,8 @@ class _Finish(Function):
         return exchange.halo._of_halo(parcel.arrived()).to(begun.dtype)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        ctx.exchange.back = ctx.exchange.halo._send_home(grad)
-        return grad.new_empty(0), None
+        return once(EXCHANGED, ctx.exchange.send_home, grad, instead=ONE_PROCESS), None
 
 
 def halo_of(columns: Tensor, bounds: tuple[int, ...], rank: int) -> tuple[Tensor, Tensor]:

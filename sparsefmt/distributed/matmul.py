@@ -1,20 +1,22 @@
 """Products of a graph that ranks share, with features that they share likewise."""
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.autograd import Function
-from torch.autograd.function import once_differentiable
 
 from ..autograd import _check, _library, features_to_keep, graph_tensors, spmm
+from ..autograd._recording import once
 from ..autograd.cbsr import choose_features, spgemm
 from ..autograd.convolutions import SPMM_WITH_OWN
 from ..autograd.matmul import SPMM, check_scales, csr_operands, multiply
 from ..autograd.structure import side_of
-from ..errors import DtypeError, UnsupportedError
+from ..errors import DtypeError, ShapeError, UnsupportedError
 from ..nn.shared import shared
-from .halo import Exchange
+from .agreement import debugging, on_all_ranks
+from .halo import EXCHANGED, ONE_PROCESS, Exchange
 
 if TYPE_CHECKING:
     from ..graph import Graph
@@ -71,12 +73,11 @@ def dist_spmm(
         raise DtypeError(
             f"graph is a {type(graph).__name__}: give a DistGraph, or use autograd.spmm."
         )
-    _check_reduce(reduce)
-    graph.check("x", x)
+    scales = {"row_scale": row_scale, "col_scale": col_scale}
     if graph.whole is not None:
-        scales = {"row_scale": row_scale, "col_scale": col_scale}
+        _check_product(graph, x, edge_weight, reduce)
         return spmm(graph.whole, x, edge_weight, reduce=reduce, **scales)
-    weights = split_and_checked(graph, x, edge_weight, row_scale, col_scale)
+    weights = _agreed(graph, x, edge_weight, {"reduce": reduce, "k": None, **scales})
     x = narrowed(x) if x.requires_grad else x  # what is exchanged once stays the same tensor
     x, col_scale, of_halo = _scaled(graph, x, col_scale)
     rows = row_scale_of(graph, x, reduce, row_scale)
@@ -96,9 +97,55 @@ def dist_spmm(
     return total
 
 
-def _check_reduce(reduce: str) -> None:
+def _check_product(graph: "DistGraph", x: Tensor, edge_weight: Any, reduce: str) -> None:
     if reduce not in ("sum", "mean"):
         raise UnsupportedError(f"reduce is {reduce!r}: give 'sum' or 'mean'.")
+    graph.check("x", x)
+    if reduce == "mean" and isinstance(edge_weight, Tensor) and edge_weight.dim() > 1:
+        raise ShapeError(
+            f"edge_weight has shape {tuple(edge_weight.shape)} but a mean takes one value of each "
+            f"edge: give ({graph.local.nnz},)."
+        )
+
+
+def _agreed(
+    graph: "DistGraph", x: Tensor, edge_weight: Tensor | None, given: dict[str, Any]
+) -> tuple[Tensor | None, Tensor | None]:
+    """Check the arguments of a product and part edge weights; debugging, compare them over ranks.
+
+    Raises
+    ------
+    RankError
+        While debugging, if arguments are wrong on some ranks only, or differ between them.
+    ShapeError, DtypeError, DeviceError, UnsupportedError
+        As ``dist_spmm``.
+    """
+    weights: tuple[Tensor | None, Tensor | None] = None, None
+    device = graph.halo.vertices.device
+    compares = debugging(device)
+
+    def check() -> dict[str, Any]:
+        nonlocal weights
+        _check_product(graph, x, edge_weight, given["reduce"])
+        scales = given["row_scale"], given["col_scale"]
+        weights = split_and_checked(graph, x, edge_weight, *scales)
+        return _described({"edge_weight": edge_weight, **given, "x": x}) if compares else {}
+
+    if compares:
+        on_all_ranks(check, graph.group, device, alike=True)
+    else:
+        check()
+    return weights
+
+
+def _described(given: dict[str, Any]) -> dict[str, Any]:
+    """Say of arguments of a product what all ranks must have alike: of tensors dtype and rows."""
+    return {"the call": "a product"} | {
+        name: f"{one.dtype} with rows of shape {tuple(one.shape[1:])}"
+        if isinstance(one, Tensor)
+        else one
+        for name, one in given.items()
+    }
 
 
 def split_and_checked(
@@ -164,16 +211,19 @@ class _OwnBegun(Function):
         return SPMM(side_of(ctx.graph, False), x, None, None, *scales, "sum"), begun
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-        rows, cols = ctx.saved_tensors
-        dx: Tensor = SPMM(side_of(ctx.graph, True), grad, None, None, cols, rows, "sum")
-        received, home = ctx.exchange.sent_back(dx), ctx.exchange.halo.home
-        if home.nnz:
-            beside = dx, None, False, None
-            given = received, None, None, None, None, "sum"
-            dx = SPMM_WITH_OWN(side_of(home, False), *given, *beside)
-        return dx, None, None, None, None
+        return once(EXCHANGED, partial(_added_up, ctx), grad, instead=ONE_PROCESS), *(None,) * 4
+
+
+def _added_up(ctx: Any, grad: Tensor) -> Tensor:
+    """Give the gradient of features: of own rows, and what other ranks send home."""
+    (rows, cols), exchange = ctx.saved_tensors, ctx.exchange
+    dx: Tensor = SPMM(side_of(ctx.graph, True), grad, None, None, cols, rows, "sum")
+    received, home = exchange.sent_back(dx), exchange.halo.home
+    if home.nnz:
+        given, beside = (received, *(None,) * 4, "sum"), (dx, None, False, None)
+        dx = SPMM_WITH_OWN(side_of(home, False), *given, *beside)
+    return dx
 
 
 class _Beside(Function):
@@ -188,12 +238,12 @@ class _Beside(Function):
         return found
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         dx = None
         if ctx.needs_input_grad[0]:
             rows, cols = ctx.saved_tensors
-            dx = SPMM(side_of(ctx.graph, True), grad, None, None, cols, rows, "sum")
+            given = side_of(ctx.graph, True), grad, None, None, cols, rows, "sum"
+            dx = once(EXCHANGED, SPMM, *given, instead=ONE_PROCESS)
         return dx, grad, None, None, None
 
 
@@ -218,9 +268,8 @@ def maxk_product(
     columns, kept : Tensor, shape (n_sources, k)
         The features of own sources that were chosen.
     """
-    _check_reduce(reduce)
-    graph.check("x", x)
-    weights = split_and_checked(graph, x, edge_weight, row_scale, col_scale)
+    scales = {"row_scale": row_scale, "col_scale": col_scale}
+    weights = _agreed(graph, x, edge_weight, {"reduce": reduce, "k": k, **scales})
     x, feat = narrowed(x), x.shape[1]
     columns, kept = choose_features(x, features_to_keep(k, feat))
     data, col_scale, of_halo = _scaled(graph, kept, col_scale)

@@ -13,6 +13,13 @@ from sparsefmt.distributed import DistGraph, balanced, dist_spmm
 N, FEAT = 60, 5
 
 
+def here() -> torch.device:
+    """Where this process computes: on its GPU, if NCCL joins it to others."""
+    if dist.is_initialized() and dist.get_backend() == "nccl":
+        return torch.device("cuda", torch.cuda.current_device())
+    return torch.device("cpu")
+
+
 def edges_of(name: str) -> Tensor:
     """Edges of a graph of ``N`` vertices, the same in each process."""
     make = torch.Generator().manual_seed(0)
@@ -23,7 +30,7 @@ def edges_of(name: str) -> Tensor:
         edges = edges[:, (edges % 4 != 0).all(0)]
     if name == "no edges between ranks":
         edges = torch.arange(N).expand(2, N).contiguous()
-    return edges[:, :0] if name == "no edges" else edges
+    return (edges[:, :0] if name == "no edges" else edges).to(here())
 
 
 GRAPHS = ("random", "hub", "isolated", "no edges between ranks", "no edges")
@@ -33,6 +40,8 @@ def bounds_of(name: str, graph: Graph, ranks: int) -> tuple[int, ...]:
     """Borders between ranks: even, uneven, and with ranks that have nothing."""
     if name == "balanced":
         return balanced(graph, ranks)
+    if name == "all on the last":
+        return (*(0,) * ranks, N)
     if name == "empty ranks":
         return (0,) * (ranks - 1) + (N // 2, N)
     return (0, *range(1, ranks), N)  # one vertex each, and all the rest
@@ -43,7 +52,8 @@ BOUNDS = ("balanced", "empty ranks", "one each")
 
 def numbers(*shape: int) -> Tensor:
     """Random numbers in float64, the same in each process."""
-    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    make = torch.Generator().manual_seed(1)
+    return torch.randn(*shape, dtype=torch.float64, generator=make).to(here())
 
 
 def shared_out(
@@ -93,5 +103,5 @@ def worst(pairs: list[tuple[Any, Any]]) -> float:
         a, b = (torch.zeros_like(b) if a is None else a), (torch.zeros_like(a) if b is None else b)
         assert a.shape == b.shape, (a.shape, b.shape)
         if a.numel():
-            found.append((a.detach() - b.detach()).abs().double().max())
+            found.append((a.detach() - b.detach()).abs().double().max().cpu())
     return float(torch.stack(found).max().nan_to_num(nan=torch.inf, posinf=torch.inf))

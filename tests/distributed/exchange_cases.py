@@ -6,7 +6,7 @@ from weakref import ref
 
 import torch
 import torch.distributed as dist
-from dist_cases import FEAT, N, bounds_of, edges_of, numbers, worst
+from dist_cases import FEAT, N, bounds_of, edges_of, here, numbers, worst
 from torch import Tensor
 
 from sparsefmt import Graph, nn, optimize
@@ -20,7 +20,9 @@ from sparsefmt.distributed import (
     dist_spmm,
     sum_gradients,
 )
+from sparsefmt.distributed import graph as graph_module
 from sparsefmt.errors import SparseFmtError
+from sparsefmt.formats import checks
 
 
 def shared_graph(group: Any, name: str = "random", **options: Any) -> tuple[DistGraph, Graph]:
@@ -42,7 +44,7 @@ def constant_features(group: Any, name: str) -> list[int]:
     """Exchanges of three steps with the same features, and of one after a change in place."""
     torch.manual_seed(0)
     convs = {"gcn": nn.GCNConv, "sage": nn.SAGEConv, "gat": nn.GATConv}
-    conv = convs[name](FEAT, 2 * FEAT).double()
+    conv = convs[name](FEAT, 2 * FEAT).double().to(here())
     graph, _ = shared_graph(group)
     held = [graph.rows_of(numbers(N, FEAT))]  # a view, whose base nobody else holds
 
@@ -65,7 +67,7 @@ def shared_exchange(group: Any, name: str) -> int:
         "agnn": lambda: nn.AGNNConv(),
         "sage": lambda: nn.SAGEConv(FEAT, 3),
     }
-    conv = makes[name]().double()
+    conv = makes[name]().double().to(here())
     graph, _ = shared_graph(group)
     x = graph.rows_of(numbers(N, FEAT)).requires_grad_()
     return sent(graph, lambda: conv(x, graph))[0]
@@ -78,6 +80,7 @@ def maxk_bytes(group: Any, k: int, width: int) -> list[float]:
     x = graph.rows_of(numbers(N, width)).float().requires_grad_()
     found = []
     for conv in (nn.SAGEConv(width, width, k=k), nn.SAGEConv(width, width)):
+        conv.to(here())
         found.append(sent(graph, lambda conv=conv: conv(x, graph))[1])
         found.append(sent(graph, lambda conv=conv: conv(x, graph).sum().backward())[1])
     return found
@@ -104,7 +107,7 @@ def narrow_exchange(group: Any) -> list[float]:
 def gathered(group: Any) -> list[float]:
     """Whether an all-gather is taken where all read all, and the error of products then."""
     generator = torch.Generator().manual_seed(2)
-    edges = torch.randint(0, N, (2, 40 * N), generator=generator)
+    edges = torch.randint(0, N, (2, 40 * N), generator=generator).to(here())
     whole = Graph.from_edge_index(edges, num_nodes=N)
     ranks, rank = dist.get_world_size(group), dist.get_rank(group)
     borders = (*(N * r // ranks + r % 2 for r in range(ranks)), N)
@@ -203,7 +206,9 @@ def refusals(group: Any) -> list[tuple[str, str, str, str]]:
     graph, whole = shared_graph(group)
     x = graph.rows_of(numbers(N, FEAT))
     cases = of_graphs(graph, whole, group) + of_products(graph, whole, x)
-    cases += of_layers(graph, whole, x, group) + of_training(x, group)
+    cases += of_training(x, group)
+    if dist.get_world_size(group) > 1:  # one rank runs layers as with a Graph
+        cases += of_layers(graph, whole, x, group)
     before = graph.halo.traffic.exchanges
     found = []
     for case, kind, word in cases:
@@ -244,6 +249,7 @@ def of_products(graph: DistGraph, whole: Graph, x: Tensor) -> Refusals:
     """What no product takes."""
     n, ones = len(x), torch.ones(3, dtype=torch.float64)
     types = torch.zeros(graph.local.nnz, dtype=torch.int64)
+    heads = torch.ones(graph.local.nnz, 2, dtype=torch.float64)
     return [
         (lambda: dist_spmm(graph, x, reduce="max"), "UnsupportedError", "reduce"),
         (lambda: dist_spmm(whole, x), "DtypeError", "graph is a Graph"),
@@ -253,6 +259,8 @@ def of_products(graph: DistGraph, whole: Graph, x: Tensor) -> Refusals:
         (lambda: dist_spmm(graph, x.to_sparse()), "UnsupportedError", "x has layout"),
         (lambda: dist_spmm(graph, x, ones), "ShapeError", "edge_weight"),
         (lambda: dist_spmm(graph, x, types), "DtypeError", "edge_weight"),
+        (lambda: dist_spmm(graph, x, 3.0), "DtypeError", "edge_weight is a float"),
+        (lambda: dist_spmm(graph, x, heads, reduce="mean"), "ShapeError", "edge_weight"),
         (lambda: dist_spmm(graph, x, col_scale=ones), "ShapeError", "col_scale"),
         (lambda: dist_spmm(graph, x, row_scale=ones), "ShapeError", "row_scale"),
         (lambda: dist_spmm(graph, x, col_scale=x[:, 0].float()), "DtypeError", "col_scale"),
@@ -320,15 +328,92 @@ def disagreements(group: Any) -> list[tuple[str, str]]:
         lambda: DistGraph.of(whole.with_data(values) if last else whole, even, group),
         lambda: DistGraph.of(whole, even[1:] if last else even, group),
     ]
+    return [said_of(case) for case in cases]
+
+
+def said_of(case: Any) -> tuple[str, str]:
+    """Class and text of what a case raises."""
+    try:
+        case()
+    except Exception as error:
+        return type(error).__name__, str(error)
+    return "", ""
+
+
+def failures_of_other_kinds(group: Any) -> list[tuple[str, str]]:
+    """What ranks raise where one of them, or all, run out of memory while they make a graph."""
+    rank, real = dist.get_rank(group), graph_module.halo_of
+    errors = [MemoryError(), ValueError("odd"), torch.OutOfMemoryError("CUDA out of memory.")]
     found = []
-    for case in cases:
+    for who, error in [*((rank == 1, one) for one in errors), (True, errors[0])]:
+
+        def fails(*_: Any, who: bool = who, error: Exception = error) -> Any:
+            if who:
+                raise error
+            return real(*_)
+
+        graph_module.halo_of = fails
         try:
-            case()
-        except SparseFmtError as error:
-            found.append((type(error).__name__, str(error)))
-        else:
-            found.append(("", ""))
+            found.append(said_of(lambda: shared_graph(group)))
+        finally:
+            graph_module.halo_of = real
+    shared_graph(group)  # ranks are still in step
     return found
+
+
+def products_that_differ(group: Any) -> tuple[list[tuple[str, str]], float]:
+    """What is said of products that differ on the last rank, and the error of one that does not."""
+    graph, whole = shared_graph(group)
+    odd = graph.rank == dist.get_world_size(group) - 1
+    x = graph.rows_of(numbers(N, FEAT)).clone()
+    weight = numbers(graph.local.nnz)
+    mean, other = "mean" if odd else "sum", "max" if odd else "sum"
+    cases: list[Any] = [
+        lambda: dist_spmm(graph, x, reduce=mean),
+        lambda: dist_spmm(graph, x, weight if odd else None),
+        lambda: dist_spmm(graph, x, col_scale=x[:, 0] if odd else None),
+        lambda: dist_spmm(graph, x[:, 1:] if odd else x),
+        lambda: dist_spmm(graph, x.float() if odd else x),
+        lambda: dist_spmm(graph, x.tolist() if odd else x),
+        lambda: dist_spmm(graph, x.clone().requires_grad_(odd)),
+        lambda: graph.maxk_aggregate(x, 3 if odd else 2),
+        lambda: graph.maxk_aggregate(x, 2) if odd else dist_spmm(graph, x),
+        lambda: graph.spmm(x, reduce=other),
+        lambda: graph.extended(x[:, 1:] if odd else x),
+    ]
+    checks.DEBUG = True
+    try:
+        found = [said_of(case) for case in cases]
+        dist_spmm(graph, x)
+        if odd:
+            graph.forget()
+        found.append(said_of(lambda: dist_spmm(graph, x)))
+        with torch.set_grad_enabled(odd):
+            found.append(said_of(lambda: dist_spmm(graph, x)))
+        wanted = graph.rows_of(spmm(whole, numbers(N, FEAT)))
+        return found, worst([(dist_spmm(graph, x.clone()), wanted)])
+    finally:
+        checks.DEBUG = False
+
+
+def second_gradients(group: Any) -> list[tuple[str, str]]:
+    """What is said where a gradient of exchanged features is differentiated again."""
+    graph, _ = shared_graph(group)
+    x = graph.rows_of(numbers(N, FEAT)).requires_grad_()
+    weight = numbers(graph.local.nnz)
+    products: list[Any] = [
+        lambda: dist_spmm(graph, x),
+        lambda: dist_spmm(graph, x, weight),
+        lambda: dist_spmm(graph, x, reduce="mean"),
+        lambda: graph.maxk_aggregate(x, 2),
+        lambda: graph.extended(x),
+    ]
+
+    def again(product: Any) -> None:
+        (grad,) = torch.autograd.grad(product().square().sum(), x, create_graph=True)
+        torch.autograd.grad(grad.square().sum(), x)
+
+    return [said_of(lambda product=product: again(product)) for product in products]
 
 
 def memory_of_constants(group: Any) -> list[Any]:
@@ -375,7 +460,7 @@ def views_beside_an_empty_rank(group: Any) -> float:
 def inference_before_training(group: Any) -> float:
     """Error of the gradients of a layer and of factors that infers first."""
     torch.manual_seed(0)
-    conv = nn.GCNConv(FEAT, 4, k=3).double()
+    conv = nn.GCNConv(FEAT, 4, k=3).double().to(here())
     graph, _ = shared_graph(group)
     x = numbers(N, FEAT)
     own, weight = graph.rows_of(x).clone(), numbers(graph.local.nnz).requires_grad_()

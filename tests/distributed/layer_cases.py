@@ -5,13 +5,14 @@ from copy import deepcopy
 from typing import Any
 
 import torch
-from dist_cases import FEAT, N, edges_of, numbers, shared_out, worst
+from dist_cases import FEAT, N, edges_of, here, numbers, shared_out, worst
 from torch import Tensor
 from torch.nn import Linear, ReLU, Sequential
 
 from sparsefmt import nn
 from sparsefmt.distributed import DistGraph, sum_gradients
 from sparsefmt.distributed.halo import Halo
+from sparsefmt.formats import checks
 
 OUT, EDGE = 3, 2
 
@@ -69,7 +70,7 @@ def of_edges(name: str, count: int) -> Tensor | None:
     if name == "edge_weight":
         return numbers(count).abs() + 0.1
     if name == "edge_type":
-        return torch.arange(count) % 3
+        return torch.arange(count, device=here()) % 3
     return numbers(count, EDGE) if name else None
 
 
@@ -77,7 +78,7 @@ def layer(group: Any, name: str, graph: str, bounds: str) -> float:
     """Largest difference of a layer's result and gradients from those of one process."""
     torch.manual_seed(3)
     make, what = LAYERS[name]
-    conv = make().double()
+    conv = make().double().to(here())
     alone = deepcopy(conv)
     edges = edges_of(graph)
     whole, borders, rows, mine = shared_out(group, edges, bounds)
@@ -102,6 +103,15 @@ def layer_of_a_lost_halo(group: Any, name: str) -> float:
         return layer(group, name, "random", "balanced")
     finally:
         Halo._of_halo = real
+
+
+def layer_while_debugging(group: Any, name: str) -> float:
+    """The same difference where ranks compare what they are given."""
+    checks.DEBUG = True
+    try:
+        return layer(group, name, "random", "empty ranks")
+    finally:
+        checks.DEBUG = False
 
 
 def run(

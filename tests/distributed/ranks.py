@@ -3,9 +3,11 @@
 Started once: to import torch takes longer than all cases.
 """
 
+import os
 import sys
 import tempfile
 import traceback
+from contextlib import suppress
 from datetime import timedelta
 from importlib import import_module
 from pathlib import Path
@@ -15,64 +17,71 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-MOST = 8
 #: How long ranks wait for one that has failed.
 PATIENCE = timedelta(seconds=60)
 
 
 class Ranks:
-    """Processes that wait for cases."""
+    """Processes that wait for cases: on the CPU joined by gloo, or by NCCL with a GPU each."""
 
-    def __init__(self) -> None:
+    def __init__(self, most: int = 8, device: str = "cpu") -> None:
         context = mp.get_context("spawn")
         self._folder = tempfile.TemporaryDirectory()
-        self._ask = [context.SimpleQueue() for _ in range(MOST)]
-        self._answers = context.SimpleQueue()
         path = Path(self._folder.name) / "store"
-        self._processes = [
-            context.Process(target=_serve, args=(rank, path, ask, self._answers), daemon=True)
-            for rank, ask in enumerate(self._ask)
-        ]
-        for process in self._processes:
+        self._lines, self._processes = [], []
+        for rank in range(most):
+            line, theirs = context.Pipe()
+            given = rank, most, device, path, theirs
+            process = context.Process(target=_serve, args=given, daemon=True)
             process.start()
+            theirs.close()  # so that its end is seen here
+            self._lines.append(line)
+            self._processes.append(process)
 
     def run(self, ranks: int, case: Any, *arguments: Any) -> list[Any]:
         """Run ``case(group, *arguments)`` on the first ranks; what each of them returns."""
         name = case.__module__, case.__name__
-        for ask in self._ask:
-            ask.put((ranks, name, arguments))
-        found: list[Any] = [None] * ranks
+        for line in self._lines:
+            line.send((ranks, name, arguments))
+        found: list[Any] = []
         wrong = []
-        for _ in range(MOST):
-            rank, error, value = self._answers.get()
+        for rank, line in enumerate(self._lines):
+            try:
+                error, value = line.recv()
+            except (EOFError, OSError):
+                error, value = "its process is gone", None
             if error:
                 wrong.append(f"rank {rank}:\n{error}")
-            elif rank < ranks:
-                found[rank] = value
+            found.append(value)
         assert not wrong, "\n".join(wrong)
-        return found
+        return found[:ranks]
 
     def close(self) -> None:
         """End the processes."""
-        for ask in self._ask:
-            ask.put(None)
+        for line in self._lines:
+            with suppress(OSError):  # it has ended already
+                line.send(None)
         for process in self._processes:
             process.join(10)
         self._folder.cleanup()
 
 
-def _serve(rank: int, path: Path, ask: Any, answers: Any) -> None:
+def _serve(rank: int, most: int, device: str, path: Path, line: Any) -> None:
     torch.set_num_threads(1)
     sys.path.insert(0, str(Path(__file__).parent))
+    if device == "cuda":
+        # Multicast by NVLink can put the GPUs of a host that others share out of service.
+        os.environ["NCCL_NVLS_ENABLE"] = "0"
+        torch.cuda.set_device(rank)
     dist.init_process_group(
-        "gloo",
+        "nccl" if device == "cuda" else "gloo",
         init_method=f"file://{path}",
         rank=rank,
-        world_size=MOST,
+        world_size=most,
         timeout=PATIENCE,
     )
     groups: dict[int, Any] = {}
-    while (asked := ask.get()) is not None:
+    while (asked := line.recv()) is not None:
         ranks, (module, name), arguments = asked
         if ranks not in groups:
             groups[ranks] = dist.new_group(list(range(ranks)), timeout=PATIENCE)
@@ -82,5 +91,5 @@ def _serve(rank: int, path: Path, ask: Any, answers: Any) -> None:
                 value = getattr(import_module(module), name)(groups[ranks], *arguments)
             except BaseException:
                 error = traceback.format_exc()
-        answers.put((rank, error, value))
+        line.send((error, value))
     dist.destroy_process_group()

@@ -20,6 +20,11 @@ def test_a_layer_that_receives_nan_is_found_out(ranks, name):
     assert min(ranks.run(2, layer_cases.layer_of_a_lost_halo, name)) == math.inf
 
 
+@pytest.mark.parametrize("name", ["gcn weighted", "sage max", "gat", "gcn maxk", "rgcn max"])
+def test_ranks_that_are_alike_pass_where_they_are_compared(ranks, name):
+    assert max(ranks.run(3, layer_cases.layer_while_debugging, name)) < 1e-10
+
+
 @pytest.mark.parametrize("name", ["gcn weighted", "sage", "gat", "gcn maxk"])
 @pytest.mark.parametrize("bounds", BOUNDS)
 def test_eight_ranks_compute_it_too(ranks, name, bounds):

@@ -69,8 +69,9 @@ def test_losses_and_scores_are_those_of_the_whole_graph(ranks, bounds):
         assert all(one < 1e-12 for one in found)
 
 
-def test_what_does_not_fit_is_refused_in_a_sentence_that_says_the_mend(ranks):
-    for found in ranks.run(2, exchange_cases.refusals):
+@pytest.mark.parametrize("count", [1, 2])
+def test_what_does_not_fit_is_refused_in_a_sentence_that_says_the_mend(ranks, count):
+    for found in ranks.run(count, exchange_cases.refusals):
         for wanted, word, kind, text in found:
             assert kind == wanted, (word, kind, text)
             assert word in text
@@ -87,6 +88,43 @@ def test_ranks_that_differ_are_refused_alike_by_the_number_of_the_rank(ranks):
         assert "rank 2" in text
         assert word in text
         assert text.endswith(".")
+
+
+def test_a_rank_that_runs_out_of_memory_tells_the_others(ranks):
+    said = ranks.run(3, exchange_cases.failures_of_other_kinds)
+    own = [("MemoryError", ""), ("ValueError", "odd"), ("OutOfMemoryError", "CUDA out of memory.")]
+    assert said[1] == [*own, own[0]]
+    assert said[0] == said[2]
+    for (kind, text), (name, _) in zip(said[0], own, strict=False):
+        assert kind == "RankError"
+        assert text.startswith(f"rank 1 cannot take part: {name}")
+        assert text.endswith("; see the error of that rank.")
+    assert said[0][-1] == own[0]  # all of them alike
+
+
+def test_products_that_differ_between_ranks_are_named_while_debugging(ranks):
+    said, errors = zip(*ranks.run(3, exchange_cases.products_that_differ), strict=True)
+    assert max(errors) < 1e-12
+    assert said[0] == said[1] == said[2]
+    words = [
+        *("reduce is mean", "edge_weight is torch.float64", "col_scale is torch.float64"),
+        *("x is torch.float64 with rows of shape (4,)", "x is torch.float32", "x is a list: give"),
+        *("x.requires_grad is True", "k is 3", "k is 2", "the call is an exchange"),
+        *("x.shape[1:] is (4,)", "whether x is as it was exchanged is False"),
+        "torch.is_grad_enabled() is True",
+    ]
+    for (kind, text), word in zip(said[0], words, strict=True):
+        assert kind == "RankError"
+        assert "rank 2" in text
+        assert word in text
+        assert text.endswith(".")
+
+
+def test_gradients_of_exchanged_features_are_not_differentiated_again(ranks):
+    for found in ranks.run(2, exchange_cases.second_gradients):
+        for kind, text in found:
+            assert kind == "UnsupportedError"
+            assert "features that ranks exchange cannot be differentiated again" in text
 
 
 def test_rows_are_remembered_for_eight_tensors_until_they_change_or_are_forgotten(ranks):

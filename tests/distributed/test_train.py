@@ -37,11 +37,11 @@ def train_on(ranks, count, folder, **changed):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    return write_parts(tmp_path_factory.mktemp("train") / "parts", 3)
+    return write_parts(tmp_path_factory.mktemp("train") / "parts", 4)
 
 
 def test_a_graph_is_loaded_from_its_folder(ranks, folder):
-    for count in (1, 2, 3):
+    for count in (1, 2, 3, 4):
         for (source, target), bounds, rank in ranks.run(count, train_cases.loaded, folder):
             part = read_part(folder, rank, count)
             assert part.bounds == bounds
@@ -50,11 +50,18 @@ def test_a_graph_is_loaded_from_its_folder(ranks, folder):
             )
 
 
+def test_a_device_that_there_is_not_is_told_to_the_others(ranks, folder):
+    (kind, text), own = ranks.run(2, train_cases.loaded_to_no_device, folder)
+    assert own[0] == "RuntimeError"
+    assert kind == "RankError"
+    assert text.startswith("rank 1 cannot take part: RuntimeError: ")
+
+
 @pytest.mark.parametrize("model", MODELS)
 def test_losses_do_not_depend_on_ranks(ranks, folder, model):
     alone = train_on(ranks, 1, folder, model=model)
     assert alone[-1] < alone[0]
-    for count in (2, 3):
+    for count in (2, 3, 4):
         found = train_on(ranks, count, folder, model=model)
         assert np.abs(found - alone).max() < 1e-10
 
@@ -90,6 +97,16 @@ def test_a_training_goes_on_on_other_ranks_and_parts(ranks, folder, tmp_path, cu
         checkpoint.write_bytes(saved)
         rest = train_on(ranks, count, other, checkpoint=checkpoint, resume=True)
         assert np.abs(np.append(begun, rest) - whole).max() < 1e-10
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_a_training_of_four_ranks_goes_on_on_three(ranks, folder, tmp_path, model):
+    given = {"model": model, "checkpoint": tmp_path / "checkpoint.pt"}
+    whole = train_on(ranks, 4, folder, model=model)
+    begun = train_on(ranks, 4, folder, epochs=3, **given)
+    rest = train_on(ranks, 3, folder, resume=True, **given)
+    assert (len(begun), len(rest)) == (3, len(whole) - 3)
+    assert np.abs(np.append(begun, rest) - whole).max() < 1e-10
 
 
 def test_a_training_with_dropout_goes_on_as_if_it_had_not_stopped(ranks, folder, tmp_path):
@@ -286,6 +303,16 @@ def wait_for(process, line):
     raise AssertionError(said + process.stderr.read())
 
 
+def said_by_first(processes):
+    """What the first of processes says that all train to their end."""
+    try:
+        said = [process.communicate(timeout=120) for process in processes]
+    finally:
+        end(processes)
+    assert not any(process.returncode for process in processes), said
+    return said[0][0]
+
+
 def end(processes):
     for one in processes:
         one.kill()
@@ -293,7 +320,7 @@ def end(processes):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("ranks", "dead"), [(3, 2), (2, 0)])
+@pytest.mark.parametrize(("ranks", "dead"), [(4, 2), (2, 0)])
 def test_a_killed_rank_is_named_and_fewer_ranks_go_on(folder, tmp_path, capsys, ranks, dead):
     long = [*COMMAND, str(folder), "--checkpoint", "c.pt", "--timeout", "30", "--epochs", "100000"]
     processes = by_hand(ranks, long, tmp_path)
@@ -314,8 +341,8 @@ def test_a_killed_rank_is_named_and_fewer_ranks_go_on(folder, tmp_path, capsys, 
     done = torch.load(tmp_path / "c.pt", weights_only=True)["epoch"]
     assert done >= 2
     rest = [*COMMAND[2:], str(folder), "--epochs", str(done + 2)]
-    assert train.main([*rest, "--checkpoint", str(tmp_path / "c.pt"), "--resume"]) == 0
-    found = read_losses(capsys.readouterr().out)
+    resumed = [*COMMAND[:2], *rest, "--checkpoint", "c.pt", "--resume"]
+    found = read_losses(said_by_first(by_hand(ranks - 1, resumed, tmp_path)))
     assert sorted(found) == [done + 1, done + 2]
     assert [one.name for one in tmp_path.iterdir()] == ["c.pt"]  # a killed rank's draft is gone
     assert train.main(rest) == 0

@@ -5,6 +5,9 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
+from dist_cases import here
+from exchange_cases import said_of
 
 from sparsefmt import COO
 from sparsefmt.distributed.cutting import write_partition
@@ -42,15 +45,22 @@ def options_of(**changed: Any) -> Options:
 
 def loaded(group: Any, folder: Path) -> tuple[list[list[int]], tuple[int, ...], int]:
     """Edges that a rank has in its graph, the bounds of ranks, and its rank."""
-    graph = DistGraph.load(folder, group, weights=False)
-    coo = graph.local.structure.tocoo()
-    numbers = torch.cat([torch.arange(*graph.bounds[graph.rank :][:2]), graph.halo.vertices])
+    graph = DistGraph.load(folder, group, device=here(), weights=False)
+    coo = graph.local.structure.tocoo().to("cpu")
+    own = torch.arange(*graph.bounds[graph.rank :][:2])
+    numbers = torch.cat([own, graph.halo.vertices.cpu()]).numpy()
     return [numbers[coo.col].tolist(), coo.row.tolist()], graph.bounds, graph.rank
+
+
+def loaded_to_no_device(group: Any, folder: Path) -> tuple[str, str]:
+    """What is said where the second rank loads its part to a device that there is not."""
+    device = "nowhere" if dist.get_rank(group) == 1 else here()
+    return said_of(lambda: DistGraph.load(folder, group, device=device, weights=False))
 
 
 def sent(group: Any, folder: Path, changed: dict[str, Any]) -> list[tuple[int, int]]:
     """Exchanges and bytes of each of three steps of a training."""
-    training = Training(read_partition(folder), options_of(**changed), group, torch.device("cpu"))
+    training = Training(read_partition(folder), options_of(**changed), group, here())
     traffic, found = training.graph.halo.traffic, []
     for epoch in range(3):
         before = traffic.exchanges, traffic.nbytes
@@ -61,5 +71,5 @@ def sent(group: Any, folder: Path, changed: dict[str, Any]) -> list[tuple[int, i
 
 def losses(group: Any, folder: Path, changed: dict[str, Any]) -> list[float]:
     """Losses of the epochs that are trained."""
-    training = Training(read_partition(folder), options_of(**changed), group, torch.device("cpu"))
+    training = Training(read_partition(folder), options_of(**changed), group, here())
     return training.run()
