@@ -114,14 +114,20 @@ class Halo:
         Of a tensor without a gradient this happens once, until it is changed or gone, or eight
         others have come since.
         """
+        exchange = self.prepared(x)
+        if exchange.found is None:
+            exchange.begun = _Start.apply(x, exchange)  # type: ignore[no-untyped-call]
+        return exchange
+
+    def prepared(self, x: Tensor) -> "Exchange":
+        """Look whether the rows of ``x`` are there, and whether they are to be remembered."""
         exchange = Exchange(self)
         may_hold = self.memory.holds(x)
         exchange.found = self.memory.rows_of(x) if may_hold else None
         if debugging(x.device):
             self._check_alike(x, exchange.found is not None)
-        if exchange.found is None:
-            exchange.constant = x if may_hold and not torch.is_inference_mode_enabled() else None
-            exchange.begun = _Start.apply(x, exchange)  # type: ignore[no-untyped-call]
+        if exchange.found is None and may_hold and not torch.is_inference_mode_enabled():
+            exchange.constant = x
         return exchange
 
     def _check_alike(self, x: Tensor, is_remembered: bool) -> None:

@@ -83,7 +83,7 @@ def dist_spmm(
     rows = row_scale_of(graph, x, reduce, row_scale)
     multiplied = _mean if reduce == "mean" else _sum
     if edge_weight is None and x.requires_grad and _is_constant(x, rows, col_scale):
-        exchange = Exchange(graph.halo)
+        exchange = graph.halo.prepared(x)
         begun = _OwnBegun.apply(x, exchange, graph.own, rows, col_scale)  # type: ignore[no-untyped-call]
         own, exchange.begun = begun
     else:
