@@ -6,7 +6,7 @@ blocks of chunks and the most long rows that there can be.
 """
 
 from collections.abc import Hashable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import count, product
 from typing import Any, NamedTuple
@@ -100,6 +100,10 @@ class Layout:
     slot: int
     cut: int
     size: int
+    #: What launches are decided for structures laid out so, without rows that blocks share and with.
+    decided: tuple[dict[Hashable, Any], dict[Hashable, Any]] = field(
+        init=False, default_factory=lambda: ({}, {}), repr=False
+    )
 
     @property
     def key_dtype(self) -> str:
@@ -147,14 +151,8 @@ def structure_in(
     places = begin + at.indptr, begin + at.indices, begin + at.start
     borders = begin + at.slot, begin + at.cut, begin + at.long
     found = Structure(*sizes, *places, *borders, at.blocks, at.n_cuts if cuts else 0, 0)
-    found.report, found.alike = report, _decided_at(at, begin, cuts)
+    found.report, found.alike = report, at.decided[cuts]
     return found
-
-
-@lru_cache(maxsize=256)
-def _decided_at(at: Layout, begin: int, cuts: bool) -> dict[Hashable, Any]:
-    """Give what was decided for structures that lay there, to be added to."""
-    return {}
 
 
 def keys(at: Layout, begin: int, ids: tuple[int, int], keys: int, report: int, stream: int) -> None:

@@ -197,14 +197,14 @@ def spmm(
         what = own.one_more, (*[a is not None for a in given], wide)
         nbytes, launch, add_up = S.once_alike(_launches, *case, *what)
         if add_up is None:
-            launch(stream, *factors, scale, rows, result, winners, 0, 0, *own_at, S.nnz)
+            launch(stream, *S.arrays, *factors, scale, rows, result, winners, 0, 0, *own_at, S.nnz)
             return out
         # Partial results of rows that blocks share: their values, then the entries that win.
         workspace = m.empty((nbytes[1],), "uint8", x)
         begin = m.pointer(workspace)
         partial = winners, begin, begin + nbytes[0], *own_at
-        launch(stream, *factors, scale, rows, result, *partial, S.nnz)
-        add_up(stream, scale, result, *partial)
+        launch(stream, *S.arrays, *factors, scale, rows, result, *partial, S.nnz)
+        add_up(stream, S.indptr, S.start, S.cut, scale, result, *partial)
     return out
 
 
@@ -239,7 +239,8 @@ def _launches(
 ) -> tuple[tuple[int, int], Launch, Launch | None]:  # fmt: skip
     """Decide a product: bytes of the workspace, its launch, and that for rows that blocks share.
 
-    The launch takes the number of entries last: graphs of about one size share what is decided.
+    Launches take the arrays first, and one the number of entries last: graphs of about one size
+    share what is decided.
     ``feat`` counts the features of all heads, which may be ``shared``; 0 heads are one value an
     entry.  ``given`` tells whether there are arg, row scales, values, their permutation, column
     scales, and whether slices of sums and means are wide; without rows of its own ``own_stride`` is
@@ -264,17 +265,14 @@ def _launches(
     kernel = load(_FILE, "spmm_csr_balanced", (*types, gathered), constants)
     launch = kernel.ready(
         S.blocks * -(-feat // shape.width),
-        S.arrays,
-        (row_bytes(stride, gathered), S.blocks, feat, flags, max(own_stride, 0), heads),
+        after=(row_bytes(stride, gathered), S.blocks, feat, flags, max(own_stride, 0), heads),
         threads=THREADS,
     )
     if not S.n_cuts:
         return (0, 0), launch, None
     kernel = load(_FILE, "spmm_csr_cut_rows", types, (max(reduction, SCALED_SUM),))
     blocks = jit.warps_to_blocks(S.n_cuts * -(-feat // jit.WARP))
-    add_up = kernel.ready(
-        blocks, (S.indptr, S.start, S.cut), (S.n_cuts, feat, flags, max(own_stride, 0))
-    )
+    add_up = kernel.ready(blocks, after=(S.n_cuts, feat, flags, max(own_stride, 0)))
     values = shared_rows_bytes(S, dtype, feat)
     nbytes = shared_rows_bytes(S, dtype, feat, arg=arg and reduce != "chosen")
     return (values, nbytes), launch, add_up
