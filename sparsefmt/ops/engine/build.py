@@ -100,7 +100,7 @@ class Layout:
     slot: int
     cut: int
     size: int
-    #: What launches are decided for structures laid out so, without rows that blocks share and with.
+    #: What was decided for structures laid out so, without rows that blocks share, and with them.
     decided: tuple[dict[Hashable, Any], dict[Hashable, Any]] = field(
         init=False, default_factory=lambda: ({}, {}), repr=False
     )
@@ -208,14 +208,10 @@ class Small(NamedTuple):
 
     rows: Layout
     columns: Layout | None  #: None where they are not wanted
+    size: int  #: memory of both, the columns behind the rows
     scratch: int  #: what it needs while it runs
     share: int  #: edges of a block
     launch: jit.Launch
-
-    @property
-    def size(self) -> int:
-        """Memory of both, the columns behind the rows."""
-        return self.rows.size + (0 if self.columns is None else self.columns.size)
 
     def __call__(
         self,
@@ -259,7 +255,8 @@ def small(
     places = *_places(rows), *(unwanted if columns is None else _places(columns))
     kernel = _load("build_small", (index_dtype,), file=_SMALL_FILE)
     launch = kernel.ready(blocks, after=(*places, rows.wave, 1 + both), cooperative=True)
-    return Small(rows, columns, scratch, share, launch)
+    size = rows.size + (0 if columns is None else columns.size)
+    return Small(rows, columns, size, scratch, share, launch)
 
 
 def _places(at: Layout) -> tuple[int, ...]:

@@ -93,8 +93,7 @@ class Structure(Deciding):
 
         Graphs of about one size share it: their addresses and numbers go with each launch.
         """
-        decided = self._decided if self.alike is None else self.alike
-        return _once(decided, self, decide, case)
+        return _once(self._decided if self.alike is None else self.alike, self, decide, case)
 
     @property
     def arrays(self) -> tuple[int, int, int, int]:

@@ -4,7 +4,7 @@ Scales are float32 for 2-byte values, else of their dtype.  Nothing is checked b
 cannot do: the callers have checked their arrays.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import product
 from math import prod
 from typing import Any, NamedTuple
@@ -176,20 +176,20 @@ def spmm(
         out = m.empty(shape, dtype, x)
     if not (S.n_rows and feat):
         return out
-    x, values = m.rows_in_place(x), m.contiguous(values)
+    x = m.rows_in_place(x)
     if narrow:
         x = rounded(x)
-    row_scale, col_scale = m.factors(row_scale), m.factors(col_scale)
-    kept = own if own.rows is None else _in_memory(m, own)  # until the launch
+    if values is not None or row_scale is not None or col_scale is not None:
+        values = m.contiguous(values)
+        row_scale, col_scale = m.factors(row_scale), m.factors(col_scale)
     given = arg, row_scale, values, perm, col_scale
     rows, result, winners, scale, *factors = m.pointers(x, out, *given)
-    own_at = (0, 0, 0) if kept.rows is None else m.pointers(kept.rows, kept.factors, kept.bias)
+    _kept, own_at, stride = _NO_ROWS if own.rows is None else _in_memory(m, own, dtype)
     with m.on_device(x):
         stream = m.stream(x)
         if not S.nnz:
             _fill_empty(S, dtype, reduce, feat, result, winners, stream)
             return out
-        stride = row_bytes(m.row_stride(kept.rows), dtype) if own_at[0] else -1
         alignment = (rows | (result | own_at[0] | max(stride, 0)) >> narrow) % 16
         case = dtype, reduce, feat, heads, shared, m.row_stride(x), alignment, narrow, stride
         # How slices are cut decides the order of sums, and so goes by the exact sizes.
@@ -218,10 +218,16 @@ def spmm_with_own(A: CSR | Structure, *arguments: Any, narrow: bool = False, **_
     return spmm(A, *arguments[:6], narrow=narrow, own=Own(*arguments[6:]))
 
 
-def _in_memory(m: Any, own: Own) -> Own:
-    """Give arrays as the kernel reads them."""
-    rows, factors, one_more, bias = own
-    return Own(m.rows_in_place(rows), m.factors(factors), one_more, m.contiguous(bias))
+def _in_memory(m: Any, own: Own, dtype: str) -> tuple[Any, Sequence[int], int]:
+    """Give arrays as the kernel reads them, their addresses, and bytes from one row to the next."""
+    rows, bias = m.rows_in_place(own.rows), m.contiguous(own.bias)
+    factors = None if own.factors is None else m.factors(own.factors)
+    kept = rows, factors, bias
+    return kept, m.pointers(*kept), row_bytes(m.row_stride(rows), dtype)
+
+
+#: What that is without rows.
+_NO_ROWS = None, (0, 0, 0), -1
 
 
 def _fill_empty(
