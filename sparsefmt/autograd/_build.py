@@ -21,12 +21,15 @@ from ..ops.engine.structure import Sizes, Structure, exact
 from ._memory import DTYPES, NAMES, out_of_inference
 from ._reports import Report, progress_of
 
+_ITEM = ITEMSIZE["float32"]
+
 
 class Arrays:
     """The arrays of a CSR that a stream builds, and what is made of them once they are asked for.
 
     They begin at byte ``offset`` of ``memory``, which is the stream's, as ``at`` says, where there
-    may be room for more.  ``perm`` tells of each entry the number of its edge.
+    may be room for more.  It is of float32, as factors of rows are, of which most steps ask for a
+    view.  ``perm`` tells of each entry the number of its edge.
     """
 
     def __init__(
@@ -42,7 +45,8 @@ class Arrays:
         return self.built.ask("views", self._views)
 
     def _views(self) -> tuple[Tensor, Tensor, Tensor]:
-        at, index, (n_rows, _, nnz, _) = self.at, self.memory.dtype, self.sizes
+        at, (n_rows, _, nnz, index_dtype) = self.at, self.sizes
+        index = DTYPES[index_dtype]
         places = (at.indptr, n_rows + 1), (at.indices, nnz), (at.perm, nnz)
         indptr, indices, perm = (self._part(place, index, count) for place, count in places)
         return indptr, indices, perm
@@ -75,7 +79,7 @@ class Arrays:
         return self.built.ask("plan", self._plan)
 
     def _plan(self) -> list[Tensor]:
-        at, S, index = self.at, self.settled(), self.memory.dtype
+        at, S, index = self.at, self.settled(), DTYPES[self.sizes.index_dtype]
         start = self._part(at.start, index, 2 * (S.blocks * CHUNKS_PER_BLOCK + 1))
         slot = self._part(at.slot, torch.int32, S.blocks + 1)
         cut = self._part(at.cut, torch.int32, S.n_cuts)
@@ -145,8 +149,8 @@ def _small(
     how: build.Small, sizes: Sizes, report: Report, like: Tensor, ids: tuple[int, int]
 ) -> tuple[Arrays, Arrays | None]:
     """Build few edges in one launch."""
-    memory = like.new_empty(how.size // like.element_size())
-    scratch = like.new_empty(how.scratch // ITEMSIZE["int32"], dtype=torch.int32)
+    memory = like.new_empty(how.size // _ITEM, dtype=torch.float32)
+    scratch = like.new_empty(how.scratch // _ITEM, dtype=torch.float32)
     begin, room, stream = memory.data_ptr(), scratch.data_ptr(), report.stream
     progress, (n_rows, n_cols, nnz, index_dtype) = progress_of(report), sizes
     if how.columns is None:
@@ -173,9 +177,8 @@ def _built(
 ) -> Arrays:  # fmt: skip
     """Launch the build; ``ids`` and ``minor`` are addresses, as ``build`` takes them."""
     at = build.layout(*sizes, report.device, transposed=transposed)
-    dtype, key_dtype = DTYPES[at.index_dtype], DTYPES[at.key_dtype]
-    memory = like.new_empty(at.size // dtype.itemsize, dtype=dtype)
-    keys = like.new_empty(at.nnz, dtype=key_dtype)
+    memory = like.new_empty(at.size // _ITEM, dtype=torch.float32)
+    keys = like.new_empty(at.nnz, dtype=DTYPES[at.key_dtype])
     begin, address, stream = memory.data_ptr(), report.address, report.stream
     build.keys(at, begin, ids, keys.data_ptr(), address, stream)
     keys, order = torch.sort(keys, stable=True)

@@ -155,10 +155,7 @@ class Side(_OfStructure):
         arrays = self.arrays
         if arrays is None or not arrays.report.reach():
             return arrays is None
-        if arrays.is_settled():
-            self.structure = arrays.settled()
-        elif self._numbered:  # backward comes when this is known, forward before
-            self.structure = arrays.without_cuts()
+        self.structure = arrays.settled() if arrays.is_settled() else arrays.without_cuts()
         return True
 
     def settle(self) -> None:
@@ -271,7 +268,9 @@ class GraphTensors(_OfStructure):
             If an edge names a vertex that does not exist, and the GPU has come so far.
         """
         if not self.building:
-            self._count_down()
+            self.asks_left -= 1
+            if self.asks_left <= 0:
+                self._settle_sides()
             return
         last = self.building[-1]
         report = last if isinstance(last, Report) else last.report
@@ -298,14 +297,12 @@ class GraphTensors(_OfStructure):
                 if isinstance(one, Tensor):
                     one.record_stream(stream)
 
-    def _count_down(self) -> None:
-        """Take over exact sizes once a few steps have asked for a graph that has been built."""
-        self.asks_left -= 1
-        if self.asks_left <= 0:
-            self.asks_left = 0
-            for side in (self.rows, self.columns):
-                if side is not None:
-                    side.settle()
+    def _settle_sides(self) -> None:
+        """Take over exact sizes, once a few steps have asked for a graph that has been built."""
+        self.asks_left = 0
+        for side in (self.rows, self.columns):
+            if side is not None:
+                side.settle()
 
     def wait(self) -> None:
         """Wait for what is being built; errors are those of ``settle``."""

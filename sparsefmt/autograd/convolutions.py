@@ -384,10 +384,9 @@ def _sage_late(
 
 def _mean_back(graph: GraphLike, grad: Tensor) -> Tensor:
     """Give the gradient of the features of a mean, differentiably."""
-    values = tensors_of(graph).csr_values
-    return multiply(
-        graph, True, grad, values, None, side_of(graph, False).inverse_degree_beside(grad)
-    )
+    tensors = tensors_of(graph, transposed=True)
+    scale = tensors.rows.inverse_degree_beside(grad)
+    return multiply(graph, True, grad, tensors.csr_values, None, scale)
 
 
 # Attention

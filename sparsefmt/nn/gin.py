@@ -107,15 +107,13 @@ class GINConv(OfNetwork, Convolution):
                 if first is None and is_plain(graph, x, self.eps):
                     check_fit(self.nn, x)
                     return called(self.nn, propagated(graph, x, None, self.eps, one_more=True))
-                if (
-                    first is not None
-                    and is_one_each(first.bias, first.weight)
-                    and is_plain(graph, x, first.weight, first.bias, self.eps)
-                ):
-                    y = gin_convolution(graph, x, self.eps, first.weight, first.bias)
-                    for module in rest:
-                        y = called(module, y)
-                    return y
+                if first is not None:
+                    weight, bias, eps = first.weight, first.bias, self.eps
+                    if is_one_each(bias, weight) and is_plain(graph, x, weight, bias, eps):
+                        y = gin_convolution(graph, x, eps, weight, bias)
+                        for module in rest:
+                            y = called(module, y)
+                        return y
         ends = self._between(x, edge_index, size)
         check_edge_weight(edge_weight, ends.graph)
         check_fit(self.nn, ends.source)

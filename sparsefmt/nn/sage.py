@@ -170,10 +170,9 @@ class SAGEConv(Convolution):
         """
         if isinstance(x, Tensor) and size is None:
             graph = self._valued(as_graph(edge_index, by_vertex(x), name="edge_index"), edge_index)
-            if edge_weight is None and self._is_usual() and self._is_plain(x, graph):
-                weight, bias = self.lin_l.weight, self.lin_l.bias
-                y = sage_convolution(graph, x, weight, bias, self.lin_r.weight)
-                return normalize(y, dim=-1) if self.normalize else y
+            found = self._at_once(x, graph) if edge_weight is None and self._is_usual() else None
+            if found is not None:
+                return normalize(found, dim=-1) if self.normalize else found
         ends = self._between(x, edge_index, size)
         check_edge_weight(edge_weight, ends.graph)
         self._fit(ends)
@@ -202,17 +201,17 @@ class SAGEConv(Convolution):
             and self._reductions == MEAN
         )
 
-    def _is_plain(self, x: Tensor, graph: GraphLike) -> bool:
-        """Tell whether the layer may run as one node of autograd's."""
-        own, other = self.lin_l, self.lin_r
-        return (
-            is_bare(own)
-            and is_bare(other)
-            and is_plain(graph, x, own.weight, own.bias, other.weight)
-            and other.weight.shape == own.weight.shape
-            and is_one_each(own.bias, own.weight)
-            and other.bias is None
-        )
+    def _at_once(self, x: Tensor, graph: GraphLike) -> Tensor | None:
+        """Compute what comes before ``normalize`` in one node of autograd's; None if it may not."""
+        neighbours, own = self.lin_l, self.lin_r
+        if not (is_bare(neighbours) and is_bare(own)):
+            return None
+        # Each attribute of a module is looked up in 0.3 µs.
+        weight, bias, own_weight = neighbours.weight, neighbours.bias, own.weight
+        fit = own_weight.shape == weight.shape and is_one_each(bias, weight) and own.bias is None
+        if not (fit and is_plain(graph, x, weight, bias, own_weight)):
+            return None
+        return sage_convolution(graph, x, weight, bias, own_weight)
 
     def _fit(self, ends: Ends) -> None:
         """Check the features of both ends, for which lazy maps make their parameters."""

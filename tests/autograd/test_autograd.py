@@ -21,6 +21,7 @@ from torch.autograd import gradcheck, gradgradcheck  # noqa: E402
 
 from sparsefmt import COO, CSR, Graph  # noqa: E402
 from sparsefmt.autograd import edge_softmax, own_values, prepare, sddmm, spmm  # noqa: E402
+from sparsefmt.autograd._memory import TorchMemory  # noqa: E402
 
 LINEAR, REDUCTIONS = ("sum", "mean"), ("sum", "mean", "max", "min")
 
@@ -174,6 +175,19 @@ def test_strides_change_nothing(device, reduce):
         z.backward(grad)
         torch.testing.assert_close(some.grad, copies.grad)
         torch.testing.assert_close(weights.grad, contiguous.grad)
+
+
+def test_rows_are_copied_only_where_their_values_lie_apart():
+    wide = torch.arange(48.0).view(6, 8)
+    of_heads = wide.view(2, 3, 8)
+    stay = [wide[:, 2:6], wide[::2], wide[:, 3:4], wide[:1].expand(6, 8), wide[:0], of_heads[:, :2]]
+    move = [wide.T, wide[:, ::2], wide[:1, ::2], of_heads[..., :4], of_heads.transpose(1, 2)]
+    for rows in (wide, of_heads, *stay):
+        assert TorchMemory().rows_in_place(rows) is rows
+    for rows in move:
+        found = TorchMemory().rows_in_place(rows)
+        assert found.is_contiguous()
+        assert torch.equal(found, rows)
 
 
 def test_an_expanded_gradient_is_taken(device):

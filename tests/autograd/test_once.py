@@ -109,6 +109,22 @@ def test_sides_are_those_of_the_formats(way, kind, dtype, backward):
 
 
 @gpu
+@pytest.mark.parametrize(("kind", "shares"), [("sorted", False), ("hubs", True)])
+def test_products_add_up_shared_rows_only_where_a_build_has_found_some(way, kind, shares):
+    edge_index, sizes = edges_of(kind)
+    graph = Graph.from_edge_index(edge_index, num_nodes=sizes)
+    x = torch.rand(sizes[0], 8, device="cuda")
+    with torch.no_grad():
+        first = autograd.spmm(graph, x)  # for as many as there can be
+        torch.cuda.synchronize()
+        S = autograd.structure.side_of(graph, False).structure
+        again = autograd.spmm(graph, x)
+    assert S.report is not None  # its exact sizes were not taken over
+    assert (S.n_cuts > 0) == shares
+    assert torch.equal(first, again)
+
+
+@gpu
 @pytest.mark.parametrize("kind", SHAPES)
 def test_formats_of_it_share_its_memory(way, kind):
     edge_index, sizes = edges_of(kind)

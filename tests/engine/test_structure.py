@@ -1,6 +1,7 @@
 """What is decided once of a structure."""
 
-from sparsefmt.ops.engine.structure import Structure
+from sparsefmt.ops.engine import build
+from sparsefmt.ops.engine.structure import Sizes, Structure
 
 
 def structure(**changes):
@@ -41,6 +42,26 @@ def test_structures_that_lie_alike_share_what_depends_on_no_size():
         one.once_alike(told)
         one.once(told)
     assert asked == [S, S, T]  # T alone decides what depends on its size
+
+
+def test_structures_laid_out_alike_share_wherever_they_lie(monkeypatch):
+    monkeypatch.setattr(build, "multiprocessors", lambda device: 2)
+    lay_out = build.layout.__wrapped__  # none of these devices' layouts is to be remembered
+    here, there = (lay_out(1000, 1000, 8192, "int64", device) for device in (0, 1))
+    sizes = Sizes(1000, 1000, 8000, "int64"), Sizes(999, 999, 7999, "int64")
+    S, T = (build.structure_in(here, 4096 * k, sizes[k], None) for k in (0, 1))
+    uncut = build.structure_in(here, 0, sizes[0], None, cuts=False)
+    other = build.structure_in(there, 0, sizes[0], None)
+    asked = []
+
+    def cuts(at):
+        asked.append(at)
+        return at.n_cuts
+
+    found = [one.once_alike(cuts) for one in (S, T, uncut, other, S)]
+    assert asked == [S, uncut, other]  # another GPU has kernels of its own
+    assert found == [S.n_cuts, S.n_cuts, 0, S.n_cuts, S.n_cuts]
+    assert S.n_cuts
 
 
 def test_what_was_decided_is_no_part_of_a_structure():

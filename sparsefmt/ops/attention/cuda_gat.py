@@ -276,9 +276,9 @@ def launch_rows(
     if nbytes:
         workspace = m.empty((nbytes,), "uint8", h)
         sums = m.pointer(workspace)
-    launch(stream, perm, X, *params, sums, S.nnz)
+    launch(stream, *S.arrays, perm, X, *params, sums, S.nnz)
     if add_up is not None:
-        add_up(stream, *params, sums)
+        add_up(stream, S.start, S.cut, *params, sums)
 
 
 def _of_one_entry(S: Structure) -> Structure:
@@ -292,7 +292,8 @@ def _launches(
 ) -> tuple[int, Launch, Launch | None]:  # fmt: skip
     """Decide a pass: bytes of the workspace, its launch, and that for rows that blocks share.
 
-    The launch takes the number of entries last, so that graphs of about one size share it.
+    Launches take the arrays first, and one the number of entries last: graphs of about one size
+    share what is decided.
     """
     gathered = NARROW if narrow else dtype
     types = dtype, S.index_dtype, gathered
@@ -300,8 +301,7 @@ def _launches(
     layout = f"6P{shape.layout}PqIIi"
     launch = jit.load("attention/gat.cu", "gat_balanced", layout, types, shape.constants).ready(
         S.blocks * shape.teams,
-        S.arrays,
-        (shape.row_bytes, S.blocks, shape.slices),
+        after=(shape.row_bytes, S.blocks, shape.slices),
         threads=THREADS,
     )
     if not S.n_cuts:
@@ -309,8 +309,7 @@ def _launches(
     layout, constants = f"2P{shape.layout}Pii", shape.constants_of_cut_rows
     add_up = jit.load("attention/gat.cu", "gat_cut_rows", layout, types[:2], constants).ready(
         -(-S.n_cuts * shape.lanes // THREADS),
-        (S.start, S.cut),
-        (S.n_cuts, shape.slices),
+        after=(S.n_cuts, shape.slices),
         threads=THREADS,
     )
     return _shared_sums(S, gathered, heads, feat), launch, add_up

@@ -6,7 +6,7 @@ blocks of chunks and the most long rows that there can be.
 """
 
 from collections.abc import Hashable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import count, product
 from typing import Any, NamedTuple
@@ -100,6 +100,10 @@ class Layout:
     slot: int
     cut: int
     size: int
+    #: What was decided for structures laid out so, without rows that blocks share, and with them.
+    decided: tuple[dict[Hashable, Any], dict[Hashable, Any]] = field(
+        init=False, default_factory=lambda: ({}, {}), repr=False
+    )
 
     @property
     def key_dtype(self) -> str:
@@ -147,14 +151,8 @@ def structure_in(
     places = begin + at.indptr, begin + at.indices, begin + at.start
     borders = begin + at.slot, begin + at.cut, begin + at.long
     found = Structure(*sizes, *places, *borders, at.blocks, at.n_cuts if cuts else 0, 0)
-    found.report, found.alike = report, _decided_at(at, begin, cuts)
+    found.report, found.alike = report, at.decided[cuts]
     return found
-
-
-@lru_cache(maxsize=256)
-def _decided_at(at: Layout, begin: int, cuts: bool) -> dict[Hashable, Any]:
-    """Give what was decided for structures that lay there, to be added to."""
-    return {}
 
 
 def keys(at: Layout, begin: int, ids: tuple[int, int], keys: int, report: int, stream: int) -> None:
@@ -210,14 +208,10 @@ class Small(NamedTuple):
 
     rows: Layout
     columns: Layout | None  #: None where they are not wanted
+    size: int  #: memory of both, the columns behind the rows
     scratch: int  #: what it needs while it runs
     share: int  #: edges of a block
     launch: jit.Launch
-
-    @property
-    def size(self) -> int:
-        """Memory of both, the columns behind the rows."""
-        return self.rows.size + (0 if self.columns is None else self.columns.size)
 
     def __call__(
         self,
@@ -261,7 +255,8 @@ def small(
     places = *_places(rows), *(unwanted if columns is None else _places(columns))
     kernel = _load("build_small", (index_dtype,), file=_SMALL_FILE)
     launch = kernel.ready(blocks, after=(*places, rows.wave, 1 + both), cooperative=True)
-    return Small(rows, columns, scratch, share, launch)
+    size = rows.size + (0 if columns is None else columns.size)
+    return Small(rows, columns, size, scratch, share, launch)
 
 
 def _places(at: Layout) -> tuple[int, ...]:

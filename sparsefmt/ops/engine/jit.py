@@ -49,7 +49,8 @@ _INVALID_CONTEXT = 201
 _MAX_DYNAMIC_SHARED_SIZE_BYTES = 8  # a CUfunction_attribute
 #: A ``CUlaunchAttribute``: all blocks run at the same time, so that they may wait for each other.
 _COOPERATIVE = ctypes.create_string_buffer(struct.pack("i4xi60x", 2, 1))
-_ATTRIBUTES, _ATTRIBUTES_AT = "PI", 40  # of a ``CUlaunchConfig``
+_COOPERATIVE_AT = ctypes.addressof(_COOPERATIVE)
+_pack_attributes, _ATTRIBUTES_AT = struct.Struct("PI").pack_into, 40  # of a ``CUlaunchConfig``
 
 #: A ``CUlaunchConfig``, as ``struct`` writes it: grid, block, shared memory, stream, no attributes.
 _CONFIG = "7IP16x"
@@ -158,8 +159,7 @@ class Launch:
         memory, config, extra = _memory.parts
         self._pack_into(memory, 0, *self._grid, stream, *self._before, *args, *self._after)
         if self._cooperative:
-            attribute = ctypes.addressof(_COOPERATIVE)
-            struct.pack_into(_ATTRIBUTES, memory, _ATTRIBUTES_AT, attribute, 1)
+            _pack_attributes(memory, _ATTRIBUTES_AT, _COOPERATIVE_AT, 1)
         status = self._launch(config, self._function, None, extra)
         if status == _INVALID_CONTEXT:  # the first call of this thread
             runtime = import_cupy().cuda.runtime

@@ -85,16 +85,15 @@ class Structure(Deciding):
     _decided: dict[Hashable, Any] = field(
         init=False, default_factory=dict, repr=False, compare=False
     )
-    #: What was decided for all CSRs whose arrays lie as these do, None where that is its own.
+    #: What was decided for all CSRs that have room for as much, None where that is its own.
     alike: dict[Hashable, Any] | None = field(init=False, default=None, repr=False, compare=False)
 
     def once_alike(self, decide: Callable[..., Decided], *case: Hashable) -> Decided:
-        """``once``, for what depends on where the arrays lie but on no number of rows or entries.
+        """``once``, for what depends on no number of rows or entries, nor on where arrays lie.
 
-        Those of another graph of about the same size often lie where its own lay.
+        Graphs of about one size share it: their addresses and numbers go with each launch.
         """
-        decided = self._decided if self.alike is None else self.alike
-        return _once(decided, self, decide, case)
+        return _once(self._decided if self.alike is None else self.alike, self, decide, case)
 
     @property
     def arrays(self) -> tuple[int, int, int, int]:

@@ -4,7 +4,7 @@ Scales are float32 for 2-byte values, else of their dtype.  Nothing is checked b
 cannot do: the callers have checked their arrays.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import product
 from math import prod
 from typing import Any, NamedTuple
@@ -176,20 +176,20 @@ def spmm(
         out = m.empty(shape, dtype, x)
     if not (S.n_rows and feat):
         return out
-    x, values = m.rows_in_place(x), m.contiguous(values)
+    x = m.rows_in_place(x)
     if narrow:
         x = rounded(x)
-    row_scale, col_scale = m.factors(row_scale), m.factors(col_scale)
-    kept = own if own.rows is None else _in_memory(m, own)  # until the launch
+    if values is not None or row_scale is not None or col_scale is not None:
+        values = m.contiguous(values)
+        row_scale, col_scale = m.factors(row_scale), m.factors(col_scale)
     given = arg, row_scale, values, perm, col_scale
     rows, result, winners, scale, *factors = m.pointers(x, out, *given)
-    own_at = (0, 0, 0) if kept.rows is None else m.pointers(kept.rows, kept.factors, kept.bias)
+    _kept, own_at, stride = _NO_ROWS if own.rows is None else _in_memory(m, own, dtype)
     with m.on_device(x):
         stream = m.stream(x)
         if not S.nnz:
             _fill_empty(S, dtype, reduce, feat, result, winners, stream)
             return out
-        stride = row_bytes(m.row_stride(kept.rows), dtype) if own_at[0] else -1
         alignment = (rows | (result | own_at[0] | max(stride, 0)) >> narrow) % 16
         case = dtype, reduce, feat, heads, shared, m.row_stride(x), alignment, narrow, stride
         # How slices are cut decides the order of sums, and so goes by the exact sizes.
@@ -197,14 +197,14 @@ def spmm(
         what = own.one_more, (*[a is not None for a in given], wide)
         nbytes, launch, add_up = S.once_alike(_launches, *case, *what)
         if add_up is None:
-            launch(stream, *factors, scale, rows, result, winners, 0, 0, *own_at, S.nnz)
+            launch(stream, *S.arrays, *factors, scale, rows, result, winners, 0, 0, *own_at, S.nnz)
             return out
         # Partial results of rows that blocks share: their values, then the entries that win.
         workspace = m.empty((nbytes[1],), "uint8", x)
         begin = m.pointer(workspace)
         partial = winners, begin, begin + nbytes[0], *own_at
-        launch(stream, *factors, scale, rows, result, *partial, S.nnz)
-        add_up(stream, scale, result, *partial)
+        launch(stream, *S.arrays, *factors, scale, rows, result, *partial, S.nnz)
+        add_up(stream, S.indptr, S.start, S.cut, scale, result, *partial)
     return out
 
 
@@ -218,10 +218,16 @@ def spmm_with_own(A: CSR | Structure, *arguments: Any, narrow: bool = False, **_
     return spmm(A, *arguments[:6], narrow=narrow, own=Own(*arguments[6:]))
 
 
-def _in_memory(m: Any, own: Own) -> Own:
-    """Give arrays as the kernel reads them."""
-    rows, factors, one_more, bias = own
-    return Own(m.rows_in_place(rows), m.factors(factors), one_more, m.contiguous(bias))
+def _in_memory(m: Any, own: Own, dtype: str) -> tuple[Any, Sequence[int], int]:
+    """Give arrays as the kernel reads them, their addresses, and bytes from one row to the next."""
+    rows, bias = m.rows_in_place(own.rows), m.contiguous(own.bias)
+    factors = None if own.factors is None else m.factors(own.factors)
+    kept = rows, factors, bias
+    return kept, m.pointers(*kept), row_bytes(m.row_stride(rows), dtype)
+
+
+#: What that is without rows.
+_NO_ROWS = None, (0, 0, 0), -1
 
 
 def _fill_empty(
@@ -239,7 +245,8 @@ def _launches(
 ) -> tuple[tuple[int, int], Launch, Launch | None]:  # fmt: skip
     """Decide a product: bytes of the workspace, its launch, and that for rows that blocks share.
 
-    The launch takes the number of entries last: graphs of about one size share what is decided.
+    Launches take the arrays first, and one the number of entries last: graphs of about one size
+    share what is decided.
     ``feat`` counts the features of all heads, which may be ``shared``; 0 heads are one value an
     entry.  ``given`` tells whether there are arg, row scales, values, their permutation, column
     scales, and whether slices of sums and means are wide; without rows of its own ``own_stride`` is
@@ -264,17 +271,14 @@ def _launches(
     kernel = load(_FILE, "spmm_csr_balanced", (*types, gathered), constants)
     launch = kernel.ready(
         S.blocks * -(-feat // shape.width),
-        S.arrays,
-        (row_bytes(stride, gathered), S.blocks, feat, flags, max(own_stride, 0), heads),
+        after=(row_bytes(stride, gathered), S.blocks, feat, flags, max(own_stride, 0), heads),
         threads=THREADS,
     )
     if not S.n_cuts:
         return (0, 0), launch, None
     kernel = load(_FILE, "spmm_csr_cut_rows", types, (max(reduction, SCALED_SUM),))
     blocks = jit.warps_to_blocks(S.n_cuts * -(-feat // jit.WARP))
-    add_up = kernel.ready(
-        blocks, (S.indptr, S.start, S.cut), (S.n_cuts, feat, flags, max(own_stride, 0))
-    )
+    add_up = kernel.ready(blocks, after=(S.n_cuts, feat, flags, max(own_stride, 0)))
     values = shared_rows_bytes(S, dtype, feat)
     nbytes = shared_rows_bytes(S, dtype, feat, arg=arg and reduce != "chosen")
     return (values, nbytes), launch, add_up
