@@ -9,9 +9,9 @@ from ..autograd import sampled_aggregate, spmm
 from ..autograd.cbsr import to_dense
 from ..errors import DeviceError, DtypeError, ShapeError, UnsupportedError
 from ..graph import Graph
-from ..nn.shared import Shared
 from .halo import Halo
 from .matmul import dist_spmm, maxk_product, narrowed, split_and_checked
+from .planning import Plannable
 
 if TYPE_CHECKING:
     from .graph import DistGraph
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 ROWS_OF_EXCHANGE = 10
 
 
-class Aggregation(Shared):
+class Aggregation(Plannable):
     """The aggregations of a ``DistGraph``, by the names and arguments of ``autograd``'s."""
 
     local: Graph
