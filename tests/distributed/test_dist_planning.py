@@ -56,6 +56,11 @@ def test_features_that_stay_travel_once(ranks):
         assert (first > 0, second) == (True, 0)
 
 
+def test_features_in_fewer_bytes_are_priced_so(ranks):
+    for wide, narrow in ranks.run(2, planning_cases.narrow):
+        assert narrow < wide
+
+
 def test_a_planned_model_runs_on_other_graphs_copied_and_restored(ranks):
     for found in ranks.run(2, planning_cases.others):
         assert max(found) < 1e-10
