@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from .model import Link, Machine, Share, Times, even_share, fitted, memory, replicated, step
-from .models import HIDDEN, ITEM, Sizes, layers_of
+from .models import HIDDEN, ITEM, layers_of
 
 #: Measured: exchanges between two GPUs, 0.03 ms at 4 MiB, 245 and 310 GiB/s at 64 and 512 MiB.
 #: Assumed: 2 microseconds for each further rank.
@@ -38,7 +38,6 @@ class Scenario:
     name: str
     vertices: float
     entries: float
-    sizes: Sizes
     cut: float  #: share of the entries between ranks if there are many; 1 of a random order
 
     def share(self, ranks: int) -> Share:
@@ -46,11 +45,12 @@ class Scenario:
         return even_share(self.vertices, self.entries, ranks, self.cut * (1 - 1 / ranks))
 
 
-SIZES = Sizes(100, 47)
+#: Features and classes of each.
+SIZES = 100, 47
 SCENARIOS = (
-    Scenario("products, communities in a row", 2_449_029, 123_718_280, SIZES, 0.3),
-    Scenario("10^11 entries, a tenth between ranks", 2e9, 1e11, SIZES, 0.1),
-    Scenario("10^11 entries, random", 2e9, 1e11, SIZES, 1.0),
+    Scenario("products, communities in a row", 2_449_029, 123_718_280, 0.3),
+    Scenario("10^11 entries, a tenth between ranks", 2e9, 1e11, 0.1),
+    Scenario("10^11 entries, random", 2e9, 1e11, 1.0),
 )
 
 
@@ -80,57 +80,51 @@ def link(ranks: int) -> Link:
 
 def points(scenario: Scenario) -> Iterator[Point]:
     """Each number of ranks."""
-    dense = layers_of("sage", scenario.sizes, HIDDEN)
+    dense, maxk = (layers_of(name, *SIZES, HIDDEN) for name in ("sage", "maxk"))
     kept = [
         replace(layer, forward=one.forward, backward=one.backward) if layer.forward else layer
-        for layer, one in zip(dense, layers_of("maxk", scenario.sizes, HIDDEN), strict=True)
+        for layer, one in zip(dense, maxk, strict=True)
     ]
     widths = sum(layer.width for layer in dense)
     machine = replace(H200, rest=PASSES * widths * ITEM / H200.copied)
     parameters = sum(layer.flops for layer in dense) * 2
     for ranks in RANKS:
         share = scenario.share(ranks)
-        how = {"ranks": ranks, "parameters": parameters}
+        given = share, machine, link(ranks)
         yield Point(
             ranks,
-            memory(dense, share, features=scenario.sizes.features, entry=ENTRY),
+            memory(dense, share, features=SIZES[0], entry=ENTRY),
             share.halo,
             replicated(scenario.vertices, ranks)[1],
-            step(dense, share, machine, link(ranks), **how),
-            step(kept, share, machine, link(ranks), **how),
+            *(step(one, *given, ranks=ranks, parameters=parameters) for one in (dense, kept)),
         )
 
 
-def table(scenario: Scenario) -> str:
-    """Markdown: a row for each number of ranks that has room for its vertices and entries."""
-    head = (
-        "GPUs",
-        "GB a GPU",
-        "step, s",
-        "efficiency",
-        "exchange, s",
-        "not hidden, s",
-        "step with MaxK 32, s",
-        "1.5-D moves, of 1-D",
-    )
-    rows = [head, ["---:"] * len(head)]
+HEAD = (
+    "GPUs",
+    "GB a GPU",
+    "step, s",
+    "efficiency",
+    "exchange, s",
+    "not hidden, s",
+    "step with MaxK 32, s",
+    "1.5-D moves, of 1-D",
+)
+
+
+def rows(scenario: Scenario) -> Iterator[tuple[str, ...]]:
+    """Cells for each number of ranks that has room for its vertices and entries."""
     found = [*points(scenario)]
     for point in found:
-        times = point.dense
-        cells = (
-            f"{point.ranks:,}",
-            _gigabytes(point.bytes) + ("" if point.fits else " (too much)"),
-            f"{times.total:.3g}",
-            f"{found[0].dense.total / times.total / point.ranks:.0%}",
-            f"{times.exchange:.3g}",
-            f"{times.exposed:.3g}",
-            f"{point.maxk.total:.3g}",
-            f"{point.replicated / point.halo:.2f}" if point.halo else "",
-        )
+        times, size = point.dense, point.bytes / 1e9
         if point.bytes < SHOWN * ROOM:
-            rows.append(cells)
-    return "".join(f"| {' | '.join(cells)} |\n" for cells in rows)
-
-
-def _gigabytes(size: float) -> str:
-    return f"{size / 1e9:,.0f}" if size >= 1e11 else f"{size / 1e9:.3g}"
+            yield (
+                f"{point.ranks:,}",
+                f"{size:{',.0f' if size >= 100 else '.3g'}}{'' if point.fits else ' (too much)'}",
+                f"{times.total:.3g}",
+                f"{found[0].dense.total / times.total / point.ranks:.0%}",
+                f"{times.exchange:.3g}",
+                f"{times.exposed:.3g}",
+                f"{point.maxk.total:.3g}",
+                f"{point.replicated / point.halo:.2f}" if point.halo else "",
+            )

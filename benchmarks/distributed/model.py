@@ -8,6 +8,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+#: Sums over ranks in a step: of labelled vertices, and of the gradients of parameters.
+SUMS = 2
+
 
 @dataclass(frozen=True)
 class Layer:
@@ -18,6 +21,7 @@ class Layer:
     forward: int  #: bytes exchanged for a vertex of a halo
     backward: int  #: likewise of its gradient
     products: int = 2  #: aggregations in a step: 1 where the features that it gathers are constant
+    added: float = 0  #: bytes a vertex that a rank reads and writes to add up what one GPU does not
 
 
 @dataclass(frozen=True)
@@ -38,6 +42,10 @@ class Link:
     latency: float  #: seconds of an exchange without bytes, between two
     peer: float = 0.0  #: seconds for each further rank
 
+    def seconds(self, size: float, ranks: int) -> float:
+        """Of an exchange of so many bytes out of a rank."""
+        return self.latency + self.peer * (ranks - 2) + size / self.bandwidth
+
 
 @dataclass(frozen=True)
 class Share:
@@ -56,7 +64,7 @@ class Times:
     compute: float  #: without any exchange
     exchange: float  #: all exchanges, one after the other
     exposed: float  #: of the exchanges, what no product hides
-    reduce: float  #: the sum of the gradients of parameters
+    reduce: float  #: the sums over ranks
 
     @property
     def total(self) -> float:
@@ -72,17 +80,9 @@ class Times:
 def expected_halo(vertices: float, entries: float, ranks: int, cut: float | None = None) -> float:
     """Vertices that a rank reads of others, if its entries to them fall at random.
 
-    ``h = k (1 - (1 - 1/k)^(c m / P))`` where ``k = n (1 - 1/P)`` are the vertices of others and
-    ``c`` is the share of the entries between ranks.
-
-    Parameters
-    ----------
-    vertices, entries : float
-        ``n`` and ``m``, of the whole graph.
-    ranks : int
-        ``P``.
-    cut : float, optional
-        ``c``; by default ``1 - 1/P``, as of a random graph.
+    ``h = k (1 - (1 - 1/k)^(c m / P))`` where ``k = n (1 - 1/P)`` are the vertices of others, of
+    ``n`` vertices and ``m`` entries of the whole graph on ``P`` ranks.  The share ``c`` of the
+    entries is ``cut`` between ranks; by default ``1 - 1/P``, as of a random graph.
     """
     others = vertices * (1 - 1 / ranks)
     if others <= 0:
@@ -110,38 +110,27 @@ def step(
 ) -> Times:
     """Predict a training step.
 
-    Parameters
-    ----------
-    layers, share, machine, link
-        See there.
-    ranks : int
-    parameters : float
-        Bytes of the parameters, whose gradients are added up.
-    overlap : bool
-        Whether products of own rows run while others' are on their way.
+    ``parameters`` are bytes, whose gradients are added up in a ring.  With ``overlap`` products of
+    own rows run while others' are on their way.
     """
-    compute, exchange, exposed = machine.rest * share.vertices, 0.0, 0.0
+    compute, exchange, exposed, reduce = machine.rest * share.vertices, 0.0, 0.0, 0.0
     for at, layer in enumerate(layers):
-        compute += share.vertices * layer.flops * (3 if at else 2) / machine.flops
         product = share.entries * layer.width * 4 / machine.gathered
-        compute += layer.products * product
-        for size in (layer.forward, layer.backward) if ranks > 1 else ():
-            if size:
-                time = sending(share.halo * size, link, ranks)
-                exchange += time
-                exposed += max(time - product * share.own, 0.0) if overlap else time
-                # Rows are copied to be sent, and what was computed of both parts is added up.
-                compute += (
-                    2 * share.halo * size + share.vertices * 12 * layer.width
-                ) / machine.copied
-    ring = 2 * (1 - 1 / ranks) * parameters / link.bandwidth
-    reduce = ring + link.latency + link.peer * (ranks - 2) if ranks > 1 else 0.0
+        maps = share.vertices * layer.flops * (3 if at else 2) / machine.flops
+        compute += layer.products * product + maps
+        if ranks == 1:
+            continue
+        # Rows are copied once each way, and what was computed of both parts is added up.
+        copied = 2 * share.halo * (layer.forward + layer.backward) + share.vertices * layer.added
+        compute += copied / machine.copied
+        for size in filter(None, (layer.forward, layer.backward)):
+            time = link.seconds(share.halo * size, ranks)
+            exchange += time
+            exposed += max(time - product * share.own, 0.0) if overlap else time
+    if ranks > 1:
+        ring = 2 * (1 - 1 / ranks) * parameters
+        reduce = link.seconds(ring, ranks) + (SUMS - 1) * link.seconds(0, ranks)
     return Times(compute, exchange, exposed, reduce)
-
-
-def sending(size: float, link: Link, ranks: int) -> float:
-    """Seconds of an exchange of so many bytes out of a rank."""
-    return link.latency + link.peer * (ranks - 2) + size / link.bandwidth
 
 
 def calibrated(layers: Sequence[Layer], share: Share, machine: Machine, seconds: float) -> Machine:
@@ -150,14 +139,15 @@ def calibrated(layers: Sequence[Layer], share: Share, machine: Machine, seconds:
     Where its products and maps alone would take longer (MaxK gathers fewer bytes) products are
     taken to be faster.
     """
-    nothing = Link(math.inf, 0.0)
+
+    def alone(one: Machine) -> float:
+        return step(layers, share, one, Link(math.inf, 0.0), ranks=1, parameters=0).total
+
     bare = replace(machine, rest=0.0)
-    known = step(layers, share, bare, nothing, ranks=1, parameters=0).total
-    maps = step(layers, share, replace(bare, gathered=math.inf), nothing, ranks=1, parameters=0)
-    left = seconds - maps.total
-    if known > seconds and left > 0:
-        return replace(bare, gathered=bare.gathered * (known - maps.total) / left)
-    return replace(machine, rest=max(seconds - known, 0.0) / max(share.vertices, 1))
+    known, maps = alone(bare), alone(replace(bare, gathered=math.inf))
+    if known > seconds > maps:
+        return replace(bare, gathered=bare.gathered * (known - maps) / (seconds - maps))
+    return replace(bare, rest=max(seconds - known, 0.0) / max(share.vertices, 1))
 
 
 def fitted(sizes: Sequence[float], seconds: Sequence[float]) -> Link:
@@ -189,19 +179,8 @@ def replicated(vertices: float, ranks: int) -> tuple[int, float]:
 
 
 def memory(layers: Sequence[Layer], share: Share, *, features: int, entry: float) -> float:
-    """Bytes of a rank: entries, features, what backward needs of each layer, and halos.
+    """Bytes of a rank: entries of ``entry`` bytes, constant features, layers and halos.
 
-    Parameters
-    ----------
-    layers, share
-        See there.
-    features : int
-        Of a vertex, constant.
-    entry : float
-        Bytes of an entry.
-
-    Notes
-    -----
     Of each layer four arrays of its width live at once: the sum over neighbours, the result, what
     ReLU makes of it, and a gradient.  Of the halo the constant features stay; of the widest layer
     what comes and what goes are there at once.

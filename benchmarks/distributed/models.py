@@ -1,7 +1,6 @@
 """The models that are trained: three layers each, on a whole graph or on the rows of a rank."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -12,6 +11,8 @@ from torch.nn import Identity, Linear, Module, ModuleList
 from torch.nn.functional import cross_entropy
 
 from sparsefmt import distributed
+from sparsefmt.autograd.convolutions import maps_first
+from sparsefmt.distributed.aggregation import sends_first
 from sparsefmt.nn import GATConv, SAGEConv
 
 from .model import Layer
@@ -24,37 +25,35 @@ ITEM = 4  #: bytes of a float32
 class Model(Module):
     """Layers of a graph between maps of each vertex alone, ReLU between the layers or not."""
 
-    def __init__(self, layers: list[Module], *, relu: bool, ends: tuple[Module, Module]) -> None:
+    def __init__(self, layers: list[Module], *, relu: bool = True, ends: Any = None) -> None:
         super().__init__()
-        self.first, self.last = ends
+        self.first, self.last = ends or (Identity(), Identity())
         self.layers, self.relu = ModuleList(layers), relu
 
     def forward(self, x: Tensor, graph: Any) -> Tensor:
         """(n_local, feat) to (n_local, classes)."""
         x = self.first(x)
         for at, layer in enumerate(self.layers):
-            x = x.relu() if self.relu and at else x
-            x = layer(x, graph)
+            x = layer(x.relu() if self.relu and at else x, graph)
         out: Tensor = self.last(x)
         return out
 
 
+def _widths(feat: int, classes: int, hidden: int) -> list[tuple[int, int]]:
+    """Features into and out of each layer."""
+    return [*pairwise([feat, *[hidden] * (LAYERS - 1), classes])]
+
+
 def sage(feat: int, classes: int, hidden: int) -> Model:
     """GraphSAGE."""
-    widths = [feat, *[hidden] * (LAYERS - 1), classes]
-    layers: list[Module] = [SAGEConv(a, b) for a, b in pairwise(widths)]
-    return Model(layers, relu=True, ends=(Identity(), Identity()))
+    return Model([SAGEConv(*ends) for ends in _widths(feat, classes, hidden)])
 
 
 def gat(feat: int, classes: int, hidden: int) -> Model:
     """GAT of 4 heads, ``hidden // 8`` features each, and of one head at the end."""
-    width = hidden // 8
-    layers: list[Module] = [
-        GATConv(feat, width, HEADS),
-        *(GATConv(HEADS * width, width, HEADS) for _ in range(LAYERS - 2)),
-        GATConv(HEADS * width, classes),
-    ]
-    return Model(layers, relu=True, ends=(Identity(), Identity()))
+    *ends, (width, _) = _widths(feat, classes, HEADS * (hidden // 8))
+    layers: list[Module] = [GATConv(i, o // HEADS, HEADS) for i, o in ends]
+    return Model([*layers, GATConv(width, classes)])
 
 
 def maxk(feat: int, classes: int, hidden: int) -> Model:
@@ -67,41 +66,46 @@ MODELS: dict[str, Callable[[int, int, int], Model]] = {"sage": sage, "gat": gat,
 #: Largest difference from training on one device: of losses, and of gradients by their norm.
 #: Sums in another order change which of two nearly equal features MaxK keeps.
 LIMITS = {"sage": (1e-5, 1e-3), "gat": (1e-5, 1e-3), "maxk": (1e-3, 2e-2)}
-
 #: Those whose products run while features of others are on their way.
 OVERLAPS = ("sage", "maxk")
 
 
-@dataclass(frozen=True)
-class Sizes:
-    """Of a vertex."""
-
-    features: int
-    classes: int
-
-
-def layers_of(model: str, sizes: Sizes, hidden: int) -> list[Layer]:
-    """What a step computes and exchanges, for the prediction.
+def layers_of(model: str, feat: int, classes: int, hidden: int) -> list[Layer]:
+    """Say what a step computes and exchanges, for the prediction.
 
     A layer's aggregation, and so its exchange, is at the narrower of its widths.  Features that are
-    constant are exchanged once, and not in a step: GraphSAGE maps them first only where that is
-    less than half as wide.
+    constant are exchanged once, and not in a step, unless they are mapped first.
     """
-    feat, classes = sizes.features, sizes.classes
     if model == "maxk":
-        return [Layer(hidden, 4 * hidden**2, K * (ITEM + 1), K * ITEM)] * LAYERS
-    # Maps of the neighbours and of a vertex itself, or one for both.
-    width, maps = (hidden, 2) if model == "sage" else (HEADS * (hidden // 8), 1)
-    wide, last = width * ITEM, min(width, classes) * ITEM
-    moved, flops = model == "sage" and feat > 2 * width, 2 * maps * feat * width
-    first = Layer(width, flops, wide, wide) if moved else Layer(feat, flops, 0, 0, products=1)
-    if model == "gat":
-        first = Layer(width, flops, 0, 0)
-    return [
-        first,
-        *[Layer(width, 2 * maps * width**2, wide, wide)] * (LAYERS - 2),
-        Layer(min(width, classes), 2 * maps * width * classes, last, last),
-    ]
+        both, sent = 4 * hidden**2, (K * (ITEM + 1), K * ITEM)
+        added = 4 * ITEM * (hidden + K)
+        # The maps at the ends are counted with the layers; only the first one's has two passes.
+        flops = [1.5 * both + 2 * feat * hidden, both, both + 2 * hidden * classes]
+        return [Layer(hidden, one, *sent, added=added) for one in flops]
+    if model == "sage":
+        ends = _widths(feat, classes, hidden)
+        return [_sage_layer(i, o, constant=not at) for at, (i, o) in enumerate(ends)]
+    found = []
+    for i, o in _widths(feat, classes, HEADS * (hidden // 8)):
+        constant, width = not found, min(i, o) if found else o
+        moves = not (constant and sends_first(i, o, gradient=False))
+        sent, added = (width * ITEM, 6 * width * ITEM) if moves else (0, 0)
+        found.append(Layer(width, 2 * i * o, sent, sent, added=added))
+    return found
+
+
+def _sage_layer(i: int, o: int, *, constant: bool) -> Layer:
+    """Give a layer from ``i`` features, which have a gradient or are ``constant``, to ``o``.
+
+    What a rank adds up, in arrays: both parts of a product and of its gradient, the map of a
+    vertex's own features, a bias after a product, and the gradients of both maps.  One GPU has a
+    node for the whole layer.
+    """
+    early = maps_first(i, o, gradient=not constant)
+    width, forward, backward = (o, 7 * o, 3 * i) if early else (i, 2 * i + o, 5 * i)
+    sent, products = (0, 1) if constant and not early else (width * ITEM, 2)
+    added = ITEM * (forward + (0 if constant else backward))
+    return Layer(width, 4 * i * o, sent, sent, products, added)
 
 
 class Training:
@@ -109,22 +113,26 @@ class Training:
 
     def __init__(self, name: str, data: Data, hidden: int = HIDDEN) -> None:
         torch.manual_seed(0)
-        model = MODELS[name](data.x.shape[1], data.classes, hidden)
-        self.name, self.data, self.hidden = name, data, hidden
-        self.model = model.to(data.x.device)
+        sizes = data.x.shape[1], data.classes, hidden
+        self.name, self.data = name, data
+        self.model = MODELS[name](*sizes).to(data.x.device)
         self.optimizer = torch.optim.Adam(self.model.parameters(), lr=1e-3)
+        #: What a step computes and exchanges, and what a sum of the gradients moves.
+        self.layers = layers_of(name, *sizes)
+        self.parameter_bytes = sum(p.nbytes for p in self.model.parameters())
 
     def backward(self) -> Tensor:
         """Compute the gradients of all vertices; the loss is the part of those of this rank."""
         self.optimizer.zero_grad()
-        logits, labels = self.model(self.data.x, self.data.graph), self.data.labels
-        if self.data.group is None:
-            loss = cross_entropy(logits, labels)
-            loss.backward()  # type: ignore[no-untyped-call]
+        data = self.data
+        logits, group = self.model(data.x, data.graph), data.group
+        if group is None:
+            loss = cross_entropy(logits, data.labels)
         else:
-            loss = distributed.cross_entropy(logits, labels, group=self.data.group)
-            loss.backward()  # type: ignore[no-untyped-call]
-            distributed.sum_gradients(self.model, self.data.group)
+            loss = distributed.cross_entropy(logits, data.labels, group=group)
+        loss.backward()  # type: ignore[no-untyped-call]
+        if group is not None:
+            distributed.sum_gradients(self.model, group)
         return loss.detach()
 
     def step(self) -> Tensor:
@@ -142,13 +150,3 @@ class Training:
         if self.data.group is not None:
             dist.all_reduce(losses, group=self.data.group)
         return losses.tolist(), gradients
-
-    @property
-    def layers(self) -> list[Layer]:
-        """What a step computes and exchanges."""
-        return layers_of(self.name, Sizes(self.data.x.shape[1], self.data.classes), self.hidden)
-
-    @property
-    def parameter_bytes(self) -> int:
-        """What a sum of the gradients moves."""
-        return sum(p.numel() * p.element_size() for p in self.model.parameters())

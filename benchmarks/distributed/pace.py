@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping
 from itertools import pairwise
 from typing import Any
 
+import torch
+
 #: Steps of one way before the next has its turn.
 BLOCK = 3
 
@@ -31,19 +33,15 @@ def step_ms(
 
 
 def _block(run: Callable[[], Any], count: int, *, cuda: bool) -> list[float]:
-    run()
-    if not cuda:
-        ends = [time.perf_counter()]
-        for _ in range(count):
-            run()
-            ends.append(time.perf_counter())
-        return [(b - a) * 1e3 for a, b in pairwise(ends)]
-    import torch
-
-    marks = [torch.cuda.Event(enable_timing=True) for _ in range(count + 1)]
-    marks[0].record()
-    for mark in marks[1:]:
+    marks: list[Any] = []
+    for _ in range(count + 1):
         run()
-        mark.record()
+        if cuda:
+            marks.append(torch.cuda.Event(enable_timing=True))
+            marks[-1].record()
+        else:
+            marks.append(time.perf_counter())
+    if not cuda:
+        return [(b - a) * 1e3 for a, b in pairwise(marks)]
     torch.cuda.synchronize()
     return [a.elapsed_time(b) for a, b in pairwise(marks)]

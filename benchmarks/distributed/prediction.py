@@ -1,7 +1,7 @@
 """What the model says of a case: the constants of one device, and the step of the busiest rank."""
 
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, astuple
 from typing import Any
 
 import torch
@@ -40,45 +40,33 @@ def machine_of(training: Training, *, cuda: bool, quick: bool) -> tuple[Machine,
     return calibrated(training.layers, whole, bare, ms["step"] / 1e3), ms["step"]
 
 
-def busiest(shares: Sequence[Share]) -> Share:
-    """Give the most that any rank has of each, and the least share of own entries."""
-    return Share(
-        max(one.vertices for one in shares),
-        max(one.entries for one in shares),
-        min(one.own for one in shares),
-        max(one.halo for one in shares),
-    )
-
-
-def bytes_of(training: Training, share: Share, ranks: int) -> dict[str, Any]:
-    """Predict what a rank sends in a step, and the halo of a graph whose entries lie at random."""
-    halo, data = share.halo, training.data
-    sent = halo * sum(layer.forward + layer.backward for layer in training.layers)
-    dense = halo * sum(2 * HIDDEN * ITEM for layer in training.layers)
-    found = {
-        "predicted_mib": sent / MIB,
-        "random_halo": expected_halo(data.total, data.graph.nnz, ranks),
-    }
-    return found | ({"dense_mib": dense / MIB} if training.name == "maxk" else {})
-
-
-def step_of(
-    training: Training, share: Share, machine: Machine, joint: Link, ranks: int
+def predicted(
+    training: Training,
+    shares: Sequence[Share],
+    ranks: int,
+    machine: Machine | None,
+    link: Link | None,
 ) -> dict[str, Any]:
-    """Predict the times of a step."""
-    times = step(
-        training.layers,
-        share,
-        machine,
-        joint,
-        ranks=ranks,
-        parameters=training.parameter_bytes,
-        overlap=training.name in OVERLAPS,
-    )
-    return {
+    """Predict what the busiest rank sends in a step and, of a known machine, how long it takes.
+
+    Beside them the halo of a graph whose entries lie at random.
+    """
+    vertices, entries, own, halo = zip(*map(astuple, shares), strict=True)
+    share = Share(max(vertices), max(entries), min(own), max(halo))
+    layers, data = training.layers, training.data
+    sent = share.halo * sum(layer.forward + layer.backward for layer in layers)
+    random = expected_halo(data.total, data.graph.nnz, ranks)
+    found = {"own": share.own, "predicted_mib": sent / MIB, "random_halo": random}
+    if training.name == "maxk":
+        found["dense_mib"] = share.halo * len(layers) * 2 * HIDDEN * ITEM / MIB
+    if machine is None or link is None:
+        return found
+    how: dict[str, Any] = {"ranks": ranks, "parameters": training.parameter_bytes}
+    times = step(layers, share, machine, link, **how, overlap=training.name in OVERLAPS)
+    return found | {
         "predicted_ms": times.total * 1e3,
         "predicted_exchange_ms": times.exchange * 1e3,
         "predicted_hidden": times.hidden,
         "machine": asdict(machine),
-        "link": asdict(joint),
+        "link": asdict(link),
     }

@@ -14,7 +14,6 @@ from torch import Tensor
 from sparsefmt import CSR, Graph, reorder
 from sparsefmt.distributed import DistGraph, balanced
 from sparsefmt.formats.arrays import namespace
-from sparsefmt.formats.primitives import expand
 from sparsefmt.interop.torch import to_tensor
 
 from .. import _graphs, _harness
@@ -70,13 +69,10 @@ def whole(name: str, order: str, device: str) -> Data:
 def share(name: str, order: str, count: int, ranks: Ranks) -> Data:
     """Give the rows of this rank, of so many ranks."""
     A = csr_of(name, order, ranks.device)
-    bounds = balanced(Graph(A), count)
-    first, last = bounds[ranks.rank], bounds[ranks.rank + 1]
-    begin, end = (int(A.indptr[at]) for at in (first, last))
-    rows = expand(A.indptr[first : last + 1] - A.indptr[first], end - begin)
-    ends = to_tensor(A.indices[begin:end]).long(), to_tensor(rows).long() + first
-    graph = DistGraph(torch.stack(ends), bounds, ranks.groups[count])
-    return _data(name, graph, A, slice(first, last))
+    graph = Graph(A)
+    bounds = balanced(graph, count)
+    rows = slice(*bounds[ranks.rank : ranks.rank + 2])
+    return _data(name, DistGraph.of(graph, bounds, ranks.groups[count]), A, rows)
 
 
 def _data(name: str, graph: Any, A: CSR, rows: slice) -> Data:

@@ -1,17 +1,50 @@
 """The tables of ``docs/scaling.md`` and its plot: what was measured, and what the model says."""
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from .extrapolation import ROOM, SCENARIOS, Point, Scenario, points
-from .extrapolation import table as extrapolated
+from .extrapolation import HEAD, ROOM, SCENARIOS, Scenario, points
+from .extrapolation import rows as extrapolated
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "scaling.md"
-BLOCKS = ("measured", "extrapolated")
 NOTHING = "No run on GPUs is in `benchmarks/results` yet.\n"
 MEASURED, MAXK, INK = "#D55E00", "#009E73", "#0072B2"
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:,.3g}" if value < 1000 else f"{value:,.0f}"
+
+
+def _some(value: float | None) -> str:
+    return _number(value or None)
+
+
+def _percent(value: float | None) -> str:
+    return "" if value is None else f"{value:.0%}"
+
+
+#: Columns of a table: the heading, the key in a row, and how it is written.
+Columns = Sequence[tuple[str, str, Callable[[Any], str]]]
+STEPS: Columns = (
+    ("case", "case", str),
+    ("one GPU, ms", "plain_ms", _number),
+    ("step, ms", "ms", _number),
+    ("speed-up", "speed_up", "{:.2f}".format),
+    ("predicted, ms", "predicted_ms", _number),
+    ("exchange, ms", "exchange_ms", _number),
+    ("hidden", "hidden", _percent),
+    ("predicted", "predicted_hidden", _percent),
+    ("MiB sent", "sent_mib", _some),
+    ("predicted", "predicted_mib", _some),
+)
+LINKS: Columns = (
+    ("exchange alone", "case", str),
+    ("MiB out of a rank", "mib", _number),
+    ("ms", "ms", "{:.3f}".format),
+    ("GiB/s", "gib_s", _number),
+)
 
 
 def write(folder: Path) -> None:
@@ -33,101 +66,54 @@ def sections_of(folder: Path) -> dict[str, Any]:
 
 def blocks(sections: dict[str, Any]) -> dict[str, str]:
     """The text of each block of the page."""
-    tables = [f"**{scenario.name}**\n\n{extrapolated(scenario)}" for scenario in SCENARIOS]
-    return dict(zip(BLOCKS, (measured(sections), "\n".join(tables)), strict=True))
+    marks = ["---:"] * len(HEAD)
+    tables = [
+        f"**{one.name}**\n\n{_markdown(HEAD, marks, *extrapolated(one))}" for one in SCENARIOS
+    ]
+    return {"measured": measured(sections), "extrapolated": "\n".join(tables)}
 
 
 def with_block(page: str, name: str, text: str) -> str:
     """The page with that text in its block; SystemExit if it lacks the block."""
-    begin, end = (
-        f"<!-- begin: {name}, by python -m benchmarks distributed --table -->\n",
-        "<!-- end",
-    )
+    begin = f"<!-- begin: {name}, by python -m benchmarks distributed --table -->\n"
     before, found, rest = page.partition(begin)
-    _, closed, after = rest.partition(end)
-    if not (found and closed):
-        raise SystemExit(
-            f"{PAGE.name} lacks the lines {begin.rstrip()} and {end} -->, in this order."
-        )
+    _, end, after = rest.partition("<!-- end")
+    if not (found and end):
+        lines = f"{begin.rstrip()} and <!-- end -->"
+        raise SystemExit(f"{PAGE.name} lacks the lines {lines}, in this order.")
     return f"{before}{begin}\n{text}\n{end}{after}"
 
 
 def measured(sections: dict[str, Any]) -> str:
     """Markdown of the sections of a run."""
-    parts = [
-        function(sections[name])
-        for name, function in (("steps", _steps), ("large", _large), ("bandwidth", _links))
-        if name in sections
-    ]
+    parts = []
+    if "steps" in sections:
+        parts.append(_table(sections["steps"], "A training step", STEPS))
+    if "large" in sections:
+        parts += map(_large, sections["large"]["rows"])
+    if "bandwidth" in sections:
+        parts.append(_table(sections["bandwidth"], "Exchanges alone", LINKS))
     return "\n".join(parts) or NOTHING
 
 
-def _steps(section: dict[str, Any]) -> str:
-    head = (
-        "case",
-        "one GPU, ms",
-        "step, ms",
-        "speed-up",
-        "predicted, ms",
-        "exchange, ms",
-        "hidden",
-        "predicted",
-        "MiB sent",
-        "predicted",
-    )
-    rows = []
-    for row in section["rows"]:
-        cells = (
-            row["case"],
-            _number(row["plain_ms"]),
-            _number(row["ms"]),
-            f"{row['speed_up']:.2f}",
-            _number(row.get("predicted_ms")),
-            _number(row.get("exchange_ms")),
-            _share(row.get("hidden")),
-            _share(row.get("predicted_hidden")),
-            _number(row["sent_mib"] or None),
-            _number(row["predicted_mib"] or None),
-        )
-        rows.append(cells)
-    return f"{_where(section, 'A training step')}\n\n{_markdown(head, rows)}"
-
-
-def _large(section: dict[str, Any]) -> str:
-    lines = [
+def _large(row: dict[str, Any]) -> str:
+    return (
         f"{row['vertices']:,} vertices train {row['hidden']} wide on {row['ranks']} GPUs, and "
         f"one has no memory for that (for {row['fits']} it has): {_number(row['ms'])} ms a step, "
         f"{_number(row['peak_mib'] / 1024)} GiB on a GPU beside {_number(row['held_mib'] / 1024)} "
         f"of the graph and its features, {_number(row['entry_bytes'])} bytes an entry.\n"
-        for row in section["rows"]
-    ]
-    return "\n".join(lines)
+    )
 
 
-def _links(section: dict[str, Any]) -> str:
-    rows = [
-        (row["case"], _number(row["mib"]), f"{row['ms']:.3f}", _number(row["gib_s"]))
-        for row in section["rows"]
-    ]
-    head = ("exchange alone", "MiB out of a rank", "ms", "GiB/s")
-    return f"{_where(section, 'Exchanges alone')}\n\n{_markdown(head, rows)}"
-
-
-def _where(section: dict[str, Any], what: str) -> str:
+def _table(section: dict[str, Any], what: str, columns: Columns) -> str:
     facts = section["machine"]
-    return f"{what} on {facts.get('device', 'a GPU')}, {facts['date'][:10]}, `{facts['commit']}`:"
+    where = f"{facts.get('device', 'a GPU')}, {facts['date'][:10]}, `{facts['commit']}`"
+    heads, marks = [head for head, *_ in columns], ["---", *["---:"] * (len(columns) - 1)]
+    cells = ([form(row.get(key)) for _, key, form in columns] for row in section["rows"])
+    return f"{what} on {where}:\n\n{_markdown(heads, marks, *cells)}"
 
 
-def _number(value: float | None) -> str:
-    return "" if value is None else f"{value:,.3g}" if value < 1000 else f"{value:,.0f}"
-
-
-def _share(value: float | None) -> str:
-    return "" if value is None else f"{value:.0%}"
-
-
-def _markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
+def _markdown(*lines: Iterable[str]) -> str:
     return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
 
 
@@ -143,7 +129,7 @@ def plot(sections: dict[str, Any], path: Path) -> None:
     FigureCanvasAgg(figure)
     panels = figure.subplots(1, len(SCENARIOS))
     for axes, scenario in zip(panels, SCENARIOS, strict=True):
-        _draw(axes, scenario, [*points(scenario)])
+        _draw(axes, scenario)
     steps = sections.get("steps", {"rows": [], "machine": {}})
     rows, device = steps["rows"], steps["machine"].get("device", "")
     here = [row for row in rows if row["case"].startswith("products community sage")]
@@ -158,34 +144,27 @@ def plot(sections: dict[str, Any], path: Path) -> None:
     print(f"  wrote {path}")
 
 
-def _draw(axes: Any, scenario: Scenario, found: list[Point]) -> None:
-    ranks = [point.ranks for point in found]
-    lines = {
-        "step": ([point.dense.total for point in found], {"color": INK, "marker": "o"}),
-        "of it computing": (
-            [point.dense.compute for point in found],
-            {"color": INK, "linestyle": ":"},
-        ),
-        "step, MaxK 32": (
-            [point.maxk.total for point in found],
-            {"color": MAXK, "marker": "^", "linestyle": "--"},
-        ),
-        "one GPU's time shared out": (
-            [found[0].dense.total / count for count in ranks],
-            {"color": "black", "linewidth": 0.8},
-        ),
-    }
-    for label, (seconds, style) in lines.items():
+def _draw(axes: Any, scenario: Scenario) -> None:
+    found = [*points(scenario)]
+    ranks, steps = [point.ranks for point in found], [point.dense for point in found]
+    maxk, alone = [point.maxk.total for point in found], steps[0].total
+
+    def line(label: str, seconds: list[float], **style: Any) -> None:
         axes.plot(ranks, seconds, label=label, markersize=4, **style)
+
+    line("step", [times.total for times in steps], color=INK, marker="o")
+    line("of it computing", [times.compute for times in steps], color=INK, linestyle=":")
+    line("step, MaxK 32", maxk, color=MAXK, marker="^", linestyle="--")
+    even = [alone / count for count in ranks]
+    line("one GPU's time shared out", even, color="black", linewidth=0.8)
     short = [point.ranks for point in found if point.bytes >= ROOM]
     if short:
         axes.axvspan(0.8, 1.4 * max(short), color="black", alpha=0.08, linewidth=0)
         axes.text(1, 0.02, "no room on 141 GB", transform=axes.get_xaxis_transform(), fontsize=8)
     axes.axvline(8, color="black", linewidth=0.5, linestyle="--")
+    axes.set(xlim=(0.8, 1300), xlabel="GPUs (dashed: a node of 8)")
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
-    axes.set_xlim(0.8, 1300)
     axes.set_xticks(ranks[::2], [str(count) for count in ranks[::2]])
-    axes.set_xlabel("GPUs (dashed: a node of 8)")
     axes.set_title(scenario.name, fontsize=10)
     axes.grid(alpha=0.3)

@@ -2,7 +2,6 @@
 
 import argparse
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from .model import Share
 from .models import HIDDEN, LIMITS, Training
 from .pace import step_ms
 from .ranks import Ranks
-from .traffic import EXCHANGES, Sending, counted, repeated, silent
+from .traffic import repeatable, silent
 
 MIB = 1 << 20
 #: What runs of each graph unless ``--models`` or ``--orders`` says otherwise.
@@ -56,15 +55,14 @@ SENT_COLUMNS = {
 def training(ranks: Ranks, options: argparse.Namespace) -> bool:
     """Every graph, order, model and number of ranks: sections ``steps`` and ``exchange``."""
     rows: list[dict[str, Any]] = []
-    timed, first, right = "steps" in options.sections, ranks.rank == 0, True
-    columns = COLUMNS if timed else SENT_COLUMNS
+    first, right = ranks.rank == 0, True
     if first:
-        _harness.print_head(f"training, 3 layers of {HIDDEN}, float32", columns)
+        _harness.print_head(f"training, 3 layers of {HIDDEN}, float32", COLUMNS)
     for graph in options.graphs or (("reddit", "products") if ranks.cuda else ("small",)):
         for order in options.orders or ORDERS.get(graph, ("community",)):
             shares.check_alike(shares.csr_of(graph, order, ranks.device), ranks)
             for model in options.models or MODELS.get(graph, ("sage",)):
-                rows += Case(graph, order, model, ranks, options).rows(columns)
+                rows += Case(graph, order, model, ranks, options).rows()
             shares.forget(generated=False)
         shares.forget(generated=True)
         right = not first or _kept(rows, options, cuda=ranks.cuda)  # a run may be cut off
@@ -73,16 +71,14 @@ def training(ranks: Ranks, options: argparse.Namespace) -> bool:
 
 def _kept(rows: list[dict[str, Any]], options: argparse.Namespace, *, cuda: bool) -> bool:
     """Keep times in one section and what is sent in another."""
-    right, timed = True, "steps" in options.sections
+    right, sent = True, [row for row in rows if row["ranks"] > 1]
     where: dict[str, Any] = {"cuda": cuda, "folder": options.out}
-    if timed:
+    if "steps" in options.sections:
         right = _harness.keep("distributed", "steps", rows, targets.of_steps, **where)
-    sent = [row for row in rows if row["ranks"] > 1]
     if sent and "exchange" in options.sections:
-        if timed:
-            _harness.print_head("what a rank sends in a step", SENT_COLUMNS)
-            for row in sent:
-                _harness.print_row(row, SENT_COLUMNS)
+        _harness.print_head("what a rank sends in a step", SENT_COLUMNS)
+        for row in sent:
+            _harness.print_row(row, SENT_COLUMNS)
         names = ("graph", "order", "model", "ranks", "wrong", *SENT_COLUMNS)
         sent = [{key: row[key] for key in names if key in row} for row in sent]
         right &= _harness.keep("distributed", "exchange", sent, targets.of_exchange, **where)
@@ -110,14 +106,6 @@ def compared(model: str, expected: Began, found: Began) -> dict[str, Any]:
     return row
 
 
-@dataclass(frozen=True)
-class Plain:
-    """Training on one device without a process group, and how it began."""
-
-    training: Training
-    began: Began
-
-
 class Case:
     """A model on a graph in an order."""
 
@@ -125,38 +113,36 @@ class Case:
         self.graph, self.order, self.model, self.ranks = graph, order, model, ranks
         self.counts, self.quick = options.ranks, options.quick
         self.timed = "steps" in options.sections
+        #: On the first rank: training on one device without a process group, and how it began.
+        self.plain: Training | None = None
+        self.began: Began = [], []
 
-    def rows(self, columns: dict[str, str]) -> list[dict[str, Any]]:
+    def rows(self) -> list[dict[str, Any]]:
         """One for each number of ranks; none but on the first rank."""
-        plain = self._plain() if self.ranks.rank == 0 else None
-        machine, plain_ms = None, None
-        if plain is not None and self.timed:
-            machine, plain_ms = prediction.machine_of(
-                plain.training, cuda=self.ranks.cuda, quick=self.quick
-            )
+        machine = plain_ms = None
+        if self.ranks.rank == 0:
+            data = shares.whole(self.graph, self.order, self.ranks.device)
+            autograd.prepare(data.graph)
+            self.plain = Training(self.model, data)
+            self.began = self.plain.begun(CHECKED_STEPS)
+            if self.timed:
+                how = {"cuda": self.ranks.cuda, "quick": self.quick}
+                machine, plain_ms = prediction.machine_of(self.plain, **how)
         rows: list[dict[str, Any]] = []
         for count in self.counts:
             joint = link(self.ranks, count, quick=self.quick) if self.timed and count > 1 else None
-            mine = self._measured(count, plain) if self.ranks.has(count) else None
+            mine = self._measured(count) if self.ranks.has(count) else None
             found = [one for one in self.ranks.gather(mine) if one is not None]
             _harness.free()
-            if plain is None:
+            if self.plain is None:
                 continue
             row = self._row(count, found)
-            share = prediction.busiest([one["share"] for one in found])
-            row |= {"own": share.own} | prediction.bytes_of(plain.training, share, count)
-            if machine is not None and joint is not None:
-                row |= prediction.step_of(plain.training, share, machine, joint, count)
+            by_rank = [one["share"] for one in found]
+            row |= prediction.predicted(self.plain, by_rank, count, machine, joint)
             plain_ms = row.get("plain_ms", plain_ms)
             rows.append(row | _ratios(row, plain_ms))
-            _harness.print_row(rows[-1], columns)
+            _harness.print_row(rows[-1], COLUMNS)
         return rows
-
-    def _plain(self) -> Plain:
-        data = shares.whole(self.graph, self.order, self.ranks.device)
-        autograd.prepare(data.graph)
-        training = Training(self.model, data)
-        return Plain(training, training.begun(CHECKED_STEPS))
 
     def _row(self, count: int, found: list[dict[str, Any]]) -> dict[str, Any]:
         """Of each figure the most that a rank has, and what the first says of the results."""
@@ -167,40 +153,35 @@ class Case:
         most = {key: max(one[key] for one in figures) for key in figures[0]}
         return row | {"ranks": count} | most | found[0]["compared"]
 
-    def _measured(self, count: int, plain: Plain | None) -> dict[str, Any]:
+    def _measured(self, count: int) -> dict[str, Any]:
         """What this rank finds, as one of so many."""
         data = shares.share(self.graph, self.order, count, self.ranks)
-        training = Training(self.model, data)
-        began = training.begun(CHECKED_STEPS)
-        with counted() as sendings:
+        training, graph = Training(self.model, data), data.graph
+        began, before = training.begun(CHECKED_STEPS), graph.halo.traffic.nbytes
+        with repeatable() as exchanges:
             training.step()
-        exchanges = [one for one in sendings if one.name in EXCHANGES]
-        graph = data.graph
         halo, sent = len(graph.halo.vertices), len(graph.halo.rows)
         figures = {
             "halo": halo,
             "halo_share": halo / max(data.total - graph.n_local, 1),
-            "sent_mib": sum(one.bytes for one in exchanges) / MIB,
+            "sent_mib": (graph.halo.traffic.nbytes - before) / MIB,
         }
         if self.timed:
-            figures |= self._times(training, exchanges, plain)
+            figures |= self._times(training, exchanges)
             figures |= peak(training) if self.ranks.cuda else {}
         own = graph.own.nnz / max(graph.local.nnz, 1)
         return {
             "figures": figures,
             "share": Share(graph.n_local, graph.local.nnz, own, max(halo, sent)),
-            "compared": {} if plain is None else compared(self.model, plain.began, began),
+            "compared": compared(self.model, self.began, began) if self.plain else {},
         }
 
-    def _times(
-        self, training: Training, exchanges: list[Sending], plain: Plain | None
-    ) -> dict[str, float]:
+    def _times(self, training: Training, exchanges: list[Callable[[], Any]]) -> dict[str, float]:
         """Of a step; beside the plain one or, of several ranks, without its exchanges, and they."""
         ways: dict[str, Callable[[], Any]] = {"ms": training.step}
-        several = len(training.data.graph.bounds) > 2
-        if plain is not None and not several:
-            ways["plain_ms"] = plain.training.step
-        if several:
+        if len(training.data.graph.bounds) == 2:  # one rank, the first
+            ways |= {"plain_ms": self.plain.step} if self.plain else {}
+        else:
             other = Training(self.model, training.data)
             other.step()  # what is exchanged once
 
@@ -208,7 +189,8 @@ class Case:
                 with silent():
                     other.step()
 
-            ways |= {"silent_ms": without, "exchange_ms": repeated(exchanges, self.ranks.device)}
+            ways["silent_ms"] = without
+            ways["exchange_ms"] = lambda: [exchange() for exchange in exchanges]
         runs, warmups = (3, 1) if self.quick else (15, 2)
         return step_ms(ways, cuda=self.ranks.cuda, runs=runs, warmups=warmups)
 

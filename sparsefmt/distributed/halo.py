@@ -280,6 +280,24 @@ class Exchange:
         self.there: Parcel | None = None
         self.back: Parcel | None = None
 
+    def send(self, x: Tensor) -> Tensor:
+        """Send own rows, and give a tensor without values that stands for what will come."""
+        self.there = self.halo._send(x.detach())
+        return x.new_empty(0)
+
+    def sent_back(self, like: Tensor) -> Tensor:
+        """Wait for the gradients of rows that were sent, in the dtype of a tensor: (n_sent, ...).
+
+        Raises
+        ------
+        UnsupportedError
+            If nobody has waited for what was received.
+        """
+        if self.back is None:
+            raise UnsupportedError("what an exchange receives was not finished: call finish().")
+        received, self.back = self.back.arrived().to(like.dtype), None
+        return received
+
     def finish(self) -> Tensor:
         """Wait for what is being received: (n_halo, ...); a GPU's stream does, the host goes on."""
         if self.found is not None:
@@ -299,16 +317,13 @@ class _Start(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, exchange: Exchange) -> Tensor:
         ctx.exchange = exchange
-        exchange.there = exchange.halo._send(x.detach())
-        return x.new_empty(0)
+        return exchange.send(x)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, like: Tensor) -> tuple[Tensor | None, None]:
         exchange = ctx.exchange
-        if exchange.back is None:
-            raise UnsupportedError("what an exchange receives was not finished: call finish().")
-        received, exchange.back = exchange.back.arrived().to(like.dtype), None
+        received = exchange.sent_back(like)
         rows = received.flatten(1) if received.dim() > 1 else received[:, None]
         found = spmm(exchange.halo.home, rows)
         return found.view(len(found), *received.shape[1:]), None

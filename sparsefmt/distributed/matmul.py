@@ -14,6 +14,7 @@ from ..autograd.matmul import SPMM, check_scales, csr_operands, multiply
 from ..autograd.structure import side_of
 from ..errors import DtypeError, UnsupportedError
 from ..nn.shared import shared
+from .halo import Exchange
 
 if TYPE_CHECKING:
     from ..graph import Graph
@@ -80,13 +81,19 @@ def dist_spmm(
     x, col_scale, of_halo = _scaled(graph, x, col_scale)
     rows = row_scale_of(graph, x, reduce, row_scale)
     multiplied = _mean if reduce == "mean" else _sum
-    exchange = graph.halo.start(x)
-    own = multiplied(graph.own, x, weights[0], rows, col_scale)
+    if edge_weight is None and x.requires_grad and _is_constant(x, rows, col_scale):
+        exchange = Exchange(graph.halo)
+        begun = _OwnBegun.apply(x, exchange, graph.own, rows, col_scale)  # type: ignore[no-untyped-call]
+        own, exchange.begun = begun
+    else:
+        exchange = graph.halo.start(x)
+        own = multiplied(graph.own, x, weights[0], rows, col_scale)
     received = exchange.finish()
     if edge_weight is None and _fits_beside(graph.rest, received, own, rows, of_halo):
         found: Tensor = _Beside.apply(received, own, graph.rest, rows, of_halo)  # type: ignore[no-untyped-call]
         return found
-    return own.add_(multiplied(graph.rest, received, weights[1], rows, of_halo))
+    total: Tensor = own.add_(multiplied(graph.rest, received, weights[1], rows, of_halo))
+    return total
 
 
 def _check_reduce(reduce: str) -> None:
@@ -134,8 +141,39 @@ def _mean(
 
 def _fits_beside(graph: "Graph", x: Tensor, own: Tensor, *scales: Tensor | None) -> bool:
     """Tell whether the kernel of a product may add a result that is there, in its one pass."""
+    return graph.nnz > 0 and x.dtype is own.dtype and _is_constant(x, *scales)
+
+
+def _is_constant(x: Tensor, *scales: Tensor | None) -> bool:
+    """Tell whether a kernel may take scales as they are, beside features of four bytes or more."""
     constant = (one is None or (not one.requires_grad and one.dtype is x.dtype) for one in scales)
-    return graph.nnz > 0 and all(constant) and x.dtype is own.dtype and x.dtype.itemsize >= 4
+    return all(constant) and x.dtype.itemsize >= 4
+
+
+class _OwnBegun(Function):
+    """Begin an exchange and multiply own features meanwhile, as one node.
+
+    So in backward one kernel adds what comes home to the gradient that is there.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, exchange: Exchange, *given: Any) -> tuple[Tensor, Tensor]:
+        ctx.exchange, (ctx.graph, *scales) = exchange, given
+        ctx.save_for_backward(*scales)
+        begun = exchange.send(x)
+        return SPMM(side_of(ctx.graph, False), x, None, None, *scales, "sum"), begun
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+        rows, cols = ctx.saved_tensors
+        dx: Tensor = SPMM(side_of(ctx.graph, True), grad, None, None, cols, rows, "sum")
+        received, home = ctx.exchange.sent_back(dx), ctx.exchange.halo.home
+        if home.nnz:
+            beside = dx, None, False, None
+            given = received, None, None, None, None, "sum"
+            dx = SPMM_WITH_OWN(side_of(home, False), *given, *beside)
+        return dx, None, None, None, None
 
 
 class _Beside(Function):

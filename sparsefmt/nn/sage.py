@@ -179,8 +179,18 @@ class SAGEConv(Convolution):
         self._fit(ends)
         y = self._of_neighbours(ends, edge_weight)
         if self.root_weight and ends.target is not None:
-            y = y + self.lin_r(ends.target)
+            y = self._plus_own(y, ends.target)
         return normalize(y, dim=-1) if self.normalize else y
+
+    def _plus_own(self, y: Tensor, x: Tensor) -> Tensor:
+        """Add the map of the targets' own features, into ``y`` if only this layer has seen it."""
+        own = self.lin_r
+        dtypes = {y.dtype, x.dtype, own.weight.dtype}  # autocast makes them differ
+        bare = is_bare(own) and is_bare(self.lin_l) and own.bias is None
+        if bare and self.k is None and len(dtypes) == 1 and y.dim() == x.dim() == 2:
+            return y.addmm_(x, own.weight.t())
+        found: Tensor = y + own(x)
+        return found
 
     def _is_usual(self) -> bool:
         """Tell whether all options that go another way are as they are by default."""
