@@ -46,6 +46,13 @@ class Net(Module):
         return self.last(self.first(x, graph).tanh(), graph)
 
 
+def of_ranks(group: Any, graph: str, bounds: str = "balanced") -> tuple[DistGraph, slice]:
+    """The part of a graph that this rank has, and its rows."""
+    edges = edges_of(graph)
+    _, borders, rows, mine = shared_out(group, edges, bounds)
+    return DistGraph(edges[:, mine], borders, group), rows
+
+
 def step(model: Module, x: Tensor, graph: Any, rows: slice = slice(None)) -> list[Any]:
     """The result of a model, and the gradients of its parameters and features."""
     model.zero_grad()
@@ -97,9 +104,7 @@ def of_a_lost_halo(group: Any, name: str) -> float:
 
 def choices(group: Any, name: str, graph: str, bounds: str, training: bool) -> list[str]:
     """What a rank says of its plan; ranks have constants of their own."""
-    edges, rank = edges_of(graph), dist.get_rank(group)
-    _, borders, rows, mine = shared_out(group, edges, bounds)
-    shared = DistGraph(edges[:, mine], borders, group)
+    (shared, rows), rank = of_ranks(group, graph, bounds), dist.get_rank(group)
     real = planning.constants_of
     planning.constants_of = lambda device: scaled(real(device), 10.0**rank)
     try:
@@ -121,9 +126,7 @@ def scaled(constants: Constants, factor: float) -> Constants:
 
 def bytes_of(group: Any, name: str, widths: tuple[int, int]) -> dict[str, Any]:
     """What a layer of these widths sends in a step, and what would go at each width."""
-    edges = edges_of("random")
-    _, borders, rows, mine = shared_out(group, edges, "balanced")
-    shared = DistGraph(edges[:, mine], borders, group)
+    shared, rows = of_ranks(group, "random")
     torch.manual_seed(3)
     model = LAYERS[name](*widths).double()
     x = numbers(N, widths[0])[rows].clone().requires_grad_()
@@ -145,9 +148,7 @@ def bytes_of(group: Any, name: str, widths: tuple[int, int]) -> dict[str, Any]:
 
 def constant_features(group: Any) -> list[int]:
     """Exchanges of the first forward, and of a second one, of features that stay."""
-    edges = edges_of("random")
-    _, borders, rows, mine = shared_out(group, edges, "balanced")
-    shared = DistGraph(edges[:, mine], borders, group)
+    shared, rows = of_ranks(group, "random")
     x, model = numbers(N, FEAT)[rows].clone(), nn.GCNConv(FEAT, OUT).double()
     plan = optimize(model, shared, x=x, training=True)
     made = []
@@ -168,8 +169,7 @@ def others(group: Any) -> list[float]:
     model = Net("gcn")
     wanted = step(deepcopy(model), numbers(N, FEAT).requires_grad_(), whole)[0][rows]
     x = numbers(N, FEAT)[rows].clone().requires_grad_()
-    _, borders, _, mine = shared_out(group, edges_of("random"), "one each")
-    found = optimize(model, DistGraph(edges_of("random")[:, mine], borders, group), training=True)
+    found = optimize(model, of_ranks(group, "random", "one each")[0], training=True)
     on_one = Net("gcn")
     optimize(on_one, whole, training=True)
     runs = [model(x, other), deepcopy(model)(x, other), on_one(x, other)]
@@ -192,9 +192,8 @@ class Holding(Module):
 
 def held(group: Any) -> str:
     """The plan of a model that has its graph; only the first rank asks what it says."""
-    edges = edges_of("random")
-    _, borders, rows, mine = shared_out(group, edges, "balanced")
-    model = Holding(DistGraph(edges[:, mine], borders, group))
+    shared, rows = of_ranks(group, "random")
+    model = Holding(shared)
     x = numbers(N, FEAT)[rows].clone()
     found = optimize(model, model.graph, x=x, training=True)
     return found.explain() if dist.get_rank(group) == 0 else str(found.layers.keys())
@@ -202,9 +201,8 @@ def held(group: Any) -> str:
 
 def refusals(group: Any) -> list[tuple[str, str]]:
     """What is said where ranks ask for different plans, or one of them for none."""
-    edges, last = edges_of("random"), dist.get_rank(group) == dist.get_world_size(group) - 1
-    _, borders, rows, mine = shared_out(group, edges, "balanced")
-    shared = DistGraph(edges[:, mine], borders, group)
+    shared, rows = of_ranks(group, "random")
+    last = dist.get_rank(group) == dist.get_world_size(group) - 1
     x = numbers(N, FEAT)[rows].clone()
     model = Net("gcn")
     found = []
@@ -237,7 +235,7 @@ def of_one_rank(group: Any) -> list[str]:
 def narrow(group: Any) -> list[float]:
     """Seconds of a plan's exchanges where features travel as they are, and in fewer bytes."""
     edges = edges_of("random")
-    _, borders, rows, mine = shared_out(group, edges, "balanced")
+    _, borders, _, mine = shared_out(group, edges, "balanced")
     found = []
     for dtype in (None, torch.float16):
         shared = DistGraph(edges[:, mine], borders, group, exchange_dtype=dtype)
