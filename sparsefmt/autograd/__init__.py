@@ -42,6 +42,9 @@ if TYPE_CHECKING:
     from .sampling import checked_strategy as checked_strategy
     from .sampling import sample_width as sample_width
     from .sampling import sampled_aggregate as sampled_aggregate
+    from .sharing import Shared as Shared
+    from .sharing import local_of as local_of
+    from .sharing import shared as shared
     from .structure import GraphLike as GraphLike
     from .structure import graph_tensors as graph_tensors
     from .structure import has_tiles as has_tiles
@@ -69,6 +72,7 @@ _MODULES = {
     "pyg_layers": "against_pyg_layer layer_of_pyg",
     "relations": "relational_aggregate",
     "sampling": "checked_strategy sample_width sampled_aggregate",
+    "sharing": "Shared local_of shared",
     "structure": "graph_tensors GraphLike has_tiles prepare",
     "typed_edges": "check_ids",
 }

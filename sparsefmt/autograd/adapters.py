@@ -35,6 +35,7 @@ from .constants import hooked
 from .edge_index import as_graph
 from .matmul import spmm
 from .pyg_layers import PYG_LAYERS, has_message_hooks
+from .sharing import Shared, local_of, shared
 from .structure import graph_tensors
 
 Values = dict[str, Any]
@@ -48,15 +49,17 @@ class Adapter:
 
     expression: Callable[[Any], Expression]
     #: Graphs and diagonals behind the names, of a graph and a dtype.
-    matrices: Callable[[Any, Graph, torch.dtype], Values]
+    #: None where they are none of the expression's.
+    matrices: Callable[[Any, Any, torch.dtype], Values | None]
     parameters: Callable[[Any], Values]
     finish: Callable[[Any, Tensor], Tensor]
     suits: Callable[[Any], bool]  #: whether the layer's options are those of the expression
     default: str = ""  #: the composition that the layer has by itself
     narrowing: str = ""  #: and where it maps features before it aggregates them
+    over_processes: tuple[str, str] = ("", "")  #: as of a ``Composition``
     edge_index: bool = False  #: whether it takes PyG's arrays, not a graph
-    of_sparse: Callable[[Any, Graph, torch.dtype], Values] | None = None  #: of torch's, if others
-    functions: Callable[[Any, Graph], Mapping[str, Any]] = field(default=lambda *_: {})
+    of_sparse: Callable[[Any, Any, torch.dtype], Values] | None = None  #: of torch's, if others
+    functions: Callable[[Any, Graph | Shared], Mapping[str, Any]] = field(default=lambda *_: {})
 
 
 class PlannedLayer:
@@ -64,7 +67,7 @@ class PlannedLayer:
 
     def __init__(self, layer: Module, adapter: Adapter, settings: Settings) -> None:
         self.layer, self.adapter = layer, adapter
-        own = adapter.default, settings, adapter.narrowing
+        own = adapter.default, settings, adapter.narrowing, adapter.over_processes
         self.composition = Composition(adapter.expression(layer), *own)
         self.kinds_of_own: set[Any] = set()
 
@@ -72,7 +75,7 @@ class PlannedLayer:
         """Leave out what was made for graphs and tensors that a copy will not meet."""
         composition = self.composition
         own = composition.default, composition.settings, composition.narrowing
-        again = Composition(composition.expression, *own)
+        again = Composition(composition.expression, *own, composition.over_processes)
         return {"layer": self.layer, "adapter": type_name(self.layer), "composition": again}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -107,7 +110,7 @@ class PlannedLayer:
 
     def _kind(self, x: Any, graph: Any) -> Any:
         """Tell quickly of what kind a call is: the layer's own way is right for any parameters."""
-        if not isinstance(graph, Graph) or not isinstance(x, Tensor):
+        if not isinstance(graph, Graph | Shared) or not isinstance(x, Tensor):
             return None
         stays = self.composition.settings.is_constant(x)
         return number_of(graph), x.shape, x.dtype, x.device, x.requires_grad, *ways(x), stays
@@ -134,31 +137,46 @@ class PlannedLayer:
         )
         return self.composition.planned(values, functions, code, constant)
 
-    def functions(self, graph: Graph) -> Mapping[str, Any]:
+    def functions(self, graph: Graph | Shared) -> Mapping[str, Any]:
         """Give the functions of primitives."""
         return {**FUNCTIONS, **self.adapter.functions(self.layer, graph)}
 
-    def values(self, x: Tensor, graph: Graph, given: Any) -> Values | None:
+    def values(self, x: Tensor, graph: Graph | Shared, given: Any) -> Values | None:
         """Give the value of each leaf; None where they do not fit, and the layer will say why.
 
         ``given`` is what the graph was made of.
         """
         parameters = self.adapter.parameters(self.layer)
         weight = next(iter(parameters.values()))
-        alike = x.dim() == 2 and x.shape == (graph.shape[1], weight.shape[0])
+        alike = x.dim() == 2 and x.shape == (n_sources(graph), weight.shape[0])
         alike = alike and x.dtype == weight.dtype and x.device == weight.device
-        if not alike or graph.shape[0] != graph.shape[1] or not suits(graph, x):
+        if not alike or not is_square(graph) or not suits(graph, x):
             return None
         sparse = isinstance(given, Tensor) and given.layout is not torch.strided
         make = (self.adapter.of_sparse if sparse else None) or self.adapter.matrices
-        return {"H": x, **make(self.layer, graph, x.dtype), **parameters}
+        matrices = make(self.layer, graph, x.dtype)
+        return None if matrices is None else {"H": x, **matrices, **parameters}
 
-    def graph_of(self, x: Tensor, given: Any) -> Graph | None:
+    def graph_of(self, x: Tensor, given: Any) -> Graph | Shared | None:
         """Give the graph behind what the layer takes; None for what it takes and we do not."""
         if self.adapter.edge_index and (not isinstance(given, Tensor) or given.is_inference()):
             return None
         found = as_graph(given, x)
-        return found if isinstance(found, Graph) else None
+        if isinstance(found, Shared) and self.composition.settings.agreed is None:
+            return None  # processes might choose apart
+        return found if isinstance(found, Graph | Shared) else None
+
+
+def n_sources(graph: Any) -> int:
+    """Count the rows of features that a layer takes beside a graph."""
+    found: int = graph.shape[1] if shared(graph) is None else graph.n_sources
+    return found
+
+
+def is_square(graph: Any) -> bool:
+    """Tell whether the targets of a graph are its sources."""
+    found: bool = graph.shape[0] == graph.shape[1] if shared(graph) is None else graph.is_square
+    return found
 
 
 def taken(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -172,7 +190,7 @@ def taken(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
 _KEPT: Any = WeakIdKeyDictionary()
 
 
-def _kept(graph: Graph, key: Any, make: Callable[[], Any]) -> Any:
+def _kept(graph: Graph | Shared, key: Any, make: Callable[[], Any]) -> Any:
     """Give what was made of a graph, which may not hold it."""
     found = _KEPT.setdefault(graph, {})
     if key not in found:
@@ -190,6 +208,24 @@ def with_loops(graph: Graph, which: str, weight: Tensor | None = None) -> Graph:
     indptr, columns = tensors.rows.indptr, tensors.rows.indices.long()
     at = torch.arange(tensors.n_rows, device=columns.device)
     rows = at.repeat_interleave((indptr[1:] - indptr[:-1]).long())
+    edges, kept, n_added = edges_with_loops(columns, rows, tensors.n_rows, which)
+    values = tensors.csr_values
+    if weight is not None and values is None:
+        values = weight.new_ones(tensors.nnz)
+    if values is not None:
+        own = values.new_ones(1) if weight is None else weight.to(values.dtype)
+        values = torch.cat([values[kept], own.expand(n_added)])
+    return Graph.from_edge_index(edges, values, num_nodes=tensors.n_rows)
+
+
+def edges_with_loops(
+    columns: Tensor, rows: Tensor, n: int, which: str
+) -> tuple[Tensor, Tensor, int]:
+    """Give columns and rows with loops behind those that stay, which these are, and how many loops.
+
+    Of the first ``n`` vertices, as ``with_loops`` says.
+    """
+    at = torch.arange(n, device=columns.device)
     loops, missing = rows == columns, torch.ones_like(at, dtype=torch.bool)
     kept = ~loops if which == "one" else torch.ones_like(loops)
     if which == "without":
@@ -197,75 +233,81 @@ def with_loops(graph: Graph, which: str, weight: Tensor | None = None) -> Graph:
         place = torch.arange(1, len(rows) + 1, device=rows.device)
         last = torch.zeros_like(at).scatter_reduce(0, rows, place * loops, "amax")
         kept = ~loops | (place == last[rows])
-    rows, columns, added = rows[kept], columns[kept], at[missing]
-    edges = torch.stack([torch.cat([columns, added]), torch.cat([rows, added])])
-    values = tensors.csr_values
-    if weight is not None and values is None:
-        values = weight.new_ones(tensors.nnz)
-    if values is not None:
-        own = values.new_ones(1) if weight is None else weight.to(values.dtype)
-        values = torch.cat([values[kept], own.expand(len(added))])
-    return Graph.from_edge_index(edges, values, num_nodes=tensors.n_rows)
+    added = at[missing]  # synchronize!
+    ends = [torch.cat([end[kept], added]) for end in (columns, rows)]
+    return torch.stack(ends), kept, len(added)
 
 
-def _normalised(graph: Graph, dtype: torch.dtype) -> Values:
+def _looped(graph: Any, which: str) -> Any:
+    """Give the graph with loops, made once."""
+    away = shared(graph)
+    make = partial(with_loops, graph, which) if away is None else partial(away.looped, which)
+    return _kept(graph, which, make)
+
+
+def _normalised(graph: Any, dtype: torch.dtype) -> Values:
     """Give the graph and the diagonal of its degrees to the power -1/2; 0 where there is none."""
-    tensors = graph_tensors(graph)
+    local = local_of(graph)
+    tensors = graph_tensors(local)
 
     def make() -> Tensor:
-        values = own_values(graph)
+        values = own_values(local)
         values = None if values is None else values.double()
         ones = torch.ones(tensors.n_cols, 1, dtype=torch.float64, device=tensors.device)
-        degree = spmm(graph, ones, values)[:, 0]
+        degree = spmm(local, ones, values)[:, 0]
         return degree.masked_fill(degree <= 0, torch.inf).rsqrt().to(dtype)
 
     return {"D": tensors.kept(("normalised", dtype), make), "A": graph}
 
 
-def _with_missing_loops(layer: Any, graph: Graph, dtype: torch.dtype) -> Values:
-    looped = _kept(graph, "without", lambda: with_loops(graph, "without"))
-    return _normalised(looped, dtype)
+def _with_missing_loops(layer: Any, graph: Any, dtype: torch.dtype) -> Values:
+    return _normalised(_looped(graph, "without"), dtype)
 
 
-def _with_one_loop(layer: Any, graph: Graph, dtype: torch.dtype) -> Values:
+def _with_one_loop(layer: Any, graph: Any, dtype: torch.dtype) -> Values:
     if not getattr(layer, "add_self_loops", True):
         return _normalised(graph, dtype)
-    return _normalised(_kept(graph, "one", lambda: with_loops(graph, "one")), dtype)
+    return _normalised(_looped(graph, "one"), dtype)
 
 
-def _with_loops_of(layer: Any, graph: Graph, dtype: torch.dtype) -> Values:
+def _with_loops_of(layer: Any, graph: Any, dtype: torch.dtype) -> Values:
     """Give the graph of a layer that may do without loops."""
     given = _with_missing_loops if layer.add_self_loops else _as_it_is
     return given(layer, graph, dtype)
 
 
-def _with_loops_to_all(layer: Any, graph: Graph, dtype: torch.dtype) -> Values:
+def _with_loops_to_all(layer: Any, graph: Any, dtype: torch.dtype) -> Values:
     """Give the graph as PyG normalises torch's sparse tensors: each vertex gets one more loop."""
     if not layer.add_self_loops:
         return _normalised(graph, dtype)
-    return _normalised(_kept(graph, "all", lambda: with_loops(graph, "all")), dtype)
+    return _normalised(_looped(graph, "all"), dtype)
 
 
-def _as_it_is(layer: Any, graph: Graph, dtype: torch.dtype) -> Values:
+def _as_it_is(layer: Any, graph: Any, dtype: torch.dtype) -> Values:
     return _normalised(graph, dtype)
 
 
-def _means(layer: Any, graph: Graph, dtype: torch.dtype) -> Values:
-    return {"D": graph_tensors(graph).rows.inverse_degree(dtype), "A": graph}
+def _means(layer: Any, graph: Any, dtype: torch.dtype) -> Values:
+    return {"D": graph_tensors(local_of(graph)).rows.inverse_degree(dtype), "A": graph}
 
 
-def _with_own(layer: Any, graph: Graph, dtype: torch.dtype) -> Values:
-    """Give the graph with ``1 + eps`` on its diagonal, made anew when ``eps`` changes."""
+def _with_own(layer: Any, graph: Any, dtype: torch.dtype) -> Values | None:
+    """Give the graph with ``1 + eps`` on its diagonal, made anew when ``eps`` changes.
+
+    None of one that processes share, which has no values, unless ``eps`` is 0.
+    """
     eps: Tensor = layer.eps
     made = _kept(graph, ("own", dtype), WeakIdKeyDictionary)
     found = made.get(layer)
     if found is None or not is_stamped(eps, found[0]):
         if float(eps) == 0:  # synchronize!
-            looped = _kept(graph, "all", lambda: with_loops(graph, "all", None))
+            looped = _looped(graph, "all")
+        elif shared(graph) is not None:
+            looped = None
         else:
             looped = with_loops(graph, "all", (1 + eps.detach()).to(dtype))
         found = made[layer] = stamp(eps), looped
-    return {"B": found[1]}
+    return None if found[1] is None else {"B": found[1]}
 
 
 # Parameters, and what comes behind the product
@@ -297,7 +339,7 @@ def _rest(layer: Any, y: Tensor) -> Tensor:
     return y
 
 
-def _attention(layer: Any, graph: Graph) -> Mapping[str, Any]:
+def _attention(layer: Any, graph: Graph | Shared) -> Mapping[str, Any]:
     options = {
         "negative_slope": layer.negative_slope,
         "dropout": layer.dropout if layer.training else 0.0,
@@ -382,6 +424,7 @@ _GCN = Adapter(
     finish=_biased,
     suits=lambda layer: layer._is_usual() and not layer.cached and _bare(layer.lin),
     default="D·A·D·(H·W)",
+    over_processes=("D·A·D·(H·W)", "(D·A·D·H)·W"),
     of_sparse=_with_loops_to_all,
 )
 _SAGE = Adapter(
@@ -394,6 +437,7 @@ _SAGE = Adapter(
     ),
     default="((D·A·H)·W) + (H·V)",
     narrowing="(D·A·(H·W)) + (H·V)",
+    over_processes=("(D·A·(H·W)) + (H·V)", "((D·A·H)·W) + (H·V)"),
 )
 _GIN = Adapter(
     expression=lambda layer: models.gin(models.features()),
@@ -403,6 +447,7 @@ _GIN = Adapter(
     suits=lambda layer: layer._is_usual() and _gin_whole(layer),
     default="(B·H)·W",
     narrowing="B·(H·W)",
+    over_processes=("(B·H)·W", "(B·H)·W"),
 )
 _GAT = Adapter(
     expression=lambda layer: models.gat(models.features(), opened=True),
@@ -411,6 +456,7 @@ _GAT = Adapter(
     finish=_biased_attention,
     suits=lambda layer: _sums(layer) and _one_head(layer),
     default="attention((H·W)·a, (H·W)·b)·(H·W)",
+    over_processes=("attention((H·W)·a, (H·W)·b)·(H·W)", "attention((H·W)·a, (H·W)·b)·(H·W)"),
     functions=_attention,
 )
 _SGC = Adapter(

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial, reduce
 from itertools import count
 from operator import add
@@ -16,14 +16,17 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from ..graph import Graph
 from ..plan.calibration import constants_of
-from ..plan.expression import Apply, Broadcast, Expression, Hop, Leaf, Product, Sum
+from ..plan.expression import Expression, Leaf, over_processes
 from ..plan.planner import Plan, plan
+from ..plan.pricing import Constants
 from ..plan.rules import Step, Tree, bare, steps
 from ._precision import bf16_is_allowed, tf32_is_allowed
 from .convolutions import maps_first
 from .gat import gat_aggregate
+from .leaves import bound_leaf, leaves_of, rebuilt, shared_of, sizes_of
 from .lifetimes import note
 from .matmul import multiply, scaled, spmm
+from .sharing import Shared, local_of, shared
 from .structure import graph_tensors
 
 #: Plans that a layer keeps; of sampled graphs each is seen once.
@@ -35,30 +38,38 @@ MAX_REMEMBERED = 256
 
 
 class Weighted(NamedTuple):
-    """A graph with values for its entries, in CSR order."""
+    """A graph with values for its entries: in CSR order, those of a shared one as its edges."""
 
-    graph: Graph
+    graph: Any
     values: Tensor
 
 
 class Attention(NamedTuple):
     """The attention of one head, which multiplies without being written down."""
 
-    graph: Graph
+    graph: Any
     sources: Tensor
     targets: Tensor
     options: Mapping[str, Any]
 
 
 def _spmm(A: Any, X: Tensor, row: Tensor | None = None, col: Tensor | None = None) -> Tensor:
+    away = shared(A.graph if isinstance(A, Weighted | Attention) else A)
     if isinstance(A, Attention):
-        return gat_aggregate(A.graph, X, A.sources, A.targets, **A.options)
+        function = partial(gat_aggregate, A.graph) if away is None else away.gat_aggregate
+        return function(X, A.sources, A.targets, **A.options)
+    if away is not None:
+        values = A.values if isinstance(A, Weighted) else None
+        found: Tensor = away.spmm(X, values, row_scale=row, col_scale=col)
+        return found
     if isinstance(A, Weighted):
         return multiply(A.graph, False, X, A.values, row, col)
     return spmm(A, X, row_scale=row, col_scale=col)
 
 
 def _scale_entries(A: Any, row: Tensor | None = None, col: Tensor | None = None) -> Weighted:
+    if isinstance(A, Shared):
+        return Weighted(A, shared(A).scaled_entries(row, col))
     graph, values = A if isinstance(A, Weighted) else (A, graph_tensors(A).csr_values)
     like = col if row is None else row
     assert like is not None  # a rule gives one of them
@@ -185,9 +196,9 @@ def plannable(x: Tensor) -> bool:
     return plain and not traced
 
 
-def suits(graph: Graph, x: Tensor) -> bool:
+def suits(graph: Graph | Shared, x: Tensor) -> bool:
     """Tell whether a graph is where the features are, with values of their dtype or none."""
-    tensors = graph_tensors(graph)
+    tensors = graph_tensors(local_of(graph))
     values = tensors.csr_values
     return tensors.device == x.device and (values is None or values.dtype == x.dtype)
 
@@ -201,10 +212,12 @@ class Settings:
     constants: tuple[Any, ...] = ()  #: stamps of the features that stay
     moved: tuple[Any, ...] = ()  #: stamps of their rows in another order of the vertices
     timing: bool = False  #: whether to time now, or to plan by predictions and what is remembered
+    #: What processes that share a graph have agreed to plan by; graphs are not shared without.
+    agreed: Constants | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out tensors that a copy will not meet."""
-        return {"mode": self.mode, "steps": self.steps}
+        return {"mode": self.mode, "steps": self.steps, "agreed": self.agreed}
 
     def is_constant(self, value: Tensor) -> bool:
         """Tell whether the tensor is one of the constant features."""
@@ -226,7 +239,7 @@ _COUNT = count()
 _REMEMBERED: dict[Any, dict[Tree, float]] = {}
 
 
-def number_of(graph: Graph) -> int:
+def number_of(graph: Graph | Shared) -> int:
     """Give the graph's number, by which plans know it."""
     found: int | None = _NUMBERS.get(graph)
     if found is None:
@@ -242,6 +255,8 @@ class Composition:
     default: str  #: the layer's own composition, if it is one of the trees
     settings: Settings
     narrowing: str = ""  #: the same where the layer maps features before it aggregates them
+    #: Both, of a graph that processes share: where it maps features first, and where it does not.
+    over_processes: tuple[str, str] = ("", "")
     plans: dict[Any, Planned] = field(default_factory=dict)
     chosen: dict[Any, Plan] = field(default_factory=dict)  #: by sizes to the next power of two
 
@@ -280,33 +295,44 @@ class Composition:
         """Plan, or choose as for a graph of about that size: samples come by the thousand."""
         leaves = {leaf.name: leaf for leaf in leaves_of(self.expression)}
         bound = {
-            name: _bound(leaf, values[name], name in constants) for name, leaf in leaves.items()
+            name: bound_leaf(leaf, values[name], name in constants) for name, leaf in leaves.items()
         }
-        sizes, like = _sizes(leaves, values), _first(values)
+        sizes, like, away = sizes_of(leaves, values), _first(values), shared_of(values)
         training = torch.is_grad_enabled() and any(leaf.grad for leaf in bound.values())
         wide = {size for leaf in bound.values() for size in (leaf.rows, leaf.cols) if leaf.entries}
-        wide |= {"n", "nnz", *(leaf.entries for leaf in bound.values())}
+        wide |= {"n", "nnz", "halo", "own", *(leaf.entries for leaf in bound.values())}
         about = tuple(1 << n.bit_length() if name in wide else n for name, n in sizes.items())
         rounded = ways(like)[1]
-        key = (training, rounded, about, like.dtype, like.device, *bound.values())
+        travelling = None if away is None else away.bytes_between(like)
+        where = like.dtype, like.device, travelling
+        key = (training, rounded, about, *where, *bound.values())
         found = self.chosen.get(key)
         if found is None or self.settings.timing:
+            expression = rebuilt(self.expression, bound)
             found = plan(
-                rebuilt(self.expression, bound),
+                expression if away is None else over_processes(expression),
                 sizes,
-                constants_of(str(like.device)),
+                self.settings.agreed or constants_of(str(like.device)),
                 itemsize=like.itemsize,
                 training=training,
                 runs=self.settings.steps,
                 rounded=rounded,
+                travelling=travelling,
                 orders=(sizes,),
-                own=partial(_is_own, self._own(sizes, bound)),
+                own=partial(_is_own, self._own(sizes, bound, values)),
             )
-            found = self.chosen[key] = self._measured(found, values, functions, code)
+            if away is None:  # processes would time apart, and choose apart
+                found = self._measured(found, values, functions, code)
+            self.chosen[key] = found
         return found
 
-    def _own(self, sizes: Mapping[str, int], leaves: Mapping[str, Leaf]) -> str:
+    def _own(
+        self, sizes: Mapping[str, int], leaves: Mapping[str, Leaf], values: Mapping[str, Any]
+    ) -> str:
         """Give the composition that the layer has by itself for these widths."""
+        away = shared_of(values)
+        if away is not None:
+            return self.over_processes[not away.maps_first(values["H"], sizes["out"])]
         if self.narrowing and maps_first(sizes["in"], sizes["out"], gradient=leaves["H"].grad):
             return self.narrowing
         return self.default
@@ -433,29 +459,9 @@ def _cuda(values: Mapping[str, Any]) -> list[torch.device]:
 
 
 def _kind(value: Any, constant: bool) -> Any:
-    if isinstance(value, Graph):
+    if isinstance(value, Graph | Shared):
         return number_of(value)
     return value.shape, value.dtype, value.device, value.requires_grad, constant
-
-
-def _bound(leaf: Leaf, value: Any, constant: bool) -> Leaf:
-    """Say of a leaf what is known once there is a value."""
-    if isinstance(value, Graph):
-        return replace(leaf, kind="weighted" if value.weighted else "unweighted")
-    constant = (constant or leaf.constant) and not value.requires_grad
-    return replace(leaf, constant=constant, grad=value.requires_grad)
-
-
-def _sizes(leaves: Mapping[str, Leaf], values: Mapping[str, Any]) -> dict[str, int]:
-    """Give the number behind each name."""
-    sizes = {"heads": 1}
-    for name, value in values.items():
-        leaf = leaves.get(name)
-        names = ("n", "n") if leaf is None else (leaf.rows, leaf.cols)
-        sizes |= dict(zip(names, value.shape, strict=False))
-        if isinstance(value, Graph):
-            sizes["nnz" if leaf is None else leaf.entries] = value.nnz
-    return sizes
 
 
 def _fingerprint(graph: Graph) -> tuple[int, ...]:
@@ -466,31 +472,3 @@ def _fingerprint(graph: Graph) -> tuple[int, ...]:
     places = torch.arange(len(columns), device=columns.device) % 8191
     sums = rows.sum(dtype=torch.int64), (columns * places).sum()
     return (*graph.shape, graph.nnz, *(int(found) for found in sums))  # synchronize!
-
-
-def leaves_of(expression: Expression) -> list[Leaf]:
-    """Give the leaves of an expression."""
-    match expression:
-        case Leaf():
-            return [expression]
-        case Broadcast(vector, matrix):
-            return [vector, *leaves_of(matrix)]
-        case Product(parts) | Sum(parts) | Apply(arguments=parts) | Hop(parts):
-            return [leaf for part in parts for leaf in leaves_of(part)]
-
-
-def rebuilt(expression: Expression, leaves: Mapping[str, Leaf]) -> Expression:
-    """Put other leaves in the place of those of the same names."""
-    match expression:
-        case Leaf(name):
-            return leaves[name]
-        case Broadcast(vector, matrix):
-            return replace(expression, vector=leaves[vector.name], matrix=rebuilt(matrix, leaves))
-        case Product(parts):
-            return Product(tuple(rebuilt(part, leaves) for part in parts))
-        case Sum(parts):
-            return Sum(tuple(rebuilt(part, leaves) for part in parts))
-        case Hop(factors):
-            return Hop(tuple(leaves[factor.name] for factor in factors))
-        case Apply(arguments=parts):
-            return replace(expression, arguments=tuple(rebuilt(p, leaves) for p in parts))

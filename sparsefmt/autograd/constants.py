@@ -29,6 +29,7 @@ from torch.nn import Module
 
 from ..errors import UnsupportedError
 from ..graph import Graph
+from .sharing import Shared
 
 #: What containers hold together, how deep, and bytes of an array, beyond which nothing is traced.
 MAX_PARTS, MAX_DEPTH, MAX_BYTES = 2048, 12, 4096
@@ -42,7 +43,7 @@ HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_p
 _PLAIN = frozenset({bool, int, str, bytes, complex, NoneType, torch.dtype, torch.device})
 _SEQUENCES, _SETS = (list, tuple, deque), (set, frozenset)
 _SAME = (
-    *(Graph, type, FunctionType, BuiltinFunctionType, ModuleType, Enum, Logger),
+    *(Graph, Shared, type, FunctionType, BuiltinFunctionType, ModuleType, Enum, Logger),
     *(MemberDescriptorType, GetSetDescriptorType, property, staticmethod, classmethod),
 )
 _NAMED = frozenset({FunctionType, BuiltinFunctionType, ModuleType, type})

@@ -15,6 +15,7 @@ from ..graph import Graph
 from ..interop.adjacency import is_adj_t, is_edge_index, known_sizes
 from ._recording import untraced
 from ._tensors import GraphTensors
+from .sharing import Shared, shared
 
 #: Sources and targets, None where they are not known.
 Sizes: TypeAlias = tuple[int | None, int | None]
@@ -91,11 +92,13 @@ def as_graph(
         remembered, outside = _remembered, _remembered_outside
     elif is_adj_t(given) or is_edge_index(given):
         remembered, outside = _remembered_of_pyg, _remembered_of_pyg_outside
-    elif name and not hasattr(given, "whole"):
+    elif isinstance(given, Shared):
+        whole: Graph | None = shared(given).whole
+        return given if whole is None else whole
+    elif name:
         raise wrong_graph(given, name)
     else:
-        whole = getattr(given, "whole", None)
-        return whole if type(whole) is Graph else given
+        return given
     sizes = _sizes(of_columns, of_rows, size)
     return outside(given, sizes) if torch.compiler.is_compiling() else remembered(given, sizes)
 

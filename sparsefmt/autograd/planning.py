@@ -4,7 +4,7 @@ import inspect
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,14 +12,20 @@ from torch.nn import Module
 
 from ..errors import DtypeError, ShapeError, UnsupportedError
 from ..graph import Graph
-from .adapters import ADAPTERS, PlannedLayer, taken, type_name
+from ..plan.calibration import constants_of
+from ..plan.pricing import Constants
+from ._precision import bf16_is_allowed
+from .adapters import ADAPTERS, PlannedLayer, n_sources, taken, type_name
 from .composition import Settings, stamp
 from .constants import LAYERS, is_leaf
 from .edge_index import as_graph
+from .launching import Launching
 from .launching import decide as decide_capture
 from .model_plan import ModelPlan, planned_in, weakly
 from .ordering import Ordering, Trial, decide
-from .tiling import TimedStep
+from .sharing import Shared, shared
+from .structure import graph_tensors
+from .tiling import Tiling, TimedStep
 from .tiling import decide as decide_tiles
 from .trace import TracedForward, evaluating, running, takes
 
@@ -45,6 +51,8 @@ def optimize(
     ----------
     model : torch.nn.Module
     graph : Graph, or PyG's edge_index or adj_t (torch's sparse tensor) for a model that takes one
+        Or a DistGraph, on all ranks at once: what ranks exchange is priced too, and all of them
+        choose alike.
     x : Tensor, or a tuple of what the model is called with, optional
         Features that stay the same: what the first layers make of them and the graph alone is
         computed once.  A tensor is handed to the model with the graph, if it takes one.
@@ -78,6 +86,8 @@ def optimize(
         the model takes, or ``steps`` is below 1.
     UnsupportedError
         If there is no such mode.
+    RankError
+        If what is asked for differs between the ranks of a DistGraph, or is refused on some.
 
     Notes
     -----
@@ -86,31 +96,81 @@ def optimize(
     computed again.  Options that the expression does not have (edge weights, samples, MaxK),
     autocast and ``torch.compile`` run the layer's own composition, and so does the capture of a
     CUDA graph of what was not planned before.  Another order of the vertices holds in all of these
-    but ``torch.compile``, and not in copies.  What is timed runs the hooks of the model and of its
-    parameters.  An error leaves the model as it was.
+    but ``torch.compile``, and not in copies.  On a DistGraph layers are planned, by predictions in
+    every mode and by the constants of the first rank; what the model computes between them, the
+    order of vertices, tiles and captures stay.  What is timed runs the hooks of the model
+    and of its parameters.  An error leaves the model as it was.
     """
-    _check(model, graph, mode)
-    _check_options(training, steps)
-    given = _given(model, graph, x)
-    training = model.training if training is None else training
+    away = shared(graph)
+    if away is not None and away.whole is not None:
+        graph, away = away.whole, None
+    asked = partial(_asked, model, graph, x, training, steps, mode)
+    agreed = None if away is None else away.agreed(lambda: _alike(asked()), partial(_costs, away))
+    given, training = (one := asked()).given, one.training
     stay = [one for one in given if _is_features(one) and not one.requires_grad]
     stamps = tuple(map(stamp, stay))
-    settings = Settings(mode, steps, stamps, timing=True)
+    settings = Settings(mode, steps, stamps, timing=True, agreed=agreed)
     traced = TracedForward(model, settings)
     patched = "forward" in vars(model) and not planned_in(model)[:1] == [model]
-    if not (is_leaf(model) or patched or traced.trace()):
+    if away is None and not (is_leaf(model) or patched or traced.trace()):
         return ModelPlan(model)
     before = {module: vars(module).get("forward") for module in model.modules()}
     made = None
     try:
         for module in planned_in(model):  # by an earlier call
             del module.forward
-        made = _planned(Trial(traced, given, training), graph, many=bool(steps and given))
+        many = bool(steps and given) and away is None
+        made = _planned(Trial(traced, given, training), graph, many=many)
+        made = made if away is None else replace(made, given=(), **_AS_THEY_ARE)
     finally:
         settings.timing = False
         if made is None:
             _put_back(before)
     return made
+
+
+#: What is left as it is where processes share the graph: each of them would decide for itself.
+_AS_THEY_ARE: dict[str, Any] = {
+    "ordering": Ordering("stays, since processes share the graph: reorder it before it is cut"),
+    "tiling": Tiling("none, since processes share the graph"),
+    "launching": Launching("not decided, since processes share the graph"),
+}
+
+
+class _Asked(NamedTuple):
+    """What a plan is asked for: the values that the model is called with, and options."""
+
+    given: tuple[Any, ...]
+    training: bool
+    steps: int | None
+    mode: str
+
+
+def _asked(
+    model: Any, graph: Any, x: Any, training: bool | None, steps: int | None, mode: str
+) -> _Asked:
+    """Check what is asked for."""
+    _check(model, graph, mode)
+    _check_options(training, steps)
+    given = _given(model, graph, x)
+    return _Asked(given, model.training if training is None else training, steps, mode)
+
+
+def _alike(asked: _Asked) -> dict[str, Any]:
+    """Give what decides for a plan, to be the same on all processes that share a graph."""
+    kinds = [
+        (tuple(one.shape[1:]), str(one.dtype), one.requires_grad, one.is_inference())
+        if isinstance(one, Tensor)
+        else type(one).__name__
+        for one in asked.given
+    ]
+    options = {"training": asked.training, "steps": asked.steps, "mode": asked.mode}
+    return {"x": kinds, **options, "bfloat16 in float32 products": bf16_is_allowed()}
+
+
+def _costs(away: Any) -> Constants:
+    """Give the constants of the device of this process."""
+    return constants_of(str(graph_tensors(away.local).device))
 
 
 def _put_back(forwards: Mapping[Module, Any]) -> None:
@@ -184,11 +244,10 @@ def _is_features(value: object) -> bool:
 def _check(model: object, graph: object, mode: object) -> None:
     if not isinstance(model, Module):
         raise DtypeError(f"model is a {type(model).__name__}: give a torch.nn.Module.")
-    if not isinstance(graph, Graph | Tensor):
-        mend = "give a sparsefmt.Graph, or PyG's edge_index"
-        if hasattr(graph, "whole"):
-            mend += ", since layers choose themselves what processes exchange"
-        raise DtypeError(f"graph is a {type(graph).__name__}: {mend}.")
+    if not isinstance(graph, Graph | Shared | Tensor):
+        raise DtypeError(
+            f"graph is a {type(graph).__name__}: give a sparsefmt.Graph, or PyG's edge_index."
+        )
     if isinstance(graph, Tensor) and graph.layout is torch.strided:
         if graph.dtype not in (torch.int64, torch.int32):
             raise DtypeError(
@@ -228,10 +287,10 @@ def _given(model: Module, graph: Graph | Tensor, x: object) -> tuple[Any, ...]:
         _check_call(model, tuple(x))
         return tuple(x)
     of_pyg = [n for n, m in model.named_modules() if type(m).__module__.startswith(LAYERS[0])]
-    if isinstance(graph, Graph) and of_pyg:
+    if isinstance(graph, Graph | Shared) and of_pyg:
         raise DtypeError(
-            f"graph is a Graph, but {of_pyg[0] or 'model'} is a layer of PyG: give its edge_index, "
-            "or in x a tuple of what the model is called with."
+            f"graph is a {type(graph).__name__}, but {of_pyg[0] or 'model'} is a layer of PyG: "
+            "give its edge_index, or in x a tuple of what the model is called with."
         )
     if x is None:
         return ()
@@ -297,7 +356,7 @@ def _plan(layer: PlannedLayer, x: Tensor | None, graph: Any, *, training: bool) 
         return
     if x is None:
         weight = next(iter(layer.adapter.parameters(layer.layer).values()))
-        n = as_graph(graph, None).shape[1]
+        n = n_sources(as_graph(graph, None))
         with torch.random.fork_rng([d for d in [weight.device] if d.type == "cuda"]):
             x = torch.randn(n, weight.shape[0], dtype=weight.dtype, device=weight.device)
     if not layer.composition.settings.is_constant(x):

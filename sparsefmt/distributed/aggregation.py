@@ -9,9 +9,9 @@ from ..autograd import sampled_aggregate, spmm
 from ..autograd.cbsr import to_dense
 from ..errors import DeviceError, DtypeError, ShapeError, UnsupportedError
 from ..graph import Graph
-from ..nn.shared import Shared
 from .halo import Halo
 from .matmul import dist_spmm, maxk_product, narrowed, split_and_checked
+from .planning import Plannable
 
 if TYPE_CHECKING:
     from .graph import DistGraph
@@ -30,7 +30,7 @@ def sends_first(features: int, width: int, *, gradient: bool) -> bool:
     return features <= width or (not gradient and features <= MAPPED_AGAIN)
 
 
-class Aggregation(Shared):
+class Aggregation(Plannable):
     """The aggregations of a ``DistGraph``, by the names and arguments of ``autograd``'s."""
 
     local: Graph

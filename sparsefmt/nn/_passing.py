@@ -189,8 +189,7 @@ class Passing(Module):
         its own kernel reduces: for a single word.
         """
         edges = isinstance(given, Tensor) and given.layout is torch.strided
-        whole: Any = getattr(given, "whole", None)  # of a rank that has all of it
-        if graph is given or graph is whole or edges:
+        if graph is given or shared(given) is not None or edges:
             return graph
         if isinstance(given, Tensor) and self._is_word:
             return graph

@@ -4,6 +4,7 @@ Sizes have names ("n", "in", "out"), so that one expression serves every graph a
 """
 
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -44,6 +45,7 @@ class Leaf:
     constant: bool = False  #: equal at every step, so that what is made of constants alone is too
     grad: bool = False  #: whether training asks for its gradient
     entries: str = ""  #: name of the number of stored entries, of a sparse matrix
+    halo: str = ""  #: name of the number of rows that a product with it receives of other processes
 
     def __str__(self) -> str:
         return self.name
@@ -99,6 +101,7 @@ class Apply:
     cols: str
     size: tuple[str, ...]  #: names of what its cost depends on
     entries: str = ""
+    halo: str = ""
 
     def __str__(self) -> str:
         return f"{self.function}({', '.join(map(str, self.arguments))})"
@@ -194,6 +197,27 @@ def factored(expression: Expression) -> Expression:
         else:
             found += terms if _is_dense(first) else [product(first, *terms)]
     return total(*found)
+
+
+def over_processes(expression: Expression, halo: str = "halo") -> Expression:
+    """Say that processes share out the rows of all sparse matrices, and exchange what they read.
+
+    ``halo`` names the number of rows that one of them receives.
+    """
+    again = partial(over_processes, halo=halo)
+    match expression:
+        case Leaf(entries=entries):
+            return replace(expression, halo=halo) if entries else expression
+        case Broadcast(matrix=matrix):
+            return replace(expression, matrix=again(matrix))
+        case Product(parts):
+            return Product(tuple(map(again, parts)))
+        case Sum(parts):
+            return Sum(tuple(map(again, parts)))
+        case Hop(factors):
+            return Hop(tuple(replace(f, halo=halo) if f.entries else f for f in factors))
+        case Apply(arguments=parts):
+            return replace(expression, arguments=tuple(map(again, parts)), halo=halo)
 
 
 def hops(expression: Expression) -> tuple[Hop, ...]:

@@ -12,7 +12,7 @@ from .forest import forest
 from .locality import Locality
 from .pricing import Constants, Work, work_of
 from .pruning import ORDERS, Sizes, Verdict, judged
-from .rules import Primitive, Tree, bare, steps
+from .rules import Exchange, Primitive, Tree, bare, steps
 
 #: Predictions that lie within this factor of the best are worth measuring, as far as they differ:
 #: of 84 cells on an H100 none was decided otherwise by a clock than by the model.
@@ -42,6 +42,13 @@ class Candidate:
     def predicted(self) -> float:
         """Seconds of a run."""
         return sum(self.parts.values())
+
+    def seconds_of(self, column: str) -> float | None:
+        """Give the "predicted", "once" or "measured" seconds, or those of a kind of primitive."""
+        if column in ("predicted", "once", "measured"):
+            found: float | None = getattr(self, column)
+            return found
+        return self.parts.get(column, 0.0)
 
     @property
     def tree(self) -> Tree:
@@ -125,15 +132,15 @@ class Plan:
             f"{len(self.candidates)} trees, {len(self.promoted)} promoted",
         ]
         width = max(len(bare(tree)) for tree in names)
-        head = (
-            f"{'':4}  {'composition':<{width}}  {'predicted':>12}  {'once':>12}  {'measured':>12}"
-        )
-        lines.append(head)
+        shared = any("exchange" in candidate.parts for candidate in self.candidates)
+        columns = ["predicted", *(["exchange"] if shared else []), "once", "measured"]
+        heads = "  ".join(f"{column:>12}" for column in columns)
+        lines.append(f"{'':4}  {'composition':<{width}}  {heads}")
         for candidate, name in zip(self.candidates, names.values(), strict=True):
             fate = "CHOSEN" if candidate is self.chosen else _fate(candidate, names)
             fate += ", the layer as it is" if candidate.tree == self.own else ""
-            costs = map(_ms, (candidate.predicted, candidate.once, candidate.measured))
-            lines.append(f"{name:>4}  {bare(candidate.tree):<{width}}  {'  '.join(costs)}  {fate}")
+            costs = "  ".join(_ms(candidate.seconds_of(column)) for column in columns)
+            lines.append(f"{name:>4}  {bare(candidate.tree):<{width}}  {costs}  {fate}")
         return "\n".join(lines)
 
 
@@ -146,6 +153,7 @@ def plan(
     training: bool = False,
     runs: int | None = None,
     rounded: bool = False,
+    travelling: int | None = None,
     orders: tuple[Sizes, ...] = ORDERS,
     own: Callable[[Tree], bool] = lambda tree: False,
 ) -> Plan:
@@ -155,7 +163,9 @@ def plan(
     ----------
     expression : Expression
     sizes : dict
-        The number behind each name of a size.
+        The number behind each name of a size.  Where processes share the graph, those of the
+        busiest one: of its rows, entries, rows that it receives, and as "own" of the entries whose
+        source it has.
     constants : Constants
         Of the device, from ``calibration.constants_of``.
     itemsize : int
@@ -166,6 +176,9 @@ def plan(
         How often the layer will run: what runs once is shared among them, or free by default.
     rounded : bool
         Whether products on a GPU may round float32 features to bfloat16 (``spmm``'s "bf16").
+    travelling : int, optional
+        Bytes of a feature between processes that share out the rows of the graph, as
+        ``expression.over_processes`` says; by default ``itemsize``.
     orders : tuple of dict
         Orders of the widths under which a tree may win; ``(sizes,)`` prunes for these widths alone.
     own : function, optional
@@ -181,7 +194,9 @@ def plan(
     sizes = _checked(expression, sizes, constants, itemsize, runs)
     verdicts = _verdicts(expression, tuple(map(_ranked, orders)), training)
     work = partial(work_of, sizes=sizes, constants=constants, itemsize=itemsize, rounded=rounded)
-    price = partial(_prices, _seconds_by(work, constants), training, runs)
+    work = partial(work, travelling=travelling)
+    own_share = sizes.get("own", 0) / max(sizes.get("nnz", 0), 1)
+    price = partial(_prices, _seconds_by(work, constants), training, runs, own_share)
     priced = [Candidate(verdict, *price(verdict.tree, None)) for verdict in verdicts]
     own_tree = next((c.tree for c in priced if own(c.tree)), None)
     return Plan(expression, sizes, training, tuple(priced), price, own_tree, runs)
@@ -249,20 +264,37 @@ def _prices(
     seconds_of: _Seconds,
     training: bool,
     runs: int | None,
+    own_share: float,
     tree: Tree,
     locality: Locality | None,
 ) -> _Prices:
     """Price the primitives of a tree by kind, and what runs once, of which each run has a share."""
     parts: dict[str, float] = {}
-    once = 0.0
-    for step in steps(tree):
-        for primitive in step.primitives(training):
-            seconds = seconds_of(primitive, locality)
-            if step.constant:
-                once += seconds
-                seconds = seconds / runs if runs else 0.0
-            parts[primitive.kind] = parts.get(primitive.kind, 0.0) + seconds
-    return parts, once
+    priced = [
+        (step.constant, primitive.kind, seconds_of(primitive, locality))
+        for step in steps(tree)
+        for primitive in step.primitives(training)
+    ]
+    priced += [
+        (one.once, one.primitive.kind, _exposed(seconds_of, locality, one, own_share))
+        for step in steps(tree)
+        for one in step.exchanges(training)
+    ]
+    total = 0.0
+    for once, kind, seconds in priced:
+        if once:
+            total += seconds
+            seconds = seconds / runs if runs else 0.0
+        parts[kind] = parts.get(kind, 0.0) + seconds
+    return parts, total
+
+
+def _exposed(
+    seconds_of: _Seconds, locality: Locality | None, exchange: Exchange, own_share: float
+) -> float:
+    """Give the seconds of an exchange that the product of own entries beside it does not hide."""
+    hidden = own_share * seconds_of(exchange.beside, locality) if exchange.beside else 0.0
+    return max(0.0, seconds_of(exchange.primitive, locality) - hidden)
 
 
 def _fate(candidate: Candidate, names: Mapping[Tree, str]) -> str:

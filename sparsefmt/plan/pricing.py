@@ -33,6 +33,11 @@ class Work(NamedTuple):
     flops: float
 
 
+#: Seconds of an exchange, and of each byte that a process receives: of two GPUs of a node, as
+#: docs/scaling.md fits them, and of processes on one machine by gloo, assumed.
+NVLINK, GLOO = (1.7e-5, 3.2e-12), (2e-4, 1e-9)
+
+
 class _Array(NamedTuple):
     """An array's shape and the bytes of an element: all that a price depends on."""
 
@@ -62,8 +67,15 @@ class Constants:
 
     def predict(self, work: Work, kind: str) -> float:
         """Give the seconds of a primitive."""
-        seconds = self.seconds.get(kind, self.seconds["other"])
+        other = self._link if kind == "exchange" else self.seconds["other"]
+        seconds = self.seconds.get(kind, other)
         return sum(part * second for part, second in zip(work, seconds, strict=True))
+
+    @property
+    def _link(self) -> tuple[float, ...]:
+        """Seconds for each part of an exchange, which ``sparsefmt calibrate`` does not measure."""
+        call, byte = NVLINK if self.slice else GLOO
+        return tuple({"calls": call, "streamed": byte}.get(part, 0.0) for part in Work._fields)
 
     def save(self, path: Path) -> None:
         """Write as JSON."""
@@ -100,10 +112,12 @@ def work_of(
     itemsize: int = 4,
     *,
     rounded: bool = False,
+    travelling: int | None = None,
     locality: Locality | None = None,
 ) -> Work:
     """Count the bytes and flops of a primitive; its operation's row prices what gathers.
 
+    ``travelling`` are the bytes of a feature between processes, by default its ``itemsize``.
     ``rounded`` says that products may round float32 features to bfloat16 before they gather them.
     ``locality`` tells how far gathers reach; without it they are taken to be at random.
 
@@ -114,6 +128,9 @@ def work_of(
     """
     kind, names, beside = primitive
     size = [int(name) if name.isdigit() else sizes[name] for name in names]
+    if kind == "exchange":
+        rows, width = size
+        return Work(1, 0, 0, 0, rows * width * (travelling or itemsize), 0, 0, 0)
     if kind in _GATHERING:
         found = _gathering(kind, size, constants, itemsize, rounded, locality)
         more = BESIDE[beside] * size[0] if constants.slice else 0

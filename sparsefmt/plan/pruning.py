@@ -37,7 +37,9 @@ def signature(tree: Tree, *, training: bool = False) -> tuple[Primitive, ...]:
 
 def _primitives(tree: Tree, training: bool) -> Iterator[tuple[bool, Primitive]]:
     """Give the primitives of the distinct steps, and whether they run once."""
-    return ((step.constant, p) for step in steps(tree) for p in step.primitives(training))
+    for step in steps(tree):
+        yield from ((step.constant, primitive) for primitive in step.primitives(training))
+        yield from ((one.once, one.primitive) for one in step.exchanges(training))
 
 
 def judged(

@@ -27,6 +27,14 @@ class Primitive(NamedTuple):
         return f"{self.kind}({', '.join(self.size)})"
 
 
+class Exchange(NamedTuple):
+    """Rows of features, or of their gradients, that processes send each other for a product."""
+
+    primitive: Primitive
+    once: bool  #: whether it happens at the first run alone
+    beside: Primitive | None  #: the product of which a process computes its own part meanwhile
+
+
 @dataclass(frozen=True, eq=False)
 class Rule:
     """Operands that one primitive takes, and what it gives."""
@@ -76,6 +84,11 @@ class Step(Between):
         """Name of the number of stored entries of the result, if it is sparse."""
         return next((tree.entries for tree in self.operands if tree.entries), "")
 
+    @property
+    def halo(self) -> str:
+        """Name of the number of rows received for a product with the result, if it is sparse."""
+        return next((tree.halo for tree in self.operands if tree.halo), "")
+
     def by_role(self) -> dict[str, "Tree"]:
         """Operands by their roles."""
         roles = (role for role, _ in self.rule.operands)
@@ -94,6 +107,22 @@ class Step(Between):
                 stored = kind == "spmm_weighted" and not isinstance(operands["A"], Applied)
                 beside = "value" if stored else beside
                 yield Primitive(kind, size(**operands), beside)
+
+    def exchanges(self, training: bool) -> Iterator[Exchange]:
+        """Give what processes exchange for the step: features, and in training their gradients.
+
+        Attention is not computed until all has come.
+        """
+        operands = self.by_role()
+        A, X = operands.get("A"), operands.get("X")
+        if A is None or X is None or not A.halo:
+            return
+        size, apart = (A.halo, X.cols), isinstance(A, Applied)
+        product = Primitive(self.rule.kind, self.rule.size(**operands))
+        there = Primitive("exchange", size)
+        yield Exchange(there, X.constant, None if apart else product)
+        if training and X.grad:
+            yield Exchange(there, False, None if apart else product)
 
     def __str__(self) -> str:
         if self.rule.kind == "add":
@@ -120,6 +149,19 @@ class Applied(Step):
         yield Primitive(self.rule.kind, self.source.size)
         if training and self.grad:
             yield Primitive(f"{self.rule.kind}_backward", self.source.size)
+
+    @property
+    def halo(self) -> str:
+        """Name of the number of rows received for a product with the result, if it is sparse."""
+        return self.source.halo
+
+    def exchanges(self, training: bool) -> Iterator[Exchange]:
+        """Give the exchange of the sources' scores, and in training of their gradients."""
+        if self.halo:
+            there = Primitive("exchange", (self.halo, self.source.size[-1]))
+            yield Exchange(there, self.constant, None)
+            if training and self.grad:
+                yield Exchange(there, False, None)
 
     def __str__(self) -> str:
         return f"{self.rule.kind}({', '.join(map(bare, self.operands))})"

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from dist_cases import FEAT, N, bounds_of, edges_of, here, numbers, worst
 from torch import Tensor
 
-from sparsefmt import Graph, nn, optimize
+from sparsefmt import Graph, nn
 from sparsefmt.autograd import spmm
 from sparsefmt.distributed import (
     DistGraph,
@@ -288,7 +288,6 @@ def of_layers(graph: DistGraph, whole: Graph, x: Tensor, group: Any) -> Refusals
         (lambda: gat((x, x.clone()), two), "UnsupportedError", "loops"),
         (lambda: nn.GCNConv(FEAT, 3, aggr="max").double()(x, graph), "UnsupportedError", "max"),
         (lambda: gcn(x[1:], graph), "ShapeError", "x has shape"),
-        (lambda: optimize(gcn, graph), "DtypeError", "DistGraph"),
     ]
 
 

@@ -78,7 +78,9 @@ REFUSE_NOTHING = {
     "sparsefmt.autograd.is_plain",
     "sparsefmt.autograd.propagated",
     "sparsefmt.autograd.sage_convolution",
+    "sparsefmt.autograd.shared",
     "sparsefmt.autograd.is_graph",
+    "sparsefmt.autograd.local_of",
     "sparsefmt.autograd.noting",
 }
 
