@@ -109,7 +109,7 @@ class Plannable(Shared):
         graph = self._shares
         if x.requires_grad:
             both = graph.extended(torch.cat([x, el[:, None].to(x.dtype)], 1))
-            x, el = both[:, :-1], both[:, -1]
+            x, el = both[:, :-1].contiguous(), both[:, -1]  # kernels would copy it, twice
         else:
             x, el = graph.extended(x), graph.extended(el)
         er = torch.cat([er, er.new_zeros(len(x) - len(er))])
