@@ -71,7 +71,8 @@ def _moved(values: Tensor, graph: GraphLike, to_csr: bool) -> Tensor:
 
 def _gathered(values: Tensor, graph: GraphLike, to_csr: bool) -> Tensor:
     order = order_of(graph)
-    assert order is not None  # asked before
+    if order is None:  # the build has told since that the edges came in it
+        return values
     if to_csr:
         return values.index_select(0, order)
     if torch.compiler.is_compiling():  # which keeps no inverse

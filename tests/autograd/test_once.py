@@ -606,3 +606,17 @@ def test_a_nearly_right_edge_index_is_told_its_dtype_and_shape(change):
         autograd.spmm(wrong, torch.ones(3, 3))
     with pytest.raises(DtypeError, match=r"torch\.as_tensor"):
         autograd.spmm([[0, 1], [1, 0]], torch.ones(3, 3))
+
+
+@gpu
+def test_weights_keep_their_places_where_the_build_reports_between_both_passes():
+    ends = torch.arange(3000, device="cuda") % 300
+    edge_index = torch.stack([ends, ends.sort().values])  # in CSR order
+    x = torch.randn(300, 8, device="cuda", dtype=torch.float64)
+    for _ in range(2):  # the first compiles
+        weight = torch.ones(3000, device="cuda", dtype=torch.float64, requires_grad=True)
+        torch.cuda._sleep(200_000_000)  # the GPU has not come so far when the host multiplies
+        y = autograd.spmm(Graph.from_edge_index(edge_index, num_nodes=300), x, weight)
+        torch.cuda.synchronize()
+        y.sum().backward()
+        torch.testing.assert_close(weight.grad, x.index_select(0, ends).sum(1))

@@ -25,13 +25,17 @@ class Ranks:
     """Processes that wait for cases: on the CPU joined by gloo, or by NCCL with a GPU each."""
 
     def __init__(self, most: int = 8, device: str = "cpu") -> None:
+        self._most, self._device = most, device
+        self._lines, self._processes = [], []
+        self._start()
+
+    def _start(self) -> None:
         context = mp.get_context("spawn")
         self._folder = tempfile.TemporaryDirectory()
         path = Path(self._folder.name) / "store"
-        self._lines, self._processes = [], []
-        for rank in range(most):
+        for rank in range(self._most):
             line, theirs = context.Pipe()
-            given = rank, most, device, path, theirs
+            given = rank, self._most, self._device, path, theirs
             process = context.Process(target=_serve, args=given, daemon=True)
             process.start()
             theirs.close()  # so that its end is seen here
@@ -41,6 +45,9 @@ class Ranks:
     def run(self, ranks: int, case: Any, *arguments: Any) -> list[Any]:
         """Run ``case(group, *arguments)`` on the first ranks; what each of them returns."""
         name = case.__module__, case.__name__
+        if not all(process.is_alive() for process in self._processes):  # NCCL ends them
+            self.close()
+            self._start()
         for line in self._lines:
             line.send((ranks, name, arguments))
         found: list[Any] = []
@@ -63,6 +70,8 @@ class Ranks:
                 line.send(None)
         for process in self._processes:
             process.join(10)
+            process.kill()
+        self._lines, self._processes = [], []
         self._folder.cleanup()
 
 
