@@ -57,6 +57,9 @@ class Adapter:
     default: str = ""  #: the composition that the layer has by itself
     narrowing: str = ""  #: and where it maps features before it aggregates them
     over_processes: tuple[str, str] = ("", "")  #: as of a ``Composition``
+    #: Whether over processes its own way alone serves features without a gradient: they travel
+    #: once, and no scores do.
+    sends_once: bool = False
     edge_index: bool = False  #: whether it takes PyG's arrays, not a graph
     of_sparse: Callable[[Any, Any, torch.dtype], Values] | None = None  #: of torch's, if others
     functions: Callable[[Any, Graph | Shared], Mapping[str, Any]] = field(default=lambda *_: {})
@@ -151,6 +154,8 @@ class PlannedLayer:
         alike = x.dim() == 2 and x.shape == (n_sources(graph), weight.shape[0])
         alike = alike and x.dtype == weight.dtype and x.device == weight.device
         if not alike or not is_square(graph) or not suits(graph, x):
+            return None
+        if self.adapter.sends_once and shared(graph) is not None and not x.requires_grad:
             return None
         sparse = isinstance(given, Tensor) and given.layout is not torch.strided
         make = (self.adapter.of_sparse if sparse else None) or self.adapter.matrices
@@ -457,6 +462,7 @@ _GAT = Adapter(
     suits=lambda layer: _sums(layer) and _one_head(layer),
     default="attention((H·W)·a, (H·W)·b)·(H·W)",
     over_processes=("attention((H·W)·a, (H·W)·b)·(H·W)", "attention((H·W)·a, (H·W)·b)·(H·W)"),
+    sends_once=True,
     functions=_attention,
 )
 _SGC = Adapter(

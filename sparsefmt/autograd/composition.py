@@ -123,7 +123,8 @@ class Program:
         self.result = key(tree)
         needed = {leaf: None for step in order if step.constant for leaf in _leaves(step)}
         self.constants = [leaf.name for leaf in needed if leaf.kind in ("dense", "diagonal")]
-        self._kept: tuple[list[Any], dict[Any, Any]] | None = None  # and stamps of its constants
+        #: Stamps of its constants, and what was made of them.
+        self._kept: tuple[list[Any], dict[Any, Any]] | None = None
 
     def __call__(self, values: Mapping[str, Any], functions: Mapping[str, Any]) -> Any:
         """Compute the tree of these values."""
@@ -144,7 +145,9 @@ class Program:
         """Give the values of the constant steps, kept since they were made of these constants."""
         state = self._kept
         if state is None or not self._fresh(values):
-            stamps, found = [stamp(values[name]) for name in self.constants], dict(values)
+            found: dict[Any, Any] = dict(values)
+            stamps: list[Any] = [stamp(values[name]) for name in self.constants]
+            stamps.append(times_forgotten(values))
             with torch.inference_mode(False), torch.no_grad():
                 _run(self.once, found, functions)
             state = self._kept = stamps, {call[0]: found[call[0]] for call in self.once}
@@ -159,9 +162,12 @@ class Program:
 
     def _fresh(self, values: Mapping[str, Any]) -> bool:
         """Tell whether what is kept was made of these very constants."""
-        return self._kept is not None and all(
+        if self._kept is None:
+            return False
+        *stamps, forgotten = self._kept[0]
+        return forgotten == times_forgotten(values) and all(
             is_stamped(values[name], made)
-            for name, made in zip(self.constants, self._kept[0], strict=True)
+            for name, made in zip(self.constants, stamps, strict=True)
         )
 
 
@@ -174,6 +180,12 @@ def _leaves(tree: Tree) -> list[Leaf]:
     if isinstance(tree, Step):
         return [leaf for part in tree.operands for leaf in _leaves(part)]
     return [tree]
+
+
+def times_forgotten(values: Mapping[str, Any]) -> int:
+    """Tell how often processes that share a graph were told to forget features that stay."""
+    away = shared_of(values)
+    return 0 if away is None else int(away.times_forgotten)
 
 
 def stamp(value: Tensor) -> tuple[Any, int]:

@@ -140,6 +140,7 @@ _AS_THEY_ARE: dict[str, Any] = {
 class _Asked(NamedTuple):
     """What a plan is asked for: the values that the model is called with, and options."""
 
+    model: Module
     given: tuple[Any, ...]
     training: bool
     steps: int | None
@@ -153,7 +154,7 @@ def _asked(
     _check(model, graph, mode)
     _check_options(training, steps)
     given = _given(model, graph, x)
-    return _Asked(given, model.training if training is None else training, steps, mode)
+    return _Asked(model, given, model.training if training is None else training, steps, mode)
 
 
 def _alike(asked: _Asked) -> dict[str, Any]:
@@ -165,7 +166,17 @@ def _alike(asked: _Asked) -> dict[str, Any]:
         for one in asked.given
     ]
     options = {"training": asked.training, "steps": asked.steps, "mode": asked.mode}
-    return {"x": kinds, **options, "bfloat16 in float32 products": bf16_is_allowed()}
+    layers = {
+        f"model.{name}": (type_name(module), module.training)
+        for name, module in asked.model.named_modules()
+        if name
+    }
+    weights = {
+        f"model.{name}": (tuple(one.shape), str(one.dtype), one.requires_grad)
+        for name, one in asked.model.named_parameters()
+    }
+    kind = {"model": type_name(asked.model)} | layers | weights
+    return {"x": kinds, **options, **kind, "bfloat16 in float32 products": bf16_is_allowed()}
 
 
 def _costs(away: Any) -> Constants:
@@ -352,7 +363,7 @@ def _multiplied(
 
 def _plan(layer: PlannedLayer, x: Tensor | None, graph: Any, *, training: bool) -> None:
     """Plan a layer for these features, or for some as wide as it takes."""
-    if not layer.adapter.suits(layer.layer):
+    if not layer.adapter.suits(layer.layer) or isinstance(x, tuple | list):  # of two ends
         return
     if x is None:
         weight = next(iter(layer.adapter.parameters(layer.layer).values()))

@@ -15,7 +15,8 @@ class Shared:
     here; ``numbered``, which gives an ``edge_index`` of ``local`` the numbers of the whole graph;
     and ``sends_first(x, width)`` and ``maps_first(x, width)``, for layers that map features to that
     width.  The planner asks for ``looped(which)``, ``scaled_entries``, ``gat_aggregate``,
-    ``busiest``, ``bytes_between`` and ``agreed``: see ``distributed.planning``.
+    ``busiest``, ``bytes_between``, ``times_forgotten`` and ``agreed``: see
+    ``distributed.planning``.
     """
 
 

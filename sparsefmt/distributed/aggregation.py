@@ -115,10 +115,11 @@ class Aggregation(Plannable):
     def sends_first(self, x: Tensor, width: int) -> bool:
         """Tell whether features travel before they are mapped to that width.
 
-        The narrower ones do, and those without a gradient, which travel once, if a rank does not
-        map the rows of others for longer than it would receive them.
+        The narrower ones do, and in training those without a gradient, which travel once, if a
+        rank does not map the rows of others for longer than it would receive them.
         """
-        return sends_first(x.shape[-1], width, gradient=x.requires_grad)
+        stays = torch.is_grad_enabled() and not x.requires_grad
+        return sends_first(x.shape[-1], width, gradient=not stays)
 
     def maps_first(self, x: Tensor, width: int) -> bool:
         """Tell whether features are mapped before they travel and are summed.

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ..autograd import graph_tensors
 from ..errors import DtypeError, IndexRangeError, ShapeError, UnsupportedError
+from ..formats import checks
 from ..graph import Graph
 from ..interop.torch import to_tensor
 from .aggregation import Aggregation
@@ -81,8 +82,9 @@ class DistGraph(Aggregation):
             self._check_edges(edge_index, *self.bounds[self.rank : self.rank + 2])
             wanted = self._number(edge_index)
             sources = None if self.is_square else self.source_bounds
-            alike = {"bounds": self.bounds, "source_bounds": sources}
-            return alike | {"exchange_dtype": str(exchange_dtype)}
+            alike: dict[str, Any] = {"bounds": self.bounds, "source_bounds": sources}
+            alike |= {"exchange_dtype": str(exchange_dtype), "SPARSEFMT_DEBUG": checks.DEBUG}
+            return alike
 
         on_all_ranks(prepare, group, getattr(edge_index, "device", None), alike=True)
         self.halo = Halo(wanted, self.source_bounds, group, exchange_dtype)

@@ -218,6 +218,7 @@ class Memory:
 
     def __init__(self, some_empty: bool) -> None:
         self.some_empty = some_empty
+        self.cleared = 0  #: how often
         self._known: list[_Known] = []
 
     def __len__(self) -> int:
@@ -251,6 +252,7 @@ class Memory:
     def clear(self) -> None:
         """Forget all rows."""
         self._known = []
+        self.cleared += 1
 
 
 class _Known:

@@ -56,7 +56,7 @@ class Plannable(Shared):
 
         def prepare() -> Any:
             found = facts()
-            said.append(own())
+            said.append(own() if graph.rank == 0 else None)
             return found
 
         on_all_ranks(prepare, graph.group, device, alike=True)
@@ -64,6 +64,11 @@ class Plannable(Shared):
         with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
             dist.broadcast_object_list(said, first, group=graph.group)
         return cast(T, said[0])
+
+    @property
+    def times_forgotten(self) -> int:
+        """How often ``forget`` was called: what was made before of features that stay is old."""
+        return self._shares.halo.memory.cleared
 
     def bytes_between(self, x: Tensor) -> int:
         """Count the bytes of a feature of ``x`` on its way to another rank."""

@@ -86,6 +86,11 @@ def check_square(graph: GraphLike, given: Any = None) -> None:
         )
 
 
+def takes_rows_too_many(x: Tensor) -> bool:
+    """Tell whether rows without entries cost less where features lie than scores by torch."""
+    return x.is_cuda
+
+
 class Ends(NamedTuple):
     """What a layer aggregates over: features of sources and, if there are some, of targets.
 
@@ -114,9 +119,10 @@ class Ends(NamedTuple):
     def squared(self) -> "Ends":
         """Give a graph in which vertices of other processes are targets too, without entries.
 
-        So an aggregation of one set of vertices serves a graph that processes share.
+        So an aggregation of one set of vertices serves a graph that processes share.  On a GPU,
+        where rows too many cost little: on the CPU all of them are gone over.
         """
-        if self.away is None or not self.alike:
+        if self.away is None or not self.alike or not takes_rows_too_many(self.source):
             return self
         return self._replace(graph=self.away.square)
 

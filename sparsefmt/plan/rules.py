@@ -120,7 +120,9 @@ class Step(Between):
         size, apart = (A.halo, X.cols), isinstance(A, Applied)
         product = Primitive(self.rule.kind, self.rule.size(**operands))
         there = Primitive("exchange", size)
-        yield Exchange(there, X.constant, None if apart else product)
+        # What training gets without a gradient are features that stay: their rows are remembered.
+        stays = X.constant or (training and isinstance(X, Leaf) and not X.grad)
+        yield Exchange(there, stays, None if apart else product)
         if training and X.grad:
             yield Exchange(there, False, None if apart else product)
 

@@ -81,7 +81,8 @@ def all_compositions(group: Any, name: str, graph: str, bounds: str, constant: b
 
     seen = [difference(), difference()]  # the second with what was kept
     made = [one for plans in found.compositions.values() for one in plans.plans.values()]
-    assert len(made) == (0 if name == "gin of its own" else 2)
+    # GAT's own way is alone in sending features that stay once, and no scores.
+    assert len(made) == (0 if name == "gin of its own" else 1 if constant and "gat" in name else 2)
     for number in range(max((len(one.plan.candidates) for one in made if one.plan), default=0)):
         for module in model.children():
             module.forward.kinds_of_own.clear()  # type: ignore[union-attr]
@@ -162,6 +163,31 @@ def constant_features(group: Any) -> list[int]:
     return made
 
 
+def forgotten(group: Any) -> list[float]:
+    """Differences after a write that torch does not count, once the graph forgets what it has."""
+    whole, borders, rows, mine = shared_out(group, edges_of("random"), "balanced")
+    shared = DistGraph(edges_of("random")[:, mine], borders, group)
+    x, model = numbers(N, FEAT)[rows].clone(), nn.GCNConv(FEAT, WIDE).double()
+    alone = deepcopy(model)
+    optimize(model, shared, x=x, training=True)
+    runs = [(model(x, shared), alone(numbers(N, FEAT), whole)[rows])]
+    x.data.mul_(3)
+    shared.forget()
+    runs.append((model(x, shared), alone(3 * numbers(N, FEAT), whole)[rows]))
+    return [worst([run]) for run in runs]
+
+
+def not_given(group: Any) -> int:
+    """Exchanges of a later step of a model planned without its features, which stay."""
+    shared, rows = of_ranks(group, "random")
+    x, model = numbers(N, FEAT)[rows].clone(), nn.GCNConv(FEAT, OUT).double()
+    optimize(model, shared, training=True)
+    for _ in range(2):
+        before = shared.halo.traffic.exchanges
+        model(x, shared).sum().backward()
+    return shared.halo.traffic.exchanges - before
+
+
 def others(group: Any) -> list[float]:
     """Differences from one process of a planned model on other graphs, copied and restored."""
     whole, borders, rows, mine = shared_out(group, edges_of("hub"), "balanced")
@@ -206,15 +232,19 @@ def refusals(group: Any) -> list[tuple[str, str]]:
     x = numbers(N, FEAT)[rows].clone()
     model = Net("gcn")
     found = []
-    for options in (
-        {"steps": 3 if last else 4, "x": x},
-        {"training": last},
-        {"x": x.clone().requires_grad_() if last else x},
-        {"mode": "fast" if last else "auto"},
-        {"mode": "fast"},
+    frozen, wider = nn.GCNConv(FEAT, OUT), nn.GCNConv(FEAT, WIDE if last else OUT)
+    frozen.lin.requires_grad_(not last)
+    for asked, options in (
+        (model, {"steps": 3 if last else 4, "x": x}),
+        (model, {"training": last}),
+        (model, {"x": x.clone().requires_grad_() if last else x}),
+        (model, {"mode": "fast" if last else "auto"}),
+        (frozen, {"training": True}),
+        (wider, {"training": True}),
+        (model, {"mode": "fast"}),
     ):
         try:
-            optimize(model, shared, **options)
+            optimize(asked, shared, **options)
         except SparseFmtError as error:
             found.append((type(error).__name__, str(error)))
     assert not any("forward" in vars(module) for module in model.modules())

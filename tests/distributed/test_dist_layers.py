@@ -30,3 +30,10 @@ def test_ranks_that_are_alike_pass_where_they_are_compared(ranks, name):
 def test_eight_ranks_compute_it_too(ranks, name, bounds):
     for graph in ("hub", "isolated"):
         assert max(ranks.run(8, layer_cases.layer, name, graph, bounds)) < 1e-10
+
+
+@pytest.mark.parametrize("name", ["gat", "gat wider", "gat edges"])
+def test_attention_over_rows_without_entries_is_that_of_one_process(ranks, name):
+    for graph in GRAPHS:
+        for count, bounds in zip((2, 3, 4), BOUNDS, strict=True):
+            assert max(ranks.run(count, layer_cases.layer_of_squares, name, graph, bounds)) < 1e-10

@@ -648,3 +648,18 @@ def test_a_compiled_model_runs_as_it_is_written():
     optimize(model, graph, x=x.detach())
     torch.compiler.reset()
     assert_same(results(torch.compile(model, backend="eager"), x, graph), expected)
+
+
+def test_a_layer_that_takes_features_of_two_ends_stays_as_it_is():
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv = SAGEConv(6, 8)
+
+        def forward(self, x, own, graph):
+            return self.conv((x, own), graph)
+
+    model, graph, x = Model(), square(), features(6, dtype=torch.float32).detach()
+    expected = model(x, x.clone(), graph)
+    optimize(model, graph, x=(x, x.clone(), graph), training=True)
+    torch.testing.assert_close(model(x, x.clone(), graph), expected)
