@@ -21,9 +21,9 @@ NETWORK, NODE = 50e9, 8
 H200 = Machine(gathered=123_718_280 * 128 * 4 / 6.6e-3, flops=45e12, copied=4.3e12)
 #: Assumed: arrays of the width of a layer that the rest of a step reads or writes.
 PASSES = 12
-#: Bytes that a ``DistGraph`` keeps of an entry: measured, 43.4 of a graph of 309 M entries on two
+#: Bytes that a ``DistGraph`` keeps of an entry: measured, 36.0 of a graph of 309 M entries on two
 #: GPUs (section ``large``).
-ENTRY = 43
+ENTRY = 36
 RANKS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 #: Share of the memory of a GPU of 141 GB that a step may fill.
 ROOM = 0.9 * 141e9

@@ -48,8 +48,8 @@ class Adapter:
     """What the planner knows of a kind of layer."""
 
     expression: Callable[[Any], Expression]
-    #: Graphs and diagonals behind the names, of a graph and a dtype.
-    #: None where they are none of the expression's.
+    #: What the expression's names of graphs and diagonals stand for, of a layer, a graph and a
+    #: dtype; None where this graph cannot stand for them.
     matrices: Callable[[Any, Any, torch.dtype], Values | None]
     parameters: Callable[[Any], Values]
     finish: Callable[[Any, Tensor], Tensor]

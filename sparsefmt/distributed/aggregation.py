@@ -1,6 +1,6 @@
 """What layers of ``sparsefmt.nn`` call of a graph that ranks share: see ``nn.shared``."""
 
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,11 +13,10 @@ from .halo import Halo
 from .matmul import dist_spmm, maxk_product, narrowed, split_and_checked
 from .planning import Plannable
 
-if TYPE_CHECKING:
-    from .graph import DistGraph
-
 #: A row that is exchanged costs as much as so many that are gathered: 328 GB/s leave an H100, which
-#: gathers 3.4 TB/s with ids shuffled and 8.9 with communities in a row.
+#: gathers 3.4 TB/s with ids shuffled and 8.9 with communities in a row.  For layers without a plan,
+#: which compare rows with rows; ``NVLINK`` of ``plan/pricing.py`` is the same link in seconds, from
+#: a fit to two H200, since a plan adds them to those of other primitives.
 ROWS_OF_EXCHANGE = 10
 #: Features without a gradient up to which they travel, once, and each rank maps those of others
 #: again.  A weight of a map takes an H100 0.09 ps of a vertex in both directions; a mapped feature
@@ -179,7 +178,3 @@ class Aggregation(Plannable):
         self.check("x", x)
         scale = scales.pop("col_scale", None)
         return self.extended(x if scale is None else x * scale[:, None].to(x.dtype))
-
-    @property
-    def _itself(self) -> "DistGraph":
-        return cast("DistGraph", self)

@@ -120,7 +120,11 @@ class Halo:
         return exchange
 
     def prepared(self, x: Tensor) -> "Exchange":
-        """Look whether the rows of ``x`` are there, and whether they are to be remembered."""
+        """Make an exchange of the rows of ``x`` that has not begun.
+
+        It has ``found`` them if they are remembered; if not, ``constant`` is ``x`` where they are
+        to be.
+        """
         exchange = Exchange(self)
         may_hold = self.memory.holds(x)
         exchange.found = self.memory.rows_of(x) if may_hold else None

@@ -33,7 +33,7 @@ class Plannable(Shared):
         Of rows "n", entries "nnz", rows that are exchanged "halo", and "own" entries, which are
         multiplied meanwhile.  To be asked for on all ranks at once.
         """
-        graph, halo = self._shares, self._shares.halo
+        graph, halo = self._itself, self._itself.halo
         received, sent = len(halo.vertices), sum(halo.sent)
         if halo.gathered is not None:
             received = sent = (halo.gathered.ranks - 1) * halo.gathered.most
@@ -52,7 +52,7 @@ class Plannable(Shared):
             On all ranks, if facts differ or one of the two fails on some; what fails with the same
             words on all ranks is raised as it is.
         """
-        graph, device, said = self._shares, self._shares.halo.vertices.device, list[Any]()
+        graph, device, said = self._itself, self._itself.halo.vertices.device, list[Any]()
 
         def prepare() -> Any:
             found = facts()
@@ -72,7 +72,7 @@ class Plannable(Shared):
 
     def bytes_between(self, x: Tensor) -> int:
         """Count the bytes of a feature of ``x`` on its way to another rank."""
-        narrow = self._shares.halo.exchange_dtype
+        narrow = self._itself.halo.exchange_dtype
         return x.itemsize if narrow is None else min(x.itemsize, narrow.itemsize)
 
     def looped(self, which: str) -> "DistGraph":
@@ -80,7 +80,7 @@ class Plannable(Shared):
 
         The new graph has the same halo, and nothing of what was built of this one.
         """
-        graph = self._shares
+        graph = self._itself
         coo = graph.local.structure.tocoo()
         ends = to_tensor(coo.col).long(), to_tensor(coo.row).long()
         (columns, rows), _, _ = edges_with_loops(*ends, graph.n_local, which)
@@ -99,7 +99,7 @@ class Plannable(Shared):
 
     def scaled_entries(self, row: Tensor | None, col: Tensor | None) -> Tensor:
         """(n_edges,) Multiply the factors of the target and the source of each edge."""
-        graph, like = self._shares, row if col is None else col
+        graph, like = self._itself, row if col is None else col
         assert like is not None  # a rule gives one of them
         row = like.new_ones(graph.n_local) if row is None else row
         away = like.new_ones(graph.local.shape[1]) if col is None else graph.extended(col)
@@ -111,7 +111,7 @@ class Plannable(Shared):
         Features with a gradient travel beside their scores; others by themselves, since they may
         have come already.
         """
-        graph = self._shares
+        graph = self._itself
         if x.requires_grad:
             both = graph.extended(torch.cat([x, el[:, None].to(x.dtype)], 1))
             x, el = both[:, :-1].contiguous(), both[:, -1]  # kernels would copy it, twice
@@ -121,5 +121,5 @@ class Plannable(Shared):
         return gat_aggregate(graph.square, x, el, er, **options)[: graph.n_local]
 
     @property
-    def _shares(self) -> "DistGraph":
+    def _itself(self) -> "DistGraph":
         return cast("DistGraph", self)

@@ -27,21 +27,22 @@ def test_a_case_is_decided_once_for_each_structure_and_question():
     assert asked == [(S, "float32", 64), (S, "float32", 128), (T, "float32", 64)]
 
 
-def test_structures_that_lie_alike_share_what_depends_on_no_size():
-    S, T, alone = structure(), structure(nnz=2), structure()
+def test_structures_of_about_one_size_share_what_depends_on_neither_size_nor_place():
+    S, T, alone = structure(), structure(nnz=2, indptr=4096), structure()
     S.alike = T.alike = {}
-    found = [one.once_alike(lambda at, feat: (at.indptr, feat), 64) for one in (S, alone)]
-    assert found == [(1, 64)] * 2
     asked = []
 
-    def told(at):
+    def decide(at, feat):
         asked.append(at)
-        return at.nnz
+        return at.index_dtype, feat
 
+    shared = [one.once_alike(decide, 64) for one in (S, T, S, alone)]
+    assert shared == [(1, 64)] * 4
+    assert [id(one) for one in asked] == [id(S), id(alone)]
+    asked.clear()
     for one in (S, T, S):
-        one.once_alike(told)
-        one.once(told)
-    assert asked == [S, S, T]  # T alone decides what depends on its size
+        one.once(decide, 64)
+    assert asked == [S, T]  # each by itself
 
 
 def test_structures_laid_out_alike_share_wherever_they_lie(monkeypatch):

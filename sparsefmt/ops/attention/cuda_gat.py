@@ -292,8 +292,8 @@ def _launches(
 ) -> tuple[int, Launch, Launch | None]:  # fmt: skip
     """Decide a pass: bytes of the workspace, its launch, and that for rows that blocks share.
 
-    Launches take the arrays first, and one the number of entries last: graphs of about one size
-    share what is decided.
+    A call gives both launches the addresses of the structure's arrays, and the first one the number
+    of entries, so that graphs of about one size share them.
     """
     gathered = NARROW if narrow else dtype
     types = dtype, S.index_dtype, gathered

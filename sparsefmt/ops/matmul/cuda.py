@@ -184,6 +184,7 @@ def spmm(
         row_scale, col_scale = m.factors(row_scale), m.factors(col_scale)
     given = arg, row_scale, values, perm, col_scale
     rows, result, winners, scale, *factors = m.pointers(x, out, *given)
+    # _kept holds temporaries until the launch.
     _kept, own_at, stride = _NO_ROWS if own.rows is None else _in_memory(m, own, dtype)
     with m.on_device(x):
         stream = m.stream(x)
@@ -245,8 +246,8 @@ def _launches(
 ) -> tuple[tuple[int, int], Launch, Launch | None]:  # fmt: skip
     """Decide a product: bytes of the workspace, its launch, and that for rows that blocks share.
 
-    Launches take the arrays first, and one the number of entries last: graphs of about one size
-    share what is decided.
+    A call gives both launches the addresses of the structure's arrays, and the first one the number
+    of entries, so that graphs of about one size share them.
     ``feat`` counts the features of all heads, which may be ``shared``; 0 heads are one value an
     entry.  ``given`` tells whether there are arg, row scales, values, their permutation, column
     scales, and whether slices of sums and means are wide; without rows of its own ``own_stride`` is
