@@ -68,7 +68,7 @@ class Plannable(Shared):
     @property
     def times_forgotten(self) -> int:
         """How often ``forget`` was called: what was made before of features that stay is old."""
-        return self._shares.halo.memory.cleared
+        return self._itself.halo.memory.cleared
 
     def bytes_between(self, x: Tensor) -> int:
         """Count the bytes of a feature of ``x`` on its way to another rank."""
