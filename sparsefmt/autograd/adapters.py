@@ -35,7 +35,7 @@ from .constants import hooked
 from .edge_index import as_graph
 from .matmul import spmm
 from .pyg_layers import PYG_LAYERS, has_message_hooks
-from .sharing import Shared, local_of, shared
+from .sharing import Shared, is_square, local_of, n_sources, shared
 from .structure import graph_tensors
 
 Values = dict[str, Any]
@@ -170,18 +170,6 @@ class PlannedLayer:
         if isinstance(found, Shared) and self.composition.settings.agreed is None:
             return None  # processes might choose apart
         return found if isinstance(found, Graph | Shared) else None
-
-
-def n_sources(graph: Any) -> int:
-    """Count the rows of features that a layer takes beside a graph."""
-    found: int = graph.shape[1] if shared(graph) is None else graph.n_sources
-    return found
-
-
-def is_square(graph: Any) -> bool:
-    """Tell whether the targets of a graph are its sources."""
-    found: bool = graph.shape[0] == graph.shape[1] if shared(graph) is None else graph.is_square
-    return found
 
 
 def taken(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:

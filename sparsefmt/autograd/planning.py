@@ -15,7 +15,7 @@ from ..graph import Graph
 from ..plan.calibration import constants_of
 from ..plan.pricing import Constants
 from ._precision import bf16_is_allowed
-from .adapters import ADAPTERS, PlannedLayer, n_sources, taken, type_name
+from .adapters import ADAPTERS, PlannedLayer, taken, type_name
 from .composition import Settings, stamp
 from .constants import LAYERS, is_leaf
 from .edge_index import as_graph
@@ -23,7 +23,7 @@ from .launching import Launching
 from .launching import decide as decide_capture
 from .model_plan import ModelPlan, planned_in, weakly
 from .ordering import Ordering, Trial, decide
-from .sharing import Shared, shared
+from .sharing import Shared, n_sources, shared
 from .structure import graph_tensors
 from .tiling import Tiling, TimedStep
 from .tiling import decide as decide_tiles

@@ -47,3 +47,15 @@ def local_of(graph: Any) -> Any:
         The graph itself if it is not shared out.
     """
     return graph if shared(graph) is None else shared(graph).local
+
+
+def n_sources(graph: Any) -> int:
+    """Count the rows of features that a layer takes beside a graph."""
+    found: int = graph.shape[1] if shared(graph) is None else graph.n_sources
+    return found
+
+
+def is_square(graph: Any) -> bool:
+    """Tell whether the targets of a graph are its sources."""
+    found: bool = graph.shape[0] == graph.shape[1] if shared(graph) is None else graph.is_square
+    return found
