@@ -397,7 +397,7 @@ OTHERS = {
 OTHERS |= {"gat_convolution", "gcn_convolution", "is_bare", "is_plain", "propagated"}
 OTHERS |= {"gin_convolution", "sage_convolution"}
 OTHERS |= {"relational_aggregate"}  # breaks the graph
-OTHERS |= {"against_pyg_layer", "check_ids", "layer_of_pyg"}
+OTHERS |= {"against_pyg_layer", "check_ids", "layer_of_pyg", "Shared", "local_of", "shared"}
 
 
 def test_every_function_is_tried_with_views():

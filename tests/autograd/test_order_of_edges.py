@@ -116,7 +116,7 @@ def assert_moved(found, wanted, perm):
 def test_no_function_of_edges_is_left_out():
     other = "GraphLike checked_strategy features_to_keep graph_tensors has_tiles maxk own_values"
     other += " as_graph turned holdings is_graph noting prepare sample_width unit_scales"
-    other += " against_pyg_layer check_ids layer_of_pyg"
+    other += " against_pyg_layer check_ids layer_of_pyg Shared local_of shared"
     # Layers as one node, which take no edge values.
     other += " gat_convolution gcn_convolution gin_convolution is_bare is_plain propagated"
     other = {*other.split(), "sage_convolution"}
