@@ -123,8 +123,8 @@ class Program:
         self.result = key(tree)
         needed = {leaf: None for step in order if step.constant for leaf in _leaves(step)}
         self.constants = [leaf.name for leaf in needed if leaf.kind in ("dense", "diagonal")]
-        #: Stamps of its constants, and what was made of them.
-        self._kept: tuple[list[Any], dict[Any, Any]] | None = None
+        #: Stamps of its constants, how often they were forgotten, and what was made of them.
+        self._kept: tuple[list[Any], int, dict[Any, Any]] | None = None
 
     def __call__(self, values: Mapping[str, Any], functions: Mapping[str, Any]) -> Any:
         """Compute the tree of these values."""
@@ -145,14 +145,13 @@ class Program:
         """Give the values of the constant steps, kept since they were made of these constants."""
         state = self._kept
         if state is None or not self._fresh(values):
-            found: dict[Any, Any] = dict(values)
-            stamps: list[Any] = [stamp(values[name]) for name in self.constants]
-            stamps.append(times_forgotten(values))
+            stamps, found = [stamp(values[name]) for name in self.constants], dict(values)
             with torch.inference_mode(False), torch.no_grad():
                 _run(self.once, found, functions)
-            state = self._kept = stamps, {call[0]: found[call[0]] for call in self.once}
-        note(state[1])
-        return state[1]
+            made = {call[0]: found[call[0]] for call in self.once}
+            state = self._kept = stamps, times_forgotten(values), made
+        note(state[2])
+        return state[2]
 
     def _at_once(self, values: Mapping[str, Any], functions: Mapping[str, Any]) -> Any:
         """Compute the tree and keep nothing: memory of a captured CUDA graph is that graph's."""
@@ -164,7 +163,7 @@ class Program:
         """Tell whether what is kept was made of these very constants."""
         if self._kept is None:
             return False
-        *stamps, forgotten = self._kept[0]
+        stamps, forgotten, _ = self._kept
         return forgotten == times_forgotten(values) and all(
             is_stamped(values[name], made)
             for name, made in zip(self.constants, stamps, strict=True)

@@ -13,7 +13,7 @@ from .halo import Halo
 from .matmul import dist_spmm, maxk_product, narrowed, split_and_checked
 from .planning import Plannable
 
-#: A row that is exchanged costs as much as so many that are gathered: 328 GB/s leave an H100, which
+#: A row that is exchanged costs as much as so many that are gathered: 352 GB/s leave an H100, which
 #: gathers 3.4 TB/s with ids shuffled and 8.9 with communities in a row.  For layers without a plan,
 #: which compare rows with rows; ``NVLINK`` of ``plan/pricing.py`` is the same link in seconds, from
 #: a fit to two H200, since a plan adds them to those of other primitives.

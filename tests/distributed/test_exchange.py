@@ -79,15 +79,20 @@ def test_what_does_not_fit_is_refused_in_a_sentence_that_says_the_mend(ranks, co
             assert any(mend in text for mend in ("give", "leave", "use ", "run ", "make ")), text
 
 
-def test_ranks_that_differ_are_refused_alike_by_the_number_of_the_rank(ranks):
-    said = ranks.run(3, exchange_cases.disagreements)
+def assert_told(said, words):
+    """All ranks say the same: these words, and the number of the last one, which differs."""
     assert said[0] == said[1] == said[2]
-    words = ["bounds", "source_bounds", "exchange_dtype", "", "torch.int32", "values", "bounds"]
     for (kind, text), word in zip(said[0], words, strict=True):
         assert kind == "RankError"
         assert "rank 2" in text
         assert word in text
         assert text.endswith(".")
+
+
+def test_ranks_that_differ_are_refused_alike_by_the_number_of_the_rank(ranks):
+    said = ranks.run(3, exchange_cases.disagreements)
+    words = ["bounds", "source_bounds", "exchange_dtype", "", "torch.int32", "values", "bounds"]
+    assert_told(said, words)
 
 
 def test_a_rank_that_runs_out_of_memory_tells_the_others(ranks):
@@ -105,7 +110,6 @@ def test_a_rank_that_runs_out_of_memory_tells_the_others(ranks):
 def test_products_that_differ_between_ranks_are_named_while_debugging(ranks):
     said, errors = zip(*ranks.run(3, exchange_cases.products_that_differ), strict=True)
     assert max(errors) < 1e-12
-    assert said[0] == said[1] == said[2]
     words = [
         *("reduce is mean", "edge_weight is torch.float64", "col_scale is torch.float64"),
         *("x is torch.float64 with rows of shape (4,)", "x is torch.float32", "x is a list: give"),
@@ -113,11 +117,7 @@ def test_products_that_differ_between_ranks_are_named_while_debugging(ranks):
         *("x.shape[1:] is (4,)", "whether x is as it was exchanged is False"),
         "torch.is_grad_enabled() is True",
     ]
-    for (kind, text), word in zip(said[0], words, strict=True):
-        assert kind == "RankError"
-        assert "rank 2" in text
-        assert word in text
-        assert text.endswith(".")
+    assert_told(said, words)
 
 
 def test_gradients_of_exchanged_features_are_not_differentiated_again(ranks):

@@ -120,8 +120,7 @@ def exact(A: CSR | Structure) -> Structure:
     return structure_at(*sizes, *arrays, *counts)
 
 
-#: Another graph of the same sizes often lies where the one before it lay, and its launches are
-#: those that were decided for that one.
+#: Another graph of the same sizes often lies where the one before it lay, and has its structure.
 structure_at = lru_cache(maxsize=256)(Structure)
 
 
