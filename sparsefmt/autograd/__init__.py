@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from .cbsr import features_to_keep as features_to_keep
     from .cbsr import maxk as maxk
     from .cbsr import maxk_aggregate as maxk_aggregate
+    from .convolutions import bare_map as bare_map
     from .convolutions import gat_convolution as gat_convolution
     from .convolutions import gcn_convolution as gcn_convolution
     from .convolutions import gin_convolution as gin_convolution
@@ -56,7 +57,7 @@ _MODULES = {
     "_order": "own_values",
     "cbsr": "features_to_keep maxk maxk_aggregate",
     "convolutions": (
-        "gat_convolution gcn_convolution gin_convolution is_bare is_plain propagated "
+        "bare_map gat_convolution gcn_convolution gin_convolution is_bare is_plain propagated "
         "sage_convolution"
     ),
     "edge_index": "as_graph turned",

@@ -15,11 +15,11 @@ from ..formats.compressed import CSR
 from ..interop.edges import Edges
 from ..interop.torch import from_tensor
 from ..ops.engine import build
-from ..ops.engine.build import Layout
+from ..ops.engine.build import Findings, Layout
 from ..ops.engine.launch import ITEMSIZE
 from ..ops.engine.structure import Sizes, Structure, exact
 from ._memory import DTYPES, NAMES, out_of_inference
-from ._reports import Report, progress_of
+from ._reports import LINE, ROOM, Report, room_of
 
 _ITEM = ITEMSIZE["float32"]
 
@@ -29,16 +29,32 @@ class Arrays:
 
     They begin at byte ``offset`` of ``memory``, which is the stream's, as ``at`` says, where there
     may be room for more.  It is of float32, as factors of rows are, of which most steps ask for a
-    view.  ``perm`` tells of each entry the number of its edge.
+    view.  ``perm`` tells of each entry the number of its edge.  ``half`` of what the report tells
+    is of them.  ``small`` says that one launch builds them.
     """
 
     def __init__(
-        self, at: Layout, sizes: Sizes, memory: Tensor, report: Report, offset: int = 0
+        self,
+        at: Layout,
+        sizes: Sizes,
+        memory: Tensor,
+        report: Report,
+        half: int = 0,
+        offset: int = 0,
+        *,
+        small: bool = True,
     ) -> None:
-        self.at, self.sizes, self.memory, self.report = at, sizes, memory, report
-        self._offset, self._begin = offset, memory.data_ptr() + offset
-        self.structure = build.structure_in(at, self._begin, sizes, report)
+        self.at, self.sizes, self.memory, self.small = at, sizes, memory, small
+        self.report, self.half, self._offset = report, half, offset
+        self._begin = memory.data_ptr() + offset
+        self.structure = build.structure_in(at, self._begin, sizes, report, half)
         self.built = Built()
+        self._inverse: Tensor | None = None
+
+    def found(self) -> Findings | None:
+        """Return what the build has found, None while the report is not done."""
+        found = self.report.found
+        return None if found is None else found[self.half]
 
     def views(self) -> tuple[Tensor, Tensor, Tensor]:
         """Return ``indptr``, ``indices`` and ``perm``, which launches do not ask for."""
@@ -55,10 +71,6 @@ class Arrays:
         """Return the structure as it is, waiting for its build."""
         return self.built.ask("structure", lambda: exact(self.structure))
 
-    def is_small(self) -> bool:
-        """Tell whether it is built in one launch."""
-        return build.is_small(*self.sizes[:3])
-
     def is_settled(self) -> bool:
         """Tell whether somebody has asked for the structure as it is."""
         return "structure" in self.built.found
@@ -68,10 +80,10 @@ class Arrays:
 
         Its rows are cut between blocks only if the report says so, where the build is done.
         """
-        found = self.report.found
+        found = self.found()
         if found is not None and not found.cuts and self.structure.n_cuts:
-            places = self.at, self._begin, self.sizes
-            self.structure = build.structure_in(*places, self.report, cuts=False)
+            places = self.at, self._begin, self.sizes, self.report, self.half
+            self.structure = build.structure_in(*places, cuts=False)
         return self.structure
 
     def plan(self) -> list[Tensor]:
@@ -88,7 +100,10 @@ class Arrays:
 
     def inverse_degree(self) -> Tensor:
         """Return one over the number of entries of each row, 1 for an empty one: in float32."""
-        return self.built.ask("inverse degree", lambda: self._of_rows(self.at.inverse))
+        found = self._inverse
+        if found is None:
+            found = self._inverse = self._of_rows(self.at.inverse)
+        return found
 
     def unit_scales(self) -> tuple[Tensor, Tensor]:
         """Return GCN's factors of the rows, see ``autograd.unit_scales``: in float32."""
@@ -99,7 +114,7 @@ class Arrays:
 
     def in_order(self) -> bool:
         """Tell whether each entry is at the place of its edge, waiting for the build."""
-        return not self.report.wait().moved
+        return not self.report.wait()[self.half].moved
 
     def csr(self) -> CSR:
         """Return the CSR over the arrays, without values, waiting for the build."""
@@ -121,9 +136,11 @@ class Arrays:
 
     def _part(self, begin: int, dtype: torch.dtype, count: int) -> Tensor:
         """Return a view of so many values that begin there."""
+        memory, place = self.memory, (self._offset + begin) // dtype.itemsize
+        if dtype is torch.float32 and not torch.is_inference_mode_enabled():  # most of them
+            return memory.narrow(0, place, count)
         with out_of_inference():
-            memory = self.memory if self.memory.dtype is dtype else self.memory.view(dtype)
-            return memory.narrow(0, (self._offset + begin) // dtype.itemsize, count)
+            return memory.view(dtype).narrow(0, place, count)
 
 
 def sides_of(edges: Edges, *, both: bool) -> tuple[Arrays, Arrays | None]:
@@ -131,15 +148,15 @@ def sides_of(edges: Edges, *, both: bool) -> tuple[Arrays, Arrays | None]:
 
     Sources are columns, targets rows.
     """
-    device, (n_rows, n_cols), nnz = edges.device_number, edges.shape, edges.nnz
-    index, dtype = edges.index, NAMES[edges.index.dtype]
-    source = index.data_ptr()
-    target = source + nnz * ITEMSIZE[dtype]
-    with Report(device, edges.fault_maker()) as report:
-        sizes = Sizes(n_rows, n_cols, nnz, dtype)
-        if build.is_small(n_rows, n_cols, nnz):
-            rooms = map(build.room_for, (n_rows, n_cols, nnz))
-            how = build.small(*rooms, dtype, device, both=both)
+    (n_rows, n_cols), nnz, index = edges.shape, edges.nnz, edges.index
+    dtype, source = NAMES[index.dtype], index.data_ptr()
+    sizes, target = Sizes(n_rows, n_cols, nnz, dtype), source + nnz * ITEMSIZE[dtype]
+    small = build.is_small(n_rows, n_cols, nnz)
+    with Report(edges.device_number, edges.fault_maker(), both=both and small) as report:
+        if small:
+            room = build.room_for
+            rooms = room(n_rows), room(n_cols), room(nnz)
+            how = build.small(*rooms, dtype, edges.device_number, both=both)
             return _small(how, sizes, report, index, (target, source))
         rows = _built(sizes, report, index, (target, source), source, transposed=False)
     return rows, columns_of(rows) if both else None
@@ -150,17 +167,18 @@ def _small(
 ) -> tuple[Arrays, Arrays | None]:
     """Build few edges in one launch."""
     memory = like.new_empty(how.size // _ITEM, dtype=torch.float32)
-    scratch = like.new_empty(how.scratch // _ITEM, dtype=torch.float32)
-    begin, room, stream = memory.data_ptr(), scratch.data_ptr(), report.stream
-    progress, (n_rows, n_cols, nnz, index_dtype) = progress_of(report), sizes
+    progress, scratch = room_of(report)
+    if how.scratch > ROOM:
+        room = like.new_empty(how.scratch // _ITEM, dtype=torch.float32)
+        scratch = room.data_ptr()
+    reports, begin = (report.address, report.address + LINE), memory.data_ptr()
+    how(ids, sizes[:3], begin, reports, scratch, progress, report.stream)
+    rows = Arrays(how.rows, sizes, memory, report)
     if how.columns is None:
-        how(ids, sizes[:3], begin, (report.address, 0), room, progress, stream)
-        return Arrays(how.rows, sizes, memory, report), None
-    with Report(report.device, stream=stream) as other:
-        how(ids, sizes[:3], begin, (report.address, other.address), room, progress, stream)
-        rows = Arrays(how.rows, sizes, memory, report)
-        flipped = Sizes(n_cols, n_rows, nnz, index_dtype)
-        return rows, Arrays(how.columns, flipped, memory, other, how.rows.size)
+        return rows, None
+    n_rows, n_cols, nnz, index_dtype = sizes
+    flipped = Sizes(n_cols, n_rows, nnz, index_dtype)
+    return rows, Arrays(how.columns, flipped, memory, report, 1, how.rows.size)
 
 
 def columns_of(rows: Arrays) -> Arrays:
@@ -187,4 +205,4 @@ def _built(
     build.rows(at, begin, *places, stream, transposed=transposed)
     words.cumsum_(0)
     build.chunks(at, begin, words.data_ptr(), address, stream)
-    return Arrays(at, sizes, memory, report)
+    return Arrays(at, sizes, memory, report, small=False)

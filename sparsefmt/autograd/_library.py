@@ -268,7 +268,7 @@ def unwatched(args: tuple[Any, ...]) -> bool:
     keys of the thread), nor for a subclass, a negation that torch has put off, or zeros without
     memory.  Torch has no question that an ``ExecutionTraceObserver`` would answer.
     """
-    if _listening(args):
+    if listening(args):
         return False
     for arg in args:
         kind = type(arg)
@@ -280,7 +280,7 @@ def unwatched(args: tuple[Any, ...]) -> bool:
     return True
 
 
-def _listening(args: tuple[Any, ...]) -> bool:
+def listening(args: tuple[Any, ...]) -> bool:
     """Tell whether a profiler, autocast, a mode or a transform sees the calls of this thread."""
     return (
         profiler._is_profiler_enabled

@@ -30,12 +30,12 @@ _WIDE = (torch.float32, torch.float64)
 # Torch's own code generator reads both this way: 0.1 µs, where a Stream object costs 3.  Builds
 # without CUDA lack them.
 raw_stream: Any = getattr(torch._C, "_cuda_getCurrentRawStream", None)
-_current_device: Any = getattr(torch._C, "_cuda_getDevice", None)
+current_device: Any = getattr(torch._C, "_cuda_getDevice", None)
 
 
 def on_device(number: int) -> AbstractContextManager[object]:
     """Enter a context in which that GPU is the current one; nothing where it is."""
-    return HERE if number == _current_device() else torch.cuda.device(number)
+    return HERE if number == current_device() else torch.cuda.device(number)
 
 
 def out_of_inference() -> AbstractContextManager[object]:

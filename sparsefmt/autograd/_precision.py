@@ -23,4 +23,4 @@ def bf16_is_allowed() -> bool:
     """
     if _precision is None:
         return torch.get_float32_matmul_precision() == "medium"
-    return tf32_is_allowed() and bool(_precision("mkldnn", "matmul") == "bf16")
+    return bool(_precision("mkldnn", "matmul") == "bf16") and tf32_is_allowed()

@@ -17,13 +17,16 @@ from ..ops.engine import build
 from ..ops.engine.build import Findings
 from ._memory import raw_stream
 
-#: Of a slot: a line of the caches, so that no two are written together.
-_BYTES, _SLOTS = 64, 256
-_Words = ctypes.c_longlong * len(Findings._fields)
+#: Of each half of a slot: a line of the caches, so that no two are written together.
+LINE, _SLOTS = 64, 256
+#: Bytes that each stream keeps for its builds, and those of the steps of their blocks.
+ROOM, _STEPS = 2**21, 8 * build.SMALL_BLOCKS
+_COUNT = len(Findings._fields)
+_Words = ctypes.c_longlong * (2 * _COUNT)
 
 _lock = RLock()
 _kept: list[Tensor] = []  # never given back: a kernel may still be about to write
-_progress: dict[tuple[int, int], int] = {}
+_rooms: dict[tuple[int, int], int] = {}
 _free: list[int] = []
 _open: "list[Report]" = []  # in the order of their making
 
@@ -31,43 +34,52 @@ _open: "list[Report]" = []  # in the order of their making
 class Report:
     """What a stream of a device tells once it has come to where this is made.
 
-    ``fault`` makes the error for an id that was wrong, of what ``Findings.fault`` says.  ``stream``
-    is the current one by default.  In a ``with`` statement an error abandons it.
+    ``fault`` makes the error for an id that was wrong, of what ``Findings.fault`` says.  A report
+    on ``both`` halves of a build tells of the columns too, a ``LINE`` behind the ``address`` of
+    what it tells of the rows; ``found`` has what each half found.  In a ``with`` statement an error
+    abandons it.
     """
 
-    __slots__ = ("_fault", "_told", "_words", "address", "device", "found", "stream")
+    __slots__ = ("_fault", "_last", "_told", "_words", "address", "device", "found", "stream")
 
     def __init__(
         self,
         device: int,
         fault: Callable[[int], SparseFmtError] | None = None,
-        stream: int | None = None,
+        *,
+        both: bool = False,
     ) -> None:
-        self.device = device
-        self.stream: int = raw_stream(device) if stream is None else stream
-        self.found: Findings | None = None
+        self.device, self.stream = device, int(raw_stream(device))
+        self.found: tuple[Findings, ...] | None = None
         self._fault, self._told = fault, False
+        self._last = _COUNT if both else 0
         with _lock:
             self.address = _free.pop() if _free else _more()
-            ctypes.memset(self.address, 0, _BYTES)
+            ctypes.memset(self.address, 0, 2 * LINE)
             self._words = _Words.from_address(self.address)
             _open.append(self)
 
     def done(self) -> bool:
         """Tell whether the stream has come so far."""
-        if self.found is None and self._words[0]:
+        words = self._words
+        if self.found is None and words[0] and words[self._last]:
             with _lock:
                 if self.found is None:
-                    self.found = Findings(*self._words)
+                    rows, columns = words[:_COUNT], words[_COUNT:]
+                    halves = (rows, columns) if self._last else (rows,)
+                    self.found = tuple(Findings(*half) for half in halves)
                     _open.remove(self)
                     _free.append(self.address)
         return self.found is not None
 
     def is_ahead(self) -> bool:
         """Tell quickly whether the current stream made it and has not come so far."""
-        return self.found is None and not self._words[0] and raw_stream(self.device) == self.stream
+        words = self._words
+        if self.found is not None or (words[0] and words[self._last]):
+            return False
+        return bool(raw_stream(self.device) == self.stream)
 
-    def wait(self) -> Findings:
+    def wait(self) -> tuple[Findings, ...]:
         """Wait until the stream has come so far, and raise for a wrong id."""
         if not self.done():
             torch.cuda.synchronize(self.device)  # synchronize!
@@ -111,9 +123,9 @@ class Report:
 
     def check(self) -> None:
         """Raise for a wrong id, if one is known of."""
-        if self.found is not None and self.found.fault and self._fault is not None:
+        if self.found is not None and self.found[0].fault and self._fault is not None:
             self._told = True
-            raise self._fault(self.found.fault)
+            raise self._fault(self.found[0].fault)
 
 
 def check_all() -> None:
@@ -131,25 +143,27 @@ def mark(device: int) -> Report:
     return report
 
 
-def progress_of(report: Report) -> int:
-    """Return the address of a report's own words on its GPU, for the steps of a build's blocks.
+def room_of(report: Report) -> tuple[int, int]:
+    """Return the addresses of the steps of blocks and of ``ROOM`` bytes, for a build in one launch.
 
-    They are 0 at first, and go with the report's place from one report to the next.
+    Builds of one stream run one after the other and share both.  Steps are 0 at first, and grow
+    from one build to the next.
     """
-    key = report.device, report.address
-    found = _progress.get(key)
-    if found is None:
-        memory = torch.zeros(build.SMALL_BLOCKS, dtype=torch.int64, device=f"cuda:{key[0]}")
-        found = _progress[key] = memory.data_ptr()
-        _kept.append(memory)  # 8 KiB for each place: of those that are free the latest is used next
-    return found
+    key = report.device, report.stream
+    steps = _rooms.get(key)
+    if steps is None:
+        with _lock, torch.inference_mode(False):
+            memory = torch.zeros(_STEPS + ROOM, dtype=torch.uint8, device=f"cuda:{key[0]}")
+            _kept.append(memory)
+            steps = _rooms[key] = memory.data_ptr()
+    return steps, steps + _STEPS
 
 
 def _more() -> int:
     """Make more slots, and give one of them."""
     with torch.inference_mode(False):
-        memory = torch.zeros(_SLOTS * _BYTES, dtype=torch.uint8, pin_memory=True)
+        memory = torch.zeros(_SLOTS * 2 * LINE, dtype=torch.uint8, pin_memory=True)
     _kept.append(memory)
     begin = memory.data_ptr()
-    _free.extend(begin + k * _BYTES for k in range(_SLOTS))
+    _free.extend(begin + 2 * k * LINE for k in range(_SLOTS))
     return _free.pop()

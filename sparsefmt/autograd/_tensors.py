@@ -125,7 +125,7 @@ class Side(_OfStructure):
         found.arrays, found._numbered = arrays, numbered
         found._plan, found.n_cols = [], arrays.sizes.n_cols
         found.structure = arrays.structure
-        if not arrays.is_small():
+        if not arrays.small:
             _ = found.built
         return found
 
@@ -141,33 +141,21 @@ class Side(_OfStructure):
         self.perm = perm if self._numbered else None
         return self.__dict__[name]
 
-    @property
-    def report(self) -> "Report | None":
-        """Report of what is being built."""
-        return None if self.arrays is None else self.arrays.report
+    def take_over(self) -> None:
+        """Take over of what was built, which is done, whether blocks share rows.
 
-    def reach(self) -> bool:
-        """Let the current stream read what is being built, and tell whether that is done.
-
-        Of what is then known, only whether rows are cut between blocks is taken over: for exact
-        sizes launches would be decided anew, for each graph that is used once.
+        And no more: for exact sizes launches would be decided anew, for each graph that is used
+        once.
         """
         arrays = self.arrays
-        if arrays is None or not arrays.report.reach():
-            return arrays is None
-        self.structure = arrays.settled() if arrays.is_settled() else arrays.without_cuts()
-        return True
+        if arrays is not None:
+            self.structure = arrays.settled() if arrays.is_settled() else arrays.without_cuts()
 
     def settle(self) -> None:
         """Take over exact sizes, which the build has reported."""
         if self.arrays is not None:
             self.structure = self.arrays.settled()
             _ = self.built
-
-    def wait(self) -> None:
-        """Wait for what is being built."""
-        if self.arrays is not None:
-            self.arrays.report.wait()
 
     def freeze(self) -> None:
         """Wait for the build, then keep only what a CSR has."""
@@ -197,8 +185,8 @@ class GraphTensors(_OfStructure):
     """The tensors of a graph: its rows, its edge values and, once needed, its columns.
 
     ``csr_values`` are in CSR order.  ``order`` is ``Graph.csr_perm``: None where the edges were
-    given in CSR order and, of a graph, until it is ``ordered``.  ``building`` is what a stream may
-    still be at.
+    given in CSR order and, of a graph, until it is ``ordered``.  ``building`` are the reports of
+    what a stream may still be at, the last one behind the others.
     """
 
     def __init__(
@@ -216,7 +204,7 @@ class GraphTensors(_OfStructure):
         self.order, self.ordered = order, ordered
         self.n_rows, self.n_cols, self.nnz = sizes
         self.kind: str = getattr(self.device, "type", "")
-        self.building: tuple[Side | Report, ...] = ()
+        self.building: tuple[Report, ...] = ()
         self.asks_left = 0  #: until exact sizes of what was built are taken over
         self.loops: bool | None = None  #: whether an edge is one, None where nobody has looked
         self.home: int | None = None  #: the stream whose memory this is, None for that of formats
@@ -229,8 +217,9 @@ class GraphTensors(_OfStructure):
         values = None if values is None else values.detach().index_select(0, arrays.views()[2])
         found = cls(rows, None, values, (*edges.shape, edges.nnz))
         del found.order  # made when asked for
-        found.building = (rows,) if values is None else (rows, mark(edges.device_number))
-        found.home = arrays.report.stream
+        report = arrays.report
+        found.building = (report,) if values is None else (report, mark(edges.device_number))
+        found.home = report.stream
         if of_columns is not None:
             found._add(of_columns)
         return found
@@ -252,7 +241,8 @@ class GraphTensors(_OfStructure):
         made = Side.over(columns, numbered=True)
         with self._built.lock:
             self.columns = made
-            self.building = *self.building, made
+            if columns.report not in self.building:
+                self.building = *self.building, columns.report
 
     def build_columns(self) -> None:
         """Build the columns on the current stream."""
@@ -267,22 +257,25 @@ class GraphTensors(_OfStructure):
         IndexRangeError
             If an edge names a vertex that does not exist, and the GPU has come so far.
         """
-        if not self.building:
+        building = self.building
+        if not building:
             self.asks_left -= 1
             if self.asks_left <= 0:
                 self._settle_sides()
             return
-        last = self.building[-1]
-        report = last if isinstance(last, Report) else last.report
-        if report is not None and report.is_ahead():
+        if building[-1].is_ahead():
             return
         with self._built.lock:  # another thread may add the columns
-            left = tuple(one for one in self.building if not one.reach())
-            self.asks_left = _MOST_ASKED
+            self.building = tuple(one for one in self.building if not one.reach())
             arrays = self.rows.arrays
-            if arrays is not None and arrays.report.found is not None:
-                self._look(arrays.report.found)
-            self.building = left
+            found = None if arrays is None else arrays.found()
+            if found is not None:
+                self._look(found)
+            if not self.building:
+                self.asks_left = _MOST_ASKED
+                for side in (self.rows, self.columns):
+                    if side is not None:
+                        side.take_over()
 
     def lend(self) -> None:
         """Keep memory that another stream has built until the current one has read it.

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C._functorch import maybe_current_level
+from torch._C._functorch import is_functorch_wrapped_tensor, maybe_current_level
 from torch.autograd import Function, forward_ad
 from torch.nn import Linear, Module, Parameter
 from torch.nn.functional import linear
@@ -20,8 +20,9 @@ from ..graph import Graph
 from . import _check, _check_attention, gat
 from ._attention import as_computed, unwatched
 from ._library import LibraryOp
+from ._products import product_at_once
 from ._recording import once, recorded
-from .matmul import SPMM, multiply
+from .matmul import aggregated, multiply
 from .structure import GraphLike, side_of, tensors_of
 
 SPMM_WITH_OWN = LibraryOp("spmm_with_own")
@@ -57,6 +58,7 @@ def is_plain(graph: object, x: Any, weight: Any, *others: Tensor | None) -> bool
         or x.dim() != 2
         or forward_ad._current_level >= 0
         or maybe_current_level() is not None
+        or is_functorch_wrapped_tensor(x)  # left behind by a transform
     ):
         return False
     for other in others:
@@ -101,6 +103,43 @@ def is_bare(layer: Module | None, kind: type[Module] = Linear) -> bool:
     )
 
 
+def bare_map(layer: Module | None) -> tuple[Tensor, Tensor | None] | None:
+    """Give the weight and the bias of a linear map that ``is_bare``; None of any other.
+
+    Parameters
+    ----------
+    layer : Module
+
+    Returns
+    -------
+    weight : Tensor, shape (out_features, in_features)
+    bias : Tensor, shape (out_features,) or None
+    """
+    if layer is None or not is_bare(layer):
+        return None
+    found = layer._parameters  # attributes of a module take 0.3 µs each
+    weight = found.get("weight")
+    return None if weight is None else (weight, found.get("bias"))
+
+
+def _is_taped(*tensors: Tensor | None) -> bool:
+    """Tell whether autograd records a call that ``is_plain``."""
+    if torch.is_grad_enabled():
+        for tensor in tensors:
+            if tensor is not None and tensor.requires_grad:
+                return True
+    return False
+
+
+def _applied(function: type[Function], *given: Any) -> Tensor:
+    """Apply a function in a call that ``is_plain``, for which torch's own ``apply`` does no more.
+
+    That looks at each argument for a wrapper that a transform has left behind.
+    """
+    found: Tensor = super(Function, function).apply(*given)  # type: ignore[misc]
+    return found
+
+
 # Sums with a part of each row's own
 
 
@@ -110,9 +149,12 @@ def _plus(
     """Run the kernel that adds a row's own part to its sum; no autograd."""
     tensors = tensors_of(graph, transposed=transposed)
     side: Any = tensors.columns if transposed else tensors.rows
-    values = tensors.csr_values
+    values, given = tensors.csr_values, [*scales, reduce, *own]
+    at_once = product_at_once(side, x, *given) if values is None else None
+    if at_once is not None:
+        return at_once
     perm = None if values is None else side.perm
-    found: Tensor = SPMM_WITH_OWN(side, x, values, perm, *scales, reduce, *own)
+    found: Tensor = SPMM_WITH_OWN(side, x, values, perm, *given)
     return found
 
 
@@ -152,10 +194,9 @@ def propagated(
     -----
     ``x`` and ``bias`` have gradients, differentiable any number of times; all else is constant.
     """
-    if not recorded(x, bias):
+    if not recorded(x, bias):  # which refuses a backward pass within vmap
         return _plus(graph, transposed, x, (scale, scale), "sum", x, own, one_more, bias)
-    found: Tensor = _Propagated.apply(x, bias, scale, own, graph, one_more, transposed)  # type: ignore[no-untyped-call]
-    return found
+    return _applied(_Propagated, x, bias, scale, own, graph, one_more, transposed)
 
 
 class _Propagated(Function):
@@ -200,11 +241,10 @@ def gcn_convolution(
     -------
     Tensor, shape (n, out_channels)
     """
-    if not recorded(x, weight, bias):
+    if not _is_taped(x, weight, bias):
         h = linear(x, weight)
         return _plus(graph, False, h, (scale, scale), "sum", h, own, False, bias)
-    found: Tensor = _Gcn.apply(x, weight, bias, scale, own, graph, False)  # type: ignore[no-untyped-call]
-    return found
+    return _applied(_Gcn, x, weight, bias, scale, own, graph, False)
 
 
 def gin_convolution(
@@ -232,11 +272,10 @@ def gin_convolution(
     """
     if not maps_first(*weight.shape[::-1], gradient=x.requires_grad):
         return linear(propagated(graph, x, None, eps, one_more=True), weight, bias)
-    if not recorded(x, weight, bias):
+    if not _is_taped(x, weight, bias):
         h = linear(x, weight)
         return _plus(graph, False, h, (None, None), "sum", h, eps, True, bias)
-    found: Tensor = _Gcn.apply(x, weight, bias, None, eps, graph, True)  # type: ignore[no-untyped-call]
-    return found
+    return _applied(_Gcn, x, weight, bias, None, eps, graph, True)
 
 
 def maps_first(width: int, out_width: int, *, gradient: bool) -> bool:
@@ -296,10 +335,9 @@ def sage_convolution(
     """
     inputs = x, weight, bias, own_weight
     early = maps_first(*weight.shape[::-1], gradient=x.requires_grad)
-    if not recorded(*inputs):
+    if not _is_taped(*inputs):
         return _sage(graph, early, *inputs)[0]
-    found: Tensor = _Sage.apply(*inputs, graph, early)  # type: ignore[no-untyped-call]
-    return found
+    return _applied(_Sage, *inputs, graph, early)
 
 
 def _sage(
@@ -312,7 +350,7 @@ def _sage(
         h, own = linear(x, maps).split_with_sizes([feat, feat], 1)
         return _plus(graph, False, h, (None, None), "mean", own, None, False, bias), maps
     values = tensors_of(graph).csr_values
-    means = SPMM(side_of(graph, False), x, values, None, None, None, "mean")
+    means = aggregated(graph, False, x, values, None, None, "mean")
     return linear(means, weight, bias).addmm_(x, own_weight.t()), means
 
 
@@ -385,7 +423,11 @@ def _sage_late(
 def _mean_back(graph: GraphLike, grad: Tensor) -> Tensor:
     """Give the gradient of the features of a mean, differentiably."""
     tensors = tensors_of(graph, transposed=True)
-    scale = tensors.rows.inverse_degree_beside(grad)
+    scale, side = tensors.rows.inverse_degree_beside(grad), tensors.columns
+    if not torch.is_grad_enabled() and tensors.csr_values is None and side is not None:
+        at_once = product_at_once(side, grad, None, scale, "sum")
+        if at_once is not None:
+            return at_once
     return multiply(graph, True, grad, tensors.csr_values, None, scale)
 
 
@@ -433,12 +475,11 @@ def gat_convolution(
     inputs, tensors = (x, weight, *vectors, bias), tensors_of(graph)
     options = _check_attention.options(negative_slope, dropout, None, self_loops, tensors)
     seed, *numbers = options
-    if not recorded(*inputs):
+    if not _is_taped(*inputs):
         h, el, er = _scores(*inputs[:4])
         out: Tensor = gat.GAT(side_of(graph, False), bias, h, el, er, None, None, seed, *numbers)
         return out.view(-1, weight.shape[0])
-    found: Tensor = _GatLayer.apply(*inputs, seed, graph, numbers)  # type: ignore[no-untyped-call]
-    return found
+    return _applied(_GatLayer, *inputs, seed, graph, numbers)
 
 
 def _scores(x: Tensor, weight: Tensor, source: Tensor, target: Tensor) -> tuple[Tensor, ...]:

@@ -20,6 +20,7 @@ from ..ops.matmul.api import REDUCTIONS
 from . import _check, _library
 from ._library import LibraryOp
 from ._order import given_in_csr_order, in_own_order
+from ._products import product_at_once
 from ._recording import apart, recorded
 from ._tensors import GraphTensors, Side
 from .edge_index import as_graph
@@ -203,7 +204,7 @@ def multiply(
     """
     inputs = x, values, row_scale, col_scale
     if not recorded(*inputs):
-        return _spmm(graph, transposed, *inputs, reduce)
+        return aggregated(graph, transposed, *inputs, reduce)
     if reduce not in ("sum", "mean"):
         from .extrema import best
 
@@ -212,10 +213,15 @@ def multiply(
     return found
 
 
-def _spmm(
+def aggregated(
     graph: GraphLike, transposed: bool, x: Tensor, values: Tensor | None, *others: Any
 ) -> Tensor:
+    """Multiply as ``multiply`` does, of sums and means, and record nothing."""
     side = side_of(graph, transposed)
+    if values is None and x.dim() == 2:
+        at_once = product_at_once(side, x, *others)
+        if at_once is not None:
+            return at_once
     perm = None if values is None else side.perm
     if values is not None and perm is not None and x.is_cuda and _gathers_first(values, x):
         values, perm = values.index_select(0, perm), None
@@ -237,7 +243,7 @@ class _Spmm(Function):
         values = factors[0]
         ctx.of_heads = values is not None and values.dim() == 2
         ctx.shared = ctx.of_heads and x.dim() == 2
-        return _spmm(ctx.graph, ctx.transposed, x, *factors, ctx.reduce)
+        return aggregated(ctx.graph, ctx.transposed, x, *factors, ctx.reduce)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:

@@ -245,7 +245,7 @@ def tensors_of(graph: GraphLike, *, transposed: bool = False) -> GraphTensors:
     """Return the tensors of a graph, made if they are missing."""
     if isinstance(graph, GraphTensors):
         return graph
-    graph = cast(Graph, graph)
+    assert not isinstance(graph, Tensor)  # layers have made a graph of it
     # A tracer must not see what is missing: it remembers what it read.
     if torch.compiler.is_compiling():
         graph._prepare_traced(transposed)  # type: ignore[attr-defined]
@@ -254,7 +254,8 @@ def tensors_of(graph: GraphLike, *, transposed: bool = False) -> GraphTensors:
     if found is None or (transposed and found.columns is None):
         _prepare_tensors(graph, transposed)
         found = _tensors_made(graph)
-    if found.building or found.asks_left:
+    building = found.building
+    if found.asks_left or (building and not building[-1].is_ahead()):
         found.settle()
     if found.home is not None and raw_stream(found.device.index) != found.home:
         found.lend()
@@ -265,7 +266,8 @@ def tensors_of(graph: GraphLike, *, transposed: bool = False) -> GraphTensors:
 
 def _tensors_made(graph: Graph) -> GraphTensors:
     at = 1 if graph._flipped else 0  # torch 2.11 traces no bool as an index
-    return cast(GraphTensors, graph._built.tensors[at])
+    found: GraphTensors = graph._built.tensors[at]
+    return found
 
 
 def graph_tensors(graph: object) -> GraphTensors:
@@ -334,7 +336,8 @@ def order_of(graph: GraphLike) -> Tensor | None:
 def side_of(graph: GraphLike, transposed: bool) -> Side:
     """Return the rows of the graph, or its columns."""
     tensors = tensors_of(graph, transposed=transposed)
-    return cast(Side, tensors.columns) if transposed else tensors.rows
+    found: Any = tensors.columns if transposed else tensors.rows
+    return found  # type: ignore[no-any-return]
 
 
 def on_rows(op: Any, graph: GraphLike, *args: Any) -> Tensor:

@@ -1,7 +1,7 @@
 """The one place for what is built once: of a structure, of its values, of a graph."""
 
+from _thread import RLock  # ``threading`` has a function around it
 from collections.abc import Callable, Hashable
-from threading import RLock
 from typing import Any, TypeVar
 
 Made = TypeVar("Made")

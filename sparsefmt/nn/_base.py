@@ -7,11 +7,14 @@ from torch.nn import Module
 
 from ..autograd import (
     GraphLike,
+    as_graph,
     checked_strategy,
     features_to_keep,
     sample_width,
 )
 from ..errors import UnsupportedError
+from ..graph import Graph
+from ._checks import by_vertex
 from ._passing import Direction, Passing
 from .shared import sampled_aggregate
 
@@ -101,6 +104,12 @@ class Convolution(Passing):
         """Tell whether all features of all entries count."""
         sampled = self.training_sample if self.training else self.sample
         return sampled is None and self.k is None
+
+    def _graph(self, x: Tensor, edge_index: Any) -> GraphLike:
+        """Give the graph among the vertices of ``x``, with the values that count."""
+        if type(edge_index) is Graph:
+            return edge_index
+        return self._valued(as_graph(edge_index, by_vertex(x), name="edge_index"), edge_index)
 
     def _check_no_batch(self, x: Tensor) -> None:
         """Refuse features (..., n, feat) where MaxK is to choose."""

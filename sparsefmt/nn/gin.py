@@ -4,14 +4,14 @@ Parameters have the names and shapes of PyG's layer of the same name, so that a 
 across, and without ``k`` and samples results agree with its.
 """
 
-from typing import Unpack
+from typing import Any, Unpack
 
 from torch import Tensor
-from torch.nn import Linear, Module, Sequential
+from torch.nn import Module, Sequential
 
 from ..autograd import (
     GraphLike,
-    as_graph,
+    bare_map,
     gin_convolution,
     is_bare,
     is_plain,
@@ -19,7 +19,7 @@ from ..autograd import (
     propagated,
 )
 from ._base import Convolution, Options, is_one_each
-from ._checks import Ends, as_autocast, by_vertex, check_edge_weight
+from ._checks import Ends, as_autocast, check_edge_weight
 from ._hops import over_vertices
 from ._network import OfNetwork, called, check_fit
 from ._passing import FORWARD, SUM
@@ -101,14 +101,16 @@ class GINConv(OfNetwork, Convolution):
             As ``SAGEConv``; also if ``nn`` cannot take ``x``, or both ends are not of one width.
         """
         if isinstance(x, Tensor) and size is None:
-            graph = self._valued(as_graph(edge_index, by_vertex(x), name="edge_index"), edge_index)
+            graph = self._graph(x, edge_index)
             if edge_weight is None and self._is_usual():
-                first, rest = _parts(self.nn)
-                if first is None and is_plain(graph, x, self.eps):
-                    check_fit(self.nn, x)
-                    return called(self.nn, propagated(graph, x, None, self.eps, one_more=True))
+                nn: Any = self._modules["nn"]
+                eps: Any = self._buffers["eps"]
+                first, rest = _parts(nn)
+                if first is None and is_plain(graph, x, eps):
+                    check_fit(nn, x)
+                    return called(nn, propagated(graph, x, None, eps, one_more=True))
                 if first is not None:
-                    weight, bias, eps = first.weight, first.bias, self.eps
+                    weight, bias = first
                     if is_one_each(bias, weight) and is_plain(graph, x, weight, bias, eps):
                         y = gin_convolution(graph, x, eps, weight, bias)
                         for module in rest:
@@ -125,8 +127,9 @@ class GINConv(OfNetwork, Convolution):
             self._is_whole()
             and self.flow == FORWARD
             and self._reductions == SUM
-            and not self.eps.requires_grad
-            and self.eps.shape == (1,)
+            and (eps := self._buffers.get("eps")) is not None  # no parameter
+            and not eps.requires_grad
+            and eps.shape == (1,)
         )
 
     def _aggregated(self, ends: Ends, edge_weight: Tensor | None) -> Tensor:
@@ -151,8 +154,10 @@ class GINConv(OfNetwork, Convolution):
         return self._with_own(over_vertices(reduced, x), ends, own)
 
 
-def _parts(nn: Module) -> tuple[Linear | None, list[Module]]:
-    """Give the linear map that comes first, where nobody sees its calls, and what follows it."""
-    parts = [*nn] if isinstance(nn, Sequential) and is_bare(nn, Sequential) else [nn]
-    first = parts[0] if parts else nn
-    return (first, parts[1:]) if is_bare(first) and isinstance(first, Linear) else (None, [])
+def _parts(nn: Any) -> tuple[tuple[Tensor, Tensor | None] | None, list[Module]]:
+    """Give the linear map that comes first, as ``bare_map`` does, and the modules behind it."""
+    if is_bare(nn, Sequential):
+        parts = [*nn]
+        first = bare_map(parts[0]) if parts else None
+        return first, [] if first is None else parts[1:]
+    return bare_map(nn), []

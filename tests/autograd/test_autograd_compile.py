@@ -394,7 +394,7 @@ OTHERS = {
     "unit_scales",
 }
 #: Of layers in plain eager mode, which are never traced.
-OTHERS |= {"gat_convolution", "gcn_convolution", "is_bare", "is_plain", "propagated"}
+OTHERS |= {"bare_map", "gat_convolution", "gcn_convolution", "is_bare", "is_plain", "propagated"}
 OTHERS |= {"gin_convolution", "sage_convolution"}
 OTHERS |= {"relational_aggregate"}  # breaks the graph
 OTHERS |= {"against_pyg_layer", "check_ids", "layer_of_pyg", "Shared", "local_of", "shared"}

@@ -142,7 +142,7 @@ def layout(
 
 
 def structure_in(
-    at: Layout, begin: int, sizes: Sizes, report: object, *, cuts: bool = True
+    at: Layout, begin: int, sizes: Sizes, report: object, half: int = 0, *, cuts: bool = True
 ) -> Structure:
     """Make the structure of a CSR that is being built: see ``Structure.report``.
 
@@ -150,8 +150,9 @@ def structure_in(
     """
     places = begin + at.indptr, begin + at.indices, begin + at.start
     borders = begin + at.slot, begin + at.cut, begin + at.long
-    found = Structure(*sizes, *places, *borders, at.blocks, at.n_cuts if cuts else 0, 0)
-    found.report, found.alike = report, at.decided[cuts]
+    counts = at.blocks, at.n_cuts if cuts else 0, 0, 0
+    found = Structure(*sizes, *places, *borders, *counts, report, half)
+    found.alike = at.decided[cuts]
     return found
 
 
@@ -226,8 +227,8 @@ class Small(NamedTuple):
         """Launch it.
 
         ``ids`` are those of rows and columns, and ``sizes`` the numbers of rows, columns and edges.
-        ``progress`` is a word for each block, 0 or with a step of an earlier launch, and used by no
-        two launches at a time.
+        ``progress`` is a word for each block, 0 or with a step of an earlier launch; it and
+        ``scratch`` are used by no two launches at a time.
         """
         of_rows, of_columns = reports
         halves = begin, of_rows, begin + self.rows.size, of_columns

@@ -82,6 +82,7 @@ class Structure(Deciding):
     #: Of a CSR that a stream is building, what it will find; until then ``blocks`` and ``n_cuts``
     #: are the most there can be, which only costs: kernels find nothing to do in those beyond.
     report: Any = field(default=None, repr=False, compare=False)
+    half: int = field(default=0, repr=False, compare=False)  #: of what the report tells
     _decided: dict[Hashable, Any] = field(
         init=False, default_factory=dict, repr=False, compare=False
     )
@@ -113,7 +114,7 @@ def exact(A: CSR | Structure) -> Structure:
     S = structure_of(A)
     if S.report is None:
         return S
-    found = S.report.wait()
+    found = S.report.wait()[S.half]
     arrays = S.indptr, S.indices, S.start, S.slot, S.cut, S.long
     sizes = S.n_rows, S.n_cols, S.nnz, S.index_dtype
     counts = found.blocks, found.cuts, found.longs, found.longest

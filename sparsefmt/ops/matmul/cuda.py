@@ -194,7 +194,7 @@ def spmm(
         alignment = (rows | (result | own_at[0] | max(stride, 0)) >> narrow) % 16
         case = dtype, reduce, feat, heads, shared, m.row_stride(x), alignment, narrow, stride
         # How slices are cut decides the order of sums, and so goes by the exact sizes.
-        wide = not heads and _wide(S, NARROW if narrow else dtype, scaled=col_scale is not None)
+        wide = not heads and is_wide(S, NARROW if narrow else dtype, scaled=col_scale is not None)
         what = own.one_more, (*[a is not None for a in given], wide)
         nbytes, launch, add_up = S.once_alike(_launches, *case, *what)
         if add_up is None:
@@ -285,6 +285,16 @@ def _launches(
     return (values, nbytes), launch, add_up
 
 
+def decided(
+    S: Structure, dtype: str, reduce: str, feat: int, stride: int, alignment: int,
+    own_stride: int, one_more: bool, scaled: bool, cols: bool, wide: bool,
+) -> tuple[tuple[int, int], Launch, Launch | None]:  # fmt: skip
+    """Decide a sum or mean of rows of features without edge values, as ``spmm`` launches it."""
+    given = False, scaled, False, False, cols, wide
+    case = dtype, reduce, feat, 0, False, stride, alignment, False, own_stride, one_more, given
+    return S.once_alike(_launches, *case)
+
+
 def rounded(x: Any) -> Any:
     """Round rows of float32 features, of any shape, to bfloat16, in whole words of 16 bytes."""
     m, n, feat = memory_of(x), x.shape[0], prod(x.shape[1:])
@@ -331,7 +341,7 @@ def load_shape(dtype: str, *, feat: int, stride: int, alignment: int, wide: bool
     return Shape(8 if feat <= 8 else 32, 1)
 
 
-def _wide(S: Structure, dtype: str, *, scaled: bool) -> bool:
+def is_wide(S: Structure, dtype: str, *, scaled: bool) -> bool:
     """Whether slices of 256 bytes pay: measured, see the constants."""
     dense = S.nnz >= DENSE_ROWS * S.n_rows
     size = S.n_cols * 256

@@ -1,0 +1,99 @@
+"""The short way to a product without edge values: of plain CUDA tensors, in a plain eager call.
+
+On a small graph the host is what a step waits for.  The long way asks the table of operations, each
+kernel's reasons, and what memory the arrays are in; here one look-up finds what all of these have
+decided for a call of the same case before.
+"""
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from ..ops.engine.choose import asked
+from ..ops.matmul.cuda import decided, is_wide
+from ..ops.tiles.operands import prepared
+from ._library import listening
+from ._memory import NAMES, current_device, raw_stream
+from ._precision import bf16_is_allowed
+from ._tensors import Side
+
+#: Bytes of a value, of those dtypes whose factors are of the same one.
+_ITEMSIZE = {torch.float32: 4, torch.float64: 8}
+_KINDS = Tensor, Parameter
+
+
+def product_at_once(
+    side: Side,
+    x: Tensor,
+    row_scale: Tensor | None,
+    col_scale: Tensor | None,
+    reduce: str,
+    own: Tensor | None = None,
+    factors: Tensor | None = None,
+    one_more: bool = False,
+    bias: Tensor | None = None,
+) -> Tensor | None:
+    """Run ``SPMM`` or, if there are ``own`` rows, ``SPMM_WITH_OWN``, as a sum or mean, at once.
+
+    None if the call has to go by the library op, which gives the same bits.
+    """
+    S, dtype = side.structure, x.dtype
+    size = _ITEMSIZE.get(dtype)
+    if S is None or size is None or not S.nnz or _is_watched(x):
+        return None
+    (_, feat), (stride, step), own_stride, own_at = x.shape, x.stride(), -1, 0
+    if step != 1 or not feat:
+        return None
+    if own is not None:
+        own_stride, step = own.stride()
+        if step != 1 or type(own) not in _KINDS or own.is_neg():
+            return None
+        own_at, own_stride = own.data_ptr(), own_stride * size
+    places = []
+    for one in (col_scale, row_scale, factors, bias):
+        if one is None:
+            places.append(0)
+        elif one.is_contiguous() and not one.is_neg():
+            places.append(one.data_ptr())
+        else:
+            return None
+    cols, scale, factors_at, bias_at = places
+
+    out = x.new_empty((S.n_rows, feat))
+    rows, result = x.data_ptr(), out.data_ptr()
+    alignment = (rows | result | own_at | max(own_stride, 0)) & 15
+    scaled = scale != 0, cols != 0
+    # How slices are cut decides the order of sums, and so goes by the exact sizes.
+    wide = is_wide(S, NAMES[dtype], scaled=scaled[1])
+    case = NAMES[dtype], reduce, feat, stride, alignment, own_stride, one_more, *scaled, wide
+    known = S._decided if S.alike is None else S.alike
+    found = known.get(case)
+    if found is None:
+        found = known[case] = decided(S, *case)
+    nbytes, launch, add_up = found
+    arrays, behind = (S.indptr, S.indices, S.start, S.slot), (own_at, factors_at, bias_at)
+    stream = raw_stream(x.get_device())
+    if add_up is None:
+        launch(stream, *arrays, 0, 0, cols, scale, rows, result, 0, 0, 0, *behind, S.nnz)
+        return out
+    workspace = x.new_empty(nbytes[1], dtype=torch.uint8)
+    begin = workspace.data_ptr()
+    partial = 0, begin, begin + nbytes[0], *behind
+    launch(stream, *arrays, 0, 0, cols, scale, rows, result, *partial, S.nnz)
+    add_up(stream, S.indptr, S.start, S.cut, scale, result, *partial)
+    return out
+
+
+def _is_watched(x: Tensor) -> bool:
+    """Tell whether the long way would do anything but launch the kernel for these features."""
+    return bool(
+        torch.compiler.is_compiling()
+        or type(x) not in _KINDS
+        or prepared
+        or asked() is not None
+        or listening((x,))
+        or x.is_neg()
+        or x._is_zerotensor()
+        or x.get_device() != current_device()
+        or bf16_is_allowed()
+    )
