@@ -148,7 +148,10 @@ class Graph(Shaped):
             return cls(from_edge_index(edge_index, edge_weight, num_nodes=num_nodes))
         if checks.DEBUG:
             edges.coo()  # synchronize!
-        return cls._on(GraphBuilt(edges=edges), False)
+        graph = object.__new__(cls)
+        graph._built, graph._flipped = GraphBuilt(edges=edges), False
+        graph._built.graphs[False] = ref(graph)
+        return graph
 
     @classmethod
     def from_pyg(cls, data: Any) -> Any:

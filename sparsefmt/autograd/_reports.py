@@ -27,7 +27,7 @@ _Words = ctypes.c_longlong * (2 * _COUNT)
 _lock = RLock()
 _kept: list[Tensor] = []  # never given back: a kernel may still be about to write
 _rooms: dict[tuple[int, int], int] = {}
-_free: list[int] = []
+_free: list[tuple[int, Any]] = []  # addresses of slots, and their words
 _open: "list[Report]" = []  # in the order of their making
 
 
@@ -54,9 +54,9 @@ class Report:
         self._fault, self._told = fault, False
         self._last = _COUNT if both else 0
         with _lock:
-            self.address = _free.pop() if _free else _more()
-            ctypes.memset(self.address, 0, 2 * LINE)
-            self._words = _Words.from_address(self.address)
+            self.address, words = _free.pop() if _free else _more()
+            words[0] = words[_COUNT] = words[1] = 0  # done, done, fault: the end writes the others
+            self._words = words
             _open.append(self)
 
     def done(self) -> bool:
@@ -69,7 +69,7 @@ class Report:
                     halves = (rows, columns) if self._last else (rows,)
                     self.found = tuple(Findings(*half) for half in halves)
                     _open.remove(self)
-                    _free.append(self.address)
+                    _free.append((self.address, words))
         return self.found is not None
 
     def is_ahead(self) -> bool:
@@ -159,11 +159,12 @@ def room_of(report: Report) -> tuple[int, int]:
     return steps, steps + _STEPS
 
 
-def _more() -> int:
+def _more() -> tuple[int, Any]:
     """Make more slots, and give one of them."""
     with torch.inference_mode(False):
         memory = torch.zeros(_SLOTS * 2 * LINE, dtype=torch.uint8, pin_memory=True)
     _kept.append(memory)
     begin = memory.data_ptr()
-    _free.extend(begin + 2 * k * LINE for k in range(_SLOTS))
+    places = range(begin, begin + _SLOTS * 2 * LINE, 2 * LINE)
+    _free.extend((place, _Words.from_address(place)) for place in places)
     return _free.pop()

@@ -132,8 +132,11 @@ class Side(_OfStructure):
     def __getattr__(self, name: str) -> Any:
         """Make the views of what is being built once somebody asks for them: each takes 2 µs."""
         arrays = self.__dict__.get("arrays")
-        if arrays is None or name not in ("indptr", "indices", "perm", "built"):
+        if arrays is None or name not in ("indptr", "indices", "perm", "built", "structure"):
             raise AttributeError(name)
+        if name == "structure":
+            self.structure = arrays.settled() if arrays.is_settled() else arrays.without_cuts()
+            return self.structure
         if name == "built":
             self.built = built_for(arrays.structure, arrays.csr)
             return self.built
@@ -147,9 +150,8 @@ class Side(_OfStructure):
         And no more: for exact sizes launches would be decided anew, for each graph that is used
         once.
         """
-        arrays = self.arrays
-        if arrays is not None:
-            self.structure = arrays.settled() if arrays.is_settled() else arrays.without_cuts()
+        if self.arrays is not None:
+            self.__dict__.pop("structure", None)  # made when asked for
 
     def settle(self) -> None:
         """Take over exact sizes, which the build has reported."""
@@ -266,16 +268,17 @@ class GraphTensors(_OfStructure):
         if building[-1].is_ahead():
             return
         with self._built.lock:  # another thread may add the columns
-            self.building = tuple(one for one in self.building if not one.reach())
+            left = [one for one in self.building if not one.reach()]
             arrays = self.rows.arrays
             found = None if arrays is None else arrays.found()
             if found is not None:
                 self._look(found)
-            if not self.building:
+            if not left:
                 self.asks_left = _MOST_ASKED
-                for side in (self.rows, self.columns):
-                    if side is not None:
-                        side.take_over()
+                self.rows.take_over()
+                if self.columns is not None:
+                    self.columns.take_over()
+            self.building = tuple(left)
 
     def lend(self) -> None:
         """Keep memory that another stream has built until the current one has read it.

@@ -35,10 +35,7 @@ class Edges:
     Whether the ids exist is not known yet: whoever builds of them checks, and ``coo`` does.
     """
 
-    __slots__ = (
-        *("__weakref__", "device_number", "dtype", "index", "index_dtype", "nnz", "shape"),
-        "weight",
-    )
+    __slots__ = ("__weakref__", "device_number", "index", "nnz", "shape", "weight")
 
     def __init__(self, index: Any, weight: Any, shape: tuple[int, int]) -> None:
         # An alias: a graph that is kept with the user's tensor must not keep that alive.
@@ -46,8 +43,16 @@ class Edges:
         self.weight, self.shape = weight, shape
         self.nnz: int = index.shape[1]  #: number of edges
         self.device_number: int = index.get_device()
-        self.index_dtype = _dtypes(*_INDEX)[index.dtype]
-        self.dtype = None if weight is None else _dtypes(*_VALUES)[weight.dtype]
+
+    @property
+    def index_dtype(self) -> np.dtype[Any]:
+        """That of the ids."""
+        return _dtypes(*_INDEX)[self.index.dtype]
+
+    @property
+    def dtype(self) -> np.dtype[Any] | None:
+        """That of the weights, None without any."""
+        return None if self.weight is None else _dtypes(*_VALUES)[self.weight.dtype]
 
     @property
     def device(self) -> str:
