@@ -119,7 +119,9 @@ def bare_map(layer: Module | None) -> tuple[Tensor, Tensor | None] | None:
         return None
     found = layer._parameters  # attributes of a module take 0.3 µs each
     weight = found.get("weight")
-    return None if weight is None else (weight, found.get("bias"))
+    if weight is None or "bias" not in found:  # plain tensors may stand in their place
+        return None
+    return weight, found["bias"]
 
 
 def _is_taped(*tensors: Tensor | None) -> bool:

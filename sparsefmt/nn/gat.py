@@ -15,6 +15,7 @@ from .._lazy import resolver
 from ..autograd import (
     GraphLike,
     as_graph,
+    bare_map,
     edge_combine,
     gat_aggregate,
     gat_convolution,
@@ -183,8 +184,10 @@ class GATConv(LoopedAttention):
         given = edge_index
         if isinstance(x, Tensor) and size is None and x.dim() == 2:
             edge_index = as_graph(given, x, name="edge_index")
-            if edge_attr is None and not return_attention_weights and self._is_plain(x, edge_index):
-                return self._at_once(x, edge_index)
+            usual = edge_attr is None and not return_attention_weights
+            at_once = self._at_once(x, edge_index) if usual else None
+            if at_once is not None:
+                return at_once
             check_square(edge_index, given)
         ends = self._ends(x, edge_index, size)
         if not return_attention_weights and self.lin is not None:
@@ -199,23 +202,25 @@ class GATConv(LoopedAttention):
         y = y if residual is None else y + residual
         return y if found is None else (y, self._edges_and_weights(given, found, both[0].dtype))
 
-    def _at_once(self, x: Tensor, graph: GraphLike) -> Tensor:
-        """Run the layer as one node of autograd's."""
-        assert self.lin is not None  # as _is_plain says
-        vectors = self.att_src, self.att_dst
-        y = gat_convolution(graph, x, self.lin.weight, vectors, self.bias, **self._options())
-        return y if self.res is None else y + self.res(x)
-
-    def _is_plain(self, x: Tensor, graph: GraphLike) -> bool:
-        """Tell whether the layer may run as one node of autograd's."""
-        joined = self.concat or self.heads == 1
-        if self.lin is None or not joined or self.flow != FORWARD or not is_bare(self.lin):
-            return False
-        weight, vectors = self.lin.weight, (self.att_src, self.att_dst)
-        if any(one.shape != (1, self.heads, self.out_channels) for one in vectors):
-            return False
-        fit = weight.shape[0] == self.heads * self.out_channels and is_one_each(self.bias, weight)
-        return fit and is_plain(graph, x, weight, *vectors, self.bias)
+    def _at_once(self, x: Tensor, graph: GraphLike) -> Tensor | None:
+        """Run the layer as one node of autograd's; None if it may not."""
+        heads, feat, of_layer = self.heads, self.out_channels, self._parameters
+        lin = bare_map(self._modules.get("lin"))
+        if lin is None or lin[1] is not None or self.flow != FORWARD:
+            return None
+        source, target = of_layer.get("att_src"), of_layer.get("att_dst")
+        if source is None or target is None or not (self.concat or heads == 1):
+            return None
+        bias = of_layer["bias"] if "bias" in of_layer else self.bias
+        weight, shape = lin[0], (1, heads, feat)
+        fit = source.shape == target.shape == shape and weight.shape[0] == heads * feat
+        if not (fit and is_one_each(bias, weight)):
+            return None
+        if not is_plain(graph, x, weight, source, target, bias):
+            return None
+        y = gat_convolution(graph, x, weight, (source, target), bias, **self._options())
+        residual = self._modules.get("res")
+        return y if residual is None else y + residual(x)
 
     def _projected(self, ends: Ends) -> Both:
         """(n_source, heads, out_channels) and (n_target, heads, out_channels), or None."""

@@ -363,16 +363,24 @@ def gat_scores(A: None, h: Any, source: Any, target: Any) -> tuple[Any, Any]:
     h, source, target = m.contiguous(h), m.contiguous(source), m.contiguous(target)
     el, er = m.empty(shape, dtype, h), m.empty(shape, dtype, h)
     (heads, feat), dtype = heads_and_feat(h), m.dtype(h)
+    arrays = m.pointers(h, source, target, el, er)
+    vector = score_vector(dtype, feat, arrays[0] | arrays[1] | arrays[2])
     with m.on_device(h):
-        arrays = m.pointer(h), m.pointer(source), m.pointer(target), m.pointer(el), m.pointer(er)
-        vector = score_vector(dtype, feat, arrays[0] | arrays[1] | arrays[2])
-        lanes = SCORE_LANES[feat > SCORE_LANES[0] * vector]
-        types, constants = (dtype,), (lanes, vector)
-        kernel = jit.load("attention/gat_scores.cu", "gat_scores", "5Pq2i", types, constants)
-        items = h.shape[0] * heads
-        args = (*arrays, items, heads, feat)
-        kernel(-(-items * lanes // THREADS), args, threads=THREADS, stream=m.stream(h))
+        launch = _scores_launch(m.device(h), dtype, h.shape[0], heads, feat, vector)
+        launch(m.stream(h), *arrays)
     return el, er
+
+
+@lru_cache(maxsize=256)
+def _scores_launch(
+    device: int, dtype: str, n: int, heads: int, feat: int, vector: int
+) -> Launch:  # fmt: skip
+    """Decide the launch of scores, on the current device, of that number."""
+    lanes, items = SCORE_LANES[feat > SCORE_LANES[0] * vector], n * heads
+    constants = lanes, vector
+    kernel = jit.load("attention/gat_scores.cu", "gat_scores", "5Pq2i", (dtype,), constants)
+    blocks = -(-items * lanes // THREADS)
+    return kernel.ready(blocks, after=(items, heads, feat), threads=THREADS)
 
 
 def score_vector(dtype: str, feat: int, alignment: int) -> int:

@@ -4,11 +4,13 @@ They are made of what each target's entries read, over the transpose for what so
 that vectors made take one launch more.
 """
 
+from functools import lru_cache
 from typing import Any
 
 from ...formats.compressed import CSR
 from ..edges import cuda as edges_cuda
 from ..engine import jit
+from ..engine.jit import Launch
 from ..engine.memory import Memory, memory_of
 from ..engine.structure import Structure, structure_of, transposed
 from ..matmul.cuda import NARROW, rounded
@@ -101,12 +103,19 @@ def _of_targets(
         d_loops = None
     drop, of_items = dropout_of(m, given.dropout, given.seed), given._replace(edges=None)
     scores = cuda_gat.score_parameters(m, drop, of_items, S.nnz)
-    layout = f"5P{cuda_gat.scores_layout(sums_dtype(h))}4Pq2i"
-    kernel = jit.load("attention/gat.cu", "gat_stats", layout, (m.dtype(h),))
-    arrays = map(m.pointer, (found.out, found.plus, bias, grad, h))
-    written = map(m.pointer, (found.statistics, stats, d_er, d_loops))
-    args = (*arrays, *scores, *written, items, heads, feat)
-    kernel(-(-items * _STATS_LANES // THREADS), args, threads=THREADS, stream=m.stream(h))
+    arrays = m.pointers(found.out, found.plus, bias, grad, h)
+    written = m.pointers(found.statistics, stats, d_er, d_loops)
+    launch = S.once(_stats_launch, m.dtype(h), heads, feat)
+    launch(m.stream(h), *arrays, *scores, *written)
+
+
+def _stats_launch(S: Structure, dtype: str, heads: int, feat: int) -> Launch:
+    """Decide the launch over rows of targets."""
+    items, sums = S.n_rows * heads, "float64" if dtype == "float64" else "float32"
+    layout = f"5P{cuda_gat.scores_layout(sums)}4Pq2i"
+    kernel = jit.load("attention/gat.cu", "gat_stats", layout, (dtype,))
+    blocks = -(-items * _STATS_LANES // THREADS)
+    return kernel.ready(blocks, after=(items, heads, feat), threads=THREADS)
 
 
 def _of_sources(
@@ -116,8 +125,8 @@ def _of_sources(
     h, (heads, feat) = given.h, heads_and_feat(given.h)
     dh = m.empty(h.shape, m.dtype(h), h)
     gathered = rounded(grad) if narrow else grad
-    X, out = m.pointer(gathered), m.pointer(dh)
-    alignment = X | (m.pointer(h) | out) >> narrow
+    X, out, features = m.pointers(gathered, dh, h)
+    alignment = X | (features | out) >> narrow
     read_as = NARROW if narrow else m.dtype(h)
     slices = cuda_gat.row_shape(read_as, heads, feat, alignment % 16)[2]
     d_el_slices = m.empty((*given.el.shape, slices), sums_dtype(h), h)
@@ -128,7 +137,8 @@ def _of_sources(
         given = given._replace(er=None, edges=given.edges if T.nnz else None)
         drop = dropout_of(m, given.dropout, given.seed)
         scores = cuda_gat.score_parameters(m, drop, given, T.nnz)
-        arrays = m.pointer(stats), m.pointer(h), out, m.pointer(d_el_slices)
+        of_targets, of_slices = m.pointers(stats, d_el_slices)
+        arrays = of_targets, features, out, of_slices
         extra = cuda_gat.ANYTHING if given.loops or given.edges is not None else cuda_gat.NOTHING
         cuda_gat.launch_rows(
             *(T, m, h, X, m.pointer(perm) if drop.below or given.edges is not None else 0),
@@ -171,19 +181,26 @@ def through_scores(
         return m.zeros((count, *shape), sums_dtype(h), h)
     blocks = score_blocks(h.shape[0], heads, feat)
     partial = m.empty((blocks, count, *shape), sums_dtype(h), h)
+    arrays = m.pointers(h, dh, d_el_slices, d_er, *vectors, result, dh, partial)
+    alignment = arrays[0] | arrays[1] | arrays[4] | arrays[5] | arrays[6]
+    vector, slices = cuda_gat.score_vector(dtype, feat, alignment), d_el_slices.shape[-1]
     with m.on_device(h):
-        arrays = [m.pointer(a) for a in (h, dh, d_el_slices, d_er, *vectors, result, dh, partial)]
-        alignment = arrays[0] | arrays[1] | arrays[4] | arrays[5] | arrays[6]
-        vector = cuda_gat.score_vector(dtype, feat, alignment)
-        lanes = SCORE_GRADIENT_LANES[heads * feat > SCORE_GRADIENT_LANES[0] * vector]
-        types, constants = (dtype,), (lanes, vector)
-        kernel = jit.load(
-            "attention/gat_scores.cu", "gat_scores_backward", "9Pq4i", types, constants
-        )
-        args = (*arrays, h.shape[0], blocks, heads, feat, d_el_slices.shape[-1])
-        grid = blocks * -(-heads * feat // (lanes * vector))
-        kernel(grid, args, threads=THREADS, stream=m.stream(h))
+        launch = _through_scores(m.device(h), dtype, h.shape[0], heads, feat, slices, vector)
+        launch(m.stream(h), *arrays)
         return partial.sum(0)
+
+
+@lru_cache(maxsize=256)
+def _through_scores(
+    device: int, dtype: str, n: int, heads: int, feat: int, slices: int, vector: int
+) -> Launch:
+    """Decide the launch of the gradient through scores, on the current device, of that number."""
+    lanes = SCORE_GRADIENT_LANES[heads * feat > SCORE_GRADIENT_LANES[0] * vector]
+    blocks, constants = score_blocks(n, heads, feat), (lanes, vector)
+    file, layout = "attention/gat_scores.cu", "9Pq4i"
+    kernel = jit.load(file, "gat_scores_backward", layout, (dtype,), constants)
+    grid = blocks * -(-heads * feat // (lanes * vector))
+    return kernel.ready(grid, after=(n, blocks, heads, feat, slices), threads=THREADS)
 
 
 def score_blocks(n: int, heads: int, feat: int) -> int:
