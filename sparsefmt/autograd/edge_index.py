@@ -107,9 +107,9 @@ def _fits(found: _Memory, given: Any, of_columns: Any, of_rows: Any) -> bool:
     """Tell quickly whether a remembered graph still fits; False may mean "ask again"."""
     if found.shape is None or found.tensor() is not given or found.state != state_of(given):
         return False
-    n_rows, n_cols = found.shape
-    n = _length(of_columns)
-    return n == n_cols and n_rows == (n if of_rows is None else _length(of_rows))
+    plain = type(of_columns) is Tensor and of_columns.dim() > 0
+    n = of_columns.shape[0] if plain else _length(of_columns)
+    return found.shape == (n if of_rows is None else _length(of_rows), n)
 
 
 def turned(graph: Any, given: Any) -> Any:

@@ -2,7 +2,7 @@
 
 from typing import Any, ClassVar
 
-from torch import Tensor
+from torch import Tensor, strided
 from torch.nn import Module
 
 from ..autograd import (
@@ -109,7 +109,12 @@ class Convolution(Passing):
         """Give the graph among the vertices of ``x``, with the values that count."""
         if type(edge_index) is Graph:
             return edge_index
-        return self._valued(as_graph(edge_index, by_vertex(x), name="edge_index"), edge_index)
+        graph: GraphLike = as_graph(
+            edge_index, x if x.dim() == 2 else by_vertex(x), name="edge_index"
+        )
+        if type(edge_index) is Tensor and edge_index.layout is strided:
+            return graph  # which has no values
+        return self._valued(graph, edge_index)
 
     def _check_no_batch(self, x: Tensor) -> None:
         """Refuse features (..., n, feat) where MaxK is to choose."""
