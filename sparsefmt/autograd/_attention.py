@@ -44,9 +44,14 @@ def unwatched(ctx: Any, out: Tensor) -> Tensor:
     return out.data  # the same memory, with a count of its own
 
 
+def is_changed(ctx: Any) -> bool:
+    """Tell whether a result that is ``unwatched`` was written to in place."""
+    return ctx.changes is not None and ctx.changes._version != ctx.first
+
+
 def as_computed(ctx: Any, op: Any, inputs: Sequence[Any], *found: Tensor) -> tuple[Tensor, ...]:
     """Give the results of an op as it gave them: anew, if the first was written to in place."""
-    if ctx.changes is None or ctx.changes._version == ctx.first:
+    if not is_changed(ctx):
         return found
     again: tuple[Tensor, ...] = op(side_of(ctx.graph, False), *inputs, *ctx.numbers)
     return again
