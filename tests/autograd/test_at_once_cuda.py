@@ -1,4 +1,4 @@
-"""The short ways of small graphs on a GPU give the bits of the long ones, or leave the call to them."""
+"""The short ways on a GPU give the bits of the long ones, or leave the call to them."""
 
 from itertools import product
 
