@@ -13,7 +13,7 @@ from ..ops.attention import cuda_gat, cuda_gat_backward
 from ..ops.attention.cuda_gat import ANYTHING, NOTHING, ONLY_BIAS, Dropout, dropout
 from ..ops.engine.structure import Structure
 from ._memory import NAMES, raw_stream
-from ._products import ITEMSIZE, is_watched
+from ._products import ITEMSIZE, addresses, is_watched
 from ._tensors import Side
 
 _NO_DROPOUT = Dropout()
@@ -72,15 +72,15 @@ def gat_at_once(side: Side, given: Heads, *, train: bool) -> tuple[Tensor, Tenso
     if S is None or size is None or not S.nnz or is_watched(h):
         return None
     (n, width), (_, heads, feat) = h.shape, source.shape
-    vectors = (source, target) if bias is None else (source, target, bias)
-    if not (width and h.is_contiguous() and all(_is_plain(one) for one in vectors)):
+    places = addresses(h, source, target, bias)
+    if places is None or not width:
         return None
+    X, left, right, added = places
     dtype, device = NAMES[h.dtype], h.get_device()
     out = torch.empty_like(h)
     kept = h.new_empty(_values(n * heads, feat, train=train))
     at = Kept(kept.data_ptr(), n * heads, feat, size, train=train)
-    X, result, left, right = h.data_ptr(), out.data_ptr(), source.data_ptr(), target.data_ptr()
-    stream, added = raw_stream(device), 0 if bias is None else bias.data_ptr()
+    result, stream = out.data_ptr(), raw_stream(device)
 
     vector = cuda_gat.score_vector(dtype, feat, X | left | right)
     scores = cuda_gat.scores_launch(device, dtype, n, heads, feat, vector)
@@ -145,10 +145,6 @@ def gat_at_once_backward(
     written = of_result, result, partial.data_ptr()
     through(stream, features, result, d_el, d_er, left, right, *written)
     return dh, partial.sum(0)
-
-
-def _is_plain(one: Tensor) -> bool:
-    return one.is_contiguous() and not one.is_neg()
 
 
 def _scores(S: Structure, given: Heads, drop: Dropout, el: int, er: int) -> tuple[Any, ...]:

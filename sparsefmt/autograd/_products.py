@@ -49,7 +49,7 @@ def product_at_once(
         if step != 1 or type(own) not in _KINDS or own.is_neg():
             return None
         own_at, own_stride = own.data_ptr(), own_stride * size
-    places = _places(col_scale, row_scale, factors, bias)
+    places = addresses(col_scale, row_scale, factors, bias)
     if places is None:
         return None
     cols, scale, factors_at, bias_at = places
@@ -79,7 +79,7 @@ def product_at_once(
     return out
 
 
-def _places(*factors: Tensor | None) -> list[int] | None:
+def addresses(*factors: Tensor | None) -> list[int] | None:
     """Give the addresses of factors, 0 for None; None if one does not lie as kernels read it."""
     found = []
     for one in factors:

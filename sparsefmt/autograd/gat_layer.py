@@ -107,7 +107,9 @@ class _GatLayer(Function):
         backward = gat_at_once_backward if len(kept) == 1 else _backward_by_library
 
         def gradients(x: Tensor, weight: Tensor, *given: Any) -> tuple[Tensor, Tensor]:
-            return backward(side_of(graph, False), side_of(graph, True), *given)
+            tensors = tensors_of(graph, transposed=True)
+            columns: Any = tensors.columns
+            return backward(tensors.rows, columns, *given)
 
         # Of x and weight too, so that whoever differentiates again comes here, and is refused.
         given = grad, out, kept, *heads

@@ -117,7 +117,7 @@ def test_what_somebody_watches_goes_the_long_way():
         assert product_at_once(side, x, *plain) is None
     with choose.explaining():
         assert product_at_once(side, x, *plain) is None
-    with torch.profiler.profile():
+    with torch.profiler.profile(acc_events=True):
         assert product_at_once(side, x, *plain) is None
     with torch.autocast("cuda", torch.bfloat16):
         assert product_at_once(side, x, *plain) is None
@@ -141,7 +141,7 @@ def step(layer, graph, x, *, change=False, seen=False):
     kept = y.detach().clone()
     y = torch.relu_(y) if change else y
     weights = torch.linspace(-1, 1, y.numel(), device="cuda", dtype=y.dtype).view_as(y)
-    with torch.profiler.profile() if seen else torch.enable_grad():
+    with torch.profiler.profile(acc_events=True) if seen else torch.enable_grad():
         found = torch.autograd.grad(y, [x, *layer.parameters()], weights)
     return kept, *found
 
