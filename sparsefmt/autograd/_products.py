@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from ..ops.engine.choose import asked
+from ..ops.engine.choose import question
 from ..ops.matmul.cuda import decided, is_wide
 from ..ops.tiles.operands import prepared
 from ._library import listening
@@ -33,7 +33,7 @@ def product_at_once(
     one_more: bool = False,
     bias: Tensor | None = None,
 ) -> Tensor | None:
-    """Run ``SPMM`` or, if there are ``own`` rows, ``SPMM_WITH_OWN``, as a sum or mean, at once.
+    """Run ``SPMM``, or ``SPMM_WITH_OWN`` of a sum or mean if there are ``own`` rows, at once.
 
     None if the call has to go by the library op, which gives the same bits.
     """
@@ -46,7 +46,7 @@ def product_at_once(
         return None
     if own is not None:
         own_stride, step = own.stride()
-        if step != 1 or type(own) not in _KINDS or own.is_neg():
+        if step != 1 or not _is_plain(own):
             return None
         own_at, own_stride = own.data_ptr(), own_stride * size
     places = addresses(col_scale, row_scale, factors, bias)
@@ -59,11 +59,11 @@ def product_at_once(
     out = torch.empty_like(x) if same else x.new_empty((S.n_rows, feat))
     rows, result = x.data_ptr(), out.data_ptr()
     alignment = (rows | result | own_at | max(own_stride, 0)) & 15
-    scaled = scale != 0, cols != 0
+    scaled = row_scale is not None, col_scale is not None
     # How slices are cut decides the order of sums, and so goes by the exact sizes.
     wide = is_wide(S, NAMES[dtype], scaled=scaled[1])
     case = NAMES[dtype], reduce, feat, stride, alignment, own_stride, one_more, *scaled, wide
-    known = S._decided if S.alike is None else S.alike
+    known = S.cases()
     if case not in known:
         known[case] = decided(S, *case)
     nbytes, launch, add_up = known[case]
@@ -85,23 +85,26 @@ def addresses(*factors: Tensor | None) -> list[int] | None:
     for one in factors:
         if one is None:
             found.append(0)
-        elif one.is_contiguous() and not one.is_neg():
+        elif _is_plain(one) and one.is_contiguous():
             found.append(one.data_ptr())
         else:
             return None
     return found
 
 
+def _is_plain(one: Tensor) -> bool:
+    """Tell whether memory holds the values themselves."""
+    return type(one) in _KINDS and not (one.is_neg() or one._is_zerotensor())
+
+
 def is_watched(x: Tensor) -> bool:
     """Tell whether the long way would do anything but launch the kernel for these features."""
     return bool(
         torch.compiler.is_compiling()
-        or type(x) not in _KINDS
+        or not _is_plain(x)
         or prepared
-        or asked() is not None
+        or question() is not None
         or listening((x,))
-        or x.is_neg()
-        or x._is_zerotensor()
         or x.get_device() != current_device()
         or bf16_is_allowed()
     )

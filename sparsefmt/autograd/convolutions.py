@@ -286,7 +286,7 @@ def _sage_late(
 ) -> tuple[Tensor | None, ...]:
     """Give the gradients of features and both weights, where the means came first."""
     dx = dw = dv = None
-    again = torch.is_grad_enabled()  # to be differentiated once more
+    again = recorded(grad) or torch.is_grad_enabled()  # to be differentiated once more
     if wanted[0]:
         of_means, own = torch.mm(grad, weight), torch.mm(grad, own_weight)
         if again:
@@ -306,7 +306,7 @@ def _mean_back(graph: GraphLike, grad: Tensor) -> Tensor:
     """Give the gradient of the features of a mean, differentiably."""
     tensors = tensors_of(graph, transposed=True)
     scale, side = tensors.rows.inverse_degree_beside(grad), tensors.columns
-    if not torch.is_grad_enabled() and tensors.csr_values is None and side is not None:
+    if tensors.csr_values is None and side is not None and not recorded(grad):
         at_once = product_at_once(side, grad, None, scale, "sum")
         if at_once is not None:
             return at_once

@@ -46,11 +46,15 @@ def is_plain(graph: object, x: Any, weight: Any, *others: Tensor | None) -> bool
         or forward_ad._current_level >= 0
         or maybe_current_level() is not None
         or is_functorch_wrapped_tensor(x)  # left behind by a transform
+        or is_functorch_wrapped_tensor(weight)
     ):
         return False
     for other in others:
         if other is not None and not (
-            type(other) in _TENSORS and other.dtype is x.dtype and other.device == x.device
+            type(other) in _TENSORS
+            and other.dtype is x.dtype
+            and other.device == x.device
+            and not is_functorch_wrapped_tensor(other)
         ):
             return False
     tensors, dtype = tensors_of(graph), x.dtype

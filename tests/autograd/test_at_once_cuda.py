@@ -7,6 +7,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from torch.autograd import forward_ad  # noqa: E402
 from torch.overrides import TorchFunctionMode  # noqa: E402
 
 from sparsefmt import Graph, UnsupportedError, nn  # noqa: E402
@@ -112,8 +113,12 @@ def test_what_somebody_watches_goes_the_long_way():
     imaginary = torch.randn(N, 8, device="cuda", dtype=torch.complex64).conj().imag
     for other in (x.half(), x.t().contiguous().t(), x.as_subclass(Named), imaginary):
         assert product_at_once(side, other, *plain) is None
-    scale = torch.rand(2 * N, device="cuda")[::2]
-    assert product_at_once(side, x, scale, None, "sum") is None
+    scale = torch.rand(2 * N, device="cuda")
+    for one in (scale[::2], scale[:N].as_subclass(Named)):
+        assert product_at_once(side, x, one, None, "sum") is None
+        assert product_at_once(side, x, None, one, "sum") is None
+        assert product_at_once(side, x, None, None, "sum", x, one) is None
+    assert product_at_once(side, x, None, None, "sum", x.as_subclass(Named)) is None
     with Seen():
         assert product_at_once(side, x, *plain) is None
     with choose.explaining():
@@ -125,6 +130,15 @@ def test_what_somebody_watches_goes_the_long_way():
     empty = Graph.from_edge_index(torch.empty(2, 0, dtype=torch.int64, device="cuda"), num_nodes=N)
     assert product_at_once(side_of(empty, False), x, *plain) is None
     assert torch.equal(spmm(empty, x), torch.zeros_like(x))
+
+
+@pytest.mark.parametrize(("name", "feat"), [("SAGEConv", 2), ("SAGEConv", 64), ("GCNConv", 8)])
+def test_a_gradient_with_a_tangent_is_refused(name, feat):
+    graph = Graph.from_edge_index(edges(), num_nodes=N)
+    x = torch.randn(N, 8, device="cuda", requires_grad=True)
+    y = getattr(nn, name)(8, feat).cuda()(x, graph)
+    with forward_ad.dual_level(), pytest.raises(UnsupportedError, match="forward-mode"):
+        torch.autograd.grad(y, x, forward_ad.make_dual(torch.ones_like(y), torch.ones_like(y)))
 
 
 # Attention

@@ -375,7 +375,7 @@ def gat_scores(A: None, h: Any, source: Any, target: Any) -> tuple[Any, Any]:
 def scores_launch(
     device: int, dtype: str, n: int, heads: int, feat: int, vector: int
 ) -> Launch:  # fmt: skip
-    """Decide the launch of scores, on the current device, of that number."""
+    """Decide how scores are launched; ``device`` is the number of the current one."""
     lanes, items = SCORE_LANES[feat > SCORE_LANES[0] * vector], n * heads
     constants = lanes, vector
     kernel = jit.load("attention/gat_scores.cu", "gat_scores", "5Pq2i", (dtype,), constants)

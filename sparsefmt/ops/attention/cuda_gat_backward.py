@@ -194,7 +194,7 @@ def through_scores(
 def through_launch(
     device: int, dtype: str, n: int, heads: int, feat: int, slices: int, vector: int
 ) -> Launch:
-    """Decide the launch of the gradient through scores, on the current device, of that number."""
+    """Decide how that is launched; ``device`` is the number of the current one."""
     lanes = SCORE_GRADIENT_LANES[heads * feat > SCORE_GRADIENT_LANES[0] * vector]
     blocks, constants = score_blocks(n, heads, feat), (lanes, vector)
     file, layout = "attention/gat_scores.cu", "9Pq4i"
