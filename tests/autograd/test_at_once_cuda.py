@@ -223,10 +223,10 @@ def calls_of_python(run):
 
 
 @pytest.mark.parametrize(
-    ("name", "kept", "new"), [("SAGEConv", 130, 210), ("GCNConv", 140, 230), ("GATConv", 180, 260)]
+    ("name", "kept", "new"), [("SAGEConv", 130, 260), ("GCNConv", 140, 280), ("GATConv", 180, 310)]
 )
 def test_a_step_on_a_small_graph_runs_little_python(name, kept, new):
-    """About a third above what it was when this was written; twice that many before."""
+    """A fifth or more above what it was when this was written; half as many again before."""
     layer, x = getattr(nn, name)(16, 16).cuda(), torch.randn(N, 16).cuda().requires_grad_()
     index, grad = edges(), torch.randn(N, 16).cuda()
     graph = Graph.from_edge_index(index, num_nodes=N)
