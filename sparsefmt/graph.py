@@ -76,11 +76,15 @@ class Graph(Shaped):
         with built.lock:
             there = built.graphs[flipped]
             found: Graph | None = None if there is None else there()
-            if found is None:
-                found = object.__new__(cls)
-                found._built, found._flipped = built, flipped
-                built.graphs[flipped] = ref(found)
-            return found
+            return cls._over(built, flipped) if found is None else found
+
+    @classmethod
+    def _over(cls, built: "GraphBuilt", flipped: bool) -> "Graph":
+        """Make the graph, or its transpose, over what was built."""
+        found = object.__new__(cls)
+        found._built, found._flipped = built, flipped
+        built.graphs[flipped] = ref(found)
+        return found
 
     def _ask(self, *key: Any, build: Callable[[], Made]) -> Made:
         return self._built.ask((*key, self._flipped), build)
@@ -148,10 +152,7 @@ class Graph(Shaped):
             return cls(from_edge_index(edge_index, edge_weight, num_nodes=num_nodes))
         if checks.DEBUG:
             edges.coo()  # synchronize!
-        graph = object.__new__(cls)
-        graph._built, graph._flipped = GraphBuilt(edges=edges), False
-        graph._built.graphs[False] = ref(graph)
-        return graph
+        return cls._over(GraphBuilt(edges=edges), False)
 
     @classmethod
     def from_pyg(cls, data: Any) -> Any:

@@ -10,12 +10,8 @@ if TYPE_CHECKING:
     from .cbsr import features_to_keep as features_to_keep
     from .cbsr import maxk as maxk
     from .cbsr import maxk_aggregate as maxk_aggregate
-    from .convolutions import bare_map as bare_map
-    from .convolutions import gat_convolution as gat_convolution
     from .convolutions import gcn_convolution as gcn_convolution
     from .convolutions import gin_convolution as gin_convolution
-    from .convolutions import is_bare as is_bare
-    from .convolutions import is_plain as is_plain
     from .convolutions import propagated as propagated
     from .convolutions import sage_convolution as sage_convolution
     from .edge_index import as_graph as as_graph
@@ -24,6 +20,7 @@ if TYPE_CHECKING:
     from .edges import sddmm as sddmm
     from .gat import gat_aggregate as gat_aggregate
     from .gat import gat_of_vectors as gat_of_vectors
+    from .gat_layer import gat_convolution as gat_convolution
     from .gcn import gcn_norm as gcn_norm
     from .gcn import unit_scales as unit_scales
     from .held import holdings as holdings
@@ -35,6 +32,9 @@ if TYPE_CHECKING:
     from .messages import message_aggregate as message_aggregate
     from .pairwise import dot_aggregate as dot_aggregate
     from .pairwise import gatv2_aggregate as gatv2_aggregate
+    from .plain import bare_map as bare_map
+    from .plain import is_bare as is_bare
+    from .plain import is_plain as is_plain
     from .propagation import aggregate_with_own as aggregate_with_own
     from .propagation import propagate as propagate
     from .pyg_layers import against_pyg_layer as against_pyg_layer
@@ -56,19 +56,18 @@ if TYPE_CHECKING:
 _MODULES = {
     "_order": "own_values",
     "cbsr": "features_to_keep maxk maxk_aggregate",
-    "convolutions": (
-        "bare_map gat_convolution gcn_convolution gin_convolution is_bare is_plain propagated "
-        "sage_convolution"
-    ),
+    "convolutions": "gcn_convolution gin_convolution propagated sage_convolution",
     "edge_index": "as_graph turned",
     "edges": "edge_softmax sddmm",
     "gat": "gat_aggregate gat_of_vectors",
+    "gat_layer": "gat_convolution",
     "gcn": "gcn_norm unit_scales",
     "held": "holdings is_graph",
     "lifetimes": "noting",
     "matmul": "operands spmm",
     "messages": "edge_combine message_aggregate",
     "pairwise": "dot_aggregate gatv2_aggregate",
+    "plain": "bare_map is_bare is_plain",
     "propagation": "aggregate_with_own propagate",
     "pyg_layers": "against_pyg_layer layer_of_pyg",
     "relations": "relational_aggregate",

@@ -14,6 +14,8 @@ from torch.autograd import Function
 from .structure import side_of
 
 _EMPTY = torch.empty(0, device="cpu")
+#: Whether a tensor is one of ``torch.func.functionalize``, without memory, which it has left.
+_is_functional: Any = torch._is_functional_tensor
 
 
 class Attention(Function):
@@ -36,7 +38,7 @@ def unwatched(ctx: Any, out: Tensor) -> Tensor:
     would do.  An empty tensor that shares the count of ``out`` tells; it holds no memory.
     """
     ctx.changes = None
-    if torch.compiler.is_compiling() or type(out) is not Tensor:
+    if torch.compiler.is_compiling() or type(out) is not Tensor or _is_functional(out):
         return out
     ctx.changes = out.detach()
     ctx.changes.data = _EMPTY
@@ -44,9 +46,14 @@ def unwatched(ctx: Any, out: Tensor) -> Tensor:
     return out.data  # the same memory, with a count of its own
 
 
+def is_changed(ctx: Any) -> bool:
+    """Tell whether a result that is ``unwatched`` was written to in place."""
+    return ctx.changes is not None and ctx.changes._version != ctx.first
+
+
 def as_computed(ctx: Any, op: Any, inputs: Sequence[Any], *found: Tensor) -> tuple[Tensor, ...]:
     """Give the results of an op as it gave them: anew, if the first was written to in place."""
-    if ctx.changes is None or ctx.changes._version == ctx.first:
+    if not is_changed(ctx):
         return found
     again: tuple[Tensor, ...] = op(side_of(ctx.graph, False), *inputs, *ctx.numbers)
     return again

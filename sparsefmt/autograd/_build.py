@@ -19,7 +19,7 @@ from ..ops.engine.build import Findings, Layout
 from ..ops.engine.launch import ITEMSIZE
 from ..ops.engine.structure import Sizes, Structure, exact
 from ._memory import DTYPES, NAMES, out_of_inference
-from ._reports import LINE, ROOM, Report, room_of
+from ._reports import LINE, Report, progress_of
 
 _ITEM = ITEMSIZE["float32"]
 
@@ -167,12 +167,10 @@ def _small(
 ) -> tuple[Arrays, Arrays | None]:
     """Build few edges in one launch."""
     memory = like.new_empty(how.size // _ITEM, dtype=torch.float32)
-    progress, scratch = room_of(report)
-    if how.scratch > ROOM:
-        room = like.new_empty(how.scratch // _ITEM, dtype=torch.float32)
-        scratch = room.data_ptr()
+    scratch = like.new_empty(how.scratch // _ITEM, dtype=torch.float32)
     reports, begin = (report.address, report.address + LINE), memory.data_ptr()
-    how(ids, sizes[:3], begin, reports, scratch, progress, report.stream)
+    room, progress = scratch.data_ptr(), progress_of(report)
+    how(ids, sizes[:3], begin, reports, room, progress, report.stream)
     rows = Arrays(how.rows, sizes, memory, report)
     if how.columns is None:
         return rows, None

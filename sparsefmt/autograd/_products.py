@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from ..ops.engine.choose import asked
+from ..ops.engine.choose import question
 from ..ops.matmul.cuda import decided, is_wide
 from ..ops.tiles.operands import prepared
 from ._library import listening
@@ -18,7 +18,7 @@ from ._precision import bf16_is_allowed
 from ._tensors import Side
 
 #: Bytes of a value, of those dtypes whose factors are of the same one.
-_ITEMSIZE = {torch.float32: 4, torch.float64: 8}
+ITEMSIZE = {torch.float32: 4, torch.float64: 8}
 _KINDS = Tensor, Parameter
 
 
@@ -33,30 +33,25 @@ def product_at_once(
     one_more: bool = False,
     bias: Tensor | None = None,
 ) -> Tensor | None:
-    """Run ``SPMM`` or, if there are ``own`` rows, ``SPMM_WITH_OWN``, as a sum or mean, at once.
+    """Run ``SPMM``, or ``SPMM_WITH_OWN`` of a sum or mean if there are ``own`` rows, at once.
 
     None if the call has to go by the library op, which gives the same bits.
     """
     S, dtype = side.structure, x.dtype
-    size = _ITEMSIZE.get(dtype)
-    if S is None or size is None or not S.nnz or _is_watched(x):
+    size = ITEMSIZE.get(dtype)
+    if S is None or size is None or not S.nnz or is_watched(x):
         return None
     (_, feat), (stride, step), own_stride, own_at = x.shape, x.stride(), -1, 0
     if step != 1 or not feat:
         return None
     if own is not None:
         own_stride, step = own.stride()
-        if step != 1 or type(own) not in _KINDS or own.is_neg():
+        if step != 1 or not _is_plain(own):
             return None
         own_at, own_stride = own.data_ptr(), own_stride * size
-    places = []
-    for one in (col_scale, row_scale, factors, bias):
-        if one is None:
-            places.append(0)
-        elif one.is_contiguous() and not one.is_neg():
-            places.append(one.data_ptr())
-        else:
-            return None
+    places = addresses(col_scale, row_scale, factors, bias)
+    if places is None:
+        return None
     cols, scale, factors_at, bias_at = places
 
     # Of the same shape and layout torch makes it sooner.
@@ -64,38 +59,52 @@ def product_at_once(
     out = torch.empty_like(x) if same else x.new_empty((S.n_rows, feat))
     rows, result = x.data_ptr(), out.data_ptr()
     alignment = (rows | result | own_at | max(own_stride, 0)) & 15
-    scaled = scale != 0, cols != 0
+    scaled = row_scale is not None, col_scale is not None
     # How slices are cut decides the order of sums, and so goes by the exact sizes.
     wide = is_wide(S, NAMES[dtype], scaled=scaled[1])
     case = NAMES[dtype], reduce, feat, stride, alignment, own_stride, one_more, *scaled, wide
-    known = S._decided if S.alike is None else S.alike
-    found = known.get(case)
-    if found is None:
-        found = known[case] = decided(S, *case)
-    nbytes, launch, add_up = found
-    arrays, behind = (S.indptr, S.indices, S.start, S.slot), (own_at, factors_at, bias_at)
-    stream = raw_stream(x.get_device())
-    if add_up is None:
-        launch(stream, *arrays, 0, 0, cols, scale, rows, result, 0, 0, 0, *behind, S.nnz)
-        return out
-    workspace = x.new_empty(nbytes[1], dtype=torch.uint8)
-    begin = workspace.data_ptr()
-    partial = 0, begin, begin + nbytes[0], *behind
-    launch(stream, *arrays, 0, 0, cols, scale, rows, result, *partial, S.nnz)
-    add_up(stream, S.indptr, S.start, S.cut, scale, result, *partial)
+    known = S.cases()
+    if case not in known:
+        known[case] = decided(S, *case)
+    nbytes, launch, add_up = known[case]
+    begin, stream = 0, raw_stream(x.get_device())
+    if add_up is not None:
+        workspace = x.new_empty(nbytes[1], dtype=torch.uint8)
+        begin = workspace.data_ptr()
+    behind = 0, begin, begin + nbytes[0], own_at, factors_at, bias_at
+    arrays = S.indptr, S.indices, S.start, S.slot, 0, 0
+    launch(stream, *arrays, cols, scale, rows, result, *behind, S.nnz)
+    if add_up is not None:
+        add_up(stream, S.indptr, S.start, S.cut, scale, result, *behind)
     return out
 
 
-def _is_watched(x: Tensor) -> bool:
+def addresses(*factors: Tensor | None) -> list[int] | None:
+    """Give the addresses of factors, 0 for None; None if one does not lie as kernels read it."""
+    found = []
+    for one in factors:
+        if one is None:
+            found.append(0)
+        elif _is_plain(one) and one.is_contiguous():
+            found.append(one.data_ptr())
+        else:
+            return None
+    return found
+
+
+def _is_plain(one: Tensor) -> bool:
+    """Tell whether memory holds the values themselves."""
+    return type(one) in _KINDS and not (one.is_neg() or one._is_zerotensor())
+
+
+def is_watched(x: Tensor) -> bool:
     """Tell whether the long way would do anything but launch the kernel for these features."""
     return bool(
         torch.compiler.is_compiling()
-        or type(x) not in _KINDS
+        or not _is_plain(x)
         or prepared
-        or asked() is not None
+        or question() is not None
         or listening((x,))
-        or x.is_neg()
-        or x._is_zerotensor()
         or x.get_device() != current_device()
         or bf16_is_allowed()
     )

@@ -17,16 +17,14 @@ from ..ops.engine import build
 from ..ops.engine.build import Findings
 from ._memory import raw_stream
 
-#: Of each half of a slot: a line of the caches, so that no two are written together.
+#: Bytes of each half of a slot: a line of the caches, so that no two are written together.
 LINE, _SLOTS = 64, 256
-#: Bytes that each stream keeps for its builds, and those of the steps of their blocks.
-ROOM, _STEPS = 2**21, 8 * build.SMALL_BLOCKS
-_COUNT = len(Findings._fields)
-_Words = ctypes.c_longlong * (2 * _COUNT)
+_COUNT, _SECOND = len(Findings._fields), LINE // 8  # words of a half, and where the other begins
+_Words = ctypes.c_longlong * (_SECOND + _COUNT)
 
 _lock = RLock()
 _kept: list[Tensor] = []  # never given back: a kernel may still be about to write
-_rooms: dict[tuple[int, int], int] = {}
+_progress: dict[tuple[int, int], int] = {}
 _free: list[tuple[int, Any]] = []  # addresses of slots, and their words
 _open: "list[Report]" = []  # in the order of their making
 
@@ -52,10 +50,10 @@ class Report:
         self.device, self.stream = device, int(raw_stream(device))
         self.found: tuple[Findings, ...] | None = None
         self._fault, self._told = fault, False
-        self._last = _COUNT if both else 0
+        self._last = _SECOND if both else 0
         with _lock:
             self.address, words = _free.pop() if _free else _more()
-            words[0] = words[_COUNT] = words[1] = 0  # done, done, fault: the end writes the others
+            words[0] = words[_SECOND] = words[1] = 0  # done twice, fault: the end writes the others
             self._words = words
             _open.append(self)
 
@@ -65,7 +63,7 @@ class Report:
         if self.found is None and words[0] and words[self._last]:
             with _lock:
                 if self.found is None:
-                    rows, columns = words[:_COUNT], words[_COUNT:]
+                    rows, columns = words[:_COUNT], words[_SECOND:]
                     halves = (rows, columns) if self._last else (rows,)
                     self.found = tuple(Findings(*half) for half in halves)
                     _open.remove(self)
@@ -143,20 +141,18 @@ def mark(device: int) -> Report:
     return report
 
 
-def room_of(report: Report) -> tuple[int, int]:
-    """Return the addresses of the steps of blocks and of ``ROOM`` bytes, for a build in one launch.
+def progress_of(report: Report) -> int:
+    """Return the address of a report's own words on its GPU, for the steps of a build's blocks.
 
-    Builds of one stream run one after the other and share both.  Steps are 0 at first, and grow
-    from one build to the next.
+    They are 0 at first, and go with the report's place from one report to the next.
     """
-    key = report.device, report.stream
-    steps = _rooms.get(key)
-    if steps is None:
-        with _lock, torch.inference_mode(False):
-            memory = torch.zeros(_STEPS + ROOM, dtype=torch.uint8, device=f"cuda:{key[0]}")
-            _kept.append(memory)
-            steps = _rooms[key] = memory.data_ptr()
-    return steps, steps + _STEPS
+    key = report.device, report.address
+    found = _progress.get(key)
+    if found is None:
+        memory = torch.zeros(build.SMALL_BLOCKS, dtype=torch.int64, device=f"cuda:{key[0]}")
+        found = _progress[key] = memory.data_ptr()
+        _kept.append(memory)  # 8 KiB for each place: of those that are free the latest is used next
+    return found
 
 
 def _more() -> tuple[int, Any]:

@@ -132,11 +132,8 @@ class Side(_OfStructure):
     def __getattr__(self, name: str) -> Any:
         """Make the views of what is being built once somebody asks for them: each takes 2 µs."""
         arrays = self.__dict__.get("arrays")
-        if arrays is None or name not in ("indptr", "indices", "perm", "built", "structure"):
+        if arrays is None or name not in ("indptr", "indices", "perm", "built"):
             raise AttributeError(name)
-        if name == "structure":
-            self.structure = arrays.settled() if arrays.is_settled() else arrays.without_cuts()
-            return self.structure
         if name == "built":
             self.built = built_for(arrays.structure, arrays.csr)
             return self.built
@@ -145,13 +142,13 @@ class Side(_OfStructure):
         return self.__dict__[name]
 
     def take_over(self) -> None:
-        """Take over of what was built, which is done, whether blocks share rows.
+        """Read off a build that is done whether blocks share rows.
 
-        And no more: for exact sizes launches would be decided anew, for each graph that is used
-        once.
+        No more: for exact sizes launches would be decided anew, for each graph that is used once.
         """
-        if self.arrays is not None:
-            self.__dict__.pop("structure", None)  # made when asked for
+        arrays = self.arrays
+        if arrays is not None:
+            self.structure = arrays.settled() if arrays.is_settled() else arrays.without_cuts()
 
     def settle(self) -> None:
         """Take over exact sizes, which the build has reported."""
@@ -188,7 +185,7 @@ class GraphTensors(_OfStructure):
 
     ``csr_values`` are in CSR order.  ``order`` is ``Graph.csr_perm``: None where the edges were
     given in CSR order and, of a graph, until it is ``ordered``.  ``building`` are the reports of
-    what a stream may still be at, the last one behind the others.
+    what a stream may still be at.
     """
 
     def __init__(

@@ -3,144 +3,24 @@
 On a small graph a training step takes host time, and each node of autograd's, each launch and each
 small operation of torch's takes its part of that.  Nothing is checked here but whether a call is
 one that these nodes serve, ``is_plain``: those that are not go step by step, and are checked there.
-Gradients are differentiable any number of times, attention's once.
+Gradients are differentiable any number of times.  Attention's node is in ``gat_layer``.
 """
 
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C._functorch import is_functorch_wrapped_tensor, maybe_current_level
-from torch.autograd import Function, forward_ad
-from torch.nn import Linear, Module, Parameter
+from torch.autograd import Function
 from torch.nn.functional import linear
-from torch.nn.modules import module as modules
 
-from ..graph import Graph
-from . import _check, _check_attention, gat
-from ._attention import as_computed, unwatched
 from ._library import LibraryOp
 from ._products import product_at_once
-from ._recording import once, recorded
+from ._recording import recorded
 from .matmul import aggregated, multiply
+from .plain import applied, is_taped
 from .structure import GraphLike, side_of, tensors_of
 
 SPMM_WITH_OWN = LibraryOp("spmm_with_own")
-_has_any_global_hook: Any = modules._has_any_global_hook
-_TENSORS = (Tensor, Parameter)
-
-
-def is_plain(graph: object, x: Any, weight: Any, *others: Tensor | None) -> bool:
-    """Tell whether a layer may run as one node: what most calls are, in eager mode.
-
-    Parameters
-    ----------
-    graph : Graph
-        Square, and without values or with those of the dtype of ``x``.
-    x : Tensor, shape (n, in_channels)
-        A plain one, of a floating dtype, where the graph is.
-    weight : Tensor, shape (out_channels, in_channels) or (1,)
-        Of a layer, in the dtype of ``x`` and where it is; no width is asked of one value.
-    *others : Tensor or None
-        Other parameters, likewise.
-
-    Returns
-    -------
-    bool
-        False for everything else, wrong or not, within autocast, ``torch.compile``, ``torch.func``
-        and forward mode.
-    """
-    if (
-        torch.compiler.is_compiling()
-        or type(graph) is not Graph
-        or type(x) not in _TENSORS
-        or type(weight) not in _TENSORS
-        or x.dim() != 2
-        or forward_ad._current_level >= 0
-        or maybe_current_level() is not None
-        or is_functorch_wrapped_tensor(x)  # left behind by a transform
-    ):
-        return False
-    for other in others:
-        if other is not None and not (
-            type(other) in _TENSORS and other.dtype is x.dtype and other.device == x.device
-        ):
-            return False
-    tensors, dtype = tensors_of(graph), x.dtype
-    values = tensors.csr_values
-    return (
-        x.shape[0] == tensors.n_rows == tensors.n_cols
-        and (weight.dim() == 1 or x.shape[1] == weight.shape[1])
-        and dtype is weight.dtype
-        and dtype in _check.FLOATING
-        and x.device == tensors.device == weight.device
-        and x.layout is torch.strided
-        and (values is None or values.dtype is dtype)
-        and not torch.is_autocast_enabled(tensors.kind)
-    )
-
-
-def is_bare(layer: Module | None, kind: type[Module] = Linear) -> bool:
-    """Tell whether calling the layer runs its product alone: no hooks, no subclass.
-
-    Parameters
-    ----------
-    layer : Module
-    kind : type
-        What it has to be, without hooks; no class that is derived of it.
-
-    Returns
-    -------
-    bool
-    """
-    return type(layer) is kind and not (
-        layer._forward_hooks
-        or layer._forward_pre_hooks
-        or layer._backward_hooks
-        or layer._backward_pre_hooks
-        or "forward" in layer.__dict__
-        or _has_any_global_hook()
-    )
-
-
-def bare_map(layer: Module | None) -> tuple[Tensor, Tensor | None] | None:
-    """Give the weight and the bias of a linear map that ``is_bare``; None of any other.
-
-    Parameters
-    ----------
-    layer : Module
-
-    Returns
-    -------
-    weight : Tensor, shape (out_features, in_features)
-    bias : Tensor, shape (out_features,) or None
-    """
-    if layer is None or not is_bare(layer):
-        return None
-    found, own = layer._parameters, layer.__dict__  # attributes of a module take 0.3 µs each
-    weight = found.get("weight")
-    if weight is None or "bias" not in found:  # plain tensors may stand in their place
-        return None
-    return None if "weight" in own or "bias" in own else (weight, found["bias"])
-
-
-def _is_taped(*tensors: Tensor | None) -> bool:
-    """Tell whether autograd records a call that ``is_plain``."""
-    if torch.is_grad_enabled():
-        for tensor in tensors:
-            if tensor is not None and tensor.requires_grad:
-                return True
-    return False
-
-
-def _applied(function: type[Function], *given: Any) -> Tensor:
-    """Apply a function in a call that ``is_plain``, for which torch's own ``apply`` does no more.
-
-    That looks at each argument for a wrapper that a transform has left behind.
-    """
-    found: Tensor = super(Function, function).apply(*given)  # type: ignore[misc]
-    return found
-
 
 # Sums with a part of each row's own
 
@@ -198,7 +78,7 @@ def propagated(
     """
     if not recorded(x, bias):  # which refuses a backward pass within vmap
         return _plus(graph, transposed, x, (scale, scale), "sum", x, own, one_more, bias)
-    return _applied(_Propagated, x, bias, scale, own, graph, one_more, transposed)
+    return applied(_Propagated, x, bias, scale, own, graph, one_more, transposed)
 
 
 class _Propagated(Function):
@@ -243,10 +123,10 @@ def gcn_convolution(
     -------
     Tensor, shape (n, out_channels)
     """
-    if not _is_taped(x, weight, bias):
+    if not is_taped(x, weight, bias):
         h = linear(x, weight)
         return _plus(graph, False, h, (scale, scale), "sum", h, own, False, bias)
-    return _applied(_Gcn, x, weight, bias, scale, own, graph, False)
+    return applied(_Gcn, x, weight, bias, scale, own, graph, False)
 
 
 def gin_convolution(
@@ -274,10 +154,10 @@ def gin_convolution(
     """
     if not maps_first(*weight.shape[::-1], gradient=x.requires_grad):
         return linear(propagated(graph, x, None, eps, one_more=True), weight, bias)
-    if not _is_taped(x, weight, bias):
+    if not is_taped(x, weight, bias):
         h = linear(x, weight)
         return _plus(graph, False, h, (None, None), "sum", h, eps, True, bias)
-    return _applied(_Gcn, x, weight, bias, None, eps, graph, True)
+    return applied(_Gcn, x, weight, bias, None, eps, graph, True)
 
 
 def maps_first(width: int, out_width: int, *, gradient: bool) -> bool:
@@ -337,9 +217,9 @@ def sage_convolution(
     """
     inputs = x, weight, bias, own_weight
     early = maps_first(*weight.shape[::-1], gradient=x.requires_grad)
-    if not _is_taped(*inputs):
+    if not is_taped(*inputs):
         return _sage(graph, early, *inputs)[0]
-    return _applied(_Sage, *inputs, graph, early)
+    return applied(_Sage, *inputs, graph, early)
 
 
 def _sage(
@@ -406,7 +286,7 @@ def _sage_late(
 ) -> tuple[Tensor | None, ...]:
     """Give the gradients of features and both weights, where the means came first."""
     dx = dw = dv = None
-    again = torch.is_grad_enabled()  # to be differentiated once more
+    again = recorded(grad) or torch.is_grad_enabled()  # to be differentiated once more
     if wanted[0]:
         of_means, own = torch.mm(grad, weight), torch.mm(grad, own_weight)
         if again:
@@ -426,110 +306,8 @@ def _mean_back(graph: GraphLike, grad: Tensor) -> Tensor:
     """Give the gradient of the features of a mean, differentiably."""
     tensors = tensors_of(graph, transposed=True)
     scale, side = tensors.rows.inverse_degree_beside(grad), tensors.columns
-    if not torch.is_grad_enabled() and tensors.csr_values is None and side is not None:
+    if tensors.csr_values is None and side is not None and not recorded(grad):
         at_once = product_at_once(side, grad, None, scale, "sum")
         if at_once is not None:
             return at_once
     return multiply(graph, True, grad, tensors.csr_values, None, scale)
-
-
-# Attention
-
-
-def gat_convolution(
-    graph: GraphLike,
-    x: Tensor,
-    weight: Tensor,
-    vectors: tuple[Tensor, Tensor],
-    bias: Tensor | None,
-    *,
-    negative_slope: float,
-    dropout: float,
-    self_loops: bool,
-) -> Tensor:
-    """Run GAT's convolution of a call that ``is_plain``: ``gat_of_vectors`` of ``x W``.
-
-    Parameters
-    ----------
-    graph : Graph, shape (n, n)
-    x : Tensor, shape (n, in_channels)
-    weight : Tensor, shape (heads * feat, in_channels)
-        ``W`` transposed.
-    vectors : two Tensors, shape (1, heads, feat)
-        Of sources and targets.
-    bias : Tensor, shape (heads * feat,), optional
-    negative_slope, dropout, self_loops
-        As for ``gat_of_vectors``.
-
-    Returns
-    -------
-    Tensor, shape (n, heads * feat)
-
-    Raises
-    ------
-    ShapeError, DtypeError
-        If a number is no number of its kind, or out of its range.
-
-    Notes
-    -----
-    The gradient can be used but not differentiated.
-    """
-    inputs, tensors = (x, weight, *vectors, bias), tensors_of(graph)
-    options = _check_attention.options(negative_slope, dropout, None, self_loops, tensors)
-    seed, *numbers = options
-    if not _is_taped(*inputs):
-        h, el, er = _scores(*inputs[:4])
-        out: Tensor = gat.GAT(side_of(graph, False), bias, h, el, er, None, None, seed, *numbers)
-        return out.view(-1, weight.shape[0])
-    return _applied(_GatLayer, *inputs, seed, graph, numbers)
-
-
-def _scores(x: Tensor, weight: Tensor, source: Tensor, target: Tensor) -> tuple[Tensor, ...]:
-    """Give the features of each head and their scores."""
-    h, heads = linear(x, weight), source.shape[1]
-    if heads > 1:
-        h = h.view(-1, heads, source.shape[2])
-    el, er = gat.GAT_SCORES(h, source, target)
-    return h, el, er
-
-
-class _GatLayer(Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, *given: Any) -> Tensor:
-        source, target, bias, seed, ctx.graph, ctx.numbers = given
-        inputs = bias, *_scores(x, weight, source, target), None, None, seed
-        op = gat.GAT_WITH_STATISTICS
-        out, *statistics = op(side_of(ctx.graph, False), *inputs, *ctx.numbers)
-        # No view: torch refuses to write to one that a Function has made.
-        found: Tensor = out if out.dim() == 2 else out.view(-1, weight.shape[0]).data
-        kept = unwatched(ctx, found).view(out.shape)
-        ctx.save_for_backward(x, weight, source, target, *inputs, kept, *statistics)
-        return found
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight, source, target, *inputs, out, plus, stats = ctx.saved_tensors
-        of_x, of_weight, _, _, of_bias = ctx.needs_input_grad[:5]
-        bias, h, *_ = inputs
-        results = as_computed(ctx, gat.GAT_WITH_STATISTICS, inputs, out, plus, stats)
-        args = grad if h.dim() == 2 else grad.reshape(h.shape), *results, False
-        sides = side_of(ctx.graph, False), side_of(ctx.graph, True)
-        given = source, target, *inputs, *ctx.numbers
-        backward = gat.GAT_OF_VECTORS_BACKWARD
-
-        def of_vectors(x: Tensor, weight: Tensor, *given: Any) -> Any:
-            return backward(*given)
-
-        # Of x and weight too, so that whoever differentiates again comes here, and is refused.
-        known = x, weight, *sides, *args
-        dh, d_vectors, _, _ = once("gat_of_vectors", of_vectors, *known, *given)
-        dh = dh if dh.dim() == 2 else dh.view(-1, weight.shape[0])
-        d_source, d_target, *d_bias = d_vectors.unbind()
-        return (
-            torch.mm(dh, weight) if of_x else None,
-            torch.mm(dh.t(), x) if of_weight else None,
-            d_source.view(source.shape),
-            d_target.view(target.shape),
-            d_bias[0].view(bias.shape) if of_bias else None,
-            *(None,) * 3,
-        )

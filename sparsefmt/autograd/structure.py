@@ -245,7 +245,8 @@ def tensors_of(graph: GraphLike, *, transposed: bool = False) -> GraphTensors:
     """Return the tensors of a graph, made if they are missing."""
     if isinstance(graph, GraphTensors):
         return graph
-    assert not isinstance(graph, Tensor)  # layers have made a graph of it
+    if isinstance(graph, Tensor):
+        raise wrong_graph(graph)
     # A tracer must not see what is missing: it remembers what it read.
     if torch.compiler.is_compiling():
         graph._prepare_traced(transposed)  # type: ignore[attr-defined]

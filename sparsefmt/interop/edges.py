@@ -46,12 +46,12 @@ class Edges:
 
     @property
     def index_dtype(self) -> np.dtype[Any]:
-        """That of the ids."""
+        """NumPy's dtype for the ids."""
         return _dtypes(*_INDEX)[self.index.dtype]
 
     @property
     def dtype(self) -> np.dtype[Any] | None:
-        """That of the weights, None without any."""
+        """NumPy's dtype for the weights, None without any."""
         return None if self.weight is None else _dtypes(*_VALUES)[self.weight.dtype]
 
     @property

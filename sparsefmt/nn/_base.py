@@ -13,7 +13,6 @@ from ..autograd import (
     sample_width,
 )
 from ..errors import UnsupportedError
-from ..graph import Graph
 from ._checks import by_vertex
 from ._passing import Direction, Passing
 from .shared import sampled_aggregate
@@ -107,14 +106,10 @@ class Convolution(Passing):
 
     def _graph(self, x: Tensor, edge_index: Any) -> GraphLike:
         """Give the graph among the vertices of ``x``, with the values that count."""
-        if type(edge_index) is Graph:
-            return edge_index
-        graph: GraphLike = as_graph(
-            edge_index, x if x.dim() == 2 else by_vertex(x), name="edge_index"
-        )
-        if type(edge_index) is Tensor and edge_index.layout is strided:
-            return graph  # which has no values
-        return self._valued(graph, edge_index)
+        vertices = x if x.dim() == 2 else by_vertex(x)
+        graph: GraphLike = as_graph(edge_index, vertices, name="edge_index")
+        edges = type(edge_index) is Tensor and edge_index.layout is strided  # without values
+        return graph if edges or graph is edge_index else self._valued(graph, edge_index)
 
     def _check_no_batch(self, x: Tensor) -> None:
         """Refuse features (..., n, feat) where MaxK is to choose."""

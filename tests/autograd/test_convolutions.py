@@ -8,7 +8,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from sparsefmt import Graph, ShapeError, UnsupportedError, nn  # noqa: E402
-from sparsefmt.autograd import convolutions  # noqa: E402
+from sparsefmt.autograd import is_plain  # noqa: E402
 from sparsefmt.interop.pyg import from_edge_index  # noqa: E402
 from sparsefmt.nn import gat, gcn, gin, sage  # noqa: E402
 
@@ -192,11 +192,11 @@ def test_calls_that_are_not_plain_go_by_steps(monkeypatch):
 def test_is_plain_says_no_to_what_layers_refuse():
     graph, weight = graph_of("cpu"), torch.randn(5, 8, dtype=torch.float64)
     x = torch.randn(60, 8, dtype=torch.float64)
-    assert convolutions.is_plain(graph, x, weight)
+    assert is_plain(graph, x, weight)
     for wrong in (x.float(), x[:9], x[:, :7], x[0], x.to_sparse(), x.numpy(), x.long(), None):
-        assert not convolutions.is_plain(graph, wrong, weight)
-    assert not convolutions.is_plain(graph.csr, x, weight)
-    assert not convolutions.is_plain(graph, x, weight, weight.float())
+        assert not is_plain(graph, wrong, weight)
+    assert not is_plain(graph.csr, x, weight)
+    assert not is_plain(graph, x, weight, weight.float())
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -74,6 +74,7 @@ REFUSE_NOTHING = {
     "sparsefmt.to_edge_index",
     "sparsefmt.autograd.gcn_convolution",
     "sparsefmt.autograd.gin_convolution",
+    "sparsefmt.autograd.bare_map",
     "sparsefmt.autograd.is_bare",
     "sparsefmt.autograd.is_plain",
     "sparsefmt.autograd.propagated",

@@ -57,8 +57,8 @@ def gat(x, p):
 
 
 def network(width):
-    linear, relu = torch.nn.Linear, torch.nn.ReLU
-    return torch.nn.Sequential(linear(FEAT, width), relu(), linear(width, 3, bias=False))
+    linear = torch.nn.Linear
+    return torch.nn.Sequential(linear(FEAT, width), torch.nn.ReLU(), linear(width, 3, bias=False))
 
 
 LAYERS = {
@@ -144,17 +144,14 @@ def before_the_parameter(module, name, value):
     module.__dict__[name] = value
 
 
-PLACES = {"attribute": as_attribute, "buffer": as_buffer, "dict": before_the_parameter}
-
-
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("place", [as_attribute, as_buffer, before_the_parameter])
 @each_parameter
 def test_a_tensor_in_the_place_of_a_parameter_counts(name, parameter, place):
     conv = layer(name)
     module, leaf = of(conv, parameter)
     value = getattr(module, leaf).detach().mul(2).requires_grad_().clone()
-    PLACES[place](module, leaf, value)
-    given = tensors(conv) | ({parameter: value} if place != "buffer" else {})
+    place(module, leaf, value)
+    given = tensors(conv) | ({parameter: value} if place is not as_buffer else {})
     check(name, lambda x: conv(x, EDGES), given)
 
 
@@ -170,16 +167,11 @@ def test_functional_call_counts_with_what_a_transform_has_left_behind(name, para
     check(name, lambda x: functional_call(conv, {parameter: value}, (x, EDGES)), given)
 
 
-class Twice(torch.nn.Module):
-    def forward(self, x):
-        return 2 * x
-
-
 @each_parameter
 def test_a_parametrization_counts(name, parameter):
     conv = layer(name)
     given, (module, leaf) = tensors(conv), of(conv, parameter)
-    parametrize.register_parametrization(module, leaf, Twice())
+    parametrize.register_parametrization(module, leaf, torch.nn.Tanh())
     with parametrize.cached():
         check(name, lambda x: conv(x, EDGES), given | {parameter: getattr(module, leaf)})
 
@@ -239,10 +231,7 @@ def test_a_module_in_the_place_of_another_counts(name, place):
 
 
 class Doubling:
-    """A network that is no module."""
-
-    def reset_parameters(self):
-        pass
+    reset_parameters = staticmethod(lambda: None)
 
     def __call__(self, x):
         return 2 * x
@@ -290,6 +279,15 @@ def test_copies_and_checkpoints_compute_the_same(name):
     for again in (copy.deepcopy(conv), pickle.loads(pickle.dumps(conv))):
         check(name, lambda x: again(x, EDGES), tensors(again))  # noqa: B023  # called at once
     check(name, lambda x: checkpoint(conv, x, EDGES, use_reentrant=False), tensors(conv))
+
+
+@each_layer
+def test_features_that_a_transform_has_left_behind_are_their_values(name):
+    conv, x, left = layer(name), features(), []
+    torch.func.functionalize(lambda t: left.append(t * 1) or t)(x)
+    torch.func.grad(lambda t: left.append(t * 1) or t.sum())(x)
+    for one in left:
+        torch.testing.assert_close(conv(one, EDGES).detach().clone(), conv(x, EDGES).detach())
 
 
 @each_layer

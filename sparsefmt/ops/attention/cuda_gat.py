@@ -271,7 +271,7 @@ def launch_rows(
     if not S.nnz:
         S, perm = S.once(_of_one_entry), 0
     case = m.dtype(h), *heads_and_feat(h), alignment % 16, backward, narrow, flags
-    nbytes, launch, add_up = S.once_alike(_launches, *case)
+    nbytes, launch, add_up = S.once_alike(row_launches, *case)
     sums, stream = 0, m.stream(h)
     if nbytes:
         workspace = m.empty((nbytes,), "uint8", h)
@@ -286,7 +286,7 @@ def _of_one_entry(S: Structure) -> Structure:
     return replace(S, indices=S.indptr, nnz=1)
 
 
-def _launches(
+def row_launches(
     S: Structure, dtype: str, heads: int, feat: int, alignment: int, backward: bool, narrow: bool,
     flags: tuple[int, int],
 ) -> tuple[int, Launch, Launch | None]:  # fmt: skip
@@ -366,16 +366,16 @@ def gat_scores(A: None, h: Any, source: Any, target: Any) -> tuple[Any, Any]:
     arrays = m.pointers(h, source, target, el, er)
     vector = score_vector(dtype, feat, arrays[0] | arrays[1] | arrays[2])
     with m.on_device(h):
-        launch = _scores_launch(m.device(h), dtype, h.shape[0], heads, feat, vector)
+        launch = scores_launch(m.device(h), dtype, h.shape[0], heads, feat, vector)
         launch(m.stream(h), *arrays)
     return el, er
 
 
 @lru_cache(maxsize=256)
-def _scores_launch(
+def scores_launch(
     device: int, dtype: str, n: int, heads: int, feat: int, vector: int
 ) -> Launch:  # fmt: skip
-    """Decide the launch of scores, on the current device, of that number."""
+    """Decide how scores are launched; ``device`` is the number of the current one."""
     lanes, items = SCORE_LANES[feat > SCORE_LANES[0] * vector], n * heads
     constants = lanes, vector
     kernel = jit.load("attention/gat_scores.cu", "gat_scores", "5Pq2i", (dtype,), constants)

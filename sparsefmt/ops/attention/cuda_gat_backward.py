@@ -105,11 +105,11 @@ def _of_targets(
     scores = cuda_gat.score_parameters(m, drop, of_items, S.nnz)
     arrays = m.pointers(found.out, found.plus, bias, grad, h)
     written = m.pointers(found.statistics, stats, d_er, d_loops)
-    launch = S.once(_stats_launch, m.dtype(h), heads, feat)
+    launch = S.once(stats_launch, m.dtype(h), heads, feat)
     launch(m.stream(h), *arrays, *scores, *written)
 
 
-def _stats_launch(S: Structure, dtype: str, heads: int, feat: int) -> Launch:
+def stats_launch(S: Structure, dtype: str, heads: int, feat: int) -> Launch:
     """Decide the launch over rows of targets."""
     items, sums = S.n_rows * heads, "float64" if dtype == "float64" else "float32"
     layout = f"5P{cuda_gat.scores_layout(sums)}4Pq2i"
@@ -185,16 +185,16 @@ def through_scores(
     alignment = arrays[0] | arrays[1] | arrays[4] | arrays[5] | arrays[6]
     vector, slices = cuda_gat.score_vector(dtype, feat, alignment), d_el_slices.shape[-1]
     with m.on_device(h):
-        launch = _through_scores(m.device(h), dtype, h.shape[0], heads, feat, slices, vector)
+        launch = through_launch(m.device(h), dtype, h.shape[0], heads, feat, slices, vector)
         launch(m.stream(h), *arrays)
         return partial.sum(0)
 
 
 @lru_cache(maxsize=256)
-def _through_scores(
+def through_launch(
     device: int, dtype: str, n: int, heads: int, feat: int, slices: int, vector: int
 ) -> Launch:
-    """Decide the launch of the gradient through scores, on the current device, of that number."""
+    """Decide how that is launched; ``device`` is the number of the current one."""
     lanes = SCORE_GRADIENT_LANES[heads * feat > SCORE_GRADIENT_LANES[0] * vector]
     blocks, constants = score_blocks(n, heads, feat), (lanes, vector)
     file, layout = "attention/gat_scores.cu", "9Pq4i"

@@ -227,8 +227,8 @@ class Small(NamedTuple):
         """Launch it.
 
         ``ids`` are those of rows and columns, and ``sizes`` the numbers of rows, columns and edges.
-        ``progress`` is a word for each block, 0 or with a step of an earlier launch; it and
-        ``scratch`` are used by no two launches at a time.
+        ``progress`` is a word for each block, 0 or with a step of an earlier launch, and used by no
+        two launches at a time.
         """
         of_rows, of_columns = reports
         halves = begin, of_rows, begin + self.rows.size, of_columns

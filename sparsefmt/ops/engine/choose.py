@@ -43,7 +43,7 @@ class Explanation:
 _of_graphs: dict[str, str] = {}
 #: While ``explain`` calls an operation: where ``run`` puts its choice instead of running it.
 _asked: ContextVar["_Asked | None"] = ContextVar("asked", default=None)
-asked = _asked.get  #: None where nobody asks
+question = _asked.get  #: None where nobody asks
 
 
 class _Asked(list[Explanation]):

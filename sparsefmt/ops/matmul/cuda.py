@@ -289,10 +289,10 @@ def decided(
     S: Structure, dtype: str, reduce: str, feat: int, stride: int, alignment: int,
     own_stride: int, one_more: bool, scaled: bool, cols: bool, wide: bool,
 ) -> tuple[tuple[int, int], Launch, Launch | None]:  # fmt: skip
-    """Decide a sum or mean of rows of features without edge values, as ``spmm`` launches it."""
+    """Decide a product without edge values, as ``spmm`` launches it; scaled by row or column."""
     given = False, scaled, False, False, cols, wide
     case = dtype, reduce, feat, 0, False, stride, alignment, False, own_stride, one_more, given
-    return S.once_alike(_launches, *case)
+    return _launches(S, *case)
 
 
 def rounded(x: Any) -> Any:

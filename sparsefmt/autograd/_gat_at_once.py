@@ -1,0 +1,167 @@
+"""The short way through graph attention of vectors: of plain CUDA tensors, in a plain eager call.
+
+As ``_products`` does for products: the launches are those that the long way decides, with the same
+bits, and what only they read lies in one piece of memory.
+"""
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..ops.attention import cuda_gat, cuda_gat_backward
+from ..ops.attention.cuda_gat import ANYTHING, NOTHING, ONLY_BIAS, Dropout, dropout
+from ..ops.engine.structure import Structure
+from ._memory import NAMES, raw_stream
+from ._products import ITEMSIZE, addresses, is_watched
+from ._tensors import Side
+
+_NO_DROPOUT = Dropout()
+
+
+class Heads(NamedTuple):
+    """Features, the vectors and the bias of all heads, and the numbers of ``Options``."""
+
+    h: Tensor  #: (n, heads * feat)
+    source: Tensor  #: (1, heads, feat)
+    target: Tensor
+    bias: Tensor | None  #: (heads * feat,)
+    seed: Tensor | None
+    slope: float
+    share: float
+    loops: bool
+
+    def dropout(self) -> Dropout:
+        """Which entries are dropped."""
+        if self.seed is None:
+            return _NO_DROPOUT
+        return dropout(self.share, seed_at=self.seed.data_ptr())
+
+
+class Kept:
+    """Places in one piece of memory that forward writes and backward reads.
+
+    Behind each other the statistics, the part of the result with positive scores, and the scores of
+    sources and targets; without the first two where nothing is to be trained.
+    """
+
+    __slots__ = ("el", "er", "plus", "statistics")
+
+    def __init__(self, begin: int, items: int, feat: int, size: int, *, train: bool) -> None:
+        self.statistics = begin if train else 0
+        self.plus = begin + 4 * items * size if train else 0
+        self.el = begin + _values(items, feat, train=train) * size - 2 * items * size
+        self.er = self.el + items * size
+
+
+def _values(items: int, feat: int, *, train: bool) -> int:
+    return items * (feat + 6 if train else 2)
+
+
+def gat_at_once(side: Side, given: Heads, *, train: bool) -> tuple[Tensor, Tensor] | None:
+    """Compute ``GAT`` and ``GAT_SCORES`` together, or with what backward reads if to ``train``.
+
+    Returns
+    -------
+    out : Tensor, shape (n, heads * feat)
+    kept : Tensor
+        What ``gat_at_once_backward`` reads.  None in the place of both if the call may not.
+    """
+    h, source, target, bias, *_ = given
+    S, size = side.structure, ITEMSIZE.get(h.dtype)
+    if S is None or size is None or not S.nnz or is_watched(h):
+        return None
+    (n, width), (_, heads, feat) = h.shape, source.shape
+    places = addresses(h, source, target, bias)
+    if places is None or not width:
+        return None
+    X, left, right, added = places
+    dtype, device = NAMES[h.dtype], h.get_device()
+    out = torch.empty_like(h)
+    kept = h.new_empty(_values(n * heads, feat, train=train))
+    at = Kept(kept.data_ptr(), n * heads, feat, size, train=train)
+    result, stream = out.data_ptr(), raw_stream(device)
+
+    vector = cuda_gat.score_vector(dtype, feat, X | left | right)
+    scores = cuda_gat.scores_launch(device, dtype, n, heads, feat, vector)
+    scores(stream, X, left, right, at.el, at.er)
+
+    drop = given.dropout()
+    params = (*_scores(S, given, drop, at.el, at.er), result, at.plus, added, at.statistics)
+    extra = ANYTHING if given.loops else ONLY_BIAS if added else NOTHING
+    alignment = (X | result | at.plus | added) % 16
+    case = dtype, heads, feat, alignment, False, False, (int(drop.below > 0), extra)
+    _over_rows(S, h, stream, case, 0, X, (*params, heads, feat))
+    return out, kept
+
+
+def gat_at_once_backward(
+    rows: Side, columns: Side, grad: Tensor, out: Tensor, kept: list[Tensor], *heads: Any
+) -> tuple[Tensor, Tensor]:
+    """Compute ``GAT_OF_VECTORS_BACKWARD`` of what ``gat_at_once`` gave for these ``Heads``.
+
+    Returns
+    -------
+    dh : Tensor, shape (n, heads * feat)
+    d_vectors : Tensor, shape (2 or 3, 1, heads, feat)
+        Of the sources' and targets' vectors and, if there is one, the bias.
+    """
+    given = Heads(*heads)
+    h, source, target, bias, *_ = given
+    S, T = rows.structure, columns.structure
+    assert S is not None  # as forward has found
+    assert T is not None
+    n, (_, count, feat), size = h.shape[0], source.shape, h.dtype.itemsize
+    items, dtype, device, grad = n * count, NAMES[h.dtype], h.get_device(), grad.contiguous()
+    dh = torch.empty_like(h)
+    at = Kept(kept[0].data_ptr(), items, feat, size, train=True)
+    X, features, result, stream = grad.data_ptr(), h.data_ptr(), dh.data_ptr(), raw_stream(device)
+    alignment = (X | features | result) % 16
+    slices = cuda_gat.row_shape(dtype, count, feat, alignment)[2]
+    room = h.new_empty(items * (5 + slices))
+    stats = room.data_ptr()
+    d_er = stats + 4 * items * size
+    d_el = d_er + items * size
+
+    drop, added = given.dropout(), 0 if bias is None else bias.data_ptr()
+    numbers = _scores(S, given, drop, at.el, at.er)
+    of_targets = S.once(cuda_gat_backward.stats_launch, dtype, count, feat)
+    read = out.data_ptr(), at.plus, added, X, features
+    of_targets(stream, *read, *numbers, at.statistics, stats, d_er, 0)
+
+    perm = columns.perm.data_ptr() if drop.below and columns.perm is not None else 0
+    numbers = _scores(T, given, drop, at.el, 0)
+    extra = ANYTHING if given.loops else NOTHING
+    case = dtype, count, feat, alignment, True, False, (int(drop.below > 0), extra)
+    params = (*numbers, stats, features, result, d_el, count, feat, slices)
+    _over_rows(T, h, stream, case, perm, X, params)
+
+    left, right, of_result = source.data_ptr(), target.data_ptr(), 0 if bias is None else X
+    blocks = cuda_gat_backward.score_blocks(n, count, feat)
+    partial = h.new_empty((blocks, 2 if bias is None else 3, 1, count, feat))
+    vector = cuda_gat.score_vector(dtype, feat, features | result | left | right | of_result)
+    sizes = n, count, feat, slices, vector
+    through = cuda_gat_backward.through_launch(device, dtype, *sizes)
+    written = of_result, result, partial.data_ptr()
+    through(stream, features, result, d_el, d_er, left, right, *written)
+    return dh, partial.sum(0)
+
+
+def _scores(S: Structure, given: Heads, drop: Dropout, el: int, er: int) -> tuple[Any, ...]:
+    """Fill the fields of ``Scores`` in gat.cu, without scores of entries."""
+    first_loop = S.nnz if given.loops else -1
+    return el, er, 0, 0, drop.seed_at, drop.seed, first_loop, given.slope, drop.scale, drop.below
+
+
+def _over_rows(
+    S: Structure, h: Tensor, stream: int, case: Any, perm: int, X: int, params: tuple[Any, ...]
+) -> None:
+    """Launch ``gat_balanced``, and ``gat_cut_rows`` where blocks share rows."""
+    nbytes, launch, add_up = S.once_alike(cuda_gat.row_launches, *case)
+    sums = 0
+    if nbytes:
+        workspace = h.new_empty(nbytes, dtype=torch.uint8)
+        sums = workspace.data_ptr()
+    launch(stream, S.indptr, S.indices, S.start, S.slot, perm, X, *params, sums, S.nnz)
+    if add_up is not None:
+        add_up(stream, S.start, S.cut, *params, sums)

@@ -1,0 +1,133 @@
+"""Which calls of a layer run as one node of autograd's, and how such a node is applied."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._C._functorch import is_functorch_wrapped_tensor, maybe_current_level
+from torch.autograd import Function, forward_ad
+from torch.nn import Linear, Module, Parameter
+from torch.nn.modules import module as modules
+
+from ..graph import Graph
+from . import _check
+from .structure import tensors_of
+
+_has_any_global_hook: Any = modules._has_any_global_hook
+_TENSORS = (Tensor, Parameter)
+
+
+def is_plain(graph: object, x: Any, weight: Any, *others: Tensor | None) -> bool:
+    """Tell whether a layer may run as one node: what most calls are, in eager mode.
+
+    Parameters
+    ----------
+    graph : Graph
+        Square, and without values or with those of the dtype of ``x``.
+    x : Tensor, shape (n, in_channels)
+        A plain one, of a floating dtype, where the graph is.
+    weight : Tensor, shape (out_channels, in_channels) or (1,)
+        Of a layer, in the dtype of ``x`` and where it is; no width is asked of one value.
+    *others : Tensor or None
+        Other parameters, likewise.
+
+    Returns
+    -------
+    bool
+        False for everything else, wrong or not, within autocast, ``torch.compile``, ``torch.func``
+        and forward mode.
+    """
+    if (
+        torch.compiler.is_compiling()
+        or type(graph) is not Graph
+        or type(x) not in _TENSORS
+        or type(weight) not in _TENSORS
+        or x.dim() != 2
+        or forward_ad._current_level >= 0
+        or maybe_current_level() is not None
+        or is_functorch_wrapped_tensor(x)  # left behind by a transform
+        or is_functorch_wrapped_tensor(weight)
+    ):
+        return False
+    for other in others:
+        if other is not None and not (
+            type(other) in _TENSORS
+            and other.dtype is x.dtype
+            and other.device == x.device
+            and not is_functorch_wrapped_tensor(other)
+        ):
+            return False
+    tensors, dtype = tensors_of(graph), x.dtype
+    values = tensors.csr_values
+    return (
+        x.shape[0] == tensors.n_rows == tensors.n_cols
+        and (weight.dim() == 1 or x.shape[1] == weight.shape[1])
+        and dtype is weight.dtype
+        and dtype in _check.FLOATING
+        and x.device == tensors.device == weight.device
+        and x.layout is torch.strided
+        and (values is None or values.dtype is dtype)
+        and not torch.is_autocast_enabled(tensors.kind)
+    )
+
+
+def is_bare(layer: Module | None, kind: type[Module] = Linear) -> bool:
+    """Tell whether calling the layer runs its product alone: no hooks, no subclass.
+
+    Parameters
+    ----------
+    layer : Module
+    kind : type
+        What it has to be, without hooks; no class that is derived of it.
+
+    Returns
+    -------
+    bool
+    """
+    return type(layer) is kind and not (
+        layer._forward_hooks
+        or layer._forward_pre_hooks
+        or layer._backward_hooks
+        or layer._backward_pre_hooks
+        or "forward" in layer.__dict__
+        or _has_any_global_hook()
+    )
+
+
+def bare_map(layer: Module | None) -> tuple[Tensor, Tensor | None] | None:
+    """Give the weight and the bias of a linear map that ``is_bare``; None of any other.
+
+    Parameters
+    ----------
+    layer : Module
+
+    Returns
+    -------
+    weight : Tensor, shape (out_features, in_features)
+    bias : Tensor, shape (out_features,) or None
+    """
+    if layer is None or not is_bare(layer):
+        return None
+    found, own = layer._parameters, layer.__dict__  # attributes of a module take 0.3 µs each
+    weight = found.get("weight")
+    if weight is None or "bias" not in found:  # plain tensors may stand in their place
+        return None
+    return None if "weight" in own or "bias" in own else (weight, found["bias"])
+
+
+def is_taped(*tensors: Tensor | None) -> bool:
+    """Tell whether autograd records a call that ``is_plain``."""
+    if torch.is_grad_enabled():
+        for tensor in tensors:
+            if tensor is not None and tensor.requires_grad:
+                return True
+    return False
+
+
+def applied(function: type[Function], *given: Any) -> Tensor:
+    """Apply a function in a call that ``is_plain``, for which torch's own ``apply`` does no more.
+
+    That looks at each argument for a wrapper that a transform has left behind.
+    """
+    found: Tensor = super(Function, function).apply(*given)  # type: ignore[misc]
+    return found
