@@ -108,11 +108,11 @@ def bare_map(layer: Module | None) -> tuple[Tensor, Tensor | None] | None:
     """
     if layer is None or not is_bare(layer):
         return None
-    found = layer._parameters  # attributes of a module take 0.3 µs each
+    found, own = layer._parameters, layer.__dict__  # attributes of a module take 0.3 µs each
     weight = found.get("weight")
     if weight is None or "bias" not in found:  # plain tensors may stand in their place
         return None
-    return weight, found["bias"]
+    return None if "weight" in own or "bias" in own else (weight, found["bias"])
 
 
 def is_taped(*tensors: Tensor | None) -> bool:
