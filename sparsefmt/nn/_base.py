@@ -145,11 +145,6 @@ def _sample_width(name: str, width: int | None, k: int | None) -> int | None:
     return found
 
 
-def is_replaced(layer: Module, *names: str) -> bool:
-    """Tell whether a derived class has attributes of its own by the names of parts of a layer."""
-    return any(hasattr(type(layer), name) for name in names)
-
-
 def is_one_each(bias: Tensor | None, weight: Tensor) -> bool:
     """Tell whether a bias has a number for each output of a layer, as kernels read it."""
     return bias is None or bias.shape == weight.shape[:1]

@@ -25,7 +25,7 @@ from ..autograd import (
     is_plain,
 )
 from ._attention import LoopedAttention
-from ._base import is_one_each, is_replaced
+from ._base import is_one_each
 from ._checks import Ends, check_square
 from ._edges import AttentionWeights, Entries
 from ._linear import GLOROT, linear_map
@@ -36,10 +36,6 @@ __getattr__ = resolver(f"{__package__}", {"GATv2Conv": "gatv2"})
 
 #: Features of sources and, if they are given, of targets.
 Both = tuple[Tensor, Tensor | None]
-
-
-#: What the short way takes from where torch keeps it, which attributes of the same name may hide.
-_READ = ("lin", "res", "att_src", "att_dst", "bias")
 
 
 class GATConv(LoopedAttention):
@@ -208,19 +204,12 @@ class GATConv(LoopedAttention):
 
     def _at_once(self, x: Tensor, graph: GraphLike) -> Tensor | None:
         """Run the layer as one node of autograd's; None if it may not."""
-        heads, feat, of_layer = self.heads, self.out_channels, self._parameters
-        parts, others = self._modules, self.__dict__
-        lin = bare_map(parts.get("lin"))
+        heads, feat, lin = self.heads, self.out_channels, bare_map(self.lin)
         if lin is None or lin[1] is not None or self.flow != FORWARD:
             return None
-        if type(self) is not GATConv and is_replaced(self, *_READ):
+        if not (self.concat or heads == 1):
             return None
-        source, target = of_layer.get("att_src"), of_layer.get("att_dst")
-        if source is None or target is None or not (self.concat or heads == 1):
-            return None
-        if "lin" in others or "att_src" in others or "att_dst" in others:
-            return None
-        bias = self.bias if "bias" in others or "bias" not in of_layer else of_layer["bias"]
+        source, target, bias = self.att_src, self.att_dst, self.bias
         weight, shape = lin[0], (1, heads, feat)
         fit = source.shape == target.shape == shape and weight.shape[0] == heads * feat
         if not (fit and is_one_each(bias, weight)):
@@ -228,8 +217,7 @@ class GATConv(LoopedAttention):
         if not is_plain(graph, x, weight, source, target, bias):
             return None
         y = gat_convolution(graph, x, weight, (source, target), bias, **self._options())
-        residual: Any = self.res if "res" in others or "res" not in parts else parts["res"]
-        return y if residual is None else y + residual(x)
+        return y if self.res is None else y + self.res(x)
 
     def _projected(self, ends: Ends) -> Both:
         """(n_source, heads, out_channels) and (n_target, heads, out_channels), or None."""

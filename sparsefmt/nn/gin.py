@@ -18,7 +18,7 @@ from ..autograd import (
     maxk,
     propagated,
 )
-from ._base import Convolution, Options, is_one_each, is_replaced
+from ._base import Convolution, Options, is_one_each
 from ._checks import Ends, as_autocast, check_edge_weight
 from ._hops import over_vertices
 from ._network import OfNetwork, called, check_fit
@@ -103,10 +103,7 @@ class GINConv(OfNetwork, Convolution):
         if isinstance(x, Tensor) and size is None:
             graph = self._graph(x, edge_index)
             if edge_weight is None and self._is_usual():
-                nn: Any = self._modules.get("nn")
-                eps: Any = self._buffers["eps"]
-                if nn is None or "nn" in self.__dict__ or type(self) is not GINConv:
-                    nn = self.nn  # no module, or one of a derived class
+                nn, eps = self.nn, self.eps
                 first, rest = _parts(nn)
                 if first is None and is_plain(graph, x, eps):
                     check_fit(nn, x)
@@ -129,11 +126,8 @@ class GINConv(OfNetwork, Convolution):
             self._is_whole()
             and self.flow == FORWARD
             and self._reductions == SUM
-            and (eps := self._buffers.get("eps")) is not None  # no parameter
-            and not eps.requires_grad
+            and not (eps := self.eps).requires_grad
             and eps.shape == (1,)
-            and "eps" not in self.__dict__
-            and (type(self) is GINConv or not is_replaced(self, "eps"))
         )
 
     def _aggregated(self, ends: Ends, edge_weight: Tensor | None) -> Tensor:

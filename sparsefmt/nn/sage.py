@@ -18,7 +18,7 @@ from ..autograd import (
     sage_convolution,
 )
 from ..errors import ShapeError
-from ._base import Convolution, PartOptions, is_one_each, is_replaced, plus
+from ._base import Convolution, PartOptions, is_one_each, plus
 from ._checks import (
     Ends,
     check_counts,
@@ -202,11 +202,8 @@ class SAGEConv(Convolution):
 
     def _at_once(self, x: Tensor, graph: GraphLike) -> Tensor | None:
         """Compute what comes before ``normalize`` in one node of autograd's; None if it may not."""
-        parts, others = self._modules, self.__dict__
-        neighbours, own = bare_map(parts.get("lin_l")), bare_map(parts.get("lin_r"))
-        if neighbours is None or own is None or "lin_l" in others or "lin_r" in others:
-            return None
-        if type(self) is not SAGEConv and is_replaced(self, "lin_l", "lin_r"):
+        neighbours, own = bare_map(self.lin_l), bare_map(self.lin_r)
+        if neighbours is None or own is None:
             return None
         (weight, bias), (own_weight, own_bias) = neighbours, own
         fit = own_weight.shape == weight.shape and is_one_each(bias, weight) and own_bias is None
