@@ -11,11 +11,10 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
+from ._library import is_functional
 from .structure import side_of
 
 _EMPTY = torch.empty(0, device="cpu")
-#: Whether a tensor is one of ``torch.func.functionalize``, without memory, which it has left.
-_is_functional: Any = torch._is_functional_tensor
 
 
 class Attention(Function):
@@ -38,7 +37,7 @@ def unwatched(ctx: Any, out: Tensor) -> Tensor:
     would do.  An empty tensor that shares the count of ``out`` tells; it holds no memory.
     """
     ctx.changes = None
-    if torch.compiler.is_compiling() or type(out) is not Tensor or _is_functional(out):
+    if torch.compiler.is_compiling() or type(out) is not Tensor or is_functional(out):
         return out
     ctx.changes = out.detach()
     ctx.changes.data = _EMPTY

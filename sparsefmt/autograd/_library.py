@@ -180,6 +180,8 @@ _register()
 # The ops as the functions of this layer call them
 
 _C: Any = torch._C
+#: Whether a tensor is one of ``torch.func.functionalize``, which has no memory of its own.
+is_functional: Any = torch._is_functional_tensor
 _local_keys = _C._dispatch_tls_local_include_set
 _backend = _C.DispatchKeySet(_C.DispatchKey.BackendSelect)
 _in_place = _C.DispatchKeySet(_C.DispatchKey.ADInplaceOrView)
@@ -265,15 +267,16 @@ def unwatched(args: tuple[Any, ...]) -> bool:
     """Whether nothing but the kernel of their device would hear of a call in plain eager mode.
 
     Not with a profiler, autocast or a mode at work, nor a tracer or a transform (they add to the
-    keys of the thread), nor for a subclass, a negation that torch has put off, or zeros without
-    memory.  Torch has no question that an ``ExecutionTraceObserver`` would answer.
+    keys of the thread), nor for a subclass, a negation that torch has put off, zeros without
+    memory, or what ``torch.func.functionalize`` has left.  Torch has no question that an
+    ``ExecutionTraceObserver`` would answer.
     """
     if listening(args):
         return False
     for arg in args:
         kind = type(arg)
         if kind is Tensor or kind is Parameter:
-            if arg.is_neg() or arg._is_zerotensor():
+            if arg.is_neg() or arg._is_zerotensor() or is_functional(arg):
                 return False
         elif kind not in _OTHERS:
             return False

@@ -12,7 +12,7 @@ from torch.nn import Parameter
 from ..ops.engine.choose import question
 from ..ops.matmul.cuda import decided, is_wide
 from ..ops.tiles.operands import prepared
-from ._library import listening
+from ._library import is_functional, listening
 from ._memory import NAMES, current_device, raw_stream
 from ._precision import bf16_is_allowed
 from ._tensors import Side
@@ -94,7 +94,7 @@ def addresses(*factors: Tensor | None) -> list[int] | None:
 
 def _is_plain(one: Tensor) -> bool:
     """Tell whether memory holds the values themselves."""
-    return type(one) in _KINDS and not (one.is_neg() or one._is_zerotensor())
+    return type(one) in _KINDS and not (one.is_neg() or one._is_zerotensor() or is_functional(one))
 
 
 def is_watched(x: Tensor) -> bool:
