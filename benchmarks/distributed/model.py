@@ -153,15 +153,19 @@ def calibrated(layers: Sequence[Layer], share: Share, machine: Machine, seconds:
 def fitted(sizes: Sequence[float], seconds: Sequence[float]) -> Link:
     """Fit ``seconds = latency + sizes / bandwidth``, with small errors relative to each time.
 
-    Least squares of the relative errors; latency is not below 0.
+    Least squares of the relative errors; latency is not below 0.  Where the times of a busy machine
+    do not grow with the size, the bandwidth is the largest one measured.
     """
     import numpy as np
 
     weights = 1 / np.asarray(seconds)
     columns = np.stack([np.ones(len(sizes)), np.asarray(sizes, float)], 1)
     latency, slope = np.linalg.lstsq(columns * weights[:, None], np.ones(len(sizes)), rcond=None)[0]
-    if latency < 0:
-        latency, slope = 0.0, float(np.mean(np.asarray(seconds) / np.asarray(sizes)))
+    each = np.asarray(seconds) / np.asarray(sizes)
+    if slope <= 0:
+        latency, slope = 0.0, each.min()
+    elif latency < 0:
+        latency, slope = 0.0, each.mean()
     return Link(1 / float(slope), float(latency))
 
 

@@ -103,6 +103,9 @@ def test_a_link_is_fitted_to_exchanges():
     assert model.fitted(sizes, [1e-9 * size for size in sizes]).latency == pytest.approx(
         0, abs=1e-9
     )
+    found = model.fitted(sizes, [1 / (k + 1) for k in range(len(sizes))])  # larger ones are faster
+    assert found.latency == 0
+    assert found.bandwidth == pytest.approx(sizes[-1] * len(sizes))
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4, 7])
