@@ -58,7 +58,7 @@ def once(
     refusal: str = _NOT_AGAIN,
 ) -> Any:
     """Compute a gradient of the function of that name, which can be used but not differentiated."""
-    tensors = [value for value in args if type(value) is Tensor or isinstance(value, Tensor)]
+    tensors = [value for value in args if isinstance(value, Tensor)]
     if not recorded(*tensors) and not torch.is_grad_enabled():
         return compute(*args)
     return _Once.apply(refusal, name, instead, compute, *args)  # type: ignore[no-untyped-call]

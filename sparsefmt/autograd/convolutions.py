@@ -286,7 +286,8 @@ def _sage_late(
 ) -> tuple[Tensor | None, ...]:
     """Give the gradients of features and both weights, where the means came first."""
     dx = dw = dv = None
-    again = recorded(grad) or torch.is_grad_enabled()  # to be differentiated once more
+    # To be differentiated once more; ``recorded`` refuses a tangent.
+    again = recorded(grad) or torch.is_grad_enabled()
     if wanted[0]:
         of_means, own = torch.mm(grad, weight), torch.mm(grad, own_weight)
         if again:

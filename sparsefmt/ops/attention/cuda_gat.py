@@ -372,9 +372,7 @@ def gat_scores(A: None, h: Any, source: Any, target: Any) -> tuple[Any, Any]:
 
 
 @lru_cache(maxsize=256)
-def scores_launch(
-    device: int, dtype: str, n: int, heads: int, feat: int, vector: int
-) -> Launch:  # fmt: skip
+def scores_launch(device: int, dtype: str, n: int, heads: int, feat: int, vector: int) -> Launch:
     """Decide how scores are launched; ``device`` is the number of the current one."""
     lanes, items = SCORE_LANES[feat > SCORE_LANES[0] * vector], n * heads
     constants = lanes, vector

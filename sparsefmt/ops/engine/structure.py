@@ -82,7 +82,7 @@ class Structure(Deciding):
     #: Of a CSR that a stream is building, what it will find; until then ``blocks`` and ``n_cuts``
     #: are the most there can be, which only costs: kernels find nothing to do in those beyond.
     report: Any = field(default=None, repr=False, compare=False)
-    half: int = field(default=0, repr=False, compare=False)  #: of what the report tells
+    half: int = field(default=0, repr=False, compare=False)  #: its place in what the report tells
     _decided: dict[Hashable, Any] = field(
         init=False, default_factory=dict, repr=False, compare=False
     )
