@@ -29,8 +29,8 @@ class Arrays:
 
     They begin at byte ``offset`` of ``memory``, which is the stream's, as ``at`` says, where there
     may be room for more.  It is of float32, as factors of rows are, of which most steps ask for a
-    view.  ``perm`` tells of each entry the number of its edge.  ``half`` is the
-    number of what the report tells of them.  ``small`` says that one launch builds them.
+    view.  ``perm`` tells of each entry the number of its edge.  ``half`` is their place in what the
+    report tells.  ``small`` says that one launch builds them.
     """
 
     def __init__(
