@@ -10,13 +10,11 @@ import torch
 from torch import Tensor
 
 from ..ops.attention import cuda_gat, cuda_gat_backward
-from ..ops.attention.cuda_gat import ANYTHING, NOTHING, ONLY_BIAS, Dropout, dropout
+from ..ops.attention.cuda_gat import ANYTHING, NOTHING, ONLY_BIAS, Dropout, dropout_of, launch_case
 from ..ops.engine.structure import Structure
-from ._memory import NAMES, raw_stream
+from ._memory import MEMORY, NAMES
 from ._products import ITEMSIZE, addresses, is_watched
 from ._tensors import Side
-
-_NO_DROPOUT = Dropout()
 
 
 class Heads(NamedTuple):
@@ -30,12 +28,6 @@ class Heads(NamedTuple):
     slope: float
     share: float
     loops: bool
-
-    def dropout(self) -> Dropout:
-        """Which entries are dropped."""
-        if self.seed is None:
-            return _NO_DROPOUT
-        return dropout(self.share, seed_at=self.seed.data_ptr())
 
 
 class Kept:
@@ -80,18 +72,18 @@ def gat_at_once(side: Side, given: Heads, *, train: bool) -> tuple[Tensor, Tenso
     out = torch.empty_like(h)
     kept = h.new_empty(_values(n * heads, feat, train=train))
     at = Kept(kept.data_ptr(), n * heads, feat, size, train=train)
-    result, stream = out.data_ptr(), raw_stream(device)
+    result, stream = out.data_ptr(), MEMORY.stream(h)
 
     vector = cuda_gat.score_vector(dtype, feat, X | left | right)
     scores = cuda_gat.scores_launch(device, dtype, n, heads, feat, vector)
     scores(stream, X, left, right, at.el, at.er)
 
-    drop = given.dropout()
+    drop = dropout_of(MEMORY, given.share, given.seed)
     params = (*_scores(S, given, drop, at.el, at.er), result, at.plus, added, at.statistics)
     extra = ANYTHING if given.loops else ONLY_BIAS if added else NOTHING
     alignment = (X | result | at.plus | added) % 16
     case = dtype, heads, feat, alignment, False, False, (int(drop.below > 0), extra)
-    _over_rows(S, h, stream, case, 0, X, (*params, heads, feat))
+    launch_case(S, MEMORY, h, X, 0, (*params, heads, feat), case)
     return out, kept
 
 
@@ -115,7 +107,7 @@ def gat_at_once_backward(
     items, dtype, device, grad = n * count, NAMES[h.dtype], h.get_device(), grad.contiguous()
     dh = torch.empty_like(h)
     at = Kept(kept[0].data_ptr(), items, feat, size, train=True)
-    X, features, result, stream = grad.data_ptr(), h.data_ptr(), dh.data_ptr(), raw_stream(device)
+    X, features, result, stream = grad.data_ptr(), h.data_ptr(), dh.data_ptr(), MEMORY.stream(h)
     alignment = (X | features | result) % 16
     slices = cuda_gat.row_shape(dtype, count, feat, alignment)[2]
     room = h.new_empty(items * (5 + slices))
@@ -123,7 +115,7 @@ def gat_at_once_backward(
     d_er = stats + 4 * items * size
     d_el = d_er + items * size
 
-    drop, added = given.dropout(), 0 if bias is None else bias.data_ptr()
+    drop, added = dropout_of(MEMORY, given.share, given.seed), MEMORY.pointer(bias)
     numbers = _scores(S, given, drop, at.el, at.er)
     of_targets = S.once(cuda_gat_backward.stats_launch, dtype, count, feat)
     read = out.data_ptr(), at.plus, added, X, features
@@ -134,7 +126,7 @@ def gat_at_once_backward(
     extra = ANYTHING if given.loops else NOTHING
     case = dtype, count, feat, alignment, True, False, (int(drop.below > 0), extra)
     params = (*numbers, stats, features, result, d_el, count, feat, slices)
-    _over_rows(T, h, stream, case, perm, X, params)
+    launch_case(T, MEMORY, h, X, perm, params, case)
 
     left, right, of_result = source.data_ptr(), target.data_ptr(), 0 if bias is None else X
     blocks = cuda_gat_backward.score_blocks(n, count, feat)
@@ -151,17 +143,3 @@ def _scores(S: Structure, given: Heads, drop: Dropout, el: int, er: int) -> tupl
     """Fill the fields of ``Scores`` in gat.cu, without scores of entries."""
     first_loop = S.nnz if given.loops else -1
     return el, er, 0, 0, drop.seed_at, drop.seed, first_loop, given.slope, drop.scale, drop.below
-
-
-def _over_rows(
-    S: Structure, h: Tensor, stream: int, case: Any, perm: int, X: int, params: tuple[Any, ...]
-) -> None:
-    """Launch ``gat_balanced``, and ``gat_cut_rows`` where blocks share rows."""
-    nbytes, launch, add_up = S.once_alike(cuda_gat.row_launches, *case)
-    sums = 0
-    if nbytes:
-        workspace = h.new_empty(nbytes, dtype=torch.uint8)
-        sums = workspace.data_ptr()
-    launch(stream, S.indptr, S.indices, S.start, S.slot, perm, X, *params, sums, S.nnz)
-    if add_up is not None:
-        add_up(stream, S.start, S.cut, *params, sums)

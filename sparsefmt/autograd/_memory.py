@@ -135,8 +135,9 @@ class TorchMemory:
         return bf16_is_allowed()
 
 
+MEMORY = TorchMemory()
 for _kind in (Tensor, Parameter):
-    register_memory(_kind, TorchMemory())
+    register_memory(_kind, MEMORY)
 
 
 def as_numpy(value: Any) -> Any:

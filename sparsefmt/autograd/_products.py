@@ -10,10 +10,10 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from ..ops.engine.choose import question
-from ..ops.matmul.cuda import decided, is_wide
+from ..ops.matmul.cuda import is_wide, launch_case
 from ..ops.tiles.operands import prepared
 from ._library import is_functional, listening
-from ._memory import NAMES, current_device, raw_stream
+from ._memory import MEMORY, NAMES, current_device
 from ._precision import bf16_is_allowed
 from ._tensors import Side
 
@@ -59,23 +59,13 @@ def product_at_once(
     out = torch.empty_like(x) if same else x.new_empty((S.n_rows, feat))
     rows, result = x.data_ptr(), out.data_ptr()
     alignment = (rows | result | own_at | max(own_stride, 0)) & 15
-    scaled = row_scale is not None, col_scale is not None
     # How slices are cut decides the order of sums, and so goes by the exact sizes.
-    wide = is_wide(S, NAMES[dtype], scaled=scaled[1])
-    case = NAMES[dtype], reduce, feat, stride, alignment, own_stride, one_more, *scaled, wide
-    known = S.cases()
-    if case not in known:
-        known[case] = decided(S, *case)
-    nbytes, launch, add_up = known[case]
-    begin, stream = 0, raw_stream(x.get_device())
-    if add_up is not None:
-        workspace = x.new_empty(nbytes[1], dtype=torch.uint8)
-        begin = workspace.data_ptr()
-    behind = 0, begin, begin + nbytes[0], own_at, factors_at, bias_at
-    arrays = S.indptr, S.indices, S.start, S.slot, 0, 0
-    launch(stream, *arrays, cols, scale, rows, result, *behind, S.nnz)
-    if add_up is not None:
-        add_up(stream, S.indptr, S.start, S.cut, scale, result, *behind)
+    name = NAMES[dtype]
+    wide = is_wide(S, name, scaled=cols > 0)
+    given = False, scale > 0, False, False, cols > 0, wide
+    case = name, reduce, feat, 0, False, stride, alignment, False, own_stride, one_more, given
+    added = own_at, factors_at, bias_at
+    launch_case(S, MEMORY, x, (scale, 0, 0, cols), rows, result, 0, added, case)
     return out
 
 

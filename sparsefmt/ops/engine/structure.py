@@ -94,11 +94,8 @@ class Structure(Deciding):
 
         Graphs of about one size share it: their addresses and numbers go with each launch.
         """
-        return _once(self.cases(), self, decide, case)
-
-    def cases(self) -> dict[Hashable, Any]:
-        """Give what ``once_alike`` has decided, by the question and its case."""
-        return self._decided if self.alike is None else self.alike
+        decided = self._decided if self.alike is None else self.alike
+        return _once(decided, self, decide, case)
 
     @property
     def arrays(self) -> tuple[int, int, int, int]:

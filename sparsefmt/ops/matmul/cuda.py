@@ -15,7 +15,7 @@ from ...formats.coo import COO
 from ..engine import jit
 from ..engine.jit import Launch
 from ..engine.launch import ITEMSIZE, fill, row_bytes
-from ..engine.memory import memory_of
+from ..engine.memory import Memory, memory_of
 from ..engine.structure import Structure, structure_of
 
 #: Mean entries of a row from which slices of 256 bytes beat 128: 1.02 to 1.06x on graphs of 50 and
@@ -183,30 +183,42 @@ def spmm(
         values = m.contiguous(values)
         row_scale, col_scale = m.factors(row_scale), m.factors(col_scale)
     given = arg, row_scale, values, perm, col_scale
-    rows, result, winners, scale, *factors = m.pointers(x, out, *given)
+    rows, result, winners, *factors = m.pointers(x, out, *given)
     # _kept holds temporaries until the launch.
     _kept, own_at, stride = _NO_ROWS if own.rows is None else _in_memory(m, own, dtype)
     with m.on_device(x):
-        stream = m.stream(x)
         if not S.nnz:
-            _fill_empty(S, dtype, reduce, feat, result, winners, stream)
+            _fill_empty(S, dtype, reduce, feat, result, winners, m.stream(x))
             return out
         alignment = (rows | (result | own_at[0] | max(stride, 0)) >> narrow) % 16
         case = dtype, reduce, feat, heads, shared, m.row_stride(x), alignment, narrow, stride
         # How slices are cut decides the order of sums, and so goes by the exact sizes.
         wide = not heads and is_wide(S, NARROW if narrow else dtype, scaled=col_scale is not None)
         what = own.one_more, (*[a is not None for a in given], wide)
-        nbytes, launch, add_up = S.once_alike(_launches, *case, *what)
-        if add_up is None:
-            launch(stream, *S.arrays, *factors, scale, rows, result, winners, 0, 0, *own_at, S.nnz)
-            return out
+        launch_case(S, m, x, factors, rows, result, winners, own_at, (*case, *what))
+    return out
+
+
+def launch_case(
+    S: Structure, m: Memory, x: Any, factors: Sequence[int], rows: int, result: int, winners: int,
+    own: Sequence[int], case: tuple[Any, ...],
+) -> None:  # fmt: skip
+    """Launch what ``_launches`` decides for a case, in memory beside ``x``.
+
+    ``factors`` are the addresses of row scales, values, their permutation and column scales;
+    ``own`` those of the fields of ``Own`` that have one.
+    """
+    scale, *of_entries = factors
+    nbytes, launch, add_up = S.once_alike(_launches, *case)
+    begin, stream = 0, m.stream(x)
+    if add_up is not None:
         # Partial results of rows that blocks share: their values, then the entries that win.
         workspace = m.empty((nbytes[1],), "uint8", x)
         begin = m.pointer(workspace)
-        partial = winners, begin, begin + nbytes[0], *own_at
-        launch(stream, *S.arrays, *factors, scale, rows, result, *partial, S.nnz)
-        add_up(stream, S.indptr, S.start, S.cut, scale, result, *partial)
-    return out
+    behind = winners, begin, begin + nbytes[0], *own
+    launch(stream, *S.arrays, *of_entries, scale, rows, result, *behind, S.nnz)
+    if add_up is not None:
+        add_up(stream, S.indptr, S.start, S.cut, scale, result, *behind)
 
 
 def shape_of_heads(S: Any, x: Any, values: Any) -> tuple[int, int, int]:
@@ -283,16 +295,6 @@ def _launches(
     values = shared_rows_bytes(S, dtype, feat)
     nbytes = shared_rows_bytes(S, dtype, feat, arg=arg and reduce != "chosen")
     return (values, nbytes), launch, add_up
-
-
-def decided(
-    S: Structure, dtype: str, reduce: str, feat: int, stride: int, alignment: int,
-    own_stride: int, one_more: bool, scaled: bool, cols: bool, wide: bool,
-) -> tuple[tuple[int, int], Launch, Launch | None]:  # fmt: skip
-    """Decide a product without edge values, as ``spmm`` launches it; scaled by row or column."""
-    given = False, scaled, False, False, cols, wide
-    case = dtype, reduce, feat, 0, False, stride, alignment, False, own_stride, one_more, given
-    return _launches(S, *case)
 
 
 def rounded(x: Any) -> Any:
