@@ -13,7 +13,7 @@ from ..ops.attention import cuda_gat, cuda_gat_backward
 from ..ops.attention.cuda_gat import ANYTHING, NOTHING, ONLY_BIAS, Dropout, dropout_of, launch_case
 from ..ops.engine.structure import Structure
 from ._memory import MEMORY, NAMES
-from ._products import ITEMSIZE, addresses, is_watched
+from ._products import ITEMSIZE, addresses, is_watched, rounds
 from ._tensors import Side
 
 
@@ -30,24 +30,18 @@ class Heads(NamedTuple):
     loops: bool
 
 
-class Kept:
-    """Places in one piece of memory that forward writes and backward reads.
+def _places(
+    begin: int, items: int, feat: int, size: int, *, train: bool
+) -> tuple[int, int, int, int]:
+    """Tell where statistics, the part with positive scores, and both scores lie in what is kept.
 
-    Behind each other the statistics, the part of the result with positive scores, and the scores of
-    sources and targets; without the first two where nothing is to be trained.
+    What is only to ``train`` is not there otherwise, and lies at 0.
     """
-
-    __slots__ = ("el", "er", "plus", "statistics")
-
-    def __init__(self, begin: int, items: int, feat: int, size: int, *, train: bool) -> None:
-        self.statistics = begin if train else 0
-        self.plus = begin + 4 * items * size if train else 0
-        self.el = begin + _values(items, feat, train=train) * size - 2 * items * size
-        self.er = self.el + items * size
-
-
-def _values(items: int, feat: int, *, train: bool) -> int:
-    return items * (feat + 6 if train else 2)
+    one = items * size
+    if not train:
+        return 0, 0, begin, begin + one
+    el = begin + (4 + feat) * one
+    return begin, begin + 4 * one, el, el + one
 
 
 def gat_at_once(side: Side, given: Heads, *, train: bool) -> tuple[Tensor, Tensor] | None:
@@ -65,23 +59,23 @@ def gat_at_once(side: Side, given: Heads, *, train: bool) -> tuple[Tensor, Tenso
         return None
     (n, width), (_, heads, feat) = h.shape, source.shape
     places = addresses(h, source, target, bias)
-    if places is None or not width:
+    if places is None or not width or rounds(S.nnz, n, width):
         return None
     X, left, right, added = places
     dtype, device = NAMES[h.dtype], h.get_device()
     out = torch.empty_like(h)
-    kept = h.new_empty(_values(n * heads, feat, train=train))
-    at = Kept(kept.data_ptr(), n * heads, feat, size, train=train)
+    kept = h.new_empty(n * heads * (feat + 6 if train else 2))
+    statistics, plus, el, er = _places(kept.data_ptr(), n * heads, feat, size, train=train)
     result, stream = out.data_ptr(), MEMORY.stream(h)
 
     vector = cuda_gat.score_vector(dtype, feat, X | left | right)
     scores = cuda_gat.scores_launch(device, dtype, n, heads, feat, vector)
-    scores(stream, X, left, right, at.el, at.er)
+    scores(stream, X, left, right, el, er)
 
     drop = dropout_of(MEMORY, given.share, given.seed)
-    params = (*_scores(S, given, drop, at.el, at.er), result, at.plus, added, at.statistics)
+    params = (*_scores(S, given, drop, el, er), result, plus, added, statistics)
     extra = ANYTHING if given.loops else ONLY_BIAS if added else NOTHING
-    alignment = (X | result | at.plus | added) % 16
+    alignment = (X | result | plus | added) % 16
     case = dtype, heads, feat, alignment, False, False, (int(drop.below > 0), extra)
     launch_case(S, MEMORY, h, X, 0, (*params, heads, feat), case)
     return out, kept
@@ -106,7 +100,7 @@ def gat_at_once_backward(
     n, (_, count, feat), size = h.shape[0], source.shape, h.dtype.itemsize
     items, dtype, device, grad = n * count, NAMES[h.dtype], h.get_device(), grad.contiguous()
     dh = torch.empty_like(h)
-    at = Kept(kept[0].data_ptr(), items, feat, size, train=True)
+    statistics, plus, el, er = _places(kept[0].data_ptr(), items, feat, size, train=True)
     X, features, result, stream = grad.data_ptr(), h.data_ptr(), dh.data_ptr(), MEMORY.stream(h)
     alignment = (X | features | result) % 16
     slices = cuda_gat.row_shape(dtype, count, feat, alignment)[2]
@@ -116,13 +110,13 @@ def gat_at_once_backward(
     d_el = d_er + items * size
 
     drop, added = dropout_of(MEMORY, given.share, given.seed), MEMORY.pointer(bias)
-    numbers = _scores(S, given, drop, at.el, at.er)
+    numbers = _scores(S, given, drop, el, er)
     of_targets = S.once(cuda_gat_backward.stats_launch, dtype, count, feat)
-    read = out.data_ptr(), at.plus, added, X, features
-    of_targets(stream, *read, *numbers, at.statistics, stats, d_er, 0)
+    read = out.data_ptr(), plus, added, X, features
+    of_targets(stream, *read, *numbers, statistics, stats, d_er, 0)
 
     perm = columns.perm.data_ptr() if drop.below and columns.perm is not None else 0
-    numbers = _scores(T, given, drop, at.el, 0)
+    numbers = _scores(T, given, drop, el, 0)
     extra = ANYTHING if given.loops else NOTHING
     case = dtype, count, feat, alignment, True, False, (int(drop.below > 0), extra)
     params = (*numbers, stats, features, result, d_el, count, feat, slices)

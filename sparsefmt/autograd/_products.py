@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from ..ops.engine.choose import question
-from ..ops.matmul.cuda import is_wide, launch_case
+from ..ops.matmul.cuda import against_rounding, is_wide, launch_case
 from ..ops.tiles.operands import prepared
 from ._library import is_functional, listening
 from ._memory import MEMORY, NAMES, current_device
@@ -41,8 +41,8 @@ def product_at_once(
     size = ITEMSIZE.get(dtype)
     if S is None or size is None or not S.nnz or is_watched(x):
         return None
-    (_, feat), (stride, step), own_stride, own_at = x.shape, x.stride(), -1, 0
-    if step != 1 or not feat:
+    (n, feat), (stride, step), own_stride, own_at = x.shape, x.stride(), -1, 0
+    if step != 1 or not feat or rounds(S.nnz, n, feat):
         return None
     if own is not None:
         own_stride, step = own.stride()
@@ -55,7 +55,7 @@ def product_at_once(
     cols, scale, factors_at, bias_at = places
 
     # Of the same shape and layout torch makes it sooner.
-    same = x.shape[0] == S.n_rows and stride == feat
+    same = n == S.n_rows and stride == feat
     out = torch.empty_like(x) if same else x.new_empty((S.n_rows, feat))
     rows, result = x.data_ptr(), out.data_ptr()
     alignment = (rows | result | own_at | max(own_stride, 0)) & 15
@@ -87,8 +87,13 @@ def _is_plain(one: Tensor) -> bool:
     return type(one) in _KINDS and not (one.is_neg() or one._is_zerotensor() or is_functional(one))
 
 
+def rounds(nnz: int, rows: int, feat: int) -> bool:
+    """Tell whether the long way would round so many float32 features before they are gathered."""
+    return not against_rounding(nnz, rows, feat) and bf16_is_allowed()
+
+
 def is_watched(x: Tensor) -> bool:
-    """Tell whether the long way would do anything but launch the kernel for these features."""
+    """Tell whether anything but the kernel for these features would hear of a call."""
     return bool(
         torch.compiler.is_compiling()
         or not _is_plain(x)
@@ -96,5 +101,4 @@ def is_watched(x: Tensor) -> bool:
         or question() is not None
         or listening((x,))
         or x.get_device() != current_device()
-        or bf16_is_allowed()
     )

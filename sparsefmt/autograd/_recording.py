@@ -58,9 +58,10 @@ def once(
     refusal: str = _NOT_AGAIN,
 ) -> Any:
     """Compute a gradient of the function of that name, which can be used but not differentiated."""
-    tensors = [value for value in args if isinstance(value, Tensor)]
-    if not recorded(*tensors) and not torch.is_grad_enabled():
+    if not torch.is_grad_enabled():
+        recorded(*args)  # which refuses transforms
         return compute(*args)
+    recorded(*[value for value in args if isinstance(value, Tensor)])
     return _Once.apply(refusal, name, instead, compute, *args)  # type: ignore[no-untyped-call]
 
 
@@ -84,9 +85,9 @@ def _transform() -> int | None:
 _transform._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
-def _refuse_transforms(tensors: tuple[Tensor | None, ...]) -> None:
+def _refuse_transforms(tensors: tuple[Any, ...]) -> None:
     """Raise within torch.func, and for a tensor with a tangent, which no tracer can see."""
     refused = torch.compiler.is_compiling() or maybe_current_level() is not None
     for tensor in tensors:
-        if refused or (tensor is not None and _unpack_dual(tensor).tangent is not None):
+        if refused or (isinstance(tensor, Tensor) and _unpack_dual(tensor).tangent is not None):
             raise UnsupportedError(_NEITHER_TORCH_FUNC_NOR_FORWARD_MODE)

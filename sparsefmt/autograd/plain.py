@@ -49,22 +49,22 @@ def is_plain(graph: object, x: Any, weight: Any, *others: Tensor | None) -> bool
         or is_functorch_wrapped_tensor(weight)
     ):
         return False
+    tensors, dtype, device = tensors_of(graph), x.dtype, x.device
     for other in others:
         if other is not None and not (
             type(other) in _TENSORS
-            and other.dtype is x.dtype
-            and other.device == x.device
+            and other.dtype is dtype
+            and other.device == device
             and not is_functorch_wrapped_tensor(other)
         ):
             return False
-    tensors, dtype = tensors_of(graph), x.dtype
     values = tensors.csr_values
     return (
         x.shape[0] == tensors.n_rows == tensors.n_cols
         and (weight.dim() == 1 or x.shape[1] == weight.shape[1])
         and dtype is weight.dtype
         and dtype in _check.FLOATING
-        and x.device == tensors.device == weight.device
+        and device == tensors.device == weight.device
         and x.layout is torch.strided
         and (values is None or values.dtype is dtype)
         and not torch.is_autocast_enabled(tensors.kind)
