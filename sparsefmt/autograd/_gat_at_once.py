@@ -13,7 +13,7 @@ from ..ops.attention import cuda_gat, cuda_gat_backward
 from ..ops.attention.cuda_gat import ANYTHING, NOTHING, ONLY_BIAS, Dropout, dropout_of, launch_case
 from ..ops.engine.structure import Structure
 from ._memory import MEMORY, NAMES
-from ._products import ITEMSIZE, addresses, is_watched, rounds
+from ._products import ITEMSIZE, addresses, is_watched
 from ._tensors import Side
 
 
@@ -33,15 +33,21 @@ class Heads(NamedTuple):
 def _places(
     begin: int, items: int, feat: int, size: int, *, train: bool
 ) -> tuple[int, int, int, int]:
-    """Tell where statistics, the part with positive scores, and both scores lie in what is kept.
+    """Tell where the parts of what is kept lie, the address of the first one given.
 
-    What is only to ``train`` is not there otherwise, and lies at 0.
+    Behind each other, for each row and head: the statistics (4 values), the part of the result with
+    positive scores (``feat``), and the scores of sources and targets (1 each).  The first two are
+    there to ``train`` only, and are 0 otherwise, as for arrays that are not given.
     """
-    one = items * size
-    if not train:
-        return 0, 0, begin, begin + one
-    el = begin + (4 + feat) * one
-    return begin, begin + 4 * one, el, el + one
+    one = items * size  # bytes of a value of each
+    el = begin + (_values(feat, train=train) - 2) * one
+    statistics, plus = (begin, begin + 4 * one) if train else (0, 0)
+    return statistics, plus, el, el + one
+
+
+def _values(feat: int, *, train: bool) -> int:
+    """Count the values that are kept of each row and head."""
+    return feat + 6 if train else 2
 
 
 def gat_at_once(side: Side, given: Heads, *, train: bool) -> tuple[Tensor, Tensor] | None:
@@ -59,12 +65,12 @@ def gat_at_once(side: Side, given: Heads, *, train: bool) -> tuple[Tensor, Tenso
         return None
     (n, width), (_, heads, feat) = h.shape, source.shape
     places = addresses(h, source, target, bias)
-    if places is None or not width or rounds(S.nnz, n, width):
+    if places is None or not width:
         return None
     X, left, right, added = places
     dtype, device = NAMES[h.dtype], h.get_device()
     out = torch.empty_like(h)
-    kept = h.new_empty(n * heads * (feat + 6 if train else 2))
+    kept = h.new_empty(n * heads * _values(feat, train=train))
     statistics, plus, el, er = _places(kept.data_ptr(), n * heads, feat, size, train=train)
     result, stream = out.data_ptr(), MEMORY.stream(h)
 
@@ -77,7 +83,7 @@ def gat_at_once(side: Side, given: Heads, *, train: bool) -> tuple[Tensor, Tenso
     extra = ANYTHING if given.loops else ONLY_BIAS if added else NOTHING
     alignment = (X | result | plus | added) % 16
     case = dtype, heads, feat, alignment, False, False, (int(drop.below > 0), extra)
-    launch_case(S, MEMORY, h, X, 0, (*params, heads, feat), case)
+    launch_case(S, MEMORY, h, case, X, 0, (*params, heads, feat))
     return out, kept
 
 
@@ -120,7 +126,7 @@ def gat_at_once_backward(
     extra = ANYTHING if given.loops else NOTHING
     case = dtype, count, feat, alignment, True, False, (int(drop.below > 0), extra)
     params = (*numbers, stats, features, result, d_el, count, feat, slices)
-    launch_case(T, MEMORY, h, X, perm, params, case)
+    launch_case(T, MEMORY, h, case, X, perm, params)
 
     left, right, of_result = source.data_ptr(), target.data_ptr(), 0 if bias is None else X
     blocks = cuda_gat_backward.score_blocks(n, count, feat)

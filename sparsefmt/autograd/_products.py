@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from ..ops.engine.choose import question
-from ..ops.matmul.cuda import against_rounding, is_wide, launch_case
+from ..ops.matmul.cuda import is_wide, launch_case
 from ..ops.tiles.operands import prepared
 from ._library import is_functional, listening
 from ._memory import MEMORY, NAMES, current_device
@@ -42,7 +42,7 @@ def product_at_once(
     if S is None or size is None or not S.nnz or is_watched(x):
         return None
     (n, feat), (stride, step), own_stride, own_at = x.shape, x.stride(), -1, 0
-    if step != 1 or not feat or rounds(S.nnz, n, feat):
+    if step != 1 or not feat:
         return None
     if own is not None:
         own_stride, step = own.stride()
@@ -59,13 +59,11 @@ def product_at_once(
     out = torch.empty_like(x) if same else x.new_empty((S.n_rows, feat))
     rows, result = x.data_ptr(), out.data_ptr()
     alignment = (rows | result | own_at | max(own_stride, 0)) & 15
-    # How slices are cut decides the order of sums, and so goes by the exact sizes.
-    name = NAMES[dtype]
-    wide = is_wide(S, name, scaled=cols > 0)
-    given = False, scale > 0, False, False, cols > 0, wide
-    case = name, reduce, feat, 0, False, stride, alignment, False, own_stride, one_more, given
+    name, scaled = NAMES[dtype], (row_scale is not None, col_scale is not None)
+    wide = is_wide(S, name, scaled=scaled[1])
+    case = name, reduce, feat, stride, alignment, own_stride, one_more, *scaled, wide
     added = own_at, factors_at, bias_at
-    launch_case(S, MEMORY, x, (scale, 0, 0, cols), rows, result, 0, added, case)
+    launch_case(S, MEMORY, x, case, rows, result, (scale, 0, 0, cols), 0, added)
     return out
 
 
@@ -87,13 +85,8 @@ def _is_plain(one: Tensor) -> bool:
     return type(one) in _KINDS and not (one.is_neg() or one._is_zerotensor() or is_functional(one))
 
 
-def rounds(nnz: int, rows: int, feat: int) -> bool:
-    """Tell whether the long way would round so many float32 features before they are gathered."""
-    return not against_rounding(nnz, rows, feat) and bf16_is_allowed()
-
-
 def is_watched(x: Tensor) -> bool:
-    """Tell whether anything but the kernel for these features would hear of a call."""
+    """Tell whether the long way might do anything but launch the kernel for these features."""
     return bool(
         torch.compiler.is_compiling()
         or not _is_plain(x)
@@ -101,4 +94,5 @@ def is_watched(x: Tensor) -> bool:
         or question() is not None
         or listening((x,))
         or x.get_device() != current_device()
+        or bf16_is_allowed()
     )

@@ -32,10 +32,7 @@ def recorded(*tensors: Tensor | None) -> bool:
 
     A library op would drop the tangents of forward mode and what torch.func follows: refused here.
     """
-    # Traced, a level that the traced code has entered would look like a constant.
-    level = _transform if torch.compiler.is_compiling() else maybe_current_level
-    if forward_ad._current_level >= 0 or level() is not None:
-        _refuse_transforms(tensors)
+    refuse_transforms(*tensors)
     if torch.is_grad_enabled():
         for tensor in tensors:
             if tensor is not None and tensor.requires_grad:
@@ -58,10 +55,9 @@ def once(
     refusal: str = _NOT_AGAIN,
 ) -> Any:
     """Compute a gradient of the function of that name, which can be used but not differentiated."""
+    refuse_transforms(*args)
     if not torch.is_grad_enabled():
-        recorded(*args)  # which refuses transforms
         return compute(*args)
-    recorded(*[value for value in args if isinstance(value, Tensor)])
     return _Once.apply(refusal, name, instead, compute, *args)  # type: ignore[no-untyped-call]
 
 
@@ -85,9 +81,14 @@ def _transform() -> int | None:
 _transform._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
-def _refuse_transforms(tensors: tuple[Any, ...]) -> None:
+def refuse_transforms(*args: Any) -> None:
     """Raise within torch.func, and for a tensor with a tangent, which no tracer can see."""
-    refused = torch.compiler.is_compiling() or maybe_current_level() is not None
-    for tensor in tensors:
-        if refused or (isinstance(tensor, Tensor) and _unpack_dual(tensor).tangent is not None):
+    # Traced, a level that the traced code has entered would look like a constant.
+    traced = torch.compiler.is_compiling()
+    level = _transform if traced else maybe_current_level
+    if forward_ad._current_level < 0 and level() is None:
+        return
+    refused = traced or maybe_current_level() is not None
+    for arg in args:
+        if refused or (isinstance(arg, Tensor) and _unpack_dual(arg).tangent is not None):
             raise UnsupportedError(_NEITHER_TORCH_FUNC_NOR_FORWARD_MODE)

@@ -49,7 +49,7 @@ def is_plain(graph: object, x: Any, weight: Any, *others: Tensor | None) -> bool
         or is_functorch_wrapped_tensor(weight)
     ):
         return False
-    tensors, dtype, device = tensors_of(graph), x.dtype, x.device
+    dtype, device = x.dtype, x.device
     for other in others:
         if other is not None and not (
             type(other) in _TENSORS
@@ -58,6 +58,7 @@ def is_plain(graph: object, x: Any, weight: Any, *others: Tensor | None) -> bool
             and not is_functorch_wrapped_tensor(other)
         ):
             return False
+    tensors = tensors_of(graph)
     values = tensors.csr_values
     return (
         x.shape[0] == tensors.n_rows == tensors.n_cols

@@ -1,6 +1,7 @@
 """The short ways on a GPU give the bits of the long ones, or leave the call to them."""
 
 import sys
+from contextlib import contextmanager, nullcontext
 from itertools import product
 
 import pytest
@@ -97,6 +98,17 @@ def test_a_rectangular_graph_has_rows_of_its_own_number():
         assert torch.equal(product_at_once(side, x, None, None, "mean"), expected)
 
 
+@contextmanager
+def rounding():
+    """Let products round float32 features to bfloat16."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("medium")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
 class Named(torch.Tensor):
     """A subclass, whose calls somebody may follow."""
 
@@ -127,6 +139,8 @@ def test_what_somebody_watches_goes_the_long_way():
         assert product_at_once(side, x, *plain) is None
     with torch.autocast("cuda", torch.bfloat16):
         assert product_at_once(side, x, *plain) is None
+    with rounding():
+        assert product_at_once(side, x, *plain) is None
     empty = Graph.from_edge_index(torch.empty(2, 0, dtype=torch.int64, device="cuda"), num_nodes=N)
     assert product_at_once(side_of(empty, False), x, *plain) is None
     assert torch.equal(spmm(empty, x), torch.zeros_like(x))
@@ -149,15 +163,16 @@ def gat(heads, feat, **options):
     return nn.GATConv(12, feat, heads=heads, **options).cuda()
 
 
-def step(layer, graph, x, *, change=False, seen=False):
-    """Result and gradients of a step; somebody may change the result, or watch backward."""
+def step(layer, graph, x, *, change=False, seen=False, rounds=False):
+    """Result and gradients; the result may change, and backward be watched or rounded."""
     torch.cuda.manual_seed(3)
     y = layer(x, graph)
     kept = y.detach().clone()
     y = torch.relu_(y) if change else y
     weights = torch.linspace(-1, 1, y.numel(), device="cuda", dtype=y.dtype).view_as(y)
-    with torch.profiler.profile(acc_events=True) if seen else torch.enable_grad():
-        found = torch.autograd.grad(y, [x, *layer.parameters()], weights)
+    with torch.profiler.profile(acc_events=True) if seen else nullcontext():
+        with rounding() if rounds else nullcontext():
+            found = torch.autograd.grad(y, [x, *layer.parameters()], weights)
     return kept, *found
 
 
@@ -183,6 +198,19 @@ def test_attention_is_that_of_the_library_ops(monkeypatch, heads, feat, dtype):
         for one, other, wanted in zip(found, seen, expected, strict=True):
             assert torch.equal(one, wanted)
             assert torch.equal(other, wanted)
+
+
+@pytest.mark.parametrize(("heads", "feat"), [(1, 64), (2, 8)])
+def test_a_gradient_is_rounded_where_only_backward_may(monkeypatch, heads, feat):
+    graph, layer = Graph.from_edge_index(edges(), num_nodes=N), gat(heads, feat)
+    x = torch.randn(N, 12, device="cuda", requires_grad=True)
+    found, exact = step(layer, graph, x, rounds=True), step(layer, graph, x)
+    monkeypatch.setattr(gat_layer, "gat_at_once", lambda *_, **__: None)
+    expected = step(layer, graph, x, rounds=True)
+    for one, wanted in zip(found, expected, strict=True):
+        assert torch.equal(one, wanted)
+    assert torch.equal(found[0], exact[0])
+    assert not torch.equal(found[1], exact[1])
 
 
 def test_the_gradient_of_attention_is_not_differentiated_again():

@@ -271,13 +271,17 @@ def launch_rows(
     if not S.nnz:
         S, perm = S.once(_of_one_entry), 0
     case = m.dtype(h), *heads_and_feat(h), alignment % 16, backward, narrow, flags
-    launch_case(S, m, h, X, perm, params, case)
+    launch_case(S, m, h, case, X, perm, params)
 
 
 def launch_case(
-    S: Structure, m: Memory, h: Any, X: int, perm: int, params: tuple[Any, ...], case: Any
-) -> None:
-    """Launch what ``row_launches`` decides for a case, in memory beside ``h``."""
+    S: Structure, m: Memory, h: Any, case: tuple[Any, ...], X: int, perm: int,
+    params: tuple[Any, ...],
+) -> None:  # fmt: skip
+    """Launch ``row_launches`` of a case, with a workspace beside ``h`` if blocks share rows.
+
+    ``X`` and ``perm`` are addresses, as ``launch_rows`` takes them.
+    """
     nbytes, launch, add_up = S.once_alike(row_launches, *case)
     sums, stream = 0, m.stream(h)
     if nbytes:

@@ -191,22 +191,46 @@ def spmm(
             _fill_empty(S, dtype, reduce, feat, result, winners, m.stream(x))
             return out
         alignment = (rows | (result | own_at[0] | max(stride, 0)) >> narrow) % 16
-        case = dtype, reduce, feat, heads, shared, m.row_stride(x), alignment, narrow, stride
-        # How slices are cut decides the order of sums, and so goes by the exact sizes.
-        wide = not heads and is_wide(S, NARROW if narrow else dtype, scaled=col_scale is not None)
-        what = own.one_more, (*[a is not None for a in given], wide)
-        launch_case(S, m, x, factors, rows, result, winners, own_at, (*case, *what))
+        winning, scaled, data, permuted, cols = [one is not None for one in given]
+        wide = not heads and is_wide(S, NARROW if narrow else dtype, scaled=cols)
+        case: tuple[Any, ...] = dtype, reduce, feat, m.row_stride(x), alignment, stride
+        case += own.one_more, scaled, cols, wide, data, permuted, winning, heads, shared, narrow
+        launch_case(S, m, x, case, rows, result, factors, winners, own_at)
     return out
 
 
-def launch_case(
-    S: Structure, m: Memory, x: Any, factors: Sequence[int], rows: int, result: int, winners: int,
-    own: Sequence[int], case: tuple[Any, ...],
-) -> None:  # fmt: skip
-    """Launch what ``_launches`` decides for a case, in memory beside ``x``.
+class Case(NamedTuple):
+    """What the launches of a product are decided for, beside the sizes of its structure."""
 
-    ``factors`` are the addresses of row scales, values, their permutation and column scales;
-    ``own`` those of the fields of ``Own`` that have one.
+    dtype: str
+    reduce: str
+    feat: int  #: of all heads
+    stride: int  #: values from one row of features to the next
+    alignment: int  #: the lowest 4 bits of all addresses
+    own_stride: int = -1  #: bytes from one row of its own to the next, -1 without them
+    one_more: bool = False  #: as in ``Own``
+    scaled: bool = False  #: whether there are row scales
+    cols: bool = False  #: column scales
+    #: ``is_wide``, for sums and means without heads: it decides the order of sums, and so goes by
+    #: the exact sizes.
+    wide: bool = False
+    data: bool = False  #: values of the entries
+    perm: bool = False  #: their permutation
+    arg: bool = False  #: entries that win, or have won
+    heads: int = 0  #: 0 for one value an entry
+    shared: bool = False  #: whether all heads have the same features
+    narrow: bool = False  #: whether the features are rounded
+
+
+def launch_case(
+    S: Structure, m: Memory, x: Any, case: tuple[Any, ...], rows: int, result: int,
+    factors: Sequence[int], winners: int = 0, own: Sequence[int] = (0, 0, 0),
+) -> None:  # fmt: skip
+    """Launch a product, with a workspace beside ``x`` if blocks share rows.
+
+    ``case`` has the first fields of a ``Case``, or all.  What follows are addresses: ``factors``
+    those of row scales, values, their permutation and column scales, ``own`` those of rows of their
+    own, their factors and the bias.
     """
     scale, *of_entries = factors
     nbytes, launch, add_up = S.once_alike(_launches, *case)
@@ -216,7 +240,8 @@ def launch_case(
         workspace = m.empty((nbytes[1],), "uint8", x)
         begin = m.pointer(workspace)
     behind = winners, begin, begin + nbytes[0], *own
-    launch(stream, *S.arrays, *of_entries, scale, rows, result, *behind, S.nnz)
+    arrays = S.indptr, S.indices, S.start, S.slot
+    launch(stream, *arrays, *of_entries, scale, rows, result, *behind, S.nnz)
     if add_up is not None:
         add_up(stream, S.indptr, S.start, S.cut, scale, result, *behind)
 
@@ -252,39 +277,29 @@ def _fill_empty(
         fill(winners, S.n_rows * feat * ITEMSIZE[S.index_dtype], 0xFF, stream)
 
 
-def _launches(
-    S: Structure, dtype: str, reduce: str, feat: int, heads: int, shared: bool, stride: int,
-    alignment: int, narrow: bool, own_stride: int, one_more: bool, given: tuple[bool, ...],
-) -> tuple[tuple[int, int], Launch, Launch | None]:  # fmt: skip
+def _launches(S: Structure, *fields: Any) -> tuple[tuple[int, int], Launch, Launch | None]:
     """Decide a product: bytes of the workspace, its launch, and that for rows that blocks share.
 
     A call gives both launches the addresses of the structure's arrays, and the first one the number
     of entries, so that graphs of about one size share them.
-    ``feat`` counts the features of all heads, which may be ``shared``; 0 heads are one value an
-    entry.  ``given`` tells whether there are arg, row scales, values, their permutation, column
-    scales, and whether slices of sums and means are wide; without rows of its own ``own_stride`` is
-    -1.
     """
-    arg, scaled, data, perm, cols, wide = given
-    gathered = NARROW if narrow else dtype
-    wide = wide and reduce in ("sum", "mean")
-    if heads:  # a load has the features of one
-        alignment |= feat // heads * ITEMSIZE[dtype]
+    case = Case(*fields)
+    dtype, reduce, feat, stride, alignment, own_stride, *_ = case
+    gathered = NARROW if case.narrow else dtype
+    wide = case.wide and reduce in ("sum", "mean")
+    if case.heads:  # a load has the features of one
+        alignment |= feat // case.heads * ITEMSIZE[dtype]
     shape = load_shape(gathered, feat=feat, stride=stride, alignment=alignment, wide=wide)
-    rare = shape.vector * ITEMSIZE[gathered] < 16
-    reduction, weights = _variant(rare, reduce, scaled, arg, data, perm, cols)
-    reduction = OWN_SUM if own_stride >= 0 else reduction
-    if heads:
-        reduction, weights = SCALED_SUM, HEADS
+    reduction, weights = _variant(case, rare=shape.vector * ITEMSIZE[gathered] < 16)
     if reduce == "chosen":
         row_bytes(feat, S.index_dtype)  # the kernel counts in the rows of arg as in those of X
-    flags = _FLAGS.get(reduce, 0) | _ONE_MORE * one_more | _SHARED * shared
+    flags = _FLAGS.get(reduce, 0) | _ONE_MORE * case.one_more | _SHARED * case.shared
     types = dtype, S.index_dtype
     constants = (*shape, reduction, weights)
     kernel = load(_FILE, "spmm_csr_balanced", (*types, gathered), constants)
     launch = kernel.ready(
         S.blocks * -(-feat // shape.width),
-        after=(row_bytes(stride, gathered), S.blocks, feat, flags, max(own_stride, 0), heads),
+        after=(row_bytes(stride, gathered), S.blocks, feat, flags, max(own_stride, 0), case.heads),
         threads=THREADS,
     )
     if not S.n_cuts:
@@ -293,7 +308,7 @@ def _launches(
     blocks = jit.warps_to_blocks(S.n_cuts * -(-feat // jit.WARP))
     add_up = kernel.ready(blocks, after=(S.n_cuts, feat, flags, max(own_stride, 0)))
     values = shared_rows_bytes(S, dtype, feat)
-    nbytes = shared_rows_bytes(S, dtype, feat, arg=arg and reduce != "chosen")
+    nbytes = shared_rows_bytes(S, dtype, feat, arg=case.arg and reduce != "chosen")
     return (values, nbytes), launch, add_up
 
 
@@ -352,21 +367,23 @@ def is_wide(S: Structure, dtype: str, *, scaled: bool) -> bool:
     return size <= WIDE_BYTES if ITEMSIZE[dtype] == 2 else dense and size > SMALL_BYTES
 
 
-def _variant(
-    rare: bool, reduce: str, scaled: bool, arg: bool, data: bool, perm: bool, cols: bool
-) -> tuple[int, int]:
+def _variant(case: Case, *, rare: bool) -> tuple[int, int]:
     """Template arguments REDUCE and WEIGHTS; rare shapes and reductions have the general ones."""
-    if reduce == "chosen":
+    if case.heads:
+        return SCALED_SUM, HEADS
+    if case.reduce == "chosen":
         return CHOSEN_SUM, INDIRECT
-    if reduce in ("max", "min"):
-        plain = data and not (rare or perm or cols)
-        return EXTREME_ARG if arg else EXTREME, DIRECT if plain else INDIRECT
-    reduction = SCALED_SUM if rare or scaled or reduce == "mean" else SUM
-    if not (data or cols):
+    if case.reduce in ("max", "min"):
+        plain = case.data and not (rare or case.perm or case.cols)
+        return EXTREME_ARG if case.arg else EXTREME, DIRECT if plain else INDIRECT
+    reduction = SCALED_SUM if rare or case.scaled or case.reduce == "mean" else SUM
+    if case.own_stride >= 0:
+        reduction = OWN_SUM
+    if not (case.data or case.cols):
         return reduction, UNWEIGHTED
-    if rare or perm:
+    if rare or case.perm:
         return reduction, INDIRECT
-    return reduction, SCALED if cols else DIRECT
+    return reduction, SCALED if case.cols else DIRECT
 
 
 # Products with a COO
