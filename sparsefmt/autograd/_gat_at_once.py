@@ -13,6 +13,7 @@ from ..ops.attention import cuda_gat, cuda_gat_backward
 from ..ops.attention.cuda_gat import ANYTHING, NOTHING, ONLY_BIAS, Dropout, dropout_of, launch_case
 from ..ops.engine.structure import Structure
 from ._memory import MEMORY, NAMES
+from ._precision import bf16_is_allowed
 from ._products import ITEMSIZE, addresses, is_watched
 from ._tensors import Side
 
@@ -61,7 +62,7 @@ def gat_at_once(side: Side, given: Heads, *, train: bool) -> tuple[Tensor, Tenso
     """
     h, source, target, bias, *_ = given
     S, size = side.structure, ITEMSIZE.get(h.dtype)
-    if S is None or size is None or not S.nnz or is_watched(h):
+    if S is None or size is None or not S.nnz or is_watched(h) or bf16_is_allowed():
         return None
     (n, width), (_, heads, feat) = h.shape, source.shape
     places = addresses(h, source, target, bias)
@@ -91,6 +92,8 @@ def gat_at_once_backward(
     rows: Side, columns: Side, grad: Tensor, out: Tensor, kept: list[Tensor], *heads: Any
 ) -> tuple[Tensor, Tensor]:
     """Compute ``GAT_OF_VECTORS_BACKWARD`` of what ``gat_at_once`` gave for these ``Heads``.
+
+    It rounds nothing, as forward did not, even if torch allows it by now.
 
     Returns
     -------

@@ -39,7 +39,7 @@ def product_at_once(
     """
     S, dtype = side.structure, x.dtype
     size = ITEMSIZE.get(dtype)
-    if S is None or size is None or not S.nnz or is_watched(x):
+    if S is None or size is None or not S.nnz or is_watched(x) or bf16_is_allowed():
         return None
     (n, feat), (stride, step), own_stride, own_at = x.shape, x.stride(), -1, 0
     if step != 1 or not feat:
@@ -86,7 +86,7 @@ def _is_plain(one: Tensor) -> bool:
 
 
 def is_watched(x: Tensor) -> bool:
-    """Tell whether the long way might do anything but launch the kernel for these features."""
+    """Tell whether the long way would do more for these features than round them and launch."""
     return bool(
         torch.compiler.is_compiling()
         or not _is_plain(x)
@@ -94,5 +94,4 @@ def is_watched(x: Tensor) -> bool:
         or question() is not None
         or listening((x,))
         or x.get_device() != current_device()
-        or bf16_is_allowed()
     )
