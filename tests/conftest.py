@@ -1,5 +1,6 @@
 """What every test may ask for: an array module per device, the shared graphs, one profile."""
 
+import gc
 import os
 from collections.abc import Iterator
 from functools import cache
@@ -64,6 +65,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 total += known.setdefault(str(values[name]), len(known))
             if total % mark.kwargs["one_in"]:
                 item.add_marker("grid")
+
+
+def pytest_collection_finish() -> None:
+    """Take what modules hold out of the garbage collector, which would walk it again and again."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -1,6 +1,7 @@
 """Processes that run the cases of the tests, each on some of them as ranks of a group.
 
-Started once: to import torch takes longer than all cases.
+Started once, on the CPU as copies of a process that has imported what cases need: to import torch
+takes longer than all cases.
 """
 
 import os
@@ -11,14 +12,29 @@ from contextlib import suppress
 from datetime import timedelta
 from importlib import import_module
 from pathlib import Path
+from pkgutil import iter_modules
 from typing import Any
 
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
+from sparsefmt import autograd, distributed, nn, ops
+
 #: How long ranks wait for one that has failed.
 PATIENCE = timedelta(seconds=60)
+
+
+def imported_before() -> list[str]:
+    """Modules that most cases need, numba's loops among them."""
+    rooms = sorted(Path(ops.__file__).parent.glob("*/cpu.py"))
+    modules = [
+        f"{package.__name__}.{module.name}"
+        for package in (autograd, nn, distributed)
+        for module in iter_modules(package.__path__)
+    ]
+    modules.append("torch.fx.experimental.symbolic_shapes")  # and sympy with it
+    return [*modules, *(f"sparsefmt.ops.{room.parent.name}.cpu" for room in rooms)]
 
 
 class Ranks:
@@ -30,7 +46,10 @@ class Ranks:
         self._start()
 
     def _start(self) -> None:
-        context = mp.get_context("spawn")
+        # CUDA does not survive a fork, whoever has called it.
+        context = mp.get_context("forkserver" if self._device == "cpu" else "spawn")
+        if self._device == "cpu":
+            context.set_forkserver_preload(imported_before())
         self._folder = tempfile.TemporaryDirectory()
         path = Path(self._folder.name) / "store"
         for rank in range(self._most):
