@@ -6,7 +6,7 @@ PYTHON3 ?= python3
 PYTHON ?= $(shell test -x $(VENV)/bin/python && echo $(VENV)/bin/python || echo python3)
 # What covers the format layer; a tracer would slow down the tests of the layers above by half.
 COVERED := $(addprefix tests/,engine formats house interop io tools)
-PYTEST := $(VENV)/bin/python -m pytest -n auto --dist loadfile
+PYTEST := $(VENV)/bin/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
 NAME ?= convert
 GRAPH ?=
 SECONDS ?= 600

@@ -1,6 +1,7 @@
 """Graphs and a naive reference for the tests of ``sparsefmt.autograd``."""
 
 import numpy as np
+import pytest
 import torch
 from torch.autograd import forward_ad
 
@@ -22,6 +23,27 @@ TRANSFORMS = {
 }
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+
+#: Index dtypes of graphs, and whether ops are traced with symbolic sizes, which takes most of the
+#: time of ``check_rules``: for one of them is enough.
+RULES = pytest.mark.parametrize(
+    ("index_dtype", "traced"),
+    [
+        (np.int32, True),
+        (np.int64, False),
+        pytest.param(np.int64, True, marks=pytest.mark.grid),
+    ],
+)
+
+
+def check_rules(calls, traced):
+    """Check that ops keep the rules of library ops."""
+    checks = ["test_schema", "test_autograd_registration", "test_faketensor"]
+    for op, args in calls:
+        torch.library.opcheck(
+            op.default, args, test_utils=[*checks, *["test_aot_dispatch_dynamic"] * traced]
+        )
 
 
 def tensors(device, *shapes, dtype=torch.float64, grad=True, seed=0):

@@ -47,14 +47,23 @@ def why_no_gpu() -> str:
     return ""
 
 
+#: Files that take longest, which begin first: at the end a worker would run one of them alone.
+LONGEST = (
+    *("distributed/test_train_processes.py", "autograd/test_autograd_compile.py"),
+    *("engine/test_order_of_entries.py", "engine/test_kernels.py"),
+    *("tiles/test_tiles.py", "tools/test_testing.py"),
+)
+
+
 @pytest.hookimpl(tryfirst=True)  # before `-m` chooses
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark ``grid`` what others of the same product cover.
+    """Put the longest files first, and mark ``grid`` what others of the same product cover.
 
     ``covering("a", "b", "c", one_in=3)`` keeps a diagonal: where the numbers of the parameters'
     values add up to a multiple of 3.  Each value of each is then met, and each pair of values
     where another parameter has three or more.
     """
+    items.sort(key=lambda item: not item.path.as_posix().endswith(LONGEST))
     numbers: dict[tuple[str, str], dict[str, int]] = {}
     for item in items:
         for mark in item.iter_markers("covering"):
@@ -68,9 +77,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Take what modules hold out of the garbage collector, which would walk it again and again."""
+    """Let the garbage collector walk what tests make, not the million objects of modules."""
     gc.collect()
     gc.freeze()
+    gc.set_threshold(10_000, *gc.get_threshold()[1:])
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

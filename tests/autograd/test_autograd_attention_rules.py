@@ -2,13 +2,12 @@
 
 import itertools
 
-import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
 
 from attention_cases import KINDS, call, loop_graph, shapes_of  # noqa: E402
-from autograd_cases import empty_graph, make_graph, tensors  # noqa: E402
+from autograd_cases import RULES, check_rules, empty_graph, make_graph, tensors  # noqa: E402
 from torch._dynamo.testing import CompileCounterWithBackend  # noqa: E402
 
 from sparsefmt.autograd import (  # noqa: E402
@@ -174,8 +173,8 @@ def structure(side):
     return side.indptr, side.indices, side.n_cols, side.plan
 
 
-@pytest.mark.parametrize("index_dtype", [np.int32, np.int64])
-def test_every_op_keeps_the_rules_of_library_ops(device, index_dtype):
+@RULES
+def test_every_op_keeps_the_rules_of_library_ops(device, index_dtype, traced):
     graph = loop_graph(device=device, index_dtype=index_dtype)
     rows, columns = side_of(graph, False), side_of(graph, True)
     A = structure(rows)
@@ -208,8 +207,7 @@ def test_every_op_keeps_the_rules_of_library_ops(device, index_dtype):
     rows = [*vars(ops_gat).values(), *vars(ops_pairwise).values()]
     names = {row.name for row in rows if isinstance(row, Op) and row.library}
     assert {op for op, _ in calls} == {getattr(OPS, name) for name in names}
-    for op, args in calls:
-        torch.library.opcheck(op.default, args)
+    check_rules(calls, traced)
 
 
 def test_ops_called_directly_obey_autocast(device):

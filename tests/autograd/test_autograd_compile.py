@@ -7,7 +7,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from autograd_cases import TRANSFORMS, make_graph  # noqa: E402
+from autograd_cases import RULES, TRANSFORMS, check_rules, make_graph  # noqa: E402
 from torch._dynamo.testing import CompileCounterWithBackend  # noqa: E402
 from torch.utils import _pytree as pytree  # noqa: E402
 
@@ -43,8 +43,8 @@ def structure(side):
     return side.indptr, side.indices, side.n_cols, side.plan
 
 
-@pytest.mark.parametrize("index_dtype", [np.int32, np.int64])
-def test_every_op_keeps_the_rules_of_library_ops(device, index_dtype):
+@RULES
+def test_every_op_keeps_the_rules_of_library_ops(device, index_dtype, traced):
     graph = make_graph(6, 5, 20, device=device, index_dtype=index_dtype)
     prepare(graph)
     kept = graph._built.tensors[0]
@@ -88,8 +88,7 @@ def test_every_op_keeps_the_rules_of_library_ops(device, index_dtype):
         (OPS.dense_to_cbsr, (x, columns)),
     ]
     assert {op for op, _ in calls} == {getattr(OPS, name) for name in dir(OPS) if name in _names()}
-    for op, args in calls:
-        torch.library.opcheck(op.default, args)
+    check_rules(calls, traced)
 
 
 def test_ops_called_directly_obey_autocast(device):

@@ -1,12 +1,11 @@
 """The rules that GCN's normalisation keeps: tracers, autocast, captures, and what is refused."""
 
-import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
 
 from attention_cases import loop_graph  # noqa: E402
-from autograd_cases import TRANSFORMS, make_graph  # noqa: E402
+from autograd_cases import RULES, TRANSFORMS, check_rules, make_graph  # noqa: E402
 from test_autograd_norm import LOOPS, weights  # noqa: E402
 from torch._dynamo.testing import CompileCounterWithBackend  # noqa: E402
 from torch.utils import _pytree as pytree  # noqa: E402
@@ -30,8 +29,8 @@ def structure(side):
     return side.indptr, side.indices, side.n_cols, side.plan
 
 
-@pytest.mark.parametrize("index_dtype", [np.int32, np.int64])
-def test_every_op_keeps_the_rules_of_library_ops(device, index_dtype):
+@RULES
+def test_every_op_keeps_the_rules_of_library_ops(device, index_dtype, traced):
     graph = loop_graph(device=device, index_dtype=index_dtype)
     A, calls = structure(side_of(graph, False)), []
     for loops in (False, True):
@@ -43,8 +42,7 @@ def test_every_op_keeps_the_rules_of_library_ops(device, index_dtype):
     assert {op for op, _ in calls} == {
         getattr(OPS, row.name) for row in (rows.GCN_NORM, rows.GCN_NORM_BACKWARD)
     }
-    for op, args in calls:
-        torch.library.opcheck(op.default, args)
+    check_rules(calls, traced)
 
 
 @pytest.fixture

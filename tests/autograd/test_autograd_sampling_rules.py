@@ -5,7 +5,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from autograd_cases import TRANSFORMS, make_graph, tensors  # noqa: E402
+from autograd_cases import RULES, TRANSFORMS, check_rules, make_graph, tensors  # noqa: E402
 from torch._dynamo.testing import CompileCounterWithBackend  # noqa: E402
 from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 from torch.utils import _pytree as pytree  # noqa: E402
@@ -78,8 +78,8 @@ def structure(side):
     return side.indptr, side.indices, side.n_cols, side.plan
 
 
-@pytest.mark.parametrize("index_dtype", [np.int32, np.int64])
-def test_every_op_keeps_the_rules_of_library_ops(device, index_dtype):
+@RULES
+def test_every_op_keeps_the_rules_of_library_ops(device, index_dtype, traced):
     graph = make_graph(6, 5, 60, device=device, index_dtype=index_dtype)
     A = structure(side_of(graph, False))
     x, grad, a, r, c = tensors(
@@ -99,8 +99,7 @@ def test_every_op_keeps_the_rules_of_library_ops(device, index_dtype):
         ]
     names = {row.name for row in table.operations() if "sampled" in row.name}
     assert {op for op, _ in calls} == {getattr(OPS, name) for name in names}
-    for op, args in calls:
-        torch.library.opcheck(op.default, args)
+    check_rules(calls, traced)
 
 
 def gradients(function, given):

@@ -8,11 +8,12 @@ from dist_cases import BOUNDS, GRAPHS
 from layer_cases import LAYERS
 
 
+@pytest.mark.covering("name", "graph", "bounds", one_in=3)
+@pytest.mark.parametrize(("count", "bounds"), [*zip((2, 3, 4), BOUNDS, strict=True)])
+@pytest.mark.parametrize("graph", GRAPHS)
 @pytest.mark.parametrize("name", LAYERS)
-def test_a_layer_over_ranks_is_that_of_one_process(ranks, name):
-    for graph in GRAPHS:
-        for count, bounds in zip((2, 3, 4), BOUNDS, strict=True):
-            assert max(ranks.run(count, layer_cases.layer, name, graph, bounds)) < 1e-10
+def test_a_layer_over_ranks_is_that_of_one_process(ranks, name, graph, count, bounds):
+    assert max(ranks.run(count, layer_cases.layer, name, graph, bounds)) < 1e-10
 
 
 @pytest.mark.parametrize("name", ["gcn", "sage", "gat", "agnn", "rgcn"])

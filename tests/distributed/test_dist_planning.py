@@ -8,16 +8,18 @@ from dist_cases import BOUNDS, GRAPHS
 from planning_cases import LAYERS
 
 
+@pytest.mark.covering("name", "constant", "graph", one_in=2)
+@pytest.mark.parametrize(
+    ("count", "graph", "bounds"),
+    [(2, "hub", "balanced"), (4, "random", "empty ranks"), (4, "isolated", "one each")],
+)
 @pytest.mark.parametrize("constant", [False, True], ids=["features that train", "that stay"])
 @pytest.mark.parametrize("name", LAYERS)
-def test_every_composition_over_ranks_is_the_layer_of_one_process(ranks, name, constant):
-    for count, graph, bounds in (
-        (2, "hub", "balanced"),
-        (4, "random", "empty ranks"),
-        (4, "isolated", "one each"),
-    ):
-        case = planning_cases.all_compositions, name, graph, bounds, constant
-        assert max(ranks.run(count, *case)) < 1e-10
+def test_every_composition_over_ranks_is_the_layer_of_one_process(
+    ranks, name, constant, count, graph, bounds
+):
+    case = planning_cases.all_compositions, name, graph, bounds, constant
+    assert max(ranks.run(count, *case)) < 1e-10
 
 
 @pytest.mark.parametrize("name", ["gcn", "sage", "gat"])
@@ -25,16 +27,19 @@ def test_a_planned_model_that_receives_nan_is_found_out(ranks, name):
     assert min(ranks.run(2, planning_cases.of_a_lost_halo, name)) == math.inf
 
 
+@pytest.mark.covering("name", "training", "graph", "bounds", one_in=3)
+@pytest.mark.parametrize(("count", "bounds"), [*zip((2, 4, 4), BOUNDS, strict=True)])
+@pytest.mark.parametrize("graph", GRAPHS)
 @pytest.mark.parametrize("name", ["gcn", "sage", "gat"])
 @pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
-def test_all_ranks_choose_alike_whatever_their_shares_and_constants(ranks, name, training):
-    for graph in GRAPHS:
-        for count, bounds in zip((2, 4, 4), BOUNDS, strict=True):
-            found = ranks.run(count, planning_cases.choices, name, graph, bounds, training)
-            assert all(one == found[0] for one in found)
-            planned = training or name != "gat"  # which in inference runs as it is
-            assert ("CHOSEN" in found[0][0]) == planned
-            assert not planned or "since processes share the graph" in found[0][0]
+def test_all_ranks_choose_alike_whatever_their_shares_and_constants(
+    ranks, name, training, graph, count, bounds
+):
+    found = ranks.run(count, planning_cases.choices, name, graph, bounds, training)
+    assert all(one == found[0] for one in found)
+    planned = training or name != "gat"  # which in inference runs as it is
+    assert ("CHOSEN" in found[0][0]) == planned
+    assert not planned or "since processes share the graph" in found[0][0]
 
 
 @pytest.mark.parametrize("name", ["gcn", "sage", "gin"])

@@ -17,6 +17,11 @@ from sparsefmt.distributed.options import Options
 from sparsefmt.distributed.training import Training
 
 N, CLASSES = 80, 4
+#: Python's arguments for a training that is the same on any number of ranks.
+COMMAND = [
+    *("-m", "sparsefmt.distributed.train"),
+    *"--hidden 8 --layers 2 --dropout 0 --dtype float64 --every 1 --device cpu".split(),
+]
 
 
 def write_parts(folder: Path, parts: int, *, weighted: bool = False, by: Any = "balanced") -> Path:

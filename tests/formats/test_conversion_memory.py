@@ -48,6 +48,7 @@ def assert_share(A, goal, *, between=0, **options):
     assert B.nnz == A.nnz
 
 
+@pytest.mark.covering("shape", "ascending", "index_dtype", one_in=2)
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("ascending", [True, False])
 @pytest.mark.parametrize("index_dtype", [np.int32, np.int64])
@@ -59,6 +60,7 @@ def test_no_conversion_passes_its_share(shape, ascending, index_dtype):
             assert_share(found[start], goal, between=found["csr"].nbytes * by_csr)
 
 
+@pytest.mark.covering("tile", "shape", "index_dtype", one_in=2)
 @pytest.mark.parametrize(("tile", "shape"), [*itertools.product(TILES, SHAPES), *WIDE], ids=str)
 @pytest.mark.parametrize("index_dtype", [np.int32, np.int64])
 def test_no_tiles_pass_their_share(shape, tile, index_dtype):
