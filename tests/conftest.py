@@ -25,6 +25,9 @@ settings.load_profile("ci")
 
 os.environ.setdefault("MPLBACKEND", "Agg")
 
+# Modules hold a million objects, and whoever walks them all does so for tenths of a second.
+gc.set_threshold(10_000, *gc.get_threshold()[1:])
+
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_setupnodes() -> None:
@@ -77,10 +80,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Let the garbage collector walk what tests make, not the million objects of modules."""
+    """Let the garbage collector walk what tests make, not what modules hold."""
     gc.collect()
     gc.freeze()
-    gc.set_threshold(10_000, *gc.get_threshold()[1:])
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -143,6 +143,7 @@ def elementwise_source(kernel, types: dict[str, str]) -> str:
     )
 
 
+@pytest.mark.covering("kernel", "types", "arch", one_in=5)  # nothing in them depends on it
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 @pytest.mark.parametrize("types", [("int32", "uint8"), ("int64", "uint16")], ids=str)
 @pytest.mark.parametrize("kernel", ELEMENTWISE, ids=lambda kernel: kernel.__name__)

@@ -80,6 +80,7 @@ def end(process, how):
     return process.returncode, err.strip()
 
 
+@pytest.mark.covering("ending", "how", one_in=3)
 @pytest.mark.parametrize("ending", ENDINGS)
 @pytest.mark.parametrize(
     ("how", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 143), (signal.SIGINT, 130)]
