@@ -11,6 +11,8 @@ from .extrapolation import rows as extrapolated
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "scaling.md"
 NOTHING = "No run on GPUs is in `benchmarks/results` yet.\n"
 MEASURED, MAXK, INK = "#D55E00", "#009E73", "#0072B2"
+#: Results of a folder: of the last run, and of one on more GPUs, which are rarely there.
+FILES = "distributed-gpu.json", "distributed-4-gpus.json"
 
 
 def _number(value: float | None) -> str:
@@ -49,7 +51,7 @@ LINKS: Columns = (
 
 def write(folder: Path) -> None:
     """Write both blocks of the page from the results of a folder, and the plot into it."""
-    found = sections_of(folder)
+    found = runs_of(folder)
     page = PAGE.read_text(encoding="utf-8")
     for name, text in blocks(found).items():
         page = with_block(page, name, text)
@@ -57,20 +59,19 @@ def write(folder: Path) -> None:
     plot(found, folder / "distributed-scaling.png")
 
 
-def sections_of(folder: Path) -> dict[str, Any]:
-    """The sections measured on GPUs; none if there was no run."""
-    path = folder / "distributed-gpu.json"
-    found: dict[str, Any] = json.loads(path.read_text())["sections"] if path.exists() else {}
-    return found
+def runs_of(folder: Path) -> list[dict[str, Any]]:
+    """The sections of each run on GPUs."""
+    paths = [folder / name for name in FILES]
+    return [json.loads(path.read_text())["sections"] for path in paths if path.exists()]
 
 
-def blocks(sections: dict[str, Any]) -> dict[str, str]:
+def blocks(runs: list[dict[str, Any]]) -> dict[str, str]:
     """The text of each block of the page."""
     marks = ["---:"] * len(HEAD)
     tables = [
         f"**{one.name}**\n\n{_markdown(HEAD, marks, *extrapolated(one))}" for one in SCENARIOS
     ]
-    return {"measured": measured(sections), "extrapolated": "\n".join(tables)}
+    return {"measured": measured(runs), "extrapolated": "\n".join(tables)}
 
 
 def with_block(page: str, name: str, text: str) -> str:
@@ -84,15 +85,16 @@ def with_block(page: str, name: str, text: str) -> str:
     return f"{before}{begin}\n{text}\n{end}{after}"
 
 
-def measured(sections: dict[str, Any]) -> str:
-    """Markdown of the sections of a run."""
+def measured(runs: list[dict[str, Any]]) -> str:
+    """Markdown of the sections of all runs."""
     parts = []
-    if "steps" in sections:
-        parts.append(_table(sections["steps"], "A training step", STEPS))
-    if "large" in sections:
-        parts += map(_large, sections["large"]["rows"])
-    if "bandwidth" in sections:
-        parts.append(_table(sections["bandwidth"], "Exchanges alone", LINKS))
+    for sections in runs:
+        if "steps" in sections:
+            parts.append(_table(sections["steps"], "A training step", STEPS))
+        if "large" in sections:
+            parts += map(_large, sections["large"]["rows"])
+        if "bandwidth" in sections:
+            parts.append(_table(sections["bandwidth"], "Exchanges alone", LINKS))
     return "\n".join(parts) or NOTHING
 
 
@@ -120,7 +122,7 @@ def _markdown(*lines: Iterable[str]) -> str:
 # The plot
 
 
-def plot(sections: dict[str, Any], path: Path) -> None:
+def plot(runs: list[dict[str, Any]], path: Path) -> None:
     """Seconds of a step over GPUs, a panel a scenario; measured points beside the first."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -130,12 +132,13 @@ def plot(sections: dict[str, Any], path: Path) -> None:
     panels = figure.subplots(1, len(SCENARIOS))
     for axes, scenario in zip(panels, SCENARIOS, strict=True):
         _draw(axes, scenario)
-    steps = sections.get("steps", {"rows": [], "machine": {}})
-    rows, device = steps["rows"], steps["machine"].get("device", "")
-    here = [row for row in rows if row["case"].startswith("products community sage")]
-    if here:
-        ends = [row["ranks"] for row in here], [row["ms"] / 1e3 for row in here]
-        panels[0].plot(*ends, "s", color=MEASURED, label=f"measured, {device}", zorder=3)
+    for sections, mark in zip(runs, "sD", strict=False):
+        steps = sections.get("steps", {"rows": [], "machine": {}})
+        rows, device = steps["rows"], steps["machine"].get("device", "")
+        here = [row for row in rows if row["case"].startswith("products community sage")]
+        if here:
+            ends = [row["ranks"] for row in here], [row["ms"] / 1e3 for row in here]
+            panels[0].plot(*ends, mark, color=MEASURED, label=f"measured, {device}", zorder=3)
     panels[0].set_ylabel("seconds of a training step")
     labels = panels[0].get_legend_handles_labels()
     figure.legend(*labels, loc="outside lower center", ncols=6, fontsize=9)

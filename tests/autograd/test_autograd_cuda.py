@@ -107,19 +107,20 @@ def test_a_captured_step_of_maxk_replays_with_its_atomics():
     def step(x, a):
         return torch.autograd.grad(maxk_aggregate(graph, x, 8, a), (x, a), grad)
 
-    def capture():
+    def capture(x, a):
         captured = torch.cuda.CUDAGraph()
         with torch.cuda.graph(captured):
             return captured, step(x, a)
 
+    # Leaves of their own: nodes of theirs stay with this stream, until autograd's thread is done.
+    others = [one.detach().requires_grad_() for one in (x, a)]
     with pytest.raises(UnsupportedError, match="run the same step once before it"):
-        capture()
-    gc.collect()  # a node of that graph would stay with the stream of the capture
+        capture(*others)
     side = torch.cuda.Stream()
     with torch.cuda.stream(side):
         step(x, a)
     torch.cuda.synchronize()
-    captured, results = capture()
+    captured, results = capture(x, a)
     for _ in range(10):
         with torch.no_grad():
             x.copy_(torch.rand_like(x))

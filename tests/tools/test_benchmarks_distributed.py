@@ -285,17 +285,17 @@ STEPS = {
 
 
 def test_the_table_has_what_was_measured_beside_what_was_predicted(tmp_path):
-    lines = table.measured({"steps": STEPS}).splitlines()
+    lines = table.measured([{"steps": STEPS}]).splitlines()
     assert lines[0] == "A training step on a GPU, 2026-01-01, `0123456789ab`:"
     cells = [cell.strip() for cell in lines[-1].strip("|").split("|")]
     assert cells[1:] == ["99", "55", "1.80", "54", "5", "90%", "100%", "20", "19"]
-    table.plot({"steps": STEPS}, tmp_path / "plot.png")
+    table.plot([{"steps": STEPS}], tmp_path / "plot.png")
     assert (tmp_path / "plot.png").stat().st_size > 1000
 
 
 def test_the_page_has_the_tables_of_the_results_that_are_kept():
     page = table.PAGE.read_text(encoding="utf-8")
-    for name, text in table.blocks(table.sections_of(_harness.RESULTS)).items():
+    for name, text in table.blocks(table.runs_of(_harness.RESULTS)).items():
         assert table.with_block(page, name, text) == page, (
             "python -m benchmarks distributed --table"
         )
