@@ -92,15 +92,16 @@ def measured(runs: list[dict[str, Any]]) -> str:
         if "steps" in sections:
             parts.append(_table(sections["steps"], "A training step", STEPS))
         if "large" in sections:
-            parts += map(_large, sections["large"]["rows"])
+            device = sections["large"]["machine"].get("device", "a GPU")
+            parts += [_large(row, device) for row in sections["large"]["rows"]]
         if "bandwidth" in sections:
             parts.append(_table(sections["bandwidth"], "Exchanges alone", LINKS))
     return "\n".join(parts) or NOTHING
 
 
-def _large(row: dict[str, Any]) -> str:
+def _large(row: dict[str, Any], device: str) -> str:
     return (
-        f"{row['vertices']:,} vertices train {row['hidden']} wide on {row['ranks']} GPUs, and "
+        f"{row['vertices']:,} vertices train {row['hidden']} wide on {row['ranks']} {device}, and "
         f"one has no memory for that (for {row['fits']} it has): {_number(row['ms'])} ms a step, "
         f"{_number(row['peak_mib'] / 1024)} GiB on a GPU beside {_number(row['held_mib'] / 1024)} "
         f"of the graph and its features, {_number(row['entry_bytes'])} bytes an entry.\n"
