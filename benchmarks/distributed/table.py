@@ -11,7 +11,7 @@ from .extrapolation import rows as extrapolated
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "scaling.md"
 NOTHING = "No run on GPUs is in `benchmarks/results` yet.\n"
 MEASURED, MAXK, INK = "#D55E00", "#009E73", "#0072B2"
-#: Results of a folder: of the last run, and of one on more GPUs, which are rarely there.
+#: Results of a folder: of the last run, and of one on four GPUs, which was put by under that name.
 FILES = "distributed-gpu.json", "distributed-4-gpus.json"
 
 
