@@ -82,7 +82,7 @@ def as_graph(
     """
     if type(given) is Graph:
         return given
-    if size is None and not torch.compiler.is_compiling():
+    if size is None and not torch.compiler.is_dynamo_compiling():
         found = _graphs.get(id(given))
         if found is not None and _fits(found, given, of_columns, of_rows):
             return found.graph
@@ -107,8 +107,8 @@ def _fits(found: _Memory, given: Any, of_columns: Any, of_rows: Any) -> bool:
     """Tell quickly whether a remembered graph still fits; False may mean "ask again"."""
     if found.shape is None or found.tensor() is not given or found.state != state_of(given):
         return False
-    plain = type(of_columns) is Tensor and of_columns.dim() > 0
-    n = of_columns.shape[0] if plain else _length(of_columns)
+    plain = type(of_columns) is Tensor and of_columns.shape
+    n = plain[0] if plain else _length(of_columns)
     return found.shape == (n if of_rows is None else _length(of_rows), n)
 
 
