@@ -37,7 +37,7 @@ def unwatched(ctx: Any, out: Tensor) -> Tensor:
     would do.  An empty tensor that shares the count of ``out`` tells; it holds no memory.
     """
     ctx.changes = None
-    if torch.compiler.is_compiling() or type(out) is not Tensor or is_functional(out):
+    if torch.compiler.is_dynamo_compiling() or type(out) is not Tensor or is_functional(out):
         return out
     ctx.changes = out.detach()
     ctx.changes.data = _EMPTY

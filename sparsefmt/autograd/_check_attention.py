@@ -120,13 +120,19 @@ def options(
     negative_slope: Any, dropout: Any, seed: Any, self_loops: Any, graph: GraphTensors
 ) -> Options:
     """Check the numbers, and put the seed on the device of the graph."""
-    slope, share = checks.number("negative_slope", negative_slope), checks.share(dropout)
-    engine_checks.flag("self_loops", self_loops)
+    slope, share, self_loops = numbers(negative_slope, dropout, self_loops)
     if self_loops:
         square("self_loops is True", graph)
     _check.seed(seed, graph)
     drawn = _check.seed_on_device(seed, graph) if share else None
     return Options(drawn, slope, share, self_loops)
+
+
+def numbers(negative_slope: Any, dropout: Any, self_loops: Any) -> tuple[float, float, bool]:
+    """Check what needs no graph."""
+    slope, share = checks.number("negative_slope", negative_slope), checks.share(dropout)
+    engine_checks.flag("self_loops", self_loops)
+    return slope, share, self_loops
 
 
 def square(why: str, graph: GraphTensors) -> None:

@@ -17,6 +17,10 @@ from ._precision import bf16_is_allowed
 from ._products import ITEMSIZE, addresses, is_watched
 from ._tensors import Side
 
+#: Values of each row and head that are kept beside the features: 4 of statistics and both scores.
+_STATISTICS, _SCORES = 4, 2
+_BESIDE = _STATISTICS + _SCORES
+
 
 class Heads(NamedTuple):
     """Features, the vectors and the bias of all heads, and the numbers of ``Options``."""
@@ -32,23 +36,19 @@ class Heads(NamedTuple):
 
 
 def _places(
-    begin: int, items: int, feat: int, size: int, *, train: bool
+    begin: int, items: int, values: int, size: int, *, train: bool
 ) -> tuple[int, int, int, int]:
     """Tell where the parts of what is kept lie, the address of the first one given.
 
     Behind each other, for each row and head: the statistics (4 values), the part of the result with
-    positive scores (``feat``), and the scores of sources and targets (1 each).  The first two are
-    there to ``train`` only, and are 0 otherwise, as for arrays that are not given.
+    positive scores (``feat``), and the scores of sources and targets (1 each), so many ``values``
+    in all.  The first two are there to ``train`` only, and are 0 otherwise, as for arrays that are
+    not given.
     """
     one = items * size  # bytes of a value of each
-    el = begin + (_values(feat, train=train) - 2) * one
-    statistics, plus = (begin, begin + 4 * one) if train else (0, 0)
+    el = begin + (values - _SCORES) * one
+    statistics, plus = (begin, begin + _STATISTICS * one) if train else (0, 0)
     return statistics, plus, el, el + one
-
-
-def _values(feat: int, *, train: bool) -> int:
-    """Count the values that are kept of each row and head."""
-    return feat + 6 if train else 2
 
 
 def gat_at_once(side: Side, given: Heads, *, train: bool) -> tuple[Tensor, Tensor] | None:
@@ -60,7 +60,7 @@ def gat_at_once(side: Side, given: Heads, *, train: bool) -> tuple[Tensor, Tenso
     kept : Tensor
         What ``gat_at_once_backward`` reads.  None in the place of both if the call may not.
     """
-    h, source, target, bias, *_ = given
+    h, source, target, bias, seed, slope, share, loops = given
     S, size = side.structure, ITEMSIZE.get(h.dtype)
     if S is None or size is None or not S.nnz or is_watched(h) or bf16_is_allowed():
         return None
@@ -71,20 +71,22 @@ def gat_at_once(side: Side, given: Heads, *, train: bool) -> tuple[Tensor, Tenso
     X, left, right, added = places
     dtype, device = NAMES[h.dtype], h.get_device()
     out = torch.empty_like(h)
-    kept = h.new_empty(n * heads * _values(feat, train=train))
-    statistics, plus, el, er = _places(kept.data_ptr(), n * heads, feat, size, train=train)
+    values = feat + _BESIDE if train else _SCORES
+    kept = h.new_empty(n * heads * values)
+    statistics, plus, el, er = _places(kept.data_ptr(), n * heads, values, size, train=train)
     result, stream = out.data_ptr(), MEMORY.stream(h)
 
     vector = cuda_gat.score_vector(dtype, feat, X | left | right)
     scores = cuda_gat.scores_launch(device, dtype, n, heads, feat, vector)
     scores(stream, X, left, right, el, er)
 
-    drop = dropout_of(MEMORY, given.share, given.seed)
-    params = (*_scores(S, given, drop, el, er), result, plus, added, statistics)
-    extra = ANYTHING if given.loops else ONLY_BIAS if added else NOTHING
+    drop = dropout_of(MEMORY, share, seed)
+    scores_of = el, er, *_numbers(S, slope, drop, loops=loops)
+    params = (*scores_of, result, plus, added, statistics, heads, feat)
+    extra = ANYTHING if loops else ONLY_BIAS if added else NOTHING
     alignment = (X | result | plus | added) % 16
     case = dtype, heads, feat, alignment, False, False, (int(drop.below > 0), extra)
-    launch_case(S, MEMORY, h, case, X, 0, (*params, heads, feat))
+    launch_case(S, MEMORY, h, stream, case, X, 0, params)
     return out, kept
 
 
@@ -101,15 +103,15 @@ def gat_at_once_backward(
     d_vectors : Tensor, shape (2 or 3, 1, heads, feat)
         Of the sources' and targets' vectors and, if there is one, the bias.
     """
-    given = Heads(*heads)
-    h, source, target, bias, *_ = given
+    h, source, target, bias, seed, slope, share, loops = heads
     S, T = rows.structure, columns.structure
     assert S is not None  # as forward has found
     assert T is not None
     n, (_, count, feat), size = h.shape[0], source.shape, h.dtype.itemsize
     items, dtype, device, grad = n * count, NAMES[h.dtype], h.get_device(), grad.contiguous()
     dh = torch.empty_like(h)
-    statistics, plus, el, er = _places(kept[0].data_ptr(), items, feat, size, train=True)
+    places = _places(kept[0].data_ptr(), items, feat + _BESIDE, size, train=True)
+    (statistics, plus, el, er), added = places, 0 if bias is None else bias.data_ptr()
     X, features, result, stream = grad.data_ptr(), h.data_ptr(), dh.data_ptr(), MEMORY.stream(h)
     alignment = (X | features | result) % 16
     slices = cuda_gat.row_shape(dtype, count, feat, alignment)[2]
@@ -118,18 +120,18 @@ def gat_at_once_backward(
     d_er = stats + 4 * items * size
     d_el = d_er + items * size
 
-    drop, added = dropout_of(MEMORY, given.share, given.seed), MEMORY.pointer(bias)
-    numbers = _scores(S, given, drop, el, er)
+    drop = dropout_of(MEMORY, share, seed)
+    numbers = el, er, *_numbers(S, slope, drop, loops=loops)
     of_targets = S.once(cuda_gat_backward.stats_launch, dtype, count, feat)
     read = out.data_ptr(), plus, added, X, features
     of_targets(stream, *read, *numbers, statistics, stats, d_er, 0)
 
     perm = columns.perm.data_ptr() if drop.below and columns.perm is not None else 0
-    numbers = _scores(T, given, drop, el, 0)
-    extra = ANYTHING if given.loops else NOTHING
+    numbers = el, 0, *_numbers(T, slope, drop, loops=loops)
+    extra = ANYTHING if loops else NOTHING
     case = dtype, count, feat, alignment, True, False, (int(drop.below > 0), extra)
     params = (*numbers, stats, features, result, d_el, count, feat, slices)
-    launch_case(T, MEMORY, h, case, X, perm, params)
+    launch_case(T, MEMORY, h, stream, case, X, perm, params)
 
     left, right, of_result = source.data_ptr(), target.data_ptr(), 0 if bias is None else X
     blocks = cuda_gat_backward.score_blocks(n, count, feat)
@@ -142,7 +144,7 @@ def gat_at_once_backward(
     return dh, partial.sum(0)
 
 
-def _scores(S: Structure, given: Heads, drop: Dropout, el: int, er: int) -> tuple[Any, ...]:
-    """Fill the fields of ``Scores`` in gat.cu, without scores of entries."""
-    first_loop = S.nnz if given.loops else -1
-    return el, er, 0, 0, drop.seed_at, drop.seed, first_loop, given.slope, drop.scale, drop.below
+def _numbers(S: Structure, slope: float, drop: Dropout, *, loops: bool) -> tuple[Any, ...]:
+    """Fill the fields of ``Scores`` in gat.cu behind both scores, without those of entries."""
+    first_loop = S.nnz if loops else -1
+    return 0, 0, drop.seed_at, drop.seed, first_loop, slope, drop.scale, drop.below

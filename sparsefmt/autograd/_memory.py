@@ -40,7 +40,7 @@ def on_device(number: int) -> AbstractContextManager[object]:
 
 def out_of_inference() -> AbstractContextManager[object]:
     """Leave inference mode, if it is at work, whose tensors could never take part in training."""
-    inside = torch.is_inference_mode_enabled() or torch.compiler.is_compiling()
+    inside = torch.is_inference_mode_enabled() or torch.compiler.is_dynamo_compiling()
     return torch.inference_mode(False) if inside else HERE
 
 

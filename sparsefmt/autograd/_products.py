@@ -88,7 +88,7 @@ def _is_plain(one: Tensor) -> bool:
 def is_watched(x: Tensor) -> bool:
     """Tell whether the long way would do more for these features than round them and launch."""
     return bool(
-        torch.compiler.is_compiling()
+        torch.compiler.is_dynamo_compiling()
         or not _is_plain(x)
         or prepared
         or question() is not None

@@ -84,7 +84,7 @@ _transform._dynamo_marked_constant = True  # type: ignore[attr-defined]
 def refuse_transforms(*args: Any) -> None:
     """Raise within torch.func, and for a tensor with a tangent, which no tracer can see."""
     # Traced, a level that the traced code has entered would look like a constant.
-    traced = torch.compiler.is_compiling()
+    traced = torch.compiler.is_dynamo_compiling()
     level = _transform if traced else maybe_current_level
     if forward_ad._current_level < 0 and level() is None:
         return

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.nn.functional import linear
 
-from . import _check_attention, gat
+from . import _check, _check_attention, gat
 from ._attention import is_changed, unwatched
 from ._gat_at_once import Heads, gat_at_once, gat_at_once_backward
 from ._products import is_watched
@@ -55,10 +55,9 @@ def gat_convolution(
     -----
     The gradient can be used but not differentiated.
     """
-    inputs, tensors = (x, weight, *vectors, bias), tensors_of(graph)
-    options = _check_attention.options(negative_slope, dropout, None, self_loops, tensors)
-    numbers: Any
-    seed, *numbers = options
+    inputs = x, weight, *vectors, bias
+    numbers: Any = _check_attention.numbers(negative_slope, dropout, self_loops)
+    seed = _check.seed_on_device(None, tensors_of(graph)) if numbers[1] else None
     if is_taped(*inputs):
         return applied(_GatLayer, *inputs, seed, graph, numbers)
     heads = Heads(linear(x, weight), *vectors, bias, seed, *numbers)
@@ -127,7 +126,7 @@ class _GatLayer(Function):
 
 def _forward(graph: GraphLike, heads: Heads) -> tuple[Tensor, ...]:
     """Give the result, and one tensor or several that backward reads."""
-    at_once = gat_at_once(side_of(graph, False), heads, train=True)
+    at_once = gat_at_once(tensors_of(graph).rows, heads, train=True)
     return _by_library(graph, heads, gat.GAT_WITH_STATISTICS) if at_once is None else at_once
 
 

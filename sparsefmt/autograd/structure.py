@@ -248,7 +248,7 @@ def tensors_of(graph: GraphLike, *, transposed: bool = False) -> GraphTensors:
     if isinstance(graph, Tensor):
         raise wrong_graph(graph)
     # A tracer must not see what is missing: it remembers what it read.
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_dynamo_compiling():
         graph._prepare_traced(transposed)  # type: ignore[attr-defined]
         return _tensors_made(graph)
     found: GraphTensors | None = graph._built.tensors[1 if graph._flipped else 0]

@@ -271,11 +271,11 @@ def launch_rows(
     if not S.nnz:
         S, perm = S.once(_of_one_entry), 0
     case = m.dtype(h), *heads_and_feat(h), alignment % 16, backward, narrow, flags
-    launch_case(S, m, h, case, X, perm, params)
+    launch_case(S, m, h, m.stream(h), case, X, perm, params)
 
 
 def launch_case(
-    S: Structure, m: Memory, h: Any, case: tuple[Any, ...], X: int, perm: int,
+    S: Structure, m: Memory, h: Any, stream: int, case: tuple[Any, ...], X: int, perm: int,
     params: tuple[Any, ...],
 ) -> None:  # fmt: skip
     """Launch ``row_launches`` of a case, with a workspace beside ``h`` if blocks share rows.
@@ -283,11 +283,11 @@ def launch_case(
     ``X`` and ``perm`` are addresses, as ``launch_rows`` takes them.
     """
     nbytes, launch, add_up = S.once_alike(row_launches, *case)
-    sums, stream = 0, m.stream(h)
+    sums, arrays = 0, (S.indptr, S.indices, S.start, S.slot)
     if nbytes:
         workspace = m.empty((nbytes,), "uint8", h)
         sums = m.pointer(workspace)
-    launch(stream, *S.arrays, perm, X, *params, sums, S.nnz)
+    launch(stream, *arrays, perm, X, *params, sums, S.nnz)
     if add_up is not None:
         add_up(stream, S.start, S.cut, *params, sums)
 

@@ -203,6 +203,7 @@ def through_launch(
     return kernel.ready(grid, after=(n, blocks, heads, feat, slices), threads=THREADS)
 
 
+@lru_cache(maxsize=256)
 def score_blocks(n: int, heads: int, feat: int) -> int:
     """Choose how many partial sums ``gat_scores_backward`` makes of each value."""
     wide = max(_MOST_SHARES * THREADS // max(heads * feat, THREADS), _FEWEST_SHARES)
