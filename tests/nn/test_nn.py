@@ -598,3 +598,21 @@ def test_pickles_name_no_file_and_those_of_earlier_versions_load(layer):
         assert type(found) is layer
         assert repr(found) == repr(made)
         assert_same(list(found.state_dict().values()), list(made.state_dict().values()))
+
+
+@pytest.mark.parametrize("name", ["gcn", "gat"])
+def test_a_layer_over_a_graph_is_exported(name):
+    """Without a strict trace torch runs the layer's code on tensors that hold no values."""
+    graph, x = square_graph("cpu"), features("cpu", grad=False)
+
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = GATConv(F_IN, F_OUT) if name == "gat" else GCNConv(F_IN, F_OUT)
+
+        def forward(self, x):
+            return self.layer(x, graph)
+
+    model = Model()
+    exported = torch.export.export(model, (x,), strict=False).module()
+    torch.testing.assert_close(exported(x), model(x))
