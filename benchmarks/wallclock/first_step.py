@@ -4,8 +4,8 @@ A wheel of this checkout is installed into a folder of its own, and each run is 
 empty directory that finds it there.  The clock starts when torch is imported, with the part that
 its Adam imports at first use, and stops when a step of a model of two layers is done: imports, the
 graph, forward, loss, backward, Adam; on a GPU its context too.  PyG's layers and a model of linear
-layers alone take the same way, once: no target is over them.  Ours and PyG's have the same weights:
-their losses must agree.
+layers alone do the same, in one run each, since no target is about them.  Ours and PyG's have the
+same weights: their losses must agree.
 """
 
 import argparse

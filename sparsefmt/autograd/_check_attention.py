@@ -129,7 +129,7 @@ def options(
 
 
 def numbers(negative_slope: Any, dropout: Any, self_loops: Any) -> tuple[float, float, bool]:
-    """Check what needs no graph."""
+    """Check the numbers that need no graph, and return them."""
     slope, share = checks.number("negative_slope", negative_slope), checks.share(dropout)
     engine_checks.flag("self_loops", self_loops)
     return slope, share, self_loops

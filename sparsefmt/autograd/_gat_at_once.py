@@ -17,9 +17,10 @@ from ._precision import bf16_is_allowed
 from ._products import ITEMSIZE, addresses, is_watched
 from ._tensors import Side
 
-#: Values of each row and head that are kept beside the features: 4 of statistics and both scores.
-_STATISTICS, _SCORES = 4, 2
-_BESIDE = _STATISTICS + _SCORES
+#: How many values of each row and head are kept beside the part with positive scores: those of the
+#: statistics, and of the scores of sources and targets.
+_N_STATISTICS, _N_SCORES = 4, 2
+_N_BESIDE = _N_STATISTICS + _N_SCORES
 
 
 class Heads(NamedTuple):
@@ -41,13 +42,13 @@ def _places(
     """Tell where the parts of what is kept lie, the address of the first one given.
 
     Behind each other, for each row and head: the statistics (4 values), the part of the result with
-    positive scores (``feat``), and the scores of sources and targets (1 each), so many ``values``
-    in all.  The first two are there to ``train`` only, and are 0 otherwise, as for arrays that are
-    not given.
+    positive scores (``feat``), and the scores of sources and targets (1 each); ``values`` is their
+    number.  The first two are kept only to ``train``; otherwise their addresses are 0, as of arrays
+    that are not given.
     """
     one = items * size  # bytes of a value of each
-    el = begin + (values - _SCORES) * one
-    statistics, plus = (begin, begin + _STATISTICS * one) if train else (0, 0)
+    el = begin + (values - _N_SCORES) * one
+    statistics, plus = (begin, begin + _N_STATISTICS * one) if train else (0, 0)
     return statistics, plus, el, el + one
 
 
@@ -71,7 +72,7 @@ def gat_at_once(side: Side, given: Heads, *, train: bool) -> tuple[Tensor, Tenso
     X, left, right, added = places
     dtype, device = NAMES[h.dtype], h.get_device()
     out = torch.empty_like(h)
-    values = feat + _BESIDE if train else _SCORES
+    values = feat + _N_BESIDE if train else _N_SCORES
     kept = h.new_empty(n * heads * values)
     statistics, plus, el, er = _places(kept.data_ptr(), n * heads, values, size, train=train)
     result, stream = out.data_ptr(), MEMORY.stream(h)
@@ -81,8 +82,8 @@ def gat_at_once(side: Side, given: Heads, *, train: bool) -> tuple[Tensor, Tenso
     scores(stream, X, left, right, el, er)
 
     drop = dropout_of(MEMORY, share, seed)
-    scores_of = el, er, *_numbers(S, slope, drop, loops=loops)
-    params = (*scores_of, result, plus, added, statistics, heads, feat)
+    of_scores = el, er, *_behind_scores(S, slope, drop, loops=loops)
+    params = (*of_scores, result, plus, added, statistics, heads, feat)
     extra = ANYTHING if loops else ONLY_BIAS if added else NOTHING
     alignment = (X | result | plus | added) % 16
     case = dtype, heads, feat, alignment, False, False, (int(drop.below > 0), extra)
@@ -110,27 +111,27 @@ def gat_at_once_backward(
     n, (_, count, feat), size = h.shape[0], source.shape, h.dtype.itemsize
     items, dtype, device, grad = n * count, NAMES[h.dtype], h.get_device(), grad.contiguous()
     dh = torch.empty_like(h)
-    places = _places(kept[0].data_ptr(), items, feat + _BESIDE, size, train=True)
+    places = _places(kept[0].data_ptr(), items, feat + _N_BESIDE, size, train=True)
     (statistics, plus, el, er), added = places, 0 if bias is None else bias.data_ptr()
     X, features, result, stream = grad.data_ptr(), h.data_ptr(), dh.data_ptr(), MEMORY.stream(h)
     alignment = (X | features | result) % 16
     slices = cuda_gat.row_shape(dtype, count, feat, alignment)[2]
-    room = h.new_empty(items * (5 + slices))
+    room = h.new_empty(items * (_N_STATISTICS + 1 + slices))
     stats = room.data_ptr()
-    d_er = stats + 4 * items * size
+    d_er = stats + _N_STATISTICS * items * size
     d_el = d_er + items * size
 
     drop = dropout_of(MEMORY, share, seed)
-    numbers = el, er, *_numbers(S, slope, drop, loops=loops)
+    of_scores = el, er, *_behind_scores(S, slope, drop, loops=loops)
     of_targets = S.once(cuda_gat_backward.stats_launch, dtype, count, feat)
     read = out.data_ptr(), plus, added, X, features
-    of_targets(stream, *read, *numbers, statistics, stats, d_er, 0)
+    of_targets(stream, *read, *of_scores, statistics, stats, d_er, 0)
 
     perm = columns.perm.data_ptr() if drop.below and columns.perm is not None else 0
-    numbers = el, 0, *_numbers(T, slope, drop, loops=loops)
+    of_scores = el, 0, *_behind_scores(T, slope, drop, loops=loops)
     extra = ANYTHING if loops else NOTHING
     case = dtype, count, feat, alignment, True, False, (int(drop.below > 0), extra)
-    params = (*numbers, stats, features, result, d_el, count, feat, slices)
+    params = (*of_scores, stats, features, result, d_el, count, feat, slices)
     launch_case(T, MEMORY, h, stream, case, X, perm, params)
 
     left, right, of_result = source.data_ptr(), target.data_ptr(), 0 if bias is None else X
@@ -144,7 +145,7 @@ def gat_at_once_backward(
     return dh, partial.sum(0)
 
 
-def _numbers(S: Structure, slope: float, drop: Dropout, *, loops: bool) -> tuple[Any, ...]:
-    """Fill the fields of ``Scores`` in gat.cu behind both scores, without those of entries."""
+def _behind_scores(S: Structure, slope: float, drop: Dropout, *, loops: bool) -> tuple[Any, ...]:
+    """Return the fields of ``Scores`` in gat.cu behind both scores; entries have none."""
     first_loop = S.nnz if loops else -1
     return 0, 0, drop.seed_at, drop.seed, first_loop, slope, drop.scale, drop.below

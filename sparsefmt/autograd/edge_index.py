@@ -107,8 +107,8 @@ def _fits(found: _Memory, given: Any, of_columns: Any, of_rows: Any) -> bool:
     """Tell quickly whether a remembered graph still fits; False may mean "ask again"."""
     if found.shape is None or found.tensor() is not given or found.state != state_of(given):
         return False
-    plain = type(of_columns) is Tensor and of_columns.shape
-    n = plain[0] if plain else _length(of_columns)
+    shape = of_columns.shape if type(of_columns) is Tensor else ()
+    n = shape[0] if shape else _length(of_columns)
     return found.shape == (n if of_rows is None else _length(of_rows), n)
 
 

@@ -56,12 +56,13 @@ def gat_convolution(
     The gradient can be used but not differentiated.
     """
     inputs = x, weight, *vectors, bias
-    numbers: Any = _check_attention.numbers(negative_slope, dropout, self_loops)
-    seed = _check.seed_on_device(None, tensors_of(graph)) if numbers[1] else None
+    # That the graph is square ``is_plain`` has asked.
+    slope, share, loops = _check_attention.numbers(negative_slope, dropout, self_loops)
+    seed = _check.seed_on_device(None, tensors_of(graph)) if share else None
     if is_taped(*inputs):
-        return applied(_GatLayer, *inputs, seed, graph, numbers)
-    heads = Heads(linear(x, weight), *vectors, bias, seed, *numbers)
-    at_once = gat_at_once(side_of(graph, False), heads, train=False)
+        return applied(_GatLayer, *inputs, seed, graph, (slope, share, loops))
+    heads = Heads(linear(x, weight), *vectors, bias, seed, slope, share, loops)
+    at_once = gat_at_once(tensors_of(graph).rows, heads, train=False)
     return _by_library(graph, heads, gat.GAT)[0] if at_once is None else at_once[0]
 
 

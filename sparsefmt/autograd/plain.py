@@ -38,7 +38,7 @@ def is_plain(graph: object, x: Any, weight: Any, *others: Tensor | None) -> bool
         and forward mode.
     """
     if (
-        torch.compiler.is_dynamo_compiling()
+        torch.compiler.is_compiling()
         or type(graph) is not Graph
         or type(x) not in _TENSORS
         or type(weight) not in _TENSORS

@@ -247,8 +247,9 @@ def tensors_of(graph: GraphLike, *, transposed: bool = False) -> GraphTensors:
         return graph
     if isinstance(graph, Tensor):
         raise wrong_graph(graph)
-    # A tracer must not see what is missing: it remembers what it read.
-    if torch.compiler.is_dynamo_compiling():
+    # A tracer must not see what is missing: it remembers what it read.  Nor must an export that is
+    # not strict, of which ``is_dynamo_compiling`` would not tell.
+    if torch.compiler.is_compiling():
         graph._prepare_traced(transposed)  # type: ignore[attr-defined]
         return _tensors_made(graph)
     found: GraphTensors | None = graph._built.tensors[1 if graph._flipped else 0]

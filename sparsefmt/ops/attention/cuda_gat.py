@@ -280,7 +280,8 @@ def launch_case(
 ) -> None:  # fmt: skip
     """Launch ``row_launches`` of a case, with a workspace beside ``h`` if blocks share rows.
 
-    ``X`` and ``perm`` are addresses, as ``launch_rows`` takes them.
+    ``stream`` is the current one on the device of ``h``.  ``X`` and ``perm`` are addresses, as
+    ``launch_rows`` takes them.
     """
     nbytes, launch, add_up = S.once_alike(row_launches, *case)
     sums, arrays = 0, (S.indptr, S.indices, S.start, S.slot)
