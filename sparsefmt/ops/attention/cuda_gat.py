@@ -284,7 +284,7 @@ def launch_case(
     ``launch_rows`` takes them.
     """
     nbytes, launch, add_up = S.once_alike(row_launches, *case)
-    sums, arrays = 0, (S.indptr, S.indices, S.start, S.slot)
+    sums, arrays = 0, (S.indptr, S.indices, S.start, S.slot)  # ``S.arrays`` is a call more
     if nbytes:
         workspace = m.empty((nbytes,), "uint8", h)
         sums = m.pointer(workspace)

@@ -240,7 +240,7 @@ def launch_case(
         workspace = m.empty((nbytes[1],), "uint8", x)
         begin = m.pointer(workspace)
     behind = winners, begin, begin + nbytes[0], *own
-    arrays = S.indptr, S.indices, S.start, S.slot
+    arrays = S.indptr, S.indices, S.start, S.slot  # ``S.arrays`` is a call more
     launch(stream, *arrays, *of_entries, scale, rows, result, *behind, S.nnz)
     if add_up is not None:
         add_up(stream, S.indptr, S.start, S.cut, scale, result, *behind)
