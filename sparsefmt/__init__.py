@@ -8,7 +8,6 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
-    from .autograd.planning import optimize as optimize
     from .errors import DeviceError as DeviceError
     from .errors import DtypeError as DtypeError
     from .errors import FileFormatError as FileFormatError
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
     from .formats.coo import COO as COO
     from .formats.sgt import SGT as SGT
     from .generate import power_law as power_law
-    from .graph import Graph as Graph
+    from .graph.graph import Graph as Graph
     from .interop import as_sparse as as_sparse
     from .interop import from_cupyx as from_cupyx
     from .interop import from_dgl as from_dgl
@@ -47,6 +46,7 @@ if TYPE_CHECKING:
     from .io import read as read
     from .io import read_planetoid as read_planetoid
     from .io import write as write
+    from .model.optimizing import optimize as optimize
     from .reorder import Order as Order
     from .reorder import community_order as community_order
     from .reorder import degree_order as degree_order
@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 
 #: Module -> the public names that it defines; resolved on first use (PEP 562).
 _MODULES = {
-    "autograd.planning": "optimize",
+    "model.optimizing": "optimize",
     "errors": (
         "DeviceError DtypeError FileFormatError FormatError IndexRangeError KernelLaunchError "
         "OutOfMemoryError RankError ShapeError SparseFmtError UnsupportedError"
@@ -68,7 +68,7 @@ _MODULES = {
     "formats.coo": "COO",
     "formats.sgt": "SGT",
     "generate": "power_law",
-    "graph": "Graph",
+    "graph.graph": "Graph",
     "interop": (
         "as_sparse from_cupyx from_dgl from_edge_index from_networkx from_pyg from_scipy "
         "from_torch to_cupyx to_dgl to_edge_index to_networkx to_pyg to_scipy to_torch"

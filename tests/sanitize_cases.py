@@ -23,9 +23,9 @@ os.environ["PYTORCH_NO_CUDA_MEMORY_CACHING"] = "1"  # as CuPy's pool
 from tile_cases import blocks, costs
 
 from sparsefmt import COO, CSR, Graph, IndexRangeError, ops
-from sparsefmt.ops.attention import column_blocks as attention_column_blocks
-from sparsefmt.ops.attention.cuda_gat import gat_scores
-from sparsefmt.ops.attention.cuda_gat_backward import through_scores
+from sparsefmt.ops.attention.gat.backward import through_scores
+from sparsefmt.ops.attention.gat.cuda import gat_scores
+from sparsefmt.ops.attention.pairwise import column_blocks as attention_column_blocks
 from sparsefmt.ops.engine import build
 from sparsefmt.ops.matmul import cuda as matmul_cuda
 from sparsefmt.ops.matmul import cuda_aggregate as matmul_cuda_aggregate
@@ -128,7 +128,7 @@ def builds(dtype: Any, index_dtype: Any) -> None:
     """Rows and columns of edges in torch's tensors, with wrong ids, by both ways to build them."""
     import torch
 
-    from sparsefmt.autograd._reports import check_all
+    from sparsefmt.autograd.tensors.reports import check_all
 
     if np.dtype(index_dtype).itemsize != np.dtype(dtype).itemsize:
         return  # once for each type of indices

@@ -11,7 +11,7 @@ from torch.nn import Identity, Linear, Module, ModuleList
 from torch.nn.functional import cross_entropy
 
 from sparsefmt import distributed
-from sparsefmt.autograd.convolutions import maps_first
+from sparsefmt.autograd.layers import maps_first
 from sparsefmt.distributed.aggregation import sends_first
 from sparsefmt.nn import GATConv, SAGEConv
 

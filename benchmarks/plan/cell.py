@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from sparsefmt import CSR, Graph, nn, optimize
-from sparsefmt.autograd.adapters import ADAPTERS, type_name
-from sparsefmt.autograd.composition import Program
+from sparsefmt.model.composition import Program
+from sparsefmt.model.layers import ADAPTERS, type_name
 from sparsefmt.plan import planner
 from sparsefmt.plan.rules import bare, steps
 

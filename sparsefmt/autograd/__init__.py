@@ -6,16 +6,9 @@ from .._lazy import facade
 from ..ops.engine.choose import explain_functions
 
 if TYPE_CHECKING:
-    from ._order import own_values as own_values
     from .cbsr import features_to_keep as features_to_keep
     from .cbsr import maxk as maxk
     from .cbsr import maxk_aggregate as maxk_aggregate
-    from .convolutions import gcn_convolution as gcn_convolution
-    from .convolutions import gin_convolution as gin_convolution
-    from .convolutions import propagated as propagated
-    from .convolutions import sage_convolution as sage_convolution
-    from .edge_index import as_graph as as_graph
-    from .edge_index import turned as turned
     from .edges import edge_softmax as edge_softmax
     from .edges import sddmm as sddmm
     from .gat import gat_aggregate as gat_aggregate
@@ -23,9 +16,10 @@ if TYPE_CHECKING:
     from .gat_layer import gat_convolution as gat_convolution
     from .gcn import gcn_norm as gcn_norm
     from .gcn import unit_scales as unit_scales
-    from .held import holdings as holdings
-    from .held import is_graph as is_graph
-    from .lifetimes import noting as noting
+    from .layers import gcn_convolution as gcn_convolution
+    from .layers import gin_convolution as gin_convolution
+    from .layers import propagated as propagated
+    from .layers import sage_convolution as sage_convolution
     from .matmul import operands as operands
     from .matmul import spmm as spmm
     from .messages import edge_combine as edge_combine
@@ -37,44 +31,44 @@ if TYPE_CHECKING:
     from .plain import is_plain as is_plain
     from .propagation import aggregate_with_own as aggregate_with_own
     from .propagation import propagate as propagate
-    from .pyg_layers import against_pyg_layer as against_pyg_layer
-    from .pyg_layers import layer_of_pyg as layer_of_pyg
     from .relations import relational_aggregate as relational_aggregate
     from .sampling import checked_strategy as checked_strategy
     from .sampling import sample_width as sample_width
     from .sampling import sampled_aggregate as sampled_aggregate
-    from .sharing import Shared as Shared
-    from .sharing import local_of as local_of
-    from .sharing import shared as shared
-    from .structure import GraphLike as GraphLike
-    from .structure import graph_tensors as graph_tensors
-    from .structure import has_tiles as has_tiles
-    from .structure import prepare as prepare
-    from .typed_edges import check_ids as check_ids
+    from .tensors.edge_index import as_graph as as_graph
+    from .tensors.edge_index import turned as turned
+    from .tensors.lifetimes import noting as noting
+    from .tensors.order import own_values as own_values
+    from .tensors.prepare import GraphLike as GraphLike
+    from .tensors.prepare import graph_tensors as graph_tensors
+    from .tensors.prepare import has_tiles as has_tiles
+    from .tensors.prepare import prepare as prepare
+    from .tensors.shared import Shared as Shared
+    from .tensors.shared import local_of as local_of
+    from .tensors.shared import shared as shared
+    from .tensors.types import check_ids as check_ids
 
 #: Module -> the public names that it defines; resolved on first use (PEP 562), which imports torch.
 _MODULES = {
-    "_order": "own_values",
+    "tensors.order": "own_values",
     "cbsr": "features_to_keep maxk maxk_aggregate",
-    "convolutions": "gcn_convolution gin_convolution propagated sage_convolution",
-    "edge_index": "as_graph turned",
+    "layers": "gcn_convolution gin_convolution propagated sage_convolution",
+    "tensors.edge_index": "as_graph turned",
     "edges": "edge_softmax sddmm",
     "gat": "gat_aggregate gat_of_vectors",
     "gat_layer": "gat_convolution",
     "gcn": "gcn_norm unit_scales",
-    "held": "holdings is_graph",
-    "lifetimes": "noting",
+    "tensors.lifetimes": "noting",
     "matmul": "operands spmm",
     "messages": "edge_combine message_aggregate",
     "pairwise": "dot_aggregate gatv2_aggregate",
     "plain": "bare_map is_bare is_plain",
     "propagation": "aggregate_with_own propagate",
-    "pyg_layers": "against_pyg_layer layer_of_pyg",
     "relations": "relational_aggregate",
     "sampling": "checked_strategy sample_width sampled_aggregate",
-    "sharing": "Shared local_of shared",
-    "structure": "graph_tensors GraphLike has_tiles prepare",
-    "typed_edges": "check_ids",
+    "tensors.shared": "Shared local_of shared",
+    "tensors.prepare": "graph_tensors GraphLike has_tiles prepare",
+    "tensors.types": "check_ids",
 }
 __all__, __getattr__, __dir__ = facade(__name__, _MODULES)
 

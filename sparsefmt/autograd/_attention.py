@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from ._library import is_functional
-from .structure import side_of
+from .engine.library import is_functional
+from .tensors.prepare import side_of
 
 _EMPTY = torch.empty(0, device="cpu")
 

@@ -9,13 +9,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..ops.attention import cuda_gat, cuda_gat_backward
-from ..ops.attention.cuda_gat import ANYTHING, NOTHING, ONLY_BIAS, Dropout, dropout_of, launch_case
+from ..ops.attention.gat import backward, cuda
+from ..ops.attention.gat.cuda import ANYTHING, NOTHING, ONLY_BIAS, Dropout, dropout_of, launch_case
 from ..ops.engine.structure import Structure
-from ._memory import MEMORY, NAMES
-from ._precision import bf16_is_allowed
-from ._products import ITEMSIZE, addresses, is_watched
-from ._tensors import Side
+from .engine.memory import MEMORY, NAMES
+from .engine.precision import bf16_is_allowed
+from .engine.products import ITEMSIZE, addresses, is_watched
+from .tensors.tensors import Side
 
 #: How many values of each row and head are kept beside the part with positive scores: those of the
 #: statistics, and of the scores of sources and targets.
@@ -77,8 +77,8 @@ def gat_at_once(side: Side, given: Heads, *, train: bool) -> tuple[Tensor, Tenso
     statistics, plus, el, er = _places(kept.data_ptr(), n * heads, values, size, train=train)
     result, stream = out.data_ptr(), MEMORY.stream(h)
 
-    vector = cuda_gat.score_vector(dtype, feat, X | left | right)
-    scores = cuda_gat.scores_launch(device, dtype, n, heads, feat, vector)
+    vector = cuda.score_vector(dtype, feat, X | left | right)
+    scores = cuda.scores_launch(device, dtype, n, heads, feat, vector)
     scores(stream, X, left, right, el, er)
 
     drop = dropout_of(MEMORY, share, seed)
@@ -115,7 +115,7 @@ def gat_at_once_backward(
     (statistics, plus, el, er), added = places, 0 if bias is None else bias.data_ptr()
     X, features, result, stream = grad.data_ptr(), h.data_ptr(), dh.data_ptr(), MEMORY.stream(h)
     alignment = (X | features | result) % 16
-    slices = cuda_gat.row_shape(dtype, count, feat, alignment)[2]
+    slices = cuda.row_shape(dtype, count, feat, alignment)[2]
     room = h.new_empty(items * (_N_STATISTICS + 1 + slices))
     stats = room.data_ptr()
     d_er = stats + _N_STATISTICS * items * size
@@ -123,7 +123,7 @@ def gat_at_once_backward(
 
     drop = dropout_of(MEMORY, share, seed)
     of_scores = el, er, *_behind_scores(S, slope, drop, loops=loops)
-    of_targets = S.once(cuda_gat_backward.stats_launch, dtype, count, feat)
+    of_targets = S.once(backward.stats_launch, dtype, count, feat)
     read = out.data_ptr(), plus, added, X, features
     of_targets(stream, *read, *of_scores, statistics, stats, d_er, 0)
 
@@ -135,11 +135,11 @@ def gat_at_once_backward(
     launch_case(T, MEMORY, h, stream, case, X, perm, params)
 
     left, right, of_result = source.data_ptr(), target.data_ptr(), 0 if bias is None else X
-    blocks = cuda_gat_backward.score_blocks(n, count, feat)
+    blocks = backward.score_blocks(n, count, feat)
     partial = h.new_empty((blocks, 2 if bias is None else 3, 1, count, feat))
-    vector = cuda_gat.score_vector(dtype, feat, features | result | left | right | of_result)
+    vector = cuda.score_vector(dtype, feat, features | result | left | right | of_result)
     sizes = n, count, feat, slices, vector
-    through = cuda_gat_backward.through_launch(device, dtype, *sizes)
+    through = backward.through_launch(device, dtype, *sizes)
     written = of_result, result, partial.data_ptr()
     through(stream, features, result, d_el, d_er, left, right, *written)
     return dh, partial.sum(0)

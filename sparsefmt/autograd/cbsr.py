@@ -15,12 +15,12 @@ from torch.autograd import Function
 
 from ..ops.cbsr.api import REDUCTIONS
 from ..ops.engine import checks
-from . import _check
-from ._library import LibraryOp, unheard
-from ._recording import apart, recorded
-from .edge_index import as_graph
+from .engine import checks as _check
+from .engine.library import LibraryOp, unheard
+from .engine.recording import apart, recorded
 from .matmul import Factors, csr_operands, factor_gradients, restored, scaled
-from .structure import GraphLike, on_rows, side_of
+from .tensors.edge_index import as_graph
+from .tensors.prepare import GraphLike, on_rows, side_of
 
 MAXK = LibraryOp("maxk")
 CBSR_TO_DENSE = LibraryOp("cbsr_to_dense")

@@ -6,13 +6,13 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from . import _check, _library
-from ._library import LibraryOp
-from ._order import in_csr_order, in_own_order
-from ._recording import apart, recorded
-from .edge_index import as_graph
+from .engine import checks, library
+from .engine.library import LibraryOp
+from .engine.recording import apart, recorded
 from .matmul import multiply, scaled
-from .structure import GraphLike, graph_tensors, on_rows, side_of
+from .tensors.edge_index import as_graph
+from .tensors.order import in_csr_order, in_own_order
+from .tensors.prepare import GraphLike, graph_tensors, on_rows, side_of
 
 SDDMM = LibraryOp("sddmm")
 EDGE_SOFTMAX = LibraryOp("edge_softmax")
@@ -48,12 +48,12 @@ def sddmm(graph: GraphLike, x: Tensor, y: Tensor) -> Tensor:
     """
     graph = as_graph(graph, y, x)
     tensors = graph_tensors(graph)
-    _check.tensor("x", x)
-    _check.tensor("y", y)
-    x, y = _library.narrowed(tensors.kind, x, y)
-    _check.features("x", x, rows=tensors.n_rows, axis="rows", graph=tensors)
-    _check.features("y", y, rows=tensors.n_cols, axis="columns", graph=tensors)
-    _check.pair(x, y, tensors)
+    checks.tensor("x", x)
+    checks.tensor("y", y)
+    x, y = library.narrowed(tensors.kind, x, y)
+    checks.features("x", x, rows=tensors.n_rows, axis="rows", graph=tensors)
+    checks.features("y", y, rows=tensors.n_cols, axis="columns", graph=tensors)
+    checks.pair(x, y, tensors)
     return in_own_order(graph, dot_products(graph, x, y))
 
 
@@ -88,11 +88,11 @@ def edge_softmax(graph: GraphLike, scores: Tensor) -> Tensor:
     """
     graph = as_graph(graph, None)
     tensors = graph_tensors(graph)
-    _check.tensor("scores", scores)
+    checks.tensor("scores", scores)
     kind = tensors.kind
     if torch.is_autocast_enabled(kind):
-        scores = _library.cast(scores, kind, _library.autocast_dtype(kind, narrow=False))
-    _check.scores(scores, tensors)
+        scores = library.cast(scores, kind, library.autocast_dtype(kind, narrow=False))
+    checks.scores(scores, tensors)
     ordered = in_csr_order(graph, scores)
     if not recorded(ordered):
         return in_own_order(graph, on_rows(EDGE_SOFTMAX, graph, ordered))

@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from ._library import LibraryOp
-from ._recording import apart, once
+from .engine.library import LibraryOp
+from .engine.recording import apart, once
 from .matmul import scaled, segment_sums
-from .structure import GraphLike, side_of
+from .tensors.prepare import GraphLike, side_of
 
 SPMM_ARG = LibraryOp("spmm_arg")
 SPMM_ARG_DX = LibraryOp("spmm_arg_dx")

@@ -7,13 +7,13 @@ from torch.autograd import Function
 
 from ..errors import UnsupportedError
 from ..ops.attention.operands import Options
-from . import _check_attention as check
 from ._attention import Attention, as_computed, unwatched
-from ._library import LibraryOp
-from ._order import in_csr_order
-from ._recording import apart, once, recorded
-from .edge_index import as_graph
-from .structure import GraphLike, graph_tensors, side_of
+from .engine import check_attention as check
+from .engine.library import LibraryOp
+from .engine.recording import apart, once, recorded
+from .tensors.edge_index import as_graph
+from .tensors.order import in_csr_order
+from .tensors.prepare import GraphLike, graph_tensors, side_of
 
 GAT = LibraryOp("gat")
 GAT_WITH_STATISTICS = LibraryOp("gat_with_statistics")

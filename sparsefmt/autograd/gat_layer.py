@@ -7,14 +7,15 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.nn.functional import linear
 
-from . import _check, _check_attention, gat
+from . import gat
 from ._attention import is_changed, unwatched
 from ._gat_at_once import Heads, gat_at_once, gat_at_once_backward
-from ._products import is_watched
-from ._recording import once
-from ._tensors import Side
+from .engine import check_attention, checks
+from .engine.products import is_watched
+from .engine.recording import once
 from .plain import applied, is_taped
-from .structure import GraphLike, side_of, tensors_of
+from .tensors.prepare import GraphLike, side_of, tensors_of
+from .tensors.tensors import Side
 
 
 def gat_convolution(
@@ -57,8 +58,8 @@ def gat_convolution(
     """
     inputs = x, weight, *vectors, bias
     # That the graph is square ``is_plain`` has asked.
-    slope, share, loops = _check_attention.numbers(negative_slope, dropout, self_loops)
-    seed = _check.seed_on_device(None, tensors_of(graph)) if share else None
+    slope, share, loops = check_attention.numbers(negative_slope, dropout, self_loops)
+    seed = checks.seed_on_device(None, tensors_of(graph)) if share else None
     if is_taped(*inputs):
         return applied(_GatLayer, *inputs, seed, graph, (slope, share, loops))
     heads = Heads(linear(x, weight), *vectors, bias, seed, slope, share, loops)

@@ -8,17 +8,18 @@ from torch.autograd import Function
 
 from ..errors import ShapeError, UnsupportedError
 from ..formats.arrays import finish
-from ..graph import Graph
+from ..graph.graph import Graph
 from ..ops.engine import checks
 from ..ops.gcn import api as ops
 from ..ops.gcn.cuda import gcn_unit_scales
-from . import _check, _library
-from ._library import LibraryOp
-from ._order import in_csr_order, in_own_order
-from ._recording import once, recorded
-from ._tensors import GraphTensors
-from .edge_index import as_graph
-from .structure import GraphLike, graph_tensors, side_of
+from .engine import checks as _check
+from .engine import library
+from .engine.library import LibraryOp
+from .engine.recording import once, recorded
+from .tensors.edge_index import as_graph
+from .tensors.order import in_csr_order, in_own_order
+from .tensors.prepare import GraphLike, graph_tensors, side_of
+from .tensors.tensors import GraphTensors
 
 GCN_NORM = LibraryOp("gcn_norm")
 GCN_NORM_BACKWARD = LibraryOp("gcn_norm_backward")
@@ -137,9 +138,7 @@ def _given_values(edge_weight: Any, graph: GraphTensors) -> Tensor | None:
     """Check the edge values, as autocast has them; None for ones."""
     values: Any = graph.csr_values if edge_weight is None else edge_weight
     if torch.is_autocast_enabled(graph.kind):
-        values = _library.cast(
-            values, graph.kind, _library.autocast_dtype(graph.kind, narrow=False)
-        )
+        values = library.cast(values, graph.kind, library.autocast_dtype(graph.kind, narrow=False))
     if edge_weight is not None:
         _check.tensor("edge_weight", values)
         _check.floating("edge_weight", values)

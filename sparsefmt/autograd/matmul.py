@@ -17,14 +17,15 @@ from torch.autograd import Function
 
 from ..ops.engine import checks
 from ..ops.matmul.api import REDUCTIONS
-from . import _check, _library
-from ._library import LibraryOp
-from ._order import given_in_csr_order, in_own_order
-from ._products import product_at_once
-from ._recording import apart, recorded
-from ._tensors import GraphTensors, Side
-from .edge_index import as_graph
-from .structure import GraphLike, graph_tensors, side_of
+from .engine import checks as _check
+from .engine import library
+from .engine.library import LibraryOp
+from .engine.products import product_at_once
+from .engine.recording import apart, recorded
+from .tensors.edge_index import as_graph
+from .tensors.order import given_in_csr_order, in_own_order
+from .tensors.prepare import GraphLike, graph_tensors, side_of
+from .tensors.tensors import GraphTensors, Side
 
 SPMM = LibraryOp("spmm")
 AGGREGATE_BACKWARD = LibraryOp("aggregate_backward")
@@ -100,7 +101,7 @@ def spmm(
     x, values, r, c = _operands(tensors, x, edge_weight, row_scale, col_scale)
     if edge_weight is not None:
         values = given_in_csr_order(graph, tensors, values)
-    if _library.unheard(tensors.rows, (x, values, r, c)):
+    if library.unheard(tensors.rows, (x, values, r, c)):
         found: Tensor = SPMM.at_once(tensors.rows, x, values, None, r, c, reduce)
         return found
     return multiply(graph, False, x, values, r, c, reduce)
@@ -163,7 +164,7 @@ def _operands(
 ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
     values = tensors.csr_values if edge_weight is None else edge_weight
     operands = x, values, row_scale, col_scale
-    x, values, row_scale, col_scale = _library.narrowed(tensors.kind, *operands)
+    x, values, row_scale, col_scale = library.narrowed(tensors.kind, *operands)
     _check.matrix("x", x, rows=tensors.n_cols, axis="columns", graph=tensors)
     if edge_weight is not None:
         _check.vector(

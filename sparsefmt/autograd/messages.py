@@ -15,14 +15,15 @@ from torch.autograd import Function
 from ..errors import DtypeError, ShapeError
 from ..ops.engine import checks
 from ..ops.messages import api
-from . import _check, _library
-from ._library import LibraryOp
-from ._recording import apart, recorded
-from ._tensors import GraphTensors
-from .edge_index import as_graph
 from .edges import sddmm
+from .engine import checks as _check
+from .engine import library
+from .engine.library import LibraryOp
+from .engine.recording import apart, recorded
 from .matmul import multiply
-from .structure import GraphLike, graph_tensors, order_of, side_of, tensors_of
+from .tensors.edge_index import as_graph
+from .tensors.prepare import GraphLike, graph_tensors, order_of, side_of, tensors_of
+from .tensors.tensors import GraphTensors
 
 MESSAGE_AGGREGATE = LibraryOp("message_aggregate")
 MESSAGE_AGGREGATE_BACKWARD = LibraryOp("message_aggregate_backward")
@@ -88,7 +89,7 @@ def message_aggregate(
     api.checked_reduction(reduce)
     x = None if message == "copy_edge" else x
     _check.tensor("edge_features", edge_features)
-    x, edge_features = _library.narrowed(tensors.kind, x, edge_features)
+    x, edge_features = library.narrowed(tensors.kind, x, edge_features)
     _edge_features(edge_features, tensors)
     if message != "copy_edge":
         _check.matrix("x", x, rows=tensors.n_cols, axis="columns", graph=tensors)
@@ -132,7 +133,7 @@ def edge_combine(graph: GraphLike, left: Tensor, right: Tensor, op: str = "add")
         return sddmm(graph, left, right)
     graph = as_graph(graph, right, left)
     tensors = graph_tensors(graph)
-    left, right = _library.narrowed(tensors.kind, left, right)
+    left, right = library.narrowed(tensors.kind, left, right)
     _check.matrix("left", left, rows=tensors.n_rows, axis="rows", graph=tensors)
     _check.matrix("right", right, rows=tensors.n_cols, axis="columns", graph=tensors)
     _same("right", right, "left", left)

@@ -9,9 +9,9 @@ from torch.autograd import Function, forward_ad
 from torch.nn import Linear, Module, Parameter
 from torch.nn.modules import module as modules
 
-from ..graph import Graph
-from . import _check
-from .structure import tensors_of
+from ..graph.graph import Graph
+from .engine import checks
+from .tensors.prepare import tensors_of
 
 _has_any_global_hook: Any = modules._has_any_global_hook
 _TENSORS = (Tensor, Parameter)
@@ -64,7 +64,7 @@ def is_plain(graph: object, x: Any, weight: Any, *others: Tensor | None) -> bool
         x.shape[0] == tensors.n_rows == tensors.n_cols
         and (weight.dim() == 1 or x.shape[1] == weight.shape[1])
         and dtype is weight.dtype
-        and dtype in _check.FLOATING
+        and dtype in checks.FLOATING
         and device == tensors.device == weight.device
         and x.layout is torch.strided
         and (values is None or values.dtype is dtype)

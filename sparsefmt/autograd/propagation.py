@@ -7,12 +7,12 @@ from torch import Tensor
 from torch.autograd import Function
 
 from ..errors import UnsupportedError
-from . import _check, _library
-from ._recording import apart, recorded
 from .cbsr import choose_features, spgemm, to_dense
-from .edge_index import as_graph
+from .engine import checks, library
+from .engine.recording import apart, recorded
 from .matmul import SPMM, csr_operands, multiply, spmm
-from .structure import GraphLike, graph_tensors, side_of
+from .tensors.edge_index import as_graph
+from .tensors.prepare import GraphLike, graph_tensors, side_of
 
 
 def aggregate_with_own(
@@ -65,13 +65,13 @@ def aggregate_with_own(
     graph = as_graph(graph, x)
     if k is None:
         y = spmm(graph, x, edge_weight, row_scale=row_scale, col_scale=col_scale)
-        _check.own_part(own, without, graph_tensors(graph))
+        checks.own_part(own, without, graph_tensors(graph))
         x, own = x.to(y.dtype), own.to(y.dtype) if own.element_size() == 2 else own
         return torch.addcmul(y, own, x if without is None else x.masked_fill(without, 0))
     x, values, r, c = csr_operands(graph, x, edge_weight, row_scale, col_scale)
-    _check.own_part(own, without, graph_tensors(graph))
+    checks.own_part(own, without, graph_tensors(graph))
     feat = x.shape[1]
-    columns, kept = choose_features(x, _check.kept(k, feat))
+    columns, kept = choose_features(x, checks.kept(k, feat))
     y = spgemm(graph, columns, kept, feat, values, r, c)
     part = kept if without is None else kept.masked_fill(without, 0)
     return y + to_dense(columns, (own * part).to(kept.dtype), feat)
@@ -124,16 +124,16 @@ def propagate(
     x, values, _, _ = csr_operands(graph, x, None, None, None)
     tensors = graph_tensors(graph)
     if torch.is_autocast_enabled(tensors.kind):
-        scale = _library.cast(scale, tensors.kind, x.dtype)
-    _check.vector("scale", scale, length=tensors.n_rows, what="rows", x=x, graph=tensors)
-    _check.own_part(own, without, tensors)
+        scale = library.cast(scale, tensors.kind, x.dtype)
+    checks.vector("scale", scale, length=tensors.n_rows, what="rows", x=x, graph=tensors)
+    checks.own_part(own, without, tensors)
     if torch.is_grad_enabled() and (scale.requires_grad or own.requires_grad):
         raise UnsupportedError(
             "scale or own requires a gradient, which propagate does not compute: use "
             "aggregate_with_own, or detach them."
         )
     if bias is not None:
-        _check.bias(bias, x, tensors)
+        checks.bias(bias, x, tensors)
         bias = bias.to(x.dtype)
     own = own.to(x.dtype)
     if torch.compiler.is_compiling():  # traced, a Function that writes in place loses its gradients

@@ -13,17 +13,18 @@ from torch import Tensor
 from torch.autograd import Function
 
 from ..errors import DtypeError, ShapeError
-from ..graph import Graph
+from ..graph.graph import Graph
 from ..interop.adjacency import is_adj_t
 from ..ops.engine import checks
 from ..ops.matmul.api import REDUCTIONS
-from . import _check, _library
-from ._recording import recorded, untraced
-from .convolutions import SPMM_WITH_OWN
-from .edge_index import as_graph, wrong_graph
+from .engine import checks as _check
+from .engine import library
+from .engine.recording import recorded, untraced
+from .layers import SPMM_WITH_OWN
 from .matmul import SPMM, multiply
-from .structure import GraphLike, side_of, tensors_of
-from .typed_edges import Group, Grouping, groups_of
+from .tensors.edge_index import as_graph, wrong_graph
+from .tensors.prepare import GraphLike, side_of, tensors_of
+from .tensors.types import Group, Grouping, groups_of
 
 #: Bytes of mapped features that a group of relations may have: they stay in the L2 of a GPU, and
 #: memory is bounded by them.
@@ -131,7 +132,7 @@ def _operands(
     graph: Graph, x: Any, weight: Tensor, own: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """Check the operands, and cast them as autocast would."""
-    x, weight, own = _library.narrowed(torch.device(graph.device).type, x, weight, own)
+    x, weight, own = library.narrowed(torch.device(graph.device).type, x, weight, own)
     for name, one in (("x", x), ("weight", weight), ("own", own)):
         if one is not None:
             _check.tensor(name, one)

@@ -9,13 +9,13 @@ from torch.autograd import Function
 from ..ops.engine import checks
 from ..ops.sampling import options as sampling_options
 from ..ops.sampling.options import SampleOptions
-from . import _check
-from ._library import LibraryOp
-from ._memory import sums_dtype
-from ._recording import apart, once, recorded
-from .edge_index import as_graph
+from .engine import checks as _check
+from .engine.library import LibraryOp
+from .engine.memory import sums_dtype
+from .engine.recording import apart, once, recorded
 from .matmul import csr_operands
-from .structure import GraphLike, graph_tensors, side_of
+from .tensors.edge_index import as_graph
+from .tensors.prepare import GraphLike, graph_tensors, side_of
 
 SPMM_SAMPLED = LibraryOp("spmm_sampled")
 SPMM_SAMPLED_DX = LibraryOp("spmm_sampled_dx")

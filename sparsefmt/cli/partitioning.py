@@ -6,8 +6,8 @@ from typing import Any
 
 import click
 
-from ..distributed.cutting import write_partition
-from ..distributed.files import MASKS
+from ..distributed.parts.cutting import write_partition
+from ..distributed.parts.files import MASKS
 from ..errors import FileFormatError
 from ..formats.compressed import CSR
 from ..io import file_kind, read_planetoid

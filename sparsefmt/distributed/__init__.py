@@ -5,32 +5,32 @@ from typing import TYPE_CHECKING
 from .._lazy import facade
 
 if TYPE_CHECKING:
-    from .checkpoint import load_checkpoint as load_checkpoint
-    from .checkpoint import save_checkpoint as save_checkpoint
-    from .cutting import write_partition as write_partition
-    from .files import Part as Part
-    from .files import Partition as Partition
-    from .files import read_part as read_part
-    from .files import read_partition as read_partition
     from .graph import DistGraph as DistGraph
+    from .job.checkpoint import load_checkpoint as load_checkpoint
+    from .job.checkpoint import save_checkpoint as save_checkpoint
     from .labels import accuracy as accuracy
     from .labels import cross_entropy as cross_entropy
-    from .matmul import dist_spmm as dist_spmm
-    from .rows import Partitioner as Partitioner
-    from .rows import balanced as balanced
-    from .rows import metis as metis
-    from .weights import broadcast_parameters as broadcast_parameters
-    from .weights import sum_gradients as sum_gradients
+    from .loss import broadcast_parameters as broadcast_parameters
+    from .loss import sum_gradients as sum_gradients
+    from .parts.cutting import write_partition as write_partition
+    from .parts.files import Part as Part
+    from .parts.files import Partition as Partition
+    from .parts.files import read_part as read_part
+    from .parts.files import read_partition as read_partition
+    from .parts.rows import Partitioner as Partitioner
+    from .parts.rows import balanced as balanced
+    from .parts.rows import metis as metis
+    from .products import dist_spmm as dist_spmm
 
 #: Module -> the public names that it defines; resolved on first use (PEP 562), which imports torch.
 _MODULES = {
-    "checkpoint": "load_checkpoint save_checkpoint",
-    "cutting": "write_partition",
-    "files": "Part Partition read_part read_partition",
+    "job.checkpoint": "load_checkpoint save_checkpoint",
+    "parts.cutting": "write_partition",
+    "parts.files": "Part Partition read_part read_partition",
     "graph": "DistGraph",
     "labels": "accuracy cross_entropy",
-    "matmul": "dist_spmm",
-    "rows": "Partitioner balanced metis",
-    "weights": "broadcast_parameters sum_gradients",
+    "products": "dist_spmm",
+    "parts.rows": "Partitioner balanced metis",
+    "loss": "broadcast_parameters sum_gradients",
 }
 __all__, __getattr__, __dir__ = facade(__name__, _MODULES)

@@ -8,10 +8,10 @@ from torch import Tensor
 from ..autograd import sampled_aggregate, spmm
 from ..autograd.cbsr import to_dense
 from ..errors import DeviceError, DtypeError, ShapeError, UnsupportedError
-from ..graph import Graph
+from ..graph.graph import Graph
 from .halo import Halo
-from .matmul import dist_spmm, maxk_product, narrowed, split_and_checked
 from .planning import Plannable
+from .products import dist_spmm, maxk_product, narrowed, split_and_checked
 
 #: A row that is exchanged costs as much as so many that are gathered: 352 GB/s leave an H100, which
 #: gathers 3.4 TB/s with ids shuffled and 8.9 with communities in a row.  For layers without a plan,

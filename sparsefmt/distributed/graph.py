@@ -10,13 +10,13 @@ from torch import Tensor
 from ..autograd import graph_tensors
 from ..errors import DtypeError, IndexRangeError, ShapeError, UnsupportedError
 from ..formats import checks
-from ..graph import Graph
+from ..graph.graph import Graph
 from ..interop.torch import to_tensor
 from .aggregation import Aggregation
 from .agreement import on_all_ranks
-from .files import read_part
 from .halo import Halo, check_exchange_dtype, halo_of, numbered_graph
-from .rows import checked
+from .parts.files import read_part
+from .parts.rows import checked
 
 
 class DistGraph(Aggregation):

@@ -15,9 +15,9 @@ from torch import Tensor
 from torch.autograd import Function
 
 from ..autograd import spmm
-from ..autograd._recording import once
+from ..autograd.engine.recording import once
 from ..errors import DtypeError, UnsupportedError
-from ..graph import Graph
+from ..graph.graph import Graph
 from .agreement import debugging, on_all_ranks
 
 #: Dtypes in which features may travel.

@@ -11,8 +11,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ..autograd import gat_aggregate, sddmm
-from ..autograd.adapters import edges_with_loops
 from ..interop.torch import to_tensor
+from ..model.layers import edges_with_loops
 from ..nn.shared import Shared
 from .agreement import on_all_ranks
 from .halo import numbered_graph

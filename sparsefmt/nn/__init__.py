@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING
 from .._lazy import facade
 
 if TYPE_CHECKING:
+    from ..model.capturing import capture as capture
     from .agnn import AGNNConv as AGNNConv
-    from .capturing import capture as capture
     from .gat import GATConv as GATConv
     from .gatv2 import GATv2Conv as GATv2Conv
     from .gcn import GCNConv as GCNConv
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 #: Module -> the public names that it defines; resolved on first use (PEP 562), which imports torch.
 _MODULES = {
     "agnn": "AGNNConv",
-    "capturing": "capture",
+    ".model.capturing": "capture",
     "gat": "GATConv",
     "gatv2": "GATv2Conv",
     "gcn": "GCNConv",

@@ -11,7 +11,6 @@ from torch.nn.functional import dropout
 from ..autograd import GraphLike, edge_softmax
 from ..errors import ShapeError, UnsupportedError
 from ._base import plus
-from ._checks import Ends, check_counts, check_flags, check_number, check_width, in_pair
 from ._edges import (
     AttentionWeights,
     Entries,
@@ -21,6 +20,7 @@ from ._edges import (
     entries_with_loops,
     loop_features,
 )
+from ._inputs import Ends, check_counts, check_flags, check_number, check_width, in_pair
 from ._linear import GLOROT, draw_map, linear_map, settle
 from ._passing import Passing, PassingOptions
 

@@ -13,7 +13,7 @@ from ..autograd import (
     sample_width,
 )
 from ..errors import UnsupportedError
-from ._checks import by_vertex
+from ._inputs import by_vertex
 from ._passing import Direction, Passing
 from .shared import sampled_aggregate
 

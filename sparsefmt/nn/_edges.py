@@ -9,7 +9,7 @@ from torch.nn import Linear
 
 from ..autograd import GraphLike, as_graph, graph_tensors, message_aggregate, sddmm, spmm
 from ..errors import DtypeError, ShapeError, UnsupportedError
-from ._checks import check_beside, check_number
+from ._inputs import check_beside, check_number
 from ._linear import settle
 from ._loops import ends, loops, with_loops
 from .shared import shared

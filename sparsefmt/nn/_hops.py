@@ -9,7 +9,7 @@ from torch import Tensor
 from ..autograd import GraphLike, as_graph, graph_tensors, own_values
 from ..errors import DtypeError, ShapeError, UnsupportedError
 from ._base import plus
-from ._checks import by_vertex, check_counts, check_edge_weight, check_in_channels, check_input
+from ._inputs import by_vertex, check_counts, check_edge_weight, check_in_channels, check_input
 from ._loops import (
     earlier_loops,
     ends,

@@ -1,86 +1,353 @@
-"""The tensors among the arguments of a step."""
+"""What layers refuse, before torch does in the words of its own products."""
 
-from typing import Any
+from math import isfinite
+from numbers import Integral, Real
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from ..autograd import is_graph
+from ..autograd import GraphLike, as_graph, graph_tensors, spmm
 from ..errors import DeviceError, DtypeError, ShapeError, UnsupportedError
+from .shared import local_of, shared
 
 
-class Inputs:
-    """Tensors that are checked to be like those of an example."""
+def check_flags(**flags: object) -> None:
+    """Check for True or False, by their names."""
+    for name, value in flags.items():
+        if not isinstance(value, bool):
+            raise DtypeError(f"{name} is {value!r}: give True or False.")
 
-    def __init__(self, examples: tuple[Any, ...]) -> None:
-        leaves, self._spec = tree_flatten(examples, is_leaf=is_graph)
-        for number, one in enumerate(leaves):
-            self._check_tensor(number, one)
-        self.examples: list[Tensor | None] = leaves
-        self._flat = all(isinstance(one, Tensor | None) for one in examples)
 
-    def _check_tensor(self, number: int, one: Any) -> None:
-        if is_graph(one) and not isinstance(one, Tensor):
-            raise UnsupportedError(
-                f"input {number} is a graph, which a replay cannot exchange: let step close over "
-                "it, and capture one function for each graph."
+def check_number(name: str, value: object) -> None:
+    """Check for a finite number; a bool is none."""
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise DtypeError(f"{name} is {value!r}: give a number.")
+    try:
+        finite = isfinite(value)
+    except OverflowError as error:  # its digits may be too many to be shown
+        raise ShapeError(
+            f"{name} is beyond the range of a float: give a finite number, 0.5 for instance."
+        ) from error
+    if not finite:
+        raise ShapeError(f"{name} is {value!r}: give a finite number.")
+
+
+def in_pair(in_channels: Any) -> tuple[int, int]:
+    """Give the features of sources and of targets that a layer takes, -1 where the first tell.
+
+    Raises
+    ------
+    DtypeError, ShapeError
+        If ``in_channels`` is no integer, 1 or more or -1, and no pair of them.
+    """
+    if not isinstance(in_channels, tuple | list):
+        check_in_channels(in_channels)
+        return in_channels, in_channels
+    if len(in_channels) != 2:
+        raise ShapeError(
+            f"in_channels is {in_channels!r}: give an integer, or (of sources, of targets)."
+        )
+    for i, one in enumerate(in_channels):
+        check_in_channels(one, f"in_channels[{i}]")
+    return in_channels[0], in_channels[1]
+
+
+def check_in_channels(value: Any, name: str = "in_channels") -> None:
+    """Check for an integer, 1 or more, or -1 for as many as the first features have."""
+    if type(value) is not int or value != -1:
+        check_counts(", or -1 for those of the first x", **{name: value})
+
+
+def check_counts(others: str = "", /, **counts: object) -> None:
+    """Check for integers, 1 or more, by their names; ``others`` says what else may be given."""
+    for name, value in counts.items():
+        if isinstance(value, bool) or not isinstance(value, Integral):
+            raise DtypeError(f"{name} is {value!r}: give an integer, 1 or more{others}.")
+        if value < 1:
+            raise ShapeError(f"{name} is {value}: give 1 or more{others}.")
+
+
+def check_square(graph: GraphLike, given: Any = None) -> None:
+    """Check for a square graph, whose vertices each take part in their own result.
+
+    ``given`` is what the graph was made of: an error names the argument, or the Graph.  One that
+    processes share is checked beside its features.
+    """
+    if shared(graph) is not None:
+        return
+    tensors = graph_tensors(graph)
+    if tensors.n_rows != tensors.n_cols:
+        name = "graph" if given is None or given is graph else "edge_index"
+        raise ShapeError(
+            f"{name} has shape {(tensors.n_rows, tensors.n_cols)}: a layer needs as many columns "
+            "as rows, since a vertex takes part in its own result; most take (x, x_target) for "
+            "others."
+        )
+
+
+def takes_rows_too_many(x: Tensor) -> bool:
+    """Tell whether rows without entries cost less where features lie than scores by torch."""
+    return x.is_cuda
+
+
+class Ends(NamedTuple):
+    """What a layer aggregates over: features of sources and, if there are some, of targets.
+
+    ``alike`` tells that they are one tensor, of a square graph's vertices.  Where processes share
+    the graph, ``away`` is it once ``graph`` is that of the entries here.
+    """
+
+    graph: GraphLike
+    source: Tensor
+    target: Tensor | None
+    alike: bool
+    away: Any = None
+
+    def here(self) -> "Ends":
+        """Give the graph of the entries here, if processes share it, beside it as a whole."""
+        away = shared(self.graph)
+        return self if away is None else self._replace(graph=away.local, away=away)
+
+    def gathered(self) -> "Ends":
+        """Give the graph of the entries here, and features of all its sources."""
+        found = self.here()
+        if found.away is None:
+            return self
+        return found._replace(source=found.away.extended(found.source))
+
+    def squared(self) -> "Ends":
+        """Give a graph in which vertices of other processes are targets too, without entries.
+
+        So an aggregation of one set of vertices serves a graph that processes share.  On a GPU,
+        where rows too many cost little: on the CPU all of them are gone over.
+        """
+        if self.away is None or not self.alike or not takes_rows_too_many(self.source):
+            return self
+        return self._replace(graph=self.away.square)
+
+    def of_targets(self, x: Tensor) -> Tensor:
+        """Give the rows of the graph's targets out of those of all sources, if they are alike."""
+        n_targets = len(x) if self.away is None else graph_tensors(self.graph).n_rows
+        return x if n_targets == len(x) else x[:n_targets]
+
+    def rows_here(self, y: Tensor) -> Tensor:
+        """Give the rows of targets of this process, out of those of the graph."""
+        return y if self.away is None else y[: self.away.n_local]
+
+
+def ends_of(x: Any, graph: GraphLike, size: Any = None, *, static: bool = False) -> Ends:
+    """Take features, or a tuple of those of sources and targets, with the graph between them.
+
+    ``static`` ones may have more axes before that of vertices.
+    """
+    if isinstance(x, Tensor) and size is None and not (static and x.dim() > 2):
+        given, graph = graph, as_graph(graph, x, name="edge_index")
+        if shared(graph) is not None:
+            return _shared_ends(x, graph)
+        check_square(graph, given)
+        check_features(x, graph)
+        return Ends(graph, x, x, True)
+    pair = isinstance(x, tuple) or (isinstance(x, list) and len(x) == 2)
+    if pair and len(x) != 2:
+        raise ShapeError(f"x has {len(x)} parts: give (x, x_target), features of both ends.")
+    source, target = x if pair else (x, x)
+    if shared(graph) is not None and shared(graph).whole is None:
+        return _shared_ends(x, graph, size)
+    if size is not None:
+        _check_size(size, source, target)
+    rows = (by_vertex(source), by_vertex(target)) if static else (source, target)
+    given, graph = graph, as_graph(graph, *rows, size=size, name="edge_index")
+    tensors = graph_tensors(graph)
+    n_source, n_target = (None, None) if size is None else size
+    for what, found, wanted in (
+        ("sources", tensors.n_cols, n_source),
+        ("targets", tensors.n_rows, n_target),
+    ):
+        if wanted is not None and found != wanted:
+            raise ShapeError(
+                f"size is {tuple(size)} but the graph has {found} {what}: give (n_source, "
+                f"n_target), {(tensors.n_cols, tensors.n_rows)}."
             )
-        if one is not None and not isinstance(one, Tensor):
-            raise DtypeError(
-                f"input {number} is a {type(one).__name__}: give a tensor, or let step close over "
-                "it (functools.partial)."
+    if not pair and size is None:
+        check_square(graph, given)
+    check_end("x[0]" if pair else "x", source, tensors.n_cols, "columns", tensors, static=static)
+    if target is not None:
+        check_end("x[1]" if pair else "x", target, tensors.n_rows, "rows", tensors, static=static)
+    return Ends(graph, source, target, source is target)
+
+
+def _shared_ends(x: Any, graph: Any, size: Any = None) -> Ends:
+    """Take features of the vertices that this process has of a graph."""
+    pair = not isinstance(x, Tensor)
+    if size is not None:
+        raise UnsupportedError(
+            f"size is {size!r} beside a graph that processes share, which has its own: leave it "
+            "out."
+        )
+    if not pair and not graph.is_square:
+        raise ShapeError(
+            "x is one tensor but sources of the graph are other vertices than targets: give "
+            "(x, x_target), features of both that this process has."
+        )
+    source, target = x if pair else (x, x)
+    check_shared("x[0]" if pair else "x", source, graph)
+    if pair and target is not None:
+        check_shared("x[1]", target, graph, of="targets")
+    return Ends(graph, source, target, source is target)
+
+
+def check_shared(name: str, x: Any, graph: Any, *, of: str = "sources") -> None:
+    """Check for features, static ones too, of the vertices that this process has of a graph."""
+    rows = by_vertex(x)
+    graph.check(name, rows.flatten(1) if rows is not x else x, of=of)
+
+
+def by_vertex(x: Any) -> Any:
+    """Give features with a row for each vertex, which static ones have along axis -2."""
+    return x.movedim(-2, 0) if isinstance(x, Tensor) and x.dim() > 2 else x
+
+
+def _check_size(size: Any, source: Any, target: Any) -> None:
+    """Check for ``(n_source, n_target)``, each an integer or None, beside features of both."""
+    if isinstance(size, Tensor):
+        raise DtypeError(
+            "size is a Tensor: give (n_source, n_target), or edge weights by name, edge_weight=..."
+        )
+    two = isinstance(size, tuple | list) and len(size) == 2
+    if not two or not all(
+        one is None or (isinstance(one, Integral) and not isinstance(one, bool)) for one in size
+    ):
+        raise ShapeError(f"size is {size!r}: give (n_source, n_target), two integers.")
+    if any(one is not None and one < 0 for one in size):
+        raise ShapeError(f"size is {size!r}: counts cannot be negative.")
+    for what, x, wanted in (("sources", source, size[0]), ("targets", target, size[1])):
+        if isinstance(x, Tensor) and wanted is not None and by_vertex(x).shape[:1] != (wanted,):
+            raise ShapeError(
+                f"size is {tuple(size)} but features of {what} have shape {tuple(x.shape)}: give "
+                "one row for each of them."
             )
-        if one is not None and one.layout is not torch.strided:
-            raise UnsupportedError(f"input {number} has layout {one.layout}: give a dense tensor.")
 
-    def refuse_graphs(self, given: list[Tensor | None]) -> None:
-        """Refuse an ``edge_index`` among inputs, once a layer has made a graph of it."""
-        for number, one in enumerate(given):
-            if one is not None and is_graph(one):
-                raise UnsupportedError(
-                    f"input {number} is an edge_index of which a layer makes a graph, and replays "
-                    "would go on with the first one: let step close over it and capture one "
-                    "function for each graph, or pad graphs to one."
-                )
 
-    def checked(self, given: tuple[Any, ...]) -> list[Any]:
-        """Give the tensors among arguments."""
-        if self._flat and len(given) == len(self.examples):
-            leaves: list[Any] = [*given]
-        else:
-            leaves, spec = tree_flatten(given, is_leaf=is_graph)
-            if spec != self._spec:
-                raise ShapeError(
-                    "the arguments have tensors in other places than the example inputs "
-                    f"({len(leaves)} and {len(self.examples)}): give the like, or capture again."
-                )
-        for number, (one, like) in enumerate(zip(leaves, self.examples, strict=True)):
-            if one is not like:
-                self._check_like(number, one, like)
-        return leaves
+def check_end(
+    name: str,
+    x: Any,
+    rows: int,
+    axis: str,
+    graph: GraphLike,
+    *,
+    static: bool = False,
+    sparse: bool = False,
+) -> None:
+    """Check the features of one end of a graph: (rows, feat), floating, where the graph is.
 
-    def _check_like(self, number: int, one: Any, like: Tensor | None) -> None:
-        self._check_tensor(number, one)
-        if one is None or like is None:
-            if one is not like:
-                raise DtypeError(
-                    f"input {number} is {'None' if one is None else 'a tensor'}, not so in the "
-                    "example inputs: capture one function for each."
-                )
-            return
-        for what, found, expected, error in (
-            ("shape", tuple(one.shape), tuple(like.shape), ShapeError),
-            ("dtype", one.dtype, like.dtype, DtypeError),
-            ("device", one.device, like.device, DeviceError),
-        ):
-            if found != expected:
-                pad = " (pad it, for instance)" if what == "shape" else ""
-                raise error(
-                    f"input {number} has {what} {found}, but {expected} in the example inputs: "
-                    f"give that {what}{pad}, or capture another function."
-                )
+    ``static`` ones may have more axes before these, and those for a product may be ``sparse``.
+    """
+    tensors = graph_tensors(graph)
+    if not isinstance(x, Tensor):
+        raise DtypeError(f"{name} is a {type(x).__name__}: give a torch.Tensor.")
+    if x.layout is not torch.strided and not sparse:
+        raise UnsupportedError(f"{name} has layout {x.layout}: give a dense tensor.")
+    if not x.is_floating_point():
+        raise DtypeError(
+            f"{name} is {x.dtype}: give floating numbers, {name}.float() for instance."
+        )
+    if x.device != tensors.device:
+        raise DeviceError(
+            f"{name} is on {x.device} but the graph is on {tensors.device}: move one of them."
+        )
+    axes = x.dim() > 1 if static else x.dim() == 2
+    if not axes or x.shape[-2] != rows:
+        wanted = f"({rows}, feat)" + f", or (batch, {rows}, feat)" * static
+        raise ShapeError(
+            f"{name} has shape {tuple(x.shape)} but the graph has {rows} {axis}: give "
+            f"{wanted}, of graph.shape == {(tensors.n_rows, tensors.n_cols)}."
+        )
 
-    def tree(self, leaves: list[Any]) -> Any:
-        """Give the arguments that have these tensors."""
-        return tree_unflatten(leaves, self._spec)
+
+def check_width(name: str, x: Tensor, weight: Tensor, times: int = 1) -> None:
+    """Check for features that a layer's ``weight``, (out_channels, in_channels), can multiply.
+
+    It multiplies them ``times`` times side by side.
+    """
+    takes = weight.shape[1] // times
+    if x.shape[-1] * times != weight.shape[1]:
+        raise ShapeError(
+            f"{name} has {x.shape[-1]} features but the layer takes {takes}: give (n, {takes})."
+        )
+    check_beside(name, x, weight)
+
+
+def check_features(x: Tensor, graph: GraphLike) -> None:
+    """Check the features of a graph's vertices, by the name that the user knows them by."""
+    tensors = graph_tensors(graph)
+    dense = isinstance(x, Tensor) and x.layout is torch.strided and x.is_floating_point()
+    if not (dense and x.dim() == 2 and x.shape[0] == tensors.n_rows and x.device == tensors.device):
+        spmm(graph, x)  # refuses it
+
+
+def check_input(x: Any, graph: GraphLike, given: Any, *, sparse: bool = False) -> None:
+    """Check for features of all vertices of a square graph; static ones, or ``sparse`` too.
+
+    ``given`` is what the graph was made of.
+    """
+    if isinstance(x, tuple):
+        raise ShapeError(
+            "x is a tuple but the layer takes one set of vertices: give one tensor, or use "
+            "SAGEConv or GINConv, which take (x, x_target)."
+        )
+    if shared(graph) is not None:
+        if not shared(graph).is_square:
+            raise ShapeError(
+                "sources of the graph are other vertices than targets: make it without "
+                "source_bounds, or use a layer that takes (x, x_target)."
+            )
+        check_shared("x", x, graph)
+        return
+    tensors = graph_tensors(graph)
+    check_square(graph, given)
+    if isinstance(x, Tensor) and (x.dim() > 2 or x.layout is not torch.strided):
+        check_end("x", x, tensors.n_cols, "columns", tensors, static=True, sparse=sparse)
+    else:
+        check_features(x, graph)
+
+
+def check_edge_weight(value: Any, graph: GraphLike) -> None:
+    """Refuse weights of heads, which products take and layers of one weight an edge do not."""
+    if isinstance(value, Tensor) and value.dim() != 1:
+        nnz = graph_tensors(local_of(graph)).nnz
+        raise ShapeError(
+            f"edge_weight has shape {tuple(value.shape)} but the graph stores {nnz} entries: give "
+            f"({nnz},), one weight for each edge."
+        )
+
+
+def check_beside(name: str, value: Tensor, weight: Tensor) -> None:
+    """Check that a tensor has the device and the dtype of a layer's weights."""
+    if value.device != weight.device:
+        raise DeviceError(
+            f"{name} is on {value.device} but the layer's weights are on {weight.device}: move "
+            f"one, layer.to({name}.device) for instance."
+        )
+    if not value.is_floating_point():
+        raise DtypeError(
+            f"{name} is {value.dtype}: give floating numbers, {name}.to({weight.dtype}) for "
+            "instance."
+        )
+    # Autocast makes one dtype of all but float64, which it leaves as it is.
+    cast = torch.is_autocast_enabled(value.device.type)
+    if value.dtype != weight.dtype and not (
+        cast and value.dtype != torch.float64 and weight.dtype != torch.float64
+    ):
+        raise DtypeError(
+            f"{name} is {value.dtype} but the layer's weights are {weight.dtype}: give both in one "
+            f"dtype, layer.to({name}.dtype) for instance."
+        )
+
+
+def as_autocast(x: Tensor) -> Tensor:
+    """Cast features as autocast would for a product; it leaves float64."""
+    kind = x.device.type
+    if not torch.is_autocast_enabled(kind) or not x.is_floating_point() or x.element_size() == 8:
+        return x
+    return x.to(torch.get_autocast_dtype(kind))

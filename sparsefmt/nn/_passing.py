@@ -10,8 +10,8 @@ from torch.nn import Module
 
 from ..autograd import GraphLike, turned
 from ..errors import ShapeError, UnsupportedError
-from ._checks import Ends, check_counts, ends_of
 from ._gathered import check_aggr_kwargs, module_of
+from ._inputs import Ends, check_counts, ends_of
 from .shared import shared
 
 _PYG = "torch_geometric.nn.conv.message_passing"

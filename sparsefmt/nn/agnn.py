@@ -17,8 +17,8 @@ from ..autograd import (
     spmm,
 )
 from ._attention import refuse_static
-from ._checks import Ends, check_flags, check_input
 from ._edges import entries_with_loops
+from ._inputs import Ends, check_flags, check_input
 from ._loops import log_sums, loops, missing_loops
 from ._passing import Passing, PassingOptions
 

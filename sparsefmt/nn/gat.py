@@ -26,8 +26,8 @@ from ..autograd import (
 )
 from ._attention import LoopedAttention
 from ._base import is_one_each
-from ._checks import Ends, check_square
 from ._edges import AttentionWeights, Entries
+from ._inputs import Ends, check_square
 from ._linear import GLOROT, linear_map
 from ._passing import FORWARD, PassingOptions
 

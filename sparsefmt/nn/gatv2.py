@@ -13,8 +13,8 @@ from torch.nn.functional import leaky_relu
 from ..autograd import GraphLike, edge_combine, gatv2_aggregate, graph_tensors
 from ..errors import DtypeError
 from ._attention import LoopedAttention
-from ._checks import Ends, check_flags, in_pair
 from ._edges import Entries
+from ._inputs import Ends, check_flags, in_pair
 from ._linear import GLOROT, linear_map
 from ._passing import PassingOptions
 

@@ -20,7 +20,8 @@ from ..autograd import (
 )
 from ..errors import ShapeError
 from ._base import Convolution, Options, is_one_each, plus
-from ._checks import (
+from ._hops import Normalisation, gets_all_loops, hop, over_vertices
+from ._inputs import (
     by_vertex,
     check_counts,
     check_edge_weight,
@@ -29,7 +30,6 @@ from ._checks import (
     check_input,
     check_width,
 )
-from ._hops import Normalisation, gets_all_loops, hop, over_vertices
 from ._linear import GLOROT, draw_map, linear_map, settle
 from ._loops import stored, symmetric
 from ._passing import FORWARD, SUM

@@ -19,9 +19,9 @@ from ..autograd import (
     propagated,
 )
 from ._base import Convolution, Options, is_one_each
-from ._checks import Ends, as_autocast, check_edge_weight
 from ._hops import over_vertices
-from ._network import OfNetwork, called, check_fit
+from ._inputs import Ends, as_autocast, check_edge_weight
+from ._maps import OfNetwork, called, check_fit
 from ._passing import FORWARD, SUM
 from .shared import aggregate_with_own, maxk_aggregate, spmm
 

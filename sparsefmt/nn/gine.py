@@ -12,9 +12,9 @@ from torch.nn import Module, Sequential
 
 from ..autograd import GraphLike, graph_tensors, message_aggregate
 from ..errors import DtypeError, ShapeError
-from ._checks import Ends, as_autocast, check_beside, check_counts, check_in_channels, check_width
+from ._inputs import Ends, as_autocast, check_beside, check_counts, check_in_channels, check_width
 from ._linear import draw_map, linear_map, settle
-from ._network import OfNetwork, called, check_fit
+from ._maps import OfNetwork, called, check_fit
 from ._passing import PassingOptions
 
 

@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.nn import Linear, Module, Parameter
 from torch.nn.parameter import UninitializedParameter
 
-from ..autograd import against_pyg_layer, layer_of_pyg
 from ..errors import DtypeError, SparseFmtError
+from ..model.pyg_layers import against_pyg_layer, layer_of_pyg
 from ._passing import REDUCTIONS
 from .agnn import AGNNConv
 from .gat import GATConv

@@ -19,16 +19,9 @@ from ..autograd import (
 )
 from ..errors import ShapeError
 from ._base import Convolution, PartOptions, is_one_each, plus
-from ._checks import (
-    Ends,
-    check_counts,
-    check_edge_weight,
-    check_flags,
-    check_width,
-    in_pair,
-)
 from ._gathered import check_aggr_kwargs, gathered, width_of
 from ._hops import over_vertices
+from ._inputs import Ends, check_counts, check_edge_weight, check_flags, check_width, in_pair
 from ._linear import draw_map, linear_map, settle
 from ._passing import FORWARD, MEAN, SUM
 from .shared import maps_first, maxk_aggregate, spmm

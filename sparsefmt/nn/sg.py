@@ -9,8 +9,8 @@ from typing import Unpack
 from torch import Tensor
 
 from ..autograd import GraphLike
-from ._checks import check_flags, check_width
 from ._hops import HopConvolution
+from ._inputs import check_flags, check_width
 from ._linear import draw_map, linear_map, settle
 from ._passing import PassingOptions
 

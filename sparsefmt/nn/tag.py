@@ -12,8 +12,8 @@ from torch.nn import Linear, ModuleList, Parameter, init
 
 from ..autograd import GraphLike
 from ._base import plus
-from ._checks import check_flags, check_width
 from ._hops import HopConvolution
+from ._inputs import check_flags, check_width
 from ._linear import draw_map, linear_map, settle
 from ._passing import PassingOptions
 

@@ -14,8 +14,8 @@ from torch.nn import Linear
 from ..autograd import GraphLike, dot_aggregate, edge_softmax, is_bare, sddmm
 from ..errors import DtypeError, ShapeError
 from ._attention import Attention
-from ._checks import check_flags, check_width, in_pair
 from ._edges import AttentionWeights, as_given, at_edges, sums_of_edges
+from ._inputs import check_flags, check_width, in_pair
 from ._linear import draw_map, linear_map, settle
 from ._passing import PassingOptions
 

@@ -16,7 +16,7 @@ from op_cases import (
 )
 
 from sparsefmt import CSR, ops
-from sparsefmt.ops.attention import column_blocks as attention_column_blocks
+from sparsefmt.ops.attention.pairwise import column_blocks as attention_column_blocks
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("one_thread", "in_parts")]
 

@@ -13,10 +13,10 @@ from torch.overrides import TorchFunctionMode  # noqa: E402
 
 from sparsefmt import Graph, UnsupportedError, nn  # noqa: E402
 from sparsefmt.autograd import gat_layer, spmm  # noqa: E402
-from sparsefmt.autograd._products import product_at_once  # noqa: E402
-from sparsefmt.autograd.convolutions import SPMM_WITH_OWN  # noqa: E402
+from sparsefmt.autograd.engine.products import product_at_once  # noqa: E402
+from sparsefmt.autograd.layers import SPMM_WITH_OWN  # noqa: E402
 from sparsefmt.autograd.matmul import SPMM  # noqa: E402
-from sparsefmt.autograd.structure import side_of  # noqa: E402
+from sparsefmt.autograd.tensors.prepare import side_of  # noqa: E402
 from sparsefmt.ops.engine import choose  # noqa: E402
 
 pytestmark = pytest.mark.gpu

@@ -10,7 +10,7 @@ from torch.autograd import gradgradcheck  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 from sparsefmt.autograd import spmm  # noqa: E402
-from sparsefmt.autograd.structure import side_of  # noqa: E402
+from sparsefmt.autograd.tensors.prepare import side_of  # noqa: E402
 from sparsefmt.ops.matmul import cuda_aggregate as matmul_cuda_aggregate  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -10,17 +10,13 @@ from attention_cases import KINDS, call, loop_graph, shapes_of  # noqa: E402
 from autograd_cases import RULES, check_rules, empty_graph, make_graph, tensors  # noqa: E402
 from torch._dynamo.testing import CompileCounterWithBackend  # noqa: E402
 
-from sparsefmt.autograd import (  # noqa: E402
-    _library,
-    dot_aggregate,
-    gat_aggregate,
-    prepare,
-)
+from sparsefmt.autograd import dot_aggregate, gat_aggregate, prepare  # noqa: E402
+from sparsefmt.autograd.engine import library  # noqa: E402
 from sparsefmt.autograd.gat import GAT_BACKWARD, from_vectors, gat_of_vectors  # noqa: E402
-from sparsefmt.autograd.structure import side_of  # noqa: E402
-from sparsefmt.ops.attention import gat as ops_gat  # noqa: E402
-from sparsefmt.ops.attention import pairwise as ops_pairwise  # noqa: E402
+from sparsefmt.autograd.tensors.prepare import side_of  # noqa: E402
+from sparsefmt.ops.attention.gat import api as ops_gat  # noqa: E402
 from sparsefmt.ops.attention.operands import Options  # noqa: E402
+from sparsefmt.ops.attention.pairwise import api as ops_pairwise  # noqa: E402
 from sparsefmt.ops.engine.table import Op  # noqa: E402
 
 # torch's tracer itself instantiates the class that it warns of.
@@ -309,9 +305,9 @@ def test_calls_in_eager_mode_on_a_gpu_need_no_dispatcher(monkeypatch):
     rows.structure, columns.structure = "A", "T"
     h, el = torch.rand(7, 4), torch.rand(7)
     args = h, el, el, None, None, None, 0.2, 0.0, False
-    monkeypatch.setattr(_library.choose, "run", lambda *args: args)
+    monkeypatch.setattr(library.choose, "run", lambda *args: args)
     found = GAT_BACKWARD(rows, columns, h, h, h, h, False, *args)
     assert found[:4] == (ops_gat.GAT_BACKWARD, "A", "T", columns.perm)
-    assert _library.needs_no_dispatcher(rows, args)
+    assert library.needs_no_dispatcher(rows, args)
     with torch.profiler.profile(acc_events=True):
-        assert not _library.needs_no_dispatcher(rows, args)
+        assert not library.needs_no_dispatcher(rows, args)

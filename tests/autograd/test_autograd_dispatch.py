@@ -14,7 +14,6 @@ from torch.fx.experimental.proxy_tensor import make_fx  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 from sparsefmt.autograd import (  # noqa: E402
-    _library,
     cbsr,
     edge_softmax,
     edges,
@@ -25,8 +24,9 @@ from sparsefmt.autograd import (  # noqa: E402
     sddmm,
     spmm,
 )
-from sparsefmt.autograd._library import LibraryOp  # noqa: E402
-from sparsefmt.autograd.structure import side_of  # noqa: E402
+from sparsefmt.autograd.engine import library  # noqa: E402
+from sparsefmt.autograd.engine.library import LibraryOp  # noqa: E402
+from sparsefmt.autograd.tensors.prepare import side_of  # noqa: E402
 
 OPS = [
     op
@@ -73,7 +73,7 @@ def side():
 @pytest.fixture
 def direct(side):
     """Whether a call with these features would go around the dispatcher."""
-    return lambda x: _library.needs_no_dispatcher(side, (x, None, "sum"))
+    return lambda x: library.needs_no_dispatcher(side, (x, None, "sum"))
 
 
 @pytest.fixture
@@ -116,7 +116,7 @@ def test_so_does_one_of_another_thread_or_of_backward(direct, x):
 
 def test_an_op_goes_the_way_that_the_question_says(monkeypatch, side, x):
     op = LibraryOp("spmm")
-    monkeypatch.setattr(_library.choose, "run", lambda row, structure, *args: structure)
+    monkeypatch.setattr(library.choose, "run", lambda row, structure, *args: structure)
     args = x, None, None, None, None, "sum"
     assert op(side, *args) == "structure"
     monkeypatch.undo()

@@ -12,8 +12,8 @@ from torch.utils import _pytree as pytree  # noqa: E402
 
 from sparsefmt import DeviceError, DtypeError, ShapeError, UnsupportedError  # noqa: E402
 from sparsefmt.autograd import gcn_norm, prepare, spmm  # noqa: E402
-from sparsefmt.autograd._tensors import GraphTensors  # noqa: E402
-from sparsefmt.autograd.structure import side_of  # noqa: E402
+from sparsefmt.autograd.tensors.prepare import side_of  # noqa: E402
+from sparsefmt.autograd.tensors.tensors import GraphTensors  # noqa: E402
 from sparsefmt.interop.torch import from_tensor  # noqa: E402
 from sparsefmt.ops.gcn import api as rows  # noqa: E402
 

@@ -11,9 +11,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 from torch.utils import _pytree as pytree  # noqa: E402
 
 from sparsefmt import DeviceError, DtypeError, Graph, ShapeError, UnsupportedError  # noqa: E402
-from sparsefmt.autograd import _library, prepare, sampled_aggregate  # noqa: E402
+from sparsefmt.autograd import prepare, sampled_aggregate  # noqa: E402
 from sparsefmt.autograd import sampling as autograd_sampling  # noqa: E402
-from sparsefmt.autograd.structure import side_of  # noqa: E402
+from sparsefmt.autograd.engine import library  # noqa: E402
+from sparsefmt.autograd.tensors.prepare import side_of  # noqa: E402
 from sparsefmt.ops.engine import table  # noqa: E402
 
 STRATEGIES = ("bucket", "fastrand", "random")
@@ -197,14 +198,14 @@ def test_calls_in_eager_mode_on_a_gpu_need_no_dispatcher(monkeypatch):
     side.structure = "A"
     x, seed = torch.rand(6, 4), torch.tensor([3])
     args = x, None, None, None, seed, 3, "random", True, False
-    assert _library.needs_no_dispatcher(side, args)
-    monkeypatch.setattr(_library.choose, "run", lambda row, *given, **beside: (*given, beside))
+    assert library.needs_no_dispatcher(side, args)
+    monkeypatch.setattr(library.choose, "run", lambda row, *given, **beside: (*given, beside))
     for op in (autograd_sampling.SPMM_SAMPLED, autograd_sampling.SPMM_SAMPLED_DA):
         assert op(side, *args) == ("A", *args, {})
     op = autograd_sampling.SPMM_SAMPLED_DX
     assert op(side, *args) == ("A", *args, {"indptr": side.indptr})
     with torch.profiler.profile(acc_events=True):
-        assert not _library.needs_no_dispatcher(side, args)
+        assert not library.needs_no_dispatcher(side, args)
 
 
 # What is refused

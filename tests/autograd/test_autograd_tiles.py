@@ -17,8 +17,11 @@ from autograd_cases import make_graph, naive_sddmm, naive_spmm, tensors  # noqa:
 from torch.autograd import gradcheck, gradgradcheck  # noqa: E402
 
 from sparsefmt import COO, CSR, DtypeError, Graph, ShapeError, UnsupportedError, reorder  # noqa: E402
-from sparsefmt.autograd import _precision, _tiles, edge_softmax, prepare, sddmm, spmm, structure  # noqa: E402
-from sparsefmt.autograd._memory import TorchMemory  # noqa: E402
+from sparsefmt.autograd import edge_softmax, prepare, sddmm, spmm  # noqa: E402
+from sparsefmt.autograd.engine import precision  # noqa: E402
+from sparsefmt.autograd.engine import tiles as _tiles  # noqa: E402
+from sparsefmt.autograd.engine.memory import TorchMemory  # noqa: E402
+from sparsefmt.autograd.tensors import prepare as structure  # noqa: E402
 from sparsefmt.ops.engine import jit  # noqa: E402
 from sparsefmt.ops.engine.structure import Structure, _at, built_at, built_for, place_of  # noqa: E402
 from sparsefmt.ops.tiles import cuda as tiles_cuda  # noqa: E402
@@ -433,34 +436,34 @@ def test_only_what_may_be_rounded_goes_by_tiles(twin):
 def test_every_switch_of_torch_is_heard(switch, allowed, monkeypatch):
     try:
         switch()
-        assert _precision.tf32_is_allowed() is allowed
-        monkeypatch.setattr(_precision, "_precision", None)  # as in torch 2.8
-        assert _precision.tf32_is_allowed() is allowed
+        assert precision.tf32_is_allowed() is allowed
+        monkeypatch.setattr(precision, "_precision", None)  # as in torch 2.8
+        assert precision.tf32_is_allowed() is allowed
     finally:
         torch.set_float32_matmul_precision("highest")
 
 
 @pytest.mark.skipif(
-    _precision._precision is None, reason="torch before 2.9 has the older switches only"
+    precision._precision is None, reason="torch before 2.9 has the older switches only"
 )
 def test_so_are_those_after_which_torch_refuses_the_older_questions():
     try:
         torch.backends.cuda.matmul.fp32_precision = "tf32"
-        assert _precision.tf32_is_allowed()
-        assert not _precision.bf16_is_allowed()
+        assert precision.tf32_is_allowed()
+        assert not precision.bf16_is_allowed()
     finally:
         torch.backends.cuda.matmul.fp32_precision = "ieee"
         torch.set_float32_matmul_precision("highest")
-    assert not _precision.tf32_is_allowed()
+    assert not precision.tf32_is_allowed()
 
 
 @pytest.mark.parametrize("switch", ["highest", "high", "medium"])
 def test_medium_allows_bfloat16(switch, monkeypatch):
     try:
         torch.set_float32_matmul_precision(switch)
-        assert _precision.bf16_is_allowed() is (switch == "medium")
-        monkeypatch.setattr(_precision, "_precision", None)  # as in torch 2.8
-        assert _precision.bf16_is_allowed() is (switch == "medium")
+        assert precision.bf16_is_allowed() is (switch == "medium")
+        monkeypatch.setattr(precision, "_precision", None)  # as in torch 2.8
+        assert precision.bf16_is_allowed() is (switch == "medium")
     finally:
         torch.set_float32_matmul_precision("highest")
 

@@ -21,7 +21,7 @@ from torch import nn  # noqa: E402
 
 from sparsefmt import Graph, optimize  # noqa: E402
 from sparsefmt.autograd import spmm  # noqa: E402
-from sparsefmt.autograd.trace import MAX_STOPS, TracedForward  # noqa: E402
+from sparsefmt.model.trace import MAX_STOPS, TracedForward  # noqa: E402
 
 N, F_IN = 30, 6
 FACTOR = 2.0

@@ -7,7 +7,7 @@ torch = pytest.importorskip("torch")
 from contextlib import nullcontext  # noqa: E402
 
 from sparsefmt import Graph, optimize, power_law  # noqa: E402
-from sparsefmt.autograd import launching, tiling  # noqa: E402
+from sparsefmt.model import launching, tiling  # noqa: E402
 from sparsefmt.nn import GCNConv, capture  # noqa: E402
 
 

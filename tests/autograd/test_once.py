@@ -13,7 +13,8 @@ torch = pytest.importorskip("torch")
 from torch._dynamo.testing import CompileCounterWithBackend  # noqa: E402
 
 from sparsefmt import DtypeError, Graph, IndexRangeError, ShapeError, autograd, nn  # noqa: E402
-from sparsefmt.autograd import _reports, prepare  # noqa: E402
+from sparsefmt.autograd import prepare  # noqa: E402
+from sparsefmt.autograd.tensors import reports  # noqa: E402
 from sparsefmt.interop.pyg import from_edge_index  # noqa: E402
 from sparsefmt.nn import _loops  # noqa: E402
 from sparsefmt.ops.engine import build  # noqa: E402
@@ -305,7 +306,7 @@ def test_a_build_that_fails_is_not_waited_for(monkeypatch):
         patch.setattr(build, "keys", fail)
         with pytest.raises(torch.OutOfMemoryError):
             autograd.graph_tensors(graph)
-    assert not _reports._open
+    assert not reports._open
     x = torch.rand(sizes[0], 8, device="cuda")
     again = Graph.from_edge_index(edge_index, num_nodes=sizes)
     expected = autograd.spmm(by_formats(edge_index, num_nodes=sizes), x)
@@ -369,7 +370,7 @@ def test_a_wrong_id_of_a_graph_that_is_gone_is_reported_by_the_next():
     with pytest.raises(IndexRangeError, match=r"edge_index\[1, 7\].*500 target"):
         autograd.spmm(good, x)
     autograd.spmm(good, x)  # told once
-    assert not _reports._open or all(report.found is None for report in _reports._open)
+    assert not reports._open or all(report.found is None for report in reports._open)
 
 
 @gpu

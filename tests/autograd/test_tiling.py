@@ -8,7 +8,8 @@ import numpy as np  # noqa: E402
 from torch import nn  # noqa: E402
 
 from sparsefmt import COO, Graph, optimize  # noqa: E402
-from sparsefmt.autograd import has_tiles, planning, prepare, spmm, tiling  # noqa: E402
+from sparsefmt.autograd import has_tiles, prepare, spmm  # noqa: E402
+from sparsefmt.model import optimizing, tiling  # noqa: E402
 from sparsefmt.nn import GCNConv, SAGEConv  # noqa: E402
 
 FEAT = 64
@@ -181,7 +182,7 @@ def test_the_graph_of_a_written_product_is_found(monkeypatch):
             return spmm(graph, x) @ self.lin.weight.t()
 
     seen = []
-    monkeypatch.setattr(planning, "decide_tiles", lambda step, steps: seen.append(step))
+    monkeypatch.setattr(optimizing, "decide_tiles", lambda step, steps: seen.append(step))
     graph = dense_blocks("cpu", 4)
     optimize(Written(), graph, x=torch.randn(graph.shape[1], FEAT), steps=10)
     assert seen[0].graphs == [graph]
@@ -189,7 +190,7 @@ def test_the_graph_of_a_written_product_is_found(monkeypatch):
 
 def test_the_graphs_that_layers_multiply_with_are_found(monkeypatch):
     seen = []
-    monkeypatch.setattr(planning, "decide_tiles", lambda step, steps: seen.append(step))
+    monkeypatch.setattr(optimizing, "decide_tiles", lambda step, steps: seen.append(step))
     found, graph, _ = decided("cpu")
     (step,) = seen
     assert step.seconds == sum(p.chosen.predicted for p in found.layers.values())

@@ -14,7 +14,8 @@ from torch.nn import functional as F  # noqa: E402
 
 import sparsefmt  # noqa: E402
 from sparsefmt import IndexRangeError, optimize  # noqa: E402
-from sparsefmt.autograd import composition, spmm  # noqa: E402
+from sparsefmt.autograd import spmm  # noqa: E402
+from sparsefmt.model import composition  # noqa: E402
 from sparsefmt.nn import GCNConv  # noqa: E402
 from sparsefmt.plan.rules import bare  # noqa: E402
 

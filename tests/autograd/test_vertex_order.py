@@ -14,7 +14,8 @@ from torch.nn import functional as F  # noqa: E402
 from torch.utils import _pytree as pytree  # noqa: E402
 
 from sparsefmt import COO, Graph, autograd, optimize  # noqa: E402
-from sparsefmt.autograd import aggregate_with_own, maxk, ordering, spmm  # noqa: E402
+from sparsefmt.autograd import aggregate_with_own, maxk, spmm  # noqa: E402
+from sparsefmt.model import decisions  # noqa: E402
 from sparsefmt.nn import AGNNConv, GATConv, GATv2Conv, GCNConv, GINConv, MaxK, SAGEConv  # noqa: E402
 from sparsefmt.plan.locality import Locality  # noqa: E402
 
@@ -32,9 +33,9 @@ def forced(monkeypatch):
     def seconds(plans, reach):
         return costs[next(calls) % 3 > 0 or reach == Locality(())]
 
-    monkeypatch.setattr(ordering, "_seconds", seconds)
-    monkeypatch.setattr(ordering, "GAIN", 0.0)
-    monkeypatch.setattr(ordering, "FINDING", {"cpu": (0.0, 0.0), "cuda": (0.0, 0.0)})
+    monkeypatch.setattr(decisions, "_seconds", seconds)
+    monkeypatch.setattr(decisions, "GAIN", 0.0)
+    monkeypatch.setattr(decisions, "FINDING", {"cpu": (0.0, 0.0), "cuda": (0.0, 0.0)})
 
 
 def edges(seed=0):
@@ -982,9 +983,9 @@ def test_optimize_draws_nothing_and_changes_nothing():
 @pytest.mark.parametrize("name", ["sage", "tuple", "dict", "loss", "modules of dropout"])
 def test_timing_takes_models_of_all_results(name, mode, monkeypatch):
     ticks = itertools.cycle((1.0, 0.5))  # in the user's order, and in the other
-    monkeypatch.setattr(ordering.time, "perf_counter", lambda: 0.0)
-    real = ordering.seconds_of
-    monkeypatch.setattr(ordering, "seconds_of", lambda *a: (real(*a), next(ticks))[1])
+    monkeypatch.setattr(decisions.time, "perf_counter", lambda: 0.0)
+    real = decisions.seconds_of
+    monkeypatch.setattr(decisions, "seconds_of", lambda *a: (real(*a), next(ticks))[1])
     graph, x = square(), features()
     model = written(BODIES[name])
     reference = copy.deepcopy(model)

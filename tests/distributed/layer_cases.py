@@ -13,7 +13,7 @@ from sparsefmt import nn
 from sparsefmt.distributed import DistGraph, sum_gradients
 from sparsefmt.distributed.halo import Halo
 from sparsefmt.formats import checks
-from sparsefmt.nn import _checks
+from sparsefmt.nn import _inputs
 
 OUT, EDGE = 3, 2
 
@@ -98,12 +98,12 @@ def layer(group: Any, name: str, graph: str, bounds: str) -> float:
 
 def layer_of_squares(group: Any, name: str, graph: str, bounds: str) -> float:
     """The same difference where rows without entries stand for vertices of others, as on a GPU."""
-    real = _checks.takes_rows_too_many
-    _checks.takes_rows_too_many = lambda x: True
+    real = _inputs.takes_rows_too_many
+    _inputs.takes_rows_too_many = lambda x: True
     try:
         return layer(group, name, graph, bounds)
     finally:
-        _checks.takes_rows_too_many = real
+        _inputs.takes_rows_too_many = real
 
 
 def layer_of_a_lost_halo(group: Any, name: str) -> float:

@@ -11,11 +11,11 @@ from torch import Tensor
 from torch.nn import Linear, Module, ReLU, Sequential
 
 from sparsefmt import Graph, nn, optimize
-from sparsefmt.autograd import planning
-from sparsefmt.autograd.composition import Program
 from sparsefmt.distributed import DistGraph, sum_gradients
 from sparsefmt.distributed.halo import Halo
 from sparsefmt.errors import SparseFmtError
+from sparsefmt.model import optimizing
+from sparsefmt.model.composition import Program
 from sparsefmt.plan.pricing import Constants
 
 WIDE, OUT = 9, 3
@@ -106,14 +106,14 @@ def of_a_lost_halo(group: Any, name: str) -> float:
 def choices(group: Any, name: str, graph: str, bounds: str, training: bool) -> list[str]:
     """What a rank says of its plan; ranks have constants of their own."""
     (shared, rows), rank = of_ranks(group, graph, bounds), dist.get_rank(group)
-    real = planning.constants_of
-    planning.constants_of = lambda device: scaled(real(device), 10.0**rank)
+    real = optimizing.constants_of
+    optimizing.constants_of = lambda device: scaled(real(device), 10.0**rank)
     try:
         x = numbers(N, FEAT)[rows].clone()
         found = optimize(Net(name), shared, x=x, training=training, steps=5)
         return [found.explain(), *(str(found).splitlines())]
     finally:
-        planning.constants_of = real
+        optimizing.constants_of = real
 
 
 def scaled(constants: Constants, factor: float) -> Constants:

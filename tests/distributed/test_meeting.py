@@ -7,9 +7,9 @@ import time
 import pytest
 import torch.distributed as dist
 
-from sparsefmt.distributed import watch
-from sparsefmt.distributed.meeting import Place, meet, place_of
-from sparsefmt.distributed.watch import Watch
+from sparsefmt.distributed.job import watch
+from sparsefmt.distributed.job.meeting import Place, meet, place_of
+from sparsefmt.distributed.job.watch import Watch
 from sparsefmt.errors import RankError
 
 #: A watch ends its thread by an exception, where it would end the process.

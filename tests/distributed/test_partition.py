@@ -11,10 +11,10 @@ import pytest
 import sparsefmt
 from sparsefmt import COO, Graph, errors
 from sparsefmt.cli import main
-from sparsefmt.distributed import cutting
-from sparsefmt.distributed.cutting import write_partition
-from sparsefmt.distributed.files import read_part, read_partition
-from sparsefmt.distributed.rows import balanced, metis
+from sparsefmt.distributed.parts import cutting
+from sparsefmt.distributed.parts.cutting import write_partition
+from sparsefmt.distributed.parts.files import read_part, read_partition
+from sparsefmt.distributed.parts.rows import balanced, metis
 from sparsefmt.generate import power_law
 from sparsefmt.io import chunks
 from sparsefmt.reorder import Order

@@ -12,12 +12,12 @@ import train_cases
 from train_cases import COMMAND, options_of, write_parts
 
 from sparsefmt import errors
-from sparsefmt.distributed import train, training
-from sparsefmt.distributed.checkpoint import load_checkpoint, restore, save_checkpoint
-from sparsefmt.distributed.cutting import write_partition
-from sparsefmt.distributed.files import read_part, read_partition
-from sparsefmt.distributed.options import MODELS
-from sparsefmt.distributed.training import check_trainable
+from sparsefmt.distributed.job import train, training
+from sparsefmt.distributed.job.checkpoint import load_checkpoint, restore, save_checkpoint
+from sparsefmt.distributed.job.options import MODELS
+from sparsefmt.distributed.job.training import check_trainable
+from sparsefmt.distributed.parts.cutting import write_partition
+from sparsefmt.distributed.parts.files import read_part, read_partition
 
 
 def train_on(ranks, count, folder, **changed):

@@ -13,7 +13,7 @@ import pytest
 import torch
 from train_cases import COMMAND, write_parts
 
-from sparsefmt.distributed import train
+from sparsefmt.distributed.job import train
 
 ROOT = Path(__file__).resolve().parents[2]
 

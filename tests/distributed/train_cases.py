@@ -10,11 +10,11 @@ from dist_cases import here
 from exchange_cases import said_of
 
 from sparsefmt import COO
-from sparsefmt.distributed.cutting import write_partition
-from sparsefmt.distributed.files import read_partition
 from sparsefmt.distributed.graph import DistGraph
-from sparsefmt.distributed.options import Options
-from sparsefmt.distributed.training import Training
+from sparsefmt.distributed.job.options import Options
+from sparsefmt.distributed.job.training import Training
+from sparsefmt.distributed.parts.cutting import write_partition
+from sparsefmt.distributed.parts.files import read_partition
 
 N, CLASSES = 80, 4
 #: Python's arguments for a training that is the same on any number of ranks.

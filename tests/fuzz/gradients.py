@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import rule
 
 from sparsefmt import Graph, autograd
-from sparsefmt.ops.attention import oracle_gat, oracle_pairwise
+from sparsefmt.ops.attention import oracle_gat as oracle
+from sparsefmt.ops.attention import oracle_pairwise as oracle_pairwise
 from sparsefmt.ops.edges import oracle as oracle_edges
 from sparsefmt.ops.sampling import oracle as oracle_sampling
 from sparsefmt.testing import (
@@ -126,11 +127,11 @@ class Everything(Calls):
         options = self.options_of_attention(how, dropout, loops)
         y = autograd.gat_aggregate(graph, *leaves, **options)
         options["edge_scores"] = e
-        bound = oracle_gat.gat_bound(B, h, el, er, **options)
-        assert_close(host(y), oracle_gat.gat_oracle(B, h, el, er, **options), bound=bound)
+        bound = oracle.gat_bound(B, h, el, er, **options)
+        assert_close(host(y), oracle.gat_oracle(B, h, el, er, **options), bound=bound)
         found, g = self.differentiated(how, y, leaves)
-        exact = oracle_gat.gat_backward_oracle(B, h, el, er, g, **options)
-        bounds = oracle_gat.gat_backward_bound(B, h, el, er, g, factor=4, **options)
+        exact = oracle.gat_backward_oracle(B, h, el, er, g, **options)
+        bounds = oracle.gat_backward_bound(B, h, el, er, g, factor=4, **options)
         self._compare(found, exact, bounds, perm)
 
     @rule(how=TORCH, dropout=st.sampled_from([0.0, 0.5]), loops=FLAGS)

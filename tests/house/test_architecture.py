@@ -18,8 +18,8 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "sparsefmt"
 
-# A layer imports itself and those to its left. TOOLS stand beside: they use these up to plan.
-LAYERS = ("formats", "ops", "plan", "autograd", "nn", "distributed")
+# A storey imports itself and those to its left. TOOLS stand beside: they use these up to plan.
+LAYERS = ("formats", "ops", "plan", "autograd", "model", "nn", "distributed")
 TOOLS = {"cli", "__main__", "plot", "testing"}
 MAY_IMPORT = {layer: set(LAYERS[: i + 1]) for i, layer in enumerate(LAYERS)}
 MAY_IMPORT["tools"] = {"formats", "ops", "plan", "tools"}
@@ -175,9 +175,7 @@ def test_imports_run_one_way_only():
         # `sparsefmt partition`: folders of parts, which are written without torch.
         and not (
             path == PACKAGE / "cli" / "partitioning.py"
-            and found.target.startswith(
-                ("sparsefmt.distributed.cutting", "sparsefmt.distributed.files")
-            )
+            and found.target.startswith("sparsefmt.distributed.parts.")
         )
         # `SGT.split`: tiles for tensor cores are cut by the room that reads them.
         and not (
@@ -223,20 +221,16 @@ def test_formats_load_no_optional_library():
     assert not wrong, "\n".join(wrong)
 
 
-#: What `sparsefmt partition` uses, for those who have no torch.
-WITHOUT_TORCH = ("cutting", "files", "fingerprint", "rows")
-
-
 def test_parts_of_graphs_are_written_without_torch():
     wrong = [
         f"{where(path, found.line)} imports {found.target}"
-        for path in (PACKAGE / "distributed" / f"{name}.py" for name in WITHOUT_TORCH)
+        for path in (PACKAGE / "distributed" / "parts").glob("*.py")
         for found in imports(path)
         if found.target.split(".")[0] == "torch"
         or "autograd" in found.target
         or (
             found.target.startswith("sparsefmt.distributed.")
-            and found.target.split(".")[2] not in WITHOUT_TORCH
+            and not found.target.startswith("sparsefmt.distributed.parts.")
         )
     ]
     assert not wrong, "\n".join(wrong)
@@ -258,7 +252,7 @@ def test_layers_are_written_with_the_functions_of_autograd():
     """Their users can write the same: layers import public names alone."""
     code = "import sparsefmt.autograd\nprint(*sparsefmt.autograd.__all__)"
     public = {f"sparsefmt.autograd.{name}" for name in in_subprocess(code).split()}
-    house = tuple(f"sparsefmt.{module}." for module in ("_lazy", "errors", "nn"))
+    house = tuple(f"sparsefmt.{module}." for module in ("_lazy", "errors", "model", "nn"))
     wrong = [
         f"{where(path, found.line)} imports {found.target}"
         for path in SOURCES
@@ -349,7 +343,7 @@ def test_rooms_take_little_of_one_another():
     rooms = {path.name for path in (PACKAGE / "ops").iterdir() if path.is_dir()}
     found = []
     for path in (PACKAGE / "ops").rglob("*.py"):
-        room = path.parent.name
+        room = path.relative_to(PACKAGE / "ops").parts[0]
         if room not in rooms - {"engine"}:
             continue
         for one in imports(path):

@@ -8,7 +8,7 @@ torch = pytest.importorskip("torch")
 
 from torch import optim  # noqa: E402
 
-from sparsefmt.nn import capturing  # noqa: E402
+from sparsefmt.model import capturing  # noqa: E402
 
 
 class Fake:

@@ -33,7 +33,8 @@ from torch.optim import SGD  # noqa: E402
 
 from sparsefmt import Graph  # noqa: E402
 from sparsefmt.autograd import as_graph, graph_tensors  # noqa: E402
-from sparsefmt.nn import SAGEConv, capture, capturing  # noqa: E402
+from sparsefmt.model import capturing  # noqa: E402
+from sparsefmt.nn import SAGEConv, capture  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("one_thread", "may_run_uncaptured")
 

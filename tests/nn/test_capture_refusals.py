@@ -22,7 +22,7 @@ from torch.nn import Dropout, LazyLinear, Linear, Module, Parameter, Sequential 
 from torch.optim import SGD  # noqa: E402
 
 from sparsefmt import DeviceError, DtypeError, Graph, ShapeError, UnsupportedError  # noqa: E402
-from sparsefmt.autograd import held  # noqa: E402
+from sparsefmt.model import held  # noqa: E402
 from sparsefmt.nn import SAGEConv, capture  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("one_thread", "may_run_uncaptured")

@@ -26,7 +26,8 @@ from sparsefmt import (  # noqa: E402
     UnsupportedError,
     optimize,
 )
-from sparsefmt.autograd import adapters, composition, spmm  # noqa: E402
+from sparsefmt.autograd import spmm  # noqa: E402
+from sparsefmt.model import composition, layers  # noqa: E402
 from sparsefmt.nn import (  # noqa: E402
     AGNNConv,
     GATConv,
@@ -329,7 +330,7 @@ def test_loops_that_are_added_are_those_that_are_missing():
     diagonals = {"all": [3, 1, 1], "without": [1, 1, 1], "one": [1, 1, 1]}
     graph = Graph.from_edge_index(np.array([[0, 0, 1, 2], [0, 0, 2, 1]]), num_nodes=3)
     for which, diagonal in diagonals.items():
-        assert adapters.with_loops(graph, which).csr.toarray().diagonal().tolist() == diagonal
+        assert layers.with_loops(graph, which).csr.toarray().diagonal().tolist() == diagonal
 
 
 # Timing
@@ -630,7 +631,7 @@ def test_plans_hold_no_graph():
 
 
 def test_a_graph_keeps_nothing_of_a_layer_that_has_gone():
-    graph, kept = square(), adapters._KEPT
+    graph, kept = square(), layers._KEPT
     for _ in range(3):
         for eps in (0.0, 0.5):
             layer = GINConv(nn.Linear(6, 8), eps=eps)

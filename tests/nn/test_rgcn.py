@@ -11,7 +11,8 @@ from test_pyg_graphs import SparseTensor  # noqa: E402
 from torch.autograd import gradcheck, gradgradcheck  # noqa: E402
 
 from sparsefmt import Graph, nn  # noqa: E402
-from sparsefmt.autograd import relational_aggregate, relations, typed_edges  # noqa: E402
+from sparsefmt.autograd import relational_aggregate, relations  # noqa: E402
+from sparsefmt.autograd.tensors import types as typed_edges  # noqa: E402
 from sparsefmt.errors import (  # noqa: E402
     DeviceError,
     DtypeError,

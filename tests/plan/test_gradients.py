@@ -9,7 +9,7 @@ torch = pytest.importorskip("torch")
 from autograd_cases import make_graph  # noqa: E402
 
 from sparsefmt import Graph  # noqa: E402
-from sparsefmt.autograd.composition import FUNCTIONS, Attention, Program, Weighted  # noqa: E402
+from sparsefmt.model.composition import FUNCTIONS, Attention, Program, Weighted  # noqa: E402
 from sparsefmt.plan import models  # noqa: E402
 from sparsefmt.plan.expression import Apply, Hop, Leaf, Product, Sum  # noqa: E402
 from sparsefmt.plan.forest import forest  # noqa: E402
@@ -110,7 +110,7 @@ def test_every_tree_has_the_value_and_the_gradients_of_the_expression(model, ent
 
 def learned(expression):
     """Ask for the gradient of the diagonals."""
-    from sparsefmt.autograd.composition import leaves_of, rebuilt
+    from sparsefmt.model.composition import leaves_of, rebuilt
 
     leaves = {leaf.name: leaf for leaf in leaves_of(expression)}
     D = Leaf("D", "diagonal", "n", "n", grad=True)

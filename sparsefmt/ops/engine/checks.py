@@ -20,7 +20,7 @@ from ...formats.arrays import (
 from ...formats.base import Format
 from ...formats.compressed import CSR
 from ...formats.sgt import SGT
-from ...graph import Graph
+from ...graph.graph import Graph
 from .memory import memory_of, rows_apart
 
 TF32, BF16 = PRECISIONS = ("tf32", "bf16")  #: to what float32 features may be rounded

@@ -16,7 +16,7 @@ from ...formats.arrays import Array, allocating, namespace, on_device_of, out_of
 from ...formats.base import Format
 from ...formats.compressed import CSR
 from ...formats.convert import numbered_csr
-from ...graph import Graph
+from ...graph.graph import Graph
 from . import table
 from .order import in_csr_order, in_own_order
 from .structure import Structure

@@ -208,8 +208,8 @@ def expression(kernel: str, dtypes: tuple[str, ...], constants: tuple[int, ...])
 
 #: Modules below ``ops`` whose ``instantiations`` say what their launchers may ask for.
 LAUNCHERS = (
-    *("matmul.cuda", "matmul.cuda_aggregate", "edges.cuda", "attention.cuda_gat"),
-    *("attention.cuda_pairwise", "cbsr.cuda", "cbsr.cuda_sspmm", "sampling.cuda"),
+    *("matmul.cuda", "matmul.cuda_aggregate", "edges.cuda", "attention.gat.cuda"),
+    *("attention.pairwise.cuda", "cbsr.cuda", "cbsr.cuda_sspmm", "sampling.cuda"),
     *("tiles.cuda", "tiles.cuda_edges", "gcn.cuda", "messages.cuda", "engine.build"),
 )
 

@@ -1,0 +1,1 @@
+"""The bridge from torch to the table of operations: library ops, memory, checks."""

@@ -1,0 +1,255 @@
+"""Checks of tensors: one quick test each, and an error that says what is wrong once it fails."""
+
+import operator
+from numbers import Integral
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...errors import DeviceError, DtypeError, ShapeError, UnsupportedError
+from ...graph.graph import Graph
+from ...ops.engine import checks
+from ..tensors.tensors import GraphTensors
+
+FLOATING = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+
+
+def tensor(name: str, value: object) -> None:
+    """Check for a dense tensor."""
+    if not isinstance(value, Tensor):
+        raise DtypeError(
+            f"{name} is a {type(value).__name__}: give a torch.Tensor; NumPy and CuPy arrays go "
+            "to sparsefmt.ops."
+        )
+    if value.layout is not torch.strided:
+        raise UnsupportedError(f"{name} has layout {value.layout}: give a dense tensor.")
+
+
+def floating(name: str, value: Tensor) -> None:
+    """Check for floating numbers."""
+    if value.dtype not in FLOATING:
+        raise DtypeError(
+            f"{name} is {value.dtype}: give float16, bfloat16, float32 or float64, "
+            f"{name}.float() for instance."
+        )
+
+
+def place(name: str, value: Tensor, graph: GraphTensors) -> None:
+    """Check for floating numbers where the graph is."""
+    floating(name, value)
+    if value.device != graph.device:
+        mend = f'move one of them, graph.to("{value.device}") for instance'
+        if value.device.type not in ("cpu", "cuda"):
+            mend = f"make {name} on {graph.device}"
+        _on_device(name, value, graph, mend)
+
+
+def _on_device(name: str, value: Tensor, graph: GraphTensors, mend: str) -> None:
+    if value.device != graph.device:
+        raise DeviceError(
+            f"{name} is on {value.device} but the graph is on {graph.device}: {mend}."
+        )
+
+
+def where(name: str, value: Tensor, graph: Graph) -> None:
+    """Check for a tensor where a graph is, whose tensors need not be there for that."""
+    if value.device != torch.device(graph.device):
+        raise DeviceError(
+            f"{name} is on {value.device} but the graph is on {graph.device}: move one of them, "
+            f'graph.to("{value.device}") for instance.'
+        )
+
+
+def features(name: str, x: Tensor, *, rows: int, axis: str, graph: GraphTensors) -> None:
+    """Check for features, (rows, feat) or (rows, heads, feat), where the graph is."""
+    place(name, x, graph)
+    if x.dim() < 2:
+        raise ShapeError(
+            f"{name} has shape {tuple(x.shape)}: give (rows, feat), such as {name}[:, None]."
+        )
+    if x.shape[0] != rows:
+        raise ShapeError(
+            f"{name} has {x.shape[0]} rows but the graph has {rows} {axis}: {name} needs one row "
+            f"for each of them ({name}.shape == {tuple(x.shape)}, graph.shape == "
+            f"{(graph.n_rows, graph.n_cols)})."
+        )
+
+
+def matrix(name: str, x: Any, *, rows: int, axis: str, graph: GraphTensors) -> None:
+    """Check for features, (rows, feat), where the graph is."""
+    if (
+        isinstance(x, Tensor)
+        and x.dim() == 2
+        and x.shape[0] == rows
+        and x.dtype in FLOATING
+        and x.device == graph.device
+        and x.layout is torch.strided
+    ):
+        return
+    tensor(name, x)
+    place(name, x, graph)
+    two_axes(name, x)
+    features(name, x, rows=rows, axis=axis, graph=graph)
+
+
+def two_axes(name: str, x: Tensor) -> None:
+    """Check for two axes."""
+    if x.dim() != 2:
+        mend = f"{name}[:, None] for instance"
+        if x.dim() > 2:
+            mend = f"{name}.flatten(1) where rows come first, or one call for each {name}[k]"
+        raise ShapeError(f"{name} has shape {tuple(x.shape)}: give (rows, feat), {mend}.")
+
+
+def vector(
+    name: str, value: Any, *, length: int, what: str, x: Tensor, graph: GraphTensors
+) -> None:
+    """Check for (length,), of the dtype of x, which has been checked."""
+    if (
+        isinstance(value, Tensor)
+        and value.shape == (length,)
+        and value.dtype is x.dtype
+        and value.device == graph.device
+        and value.layout is torch.strided
+    ):
+        return
+    tensor(name, value)
+    place(name, value, graph)
+    if value.shape != (length,):
+        raise ShapeError(
+            f"{name} has shape {tuple(value.shape)} but the graph has {length} {what}: give one "
+            f"value each, shape ({length},)."
+        )
+    _same_dtype(name, value, x, graph)
+
+
+def of_heads(name: str, value: Tensor, graph: GraphTensors, x: Tensor) -> None:
+    """Check for (nnz, heads), of the dtype of x, where the graph is."""
+    place(name, value, graph)
+    if value.shape[0] != graph.nnz:
+        raise ShapeError(
+            f"{name} has shape {tuple(value.shape)} but the graph has {graph.nnz} stored entries: "
+            f"give ({graph.nnz},) or ({graph.nnz}, heads)."
+        )
+    _same_dtype(name, value, x, graph)
+
+
+def _same_dtype(name: str, value: Tensor, x: Tensor, graph: GraphTensors) -> None:
+    if value.dtype is not x.dtype:
+        raise DtypeError(
+            f"{name} is {value.dtype} but x is {x.dtype}{_autocast(graph)}: give both in one "
+            f"dtype, {name}.to({x.dtype}) for instance."
+        )
+
+
+def _autocast(graph: GraphTensors) -> str:
+    """Say in an error that autocast has changed the dtypes that the user gave."""
+    cast = torch.is_autocast_enabled(graph.kind)
+    return " under autocast, which narrows all but float64" if cast else ""
+
+
+def own_values(values: Tensor, x: Tensor, graph: GraphTensors) -> None:
+    """Check that the graph's own edge values have the dtype of x."""
+    if values.dtype is not x.dtype:
+        raise DtypeError(
+            f"x is {x.dtype} but the graph's own edge values are {values.dtype}{_autocast(graph)}: "
+            f"give x.to({values.dtype}), or edge_weight in the dtype of x."
+        )
+
+
+def pair(x: Tensor, y: Tensor, graph: GraphTensors) -> None:
+    """Check for features of one dtype whose heads and widths fit."""
+    if x.dtype is not y.dtype:
+        raise DtypeError(
+            f"y is {y.dtype} but x is {x.dtype}{_autocast(graph)}: give both in one dtype, "
+            f"y.to({x.dtype}) for instance."
+        )
+    if x.dim() > 3 or x.shape[1:] != y.shape[1:]:
+        raise ShapeError(
+            f"x has shape {tuple(x.shape)} and y {tuple(y.shape)}: give (n_rows, feat) and "
+            "(n_cols, feat), or (n_rows, heads, feat) and (n_cols, heads, feat)."
+        )
+
+
+def scores(value: Tensor, graph: GraphTensors) -> None:
+    """Check for scores, (nnz,) or (nnz, heads), where the graph is."""
+    place("scores", value, graph)
+    if value.dim() not in (1, 2) or value.shape[0] != graph.nnz:
+        raise ShapeError(
+            f"scores has shape {tuple(value.shape)} but the graph stores {graph.nnz} entries: "
+            f"give ({graph.nnz},) or ({graph.nnz}, heads)."
+        )
+
+
+def kept(k: Any, feat: int | None) -> int:
+    """Check how many features of a row to keep; ``feat`` is None where it is not known yet."""
+    if isinstance(k, bool) or (isinstance(k, Tensor) and k.dtype is torch.bool):
+        raise DtypeError(f"k is {k}: give an integer.")
+    try:
+        found = operator.index(k)
+    except TypeError as error:
+        raise DtypeError(f"k is a {type(k).__name__}: give an integer.") from error
+    if feat is None and found < 1:
+        raise ShapeError(f"k is {k}: give 1 or more.")
+    if feat is not None:
+        checks.count_of_features(found, feat)
+    return found
+
+
+def seed(value: Any, graph: GraphTensors) -> None:
+    """Check for None, an integer or a tensor of one."""
+    if value is None:
+        return
+    if not isinstance(value, Tensor):
+        if isinstance(value, bool) or not isinstance(value, Integral):
+            raise DtypeError(f"seed is {value!r}: give an integer, or an int64 tensor of one.")
+        return
+    if value.dtype is not torch.int64:
+        raise DtypeError(f"seed is {value.dtype}: give int64, seed.long() for instance.")
+    if value.numel() != 1:
+        raise ShapeError(f"seed has shape {tuple(value.shape)}: give one integer.")
+    _on_device("seed", value, graph, "make it there, or give an int")
+
+
+def seed_on_device(value: Any, graph: GraphTensors) -> Tensor:
+    """Draw a seed if none is given, on the device: a captured CUDA graph draws at each replay."""
+    if isinstance(value, Tensor):
+        return value
+    if value is None:
+        return torch.randint(2**63 - 1, (1,), dtype=torch.int64, device=graph.device)
+    signed = (int(value) + 2**63) % 2**64 - 2**63
+    return torch.full((1,), signed, dtype=torch.int64, device=graph.device)
+
+
+def own_part(own: Any, without: Any, graph: GraphTensors) -> None:
+    """Check the factors of vertices' own features, and which vertices add none."""
+    n = graph.n_rows
+    if n != graph.n_cols:
+        raise ShapeError(
+            f"graph has shape {(n, graph.n_cols)}: a vertex takes part in its own result, give as "
+            "many columns as rows."
+        )
+    tensor("own", own)
+    place("own", own, graph)
+    if own.shape != (n, 1) and own.shape != (1,):
+        raise ShapeError(f"own has shape {tuple(own.shape)}: give {(n, 1)} or (1,).")
+    if without is None:
+        return
+    tensor("without", without)
+    if without.dtype is not torch.bool:
+        raise DtypeError(f"without is {without.dtype}: give torch.bool.")
+    if without.shape != (n, 1):
+        raise ShapeError(f"without has shape {tuple(without.shape)}: give {(n, 1)}.")
+    _on_device("without", without, graph, "move one of them")
+
+
+def bias(value: Any, x: Tensor, graph: GraphTensors) -> None:
+    """Check what is added to every row."""
+    tensor("bias", value)
+    place("bias", value, graph)
+    if value.shape != x.shape[1:]:
+        raise ShapeError(
+            f"bias has shape {tuple(value.shape)} but x has {tuple(x.shape)}: give "
+            f"{tuple(x.shape[1:])}, one value for each feature."
+        )

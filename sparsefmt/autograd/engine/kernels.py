@@ -1,0 +1,310 @@
+"""Kernels of the torch layer alone: of torch's own operations, and of what graphs keep for ours."""
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ...formats import primitives
+from ...formats.arrays import Array, allocating, finish, on_device_of
+from ...formats.compressed import CSR
+from ...formats.primitives import expand
+from ...interop.torch import from_tensor
+from ...ops.attention.gat.twin import rounded
+from ...ops.edges.api import SDDMM
+from ...ops.engine import choose, small
+from ...ops.engine.cpu_arrays import wide
+from ...ops.engine.structure import Structure, built_at
+from ...ops.engine.table import Kernel, Op, deferred
+from ...ops.matmul import cuda_aggregate as matmul_cuda_aggregate
+from ...ops.matmul.aggregation import AGGREGATE_BACKWARD
+from ...ops.matmul.api import ROUNDED, SPMM, against_rounding
+from ...ops.matmul.cuda import spmm_with_own
+from ...ops.matmul.heads import against as against_heads
+from ...ops.sampling import cuda as sampling_cuda
+from ...ops.sampling.api import SCALES_AND_OPTIONS, sample_with_perm
+from ...ops.sampling.options import SampleOptions
+from ...ops.tiles.kernels import against_sddmm, against_spmm
+from ...ops.tiles.operands import prepared
+from .memory import NAMES, sums_dtype
+
+_product_on_cpu = deferred("sparsefmt.ops.matmul.cpu", "spmm")
+#: Whether torch sums bags of float32 in vector registers, at any width: on x86 processors.
+_HAS_BAGS = "fbgemm" in torch.backends.quantized.supported_engines
+#: Multiply-adds that bags take: beyond it numba's loops compile in less than they gain.
+_MOST_IN_BAGS = 1 << 26
+#: Bytes of a result beyond which it is made in parts of so many a thread: torch's fresh memory
+#: costs more than the sums, 34 ms of which 14 are theirs for 39 MB.
+_MOST_OF_A_RESULT, _PART = 1 << 24, 1 << 20
+
+# The gradient of features that a product with a sample of each row reads
+
+
+def _spmm_sampled_dx_on_cuda(
+    S: Structure,
+    grad: Tensor,
+    values: Tensor | None,
+    row_scale: Tensor | None,
+    col_scale: Tensor | None,
+    *options: Any,
+    indptr: Tensor,
+) -> Any:
+    """Make the sample again, transpose it, and multiply."""
+    how = SampleOptions(*options)
+    if not S.nnz:
+        return grad.new_zeros(S.n_cols, grad.shape[1])
+    room = sampling_cuda.room_of_a_row(S.n_rows, S.nnz, how.width)
+    cols, entries, rows = indptr.new_empty(3, S.n_rows * room or S.nnz)
+    sampling_cuda.sample_rows(S, how, cols, entries, rows, room=room)
+    t_indptr, rows, perm = _transposed(cols, None if values is None else entries, rows, S.n_cols)
+    T = sampling_cuda.without_chunks(
+        *((S.n_cols, S.n_rows), rows.shape[0], S.index_dtype),
+        *(t_indptr.data_ptr(), rows.data_ptr()),
+    )
+    factors = _row_factors(indptr, row_scale, sums_dtype(grad), how)
+    return sampling_cuda.spmm_sampled(T, grad, values, col_scale, factors, perm=perm)
+
+
+def _spmm_sampled_dx_on_cpu(
+    A: CSR,
+    grad: Array,
+    values: Array | None,
+    row_scale: Array | None,
+    col_scale: Array | None,
+    *options: Any,
+) -> Any:
+    """Make the sample again, transpose it, and multiply; the rows of a column add up in order."""
+    how = SampleOptions(*options)
+    seed = 0 if how.seed is None else how.seed.item()
+    B, entries = sample_with_perm(A, how.width, strategy=how.strategy, seed=seed)
+    places = B.indices, entries, expand(B.indptr, B.nnz)
+    cols, numbers, rows = map(torch.from_numpy, places)
+    t_indptr, rows, perm = _transposed(cols, None if values is None else numbers, rows, A.n_cols)
+    arrays = {"indptr": t_indptr.numpy(), "indices": rows.numpy()}
+    T = CSR._trusted(**arrays, data=None, shape=A.shape[::-1])
+    values = None if values is None or perm is None else values[perm.numpy()]
+    scale = None if row_scale is None else torch.from_numpy(row_scale)
+    dtype = torch.float64 if grad.dtype == "float64" else torch.float32
+    factors = _row_factors(torch.from_numpy(A.indptr), scale, dtype, how)
+    factors = None if factors is None else factors.numpy()
+    return _product_on_cpu(T, grad, values, None, col_scale, factors, "sum")
+
+
+def _transposed(
+    cols: Tensor, entries: Tensor | None, rows: Tensor, n_cols: int
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Sort entries by column, stably; return ``indptr`` of the columns, rows and numbers.
+
+    Places whose column is ``n_cols`` are free: they come last, and ``indptr`` ends before them.
+    """
+    found, order = torch.sort(cols, stable=True)
+    ends = torch.arange(n_cols + 1, dtype=cols.dtype, device=cols.device)
+    indptr = torch.searchsorted(found, ends, out_int32=cols.dtype is torch.int32)
+    perm = None if entries is None else entries.index_select(0, order)
+    return indptr, rows.index_select(0, order), perm
+
+
+def _row_factors(
+    indptr: Tensor, row_scale: Tensor | None, dtype: torch.dtype, how: SampleOptions
+) -> Any:
+    """Compute the factor of each row's sum, in that dtype; None if all are 1."""
+    scale = None if row_scale is None else row_scale.to(dtype)
+    if not how.mean and not how.rescale:
+        return scale
+    lengths = indptr.diff()
+    sampled = lengths.clamp(1, how.width).to(dtype)
+    shares = lengths.to(dtype) / sampled if how.rescale else sampled.reciprocal()
+    return shares if scale is None else scale * shares
+
+
+def _like_columns(S: Any, grad: Any, *_: Any) -> tuple[Any, ...]:
+    return (((S.n_cols, grad.shape[1]), grad),)
+
+
+SPMM_SAMPLED_DX = Op(
+    "spmm_sampled_dx",
+    f"Tensor grad, Tensor? values, {SCALES_AND_OPTIONS}",
+    kernels=(
+        Kernel("spmm_sampled_dx_csr", _spmm_sampled_dx_on_cuda, ("csr",), "gpu"),
+        Kernel("spmm_sampled_dx_numba", _spmm_sampled_dx_on_cpu, ("csr",), "cpu"),
+    ),
+    results=_like_columns,
+    takes_indptr=True,
+)
+
+# A product to whose rows a part of their own is added
+
+
+def plus_own(y: Tensor, rows: Tensor, own: Tensor | None, one_more: bool, bias: Any) -> Tensor:
+    """Add to a result what the kernel with own parts adds, in place."""
+    if own is None:
+        y += rows
+    elif one_more:
+        y.addcmul_((1 + own).to(y.dtype), rows)
+    else:
+        own = own[:, None].to(y.dtype)
+        y.addcmul_(own, rows.masked_fill(own == 0, 0))
+    return y if bias is None else y.add_(bias)
+
+
+def _apart(S: Structure, *args: Any) -> Any:
+    return plus_own(choose.run(SPMM, S, *args[:6]), *args[6:])
+
+
+def _spmm_with_own_on_cpu(A: CSR, x: Any, *args: Any) -> Any:
+    """Add up in float32 at least, and round once."""
+    features, *given = (wide(a) if isinstance(a, np.ndarray) else a for a in (x, *args))
+    found = torch.from_numpy(choose.run(SPMM, A, features, *given[:5]))
+    own: Any = (torch.from_numpy(a) if isinstance(a, np.ndarray) else a for a in given[5:])
+    with np.errstate(over="ignore", under="ignore"):
+        return plus_own(found, *own).numpy().astype(x.dtype, copy=False)
+
+
+def _together(S: Structure, *args: Any, **_: Any) -> list[str]:
+    """List the reasons against a product first, and its own part behind it."""
+    if not S.nnz:
+        return []
+    return ["A is no tiles"] if not prepared else against_spmm(S, *args[:6])
+
+
+def _not_rounded(S: Structure, x: Tensor, *_: Any, **__: Any) -> list[str]:
+    return against_rounding(S.nnz, x, None)
+
+
+SPMM_WITH_OWN = Op(
+    "spmm_with_own",
+    "Tensor x, Tensor? values, Tensor? perm, Tensor? row_scale, Tensor? col_scale, str reduce, "
+    "Tensor rows, Tensor? own, bool one_more, Tensor? bias",
+    kernels=(
+        Kernel("spmm_then_own", _apart, ("csr",), "gpu", refuses=_together),
+        Kernel(
+            *("spmm_csr_with_own_rounded", partial(spmm_with_own, narrow=True), ("csr",), "gpu"),
+            refuses=_not_rounded,
+            note=ROUNDED,
+        ),
+        Kernel("spmm_csr_with_own", spmm_with_own, ("csr",), "gpu"),
+        Kernel("spmm_with_own_numba", _spmm_with_own_on_cpu, ("csr",), "cpu"),
+    ),
+    results=lambda S, x, *_: (((S.n_rows, x.shape[1]), x),),
+)
+
+# Both gradients of a product, with what a graph keeps for them
+
+
+def _aggregate_backward_of_graph(
+    S: Structure, x: Tensor, grad: Tensor, values: Any, perm: Any, row_scale: Any, col_scale: Any
+) -> Any:
+    """Run one pass over the transposed structure, or two products where one goes by tiles."""
+    product = grad, values, perm, col_scale, row_scale, "sum"
+    if prepared and not (against_spmm(S, *product) and against_sddmm(S, x, grad)):
+        dx = choose.run(SPMM, S, *product)
+        return dx, choose.run(SDDMM, S, x, grad, col_scale, row_scale, perm=perm)
+    apart = matmul_cuda_aggregate.goes_apart(S, NAMES[x.dtype], x.shape[1], inverse=True)
+    inverse = _inverse(S, perm) if apart and perm is not None else None
+    given = values, perm, row_scale, col_scale
+    return matmul_cuda_aggregate.aggregate_backward(S, x, grad, *given, inverse=inverse)
+
+
+def _not_of_torch(S: Any, *_: Any, **__: Any) -> list[str]:
+    return [] if isinstance(S, Structure) else ["A is no graph of torch"]
+
+
+def _inverse(S: Structure, perm: Tensor) -> Array | None:
+    """Return the inverse of ``perm``, built once with the graph, or None.
+
+    The second gradient of a graph makes it, unless a capture runs: one is not worth it.  It is no
+    memory of torch's, whose pools of CUDA graphs would miss it.
+    """
+    built, place = built_at(S), perm.data_ptr()
+    if built is None:
+        return None
+    with built.lock:
+        if ("perm", place) not in built.found:  # while it is there, nothing else lies at its place
+            built.found["perm", place] = perm
+            return None
+
+    def build() -> Array:
+        array = from_tensor("perm", perm)
+        with on_device_of(array), allocating(f"the inverse of {len(array)} places"):
+            found = primitives.inverse(array)
+        finish(array)  # synchronize!
+        return found
+
+    found: Array | None = built.found.get(("inverse", place))
+    if found is None and not torch.cuda.is_current_stream_capturing():
+        found = built.ask(("inverse", place), build)
+    return found
+
+
+# Products on the CPU, by torch's own loops
+
+
+class OfTensors(CSR):
+    """A CSR over CPU tensors, for which torch's kernels may be chosen."""
+
+
+def _against_bags(
+    A: Any, x: Any, values: Any = None, perm: Any = None, row_scale: Any = None,
+    col_scale: Any = None, reduce: str = "sum", **_: Any,
+) -> list[str]:  # fmt: skip
+    """List the reasons against ``torch.embedding_bag``."""
+    found = [] if type(A) is OfTensors else ["A is no graph of torch"]
+    found += against_heads(values, "bags take")
+    if reduce not in ("sum", "mean"):
+        found.append(f"bags do not take a {reduce}")
+    # Loops for float64 add up one entry at a time: 3 to 8 times the time of numba's.
+    most = _MOST_IN_BAGS if _HAS_BAGS and x.dtype.itemsize < 8 else small.MOST
+    return found + small.reasons_against((A.nnz + A.n_rows) * x.shape[1], most)
+
+
+def _bags(
+    A: CSR,
+    x: Array,
+    values: Array | None = None,
+    perm: Array | None = None,
+    row_scale: Array | None = None,
+    col_scale: Array | None = None,
+    reduce: str = "sum",
+    **_: Any,
+) -> Array:
+    """``r[i] * reduce of a[e] c[j] x[j]``: rows are bags of neighbours, on torch's threads."""
+    if not (A.nnz and x.size):
+        return np.zeros((A.n_rows, x.shape[1]), x.dtype)
+    values = values if values is None or perm is None else values[perm]
+    weights = None
+    if values is not None or col_scale is not None:
+        weights = torch.from_numpy(small.weights(A, x, values, col_scale))
+    X, indices, starts = map(torch.from_numpy, (wide(x), A.indices, A.indptr))
+    found = np.empty((A.n_rows, x.shape[1]), X.numpy().dtype)
+    rows = A.n_rows
+    if found.nbytes > _MOST_OF_A_RESULT:
+        rows = max(_PART * torch.get_num_threads() // found[:1].nbytes, 1)
+    for part in primitives.parts(slice(0, A.n_rows), rows):
+        ends = starts[part.start : part.stop + 1]
+        first, last = int(ends[0]), int(ends[-1])
+        shares = None if weights is None else weights[first:last]
+        given = X, indices[first:last], ends - first if first else ends
+        bags: Array = torch.embedding_bag(*given, False, 0, False, shares, True)[0].numpy()
+        if rows == A.n_rows:
+            found = bags
+        else:
+            found[part] = bags
+    if row_scale is not None or reduce == "mean":
+        small.scale_rows(A, found, row_scale, reduce)
+    return rounded(found, x)
+
+
+SPMM.prefer(
+    Kernel("spmm_csr_embedding_bag", _bags, ("csr",), "cpu", refuses=_against_bags),
+)
+AGGREGATE_BACKWARD.prefer(
+    Kernel(
+        "aggregate_backward_of_graph",
+        _aggregate_backward_of_graph,
+        ("csr",),
+        "gpu",
+        refuses=_not_of_torch,
+    )
+)

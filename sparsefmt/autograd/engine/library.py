@@ -1,0 +1,293 @@
+"""The library ops ``torch.ops.sparsefmt.*``, one for each row of the table of operations.
+
+An op takes flat tensors and checks nothing: the public functions check what users give.  A
+structure is ``indptr, indices, n_cols, plan``, where ``plan`` is empty on the CPU and holds the
+four arrays of ``CSR.chunks`` on a GPU.  Edge values are in the order of the graph's CSR; ``perm``
+tells, for each entry of a transposed structure, its number in that order, so that no permuted copy
+is made.  Ops with two structures take those of the graph and of its transpose.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad, profiler
+from torch.nn import Parameter
+from torch.overrides import has_torch_function
+
+from ...formats.compressed import CSR
+from ...ops.engine import choose, table
+from ...ops.engine.structure import Sizes, Structure, structure_at
+from ...ops.engine.table import Op
+from ..tensors.tensors import Side
+from . import kernels as _kernels  # adds rows to the table
+from .memory import NAMES, as_numpy, dtype_of
+
+_library: Any = torch.library.Library("sparsefmt", "DEF")  # type: ignore[no-untyped-call]
+
+_STRUCTURE = "Tensor indptr, Tensor indices, SymInt n_cols, Tensor[] plan"
+_TRANSPOSED = "Tensor t_indptr, Tensor t_indices, Tensor[] t_plan, Tensor perm"
+_HEADS = ("", _STRUCTURE, f"{_STRUCTURE}, {_TRANSPOSED}")
+_COUNTS = (0, 4, 8)  # tensors of the structures, as a schema has them
+
+# Autocast: float64 stays, as in torch
+
+
+def autocast_dtype(kind: str, *, narrow: bool) -> torch.dtype:
+    """What autocast on this kind of device casts to, for products or for softmax."""
+    return torch.get_autocast_dtype(kind) if narrow else torch.float32
+
+
+def cast(value: Any, kind: str, dtype: torch.dtype) -> Any:
+    """``value`` as autocast would cast it: floating tensors of that kind of device, not float64."""
+    if (
+        not isinstance(value, Tensor)
+        or value.dtype not in (torch.float16, torch.bfloat16, torch.float32)
+        or value.device.type != kind
+    ):
+        return value
+    return value.to(dtype)
+
+
+def narrowed(kind: str, *values: Any) -> tuple[Any, ...]:
+    """Cast the operands of a product as autocast would, if it is at work on that kind of device."""
+    if not torch.is_autocast_enabled(kind):
+        return values
+    dtype = autocast_dtype(kind, narrow=True)
+    return tuple(cast(one, kind, dtype) for one in values)
+
+
+# From a row to a library op
+
+
+def define(schema: str, on_cpu: Any, on_cuda: Any, fake: Any) -> None:
+    """A library op of that schema: its kernels, and the shapes of its results."""
+    name = _library.define(schema).split("::")[-1]
+    _library.impl(name, on_cpu, "CPU")
+    _library.impl(name, on_cuda, "CUDA")
+    torch.library.register_fake(f"sparsefmt::{name}", fake, lib=_library)
+
+
+def define_autocast(name: str, make: Callable[[Any, str], Any]) -> None:
+    """What ``make`` makes of the op and the kind of device is called while autocast is at work."""
+    op = getattr(torch.ops.sparsefmt, name).default
+    for kind, key in (("cpu", "AutocastCPU"), ("cuda", "AutocastCUDA")):
+        _library.impl(name, make(op, kind), key)
+
+
+def schema_of(op: Op) -> str:
+    """The schema of a row, as torch writes it."""
+    results = "Tensor" if op.returns == 1 else f"({', '.join(['Tensor'] * op.returns)})"
+    arguments = ", ".join(filter(None, (_HEADS[op.structures], op.arguments)))
+    return f"{op.name}({arguments}) -> {results}"
+
+
+def _structure(indptr: Tensor, indices: Tensor, n_cols: int, plan: list[Tensor]) -> Structure:
+    """The structure on a GPU that these tensors hold."""
+    _, slot, cut, long = plan
+    return structure_at(
+        *(indptr.shape[0] - 1, n_cols, indices.shape[0], NAMES[indices.dtype]),
+        *(array.data_ptr() for array in (indptr, indices, *plan)),
+        *(slot.shape[0] - 1, cut.shape[0], long.shape[0]),
+    )
+
+
+def _csr(indptr: Tensor, indices: Tensor, n_cols: int, _: Any) -> CSR:
+    """The structure on the CPU that these tensors hold."""
+    shape = indptr.shape[0] - 1, n_cols
+    arrays = {"indptr": indptr.numpy(), "indices": indices.numpy()}
+    return _kernels.OfTensors._trusted(**arrays, data=None, shape=shape)
+
+
+def _sizes(indptr: Tensor, indices: Tensor, n_cols: int, _: Any) -> Sizes:
+    return Sizes(indptr.shape[0] - 1, n_cols, indices.shape[0], NAMES[indices.dtype])
+
+
+def _with_structures(op: Op, make: Callable[..., Any], args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The arguments of a library op as the row takes them."""
+    if op.structures == 0:
+        return None, *args
+    own = make(*args[:4])
+    if op.structures == 1:
+        return own, *args[4:]
+    t_indptr, t_indices, t_plan, perm = args[4:8]
+    n_cols = args[0].shape[0] - 1
+    return own, make(t_indptr, t_indices, n_cols, t_plan), perm, *args[8:]
+
+
+def _on_cuda(op: Op) -> Callable[..., Any]:
+    def kernel(*args: Any) -> Any:
+        beside = {"indptr": args[0]} if op.takes_indptr else {}
+        return choose.run(op, *_with_structures(op, _structure, args), **beside)
+
+    return kernel
+
+
+def _on_cpu(op: Op) -> Callable[..., Any]:
+    def kernel(*args: Any) -> Any:
+        given = _with_structures(op, _csr, args)
+        wanted = op.results(*given)
+        found = choose.run(op, given[0], *map(as_numpy, given[1:]))
+        results = (found,) if op.returns == 1 else found
+        tensors = tuple(
+            torch.from_numpy(array).to(dtype_of(like))
+            for array, (_, like) in zip(results, wanted, strict=True)
+        )
+        return tensors[0] if op.returns == 1 else tensors
+
+    return kernel
+
+
+def _fake(op: Op) -> Callable[..., Any]:
+    def kernel(*args: Any) -> Any:
+        given = (*args[_COUNTS[op.structures] :], *args)
+        like = next(arg for arg in given if isinstance(arg, Tensor))
+        wanted = op.results(*_with_structures(op, _sizes, args))
+        results = tuple(like.new_empty(shape, dtype=dtype_of(of)) for shape, of in wanted)
+        return results[0] if op.returns == 1 else results
+
+    return kernel
+
+
+def _autocast(op: Op) -> Callable[[Any, str], Any]:
+    """What autocast calls in the place of a library op."""
+
+    def make(library_op: Any, kind: str) -> Any:
+        names = [argument.name for argument in library_op._schema.arguments]
+        narrow = ["*" in (op.narrowed or ()) or name in (op.narrowed or ()) for name in names]
+
+        def kernel(*args: Any) -> Any:
+            dtypes = (autocast_dtype(kind, narrow=one) for one in narrow)
+            with torch.autocast(kind, enabled=False):
+                given = zip(args, dtypes, strict=False)
+                return library_op(*(cast(one, kind, dtype) for one, dtype in given))
+
+        return kernel
+
+    return make
+
+
+def _register() -> None:
+    for op in filter(lambda op: op.library, table.operations()):
+        define(schema_of(op), _on_cpu(op), _on_cuda(op), _fake(op))
+        if op.narrowed is not None:
+            define_autocast(op.name, _autocast(op))
+
+
+_register()
+
+# The ops as the functions of this layer call them
+
+_C: Any = torch._C
+#: Whether a tensor is one of ``torch.func.functionalize``, which has no memory of its own.
+is_functional: Any = torch._is_functional_tensor
+_local_keys = _C._dispatch_tls_local_include_set
+_backend = _C.DispatchKeySet(_C.DispatchKey.BackendSelect)
+_in_place = _C.DispatchKeySet(_C.DispatchKey.ADInplaceOrView)
+#: What a thread adds to the keys of each call if nothing watches it: in inference mode, and else.
+_EAGER_KEYS = _backend.raw_repr(), (_backend | _in_place).raw_repr()
+_OTHERS = type(None), str, int, float, bool
+
+
+class LibraryOp:
+    """A library op, called with ``Side``s in the place of its structures.
+
+    The dispatcher takes 12 to 15 µs to reach a kernel written in Python: where it would do nothing
+    else, the CUDA kernel is called at once.
+    """
+
+    def __new__(cls, name: str) -> "LibraryOp":
+        """An op with one structure, the most of them, has a shorter way of its own."""
+        return object.__new__(_OfOneSide if _one_side(table.find(name)) else LibraryOp)
+
+    def __init__(self, name: str) -> None:
+        self.row = table.find(name)
+        self.library: Any = getattr(torch.ops.sparsefmt, name).default
+
+    def __call__(self, *args: Any) -> Any:
+        """By the short way where nothing can tell."""
+        sides, others = args[: self.row.structures], args[self.row.structures :]
+        if not sides:
+            if others[0].is_cuda and not torch.compiler.is_compiling() and unwatched(others):
+                return choose.run(self.row, None, *others)
+            return self.library(*others)
+        if needs_no_dispatcher(sides[0], others):
+            if self.row.takes_indptr:
+                indptr = sides[0].indptr
+                return choose.run(self.row, sides[0].structure, *others, indptr=indptr)
+            return choose.run(
+                self.row, sides[0].structure, sides[1].structure, sides[1].perm, *others
+            )
+        first = sides[0]
+        structures = [first.indptr, first.indices, first.n_cols, first.plan]
+        for side in sides[1:]:
+            structures += side.indptr, side.indices, side.plan, side.perm
+        return self.library(*structures, *others)
+
+    def at_once(self, side: Side | None, *args: Any) -> Any:
+        """Run the CUDA kernel of an op of one structure or none; for calls that are ``unheard``."""
+        return choose.run(self.row, None if side is None else side.structure, *args)
+
+
+def _one_side(row: Op) -> bool:
+    return row.structures == 1 and not row.takes_indptr
+
+
+class _OfOneSide(LibraryOp):
+    """A library op of one structure and arrays."""
+
+    def __call__(self, side: Side, *args: Any) -> Any:
+        """By the short way where nothing can tell."""
+        S = side.structure
+        if S is not None and not torch.compiler.is_compiling() and unwatched(args):
+            return choose.run(self.row, S, *args)
+        return self.library(side.indptr, side.indices, side.n_cols, side.plan, *args)
+
+
+def needs_no_dispatcher(side: Side, args: tuple[Any, ...]) -> bool:
+    """Whether a call would reach the CUDA kernel and nothing else."""
+    return not torch.compiler.is_compiling() and side.structure is not None and unwatched(args)
+
+
+def unheard(side: Side, tensors: tuple[Tensor | None, ...]) -> bool:
+    """Whether neither autograd nor anything else but CUDA kernels would hear of these tensors."""
+    if side.structure is None or torch.compiler.is_compiling() or forward_ad._current_level >= 0:
+        return False
+    if not unwatched(tensors):
+        return False
+    if torch.is_grad_enabled():
+        for tensor in tensors:
+            if tensor is not None and tensor.requires_grad:
+                return False
+    return True
+
+
+def unwatched(args: tuple[Any, ...]) -> bool:
+    """Whether nothing but the kernel of their device would hear of a call in plain eager mode.
+
+    Not with a profiler, autocast or a mode at work, nor a tracer or a transform (they add to the
+    keys of the thread), nor for a subclass, a negation that torch has put off, zeros without
+    memory, or what ``torch.func.functionalize`` has left.  Torch has no question that an
+    ``ExecutionTraceObserver`` would answer.
+    """
+    if listening(args):
+        return False
+    for arg in args:
+        kind = type(arg)
+        if kind is Tensor or kind is Parameter:
+            if arg.is_neg() or arg._is_zerotensor() or is_functional(arg):
+                return False
+        elif kind not in _OTHERS:
+            return False
+    return True
+
+
+def listening(args: tuple[Any, ...]) -> bool:
+    """Tell whether a profiler, autocast, a mode or a transform sees the calls of this thread."""
+    return (
+        profiler._is_profiler_enabled
+        or torch.is_autocast_enabled()  # of CUDA
+        or has_torch_function(args)
+        or _local_keys().raw_repr() not in _EAGER_KEYS
+    )

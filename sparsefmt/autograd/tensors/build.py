@@ -1,0 +1,206 @@
+"""A graph's rows and columns straight from edges: on torch's stream, in torch's memory, no wait.
+
+Few edges take one launch, see ``ops/engine/build_small.cu``; more of them launches of our own
+around a stable sort and a scan of torch's, see ``build.cu`` there.  The host knows how many edges
+and vertices there are, and nothing else: the cut of the rows is laid out for the most that it can
+need, and known exactly once the ``Report`` is done.
+"""
+
+import torch
+from torch import Tensor
+
+from ...formats.built import Built
+from ...formats.chunks import CHUNKS_PER_BLOCK, Chunks
+from ...formats.compressed import CSR
+from ...graph.edges import Edges
+from ...interop.torch import from_tensor
+from ...ops.engine import build
+from ...ops.engine.build import Findings, Layout
+from ...ops.engine.launch import ITEMSIZE
+from ...ops.engine.structure import Sizes, Structure, exact
+from ..engine.memory import DTYPES, NAMES, out_of_inference
+from .reports import LINE, Report, progress_of
+
+_ITEM = ITEMSIZE["float32"]
+
+
+class Arrays:
+    """The arrays of a CSR that a stream builds, and what is made of them once they are asked for.
+
+    They begin at byte ``offset`` of ``memory``, which is the stream's, as ``at`` says, where there
+    may be room for more.  It is of float32, as factors of rows are, of which most steps ask for a
+    view.  ``perm`` tells of each entry the number of its edge.  ``half`` is their place in what the
+    report tells.  ``small`` says that one launch builds them.
+    """
+
+    def __init__(
+        self,
+        at: Layout,
+        sizes: Sizes,
+        memory: Tensor,
+        report: Report,
+        half: int = 0,
+        offset: int = 0,
+        *,
+        small: bool = True,
+    ) -> None:
+        self.at, self.sizes, self.memory, self.small = at, sizes, memory, small
+        self.report, self.half, self._offset = report, half, offset
+        self._begin = memory.data_ptr() + offset
+        self.structure = build.structure_in(at, self._begin, sizes, report, half)
+        self.built = Built()
+        self._inverse: Tensor | None = None
+
+    def found(self) -> Findings | None:
+        """Return what the build has found, None while the report is not done."""
+        found = self.report.found
+        return None if found is None else found[self.half]
+
+    def views(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Return ``indptr``, ``indices`` and ``perm``, which launches do not ask for."""
+        return self.built.ask("views", self._views)
+
+    def _views(self) -> tuple[Tensor, Tensor, Tensor]:
+        at, (n_rows, _, nnz, index_dtype) = self.at, self.sizes
+        index = DTYPES[index_dtype]
+        places = (at.indptr, n_rows + 1), (at.indices, nnz), (at.perm, nnz)
+        indptr, indices, perm = (self._part(place, index, count) for place, count in places)
+        return indptr, indices, perm
+
+    def settled(self) -> Structure:
+        """Return the structure as it is, waiting for its build."""
+        return self.built.ask("structure", lambda: exact(self.structure))
+
+    def is_settled(self) -> bool:
+        """Tell whether somebody has asked for the structure as it is."""
+        return "structure" in self.built.found
+
+    def without_cuts(self) -> Structure:
+        """Return the structure for as many blocks as there can be, which another graph's may be.
+
+        Its rows are cut between blocks only if the report says so, where the build is done.
+        """
+        found = self.found()
+        if found is not None and not found.cuts and self.structure.n_cuts:
+            places = self.at, self._begin, self.sizes, self.report, self.half
+            self.structure = build.structure_in(*places, cuts=False)
+        return self.structure
+
+    def plan(self) -> list[Tensor]:
+        """Return the arrays of ``CSR.chunks``, waiting for the build."""
+        return self.built.ask("plan", self._plan)
+
+    def _plan(self) -> list[Tensor]:
+        at, S, index = self.at, self.settled(), DTYPES[self.sizes.index_dtype]
+        start = self._part(at.start, index, 2 * (S.blocks * CHUNKS_PER_BLOCK + 1))
+        slot = self._part(at.slot, torch.int32, S.blocks + 1)
+        cut = self._part(at.cut, torch.int32, S.n_cuts)
+        long = self._part(at.long, index, S.n_long)
+        return [start.view(-1, 2), slot, cut, long]
+
+    def inverse_degree(self) -> Tensor:
+        """Return one over the number of entries of each row, 1 for an empty one: in float32."""
+        found = self._inverse
+        if found is None:
+            found = self._inverse = self._of_rows(self.at.inverse)
+        return found
+
+    def unit_scales(self) -> tuple[Tensor, Tensor]:
+        """Return GCN's factors of the rows, see ``autograd.unit_scales``: in float32."""
+        return self.built.ask("unit scales", self._unit_scales)
+
+    def _unit_scales(self) -> tuple[Tensor, Tensor]:
+        return self._of_rows(self.at.scale), self._of_rows(self.at.square)
+
+    def in_order(self) -> bool:
+        """Tell whether each entry is at the place of its edge, waiting for the build."""
+        return not self.report.wait()[self.half].moved
+
+    def csr(self) -> CSR:
+        """Return the CSR over the arrays, without values, waiting for the build."""
+        return self.built.ask("csr", self._csr)
+
+    def _csr(self) -> CSR:
+        start, slot, cut, long = (from_tensor("chunks", part) for part in self.plan())
+        indptr, indices = (from_tensor("rows", view) for view in self.views()[:2])
+        shape, S = self.sizes[:2], self.settled()
+        csr = CSR._trusted(indptr=indptr, indices=indices, data=None, shape=shape)
+        chunks = Chunks(start=start, slot=slot, cut=cut, long=long, longest=S.longest)
+        csr._built().ask("chunks", lambda: chunks)
+        csr._built().ask("structure", lambda: S)
+        return csr
+
+    def _of_rows(self, begin: int) -> Tensor:
+        """Return a view of a float32 value for each row."""
+        return self._part(begin, torch.float32, self.sizes.n_rows)
+
+    def _part(self, begin: int, dtype: torch.dtype, count: int) -> Tensor:
+        """Return a view of so many values that begin there."""
+        memory, place = self.memory, (self._offset + begin) // dtype.itemsize
+        if dtype is torch.float32 and not torch.is_inference_mode_enabled():  # most of them
+            return memory.narrow(0, place, count)
+        with out_of_inference():
+            return memory.view(dtype).narrow(0, place, count)
+
+
+def sides_of(edges: Edges, *, both: bool) -> tuple[Arrays, Arrays | None]:
+    """Build the rows of the matrix of these edges, and if ``both`` its columns.
+
+    Sources are columns, targets rows.
+    """
+    (n_rows, n_cols), nnz, index = edges.shape, edges.nnz, edges.index
+    dtype, source = NAMES[index.dtype], index.data_ptr()
+    sizes, target = Sizes(n_rows, n_cols, nnz, dtype), source + nnz * ITEMSIZE[dtype]
+    small = build.is_small(n_rows, n_cols, nnz)
+    with Report(edges.device_number, edges.fault_maker(), both=both and small) as report:
+        if small:
+            room = build.room_for
+            rooms = room(n_rows), room(n_cols), room(nnz)
+            how = build.small(*rooms, dtype, edges.device_number, both=both)
+            return _small(how, sizes, report, index, (target, source))
+        rows = _built(sizes, report, index, (target, source), source, transposed=False)
+    return rows, columns_of(rows) if both else None
+
+
+def _small(
+    how: build.Small, sizes: Sizes, report: Report, like: Tensor, ids: tuple[int, int]
+) -> tuple[Arrays, Arrays | None]:
+    """Build few edges in one launch."""
+    memory = like.new_empty(how.size // _ITEM, dtype=torch.float32)
+    scratch = like.new_empty(how.scratch // _ITEM, dtype=torch.float32)
+    reports, begin = (report.address, report.address + LINE), memory.data_ptr()
+    room, progress = scratch.data_ptr(), progress_of(report)
+    how(ids, sizes[:3], begin, reports, room, progress, report.stream)
+    rows = Arrays(how.rows, sizes, memory, report)
+    if how.columns is None:
+        return rows, None
+    n_rows, n_cols, nnz, index_dtype = sizes
+    flipped = Sizes(n_cols, n_rows, nnz, index_dtype)
+    return rows, Arrays(how.columns, flipped, memory, report, 1, how.rows.size)
+
+
+def columns_of(rows: Arrays) -> Arrays:
+    """Build the rows of the transpose; its ``perm`` numbers the entries of ``rows``."""
+    n_rows, n_cols, nnz, index_dtype = rows.sizes
+    sizes, ids = Sizes(n_cols, n_rows, nnz, index_dtype), (rows.structure.indices, 0)
+    with Report(rows.report.device) as report:
+        return _built(sizes, report, rows.memory, ids, rows.structure.indptr, transposed=True)
+
+
+def _built(
+    sizes: Sizes, report: Report, like: Tensor, ids: tuple[int, int], minor: int,
+    *, transposed: bool,
+) -> Arrays:  # fmt: skip
+    """Launch the build; ``ids`` and ``minor`` are addresses, as ``build`` takes them."""
+    at = build.layout(*sizes, report.device, transposed=transposed)
+    memory = like.new_empty(at.size // _ITEM, dtype=torch.float32)
+    keys = like.new_empty(at.nnz, dtype=DTYPES[at.key_dtype])
+    begin, address, stream = memory.data_ptr(), report.address, report.stream
+    build.keys(at, begin, ids, keys.data_ptr(), address, stream)
+    keys, order = torch.sort(keys, stable=True)
+    words = order.new_empty(at.n_rows + 1)
+    places = keys.data_ptr(), order.data_ptr(), minor, words.data_ptr()
+    build.rows(at, begin, *places, stream, transposed=transposed)
+    words.cumsum_(0)
+    build.chunks(at, begin, words.data_ptr(), address, stream)
+    return Arrays(at, sizes, memory, report, small=False)

@@ -1,0 +1,300 @@
+"""PyG's graphs in the place of ours, which is made once of each and remembered.
+
+An ``edge_index``, an ``EdgeIndex``, or an ``adj_t`` whose rows are targets.
+"""
+
+from functools import partial
+from typing import Any, NamedTuple, TypeAlias
+from weakref import ref
+
+import torch
+from torch import Tensor
+
+from ...errors import DtypeError, UnsupportedError
+from ...graph.graph import Graph
+from ...interop.adjacency import is_adj_t, is_edge_index, known_sizes
+from ..engine.recording import untraced
+from .shared import Shared, shared
+from .tensors import GraphTensors
+
+#: Sources and targets, None where they are not known.
+Sizes: TypeAlias = tuple[int | None, int | None]
+
+
+class _Memory(NamedTuple):
+    """A tensor, its version and place in memory when its graph was made, and the graph.
+
+    That holds an alias or a copy of the tensor, not the tensor itself.  Of a plain ``edge_index``
+    there are the graph's ``shape``, and an alias, so that nothing else comes to lie at its place.
+    """
+
+    tensor: "ref[Tensor]"
+    state: Any
+    graph: Graph
+    shape: tuple[int, int] | None = None
+    held: Tensor | None = None
+
+
+#: By the identity of the tensor; a dictionary of weak keys takes ten times as long.
+_graphs: dict[int, _Memory] = {}
+
+
+def as_graph(
+    given: Any, of_columns: Any, of_rows: Any = None, *, size: Any = None, name: str = ""
+) -> Any:
+    """Give the graph of an ``edge_index`` or ``adj_t``, the same until that is changed or gone.
+
+    Parameters
+    ----------
+    given : Graph, Tensor or SparseTensor
+        A tensor of int32 or int64 and shape (2, n_edges), sources then targets, where the features
+        are; PyG's ``EdgeIndex``; or a sparse tensor of shape (n_target, n_source), torch's or one
+        of torch_sparse.
+    of_columns, of_rows : Tensor or None
+        Tensors with a row for each source and, unless these are all vertices, each target: the
+        sizes of the graph.  If ``of_columns`` is None the sizes of the graph that is remembered,
+        or else the largest index decides, for which a GPU is waited for.
+    size : (n_source, n_target), optional
+        Sizes that go before these; either may be None.  What carries its own sizes keeps them.
+    name : str, optional
+        Of the argument: what is no graph is refused by it.
+
+    Returns
+    -------
+    Graph
+        Without a name what is no such thing comes back as it is, for others to refuse; of a graph
+        that one process shares with nobody, its ``whole``.
+
+    Raises
+    ------
+    DtypeError
+        If there is a name, and ``given`` is no such thing.
+    IndexRangeError
+        If an id is negative or too large; of CUDA tensors as ``Graph.from_edge_index`` says.
+    FormatError, UnsupportedError
+        If an ``EdgeIndex`` is not sorted as it says, or values of an ``adj_t`` require grad.
+
+    Notes
+    -----
+    The tensor is known by its identity and its version, which counts changes in place.  Tensors of
+    inference mode have none: their graph is made at each call.  ``torch.compile`` breaks its graph
+    here: give it a ``Graph``.
+    """
+    if type(given) is Graph:
+        return given
+    if size is None and not torch.compiler.is_dynamo_compiling():
+        found = _graphs.get(id(given))
+        if found is not None and _fits(found, given, of_columns, of_rows):
+            return found.graph
+    if isinstance(given, Graph | GraphTensors):
+        return given
+    if _is_plain(given):
+        remembered, outside = _remembered, _remembered_outside
+    elif is_adj_t(given) or is_edge_index(given):
+        remembered, outside = _remembered_of_pyg, _remembered_of_pyg_outside
+    elif isinstance(given, Shared):
+        whole: Graph | None = shared(given).whole
+        return given if whole is None else whole
+    elif name:
+        raise wrong_graph(given, name)
+    else:
+        return given
+    sizes = _sizes(of_columns, of_rows, size)
+    return outside(given, sizes) if torch.compiler.is_compiling() else remembered(given, sizes)
+
+
+def _fits(found: _Memory, given: Any, of_columns: Any, of_rows: Any) -> bool:
+    """Tell quickly whether a remembered graph still fits; False may mean "ask again"."""
+    if found.shape is None or found.tensor() is not given or found.state != state_of(given):
+        return False
+    shape = of_columns.shape if type(of_columns) is Tensor else ()
+    n = shape[0] if shape else _length(of_columns)
+    return found.shape == (n if of_rows is None else _length(of_rows), n)
+
+
+def turned(graph: Any, given: Any) -> Any:
+    """Give the graph whose messages flow the other way, its edges in the same order.
+
+    Parameters
+    ----------
+    graph : Graph
+        That of ``given``, from ``as_graph``.
+    given : Graph, Tensor or SparseTensor
+        What the user gave.
+
+    Returns
+    -------
+    Graph
+        What is no graph comes back as it is, for others to refuse.
+
+    Raises
+    ------
+    UnsupportedError
+        If that is an ``adj_t``, whose rows are targets whatever flows, as PyG says; or where
+        ``torch.compile`` has put tensors in the graph's place.
+    """
+    if is_adj_t(given):
+        raise UnsupportedError(
+            "flow is 'target_to_source' but edge_index is a sparse matrix, whose rows are targets: "
+            "give its transpose, adj_t.t(), and leave flow out."
+        )
+    if isinstance(graph, GraphTensors):
+        raise UnsupportedError(
+            "flow is 'target_to_source' within a transformation: give graph.transposed, and leave "
+            "flow out."
+        )
+    return graph.transposed if isinstance(graph, Graph) else graph
+
+
+def wrong_graph(value: object, name: str = "graph") -> DtypeError:
+    """Make the error for what is no graph, in an argument of that name."""
+    found, mend = f"a {type(value).__name__}", ""
+    if isinstance(value, Tensor):
+        found = f"a {value.layout} tensor of {value.dtype} and shape {tuple(value.shape)}"
+    elif isinstance(value, list | tuple) or hasattr(value, "__array_interface__"):
+        mend = "; of lists and arrays torch.as_tensor(...) makes one"
+    return DtypeError(
+        f"{name} is {found}: give a sparsefmt.Graph, such as Graph(A) of a format, or PyG's "
+        f"edge_index, a torch.int64 tensor of shape (2, edges){mend}."
+    )
+
+
+def is_remembered(given: Any) -> bool:
+    """Tell whether a graph was made of that tensor."""
+    key = given if isinstance(given, Tensor) else _key_of(given)
+    return key is not None and _found(key) is not None
+
+
+def _is_plain(given: object) -> bool:
+    """Tell whether it is an ``edge_index`` in memory of its own."""
+    return (
+        isinstance(given, Tensor)
+        and given.dtype in (torch.int64, torch.int32)
+        and given.layout is torch.strided
+        and given.dim() == 2
+        and given.shape[0] == 2
+        and (type(given) is Tensor or not is_edge_index(given))
+    )
+
+
+def _sizes(of_columns: Any, of_rows: Any, size: Any) -> Sizes:
+    n_cols = _length(of_columns)
+    n_rows = n_cols if of_rows is None else _length(of_rows)
+    if size is None:
+        return n_cols, n_rows
+    n_source, n_target = size
+    n_cols = n_cols if n_source is None else n_source
+    n_rows = n_cols if of_rows is None else n_rows
+    return n_cols, n_rows if n_target is None else n_target
+
+
+def _remembered(given: Tensor, sizes: Sizes) -> Graph:
+    if given.is_inference():
+        return _graph(given, sizes)
+    found, state = _found(given), state_of(given)
+    if found is not None and found.state == state:
+        n_cols, n_rows = sizes
+        n = n_rows if n_cols is None else n_cols
+        if n is None or found.graph.shape == (n_rows, n_cols):
+            return found.graph
+    graph = _graph(given, sizes)
+    return _remember(given, state, graph, graph.shape, given.detach())
+
+
+def _found(key: Tensor) -> _Memory | None:
+    """Find what is remembered of a tensor."""
+    found = _graphs.get(id(key))
+    return found if found is not None and found.tensor() is key else None
+
+
+def _remember(key: Tensor, state: Any, graph: Graph, *plain: Any) -> Graph:
+    """Remember the graph of a tensor; ``plain`` are the last fields of a ``_Memory``, if any."""
+    _graphs[id(key)] = _Memory(ref(key, partial(_forget, id(key))), state, graph, *plain)
+    return graph
+
+
+def _forget(key: int, tensor: "ref[Tensor]", graphs: dict[int, _Memory] = _graphs) -> None:
+    """Drop the graph of a tensor that is gone; another one may have its identity by now.
+
+    The last tensors go when names of modules have gone already: ``graphs`` is bound here.
+    """
+    found = graphs.get(key)
+    if found is not None and found.tensor is tensor:
+        del graphs[key]
+
+
+def _length(value: Any) -> int | None:
+    return value.shape[0] if isinstance(value, Tensor) and value.dim() else None
+
+
+def _graph(given: Tensor, sizes: Sizes) -> Graph:
+    # A graph over the tensor's memory would keep it, and so itself, alive: CUDA's has an alias.
+    plain = given.is_cuda and type(given) is Tensor and given.shape[1] > 0
+    return Graph.from_edge_index(given if plain else given.clone(), num_nodes=_known(sizes))
+
+
+def _known(sizes: Sizes) -> tuple[int, int] | None:
+    n_cols, n_rows = sizes
+    return None if n_cols is None or n_rows is None else (n_cols, n_rows)
+
+
+def _remembered_of_pyg(given: Any, sizes: Sizes) -> Graph:
+    """Give the graph of an ``EdgeIndex`` or an ``adj_t``."""
+    whole = isinstance(given, Tensor) and given.layout is torch.strided
+    num_nodes = (known_sizes(given) or _known(sizes)) if whole else None
+    key = _key_of(given)
+    if key is None or key.is_inference():
+        return _made(given, num_nodes)
+    sizes_of = () if isinstance(given, Tensor) else tuple(given.sparse_sizes())
+    state = (*sizes_of, *map(state_of, _parts_of(given)))
+    found = _found(key)
+    if found is not None and found.state == state:
+        if num_nodes is None or found.graph.shape == num_nodes[::-1]:
+            return found.graph
+    return _remember(key, state, _made(given, num_nodes))
+
+
+_remembered_outside: Any = untraced(_remembered)
+_remembered_of_pyg_outside: Any = untraced(_remembered_of_pyg)
+
+
+def _made(given: Any, num_nodes: tuple[int, int] | None) -> Graph:
+    """Make a graph that does not keep the tensor alive: see ``_graph``."""
+    if isinstance(given, Tensor) and not given.requires_grad:
+        if given.layout is not torch.strided:
+            given = given.detach()  # which its parts would hold
+            if given.layout is torch.sparse_coo:
+                given = given.coalesce()  # the same matrix: torch adds up what repeats
+        elif not given.is_cuda:
+            given = given.clone()
+    return Graph.from_edge_index(given, num_nodes=num_nodes)
+
+
+def _key_of(given: Any) -> Tensor | None:
+    """Give the tensor by which a graph is remembered; of a SparseTensor its columns."""
+    if isinstance(given, Tensor):
+        return given
+    key = given.csr()[1] if is_adj_t(given) else None
+    return key if isinstance(key, Tensor) else None
+
+
+def state_of(part: Tensor | None) -> Any:
+    """Give what changes with a strided tensor: assigning to ``data`` counts no version."""
+    if part is None:
+        return None
+    return part._version, part.data_ptr(), part.shape, part.stride(), part.dtype
+
+
+def _parts_of(given: Any) -> tuple[Tensor | None, ...]:
+    """Give the tensors that hold a graph."""
+    if not isinstance(given, Tensor):
+        return tuple(given.csr())
+    if given.layout is torch.strided:
+        return given, given.as_tensor()  # type: ignore[attr-defined]
+    if given.layout is torch.sparse_coo:
+        return given._indices(), given._values()
+    if given.layout is torch.sparse_csr:
+        return given.crow_indices(), given.col_indices(), given.values()
+    if given.layout is torch.sparse_csc:
+        return given.ccol_indices(), given.row_indices(), given.values()
+    return ()  # refused by who reads it

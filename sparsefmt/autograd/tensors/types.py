@@ -1,0 +1,277 @@
+"""Edges of several types: a graph for each group of types, made once of a graph and its types."""
+
+from collections.abc import Callable, Hashable, Iterator
+from functools import partial
+from typing import Any, NamedTuple
+from weakref import ref
+
+import torch
+from torch import Tensor
+
+from ...errors import DtypeError, IndexRangeError, ShapeError, UnsupportedError
+from ...formats.arrays import finish
+from ...graph.graph import Graph
+from ...interop.torch import to_tensor
+from ..engine import checks
+from ..engine.recording import untraced
+from .edge_index import state_of
+
+_INTEGERS = (torch.int64, torch.int32, torch.int16, torch.uint8, torch.int8)
+_INT32 = 2**31 - 1
+#: A type that has edges from one of so many vertices, or fewer, has columns for these alone.
+FEW_SOURCES = 4
+
+
+class Group(NamedTuple):
+    """The edges of ``length`` types from ``first`` on, as a graph that tells them apart by columns.
+
+    An edge (i, j) of type t has column ``j * length + t - first``; of ids, which are columns of a
+    table for each type, ``(t - first) * n_ids + id``.  Where one type has few ``sources``, which
+    ascend and are distinct, its columns are their numbers.
+    """
+
+    first: int
+    length: int
+    graph: Graph
+    sources: Tensor | None = None
+
+
+class Grouping(NamedTuple):
+    """How edges are grouped: ``together`` of ``n_types``, by columns or by ids.
+
+    With ``values`` an edge has 1 over the edges of its type and row, in that dtype.
+    """
+
+    n_types: int
+    together: int
+    values: torch.dtype | None = None
+    n_ids: int | None = None
+
+
+def groups_of(
+    graph: Graph, edge_type: Tensor | None, grouping: Grouping, ids: Tensor | None = None
+) -> tuple[Group, ...]:
+    """Group the edges of a graph by their types, or give the groups that were made before.
+
+    Parameters
+    ----------
+    graph : Graph
+    edge_type : Tensor, shape (nnz,), optional
+        The type of each edge, in the order of ``graph.structure``; the graph's own values if it is
+        left out.
+    grouping : Grouping
+    ids : Tensor, shape (n_cols,), optional
+        In the place of each column; with ``grouping.n_ids``.
+
+    Returns
+    -------
+    tuple of Group
+        Those that have edges.
+
+    Raises
+    ------
+    DtypeError, ShapeError, DeviceError, IndexRangeError
+        If a type is no integer from 0 on and below ``n_types``, or there is not one for each edge,
+        where the graph is.
+    """
+    if edge_type is not None:
+        check_types(graph, edge_type)
+    make = partial(_make, graph, edge_type, grouping, ids)
+    tensors = [one for one in (edge_type, ids) if one is not None]
+    if any(one.is_inference() for one in tensors):  # which tells nobody that it was changed
+        return make()
+    typed, at = graph._built.typed, int(graph._flipped)
+    if typed[at] is None:
+        typed[at] = _Kept()
+    kept: _Kept = typed[at]
+    found: tuple[Group, ...] = kept.ask((grouping, ids is None), tensors, make)
+    return found
+
+
+class _Kept(dict[Hashable, tuple[Any, Any]]):
+    """What was made of tensors, by their identity; it goes when they do.
+
+    Aliases of them are held, so that nothing else comes to lie at their places.
+    """
+
+    def ask(self, key: Hashable, tensors: list[Tensor], make: Callable[[], Any]) -> Any:
+        name = key, *map(id, tensors)
+        state = [state_of(one) for one in tensors]
+        found = self.get(name)
+        if found is not None:
+            refs, before, _ = found[0]
+            same = all(one() is each for one, each in zip(refs, tensors, strict=True))
+            if same and before == state:
+                return found[1]
+        _refuse_capture()
+        made = make()
+        forget = partial(_forget, ref(self), name)
+        refs, aliases = [ref(one, forget) for one in tensors], [one.detach() for one in tensors]
+        self[name] = (refs, state, aliases), made
+        return made
+
+
+def _refuse_capture() -> None:
+    """Refuse to look at types or ids where a CUDA graph is captured, which cannot wait."""
+    started: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    if started and torch.cuda.is_current_stream_capturing():
+        raise UnsupportedError(
+            "types of edges, or ids, are new in the capture of a CUDA graph, which cannot wait to "
+            "look at them: keep their tensors outside of the step, and run it once before."
+        )
+
+
+def _forget(kept: "ref[_Kept]", name: Hashable, _: Any) -> None:
+    found = kept()
+    if found is not None:
+        found.pop(name, None)
+
+
+def check_types(graph: Graph, edge_type: Any) -> None:
+    """Check for an integer for each edge, where the graph is."""
+    if not isinstance(edge_type, Tensor):
+        raise DtypeError(
+            f"edge_type is a {type(edge_type).__name__}: give a torch.Tensor of integers, one for "
+            "each edge."
+        )
+    if edge_type.dtype not in _INTEGERS:
+        raise DtypeError(f"edge_type is {edge_type.dtype}: give integers, edge_type.long().")
+    if edge_type.shape != (graph.nnz,):
+        mend = ", edge_type.view(-1) for instance" if edge_type.numel() == graph.nnz else ""
+        raise ShapeError(
+            f"edge_type has shape {tuple(edge_type.shape)} but the graph has {graph.nnz} edges: "
+            f"give ({graph.nnz},){mend}."
+        )
+    checks.where("edge_type", edge_type, graph)
+
+
+#: Ids that were found to be in their range.
+_in_range = _Kept()
+
+
+def check_ids(name: str, ids: Tensor, count: int, what: str) -> None:
+    """Check ids, once for each tensor as long as it is unchanged: a GPU is waited for.
+
+    Parameters
+    ----------
+    name : str
+        Of the argument, in errors.
+    ids : Tensor of int32 or int64, shape (n,)
+    count : int
+        Ids are from 0 on and below it.
+    what : str
+        What there are so many of, in errors.
+
+    Raises
+    ------
+    DtypeError, ShapeError, IndexRangeError
+        If they are no such ids.
+    """
+    check = _check_ids_outside if torch.compiler.is_compiling() else _check_ids
+    check(name, ids, count, what)
+
+
+def _check_ids(name: str, ids: Tensor, count: int, what: str) -> None:
+    if ids.dtype not in (torch.int64, torch.int32):
+        raise DtypeError(f"{name} is {ids.dtype}: give floating features or ids, {name}.long().")
+    if ids.dim() != 1:
+        raise ShapeError(f"{name} has shape {tuple(ids.shape)}: give ids of shape (n,).")
+    check = partial(_check_range, name, ids, count, what)
+    if ids.is_inference():
+        check()
+    else:
+        _in_range.ask(count, [ids], check)
+
+
+_check_ids_outside: Any = untraced(_check_ids)
+
+
+def _make(
+    graph: Graph, edge_type: Tensor | None, grouping: Grouping, ids: Tensor | None
+) -> tuple[Group, ...]:
+    with torch.inference_mode(False), torch.no_grad():
+        coo = graph.structure.tocoo()
+        finish(coo.row)  # synchronize!
+        rows, cols = to_tensor(coo.row), to_tensor(coo.col)
+        types = _own_types(coo.data) if edge_type is None else edge_type.detach()
+        _check_range("edge_type", types, grouping.n_types, "relations")
+        n_cols = graph.shape[1]
+        if ids is not None:
+            n_cols = grouping.n_ids or 0
+            _check_range("x", ids, n_cols, "in_channels")
+            cols = ids.detach()[cols.long()]
+        sizes, edges = (graph.shape[0], n_cols), (rows, cols, types)
+        return tuple(
+            _group(first, grouping, ids is not None, sizes, *(one[part] for one in edges))
+            for first, part in _parts(types, grouping)
+        )
+
+
+def _own_types(values: Any) -> Tensor:
+    """Give the values of a graph as types of its edges."""
+    if values is None:
+        raise DtypeError(
+            "edge_type is None and the graph has no values that could be types: give edge_type, an "
+            "integer for each edge."
+        )
+    given = to_tensor(values)
+    types = given.long()
+    if not bool((types == given).all()):  # synchronize!
+        raise DtypeError(
+            "edge_type is None and the graph's own values are no integers: give edge_type, an "
+            "integer for each edge."
+        )
+    return types
+
+
+def _check_range(name: str, given: Tensor, count: int, what: str) -> None:
+    """Check for numbers from 0 on and below ``count``; synchronises."""
+    if not given.numel():
+        return
+    least, most = (int(one) for one in torch.aminmax(given))
+    if least < 0 or most >= count:
+        wrong = least if least < 0 else most
+        raise IndexRangeError(
+            f"{name} holds {wrong} but there are {count} {what}: give numbers from 0 to "
+            f"{count - 1}."
+        )
+
+
+def _parts(types: Tensor, grouping: Grouping) -> Iterator[tuple[int, Any]]:
+    """Give the first type of each group that has edges, and where they are."""
+    if not types.numel():
+        return
+    if grouping.together >= grouping.n_types:
+        yield 0, slice(None)
+        return
+    number = torch.div(types, grouping.together, rounding_mode="floor")
+    order = torch.argsort(number, stable=True)
+    begin = 0
+    for i, size in enumerate(torch.bincount(number).tolist()):  # synchronize!
+        if size:
+            yield i * grouping.together, order[begin : begin + size]
+        begin += size
+
+
+def _group(
+    first: int, grouping: Grouping, by_ids: bool, sizes: tuple[int, int], *edges: Tensor
+) -> Group:
+    """Make the graph of a group's edges: their rows, columns or ids, and types."""
+    (n_rows, n_cols), (rows, cols, types) = sizes, edges
+    count = min(grouping.together, grouping.n_types - first)
+    small = max(n_cols * count, n_rows, len(rows)) <= _INT32
+    weight = sources = None
+    if count == 1 and not by_ids:
+        found, numbers = torch.unique(cols, return_inverse=True)
+        if len(found) * FEW_SOURCES <= n_cols:
+            sources, cols, n_cols = found, numbers, len(found)
+    if count > 1:
+        local = types.long() - first
+        if grouping.values is not None:
+            places = rows.long() * count + local
+            found = torch.bincount(places, minlength=n_rows * count)
+            weight = found[places].double().reciprocal().to(grouping.values)
+        cols = local * n_cols + cols if by_ids else cols.long() * count + local
+    ends = torch.stack((cols.long(), rows.long())).to(torch.int32 if small else torch.int64)
+    sizes = n_cols * count, n_rows
+    return Group(first, count, Graph.from_edge_index(ends, weight, num_nodes=sizes), sources)

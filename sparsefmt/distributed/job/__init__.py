@@ -1,0 +1,1 @@
+"""A training run over several processes: start, train, watch, save, resume."""

@@ -1,0 +1,1 @@
+"""Partitions of a graph, and the files that hold them; no torch."""

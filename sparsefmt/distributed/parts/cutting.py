@@ -1,0 +1,489 @@
+"""Cut a graph into parts, and write them to a folder; the graph goes by in pieces.
+
+Nothing here needs torch.
+"""
+
+import errno
+import io
+import os
+import secrets
+import shutil
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ...errors import (
+    DtypeError,
+    FileFormatError,
+    IndexRangeError,
+    OutOfMemoryError,
+    ShapeError,
+    UnsupportedError,
+)
+from ...formats import checks, foreign
+from ...formats.arrays import Array, allocating, as_array, to_device
+from ...formats.base import Format
+from ...formats.coo import COO
+from ...graph.graph import Graph
+from ...io.bounded import check_regular, named
+from ...io.chunks import LENGTH, Chunk, read_chunks
+from ...io.memory import default_limit
+from ...reorder import Order
+from . import rows
+from .files import HEADER, MASKS, Partition
+from .fingerprint import digest, edges_sum, rows_sum
+
+#: What a vertex takes beside the arrays of a piece: its degree, its place in two orders, a sum.
+_BYTES_A_VERTEX = 40
+#: Bytes of an array that are held before they are written, so that a file is seldom opened.
+_HELD = 4 << 20
+#: Of the memory that may be used: what the arrays of all parts hold together.
+_HELD_IN_ALL = 0.25
+#: Kinds of dtypes for data of vertices, and how to say them; those of masks are bool.
+_WANTED = {"features": ("f", "float16, float32 or float64"), "labels": ("iu", "integers")}
+_BY_NAME: dict[str, rows.Partitioner] = {"balanced": rows.balanced, "metis": rows.metis}
+
+
+def write_partition(
+    graph: Any,
+    folder: str | os.PathLike[str],
+    parts: int,
+    *,
+    partitioner: str | rows.Partitioner = "balanced",
+    num_nodes: int | None = None,
+    features: Any = None,
+    labels: Any = None,
+    masks: Mapping[str, Any] | None = None,
+) -> Partition:
+    """Cut a square graph into parts, and write a folder from which ranks read theirs.
+
+    Parameters
+    ----------
+    graph : path, Graph, Format, or iterable of pieces
+        A file of ``sparsefmt.read``; edge lists and the CSR of an ``.npz`` are read in pieces.  A
+        piece is ``(source, target)`` or ``(source, target, weight)``, arrays of one length, and
+        the pieces are gone over several times, so that a generator will not do.
+    folder : path
+        Empty, or not there yet; it appears once it is complete.
+    parts : int
+        At least 1.
+    partitioner : "balanced", "metis" or a Partitioner
+        "balanced" needs the degrees alone; all others have the whole structure in memory.
+    num_nodes : int, optional
+        By default what the graph says, or the largest number and one.
+    features : array or path of a ``.npy``, shape (n, width), optional
+        float16, float32 or float64.  Here and below: of the vertices by their numbers in ``graph``;
+        a file is mapped into memory.
+    labels : array or path of a ``.npy``, shape (n,), optional
+        Integers; -1 is no label.
+    masks : mapping of "train", "val", "test" to an array or path of a ``.npy``, optional
+        bool, shape (n,).
+
+    Returns
+    -------
+    Partition
+
+    Raises
+    ------
+    ShapeError, DtypeError, IndexRangeError, FormatError
+        If the arguments are not as above, or do not fit together.
+    UnsupportedError
+        If ``partitioner`` is unknown, METIS is not installed, or pieces cannot be had twice.
+    FileFormatError
+        If the folder holds something, or a file is malformed, or changes meanwhile.
+    OutOfMemoryError
+        If there are more vertices than memory has room for.
+    OSError
+        As the operating system reports it.
+
+    Notes
+    -----
+    The edges of a part keep the order of the graph.  Two passes over the pieces, one that counts
+    and one that writes, and one more for a partitioner that needs the structure.
+    """
+    target = named(folder)
+    checks.integer("parts", parts, least=1)
+    _check_new(target)
+    edges = _Edges(graph, num_nodes)
+    survey = _look(edges)
+    data = _vertex_data(features, labels, masks or {}, len(survey.degrees))
+    order, bounds, by = _cut(partitioner, edges, survey, parts)
+    with _appearing(target) as draft:
+        writer = _Writer(draft, order, bounds)
+        dtypes = writer.edges(edges, survey) | writer.vertices(data)
+        if order is not None:
+            writer.array("order.npy", np.int64, order.perm.shape, [order.perm])
+        labelled = data.get("labels")
+        found = Partition(
+            folder=target,
+            bounds=bounds,
+            edges=survey.edges,
+            graph=_fingerprint(survey, data),
+            by=by,
+            dtypes=dtypes,
+            width=data["features"].shape[1] if "features" in data else 0,
+            classes=0 if labelled is None else int(labelled.max(initial=-1)) + 1,
+            ordered=order is not None,
+            sparsefmt=version(),
+            files=writer.files,
+        )
+        (draft / HEADER).write_text(found.text())
+    return found
+
+
+def version() -> str:
+    """Give the version of this package, or "checkout" where it is not installed."""
+    from importlib import metadata
+
+    try:
+        return metadata.version("sparsefmt")
+    except metadata.PackageNotFoundError:
+        return "checkout"
+
+
+class _Edges:
+    """The edges of what the caller gives, checked, in pieces, as often as asked for."""
+
+    def __init__(self, graph: Any, num_nodes: int | None) -> None:
+        self.structure = None
+        if num_nodes is not None:
+            num_nodes = checks.integer("num_nodes", num_nodes, least=0)
+        self.num_nodes = num_nodes
+        if isinstance(graph, Graph | Format):
+            self.structure = graph if isinstance(graph, Graph) else Graph(graph)
+            coo = self.structure.structure.tocoo().to("cpu")
+            self._pieces: Callable[[], Iterable[Any]] = lambda: _pieces_of(coo)
+        elif isinstance(graph, str | os.PathLike):
+            self._pieces = lambda: read_chunks(graph)
+        elif _has_pieces(graph):
+            self._pieces = lambda: graph
+        else:
+            raise UnsupportedError(
+                f"graph is a {type(graph).__name__}: give a path, a Graph, Graph.from_edge_index("
+                "edge_index) for instance, a Format, or what can be gone over several times, a "
+                "list of pieces (source, target) for instance."
+            )
+
+    def __iter__(self) -> Iterator[Chunk]:
+        limit = np.iinfo(np.int64).max if self.num_nodes is None else self.num_nodes
+        for piece in self._pieces():
+            if not isinstance(piece, tuple | list) and getattr(piece, "ndim", 0) != 2:
+                raise UnsupportedError(
+                    f"graph has a {type(piece).__name__} as a piece: give (source, target) or "
+                    "(source, target, weight)."
+                )
+            source, target, *rest = piece
+            source, target = (
+                to_device(foreign.indices(name, end), "cpu")
+                for name, end in (("source", source), ("target", target))
+            )
+            weight = None
+            if rest and rest[0] is not None:
+                weight = to_device(foreign.values("weight", rest[0]), "cpu")
+            shape = rest[1] if len(rest) > 1 else None
+            lengths = {a.shape for a in (source, target, weight) if a is not None}
+            if lengths != {(len(source),)}:
+                raise ShapeError(
+                    f"a piece has arrays of shape {', '.join(map(str, lengths))}: give source, "
+                    "target and weight of one length."
+                )
+            for name, end in (("source", source), ("target", target)):
+                if end.min(initial=0) < 0:
+                    raise IndexRangeError(f"{name} holds {end.min()}: number vertices from 0.")
+                checks.in_range(name, end, limit, "vertices")
+            yield Chunk(source, target, weight, shape)
+
+
+def _has_pieces(graph: Any) -> bool:
+    """Whether pieces can be had of it, again and again: not of tensors, mappings and PyG's data."""
+    other = isinstance(graph, Mapping) or hasattr(graph, "shape") or hasattr(graph, "edge_index")
+    return not other and isinstance(graph, Iterable) and iter(graph) is not graph
+
+
+def _pieces_of(coo: COO) -> Iterator[Chunk]:
+    for start in range(0, max(coo.nnz, 1), LENGTH):
+        part = slice(start, start + LENGTH)
+        data = None if coo.data is None else coo.data[part]
+        yield Chunk(coo.col[part], coo.row[part], data, coo.shape)
+
+
+class _Survey(NamedTuple):
+    """What one look at all edges tells."""
+
+    degrees: Array  #: (n,) int64: edges to each vertex
+    edges: int
+    weights: np.dtype[Any] | None
+    sum: int
+
+
+def _look(edges: _Edges) -> _Survey:
+    degrees, count, total, top, shape = np.zeros(0, np.int64), 0, 0, 0, None
+    kinds: set[Any] = set()
+    for source, target, weight, said in edges:
+        shape = said or shape
+        total += edges_sum(source, target, weight)
+        if len(source):
+            kinds.add(None if weight is None else weight.dtype)
+            top = max(top, int(source.max()) + 1, int(target.max()) + 1)
+            degrees = _grown(degrees, top)
+            np.add.at(degrees, target, 1)
+        count += len(source)
+    if len(kinds) > 1:
+        raise DtypeError(f"weights are {' and '.join(map(str, kinds))}: give all pieces one dtype.")
+    n = top if edges.num_nodes is None else edges.num_nodes
+    if shape is not None:
+        if shape[0] != shape[1] or edges.num_nodes not in (None, shape[0]):
+            raise ShapeError(f"the graph has shape {shape}: parts need a square one, n x n.")
+        n = shape[0]
+    degrees = _grown(degrees, n)[:n]
+    return _Survey(degrees, count, next(iter(kinds), None), total % 2**64)
+
+
+def _grown(degrees: Array, n: int) -> Array:
+    """Room for ``n`` vertices, and some to come."""
+    if n <= len(degrees):
+        return degrees
+    if n * _BYTES_A_VERTEX > default_limit():
+        raise OutOfMemoryError(
+            f"the graph has {n} vertices, more than there is memory for: number them from 0 "
+            "without gaps, or cut it on a larger machine."
+        )
+    more = max(n, 2 * len(degrees)) - len(degrees)
+    with allocating(f"degrees of {n} vertices"):
+        return np.concatenate([degrees, np.zeros(more, np.int64)])
+
+
+def _vertex_data(features: Any, labels: Any, masks: Mapping[str, Any], n: int) -> dict[str, Array]:
+    """Arrays with a row for each vertex, by name, checked."""
+    if set(masks) - set(MASKS):
+        raise UnsupportedError(f"masks are {', '.join(masks)}: name them train, val and test.")
+    given = {"features": features, "labels": labels, **masks}
+    found = {name: _array(name, one) for name, one in given.items() if one is not None}
+    for name, array in found.items():
+        if array.ndim != (2 if name == "features" else 1) or len(array) != n:
+            shape = f"({n}, width)" if name == "features" else f"({n},)"
+            raise ShapeError(
+                f"{name} has shape {array.shape}: give {shape}, a row for each vertex."
+            )
+        kinds, want = _WANTED.get(name, ("b", "bool"))
+        if array.dtype.kind not in kinds or array.dtype.itemsize > 8:
+            raise DtypeError(f"{name} is {array.dtype}: give {want}.")
+    if "labels" in found and found["labels"].min(initial=0) < -1:
+        raise IndexRangeError("labels has values below -1: give classes from 0, or -1 for none.")
+    return found
+
+
+def _array(name: str, given: Any) -> Array:
+    if not isinstance(given, str | os.PathLike):
+        return to_device(as_array(name, given), "cpu")
+    path = named(given)
+    check_regular(path)
+    try:
+        found = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (ValueError, EOFError) as error:
+        raise _no_array(path, name, str(error)[:80]) from error
+    if not isinstance(found, np.ndarray):
+        found.close()
+        raise _no_array(path, name, "but a zip file")
+    return found
+
+
+def _no_array(path: Path, name: str, why: str) -> FileFormatError:
+    return FileFormatError(f"{path}: it is no array of {name} ({why}): write it with numpy.save.")
+
+
+def _cut(
+    partitioner: str | rows.Partitioner, edges: _Edges, survey: _Survey, parts: int
+) -> tuple[Any, rows.Bounds, str]:
+    """Order of the vertices or None, bounds of the parts, and by what."""
+    if partitioner == "balanced":
+        return None, rows.bounds_of_degrees(survey.degrees, parts), "balanced"
+    if isinstance(partitioner, str):
+        if partitioner not in _BY_NAME:
+            raise UnsupportedError(f"partitioner is {partitioner!r}: give 'balanced' or 'metis'.")
+        by, partitioner = partitioner, _BY_NAME[partitioner]
+    else:
+        by = getattr(partitioner, "__name__", type(partitioner).__name__)
+    found = partitioner(edges.structure or _whole(edges, survey), parts)
+    if not isinstance(found, tuple | list) or not found:
+        raise UnsupportedError(
+            f"{by} gave a {type(found).__name__}: give the bounds of the parts, a tuple, or an "
+            "Order and bounds."
+        )
+    order, bounds = found if isinstance(found[0], Order) else (None, found)
+    bounds = rows.checked(bounds, parts)
+    n = len(survey.degrees)
+    if bounds[-1] != n or (order is not None and len(order) != n):
+        raise ShapeError(f"{by} cut {bounds[-1]} vertices of {n}: it must cut all of them.")
+    return order if order is None else order.to("cpu"), bounds, by
+
+
+def _whole(edges: _Edges, survey: _Survey) -> Graph:
+    """Make the structure of all pieces."""
+    n = len(survey.degrees)
+    index = foreign.index_dtype((n, n), survey.edges)
+    with allocating(f"{survey.edges} edges of the graph, which this partitioner needs whole"):
+        ends = np.empty((2, survey.edges), index)
+        done = 0
+        for source, target, *_ in edges:
+            ends[:, done : done + len(source)] = source, target
+            done += len(source)
+    return Graph(COO(ends[1], ends[0], shape=(n, n)))
+
+
+def _fingerprint(survey: _Survey, data: dict[str, Array]) -> str:
+    facts: dict[str, Any] = {
+        name: [rows_sum(array, _stored(name, array)), *array.shape] for name, array in data.items()
+    }
+    weights = survey.weights and survey.weights.name
+    return digest(facts | {"edges": [survey.sum, survey.edges, weights], "n": len(survey.degrees)})
+
+
+def _stored(name: str, array: Array) -> np.dtype[Any]:
+    return np.dtype(np.int64) if name == "labels" else array.dtype
+
+
+class _NewArray:
+    """A ``.npy`` of known shape, written in pieces; its file is open only while it is written to.
+
+    ``held`` is the number of bytes that wait for that.
+    """
+
+    def __init__(self, path: Path, dtype: Any, shape: tuple[int, ...]) -> None:
+        self.path, self.dtype = path, np.dtype(dtype).newbyteorder("=")
+        self.left = shape[0]
+        head, said = io.BytesIO(), np.lib.format.dtype_to_descr(self.dtype)
+        facts = {"descr": said, "fortran_order": False, "shape": shape}
+        np.lib.format.write_array_header_1_0(head, facts)
+        self.size = self.crc = self.held = 0
+        self._blocks: list[bytes] = []
+        self._add(head.getvalue())
+
+    def append(self, piece: Array) -> None:
+        """Put rows below those there are."""
+        self.left -= len(piece)
+        self._add(np.ascontiguousarray(piece, self.dtype).tobytes())
+
+    def write(self) -> None:
+        """Write what is held."""
+        with self.path.open("ab") as file:
+            file.writelines(self._blocks)
+        self._blocks.clear()
+        self.held = 0
+
+    def _add(self, block: bytes) -> None:
+        self._blocks.append(block)
+        self.held += len(block)
+        self.size += len(block)
+        self.crc = zlib.crc32(block, self.crc)
+        if self.held >= _HELD:
+            self.write()
+
+
+class _Writer:
+    """Writes the arrays of all parts, and keeps sizes and checksums of the files."""
+
+    def __init__(self, folder: Path, order: Any, bounds: rows.Bounds) -> None:
+        self.folder, self.order, self.bounds = folder, order, bounds
+        self.files: dict[str, list[int]] = {}
+        for part in range(len(bounds) - 1):
+            (folder / f"part{part}").mkdir()
+
+    def array(self, name: str, dtype: Any, shape: tuple[int, ...], pieces: Iterable[Array]) -> None:
+        """Write one array."""
+        file = _NewArray(self.folder / name, dtype, shape)
+        for piece in pieces:
+            file.append(piece)
+        self._done(name, file)
+
+    def edges(self, edges: _Edges, survey: _Survey) -> dict[str, str]:
+        """Write the edges to the vertices of each part; dtypes by name."""
+        n, cuts = self.bounds[-1], list(self.bounds)
+        degrees = survey.degrees if self.order is None else survey.degrees[self.order.perm]
+        ends = np.append(0, np.cumsum(degrees))[cuts]
+        index = foreign.index_dtype((n, n), 0)
+        dtypes = {"source": index, "target": index}
+        dtypes |= {"weight": survey.weights} if survey.weights else {}
+        files = [
+            {
+                name: _NewArray(self.folder / f"part{part}" / f"{name}.npy", dtype, (count,))
+                for name, dtype in dtypes.items()
+            }
+            for part, count in enumerate(np.diff(ends).tolist())
+        ]
+        limit = _HELD_IN_ALL * default_limit()
+        for chunk in edges:
+            self._share_out(chunk, files)
+            if sum(file.held for arrays in files for file in arrays.values()) > limit:
+                for file in (file for arrays in files for file in arrays.values()):
+                    file.write()
+        for part, arrays in enumerate(files):
+            for name, file in arrays.items():
+                self._done(f"part{part}/{name}.npy", file)
+        return {name: dtype.name for name, dtype in dtypes.items()}
+
+    def _share_out(self, chunk: Chunk, files: list[dict[str, _NewArray]]) -> None:
+        source, target, weight, _ = chunk
+        if max(source.max(initial=0), target.max(initial=0)) >= max(self.bounds[-1], 1):
+            raise _changed()
+        if self.order is not None:
+            source, target = self.order.inverse[source], self.order.inverse[target]
+        part: Array = np.searchsorted(self.bounds, target, side="right") - 1
+        by_part = np.argsort(part, kind="stable")
+        ends = np.searchsorted(part[by_part], np.arange(len(files) + 1))
+        for number, arrays in enumerate(files):
+            mine = by_part[ends[number] : ends[number + 1]]
+            if len(mine):
+                pieces = {"source": source, "target": target, "weight": weight}
+                for name, file in arrays.items():
+                    file.append(pieces[name][mine])
+
+    def vertices(self, data: dict[str, Array]) -> dict[str, str]:
+        """Write the rows of the vertices of each part; dtypes by name."""
+        for name, array in data.items():
+            width = int(np.prod(array.shape[1:]))
+            step = max(LENGTH // max(width, 1), 1)
+            for part, (first, last) in enumerate(zip(self.bounds, self.bounds[1:], strict=False)):
+                starts = range(first, last, step)
+                pieces = (self._rows(array, start, min(start + step, last)) for start in starts)
+                shape = (last - first, *array.shape[1:])
+                self.array(f"part{part}/{name}.npy", _stored(name, array), shape, pieces)
+        return {name: _stored(name, array).name for name, array in data.items()}
+
+    def _rows(self, array: Array, start: int, stop: int) -> Array:
+        return array[start:stop] if self.order is None else array[self.order.perm[start:stop]]
+
+    def _done(self, name: str, file: _NewArray) -> None:
+        if file.left:
+            raise _changed()
+        file.write()
+        self.files[name] = [file.size, file.crc]
+
+
+def _changed() -> FileFormatError:
+    return FileFormatError("the graph changed while it was read: give what stays as it is.")
+
+
+def _check_new(folder: Path) -> None:
+    check_regular(folder)
+    if folder.is_file() or (folder.is_dir() and any(folder.iterdir())):
+        raise FileFormatError(f"{folder} is there already: give another name, or remove it.")
+    if not folder.absolute().parent.is_dir():
+        raise FileNotFoundError(errno.ENOENT, "no such folder", str(folder.absolute().parent))
+
+
+@contextmanager
+def _appearing(folder: Path) -> Iterator[Path]:
+    """A folder that gets its name once all is in it, and goes if that does not come to pass."""
+    target = folder.resolve()
+    draft = target.with_name(f".{target.name}.{secrets.token_hex(8)}.tmp")
+    draft.mkdir()
+    try:
+        yield draft
+        draft.replace(target)
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)

@@ -1,0 +1,271 @@
+"""A graph in a folder, cut into parts that ranks read: ``partition.json`` and a folder a part.
+
+``partition.json`` says what there is, with the size and the CRC-32 of every other file.  A part has
+the edges to its vertices, ``source.npy`` and ``target.npy``, with the numbers that vertices have in
+the folder, and as far as they are there ``weight.npy``, ``features.npy``, ``labels.npy``,
+``train.npy``, ``val.npy`` and ``test.npy``.  ``order.npy`` has the first number of each vertex, if
+the vertices were put into another order.  Nothing here needs torch.
+"""
+
+import json
+import os
+import zlib
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ...errors import FileFormatError, ShapeError, UnsupportedError
+from ...formats import checks
+from ...formats.arrays import Array
+from ...io.bounded import check_regular, fault, named
+from .fingerprint import digest
+from .rows import Bounds, checked
+
+FORMAT = 1
+HEADER = "partition.json"
+MASKS = ("train", "val", "test")
+#: Names of the arrays of a part.
+EDGES, VERTICES = ("source", "target", "weight"), ("features", "labels", *MASKS)
+_INDICES, _FLAGS = (np.dtype("int32"), np.dtype("int64")), (np.dtype("bool"),)
+_VALUES = tuple(map(np.dtype, ("float16", "float32", "float64")))
+_ALLOWED = {
+    **dict.fromkeys(("source", "target"), _INDICES),
+    **dict.fromkeys(("weight", "features"), _VALUES),
+    "labels": _INDICES[1:],
+    **dict.fromkeys(MASKS, _FLAGS),
+}
+_MEND = "copy the folder again, or write it with sparsefmt partition"
+_MOST = 1 << 28  # bytes of a header
+_BLOCK = 1 << 22
+
+
+@dataclass(frozen=True)
+class Partition:
+    """What ``partition.json`` says of a graph in parts."""
+
+    folder: Path
+    bounds: Bounds  #: the first vertex of each part, and the number of vertices
+    edges: int  #: of the whole graph
+    graph: str  #: fingerprint of edges and data, whatever the parts and the order
+    by: str  #: how it was cut
+    dtypes: dict[str, str]  #: of each array that the parts have, by its name
+    width: int = 0  #: of the features
+    classes: int = 0  #: largest label and one
+    ordered: bool = False  #: whether vertices were put into another order
+    sparsefmt: str = ""  #: version that wrote it
+    files: dict[str, list[int]] = field(default_factory=dict)  #: bytes and CRC-32 by path
+
+    @property
+    def parts(self) -> int:
+        """How many parts there are."""
+        return len(self.bounds) - 1
+
+    @property
+    def vertices(self) -> int:
+        """How many vertices the graph has."""
+        return self.bounds[-1]
+
+    @property
+    def fingerprint(self) -> str:
+        """32 digits that tell folders apart: of parts, order and the contents of all files."""
+        return digest(self._said())
+
+    def text(self) -> str:
+        """Write ``partition.json``."""
+        return json.dumps({"format": FORMAT, **self._said()}, indent=1)
+
+    def _said(self) -> dict[str, Any]:
+        said = asdict(self)
+        del said["folder"]
+        return said
+
+    def order(self) -> Array | None:
+        """Give the first number of each vertex, (n,), or None where they kept theirs."""
+        if not self.ordered:
+            return None
+        return load(self, "order.npy", np.dtype(np.int64), (self.vertices,))
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """What a rank has of a graph: one part, or several neighbouring ones."""
+
+    rank: int
+    bounds: Bounds  #: of the ranks
+    edge_index: Array  #: (2, edges) int64: sources, and targets, all vertices of this rank
+    edge_weight: Array | None  #: (edges,)
+    features: Array | None  #: (vertices, width)
+    labels: Array | None  #: (vertices,) int64, -1 without a label
+    masks: dict[str, Array]  #: (vertices,) bool, those there are of "train", "val" and "test"
+
+
+def read_partition(folder: str | os.PathLike[str]) -> Partition:
+    """Read what a folder of parts says of itself, ``partition.json`` alone.
+
+    Parameters
+    ----------
+    folder : path
+        Written by ``write_partition``.
+
+    Returns
+    -------
+    Partition
+
+    Raises
+    ------
+    FileFormatError
+        If it is none, or damaged.
+    UnsupportedError
+        If a later version of this package wrote it, or ``partition.json`` is a device or pipe.
+    FileNotFoundError, OSError
+        As the operating system reports them.
+    """
+    home = named(folder)
+    path = home / HEADER
+    check_regular(home)
+    if home.exists() and not home.is_dir():
+        raise fault(home, "it is no folder: give one of sparsefmt partition.")
+    check_regular(path)
+    if not path.exists():
+        raise fault(home, f"there is no {HEADER} in it: give a folder of sparsefmt partition.")
+    if path.stat().st_size > _MOST:
+        raise fault(path, f"it has more than {_MOST} bytes: {_MEND}.")
+    try:
+        said = json.loads(path.read_bytes())
+        version = said.pop("format")
+    except (ValueError, RecursionError, KeyError, AttributeError, TypeError) as error:
+        raise fault(path, f"it is no JSON of a partition: {_MEND}.") from error
+    if isinstance(version, int) and version > FORMAT:
+        raise UnsupportedError(
+            f"{path}: format {version}, and this sparsefmt knows {FORMAT}: update sparsefmt."
+        )
+    try:
+        return _checked(home, said, version)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        if isinstance(error, FileFormatError):
+            raise
+        why = " ".join(str(error).split()) or type(error).__name__
+        raise fault(path, f"it contradicts itself ({why[:200]}): {_MEND}.") from error
+
+
+def _checked(home: Path, said: dict[str, Any], version: object) -> Partition:
+    known = {one.name for one in fields(Partition)} - {"folder"}
+    if version != FORMAT or said.keys() != known:
+        raise ValueError(f"format {version!r} with {', '.join(said)}")
+    bounds = said.pop("bounds")
+    found = Partition(folder=home, bounds=checked(bounds, len(bounds) - 1), **said)
+    counts = [found.edges, found.width, found.classes]
+    counts += [n for size, crc in found.files.values() for n in (size, crc)]
+    if any(type(n) is not int or n < 0 for n in counts) or not isinstance(found.graph, str):
+        raise ValueError("sizes that are no numbers")
+    for name, dtype in found.dtypes.items():
+        if np.dtype(dtype) not in _ALLOWED[name]:
+            raise ValueError(f"{name} of {dtype}")
+    missing = {f"part{p}/{name}.npy" for p in range(found.parts) for name in found.dtypes}
+    if found.parts < 1 or not set(EDGES[:2]) <= found.dtypes.keys() or missing - found.files.keys():
+        raise ValueError(f"no {', '.join(sorted(missing - found.files.keys())[:3])}")
+    return found
+
+
+def read_part(
+    folder: str | os.PathLike[str] | Partition, rank: int, ranks: int | None = None
+) -> Part:
+    """Read what a rank has of a folder of parts.
+
+    With fewer ranks than parts each has several neighbouring ones: rank ``r`` those from
+    ``r * parts // ranks`` to before ``(r + 1) * parts // ranks``.
+
+    Parameters
+    ----------
+    folder : path or Partition
+    rank : int
+        From 0 to ``ranks - 1``.
+    ranks : int, optional
+        As many as there are parts by default.
+
+    Returns
+    -------
+    Part
+        Features of a single part stay in the file, mapped into memory.
+
+    Raises
+    ------
+    ShapeError
+        If there are more ranks than parts, or ``rank`` is none of them.
+    FileFormatError
+        If a file is missing or damaged, or does not fit ``partition.json``.
+    OSError
+        As the operating system reports it.
+    """
+    found = folder if isinstance(folder, Partition) else read_partition(folder)
+    ranks = found.parts if ranks is None else checks.integer("ranks", ranks, least=1)
+    check_ranks(found, ranks)
+    if not 0 <= checks.integer("rank", rank) < ranks:
+        raise ShapeError(f"rank is {rank}: give one from 0 to {ranks - 1}.")
+    firsts = [r * found.parts // ranks for r in range(ranks + 1)]
+    parts = range(firsts[rank], firsts[rank + 1])
+    arrays = {name: _joined(found, name, parts) for name in found.dtypes}
+    edges = np.stack([arrays["source"], arrays["target"]]).astype(np.int64, copy=False)
+    bounds = tuple(found.bounds[first] for first in firsts)
+    for end, low, high in ((0, 0, bounds[-1]), (1, bounds[rank], bounds[rank + 1])):
+        if edges.size and not (low <= edges[end].min() and edges[end].max() < high):
+            raise fault(found.folder / f"part{parts[0]}", f"an edge leads elsewhere: {_MEND}.")
+    return Part(
+        rank=rank,
+        bounds=bounds,
+        edge_index=edges,
+        edge_weight=arrays.get("weight"),
+        features=arrays.get("features"),
+        labels=arrays.get("labels"),
+        masks={name: arrays[name] for name in MASKS if name in arrays},
+    )
+
+
+def check_ranks(found: Partition, ranks: int) -> None:
+    """Refuse more ranks than there are parts."""
+    if ranks > found.parts:
+        raise ShapeError(
+            f"{found.folder} has {found.parts} parts and there are {ranks} ranks: start "
+            f"{found.parts} or fewer, or cut the graph again with --parts {ranks}."
+        )
+
+
+def _joined(found: Partition, name: str, parts: range) -> Array:
+    """Read an array of several parts, one below the other."""
+    dtype, pieces = np.dtype(found.dtypes[name]), []
+    for part in parts:
+        tail = (found.width,) if name == "features" else ()
+        rows = None if name in EDGES else found.bounds[part + 1] - found.bounds[part]
+        pieces.append(load(found, f"part{part}/{name}.npy", dtype, (rows, *tail)))
+    return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+
+
+def load(found: Partition, name: str, dtype: np.dtype[Any], shape: tuple[int | None, ...]) -> Array:
+    """Map an array of the folder into memory, and check it; None is for any length."""
+    path = found.folder / name
+    check_regular(path)
+    if not path.exists():
+        raise fault(path, f"it is missing: {_MEND}.")
+    size, crc = found.files[name]
+    if path.stat().st_size != size or _crc(path) != crc:
+        raise fault(path, f"it is not the file that {HEADER} describes: {_MEND}.")
+    try:
+        array = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (ValueError, EOFError, OSError) as error:
+        raise fault(path, f"it is no array ({str(error)[:80]}): {_MEND}.") from error
+    fits = array.ndim == len(shape) and all(
+        want in (None, have) for want, have in zip(shape, array.shape, strict=True)
+    )
+    if array.dtype != dtype or not fits:
+        raise fault(path, f"it has {array.dtype} of shape {array.shape}: {_MEND}.")
+    return array
+
+
+def _crc(path: Path) -> int:
+    crc = 0
+    with path.open("rb") as file:
+        while block := file.read(_BLOCK):
+            crc = zlib.crc32(block, crc)
+    return crc

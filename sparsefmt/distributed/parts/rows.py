@@ -1,0 +1,185 @@
+"""Which rows of a graph each rank has: contiguous ones, by the vertices where they begin.
+
+Nothing here needs torch.
+"""
+
+from itertools import pairwise
+from typing import Any, Protocol, TypeAlias
+
+import numpy as np
+import scipy.sparse
+
+from ...errors import ShapeError, UnsupportedError
+from ...formats import checks
+from ...formats.arrays import Array, namespace, to_device
+from ...formats.compressed import CSR
+from ...graph.graph import Graph
+from ...reorder import Order
+
+#: The vertex at which each part begins, and the number of vertices: parts + 1, ascending from 0.
+Bounds: TypeAlias = tuple[int, ...]
+
+
+class Partitioner(Protocol):
+    """What shares the rows of a graph out among ranks."""
+
+    def __call__(self, graph: Graph, parts: int) -> Bounds | tuple[Order, Bounds]:
+        """Give the bounds of contiguous parts, or an order of the vertices and bounds in it."""
+
+
+def balanced(graph: Graph, parts: int) -> tuple[int, ...]:
+    """Share out the rows of a graph so that each part has about as many entries.
+
+    Parameters
+    ----------
+    graph : Graph, shape (n, n_cols)
+    parts : int
+        At least 1; parts beyond the number of rows are empty.
+
+    Returns
+    -------
+    tuple of int
+        The first row of each part, ascending from 0, and ``n`` at the end.
+
+    Raises
+    ------
+    ShapeError
+        If ``parts`` is less than 1.
+
+    Notes
+    -----
+    Part ``p`` begins at the row whose entries reach the share ``p / parts`` of all; of the two
+    borders around it, the nearer one.  A row counts as one entry more than it has, so that rows
+    without entries are shared out too.  Synchronises with a GPU.
+    """
+    checks.integer("parts", parts, least=1)
+    return bounds_of_degrees(graph.csr.lengths, parts)
+
+
+def bounds_of_degrees(degrees: Array, parts: int) -> Bounds:
+    """Cut rows with so many entries each as ``balanced`` does: parts + 1 of them."""
+    xp, n = namespace(degrees), len(degrees)
+    ends = xp.zeros(n + 1, np.int64)
+    xp.cumsum(degrees, out=ends[1:])
+    ends += xp.arange(n + 1)
+    shares = xp.asarray([int(ends[-1]) * p / parts for p in range(1, parts)])  # synchronize!
+    after = xp.searchsorted(ends, shares)
+    before = xp.maximum(after - 1, 0)
+    nearer = xp.where(shares - ends[before] < ends[after] - shares, before, after)
+    return (0, *map(int, nearer.tolist()), n)  # synchronize!
+
+
+def metis(graph: Graph, parts: int) -> tuple[Order, Bounds]:
+    """Put vertices of a graph into parts between which few edges lead, by METIS.
+
+    Parameters
+    ----------
+    graph : Graph, shape (n, n)
+        METIS sees an edge between ``i`` and ``j`` where there is an entry (i, j) or (j, i); values,
+        directions and loops do not count.
+    parts : int
+        At least 1.
+
+    Returns
+    -------
+    order : Order
+        The vertices part by part, ascending in each; position ``p`` holds the old vertex
+        ``order.perm[p]``.
+    bounds : tuple of int
+        The first position of each part, ascending from 0, and ``n`` at the end.
+
+    Raises
+    ------
+    ShapeError
+        If ``parts`` is less than 1 or the graph is not square.
+    UnsupportedError
+        If pymetis is not installed, or has been built with 32-bit indices for a graph beyond them.
+
+    Notes
+    -----
+    Parts are balanced by stored entries, of which a vertex counts one more than it has.  Vertices
+    without edges, which METIS would leave to one part, go to the lightest parts.  On the CPU,
+    where the graph lies whole.  Karypis and Kumar, SIAM J. Sci. Comput. 20 (1998) 359.
+    """
+    checks.integer("parts", parts, least=1)
+    if graph.shape[0] != graph.shape[1]:
+        raise ShapeError(f"graph has shape {graph.shape}: parts of vertices need a square one.")
+    csr = graph.csr.to("cpu")
+    n = csr.n_rows
+    weights = csr.lengths.astype(np.int64) + 1
+    indptr, indices = _undirected(csr)
+    linked = np.flatnonzero(np.diff(indptr))
+    part = np.full(n, -1, np.int64)
+    if parts == 1:
+        part[:] = 0
+    elif len(linked):
+        part[linked] = _metis_parts(indptr, indices, linked, weights, parts)
+    alone = np.flatnonzero(part < 0)
+    loads = np.bincount(part[part >= 0], weights[part >= 0], minlength=parts)
+    part[alone] = _fill(loads, weights[alone])
+    perm = np.argsort(part, kind="stable").astype(csr.index_dtype)
+    ends = np.cumsum(np.bincount(part, minlength=parts))
+    return Order(to_device(perm, graph.csr.device)), (0, *map(int, ends))
+
+
+def _undirected(csr: CSR) -> tuple[Array, Array]:
+    """Give ``indptr`` and ``indices`` of ``A + A.T`` without duplicates and loops."""
+    ones = np.ones(csr.nnz, bool)
+    A = scipy.sparse.csr_array((ones, csr.indices, csr.indptr), shape=csr.shape)
+    both = (A + A.T).tocoo()
+    off = both.row != both.col
+    ends = both.row[off], both.col[off]
+    found = scipy.sparse.coo_array((np.ones(len(ends[0]), bool), ends), shape=csr.shape).tocsr()
+    return found.indptr, found.indices
+
+
+def _metis_parts(indptr: Array, indices: Array, linked: Array, weights: Array, parts: int) -> Array:
+    """Part of each vertex of ``linked``, those that have edges."""
+    try:
+        import pymetis
+    except ImportError as error:
+        raise UnsupportedError(
+            "METIS is not installed: pip install 'sparsefmt[metis]', or take parts by 'balanced'."
+        ) from error
+    dtype = np.dtype(pymetis.zero_copy_dtype())
+    if len(indices) > np.iinfo(dtype).max:
+        raise UnsupportedError(
+            f"the graph has {len(indices)} edges and pymetis is built for {dtype}: take parts by "
+            "'balanced'."
+        )
+    numbers = np.full(len(indptr) - 1, -1, dtype)
+    numbers[linked] = np.arange(len(linked), dtype=dtype)
+    starts = np.append(indptr[linked], indptr[-1]).astype(dtype)
+    adjacency = pymetis.CSRAdjacency(starts, numbers[indices])
+    found = pymetis.part_graph(parts, adjacency, vweights=weights[linked].astype(dtype))
+    return np.asarray(found.vertex_part, np.int64)
+
+
+def _fill(loads: Array, weights: Array) -> Array:
+    """Give things of these weights to parts so that the least laden ones get them: the parts."""
+    levels = np.sort(loads)
+    total = weights.sum()
+    # the level to which parts fill up: as of water over uneven ground
+    filled = (total + np.cumsum(levels)) / np.arange(1, len(levels) + 1)
+    room = np.maximum(filled[filled <= np.append(levels[1:], np.inf)][:1] - loads, 0)
+    return np.searchsorted(np.cumsum(room)[:-1], np.cumsum(weights) - weights, side="right")
+
+
+def checked(bounds: Any, ranks: int) -> tuple[int, ...]:
+    """Check the borders of rows for so many ranks.
+
+    Raises
+    ------
+    ShapeError
+        If there are not ``ranks + 1`` of them, ascending from 0.
+    """
+    try:
+        found = tuple(map(int, bounds))
+    except (TypeError, ValueError, RuntimeError):  # the last one is torch's
+        found = ()
+    if len(found) != ranks + 1 or found[0] != 0 or any(b < a for a, b in pairwise(found)):
+        raise ShapeError(
+            f"bounds is {bounds!r}: give the first row of each of the {ranks} ranks, ascending "
+            "from 0, and the number of rows at the end, as distributed.balanced(graph, ranks) does."
+        )
+    return found

@@ -1,0 +1,1 @@
+"""Functions that change or run a user's torch model: ``optimize``, ``capture``."""

@@ -1,0 +1,86 @@
+"""The tensors among the arguments of a step."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from ..errors import DeviceError, DtypeError, ShapeError, UnsupportedError
+from .held import is_graph
+
+
+class Inputs:
+    """Tensors that are checked to be like those of an example."""
+
+    def __init__(self, examples: tuple[Any, ...]) -> None:
+        leaves, self._spec = tree_flatten(examples, is_leaf=is_graph)
+        for number, one in enumerate(leaves):
+            self._check_tensor(number, one)
+        self.examples: list[Tensor | None] = leaves
+        self._flat = all(isinstance(one, Tensor | None) for one in examples)
+
+    def _check_tensor(self, number: int, one: Any) -> None:
+        if is_graph(one) and not isinstance(one, Tensor):
+            raise UnsupportedError(
+                f"input {number} is a graph, which a replay cannot exchange: let step close over "
+                "it, and capture one function for each graph."
+            )
+        if one is not None and not isinstance(one, Tensor):
+            raise DtypeError(
+                f"input {number} is a {type(one).__name__}: give a tensor, or let step close over "
+                "it (functools.partial)."
+            )
+        if one is not None and one.layout is not torch.strided:
+            raise UnsupportedError(f"input {number} has layout {one.layout}: give a dense tensor.")
+
+    def refuse_graphs(self, given: list[Tensor | None]) -> None:
+        """Refuse an ``edge_index`` among inputs, once a layer has made a graph of it."""
+        for number, one in enumerate(given):
+            if one is not None and is_graph(one):
+                raise UnsupportedError(
+                    f"input {number} is an edge_index of which a layer makes a graph, and replays "
+                    "would go on with the first one: let step close over it and capture one "
+                    "function for each graph, or pad graphs to one."
+                )
+
+    def checked(self, given: tuple[Any, ...]) -> list[Any]:
+        """Give the tensors among arguments."""
+        if self._flat and len(given) == len(self.examples):
+            leaves: list[Any] = [*given]
+        else:
+            leaves, spec = tree_flatten(given, is_leaf=is_graph)
+            if spec != self._spec:
+                raise ShapeError(
+                    "the arguments have tensors in other places than the example inputs "
+                    f"({len(leaves)} and {len(self.examples)}): give the like, or capture again."
+                )
+        for number, (one, like) in enumerate(zip(leaves, self.examples, strict=True)):
+            if one is not like:
+                self._check_like(number, one, like)
+        return leaves
+
+    def _check_like(self, number: int, one: Any, like: Tensor | None) -> None:
+        self._check_tensor(number, one)
+        if one is None or like is None:
+            if one is not like:
+                raise DtypeError(
+                    f"input {number} is {'None' if one is None else 'a tensor'}, not so in the "
+                    "example inputs: capture one function for each."
+                )
+            return
+        for what, found, expected, error in (
+            ("shape", tuple(one.shape), tuple(like.shape), ShapeError),
+            ("dtype", one.dtype, like.dtype, DtypeError),
+            ("device", one.device, like.device, DeviceError),
+        ):
+            if found != expected:
+                pad = " (pad it, for instance)" if what == "shape" else ""
+                raise error(
+                    f"input {number} has {what} {found}, but {expected} in the example inputs: "
+                    f"give that {what}{pad}, or capture another function."
+                )
+
+    def tree(self, leaves: list[Any]) -> Any:
+        """Give the arguments that have these tensors."""
+        return tree_unflatten(leaves, self._spec)

@@ -1,0 +1,1 @@
+"""Attention whose scores are sums of a number for each end of an edge (GAT)."""

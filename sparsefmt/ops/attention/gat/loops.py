@@ -1,0 +1,429 @@
+"""Compiled loops of graph attention, which hold the weights of one row at a time.
+
+Sums are split by the sign of the score, as in ``gat.cu``: the gradients of the scores are linear in
+the two parts, so that no entry needs a dot product.  All arrays are flat, and empty where there is
+none.
+"""
+
+from typing import Any, NamedTuple
+
+import numba
+import numpy as np
+
+from ...engine.lanes import (
+    add_product,
+    exp,
+    lanes,
+    lanes_beside,
+    load,
+    prefetch,
+    product,
+    store,
+    total,
+    width_of,
+)
+from ...engine.loops import AHEAD, MIDDLE, NARROW, dot, inlined, parallel, rows_of
+
+
+class Rows(NamedTuple):
+    """The entries of each row, and the numbers by which they are dropped."""
+
+    indptr: Any
+    indices: Any
+    perm: Any  #: of the transpose: each entry's number in CSR order; else empty
+
+
+class Scores(NamedTuple):
+    """The terms of the scores."""
+
+    sources: Any
+    targets: Any
+    edges: Any
+    loops: Any  #: of the virtual loops
+
+
+class Sizes(NamedTuple):
+    """Heads, features of each, and entries of the longest row, a virtual loop included."""
+
+    heads: int
+    feat: int
+    longest: int
+
+
+@inlined
+def philox(seed: Any, counter: Any, stream: Any) -> Any:
+    """Philox4x32-10 (Salmon et al., SC'11): the first of the four words that a counter gives."""
+    low, half = np.uint64(0xFFFFFFFF), np.uint64(32)
+    a, b = np.uint64(counter) & low, np.uint64(counter) >> half
+    c, d = np.uint64(stream), np.uint64(0)
+    k0, k1 = np.uint64(seed) & low, np.uint64(seed) >> half
+    for _ in range(10):
+        p, q = np.uint64(0xD2511F53) * a, np.uint64(0xCD9E8D57) * c
+        a, b = (q >> half) ^ b ^ k0, q & low
+        c, d = (p >> half) ^ d ^ k1, p & low
+        k0, k1 = (k0 + np.uint64(0x9E3779B9)) & low, (k1 + np.uint64(0xBB67AE85)) & low
+    return a
+
+
+@inlined
+def stays(dropping: Any, number: Any, h: Any) -> Any:
+    """Tell whether the entry of that number stays in head ``h``."""
+    below = dropping.below
+    return below == 0 or philox(dropping.seed, number, h) >= below
+
+
+@inlined
+def _sum_of(left: Any, right: Any, more: Any, at: Any) -> Any:
+    z = left + right
+    if len(more):
+        z += more[at]
+    return z
+
+
+@inlined
+def _row_scores(
+    row: Any, start: Any, i: Any, h: Any, scores: Any, heads: Any, slope: Any, loops: Any,
+    weights: Any, signs: Any,
+) -> Any:  # fmt: skip
+    """Write the scores of a row's entries and their signs; return their number and the largest.
+
+    With ``loops`` a virtual one comes last, and stored ones have the score -inf.
+    """
+    el, edges = scores.sources, scores.edges
+    right, top = scores.targets[i * heads + h], el.dtype.type(-np.inf)
+    size = len(row)
+    for k in range(size):
+        j = np.int64(row[k])
+        z = _sum_of(el[j * heads + h], right, edges, (start + k) * heads + h)
+        signs[k] = 1 if z > 0 else -1
+        weights[k] = z if z > 0 else slope * z
+        if loops and j == i:
+            weights[k] = -np.inf
+        top = max(top, weights[k])
+    if loops:
+        z = _sum_of(el[i * heads + h], right, scores.loops, i * heads + h)
+        signs[size] = 1 if z > 0 else -1
+        weights[size] = z if z > 0 else slope * z
+        top, size = max(top, weights[size]), size + 1
+    return size, top
+
+
+@inlined
+def _powers(weights: Any, signs: Any, size: Any, top: Any) -> Any:
+    """``exp(s - top)`` with the sign of s, in place; their sum, and that of the positive ones."""
+    zero = lanes(weights, NARROW, 0)
+    step, nothing = width_of(zero), lanes(weights, NARROW, -np.inf)
+    tops, sums, positive = lanes_beside(zero, weights, top), zero, zero
+    for k in range(0, size, step):
+        count = min(step, size - k)
+        powers = exp(add_product(load(nothing, weights, k, count), -1, tops))
+        sign = load(zero, signs, k, count)
+        store(product(powers, sign), weights, k, count)
+        signed = load(zero, weights, k, count)
+        sums = add_product(sums, sign, signed)
+        positive = add_product(positive, 1, signed)
+    whole = total(sums)
+    # What is left of the signed sum: positive less negative.
+    return whole, (whole + total(positive)) / 2
+
+
+@inlined
+def _add(sums: Any, weight: Any, run: Any) -> Any:
+    """``weight * run``, to the sum of positive weights or to that of negative ones."""
+    plus, minus = sums
+    return add_product(plus, max(weight, 0), run), add_product(minus, max(-weight, 0), run)
+
+
+@inlined
+def _sums(X: Any, ldx: Any, at: Any, row: Any, own: Any, weights: Any, count: Any) -> Any:
+    """Sum ``X`` over the entries of a row, those of positive and of negative weights apart.
+
+    ``own`` is where the virtual loop leads, -1 where there is none.
+    """
+    zero = lanes(X, MIDDLE, 0)
+    sums = zero, zero
+    for k in range(len(row)):
+        sums = _add(sums, weights[k], load(zero, X, np.int64(row[k]) * ldx + at, count))
+    if own >= 0:
+        sums = _add(sums, weights[len(row)], load(zero, X, own * ldx + at, count))
+    return sums
+
+
+@inlined
+def _drop(
+    dropping: Any, perm: Any, start: Any, stored: Any, loop: Any, size: Any, h: Any, weights: Any
+) -> None:
+    """Set the weights of a row's entries that are dropped to 0.
+
+    ``perm`` numbers the stored ones, if it is not empty, and ``loop`` the virtual one.
+    """
+    for k in range(stored):
+        number = np.int64(perm[start + k]) if len(perm) else start + k
+        if not stays(dropping, number, h):
+            weights[k] = 0
+    if size > stored and not stays(dropping, loop, h):
+        weights[stored] = 0
+
+
+@parallel
+def forward(
+    indptr: Any, indices: Any, H: Any, scores: Any, sizes: Any, dropping: Any, slope: Any,
+    loops: Any, out: Any, plus: Any, stats: Any, pieces: Any,
+) -> None:  # fmt: skip
+    """``O[i, h] = sum of M[e, h] P[e, h] H[j, h]``, and the part of it whose scores are positive.
+
+    Of each row and head also the largest score, the sum of exponentials, the share of positive
+    scores, and 0.
+    """
+    heads, feat, longest = sizes
+    for piece in numba.prange(pieces):
+        weights, signs = np.empty(longest, H.dtype), np.empty(longest, H.dtype)
+        first, last = rows_of(indptr, piece, pieces)
+        wide = width_of(lanes(H, MIDDLE, 0))
+        for i in range(first, last):
+            start, row = np.int64(indptr[i]), indices[indptr[i] : indptr[i + 1]]
+            own, loop = i if loops else -1, np.int64(indptr[-1]) + i
+            for h in range(heads):
+                item = i * heads + h
+                size, top = _row_scores(
+                    row, start, i, h, scores, heads, slope, loops, weights, signs
+                )
+                whole, positive = _powers(weights, signs, size, top)
+                if dropping.below > 0:
+                    _drop(dropping, indices[:0], start, len(row), loop, size, h, weights)
+                factor = H.dtype.type(0) if whole == 0 else dropping.scale / whole
+                for f in range(0, feat, wide):
+                    count = min(wide, feat - f)
+                    a, b = _sums(H, heads * feat, h * feat + f, row, own, weights, count)
+                    a, b = product(a, factor), product(b, factor)
+                    if len(plus):
+                        store(a, plus, item * feat + f, count)
+                    store(add_product(a, 1, b), out, item * feat + f, count)
+                if len(stats):
+                    stats[4 * item], stats[4 * item + 1] = top, whole
+                    stats[4 * item + 2] = positive / whole if size else 0
+                    stats[4 * item + 3] = 0
+
+
+@parallel
+def attention(
+    indptr: Any, indices: Any, scores: Any, sizes: Any, slope: Any, loops: Any, out: Any,
+    pieces: Any,
+) -> None:  # fmt: skip
+    """``P[e, h]``, in the order of the entries; 0 for stored loops beside virtual ones."""
+    heads, _, longest = sizes
+    for piece in numba.prange(pieces):
+        weights, signs = np.empty(longest, out.dtype), np.empty(longest, out.dtype)
+        first, last = rows_of(indptr, piece, pieces)
+        for i in range(first, last):
+            start, row = np.int64(indptr[i]), indices[indptr[i] : indptr[i + 1]]
+            for h in range(heads):
+                size, top = _row_scores(
+                    row, start, i, h, scores, heads, slope, loops, weights, signs
+                )
+                whole, _ = _powers(weights, signs, size, top)
+                for k in range(len(row)):
+                    out[(start + k) * heads + h] = abs(weights[k]) / whole
+
+
+@inlined
+def _source_scores(
+    row: Any, perm: Any, start: Any, j: Any, h: Any, scores: Any, heads: Any, slope: Any,
+    loops: Any, stats: Any, work: Any,
+) -> Any:  # fmt: skip
+    """Write each score of a source's entries less the largest of the target's, into ``work``.
+
+    Beside it two factors of its power: what makes P of it, with the score's sign, and
+    ``leaky'(z) D`` times that.
+    """
+    er, edges, (weights, signs, shares) = scores.targets, scores.edges, work
+    left, size = scores.sources[j * heads + h], len(row)
+    one = er.dtype.type(1)
+    for k in range(size):
+        item = np.int64(row[k]) * heads + h
+        z = left + er[item]
+        if len(edges):
+            z += edges[np.int64(perm[start + k]) * heads + h]
+        inverse = stats[3 * item + 1]
+        signs[k] = inverse if z > 0 else -inverse
+        weights[k] = (z if z > 0 else slope * z) - stats[3 * item]
+        shares[k] = (one if z > 0 else slope) * stats[3 * item + 2] * inverse
+        if loops and np.int64(row[k]) == j:
+            weights[k] = -np.inf
+    if loops:
+        item = j * heads + h
+        z = _sum_of(left, er[item], scores.loops, item)
+        inverse = stats[3 * item + 1]
+        signs[size] = inverse if z > 0 else -inverse
+        weights[size] = (z if z > 0 else slope * z) - stats[3 * item]
+        shares[size] = (one if z > 0 else slope) * stats[3 * item + 2] * inverse
+        size += 1
+    return size
+
+
+@inlined
+def _source_weights(work: Any, size: Any) -> Any:
+    """Put P with the sign of the score in place of the score; return ``sum of leaky'(z) P D``."""
+    weights, signs, shares = work
+    zero, nothing = lanes(weights, NARROW, 0), lanes(weights, NARROW, -np.inf)
+    step, less = width_of(zero), zero
+    for k in range(0, size, step):
+        count = min(step, size - k)
+        powers = exp(load(nothing, weights, k, count))
+        less = add_product(less, powers, load(zero, shares, k, count))
+        store(product(powers, load(zero, signs, k, count)), weights, k, count)
+    return total(less)
+
+
+@parallel
+def backward(
+    T: Any, grad: Any, H: Any, scores: Any, sizes: Any, dropping: Any, slope: Any, loops: Any,
+    stats: Any, out: Any, d_el: Any, pieces: Any,
+) -> None:  # fmt: skip
+    """Over the transposed structure ``dH[j, h] = sum of M P[e, h] dO[i, h]``; the gradient of el.
+
+    ``stats`` has of each target and head the largest score, 1 by the sum of exponentials, and
+    <dO, O>.
+    """
+    heads, feat, longest = sizes
+    indptr, indices, perm = T
+    for piece in numba.prange(pieces):
+        weights, signs = np.empty(longest, grad.dtype), np.empty(longest, grad.dtype)
+        work = weights, signs, np.empty(longest, grad.dtype)
+        first, last = rows_of(indptr, piece, pieces)
+        zero = lanes(grad, MIDDLE, 0)
+        wide = width_of(zero)
+        for j in range(first, last):
+            start, row = np.int64(indptr[j]), indices[indptr[j] : indptr[j + 1]]
+            own, loop = j if loops else -1, np.int64(indptr[-1]) + j
+            for h in range(heads):
+                item, dots = j * heads + h, zero
+                size = _source_scores(
+                    row, perm, start, j, h, scores, heads, slope, loops, stats, work
+                )
+                less = _source_weights(work, size)
+                if dropping.below > 0:
+                    _drop(dropping, perm, start, len(row), loop, size, h, weights)
+                for f in range(0, feat, wide):
+                    count = min(wide, feat - f)
+                    a, b = _sums(grad, heads * feat, h * feat + f, row, own, weights, count)
+                    a, b = product(a, dropping.scale), product(b, dropping.scale)
+                    store(add_product(a, 1, b), out, item * feat + f, count)
+                    run = load(zero, H, item * feat + f, count)
+                    dots = add_product(dots, run, add_product(a, slope, b))
+                d_el[item] = total(dots) - less
+
+
+@parallel
+def statistics(
+    out: Any, plus: Any, grad: Any, forward: Any, slope: Any, feat: Any, stats: Any, d_er: Any,
+    pieces: Any,
+) -> None:  # fmt: skip
+    """Write the largest score, 1 by the sum and <dO, out> of each row and head, and ``d_er``."""
+    for piece in numba.prange(pieces):
+        for item in range(piece * len(d_er) // pieces, (piece + 1) * len(d_er) // pieces):
+            D = dot(grad, item * feat, out, item * feat, feat)
+            positive = dot(grad, item * feat, plus, item * feat, feat)
+            whole = forward[4 * item + 1]
+            stats[3 * item], stats[3 * item + 2] = forward[4 * item], D
+            stats[3 * item + 1] = 0 if whole == 0 else 1 / whole
+            d_er[item] = (1 - slope) * (positive - D * forward[4 * item + 2])
+
+
+@inlined
+def _score_gradient(
+    z: Any, grad: Any, H: Any, target: Any, source: Any, feat: Any, slope: Any, factor: Any,
+    stats: Any,
+) -> Any:  # fmt: skip
+    """``leaky'(z) P (M <dO, H> - D)`` of one entry and head; M is the ``factor``."""
+    p = np.exp((z if z > 0 else slope * z) - stats[3 * target]) * stats[3 * target + 1]
+    p = p if z > 0 else slope * p
+    through = factor * dot(grad, target * feat, H, source * feat, feat)
+    return p * (through - stats[3 * target + 2])
+
+
+@parallel
+def edge_gradient(
+    indptr: Any, indices: Any, grad: Any, H: Any, scores: Any, sizes: Any, dropping: Any,
+    slope: Any, loops: Any, stats: Any, out: Any, pieces: Any,
+) -> None:  # fmt: skip
+    """Write the gradient of the scores of entries; 0 at stored loops that are left out."""
+    heads, feat, _ = sizes
+    el, er, edges = scores.sources, scores.targets, scores.edges
+    for piece in numba.prange(pieces):
+        first, last = rows_of(indptr, piece, pieces)
+        nothing, end, line = H.dtype.type(0), len(indices) - 1, width_of(lanes(H, NARROW, 0))
+        for i in range(first, last):
+            for e in range(np.int64(indptr[i]), np.int64(indptr[i + 1])):
+                j, ahead = np.int64(indices[e]), np.int64(indices[min(e + AHEAD, end)])
+                for f in range(0, heads * feat, line):
+                    prefetch(lanes(H, NARROW, 0), H, ahead * heads * feat + f)
+                for h in range(heads):
+                    if loops and i == j:
+                        out[e * heads + h] = 0
+                        continue
+                    target, source = i * heads + h, j * heads + h
+                    z = _sum_of(el[source], er[target], edges, e * heads + h)
+                    factor = dropping.scale if stays(dropping, e, h) else nothing
+                    out[e * heads + h] = _score_gradient(
+                        z, grad, H, target, source, feat, slope, factor, stats
+                    )
+
+
+@parallel
+def loop_gradient(
+    nnz: Any, grad: Any, H: Any, scores: Any, sizes: Any, dropping: Any, slope: Any, stats: Any,
+    out: Any, pieces: Any,
+) -> None:  # fmt: skip
+    """Write the gradient of the scores of virtual loops."""
+    heads, feat, _ = sizes
+    el, er, own = scores.sources, scores.targets, scores.loops
+    for piece in numba.prange(pieces):
+        nothing = H.dtype.type(0)
+        for item in range(piece * len(out) // pieces, (piece + 1) * len(out) // pieces):
+            i = item // heads
+            z = _sum_of(el[item], er[item], own, item)
+            factor = dropping.scale if stays(dropping, nnz + i, item - i * heads) else nothing
+            out[item] = _score_gradient(z, grad, H, item, item, feat, slope, factor, stats)
+
+
+@parallel
+def scores_of_vectors(
+    H: Any, source: Any, target: Any, heads: Any, feat: Any, el: Any, er: Any, pieces: Any
+) -> None:
+    """``el = <H, source>`` and ``er = <H, target>`` of each row and head."""
+    for piece in numba.prange(pieces):
+        for item in range(piece * len(el) // pieces, (piece + 1) * len(el) // pieces):
+            h = item % heads
+            el[item] = dot(H, item * feat, source, h * feat, feat)
+            er[item] = dot(H, item * feat, target, h * feat, feat)
+
+
+@parallel
+def through_scores(
+    H: Any, scores: Any, vectors: Any, heads: Any, feat: Any, dH: Any, sums: Any, pieces: Any
+) -> None:  # fmt: skip
+    """Add to ``dH`` what both ``scores``, of which these are gradients, add to it.
+
+    ``sums`` are those of the gradients of both vectors over the rows of each piece, 0 before.
+    """
+    d_el, d_er = scores
+    source, target = vectors
+    width = heads * feat
+    n_rows = len(H) // width
+    for piece in numba.prange(pieces):
+        zero = lanes(H, NARROW, 0)
+        wide, of_source, of_target = width_of(zero), 2 * piece * width, (2 * piece + 1) * width
+        for i in range(piece * n_rows // pieces, (piece + 1) * n_rows // pieces):
+            for h in range(heads):
+                left, right = d_el[i * heads + h], d_er[i * heads + h]
+                for f in range(h * feat, (h + 1) * feat, wide):
+                    count = min(wide, (h + 1) * feat - f)
+                    run = load(zero, H, i * width + f, count)
+                    for of, factor in ((of_source, left), (of_target, right)):
+                        sum_ = load(zero, sums, of + f, count)
+                        store(add_product(sum_, factor, run), sums, of + f, count)
+                    found = load(zero, dH, i * width + f, count)
+                    found = add_product(found, left, load(zero, source, f, count))
+                    found = add_product(found, right, load(zero, target, f, count))
+                    store(found, dH, i * width + f, count)

@@ -1,0 +1,418 @@
+"""Attention whose scores are of two rows, on NumPy arrays: compiled loops, and their callers.
+
+Loops take some entries of a row at a time, and hold no more scores; a row's sums are scaled when a
+larger score comes, as in ``pairwise.cu``.  Each is for both kinds of scores: ``att`` is empty where
+they are products.  The functions around them take and give the same as those of ``cuda_pairwise``.
+"""
+
+from typing import Any, NamedTuple
+
+import numba
+import numpy as np
+
+from ....formats.arrays import Array
+from ....formats.compressed import CSR
+from ...engine.cpu import writing
+from ...engine.cpu_arrays import packed, values_of
+from ...engine.lanes import (
+    add_product,
+    beats,
+    exp,
+    lanes,
+    lanes_beside,
+    load,
+    prefetch,
+    product,
+    store,
+    total,
+    where,
+    width_of,
+)
+from ...engine.loops import MIDDLE, NARROW, dot, inlined, parallel, rows_of
+from ...engine.structure import transposed
+from ..gat.loops import Rows, stays
+from ..gat.twin import Dropping, dropping_of, narrow
+from ..operands import PairwiseArguments, heads_and_feat, shape_of, sums_dtype
+
+#: Entries of a row at a time: 64 rows of 128 float32 values fill the first cache.
+ENTRIES = 64
+#: Pieces of work of the gradients, whatever the threads: sums over all rows do not depend on these.
+PIECES = 256
+
+
+class Scoring(NamedTuple):
+    """How scores are made of two rows, and what is added to them."""
+
+    heads: int
+    feat: int
+    att: Any  #: empty where scores are dot products
+    edges: Any  #: scores of the entries, or empty
+    slope: Any
+    scale: Any
+
+
+class End(NamedTuple):
+    """Rows at one end of the entries: sources, or targets."""
+
+    scored: Any  #: keys, or queries
+    weighed: Any  #: values, or gradients of the result: their products are gradients of weights
+
+
+class RowSums(NamedTuple):
+    """What gradients read of each row and head."""
+
+    statistics: Any  #: largest score, and 1 over the sum of exponentials
+    dots: Any  #: ``D = <dO, O>``
+
+
+class Gradients(NamedTuple):
+    """What one pass over the entries writes."""
+
+    scored: Any  #: of the near end
+    weighed: Any  #: likewise, of sources; of targets the result of forward, which is read
+    att: Any  #: of each piece; empty for sources
+    edges: Any  #: empty for sources
+
+
+@inlined
+def _gather(A: Any, far: Any, pitch: Any, i: Any, e: Any, loops: Any, places: Any, ids: Any) -> Any:
+    """Write neighbours and numbers of the next entries of row ``i``, and prefetch rows of ``far``.
+
+    With ``loops`` stored ones are left out and one follows the last entry.  Returns the entry
+    behind them, and how many they are.
+    """
+    indptr, indices, perm = A
+    stop, count = np.int64(indptr[i + 1]), 0
+    while e < stop and count < len(places):
+        j = np.int64(indices[e])
+        if not (loops and j == i):
+            places[count], ids[count] = j, perm[e] if len(perm) else e
+            count += 1
+        e += 1
+    if loops and e == stop and count < len(places):
+        places[count], ids[count] = i, np.int64(indptr[-1]) + i
+        count, e = count + 1, e + 1
+    line = width_of(lanes(far[0], NARROW, 0))
+    for k in range(count):
+        for f in range(0, pitch, line):
+            for X in far:
+                prefetch(lanes(X, NARROW, 0), X, places[k] * pitch + f)
+    return e, count
+
+
+@inlined
+def _leaky_product(
+    X: Any, at: Any, Y: Any, there: Any, att: Any, slope: Any, first: Any, feat: Any
+) -> Any:
+    """``sum of att leaky(x + y)``."""
+    zero = lanes(X, NARROW, 0)
+    step, sums = width_of(zero), zero
+    for f in range(0, feat, step):
+        count = min(step, feat - f)
+        z = add_product(load(zero, X, at + f, count), 1, load(zero, Y, there + f, count))
+        leaky = where(beats(z, zero), z, product(z, slope))
+        sums = add_product(sums, load(zero, att, first + f, count), leaky)
+    return total(sums)
+
+
+@inlined
+def _scores(
+    own: Any, i: Any, far: Any, places: Any, ids: Any, scoring: Any, h: Any, scores: Any
+) -> None:
+    """Write the scores of one head of row ``i`` of ``own`` with rows of ``far`` at the places."""
+    heads, feat, att, edges, slope, scale = scoring
+    first = h * feat
+    at = i * heads * feat + first
+    if len(att):
+        for k in range(len(places)):
+            there = places[k] * heads * feat + first
+            scores[k] = scale * _leaky_product(own, at, far, there, att, slope, first, feat)
+    else:
+        for k in range(len(places)):
+            there = places[k] * heads * feat + first
+            scores[k] = scale * dot(own, at, far, there, feat)
+    for k in range(len(places)):
+        place = ids[k] * heads + h
+        if place < len(edges):  # a loop that is not stored has no edge
+            scores[k] += edges[place]
+
+
+@inlined
+def _drop(dropping: Any, ids: Any, h: Any, weights: Any) -> None:
+    if dropping.below > 0:
+        for k in range(len(ids)):
+            if not stays(dropping, ids[k], h):
+                weights[k] = 0
+
+
+@inlined
+def _exponentials(values: Any, less: Any, count: Any) -> Any:
+    """``exp(value - less)`` in place of each value; their sum."""
+    low, zero = lanes(values, NARROW, -np.inf), lanes(values, NARROW, 0)
+    tops, sums = lanes_beside(zero, values, less), zero
+    for k in range(0, count, width_of(zero)):
+        many = min(width_of(zero), count - k)
+        powers = exp(add_product(load(low, values, k, many), -1, tops))
+        store(powers, values, k, many)
+        sums = add_product(sums, 1, load(zero, values, k, many))
+    return total(sums)
+
+
+@inlined
+def _add_rows(
+    out: Any, at: Any, before: Any, X: Any, first: Any, pitch: Any, feat: Any, places: Any,
+    weights: Any,
+) -> None:  # fmt: skip
+    """``out = before * out + sum of weights[k] X[places[k]]``."""
+    zero = lanes(out, MIDDLE, 0)
+    for f in range(0, feat, width_of(zero)):
+        count = min(width_of(zero), feat - f)
+        sums = product(load(zero, out, at + f, count), before)
+        for k in range(len(places)):
+            there = places[k] * pitch + first + f
+            sums = add_product(sums, weights[k], load(zero, X, there, count))
+        store(sums, out, at + f, count)
+
+
+@inlined
+def _add_slopes(
+    out: Any, datt: Any, to: Any, own: Any, at: Any, far: Any, first: Any, scoring: Any,
+    places: Any, grads: Any,
+) -> None:  # fmt: skip
+    """``out += att sum of grads[k] leaky'(z)``, and ``datt += sum of grads[k] leaky(z)``."""
+    feat, att, slope = scoring.feat, scoring.att, scoring.slope
+    zero, pitch = lanes(out, MIDDLE, 0), scoring.heads * feat
+    for f in range(0, feat, width_of(zero)):
+        count = min(width_of(zero), feat - f)
+        x = load(zero, own, at + f, count)
+        sums, of_att = zero, zero
+        for k in range(len(places)):
+            there = places[k] * pitch + first + f
+            z = add_product(x, 1, load(zero, far, there, count))
+            ds = lanes_beside(zero, out, grads[k])
+            ds = where(beats(z, zero), ds, product(ds, slope))
+            sums = add_product(sums, 1, ds)
+            of_att = add_product(of_att, ds, z)
+        factors = load(zero, att, first + f, count)
+        store(add_product(load(zero, out, at + f, count), factors, sums), out, at + f, count)
+        if len(datt):
+            place = to + first + f
+            store(add_product(load(zero, datt, place, count), 1, of_att), datt, place, count)
+
+
+@parallel
+def forward(
+    A: Any, queries: Any, keys: Any, values: Any, scoring: Any, dropping: Any, loops: Any,
+    out: Any, statistics: Any, pieces: Any,
+) -> None:  # fmt: skip
+    """``O[i, h] = sum of P[e, h] V[j, h]``; of each row and head its ``statistics``."""
+    heads, feat = scoring.heads, scoring.feat
+    pitch, low = heads * feat, out.dtype.type(-np.inf)
+    for piece in numba.prange(pieces):
+        places, ids = np.empty(ENTRIES, np.int64), np.empty(ENTRIES, np.int64)
+        weights = np.empty(ENTRIES, out.dtype)
+        tops, sums = np.empty(heads, out.dtype), np.empty(heads, out.dtype)
+        first, last = rows_of(A.indptr, piece, pieces)
+        for i in range(first, last):
+            e, stop = np.int64(A.indptr[i]), np.int64(A.indptr[i + 1]) + loops
+            some = e < stop
+            tops[:], sums[:], out[i * pitch : (i + 1) * pitch] = low, 0, 0
+            while e < stop:
+                e, n = _gather(A, (keys, values), pitch, i, e, loops, places, ids)
+                for h in range(heads):
+                    there, at = h * feat, i * pitch + h * feat
+                    near = places[:n], ids[:n]
+                    _scores(queries, i, keys, *near, scoring, h, weights)
+                    top = tops[h]
+                    for k in range(n):
+                        top = max(top, weights[k])
+                    less = top if top > low else out.dtype.type(0)
+                    before = np.exp(tops[h] - less) if top != tops[h] else out.dtype.type(1)
+                    sums[h] = sums[h] * before + _exponentials(weights, less, n)
+                    tops[h] = top
+                    _drop(dropping, ids[:n], h, weights)
+                    _add_rows(out, at, before, values, there, pitch, feat, places[:n], weights)
+            for h in range(heads):
+                inverse = 1 / sums[h] if some else out.dtype.type(0)
+                factor = dropping.scale * inverse
+                for f in range(i * pitch + h * feat, i * pitch + (h + 1) * feat):
+                    out[f] *= factor
+                if len(statistics):
+                    statistics[2 * (i * heads + h)] = tops[h]
+                    statistics[2 * (i * heads + h) + 1] = inverse
+
+
+@inlined
+def _gradients(
+    i: Any, near: Any, far: Any, sums: Any, of_sources: Any, places: Any, ids: Any, scoring: Any,
+    dropping: Any, h: Any, weights: Any, grads: Any,
+) -> None:  # fmt: skip
+    """Write ``M P`` of one head of the gathered entries, and the gradients of their scores."""
+    heads, feat = scoring.heads, scoring.feat
+    _scores(near.scored, i, far.scored, places, ids, scoring, h, weights)
+    for k in range(len(places)):
+        weights[k] -= sums.statistics[2 * ((places[k] if of_sources else i) * heads + h)]
+    _exponentials(weights, 0, len(places))
+    for k in range(len(places)):
+        item = (places[k] if of_sources else i) * heads + h
+        weights[k] *= sums.statistics[2 * item + 1]
+        grads[k] = -weights[k] * sums.dots[item]
+        weights[k] *= dropping.scale
+    _drop(dropping, ids, h, weights)
+    at = (i * heads + h) * feat
+    for k in range(len(places)):
+        there = (places[k] * heads + h) * feat
+        grads[k] += weights[k] * dot(near.weighed, at, far.weighed, there, feat)
+
+
+@parallel
+def backward(
+    A: Any, near: Any, far: Any, scoring: Any, dropping: Any, loops: Any, of_sources: Any,
+    sums: Any, found: Any, pieces: Any,
+) -> None:  # fmt: skip
+    """Write the gradients of the rows of ``near``, from those of ``far`` at the entries' other end.
+
+    ``of_sources`` goes over the transposed structure, and writes the gradient of the values too.
+    Else those of the edges, a sum of that of ``att`` for each piece, and ``D`` of each row.
+    """
+    heads, feat = scoring.heads, scoring.feat
+    # What is written has names of its own: numba takes a store to a record's field for dead.
+    dnear, dvalues, datt, dedges = found
+    _, dots = sums
+    pitch, one = heads * feat, dnear.dtype.type(1)
+    for piece in numba.prange(pieces):
+        places, ids = np.empty(ENTRIES, np.int64), np.empty(ENTRIES, np.int64)
+        weights, grads = np.empty(ENTRIES, dnear.dtype), np.empty(ENTRIES, dnear.dtype)
+        first, last = rows_of(A.indptr, piece, pieces)
+        for i in range(first, last):
+            e, stop = np.int64(A.indptr[i]), np.int64(A.indptr[i + 1]) + loops
+            dnear[i * pitch : (i + 1) * pitch] = 0
+            if of_sources:
+                dvalues[i * pitch : (i + 1) * pitch] = 0
+            else:
+                for h in range(heads):
+                    at = (i * heads + h) * feat
+                    dots[i * heads + h] = dot(near.weighed, at, dvalues, at, feat)
+            while e < stop:
+                e, n = _gather(A, far, pitch, i, e, loops, places, ids)
+                for h in range(heads):
+                    there, at = h * feat, i * pitch + h * feat
+                    entries = places[:n], ids[:n]
+                    _gradients(
+                        i, near, far, sums, of_sources, *entries, scoring, dropping, h, weights,
+                        grads,
+                    )  # fmt: skip
+                    for k in range(n):
+                        if ids[k] * heads + h < len(dedges):
+                            dedges[ids[k] * heads + h] = grads[k]
+                        grads[k] *= scoring.scale
+                    if of_sources:
+                        _add_rows(
+                            dvalues, at, one, far.weighed, there, pitch, feat, places[:n], weights
+                        )
+                    if len(scoring.att):
+                        _add_slopes(
+                            dnear, datt, piece * pitch, near.scored, at, far.scored, there,
+                            scoring, places[:n], grads,
+                        )  # fmt: skip
+                    else:
+                        _add_rows(dnear, at, one, far.scored, there, pitch, feat, places[:n], grads)
+
+
+class Call(NamedTuple):
+    """What all loops of a call read: features as one axis, and numbers in the type of sums."""
+
+    queries: Array
+    keys: Array
+    values: Array
+    scoring: Scoring
+    dropping: Dropping
+    loops: bool
+
+
+def _call_of(given: PairwiseArguments) -> Call:
+    keys, kind = given.keys, np.dtype(sums_dtype(given.keys)).type
+    terms = values_of(given.att, keys).reshape(-1), values_of(given.edges, keys).reshape(-1)
+    factors = narrow(kind, given.slope), narrow(kind, given.scale)
+    scoring = Scoring(*heads_and_feat(keys), *terms, *factors)
+    q, k = _read(given.queries), _read(keys)
+    v = k if given.values is None else _read(given.values)
+    return Call(q, k, v, scoring, dropping_of(given.dropout, given.seed, kind), given.loops)
+
+
+def _read(a: Array) -> Array:
+    """Flatten an array; copy a read-only one, which compiled loops take for another type."""
+    flat = packed(a)
+    return flat if flat.flags.writeable else flat.copy()
+
+
+def pairwise(A: CSR, *arguments: Any, out: Array | None = None) -> Array:
+    """``O[i, h] = sum of M[e, h] P[e, h] V[j, h]`` over the entries of row i.
+
+    The others are ``PairwiseArguments``, here and in the gradients.
+    """
+    given = PairwiseArguments(*arguments)
+    out = _result(A, given) if out is None else out
+    call = _call_of(given)
+    return _forward(A, call, out, np.empty(0, call.keys.dtype))
+
+
+def pairwise_with_statistics(A: CSR, *arguments: Any) -> tuple[Array, Array]:
+    """Run ``pairwise``, and give what backward reads of each row and head too."""
+    given = PairwiseArguments(*arguments)
+    return _forward_with_statistics(A, _call_of(given), _result(A, given))
+
+
+def _result(A: CSR, given: PairwiseArguments) -> Array:
+    return np.empty((A.n_rows, *given.keys.shape[1:]), given.keys.dtype)
+
+
+def _forward_with_statistics(A: CSR, call: Call, out: Array) -> tuple[Array, Array]:
+    statistics = np.zeros((A.n_rows, call.scoring.heads, 2), call.keys.dtype)
+    return _forward(A, call, out, statistics), statistics
+
+
+def _forward(A: CSR, call: Call, out: Array, statistics: Array) -> Array:
+    if out.size:
+        rows = Rows(A.indptr, A.indices, np.empty(0, A.indices.dtype))
+        with writing(out) as (result, pieces):
+            forward(rows, *call, result.reshape(-1), statistics.reshape(-1), pieces)
+    return out
+
+
+def pairwise_backward(
+    A: CSR, T: CSR | None, perm: Any, grad: Array, out: Array | None, statistics: Any,
+    of_edges: bool, *arguments: Any,
+) -> tuple[Array, ...]:  # fmt: skip
+    """Give the gradients of queries, keys, values, ``att`` and edges, as on a GPU."""
+    given = PairwiseArguments(*arguments)
+    call, keys_are_values = _call_of(given), given.values is None
+    sums, make = call.keys.dtype, np.empty if grad.size else np.zeros
+    features = given.queries, given.keys, given.values
+    dqueries, dkeys, dvalues = (make(shape_of(a), sums) for a in features)
+    datt = np.zeros(shape_of(given.att), sums)
+    dedges = np.zeros(shape_of(given.edges, of_edges), sums)  # 0 at stored loops that are left out
+    if grad.size:
+        if out is None:
+            out, statistics = _forward_with_statistics(A, call, np.empty(grad.shape, sums))
+        if T is None:
+            T, perm = transposed(A)
+        none, of_pieces = np.empty(0, sums), np.zeros((PIECES, datt.size), sums)
+        of_rows = RowSums(statistics.reshape(-1), np.empty(statistics.size // 2, sums))
+        targets, sources = End(call.queries, _read(grad)), End(call.keys, call.values)
+        shared = call.scoring, call.dropping, call.loops
+        of_targets = Gradients(
+            dqueries.reshape(-1), _read(out), of_pieces.reshape(-1), dedges.reshape(-1)
+        )
+        weighed = dkeys if keys_are_values else dvalues
+        of_sources = Gradients(dkeys.reshape(-1), weighed.reshape(-1), none, none)
+        rows = Rows(A.indptr, A.indices, np.empty(0, perm.dtype))
+        columns = Rows(T.indptr, T.indices, perm)
+        with writing(none):
+            backward(rows, targets, sources, *shared, False, of_rows, of_targets, PIECES)
+            backward(columns, sources, targets, *shared, True, of_rows, of_sources, PIECES)
+        datt = datt if given.att is None else of_pieces.sum(axis=0).reshape(datt.shape)
+    with np.errstate(over="ignore", under="ignore"):
+        dtype = given.keys.dtype
+        narrowed = (d.astype(dtype, copy=False) for d in (dqueries, dkeys, dvalues))
+        return *narrowed, datt, dedges

@@ -1,0 +1,322 @@
+"""Launch attention whose scores are of two rows: GATv2's, and those of dot products.
+
+Queries are the targets' and keys the sources', (n, heads, feat) or (n, feat).  Scores are additive
+where ``att`` is given; without ``values`` the keys are the values, as they always are then.  What
+belongs to scores (``att``, ``edges``, statistics and their gradients) is float32 for 2-byte
+features.  ``seed`` is an integer, or an int64 on the device that a captured graph reads at each
+replay.  With ``loops`` stored entries (i, i) are left out and each row has one such entry behind
+its own, whose edge score is 0.
+"""
+
+from itertools import accumulate
+from math import prod
+from typing import Any, NamedTuple
+
+from ....formats.compressed import CSR
+from ...engine import jit
+from ...engine.jit import Launch
+from ...engine.launch import ITEMSIZE
+from ...engine.memory import Memory, memory_of
+from ...engine.structure import Structure, exact, structure_of, transposed
+from ..gat.cuda import Dropout, dropout_of, zero
+from ..operands import PairwiseArguments, heads_and_feat, shape_of, sums_dtype
+from . import column_blocks
+from . import shape as pairwise_shape
+from .column_blocks import ColumnBlock, blocks_of
+from .shape import (
+    ADDITIVE,
+    DOT,
+    FILES,
+    FORWARD,
+    LAYOUTS,
+    SOURCES,
+    TARGETS,
+    LaunchShape,
+    RowShape,
+    Variant,
+    launch_shape,
+    row_shape,
+)
+
+instantiations = pairwise_shape.instantiations
+
+THREADS = 128  # of a block, as in rows.cuh
+_STATS_LANES = 8  # as in pairwise.cu
+
+
+class Call(NamedTuple):
+    """What all launches of a call read: arrays as kernels take them, and numbers."""
+
+    m: Memory
+    dtype: str
+    sums: str  #: dtype in which sums run
+    heads: int
+    feat: int
+    queries: Any
+    keys: Any
+    values: Any  #: None where the keys are the values
+    att: Any  #: None where scores are dot products
+    edges: Any
+    dropped: Dropout
+    slope: float
+    scale: float
+    loops: bool
+
+
+class Work(NamedTuple):
+    """What one pass over the entries reads besides, and what it writes."""
+
+    direction: int  #: FORWARD, SOURCES (over the transpose) or TARGETS
+    out: Any  #: the result; the gradient of values, or of keys and values; that of queries
+    other: Any = None  #: of SOURCES: the gradient of keys, where values are not the keys
+    grad: Any = None  #: of the result
+    stats: Any = None  #: (n_rows, heads, 4), as ``attend_stats`` writes it
+    perm: Any = None  #: of SOURCES: the number in CSR order of each entry of the transpose
+    statistics: Any = None  #: of FORWARD: (n_rows, heads, 2)
+    datt: Any = None  #: of TARGETS: (thread blocks, heads, feat), to be summed
+    dedges: Any = None  #: of TARGETS
+
+    @property
+    def arrays(self) -> int:
+        """Count the arrays of features that it writes."""
+        return 1 + (self.other is not None)
+
+
+def _call_of(given: PairwiseArguments) -> Call:
+    keys = given.keys
+    m = memory_of(keys)
+    features = m.contiguous(given.queries), m.contiguous(keys), m.contiguous(given.values)
+    scores = m.factors(given.att), m.factors(given.edges)
+    sizes = m.dtype(keys), sums_dtype(keys), *heads_and_feat(keys)
+    dropped = dropout_of(m, given.dropout, given.seed)
+    return Call(m, *sizes, *features, *scores, dropped, given.slope, given.scale, given.loops)
+
+
+# Forward
+
+
+def pairwise(A: CSR | Structure, *arguments: Any, out: Any = None) -> Any:
+    """``O[i, h] = sum of M[e, h] P[e, h] V[j, h]`` over the entries of row i.
+
+    The others are ``PairwiseArguments``, here and in the gradients.
+    """
+    return _forward(A, _call_of(PairwiseArguments(*arguments)), out)
+
+
+def pairwise_with_statistics(A: CSR | Structure, *arguments: Any) -> tuple[Any, Any]:
+    """Launch ``pairwise``, and what backward reads of each row and head.
+
+    (n_rows, heads, 2): the largest score, and 1 over the sum of exponentials relative to that;
+    zeros if there are no entries or no features.
+    """
+    return _forward_with_statistics(A, _call_of(PairwiseArguments(*arguments)))
+
+
+def _forward_with_statistics(A: CSR | Structure, call: Call) -> tuple[Any, Any]:
+    statistics = call.m.empty((A.n_rows, call.heads, 2), call.sums, call.keys)
+    return _forward(A, call, statistics=statistics), statistics
+
+
+def _forward(A: CSR | Structure, call: Call, out: Any = None, *, statistics: Any = None) -> Any:
+    m, keys = call.m, call.keys
+    if out is None:
+        out = m.empty((A.n_rows, *keys.shape[1:]), call.dtype, keys)
+    if not (A.n_rows and call.heads):
+        return out
+    with m.on_device(keys):
+        if call.feat and (A.nnz or call.loops):
+            _run(A, call, Work(FORWARD, out, statistics=statistics))
+        else:
+            for array in (out, statistics):
+                zero(m, array)
+    return out
+
+
+# Backward
+
+
+def pairwise_backward(
+    A: CSR | Structure, T: Any, perm: Any, grad: Any, out: Any, statistics: Any,
+    of_edges: bool, *arguments: Any,
+) -> tuple[Any, ...]:  # fmt: skip
+    """Launch gradients of queries, keys, values, ``att`` and edges, from that of the result.
+
+    ``T`` is the transpose, and ``perm[e]`` the number that its entry e has in CSR order, by which
+    it is dropped and finds its edge score.  What is None of the transpose and of forward's results
+    is made anew.  Without ``values`` the keys have both gradients.  Gradients of what is not given
+    are empty, also those of the edges unless ``of_edges``.
+    """
+    call = _call_of(PairwiseArguments(*arguments))
+    m, keys, edges = call.m, call.keys, call.edges if of_edges else None
+    some = prod(grad.shape) and (A.nnz or call.loops)
+    make = m.empty if some else m.zeros
+    features = call.queries, keys, call.values
+    dqueries, dkeys, dvalues = (make(shape_of(a), call.dtype, keys) for a in features)
+    datt, dedges = (make(shape_of(a), call.sums, keys) for a in (call.att, edges))
+    if some:
+        if statistics is None:
+            out, statistics = _forward_with_statistics(A, call)
+        if T is None and isinstance(A, CSR):
+            T, perm = transposed(A)
+        with m.on_device(keys):
+            grad = m.contiguous(grad)
+            read = {"grad": grad, "stats": _stats(call, out, grad, statistics)}
+            both = {"out": dkeys} if call.values is None else {"out": dvalues, "other": dkeys}
+            _run(T, call, Work(SOURCES, **both, **read, perm=perm))
+            of_blocks = None
+            if call.att is not None:
+                A = exact(A)  # each block has a part of the gradient
+                blocks = A.blocks
+                of_blocks = m.empty((blocks, *datt.shape), call.sums, keys)
+            own = {"datt": of_blocks, "dedges": None if edges is None else dedges}
+            _run(A, call, Work(TARGETS, dqueries, **own, **read))
+            datt = datt if of_blocks is None else of_blocks.sum(0)
+    return dqueries, dkeys, dvalues, datt, dedges
+
+
+def _stats(call: Call, out: Any, grad: Any, statistics: Any) -> Any:
+    """Launch what entries read of each row and head in backward: (n_rows, heads, 4).
+
+    What forward wrote into ``statistics``, ``D = <dO, O>``, and 0.
+    """
+    m, (rows, heads, _) = call.m, statistics.shape
+    out, statistics = m.contiguous(out), m.contiguous(statistics)
+    stats = m.empty((rows, heads, 4), call.sums, call.keys)
+    kernel = jit.load(FILES["attend"], "attend_stats", "4Pqi", (call.dtype,))
+    pointers = (m.pointer(a) for a in (out, grad, statistics, stats))
+    blocks = -(-rows * heads * _STATS_LANES // THREADS)
+    args = (*pointers, rows * heads, call.feat)
+    kernel(blocks, args, threads=THREADS, stream=m.stream(call.keys))
+    return stats
+
+
+# One pass over the entries
+
+
+def _run(A: CSR | Structure, call: Call, work: Work) -> None:
+    """Launch a pass over all columns or, where they are in blocks, over one after another."""
+    S, m, dropped, direction = structure_of(A), call.m, call.dropped, work.direction
+    keys_are_values, kind = call.values is None, DOT if call.att is None else ADDITIVE
+    features = call.queries, call.keys, call.values, work.grad, work.out, work.other
+    of_rows = call.att, work.stats, work.statistics, work.datt
+    at = m.pointers(*features, *of_rows)
+    queries, keys, values, grad, out, other, att, stats, statistics, datt = at
+    values = keys if keys_are_values else values
+    alignment = (queries | keys | values | grad | out | other) % 16
+    numbered = call.edges is not None or work.dedges is not None or dropped.below > 0
+    # Where there are loops alone, nothing is read that has a value an entry.
+    of_entries = (work.perm, call.edges, work.dedges) if S.nnz else (None, None, None)
+    perm, edges, dedges = m.pointers(*of_entries)
+    sizes = call.dtype, call.heads, call.feat, alignment
+    how, count, whole = S.once(
+        _pass, *sizes, direction, kind, keys_are_values, numbered or call.loops
+    )
+    shape, stream = how.shape, m.stream(call.keys)
+    blocks = blocks_of(A, count, stream) if count > 1 else ()
+    workspace, places = None, [0] * 5  # two to pass on, two parts of results, and the borders'
+    if blocks or S.n_cuts:
+        between = _between(S, call, work.arrays) if blocks else (0, 0, 0, 0)
+        nbytes = sum(between) + _bytes_of_cut_rows(blocks or (ColumnBlock(S),), call, work, shape)
+        workspace = m.empty((nbytes,), "uint8", call.keys) if nbytes else None
+        places = [*accumulate(between, initial=m.pointer(workspace))]
+    blocks = blocks or (ColumnBlock(S),)
+    *passed, part, other_part, carry = places
+    if ITEMSIZE[call.dtype] != 2:  # results take sums as they are
+        part, other_part = out, other
+    summed = keys_are_values and direction == SOURCES and shape.packs > 0
+    for step, block in enumerate(blocks):
+        last = step == len(blocks) - 1
+        of_block = passed[step % 2] if direction == FORWARD and not last else statistics
+        results = out, other, part, other_part, of_block, datt, dedges
+        before = passed[step % 2 - 1] if step else 0
+        numbers = dropped.seed, call.slope, call.scale, dropped.scale, dropped.below
+        attention = (
+            *(queries, keys, values, grad, att, stats, edges, *results, dropped.seed_at, before),
+            *(*numbers, call.heads, call.feat),
+            *(int(call.loops), int(summed), int(step > 0), int(not last)),
+        )
+        launch = whole if block.structure is S else _ready(S, block, call.dtype, how)
+        moves = () if shape.packs else (S.indptr, block.moves)
+        launch(stream, perm if numbered else 0, *moves, *attention, carry)
+        if block.structure.n_cuts:
+            _cut_rows(block.structure, call, work, shape, attention, carry)
+
+
+def _pass(
+    S: Structure, dtype: str, heads: int, feat: int, alignment: int, direction: int, kind: int,
+    keys_are_values: bool, extra: bool,
+) -> tuple[LaunchShape, int, Launch]:  # fmt: skip
+    """Decide a pass: its shape, in how many blocks of columns, and the launch over all of them."""
+    types, variant = (dtype, S.index_dtype), Variant(direction, kind, keys_are_values)
+    shape = launch_shape(types, heads, feat, alignment, variant, extra)
+    count = 1 if shape.shape.packs else _count_blocks(S, dtype, heads, feat, variant)
+    return shape, count, _ready(S, ColumnBlock(S), dtype, shape)
+
+
+def _ready(S: Structure, block: ColumnBlock, dtype: str, shape: LaunchShape) -> Launch:
+    """Prepare the launch over the entries of one block of columns, or all."""
+    B, types = block.structure, (dtype, S.index_dtype)
+    kernel = jit.load(shape.file, shape.kernel, shape.layout, types, shape.constants)
+    counts = (S.nnz,) if shape.shape.packs else (B.nnz, S.nnz)
+    indices = S.indices if S.nnz else S.indptr  # it has to exist
+    return kernel.ready(
+        B.blocks * shape.teams,
+        (B.indptr, indices, B.start, B.slot),
+        (*counts, shape.row_bytes, B.blocks),
+        threads=THREADS,
+    )
+
+
+def _count_blocks(S: Structure, dtype: str, heads: int, feat: int, variant: Variant) -> int:
+    """Choose in how many blocks to go through the columns, as if all addresses were aligned.
+
+    Not where blocks would have to share the gradient of ``att``.
+    """
+    shape = row_shape(dtype, S.index_dtype, heads, feat, 0)
+    of_att = variant.kind == ADDITIVE and variant.direction == TARGETS
+    if dtype == "float64" or shape.packs or of_att:
+        return 1
+    arrays = 2 if variant.direction == SOURCES or not variant.keys_are_values else 1
+    row = shape.mates * shape.lanes * shape.vector * ITEMSIZE[dtype]
+    return column_blocks.count(S, S.n_cols * arrays * row)
+
+
+def _between(S: Structure, call: Call, arrays: int) -> tuple[int, int, int, int]:
+    """Count the bytes that one block of columns leaves to the next.
+
+    Twice the largest scores and sums of exponentials, and of 2-byte features both arrays of sums.
+    """
+    size, narrow = ITEMSIZE[call.sums], ITEMSIZE[call.dtype] == 2
+    scores, sums = (-(-S.n_rows * call.heads * n * size // 256) * 256 for n in (2, call.feat))
+    return scores, scores, sums * narrow, sums * (narrow and arrays == 2)
+
+
+def _bytes_of_cut_rows(
+    blocks: tuple[ColumnBlock, ...], call: Call, work: Work, shape: RowShape
+) -> int:
+    """Count the bytes for sums of rows that thread blocks share; 0 unless a row is very long."""
+    n_cuts = max([block.structure.n_cuts for block in blocks])
+    if not n_cuts:
+        return 0
+    of_lane = (2 if shape.packs else work.arrays) * shape.values + 2
+    values = call.heads * shape.slices * shape.lanes * of_lane
+    return 2 * n_cuts * values * ITEMSIZE[call.sums]
+
+
+def _cut_rows(
+    S: Structure,
+    call: Call,
+    work: Work,
+    shape: RowShape,
+    attention: tuple[Any, ...],
+    carry: int,
+) -> None:
+    """Finish the rows that thread blocks share, from the sums that each has left in ``carry``."""
+    layout, types = f"2P{LAYOUTS[call.dtype]}P6i", (call.dtype, S.index_dtype)
+    kernel = jit.load(FILES["attend"], "attend_cut_rows", layout, types)
+    direction = work.direction
+    sums = 2 if direction == SOURCES and shape.packs else work.arrays
+    cut = (shape.lanes, shape.vector, max(shape.packs, 1), sums, int(direction == FORWARD))
+    args = (S.start, S.cut, *attention, carry, S.n_cuts, *cut)
+    blocks = -(-S.n_cuts * call.heads * call.feat // THREADS)
+    kernel(blocks, args, threads=THREADS, stream=call.m.stream(call.keys))
