@@ -86,7 +86,7 @@ def message_aggregate(
         )
     graph = as_graph(graph, x)
     tensors = graph_tensors(graph)
-    api.checked_reduction(reduce)
+    api.checked_reduction("reduce", reduce)
     x = None if message == "copy_edge" else x
     _check.tensor("edge_features", edge_features)
     x, edge_features = library.narrowed(tensors.kind, x, edge_features)
