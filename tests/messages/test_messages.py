@@ -294,7 +294,7 @@ def test_bad_gradients_and_combinations_are_refused():
         message_aggregate_backward(A0, X0, E0, G0, transposed=ops.transpose(other))
     with pytest.raises(UnsupportedError, match="call sddmm"):
         edge_combine(A0, G0, X0, "dot")
-    with pytest.raises(UnsupportedError, match='op is .div.: use "add", "sub"'):
+    with pytest.raises(UnsupportedError, match=r'op is .div.: use "add", "sub"'):
         edge_combine(A0, G0, X0, "div")
     with pytest.raises(ShapeError, match=r"right has shape \(45, 3\) but left has \(60, 4\)"):
         edge_combine(A0, G0, X0[:, :3])
