@@ -95,7 +95,10 @@ FIRST = ""
 _CHECKS = {"str": "word", "precision": "precision", "out": "out"}
 _BEHIND = {"shape": slice(1, None), "heads": slice(1, -1)}
 #: Arguments of public functions that no schema has.
-PRECISION, OUT = Arg("precision", optional=True, kind="precision"), Arg("out", kind="out")
+PRECISION, OUT = (
+    Arg("precision", optional=True, kind="precision"),
+    Arg("out", optional=True, kind="out"),
+)
 SCALES = (
     Arg("row_scale", "rows", optional=True),
     Arg("col_scale", "cols", optional=True),
