@@ -1,9 +1,9 @@
 """Calls of the public API, and the functions of the package that each enters once it is warm.
 
-``python tests/golden/counted.py cpu|arrays|ranks|stand-in|cuda [NAME]`` runs those of one group, or
-one of them, and writes JSON: of each the list of ``file:function``, in the order of the calls.  A
-line for each goes to stderr: how many calls, files and changes from file to file.
-``frames(call)`` lists those of any call.
+``python tests/golden/counted.py arrays|cpu|ranks|stand-in|cuda [NAME]`` runs a group of calls, or
+one of them, and writes JSON: the list of ``file:function`` that each enters, in order.  A line for
+each goes to stderr: how many calls, files and changes from file to file.  ``frames(call)`` lists
+those of any call.
 """
 
 import json
@@ -14,12 +14,14 @@ from collections.abc import Callable
 from datetime import timedelta
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
+
 ROOT = Path(__file__).resolve().parents[2]
-N, ENTRIES, FEAT, HEADS = 2000, 20000, 32, 4
-WIDE = 256  #: features of so many multiply-adds that numba's loops take them
-WARM = 3
+N, ENTRIES, FEAT, HEADS, WARM = 2000, 20000, 32, 4, 3
+WIDE = 256  #: features that are enough work for numba's loops
 _INLINED = {"<listcomp>", "<setcomp>", "<dictcomp>"}  # since Python 3.12
 
 Calls = dict[str, Callable[[], Any]]
@@ -45,72 +47,56 @@ def frames(call: Callable[[], Any]) -> list[str]:
     return result
 
 
-def sizes(entered: list[str]) -> tuple[int, int, int]:
-    """Count calls, files, and changes from file to file."""
+def summary(name: str, entered: list[str]) -> str:
+    """Write how many calls, files, and changes from file to file there are."""
     files = [one.partition(":")[0] for one in entered]
     changes = sum(a != b for a, b in pairwise(files))
-    return len(files), len(set(files)), changes
+    return f"{name}: {len(files)} calls, {len(set(files))} files, {changes} changes"
 
 
-class Inputs:
-    """One random graph on the CPU or a GPU, and what calls take beside it."""
-
-    def __init__(self, xp: Any) -> None:
-        import torch
-
-        from sparsefmt import Graph
-        from sparsefmt.interop.torch import to_tensor
-
-        row, col, A = random_csr(xp)
-        self.graph, self.edge_index = Graph(A), torch.stack([to_tensor(col), to_tensor(row)])
-        self.x = numbers(xp, N, FEAT).requires_grad_()
-        self.weight = numbers(xp, A.nnz)
-        self.edge_weight, self.edge_attr = numbers(xp, ENTRIES), numbers(xp, ENTRIES, 3)
-
-
-def random_csr(xp: Any) -> Any:
+def edges(xp: Any) -> Any:
     """Make random edges, and the matrix of them."""
-    import numpy as np
-
     from sparsefmt import COO
 
-    make = np.random.default_rng(0)
-    row, col = (xp.asarray(make.integers(0, N, ENTRIES, dtype=np.int64)) for _ in range(2))
+    row, col = xp.asarray(np.random.default_rng(0).integers(0, N, (2, ENTRIES)))
     return row, col, COO(row, col, shape=(N, N)).tocsr()
 
 
-def numbers(xp: Any, *shape: int) -> Any:
-    """Make a tensor of random numbers."""
-    import numpy as np
+def inputs(xp: Any) -> Any:
+    """Make tensors and a graph of the edges."""
+    import torch
 
-    from sparsefmt.interop.torch import to_tensor
+    from sparsefmt import Graph, nn
 
-    return to_tensor(xp.asarray(np.random.default_rng(1).random(shape, np.float32))).clone()
+    row, col, A = edges(xp)
+    shapes = {"x": (N, FEAT), "weight": A.nnz, "edge_weight": ENTRIES, "attr": (ENTRIES, 3)}
+    made = {name: torch.from_dlpack(xp.ones(shape, "float32")) for name, shape in shapes.items()}
+    made["x"].requires_grad_()
+    edge_index = torch.stack([torch.from_dlpack(col), torch.from_dlpack(row)])
+    return nn, SimpleNamespace(graph=Graph(A), edge_index=edge_index, **made)
 
 
 def of_arrays(xp: Any) -> Calls:
     """Return a product of arrays; ``sparsefmt.autograd``, which adds kernels, is not imported."""
-    csr, X = random_csr(xp)[2], xp.asarray(xp.ones((N, WIDE), "float32"))
+    csr, X = edges(xp)[2], xp.ones((N, WIDE), "float32")
     return {"csr @ X": lambda: csr @ X}
 
 
 def of_cpu(xp: Any) -> Calls:
     """Return layers of edges on the CPU."""
-    from sparsefmt import nn
-
-    a = Inputs(xp)
+    nn, a = inputs(xp)
     gcn, gat = nn.GCNConv(FEAT, FEAT), nn.GATConv(FEAT, 8, heads=HEADS, edge_dim=3)
     return {
         "GCNConv of edges": lambda: gcn(a.x, a.edge_index, a.edge_weight),
-        "GATConv, edge_attr": lambda: gat(a.x, a.edge_index, a.edge_attr),
+        "GATConv, edge_attr": lambda: gat(a.x, a.edge_index, a.attr),
     }
 
 
 def of_gpu(xp: Any) -> Calls:
     """Return functions and layers of a graph on a GPU."""
-    from sparsefmt import autograd, nn
+    from sparsefmt import autograd
 
-    a = Inputs(xp)
+    nn, a = inputs(xp)
     weight = a.weight.clone().requires_grad_()
     gcn, sage = nn.GCNConv(FEAT, FEAT).cuda(), nn.SAGEConv(FEAT, FEAT).cuda()
     gat, gatv2 = (one(FEAT, 8, heads=HEADS).cuda() for one in (nn.GATConv, nn.GATv2Conv))
@@ -128,58 +114,56 @@ def of_gpu(xp: Any) -> Calls:
 
 
 def of_ranks(xp: Any) -> Calls:
-    """Return a layer over two processes: the other one makes the same calls."""
-    import torch
+    """Return a layer over two processes, of which the other one makes the same calls."""
     from torch import distributed
 
-    from sparsefmt import nn
     from sparsefmt.distributed import DistGraph
 
     rank, half = int(os.environ["RANK"]), N // 2
     store = distributed.FileStore(os.environ["STORE"], 2)
     options = {"store": store, "world_size": 2, "timeout": timedelta(seconds=60)}
     distributed.init_process_group("gloo", rank=rank, **options)
-    edge_index = Inputs(xp).edge_index
-    mine = edge_index[:, edge_index[1] // half == rank]
-    graph, sage = DistGraph(mine, (0, half, N)), nn.SAGEConv(FEAT, FEAT)
-    x = torch.ones(half, FEAT, requires_grad=True)
+    nn, a = inputs(xp)
+    graph = DistGraph(a.edge_index[:, a.edge_index[1] // half == rank], (0, half, N))
+    sage, x = nn.SAGEConv(FEAT, FEAT), a.x[:half].detach().requires_grad_()
     return {"SAGEConv, DistGraph": lambda: sage(x, graph)}
 
 
-GROUPS = {"cpu": of_cpu, "arrays": of_arrays, "ranks": of_ranks}
+GROUPS = {"arrays": of_arrays, "cpu": of_cpu, "ranks": of_ranks}
 
 
-def counted(calls: Calls, finish: Callable[[], Any]) -> dict[str, list[str]]:
-    """Return the frames of each call and of its backward."""
+def counted(calls: Calls, finish: Callable[[], Any] = int) -> dict[str, list[str]]:
+    """Return the frames of each call and of its backward, which runs in this thread."""
     result: dict[str, list[str]] = {}
     for name, call in calls.items():
         for _ in range(WARM):
             out = call()
             if hasattr(out, "backward"):
-                out.backward(out.new_ones(out.shape))
+                out.backward(grad := out.new_ones(out.shape))
         finish()
         outs: list[Any] = []
         result[name] = frames(lambda call=call, outs=outs: outs.append(call()))
         if hasattr(outs[0], "backward"):
-            result[f"{name}, backward"] = frames_of_backward(outs[0])
+            with sys.modules["torch"].autograd.set_multithreading_enabled(False):
+                back = frames(lambda out=outs[0], grad=grad: out.backward(grad))
+            result[f"{name}, backward"] = back
     return result
 
 
-def frames_of_backward(out: Any) -> list[str]:
-    """Return the frames of a backward, which runs in this thread."""
-    import torch
+def on_a_gpu() -> dict[str, list[str]]:
+    """Count what runs on a GPU or its stand-in."""
+    import cupy
 
-    grad = torch.ones_like(out)
-    with torch.autograd.set_multithreading_enabled(False):
-        return frames(lambda: out.backward(grad))
+    result = counted(of_arrays(cupy))
+    calls = of_gpu(cupy)
+    return result | counted(calls, sys.modules["torch"].cuda.synchronize)
 
 
 def main(group: str, only: str = "") -> None:
     """Run the calls of a group and write their frames as JSON."""
     sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
-    folder, finish = tempfile.TemporaryDirectory(), lambda: None
-    other = None
     if group == "ranks":
+        folder = tempfile.TemporaryDirectory()
         os.environ["STORE"] = f"{folder.name}/store"
         other = os.fork()
         os.environ["RANK"] = str(int(other == 0))
@@ -187,25 +171,13 @@ def main(group: str, only: str = "") -> None:
         import stand_in
 
         stand_in.install()
-    if group in ("stand-in", "cuda"):
-        import cupy as xp
-
-        result = counted(of_arrays(xp), finish)
-        import torch
-
-        result |= counted(of_gpu(xp), torch.cuda.synchronize)
-    else:
-        import numpy as xp
-
-        result = counted(GROUPS[group](xp), finish)
-    if other == 0:
-        os._exit(0)
-    if other is not None:
+    result = on_a_gpu() if group in ("stand-in", "cuda") else counted(GROUPS[group](np))
+    if group == "ranks":
+        if other == 0:
+            os._exit(0)
         os.waitpid(other, 0)
     result = {name: entered for name, entered in result.items() if only in ("", name)}
-    for name, entered in result.items():
-        text = "{}: {} calls, {} files, {} changes".format(name, *sizes(entered))
-        print(text, file=sys.stderr)
+    print(*(summary(*one) for one in result.items()), sep="\n", file=sys.stderr)
     json.dump(result, sys.stdout, indent=1)
 
 

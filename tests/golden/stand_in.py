@@ -1,8 +1,8 @@
 """A GPU's stand-in for a whole process: the package runs its code for CUDA, kernels do nothing.
 
 CuPy is that of ``host_cupy``, CPU tensors say that they are on ``cuda:0``, kernels are not
-compiled, and the driver takes each launch and forgets it: results are zeros.
-``install`` comes before the package is imported, and is never undone.
+compiled, and the driver takes each launch and forgets it: results are zeros.  ``install`` comes
+before the package is imported, and is never undone.
 """
 
 import ctypes
@@ -19,13 +19,9 @@ import torch
 _ndarray = np.ndarray
 #: Of an H100, as far as launchers ask.
 ATTRIBUTES = {
-    "MultiProcessorCount": 132,
-    "MaxSharedMemoryPerBlockOptin": 232448,
-    "MaxSharedMemoryPerMultiprocessor": 233472,
-    "L2CacheSize": 52428800,
+    **{"MultiProcessorCount": 132, "L2CacheSize": 52428800},
+    **{"MaxSharedMemoryPerBlockOptin": 232448, "MaxSharedMemoryPerMultiprocessor": 233472},
 }
-#: Functions of torch that take a device, which has to be the CPU after all.
-_FACTORIES = ("zeros", "ones", "full", "arange", "tensor", "rand", "randn", "randint")
 
 
 def install() -> None:
@@ -45,19 +41,18 @@ def install() -> None:
 
 def _install_cupy() -> None:
     """Add to ``host_cupy`` what launchers ask of CuPy."""
-    cupy = host_cupy.module()
-    stream = SimpleNamespace(ptr=0, synchronize=lambda: None, is_capturing=lambda: False)
+    sys.modules["cupy"] = cupy = host_cupy.module()
+    stream = SimpleNamespace(ptr=0, synchronize=int, is_capturing=bool)
     runtime = cupy.cuda.runtime
     runtime.memsetAsync = runtime.memcpyAsync = lambda *_: None
     runtime.streamIsCapturing = lambda _: False
     cupy.cuda.driver = SimpleNamespace(funcSetAttribute=lambda *_: None)
     cupy.cuda.get_current_stream = lambda: stream
     cupy.empty = cupy.zeros
-    host_cupy.Device.attributes = ATTRIBUTES
-    host_cupy.Device.compute_capability = "90"
-    host_cupy.ndarray.data = property(_pointer)
+    host_cupy.Device.attributes, host_cupy.Device.compute_capability = ATTRIBUTES, "90"
+    data = property(lambda a: SimpleNamespace(ptr=a.ctypes.data, device_id=0))
+    host_cupy.ndarray.data = data
     host_cupy.ndarray._c_contiguous = property(lambda a: a.flags.c_contiguous)
-    sys.modules["cupy"] = cupy
 
 
 class _OnlyItself(type):
@@ -71,27 +66,24 @@ class _OfTheHost(metaclass=_OnlyItself):
     """What stands for NumPy's class of arrays: those of CuPy's stand-in are not of it."""
 
 
-def _pointer(a: np.ndarray) -> SimpleNamespace:
-    """Return what CuPy tells of an array's memory."""
-    return SimpleNamespace(ptr=a.ctypes.data, device_id=0)
-
-
 def _install_torch() -> None:
     """Let tensors and torch's questions about streams answer as on a GPU."""
     torch._C._cuda_getCurrentRawStream = lambda _: 0
     torch._C._cuda_getDevice = lambda: 0
-    torch.cuda.is_current_stream_capturing = lambda: False
+    torch.cuda.is_current_stream_capturing = bool
     torch.cuda.synchronize = lambda *_: None
     torch.nn.Module.cuda = lambda self: self
-    torch.Tensor.is_cuda = True
-    torch.Tensor.device = torch.device("cuda", 0)
-    torch.Tensor.get_device = lambda _: 0
-    for name in _FACTORIES:
-        setattr(torch, name, _on_cpu(getattr(torch, name)))
-    for name in ("new_zeros", "new_ones", "new_full"):
-        setattr(torch.Tensor, name, _on_cpu(getattr(torch.Tensor, name)))
-    torch.empty, torch.empty_like = torch.zeros, torch.zeros_like
-    torch.Tensor.new_empty = torch.Tensor.new_zeros
+    tensor = torch.Tensor
+    tensor.is_cuda, tensor.device = True, torch.device("cuda", 0)
+    tensor.get_device = lambda _: 0
+    for owner, names in ((torch, "zeros ones full arange tensor"), (tensor, "new_zeros new_full")):
+        for name in names.split():
+            setattr(owner, name, _on_cpu(getattr(owner, name)))
+    torch.empty, torch.empty_like, tensor.new_empty = (
+        torch.zeros,
+        torch.zeros_like,
+        tensor.new_zeros,
+    )
     impl = torch.library.Library.impl
 
     def register(library: Any, name: str, function: Any, key: str = "", **options: Any) -> None:
