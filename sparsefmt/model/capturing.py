@@ -16,9 +16,9 @@ from ..errors import DeviceError, DtypeError, UnsupportedError
 from .compare import difference, unsteady
 from .gradients import Gradients
 from .guard import Guard
-from .held import holdings, is_graph
 from .inputs import Inputs
 from .recorder import Recorder
+from .state import holdings, is_graph
 from .step_state import State
 
 #: Runs before the first that is compared or recorded: kernels compile, structures are built.

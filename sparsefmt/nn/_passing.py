@@ -74,6 +74,7 @@ class Passing(Module):
     _takes_all: ClassVar[bool] = False
     _node_dim: ClassVar[int] = -2
     decomposed_layers: int = 1  # PyG's is a property
+    _plan: Any = None  #: of ``optimize``: computes a layer, or returns None
 
     def __init__(
         self,

@@ -181,6 +181,15 @@ class GATConv(LoopedAttention):
         With the weights the layer is composed of ``edge_softmax`` and ``spmm``, over a graph with
         loops of its own that is made once, and leaves out weights as PyG's layer at the same seed.
         """
+        if (
+            self._plan is not None
+            and edge_attr is None
+            and size is None
+            and not return_attention_weights
+        ):
+            planned = self._plan(self, x, edge_index)
+            if planned is not None:
+                return planned
         given = edge_index
         if isinstance(x, Tensor) and size is None and x.dim() == 2:
             edge_index = as_graph(given, x, name="edge_index")

@@ -161,6 +161,10 @@ class GCNConv(Convolution):
         ShapeError, DtypeError, DeviceError, UnsupportedError
             As ``autograd.spmm``; also if the graph is not square.
         """
+        if self._plan is not None and edge_weight is None:
+            planned = self._plan(self, x, edge_index)
+            if planned is not None:
+                return planned
         to_all = gets_all_loops(edge_index)
         if self.cached and self.normalize:
             edge_index, edge_weight, to_all = self._first(x, edge_index, edge_weight)

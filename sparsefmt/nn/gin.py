@@ -100,6 +100,10 @@ class GINConv(OfNetwork, Convolution):
         ShapeError, DtypeError, DeviceError, UnsupportedError
             As ``SAGEConv``; also if ``nn`` cannot take ``x``, or both ends are not of one width.
         """
+        if self._plan is not None and size is None and edge_weight is None:
+            planned = self._plan(self, x, edge_index)
+            if planned is not None:
+                return planned
         if isinstance(x, Tensor) and size is None:
             graph = self._graph(x, edge_index)
             if edge_weight is None and self._is_usual():

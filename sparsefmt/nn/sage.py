@@ -160,6 +160,10 @@ class SAGEConv(Convolution):
             As ``autograd.spmm``; also if ``x`` is one tensor and the graph is not square, or
             ``size`` is not that of the graph.
         """
+        if self._plan is not None and size is None and edge_weight is None:
+            planned = self._plan(self, x, edge_index)
+            if planned is not None:
+                return planned
         if isinstance(x, Tensor) and size is None:
             graph = self._graph(x, edge_index)
             found = self._at_once(x, graph) if edge_weight is None and self._is_usual() else None
