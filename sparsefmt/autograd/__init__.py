@@ -20,14 +20,14 @@ if TYPE_CHECKING:
     from .layers import gin_convolution as gin_convolution
     from .layers import propagated as propagated
     from .layers import sage_convolution as sage_convolution
+    from .maps import calls_forward_alone as calls_forward_alone
+    from .maps import read_map as read_map
     from .matmul import operands as operands
     from .matmul import spmm as spmm
     from .messages import edge_combine as edge_combine
     from .messages import message_aggregate as message_aggregate
     from .pairwise import dot_aggregate as dot_aggregate
     from .pairwise import gatv2_aggregate as gatv2_aggregate
-    from .plain import bare_map as bare_map
-    from .plain import is_bare as is_bare
     from .plain import is_plain as is_plain
     from .propagation import aggregate_with_own as aggregate_with_own
     from .propagation import propagate as propagate
@@ -59,10 +59,11 @@ _MODULES = {
     "gat_layer": "gat_convolution",
     "gcn": "gcn_norm unit_scales",
     "tensors.lifetimes": "noting",
+    "maps": "calls_forward_alone read_map",
     "matmul": "operands spmm",
     "messages": "edge_combine message_aggregate",
     "pairwise": "dot_aggregate gatv2_aggregate",
-    "plain": "bare_map is_bare is_plain",
+    "plain": "is_plain",
     "propagation": "aggregate_with_own propagate",
     "relations": "relational_aggregate",
     "sampling": "checked_strategy sample_width sampled_aggregate",

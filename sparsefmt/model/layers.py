@@ -8,10 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import Linear, Module, Sequential
-from torch.nn.parameter import UninitializedParameter
-from torch.nn.utils.parametrize import is_parametrized
 from torch.utils.weak import WeakIdKeyDictionary
 
+from ..autograd.maps import read_map
 from ..autograd.matmul import spmm
 from ..autograd.tensors.edge_index import as_graph
 from ..autograd.tensors.order import own_values
@@ -35,7 +34,7 @@ from .composition import (
     suits,
     ways,
 )
-from .pyg_layers import PYG_LAYERS, has_message_hooks
+from .pyg_layers import PYG_LAYERS, has_message_hooks, step_set_by_hand
 from .state import hooked
 
 Values = dict[str, Any]
@@ -353,26 +352,27 @@ def _of_gat(layer: Any) -> Values:
 # When the layer is what the expression says
 
 
-def _bare(linear: Any) -> bool:
-    """Tell whether a call of the linear layer is its product and nothing else."""
-    plain = not hooked(linear) and not is_parametrized(linear)  # whose weight each read computes
-    return plain and not isinstance(linear.weight, UninitializedParameter)
+def _is_product(linear: Any) -> bool:
+    """Return True if a call of the map is a product with its weight and nothing else."""
+    args = read_map(linear)
+    return args is not None and args[1] is None
 
 
 def _of_one_width(one: Any, other: Any) -> bool:
-    """Tell whether both are bare, and take the same features."""
-    return _bare(one) and _bare(other) and bool(one.weight.shape[1] == other.weight.shape[1])
+    """Return True if both are linear, the second without a bias, and take the same features."""
+    args = read_map(one)
+    return args is not None and _is_product(other) and args[0].shape[1] == other.weight.shape[1]
 
 
 def _gin_whole(layer: Any) -> bool:
     first = _first(layer.nn)
-    plain = type(first) is Linear and _bare(first) and not hooked(layer.nn)
+    plain = type(first) is Linear and read_map(first) is not None and not hooked(layer.nn)
     return plain and type(layer.nn) in (Linear, Sequential) and not layer.eps.requires_grad
 
 
 def _one_head(layer: Any) -> bool:
     plain = layer.heads == 1 and layer.edge_dim is None and layer.lin is not None
-    return plain and _bare(layer.lin) and getattr(layer, "residual", False) is False
+    return plain and _is_product(layer.lin) and getattr(layer, "residual", False) is False
 
 
 def _sums(layer: Any) -> bool:
@@ -383,13 +383,13 @@ def _sums(layer: Any) -> bool:
 def _plain(layer: Any, aggr: str = "add") -> bool:
     """Tell whether a layer of PyG passes messages as its class says."""
     known = layer.aggr == aggr and layer.flow == "source_to_target"
-    known = known and not has_message_hooks(layer)
+    known = known and not has_message_hooks(layer) and step_set_by_hand(layer) is None
     return known and not layer.explain and layer.decomposed_layers == 1
 
 
 def _gcn_of_pyg(layer: Any) -> bool:
     usual = layer.normalize and layer.add_self_loops and not layer.improved and not layer.cached
-    return usual and _plain(layer) and _bare(layer.lin)
+    return usual and _plain(layer) and _is_product(layer.lin)
 
 
 def _gat_of_pyg(layer: Any) -> bool:
@@ -403,11 +403,11 @@ def _sage_of_pyg(layer: Any) -> bool:
 
 
 def _sgc(layer: Any) -> bool:
-    return _sums(layer) and not layer.cached and _bare(layer.lin)
+    return _sums(layer) and not layer.cached and read_map(layer.lin) is not None
 
 
 def _tagcn(layer: Any) -> bool:
-    return bool(layer.normalize) and _sums(layer) and all(map(_bare, layer.lins))
+    return bool(layer.normalize) and _sums(layer) and all(map(_is_product, layer.lins))
 
 
 _GCN = Adapter(
@@ -415,7 +415,7 @@ _GCN = Adapter(
     matrices=_with_missing_loops,
     parameters=lambda layer: {"W": _transposed(layer.lin)},
     finish=_biased,
-    suits=lambda layer: layer._is_usual() and not layer.cached and _bare(layer.lin),
+    suits=lambda layer: layer._is_usual() and not layer.cached and _is_product(layer.lin),
     default="D·A·D·(H·W)",
     over_processes=("D·A·D·(H·W)", "(D·A·D·H)·W"),
     of_sparse=_with_loops_to_all,
@@ -458,7 +458,7 @@ _SGC = Adapter(
     matrices=_with_one_loop,
     parameters=lambda layer: {"W": _transposed(layer.lin)},
     finish=lambda layer, y: _biased(layer.lin, y),
-    suits=lambda layer: _plain(layer) and not layer.cached and _bare(layer.lin),
+    suits=lambda g: _plain(g) and not g.cached and read_map(g.lin) is not None,
     edge_index=True,
     of_sparse=_with_loops_to_all,
 )
@@ -467,7 +467,7 @@ _TAGCN = Adapter(
     matrices=_as_it_is,
     parameters=lambda layer: {f"W{k}": _transposed(lin) for k, lin in enumerate(layer.lins)},
     finish=_biased,
-    suits=lambda layer: layer.normalize and _plain(layer) and all(map(_bare, layer.lins)),
+    suits=lambda layer: layer.normalize and _plain(layer) and all(map(_is_product, layer.lins)),
     edge_index=True,
 )
 _OF_PYG = partial(replace, default="", narrowing="", edge_index=True)

@@ -11,6 +11,11 @@ PYG_LAYERS = "torch_geometric.nn.conv"
 _BASE = f"{PYG_LAYERS}.message_passing", "MessagePassing"
 #: The base of our layers, of which PyG's is one once it is loaded.
 _OURS = "sparsefmt.nn._passing", "Passing"
+#: Methods that make up a layer, each of which a user may set on an instance.
+STEPS = (
+    *("forward", "propagate", "message", "aggregate", "message_and_aggregate", "update"),
+    *("edge_update", "edge_updater", "explain_message"),
+)
 #: Modules that PyG's constructors put into layers.
 _LINEAR = "torch_geometric.nn.dense.linear", "Linear"
 _AGGREGATIONS = "torch_geometric.nn.aggr."
@@ -59,8 +64,9 @@ def against_pyg_layer(layer: Module) -> str:
     kind: Any = layer
     if not type(layer).__module__.startswith(f"{PYG_LAYERS}."):
         return "its class is not PyG's own"
-    if "forward" in vars(layer):
-        return "its forward has been set by hand"
+    step = step_set_by_hand(layer)
+    if step is not None:
+        return f"its {step} has been set by hand"
     if hooked(layer):
         return "it has forward hooks"
     if has_message_hooks(layer):
@@ -68,6 +74,17 @@ def against_pyg_layer(layer: Module) -> str:
     if kind.explain:
         return "its explanation is asked for"
     return _against_inside(layer)
+
+
+def step_set_by_hand(layer: Module) -> str | None:
+    """Return the name of a step that stands on the layer itself, but for what PyG's setters put."""
+    kind, attributes = type(layer), vars(layer)
+    own = getattr(kind, "_orig_propagate", None), getattr(kind, "_jinja_propagate", None)
+    for step in STEPS:
+        value = attributes.get(step)
+        if value is not None and getattr(value, "__func__", value) not in own:
+            return step
+    return None
 
 
 def _against_inside(layer: Module) -> str:

@@ -114,6 +114,12 @@ class Passing(Module):
             if name in vars(cls):
                 raise UnsupportedError(f"{cls.__name__} defines {name}(): {_NO_STEPS}")
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set an attribute; refuse steps and an aggregation that no layer here would take."""
+        if name in _STEPS or (name == "aggr_module" and self.__dict__.get("_reductions")):
+            raise UnsupportedError(f"{type(self).__name__}.{name} is set: {_NO_STEPS}")
+        super().__setattr__(name, value)
+
     def __setstate__(self, state: Any) -> None:
         """Take a pickled state, which has nothing of PyG's."""
         join_pyg()

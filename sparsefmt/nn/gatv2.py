@@ -16,6 +16,7 @@ from ._attention import LoopedAttention
 from ._edges import Entries
 from ._inputs import Ends, check_flags, in_pair
 from ._linear import GLOROT, linear_map
+from ._maps import called
 from ._passing import PassingOptions
 
 
@@ -171,7 +172,7 @@ class GATv2Conv(LoopedAttention):
         edges = None
         if entries.features is not None:
             assert self.lin_edge is not None  # the features have been checked beside it
-            edges = self.lin_edge(entries.features).to(dtype)
+            edges = called(self.lin_edge, entries.features, "edge_attr").to(dtype)
         with torch.autocast(left.device.type, enabled=False):
             sums = edge_combine(
                 entries.graph, right.flatten(1).to(dtype), left.flatten(1).to(dtype)

@@ -393,8 +393,8 @@ OTHERS = {
     "unit_scales",
 }
 #: Of layers in plain eager mode, which are never traced.
-OTHERS |= {"bare_map", "gat_convolution", "gcn_convolution", "is_bare", "is_plain", "propagated"}
-OTHERS |= {"gin_convolution", "sage_convolution"}
+OTHERS |= {"calls_forward_alone", "gat_convolution", "gcn_convolution", "is_plain", "propagated"}
+OTHERS |= {"gin_convolution", "read_map", "sage_convolution"}
 OTHERS |= {"relational_aggregate"}  # breaks the graph
 OTHERS |= {"against_pyg_layer", "check_ids", "layer_of_pyg", "Shared", "local_of", "shared"}
 
