@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from .._lazy import facade
-from ..ops.engine.choose import explain_functions
+from ..ops.engine.explain import explain_functions
 
 if TYPE_CHECKING:
     from .cbsr import features_to_keep as features_to_keep

@@ -20,7 +20,6 @@ from ..ops.matmul.api import REDUCTIONS
 from .engine import checks as _check
 from .engine import library
 from .engine.library import LibraryOp
-from .engine.products import product_at_once
 from .engine.recording import apart, recorded
 from .tensors.edge_index import as_graph
 from .tensors.order import given_in_csr_order, in_own_order
@@ -219,10 +218,6 @@ def aggregated(
 ) -> Tensor:
     """Multiply as ``multiply`` does, of sums and means, and record nothing."""
     side = side_of(graph, transposed)
-    if values is None and x.dim() == 2:
-        at_once = product_at_once(side, x, *others)
-        if at_once is not None:
-            return at_once
     perm = None if values is None else side.perm
     if values is not None and perm is not None and x.is_cuda and _gathers_first(values, x):
         values, perm = values.index_select(0, perm), None

@@ -73,6 +73,9 @@ class Op:
     functions: tuple[str, ...] = ()  #: public functions that choose among the kernels
     library: bool = True  #: whether torch has a library op of it
     candidates: dict[tuple[str, bool], tuple[Kernel, ...]] = field(init=False, repr=False)
+    #: Of an operation whose launches are prepared, see ``call.Launcher``: numbers of a structure
+    #: that they depend on.  None: its kernels are chosen anew for each call.
+    sizes: Callable[..., Any] | None = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         """Sort the kernels by format and place, and announce the operation."""
@@ -85,6 +88,8 @@ class Op:
             for format, gpu in product(FORMATS, (True, False))
         }
         object.__setattr__(self, "candidates", found)
+        sizes = (getattr(kernel.run, "sizes", None) for kernel in self.kernels)
+        object.__setattr__(self, "sizes", next(filter(None, sizes), None))
         _operations[self.name] = self
 
     def prefer(self, kernel: Kernel) -> None:
@@ -97,7 +102,8 @@ class Op:
     @property
     def names(self) -> tuple[str, ...]:
         """Names of the arguments behind the structures."""
-        return tuple(one.split()[-1] for one in self.arguments.split(", "))
+        arguments = self.arguments.split(", ")
+        return tuple(argument.split("=")[0].split()[-1] for argument in arguments)
 
     @property
     def title(self) -> str:
