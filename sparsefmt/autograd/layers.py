@@ -25,9 +25,8 @@ def _plus(
     graph: GraphLike, transposed: bool, x: Tensor, scales: Any, reduce: str, *own: Any
 ) -> Tensor:
     """Run the kernel that adds a row's own part to its sum; no autograd."""
-    tensors = tensors_of(graph, transposed=transposed)
-    side: Any = tensors.columns if transposed else tensors.rows
-    values = tensors.csr_values
+    tensors = tensors_of(graph)
+    side, values = tensors.side(transposed), tensors.csr_values
     perm = None if values is None else side.perm
     y: Tensor = SPMM(side, x, values, perm, *scales, reduce, *own)
     return y
@@ -224,8 +223,8 @@ def _sage(
         maps = torch.cat([weight, own_weight])
         h, own = linear(x, maps).split_with_sizes([feat, feat], 1)
         return _plus(graph, False, h, (None, None), "mean", own, None, False, bias), maps
-    values = tensors_of(graph).csr_values
-    means = aggregated(graph, False, x, values, None, None, "mean")
+    tensors = tensors_of(graph)
+    means = aggregated(tensors.rows, x, tensors.csr_values, None, None, "mean")
     return linear(means, weight, bias).addmm_(x, own_weight.t()), means
 
 
@@ -290,14 +289,14 @@ def _sage_late(
             dx = _plus(graph, True, of_means, scales, "sum", own, None, False, None)
     if wanted[1]:
         if again:
-            values = tensors_of(graph).csr_values
-            means = multiply(graph, False, x, values, None, None, "mean")
+            tensors = tensors_of(graph)
+            means = multiply(tensors, False, x, tensors.csr_values, None, None, "mean")
         dw, dv = torch.mm(grad.t(), means), torch.mm(grad.t(), x)
     return dx, dw, dv
 
 
 def _mean_back(graph: GraphLike, grad: Tensor) -> Tensor:
     """Give the gradient of the features of a mean, differentiably."""
-    tensors = tensors_of(graph, transposed=True)
+    tensors = tensors_of(graph)
     scale = tensors.rows.inverse_degree_beside(grad)
-    return multiply(graph, True, grad, tensors.csr_values, None, scale)
+    return multiply(tensors, True, grad, tensors.csr_values, None, scale)
