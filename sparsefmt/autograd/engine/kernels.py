@@ -17,7 +17,7 @@ from ...ops.engine import small
 from ...ops.engine.call import call
 from ...ops.engine.cpu_arrays import wide
 from ...ops.engine.structure import Structure, built_at, tiled
-from ...ops.engine.table import Kernel, Op, deferred
+from ...ops.engine.table import Kernel, Op, deferred, unchecked
 from ...ops.matmul import cuda_aggregate as matmul_cuda_aggregate
 from ...ops.matmul.aggregation import AGGREGATE_BACKWARD
 from ...ops.matmul.api import SPMM
@@ -123,7 +123,7 @@ def _like_columns(S: Any, grad: Any, *_: Any) -> tuple[Any, ...]:
 
 SPMM_SAMPLED_DX = Op(
     "spmm_sampled_dx",
-    f"Tensor grad, Tensor? values, {SCALES_AND_OPTIONS}",
+    (*unchecked("Tensor grad, Tensor? values"), *SCALES_AND_OPTIONS),
     kernels=(
         Kernel("spmm_sampled_dx_csr", _spmm_sampled_dx_on_cuda, ("csr",), "gpu"),
         Kernel("spmm_sampled_dx_numba", _spmm_sampled_dx_on_cpu, ("csr",), "cpu"),
