@@ -61,6 +61,7 @@ class Arg:
     optional: bool = False  #: whether it may be None
     own: bool = False  #: whether the matrix's own values stand for None
     kind: str = "Tensor"  #: in a schema
+    default: str = ""  #: in a schema, of an argument that may be left out
     words: tuple[str, ...] = ()  #: those that a string may be
     also: tuple[str, ...] = ()  #: its names in public functions
     score: bool = False  #: whether it has a score of each head
@@ -87,7 +88,8 @@ class Arg:
     @property
     def schema(self) -> str:
         """Its part of a schema of torch."""
-        return f"{self.kind}{'?' * self.optional} {self.name}"
+        default = f"={self.default}" if self.default else ""
+        return f"{self.kind}{'?' * self.optional} {self.name}{default}"
 
 
 #: The first array of a call, whose dtype factors have.
@@ -133,6 +135,9 @@ class Op:
     library: bool = True  #: whether torch has a library op of it
     candidates: dict[tuple[str, bool], tuple[Kernel, ...]] = field(init=False, repr=False)
     named: dict[str, Arg] = field(init=False, repr=False)  #: arguments by all their names
+    #: Of an operation whose launches are prepared, see ``call.Launcher``: numbers of a structure
+    #: that they depend on.  None: its kernels are chosen anew for each call.
+    sizes: Callable[..., Any] | None = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         """Sort the kernels by format and place, and announce the operation."""
@@ -145,6 +150,8 @@ class Op:
             for format, gpu in product(FORMATS, (True, False))
         }
         object.__setattr__(self, "candidates", found)
+        sizes = (getattr(kernel.run, "sizes", None) for kernel in self.kernels)
+        object.__setattr__(self, "sizes", next(filter(None, sizes), None))
         args = *self.arguments, *self.options, OUT
         named = {name: arg for arg in args for name in (arg.name, *arg.also)}
         object.__setattr__(self, "named", named)

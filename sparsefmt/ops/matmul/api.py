@@ -1,6 +1,5 @@
 """SpMM: a sparse matrix times a dense feature matrix, by sum, mean, max or min."""
 
-from functools import partial
 from math import prod
 from typing import Any
 
@@ -150,7 +149,7 @@ def _against_scattering(A: Any, X: Any, *, reduce: str = "sum", **_: Any) -> lis
 
 def _against_rounding(
     A: Any, x: Any, values: Any = None, perm: Any = None, row_scale: Any = None,
-    col_scale: Any = None, reduce: str = "sum", *, precision: str | None = None, **_: Any,
+    col_scale: Any = None, reduce: str = "sum", *_: Any, precision: str | None = None, **__: Any,
 ) -> list[str]:  # fmt: skip
     """List the reasons against rounding the features of a product."""
     reasons = against_rounding(A.nnz, x, precision) or heads.against(values, "rounding takes")
@@ -185,12 +184,16 @@ SPMM = Op(
     (
         *(Arg("x", "cols", (2, 3), also=("X",)), VALUES, Arg("perm", optional=True), *SCALES),
         Arg("reduce", kind="str", words=REDUCTIONS),
+        Arg("own", optional=True, default="None"),
+        Arg("own_scale", optional=True, default="None"),
+        Arg("one_more", kind="bool", default="False"),
+        Arg("bias", optional=True, default="None"),
     ),
     results=_rows,
     kernels=(
         *tiles_kernels.spmm_kernels(cuda.spmm),
         Kernel(
-            *("spmm_csr_rounded", partial(cuda.spmm, narrow=True), ("csr",), "gpu"),
+            *("spmm_csr_rounded", cuda.spmm_rounded, ("csr",), "gpu"),
             refuses=_against_rounding,
             note=ROUNDED,
         ),
