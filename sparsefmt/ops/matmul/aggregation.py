@@ -206,8 +206,8 @@ def scale(A: Format, row: Array | None = None, col: Array | None = None) -> Any:
     Deterministic.  ``spmm`` takes both factors itself and spares this pass over the values.
     """
     A = sparse(A)
-    row = None if row is None else ARRAYS.factor("row", row, _ROW, A, A.n_rows, None)
-    col = None if col is None else ARRAYS.factor("col", col, _COL, A, A.n_cols, None)
+    row = None if row is None else ARRAYS.check("row", row, _ROW, A, A.n_rows, None)
+    col = None if col is None else ARRAYS.check("col", col, _COL, A, A.n_cols, None)
     factors = [(name, one) for name, one in (("row", row), ("col", col)) if one is not None]
     if not factors:
         return A
