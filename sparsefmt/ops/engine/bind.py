@@ -78,37 +78,28 @@ def bind(op: Op, A: Any, /, **args: Any) -> list[Any]:
         kind, place, shape = library.kind, A.device, (A.n_rows, A.n_cols)
         args = library.cast(op, A, args)
     floats, layout, named, results = library.floats, library.layout, op.named, [A]
+    arrays = layout is None
     bound: dict[str, Named] = {}
     for name, value in args.items():
         arg = named[name]
         rows, check = arg.rows, arg.check
         if value is None and arg.optional:
             if arg.own:
-                value, like = A.data if layout is None else A.csr_values, bound[arg.like]
+                value, like = A.data if arrays else A.csr_values, bound[arg.like]
                 if value is not None and value.dtype != like[1].dtype:
                     value = library.own_values(op, A, value, like)
         elif rows:
             size = shape[0] if rows == "rows" else shape[1] if rows == "cols" else A.nnz
-            like = bound.get(arg.like)
+            like, behind = bound.get(arg.like), arg.behind
             if not (
-                (type(value) is kind or (layout is not None and isinstance(value, kind)))
+                (type(value) is kind or (not arrays and isinstance(value, kind)))
                 and value.dtype in floats
                 and value.ndim in arg.quick
                 and value.shape[0] == size
-                and (
-                    like is None
-                    or value.dtype == like[1].dtype
-                    and (not arg.behind or value.shape[1:] == like[1].shape[arg.behind])
-                )
-                and (
-                    place is None
-                    or layout is None
-                    and value.data.device_id == place
-                    or layout is not None
-                    and value.device == place
-                    and value.layout is layout
-                )
-                and (layout is not None or check != "factor")
+                and (like is None or value.dtype == like[1].dtype)
+                and (like is None or not behind or value.shape[1:] == like[1].shape[behind])
+                and (place is None or place == (value.data.device_id if arrays else value.device))
+                and (check != "factor" if arrays else value.layout is layout)
             ):
                 value = library.check(name, value, arg, A, size, like)
             bound[arg.name] = name, value
@@ -121,9 +112,9 @@ def bind(op: Op, A: Any, /, **args: Any) -> list[Any]:
         elif check == "precision":
             precision(value, *bound[FIRST])
         elif check == "out":
-            arrays = [bound[each.name][1] if each.name in bound else None for each in op.arguments]
-            ((wanted, like),) = op.results(A, *arrays)
-            value = output(value, shape=wanted, like=like, inputs=arrays, A=A)
+            inputs = [bound[each.name][1] if each.name in bound else None for each in op.arguments]
+            ((wanted, of),) = op.results(A, *inputs)
+            value = output(value, shape=wanted, like=of, inputs=inputs, A=A)
         results.append(value)
     return results
 

@@ -14,7 +14,7 @@ from ...formats.convert import numbered_csr
 from ..engine import choose
 from ..engine.bind import ARRAYS, bind, same_dtype, sparse
 from ..engine.order import in_own_order
-from ..engine.table import SCALES, Arg, Op, Price, csr_kernels
+from ..engine.table import FIRST, SCALES, Arg, Op, Price, csr_kernels
 from ..engine.transpose import Transpose, transpose_of
 from . import cuda_aggregate
 from .api import SPMM, VALUES, price_of_rows
@@ -272,7 +272,7 @@ AGGREGATE_BACKWARD = Op(
     price=_price_of_both,
     options=(
         Arg("method", kind="str", words=("auto", "gas", "gar")),
-        Arg("self_weight", "rows", optional=True),
+        Arg("self_weight", "rows", like=FIRST, optional=True),
     ),
     functions=("aggregate_backward",),
 )
