@@ -89,7 +89,7 @@ def bind(op: Op, A: Any, /, **args: Any) -> list[Any]:
                 if value is not None and value.dtype != like[1].dtype:
                     value = library.own_values(op, A, value, like)
         elif rows:
-            size = shape[0] if rows == "rows" else shape[1] if rows == "cols" else A.nnz
+            size = A.nnz if rows == "entries" else 1 if rows == "heads" else shape[rows == "cols"]
             like, behind = bound.get(arg.like), arg.behind
             if not (
                 (type(value) is kind or (not arrays and isinstance(value, kind)))
@@ -99,7 +99,7 @@ def bind(op: Op, A: Any, /, **args: Any) -> list[Any]:
                 and (like is None or value.dtype == like[1].dtype)
                 and (like is None or not behind or value.shape[1:] == like[1].shape[behind])
                 and (place is None or place == (value.data.device_id if arrays else value.device))
-                and (check != "factor" if arrays else value.layout is layout)
+                and (check not in ("factor", "vectors") if arrays else value.layout is layout)
             ):
                 value = library.check(name, value, arg, A, size, like)
             bound[arg.name] = name, value
@@ -287,7 +287,20 @@ def _scores(name: str, x: Array, arg: Arg, A: Format, size: int, like: Named | N
     return f"has shape {x.shape}: give {(size, *heads)}, one score per {each} {sizes}"
 
 
-_SHAPES = {"features": _features, "factor": _factor, "entries": _entries, "scores": _scores}
+def _vectors(name: str, x: Array, arg: Arg, A: Format, size: int, like: Named | None) -> str:
+    """Return what is wrong with the shape of one vector for each head; see ``_scores``."""
+    other, features = like or ("", x)
+    row = features.shape[1:]
+    if x.shape in ([row[-1:], (1, row[-1])] if row[:-1] in ((), (1,)) else [row]):
+        return ""
+    each = "one vector" + " per head" * (len(row) == 2)
+    return f"has shape {x.shape}: give {row}, {each} ({other}.shape == {features.shape})"
+
+
+_SHAPES = {
+    **{"features": _features, "factor": _factor, "entries": _entries},
+    **{"scores": _scores, "vectors": _vectors},
+}
 
 
 def _balanced(name: str, S: object, A: Format, size: int, like: Named | None) -> CBSR:

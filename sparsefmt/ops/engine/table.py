@@ -52,8 +52,9 @@ class Arg:
     """An argument of an operation, as torch's schema names it and as ``bind`` checks it."""
 
     name: str
-    #: Where it has a row, or a value: at each row, column or stored entry.  None: nothing to check.
-    rows: Literal["rows", "cols", "entries"] | None = None
+    #: What it has a row or a value for: each row, column, stored entry, vertex of a square matrix,
+    #: or head.  None: nothing to check.
+    rows: Literal["rows", "cols", "entries", "vertices", "heads"] | None = None
     axes: tuple[int, ...] = (1,)  #: how many it may have
     like: str = ""  #: the argument whose dtype it must have
     #: What else it has of that: the shape behind its rows, the heads, or neither.
@@ -79,8 +80,9 @@ class Arg:
         if self.rows is not None:
             check = "features" if self.axes != (1,) else "factor"
             check = "entries" if self.rows == "entries" else check
-            check = "scores" if self.score else "balanced" if self.balanced else check
-        self.__dict__.update(check=check, widens=check in ("factor", "scores"))
+            check = "vectors" if self.rows == "heads" else "scores" if self.score else check
+            check = "balanced" if self.balanced else check
+        self.__dict__.update(check=check, widens=check in ("factor", "scores", "vectors"))
         self.__dict__["quick"] = (1,) if self.alike == "dtype" else self.axes
         if self.like and check != "factor":
             self.__dict__["behind"] = _BEHIND.get(self.alike)
