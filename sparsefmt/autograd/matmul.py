@@ -16,8 +16,7 @@ from torch.autograd import Function
 
 from ..errors import ShapeError
 from ..ops.engine import checks
-from ..ops.matmul.api import REDUCTIONS
-from ..ops.matmul.heads import summed
+from ..ops.matmul.api import REDUCTIONS, summed
 from .engine import checks as _check
 from .engine import library
 from .engine.library import LibraryOp

@@ -6,7 +6,7 @@ from typing import Any
 from ...formats.arrays import Array
 from ...formats.base import Format
 from ...formats.cbsr import CBSR
-from ..cbsr.gradients import sddmm_cbsr
+from ..cbsr.api import sddmm_cbsr
 from ..engine import choose
 from ..engine.bind import bind, structure
 from ..engine.bind import precision as check_precision
