@@ -18,8 +18,8 @@ from ...formats.base import Format
 from ...formats.cbsr import CBSR, column_dtype
 from ...formats.compressed import CSR
 from ...reorder import Order
-from ..engine import choose
 from ..engine.bind import bind, count_of_features, output, same_dtype, structure
+from ..engine.call import call, convert_to_csr
 from ..engine.table import (
     PRECISION,
     SCALES,
@@ -76,7 +76,7 @@ def maxk(X: Array, k: int) -> CBSR:
     checks.value_dtype("X.dtype", X.dtype)
     k = _count("k", k)
     count_of_features(k, X.shape[1])
-    columns, data = choose.run(MAXK, None, X, k)
+    columns, data = call(MAXK, None, X, k)
     return CBSR._trusted(indices=columns, data=data, shape=X.shape)
 
 
@@ -142,7 +142,7 @@ def spgemm(
         inputs = [row_scale, col_scale, *S._arrays().values()]
         output(out, shape=(A.n_rows, S.n_cols), like=S.data, inputs=inputs, A=A)
     options = {"row_scale": row_scale, "col_scale": col_scale, "reduce": reduce, "out": out}
-    return choose.run(SPGEMM, A, S.indices, S.data, S.n_cols, values=A.data, **options)
+    return call(SPGEMM, A, S.indices, S.data, S.n_cols, values=A.data, **options)
 
 
 def sspmm(
@@ -233,7 +233,7 @@ def sspmm(
     factors_of_entries = A.data, row_scale, col_scale
     ways = {"deterministic": deterministic, "order": order, "transposed": T, "perm": perm}
     ways["precision"] = precision
-    dS = choose.run(SSPMM_OUTER, A, S.indices, dY, *factors_of_entries, **ways)
+    dS = call(SSPMM_OUTER, A, S.indices, dY, *factors_of_entries, **ways)
     return CBSR._trusted(indices=S.indices, data=dS, shape=S.shape)
 
 
@@ -250,7 +250,7 @@ def sddmm_cbsr(
     if out is not None:
         inputs = [X, *Y._arrays().values()]
         output(out, shape=(A.nnz,), like=X, inputs=inputs, A=A)
-    return choose.run(SDDMM_CBSR, structure(A), X, Y.indices, Y.data, out=out)
+    return call(SDDMM_CBSR, structure(A), X, Y.indices, Y.data, out=out)
 
 
 def checked_order(order: object, A: CSR) -> Order:
@@ -363,7 +363,7 @@ SPGEMM = Op(
     results=_rows,
     kernels=(
         *csr_kernels(cuda.spgemm, "spgemm_csr_cbsr", "spgemm_csr_cbsr_numba"),
-        choose.convert_to_csr("spgemm"),
+        convert_to_csr("spgemm"),
     ),
     price=_price,
     narrowed=("*",),
@@ -465,7 +465,7 @@ SDDMM_CBSR = Op(
     entry_results=(0,),
     kernels=(
         *csr_kernels(cuda.sddmm_cbsr, "sddmm_csr_cbsr", "sddmm_csr_cbsr_numba"),
-        choose.convert_to_csr("sddmm_cbsr"),
+        convert_to_csr("sddmm_cbsr"),
     ),
     price=_price_of_products,
     options=(COSTS,),

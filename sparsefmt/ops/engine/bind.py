@@ -38,7 +38,7 @@ Named = tuple[str, Any]
 class Library(Protocol):
     """What arrays and tensors differ in."""
 
-    kind: type  #: of arrays
+    kind: Any  #: the type of arrays
     floats: frozenset[Any]  #: dtypes of values
     layout: Any  #: of dense tensors; None for arrays, which have none
 
@@ -66,8 +66,10 @@ def bind(op: Op, A: Any, /, **args: Any) -> list[Any]:
     Names are those that users see, in ``op.named``.  None stays None where it is allowed, but for
     values: those of the matrix itself are returned then.
     """
+    library: Any = ARRAYS
+    like: Named | None
     if isinstance(A, Format):
-        library, shape = ARRAYS, A.shape
+        shape = A.shape
         leaf = A.__dict__[A._array_fields[0]]
         kind: Any = type(leaf)
         place = None if kind is np.ndarray else leaf.data.device_id
@@ -85,9 +87,9 @@ def bind(op: Op, A: Any, /, **args: Any) -> list[Any]:
         rows, check = arg.rows, arg.check
         if value is None and arg.optional:
             if arg.own:
-                value, like = A.data if arrays else A.csr_values, bound[arg.like]
-                if value is not None and value.dtype != like[1].dtype:
-                    value = library.own_values(op, A, value, like)
+                value, other = A.data if arrays else A.csr_values, bound[arg.like]
+                if value is not None and value.dtype != other[1].dtype:
+                    value = library.own_values(op, A, value, other)
         elif rows:
             size = A.nnz if rows == "entries" else 1 if rows == "heads" else shape[rows == "cols"]
             like, behind = bound.get(arg.like), arg.behind

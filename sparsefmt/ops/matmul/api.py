@@ -20,8 +20,8 @@ from ...formats.arrays import (
 from ...formats.base import Format
 from ...formats.compressed import CSR
 from ...formats.convert import numbered_csr
-from ..engine import choose
 from ..engine.bind import BF16, bind, structure
+from ..engine.call import call, convert_to_csr
 from ..engine.memory import memory_of
 from ..engine.order import in_own_order
 from ..engine.table import (
@@ -136,16 +136,16 @@ def spmm(
         if weights.ndim == 2:
             summed(reduce)
             csr, numbers = numbered_csr(structure(A))
-            return choose.run(SPMM, csr, X, weights, numbers, *scales, reduce, out=out)
+            return call(SPMM, csr, X, weights, numbers, *scales, reduce, out=out)
         # Values travel with the matrix, which may be converted.
         A = A.with_data(weights.reshape(A._indices.shape) if A.format == "cbsr" else weights)
     options = {"reduce": reduce, "precision": precision, "costs": costs}
     options |= {"row_scale": scales[0], "col_scale": scales[1]}
     if X.ndim == 2:
-        return choose.run(SPMM, A, X, values=A.data, out=out, **options)
+        return call(SPMM, A, X, values=A.data, out=out, **options)
     # Features of heads that share their values lie side by side.
     x, y = (a if a is None else a.reshape(len(a), a.shape[1] * a.shape[2]) for a in (X, out))
-    result = choose.run(SPMM, A, x, values=A.data, out=y, **options)
+    result = call(SPMM, A, x, values=A.data, out=y, **options)
     return out if result is y else result.reshape(A.shape[0], *X.shape[1:])
 
 
@@ -198,7 +198,7 @@ def spmm_arg(
     with on_device_of(X), allocating(f"entries of shape {shape}"):
         arg = namespace(X).empty(shape, B.index_dtype)
     scales = dict(zip(scales, factors, strict=True))
-    Y = choose.run(SPMM, B, X, values=B.data, reduce=reduce, arg=arg, **scales)
+    Y = call(SPMM, B, X, values=B.data, reduce=reduce, arg=arg, **scales)
     return Y, _renumbered(arg, numbers)
 
 
@@ -252,8 +252,8 @@ def spmm_arg_backward(
     if numbers is not None:
         arg = _renumbered(arg, primitives.inverse(numbers))
     T, perm, _ = transpose_of(A, csr, transposed)
-    dX = choose.run(SPMM_ARG_DX, T, perm, grad, arg, csr.data, *scales)
-    dA = choose.run(SPMM_ARG_DA, csr, X, grad, arg, *scales)
+    dX = call(SPMM_ARG_DX, T, perm, grad, arg, csr.data, *scales)
+    dA = call(SPMM_ARG_DA, csr, X, grad, arg, *scales)
     return dX, None if dA is None else in_own_order(dA, numbers)
 
 
@@ -372,7 +372,7 @@ SPMM = Op(
             *("spmm_coo_numba", deferred(_CPU, "spmm_coo"), ("coo",), "cpu"),
             refuses=_against_scattering,
         ),
-        choose.convert_to_csr("spmm"),
+        convert_to_csr("spmm"),
     ),
     price=price_of_rows,
     options=(PRECISION, COSTS),
