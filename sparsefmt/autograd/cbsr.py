@@ -223,7 +223,7 @@ class _Spgemm(Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         (*saved, columns), tensors = ctx.saved_tensors, ctx.tensors.current()
-        data, grad, factors = restored(ctx, saved, grad, tensors.rows)
+        data, grad, factors = restored(ctx, saved, grad, tensors)
         ddata = None
         if ctx.needs_input_grad[0]:
             ddata = sspmm(tensors, columns, grad, *factors[:3])
@@ -263,7 +263,7 @@ class _MaxkSpgemm(Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         (*saved, columns), tensors = ctx.saved_tensors, ctx.tensors.current()
-        _, grad, factors = restored(ctx, saved, grad, tensors.rows)
+        _, grad, factors = restored(ctx, saved, grad, tensors)
         data = sspmm(tensors, columns, grad, *factors[:3])
         return to_dense(columns, data, ctx.feat), None, None, None, None, None, None
 
@@ -308,7 +308,7 @@ class _Sspmm(Function):
     @staticmethod
     def backward(ctx: Any, data: Tensor) -> tuple[Tensor | None, ...]:
         (*saved, columns), tensors = ctx.saved_tensors, ctx.tensors.current()
-        x, data, factors = restored(ctx, saved, data, tensors.rows)
+        x, data, factors = restored(ctx, saved, data, tensors)
         dgrad = None
         if ctx.needs_input_grad[0]:
             dgrad = spgemm(tensors, columns, data, ctx.feat, *factors[:3])

@@ -236,7 +236,8 @@ def multiply(
     """
     inputs = x, values, row_scale, col_scale
     if not recorded(*inputs):
-        return aggregated(tensors.side(transposed), *inputs, reduce)
+        side = tensors.columns if transposed else tensors.rows
+        return aggregated(side, *inputs, reduce)
     function = _Spmm if reduce in ("sum", "mean") else _SpmmArg
     out: Tensor = function.apply(*apart(*inputs), tensors, transposed, reduce)  # type: ignore[no-untyped-call]
     return out
@@ -267,16 +268,17 @@ class _Spmm(Function):
         ctx.tensors, values = tensors, factors[0]
         ctx.of_heads = values is not None and values.dim() == 2
         ctx.shared = ctx.of_heads and x.dim() == 2
-        return aggregated(tensors.side(ctx.transposed), x, *factors, ctx.reduce)
+        side = tensors.columns if ctx.transposed else tensors.rows
+        return aggregated(side, x, *factors, ctx.reduce)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         tensors, transposed, needs = ctx.tensors.current(), ctx.transposed, ctx.needs_input_grad
-        x, grad, factors = restored(ctx, ctx.saved_tensors, grad, tensors.side(transposed))
+        x, grad, factors = restored(ctx, ctx.saved_tensors, grad, tensors, transposed)
         values, rows, cols, _ = factors
         both = needs[0] and needs[1] and not any(needs[2:4]) and not ctx.of_heads
         if both and not recorded(grad, x, values, rows, cols):
-            side = tensors.side(not transposed)
+            side = tensors.rows if transposed else tensors.columns
             # One gather of the gradient's rows serves both: fuseGNN, algorithms 2 and 3.
             dx, dv = AGGREGATE_BACKWARD(side, x, grad, values, side.perm, rows, cols)
             return dx, dv, None, None, None, None, None
@@ -346,7 +348,9 @@ class Factors(NamedTuple):
     inverse: Tensor | None
 
 
-def restored(ctx: Any, saved: Any, grad: Tensor, side: Side) -> tuple[Any, Tensor, Factors]:
+def restored(
+    ctx: Any, saved: Any, grad: Tensor, tensors: GraphTensors, transposed: bool = False
+) -> tuple[Any, Tensor, Factors]:
     """Return features, the gradient of the result and the factors in backward's dtypes.
 
     ``saved`` are features, values and both scales; inputs 1 to 3 are the last three.
@@ -359,7 +363,7 @@ def restored(ctx: Any, saved: Any, grad: Tensor, side: Side) -> tuple[Any, Tenso
     x, values, rows, cols, grad = inputs
     inverse = None
     if ctx.reduce == "mean":
-        inverse = side.inverse_degree(wide)
+        inverse = tensors.side(transposed).inverse_degree(wide)
         rows = inverse if rows is None else rows.to(wide) * inverse
     return x, grad, Factors(values, rows, cols, inverse)
 
