@@ -17,7 +17,7 @@ from ...ops.edges.api import SDDMM
 from ...ops.engine import choose, small
 from ...ops.engine.cpu_arrays import wide
 from ...ops.engine.structure import Structure, built_at
-from ...ops.engine.table import Kernel, Op, deferred
+from ...ops.engine.table import Kernel, Op, deferred, unchecked
 from ...ops.matmul import cuda_aggregate as matmul_cuda_aggregate
 from ...ops.matmul.aggregation import AGGREGATE_BACKWARD
 from ...ops.matmul.api import ROUNDED, SPMM, against_rounding
@@ -125,7 +125,7 @@ def _like_columns(S: Any, grad: Any, *_: Any) -> tuple[Any, ...]:
 
 SPMM_SAMPLED_DX = Op(
     "spmm_sampled_dx",
-    f"Tensor grad, Tensor? values, {SCALES_AND_OPTIONS}",
+    (*unchecked("Tensor grad, Tensor? values"), *SCALES_AND_OPTIONS),
     kernels=(
         Kernel("spmm_sampled_dx_csr", _spmm_sampled_dx_on_cuda, ("csr",), "gpu"),
         Kernel("spmm_sampled_dx_numba", _spmm_sampled_dx_on_cpu, ("csr",), "cpu"),
@@ -175,8 +175,7 @@ def _not_rounded(S: Structure, x: Tensor, *_: Any, **__: Any) -> list[str]:
 
 SPMM_WITH_OWN = Op(
     "spmm_with_own",
-    "Tensor x, Tensor? values, Tensor? perm, Tensor? row_scale, Tensor? col_scale, str reduce, "
-    "Tensor rows, Tensor? own, bool one_more, Tensor? bias",
+    (*SPMM.arguments, *unchecked("Tensor rows, Tensor? own, bool one_more, Tensor? bias")),
     kernels=(
         Kernel("spmm_then_own", _apart, ("csr",), "gpu", refuses=_together),
         Kernel(

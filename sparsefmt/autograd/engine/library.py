@@ -79,7 +79,8 @@ def define_autocast(name: str, make: Callable[[Any, str], Any]) -> None:
 def schema_of(op: Op) -> str:
     """The schema of a row, as torch writes it."""
     results = "Tensor" if op.returns == 1 else f"({', '.join(['Tensor'] * op.returns)})"
-    arguments = ", ".join(filter(None, (_HEADS[op.structures], op.arguments)))
+    heads = filter(None, [_HEADS[op.structures]])
+    arguments = ", ".join((*heads, *(arg.schema for arg in op.arguments)))
     return f"{op.name}({arguments}) -> {results}"
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from ...formats.arrays import import_cupy, is_cupy
 from ...formats.base import Format
 from ...formats.sgt import SGT
-from ..engine.checks import TF32
+from ..engine.bind import TF32
 from ..engine.structure import Structure
 from ..engine.table import Kernel, deferred
 from . import cuda, cuda_edges

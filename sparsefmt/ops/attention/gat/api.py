@@ -7,7 +7,7 @@ from ....formats.arrays import Array, allocating, namespace, on_device_of
 from ....formats.base import Format
 from ...engine import checks as engine_checks
 from ...engine import choose
-from ...engine.table import Kernel, Op, Price, deferred
+from ...engine.table import Kernel, Op, Price, deferred, unchecked
 from ...matmul.api import ROUNDED, against_rounding
 from .. import checks
 from ..checks import shaped_as
@@ -350,7 +350,7 @@ def _row(op: str, arguments: str, results: Any, *more: Kernel, **facts: Any) -> 
     if against is not None:
         name, narrow = f"{op}_csr_rounded", partial(run, narrow=True)
         own.insert(0, Kernel(name, narrow, ("csr",), "gpu", refuses=against, note=ROUNDED))
-    return Op(op, arguments, results, (*own, *more), **facts)
+    return Op(op, unchecked(arguments), results, (*own, *more), **facts)
 
 
 def _public(op: str, arguments: str, results: Any, **facts: Any) -> Op:
