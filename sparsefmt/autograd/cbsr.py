@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from ..ops.cbsr.api import REDUCTIONS
-from ..ops.engine import checks
+from ..ops.engine.bind import word
 from .engine import checks as _check
 from .engine.library import LibraryOp, unheard
 from .engine.recording import apart, recorded
@@ -115,7 +115,7 @@ def maxk_aggregate(
     those of the others, the values too.  Autocast narrows before the choice is made.  MaxK-GNN
     (ASPLOS'24), sections 3 and 4.
     """
-    checks.word("reduce", reduce, REDUCTIONS)
+    word("reduce", reduce, REDUCTIONS)
     tensors = tensors_of(graph, x)
     x, *factors = csr_operands(tensors, x, edge_weight, row_scale, col_scale)
     return maxk_spgemm(tensors, x, _check.kept(k, x.shape[1]), reduce, *factors)
