@@ -1,8 +1,8 @@
 """The graph of conversions: one function per edge, the shortest path for the rest.
 
-An edge takes ``(A, want_perm)`` and returns ``(B, perm)`` with ``B.data == A.data[perm]``; ``perm`` is
-None where the order of the values does not change.  On a GPU every edge runs there, as
-sorts, scans and searches; none loops over rows.
+An edge takes ``(A, want_perm)`` and returns ``(B, perm)`` with ``B.data == A.data[perm]``; ``perm``
+is None where the order of the values does not change.  On a GPU every edge runs there, as sorts,
+scans and searches; none loops over rows.
 """
 
 import sys
