@@ -29,8 +29,8 @@ from ..formats.cbsr import CBSR, column_dtype
 from ..formats.compressed import CSC, CSR
 from ..formats.coo import COO
 from ..formats.sgt import SGT, check_tile
-from ..interop.kinds import KINDS, scatter
 from . import space as samples
+from .kinds import KINDS, scatter
 from .space import MatrixOptions, Shape, Space, ValueOptions, Values
 
 _FORMATS = ("coo", "csr", "csc", "sgt")
