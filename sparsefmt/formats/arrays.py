@@ -18,7 +18,7 @@ from ..errors import DeviceError, DtypeError, OutOfMemoryError, ShapeError, Unsu
 #: A ``numpy.ndarray`` or a ``cupy.ndarray`` (CuPy ships no type stubs, so both are ``Any``).
 Array: TypeAlias = Any
 #: Whatever NumPy takes as a dtype; None for the default.
-DtypeLike: TypeAlias = str | type | np.dtype[Any] | None
+DType: TypeAlias = str | type | np.dtype[Any] | None
 
 INDEX_DTYPES = (np.dtype(np.int32), np.dtype(np.int64))
 VALUE_DTYPES = ("float16", "bfloat16", "float32", "float64")
@@ -63,7 +63,7 @@ def finish(a: Array) -> None:
 
 
 def as_array(
-    name: str, value: object, *, empty: DtypeLike = np.int64, beside: Array | None = None
+    name: str, value: object, *, empty: DType = np.int64, beside: Array | None = None
 ) -> Array:
     """Convert ``value`` to an array in native byte order; an array is not copied.
 
@@ -95,7 +95,7 @@ def _beside(other: Array | None, array: Array) -> Array:
         return namespace(other).asarray(array)
 
 
-def _from_sequence(name: str, value: object, empty: DtypeLike) -> Array:
+def _from_sequence(name: str, value: object, empty: DType) -> Array:
     if value is None:
         raise DtypeError(f"{name} is None: give an array.")
     try:

@@ -9,7 +9,7 @@ import numpy as np
 from . import checks
 from .arrays import (
     Array,
-    DtypeLike,
+    DType,
     allocating,
     as_array,
     contiguous,
@@ -196,7 +196,7 @@ class Format(Shaped):
         with on_device_of(self._indices), allocating(f"a copy of {self!r}"):
             return self._replace(**{name: array.copy() for name, array in self._arrays().items()})
 
-    def astype(self, dtype: DtypeLike = None, *, index_dtype: DtypeLike = None) -> Self:
+    def astype(self, dtype: DType = None, *, index_dtype: DType = None) -> Self:
         """Convert values and indices to other dtypes; arrays that have them already are shared.
 
         Values are rounded; those beyond the range of ``dtype`` become infinite, as in NumPy.
@@ -298,7 +298,7 @@ class Format(Shaped):
         """Return ``tosgt(tile)`` and the permutation of its edge values."""
         return self.asformat_with_perm("sgt", tile=tile)
 
-    def toarray(self, dtype: DtypeLike = None) -> Array:
+    def toarray(self, dtype: DType = None) -> Array:
         """Convert the matrix to a dense array on the same device; duplicates add up.
 
         ``dtype`` defaults to that of the values, float32 for an unweighted structure.
@@ -307,7 +307,7 @@ class Format(Shaped):
 
         return convert.to_dense(self, dtype)
 
-    def toarray_with_perm(self, dtype: DtypeLike = None) -> tuple[Array, Array]:
+    def toarray_with_perm(self, dtype: DType = None) -> tuple[Array, Array]:
         """Return ``(X, cells)``: a dense array and the cell of each stored entry in ``X.ravel()``.
 
         The gradient of the entries is ``dX.ravel()[cells]``.

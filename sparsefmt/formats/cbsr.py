@@ -7,7 +7,7 @@ import numpy as np
 
 from ..errors import DtypeError, ShapeError, UnsupportedError
 from . import checks
-from .arrays import Array, DtypeLike
+from .arrays import Array, DType
 from .base import Format, FormatName, Level
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class CBSR(Format):
         """Return the transpose as CSC (columns are not balanced, so it is no CBSR)."""
         return self.tocsr().T
 
-    def astype(self, dtype: DtypeLike = None, *, index_dtype: DtypeLike = None) -> Self:
+    def astype(self, dtype: DType = None, *, index_dtype: DType = None) -> Self:
         """Convert the values to another dtype; that of the columns follows from their number.
 
         Raises

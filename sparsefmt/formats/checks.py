@@ -26,7 +26,7 @@ from .arrays import (
     INDEX_DTYPES,
     VALUE_DTYPES,
     Array,
-    DtypeLike,
+    DType,
     as_array,
     device_of,
     is_cupy,
@@ -82,7 +82,7 @@ def level(name: str, value: object) -> None:
         raise UnsupportedError(f'{name} is {value!r}: use "full" or "cheap".')
 
 
-def index_dtype(name: str, dtype: DtypeLike) -> np.dtype[Any]:
+def index_dtype(name: str, dtype: DType) -> np.dtype[Any]:
     """Check that indices may have ``dtype``, and return it."""
     target = any_dtype(name, dtype)
     if target not in INDEX_DTYPES:
@@ -93,7 +93,7 @@ def index_dtype(name: str, dtype: DtypeLike) -> np.dtype[Any]:
 _PLAIN = frozenset(np.dtype(name) for name in ("float16", "float32", "float64"))
 
 
-def value_dtype(name: str, dtype: DtypeLike) -> np.dtype[Any]:
+def value_dtype(name: str, dtype: DType) -> np.dtype[Any]:
     """Check that values may have ``dtype``, and return it in native byte order."""
     if isinstance(dtype, np.dtype) and dtype in _PLAIN:
         return dtype
@@ -106,7 +106,7 @@ def value_dtype(name: str, dtype: DtypeLike) -> np.dtype[Any]:
     return target if target.isnative else target.newbyteorder("=")
 
 
-def any_dtype(name: str, dtype: DtypeLike) -> np.dtype[Any]:
+def any_dtype(name: str, dtype: DType) -> np.dtype[Any]:
     """Convert ``dtype`` to NumPy's; raise if NumPy knows none of that name."""
     try:
         target: np.dtype[Any] = np.dtype(dtype)

@@ -17,7 +17,7 @@ from . import checks, primitives, sparsetools
 from .arrays import (
     INDEX_DTYPES,
     Array,
-    DtypeLike,
+    DType,
     allocating,
     as_array,
     elementwise,
@@ -228,7 +228,7 @@ def _by_counting(
 
 
 def from_dense(
-    X: Array, format: FormatName = "csr", *, index_dtype: DtypeLike = np.int32, **options: Any
+    X: Array, format: FormatName = "csr", *, index_dtype: DType = np.int32, **options: Any
 ) -> Any:
     """Convert the nonzero cells of a dense matrix to a sparse one, columns ascending in a row.
 
@@ -261,7 +261,7 @@ def from_dense(
 
 
 def from_dense_with_perm(
-    X: Array, format: FormatName = "csr", *, index_dtype: DtypeLike = np.int32, **options: Any
+    X: Array, format: FormatName = "csr", *, index_dtype: DType = np.int32, **options: Any
 ) -> tuple[Any, Array]:
     """Return ``(A, cells)``, where ``A.data == X.ravel()[cells]``, see ``from_dense``."""
     X = as_array("X", X, empty=np.float64)
@@ -278,7 +278,7 @@ def from_dense_with_perm(
         return B, cells if perm is None else cells[perm]
 
 
-def to_dense(A: Format, dtype: DtypeLike = None) -> Array:
+def to_dense(A: Format, dtype: DType = None) -> Array:
     """Convert a matrix to a dense array; duplicates add up in the order of CSR."""
     default = np.float32 if A.data is None else A.data.dtype
     target = checks.value_dtype("dtype", default if dtype is None else dtype)

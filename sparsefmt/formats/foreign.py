@@ -6,13 +6,13 @@ import numpy as np
 
 from ..errors import DtypeError, IndexRangeError, UnsupportedError
 from . import checks
-from .arrays import VALUE_DTYPES, Array, DtypeLike, as_array, namespace, on_device_of
+from .arrays import VALUE_DTYPES, Array, DType, as_array, namespace, on_device_of
 
 #: Every integer up to this magnitude is a float64.
 _EXACT = 2**53
 
 
-def values(name: str, array: object, dtype: DtypeLike = None) -> Array:
+def values(name: str, array: object, dtype: DType = None) -> Array:
     """Convert an array to values that a format may hold; raise if a cast would not be exact.
 
     Parameters
@@ -51,7 +51,7 @@ def values(name: str, array: object, dtype: DtypeLike = None) -> Array:
         return _exact_from_integers(name, a)
 
 
-def indices(name: str, array: object, index_dtype: DtypeLike = None) -> Array:
+def indices(name: str, array: object, index_dtype: DType = None) -> Array:
     """Convert an array to int32 or int64 indices.
 
     Parameters

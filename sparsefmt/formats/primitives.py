@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from ..errors import IndexRangeError
-from .arrays import Array, DtypeLike, elementwise, is_cupy, namespace
+from .arrays import Array, DType, elementwise, is_cupy, namespace
 
 #: Entries that a thread of the expansion writes: 0.21 ms for 114.6 M entries on an H200, 0.24 ms
 #: with 32, 0.30 ms with 16.
@@ -68,7 +68,7 @@ def expand_part(ptr: Array, part: slice) -> Array:
     return segment
 
 
-def offsets(lengths: Array, dtype: DtypeLike) -> Array:
+def offsets(lengths: Array, dtype: DType) -> Array:
     """Return where segments of these lengths begin, and the end: ``[2, 0, 1] -> [0, 2, 2, 3]``."""
     xp = namespace(lengths)
     ptr = xp.zeros(len(lengths) + 1, dtype)
@@ -81,7 +81,7 @@ def sum_up(ptr: Array) -> Array:
     return ptr.cumsum(out=ptr)
 
 
-def pointers(sorted_keys: Array, n_keys: int, dtype: DtypeLike, *, step: int = 1) -> Array:
+def pointers(sorted_keys: Array, n_keys: int, dtype: DType, *, step: int = 1) -> Array:
     """Return where each of ``n_keys`` runs of ``step`` ascending keys begins, and the end."""
     xp = namespace(sorted_keys)
     part = n_keys + 1 if is_cupy(sorted_keys) else PART

@@ -12,7 +12,7 @@ import numpy as np
 
 from ..errors import IndexRangeError, ShapeError, UnsupportedError
 from ..formats import checks
-from ..formats.arrays import DtypeLike, allocating
+from ..formats.arrays import DType, allocating
 from ..formats.base import Format, FormatName
 from ..formats.sgt import SGT, check_tile
 from . import edge_list, matrix_market, memory, npz, planetoid, signature
@@ -27,8 +27,8 @@ def read(
     path: str | os.PathLike[str],
     *,
     format: FormatName | None = "csr",
-    dtype: DtypeLike = None,
-    index_dtype: DtypeLike = None,
+    dtype: DType = None,
+    index_dtype: DType = None,
     tile: tuple[int, int] | None = None,
     num_nodes: int | None = None,
     max_bytes: int | None = None,
@@ -227,8 +227,8 @@ def check_files(source: Path, kind: str) -> None:
 
 def _options(
     format: str | None,
-    dtype: DtypeLike,
-    index_dtype: DtypeLike,
+    dtype: DType,
+    index_dtype: DType,
     tile: object,
     num_nodes: object,
     max_bytes: int | None,
@@ -263,7 +263,7 @@ def _in_format(
     path: Path,
     A: Format,
     format: FormatName,
-    index_dtype: DtypeLike,
+    index_dtype: DType,
     options: dict[str, Any],
     max_bytes: int,
 ) -> Any:

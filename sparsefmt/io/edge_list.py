@@ -15,7 +15,7 @@ import numpy as np
 
 from ..errors import FileFormatError, UnsupportedError
 from ..formats import checks, foreign
-from ..formats.arrays import Array, DtypeLike, allocating
+from ..formats.arrays import Array, DType, allocating
 from ..formats.base import Format
 from ..formats.coo import COO
 from .bounded import fault, reading, stem_and_suffix, writing
@@ -37,7 +37,7 @@ _SIZES = re.compile(r"\s*([0-9]{1,19})\s*x\s*([0-9]{1,19})\s*", re.IGNORECASE)
 
 
 def read_edge_list(
-    path: Path, *, dtype: DtypeLike, max_bytes: int, num_nodes: int | None = None
+    path: Path, *, dtype: DType, max_bytes: int, num_nodes: int | None = None
 ) -> Format:
     """Read an edge list as COO, in the order of the lines; unweighted if it has two columns."""
     lines = _Lines(path, num_nodes)

@@ -18,7 +18,7 @@ import numpy as np
 
 from ..errors import FileFormatError, UnsupportedError
 from ..formats import foreign
-from ..formats.arrays import Array, DtypeLike, allocating
+from ..formats.arrays import Array, DType, allocating
 from ..formats.base import Format
 from ..formats.convert import from_dense
 from ..formats.coo import COO
@@ -68,7 +68,7 @@ class _Header(NamedTuple):
         """Return the number of numbers of one entry."""
         return 1 if self.format == "array" else 2 if self.field == "pattern" else 3
 
-    def peak(self, dtype: DtypeLike) -> int:
+    def peak(self, dtype: DType) -> int:
         """Return the most bytes that reading takes: SciPy's arrays, mirrored, checked and cast."""
         cast = 4  # comparisons
         if self.field in ("integer", "unsigned-integer"):
@@ -100,7 +100,7 @@ class _Body:
     fault: tuple[int, str] | None = None  #: first line that is malformed
 
 
-def read_matrix_market(path: Path, *, dtype: DtypeLike, max_bytes: int) -> Format:
+def read_matrix_market(path: Path, *, dtype: DType, max_bytes: int) -> Format:
     """Read a matrix as COO: entries in the order of the file, then the mirrored ones."""
     header = _read_header(path, max_bytes)
     _check_header(path, header, header.peak(dtype), max_bytes)
@@ -372,7 +372,7 @@ def _overflow(path: Path, max_bytes: int) -> FileFormatError:
     return fault(path, f"a number {mend}")
 
 
-def _as_coo(matrix: Any, header: _Header, dtype: DtypeLike) -> Format:
+def _as_coo(matrix: Any, header: _Header, dtype: DType) -> Format:
     if header.format == "array":
         # Integers are checked for exactness before zeros are told from values.
         dense = foreign.values("the array", matrix, dtype)

@@ -23,7 +23,7 @@ import numpy as np
 
 from ..errors import FileFormatError, SparseFmtError, UnsupportedError
 from ..formats import checks, foreign
-from ..formats.arrays import Array, DtypeLike, allocating
+from ..formats.arrays import Array, DType, allocating
 from ..formats.base import Format
 from ..formats.cbsr import CBSR
 from ..formats.compressed import CSC, CSR
@@ -58,7 +58,7 @@ _BROKEN = (
 )
 
 
-def read_npz(path: Path, *, dtype: DtypeLike, max_bytes: int) -> Format:
+def read_npz(path: Path, *, dtype: DType, max_bytes: int) -> Format:
     """Read a matrix in the format in which the file stores it."""
     with path.open("rb") as file, _Archive(path, file, max_bytes) as archive:
         if "sparsefmt" in archive.members:
@@ -267,7 +267,7 @@ class _Archive:
             raise fault(self.path, f"{what} is damaged ({text}): {mend}.") from error
 
 
-def _read_versioned(archive: _Archive, dtype: DtypeLike) -> Format:
+def _read_versioned(archive: _Archive, dtype: DType) -> Format:
     header = _versioned_header(archive)
     kind = _FORMATS[header["format"]]
     names = [name for name in kind._array_fields if name != "data" or header["values"]]
@@ -327,7 +327,7 @@ def _bfloat16(path: Path, bits: Array) -> Array:
     return bits.view(bfloat16)
 
 
-def _read_scipy(archive: _Archive, dtype: DtypeLike) -> Format:
+def _read_scipy(archive: _Archive, dtype: DType) -> Format:
     name = archive.text("format")
     if name in ("csr", "csc"):
         return _read_compressed(archive, CSR if name == "csr" else CSC, dtype, weighted=True)
@@ -347,7 +347,7 @@ def _read_scipy(archive: _Archive, dtype: DtypeLike) -> Format:
 
 
 def _read_compressed(
-    archive: _Archive, kind: type[CSR] | type[CSC], dtype: DtypeLike, *, weighted: bool = False
+    archive: _Archive, kind: type[CSR] | type[CSC], dtype: DType, *, weighted: bool = False
 ) -> Format:
     shape = checks.shape(archive.load("shape"))
     arrays = {name: archive.load(name) for name in ("indptr", "indices")}

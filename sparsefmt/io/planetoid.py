@@ -166,7 +166,7 @@ def _classes(one_hot: CSR | Array) -> Array:
     return np.where(dense.any(axis=1), dense.argmax(axis=1), -1)
 
 
-def _features(allx: CSR | Array, tx: CSR | Array, places: Array, n: int) -> CSR | Array:
+def _features(allx: Any, tx: Any, places: Array, n: int) -> CSR | Array:
     """Join the rows of ``allx`` and ``tx`` at their places among ``n``; other rows are empty."""
     if isinstance(allx, CSR) != isinstance(tx, CSR):
         raise TypeError("allx and tx are not both sparse or both dense")
@@ -315,7 +315,7 @@ def _record(thing: object, *kinds: str) -> Any:
     return thing
 
 
-def _raw(thing: object) -> bytes:
+def _raw(thing: Any) -> bytes:
     if isinstance(thing, _Record):
         if thing.kind == "object" and not thing.args:  # bytes(), where there are none
             return b""
