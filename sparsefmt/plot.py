@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -26,7 +26,11 @@ from .errors import UnsupportedError
 from .formats.base import Format
 from .formats.coo import COO
 from .io.bounded import check_regular, writing
+from .plan.rules import bare
 from .stats import TILES, Tile, summarize
+
+if TYPE_CHECKING:
+    from .plan.planner import Plan
 
 #: What ``savefig`` is asked for: a picture never lands in a file named like a graph.
 SUFFIXES = (".png", ".pdf", ".svg")
@@ -42,6 +46,10 @@ ACCENT = "#D55E00"
 DENSITY = "cividis_r"
 #: Cells of the density image along each axis.  About one per two pixels of the panel at 150 dpi.
 MAX_CELLS = 360
+#: Okabe and Ito's colours; kinds of primitives beyond them share grey.
+KIND_COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442")
+#: Trees of a plan beyond the fastest so many are counted, not drawn.
+MOST_TREES = 30
 STYLE = {"fontsize": 10, "color": INK}
 
 
@@ -383,3 +391,54 @@ def _draw_bars(axes: Axes, title: str, unit: str, values: Mapping[str, float]) -
         axes.text(size, y, f" {size:.3g}", va="center", fontsize=10, color=INK)
     axes.set_yticks(place, [name.upper() for name in values])
     axes.set_xlim(0, max([*sizes, 1e-9]) * 1.15)
+
+
+# The picture of plans
+
+
+def draw_plans(plans: Sequence["Plan"]) -> Figure:
+    """Draw a panel for the plan of each layer: a bar for each tree, the fastest on top."""
+    parts = [c.parts for plan in plans for c in plan.candidates]
+    kinds = list(dict.fromkeys(kind for part in parts for kind in part if part[kind]))
+    colours = dict(zip(kinds, (*KIND_COLOURS, *[BEFORE] * len(kinds)), strict=False))
+    rows = [min(len(p.candidates), MOST_TREES) for p in plans]
+    layout = ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.12)
+    fig = Figure(figsize=(12, 1.6 + 0.3 * sum(rows) + 0.9 * len(plans)), layout=layout)
+    FigureCanvasAgg(fig)
+    panels = fig.subplots(len(plans), 1, squeeze=False, height_ratios=[n + 2 for n in rows])
+    for number, (axes, plan) in enumerate(zip(panels[:, 0], plans, strict=True), 1):
+        _draw_plan(axes, plan, colours, f"Layer {number}: {plan.expression}")
+    keys = [Patch(color=colour, label=kind) for kind, colour in colours.items()]
+    fig.legend(handles=keys, loc="outside lower center", ncols=6, frameon=False, labelcolor=INK)
+    return fig
+
+
+def _draw_plan(axes: Axes, plan: "Plan", colours: dict[str, str], title: str) -> None:
+    ranked = sorted(plan.candidates, key=lambda candidate: candidate.predicted)
+    numbers = {c.tree: f"#{number}" for number, c in enumerate(plan.candidates, 1)}
+    shown = ranked[:MOST_TREES]
+    place = np.arange(len(shown))[::-1]
+    left = np.zeros(len(shown))
+    for kind, colour in colours.items():
+        widths = np.array([1e3 * candidate.parts.get(kind, 0.0) for candidate in shown])
+        axes.barh(place, widths, 0.7, left=left, color=colour)
+        left += widths
+    for y, end, candidate in zip(place, left, shown, strict=True):
+        beaters = dict.fromkeys(numbers[tree] for tree in candidate.verdict.beaten_by if tree)
+        text = "promoted" if candidate.promoted else f"beaten by {' or '.join(beaters)}"
+        chosen = candidate is plan.chosen
+        first = f", {1e3 * candidate.once:.3g} ms once" if candidate.once else ""
+        note = f" {end:.3g} ms{first}, {'chosen' if chosen else text}"
+        weight = "bold" if chosen else "normal"
+        alpha = 1.0 if candidate.promoted else 0.6
+        axes.text(end, y, note, va="center", fontsize=8.5, color=INK, weight=weight, alpha=alpha)
+    more = f"; {len(ranked) - len(shown)} slower trees are not drawn" if ranked[MOST_TREES:] else ""
+    axes.set_title(title, loc="left", fontsize=11.5, fontweight="bold", color=INK)
+    axes.set_xlabel(f"predicted time of a run (ms){more}", **STYLE)  # type: ignore[arg-type]
+    axes.set_xlim(0, max(left.max(initial=0.0), 1e-9) * 1.45)
+    axes.margins(y=0.02)
+    for side in ("top", "right", "left"):
+        axes.spines[side].set_visible(False)
+    axes.tick_params(length=0)
+    labels = [f"{bare(candidate.tree)}  {numbers[candidate.tree]}" for candidate in shown]
+    axes.set_yticks(place, labels, fontsize=8.5)

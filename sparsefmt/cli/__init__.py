@@ -84,7 +84,7 @@ def _run(arguments: Sequence[str] | None) -> int:
     try:
         import click
 
-        from .partitioning import sparsefmt  # with the commands of all files
+        from .planning import sparsefmt  # with the commands of all files
     except ModuleNotFoundError as error:
         return _refuse_missing(error)
     try:
