@@ -30,7 +30,7 @@ DATA = {"features": "x.npy", "labels": "y.npy"}
 
 
 def _widths(ctx: click.Context, param: click.Parameter, value: str) -> list[int]:
-    """``"602,256,41"`` as numbers."""
+    """Convert ``"602,256,41"`` to numbers."""
     parts = [part.strip() for part in value.split(",")]
     if len(parts) < 2 or not all(part.isdecimal() and int(part) for part in parts):
         raise click.BadParameter(
@@ -41,15 +41,12 @@ def _widths(ctx: click.Context, param: click.Parameter, value: str) -> list[int]
 
 
 def _expression(model: str, first: bool, hops: int) -> Expression:
-    """Write a layer; the features of the first one are constant."""
+    """Build the expression of a layer; the features of the first one are constant."""
     H = models.features(constant=first)
-    if model in WITH_HOPS:
-        found: Expression = getattr(models, model)(H, hops)
-    elif model == "gat":
-        found = models.gat(H, opened=True)
-    else:
-        found = getattr(models, model)(H)
-    return found
+    if model == "gat":
+        return models.gat(H, opened=True)
+    layer: Expression = getattr(models, model)(H, *([hops] if model in WITH_HOPS else []))
+    return layer
 
 
 @sparsefmt.command()
@@ -84,7 +81,7 @@ def plan(
     output: Path | None,
     force: bool,
 ) -> None:
-    """Compare the ways to compute a model's layers on a graph.
+    """Compare the compositions of a model's layers on a graph.
 
     For each layer: every association of its matrices, the seconds that the device's constants
     predict, what beats it, and the one to run.
@@ -118,8 +115,8 @@ def plan(
     ]
     console = tables.console()
     console.print(f"{model} on {click.format_filename(path)}, constants of {constants.device}")
-    for number, found in enumerate(plans, 1):
-        console.print(f"\nlayer {number}: {found.explain()}", soft_wrap=True)
+    for number, layer_plan in enumerate(plans, 1):
+        console.print(f"\nlayer {number}: {layer_plan.explain()}", soft_wrap=True)
     if output:
         pictures.save(pictures.draw_plans(plans), output)
         console.print(f"\nwrote {click.format_filename(output)}", soft_wrap=True)
@@ -130,7 +127,7 @@ def plan(
 def calibrate(device: str) -> None:
     """Measure this device's primitives for the planner.
 
-    Takes up to three minutes; the constants are kept in the user's cache, by device and version.
+    Takes up to three minutes; the constants go to the user's cache, by device and version.
     """
     path = path_of(device)
     with _progress(5) as step:
@@ -162,44 +159,44 @@ def partition(
 ) -> None:
     """Cut the square graph IN into parts for several processes.
 
-    Edge lists and the CSR of an .npz are read in pieces, and never whole but for metis.  A folder
-    of Planetoid files has features, labels and masks.  Train with
+    Edge lists and the CSR of an .npz are read in pieces, but for metis.  A folder of Planetoid
+    files has features, labels and masks.  Train with
 
     torchrun --nproc-per-node P -m sparsefmt.distributed.train DIR
     """
     start = time.perf_counter()
     with _progress(2) as step:
         step(f"reading {click.format_filename(source)}")
-        graph, given = _input(source, data)
+        graph, args = _input(source, data)
         step(f"writing {click.format_filename(output)}")
-        found = write_partition(graph, output, parts, partitioner=by, num_nodes=num_nodes, **given)
+        result = write_partition(graph, output, parts, partitioner=by, num_nodes=num_nodes, **args)
     seconds = time.perf_counter() - start
-    more = [name for name in found.dtypes if name not in ("source", "target")]
+    more = [name for name in result.dtypes if name not in ("source", "target")]
     also = f", with {', '.join(more)}" if more else ""
     tables.console().print(
-        f"wrote {click.format_filename(output)}: {found.vertices:,} vertices and {found.edges:,} "
+        f"wrote {click.format_filename(output)}: {result.vertices:,} vertices and {result.edges:,} "
         f"edges in {parts} parts by {by}{also}, in {seconds:.2f} s",
         soft_wrap=True,
     )
 
 
 def _input(source: Path, data: Path | None) -> tuple[Any, dict[str, Any]]:
-    """The graph, or its path, and what is known of its vertices."""
+    """Return the graph, or its path, and the data of its vertices by argument of the writer."""
     if data is not None:
         return source, _data_of(data)
     if file_kind(source) != "Planetoid":
         return source, {}
-    found = read_planetoid(source)
-    x = found.x.toarray() if isinstance(found.x, CSR) else found.x
-    masks = {name: getattr(found, f"{name}_mask") for name in MASKS}
-    return found.graph, {"features": x, "labels": found.y, "masks": masks}
+    planetoid = read_planetoid(source)
+    x = planetoid.x.toarray() if isinstance(planetoid.x, CSR) else planetoid.x
+    masks = {name: getattr(planetoid, f"{name}_mask") for name in MASKS}
+    return planetoid.graph, {"features": x, "labels": planetoid.y, "masks": masks}
 
 
 def _data_of(folder: Path) -> dict[str, Any]:
-    """Paths of the files of ``--data`` that there are, by argument of ``write_partition``."""
+    """Return the paths of the files in ``--data``, by argument of ``write_partition``."""
     names = DATA | {name: f"{name}_mask.npy" for name in MASKS}
-    there = {name: folder / file for name, file in names.items() if (folder / file).exists()}
-    if not there:
+    paths = {name: folder / file for name, file in names.items() if (folder / file).exists()}
+    if not paths:
         raise FileFormatError(f"{folder}: none of {', '.join(names.values())} is there: add some.")
-    given: dict[str, Any] = {name: there.pop(name) for name in DATA if name in there}
-    return given | {"masks": there}
+    arguments: dict[str, Any] = {name: paths.pop(name) for name in DATA if name in paths}
+    return arguments | {"masks": paths}
