@@ -1,4 +1,4 @@
-"""Pictures of a graph: where its entries lie, how its degrees spread, what condensing gains.
+"""Pictures of a graph: its entries, its degrees, its tiles before and after condensing, and plans.
 
 Figures are drawn with Matplotlib's objects and its Agg canvas: no window, no global state.  Colours
 are Okabe and Ito's, and cividis: both keep their order for colour-blind readers and in grey.
@@ -32,7 +32,7 @@ from .stats import TILES, Tile, summarize
 if TYPE_CHECKING:
     from .plan.planner import Plan
 
-#: What ``savefig`` is asked for: a picture never lands in a file named like a graph.
+#: Suffixes of pictures: none is that of a graph's file.
 SUFFIXES = (".png", ".pdf", ".svg")
 #: How files of these types begin, an SVG behind its XML declaration and comments.
 _BEGINNING = re.compile(
@@ -56,7 +56,7 @@ STYLE = {"fontsize": 10, "color": INK}
 def draw(
     A: Format, *, title: str = "", tile: Tile = (16, 8), tiles: Sequence[Tile] = TILES
 ) -> Figure:
-    """Spy plot, degree distribution and tile density before and after condensing.
+    """Draw spy plot, degree distribution and tile density before and after condensing.
 
     Parameters
     ----------
@@ -87,7 +87,7 @@ def draw(
 
 
 def save(fig: Figure, path: Path) -> None:
-    """Write the figure; the suffix picks the type.
+    """Write the figure to a file; the suffix picks the type.
 
     The file appears, or changes, only once it is complete.
 
@@ -119,7 +119,7 @@ def check_suffix(path: Path) -> None:
 
 
 def is_picture(path: Path) -> bool:
-    """Whether a file begins as PNG, PDF or SVG does."""
+    """Return True if a file begins as PNG, PDF or SVG does."""
     with path.open("rb") as raw:
         return bool(_BEGINNING.match(raw.read(4096)))
 
@@ -150,12 +150,12 @@ def _dress(axes: Axes, title: str, x: str, y: str, *, grid: str = "both") -> Non
         axes.spines[side].set_visible(grid == "")
 
 
-def _nothing(axes: Axes) -> None:
+def _write_empty(axes: Axes) -> None:
     axes.text(0.5, 0.5, "no stored entries", transform=axes.transAxes, ha="center", color=INK)
     axes.set(xticks=[], yticks=[])
 
 
-# Where the entries lie
+# Entries
 
 
 @dataclass(frozen=True)
@@ -168,7 +168,7 @@ class DensityImage:
 
 
 def density_image(A: COO, max_cells: int = MAX_CELLS) -> DensityImage:
-    """How many entries of ``A`` fall in each cell; every entry in exactly one."""
+    """Count the entries of ``A`` in each cell of a grid."""
     down, across = (min(max(size, 1), max_cells) for size in A.shape)
     cell = A.row.astype(np.int64) * down // max(A.n_rows, 1)
     cell *= across
@@ -178,10 +178,10 @@ def density_image(A: COO, max_cells: int = MAX_CELLS) -> DensityImage:
 
 
 def draw_spy(axes: Axes, A: COO) -> None:
-    """The pattern: one cell per entry for a small matrix, else a density image."""
+    """Draw the pattern: one cell per entry for a small matrix, else a density image."""
     _dress(axes, "Stored entries", "source vertex (column)", "target vertex (row)", grid="")
     if not A.nnz:
-        _nothing(axes)
+        _write_empty(axes)
         return
     image = density_image(A)
     counts = np.ma.masked_equal(image.counts, 0)
@@ -218,16 +218,16 @@ def _short(value: float) -> str:
 
 
 def survival(degrees: np.ndarray[Any, Any]) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """``(d, share)``: for each degree that occurs, the share of vertices with at least it."""
+    """Return ``(d, share)``: each degree that occurs, and the share of vertices with at least it."""
     d, count = np.unique(degrees, return_counts=True)
     return d, np.cumsum(count[::-1])[::-1] / max(len(degrees), 1)
 
 
 def draw_degrees(axes: Axes, A: COO) -> None:
-    """Complementary cumulative distribution of in- and out-degree on log axes."""
+    """Draw the complementary cumulative distribution of in- and out-degree on log axes."""
     _dress(axes, "Degree distribution", "degree d", "share of vertices with degree >= d")
     if not A.nnz:
-        _nothing(axes)
+        _write_empty(axes)
         return
     degrees_in = np.bincount(A.row, minlength=A.n_rows)
     degrees_out = np.bincount(A.col, minlength=A.n_cols)
@@ -259,7 +259,7 @@ def _draw_survival(axes: Axes, name: str, degrees: np.ndarray[Any, Any], **style
 
 
 def uncondensed_tiles(A: COO, tile: Tile) -> np.ndarray[Any, Any]:
-    """Entries of each tile that holds any, when columns are not condensed."""
+    """Count the entries of each tile that holds any, when columns are not condensed."""
     height, width = tile
     blocks = -(-A.n_cols // width)
     key = A.row.astype(np.int64) // height * blocks + A.col // width
@@ -267,18 +267,18 @@ def uncondensed_tiles(A: COO, tile: Tile) -> np.ndarray[Any, Any]:
 
 
 def condensed_tiles(A: COO, tile: Tile) -> np.ndarray[Any, Any]:
-    """Entries of each tile after condensing."""
+    """Count the entries of each tile after condensing."""
     entries: np.ndarray[Any, Any] = np.diff(A.tosgt(tile).tile_ptr)
     return entries
 
 
 def draw_tile_histogram(axes: Axes, A: COO, tile: Tile) -> None:
-    """How many tiles hold how many entries, before and after condensing."""
+    """Draw how many tiles hold how many entries, before and after condensing."""
     cells = tile[0] * tile[1]
     title = f"Entries per tile of {tile[0]} x {tile[1]} = {cells} cells"
     _dress(axes, title, "stored entries in the tile", "tiles", grid="y")
     if not A.nnz:
-        _nothing(axes)
+        _write_empty(axes)
         return
     before, after = uncondensed_tiles(A, tile), condensed_tiles(A, tile)
     most = int(max(before.max(), after.max(), 2))
@@ -301,19 +301,19 @@ def draw_tile_histogram(axes: Axes, A: COO, tile: Tile) -> None:
 
 
 def draw_tile_density(axes: Axes, A: COO, tiles: Sequence[Tile]) -> None:
-    """Mean tile density for each tile shape, before and after condensing."""
+    """Draw the mean tile density for each tile shape, before and after condensing."""
     title = "Mean tile density before and after condensing"
     _dress(axes, title, "filled cells of a tile (%)", "", grid="x")
     if not A.nnz:
-        _nothing(axes)
+        _write_empty(axes)
         return
     place = np.arange(len(tiles))[::-1]
     most = 0.0
-    for y, one in zip(place, summarize(A, tiles=tiles).tiles, strict=True):
-        after = 100 * one.density
-        before = after * one.tile_count / one.dense_tile_count
+    for y, stats in zip(place, summarize(A, tiles=tiles).tiles, strict=True):
+        after = 100 * stats.density
+        before = after * stats.tile_count / stats.dense_tile_count
         most = max(most, before, after)
-        note = f" {after:.3g}% ({one.reduction:.0%} of the tiles saved)"
+        note = f" {after:.3g}% ({stats.reduction:.0%} of the tiles saved)"
         for shift, value, colour, text in (
             (0.2, before, BEFORE, f" {before:.3g}%"),
             (-0.2, after, AFTER, note),
@@ -340,7 +340,7 @@ def draw_demo(
     nbytes: Mapping[str, int],
     features: int,
 ) -> Figure:
-    """The graph, the time of each conversion, the time of SpMM and the bytes of each format.
+    """Draw the graph, the time of each conversion and of SpMM, and the bytes of each format.
 
     Parameters
     ----------

@@ -250,7 +250,7 @@ def demo(path: Path | None, dtype: str | None, output: Path, force: bool, device
 
 @sparsefmt.command()
 def doctor() -> int:
-    """Print what this machine has, what would run where, and what to install."""
+    """Print what this machine has, can run and should install."""
     report = medicine.examine()
     console = tables.console()
     tables.show(console, tables.examination(report))

@@ -81,7 +81,7 @@ def plan(
     output: Path | None,
     force: bool,
 ) -> None:
-    """Compare the compositions of a model's layers on a graph.
+    """Compare compositions of a model's layers on a graph.
 
     For each layer: every association of its matrices, the seconds that the device's constants
     predict, what beats it, and the one to run.
