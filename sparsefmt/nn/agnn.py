@@ -16,8 +16,7 @@ from ..autograd import (
     sddmm,
     spmm,
 )
-from ._attention import refuse_static
-from ._edges import entries_with_loops
+from ._attention import entries_with_loops, refuse_static
 from ._inputs import Ends, check_flags, check_input
 from ._loops import log_sums, loops, missing_loops
 from ._passing import Passing, PassingOptions

@@ -23,13 +23,10 @@ from ..autograd import (
     is_plain,
     read_map,
 )
-from ._attention import LoopedAttention
-from ._base import is_one_each
-from ._edges import AttentionWeights, Entries
+from ._attention import AttentionWeights, Entries, LoopedAttention
 from ._inputs import Ends, check_square
-from ._linear import GLOROT, linear_map, mapped
-from ._maps import called
-from ._passing import FORWARD, PassingOptions
+from ._maps import GLOROT, called, linear_map, mapped
+from ._passing import FORWARD, PassingOptions, is_one_each
 
 #: Pickles of earlier versions look for GATv2Conv here.
 __getattr__ = resolver(f"{__package__}", {"GATv2Conv": "gatv2"})

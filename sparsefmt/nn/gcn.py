@@ -19,8 +19,6 @@ from ..autograd import (
     read_map,
 )
 from ..errors import ShapeError
-from ._base import Convolution, Options, is_one_each, plus
-from ._hops import Normalisation, gets_all_loops, hop, over_vertices
 from ._inputs import (
     by_vertex,
     check_counts,
@@ -29,10 +27,9 @@ from ._inputs import (
     check_in_channels,
     check_input,
 )
-from ._linear import GLOROT, check_map, draw_map, linear_map
-from ._loops import stored, symmetric
-from ._maps import called
-from ._passing import FORWARD, SUM
+from ._loops import Normalisation, gets_all_loops, hop, over_vertices, stored, symmetric
+from ._maps import GLOROT, called, check_map, draw_map, linear_map
+from ._passing import FORWARD, SUM, Convolution, Options, is_one_each, plus
 from .shared import aggregate_with_own, local_of, maps_first, maxk_aggregate, operands
 
 

@@ -18,11 +18,10 @@ from ..autograd import (
     propagated,
     read_map,
 )
-from ._base import Convolution, Options
-from ._hops import over_vertices
 from ._inputs import Ends, as_autocast, check_edge_weight
+from ._loops import over_vertices
 from ._maps import OfNetwork, called, check_fit
-from ._passing import FORWARD, SUM
+from ._passing import FORWARD, SUM, Convolution, Options
 from .shared import aggregate_with_own, maxk_aggregate, spmm
 
 

@@ -13,8 +13,7 @@ from torch.nn import Module, Sequential
 from ..autograd import GraphLike, graph_tensors, message_aggregate
 from ..errors import DtypeError, ShapeError
 from ._inputs import Ends, as_autocast, check_beside, check_counts, check_in_channels
-from ._linear import draw_map, linear_map, mapped
-from ._maps import OfNetwork, called, check_fit
+from ._maps import OfNetwork, called, check_fit, draw_map, linear_map, mapped
 from ._passing import PassingOptions
 
 

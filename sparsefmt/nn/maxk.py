@@ -3,7 +3,7 @@
 from torch import Tensor
 
 from ..autograd import features_to_keep, maxk
-from ._base import Balanced
+from ._passing import Balanced
 
 
 class MaxK(Balanced):
