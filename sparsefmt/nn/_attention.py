@@ -68,11 +68,10 @@ def entries_with_loops(graph: GraphLike, features: Tensor | None, own: Tensor | 
     So PyG orders them: the other entries in the user's order, then loops by vertices, whose
     features are ``own``.
     """
-    looped, tensors = with_loops(graph), graph_tensors(graph)
+    (edges, others), tensors = with_loops(graph), graph_tensors(graph)
     if features is not None and own is not None:
-        features = torch.cat([features[looped.others], own])
-    sizes = tensors.n_cols, tensors.n_rows
-    return Entries(as_graph(looped.edges, None, size=sizes), features)
+        features = torch.cat([features[others], own])
+    return Entries(as_graph(edges, None, size=(tensors.n_cols, tensors.n_rows)), features)
 
 
 def loop_features(graph: GraphLike, features: Tensor, fill_value: Any) -> Tensor:
@@ -97,7 +96,7 @@ def _reduced(graph: GraphLike, features: Tensor, fill_value: str) -> Tensor:
     tensors, reduce = graph_tensors(graph), FILLS[fill_value]
     if reduce not in ("mean", "sum"):
         # torch's, whose gradients are PyG's: shared by equal ones.
-        kept = with_loops(graph).others
+        _, kept = with_loops(graph)
         rows = tensors.kept("rows of others than loops", lambda: ends(graph)[0].long()[kept])
         others, product = features[kept], reduce == "prod"
         made = features.new_full((tensors.n_rows, features.shape[1]), float(product))

@@ -6,7 +6,7 @@ from importlib import import_module
 from typing import Any, ClassVar, TypedDict, cast
 
 import torch
-from torch import Tensor, strided
+from torch import Tensor
 from torch.nn import Module
 
 from ..autograd import (
@@ -19,7 +19,7 @@ from ..autograd import (
 )
 from ..errors import DtypeError, ShapeError, UnsupportedError
 from ._inputs import Ends, by_vertex, check_counts, ends_of
-from .shared import sampled_aggregate, shared
+from .shared import Shared, sampled_aggregate
 
 _PYG = "torch_geometric.nn.conv.message_passing"
 FORWARD, REVERSED = "source_to_target", "target_to_source"
@@ -183,9 +183,11 @@ class Passing(Module):
         return []
 
     def _between(self, x: Any, edge_index: GraphLike, size: Any) -> Ends:
-        """Take features of one or both ends, and the graph along which messages flow."""
+        """Check features of one or both ends, and the graph along which messages flow."""
         ends = ends_of(x, edge_index, size, static=True)
-        ends = ends._replace(graph=self._valued(ends.graph, edge_index))
+        if ends.graph is not edge_index:
+            graph = self._valued(ends.graph, edge_index)
+            ends = ends if graph is ends.graph else ends._replace(graph=graph)
         if self.flow == FORWARD:
             return ends
         if not ends.alike:
@@ -196,31 +198,30 @@ class Passing(Module):
         return ends._replace(graph=self._turned(ends.graph, edge_index))
 
     def _valued(self, graph: GraphLike, given: Any) -> GraphLike:
-        """Give the graph with the values that PyG reads here.
+        """Return the graph with the values that PyG reads here.
 
         Those of a torch_sparse.SparseTensor it drops, and those of torch's sparse tensors unless
         its own kernel reduces: for a single word.
         """
-        edges = isinstance(given, Tensor) and given.layout is torch.strided
-        if graph is given or shared(given) is not None or edges:
+        if isinstance(given, Tensor) and (self._is_word or given.layout is torch.strided):
             return graph
-        if isinstance(given, Tensor) and self._is_word:
+        if graph is given or isinstance(given, Shared):
             return graph
-        found: GraphLike = cast(Any, graph).with_data(None)
-        return found
+        without: GraphLike = cast(Any, graph).with_data(None)
+        return without
 
     def _turned(self, graph: GraphLike, given: Any) -> GraphLike:
         """Give the graph along which messages flow; ``given`` is what it was made of."""
         if self.flow == FORWARD:
             return graph
         check_flow(self.flow)
-        if shared(graph) is not None:
+        if isinstance(graph, Shared):
             raise UnsupportedError(
                 f"flow is {self.flow!r} beside a graph that processes share by the targets of its "
                 "edges: make it of edge_index.flip(0), and leave flow out."
             )
-        found: GraphLike = turned(graph, given)
-        return found
+        reverse: GraphLike = turned(graph, given)
+        return reverse
 
 
 def join_pyg() -> None:
@@ -421,13 +422,13 @@ class Convolution(Passing):
         return shown if self.sample is None else [*shown, f"strategy={self.strategy!r}"]
 
     def _width(self) -> int | None:
-        """Tell how many entries of each row to go over now; None for all."""
-        if self.training:
-            return _sample_width("training_sample", self.training_sample, self.k)
-        return _sample_width("sample", self.sample, self.k)
+        """Return how many entries of each row to go over now; None for all."""
+        name = "training_sample" if self.training else "sample"
+        width = self.__dict__[name]
+        return None if width is None else _sample_width(name, width, self.k)
 
     def _is_whole(self) -> bool:
-        """Tell whether all features of all entries count."""
+        """Return True if all features of all entries count."""
         sampled = self.training_sample if self.training else self.sample
         return sampled is None and self.k is None
 
@@ -435,7 +436,7 @@ class Convolution(Passing):
         """Give the graph among the vertices of ``x``, with the values that count."""
         vertices = x if x.dim() == 2 else by_vertex(x)
         graph: GraphLike = as_graph(edge_index, vertices, name="edge_index")
-        edges = type(edge_index) is Tensor and edge_index.layout is strided  # without values
+        edges = type(edge_index) is Tensor and edge_index.layout is torch.strided
         return graph if edges or graph is edge_index else self._valued(graph, edge_index)
 
     def _check_no_batch(self, x: Tensor) -> None:
