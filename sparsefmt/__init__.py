@@ -109,6 +109,7 @@ class _Moved:
         f"{__name__}.autograd.adapters": ".model.layers",
         f"{__name__}.autograd.composition": ".model.composition",
         f"{__name__}.distributed.files": ".distributed.parts.files",
+        f"{__name__}.nn._linear": ".nn._maps",
         f"{__name__}.nn.attention": ".nn",
         f"{__name__}.nn.layers": ".nn",
     }

@@ -218,7 +218,7 @@ def _short(value: float) -> str:
 
 
 def survival(degrees: np.ndarray[Any, Any]) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """Return ``(d, share)``: each degree that occurs, and the share of vertices with at least it."""
+    """Return each degree that occurs, and the share of vertices with at least that degree."""
     d, count = np.unique(degrees, return_counts=True)
     return d, np.cumsum(count[::-1])[::-1] / max(len(degrees), 1)
 
