@@ -15,8 +15,7 @@ from ... import _random
 from ...errors import UnsupportedError
 from ...nn import GATConv, GCNConv, SAGEConv
 from ..graph import DistGraph
-from ..labels import UNLABELLED, accuracy, cross_entropy
-from ..loss import broadcast_parameters, sum_gradients
+from ..loss import UNLABELLED, accuracy, broadcast_parameters, cross_entropy, sum_gradients
 from ..parts.files import Partition, read_part
 from .checkpoint import load_checkpoint, restore, save_checkpoint
 from .options import Options

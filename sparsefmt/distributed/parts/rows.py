@@ -183,3 +183,22 @@ def checked(bounds: Any, ranks: int) -> tuple[int, ...]:
             "from 0, and the number of rows at the end, as distributed.balanced(graph, ranks) does."
         )
     return found
+
+
+def check_ends(shape: tuple[int, int], bounds: tuple[int, ...], source_bounds: Any) -> None:
+    """Check that bounds end with the rows of a graph, and those of sources with its columns."""
+    n_rows, n_cols = shape
+    if bounds[-1] != n_rows:
+        raise ShapeError(
+            f"bounds end at {bounds[-1]} but graph has {n_rows} rows: give {n_rows} last."
+        )
+    if source_bounds is None and n_rows != n_cols:
+        raise ShapeError(
+            f"graph has shape {shape} but source_bounds is not given: give those of its {n_cols} "
+            "columns."
+        )
+    if source_bounds is not None and checked(source_bounds, len(bounds) - 1)[-1] != n_cols:
+        raise ShapeError(
+            f"source_bounds is {source_bounds!r} but graph has {n_cols} columns: give {n_cols} "
+            "last."
+        )
