@@ -18,22 +18,11 @@ def on_all_ranks(
 ) -> T:
     """Return ``prepare()`` on each rank, or raise on all ranks if it fails on one.
 
-    Parameters
-    ----------
-    prepare : callable
-        Without collectives.
-    group : ProcessGroup or None
-    device : torch.device, optional
-        Where this rank computes, and NCCL takes what it sends.
-    alike : bool
-        Whether ``prepare`` returns a dictionary that must be the same on all ranks.
-
-    Raises
-    ------
-    RankError
-        If it fails on some ranks, or returns what differs.  An error with the same text on all
-        ranks is raised as it is, and so is, on its own rank, one that is not of this package:
-        MemoryError for instance.
+    ``prepare`` runs no collectives.  If ``alike``, it returns a dictionary that must be the same on
+    all ranks.  ``device`` is where this rank computes, and NCCL takes what it sends.  Raises
+    RankError if ``prepare`` fails on some ranks, or returns what differs.  An error with the same
+    text on all ranks is raised as it is, and so is, on its own rank, one that is not of this
+    package: MemoryError for instance.
     """
     with _Comparison(group, device) as comparison:
         result = prepare()
@@ -65,7 +54,7 @@ class _Comparison:
             if text is not None:
                 raise RankError(f"rank {rank} cannot take part: {text}") from error
         if self.facts is not None:
-            _check_equal([facts for _, facts in answers])
+            _compare([facts for _, facts in answers])
 
 
 def on_device(device: torch.device | None) -> Any:
@@ -86,7 +75,7 @@ def debugging(device: torch.device) -> bool:
     return device.type != "cuda" or not torch.cuda.is_current_stream_capturing()
 
 
-def _check_equal(answers: list[Mapping[str, Any]]) -> None:
+def _compare(answers: list[Mapping[str, Any]]) -> None:
     """Raise RankError if facts of a rank differ from those of the first one."""
     for rank, facts in enumerate(answers):
         for name, value in facts.items():

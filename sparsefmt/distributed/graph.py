@@ -102,8 +102,9 @@ class DistGraph(Shared):
             self.bounds = checked(bounds, ranks)
             self.source_bounds = self.bounds if self.is_square else checked(source_bounds, ranks)
             check_exchange_dtype(exchange_dtype)
-            targets = self.bounds[self.rank : self.rank + 2]
-            check_edges(edge_index, self.source_bounds[-1], targets, self.rank)
+            self._targets = slice(*self.bounds[self.rank : self.rank + 2])
+            self._sources = slice(*self.source_bounds[self.rank : self.rank + 2])
+            check_edges(edge_index, self.source_bounds[-1], self._targets, self.rank)
             halo = self._number(edge_index)
             sources = None if self.is_square else self.source_bounds
             alike: dict[str, Any] = {"bounds": self.bounds, "source_bounds": sources}
@@ -118,15 +119,14 @@ class DistGraph(Shared):
 
     def _number(self, edge_index: Tensor) -> Tensor:
         """Build the graphs of this rank's edges; return the vertices that it reads of others."""
-        first, last = self.bounds[self.rank : self.rank + 2]
-        begin, end = self.source_bounds[self.rank : self.rank + 2]
         columns, halo = halo_of(edge_index[0], self.source_bounds, self.rank)
-        self.n_local, self.n_sources = last - first, end - begin
-        rows, n_halo = edge_index[1] - first, len(halo)
-        self._build(columns, rows, n_halo)
-        #: The graph of the edges whose source is in the halo.
+        self.n_local = self._targets.stop - self._targets.start
+        self.n_sources = self._sources.stop - self._sources.start
+        rows = edge_index[1] - self._targets.start
+        self._build(columns, rows, len(halo))
         ends = columns[~self._is_own] - self.n_sources, rows[~self._is_own]
-        self.rest, self.n_rest = numbered_graph(*ends, n_halo, self.n_local), len(ends[0])
+        #: The graph of the edges whose source is in the halo, and their number.
+        self.rest, self.n_rest = numbered_graph(*ends, len(halo), self.n_local), len(ends[0])
         return halo
 
     def _build(self, columns: Tensor, rows: Tensor, n_halo: int) -> None:
@@ -171,10 +171,9 @@ class DistGraph(Shared):
                     "graph has values, which a DistGraph has not: give graph.with_data(None), and "
                     "to layers the values of this rank's edges as edge_weight."
                 )
-            rank = dist.get_rank(group)
             ends = checked(bounds, dist.get_world_size(group))
             check_ends(graph.shape, ends, options.get("source_bounds"))
-            first, last = ends[rank : rank + 2]
+            first, last = ends[dist.get_rank(group) :][:2]
             coo = graph.structure.tocoo()
             edges = torch.stack([to_tensor(end).long() for end in (coo.col, coo.row)])
             return edges[:, (edges[1] >= first) & (edges[1] < last)]
@@ -255,11 +254,11 @@ class DistGraph(Shared):
 
     def rows_of(self, x: Tensor) -> Tensor:
         """Return this rank's rows of a tensor with a row for each target."""
-        return x[self.bounds[self.rank] : self.bounds[self.rank + 1]]
+        return x[self._targets]
 
     def sources_of(self, x: Tensor) -> Tensor:
         """Return this rank's rows of a tensor with a row for each source."""
-        return x[self.source_bounds[self.rank] : self.source_bounds[self.rank + 1]]
+        return x[self._sources]
 
     def spmm(
         self, x: Tensor, edge_weight: Tensor | None = None, *, reduce: str = "sum", **scales: Any
@@ -374,10 +373,9 @@ class DistGraph(Shared):
 
     def numbered(self, edge_index: Tensor) -> Tensor:
         """Return sources and targets of ``local`` by their numbers in the whole graph."""
-        begin, end = self.source_bounds[self.rank : self.rank + 2]
-        own = torch.arange(begin, end, device=edge_index.device)
+        own = torch.arange(self._sources.start, self._sources.stop, device=edge_index.device)
         sources = torch.cat([own, self.halo.vertices])
-        return torch.stack([sources[edge_index[0]], edge_index[1] + self.bounds[self.rank]])
+        return torch.stack([sources[edge_index[0]], edge_index[1] + self._targets.start])
 
     @cached_property
     def edges(self) -> tuple[Tensor, Tensor]:

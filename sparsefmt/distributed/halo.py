@@ -47,16 +47,8 @@ class Traffic:
 class Halo:
     """The vertices that a rank reads of others, and those that others read of it.
 
-    Parameters
-    ----------
-    vertices : Tensor of int64, shape (n_halo,)
-        Numbers of vertices that others own, ascending and distinct.
-    bounds : tuple of int
-        The first vertex of each rank, and the number of vertices.
-    group : ProcessGroup, optional
-        All ranks of it make theirs at the same time.
-    exchange_dtype : torch.dtype, optional
-        Dtype for travel: wider floating features and gradients are cast to it.
+    ``vertices``, (n_halo,), are numbers of vertices that others own, ascending and distinct;
+    ``bounds`` and ``exchange_dtype`` as for ``DistGraph``.  All ranks make theirs at the same time.
     """
 
     def __init__(
@@ -104,8 +96,7 @@ class Halo:
     def start(self, x: Tensor) -> "Exchange":
         """Begin to receive the rows of ``x``, (n_local, ...), that other ranks own.
 
-        Of a tensor without a gradient this happens once, until it is changed or gone, or eight
-        other tensors have come since.
+        Those of a constant tensor come once, until it is changed or gone, or eight others came.
         """
         exchange = self.prepared(x)
         if exchange.remembered is None:
@@ -202,13 +193,9 @@ class Parcel(NamedTuple):
 class ReceivedRows:
     """The rows received for the last few tensors without a gradient.
 
-    All ranks decide alike what is here: by the order of calls, never by when memory is freed.
-
-    Parameters
-    ----------
-    some_empty : bool
-        Whether a rank has no vertices.  There views of one tensor look alike, and no rank
-        remembers them.
+    All ranks decide alike what is here: by the order of calls, never by when memory is freed.  If
+    ``some_empty``, a rank has no vertices: its views of one tensor look alike, and no rank
+    remembers views.
     """
 
     def __init__(self, some_empty: bool) -> None:
@@ -256,13 +243,15 @@ class _Entry:
         #: Empty once the tensor is gone.
         self.rows = alive = [rows]
         self.tensor = ref(_base_of(x), lambda _: alive.clear())
-        self.layout, self.version, self.place = _layout_of(x), x._version, x.data_ptr()
+        self.view = x.storage_offset(), x.shape, x.stride(), x.dtype
+        self.version, self.place = x._version, x.data_ptr()
         self.stream: Any = torch.cuda.current_stream(rows.device) if rows.is_cuda else None
         self.made: Any = None if self.stream is None else self.stream.record_event()
 
     def is_of(self, x: Tensor) -> bool:
         """Return True if the rows are or were those of this tensor."""
-        return self.tensor() is _base_of(x) and self.layout == _layout_of(x)
+        view = x.storage_offset(), x.shape, x.stride(), x.dtype
+        return self.tensor() is _base_of(x) and self.view == view
 
     def is_current(self, x: Tensor) -> bool:
         """Return True if the rows are still those of this tensor."""
@@ -282,11 +271,6 @@ class _Entry:
 def _base_of(x: Tensor) -> Tensor:
     """Return the tensor that lives as long as the memory of ``x`` is this one's."""
     return x if x._base is None else x._base
-
-
-def _layout_of(x: Tensor) -> Any:
-    """Return what tells two views of one tensor apart."""
-    return x.storage_offset(), x.shape, x.stride(), x.dtype
 
 
 @dataclass(eq=False)
@@ -320,13 +304,7 @@ class Exchange:
         return grad.new_empty(0)
 
     def finish_back(self, like: Tensor) -> Tensor:
-        """Wait for the gradients of rows that were sent, in the dtype of a tensor: (n_sent, ...).
-
-        Raises
-        ------
-        UnsupportedError
-            If nobody has waited for what was received.
-        """
+        """Wait for the gradients of the rows that were sent, in the dtype of ``like``."""
         if self.back is None:
             raise UnsupportedError("what an exchange receives was not finished: call finish().")
         parcel, self.back = self.back, None
@@ -370,7 +348,7 @@ class _Finish(Function):
         return once(EXCHANGED, ctx.exchange.start_back, grad, instead=ONE_PROCESS), None
 
 
-def check_edges(edge_index: Any, n_sources: int, targets: tuple[int, ...], rank: int) -> None:
+def check_edges(edge_index: Any, n_sources: int, targets: slice, rank: int) -> None:
     """Check that sources are vertices of the graph, and targets those of a rank."""
     if not isinstance(edge_index, Tensor) or edge_index.dtype is not torch.int64:
         kind = getattr(edge_index, "dtype", type(edge_index).__name__)
@@ -380,7 +358,10 @@ def check_edges(edge_index: Any, n_sources: int, targets: tuple[int, ...], rank:
             f"edge_index has shape {tuple(edge_index.shape)}: give (2, n_edges), sources and "
             "targets."
         )
-    names, bounds = ("a source", f"a target of rank {rank}"), ((0, n_sources), targets)
+    names, bounds = (
+        ("a source", f"a target of rank {rank}"),
+        ((0, n_sources), (targets.start, targets.stop)),
+    )
     for end, name, (low, high) in zip(edge_index, names, bounds, strict=True):
         if len(end) and not (low <= int(end.min()) and int(end.max()) < high):  # synchronize!
             raise IndexRangeError(

@@ -120,13 +120,8 @@ def maxk_product(
     """Aggregate the ``k`` largest features of each in-neighbour: ``autograd.maxk_aggregate``.
 
     Ranks exchange ``k`` values and column numbers of a vertex, one or two bytes each, and in
-    backward ``k`` gradients.
-
-    Returns
-    -------
-    y : Tensor, shape (n_local, feat)
-    columns, data : Tensor, shape (n_sources, k)
-        The features of own sources that were chosen.
+    backward ``k`` gradients.  Returns (n_local, feat), and the columns and values of own sources
+    that were chosen, (n_sources, k).
     """
     weights = _agreed(graph, x, edge_weight, reduce, k, row_scale, col_scale)
     (x,), feat = library.narrowed(x.device.type, x), x.shape[1]
@@ -155,31 +150,31 @@ def _agreed(
     edge_weight: Tensor | None,
     reduce: str,
     k: int | None,
-    row_scale: Tensor | None,
-    col_scale: Tensor | None,
+    *scales: Tensor | None,
 ) -> Weights:
-    """Check the arguments of a product and split edge weights; while debugging, over all ranks.
-
-    Raises
-    ------
-    RankError
-        While debugging, if arguments are wrong on some ranks only, or differ between them.
-    ShapeError, DtypeError, DeviceError, UnsupportedError
-        As ``dist_spmm``.
-    """
+    """Check the arguments of a product and split edge weights; while debugging, over all ranks."""
     weights: Weights = None, None
 
     def check() -> dict[str, Any]:
         nonlocal weights
         _check_product(graph, x, edge_weight, reduce)
-        if edge_weight is not None or row_scale is not None or col_scale is not None:
-            weights = split_and_checked(graph, x, edge_weight, row_scale, col_scale)
-        args = {"edge_weight": edge_weight, "reduce": reduce, "k": k}
-        return args | {"row_scale": row_scale, "col_scale": col_scale, "x": x}
+        if edge_weight is not None or scales[0] is not None or scales[1] is not None:
+            weights = split_and_checked(graph, x, edge_weight, *scales)
+        tensors = {"row_scale": scales[0], "col_scale": scales[1], "x": x}
+        args = {"edge_weight": edge_weight, "reduce": reduce, "k": k, **tensors}
+        return {"the call": "a product", **args}
+
+    def described() -> dict[str, Any]:
+        return {
+            name: f"{value.dtype} with rows of shape {tuple(value.shape[1:])}"
+            if isinstance(value, Tensor)
+            else value
+            for name, value in check().items()
+        }
 
     device = graph.halo.vertices.device
     if checks.DEBUG and debugging(device):
-        on_all_ranks(lambda: _described(check()), graph.group, device, alike=True)
+        on_all_ranks(described, graph.group, device, alike=True)
     else:
         check()
     return weights
@@ -195,16 +190,6 @@ def _check_product(graph: "DistGraph", x: Tensor, edge_weight: Any, reduce: str)
             f"edge_weight has shape {tuple(edge_weight.shape)} but a mean takes one value of each "
             f"edge: give ({graph.local.nnz},)."
         )
-
-
-def _described(args: dict[str, Any]) -> dict[str, Any]:
-    """Return what all ranks must have alike of a product's arguments: dtype and rows of tensors."""
-    return {"the call": "a product"} | {
-        name: f"{value.dtype} with rows of shape {tuple(value.shape[1:])}"
-        if isinstance(value, Tensor)
-        else value
-        for name, value in args.items()
-    }
 
 
 def split_and_checked(

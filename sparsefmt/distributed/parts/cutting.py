@@ -11,6 +11,7 @@ import shutil
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -130,7 +131,7 @@ def write_partition(
             classes=int(data["labels"].max(initial=-1)) + 1 if "labels" in data else 0,
             ordered=order is not None,
             sparsefmt=version(),
-            files=writer.files,
+            files=writer.files(),
         )
         (draft / HEADER).write_text(partition.text())
     return partition
@@ -380,49 +381,50 @@ class _NewArray:
 
 
 class _Writer:
-    """The writer of the arrays of all parts, with sizes and checksums of the files."""
+    """The writer of the arrays of all parts, by their paths in the folder."""
 
     def __init__(self, folder: Path, order: Any, bounds: rows.Bounds) -> None:
         self.folder, self.order, self.bounds = folder, order, bounds
-        self.files: dict[str, list[int]] = {}
+        self.arrays: dict[str, _NewArray] = {}
         for part in range(len(bounds) - 1):
             (folder / f"part{part}").mkdir()
 
+    def files(self) -> dict[str, list[int]]:
+        """Return sizes and checksums of the files; raise if rows are missing."""
+        if any(array.left for array in self.arrays.values()):
+            raise _changed()
+        return {name: [array.size, array.crc] for name, array in self.arrays.items()}
+
     def array(self, name: str, dtype: Any, shape: tuple[int, ...], pieces: Iterable[Array]) -> None:
         """Write one array."""
-        file = _NewArray(self.folder / name, dtype, shape)
+        self.arrays[name] = array = _NewArray(self.folder / name, dtype, shape)
         for piece in pieces:
-            file.append(piece)
-        self._finish(name, file)
+            array.append(piece)
+        array.write()
 
     def edges(self, edges: _Edges, survey: _Survey) -> dict[str, str]:
         """Write the edges to the vertices of each part; return dtypes by name."""
         n, cuts = self.bounds[-1], list(self.bounds)
         degrees = survey.degrees if self.order is None else survey.degrees[self.order.perm]
-        ends = np.append(0, np.cumsum(degrees))[cuts]
+        counts = np.diff(np.append(0, np.cumsum(degrees))[cuts])
         index = foreign.index_dtype((n, n), 0)
         dtypes = {"source": index, "target": index}
         dtypes |= {"weight": survey.weights} if survey.weights else {}
-        files = [
-            {
-                name: _NewArray(self.folder / f"part{part}/{name}.npy", dtype, (count,))
-                for name, dtype in dtypes.items()
-            }
-            for part, count in enumerate(np.diff(ends).tolist())
-        ]
-        everything = [file for arrays in files for file in arrays.values()]
+        for part, count in enumerate(counts.tolist()):
+            for name, dtype in dtypes.items():
+                self.array(f"part{part}/{name}.npy", dtype, (count,), ())
+        arrays = self.arrays.values()
         for chunk in edges:
-            self._append(chunk, files)
-            if sum(file.waiting for file in everything) > _HELD_IN_ALL * default_limit():
-                for file in everything:
-                    file.write()
-        for part, arrays in enumerate(files):
-            for name, file in arrays.items():
-                self._finish(f"part{part}/{name}.npy", file)
+            self._append(chunk)
+            if sum(array.waiting for array in arrays) > _HELD_IN_ALL * default_limit():
+                for array in arrays:
+                    array.write()
+        for array in arrays:
+            array.write()
         return {name: dtype.name for name, dtype in dtypes.items()}
 
-    def _append(self, chunk: Chunk, files: list[dict[str, _NewArray]]) -> None:
-        """Add the edges of a piece to the files of their parts."""
+    def _append(self, chunk: Chunk) -> None:
+        """Add the edges of a piece to the arrays of their parts."""
         source, target, weight, _ = chunk
         if max(source.max(initial=0), target.max(initial=0)) >= max(self.bounds[-1], 1):
             raise _changed()
@@ -430,33 +432,25 @@ class _Writer:
             source, target = self.order.inverse[source], self.order.inverse[target]
         part: Array = np.searchsorted(self.bounds, target, side="right") - 1
         by_part = np.argsort(part, kind="stable")
-        ends = np.searchsorted(part[by_part], np.arange(len(files) + 1))
-        for number, arrays in enumerate(files):
-            mine = by_part[ends[number] : ends[number + 1]]
-            if len(mine):
-                pieces = {"source": source, "target": target, "weight": weight}
-                for name, file in arrays.items():
-                    file.append(pieces[name][mine])
+        ends = np.searchsorted(part[by_part], np.arange(len(self.bounds)))
+        for number, (first, last) in enumerate(pairwise(ends.tolist())):
+            for name, end in (("source", source), ("target", target), ("weight", weight)):
+                array = self.arrays.get(f"part{number}/{name}.npy")
+                if array is not None and first < last:
+                    array.append(end[by_part[first:last]])
 
     def vertices(self, data: dict[str, Array]) -> dict[str, str]:
         """Write the rows of the vertices of each part; return dtypes by name."""
         for name, array in data.items():
             width = int(np.prod(array.shape[1:]))
             step = max(LENGTH // max(width, 1), 1)
-            for part, (first, last) in enumerate(zip(self.bounds, self.bounds[1:], strict=False)):
+            for part, (first, last) in enumerate(pairwise(self.bounds)):
                 starts = range(first, last, step)
                 places = (slice(start, min(start + step, last)) for start in starts)
                 pieces = (array[at if self.order is None else self.order.perm[at]] for at in places)
                 shape = (last - first, *array.shape[1:])
                 self.array(f"part{part}/{name}.npy", _stored(name, array), shape, pieces)
         return {name: _stored(name, array).name for name, array in data.items()}
-
-    def _finish(self, name: str, file: _NewArray) -> None:
-        """Write the rest of a file; raise if rows are missing."""
-        if file.left:
-            raise _changed()
-        file.write()
-        self.files[name] = [file.size, file.crc]
 
 
 def _changed() -> FileFormatError:
