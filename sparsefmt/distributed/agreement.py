@@ -1,6 +1,6 @@
 """Comparison of ranks: all raise if one of them fails, or has other arguments than the first."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any, TypeVar
 
@@ -11,6 +11,8 @@ from ..errors import RankError, SparseFmtError
 from ..formats import checks
 
 T = TypeVar("T")
+#: Errors that this package raises on purpose.
+_OWN = (SparseFmtError, OSError)
 
 
 def on_all_ranks(
@@ -48,13 +50,20 @@ class _Comparison:
         with on_device(self._device):
             dist.all_gather_object(answers, mine, group=self._group)
         texts = [text for text, _ in answers]
-        if error is not None and (len(set(texts)) == 1 or not _is_of_package(error)):
+        if error is not None and (len(set(texts)) == 1 or not isinstance(error, _OWN)):
             return
         for rank, text in enumerate(texts):
             if text is not None:
                 raise RankError(f"rank {rank} cannot take part: {text}") from error
         if self.facts is not None:
-            _compare([facts for _, facts in answers])
+            first = answers[0][1]
+            for rank, (_, facts) in enumerate(answers):
+                for name, value in facts.items():
+                    if value != first.get(name):
+                        raise RankError(
+                            f"{name} is {value} on rank {rank} and {first.get(name)} on rank 0: "
+                            "give all ranks the same."
+                        )
 
 
 def on_device(device: torch.device | None) -> Any:
@@ -75,26 +84,9 @@ def debugging(device: torch.device) -> bool:
     return device.type != "cuda" or not torch.cuda.is_current_stream_capturing()
 
 
-def _compare(answers: list[Mapping[str, Any]]) -> None:
-    """Raise RankError if facts of a rank differ from those of the first one."""
-    for rank, facts in enumerate(answers):
-        for name, value in facts.items():
-            first = answers[0].get(name)
-            if value != first:
-                raise RankError(
-                    f"{name} is {value} on rank {rank} and {first} on rank 0: give all ranks the "
-                    "same."
-                )
-
-
-def _is_of_package(error: Exception) -> bool:
-    """Return True for an error that this package raises on purpose."""
-    return isinstance(error, SparseFmtError | OSError)
-
-
 def _sentence(error: Exception) -> str:
     """Write an error of this rank as a sentence for the others."""
-    if _is_of_package(error):
+    if isinstance(error, _OWN):
         return str(error)
     what = " ".join([f"{type(error).__name__}:", *str(error).split()]).rstrip(":.")
     return f"{what}; see the error of that rank."

@@ -20,7 +20,7 @@ from ..graph.graph import Graph
 from ..interop.torch import to_tensor
 from ..model.layers import edges_with_loops
 from .agreement import first_of, on_all_ranks, on_device
-from .halo import Halo, check_edges, check_exchange_dtype, halo_of, numbered_graph
+from .halo import FLOATING, Halo, check_edges, halo_of, numbered_graph
 from .parts.files import read_part
 from .parts.rows import check_ends, checked
 from .products import dist_spmm, maxk_product, split_and_checked
@@ -101,7 +101,11 @@ class DistGraph(Shared):
             ranks = dist.get_world_size(group)
             self.bounds = checked(bounds, ranks)
             self.source_bounds = self.bounds if self.is_square else checked(source_bounds, ranks)
-            check_exchange_dtype(exchange_dtype)
+            if exchange_dtype is not None and exchange_dtype not in FLOATING:
+                raise DtypeError(
+                    f"exchange_dtype is {exchange_dtype!r}: give torch.bfloat16, float16, float32 "
+                    "or float64."
+                )
             self._targets = slice(*self.bounds[self.rank : self.rank + 2])
             self._sources = slice(*self.source_bounds[self.rank : self.rank + 2])
             check_edges(edge_index, self.source_bounds[-1], self._targets, self.rank)

@@ -388,12 +388,3 @@ def numbered_graph(columns: Tensor, rows: Tensor, n_cols: int, n_rows: int) -> G
     if max(n_cols, n_rows, len(rows)) < 2**31:
         edges = edges.int()
     return Graph.from_edge_index(edges, num_nodes=(n_cols, n_rows))
-
-
-def check_exchange_dtype(exchange_dtype: Any) -> None:
-    """Raise DtypeError unless it is None or a dtype that every backend sends."""
-    if exchange_dtype is not None and exchange_dtype not in FLOATING:
-        raise DtypeError(
-            f"exchange_dtype is {exchange_dtype!r}: give torch.bfloat16, float16, float32 or "
-            "float64."
-        )

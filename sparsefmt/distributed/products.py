@@ -130,7 +130,11 @@ def maxk_product(
     if col_scale is not None:
         data, col_scale, of_halo = _scaled(graph, chosen, col_scale)
     rows = graph.mean_scale(x, row_scale) if reduce == "mean" else row_scale
-    numbers = graph.halo.start(_as_bytes(columns))
+    sent = columns
+    if columns.dtype is torch.uint16:  # not sent by all backends; strides may be 0 if it is empty
+        sent = columns if columns.numel() else columns.new_empty(columns.shape)
+        sent = sent.view(torch.uint8)
+    numbers = graph.halo.start(sent)
     exchange = graph.halo.start(data)
 
     def product(part: "Graph", columns: Tensor, data: Tensor, weight: Any, scale: Any) -> Tensor:
@@ -298,12 +302,3 @@ class _AddProduct(Function):
                 EXCHANGED, SPMM, side, grad, None, None, cols, rows, "sum", instead=ONE_PROCESS
             )
         return dx, grad, None, None, None
-
-
-def _as_bytes(columns: Tensor) -> Tensor:
-    """View column numbers in a dtype that each backend sends."""
-    if columns.dtype is not torch.uint16:
-        return columns
-    if not columns.numel():  # which may have strides of 0
-        columns = columns.new_empty(columns.shape)
-    return columns.view(torch.uint8)

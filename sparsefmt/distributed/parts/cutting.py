@@ -436,7 +436,7 @@ class _Writer:
         for number, (first, last) in enumerate(pairwise(ends.tolist())):
             for name, end in (("source", source), ("target", target), ("weight", weight)):
                 array = self.arrays.get(f"part{number}/{name}.npy")
-                if array is not None and first < last:
+                if array is not None and end is not None and first < last:
                     array.append(end[by_part[first:last]])
 
     def vertices(self, data: dict[str, Array]) -> dict[str, str]:
