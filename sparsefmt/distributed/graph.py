@@ -322,15 +322,16 @@ class DistGraph(Shared):
         return gat_aggregate(self.square, x, el, er, **options)[: self.n_local]
 
     def operands(
-        self, x: Tensor, edge_weight: Tensor | None = None
-    ) -> tuple[Tensor, Tensor | None, None, None]:
-        """Check features and edge values, and cast them as autocast would."""
+        self, x: Tensor, edge_weight: Tensor | None = None, *scales: Tensor | None
+    ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
+        """Check features, edge values and scales, and cast them as autocast would."""
         self.check("x", x)
-        if edge_weight is None:
-            return x, None, None, None
-        split_and_checked(self, x, edge_weight, None, None)
-        narrow, weight = library.narrowed(x.device.type, x, edge_weight)
-        return narrow if x.requires_grad else x, weight, None, None
+        row_scale, col_scale = scales or (None, None)
+        split_and_checked(self, x, edge_weight, row_scale, col_scale)
+        args = x, edge_weight, row_scale, col_scale
+        narrow, weight, rows, cols = library.narrowed(x.device.type, *args)
+        stays = edge_weight is None or not x.requires_grad
+        return x if stays else narrow, weight, rows, cols
 
     def extended(self, x: Tensor) -> Tensor:
         """Join the features of this rank and of its halo: (n_sources + n_halo, ...)."""

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from ..autograd import features_to_keep, spmm
-from ..autograd.cbsr import choose_features, spgemm
+from ..autograd import spmm
+from ..autograd.cbsr import choose_features, features_to_keep, spgemm
 from ..autograd.engine import checks as tensor_checks
 from ..autograd.engine import library
 from ..autograd.engine.recording import once
@@ -138,9 +138,10 @@ def maxk_product(
     exchange = graph.halo.start(data)
 
     def product(part: "Graph", columns: Tensor, data: Tensor, weight: Any, scale: Any) -> Tensor:
-        data, values, _, scale = csr_operands(part, data, weight, None, scale)
+        tensors = tensors_of(part)
+        data, values, _, scale = csr_operands(tensors, data, weight, None, scale)
         with torch.autocast(x.device.type, enabled=False):  # which would narrow the scale too
-            return spgemm(part, columns, data, feat, values, rows, scale)
+            return spgemm(tensors, columns, data, feat, values, rows, scale)
 
     own = product(graph.own, columns, data, weights[0], col_scale)
     received = numbers.finish().view(columns.dtype)
@@ -233,9 +234,10 @@ def _multiplied(
     """Multiply a part of the graph; a mean's scale is float32 for features of 2 bytes."""
     if reduce == "sum":
         return spmm(graph, x, weight, row_scale=rows, col_scale=cols)
-    x, values, _, cols = csr_operands(graph, x, weight, None, cols)
+    tensors = tensors_of(graph)
+    x, values, _, cols = csr_operands(tensors, x, weight, None, cols)
     with torch.autocast(x.device.type, enabled=False):  # which would narrow the scale too
-        return multiply(graph, False, x, values, rows, cols)
+        return multiply(tensors, False, x, values, rows, cols)
 
 
 def _are_constant(x: Tensor, *scales: Tensor | None) -> bool:
@@ -272,8 +274,7 @@ class _StartAndMultiply(Function):
 def _added_up(ctx: Any, grad: Tensor) -> Tensor:
     """Compute the gradient of features: that of own rows, and what other ranks send back."""
     (rows, cols), exchange = ctx.saved_tensors, ctx.exchange
-    side: Any = tensors_of(ctx.graph, transposed=True).columns
-    dx: Tensor = SPMM(side, grad, None, None, cols, rows, "sum")
+    dx: Tensor = SPMM(tensors_of(ctx.graph).columns, grad, None, None, cols, rows, "sum")
     received = exchange.finish_back(dx)
     if len(received):
         side, sums = tensors_of(exchange.halo.home).rows, (None,) * 4
@@ -297,8 +298,6 @@ class _AddProduct(Function):
         dx = None
         if ctx.needs_input_grad[0]:
             rows, cols = ctx.saved_tensors
-            side: Any = tensors_of(ctx.graph, transposed=True).columns
-            dx = once(
-                EXCHANGED, SPMM, side, grad, None, None, cols, rows, "sum", instead=ONE_PROCESS
-            )
+            args = tensors_of(ctx.graph).columns, grad, None, None, cols, rows, "sum"
+            dx = once(EXCHANGED, SPMM, *args, instead=ONE_PROCESS)
         return dx, grad, None, None, None

@@ -16,7 +16,7 @@ class _Declared(type(Protocol)):  # type: ignore[misc]
     ``isinstance`` then takes 0.1 µs, where a comparison of all members takes 30.
     """
 
-    __instancecheck__ = type.__instancecheck__
+    __instancecheck__, __subclasscheck__ = type.__instancecheck__, type.__subclasscheck__
 
 
 @runtime_checkable
@@ -56,7 +56,9 @@ class Shared(Protocol, metaclass=_Declared):
     def spmm(self, x: Tensor, edge_weight: Tensor | None = None, **options: Any) -> Tensor:
         """Compute ``autograd.spmm``."""
 
-    def operands(self, x: Tensor, edge_weight: Tensor | None = None) -> tuple[Any, Any, Any, Any]:
+    def operands(
+        self, x: Tensor, edge_weight: Tensor | None = None, *scales: Tensor | None
+    ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
         """Compute ``autograd.operands``."""
 
     def aggregate_with_own(self, x: Tensor, own: Tensor, *args: Any, **options: Any) -> Tensor:
