@@ -264,7 +264,7 @@ def edges_with_loops(
     return torch.stack(ends), stays, len(added)
 
 
-def _looped(graph: GraphOrShared, which: str) -> GraphOrShared:
+def _looped(graph: Any, which: str) -> GraphOrShared:
     """Return the graph with loops, made once."""
     dist = shared(graph)
     make = partial(with_loops, graph, which) if dist is None else partial(dist.looped, which)
