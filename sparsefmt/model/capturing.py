@@ -11,7 +11,7 @@ from torch.autograd.graph import increment_version
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from ..autograd import noting
+from ..autograd.tensors.lifetimes import noting
 from ..errors import DeviceError, DtypeError, UnsupportedError
 from .compare import difference, unsteady
 from .gradients import Gradients

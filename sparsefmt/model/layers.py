@@ -10,7 +10,9 @@ from torch import Tensor
 from torch.nn import Module, Parameter, Sequential
 from torch.utils.weak import WeakIdKeyDictionary
 
-from ..autograd import as_graph, bare_map, is_bare, own_values, spmm
+from ..autograd import as_graph, spmm
+from ..autograd.maps import calls_forward_alone, read_map
+from ..autograd.tensors.order import own_values
 from ..autograd.tensors.prepare import graph_tensors
 from ..autograd.tensors.shared import Shared, is_square, local_of, n_sources, shared
 from ..graph.graph import Graph
@@ -197,7 +199,7 @@ def against(layer: Module) -> str:
     if not adapter.suits(layer):
         return "its options are computed by its own code alone"
     for key, module in adapter.maps(layer).items():
-        read = bare_map(module)
+        read = read_map(module)
         if read is None or (read[1] is not None and key != adapter.bias_of):
             name = next((name for name, one in layer.named_modules() if one is module), key)
             why = "no plain Linear without hooks" if read is None else "it has a bias of its own"
@@ -318,7 +320,7 @@ def _with_own(layer: Any, graph: GraphOrShared, dtype: torch.dtype, _: bool) -> 
 
 def _first(network: Any) -> Any:
     """Return the first module of a network that runs nothing but its modules."""
-    return network[0] if is_bare(network, Sequential) and len(network) else network
+    return network[0] if calls_forward_alone(network, Sequential) and len(network) else network
 
 
 def _attention(layer: Any, graph: GraphOrShared) -> Functions:

@@ -13,7 +13,7 @@ _AGGREGATIONS = "torch_geometric.nn.aggr."
 #: Steps of a layer, any of which an instance may have of its own.
 _STEPS = (
     *("forward", "propagate", "message", "aggregate", "message_and_aggregate", "update"),
-    *("edge_update", "edge_updater"),
+    *("edge_update", "edge_updater", "explain_message"),
 )
 #: Where a module keeps what is called with its arguments, results and gradients.
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
@@ -33,9 +33,9 @@ def against_pyg_layer(layer: Module) -> str:
     kind: Any = layer
     if not type(layer).__module__.startswith("torch_geometric.nn.conv."):
         return "its class is not PyG's own"
-    for step in _STEPS:
-        if step in vars(layer):
-            return f"its {step} has been set by hand"
+    step = step_set_by_hand(layer)
+    if step is not None:
+        return f"its {step} has been set by hand"
     if any(vars(layer)[name] for name in _HOOKS):
         return "it has forward hooks"
     if any(hooks for name, hooks in vars(layer).items() if _is_of_steps(name)):
@@ -50,6 +50,17 @@ def against_pyg_layer(layer: Module) -> str:
         if _is_hooked(module):
             return f"its {name} has hooks, or a forward set by hand"
     return ""
+
+
+def step_set_by_hand(layer: Module) -> str | None:
+    """Return the name of a step that stands on the layer itself, but for what PyG's setters put."""
+    kind, attributes = type(layer), vars(layer)
+    own = getattr(kind, "_orig_propagate", None), getattr(kind, "_jinja_propagate", None)
+    for step in _STEPS:
+        value = attributes.get(step)
+        if value is not None and getattr(value, "__func__", value) not in own:
+            return step
+    return None
 
 
 def _is_of_steps(name: str) -> bool:
