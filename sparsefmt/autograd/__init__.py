@@ -6,13 +6,13 @@ from .._lazy import facade
 from ..ops.engine.choose import explain_functions
 
 if TYPE_CHECKING:
+    from .attention import gat_aggregate as gat_aggregate
+    from .attention import gat_of_vectors as gat_of_vectors
     from .cbsr import features_to_keep as features_to_keep
     from .cbsr import maxk as maxk
     from .cbsr import maxk_aggregate as maxk_aggregate
     from .edges import edge_softmax as edge_softmax
     from .edges import sddmm as sddmm
-    from .gat import gat_aggregate as gat_aggregate
-    from .gat import gat_of_vectors as gat_of_vectors
     from .gat_layer import gat_convolution as gat_convolution
     from .gcn import gcn_norm as gcn_norm
     from .gcn import unit_scales as unit_scales
@@ -55,7 +55,7 @@ _MODULES = {
     "layers": "gcn_convolution gin_convolution propagated sage_convolution",
     "tensors.edge_index": "as_graph turned",
     "edges": "edge_softmax sddmm",
-    "gat": "gat_aggregate gat_of_vectors",
+    "attention": "gat_aggregate gat_of_vectors",
     "gat_layer": "gat_convolution",
     "gcn": "gcn_norm unit_scales",
     "tensors.lifetimes": "noting",

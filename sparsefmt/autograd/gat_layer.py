@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.nn.functional import linear
 
-from . import gat
+from . import attention as gat
 from ._attention import is_changed, unwatched
 from ._gat_at_once import Heads, gat_at_once, gat_at_once_backward
 from .engine import check_attention, checks

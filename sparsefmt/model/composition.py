@@ -14,8 +14,8 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakIdKeyDictionary
 
+from ..autograd.attention import gat_aggregate
 from ..autograd.engine.precision import bf16_is_allowed, tf32_is_allowed
-from ..autograd.gat import gat_aggregate
 from ..autograd.layers import maps_first
 from ..autograd.matmul import multiply, scaled, spmm
 from ..autograd.tensors.lifetimes import note

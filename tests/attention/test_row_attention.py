@@ -29,7 +29,7 @@ from op_cases import (
 
 import sparsefmt
 from sparsefmt import ops
-from sparsefmt.ops.attention.oracle_gat import dropout_mask
+from sparsefmt.ops.attention.oracle import dropout_mask
 from sparsefmt.ops.attention.oracle_pairwise import (
     attend_backward_bound,
     attend_backward_oracle,

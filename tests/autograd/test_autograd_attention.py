@@ -33,7 +33,7 @@ from sparsefmt.autograd import (  # noqa: E402
     sddmm,
     spmm,
 )
-from sparsefmt.autograd.gat import from_scores, from_vectors, gat_of_vectors  # noqa: E402
+from sparsefmt.autograd.attention import from_scores, from_vectors, gat_of_vectors  # noqa: E402
 from sparsefmt.errors import ShapeError, UnsupportedError  # noqa: E402
 from sparsefmt.ops.attention.operands import Options  # noqa: E402
 

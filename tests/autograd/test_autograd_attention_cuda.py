@@ -13,8 +13,9 @@ from autograd_cases import DTYPES, make_graph, tensors  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 from sparsefmt import CSR, Graph  # noqa: E402
-from sparsefmt.autograd import gat, gat_aggregate, pairwise, prepare  # noqa: E402
-from sparsefmt.autograd.gat import from_vectors, gat_of_vectors  # noqa: E402
+from sparsefmt.autograd import attention as gat  # noqa: E402
+from sparsefmt.autograd import gat_aggregate, pairwise, prepare  # noqa: E402
+from sparsefmt.autograd.attention import from_vectors, gat_of_vectors  # noqa: E402
 from sparsefmt.ops.attention.operands import Options  # noqa: E402
 
 pytestmark = pytest.mark.gpu

@@ -11,10 +11,10 @@ from autograd_cases import RULES, check_rules, empty_graph, make_graph, tensors 
 from torch._dynamo.testing import CompileCounterWithBackend  # noqa: E402
 
 from sparsefmt.autograd import dot_aggregate, gat_aggregate, prepare  # noqa: E402
+from sparsefmt.autograd.attention import GAT_BACKWARD, from_vectors, gat_of_vectors  # noqa: E402
 from sparsefmt.autograd.engine import library  # noqa: E402
-from sparsefmt.autograd.gat import GAT_BACKWARD, from_vectors, gat_of_vectors  # noqa: E402
 from sparsefmt.autograd.tensors.prepare import side_of  # noqa: E402
-from sparsefmt.ops.attention.gat import api as ops_gat  # noqa: E402
+from sparsefmt.ops.attention import api as ops_gat  # noqa: E402
 from sparsefmt.ops.attention.operands import Options  # noqa: E402
 from sparsefmt.ops.attention.pairwise import api as ops_pairwise  # noqa: E402
 from sparsefmt.ops.engine.table import Op  # noqa: E402

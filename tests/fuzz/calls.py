@@ -16,7 +16,7 @@ from hypothesis.stateful import precondition, rule
 from matrix_machine import Matrix, in_own_order
 
 from sparsefmt import ops
-from sparsefmt.ops.attention import oracle_gat as oracle_gat
+from sparsefmt.ops.attention import oracle as oracle_gat
 from sparsefmt.ops.attention import oracle_pairwise as oracle_pairwise
 from sparsefmt.ops.cbsr import oracle as oracle_cbsr
 from sparsefmt.ops.edges import oracle as oracle_edges

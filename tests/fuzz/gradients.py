@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import rule
 
 from sparsefmt import Graph, autograd
-from sparsefmt.ops.attention import oracle_gat as oracle
+from sparsefmt.ops.attention import oracle as oracle
 from sparsefmt.ops.attention import oracle_pairwise as oracle_pairwise
 from sparsefmt.ops.edges import oracle as oracle_edges
 from sparsefmt.ops.sampling import oracle as oracle_sampling

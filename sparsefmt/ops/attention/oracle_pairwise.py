@@ -14,7 +14,7 @@ from ...formats.arrays import Array
 from ...formats.base import Format
 from ...formats.oracle import float64
 from ..matmul.oracle import precision_of
-from .oracle_gat import (
+from .oracle import (
     _STEPS,
     Weights,
     _entries,

@@ -7,7 +7,7 @@ from ....formats.arrays import Array, allocating, on_device_of
 from ....formats.base import Format
 from ...engine import checks as engine_checks
 from ...engine import choose
-from ...engine.table import Op, Price, csr_kernels
+from ...engine.table import Kernel, Op, Price, deferred
 from .. import checks
 from ..checks import Arrays, shaped_as
 from ..operands import Options, PairwiseArguments, heads_and_feat, shape_of, sums_dtype
@@ -321,7 +321,10 @@ _OPERANDS = (
 
 def _row(op: str, run: str, arguments: str = _OPERANDS, **facts: Any) -> Op:
     """A row whose kernels are the functions of that name for CUDA and for the CPU."""
-    own = csr_kernels(getattr(cuda, run), f"{op}_csr_balanced", f"{op}_csr_numba")
+    own = (
+        Kernel(f"{op}_csr_balanced", getattr(cuda, run), ("csr",), "gpu"),
+        Kernel(f"{op}_csr_numba", deferred(f"{__package__}.loops", run), ("csr",), "cpu"),
+    )
     kernels = *own, choose.convert_to_csr(op)
     return Op(op, arguments, kernels=kernels, entries=("edges",), **facts)
 

@@ -3,16 +3,16 @@
 from functools import partial
 from typing import Any
 
-from ....formats.arrays import Array, allocating, namespace, on_device_of
-from ....formats.base import Format
-from ...engine import checks as engine_checks
-from ...engine import choose
-from ...engine.table import Kernel, Op, Price, deferred
-from ...matmul.api import ROUNDED, against_rounding
-from .. import checks
-from ..checks import shaped_as
-from ..operands import GatArguments, heads_and_feat, shape_of, sums_dtype
-from . import backward, cuda, small
+from ...formats.arrays import Array, allocating, namespace, on_device_of
+from ...formats.base import Format
+from ..engine import checks as engine_checks
+from ..engine import choose
+from ..engine.table import Kernel, Op, Price, deferred
+from ..matmul.api import ROUNDED, against_rounding
+from . import checks
+from .checks import shaped_as
+from .gat import backward, cuda, small
+from .operands import GatArguments, heads_and_feat, shape_of, sums_dtype
 
 
 def gat(
@@ -246,7 +246,7 @@ def _operands(
 
 # The rows of the table
 
-_CPU = f"{__package__}.cpu"
+_CPU = f"{__package__}.gat.cpu"
 _GAT = (
     "Tensor h, Tensor el, Tensor er, Tensor? edges, Tensor? loop_edges, Tensor? seed, "
     "float slope, float dropout, bool loops"
