@@ -367,8 +367,8 @@ def _weights(
         P = powers / whole[row]
         weighed = np.where(P > 0, P * far, 0)
         logarithm = np.abs(top) + np.log(whole)
-        steps = P * (degrees[row][:, None] + _STEPS)
-        steps += weighed + P * _summed(row, n_rows, weighed)[row]
+        steps = P * (degrees[row][:, None] + _STEPS) + weighed
+        steps += P * _summed(row, n_rows, weighed)[row]
         later = steps + weighed + P * 2 * logarithm[row]
         off = P * (off + _summed(row, n_rows, P * off)[row])
         errors = eps[0] * steps + eps[1] + off, eps[0] * later + eps[1] + off
