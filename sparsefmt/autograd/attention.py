@@ -6,7 +6,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from ..errors import UnsupportedError
-from ..ops.attention.operands import Options
+from ..ops.attention.score import Options
 from ._attention import Attention, as_computed, unwatched
 from .engine import check_attention as check
 from .engine.library import LibraryOp

@@ -4,8 +4,8 @@ from typing import Any
 
 from torch import Tensor
 
-from ..ops.attention import checks
-from ..ops.attention.operands import Options
+from ..ops.attention import score as checks
+from ..ops.attention.score import Options
 from ._attention import Attention, as_computed
 from .engine import check_attention as check
 from .engine.library import LibraryOp

@@ -35,7 +35,7 @@ from sparsefmt.autograd import (  # noqa: E402
 )
 from sparsefmt.autograd.attention import from_scores, from_vectors, gat_of_vectors  # noqa: E402
 from sparsefmt.errors import ShapeError, UnsupportedError  # noqa: E402
-from sparsefmt.ops.attention.operands import Options  # noqa: E402
+from sparsefmt.ops.attention.score import Options  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

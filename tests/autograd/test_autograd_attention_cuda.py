@@ -16,7 +16,7 @@ from sparsefmt import CSR, Graph  # noqa: E402
 from sparsefmt.autograd import attention as gat  # noqa: E402
 from sparsefmt.autograd import gat_aggregate, pairwise, prepare  # noqa: E402
 from sparsefmt.autograd.attention import from_vectors, gat_of_vectors  # noqa: E402
-from sparsefmt.ops.attention.operands import Options  # noqa: E402
+from sparsefmt.ops.attention.score import Options  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 

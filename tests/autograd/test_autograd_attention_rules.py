@@ -14,9 +14,8 @@ from sparsefmt.autograd import dot_aggregate, gat_aggregate, prepare  # noqa: E4
 from sparsefmt.autograd.attention import GAT_BACKWARD, from_vectors, gat_of_vectors  # noqa: E402
 from sparsefmt.autograd.engine import library  # noqa: E402
 from sparsefmt.autograd.tensors.prepare import side_of  # noqa: E402
-from sparsefmt.ops.attention import api as ops_gat  # noqa: E402
-from sparsefmt.ops.attention.operands import Options  # noqa: E402
-from sparsefmt.ops.attention.pairwise import api as ops_pairwise  # noqa: E402
+from sparsefmt.ops.attention import rows as attention_rows  # noqa: E402
+from sparsefmt.ops.attention.score import Options  # noqa: E402
 from sparsefmt.ops.engine.table import Op  # noqa: E402
 
 # torch's tracer itself instantiates the class that it warns of.
@@ -200,7 +199,7 @@ def test_every_op_keeps_the_rules_of_library_ops(device, index_dtype, traced):
         calls += [(OPS.attend, (*A, *args)), (OPS.attend_with_statistics, (*A, *args))]
         for of_edges in (False, True):
             calls.append((OPS.attend_backward, (*both, grad, *found, of_edges, *args)))
-    rows = [*vars(ops_gat).values(), *vars(ops_pairwise).values()]
+    rows = vars(attention_rows).values()
     names = {row.name for row in rows if isinstance(row, Op) and row.library}
     assert {op for op, _ in calls} == {getattr(OPS, name) for name in names}
     check_rules(calls, traced)
@@ -307,7 +306,7 @@ def test_calls_in_eager_mode_on_a_gpu_need_no_dispatcher(monkeypatch):
     args = h, el, el, None, None, None, 0.2, 0.0, False
     monkeypatch.setattr(library.choose, "run", lambda *args: args)
     found = GAT_BACKWARD(rows, columns, h, h, h, h, False, *args)
-    assert found[:4] == (ops_gat.GAT_BACKWARD, "A", "T", columns.perm)
+    assert found[:4] == (attention_rows.GAT_BACKWARD, "A", "T", columns.perm)
     assert library.needs_no_dispatcher(rows, args)
     with torch.profiler.profile(acc_events=True):
         assert not library.needs_no_dispatcher(rows, args)

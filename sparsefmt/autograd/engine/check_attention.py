@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from ...errors import DtypeError, ShapeError
-from ...ops.attention import checks
-from ...ops.attention.operands import Options
+from ...ops.attention import score as checks
+from ...ops.attention.score import Options
 from ...ops.engine import checks as engine_checks
 from ..tensors.tensors import GraphTensors
 from . import checks as _check

@@ -1,18 +1,18 @@
-"""Graph attention: scores, softmax, dropout and aggregation in one pass over the entries."""
+"""Attention: scores, softmax, dropout and aggregation in one pass over the entries.
 
-from functools import partial
+Scores are sums of a number of each end of an entry (``gat``), or of features of both ends: GATv2's,
+and dot products.
+"""
+
 from typing import Any
 
 from ...formats.arrays import Array, allocating, namespace, on_device_of
 from ...formats.base import Format
 from ..engine import checks as engine_checks
 from ..engine import choose
-from ..engine.table import Kernel, Op, Price, deferred
-from ..matmul.api import ROUNDED, against_rounding
-from . import checks
-from .checks import shaped_as
-from .gat import backward, cuda, small
-from .operands import GatArguments, heads_and_feat, shape_of, sums_dtype
+from ..engine.table import Op
+from . import rows, score
+from .score import ADDITIVE, DOT, GATV2, Options, Score, sums_dtype
 
 
 def gat(
@@ -96,16 +96,10 @@ def gat(
     ``dropout * 2**32``; loops of ``self_loops`` count from ``nnz`` on.  GAT (ICLR'18), equations 1
     to 4; fuseGNN (ICCAD'20), section 3.
     """
-    A, arrays = _operands(A, H, el, er, edge_scores)
-    options = checks.options(A, negative_slope, dropout, seed, self_loops)
-    H = arrays[0]
-    precision = engine_checks.precision(precision, "H", H)
-    shape = A.shape[0], *H.shape[1:]
-    out = engine_checks.output(out, shape=shape, like=H, inputs=arrays, A=A)
-    given = None, *arrays, None, *options
-    A = engine_checks.structure(A)
-    found: Array = choose.run(GAT, A, *given, out=out, precision=precision)
-    return found
+    numbers = negative_slope, dropout, seed, self_loops
+    return _forward(
+        ADDITIVE, rows.GAT, A, (H, el, er), edge_scores, numbers, out, precision=precision
+    )
 
 
 def gat_backward(
@@ -122,7 +116,7 @@ def gat_backward(
     self_loops: bool = False,
     precision: str | None = None,
 ) -> tuple[Array, Array, Array, Array | None]:
-    """Gradients of ``gat`` in the features and in all parts of the scores.
+    """Compute the gradients of ``gat`` in the features and in all parts of the scores.
 
     With ``D[i, h] = <grad[i, h], O[i, h]>`` and
     ``dz[e, h] = leaky'(z) P[e, h] (M[e, h] <grad[i, h], H[j, h]> - D[i, h])``:
@@ -163,26 +157,11 @@ def gat_backward(
     of the positive and the negative scores of a row, which are made apart: no entry needs the
     product ``<grad, H>`` but for ``dedge_scores``.
     """
-    A, arrays = _operands(A, H, el, er, edge_scores)
-    H, el, er, edges = arrays
-    grad = checks.gradient(grad, A, "H", H)
-    options = checks.options(A, negative_slope, dropout, seed, self_loops)
-    precision = engine_checks.precision(precision, "H", H)
-    forward = None, None, None  # made anew, as is the transpose
-    given = None, None, grad, *forward, edges is not None, *arrays, None, *options
-    A = engine_checks.structure(A)
-    found: Any = choose.run(GAT_BACKWARD, A, *given, precision=precision)
-    return found and _as_given(found, el, er, edges)  # explain runs nothing
-
-
-def _as_given(
-    found: tuple[Array, ...], el: Array, er: Array, edges: Array | None
-) -> tuple[Array, Array, Array, Array | None]:
-    """Give the gradients the shapes and dtypes of the arrays they belong to."""
-    dH, d_el, d_er, _, d_edges = found
-    with on_device_of(dH), allocating("gradients of scores"):
-        left, right = shaped_as(d_el, el), shaped_as(d_er, er)
-        return dH, left, right, None if edges is None else shaped_as(d_edges, edges)
+    numbers, options = (negative_slope, dropout, seed, self_loops), {"precision": precision}
+    dH, d_el, d_er, _, d_edges = _backward(
+        ADDITIVE, rows.GAT_BACKWARD, A, (H, el, er), edge_scores, grad, numbers, **options
+    )
+    return dH, d_el, d_er, d_edges
 
 
 def gat_attention(
@@ -194,7 +173,7 @@ def gat_attention(
     negative_slope: float = 0.2,
     self_loops: bool = False,
 ) -> Array:
-    """The attention ``P`` of ``gat`` at each stored entry, before any dropout.
+    """Compute the attention ``P`` of ``gat`` at each stored entry, before any dropout.
 
     Parameters
     ----------
@@ -219,174 +198,293 @@ def gat_attention(
     Deterministic.  GAT (ICLR'18), equation 3.
     """
     A = engine_checks.sparse("A", A)
-    el = checks.of_sources(el, A=A)
+    el = score.of_sources(el, A=A)
     heads, like = el.shape[1:], ("el", el)
-    er = checks.scores("er", er, A=A, each="target", heads=heads, like=like)
-    edges = checks.of_entries(edge_scores, A=A, heads=heads, like=like)
-    slope, loops = checks.number("negative_slope", negative_slope), checks.loops(A, self_loops)
+    er = score.scores("er", er, A=A, each="target", heads=heads, like=like)
+    edges = score.of_entries(edge_scores, A=A, heads=heads, like=like)
+    slope, loops = score.number("negative_slope", negative_slope), score.loops(A, self_loops)
     shape, dtype = (A.nnz, *heads), sums_dtype(el)
     with on_device_of(el), allocating(f"a result of shape {shape}"):
         out = namespace(el).empty(shape, dtype)
-    given = el, er, edges, slope, loops
-    found: Array = choose.run(GAT_ATTENTION, engine_checks.structure(A), *given, out=out)
-    return found
+    arrays = el, er, edges
+    A = engine_checks.structure(A)
+    result: Array = choose.run(rows.GAT_ATTENTION, A, *arrays, slope, loops, out=out)
+    return result
 
 
-def _operands(
-    A: Format, H: Array, el: Array, er: Array, edge_scores: Array | None
-) -> tuple[Format, tuple[Array, Array, Array, Array | None]]:
-    """Check the matrix and the arrays of a call."""
-    A = engine_checks.sparse("A", A)
-    H = engine_checks.features("H", H, A=A, heads=True)
-    heads, like = H.shape[1:-1], ("H", H)
-    el = checks.scores("el", el, A=A, each="source", heads=heads, like=like)
-    er = checks.scores("er", er, A=A, each="target", heads=heads, like=like)
-    return A, (H, el, er, checks.of_entries(edge_scores, A=A, heads=heads, like=like))
+def gatv2(
+    A: Format,
+    left: Array,
+    right: Array,
+    att: Array,
+    *,
+    edge_scores: Array | None = None,
+    negative_slope: float = 0.2,
+    dropout: float = 0.0,
+    seed: int = 0,
+    self_loops: bool = False,
+    out: Array | None = None,
+) -> Array:
+    """Aggregate the features of each vertex's in-neighbours by GATv2's attention.
 
+    ``O[i, h, :] = sum_e M[e, h] P[e, h] left[j, h, :]`` over the stored entries ``e = (i, j)`` of
+    row ``i``, where ``P[e, h] = exp(s[e, h] - m) / sum_e' exp(s[e', h] - m)`` is the softmax over
+    the row of ``s[e, h] = sum_f att[h, f] leaky(left[j, h, f] + right[i, h, f]) +
+    edge_scores[e, h]``, and ``leaky(z)`` is ``z`` where positive, else ``negative_slope * z``.
+    ``M`` is 0 with probability ``dropout``, else ``1 / (1 - dropout)``.
 
-# The rows of the table
+    Parameters
+    ----------
+    A, negative_slope, dropout, seed, self_loops, out
+        As for ``gat``.
+    left : array, shape (n_cols, heads, feat) or (n_cols, feat)
+        Of the sources, whose values these are too; dtypes as of ``H`` in ``gat``.
+    right : array, shape (n_rows, heads, feat) or (n_rows, feat)
+        Of the targets, in the dtype of ``left``.
+    att : array, shape (heads, feat) or (feat,)
+        In the dtype of ``left``, or float32 beside 2-byte features.
+    edge_scores : array, shape (nnz, heads) or (nnz,), optional
+        Added to the scores of the entries, in the order of A's own data; dtype as of ``att``.
 
-_CPU = f"{__package__}.gat.cpu"
-_GAT = (
-    "Tensor h, Tensor el, Tensor er, Tensor? edges, Tensor? loop_edges, Tensor? seed, "
-    "float slope, float dropout, bool loops"
-)
-_SAVED = "Tensor grad, Tensor out, Tensor plus, Tensor statistics, bool of_edges"
+    Returns
+    -------
+    array, shape (n_rows, heads, feat) or (n_rows, feat)
+        In the dtype of ``left``; 0 for a row without entries, NaN as of ``gat``.
 
+    Raises
+    ------
+    ShapeError, FormatError, DtypeError, DeviceError
+        As ``gat``; ShapeError also if feature widths do not fit together.
 
-def _results(S: Any, bias: Any, h: Any, *_: Any) -> tuple[Any, ...]:
-    return (((S.n_rows, *h.shape[1:]), h),)
-
-
-def _results_with_statistics(S: Any, bias: Any, h: Any, *_: Any) -> tuple[Any, ...]:
-    (out,) = _results(S, bias, h)
-    return out, out, ((S.n_rows, heads_and_feat(h)[0], 4), sums_dtype(h))
-
-
-def _gradients(
-    S: Any, T: Any, perm: Any, grad: Any, out: Any, plus: Any, statistics: Any, of_edges: bool,
-    *arguments: Any,
-) -> tuple[Any, ...]:  # fmt: skip
-    a = GatArguments(*arguments)
-    shapes = a.el.shape, a.er.shape, shape_of(a.loop_edges), shape_of(a.edges, of_edges)
-    return (a.h.shape, a.h), *((shape, sums_dtype(a.h)) for shape in shapes)
-
-
-def _gradients_of_vectors(
-    S: Any, T: Any, perm: Any, grad: Any, out: Any, plus: Any, statistics: Any, of_edges: bool,
-    source: Any, target: Any, bias: Any, *arguments: Any,
-) -> tuple[Any, ...]:  # fmt: skip
-    a, vectors = GatArguments(*arguments), ((2 if bias is None else 3), *source.shape)
-    shapes = vectors, shape_of(a.loop_edges), shape_of(a.edges, of_edges)
-    return (a.h.shape, a.h), *((shape, sums_dtype(a.h)) for shape in shapes)
-
-
-def _scores(S: None, h: Any, *_: Any) -> tuple[Any, ...]:
-    return ((h.shape[:-1], sums_dtype(h)),) * 2
-
-
-def _one_per_entry(S: Any, el: Any, *_: Any) -> tuple[Any, ...]:
-    return (((S.nnz, *el.shape[1:]), sums_dtype(el)),)
-
-
-def _price(S: Any, bias: Any, h: Any, *_: Any) -> Price:
-    """Every entry reads a row of the features and a score of each head."""
-    heads, feat = heads_and_feat(h)
-    row = heads * feat * h.itemsize
-    scores = S.nnz * (4 + 4 * heads) + 8 * S.n_rows * heads
-    return Price((S.nnz + S.n_rows) * row + scores, S.nnz * heads * (2 * feat + 8))
-
-
-def _price_of_gradients(S: Any, T: Any, perm: Any, *args: Any) -> Price:
-    """As much again over the transpose, whose entries read four numbers of each head."""
-    h: Any = args[0]  # the gradient, of the shape and dtype of the result
-    forward = _price(S, None, h)
-    more = 12 * S.nnz * heads_and_feat(h)[0]
-    return Price(forward.bytes + more, forward.flops)
-
-
-def _against_rounding(
-    A: Any, bias: Any, h: Any, *_: Any, precision: str | None = None, **__: Any
-) -> list[str]:
-    """List the reasons against rounding the features."""
-    return against_rounding(A.nnz, h, precision)
-
-
-def _against_rounding_backward(
-    A: Any, T: Any, perm: Any, grad: Any, *_: Any, precision: str | None = None, **__: Any
-) -> list[str]:
-    """List the reasons against rounding the gradient of the result."""
-    return against_rounding(A.nnz, grad, precision)
-
-
-_FORWARD: dict[str, Any] = {
-    "price": _price,
-    "narrowed": ("bias", "h"),
-    "rounds": _against_rounding,
-    "grows": small.refuses,
-}
-_BACKWARD: dict[str, Any] = {
-    "price": _price_of_gradients,
-    "structures": 2,
-    "rounds": _against_rounding_backward,
-    "grows": small.refuses_gradients,
-}
-
-
-def _row(op: str, arguments: str, results: Any, *more: Kernel, **facts: Any) -> Op:
-    """Make the row of an op: its kernels are the functions of that name, and ``more``.
-
-    Where ``rounds`` tells what is against it, the first one rounds what entries gather; ``grows``
-    tells when work on the CPU is too much for one thread.
+    Notes
+    -----
+    Deterministic.  No array of the size of the entries is made.  The mask is that of ``gat``.
+    On a GPU whose L2 does not hold what entries gather, columns go in blocks, if they ascend in
+    every row: the first call with ``A`` looks, synchronises and keeps up to 16 indices a row; a
+    capture before it goes without.  GATv2 (ICLR'22), equation 7.
     """
-    run = getattr(cuda, op, None) or getattr(backward, op)
-    loop, refuses = getattr(small, op), facts.pop("grows")
-    own = [
-        Kernel(f"{op}_csr_balanced", run, ("csr",), "gpu"),
-        Kernel(f"{op}_csr_scipy", loop, ("csr",), "cpu", refuses=refuses),
-        Kernel(f"{op}_csr_numba", deferred(_CPU, op), ("csr",), "cpu"),
-    ]
-    against = facts.pop("rounds", None)
-    if against is not None:
-        name, narrow = f"{op}_csr_rounded", partial(run, narrow=True)
-        own.insert(0, Kernel(name, narrow, ("csr",), "gpu", refuses=against, note=ROUNDED))
-    return Op(op, arguments, results, (*own, *more), **facts)
+    numbers = negative_slope, dropout, seed, self_loops
+    return _forward(GATV2, rows.GATV2, A, (left, right, att), edge_scores, numbers, out)
 
 
-def _public(op: str, arguments: str, results: Any, **facts: Any) -> Op:
-    """Make the row of a public function, which takes any format."""
-    facts |= {"functions": (op,), "entries": ("edges",)}
-    return _row(op, arguments, results, choose.convert_to_csr(op), **facts)
+def gatv2_backward(
+    A: Format,
+    left: Array,
+    right: Array,
+    att: Array,
+    grad: Array,
+    *,
+    edge_scores: Array | None = None,
+    negative_slope: float = 0.2,
+    dropout: float = 0.0,
+    seed: int = 0,
+    self_loops: bool = False,
+) -> tuple[Array, Array, Array, Array | None]:
+    """Compute the gradients of ``gatv2`` in both ends' features, ``att`` and the edges' scores.
+
+    With ``z = left[j, h, f] + right[i, h, f]``, ``D[i, h] = <grad[i, h], O[i, h]>`` and
+    ``ds[e, h] = P[e, h] (M[e, h] <grad[i, h], left[j, h]> - D[i, h])`` over the entries
+    ``e = (i, j)``: ``dright[i, h, f] = sum_e ds[e, h] att[h, f] leaky'(z)`` over those of row
+    ``i``, ``dleft[j, h, f] = sum_e (M[e, h] P[e, h] grad[i, h, f] + ds[e, h] att[h, f] leaky'(z))``
+    over those of column ``j``, and ``datt[h, f] = sum_e ds[e, h] leaky(z)`` over all.
+
+    Parameters
+    ----------
+    A, negative_slope, dropout, seed, self_loops
+        As for ``gat``, and as given to ``gatv2``.
+    left, right, att, edge_scores
+        As given to ``gatv2``.
+    grad : array, shape (n_rows, heads, feat) or (n_rows, feat)
+        Of ``O``, in the dtype of ``left``.
+
+    Returns
+    -------
+    dleft, dright, datt : array
+        Of the shapes and dtypes of ``left``, ``right`` and ``att``.
+    dedge_scores : array or None
+        ``ds``, as that of ``gat_backward``.
+
+    Raises
+    ------
+    ShapeError, DtypeError, DeviceError
+        As ``gat``; also if feature widths do not fit together, or ``grad`` has not the shape of the
+        result or another dtype than ``left``.
+
+    Notes
+    -----
+    Deterministic: no atomics.  ``O`` and the sums of ``P`` are computed anew, and the transpose by
+    ``A.tocsc_with_perm()``, at each call; ``autograd`` keeps both.  Scores are made again, and
+    only two numbers of each row are kept: no other array of the size of the entries is made.
+    """
+    numbers, given = (negative_slope, dropout, seed, self_loops), (left, right, att)
+    dright, dleft, _, datt, d_edges = _backward(
+        GATV2, rows.GATV2_BACKWARD, A, given, edge_scores, grad, numbers
+    )
+    return dleft, dright, datt, d_edges
 
 
-GAT = _public("gat", f"Tensor? bias, {_GAT}", _results, **_FORWARD)
-GAT_WITH_STATISTICS = _row(
-    "gat_with_statistics", f"Tensor? bias, {_GAT}", _results_with_statistics, returns=3, **_FORWARD
-)
-GAT_BACKWARD = _public(
-    "gat_backward", f"{_SAVED}, {_GAT}", _gradients, returns=5, entry_results=(4,), **_BACKWARD
-)
-GAT_OF_VECTORS_BACKWARD = _row(
-    "gat_of_vectors_backward",
-    f"{_SAVED}, Tensor source, Tensor target, Tensor? bias, {_GAT}",
-    _gradients_of_vectors,
-    returns=4,
-    **_BACKWARD,
-)
-GAT_SCORES = _row(
-    "gat_scores",
-    "Tensor h, Tensor source, Tensor target",
-    _scores,
-    returns=2,
-    narrowed=("h", "source", "target"),
-    structures=0,
-    grows=small.refuses_scores,
-)
-GAT_ATTENTION = _public(
-    "gat_attention",
-    "Tensor el, Tensor er, Tensor? edges, float slope, bool loops",
-    _one_per_entry,
-    entry_results=(0,),
-    grows=small.refuses_attention,
-    library=False,
-)
+def dot_attention(
+    A: Format,
+    queries: Array,
+    keys: Array,
+    values: Array | None = None,
+    *,
+    edge_scores: Array | None = None,
+    scale: float | None = None,
+    dropout: float = 0.0,
+    seed: int = 0,
+    self_loops: bool = False,
+    out: Array | None = None,
+) -> Array:
+    """Aggregate values of each vertex's in-neighbours by the attention of queries to keys.
+
+    ``O[i, h, :] = sum_e M[e, h] P[e, h] values[j, h, :]`` over the stored entries ``e = (i, j)`` of
+    row ``i``, where ``P`` is the softmax over the row of
+    ``s[e, h] = scale <queries[i, h], keys[j, h]> + edge_scores[e, h]``, and ``M`` is 0 with
+    probability ``dropout``, else ``1 / (1 - dropout)``.
+
+    Parameters
+    ----------
+    A, dropout, seed, self_loops, out
+        As for ``gat``.
+    queries : array, shape (n_rows, heads, feat) or (n_rows, feat)
+        Of the targets, in the dtype of ``keys``.
+    keys : array, shape (n_cols, heads, feat) or (n_cols, feat)
+        Of the sources; dtypes as of ``H`` in ``gat``.
+    values : array, shape of ``keys``, optional
+        What is aggregated; the keys if left out.
+    edge_scores : array, shape (nnz, heads) or (nnz,), optional
+        Added to the entries' scores, in the order of A's own data: in the dtype of ``keys``, or
+        float32 beside 2-byte features.
+    scale : float, optional
+        ``1 / sqrt(feat)`` if left out.
+
+    Returns
+    -------
+    array, shape (n_rows, heads, feat) or (n_rows, feat)
+        In the dtype of ``keys``; 0 for a row without entries, NaN as of ``gat``.
+
+    Raises
+    ------
+    ShapeError, FormatError, DtypeError, DeviceError
+        As ``gat``; ShapeError also if feature widths do not fit together or ``scale`` is not
+        finite.
+
+    Notes
+    -----
+    Deterministic.  No array of the size of the entries is made.  The mask is that of ``gat``, and
+    columns go in blocks as those of ``gatv2``.
+    Attention Is All You Need (NIPS'17), equation 1, on a graph; AGNN (2018), equation 3.
+    """
+    numbers, given = (0.0, dropout, seed, self_loops), (keys, queries, values)
+    return _forward(DOT, rows.DOT_ATTENTION, A, given, edge_scores, numbers, out, scale)
+
+
+def dot_attention_backward(
+    A: Format,
+    queries: Array,
+    keys: Array,
+    values: Array | None,
+    grad: Array,
+    *,
+    edge_scores: Array | None = None,
+    scale: float | None = None,
+    dropout: float = 0.0,
+    seed: int = 0,
+    self_loops: bool = False,
+) -> tuple[Array, Array, Array | None, Array | None]:
+    """Compute the gradients of ``dot_attention`` in queries, keys, values and the edges' scores.
+
+    With ``D[i, h] = <grad[i, h], O[i, h]>`` and
+    ``ds[e, h] = P[e, h] (M[e, h] <grad[i, h], values[j, h]> - D[i, h])`` over the entries
+    ``e = (i, j)``: ``dqueries[i, h, :] = scale sum_e ds[e, h] keys[j, h, :]`` over those of row
+    ``i``; ``dkeys[j, h, :] = scale sum_e ds[e, h] queries[i, h, :]`` and
+    ``dvalues[j, h, :] = sum_e M[e, h] P[e, h] grad[i, h, :]`` over those of column ``j``.
+
+    Parameters
+    ----------
+    A, dropout, seed, self_loops
+        As for ``gat``, and as given to ``dot_attention``.
+    queries, keys, values, edge_scores, scale
+        As given to ``dot_attention``; ``values`` is None where the keys are the values.
+    grad : array, shape (n_rows, heads, feat) or (n_rows, feat)
+        Of ``O``, in the dtype of ``keys``.
+
+    Returns
+    -------
+    dqueries, dkeys : array
+        Of the shapes and dtypes of ``queries`` and ``keys``.
+    dvalues : array or None
+        Of those of ``values``; None where the keys are the values: ``dkeys`` has both then.
+    dedge_scores : array or None
+        ``ds``, as that of ``gat_backward``.
+
+    Raises
+    ------
+    ShapeError, DtypeError, DeviceError
+        As ``gat``; also if feature widths do not fit together, ``scale`` is not finite, or ``grad``
+        has not the shape of the result or another dtype than ``keys``.
+
+    Notes
+    -----
+    Deterministic: no atomics.  ``O``, the sums of ``P`` and the transpose are computed anew at each
+    call; ``autograd`` keeps them.
+    """
+    numbers, given = (0.0, dropout, seed, self_loops), (keys, queries, values)
+    dqueries, dkeys, dvalues, _, d_edges = _backward(
+        DOT, rows.DOT_ATTENTION_BACKWARD, A, given, edge_scores, grad, numbers, scale
+    )
+    return dqueries, dkeys, dvalues, d_edges
+
+
+def _forward(
+    kind: Score, op: Op, A: Format, operands: tuple[Any, ...], edge_scores: Any,
+    numbers: tuple[Any, ...], out: Any, scale: Any = None, **precision: Any,
+) -> Array:  # fmt: skip
+    """Check the arguments of a call, and run the row."""
+    A, arrays = score.check_operands(kind, A, operands, edge_scores)
+    given, precision = _in_row_order(kind, A, arrays, numbers, scale, precision)
+    shape = A.n_rows, *arrays[0].shape[1:]
+    out = engine_checks.output(out, shape=shape, like=arrays[0], inputs=arrays, A=A)
+    bias = (None,) if kind is ADDITIVE else ()
+    A = engine_checks.structure(A)
+    result: Array = choose.run(op, A, *bias, *given, out=out, **precision)
+    return result
+
+
+def _backward(
+    kind: Score, op: Op, A: Format, operands: tuple[Any, ...], edge_scores: Any, grad: Any,
+    numbers: tuple[Any, ...], scale: Any = None, **precision: Any,
+) -> tuple[Any, ...]:  # fmt: skip
+    """Check the arguments of a call, and run the row: gradients as it orders them.
+
+    They have shapes and dtypes of the arrays that they belong to, None for None.
+    """
+    A, arrays = score.check_operands(kind, A, operands, edge_scores)
+    x, edges = arrays[0], arrays[3]
+    grad = score.features("grad", grad, A, "rows", (kind[0].name, x))
+    given, precision = _in_row_order(kind, A, arrays, numbers, scale, precision)
+    forward = (None,) * (3 if kind is ADDITIVE else 2)  # made anew, as is the transpose
+    saved = None, None, grad, *forward, edges is not None
+    gradients = choose.run(op, engine_checks.structure(A), *saved, *given, **precision)
+    if gradients is None:  # ``explain`` runs nothing
+        return (None,) * 5
+    likes = *given[:3], None if kind is ADDITIVE else given[3], edges
+    with on_device_of(x), allocating(f"gradients of {x.size} features and their scores"):
+        pairs = zip(gradients, likes, strict=True)
+        return tuple(None if like is None else score.shaped_as(a, like) for a, like in pairs)
+
+
+def _in_row_order(
+    kind: Score, A: Format, arrays: list[Any], numbers: tuple[Any, ...], scale: Any,
+    precision: dict[str, Any],
+) -> tuple[tuple[Any, ...], dict[str, Any]]:  # fmt: skip
+    """Check the numbers of a call; return all arguments as the rows order them."""
+    x, second, third, edges = arrays
+    factor = score.scale(scale, x.shape[-1]) if kind is DOT else 1.0
+    options: Options = score.options(A, *numbers)
+    if kind is ADDITIVE:
+        precision = {"precision": engine_checks.precision(precision["precision"], "H", x)}
+        return (x, second, third, edges, None, *options), precision
+    values, att = (None, third) if kind is GATV2 else (third, None)
+    return (second, x, values, att, edges, *options.with_scale(factor)), precision

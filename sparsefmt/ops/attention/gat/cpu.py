@@ -9,7 +9,7 @@ from ....formats.compressed import CSR
 from ...engine.cpu import writing
 from ...engine.cpu_arrays import packed, wide
 from ...engine.structure import transposed
-from ..operands import Forward, GatArguments, heads_and_feat, shape_of
+from ..score import Forward, GatArguments, heads_and_feat, shape_of
 from . import loops as cpu_gat
 from .loops import Rows, Scores, Sizes
 from .twin import Dropping, Twin, dropping_of, narrow, rounded, type_of_sums

@@ -14,7 +14,7 @@ from ....formats.compressed import CSR
 from ....formats.sparsetools import add_product, add_transposed_product
 from ...engine import small
 from ...engine.cpu_arrays import wide
-from ..operands import Forward, GatArguments, heads_and_feat, shape_of
+from ..score import Forward, GatArguments, heads_and_feat, shape_of
 from .twin import Dropping, Twin, by_head, dropping_of, narrow, rounded, type_of_sums
 
 #: Work on the score of an entry, in multiply-adds of features.

@@ -8,7 +8,7 @@ import numpy as np
 from ....formats.arrays import Array
 from ....formats.compressed import CSR
 from ...engine.cpu_arrays import wide
-from ..operands import Forward, GatArguments, heads_and_feat, sums_dtype
+from ..score import Forward, GatArguments, heads_and_feat, sums_dtype
 
 
 class Dropping(NamedTuple):
