@@ -8,17 +8,15 @@ from typing import Any
 from ..engine import choose
 from ..engine.table import Kernel, Op, Price, deferred
 from ..matmul.api import ROUNDED, against_rounding
-from .gat import backward as gat_backward
 from .gat import cuda as gat
 from .gat import small
 from .pairwise import cuda as pairwise
-from .score import GatArguments, PairwiseArguments, heads_and_feat, shape_of, sums_dtype
+from .score import GatArguments, PairwiseArguments, heads_and_feat, heads_of, shape_of, sums_dtype
 
-_GAT = (
-    "Tensor h, Tensor el, Tensor er, Tensor? edges, Tensor? loop_edges, Tensor? seed, "
-    "float slope, float dropout, bool loops"
-)
-_GAT_SAVED = "Tensor grad, Tensor out, Tensor plus, Tensor statistics, bool of_edges"
+_OPTIONS = "Tensor? edges, Tensor? loop_edges, Tensor? seed, float slope, float dropout, bool loops"
+_GAT = f"Tensor h, Tensor el, Tensor er, {_OPTIONS}"
+_SAVED = "Tensor grad, Tensor out, Tensor plus, Tensor statistics, bool of_edges"
+_VECTORS = "Tensor source, Tensor target"
 _PAIRWISE = (
     "Tensor queries, Tensor keys, Tensor? values, Tensor? att, Tensor? edges, Tensor? seed, "
     "float slope, float scale, float dropout, bool loops"
@@ -73,13 +71,18 @@ def _gat_gradients(
     return (a.h.shape, a.h), *((shape, sums_dtype(a.h)) for shape in shapes)
 
 
+def _results_of_vectors(S: Any, bias: Any, h: Any, source: Any, *_: Any) -> tuple[Any, ...]:
+    (out,) = _result(S, bias, h)
+    return out, out, ((6 * S.n_rows * heads_of(source)[0],), sums_dtype(h))
+
+
 def _gradients_of_vectors(
-    S: Any, T: Any, perm: Any, grad: Any, out: Any, plus: Any, statistics: Any, of_edges: bool,
-    source: Any, target: Any, bias: Any, *arguments: Any,
+    S: Any, T: Any, perm: Any, grad: Any, out: Any, plus: Any, kept: Any, of_edges: bool,
+    source: Any, target: Any, bias: Any, h: Any, edges: Any, loop_edges: Any, *_: Any,
 ) -> tuple[Any, ...]:  # fmt: skip
-    a, vectors = GatArguments(*arguments), ((2 if bias is None else 3), *source.shape)
-    shapes = vectors, shape_of(a.loop_edges), shape_of(a.edges, of_edges)
-    return (a.h.shape, a.h), *((shape, sums_dtype(a.h)) for shape in shapes)
+    vectors = (2 if bias is None else 3), *source.shape
+    shapes = vectors, shape_of(loop_edges), shape_of(edges, of_edges)
+    return (h.shape, h), *((shape, sums_dtype(h)) for shape in shapes)
 
 
 def _gat_price(S: Any, bias: Any, h: Any, *_: Any) -> Price:
@@ -109,60 +112,77 @@ def _against_rounding_backward(
 
 
 def _gat_row(name: str, arguments: str, results: Any, refuses: Any, **facts: Any) -> Op:
-    launcher = getattr(gat, name, None) or getattr(gat_backward, name)
+    launcher = getattr(gat, name)
     facts |= {"small_loop": getattr(small, name), "refuses": refuses}
     facts |= {"functions": (name,), "entries": ("edges",)} if facts.get("converts", True) else {}
     return _row(name, arguments, results, launcher, "gat.cpu", **facts)
 
 
-_FORWARD: dict[str, Any] = {
-    "refuses": small.refuses,
-    "price": _gat_price,
-    "narrowed": ("bias", "h"),
-    "rounds": _against_rounding,
-}
+_FORWARD: dict[str, Any] = {"price": _gat_price, "rounds": _against_rounding}
 _BACKWARD: dict[str, Any] = {
-    "refuses": small.refuses_gradients,
     "price": _gat_price_of_gradients,
     "structures": 2,
     "rounds": _against_rounding_backward,
 }
-GAT = _gat_row("gat", f"Tensor? bias, {_GAT}", _result, **_FORWARD)
+
+
+def _refuses(A: Any, bias: Any, h: Any, *_: Any, **__: Any) -> list[str]:
+    return small.reasons_against(A, *heads_and_feat(h))
+
+
+def _refuses_gradients(A: Any, T: Any, perm: Any, grad: Any, *_: Any, **__: Any) -> list[str]:
+    return small.reasons_against(A, *heads_and_feat(grad))
+
+
+def _refuses_vectors(A: Any, bias: Any, h: Any, source: Any, *_: Any) -> list[str]:
+    return small.reasons_against(A, *heads_of(source))
+
+
+GAT = _gat_row(
+    "gat", f"Tensor? bias, {_GAT}", _result, _refuses, narrowed=("bias", "h"), **_FORWARD
+)
 GAT_WITH_STATISTICS = _gat_row(
-    *("gat_with_statistics", f"Tensor? bias, {_GAT}", _gat_results),
+    *("gat_with_statistics", f"Tensor? bias, {_GAT}", _gat_results, _refuses),
     **_FORWARD,
+    narrowed=("bias", "h"),
     converts=False,
     returns=3,
 )
 GAT_BACKWARD = _gat_row(
-    *("gat_backward", f"{_GAT_SAVED}, {_GAT}", _gat_gradients),
+    *("gat_backward", f"{_SAVED}, {_GAT}", _gat_gradients, _refuses_gradients),
     **_BACKWARD,
     returns=5,
     entry_results=(4,),
 )
+_OF_VECTORS = f"Tensor? bias, Tensor h, {_VECTORS}, {_OPTIONS}"
+_NARROWED = "bias", "h", "source", "target"
+GAT_OF_VECTORS = _gat_row(
+    *("gat_of_vectors", _OF_VECTORS, _result, _refuses_vectors),
+    **_FORWARD,
+    narrowed=_NARROWED,
+    converts=False,
+)
+GAT_OF_VECTORS_WITH_STATISTICS = _gat_row(
+    *("gat_of_vectors_with_statistics", _OF_VECTORS, _results_of_vectors, _refuses_vectors),
+    **_FORWARD,
+    narrowed=_NARROWED,
+    converts=False,
+    returns=3,
+)
 GAT_OF_VECTORS_BACKWARD = _gat_row(
     "gat_of_vectors_backward",
-    f"{_GAT_SAVED}, Tensor source, Tensor target, Tensor? bias, {_GAT}",
+    f"{_SAVED}, {_VECTORS}, Tensor? bias, Tensor h, {_OPTIONS}",
     _gradients_of_vectors,
+    lambda A, *args: small.reasons_against(A, *heads_of(args[7])),
     **_BACKWARD,
     converts=False,
     returns=4,
-)
-GAT_SCORES = _gat_row(
-    "gat_scores",
-    "Tensor h, Tensor source, Tensor target",
-    lambda S, h, *_: ((h.shape[:-1], sums_dtype(h)),) * 2,
-    small.refuses_scores,
-    converts=False,
-    returns=2,
-    narrowed=("h", "source", "target"),
-    structures=0,
 )
 GAT_ATTENTION = _gat_row(
     "gat_attention",
     "Tensor el, Tensor er, Tensor? edges, float slope, bool loops",
     lambda S, el, *_: (((S.nnz, *el.shape[1:]), sums_dtype(el)),),
-    small.refuses_attention,
+    lambda A, el, *_, **__: small.reasons_against(A, *heads_and_feat(el[..., None])),
     entry_results=(0,),
     library=False,
 )
