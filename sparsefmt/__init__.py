@@ -106,6 +106,9 @@ class _Moved:
 
     places: ClassVar = {
         **{f"{__name__}.{name}": f".formats.{name}" for name in _OLD_FORMATS},
+        f"{__name__}.autograd.adapters": ".model.layers",
+        f"{__name__}.autograd.composition": ".model.composition",
+        f"{__name__}.distributed.files": ".distributed.parts.files",
         f"{__name__}.nn.attention": ".nn",
         f"{__name__}.nn.layers": ".nn",
     }

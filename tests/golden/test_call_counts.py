@@ -1,0 +1,82 @@
+"""How many functions of the package a warm call enters: nobody adds a lap without saying so here.
+
+A GPU is stood in for where there is none.  ``counted.py`` says how to print what a call enters,
+in order: ``python tests/golden/counted.py stand-in "GCNConv, edge_weight"``.
+"""
+
+import json
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+
+import pytest
+from counted import summary
+
+pytestmark = pytest.mark.slow
+
+#: Group of ``counted.py`` and call -> the most calls today, and the goal, which a later step makes
+#: the limit; None where there is none.
+LIMITS: dict[tuple[str, str], tuple[int, int | None]] = {
+    ("arrays", "csr @ X"): (44, 25),
+    ("cpu", "GCNConv of edges"): (210, 75),
+    ("cpu", "GCNConv of edges, backward"): (54, None),
+    ("cpu", "GATConv, edge_attr"): (347, 120),
+    ("cpu", "GATConv, edge_attr, backward"): (239, None),
+    ("ranks", "SAGEConv, DistGraph"): (218, 110),
+    ("ranks", "SAGEConv, DistGraph, backward"): (163, 90),
+    ("gpu", "csr @ X"): (46, 24),
+    ("gpu", "spmm"): (31, 24),
+    ("gpu", "spmm, backward"): (23, 20),
+    ("gpu", "spmm, edge_weight"): (48, 30),
+    ("gpu", "spmm, edge_weight, backward"): (59, 30),
+    ("gpu", "GCNConv"): (40, 36),
+    ("gpu", "GCNConv, backward"): (23, 22),
+    ("gpu", "GCNConv, edge_weight"): (159, 60),
+    ("gpu", "GCNConv, edge_weight, backward"): (39, None),
+    ("gpu", "GATConv"): (41, 38),
+    ("gpu", "GATConv, backward"): (24, 22),
+    ("gpu", "GATv2Conv"): (96, 45),
+    ("gpu", "GATv2Conv, backward"): (90, 40),
+    ("gpu", "SAGEConv"): (35, 32),
+    ("gpu", "SAGEConv, backward"): (22, 20),
+    ("gpu", "maxk_aggregate"): (68, 35),
+    ("gpu", "maxk_aggregate, backward"): (101, None),
+    ("gpu", "sampled_aggregate"): (55, 32),
+    ("gpu", "sampled_aggregate, backward"): (80, 40),
+}
+GPU = {name: limit for (group, name), limit in LIMITS.items() if group == "gpu"}
+CPU = {place: limit for place, limit in LIMITS.items() if place[0] != "gpu"}
+
+
+@cache
+def entered(group: str) -> dict[str, list[str]]:
+    """Return what each call of a group enters, counted in a process of its own."""
+    command = [sys.executable, Path(__file__).with_name("counted.py"), group]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def check(group: str, name: str, limit: int) -> None:
+    """Compare the calls of one row with its limit."""
+    found = entered(group)[name]
+    shown = "\n  ".join([summary(name, found), *found])
+    assert len(found) <= limit, f"{shown}\nmore than the {limit} calls that it takes today"
+
+
+@pytest.mark.parametrize(("place", "limit"), CPU.items(), ids=[name for _, name in CPU])
+def test_calls_on_the_cpu(place, limit):
+    check(*place, limit[0])
+
+
+@pytest.mark.parametrize("group", ["stand-in", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize(("name", "limit"), GPU.items(), ids=list(GPU))
+def test_calls_on_a_gpu(group, name, limit):
+    check(group, name, limit[0])
+
+
+def test_every_call_has_a_limit():
+    for group in ("cpu", "arrays", "ranks", "stand-in"):
+        rows = GPU if group == "stand-in" else {name for place, name in CPU if place == group}
+        assert set(entered(group)) == set(rows)
