@@ -100,7 +100,7 @@ def gat_aggregate(
     check.scores("er", er, rows=tensors.n_rows, each="target", like=like, graph=tensors)
     check.edges(edge_scores, like=like, graph=tensors)
     options = check.options(negative_slope, dropout, seed, self_loops, tensors)
-    return from_scores(graph, options, h, el, er, in_csr_order(graph, edge_scores), None)
+    return from_scores(graph, options, h, el, er, in_csr_order(tensors, edge_scores), None)
 
 
 def gat_of_vectors(
@@ -184,7 +184,7 @@ def gat_of_vectors(
             "loop_scores", loop_scores, rows=tensors.n_rows, each="vertex", like=like, graph=tensors
         )
     options = check.options(negative_slope, dropout, seed, self_loops, tensors)
-    scores = in_csr_order(graph, edge_scores), loop_scores
+    scores = in_csr_order(tensors, edge_scores), loop_scores
     return from_vectors(graph, options, h, source, target, *scores, bias=bias)
 
 

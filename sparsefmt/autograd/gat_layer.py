@@ -108,7 +108,7 @@ class _GatLayer(Function):
         backward = gat_at_once_backward if len(kept) == 1 else _backward_by_library
 
         def gradients(x: Tensor, weight: Tensor, *given: Any) -> tuple[Tensor, Tensor]:
-            tensors = tensors_of(graph, transposed=True)
+            tensors = tensors_of(graph)
             columns: Any = tensors.columns
             return backward(tensors.rows, columns, *given)
 

@@ -29,8 +29,8 @@ def _plus(
     graph: GraphLike, transposed: bool, x: Tensor, scales: Any, reduce: str, *own: Any
 ) -> Tensor:
     """Run the kernel that adds a row's own part to its sum; no autograd."""
-    tensors = tensors_of(graph, transposed=transposed)
-    side: Any = tensors.columns if transposed else tensors.rows
+    tensors = tensors_of(graph)
+    side = tensors.side(transposed)
     values, given = tensors.csr_values, [*scales, reduce, *own]
     at_once = product_at_once(side, x, *given) if values is None else None
     if at_once is not None:
@@ -231,8 +231,8 @@ def _sage(
         maps = torch.cat([weight, own_weight])
         h, own = linear(x, maps).split_with_sizes([feat, feat], 1)
         return _plus(graph, False, h, (None, None), "mean", own, None, False, bias), maps
-    values = tensors_of(graph).csr_values
-    means = aggregated(graph, False, x, values, None, None, "mean")
+    tensors = tensors_of(graph)
+    means = aggregated(tensors.rows, x, tensors.csr_values, None, None, "mean")
     return linear(means, weight, bias).addmm_(x, own_weight.t()), means
 
 
@@ -297,18 +297,18 @@ def _sage_late(
             dx = _plus(graph, True, of_means, scales, "sum", own, None, False, None)
     if wanted[1]:
         if again:
-            values = tensors_of(graph).csr_values
-            means = multiply(graph, False, x, values, None, None, "mean")
+            tensors = tensors_of(graph)
+            means = multiply(tensors, False, x, tensors.csr_values, None, None, "mean")
         dw, dv = torch.mm(grad.t(), means), torch.mm(grad.t(), x)
     return dx, dw, dv
 
 
 def _mean_back(graph: GraphLike, grad: Tensor) -> Tensor:
     """Give the gradient of the features of a mean, differentiably."""
-    tensors = tensors_of(graph, transposed=True)
+    tensors = tensors_of(graph)
     scale, side = tensors.rows.inverse_degree_beside(grad), tensors.columns
-    if tensors.csr_values is None and side is not None and not recorded(grad):
+    if tensors.csr_values is None and not recorded(grad):
         at_once = product_at_once(side, grad, None, scale, "sum")
         if at_once is not None:
             return at_once
-    return multiply(graph, True, grad, tensors.csr_values, None, scale)
+    return multiply(tensors, True, grad, tensors.csr_values, None, scale)

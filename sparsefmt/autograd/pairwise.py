@@ -78,7 +78,7 @@ def gatv2_aggregate(
     check.vector("att", att, like=like, graph=tensors)
     check.edges(edge_scores, like=like, graph=tensors)
     options = check.options(negative_slope, dropout, seed, self_loops, tensors)
-    edges = in_csr_order(graph, edge_scores)
+    edges = in_csr_order(tensors, edge_scores)
     return _pairwise(graph, options, 1.0, right, left, None, att, edges)
 
 
@@ -145,7 +145,7 @@ def dot_aggregate(
     check.edges(edge_scores, like=("keys", keys), graph=tensors)
     factor = checks.scale(scale, keys.shape[-1])
     options = check.options(0.0, dropout, seed, self_loops, tensors)
-    edges = in_csr_order(graph, edge_scores)
+    edges = in_csr_order(tensors, edge_scores)
     return _pairwise(graph, options, factor, queries, keys, values, None, edges)
 
 

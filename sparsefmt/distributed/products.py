@@ -182,9 +182,10 @@ def _mean(
     graph: "Graph", x: Tensor, weight: Tensor | None, rows: Tensor | None, cols: Tensor | None
 ) -> Tensor:
     """Multiply with a scale of rows that is float32 beside features of two bytes."""
-    x, values, _, cols = csr_operands(graph, x, weight, None, cols)
+    tensors = graph_tensors(graph)
+    x, values, _, cols = csr_operands(tensors, x, weight, None, cols)
     with torch.autocast(x.device.type, enabled=False):  # which would narrow the scale too
-        return multiply(graph, False, x, values, rows, cols)
+        return multiply(tensors, False, x, values, rows, cols)
 
 
 def _fits_beside(graph: "Graph", x: Tensor, own: Tensor, *scales: Tensor | None) -> bool:
@@ -279,9 +280,10 @@ def maxk_product(
     exchange = graph.halo.start(data)
 
     def product(part: Any, columns: Tensor, data: Tensor, weight: Any, scale: Any) -> Tensor:
-        data, values, _, scale = csr_operands(part, data, weight, None, scale)
+        tensors = graph_tensors(part)
+        data, values, _, scale = csr_operands(tensors, data, weight, None, scale)
         with torch.autocast(x.device.type, enabled=False):  # which would narrow the scale too
-            return spgemm(part, columns, data, feat, values, rows, scale)
+            return spgemm(tensors, columns, data, feat, values, rows, scale)
 
     own = product(graph.own, columns, data, weights[0], col_scale)
     received = numbers.finish().view(columns.dtype)

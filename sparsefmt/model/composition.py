@@ -63,7 +63,7 @@ def _spmm(A: Any, X: Tensor, row: Tensor | None = None, col: Tensor | None = Non
         found: Tensor = away.spmm(X, values, row_scale=row, col_scale=col)
         return found
     if isinstance(A, Weighted):
-        return multiply(A.graph, False, X, A.values, row, col)
+        return multiply(graph_tensors(A.graph), False, X, A.values, row, col)
     return spmm(A, X, row_scale=row, col_scale=col)
 
 
@@ -75,7 +75,7 @@ def _scale_entries(A: Any, row: Tensor | None = None, col: Tensor | None = None)
     assert like is not None  # a rule gives one of them
     if values is None:
         values = like.new_ones(graph_tensors(graph).nnz)
-    return Weighted(graph, scaled(graph, False, values.to(like.dtype), row, col))
+    return Weighted(graph, scaled(graph_tensors(graph), False, values.to(like.dtype), row, col))
 
 
 def _broadcast(X: Tensor, row: Tensor) -> Tensor:

@@ -85,7 +85,7 @@ def test_a_tile_is_checked_before_anything_is_built(tile, text):
     graph = make_graph(9, 6, 40)
     with pytest.raises(ShapeError, match=text):
         prepare(graph, tile=tile)
-    assert graph._built.tensors == [None, None]
+    assert graph._slots.torch == [None, None]
 
 
 def test_costs_are_of_tiles(monkeypatch):

@@ -21,41 +21,22 @@ class Shared:
 
 
 def shared(graph: object) -> Any:
-    """Give the graph if it is shared out, else None.
-
-    Parameters
-    ----------
-    graph : Graph, DistGraph, Tensor or anything else
-
-    Returns
-    -------
-    Shared or None
-    """
+    """Return the graph if processes share it, else None."""
     return graph if isinstance(graph, Shared) else None
 
 
 def local_of(graph: Any) -> Any:
-    """Give the graph of the entries here, whose rows are the targets here.
-
-    Parameters
-    ----------
-    graph : Graph or DistGraph
-
-    Returns
-    -------
-    Graph
-        The graph itself if it is not shared out.
-    """
+    """Return the graph of this process's entries, or the graph itself if it is not shared."""
     return graph if shared(graph) is None else shared(graph).local
 
 
 def n_sources(graph: Any) -> int:
-    """Count the rows of features that a layer takes beside a graph."""
-    found: int = graph.shape[1] if shared(graph) is None else graph.n_sources
-    return found
+    """Return the number of rows of features that a layer takes with a graph."""
+    count: int = graph.shape[1] if shared(graph) is None else graph.n_sources
+    return count
 
 
 def is_square(graph: Any) -> bool:
-    """Tell whether the targets of a graph are its sources."""
-    found: bool = graph.shape[0] == graph.shape[1] if shared(graph) is None else graph.is_square
-    return found
+    """Return True if the targets of a graph are its sources."""
+    square: bool = graph.shape[0] == graph.shape[1] if shared(graph) is None else graph.is_square
+    return square
