@@ -1,25 +1,36 @@
-"""Graph attention for torch: ``gat_aggregate``, and ``gat_of_vectors`` for layers."""
+"""Attention for torch: GAT, GATv2 and dot products, from scores to sums in one op.
 
+No array with a value for each entry is saved: backward computes the weights again.  Gradients
+cannot be differentiated again.
+"""
+
+from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.autograd import Function
+from torch.nn.functional import linear
 
 from ..errors import UnsupportedError
-from ..ops.attention.score import Options
-from ._attention import Attention, as_computed, unwatched
+from ..ops.attention.score import ADDITIVE, DOT, GATV2, OF_VECTORS, Options
+from ..ops.attention.score import scale as scale_of
 from .engine import check_attention as check
-from .engine.library import LibraryOp
+from .engine import checks
+from .engine.library import LibraryOp, is_functional
 from .engine.recording import apart, once, recorded
-from .tensors.edge_index import as_graph
+from .plain import applied, is_taped
 from .tensors.order import in_csr_order
-from .tensors.prepare import GraphLike, graph_tensors, side_of
+from .tensors.prepare import GraphLike, tensors_of
+from .tensors.tensors import GraphTensors
 
-GAT = LibraryOp("gat")
-GAT_WITH_STATISTICS = LibraryOp("gat_with_statistics")
-GAT_BACKWARD = LibraryOp("gat_backward")
-GAT_OF_VECTORS_BACKWARD = LibraryOp("gat_of_vectors_backward")
-GAT_SCORES = LibraryOp("gat_scores")
+_ROWS = "gat", "gat_with_statistics", "gat_backward"
+GAT, GAT_WITH_STATISTICS, GAT_BACKWARD = map(LibraryOp, _ROWS)
+_ROWS = "gat_of_vectors", "gat_of_vectors_with_statistics", "gat_of_vectors_backward"
+GAT_OF_VECTORS, GAT_OF_VECTORS_WITH_STATISTICS, GAT_OF_VECTORS_BACKWARD = map(LibraryOp, _ROWS)
+_ROWS = "attend", "attend_with_statistics", "attend_backward"
+ATTEND, ATTEND_WITH_STATISTICS, ATTEND_BACKWARD = map(LibraryOp, _ROWS)
+_EMPTY = torch.empty(0, device="cpu")
 
 
 def gat_aggregate(
@@ -91,16 +102,10 @@ def gat_aggregate(
     a GPU gathers rows of ``h`` and of the gradient so.  ``M`` is by Philox4x32-10, as in
     ``ops.gat``.  GAT (ICLR'18), equations 1 to 4; fuseGNN (ICCAD'20), section 3.
     """
-    graph = as_graph(graph, h, er)
-    tensors = graph_tensors(graph)
-    (h,), (el, er, edge_scores) = check.autocast(tensors, (h,), (el, er, edge_scores))
-    check.features("h", h, rows=tensors.n_cols, axis="columns", graph=tensors)
-    like = ("h", h)
-    check.scores("el", el, rows=tensors.n_cols, each="source", like=like, graph=tensors)
-    check.scores("er", er, rows=tensors.n_rows, each="target", like=like, graph=tensors)
-    check.edges(edge_scores, like=like, graph=tensors)
+    tensors = tensors_of(graph, h, er)
+    h, el, er, edges, _ = check.operands(ADDITIVE, tensors, (h, el, er), edge_scores)
     options = check.options(negative_slope, dropout, seed, self_loops, tensors)
-    return from_scores(graph, options, h, el, er, in_csr_order(tensors, edge_scores), None)
+    return from_scores(tensors, options, h, el, er, in_csr_order(tensors, edges), None)
 
 
 def gat_of_vectors(
@@ -162,117 +167,343 @@ def gat_of_vectors(
     ``h`` and the vectors.  ``nn.GATConv`` is written with it.  GAT (ICLR'18), equations 1 to 6;
     fuseGNN (ICCAD'20), section 3.
     """
-    graph = as_graph(graph, h)
-    tensors = graph_tensors(graph)
+    tensors = tensors_of(graph, h)
     if loop_scores is not None and self_loops is False:
         raise UnsupportedError(
             "loop_scores are given but self_loops is False: there are no loops whose scores they "
             "were, give self_loops=True or leave them out."
         )
-    narrow, wide = (h, source, target, bias), (edge_scores, loop_scores)
-    (h, source, target, bias), (edge_scores, loop_scores) = check.autocast(tensors, narrow, wide)
-    check.features("h", h, rows=tensors.n_cols, axis="columns", graph=tensors)
-    check.square("h is of sources and targets", tensors)
-    like = ("h", h)
-    check.vector("source", source, like=like, graph=tensors)
-    check.vector("target", target, like=like, graph=tensors)
-    if bias is not None:
-        check.vector("bias", bias, like=like, graph=tensors)
-    check.edges(edge_scores, like=like, graph=tensors)
-    if loop_scores is not None:
-        check.scores(
-            "loop_scores", loop_scores, rows=tensors.n_rows, each="vertex", like=like, graph=tensors
-        )
+    given = h, source, target, bias
+    h, source, target, bias, edges, loops = check.operands(
+        OF_VECTORS, tensors, given, edge_scores, loop_scores
+    )
     options = check.options(negative_slope, dropout, seed, self_loops, tensors)
-    scores = in_csr_order(tensors, edge_scores), loop_scores
-    return from_vectors(graph, options, h, source, target, *scores, bias=bias)
+    scores = in_csr_order(tensors, edges), loops
+    return from_vectors(tensors, options, bias, h, source, target, *scores)
+
+
+def gatv2_aggregate(
+    graph: GraphLike,
+    left: Tensor,
+    right: Tensor,
+    att: Tensor,
+    edge_scores: Tensor | None = None,
+    *,
+    negative_slope: float = 0.2,
+    dropout: float = 0.0,
+    seed: int | Tensor | None = None,
+    self_loops: bool = False,
+) -> Tensor:
+    """Aggregate the features of each vertex's in-neighbours by GATv2's attention, differentiably.
+
+    ``y[i, k, :] = sum_e M[e, k] P[e, k] left[j, k, :]`` for head ``k`` over the stored entries
+    ``e = (i, j)`` of row ``i``, where ``P[e, k]`` is the softmax over the row of
+    ``sum_f att[k, f] leaky(left[j, k, f] + right[i, k, f]) + edge_scores[e, k]``; ``leaky`` and
+    ``M`` as in ``gat_aggregate``.
+
+    Parameters
+    ----------
+    graph : Graph, shape (n_rows, n_cols)
+        Only its structure is read.  On the device of ``left``.
+    left : Tensor, shape (n_cols, heads, feat) or (n_cols, feat)
+        Of sources; float16 or bfloat16 (summed in float32), float32 or float64.
+    right : Tensor, shape (n_rows, heads, feat) or (n_rows, feat)
+        Of targets, in the dtype of ``left``.
+    att : Tensor, shape (heads, feat) or (1, heads, feat), or (feat,) without heads
+        In the dtype of ``left``, or float32 beside 2 bytes.
+    edge_scores, negative_slope, dropout, seed, self_loops
+        As for ``gat_aggregate``.
+
+    Returns
+    -------
+    Tensor, shape (n_rows, heads, feat) or (n_rows, feat)
+        In the dtype of ``left``, or autocast's; 0 for a row without entries.
+
+    Raises
+    ------
+    ShapeError, DtypeError, DeviceError, UnsupportedError
+        As ``gat_aggregate``.
+
+    Notes
+    -----
+    ``left``, ``right``, ``att`` and ``edge_scores`` have gradients.  Deterministic, backward too.
+    For backward the operands, the result and one number for each row and head are kept; scores are
+    computed again.  Autocast narrows ``left`` and ``right`` and takes the others in float32.
+    GATv2 (ICLR'22), equation 7.
+    """
+    tensors = tensors_of(graph, left, right)
+    given = left, right, att
+    left, right, att, edges, _ = check.operands(GATV2, tensors, given, edge_scores)
+    options = check.options(negative_slope, dropout, seed, self_loops, tensors)
+    edges = in_csr_order(tensors, edges)
+    return _pairwise(tensors, options, 1.0, right, left, None, att, edges)
+
+
+def dot_aggregate(
+    graph: GraphLike,
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor | None = None,
+    edge_scores: Tensor | None = None,
+    *,
+    scale: float | None = None,
+    dropout: float = 0.0,
+    seed: int | Tensor | None = None,
+    self_loops: bool = False,
+) -> Tensor:
+    """Aggregate the features of each vertex's in-neighbours by dot-product attention.
+
+    ``y[i, k, :] = sum_e M[e, k] P[e, k] values[j, k, :]`` for head ``k`` over the stored entries
+    ``e = (i, j)`` of row ``i``, where ``P[e, k]`` is the softmax over the row of
+    ``scale <queries[i, k], keys[j, k]> + edge_scores[e, k]``; ``M`` as in ``gat_aggregate``.
+
+    Parameters
+    ----------
+    graph : Graph, shape (n_rows, n_cols)
+        Only its structure is read.  On the device of ``keys``.
+    queries : Tensor, shape (n_rows, heads, feat) or (n_rows, feat)
+        Of targets, in the dtype of ``keys``.
+    keys : Tensor, shape (n_cols, heads, feat) or (n_cols, feat)
+        Of sources; float16 or bfloat16 (summed in float32), float32 or float64.
+    values : Tensor, of the shape and dtype of ``keys``, optional
+        The keys by default.
+    scale : float, optional
+        ``1 / sqrt(feat)`` by default.
+    edge_scores, dropout, seed, self_loops
+        As for ``gat_aggregate``.
+
+    Returns
+    -------
+    Tensor, shape (n_rows, heads, feat) or (n_rows, feat)
+        In the dtype of ``keys``, or autocast's; 0 for a row without entries.
+
+    Raises
+    ------
+    ShapeError, DtypeError, DeviceError, UnsupportedError
+        As ``gat_aggregate``; ShapeError also if ``scale`` is not finite.
+
+    Notes
+    -----
+    All four tensors have gradients.  Deterministic, backward too.  For backward the operands, the
+    result and one number for each row and head are kept; scores are computed again.  Autocast
+    narrows all but ``edge_scores``.
+    Transformer (NeurIPS'17), equation 1, over the edges of a graph.
+    """
+    tensors = tensors_of(graph, keys, queries)
+    given = keys, queries, values
+    keys, queries, values, edges, _ = check.operands(DOT, tensors, given, edge_scores)
+    factor = scale_of(scale, keys.shape[-1])
+    options = check.options(0.0, dropout, seed, self_loops, tensors)
+    edges = in_csr_order(tensors, edges)
+    return _pairwise(tensors, options, factor, queries, keys, values, None, edges)
 
 
 # Without checks
 
 
-def from_scores(graph: GraphLike, options: Options, *inputs: Tensor | None) -> Tensor:
-    """Run ``gat_aggregate`` on ``h, el, er`` and edge scores of entries and loops, unchecked.
-
-    The scores of loops are (n,) or (n, heads), or None.
-    """
-    found: Tensor
-    if not recorded(*inputs):
-        found = GAT(side_of(graph, False), None, *inputs, *options)
-        return found
-    seed, *numbers = options
-    given = None, *apart(*inputs), seed, graph, GAT_WITH_STATISTICS, numbers
-    found = _Gat.apply(*given)  # type: ignore[no-untyped-call]
-    return found
-
-
-class _Gat(Attention):
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        *given, out, plus, stats = ctx.saved_tensors
-        results = as_computed(ctx, ctx.op, given, out, plus, stats)
-        of_edges, of_loops = ctx.needs_input_grad[4:6]
-        args = grad, *results, of_edges, *given[1:], *ctx.numbers
-        sides = side_of(ctx.graph, False), side_of(ctx.graph, True)
-        *others, d_loops, d_edges = once("gat_aggregate", GAT_BACKWARD, *sides, *args)
-        optional = d_edges if of_edges else None, d_loops if of_loops else None
-        return None, *others, *optional, *(None,) * 4
+def from_scores(tensors: GraphTensors, options: Options, *inputs: Tensor | None) -> Tensor:
+    """Run ``gat_aggregate`` on ``h, el, er`` and scores of entries and loops, unchecked."""
+    return _run(_Gat, GAT, GAT_WITH_STATISTICS, tensors, options, None, *inputs)
 
 
 def from_vectors(
-    graph: GraphLike,
-    options: Options,
-    h: Tensor,
-    source: Tensor,
-    target: Tensor,
-    *scores: Tensor | None,
-    bias: Tensor | None = None,
+    tensors: GraphTensors, options: Options, bias: Tensor | None, h: Tensor, *more: Tensor | None
 ) -> Tensor:
-    """Run ``gat_of_vectors`` with edge ``scores`` of entries and loops, unchecked.
+    """Run ``gat_of_vectors`` on vectors and scores of entries and loops, unchecked.
 
-    ``bias``, of heads * feat values, is added to each row.  As one Function: no two parts of the
-    gradient of ``h`` have to be added up, and the bias costs no launch.
+    As one Function: no two parts of the gradient of ``h`` have to be added up, and ``bias``, of
+    heads * feat values, costs no launch.
     """
-    inputs = h, source, target, *scores, bias
-    found: Tensor
+    ops = GAT_OF_VECTORS, GAT_OF_VECTORS_WITH_STATISTICS
+    if recorded(bias, h, *more):
+        return _run(_GatOfVectors, *ops, tensors, options, bias, h, *more)
+    source, target, *scores = more
+    vectors = _rounded(h, bias, h, source, target)
+    out: Tensor = GAT_OF_VECTORS(tensors.rows, *vectors, *scores, *options)
+    return out
+
+
+def _pairwise(
+    tensors: GraphTensors, options: Options, scale: float, *inputs: Tensor | None
+) -> Tensor:
+    """Run attention on queries, keys, values, ``att`` and edge scores, unchecked.
+
+    Without ``att`` the scores are dot products; without values the keys are the values.
+    """
+    numbers = options.with_scale(scale)
+    return _run(_Pairwise, ATTEND, ATTEND_WITH_STATISTICS, tensors, numbers, *inputs)
+
+
+def _run(
+    function: Any, op: Any, with_statistics: Any, tensors: GraphTensors, options: Any, *inputs: Any
+) -> Tensor:
+    """Run an op, recorded if autograd must hear of it; ``options`` begin with the seed."""
+    out: Tensor
     if not recorded(*inputs):
-        source, target, bias = _rounded(h, source, target, bias)
-        el, er = GAT_SCORES(h, source, target)
-        found = GAT(side_of(graph, False), bias, h, el, er, *scores, *options)
-        return found
+        out = op(tensors.rows, *inputs, *options)
+        return out
     seed, *numbers = options
-    given = *apart(*inputs), seed, graph, numbers
-    found = _GatOfVectors.apply(*given)  # type: ignore[no-untyped-call]
-    return found
+    out = function.apply(*apart(*inputs), seed, tensors, with_statistics, numbers)
+    return out
 
 
-class _GatOfVectors(Function):
-    @staticmethod
-    def forward(ctx: Any, h: Tensor, source: Tensor, target: Tensor, *given: Any) -> Tensor:
-        *scores, bias, seed, ctx.graph, ctx.numbers = given
-        source, target, bias = _rounded(h, source, target, bias)
-        inputs = bias, h, *GAT_SCORES(h, source, target), *scores, seed
-        out, *statistics = GAT_WITH_STATISTICS(side_of(ctx.graph, False), *inputs, *ctx.numbers)
-        ctx.save_for_backward(source, target, *inputs, unwatched(ctx, out), *statistics)
-        found: Tensor = out
-        return found
+def _forward(ctx: Any, *args: Any) -> Tensor:
+    """Run an op that returns statistics; save its tensors and results for backward."""
+    *inputs, ctx.tensors, ctx.op, ctx.numbers = args
+    out, *statistics = ctx.op(ctx.tensors.rows, *inputs, *ctx.numbers)
+    ctx.save_for_backward(*inputs, _unversioned(ctx, out), *statistics)
+    result: Tensor = out
+    return result
+
+
+def _unversioned(ctx: Any, out: Tensor) -> Tensor:
+    """Return a result to save without torch's version check; remember its version.
+
+    Torch refuses to unpack what has changed since it was saved, which ``F.relu_`` behind a layer
+    would do; backward computes it again instead.  An empty tensor that shares the version of
+    ``out`` holds no memory.
+    """
+    ctx.versioned = None
+    if torch.compiler.is_dynamo_compiling() or type(out) is not Tensor or is_functional(out):
+        return out
+    ctx.versioned = out.detach()
+    ctx.versioned.data = _EMPTY
+    ctx.version = ctx.versioned._version
+    return out.data  # the same memory, with a version of its own
+
+
+def _gradients(
+    ctx: Any, name: str, op: Any, grad: Tensor, saved: Sequence[Any], of_edges: bool, *,
+    statistics: int = 2, first: int = 0, also: tuple[Tensor, ...] = (),
+) -> Any:  # fmt: skip
+    """Compute what the op of the gradients returns, from the inputs behind the first ones.
+
+    ``saved`` end with the result and so many statistics.  Whoever differentiates again is refused,
+    in the tensors of ``also`` too.
+    """
+    inputs, (out, *kept) = saved[: -1 - statistics], saved[-1 - statistics :]
+    tensors = ctx.tensors.current()
+    if ctx.versioned is not None and ctx.versioned._version != ctx.version:
+        out, *kept = ctx.op(tensors.rows, *inputs, *ctx.numbers)
+    sides = tensors.rows, tensors.columns
+    args = *sides, grad, out, *kept, of_edges, *inputs[first:], *ctx.numbers
+    if also:
+        return once(name, lambda *args: op(*args[len(also) :]), *also, *args)
+    return once(name, op, *args)
+
+
+def _wanted(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+    """Return gradients of a Function's first arguments; None where none is wanted."""
+    needs = ctx.needs_input_grad
+    some = [grad if need else None for grad, need in zip(gradients, needs, strict=False)]
+    return *some, *(None,) * (len(needs) - len(some))
+
+
+class _Gat(Function):
+    """Attention of scores of both ends."""
+
+    forward = staticmethod(_forward)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        source, target, *inputs, out, plus, stats = ctx.saved_tensors
-        of_edges, of_loops, of_bias = ctx.needs_input_grad[3:6]
-        bias, *_ = inputs
-        results = as_computed(ctx, GAT_WITH_STATISTICS, inputs, out, plus, stats)
-        args = grad, *results, of_edges, source, target, *inputs, *ctx.numbers
-        sides = side_of(ctx.graph, False), side_of(ctx.graph, True)
-        gradients = once("gat_of_vectors", GAT_OF_VECTORS_BACKWARD, *sides, *args)
-        dh, d_vectors, d_loops, d_edges = gradients
-        d_source, d_target = d_vectors[0].view(source.shape), d_vectors[1].view(target.shape)
-        d_bias = d_vectors[2].view(bias.shape) if of_bias else None
-        optional = d_edges if of_edges else None, d_loops if of_loops else None
-        return dh, d_source, d_target, *optional, d_bias, *(None,) * 3
+        given = GAT_BACKWARD, grad, ctx.saved_tensors, ctx.needs_input_grad[4]
+        gradients = _gradients(ctx, "gat_aggregate", *given, first=1)
+        dh, d_el, d_er, d_loops, d_edges = gradients
+        return _wanted(ctx, None, dh, d_el, d_er, d_edges, d_loops)
 
 
-def _rounded(h: Tensor, *vectors: Tensor | None) -> tuple[Any, ...]:
+class _GatOfVectors(Function):
+    """Attention of scores that vectors make of the features."""
+
+    @staticmethod
+    def forward(ctx: Any, bias: Any, h: Tensor, source: Any, target: Any, *more: Any) -> Tensor:
+        return _forward(ctx, *_rounded(h, bias, h, source, target), *more)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        bias, _, source, target, *_ = saved = ctx.saved_tensors
+        given = GAT_OF_VECTORS_BACKWARD, grad, saved, ctx.needs_input_grad[4]
+        dh, d_vectors, d_loops, d_edges = _gradients(ctx, "gat_of_vectors", *given)
+        d_bias = None if bias is None else d_vectors[2].view(bias.shape)
+        ends = d_vectors[0].view(source.shape), d_vectors[1].view(target.shape)
+        return _wanted(ctx, d_bias, dh, *ends, d_edges, d_loops)
+
+
+def _rounded(h: Tensor, *vectors: Tensor | None) -> list[Any]:
     """Cast vectors to the dtype of the features, as kernels read them."""
-    return tuple(None if v is None else v.to(h.dtype) for v in vectors)
+    return [None if v is None else v.to(h.dtype) for v in vectors]
+
+
+class _Pairwise(Function):
+    """Attention of scores of features of both ends."""
+
+    forward = staticmethod(_forward)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        saved = ctx.saved_tensors
+        name = "dot_aggregate" if saved[3] is None else "gatv2_aggregate"
+        given = ATTEND_BACKWARD, grad, saved, ctx.needs_input_grad[4]
+        return _wanted(ctx, *_gradients(ctx, name, *given, statistics=1))
+
+
+# GAT's layer
+
+
+def gat_convolution(
+    graph: GraphLike,
+    x: Tensor,
+    weight: Tensor,
+    vectors: tuple[Tensor, Tensor],
+    bias: Tensor | None,
+    *,
+    negative_slope: float,
+    dropout: float,
+    self_loops: bool,
+) -> Tensor:
+    """Run ``gat_of_vectors`` of ``x W``, (n, heads * feat), in a call that ``is_plain``.
+
+    ``weight`` is ``W`` transposed, ``vectors`` of sources and targets (1, heads, feat).
+    """
+    # That the graph is square ``is_plain`` has asked.
+    slope, share, loops = check.numbers(negative_slope, dropout, self_loops)
+    tensors = tensors_of(graph)
+    seed = checks.seed_on_device(None, tensors) if share else None
+    if is_taped(x, weight, *vectors, bias):
+        numbers = slope, share, loops
+        return applied(_GatLayer, bias, x, weight, *vectors, seed, tensors, numbers)
+    options = seed, slope, share, loops
+    out: Tensor = GAT_OF_VECTORS(
+        tensors.rows, bias, linear(x, weight), *vectors, None, None, *options
+    )
+    return out
+
+
+class _GatLayer(Function):
+    """A linear map, and attention of scores that vectors make of its result."""
+
+    @staticmethod
+    def forward(ctx: Any, bias: Any, x: Tensor, weight: Tensor, *given: Any) -> Tensor:
+        source, target, seed, ctx.tensors, ctx.numbers = given
+        ctx.op = GAT_OF_VECTORS_WITH_STATISTICS
+        inputs = bias, linear(x, weight), source, target, None, None, seed
+        out, *statistics = ctx.op(ctx.tensors.rows, *inputs, *ctx.numbers)
+        ctx.save_for_backward(x, weight, *inputs, _unversioned(ctx, out), *statistics)
+        result: Tensor = out
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, *saved = ctx.saved_tensors
+        of_bias, of_x, of_weight = ctx.needs_input_grad[:3]
+        given = GAT_OF_VECTORS_BACKWARD, grad, saved, False
+        dh, d_vectors, *_ = _gradients(ctx, "gat_of_vectors", *given, also=(x, weight))
+        d_source, d_target, *d_bias = d_vectors.unbind()
+        return (
+            d_bias[0].view(-1) if of_bias else None,
+            torch.mm(dh, weight) if of_x else None,
+            torch.mm(dh.t(), x) if of_weight else None,
+            d_source,
+            d_target,
+            *(None,) * 3,
+        )

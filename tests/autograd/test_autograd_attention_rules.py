@@ -6,12 +6,12 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from attention_cases import KINDS, call, loop_graph, shapes_of  # noqa: E402
+from attention_cases import KINDS, call, from_vectors, loop_graph, shapes_of  # noqa: E402
 from autograd_cases import RULES, check_rules, empty_graph, make_graph, tensors  # noqa: E402
 from torch._dynamo.testing import CompileCounterWithBackend  # noqa: E402
 
 from sparsefmt.autograd import dot_aggregate, gat_aggregate, prepare  # noqa: E402
-from sparsefmt.autograd.attention import GAT_BACKWARD, from_vectors, gat_of_vectors  # noqa: E402
+from sparsefmt.autograd.attention import GAT_BACKWARD, gat_of_vectors  # noqa: E402
 from sparsefmt.autograd.engine import library  # noqa: E402
 from sparsefmt.autograd.tensors.prepare import side_of  # noqa: E402
 from sparsefmt.ops.attention import rows as attention_rows  # noqa: E402
@@ -178,18 +178,24 @@ def test_every_op_keeps_the_rules_of_library_ops(device, index_dtype, traced):
     given = tensors(device, *sizes, dtype=torch.float32, grad=False)
     h, el, er, edges, own, source, target, grad = given
     seed = torch.tensor([5], device=device)
-    calls = [
-        (OPS.gat_scores, (h, source, target)),
-        (OPS.gat_scores, (h[:, 0], source[0], target[0])),
-    ]
+    calls = []
     bare = h, el, er, None, None, None, 0.2, 0.0, False
     for args in (bare, (h, el, er, edges, own, seed, 0.2, 0.3, True)):
         found = OPS.gat_with_statistics(*A, None, *args)
         for bias, of_edges in itertools.product((None, source.flatten()), (False, True)):
             calls += [(op, (*A, bias, *args)) for op in (OPS.gat, OPS.gat_with_statistics)]
             kept = *both, grad, *found, of_edges
-            layer = *kept, source, target, bias, *args
-            calls += [(OPS.gat_backward, (*kept, *args)), (OPS.gat_of_vectors_backward, layer)]
+            calls.append((OPS.gat_backward, (*kept, *args)))
+    forward = OPS.gat_of_vectors, OPS.gat_of_vectors_with_statistics
+    wide = h, source, target, edges, own, seed, 0.2, 0.3, True
+    none = h[:, 0], source[0], target[0], None, None, None, 0.2, 0.0, False
+    flat = h.view(7, 6), source, target, *none[3:]  # as a layer has its heads
+    for args, bias in ((wide, None), (wide, source.flatten()), (none, source[0]), (flat, None)):
+        calls += [(op, (*A, bias, *args)) for op in forward]
+        found = forward[1](*A, bias, *args)
+        for of_edges in (False, True):
+            saved = *both, grad.view(-1, 6)[:, : args[0][0].numel()].reshape(args[0].shape), *found
+            calls.append((OPS.gat_of_vectors_backward, (*saved, of_edges, bias, *args)))
     for args in (
         (h, grad, None, source, None, None, 0.2, 1.0, 0.0, False),
         (h, grad, None, None, edges, seed, 0.0, 0.5, 0.3, True),
@@ -213,13 +219,15 @@ def test_ops_called_directly_obey_autocast(device):
     )
     numbers = None, 0.2, 0.0, False
     with torch.autocast(device, dtype=torch.bfloat16):
-        scores = OPS.gat_scores(h, source, source)
+        x, _, kept = OPS.gat_of_vectors_with_statistics(
+            *A, source, h, source, source, edges, None, *numbers
+        )
         y, *stats = OPS.gat_with_statistics(*A, source, h, el, el, edges, None, *numbers)
         z = OPS.attend(*A, h, h, None, source, edges, None, 0.2, 1.0, 0.0, False)
         double = OPS.gat(*A, None, *(one.double() for one in (h, el, el)), None, None, *numbers)
     narrow, wide = torch.bfloat16, torch.float32
-    dtypes = [one.dtype for one in (y, stats[0], z, stats[1], *scores, double)]
-    assert dtypes == [narrow, narrow, narrow, wide, wide, wide, torch.float64]
+    dtypes = [one.dtype for one in (y, stats[0], z, x, stats[1], kept, double)]
+    assert dtypes == [narrow, narrow, narrow, narrow, wide, wide, torch.float64]
     expected = OPS.gat(*A, source.to(narrow), h.to(narrow), el, el, edges, None, *numbers)
     assert torch.equal(y, expected)
 

@@ -16,7 +16,6 @@ from .score import GatArguments, PairwiseArguments, heads_and_feat, heads_of, sh
 _OPTIONS = "Tensor? edges, Tensor? loop_edges, Tensor? seed, float slope, float dropout, bool loops"
 _GAT = f"Tensor h, Tensor el, Tensor er, {_OPTIONS}"
 _SAVED = "Tensor grad, Tensor out, Tensor plus, Tensor statistics, bool of_edges"
-_VECTORS = "Tensor source, Tensor target"
 _PAIRWISE = (
     "Tensor queries, Tensor keys, Tensor? values, Tensor? att, Tensor? edges, Tensor? seed, "
     "float slope, float scale, float dropout, bool loops"
@@ -78,7 +77,7 @@ def _results_of_vectors(S: Any, bias: Any, h: Any, source: Any, *_: Any) -> tupl
 
 def _gradients_of_vectors(
     S: Any, T: Any, perm: Any, grad: Any, out: Any, plus: Any, kept: Any, of_edges: bool,
-    source: Any, target: Any, bias: Any, h: Any, edges: Any, loop_edges: Any, *_: Any,
+    bias: Any, h: Any, source: Any, target: Any, edges: Any, loop_edges: Any, *_: Any,
 ) -> tuple[Any, ...]:  # fmt: skip
     vectors = (2 if bias is None else 3), *source.shape
     shapes = vectors, shape_of(loop_edges), shape_of(edges, of_edges)
@@ -154,7 +153,7 @@ GAT_BACKWARD = _gat_row(
     returns=5,
     entry_results=(4,),
 )
-_OF_VECTORS = f"Tensor? bias, Tensor h, {_VECTORS}, {_OPTIONS}"
+_OF_VECTORS = f"Tensor? bias, Tensor h, Tensor source, Tensor target, {_OPTIONS}"
 _NARROWED = "bias", "h", "source", "target"
 GAT_OF_VECTORS = _gat_row(
     *("gat_of_vectors", _OF_VECTORS, _result, _refuses_vectors),
@@ -171,9 +170,9 @@ GAT_OF_VECTORS_WITH_STATISTICS = _gat_row(
 )
 GAT_OF_VECTORS_BACKWARD = _gat_row(
     "gat_of_vectors_backward",
-    f"{_SAVED}, {_VECTORS}, Tensor? bias, Tensor h, {_OPTIONS}",
+    f"{_SAVED}, {_OF_VECTORS}",
     _gradients_of_vectors,
-    lambda A, *args: small.reasons_against(A, *heads_of(args[7])),
+    lambda A, *args: small.reasons_against(A, *heads_of(args[9])),
     **_BACKWARD,
     converts=False,
     returns=4,

@@ -46,6 +46,13 @@ DOT: Score = (
     Operand("queries", "features", "target"),
     Operand("values", "features"),  # None where the keys are the values
 )
+#: Of tensors alone: scores of both ends are products of the features and two vectors.
+OF_VECTORS: Score = (
+    Operand("h", "features"),
+    Operand("source", "vectors"),
+    Operand("target", "vectors"),
+    Operand("bias", "vectors"),  # or None
+)
 
 
 class Options(NamedTuple):

@@ -442,7 +442,7 @@ def gat_backward(
 
 def gat_of_vectors_backward(
     A: CSR | Structure, T: Any, perm: Any, grad: Any, out: Any, plus: Any, kept: Any,
-    of_edges: bool, source: Any, target: Any, bias: Any, h: Any, *more: Any, narrow: bool = False,
+    of_edges: bool, bias: Any, h: Any, source: Any, target: Any, *more: Any, narrow: bool = False,
 ) -> tuple[Any, ...]:  # fmt: skip
     """Launch gradients of ``h``, ``source, target, bias`` in one array, ``loop_edges``, ``edges``.
 

@@ -96,7 +96,7 @@ class Twin(NamedTuple):
 
     def gat_of_vectors_backward(
         self, A: CSR, T: CSR, perm: Array, grad: Array, out: Array, plus: Array, kept: Array,
-        of_edges: bool, source: Array, target: Array, bias: Array | None, h: Array, *more: Any,
+        of_edges: bool, bias: Array | None, h: Array, source: Array, target: Array, *more: Any,
     ) -> tuple[Array, ...]:  # fmt: skip
         """Compute gradients of ``h``, of vectors and bias in one, ``loop_edges``, ``edges``."""
         n, (heads, feat) = len(h), heads_of(source)
