@@ -32,8 +32,8 @@ def from_scores(graph, options, *inputs):
     return attention.from_scores(tensors_of(graph), options, *inputs)
 
 
-def from_vectors(graph, options, *inputs, bias=None):
-    return attention.from_vectors(tensors_of(graph), options, bias, *inputs)
+def from_vectors(graph, options, h, source, target, *scores, bias=None):
+    return attention.from_vectors(tensors_of(graph), options, h, source, target, bias, *scores)
 
 
 def with_loops(graph, loops):

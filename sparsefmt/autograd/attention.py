@@ -179,7 +179,7 @@ def gat_of_vectors(
     )
     options = check.options(negative_slope, dropout, seed, self_loops, tensors)
     scores = in_csr_order(tensors, edges), loops
-    return from_vectors(tensors, options, bias, h, source, target, *scores)
+    return from_vectors(tensors, options, h, source, target, bias, *scores)
 
 
 def gatv2_aggregate(
@@ -306,20 +306,16 @@ def from_scores(tensors: GraphTensors, options: Options, *inputs: Tensor | None)
     return _run(_Gat, GAT, GAT_WITH_STATISTICS, tensors, options, None, *inputs)
 
 
-def from_vectors(
-    tensors: GraphTensors, options: Options, bias: Tensor | None, h: Tensor, *more: Tensor | None
-) -> Tensor:
+def from_vectors(tensors: GraphTensors, options: Options, *inputs: Tensor | None) -> Tensor:
     """Run ``gat_of_vectors`` on vectors and scores of entries and loops, unchecked.
 
     As one Function: no two parts of the gradient of ``h`` have to be added up, and ``bias``, of
     heads * feat values, costs no launch.
     """
     ops = GAT_OF_VECTORS, GAT_OF_VECTORS_WITH_STATISTICS
-    if recorded(bias, h, *more):
-        return _run(_GatOfVectors, *ops, tensors, options, bias, h, *more)
-    source, target, *scores = more
-    vectors = _rounded(h, bias, h, source, target)
-    out: Tensor = GAT_OF_VECTORS(tensors.rows, *vectors, *scores, *options)
+    if recorded(*inputs):
+        return _run(_GatOfVectors, *ops, tensors, options, *inputs)
+    out: Tensor = GAT_OF_VECTORS(tensors.rows, *_rounded(inputs), *inputs[4:], *options)
     return out
 
 
@@ -416,22 +412,23 @@ class _GatOfVectors(Function):
     """Attention of scores that vectors make of the features."""
 
     @staticmethod
-    def forward(ctx: Any, bias: Any, h: Tensor, source: Any, target: Any, *more: Any) -> Tensor:
-        return _forward(ctx, *_rounded(h, bias, h, source, target), *more)
+    def forward(ctx: Any, *args: Any) -> Tensor:
+        return _forward(ctx, *_rounded(args), *args[4:])
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        bias, _, source, target, *_ = saved = ctx.saved_tensors
+        _, source, target, bias, *_ = saved = ctx.saved_tensors
         given = GAT_OF_VECTORS_BACKWARD, grad, saved, ctx.needs_input_grad[4]
         dh, d_vectors, d_loops, d_edges = _gradients(ctx, "gat_of_vectors", *given)
         d_bias = None if bias is None else d_vectors[2].view(bias.shape)
         ends = d_vectors[0].view(source.shape), d_vectors[1].view(target.shape)
-        return _wanted(ctx, d_bias, dh, *ends, d_edges, d_loops)
+        return _wanted(ctx, dh, *ends, d_bias, d_edges, d_loops)
 
 
-def _rounded(h: Tensor, *vectors: Tensor | None) -> list[Any]:
-    """Cast vectors to the dtype of the features, as kernels read them."""
-    return [None if v is None else v.to(h.dtype) for v in vectors]
+def _rounded(inputs: Sequence[Any]) -> list[Any]:
+    """Return features, and vectors and bias in their dtype, as kernels read them."""
+    dtype = inputs[0].dtype
+    return [None if a is None else a.to(dtype) for a in inputs[:4]]
 
 
 class _Pairwise(Function):
@@ -471,11 +468,10 @@ def gat_convolution(
     seed = checks.seed_on_device(None, tensors) if share else None
     if is_taped(x, weight, *vectors, bias):
         numbers = slope, share, loops
-        return applied(_GatLayer, bias, x, weight, *vectors, seed, tensors, numbers)
+        return applied(_GatLayer, x, weight, *vectors, bias, seed, tensors, numbers)
     options = seed, slope, share, loops
-    out: Tensor = GAT_OF_VECTORS(
-        tensors.rows, bias, linear(x, weight), *vectors, None, None, *options
-    )
+    inputs = linear(x, weight), *vectors, bias, None, None
+    out: Tensor = GAT_OF_VECTORS(tensors.rows, *inputs, *options)
     return out
 
 
@@ -483,10 +479,10 @@ class _GatLayer(Function):
     """A linear map, and attention of scores that vectors make of its result."""
 
     @staticmethod
-    def forward(ctx: Any, bias: Any, x: Tensor, weight: Tensor, *given: Any) -> Tensor:
-        source, target, seed, ctx.tensors, ctx.numbers = given
+    def forward(ctx: Any, x: Tensor, weight: Tensor, *given: Any) -> Tensor:
+        source, target, bias, seed, ctx.tensors, ctx.numbers = given
         ctx.op = GAT_OF_VECTORS_WITH_STATISTICS
-        inputs = bias, linear(x, weight), source, target, None, None, seed
+        inputs = linear(x, weight), source, target, bias, None, None, seed
         out, *statistics = ctx.op(ctx.tensors.rows, *inputs, *ctx.numbers)
         ctx.save_for_backward(x, weight, *inputs, _unversioned(ctx, out), *statistics)
         result: Tensor = out
@@ -495,15 +491,15 @@ class _GatLayer(Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, *saved = ctx.saved_tensors
-        of_bias, of_x, of_weight = ctx.needs_input_grad[:3]
+        of_x, of_weight, _, _, of_bias = ctx.needs_input_grad[:5]
         given = GAT_OF_VECTORS_BACKWARD, grad, saved, False
         dh, d_vectors, *_ = _gradients(ctx, "gat_of_vectors", *given, also=(x, weight))
         d_source, d_target, *d_bias = d_vectors.unbind()
         return (
-            d_bias[0].view(-1) if of_bias else None,
             torch.mm(dh, weight) if of_x else None,
             torch.mm(dh.t(), x) if of_weight else None,
             d_source,
             d_target,
+            d_bias[0].view(-1) if of_bias else None,
             *(None,) * 3,
         )

@@ -191,11 +191,12 @@ def test_every_op_keeps_the_rules_of_library_ops(device, index_dtype, traced):
     none = h[:, 0], source[0], target[0], None, None, None, 0.2, 0.0, False
     flat = h.view(7, 6), source, target, *none[3:]  # as a layer has its heads
     for args, bias in ((wide, None), (wide, source.flatten()), (none, source[0]), (flat, None)):
-        calls += [(op, (*A, bias, *args)) for op in forward]
-        found = forward[1](*A, bias, *args)
+        args = *args[:3], bias, *args[3:]
+        calls += [(op, (*A, *args)) for op in forward]
+        found = forward[1](*A, *args)
         for of_edges in (False, True):
             saved = *both, grad.view(-1, 6)[:, : args[0][0].numel()].reshape(args[0].shape), *found
-            calls.append((OPS.gat_of_vectors_backward, (*saved, of_edges, bias, *args)))
+            calls.append((OPS.gat_of_vectors_backward, (*saved, of_edges, *args)))
     for args in (
         (h, grad, None, source, None, None, 0.2, 1.0, 0.0, False),
         (h, grad, None, None, edges, seed, 0.0, 0.5, 0.3, True),
@@ -220,7 +221,7 @@ def test_ops_called_directly_obey_autocast(device):
     numbers = None, 0.2, 0.0, False
     with torch.autocast(device, dtype=torch.bfloat16):
         x, _, kept = OPS.gat_of_vectors_with_statistics(
-            *A, source, h, source, source, edges, None, *numbers
+            *A, h, source, source, source, edges, None, *numbers
         )
         y, *stats = OPS.gat_with_statistics(*A, source, h, el, el, edges, None, *numbers)
         z = OPS.attend(*A, h, h, None, source, edges, None, 0.2, 1.0, 0.0, False)

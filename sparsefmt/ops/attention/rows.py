@@ -70,14 +70,13 @@ def _gat_gradients(
     return (a.h.shape, a.h), *((shape, sums_dtype(a.h)) for shape in shapes)
 
 
-def _results_of_vectors(S: Any, bias: Any, h: Any, source: Any, *_: Any) -> tuple[Any, ...]:
-    (out,) = _result(S, bias, h)
-    return out, out, ((6 * S.n_rows * heads_of(source)[0],), sums_dtype(h))
+def _results_of_vectors(S: Any, h: Any, source: Any, *_: Any) -> tuple[Any, ...]:
+    return (h.shape, h), (h.shape, h), ((6 * h.shape[0] * heads_of(source)[0],), sums_dtype(h))
 
 
 def _gradients_of_vectors(
     S: Any, T: Any, perm: Any, grad: Any, out: Any, plus: Any, kept: Any, of_edges: bool,
-    bias: Any, h: Any, source: Any, target: Any, edges: Any, loop_edges: Any, *_: Any,
+    h: Any, source: Any, target: Any, bias: Any, edges: Any, loop_edges: Any, *_: Any,
 ) -> tuple[Any, ...]:  # fmt: skip
     vectors = (2 if bias is None else 3), *source.shape
     shapes = vectors, shape_of(loop_edges), shape_of(edges, of_edges)
@@ -133,10 +132,6 @@ def _refuses_gradients(A: Any, T: Any, perm: Any, grad: Any, *_: Any, **__: Any)
     return small.reasons_against(A, *heads_and_feat(grad))
 
 
-def _refuses_vectors(A: Any, bias: Any, h: Any, source: Any, *_: Any) -> list[str]:
-    return small.reasons_against(A, *heads_of(source))
-
-
 GAT = _gat_row(
     "gat", f"Tensor? bias, {_GAT}", _result, _refuses, narrowed=("bias", "h"), **_FORWARD
 )
@@ -153,26 +148,25 @@ GAT_BACKWARD = _gat_row(
     returns=5,
     entry_results=(4,),
 )
-_OF_VECTORS = f"Tensor? bias, Tensor h, Tensor source, Tensor target, {_OPTIONS}"
-_NARROWED = "bias", "h", "source", "target"
+_OF_VECTORS = f"Tensor h, Tensor source, Tensor target, Tensor? bias, {_OPTIONS}"
+_VECTORS: dict[str, Any] = {
+    "refuses": lambda A, h, source, *_: small.reasons_against(A, *heads_of(source)),
+    "price": lambda S, h, *_: _gat_price(S, None, h),
+    "rounds": lambda A, h, *_: against_rounding(A.nnz, h, None),
+    "narrowed": ("h", "source", "target", "bias"),
+    "converts": False,
+}
 GAT_OF_VECTORS = _gat_row(
-    *("gat_of_vectors", _OF_VECTORS, _result, _refuses_vectors),
-    **_FORWARD,
-    narrowed=_NARROWED,
-    converts=False,
+    "gat_of_vectors", _OF_VECTORS, lambda S, h, *_: ((h.shape, h),), **_VECTORS
 )
 GAT_OF_VECTORS_WITH_STATISTICS = _gat_row(
-    *("gat_of_vectors_with_statistics", _OF_VECTORS, _results_of_vectors, _refuses_vectors),
-    **_FORWARD,
-    narrowed=_NARROWED,
-    converts=False,
-    returns=3,
+    *("gat_of_vectors_with_statistics", _OF_VECTORS, _results_of_vectors), returns=3, **_VECTORS
 )
 GAT_OF_VECTORS_BACKWARD = _gat_row(
     "gat_of_vectors_backward",
     f"{_SAVED}, {_OF_VECTORS}",
     _gradients_of_vectors,
-    lambda A, *args: small.reasons_against(A, *heads_of(args[9])),
+    lambda A, *args: small.reasons_against(A, *heads_of(args[8])),
     **_BACKWARD,
     converts=False,
     returns=4,

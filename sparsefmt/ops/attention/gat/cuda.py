@@ -349,7 +349,7 @@ def gat_attention(
 
 
 def gat_of_vectors(
-    A: CSR | Structure, bias: Any, h: Any, source: Any, target: Any, *more: Any,
+    A: CSR | Structure, h: Any, source: Any, target: Any, bias: Any, *more: Any,
     narrow: bool = False,
 ) -> Any:  # fmt: skip
     """Compute ``gat`` of the scores ``<h, source>`` and ``<h, target>`` of each row and head.
@@ -357,11 +357,11 @@ def gat_of_vectors(
     Features are (n, heads, feat) or (n, heads * feat), as vectors say, of the same dtype.  The
     others are ``GatArguments`` behind ``er``, here and in the gradients.
     """
-    return _of_vectors(A, bias, h, source, target, more, train=False, narrow=narrow)[0]
+    return _of_vectors(A, h, source, target, bias, more, train=False, narrow=narrow)[0]
 
 
 def gat_of_vectors_with_statistics(
-    A: CSR | Structure, bias: Any, h: Any, source: Any, target: Any, *more: Any,
+    A: CSR | Structure, h: Any, source: Any, target: Any, bias: Any, *more: Any,
     narrow: bool = False,
 ) -> tuple[Any, Any, Any]:  # fmt: skip
     """Compute ``gat_of_vectors``, and what its gradient needs.
@@ -369,11 +369,11 @@ def gat_of_vectors_with_statistics(
     Beside the result these are ``Forward.plus``, and in one array the statistics, which are 4 of
     each row and head, and the scores of sources and of targets.
     """
-    return _of_vectors(A, bias, h, source, target, more, train=True, narrow=narrow)
+    return _of_vectors(A, h, source, target, bias, more, train=True, narrow=narrow)
 
 
 def _of_vectors(
-    A: CSR | Structure, bias: Any, h: Any, source: Any, target: Any, more: tuple[Any, ...], *,
+    A: CSR | Structure, h: Any, source: Any, target: Any, bias: Any, more: tuple[Any, ...], *,
     train: bool, narrow: bool,
 ) -> tuple[Any, Any, Any]:  # fmt: skip
     S, m, (heads, feat) = structure_of(A), memory_of(h), heads_of(source)
@@ -442,7 +442,7 @@ def gat_backward(
 
 def gat_of_vectors_backward(
     A: CSR | Structure, T: Any, perm: Any, grad: Any, out: Any, plus: Any, kept: Any,
-    of_edges: bool, bias: Any, h: Any, source: Any, target: Any, *more: Any, narrow: bool = False,
+    of_edges: bool, h: Any, source: Any, target: Any, bias: Any, *more: Any, narrow: bool = False,
 ) -> tuple[Any, ...]:  # fmt: skip
     """Launch gradients of ``h``, ``source, target, bias`` in one array, ``loop_edges``, ``edges``.
 

@@ -68,15 +68,17 @@ class Twin(NamedTuple):
         out, plus, statistics = self.forward(A, bias, a)
         return Forward(rounded(out, a.h), rounded(plus, a.h), statistics)
 
-    def gat_of_vectors(self, A: CSR, bias: Array | None, h: Array, *more: Any) -> Array:
+    def gat_of_vectors(
+        self, A: CSR, h: Array, source: Array, target: Array, bias: Array | None, *more: Any
+    ) -> Array:
         """Compute ``gat`` of scores of vectors; arguments and results as on a GPU."""
-        return self.gat(A, bias, *_with_scores(h, *more)).reshape(h.shape)
+        return self.gat(A, bias, *_with_scores(h, source, target, *more)).reshape(h.shape)
 
     def gat_of_vectors_with_statistics(
-        self, A: CSR, bias: Array | None, h: Array, *more: Any
+        self, A: CSR, h: Array, source: Array, target: Array, bias: Array | None, *more: Any
     ) -> tuple[Array, Array, Array]:
         """Compute ``gat_of_vectors``, and what its gradient needs."""
-        a = _with_scores(h, *more)
+        a = _with_scores(h, source, target, *more)
         out, plus, statistics = self.gat_with_statistics(A, bias, *a)
         kept = np.concatenate([part.reshape(-1) for part in (statistics, a.el, a.er)])
         return out.reshape(h.shape), plus.reshape(h.shape), kept
@@ -96,7 +98,7 @@ class Twin(NamedTuple):
 
     def gat_of_vectors_backward(
         self, A: CSR, T: CSR, perm: Array, grad: Array, out: Array, plus: Array, kept: Array,
-        of_edges: bool, bias: Array | None, h: Array, source: Array, target: Array, *more: Any,
+        of_edges: bool, h: Array, source: Array, target: Array, bias: Array | None, *more: Any,
     ) -> tuple[Array, ...]:  # fmt: skip
         """Compute gradients of ``h``, of vectors and bias in one, ``loop_edges``, ``edges``."""
         n, (heads, feat) = len(h), heads_of(source)
