@@ -4,7 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from .._lazy import facade
-from ..ops.engine.choose import explain_functions
+from ..ops.engine.explain import explain_functions
 
 if TYPE_CHECKING:
     from .attention import dot_aggregate as dot_aggregate

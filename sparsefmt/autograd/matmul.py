@@ -21,7 +21,6 @@ from ..ops.matmul.heads import summed
 from .engine import checks as _check
 from .engine import library
 from .engine.library import LibraryOp
-from .engine.products import product_at_once
 from .engine.recording import apart, once, recorded
 from .tensors.order import in_csr_order, in_own_order
 from .tensors.prepare import GraphLike, tensors_of
@@ -244,10 +243,6 @@ def multiply(
 
 def aggregated(side: Side, x: Tensor, values: Tensor | None, *options: Any) -> Tensor:
     """Multiply as ``multiply`` does, without autograd; ``options`` are its last three arguments."""
-    if values is None and x.dim() == 2:
-        out = product_at_once(side, x, *options)
-        if out is not None:
-            return out
     perm = None if values is None else side.perm
     if values is not None and perm is not None and x.is_cuda:
         if values.shape[0] > _MANY or x.shape[-1] * x.element_size() > _WIDE:

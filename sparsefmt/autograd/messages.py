@@ -83,7 +83,7 @@ def message_aggregate(
             "give Graph.from_edge_index(edge_index, num_nodes=n)."
         )
     tensors = tensors_of(graph, x)
-    api.checked_reduction(reduce)
+    api.checked_reduction("reduce", reduce)
     x = None if message == "copy_edge" else x
     _check.tensor("edge_features", edge_features)
     x, edge_features = library.narrowed(tensors.kind, x, edge_features)

@@ -11,7 +11,6 @@ from ..autograd import features_to_keep, graph_tensors, spmm
 from ..autograd.cbsr import choose_features, spgemm
 from ..autograd.engine import checks, library
 from ..autograd.engine.recording import once
-from ..autograd.layers import SPMM_WITH_OWN
 from ..autograd.matmul import SPMM, check_scales, csr_operands, multiply
 from ..autograd.tensors.prepare import side_of
 from ..errors import DtypeError, ShapeError, UnsupportedError
@@ -224,7 +223,7 @@ def _added_up(ctx: Any, grad: Tensor) -> Tensor:
     received, home = exchange.sent_back(dx), exchange.halo.home
     if home.nnz:
         given, beside = (received, *(None,) * 4, "sum"), (dx, None, False, None)
-        dx = SPMM_WITH_OWN(side_of(home, False), *given, *beside)
+        dx = SPMM(side_of(home, False), *given, *beside)
     return dx
 
 
@@ -236,7 +235,7 @@ class _Beside(Function):
         ctx.graph, *scales = given
         ctx.save_for_backward(*scales)
         side, beside = side_of(ctx.graph, False), (own, None, False, None)
-        found: Tensor = SPMM_WITH_OWN(side, x, None, None, *scales, "sum", *beside)
+        found: Tensor = SPMM(side, x, None, None, *scales, "sum", *beside)
         return found
 
     @staticmethod

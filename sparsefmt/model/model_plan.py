@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import Module
 
 from ..graph.graph import Graph
-from ..ops.engine.choose import Explanation, explaining
+from ..ops.engine.explain import Explanation, explaining
 from ..plan.planner import Plan
 from ..plan.rules import bare
 from .composition import Composition, Settings

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from .edges.api import edge_softmax as edge_softmax
     from .edges.api import edge_softmax_backward as edge_softmax_backward
     from .edges.api import sddmm as sddmm
-    from .engine.choose import explain as explain
+    from .engine.explain import explain as explain
     from .engine.jit import compile_all as compile_all
     from .engine.transpose import Transpose as Transpose
     from .engine.transpose import transpose as transpose
@@ -47,7 +47,7 @@ _MODULES = {
     "cbsr.gradients": "sspmm",
     "cbsr.maxk": "maxk",
     "edges.api": "edge_softmax edge_softmax_backward sddmm",
-    "engine.choose": "explain",
+    "engine.explain": "explain",
     "engine.jit": "compile_all",
     "engine.transpose": "Transpose transpose",
     "gcn.api": "gcn_norm gcn_norm_backward",

@@ -25,8 +25,8 @@ from op_cases import (
 from sparsefmt import CSR, ops
 from sparsefmt.errors import DeviceError, DtypeError, ShapeError
 from sparsefmt.ops import explain
-from sparsefmt.ops.engine import checks
 from sparsefmt.ops.engine.structure import Structure
+from sparsefmt.ops.matmul import aggregation
 from sparsefmt.ops.matmul import cuda_aggregate as matmul_cuda_aggregate
 from sparsefmt.testing import stored_entries
 
@@ -169,7 +169,7 @@ def test_everything_is_written_and_nothing_beside_it(xp, width, monkeypatch):
         buffers.append(buffer)
         return found
 
-    monkeypatch.setattr(checks, "output", output)
+    monkeypatch.setattr(aggregation, "output", output)
     for kind in ("isolated rows", "dense block", "power law"):
         A = matrix(kind, F32, np.int32)
         check(xp, A, width, F32, own=A.n_rows == A.n_cols)

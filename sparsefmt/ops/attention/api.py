@@ -9,7 +9,7 @@ from typing import Any
 from ...formats.arrays import Array, allocating, namespace, on_device_of
 from ...formats.base import Format
 from ..engine import checks as engine_checks
-from ..engine import choose
+from ..engine.call import call
 from ..engine.table import Op
 from . import rows, score
 from .score import ADDITIVE, DOT, GATV2, Options, Score, sums_dtype
@@ -208,7 +208,7 @@ def gat_attention(
         out = namespace(el).empty(shape, dtype)
     arrays = el, er, edges
     A = engine_checks.structure(A)
-    result: Array = choose.run(rows.GAT_ATTENTION, A, *arrays, slope, loops, out=out)
+    result: Array = call(rows.GAT_ATTENTION, A, *arrays, slope, loops, out=out)
     return result
 
 
@@ -448,7 +448,7 @@ def _forward(
     out = engine_checks.output(out, shape=shape, like=arrays[0], inputs=arrays, A=A)
     bias = (None,) if kind is ADDITIVE else ()
     A = engine_checks.structure(A)
-    result: Array = choose.run(op, A, *bias, *given, out=out, **precision)
+    result: Array = call(op, A, *bias, *given, out=out, **precision)
     return result
 
 
@@ -466,7 +466,7 @@ def _backward(
     given, precision = _in_row_order(kind, A, arrays, numbers, scale, precision)
     forward = (None,) * (3 if kind is ADDITIVE else 2)  # made anew, as is the transpose
     saved = None, None, grad, *forward, edges is not None
-    gradients = choose.run(op, engine_checks.structure(A), *saved, *given, **precision)
+    gradients = call(op, engine_checks.structure(A), *saved, *given, **precision)
     if gradients is None:  # ``explain`` runs nothing
         return (None,) * 5
     likes = *given[:3], None if kind is ADDITIVE else given[3], edges

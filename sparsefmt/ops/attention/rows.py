@@ -5,8 +5,8 @@ from functools import partial
 from math import prod
 from typing import Any
 
-from ..engine import choose
-from ..engine.table import Kernel, Op, Price, deferred
+from ..engine.call import convert_to_csr
+from ..engine.table import Kernel, Op, Price, deferred, unchecked
 from ..matmul.api import ROUNDED, against_rounding
 from .gat import cuda as gat
 from .gat import small
@@ -44,8 +44,8 @@ def _row(
     if rounds is not None:
         run, title = partial(launcher, narrow=True), f"{name}_csr_rounded"
         kernels.insert(0, Kernel(title, run, ("csr",), "gpu", refuses=rounds, note=ROUNDED))
-    kernels += [choose.convert_to_csr(name)] * converts
-    return Op(name, arguments, results, tuple(kernels), **facts)
+    kernels += [convert_to_csr(name)] * converts
+    return Op(name, unchecked(arguments), results, tuple(kernels), **facts)
 
 
 def _result(S: Any, _: Any, x: Any, *__: Any) -> tuple[Any, ...]:

@@ -16,7 +16,7 @@ from .cuda import shape_of_heads
 
 def refuses(
     A: Any, x: Array, values: Any = None, perm: Any = None, row_scale: Any = None,
-    col_scale: Any = None, reduce: str = "sum", **_: Any,
+    col_scale: Any = None, reduce: str = "sum", *_: Any, **__: Any,
 ) -> list[str]:  # fmt: skip
     """List the reasons against a small product."""
     found = small.reasons_against((A.nnz + A.n_rows) * features_of(x, values))
