@@ -13,8 +13,7 @@ from typing import Any, Literal, NamedTuple
 
 #: The modules below ``ops`` that hold rows.
 MODULES = (
-    *("matmul.api", "matmul.aggregation", "edges.api"),
-    *("attention.gat.api", "attention.pairwise.api", "cbsr.api"),
+    *("matmul.api", "matmul.aggregation", "edges.api", "attention.rows", "cbsr.api"),
     *("sampling.api", "gcn.api", "messages.api"),
 )
 FORMATS = ("coo", "csr", "csc", "sgt", "cbsr")
