@@ -20,10 +20,10 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 os.environ["PYTORCH_NO_CUDA_MEMORY_CACHING"] = "1"  # as CuPy's pool
 
+from sparsefmt.ops.attention.gat.backward import through_scores
 from tile_cases import blocks, costs
 
 from sparsefmt import COO, CSR, Graph, IndexRangeError, ops
-from sparsefmt.ops.attention.gat.backward import through_scores
 from sparsefmt.ops.attention.gat.cuda import gat_scores
 from sparsefmt.ops.attention.pairwise import column_blocks as attention_column_blocks
 from sparsefmt.ops.engine import build

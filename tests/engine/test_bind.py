@@ -90,7 +90,7 @@ def test_none_is_refused_where_it_is_no_choice(op, arg):
             call(op, **{name: None})
         return
     result = dict(zip(arguments(op), call(op, **{name: None})[1:], strict=True))[name]
-    assert result is (A.data if arg.own else None)
+    assert result is (A.data if arg.stored else None)
 
 
 @pytest.mark.parametrize(("op", "arg"), ARGUMENTS)

@@ -216,16 +216,16 @@ def sspmm(
 
     MaxK-GNN (ASPLOS'24), section 4.2.
     """
-    given, reduce, dY, S, precision, row_scale, col_scale = bind(
+    matrix, reduce, dY, S, precision, row_scale, col_scale = bind(
         *(SSPMM_OUTER, A), reduce=reduce, dY=dY, S=S, precision=precision,
         row_scale=row_scale, col_scale=col_scale,
     )  # fmt: skip
-    A = given if isinstance(given, CSR) else given.tocsr()
+    A = matrix if isinstance(matrix, CSR) else matrix.tocsr()
     if A.data is not None:
         same_dtype("dY", dY, "A", A)
     T = perm = None
     if deterministic or transposed is not None or isinstance(dY, np.ndarray):
-        T, perm, _ = transpose_of(given, A, transposed)
+        T, perm, _ = transpose_of(matrix, A, transposed)
     if order is not None:
         order = checked_order(order, A)
     if reduce == "mean":
@@ -346,7 +346,7 @@ def _rows(S: Any, columns: Any, data: Any, feat: Any, *_: Any) -> tuple[Any, ...
 
 
 def _price(S: Any, columns: Any, data: Any, feat: int, values: Any = None, *_: Any) -> Price:
-    """Every entry reads ``k`` columns and values; every row of the product is written."""
+    """Price it: every entry reads ``k`` columns and values; rows of the product are written."""
     entries = S.nnz * columns.shape[1]
     weights = 0 if values is None else S.nnz * data.itemsize
     read = entries * (columns.itemsize + data.itemsize) + S.nnz * 4 + weights
@@ -378,7 +378,7 @@ def _at_places(S: Any, columns: Any, grad: Any, *_: Any) -> tuple[Any, ...]:
 
 
 def _price_of_gradient(S: Any, columns: Any, grad: Any, values: Any = None, *_: Any) -> Price:
-    """Every entry reads ``k`` places of a row of ``grad``; columns and results pass once."""
+    """Price it: every entry reads ``k`` places of ``grad``; columns and results pass once."""
     entries, places = S.nnz * columns.shape[1], prod(columns.shape)
     weights = 0 if values is None else S.nnz * grad.itemsize
     read = entries * grad.itemsize + places * columns.itemsize + S.nnz * 4 + weights
@@ -386,7 +386,7 @@ def _price_of_gradient(S: Any, columns: Any, grad: Any, values: Any = None, *_: 
 
 
 def _price_of_products(S: Any, x: Any, columns: Any, data: Any, *_: Any) -> Price:
-    """Every entry reads ``k`` columns and values; rows of ``x`` are read once."""
+    """Price it: every entry reads ``k`` columns and values; rows of ``x`` are read once."""
     entries = S.nnz * columns.shape[1]
     read = entries * (columns.itemsize + data.itemsize) + prod(x.shape) * x.itemsize
     return Price(read + S.nnz * (4 + x.itemsize), 2 * entries)

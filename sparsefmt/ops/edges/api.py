@@ -177,7 +177,7 @@ def _like_scores(S: Any, scores: Any, *_: Any) -> tuple[Any, ...]:
 
 
 def _price_of_products(S: Any, X: Any, *_: Any) -> Price:
-    """Every entry reads a row of Y; rows of X are read once."""
+    """Price it: every entry reads a row of Y; rows of X are read once."""
     row = prod(X.shape[1:])
     values = (S.nnz + S.n_rows) * row
     return Price(values * X.itemsize + S.nnz * (4 + X.itemsize), 2 * S.nnz * row)

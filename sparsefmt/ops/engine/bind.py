@@ -67,7 +67,6 @@ def bind(op: Op, A: Any, /, **args: Any) -> list[Any]:
     values: those of the matrix itself are returned then.
     """
     library: Any = ARRAYS
-    like: Named | None
     if isinstance(A, Format):
         shape = A.shape
         leaf = A.__dict__[A._array_fields[0]]
@@ -81,15 +80,15 @@ def bind(op: Op, A: Any, /, **args: Any) -> list[Any]:
         args = library.cast(op, A, args)
     floats, layout, named, results = library.floats, library.layout, op.named, [A]
     arrays = layout is None
-    bound: dict[str, Named] = {}
+    bound: dict[str, Any] = {}  # the name that users see, and the array
     for name, value in args.items():
         arg = named[name]
         rows, check = arg.rows, arg.check
         if value is None and arg.optional:
-            if arg.own:
-                value, other = A.data if arrays else A.csr_values, bound[arg.like]
-                if value is not None and value.dtype != other[1].dtype:
-                    value = library.own_values(op, A, value, other)
+            if arg.stored:
+                value, like = A.data if arrays else A.csr_values, bound[arg.like]
+                if value is not None and value.dtype != like[1].dtype:
+                    value = library.own_values(op, A, value, like)
         elif rows:
             size = A.nnz if rows == "entries" else 1 if rows == "heads" else shape[rows == "cols"]
             like, behind = bound.get(arg.like), arg.behind
@@ -217,22 +216,22 @@ class Arrays:
 
 
 ARRAYS = Arrays()
-_ONE: dict[Any, str] = {"rows": "row", "cols": "column"}
+_AXES: dict[Any, str] = {"rows": "row", "cols": "column"}
 _ENDS: dict[Any, str] = {"rows": "target", "cols": "source", "entries": "stored entry"}
 
 
 def _features(name: str, x: Array, arg: Arg, A: Format, size: int, like: Named | None) -> str:
     """Return what is wrong with the shape of features."""
-    one = _ONE[arg.rows]
+    axis = _AXES[arg.rows]
     if x.ndim == 0:
-        return f"is a single {x.dtype}, of shape (): give a matrix, one row per {one} of A"
+        return f"is a single {x.dtype}, of shape (): give a matrix, one row per {axis} of A"
     if x.ndim not in arg.axes:
         hint = f"{name}[:, None]" if x.ndim == 1 else f"{name}.reshape(len({name}), -1)"
         shapes = "(rows, feat)" + " or (rows, heads, feat)" * (3 in arg.axes)
         return f"has shape {x.shape}: give {shapes}, such as {hint}"
     if x.shape[0] != size:
         return (
-            f"has {x.shape[0]} rows but A has {size} {one}s: {name} needs one row per {one} of A "
+            f"has {x.shape[0]} rows but A has {size} {axis}s: {name} needs one row per {axis} of A "
             f"({name}.shape == {x.shape}, A.shape == {A.shape})"
         )
     return _unlike(x, arg, like)
@@ -248,14 +247,14 @@ def _unlike(x: Array, arg: Arg, like: Named | None) -> str:
 
 def _factor(name: str, x: Array, arg: Arg, A: Format, size: int, like: Named | None) -> str:
     """Return what is wrong with the shape of factors."""
-    one = _ONE[arg.rows]
+    axis = _AXES[arg.rows]
     if x.ndim == 0 and x.dtype.kind in "iuf":
         xp = namespace(A._indices).__name__.replace("numpy", "np")
         full = f"{xp}.full({size}, {x.item()}, {'A' if like is None else like[0]}.dtype)"
-        return f"has shape (): give one factor per {one} of A, {full} for instance"
+        return f"has shape (): give one factor per {axis} of A, {full} for instance"
     if x.shape == (size,):
         return ""
-    return f"has shape {x.shape}: give ({size},), one factor per {one} of A (A.shape == {A.shape})"
+    return f"has shape {x.shape}: give ({size},), one factor per {axis} of A (A.shape == {A.shape})"
 
 
 def _entries(name: str, x: Array, arg: Arg, A: Format, size: int, like: Named | None) -> str:

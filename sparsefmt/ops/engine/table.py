@@ -59,7 +59,7 @@ class Arg:
     #: What else it has of that: the shape behind its rows, the heads, or neither.
     alike: Literal["shape", "heads", "dtype"] = "shape"
     optional: bool = False  #: whether it may be None
-    own: bool = False  #: whether the matrix's own values stand for None
+    stored: bool = False  #: whether None stands for the values that the matrix stores
     kind: str = "Tensor"  #: in a schema
     default: str = ""  #: in a schema, of an argument that may be left out
     words: tuple[str, ...] = ()  #: those that a string may be
@@ -88,7 +88,7 @@ class Arg:
 
     @property
     def schema(self) -> str:
-        """Its part of a schema of torch."""
+        """Return its part of a schema of torch."""
         default = f"={self.default}" if self.default else ""
         return f"{self.kind}{'?' * self.optional} {self.name}{default}"
 
@@ -155,11 +155,11 @@ class Op:
         _operations[self.name] = self
 
     def prefer(self, kernel: Kernel) -> None:
-        """Put a kernel before the others: the torch layer has some that know its graphs."""
+        """Add a kernel before the others: the torch layer has some that know its graphs."""
         object.__setattr__(self, "kernels", (kernel, *self.kernels))
-        for (format, gpu), found in self.candidates.items():
+        for (format, gpu), kernels in self.candidates.items():
             if format in kernel.formats and kernel.place in ("any", "gpu" if gpu else "cpu"):
-                self.candidates[format, gpu] = (kernel, *found)
+                self.candidates[format, gpu] = (kernel, *kernels)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -168,17 +168,17 @@ class Op:
 
     @property
     def title(self) -> str:
-        """What users call it: its first public function, or its own name."""
+        """Return its first public function, or its name."""
         return self.functions[0] if self.functions else self.name
 
 
 def deferred(module: str, name: str) -> Callable[..., Any]:
-    """The function of that name; its module is imported at the first call, as numba takes long."""
+    """Return a function whose module is imported at the first call: numba takes long."""
 
     @cache
     def function() -> Callable[..., Any]:
-        found: Callable[..., Any] = getattr(import_module(module), name)
-        return found
+        result: Callable[..., Any] = getattr(import_module(module), name)
+        return result
 
     def call(*args: Any, **options: Any) -> Any:
         return function()(*args, **options)
@@ -204,19 +204,19 @@ def unchecked(schema: str) -> tuple[Arg, ...]:
 
 
 def find(name: str) -> Op:
-    """The operation of that name, whose module has been imported."""
+    """Return the operation of that name, whose module has been imported."""
     return _operations[name]
 
 
 def functions() -> dict[str, Callable[..., Any]]:
-    """Every public function that chooses among kernels."""
+    """Return every public function that chooses among kernels."""
     package = import_module("sparsefmt.ops")
     names = sorted({name for op in operations() for name in op.functions})
     return {name: getattr(package, name) for name in names}
 
 
 def operations() -> Iterator[Op]:
-    """Every operation of every room."""
+    """Yield every operation of every room."""
     for module in MODULES:
         import_module(f"sparsefmt.ops.{module}")
     yield from _operations.values()

@@ -18,6 +18,7 @@ from ...formats.arrays import (
 from ...formats.base import Format
 from ..engine.bind import bind, flag
 from ..engine.call import call
+from ..engine.order import in_own_order
 from ..engine.table import Arg, Kernel, Op, Price, deferred
 from . import cuda
 
@@ -114,11 +115,7 @@ def gcn_norm_backward(A: Format, grad: Array, *, self_loops: bool = True) -> Arr
     if A.format in ("coo", "csr"):
         return _backward(A, grad, self_loops)
     csr, perm = A.tocsr_with_perm()
-    found = _backward(csr, grad, self_loops)
-    with on_device_of(found), allocating(f"gradients of {A.nnz} values"):
-        out = namespace(found).empty_like(found)
-        out[perm] = found
-        return out.reshape(shape)
+    return in_own_order(_backward(csr, grad, self_loops), perm).reshape(shape)
 
 
 def _check_square(A: Format) -> None:
@@ -160,8 +157,8 @@ def _unfilled(A: Any, size: int) -> Any:
 def _backward(A: Any, grad: Array, self_loops: bool) -> Array:
     with on_device_of(grad), allocating(f"gradients of {A.nnz} values"):
         out = namespace(grad).empty(A.nnz, grad.dtype)
-    found: Array = call(GCN_NORM_BACKWARD, A, A.data, grad, self_loops, out=out)
-    return found
+    result: Array = call(GCN_NORM_BACKWARD, A, A.data, grad, self_loops, out=out)
+    return result
 
 
 # The rows of the table
@@ -177,14 +174,14 @@ def _one_per_entry(S: Any, values: Any, *_: Any) -> tuple[Any, ...]:
 
 
 def _price(S: Any, values: Any, loops: bool) -> Price:
-    """Every entry is read for its degree and for its product, and written once."""
+    """Price it: every entry is read for its degree and for its product, and written once."""
     size = 4 if values is None else values.itemsize
     read = 2 * S.nnz * (4 + (values is not None) * size)
     return Price(read + (S.nnz + S.n_rows * loops) * size + 16 * S.n_rows, 3 * S.nnz)
 
 
 def _price_backward(S: Any, values: Any, grad: Any, loops: bool) -> Price:
-    """Three passes over the entries, two of them over the gradient."""
+    """Price it: three passes over the entries, two of them over the gradient."""
     read = 3 * S.nnz * 8 + 2 * S.nnz * values.itemsize + 2 * (S.nnz + S.n_rows * loops) * 4
     return Price(read + S.nnz * grad.itemsize + 32 * S.n_rows, 9 * S.nnz)
 

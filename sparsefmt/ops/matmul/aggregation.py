@@ -153,17 +153,17 @@ def aggregate_backward(
     beside 16 MiB of features, or with ``transposed`` 1.5 Mi, and from 8 Mi on.
     fuseGNN (ICCAD'20), algorithms 2 and 3.
     """
-    A, X, _, grad, own = bind(
+    A, X, _, grad, weight = bind(
         *(AGGREGATE_BACKWARD, A), X=X, values=None, grad=grad, self_weight=self_weight
     )
-    if own is not None and A.n_rows != A.n_cols:
+    if weight is not None and A.n_rows != A.n_cols:
         raise ShapeError(f"self_weight is given but A is {A.shape}: only a square A has vertices.")
     csr, numbers = numbered_csr(A)
     T, perm, inverse = transpose_of(A, csr, transposed)
     with on_device_of(X), allocating(f"a result of shape {(A.n_rows,)}"):
-        dself = None if own is None else namespace(own).empty_like(own)
+        dself = None if weight is None else namespace(weight).empty_like(weight)
     numbered = {"values": csr.data, "perm": perm, "inverse": inverse}
-    options = {"row_scale": None, "col_scale": None, "self_weight": own, "dself": dself}
+    options = {"row_scale": None, "col_scale": None, "self_weight": weight, "dself": dself}
     gradients = call(AGGREGATE_BACKWARD, T, X, grad, **numbered, **options)
     dX, dA = gradients or (None, None)  # ``explain`` runs nothing
     dA = dA if dA is None else in_own_order(dA, numbers)
@@ -209,7 +209,7 @@ def scale(A: Format, row: Array | None = None, col: Array | None = None) -> Any:
     A = sparse(A)
     row = None if row is None else ARRAYS.check("row", row, _ROW, A, A.n_rows, None)
     col = None if col is None else ARRAYS.check("col", col, _COL, A, A.n_cols, None)
-    factors = [(name, one) for name, one in (("row", row), ("col", col)) if one is not None]
+    factors = [(name, a) for name, a in (("row", row), ("col", col)) if a is not None]
     if not factors:
         return A
     like = factors[0] if A.data is None else ("A.data", A.data)
@@ -223,8 +223,9 @@ def scale(A: Format, row: Array | None = None, col: Array | None = None) -> Any:
         products: Array = None if A.data is None else A.data.astype(wide)
         for factor, places in ((row, rows), (col, cols)):
             if factor is not None:
-                found = factor.astype(wide, copy=False)[places]
-                products = found if products is None else namespace(found).multiply(found, products)
+                scales = factor.astype(wide, copy=False)[places]
+                xp = namespace(scales)
+                products = scales if products is None else xp.multiply(scales, products)
         return A._replace(data=products.astype(like.dtype, copy=False))
 
 
@@ -232,7 +233,7 @@ _ROW, _COL = Arg("row", "rows"), Arg("col", "cols")
 
 
 def _places(A: Any) -> tuple[Any, Any]:
-    """Row and column of each value, in the order and shape in which the format keeps them."""
+    """Return row and column of each value, in the order and shape that the format has."""
     if A.format == "coo":
         return A.row, A.col
     if A.format == "cbsr":
@@ -252,11 +253,11 @@ def _rows_and_entries(S: Any, x: Any, *_: Any) -> tuple[Any, ...]:
     return ((S.n_rows, x.shape[1]), x), ((S.nnz,), x)
 
 
-def _price_of_both(S: Any, x: Any, grad: Any, *given: Any) -> Price:
-    """Price it as one product, which serves both: rows of X are read, values written."""
-    found = price_of_rows(S, x, *given)
-    size = found.bytes + (S.n_rows * x.shape[1] + S.nnz) * x.itemsize
-    return Price(size, 2 * found.flops)
+def _price_of_both(S: Any, x: Any, grad: Any, *others: Any) -> Price:
+    """Compute the price of one product, which serves both: rows of X are read, values written."""
+    product = price_of_rows(S, x, *others)
+    size = product.bytes + (S.n_rows * x.shape[1] + S.nnz) * x.itemsize
+    return Price(size, 2 * product.flops)
 
 
 AGGREGATE_BACKWARD = Op(

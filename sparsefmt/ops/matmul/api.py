@@ -248,7 +248,7 @@ def spmm_arg_backward(
         *(SPMM_ARG_DA, A), X=X, values=None, grad=grad, row_scale=row_scale, col_scale=col_scale
     )
     csr, numbers = numbered_csr(A)
-    arg, grad = _winners(arg, grad, csr), contiguous(grad)
+    arg, grad = _check_winners(arg, grad, csr), contiguous(grad)
     if numbers is not None:
         arg = _renumbered(arg, primitives.inverse(numbers))
     T, perm, _ = transpose_of(A, csr, transposed)
@@ -258,16 +258,17 @@ def spmm_arg_backward(
 
 
 def _renumbered(arg: Array, numbers: Array | None) -> Array:
-    """Give entries the numbers that ``numbers`` has for them; what is none of them becomes -1."""
+    """Return the numbers of entries in the order of a matrix; -1 for what is no entry."""
     if numbers is None or not len(numbers):
         return arg
     with on_device_of(arg), allocating(f"entries of shape {arg.shape}"):
         known = (arg >= 0) & (arg < len(numbers))
-        found: Array = namespace(arg).where(known, numbers[arg * known], -1)
-        return found.astype(arg.dtype, copy=False)
+        result: Array = namespace(arg).where(known, numbers[arg * known], -1)
+        return result.astype(arg.dtype, copy=False)
 
 
-def _winners(arg: Any, grad: Array, A: CSR) -> Array:
+def _check_winners(arg: Any, grad: Array, A: CSR) -> Array:
+    """Check for what ``spmm_arg`` returned, and return it as kernels read it."""
     arg = as_array("arg", arg, beside=A.indices)
     if arg.shape != grad.shape:
         raise ShapeError(
@@ -288,9 +289,9 @@ def _rows(S: Any, x: Any, values: Any = None, *_: Any) -> tuple[Any, ...]:
     return ((shape, x),)
 
 
-def price_of_rows(S: Any, x: Any, *given: Any) -> Price:
-    """Every entry reads its index, its values and a row of X; rows of the result are written."""
-    values = given[0] if given else None
+def price_of_rows(S: Any, x: Any, *others: Any) -> Price:
+    """Price it: every entry reads an index, values and a row of X; a row of the result is written."""
+    values = others[0] if others else None
     weights = 0 if values is None else prod(values.shape[1:])
     feat = prod(x.shape[1:])
     results = weights * feat if weights > 1 and len(x.shape) == 2 else feat
@@ -339,7 +340,7 @@ ROUNDED = "float32 features rounded to bfloat16, half the bytes"
 _CPU = f"{__package__}.cpu"
 
 VALUES = Arg(
-    *("values", "entries", (1, 2), "x", "dtype"), optional=True, own=True, also=("edge_weight",)
+    *("values", "entries", (1, 2), "x", "dtype"), optional=True, stored=True, also=("edge_weight",)
 )
 SPMM = Op(
     "spmm",
@@ -394,18 +395,18 @@ def _rows_of_grad(S: Any, perm: Any, grad: Any, *_: Any) -> tuple[Any, ...]:
 
 
 def one_per_entry(S: Any, x: Any, *_: Any) -> tuple[Any, ...]:
-    """Give the shape and dtype of a value for each entry, of the dtype of ``x``."""
+    """Return the shape and dtype of a value for each entry, of the dtype of ``x``."""
     return (((S.nnz,), x),)
 
 
-def _price_of_dx(S: Any, perm: Any, grad: Any, arg: Any, *given: Any) -> Price:
-    """Price it as a product, which reads as many winners as features."""
-    found = price_of_rows(S, grad, *given)
-    return Price(found.bytes + S.nnz * grad.shape[1] * arg.itemsize, found.flops)
+def _price_of_dx(S: Any, perm: Any, grad: Any, arg: Any, *others: Any) -> Price:
+    """Compute the price of a product that reads as many winners as features."""
+    product = price_of_rows(S, grad, *others)
+    return Price(product.bytes + S.nnz * grad.shape[1] * arg.itemsize, product.flops)
 
 
 def _price_of_da(S: Any, x: Any, grad: Any, arg: Any, *_: Any) -> Price:
-    """Every result reads its winner and two features, and adds to a value."""
+    """Price it: every result reads its winner and two features, and adds to a value."""
     results = grad.shape[0] * grad.shape[1]
     size = results * (arg.itemsize + 2 * x.itemsize) + S.nnz * (4 + x.itemsize)
     return Price(size, 2 * results)

@@ -238,14 +238,14 @@ def _entries(S: Any, left: Any, *_: Any) -> tuple[Any, ...]:
 
 
 def _price_of_sums(S: Any, x: Any, edges: Any, *_: Any) -> Price:
-    """Every entry reads its index and two rows; rows of the result are written."""
+    """Price it: every entry reads its index and two rows; rows of the result are written."""
     row = edges.shape[1] * edges.itemsize
     gathers = (x is not None) + 1
     return Price((gathers * S.nnz + S.n_rows) * row + 4 * S.nnz, 2 * S.nnz * edges.shape[1])
 
 
 def _price_of_gradients(S: Any, x: Any, edges: Any, grad: Any, *_: Any) -> Price:
-    """Every entry reads two indices and two rows, and writes one."""
+    """Price it: every entry reads two indices and two rows, and writes one."""
     feat, reads = grad.shape[1], 2 + (edges is not None)
     size = (reads * S.nnz + 2 * S.n_rows) * feat * grad.itemsize + 8 * S.nnz
     return Price(size, 3 * S.nnz * feat)

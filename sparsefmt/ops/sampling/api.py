@@ -228,7 +228,7 @@ def _price_of_product(
     S: Any, x: Any, values: Any = None, r: Any = None, c: Any = None, seed: Any = None,
     width: int = ALL, *_: Any, **__: Any,
 ) -> Price:  # fmt: skip
-    """Every sampled entry reads a row of x; rows of the result are written once."""
+    """Price it: every sampled entry reads a row of x; rows of the result are written once."""
     sampled, row = min(S.nnz, S.n_rows * width), x.shape[1] * x.itemsize
     entry = 4 + (0 if values is None else x.itemsize)
     return Price((sampled + S.n_rows) * row + sampled * entry, 2 * sampled * x.shape[1])
@@ -238,7 +238,7 @@ def _price_of_values(
     S: Any, x: Any, grad: Any, r: Any = None, c: Any = None, seed: Any = None,
     width: int = ALL, *_: Any,
 ) -> Price:  # fmt: skip
-    """Every sampled entry reads a row of x; rows of the gradient are read once."""
+    """Price it: every sampled entry reads a row of x; rows of the gradient are read once."""
     sampled, row = min(S.nnz, S.n_rows * width), x.shape[1] * x.itemsize
     size = (sampled + S.n_rows) * row + sampled * 4 + S.nnz * x.itemsize
     return Price(size, 2 * sampled * x.shape[1])

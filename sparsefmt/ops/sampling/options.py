@@ -28,18 +28,18 @@ def integer(name: str, value: Any) -> int:
             return operator.index(value)
     except TypeError:
         pass
-    given = repr(value)
-    given = given if len(given) < 80 else f"a {type(value).__name__}"
-    raise DtypeError(f"{name} is {given}: give an integer.")
+    text = repr(value)
+    text = text if len(text) < 80 else f"a {type(value).__name__}"
+    raise DtypeError(f"{name} is {text}: give an integer.")
 
 
 def width(name: str, value: Any) -> int:
     """Check how many entries of a row to sample; ``ALL`` stands for every larger number."""
-    found = integer(name, value)
-    if found < 1:
-        given = found if found > -(2**63) else "less than any int64"  # Python writes few digits
-        raise ShapeError(f"{name} is {given}: give the most entries of a row, 1 or more.")
-    return min(found, ALL)
+    most = integer(name, value)
+    if most < 1:
+        text = most if most > -(2**63) else "less than any int64"  # Python writes few digits
+        raise ShapeError(f"{name} is {text}: give the most entries of a row, 1 or more.")
+    return min(most, ALL)
 
 
 def strategy(value: object) -> str:
