@@ -290,7 +290,7 @@ def _rows(S: Any, x: Any, values: Any = None, *_: Any) -> tuple[Any, ...]:
 
 
 def price_of_rows(S: Any, x: Any, *others: Any) -> Price:
-    """Price it: every entry reads an index, values and a row of X; a row of the result is written."""
+    """Price it: every entry reads an index, values and a row of X; rows of results are written."""
     values = others[0] if others else None
     weights = 0 if values is None else prod(values.shape[1:])
     feat = prod(x.shape[1:])
