@@ -3,7 +3,7 @@
 On a small graph a training step takes host time, and each node of autograd's, each launch and each
 small operation of torch's takes its part of that.  Nothing is checked here but whether a call is
 one that these nodes serve, ``is_plain``: those that are not go step by step, and are checked there.
-Gradients are differentiable any number of times.  Attention's node is in ``gat_layer``.
+Gradients are differentiable any number of times.  Attention's node is in ``attention``.
 """
 
 from typing import Any

@@ -5,13 +5,13 @@ from typing import TYPE_CHECKING
 from .._lazy import facade
 
 if TYPE_CHECKING:
-    from .attention.gat.api import gat as gat
-    from .attention.gat.api import gat_attention as gat_attention
-    from .attention.gat.api import gat_backward as gat_backward
-    from .attention.pairwise.api import dot_attention as dot_attention
-    from .attention.pairwise.api import dot_attention_backward as dot_attention_backward
-    from .attention.pairwise.api import gatv2 as gatv2
-    from .attention.pairwise.api import gatv2_backward as gatv2_backward
+    from .attention.api import dot_attention as dot_attention
+    from .attention.api import dot_attention_backward as dot_attention_backward
+    from .attention.api import gat as gat
+    from .attention.api import gat_attention as gat_attention
+    from .attention.api import gat_backward as gat_backward
+    from .attention.api import gatv2 as gatv2
+    from .attention.api import gatv2_backward as gatv2_backward
     from .cbsr.api import spgemm as spgemm
     from .cbsr.gradients import sspmm as sspmm
     from .cbsr.maxk import maxk as maxk
@@ -41,8 +41,8 @@ if TYPE_CHECKING:
 
 #: Module -> the public names that it defines; resolved on first use (PEP 562).
 _MODULES = {
-    "attention.gat.api": "gat gat_attention gat_backward",
-    "attention.pairwise.api": "dot_attention dot_attention_backward gatv2 gatv2_backward",
+    "attention.api": "dot_attention dot_attention_backward gat gat_attention gat_backward "
+    "gatv2 gatv2_backward",
     "cbsr.api": "spgemm",
     "cbsr.gradients": "sspmm",
     "cbsr.maxk": "maxk",

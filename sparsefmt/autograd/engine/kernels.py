@@ -11,7 +11,7 @@ from ...formats.arrays import Array, allocating, finish, on_device_of
 from ...formats.compressed import CSR
 from ...formats.primitives import expand
 from ...interop.torch import from_tensor
-from ...ops.attention.gat.twin import rounded
+from ...ops.attention.gat.small import rounded
 from ...ops.edges.api import SDDMM
 from ...ops.engine import small
 from ...ops.engine.call import call

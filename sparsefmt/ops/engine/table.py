@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple
 #: The modules below ``ops`` that hold rows.
 MODULES = (
     *("matmul.api", "matmul.extrema", "matmul.aggregation", "edges.api"),
-    *("attention.gat.api", "attention.pairwise.api", "cbsr.maxk", "cbsr.api", "cbsr.gradients"),
+    *("attention.rows", "cbsr.maxk", "cbsr.api", "cbsr.gradients"),
     *("sampling.api", "gcn.api", "messages.api"),
 )
 FORMATS = ("coo", "csr", "csc", "sgt", "cbsr")
