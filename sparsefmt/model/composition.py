@@ -12,7 +12,6 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakIdKeyDictionary
 
-from ..autograd.attention import gat_aggregate
 from ..autograd.engine.precision import bf16_is_allowed, tf32_is_allowed
 from ..autograd.layers import maps_first
 from ..autograd.tensors.prepare import graph_tensors

@@ -97,16 +97,15 @@ def bind(op: Op, A: Any, /, **args: Any) -> list[Any]:
                 and value.shape[0] == size
                 and (
                     like is None
-                    or value.dtype == like[1].dtype
-                    and (not arg.behind or value.shape[1:] == like[1].shape[arg.behind])
+                    or (
+                        value.dtype == like[1].dtype
+                        and (not arg.behind or value.shape[1:] == like[1].shape[arg.behind])
+                    )
                 )
                 and (
                     place is None
-                    or layout is None
-                    and value.data.device_id == place
-                    or layout is not None
-                    and value.device == place
-                    and value.layout is layout
+                    or (layout is None and value.data.device_id == place)
+                    or (layout is not None and value.device == place and value.layout is layout)
                 )
                 and (layout is not None or check != "factor")
             ):
