@@ -3,10 +3,11 @@
 The kernels only find places; ``_validate`` and ``_validate_sgt`` hold what they mean.
 """
 
-from functools import cache
 from typing import Any
 
 import numpy as np
+
+from .._caches import cache
 
 CLEAN = int(np.iinfo(np.int64).max)
 

@@ -4,7 +4,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from sparsefmt import autograd  # noqa: E402
+from sparsefmt import autograd
 
 
 def test_names_that_leave_are_there_with_a_warning():

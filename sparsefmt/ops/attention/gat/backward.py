@@ -4,9 +4,9 @@ They are made of what each target's entries read, over the transpose for what so
 that vectors made take one launch more.
 """
 
-from functools import lru_cache
 from typing import Any
 
+from ...._caches import lru_cache
 from ....formats.compressed import CSR
 from ...edges import cuda as edges_cuda
 from ...engine import jit

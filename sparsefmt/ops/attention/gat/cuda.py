@@ -6,11 +6,11 @@ Every launch takes arrays of any library with a ``Memory``; shapes are as in ``o
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from itertools import product
 from math import prod
 from typing import Any, NamedTuple
 
+from ...._caches import lru_cache
 from ....formats.arrays import VALUE_DTYPES
 from ....formats.compressed import CSR
 from ...engine import jit
