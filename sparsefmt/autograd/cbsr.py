@@ -20,6 +20,7 @@ from .engine.library import LibraryOp, unheard
 from .engine.recording import apart, recorded
 from .matmul import Factors, csr_operands, factor_gradients, restored, scaled
 from .tensors.prepare import GraphLike, tensors_of
+from .tensors.shared import Shared
 from .tensors.tensors import GraphTensors
 
 MAXK = LibraryOp("maxk")
@@ -116,6 +117,9 @@ def maxk_aggregate(
     (ASPLOS'24), sections 3 and 4.
     """
     word("reduce", reduce, REDUCTIONS)
+    if isinstance(graph, Shared) and graph.whole is None:
+        scales = {"row_scale": row_scale, "col_scale": col_scale}
+        return graph.maxk_aggregate(x, k, edge_weight, reduce=reduce, **scales)
     tensors = tensors_of(graph, x)
     x, *factors = csr_operands(tensors, x, edge_weight, row_scale, col_scale)
     return maxk_spgemm(tensors, x, _check.kept(k, x.shape[1]), reduce, *factors)

@@ -21,10 +21,10 @@ from ..ops.matmul.heads import summed
 from .engine import checks as _check
 from .engine import library
 from .engine.library import LibraryOp
-from .engine.products import product_at_once
 from .engine.recording import apart, once, recorded
 from .tensors.order import in_csr_order, in_own_order
 from .tensors.prepare import GraphLike, tensors_of
+from .tensors.shared import Shared
 from .tensors.tensors import GraphTensors, Side
 
 SPMM = LibraryOp("spmm")
@@ -103,6 +103,9 @@ def spmm(
     fuseGNN (ICCAD'20), section 3.
     """
     word("reduce", reduce, REDUCTIONS)
+    if isinstance(graph, Shared) and graph.whole is None:
+        scales = {"row_scale": row_scale, "col_scale": col_scale}
+        return graph.spmm(x, edge_weight, reduce=reduce, **scales)
     tensors = tensors_of(graph, x)
     if getattr(x, "ndim", 2) == 3 or getattr(edge_weight, "ndim", 1) == 2:
         return _of_heads(tensors, x, edge_weight, reduce, row_scale, col_scale)
@@ -168,6 +171,8 @@ def operands(
 
     Without ``edge_weight`` the values are the graph's own; they stay in the user's order.
     """
+    if isinstance(graph, Shared) and graph.whole is None:
+        return graph.operands(x, edge_weight, row_scale, col_scale)
     tensors = tensors_of(graph, x)
     x, values, r, c = _bound(tensors, x, edge_weight, row_scale, col_scale)
     if edge_weight is None and values is not None:
@@ -240,10 +245,6 @@ def multiply(
 
 def aggregated(side: Side, x: Tensor, values: Tensor | None, *options: Any) -> Tensor:
     """Multiply as ``multiply`` does, without autograd; ``options`` are its last three arguments."""
-    if values is None and x.dim() == 2:
-        out = product_at_once(side, x, *options)
-        if out is not None:
-            return out
     perm = None if values is None else side.perm
     if values is not None and perm is not None and x.is_cuda:
         if values.shape[0] > _MANY or x.shape[-1] * x.element_size() > _WIDE:

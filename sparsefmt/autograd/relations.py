@@ -20,7 +20,6 @@ from ..ops.matmul.api import REDUCTIONS
 from .engine import checks as _check
 from .engine import library
 from .engine.recording import recorded, untraced
-from .layers import SPMM_WITH_OWN
 from .matmul import SPMM, multiply
 from .tensors.edge_index import as_graph, wrong_graph
 from .tensors.prepare import GraphLike, tensors_of
@@ -264,7 +263,7 @@ def _summed(
         if y is None:
             y = SPMM(tensors.rows, *args)
         else:
-            y = SPMM_WITH_OWN(tensors.rows, *args, y, None, False, None)
+            y = SPMM(tensors.rows, *args, y, None, False, None)
     if y is None:
         return x.new_zeros(graph.shape[0], weight.shape[-1] * blocks)
     return y.clone() if y is own else y

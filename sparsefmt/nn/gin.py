@@ -14,11 +14,10 @@ from ..autograd.layers import gin_convolution, propagated
 from ..autograd.maps import calls_forward_alone, read_map
 from ..autograd.plain import is_plain
 from ..autograd.tensors.prepare import GraphLike
-from ._base import Convolution, Options
-from ._hops import over_vertices
 from ._inputs import Ends, as_autocast, check_edge_weight
+from ._loops import over_vertices
 from ._maps import OfNetwork, called, check_fit
-from ._passing import FORWARD, SUM
+from ._passing import FORWARD, SUM, Convolution, Options
 from .shared import aggregate_with_own, maxk_aggregate, spmm
 
 
@@ -97,7 +96,7 @@ class GINConv(OfNetwork, Convolution):
             As ``SAGEConv``; also if ``nn`` cannot take ``x``, or both ends are not of one width.
         """
         if self._plan is not None and size is None and edge_weight is None:
-            planned = self._plan(self, x, edge_index)
+            planned: Tensor | None = self._plan(self, x, edge_index)
             if planned is not None:
                 return planned
         if isinstance(x, Tensor) and size is None:

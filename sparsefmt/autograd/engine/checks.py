@@ -260,6 +260,12 @@ class Tensors:
         own_values(values, like[1], A)
         return values
 
+    def check(
+        self, name: str, value: Any, arg: Arg, A: GraphTensors, size: int, like: Named | None
+    ) -> Any:
+        """Check an argument that needs ``size`` rows; raise what is wrong."""
+        return getattr(self, arg.check)(name, value, arg, A, size, like)
+
     def features(
         self, name: str, value: Any, arg: Arg, A: GraphTensors, size: int, like: Named | None
     ) -> Tensor:

@@ -19,12 +19,13 @@ from ..engine.memory import out_of_inference
 from . import lifetimes
 from . import pytree as pytree  # registers graphs as nodes
 from .edge_index import as_graph, wrong_graph
+from .shared import Shared
 from .side import Side
 from .tensors import GraphTensors, is_eager
 
 #: What the functions take: a graph, or its tensors where a transformation has replaced them; public
 #: ones also an ``edge_index``, of which ``as_graph`` makes a graph.
-GraphLike: TypeAlias = "Graph | GraphTensors | Tensor"
+GraphLike: TypeAlias = "Graph | GraphTensors | Tensor | Shared"
 
 
 def prepare(

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from ...errors import ShapeError
 from ...formats.arrays import Array
 from ...formats.base import Format
 from . import bind
@@ -26,18 +27,21 @@ def features(name: str, X: Any, *, A: Format, axis: str = "columns", heads: bool
     rows: Any = "rows" if axis == "rows" else "cols"
     arg = Arg(name, rows, (2, 3) if heads else (2,))
     size = A.shape[0] if axis == "rows" else A.shape[1]
-    return bind.ARRAYS.features(name, X, arg, A, size, None)
+    return bind.ARRAYS.check(name, X, arg, A, size, None)
 
 
 def alike(name: str, array: Array, other_name: str, other: Array) -> None:
     """Check for the same heads, feature width and dtype."""
-    arg = Arg(name, "rows", (2, 3), other_name)
-    bind.ARRAYS._alike(name, array, arg, (other_name, other))
+    wrong = bind._unlike(array, Arg(name, "rows", (2, 3), other_name), (other_name, other))
+    if wrong:
+        raise ShapeError(f"{name} {wrong}.")
+    same_dtype(name, array, other_name, other)
 
 
 def precision(value: Any, name: str, X: Array) -> Any:
     """Check for a precision."""
-    bind.precision(value, name, X)
+    if value is not None:
+        bind.precision(value, name, X)
     return value
 
 

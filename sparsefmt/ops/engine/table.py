@@ -15,7 +15,7 @@ from ..._caches import cache
 #: The modules below ``ops`` that hold rows.
 MODULES = (
     *("matmul.api", "matmul.extrema", "matmul.aggregation", "edges.api"),
-    *("attention.gat.api", "attention.pairwise.api", "cbsr.maxk", "cbsr.api", "cbsr.gradients"),
+    *("attention.rows", "cbsr.maxk", "cbsr.api", "cbsr.gradients"),
     *("sampling.api", "gcn.api", "messages.api"),
 )
 FORMATS = ("coo", "csr", "csc", "sgt", "cbsr")
@@ -62,6 +62,7 @@ class Arg:
     optional: bool = False  #: whether it may be None
     own: bool = False  #: whether the matrix's own values stand for None
     kind: str = "Tensor"  #: in a schema
+    default: str = ""  #: in a schema, of an argument that may be left out
     words: tuple[str, ...] = ()  #: those that a string may be
     also: tuple[str, ...] = ()  #: its names in public functions
     score: bool = False  #: whether it has a score of each head
@@ -70,6 +71,7 @@ class Arg:
     check: str = field(default="", init=False)  #: the check of a ``Library`` that refuses it
     behind: slice | None = field(default=None, init=False)  #: the part of ``like``'s shape it has
     quick: tuple[int, ...] = field(default=(), init=False)  #: axes that a quick look knows
+    widens: bool = field(default=False, init=False)  #: whether it may be float32 beside 2 bytes
 
     def __post_init__(self) -> None:
         """Name the check, and what a quick look compares."""
@@ -83,12 +85,14 @@ class Arg:
             object.__setattr__(self, "like", FIRST)
         elif self.like is not None:
             object.__setattr__(self, "behind", _BEHIND.get(self.alike))
+        object.__setattr__(self, "widens", check in ("factor", "scores"))
         object.__setattr__(self, "quick", (1,) if self.alike == "dtype" else self.axes)
 
     @property
     def schema(self) -> str:
         """Its part of a schema of torch."""
-        return f"{self.kind}{'?' * self.optional} {self.name}"
+        default = f"={self.default}" if self.default else ""
+        return f"{self.kind}{'?' * self.optional} {self.name}{default}"
 
 
 #: The first array of a call, whose dtype factors have.
@@ -96,7 +100,10 @@ FIRST = ""
 _CHECKS = {"str": "word", "precision": "precision", "out": "out"}
 _BEHIND = {"shape": slice(1, None), "heads": slice(1, -1)}
 #: Arguments of public functions that no schema has.
-PRECISION, OUT = Arg("precision", optional=True, kind="precision"), Arg("out", kind="out")
+PRECISION, OUT = (
+    Arg("precision", optional=True, kind="precision"),
+    Arg("out", optional=True, kind="out"),
+)
 SCALES = (
     Arg("row_scale", "rows", optional=True),
     Arg("col_scale", "cols", optional=True),
@@ -131,6 +138,9 @@ class Op:
     library: bool = True  #: whether torch has a library op of it
     candidates: dict[tuple[str, bool], tuple[Kernel, ...]] = field(init=False, repr=False)
     named: dict[str, Arg] = field(init=False, repr=False)  #: arguments by all their names
+    #: Of an operation whose launches are prepared, see ``call.Launcher``: numbers of a structure
+    #: that they depend on.  None: its kernels are chosen anew for each call.
+    sizes: Callable[..., Any] | None = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         """Sort the kernels by format and place, and announce the operation."""
@@ -143,6 +153,8 @@ class Op:
             for format, gpu in product(FORMATS, (True, False))
         }
         object.__setattr__(self, "candidates", found)
+        sizes = (getattr(kernel.run, "sizes", None) for kernel in self.kernels)
+        object.__setattr__(self, "sizes", next(filter(None, sizes), None))
         args = *self.arguments, *self.options, OUT
         named = {name: arg for arg in args for name in (arg.name, *arg.also)}
         object.__setattr__(self, "named", named)

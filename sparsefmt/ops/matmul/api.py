@@ -1,6 +1,5 @@
 """SpMM: a sparse matrix times a dense feature matrix, by sum, mean, max or min."""
 
-from functools import partial
 from math import prod
 from typing import Any
 
@@ -113,15 +112,16 @@ def spmm(
         if weights.ndim == 2:
             heads.summed(reduce)
             csr, numbers = numbered_csr(structure(A))
-            result: Array = choose.run(SPMM, csr, X, weights, numbers, *scales, reduce, out=out)
-            return result
+            return choose.run(SPMM, csr, X, weights, numbers, *scales, reduce, out=out)
         # Values travel with the matrix, which may be converted.
         A = A.with_data(weights.reshape(A._indices.shape) if A.format == "cbsr" else weights)
-    x, y = (X, out) if X.ndim == 2 else (heads.side_by_side(X), heads.side_by_side(out))
     options = {"reduce": reduce, "precision": precision, "costs": costs}
     options |= {"row_scale": scales[0], "col_scale": scales[1]}
+    if X.ndim == 2:
+        return choose.run(SPMM, A, X, values=A.data, out=out, **options)
+    x, y = heads.side_by_side(X), None if out is None else heads.side_by_side(out)
     result = choose.run(SPMM, A, x, values=A.data, out=y, **options)
-    return result if X.ndim == 2 else out
+    return out if result is y else result.reshape(A.shape[0], *X.shape[1:])
 
 
 # The row of the table
@@ -149,7 +149,7 @@ def _against_scattering(A: Any, X: Any, *, reduce: str = "sum", **_: Any) -> lis
 
 def _against_rounding(
     A: Any, x: Any, values: Any = None, perm: Any = None, row_scale: Any = None,
-    col_scale: Any = None, reduce: str = "sum", *, precision: str | None = None, **_: Any,
+    col_scale: Any = None, reduce: str = "sum", *_: Any, precision: str | None = None, **__: Any,
 ) -> list[str]:  # fmt: skip
     """List the reasons against rounding the features of a product."""
     reasons = against_rounding(A.nnz, x, precision) or heads.against(values, "rounding takes")
@@ -184,12 +184,16 @@ SPMM = Op(
     (
         *(Arg("x", "cols", (2, 3), also=("X",)), VALUES, Arg("perm", optional=True), *SCALES),
         Arg("reduce", kind="str", words=REDUCTIONS),
+        Arg("own", optional=True, default="None"),
+        Arg("own_scale", optional=True, default="None"),
+        Arg("one_more", kind="bool", default="False"),
+        Arg("bias", optional=True, default="None"),
     ),
     results=_rows,
     kernels=(
         *tiles_kernels.spmm_kernels(cuda.spmm),
         Kernel(
-            *("spmm_csr_rounded", partial(cuda.spmm, narrow=True), ("csr",), "gpu"),
+            *("spmm_csr_rounded", cuda.spmm_rounded, ("csr",), "gpu"),
             refuses=_against_rounding,
             note=ROUNDED,
         ),
