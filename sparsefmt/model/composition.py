@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakIdKeyDictionary
 
+from .._caches import store
 from ..autograd.engine.precision import bf16_is_allowed, tf32_is_allowed
 from ..autograd.layers import maps_first
 from ..autograd.tensors.prepare import graph_tensors
@@ -87,10 +88,10 @@ class Planned:
 
 
 #: Number of each graph, never used again.
-_NUMBERS: Any = WeakIdKeyDictionary()
+_NUMBERS: Any = store(WeakIdKeyDictionary())
 _COUNT = count()
 #: Seconds of trees by graph, sizes, dtype and whether it trains.
-_REMEMBERED: dict[Any, dict[Tree, float]] = {}
+_REMEMBERED: dict[Any, dict[Tree, float]] = store({})
 
 
 def number_of(graph: Graph | Shared) -> int:
