@@ -64,6 +64,9 @@ class Library(Protocol):
     def scores(self, name: str, value: Any, arg: Arg, A: Any, size: int, like: Any) -> Any:
         """Check for one score of each head; float32 will do beside 2-byte features."""
 
+    def vectors(self, name: str, value: Any, arg: Arg, A: Any, size: int, like: Any) -> Any:
+        """Check for one vector of each head; float32 will do beside 2-byte features."""
+
     def balanced(self, name: str, value: Any, arg: Arg, A: Any, size: int, like: Any) -> Any:
         """Check for row-balanced features."""
 
@@ -104,7 +107,7 @@ def bind(op: Op, A: Any, /, **args: Any) -> list[Any]:
                 if value is not None and value.dtype != like[1].dtype:
                     value = library.own_values(op, A, value, like)
         elif rows:
-            size = shape[0] if rows == "rows" else shape[1] if rows == "cols" else A.nnz
+            size = A.nnz if rows == "entries" else 1 if rows == "heads" else shape[rows == "cols"]
             like = bound.get(arg.like)
             if not (
                 (type(value) is kind or (layout is not None and isinstance(value, kind)))
@@ -118,7 +121,7 @@ def bind(op: Op, A: Any, /, **args: Any) -> list[Any]:
                     or (layout is None and value.data.device_id == place)
                     or (layout is not None and value.device == place and value.layout is layout)
                 )
-                and (layout is not None or check != "factor")
+                and (layout is not None or check not in ("factor", "vectors"))
             ):
                 value = getattr(library, check)(name, value, arg, A, size, like)
             bound[arg.name] = name, value
@@ -320,11 +323,28 @@ class Arrays:
                 f"{name} has shape {array.shape}: give {(size, *heads)}, one score per {each}"
                 f"{' and head' * bool(heads)}{order} (A.shape == {A.shape}, A.nnz == {A.nnz})."
             )
+        return self._floats(name, array, A, like)
+
+    def _floats(self, name: str, array: Array, A: Format, like: Named | None) -> Array:
+        """Check for the dtype of another argument, or float32 beside 2 bytes."""
         checks.value_dtype(f"{name}.dtype", array.dtype)
         if like and not (like[1].dtype.itemsize == 2 and array.dtype == np.float32):
             same_dtype(name, array, *like)
         checks.same_device(name, array, "A", A._indices)
         return array
+
+    def vectors(self, name: str, value: Any, arg: Arg, A: Format, size: int, like: Named) -> Array:
+        """Check for one vector of each head; one head may have an axis or none."""
+        array, (other, x) = as_array(name, value, empty=np.float64, beside=A._indices), like
+        shape = x.shape[1:]
+        one = [shape[-1:], (1, shape[-1])]
+        if array.shape not in (one if shape[:-1] in ((), (1,)) else [shape]):
+            per_head = "one vector per head" if len(shape) == 2 else "one vector"
+            raise ShapeError(
+                f"{name} has shape {array.shape}: give {shape}, {per_head} ({other}.shape == "
+                f"{x.shape})."
+            )
+        return self._floats(name, array, A, like)
 
     def balanced(
         self, name: str, value: Any, arg: Arg, A: Format, size: int, like: Named | None

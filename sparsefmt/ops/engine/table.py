@@ -53,7 +53,8 @@ class Arg:
 
     name: str
     #: Where it has a row, or a value: at each row, column or stored entry.  None: nothing to check.
-    rows: Literal["rows", "cols", "entries"] | None = None
+    #: ("vertices": the rows of a square one), or for each head.
+    rows: Literal["rows", "cols", "entries", "vertices", "heads"] | None = None
     axes: tuple[int, ...] = (1,)  #: how many it may have
     like: str | None = None  #: the argument whose dtype it must have; of factors the first one
     #: What else it has of that: the shape behind its rows, the heads, or neither.
@@ -77,7 +78,7 @@ class Arg:
         if self.rows is not None:
             check = "features" if self.axes != (1,) else "factor"
             check = "entries" if self.rows == "entries" else check
-            check = "scores" if self.score else check
+            check = "scores" if self.score else "vectors" if self.rows == "heads" else check
         object.__setattr__(self, "check", "balanced" if self.balanced else check)
         if check == "factor" and self.like is None:
             object.__setattr__(self, "like", FIRST)
