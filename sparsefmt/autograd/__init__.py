@@ -47,7 +47,7 @@ _LEAVING = {
     "gcn": "unit_scales",
     "layers": "gcn_convolution gin_convolution propagated sage_convolution",
     "matmul": "operands",
-    "plain": "bare_map is_bare is_plain",
+    "plain": "is_plain",
     "sampling": "checked_strategy sample_width",
     "tensors.edge_index": "turned",
     "tensors.lifetimes": "noting",

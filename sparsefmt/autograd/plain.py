@@ -6,14 +6,12 @@ import torch
 from torch import Tensor
 from torch._C._functorch import is_functorch_wrapped_tensor, maybe_current_level
 from torch.autograd import Function, forward_ad
-from torch.nn import Linear, Module, Parameter
-from torch.nn.modules import module as modules
+from torch.nn import Parameter
 
 from ..graph.graph import Graph
 from .engine import checks
 from .tensors.prepare import tensors_of
 
-_has_any_global_hook: Any = modules._has_any_global_hook
 _TENSORS = (Tensor, Parameter)
 
 
@@ -70,50 +68,6 @@ def is_plain(graph: object, x: Any, weight: Any, *others: Tensor | None) -> bool
         and (values is None or values.dtype is dtype)
         and not torch.is_autocast_enabled(tensors.kind)
     )
-
-
-def is_bare(layer: Module | None, kind: type[Module] = Linear) -> bool:
-    """Tell whether calling the layer runs its product alone: no hooks, no subclass.
-
-    Parameters
-    ----------
-    layer : Module
-    kind : type
-        What it has to be, without hooks; no class that is derived of it.
-
-    Returns
-    -------
-    bool
-    """
-    return type(layer) is kind and not (
-        layer._forward_hooks
-        or layer._forward_pre_hooks
-        or layer._backward_hooks
-        or layer._backward_pre_hooks
-        or "forward" in layer.__dict__
-        or _has_any_global_hook()
-    )
-
-
-def bare_map(layer: Module | None) -> tuple[Tensor, Tensor | None] | None:
-    """Give the weight and the bias of a linear map that ``is_bare``; None of any other.
-
-    Parameters
-    ----------
-    layer : Module
-
-    Returns
-    -------
-    weight : Tensor, shape (out_features, in_features)
-    bias : Tensor, shape (out_features,) or None
-    """
-    if layer is None or not is_bare(layer):
-        return None
-    found, own = layer._parameters, layer.__dict__  # attributes of a module take 0.3 µs each
-    weight = found.get("weight")
-    if weight is None or "bias" not in found:  # plain tensors may stand in their place
-        return None
-    return None if "weight" in own or "bias" in own else (weight, found["bias"])
 
 
 def is_taped(*tensors: Tensor | None) -> bool:

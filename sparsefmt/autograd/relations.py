@@ -15,7 +15,7 @@ from torch.autograd import Function
 from ..errors import DtypeError, ShapeError
 from ..graph.graph import Graph
 from ..interop.adjacency import is_adj_t
-from ..ops.engine import checks
+from ..ops.engine.bind import word
 from ..ops.matmul.api import REDUCTIONS
 from .engine import checks as _check
 from .engine import library
@@ -85,7 +85,7 @@ def relational_aggregate(
     ``edge_type``, as long as both are there and unchanged: keep them.  ``torch.compile`` breaks its
     graph here.  R-GCN (ESWC'18), equations 2 to 4.
     """
-    checks.word("reduce", reduce, REDUCTIONS)
+    word("reduce", reduce, REDUCTIONS)
     edge_type = None if is_adj_t(graph) else edge_type
     run = _related_outside if torch.compiler.is_compiling() else _related
     out: Tensor = run(as_graph(graph, x, own, size=size), x, weight, edge_type, reduce, own)

@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ..autograd import graph_tensors
+from ..autograd.tensors.prepare import graph_tensors
 from ..errors import DtypeError, IndexRangeError, ShapeError, UnsupportedError
 from ..formats import checks
 from ..graph.graph import Graph

@@ -7,12 +7,12 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from ..autograd import features_to_keep, graph_tensors, spmm
-from ..autograd.cbsr import choose_features, spgemm
+from ..autograd import spmm
+from ..autograd.cbsr import choose_features, features_to_keep, spgemm
 from ..autograd.engine import checks, library
 from ..autograd.engine.recording import once
 from ..autograd.matmul import SPMM, check_scales, csr_operands, multiply
-from ..autograd.tensors.prepare import side_of
+from ..autograd.tensors.prepare import graph_tensors, side_of
 from ..errors import DtypeError, ShapeError, UnsupportedError
 from ..nn.shared import shared
 from .agreement import debugging, on_all_ranks

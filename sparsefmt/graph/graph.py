@@ -223,7 +223,7 @@ class Graph(Shaped):
 
     @property
     def structure(self) -> Format:
-        """Return what the graph was made from, in the user's order; its transpose of a transpose."""
+        """Return what the graph was made from, in the user's order, or its transpose."""
         given: Format = self._built.structure
         if not self._flipped:
             return given

@@ -8,7 +8,8 @@ from torch import Tensor
 from torch.nn import Linear, Module, Parameter, init
 from torch.nn.functional import dropout
 
-from ..autograd import GraphLike, edge_softmax
+from ..autograd import edge_softmax
+from ..autograd.tensors.prepare import GraphLike
 from ..errors import ShapeError, UnsupportedError
 from ._base import plus
 from ._edges import (
@@ -20,8 +21,8 @@ from ._edges import (
     entries_with_loops,
     loop_features,
 )
-from ._inputs import Ends, check_counts, check_flags, check_number, check_width, in_pair
-from ._linear import GLOROT, draw_map, linear_map, settle
+from ._inputs import Ends, check_counts, check_flags, check_number, in_pair
+from ._linear import GLOROT, draw_map, linear_map, mapped
 from ._passing import Passing, PassingOptions
 
 
@@ -82,7 +83,7 @@ class Attention(Passing):
         return bool(getattr(self, "add_self_loops", False))
 
     def _by_head(self, x: Tensor) -> Tensor:
-        return x.view(x.shape[0], self.heads, self.out_channels)
+        return x.reshape(x.shape[0], self.heads, self.out_channels)
 
     def _without_heads(self, y: Tensor) -> Tensor:
         """(n, heads, out_channels) to the heads side by side, or their mean."""
@@ -90,10 +91,7 @@ class Attention(Passing):
 
     def _mapped(self, layer: Linear, x: Tensor, name: str) -> Tensor:
         """(n, heads, out_channels) Map features, which a lazy layer has not met yet."""
-        if type(layer) is not Linear:  # as most are
-            settle(layer, x.shape[1])
-        check_width(name, x, layer.weight)
-        return self._by_head(layer(x))
+        return self._by_head(mapped(layer, x, name))
 
     def _of_sources(self, ends: Ends, *layers: Linear) -> list[Tensor]:
         """(n_source, heads, out_channels) Map features of all sources, by each of the maps.
@@ -216,10 +214,7 @@ class LoopedAttention(Attention):
         """(n_target, width) The map of the targets' own features."""
         if self.res is None or ends.target is None:
             return None
-        settle(self.res, ends.target.shape[1])
-        check_width("x" if ends.alike else "x[1]", ends.target, self.res.weight)
-        found: Tensor = self.res(ends.target)
-        return found
+        return mapped(self.res, ends.target, "x" if ends.alike else "x[1]")
 
     def _entries(self, graph: GraphLike, features: Tensor | None) -> Entries:
         """Give the entries that attention goes over, loops included."""

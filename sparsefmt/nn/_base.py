@@ -5,13 +5,10 @@ from typing import Any, ClassVar
 from torch import Tensor, strided
 from torch.nn import Module
 
-from ..autograd import (
-    GraphLike,
-    as_graph,
-    checked_strategy,
-    features_to_keep,
-    sample_width,
-)
+from ..autograd import as_graph
+from ..autograd.cbsr import features_to_keep
+from ..autograd.sampling import checked_strategy, sample_width
+from ..autograd.tensors.prepare import GraphLike
 from ..errors import UnsupportedError
 from ._inputs import by_vertex
 from ._passing import Direction, Passing

@@ -7,7 +7,9 @@ import torch
 from torch import Tensor
 from torch.nn import Linear
 
-from ..autograd import GraphLike, as_graph, graph_tensors, message_aggregate, sddmm, spmm
+from ..autograd import as_graph, message_aggregate, sddmm, spmm
+from ..autograd.maps import read_map
+from ..autograd.tensors.prepare import GraphLike, graph_tensors
 from ..errors import DtypeError, ShapeError, UnsupportedError
 from ._inputs import check_beside, check_number
 from ._linear import settle
@@ -129,13 +131,15 @@ def check_edge_features(edge_attr: Any, graph: GraphLike, layer: Linear | None) 
     found = edge_attr[:, None] if edge_attr.dim() == 1 else edge_attr
     if found.dim() == 2 and found.shape[0] == nnz:
         settle(layer, found.shape[1])
-    width = layer.in_features
+    args = read_map(layer)
+    width = found.shape[-1] if args is None else args[0].shape[1]  # another map may take any
     if found.shape != (nnz, width):
         raise ShapeError(
             f"edge_attr has shape {tuple(edge_attr.shape)}: give {(nnz, width)}, the features "
             "of each edge, in the order of graph.structure."
         )
-    check_beside("edge_attr", found, layer.weight)
+    if args is not None:
+        check_beside("edge_attr", found, args[0])
     return found
 
 

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
-from ..autograd import GraphLike, graph_tensors, own_values
+from ..autograd.tensors.order import own_values
+from ..autograd.tensors.prepare import GraphLike, graph_tensors
 from ..errors import DtypeError, UnsupportedError
 from ._loops import ends
 

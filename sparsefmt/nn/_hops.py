@@ -6,7 +6,9 @@ from typing import Any, NamedTuple, TypeAlias, Unpack
 import torch
 from torch import Tensor
 
-from ..autograd import GraphLike, as_graph, graph_tensors, own_values
+from ..autograd import as_graph
+from ..autograd.tensors.order import own_values
+from ..autograd.tensors.prepare import GraphLike, graph_tensors
 from ..errors import DtypeError, ShapeError, UnsupportedError
 from ._base import plus
 from ._inputs import by_vertex, check_counts, check_edge_weight, check_in_channels, check_input

@@ -5,8 +5,15 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import LazyLinear, Linear, Parameter
+from torch.func import functional_call
+from torch.nn import LazyLinear, Linear, Module, Parameter
+from torch.nn.functional import linear
 from torch.nn.parameter import UninitializedParameter
+from torch.nn.utils.parametrize import is_parametrized
+
+from ..autograd.maps import read_map
+from ._inputs import check_width
+from ._maps import called
 
 #: How a map draws its weights: Glorot's uniform ones, or those of ``torch.nn.Linear``.
 GLOROT, KAIMING = "glorot", "kaiming_uniform"
@@ -86,9 +93,42 @@ def _is_uninitialised(layer: Linear) -> bool:
     return isinstance(layer.weight, UninitializedParameter)
 
 
-def settle(layer: Linear, width: int) -> None:
+def settle(layer: Module, width: int) -> None:
     """Make the parameters of a lazy map that meets its first features, of that width."""
     if isinstance(layer, LazyLinear):
         like = layer.weight
         with torch.inference_mode(False):  # whose tensors could not be trained later
             layer(torch.empty(0, width, dtype=like.dtype, device=like.device))
+
+
+def check_map(layer: Module, x: Tensor, name: str, times: int = 1) -> None:
+    """Check features for a linear map, and make a lazy one; a map that has to be called may differ.
+
+    The map multiplies them ``times`` times side by side.
+    """
+    settle(layer, x.shape[-1] * times)
+    args = read_map(layer)
+    if args is not None:
+        check_width(name, x, args[0], times)
+
+
+def mapped(layer: Module, x: Tensor, name: str) -> Tensor:
+    """Compute a map of features that are checked by this name: every map is called."""
+    check_map(layer, x, name)
+    return called(layer, x, name)
+
+
+def product_and_bias(layer: Module, x: Tensor) -> tuple[Tensor, Tensor | None]:
+    """Compute ``x W``, and return it and the bias apart, of a ``Linear`` with or without hooks.
+
+    Of any other map the result of its call, which may contain a bias, and None.
+    """
+    args = read_map(layer)
+    if args is not None:
+        return linear(x, args[0]), args[1]
+    of_torch = type(layer) is Linear or (isinstance(layer, Linear) and is_parametrized(layer))
+    bias = layer._parameters.get("bias") if of_torch else None
+    if bias is None:
+        return called(layer, x, "x"), None
+    y: Tensor = functional_call(layer, {"bias": torch.zeros_like(bias)}, (x,))
+    return y, bias

@@ -6,7 +6,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..autograd import GraphLike, graph_tensors, own_values, sddmm, spmm, unit_scales
+from ..autograd import sddmm, spmm
+from ..autograd.gcn import unit_scales
+from ..autograd.tensors.order import own_values
+from ..autograd.tensors.prepare import GraphLike, graph_tensors
 from .shared import local_of
 
 

@@ -5,8 +5,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import LazyLinear, Linear, Module, Parameter, Sequential
+from torch.nn import Linear, Module, Parameter, Sequential
 
+from ..autograd.maps import calls_forward_alone, read_map
 from ..errors import DeviceError, DtypeError, ShapeError, SparseFmtError, UnsupportedError
 from ._inputs import Ends, as_autocast, check_beside, check_flags, check_number
 from ._passing import Passing
@@ -76,19 +77,20 @@ class OfNetwork(Passing):
 
 def check_fit(nn: Module, x: Tensor) -> None:
     """Check that ``nn`` can take features like ``x``, where a linear map comes first."""
-    while isinstance(nn, Sequential) and len(nn):
-        nn = nn[0]
-    if isinstance(nn, Linear) and not isinstance(nn, LazyLinear):
-        if x.shape[-1] != nn.in_features:
+    while calls_forward_alone(nn, Sequential) and len(nn):  # type: ignore[arg-type]
+        nn = nn[0]  # type: ignore[index]
+    args = read_map(nn) if isinstance(nn, Linear) else None
+    if args is not None:
+        weight, width = args[0], args[0].shape[1]
+        if x.shape[-1] != width:
             raise ShapeError(
-                f"x has {x.shape[-1]} features but nn takes {nn.in_features}: give "
-                f"(n, {nn.in_features})."
+                f"x has {x.shape[-1]} features but nn takes {width}: give (n, {width})."
             )
-        check_beside("x", x, nn.weight)
+        check_beside("x", x, weight)
 
 
-def called(nn: Module, y: Tensor) -> Tensor:
-    """Call ``nn``, and name it in what torch says of features that do not fit."""
+def called(nn: Module, y: Tensor, name: str = "") -> Tensor:
+    """Call a network, or the map of features of that name, and name it where torch refuses them."""
     out: Tensor
     if torch.compiler.is_compiling():
         out = nn(y)
@@ -100,8 +102,9 @@ def called(nn: Module, y: Tensor) -> Tensor:
         if kind is None:
             raise
         raise kind(
-            f"nn cannot take features of shape {tuple(y.shape)} and dtype {y.dtype} on "
-            f"{y.device}: {error}; give x that fits, or another nn."
+            f"{'the map of ' + name if name else 'nn'} cannot take features of shape "
+            f"{tuple(y.shape)} and dtype {y.dtype} on {y.device}: {error}; give x that fits, or "
+            f"another {'map' if name else 'nn'}."
         ) from error
     return out
 

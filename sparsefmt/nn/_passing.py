@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
-from ..autograd import GraphLike, turned
+from ..autograd.tensors.edge_index import turned
+from ..autograd.tensors.prepare import GraphLike
 from ..errors import ShapeError, UnsupportedError
 from ._gathered import check_aggr_kwargs, module_of
 from ._inputs import Ends, check_counts, ends_of
@@ -74,6 +75,7 @@ class Passing(Module):
     _takes_all: ClassVar[bool] = False
     _node_dim: ClassVar[int] = -2
     decomposed_layers: int = 1  # PyG's is a property
+    _plan: Any = None  #: of ``optimize``: computes a layer, or returns None
 
     def __init__(
         self,
@@ -113,6 +115,12 @@ class Passing(Module):
         for name in _STEPS:
             if name in vars(cls):
                 raise UnsupportedError(f"{cls.__name__} defines {name}(): {_NO_STEPS}")
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set an attribute; refuse steps and an aggregation that no layer here would take."""
+        if name in _STEPS or (name == "aggr_module" and self.__dict__.get("_reductions")):
+            raise UnsupportedError(f"{type(self).__name__}.{name} is set: {_NO_STEPS}")
+        super().__setattr__(name, value)
 
     def __setstate__(self, state: Any) -> None:
         """Take a pickled state, which has nothing of PyG's."""

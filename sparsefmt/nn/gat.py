@@ -12,23 +12,17 @@ from torch.nn import Linear, Parameter
 from torch.nn.functional import leaky_relu, linear
 
 from .._lazy import resolver
-from ..autograd import (
-    GraphLike,
-    as_graph,
-    bare_map,
-    edge_combine,
-    gat_aggregate,
-    gat_convolution,
-    gat_of_vectors,
-    graph_tensors,
-    is_bare,
-    is_plain,
-)
+from ..autograd import as_graph, edge_combine, gat_aggregate, gat_of_vectors
+from ..autograd.attention import gat_convolution
+from ..autograd.maps import read_map
+from ..autograd.plain import is_plain
+from ..autograd.tensors.prepare import GraphLike, graph_tensors
 from ._attention import LoopedAttention
 from ._base import is_one_each
 from ._edges import AttentionWeights, Entries
 from ._inputs import Ends, check_square
-from ._linear import GLOROT, linear_map
+from ._linear import GLOROT, linear_map, mapped
+from ._maps import called
 from ._passing import FORWARD, PassingOptions
 
 #: Pickles of earlier versions look for GATv2Conv here.
@@ -181,6 +175,15 @@ class GATConv(LoopedAttention):
         With the weights the layer is composed of ``edge_softmax`` and ``spmm``, over a graph with
         loops of its own that is made once, and leaves out weights as PyG's layer at the same seed.
         """
+        if (
+            self._plan is not None
+            and edge_attr is None
+            and size is None
+            and not return_attention_weights
+        ):
+            planned = self._plan(self, x, edge_index)
+            if planned is not None:
+                return planned
         given = edge_index
         if isinstance(x, Tensor) and size is None and x.dim() == 2:
             edge_index = as_graph(given, x, name="edge_index")
@@ -204,7 +207,7 @@ class GATConv(LoopedAttention):
 
     def _at_once(self, x: Tensor, graph: GraphLike) -> Tensor | None:
         """Run the layer as one node of autograd's; None if it may not."""
-        heads, feat, lin = self.heads, self.out_channels, bare_map(self.lin)
+        heads, feat, lin = self.heads, self.out_channels, read_map(self.lin)
         if lin is None or lin[1] is not None or self.flow != FORWARD:
             return None
         if not (self.concat or heads == 1):
@@ -217,7 +220,7 @@ class GATConv(LoopedAttention):
         if not is_plain(graph, x, weight, source, target, bias):
             return None
         y = gat_convolution(graph, x, weight, (source, target), bias, **self._options())
-        return y if self.res is None else y + self.res(x)
+        return y if self.res is None else y + mapped(self.res, x, "x")
 
     def _projected(self, ends: Ends) -> Both:
         """(n_source, heads, out_channels) and (n_target, heads, out_channels), or None."""
@@ -277,9 +280,11 @@ class GATConv(LoopedAttention):
         """(nnz, heads) The edges' terms."""
         assert self.lin_edge is not None  # the features have been checked beside it
         assert self.att_edge is not None
-        if not is_bare(self.lin_edge):
-            return (self._by_head(self.lin_edge(features)) * self.att_edge).sum(-1)
-        weight = self.lin_edge.weight.view(self.heads, self.out_channels, -1)
+        args = read_map(self.lin_edge)
+        if args is None or args[1] is not None:
+            edges = called(self.lin_edge, features, "edge_attr")
+            return (self._by_head(edges) * self.att_edge).sum(-1)
+        weight = args[0].view(self.heads, self.out_channels, -1)
         return linear(features, (weight * self.att_edge.view(self.heads, -1, 1)).sum(1))
 
     def _entry_scores(self, entries: Entries, both: Both) -> Tensor:

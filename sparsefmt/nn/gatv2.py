@@ -10,12 +10,14 @@ import torch
 from torch import Tensor
 from torch.nn.functional import leaky_relu
 
-from ..autograd import GraphLike, edge_combine, gatv2_aggregate, graph_tensors
+from ..autograd import edge_combine, gatv2_aggregate
+from ..autograd.tensors.prepare import GraphLike, graph_tensors
 from ..errors import DtypeError
 from ._attention import LoopedAttention
 from ._edges import Entries
 from ._inputs import Ends, check_flags, in_pair
 from ._linear import GLOROT, linear_map
+from ._maps import called
 from ._passing import PassingOptions
 
 
@@ -171,7 +173,7 @@ class GATv2Conv(LoopedAttention):
         edges = None
         if entries.features is not None:
             assert self.lin_edge is not None  # the features have been checked beside it
-            edges = self.lin_edge(entries.features).to(dtype)
+            edges = called(self.lin_edge, entries.features, "edge_attr").to(dtype)
         with torch.autocast(left.device.type, enabled=False):
             sums = edge_combine(
                 entries.graph, right.flatten(1).to(dtype), left.flatten(1).to(dtype)

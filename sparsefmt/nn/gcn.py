@@ -10,14 +10,11 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter, init
 
-from ..autograd import (
-    GraphLike,
-    as_graph,
-    gcn_convolution,
-    graph_tensors,
-    is_bare,
-    is_plain,
-)
+from ..autograd import as_graph
+from ..autograd.layers import gcn_convolution
+from ..autograd.maps import read_map
+from ..autograd.plain import is_plain
+from ..autograd.tensors.prepare import GraphLike, graph_tensors
 from ..errors import ShapeError
 from ._base import Convolution, Options, is_one_each, plus
 from ._hops import Normalisation, gets_all_loops, hop, over_vertices
@@ -28,10 +25,10 @@ from ._inputs import (
     check_flags,
     check_in_channels,
     check_input,
-    check_width,
 )
-from ._linear import GLOROT, draw_map, linear_map, settle
+from ._linear import GLOROT, check_map, draw_map, linear_map
 from ._loops import stored, symmetric
+from ._maps import called
 from ._passing import FORWARD, SUM
 from .shared import aggregate_with_own, local_of, maps_first, maxk_aggregate, operands
 
@@ -161,27 +158,32 @@ class GCNConv(Convolution):
         ShapeError, DtypeError, DeviceError, UnsupportedError
             As ``autograd.spmm``; also if the graph is not square.
         """
+        if self._plan is not None and edge_weight is None:
+            planned = self._plan(self, x, edge_index)
+            if planned is not None:
+                return planned
         to_all = gets_all_loops(edge_index)
         if self.cached and self.normalize:
             edge_index, edge_weight, to_all = self._first(x, edge_index, edge_weight)
         graph = as_graph(edge_index, by_vertex(x), name="edge_index")
-        if edge_weight is None and self._is_usual() and is_bare(self.lin):
-            given = x, self.lin.weight
-            if is_plain(graph, *given, self.bias) and is_one_each(self.bias, self.lin.weight):
+        lin = read_map(self.lin)
+        product = lin is not None and lin[1] is None  # of features and a weight, and nothing else
+        if edge_weight is None and lin is not None and product and self._is_usual():
+            weight, bias = lin[0], self.bias
+            if is_plain(graph, x, weight, bias) and is_one_each(bias, weight):
                 factors = symmetric(graph, None, x.dtype, to_all=to_all)
-                return gcn_convolution(graph, *given, *factors, self.bias)
+                return gcn_convolution(graph, x, weight, *factors, bias)
         graph = self._turned(graph, edge_index)
         check_input(x, graph, edge_index, sparse=True)
         check_edge_weight(edge_weight, graph)
-        settle(self.lin, x.shape[-1])
-        check_width("x", x, self.lin.weight)
+        check_map(self.lin, x, "x")
         if x.dim() > 2 and self.k is not None:
             self._check_no_batch(x)
-        linear = self.k is None and self._reductions == SUM
-        if linear and not maps_first(graph, x, self.out_channels, otherwise=True):
+        commutes = product and self.k is None and self._reductions == SUM
+        if commutes and not maps_first(graph, x, self.out_channels, otherwise=True):
             y = over_vertices(lambda h: self._aggregated(graph, h, edge_weight, None, to_all), x)
             return plus(self.lin(y), self.bias)
-        h = self.lin(x)
+        h = called(self.lin, x, "x")
         if x.dim() == 2:
             return self._aggregated(graph, h, edge_weight, self.bias, to_all)
         y = over_vertices(lambda h: self._aggregated(graph, h, edge_weight, None, to_all), h)

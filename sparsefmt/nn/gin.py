@@ -7,18 +7,14 @@ across, and without ``k`` and samples results agree with its.
 from typing import Any, Unpack
 
 from torch import Tensor
-from torch.nn import Module, Sequential
+from torch.nn import Linear, Module, Sequential
 
-from ..autograd import (
-    GraphLike,
-    bare_map,
-    gin_convolution,
-    is_bare,
-    is_plain,
-    maxk,
-    propagated,
-)
-from ._base import Convolution, Options, is_one_each
+from ..autograd import maxk
+from ..autograd.layers import gin_convolution, propagated
+from ..autograd.maps import calls_forward_alone, read_map
+from ..autograd.plain import is_plain
+from ..autograd.tensors.prepare import GraphLike
+from ._base import Convolution, Options
 from ._hops import over_vertices
 from ._inputs import Ends, as_autocast, check_edge_weight
 from ._maps import OfNetwork, called, check_fit
@@ -100,6 +96,10 @@ class GINConv(OfNetwork, Convolution):
         ShapeError, DtypeError, DeviceError, UnsupportedError
             As ``SAGEConv``; also if ``nn`` cannot take ``x``, or both ends are not of one width.
         """
+        if self._plan is not None and size is None and edge_weight is None:
+            planned = self._plan(self, x, edge_index)
+            if planned is not None:
+                return planned
         if isinstance(x, Tensor) and size is None:
             graph = self._graph(x, edge_index)
             if edge_weight is None and self._is_usual():
@@ -110,7 +110,7 @@ class GINConv(OfNetwork, Convolution):
                     return called(nn, propagated(graph, x, None, eps, one_more=True))
                 if first is not None:
                     weight, bias = first
-                    if is_one_each(bias, weight) and is_plain(graph, x, weight, bias, eps):
+                    if is_plain(graph, x, weight, bias, eps):
                         y = gin_convolution(graph, x, eps, weight, bias)
                         for module in rest:
                             y = called(module, y)
@@ -153,9 +153,7 @@ class GINConv(OfNetwork, Convolution):
 
 
 def _parts(nn: Any) -> tuple[tuple[Tensor, Tensor | None] | None, list[Module]]:
-    """Give the linear map that comes first, as ``bare_map`` does, and the modules behind it."""
-    if is_bare(nn, Sequential):
-        parts = [*nn]
-        first = bare_map(parts[0]) if parts else None
-        return first, [] if first is None else parts[1:]
-    return bare_map(nn), []
+    """Return the linear map that comes first, as ``read_map`` does, and the modules behind it."""
+    first, *rest = [*nn] if calls_forward_alone(nn, Sequential) and len(nn) else [nn]
+    args = read_map(first) if isinstance(first, Linear) else None
+    return args, [] if args is None else rest

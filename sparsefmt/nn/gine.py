@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 from torch.nn import Module, Sequential
 
-from ..autograd import GraphLike, graph_tensors, message_aggregate
+from ..autograd import message_aggregate
+from ..autograd.tensors.prepare import GraphLike, graph_tensors
 from ..errors import DtypeError, ShapeError
-from ._inputs import Ends, as_autocast, check_beside, check_counts, check_in_channels, check_width
-from ._linear import draw_map, linear_map, settle
+from ._inputs import Ends, as_autocast, check_beside, check_counts, check_in_channels
+from ._linear import draw_map, linear_map, mapped
 from ._maps import OfNetwork, called, check_fit
 from ._passing import PassingOptions
 
@@ -131,10 +132,7 @@ class GINEConv(OfNetwork):
                 f"give a row for each edge{mend}."
             )
         if self.lin is not None:
-            settle(self.lin, edge_attr.shape[1])
-            check_width("edge_attr", edge_attr, self.lin.weight)
-            mapped: Tensor = self.lin(edge_attr)
-            return mapped
+            return mapped(self.lin, edge_attr, "edge_attr")
         width = ends.source.shape[-1]
         if edge_attr.shape[1] != width:
             name = "x" if ends.alike else "x[0]"

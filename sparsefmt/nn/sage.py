@@ -10,19 +10,17 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear, normalize
 
-from ..autograd import (
-    GraphLike,
-    bare_map,
-    is_bare,
-    is_plain,
-    sage_convolution,
-)
+from ..autograd.layers import sage_convolution
+from ..autograd.maps import read_map
+from ..autograd.plain import is_plain
+from ..autograd.tensors.prepare import GraphLike
 from ..errors import ShapeError
-from ._base import Convolution, PartOptions, is_one_each, plus
+from ._base import Convolution, PartOptions, plus
 from ._gathered import check_aggr_kwargs, gathered, width_of
 from ._hops import over_vertices
-from ._inputs import Ends, check_counts, check_edge_weight, check_flags, check_width, in_pair
-from ._linear import draw_map, linear_map, settle
+from ._inputs import Ends, check_counts, check_edge_weight, check_flags, in_pair
+from ._linear import check_map, draw_map, linear_map, product_and_bias, settle
+from ._maps import called
 from ._passing import FORWARD, MEAN, SUM
 from .shared import maps_first, maxk_aggregate, spmm
 
@@ -32,7 +30,8 @@ class SAGEConv(Convolution):
 
     With ``k`` the non-linearity stands between the neighbours' weights and the aggregation:
     ``y = mean_j(MaxK(x W_l, k)[j]) + b + x W_r``.  With ``k = out_channels`` that is the layer
-    without it, since the mean and ``W_l`` commute.
+    without it, since the mean and ``W_l`` commute.  Of a ``lin_l`` of your own that is no
+    ``Linear`` MaxK keeps features of what it returns.
 
     Parameters
     ----------
@@ -160,6 +159,10 @@ class SAGEConv(Convolution):
             As ``autograd.spmm``; also if ``x`` is one tensor and the graph is not square, or
             ``size`` is not that of the graph.
         """
+        if self._plan is not None and size is None and edge_weight is None:
+            planned = self._plan(self, x, edge_index)
+            if planned is not None:
+                return planned
         if isinstance(x, Tensor) and size is None:
             graph = self._graph(x, edge_index)
             found = self._at_once(x, graph) if edge_weight is None and self._is_usual() else None
@@ -175,13 +178,12 @@ class SAGEConv(Convolution):
 
     def _plus_own(self, y: Tensor, x: Tensor) -> Tensor:
         """Add the map of the targets' own features, into ``y`` if only this layer has seen it."""
-        own = self.lin_r
-        dtypes = {y.dtype, x.dtype, own.weight.dtype}  # autocast makes them differ
-        bare = is_bare(own) and is_bare(self.lin_l) and own.bias is None
-        if bare and self.k is None and len(dtypes) == 1 and y.dim() == x.dim() == 2:
-            return y.addmm_(x, own.weight.t())
-        found: Tensor = y + own(x)
-        return found
+        own = read_map(self.lin_r)
+        unseen = self.k is None and read_map(self.lin_l) is not None
+        if unseen and own is not None and own[1] is None and y.dim() == x.dim() == 2:
+            if y.dtype == x.dtype == own[0].dtype:  # autocast makes them differ
+                return y.addmm_(x, own[0].t())
+        return y + called(self.lin_r, x, "x")
 
     def _is_usual(self) -> bool:
         """Tell whether all options that go another way are as they are by default."""
@@ -195,11 +197,11 @@ class SAGEConv(Convolution):
 
     def _at_once(self, x: Tensor, graph: GraphLike) -> Tensor | None:
         """Compute what comes before ``normalize`` in one node of autograd's; None if it may not."""
-        neighbours, own = bare_map(self.lin_l), bare_map(self.lin_r)
+        neighbours, own = read_map(self.lin_l), read_map(self.lin_r)
         if neighbours is None or own is None:
             return None
         (weight, bias), (own_weight, own_bias) = neighbours, own
-        fit = own_weight.shape == weight.shape and is_one_each(bias, weight) and own_bias is None
+        fit = own_weight.shape == weight.shape and own_bias is None
         if not (fit and is_plain(graph, x, weight, bias, own_weight)):
             return None
         return sage_convolution(graph, x, weight, bias, own_weight)
@@ -208,14 +210,13 @@ class SAGEConv(Convolution):
         """Check the features of both ends, for which lazy maps make their parameters."""
         names = ("x", "x") if ends.alike else ("x[0]", "x[1]")
         if self.project:
-            check_width(names[0], ends.source, self.lin.weight)
-        width = ends.source.shape[-1]
-        settle(self.lin_l, self._width_of_neighbours(width))
+            check_map(self.lin, ends.source, names[0])
         if self._reductions:
-            check_width(names[0], ends.source, self.lin_l.weight, len(self._reductions))
+            check_map(self.lin_l, ends.source, names[0], len(self._reductions))
+        else:
+            settle(self.lin_l, self._width_of_neighbours(ends.source.shape[-1]))
         if self.root_weight and ends.target is not None:
-            settle(self.lin_r, ends.target.shape[-1])
-            check_width(names[1], ends.target, self.lin_r.weight)
+            check_map(self.lin_r, ends.target, names[1])
 
     def _width_of_neighbours(self, width: int) -> int:
         """Give the number of features that come out of the aggregation of ``width``."""
@@ -226,19 +227,18 @@ class SAGEConv(Convolution):
     def _of_neighbours(self, ends: Ends, edge_weight: Tensor | None) -> Tensor:
         """Aggregate the features of sources and map them, with the bias."""
         graph, source, width = ends.graph, ends.source, self._width()
-        y: Tensor
         if self.project:
-            source = self.lin(source).relu()
+            source = called(self.lin, source, "x").relu()
         if self.k is not None:
             self._check_no_batch(source)
-            h, reduction = linear(source, self.lin_l.weight), self._reductions[0]
-            y = maxk_aggregate(graph, h, self.k, edge_weight, reduce=reduction)
-            return plus(y, self.lin_l.bias)
+            h, bias = product_and_bias(self.lin_l, source)
+            reduction = self._reductions[0]
+            return plus(maxk_aggregate(graph, h, self.k, edge_weight, reduce=reduction), bias)
 
         if not self._reductions:
             ends = ends._replace(source=source).gathered()
-            y = self.lin_l(gathered(self.aggr_module, ends.graph, ends.source, edge_weight))
-            return y
+            y = gathered(self.aggr_module, ends.graph, ends.source, edge_weight)
+            return called(self.lin_l, y, "x")
 
         def reduced(h: Tensor, reduction: str) -> Tensor:
             if width is None:
@@ -247,12 +247,12 @@ class SAGEConv(Convolution):
             return self._aggregate(graph, h, width, edge_weight, **{how: True})
 
         if maps_first(graph, source, self.out_channels, otherwise=False):
-            if self._reductions in self._of_parts and is_bare(self.lin_l):
-                h, reduction = linear(source, self.lin_l.weight), self._reductions[0]
-                return plus(over_vertices(lambda h: reduced(h, reduction), h), self.lin_l.bias)
+            lin = read_map(self.lin_l)
+            if self._reductions in self._of_parts and lin is not None:
+                h, reduction = linear(source, lin[0]), self._reductions[0]
+                return plus(over_vertices(lambda h: reduced(h, reduction), h), lin[1])
         parts = [
             over_vertices(lambda h: reduced(h, one), source)  # noqa: B023  # called at once
             for one in self._reductions
         ]
-        y = self.lin_l(parts[0] if len(parts) == 1 else torch.cat(parts, -1))
-        return y
+        return called(self.lin_l, parts[0] if len(parts) == 1 else torch.cat(parts, -1), "x")

@@ -8,10 +8,11 @@ from typing import Unpack
 
 from torch import Tensor
 
-from ..autograd import GraphLike
+from ..autograd.tensors.prepare import GraphLike
 from ._hops import HopConvolution
-from ._inputs import check_flags, check_width
-from ._linear import draw_map, linear_map, settle
+from ._inputs import check_flags
+from ._linear import draw_map, linear_map, mapped
+from ._maps import called
 from ._passing import PassingOptions
 
 
@@ -82,15 +83,15 @@ class SGConv(HopConvolution):
 
         ``x`` may not be sparse.
         """
+        if self._plan is not None and edge_weight is None:
+            planned = self._plan(self, x, edge_index)
+            if planned is not None:
+                return planned
         if self._cached_x is not None:
-            y: Tensor = self.lin(self._cached_x.detach())
-            return y
+            return called(self.lin, self._cached_x.detach(), "x")
         fill = 1.0 if self.add_self_loops else 0.0
         for step in self._steps(x, edge_index, edge_weight, fill):
             x = step(x)
         if self.cached and self.K:
             self._cached_x = x
-        settle(self.lin, x.shape[-1])
-        check_width("x", x, self.lin.weight)
-        y = self.lin(x)
-        return y
+        return mapped(self.lin, x, "x")

@@ -10,16 +10,16 @@ from typing import Any, TypeVar, cast
 
 from torch import Tensor
 
-from ..autograd import GraphLike
-from ..autograd import Shared as Shared
 from ..autograd import aggregate_with_own as plain_aggregate_with_own
-from ..autograd import local_of as local_of
 from ..autograd import maxk_aggregate as plain_maxk_aggregate
-from ..autograd import operands as plain_operands
 from ..autograd import propagate as plain_propagate
 from ..autograd import sampled_aggregate as plain_sampled_aggregate
-from ..autograd import shared as shared
 from ..autograd import spmm as plain_spmm
+from ..autograd.matmul import operands as plain_operands
+from ..autograd.tensors.prepare import GraphLike
+from ..autograd.tensors.shared import Shared as Shared
+from ..autograd.tensors.shared import local_of as local_of
+from ..autograd.tensors.shared import shared as shared
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -10,11 +10,12 @@ import torch
 from torch import Tensor
 from torch.nn import Linear, ModuleList, Parameter, init
 
-from ..autograd import GraphLike
+from ..autograd.tensors.prepare import GraphLike
 from ._base import plus
 from ._hops import HopConvolution
-from ._inputs import check_flags, check_width
-from ._linear import draw_map, linear_map, settle
+from ._inputs import check_flags
+from ._linear import check_map, draw_map, linear_map
+from ._maps import called
 from ._passing import PassingOptions
 
 
@@ -88,13 +89,16 @@ class TAGConv(HopConvolution):
 
         ``x`` may not be sparse.
         """
+        if self._plan is not None and edge_weight is None:
+            planned = self._plan(self, x, edge_index)
+            if planned is not None:
+                return planned
         steps = self._steps(x, edge_index, edge_weight, 0.0 if self.normalize else None)
         maps = self._maps()
         for layer in maps:
-            settle(layer, x.shape[-1])
-        check_width("x", x, maps[0].weight)
-        y: Tensor = maps[0](x)
+            check_map(layer, x, "x")
+        y = called(maps[0], x, "x")
         for layer, step in zip(maps[1:], steps, strict=True):
             x = step(x)
-            y = y + layer(x)
+            y = y + called(layer, x, "x")
         return plus(y, self.bias)

@@ -11,12 +11,15 @@ import torch
 from torch import Tensor
 from torch.nn import Linear
 
-from ..autograd import GraphLike, dot_aggregate, edge_softmax, is_bare, sddmm
+from ..autograd import dot_aggregate, edge_softmax, sddmm
+from ..autograd.maps import read_map
+from ..autograd.tensors.prepare import GraphLike
 from ..errors import DtypeError, ShapeError
 from ._attention import Attention
 from ._edges import AttentionWeights, as_given, at_edges, sums_of_edges
-from ._inputs import check_flags, check_width, in_pair
-from ._linear import draw_map, linear_map, settle
+from ._inputs import check_flags, in_pair
+from ._linear import draw_map, linear_map, mapped
+from ._maps import called
 from ._passing import PassingOptions
 
 
@@ -39,7 +42,9 @@ class _Term(NamedTuple):
         """(n_rows, heads, out_channels) Sum the terms of each row's entries by their weights."""
         with torch.autocast(self.features.device.type, enabled=False):
             y = sums_of_edges(found.graph, self.features, found.weights.to(self.features.dtype))
-            return y if self.weight is None else torch.einsum("nkd,kfd->nkf", y, self.weight)
+            if self.weight is None:
+                return y
+            return torch.einsum("nkd,kfd->nkf", y, self.weight.to(y.dtype))
 
 
 class TransformerConv(Attention):
@@ -204,9 +209,10 @@ class TransformerConv(Attention):
                 f"edge_attr is None but the layer has edge_dim={self.edge_dim}: give the features "
                 "of each edge."
             )
-        if not is_bare(self.lin_edge):
-            return _Term(self._by_head(self.lin_edge(features)), None)
-        return _Term(features, self.lin_edge.weight.view(self.heads, self.out_channels, -1))
+        args = read_map(self.lin_edge)
+        if args is None or args[1] is not None:
+            return _Term(self._by_head(called(self.lin_edge, features, "edge_attr")), None)
+        return _Term(features, args[0].view(self.heads, self.out_channels, -1))
 
     def _weights(self, graph: GraphLike, query: Tensor, key: Tensor, term: _Term | None) -> Tensor:
         """(nnz, heads) The weights of all entries, in float32 at least."""
@@ -223,11 +229,9 @@ class TransformerConv(Attention):
         y = self._without_heads(y)
         if not self.root_weight:
             return y
-        settle(self.lin_skip, target.shape[1])
-        check_width("x", target, self.lin_skip.weight)
-        own: Tensor = self.lin_skip(target)
+        own = mapped(self.lin_skip, target, "x")
         if self.lin_beta is None:
             return y + own
-        share = self.lin_beta(torch.cat([y, own, y - own], -1)).sigmoid()
+        share = called(self.lin_beta, torch.cat([y, own, y - own], -1), "x").sigmoid()
         found: Tensor = share * own + (1 - share) * y
         return found

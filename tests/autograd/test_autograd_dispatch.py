@@ -17,7 +17,6 @@ from sparsefmt.autograd import (  # noqa: E402
     cbsr,
     edge_softmax,
     edges,
-    extrema,
     matmul,
     maxk,
     maxk_aggregate,
@@ -30,7 +29,7 @@ from sparsefmt.autograd.tensors.prepare import side_of  # noqa: E402
 
 OPS = [
     op
-    for module in (matmul, extrema, edges, cbsr)
+    for module in (matmul, edges, cbsr)
     for op in vars(module).values()
     if isinstance(op, LibraryOp)
 ]

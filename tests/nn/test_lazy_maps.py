@@ -11,7 +11,7 @@ pyg = pytest.importorskip("torch_geometric.nn", reason="torch-geometric is not i
 from torch.nn import Linear, UninitializedParameter  # noqa: E402
 
 from sparsefmt import ShapeError, nn  # noqa: E402
-from sparsefmt.autograd import is_bare  # noqa: E402
+from sparsefmt.autograd import read_map  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -79,7 +79,7 @@ def test_a_map_is_torchs_own_from_then_on(name):
     call(mine)
     maps = [one for part, one in mine.named_modules() if part.startswith("lin")]
     assert maps
-    assert all(is_bare(one) and one.in_features == FEAT for one in maps)
+    assert all(read_map(one) and one.in_features == FEAT for one in maps)
     assert all("draw" not in vars(one) and not one._forward_pre_hooks for one in maps)
     assert pickle.loads(pickle.dumps(mine)).state_dict().keys() == mine.state_dict().keys()
 

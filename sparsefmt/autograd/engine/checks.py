@@ -9,8 +9,7 @@ from torch import Tensor
 
 from ...errors import DeviceError, DtypeError, ShapeError, UnsupportedError
 from ...graph.graph import Graph
-from ...ops.engine import checks
-from ...ops.engine.bind import Named, register_library
+from ...ops.engine.bind import Named, count_of_features, register_library
 from ...ops.engine.bind import bind as bind
 from ...ops.engine.table import Arg, Op
 from ..tensors.tensors import GraphTensors
@@ -162,30 +161,6 @@ def own_values(values: Tensor, x: Tensor, graph: GraphTensors) -> None:
         )
 
 
-def pair(x: Tensor, y: Tensor, graph: GraphTensors) -> None:
-    """Check for features of one dtype whose heads and widths fit."""
-    if x.dtype is not y.dtype:
-        raise DtypeError(
-            f"y is {y.dtype} but x is {x.dtype}{_autocast(graph)}: give both in one dtype, "
-            f"y.to({x.dtype}) for instance."
-        )
-    if x.dim() > 3 or x.shape[1:] != y.shape[1:]:
-        raise ShapeError(
-            f"x has shape {tuple(x.shape)} and y {tuple(y.shape)}: give (n_rows, feat) and "
-            "(n_cols, feat), or (n_rows, heads, feat) and (n_cols, heads, feat)."
-        )
-
-
-def scores(value: Tensor, graph: GraphTensors) -> None:
-    """Check for scores, (nnz,) or (nnz, heads), where the graph is."""
-    place("scores", value, graph)
-    if value.dim() not in (1, 2) or value.shape[0] != graph.nnz:
-        raise ShapeError(
-            f"scores has shape {tuple(value.shape)} but the graph stores {graph.nnz} entries: "
-            f"give ({graph.nnz},) or ({graph.nnz}, heads)."
-        )
-
-
 def kept(k: Any, feat: int | None) -> int:
     """Check how many features of a row to keep; ``feat`` is None where it is not known yet."""
     if isinstance(k, bool) or (isinstance(k, Tensor) and k.dtype is torch.bool):
@@ -197,7 +172,7 @@ def kept(k: Any, feat: int | None) -> int:
     if feat is None and found < 1:
         raise ShapeError(f"k is {k}: give 1 or more.")
     if feat is not None:
-        checks.count_of_features(found, feat)
+        count_of_features(found, feat)
     return found
 
 
@@ -285,6 +260,12 @@ class Tensors:
         own_values(values, like[1], A)
         return values
 
+    def check(
+        self, name: str, value: Any, arg: Arg, A: GraphTensors, size: int, like: Named | None
+    ) -> Any:
+        """Check an argument that needs ``size`` rows; raise what is wrong."""
+        return getattr(self, arg.check)(name, value, arg, A, size, like)
+
     def features(
         self, name: str, value: Any, arg: Arg, A: GraphTensors, size: int, like: Named | None
     ) -> Tensor:
@@ -314,10 +295,12 @@ class Tensors:
                 f"both in one dtype, {name}.to({like[1].dtype}) for instance."
             )
         if arg.behind and value.shape[1:] != like[1].shape[1:]:
-            raise ShapeError(
-                f"{name} has shape {tuple(value.shape)} and {like[0]} {tuple(like[1].shape)}: give "
-                "both as many heads, and features of each."
-            )
+            shapes = f"{name} has shape {tuple(value.shape)} and {like[0]} {tuple(like[1].shape)}"
+            mend = "both as many heads, and features of each."
+            if like[0] == "x":  # of dot products
+                shapes = f"x has shape {tuple(like[1].shape)} and {name} {tuple(value.shape)}"
+                mend = "(n_rows, feat) and (n_cols, feat), or both with heads between."
+            raise ShapeError(f"{shapes}: give {mend}")
         return value
 
     def factor(

@@ -479,7 +479,8 @@ def _checked(
     factor = score.scale(scale, x.shape[-1]) if "keys" in arrays else 1.0
     options = score.options(A, *numbers)
     if "H" in arrays:
-        check_precision(precision, "H", x)
+        if precision is not None:
+            check_precision(precision, "H", x)
         return A, x, (*grad, x, second, third, edges, None, *options), {"precision": precision}
     values, att = (None, third) if "left" in arrays else (third, None)
     pairs = second, x, values, att, edges, *options.with_scale(factor)

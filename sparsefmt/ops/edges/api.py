@@ -74,7 +74,8 @@ def sddmm(
     2.1, equation 3.
     """
     if isinstance(Y, CBSR):
-        check_precision(precision, "Y", Y)
+        if precision is not None:
+            check_precision(precision, "Y", Y)
         return sddmm_cbsr(A, X, Y, costs=costs, out=out)
     options = {"precision": precision, "costs": costs}
     A, X, Y, *allowed, out = bind(SDDMM, A, X=X, Y=Y, **options, out=out)

@@ -36,11 +36,7 @@ Named = tuple[str, Any]
 
 
 class Library(Protocol):
-    """What arrays and tensors differ in.
-
-    A check gets the name of an argument, its value, what the row says of it, the matrix or graph,
-    the rows that it must have and the argument that it must be like; it raises or returns an array.
-    """
+    """What arrays and tensors differ in."""
 
     kind: type  #: of arrays
     floats: frozenset[Any]  #: dtypes of values
@@ -52,23 +48,8 @@ class Library(Protocol):
     def own_values(self, op: Op, A: Any, values: Any, like: Named) -> Any:
         """Check that the matrix's own values have the dtype of ``like``."""
 
-    def features(self, name: str, value: Any, arg: Arg, A: Any, size: int, like: Any) -> Any:
-        """Check for (size, feat) or (size, heads, feat)."""
-
-    def factor(self, name: str, value: Any, arg: Arg, A: Any, size: int, like: Any) -> Any:
-        """Check for one factor of each row or column."""
-
-    def entries(self, name: str, value: Any, arg: Arg, A: Any, size: int, like: Any) -> Any:
-        """Check for one value, or a row of them, at each stored entry."""
-
-    def scores(self, name: str, value: Any, arg: Arg, A: Any, size: int, like: Any) -> Any:
-        """Check for one score of each head; float32 will do beside 2-byte features."""
-
-    def vectors(self, name: str, value: Any, arg: Arg, A: Any, size: int, like: Any) -> Any:
-        """Check for one vector of each head; float32 will do beside 2-byte features."""
-
-    def balanced(self, name: str, value: Any, arg: Arg, A: Any, size: int, like: Any) -> Any:
-        """Check for row-balanced features."""
+    def check(self, name: str, value: Any, arg: Arg, A: Any, size: int, like: Named | None) -> Any:
+        """Check an argument that needs ``size`` rows; return an array, or raise what is wrong."""
 
 
 _libraries: dict[type, Library] = {}
@@ -82,8 +63,8 @@ def register_library(graph: type, library: Library) -> None:
 def bind(op: Op, A: Any, /, **args: Any) -> list[Any]:
     """Check the matrix and the arguments of a call, in this order; return them as arrays.
 
-    Names are those that users see; each is in ``op.named``.  None stays None where it is allowed,
-    but ``out`` is allocated, and the matrix's own values are returned for those that it replaces.
+    Names are those that users see, in ``op.named``.  None stays None where it is allowed, but for
+    values: those of the matrix itself are returned then.
     """
     if isinstance(A, Format):
         library, shape = ARRAYS, A.shape
@@ -114,8 +95,13 @@ def bind(op: Op, A: Any, /, **args: Any) -> list[Any]:
                 and value.dtype in floats
                 and value.ndim in arg.quick
                 and value.shape[0] == size
-                and (like is None or value.dtype == like[1].dtype)
-                and (not arg.behind or value.shape[1:] == like[1].shape[arg.behind])
+                and (
+                    like is None
+                    or (
+                        value.dtype == like[1].dtype
+                        and (not arg.behind or value.shape[1:] == like[1].shape[arg.behind])
+                    )
+                )
                 and (
                     place is None
                     or (layout is None and value.data.device_id == place)
@@ -123,7 +109,7 @@ def bind(op: Op, A: Any, /, **args: Any) -> list[Any]:
                 )
                 and (layout is not None or check not in ("factor", "vectors"))
             ):
-                value = getattr(library, check)(name, value, arg, A, size, like)
+                value = library.check(name, value, arg, A, size, like)
             bound[arg.name] = name, value
             bound.setdefault(FIRST, (name, value))
         elif check == "word":
@@ -179,10 +165,8 @@ def count_of_features(k: int, feat: int) -> None:
         raise ShapeError(f"k is {k} but a row has {feat} features: k lies between 1 and {feat}.")
 
 
-def precision(value: object, name: str, X: Array) -> None:
-    """Check for one of ``PRECISIONS`` beside float32 features, or None."""
-    if value is None:
-        return
+def precision(value: object, name: str, X: Any) -> None:
+    """Check for one of ``PRECISIONS``, for float32 features."""
     if not (isinstance(value, str) and value in PRECISIONS):
         raise UnsupportedError(f'precision is {value!r}: use "tf32" or "bf16", or leave it out.')
     if X.dtype != np.float32:
@@ -195,7 +179,7 @@ def precision(value: object, name: str, X: Array) -> None:
 
 
 class Arrays:
-    """NumPy and CuPy: arrays of other libraries come in through DLPack, sequences are copied."""
+    """NumPy and CuPy; arrays of other libraries come in through DLPack, sequences are copied."""
 
     kind = np.ndarray
     floats = frozenset(np.dtype(name) for name in ("float16", "float32", "float64"))
@@ -207,173 +191,146 @@ class Arrays:
 
     def own_values(self, op: Op, A: Format, values: Array, like: Named) -> Never:
         """Raise what says that the matrix's own values have another dtype."""
-        raise DtypeError(
-            f"A.data is {A.dtype} but {like[0]} is {like[1].dtype}: cast one, "
-            f"{like[0]}.astype(A.dtype) or A.astype({like[0]}.dtype)."
-        )
+        name, X = like
+        mend = f"{name}.astype(A.dtype) or A.astype({name}.dtype)"
+        raise DtypeError(f"A.data is {A.dtype} but {name} is {X.dtype}: cast one, {mend}.")
 
-    def features(
+    def check(
         self, name: str, value: Any, arg: Arg, A: Format, size: int, like: Named | None
-    ) -> Array:
-        """Check for (size, feat) or (size, heads, feat)."""
-        axis, heads = _AXES[arg.rows], 3 in arg.axes
+    ) -> Any:
+        """Check an argument that needs ``size`` rows; return an array, or raise what is wrong."""
+        if arg.balanced:
+            return _balanced(name, value, A, size, like)
         if isinstance(value, Format):
             product = ", or spgemm(A, S) for row-balanced features" * (value.format == "cbsr")
             dense = f"give a dense array, {name}.toarray(){product}"
             raise DtypeError(f"{name} is a {type(value).__name__}: {dense}.")
-        array = as_array(name, value, beside=A._indices)
-        if array.ndim == 0:
-            one = f"one row per {axis} of A"
-            raise ShapeError(
-                f"{name} is a single {array.dtype}, of shape (): give a matrix, {one}."
-            )
-        if array.ndim not in arg.axes:
-            hint = f"{name}[:, None]" if array.ndim == 1 else f"{name}.reshape(len({name}), -1)"
-            shapes = "(rows, feat) or (rows, heads, feat)" if heads else "(rows, feat)"
-            raise ShapeError(f"{name} has shape {array.shape}: give {shapes}, such as {hint}.")
-        if array.shape[0] != size:
-            raise ShapeError(
-                f"{name} has {array.shape[0]} rows but A has {size} {axis}s: {name} needs one row "
-                f"per {axis} of A ({name}.shape == {array.shape}, A.shape == {A.shape})."
-            )
-        return self._alike(name, _values_beside(name, array, A), arg, like)
-
-    def _alike(self, name: str, array: Array, arg: Arg, like: Named | None) -> Array:
-        """Check for the shape behind the rows, and the dtype, of another argument."""
-        if like is None:
-            return array
-        if arg.behind and array.shape[1:] != like[1].shape[1:]:
-            raise ShapeError(
-                f"{name} has shape {array.shape} but {like[0]} has {like[1].shape}: give both the "
-                "same heads and feature width."
-            )
-        same_dtype(name, array, *like)
-        return array
-
-    def factor(
-        self, name: str, value: Any, arg: Arg, A: Format, size: int, like: Named | None
-    ) -> Array:
-        """Check for one factor of each row or column; contiguous, float32 beside 2 bytes."""
-        array, axis = as_array(name, value, empty=np.float64, beside=A._indices), _AXES[arg.rows]
-        if array.ndim == 0 and array.dtype.kind in "iuf":
-            full = f"full({size}, {array.item()}, {'A' if like is None else like[0]}.dtype)"
-            raise ShapeError(
-                f"{name} has shape (): give one factor per {axis} of A, "
-                f"{namespace(A._indices).__name__.replace('numpy', 'np')}.{full} for instance."
-            )
-        if array.shape != (size,):
-            raise ShapeError(
-                f"{name} has shape {array.shape}: give ({size},), one factor per {axis} of A "
-                f"(A.shape == {A.shape})."
-            )
+        array = as_array(name, value, empty=np.float64, beside=A._indices)
+        wrong = _SHAPES[arg.check](name, array, arg, A, size, like)
+        if wrong:
+            raise ShapeError(f"{name} {wrong}.")
         checks.value_dtype(f"{name}.dtype", array.dtype)
-        narrow = like is not None and like[1].dtype.itemsize == 2
+        _check_device(name, array, A)
+        narrow = like is not None and arg.widens and like[1].dtype.itemsize == 2
         if like is not None and not (narrow and array.dtype == np.float32):
             same_dtype(name, array, *like)
-        _beside(name, array, A)
-        if narrow:
+        if arg.check != "factor":
+            return array
+        if narrow:  # kernels take float32
             with on_device_of(array), allocating(f"{name} in float32"):
                 array = array.astype(np.float32)
         return contiguous(array)
 
-    def entries(
-        self, name: str, value: Any, arg: Arg, A: Format, size: int, like: Named | None
-    ) -> Array:
-        """Check for one value, or a row of them, at each stored entry."""
-        array = as_array(name, value, empty=np.float64, beside=A._indices)
-        if array.ndim not in arg.axes or array.shape[0] != size:
-            shapes = f"({size},) or ({size}, heads)"
-            if 1 not in arg.axes:
-                hint = f"{name}[:, None] for instance" if array.ndim == 1 else ""
-                shapes = f"({size}, feat), {hint}" if hint else f"({size}, feat)"
-            raise ShapeError(
-                f"{name} has shape {array.shape} but A stores {size} entries: give {shapes}, in "
-                "the order of A's data."
-            )
-        array = _values_beside(name, array, A)
-        if like is None:
-            return array
-        if arg.alike == "dtype" and array.ndim == 2 and like[1].ndim == 3:
-            heads, other = array.shape[1], like[1].shape[1]
-            if heads != other:
-                raise ShapeError(
-                    f"{name} has {heads} heads but {like[0]} has {other}: give both the same, or "
-                    f"{like[0]} of shape (n_cols, feat) for all heads."
-                )
-        if arg.behind and 1 in arg.axes and array.shape != like[1].shape:
-            raise ShapeError(
-                f"{name} has shape {array.shape} but {like[0]} {like[1].shape}: give the same."
-            )
-        return self._alike(name, array, arg, like)
-
-    def scores(
-        self, name: str, value: Any, arg: Arg, A: Format, size: int, like: Named | None
-    ) -> Array:
-        """Check for one score of each head; one head may have an axis or none."""
-        array, each = as_array(name, value, empty=np.float64, beside=A._indices), _ENDS[arg.rows]
-        if like is None and array.ndim not in (1, 2):
-            raise ShapeError(
-                f"{name} has shape {array.shape}: give ({size},) or ({size}, heads), one score per "
-                f"{each}."
-            )
-        heads = array.shape[1:] if like is None else like[1].shape[arg.behind]
-        if array.shape not in ([(size,), (size, 1)] if heads in ((), (1,)) else [(size, *heads)]):
-            order = ", in the order of A's data" * (arg.rows == "entries")
-            raise ShapeError(
-                f"{name} has shape {array.shape}: give {(size, *heads)}, one score per {each}"
-                f"{' and head' * bool(heads)}{order} (A.shape == {A.shape}, A.nnz == {A.nnz})."
-            )
-        return self._floats(name, array, A, like)
-
-    def _floats(self, name: str, array: Array, A: Format, like: Named | None) -> Array:
-        """Check for the dtype of another argument, or float32 beside 2 bytes."""
-        checks.value_dtype(f"{name}.dtype", array.dtype)
-        if like and not (like[1].dtype.itemsize == 2 and array.dtype == np.float32):
-            same_dtype(name, array, *like)
-        checks.same_device(name, array, "A", A._indices)
-        return array
-
-    def vectors(self, name: str, value: Any, arg: Arg, A: Format, size: int, like: Named) -> Array:
-        """Check for one vector of each head; one head may have an axis or none."""
-        array, (other, x) = as_array(name, value, empty=np.float64, beside=A._indices), like
-        shape = x.shape[1:]
-        one = [shape[-1:], (1, shape[-1])]
-        if array.shape not in (one if shape[:-1] in ((), (1,)) else [shape]):
-            per_head = "one vector per head" if len(shape) == 2 else "one vector"
-            raise ShapeError(
-                f"{name} has shape {array.shape}: give {shape}, {per_head} ({other}.shape == "
-                f"{x.shape})."
-            )
-        return self._floats(name, array, A, like)
-
-    def balanced(
-        self, name: str, value: Any, arg: Arg, A: Format, size: int, like: Named | None
-    ) -> CBSR:
-        """Check for row-balanced features, as wide as others."""
-        if not isinstance(value, CBSR):
-            raise DtypeError(
-                f"{name} is a {type(value).__name__}: give a CBSR, maxk(X, k) for instance."
-            )
-        if value.n_rows != size:
-            raise ShapeError(
-                f"{name} has {value.n_rows} rows but A has {size} columns: {name} needs one row "
-                f"per column of A ({name}.shape == {value.shape}, A.shape == {A.shape})."
-            )
-        if like is not None and like[1].shape[1] != value.n_cols:
-            raise ShapeError(
-                f"{name} has {value.n_cols} columns but {like[0]} has shape {like[1].shape}: give "
-                "both the same feature width."
-            )
-        checks.same_device(name, value.indices, "A", A._indices)
-        return value
-
 
 ARRAYS = Arrays()
-_AXES: dict[Any, str] = {"rows": "row", "cols": "column"}
+_ONE: dict[Any, str] = {"rows": "row", "cols": "column"}
 _ENDS: dict[Any, str] = {"rows": "target", "cols": "source", "entries": "stored entry"}
 
 
-def same_dtype(name: str, array: Array, other_name: str, other: Any) -> None:
+def _features(name: str, x: Array, arg: Arg, A: Format, size: int, like: Named | None) -> str:
+    """Return what is wrong with the shape of features."""
+    one = _ONE[arg.rows]
+    if x.ndim == 0:
+        return f"is a single {x.dtype}, of shape (): give a matrix, one row per {one} of A"
+    if x.ndim not in arg.axes:
+        hint = f"{name}[:, None]" if x.ndim == 1 else f"{name}.reshape(len({name}), -1)"
+        shapes = "(rows, feat)" + " or (rows, heads, feat)" * (3 in arg.axes)
+        return f"has shape {x.shape}: give {shapes}, such as {hint}"
+    if x.shape[0] != size:
+        return (
+            f"has {x.shape[0]} rows but A has {size} {one}s: {name} needs one row per {one} of A "
+            f"({name}.shape == {x.shape}, A.shape == {A.shape})"
+        )
+    return _unlike(x, arg, like)
+
+
+def _unlike(x: Array, arg: Arg, like: Named | None) -> str:
+    """Return what differs behind the rows of two arrays."""
+    if like is None or not arg.behind or x.shape[1:] == like[1].shape[1:]:
+        return ""
+    shapes = f"has shape {x.shape} but {like[0]} has {like[1].shape}"
+    return f"{shapes}: give both the same heads and feature width"
+
+
+def _factor(name: str, x: Array, arg: Arg, A: Format, size: int, like: Named | None) -> str:
+    """Return what is wrong with the shape of factors."""
+    one = _ONE[arg.rows]
+    if x.ndim == 0 and x.dtype.kind in "iuf":
+        xp = namespace(A._indices).__name__.replace("numpy", "np")
+        full = f"{xp}.full({size}, {x.item()}, {'A' if like is None else like[0]}.dtype)"
+        return f"has shape (): give one factor per {one} of A, {full} for instance"
+    if x.shape == (size,):
+        return ""
+    return f"has shape {x.shape}: give ({size},), one factor per {one} of A (A.shape == {A.shape})"
+
+
+def _entries(name: str, x: Array, arg: Arg, A: Format, size: int, like: Named | None) -> str:
+    """Return what is wrong with the shape of values, or rows, of entries."""
+    if x.ndim not in arg.axes or x.shape[0] != size:
+        shapes = f"({size},) or ({size}, heads)" if 1 in arg.axes else f"({size}, feat)"
+        if 1 not in arg.axes and x.ndim == 1:
+            shapes += f", {name}[:, None] for instance"
+        order = "in the order of A's data"
+        return f"has shape {x.shape} but A stores {size} entries: give {shapes}, {order}"
+    if like and arg.alike == "dtype" and x.ndim == 2 and like[1].ndim == 3:
+        heads, of_like = x.shape[1], like[1].shape[1]
+        if heads != of_like:
+            same = f"give both the same, or {like[0]} of shape (n_cols, feat) for all heads"
+            return f"has {heads} heads but {like[0]} has {of_like}: {same}"
+    if like and arg.behind and 1 in arg.axes and x.shape != like[1].shape:
+        return f"has shape {x.shape} but {like[0]} {like[1].shape}: give the same"
+    return _unlike(x, arg, like)
+
+
+def _scores(name: str, x: Array, arg: Arg, A: Format, size: int, like: Named | None) -> str:
+    """Return what is wrong with the shape of scores; one head may have an axis or none."""
+    each = _ENDS[arg.rows]
+    if like is None and x.ndim not in (1, 2):
+        return f"has shape {x.shape}: give ({size},) or ({size}, heads), one score per {each}"
+    heads = x.shape[1:] if like is None else like[1].shape[arg.behind]
+    if x.shape in ([(size,), (size, 1)] if heads in ((), (1,)) else [(size, *heads)]):
+        return ""
+    each += " and head" * bool(heads) + ", in the order of A's data" * (arg.rows == "entries")
+    sizes = f"(A.shape == {A.shape}, A.nnz == {A.nnz})"
+    return f"has shape {x.shape}: give {(size, *heads)}, one score per {each} {sizes}"
+
+
+def _vectors(name: str, x: Array, arg: Arg, A: Format, size: int, like: Named | None) -> str:
+    """Return what is wrong with the shape of vectors; one head may have an axis or none."""
+    assert like is not None  # as rows have them
+    shape = like[1].shape[1:]
+    shapes = [shape[-1:], (1, shape[-1])] if shape[:-1] in ((), (1,)) else [shape]
+    if x.shape in shapes:
+        return ""
+    each = "one vector per head" if len(shape) == 2 else "one vector"
+    return f"has shape {x.shape}: give {shape}, {each} ({like[0]}.shape == {like[1].shape})"
+
+
+_SHAPES = {
+    **{"features": _features, "factor": _factor, "entries": _entries},
+    **{"scores": _scores, "vectors": _vectors},
+}
+
+
+def _balanced(name: str, S: object, A: Format, size: int, like: Named | None) -> CBSR:
+    """Check for row-balanced features, as wide as others."""
+    if not isinstance(S, CBSR):
+        raise DtypeError(f"{name} is a {type(S).__name__}: give a CBSR, maxk(X, k) for instance.")
+    if S.n_rows != size:
+        raise ShapeError(
+            f"{name} has {S.n_rows} rows but A has {size} columns: {name} needs one row per "
+            f"column of A ({name}.shape == {S.shape}, A.shape == {A.shape})."
+        )
+    if like is not None and like[1].shape[1] != S.n_cols:
+        raise ShapeError(
+            f"{name} has {S.n_cols} columns but {like[0]} has shape {like[1].shape}: give both the "
+            "same feature width."
+        )
+    _check_device(name, S.indices, A)
+    return S
+
+
+def same_dtype(name: str, array: Any, other_name: str, other: Any) -> None:
     """Check for the dtype of another array."""
     if array.dtype != other.dtype:
         raise DtypeError(
@@ -382,14 +339,7 @@ def same_dtype(name: str, array: Array, other_name: str, other: Any) -> None:
         )
 
 
-def _values_beside(name: str, array: Array, A: Format) -> Array:
-    """Check for floats on the device of ``A``."""
-    checks.value_dtype(f"{name}.dtype", array.dtype)
-    _beside(name, array, A)
-    return array
-
-
-def _beside(name: str, array: Array, A: Format) -> None:
+def _check_device(name: str, array: Array, A: Format) -> None:
     """Check for an array on the device of ``A``."""
     if device_of(array) != A.device:
         raise DeviceError(
@@ -414,10 +364,7 @@ def output(
     inputs: Sequence[Array | None],
     A: Format | None = None,
 ) -> Array:
-    """``out`` if it can take the result, else a new array with the dtype and device of ``like``.
-
-    It may overlap none of the inputs and no array of ``A``.
-    """
+    """Check ``out``, which may overlap no input and no array of ``A``, or allocate one."""
     on_cpu, kind = isinstance(like, np.ndarray), type(like)
     if out is None:
         if not on_cpu:
@@ -429,37 +376,17 @@ def output(
     fits = type(out) is kind and out.shape == shape and out.dtype == like.dtype
     if not (fits and (on_cpu or out.data.device_id == like.data.device_id)):
         _check_output(out, shape, like)
-    flags = out.flags
-    if not flags.c_contiguous:
+    if not out.flags.c_contiguous:
         raise FormatError("out is not C-contiguous: give a fresh array, or none.")
-    if on_cpu and not flags.aligned:
+    if on_cpu and not out.flags.aligned:
         raise FormatError("out is not aligned to its dtype: give a fresh array, or none.")
-    if on_cpu and not flags.writeable:
+    if on_cpu and not out.flags.writeable:
         raise FormatError("out is read-only: give a writeable array, or none.")
-    if on_cpu:
-        for one in (*inputs, *_arrays_of(A)):
-            if one is not None and np.may_share_memory(out, one):
-                raise FormatError(_OVERLAPS)
-        return out
-    low = out.data.ptr
-    high = low + out.nbytes
-    given = [_bounds(one) for one in inputs if one is not None]
-    for begin, end in (*given, *(() if A is None else _bounds_of(A))):
+    low, high = _bounds(out)
+    for begin, end in (*map(_bounds, inputs), *(() if A is None else _bounds_of(A))):
         if low < end and begin < high:
-            raise FormatError(_OVERLAPS)
+            raise FormatError("out overlaps an input: give an array of its own.")
     return out
-
-
-_OVERLAPS = "out overlaps an input: give an array of its own."
-
-
-def _arrays_of(A: Format | None) -> Iterable[Any]:
-    """List all arrays that an operation may read of ``A``."""
-    if A is None:
-        return ()
-    fields = A.__dict__
-    own = [fields[name] for name in A._array_fields]
-    return own if type(A) is not SGT else (*own, *A._built_arrays())
 
 
 def _check_output(out: Any, shape: tuple[int, ...], like: Array) -> None:
@@ -479,21 +406,21 @@ def _check_output(out: Any, shape: tuple[int, ...], like: Array) -> None:
 
 
 def _bounds_of(A: Format) -> tuple[tuple[int, int], ...]:
-    """Return the bounds of all that an operation may read of ``A``; its own are found once."""
-    found: tuple[Array | None, tuple[tuple[int, int], ...]] | None = A.__dict__.get("_bounds")
-    if found is None or found[0] is not A.data:
-        found = A.data, tuple(map(_bounds, A._arrays().values()))
-        object.__setattr__(A, "_bounds", found)
-    return found[1] if type(A) is not SGT else (*found[1], *map(_bounds, A._built_arrays()))
+    """Return the bounds of all that an operation may read of ``A``; they are computed once."""
+    cached: tuple[Array | None, tuple[tuple[int, int], ...]] | None = A.__dict__.get("_bounds")
+    if cached is None or cached[0] is not A.data:
+        cached = A.data, tuple(map(_bounds, A._arrays().values()))
+        object.__setattr__(A, "_bounds", cached)
+    return cached[1] if type(A) is not SGT else (*cached[1], *map(_bounds, A._built_arrays()))
 
 
 def _bounds(a: Any) -> tuple[int, int]:
-    """Where an array begins and ends; for none a place that overlaps nothing."""
-    if a is None:
+    """Return where an array begins and ends: for None, and for no values, nowhere."""
+    if a is None or not a.size:
         return 0, 0
-    start, size = a.ctypes.data if type(a) is np.ndarray else a.data.ptr, a.nbytes
-    if size == 0 or a.flags.c_contiguous:
-        return start, start + size
+    start = a.__array_interface__["data"][0] if isinstance(a, np.ndarray) else a.data.ptr
+    if a.flags.c_contiguous:
+        return start, start + a.nbytes
     reach = [stride * (size - 1) for stride, size in zip(a.strides, a.shape, strict=True)]
-    low = start + sum(one for one in reach if one < 0)
-    return low, start + sum(one for one in reach if one > 0) + a.itemsize
+    low = start + sum(step for step in reach if step < 0)
+    return low, start + sum(step for step in reach if step > 0) + a.itemsize

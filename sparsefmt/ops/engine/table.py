@@ -71,6 +71,7 @@ class Arg:
     check: str = field(default="", init=False)  #: the check of a ``Library`` that refuses it
     behind: slice | None = field(default=None, init=False)  #: the part of ``like``'s shape it has
     quick: tuple[int, ...] = field(default=(), init=False)  #: axes that a quick look knows
+    widens: bool = field(default=False, init=False)  #: whether it may be float32 beside 2 bytes
 
     def __post_init__(self) -> None:
         """Name the check, and what a quick look compares."""
@@ -84,6 +85,7 @@ class Arg:
             object.__setattr__(self, "like", FIRST)
         elif self.like is not None:
             object.__setattr__(self, "behind", _BEHIND.get(self.alike))
+        object.__setattr__(self, "widens", check in ("factor", "scores", "vectors"))
         object.__setattr__(self, "quick", (1,) if self.alike == "dtype" else self.axes)
 
     @property
@@ -98,7 +100,10 @@ FIRST = ""
 _CHECKS = {"str": "word", "precision": "precision", "out": "out"}
 _BEHIND = {"shape": slice(1, None), "heads": slice(1, -1)}
 #: Arguments of public functions that no schema has.
-PRECISION, OUT = Arg("precision", optional=True, kind="precision"), Arg("out", kind="out")
+PRECISION, OUT = (
+    Arg("precision", optional=True, kind="precision"),
+    Arg("out", optional=True, kind="out"),
+)
 SCALES = (
     Arg("row_scale", "rows", optional=True),
     Arg("col_scale", "cols", optional=True),

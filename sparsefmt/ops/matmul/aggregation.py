@@ -12,7 +12,7 @@ from ...formats.arrays import Array, allocating, is_cupy, namespace, on_device_o
 from ...formats.base import Format
 from ...formats.convert import numbered_csr
 from ..engine import choose
-from ..engine.bind import ARRAYS, bind, output, same_dtype, sparse
+from ..engine.bind import ARRAYS, bind, same_dtype, sparse
 from ..engine.order import in_own_order
 from ..engine.table import SCALES, Arg, Op, Price, csr_kernels
 from ..engine.transpose import Transpose, transpose_of
@@ -75,9 +75,8 @@ def aggregate(A: Format, X: Array, *, method: str = "auto") -> Array:
     A, method, X, _ = bind(AGGREGATE_BACKWARD, A, method=method, X=X, values=None)
     chosen, why = chosen_method(A, X) if method == "auto" else (method, lambda: "as asked for")
     B = A.tocoo() if chosen == "gas" else A.tocsr()
-    out = output(None, shape=(A.n_rows, X.shape[1]), like=X, inputs=[])
     options = {"reduce": "sum", "row_scale": None, "col_scale": None}
-    Y: Array = choose.run(SPMM, B, X, values=B.data, out=out, **options)
+    Y: Array = choose.run(SPMM, B, X, values=B.data, **options)
     choose.remark(lambda: f"method {chosen}: {why()}")
     return Y
 
@@ -160,13 +159,13 @@ def aggregate_backward(
         raise ShapeError(f"self_weight is given but A is {A.shape}: only a square A has vertices.")
     csr, numbers = numbered_csr(A)
     T, perm, inverse = transpose_of(A, csr, transposed)
-    dX = output(None, shape=X.shape, like=X, inputs=[])
-    dA = output(None, shape=(A.nnz,), like=X, inputs=[])
-    dself = None if own is None else output(None, shape=own.shape, like=own, inputs=[])
+    with on_device_of(X), allocating(f"a result of shape {(A.n_rows,)}"):
+        dself = None if own is None else namespace(own).empty_like(own)
     numbered = {"values": csr.data, "perm": perm, "inverse": inverse}
     options = {"row_scale": None, "col_scale": None, "self_weight": own, "dself": dself}
-    choose.run(AGGREGATE_BACKWARD, T, X, grad, **numbered, **options, out=(dX, dA))
-    dA = in_own_order(dA, numbers)
+    gradients = choose.run(AGGREGATE_BACKWARD, T, X, grad, **numbered, **options)
+    dX, dA = gradients or (None, None)  # ``explain`` runs nothing
+    dA = dA if dA is None else in_own_order(dA, numbers)
     if dself is None:
         return dX, dA
     with on_device_of(dself), allocating(f"a result of shape {dself.shape}"):
@@ -207,8 +206,8 @@ def scale(A: Format, row: Array | None = None, col: Array | None = None) -> Any:
     Deterministic.  ``spmm`` takes both factors itself and spares this pass over the values.
     """
     A = sparse(A)
-    row = None if row is None else ARRAYS.factor("row", row, _ROW, A, A.n_rows, None)
-    col = None if col is None else ARRAYS.factor("col", col, _COL, A, A.n_cols, None)
+    row = None if row is None else ARRAYS.check("row", row, _ROW, A, A.n_rows, None)
+    col = None if col is None else ARRAYS.check("col", col, _COL, A, A.n_cols, None)
     factors = [(name, one) for name, one in (("row", row), ("col", col)) if one is not None]
     if not factors:
         return A

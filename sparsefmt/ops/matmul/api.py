@@ -112,15 +112,16 @@ def spmm(
         if weights.ndim == 2:
             heads.summed(reduce)
             csr, numbers = numbered_csr(structure(A))
-            result: Array = choose.run(SPMM, csr, X, weights, numbers, *scales, reduce, out=out)
-            return result
+            return choose.run(SPMM, csr, X, weights, numbers, *scales, reduce, out=out)
         # Values travel with the matrix, which may be converted.
         A = A.with_data(weights.reshape(A._indices.shape) if A.format == "cbsr" else weights)
-    x, y = (X, out) if X.ndim == 2 else (heads.side_by_side(X), heads.side_by_side(out))
     options = {"reduce": reduce, "precision": precision, "costs": costs}
     options |= {"row_scale": scales[0], "col_scale": scales[1]}
+    if X.ndim == 2:
+        return choose.run(SPMM, A, X, values=A.data, out=out, **options)
+    x, y = heads.side_by_side(X), None if out is None else heads.side_by_side(out)
     result = choose.run(SPMM, A, x, values=A.data, out=y, **options)
-    return result if X.ndim == 2 else out
+    return out if result is y else result.reshape(A.shape[0], *X.shape[1:])
 
 
 # The row of the table

@@ -205,7 +205,8 @@ def _prepare(
         after=(row_bytes(stride, gathered), S.blocks, feat, flags, max(own_stride, 0), heads),
         threads=THREADS,
     )
-    launches, workspace = [(launch, _ARGUMENTS)], (0, 0)
+    launches: list[tuple[jit.Launch, Any]] = [(launch, _ARGUMENTS)]
+    workspace = 0, 0
     if S.n_cuts:
         kernel = load(_FILE, "spmm_csr_cut_rows", types, (max(reduction, SCALED_SUM),))
         blocks = jit.warps_to_blocks(S.n_cuts * -(-feat // jit.WARP))
@@ -356,10 +357,11 @@ def _weights(data: bool, cols: bool, *, indirect: bool) -> int:
 
 
 def spmm_coo(
-    A: COO, x: Any, *, values: Any, row_scale: Any, col_scale: Any, out: Any, **_: Any
+    A: COO, x: Any, *, values: Any, row_scale: Any, col_scale: Any, out: Any = None, **_: Any
 ) -> Any:
     """``out[i] += r[i] a[e] c[j] x[j]`` for every entry, atomically and in no fixed order."""
     m, dtype, feat = memory_of(x), memory_of(x).dtype(x), x.shape[1]
+    out = m.empty((A.n_rows, feat), dtype, x) if out is None else out
     x = m.rows_in_place(x)
     # Atomics add in float32 at least, words of 16 bytes; a 2-byte result is rounded once, at the
     # end.

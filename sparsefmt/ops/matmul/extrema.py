@@ -19,7 +19,7 @@ from ...formats.base import Format
 from ...formats.compressed import CSR
 from ...formats.convert import numbered_csr
 from ..engine import choose
-from ..engine.bind import bind, output
+from ..engine.bind import bind
 from ..engine.order import in_own_order
 from ..engine.table import SCALES, Arg, Op, Price, csr_kernels, unchecked
 from ..engine.transpose import Transpose, transpose_of
@@ -62,13 +62,13 @@ def spmm_arg(
     """
     scales = {"row_scale": row_scale, "col_scale": col_scale}
     A, reduce, X, _, *factors = bind(SPMM_ARG, A, reduce=reduce, X=X, values=None, **scales)
-    out = output(None, shape=(A.n_rows, X.shape[1]), like=X, inputs=[])
     B, numbers = numbered_csr(A)
-    with on_device_of(out), allocating(f"entries of shape {out.shape}"):
-        arg = namespace(out).empty(out.shape, B.index_dtype)
+    shape = A.n_rows, X.shape[1]
+    with on_device_of(X), allocating(f"entries of shape {shape}"):
+        arg = namespace(X).empty(shape, B.index_dtype)
     scales = dict(zip(scales, factors, strict=True))
-    found = choose.run(SPMM, B, X, values=B.data, reduce=reduce, arg=arg, out=out, **scales)
-    return found, _renumbered(arg, numbers)
+    Y = choose.run(SPMM, B, X, values=B.data, reduce=reduce, arg=arg, **scales)
+    return Y, _renumbered(arg, numbers)
 
 
 def spmm_arg_backward(

@@ -78,7 +78,7 @@ def spmm(
 
 
 def spmm_coo(
-    A: COO, x: Array, *, values: Any, row_scale: Any, col_scale: Any, out: Array, **_: Any
+    A: COO, x: Array, *, values: Any, row_scale: Any, col_scale: Any, out: Any = None, **_: Any
 ) -> Array:
     """``out[i] += r[i] a[e] c[j] x[j]`` for every entry: sorted by row, which keeps their order."""
     B, numbers = numbered_csr(A.with_data(None))

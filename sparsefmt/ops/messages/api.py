@@ -10,7 +10,7 @@ from ...formats.base import Format
 from ...formats.compressed import CSR
 from ...formats.convert import numbered_csr
 from ..engine import choose
-from ..engine.bind import bind, output, structure, word
+from ..engine.bind import bind, structure, word
 from ..engine.order import in_csr_order
 from ..engine.table import Arg, Op, Price, csr_kernels, unchecked
 from ..engine.transpose import Transpose, transpose_of
@@ -150,15 +150,12 @@ def message_aggregate_backward(
     A, (x, w) = structure(A), read or (None, None)
     csr, numbers = numbered_csr(A)
     scale = _inverse_degree(csr, grad) if reduce == "mean" else None
-    dE = output(None, shape=(A.nnz, grad.shape[1]), like=grad, inputs=[])
     if message == "copy_edge":
-        return None, choose.run(EDGE_COMBINE, csr, grad, None, numbers, scale, "left", out=dE)
+        return None, choose.run(EDGE_COMBINE, csr, grad, None, numbers, scale, "left")
     T, perm, _ = transpose_of(A, csr, transposed)
     places = perm if numbers is None else in_csr_order(numbers, perm)
-    dX = output(None, shape=(A.n_cols, grad.shape[1]), like=grad, inputs=[])
-    args = x, w, grad, places, scale, message, True
-    choose.run(MESSAGE_AGGREGATE_BACKWARD, T, *args, out=(dX, dE))
-    return dX, dE
+    gradients = choose.run(MESSAGE_AGGREGATE_BACKWARD, T, x, w, grad, places, scale, message, True)
+    return gradients or (None, None)  # ``explain`` runs nothing
 
 
 def edge_combine(

@@ -1,0 +1,84 @@
+"""Maps of layers: which may be read as a weight and a bias, and which have to be called."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Linear, Module, Parameter
+from torch.nn.modules import module as modules
+
+_has_any_global_hook: Any = modules._has_any_global_hook
+_TENSORS = (Tensor, Parameter)
+#: PyG's own linear map, which may not be there to be imported.
+_OF_PYG = "torch_geometric.nn.dense.linear", "Linear"
+
+
+def calls_forward_alone(module: Module, kind: type[Module] = Linear) -> bool:
+    """Return True if a call of a module runs its class's forward alone: no hooks see or alter it.
+
+    Parameters
+    ----------
+    module : Module
+    kind : type
+        The class that it has to be; no class that is derived of it.
+
+    Returns
+    -------
+    bool
+    """
+    return type(module) is kind and not (
+        module._forward_hooks
+        or module._forward_pre_hooks
+        or module._backward_hooks
+        or module._backward_pre_hooks
+        or "forward" in module.__dict__
+        or _has_any_global_hook()
+    )
+
+
+def read_map(layer: Module | None) -> tuple[Tensor, Tensor | None] | None:
+    """Return the weight and the bias of a linear map, or None if the map has to be called.
+
+    Every layer, ``optimize`` and ``replace_layers`` ask this function.  A map is read only if a
+    call of it is ``torch.nn.functional.linear`` with both and nothing else: a torch or PyG
+    ``Linear`` itself, without hooks of its own or global ones, without a forward set by hand, and
+    with plain parameters, none that are computed, pruned, quantised or not yet made.
+
+    Parameters
+    ----------
+    layer : Module
+
+    Returns
+    -------
+    weight : Tensor, shape (out_features, in_features)
+    bias : Tensor, shape (out_features,), or None
+    """
+    kind = type(layer)
+    if kind is not Linear and (kind.__module__, kind.__qualname__) != _OF_PYG:
+        return None
+    attributes = layer.__dict__  # a module's attributes take 0.3 µs each
+    if (
+        attributes["_forward_hooks"]
+        or attributes["_forward_pre_hooks"]
+        or attributes["_backward_hooks"]
+        or attributes["_backward_pre_hooks"]
+        or "forward" in attributes
+        or "weight" in attributes  # plain tensors may stand in their place
+        or "bias" in attributes
+        or _has_any_global_hook()
+    ):
+        return None
+    parameters = attributes["_parameters"]
+    weight, bias = parameters.get("weight"), parameters.get("bias", layer)
+    if type(weight) not in _TENSORS and not _is_traced(weight):
+        return None
+    if bias is None:
+        return weight, None
+    if type(bias) not in _TENSORS and not _is_traced(bias):
+        return None
+    return (weight, bias) if bias.shape == weight.shape[:1] else None
+
+
+def _is_traced(value: object) -> bool:
+    """Return True if a tracer of torch's has put its tensor in the place of a parameter."""
+    return torch.compiler.is_compiling() and type(value).__module__.startswith("torch._subclasses.")
