@@ -158,7 +158,7 @@ def plan(
     orders: tuple[Sizes, ...] = ORDERS,
     own: Callable[[Tree], bool] = lambda tree: False,
 ) -> Plan:
-    """Plan an expression: build its trees, leave out the beaten ones, and price the rest.
+    """Build the trees of an expression, leave out the beaten ones, and price the rest.
 
     Parameters
     ----------
