@@ -31,7 +31,7 @@ from ..plan.expression import (
 )
 from ..plan.planner import Plan, plan
 from ..plan.pricing import Constants
-from ..plan.rules import Tree, bare, steps
+from ..plan.rules import Tree, steps, text_of
 from .program import (
     Functions,
     Program,
@@ -286,7 +286,7 @@ def _kind(value: Any, constant: bool) -> Any:
 
 def _is_layers(composition: str, tree: Tree) -> bool:
     """Return True if the layer computes the tree by itself, with nothing to keep of it."""
-    return bare(tree) == composition and not any(step.constant for step in steps(tree))
+    return text_of(tree) == composition and not any(step.constant for step in steps(tree))
 
 
 # A clock
