@@ -182,6 +182,20 @@ class LayerPlan:
         return y
 
 
+class PlannedLayer:
+    """The forward of a planned layer in earlier pickles, whose place a plan takes at the call."""
+
+    layer: Any
+    composition: Composition
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Compute the layer."""
+        del self.layer.forward
+        if type_name(type(self.layer)) in ADAPTERS:
+            self.layer._plan = LayerPlan(self.layer, self.composition.settings)
+        return self.layer.forward(*args, **kwargs)
+
+
 def _is_eager(x: Any) -> bool:
     """Return True if x is a matrix of floats, of no subclass, and there is no autocast."""
     return (
@@ -266,7 +280,7 @@ def edges_with_loops(
     return torch.stack(ends), stays, len(added)
 
 
-def _looped(graph: GraphOrShared, which: str) -> GraphOrShared:
+def _looped(graph: Any, which: str) -> GraphOrShared:
     """Return the graph with loops, made once."""
     dist = shared(graph)
     make = partial(with_loops, graph, which) if dist is None else partial(dist.looped, which)

@@ -32,6 +32,11 @@ from .pyg_layers import layer_of_pyg
 from .state import Snapshot
 
 MODES = ("auto", "model", "measure")
+#: What a model may raise that no longer runs as it did when it was planned.
+_FAILURES = (
+    *(SparseFmtError, ArithmeticError, AssertionError, AttributeError, LookupError, NameError),
+    *(RuntimeError, TypeError, ValueError),
+)
 #: The attribute of a layer for which its ``forward`` looks.
 PLAN = "_plan"
 
@@ -84,7 +89,7 @@ class ModelPlan:
         parts += [decision.explain() for decision in self._decisions]
         try:
             kernels = self.kernels()
-        except (SparseFmtError, TypeError, ValueError, RuntimeError, LookupError) as error:
+        except _FAILURES as error:
             parts.append(f"kernels: the model does not run as it did when it was planned ({error})")
         else:
             parts += ["\n".join(["kernels of a forward:", *map(str, kernels)])] if kernels else []
@@ -204,26 +209,7 @@ def optimize(
     try:
         for module in before:
             delattr(module, PLAN)
-        plans, graphs = _planned(model, graph, inputs, settings, training=training)
-        result = ModelPlan(
-            model,
-            {name: plan.composition for name, plan in plans.items()},
-            {name: why for name, module in model.named_modules() if (why := _why_left(module))},
-            training=training,
-            inputs=() if dist is not None else _weak(inputs),
-        )
-        decisions: Mapping[str, Decision] = {} if dist is None else _NOT_OVER_PROCESSES
-        if steps and inputs and dist is None:
-            step = TimedStep(
-                run=partial(model, *inputs),
-                like=next((one for one in inputs if _is_features(one)), None),
-                graphs=graphs,
-                plans=[*result.layers.values()],
-                mode=partial(running, model, training=training),
-                steps=steps,
-            )
-            decisions = _decide(step, graph)
-        result = replace(result, **decisions)
+        result = _planned(model, graph, inputs, settings, training=training)
     finally:
         settings.timing = False
         if result is None:
@@ -234,8 +220,42 @@ def optimize(
     return result
 
 
+def _planned(
+    model: Module, graph: Any, inputs: tuple[Any, ...], settings: Settings, *, training: bool
+) -> ModelPlan:
+    """Plan the layers of a model, and what pays over many steps."""
+    dist, steps = shared(graph), settings.steps
+    plans, graphs = _layers(model, graph, inputs, settings, training=training)
+    result = ModelPlan(
+        model,
+        {name: plan.composition for name, plan in plans.items()},
+        {name: why for name, module in model.named_modules() if (why := _why_left(module))},
+        training=training,
+        inputs=() if dist is not None else _weak(inputs),
+    )
+    if dist is not None:
+        return replace(result, **_NOT_OVER_PROCESSES)
+    if not (steps and inputs):
+        return result
+    step = TimedStep(
+        run=partial(model, *inputs),
+        like=next((one for one in inputs if _is_features(one)), None),
+        graphs=graphs,
+        plans=[*result.layers.values()],
+        mode=partial(running, model, training=training),
+        steps=steps,
+    )
+    structure = graph if isinstance(graph, Graph) else as_graph(graph, step.like)
+    return replace(
+        result,
+        ordering=decide_order(step, structure if isinstance(structure, Graph) else None),
+        tiling=decide_tiles(step),
+        launching=decide_capture(step),
+    )
+
+
 #: What is left as it is where processes share the graph: each of them would decide for itself.
-_NOT_OVER_PROCESSES = {
+_NOT_OVER_PROCESSES: dict[str, Any] = {
     "ordering": Decision(
         "order of vertices", "stays, since processes share the graph: reorder it before it is cut"
     ),
@@ -244,20 +264,10 @@ _NOT_OVER_PROCESSES = {
 }
 
 
-def _decide(step: TimedStep, graph: Any) -> dict[str, Decision]:
-    """Decide what pays over many steps."""
-    structure = graph if isinstance(graph, Graph) else as_graph(graph, step.like)
-    return {
-        "ordering": decide_order(step, structure if isinstance(structure, Graph) else None),
-        "tiling": decide_tiles(step),
-        "launching": decide_capture(step),
-    }
-
-
 # Layers
 
 
-def _planned(
+def _layers(
     model: Module,
     graph: Any,
     inputs: tuple[Any, ...],
@@ -281,6 +291,7 @@ def _planned(
             graphs |= {id(one): one for one in made}
     for name, plan in plans.items():
         setattr(layers[name], PLAN, plan)
+    settings.timing = False  # calls never take times
     return plans, list(graphs.values())
 
 

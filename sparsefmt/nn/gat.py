@@ -181,7 +181,7 @@ class GATConv(LoopedAttention):
             and size is None
             and not return_attention_weights
         ):
-            planned = self._plan(self, x, edge_index)
+            planned: Tensor | None = self._plan(self, x, edge_index)
             if planned is not None:
                 return planned
         given = edge_index

@@ -159,7 +159,7 @@ class GCNConv(Convolution):
             As ``autograd.spmm``; also if the graph is not square.
         """
         if self._plan is not None and edge_weight is None:
-            planned = self._plan(self, x, edge_index)
+            planned: Tensor | None = self._plan(self, x, edge_index)
             if planned is not None:
                 return planned
         to_all = gets_all_loops(edge_index)

@@ -97,7 +97,7 @@ class GINConv(OfNetwork, Convolution):
             As ``SAGEConv``; also if ``nn`` cannot take ``x``, or both ends are not of one width.
         """
         if self._plan is not None and size is None and edge_weight is None:
-            planned = self._plan(self, x, edge_index)
+            planned: Tensor | None = self._plan(self, x, edge_index)
             if planned is not None:
                 return planned
         if isinstance(x, Tensor) and size is None:

@@ -160,7 +160,7 @@ class SAGEConv(Convolution):
             ``size`` is not that of the graph.
         """
         if self._plan is not None and size is None and edge_weight is None:
-            planned = self._plan(self, x, edge_index)
+            planned: Tensor | None = self._plan(self, x, edge_index)
             if planned is not None:
                 return planned
         if isinstance(x, Tensor) and size is None:

@@ -84,7 +84,7 @@ class SGConv(HopConvolution):
         ``x`` may not be sparse.
         """
         if self._plan is not None and edge_weight is None:
-            planned = self._plan(self, x, edge_index)
+            planned: Tensor | None = self._plan(self, x, edge_index)
             if planned is not None:
                 return planned
         if self._cached_x is not None:

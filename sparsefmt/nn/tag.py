@@ -90,7 +90,7 @@ class TAGConv(HopConvolution):
         ``x`` may not be sparse.
         """
         if self._plan is not None and edge_weight is None:
-            planned = self._plan(self, x, edge_index)
+            planned: Tensor | None = self._plan(self, x, edge_index)
             if planned is not None:
                 return planned
         steps = self._steps(x, edge_index, edge_weight, 0.0 if self.normalize else None)
