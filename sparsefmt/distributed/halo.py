@@ -88,7 +88,7 @@ class Halo:
         return numbered_graph(copies, self.rows, len(self.rows), self.n_local)
 
     def start(self, x: Tensor) -> "Exchange":
-        """Begin to receive the rows of ``x``, (n_local, ...), that other ranks own.
+        """Begin to receive the rows of ``x``, (n_local, ...), that other ranks own, differentiably.
 
         Those of a constant tensor come once, until it is changed or gone, or eight others came.
         """
@@ -116,10 +116,6 @@ class Halo:
         if constant and exchange.remembered is None and not torch.is_inference_mode_enabled():
             exchange.constant = x
         return exchange
-
-    def exchange(self, x: Tensor) -> Tensor:
-        """Receive the rows of ``x`` that other ranks own: (n_halo, ...), differentiable."""
-        return self.start(x).finish()
 
     def _narrowed(self, rows: Tensor) -> Tensor:
         """Cast rows to the dtype in which they travel."""
