@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from ..ops.cbsr.api import REDUCTIONS
-from ..ops.engine import checks
+from ..ops.engine.bind import word
 from .engine import checks as _check
 from .engine.library import LibraryOp, unheard
 from .engine.recording import apart, recorded
@@ -116,7 +116,7 @@ def maxk_aggregate(
     those of the others, the values too.  Autocast narrows before the choice is made.  MaxK-GNN
     (ASPLOS'24), sections 3 and 4.
     """
-    checks.word("reduce", reduce, REDUCTIONS)
+    word("reduce", reduce, REDUCTIONS)
     if isinstance(graph, Shared) and graph.whole is None:
         scales = {"row_scale": row_scale, "col_scale": col_scale}
         return graph.maxk_aggregate(x, k, edge_weight, reduce=reduce, **scales)
@@ -227,7 +227,7 @@ class _Spgemm(Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         (*saved, columns), tensors = ctx.saved_tensors, ctx.tensors.current()
-        data, grad, factors = restored(ctx, saved, grad, tensors.rows)
+        data, grad, factors = restored(ctx, saved, grad, tensors)
         ddata = None
         if ctx.needs_input_grad[0]:
             ddata = sspmm(tensors, columns, grad, *factors[:3])
@@ -267,7 +267,7 @@ class _MaxkSpgemm(Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         (*saved, columns), tensors = ctx.saved_tensors, ctx.tensors.current()
-        _, grad, factors = restored(ctx, saved, grad, tensors.rows)
+        _, grad, factors = restored(ctx, saved, grad, tensors)
         data = sspmm(tensors, columns, grad, *factors[:3])
         return to_dense(columns, data, ctx.feat), None, None, None, None, None, None
 
@@ -312,7 +312,7 @@ class _Sspmm(Function):
     @staticmethod
     def backward(ctx: Any, data: Tensor) -> tuple[Tensor | None, ...]:
         (*saved, columns), tensors = ctx.saved_tensors, ctx.tensors.current()
-        x, data, factors = restored(ctx, saved, data, tensors.rows)
+        x, data, factors = restored(ctx, saved, data, tensors)
         dgrad = None
         if ctx.needs_input_grad[0]:
             dgrad = spgemm(tensors, columns, data, ctx.feat, *factors[:3])

@@ -3,7 +3,7 @@
 On a small graph a training step takes host time, and each node of autograd's, each launch and each
 small operation of torch's takes its part of that.  Nothing is checked here but whether a call is
 one that these nodes serve, ``is_plain``: those that are not go step by step, and are checked there.
-Gradients are differentiable any number of times.  Attention's node is in ``gat_layer``.
+Gradients are differentiable any number of times.  Attention's node is in ``attention``.
 """
 
 from typing import Any
@@ -13,14 +13,10 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.nn.functional import linear
 
-from .engine.library import LibraryOp
-from .engine.products import product_at_once
 from .engine.recording import recorded
-from .matmul import aggregated, multiply
+from .matmul import SPMM, aggregated, multiply
 from .plain import applied, is_taped
 from .tensors.prepare import GraphLike, side_of, tensors_of
-
-SPMM_WITH_OWN = LibraryOp("spmm_with_own")
 
 # Sums with a part of each row's own
 
@@ -30,14 +26,10 @@ def _plus(
 ) -> Tensor:
     """Run the kernel that adds a row's own part to its sum; no autograd."""
     tensors = tensors_of(graph)
-    side = tensors.side(transposed)
-    values, given = tensors.csr_values, [*scales, reduce, *own]
-    at_once = product_at_once(side, x, *given) if values is None else None
-    if at_once is not None:
-        return at_once
+    side, values = tensors.side(transposed), tensors.csr_values
     perm = None if values is None else side.perm
-    found: Tensor = SPMM_WITH_OWN(side, x, values, perm, *given)
-    return found
+    y: Tensor = SPMM(side, x, values, perm, *scales, reduce, *own)
+    return y
 
 
 def propagated(
@@ -306,9 +298,5 @@ def _sage_late(
 def _mean_back(graph: GraphLike, grad: Tensor) -> Tensor:
     """Give the gradient of the features of a mean, differentiably."""
     tensors = tensors_of(graph)
-    scale, side = tensors.rows.inverse_degree_beside(grad), tensors.columns
-    if tensors.csr_values is None and not recorded(grad):
-        at_once = product_at_once(side, grad, None, scale, "sum")
-        if at_once is not None:
-            return at_once
+    scale = tensors.rows.inverse_degree_beside(grad)
     return multiply(tensors, True, grad, tensors.csr_values, None, scale)

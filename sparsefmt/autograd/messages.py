@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from ..errors import DtypeError, ShapeError
-from ..ops.engine import checks
+from ..ops.engine.bind import word
 from ..ops.messages import api
 from .edges import sddmm
 from .engine import checks as _check
@@ -76,14 +76,14 @@ def message_aggregate(
     gradients in one pass, and beside them nothing of the size of the edges' features; but under
     ``create_graph=True``, where that of "relu_add" keeps which sums were positive.
     """
-    checks.word("message", message, api.MESSAGES)
+    word("message", message, api.MESSAGES)
     if x is None and isinstance(graph, Tensor):
         raise ShapeError(
             "graph is an edge_index and x is None, so nothing says how many vertices there are: "
             "give Graph.from_edge_index(edge_index, num_nodes=n)."
         )
     tensors = tensors_of(graph, x)
-    api.checked_reduction(reduce)
+    api.checked_reduction("reduce", reduce)
     x = None if message == "copy_edge" else x
     _check.tensor("edge_features", edge_features)
     x, edge_features = library.narrowed(tensors.kind, x, edge_features)
@@ -125,7 +125,7 @@ def edge_combine(graph: GraphLike, left: Tensor, right: Tensor, op: str = "add")
     -----
     Deterministic, backward too, and differentiable any number of times.
     """
-    checks.word("op", op, _OPS)
+    word("op", op, _OPS)
     if op == "dot":
         return sddmm(graph, left, right)
     tensors = tensors_of(graph, right, left)

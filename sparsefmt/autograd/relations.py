@@ -15,12 +15,11 @@ from torch.autograd import Function
 from ..errors import DtypeError, ShapeError
 from ..graph.graph import Graph
 from ..interop.adjacency import is_adj_t
-from ..ops.engine import checks
+from ..ops.engine.bind import word
 from ..ops.matmul.api import REDUCTIONS
 from .engine import checks as _check
 from .engine import library
 from .engine.recording import recorded, untraced
-from .layers import SPMM_WITH_OWN
 from .matmul import SPMM, multiply
 from .tensors.edge_index import as_graph, wrong_graph
 from .tensors.prepare import GraphLike, tensors_of
@@ -86,7 +85,7 @@ def relational_aggregate(
     ``edge_type``, as long as both are there and unchanged: keep them.  ``torch.compile`` breaks its
     graph here.  R-GCN (ESWC'18), equations 2 to 4.
     """
-    checks.word("reduce", reduce, REDUCTIONS)
+    word("reduce", reduce, REDUCTIONS)
     edge_type = None if is_adj_t(graph) else edge_type
     run = _related_outside if torch.compiler.is_compiling() else _related
     out: Tensor = run(as_graph(graph, x, own, size=size), x, weight, edge_type, reduce, own)
@@ -264,7 +263,7 @@ def _summed(
         if y is None:
             y = SPMM(tensors.rows, *args)
         else:
-            y = SPMM_WITH_OWN(tensors.rows, *args, y, None, False, None)
+            y = SPMM(tensors.rows, *args, y, None, False, None)
     if y is None:
         return x.new_zeros(graph.shape[0], weight.shape[-1] * blocks)
     return y.clone() if y is own else y

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from ..ops.engine import checks
+from ..ops.engine.bind import flag
 from ..ops.sampling import options as sampling_options
 from ..ops.sampling.options import SampleOptions
 from .engine import checks as _check
@@ -87,8 +87,8 @@ def sampled_aggregate(
     2104.10716), equation 2 and section VI.
     """
     width, strategy = sample_width("width", width), checked_strategy(strategy)
-    checks.flag("mean", mean)
-    checks.flag("rescale", rescale)
+    flag("mean", mean)
+    flag("rescale", rescale)
     sampling_options.refuse_both(mean, rescale)
     if isinstance(graph, Shared) and graph.whole is None:
         drawing = {"strategy": strategy, "seed": seed, "mean": mean, "rescale": rescale}

@@ -12,7 +12,6 @@ from ..autograd.cbsr import choose_features, features_to_keep, spgemm
 from ..autograd.engine import checks as tensor_checks
 from ..autograd.engine import library
 from ..autograd.engine.recording import once
-from ..autograd.layers import SPMM_WITH_OWN
 from ..autograd.matmul import SPMM, check_scales, csr_operands, multiply
 from ..autograd.tensors.prepare import tensors_of
 from ..autograd.tensors.shared import Shared
@@ -278,7 +277,7 @@ def _added_up(ctx: Any, grad: Tensor) -> Tensor:
     received = exchange.finish_back(dx)
     if len(received):
         side, sums = tensors_of(exchange.halo.home).rows, (None,) * 4
-        dx = SPMM_WITH_OWN(side, received, *sums, "sum", dx, None, False, None)
+        dx = SPMM(side, received, *sums, "sum", dx, None, False, None)
     return dx
 
 
@@ -290,7 +289,7 @@ class _AddProduct(Function):
         ctx.graph = graph
         ctx.save_for_backward(*scales)
         side = tensors_of(graph).rows
-        y: Tensor = SPMM_WITH_OWN(side, x, None, None, *scales, "sum", own, None, False, None)
+        y: Tensor = SPMM(side, x, None, None, *scales, "sum", own, None, False, None)
         return y
 
     @staticmethod

@@ -20,7 +20,7 @@ from ..autograd.tensors.prepare import graph_tensors
 from ..autograd.tensors.shared import Shared, n_sources, shared
 from ..errors import DtypeError, ShapeError, SparseFmtError, UnsupportedError
 from ..graph.graph import Graph
-from ..ops.engine.choose import Explanation, explaining
+from ..ops.engine.explain import Explanation, explaining
 from ..plan.calibration import constants_of
 from ..plan.planner import Plan
 from ..plan.rules import bare

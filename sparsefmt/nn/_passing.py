@@ -2,18 +2,21 @@
 
 import sys
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any, ClassVar, TypedDict, cast
 
 import torch
 from torch import Tensor
 from torch.nn import Module
 
+from ..autograd import as_graph
+from ..autograd.cbsr import features_to_keep
+from ..autograd.sampling import checked_strategy, sample_width
 from ..autograd.tensors.edge_index import turned
 from ..autograd.tensors.prepare import GraphLike
-from ..errors import ShapeError, UnsupportedError
-from ._gathered import check_aggr_kwargs, module_of
-from ._inputs import Ends, check_counts, ends_of
-from .shared import shared
+from ..errors import DtypeError, ShapeError, UnsupportedError
+from ._inputs import Ends, by_vertex, check_counts, ends_of
+from .shared import Shared, sampled_aggregate
 
 _PYG = "torch_geometric.nn.conv.message_passing"
 FORWARD, REVERSED = "source_to_target", "target_to_source"
@@ -178,9 +181,11 @@ class Passing(Module):
         return []
 
     def _between(self, x: Any, edge_index: GraphLike, size: Any) -> Ends:
-        """Take features of one or both ends, and the graph along which messages flow."""
+        """Check features of one or both ends, and the graph along which messages flow."""
         ends = ends_of(x, edge_index, size, static=True)
-        ends = ends._replace(graph=self._valued(ends.graph, edge_index))
+        if ends.graph is not edge_index:
+            graph = self._valued(ends.graph, edge_index)
+            ends = ends if graph is ends.graph else ends._replace(graph=graph)
         if self.flow == FORWARD:
             return ends
         if not ends.alike:
@@ -191,31 +196,30 @@ class Passing(Module):
         return ends._replace(graph=self._turned(ends.graph, edge_index))
 
     def _valued(self, graph: GraphLike, given: Any) -> GraphLike:
-        """Give the graph with the values that PyG reads here.
+        """Return the graph with the values that PyG reads here.
 
         Those of a torch_sparse.SparseTensor it drops, and those of torch's sparse tensors unless
         its own kernel reduces: for a single word.
         """
-        edges = isinstance(given, Tensor) and given.layout is torch.strided
-        if graph is given or shared(given) is not None or edges:
+        if isinstance(given, Tensor) and (self._is_word or given.layout is torch.strided):
             return graph
-        if isinstance(given, Tensor) and self._is_word:
+        if graph is given or isinstance(given, Shared):
             return graph
-        found: GraphLike = cast(Any, graph).with_data(None)
-        return found
+        without: GraphLike = cast(Any, graph).with_data(None)
+        return without
 
     def _turned(self, graph: GraphLike, given: Any) -> GraphLike:
         """Give the graph along which messages flow; ``given`` is what it was made of."""
         if self.flow == FORWARD:
             return graph
         check_flow(self.flow)
-        if shared(graph) is not None:
+        if isinstance(graph, Shared):
             raise UnsupportedError(
                 f"flow is {self.flow!r} beside a graph that processes share by the targets of its "
                 "edges: make it of edge_index.flip(0), and leave flow out."
             )
-        found: GraphLike = turned(graph, given)
-        return found
+        reverse: GraphLike = turned(graph, given)
+        return reverse
 
 
 def join_pyg() -> None:
@@ -289,3 +293,189 @@ for _name in (*_STEPS, *_HOOKS):
     setattr(Passing, _name, _refusing(_name, _NO_STEPS))
 _NO_SCRIPT = "TorchScript cannot compile it; use torch.compile or nn.capture."
 setattr(Passing, "jittable", _refusing("jittable", _NO_SCRIPT))  # noqa: B010  # typed as none
+
+
+def module_of(aggr: Any, aggr_kwargs: dict[str, Any] | None, mend: str) -> Module:
+    """Make PyG's module of an aggregation.
+
+    Raises
+    ------
+    DtypeError
+        If it is neither a word nor a module of PyG's, or a list of them.
+    UnsupportedError
+        If PyG has none of that name, or is not installed, or it does not take ``aggr_kwargs``;
+        ``mend`` says what else may be given.
+    """
+    where = f"aggr is {aggr!r}, which no kernel computes: give {mend}, or "
+    for one in aggr if isinstance(aggr, list | tuple) else [aggr]:
+        if not isinstance(one, str) and not _is_pygs(one):
+            raise DtypeError(
+                f"aggr is {aggr!r}: give {mend}, a module of torch_geometric.nn.aggr, or a list "
+                "of them."
+            )
+    try:
+        resolver = import_module("torch_geometric.nn.resolver")
+    except ImportError as error:
+        raise UnsupportedError(f"{where}pip install torch-geometric.") from error
+    try:
+        made: Module = resolver.aggregation_resolver(aggr, **(aggr_kwargs or {}))
+    except ValueError as error:
+        raise UnsupportedError(f"{where}an aggregation that PyG has: {error}") from error
+    except TypeError as error:
+        raise UnsupportedError(
+            f"aggr_kwargs is {aggr_kwargs!r}, which PyG's aggregation {aggr!r} does not take: "
+            f"{error}; give arguments of its constructor."
+        ) from error
+    return made
+
+
+def _is_pygs(aggr: Any) -> bool:
+    """Tell whether an object is a module of PyG's aggregations, which is there if PyG is."""
+    base = getattr(sys.modules.get("torch_geometric.nn.aggr"), "Aggregation", None)
+    return base is not None and isinstance(aggr, base)
+
+
+def check_aggr_kwargs(value: Any) -> None:
+    """Check for a dict, or None."""
+    if value is not None and not isinstance(value, dict):
+        raise DtypeError(
+            f"aggr_kwargs is {value!r}: give a dict of arguments of PyG's aggregation, "
+            "{'p': 2.0} for instance, or leave it out."
+        )
+
+
+class Balanced(Module):
+    """A module that keeps ``k`` features of each row, or all of them where it is None."""
+
+    def __init__(self, k: int | None, feat: int | None = None) -> None:
+        super().__init__()
+        self.k = None if k is None else features_to_keep(k, feat)
+
+    def extra_repr(self) -> str:
+        """What the ``repr`` shows."""
+        return f"k={self.k}"
+
+
+class PartOptions(Direction, total=False):
+    """Keyword arguments of ``Convolution`` but for the aggregation: ours, and PyG's."""
+
+    k: int | None
+    sample: int | None
+    training_sample: int | None
+    strategy: str
+
+
+class Options(PartOptions, total=False):
+    """Keyword arguments of ``Convolution``."""
+
+    aggr: Any
+
+
+class Convolution(Passing):
+    """A layer that keeps ``k`` features of each row, or goes over a sample of each row.
+
+    Parameters
+    ----------
+    feat : int, optional
+        Features that ``k`` chooses among.
+    aggr
+        PyG's aggregation.
+    k, sample, training_sample, strategy
+        As for ``GCNConv``.
+    **passing
+        As for ``Passing``.
+    """
+
+    #: Reductions of samples and of what MaxK keeps.
+    _of_parts: ClassVar[tuple[tuple[str, ...], ...]] = (("sum",),)
+
+    def __init__(
+        self,
+        feat: int | None = None,
+        aggr: Any = "add",
+        *,
+        k: int | None = None,
+        sample: int | None = None,
+        training_sample: int | None = None,
+        strategy: str = "fastrand",
+        **passing: Any,
+    ) -> None:
+        super().__init__(aggr, **passing)
+        parts = (k, sample, training_sample)
+        if parts != (None,) * 3 and self._reductions not in self._of_parts:
+            raise UnsupportedError(
+                f"aggr is {aggr!r} beside k or a sample: no kernel reduces parts of rows so; give "
+                f"{' or '.join(repr(one) for (one,) in self._of_parts)}, or leave them out."
+            )
+        self.k = None if k is None else features_to_keep(k, feat)
+        self.sample = _sample_width("sample", sample, self.k)
+        self.training_sample = _sample_width("training_sample", training_sample, self.k)
+        self.strategy = checked_strategy(strategy)
+
+    def _own_options(self) -> list[str]:
+        """What the ``repr`` shows of our own options: those that are set."""
+        names = ("k", "sample", "training_sample")
+        given = [(name, getattr(self, name)) for name in names]
+        shown = [f"{name}={value}" for name, value in given if value is not None]
+        return shown if self.sample is None else [*shown, f"strategy={self.strategy!r}"]
+
+    def _width(self) -> int | None:
+        """Return how many entries of each row to go over now; None for all."""
+        name = "training_sample" if self.training else "sample"
+        width = self.__dict__[name]
+        return None if width is None else _sample_width(name, width, self.k)
+
+    def _is_whole(self) -> bool:
+        """Return True if all features of all entries count."""
+        sampled = self.training_sample if self.training else self.sample
+        return sampled is None and self.k is None
+
+    def _graph(self, x: Tensor, edge_index: Any) -> GraphLike:
+        """Give the graph among the vertices of ``x``, with the values that count."""
+        vertices = x if x.dim() == 2 else by_vertex(x)
+        graph: GraphLike = as_graph(edge_index, vertices, name="edge_index")
+        edges = type(edge_index) is Tensor and edge_index.layout is torch.strided
+        return graph if edges or graph is edge_index else self._valued(graph, edge_index)
+
+    def _check_no_batch(self, x: Tensor) -> None:
+        """Refuse features (..., n, feat) where MaxK is to choose."""
+        if x.dim() > 2:
+            raise UnsupportedError(
+                f"x has shape {tuple(x.shape)} and k is {self.k}: MaxK chooses from the row of one "
+                "vertex; give x[i] in turn, or leave k out."
+            )
+
+    def _aggregate(
+        self,
+        graph: GraphLike,
+        x: Tensor,
+        width: int,
+        edge_weight: Tensor | None,
+        **options: Any,
+    ) -> Tensor:
+        """Aggregate a sample of each row, drawn anew at each call while it trains."""
+        strategy = "random" if self.training else self.strategy
+        return sampled_aggregate(graph, x, width, edge_weight, strategy=strategy, **options)
+
+
+def _sample_width(name: str, width: int | None, k: int | None) -> int | None:
+    """Check how many entries of a row to sample, beside what MaxK keeps."""
+    if width is None:
+        return None
+    found = sample_width(name, width)
+    if k is not None:
+        raise UnsupportedError(
+            f"{name} is {found} and k is {k}: no kernel samples rows of what MaxK keeps, use one "
+            "of them."
+        )
+    return found
+
+
+def is_one_each(bias: Tensor | None, weight: Tensor) -> bool:
+    """Tell whether a bias has a number for each output of a layer, as kernels read it."""
+    return bias is None or bias.shape == weight.shape[:1]
+
+
+def plus(y: Tensor, bias: Tensor | None) -> Tensor:
+    """Add a bias in the dtype of ``y``, which autocast may have narrowed."""
+    return y if bias is None else y + bias.to(y.dtype)

@@ -8,8 +8,7 @@ from torch.nn import Parameter
 
 from ..autograd import as_graph, dot_aggregate, edge_softmax, sddmm, spmm
 from ..autograd.tensors.prepare import GraphLike, graph_tensors, has_tiles
-from ._attention import refuse_static
-from ._edges import entries_with_loops
+from ._attention import entries_with_loops, refuse_static
 from ._inputs import Ends, check_flags, check_input
 from ._loops import log_sums, loops, missing_loops
 from ._passing import Passing, PassingOptions
@@ -109,7 +108,9 @@ class AGNNConv(Passing):
             As ``autograd.spmm``.
         """
         refuse_static("x", x, self)
-        ends = self._ends(x, edge_index)
+        graph = as_graph(edge_index, x, name="edge_index")
+        check_input(x, graph, edge_index)
+        ends = Ends(self._turned(graph, edge_index), x, x, True).gathered()
         graph, x = ends.graph, ends.source
         wide = torch.promote_types(x.dtype, torch.float32)
         unit = _unit(x.to(wide), max(LEAST_LENGTH, torch.finfo(x.dtype).tiny))
@@ -120,12 +121,6 @@ class AGNNConv(Passing):
         if add and len(queries) != len(keys):
             graph, add = entries_with_loops(graph, None, None).graph, False
         return dot_aggregate(graph, queries, keys, x, scale=1.0, self_loops=add)
-
-    def _ends(self, x: Tensor, edge_index: GraphLike) -> Ends:
-        """Take features of vertices, of all sources, with the graph between them."""
-        graph = as_graph(edge_index, x, name="edge_index")
-        check_input(x, graph, edge_index)
-        return Ends(self._turned(graph, edge_index), x, x, True).gathered()
 
 
 def _composed(
@@ -166,4 +161,5 @@ def _own_part(graph: GraphLike, own: Tensor, scores: Tensor, p: Tensor) -> Tenso
     ``own`` are the scores of the loops, ``Z`` the row's sum of ``exp(scores)``, and ``p`` the
     softmax of ``scores``.
     """
-    return torch.sigmoid(own - log_sums(graph, scores, p)) * missing_loops(graph).to(own.dtype)
+    missing = missing_loops(graph, graph_tensors(graph)).to(own.dtype)
+    return torch.sigmoid(own - log_sums(graph, scores, p)) * missing

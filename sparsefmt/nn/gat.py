@@ -13,17 +13,14 @@ from torch.nn.functional import leaky_relu, linear
 
 from .._lazy import resolver
 from ..autograd import as_graph, edge_combine, gat_aggregate, gat_of_vectors
-from ..autograd.gat_layer import gat_convolution
+from ..autograd.attention import gat_convolution
 from ..autograd.maps import read_map
 from ..autograd.plain import is_plain
 from ..autograd.tensors.prepare import GraphLike, graph_tensors
-from ._attention import LoopedAttention
-from ._base import is_one_each
-from ._edges import AttentionWeights, Entries
-from ._inputs import Ends, check_square
-from ._linear import GLOROT, linear_map, mapped
-from ._maps import called
-from ._passing import FORWARD, PassingOptions
+from ._attention import AttentionWeights, Entries, LoopedAttention
+from ._inputs import Ends
+from ._maps import GLOROT, called, linear_map, mapped
+from ._passing import FORWARD, PassingOptions, is_one_each
 
 #: Pickles of earlier versions look for GATv2Conv here.
 __getattr__ = resolver(f"{__package__}", {"GATv2Conv": "gatv2"})
@@ -191,7 +188,6 @@ class GATConv(LoopedAttention):
             at_once = self._at_once(x, edge_index) if usual else None
             if at_once is not None:
                 return at_once
-            check_square(edge_index, given)
         ends = self._ends(x, edge_index, size)
         if not return_attention_weights and self.lin is not None:
             ends = ends.squared()
@@ -201,7 +197,8 @@ class GATConv(LoopedAttention):
         if return_attention_weights:
             entries = self._entries(ends.graph, features)
             found = self._attention(entries, self._entry_scores(entries, both))
-        y = ends.rows_here(self._aggregated(ends.graph, both, features, found))
+        y = self._aggregated(ends.graph, both, features, found)
+        y = y if ends.away is None else y[: ends.away.n_local]
         y = y if residual is None else y + residual
         return y if found is None else (y, self._edges_and_weights(given, found, both[0].dtype))
 

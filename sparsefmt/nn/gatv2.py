@@ -13,11 +13,9 @@ from torch.nn.functional import leaky_relu
 from ..autograd import edge_combine, gatv2_aggregate
 from ..autograd.tensors.prepare import GraphLike, graph_tensors
 from ..errors import DtypeError
-from ._attention import LoopedAttention
-from ._edges import Entries
+from ._attention import Entries, LoopedAttention
 from ._inputs import Ends, check_flags, in_pair
-from ._linear import GLOROT, linear_map
-from ._maps import called
+from ._maps import GLOROT, called, linear_map
 from ._passing import PassingOptions
 
 

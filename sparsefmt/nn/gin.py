@@ -14,11 +14,10 @@ from ..autograd.layers import gin_convolution, propagated
 from ..autograd.maps import calls_forward_alone, read_map
 from ..autograd.plain import is_plain
 from ..autograd.tensors.prepare import GraphLike
-from ._base import Convolution, Options
-from ._hops import over_vertices
 from ._inputs import Ends, as_autocast, check_edge_weight
+from ._loops import over_vertices
 from ._maps import OfNetwork, called, check_fit
-from ._passing import FORWARD, SUM
+from ._passing import FORWARD, SUM, Convolution, Options
 from .shared import aggregate_with_own, maxk_aggregate, spmm
 
 

@@ -14,8 +14,7 @@ from ..autograd import message_aggregate
 from ..autograd.tensors.prepare import GraphLike, graph_tensors
 from ..errors import DtypeError, ShapeError
 from ._inputs import Ends, as_autocast, check_beside, check_counts, check_in_channels
-from ._linear import draw_map, linear_map, mapped
-from ._maps import OfNetwork, called, check_fit
+from ._maps import OfNetwork, called, check_fit, draw_map, linear_map, mapped
 from ._passing import PassingOptions
 
 

@@ -4,7 +4,7 @@ from torch import Tensor
 
 from ..autograd import maxk
 from ..autograd.cbsr import features_to_keep
-from ._base import Balanced
+from ._passing import Balanced
 
 
 class MaxK(Balanced):

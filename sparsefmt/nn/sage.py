@@ -15,13 +15,10 @@ from ..autograd.maps import read_map
 from ..autograd.plain import is_plain
 from ..autograd.tensors.prepare import GraphLike
 from ..errors import ShapeError
-from ._base import Convolution, PartOptions, plus
-from ._gathered import check_aggr_kwargs, gathered, width_of
-from ._hops import over_vertices
 from ._inputs import Ends, check_counts, check_edge_weight, check_flags, in_pair
-from ._linear import check_map, draw_map, linear_map, product_and_bias, settle
-from ._maps import called
-from ._passing import FORWARD, MEAN, SUM
+from ._loops import gathered, over_vertices, width_of
+from ._maps import called, check_map, draw_map, linear_map, product_and_bias, settle
+from ._passing import FORWARD, MEAN, SUM, Convolution, PartOptions, check_aggr_kwargs, plus
 from .shared import maps_first, maxk_aggregate, spmm
 
 

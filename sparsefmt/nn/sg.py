@@ -9,10 +9,9 @@ from typing import Unpack
 from torch import Tensor
 
 from ..autograd.tensors.prepare import GraphLike
-from ._hops import HopConvolution
 from ._inputs import check_flags
-from ._linear import draw_map, linear_map, mapped
-from ._maps import called
+from ._loops import HopConvolution
+from ._maps import called, draw_map, linear_map, mapped
 from ._passing import PassingOptions
 
 

@@ -11,12 +11,10 @@ from torch import Tensor
 from torch.nn import Linear, ModuleList, Parameter, init
 
 from ..autograd.tensors.prepare import GraphLike
-from ._base import plus
-from ._hops import HopConvolution
 from ._inputs import check_flags
-from ._linear import check_map, draw_map, linear_map
-from ._maps import called
-from ._passing import PassingOptions
+from ._loops import HopConvolution
+from ._maps import called, check_map, draw_map, linear_map
+from ._passing import PassingOptions, plus
 
 
 class TAGConv(HopConvolution):

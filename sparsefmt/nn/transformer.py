@@ -15,11 +15,9 @@ from ..autograd import dot_aggregate, edge_softmax, sddmm
 from ..autograd.maps import read_map
 from ..autograd.tensors.prepare import GraphLike
 from ..errors import DtypeError, ShapeError
-from ._attention import Attention
-from ._edges import AttentionWeights, as_given, at_edges, sums_of_edges
+from ._attention import Attention, AttentionWeights, as_given, at_edges, sums_of_edges
 from ._inputs import check_flags, in_pair
-from ._linear import draw_map, linear_map, mapped
-from ._maps import called
+from ._maps import called, draw_map, linear_map, mapped
 from ._passing import PassingOptions
 
 

@@ -16,6 +16,7 @@ from ...ops.tiles.costs import Costs, checked
 from ...reorder import Order
 from ..engine import tiles as _tiles
 from ..engine.memory import out_of_inference
+from . import lifetimes
 from . import pytree as pytree  # registers graphs as nodes
 from .edge_index import as_graph, wrong_graph
 from .shared import Shared
@@ -189,7 +190,9 @@ def tensors_of(
     elif graph._slots.torch[at] is None:
         graph._fill("torch")
     tensors: GraphTensors = graph._slots.torch[at]
-    return tensors.current()
+    if tensors.home is not None or lifetimes.noted is not None:  # else ``current`` has no task
+        tensors.current()
+    return tensors
 
 
 def graph_tensors(graph: object) -> GraphTensors:
@@ -213,4 +216,5 @@ def has_tiles(graph: GraphLike) -> bool:
 
 def side_of(graph: GraphLike, transposed: bool) -> Side:
     """Return the rows of a graph, or of its transpose."""
-    return tensors_of(graph).side(transposed)
+    tensors = tensors_of(graph)
+    return tensors.columns if transposed else tensors.rows
