@@ -115,7 +115,7 @@ class AGNNConv(Passing):
         DtypeError, DeviceError, UnsupportedError
             As ``autograd.spmm``.
         """
-        refuse_static("x", x, self)
+        refuse_static(x, self)
         graph = as_graph(edge_index, x, name="edge_index")
         check_input(x, graph, edge_index)
         ends = Ends(self._turned(graph, edge_index), x, x, True).gathered()
