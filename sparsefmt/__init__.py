@@ -118,16 +118,16 @@ class _Moved:
     def find_spec(
         cls, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """The spec of ``sparsefmt.coo``, for instance; None for all but the old places."""
+        """Return the spec of ``sparsefmt.coo``, for instance; None for all but the old places."""
         if name not in cls.places:
             return None
         return ModuleSpec(name, cls())  # type: ignore[arg-type]  # it is a loader by its methods
 
     def create_module(self, spec: ModuleSpec) -> None:
-        """Leave the making of the module to Python."""
+        """Return None, so that Python makes the module."""
 
     def exec_module(self, module: ModuleType) -> None:
-        """Put the module at the new place in the place of the old one."""
+        """Replace the module by that at the new place."""
         name = module.__name__
         sys.modules[name] = import_module(self.places[name], __name__)
 

@@ -6,7 +6,7 @@ All that pruning leaves run on the same kernels and tensors, and results are com
 import statistics
 import time
 from collections.abc import Callable
-from importlib import import_module
+from copy import copy
 from itertools import product
 from typing import Any
 
@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 
 from sparsefmt import CSR, Graph, nn, optimize
-from sparsefmt.model.composition import Program
-from sparsefmt.model.layers import ADAPTERS, type_name
+from sparsefmt.model.program import Program
 from sparsefmt.plan import planner
 from sparsefmt.plan.rules import bare, steps
 
@@ -27,8 +26,8 @@ MODELS: dict[str, Callable[[int, int], torch.nn.Module]] = {
     "gat": nn.GATConv,
     "sage": nn.SAGEConv,
     "gin": lambda f_in, f_out: nn.GINConv(torch.nn.Linear(f_in, f_out)),
-    "sgc": lambda f_in, f_out: pyg().SGConv(f_in, f_out, K=2),
-    "tagcn": lambda f_in, f_out: pyg().TAGConv(f_in, f_out, K=2),
+    "sgc": lambda f_in, f_out: nn.SGConv(f_in, f_out, K=2),
+    "tagcn": lambda f_in, f_out: nn.TAGConv(f_in, f_out, K=2),
 }
 #: Compositions that are always the other way round.
 OTHER = {"gcn": "(D·A·D·H)·W", "gat": "(attention((H·W)·a, (H·W)·b)·H)·W"}
@@ -59,12 +58,13 @@ class Cell:
         x = _baselines.tensor(_graphs.normal(A.indptr, (A.n_rows, widths[0])))
         self.x = x.requires_grad_(training)
         self.layer = MODELS[model](*widths).to(x.device).train(training)
-        self.first, self.given = (_given(self.layer, one) for one in (first, A))
+        self.plain = copy(self.layer)  # with the same parameters, and never planned
+        self.first, self.given = Graph(first), Graph(A)
         self.training, self.model, self.widths = training, model, widths
 
     def measured(self, *, quick: bool) -> dict[str, Any]:
         """Choose, then time everything in turn."""
-        own = self._step(lambda: type(self.layer).forward(self.layer, self.x, self.given))
+        own = self._step(lambda: self.plain(self.x, self.given))
         cuda = self.x.is_cuda
         once = statistics.median(_seconds(own) for _ in range(5))
         self.compile()
@@ -109,12 +109,12 @@ class Cell:
         made.restore()
 
     def _composed(self, tree: Any) -> Callable[[], Any]:
-        planned, program = self.layer.forward, Program(tree)
+        plan, program = self.layer._plan, Program(tree)
 
         def forward() -> Tensor:
-            graph = planned.graph_of(self.x, self.given)
-            made = program(planned.values(self.x, graph, self.given), planned.functions(graph))
-            result: Tensor = planned.adapter.finish(self.layer, made)
+            values = plan.values(self.layer, self.x, self.given, self.given)
+            made = program(values, plan.functions(self.layer, self.given))
+            result: Tensor = plan.finish(self.layer, made)
             return result
 
         return self._step(forward)
@@ -141,19 +141,6 @@ class Cell:
                 if not error <= LIMIT:
                     return f"{name} is off by {error:.2g}, {LIMIT:g} is allowed"
         return ""
-
-
-def pyg() -> Any:
-    """PyG's layers, imported where they are measured."""
-    return import_module("torch_geometric.nn")
-
-
-def _given(layer: torch.nn.Module, A: CSR) -> Any:
-    """Give the graph as the layer takes it: a Graph, or PyG's edge_index."""
-    if not ADAPTERS[type_name(layer)].edge_index:
-        return Graph(A)
-    coo = A.tocoo()
-    return torch.stack([_baselines.tensor(coo.col).long(), _baselines.tensor(coo.row).long()])
 
 
 def _is_of_paper(tree: Any) -> bool:

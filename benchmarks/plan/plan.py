@@ -4,7 +4,7 @@
 [--graphs reddit,belgium] [--models gcn,gat] [--widths 32x256,256x32] [--quick] [--out FOLDER]``
 
 Sections are the ``grid`` of compositions, unless ``--sections`` says otherwise; ``layers``, the
-same for GraphSAGE, GIN, and PyG's SGConv and TAGConv of two hops (figure 10 of SENSEi); and
+same for GraphSAGE, GIN, and SGConv and TAGConv of two hops (figure 10 of SENSEi); and
 ``samples``, graphs of at most 10, 100 and 1,000 entries a row, of which the first is planned for
 and another one measured (figure 9).  ``vertices`` has products with the vertices in other orders,
 and ``epochs`` training with ``steps=``.
@@ -97,7 +97,7 @@ def grid(options: argparse.Namespace) -> bool:
 
 
 def layers(options: argparse.Namespace) -> bool:
-    """Measure other layers, whose own composition is PyG's for SGC and TAGCN."""
+    """Measure other layers."""
     return _section("layers", options, cells(options, options.models or LAYERS))
 
 

@@ -1,77 +1,70 @@
-"""The torch layer: forward, backward and fake kernels around ``sparsefmt.ops``, nothing else."""
+"""The operations as functions of torch: checks, autograd, compilation and autocast around ops."""
 
-from typing import TYPE_CHECKING
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from .._lazy import facade
-from ..ops.engine.choose import explain_functions
+from ..ops.engine.explain import explain_functions
 
 if TYPE_CHECKING:
-    from .cbsr import features_to_keep as features_to_keep
+    from .attention import dot_aggregate as dot_aggregate
+    from .attention import gat_aggregate as gat_aggregate
+    from .attention import gat_of_vectors as gat_of_vectors
+    from .attention import gatv2_aggregate as gatv2_aggregate
     from .cbsr import maxk as maxk
     from .cbsr import maxk_aggregate as maxk_aggregate
     from .edges import edge_softmax as edge_softmax
     from .edges import sddmm as sddmm
-    from .gat import gat_aggregate as gat_aggregate
-    from .gat import gat_of_vectors as gat_of_vectors
-    from .gat_layer import gat_convolution as gat_convolution
     from .gcn import gcn_norm as gcn_norm
-    from .gcn import unit_scales as unit_scales
-    from .layers import gcn_convolution as gcn_convolution
-    from .layers import gin_convolution as gin_convolution
-    from .layers import propagated as propagated
-    from .layers import sage_convolution as sage_convolution
-    from .maps import calls_forward_alone as calls_forward_alone
-    from .maps import read_map as read_map
-    from .matmul import operands as operands
     from .matmul import spmm as spmm
     from .messages import edge_combine as edge_combine
     from .messages import message_aggregate as message_aggregate
-    from .pairwise import dot_aggregate as dot_aggregate
-    from .pairwise import gatv2_aggregate as gatv2_aggregate
-    from .plain import is_plain as is_plain
     from .propagation import aggregate_with_own as aggregate_with_own
     from .propagation import propagate as propagate
     from .relations import relational_aggregate as relational_aggregate
-    from .sampling import checked_strategy as checked_strategy
-    from .sampling import sample_width as sample_width
     from .sampling import sampled_aggregate as sampled_aggregate
     from .tensors.edge_index import as_graph as as_graph
-    from .tensors.edge_index import turned as turned
-    from .tensors.lifetimes import noting as noting
-    from .tensors.order import own_values as own_values
-    from .tensors.prepare import GraphLike as GraphLike
-    from .tensors.prepare import graph_tensors as graph_tensors
-    from .tensors.prepare import has_tiles as has_tiles
     from .tensors.prepare import prepare as prepare
-    from .tensors.shared import Shared as Shared
-    from .tensors.shared import local_of as local_of
-    from .tensors.shared import shared as shared
-    from .tensors.types import check_ids as check_ids
 
 #: Module -> the public names that it defines; resolved on first use (PEP 562), which imports torch.
 _MODULES = {
-    "tensors.order": "own_values",
-    "cbsr": "features_to_keep maxk maxk_aggregate",
-    "layers": "gcn_convolution gin_convolution propagated sage_convolution",
-    "tensors.edge_index": "as_graph turned",
+    "cbsr": "maxk maxk_aggregate",
     "edges": "edge_softmax sddmm",
-    "gat": "gat_aggregate gat_of_vectors",
-    "gat_layer": "gat_convolution",
-    "gcn": "gcn_norm unit_scales",
-    "tensors.lifetimes": "noting",
-    "maps": "calls_forward_alone read_map",
-    "matmul": "operands spmm",
+    "attention": "dot_aggregate gat_aggregate gat_of_vectors gatv2_aggregate",
+    "gcn": "gcn_norm",
+    "matmul": "spmm",
     "messages": "edge_combine message_aggregate",
-    "pairwise": "dot_aggregate gatv2_aggregate",
-    "plain": "is_plain",
     "propagation": "aggregate_with_own propagate",
     "relations": "relational_aggregate",
-    "sampling": "checked_strategy sample_width sampled_aggregate",
+    "sampling": "sampled_aggregate",
+    "tensors.edge_index": "as_graph",
+    "tensors.prepare": "prepare",
+}
+#: What was public and in no page: it is to be imported from its module, and goes from here.
+_LEAVING = {
+    "cbsr": "features_to_keep",
+    "attention": "gat_convolution",
+    "gcn": "unit_scales",
+    "layers": "gcn_convolution gin_convolution propagated sage_convolution",
+    "matmul": "operands",
+    "plain": "is_plain",
+    "sampling": "checked_strategy sample_width",
+    "tensors.edge_index": "turned",
+    "tensors.lifetimes": "noting",
+    "tensors.order": "own_values",
+    "tensors.prepare": "GraphLike graph_tensors has_tiles",
     "tensors.shared": "Shared local_of shared",
-    "tensors.prepare": "graph_tensors GraphLike has_tiles prepare",
     "tensors.types": "check_ids",
 }
-__all__, __getattr__, __dir__ = facade(__name__, _MODULES)
+__all__, _resolve, __dir__ = facade(__name__, _MODULES)
+
+
+def __getattr__(name: str) -> Any:
+    for module, names in _LEAVING.items():
+        if name in names.split():
+            return getattr(import_module(f".{module}", __name__), name)
+    return _resolve(name)
+
 
 #: The functions of a graph that choose among kernels, which ``ops.explain`` calls by their names.
 _EXPLAINED = (

@@ -14,13 +14,14 @@ from torch import Tensor
 from torch.autograd import Function
 
 from ..ops.cbsr.api import REDUCTIONS
-from ..ops.engine import checks
+from ..ops.engine.bind import word
 from .engine import checks as _check
 from .engine.library import LibraryOp, unheard
 from .engine.recording import apart, recorded
 from .matmul import Factors, csr_operands, factor_gradients, restored, scaled
-from .tensors.edge_index import as_graph
-from .tensors.prepare import GraphLike, on_rows, side_of
+from .tensors.prepare import GraphLike, tensors_of
+from .tensors.shared import Shared
+from .tensors.tensors import GraphTensors
 
 MAXK = LibraryOp("maxk")
 CBSR_TO_DENSE = LibraryOp("cbsr_to_dense")
@@ -115,42 +116,25 @@ def maxk_aggregate(
     those of the others, the values too.  Autocast narrows before the choice is made.  MaxK-GNN
     (ASPLOS'24), sections 3 and 4.
     """
-    checks.word("reduce", reduce, REDUCTIONS)
-    graph = as_graph(graph, x)
-    x, values, r, c = csr_operands(graph, x, edge_weight, row_scale, col_scale)
-    k = _check.kept(k, x.shape[1])
-    return maxk_spgemm(graph, x, k, reduce, values, r, c)
+    word("reduce", reduce, REDUCTIONS)
+    if isinstance(graph, Shared) and graph.whole is None:
+        scales = {"row_scale": row_scale, "col_scale": col_scale}
+        return graph.maxk_aggregate(x, k, edge_weight, reduce=reduce, **scales)
+    tensors = tensors_of(graph, x)
+    x, *factors = csr_operands(tensors, x, edge_weight, row_scale, col_scale)
+    return maxk_spgemm(tensors, x, _check.kept(k, x.shape[1]), reduce, *factors)
 
 
 def features_to_keep(k: int, feat: int | None = None) -> int:
-    """Check how many features of each row MaxK is to keep, before there are features.
-
-    Parameters
-    ----------
-    k : int
-    feat : int, optional
-        Features of a row, where that is known.
-
-    Returns
-    -------
-    int
-        ``k``.
-
-    Raises
-    ------
-    DtypeError
-        If ``k`` is no integer.
-    ShapeError
-        If ``k`` is less than 1, or more than ``feat``.
-    """
+    """Check how many features of each row MaxK keeps, before there are features."""
     return _check.kept(k, feat)
 
 
 def choose_features(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """Choose the ``k`` largest of each row: columns and values; nothing is checked."""
     run: Any = _Maxk.apply if recorded(x) else MAXK
-    found: tuple[Tensor, Tensor] = run(x, k)
-    return found
+    columns, data = run(x, k)
+    return columns, data
 
 
 class _Maxk(Function):
@@ -170,18 +154,18 @@ class _Maxk(Function):
 
 
 def to_dense(columns: Tensor, data: Tensor, feat: int) -> Tensor:
-    """Make row-balanced features dense, (n, feat), with zeros at the columns not chosen."""
+    """Convert row-balanced features to dense ones, (n, feat), 0 at the columns not chosen."""
     run: Any = _ToDense.apply if recorded(data) else CBSR_TO_DENSE
-    found: Tensor = run(columns, data, feat)
-    return found
+    x: Tensor = run(columns, data, feat)
+    return x
 
 
 class _ToDense(Function):
     @staticmethod
     def forward(ctx: Any, columns: Tensor, data: Tensor, feat: int) -> Tensor:
         ctx.save_for_backward(columns)
-        found: Tensor = CBSR_TO_DENSE(columns, data, feat)
-        return found
+        x: Tensor = CBSR_TO_DENSE(columns, data, feat)
+        return x
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
@@ -190,10 +174,10 @@ class _ToDense(Function):
 
 
 def from_dense(x: Tensor, columns: Tensor) -> Tensor:
-    """Take what ``x`` of (n, feat) holds at the columns: (n, k)."""
+    """Return the values of ``x``, (n, feat), at the columns: (n, k)."""
     run: Any = _FromDense.apply if recorded(x) else DENSE_TO_CBSR
-    found: Tensor = run(x, columns)
-    return found
+    data: Tensor = run(x, columns)
+    return data
 
 
 class _FromDense(Function):
@@ -201,8 +185,8 @@ class _FromDense(Function):
     def forward(ctx: Any, x: Tensor, columns: Tensor) -> Tensor:
         ctx.save_for_backward(columns)
         ctx.feat = x.shape[1]
-        found: Tensor = DENSE_TO_CBSR(x, columns)
-        return found
+        data: Tensor = DENSE_TO_CBSR(x, columns)
+        return data
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
@@ -211,7 +195,7 @@ class _FromDense(Function):
 
 
 def spgemm(
-    graph: GraphLike,
+    tensors: GraphTensors,
     columns: Tensor,
     data: Tensor,
     feat: int,
@@ -222,106 +206,116 @@ def spgemm(
 
     ``factors`` are edge values, and the scales of rows and columns.
     """
-    if not recorded(data, *factors):
-        return on_rows(SPGEMM, graph, columns, data, feat, *factors, reduce)
-    inputs = apart(data, *factors)
-    found: Tensor = _Spgemm.apply(*inputs, columns, feat, graph, reduce)  # type: ignore[no-untyped-call]
-    return found
+    out: Tensor
+    if recorded(data, *factors):
+        inputs = apart(data, *factors)
+        out = _Spgemm.apply(*inputs, columns, feat, tensors, reduce)  # type: ignore[no-untyped-call]
+    else:
+        out = SPGEMM(tensors.rows, columns, data, feat, *factors, reduce)
+    return out
 
 
 class _Spgemm(Function):
     @staticmethod
-    def forward(ctx: Any, data: Tensor, *given: Any) -> Tensor:
-        *factors, columns, feat, ctx.graph, ctx.reduce = given
+    def forward(ctx: Any, data: Tensor, *args: Any) -> Tensor:
+        *factors, columns, feat, ctx.tensors, ctx.reduce = args
         read = any(ctx.needs_input_grad[1:4])  # only the gradients of factors read it
         ctx.save_for_backward(data if read else None, *factors, columns)
-        return on_rows(SPGEMM, ctx.graph, columns, data, feat, *factors, ctx.reduce)
+        out: Tensor = SPGEMM(ctx.tensors.rows, columns, data, feat, *factors, ctx.reduce)
+        return out
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        *saved, columns = ctx.saved_tensors
-        data, grad, factors = restored(ctx, saved, grad, side_of(ctx.graph, False))
-        dkept = None
+        (*saved, columns), tensors = ctx.saved_tensors, ctx.tensors.current()
+        data, grad, factors = restored(ctx, saved, grad, tensors)
+        ddata = None
         if ctx.needs_input_grad[0]:
-            dkept = sspmm(ctx.graph, columns, grad, *factors.of_products)
+            ddata = sspmm(tensors, columns, grad, *factors[:3])
         others = _of_factors(ctx, grad, columns, data, factors)
-        return dkept, *others, None, None, None, None
+        return ddata, *others, None, None, None, None
 
 
 def maxk_spgemm(
-    graph: GraphLike, x: Tensor, k: int, reduce: str, *factors: Tensor | None
+    tensors: GraphTensors, x: Tensor, k: int, reduce: str, *factors: Tensor | None
 ) -> Tensor:
     """Multiply the graph with the ``k`` largest features of each row; nothing is checked.
 
     ``factors`` are edge values, and the scales of rows and columns.
     """
-    side = side_of(graph, False)
-    if unheard(side, (x, *factors)):
+    out: Tensor
+    if unheard(tensors.rows, (x, *factors)):
         columns, data = MAXK.at_once(None, x, k)
-        found: Tensor = SPGEMM.at_once(side, columns, data, x.shape[1], *factors, reduce)
-        return found
+        out = SPGEMM.at_once(tensors.rows, columns, data, x.shape[1], *factors, reduce)
+        return out
     if recorded(x) and not recorded(*factors):  # one node in the place of two
-        found = _MaxkSpgemm.apply(*apart(x, *factors), k, graph, reduce)  # type: ignore[no-untyped-call]
-        return found
+        out = _MaxkSpgemm.apply(*apart(x, *factors), k, tensors, reduce)  # type: ignore[no-untyped-call]
+        return out
     columns, data = choose_features(x, k)
-    return spgemm(graph, columns, data, x.shape[1], *factors, reduce=reduce)
+    return spgemm(tensors, columns, data, x.shape[1], *factors, reduce=reduce)
 
 
 class _MaxkSpgemm(Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, *given: Any) -> Tensor:
-        *factors, k, ctx.graph, ctx.reduce = given
+    def forward(ctx: Any, x: Tensor, *args: Any) -> Tensor:
+        *factors, k, ctx.tensors, ctx.reduce = args
         columns, data = MAXK(x, k)
         ctx.save_for_backward(None, *factors, columns)
         ctx.feat = x.shape[1]
-        return on_rows(SPGEMM, ctx.graph, columns, data, ctx.feat, *factors, ctx.reduce)
+        out: Tensor = SPGEMM(ctx.tensors.rows, columns, data, ctx.feat, *factors, ctx.reduce)
+        return out
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        *saved, columns = ctx.saved_tensors
-        _, grad, factors = restored(ctx, saved, grad, side_of(ctx.graph, False))
-        data = sspmm(ctx.graph, columns, grad, *factors.of_products)
+        (*saved, columns), tensors = ctx.saved_tensors, ctx.tensors.current()
+        _, grad, factors = restored(ctx, saved, grad, tensors)
+        data = sspmm(tensors, columns, grad, *factors[:3])
         return to_dense(columns, data, ctx.feat), None, None, None, None, None, None
 
 
-def sspmm(graph: GraphLike, columns: Tensor, grad: Tensor, *factors: Tensor | None) -> Tensor:
+def sspmm(tensors: GraphTensors, columns: Tensor, grad: Tensor, *factors: Tensor | None) -> Tensor:
     """Multiply the transpose with ``grad``, at the columns: (n_cols, k); nothing is checked.
 
     ``factors`` are those of ``spgemm``: the scale of rows has one factor for each row of ``grad``.
     """
-    inputs = grad, *factors
-    if not recorded(*inputs):
-        return _sspmm(graph, columns, *inputs)
-    found: Tensor = _Sspmm.apply(*apart(*inputs), columns, graph)  # type: ignore[no-untyped-call]
-    return found
+    if not recorded(grad, *factors):
+        return _sspmm(tensors, columns, grad, *factors)
+    inputs = apart(grad, *factors)
+    out: Tensor = _Sspmm.apply(*inputs, columns, tensors)  # type: ignore[no-untyped-call]
+    return out
 
 
 def _sspmm(
-    graph: GraphLike, columns: Tensor, grad: Any, values: Tensor | None, *scales: Tensor | None
+    tensors: GraphTensors,
+    columns: Tensor,
+    grad: Tensor,
+    *factors: Tensor | None,
 ) -> Tensor:
+    """Run ``sspmm`` without a gradient: by atomics on a GPU, unless they are ruled out."""
+    out: Tensor
     if grad.is_cuda and not torch.are_deterministic_algorithms_enabled():
-        return on_rows(SSPMM_OUTER, graph, columns, grad, values, *scales)
-    side = side_of(graph, True)
-    out: Tensor = SSPMM(side, columns, grad, values, side.perm, *scales)
+        out = SSPMM_OUTER(tensors.rows, columns, grad, *factors)
+    else:
+        side, (values, *scales) = tensors.columns, factors
+        out = SSPMM(side, columns, grad, values, side.perm, *scales)
     return out
 
 
 class _Sspmm(Function):
     @staticmethod
-    def forward(ctx: Any, grad: Tensor, *given: Any) -> Tensor:
-        *factors, columns, ctx.graph = given
+    def forward(ctx: Any, grad: Tensor, *args: Any) -> Tensor:
+        *factors, columns, ctx.tensors = args
         read = any(ctx.needs_input_grad[1:4])
         ctx.save_for_backward(grad if read else None, *factors, columns)
         ctx.feat, ctx.reduce = grad.shape[1], "sum"
-        return _sspmm(ctx.graph, columns, grad, *factors)
+        return _sspmm(ctx.tensors, columns, grad, *factors)
 
     @staticmethod
     def backward(ctx: Any, data: Tensor) -> tuple[Tensor | None, ...]:
-        *saved, columns = ctx.saved_tensors
-        x, data, factors = restored(ctx, saved, data, side_of(ctx.graph, False))
+        (*saved, columns), tensors = ctx.saved_tensors, ctx.tensors.current()
+        x, data, factors = restored(ctx, saved, data, tensors)
         dgrad = None
         if ctx.needs_input_grad[0]:
-            dgrad = spgemm(ctx.graph, columns, data, ctx.feat, *factors.of_products)
+            dgrad = spgemm(tensors, columns, data, ctx.feat, *factors[:3])
         return dgrad, *_of_factors(ctx, x, columns, data, factors), None, None
 
 
@@ -329,38 +323,46 @@ def _of_factors(
     ctx: Any, x: Tensor, columns: Tensor, data: Tensor, factors: Factors
 ) -> tuple[Tensor | None, ...]:
     """Compute the gradients of edge values and scales: inputs 1 to 3."""
-    products = partial(sddmm_cbsr, ctx.graph, x, columns, data)
-    return factor_gradients(ctx.graph, False, ctx.needs_input_grad[1:4], products, factors)
+    products = partial(sddmm_cbsr, ctx.tensors, x, columns, data)
+    return factor_gradients(ctx.tensors, False, ctx.needs_input_grad[1:4], products, factors)
 
 
 def sddmm_cbsr(
-    graph: GraphLike, x: Tensor, columns: Tensor, data: Tensor, r: Any = None, c: Any = None
+    tensors: GraphTensors,
+    x: Tensor,
+    columns: Tensor,
+    data: Tensor,
+    r: Tensor | None = None,
+    c: Tensor | None = None,
 ) -> Tensor:
     """Compute ``r[i] c[j] sum_t x[i, columns[j, t]] data[j, t]``: (nnz,); nothing is checked."""
     if recorded(r, c):
-        return scaled(graph, False, sddmm_cbsr(graph, x, columns, data), r, c)
-    if not recorded(x, data):
-        return on_rows(SDDMM_CBSR, graph, x, columns, data, r, c)
-    found: Tensor = _SddmmCbsr.apply(*apart(x, data, r, c), columns, graph)  # type: ignore[no-untyped-call]
-    return found
+        return scaled(tensors, False, sddmm_cbsr(tensors, x, columns, data), r, c)
+    out: Tensor
+    if recorded(x, data):
+        out = _SddmmCbsr.apply(*apart(x, data, r, c), columns, tensors)  # type: ignore[no-untyped-call]
+    else:
+        out = SDDMM_CBSR(tensors.rows, x, columns, data, r, c)
+    return out
 
 
 class _SddmmCbsr(Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, data: Tensor, *given: Any) -> Tensor:
-        *scales, columns, ctx.graph = given
+    def forward(ctx: Any, x: Tensor, data: Tensor, *args: Any) -> Tensor:
+        *scales, columns, ctx.tensors = args
         needs = ctx.needs_input_grad
         saved = x if needs[1] else None, data if needs[0] else None
         ctx.save_for_backward(*saved, *scales, columns)
         ctx.feat = x.shape[1]
-        return on_rows(SDDMM_CBSR, ctx.graph, x, columns, data, *scales)
+        out: Tensor = SDDMM_CBSR(ctx.tensors.rows, x, columns, data, *scales)
+        return out
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, data, *scales, columns = ctx.saved_tensors
-        dx = dkept = None
+        (x, data, *scales, columns), tensors = ctx.saved_tensors, ctx.tensors.current()
+        dx = ddata = None
         if ctx.needs_input_grad[0]:
-            dx = spgemm(ctx.graph, columns, data, ctx.feat, grad, *scales)
+            dx = spgemm(tensors, columns, data, ctx.feat, grad, *scales)
         if ctx.needs_input_grad[1]:
-            dkept = sspmm(ctx.graph, columns, x, grad, *scales)
-        return dx, dkept, None, None, None, None
+            ddata = sspmm(tensors, columns, x, grad, *scales)
+        return dx, ddata, None, None, None, None

@@ -2,25 +2,23 @@
 
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from .engine import checks, library
+from ..ops.engine.bind import bind
 from .engine.library import LibraryOp
-from .engine.recording import apart, recorded
-from .matmul import multiply, scaled
-from .tensors.edge_index import as_graph
+from .engine.recording import recorded
+from .matmul import SDDMM, dot_products, multiply
 from .tensors.order import in_csr_order, in_own_order
-from .tensors.prepare import GraphLike, graph_tensors, on_rows, side_of
+from .tensors.prepare import GraphLike, tensors_of
+from .tensors.tensors import GraphTensors
 
-SDDMM = LibraryOp("sddmm")
 EDGE_SOFTMAX = LibraryOp("edge_softmax")
 EDGE_SOFTMAX_BACKWARD = LibraryOp("edge_softmax_backward")
 
 
 def sddmm(graph: GraphLike, x: Tensor, y: Tensor) -> Tensor:
-    """Dot products of feature rows at the stored entries of the graph, differentiably.
+    """Compute dot products of feature rows at the stored entries of the graph, differentiably.
 
     ``s[e] = sum_f x[i, f] * y[j, f]`` for the stored entry ``e = (i, j)``; with heads
     ``s[e, h] = sum_f x[i, h, f] * y[j, h, f]``.
@@ -46,19 +44,13 @@ def sddmm(graph: GraphLike, x: Tensor, y: Tensor) -> Tensor:
     -----
     Deterministic, differentiable any number of times.  TC-GNN (ATC'23), section 2.1, equation 3.
     """
-    graph = as_graph(graph, y, x)
-    tensors = graph_tensors(graph)
-    checks.tensor("x", x)
-    checks.tensor("y", y)
-    x, y = library.narrowed(tensors.kind, x, y)
-    checks.features("x", x, rows=tensors.n_rows, axis="rows", graph=tensors)
-    checks.features("y", y, rows=tensors.n_cols, axis="columns", graph=tensors)
-    checks.pair(x, y, tensors)
-    return in_own_order(graph, dot_products(graph, x, y))
+    tensors = tensors_of(graph, y, x)
+    _, x, y = bind(SDDMM.row, tensors, x=x, y=y)
+    return in_own_order(tensors, dot_products(tensors, x, y))
 
 
 def edge_softmax(graph: GraphLike, scores: Tensor) -> Tensor:
-    """Softmax of the scores over the stored entries of each row, differentiably.
+    """Compute the softmax of scores over the stored entries of each row, differentiably.
 
     ``p[e] = exp(s[e] - m) / sum_e' exp(s[e'] - m)`` over the entries of the row of ``e``, whose
     largest score is ``m``; each head by itself.
@@ -86,95 +78,69 @@ def edge_softmax(graph: GraphLike, scores: Tensor) -> Tensor:
     Deterministic, differentiable any number of times.  A row of which all scores are -inf gives
     NaN, as in torch.  GAT (ICLR'18), equation 3.
     """
-    graph = as_graph(graph, None)
-    tensors = graph_tensors(graph)
-    checks.tensor("scores", scores)
-    kind = tensors.kind
-    if torch.is_autocast_enabled(kind):
-        scores = library.cast(scores, kind, library.autocast_dtype(kind, narrow=False))
-    checks.scores(scores, tensors)
-    ordered = in_csr_order(graph, scores)
-    if not recorded(ordered):
-        return in_own_order(graph, on_rows(EDGE_SOFTMAX, graph, ordered))
-    found: Tensor = _EdgeSoftmax.apply(ordered, graph)  # type: ignore[no-untyped-call]
-    return in_own_order(graph, found)
-
-
-def dot_products(
-    graph: GraphLike, x: Tensor, y: Tensor, r: Tensor | None = None, c: Tensor | None = None
-) -> Tensor:
-    """Compute ``r[i] c[j] <x[i], y[j]>`` at the entries, differentiably; nothing is checked."""
-    if recorded(r, c):
-        return scaled(graph, False, dot_products(graph, x, y), r, c)
-    if not recorded(x, y):
-        return on_rows(SDDMM, graph, x, y, r, c)
-    found: Tensor = _Sddmm.apply(*apart(x, y, r, c), graph)  # type: ignore[no-untyped-call]
-    return found
-
-
-class _Sddmm(Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, y: Tensor, *given: Any) -> Tensor:
-        *scales, ctx.graph = given
-        needs = ctx.needs_input_grad
-        ctx.save_for_backward(x if needs[1] else None, y if needs[0] else None, *scales)
-        return on_rows(SDDMM, ctx.graph, x, y, *scales)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, y, row_scale, col_scale = ctx.saved_tensors
-        dx = dy = None
-        if ctx.needs_input_grad[0]:
-            dx = multiply(ctx.graph, False, y, grad, row_scale, col_scale)
-        if ctx.needs_input_grad[1]:
-            dy = multiply(ctx.graph, True, x, grad, col_scale, row_scale)
-        return dx, dy, None, None, None
+    tensors = tensors_of(graph)
+    _, scores = bind(EDGE_SOFTMAX.row, tensors, scores=scores)
+    ordered = in_csr_order(tensors, scores)
+    out: Tensor
+    if recorded(ordered):
+        out = _EdgeSoftmax.apply(ordered, tensors)  # type: ignore[no-untyped-call]
+    else:
+        out = EDGE_SOFTMAX(tensors.rows, ordered)
+    return in_own_order(tensors, out)
 
 
 class _EdgeSoftmax(Function):
+    """A softmax over the entries of each row."""
+
     @staticmethod
-    def forward(ctx: Any, scores: Tensor, graph: GraphLike) -> Tensor:
-        out = on_rows(EDGE_SOFTMAX, graph, scores)
+    def forward(ctx: Any, scores: Tensor, tensors: GraphTensors) -> Tensor:
+        out: Tensor = EDGE_SOFTMAX(tensors.rows, scores)
         ctx.save_for_backward(out)
-        ctx.graph = graph
+        ctx.tensors = tensors
         return out
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         (probabilities,) = ctx.saved_tensors
-        return _softmax_gradient(ctx.graph, probabilities, grad), None
+        return _softmax_gradient(ctx.tensors.current(), probabilities, grad), None
 
 
-def _softmax_gradient(graph: GraphLike, probabilities: Tensor, grad: Tensor) -> Tensor:
+def _softmax_gradient(tensors: GraphTensors, probabilities: Tensor, grad: Tensor) -> Tensor:
     """Compute ``p (grad - sum over the row of p grad)``, differentiably."""
-    if not recorded(probabilities, grad):
-        return on_rows(EDGE_SOFTMAX_BACKWARD, graph, probabilities, grad)
-    found: Tensor = _SoftmaxGradient.apply(probabilities, grad, graph)  # type: ignore[no-untyped-call]
-    return found
+    out: Tensor
+    if recorded(probabilities, grad):
+        out = _SoftmaxGradient.apply(probabilities, grad, tensors)  # type: ignore[no-untyped-call]
+    else:
+        out = EDGE_SOFTMAX_BACKWARD(tensors.rows, probabilities, grad)
+    return out
 
 
 class _SoftmaxGradient(Function):
+    """The gradient of a softmax, to be differentiated again."""
+
     @staticmethod
-    def forward(ctx: Any, probabilities: Tensor, grad: Tensor, graph: GraphLike) -> Tensor:
+    def forward(ctx: Any, probabilities: Tensor, grad: Tensor, tensors: GraphTensors) -> Tensor:
         ctx.save_for_backward(probabilities, grad)
-        ctx.graph = graph
-        return on_rows(EDGE_SOFTMAX_BACKWARD, graph, probabilities, grad)
+        ctx.tensors = tensors
+        out: Tensor = EDGE_SOFTMAX_BACKWARD(tensors.rows, probabilities, grad)
+        return out
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         p, inner = ctx.saved_tensors
+        tensors = ctx.tensors.current()
         dp = dinner = None
         if ctx.needs_input_grad[0]:
             # out = p (g - S) with S = sum p g, so dp = h (g - S) - g T with T = sum p h.
-            S, T = (_sums_at_entries(ctx.graph, p * each) for each in (inner, grad))
+            S, T = (_sums_at_entries(tensors, p * each) for each in (inner, grad))
             dp = grad * (inner - S) - inner * T
         if ctx.needs_input_grad[1]:
-            dinner = _softmax_gradient(ctx.graph, p, grad)
+            dinner = _softmax_gradient(tensors, p, grad)
         return dp, dinner, None
 
 
-def _sums_at_entries(graph: GraphLike, values: Tensor) -> Tensor:
-    """Give each entry the sum of its row's values."""
-    n_cols = side_of(graph, False).n_cols
-    sums = multiply(graph, False, values.new_ones(n_cols, 1), values, None, None)
-    return dot_products(graph, sums, values.new_ones(n_cols, *sums.shape[1:]))
+def _sums_at_entries(tensors: GraphTensors, values: Tensor) -> Tensor:
+    """Compute the sum of the row's values for each entry."""
+    n_cols = tensors.rows.n_cols
+    sums = multiply(tensors, False, values.new_ones(n_cols, 1), values, None, None)
+    return dot_products(tensors, sums, values.new_ones(n_cols, *sums.shape[1:]))

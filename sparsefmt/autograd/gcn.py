@@ -8,8 +8,9 @@ from torch.autograd import Function
 
 from ..errors import ShapeError, UnsupportedError
 from ..formats.arrays import finish
+from ..graph.built import slot
 from ..graph.graph import Graph
-from ..ops.engine import checks
+from ..ops.engine.bind import flag
 from ..ops.gcn import api as ops
 from ..ops.gcn.cuda import gcn_unit_scales
 from .engine import checks as _check
@@ -18,7 +19,7 @@ from .engine.library import LibraryOp
 from .engine.recording import once, recorded
 from .tensors.edge_index import as_graph
 from .tensors.order import in_csr_order, in_own_order
-from .tensors.prepare import GraphLike, graph_tensors, side_of
+from .tensors.prepare import GraphLike, graph_tensors, tensors_of
 from .tensors.tensors import GraphTensors
 
 GCN_NORM = LibraryOp("gcn_norm")
@@ -28,7 +29,7 @@ GCN_NORM_BACKWARD = LibraryOp("gcn_norm_backward")
 def gcn_norm(
     graph: GraphLike, edge_weight: Tensor | None = None, *, self_loops: bool = True
 ) -> tuple[Graph, Tensor]:
-    """``D^-1/2 (A + I) D^-1/2``, or of ``A`` alone, differentiable in the values of ``A``.
+    """Compute ``D^-1/2 (A + I) D^-1/2``, or without ``I``, differentiably in the values of ``A``.
 
     ``b[e] = d[i]^-1/2 a[e] d[j]^-1/2`` for the stored entry ``e = (i, j)``, where ``d[i]`` is the
     sum of the values of row ``i``, plus 1 for the loop that is added to a vertex without one; 0 in
@@ -82,38 +83,27 @@ def gcn_norm(
     GCN (ICLR'17), equation 2; fuseGNN (ICCAD'20), section 3, fuses the same steps.
     """
     graph = as_graph(graph, None)
-    tensors = graph_tensors(graph)
-    _check_given(self_loops, tensors)
-    values = _given_values(edge_weight, tensors)
+    tensors = tensors_of(graph)
+    _check_arguments(self_loops, tensors)
+    values = _checked_values(edge_weight, tensors)
     if edge_weight is not None:
-        values = in_csr_order(graph, values)
-    found = _normalised(graph, values, self_loops)
+        values = in_csr_order(tensors, values)
+    out: Tensor
+    if recorded(values):
+        out = _GcnNorm.apply(values, tensors, self_loops)  # type: ignore[no-untyped-call]
+    else:
+        out = GCN_NORM(tensors.rows, values, self_loops)
     if self_loops:
-        return _with_loops(graph), found
-    return cast(Graph, graph), in_own_order(graph, found)
+        return _with_loops(graph), out
+    return cast(Graph, graph), in_own_order(tensors, out)
 
 
 def unit_scales(graph: GraphLike, dtype: torch.dtype) -> Tensor | None:
-    """Compute GCN's factors of a graph whose edges weigh 1 each, by one kernel of a GPU.
+    """Compute GCN's factors of an unweighted graph on a GPU: (2, n), in float64 before the cast.
 
-    Parameters
-    ----------
-    graph : Graph, shape (n, n)
-    dtype : torch.dtype
-        Computed in float64.
-
-    Returns
-    -------
-    Tensor, shape (2, n)
-        ``d[i]^-1/2`` and ``own[i] / d[i]``, where ``d[i]`` is the number of entries of row i and
-        ``own[i]``, which is 1 less the loops of the row: one of them counts, stored or not.  None
-        if there is no such kernel: for weighted graphs, on the CPU and while ``torch.compile``
-        traces.
-
-    Raises
-    ------
-    DtypeError
-        If ``graph`` is no Graph.
+    ``d[i]^-1/2`` and ``own[i] / d[i]``, where ``d[i]`` is the number of entries of row i and
+    ``own[i]``, which is 1 less the loops of the row: one of them counts, stored or not.  None if
+    there is no such kernel: for weighted graphs, on the CPU and while ``torch.compile`` traces.
     """
     tensors = graph_tensors(graph)
     S = tensors.rows.structure
@@ -124,9 +114,9 @@ def unit_scales(graph: GraphLike, dtype: torch.dtype) -> Tensor | None:
     return gcn_unit_scales(S, out).to(dtype) if tensors.n_rows else out.to(dtype)
 
 
-def _check_given(self_loops: object, graph: GraphTensors) -> None:
+def _check_arguments(self_loops: object, graph: GraphTensors) -> None:
     """Check for a bool, beside a square graph."""
-    checks.flag("self_loops", self_loops)
+    flag("self_loops", self_loops)
     if graph.n_rows != graph.n_cols:
         raise ShapeError(
             f"graph has shape {(graph.n_rows, graph.n_cols)}: a vertex has one degree, give as "
@@ -134,8 +124,8 @@ def _check_given(self_loops: object, graph: GraphTensors) -> None:
         )
 
 
-def _given_values(edge_weight: Any, graph: GraphTensors) -> Tensor | None:
-    """Check the edge values, as autocast has them; None for ones."""
+def _checked_values(edge_weight: Any, graph: GraphTensors) -> Tensor | None:
+    """Check the edge values, and cast them as autocast would; None stands for ones."""
     values: Any = graph.csr_values if edge_weight is None else edge_weight
     if torch.is_autocast_enabled(graph.kind):
         values = library.cast(values, graph.kind, library.autocast_dtype(graph.kind, narrow=False))
@@ -148,65 +138,43 @@ def _given_values(edge_weight: Any, graph: GraphTensors) -> Tensor | None:
     return cast("Tensor | None", values)
 
 
-# The graph with the loops, built once with the one without
-
-
-def _prepare_loops(graph: Graph) -> bool:
+def _make_loops(graph: Graph) -> None:
     """Make the structure with the loops, if it is missing."""
-    built = graph._built
-    with built.lock:
-        at = 1 if graph._flipped else 0
-        if built.looped[at] is None:
+    places, at = graph._slots.looped, 1 if graph._flipped else 0
+    with graph._built.lock:
+        if places[at] is None:
             csr = ops.gcn_norm(graph.csr.with_data(None)).with_data(None)
             finish(csr.indptr)  # synchronize!
-            built.looped[at] = Graph(csr)
-    return True
+            places[at] = Graph(csr)
 
 
-# As those of ``structure``: run while torch.compile traces.
-_prepare_loops._dynamo_marked_constant = True  # type: ignore[attr-defined]
-Graph._prepare_loops = _prepare_loops  # type: ignore[attr-defined]
+slot("looped", _make_loops, structural=True)
 
 
 def _with_loops(graph: GraphLike) -> Graph:
-    """Give the structure with a loop behind each row; made if it is missing."""
+    """Return the structure with a loop behind each row; made if it is missing."""
     if not isinstance(graph, Graph):
         raise UnsupportedError(
             "graph is only the tensors of one, as a tracer has them, to which no loops can be "
             "added: give self_loops=False, or the Graph itself."
         )
-    built: Any = graph._built
-    at = 1 if graph._flipped else 0
-    if torch.compiler.is_compiling():
-        graph._prepare_loops()  # type: ignore[attr-defined]
-    elif built.looped[at] is None:
-        _prepare_loops(graph)
-    return cast(Graph, built.looped[at])
-
-
-# The values
-
-
-def _normalised(graph: GraphLike, values: Tensor | None, loops: bool) -> Tensor:
-    """Compute the values with those of the loops, differentiably; nothing is checked."""
-    found: Tensor
-    if not recorded(values):
-        found = GCN_NORM(side_of(graph, False), values, loops)
-        return found
-    found = _GcnNorm.apply(values, graph, loops)  # type: ignore[no-untyped-call]
-    return found
+    graph._fill("looped")
+    looped: Graph = graph._slots.looped[1 if graph._flipped else 0]
+    return looped
 
 
 class _GcnNorm(Function):
+    """The normalised values, with those of the loops if they are added."""
+
     @staticmethod
-    def forward(ctx: Any, values: Tensor, graph: GraphLike, loops: bool) -> Tensor:
+    def forward(ctx: Any, values: Tensor, tensors: GraphTensors, loops: bool) -> Tensor:
         ctx.save_for_backward(values)
-        ctx.graph, ctx.loops = graph, loops
-        found: Tensor = GCN_NORM(side_of(graph, False), values, loops)
-        return found
+        ctx.tensors, ctx.loops = tensors, loops
+        out: Tensor = GCN_NORM(tensors.rows, values, loops)
+        return out
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         (values,) = ctx.saved_tensors
-        args = side_of(ctx.graph, False), values, grad, ctx.loops
+        args = ctx.tensors.current().rows, values, grad, ctx.loops
         return once("gcn_norm", GCN_NORM_BACKWARD, *args), None, None

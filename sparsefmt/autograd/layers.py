@@ -3,7 +3,7 @@
 On a small graph a training step takes host time, and each node of autograd's, each launch and each
 small operation of torch's takes its part of that.  Nothing is checked here but whether a call is
 one that these nodes serve, ``is_plain``: those that are not go step by step, and are checked there.
-Gradients are differentiable any number of times.  Attention's node is in ``gat_layer``.
+Gradients are differentiable any number of times.  Attention's node is in ``attention``.
 """
 
 from typing import Any
@@ -13,14 +13,10 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.nn.functional import linear
 
-from .engine.library import LibraryOp
-from .engine.products import product_at_once
 from .engine.recording import recorded
-from .matmul import aggregated, multiply
+from .matmul import SPMM, aggregated, multiply
 from .plain import applied, is_taped
 from .tensors.prepare import GraphLike, side_of, tensors_of
-
-SPMM_WITH_OWN = LibraryOp("spmm_with_own")
 
 # Sums with a part of each row's own
 
@@ -29,15 +25,11 @@ def _plus(
     graph: GraphLike, transposed: bool, x: Tensor, scales: Any, reduce: str, *own: Any
 ) -> Tensor:
     """Run the kernel that adds a row's own part to its sum; no autograd."""
-    tensors = tensors_of(graph, transposed=transposed)
-    side: Any = tensors.columns if transposed else tensors.rows
-    values, given = tensors.csr_values, [*scales, reduce, *own]
-    at_once = product_at_once(side, x, *given) if values is None else None
-    if at_once is not None:
-        return at_once
+    tensors = tensors_of(graph)
+    side, values = tensors.side(transposed), tensors.csr_values
     perm = None if values is None else side.perm
-    found: Tensor = SPMM_WITH_OWN(side, x, values, perm, *given)
-    return found
+    y: Tensor = SPMM(side, x, values, perm, *scales, reduce, *own)
+    return y
 
 
 def propagated(
@@ -231,8 +223,8 @@ def _sage(
         maps = torch.cat([weight, own_weight])
         h, own = linear(x, maps).split_with_sizes([feat, feat], 1)
         return _plus(graph, False, h, (None, None), "mean", own, None, False, bias), maps
-    values = tensors_of(graph).csr_values
-    means = aggregated(graph, False, x, values, None, None, "mean")
+    tensors = tensors_of(graph)
+    means = aggregated(tensors.rows, x, tensors.csr_values, None, None, "mean")
     return linear(means, weight, bias).addmm_(x, own_weight.t()), means
 
 
@@ -297,18 +289,14 @@ def _sage_late(
             dx = _plus(graph, True, of_means, scales, "sum", own, None, False, None)
     if wanted[1]:
         if again:
-            values = tensors_of(graph).csr_values
-            means = multiply(graph, False, x, values, None, None, "mean")
+            tensors = tensors_of(graph)
+            means = multiply(tensors, False, x, tensors.csr_values, None, None, "mean")
         dw, dv = torch.mm(grad.t(), means), torch.mm(grad.t(), x)
     return dx, dw, dv
 
 
 def _mean_back(graph: GraphLike, grad: Tensor) -> Tensor:
     """Give the gradient of the features of a mean, differentiably."""
-    tensors = tensors_of(graph, transposed=True)
-    scale, side = tensors.rows.inverse_degree_beside(grad), tensors.columns
-    if tensors.csr_values is None and side is not None and not recorded(grad):
-        at_once = product_at_once(side, grad, None, scale, "sum")
-        if at_once is not None:
-            return at_once
-    return multiply(graph, True, grad, tensors.csr_values, None, scale)
+    tensors = tensors_of(graph)
+    scale = tensors.rows.inverse_degree_beside(grad)
+    return multiply(tensors, True, grad, tensors.csr_values, None, scale)

@@ -1,37 +1,48 @@
-"""Products of a graph with features: sum and mean, differentiable any number of times.
+"""Products of a graph with features, and dot products at its entries, with their gradients.
 
-Public functions take edge values in the user's order and bring them to that of the graph's CSR,
+Public functions take edge values in the user's order and move them to that of the graph's CSR,
 where everything else here works: the transposed product reads them through a permutation, and the
-sddmm of the transpose is that of the graph with its features exchanged.  So every gradient is again
-a function of this file or of ``edges``, which imports it: what is needed of ``edges`` here is
-imported when called.
+sddmm of the transpose is that of the graph with its features exchanged.  So every gradient of sums
+and means is again a function of this file; those of max and min cannot be differentiated again.
 """
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from ..ops.engine import checks
+from ..errors import ShapeError
+from ..ops.engine.bind import bind, word
 from ..ops.matmul.api import REDUCTIONS
+from ..ops.matmul.heads import summed
 from .engine import checks as _check
 from .engine import library
 from .engine.library import LibraryOp
-from .engine.products import product_at_once
-from .engine.recording import apart, recorded
-from .tensors.edge_index import as_graph
-from .tensors.order import given_in_csr_order, in_own_order
-from .tensors.prepare import GraphLike, graph_tensors, side_of
+from .engine.recording import apart, once, recorded
+from .tensors.order import in_csr_order, in_own_order
+from .tensors.prepare import GraphLike, tensors_of
+from .tensors.shared import Shared
 from .tensors.tensors import GraphTensors, Side
 
 SPMM = LibraryOp("spmm")
 AGGREGATE_BACKWARD = LibraryOp("aggregate_backward")
+SPMM_ARG = LibraryOp("spmm_arg")
+SPMM_ARG_DX = LibraryOp("spmm_arg_dx")
+SPMM_ARG_DA = LibraryOp("spmm_arg_da")
+SDDMM = LibraryOp("sddmm")
 #: Entries, and bytes of a row of features, beyond which a gather of the values costs less than the
 #: permutation in the product's kernel, as measured on an H200.
 _MANY, _WIDE = 2 * 2**20, 256
+#: The error of a max or min that is differentiated twice.
+_NOT_AGAIN = (
+    "reduce is {name!r}, whose gradient cannot be differentiated again: use "
+    'reduce="sum" or "mean", or do without create_graph=True.'
+)
+#: Features, edge values, and the scales of rows and columns.
+Operands: TypeAlias = tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]
 
 
 def spmm(
@@ -91,20 +102,62 @@ def spmm(
     their order is made for each product.  Forward-mode derivatives and ``torch.func`` are refused.
     fuseGNN (ICCAD'20), section 3.
     """
-    checks.word("reduce", reduce, REDUCTIONS)
-    graph = as_graph(graph, x)
-    tensors = graph_tensors(graph)
+    word("reduce", reduce, REDUCTIONS)
+    if isinstance(graph, Shared) and graph.whole is None:
+        scales = {"row_scale": row_scale, "col_scale": col_scale}
+        return graph.spmm(x, edge_weight, reduce=reduce, **scales)
+    tensors = tensors_of(graph, x)
     if getattr(x, "ndim", 2) == 3 or getattr(edge_weight, "ndim", 1) == 2:
-        from .heads import spmm_of_heads
+        return _of_heads(tensors, x, edge_weight, reduce, row_scale, col_scale)
+    inputs = csr_operands(tensors, x, edge_weight, row_scale, col_scale)
+    return _product(tensors, reduce, *inputs)
 
-        return spmm_of_heads(graph, x, edge_weight, reduce, row_scale, col_scale)
-    x, values, r, c = _operands(tensors, x, edge_weight, row_scale, col_scale)
+
+def _product(
+    tensors: GraphTensors,
+    reduce: str,
+    x: Tensor,
+    values: Tensor | None,
+    row_scale: Tensor | None,
+    col_scale: Tensor | None,
+) -> Tensor:
+    """Multiply the graph with features after the checks."""
+    if library.unheard(tensors.rows, (x, values, row_scale, col_scale)):
+        args = x, values, None, row_scale, col_scale, reduce
+        out: Tensor = SPMM.at_once(tensors.rows, *args)
+        return out
+    return multiply(tensors, False, x, values, row_scale, col_scale, reduce)
+
+
+def _of_heads(
+    tensors: GraphTensors,
+    x: Tensor,
+    edge_weight: Tensor | None,
+    reduce: str,
+    row_scale: Tensor | None,
+    col_scale: Tensor | None,
+) -> Tensor:
+    """Compute ``spmm`` of features with heads, or of weights with heads, or of both."""
+    _check.tensor("x", x)
     if edge_weight is not None:
-        values = given_in_csr_order(graph, tensors, values)
-    if library.unheard(tensors.rows, (x, values, r, c)):
-        found: Tensor = SPMM.at_once(tensors.rows, x, values, None, r, c, reduce)
-        return found
-    return multiply(graph, False, x, values, r, c, reduce)
+        _check.tensor("edge_weight", edge_weight)
+    if edge_weight is None or edge_weight.dim() != 2:  # all heads have the same
+        _check.features("x", x, rows=tensors.n_cols, axis="columns", graph=tensors)
+        flat = x.reshape(x.shape[0], x.shape[1] * x.shape[2])
+        inputs = csr_operands(tensors, flat, edge_weight, row_scale, col_scale)
+        out = _product(tensors, reduce, *inputs)
+        return out.view(out.shape[0], *x.shape[1:])
+    summed(reduce)
+    heads = edge_weight.shape[1]
+    if x.dim() > 3 or (x.dim() == 3 and x.shape[1] != heads):
+        _check.features("x", x, rows=tensors.n_cols, axis="columns", graph=tensors)
+        raise ShapeError(
+            f"x has shape {tuple(x.shape)} but edge_weight has {heads} heads: give (rows, {heads}, "
+            "feat), or (rows, feat) for all heads."
+        )
+    args = {"edge_weight": edge_weight, "row_scale": row_scale, "col_scale": col_scale}
+    _, x, weights, r, c = bind(SPMM.row, tensors, x=x, **args)
+    return multiply(tensors, False, x, in_csr_order(tensors, weights), r, c, reduce)
 
 
 def operands(
@@ -113,68 +166,46 @@ def operands(
     edge_weight: Tensor | None = None,
     row_scale: Tensor | None = None,
     col_scale: Tensor | None = None,
-) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
-    """Check the operands of a product, and cast them as autocast would.
+) -> Operands:
+    """Check the operands of ``spmm``, and cast them as autocast would.
 
-    Parameters
-    ----------
-    graph, x, edge_weight, row_scale, col_scale
-        As for ``spmm``.
-
-    Returns
-    -------
-    x, values, row_scale, col_scale : Tensor
-        In one dtype, autocast's where it is at work; ``values`` are the graph's own where no
-        ``edge_weight`` is given, in the same order.  None for what there is not.
-
-    Raises
-    ------
-    ShapeError, DtypeError, DeviceError, UnsupportedError
-        As ``spmm``, in the names of these arguments.
-
-    Notes
-    -----
-    For layers that compute with their operands before they aggregate.
+    Without ``edge_weight`` the values are the graph's own; they stay in the user's order.
     """
-    graph = as_graph(graph, x)
-    tensors = graph_tensors(graph)
-    x, values, r, c = _operands(tensors, x, edge_weight, row_scale, col_scale)
+    if isinstance(graph, Shared) and graph.whole is None:
+        return graph.operands(x, edge_weight, row_scale, col_scale)
+    tensors = tensors_of(graph, x)
+    x, values, r, c = _bound(tensors, x, edge_weight, row_scale, col_scale)
     if edge_weight is None and values is not None:
-        values = in_own_order(graph, values)
+        values = in_own_order(tensors, values)
     return x, values, r, c
 
 
 def csr_operands(
-    graph: GraphLike, x: Tensor, edge_weight: Tensor | None, *scales: Tensor | None
-) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
-    """Check and cast as ``operands``, with the values in CSR order."""
-    tensors = graph_tensors(graph)
-    x, values, r, c = _operands(tensors, x, edge_weight, *scales)
-    if edge_weight is not None:
-        values = given_in_csr_order(graph, tensors, values)
-    return x, values, r, c
+    tensors: GraphTensors,
+    x: Tensor,
+    edge_weight: Tensor | None,
+    row_scale: Tensor | None = None,
+    col_scale: Tensor | None = None,
+) -> Operands:
+    """Check and cast as ``operands``, and move the values to CSR order."""
+    x, values, r, c = _bound(tensors, x, edge_weight, row_scale, col_scale)
+    return x, values if edge_weight is None else in_csr_order(tensors, values), r, c
 
 
-def _operands(
+def _bound(
     tensors: GraphTensors,
     x: Tensor,
     edge_weight: Tensor | None,
     row_scale: Tensor | None,
     col_scale: Tensor | None,
-) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
-    values = tensors.csr_values if edge_weight is None else edge_weight
-    operands = x, values, row_scale, col_scale
-    x, values, row_scale, col_scale = library.narrowed(tensors.kind, *operands)
-    _check.matrix("x", x, rows=tensors.n_cols, axis="columns", graph=tensors)
-    if edge_weight is not None:
-        _check.vector(
-            "edge_weight", values, length=tensors.nnz, what="stored entries", x=x, graph=tensors
-        )
-    elif values is not None:
-        _check.own_values(values, x, tensors)
-    if row_scale is not None or col_scale is not None:
-        check_scales(tensors, x, row_scale, col_scale)
-    return x, values, row_scale, col_scale
+) -> Operands:
+    """Check the operands of a product with a matrix of features, and cast them."""
+    args = {"edge_weight": edge_weight, "row_scale": row_scale, "col_scale": col_scale}
+    _, x, values, r, c = bind(SPMM_ARG.row, tensors, x=x, **args)
+    if values is not None and values.dim() != 1:
+        nnz, what = tensors.nnz, "stored entries"
+        _check.vector("edge_weight", values, length=nnz, what=what, x=x, graph=tensors)
+    return x, values, r, c
 
 
 def check_scales(
@@ -190,7 +221,7 @@ def check_scales(
 
 
 def multiply(
-    graph: GraphLike,
+    tensors: GraphTensors,
     transposed: bool,
     x: Tensor,
     values: Tensor | None,
@@ -205,67 +236,100 @@ def multiply(
     """
     inputs = x, values, row_scale, col_scale
     if not recorded(*inputs):
-        return aggregated(graph, transposed, *inputs, reduce)
-    if reduce not in ("sum", "mean"):
-        from .extrema import best
-
-        return best(graph, reduce, *inputs)
-    found: Tensor = _Spmm.apply(*apart(*inputs), graph, transposed, reduce)  # type: ignore[no-untyped-call]
-    return found
-
-
-def aggregated(
-    graph: GraphLike, transposed: bool, x: Tensor, values: Tensor | None, *others: Any
-) -> Tensor:
-    """Multiply as ``multiply`` does, of sums and means, and record nothing."""
-    side = side_of(graph, transposed)
-    if values is None and x.dim() == 2:
-        at_once = product_at_once(side, x, *others)
-        if at_once is not None:
-            return at_once
-    perm = None if values is None else side.perm
-    if values is not None and perm is not None and x.is_cuda and _gathers_first(values, x):
-        values, perm = values.index_select(0, perm), None
-    out: Tensor = SPMM(side, x, values, perm, *others)
+        side = tensors.columns if transposed else tensors.rows
+        return aggregated(side, *inputs, reduce)
+    function = _Spmm if reduce in ("sum", "mean") else _SpmmArg
+    out: Tensor = function.apply(*apart(*inputs), tensors, transposed, reduce)  # type: ignore[no-untyped-call]
     return out
 
 
-def _gathers_first(values: Tensor, x: Tensor) -> bool:
-    """Tell whether values are best brought in order, rather than read by each slice of features."""
-    return values.shape[0] > _MANY or x.shape[-1] * x.element_size() > _WIDE
+def aggregated(side: Side, x: Tensor, values: Tensor | None, *options: Any) -> Tensor:
+    """Multiply as ``multiply`` does, without autograd; ``options`` are its last three arguments."""
+    perm = None if values is None else side.perm
+    if values is not None and perm is not None and x.is_cuda:
+        if values.shape[0] > _MANY or x.shape[-1] * x.element_size() > _WIDE:
+            values, perm = values.index_select(0, perm), None
+    result: Tensor = SPMM(side, x, values, perm, *options)
+    return result
 
 
 class _Spmm(Function):
+    """A sum or mean over the entries of each row."""
+
     @staticmethod
-    def forward(ctx: Any, x: Tensor, *given: Any) -> Tensor:
-        *factors, ctx.graph, ctx.transposed, ctx.reduce = given
+    def forward(ctx: Any, x: Tensor, *args: Any) -> Tensor:
+        *factors, tensors, ctx.transposed, ctx.reduce = args
         read = any(ctx.needs_input_grad[1:4])  # only the gradients of factors read x
         ctx.save_for_backward(x if read else None, *factors)
-        values = factors[0]
+        ctx.tensors, values = tensors, factors[0]
         ctx.of_heads = values is not None and values.dim() == 2
         ctx.shared = ctx.of_heads and x.dim() == 2
-        return aggregated(ctx.graph, ctx.transposed, x, *factors, ctx.reduce)
+        side = tensors.columns if ctx.transposed else tensors.rows
+        return aggregated(side, x, *factors, ctx.reduce)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        graph, transposed, needs = ctx.graph, ctx.transposed, ctx.needs_input_grad
-        x, grad, factors = restored(ctx, ctx.saved_tensors, grad, side_of(graph, transposed))
+        tensors, transposed, needs = ctx.tensors.current(), ctx.transposed, ctx.needs_input_grad
+        x, grad, factors = restored(ctx, ctx.saved_tensors, grad, tensors, transposed)
+        values, rows, cols, _ = factors
         both = needs[0] and needs[1] and not any(needs[2:4]) and not ctx.of_heads
-        if both and not recorded(grad, x, *factors.of_products):
-            side = side_of(graph, not transposed)
-            given = factors.values, side.perm, factors.rows, factors.cols
+        if both and not recorded(grad, x, values, rows, cols):
+            side = tensors.rows if transposed else tensors.columns
             # One gather of the gradient's rows serves both: fuseGNN, algorithms 2 and 3.
-            dx, dv = AGGREGATE_BACKWARD(side, x, grad, *given)
+            dx, dv = AGGREGATE_BACKWARD(side, x, grad, values, side.perm, rows, cols)
             return dx, dv, None, None, None, None, None
         dx = None
         if needs[0]:
-            dx = multiply(graph, not transposed, grad, factors.values, factors.cols, factors.rows)
+            dx = multiply(tensors, not transposed, grad, values, cols, rows)
             dx = dx.sum(1) if ctx.shared else dx
         if ctx.shared and x is not None:
             x = x[:, None].expand(-1, grad.shape[1], -1)
-        products = partial(_products, graph, transposed, grad, x)
-        others = factor_gradients(graph, transposed, needs[1:4], products, factors)
+        products = partial(_products, tensors, transposed, grad, x)
+        others = factor_gradients(tensors, transposed, needs[1:4], products, factors)
         return dx, *others, None, None, None  # autograd casts them to the dtypes of the inputs
+
+
+class _SpmmArg(Function):
+    """A max or min over the entries of each row; the gradient goes to the entries that won."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, *args: Any) -> Tensor:
+        *factors, ctx.tensors, _, ctx.reduce = args
+        out: Tensor
+        out, arg = SPMM_ARG(ctx.tensors.rows, x, *factors, ctx.reduce)
+        saved = x if any(ctx.needs_input_grad[1:4]) else None
+        ctx.save_for_backward(saved, *factors, arg)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, values, row_scale, col_scale, arg = ctx.saved_tensors
+        tensors, needs = ctx.tensors.current(), ctx.needs_input_grad
+        gradient = partial(once, ctx.reduce, refusal=_NOT_AGAIN)
+        dx = dv = dr = dc = None
+        if needs[0]:
+            side = tensors.columns
+            dx = gradient(SPMM_ARG_DX, side, side.perm, grad, arg, values, row_scale, col_scale)
+        if needs[1] and not needs[2] and not needs[3]:
+            dv = gradient(SPMM_ARG_DA, tensors.rows, x, grad, arg, row_scale, col_scale)
+        elif any(needs[1:4]):
+            # Sums over rows, for the scales, are not made of values rounded to 2 bytes.
+            wide = torch.float32 if grad.dtype.itemsize == 2 else grad.dtype
+            x, grad = x.to(wide), grad.to(wide)
+            factors = values, row_scale, col_scale
+            a, r, c = (None if factor is None else factor.to(wide) for factor in factors)
+            products = gradient(SPMM_ARG_DA, tensors.rows, x, grad, arg, None, None)
+            weighted = products if a is None else products * a
+            lost = products == 0  # factors of entries that did not win may be infinite
+            if needs[1]:
+                dv = scaled(tensors, False, products, r, c).masked_fill(lost, 0)
+            if needs[2]:
+                shares = scaled(tensors, False, weighted, None, c).masked_fill(lost, 0)
+                dr = segment_sums(tensors, False, shares, None, None)
+            if needs[3]:
+                shares = scaled(tensors, False, weighted, r, None).masked_fill(lost, 0)
+                dc = segment_sums(tensors, True, shares, None, None)
+        return dx, dv, dr, dc, None, None, None  # autograd casts them to the inputs' dtypes
 
 
 class Factors(NamedTuple):
@@ -279,88 +343,126 @@ class Factors(NamedTuple):
     cols: Tensor | None
     inverse: Tensor | None
 
-    @property
-    def of_products(self) -> tuple[Tensor | None, ...]:
-        """Values and both scales."""
-        return self.values, self.rows, self.cols
 
-
-def restored(ctx: Any, saved: Any, grad: Tensor, side: Side) -> tuple[Any, Tensor, Factors]:
-    """Give features, the gradient of the result and the factors as backward computes with them.
+def restored(
+    ctx: Any, saved: Any, grad: Tensor, tensors: GraphTensors, transposed: bool = False
+) -> tuple[Any, Tensor, Factors]:
+    """Return features, the gradient of the result and the factors in backward's dtypes.
 
     ``saved`` are features, values and both scales; inputs 1 to 3 are the last three.
     """
     wide = torch.float32 if grad.dtype.itemsize == 2 else grad.dtype
-    given = *saved, grad
+    inputs = *saved, grad
     # Sums over rows, for the scales, are not made of values that have been rounded to 2 bytes.
     if ctx.needs_input_grad[2] or ctx.needs_input_grad[3]:
-        given = tuple(None if one is None else one.to(wide) for one in given)
-    x, values, rows, cols, grad = given
+        inputs = tuple(None if tensor is None else tensor.to(wide) for tensor in inputs)
+    x, values, rows, cols, grad = inputs
     inverse = None
     if ctx.reduce == "mean":
-        inverse = side.inverse_degree(wide)
+        inverse = tensors.side(transposed).inverse_degree(wide)
         rows = inverse if rows is None else rows.to(wide) * inverse
     return x, grad, Factors(values, rows, cols, inverse)
 
 
 def factor_gradients(
-    graph: GraphLike,
+    tensors: GraphTensors,
     transposed: bool,
     needs: tuple[bool, ...],
     products: Callable[[Tensor | None, Tensor | None], Tensor],
     factors: Factors,
 ) -> tuple[Tensor | None, ...]:
-    """Compute the gradients of edge values and both scales, where ``needs`` says so.
+    """Compute the gradients of edge values and both scales, where ``needs`` is True.
 
     ``products(r, c)`` are ``r[i] c[j] <grad[i], x[j]>`` at the entries.
     """
     values, rows, cols, inverse = factors
     if not needs[1] and not needs[2]:
         return products(rows, cols) if needs[0] else None, None, None
-    plain = products(None, None)
-    weighted = plain if values is None else plain * values
+    dots = products(None, None)
+    weighted = dots if values is None else dots * values
     if weighted.dim() == 2:  # of heads, which share the scales
         weighted = weighted.sum(1)
     dv = dr = dc = None
     if needs[0]:
-        dv = scaled(graph, transposed, plain, rows, cols)
+        dv = scaled(tensors, transposed, dots, rows, cols)
     if needs[1]:
-        dr = segment_sums(graph, transposed, weighted, inverse, cols)
+        dr = segment_sums(tensors, transposed, weighted, inverse, cols)
     if needs[2]:
-        dc = segment_sums(graph, not transposed, weighted, None, rows)
+        dc = segment_sums(tensors, not transposed, weighted, None, rows)
     return dv, dr, dc
 
 
 def segment_sums(
-    graph: GraphLike, transposed: bool, values: Tensor, r: Tensor | None, c: Tensor | None
+    tensors: GraphTensors, transposed: bool, values: Tensor, r: Tensor | None, c: Tensor | None
 ) -> Tensor:
     """Sum ``r[i] values[e] c[j]`` over the entries of each row: (n_rows,)."""
-    x = values.new_ones(side_of(graph, transposed).n_cols) if c is None else c
-    return multiply(graph, transposed, x[:, None], values, r, None)[:, 0]
+    x = values.new_ones(tensors.side(transposed).n_cols) if c is None else c
+    return multiply(tensors, transposed, x[:, None], values, r, None)[:, 0]
 
 
 def _products(
-    graph: GraphLike, transposed: bool, x: Tensor, y: Tensor, r: Tensor | None, c: Tensor | None
+    tensors: GraphTensors,
+    transposed: bool,
+    x: Tensor,
+    y: Tensor,
+    r: Tensor | None,
+    c: Tensor | None,
 ) -> Tensor:
     """Compute ``r[i] c[j] <x[i], y[j]>`` at the entries of the graph or its transpose."""
-    from .edges import dot_products
-
-    return dot_products(graph, y, x, c, r) if transposed else dot_products(graph, x, y, r, c)
+    return dot_products(tensors, *((y, x, c, r) if transposed else (x, y, r, c)))
 
 
 def scaled(
-    graph: GraphLike, transposed: bool, values: Tensor, r: Tensor | None, c: Tensor | None
+    tensors: GraphTensors, transposed: bool, values: Tensor, r: Tensor | None, c: Tensor | None
 ) -> Tensor:
     """Scale values of entries: ``r[i] values[e] c[j]``, differentiable in all three."""
-    rows = side_of(graph, False)
     if transposed:
         r, c = c, r
     if r is None and c is None:
         return values
-    from .edges import dot_products
-
-    one = values.new_ones(1)
-    r = one.expand(rows.indptr.shape[0] - 1) if r is None else r
-    c = one.expand(rows.n_cols) if c is None else c
-    factors = dot_products(graph, r[:, None], c[:, None])
+    unit = values.new_ones(1)
+    r = unit.expand(tensors.rows.indptr.shape[0] - 1) if r is None else r
+    c = unit.expand(tensors.rows.n_cols) if c is None else c
+    factors = dot_products(tensors, r[:, None], c[:, None])
     return values * (factors if values.dim() == 1 else factors[:, None])
+
+
+def dot_products(
+    tensors: GraphTensors,
+    x: Tensor,
+    y: Tensor,
+    r: Tensor | None = None,
+    c: Tensor | None = None,
+) -> Tensor:
+    """Compute ``r[i] c[j] <x[i], y[j]>`` at the entries, differentiably; nothing is checked."""
+    if recorded(r, c):
+        return scaled(tensors, False, dot_products(tensors, x, y), r, c)
+    out: Tensor
+    if recorded(x, y):
+        out = _Sddmm.apply(*apart(x, y, r, c), tensors)  # type: ignore[no-untyped-call]
+    else:
+        out = SDDMM(tensors.rows, x, y, r, c)
+    return out
+
+
+class _Sddmm(Function):
+    """Dot products at the entries; the scales have no gradient here."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, y: Tensor, *args: Any) -> Tensor:
+        *scales, ctx.tensors = args
+        needs = ctx.needs_input_grad
+        ctx.save_for_backward(x if needs[1] else None, y if needs[0] else None, *scales)
+        out: Tensor = SDDMM(ctx.tensors.rows, x, y, *scales)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, y, row_scale, col_scale = ctx.saved_tensors
+        tensors = ctx.tensors.current()
+        dx = dy = None
+        if ctx.needs_input_grad[0]:
+            dx = multiply(tensors, False, y, grad, row_scale, col_scale)
+        if ctx.needs_input_grad[1]:
+            dy = multiply(tensors, True, x, grad, col_scale, row_scale)
+        return dx, dy, None, None, None

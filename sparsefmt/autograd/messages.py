@@ -5,7 +5,6 @@ another order would cost more than the sum.  Each gradient is again a function o
 product of ``matmul``.
 """
 
-from collections.abc import Callable
 from typing import Any, cast
 
 import torch
@@ -13,7 +12,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from ..errors import DtypeError, ShapeError
-from ..ops.engine import checks
+from ..ops.engine.bind import word
 from ..ops.messages import api
 from .edges import sddmm
 from .engine import checks as _check
@@ -21,8 +20,7 @@ from .engine import library
 from .engine.library import LibraryOp
 from .engine.recording import apart, recorded
 from .matmul import multiply
-from .tensors.edge_index import as_graph
-from .tensors.prepare import GraphLike, graph_tensors, order_of, side_of, tensors_of
+from .tensors.prepare import GraphLike, tensors_of
 from .tensors.tensors import GraphTensors
 
 MESSAGE_AGGREGATE = LibraryOp("message_aggregate")
@@ -78,15 +76,14 @@ def message_aggregate(
     gradients in one pass, and beside them nothing of the size of the edges' features; but under
     ``create_graph=True``, where that of "relu_add" keeps which sums were positive.
     """
-    checks.word("message", message, api.MESSAGES)
+    word("message", message, api.MESSAGES)
     if x is None and isinstance(graph, Tensor):
         raise ShapeError(
             "graph is an edge_index and x is None, so nothing says how many vertices there are: "
             "give Graph.from_edge_index(edge_index, num_nodes=n)."
         )
-    graph = as_graph(graph, x)
-    tensors = graph_tensors(graph)
-    api.checked_reduction(reduce)
+    tensors = tensors_of(graph, x)
+    api.checked_reduction("reduce", reduce)
     x = None if message == "copy_edge" else x
     _check.tensor("edge_features", edge_features)
     x, edge_features = library.narrowed(tensors.kind, x, edge_features)
@@ -94,7 +91,7 @@ def message_aggregate(
     if message != "copy_edge":
         _check.matrix("x", x, rows=tensors.n_cols, axis="columns", graph=tensors)
         _same("edge_features", edge_features, "x", x)
-    return aggregated(graph, False, x, edge_features, message, reduce)
+    return aggregated(tensors, False, x, edge_features, message, reduce)
 
 
 def edge_combine(graph: GraphLike, left: Tensor, right: Tensor, op: str = "add") -> Tensor:
@@ -128,16 +125,15 @@ def edge_combine(graph: GraphLike, left: Tensor, right: Tensor, op: str = "add")
     -----
     Deterministic, backward too, and differentiable any number of times.
     """
-    checks.word("op", op, _OPS)
+    word("op", op, _OPS)
     if op == "dot":
         return sddmm(graph, left, right)
-    graph = as_graph(graph, right, left)
-    tensors = graph_tensors(graph)
+    tensors = tensors_of(graph, right, left)
     left, right = library.narrowed(tensors.kind, left, right)
     _check.matrix("left", left, rows=tensors.n_rows, axis="rows", graph=tensors)
     _check.matrix("right", right, rows=tensors.n_cols, axis="columns", graph=tensors)
     _same("right", right, "left", left)
-    return combined(graph, False, left, right, op)
+    return combined(tensors, False, left, right, op)
 
 
 def _edge_features(value: Tensor, graph: GraphTensors) -> None:
@@ -165,29 +161,30 @@ def _same(name: str, value: Tensor, other_name: str, other: Any) -> None:
         )
 
 
-def _places(graph: GraphLike, transposed: bool) -> Tensor | None:
+def _places(tensors: GraphTensors, transposed: bool) -> Tensor | None:
     """Return the number that each entry of the rows or columns has in the user's order."""
-    side = side_of(graph, transposed)
-    given = order_of(graph), side.perm if transposed else None
-    dtype, steps = side.indices.dtype, [one for one in given if one is not None]
-    if not steps:
+    side = tensors.side(transposed)
+    steps = tensors.order, side.perm if transposed else None
+    moves = [perm for perm in steps if perm is not None]
+    dtype = side.indices.dtype
+    if not moves:
         return None
-    if len(steps) == 1 and steps[0].dtype is dtype:
-        return steps[0]
+    if len(moves) == 1 and moves[0].dtype is dtype:
+        return moves[0]
 
     def make() -> Tensor:
-        found = steps[0] if len(steps) == 1 else steps[0].index_select(0, steps[1])
-        return found.to(dtype)
+        places = moves[0] if len(moves) == 1 else moves[0].index_select(0, moves[1])
+        return places.to(dtype)
 
     # An index an edge, which each step reads.
-    return tensors_of(graph).kept(("places", transposed), make)
+    return tensors.kept(("places", transposed), make)
 
 
 # Primitives: nothing is checked; each is differentiable by the others
 
 
 def aggregated(
-    graph: GraphLike,
+    tensors: GraphTensors,
     transposed: bool,
     x: Tensor | None,
     edges: Tensor,
@@ -196,68 +193,71 @@ def aggregated(
 ) -> Tensor:
     """Aggregate messages along the graph or its transpose, differentiably."""
     if not recorded(x, edges):
-        return _aggregated(graph, transposed, x, edges, message, reduce)
-    found: Tensor = _Aggregate.apply(  # type: ignore[no-untyped-call]
-        *apart(x, edges), graph, transposed, message, reduce
-    )
-    return found
+        return _aggregated(tensors, transposed, x, edges, message, reduce)
+    inputs = apart(x, edges)
+    out: Tensor = _Aggregate.apply(*inputs, tensors, transposed, message, reduce)  # type: ignore[no-untyped-call]
+    return out
 
 
 def combined(
-    graph: GraphLike, transposed: bool, left: Tensor, right: Tensor | None, op: str
+    tensors: GraphTensors, transposed: bool, left: Tensor, right: Tensor | None, op: str
 ) -> Tensor:
     """Combine at the entries of the graph or its transpose, differentiably."""
     if not recorded(left, right):
-        return _combined(graph, transposed, left, right, None, op)
-    found: Tensor = _Combine.apply(  # type: ignore[no-untyped-call]
-        *apart(left, right), graph, transposed, op
-    )
-    return found
+        return _combined(tensors, transposed, left, right, None, op)
+    out: Tensor = _Combine.apply(*apart(left, right), tensors, transposed, op)  # type: ignore[no-untyped-call]
+    return out
 
 
 def _aggregated(
-    graph: GraphLike, transposed: bool, x: Tensor | None, edges: Tensor, message: str, reduce: str
+    tensors: GraphTensors,
+    transposed: bool,
+    x: Tensor | None,
+    edges: Tensor,
+    message: str,
+    reduce: str,
 ) -> Tensor:
-    side, places = side_of(graph, transposed), _places(graph, transposed)
-    found: Tensor = MESSAGE_AGGREGATE(side, x, edges, places, message, reduce)
-    return found
+    """Aggregate messages without a gradient."""
+    side, places = tensors.side(transposed), _places(tensors, transposed)
+    out: Tensor = MESSAGE_AGGREGATE(side, x, edges, places, message, reduce)
+    return out
 
 
 def _combined(
-    graph: GraphLike,
+    tensors: GraphTensors,
     transposed: bool,
     left: Tensor,
     right: Tensor | None,
     scale: Tensor | None,
     op: str,
 ) -> Tensor:
-    side, places = side_of(graph, transposed), _places(graph, transposed)
-    found: Tensor = EDGE_COMBINE(side, left, right, places, scale, op)
-    return found
+    """Combine at the entries without a gradient; ``scale`` has a factor for each row."""
+    side, places = tensors.side(transposed), _places(tensors, transposed)
+    out: Tensor = EDGE_COMBINE(side, left, right, places, scale, op)
+    return out
 
 
 class _Aggregate(Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor | None, edges: Tensor, *given: Any) -> Tensor:
-        ctx.graph, ctx.transposed, ctx.message, ctx.reduce = given
+    def forward(ctx: Any, x: Tensor | None, edges: Tensor, *args: Any) -> Tensor:
+        ctx.tensors, ctx.transposed, ctx.message, ctx.reduce = args
         reads = ctx.message in ("mul", "relu_add")
         ctx.save_for_backward(x if reads else None, edges if reads else None)
-        return _aggregated(ctx.graph, ctx.transposed, x, edges, ctx.message, ctx.reduce)
+        return _aggregated(ctx.tensors, ctx.transposed, x, edges, ctx.message, ctx.reduce)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, edges = ctx.saved_tensors
+        (x, edges), tensors = ctx.saved_tensors, ctx.tensors.current()
         scale = None
         if ctx.reduce == "mean":
-            scale = side_of(ctx.graph, ctx.transposed).inverse_degree_beside(grad)
-        gradients: Callable[..., Any] = _recorded if recorded(x, edges, grad) else _at_once
-        needs = ctx.needs_input_grad[:2]
-        found = gradients(ctx.graph, ctx.transposed, x, edges, grad, scale, ctx.message, needs)
-        return *found, None, None, None, None
+            scale = tensors.side(ctx.transposed).inverse_degree_beside(grad)
+        compute = _recorded_gradients if recorded(x, edges, grad) else _gradients
+        args = x, edges, grad, scale, ctx.message, ctx.needs_input_grad[:2]
+        return *compute(tensors, ctx.transposed, *args), None, None, None, None
 
 
-def _at_once(
-    graph: GraphLike,
+def _gradients(
+    tensors: GraphTensors,
     transposed: bool,
     x: Tensor | None,
     edges: Tensor | None,
@@ -268,19 +268,18 @@ def _at_once(
 ) -> tuple[Tensor | None, Tensor | None]:
     """Compute the gradients that are needed, in one pass over the edges."""
     if message == "copy_edge" or (message == "add" and not needs[0]):
-        return None, _combined(graph, transposed, grad, None, scale, "left")
+        return None, _combined(tensors, transposed, grad, None, scale, "left")
     if message == "mul" and not needs[0]:
-        return None, _combined(graph, transposed, grad, x, scale, "mul")
+        return None, _combined(tensors, transposed, grad, x, scale, "mul")
     if message == "add" and not needs[1]:
-        return multiply(graph, not transposed, grad, None, None, scale), None
-    side, places = side_of(graph, not transposed), _places(graph, not transposed)
-    given = x, edges, grad, places, scale, message, needs[1]
-    dx, de = MESSAGE_AGGREGATE_BACKWARD(side, *given)
+        return multiply(tensors, not transposed, grad, None, None, scale), None
+    side, places = tensors.side(not transposed), _places(tensors, not transposed)
+    dx, de = MESSAGE_AGGREGATE_BACKWARD(side, x, edges, grad, places, scale, message, needs[1])
     return dx if needs[0] else None, de if needs[1] else None
 
 
-def _recorded(
-    graph: GraphLike,
+def _recorded_gradients(
+    tensors: GraphTensors,
     transposed: bool,
     x: Tensor | None,
     edges: Tensor | None,
@@ -294,45 +293,45 @@ def _recorded(
         grad = (grad * scale[:, None]).to(grad.dtype)
     dx = de = None
     if message == "relu_add":
-        gate = _positive(graph, transposed, cast(Tensor, x), cast(Tensor, edges))
-        de = combined(graph, transposed, grad, None, "left").masked_fill(gate == 0, 0)
-        dx = aggregated(graph, not transposed, None, de, "copy_edge") if needs[0] else None
+        gate = _positive(tensors, transposed, cast(Tensor, x), cast(Tensor, edges))
+        de = combined(tensors, transposed, grad, None, "left").masked_fill(gate == 0, 0)
+        dx = aggregated(tensors, not transposed, None, de, "copy_edge") if needs[0] else None
         return dx, de if needs[1] else None
     if needs[0]:
         if edges is None:
-            dx = multiply(graph, not transposed, grad, None, None, None)
+            dx = multiply(tensors, not transposed, grad, None, None, None)
         else:
-            dx = aggregated(graph, not transposed, grad, edges, "mul")
+            dx = aggregated(tensors, not transposed, grad, edges, "mul")
     if needs[1]:
-        de = combined(graph, transposed, grad, x, "left" if x is None else "mul")
+        de = combined(tensors, transposed, grad, x, "left" if x is None else "mul")
     return dx, de
 
 
-def _positive(graph: GraphLike, transposed: bool, x: Tensor, edges: Tensor) -> Tensor:
-    """Tell where the sums of both are positive, or NaN, as 1 and 0: a constant."""
+def _positive(tensors: GraphTensors, transposed: bool, x: Tensor, edges: Tensor) -> Tensor:
+    """Return 1 where the sums of both are positive or NaN, and 0 elsewhere."""
     with torch.no_grad():
-        sums = _combined(graph, not transposed, x.detach(), None, None, "left") + edges.detach()
+        sums = _combined(tensors, not transposed, x.detach(), None, None, "left") + edges.detach()
         return (~(sums <= 0)).to(edges.dtype)
 
 
 class _Combine(Function):
     @staticmethod
-    def forward(ctx: Any, left: Tensor, right: Tensor | None, *given: Any) -> Tensor:
-        ctx.graph, ctx.transposed, ctx.op = given
+    def forward(ctx: Any, left: Tensor, right: Tensor | None, *args: Any) -> Tensor:
+        ctx.tensors, ctx.transposed, ctx.op = args
         needs, product = ctx.needs_input_grad, ctx.op == "mul"
         ctx.save_for_backward(
             left if product and needs[1] else None, right if product and needs[0] else None
         )
-        return _combined(ctx.graph, ctx.transposed, left, right, None, ctx.op)
+        return _combined(ctx.tensors, ctx.transposed, left, right, None, ctx.op)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        left, right = ctx.saved_tensors
+        (left, right), tensors = ctx.saved_tensors, ctx.tensors.current()
         message = "mul" if ctx.op == "mul" else "copy_edge"
         dleft = dright = None
         if ctx.needs_input_grad[0]:
-            dleft = aggregated(ctx.graph, ctx.transposed, right, grad, message)
+            dleft = aggregated(tensors, ctx.transposed, right, grad, message)
         if ctx.needs_input_grad[1]:
-            dright = aggregated(ctx.graph, not ctx.transposed, left, grad, message)
+            dright = aggregated(tensors, not ctx.transposed, left, grad, message)
             dright = -dright if ctx.op == "sub" else dright
         return dleft, dright, None, None, None

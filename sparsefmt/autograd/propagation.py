@@ -12,7 +12,9 @@ from .engine import checks, library
 from .engine.recording import apart, recorded
 from .matmul import SPMM, csr_operands, multiply, spmm
 from .tensors.edge_index import as_graph
-from .tensors.prepare import GraphLike, graph_tensors, side_of
+from .tensors.prepare import GraphLike, graph_tensors, tensors_of
+from .tensors.shared import Shared
+from .tensors.tensors import GraphTensors
 
 
 def aggregate_with_own(
@@ -62,17 +64,21 @@ def aggregate_with_own(
     is saved for backward where ``k`` is given.  ``nn.GCNConv`` adds loops this way, and
     ``nn.GINConv`` its ``1 + eps``.
     """
+    if isinstance(graph, Shared) and graph.whole is None:
+        options = {"without": without, "row_scale": row_scale, "col_scale": col_scale}
+        return graph.aggregate_with_own(x, own, edge_weight, k=k, **options)
     graph = as_graph(graph, x)
     if k is None:
         y = spmm(graph, x, edge_weight, row_scale=row_scale, col_scale=col_scale)
         checks.own_part(own, without, graph_tensors(graph))
         x, own = x.to(y.dtype), own.to(y.dtype) if own.element_size() == 2 else own
         return torch.addcmul(y, own, x if without is None else x.masked_fill(without, 0))
-    x, values, r, c = csr_operands(graph, x, edge_weight, row_scale, col_scale)
-    checks.own_part(own, without, graph_tensors(graph))
+    tensors = graph_tensors(graph)
+    x, values, r, c = csr_operands(tensors, x, edge_weight, row_scale, col_scale)
+    checks.own_part(own, without, tensors)
     feat = x.shape[1]
     columns, kept = choose_features(x, checks.kept(k, feat))
-    y = spgemm(graph, columns, kept, feat, values, r, c)
+    y = spgemm(tensors, columns, kept, feat, values, r, c)
     part = kept if without is None else kept.masked_fill(without, 0)
     return y + to_dense(columns, (own * part).to(kept.dtype), feat)
 
@@ -120,9 +126,10 @@ def propagate(
     Deterministic, backward too.  ``aggregate_with_own`` computes the same in three nodes and as
     many passes over the result.
     """
-    graph = as_graph(graph, x)
-    x, values, _, _ = csr_operands(graph, x, None, None, None)
-    tensors = graph_tensors(graph)
+    if isinstance(graph, Shared) and graph.whole is None:
+        return graph.propagate(x, scale, own, without=without, bias=bias)
+    tensors = tensors_of(graph, x)
+    x, values, _, _ = csr_operands(tensors, x, None, None, None)
     if torch.is_autocast_enabled(tensors.kind):
         scale = library.cast(scale, tensors.kind, x.dtype)
     checks.vector("scale", scale, length=tensors.n_rows, what="rows", x=x, graph=tensors)
@@ -141,14 +148,14 @@ def propagate(
         return y if bias is None else y + bias
     constants = values, scale, own, without
     if not recorded(x, bias):
-        return _propagate(graph, x, bias, *constants)
-    found: Tensor = _Propagate.apply(*apart(x, bias), *constants, graph)  # type: ignore[no-untyped-call]
+        return _propagate(tensors, x, bias, *constants)
+    found: Tensor = _Propagate.apply(*apart(x, bias), *constants, tensors)  # type: ignore[no-untyped-call]
     return found
 
 
-def _propagate(graph: GraphLike, x: Tensor, bias: Tensor | None, *constants: Any) -> Tensor:
+def _propagate(tensors: GraphTensors, x: Tensor, bias: Tensor | None, *constants: Any) -> Tensor:
     values, scale, own, without = constants
-    out: Tensor = SPMM(side_of(graph, False), x, values, None, scale, scale, "sum")
+    out: Tensor = SPMM(tensors.rows, x, values, None, scale, scale, "sum")
     out = out.addcmul_(own, x if without is None else x.masked_fill(without, 0))
     return out if bias is None else out.add_(bias)
 
@@ -156,16 +163,16 @@ def _propagate(graph: GraphLike, x: Tensor, bias: Tensor | None, *constants: Any
 class _Propagate(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, bias: Tensor | None, *given: Any) -> Tensor:
-        *constants, ctx.graph = given
+        *constants, ctx.tensors = given
         ctx.save_for_backward(*constants)
-        return _propagate(ctx.graph, x, bias, *constants)
+        return _propagate(ctx.tensors, x, bias, *constants)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         values, scale, own, without = ctx.saved_tensors
         dx = db = None
         if ctx.needs_input_grad[0]:
-            dx = multiply(ctx.graph, True, grad, values, scale, scale)
+            dx = multiply(ctx.tensors.current(), True, grad, values, scale, scale)
             dx = torch.addcmul(dx, own, grad if without is None else grad.masked_fill(without, 0))
         if ctx.needs_input_grad[1]:
             db = grad.sum(0)

@@ -15,15 +15,15 @@ from torch.autograd import Function
 from ..errors import DtypeError, ShapeError
 from ..graph.graph import Graph
 from ..interop.adjacency import is_adj_t
-from ..ops.engine import checks
+from ..ops.engine.bind import word
 from ..ops.matmul.api import REDUCTIONS
 from .engine import checks as _check
 from .engine import library
 from .engine.recording import recorded, untraced
-from .layers import SPMM_WITH_OWN
 from .matmul import SPMM, multiply
 from .tensors.edge_index import as_graph, wrong_graph
-from .tensors.prepare import GraphLike, side_of, tensors_of
+from .tensors.prepare import GraphLike, tensors_of
+from .tensors.tensors import GraphTensors
 from .tensors.types import Group, Grouping, groups_of
 
 #: Bytes of mapped features that a group of relations may have: they stay in the L2 of a GPU, and
@@ -85,11 +85,11 @@ def relational_aggregate(
     ``edge_type``, as long as both are there and unchanged: keep them.  ``torch.compile`` breaks its
     graph here.  R-GCN (ESWC'18), equations 2 to 4.
     """
-    checks.word("reduce", reduce, REDUCTIONS)
+    word("reduce", reduce, REDUCTIONS)
     edge_type = None if is_adj_t(graph) else edge_type
     run = _related_outside if torch.compiler.is_compiling() else _related
-    found: Tensor = run(as_graph(graph, x, own, size=size), x, weight, edge_type, reduce, own)
-    return found
+    out: Tensor = run(as_graph(graph, x, own, size=size), x, weight, edge_type, reduce, own)
+    return out
 
 
 def _related(
@@ -99,7 +99,7 @@ def _related(
     if not isinstance(graph, Graph):
         raise wrong_graph(graph)
     x, weight, own = _operands(graph, x, weight, own)
-    weight = _whole(weight)
+    weight = _without_blocks(weight)
     width, n_types = weight.shape[-1] * (weight.shape[1] if weight.dim() == 4 else 1), len(weight)
     by_ids = not x.is_floating_point()
     if reduce not in ("sum", "mean"):
@@ -110,14 +110,14 @@ def _related(
         if reduce == "mean" and weight.element_size() == 2:
             count = 1  # shares of a mean would be rounded
     values = weight.dtype if reduce == "mean" and count > 1 else None
-    given = Grouping(n_types, count, values, weight.shape[1] if by_ids else None)
-    groups = groups_of(graph, edge_type, given, x if by_ids else None)
+    grouping = Grouping(n_types, count, values, weight.shape[1] if by_ids else None)
+    groups = groups_of(graph, edge_type, grouping, x if by_ids else None)
     if by_ids:
         return _of_table(graph, weight, groups, reduce, own)
     if not recorded(x, weight, own):
         return _summed(graph, x, weight, own, groups, reduce)
-    found: Tensor = _Relational.apply(x, weight, own, graph, groups, reduce)  # type: ignore[no-untyped-call]
-    return found
+    out: Tensor = _Relational.apply(x, weight, own, graph, groups, reduce)  # type: ignore[no-untyped-call]
+    return out
 
 
 _related_outside: Any = untraced(_related)
@@ -133,10 +133,10 @@ def _operands(
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """Check the operands, and cast them as autocast would."""
     x, weight, own = library.narrowed(torch.device(graph.device).type, x, weight, own)
-    for name, one in (("x", x), ("weight", weight), ("own", own)):
-        if one is not None:
-            _check.tensor(name, one)
-            _check.where(name, one, graph)
+    for name, value in (("x", x), ("weight", weight), ("own", own)):
+        if value is not None:
+            _check.tensor(name, value)
+            _check.where(name, value, graph)
     _check.floating("weight", weight)
     if weight.dim() not in (3, 4) or not len(weight):
         raise ShapeError(
@@ -162,10 +162,11 @@ def _operands(
     return x, weight, own
 
 
-def _check_dtype(name: str, one: Tensor, weight: Tensor) -> None:
-    if one.dtype is not weight.dtype:
+def _check_dtype(name: str, value: Tensor, weight: Tensor) -> None:
+    """Check for the dtype of the weights."""
+    if value.dtype is not weight.dtype:
         raise DtypeError(
-            f"{name} is {one.dtype} but weight is {weight.dtype}: give both in one dtype, "
+            f"{name} is {value.dtype} but weight is {weight.dtype}: give both in one dtype, "
             f"{name}.to({weight.dtype}) for instance."
         )
 
@@ -188,7 +189,7 @@ def _check_ids(x: Tensor, n_cols: int, blocks: bool) -> None:
 # Products with weights: all as blocks, of which most have one
 
 
-def _whole(weight: Tensor) -> Tensor:
+def _without_blocks(weight: Tensor) -> Tensor:
     """Make matrices of blocks on their diagonals where these take little memory."""
     if weight.dim() == 3:
         return weight
@@ -212,7 +213,7 @@ def _plus_product(y: Tensor, a: Tensor, b: Tensor) -> Tensor:
 
 
 def _blocks(weight: Tensor, group: Group) -> Tensor:
-    """Give the weights of a group side by side: (n_blocks, in, count * out) of a block."""
+    """Join the weights of a group side by side: (n_blocks, in, count * out)."""
     own = weight[group.first : group.first + group.length]
     own = own.unsqueeze(1) if own.dim() == 3 else own
     _, blocks, rows, columns = own.shape
@@ -220,24 +221,24 @@ def _blocks(weight: Tensor, group: Group) -> Tensor:
 
 
 def _by_blocks(x: Tensor, blocks: int) -> Tensor:
-    """Give (n, blocks * feat) as (blocks, n, feat)."""
+    """Convert (n, blocks * feat) to (blocks, n, feat)."""
     return x.reshape(x.shape[0], blocks, x.shape[1] // max(blocks, 1)).transpose(0, 1)
 
 
 def _sources(x: Tensor, group: Group) -> Tensor:
-    """Give the features (blocks, n, feat) of the vertices that a group has columns for."""
+    """Choose the features (blocks, n, feat) of the vertices that a group has columns for."""
     return x if group.sources is None else x.index_select(1, group.sources)
 
 
 def _of_relations(z: Tensor, count: int) -> Tensor:
-    """Give (blocks, n, count * out) as (n * count, blocks * out), a row for each relation."""
+    """Convert (blocks, n, count * out) to (n * count, blocks * out), a row for each relation."""
     blocks, n, width = z.shape
     z = z.view(blocks, n, count, width // count).permute(1, 2, 0, 3)
     return z.reshape(n * count, blocks * (width // count))
 
 
 def _of_blocks(z: Tensor, count: int, blocks: int) -> Tensor:
-    """Give (n * count, blocks * out) as (blocks, n, count * out)."""
+    """Convert (n * count, blocks * out) to (blocks, n, count * out)."""
     n, width = z.shape[0] // count, z.shape[1] // blocks
     z = z.reshape(n, count, blocks, width).permute(2, 0, 1, 3)
     return z.reshape(blocks, n, count * width)
@@ -258,25 +259,25 @@ def _summed(
     for group in groups:
         z = _of_relations(_product(_sources(x, group), _blocks(weight, group)), group.length)
         tensors = tensors_of(group.graph)
-        given = z, tensors.csr_values, None, None, None, _reduction(tensors, reduce)
+        args = z, tensors.csr_values, None, None, None, _reduction(tensors, reduce)
         if y is None:
-            y = SPMM(tensors.rows, *given)
+            y = SPMM(tensors.rows, *args)
         else:
-            y = SPMM_WITH_OWN(tensors.rows, *given, y, None, False, None)
+            y = SPMM(tensors.rows, *args, y, None, False, None)
     if y is None:
         return x.new_zeros(graph.shape[0], weight.shape[-1] * blocks)
     return y.clone() if y is own else y
 
 
-def _reduction(tensors: Any, reduce: str) -> str:
-    """Give the reduction of a group, whose values may have the shares of a mean already."""
+def _reduction(tensors: GraphTensors, reduce: str) -> str:
+    """Return the reduction of a group, whose values may be the shares of a mean already."""
     return "sum" if tensors.csr_values is not None else reduce
 
 
 class _Relational(Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, own: Tensor | None, *given: Any) -> Tensor:
-        graph, ctx.groups, ctx.reduce = given
+    def forward(ctx: Any, x: Tensor, weight: Tensor, own: Tensor | None, *args: Any) -> Tensor:
+        graph, ctx.groups, ctx.reduce = args
         ctx.save_for_backward(x, weight)
         return _summed(graph, x, weight, own, ctx.groups, ctx.reduce)
 
@@ -289,17 +290,17 @@ class _Relational(Function):
             gradients = _Gradients(x, weight, of_x, of_weight)
             for group in ctx.groups:
                 gradients.add(group, _mapped_gradient(group, grad, ctx.reduce))
-            dx, dw = gradients.found()
+            dx, dw = gradients.result()
         return dx, dw, grad if of_own else None, None, None, None
 
 
 def _mapped_gradient(group: Group, grad: Tensor, reduce: str) -> Tensor:
-    """Give the gradient of a group's mapped features."""
+    """Compute the gradient of a group's mapped features."""
     tensors = tensors_of(group.graph)
     scale = None
     if _reduction(tensors, reduce) == "mean":
-        scale = side_of(group.graph, False).inverse_degree_beside(grad)
-    return multiply(group.graph, True, grad, tensors.csr_values, None, scale)
+        scale = tensors.rows.inverse_degree_beside(grad)
+    return multiply(tensors, True, grad, tensors.csr_values, None, scale)
 
 
 class _Gradients:
@@ -337,8 +338,8 @@ class _Gradients:
         else:
             self.dx.index_add_(1, sources, part)
 
-    def found(self) -> tuple[Tensor | None, Tensor | None]:
-        """Give the gradients that are wanted, in the shapes of features and weights."""
+    def result(self) -> tuple[Tensor | None, Tensor | None]:
+        """Return the gradients that are needed, in the shapes of features and weights."""
         dx = self.dx
         if dx is not None:
             dx = dx.transpose(0, 1).reshape(self.x.shape)
@@ -347,6 +348,7 @@ class _Gradients:
         return dx, self._of_weight() if self.of_weight else None
 
     def _of_weight(self) -> Tensor:
+        """Join the gradients of the weights of all types."""
         parts: list[Tensor] = []
         end = 0
         for group, dw in self.dw:
@@ -359,7 +361,7 @@ class _Gradients:
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def _zeros(self, count: int) -> list[Tensor]:
-        """Give the gradient of types that no edge has."""
+        """Return the gradient of types that no edge has."""
         return [self.weight.new_zeros(count, *self.weight.shape[1:])] if count else []
 
 
@@ -374,10 +376,9 @@ def _of_table(
     y = own
     for group in groups:  # of all relations, or none
         tensors = tensors_of(group.graph)
-        scales = None, None
         values, kind = tensors.csr_values, _reduction(tensors, reduce)
-        found = multiply(group.graph, False, rows, values, *scales, kind)
-        y = found if y is None else y + found
+        out = multiply(tensors, False, rows, values, None, None, kind)
+        y = out if y is None else y + out
     return weight.new_zeros(graph.shape[0], weight.shape[2]) if y is None else y
 
 
@@ -386,16 +387,16 @@ def _best(
 ) -> Tensor:
     """Take the largest or smallest features of each relation, and map them then."""
     by_ids = not x.is_floating_point()
-    given = Grouping(len(weight), 1, None, weight.shape[1] if by_ids else None)
+    grouping = Grouping(len(weight), 1, None, weight.shape[1] if by_ids else None)
     y = own
-    for group in groups_of(graph, edge_type, given, x if by_ids else None):
+    for group in groups_of(graph, edge_type, grouping, x if by_ids else None):
         features = weight[group.first] if by_ids else x
         features = features if group.sources is None else features[group.sources]
-        found = multiply(group.graph, False, features, None, None, None, reduce)
+        out = multiply(tensors_of(group.graph), False, features, None, None, None, reduce)
         if not by_ids:
             maps = _blocks(weight, group)
-            found = _of_relations(_product(_by_blocks(found, len(maps)), maps), 1)
-        y = found if y is None else y + found
+            out = _of_relations(_product(_by_blocks(out, len(maps)), maps), 1)
+        y = out if y is None else y + out
     if y is None:
         blocks = weight.shape[1] if weight.dim() == 4 else 1
         return weight.new_zeros(graph.shape[0], weight.shape[-1] * blocks)

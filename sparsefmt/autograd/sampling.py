@@ -1,12 +1,13 @@
 """Aggregate a sample of each row: the public function and its ``torch.autograd.Function``."""
 
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from ..ops.engine import checks
+from ..ops.engine.bind import flag
 from ..ops.sampling import options as sampling_options
 from ..ops.sampling.options import SampleOptions
 from .engine import checks as _check
@@ -14,8 +15,9 @@ from .engine.library import LibraryOp
 from .engine.memory import sums_dtype
 from .engine.recording import apart, once, recorded
 from .matmul import csr_operands
-from .tensors.edge_index import as_graph
-from .tensors.prepare import GraphLike, graph_tensors, side_of
+from .tensors.prepare import GraphLike, tensors_of
+from .tensors.shared import Shared
+from .tensors.tensors import GraphTensors
 
 SPMM_SAMPLED = LibraryOp("spmm_sampled")
 SPMM_SAMPLED_DX = LibraryOp("spmm_sampled_dx")
@@ -85,102 +87,71 @@ def sampled_aggregate(
     2104.10716), equation 2 and section VI.
     """
     width, strategy = sample_width("width", width), checked_strategy(strategy)
-    checks.flag("mean", mean)
-    checks.flag("rescale", rescale)
+    flag("mean", mean)
+    flag("rescale", rescale)
     sampling_options.refuse_both(mean, rescale)
-    graph = as_graph(graph, x)
-    x, values, r, c = csr_operands(graph, x, edge_weight, row_scale, col_scale)
-    tensors = graph_tensors(graph)
+    if isinstance(graph, Shared) and graph.whole is None:
+        drawing = {"strategy": strategy, "seed": seed, "mean": mean, "rescale": rescale}
+        scales = {"row_scale": row_scale, "col_scale": col_scale}
+        return graph.sampled_aggregate(x, width, edge_weight, **drawing, **scales)
+    tensors = tensors_of(graph, x)
+    x, values, r, c = csr_operands(tensors, x, edge_weight, row_scale, col_scale)
     _check.seed(seed, tensors)
     drawn = _check.seed_on_device(seed, tensors) if strategy == "random" else None
     options = SampleOptions(drawn, width, strategy, mean, rescale)
     if recorded(r, c):
         with torch.autocast(tensors.kind, enabled=False):
-            return _scaled(graph, options, x, values, r, c)
-    return _aggregate(graph, options, x, values, r, c)
+            return _scaled(tensors, options, x, values, r, c)
+    return _aggregate(tensors, options, x, values, r, c)
 
 
 def sample_width(name: str, width: int) -> int:
-    """Check how many entries of a row to sample, for a layer that is given it before the graph.
-
-    Parameters
-    ----------
-    name : str
-        What the error calls the argument, such as ``"sample"``.
-    width : int
-        Most entries of a row, 1 or more; also an integer of NumPy's, or a tensor of one.
-
-    Returns
-    -------
-    int
-        ``width``, or ``2**31 - 1`` if it is larger: no row has so many entries.
-
-    Raises
-    ------
-    DtypeError
-        If ``width`` is no integer.
-    ShapeError
-        If it is less than 1.
-    """
+    """Check how many entries of a row to sample, for a layer that has no graph yet."""
     return sampling_options.width(name, width)
 
 
 def checked_strategy(strategy: str) -> str:
-    """Check the name of a strategy, for a layer that is given it before the graph.
-
-    Parameters
-    ----------
-    strategy : "bucket", "fastrand" or "random"
-        As for ``sampled_aggregate``.
-
-    Returns
-    -------
-    str
-        ``strategy``.
-
-    Raises
-    ------
-    UnsupportedError
-        If there is no such strategy.
-    """
+    """Check the name of a strategy, for a layer that has no graph yet."""
     return sampling_options.strategy(strategy)
 
 
-def _scaled(graph: GraphLike, options: SampleOptions, x: Tensor, *factors: Tensor | None) -> Tensor:
+def _scaled(
+    tensors: GraphTensors, options: SampleOptions, x: Tensor, *factors: Tensor | None
+) -> Tensor:
     """Aggregate, and multiply by scales with a gradient outside the kernel; round only once."""
     wide = sums_dtype(x)
-    a, r, c = (None if one is None else one.to(wide) for one in factors)
+    a, r, c = (None if factor is None else factor.to(wide) for factor in factors)
     h, after = x.to(wide), None
     if c is not None and c.requires_grad:
         h, c = _by_columns(h, c), None
     if r is not None and r.requires_grad:
         # A row without entries stays 0, whatever its scale.
-        empty = side_of(graph, False).indptr.diff() == 0
+        empty = tensors.rows.indptr.diff() == 0
         after, r = r.masked_fill(empty, 0), None
-    y = _aggregate(graph, options, h, a, r, c)
+    y = _aggregate(tensors, options, h, a, r, c)
     return (y if after is None else y * after[:, None]).to(x.dtype)
 
 
-def _aggregate(graph: GraphLike, options: SampleOptions, *inputs: Tensor | None) -> Tensor:
+def _aggregate(tensors: GraphTensors, options: SampleOptions, *inputs: Tensor | None) -> Tensor:
     """Aggregate, differentiably in features and edge values; nothing is checked.
 
     ``inputs`` are those, and the scales of rows and columns.
     """
-    found: Tensor
+    out: Tensor
     if not recorded(*inputs[:2]):
-        found = SPMM_SAMPLED(side_of(graph, False), *inputs, *options)
-        return found
+        out = SPMM_SAMPLED(tensors.rows, *inputs, *options)
+        return out
     if options.seed is not None:  # the caller may write to it before backward reads it
         options = options._replace(seed=options.seed.clone())
     seed, *others = options
-    found = _Sampled.apply(*apart(*inputs), graph, seed, others)  # type: ignore[no-untyped-call]
-    return found
+    out = _Sampled.apply(*apart(*inputs), tensors, seed, others)  # type: ignore[no-untyped-call]
+    return out
 
 
 def _by_columns(x: Tensor, scale: Tensor) -> Tensor:
     """Multiply each row of ``x`` by its factor, differentiably."""
-    found: Tensor = _ByColumns.apply(x, scale)  # type: ignore[no-untyped-call]
-    return found
+    product: Tensor = _ByColumns.apply(x, scale)  # type: ignore[no-untyped-call]
+    return product
 
 
 class _ByColumns(Function):
@@ -201,25 +172,21 @@ class _ByColumns(Function):
 
 class _Sampled(Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, *given: Any) -> Tensor:
-        *factors, ctx.graph, seed, ctx.options = given
+    def forward(ctx: Any, x: Tensor, *args: Any) -> Tensor:
+        *factors, ctx.tensors, seed, ctx.options = args
         saved = x if ctx.needs_input_grad[1] else None  # only the gradient of values reads x
         ctx.save_for_backward(saved, *factors, seed)
-        out: Tensor = SPMM_SAMPLED(side_of(ctx.graph, False), x, *factors, seed, *ctx.options)
+        out: Tensor = SPMM_SAMPLED(ctx.tensors.rows, x, *factors, seed, *ctx.options)
         return out
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, values, *others = ctx.saved_tensors
-        side, others = side_of(ctx.graph, False), (*others, *ctx.options)
+        side, others = ctx.tensors.current().rows, (*others, *ctx.options)
+        gradient = partial(once, "sampled_aggregate", instead=_INSTEAD)
         dx = dv = None
         if ctx.needs_input_grad[0]:
-            dx = _gradient(SPMM_SAMPLED_DX, side, grad, values, *others)
+            dx = gradient(SPMM_SAMPLED_DX, side, grad, values, *others)
         if ctx.needs_input_grad[1]:
-            dv = _gradient(SPMM_SAMPLED_DA, side, x, grad, *others)
+            dv = gradient(SPMM_SAMPLED_DA, side, x, grad, *others)
         return dx, dv, *(None,) * 5
-
-
-def _gradient(op: LibraryOp, *args: Any) -> Any:
-    """Compute a gradient that cannot be differentiated again."""
-    return once("sampled_aggregate", op, *args, instead=_INSTEAD)

@@ -1,7 +1,7 @@
-"""What a graph and its transpose share: the structure, and all that is built of it, each once."""
+"""What a graph and its transpose share: the formats, and slots of the storeys above."""
 
 from collections.abc import Callable, Hashable
-from typing import Any
+from typing import Any, Protocol
 from weakref import ref
 
 from ..formats import primitives
@@ -12,13 +12,62 @@ from ..formats.compressed import CSC, CSR
 from ..formats.convert import numbered_csr
 from ..formats.coo import COO
 from ..reorder import Order
-from .batch import Pieces
-from .blocks import Facts
+from .batch import Facts, Pieces
 from .edges import Edges
 
 
+class TorchRows(Protocol):
+    """Rows and columns of a graph that torch has built of its edges."""
+
+    def numbered_csr(self) -> tuple[CSR, Array | None]:
+        """Return the rows as a CSR, and the numbers of its entries."""
+
+    def numbered_csc(self) -> tuple[CSC, Array] | None:
+        """Return the columns as a CSC, if they are built, and the places of its entries."""
+
+
+#: By its name: what makes the content of a slot, of a graph and options.
+_makers: dict[str, Callable[..., None]] = {}
+#: The slots of which ``Graph.with_data`` keeps the content: it depends on the structure alone.
+_structural: set[str] = set()
+
+
+def slot(name: str, make: Callable[..., None], *, structural: bool = False) -> None:
+    """Register a slot of graphs for a storey above, which reads ``graph._slots.NAME[flipped]``.
+
+    ``make(graph, *options)`` fills it, called by ``Graph._fill(name, *options)``.  A slot that is
+    ``structural`` is shared with graphs of other edge values.
+    """
+    _makers[name] = make
+    if structural:
+        _structural.add(name)
+
+
+class Slots:
+    """What storeys above keep with a graph and its transpose: two places by the name of a slot.
+
+    They lie apart from ``GraphBuilt``, which their content may hold: there is no cycle, so that
+    memory of a GPU goes back at once.  Attributes, since torch.compile guards all keys of a dict.
+    """
+
+    def __init__(self, structural: dict[str, list[Any]] | None = None) -> None:
+        self._shared = {} if structural is None else structural
+
+    def __getattr__(self, name: str) -> list[Any]:
+        if name not in _makers:
+            raise AttributeError(name)
+        store = self._shared if name in _structural else self.__dict__
+        places: list[Any] = store.setdefault(name, [None, None])
+        self.__dict__[name] = places
+        return places
+
+    def with_data(self) -> "Slots":
+        """Return slots for other edge values, which share what depends on the structure alone."""
+        return Slots(self._shared)
+
+
 class GraphBuilt(Built):
-    """What a graph and its transpose share: the structure, and all that is built of it.
+    """What a graph and its transpose share: the structure, and all formats that are built of it.
 
     A key is a name, arguments, and whether that is one of the transpose.
     """
@@ -28,25 +77,21 @@ class GraphBuilt(Built):
     ) -> None:
         super().__init__()
         self._structure, self.edges, self.pieces = structure, edges, pieces
-        self.facts: Facts | None = None  # once a batch has asked for them
-        # Weak: a graph holds this.  Without cycles GPU memory goes back at once.
-        self.graphs: list[ref[Any] | None] = [None, None]  # and of its transpose
-        # Of the graph and of its transpose; what torch.compile reads while it traces, which would
-        # guard the keys of a dict.
-        self.tensors: list[Any] = [None, None]
-        self.looped: list[Any] = [None, None]  # graphs with self-loops, of the structure alone
-        self.typed: list[Any] = [None, None]  # graphs of groups of edges, by the types of edges
+        self.facts: Facts | None = None  # once a batch has read them
+        # Weak: both hold this.  Without cycles GPU memory goes back at once.
+        self.graphs: list[ref[Any] | None] = [None, None]  # the graph and its transpose
+        self.torch_rows: ref[TorchRows] | None = None
 
     @property
     def given(self) -> Any:
-        """What the graph was made from: a format, pieces, or edges that nobody has looked at."""
+        """Return what the graph was made from: a format, pieces, or edges not yet read."""
         if self._structure is not None:
             return self._structure
         return self.pieces if self.edges is None else self.edges
 
     @property
     def structure(self) -> Any:
-        """The format that the graph was made from; of edges and pieces, made at first use."""
+        """Return the format that the graph was made from; made at first use of edges and pieces."""
         if self._structure is None:
             with self.lock:
                 if self._structure is None:
@@ -54,39 +99,39 @@ class GraphBuilt(Built):
         return self._structure
 
     def _given_edges(self) -> Any:
-        """Give the edges of a tensor, or join those of pieces, where they are."""
+        """Read the edges of a tensor, or join those of pieces, where they are."""
         if self.pieces is None:
             return self.given.coo()
         with on_device_of(self.probe), allocating("edges of a batch of graphs"):
-            found = self.pieces.coo()
+            joined = self.pieces.coo()
         finish(self.probe)
-        return found
+        return joined
 
     @property
     def probe(self) -> Array:
-        """An array on the device of the graph."""
+        """Return an array on the device of the graph."""
         pieces = self.pieces
-        found: Array = self.structure._indices if pieces is None else pieces.probe
-        return found
+        array: Array = self.structure._indices if pieces is None else pieces.probe
+        return array
 
     def _run(self, key: Hashable, build: Callable[[], Made]) -> Made:
         """Build on the device of the graph, and finish, so that any stream may read it."""
         name = key[0] if isinstance(key, tuple) else key
         with on_device_of(self.probe), allocating(f"{name} of a graph"):
-            found = build()
+            made = build()
         finish(self.probe)  # synchronize!
-        return found
+        return made
 
     def csr(self) -> tuple[CSR, Array | None]:
         """Return the CSR, and the permutation from the user's order to it if they differ."""
         return self.ask(("csr", False), self._csr)
 
     def _csr(self) -> tuple[CSR, Array | None]:
-        """Take over what torch has built of the edges, if it has, or build it."""
+        """Return what torch has built of the edges, or build it."""
         if self.pieces is not None:
             return self.pieces.csr()
-        made = self.tensors[0]
-        return numbered_csr(self.structure) if made is None else made.numbered_csr()
+        rows = None if self.torch_rows is None else self.torch_rows()
+        return numbered_csr(self.structure) if rows is None else rows.numbered_csr()
 
     def csc(self) -> tuple[CSC, Array]:
         """Return the CSC, and the permutation from CSR order to CSC order."""
@@ -98,9 +143,9 @@ class GraphBuilt(Built):
         given, (csr, numbers) = self._structure, self.csr()
         if isinstance(given, CSC) and numbers is not None:  # no need to sort back
             return given, primitives.inverse(numbers)
-        made = self.tensors[0]
-        found = None if made is None else made.numbered_csc()
-        return csr.tocsc_with_perm() if found is None else found
+        rows = None if self.torch_rows is None else self.torch_rows()
+        columns = None if rows is None else rows.numbered_csc()
+        return csr.tocsc_with_perm() if columns is None else columns
 
     def _join(self) -> None:
         """Join what pieces have built, for a graph that has none to sort less."""
@@ -112,10 +157,27 @@ class GraphBuilt(Built):
         """Return the permutation from CSC order to CSR order."""
         return self.ask(("inverse", False), lambda: primitives.inverse(self.csc()[1]))
 
+    def rows(self, transposed: bool) -> CSR:
+        """Return the CSR of the graph, or of its transpose."""
+        return self.csc()[0].T if transposed else self.csr()[0]
+
+    def numbers(self, flipped: bool) -> Array | None:
+        """Return the permutation from the user's order to CSR order, None if they are equal."""
+        numbers = self.csr()[1]
+        if not flipped:
+            return numbers
+        moved = self.csc()[1]
+        if numbers is None:
+            return moved
+        return self.ask(("csr_perm", True), lambda: numbers[moved])
+
+    def places(self, flipped: bool) -> Array:
+        """Return the permutation from CSR order to CSC order."""
+        return self.inverse() if flipped else self.csc()[1]
+
     def with_data(self, values: Any) -> "GraphBuilt":
-        """Share all but the values, which are others in the user's order, or none."""
+        """Return the same structure with other values, in the user's order, or none."""
         other = GraphBuilt(self.structure.with_data(values))
-        other.looped = self.looped
         given = other.structure.data
         self._join()
         csr, numbers = self.csr()
@@ -136,7 +198,7 @@ class GraphBuilt(Built):
         return other
 
     def reordered(self, order: Order) -> "GraphBuilt":
-        """Rename the vertices: the structure entry by entry, the CSR with whole rows moved."""
+        """Move the vertices: the structure entry by entry, the CSR by rows."""
         csr, numbers = self.csr()
         moved, perm = order.apply_with_perm(csr)
         given = self.structure
@@ -153,10 +215,10 @@ class GraphBuilt(Built):
         return other
 
     def mapped(self, move: Callable[[Array], Array]) -> "GraphBuilt":
-        """Build the same of what ``move`` makes of each array; one met twice is moved once."""
+        """Copy all that was built, each array by ``move``, which is called once for each."""
         seen: dict[int, tuple[Array, Array]] = {}
 
-        def once(array: Array) -> Array:
+        def moved(array: Array) -> Array:
             if id(array) not in seen:
                 seen[id(array)] = array, move(array)
             return seen[id(array)][1]
@@ -164,12 +226,13 @@ class GraphBuilt(Built):
         self._join()
         with self.lock:
             parts = {key: part for key, part in self.items() if key[0] != "stats"}
-        other = GraphBuilt(_map_arrays(self.structure, once))
-        other.found = {key: _map_arrays(part, once) for key, part in parts.items()}
+        other = GraphBuilt(_map_arrays(self.structure, moved))
+        other.found = {key: _map_arrays(part, moved) for key, part in parts.items()}
         return other
 
 
 def _map_arrays(part: Any, move: Callable[[Array], Array]) -> Any:
+    """Copy a format, a tuple or an array, each array by ``move``."""
     if part is None:
         return None
     if isinstance(part, tuple):

@@ -1,4 +1,4 @@
-"""PyG's ``edge_index`` on a GPU as it was given: sizes at once, a COO when one is asked for."""
+"""PyG's ``edge_index`` on a GPU as the user gave it: sizes now, a COO when it is read."""
 
 import operator
 import sys
@@ -19,7 +19,7 @@ from ..interop.torch import is_tensor
 
 @cache
 def _dtypes(*names: str) -> dict[Any, np.dtype[Any]]:
-    """NumPy's dtype of each of torch's with these names."""
+    """Return NumPy's dtype of each of torch's with these names."""
     return {getattr(sys.modules["torch"], name): np.dtype(name) for name in names}
 
 
@@ -46,32 +46,32 @@ class Edges:
 
     @property
     def index_dtype(self) -> np.dtype[Any]:
-        """NumPy's dtype for the ids."""
+        """Return NumPy's dtype for the ids."""
         return _dtypes(*_INDEX)[self.index.dtype]
 
     @property
     def dtype(self) -> np.dtype[Any] | None:
-        """NumPy's dtype for the weights, None without any."""
+        """Return NumPy's dtype for the weights, None without any."""
         return None if self.weight is None else _dtypes(*_VALUES)[self.weight.dtype]
 
     @property
     def device(self) -> str:
-        """``"cuda:<ordinal>"``."""
+        """Return ``"cuda:<ordinal>"``."""
         return f"cuda:{self.device_number}"
 
     def coo(self) -> COO:
-        """Give the edges as a COO over the same memory, checked; synchronises.
+        """Return the edges as a COO over the same memory, checked; synchronises.
 
         Raises
         ------
         IndexRangeError
             If an id is negative or too large.
         """
-        found: COO = from_edge_index(self.index, self.weight, num_nodes=self.shape[::-1])
-        return found
+        coo: COO = from_edge_index(self.index, self.weight, num_nodes=self.shape[::-1])
+        return coo
 
     def fault_maker(self) -> Callable[[int], SparseFmtError]:
-        """Give the function that makes the error for a wrong id; it does not hold the edges."""
+        """Return the function that makes the error for a wrong id; it does not hold the edges."""
         edges, shape = ref(self), self.shape
         return lambda fault: _fault(edges(), shape, fault)
 
@@ -103,7 +103,7 @@ def edges_of(edge_index: Any, edge_weight: Any, num_nodes: Any) -> Edges | None:
     IndexRangeError
         If the sizes are beyond the dtype of the ids.
     """
-    if not (is_tensor(edge_index) and edge_index.is_cuda and _plain(edge_index, 2, _INDEX)):
+    if not (is_tensor(edge_index) and edge_index.is_cuda and _is_strided(edge_index, 2, _INDEX)):
         return None
     ends, nnz = edge_index.shape
     if ends != 2 or not 0 < nnz <= _MOST_EDGES:
@@ -154,19 +154,19 @@ def joined_edges(
     return Edges(index, weight, (rows[-1], cols[-1]))
 
 
-def _plain(tensor: Any, axes: int, dtypes: tuple[str, ...]) -> bool:
-    """Tell whether it is a plain strided tensor of one of these dtypes."""
+def _is_strided(tensor: Any, axes: int, dtypes: tuple[str, ...]) -> bool:
+    """Return True for a strided tensor, no subclass, of one of these dtypes."""
     torch = sys.modules["torch"]
     strided = tensor.layout is torch.strided and tensor.dim() == axes
     return type(tensor) is torch.Tensor and strided and tensor.dtype in _dtypes(*dtypes)
 
 
 def _goes_along(weight: Any, index: Any) -> bool:
-    """Tell whether weights can be taken as they are: one constant for each edge."""
+    """Return True if weights can be read as they are: a constant for each edge."""
     return (
         is_tensor(weight)
         and weight.device == index.device
-        and _plain(weight, 1, _VALUES)
+        and _is_strided(weight, 1, _VALUES)
         and weight.shape[0] == index.shape[1]
         and not weight.requires_grad
         and not weight.is_neg()

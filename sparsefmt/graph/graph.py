@@ -22,6 +22,7 @@ from ..stats import Stats, summarize
 from .batch import Pieces, checked
 from .batch import edges_of as joined_edges_of
 from .built import GraphBuilt as GraphBuilt
+from .built import Slots, _makers
 from .edges import edges_of
 
 
@@ -53,9 +54,10 @@ class Graph(Shaped):
     built of it.
     """
 
-    __slots__ = ("__weakref__", "_built", "_flipped")
+    __slots__ = ("__weakref__", "_built", "_flipped", "_slots")
     _built: "GraphBuilt"
     _flipped: bool
+    _slots: Slots
 
     def __init__(self, structure: Format) -> None:
         if isinstance(structure, CBSR):
@@ -67,24 +69,30 @@ class Graph(Shaped):
             )
         if checks.DEBUG:
             structure.check()
-        self._built, self._flipped = GraphBuilt(structure), False
+        self._built, self._flipped, self._slots = GraphBuilt(structure), False, Slots()
         self._built.graphs[False] = ref(self)
 
     @classmethod
-    def _on(cls, built: "GraphBuilt", flipped: bool) -> "Graph":
+    def _on(cls, built: "GraphBuilt", flipped: bool, slots: Slots | None = None) -> "Graph":
         """Return the graph, or its transpose, over what was built; the same one while it lives."""
         with built.lock:
-            there = built.graphs[flipped]
-            found: Graph | None = None if there is None else there()
-            return cls._over(built, flipped) if found is None else found
+            weak = built.graphs[flipped]
+            graph: Graph | None = None if weak is None else weak()
+            if graph is None:
+                graph = object.__new__(cls)
+                graph._built, graph._flipped = built, flipped
+                graph._slots = Slots() if slots is None else slots
+                built.graphs[flipped] = ref(graph)
+            return graph
 
-    @classmethod
-    def _over(cls, built: "GraphBuilt", flipped: bool) -> "Graph":
-        """Make the graph, or its transpose, over what was built."""
-        found = object.__new__(cls)
-        found._built, found._flipped = built, flipped
-        built.graphs[flipped] = ref(found)
-        return found
+    def _fill(self, slot: str, *options: Any) -> bool:
+        """Make the content of a slot, see ``slot``, if it is missing."""
+        _makers[slot](self, *options)
+        return True
+
+    # torch.compile runs this while it traces, then traces on with what was made.  As a method only:
+    # of a function's argument it would guard the identity, and compile for each graph anew.
+    _fill._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
     def _ask(self, *key: Any, build: Callable[[], Made]) -> Made:
         return self._built.ask((*key, self._flipped), build)
@@ -152,7 +160,7 @@ class Graph(Shaped):
             return cls(from_edge_index(edge_index, edge_weight, num_nodes=num_nodes))
         if checks.DEBUG:
             edges.coo()  # synchronize!
-        return cls._over(GraphBuilt(edges=edges), False)
+        return cls._on(GraphBuilt(edges=edges), False)
 
     @classmethod
     def from_pyg(cls, data: Any) -> Any:
@@ -173,7 +181,7 @@ class Graph(Shaped):
 
     @classmethod
     def batch(cls, graphs: Iterable["Graph"]) -> "Graph":
-        """Put graphs side by side in one, whose matrix has theirs on its diagonal.
+        """Join graphs side by side in one, whose matrix has theirs on its diagonal.
 
         Vertices are those of the first graph, then those of the second and so on, as PyG's
         ``Batch`` has them, and so are edges, each in the order of its ``structure``.
@@ -215,7 +223,7 @@ class Graph(Shaped):
 
     @property
     def structure(self) -> Format:
-        """What the graph was made from, in the user's order (of a transpose: its transpose)."""
+        """Return what the graph was made from, in the user's order, or its transpose."""
         given: Format = self._built.structure
         if not self._flipped:
             return given
@@ -226,21 +234,21 @@ class Graph(Shaped):
 
     @property
     def csr(self) -> CSR:
-        """As CSR, with ``csr_perm``; entries of a row in the user's order."""
-        return self._built.csc()[0].T if self._flipped else self._built.csr()[0]
+        """Return the graph as CSR, with ``csr_perm``; entries of a row in the user's order."""
+        return self._built.rows(self._flipped)
 
     @property
     def csc(self) -> CSC:
-        """As CSC, with ``csc_perm``; entries of a column in CSR order, or as in a CSC given."""
+        """Return the graph as CSC, with ``csc_perm``; a column in CSR order, or as in a CSC."""
         return self._built.csr()[0].T if self._flipped else self._built.csc()[0]
 
     @property
     def coo(self) -> COO:
-        """As COO in CSR order; shares the columns and values of ``csr``."""
+        """Return the graph as COO in CSR order; shares the columns and values of ``csr``."""
         return self._ask("coo", build=lambda: self.csr.tocoo())
 
     def sgt(self, tile: tuple[int, int] = DEFAULT_TILE) -> SGT:
-        """Give condensed tiles of ``tile = (height, width)``, built once for each shape."""
+        """Return condensed tiles of ``tile = (height, width)``, built once for each shape."""
         tile = check_tile(tile)
         given = self._built.structure
         if isinstance(given, SGT) and given.tile == tile and not self._flipped:
@@ -249,15 +257,15 @@ class Graph(Shaped):
 
     @property
     def transposed(self) -> "Graph":
-        """The graph of ``A.T``, whose transpose is this one; what either builds serves both."""
-        return Graph._on(self._built, not self._flipped)
+        """Return the graph of ``A.T``, whose transpose is this one; they share what is built."""
+        return Graph._on(self._built, not self._flipped, self._slots)
 
     # Edge values
 
     @property
     def csr_perm(self) -> Array:
-        """(nnz,) from the user's order to CSR order: ``csr.data == given[csr_perm]``."""
-        numbers = self._csr_numbers
+        """Return (nnz,) from the user's order to CSR order: ``csr.data == given[csr_perm]``."""
+        numbers = self._built.numbers(self._flipped)
         if numbers is None:
             indices = self._built.structure._indices
             return self._ask(
@@ -266,24 +274,12 @@ class Graph(Shaped):
         return numbers
 
     @property
-    def _csr_numbers(self) -> Array | None:
-        """``csr_perm``, None where the user gave the edges in that order."""
-        built = self._built
-        numbers = built.csr()[1]
-        if not self._flipped:
-            return numbers
-        moved = built.csc()[1]
-        if numbers is None:
-            return moved
-        return self._ask("csr_perm", build=lambda: numbers[moved])
-
-    @property
     def csc_perm(self) -> Array:
-        """(nnz,) from CSR order to CSC order: ``csc.data == csr.data[csc_perm]``."""
-        return self._built.inverse() if self._flipped else self._built.csc()[1]
+        """Return (nnz,) from CSR order to CSC order: ``csc.data == csr.data[csc_perm]``."""
+        return self._built.places(self._flipped)
 
     def with_data(self, data: Any) -> "Graph":
-        """Give the same structure other edge values, in the order of ``structure``, or none.
+        """Return the same structure with other edge values, in the order of ``structure``, or none.
 
         What was built is shared, its values exchanged.
 
@@ -292,10 +288,10 @@ class Graph(Shaped):
         ShapeError, DtypeError, DeviceError
             If ``data`` is not one value per stored entry.
         """
-        return Graph._on(self._built.with_data(data), self._flipped)
+        return Graph._on(self._built.with_data(data), self._flipped, self._slots.with_data())
 
     def reordered(self, order: Order) -> "Graph":
-        """Give the graph with its vertices in another order: vertex ``p`` is the old ``perm[p]``.
+        """Return the graph with its vertices in another order: vertex ``p`` is the old ``perm[p]``.
 
         Edges keep the order in which they were given, as a COO, and so do their values; features
         and labels go along by ``order.apply_features``, and come back by ``undo_features``.
@@ -333,12 +329,12 @@ class Graph(Shaped):
 
     @property
     def in_degree(self) -> Array:
-        """(n_rows,) stored entries of each row: in-neighbours."""
+        """Return (n_rows,) stored entries of each row: in-neighbours."""
         return self._degree(columns=self._flipped)
 
     @property
     def out_degree(self) -> Array:
-        """(n_cols,) stored entries of each column: out-neighbours."""
+        """Return (n_cols,) stored entries of each column: out-neighbours."""
         return self._degree(columns=not self._flipped)
 
     def _degree(self, *, columns: bool) -> Array:
@@ -354,41 +350,41 @@ class Graph(Shaped):
 
     @property
     def stats(self) -> Stats:
-        """Degrees, symmetry, tile density: see ``summarize``; its parts are lazy too."""
+        """Compute degrees, symmetry, tile density: see ``summarize``; its parts are lazy too."""
         return self._ask("stats", build=lambda: summarize(self.csr))
 
     @property
     def shape(self) -> tuple[int, int]:
-        """(n_rows, n_cols)."""
+        """Return (n_rows, n_cols)."""
         rows, cols = self._built.given.shape
         return (cols, rows) if self._flipped else (rows, cols)
 
     @property
     def nnz(self) -> int:
-        """Number of stored entries: edges."""
+        """Return the number of stored entries: edges."""
         return int(self._built.given.nnz)
 
     @property
     def device(self) -> str:
-        """``"cpu"`` or ``"cuda:<ordinal>"``."""
-        found: str = self._built.given.device
-        return found
+        """Return ``"cpu"`` or ``"cuda:<ordinal>"``."""
+        device: str = self._built.given.device
+        return device
 
     @property
     def index_dtype(self) -> np.dtype[Any]:
-        """Dtype of the indices."""
-        found: np.dtype[Any] = self._built.given.index_dtype
-        return found
+        """Return the dtype of the indices."""
+        dtype: np.dtype[Any] = self._built.given.index_dtype
+        return dtype
 
     @property
     def dtype(self) -> np.dtype[Any] | None:
-        """Dtype of the edge values, None for an unweighted structure."""
-        found: np.dtype[Any] | None = self._built.given.dtype
-        return found
+        """Return the dtype of the edge values, None for an unweighted structure."""
+        dtype: np.dtype[Any] | None = self._built.given.dtype
+        return dtype
 
     @property
     def weighted(self) -> bool:
-        """Whether edges have values."""
+        """Return True if edges have values."""
         return self._built.given.dtype is not None
 
     def to(self, device: str) -> "Graph":
@@ -410,7 +406,7 @@ class Graph(Shaped):
         )
 
     def _names(self) -> list[str]:
-        """Name the properties that have been built for this orientation."""
+        """List the properties that have been built for this orientation."""
         keys = [key for key, _ in self._built.items()]
         names = [("csc" if key[0] == "csr" else "csr") for key in keys if key[0] in ("csr", "csc")]
         if not self._flipped:

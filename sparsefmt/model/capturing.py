@@ -11,14 +11,14 @@ from torch.autograd.graph import increment_version
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from ..autograd import noting
+from ..autograd.tensors.lifetimes import noting
 from ..errors import DeviceError, DtypeError, UnsupportedError
 from .compare import difference, unsteady
 from .gradients import Gradients
 from .guard import Guard
-from .held import holdings, is_graph
 from .inputs import Inputs
 from .recorder import Recorder
+from .state import holdings, is_graph
 from .step_state import State
 
 #: Runs before the first that is compared or recorded: kernels compile, structures are built.

@@ -1,151 +1,227 @@
-"""Whether the vertices of a model's graph go into another order: predicted, timed, explained."""
+"""What pays over many steps of a planned model: another order of vertices, tiles, a capture.
+
+Tiles are built and timed here.  An order and a capture are advice: the one changes what the user's
+code holds, the other takes its loss and optimizer.
+"""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
+from weakref import ref
 
 import torch
 from torch import Tensor
 
-from ..errors import UnsupportedError
+from ..autograd.engine.tiles import against_float32
+from ..autograd.tensors.prepare import drop_tiles, has_tiles, prepare
 from ..graph.graph import Graph
-from ..plan.calibration import constants_of
 from ..plan.locality import Locality, locality
 from ..plan.planner import TELLING, Plan
-from ..plan.pricing import Constants, Work
-from ..reorder import community_order
-from .composition import seconds_of
-from .trace import FAILURES, TracedForward, evaluating, running
-from .vertex_order import VertexOrder
+from ..reorder import Order, community_order
+from .composition import seconds_of, times_of
 
-#: A step is to be shorter by this factor, as predicted.
+#: A step is to be shorter by this factor in another order, as predicted.
 GAIN = 1.05
 #: Seconds for each entry, and at least, that an order takes to find, with its kernels compiled.
 FINDING = {"cpu": (4e-6, 0.0), "cuda": (6e-9, 0.1)}
+#: Rows and columns of a tile: of the kernels' windows, those that paid most often.
+TILE = (64, 16)
+#: Seconds for each entry, and at least, that tiles of a graph and its transpose take to build.
+BUILDING = 6e-9, 5e-3
+#: The most of a product's time that tiles have saved: those of graphs of a few dense parts.
+MOST_SAVED = 0.4
+#: Share of a step's time that its launches take on the host, from which the device waits for them.
+LEAST_SHARE = 0.8
+#: Timed runs of a step, with tiles and without; the first compiles and splits tiles.
+RUNS = 3
+
+
+#: What the two times of a decision are.
+_TIMES = {
+    "order of vertices": "{:.3f} ms a step as it is, {:.3f} reordered",
+    "tiles": "{:.3f} ms a step without, {:.3f} with them",
+    "capture": "{:.3f} ms of launches in a step of {:.3f} ms",
+}
 
 
 @dataclass(frozen=True)
-class Ordering:
-    """What was decided of the order of vertices, and why."""
+class Decision:
+    """What was decided of one subject, and why."""
 
+    subject: str
     reason: str
-    chosen: bool = False
-    finding: float | None = None  #: seconds that finding the order and moving the graph took
-    predicted: tuple[float, ...] = ()  #: seconds of a step's products, as given and reordered
-    measured: tuple[float, ...] = ()  #: seconds of a step
+    chosen: bool = False  #: whether it pays
+    seconds: float | None = None  #: that finding an order, or building tiles, took
+    predicted: tuple[float, ...] = ()  #: seconds, as ``_TIMES`` names them
+    measured: tuple[float, ...] = ()
+    order: Order | None = None  #: that was found, whether it pays or not
+    graphs: tuple["ref[Graph]", ...] = ()  #: that have tiles now
+
+    def undo(self) -> None:
+        """Drop the tiles."""
+        for graph in (weak() for weak in self.graphs):
+            if graph is not None:
+                drop_tiles(graph, TILE)
 
     def explain(self) -> str:
         """Write what was decided in one paragraph."""
-        lines = [f"order of vertices: {self.reason}"]
-        for name, pair in (("predicted", self.predicted), ("measured", self.measured)):
-            if pair:
-                before, after = (seconds * 1e3 for seconds in pair)
-                lines.append(f"  {name}: {before:.3f} ms a step as given, {after:.3f} reordered")
-        if self.finding is not None:
-            lines.append(f"  found in {self.finding:.2f} s")
+        lines = [f"{self.subject}: {self.reason}"]
+        for name, times in (("predicted", self.predicted), ("measured", self.measured)):
+            if times:
+                text = _TIMES[self.subject].format(*(seconds * 1e3 for seconds in times))
+                lines.append(f"  {name}: {text}")
+        if self.seconds is not None:
+            lines.append(f"  took {self.seconds:.2f} s")
         return "\n".join(lines)
 
 
 @dataclass(frozen=True)
-class Trial:
-    """A traced model, what it is called with, and whether it trains."""
+class TimedStep:
+    """A step of a planned model, and what its products cost."""
 
-    traced: TracedForward
-    given: tuple[Any, ...]
-    training: bool
+    run: Callable[[], Any]
+    like: Tensor | None  #: features, of which tiles take the dtype or not
+    graphs: Sequence[Graph]  #: those that are multiplied with
+    plans: Sequence[Plan]
+    mode: Callable[[], AbstractContextManager[Any]]  #: in which it is timed
+    steps: int
 
 
-def decide(trial: Trial, plans: Sequence[Plan], graph: Graph | Tensor) -> Ordering:
-    """Order the vertices by community if that pays within the steps of the settings.
+# The order of the vertices
 
-    Sets the order of the traced model if it does.  Predictions count what gathers miss in the
-    caches, for the structure as it is and in the new order, and the rows that move on the way in
-    and out.  Unless the mode is "model", steps of the model are timed then, two in each order.
+
+def decide_order(step: TimedStep, graph: Graph | None) -> Decision:
+    """Predict whether the vertices of a graph by community pay within the steps.
+
+    Predictions count what gathers miss in the caches, for the structure as it is and in the new
+    order.  The user's code moves its rows once.
     """
-    if not any(one is graph for one in trial.given):
-        return Ordering("stays, since the model is not called with the graph")
-    if not plans:
-        return Ordering("stays, since no layer was planned")
+    said = Decision("order of vertices", "")
+    if graph is None or not step.plans:
+        return replace(said, reason="stays, since no layer was planned")
     try:
-        found = _decided(trial, plans, graph)
-    except (MemoryError, torch.OutOfMemoryError, *FAILURES) as error:
-        found = Ordering(f"stays ({type(error).__name__}: {error})")
-    if not found.chosen:
-        trial.traced.order = None
-    return found
+        return _order(said, step, graph)
+    except (MemoryError, torch.OutOfMemoryError) as error:
+        return replace(said, reason=f"stays ({type(error).__name__}: {error})")
 
 
-def _decided(trial: Trial, plans: Sequence[Plan], graph: Graph | Tensor) -> Ordering:
-    settings = trial.traced.settings
-    steps = settings.steps or 1
-    held = graph if isinstance(graph, Graph) else _of_edges(graph, plans)
-    csr, constants = held.csr, constants_of(held.device)
-    before, least = (_seconds(plans, reach) for reach in (locality(csr), Locality(())))
-    each, once = FINDING["cpu" if held.device == "cpu" else "cuda"]
-    cost = each * csr.nnz + once
+def _order(said: Decision, step: TimedStep, graph: Graph) -> Decision:
+    csr = graph.csr
+    before, least = (_products(step.plans, reach) for reach in (locality(csr), Locality(())))
+    each, fixed = FINDING["cpu" if graph.device == "cpu" else "cuda"]
+    cost = each * csr.nnz + fixed
     if before < GAIN * least:
-        return Ordering("stays, since the caches answer nearly all that is gathered")
-    if (before - least) * steps < cost:
-        return Ordering(f"stays, since to find another takes longer than it saves in {steps} steps")
+        reason = "stays, since the caches answer nearly all that is gathered"
+        return replace(said, reason=reason)
+    if (before - least) * step.steps < cost:
+        reason = f"stays, since to find another takes longer than it saves in {step.steps} steps"
+        return replace(said, reason=reason)
     start = time.perf_counter()
     order = community_order(csr)
-    new = held.reordered(order)
-    finding = time.perf_counter() - start
-    trial.traced.order = VertexOrder(graph, new, order, settings)
-    after = _seconds(plans, locality(new.csr))
-    after += _moving(trial, constants)
-    found = Ordering("by community", True, finding, (before, after))
+    after = _products(step.plans, locality(graph.reordered(order).csr))
+    seconds = time.perf_counter() - start
+    said = replace(said, seconds=seconds, predicted=(before, after), order=order)
     if before < GAIN * after:
-        return replace(found, chosen=False, reason="stays, since another gains too little")
-    if (before - after) * steps < cost:
-        reason = f"stays, since another does not pay within {steps} steps"
-        return replace(found, chosen=False, reason=reason)
-    if settings.mode == "model":
-        return found
-    return _timed(trial, found, cost / steps)
+        return replace(said, reason="stays, since another gains too little")
+    if (before - after) * step.steps < cost:
+        return replace(said, reason=f"stays, since another does not pay within {step.steps} steps")
+    reason = "by community pays: graph.reordered(order), and x[order.perm], of the plan's ordering"
+    return replace(said, reason=reason, chosen=True)
 
 
-def _of_edges(edge_index: Tensor, plans: Sequence[Plan]) -> Graph:
-    """Give the graph of an edge_index, as large as those of the planned layers that can have it."""
-    last = int(edge_index.max()) if edge_index.numel() else 0  # synchronize!
-    sizes = [plan.sizes["n"] for plan in plans if plan.sizes.get("n", 0) > last]
-    if not sizes:
-        raise UnsupportedError("no layer was planned for the graph")
-    return Graph.from_edge_index(edge_index.clone(), num_nodes=sizes[0])
-
-
-def _seconds(plans: Sequence[Plan], reach: Locality) -> float:
+def _products(plans: Sequence[Plan], reach: Locality) -> float:
+    """Predict the seconds of the products whose gathers reach so far."""
     return sum(plan.seconds(reach) for plan in plans)
 
 
-def _moving(trial: Trial, constants: Constants) -> float:
-    """Run the model, and give the seconds that rows take to move in a step."""
-    traced, given, order = trial.traced, trial.given, trial.traced.order
-    assert order is not None  # the caller's
-    with evaluating(traced.model, training=trial.training):
-        if traced.ordered(traced.current(), given, order) is None:
-            raise UnsupportedError(traced.why_as_given)
-        traced(*given)  # what stays is moved, and products are planned
-        order.moved = 0
-        traced(*given)
-    streamed = constants.seconds["other"][Work._fields.index("streamed")]
-    return order.moved * streamed * (2 if trial.training else 1)  # gradients move back
+# Tiles
 
 
-def _timed(trial: Trial, found: Ordering, share: float) -> Ordering:
-    """Time the model as it is and in the new order, and keep the faster, with its share of cost."""
-    traced, training, order = trial.traced, trial.training, trial.traced.order
-    run = partial(traced, *trial.given)
-    like = next(one for one in trial.given if isinstance(one, Tensor))
-    times: dict[bool, list[float]] = {False: [], True: []}
-    with running(traced.model, training=training):
-        for ordered in (False, True) * 2:
-            traced.order = order if ordered else None
-            times[ordered].append(seconds_of(run, like))
-    traced.order = order
-    before, after = min(times[False]), min(times[True])
-    pays = after + share < TELLING * before
-    reason = "by community" if pays else "stays, since another does not pay as timed"
-    return replace(found, chosen=pays, reason=reason, measured=(before, after))
+def decide_tiles(step: TimedStep) -> Decision:
+    """Build tiles for the graphs of a step where that can pay, and keep them if it is faster.
+
+    Products by tiles round as torch's own do, and only while torch allows it.
+    """
+    said = Decision("tiles", "")
+    reason = _against_tiles(step)
+    each, fixed = BUILDING
+    cost = sum(each * graph.nnz + fixed for graph in step.graphs)
+    products = sum(plan.chosen.predicted for plan in step.plans)
+    if not reason and MOST_SAVED * products * step.steps < cost:
+        reason = f"to build them takes longer than they save in {step.steps} steps"
+    if reason:
+        return replace(said, reason=f"none, since {reason}")
+    stays = False
+    try:
+        said = _timed_tiles(said, step)
+        stays = said.chosen
+    except (MemoryError, torch.OutOfMemoryError) as error:
+        said = replace(said, reason=f"none ({type(error).__name__}: {error})")
+    finally:
+        if not stays:
+            for graph in step.graphs:
+                drop_tiles(graph, TILE)
+    return said
+
+
+def _timed_tiles(said: Decision, step: TimedStep) -> Decision:
+    """Build tiles, and time the step without and with them, twice each after a first run."""
+    with step.mode():
+        before = min(_runs(step)[1:])
+        start = time.perf_counter()
+        for graph in step.graphs:
+            prepare(graph, tile=TILE)
+        seconds = time.perf_counter() - start
+        first, *later = _runs(step)
+    after = min(later)
+    seconds += max(0.0, first - after)
+    said = replace(said, seconds=seconds, measured=(before, after))
+    if after < TELLING * before:  # what they took to build is spent
+        graphs = tuple(map(ref, step.graphs))
+        return replace(said, reason=f"of {TILE[0]} x {TILE[1]}", chosen=True, graphs=graphs)
+    return replace(said, reason="none, since they do not pay as timed")
+
+
+def _against_tiles(step: TimedStep) -> str:
+    """Return why products with such features have no tiles, or an empty text."""
+    like = step.like
+    if like is None:
+        return "the model was not called with features"
+    if not like.is_cuda:
+        return "they are for tensor cores, and the features are on the CPU"
+    if like.dtype is torch.float64:
+        return "tensor cores round float64"
+    if like.dtype is torch.float32 and (reasons := against_float32()):
+        return reasons[0]
+    if not step.graphs:
+        return "no layer was planned"
+    if any(has_tiles(graph) for graph in step.graphs):
+        return "a graph has some already, by which its products go"
+    return ""
+
+
+def _runs(step: TimedStep) -> list[float]:
+    assert step.like is not None  # nothing is against it
+    return [seconds_of(step.run, step.like) for _ in range(RUNS)]
+
+
+# A capture
+
+
+def decide_capture(step: TimedStep) -> Decision:
+    """Time what the host takes to launch a step, and the step until the device is done."""
+    said, like = Decision("capture", ""), step.like
+    if like is None:
+        return replace(said, reason="not decided, since the model was not called with features")
+    if not like.is_cuda:
+        reason = "none, since the features are on the CPU, which launches nothing"
+        return replace(said, reason=reason)
+    with step.mode():
+        times = min((times_of(step.run, like) for _ in range(RUNS)), key=lambda pair: pair[1])
+    said = replace(said, measured=times)
+    if times[0] < LEAST_SHARE * times[1]:
+        return replace(said, reason="not needed, since the device is busy meanwhile")
+    reason = "pays, since the device waits for launches: sparsefmt.nn.capture(step, ...)"
+    return replace(said, reason=reason, chosen=True)

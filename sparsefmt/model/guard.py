@@ -12,7 +12,7 @@ from torch.nn import Module
 from torch.optim import Optimizer
 
 from ..errors import DeviceError, UnsupportedError
-from .held import is_graph
+from .state import is_graph
 
 #: Attributes that are numbers or text: a dropout's ``p``, and what users count.
 PLAIN = bool | int | float | str

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from ..errors import DeviceError, DtypeError, ShapeError, UnsupportedError
-from .held import is_graph
+from .state import is_graph
 
 
 class Inputs:

@@ -1,51 +1,143 @@
-"""``optimize``: make a model run the fastest compositions of its layers on a graph."""
+"""``optimize``: make the layers of a model run their fastest compositions on a graph."""
 
 import inspect
-from collections.abc import Mapping
-from dataclasses import replace
+import random
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
+from weakref import ref
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import Module
 
+from ..autograd import as_graph
 from ..autograd.engine.precision import bf16_is_allowed
-from ..autograd.tensors.edge_index import as_graph
 from ..autograd.tensors.prepare import graph_tensors
 from ..autograd.tensors.shared import Shared, n_sources, shared
-from ..errors import DtypeError, ShapeError, UnsupportedError
+from ..errors import DtypeError, ShapeError, SparseFmtError, UnsupportedError
 from ..graph.graph import Graph
+from ..ops.engine.explain import Explanation, explaining
 from ..plan.calibration import constants_of
-from ..plan.pricing import Constants
-from .composition import Settings, stamp
-from .decisions import Ordering, Trial, decide
-from .launching import Launching
-from .launching import decide as decide_capture
-from .layers import ADAPTERS, PlannedLayer, taken, type_name
-from .model_plan import ModelPlan, planned_in, weakly
-from .state import LAYERS, is_leaf
-from .tiling import Tiling, TimedStep
-from .tiling import decide as decide_tiles
-from .trace import TracedForward, evaluating, running, takes
+from ..plan.planner import Plan
+from ..plan.rules import bare
+from .composition import Composition, Settings
+from .decisions import Decision, TimedStep, decide_capture, decide_order, decide_tiles
+from .layers import ADAPTERS, LayerPlan, against, type_name
+from .program import stamp
+from .pyg_layers import layer_of_pyg
+from .state import Snapshot
 
 MODES = ("auto", "model", "measure")
+#: What a model may raise that no longer runs as it did when it was planned.
+_FAILURES = (
+    *(SparseFmtError, ArithmeticError, AssertionError, AttributeError, LookupError, NameError),
+    *(RuntimeError, TypeError, ValueError),
+)
+#: The attribute of a layer for which its ``forward`` looks.
+PLAN = "_plan"
+
+
+@dataclass(frozen=True, repr=False)
+class ModelPlan:
+    """The plans of a model's layers; ``print`` it, or ``explain()`` each composition."""
+
+    model: Module
+    compositions: Mapping[str, Composition] = field(default_factory=dict)
+    left: Mapping[str, str] = field(default_factory=dict)  #: layers that run as they did, and why
+    ordering: Decision | None = None  #: of the vertices, where ``steps`` and ``x`` were given
+    tiling: Decision | None = None  #: likewise, of the format
+    launching: Decision | None = None  #: likewise, whether to capture the step
+    training: bool = False  #: whether it was planned for
+    inputs: tuple[Any, ...] = ()  #: weak references to what the model was called with
+
+    @property
+    def layers(self) -> dict[str, Plan]:
+        """The latest plan of each layer, by its name.
+
+        Of those for training or inference, whichever was asked for, if there is one.
+        """
+        result = {}
+        for name, composition in self.compositions.items():
+            planned = tuple(composition.plans.copy().values())  # calls reorder them
+            plans = [made.plan for made in planned if made.plan]
+            asked = [plan for plan in plans if plan.training == self.training]
+            if plans:
+                result[name] = (asked or plans)[-1]
+        return result
+
+    @property
+    def _decisions(self) -> list[Decision]:
+        return [one for one in (self.ordering, self.tiling, self.launching) if one]
+
+    def explain(self) -> str:
+        """Write every composition of every layer, its costs, what was chosen, and what was left.
+
+        Runs the model once for the kernels of its products, if ``x`` is still there.
+        """
+        layers = self.layers
+        parts = [f"{name or 'model'}: {plan.explain()}" for name, plan in layers.items()]
+        if not layers:
+            parts = ["no layer was planned: the model runs as it did"]
+        left = {name: why for name, why in self.left.items() if name not in layers}
+        parts += [f"{name or 'model'}: runs as it did, since {why}" for name, why in left.items()]
+        if not layers:
+            return "\n".join(parts)
+        parts += [decision.explain() for decision in self._decisions]
+        try:
+            kernels = self.kernels()
+        except _FAILURES as error:
+            parts.append(f"kernels: the model does not run as it did when it was planned ({error})")
+        else:
+            parts += ["\n".join(["kernels of a forward:", *map(str, kernels)])] if kernels else []
+        return "\n\n".join(parts)
+
+    def __str__(self) -> str:
+        lines = [f"{name or 'model'}: {bare(p.chosen.tree)}" for name, p in self.layers.items()]
+        return "\n".join(lines + [f"{one.subject}: {one.reason}" for one in self._decisions])
+
+    def __repr__(self) -> str:
+        return f"<plan of {type(self.model).__name__}: {str(self) or 'nothing'}>"
+
+    def kernels(self) -> tuple[Explanation, ...]:
+        """Run the model once, and explain which kernels the products of its forward ran.
+
+        None without ``x``, once what the model was called with is gone, or after ``restore``.
+        """
+        inputs = [one() if isinstance(one, ref) else one for one in self.inputs]
+        if not inputs or any(one is None for one in inputs) or not _plans_in(self.model):
+            return ()
+        with running(self.model, training=self.training), explaining() as explanations:
+            self.model(*inputs)
+        return tuple({str(one): one for one in explanations}.values())
+
+    def restore(self) -> None:
+        """Make the model run as it did before, and drop the tiles that were built for it."""
+        mine = {id(composition.settings) for composition in self.compositions.values()}
+        for module, plan in _plans_in(self.model).items():
+            if id(plan.composition.settings) in mine:
+                delattr(module, PLAN)
+        for decision in self._decisions:
+            decision.undo()
 
 
 def optimize(
     model: Module,
-    graph: Any,
+    graph: Graph | Shared | Tensor,
     *,
-    x: Any = None,
+    x: Tensor | tuple[Any, ...] | None = None,
     training: bool | None = None,
     steps: int | None = None,
     mode: str = "auto",
 ) -> ModelPlan:
-    """Make a model run the fastest compositions of its layers, in place.
+    """Make the layers of a model run their fastest compositions, in place.
 
     A layer is a product of matrices; the order of its products decides how much it computes.  Each
     order is priced by the sizes of the graph and of the layer, and the constants of the device
-    (``sparsefmt calibrate``).  The model keeps its parameters, buffers and hooks.
+    (``sparsefmt calibrate``).  The model keeps its parameters, buffers, hooks and forward.
 
     Parameters
     ----------
@@ -60,11 +152,10 @@ def optimize(
         Whether to plan for training, with gradients; by default as the model is set.
     steps : int, optional
         How often the model will run, which shares the cost of what is computed once.  With it and
-        ``x`` the vertices of the graph are put into another order, by community, where that pays
-        within so many steps: the model moves rows there and back, and takes and gives the user's.
-        Then tiles are built of the graphs that are multiplied with, ``prepare(graph, tile=...)``,
-        where products may round, and kept if they pay; and the plan says whether a step would be
-        faster captured (``sparsefmt.nn.capture``).
+        ``x`` tiles are built of the graphs that are multiplied with, ``prepare(graph, tile=...)``,
+        where products may round, and kept if they pay; and the plan says whether another order of
+        the graph's vertices would pay (``Graph.reordered``), and whether a step would be faster
+        captured (``sparsefmt.nn.capture``).
     mode : "auto", "model" or "measure"
         By predictions alone ("model"), by timing all that are not beaten ("measure"), or by
         predictions and, where these are within a quarter of the best and a run takes 2 ms or more,
@@ -91,168 +182,211 @@ def optimize(
 
     Notes
     -----
-    What a call gets is compared with what was planned for: another graph, width, dtype or device is
-    planned anew, and a constant that another tensor replaces, or that is written to in place, is
-    computed again.  Options that the expression does not have (edge weights, samples, MaxK),
-    autocast and ``torch.compile`` run the layer's own composition, and so does the capture of a
-    CUDA graph of what was not planned before.  Another order of the vertices holds in all of these
-    but ``torch.compile``, and not in copies.  On a DistGraph layers are planned, by predictions in
-    every mode and by the constants of the first rank; what the model computes between them, the
-    order of vertices, tiles and captures stay.  What is timed runs the hooks of the model
-    and of its parameters.  An error leaves the model as it was.
+    Planned are layers of exactly this package's classes.  A call is compared with what was planned
+    for: another graph, width, dtype or device is planned anew, and a constant that another tensor
+    replaces, or that is written to in place, is computed again.  A layer whose options or maps have
+    changed, or whose maps are no plain linear ones, runs its own code, and so do edge weights,
+    samples, MaxK, autocast, transforms, ``torch.compile`` and the capture of a CUDA graph of what
+    was not planned before.  On a DistGraph layers are planned, by predictions in every mode and by
+    the constants of the first rank; the order of vertices, tiles and captures stay.  The model runs
+    once with ``x``, and more often where it is timed, with its hooks and those of its parameters;
+    what it writes to itself and draws is put back.  An error leaves the model as it was.
     """
-    away = shared(graph)
-    if away is not None and away.whole is not None:
-        graph, away = away.whole, None
-    asked = partial(_asked, model, graph, x, training, steps, mode)
-    agreed = None if away is None else away.agreed(lambda: _alike(asked()), partial(_costs, away))
-    given, training = (one := asked()).given, one.training
-    stay = [one for one in given if _is_features(one) and not one.requires_grad]
-    stamps = tuple(map(stamp, stay))
-    settings = Settings(mode, steps, stamps, timing=True, agreed=agreed)
-    traced = TracedForward(model, settings)
-    patched = "forward" in vars(model) and not planned_in(model)[:1] == [model]
-    if away is None and not (is_leaf(model) or patched or traced.trace()):
-        return ModelPlan(model)
-    before = {module: vars(module).get("forward") for module in model.modules()}
-    made = None
+    dist = shared(graph)
+    if dist is not None and dist.whole is not None:
+        graph, dist = dist.whole, None
+    check = partial(_checked, model, graph, x, training, steps, mode)
+    agreed = None
+    if dist is not None:
+        device = str(graph_tensors(dist.local).device)
+        facts = lambda: _facts(model, check(), training, steps, mode)  # noqa: E731
+        agreed = dist.agreed(facts, lambda: constants_of(device))
+    inputs = check()
+    training = model.training if training is None else training
+    stay = tuple(stamp(one) for one in inputs if _is_features(one) and not one.requires_grad)
+    settings = Settings(mode, steps, stay, timing=True, agreed=agreed)
+    before, result = _plans_in(model), None
     try:
-        for module in planned_in(model):  # by an earlier call
-            del module.forward
-        many = bool(steps and given) and away is None
-        made = _planned(Trial(traced, given, training), graph, many=many)
-        made = made if away is None else replace(made, given=(), **_AS_THEY_ARE)
+        for module in before:
+            delattr(module, PLAN)
+        result = _planned(model, graph, inputs, settings, training=training)
     finally:
         settings.timing = False
-        if made is None:
-            _put_back(before)
-    return made
+        if result is None:
+            for module in _plans_in(model):
+                delattr(module, PLAN)
+            for module, plan in before.items():
+                setattr(module, PLAN, plan)
+    return result
+
+
+def _planned(
+    model: Module, graph: Any, inputs: tuple[Any, ...], settings: Settings, *, training: bool
+) -> ModelPlan:
+    """Plan the layers of a model, and what pays over many steps."""
+    dist, steps = shared(graph), settings.steps
+    plans, graphs = _layers(model, graph, inputs, settings, training=training)
+    result = ModelPlan(
+        model,
+        {name: plan.composition for name, plan in plans.items()},
+        {name: why for name, module in model.named_modules() if (why := _why_left(module))},
+        training=training,
+        inputs=() if dist is not None else _weak(inputs),
+    )
+    if dist is not None:
+        return replace(result, **_NOT_OVER_PROCESSES)
+    if not (steps and inputs):
+        return result
+    step = TimedStep(
+        run=partial(model, *inputs),
+        like=next((one for one in inputs if _is_features(one)), None),
+        graphs=graphs,
+        plans=[*result.layers.values()],
+        mode=partial(running, model, training=training),
+        steps=steps,
+    )
+    structure = graph if isinstance(graph, Graph) else as_graph(graph, step.like)
+    return replace(
+        result,
+        ordering=decide_order(step, structure if isinstance(structure, Graph) else None),
+        tiling=decide_tiles(step),
+        launching=decide_capture(step),
+    )
 
 
 #: What is left as it is where processes share the graph: each of them would decide for itself.
-_AS_THEY_ARE: dict[str, Any] = {
-    "ordering": Ordering("stays, since processes share the graph: reorder it before it is cut"),
-    "tiling": Tiling("none, since processes share the graph"),
-    "launching": Launching("not decided, since processes share the graph"),
+_NOT_OVER_PROCESSES: dict[str, Any] = {
+    "ordering": Decision(
+        "order of vertices", "stays, since processes share the graph: reorder it before it is cut"
+    ),
+    "tiling": Decision("tiles", "none, since processes share the graph"),
+    "launching": Decision("capture", "not decided, since processes share the graph"),
 }
 
 
-class _Asked(NamedTuple):
-    """What a plan is asked for: the values that the model is called with, and options."""
-
-    model: Module
-    given: tuple[Any, ...]
-    training: bool
-    steps: int | None
-    mode: str
+# Layers
 
 
-def _asked(
-    model: Any, graph: Any, x: Any, training: bool | None, steps: int | None, mode: str
-) -> _Asked:
-    """Check what is asked for."""
-    _check(model, graph, mode)
-    _check_options(training, steps)
-    given = _given(model, graph, x)
-    return _Asked(model, given, model.training if training is None else training, steps, mode)
-
-
-def _alike(asked: _Asked) -> dict[str, Any]:
-    """Give what decides for a plan, to be the same on all processes that share a graph."""
-    kinds = [
-        (tuple(one.shape[1:]), str(one.dtype), one.requires_grad, one.is_inference())
-        if isinstance(one, Tensor)
-        else type(one).__name__
-        for one in asked.given
-    ]
-    options = {"training": asked.training, "steps": asked.steps, "mode": asked.mode}
-    layers = {
-        f"model.{name}": (type_name(module), module.training)
-        for name, module in asked.model.named_modules()
-        if name
-    }
-    weights = {
-        f"model.{name}": (tuple(one.shape), str(one.dtype), one.requires_grad)
-        for name, one in asked.model.named_parameters()
-    }
-    kind = {"model": type_name(asked.model)} | layers | weights
-    return {"x": kinds, **options, **kind, "bfloat16 in float32 products": bf16_is_allowed()}
-
-
-def _costs(away: Any) -> Constants:
-    """Give the constants of the device of this process."""
-    return constants_of(str(graph_tensors(away.local).device))
-
-
-def _put_back(forwards: Mapping[Module, Any]) -> None:
-    """Give modules the forward that they had of their own, or none."""
-    for module, forward in forwards.items():
-        vars(module).pop("forward", None)
-        if forward is not None:
-            module.forward = forward
-
-
-def _planned(trial: Trial, graph: Any, *, many: bool) -> ModelPlan:
-    """Plan each layer, and each product between layers."""
-    traced, given, training = trial.traced, trial.given, trial.training
-    model, settings = traced.model, traced.settings
-    found = {
-        name: PlannedLayer(module, ADAPTERS[type_name(module)], settings)
-        for name, module in model.named_modules()
-        if type_name(module) in ADAPTERS and "forward" not in vars(module)  # of the user's
-    }
-    seen = _inputs(model, found, given) if given else {}
-    with running(model, training=training):
-        for name, planned in found.items():
-            _plan(planned, *seen.get(name, (None, graph)), training=training)
-    for planned in found.values():
-        planned.layer.forward = planned
-    if traced.compositions:
-        model.forward = traced
-        if given:
-            with evaluating(model), torch.set_grad_enabled(training):
-                model(*given)
-    settings.timing = False
-    layers = {name: planned.composition for name, planned in found.items()}
-    compositions = {**layers, **traced.compositions}
-    made = ModelPlan(model, compositions, training=training, given=weakly(given))
-    return _for_many_steps(trial, made, found, seen, graph) if many else made
-
-
-def _for_many_steps(
-    trial: Trial,
-    made: ModelPlan,
-    layers: Mapping[str, PlannedLayer],
-    seen: Mapping[str, Any],
+def _layers(
+    model: Module,
     graph: Any,
-) -> ModelPlan:
-    """Decide what pays over many steps: the order of the vertices, tiles in it, a capture."""
-    traced, model, plans = trial.traced, made.model, list(made.layers.values())
-    if is_leaf(model):
-        ordering = Ordering("stays, since the model is one layer")
-    elif "forward" in vars(model) and traced.latest.function is None:
-        ordering = Ordering("stays, since the model has a forward of its own")
-    else:
-        ordering = decide(trial, plans, graph)
-    if ordering.chosen:
-        model.forward = traced
-    step = TimedStep(
-        run=partial(model, *trial.given),
-        like=next((one for one in trial.given if _is_features(one)), None),
-        graphs=_multiplied(trial, layers, seen, traced.order.graph if traced.order else graph),
-        seconds=sum(plan.chosen.predicted for plan in plans),
-        mode=partial(running, model, training=trial.training),
-    )
-    tiling = decide_tiles(step, traced.settings.steps or 1)
-    return replace(made, ordering=ordering, tiling=tiling, launching=decide_capture(step))
+    inputs: tuple[Any, ...],
+    settings: Settings,
+    *,
+    training: bool,
+) -> tuple[dict[str, LayerPlan], list[Graph]]:
+    """Plan each layer; return the plans, and the graphs that they multiply with."""
+    layers = {
+        name: module
+        for name, module in model.named_modules()
+        if type_name(type(module)) in ADAPTERS and "forward" not in vars(module)
+    }
+    plans = {name: LayerPlan(layer, settings) for name, layer in layers.items()}
+    graphs = dict[int, Graph]()
+    with running(model, training=training):
+        calls = _calls(model, layers, inputs) if inputs else {}
+        for name, plan in plans.items():
+            features, edge_index = calls.get(name, (None, graph))
+            made = _plan(plan, layers[name], features, edge_index, training=training)
+            graphs |= {id(one): one for one in made}
+    for name, plan in plans.items():
+        setattr(layers[name], PLAN, plan)
+    settings.timing = False  # calls never take times
+    return plans, list(graphs.values())
 
 
-def _is_features(value: object) -> bool:
-    """Tell whether a value that a model is called with is a tensor of features."""
-    return isinstance(value, Tensor) and value.is_floating_point()
+def _calls(
+    model: Module, layers: Mapping[str, Module], inputs: tuple[Any, ...]
+) -> dict[str, tuple[Any, Any]]:
+    """Call the model, and return the features and the graph that each layer gets first."""
+    calls: dict[str, tuple[Any, Any]] = {}
+
+    def note(name: str, layer: Module, features: Any, edge_index: Any) -> None:
+        calls.setdefault(name, (features, edge_index))
+
+    try:
+        for name, layer in layers.items():
+            setattr(layer, PLAN, partial(note, name))
+        model(*inputs)
+    finally:
+        for layer in layers.values():
+            vars(layer).pop(PLAN, None)
+    return calls
 
 
-def _check(model: object, graph: object, mode: object) -> None:
+def _plan(
+    plan: LayerPlan, layer: Module, x: Any, edge_index: Any, *, training: bool
+) -> list[Graph]:
+    """Plan a layer for these features, or for some as wide as it takes; return its graphs."""
+    if against(layer):
+        return []
+    if x is None:
+        weight = next(iter(plan.adapter.maps(layer).values())).weight
+        n = n_sources(as_graph(edge_index, None))
+        x = torch.randn(n, weight.shape[1], dtype=weight.dtype, device=weight.device)
+    if not plan.serves(layer, x):
+        return []
+    if not plan.composition.settings.is_constant(x):
+        x = x.detach().requires_grad_(training)
+    graph = plan.graph_of(layer, x, edge_index)
+    values = None if graph is None else plan.values(layer, x, graph, edge_index)
+    if graph is None or values is None:
+        return []
+    planned = plan.planned(layer, values, plan.functions(layer, graph), edge_index)
+    multiplied = [graph] if planned.program is None else values.values()
+    return [one for one in multiplied if isinstance(one, Graph)]
+
+
+def _why_left(module: Module) -> str:
+    """Return why a layer runs as it did; an empty text of what is no layer, or is planned."""
+    if layer_of_pyg(module) is not None:
+        return "it is PyG's: exchange it by sparsefmt.nn.replace_layers(model) before"
+    kind, names = type(module), [type_name(base) for base in type(module).__mro__]
+    if names[0] in ADAPTERS:
+        return "its forward was set by hand" if "forward" in vars(module) else against(module)
+    if any(name in ADAPTERS for name in names):
+        return f"{kind.__name__} is a class of your own"
+    if names[0].startswith("sparsefmt.nn.") and "sparsefmt.nn._passing.Passing" in names:
+        return f"{kind.__name__} has one composition alone"
+    return ""
+
+
+def _plans_in(model: Module) -> dict[Module, LayerPlan]:
+    """Return the layers of a model that have a plan, and the plans."""
+    pairs = ((module, vars(module).get(PLAN)) for module in model.modules())
+    return {module: plan for module, plan in pairs if isinstance(plan, LayerPlan)}
+
+
+@contextmanager
+def running(model: Module, *, training: bool) -> Iterator[None]:
+    """Run the model as it trains, with gradients, or evaluates; put back what it writes and draws.
+
+    Parts that are in the other mode stay so where the model as a whole is in the one asked for.
+    """
+    modes = {module: module.training for module in model.modules()}
+    snapshot = Snapshot(model)
+    drawn = random.getstate(), np.random.get_state()  # noqa: NPY002
+    devices = list({p.device for p in model.parameters() if p.is_cuda})
+    try:
+        with torch.random.fork_rng(devices), torch.set_grad_enabled(training):
+            if model.training != training:
+                model.train(training)
+            yield
+    finally:
+        snapshot.restore()
+        random.setstate(drawn[0])
+        np.random.set_state(drawn[1])  # noqa: NPY002
+        for module, mode in modes.items():
+            module.training = mode
+
+
+# What is asked for
+
+
+def _checked(
+    model: Any, graph: Any, x: Any, training: Any, steps: Any, mode: Any
+) -> tuple[Any, ...]:
+    """Check what is asked for, and return what the model is called with."""
     if not isinstance(model, Module):
         raise DtypeError(f"model is a {type(model).__name__}: give a torch.nn.Module.")
     if not isinstance(graph, Graph | Shared | Tensor):
@@ -272,32 +406,35 @@ def _check(model: object, graph: object, mode: object) -> None:
             )
     if mode not in MODES:
         raise UnsupportedError(f"mode is {mode!r}: give one of {', '.join(map(repr, MODES))}.")
-
-
-def _check_options(training: object, steps: object) -> None:
     if training is not None and not isinstance(training, bool):
         raise DtypeError(
             f"training is {training!r}: give True, False, or None for what the model is set to."
         )
-    if steps is None:
-        return
-    if isinstance(steps, bool) or not isinstance(steps, int):
+    if steps is not None and (isinstance(steps, bool) or not isinstance(steps, int)):
         raise DtypeError(f"steps is {steps!r}: give an integer, 1 or more, or None.")
-    if steps < 1:
+    if steps is not None and steps < 1:
         raise ShapeError(f"steps is {steps}: give an integer, 1 or more, or None.")
+    return _inputs(model, graph, x)
 
 
-def _given(model: Module, graph: Graph | Tensor, x: object) -> tuple[Any, ...]:
-    """Give what the model is called with."""
+def _inputs(model: Module, graph: Any, x: Any) -> tuple[Any, ...]:
+    """Return what the model is called with."""
+    signature = inspect.signature(type(model).forward)
     if x is not None and not isinstance(x, Tensor | tuple | list):
         mend = "torch.from_numpy(x)" if hasattr(x, "__array_interface__") else "a torch.Tensor"
         raise DtypeError(
             f"x is a {type(x).__name__}: give {mend}, or a tuple of what the model is called with."
         )
     if isinstance(x, tuple | list):
-        _check_call(model, tuple(x))
+        try:
+            signature.bind(model, *x)
+        except TypeError as error:
+            raise ShapeError(
+                f"x holds {len(x)} values, which {type(model).__name__}.forward does not take: "
+                f"{error}."
+            ) from None
         return tuple(x)
-    of_pyg = [n for n, m in model.named_modules() if type(m).__module__.startswith(LAYERS[0])]
+    of_pyg = [name for name, one in model.named_modules() if layer_of_pyg(one) is not None]
     if isinstance(graph, Graph | Shared) and of_pyg:
         raise DtypeError(
             f"graph is a {type(graph).__name__}, but {of_pyg[0] or 'model'} is a layer of PyG: "
@@ -305,74 +442,40 @@ def _given(model: Module, graph: Graph | Tensor, x: object) -> tuple[Any, ...]:
         )
     if x is None:
         return ()
-    any_number = any(p.kind is p.VAR_POSITIONAL for p in _signature(model).parameters.values())
-    return (x, graph) if any_number or len(takes(model)) > 1 else (x,)
+    _, *parameters = signature.parameters.values()
+    any_number = any(p.kind is p.VAR_POSITIONAL for p in parameters)
+    required = [p for p in parameters if p.default is p.empty and p.kind is not p.VAR_KEYWORD]
+    return (x, graph) if any_number or len(required) > 1 else (x,)
 
 
-def _signature(model: Module) -> inspect.Signature:
-    return inspect.signature(type(model).forward)
-
-
-def _check_call(model: Module, given: tuple[Any, ...]) -> None:
-    try:
-        _signature(model).bind(model, *given)
-    except TypeError as error:
-        raise ShapeError(
-            f"x holds {len(given)} values, which {type(model).__name__}.forward does not take: "
-            f"{error}."
-        ) from None
-
-
-def _inputs(model: Module, found: Mapping[str, PlannedLayer], given: Any) -> dict[str, Any]:
-    """Call the model, and give what each layer gets first."""
-    seen: dict[str, Any] = {}
-
-    def keep(name: str, layer: Module, args: Any, kwargs: Any) -> None:
-        seen.setdefault(name, taken(args, kwargs)[:2])
-
-    hooks = [
-        planned.layer.register_forward_pre_hook(partial(keep, name), with_kwargs=True)
-        for name, planned in found.items()
+def _facts(
+    model: Module, inputs: tuple[Any, ...], training: bool | None, steps: int | None, mode: str
+) -> dict[str, Any]:
+    """Return what decides for a plan, to be the same on all processes that share a graph."""
+    kinds = [
+        (tuple(one.shape[1:]), str(one.dtype), one.requires_grad, one.is_inference())
+        if isinstance(one, Tensor)
+        else type(one).__name__
+        for one in inputs
     ]
-    try:
-        with evaluating(model):
-            model(*given)
-    finally:
-        for hook in hooks:
-            hook.remove()
-    return {name: args for name, args in seen.items() if len(args) == 2}
+    training = model.training if training is None else training
+    facts = {"x": kinds, "training": training, "steps": steps, "mode": mode}
+    facts["model"] = type_name(type(model))
+    for name, module in model.named_modules():
+        if name:
+            facts[f"model.{name}"] = type_name(type(module)), module.training
+    for name, one in model.named_parameters():
+        facts[f"model.{name}"] = tuple(one.shape), str(one.dtype), one.requires_grad
+    return facts | {"bfloat16 in float32 products": bf16_is_allowed()}
 
 
-def _multiplied(
-    trial: Trial, layers: Mapping[str, PlannedLayer], seen: Mapping[str, Any], given: Any
-) -> list[Graph]:
-    """Give the graphs that the model multiplies with, in the order of vertices of the given one."""
-    graphs: dict[int, Graph] = {}
-    if trial.traced.compositions and isinstance(given, Graph):
-        graphs[id(given)] = given
-    for name, layer in layers.items():
-        plans = list(layer.composition.plans.values())
-        x, _ = seen.get(name, (None, None))
-        held = None if x is None else layer.graph_of(x, given)
-        if held is None or not plans:
-            continue
-        values = (layer.values(x, held, given) if plans[-1].program else None) or {"A": held}
-        graphs |= {id(one): one for one in values.values() if isinstance(one, Graph)}
-    return list(graphs.values())
+def _is_features(value: object) -> bool:
+    """Return True if a value that a model is called with is a tensor of features."""
+    return isinstance(value, Tensor) and value.is_floating_point()
 
 
-def _plan(layer: PlannedLayer, x: Tensor | None, graph: Any, *, training: bool) -> None:
-    """Plan a layer for these features, or for some as wide as it takes."""
-    if not layer.adapter.suits(layer.layer) or isinstance(x, tuple | list):  # of two ends
-        return
-    if x is None:
-        weight = next(iter(layer.adapter.parameters(layer.layer).values()))
-        n = n_sources(as_graph(graph, None))
-        with torch.random.fork_rng([d for d in [weight.device] if d.type == "cuda"]):
-            x = torch.randn(n, weight.shape[0], dtype=weight.dtype, device=weight.device)
-    if not layer.composition.settings.is_constant(x):
-        x = x.detach().requires_grad_(training)
-    made = layer.graph_of(x, graph)
-    values = None if made is None else layer.values(x, made, graph)
-    if made is not None and values is not None:
-        layer.planned(values, layer.functions(made), graph)
+def _weak(inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return weak references to tensors and graphs; nothing of inputs that hold them elsewhere."""
+    if all(isinstance(one, Tensor | Graph | int | float | str | None) for one in inputs):
+        return tuple(ref(one) if isinstance(one, Tensor | Graph) else one for one in inputs)
+    return ()

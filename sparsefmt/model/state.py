@@ -1,243 +1,380 @@
-"""What a trace takes for constant: attributes of a model, as a key that changes when they do.
+"""What a step or a model holds: found in values and in code, copied, and put back."""
 
-Containers and objects are keyed by what they hold, tensors by identity and version, and functions,
-classes and graphs by identity.
-"""
-
-import random
+import dis
+import sys
 from collections import deque
-from collections.abc import Callable, Iterable
-from enum import Enum
-from functools import cache, partial
-from logging import Logger
-from types import (
-    BuiltinFunctionType,
-    FunctionType,
-    GetSetDescriptorType,
-    MemberDescriptorType,
-    MethodType,
-    ModuleType,
-    NoneType,
-)
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
-from weakref import ReferenceType, ref
 
-import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import Module
+from torch.nn import Module, ModuleDict, ModuleList, Sequential
+from torch.nn.parameter import is_lazy
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
-from ..autograd.tensors.shared import Shared
+from ..autograd.tensors.edge_index import is_remembered
+from ..autograd.tensors.tensors import GraphTensors
 from ..errors import UnsupportedError
 from ..graph.graph import Graph
 
-#: What containers hold together, how deep, and bytes of an array, beyond which nothing is traced.
-MAX_PARTS, MAX_DEPTH, MAX_BYTES = 2048, 12, 4096
-#: Modules of these are called, not looked into; of the latter also what users derive from them.
+#: Items of a container, and how deep, beyond which nothing is looked for.
+MAX_ITEMS, MAX_DEPTH = 4096, 12
+#: Functions and classes that are read, at most.
+MAX_READ = 512
+#: Modules whose functions give another value at each call, and such names of others.
+CHANGING = {"time", "random", "datetime", "secrets", "uuid", "numpy.random"}
+CHANGING_OF = {"os": {"environ", "getenv", "urandom"}, "builtins": {"open", "input"}}
+#: Packages whose functions are called, and not read.
+KNOWN = {"torch", "torch_geometric", "sparsefmt", "numpy", "scipy", "cupy"}
+#: Modules of these are called, not read; of the latter also what users derive from them.
 LIBRARIES = ("torch.nn.", "torch_geometric.nn.", "sparsefmt.nn")
 LAYERS = ("torch_geometric.nn.conv.", "sparsefmt.nn")
+#: What every module of torch has.
+OF_MODULES = frozenset(vars(Module())) - {"training"}
 
-#: Where a module keeps what is called with its arguments, results and gradients.
-HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-
-_PLAIN = frozenset({bool, int, str, bytes, complex, NoneType, torch.dtype, torch.device})
-_SEQUENCES, _SETS = (list, tuple, deque), (set, frozenset)
-_SAME = (
-    *(Graph, Shared, type, FunctionType, BuiltinFunctionType, ModuleType, Enum, Logger),
-    *(MemberDescriptorType, GetSetDescriptorType, property, staticmethod, classmethod),
-)
-_NAMED = frozenset({FunctionType, BuiltinFunctionType, ModuleType, type})
-_RANDOM = (random.Random, np.random.Generator, np.random.RandomState, np.random.BitGenerator)
-_WITHOUT_VALUE: tuple[Any, ...] = (None, object.__hash__)
-#: What every module of torch has, whose use does not change with it; and the planned forward.
-OF_MODULES = frozenset({*vars(Module()), "forward"}) - {"training"}
+_CONTAINERS = (list, tuple, deque, set, frozenset)
+_READ_AS_CODE = (type, ModuleType, BuiltinFunctionType)
+_LOADS = ("LOAD_GLOBAL", "LOAD_NAME", "IMPORT_NAME")
+_WRAPPERS = (MethodType, staticmethod, classmethod)
+_MISSING = type("missing", (), {})
 
 
-class Key:
-    """The parts of a key, and the objects and containers that they were read from."""
+def is_graph(value: Any) -> bool:
+    """Return True for a graph, or what a layer has taken for one, an ``edge_index``."""
+    return isinstance(value, Graph | GraphTensors) or is_remembered(value)
+
+
+# Values
+
+
+@dataclass
+class Holdings:
+    """The things that a step holds, each once, in the order in which they were found."""
+
+    modules: list[Module] = field(default_factory=list)  #: without those inside of another one
+    optimizers: list[Optimizer] = field(default_factory=list)
+    schedulers: list[LRScheduler] = field(default_factory=list)
+    scalers: list[torch.amp.GradScaler] = field(default_factory=list)  #: those that are enabled
+    generators: list[torch.Generator] = field(default_factory=list)
+    tensors: list[Tensor] = field(default_factory=list)  #: of no module and no optimizer
+    reached: list[Any] = field(default_factory=list)  #: every value, graphs too
+
+
+def holdings(step: Callable[..., Any] | None, state: Iterable[Any] = ()) -> Holdings:
+    """Find what a function changes or reads, apart from its arguments.
+
+    ``step`` is a function, a method, a module or a ``partial``: its closure, defaults, the globals
+    that its code names and the object that it is bound to are looked through, and so on from there.
+    With ``state``, modules, optimizers and whatever else holds some, it may be None.
+
+    Raises
+    ------
+    UnsupportedError
+        If the code of ``step`` calls a clock or a generator of Python's or NumPy's, too many
+        functions to be read, or names a container of too many modules.
+    """
+    walk = _Walk()
+    for value in state:
+        walk.add(value, 0)
+    if step is not None:
+        walk.read(step)
+    result = walk.result
+    inner = {id(m) for module in result.modules for m in module.modules() if m is not module}
+    result.modules = [module for module in result.modules if id(module) not in inner]
+    known = [t for module in result.modules for t in (*module.parameters(), *module.buffers())]
+    known += [p for one in result.optimizers for g in one.param_groups for p in g["params"]]
+    of_modules = {id(t) for t in known}
+    result.tensors = [t for t in result.tensors if id(t) not in of_modules]
+    result.reached = list(walk.seen.values())
+    return result
+
+
+class _Walk:
+    """A walk through values, and through the code of functions among them."""
 
     def __init__(self) -> None:
-        self.parts: list[Any] = []
-        self.objects: list[Any] = []  #: known by their identity
-        self.held: list[tuple[str, Any]] = []  #: tensors, containers and objects, with a name
-        self._name, self._size = "", 0
-        self._seen: dict[int, int] = {}
+        self.result = Holdings()
+        self.seen: dict[int, Any] = {}
+        self._code: list[Any] = []  # functions and classes to be read
 
-    def now(self) -> tuple[Any, ...]:
-        """Give the key."""
-        return tuple(self.parts)
+    def read(self, step: Any) -> None:
+        """Add what the code of a function names, and so on from there."""
+        names = Names(getattr(step, "__module__", None) or "")
+        self.add(step, 0)
+        n_read = -1
+        try:
+            while n_read != (n_read := len(self._code)) or names.read(()):
+                names.read(self._code)
+                for value in [*names.values()]:
+                    self.add(value, 0)
+        except UnsupportedError as error:
+            raise UnsupportedError(
+                f"what step holds cannot be read: {error} If a replay may go without it, give "
+                "capture(..., state=(model, optimizer))."
+            ) from error
 
-    def model(self, model: Module) -> None:
-        """Add what the modules are, and their attributes."""
-        parts = self.parts
-        for module in model.modules():
-            held = vars(module)
-            parts += (id(module), *(len(held[name]) for name in HOOKS))
-            if is_leaf(module):
-                for name, value in held.items():
-                    if name not in OF_MODULES and type(value) in _PLAIN:
-                        parts += (name, value)
-                    elif type(value) is float:
-                        parts += (name, value or str(value))
-                    elif name.endswith("_hooks") and name not in OF_MODULES:  # PyG's own
-                        parts += (name, len(value))
-            else:
-                self._attributes(module)
-
-    def outside(self, values: Iterable[Any], name_of: Callable[[Any], str]) -> None:
-        """Add what the code of the forward reads beside the model."""
-        self._name = "a value outside of it"
-        for value in values:
-            if type(value) in _NAMED:
-                self.parts.append(id(value))
-                self.objects.append(value)
-            else:
-                try:
-                    self.add(value)
-                except UnsupportedError as error:
-                    raise UnsupportedError(
-                        f"the forward reads {name_of(value)}, and {error}"
-                    ) from None
-
-    def _attributes(self, module: Module) -> None:
-        parts, held = self.parts, vars(module)
-        for name, value in held.items():
-            if name in OF_MODULES:
-                continue
-            kind = type(value)
-            if kind in _PLAIN:
-                parts += (name, kind, value)
-            else:
-                parts.append(name)
-                self._name = name
-                try:
-                    self.add(value)
-                except UnsupportedError as error:
-                    raise UnsupportedError(
-                        f"the forward may read {type(module).__name__}.{name}, and {error}"
-                    ) from None
-        for kept in (held["_parameters"], held["_buffers"]):
-            parts += [name for name, value in kept.items() if value is None]
-
-    def add(self, value: Any, depth: int = 0) -> None:
+    def add(self, value: Any, depth: int) -> None:
         """Add a value, and what it holds."""
-        kind, parts = type(value), self.parts
-        if kind in _PLAIN:
-            parts += (kind, value)
-        elif kind is float:
-            parts += (kind, value or str(value))  # 0.0 is not -0.0
-        elif isinstance(value, _SAME):
-            parts.append(id(value))
-            self.objects.append(value)
-        elif isinstance(value, Tensor):
-            parts += (id(value), -1 if value.is_inference() else value._version)
-            self.objects.append(value)
-            self.held.append((self._name, value))
-        elif id(value) in self._seen:
-            parts += ("again", self._seen[id(value)])
-        else:
-            self._seen[id(value)] = len(self._seen)
-            self.objects.append(kind)
-            parts.append(id(kind))
-            self._inner(value, depth + 1)
-
-    def _inner(self, value: Any, depth: int) -> None:
-        found = _held(value)
-        if found is None:
-            self._whole(value)
+        if id(value) in self.seen or depth > MAX_DEPTH:
             return
-        self._size += len(found)
-        if depth > MAX_DEPTH or self._size > MAX_PARTS:
-            raise UnsupportedError("it holds too much to be compared at each call.")
-        self.held.append((self._name, value))
-        self.parts.append(len(found))
-        for inner in found:
-            self.add(inner, depth)
+        self.seen[id(value)] = value
+        kinds: tuple[tuple[Any, list[Any]], ...] = (
+            (Tensor, self.result.tensors),
+            (Optimizer, self.result.optimizers),
+            (LRScheduler, self.result.schedulers),
+            (torch.Generator, self.result.generators),
+            (Module, self.result.modules),
+        )
+        for kind, values in kinds:
+            if isinstance(value, kind):
+                values.append(value)
+        if isinstance(value, torch.amp.GradScaler) and value.is_enabled():
+            self.result.scalers.append(value)
+        if not isinstance(value, Tensor | Optimizer | Graph | torch.Generator):
+            for inner in self._inner(value):
+                self.add(inner, depth + 1)
 
-    def _whole(self, value: Any) -> None:
-        """Add what holds nothing that can be looked at."""
-        kind = type(value)
-        if isinstance(value, _RANDOM):
-            raise UnsupportedError("numbers that it draws would be drawn once.")
-        if isinstance(value, np.ndarray) and value.dtype != object:
-            if value.nbytes > MAX_BYTES:
-                raise UnsupportedError(
-                    f"it is an array of {value.nbytes} bytes, too much to be compared at each "
-                    "call: make it a buffer."
-                )
-            self.parts += (value.dtype, value.shape, value.tobytes())
-        elif kind.__module__.partition(".")[0] == "torch":
-            self.parts.append(id(value))
-            self.objects.append(value)
-        elif kind.__hash__ not in _WITHOUT_VALUE:
-            self.parts.append(value)
-        else:
-            raise UnsupportedError(f"changes of a {kind.__name__} cannot be seen.")
-
-
-def _held(value: Any) -> Any:
-    """Give what a container or an object holds; None of what holds nothing."""
-    found: list[Any] | None = None
-    if isinstance(value, Module):
-        return [held for name, held in vars(value).items() if name not in OF_MODULES]
-    if isinstance(value, _RANDOM):
-        return None
-    if isinstance(value, _SEQUENCES):
-        found = [*value]
-    elif isinstance(value, dict):
-        found = [one for pair in value.items() for one in pair]
-    elif isinstance(value, _SETS):
-        found = sorted(value, key=lambda one: (type(one).__name__, hash(one)))
-    elif isinstance(value, slice):
-        found = [value.start, value.stop, value.step]
-    elif isinstance(value, partial):
-        found = [value.func, value.args, value.keywords]
-    elif isinstance(value, MethodType):
-        found = [value.__func__, value.__self__]
-    elif isinstance(value, ReferenceType):
-        found = [value()]
-    of_object = [*getattr(value, "__dict__", {}).items()]
-    for cls in type(value).__mro__:
-        slots = vars(cls).get("__slots__", ())
-        named = (slots,) if isinstance(slots, str) else slots
-        of_object += [(n, getattr(value, n)) for n in named if n[:2] != "__" and hasattr(value, n)]
-    if of_object or hasattr(value, "__dict__"):
-        found = [*(found or ()), *(one for pair in of_object for one in pair)]
-    return found
+    def _inner(self, value: Any) -> Iterable[Any]:
+        """Return what a value holds, and note the code that it may run."""
+        if isinstance(value, Module):
+            modules = [*value.modules()]
+            self._code += {type(m): None for m in modules if not _is_library_module(m)}
+            return [*modules[1:], *(v for m in modules for v in attributes(m).values())]
+        if isinstance(value, MethodType):
+            return value.__self__, value.__func__
+        if isinstance(value, partial):
+            return value.func, *value.args, *value.keywords.values()
+        if isinstance(value, FunctionType):
+            self._code.append(value)
+            return vars(value).values()  # a decorator keeps there what it has wrapped
+        if isinstance(value, dict):
+            return _items([*value.values()])
+        if isinstance(value, _CONTAINERS):
+            return _items([*value])
+        if isinstance(value, _READ_AS_CODE) or not hasattr(value, "__dict__"):
+            return ()
+        self._code.append(type(value))
+        return [*vars(value).values()]
 
 
-def is_leaf(module: Module) -> bool:
-    """Tell whether a module is called as it is, not looked into: torch's, and kinds of layers."""
-    cls: Any = type(module)
-    return _is_leaf(cls)
+def _items(values: list[Any]) -> list[Any]:
+    """Return at most MAX_ITEMS items; raise if a later one is a module or optimizer."""
+    if any(isinstance(value, Module | Optimizer) for value in values[MAX_ITEMS:]):
+        raise UnsupportedError(f"a container has {len(values)} items, more than {MAX_ITEMS}.")
+    return values[:MAX_ITEMS]
 
 
-@cache
-def _is_leaf(cls: type) -> bool:
-    if issubclass(cls, torch.nn.Sequential | torch.nn.ModuleList | torch.nn.ModuleDict):
+def attributes(module: Module) -> dict[str, Any]:
+    """Return the attributes that a module has beside those of every module."""
+    return {name: value for name, value in vars(module).items() if name not in OF_MODULES}
+
+
+def _is_library_module(module: Module) -> bool:
+    """Return True for torch's modules and layers of libraries, whose code is not read."""
+    kind = type(module)
+    if issubclass(kind, Sequential | ModuleList | ModuleDict):
         return False
-    layer = any(base.__module__.startswith(LAYERS) for base in cls.__mro__)
-    return layer or bool(cls.__module__.startswith(LIBRARIES))
+    layer = any(base.__module__.startswith(LAYERS) for base in kind.__mro__)
+    return layer or kind.__module__.startswith(LIBRARIES)
 
 
-def has_hooks(module: Module) -> bool:
-    """Tell whether somebody sees, or changes, what a call of the module is given and gives."""
-    held = vars(module)
-    return any(held[name] for name in HOOKS)
+# Code
 
 
-def hooked(module: Module) -> bool:
-    """Tell whether a call has hooks, or another forward than the module's class."""
-    return "forward" in vars(module) or has_hooks(module)
+class Names:
+    """The globals, class attributes and variables of closures that code may read."""
+
+    def __init__(self, package: str) -> None:
+        self._names: dict[tuple[int, str], tuple[Mapping[str, Any], str]] = {}
+        self._cells: dict[int, Any] = {}
+        self._defaults: list[Any] = []
+        self._functions: dict[FunctionType, None] = {}
+        self._spaces: dict[int, tuple[Any, Mapping[str, Any]]] = {}
+        self._used: set[str] = set()  # as global names and attributes
+        self._package = {package.partition(".")[0]} - KNOWN
+        self._place = "the forward"
+
+    def values(self) -> Iterator[Any]:
+        """Yield each value as it is now."""
+        for space, name in self._names.values():
+            yield space.get(name, _MISSING)
+        for cell in self._cells.values():
+            try:
+                yield cell.cell_contents
+            except ValueError:  # not bound yet
+                yield _MISSING
+        yield from self._defaults
+
+    def read(self, objects: Iterable[Any]) -> bool:
+        """Read the code of functions and classes and of what it calls; return True if it grew."""
+        before = len(self._names), len(self._cells), len(self._defaults)
+        for value in objects:
+            self._see(value)
+        size = -1
+        while size != (size := len(self._names) + len(self._spaces)):
+            for _, space in [*self._spaces.values()]:
+                for name in self._used & space.keys():
+                    self._name(space, name)
+        return before != (len(self._names), len(self._cells), len(self._defaults))
+
+    def _name(self, space: Mapping[str, Any], name: str) -> None:
+        if (id(space), name) not in self._names:
+            self._names[id(space), name] = space, name
+            self._see(space[name])
+
+    def _see(self, value: Any) -> None:
+        if len(self._functions) + len(self._spaces) > MAX_READ:
+            raise UnsupportedError(f"{self._place} calls more functions than can be compared.")
+        self._refuse_changing(value)
+        if isinstance(value, _WRAPPERS):
+            self._see(value.__func__)
+        elif isinstance(value, property):
+            self._see(value.fget)
+        elif isinstance(value, partial):
+            self._see(value.func)
+        elif isinstance(value, FunctionType):
+            if value not in self._functions and not self._is_library(value):
+                self._functions[value] = None
+                self._function(value, value.__code__)
+        elif isinstance(value, type):
+            for cls in value.__mro__:
+                if not self._is_library(cls):
+                    self._spaces.setdefault(id(cls), (cls, cls.__dict__))
+        elif isinstance(value, ModuleType) and not self._is_library(value):
+            self._spaces.setdefault(id(value), (value, vars(value)))
+
+    def _function(self, function: FunctionType, code: CodeType) -> None:
+        """Read what a function names, and the functions that are written within it."""
+        self._used |= {*code.co_names}
+        lines = [*dis.findlinestarts(code)]
+        for step in dis.get_instructions(code):
+            if step.opname in _LOADS:
+                line = max((n for at, n in lines if at <= step.offset and n), default=0)
+                self._place = f"{code.co_filename}:{line}, in {code.co_name}"
+                self._load(function, str(step.argval), step.opname == "IMPORT_NAME", code)
+        for inner in code.co_consts:
+            if isinstance(inner, CodeType):
+                self._function(function, inner)
+        if code is function.__code__:
+            for cell in function.__closure__ or ():
+                self._cells[id(cell)] = cell
+            self._defaults += [*(function.__defaults__ or ())]
+            self._defaults += [*(function.__kwdefaults__ or {}).values()]
+
+    def _load(self, function: FunctionType, name: str, imported: bool, code: CodeType) -> None:
+        names = function.__globals__
+        value = sys.modules.get(name) if imported else names.get(name, _MISSING)
+        builtin = value is _MISSING and name in CHANGING_OF["builtins"]
+        if builtin or (imported and name in CHANGING):
+            self._refuse(name)
+        if isinstance(value, ModuleType):
+            for used in code.co_names:
+                if used in CHANGING_OF.get(value.__name__, ()):
+                    self._refuse(f"{name}.{used}")
+                if isinstance(inner := vars(value).get(used), ModuleType):
+                    self._refuse_changing(inner)
+        if imported:
+            self._see(value)
+        elif value is not _MISSING:
+            self._name(names, name)
+
+    def _refuse_changing(self, value: Any) -> None:
+        """Refuse clocks and generators, and their functions."""
+        if isinstance(value, ModuleType):
+            name = value.__name__
+        elif isinstance(value, BuiltinFunctionType | MethodType | FunctionType | type):
+            bound = getattr(value, "__self__", None)
+            if bound is not None and not isinstance(bound, ModuleType | type):
+                bound = type(bound)
+            name = value.__module__ or getattr(bound, "__module__", None) or ""
+            name = "numpy.random" if name.startswith("numpy.random") else name
+        else:
+            return
+        if name in CHANGING:
+            self._refuse(getattr(value, "__name__", name))
+
+    def _refuse(self, name: str) -> None:
+        raise UnsupportedError(
+            f"{self._place} uses {name}, which may give another value at each call."
+        )
+
+    def _is_library(self, value: Any) -> bool:
+        """Return True for a function, class or module that is called, and not read."""
+        name = (value.__name__ if isinstance(value, ModuleType) else value.__module__) or ""
+        root = name.partition(".")[0]
+        if root in KNOWN or root in sys.stdlib_module_names or root == "builtins":
+            return True
+        file = getattr(sys.modules.get(name), "__file__", None) or ""
+        return root not in self._package and ("site-packages" in file or "dist-packages" in file)
 
 
-def hold(objects: list[Any], gone: Callable[[], None]) -> list[Any]:
-    """Keep objects from giving their identity to others: say when one has gone, or hold it."""
-    return [_reference(one, gone) for one in objects]
+# Copies
 
 
-def _reference(one: Any, gone: Callable[[], None]) -> Any:
-    try:
-        return ref(one, lambda _: gone())
-    except TypeError:
-        return one
+class Snapshot:
+    """The tensors, gradients, attributes and containers of a model, as they were."""
+
+    def __init__(self, model: Module) -> None:
+        values = holdings(None, (model,)).reached
+        tensors = [*model.parameters(), *model.buffers()]
+        tensors += [value for value in values if isinstance(value, Tensor)]
+        unique = {id(t): t for t in tensors if _is_copied(t)}
+        self._tensors = [(t, t.detach().clone()) for t in unique.values()]
+        self._gradients = [(p, p.grad) for p in model.parameters()]
+        places = [*values, *(module._buffers for module in model.modules())]
+        pairs = ((place, _contents(place)) for place in places)
+        self._places = [(place, before) for place, before in pairs if before is not None]
+
+    def restore(self) -> None:
+        """Put back what has changed."""
+        for place, before in self._places:
+            if not _same(_contents(place), before):
+                _fill(place, before)
+        for parameter, gradient in self._gradients:
+            parameter.grad = gradient
+        with torch.no_grad():
+            for tensor, before in self._tensors:
+                if not torch.equal(tensor, before):
+                    tensor.copy_(before)
+
+
+def _is_copied(tensor: Tensor) -> bool:
+    known = not (is_lazy(tensor) or tensor.is_inference() or tensor.is_meta)
+    return known and tensor.layout is torch.strided
+
+
+def _contents(place: Any) -> Any:
+    """Return what a module, a container or an object holds; None of what cannot be written to."""
+    if isinstance(place, Module):
+        return None if _is_library_module(place) else attributes(place)
+    if isinstance(place, Tensor | Graph | GraphTensors | FunctionType | ModuleType | type):
+        return None
+    if isinstance(place, list | deque):
+        return [*place]
+    if isinstance(place, set):
+        return {*place}
+    contents = place if isinstance(place, dict) else getattr(place, "__dict__", None)
+    return dict(contents) if isinstance(contents, dict) else None
+
+
+def _same(now: Any, before: Any) -> bool:
+    if isinstance(before, set):
+        return bool(now == before)
+    if isinstance(before, dict):
+        return [*now] == [*before] and all(now[key] is before[key] for key in before)
+    return len(now) == len(before) and all(a is b for a, b in zip(now, before, strict=True))
+
+
+def _fill(place: Any, before: Any) -> None:
+    if isinstance(place, Module):
+        for name in attributes(place):
+            del vars(place)[name]
+        vars(place).update(before)
+        return
+    into: Any = place if isinstance(place, list | deque | dict | set) else vars(place)
+    into.clear()
+    (into.extend if isinstance(before, list) else into.update)(before)

@@ -9,16 +9,9 @@ from torch import Tensor
 from torch.nn import Linear, Module, Parameter, init
 from torch.nn.functional import dropout
 
-from ..autograd import (
-    GraphLike,
-    as_graph,
-    edge_softmax,
-    graph_tensors,
-    message_aggregate,
-    read_map,
-    sddmm,
-    spmm,
-)
+from ..autograd import as_graph, edge_softmax, message_aggregate, sddmm, spmm
+from ..autograd.maps import read_map
+from ..autograd.tensors.prepare import GraphLike, graph_tensors
 from ..errors import DtypeError, ShapeError, UnsupportedError
 from ._inputs import Ends, check_beside, check_counts, check_flags, check_number, in_pair
 from ._loops import ends, loops, with_loops

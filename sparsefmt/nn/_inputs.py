@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..autograd import GraphLike, as_graph, graph_tensors, spmm
+from ..autograd import as_graph, spmm
+from ..autograd.tensors.prepare import GraphLike, graph_tensors
 from ..autograd.tensors.tensors import GraphTensors
 from ..errors import DeviceError, DtypeError, ShapeError, UnsupportedError
 from .shared import Shared, shared

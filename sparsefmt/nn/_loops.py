@@ -8,7 +8,10 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
-from ..autograd import GraphLike, as_graph, graph_tensors, own_values, sddmm, spmm, unit_scales
+from ..autograd import as_graph, sddmm, spmm
+from ..autograd.gcn import unit_scales
+from ..autograd.tensors.order import own_values
+from ..autograd.tensors.prepare import GraphLike, graph_tensors
 from ..autograd.tensors.tensors import GraphTensors
 from ..errors import DtypeError, ShapeError, UnsupportedError
 from ._inputs import by_vertex, check_counts, check_edge_weight, check_in_channels, check_input

@@ -12,7 +12,7 @@ from torch.nn.functional import linear
 from torch.nn.parameter import UninitializedParameter
 from torch.nn.utils.parametrize import is_parametrized
 
-from ..autograd import calls_forward_alone, read_map
+from ..autograd.maps import calls_forward_alone, read_map
 from ..errors import DeviceError, DtypeError, ShapeError, UnsupportedError
 from ._inputs import Ends, as_autocast, check_beside, check_flags, check_number, check_width
 from ._passing import Passing

@@ -9,14 +9,11 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
-from ..autograd import (
-    GraphLike,
-    as_graph,
-    checked_strategy,
-    features_to_keep,
-    sample_width,
-    turned,
-)
+from ..autograd import as_graph
+from ..autograd.cbsr import features_to_keep
+from ..autograd.sampling import checked_strategy, sample_width
+from ..autograd.tensors.edge_index import turned
+from ..autograd.tensors.prepare import GraphLike
 from ..errors import DtypeError, ShapeError, UnsupportedError
 from ._inputs import Ends, by_vertex, check_counts, ends_of
 from .shared import Shared, sampled_aggregate
@@ -81,6 +78,7 @@ class Passing(Module):
     _takes_all: ClassVar[bool] = False
     _node_dim: ClassVar[int] = -2
     decomposed_layers: int = 1  # PyG's is a property
+    _plan: Any = None  #: of ``optimize``: computes a layer, or returns None
 
     def __init__(
         self,

@@ -6,16 +6,8 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from ..autograd import (
-    GraphLike,
-    as_graph,
-    dot_aggregate,
-    edge_softmax,
-    graph_tensors,
-    has_tiles,
-    sddmm,
-    spmm,
-)
+from ..autograd import as_graph, dot_aggregate, edge_softmax, sddmm, spmm
+from ..autograd.tensors.prepare import GraphLike, graph_tensors, has_tiles
 from ._attention import entries_with_loops, refuse_static
 from ._inputs import Ends, check_flags, check_input
 from ._loops import log_sums, loops, missing_loops

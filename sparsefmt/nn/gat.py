@@ -12,17 +12,11 @@ from torch.nn import Linear, Parameter
 from torch.nn.functional import leaky_relu, linear
 
 from .._lazy import resolver
-from ..autograd import (
-    GraphLike,
-    as_graph,
-    edge_combine,
-    gat_aggregate,
-    gat_convolution,
-    gat_of_vectors,
-    graph_tensors,
-    is_plain,
-    read_map,
-)
+from ..autograd import as_graph, edge_combine, gat_aggregate, gat_of_vectors
+from ..autograd.attention import gat_convolution
+from ..autograd.maps import read_map
+from ..autograd.plain import is_plain
+from ..autograd.tensors.prepare import GraphLike, graph_tensors
 from ._attention import Entries, LoopedAttention, check_edge_features
 from ._inputs import Ends
 from ._maps import GLOROT, linear_map, mapped
@@ -174,8 +168,12 @@ class GATConv(LoopedAttention):
         With the weights the layer is composed of ``edge_softmax`` and ``spmm``, over a graph with
         loops of its own that is made once, and leaves out weights as PyG's layer at the same seed.
         """
-        if isinstance(x, Tensor) and size is None and edge_attr is None and x.dim() == 2:
-            y = None if return_attention_weights else self._in_one_node(x, edge_index)
+        if size is None and edge_attr is None and not return_attention_weights:
+            y = None if self._plan is None else self._plan(self, x, edge_index)
+            if y is not None:
+                return y
+            if isinstance(x, Tensor) and x.dim() == 2:
+                y = self._in_one_node(x, edge_index)
             if y is not None:
                 return y if self.res is None else y + mapped(self.res, x, "x")
         ends = self._ends(x, edge_index, size)

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import leaky_relu
 
-from ..autograd import GraphLike, edge_combine, gatv2_aggregate
+from ..autograd import edge_combine, gatv2_aggregate
+from ..autograd.tensors.prepare import GraphLike
 from ..errors import DtypeError
 from ._attention import Entries, LoopedAttention, check_edge_features
 from ._inputs import check_flags, in_pair

@@ -11,13 +11,11 @@ from torch import Tensor
 from torch.nn import Parameter, init
 from torch.nn.functional import linear
 
-from ..autograd import (
-    GraphLike,
-    as_graph,
-    gcn_convolution,
-    is_plain,
-    read_map,
-)
+from ..autograd import as_graph
+from ..autograd.layers import gcn_convolution
+from ..autograd.maps import read_map
+from ..autograd.plain import is_plain
+from ..autograd.tensors.prepare import GraphLike
 from ..autograd.tensors.tensors import GraphTensors
 from ..errors import ShapeError
 from ._inputs import (
@@ -167,6 +165,10 @@ class GCNConv(Convolution):
         ShapeError, DtypeError, DeviceError, UnsupportedError
             As ``autograd.spmm``; also if the graph is not square.
         """
+        if self._plan is not None and edge_weight is None:
+            planned: Tensor | None = self._plan(self, x, edge_index)
+            if planned is not None:
+                return planned
         to_all = gets_all_loops(edge_index)
         if self.cached and self.normalize:
             edge_index, edge_weight, to_all = self._first(x, edge_index, edge_weight)

@@ -9,15 +9,11 @@ from typing import Any, Unpack
 from torch import Tensor
 from torch.nn import Linear, Module, Sequential
 
-from ..autograd import (
-    GraphLike,
-    calls_forward_alone,
-    gin_convolution,
-    is_plain,
-    maxk,
-    propagated,
-    read_map,
-)
+from ..autograd import maxk
+from ..autograd.layers import gin_convolution, propagated
+from ..autograd.maps import calls_forward_alone, read_map
+from ..autograd.plain import is_plain
+from ..autograd.tensors.prepare import GraphLike
 from ._inputs import Ends, as_autocast, check_edge_weight
 from ._loops import over_vertices
 from ._maps import OfNetwork, called, check_fit
@@ -99,6 +95,10 @@ class GINConv(OfNetwork, Convolution):
         ShapeError, DtypeError, DeviceError, UnsupportedError
             As ``SAGEConv``; also if ``nn`` cannot take ``x``, or both ends are not of one width.
         """
+        if self._plan is not None and size is None and edge_weight is None:
+            planned: Tensor | None = self._plan(self, x, edge_index)
+            if planned is not None:
+                return planned
         if isinstance(x, Tensor) and size is None:
             graph = self._graph(x, edge_index)
             if edge_weight is None and self._is_usual():

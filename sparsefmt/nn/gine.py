@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn import Module, Sequential
 
-from ..autograd import GraphLike, graph_tensors, message_aggregate
+from ..autograd import message_aggregate
+from ..autograd.tensors.prepare import GraphLike, graph_tensors
 from ..errors import DtypeError, ShapeError
 from ._inputs import Ends, as_autocast, check_beside, check_counts, check_in_channels
 from ._maps import OfNetwork, called, check_fit, draw_map, linear_map, mapped

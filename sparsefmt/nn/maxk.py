@@ -2,7 +2,8 @@
 
 from torch import Tensor
 
-from ..autograd import features_to_keep, maxk
+from ..autograd import maxk
+from ..autograd.cbsr import features_to_keep
 from ._passing import Balanced
 
 

@@ -10,12 +10,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear, normalize
 
-from ..autograd import (
-    GraphLike,
-    is_plain,
-    read_map,
-    sage_convolution,
-)
+from ..autograd.layers import sage_convolution
+from ..autograd.maps import read_map
+from ..autograd.plain import is_plain
+from ..autograd.tensors.prepare import GraphLike
 from ..errors import ShapeError
 from ._inputs import Ends, check_counts, check_edge_weight, check_flags, in_pair
 from ._loops import gathered, over_vertices, width_of
@@ -158,6 +156,10 @@ class SAGEConv(Convolution):
             As ``autograd.spmm``; also if ``x`` is one tensor and the graph is not square, or
             ``size`` is not that of the graph.
         """
+        if self._plan is not None and size is None and edge_weight is None:
+            planned: Tensor | None = self._plan(self, x, edge_index)
+            if planned is not None:
+                return planned
         if isinstance(x, Tensor) and size is None:
             graph = self._graph(x, edge_index)
             found = self._at_once(x, graph) if edge_weight is None and self._is_usual() else None

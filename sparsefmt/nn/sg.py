@@ -8,7 +8,7 @@ from typing import Unpack
 
 from torch import Tensor
 
-from ..autograd import GraphLike
+from ..autograd.tensors.prepare import GraphLike
 from ._inputs import check_flags
 from ._loops import HopConvolution
 from ._maps import called, draw_map, linear_map, mapped
@@ -82,6 +82,10 @@ class SGConv(HopConvolution):
 
         ``x`` may not be sparse.
         """
+        if self._plan is not None and edge_weight is None:
+            planned: Tensor | None = self._plan(self, x, edge_index)
+            if planned is not None:
+                return planned
         if self._cached_x is not None:
             return called(self.lin, self._cached_x.detach(), "x")
         fill = 1.0 if self.add_self_loops else 0.0

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import Linear, ModuleList, Parameter, init
 
-from ..autograd import GraphLike
+from ..autograd.tensors.prepare import GraphLike
 from ._inputs import check_flags
 from ._loops import HopConvolution
 from ._maps import called, check_map, draw_map, linear_map
@@ -87,6 +87,10 @@ class TAGConv(HopConvolution):
 
         ``x`` may not be sparse.
         """
+        if self._plan is not None and edge_weight is None:
+            planned: Tensor | None = self._plan(self, x, edge_index)
+            if planned is not None:
+                return planned
         steps = self._steps(x, edge_index, edge_weight, 0.0 if self.normalize else None)
         maps = self._maps()
         for layer in maps:

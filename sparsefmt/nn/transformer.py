@@ -12,7 +12,9 @@ from torch import Tensor
 from torch.nn import Linear
 from torch.nn.functional import dropout
 
-from ..autograd import GraphLike, dot_aggregate, edge_softmax, read_map, sddmm
+from ..autograd import dot_aggregate, edge_softmax, sddmm
+from ..autograd.maps import read_map
+from ..autograd.tensors.prepare import GraphLike
 from ..errors import DtypeError, ShapeError
 from ._attention import (
     Attention,

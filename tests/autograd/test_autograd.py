@@ -252,12 +252,12 @@ def test_tensors_share_the_graphs_memory_and_die_with_it():
     graph = make_graph(9, 6, 40)
     (x,) = tensors("cpu", (6, 4))
     spmm(graph, x)
-    kept = graph._built.tensors[0]
+    kept = graph._slots.torch[0]
     assert kept.rows.indptr.data_ptr() == graph.csr.indptr.ctypes.data
-    assert kept.columns is None  # nobody has asked for a gradient
+    assert kept._columns is None  # nobody has asked for a gradient
     prepare(graph)
     assert kept.columns.perm.data_ptr() == graph.csc_perm.ctypes.data
-    assert graph._built.tensors[0] is kept
+    assert graph._slots.torch[0] is kept
 
 
 def test_only_gradients_that_are_asked_for_hold_memory():

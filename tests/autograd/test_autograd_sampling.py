@@ -259,7 +259,7 @@ def test_only_gradients_that_are_asked_for_hold_memory():
     assert bilinear.grad_fn.saved_tensors[0] is not None
     assert [one.shape for one in bilinear.grad_fn.saved_tensors[4:]] == [(1,)]  # the seed
     torch.autograd.grad(bilinear.sum(), (x, a))
-    assert graph._built.tensors[0].columns is None  # nobody has read the transpose
+    assert graph._slots.torch[0]._columns is None  # nobody has read the transpose
     assert sampled_aggregate(graph, x.detach(), 3, a.detach()).grad_fn is None
     with torch.no_grad():
         assert sampled_aggregate(graph, x, 3, a).grad_fn is None

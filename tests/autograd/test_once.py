@@ -89,7 +89,7 @@ def test_sides_are_those_of_the_formats(way, kind, dtype, backward):
     assert not graph.weighted
     with torch.set_grad_enabled(backward):  # columns on demand, or with the rows
         autograd.structure.side_of(graph, False)
-    assert (graph._built.tensors[0].columns is not None) == backward
+    assert (graph._slots.torch[0]._columns is not None) == backward
     for transposed in (False, True):
         mine = autograd.structure.side_of(graph, transposed)
         assert mine.arrays is not None

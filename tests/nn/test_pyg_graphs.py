@@ -14,7 +14,7 @@ from torch_geometric import nn as pyg  # noqa: E402
 from sparsefmt import FormatError, Graph, UnsupportedError, nn  # noqa: E402
 from sparsefmt.autograd import as_graph, edge_softmax, spmm  # noqa: E402
 from sparsefmt.formats import primitives  # noqa: E402
-from sparsefmt.model.held import is_graph  # noqa: E402
+from sparsefmt.model.state import is_graph  # noqa: E402
 
 pytestmark = [
     pytest.mark.usefixtures("one_thread"),

@@ -211,7 +211,7 @@ def test_groups_are_made_once_and_anew_for_other_types(device):
     assert torch.allclose(ours(x[0], given, other), theirs(x[0], given, other), atol=1e-10)
     graph = Graph.from_edge_index(given, num_nodes=(N, M))
     ours(x[0], graph, other)
-    (kept,) = (one for one in graph._built.typed if one is not None)
+    (kept,) = (one for one in graph._slots.typed if one is not None)
     assert len(kept) == 1
     del other
     assert not kept

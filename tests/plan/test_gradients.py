@@ -9,7 +9,7 @@ torch = pytest.importorskip("torch")
 from autograd_cases import make_graph  # noqa: E402
 
 from sparsefmt import Graph  # noqa: E402
-from sparsefmt.model.composition import FUNCTIONS, Attention, Program, Weighted  # noqa: E402
+from sparsefmt.model.program import FUNCTIONS, Attention, Program, Weighted  # noqa: E402
 from sparsefmt.plan import models  # noqa: E402
 from sparsefmt.plan.expression import Apply, Hop, Leaf, Product, Sum  # noqa: E402
 from sparsefmt.plan.forest import forest  # noqa: E402

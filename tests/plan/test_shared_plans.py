@@ -68,7 +68,7 @@ def test_features_that_stay_are_exchanged_once_and_their_scores_at_each_run():
         for candidate in planned(name, (256, 8), training=True).candidates:
             exchanges = [e for s in steps(candidate.tree) for e in s.exchanges(True)]
             for one in exchanges:
-                assert one.once == (one.primitive.size[1] == "in")
+                assert one.first_only == (one.primitive.size[1] == "in")
             assert exchanges
     tree = planned("gat of features that stay", (8, 256), training=True).chosen.tree
     assert sorted(widths_of(tree, True)) == ["heads", "heads", "in"]

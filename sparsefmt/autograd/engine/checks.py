@@ -9,8 +9,11 @@ from torch import Tensor
 
 from ...errors import DeviceError, DtypeError, ShapeError, UnsupportedError
 from ...graph.graph import Graph
-from ...ops.engine import checks
+from ...ops.engine.bind import Named, count_of_features, register_library
+from ...ops.engine.bind import bind as bind
+from ...ops.engine.table import Arg, Op
 from ..tensors.tensors import GraphTensors
+from . import library
 
 FLOATING = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
@@ -158,30 +161,6 @@ def own_values(values: Tensor, x: Tensor, graph: GraphTensors) -> None:
         )
 
 
-def pair(x: Tensor, y: Tensor, graph: GraphTensors) -> None:
-    """Check for features of one dtype whose heads and widths fit."""
-    if x.dtype is not y.dtype:
-        raise DtypeError(
-            f"y is {y.dtype} but x is {x.dtype}{_autocast(graph)}: give both in one dtype, "
-            f"y.to({x.dtype}) for instance."
-        )
-    if x.dim() > 3 or x.shape[1:] != y.shape[1:]:
-        raise ShapeError(
-            f"x has shape {tuple(x.shape)} and y {tuple(y.shape)}: give (n_rows, feat) and "
-            "(n_cols, feat), or (n_rows, heads, feat) and (n_cols, heads, feat)."
-        )
-
-
-def scores(value: Tensor, graph: GraphTensors) -> None:
-    """Check for scores, (nnz,) or (nnz, heads), where the graph is."""
-    place("scores", value, graph)
-    if value.dim() not in (1, 2) or value.shape[0] != graph.nnz:
-        raise ShapeError(
-            f"scores has shape {tuple(value.shape)} but the graph stores {graph.nnz} entries: "
-            f"give ({graph.nnz},) or ({graph.nnz}, heads)."
-        )
-
-
 def kept(k: Any, feat: int | None) -> int:
     """Check how many features of a row to keep; ``feat`` is None where it is not known yet."""
     if isinstance(k, bool) or (isinstance(k, Tensor) and k.dtype is torch.bool):
@@ -193,7 +172,7 @@ def kept(k: Any, feat: int | None) -> int:
     if feat is None and found < 1:
         raise ShapeError(f"k is {k}: give 1 or more.")
     if feat is not None:
-        checks.count_of_features(found, feat)
+        count_of_features(found, feat)
     return found
 
 
@@ -253,3 +232,134 @@ def bias(value: Any, x: Tensor, graph: GraphTensors) -> None:
             f"bias has shape {tuple(value.shape)} but x has {tuple(x.shape)}: give "
             f"{tuple(x.shape[1:])}, one value for each feature."
         )
+
+
+class Tensors:
+    """Torch's tensors as ``bind`` checks them beside the tensors of a graph."""
+
+    kind = Tensor
+    floats = frozenset(FLOATING)
+    layout = torch.strided
+
+    def cast(self, op: Op, A: GraphTensors, args: dict[str, Any]) -> dict[str, Any]:
+        """Cast arguments as autocast does before the operation."""
+        if not torch.is_autocast_enabled(A.kind):
+            return args
+        names, narrowed = op.named, op.narrowed or ()
+        wide, narrow = (library.autocast_dtype(A.kind, narrow=narrow) for narrow in (False, True))
+        return {
+            name: library.cast(
+                value, A.kind, narrow if {"*", names[name].name} & {*narrowed} else wide
+            )
+            for name, value in args.items()
+        }
+
+    def own_values(self, op: Op, A: GraphTensors, values: Tensor, like: Named) -> Tensor:
+        """Cast the graph's own values as autocast does; check that they have the dtype of x."""
+        (values,) = library.narrowed(A.kind, values)
+        own_values(values, like[1], A)
+        return values
+
+    def check(
+        self, name: str, value: Any, arg: Arg, A: GraphTensors, size: int, like: Named | None
+    ) -> Any:
+        """Check an argument that needs ``size`` rows; raise what is wrong."""
+        return getattr(self, arg.check)(name, value, arg, A, size, like)
+
+    def features(
+        self, name: str, value: Any, arg: Arg, A: GraphTensors, size: int, like: Named | None
+    ) -> Tensor:
+        """Check for (size, feat) or (size, heads, feat)."""
+        tensor(name, value)
+        place(name, value, A)
+        if 3 not in arg.axes:
+            two_axes(name, value)
+        axis = "rows" if arg.rows == "rows" else "columns"
+        features(name, value, rows=size, axis=axis, graph=A)
+        if value.dim() > 3:
+            raise ShapeError(
+                f"{name} has shape {tuple(value.shape)}: give (rows, heads, feat), "
+                f"{name}.flatten(2) for instance."
+            )
+        return self._alike(name, value, arg, A, like)
+
+    def _alike(
+        self, name: str, value: Tensor, arg: Arg, A: GraphTensors, like: Named | None
+    ) -> Tensor:
+        """Check for the dtype, and the shape behind the rows, of another argument."""
+        if like is None:
+            return value
+        if value.dtype is not like[1].dtype:
+            raise DtypeError(
+                f"{name} is {value.dtype} but {like[0]} is {like[1].dtype}{_autocast(A)}: give "
+                f"both in one dtype, {name}.to({like[1].dtype}) for instance."
+            )
+        if arg.behind and value.shape[1:] != like[1].shape[1:]:
+            shapes = f"{name} has shape {tuple(value.shape)} and {like[0]} {tuple(like[1].shape)}"
+            mend = "both as many heads, and features of each."
+            if like[0] == "x":  # of dot products
+                shapes = f"x has shape {tuple(like[1].shape)} and {name} {tuple(value.shape)}"
+                mend = "(n_rows, feat) and (n_cols, feat), or both with heads between."
+            raise ShapeError(f"{shapes}: give {mend}")
+        return value
+
+    def factor(
+        self, name: str, value: Any, arg: Arg, A: GraphTensors, size: int, like: Named | None
+    ) -> Tensor:
+        """Check for one factor of each row or column."""
+        if like is not None:
+            what = "rows" if arg.rows == "rows" else "columns"
+            vector(name, value, length=size, what=what, x=like[1], graph=A)
+        return value
+
+    def entries(
+        self, name: str, value: Any, arg: Arg, A: GraphTensors, size: int, like: Named | None
+    ) -> Tensor:
+        """Check for one value, or a row of them, at each stored entry."""
+        tensor(name, value)
+        if arg.alike == "dtype" and like is not None:
+            if value.dim() == 2:
+                of_heads(name, value, A, like[1])
+            else:
+                vector(name, value, length=size, what="stored entries", x=like[1], graph=A)
+            return value
+        place(name, value, A)
+        if value.dim() not in arg.axes or value.shape[0] != size:
+            shapes = f"({size},) or ({size}, heads)" if 1 in arg.axes else f"({size}, feat)"
+            raise ShapeError(
+                f"{name} has shape {tuple(value.shape)} but the graph stores {size} entries: "
+                f"give {shapes}."
+            )
+        return self._alike(name, value, arg, A, like)
+
+    def scores(
+        self, name: str, value: Any, arg: Arg, A: GraphTensors, size: int, like: Named | None
+    ) -> Tensor:
+        """Check for one score of each head; float32 will do beside 2-byte features."""
+        tensor(name, value)
+        place(name, value, A)
+        if like is None:
+            return value
+        other, x = like
+        heads = tuple(x.shape[arg.behind])
+        shapes = [(size,), (size, 1)] if heads in ((), (1,)) else [(size, *heads)]
+        # Not ``in``, which dynamo answers without a look at symbolic sizes.
+        if value.shape != shapes[0] and value.shape != shapes[-1]:
+            each = {"rows": "target", "cols": "source"}.get(arg.rows or "", "stored entry")
+            raise ShapeError(
+                f"{name} has shape {tuple(value.shape)}: give {shapes[0]}, one score per {each} "
+                f"and head ({other}.shape == {tuple(x.shape)}, graph.shape == "
+                f"{(A.n_rows, A.n_cols)}, graph.nnz == {A.nnz})."
+            )
+        if not (x.dtype.itemsize == 2 and value.dtype is torch.float32):
+            self._alike(name, value, Arg(name), A, like)
+        return value
+
+    def balanced(
+        self, name: str, value: Any, arg: Arg, A: GraphTensors, size: int, like: Named | None
+    ) -> Tensor:
+        """Return it: tensors have no class for row-balanced features."""
+        return value
+
+
+register_library(GraphTensors, Tensors())

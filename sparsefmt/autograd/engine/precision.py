@@ -9,14 +9,14 @@ _precision: Any = getattr(torch._C, "_get_fp32_precision_getter", None)
 
 
 def tf32_is_allowed() -> bool:
-    """Tell whether float32 may be rounded to TF32: ``set_float32_matmul_precision("high")``."""
+    """Return True if float32 may be rounded to TF32: ``set_float32_matmul_precision("high")``."""
     if _precision is None:
         return torch.get_float32_matmul_precision() != "highest"
     return bool(_precision("cuda", "matmul") == "tf32")
 
 
 def bf16_is_allowed() -> bool:
-    """Tell whether float32 may be rounded to bfloat16: ``set_float32_matmul_precision("medium")``.
+    """Return True if float32 may be rounded to bfloat16: ``..._matmul_precision("medium")``.
 
     Torch has no such word for products on a GPU alone: "medium" allows TF32 there, and bfloat16 to
     oneDNN.

@@ -1,4 +1,4 @@
-"""Tell which calls autograd records, and refuse what it cannot record."""
+"""Which calls autograd records, and refusals of those that it cannot record."""
 
 from typing import Any
 
@@ -28,11 +28,13 @@ _NOT_AGAIN = (
 
 
 def recorded(*tensors: Tensor | None) -> bool:
-    """Tell whether autograd records these tensors; else a bare library op will do.
+    """Return True if autograd records these tensors; else a library op alone will do.
 
     A library op would drop the tangents of forward mode and what torch.func follows: refused here.
     """
-    refuse_transforms(*tensors)
+    traced = torch.compiler.is_dynamo_compiling()
+    if traced or forward_ad._current_level >= 0 or maybe_current_level() is not None:
+        refuse_transforms(*tensors)
     if torch.is_grad_enabled():
         for tensor in tensors:
             if tensor is not None and tensor.requires_grad:
@@ -74,8 +76,8 @@ class _Once(Function):
 
 def _transform() -> int | None:
     """Return the level of torch.func while torch.compile traces: run then, not traced."""
-    found: int | None = maybe_current_level()
-    return found
+    level: int | None = maybe_current_level()
+    return level
 
 
 _transform._dynamo_marked_constant = True  # type: ignore[attr-defined]

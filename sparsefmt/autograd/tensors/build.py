@@ -51,10 +51,10 @@ class Arrays:
         self.built = Built()
         self._inverse: Tensor | None = None
 
-    def found(self) -> Findings | None:
-        """Return what the build has found, None while the report is not done."""
-        found = self.report.found
-        return None if found is None else found[self.half]
+    def findings(self) -> Findings | None:
+        """Return what the build has reported, None while it is not done."""
+        halves = self.report.found
+        return None if halves is None else halves[self.half]
 
     def views(self) -> tuple[Tensor, Tensor, Tensor]:
         """Return ``indptr``, ``indices`` and ``perm``, which launches do not ask for."""
@@ -72,7 +72,7 @@ class Arrays:
         return self.built.ask("structure", lambda: exact(self.structure))
 
     def is_settled(self) -> bool:
-        """Tell whether somebody has asked for the structure as it is."""
+        """Return True if the structure has been read as it is."""
         return "structure" in self.built.found
 
     def without_cuts(self) -> Structure:
@@ -80,8 +80,8 @@ class Arrays:
 
         Its rows are cut between blocks only if the report says so, where the build is done.
         """
-        found = self.found()
-        if found is not None and not found.cuts and self.structure.n_cuts:
+        findings = self.findings()
+        if findings is not None and not findings.cuts and self.structure.n_cuts:
             places = self.at, self._begin, self.sizes, self.report, self.half
             self.structure = build.structure_in(*places, cuts=False)
         return self.structure
@@ -100,10 +100,9 @@ class Arrays:
 
     def inverse_degree(self) -> Tensor:
         """Return one over the number of entries of each row, 1 for an empty one: in float32."""
-        found = self._inverse
-        if found is None:
-            found = self._inverse = self._of_rows(self.at.inverse)
-        return found
+        if self._inverse is None:
+            self._inverse = self._of_rows(self.at.inverse)
+        return self._inverse
 
     def unit_scales(self) -> tuple[Tensor, Tensor]:
         """Return GCN's factors of the rows, see ``autograd.unit_scales``: in float32."""
@@ -113,7 +112,7 @@ class Arrays:
         return self._of_rows(self.at.scale), self._of_rows(self.at.square)
 
     def in_order(self) -> bool:
-        """Tell whether each entry is at the place of its edge, waiting for the build."""
+        """Return True if each entry is at the place of its edge, waiting for the build."""
         return not self.report.wait()[self.half].moved
 
     def csr(self) -> CSR:
@@ -156,27 +155,27 @@ def sides_of(edges: Edges, *, both: bool) -> tuple[Arrays, Arrays | None]:
         if small:
             room = build.room_for
             rooms = room(n_rows), room(n_cols), room(nnz)
-            how = build.small(*rooms, dtype, edges.device_number, both=both)
-            return _small(how, sizes, report, index, (target, source))
+            launch = build.small(*rooms, dtype, edges.device_number, both=both)
+            return _small(launch, sizes, report, index, (target, source))
         rows = _built(sizes, report, index, (target, source), source, transposed=False)
     return rows, columns_of(rows) if both else None
 
 
 def _small(
-    how: build.Small, sizes: Sizes, report: Report, like: Tensor, ids: tuple[int, int]
+    launch: build.Small, sizes: Sizes, report: Report, like: Tensor, ids: tuple[int, int]
 ) -> tuple[Arrays, Arrays | None]:
     """Build few edges in one launch."""
-    memory = like.new_empty(how.size // _ITEM, dtype=torch.float32)
-    scratch = like.new_empty(how.scratch // _ITEM, dtype=torch.float32)
+    memory = like.new_empty(launch.size // _ITEM, dtype=torch.float32)
+    scratch = like.new_empty(launch.scratch // _ITEM, dtype=torch.float32)
     reports, begin = (report.address, report.address + LINE), memory.data_ptr()
     room, progress = scratch.data_ptr(), progress_of(report)
-    how(ids, sizes[:3], begin, reports, room, progress, report.stream)
-    rows = Arrays(how.rows, sizes, memory, report)
-    if how.columns is None:
+    launch(ids, sizes[:3], begin, reports, room, progress, report.stream)
+    rows = Arrays(launch.rows, sizes, memory, report)
+    if launch.columns is None:
         return rows, None
     n_rows, n_cols, nnz, index_dtype = sizes
     flipped = Sizes(n_cols, n_rows, nnz, index_dtype)
-    return rows, Arrays(how.columns, flipped, memory, report, 1, how.rows.size)
+    return rows, Arrays(launch.columns, flipped, memory, report, 1, launch.rows.size)
 
 
 def columns_of(rows: Arrays) -> Arrays:

@@ -14,17 +14,17 @@ from ...errors import DtypeError, UnsupportedError
 from ...graph.graph import Graph
 from ...interop.adjacency import is_adj_t, is_edge_index, known_sizes
 from ..engine.recording import untraced
-from .shared import Shared, shared
+from .shared import Shared
 from .tensors import GraphTensors
 
 #: Sources and targets, None where they are not known.
 Sizes: TypeAlias = tuple[int | None, int | None]
 
 
-class _Memory(NamedTuple):
+class _Entry(NamedTuple):
     """A tensor, its version and place in memory when its graph was made, and the graph.
 
-    That holds an alias or a copy of the tensor, not the tensor itself.  Of a plain ``edge_index``
+    The graph holds an alias or a copy of the tensor, not the tensor itself.  Of an ``edge_index``
     there are the graph's ``shape``, and an alias, so that nothing else comes to lie at its place.
     """
 
@@ -32,17 +32,17 @@ class _Memory(NamedTuple):
     state: Any
     graph: Graph
     shape: tuple[int, int] | None = None
-    held: Tensor | None = None
+    alias: Tensor | None = None
 
 
 #: By the identity of the tensor; a dictionary of weak keys takes ten times as long.
-_graphs: dict[int, _Memory] = {}
+_graphs: dict[int, _Entry] = {}
 
 
 def as_graph(
     given: Any, of_columns: Any, of_rows: Any = None, *, size: Any = None, name: str = ""
 ) -> Any:
-    """Give the graph of an ``edge_index`` or ``adj_t``, the same until that is changed or gone.
+    """Return the graph of an ``edge_index`` or ``adj_t``, the same until that is changed or gone.
 
     Parameters
     ----------
@@ -83,55 +83,44 @@ def as_graph(
     if type(given) is Graph:
         return given
     if size is None and not torch.compiler.is_dynamo_compiling():
-        found = _graphs.get(id(given))
-        if found is not None and _fits(found, given, of_columns, of_rows):
-            return found.graph
+        entry = _graphs.get(id(given))
+        if entry is not None and _fits(entry, given, of_columns, of_rows):
+            return entry.graph
     if isinstance(given, Graph | GraphTensors):
         return given
-    if _is_plain(given):
-        remembered, outside = _remembered, _remembered_outside
+    if isinstance(given, Shared):
+        return given if given.whole is None else given.whole
+    if _is_edge_tensor(given):
+        run, outside = _of_edge_tensor, _of_edge_tensor_outside
     elif is_adj_t(given) or is_edge_index(given):
-        remembered, outside = _remembered_of_pyg, _remembered_of_pyg_outside
-    elif isinstance(given, Shared):
-        whole: Graph | None = shared(given).whole
-        return given if whole is None else whole
+        run, outside = _of_pyg, _of_pyg_outside
     elif name:
         raise wrong_graph(given, name)
     else:
         return given
-    sizes = _sizes(of_columns, of_rows, size)
-    return outside(given, sizes) if torch.compiler.is_compiling() else remembered(given, sizes)
+    n_cols = _length(of_columns)
+    n_rows = n_cols if of_rows is None else _length(of_rows)
+    if size is not None:
+        n_cols = n_cols if size[0] is None else size[0]
+        n_rows = n_cols if of_rows is None else n_rows
+        n_rows = n_rows if size[1] is None else size[1]
+    sizes = n_cols, n_rows
+    return outside(given, sizes) if torch.compiler.is_compiling() else run(given, sizes)
 
 
-def _fits(found: _Memory, given: Any, of_columns: Any, of_rows: Any) -> bool:
-    """Tell quickly whether a remembered graph still fits; False may mean "ask again"."""
-    if found.shape is None or found.tensor() is not given or found.state != state_of(given):
+def _fits(entry: _Entry, given: Any, of_columns: Any, of_rows: Any) -> bool:
+    """Return True if a remembered graph still fits; False may mean "ask again"."""
+    if entry.shape is None or entry.tensor() is not given or entry.state != state_of(given):
         return False
     shape = of_columns.shape if type(of_columns) is Tensor else ()
     n = shape[0] if shape else _length(of_columns)
-    return found.shape == (n if of_rows is None else _length(of_rows), n)
+    return entry.shape == (n if of_rows is None else _length(of_rows), n)
 
 
 def turned(graph: Any, given: Any) -> Any:
-    """Give the graph whose messages flow the other way, its edges in the same order.
+    """Return the graph whose messages flow the other way, its edges in the same order.
 
-    Parameters
-    ----------
-    graph : Graph
-        That of ``given``, from ``as_graph``.
-    given : Graph, Tensor or SparseTensor
-        What the user gave.
-
-    Returns
-    -------
-    Graph
-        What is no graph comes back as it is, for others to refuse.
-
-    Raises
-    ------
-    UnsupportedError
-        If that is an ``adj_t``, whose rows are targets whatever flows, as PyG says; or where
-        ``torch.compile`` has put tensors in the graph's place.
+    ``graph`` is that of ``given``, from ``as_graph``; anything else comes back as it is.
     """
     if is_adj_t(given):
         raise UnsupportedError(
@@ -147,26 +136,38 @@ def turned(graph: Any, given: Any) -> Any:
 
 
 def wrong_graph(value: object, name: str = "graph") -> DtypeError:
-    """Make the error for what is no graph, in an argument of that name."""
-    found, mend = f"a {type(value).__name__}", ""
+    """Return the error for what is no graph, in an argument of that name."""
+    kind, mend = f"a {type(value).__name__}", ""
     if isinstance(value, Tensor):
-        found = f"a {value.layout} tensor of {value.dtype} and shape {tuple(value.shape)}"
+        kind = f"a {value.layout} tensor of {value.dtype} and shape {tuple(value.shape)}"
     elif isinstance(value, list | tuple) or hasattr(value, "__array_interface__"):
         mend = "; of lists and arrays torch.as_tensor(...) makes one"
     return DtypeError(
-        f"{name} is {found}: give a sparsefmt.Graph, such as Graph(A) of a format, or PyG's "
+        f"{name} is {kind}: give a sparsefmt.Graph, such as Graph(A) of a format, or PyG's "
         f"edge_index, a torch.int64 tensor of shape (2, edges){mend}."
     )
 
 
 def is_remembered(given: Any) -> bool:
-    """Tell whether a graph was made of that tensor."""
+    """Return True if a graph was made of that tensor."""
     key = given if isinstance(given, Tensor) else _key_of(given)
-    return key is not None and _found(key) is not None
+    return key is not None and _entry_of(key) is not None
 
 
-def _is_plain(given: object) -> bool:
-    """Tell whether it is an ``edge_index`` in memory of its own."""
+def state_of(part: Tensor | None) -> Any:
+    """Return what changes with a strided tensor: assigning to ``data`` counts no version."""
+    if part is None:
+        return None
+    return part._version, part.data_ptr(), part.shape, part.stride(), part.dtype
+
+
+def _length(value: Any) -> int | None:
+    """Return the number of rows, None of what has none."""
+    return value.shape[0] if isinstance(value, Tensor) and value.dim() else None
+
+
+def _is_edge_tensor(given: object) -> bool:
+    """Return True for an ``edge_index`` in memory of its own."""
     return (
         isinstance(given, Tensor)
         and given.dtype in (torch.int64, torch.int32)
@@ -177,89 +178,72 @@ def _is_plain(given: object) -> bool:
     )
 
 
-def _sizes(of_columns: Any, of_rows: Any, size: Any) -> Sizes:
-    n_cols = _length(of_columns)
-    n_rows = n_cols if of_rows is None else _length(of_rows)
-    if size is None:
-        return n_cols, n_rows
-    n_source, n_target = size
-    n_cols = n_cols if n_source is None else n_source
-    n_rows = n_cols if of_rows is None else n_rows
-    return n_cols, n_rows if n_target is None else n_target
-
-
-def _remembered(given: Tensor, sizes: Sizes) -> Graph:
-    if given.is_inference():
-        return _graph(given, sizes)
-    found, state = _found(given), state_of(given)
-    if found is not None and found.state == state:
+def _of_edge_tensor(given: Tensor, sizes: Sizes) -> Graph:
+    """Return the remembered graph of an ``edge_index``, or make it."""
+    inference = given.is_inference()  # which has no version
+    state = None if inference else state_of(given)
+    entry = None if inference else _entry_of(given)
+    if entry is not None and entry.state == state:
         n_cols, n_rows = sizes
         n = n_rows if n_cols is None else n_cols
-        if n is None or found.graph.shape == (n_rows, n_cols):
-            return found.graph
-    graph = _graph(given, sizes)
-    return _remember(given, state, graph, graph.shape, given.detach())
-
-
-def _found(key: Tensor) -> _Memory | None:
-    """Find what is remembered of a tensor."""
-    found = _graphs.get(id(key))
-    return found if found is not None and found.tensor() is key else None
-
-
-def _remember(key: Tensor, state: Any, graph: Graph, *plain: Any) -> Graph:
-    """Remember the graph of a tensor; ``plain`` are the last fields of a ``_Memory``, if any."""
-    _graphs[id(key)] = _Memory(ref(key, partial(_forget, id(key))), state, graph, *plain)
-    return graph
-
-
-def _forget(key: int, tensor: "ref[Tensor]", graphs: dict[int, _Memory] = _graphs) -> None:
-    """Drop the graph of a tensor that is gone; another one may have its identity by now.
-
-    The last tensors go when names of modules have gone already: ``graphs`` is bound here.
-    """
-    found = graphs.get(key)
-    if found is not None and found.tensor is tensor:
-        del graphs[key]
-
-
-def _length(value: Any) -> int | None:
-    return value.shape[0] if isinstance(value, Tensor) and value.dim() else None
-
-
-def _graph(given: Tensor, sizes: Sizes) -> Graph:
+        if n is None or entry.graph.shape == (n_rows, n_cols):
+            return entry.graph
     # A graph over the tensor's memory would keep it, and so itself, alive: CUDA's has an alias.
-    plain = given.is_cuda and type(given) is Tensor and given.shape[1] > 0
-    return Graph.from_edge_index(given if plain else given.clone(), num_nodes=_known(sizes))
+    own = given.is_cuda and type(given) is Tensor and given.shape[1] > 0
+    graph = Graph.from_edge_index(given if own else given.clone(), num_nodes=_known(sizes))
+    return graph if inference else _remember(given, state, graph, graph.shape, given.detach())
 
 
-def _known(sizes: Sizes) -> tuple[int, int] | None:
-    n_cols, n_rows = sizes
-    return None if n_cols is None or n_rows is None else (n_cols, n_rows)
-
-
-def _remembered_of_pyg(given: Any, sizes: Sizes) -> Graph:
-    """Give the graph of an ``EdgeIndex`` or an ``adj_t``."""
-    whole = isinstance(given, Tensor) and given.layout is torch.strided
-    num_nodes = (known_sizes(given) or _known(sizes)) if whole else None
+def _of_pyg(given: Any, sizes: Sizes) -> Graph:
+    """Return the remembered graph of an ``EdgeIndex`` or an ``adj_t``, or make it."""
+    strided = isinstance(given, Tensor) and given.layout is torch.strided
+    num_nodes = (known_sizes(given) or _known(sizes)) if strided else None
     key = _key_of(given)
     if key is None or key.is_inference():
         return _made(given, num_nodes)
     sizes_of = () if isinstance(given, Tensor) else tuple(given.sparse_sizes())
     state = (*sizes_of, *map(state_of, _parts_of(given)))
-    found = _found(key)
-    if found is not None and found.state == state:
-        if num_nodes is None or found.graph.shape == num_nodes[::-1]:
-            return found.graph
+    entry = _entry_of(key)
+    if entry is not None and entry.state == state:
+        if num_nodes is None or entry.graph.shape == num_nodes[::-1]:
+            return entry.graph
     return _remember(key, state, _made(given, num_nodes))
 
 
-_remembered_outside: Any = untraced(_remembered)
-_remembered_of_pyg_outside: Any = untraced(_remembered_of_pyg)
+_of_edge_tensor_outside: Any = untraced(_of_edge_tensor)
+_of_pyg_outside: Any = untraced(_of_pyg)
+
+
+def _entry_of(key: Tensor) -> _Entry | None:
+    """Return the entry of a tensor."""
+    entry = _graphs.get(id(key))
+    return entry if entry is not None and entry.tensor() is key else None
+
+
+def _remember(key: Tensor, state: Any, graph: Graph, *fields: Any) -> Graph:
+    """Keep the graph of a tensor; ``fields`` are the last ones of an ``_Entry``."""
+    _graphs[id(key)] = _Entry(ref(key, partial(_forget, id(key))), state, graph, *fields)
+    return graph
+
+
+def _forget(key: int, tensor: "ref[Tensor]", graphs: dict[int, _Entry] = _graphs) -> None:
+    """Drop the graph of a tensor that is gone; another one may have its identity by now.
+
+    The last tensors go when names of modules have gone already: ``graphs`` is bound here.
+    """
+    entry = graphs.get(key)
+    if entry is not None and entry.tensor is tensor:
+        del graphs[key]
+
+
+def _known(sizes: Sizes) -> tuple[int, int] | None:
+    """Return both sizes, None if one is not known."""
+    n_cols, n_rows = sizes
+    return None if n_cols is None or n_rows is None else (n_cols, n_rows)
 
 
 def _made(given: Any, num_nodes: tuple[int, int] | None) -> Graph:
-    """Make a graph that does not keep the tensor alive: see ``_graph``."""
+    """Make a graph that does not keep the tensor alive."""
     if isinstance(given, Tensor) and not given.requires_grad:
         if given.layout is not torch.strided:
             given = given.detach()  # which its parts would hold
@@ -271,22 +255,15 @@ def _made(given: Any, num_nodes: tuple[int, int] | None) -> Graph:
 
 
 def _key_of(given: Any) -> Tensor | None:
-    """Give the tensor by which a graph is remembered; of a SparseTensor its columns."""
+    """Return the tensor by which a graph is remembered; of a SparseTensor its columns."""
     if isinstance(given, Tensor):
         return given
     key = given.csr()[1] if is_adj_t(given) else None
     return key if isinstance(key, Tensor) else None
 
 
-def state_of(part: Tensor | None) -> Any:
-    """Give what changes with a strided tensor: assigning to ``data`` counts no version."""
-    if part is None:
-        return None
-    return part._version, part.data_ptr(), part.shape, part.stride(), part.dtype
-
-
 def _parts_of(given: Any) -> tuple[Tensor | None, ...]:
-    """Give the tensors that hold a graph."""
+    """Return the tensors that hold a graph."""
     if not isinstance(given, Tensor):
         return tuple(given.csr())
     if given.layout is torch.strided:

@@ -1,4 +1,4 @@
-"""What a CUDA graph reads has to outlive it: noted while it is recorded."""
+"""Keep the memory that a captured CUDA graph reads alive."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,7 +10,7 @@ class HasParts(Protocol):
     """The tensors of a graph."""
 
     def parts(self) -> list[Any]:
-        """Give all that kernels read of it."""
+        """List all that kernels read of it."""
 
 
 #: Where users of graphs and of kept constants note them; None where nothing is recorded.
@@ -19,7 +19,7 @@ noted: list[Any] | None = None
 
 @contextmanager
 def noting() -> Iterator[list[Any]]:
-    """Note the graphs that a run reads, for those who record it as a CUDA graph.
+    """Yield a list of what a run reads, for those who record it as a CUDA graph.
 
     Returns
     -------
@@ -33,17 +33,17 @@ def noting() -> Iterator[list[Any]]:
     Of all threads, since backward runs on others.
     """
     global noted
-    before, found = noted, list[Any]()
-    noted = found
+    before, parts = noted, list[Any]()
+    noted = parts
     try:
-        yield found
+        yield parts
     finally:
         noted = before
-    graphs = {id(one): one for one in found if isinstance(one, HasParts)}
-    found += [part for one in graphs.values() for part in one.parts()]
+    graphs = {id(user): user for user in parts if isinstance(user, HasParts)}
+    parts += [part for user in graphs.values() for part in user.parts()]
 
 
-def note(one: Any) -> None:
-    """Keep this for as long as the graph that is being recorded, if one is."""
+def note(user: Any) -> None:
+    """Keep an object as long as the CUDA graph that is being recorded, if one is."""
     if noted is not None:
-        noted.append(one)
+        noted.append(user)

@@ -7,87 +7,62 @@ from torch import Tensor
 from torch.autograd import Function
 
 from ..engine.recording import recorded
-from .edge_index import as_graph
-from .prepare import GraphLike, graph_tensors, order_of, tensors_of
+from .prepare import GraphLike, tensors_of
 from .tensors import GraphTensors
 
 
 @overload
-def in_csr_order(graph: GraphLike, values: Tensor) -> Tensor: ...
+def in_csr_order(tensors: GraphTensors, values: Tensor) -> Tensor: ...
 @overload
-def in_csr_order(graph: GraphLike, values: Tensor | None) -> Tensor | None: ...
-def in_csr_order(graph: GraphLike, values: Tensor | None) -> Tensor | None:
-    """Bring values of edges, or rows of them, to CSR order, differentiably."""
-    if values is None or order_of(graph) is None:
+def in_csr_order(tensors: GraphTensors, values: Tensor | None) -> Tensor | None: ...
+def in_csr_order(tensors: GraphTensors, values: Tensor | None) -> Tensor | None:
+    """Move values of edges, or rows of them, to CSR order, differentiably."""
+    if values is None or tensors.order is None:
         return values
-    return _moved(values, graph, True)
+    return _moved(values, tensors, True)
 
 
-def given_in_csr_order(
-    graph: GraphLike, tensors: GraphTensors, values: Tensor | None
-) -> Tensor | None:
-    """Bring given values to CSR order; at once where ``tensors`` say that they came in it."""
-    # A trace must not depend on whether the order has been looked for.
-    known_in_csr_order = (
-        not torch.compiler.is_compiling() and tensors.ordered and tensors.order is None
-    )
-    return values if known_in_csr_order else in_csr_order(graph, values)
-
-
-def in_own_order(graph: GraphLike, values: Tensor) -> Tensor:
-    """Bring values in CSR order to the order in which the user gave the edges, differentiably."""
-    return values if order_of(graph) is None else _moved(values, graph, False)
+def in_own_order(tensors: GraphTensors, values: Tensor) -> Tensor:
+    """Move values in CSR order to the order in which the user gave the edges, differentiably."""
+    return values if tensors.order is None else _moved(values, tensors, False)
 
 
 def own_values(graph: GraphLike) -> Tensor | None:
-    """Return the graph's own edge values.
-
-    Parameters
-    ----------
-    graph : Graph
-
-    Returns
-    -------
-    Tensor, shape (nnz,), or None
-        In the order of ``graph.structure``; None for a graph without values.
-
-    Raises
-    ------
-    DtypeError
-        If ``graph`` is no Graph.
-    """
-    graph = as_graph(graph, None)
-    values = graph_tensors(graph).csr_values
-    return None if values is None else in_own_order(graph, values)
+    """Return the graph's own edge values, in the order of ``graph.structure``, or None."""
+    tensors = tensors_of(graph)
+    values = tensors.csr_values
+    return None if values is None else in_own_order(tensors, values)
 
 
-def _moved(values: Tensor, graph: GraphLike, to_csr: bool) -> Tensor:
+def _moved(values: Tensor, tensors: GraphTensors, to_csr: bool) -> Tensor:
+    """Move values to CSR order or back, differentiably."""
     # A tracer reads the graph's sizes anew in a Function, and gathers have gradients of their own.
     if torch.compiler.is_compiling() or not recorded(values):
-        return _gathered(values, graph, to_csr)
-    found: Tensor = _Moved.apply(values, graph, to_csr)  # type: ignore[no-untyped-call]
-    return found
+        return _gathered(values, tensors, to_csr)
+    moved: Tensor = _Moved.apply(values, tensors, to_csr)  # type: ignore[no-untyped-call]
+    return moved
 
 
-def _gathered(values: Tensor, graph: GraphLike, to_csr: bool) -> Tensor:
-    order = order_of(graph)
-    if order is None:  # the build has told since that the edges came in it
+def _gathered(values: Tensor, tensors: GraphTensors, to_csr: bool) -> Tensor:
+    """Move values to CSR order or back, without a gradient."""
+    order = tensors.order
+    if order is None:  # the build has reported since that the edges came in it
         return values
     if to_csr:
         return values.index_select(0, order)
     if torch.compiler.is_compiling():  # which keeps no inverse
         return torch.empty_like(values).index_copy(0, order, values)
-    return values.index_select(0, tensors_of(graph).inverse())
+    return values.index_select(0, tensors.inverse())
 
 
 class _Moved(Function):
     """A gather, whose gradient is the gather by the inverse: no sums, no atomics."""
 
     @staticmethod
-    def forward(ctx: Any, values: Tensor, graph: GraphLike, to_csr: bool) -> Tensor:
-        ctx.graph, ctx.to_csr = graph, to_csr
-        return _gathered(values, graph, to_csr)
+    def forward(ctx: Any, values: Tensor, tensors: GraphTensors, to_csr: bool) -> Tensor:
+        ctx.tensors, ctx.to_csr = tensors, to_csr
+        return _gathered(values, tensors, to_csr)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        return _moved(grad, ctx.graph, not ctx.to_csr), None, None
+        return _moved(grad, ctx.tensors.current(), not ctx.to_csr), None, None

@@ -1,4 +1,4 @@
-"""What a GPU tells the host without being waited for: words of pinned memory that kernels write.
+"""What a GPU reports without being waited for: words of pinned memory that kernels write.
 
 A stream's work is ordered for that stream alone.  A ``Report`` says when it is done, so that others
 need not wait once it is, and what was found meanwhile, such as a wrong id in an ``edge_index``.
@@ -58,7 +58,7 @@ class Report:
             _open.append(self)
 
     def done(self) -> bool:
-        """Tell whether the stream has come so far."""
+        """Return True if the stream has come so far."""
         words = self._words
         if self.found is None and words[0] and words[self._last]:
             with _lock:
@@ -71,7 +71,7 @@ class Report:
         return self.found is not None
 
     def is_ahead(self) -> bool:
-        """Tell quickly whether the current stream made it and has not come so far."""
+        """Return True if the current stream made it and has not come so far."""
         words = self._words
         if self.found is not None or (words[0] and words[self._last]):
             return False
@@ -98,7 +98,7 @@ class Report:
         return True
 
     def _made_by(self) -> Any:
-        """Give the stream that makes it; torch takes no address 0 for the default one."""
+        """Return the stream that makes it; torch takes no address 0 for the default one."""
         if self.stream == 0:
             return torch.cuda.default_stream(self.device)
         return torch.cuda.ExternalStream(self.stream, device=self.device)  # type: ignore[no-untyped-call]
@@ -111,7 +111,7 @@ class Report:
             self.abandon()
 
     def abandon(self) -> None:
-        """Expect nothing of it, since what was to be launched failed.
+        """Drop it, since what was to be launched failed.
 
         Its words are not used again: a kernel before may still write there.
         """
@@ -135,7 +135,7 @@ def check_all() -> None:
 
 
 def mark(device: int) -> Report:
-    """Have the current stream report when it has come so far."""
+    """Launch a report of the current stream, for when it has come so far."""
     report = Report(device)
     build.reached(report.address, report.stream)
     return report
@@ -147,16 +147,16 @@ def progress_of(report: Report) -> int:
     They are 0 at first, and go with the report's place from one report to the next.
     """
     key = report.device, report.address
-    found = _progress.get(key)
-    if found is None:
+    address = _progress.get(key)
+    if address is None:
         memory = torch.zeros(build.SMALL_BLOCKS, dtype=torch.int64, device=f"cuda:{key[0]}")
-        found = _progress[key] = memory.data_ptr()
+        address = _progress[key] = memory.data_ptr()
         _kept.append(memory)  # 8 KiB for each place: of those that are free the latest is used next
-    return found
+    return address
 
 
 def _more() -> tuple[int, Any]:
-    """Make more slots, and give one of them."""
+    """Make more slots, and return one of them."""
     with torch.inference_mode(False):
         memory = torch.zeros(_SLOTS * 2 * LINE, dtype=torch.uint8, pin_memory=True)
     _kept.append(memory)

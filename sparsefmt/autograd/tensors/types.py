@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ...errors import DtypeError, IndexRangeError, ShapeError, UnsupportedError
 from ...formats.arrays import finish
+from ...graph.built import slot
 from ...graph.graph import Graph
 from ...interop.torch import to_tensor
 from ..engine import checks
@@ -51,62 +52,56 @@ class Grouping(NamedTuple):
 def groups_of(
     graph: Graph, edge_type: Tensor | None, grouping: Grouping, ids: Tensor | None = None
 ) -> tuple[Group, ...]:
-    """Group the edges of a graph by their types, or give the groups that were made before.
+    """Group the edges of a graph by their types; the groups that have edges are kept with both.
 
-    Parameters
-    ----------
-    graph : Graph
-    edge_type : Tensor, shape (nnz,), optional
-        The type of each edge, in the order of ``graph.structure``; the graph's own values if it is
-        left out.
-    grouping : Grouping
-    ids : Tensor, shape (n_cols,), optional
-        In the place of each column; with ``grouping.n_ids``.
-
-    Returns
-    -------
-    tuple of Group
-        Those that have edges.
-
-    Raises
-    ------
-    DtypeError, ShapeError, DeviceError, IndexRangeError
-        If a type is no integer from 0 on and below ``n_types``, or there is not one for each edge,
-        where the graph is.
+    ``edge_type`` has a type for each edge, in the user's order, by default the graph's own values.
+    ``ids`` stand in the place of each column; with ``grouping.n_ids``.
     """
     if edge_type is not None:
         check_types(graph, edge_type)
     make = partial(_make, graph, edge_type, grouping, ids)
-    tensors = [one for one in (edge_type, ids) if one is not None]
-    if any(one.is_inference() for one in tensors):  # which tells nobody that it was changed
+    tensors = [tensor for tensor in (edge_type, ids) if tensor is not None]
+    if any(tensor.is_inference() for tensor in tensors):  # which has no version
         return make()
-    typed, at = graph._built.typed, int(graph._flipped)
-    if typed[at] is None:
-        typed[at] = _Kept()
-    kept: _Kept = typed[at]
-    found: tuple[Group, ...] = kept.ask((grouping, ids is None), tensors, make)
-    return found
+    graph._fill("typed")
+    cache: _Cache = graph._slots.typed[graph._flipped]
+    groups: tuple[Group, ...] = cache.ask((grouping, ids is None), tensors, make)
+    return groups
 
 
-class _Kept(dict[Hashable, tuple[Any, Any]]):
+def _make_cache(graph: Graph) -> None:
+    """Make an empty store of groups, if it is missing."""
+    places, at = graph._slots.typed, int(graph._flipped)
+    if places[at] is None:
+        places[at] = _Cache()
+
+
+slot("typed", _make_cache)
+
+
+class _Cache(dict[Hashable, tuple[Any, Any]]):
     """What was made of tensors, by their identity; it goes when they do.
 
     Aliases of them are held, so that nothing else comes to lie at their places.
     """
 
     def ask(self, key: Hashable, tensors: list[Tensor], make: Callable[[], Any]) -> Any:
+        """Return what was made of the tensors as they are now, or make it."""
         name = key, *map(id, tensors)
-        state = [state_of(one) for one in tensors]
-        found = self.get(name)
-        if found is not None:
-            refs, before, _ = found[0]
-            same = all(one() is each for one, each in zip(refs, tensors, strict=True))
+        state = [state_of(tensor) for tensor in tensors]
+        cached = self.get(name)
+        if cached is not None:
+            refs, before, _ = cached[0]
+            same = all(weak() is tensor for weak, tensor in zip(refs, tensors, strict=True))
             if same and before == state:
-                return found[1]
+                return cached[1]
         _refuse_capture()
         made = make()
         forget = partial(_forget, ref(self), name)
-        refs, aliases = [ref(one, forget) for one in tensors], [one.detach() for one in tensors]
+        refs, aliases = (
+            [ref(tensor, forget) for tensor in tensors],
+            [tensor.detach() for tensor in tensors],
+        )
         self[name] = (refs, state, aliases), made
         return made
 
@@ -121,10 +116,11 @@ def _refuse_capture() -> None:
         )
 
 
-def _forget(kept: "ref[_Kept]", name: Hashable, _: Any) -> None:
-    found = kept()
-    if found is not None:
-        found.pop(name, None)
+def _forget(weak: "ref[_Cache]", name: Hashable, _: Any) -> None:
+    """Drop what was made of tensors, one of which is gone."""
+    cache = weak()
+    if cache is not None:
+        cache.pop(name, None)
 
 
 def check_types(graph: Graph, edge_type: Any) -> None:
@@ -146,32 +142,20 @@ def check_types(graph: Graph, edge_type: Any) -> None:
 
 
 #: Ids that were found to be in their range.
-_in_range = _Kept()
+_in_range = _Cache()
 
 
 def check_ids(name: str, ids: Tensor, count: int, what: str) -> None:
-    """Check ids, once for each tensor as long as it is unchanged: a GPU is waited for.
+    """Check ids from 0 to ``count - 1``, once for each tensor while it is unchanged.
 
-    Parameters
-    ----------
-    name : str
-        Of the argument, in errors.
-    ids : Tensor of int32 or int64, shape (n,)
-    count : int
-        Ids are from 0 on and below it.
-    what : str
-        What there are so many of, in errors.
-
-    Raises
-    ------
-    DtypeError, ShapeError, IndexRangeError
-        If they are no such ids.
+    A GPU is waited for; ``what`` names in errors what there are ``count`` of.
     """
     check = _check_ids_outside if torch.compiler.is_compiling() else _check_ids
     check(name, ids, count, what)
 
 
 def _check_ids(name: str, ids: Tensor, count: int, what: str) -> None:
+    """Check ids as ``check_ids`` does, outside a trace."""
     if ids.dtype not in (torch.int64, torch.int32):
         raise DtypeError(f"{name} is {ids.dtype}: give floating features or ids, {name}.long().")
     if ids.dim() != 1:
@@ -208,15 +192,15 @@ def _make(
 
 
 def _own_types(values: Any) -> Tensor:
-    """Give the values of a graph as types of its edges."""
+    """Convert the values of a graph to types of its edges."""
     if values is None:
         raise DtypeError(
             "edge_type is None and the graph has no values that could be types: give edge_type, an "
             "integer for each edge."
         )
-    given = to_tensor(values)
-    types = given.long()
-    if not bool((types == given).all()):  # synchronize!
+    floats = to_tensor(values)
+    types = floats.long()
+    if not bool((types == floats).all()):  # synchronize!
         raise DtypeError(
             "edge_type is None and the graph's own values are no integers: give edge_type, an "
             "integer for each edge."
@@ -224,11 +208,11 @@ def _own_types(values: Any) -> Tensor:
     return types
 
 
-def _check_range(name: str, given: Tensor, count: int, what: str) -> None:
+def _check_range(name: str, numbers: Tensor, count: int, what: str) -> None:
     """Check for numbers from 0 on and below ``count``; synchronises."""
-    if not given.numel():
+    if not numbers.numel():
         return
-    least, most = (int(one) for one in torch.aminmax(given))
+    least, most = map(int, torch.aminmax(numbers))
     if least < 0 or most >= count:
         wrong = least if least < 0 else most
         raise IndexRangeError(
@@ -238,7 +222,7 @@ def _check_range(name: str, given: Tensor, count: int, what: str) -> None:
 
 
 def _parts(types: Tensor, grouping: Grouping) -> Iterator[tuple[int, Any]]:
-    """Give the first type of each group that has edges, and where they are."""
+    """Yield the first type of each group that has edges, and where they are."""
     if not types.numel():
         return
     if grouping.together >= grouping.n_types:
@@ -262,15 +246,15 @@ def _group(
     small = max(n_cols * count, n_rows, len(rows)) <= _INT32
     weight = sources = None
     if count == 1 and not by_ids:
-        found, numbers = torch.unique(cols, return_inverse=True)
-        if len(found) * FEW_SOURCES <= n_cols:
-            sources, cols, n_cols = found, numbers, len(found)
+        unique, numbers = torch.unique(cols, return_inverse=True)
+        if len(unique) * FEW_SOURCES <= n_cols:
+            sources, cols, n_cols = unique, numbers, len(unique)
     if count > 1:
         local = types.long() - first
         if grouping.values is not None:
             places = rows.long() * count + local
-            found = torch.bincount(places, minlength=n_rows * count)
-            weight = found[places].double().reciprocal().to(grouping.values)
+            counts = torch.bincount(places, minlength=n_rows * count)
+            weight = counts[places].double().reciprocal().to(grouping.values)
         cols = local * n_cols + cols if by_ids else cols.long() * count + local
     ends = torch.stack((cols.long(), rows.long())).to(torch.int32 if small else torch.int64)
     sizes = n_cols * count, n_rows

@@ -2,16 +2,12 @@
 
 from typing import Any
 
-import numpy as np
-
-from ...errors import DtypeError, ShapeError
-from ...formats import checks
 from ...formats.arrays import Array
 from ...formats.base import Format
 from ...formats.cbsr import CBSR
-from ..engine import checks as engine_checks
 from ..engine import choose
-from ..engine.table import Op, Price, csr_kernels
+from ..engine.bind import bind, output, same_dtype
+from ..engine.table import SCALES, Arg, Op, Price, csr_kernels
 from . import cuda
 
 REDUCTIONS = ("sum", "mean")
@@ -63,49 +59,16 @@ def spgemm(
     Deterministic.  Error bound: ``|Y - Y_exact| <= deg * eps * sum_e |a[e]| |S[j, f]|``.
     MaxK-GNN (ASPLOS'24), section 4.1.
     """
-    A = engine_checks.sparse("A", A)
-    engine_checks.choice("reduce", reduce, REDUCTIONS)
-    S = balanced("S", S, A)
+    A, reduce, S, row_scale, col_scale = bind(
+        *(SPGEMM, A), reduce=reduce, S=S, row_scale=row_scale, col_scale=col_scale
+    )
     if A.data is not None:
-        engine_checks.same_dtype("S", S, "A", A)
-    row_scale = factors("row_scale", row_scale, A, "rows", "S", S)
-    col_scale = factors("col_scale", col_scale, A, "columns", "S", S)
+        same_dtype("S", S, "A", A)
     if out is not None:
         inputs = [row_scale, col_scale, *S._arrays().values()]
-        engine_checks.output(out, shape=(A.n_rows, S.n_cols), like=S.data, inputs=inputs, A=A)
+        output(out, shape=(A.n_rows, S.n_cols), like=S.data, inputs=inputs, A=A)
     options = {"row_scale": row_scale, "col_scale": col_scale, "reduce": reduce, "out": out}
     return choose.run(SPGEMM, A, S.indices, S.data, S.n_cols, values=A.data, **options)
-
-
-def balanced(name: str, S: object, A: Format, like: tuple[str, Array] | None = None) -> CBSR:
-    """Check row-balanced features: a row per column of ``A``, on its device, as wide as others."""
-    if not isinstance(S, CBSR):
-        raise DtypeError(f"{name} is a {type(S).__name__}: give a CBSR, maxk(X, k) for instance.")
-    if S.n_rows != A.n_cols:
-        raise ShapeError(
-            f"{name} has {S.n_rows} rows but A has {A.n_cols} columns: {name} needs one row per "
-            f"column of A ({name}.shape == {S.shape}, A.shape == {A.shape})."
-        )
-    if like is not None and like[1].shape[1] != S.n_cols:
-        raise ShapeError(
-            f"{name} has {S.n_cols} columns but {like[0]} has shape {like[1].shape}: give both the "
-            "same feature width."
-        )
-    if not engine_checks.beside(S.indices, A):
-        checks.same_device(name, S.indices, "A", A._indices)
-    return S
-
-
-def factors(
-    name: str, value: Any, A: Format, axis: str, other_name: str, other: Any
-) -> Array | None:
-    """Check for factors of the dtype of the features, or float32 beside 2-byte ones."""
-    if value is None:
-        return None
-    found: Any = engine_checks.factors(name, value, A=A, axis=axis)
-    if not (other.dtype.itemsize == 2 and found.dtype == np.float32):
-        engine_checks.same_dtype(name, found, other_name, other)
-    return found
 
 
 # The row of the table
@@ -125,8 +88,11 @@ def _price(S: Any, columns: Any, data: Any, feat: int, values: Any = None, *_: A
 
 SPGEMM = Op(
     "spgemm",
-    "Tensor columns, Tensor kept, SymInt feat, Tensor? values, Tensor? row_scale, "
-    "Tensor? col_scale, str reduce",
+    (
+        Arg("columns", "cols", also=("S",), balanced=True),
+        *(Arg("kept"), Arg("feat", kind="SymInt"), Arg("values", optional=True), *SCALES),
+        Arg("reduce", kind="str", words=REDUCTIONS),
+    ),
     results=_rows,
     kernels=(
         *csr_kernels(cuda.spgemm, "spgemm_csr_cbsr", "spgemm_csr_cbsr_numba"),

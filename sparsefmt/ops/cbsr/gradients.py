@@ -13,14 +13,15 @@ from ...formats.base import Format
 from ...formats.cbsr import CBSR
 from ...formats.compressed import CSR
 from ...reorder import Order
-from ..engine import checks as engine_checks
 from ..engine import choose
-from ..engine.table import Kernel, Op, Price, csr_kernels, deferred
+from ..engine.bind import bind, output, same_dtype, structure
+from ..engine.table import PRECISION, SCALES, Arg, Kernel, Op, Price, csr_kernels, deferred
 from ..engine.transpose import Transpose, transpose_of
 from ..matmul.api import ROUNDED, against_rounding
 from ..matmul.extrema import one_per_entry
+from ..tiles.costs import COSTS, Costs
 from . import cuda, cuda_sspmm
-from .api import REDUCTIONS, balanced, factors
+from .api import REDUCTIONS
 
 
 def sspmm(
@@ -94,16 +95,13 @@ def sspmm(
 
     MaxK-GNN (ASPLOS'24), section 4.2.
     """
-    given = engine_checks.sparse("A", A)
+    given, reduce, dY, S, precision, row_scale, col_scale = bind(
+        *(SSPMM_OUTER, A), reduce=reduce, dY=dY, S=S, precision=precision,
+        row_scale=row_scale, col_scale=col_scale,
+    )  # fmt: skip
     A = given if isinstance(given, CSR) else given.tocsr()
-    engine_checks.choice("reduce", reduce, REDUCTIONS)
-    dY = engine_checks.features("dY", dY, A=A, axis="rows")
-    S = balanced("S", S, A, like=("dY", dY))
     if A.data is not None:
-        engine_checks.same_dtype("dY", dY, "A", A)
-    precision = engine_checks.precision(precision, "dY", dY)
-    row_scale = factors("row_scale", row_scale, A, "rows", "dY", dY)
-    col_scale = factors("col_scale", col_scale, A, "columns", "dY", dY)
+        same_dtype("dY", dY, "A", A)
     T = perm = None
     if deterministic or transposed is not None or isinstance(dY, np.ndarray):
         T, perm, _ = transpose_of(given, A, transposed)
@@ -118,20 +116,20 @@ def sspmm(
     return CBSR._trusted(indices=S.indices, data=dS, shape=S.shape)
 
 
-def sddmm_cbsr(A: Format, X: Array, Y: CBSR, *, out: Array | None = None) -> Array:
+def sddmm_cbsr(
+    A: Format, X: Array, Y: CBSR, *, costs: Costs | None = None, out: Array | None = None
+) -> Array:
     """``sddmm`` with row-balanced ``Y``: the gradient of ``spgemm`` in the edge values.
 
     ``s[e] = sum_t X[i, Y.indices[j, t]] * Y.data[j, t]`` for the e-th stored entry (i, j) of
     ``A``.  Arguments, result and errors are those of ``sddmm``, without heads.
     """
-    A = engine_checks.sparse("A", A)
-    X = engine_checks.features("X", X, A=A, axis="rows")
-    Y = balanced("Y", Y, A, like=("X", X))
-    engine_checks.same_dtype("Y", Y, "X", X)
+    A, _, X, Y = bind(SDDMM_CBSR, A, costs=costs, X=X, Y=Y)
+    same_dtype("Y", Y, "X", X)
     if out is not None:
         inputs = [X, *Y._arrays().values()]
-        engine_checks.output(out, shape=(A.nnz,), like=X, inputs=inputs, A=A)
-    return choose.run(SDDMM_CBSR, engine_checks.structure(A), X, Y.indices, Y.data, out=out)
+        output(out, shape=(A.nnz,), like=X, inputs=inputs, A=A)
+    return choose.run(SDDMM_CBSR, structure(A), X, Y.indices, Y.data, out=out)
 
 
 def checked_order(order: object, A: CSR) -> Order:
@@ -199,12 +197,13 @@ def _rounding(
 
 
 _CPU = f"{__package__}.cpu"
-_SCALES = "Tensor? row_scale, Tensor? col_scale"
+_PLACES = Arg("columns", "cols", like="grad", also=("S",), balanced=True)
+_GRAD, _VALUES = Arg("grad", "rows", (2,), also=("dY",)), Arg("values", optional=True)
 
 #: The gradient by the structure itself: what the public function chooses by.
 SSPMM_OUTER = Op(
     "sspmm_outer",
-    f"Tensor columns, Tensor grad, Tensor? values, {_SCALES}",
+    (_PLACES, _GRAD, _VALUES, *SCALES),
     results=_at_places,
     kernels=(
         _rounding(
@@ -221,13 +220,14 @@ SSPMM_OUTER = Op(
         Kernel("sspmm_csr_cbsr_numba", deferred(_CPU, "sspmm_outer"), ("csr",), "cpu"),
     ),
     price=_price_of_gradient,
+    options=(Arg("reduce", kind="str", words=REDUCTIONS), PRECISION),
     narrowed=("*",),
     functions=("sspmm",),
 )
 #: The gradient by the transposed structure, which a graph keeps.
 SSPMM = Op(
     "sspmm",
-    f"Tensor columns, Tensor grad, Tensor? values, Tensor perm, {_SCALES}",
+    (_PLACES, _GRAD, _VALUES, Arg("perm"), *SCALES),
     results=_at_places,
     kernels=(
         _rounding("sspmm_csr_panels_rounded", cuda_sspmm.sspmm),
@@ -239,7 +239,11 @@ SSPMM = Op(
 )
 SDDMM_CBSR = Op(
     "sddmm_cbsr",
-    f"Tensor x, Tensor columns, Tensor kept, {_SCALES}",
+    (
+        Arg("x", "rows", (2,), also=("X",)),
+        Arg("columns", "cols", like="x", also=("Y",), balanced=True),
+        *(Arg("kept"), *SCALES),
+    ),
     results=one_per_entry,
     entry_results=(0,),
     kernels=(
@@ -247,5 +251,6 @@ SDDMM_CBSR = Op(
         choose.convert_to_csr("sddmm_cbsr"),
     ),
     price=_price_of_products,
+    options=(COSTS,),
     narrowed=("*",),
 )

@@ -8,9 +8,9 @@ from ...errors import DtypeError
 from ...formats import checks
 from ...formats.arrays import Array, as_array
 from ...formats.cbsr import CBSR, column_dtype
-from ..engine import checks as engine_checks
 from ..engine import choose
-from ..engine.table import Kernel, Op, Price, csr_kernels, deferred
+from ..engine.bind import count_of_features
+from ..engine.table import Kernel, Op, Price, csr_kernels, deferred, unchecked
 from . import cuda
 
 
@@ -50,7 +50,7 @@ def maxk(X: Array, k: int) -> CBSR:
     checks.dense("X", X)
     checks.value_dtype("X.dtype", X.dtype)
     k = _count("k", k)
-    engine_checks.count_of_features(k, X.shape[1])
+    count_of_features(k, X.shape[1])
     columns, data = choose.run(MAXK, None, X, k)
     return CBSR._trusted(indices=columns, data=data, shape=X.shape)
 
@@ -96,7 +96,7 @@ def _price_at_columns(_: Any, x: Any, columns: Any) -> Price:
 
 MAXK = Op(
     "maxk",
-    "Tensor x, SymInt k",
+    unchecked("Tensor x, SymInt k"),
     results=_chosen,
     kernels=(
         Kernel("maxk_rows", cuda.maxk, place="gpu", refuses=cuda.maxk_too_wide),
@@ -113,7 +113,7 @@ def _of_features(launcher: Callable[..., Any], arguments: str, **facts: Any) -> 
     """Make the row of an operation without a matrix, named as its launcher."""
     name = launcher.__name__
     kernels = csr_kernels(launcher, name, f"{name}_numba")
-    return Op(name, arguments, kernels=kernels, structures=0, **facts)
+    return Op(name, unchecked(arguments), kernels=kernels, structures=0, **facts)
 
 
 CBSR_TO_DENSE = _of_features(

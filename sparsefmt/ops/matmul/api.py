@@ -1,6 +1,5 @@
 """SpMM: a sparse matrix times a dense feature matrix, by sum, mean, max or min."""
 
-from functools import partial
 from math import prod
 from typing import Any
 
@@ -8,11 +7,13 @@ import numpy as np
 
 from ...formats.arrays import Array
 from ...formats.base import Format
-from ..engine import checks, choose
+from ...formats.convert import numbered_csr
+from ..engine import choose
+from ..engine.bind import BF16, bind, structure
 from ..engine.memory import memory_of
-from ..engine.table import Kernel, Op, Price, deferred
+from ..engine.table import PRECISION, SCALES, Arg, Kernel, Op, Price, deferred
 from ..tiles import kernels as tiles_kernels
-from ..tiles.costs import Costs, checked
+from ..tiles.costs import COSTS, Costs
 from . import cuda, heads, small
 
 REDUCTIONS = ("sum", "mean", "max", "min")
@@ -103,37 +104,24 @@ def spmm(
     ``2**-8`` times it, and features beyond 3.39e38 become infinite.  GAS and GAR are
     named in fuseGNN (ICCAD'20), section 3; tiles on tensor cores in TC-GNN (ATC'23), section 4.2.
     """
-    A = checks.sparse("A", A)
-    checks.choice("reduce", reduce, REDUCTIONS)
-    X = checks.features("X", X, A=A, heads=True)
+    A, reduce, X, weights, precision, costs, *scales, out = bind(
+        SPMM, A, reduce=reduce, X=X, values=values, precision=precision, costs=costs,
+        row_scale=row_scale, col_scale=col_scale, out=out,
+    )  # fmt: skip
     if values is not None:
-        values = checks.entries("values", values, A=A)
-        if values.ndim == 2:
-            checks.precision(precision, "X", X)
-            checked(costs)
-            given = {"row_scale": row_scale, "col_scale": col_scale}
-            return heads.spmm_of_heads(A, X, values, reduce=reduce, scales=given, out=out)
-        A = heads.one_value(A, values)
-    checks.values_like(A, X)
-    precision, costs = checks.precision(precision, "X", X), checked(costs)
-    row_scale = checks.factors("row_scale", row_scale, A=A, axis="rows", like=X)
-    col_scale = checks.factors("col_scale", col_scale, A=A, axis="columns", like=X)
-    inputs = X, row_scale, col_scale
-    out = checks.output(out, shape=(A.n_rows, *X.shape[1:]), like=X, inputs=inputs, A=A)
-    x, y = (X, out) if X.ndim == 2 else (heads.side_by_side(X), heads.side_by_side(out))
-    scales = {"row_scale": row_scale, "col_scale": col_scale}
+        if weights.ndim == 2:
+            heads.summed(reduce)
+            csr, numbers = numbered_csr(structure(A))
+            return choose.run(SPMM, csr, X, weights, numbers, *scales, reduce, out=out)
+        # Values travel with the matrix, which may be converted.
+        A = A.with_data(weights.reshape(A._indices.shape) if A.format == "cbsr" else weights)
     options = {"reduce": reduce, "precision": precision, "costs": costs}
-    found: Array = choose.run(SPMM, A, x, values=A.data, out=y, **scales, **options)
-    return found if X.ndim == 2 else out
-
-
-def features_and_gradient(A: Format, X: Array, grad: Array) -> tuple[Array, Array]:
-    """Check the features of a product with ``A``, and the gradient of the product."""
-    X = checks.features("X", X, A=A)
-    checks.values_like(A, X)
-    grad = checks.features("grad", grad, A=A, axis="rows")
-    checks.alike("grad", grad, "X", X)
-    return X, grad
+    options |= {"row_scale": scales[0], "col_scale": scales[1]}
+    if X.ndim == 2:
+        return choose.run(SPMM, A, X, values=A.data, out=out, **options)
+    x, y = heads.side_by_side(X), None if out is None else heads.side_by_side(out)
+    result = choose.run(SPMM, A, x, values=A.data, out=y, **options)
+    return out if result is y else result.reshape(A.shape[0], *X.shape[1:])
 
 
 # The row of the table
@@ -141,7 +129,7 @@ def features_and_gradient(A: Format, X: Array, grad: Array) -> tuple[Array, Arra
 
 def _rows(S: Any, x: Any, values: Any = None, *_: Any) -> tuple[Any, ...]:
     of_heads = values is not None and len(values.shape) == 2
-    shape = cuda.shape_of_heads(S, x, values) if of_heads else (S.n_rows, x.shape[1])
+    shape = cuda.shape_of_heads(S, x, values) if of_heads else (S.n_rows, *x.shape[1:])
     return ((shape, x),)
 
 
@@ -161,7 +149,7 @@ def _against_scattering(A: Any, X: Any, *, reduce: str = "sum", **_: Any) -> lis
 
 def _against_rounding(
     A: Any, x: Any, values: Any = None, perm: Any = None, row_scale: Any = None,
-    col_scale: Any = None, reduce: str = "sum", *, precision: str | None = None, **_: Any,
+    col_scale: Any = None, reduce: str = "sum", *_: Any, precision: str | None = None, **__: Any,
 ) -> list[str]:  # fmt: skip
     """List the reasons against rounding the features of a product."""
     reasons = against_rounding(A.nnz, x, precision) or heads.against(values, "rounding takes")
@@ -177,25 +165,35 @@ def against_rounding(nnz: int, x: Any, precision: str | None) -> list[str]:
         return wasted
     if x.itemsize != 4:
         return _ONLY_FLOAT32
-    if precision != checks.BF16 and (type(x) is np.ndarray or not memory_of(x).rounds()):
+    if precision != BF16 and (type(x) is np.ndarray or not memory_of(x).rounds()):
         return _NOT_ALLOWED
     return []
 
 
 _ONLY_FLOAT32 = ["only float32 is rounded"]
-_NOT_ALLOWED = [f'float32 is gathered as it is: allow bfloat16 with precision="{checks.BF16}"']
+_NOT_ALLOWED = [f'float32 is gathered as it is: allow bfloat16 with precision="{BF16}"']
 #: What ``explain`` says of kernels that gather so.
 ROUNDED = "float32 features rounded to bfloat16, half the bytes"
 _CPU = f"{__package__}.cpu"
 
+VALUES = Arg(
+    *("values", "entries", (1, 2), "x", "dtype"), optional=True, own=True, also=("edge_weight",)
+)
 SPMM = Op(
     "spmm",
-    "Tensor x, Tensor? values, Tensor? perm, Tensor? row_scale, Tensor? col_scale, str reduce",
+    (
+        *(Arg("x", "cols", (2, 3), also=("X",)), VALUES, Arg("perm", optional=True), *SCALES),
+        Arg("reduce", kind="str", words=REDUCTIONS),
+        Arg("own", optional=True, default="None"),
+        Arg("own_scale", optional=True, default="None"),
+        Arg("one_more", kind="bool", default="False"),
+        Arg("bias", optional=True, default="None"),
+    ),
     results=_rows,
     kernels=(
         *tiles_kernels.spmm_kernels(cuda.spmm),
         Kernel(
-            *("spmm_csr_rounded", partial(cuda.spmm, narrow=True), ("csr",), "gpu"),
+            *("spmm_csr_rounded", cuda.spmm_rounded, ("csr",), "gpu"),
             refuses=_against_rounding,
             note=ROUNDED,
         ),
@@ -215,6 +213,7 @@ SPMM = Op(
         choose.convert_to_csr("spmm"),
     ),
     price=price_of_rows,
+    options=(PRECISION, COSTS),
     narrowed=("*",),
     functions=("spmm", "spmm_arg", "aggregate"),
 )

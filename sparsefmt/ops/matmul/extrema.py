@@ -18,12 +18,13 @@ from ...formats.arrays import (
 from ...formats.base import Format
 from ...formats.compressed import CSR
 from ...formats.convert import numbered_csr
-from ..engine import checks, choose
+from ..engine import choose
+from ..engine.bind import bind
 from ..engine.order import in_own_order
-from ..engine.table import Op, Price, csr_kernels
+from ..engine.table import SCALES, Arg, Op, Price, csr_kernels, unchecked
 from ..engine.transpose import Transpose, transpose_of
 from . import cuda
-from .api import REDUCTIONS, SPMM, features_and_gradient, price_of_rows
+from .api import REDUCTIONS, SPMM, VALUES, price_of_rows
 
 
 def spmm_arg(
@@ -59,19 +60,15 @@ def spmm_arg(
     ShapeError, DtypeError, DeviceError, UnsupportedError
         As ``spmm``.
     """
-    A = checks.sparse("A", A)
-    checks.choice("reduce", reduce, REDUCTIONS[2:])
-    X = checks.features("X", X, A=A)
-    checks.values_like(A, X)
-    row_scale = checks.factors("row_scale", row_scale, A=A, axis="rows", like=X)
-    col_scale = checks.factors("col_scale", col_scale, A=A, axis="columns", like=X)
-    out = checks.output(None, shape=(A.n_rows, X.shape[1]), like=X, inputs=[])
-    B, numbers = numbered_csr(A)
-    with on_device_of(out), allocating(f"entries of shape {out.shape}"):
-        arg = namespace(out).empty(out.shape, B.index_dtype)
     scales = {"row_scale": row_scale, "col_scale": col_scale}
-    found = choose.run(SPMM, B, X, values=B.data, reduce=reduce, arg=arg, out=out, **scales)
-    return found, _renumbered(arg, numbers)
+    A, reduce, X, _, *factors = bind(SPMM_ARG, A, reduce=reduce, X=X, values=None, **scales)
+    B, numbers = numbered_csr(A)
+    shape = A.n_rows, X.shape[1]
+    with on_device_of(X), allocating(f"entries of shape {shape}"):
+        arg = namespace(X).empty(shape, B.index_dtype)
+    scales = dict(zip(scales, factors, strict=True))
+    Y = choose.run(SPMM, B, X, values=B.data, reduce=reduce, arg=arg, **scales)
+    return Y, _renumbered(arg, numbers)
 
 
 def spmm_arg_backward(
@@ -116,18 +113,16 @@ def spmm_arg_backward(
     -----
     Deterministic: no atomics.  What ``arg`` says of entries of other rows is ignored.
     """
-    given = checks.sparse("A", A)
-    A, numbers = numbered_csr(given)
-    X, grad = features_and_gradient(A, X, grad)
-    arg, grad = _winners(arg, grad, A), contiguous(grad)
+    A, X, _, grad, *scales = bind(
+        *(SPMM_ARG_DA, A), X=X, values=None, grad=grad, row_scale=row_scale, col_scale=col_scale
+    )
+    csr, numbers = numbered_csr(A)
+    arg, grad = _winners(arg, grad, csr), contiguous(grad)
     if numbers is not None:
         arg = _renumbered(arg, primitives.inverse(numbers))
-    row_scale = checks.factors("row_scale", row_scale, A=A, axis="rows", like=X)
-    col_scale = checks.factors("col_scale", col_scale, A=A, axis="columns", like=X)
-    T, perm, _ = transpose_of(given, A, transposed)
-    scales = row_scale, col_scale
-    dX = choose.run(SPMM_ARG_DX, T, perm, grad, arg, A.data, *scales)
-    dA = choose.run(SPMM_ARG_DA, A, X, grad, arg, *scales)
+    T, perm, _ = transpose_of(A, csr, transposed)
+    dX = choose.run(SPMM_ARG_DX, T, perm, grad, arg, csr.data, *scales)
+    dA = choose.run(SPMM_ARG_DA, csr, X, grad, arg, *scales)
     return dX, None if dA is None else in_own_order(dA, numbers)
 
 
@@ -183,19 +178,19 @@ def _price_of_da(S: Any, x: Any, grad: Any, arg: Any, *_: Any) -> Price:
     return Price(size, 2 * results)
 
 
-_SCALES = "Tensor? row_scale, Tensor? col_scale"
+_X = Arg("x", "cols", (2,), also=("X",))
 
 
-def _gradient(launcher: Callable[..., Any], arguments: str, **facts: Any) -> Op:
+def _gradient(launcher: Callable[..., Any], *arguments: Arg, **facts: Any) -> Op:
     """Make the row of a gradient, named as its launcher; its last arguments are scales."""
     kernels = csr_kernels(launcher, "spmm_arg_backward_cuda", "spmm_arg_backward_numba")
     facts |= {"kernels": kernels, "functions": ("spmm_arg_backward",)}
-    return Op(launcher.__name__, f"{arguments}, {_SCALES}", **facts)
+    return Op(launcher.__name__, (*arguments, *SCALES), **facts)
 
 
 SPMM_ARG = Op(
     "spmm_arg",
-    f"Tensor x, Tensor? values, {_SCALES}, str reduce",
+    (_X, VALUES, *SCALES, Arg("reduce", kind="str", words=REDUCTIONS[2:])),
     results=_rows_and_winners,
     returns=2,
     kernels=csr_kernels(cuda.spmm_arg, "spmm_csr_balanced", "spmm_csr_numba"),
@@ -204,10 +199,14 @@ SPMM_ARG = Op(
 )
 SPMM_ARG_DX = _gradient(
     cuda.spmm_arg_dx,
-    "Tensor perm, Tensor grad, Tensor arg, Tensor? values",
+    *unchecked("Tensor perm, Tensor grad, Tensor arg, Tensor? values"),
     results=_rows_of_grad,
     price=_price_of_dx,
 )
 SPMM_ARG_DA = _gradient(
-    cuda.spmm_arg_da, "Tensor x, Tensor grad, Tensor arg", results=one_per_entry, price=_price_of_da
+    cuda.spmm_arg_da,
+    *(_X, Arg("grad", "rows", (2,), "x"), Arg("arg")),
+    results=one_per_entry,
+    options=(VALUES,),
+    price=_price_of_da,
 )

@@ -7,7 +7,7 @@ torch = pytest.importorskip("torch")
 from contextlib import nullcontext  # noqa: E402
 
 from sparsefmt import Graph, optimize, power_law  # noqa: E402
-from sparsefmt.model import launching, tiling  # noqa: E402
+from sparsefmt.model import decisions  # noqa: E402
 from sparsefmt.nn import GCNConv, capture  # noqa: E402
 
 
@@ -21,34 +21,35 @@ def planned(device, n, edges, feat=16):
 
 def decided(monkeypatch, host, whole):
     """What is decided of a step of these times, on a GPU that need not be there."""
-    monkeypatch.setattr(launching, "times_of", lambda *_: (host, whole))
+    monkeypatch.setattr(decisions, "times_of", lambda *_: (host, whole))
     like = type("Like", (), {"is_cuda": True})()
-    return launching.decide(tiling.TimedStep(lambda: None, like, [], 1.0, nullcontext))
+    return decisions.decide_capture(decisions.TimedStep(None, like, [], [], nullcontext, 10))
 
 
 def test_a_step_that_waits_for_its_launches_is_best_captured(monkeypatch):
     found = decided(monkeypatch, 0.95e-3, 1.0e-3)
-    assert found.pays
+    assert found.chosen
     assert "nn.capture" in found.explain()
     assert "0.950 ms" in found.explain()
 
 
 def test_a_device_that_is_busy_needs_no_capture(monkeypatch):
     found = decided(monkeypatch, 0.3e-3, 1.0e-3)
-    assert not found.pays
+    assert not found.chosen
     assert "busy" in found.reason
 
 
 def test_on_the_cpu_nothing_is_captured():
     *_, found = planned("cpu", 100, 1000)
-    assert not found.launching.pays
+    assert not found.launching.chosen
     assert "CPU" in found.launching.reason
     assert found.launching.explain() in found.explain()
     assert "capture: none" in str(found)
 
 
 def test_without_features_nothing_is_decided():
-    found = launching.decide(tiling.TimedStep(lambda: None, None, [], 1.0, nullcontext))
+    step = decisions.TimedStep(None, None, [], [], nullcontext, 10)
+    found = decisions.decide_capture(step)
     assert "features" in found.reason
 
 
@@ -66,6 +67,6 @@ def test_a_small_graph_waits_and_a_captured_model_runs_what_was_planned():
 @pytest.mark.gpu
 def test_a_large_graph_keeps_the_device_busy():
     *_, found = planned("cuda", 100_000, 5_000_000, feat=512)
-    assert not found.launching.pays
+    assert not found.launching.chosen
     host, whole = found.launching.measured
     assert 0 < host < whole

@@ -26,7 +26,6 @@ from sparsefmt import (  # noqa: E402
     UnsupportedError,
     optimize,
 )
-from sparsefmt.autograd import spmm  # noqa: E402
 from sparsefmt.model import composition, layers  # noqa: E402
 from sparsefmt.nn import (  # noqa: E402
     AGNNConv,
@@ -38,6 +37,7 @@ from sparsefmt.nn import (  # noqa: E402
     SGConv,
     TAGConv,
     TransformerConv,
+    replace_layers,
 )
 from sparsefmt.plan import planner  # noqa: E402
 from sparsefmt.plan.rules import bare  # noqa: E402
@@ -128,10 +128,18 @@ def assert_same(mine, other):
         torch.testing.assert_close(one, two, rtol=1e-10, atol=1e-10)
 
 
+def unplanned(layer):
+    """The same layer without its plan."""
+    plain = copy.copy(layer)
+    vars(plain).pop("_plan", None)
+    return plain
+
+
 def every_composition(layer, graph):
     """Optimize, and run each tree in turn, whatever it costs."""
     yield optimize(layer, graph, mode="model")
-    (planned,) = layer.forward.composition.plans.values()
+    layer._plan.left.clear()
+    (planned,) = layer._plan.composition.plans.values()
     for candidate in planned.plan.candidates:
         planned.program = composition.Program(candidate.tree)
         yield bare(candidate.tree)
@@ -182,10 +190,15 @@ def test_a_layer_without_weights_yet_or_with_edge_features_is_not_planned():
 
 @pytest.mark.parametrize("widths", [(3, 6), (6, 4)])
 @pytest.mark.parametrize("name", THEIRS)
-def test_every_composition_of_pygs_layers_is_the_layer(name, widths):
+def test_layers_of_pygs_are_left_and_planned_once_they_are_replaced(name, widths):
     layer, x = pyg(name, *widths).double(), features(widths[0])
     edges = edge_index(square())  # with duplicates, and several loops of a vertex
     expected = results(copy.deepcopy(layer), x, edges)
+    found = optimize(layer, edges)
+    assert not found.layers
+    assert "runs as it did, since it is PyG's: exchange it by" in found.explain()
+    assert_same(results(layer, x, edges), expected)
+    layer = replace_layers(layer).model
     for _ in every_composition(layer, edges):
         assert_same(results(layer, x, edges), expected)
 
@@ -226,7 +239,7 @@ def test_parameters_buffers_and_names_are_shared_and_not_one_number_drawn():
     assert model.training
     assert all(p.grad is None for p in model.parameters())
     plan.restore()
-    assert not any("forward" in vars(module) for module in model.modules())
+    assert not any("_plan" in vars(module) for module in model.modules())
 
 
 def test_it_trains_with_the_same_dropout_and_then_evaluates():
@@ -280,7 +293,7 @@ def test_a_stale_plan_is_never_used(change):
         layer.k = 2
     with torch.autocast("cpu", torch.bfloat16, enabled=change == "autocast"):
         found = layer(*arguments)
-        expected = GCNConv.forward(layer, *arguments)
+        expected = unplanned(layer)(*arguments)
     torch.testing.assert_close(found, expected)
 
 
@@ -327,7 +340,7 @@ def test_a_graph_for_a_layer_of_pygs_is_refused_by_name(x):
 
 
 def test_loops_that_are_added_are_those_that_are_missing():
-    diagonals = {"all": [3, 1, 1], "without": [1, 1, 1], "one": [1, 1, 1]}
+    diagonals = {"all": [3, 1, 1], "without": [1, 1, 1]}
     graph = Graph.from_edge_index(np.array([[0, 0, 1, 2], [0, 0, 2, 1]]), num_nodes=3)
     for which, diagonal in diagonals.items():
         assert layers.with_loops(graph, which).csr.toarray().diagonal().tolist() == diagonal
@@ -394,14 +407,14 @@ def test_few_times_are_remembered(timed, monkeypatch):
 
 
 class Failing(nn.Module):
-    """A model of two layers and a product that fails when it is told to."""
+    """A model of two layers."""
 
     def __init__(self):
         super().__init__()
         self.first, self.last = GCNConv(6, 6), GCNConv(6, 6)
 
     def forward(self, x, graph):
-        return self.last(self.first(x, graph), graph) + spmm(graph, x) @ self.first.lin.weight
+        return self.last(self.first(x, graph), graph)
 
 
 @pytest.mark.parametrize("call", [1, 3, 9, 12])
@@ -411,7 +424,7 @@ def test_an_error_leaves_the_model_as_it_was(monkeypatch, call):
         model = Failing()
         if earlier:
             optimize(model, graph, x=x)
-        before = [vars(module).get("forward") for module in model.modules()]
+        before = [vars(module).get("_plan") for module in model.modules()]
         calls, real = [], composition.seconds_of
 
         def failing(run, like, calls=calls, real=real):
@@ -426,7 +439,7 @@ def test_an_error_leaves_the_model_as_it_was(monkeypatch, call):
             with pytest.raises(RuntimeError, match="a kernel failed"):
                 optimize(model, graph, x=x, mode="measure")
             count = len(calls)
-            assert [vars(module).get("forward") for module in model.modules()] == before
+            assert [vars(module).get("_plan") for module in model.modules()] == before
             model(x, square(seed=1)).sum().backward()
             assert len(calls) == count  # nothing is timed at a call
 
@@ -437,7 +450,7 @@ def test_wrong_features_leave_an_earlier_plan():
     found = optimize(model, graph, x=x)
     with pytest.raises(ShapeError):
         optimize(model, graph, x=torch.randn(N, 5))
-    assert "forward" in vars(model.first)
+    assert "_plan" in vars(model.first)
     assert found.layers
 
 
@@ -541,9 +554,9 @@ def test_graphs_of_about_one_size_are_planned_once(monkeypatch):
     monkeypatch.setattr(composition, "plan", lambda *a, **o: calls.append(a) or real(*a, **o))
     for seed in range(20):
         graph, x = make_graph(N, N, 120 + seed, seed=seed), features(6, seed=seed)
-        torch.testing.assert_close(layer(x, graph), GCNConv.forward(layer, x, graph))
+        torch.testing.assert_close(layer(x, graph), unplanned(layer)(x, graph))
     assert len(calls) <= 2  # entries on both sides of a power of two
-    assert len(layer.forward.composition.plans) <= composition.MAX_PLANS
+    assert len(layer._plan.composition.plans) <= composition.MAX_PLANS
 
 
 def test_attention_drops_the_same_weights_in_every_composition():
@@ -556,13 +569,11 @@ def test_attention_drops_the_same_weights_in_every_composition():
         assert_same(results(layer, x, graph), expected)
 
 
-def test_a_model_of_pygs_layers_gets_its_edges_as_before():
-    conv = pytest.importorskip("torch_geometric.nn", reason="torch-geometric is not installed")
-
-    class Theirs(nn.Module):
+def test_a_model_gets_its_edges_as_before():
+    class Written(nn.Module):
         def __init__(self):
             super().__init__()
-            self.convs = nn.ModuleList([conv.GCNConv(6, 8), conv.TAGConv(8, 3, K=2)])
+            self.convs = nn.ModuleList([GCNConv(6, 8), TAGConv(8, 3, K=2)])
 
         def forward(self, x, edge_index, edge_weight=None):
             for layer in self.convs:
@@ -570,7 +581,7 @@ def test_a_model_of_pygs_layers_gets_its_edges_as_before():
                 x = nn.functional.dropout(h.relu(), 0.5, self.training)
             return x
 
-    model, x, edges = Theirs().double(), features(6), edge_index(square())
+    model, x, edges = Written().double(), features(6), edge_index(square())
     reference = copy.deepcopy(model)
     assert list(optimize(model, edges, x=x.detach()).layers) == ["convs.0", "convs.1"]
     weight = torch.rand(edges.shape[1], dtype=torch.float64)
@@ -588,10 +599,8 @@ def test_a_model_of_pygs_layers_gets_its_edges_as_before():
 @pytest.mark.parametrize("given", ["graph", "adjacency", "both"])
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("kind", ["GCNConv", "SGConv", "TAGConv", "SAGEConv"])
-@pytest.mark.parametrize("library", ["sparsefmt.nn", "torch_geometric.nn"])
-def test_a_sparse_tensor_with_loops_has_pygs_normalisation(library, kind, weighted, given):
+def test_a_sparse_tensor_with_loops_has_pygs_normalisation(kind, weighted, given):
     """A vertex with a loop gets another one there, and none in an ``edge_index``."""
-    library = pytest.importorskip(library)
     generator = torch.Generator().manual_seed(8)
     dense = torch.rand(N, N, generator=generator, dtype=torch.float64).tril(3)
     dense[dense < 0.8] = 0
@@ -601,21 +610,21 @@ def test_a_sparse_tensor_with_loops_has_pygs_normalisation(library, kind, weight
     class Net(nn.Module):
         def __init__(self):
             super().__init__()
-            self.conv = getattr(library, kind)(6, 4)
+            self.conv = getattr(sparsefmt.nn, kind)(6, 4)
 
         def forward(self, x, adj):
             return self.conv(x, adj).relu()
 
     model, x = Net().double(), features(6)
     expected = results(copy.deepcopy(model), x, adjacency)
-    if given == "graph" and library.__name__ == "sparsefmt.nn":
+    if given == "graph":
         optimize(model, square())
     else:
         optimize(model, adjacency, x=(x.detach(), adjacency) if given == "both" else None)
     assert_same(results(model, x, adjacency), expected)
     edges = edge_index(square())
     other = copy.deepcopy(model)
-    del other.conv.forward
+    del other.conv._plan
     assert_same(results(model, x, edges), results(other, x, edges))
 
 
