@@ -12,12 +12,12 @@ from torch.nn.functional import dropout
 from ..autograd import as_graph, edge_softmax, message_aggregate, sddmm, spmm
 from ..autograd.maps import read_map
 from ..autograd.tensors.prepare import GraphLike, graph_tensors
+from ..autograd.tensors.shared import Shared, shared
 from ..errors import DtypeError, ShapeError, UnsupportedError
 from ._inputs import Ends, check_beside, check_counts, check_flags, check_number, in_pair
 from ._loops import ends, loops, with_loops
 from ._maps import GLOROT, draw_map, linear_map, mapped, settle
 from ._passing import FORWARD, Passing, PassingOptions
-from .shared import Shared, shared
 
 #: How a loop's features come from those of its row's entries: PyG's words, torch's reductions.
 FILLS = {"mean": "mean", "add": "sum", "sum": "sum", "min": "amin", "max": "amax", "mul": "prod"}

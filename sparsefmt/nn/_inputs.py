@@ -9,9 +9,9 @@ from torch import Tensor
 
 from ..autograd import as_graph, spmm
 from ..autograd.tensors.prepare import GraphLike, graph_tensors
+from ..autograd.tensors.shared import Shared, shared
 from ..autograd.tensors.tensors import GraphTensors
 from ..errors import DeviceError, DtypeError, ShapeError, UnsupportedError
-from .shared import Shared, shared
 
 
 def check_flags(**flags: object) -> None:

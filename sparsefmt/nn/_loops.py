@@ -8,16 +8,16 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
-from ..autograd import as_graph, sddmm, spmm
+from ..autograd import aggregate_with_own, as_graph, propagate, sddmm, spmm
 from ..autograd.gcn import unit_scales
+from ..autograd.matmul import operands
 from ..autograd.tensors.order import own_values
 from ..autograd.tensors.prepare import GraphLike, graph_tensors
+from ..autograd.tensors.shared import Shared, local_of
 from ..autograd.tensors.tensors import GraphTensors
 from ..errors import DtypeError, ShapeError, UnsupportedError
 from ._inputs import by_vertex, check_counts, check_edge_weight, check_in_channels, check_input
 from ._passing import Passing, PassingOptions, plus
-from .shared import Shared, aggregate_with_own, local_of, operands, propagate
-from .shared import spmm as spmm_of_any
 
 
 def symmetric(
@@ -295,12 +295,12 @@ def hop(
         graph, edge_weight = _explicit(graph, edge_weight, dtype, fill, to_all)
         fill = None
     if fill is None:
-        return lambda x, bias: plus(spmm_of_any(graph, x, edge_weight, reduce=reduction), bias)
+        return lambda x, bias: plus(spmm(graph, x, edge_weight, reduce=reduction), bias)
     scale, loop = symmetric(graph, edge_weight, dtype, fill, to_all=to_all)
     scales: dict[str, Any] = {"row_scale": scale, "col_scale": scale}
     own = loop[:, None]
     if fill == 0:
-        return lambda x, bias: plus(spmm_of_any(graph, x, edge_weight, **scales), bias)
+        return lambda x, bias: plus(spmm(graph, x, edge_weight, **scales), bias)
     # Traced, a Function that writes in place loses its gradients (torch 2.11).
     if edge_weight is None and not torch.compiler.is_compiling():
         missing = None if to_all else stored(graph, dtype)

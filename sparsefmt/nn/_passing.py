@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
-from ..autograd import as_graph
+from ..autograd import as_graph, sampled_aggregate
 from ..autograd.cbsr import features_to_keep
 from ..autograd.sampling import checked_strategy, sample_width
 from ..autograd.tensors.edge_index import turned
 from ..autograd.tensors.prepare import GraphLike
+from ..autograd.tensors.shared import Shared
 from ..errors import DtypeError, ShapeError, UnsupportedError
 from ._inputs import Ends, by_vertex, check_counts, ends_of
-from .shared import Shared, sampled_aggregate
 
 _PYG = "torch_geometric.nn.conv.message_passing"
 FORWARD, REVERSED = "source_to_target", "target_to_source"

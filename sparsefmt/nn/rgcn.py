@@ -13,12 +13,12 @@ from torch.nn import Parameter
 
 from ..autograd import as_graph, relational_aggregate
 from ..autograd.tensors.prepare import GraphLike
+from ..autograd.tensors.shared import shared
 from ..autograd.tensors.types import check_ids
 from ..errors import DtypeError, ShapeError, UnsupportedError
 from ..model.state import is_graph
 from ._inputs import Ends, check_beside, check_counts, check_flags, in_pair
 from ._passing import FORWARD, Direction, Passing
-from .shared import shared
 
 
 class RGCNConv(Passing):
