@@ -12,7 +12,7 @@ from torch.nn.functional import dropout
 from ..autograd import as_graph, edge_softmax, message_aggregate, sddmm, spmm
 from ..autograd.maps import read_map
 from ..autograd.tensors.prepare import GraphLike, graph_tensors
-from ..autograd.tensors.shared import Shared, shared
+from ..autograd.tensors.shared import Shared
 from ..errors import DtypeError, ShapeError, UnsupportedError
 from ._inputs import Ends, check_beside, check_counts, check_flags, check_number, in_pair
 from ._loops import ends, loops, with_loops
@@ -37,7 +37,7 @@ class AttentionWeights(NamedTuple):
     weights: Tensor
 
     def sums(self, x: Tensor) -> Tensor:
-        """(n_rows, heads, feat) Sum features of sources, (n_cols, heads, feat), by the weights."""
+        """Sum features of sources, (n_cols, heads, feat), by the weights: (n_rows, heads, feat)."""
         with torch.autocast(x.device.type, enabled=False):
             return spmm(self.graph, x, self.weights.to(x.dtype))
 
@@ -56,7 +56,7 @@ def check_fill(fill_value: Any) -> None:
 
 
 def entries_with_loops(graph: GraphLike, features: Tensor | None, own: Tensor | None) -> Entries:
-    """Give each vertex that is a row and a column one loop, behind the entries that are none.
+    """Add one loop to each vertex that is a row and a column, behind the entries that are none.
 
     So PyG orders them: the other entries in the user's order, then loops by vertices, whose
     features are ``own``.
@@ -68,7 +68,7 @@ def entries_with_loops(graph: GraphLike, features: Tensor | None, own: Tensor | 
 
 
 def loop_features(graph: GraphLike, features: Tensor, fill_value: Any) -> Tensor:
-    """(n_loops, width) Features of the loops of vertices that are both rows and columns."""
+    """Compute features of the loops of vertices that are rows and columns, (n_loops, width)."""
     tensors = graph_tensors(graph)
     shape = min(tensors.n_rows, tensors.n_cols), features.shape[1]
     if isinstance(fill_value, str):
@@ -85,7 +85,7 @@ def loop_features(graph: GraphLike, features: Tensor, fill_value: Any) -> Tensor
 
 
 def _reduced(graph: GraphLike, features: Tensor, fill_value: str) -> Tensor:
-    """(n, width) Reduce features of each row's entries but loops; of none to 0, a product to 1."""
+    """Reduce features of each row's entries but loops, (n, width): none to 0, a product to 1."""
     tensors, reduce = graph_tensors(graph), FILLS[fill_value]
     if reduce not in ("mean", "sum"):
         # torch's, whose gradients are PyG's: shared by equal ones.
@@ -106,7 +106,7 @@ def _reduced(graph: GraphLike, features: Tensor, fill_value: str) -> Tensor:
 
 
 def _share(graph: GraphLike, stored: Tensor) -> Tensor:
-    """(n,) One over the number of a row's entries but loops, or 1."""
+    """Compute one over the number of a row's entries but loops, or 1: (n,)."""
     tensors = graph_tensors(graph)
 
     def make() -> Tensor:
@@ -149,7 +149,7 @@ def check_edge_features(edge_attr: Any, graph: GraphLike, layer: Linear | None) 
 
 
 def at_edges(graph: GraphLike, x: Tensor, features: Tensor) -> Tensor:
-    """(nnz, heads) Dot products of each entry's features with its target's, in each head.
+    """Compute dot products of each entry's features with its target's, (nnz, heads).
 
     ``x`` is (n_rows, heads, width), and ``features`` (nnz, width), of all heads, or
     (nnz, heads, width).
@@ -162,7 +162,7 @@ def at_edges(graph: GraphLike, x: Tensor, features: Tensor) -> Tensor:
 
 
 def sums_of_edges(graph: GraphLike, features: Tensor, weights: Tensor) -> Tensor:
-    """(n_rows, heads, width) Sum features of each row's entries, each head by its own weights.
+    """Sum features of each row's entries, each head by its weights: (n_rows, heads, width).
 
     ``features`` is as for ``at_edges``, and ``weights`` (nnz, heads).
     """
@@ -174,7 +174,7 @@ def sums_of_edges(graph: GraphLike, features: Tensor, weights: Tensor) -> Tensor
 
 
 def _places(graph: GraphLike) -> GraphLike:
-    """Give the graph of targets and entries, (n_rows, nnz): each entry is a column of its own.
+    """Build the graph of targets and entries, (n_rows, nnz): each entry is a column of its own.
 
     Products with it read features of edges where they are, and gather none.
     """
@@ -190,35 +190,27 @@ def _places(graph: GraphLike) -> GraphLike:
     return found
 
 
-def as_given(given: Any, graph: GraphLike, weights: Tensor, *, looped: bool = False) -> Any:
-    """Give the edges and their weights, as PyG's layers do for such a graph.
+def as_given(edge_index: Any, graph: GraphLike, weights: Tensor, *, looped: bool = False) -> Any:
+    """Return the edges and their weights, as PyG's layers do for such a graph.
 
-    Parameters
-    ----------
-    given : Graph, Tensor or SparseTensor
-        What the user gave.
-    graph : Graph
-        Of the entries that have ``weights``, (nnz, heads), in its order.
-    looped : bool
-        Whether its loops are others than those of ``given``.
-
-    Returns
-    -------
-    (edge_index, weights), or of a sparse tensor (that with weights as values, its values), or of a
-    SparseTensor that with them
+    ``graph`` is that of the entries that have ``weights``, (nnz, heads), in its order; ``looped``
+    tells that its loops are others than those of what the user gave, ``edge_index``.  Of a sparse
+    tensor the edges are that with weights as values; of a SparseTensor only that comes back.
     """
-    if hasattr(given, "set_diag"):
-        found = given.set_diag() if looped else given
-        return found.set_value(_sorted(graph, weights, torch.sparse_csr)[2], layout="coo")
-    if not isinstance(given, Tensor) or given.layout is torch.strided:
-        whole = isinstance(given, Tensor) and not looped
-        edges = given if whole else edge_index_of(graph)
-        return edges if shared(given) is None else given.numbered(edges), weights
-    pointers, minor, values = _sorted(graph, weights, given.layout)
+    if hasattr(edge_index, "set_diag"):
+        matrix = edge_index.set_diag() if looped else edge_index
+        return matrix.set_value(_sorted(graph, weights, torch.sparse_csr)[2], layout="coo")
+    if not isinstance(edge_index, Tensor) or edge_index.layout is torch.strided:
+        same = isinstance(edge_index, Tensor) and not looped
+        edges = edge_index if same else edge_index_of(graph)
+        return edge_index.numbered(edges) if isinstance(edge_index, Shared) else edges, weights
+    pointers, minor, values = _sorted(graph, weights, edge_index.layout)
     tensors = graph_tensors(graph)
     size = tensors.n_rows, tensors.n_cols, weights.shape[1]
-    if given.layout is not torch.sparse_coo:
-        made = torch.sparse_compressed_tensor(pointers, minor, values, size, layout=given.layout)
+    if edge_index.layout is not torch.sparse_coo:
+        made = torch.sparse_compressed_tensor(
+            pointers, minor, values, size, layout=edge_index.layout
+        )
         return made, values
     counts = pointers[1:] - pointers[:-1]
     major = torch.arange(tensors.n_rows, device=minor.device).repeat_interleave(counts)
@@ -227,7 +219,7 @@ def as_given(given: Any, graph: GraphLike, weights: Tensor, *, looped: bool = Fa
 
 
 def edge_index_of(graph: GraphLike) -> Tensor:
-    """(2, nnz) Sources and targets of the entries, in the user's order."""
+    """Return sources and targets of the entries, (2, nnz), in the user's order."""
     tensors = graph_tensors(graph)
     return tensors.kept("edge_index", lambda: torch.stack(ends(graph)[::-1]).long())
 
@@ -249,15 +241,7 @@ def _sorted(
 
 
 class Attention(Passing):
-    """Attention with heads, over edges that may have features.
-
-    Parameters
-    ----------
-    in_channels, out_channels, heads, concat, dropout, edge_dim
-        As for ``GATConv``.
-    **passing
-        As for ``Passing``.
-    """
+    """Attention with heads, over edges that may have features."""
 
     _node_dim: ClassVar[int] = 0
 
@@ -341,17 +325,7 @@ def refuse_static(x: Any, layer: Module) -> None:
 
 
 class LoopedAttention(Attention):
-    """Attention that may give each vertex one loop, and add a map of its own features.
-
-    Parameters
-    ----------
-    in_channels, out_channels, heads, concat, negative_slope, dropout, add_self_loops, edge_dim
-        As for ``GATConv``.
-    fill_value
-        As for ``GATConv``.
-    **passing
-        As for ``Passing``.
-    """
+    """Attention that may give each vertex one loop, and add a map of its own features."""
 
     bias: Parameter | None
     res: Linear | None

@@ -155,7 +155,7 @@ def loops(graph: GraphLike) -> tuple[Tensor, Tensor]:
 
 
 def ends(graph: GraphLike) -> tuple[Tensor, Tensor]:
-    """Give the row and the column of each entry, (nnz,) in float64, in the user's order."""
+    """Return the row and the column of each entry, (nnz,) in float64, in the user's order."""
     tensors = graph_tensors(graph)
     options = {"dtype": torch.float64, "device": tensors.device}
     rows, cols = (torch.arange(n, **options)[:, None] for n in (tensors.n_rows, tensors.n_cols))
@@ -201,7 +201,7 @@ Step: TypeAlias = Callable[[Tensor, Tensor | None], Tensor]
 
 
 class Normalisation(NamedTuple):
-    """What PyG's ``gcn_norm`` makes of a graph.
+    """The way in which PyG's ``gcn_norm`` normalises a graph.
 
     ``fill`` is the value of the loop that each vertex without one gets, 0 for none, and None for a
     graph that stays as it is; ``reduction`` is that of ``spmm``; ``to_all`` tells that vertices
@@ -332,7 +332,7 @@ def _explicit(
 
 
 def over_vertices(step: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    """Take a step with (n, feat), or with features (..., n, feat) side by side in rows."""
+    """Run a step with (n, feat), or with features (..., n, feat) side by side in rows."""
     if x.dim() == 2:
         return step(x)
     first = x.movedim(-2, 0)
@@ -356,7 +356,7 @@ def gathered(module: Module, graph: GraphLike, x: Tensor, edge_weight: Tensor | 
 
 
 def _by_targets(graph: GraphLike) -> tuple[Tensor, Tensor, Tensor]:
-    """Give the entries sorted by rows, and the row and the column of each; once for each graph."""
+    """Sort the entries by rows, with the row and the column of each; once for each graph."""
 
     def made() -> Tensor:
         row, col = (end.long() for end in ends(graph))
@@ -368,6 +368,6 @@ def _by_targets(graph: GraphLike) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def width_of(module: Module, width: int) -> int:
-    """Give the number of features that come out where ``width`` go in."""
+    """Return the number of features that PyG's module makes of ``width``."""
     out = getattr(module, "get_out_channels", None)
     return width if out is None else int(out(width))

@@ -137,7 +137,7 @@ class GATConv(LoopedAttention):
         size: tuple[int, int] | None = None,
         return_attention_weights: bool | None = None,
     ) -> Any:
-        """(n, in_channels) to (n, heads * out_channels), or (n, out_channels) without ``concat``.
+        """Map (n, in_channels) to (n, heads * out_channels), or (n, out_channels) without ``concat``.
 
         Parameters
         ----------

@@ -111,7 +111,7 @@ class GATv2Conv(LoopedAttention):
         *,
         size: tuple[int, int] | None = None,
     ) -> Any:
-        """(n, in_channels) to (n, heads * out_channels), or (n, out_channels) without ``concat``.
+        """Map (n, in_channels) to (n, heads * out_channels), or (n, out_channels) without ``concat``.
 
         Parameters
         ----------

@@ -138,7 +138,7 @@ class SAGEConv(Convolution):
         *,
         edge_weight: Tensor | None = None,
     ) -> Tensor:
-        """(n, in_channels) to (n, out_channels).
+        """Map (n, in_channels) to (n, out_channels).
 
         Parameters
         ----------

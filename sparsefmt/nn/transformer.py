@@ -160,7 +160,7 @@ class TransformerConv(Attention):
         edge_attr: Tensor | None = None,
         return_attention_weights: bool | None = None,
     ) -> Any:
-        """(n, in_channels) to (n, heads * out_channels), or (n, out_channels) without ``concat``.
+        """Map (n, in_channels) to (n, heads * out_channels), or (n, out_channels) without ``concat``.
 
         Parameters
         ----------
