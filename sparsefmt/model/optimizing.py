@@ -1,7 +1,6 @@
 """``optimize``: make the layers of a model run their fastest compositions on a graph."""
 
 import inspect
-import random
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -9,7 +8,6 @@ from functools import partial
 from typing import Any
 from weakref import ref
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import Module
@@ -29,7 +27,7 @@ from .decisions import Decision, TimedStep, decide_capture, decide_order, decide
 from .layers import ADAPTERS, LayerPlan, against, type_name
 from .program import stamp
 from .pyg_layers import layer_of_pyg
-from .state import Snapshot
+from .state import Randomness, Snapshot
 
 MODES = ("auto", "model", "measure")
 #: What a model may raise that no longer runs as it did when it was planned.
@@ -364,18 +362,17 @@ def running(model: Module, *, training: bool) -> Iterator[None]:
     Parts that are in the other mode stay so where the model as a whole is in the one asked for.
     """
     modes = {module: module.training for module in model.modules()}
+    devices = {p.device for p in model.parameters() if p.is_cuda}
     snapshot = Snapshot(model)
-    drawn = random.getstate(), np.random.get_state()  # noqa: NPY002
-    devices = list({p.device for p in model.parameters() if p.is_cuda})
+    randomness = Randomness(torch.cuda.default_generators[device.index] for device in devices)
     try:
-        with torch.random.fork_rng(devices), torch.set_grad_enabled(training):
+        with torch.set_grad_enabled(training):
             if model.training != training:
                 model.train(training)
             yield
     finally:
         snapshot.restore()
-        random.setstate(drawn[0])
-        np.random.set_state(drawn[1])  # noqa: NPY002
+        randomness.restore()
         for module, mode in modes.items():
             module.training = mode
 
