@@ -34,7 +34,7 @@ def capture(
     pool: Any = None,
     capture_error_mode: str = "global",
 ) -> Callable[..., Any]:
-    """Make one CUDA graph of a whole training step, its optimizer included, or of an inference.
+    """Record a training step, its optimizer included, or an inference, as one CUDA graph.
 
     Each call of the result copies its arguments to where the graph reads them and replays it: one
     launch.  On the CPU the result calls ``step``, and checks arguments and results alike.

@@ -343,7 +343,7 @@ class Snapshot:
             parameter.grad = gradient
         with torch.no_grad():
             for tensor, before in self._tensors:
-                if not torch.equal(tensor, before):
+                if not _same_values(tensor, before).all():
                     tensor.copy_(before)
 
 
@@ -430,7 +430,7 @@ def difference(
         result = tensors.get(name)
         if result is None:
             return f"{name} is missing"
-        same = (value == result) | ((value != value) & (result != result))
+        same = _same_values(value, result)
         if same.all():
             continue
         allowed = 0.0
@@ -457,6 +457,11 @@ def unsteady(first: Mapping[str, Tensor], again: Mapping[str, Tensor], trained: 
         if name not in trained and apart > COARSE * largest:
             return f"{name} differs by {apart:.1e}, where it is {largest:.1e} at most"
     return ""
+
+
+def _same_values(a: Tensor, b: Tensor) -> Tensor:
+    """Return where two tensors are equal, or both NaN."""
+    return (a == b) | ((a != a) & (b != b))
 
 
 def _kind(name: str) -> str:
