@@ -63,7 +63,7 @@ class Settings:
     agreed: Constants | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave out tensors that a copy will not meet."""
+        """Return the options alone: a copy will not meet the tensors."""
         return {"mode": self.mode, "steps": self.steps, "agreed": self.agreed}
 
     def is_constant(self, value: Tensor) -> bool:
@@ -148,7 +148,7 @@ class Composition:
         code: Code,
         constants: Collection[str],
     ) -> Plan:
-        """Plan, or choose as for a graph of about that size: samples come by the thousand."""
+        """Choose a plan, the same for graphs of about one size: samples come by the thousand."""
         leaves = {leaf.name: leaf for leaf in leaves_of(self.expression)}
         bound = {
             name: _bound(leaf, values[name], name in constants) for name, leaf in leaves.items()
