@@ -91,7 +91,13 @@ def bind(op: Op, A: Any, /, **args: Any) -> list[Any]:
                 if value is not None and value.dtype != other[1].dtype:
                     value = library.own_values(op, A, value, other)
         elif rows:
-            size = A.nnz if rows == "entries" else 1 if rows == "heads" else shape[rows == "cols"]
+            size = (
+                A.nnz
+                if rows == "entries"
+                else 1
+                if rows == "heads"
+                else shape[1 if rows == "cols" else 0]
+            )
             like, behind = bound.get(arg.like), arg.behind
             if not (
                 (type(value) is kind or (not arrays and isinstance(value, kind)))
