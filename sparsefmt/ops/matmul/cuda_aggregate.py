@@ -51,7 +51,7 @@ class _Addresses(NamedTuple):
 
 
 def instantiations() -> Iterator[tuple[str, str]]:
-    """Every kernel that this module may launch: file and C++ name."""
+    """List every kernel that this module may launch: file and C++ name."""
     for types in product(VALUE_DTYPES, ("int32", "int64")):
         for constants in _constants(types[0]):
             yield _FILE, jit.expression("aggregate_backward", types, constants)
@@ -64,7 +64,7 @@ def instantiations() -> Iterator[tuple[str, str]]:
 
 
 def _constants(dtype: str) -> Iterator[tuple[int, int, int]]:
-    """Lanes, values and WEIGHTS; rare shapes have the general kernels only."""
+    """List lanes, values and WEIGHTS; rare shapes have the general kernels only."""
     wide = 16 // ITEMSIZE[dtype]
     for lanes in (4, 8, LANES, *[MANY_LANES] * (dtype == "float32")):
         yield from ((lanes, wide, weights) for weights in (UNWEIGHTED, WEIGHTED, SCALED))
@@ -73,12 +73,12 @@ def _constants(dtype: str) -> Iterator[tuple[int, int, int]]:
 
 
 def _sums_dtype(dtype: str) -> str:
-    """In which sums of such values run."""
+    """Return the dtype in which sums of such values run."""
     return "float64" if dtype == "float64" else "float32"
 
 
 def aggregate_shape(S: Structure, dtype: str, *, feat: int, alignment: int) -> Shape:
-    """The widest loads that alignment allows; ``alignment`` has the lowest bits of all of it."""
+    """Choose the widest loads that alignment allows, the lowest bits of all addresses."""
     size = ITEMSIZE[dtype]
     alignment |= feat * size
     if alignment % 16:
@@ -91,7 +91,7 @@ def aggregate_shape(S: Structure, dtype: str, *, feat: int, alignment: int) -> S
 
 
 def goes_apart(T: Structure, dtype: str, feat: int, *, inverse: bool) -> bool:
-    """Whether entries move between both orders in passes of their own."""
+    """Return True if entries move between both orders in passes of their own."""
     wide = T.n_rows * feat * ITEMSIZE[dtype] >= APART_BYTES
     return T.nnz >= (APART_ALWAYS if not wide else APART if inverse else APART_SCATTERED)
 
@@ -101,8 +101,9 @@ def aggregate_backward(
     *, self_weight: Any = None, inverse: Any = None, out: tuple[Any, Any] | None = None,
     dself: Any = None,
 ) -> tuple[Any, Any]:  # fmt: skip
-    """``dx[j] = c[j] sum of a[e] r[i] grad[i] + self[j] grad[j]``, ``da[e] = r c <grad[i], x[j]>``.
+    """Compute gradients of a product in its features and values.
 
+    ``dx[j] = c[j] sum of a[e] r[i] grad[i] + self[j] grad[j]``, ``da[e] = r c <grad[i], x[j]>``.
     ``A`` is the transpose: its entry k is number ``perm[k]`` in the values and ``da``, or k without
     ``perm``.  ``inverse`` may be the inverse permutation.  ``dself[j] = <grad[j], x[j]>`` is of the
     dtype that sums run in, and is given wherever ``self_weight`` is.
