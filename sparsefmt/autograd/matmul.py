@@ -16,8 +16,7 @@ from torch.autograd import Function
 
 from ..errors import ShapeError
 from ..ops.engine.bind import bind, word
-from ..ops.matmul.api import REDUCTIONS
-from ..ops.matmul.heads import summed
+from ..ops.matmul.api import REDUCTIONS, summed
 from .engine import checks as _check
 from .engine.library import LibraryOp
 from .engine.recording import apart, once, recorded

@@ -71,7 +71,7 @@ class LayerPlan:
         self.left: set[Any] = set()  #: kinds of calls for which the layer's own code is chosen
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave out what was made for graphs and tensors that a copy will not meet."""
+        """Return what a copy needs: it will not meet these graphs and tensors."""
         return {
             "kind": self.kind,
             "options": self.options,
@@ -79,7 +79,7 @@ class LayerPlan:
         }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Restore without plans, which the next call makes."""
+        """Read the state, without plans, which the next call makes."""
         vars(self).update(state, left=set())
         self.adapter = ADAPTERS[type_name(self.kind)]
 

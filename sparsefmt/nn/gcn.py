@@ -11,11 +11,12 @@ from torch import Tensor
 from torch.nn import Parameter, init
 from torch.nn.functional import linear
 
-from ..autograd import as_graph
+from ..autograd import aggregate_with_own, as_graph, maxk_aggregate
 from ..autograd.layers import gcn_convolution
 from ..autograd.maps import read_map
 from ..autograd.plain import is_plain
 from ..autograd.tensors.prepare import GraphLike
+from ..autograd.tensors.shared import Shared
 from ..autograd.tensors.tensors import GraphTensors
 from ..errors import ShapeError
 from ._inputs import (
@@ -37,7 +38,6 @@ from ._loops import (
 )
 from ._maps import GLOROT, called, check_map, draw_map, linear_map
 from ._passing import FORWARD, SUM, Convolution, Options, is_one_each, plus
-from .shared import Shared, aggregate_with_own, maxk_aggregate
 
 
 class GCNConv(Convolution):
@@ -148,7 +148,7 @@ class GCNConv(Convolution):
     def forward(
         self, x: Tensor, edge_index: GraphLike, edge_weight: Tensor | None = None
     ) -> Tensor:
-        """(n, in_channels) to (n, out_channels).
+        """Map (n, in_channels) to (n, out_channels).
 
         Parameters
         ----------

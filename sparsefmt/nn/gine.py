@@ -85,7 +85,7 @@ class GINEConv(OfNetwork):
         edge_attr: Tensor | None = None,
         size: tuple[int, int] | None = None,
     ) -> Tensor:
-        """(n, feat) to what ``nn`` makes of it.
+        """Map (n, feat) to what ``nn`` makes of it.
 
         Parameters
         ----------
@@ -144,7 +144,7 @@ class GINEConv(OfNetwork):
 
 
 def _width_of(nn: Any) -> int:
-    """Give the number of features that a network takes, as its first part tells."""
+    """Return the number of features that a network takes, as its first part tells."""
     first = nn[0] if isinstance(nn, Sequential) and len(nn) else nn
     width = getattr(first, "in_features", getattr(first, "in_channels", None))
     if width is None:

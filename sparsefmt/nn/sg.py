@@ -78,7 +78,7 @@ class SGConv(HopConvolution):
     def forward(
         self, x: Tensor, edge_index: GraphLike, edge_weight: Tensor | None = None
     ) -> Tensor:
-        """(n, in_channels) to (n, out_channels); arguments and errors are those of ``GCNConv``.
+        """Map (n, in_channels) to (n, out_channels); arguments and errors are those of ``GCNConv``.
 
         ``x`` may not be sparse.
         """

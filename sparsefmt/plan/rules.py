@@ -167,13 +167,13 @@ class Applied(Step):
                 yield Exchange(exchange, False, None)
 
     def __str__(self) -> str:
-        return f"{self.rule.kind}({', '.join(map(bare, self.operands))})"
+        return f"{self.rule.kind}({', '.join(map(text_of, self.operands))})"
 
 
 Tree: TypeAlias = Leaf | Step
 
 
-def bare(tree: Tree) -> str:
+def text_of(tree: Tree) -> str:
     """Write a tree without its outer parentheses."""
     text = str(tree)
     return text[1:-1] if text.startswith("(") else text

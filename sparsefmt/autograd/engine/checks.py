@@ -327,16 +327,32 @@ class Tensors:
         place(name, value, A)
         if like is None:
             return value
-        other, x = like
-        heads = tuple(x.shape[arg.behind])
+        heads = tuple(like[1].shape[arg.behind])
         shapes = [(size,), (size, 1)] if heads in ((), (1,)) else [(size, *heads)]
+        return self._shaped(
+            name, value, shapes, f"one score per {_ENDS[arg.rows]} and head", A, like
+        )
+
+    def vectors(
+        self, name: str, value: Any, arg: Arg, A: GraphTensors, size: int, like: Named
+    ) -> Tensor:
+        """Check for one vector of each head; its heads may follow one more axis, as in PyG."""
+        tensor(name, value)
+        place(name, value, A)
+        row = tuple(like[1].shape[1:])
+        return self._shaped(name, value, [row, (1, *row)], "one vector per head", A, like)
+
+    def _shaped(
+        self, name: str, value: Tensor, shapes: list[Any], what: str, A: GraphTensors, like: Named
+    ) -> Tensor:
+        """Check for one of two shapes, and the dtype of others or float32 beside 2 bytes."""
+        other, x = like
         # Not ``in``, which dynamo answers without a look at symbolic sizes.
         if value.shape != shapes[0] and value.shape != shapes[-1]:
-            each = {"rows": "target", "cols": "source"}.get(arg.rows or "", "stored entry")
             raise ShapeError(
-                f"{name} has shape {tuple(value.shape)}: give {shapes[0]}, one score per {each} "
-                f"and head ({other}.shape == {tuple(x.shape)}, graph.shape == "
-                f"{(A.n_rows, A.n_cols)}, graph.nnz == {A.nnz})."
+                f"{name} has shape {tuple(value.shape)}: give {shapes[0]}, {what} ({other}.shape "
+                f"== {tuple(x.shape)}, graph.shape == {(A.n_rows, A.n_cols)}, graph.nnz == "
+                f"{A.nnz})."
             )
         if not (x.dtype.itemsize == 2 and value.dtype is torch.float32):
             self.alike(name, value, Arg(name), A, like)
@@ -349,5 +365,8 @@ class Tensors:
         return value
 
 
+_ENDS: dict[Any, str] = {
+    **{"rows": "target", "cols": "source", "entries": "stored entry", "vertices": "vertex"}
+}
 TENSORS = Tensors()
 register_library(GraphTensors, TENSORS)
