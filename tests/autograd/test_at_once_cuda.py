@@ -9,12 +9,12 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from autograd_cases import side_of  # noqa: E402
+from sparsefmt.autograd.engine.products import product_at_once  # noqa: E402
 from torch.autograd import forward_ad  # noqa: E402
 from torch.overrides import TorchFunctionMode  # noqa: E402
 
 from sparsefmt import Graph, UnsupportedError, nn  # noqa: E402
 from sparsefmt.autograd import spmm  # noqa: E402
-from sparsefmt.autograd.engine.products import product_at_once  # noqa: E402
 from sparsefmt.autograd.layers import SPMM_WITH_OWN  # noqa: E402
 from sparsefmt.autograd.matmul import SPMM  # noqa: E402
 from sparsefmt.ops.engine import choose  # noqa: E402
