@@ -2,10 +2,11 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cache, lru_cache, partial
+from functools import partial
 from numbers import Integral
 from typing import TypeAlias
 
+from .._caches import cache, lru_cache
 from ..errors import DtypeError, ShapeError
 from .expression import Expression
 from .forest import forest

@@ -6,9 +6,10 @@ graph along in one kernel.
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cached_property
 from typing import Any, NamedTuple, TypeAlias
 
+from .._caches import cache
 from .expression import Apply, Between, Kind, Leaf
 
 #: Sizes of a primitive, of the operands in their roles.
