@@ -33,11 +33,6 @@ class AGNNConv(Passing):
     aggr, flow, node_dim, decomposed_layers, aggr_kwargs : optional
         As for ``GATConv``, ``node_dim`` being -2.
 
-    Attributes
-    ----------
-    beta : (1,)
-        1 at first.
-
     Raises
     ------
     UnsupportedError
