@@ -143,8 +143,8 @@ class GATConv(LoopedAttention):
                 return y
             if isinstance(x, Tensor) and x.dim() == 2:
                 y = self._in_one_node(x, edge_index)
-            if y is not None:
-                return y if self.res is None else y + mapped(self.res, x, "x")
+                if y is not None:
+                    return y if self.res is None else y + mapped(self.res, x, "x")
         ends = self._ends(x, edge_index, size)
         if ends.away is not None and not return_attention_weights and self.lin is not None:
             ends = ends.squared()
