@@ -206,8 +206,8 @@ class RGCNConv(Passing):
         name, target = ("x", source) if target is None else ("x[1]", target)
         if not target.is_floating_point():
             check_ids(name, target, root.shape[0], "in_channels of targets")
-            found: Tensor = root[target]
-            return found if self.bias is None else found + self.bias
+            rows: Tensor = root[target]
+            return rows if self.bias is None else rows + self.bias
         if target.dim() != 2 or target.shape[1] != root.shape[0]:
             raise ShapeError(
                 f"features of targets have shape {tuple(target.shape)}: give (n, {root.shape[0]})."
