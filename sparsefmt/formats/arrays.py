@@ -6,13 +6,13 @@ A backend counts only if its module is already loaded: a CuPy array cannot exist
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from functools import cache
 from itertools import accumulate
 from types import ModuleType
 from typing import Any, TypeAlias
 
 import numpy as np
 
+from .._caches import cache
 from ..errors import DeviceError, DtypeError, OutOfMemoryError, ShapeError, UnsupportedError
 
 #: A ``numpy.ndarray`` or a ``cupy.ndarray`` (CuPy ships no type stubs, so both are ``Any``).

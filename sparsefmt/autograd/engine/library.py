@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad, profiler
+from torch.autograd import profiler
 from torch.nn import Parameter
 from torch.overrides import has_torch_function
 
@@ -21,7 +21,6 @@ from ...ops.engine import table
 from ...ops.engine.call import call
 from ...ops.engine.structure import Sizes, Structure, structure_at
 from ...ops.engine.table import Op
-from ..tensors.tensors import Side
 from . import kernels as _kernels  # adds rows to the table
 from .memory import NAMES, as_numpy, dtype_of
 
@@ -227,10 +226,6 @@ class LibraryOp:
             structures += side.indptr, side.indices, side.plan, side.perm
         return self.library(*structures, *others)
 
-    def at_once(self, side: Side | None, *args: Any) -> Any:
-        """Call the CUDA kernel of an op of one structure or none, in a call that is ``unheard``."""
-        return call(self.row, None if side is None else side.structure, *args)
-
 
 def direct(args: tuple[Any, ...]) -> bool:
     """Return True if a kernel may be called with these arguments without torch's dispatcher.
@@ -255,15 +250,4 @@ def direct(args: tuple[Any, ...]) -> bool:
                 return False
         elif kind not in _OTHERS:
             return False
-    return True
-
-
-def unheard(side: Side, tensors: tuple[Tensor | None, ...]) -> bool:
-    """Return True if neither autograd nor torch's dispatcher needs to see these tensors."""
-    if side.structure is None or forward_ad._current_level >= 0 or not direct(tensors):
-        return False
-    if torch.is_grad_enabled():
-        for tensor in tensors:
-            if tensor is not None and tensor.requires_grad:
-                return False
     return True

@@ -9,7 +9,7 @@ from ...errors import UnsupportedError
 from ...formats.sgt import check_tile
 from ...graph.built import slot
 from ...graph.graph import Graph
-from ...ops.cbsr.gradients import checked_order
+from ...ops.cbsr.api import checked_order
 from ...ops.cbsr.windows import prepare_order
 from ...ops.engine.structure import csr_of
 from ...ops.tiles.costs import Costs, checked

@@ -101,7 +101,8 @@ def call(row: Op | Launcher, A: Any, *args: Any, **options: Any) -> Any:
     array or tuple of arrays
         ``out`` if the kernel returns nothing.
     """
-    S = prepared = None
+    S: Any = None
+    prepared: Any = None
     if row.sizes is not None and (type(A) is Structure or _is_csr_on_gpu(A)):
         S, x = A if type(A) is Structure else structure_of(A), args[0]
         m = memories.get(type(x)) or memory_of(x)

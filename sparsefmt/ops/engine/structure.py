@@ -2,11 +2,11 @@
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
-from functools import lru_cache
 from threading import Lock
 from typing import Any, ClassVar, NamedTuple, TypeAlias, TypeVar
 from weakref import WeakValueDictionary
 
+from ..._caches import lru_cache
 from ...formats.arrays import Array
 from ...formats.built import Built
 from ...formats.chunks import Chunks

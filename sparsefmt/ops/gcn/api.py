@@ -16,8 +16,8 @@ from ...formats.arrays import (
     on_device_of,
 )
 from ...formats.base import Format
-from ..engine import choose
 from ..engine.bind import bind, flag
+from ..engine.call import call
 from ..engine.table import Arg, Kernel, Op, Price, deferred
 from . import cuda
 
@@ -72,7 +72,7 @@ def gcn_norm(A: Format, *, self_loops: bool = True) -> Any:
     with on_device_of(A._indices), allocating(f"a normalised matrix of {size} entries"):
         B = _unfilled(A, size)
     structure = tuple(getattr(B, name) for name in B._array_fields[:2])
-    choose.run(GCN_NORM, A, A.data, size > A.nnz, structure=structure, out=B.data)
+    call(GCN_NORM, A, A.data, size > A.nnz, structure=structure, out=B.data)
     return B
 
 
@@ -160,7 +160,7 @@ def _unfilled(A: Any, size: int) -> Any:
 def _backward(A: Any, grad: Array, self_loops: bool) -> Array:
     with on_device_of(grad), allocating(f"gradients of {A.nnz} values"):
         out = namespace(grad).empty(A.nnz, grad.dtype)
-    found: Array = choose.run(GCN_NORM_BACKWARD, A, A.data, grad, self_loops, out=out)
+    found: Array = call(GCN_NORM_BACKWARD, A, A.data, grad, self_loops, out=out)
     return found
 
 

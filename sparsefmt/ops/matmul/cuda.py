@@ -205,7 +205,8 @@ def _prepare(
         after=(row_bytes(stride, gathered), S.blocks, feat, flags, max(own_stride, 0), heads),
         threads=THREADS,
     )
-    launches, workspace = [(launch, _ARGUMENTS)], (0, 0)
+    launches: list[tuple[jit.Launch, Any]] = [(launch, _ARGUMENTS)]
+    workspace = 0, 0
     if S.n_cuts:
         kernel = load(_FILE, "spmm_csr_cut_rows", types, (max(reduction, SCALED_SUM),))
         blocks = jit.warps_to_blocks(S.n_cuts * -(-feat // jit.WARP))

@@ -7,11 +7,11 @@ transpose for what sources have; scores that vectors made take one launch before
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from itertools import product
 from math import prod
 from typing import Any
 
+from ...._caches import lru_cache
 from ....formats.arrays import VALUE_DTYPES
 from ....formats.compressed import CSR
 from ...edges import cuda as edges_cuda
