@@ -5,7 +5,8 @@ import torch
 from autograd_cases import entries
 
 from sparsefmt import CSR, Graph
-from sparsefmt.autograd import dot_aggregate, gat_aggregate, gatv2_aggregate
+from sparsefmt.autograd import attention, dot_aggregate, gat_aggregate, gatv2_aggregate
+from sparsefmt.autograd.tensors.prepare import tensors_of
 
 SEED = 1234567890123
 
@@ -25,6 +26,14 @@ def loop_graph(n=7, *, device="cpu", index_dtype=np.int32, seed=0) -> Graph:
     row, col = row[keep][order], col[keep][order]
     indptr = np.searchsorted(row, np.arange(n + 1)).astype(index_dtype)
     return Graph(CSR(indptr, col.astype(index_dtype), shape=(n, n))).to(device)
+
+
+def from_scores(graph, options, *inputs):
+    return attention.from_scores(tensors_of(graph), options, *inputs)
+
+
+def from_vectors(graph, options, h, source, target, *scores, bias=None):
+    return attention.from_vectors(tensors_of(graph), options, h, source, target, bias, *scores)
 
 
 def with_loops(graph, loops):

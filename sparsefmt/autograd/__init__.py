@@ -1,24 +1,25 @@
 """The operations as functions of torch: checks, autograd, compilation and autocast around ops."""
 
+import warnings
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from .._lazy import facade
-from ..ops.engine.choose import explain_functions
+from ..ops.engine.explain import explain_functions
 
 if TYPE_CHECKING:
+    from .attention import dot_aggregate as dot_aggregate
+    from .attention import gat_aggregate as gat_aggregate
+    from .attention import gat_of_vectors as gat_of_vectors
+    from .attention import gatv2_aggregate as gatv2_aggregate
     from .cbsr import maxk as maxk
     from .cbsr import maxk_aggregate as maxk_aggregate
     from .edges import edge_softmax as edge_softmax
     from .edges import sddmm as sddmm
-    from .gat import gat_aggregate as gat_aggregate
-    from .gat import gat_of_vectors as gat_of_vectors
     from .gcn import gcn_norm as gcn_norm
     from .matmul import spmm as spmm
     from .messages import edge_combine as edge_combine
     from .messages import message_aggregate as message_aggregate
-    from .pairwise import dot_aggregate as dot_aggregate
-    from .pairwise import gatv2_aggregate as gatv2_aggregate
     from .propagation import aggregate_with_own as aggregate_with_own
     from .propagation import propagate as propagate
     from .relations import relational_aggregate as relational_aggregate
@@ -30,11 +31,10 @@ if TYPE_CHECKING:
 _MODULES = {
     "cbsr": "maxk maxk_aggregate",
     "edges": "edge_softmax sddmm",
-    "gat": "gat_aggregate gat_of_vectors",
+    "attention": "dot_aggregate gat_aggregate gat_of_vectors gatv2_aggregate",
     "gcn": "gcn_norm",
     "matmul": "spmm",
     "messages": "edge_combine message_aggregate",
-    "pairwise": "dot_aggregate gatv2_aggregate",
     "propagation": "aggregate_with_own propagate",
     "relations": "relational_aggregate",
     "sampling": "sampled_aggregate",
@@ -44,7 +44,7 @@ _MODULES = {
 #: What was public and in no page: it is to be imported from its module, and goes from here.
 _LEAVING = {
     "cbsr": "features_to_keep",
-    "gat_layer": "gat_convolution",
+    "attention": "gat_convolution",
     "gcn": "unit_scales",
     "layers": "gcn_convolution gin_convolution propagated sage_convolution",
     "matmul": "operands",
@@ -63,7 +63,10 @@ __all__, _resolve, __dir__ = facade(__name__, _MODULES)
 def __getattr__(name: str) -> Any:
     for module, names in _LEAVING.items():
         if name in names.split():
-            return getattr(import_module(f".{module}", __name__), name)
+            place = f"{__name__}.{module}"
+            text = f"{__name__}.{name} leaves in the next release: import it from {place}."
+            warnings.warn(text, DeprecationWarning, stacklevel=2)
+            return getattr(import_module(place), name)
     return _resolve(name)
 
 

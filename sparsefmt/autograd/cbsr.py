@@ -14,12 +14,13 @@ from torch import Tensor
 from torch.autograd import Function
 
 from ..ops.cbsr.api import REDUCTIONS
-from ..ops.engine import checks
+from ..ops.engine.bind import word
 from .engine import checks as _check
-from .engine.library import LibraryOp, unheard
+from .engine.library import LibraryOp
 from .engine.recording import apart, recorded
 from .matmul import Factors, csr_operands, factor_gradients, restored, scaled
 from .tensors.prepare import GraphLike, tensors_of
+from .tensors.shared import Shared
 from .tensors.tensors import GraphTensors
 
 MAXK = LibraryOp("maxk")
@@ -115,7 +116,10 @@ def maxk_aggregate(
     those of the others, the values too.  Autocast narrows before the choice is made.  MaxK-GNN
     (ASPLOS'24), sections 3 and 4.
     """
-    checks.word("reduce", reduce, REDUCTIONS)
+    word("reduce", reduce, REDUCTIONS)
+    if isinstance(graph, Shared) and graph.whole is None:
+        scales = {"row_scale": row_scale, "col_scale": col_scale}
+        return graph.maxk_aggregate(x, k, edge_weight, reduce=reduce, **scales)
     tensors = tensors_of(graph, x)
     x, *factors = csr_operands(tensors, x, edge_weight, row_scale, col_scale)
     return maxk_spgemm(tensors, x, _check.kept(k, x.shape[1]), reduce, *factors)
@@ -223,7 +227,7 @@ class _Spgemm(Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         (*saved, columns), tensors = ctx.saved_tensors, ctx.tensors.current()
-        data, grad, factors = restored(ctx, saved, grad, tensors.rows)
+        data, grad, factors = restored(ctx, saved, grad, tensors)
         ddata = None
         if ctx.needs_input_grad[0]:
             ddata = sspmm(tensors, columns, grad, *factors[:3])
@@ -239,15 +243,15 @@ def maxk_spgemm(
     ``factors`` are edge values, and the scales of rows and columns.
     """
     out: Tensor
-    if unheard(tensors.rows, (x, *factors)):
-        columns, data = MAXK.at_once(None, x, k)
-        out = SPGEMM.at_once(tensors.rows, columns, data, x.shape[1], *factors, reduce)
-        return out
-    if recorded(x) and not recorded(*factors):  # one node in the place of two
+    if recorded(*factors):
+        columns, data = choose_features(x, k)
+        return spgemm(tensors, columns, data, x.shape[1], *factors, reduce=reduce)
+    if recorded(x):  # one node in the place of two
         out = _MaxkSpgemm.apply(*apart(x, *factors), k, tensors, reduce)  # type: ignore[no-untyped-call]
         return out
-    columns, data = choose_features(x, k)
-    return spgemm(tensors, columns, data, x.shape[1], *factors, reduce=reduce)
+    columns, data = MAXK(x, k)
+    out = SPGEMM(tensors.rows, columns, data, x.shape[1], *factors, reduce)
+    return out
 
 
 class _MaxkSpgemm(Function):
@@ -263,7 +267,7 @@ class _MaxkSpgemm(Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         (*saved, columns), tensors = ctx.saved_tensors, ctx.tensors.current()
-        _, grad, factors = restored(ctx, saved, grad, tensors.rows)
+        _, grad, factors = restored(ctx, saved, grad, tensors)
         data = sspmm(tensors, columns, grad, *factors[:3])
         return to_dense(columns, data, ctx.feat), None, None, None, None, None, None
 
@@ -308,7 +312,7 @@ class _Sspmm(Function):
     @staticmethod
     def backward(ctx: Any, data: Tensor) -> tuple[Tensor | None, ...]:
         (*saved, columns), tensors = ctx.saved_tensors, ctx.tensors.current()
-        x, data, factors = restored(ctx, saved, data, tensors.rows)
+        x, data, factors = restored(ctx, saved, data, tensors)
         dgrad = None
         if ctx.needs_input_grad[0]:
             dgrad = spgemm(tensors, columns, data, ctx.feat, *factors[:3])

@@ -2,14 +2,13 @@
 
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from .engine import checks, library
+from ..ops.engine.bind import bind
 from .engine.library import LibraryOp
 from .engine.recording import recorded
-from .matmul import dot_products, multiply
+from .matmul import SDDMM, dot_products, multiply
 from .tensors.order import in_csr_order, in_own_order
 from .tensors.prepare import GraphLike, tensors_of
 from .tensors.tensors import GraphTensors
@@ -46,12 +45,7 @@ def sddmm(graph: GraphLike, x: Tensor, y: Tensor) -> Tensor:
     Deterministic, differentiable any number of times.  TC-GNN (ATC'23), section 2.1, equation 3.
     """
     tensors = tensors_of(graph, y, x)
-    checks.tensor("x", x)
-    checks.tensor("y", y)
-    x, y = library.narrowed(tensors.kind, x, y)
-    checks.features("x", x, rows=tensors.n_rows, axis="rows", graph=tensors)
-    checks.features("y", y, rows=tensors.n_cols, axis="columns", graph=tensors)
-    checks.pair(x, y, tensors)
+    _, x, y = bind(SDDMM.row, tensors, x=x, y=y)
     return in_own_order(tensors, dot_products(tensors, x, y))
 
 
@@ -85,11 +79,7 @@ def edge_softmax(graph: GraphLike, scores: Tensor) -> Tensor:
     NaN, as in torch.  GAT (ICLR'18), equation 3.
     """
     tensors = tensors_of(graph)
-    checks.tensor("scores", scores)
-    kind = tensors.kind
-    if torch.is_autocast_enabled(kind):
-        scores = library.cast(scores, kind, library.autocast_dtype(kind, narrow=False))
-    checks.scores(scores, tensors)
+    _, scores = bind(EDGE_SOFTMAX.row, tensors, scores=scores)
     ordered = in_csr_order(tensors, scores)
     out: Tensor
     if recorded(ordered):

@@ -10,7 +10,7 @@ from ..errors import ShapeError, UnsupportedError
 from ..formats.arrays import finish
 from ..graph.built import slot
 from ..graph.graph import Graph
-from ..ops.engine import checks
+from ..ops.engine.bind import flag
 from ..ops.gcn import api as ops
 from ..ops.gcn.cuda import gcn_unit_scales
 from .engine import checks as _check
@@ -116,7 +116,7 @@ def unit_scales(graph: GraphLike, dtype: torch.dtype) -> Tensor | None:
 
 def _check_arguments(self_loops: object, graph: GraphTensors) -> None:
     """Check for a bool, beside a square graph."""
-    checks.flag("self_loops", self_loops)
+    flag("self_loops", self_loops)
     if graph.n_rows != graph.n_cols:
         raise ShapeError(
             f"graph has shape {(graph.n_rows, graph.n_cols)}: a vertex has one degree, give as "

@@ -8,23 +8,21 @@ and means is again a function of this file; those of max and min cannot be diffe
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
 from torch.autograd import Function
 
 from ..errors import ShapeError
-from ..ops.engine import checks
-from ..ops.matmul.api import REDUCTIONS
-from ..ops.matmul.heads import summed
+from ..ops.engine.bind import bind, word
+from ..ops.matmul.api import REDUCTIONS, summed
 from .engine import checks as _check
-from .engine import library
 from .engine.library import LibraryOp
-from .engine.products import product_at_once
 from .engine.recording import apart, once, recorded
 from .tensors.order import in_csr_order, in_own_order
 from .tensors.prepare import GraphLike, tensors_of
+from .tensors.shared import Shared
 from .tensors.tensors import GraphTensors, Side
 
 SPMM = LibraryOp("spmm")
@@ -41,6 +39,8 @@ _NOT_AGAIN = (
     "reduce is {name!r}, whose gradient cannot be differentiated again: use "
     'reduce="sum" or "mean", or do without create_graph=True.'
 )
+#: Features, edge values, and the scales of rows and columns.
+Operands: TypeAlias = tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]
 
 
 def spmm(
@@ -100,28 +100,15 @@ def spmm(
     their order is made for each product.  Forward-mode derivatives and ``torch.func`` are refused.
     fuseGNN (ICCAD'20), section 3.
     """
-    checks.word("reduce", reduce, REDUCTIONS)
+    word("reduce", reduce, REDUCTIONS)
+    if isinstance(graph, Shared) and graph.whole is None:
+        scales = {"row_scale": row_scale, "col_scale": col_scale}
+        return graph.spmm(x, edge_weight, reduce=reduce, **scales)
     tensors = tensors_of(graph, x)
     if getattr(x, "ndim", 2) == 3 or getattr(edge_weight, "ndim", 1) == 2:
         return _of_heads(tensors, x, edge_weight, reduce, row_scale, col_scale)
     inputs = csr_operands(tensors, x, edge_weight, row_scale, col_scale)
-    return _product(tensors, reduce, *inputs)
-
-
-def _product(
-    tensors: GraphTensors,
-    reduce: str,
-    x: Tensor,
-    values: Tensor | None,
-    row_scale: Tensor | None,
-    col_scale: Tensor | None,
-) -> Tensor:
-    """Multiply the graph with features after the checks."""
-    if library.unheard(tensors.rows, (x, values, row_scale, col_scale)):
-        args = x, values, None, row_scale, col_scale, reduce
-        out: Tensor = SPMM.at_once(tensors.rows, *args)
-        return out
-    return multiply(tensors, False, x, values, row_scale, col_scale, reduce)
+    return multiply(tensors, False, *inputs, reduce)
 
 
 def _of_heads(
@@ -140,21 +127,19 @@ def _of_heads(
         _check.features("x", x, rows=tensors.n_cols, axis="columns", graph=tensors)
         flat = x.reshape(x.shape[0], x.shape[1] * x.shape[2])
         inputs = csr_operands(tensors, flat, edge_weight, row_scale, col_scale)
-        out = _product(tensors, reduce, *inputs)
+        out = multiply(tensors, False, *inputs, reduce)
         return out.view(out.shape[0], *x.shape[1:])
     summed(reduce)
-    operands = x, edge_weight, row_scale, col_scale
-    x, edge_weight, row_scale, col_scale = library.narrowed(tensors.kind, *operands)
-    _check.features("x", x, rows=tensors.n_cols, axis="columns", graph=tensors)
-    _check.of_heads("edge_weight", edge_weight, tensors, x)
-    if x.dim() > 3 or (x.dim() == 3 and x.shape[1] != edge_weight.shape[1]):
+    heads = edge_weight.shape[1]
+    if x.dim() > 3 or (x.dim() == 3 and x.shape[1] != heads):
+        _check.features("x", x, rows=tensors.n_cols, axis="columns", graph=tensors)
         raise ShapeError(
-            f"x has shape {tuple(x.shape)} but edge_weight has {edge_weight.shape[1]} heads: give "
-            f"(rows, {edge_weight.shape[1]}, feat), or (rows, feat) for all heads."
+            f"x has shape {tuple(x.shape)} but edge_weight has {heads} heads: give (rows, {heads}, "
+            "feat), or (rows, feat) for all heads."
         )
-    check_scales(tensors, x, row_scale, col_scale)
-    values = in_csr_order(tensors, edge_weight)
-    return multiply(tensors, False, x, values, row_scale, col_scale, reduce)
+    args = {"edge_weight": edge_weight, "row_scale": row_scale, "col_scale": col_scale}
+    _, x, weights, r, c = bind(SPMM.row, tensors, x=x, **args)
+    return multiply(tensors, False, x, in_csr_order(tensors, weights), r, c, reduce)
 
 
 def operands(
@@ -163,49 +148,46 @@ def operands(
     edge_weight: Tensor | None = None,
     row_scale: Tensor | None = None,
     col_scale: Tensor | None = None,
-) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
+) -> Operands:
     """Check the operands of ``spmm``, and cast them as autocast would.
 
     Without ``edge_weight`` the values are the graph's own; they stay in the user's order.
     """
+    if isinstance(graph, Shared) and graph.whole is None:
+        return graph.operands(x, edge_weight, row_scale, col_scale)
     tensors = tensors_of(graph, x)
-    x, values, r, c = _operands(tensors, x, edge_weight, row_scale, col_scale)
+    x, values, r, c = _bound(tensors, x, edge_weight, row_scale, col_scale)
     if edge_weight is None and values is not None:
         values = in_own_order(tensors, values)
     return x, values, r, c
 
 
 def csr_operands(
-    tensors: GraphTensors, x: Tensor, edge_weight: Tensor | None, *scales: Tensor | None
-) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
+    tensors: GraphTensors,
+    x: Tensor,
+    edge_weight: Tensor | None,
+    row_scale: Tensor | None = None,
+    col_scale: Tensor | None = None,
+) -> Operands:
     """Check and cast as ``operands``, and move the values to CSR order."""
-    x, values, r, c = _operands(tensors, x, edge_weight, *scales)
-    if edge_weight is not None:
-        values = in_csr_order(tensors, values)
-    return x, values, r, c
+    x, values, r, c = _bound(tensors, x, edge_weight, row_scale, col_scale)
+    return x, values if edge_weight is None else in_csr_order(tensors, values), r, c
 
 
-def _operands(
+def _bound(
     tensors: GraphTensors,
     x: Tensor,
     edge_weight: Tensor | None,
     row_scale: Tensor | None,
     col_scale: Tensor | None,
-) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
-    """Check the operands of a product, and cast them as autocast would."""
-    values = tensors.csr_values if edge_weight is None else edge_weight
-    operands = x, values, row_scale, col_scale
-    x, values, row_scale, col_scale = library.narrowed(tensors.kind, *operands)
-    _check.matrix("x", x, rows=tensors.n_cols, axis="columns", graph=tensors)
-    if edge_weight is not None:
-        _check.vector(
-            "edge_weight", values, length=tensors.nnz, what="stored entries", x=x, graph=tensors
-        )
-    elif values is not None:
-        _check.own_values(values, x, tensors)
-    if row_scale is not None or col_scale is not None:
-        check_scales(tensors, x, row_scale, col_scale)
-    return x, values, row_scale, col_scale
+) -> Operands:
+    """Check the operands of a product with a matrix of features, and cast them."""
+    args = {"edge_weight": edge_weight, "row_scale": row_scale, "col_scale": col_scale}
+    _, x, values, r, c = bind(SPMM_ARG.row, tensors, x=x, **args)
+    if values is not None and values.dim() != 1:
+        nnz, what = tensors.nnz, "stored entries"
+        _check.vector("edge_weight", values, length=nnz, what=what, x=x, graph=tensors)
+    return x, values, r, c
 
 
 def check_scales(
@@ -236,7 +218,8 @@ def multiply(
     """
     inputs = x, values, row_scale, col_scale
     if not recorded(*inputs):
-        return aggregated(tensors.side(transposed), *inputs, reduce)
+        side = tensors.columns if transposed else tensors.rows
+        return aggregated(side, *inputs, reduce)
     function = _Spmm if reduce in ("sum", "mean") else _SpmmArg
     out: Tensor = function.apply(*apart(*inputs), tensors, transposed, reduce)  # type: ignore[no-untyped-call]
     return out
@@ -244,10 +227,6 @@ def multiply(
 
 def aggregated(side: Side, x: Tensor, values: Tensor | None, *options: Any) -> Tensor:
     """Multiply as ``multiply`` does, without autograd; ``options`` are its last three arguments."""
-    if values is None and x.dim() == 2:
-        out = product_at_once(side, x, *options)
-        if out is not None:
-            return out
     perm = None if values is None else side.perm
     if values is not None and perm is not None and x.is_cuda:
         if values.shape[0] > _MANY or x.shape[-1] * x.element_size() > _WIDE:
@@ -267,16 +246,17 @@ class _Spmm(Function):
         ctx.tensors, values = tensors, factors[0]
         ctx.of_heads = values is not None and values.dim() == 2
         ctx.shared = ctx.of_heads and x.dim() == 2
-        return aggregated(tensors.side(ctx.transposed), x, *factors, ctx.reduce)
+        side = tensors.columns if ctx.transposed else tensors.rows
+        return aggregated(side, x, *factors, ctx.reduce)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         tensors, transposed, needs = ctx.tensors.current(), ctx.transposed, ctx.needs_input_grad
-        x, grad, factors = restored(ctx, ctx.saved_tensors, grad, tensors.side(transposed))
+        x, grad, factors = restored(ctx, ctx.saved_tensors, grad, tensors, transposed)
         values, rows, cols, _ = factors
         both = needs[0] and needs[1] and not any(needs[2:4]) and not ctx.of_heads
         if both and not recorded(grad, x, values, rows, cols):
-            side = tensors.side(not transposed)
+            side = tensors.rows if transposed else tensors.columns
             # One gather of the gradient's rows serves both: fuseGNN, algorithms 2 and 3.
             dx, dv = AGGREGATE_BACKWARD(side, x, grad, values, side.perm, rows, cols)
             return dx, dv, None, None, None, None, None
@@ -346,7 +326,9 @@ class Factors(NamedTuple):
     inverse: Tensor | None
 
 
-def restored(ctx: Any, saved: Any, grad: Tensor, side: Side) -> tuple[Any, Tensor, Factors]:
+def restored(
+    ctx: Any, saved: Any, grad: Tensor, tensors: GraphTensors, transposed: bool = False
+) -> tuple[Any, Tensor, Factors]:
     """Return features, the gradient of the result and the factors in backward's dtypes.
 
     ``saved`` are features, values and both scales; inputs 1 to 3 are the last three.
@@ -359,7 +341,7 @@ def restored(ctx: Any, saved: Any, grad: Tensor, side: Side) -> tuple[Any, Tenso
     x, values, rows, cols, grad = inputs
     inverse = None
     if ctx.reduce == "mean":
-        inverse = side.inverse_degree(wide)
+        inverse = tensors.side(transposed).inverse_degree(wide)
         rows = inverse if rows is None else rows.to(wide) * inverse
     return x, grad, Factors(values, rows, cols, inverse)
 

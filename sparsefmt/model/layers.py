@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn import Module, Parameter, Sequential
 from torch.utils.weak import WeakIdKeyDictionary
 
+from .._caches import store
 from ..autograd import as_graph, spmm
 from ..autograd.maps import calls_forward_alone, read_map
 from ..autograd.tensors.order import own_values
@@ -229,7 +230,7 @@ def type_name(kind: type) -> str:
 # Graphs and diagonals, kept with the graph that they are made of
 
 
-_KEPT: Any = WeakIdKeyDictionary()
+_KEPT: Any = store(WeakIdKeyDictionary())
 
 
 def _cached(graph: GraphOrShared, key: Any, make: Callable[[], Any]) -> Any:

@@ -18,10 +18,10 @@ from ..autograd.tensors.prepare import graph_tensors
 from ..autograd.tensors.shared import Shared, n_sources, shared
 from ..errors import DtypeError, ShapeError, SparseFmtError, UnsupportedError
 from ..graph.graph import Graph
-from ..ops.engine.choose import Explanation, explaining
+from ..ops.engine.explain import Explanation, explaining
 from ..plan.calibration import constants_of
 from ..plan.planner import Plan
-from ..plan.rules import bare
+from ..plan.rules import text_of
 from .composition import Composition, Settings
 from .decisions import Decision, TimedStep, decide_capture, decide_order, decide_tiles
 from .layers import ADAPTERS, LayerPlan, against, type_name
@@ -95,7 +95,7 @@ class ModelPlan:
         return "\n\n".join(parts)
 
     def __str__(self) -> str:
-        lines = [f"{name or 'model'}: {bare(p.chosen.tree)}" for name, p in self.layers.items()]
+        lines = [f"{name or 'model'}: {text_of(p.chosen.tree)}" for name, p in self.layers.items()]
         return "\n".join(lines + [f"{one.subject}: {one.reason}" for one in self._decisions])
 
     def __repr__(self) -> str:

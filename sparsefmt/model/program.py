@@ -9,7 +9,7 @@ from weakref import ref
 import torch
 from torch import Tensor
 
-from ..autograd.gat import gat_aggregate
+from ..autograd.attention import gat_aggregate
 from ..autograd.matmul import multiply, scaled, spmm
 from ..autograd.tensors.lifetimes import note
 from ..autograd.tensors.prepare import graph_tensors

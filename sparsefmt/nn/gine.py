@@ -14,8 +14,7 @@ from ..autograd import message_aggregate
 from ..autograd.tensors.prepare import GraphLike, graph_tensors
 from ..errors import DtypeError, ShapeError
 from ._inputs import Ends, as_autocast, check_beside, check_counts, check_in_channels
-from ._linear import draw_map, linear_map, mapped
-from ._maps import OfNetwork, called, check_fit
+from ._maps import OfNetwork, called, check_fit, draw_map, linear_map, mapped
 from ._passing import PassingOptions
 
 
@@ -86,7 +85,7 @@ class GINEConv(OfNetwork):
         edge_attr: Tensor | None = None,
         size: tuple[int, int] | None = None,
     ) -> Tensor:
-        """(n, feat) to what ``nn`` makes of it.
+        """Map (n, feat) to what ``nn`` makes of it.
 
         Parameters
         ----------
@@ -145,7 +144,7 @@ class GINEConv(OfNetwork):
 
 
 def _width_of(nn: Any) -> int:
-    """Give the number of features that a network takes, as its first part tells."""
+    """Return the number of features that a network takes, as its first part tells."""
     first = nn[0] if isinstance(nn, Sequential) and len(nn) else nn
     width = getattr(first, "in_features", getattr(first, "in_channels", None))
     if width is None:

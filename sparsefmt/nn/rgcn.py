@@ -13,12 +13,12 @@ from torch.nn import Parameter
 
 from ..autograd import as_graph, relational_aggregate
 from ..autograd.tensors.prepare import GraphLike
+from ..autograd.tensors.shared import shared
 from ..autograd.tensors.types import check_ids
 from ..errors import DtypeError, ShapeError, UnsupportedError
 from ..model.state import is_graph
 from ._inputs import Ends, check_beside, check_counts, check_flags, in_pair
 from ._passing import FORWARD, Direction, Passing
-from .shared import shared
 
 
 class RGCNConv(Passing):
@@ -142,7 +142,7 @@ num_blocks, out / num_blocks)
         edge_index: GraphLike,
         edge_type: Tensor | None = None,
     ) -> Tensor:
-        """(n, in_channels) to (n, out_channels).
+        """Map (n, in_channels) to (n, out_channels).
 
         Parameters
         ----------
@@ -177,7 +177,7 @@ num_blocks, out / num_blocks)
         return y if self.bias is None or own is not None else y + self.bias.to(y.dtype)
 
     def _ends(self, x: Any) -> tuple[Tensor, Tensor | None]:
-        """Give features or ids of sources and, if they are others, of targets."""
+        """Check features or ids of sources and, if they are others, of targets."""
         pair = isinstance(x, tuple | list)
         if pair and len(x) != 2:
             raise ShapeError(f"x has {len(x)} parts: give (x, x_target), those of both ends.")
@@ -206,7 +206,7 @@ num_blocks, out / num_blocks)
         return source, target
 
     def _here(self, graph: Any, source: Tensor, target: Tensor | None) -> tuple[Any, ...]:
-        """Give the entries here of a graph that processes share, and what their sources have."""
+        """Return the entries here of a graph that processes share, and what their sources have."""
         self._turned(graph, graph)  # refuses the other direction
         if source is self._all_ids.get(source.device):
             raise UnsupportedError(
@@ -219,7 +219,7 @@ num_blocks, out / num_blocks)
         return ends.graph, ends.source, ends.target
 
     def _ids_of_all(self) -> Tensor:
-        """Give the ids of all vertices, the same tensor each time: edges are grouped by it once."""
+        """Return the ids of all vertices, the same tensor each time: edges are grouped by it once."""
         device = self.weight.device
         if device not in self._all_ids:
             with torch.inference_mode(False):
@@ -227,7 +227,7 @@ num_blocks, out / num_blocks)
         return self._all_ids[device]
 
     def _of_root(self, source: Tensor, target: Tensor | None) -> Tensor:
-        """Give what a vertex has of its own: its mapped features and the bias."""
+        """Compute what a vertex has of its own: its mapped features and the bias."""
         root: Any = self.root
         name, target = ("x", source) if target is None else ("x[1]", target)
         if not target.is_floating_point():
@@ -241,7 +241,7 @@ num_blocks, out / num_blocks)
         return target @ root if self.bias is None else torch.addmm(self.bias, target, root)
 
     def _weight(self) -> Tensor:
-        """Give the weights of each type."""
+        """Compute the weights of each type."""
         if self.comp is None:
             return self.weight
         return (self.comp @ self.weight.flatten(1)).view(-1, *self.weight.shape[1:])

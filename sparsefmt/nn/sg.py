@@ -9,10 +9,9 @@ from typing import Unpack
 from torch import Tensor
 
 from ..autograd.tensors.prepare import GraphLike
-from ._hops import HopConvolution
 from ._inputs import check_flags
-from ._linear import draw_map, linear_map, mapped
-from ._maps import called
+from ._loops import HopConvolution
+from ._maps import called, draw_map, linear_map, mapped
 from ._passing import PassingOptions
 
 
@@ -79,7 +78,7 @@ class SGConv(HopConvolution):
     def forward(
         self, x: Tensor, edge_index: GraphLike, edge_weight: Tensor | None = None
     ) -> Tensor:
-        """(n, in_channels) to (n, out_channels); arguments and errors are those of ``GCNConv``.
+        """Map (n, in_channels) to (n, out_channels); arguments and errors are those of ``GCNConv``.
 
         ``x`` may not be sparse.
         """

@@ -11,12 +11,10 @@ from torch import Tensor
 from torch.nn import Linear, ModuleList, Parameter, init
 
 from ..autograd.tensors.prepare import GraphLike
-from ._base import plus
-from ._hops import HopConvolution
 from ._inputs import check_flags
-from ._linear import check_map, draw_map, linear_map
-from ._maps import called
-from ._passing import PassingOptions
+from ._loops import HopConvolution
+from ._maps import called, check_map, draw_map, linear_map
+from ._passing import PassingOptions, plus
 
 
 class TAGConv(HopConvolution):
@@ -85,7 +83,7 @@ class TAGConv(HopConvolution):
     def forward(
         self, x: Tensor, edge_index: GraphLike, edge_weight: Tensor | None = None
     ) -> Tensor:
-        """(n, in_channels) to (n, out_channels); arguments and errors are those of ``GCNConv``.
+        """Map (n, in_channels) to (n, out_channels); arguments and errors are those of ``GCNConv``.
 
         ``x`` may not be sparse.
         """

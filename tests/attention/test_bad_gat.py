@@ -9,7 +9,7 @@ from op_cases import features, matrix, put
 
 import sparsefmt
 from sparsefmt import DeviceError, DtypeError, FormatError, ShapeError, ops
-from sparsefmt.ops.attention.oracle_gat import gat_oracle
+from sparsefmt.ops.attention.oracle import gat_oracle
 
 F16, F32, F64 = np.float16, np.float32, np.float64
 A = matrix("power law", F32, np.int32).tocsr()  # 60 x 45, 600 entries

@@ -32,7 +32,7 @@ from op_cases import (
 import sparsefmt
 from sparsefmt import ops
 from sparsefmt.ops.attention.gat import cpu as attention_cpu
-from sparsefmt.ops.attention.oracle_gat import (
+from sparsefmt.ops.attention.oracle import (
     dropout_mask,
     gat_attention_bound,
     gat_attention_oracle,

@@ -20,7 +20,7 @@ from op_cases import (
 
 import sparsefmt
 from sparsefmt import UnsupportedError, ops
-from sparsefmt.ops.attention.oracle_gat import (
+from sparsefmt.ops.attention.oracle import (
     gat_backward_bound,
     gat_backward_oracle,
     gat_bound,

@@ -29,12 +29,12 @@ from op_cases import (
 
 import sparsefmt
 from sparsefmt import ops
-from sparsefmt.ops.attention.oracle_gat import dropout_mask
-from sparsefmt.ops.attention.oracle_pairwise import (
+from sparsefmt.ops.attention.oracle import (
     attend_backward_bound,
     attend_backward_oracle,
     attend_bound,
     attend_oracle,
+    dropout_mask,
 )
 from sparsefmt.testing import assert_close, csr, value_dtypes
 

@@ -14,6 +14,8 @@ from attention_cases import (  # noqa: E402
     SEED,
     assert_near,
     call,
+    from_scores,
+    from_vectors,
     host,
     loop_graph,
     naive,
@@ -33,9 +35,9 @@ from sparsefmt.autograd import (  # noqa: E402
     sddmm,
     spmm,
 )
-from sparsefmt.autograd.gat import from_scores, from_vectors, gat_of_vectors  # noqa: E402
+from sparsefmt.autograd.attention import gat_of_vectors  # noqa: E402
 from sparsefmt.errors import ShapeError, UnsupportedError  # noqa: E402
-from sparsefmt.ops.attention.operands import Options  # noqa: E402
+from sparsefmt.ops.attention.score import Options  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -8,14 +8,23 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from attention_cases import KINDS, OPTIONS, SEED, assert_near, call, loop_graph, shapes_of  # noqa: E402
+from attention_cases import (  # noqa: E402
+    KINDS,
+    OPTIONS,
+    SEED,
+    assert_near,
+    call,
+    from_vectors,
+    loop_graph,
+    shapes_of,
+)
 from autograd_cases import DTYPES, make_graph, tensors  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 from sparsefmt import CSR, Graph  # noqa: E402
-from sparsefmt.autograd import gat, gat_aggregate, pairwise, prepare  # noqa: E402
-from sparsefmt.autograd.gat import from_vectors, gat_of_vectors  # noqa: E402
-from sparsefmt.ops.attention.operands import Options  # noqa: E402
+from sparsefmt.autograd import attention, gat_aggregate, prepare  # noqa: E402
+from sparsefmt.autograd.attention import gat_of_vectors  # noqa: E402
+from sparsefmt.ops.attention.score import Options  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 
@@ -259,7 +268,7 @@ def test_both_ways_to_a_kernel_agree_to_the_last_bit(monkeypatch, kind):
     backward = "gat_of_vectors" if kind == "layer" else family
     names = f"{family}_with_statistics", f"{backward}_backward"
     assert seen.names >= {f"sparsefmt::{name}" for name in names}
-    for op in (vars(pairwise) | vars(gat)).values():
+    for op in vars(attention).values():
         if hasattr(op, "library"):
             monkeypatch.setattr(op, "library", None)
     assert all(map(torch.equal, watched, step(kind, graph, given, **options)))

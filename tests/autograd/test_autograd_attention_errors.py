@@ -9,7 +9,7 @@ from autograd_cases import TRANSFORMS, make_graph, tensors  # noqa: E402
 
 from sparsefmt import DeviceError, DtypeError, ShapeError, UnsupportedError  # noqa: E402
 from sparsefmt.autograd import dot_aggregate, gat_aggregate, gatv2_aggregate  # noqa: E402
-from sparsefmt.autograd.gat import gat_of_vectors  # noqa: E402
+from sparsefmt.autograd.attention import gat_of_vectors  # noqa: E402
 
 GRAPH, SQUARE = make_graph(9, 6, 40), loop_graph()
 NNZ = GRAPH.nnz

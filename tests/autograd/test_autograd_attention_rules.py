@@ -6,17 +6,16 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from attention_cases import KINDS, call, loop_graph, shapes_of  # noqa: E402
+from attention_cases import KINDS, call, from_vectors, loop_graph, shapes_of  # noqa: E402
 from autograd_cases import RULES, check_rules, empty_graph, make_graph, tensors  # noqa: E402
 from torch._dynamo.testing import CompileCounterWithBackend  # noqa: E402
 
 from sparsefmt.autograd import dot_aggregate, gat_aggregate, prepare  # noqa: E402
+from sparsefmt.autograd.attention import GAT_BACKWARD, gat_of_vectors  # noqa: E402
 from sparsefmt.autograd.engine import library  # noqa: E402
-from sparsefmt.autograd.gat import GAT_BACKWARD, from_vectors, gat_of_vectors  # noqa: E402
 from sparsefmt.autograd.tensors.prepare import side_of  # noqa: E402
-from sparsefmt.ops.attention.gat import api as ops_gat  # noqa: E402
-from sparsefmt.ops.attention.operands import Options  # noqa: E402
-from sparsefmt.ops.attention.pairwise import api as ops_pairwise  # noqa: E402
+from sparsefmt.ops.attention import rows as attention_rows  # noqa: E402
+from sparsefmt.ops.attention.score import Options  # noqa: E402
 from sparsefmt.ops.engine.table import Op  # noqa: E402
 
 # torch's tracer itself instantiates the class that it warns of.
@@ -179,18 +178,25 @@ def test_every_op_keeps_the_rules_of_library_ops(device, index_dtype, traced):
     given = tensors(device, *sizes, dtype=torch.float32, grad=False)
     h, el, er, edges, own, source, target, grad = given
     seed = torch.tensor([5], device=device)
-    calls = [
-        (OPS.gat_scores, (h, source, target)),
-        (OPS.gat_scores, (h[:, 0], source[0], target[0])),
-    ]
+    calls = []
     bare = h, el, er, None, None, None, 0.2, 0.0, False
     for args in (bare, (h, el, er, edges, own, seed, 0.2, 0.3, True)):
         found = OPS.gat_with_statistics(*A, None, *args)
         for bias, of_edges in itertools.product((None, source.flatten()), (False, True)):
             calls += [(op, (*A, bias, *args)) for op in (OPS.gat, OPS.gat_with_statistics)]
             kept = *both, grad, *found, of_edges
-            layer = *kept, source, target, bias, *args
-            calls += [(OPS.gat_backward, (*kept, *args)), (OPS.gat_of_vectors_backward, layer)]
+            calls.append((OPS.gat_backward, (*kept, *args)))
+    forward = OPS.gat_of_vectors, OPS.gat_of_vectors_with_statistics
+    wide = h, source, target, edges, own, seed, 0.2, 0.3, True
+    none = h[:, 0], source[0], target[0], None, None, None, 0.2, 0.0, False
+    flat = h.view(7, 6), source, target, *none[3:]  # as a layer has its heads
+    for args, bias in ((wide, None), (wide, source.flatten()), (none, source[0]), (flat, None)):
+        args = *args[:3], bias, *args[3:]
+        calls += [(op, (*A, *args)) for op in forward]
+        found = forward[1](*A, *args)
+        for of_edges in (False, True):
+            saved = *both, grad.view(-1, 6)[:, : args[0][0].numel()].reshape(args[0].shape), *found
+            calls.append((OPS.gat_of_vectors_backward, (*saved, of_edges, *args)))
     for args in (
         (h, grad, None, source, None, None, 0.2, 1.0, 0.0, False),
         (h, grad, None, None, edges, seed, 0.0, 0.5, 0.3, True),
@@ -200,7 +206,7 @@ def test_every_op_keeps_the_rules_of_library_ops(device, index_dtype, traced):
         calls += [(OPS.attend, (*A, *args)), (OPS.attend_with_statistics, (*A, *args))]
         for of_edges in (False, True):
             calls.append((OPS.attend_backward, (*both, grad, *found, of_edges, *args)))
-    rows = [*vars(ops_gat).values(), *vars(ops_pairwise).values()]
+    rows = vars(attention_rows).values()
     names = {row.name for row in rows if isinstance(row, Op) and row.library}
     assert {op for op, _ in calls} == {getattr(OPS, name) for name in names}
     check_rules(calls, traced)
@@ -214,13 +220,15 @@ def test_ops_called_directly_obey_autocast(device):
     )
     numbers = None, 0.2, 0.0, False
     with torch.autocast(device, dtype=torch.bfloat16):
-        scores = OPS.gat_scores(h, source, source)
+        x, _, kept = OPS.gat_of_vectors_with_statistics(
+            *A, h, source, source, source, edges, None, *numbers
+        )
         y, *stats = OPS.gat_with_statistics(*A, source, h, el, el, edges, None, *numbers)
         z = OPS.attend(*A, h, h, None, source, edges, None, 0.2, 1.0, 0.0, False)
         double = OPS.gat(*A, None, *(one.double() for one in (h, el, el)), None, None, *numbers)
     narrow, wide = torch.bfloat16, torch.float32
-    dtypes = [one.dtype for one in (y, stats[0], z, stats[1], *scores, double)]
-    assert dtypes == [narrow, narrow, narrow, wide, wide, wide, torch.float64]
+    dtypes = [one.dtype for one in (y, stats[0], z, x, stats[1], kept, double)]
+    assert dtypes == [narrow, narrow, narrow, narrow, wide, wide, torch.float64]
     expected = OPS.gat(*A, source.to(narrow), h.to(narrow), el, el, edges, None, *numbers)
     assert torch.equal(y, expected)
 
@@ -307,7 +315,7 @@ def test_calls_in_eager_mode_on_a_gpu_need_no_dispatcher(monkeypatch):
     args = h, el, el, None, None, None, 0.2, 0.0, False
     monkeypatch.setattr(library.choose, "run", lambda *args: args)
     found = GAT_BACKWARD(rows, columns, h, h, h, h, False, *args)
-    assert found[:4] == (ops_gat.GAT_BACKWARD, "A", "T", columns.perm)
+    assert found[:4] == (attention_rows.GAT_BACKWARD, "A", "T", columns.perm)
     assert library.needs_no_dispatcher(rows, args)
     with torch.profiler.profile(acc_events=True):
         assert not library.needs_no_dispatcher(rows, args)

@@ -17,7 +17,6 @@ from sparsefmt.autograd import (  # noqa: E402
     cbsr,
     edge_softmax,
     edges,
-    extrema,
     matmul,
     maxk,
     maxk_aggregate,
@@ -30,7 +29,7 @@ from sparsefmt.autograd.tensors.prepare import side_of  # noqa: E402
 
 OPS = [
     op
-    for module in (matmul, extrema, edges, cbsr)
+    for module in (matmul, edges, cbsr)
     for op in vars(module).values()
     if isinstance(op, LibraryOp)
 ]
@@ -73,7 +72,7 @@ def side():
 @pytest.fixture
 def direct(side):
     """Whether a call with these features would go around the dispatcher."""
-    return lambda x: library.needs_no_dispatcher(side, (x, None, "sum"))
+    return lambda x: library.direct((x, None, "sum"))
 
 
 @pytest.fixture
@@ -116,7 +115,7 @@ def test_so_does_one_of_another_thread_or_of_backward(direct, x):
 
 def test_an_op_goes_the_way_that_the_question_says(monkeypatch, side, x):
     op = LibraryOp("spmm")
-    monkeypatch.setattr(library.choose, "run", lambda row, structure, *args: structure)
+    monkeypatch.setattr(library, "call", lambda row, structure, *args: structure)
     args = x, None, None, None, None, "sum"
     assert op(side, *args) == "structure"
     monkeypatch.undo()

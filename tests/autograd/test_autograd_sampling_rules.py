@@ -198,14 +198,14 @@ def test_calls_in_eager_mode_on_a_gpu_need_no_dispatcher(monkeypatch):
     side.structure = "A"
     x, seed = torch.rand(6, 4), torch.tensor([3])
     args = x, None, None, None, seed, 3, "random", True, False
-    assert library.needs_no_dispatcher(side, args)
-    monkeypatch.setattr(library.choose, "run", lambda row, *given, **beside: (*given, beside))
+    assert library.direct(args)
+    monkeypatch.setattr(library, "call", lambda row, *given, **beside: (*given, beside))
     for op in (autograd_sampling.SPMM_SAMPLED, autograd_sampling.SPMM_SAMPLED_DA):
         assert op(side, *args) == ("A", *args, {})
     op = autograd_sampling.SPMM_SAMPLED_DX
     assert op(side, *args) == ("A", *args, {"indptr": side.indptr})
     with torch.profiler.profile(acc_events=True):
-        assert not library.needs_no_dispatcher(side, args)
+        assert not library.direct(args)
 
 
 # What is refused

@@ -120,9 +120,9 @@ def test_arrays_still_go_to_the_operations(graph):
 def test_torch_is_loaded_when_a_function_is_asked_for():
     code = (
         "import sys, sparsefmt.autograd\n"
-        "from sparsefmt.ops.engine import choose\n"
-        "assert choose._of_graphs and 'torch' not in sys.modules\n"
-        "choose._function_of_graphs('spmm')\n"
+        "from sparsefmt.ops.engine import explain\n"
+        "assert explain._of_graphs and 'torch' not in sys.modules\n"
+        "explain._function_of_graphs('spmm')\n"
         "assert 'torch' in sys.modules"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

@@ -14,7 +14,10 @@ from torch._dynamo.testing import CompileCounterWithBackend  # noqa: E402
 
 from sparsefmt import DtypeError, Graph, IndexRangeError, ShapeError, autograd, nn  # noqa: E402
 from sparsefmt.autograd import prepare  # noqa: E402
+from sparsefmt.autograd.gcn import unit_scales  # noqa: E402
 from sparsefmt.autograd.tensors import reports  # noqa: E402
+from sparsefmt.autograd.tensors.order import own_values  # noqa: E402
+from sparsefmt.autograd.tensors.prepare import graph_tensors  # noqa: E402
 from sparsefmt.interop.pyg import from_edge_index  # noqa: E402
 from sparsefmt.nn import _loops  # noqa: E402
 from sparsefmt.ops.engine import build  # noqa: E402
@@ -256,8 +259,8 @@ def test_another_stream_waits_for_what_one_builds(way):
     other = by_formats(edge_index, weight, num_nodes=sizes)
     calls = {
         "rows": lambda g: autograd.spmm(g, x, reduce="mean"),
-        "values": lambda g: autograd.own_values(g),
-        "kept": lambda g: autograd.graph_tensors(g).kept("one", lambda: torch.full_like(x, 7.0)),
+        "values": lambda g: own_values(g),
+        "kept": lambda g: graph_tensors(g).kept("one", lambda: torch.full_like(x, 7.0)),
     }
     for call in calls.values():
         expected = call(other)
@@ -281,7 +284,7 @@ def test_memory_stays_until_every_stream_has_read_it():
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
         graph = Graph.from_edge_index(edge_index, num_nodes=sizes)
-        autograd.graph_tensors(graph)
+        graph_tensors(graph)
     torch.cuda.synchronize()
     torch.cuda._sleep(200_000_000)
     found = autograd.spmm(graph, x)
@@ -305,7 +308,7 @@ def test_a_build_that_fails_is_not_waited_for(monkeypatch):
         patch.setattr(build, "small", fail)
         patch.setattr(build, "keys", fail)
         with pytest.raises(torch.OutOfMemoryError):
-            autograd.graph_tensors(graph)
+            graph_tensors(graph)
     assert not reports._open
     x = torch.rand(sizes[0], 8, device="cuda")
     again = Graph.from_edge_index(edge_index, num_nodes=sizes)
@@ -583,7 +586,7 @@ def test_scales_of_gcn_are_those_of_products(kind, dtype):
     edge_index, sizes = edges_of(kind)
     graph = by_formats(edge_index, num_nodes=sizes)
     expected = _loops._symmetric(graph, None, 1.0).to(dtype)
-    assert torch.equal(autograd.unit_scales(graph, dtype), expected)
+    assert torch.equal(unit_scales(graph, dtype), expected)
 
 
 def test_the_remembered_graph_serves_what_asks_for_no_sizes(device):

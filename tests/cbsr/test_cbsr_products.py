@@ -398,7 +398,7 @@ CASES = {
         (A, S),
         {"reduce": "max"},
         UnsupportedError,
-        "'max': use one of sum, mean",
+        '.max.: use "sum" or "mean"',
     ),
     "reduce back": ("sspmm", (A, G, S), {"reduce": None}, UnsupportedError, "reduce is None"),
     "row factors": ("spgemm", (A, S), {"row_scale": C}, ShapeError, r"row_scale has shape \(45,\)"),

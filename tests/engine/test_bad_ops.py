@@ -88,7 +88,13 @@ CASES = {
     ),
     # words
     "reduce": ("spmm", (A, X), {"reduce": "median"}, UnsupportedError, "reduce is 'median': use"),
-    "reduce none": ("spmm", (A, X), {"reduce": None}, UnsupportedError, "use one of sum, mean"),
+    "reduce none": (
+        "spmm",
+        (A, X),
+        {"reduce": None},
+        UnsupportedError,
+        'use "sum", "mean", "max" or "min"',
+    ),
     "reduce list": ("spmm", (A, X), {"reduce": ["sum"]}, UnsupportedError, r"reduce is \['sum'\]"),
     "precision": (
         "spmm",
@@ -126,14 +132,14 @@ CASES = {
         (A, X),
         {"reduce": "sum"},
         UnsupportedError,
-        "use one of max, min",
+        'use "max" or "min"',
     ),
     "method": (
         "aggregate",
         (A, X),
         {"method": "csr"},
         UnsupportedError,
-        "use one of auto, gas, gar",
+        'use "auto", "gas" or "gar"',
     ),
     # factors
     "row length": (

@@ -25,7 +25,7 @@ from op_cases import (
 
 import sparsefmt
 from sparsefmt import COO, ops
-from sparsefmt.ops.attention.oracle_gat import (
+from sparsefmt.ops.attention.oracle import (
     gat_attention_bound,
     gat_attention_oracle,
     gat_backward_bound,

@@ -20,17 +20,16 @@ from hypothesis import strategies as st
 from sparsefmt import CSR
 from sparsefmt.errors import ShapeError, UnsupportedError
 from sparsefmt.formats.oracle import assert_close, stored_entries
-from sparsefmt.ops.engine import checks, choose, table
+from sparsefmt.ops.engine import choose, table
+from sparsefmt.ops.engine.bind import bind
 from sparsefmt.ops.engine.structure import Sizes
-from sparsefmt.ops.engine.table import Kernel, Op, Price
+from sparsefmt.ops.engine.table import Arg, Kernel, Op, Price
 from sparsefmt.testing import csr, features
 
 
 def degree_scaled(A, X, *, out=None):
     """``Y[i, f] = deg(i) * X[i, f]``, where ``deg(i)`` is the number of entries of row i."""
-    A = checks.sparse("A", A)
-    X = checks.features("X", X, A=A, axis="rows")
-    out = checks.output(out, shape=X.shape, like=X, inputs=[X], A=A)
+    A, X, out = bind(table.find("toy_degree_scaled"), A, X=X, out=out)
     return choose.run(table.find("toy_degree_scaled"), A, X, out=out)
 
 
@@ -38,7 +37,7 @@ def make_row():
     """The row; a room makes its rows when it is imported: ``DEGREE_SCALED = Op(...)``."""
     return Op(
         "toy_degree_scaled",
-        "Tensor x",
+        (Arg("x", "rows", (2,), also=("X",)),),
         kernels=(
             Kernel("toy_numpy", scale_on_cpu, ("csr",), "cpu", refuses=half_precision),
             choose.convert_to_csr("toy_degree_scaled"),

@@ -16,8 +16,7 @@ from hypothesis.stateful import precondition, rule
 from matrix_machine import Matrix, in_own_order
 
 from sparsefmt import ops
-from sparsefmt.ops.attention import oracle_gat as oracle_gat
-from sparsefmt.ops.attention import oracle_pairwise as oracle_pairwise
+from sparsefmt.ops.attention import oracle as oracle_attention
 from sparsefmt.ops.cbsr import oracle as oracle_cbsr
 from sparsefmt.ops.edges import oracle as oracle_edges
 from sparsefmt.ops.matmul import oracle as oracle_matmul
@@ -292,13 +291,13 @@ class Calls(Matrix):
         found = self.result(
             how, lambda out: ops.gat(self.A, H, el, er, **given, out=out), shapes[3]
         )
-        bound = oracle_gat.gat_bound(B, *exact[:3], factor=4, **options)
-        assert_close(found, oracle_gat.gat_oracle(B, *exact[:3], **options), bound=bound)
+        bound = oracle_attention.gat_bound(B, *exact[:3], factor=4, **options)
+        assert_close(found, oracle_attention.gat_oracle(B, *exact[:3], **options), bound=bound)
         results = ops.gat_backward(self.A, H, el, er, G, **given)
         self._compare(
             results,
-            oracle_gat.gat_backward_oracle(B, *exact, **options),
-            oracle_gat.gat_backward_bound(B, *exact, factor=4, **options),
+            oracle_attention.gat_backward_oracle(B, *exact, **options),
+            oracle_attention.gat_backward_bound(B, *exact, factor=4, **options),
             perm,
         )
 
@@ -323,10 +322,10 @@ class Calls(Matrix):
         oracle = {} if of_sums else {"scale": 1 / one[1] ** 0.5}
         found = self.result(how, lambda out: call(self.A, *arrays, **given, out=out), shapes[3])
         options |= oracle
-        bound = oracle_pairwise.attend_bound(B, *exact, factor=4, **options)
-        assert_close(found, oracle_pairwise.attend_oracle(B, *exact, **options), bound=bound)
-        dq, dk, dv, datt, de = oracle_pairwise.attend_backward_oracle(B, *exact, g, **options)
-        bounds = oracle_pairwise.attend_backward_bound(B, *exact, g, factor=4, **options)
+        bound = oracle_attention.attend_bound(B, *exact, factor=4, **options)
+        assert_close(found, oracle_attention.attend_oracle(B, *exact, **options), bound=bound)
+        dq, dk, dv, datt, de = oracle_attention.attend_backward_oracle(B, *exact, g, **options)
+        bounds = oracle_attention.attend_backward_bound(B, *exact, g, factor=4, **options)
         order = (1, 0, 3, 4) if of_sums else (0, 1, 2, 4)
         all_ = dq, dk, dv, datt, de
         results = back(self.A, *arrays, G, **given)

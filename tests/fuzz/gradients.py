@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import rule
 
 from sparsefmt import Graph, autograd
-from sparsefmt.ops.attention import oracle_gat as oracle
-from sparsefmt.ops.attention import oracle_pairwise as oracle_pairwise
+from sparsefmt.ops.attention import oracle as oracle_attention
 from sparsefmt.ops.edges import oracle as oracle_edges
 from sparsefmt.ops.sampling import oracle as oracle_sampling
 from sparsefmt.testing import (
@@ -127,11 +126,11 @@ class Everything(Calls):
         options = self.options_of_attention(how, dropout, loops)
         y = autograd.gat_aggregate(graph, *leaves, **options)
         options["edge_scores"] = e
-        bound = oracle.gat_bound(B, h, el, er, **options)
-        assert_close(host(y), oracle.gat_oracle(B, h, el, er, **options), bound=bound)
+        bound = oracle_attention.gat_bound(B, h, el, er, **options)
+        assert_close(host(y), oracle_attention.gat_oracle(B, h, el, er, **options), bound=bound)
         found, g = self.differentiated(how, y, leaves)
-        exact = oracle.gat_backward_oracle(B, h, el, er, g, **options)
-        bounds = oracle.gat_backward_bound(B, h, el, er, g, factor=4, **options)
+        exact = oracle_attention.gat_backward_oracle(B, h, el, er, g, **options)
+        bounds = oracle_attention.gat_backward_bound(B, h, el, er, g, factor=4, **options)
         self._compare(found, exact, bounds, perm)
 
     @rule(how=TORCH, dropout=st.sampled_from([0.0, 0.5]), loops=FLAGS)
@@ -146,10 +145,10 @@ class Everything(Calls):
         y = autograd.dot_aggregate(graph, *leaves, **options)
         options["edge_scores"] = e
         args = B, q, k, v, None
-        exact = oracle_pairwise.attend_oracle(*args, **options)
-        assert_close(host(y), exact, bound=oracle_pairwise.attend_bound(*args, **options))
+        exact = oracle_attention.attend_oracle(*args, **options)
+        assert_close(host(y), exact, bound=oracle_attention.attend_bound(*args, **options))
         found, g = self.differentiated(how, y, leaves)
-        exact = oracle_pairwise.attend_backward_oracle(*args, g, **options)
-        bounds = oracle_pairwise.attend_backward_bound(*args, g, factor=4, **options)
+        exact = oracle_attention.attend_backward_oracle(*args, g, **options)
+        bounds = oracle_attention.attend_backward_bound(*args, g, factor=4, **options)
         keep = (0, 1, 2, 4)
         self._compare(found, [exact[at] for at in keep], [bounds[at] for at in keep], perm)

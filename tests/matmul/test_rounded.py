@@ -132,7 +132,7 @@ def test_special_values_stay_special():
 
     A = rows_of([1, 1, 1, 1], 4, None, np.int32)
     X = np.array([[np.inf], [np.nan], [-np.inf], [-0.0]], F32)
-    found = matmul_cuda.spmm(put(cupy, A), cupy.asarray(X), narrow=True).get()
+    found = matmul_cuda.spmm_rounded(put(cupy, A), cupy.asarray(X)).get()
     np.testing.assert_array_equal(found, X[A.indices])
 
 

@@ -42,7 +42,7 @@ from sparsefmt.nn import (  # noqa: E402
     replace_layers,
 )
 from sparsefmt.plan import planner  # noqa: E402
-from sparsefmt.plan.rules import bare  # noqa: E402
+from sparsefmt.plan.rules import text_of  # noqa: E402
 
 N = 30
 
@@ -144,7 +144,7 @@ def every_composition(layer, graph):
     (planned,) = layer._plan.composition.plans.values()
     for candidate in planned.plan.candidates:
         planned.program = composition.Program(candidate.tree)
-        yield bare(candidate.tree)
+        yield text_of(candidate.tree)
 
 
 @pytest.mark.parametrize("weighted", [False, True], ids=["unweighted", "weighted"])

@@ -17,7 +17,7 @@ from sparsefmt.plan.expression import Product
 from sparsefmt.plan.planner import CLOSE, TELLING, plan
 from sparsefmt.plan.pricing import Constants, Work, work_of
 from sparsefmt.plan.pruning import signature
-from sparsefmt.plan.rules import Primitive, bare
+from sparsefmt.plan.rules import Primitive, text_of
 
 SIZES = {"n": 20_000, "nnz": 400_000, "heads": 4, "in": 128, "out": 32}
 H = models.features()
@@ -161,7 +161,7 @@ def test_a_plan_explains_every_tree():
     found = plan(models.gcn(H), SIZES, CPU)
     text = found.explain()
     for candidate in found.candidates:
-        assert bare(candidate.tree) in text
+        assert text_of(candidate.tree) in text
     assert text.count("CHOSEN") == 1
     assert text.count("beaten by #") == len(found.candidates) - len(found.promoted)
 

@@ -9,8 +9,11 @@ from torch import Tensor
 
 from ...errors import DeviceError, DtypeError, ShapeError, UnsupportedError
 from ...graph.graph import Graph
-from ...ops.engine import checks
+from ...ops.engine.bind import Named, count_of_features, register_library
+from ...ops.engine.bind import bind as bind
+from ...ops.engine.table import Arg, Op
 from ..tensors.tensors import GraphTensors
+from . import library
 
 FLOATING = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
@@ -74,23 +77,6 @@ def features(name: str, x: Tensor, *, rows: int, axis: str, graph: GraphTensors)
             f"for each of them ({name}.shape == {tuple(x.shape)}, graph.shape == "
             f"{(graph.n_rows, graph.n_cols)})."
         )
-
-
-def matrix(name: str, x: Any, *, rows: int, axis: str, graph: GraphTensors) -> None:
-    """Check for features, (rows, feat), where the graph is."""
-    if (
-        isinstance(x, Tensor)
-        and x.dim() == 2
-        and x.shape[0] == rows
-        and x.dtype in FLOATING
-        and x.device == graph.device
-        and x.layout is torch.strided
-    ):
-        return
-    tensor(name, x)
-    place(name, x, graph)
-    two_axes(name, x)
-    features(name, x, rows=rows, axis=axis, graph=graph)
 
 
 def two_axes(name: str, x: Tensor) -> None:
@@ -158,30 +144,6 @@ def own_values(values: Tensor, x: Tensor, graph: GraphTensors) -> None:
         )
 
 
-def pair(x: Tensor, y: Tensor, graph: GraphTensors) -> None:
-    """Check for features of one dtype whose heads and widths fit."""
-    if x.dtype is not y.dtype:
-        raise DtypeError(
-            f"y is {y.dtype} but x is {x.dtype}{_autocast(graph)}: give both in one dtype, "
-            f"y.to({x.dtype}) for instance."
-        )
-    if x.dim() > 3 or x.shape[1:] != y.shape[1:]:
-        raise ShapeError(
-            f"x has shape {tuple(x.shape)} and y {tuple(y.shape)}: give (n_rows, feat) and "
-            "(n_cols, feat), or (n_rows, heads, feat) and (n_cols, heads, feat)."
-        )
-
-
-def scores(value: Tensor, graph: GraphTensors) -> None:
-    """Check for scores, (nnz,) or (nnz, heads), where the graph is."""
-    place("scores", value, graph)
-    if value.dim() not in (1, 2) or value.shape[0] != graph.nnz:
-        raise ShapeError(
-            f"scores has shape {tuple(value.shape)} but the graph stores {graph.nnz} entries: "
-            f"give ({graph.nnz},) or ({graph.nnz}, heads)."
-        )
-
-
 def kept(k: Any, feat: int | None) -> int:
     """Check how many features of a row to keep; ``feat`` is None where it is not known yet."""
     if isinstance(k, bool) or (isinstance(k, Tensor) and k.dtype is torch.bool):
@@ -193,7 +155,7 @@ def kept(k: Any, feat: int | None) -> int:
     if feat is None and found < 1:
         raise ShapeError(f"k is {k}: give 1 or more.")
     if feat is not None:
-        checks.count_of_features(found, feat)
+        count_of_features(found, feat)
     return found
 
 
@@ -253,3 +215,158 @@ def bias(value: Any, x: Tensor, graph: GraphTensors) -> None:
             f"bias has shape {tuple(value.shape)} but x has {tuple(x.shape)}: give "
             f"{tuple(x.shape[1:])}, one value for each feature."
         )
+
+
+class Tensors:
+    """Torch's tensors as ``bind`` checks them beside the tensors of a graph."""
+
+    kind = Tensor
+    floats = frozenset(FLOATING)
+    layout = torch.strided
+
+    def cast(self, op: Op, A: GraphTensors, args: dict[str, Any]) -> dict[str, Any]:
+        """Cast arguments as autocast does before the operation."""
+        if not torch.is_autocast_enabled(A.kind):
+            return args
+        names, narrowed = op.named, op.narrowed or ()
+        wide, narrow = (library.autocast_dtype(A.kind, narrow=narrow) for narrow in (False, True))
+        return {
+            name: library.cast(
+                value, A.kind, narrow if {"*", names[name].name} & {*narrowed} else wide
+            )
+            for name, value in args.items()
+        }
+
+    def own_values(self, op: Op, A: GraphTensors, values: Tensor, like: Named) -> Tensor:
+        """Cast the graph's own values as autocast does; check that they have the dtype of x."""
+        (values,) = library.narrowed(A.kind, values)
+        own_values(values, like[1], A)
+        return values
+
+    def check(
+        self, name: str, value: Any, arg: Arg, A: GraphTensors, size: int, like: Named | None
+    ) -> Any:
+        """Check an argument that needs ``size`` rows; raise what is wrong."""
+        return getattr(self, arg.check)(name, value, arg, A, size, like)
+
+    def features(
+        self, name: str, value: Any, arg: Arg, A: GraphTensors, size: int, like: Named | None
+    ) -> Tensor:
+        """Check for (size, feat) or (size, heads, feat)."""
+        tensor(name, value)
+        place(name, value, A)
+        if 3 not in arg.axes:
+            two_axes(name, value)
+        axis = "rows" if arg.rows == "rows" else "columns"
+        features(name, value, rows=size, axis=axis, graph=A)
+        if value.dim() > 3:
+            raise ShapeError(
+                f"{name} has shape {tuple(value.shape)}: give (rows, heads, feat), "
+                f"{name}.flatten(2) for instance."
+            )
+        return self.alike(name, value, arg, A, like)
+
+    def alike(
+        self, name: str, value: Tensor, arg: Arg, A: GraphTensors, like: Named | None
+    ) -> Tensor:
+        """Check for the dtype, and the shape behind the rows, of another argument."""
+        if like is None:
+            return value
+        if value.dtype is not like[1].dtype:
+            raise DtypeError(
+                f"{name} is {value.dtype} but {like[0]} is {like[1].dtype}{_autocast(A)}: give "
+                f"both in one dtype, {name}.to({like[1].dtype}) for instance."
+            )
+        if arg.behind and value.shape[1:] != like[1].shape[1:]:
+            wrong, other = tuple(value.shape), tuple(like[1].shape)
+            text = f"{name} has shape {wrong} and {like[0]} {other}: give both as many heads, and "
+            text += "features of each."
+            if arg.axes == (2,):
+                text = f"{name} has {wrong[1]} features but {like[0]} has {other[1]}: give both "
+                text += "the same, by a linear layer for instance."
+            elif like[0] == "x":  # of dot products
+                text = f"x has shape {other} and {name} {wrong}: give (n_rows, feat) and (n_cols, "
+                text += "feat), or (n_rows, heads, feat) and (n_cols, heads, feat)."
+            raise ShapeError(text)
+        return value
+
+    def factor(
+        self, name: str, value: Any, arg: Arg, A: GraphTensors, size: int, like: Named | None
+    ) -> Tensor:
+        """Check for one factor of each row or column."""
+        if like is not None:
+            what = "rows" if arg.rows == "rows" else "columns"
+            vector(name, value, length=size, what=what, x=like[1], graph=A)
+        return value
+
+    def entries(
+        self, name: str, value: Any, arg: Arg, A: GraphTensors, size: int, like: Named | None
+    ) -> Tensor:
+        """Check for one value, or a row of them, at each stored entry."""
+        tensor(name, value)
+        if arg.alike == "dtype" and like is not None:
+            if value.dim() == 2:
+                of_heads(name, value, A, like[1])
+            else:
+                vector(name, value, length=size, what="stored entries", x=like[1], graph=A)
+            return value
+        place(name, value, A)
+        if value.dim() not in arg.axes or value.shape[0] != size:
+            shapes = f"({size},) or ({size}, heads)" if 1 in arg.axes else f"({size}, feat)"
+            raise ShapeError(
+                f"{name} has shape {tuple(value.shape)} but the graph stores {size} entries: "
+                f"give {shapes}."
+            )
+        return self.alike(name, value, arg, A, like)
+
+    def scores(
+        self, name: str, value: Any, arg: Arg, A: GraphTensors, size: int, like: Named | None
+    ) -> Tensor:
+        """Check for one score of each head; float32 will do beside 2-byte features."""
+        tensor(name, value)
+        place(name, value, A)
+        if like is None:
+            return value
+        heads = tuple(like[1].shape[arg.behind])
+        shapes = [(size,), (size, 1)] if heads in ((), (1,)) else [(size, *heads)]
+        return self._shaped(
+            name, value, shapes, f"one score per {_ENDS[arg.rows]} and head", A, like
+        )
+
+    def vectors(
+        self, name: str, value: Any, arg: Arg, A: GraphTensors, size: int, like: Named
+    ) -> Tensor:
+        """Check for one vector of each head; its heads may follow one more axis, as in PyG."""
+        tensor(name, value)
+        place(name, value, A)
+        row = tuple(like[1].shape[1:])
+        return self._shaped(name, value, [row, (1, *row)], "one vector per head", A, like)
+
+    def _shaped(
+        self, name: str, value: Tensor, shapes: list[Any], what: str, A: GraphTensors, like: Named
+    ) -> Tensor:
+        """Check for one of two shapes, and the dtype of others or float32 beside 2 bytes."""
+        other, x = like
+        # Not ``in``, which dynamo answers without a look at symbolic sizes.
+        if value.shape != shapes[0] and value.shape != shapes[-1]:
+            raise ShapeError(
+                f"{name} has shape {tuple(value.shape)}: give {shapes[0]}, {what} ({other}.shape "
+                f"== {tuple(x.shape)}, graph.shape == {(A.n_rows, A.n_cols)}, graph.nnz == "
+                f"{A.nnz})."
+            )
+        if not (x.dtype.itemsize == 2 and value.dtype is torch.float32):
+            self.alike(name, value, Arg(name), A, like)
+        return value
+
+    def balanced(
+        self, name: str, value: Any, arg: Arg, A: GraphTensors, size: int, like: Named | None
+    ) -> Tensor:
+        """Return it: tensors have no class for row-balanced features."""
+        return value
+
+
+_ENDS: dict[Any, str] = {
+    **{"rows": "target", "cols": "source", "entries": "stored entry", "vertices": "vertex"}
+}
+TENSORS = Tensors()
+register_library(GraphTensors, TENSORS)

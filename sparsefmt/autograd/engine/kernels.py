@@ -1,6 +1,5 @@
 """Kernels of the torch layer alone: of torch's own operations, and of what graphs keep for ours."""
 
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,22 +11,20 @@ from ...formats.arrays import Array, allocating, finish, on_device_of
 from ...formats.compressed import CSR
 from ...formats.primitives import expand
 from ...interop.torch import from_tensor
-from ...ops.attention.gat.twin import rounded
+from ...ops.attention.gat.small import rounded
 from ...ops.edges.api import SDDMM
-from ...ops.engine import choose, small
+from ...ops.engine import small
+from ...ops.engine.call import call
 from ...ops.engine.cpu_arrays import wide
-from ...ops.engine.structure import Structure, built_at
-from ...ops.engine.table import Kernel, Op, deferred
+from ...ops.engine.structure import Structure, built_at, tiled
+from ...ops.engine.table import Kernel, Op, deferred, unchecked
 from ...ops.matmul import cuda_aggregate as matmul_cuda_aggregate
 from ...ops.matmul.aggregation import AGGREGATE_BACKWARD
-from ...ops.matmul.api import ROUNDED, SPMM, against_rounding
-from ...ops.matmul.cuda import spmm_with_own
-from ...ops.matmul.heads import against as against_heads
+from ...ops.matmul.api import SPMM, against_heads
 from ...ops.sampling import cuda as sampling_cuda
 from ...ops.sampling.api import SCALES_AND_OPTIONS, sample_with_perm
 from ...ops.sampling.options import SampleOptions
 from ...ops.tiles.kernels import against_sddmm, against_spmm
-from ...ops.tiles.operands import prepared
 from .memory import NAMES, sums_dtype
 
 _product_on_cpu = deferred("sparsefmt.ops.matmul.cpu", "spmm")
@@ -125,69 +122,13 @@ def _like_columns(S: Any, grad: Any, *_: Any) -> tuple[Any, ...]:
 
 SPMM_SAMPLED_DX = Op(
     "spmm_sampled_dx",
-    f"Tensor grad, Tensor? values, {SCALES_AND_OPTIONS}",
+    (*unchecked("Tensor grad, Tensor? values"), *SCALES_AND_OPTIONS),
     kernels=(
         Kernel("spmm_sampled_dx_csr", _spmm_sampled_dx_on_cuda, ("csr",), "gpu"),
         Kernel("spmm_sampled_dx_numba", _spmm_sampled_dx_on_cpu, ("csr",), "cpu"),
     ),
     results=_like_columns,
     takes_indptr=True,
-)
-
-# A product to whose rows a part of their own is added
-
-
-def plus_own(y: Tensor, rows: Tensor, own: Tensor | None, one_more: bool, bias: Any) -> Tensor:
-    """Add to a result what the kernel with own parts adds, in place."""
-    if own is None:
-        y += rows
-    elif one_more:
-        y.addcmul_((1 + own).to(y.dtype), rows)
-    else:
-        own = own[:, None].to(y.dtype)
-        y.addcmul_(own, rows.masked_fill(own == 0, 0))
-    return y if bias is None else y.add_(bias)
-
-
-def _apart(S: Structure, *args: Any) -> Any:
-    return plus_own(choose.run(SPMM, S, *args[:6]), *args[6:])
-
-
-def _spmm_with_own_on_cpu(A: CSR, x: Any, *args: Any) -> Any:
-    """Add up in float32 at least, and round once."""
-    features, *given = (wide(a) if isinstance(a, np.ndarray) else a for a in (x, *args))
-    found = torch.from_numpy(choose.run(SPMM, A, features, *given[:5]))
-    own: Any = (torch.from_numpy(a) if isinstance(a, np.ndarray) else a for a in given[5:])
-    with np.errstate(over="ignore", under="ignore"):
-        return plus_own(found, *own).numpy().astype(x.dtype, copy=False)
-
-
-def _together(S: Structure, *args: Any, **_: Any) -> list[str]:
-    """List the reasons against a product first, and its own part behind it."""
-    if not S.nnz:
-        return []
-    return ["A is no tiles"] if not prepared else against_spmm(S, *args[:6])
-
-
-def _not_rounded(S: Structure, x: Tensor, *_: Any, **__: Any) -> list[str]:
-    return against_rounding(S.nnz, x, None)
-
-
-SPMM_WITH_OWN = Op(
-    "spmm_with_own",
-    "Tensor x, Tensor? values, Tensor? perm, Tensor? row_scale, Tensor? col_scale, str reduce, "
-    "Tensor rows, Tensor? own, bool one_more, Tensor? bias",
-    kernels=(
-        Kernel("spmm_then_own", _apart, ("csr",), "gpu", refuses=_together),
-        Kernel(
-            *("spmm_csr_with_own_rounded", partial(spmm_with_own, narrow=True), ("csr",), "gpu"),
-            refuses=_not_rounded,
-            note=ROUNDED,
-        ),
-        Kernel("spmm_csr_with_own", spmm_with_own, ("csr",), "gpu"),
-        Kernel("spmm_with_own_numba", _spmm_with_own_on_cpu, ("csr",), "cpu"),
-    ),
-    results=lambda S, x, *_: (((S.n_rows, x.shape[1]), x),),
 )
 
 # Both gradients of a product, with what a graph keeps for them
@@ -198,9 +139,9 @@ def _aggregate_backward_of_graph(
 ) -> Any:
     """Run one pass over the transposed structure, or two products where one goes by tiles."""
     product = grad, values, perm, col_scale, row_scale, "sum"
-    if prepared and not (against_spmm(S, *product) and against_sddmm(S, x, grad)):
-        dx = choose.run(SPMM, S, *product)
-        return dx, choose.run(SDDMM, S, x, grad, col_scale, row_scale, perm=perm)
+    if tiled and not (against_spmm(S, *product) and against_sddmm(S, x, grad)):
+        dx = call(SPMM, S, *product)
+        return dx, call(SDDMM, S, x, grad, col_scale, row_scale, perm=perm)
     apart = matmul_cuda_aggregate.goes_apart(S, NAMES[x.dtype], x.shape[1], inverse=True)
     inverse = _inverse(S, perm) if apart and perm is not None else None
     given = values, perm, row_scale, col_scale
@@ -247,7 +188,7 @@ class OfTensors(CSR):
 
 def _against_bags(
     A: Any, x: Any, values: Any = None, perm: Any = None, row_scale: Any = None,
-    col_scale: Any = None, reduce: str = "sum", **_: Any,
+    col_scale: Any = None, reduce: str = "sum", *_: Any, **__: Any,
 ) -> list[str]:  # fmt: skip
     """List the reasons against ``torch.embedding_bag``."""
     found = [] if type(A) is OfTensors else ["A is no graph of torch"]
@@ -307,4 +248,55 @@ AGGREGATE_BACKWARD.prefer(
         "gpu",
         refuses=_not_of_torch,
     )
+)
+
+# A product to whose rows a part of their own is added
+
+
+def add_own(
+    y: Tensor, own: Tensor, scale: Tensor | None = None, one_more: bool = False, bias: Any = None
+) -> Tensor:
+    """Add own parts to a product in place, as the kernel on a GPU does in its last pass."""
+    if scale is None:
+        y += own
+    elif one_more:
+        y.addcmul_((1 + scale).to(y.dtype), own)
+    else:
+        scale = scale[:, None].to(y.dtype)
+        y.addcmul_(scale, own.masked_fill(scale == 0, 0))
+    return y if bias is None else y.add_(bias)
+
+
+def _spmm_then_own(S: Structure, *args: Any) -> Any:
+    return add_own(call(SPMM, S, *args[:6]), *args[6:])
+
+
+def _spmm_with_own_on_cpu(A: CSR, x: Any, *args: Any) -> Any:
+    """Add up in float32 at least, and round once."""
+    features, *others = (wide(a) if isinstance(a, np.ndarray) else a for a in (x, *args))
+    y = torch.from_numpy(call(SPMM, A, features, *others[:5]))
+    own: Any = (torch.from_numpy(a) if isinstance(a, np.ndarray) else a for a in others[5:])
+    with np.errstate(over="ignore", under="ignore"):
+        return add_own(y, *own).numpy().astype(x.dtype, copy=False)
+
+
+def _has_no_own(A: Any, *args: Any, **_: Any) -> list[str]:
+    return _NO_OWN if len(args) < 7 or args[6] is None else []
+
+
+def _goes_together(S: Structure, *args: Any, **_: Any) -> list[str]:
+    """List the reasons against a product first, and its own part behind it."""
+    if len(args) < 7 or args[6] is None:
+        return _NO_OWN
+    if not S.nnz:
+        return []
+    return ["A is no tiles"] if not tiled else against_spmm(S, *args[:6])
+
+
+_NO_OWN = ["no part of each row's own is added"]
+SPMM.prefer(
+    Kernel("spmm_then_own", _spmm_then_own, ("csr",), "gpu", refuses=_goes_together),
+)
+SPMM.prefer(
+    Kernel("spmm_with_own_numba", _spmm_with_own_on_cpu, ("csr",), "cpu", refuses=_has_no_own),
 )

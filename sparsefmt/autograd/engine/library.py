@@ -12,15 +12,15 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad, profiler
+from torch.autograd import profiler
 from torch.nn import Parameter
 from torch.overrides import has_torch_function
 
 from ...formats.compressed import CSR
-from ...ops.engine import choose, table
+from ...ops.engine import table
+from ...ops.engine.call import call
 from ...ops.engine.structure import Sizes, Structure, structure_at
 from ...ops.engine.table import Op
-from ..tensors.tensors import Side
 from . import kernels as _kernels  # adds rows to the table
 from .memory import NAMES, as_numpy, dtype_of
 
@@ -79,7 +79,8 @@ def define_autocast(name: str, make: Callable[[Any, str], Any]) -> None:
 def schema_of(op: Op) -> str:
     """The schema of a row, as torch writes it."""
     results = "Tensor" if op.returns == 1 else f"({', '.join(['Tensor'] * op.returns)})"
-    arguments = ", ".join(filter(None, (_HEADS[op.structures], op.arguments)))
+    heads = filter(None, [_HEADS[op.structures]])
+    arguments = ", ".join((*heads, *(arg.schema for arg in op.arguments)))
     return f"{op.name}({arguments}) -> {results}"
 
 
@@ -119,7 +120,7 @@ def _with_structures(op: Op, make: Callable[..., Any], args: tuple[Any, ...]) ->
 def _on_cuda(op: Op) -> Callable[..., Any]:
     def kernel(*args: Any) -> Any:
         beside = {"indptr": args[0]} if op.takes_indptr else {}
-        return choose.run(op, *_with_structures(op, _structure, args), **beside)
+        return call(op, *_with_structures(op, _structure, args), **beside)
 
     return kernel
 
@@ -128,7 +129,7 @@ def _on_cpu(op: Op) -> Callable[..., Any]:
     def kernel(*args: Any) -> Any:
         given = _with_structures(op, _csr, args)
         wanted = op.results(*given)
-        found = choose.run(op, given[0], *map(as_numpy, given[1:]))
+        found = call(op, given[0], *map(as_numpy, given[1:]))
         results = (found,) if op.returns == 1 else found
         tensors = tuple(
             torch.from_numpy(array).to(dtype_of(like))
@@ -156,10 +157,13 @@ def _autocast(op: Op) -> Callable[[Any, str], Any]:
     def make(library_op: Any, kind: str) -> Any:
         names = [argument.name for argument in library_op._schema.arguments]
         narrow = ["*" in (op.narrowed or ()) or name in (op.narrowed or ()) for name in names]
+        own = names.index("own") if "own" in names else len(names)
 
         def kernel(*args: Any) -> Any:
             dtypes = (autocast_dtype(kind, narrow=one) for one in narrow)
             with torch.autocast(kind, enabled=False):
+                if args[own : own + 1] not in ((), (None,)):  # layers have cast what they add
+                    return library_op(*args)
                 given = zip(args, dtypes, strict=False)
                 return library_op(*(cast(one, kind, dtype) for one, dtype in given))
 
@@ -194,84 +198,50 @@ class LibraryOp:
     """A library op, called with ``Side``s in the place of its structures.
 
     The dispatcher takes 12 to 15 µs to reach a kernel written in Python: where it would do nothing
-    else, the CUDA kernel is called at once.
+    else, the CUDA kernel is called directly.
     """
-
-    def __new__(cls, name: str) -> "LibraryOp":
-        """An op with one structure, the most of them, has a shorter way of its own."""
-        return object.__new__(_OfOneSide if _one_side(table.find(name)) else LibraryOp)
 
     def __init__(self, name: str) -> None:
         self.row = table.find(name)
         self.library: Any = getattr(torch.ops.sparsefmt, name).default
 
     def __call__(self, *args: Any) -> Any:
-        """By the short way where nothing can tell."""
-        sides, others = args[: self.row.structures], args[self.row.structures :]
-        if not sides:
-            if others[0].is_cuda and not torch.compiler.is_compiling() and unwatched(others):
-                return choose.run(self.row, None, *others)
-            return self.library(*others)
-        if needs_no_dispatcher(sides[0], others):
-            if self.row.takes_indptr:
-                indptr = sides[0].indptr
-                return choose.run(self.row, sides[0].structure, *others, indptr=indptr)
-            return choose.run(
-                self.row, sides[0].structure, sides[1].structure, sides[1].perm, *others
-            )
-        first = sides[0]
-        structures = [first.indptr, first.indices, first.n_cols, first.plan]
+        """Call the kernel directly, or the library op."""
+        row, count = self.row, self.row.structures
+        sides, others = args[:count], args[count:]
+        if (sides[0].structure is not None if sides else others[0].is_cuda) and direct(others):
+            if not sides:
+                return call(row, None, *others)
+            if count == 2:
+                columns = sides[1]
+                return call(row, sides[0].structure, columns.structure, columns.perm, *others)
+            if row.takes_indptr:
+                return call(row, sides[0].structure, *others, indptr=sides[0].indptr)
+            return call(row, sides[0].structure, *others)
+        structures: list[Any] = []
+        if sides:
+            rows = sides[0]
+            structures += rows.indptr, rows.indices, rows.n_cols, rows.plan
         for side in sides[1:]:
             structures += side.indptr, side.indices, side.plan, side.perm
         return self.library(*structures, *others)
 
-    def at_once(self, side: Side | None, *args: Any) -> Any:
-        """Run the CUDA kernel of an op of one structure or none; for calls that are ``unheard``."""
-        return choose.run(self.row, None if side is None else side.structure, *args)
 
+def direct(args: tuple[Any, ...]) -> bool:
+    """Return True if a kernel may be called with these arguments without torch's dispatcher.
 
-def _one_side(row: Op) -> bool:
-    return row.structures == 1 and not row.takes_indptr
-
-
-class _OfOneSide(LibraryOp):
-    """A library op of one structure and arrays."""
-
-    def __call__(self, side: Side, *args: Any) -> Any:
-        """By the short way where nothing can tell."""
-        S = side.structure
-        if S is not None and not torch.compiler.is_compiling() and unwatched(args):
-            return choose.run(self.row, S, *args)
-        return self.library(side.indptr, side.indices, side.n_cols, side.plan, *args)
-
-
-def needs_no_dispatcher(side: Side, args: tuple[Any, ...]) -> bool:
-    """Whether a call would reach the CUDA kernel and nothing else."""
-    return not torch.compiler.is_compiling() and side.structure is not None and unwatched(args)
-
-
-def unheard(side: Side, tensors: tuple[Tensor | None, ...]) -> bool:
-    """Whether neither autograd nor anything else but CUDA kernels would hear of these tensors."""
-    if side.structure is None or torch.compiler.is_compiling() or forward_ad._current_level >= 0:
-        return False
-    if not unwatched(tensors):
-        return False
-    if torch.is_grad_enabled():
-        for tensor in tensors:
-            if tensor is not None and tensor.requires_grad:
-                return False
-    return True
-
-
-def unwatched(args: tuple[Any, ...]) -> bool:
-    """Whether nothing but the kernel of their device would hear of a call in plain eager mode.
-
-    Not with a profiler, autocast or a mode at work, nor a tracer or a transform (they add to the
-    keys of the thread), nor for a subclass, a negation that torch has put off, zeros without
+    Not while a compiler or tracer, a profiler, autocast, a mode or a transform is at work (they add
+    to the keys of the thread), nor for a subclass, a negation that torch has put off, zeros without
     memory, or what ``torch.func.functionalize`` has left.  Torch has no question that an
     ``ExecutionTraceObserver`` would answer.
     """
-    if listening(args):
+    if (
+        torch.compiler.is_compiling()
+        or profiler._is_profiler_enabled
+        or torch.is_autocast_enabled()  # of CUDA
+        or has_torch_function(args)
+        or _local_keys().raw_repr() not in _EAGER_KEYS
+    ):
         return False
     for arg in args:
         kind = type(arg)
@@ -281,13 +251,3 @@ def unwatched(args: tuple[Any, ...]) -> bool:
         elif kind not in _OTHERS:
             return False
     return True
-
-
-def listening(args: tuple[Any, ...]) -> bool:
-    """Tell whether a profiler, autocast, a mode or a transform sees the calls of this thread."""
-    return (
-        profiler._is_profiler_enabled
-        or torch.is_autocast_enabled()  # of CUDA
-        or has_torch_function(args)
-        or _local_keys().raw_repr() not in _EAGER_KEYS
-    )

@@ -44,8 +44,28 @@ def out_of_inference() -> AbstractContextManager[object]:
     return torch.inference_mode(False) if inside else HERE
 
 
+_deterministic: Any = torch._C._get_deterministic_algorithms
+
+
 class TorchMemory:
     """Memory of CUDA tensors, allocated by torch and on torch's current stream."""
+
+    address: Any = staticmethod(Tensor.data_ptr)
+
+    def case(self, args: Sequence[Any]) -> tuple[bool, tuple[Any, ...], list[int], int]:
+        """List what the launches of a call depend on."""
+        facts: list[Any] = [bf16_is_allowed(), _deterministic()]
+        addresses = []
+        for a in args:
+            if isinstance(a, Tensor):
+                address = a.data_ptr()
+                facts += a.dtype, a.shape[1:], a.stride(), address & 31
+                addresses.append(address)
+            else:
+                facts.append(a)
+                addresses.append(0)
+        device = args[0].get_device()
+        return device != current_device(), tuple(facts), addresses, raw_stream(device)
 
     def pointer(self, a: Tensor | None) -> int:
         """Address of the first value; 0 for None."""
@@ -81,10 +101,10 @@ class TorchMemory:
         return a.contiguous() if a.dtype in _WIDE else a.to(torch.float32).contiguous()
 
     def empty(self, shape: Sequence[int], dtype: str, like: Tensor) -> Tensor:
-        """Uninitialised memory on the device of ``like``."""
-        wanted = DTYPES[dtype]
-        if wanted is not like.dtype:
-            return like.new_empty(shape, dtype=wanted)
+        """Return uninitialised memory on the device of ``like``."""
+        torch_dtype = DTYPES[dtype]
+        if torch_dtype is not like.dtype:
+            return like.new_empty(shape, dtype=torch_dtype)
         # Of its shape and layout torch makes it in 2 µs, else in 3.
         same = like.shape == shape and like.is_contiguous()
         return torch.empty_like(like) if same else like.new_empty(shape)

@@ -32,7 +32,9 @@ def recorded(*tensors: Tensor | None) -> bool:
 
     A library op would drop the tangents of forward mode and what torch.func follows: refused here.
     """
-    refuse_transforms(*tensors)
+    traced = torch.compiler.is_dynamo_compiling()
+    if traced or forward_ad._current_level >= 0 or maybe_current_level() is not None:
+        refuse_transforms(*tensors)
     if torch.is_grad_enabled():
         for tensor in tensors:
             if tensor is not None and tensor.requires_grad:

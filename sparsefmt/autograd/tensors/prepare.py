@@ -9,21 +9,23 @@ from ...errors import UnsupportedError
 from ...formats.sgt import check_tile
 from ...graph.built import slot
 from ...graph.graph import Graph
-from ...ops.cbsr.gradients import checked_order
+from ...ops.cbsr.api import checked_order
 from ...ops.cbsr.windows import prepare_order
 from ...ops.engine.structure import csr_of
 from ...ops.tiles.costs import Costs, checked
 from ...reorder import Order
 from ..engine import tiles as _tiles
 from ..engine.memory import out_of_inference
+from . import lifetimes
 from . import pytree as pytree  # registers graphs as nodes
 from .edge_index import as_graph, wrong_graph
+from .shared import Shared
 from .side import Side
 from .tensors import GraphTensors, is_eager
 
 #: What the functions take: a graph, or its tensors where a transformation has replaced them; public
 #: ones also an ``edge_index``, of which ``as_graph`` makes a graph.
-GraphLike: TypeAlias = "Graph | GraphTensors | Tensor"
+GraphLike: TypeAlias = "Graph | GraphTensors | Tensor | Shared"
 
 
 def prepare(
@@ -188,7 +190,9 @@ def tensors_of(
     elif graph._slots.torch[at] is None:
         graph._fill("torch")
     tensors: GraphTensors = graph._slots.torch[at]
-    return tensors.current()
+    if tensors.home is not None or lifetimes.noted is not None:  # else ``current`` has no task
+        tensors.current()
+    return tensors
 
 
 def graph_tensors(graph: object) -> GraphTensors:
@@ -212,4 +216,5 @@ def has_tiles(graph: GraphLike) -> bool:
 
 def side_of(graph: GraphLike, transposed: bool) -> Side:
     """Return the rows of a graph, or of its transpose."""
-    return tensors_of(graph).side(transposed)
+    tensors = tensors_of(graph)
+    return tensors.columns if transposed else tensors.rows

@@ -13,11 +13,11 @@ import numpy as np
 from ...formats.arrays import Array
 from ...formats.cbsr import column_dtype
 from ...formats.compressed import CSR
-from ..engine.checks import rows_in_place
 from ..engine.cpu import writing
 from ..engine.cpu_arrays import factors_at_entries, flat, packed, values_of
 from ..engine.lanes import lanes, prefetch, width_of
 from ..engine.loops import AHEAD, INLINED, NARROW, Loop, inlined, parallel, rows_of
+from ..engine.memory import rows_apart
 from ..matmul.cpu import weight_of
 from . import cpu_maxk
 
@@ -244,7 +244,7 @@ def _bits(a: Array) -> Array:
 
 def _flat_bits(a: Array) -> tuple[Array, int]:
     """Make the bits flat: the array, and its row stride."""
-    a = rows_in_place(a)
+    a = a if rows_apart(a) else a.copy()
     stride = a.shape[1] if a.flags.c_contiguous else a.strides[0] // a.itemsize
     size = (len(a) - 1) * stride + a.shape[1] if len(a) else 0
     return np.lib.stride_tricks.as_strided(_bits(a), (size,), (a.itemsize,)), stride

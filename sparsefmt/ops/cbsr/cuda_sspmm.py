@@ -1,12 +1,12 @@
 """Launch ``sspmm``: by windows of rows on chip, with atomics, or by panels, deterministic."""
 
 from collections.abc import Iterator
-from functools import cache, lru_cache
 from itertools import product
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..._caches import cache, lru_cache
 from ...errors import UnsupportedError
 from ...formats.arrays import VALUE_DTYPES, Array, finish, import_cupy
 from ...formats.compressed import CSR
@@ -241,7 +241,8 @@ def sspmm(
     grad, columns, values = m.rows_in_place(grad), m.contiguous(columns), m.contiguous(values)
     for first in range(0, feat, width):
         panel = grad[:, first : first + width]
-        dense = matmul_cuda.spmm(T, panel, values, perm, col_scale, row_scale, narrow=narrow)
+        product = matmul_cuda.spmm_rounded if narrow else matmul_cuda.spmm
+        dense = product(T, panel, values, perm, col_scale, row_scale)
         dense_to_cbsr(None, dense, columns, out=out, first=first, width=panel.shape[1])
         del dense  # before the next ones
     return out

@@ -3,16 +3,17 @@
 from math import prod
 from typing import Any
 
-from ...errors import ShapeError
 from ...formats.arrays import Array
 from ...formats.base import Format
 from ...formats.cbsr import CBSR
-from ..cbsr.gradients import sddmm_cbsr
-from ..engine import checks, choose
+from ..cbsr.api import sddmm_cbsr
+from ..engine.bind import bind, structure
+from ..engine.bind import precision as check_precision
+from ..engine.call import call, convert_to_csr
 from ..engine.small import by_entries
-from ..engine.table import Kernel, Op, Price, csr_kernels
+from ..engine.table import PRECISION, SCALES, Arg, Kernel, Op, Price, csr_kernels
 from ..tiles import kernels as tiles_kernels
-from ..tiles.costs import Costs, checked
+from ..tiles.costs import COSTS, Costs
 from . import cuda, small
 
 
@@ -73,17 +74,13 @@ def sddmm(
     2.1, equation 3.
     """
     if isinstance(Y, CBSR):
-        checks.precision(precision, "Y", Y)
-        checked(costs)
-        return sddmm_cbsr(A, X, Y, out=out)
-    A = checks.sparse("A", A)
-    X = checks.features("X", X, A=A, axis="rows", heads=True)
-    Y = checks.features("Y", Y, A=A, heads=True)
-    checks.alike("Y", Y, "X", X)
-    precision, costs = checks.precision(precision, "X", X), checked(costs)
-    out = checks.output(out, shape=(A.nnz, *X.shape[1:-1]), like=X, inputs=(X, Y), A=A)
+        if precision is not None:
+            check_precision(precision, "Y", Y)
+        return sddmm_cbsr(A, X, Y, costs=costs, out=out)
     options = {"precision": precision, "costs": costs}
-    return choose.run(SDDMM, checks.structure(A), X, Y, out=out, **options)
+    A, X, Y, *allowed, out = bind(SDDMM, A, X=X, Y=Y, **options, out=out)
+    options = dict(zip(options, allowed, strict=True))
+    return call(SDDMM, structure(A), X, Y, out=out, **options)
 
 
 def edge_softmax(A: Format, scores: Array, *, out: Array | None = None) -> Array:
@@ -127,10 +124,8 @@ def edge_softmax(A: Format, scores: Array, *, out: Array | None = None) -> Array
     least normal number of float32 (of float64 for such scores) may become 0.  The attention of GAT
     as fuseGNN (ICCAD'20), section 3, aggregates it.
     """
-    A = checks.sparse("A", A)
-    scores = checks.entries("scores", scores, A=A)
-    out = checks.output(out, shape=scores.shape, like=scores, inputs=(scores,), A=A)
-    return choose.run(EDGE_SOFTMAX, checks.structure(A), scores, out=out)
+    A, scores, out = bind(EDGE_SOFTMAX, A, scores=scores, out=out)
+    return call(EDGE_SOFTMAX, structure(A), scores, out=out)
 
 
 def edge_softmax_backward(
@@ -164,14 +159,10 @@ def edge_softmax_backward(
     -----
     Deterministic.
     """
-    A = checks.sparse("A", A)
-    p = checks.entries("probabilities", probabilities, A=A)
-    grad = checks.entries("grad", grad, A=A)
-    if grad.shape != p.shape:
-        raise ShapeError(f"grad has shape {grad.shape} but probabilities {p.shape}: give the same.")
-    checks.same_dtype("grad", grad, "probabilities", p)
-    out = checks.output(out, shape=p.shape, like=p, inputs=(p, grad), A=A)
-    return choose.run(EDGE_SOFTMAX_BACKWARD, checks.structure(A), p, grad, out=out)
+    A, *arrays, out = bind(
+        *(EDGE_SOFTMAX_BACKWARD, A), probabilities=probabilities, grad=grad, out=out
+    )
+    return call(EDGE_SOFTMAX_BACKWARD, structure(A), *arrays, out=out)
 
 
 # The rows of the table
@@ -197,25 +188,26 @@ def _price_of_softmax(S: Any, scores: Any, *_: Any) -> Price:
     return Price(2 * S.nnz * heads * scores.itemsize + 8 * S.n_rows, 5 * S.nnz * heads)
 
 
-def _row(op: str, arguments: str, *kernels: Kernel, **facts: Any) -> Op:
-    return Op(op, arguments, kernels=(*kernels, choose.convert_to_csr(op)), **facts)
+def _row(op: str, arguments: tuple[Arg, ...], *kernels: Kernel, **facts: Any) -> Op:
+    return Op(op, arguments, kernels=(*kernels, convert_to_csr(op)), **facts)
 
 
 SDDMM = _row(
     "sddmm",
-    "Tensor x, Tensor y, Tensor? row_scale, Tensor? col_scale",
+    (Arg("x", "rows", (2, 3), also=("X",)), Arg("y", "cols", (2, 3), "x", also=("Y",)), *SCALES),
     *tiles_kernels.sddmm_kernels(cuda.sddmm),
     Kernel("sddmm_csr_numpy", small.sddmm, ("csr",), "cpu", refuses=small.refuses_products),
     *csr_kernels(cuda.sddmm, "sddmm_csr_balanced", "sddmm_csr_numba"),
     results=_one_per_entry,
     entry_results=(0,),
     price=_price_of_products,
+    options=(PRECISION, COSTS),
     narrowed=("*",),
     functions=("sddmm",),
 )
 EDGE_SOFTMAX = _row(
     "edge_softmax",
-    "Tensor scores",
+    (Arg("scores", "entries", (1, 2)),),
     Kernel("edge_softmax_numpy", small.edge_softmax, ("csr",), "cpu", refuses=by_entries),
     *csr_kernels(cuda.edge_softmax, "edge_softmax_csr", "edge_softmax_numba"),
     results=_like_scores,
@@ -227,7 +219,10 @@ EDGE_SOFTMAX = _row(
 )
 EDGE_SOFTMAX_BACKWARD = _row(
     "edge_softmax_backward",
-    "Tensor probabilities, Tensor grad",
+    (
+        Arg("probabilities", "entries", (1, 2)),
+        Arg("grad", "entries", (1, 2), "probabilities"),
+    ),
     Kernel(
         *("edge_softmax_backward_numpy", small.edge_softmax_backward, ("csr",), "cpu"),
         refuses=by_entries,

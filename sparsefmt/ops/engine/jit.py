@@ -14,11 +14,11 @@ import struct
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from ..._caches import cache
 from ...errors import DeviceError, KernelLaunchError
 from ...formats import checks
 from ...formats.arrays import import_cupy

@@ -1,13 +1,14 @@
-"""What launchers ask of arrays: CuPy's here, those of other libraries where they are registered.
+"""The memory of arrays as launchers see it: CuPy's, and those of libraries that register theirs.
 
-A launcher takes arrays, asks ``memory_of`` one of them, and from then on says ``m.pointer(x)`` or
+A launcher takes arrays, asks ``memory_of`` one of them, and from then on calls ``m.pointer(x)`` or
 ``m.empty(...)``: one launcher serves CuPy arrays and CUDA tensors.  The torch layer registers the
 memory of tensors when it is imported.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from math import prod
+from operator import attrgetter
 from typing import Any, Protocol
 
 import numpy as np
@@ -19,7 +20,27 @@ HERE: AbstractContextManager[object] = nullcontext()
 
 
 class Memory(Protocol):
-    """The few things that libraries of arrays say differently."""
+    """The operations that libraries of arrays name differently."""
+
+    def case(self, args: Sequence[Any]) -> tuple[bool, tuple[Any, ...], list[int], int]:
+        """List what the launches of a call depend on.
+
+        Returns
+        -------
+        away : bool
+            True if the arrays are on another GPU than the current one.
+        case : tuple
+            What the library allows, and of each array its dtype, axes behind the first one, strides
+            and the lowest 5 bits of its address; other arguments as they are.
+        addresses : list of int
+            Of all arguments; 0 for those that are no arrays.
+        stream : int
+            The caller's current stream.
+        """
+
+    @property
+    def address(self) -> Callable[[Any], int]:
+        """A compiled function that returns the address of an array."""
 
     def pointer(self, a: Any) -> int:
         """Address of the first value on its device; 0 for None."""
@@ -82,10 +103,27 @@ class Memory(Protocol):
 class CupyMemory:
     """Memory of CuPy arrays."""
 
+    address: Any = attrgetter("data.ptr")
+
     def __init__(self) -> None:
         cupy = import_cupy()
         self._cupy, self._current_stream = cupy, cupy.cuda.get_current_stream
-        self._current_device = cupy.cuda.runtime.getDevice
+        self._current_device, self._array = cupy.cuda.runtime.getDevice, cupy.ndarray
+
+    def case(self, args: Sequence[Any]) -> tuple[bool, tuple[Any, ...], list[int], int]:
+        """List what the launches of a call depend on."""
+        facts: list[Any] = []
+        addresses = []
+        for a in args:
+            if isinstance(a, self._array):
+                address = a.data.ptr
+                facts += a.dtype, a.shape[1:], a.strides, address & 31
+                addresses.append(address)
+            else:
+                facts.append(a)
+                addresses.append(0)
+        away = args[0].data.device_id != self._current_device()
+        return away, tuple(facts), addresses, int(self._current_stream().ptr)
 
     def pointer(self, a: Any) -> int:
         """Address of the first value; 0 for None."""
@@ -183,26 +221,27 @@ class CupyMemory:
 
 
 _NAMES = {np.dtype(name): name for name in ("float16", "float32", "float64", "int32", "int64")}
-_memories: dict[type, Memory] = {}
+#: The memory of each class of arrays that a launcher has seen, or that was registered.
+memories: dict[type, Memory] = {}
 
 
 def register_memory(kind: type, memory: Memory) -> None:
     """Use ``memory`` for arrays of that class and its subclasses."""
-    _memories[kind] = memory
+    memories[kind] = memory
 
 
 def memory_of(a: Array) -> Memory:
     """The memory of the library that an array on a GPU comes from."""
-    return _memories.get(type(a)) or _find(a)
+    return memories.get(type(a)) or _find(a)
 
 
 def _find(a: Array) -> Memory:
     for kind in type(a).__mro__:
-        if kind in _memories:
-            return _memories.setdefault(type(a), _memories[kind])
+        if kind in memories:
+            return memories.setdefault(type(a), memories[kind])
     if not is_cupy(a):
         raise TypeError(f"no launcher takes a {type(a).__name__}")
-    return _memories.setdefault(type(a), CupyMemory())
+    return memories.setdefault(type(a), CupyMemory())
 
 
 def is_contiguous(a: Any) -> bool:

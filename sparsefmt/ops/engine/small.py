@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from ..._caches import store
 from ...formats import primitives
 from ...formats.arrays import Array
 from ...formats.compressed import CSR
@@ -21,7 +22,7 @@ MOST = 1 << 22
 #: Multiply-adds of graph attention, whose loops take 7 s to compile: at most 40 ms.
 MOST_OF_ATTENTION = 1 << 25
 #: Ones in the place of values, by dtype: shared, never written to, and never longer than ``MOST``.
-_ones: dict[Any, Array] = {}
+_ones: dict[Any, Array] = store({})
 
 
 def reasons_against(work: int, most: int | None = None) -> list[str]:

@@ -2,11 +2,11 @@
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
-from functools import lru_cache
 from threading import Lock
 from typing import Any, ClassVar, NamedTuple, TypeAlias, TypeVar
 from weakref import WeakValueDictionary
 
+from ..._caches import lru_cache
 from ...formats.arrays import Array
 from ...formats.built import Built
 from ...formats.chunks import Chunks
@@ -31,14 +31,14 @@ class Sizes(NamedTuple):
 
 
 class Deciding:
-    """What launches are decided for, each case once."""
+    """A structure of which launches are decided, each case once."""
 
     __slots__ = ()
 
     _decided: dict[Hashable, Any]
 
     def once(self, decide: Callable[..., Decided], *case: Hashable) -> Decided:
-        """What ``decide(self, *case)`` says, looked up from the second call on.
+        """Return ``decide(self, *case)``, looked up from the second call on.
 
         For what does not depend on where the features of a call lie, such as its kernel and grid.
         """
@@ -88,6 +88,10 @@ class Structure(Deciding):
     )
     #: What was decided for all CSRs that have room for as much, None where that is its own.
     alike: dict[Hashable, Any] | None = field(init=False, default=None, repr=False, compare=False)
+    #: What ``call`` has prepared, by the name of what chooses, and by case.
+    decided: dict[str, dict[Hashable, Any]] = field(
+        init=False, default_factory=dict, repr=False, compare=False
+    )
 
     def once_alike(self, decide: Callable[..., Decided], *case: Hashable) -> Decided:
         """``once``, for what depends on no number of rows or entries, nor on where arrays lie.
@@ -96,6 +100,13 @@ class Structure(Deciding):
         """
         decided = self._decided if self.alike is None else self.alike
         return _once(decided, self, decide, case)
+
+    def decide(self, name: str, sizes: Callable[["Structure"], Hashable]) -> dict[Hashable, Any]:
+        """Return what is prepared for ``name``, shared by structures alike in ``sizes``."""
+        shared = self._decided if self.alike is None else self.alike
+        decided: dict[Hashable, Any] = shared.setdefault((name, sizes(self)), {})
+        self.decided[name] = decided
+        return decided
 
     @property
     def arrays(self) -> tuple[int, int, int, int]:
@@ -180,6 +191,8 @@ class BuiltThere(Built):
 
 
 _at: WeakValueDictionary[Place, BuiltThere] = WeakValueDictionary()
+#: References to the tiles that were prepared for a structure on a GPU, while they live.
+tiled: set[Any] = set()
 
 
 def built_for(S: Structure, make_csr: Callable[[], CSR]) -> BuiltThere:
@@ -196,6 +209,12 @@ def built_for(S: Structure, make_csr: Callable[[], CSR]) -> BuiltThere:
 def built_at(S: Structure) -> BuiltThere | None:
     """Return what ``built_for`` has made for a structure at this place, or None."""
     return _at.get(place_of(S))
+
+
+def has_tiles(S: Structure) -> bool:
+    """Return True if tiles were prepared for the structure."""
+    built = built_at(S)
+    return built is not None and "tiles" in built.found
 
 
 def csr_of(A: CSR | Structure) -> CSR | None:

@@ -6,15 +6,15 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from functools import cache
 from importlib import import_module
 from itertools import product
 from typing import Any, Literal, NamedTuple
 
+from ..._caches import cache
+
 #: The modules below ``ops`` that hold rows.
 MODULES = (
-    *("matmul.api", "matmul.extrema", "matmul.aggregation", "edges.api"),
-    *("attention.gat.api", "attention.pairwise.api", "cbsr.maxk", "cbsr.api", "cbsr.gradients"),
+    *("matmul.api", "matmul.aggregation", "edges.api", "attention.rows", "cbsr.api"),
     *("sampling.api", "gcn.api", "messages.api"),
 )
 FORMATS = ("coo", "csr", "csc", "sgt", "cbsr")
@@ -48,6 +48,65 @@ class Price(NamedTuple):
 
 
 @dataclass(frozen=True)
+class Arg:
+    """An argument of an operation, as torch's schema names it and as ``bind`` checks it."""
+
+    name: str
+    #: What it has a row or a value for: each row, column, stored entry, vertex of a square matrix,
+    #: or head.  None: nothing to check.
+    rows: Literal["rows", "cols", "entries", "vertices", "heads"] | None = None
+    axes: tuple[int, ...] = (1,)  #: how many it may have
+    like: str = ""  #: the argument whose dtype it must have
+    #: What else it has of that: the shape behind its rows, the heads, or neither.
+    alike: Literal["shape", "heads", "dtype"] = "shape"
+    optional: bool = False  #: whether it may be None
+    own: bool = False  #: whether the matrix's own values stand for None
+    kind: str = "Tensor"  #: in a schema
+    default: str = ""  #: in a schema, of an argument that may be left out
+    words: tuple[str, ...] = ()  #: those that a string may be
+    also: tuple[str, ...] = ()  #: its names in public functions
+    score: bool = False  #: whether it has a score of each head
+    balanced: bool = False  #: whether public functions take a CBSR for it
+    test: Callable[[str, Any], Any] | None = None  #: what checks a value that is no array
+    # What ``bind`` looks up
+    check: str = field(default="", init=False)  #: which check
+    behind: slice | None = field(default=None, init=False)  #: the part of ``like``'s shape it has
+    quick: tuple[int, ...] = field(default=(), init=False)  #: axes that a quick look knows
+    widens: bool = field(default=False, init=False)  #: whether it may be float32 beside 2 bytes
+
+    def __post_init__(self) -> None:
+        """Name the check, and what a quick look compares."""
+        check = _CHECKS.get(self.kind, "") if self.test is None else ""
+        if self.rows is not None:
+            check = "features" if self.axes != (1,) else "factor"
+            check = "entries" if self.rows == "entries" else check
+            check = "vectors" if self.rows == "heads" else "scores" if self.score else check
+            check = "balanced" if self.balanced else check
+        self.__dict__.update(check=check, widens=check in ("factor", "scores", "vectors"))
+        self.__dict__["quick"] = (1,) if self.alike == "dtype" else self.axes
+        if self.like and check != "factor":
+            self.__dict__["behind"] = _BEHIND.get(self.alike)
+
+    @property
+    def schema(self) -> str:
+        """Its part of a schema of torch."""
+        default = f"={self.default}" if self.default else ""
+        return f"{self.kind}{'?' * self.optional} {self.name}{default}"
+
+
+#: Stands for the first array of a call, whose dtype factors have.
+FIRST = "*"
+_CHECKS = {"str": "word", "precision": "precision", "out": "out"}
+_BEHIND = {"shape": slice(1, None), "heads": slice(1, -1)}
+#: Arguments of public functions that no schema has.
+PRECISION, OUT = (Arg(name, optional=True, kind=name) for name in ("precision", "out"))
+SCALES = (
+    Arg("row_scale", "rows", like=FIRST, optional=True),
+    Arg("col_scale", "cols", like=FIRST, optional=True),
+)
+
+
+@dataclass(frozen=True)
 class Op:
     """An operation: what its callers, torch and the planner need to know of it.
 
@@ -57,11 +116,12 @@ class Op:
     """
 
     name: str
-    arguments: str  #: as in a schema of torch, without those of the structure
+    arguments: tuple[Arg, ...]  #: without those of the structure
     results: Callable[..., tuple[tuple[tuple[int, ...], Any], ...]]
     kernels: tuple[Kernel, ...]
     price: Callable[..., Price] | None = None
     returns: int = 1  #: how many results
+    options: tuple[Arg, ...] = ()  #: arguments of public functions that no schema has
     entries: tuple[str, ...] = ()  #: arguments with a value, or a row of them, for each entry
     entry_results: tuple[int, ...] = ()  #: places of the results that have one
     #: Arguments that autocast narrows ("*" for all); the others become float32.  None: not cast.
@@ -73,10 +133,14 @@ class Op:
     functions: tuple[str, ...] = ()  #: public functions that choose among the kernels
     library: bool = True  #: whether torch has a library op of it
     candidates: dict[tuple[str, bool], tuple[Kernel, ...]] = field(init=False, repr=False)
+    named: dict[str, Arg] = field(init=False, repr=False)  #: arguments by all their names
+    #: Of an operation whose launches are prepared, see ``call.Launcher``: numbers of a structure
+    #: that they depend on.  None: its kernels are chosen anew for each call.
+    sizes: Callable[..., Any] | None = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         """Sort the kernels by format and place, and announce the operation."""
-        found = {
+        candidates = {
             (format, gpu): tuple(
                 kernel
                 for kernel in self.kernels
@@ -84,7 +148,11 @@ class Op:
             )
             for format, gpu in product(FORMATS, (True, False))
         }
-        object.__setattr__(self, "candidates", found)
+        args = *self.arguments, *self.options, OUT
+        named = {name: arg for arg in args for name in (arg.name, *arg.also)}
+        of_kernels = (getattr(kernel.run, "sizes", None) for kernel in self.kernels)
+        sizes = next(filter(None, of_kernels), None)
+        self.__dict__.update(candidates=candidates, named=named, sizes=sizes)
         _operations[self.name] = self
 
     def prefer(self, kernel: Kernel) -> None:
@@ -97,7 +165,7 @@ class Op:
     @property
     def names(self) -> tuple[str, ...]:
         """Names of the arguments behind the structures."""
-        return tuple(one.split()[-1] for one in self.arguments.split(", "))
+        return tuple(arg.name for arg in self.arguments)
 
     @property
     def title(self) -> str:
@@ -128,6 +196,12 @@ def csr_kernels(launcher: Callable[..., Any], name: str, twin: str) -> tuple[Ker
     package, _, module = launcher.__module__.rpartition(".")
     loop = deferred(f"{package}.{module.replace('cuda', 'cpu')}", launcher.__name__)
     return Kernel(name, launcher, ("csr",), "gpu"), Kernel(twin, loop, ("csr",), "cpu")
+
+
+def unchecked(schema: str) -> tuple[Arg, ...]:
+    """Read arguments that nothing checks, those of kernels alone, from a schema of torch."""
+    pairs = (one.split() for one in schema.split(", "))
+    return tuple(Arg(name, kind=kind.rstrip("?"), optional="?" in kind) for kind, name in pairs)
 
 
 def find(name: str) -> Op:

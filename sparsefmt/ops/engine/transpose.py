@@ -8,7 +8,7 @@ from ...formats import primitives
 from ...formats.arrays import Array, allocating, on_device_of
 from ...formats.base import Format
 from ...formats.compressed import CSR
-from . import checks
+from .bind import sparse
 from .structure import transposed
 
 
@@ -70,7 +70,7 @@ def transpose(A: Format) -> Transpose:
     -----
     Deterministic.  A sort, and then an indptr and three indices an entry of memory.
     """
-    A = checks.sparse("A", A)
+    A = sparse(A)
     of = A if A.format == "cbsr" else A.with_data(None)
     csr, perm = transposed(of.tocsr())
     with on_device_of(perm), allocating(f"a permutation of {len(perm)} entries"):

@@ -16,9 +16,9 @@ from ...formats.arrays import (
     on_device_of,
 )
 from ...formats.base import Format
-from ..engine import checks as engine_checks
-from ..engine import choose
-from ..engine.table import Kernel, Op, Price, deferred
+from ..engine.bind import bind, flag
+from ..engine.call import call
+from ..engine.table import Arg, Kernel, Op, Price, deferred
 from . import cuda
 
 
@@ -62,7 +62,8 @@ def gcn_norm(A: Format, *, self_loops: bool = True) -> Any:
 
     GCN (ICLR'17), equation 2; fuseGNN (ICCAD'20), section 3, fuses the same steps.
     """
-    A = _operand(A, self_loops)
+    A, self_loops = bind(GCN_NORM, A, self_loops=self_loops)
+    _check_square(A)
     if A.format not in ("coo", "csr"):
         A = A.tocsr()
     size = A.nnz + A.n_rows * self_loops
@@ -71,7 +72,7 @@ def gcn_norm(A: Format, *, self_loops: bool = True) -> Any:
     with on_device_of(A._indices), allocating(f"a normalised matrix of {size} entries"):
         B = _unfilled(A, size)
     structure = tuple(getattr(B, name) for name in B._array_fields[:2])
-    choose.run(GCN_NORM, A, A.data, size > A.nnz, structure=structure, out=B.data)
+    call(GCN_NORM, A, A.data, size > A.nnz, structure=structure, out=B.data)
     return B
 
 
@@ -106,7 +107,8 @@ def gcn_norm_backward(A: Format, grad: Array, *, self_loops: bool = True) -> Arr
     -----
     On a GPU sums add up by atomics, in no fixed order; four launches, and one more for a CSR.
     """
-    A = _operand(A, self_loops)
+    A, self_loops = bind(GCN_NORM_BACKWARD, A, self_loops=self_loops)
+    _check_square(A)
     grad = _gradient(grad, A, A.nnz + A.n_rows * self_loops)
     shape = (A.nnz,) if A.data is None else A.data.shape
     if A.format in ("coo", "csr"):
@@ -119,15 +121,12 @@ def gcn_norm_backward(A: Format, grad: Array, *, self_loops: bool = True) -> Arr
         return out.reshape(shape)
 
 
-def _operand(A: object, self_loops: object) -> Format:
-    """Check for a square matrix, with a bool beside it."""
-    engine_checks.flag("self_loops", self_loops)
-    A = engine_checks.sparse("A", A)
+def _check_square(A: Format) -> None:
+    """Check for as many columns as rows."""
     if A.n_rows != A.n_cols:
         raise ShapeError(
             f"A has shape {A.shape}: a vertex has one degree, give as many columns as rows."
         )
-    return A
 
 
 def _gradient(grad: object, A: Format, size: int) -> Array:
@@ -161,7 +160,7 @@ def _unfilled(A: Any, size: int) -> Any:
 def _backward(A: Any, grad: Array, self_loops: bool) -> Array:
     with on_device_of(grad), allocating(f"gradients of {A.nnz} values"):
         out = namespace(grad).empty(A.nnz, grad.dtype)
-    found: Array = choose.run(GCN_NORM_BACKWARD, A, A.data, grad, self_loops, out=out)
+    found: Array = call(GCN_NORM_BACKWARD, A, A.data, grad, self_loops, out=out)
     return found
 
 
@@ -195,11 +194,12 @@ def _weighted(A: Any, values: Any, *_: Any, **__: Any) -> list[str]:
 
 
 _CPU = f"{__package__}.cpu"
+_LOOPS = Arg("loops", kind="bool", test=flag, also=("self_loops",))
 _COO, _CSR, _BOTH = ("coo",), ("csr",), ("coo", "csr")
 
 GCN_NORM = Op(
     "gcn_norm",
-    "Tensor? values, bool loops",
+    (Arg("values", optional=True), _LOOPS),
     results=_one_per_entry_and_loop,
     kernels=(
         Kernel("gcn_norm_csr", cuda.gcn_norm_csr, _CSR, "gpu"),
@@ -215,7 +215,7 @@ GCN_NORM = Op(
 )
 GCN_NORM_BACKWARD = Op(
     "gcn_norm_backward",
-    "Tensor values, Tensor grad, bool loops",
+    (Arg("values"), Arg("grad"), _LOOPS),
     results=_one_per_entry,
     kernels=(
         Kernel(

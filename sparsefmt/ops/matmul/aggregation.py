@@ -11,12 +11,14 @@ from ...formats import primitives
 from ...formats.arrays import Array, allocating, is_cupy, namespace, on_device_of
 from ...formats.base import Format
 from ...formats.convert import numbered_csr
-from ..engine import checks, choose
+from ..engine.bind import ARRAYS, bind, same_dtype, sparse
+from ..engine.call import call
+from ..engine.explain import remark
 from ..engine.order import in_own_order
-from ..engine.table import Op, Price, csr_kernels
+from ..engine.table import FIRST, SCALES, Arg, Op, Price, csr_kernels
 from ..engine.transpose import Transpose, transpose_of
 from . import cuda_aggregate
-from .api import features_and_gradient, price_of_rows, spmm
+from .api import SPMM, VALUES, price_of_rows
 
 
 @dataclass(frozen=True)
@@ -71,13 +73,12 @@ def aggregate(A: Format, X: Array, *, method: str = "auto") -> Array:
     rows are added up before they are scattered.  Convert once, and keep the CSR, where you call
     more than once: that is faster than either.  fuseGNN (ICCAD'20), section 3.
     """
-    A = checks.sparse("A", A)
-    checks.choice("method", method, ("auto", "gas", "gar"))
-    X = checks.features("X", X, A=A)
-    checks.values_like(A, X)
+    A, method, X, _ = bind(AGGREGATE_BACKWARD, A, method=method, X=X, values=None)
     chosen, why = chosen_method(A, X) if method == "auto" else (method, lambda: "as asked for")
-    Y = spmm(A.tocoo() if chosen == "gas" else A.tocsr(), X)
-    choose.remark(lambda: f"method {chosen}: {why()}")
+    B = A.tocoo() if chosen == "gas" else A.tocsr()
+    options = {"reduce": "sum", "row_scale": None, "col_scale": None}
+    Y: Array = call(SPMM, B, X, values=B.data, **options)
+    remark(lambda: f"method {chosen}: {why()}")
     return Y
 
 
@@ -152,20 +153,20 @@ def aggregate_backward(
     beside 16 MiB of features, or with ``transposed`` 1.5 Mi, and from 8 Mi on.
     fuseGNN (ICCAD'20), algorithms 2 and 3.
     """
-    given = checks.sparse("A", A)
-    A, numbers = numbered_csr(given)
-    X, grad = features_and_gradient(A, X, grad)
-    if self_weight is not None and A.n_rows != A.n_cols:
+    A, X, _, grad, own = bind(
+        *(AGGREGATE_BACKWARD, A), X=X, values=None, grad=grad, self_weight=self_weight
+    )
+    if own is not None and A.n_rows != A.n_cols:
         raise ShapeError(f"self_weight is given but A is {A.shape}: only a square A has vertices.")
-    own = checks.factors("self_weight", self_weight, A=A, axis="rows", like=X)
-    T, perm, inverse = transpose_of(given, A, transposed)
-    dX = checks.output(None, shape=X.shape, like=X, inputs=[])
-    dA = checks.output(None, shape=(A.nnz,), like=X, inputs=[])
-    dself = None if own is None else checks.output(None, shape=own.shape, like=own, inputs=[])
-    numbered = {"values": A.data, "perm": perm, "inverse": inverse}
+    csr, numbers = numbered_csr(A)
+    T, perm, inverse = transpose_of(A, csr, transposed)
+    with on_device_of(X), allocating(f"a result of shape {(A.n_rows,)}"):
+        dself = None if own is None else namespace(own).empty_like(own)
+    numbered = {"values": csr.data, "perm": perm, "inverse": inverse}
     options = {"row_scale": None, "col_scale": None, "self_weight": own, "dself": dself}
-    choose.run(AGGREGATE_BACKWARD, T, X, grad, **numbered, **options, out=(dX, dA))
-    dA = in_own_order(dA, numbers)
+    gradients = call(AGGREGATE_BACKWARD, T, X, grad, **numbered, **options)
+    dX, dA = gradients or (None, None)  # ``explain`` runs nothing
+    dA = dA if dA is None else in_own_order(dA, numbers)
     if dself is None:
         return dX, dA
     with on_device_of(dself), allocating(f"a result of shape {dself.shape}"):
@@ -205,15 +206,16 @@ def scale(A: Format, row: Array | None = None, col: Array | None = None) -> Any:
     -----
     Deterministic.  ``spmm`` takes both factors itself and spares this pass over the values.
     """
-    A = checks.sparse("A", A)
-    row = checks.factors("row", row, A=A, axis="rows")
-    col = checks.factors("col", col, A=A, axis="columns")
-    given = [(name, one) for name, one in (("row", row), ("col", col)) if one is not None]
-    if not given:
+    A = sparse(A)
+    row = None if row is None else ARRAYS.check("row", row, _ROW, A, A.n_rows, None)
+    col = None if col is None else ARRAYS.check("col", col, _COL, A, A.n_cols, None)
+    factors = [(name, one) for name, one in (("row", row), ("col", col)) if one is not None]
+    if not factors:
         return A
-    name, like = given[0] if A.data is None else ("A.data", A.data)
-    for other, factor in given:
-        checks.same_dtype(other, factor, name, like)
+    like = factors[0] if A.data is None else ("A.data", A.data)
+    for name, factor in factors:
+        same_dtype(name, factor, *like)
+    like = like[1]
     quiet = np.errstate(over="ignore", under="ignore", invalid="ignore")  # as the kernels
     with on_device_of(like), allocating(f"values of {A.nnz} entries"), quiet:
         rows, cols = _places(A)
@@ -224,6 +226,9 @@ def scale(A: Format, row: Array | None = None, col: Array | None = None) -> Any:
                 found = factor.astype(wide, copy=False)[places]
                 products = found if products is None else namespace(found).multiply(found, products)
         return A._replace(data=products.astype(like.dtype, copy=False))
+
+
+_ROW, _COL = Arg("row", "rows"), Arg("col", "cols")
 
 
 def _places(A: Any) -> tuple[Any, Any]:
@@ -256,12 +261,19 @@ def _price_of_both(S: Any, x: Any, grad: Any, *given: Any) -> Price:
 
 AGGREGATE_BACKWARD = Op(
     "aggregate_backward",
-    "Tensor x, Tensor grad, Tensor? values, Tensor? perm, Tensor? row_scale, Tensor? col_scale",
+    (
+        *(Arg("x", "cols", (2,), also=("X",)), Arg("grad", "rows", (2,), "x"), VALUES),
+        *(Arg("perm", optional=True), *SCALES),
+    ),
     results=_rows_and_entries,
     returns=2,
     kernels=csr_kernels(
         cuda_aggregate.aggregate_backward, "aggregate_backward_cuda", "aggregate_backward_numba"
     ),
     price=_price_of_both,
+    options=(
+        Arg("method", kind="str", words=("auto", "gas", "gar")),
+        Arg("self_weight", "rows", like=FIRST, optional=True),
+    ),
     functions=("aggregate_backward",),
 )

@@ -306,9 +306,10 @@ def spmm(
 
 
 def spmm_coo(
-    A: COO, x: Array, *, values: Any, row_scale: Any, col_scale: Any, out: Array, **_: Any
+    A: COO, x: Array, *, values: Any, row_scale: Any, col_scale: Any, out: Any = None, **_: Any
 ) -> Array:
     """``out[i] += r[i] a[e] c[j] x[j]`` for every entry, in their order."""
+    out = np.empty((A.n_rows, x.shape[1]), x.dtype) if out is None else out
     scales = values_of(row_scale, x), values_of(col_scale, x)
     data, threads = values_of(values, x), numba.get_num_threads()
     with writing(out) as (sums, _pieces):

@@ -4,16 +4,17 @@ Scales are float32 for 2-byte values, else of their dtype.  Nothing is checked b
 cannot do: the callers have checked their arrays.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from itertools import product
 from math import prod
+from operator import is_not
 from typing import Any, NamedTuple
 
 from ...formats.arrays import VALUE_DTYPES
 from ...formats.compressed import CSR
 from ...formats.coo import COO
 from ..engine import jit
-from ..engine.jit import Launch
+from ..engine.call import Launcher, Prepared
 from ..engine.launch import ITEMSIZE, fill, row_bytes
 from ..engine.memory import Memory, memory_of
 from ..engine.structure import Structure, structure_of
@@ -135,181 +136,159 @@ def _of_products(
 # Products with a CSR
 
 
-class Own(NamedTuple):
-    """What each row of a sum or mean gets of its own, in the last pass over it.
-
-    ``factors[i] * rows[i] + bias``; without factors ``rows[i] + bias``, and with ``one_more``, of
-    one factor, ``(1 + factors[0]) * rows[i] + bias``.  Rows whose own factor is 0 are not read.
-    """
-
-    rows: Any = None
-    factors: Any = None
-    one_more: bool = False
-    bias: Any = None
+def sizes(S: Structure) -> tuple[bool, ...]:
+    """Compare the sizes of a structure with the limits that launches of products depend on."""
+    size = S.n_cols * 256
+    dense, wide = S.nnz >= DENSE_ROWS * S.n_rows, (size <= WIDE_BYTES, size > SMALL_BYTES)
+    return S.n_rows > 0, S.nnz > 0, dense, *wide, S.nnz >= LEAST_GATHERS * S.n_cols
 
 
-_NOTHING = Own()
-
-
-def spmm(
-    A: CSR | Structure, x: Any, values: Any = None, perm: Any = None, row_scale: Any = None,
-    col_scale: Any = None, reduce: str = "sum", *, out: Any = None, arg: Any = None,
-    narrow: bool = False, own: Own = _NOTHING, **_: Any,
+def _prepare(
+    S: Structure, m: Memory, x: Any, values: Any = None, perm: Any = None, row_scale: Any = None,
+    col_scale: Any = None, reduce: str = "sum", own: Any = None, own_scale: Any = None,
+    one_more: bool = False, bias: Any = None, *, out: Any = None, arg: Any = None, **_: Any,
 ) -> Any:  # fmt: skip
-    """``out[i] = r[i] * reduce of a[e] c[j] x[j]`` over the entries of row i.
+    """Prepare ``out[i] = r[i] * reduce of a[e] c[j] x[j]`` over the entries of row i.
 
     The value of entry e is ``values[perm[e]]``; with heads, of a sum or mean, they are of shape
     (nnz, heads), ``out`` of (n_rows, heads, feat), and x too or of (n_cols, feat) for all heads.
     ``arg``, of out's shape, takes the entries that win a max or min, -1 in an empty row.
     ``reduce`` may also be "chosen": the sum of those ``a[e] c[j] x[j, f]`` whose ``arg[j, f]``,
-    given in x's shape, is ``perm[e]``.  ``narrow`` rounds x, of float32, to bfloat16 once: sums and
-    all else stay float32.  ``own`` is for a matrix with entries.
+    given in x's shape, is ``perm[e]``.  Where x is uint16 it is ``rounded``, of float32.
+
+    To a row of a sum or mean its last pass adds ``own_scale[i] * own[i] + bias``, without scale
+    ``own[i] + bias``, and with ``one_more``, of one factor, ``(1 + own_scale[0]) * own[i] + bias``.
+    Rows whose factor is 0 are not read.
     """
-    S, m = structure_of(A), memory_of(x)
-    dtype, feat = m.dtype(x), x.shape[1]
-    shape: tuple[int, ...] = (S.n_rows, feat)
-    heads, shared = 0, False
-    if values is not None and values.ndim == 2:
-        shape = shape_of_heads(S, x, values)
-        heads, shared, feat = shape[1], x.ndim == 2, prod(shape[1:])
-    if out is None:
-        out = m.empty(shape, dtype, x)
-    if not (S.n_rows and feat):
-        return out
-    x = m.rows_in_place(x)
-    if narrow:
-        x = rounded(x)
-    if values is not None or row_scale is not None or col_scale is not None:
-        values = m.contiguous(values)
-        row_scale, col_scale = m.factors(row_scale), m.factors(col_scale)
-    given = arg, row_scale, values, perm, col_scale
-    rows, result, winners, *factors = m.pointers(x, out, *given)
-    # _kept holds temporaries until the launch.
-    _kept, own_at, stride = _NO_ROWS if own.rows is None else _in_memory(m, own, dtype)
-    with m.on_device(x):
-        if not S.nnz:
-            _fill_empty(S, dtype, reduce, feat, result, winners, m.stream(x))
-            return out
-        alignment = (rows | (result | own_at[0] | max(stride, 0)) >> narrow) % 16
-        winning, scaled, data, permuted, cols = [one is not None for one in given]
-        wide = not heads and is_wide(S, NARROW if narrow else dtype, scaled=cols)
-        case: tuple[Any, ...] = dtype, reduce, feat, m.row_stride(x), alignment, stride
-        case += own.one_more, scaled, cols, wide, data, permuted, winning, heads, shared, narrow
-        launch_case(S, m, x, case, rows, result, factors, winners, own_at)
-    return out
-
-
-class Case(NamedTuple):
-    """What the launches of a product are decided for, beside the sizes of its structure."""
-
-    dtype: str
-    reduce: str
-    feat: int  #: of all heads
-    stride: int  #: values from one row of features to the next
-    alignment: int  #: the lowest 4 bits of all addresses
-    own_stride: int = -1  #: bytes from one row of its own to the next, -1 without them
-    one_more: bool = False  #: as in ``Own``
-    scaled: bool = False  #: whether there are row scales
-    cols: bool = False  #: column scales
-    #: ``is_wide``, for sums and means without heads: it decides the order of sums, and so goes by
-    #: the exact sizes.
-    wide: bool = False
-    data: bool = False  #: values of the entries
-    perm: bool = False  #: their permutation
-    arg: bool = False  #: entries that win, or have won
-    heads: int = 0  #: 0 for one value an entry
-    shared: bool = False  #: whether all heads have the same features
-    narrow: bool = False  #: whether the features are rounded
-
-
-def launch_case(
-    S: Structure, m: Memory, x: Any, case: tuple[Any, ...], rows: int, result: int,
-    factors: Sequence[int], winners: int = 0, own: Sequence[int] = (0, 0, 0),
-) -> None:  # fmt: skip
-    """Launch a product, with a workspace beside ``x`` if blocks share rows.
-
-    ``case`` has the first fields of a ``Case``, or all.  What follows are addresses: ``factors``
-    those of row scales, values, their permutation and column scales, ``own`` those of rows of their
-    own, their factors and the bias.
-    """
-    scale, *of_entries = factors
-    nbytes, launch, add_up = S.once_alike(_launches, *case)
-    begin, stream = 0, m.stream(x)
-    if add_up is not None:
+    dtype, narrow = m.dtype(x), m.dtype(x) == "uint16"
+    dtype = "float32" if narrow else dtype
+    heads = values.shape[1] if values is not None and values.ndim == 2 else 0
+    shape = (heads, x.shape[-1]) if heads else (x.shape[1],)
+    feat = prod(shape)
+    if not (S.n_rows and feat and S.nnz):
+        return _fill_empty
+    arrays = x, values, row_scale, col_scale, own, own_scale, bias
+    if any(map(is_not, arrays, _in_memory(m, *arrays))):
+        return _copy_first
+    stride, own_stride = m.row_stride(x), -1
+    if own is not None:
+        own_stride = row_bytes(m.row_stride(own), dtype)
+    rows, result, own_at = (m.pointer(a) for a in (x, out, own))
+    gathered = NARROW if narrow else dtype
+    data, cols = values is not None, col_scale is not None
+    wide = not heads and reduce in ("sum", "mean") and is_wide(S, gathered, scaled=cols)
+    alignment = (rows | (result | own_at | max(own_stride, 0)) >> narrow) % 16
+    if heads:  # a load has the features of one
+        alignment |= feat // heads * ITEMSIZE[dtype]
+    load_of_row = load_shape(gathered, feat=feat, stride=stride, alignment=alignment, wide=wide)
+    rare = load_of_row.vector * ITEMSIZE[gathered] < 16
+    if heads:
+        reduction, weights = SCALED_SUM, HEADS
+    elif reduce == "chosen":
+        row_bytes(feat, S.index_dtype)  # the kernel counts in the rows of arg as in those of X
+        reduction, weights = CHOSEN_SUM, INDIRECT
+    elif reduce in ("max", "min"):
+        reduction = EXTREME_ARG if arg is not None else EXTREME
+        weights = DIRECT if data and not (rare or perm is not None or cols) else INDIRECT
+    else:
+        scaled = rare or row_scale is not None or reduce == "mean"
+        reduction = OWN_SUM if own is not None else SCALED_SUM if scaled else SUM
+        weights = _weights(data, cols, indirect=rare or perm is not None)
+    shared = heads and x.ndim == 2
+    flags = _FLAGS.get(reduce, 0) | _ONE_MORE * one_more | _SHARED * bool(shared)
+    types = dtype, S.index_dtype
+    kernel = load(
+        _FILE, "spmm_csr_balanced", (*types, gathered), (*load_of_row, reduction, weights)
+    )
+    launch = kernel.ready(
+        S.blocks * -(-feat // load_of_row.width),
+        after=(row_bytes(stride, gathered), S.blocks, feat, flags, max(own_stride, 0), heads),
+        threads=THREADS,
+    )
+    launches: list[tuple[jit.Launch, Any]] = [(launch, _ARGUMENTS)]
+    workspace = 0, 0
+    if S.n_cuts:
+        kernel = load(_FILE, "spmm_csr_cut_rows", types, (max(reduction, SCALED_SUM),))
+        blocks = jit.warps_to_blocks(S.n_cuts * -(-feat // jit.WARP))
+        add_up = kernel.ready(blocks, after=(S.n_cuts, feat, flags, max(own_stride, 0)))
+        launches.append((add_up, _ARGUMENTS_OF_CUTS))
         # Partial results of rows that blocks share: their values, then the entries that win.
-        workspace = m.empty((nbytes[1],), "uint8", x)
-        begin = m.pointer(workspace)
-    behind = winners, begin, begin + nbytes[0], *own
-    arrays = S.indptr, S.indices, S.start, S.slot  # ``S.arrays`` is a call more
-    launch(stream, *arrays, *of_entries, scale, rows, result, *behind, S.nnz)
-    if add_up is not None:
-        add_up(stream, S.indptr, S.start, S.cut, scale, result, *behind)
+        with_arg = arg is not None and reduce != "chosen"
+        nbytes = shared_rows_bytes(S, dtype, feat, arg=with_arg)
+        workspace = shared_rows_bytes(S, dtype, feat), nbytes
+    return Prepared(tuple(launches), shape, dtype, workspace)
+
+
+#: Arguments that both kernels of a product take last.
+_LAST = "arg", "workspace", "workspace_end", "own", "own_scale", "bias"
+_ARGUMENTS = (
+    *("indptr", "indices", "start", "slot", "values", "perm", "col_scale", "row_scale"),
+    *("x", "out", *_LAST, "nnz"),
+)
+_ARGUMENTS_OF_CUTS = "indptr", "start", "cut", "row_scale", "out", *_LAST
+spmm = Launcher(_prepare, sizes)
+
+
+def _round_first(S: Structure, m: Memory, *_: Any, **__: Any) -> Callable[..., Any]:
+    """Prepare ``spmm`` of float32 features that are rounded to bfloat16 once."""
+
+    def run(S: Structure, x: Any, *args: Any, **options: Any) -> Any:
+        feat = x.shape[1]
+        return spmm(S, rounded(memory_of(x).rows_in_place(x))[:, :feat], *args, **options)
+
+    return run if S.nnz else _fill_empty
+
+
+spmm_rounded = Launcher(_round_first, sizes)
 
 
 def shape_of_heads(S: Any, x: Any, values: Any) -> tuple[int, int, int]:
-    """Give the shape of a product with values of several heads."""
+    """Return the shape of a product with values of several heads."""
     return S.n_rows, values.shape[1], x.shape[-1]
 
 
-def spmm_with_own(A: CSR | Structure, *arguments: Any, narrow: bool = False, **_: Any) -> Any:
-    """``spmm`` of its first six arguments, and of the fields of ``Own``."""
-    return spmm(A, *arguments[:6], narrow=narrow, own=Own(*arguments[6:]))
+def _in_memory(
+    m: Memory, x: Any, values: Any, row_scale: Any, col_scale: Any, own: Any, own_scale: Any,
+    bias: Any,
+) -> tuple[Any, ...]:  # fmt: skip
+    """Return arrays as the kernel reads them: themselves, or copies."""
+    scales = m.factors(row_scale), m.factors(col_scale)
+    own = None if own is None else m.rows_in_place(own)
+    own_part = own, m.factors(own_scale), m.contiguous(bias)
+    return m.rows_in_place(x), m.contiguous(values), *scales, *own_part
 
 
-def _in_memory(m: Any, own: Own, dtype: str) -> tuple[Any, Sequence[int], int]:
-    """Give arrays as the kernel reads them, their addresses, and bytes from one row to the next."""
-    rows, bias = m.rows_in_place(own.rows), m.contiguous(own.bias)
-    factors = None if own.factors is None else m.factors(own.factors)
-    kept = rows, factors, bias
-    return kept, m.pointers(*kept), row_bytes(m.row_stride(rows), dtype)
-
-
-#: What that is without rows.
-_NO_ROWS = None, (0, 0, 0), -1
+def _copy_first(
+    S: Structure, x: Any, values: Any = None, perm: Any = None, row_scale: Any = None,
+    col_scale: Any = None, reduce: str = "sum", own: Any = None, own_scale: Any = None,
+    one_more: bool = False, bias: Any = None, **options: Any,
+) -> Any:  # fmt: skip
+    """Run ``spmm`` on copies of those arrays that the kernel cannot read."""
+    arrays = x, values, row_scale, col_scale, own, own_scale, bias
+    x, values, *scales, own, own_scale, bias = _in_memory(memory_of(x), *arrays)
+    own_part = own, own_scale, one_more, bias
+    return spmm(S, x, values, perm, *scales, reduce, *own_part, **options)
 
 
 def _fill_empty(
-    S: Structure, dtype: str, reduce: str, feat: int, result: int, winners: int, stream: int
-) -> None:
+    S: Structure, x: Any, values: Any = None, perm: Any = None, row_scale: Any = None,
+    col_scale: Any = None, reduce: str = "sum", *_: Any, out: Any = None, arg: Any = None,
+    **__: Any,
+) -> Any:  # fmt: skip
     """Write the result of a matrix without entries: 0, and no entry that wins."""
-    fill(result, S.n_rows * feat * ITEMSIZE[dtype], 0, stream)
-    if winners and reduce != "chosen":
-        fill(winners, S.n_rows * feat * ITEMSIZE[S.index_dtype], 0xFF, stream)
-
-
-def _launches(S: Structure, *fields: Any) -> tuple[tuple[int, int], Launch, Launch | None]:
-    """Decide a product: bytes of the workspace, its launch, and that for rows that blocks share.
-
-    A call gives both launches the addresses of the structure's arrays, and the first one the number
-    of entries, so that graphs of about one size share them.
-    """
-    case = Case(*fields)
-    dtype, reduce, feat, stride, alignment, own_stride, *_ = case
-    gathered = NARROW if case.narrow else dtype
-    wide = case.wide and reduce in ("sum", "mean")
-    if case.heads:  # a load has the features of one
-        alignment |= feat // case.heads * ITEMSIZE[dtype]
-    shape = load_shape(gathered, feat=feat, stride=stride, alignment=alignment, wide=wide)
-    reduction, weights = _variant(case, rare=shape.vector * ITEMSIZE[gathered] < 16)
-    if reduce == "chosen":
-        row_bytes(feat, S.index_dtype)  # the kernel counts in the rows of arg as in those of X
-    flags = _FLAGS.get(reduce, 0) | _ONE_MORE * case.one_more | _SHARED * case.shared
-    types = dtype, S.index_dtype
-    constants = (*shape, reduction, weights)
-    kernel = load(_FILE, "spmm_csr_balanced", (*types, gathered), constants)
-    launch = kernel.ready(
-        S.blocks * -(-feat // shape.width),
-        after=(row_bytes(stride, gathered), S.blocks, feat, flags, max(own_stride, 0), case.heads),
-        threads=THREADS,
-    )
-    if not S.n_cuts:
-        return (0, 0), launch, None
-    kernel = load(_FILE, "spmm_csr_cut_rows", types, (max(reduction, SCALED_SUM),))
-    blocks = jit.warps_to_blocks(S.n_cuts * -(-feat // jit.WARP))
-    add_up = kernel.ready(blocks, after=(S.n_cuts, feat, flags, max(own_stride, 0)))
-    values = shared_rows_bytes(S, dtype, feat)
-    nbytes = shared_rows_bytes(S, dtype, feat, arg=case.arg and reduce != "chosen")
-    return (values, nbytes), launch, add_up
+    m = memory_of(x)
+    dtype = "float32" if m.dtype(x) == "uint16" else m.dtype(x)
+    of_heads = values is not None and values.ndim == 2
+    shape = shape_of_heads(S, x, values) if of_heads else (S.n_rows, x.shape[1])
+    if out is None:
+        out = m.empty(shape, dtype, x)
+    count = prod(shape)
+    if count:
+        stream = m.stream(x)
+        fill(m.pointer(out), count * ITEMSIZE[dtype], 0, stream)
+        if arg is not None and reduce != "chosen":
+            fill(m.pointer(arg), count * ITEMSIZE[S.index_dtype], 0xFF, stream)
+    return out
 
 
 def rounded(x: Any) -> Any:
@@ -367,33 +346,22 @@ def is_wide(S: Structure, dtype: str, *, scaled: bool) -> bool:
     return size <= WIDE_BYTES if ITEMSIZE[dtype] == 2 else dense and size > SMALL_BYTES
 
 
-def _variant(case: Case, *, rare: bool) -> tuple[int, int]:
-    """Template arguments REDUCE and WEIGHTS; rare shapes and reductions have the general ones."""
-    if case.heads:
-        return SCALED_SUM, HEADS
-    if case.reduce == "chosen":
-        return CHOSEN_SUM, INDIRECT
-    if case.reduce in ("max", "min"):
-        plain = case.data and not (rare or case.perm or case.cols)
-        return EXTREME_ARG if case.arg else EXTREME, DIRECT if plain else INDIRECT
-    reduction = SCALED_SUM if rare or case.scaled or case.reduce == "mean" else SUM
-    if case.own_stride >= 0:
-        reduction = OWN_SUM
-    if not (case.data or case.cols):
-        return reduction, UNWEIGHTED
-    if rare or case.perm:
-        return reduction, INDIRECT
-    return reduction, SCALED if case.cols else DIRECT
+def _weights(data: bool, cols: bool, *, indirect: bool) -> int:
+    """Return the template argument WEIGHTS of a sum or mean."""
+    if not (data or cols):
+        return UNWEIGHTED
+    return INDIRECT if indirect else SCALED if cols else DIRECT
 
 
 # Products with a COO
 
 
 def spmm_coo(
-    A: COO, x: Any, *, values: Any, row_scale: Any, col_scale: Any, out: Any, **_: Any
+    A: COO, x: Any, *, values: Any, row_scale: Any, col_scale: Any, out: Any = None, **_: Any
 ) -> Any:
     """``out[i] += r[i] a[e] c[j] x[j]`` for every entry, atomically and in no fixed order."""
     m, dtype, feat = memory_of(x), memory_of(x).dtype(x), x.shape[1]
+    out = m.empty((A.n_rows, feat), dtype, x) if out is None else out
     x = m.rows_in_place(x)
     # Atomics add in float32 at least, words of 16 bytes; a 2-byte result is rounded once, at the
     # end.

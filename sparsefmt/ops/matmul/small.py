@@ -16,7 +16,7 @@ from .cuda import shape_of_heads
 
 def refuses(
     A: Any, x: Array, values: Any = None, perm: Any = None, row_scale: Any = None,
-    col_scale: Any = None, reduce: str = "sum", **_: Any,
+    col_scale: Any = None, reduce: str = "sum", *_: Any, **__: Any,
 ) -> list[str]:  # fmt: skip
     """List the reasons against a small product."""
     found = small.reasons_against((A.nnz + A.n_rows) * features_of(x, values))
@@ -78,7 +78,7 @@ def spmm(
 
 
 def spmm_coo(
-    A: COO, x: Array, *, values: Any, row_scale: Any, col_scale: Any, out: Array, **_: Any
+    A: COO, x: Array, *, values: Any, row_scale: Any, col_scale: Any, out: Any = None, **_: Any
 ) -> Array:
     """``out[i] += r[i] a[e] c[j] x[j]`` for every entry: sorted by row, which keeps their order."""
     B, numbers = numbered_csr(A.with_data(None))

@@ -4,14 +4,15 @@ from typing import Any
 
 import numpy as np
 
-from ...errors import ShapeError, UnsupportedError
-from ...formats.arrays import Array, allocating, as_array, namespace, on_device_of
+from ...errors import UnsupportedError
+from ...formats.arrays import Array, allocating, namespace, on_device_of
 from ...formats.base import Format
 from ...formats.compressed import CSR
 from ...formats.convert import numbered_csr
-from ..engine import checks, choose
+from ..engine.bind import bind, structure, word
+from ..engine.call import call
 from ..engine.order import in_csr_order
-from ..engine.table import Op, Price, csr_kernels
+from ..engine.table import Arg, Op, Price, csr_kernels, unchecked
 from ..engine.transpose import Transpose, transpose_of
 from . import cuda
 
@@ -75,28 +76,22 @@ def message_aggregate(
     Deterministic.  Error bound: ``deg * eps * sum_e |m|``, of ``|x| + |w|`` for sums.  GINE is in
     "Strategies for pre-training graph neural networks" (ICLR'20), equation A.1.
     """
-    given = checks.structure(checks.sparse("A", A))
-    checks.choice("message", message, MESSAGES)
-    checked_reduction(reduce)
-    E = _of_entries("E", E, given)
-    if message == "copy_edge" and X is None:
-        x = None
-    else:
-        x = checks.features("X", X, A=given)
-        checks.alike("X", x, "E", E)
-    out = checks.output(out, shape=(given.n_rows, E.shape[1]), like=E, inputs=(x, E), A=given)
-    csr, numbers = numbered_csr(given)
-    return choose.run(MESSAGE_AGGREGATE, csr, x, E, numbers, message, reduce, out=out)
+    options = {"message": message, "reduce": reduce}
+    features = {} if message == "copy_edge" and X is None else {"X": X}
+    A, message, reduce, E, *x, out = bind(MESSAGE_AGGREGATE, A, **options, E=E, **features, out=out)
+    csr, numbers = numbered_csr(structure(A))
+    args = x[0] if x else None, E, numbers, message, reduce
+    return call(MESSAGE_AGGREGATE, csr, *args, out=out)
 
 
-def checked_reduction(reduce: str) -> str:
-    """Refuse maxima and minima by name."""
+def checked_reduction(name: str, reduce: object) -> str:
+    """Check for a sum or mean; refuse maxima and minima by name."""
     if isinstance(reduce, str) and reduce in ("max", "min"):
         raise UnsupportedError(
             f'reduce is "{reduce}": messages are reduced by "sum" or "mean"; spmm(..., '
             f'reduce="{reduce}") takes the {reduce} of features with one weight an entry.'
         )
-    return checks.word("reduce", reduce, REDUCTIONS)
+    return word(name, reduce, REDUCTIONS)
 
 
 def message_aggregate_backward(
@@ -147,26 +142,20 @@ def message_aggregate_backward(
     Deterministic: no atomics.  Each row of ``grad`` that an entry gathers serves both gradients.
     Where a sum ``x + w`` is 0 the gradient of "relu_add" is 0, and where it is NaN that of 1.
     """
-    given = checks.structure(checks.sparse("A", A))
-    checks.choice("message", message, MESSAGES)
-    checked_reduction(reduce)
-    grad = checks.features("grad", grad, A=given, axis="rows")
-    x = w = None
-    if message in ("mul", "relu_add"):
-        x, w = checks.features("X", X, A=given), _of_entries("E", E, given)
-        checks.alike("X", x, "grad", grad)
-        checks.alike("E", w, "grad", grad)
-    csr, numbers = numbered_csr(given)
+    options = {"message": message, "reduce": reduce}
+    features = {"X": X, "E": E} if message in ("mul", "relu_add") else {}
+    A, message, reduce, grad, *read = bind(
+        MESSAGE_AGGREGATE_BACKWARD, A, **options, grad=grad, **features
+    )
+    A, (x, w) = structure(A), read or (None, None)
+    csr, numbers = numbered_csr(A)
     scale = _inverse_degree(csr, grad) if reduce == "mean" else None
-    dE = checks.output(None, shape=(given.nnz, grad.shape[1]), like=grad, inputs=[])
     if message == "copy_edge":
-        return None, choose.run(EDGE_COMBINE, csr, grad, None, numbers, scale, "left", out=dE)
-    T, perm, _ = transpose_of(given, csr, transposed)
+        return None, call(EDGE_COMBINE, csr, grad, None, numbers, scale, "left")
+    T, perm, _ = transpose_of(A, csr, transposed)
     places = perm if numbers is None else in_csr_order(numbers, perm)
-    dX = checks.output(None, shape=(given.n_cols, grad.shape[1]), like=grad, inputs=[])
-    args = x, w, grad, places, scale, message, True
-    choose.run(MESSAGE_AGGREGATE_BACKWARD, T, *args, out=(dX, dE))
-    return dX, dE
+    gradients = call(MESSAGE_AGGREGATE_BACKWARD, T, x, w, grad, places, scale, message, True)
+    return gradients or (None, None)  # ``explain`` runs nothing
 
 
 def edge_combine(
@@ -210,29 +199,16 @@ def edge_combine(
     -----
     Deterministic.  Each value is rounded once.
     """
-    given = checks.structure(checks.sparse("A", A))
-    if op == "dot":
+    A, op, left, right, out = bind(EDGE_COMBINE, A, op=op, left=left, right=right, out=out)
+    csr, numbers = numbered_csr(structure(A))
+    return call(EDGE_COMBINE, csr, left, right, numbers, None, op, out=out)
+
+
+def _checked_combination(name: str, op: object) -> str:
+    """Check for one of ``COMBINATIONS``; name the function of dot products."""
+    if isinstance(op, str) and op == "dot":
         raise UnsupportedError('op is "dot": call sddmm(A, left, right), which sums up products.')
-    checks.choice("op", op, COMBINATIONS)
-    left = checks.features("left", left, A=given, axis="rows")
-    right = checks.features("right", right, A=given)
-    checks.alike("right", right, "left", left)
-    shape = given.nnz, left.shape[1]
-    out = checks.output(out, shape=shape, like=left, inputs=(left, right), A=given)
-    csr, numbers = numbered_csr(given)
-    return choose.run(EDGE_COMBINE, csr, left, right, numbers, None, op, out=out)
-
-
-def _of_entries(name: str, E: Any, A: Format) -> Array:
-    """Check for a row of features for each stored entry, on the device of ``A``."""
-    array = as_array(name, E, empty=np.float64, beside=A._indices)
-    if array.ndim != 2 or array.shape[0] != A.nnz:
-        mend = f"{name}[:, None] for instance, " if array.ndim == 1 else ""
-        raise ShapeError(
-            f"{name} has shape {array.shape} but A stores {A.nnz} entries: give ({A.nnz}, feat), "
-            f"{mend}in the order of A's data."
-        )
-    return checks.entries(name, array, A=A)
+    return word(name, op, COMBINATIONS)
 
 
 def _inverse_degree(A: CSR, like: Array) -> Array:
@@ -280,9 +256,15 @@ def _price_of_combinations(S: Any, left: Any, right: Any, *_: Any) -> Price:
     return Price((rows * S.nnz + S.n_rows) * left.shape[1] * left.itemsize, S.nnz * left.shape[1])
 
 
+_MESSAGE = Arg("message", kind="str", words=MESSAGES)
+_REDUCE = Arg("reduce", kind="str", test=checked_reduction)
 MESSAGE_AGGREGATE = Op(
     "message_aggregate",
-    "Tensor? x, Tensor edges, Tensor? perm, str message, str reduce",
+    (
+        Arg("x", "cols", (2,), "edges", kind="Tensor?", also=("X",)),
+        Arg("edges", "entries", (2,), also=("E", "edge_features")),
+        *(Arg("perm", optional=True), _MESSAGE, _REDUCE),
+    ),
     results=_rows,
     kernels=csr_kernels(cuda.message_aggregate, "message_aggregate_csr", "message_aggregate_numba"),
     price=_price_of_sums,
@@ -291,7 +273,12 @@ MESSAGE_AGGREGATE = Op(
 )
 MESSAGE_AGGREGATE_BACKWARD = Op(
     "message_aggregate_backward",
-    "Tensor? x, Tensor? edges, Tensor grad, Tensor? perm, Tensor? scale, str message, bool wanted",
+    (
+        Arg("x", "cols", (2,), "grad", kind="Tensor?", also=("X",)),
+        Arg("edges", "entries", (2,), "grad", kind="Tensor?", also=("E",)),
+        *(Arg("grad", "rows", (2,)), Arg("perm", optional=True), Arg("scale", optional=True)),
+        *(_MESSAGE, Arg("wanted", kind="bool")),
+    ),
     results=_columns_and_entries,
     returns=2,
     kernels=csr_kernels(
@@ -300,11 +287,16 @@ MESSAGE_AGGREGATE_BACKWARD = Op(
         "message_aggregate_backward_numba",
     ),
     price=_price_of_gradients,
+    options=(_REDUCE,),
     functions=("message_aggregate_backward",),
 )
 EDGE_COMBINE = Op(
     "edge_combine",
-    "Tensor left, Tensor? right, Tensor? perm, Tensor? scale, str op",
+    (
+        *(Arg("left", "rows", (2,)), Arg("right", "cols", (2,), "left", kind="Tensor?")),
+        *unchecked("Tensor? perm, Tensor? scale"),
+        Arg("op", kind="str", test=_checked_combination),
+    ),
     results=_entries,
     kernels=csr_kernels(cuda.edge_combine, "edge_combine_csr", "edge_combine_numba"),
     price=_price_of_combinations,

@@ -1,19 +1,22 @@
 """SpMM over a sample of each row (ES-SpMM): kernels choose entries as they load them."""
 
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from ...errors import DtypeError
 from ...formats import primitives
 from ...formats.arrays import Array, allocating, is_cupy, namespace, on_device_of
 from ...formats.base import Format
 from ...formats.compressed import CSR
 from ...formats.convert import numbered_csr
-from ..engine import checks, choose
-from ..engine.table import Op, Price, csr_kernels, deferred
-from . import cuda, options
-from .options import SampleOptions
+from ..engine.bind import bind, flag, structure
+from ..engine.call import call, convert_to_csr
+from ..engine.table import SCALES, Arg, Op, Price, csr_kernels, deferred
+from ..matmul.api import VALUES
+from . import cuda
+from .options import ALL, STRATEGIES, SampleOptions, integer, refuse_both
+from .options import width as most
 
 
 def spmm_sampled(
@@ -100,16 +103,14 @@ def spmm_sampled(
     Error bound: that of ``spmm`` for the sample.  ES-SpMM (arXiv 2104.10716), section IV and
     equation 2, and VI-A for the factors; a random sample is the future work of its section VI-B.
     """
-    A = checks.sparse("A", A)
-    how = _options(width, strategy, seed, mean, rescale)
-    X = checks.features("X", X, A=A)
-    checks.values_like(A, X)
-    row_scale = checks.factors("row_scale", row_scale, A=A, axis="rows", like=X)
-    col_scale = checks.factors("col_scale", col_scale, A=A, axis="columns", like=X)
-    inputs = (X, row_scale, col_scale)
-    out = checks.output(out, shape=(A.n_rows, X.shape[1]), like=X, inputs=inputs, A=A)
-    scales = {"row_scale": row_scale, "col_scale": col_scale}
-    return choose.run(SPMM_SAMPLED, A, X, values=A.data, **scales, **how._asdict(), out=out)
+    A, width, strategy, seed, mean, rescale, X, values, row_scale, col_scale, out = bind(
+        SPMM_SAMPLED, A, width=width, strategy=strategy, seed=seed, mean=mean, rescale=rescale,
+        X=X, values=None, row_scale=row_scale, col_scale=col_scale, out=out,
+    )  # fmt: skip
+    refuse_both(mean, rescale)
+    options = SampleOptions(seed, width, strategy, mean, rescale)._asdict()
+    options |= {"row_scale": row_scale, "col_scale": col_scale}
+    return call(SPMM_SAMPLED, A, X, values=values, **options, out=out)
 
 
 def sample(A: Format, width: int, *, strategy: str = "bucket", seed: int = 0) -> CSR:
@@ -163,7 +164,8 @@ def sample_with_perm(
     ShapeError, DtypeError, UnsupportedError
         As ``spmm_sampled``.
     """
-    A, how = checks.sparse("A", A), _options(width, strategy, seed)
+    A, width, strategy, seed = bind(SPMM_SAMPLED, A, width=width, strategy=strategy, seed=seed)
+    how = SampleOptions(seed, width, strategy)
     A, numbers = numbered_csr(A)
     xp = namespace(A.indptr)
     with on_device_of(A.indptr), allocating(f"a sample of {A.nnz} entries"):
@@ -202,30 +204,14 @@ def sampling_rate(A: Format, width: int) -> float:
     -----
     On a GPU it synchronises.  ES-SpMM (arXiv 2104.10716), Table IV.
     """
-    A, width = checks.sparse("A", A), options.width("width", width)
-    lengths, xp = checks.structure(A).tocsr().lengths, namespace(A._indices)
+    A, width = bind(SPMM_SAMPLED, A, width=width)
+    lengths, xp = structure(A).tocsr().lengths, namespace(A._indices)
     with on_device_of(lengths), allocating(f"lengths of {A.n_rows} rows"):
         sampled = int(xp.minimum(lengths, width).sum(dtype=np.int64))  # synchronize!
     return sampled / A.nnz if A.nnz else 1.0
 
 
 _sample_rows = deferred(f"{__package__}.cpu", "sample_rows")
-
-# Checks
-
-
-def _options(
-    width: object, strategy: object, seed: object, mean: object = False, rescale: object = False
-) -> SampleOptions:
-    """Check the options and return them as kernels take them."""
-    entries = options.width("width", width), options.strategy(strategy)
-    seed = options.integer("seed", seed) % 2**64
-    for name, value in (("mean", mean), ("rescale", rescale)):
-        if not isinstance(value, bool | np.bool_):
-            raise DtypeError(f"{name} is {value!r}: give True or False.")
-    options.refuse_both(mean, rescale)
-    return SampleOptions(seed, *entries, bool(mean), bool(rescale))
-
 
 # The rows of the table
 
@@ -240,7 +226,7 @@ def _one_per_entry(S: Any, x: Any, *_: Any) -> tuple[Any, ...]:
 
 def _price_of_product(
     S: Any, x: Any, values: Any = None, r: Any = None, c: Any = None, seed: Any = None,
-    width: int = options.ALL, *_: Any, **__: Any,
+    width: int = ALL, *_: Any, **__: Any,
 ) -> Price:  # fmt: skip
     """Every sampled entry reads a row of x; rows of the result are written once."""
     sampled, row = min(S.nnz, S.n_rows * width), x.shape[1] * x.itemsize
@@ -250,7 +236,7 @@ def _price_of_product(
 
 def _price_of_values(
     S: Any, x: Any, grad: Any, r: Any = None, c: Any = None, seed: Any = None,
-    width: int = options.ALL, *_: Any,
+    width: int = ALL, *_: Any,
 ) -> Price:  # fmt: skip
     """Every sampled entry reads a row of x; rows of the gradient are read once."""
     sampled, row = min(S.nnz, S.n_rows * width), x.shape[1] * x.itemsize
@@ -258,18 +244,25 @@ def _price_of_values(
     return Price(size, 2 * sampled * x.shape[1])
 
 
-#: The last arguments of the product and of both gradients, as in a schema of torch.
+#: The last arguments of the product and of both gradients.
 SCALES_AND_OPTIONS = (
-    "Tensor? row_scale, Tensor? col_scale, Tensor? seed, SymInt width, str strategy, bool mean, "
-    "bool rescale"
+    *SCALES,
+    Arg("seed", kind="Tensor?", test=lambda name, value: integer(name, value) % 2**64),
+    Arg("width", kind="SymInt", test=most),
+    Arg("strategy", kind="str", words=tuple(STRATEGIES)),
+    *(
+        Arg(name, kind="bool", test=partial(flag, kinds=bool | np.bool_))
+        for name in ("mean", "rescale")
+    ),
 )
+_X = Arg("x", "cols", (2,), also=("X",))
 
 SPMM_SAMPLED = Op(
     "spmm_sampled",
-    f"Tensor x, Tensor? values, {SCALES_AND_OPTIONS}",
+    (_X, VALUES, *SCALES_AND_OPTIONS),
     kernels=(
         *csr_kernels(cuda.spmm_sampled, "spmm_sampled_csr_balanced", "spmm_sampled_csr_numba"),
-        choose.convert_to_csr("spmm_sampled"),
+        convert_to_csr("spmm_sampled"),
     ),
     results=_like_features,
     price=_price_of_product,
@@ -278,7 +271,7 @@ SPMM_SAMPLED = Op(
 )
 SPMM_SAMPLED_DA = Op(
     "spmm_sampled_da",
-    f"Tensor x, Tensor grad, {SCALES_AND_OPTIONS}",
+    (_X, Arg("grad", "rows", (2,), "x"), *SCALES_AND_OPTIONS),
     kernels=csr_kernels(cuda.spmm_sampled_da, "spmm_sampled_da_csr", "spmm_sampled_da_numba"),
     results=_one_per_entry,
     price=_price_of_values,

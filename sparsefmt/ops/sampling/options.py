@@ -4,7 +4,7 @@ import operator
 from typing import Any, NamedTuple
 
 from ...errors import DtypeError, ShapeError, UnsupportedError
-from ..engine import checks
+from ..engine.bind import word
 
 STRATEGIES = {"bucket": 0, "fastrand": 1, "random": 2}  # as in rows.cuh
 #: A width that takes every entry: rows have fewer than 2**31.
@@ -44,7 +44,7 @@ def width(name: str, value: Any) -> int:
 
 def strategy(value: object) -> str:
     """Check the name of a strategy."""
-    return checks.word("strategy", value, STRATEGIES)
+    return word("strategy", value, STRATEGIES)
 
 
 def refuse_both(mean: object, rescale: object) -> None:

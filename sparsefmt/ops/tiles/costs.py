@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ...errors import DtypeError
+from ..engine.table import Arg
 
 #: How many blocks keep a GPU busy: more parts of windows would only have to be added up.
 BUSY = 800
@@ -72,11 +73,14 @@ class Costs:
             object.__setattr__(self, name, kind(number))
 
 
-def checked(value: object) -> Costs | None:
-    """Return costs or None as they are; raise ``DtypeError`` for anything else."""
+def checked(value: object, name: str = "costs") -> Costs | None:
+    """Check for costs or None."""
     if value is None or isinstance(value, Costs):
         return value
-    raise DtypeError(f"costs is a {type(value).__name__}: give ops.Costs(...), or leave it out.")
+    raise DtypeError(f"{name} is a {type(value).__name__}: give ops.Costs(...), or leave it out.")
+
+
+COSTS = Arg("costs", optional=True, test=lambda name, value: checked(value, name))
 
 
 def measured(op: str, itemsize: int, weighted: bool, feat: int) -> Costs | None:

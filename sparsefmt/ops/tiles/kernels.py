@@ -5,18 +5,19 @@ there, CUDA cores the rest.
 """
 
 from collections.abc import Callable
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
+from ..._caches import cache
 from ...formats.arrays import import_cupy, is_cupy
 from ...formats.base import Format
 from ...formats.sgt import SGT
-from ..engine.checks import TF32
-from ..engine.structure import Structure
+from ..engine.bind import TF32
+from ..engine.structure import Structure, tiled
 from ..engine.table import Kernel, deferred
 from . import cuda, cuda_edges
 from .costs import Costs
-from .operands import OwnTiles, PreparedTiles, costs_of, prepared, tiles_of
+from .operands import OwnTiles, PreparedTiles, costs_of, tiles_of
 from .split import HEIGHTS
 
 #: Tiles to convert to for tensor cores: ``A.tosgt(MMA_TILE)``.
@@ -64,17 +65,19 @@ def _not_a_sum(A: Format, x: Any, *_: Any, reduce: str = "sum", **__: Any) -> li
 
 def against_spmm(
     A: Format | Structure, x: Any, values: Any = None, perm: Any = None, row_scale: Any = None,
-    col_scale: Any = None, reduce: str = "sum", *, precision: str | None = None,
-    costs: Costs | None = None, **_: Any,
+    col_scale: Any = None, reduce: str = "sum", own: Any = None, *_: Any,
+    precision: str | None = None, costs: Costs | None = None, **__: Any,
 ) -> list[str]:  # fmt: skip
     """List the reasons against tensor cores; entries are split only if there is no other one."""
-    if A.format == "csr" and precision is None and not prepared:
+    if A.format == "csr" and precision is None and not tiled:
         return _IS_CSR
     tiles, reasons = _tiles_for(A, x, precision)
     if tiles is None:
         return reasons
     if reduce not in ("sum", "mean"):
         reasons.append(f"tensor cores do not take a {reduce}")
+    if own is not None:
+        reasons.append("tensor cores add no part of a row's own")
     if values is not None and values.ndim == 2:
         return [*reasons, "tensor cores take one value an entry"]
     if col_scale is not None and x.itemsize == 2 and "bfloat16" not in str(x.dtype):
@@ -92,7 +95,7 @@ def against_sddmm(
     **__: Any,
 ) -> list[str]:
     """List the reasons against tensor cores; entries are split only if there is no other one."""
-    if A.format == "csr" and precision is None and not prepared:
+    if A.format == "csr" and precision is None and not tiled:
         return _IS_CSR
     tiles, reasons = _tiles_for(A, X, precision)
     if tiles is None or reasons:

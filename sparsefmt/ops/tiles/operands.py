@@ -17,7 +17,7 @@ from ...formats.built import Built
 from ...formats.compressed import CSR
 from ...formats.sgt import SGT
 from ..engine.memory import memory_of
-from ..engine.structure import Structure, built_at, structure_of
+from ..engine.structure import Structure, built_at, structure_of, tiled
 from . import costs as tile_costs
 from .costs import Costs
 from .split import Split
@@ -245,7 +245,7 @@ class PreparedTiles:
         self.sgt, self.costs, self.refuses_float32 = sgt, costs, refuses_float32
         self._shares, self._view = shares, view
         self._built = Built()
-        prepared.add(ref(self, prepared.discard))
+        tiled.add(ref(self, tiled.discard))
 
     def operands(self, costs: Costs) -> Operands | None:
         """Return the operands; None where no entry pays, or a capture would have to build them."""
@@ -277,14 +277,10 @@ class PreparedTiles:
         return Packed(operands.packed(values, numbers.tiles, baked=baked), values, numbers.rest)
 
 
-#: Those that live: none unless tiles were prepared for a structure on a GPU.
-prepared: set[ref[PreparedTiles]] = set()
-
-
 def tiles_of(A: Format | Structure) -> OwnTiles | PreparedTiles | None:
     """Find the tiles that a matrix brings, or that were prepared for it; None without any."""
     if type(A) is Structure:
-        built = built_at(A) if prepared else None
+        built = built_at(A) if tiled else None
         return None if built is None else built.found.get("tiles")
     return OwnTiles(A) if isinstance(A, SGT) else None
 

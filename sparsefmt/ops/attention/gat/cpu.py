@@ -9,10 +9,10 @@ from ....formats.compressed import CSR
 from ...engine.cpu import writing
 from ...engine.cpu_arrays import packed, wide
 from ...engine.structure import transposed
-from ..operands import Forward, GatArguments, heads_and_feat, shape_of
+from ..score import Forward, GatArguments, heads_and_feat, shape_of
 from . import loops as cpu_gat
 from .loops import Rows, Scores, Sizes
-from .twin import Dropping, Twin, dropping_of, narrow, rounded, type_of_sums
+from .small import Dropping, Twin, dropping_of, narrow, rounded, type_of_sums
 
 #: Rows of a share of the sums of vectors' gradients, at least, and shares at most.
 _ROWS, _MOST_SHARES = 1024, 64
@@ -83,8 +83,8 @@ def gat_attention(
     return out
 
 
-def gat_scores(_: None, h: Array, source: Array, target: Array) -> tuple[Array, Array]:
-    """``el = <h, source>`` and ``er = <h, target>`` of each row and head."""
+def gat_scores(h: Array, source: Array, target: Array) -> tuple[Array, Array]:
+    """Compute ``el = <h, source>`` and ``er = <h, target>`` of each row and head."""
     el, er = (np.empty(h.shape[:-1], type_of_sums(h)) for _ in range(2))
     if h.size:
         given = packed(h), packed(source), packed(target), *heads_and_feat(h)
@@ -120,5 +120,6 @@ def _shared(A: CSR, given: GatArguments) -> tuple[Scores, Sizes, Dropping, Any]:
 
 
 _twin = Twin(_forward, _gradients, _through_scores)
-gat, gat_with_statistics = _twin.gat, _twin.gat_with_statistics
-gat_backward, gat_of_vectors_backward = _twin.gat_backward, _twin.gat_of_vectors_backward
+gat, gat_with_statistics, gat_backward = _twin.gat, _twin.gat_with_statistics, _twin.gat_backward
+gat_of_vectors, gat_of_vectors_backward = _twin.gat_of_vectors, _twin.gat_of_vectors_backward
+gat_of_vectors_with_statistics = _twin.gat_of_vectors_with_statistics

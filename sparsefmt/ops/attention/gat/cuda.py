@@ -1,37 +1,40 @@
-"""Launch graph attention: the product, its weights, and the scores that vectors make of features.
+"""Launch graph attention and its gradients, for arrays of any library with a ``Memory``.
 
-Every launch takes arrays of any library with a ``Memory``; shapes are as in ``operands``.  With
-``loops`` each row has a virtual loop, which is entry nnz + row, and stored ones are left out.
+Shapes are as in ``score``.  With ``loops`` each row has a virtual loop, which is entry nnz + row,
+and stored ones are left out.  Gradients are made of what each target's entries read, over the
+transpose for what sources have; scores that vectors made take one launch before and one behind.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from itertools import product
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any
 
+from ...._caches import lru_cache
 from ....formats.arrays import VALUE_DTYPES
 from ....formats.compressed import CSR
+from ...edges import cuda as edges_cuda
 from ...engine import jit
 from ...engine.jit import Launch
 from ...engine.launch import ITEMSIZE, fill, row_bytes
 from ...engine.memory import Memory, memory_of
-from ...engine.structure import Structure, structure_of
+from ...engine.structure import Structure, structure_of, transposed
 from ...matmul.cuda import NARROW, Shape, load_shape, rounded, rounded_width
-from ..operands import Forward, GatArguments, heads_and_feat, sums_dtype
+from ..score import Forward, GatArguments, heads_and_feat, heads_of, shape_of, sums_dtype
 
 THREADS = 128  # of a block, as in rows.cuh
 #: Bytes that the heads of a team gather side by side: a line of the L2. Two heads of 64 bytes took
 #: 0.63x the time of each alone (H200, reddit, float16), 512 bytes 1.15x that of 128.
 TEAM_BYTES = 128
 NOTHING, ANYTHING, ONLY_BIAS = range(3)  # as in gat.cu
-#: Lanes that have a row and head of the scores, and a row of their gradient.
-SCORE_LANES, SCORE_GRADIENT_LANES = (2, 8), (8, 32)
-
+#: Lanes that have a row and head of the scores, and a row of their gradient; of ``gat_stats``.
+SCORE_LANES, SCORE_GRADIENT_LANES, _STATS_LANES = (2, 8), (8, 32), 8
+#: Rows that a block of the scores' gradient has at least; blocks at most, and where rows are wide.
+_SHARE_ROWS, _MOST_SHARES, _FEWEST_SHARES = 64, 1024, 64
 #: Letter of the type in which sums run, by its name.
 FLOATS = {"float32": "f", "float64": "d"}
-_FORWARD, _BACKWARD = "4P2i", "4P3i"  # what follows the scores
+_GAT, _ENTRIES, _SCORES = (f"attention/gat/{name}.cu" for name in ("gat", "entries", "scores"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,62 +54,54 @@ class Dropout:
 _NO_DROPOUT = Dropout()
 
 
-def dropout(share: float, seed: int = 0, seed_at: int = 0) -> Dropout:
-    """Drop that share of the entries, 0 to less than 1."""
-    below = min(round(share * 2**32), 2**32 - 1)
-    return Dropout(seed % 2**64, below, 1 / (1 - share), seed_at) if below else _NO_DROPOUT
-
-
 def dropout_of(m: Memory, share: float, seed: Any) -> Dropout:
-    """Drop that share, by an integer seed or by one that lies on the device."""
-    if not share:
+    """Drop that share, 0 to less than 1, by an integer seed or by one that lies on the device."""
+    below = min(round(share * 2**32), 2**32 - 1) if share else 0
+    if not below:
         return _NO_DROPOUT
-    if isinstance(seed, int):
-        return dropout(share, seed)
-    return dropout(share, seed_at=m.pointer(seed))
+    number, seed_at = (seed, 0) if isinstance(seed, int) else (0, m.pointer(seed))
+    return Dropout(number % 2**64, below, 1 / (1 - share), seed_at)
 
 
-def scores_layout(dtype: str) -> str:
-    """Layout of the fields of ``Scores`` in gat.cu, where sums run in that dtype."""
-    return f"5PQq{FLOATS[dtype] * 2}I"
+# Kernels
 
 
 def instantiations() -> Iterator[tuple[str, str]]:
     """List every kernel that graph attention may launch: file and C++ name."""
     for dtype, index in product(VALUE_DTYPES, ("int32", "int64")):
         for name in _row_kernels(dtype, index):
-            yield "attention/gat/gat.cu", name
+            yield _GAT, name
         entries = ["gat_edge_gradient"] + ["gat_attention"] * (ITEMSIZE[dtype] > 2)
         for name in entries:
-            yield "attention/gat/entries.cu", jit.expression(name, (dtype, index), ())
+            yield _ENTRIES, jit.expression(name, (dtype, index), ())
     for dtype in VALUE_DTYPES:
-        yield "attention/gat/gat.cu", jit.expression("gat_stats", (dtype,), ())
+        yield _GAT, jit.expression("gat_stats", (dtype,), ())
         kernels = ("gat_scores", SCORE_LANES), ("gat_scores_backward", SCORE_GRADIENT_LANES)
         for name, lanes in kernels:
             for constants in product(lanes, (16 // ITEMSIZE[dtype], 1)):
-                yield "attention/gat/scores.cu", jit.expression(name, (dtype,), constants)
+                yield _SCORES, jit.expression(name, (dtype,), constants)
 
 
 def _row_kernels(dtype: str, index_dtype: str) -> list[str]:
     """List the C++ names of the kernels over rows."""
-    found: set[str] = set()
+    names: set[str] = set()
     for gathered in (dtype, NARROW) if dtype == "float32" else (dtype,):
         sizes = product((1, 2, 4), (0, 1, 2, 4, 8, 16, 32, 64), (0, ITEMSIZE[gathered], 8))
         shapes = {row_shape(gathered, *size)[:2] for size in sizes}
         types = dtype, index_dtype, gathered
         for (shape, mates), backward in product(shapes, (0, 1)):
             base = shape.lanes, shape.vector
-            found.add(jit.expression("gat_cut_rows", types[:2], (*base, backward)))
+            names.add(jit.expression("gat_cut_rows", types[:2], (*base, backward)))
             general = _general(gathered, index_dtype, shape.vector)
             extras = (NOTHING, ANYTHING) if backward else (NOTHING, ANYTHING, ONLY_BIAS)
             for flags in [(1, ANYTHING)] if general else product((0, 1), extras):
                 constants = (*base, mates, backward, *flags)
-                found.add(jit.expression("gat_balanced", types, constants))
-    return sorted(found)
+                names.add(jit.expression("gat_balanced", types, constants))
+    return sorted(names)
 
 
 def _general(gathered: str, index_dtype: str, vector: int) -> bool:
-    """Tell whether the general variant serves all: rare indices, loads of less than 16 bytes."""
+    """Return True if one variant serves all: rare indices, loads of less than 16 bytes."""
     return index_dtype == "int64" or vector * ITEMSIZE[gathered] < 16
 
 
@@ -129,38 +124,80 @@ def row_shape(gathered: str, heads: int, feat: int, alignment: int) -> tuple[Sha
     return shape, mates, max(-(-feat // (shape.lanes * shape.vector)), 1)
 
 
-class _LaunchShape(NamedTuple):
-    """How ``gat_balanced`` and ``gat_cut_rows`` are launched, whatever the addresses."""
-
-    layout: str  #: parameters of ``Scores`` and behind
-    constants: tuple[int, ...]
-    constants_of_cut_rows: tuple[int, ...]
-    slices: int
-    teams: int  #: slices of all teams of heads
-    lanes: int  #: of all heads and slices
-    row_bytes: int
-
-
-def _launch_shape(
-    types: tuple[str, str, str], heads: int, feat: int, alignment: int, backward: bool,
+def _row_launches(
+    S: Structure, dtype: str, heads: int, feat: int, alignment: int, backward: bool, narrow: bool,
     flags: tuple[int, int],
-) -> _LaunchShape:  # fmt: skip
-    """Choose the shape of such a launch."""
-    dtype, index_dtype, gathered = types
+) -> tuple[int, Launch, Launch | None]:  # fmt: skip
+    """Prepare a pass: bytes of the workspace, its launch, and that for rows that blocks share.
+
+    A call passes both launches the addresses of the structure's arrays, and the first one the
+    number of entries, so that graphs of about one size share them.
+    """
+    gathered = NARROW if narrow else dtype
+    types = dtype, S.index_dtype, gathered
     shape, mates, slices = row_shape(gathered, heads, feat, alignment)
-    if _general(gathered, index_dtype, shape.vector):
+    if _general(gathered, S.index_dtype, shape.vector):
         flags = 1, ANYTHING
-    stride = heads * feat if gathered == dtype else rounded_width(heads * feat)
-    sums, base = "float64" if dtype == "float64" else "float32", (shape.lanes, shape.vector)
-    return _LaunchShape(
-        layout=scores_layout(sums) + (_BACKWARD if backward else _FORWARD),
-        constants=(*base, mates, int(backward), *flags),
-        constants_of_cut_rows=(*base, int(backward)),
-        slices=slices,
-        teams=(heads // mates) * slices,
-        lanes=heads * slices * shape.lanes,
-        row_bytes=row_bytes(stride, gathered),
+    stride = rounded_width(heads * feat) if narrow else heads * feat
+    layout = f"{_scores_layout(dtype)}{'4P3i' if backward else '4P2i'}P"
+    base = shape.lanes, shape.vector
+    constants = (*base, mates, int(backward), *flags)
+    launch = jit.load(_GAT, "gat_balanced", f"6P{layout}qIIi", types, constants).ready(
+        S.blocks * (heads // mates) * slices,
+        after=(row_bytes(stride, gathered), S.blocks, slices),
+        threads=THREADS,
     )
+    if not S.n_cuts:
+        return 0, launch, None
+    constants, lanes = (*base, int(backward)), heads * slices * shape.lanes
+    add_up = jit.load(_GAT, "gat_cut_rows", f"2P{layout}ii", types[:2], constants).ready(
+        -(-S.n_cuts * lanes // THREADS), after=(S.n_cuts, slices), threads=THREADS
+    )
+    # Sums of rows that blocks share, whatever the alignment.
+    size = ITEMSIZE[gathered]
+    shapes = [row_shape(gathered, heads, feat, alignment) for alignment in (0, 8, size)]
+    values = max(slices * shape.lanes * (2 * shape.vector + 3) for shape, _, slices in shapes)
+    return 2 * S.n_cuts * heads * values * max(size, 4), launch, add_up
+
+
+def _scores_layout(dtype: str) -> str:
+    """Return the layout of the fields of ``Scores`` in gat.cu."""
+    return f"5PQq{FLOATS['float64' if dtype == 'float64' else 'float32'] * 2}I"
+
+
+def _stats_launch(S: Structure, dtype: str, heads: int, feat: int) -> Launch:
+    """Prepare the launch over rows of targets."""
+    items, layout = S.n_rows * heads, f"5P{_scores_layout(dtype)}4Pq2i"
+    kernel = jit.load(_GAT, "gat_stats", layout, (dtype,))
+    blocks = -(-items * _STATS_LANES // THREADS)
+    return kernel.ready(blocks, after=(items, heads, feat), threads=THREADS)
+
+
+@lru_cache(maxsize=256)
+def _scores_launch(device: int, dtype: str, n: int, heads: int, feat: int, vector: int) -> Launch:
+    """Prepare the launch for scores; ``device`` is the number of the current one."""
+    lanes, items = SCORE_LANES[feat > SCORE_LANES[0] * vector], n * heads
+    kernel = jit.load(_SCORES, "gat_scores", "5Pq2i", (dtype,), (lanes, vector))
+    return kernel.ready(-(-items * lanes // THREADS), after=(items, heads, feat), threads=THREADS)
+
+
+@lru_cache(maxsize=256)
+def _through_launch(
+    device: int, dtype: str, n: int, heads: int, feat: int, slices: int, vector: int
+) -> tuple[int, Launch]:
+    """Prepare the launch for gradients through scores, and how many partial sums it makes."""
+    wide = max(_MOST_SHARES * THREADS // max(heads * feat, THREADS), _FEWEST_SHARES)
+    blocks = max(min(-(-n // _SHARE_ROWS), wide), 1)
+    lanes = SCORE_GRADIENT_LANES[heads * feat > SCORE_GRADIENT_LANES[0] * vector]
+    kernel = jit.load(_SCORES, "gat_scores_backward", "9Pq4i", (dtype,), (lanes, vector))
+    grid = blocks * -(-heads * feat // (lanes * vector))
+    return blocks, kernel.ready(grid, after=(n, blocks, heads, feat, slices), threads=THREADS)
+
+
+def _score_vector(dtype: str, feat: int, alignment: int) -> int:
+    """Choose how many values a load has: 16 bytes where all rows are aligned to that."""
+    size = ITEMSIZE[dtype]
+    return 16 // size if (alignment | feat * size) % 16 == 0 else 1
 
 
 # The product
@@ -169,31 +206,31 @@ def _launch_shape(
 def gat(
     A: CSR | Structure, bias: Any, *arguments: Any, out: Any = None, narrow: bool = False, **_: Any
 ) -> Any:
-    """``out[i, k] = sum of M[e, k] P[e, k] h[j, k] + bias[k]``, as ``ops.gat``.
+    """Compute ``out[i, k] = sum of M[e, k] P[e, k] h[j, k] + bias[k]``, as ``ops.gat``.
 
     The others are ``GatArguments``, here and in the gradients.  ``narrow`` rounds the rows that
     entries gather, of float32, to bfloat16 once: all else stays float32.
     """
-    return forward(A, bias, arguments, out=out, narrow=narrow).out
+    return _forward(A, bias, arguments, out=out, narrow=narrow).out
 
 
 def gat_with_statistics(
     A: CSR | Structure, bias: Any, *arguments: Any, narrow: bool = False
 ) -> Forward:
-    """``gat``, and what its gradient needs."""
-    return forward(A, bias, arguments, train=True, narrow=narrow)
+    """Compute ``gat``, and what its gradient needs."""
+    return _forward(A, bias, arguments, train=True, narrow=narrow)
 
 
-def in_memory(m: Memory, given: tuple[Any, ...]) -> GatArguments:
-    """Give arrays as kernels read them: contiguous, scores in the dtype of sums."""
-    h, el, er, edges, loop_edges, *numbers = given
+def _in_memory(m: Memory, arguments: tuple[Any, ...]) -> GatArguments:
+    """Return arrays as kernels read them: contiguous, scores in the dtype of sums."""
+    h, el, er, edges, loop_edges, *numbers = arguments
     if edges is not None or loop_edges is not None:
         edges, loop_edges = m.factors(edges), m.factors(loop_edges)
     ends = m.factors(el), m.factors(er)
     return GatArguments(m.contiguous(h), *ends, edges, loop_edges, *numbers)
 
 
-def forward(
+def _forward(
     A: CSR | Structure, bias: Any, arguments: tuple[Any, ...], *, out: Any = None,
     train: bool = False, narrow: bool = False,
 ) -> Forward:  # fmt: skip
@@ -202,7 +239,7 @@ def forward(
     With loops or a bias the structure is square; the bias has the dtype of the features.
     """
     S, m = structure_of(A), memory_of(arguments[0])
-    given, bias = in_memory(m, arguments), m.contiguous(bias)
+    given, bias = _in_memory(m, arguments), m.contiguous(bias)
     h, dtype, (heads, feat) = given.h, m.dtype(given.h), heads_and_feat(given.h)
     plus = statistics = None
     if out is None:
@@ -210,16 +247,16 @@ def forward(
     if train:
         plus = m.empty(out.shape, dtype, h)
         statistics = m.empty((S.n_rows, heads, 4), sums_dtype(h), h)
-    found = Forward(out, plus, statistics)
-    if not (S.n_rows and heads and (feat or train)):
-        return found
-    with m.on_device(h):
-        if S.nnz or given.loops or m.pointer(bias):
-            _product(S, m, bias, given, found, narrow=narrow and feat > 0)
-        else:
-            for array in found:
-                zero(m, array)
-    return found
+    result = Forward(out, plus, statistics)
+    if S.n_rows and heads and (feat or train):
+        with m.on_device(h):
+            if S.nnz or given.loops or m.pointer(bias):
+                ends, places = m.pointers(given.el, given.er), m.pointers(*result, bias)
+                _product(S, m, h, (heads, feat), ends, given[3:], places, narrow=narrow)
+            else:
+                for array in result:
+                    zero(m, array)
+    return result
 
 
 def zero(m: Memory, array: Any) -> None:
@@ -229,62 +266,50 @@ def zero(m: Memory, array: Any) -> None:
 
 
 def _product(
-    S: Structure, m: Memory, bias: Any, given: GatArguments, found: Forward, *, narrow: bool
-) -> None:
-    h, (heads, feat) = given.h, heads_and_feat(given.h)
-    gathered = rounded(h) if narrow else h
-    if not S.nnz:
-        given = given._replace(edges=None)
-    drop = dropout_of(m, given.dropout, given.seed)
-    scores = score_parameters(m, drop, given, S.nnz)
-    arrays = found.out, found.plus, bias, found.statistics, gathered
-    out, plus, added, statistics, X = m.pointers(*arrays)
-    params = (*scores, out, plus, added, statistics, heads, feat)
-    anything = given.loops or given.edges is not None
-    launch_rows(
-        *(S, m, h, X if feat else m.pointer(given.el), 0, params),
-        alignment=X | (out | plus | added) >> narrow,
-        backward=False,
-        narrow=narrow,
-        flags=(int(drop.below > 0), ANYTHING if anything else ONLY_BIAS if added else NOTHING),
-    )
+    S: Structure, m: Memory, h: Any, sizes: tuple[int, int], ends: Sequence[int],
+    more: tuple[Any, ...], places: Sequence[int], *, narrow: bool,
+) -> None:  # fmt: skip
+    """Launch the product of scores whose ends have these addresses.
+
+    ``more`` are ``GatArguments`` behind them.  ``places`` are the addresses of the fields of
+    ``Forward`` and of the bias, 0 for none.
+    """
+    edges, loop_edges, seed, slope, share, loops = more
+    (heads, feat), (out, plus, statistics, added) = sizes, places
+    narrow = narrow and feat > 0
+    gathered, edges = rounded(h) if narrow else h, edges if S.nnz else None
+    drop, X = dropout_of(m, share, seed), m.pointer(gathered)
+    scores = _scores(m, S, ends, (edges, loop_edges), drop, slope, loops=loops)
+    alignment = (X | (out | plus | added) >> narrow) % 16
+    extra = ANYTHING if loops or edges is not None else ONLY_BIAS if added else NOTHING
+    case = m.dtype(h), heads, feat, alignment, False, narrow, (int(drop.below > 0), extra)
+    params = *scores, out, plus, added, statistics, heads, feat
+    _launch(S, m, h, case, X if feat else ends[0], 0, params)
 
 
-def score_parameters(m: Memory, drop: Dropout, given: GatArguments, nnz: int) -> tuple[Any, ...]:
-    """Fill the fields of ``Scores`` in gat.cu."""
-    scores = given.el, given.er, given.edges, given.loop_edges
-    first_loop = nnz if given.loops else -1
-    numbers = drop.seed, first_loop, given.slope, drop.scale, drop.below
-    return (*m.pointers(*scores), drop.seed_at, *numbers)
+def _scores(
+    m: Memory, S: Structure, ends: Sequence[int], edges: tuple[Any, Any], drop: Dropout,
+    slope: float, *, loops: bool,
+) -> tuple[Any, ...]:  # fmt: skip
+    """Fill the fields of ``Scores`` in gat.cu; ``edges`` are scores of entries and of loops."""
+    terms = *ends, *m.pointers(*edges), drop.seed_at, drop.seed
+    return *terms, S.nnz if loops else -1, slope, drop.scale, drop.below
 
 
-def launch_rows(
-    S: Structure, m: Memory, h: Any, X: int, perm: int, params: tuple[Any, ...], *, alignment: int,
-    backward: bool, narrow: bool, flags: tuple[int, int],
+def _launch(
+    S: Structure, m: Memory, h: Any, case: tuple[Any, ...], X: int, perm: int,
+    params: tuple[Any, ...],
 ) -> None:  # fmt: skip
     """Launch ``gat_balanced``, and ``gat_cut_rows`` where blocks share rows.
 
-    Entries gather rows of ``X``, of the shape and dtype of ``h`` or, if ``narrow``, ``rounded``,
-    and have the numbers ``perm``.  ``flags`` tell whether entries are dropped, and what else there
-    is.
+    Entries gather rows from the address ``X``, of the shape and dtype of ``h`` or, if narrow,
+    ``rounded``, and have the numbers at ``perm``.
     """
     if not S.nnz:
         S, perm = S.once(_of_one_entry), 0
-    case = m.dtype(h), *heads_and_feat(h), alignment % 16, backward, narrow, flags
-    launch_case(S, m, h, m.stream(h), case, X, perm, params)
-
-
-def launch_case(
-    S: Structure, m: Memory, h: Any, stream: int, case: tuple[Any, ...], X: int, perm: int,
-    params: tuple[Any, ...],
-) -> None:  # fmt: skip
-    """Launch ``row_launches`` of a case, with a workspace beside ``h`` if blocks share rows.
-
-    ``stream`` is the current one on the device of ``h``.  ``X`` and ``perm`` are addresses, as
-    ``launch_rows`` takes them.
-    """
-    nbytes, launch, add_up = S.once_alike(row_launches, *case)
-    sums, arrays = 0, (S.indptr, S.indices, S.start, S.slot)  # ``S.arrays`` is a call more
+    nbytes, launch, add_up = S.once_alike(_row_launches, *case)
+    sums, stream = 0, m.stream(h)
+    arrays = S.indptr, S.indices, S.start, S.slot  # ``S.arrays`` is a call more
     if nbytes:
         workspace = m.empty((nbytes,), "uint8", h)
         sums = m.pointer(workspace)
@@ -294,106 +319,226 @@ def launch_case(
 
 
 def _of_one_entry(S: Structure) -> Structure:
-    """Give a structure without entries one of a column that exists, whose weight is 0."""
+    """Return a structure without entries with one, of a column that exists, whose weight is 0."""
     return replace(S, indices=S.indptr, nnz=1)
-
-
-def row_launches(
-    S: Structure, dtype: str, heads: int, feat: int, alignment: int, backward: bool, narrow: bool,
-    flags: tuple[int, int],
-) -> tuple[int, Launch, Launch | None]:  # fmt: skip
-    """Decide a pass: bytes of the workspace, its launch, and that for rows that blocks share.
-
-    A call gives both launches the addresses of the structure's arrays, and the first one the number
-    of entries, so that graphs of about one size share them.
-    """
-    gathered = NARROW if narrow else dtype
-    types = dtype, S.index_dtype, gathered
-    shape = _launch_shape(types, heads, feat, alignment, backward, flags)
-    layout = f"6P{shape.layout}PqIIi"
-    launch = jit.load("attention/gat/gat.cu", "gat_balanced", layout, types, shape.constants).ready(
-        S.blocks * shape.teams,
-        after=(shape.row_bytes, S.blocks, shape.slices),
-        threads=THREADS,
-    )
-    if not S.n_cuts:
-        return 0, launch, None
-    layout, constants = f"2P{shape.layout}Pii", shape.constants_of_cut_rows
-    add_up = jit.load("attention/gat/gat.cu", "gat_cut_rows", layout, types[:2], constants).ready(
-        -(-S.n_cuts * shape.lanes // THREADS),
-        after=(S.n_cuts, shape.slices),
-        threads=THREADS,
-    )
-    return _shared_sums(S, gathered, heads, feat), launch, add_up
-
-
-def _shared_sums(S: Structure, gathered: str, heads: int, feat: int) -> int:
-    """Count the bytes for sums of rows that blocks share, whatever the alignment."""
-    size = ITEMSIZE[gathered]
-    shapes = [row_shape(gathered, heads, feat, alignment) for alignment in (0, 8, size)]
-    values = max(slices * shape.lanes * (2 * shape.vector + 3) for shape, _, slices in shapes)
-    return 2 * S.n_cuts * heads * values * max(size, 4)
-
-
-# Its weights
 
 
 def gat_attention(
     A: CSR | Structure, el: Any, er: Any, edges: Any, slope: float, loops: bool, *, out: Any = None
 ) -> Any:
-    """``P[e, k]`` before dropout, 0 at loops that are left out."""
+    """Compute ``P[e, k]`` before dropout, 0 at loops that are left out."""
     S, m = structure_of(A), memory_of(el)
     el, er, edges = m.factors(el), m.factors(er), m.factors(edges)
     dtype, heads = m.dtype(el), el.shape[1] if el.ndim == 2 else 1
     if out is None:
         out = m.empty((S.nnz, *el.shape[1:]), dtype, el)
     h = m.empty((S.n_cols, heads, 0), dtype, el)  # the statistics come with a product, here of none
-    given = GatArguments(h, el, er, edges, slope=slope, loops=loops)
-    statistics = forward(S, None, given, train=True).statistics
+    given = h, el, er, edges, None, None, slope, 0.0, loops
+    statistics = _forward(S, None, given, train=True).statistics
     if S.nnz and heads:
         layout, types = f"8Pqii{FLOATS[dtype]}", (dtype, S.index_dtype)
         with m.on_device(el):
-            kernel = jit.load("attention/gat/entries.cu", "gat_attention", layout, types)
-            arrays = map(m.pointer, (el, er, edges, statistics, out))
-            rows = S.indptr, S.indices, S.start
-            args: tuple[Any, ...] = (*rows, *arrays, S.nnz, heads, int(loops), slope)
-            kernel(S.blocks, args, threads=THREADS, stream=m.stream(el))
+            kernel = jit.load(_ENTRIES, "gat_attention", layout, types)
+            arrays = S.indptr, S.indices, S.start, *m.pointers(el, er, edges, statistics, out)
+            args = *arrays, S.nnz, heads, int(loops), slope
+            kernel(S.blocks, args, threads=THREADS, stream=m.stream(el))  # type: ignore[arg-type]
     return out
 
 
-# Scores of vectors
+# The product of scores that vectors make
 
 
-def gat_scores(A: None, h: Any, source: Any, target: Any) -> tuple[Any, Any]:
-    """``el = <h, source>`` and ``er = <h, target>`` of each row and head.
+def gat_of_vectors(
+    A: CSR | Structure, h: Any, source: Any, target: Any, bias: Any, *more: Any,
+    narrow: bool = False,
+) -> Any:  # fmt: skip
+    """Compute ``gat`` of the scores ``<h, source>`` and ``<h, target>`` of each row and head.
 
-    The vectors have heads * feat values in the dtype of the features.
+    Features are (n, heads, feat) or (n, heads * feat), as vectors say, of the same dtype.  The
+    others are ``GatArguments`` behind ``er``, here and in the gradients.
     """
-    m, shape, dtype = memory_of(h), h.shape[:-1], sums_dtype(h)
-    if not all(h.shape):
-        return m.zeros(shape, dtype, h), m.zeros(shape, dtype, h)
-    h, source, target = m.contiguous(h), m.contiguous(source), m.contiguous(target)
-    el, er = m.empty(shape, dtype, h), m.empty(shape, dtype, h)
-    (heads, feat), dtype = heads_and_feat(h), m.dtype(h)
-    arrays = m.pointers(h, source, target, el, er)
-    vector = score_vector(dtype, feat, arrays[0] | arrays[1] | arrays[2])
+    return _of_vectors(A, h, source, target, bias, more, train=False, narrow=narrow)[0]
+
+
+def gat_of_vectors_with_statistics(
+    A: CSR | Structure, h: Any, source: Any, target: Any, bias: Any, *more: Any,
+    narrow: bool = False,
+) -> tuple[Any, Any, Any]:  # fmt: skip
+    """Compute ``gat_of_vectors``, and what its gradient needs.
+
+    Beside the result these are ``Forward.plus``, and in one array the statistics, which are 4 of
+    each row and head, and the scores of sources and of targets.
+    """
+    return _of_vectors(A, h, source, target, bias, more, train=True, narrow=narrow)
+
+
+def _of_vectors(
+    A: CSR | Structure, h: Any, source: Any, target: Any, bias: Any, more: tuple[Any, ...], *,
+    train: bool, narrow: bool,
+) -> tuple[Any, Any, Any]:  # fmt: skip
+    S, m, (heads, feat) = structure_of(A), memory_of(h), heads_of(source)
+    h, source, target, bias = map(m.contiguous, (h, source, target, bias))
+    n, dtype, sums, edges = h.shape[0], m.dtype(h), sums_dtype(h), more[:2]
+    if edges != (None, None):
+        more = m.factors(edges[0]), m.factors(edges[1]), *more[2:]
+    some = n * heads * feat and (S.nnz or more[-1] or bias is not None)
+    make = m.empty if some else m.zeros
+    out, plus = make(h.shape, dtype, h), make(h.shape, dtype, h) if train else None
+    kept = make((n * heads * (6 if train else 2),), sums, h)
+    if some:
+        X, left, right, result, with_plus, begin, added = m.pointers(
+            h, source, target, out, plus, kept, bias
+        )
+        ends = _ends(begin, n * heads, sums, train=train)
+        with m.on_device(h):
+            vector = _score_vector(dtype, feat, X | left | right)
+            launch = _scores_launch(m.device(h), dtype, n, heads, feat, vector)
+            launch(m.stream(h), X, left, right, *ends)
+            places = result, with_plus, begin if train else 0, added
+            _product(S, m, h, (heads, feat), ends, more, places, narrow=narrow)
+    return out, plus, kept
+
+
+def _ends(begin: int, items: int, sums: str, *, train: bool) -> tuple[int, int]:
+    """Return the addresses of scores, behind statistics if to train, of so many rows and heads."""
+    size = items * ITEMSIZE[sums]
+    el = begin + 4 * size if train else begin
+    return el, el + size
+
+
+# Gradients
+
+
+def gat_backward(
+    A: CSR | Structure, T: Any, perm: Any, grad: Any, out: Any, plus: Any, statistics: Any,
+    of_edges: bool, *arguments: Any, narrow: bool = False, **_: Any,
+) -> tuple[Any, ...]:  # fmt: skip
+    """Launch gradients of ``h, el, er, loop_edges, edges``: empty if not given or not wanted.
+
+    What is not given of the forward pass and of the transpose is made anew.  ``narrow`` rounds
+    float32 rows of ``grad``, and of ``h`` where that is the forward pass's, to bfloat16 once before
+    entries gather them; what is read in order stays float32.
+    """
+    S, m = structure_of(A), memory_of(arguments[0])
+    given, saved = _in_memory(m, arguments), Forward(out, plus, statistics)
+    if statistics is None:
+        saved = _forward(A, None, given, train=True, narrow=narrow)
+    if T is None:
+        T, perm = transposed(A)  # type: ignore[arg-type]
+    h, grad, ends = given.h, m.contiguous(grad), m.pointers(given.el, given.er)
+    d_er, places = m.empty(given.er.shape, sums_dtype(h), h), m.pointers(*saved)
+    sides = S, structure_of(T), perm
+    dh, room, slices, *others = _gradients(
+        *(m, sides, h, heads_and_feat(h), grad, (*places, 0), ends, given[3:]),
+        *(of_edges, m.pointer(d_er)),
+        narrow=narrow,
+    )
+    with m.on_device(dh):
+        first, size = 4 * prod(given.er.shape), prod(given.el.shape) * slices
+        d_el = room[first : first + size].reshape(*given.el.shape, slices)
+        d_el = d_el.squeeze(-1) if slices == 1 else d_el.sum(-1)
+    return dh, d_el, d_er, *others
+
+
+def gat_of_vectors_backward(
+    A: CSR | Structure, T: Any, perm: Any, grad: Any, out: Any, plus: Any, kept: Any,
+    of_edges: bool, h: Any, source: Any, target: Any, bias: Any, *more: Any, narrow: bool = False,
+) -> tuple[Any, ...]:  # fmt: skip
+    """Launch gradients of ``h``, ``source, target, bias`` in one array, ``loop_edges``, ``edges``.
+
+    Gradients of the vectors take what ``gat_of_vectors_with_statistics`` has kept.
+    """
+    S, m, sizes, sums = structure_of(A), memory_of(h), heads_of(source), sums_dtype(h)
+    h, source, target, bias, grad = map(m.contiguous, (h, source, target, bias, grad))
+    n, (heads, feat), count = h.shape[0], sizes, 2 if bias is None else 3
+    result, with_plus, begin, added = m.pointers(out, plus, kept, bias)
+    ends, places = _ends(begin, n * heads, sums, train=True), (result, with_plus, begin, added)
+    edges = more[:2]
+    if edges != (None, None):
+        more = m.factors(edges[0]), m.factors(edges[1]), *more[2:]
+    sides = S, structure_of(T), perm
+    dh, room, slices, d_loops, d_edges = _gradients(
+        m, sides, h, sizes, grad, places, ends, more, of_edges, narrow=narrow
+    )
+    if not n * heads * feat:
+        return dh, m.zeros((count, *source.shape), sums, h), d_loops, d_edges
+    arrays = m.pointers(h, dh, source, target, None if bias is None else grad, room)
+    features, into, left, right, of_result, stats = arrays
+    d_el = stats + 4 * n * heads * ITEMSIZE[sums]
+    d_er = d_el + n * heads * slices * ITEMSIZE[sums]
     with m.on_device(h):
-        launch = scores_launch(m.device(h), dtype, h.shape[0], heads, feat, vector)
-        launch(m.stream(h), *arrays)
-    return el, er
+        dtype, alignment = m.dtype(h), features | into | left | right | of_result
+        case = n, heads, feat, slices, _score_vector(dtype, feat, alignment)
+        blocks, launch = _through_launch(m.device(h), dtype, *case)
+        partial = m.empty((blocks, count, *source.shape), sums, h)
+        read = features, into, d_el, d_er, left, right, of_result
+        launch(m.stream(h), *read, into, m.pointer(partial))
+        return dh, partial.sum(0), d_loops, d_edges
 
 
-@lru_cache(maxsize=256)
-def scores_launch(device: int, dtype: str, n: int, heads: int, feat: int, vector: int) -> Launch:
-    """Decide how scores are launched; ``device`` is the number of the current one."""
-    lanes, items = SCORE_LANES[feat > SCORE_LANES[0] * vector], n * heads
-    constants = lanes, vector
-    kernel = jit.load("attention/gat/scores.cu", "gat_scores", "5Pq2i", (dtype,), constants)
-    blocks = -(-items * lanes // THREADS)
-    return kernel.ready(blocks, after=(items, heads, feat), threads=THREADS)
+def _gradients(
+    m: Memory, sides: tuple[Structure, Structure, Any], h: Any, sizes: tuple[int, int], grad: Any,
+    places: tuple[int, ...], ends: Sequence[int], more: tuple[Any, ...], of_edges: bool,
+    d_er: int = 0, *, narrow: bool,
+) -> tuple[Any, ...]:  # fmt: skip
+    """Launch gradients of the features and of all scores.
+
+    ``places`` are the addresses of the fields of ``Forward`` and of the bias, ``more`` are
+    ``GatArguments`` behind the scores of both ends.  Gradients of these lie in one array, behind 4
+    values of each row and head: of sources by slice, how many is returned too, and those of targets
+    unless they have the address ``d_er``.
+    """
+    (S, T, perm), (heads, feat), (out, plus, statistics, bias) = sides, sizes, places
+    edges, loop_edges, seed, slope, share, loops = more
+    dtype, sums, stream = m.dtype(h), sums_dtype(h), m.stream(h)
+    shapes = shape_of(loop_edges), shape_of(edges, of_edges)
+    d_loops, d_edges = (m.empty(shape, sums, h) for shape in shapes)
+    dh, n_targets, n_sources = m.empty(h.shape, dtype, h), S.n_rows * heads, T.n_rows * heads
+    with m.on_device(h):
+        gathered = rounded(grad) if narrow else grad
+        X, of_result, features, into = m.pointers(gathered, grad, h, dh)
+        alignment = (X | (features | into) >> narrow) % 16
+        slices = row_shape(NARROW if narrow else dtype, heads, feat, alignment)[2]
+        sizes_of = 4 * n_targets, n_sources * slices, 0 if d_er else n_targets
+        room, size = m.empty((sum(sizes_of),), sums, h), ITEMSIZE[sums]
+        stats = m.pointer(room)
+        d_el = stats + sizes_of[0] * size
+        d_er = d_er or d_el + sizes_of[1] * size
+        drop = dropout_of(m, share, seed)
+        if n_targets:
+            of_loops = m.pointer(d_loops) if loops and loop_edges is not None else 0
+            if not loops:
+                zero(m, d_loops)
+            scores = _scores(m, S, ends, (None, loop_edges), drop, slope, loops=loops)
+            read = out, plus, bias, of_result, features
+            launch = S.once(_stats_launch, dtype, heads, feat)
+            launch(stream, *read, *scores, statistics, stats, d_er, of_loops)
+        if not feat or not (T.nnz or loops):
+            zero(m, dh)
+            if sizes_of[1]:
+                fill(d_el, sizes_of[1] * size, 0, stream)
+        elif n_sources:
+            in_columns = edges if T.nnz else None
+            scores = _scores(m, T, (ends[0], 0), (in_columns, loop_edges), drop, slope, loops=loops)
+            extra = ANYTHING if loops or in_columns is not None else NOTHING
+            case = dtype, heads, feat, alignment, True, narrow, (int(drop.below > 0), extra)
+            params = *scores, stats, features, into, d_el, heads, feat, slices
+            numbers = m.pointer(perm) if drop.below or in_columns is not None else 0
+            _launch(T, m, h, case, X, numbers, params)
+        if edges is not None and of_edges and S.nnz and heads:
+            places = ends[0], m.pointer(edges), stats
+            _of_edges(S, m, grad, h, heads, places, drop, (slope, loops), d_edges)
+    return dh, room, slices, d_loops, d_edges
 
 
-def score_vector(dtype: str, feat: int, alignment: int) -> int:
-    """Choose how many values a load has: 16 bytes where all rows are aligned to that."""
-    size = ITEMSIZE[dtype]
-    return 16 // size if (alignment | feat * size) % 16 == 0 else 1
+def _of_edges(
+    S: Structure, m: Memory, grad: Any, h: Any, heads: int, places: tuple[int, ...], drop: Dropout,
+    options: tuple[float, bool], d_edges: Any,
+) -> None:  # fmt: skip
+    """Launch the gradient of ``edges``, from products rounded to the dtype of the features."""
+    dots, (slope, loops) = edges_cuda.sddmm(S, grad, h), options
+    layout, types = f"9PQqii2{FLOATS[sums_dtype(h)]}I", (m.dtype(h), S.index_dtype)
+    kernel = jit.load(_ENTRIES, "gat_edge_gradient", layout, types)
+    arrays = S.indptr, S.indices, S.start, *places, *m.pointers(dots, d_edges)
+    numbers = drop.seed_at, drop.seed, S.nnz, heads, int(loops), slope, drop.scale, drop.below
+    kernel(S.blocks, (*arrays, *numbers), threads=THREADS, stream=m.stream(h))

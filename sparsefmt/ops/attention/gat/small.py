@@ -14,8 +14,7 @@ from ....formats.compressed import CSR
 from ....formats.sparsetools import add_product, add_transposed_product
 from ...engine import small
 from ...engine.cpu_arrays import wide
-from ..operands import Forward, GatArguments, heads_and_feat, shape_of
-from .twin import Dropping, Twin, by_head, dropping_of, narrow, rounded, type_of_sums
+from ..score import Forward, GatArguments, heads_and_feat, heads_of, shape_of, sums_dtype
 
 #: Work on the score of an entry, in multiply-adds of features.
 _SCORE = 16
@@ -23,30 +22,140 @@ _SCORE = 16
 _PART = 1 << 19
 
 
-def refuses(A: Any, bias: Any, h: Array, *_: Any, **__: Any) -> list[str]:
-    """List the reasons against a small ``gat``."""
-    return _reasons(A, h)
-
-
-def refuses_gradients(A: Any, T: Any, perm: Any, grad: Array, *_: Any, **__: Any) -> list[str]:
-    """List the reasons against small gradients of ``gat``."""
-    return _reasons(A, grad)
-
-
-def refuses_attention(A: Any, el: Array, *_: Any, **__: Any) -> list[str]:
-    """List the reasons against small weights of ``gat``."""
-    return _reasons(A, el[..., None])
-
-
-def _reasons(A: Any, h: Array) -> list[str]:
-    heads, feat = heads_and_feat(h)
+def reasons_against(A: Any, heads: int, feat: int) -> list[str]:
+    """List the reasons against small attention of so many heads and features of each."""
     work = (A.nnz + A.n_rows) * heads * (feat + _SCORE)
     return small.reasons_against(work, small.MOST_OF_ATTENTION)
 
 
-def refuses_scores(_: None, h: Array, *__: Any) -> list[str]:
-    """List the reasons against small scores of vectors, whose work is in both of them."""
-    return small.reasons_against(2 * h.size)
+class Dropping(NamedTuple):
+    """Which entries are dropped: those whose random word is below ``below``."""
+
+    seed: Any
+    below: Any
+    scale: Any  #: of the others
+
+
+class Twin(NamedTuple):
+    """Kernels of GAT made of three functions.
+
+    ``forward(A, bias, arguments, out=None, train=True)`` returns a ``Forward`` as sums run, without
+    what only backward needs unless ``train``.  ``gradients(A, (T, perm), grad, forward, of_edges,
+    arguments)`` returns those of ``h, el, er, loop_edges, edges``; T and perm may be None.
+    ``through_scores(h, dh, d_el, d_er, source, target)`` returns ``dh`` with what scores add to it,
+    and the gradients of both vectors.
+    """
+
+    forward: Callable[..., Forward]
+    gradients: Callable[..., tuple[Array, ...]]
+    through_scores: Callable[..., tuple[Array, Array]]
+
+    def gat(
+        self, A: CSR, bias: Array | None, *arguments: Any, out: Array | None = None, **_: Any
+    ) -> Array:
+        """Compute ``out[i, k] = sum of M[e, k] P[e, k] h[j, k] + bias[k]``, as ``ops.gat``.
+
+        The others are ``GatArguments``, here and in the gradients.
+        """
+        a = GatArguments(*arguments)
+        out = np.empty((A.n_rows, *a.h.shape[1:]), a.h.dtype) if out is None else out
+        result: Array = self.forward(A, bias, a, out=out, train=False).out
+        return result
+
+    def gat_with_statistics(self, A: CSR, bias: Array | None, *arguments: Any) -> Forward:
+        """Compute ``gat``, and what its gradient needs."""
+        a = GatArguments(*arguments)
+        out, plus, statistics = self.forward(A, bias, a)
+        return Forward(rounded(out, a.h), rounded(plus, a.h), statistics)
+
+    def gat_of_vectors(
+        self, A: CSR, h: Array, source: Array, target: Array, bias: Array | None, *more: Any
+    ) -> Array:
+        """Compute ``gat`` of scores of vectors; arguments and results as on a GPU."""
+        return self.gat(A, bias, *_with_scores(h, source, target, *more)).reshape(h.shape)
+
+    def gat_of_vectors_with_statistics(
+        self, A: CSR, h: Array, source: Array, target: Array, bias: Array | None, *more: Any
+    ) -> tuple[Array, Array, Array]:
+        """Compute ``gat_of_vectors``, and what its gradient needs."""
+        a = _with_scores(h, source, target, *more)
+        out, plus, statistics = self.gat_with_statistics(A, bias, *a)
+        kept = np.concatenate([part.reshape(-1) for part in (statistics, a.el, a.er)])
+        return out.reshape(h.shape), plus.reshape(h.shape), kept
+
+    def gat_backward(
+        self, A: CSR, T: CSR | None, perm: Array | None, grad: Array, out: Array | None,
+        plus: Array | None, statistics: Array | None, of_edges: bool, *arguments: Any, **_: Any,
+    ) -> tuple[Array, ...]:  # fmt: skip
+        """Compute gradients of ``h, el, er, loop_edges, edges``, empty where none are wanted.
+
+        What is not given of the forward pass and of the transpose is made anew.
+        """
+        a, saved = GatArguments(*arguments), Forward(out, plus, statistics)
+        if statistics is None:
+            saved = self.forward(A, None, a)
+        return self.gradients(A, (T, perm), grad, saved, of_edges, a)
+
+    def gat_of_vectors_backward(
+        self, A: CSR, T: CSR, perm: Array, grad: Array, out: Array, plus: Array, kept: Array,
+        of_edges: bool, h: Array, source: Array, target: Array, bias: Array | None, *more: Any,
+    ) -> tuple[Array, ...]:  # fmt: skip
+        """Compute gradients of ``h``, of vectors and bias in one, ``loop_edges``, ``edges``."""
+        n, (heads, feat) = len(h), heads_of(source)
+        features, grad, out, plus = (a.reshape(n, heads, feat) for a in (h, grad, out, plus))
+        statistics, el, er = np.split(kept, [4 * n * heads, 5 * n * heads])
+        a = GatArguments(features, el.reshape(n, heads), er.reshape(n, heads), *more)
+        if bias is not None:
+            out = wide(out) - wide(bias).reshape(heads, feat)
+        saved = Forward(out, plus, statistics.reshape(n, heads, 4))
+        dh, d_el, d_er, *others = self.gradients(A, (T, perm), grad, saved, of_edges, a)
+        dh, d_vectors = self.through_scores(features, dh, d_el, d_er, source, target)
+        if bias is not None:
+            d_bias = np.ones(n, d_el.dtype) @ wide(grad).reshape(n, source.size)
+            d_vectors = np.concatenate([d_vectors, d_bias.reshape(1, *source.shape)])
+        return dh.reshape(h.shape), d_vectors, *others
+
+
+def _with_scores(h: Array, source: Array, target: Array, *more: Any) -> GatArguments:
+    """Return the arguments of ``gat`` with the scores ``<h, source>`` and ``<h, target>``."""
+    h = h.reshape(len(h), *heads_of(source))
+    scores = _gat_scores
+    if small.reasons_against(2 * h.size):
+        from .cpu import gat_scores as scores
+    return GatArguments(h, *scores(h, source, target), *more)
+
+
+def by_head(h: Array) -> Array:
+    """Return features as (heads, n, feat), as sums run."""
+    return wide(h).reshape(len(h), *heads_and_feat(h)).transpose(1, 0, 2)
+
+
+def type_of_sums(x: Array) -> Any:
+    """Return the type in which sums of such features run."""
+    return np.dtype(sums_dtype(x)).type
+
+
+def rounded(values: Array, like: Array) -> Array:
+    """Round to the dtype of an array."""
+    with np.errstate(over="ignore", under="ignore"):
+        return values.astype(like.dtype, copy=False)
+
+
+def dropping_of(share: float, seed: Any, kind: Any) -> Dropping:
+    """Drop that share by a seed, None for none; ``kind`` is the type that sums run in."""
+    below = min(round(share * 2**32), 2**32 - 1)
+    number = 0 if seed is None else int(np.asarray(seed).item())
+    scale = kind(1 / (1 - share) if below else 1)
+    return Dropping(np.uint64(number % 2**64), np.uint64(below), scale)
+
+
+def narrow(kind: Any, value: float) -> Any:
+    """Convert to the type that sums run in, to infinity where it holds no such number."""
+    with np.errstate(over="ignore"):
+        return kind(value)
+
+
+# Small attention
 
 
 class _Values(NamedTuple):
@@ -289,8 +398,7 @@ def gat_attention(
 
 
 @small.quietly
-def gat_scores(_: None, h: Array, source: Array, target: Array) -> tuple[Array, Array]:
-    """``el = <h, source>`` and ``er = <h, target>`` of each row and head."""
+def _gat_scores(h: Array, source: Array, target: Array) -> tuple[Array, Array]:
     both = by_head(h) @ _vectors(h, source, target).transpose(0, 2, 1)
     el, er = (np.ascontiguousarray(both[..., k].T).reshape(h.shape[:-1]) for k in range(2))
     return el, er
@@ -313,5 +421,6 @@ def _vectors(h: Array, source: Array, target: Array) -> Array:
 
 
 _twin = Twin(_forward, _gradients, _through_scores)
-gat, gat_with_statistics = _twin.gat, _twin.gat_with_statistics
-gat_backward, gat_of_vectors_backward = _twin.gat_backward, _twin.gat_of_vectors_backward
+gat, gat_with_statistics, gat_backward = _twin.gat, _twin.gat_with_statistics, _twin.gat_backward
+gat_of_vectors, gat_of_vectors_backward = _twin.gat_of_vectors, _twin.gat_of_vectors_backward
+gat_of_vectors_with_statistics = _twin.gat_of_vectors_with_statistics

@@ -19,7 +19,7 @@ from ...engine.launch import ITEMSIZE
 from ...engine.memory import Memory, memory_of
 from ...engine.structure import Structure, exact, structure_of, transposed
 from ..gat.cuda import Dropout, dropout_of, zero
-from ..operands import PairwiseArguments, heads_and_feat, shape_of, sums_dtype
+from ..score import PairwiseArguments, heads_and_feat, shape_of, sums_dtype
 from . import column_blocks
 from . import shape as pairwise_shape
 from .column_blocks import ColumnBlock, blocks_of

@@ -31,8 +31,8 @@ from ...engine.lanes import (
 from ...engine.loops import MIDDLE, NARROW, dot, inlined, parallel, rows_of
 from ...engine.structure import transposed
 from ..gat.loops import Rows, stays
-from ..gat.twin import Dropping, dropping_of, narrow
-from ..operands import PairwiseArguments, heads_and_feat, shape_of, sums_dtype
+from ..gat.small import Dropping, dropping_of, narrow
+from ..score import PairwiseArguments, heads_and_feat, shape_of, sums_dtype
 
 #: Entries of a row at a time: 64 rows of 128 float32 values fill the first cache.
 ENTRIES = 64

@@ -1,0 +1,419 @@
+"""Check the arguments of a call, by the row of its operation, for NumPy, CuPy and torch.
+
+``bind`` takes one quick look at each array.  What fails it goes to a check of the ``Library``: its
+error names the argument, its value and the mend, or it makes an array of the argument.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Never, Protocol
+
+import numpy as np
+
+from ...errors import DeviceError, DtypeError, FormatError, ShapeError, UnsupportedError
+from ...formats import checks
+from ...formats.arrays import (
+    Array,
+    allocating,
+    as_array,
+    contiguous,
+    device_of,
+    is_cupy,
+    namespace,
+    on_device_of,
+    out_of_memory,
+)
+from ...formats.base import Format
+from ...formats.cbsr import CBSR
+from ...formats.sgt import SGT
+from ...graph.graph import Graph
+from .memory import memory_of
+from .table import FIRST, Arg, Op
+
+TF32, BF16 = PRECISIONS = ("tf32", "bf16")  #: to what float32 features may be rounded
+
+#: The name of an argument that has been checked, and its array.
+Named = tuple[str, Any]
+
+
+class Library(Protocol):
+    """What arrays and tensors differ in."""
+
+    kind: Any  #: the type of arrays
+    floats: frozenset[Any]  #: dtypes of values
+    layout: Any  #: of dense tensors; None for arrays, which have none
+
+    def cast(self, op: Op, A: Any, args: dict[str, Any]) -> dict[str, Any]:
+        """Cast arguments as the library does before an operation."""
+
+    def own_values(self, op: Op, A: Any, values: Any, like: Named) -> Any:
+        """Check that the matrix's own values have the dtype of ``like``."""
+
+    def check(self, name: str, value: Any, arg: Arg, A: Any, size: int, like: Named | None) -> Any:
+        """Check an argument that needs ``size`` rows; return an array, or raise what is wrong."""
+
+
+_libraries: dict[type, Library] = {}
+
+
+def register_library(graph: type, library: Library) -> None:
+    """Use ``library`` for the arguments of calls with graphs of that class."""
+    _libraries[graph] = library
+
+
+def bind(op: Op, A: Any, /, **args: Any) -> list[Any]:
+    """Check the matrix and the arguments of a call, in this order; return them as arrays.
+
+    Names are those that users see, in ``op.named``.  None stays None where it is allowed, but for
+    values: those of the matrix itself are returned then.
+    """
+    library: Any = ARRAYS
+    like: Named | None
+    if isinstance(A, Format):
+        shape = A.shape
+        leaf = A.__dict__[A._array_fields[0]]
+        kind: Any = type(leaf)
+        place = None if kind is np.ndarray else leaf.data.device_id
+        if checks.DEBUG:
+            A.check()
+    else:
+        library = _libraries.get(type(A)) or sparse(A)
+        kind, place, shape = library.kind, A.device, (A.n_rows, A.n_cols)
+        args = library.cast(op, A, args)
+    floats, layout, named, results = library.floats, library.layout, op.named, [A]
+    arrays = layout is None
+    bound: dict[str, Named] = {}
+    for name, value in args.items():
+        arg = named[name]
+        rows, check = arg.rows, arg.check
+        if value is None and arg.optional:
+            if arg.own:
+                value, other = A.data if arrays else A.csr_values, bound[arg.like]
+                if value is not None and value.dtype != other[1].dtype:
+                    value = library.own_values(op, A, value, other)
+        elif rows:
+            size = A.nnz if rows == "entries" else 1 if rows == "heads" else shape[rows == "cols"]
+            like, behind = bound.get(arg.like), arg.behind
+            if not (
+                (type(value) is kind or (not arrays and isinstance(value, kind)))
+                and value.dtype in floats
+                and value.ndim in arg.quick
+                and value.shape[0] == size
+                and (like is None or value.dtype == like[1].dtype)
+                and (like is None or not behind or value.shape[1:] == like[1].shape[behind])
+                and (place is None or place == (value.data.device_id if arrays else value.device))
+                and (check not in ("factor", "vectors") if arrays else value.layout is layout)
+            ):
+                value = library.check(name, value, arg, A, size, like)
+            bound[arg.name] = name, value
+            bound.setdefault(FIRST, (name, value))
+        elif check == "word":
+            if type(value) is not str or value not in arg.words:
+                word(name, value, arg.words)
+        elif arg.test:
+            value = arg.test(name, value)
+        elif check == "precision":
+            precision(value, *bound[FIRST])
+        elif check == "out":
+            inputs = [bound[each.name][1] if each.name in bound else None for each in op.arguments]
+            ((wanted, of),) = op.results(A, *inputs)
+            value = output(value, shape=wanted, like=of, inputs=inputs, A=A)
+        results.append(value)
+    return results
+
+
+def sparse(A: object) -> Format:
+    """Check for a sparse matrix of this package."""
+    if isinstance(A, Format):
+        if checks.DEBUG:
+            A.check()
+        return A
+    if isinstance(A, Graph):
+        raise DtypeError("A is a Graph: give one of its formats, graph.csr for instance.")
+    raise DtypeError(
+        f"A is a {type(A).__name__}: give a sparsefmt format (COO, CSR, CSC, SGT, CBSR), "
+        "for instance from sparsefmt.from_scipy()."
+    )
+
+
+# Words and numbers
+
+
+def word(name: str, value: object, allowed: Iterable[str]) -> str:
+    """Check for one of the allowed words."""
+    if not (isinstance(value, str) and value in allowed):
+        *names, last = (f'"{each}"' for each in allowed)
+        raise UnsupportedError(f"{name} is {value!r}: use {', '.join(names)} or {last}.")
+    return value
+
+
+def flag(name: str, value: object, kinds: Any = bool) -> bool:
+    """Check for True or False; ``kinds`` are the types that may say it."""
+    if not isinstance(value, kinds):
+        raise DtypeError(f"{name} is {value!r}: give True or False.")
+    return bool(value)
+
+
+def count_of_features(k: int, feat: int) -> None:
+    """Check how many of ``feat`` features to keep."""
+    if not 1 <= k <= feat:
+        raise ShapeError(f"k is {k} but a row has {feat} features: k lies between 1 and {feat}.")
+
+
+def precision(value: object, name: str, X: Any) -> None:
+    """Check for one of ``PRECISIONS``, for float32 features."""
+    if not (isinstance(value, str) and value in PRECISIONS):
+        raise UnsupportedError(f'precision is {value!r}: use "tf32" or "bf16", or leave it out.')
+    if X.dtype != np.float32:
+        raise UnsupportedError(
+            f'precision is "{value}" but {name} is {X.dtype}: it is for float32, leave it out.'
+        )
+
+
+# NumPy and CuPy
+
+
+class Arrays:
+    """NumPy and CuPy; arrays of other libraries come in through DLPack, sequences are copied."""
+
+    kind = np.ndarray
+    floats = frozenset(np.dtype(name) for name in ("float16", "float32", "float64"))
+    layout = None
+
+    def cast(self, op: Op, A: Any, args: dict[str, Any]) -> dict[str, Any]:
+        """Return the arguments: arrays are never cast."""
+        return args
+
+    def own_values(self, op: Op, A: Format, values: Array, like: Named) -> Never:
+        """Raise what says that the matrix's own values have another dtype."""
+        name, X = like
+        mend = f"{name}.astype(A.dtype) or A.astype({name}.dtype)"
+        raise DtypeError(f"A.data is {A.dtype} but {name} is {X.dtype}: cast one, {mend}.")
+
+    def check(
+        self, name: str, value: Any, arg: Arg, A: Format, size: int, like: Named | None
+    ) -> Any:
+        """Check an argument that needs ``size`` rows; return an array, or raise what is wrong."""
+        if arg.balanced:
+            return _balanced(name, value, A, size, like)
+        if isinstance(value, Format):
+            product = ", or spgemm(A, S) for row-balanced features" * (value.format == "cbsr")
+            dense = f"give a dense array, {name}.toarray(){product}"
+            raise DtypeError(f"{name} is a {type(value).__name__}: {dense}.")
+        array = as_array(name, value, empty=np.float64, beside=A._indices)
+        wrong = _SHAPES[arg.check](name, array, arg, A, size, like)
+        if wrong:
+            raise ShapeError(f"{name} {wrong}.")
+        checks.value_dtype(f"{name}.dtype", array.dtype)
+        _check_device(name, array, A)
+        narrow = like is not None and arg.widens and like[1].dtype.itemsize == 2
+        if like is not None and not (narrow and array.dtype == np.float32):
+            same_dtype(name, array, *like)
+        if arg.check != "factor":
+            return array
+        if narrow:  # kernels take float32
+            with on_device_of(array), allocating(f"{name} in float32"):
+                array = array.astype(np.float32)
+        return contiguous(array)
+
+
+ARRAYS = Arrays()
+_ONE: dict[Any, str] = {"rows": "row", "cols": "column"}
+_ENDS: dict[Any, str] = {"rows": "target", "cols": "source", "entries": "stored entry"}
+
+
+def _features(name: str, x: Array, arg: Arg, A: Format, size: int, like: Named | None) -> str:
+    """Return what is wrong with the shape of features."""
+    one = _ONE[arg.rows]
+    if x.ndim == 0:
+        return f"is a single {x.dtype}, of shape (): give a matrix, one row per {one} of A"
+    if x.ndim not in arg.axes:
+        hint = f"{name}[:, None]" if x.ndim == 1 else f"{name}.reshape(len({name}), -1)"
+        shapes = "(rows, feat)" + " or (rows, heads, feat)" * (3 in arg.axes)
+        return f"has shape {x.shape}: give {shapes}, such as {hint}"
+    if x.shape[0] != size:
+        return (
+            f"has {x.shape[0]} rows but A has {size} {one}s: {name} needs one row per {one} of A "
+            f"({name}.shape == {x.shape}, A.shape == {A.shape})"
+        )
+    return _unlike(x, arg, like)
+
+
+def _unlike(x: Array, arg: Arg, like: Named | None) -> str:
+    """Return what differs behind the rows of two arrays."""
+    if like is None or not arg.behind or x.shape[1:] == like[1].shape[1:]:
+        return ""
+    shapes = f"has shape {x.shape} but {like[0]} has {like[1].shape}"
+    return f"{shapes}: give both the same heads and feature width"
+
+
+def _factor(name: str, x: Array, arg: Arg, A: Format, size: int, like: Named | None) -> str:
+    """Return what is wrong with the shape of factors."""
+    one = _ONE[arg.rows]
+    if x.ndim == 0 and x.dtype.kind in "iuf":
+        xp = namespace(A._indices).__name__.replace("numpy", "np")
+        full = f"{xp}.full({size}, {x.item()}, {'A' if like is None else like[0]}.dtype)"
+        return f"has shape (): give one factor per {one} of A, {full} for instance"
+    if x.shape == (size,):
+        return ""
+    return f"has shape {x.shape}: give ({size},), one factor per {one} of A (A.shape == {A.shape})"
+
+
+def _entries(name: str, x: Array, arg: Arg, A: Format, size: int, like: Named | None) -> str:
+    """Return what is wrong with the shape of values, or rows, of entries."""
+    if x.ndim not in arg.axes or x.shape[0] != size:
+        shapes = f"({size},) or ({size}, heads)" if 1 in arg.axes else f"({size}, feat)"
+        if 1 not in arg.axes and x.ndim == 1:
+            shapes += f", {name}[:, None] for instance"
+        order = "in the order of A's data"
+        return f"has shape {x.shape} but A stores {size} entries: give {shapes}, {order}"
+    if like and arg.alike == "dtype" and x.ndim == 2 and like[1].ndim == 3:
+        heads, of_like = x.shape[1], like[1].shape[1]
+        if heads != of_like:
+            same = f"give both the same, or {like[0]} of shape (n_cols, feat) for all heads"
+            return f"has {heads} heads but {like[0]} has {of_like}: {same}"
+    if like and arg.behind and 1 in arg.axes and x.shape != like[1].shape:
+        return f"has shape {x.shape} but {like[0]} {like[1].shape}: give the same"
+    return _unlike(x, arg, like)
+
+
+def _scores(name: str, x: Array, arg: Arg, A: Format, size: int, like: Named | None) -> str:
+    """Return what is wrong with the shape of scores; one head may have an axis or none."""
+    each = _ENDS[arg.rows]
+    if like is None and x.ndim not in (1, 2):
+        return f"has shape {x.shape}: give ({size},) or ({size}, heads), one score per {each}"
+    heads = x.shape[1:] if like is None else like[1].shape[arg.behind]
+    if x.shape in ([(size,), (size, 1)] if heads in ((), (1,)) else [(size, *heads)]):
+        return ""
+    each += " and head" * bool(heads) + ", in the order of A's data" * (arg.rows == "entries")
+    sizes = f"(A.shape == {A.shape}, A.nnz == {A.nnz})"
+    return f"has shape {x.shape}: give {(size, *heads)}, one score per {each} {sizes}"
+
+
+def _vectors(name: str, x: Array, arg: Arg, A: Format, size: int, like: Named | None) -> str:
+    """Return what is wrong with the shape of one vector for each head; see ``_scores``."""
+    other, features = like or ("", x)
+    row = features.shape[1:]
+    if x.shape in ([row[-1:], (1, row[-1])] if row[:-1] in ((), (1,)) else [row]):
+        return ""
+    each = "one vector" + " per head" * (len(row) == 2)
+    return f"has shape {x.shape}: give {row}, {each} ({other}.shape == {features.shape})"
+
+
+_SHAPES = {
+    **{"features": _features, "factor": _factor, "entries": _entries},
+    **{"scores": _scores, "vectors": _vectors},
+}
+
+
+def _balanced(name: str, S: object, A: Format, size: int, like: Named | None) -> CBSR:
+    """Check for row-balanced features, as wide as others."""
+    if not isinstance(S, CBSR):
+        raise DtypeError(f"{name} is a {type(S).__name__}: give a CBSR, maxk(X, k) for instance.")
+    if S.n_rows != size:
+        raise ShapeError(
+            f"{name} has {S.n_rows} rows but A has {size} columns: {name} needs one row per "
+            f"column of A ({name}.shape == {S.shape}, A.shape == {A.shape})."
+        )
+    if like is not None and like[1].shape[1] != S.n_cols:
+        raise ShapeError(
+            f"{name} has {S.n_cols} columns but {like[0]} has shape {like[1].shape}: give both the "
+            "same feature width."
+        )
+    _check_device(name, S.indices, A)
+    return S
+
+
+def same_dtype(name: str, array: Any, other_name: str, other: Any) -> None:
+    """Check for the dtype of another array."""
+    if array.dtype != other.dtype:
+        raise DtypeError(
+            f"{name} is {array.dtype} but {other_name} is {other.dtype}: cast one, "
+            f"{name}.astype({other_name}.dtype) for instance."
+        )
+
+
+def _check_device(name: str, array: Array, A: Format) -> None:
+    """Check for an array on the device of ``A``."""
+    if device_of(array) != A.device:
+        raise DeviceError(
+            f"{name} is on {device_of(array)} but A is on {A.device}: move one of them, "
+            f'A.to("{device_of(array)}") for instance.'
+        )
+
+
+def structure(A: Format) -> Format:
+    """Return ``A`` without its values, where only the structure is read: conversions move less."""
+    return A if A.format in ("csr", "cbsr") else A.with_data(None)
+
+
+# Results
+
+
+def output(
+    out: Array | None,
+    *,
+    shape: tuple[int, ...],
+    like: Array,
+    inputs: Sequence[Array | None],
+    A: Format | None = None,
+) -> Array:
+    """Check ``out``, which may overlap no input and no array of ``A``, or allocate one."""
+    on_cpu, kind = isinstance(like, np.ndarray), type(like)
+    if out is None:
+        if not on_cpu:
+            return memory_of(like).empty(shape, like.dtype, like)
+        try:  # entering a context would take three calls
+            return np.empty(shape, like.dtype)
+        except MemoryError as error:
+            raise out_of_memory(f"a result of shape {shape}", error) from error
+    fits = type(out) is kind and out.shape == shape and out.dtype == like.dtype
+    if not (fits and (on_cpu or out.data.device_id == like.data.device_id)):
+        _check_output(out, shape, like)
+    if not out.flags.c_contiguous:
+        raise FormatError("out is not C-contiguous: give a fresh array, or none.")
+    if on_cpu and not out.flags.aligned:
+        raise FormatError("out is not aligned to its dtype: give a fresh array, or none.")
+    if on_cpu and not out.flags.writeable:
+        raise FormatError("out is read-only: give a writeable array, or none.")
+    low, high = _bounds(out)
+    for begin, end in (*map(_bounds, inputs), *(() if A is None else _bounds_of(A))):
+        if low < end and begin < high:
+            raise FormatError("out overlaps an input: give an array of its own.")
+    return out
+
+
+def _check_output(out: Any, shape: tuple[int, ...], like: Array) -> None:
+    """Raise what keeps ``out`` from taking a result of that shape, like that array."""
+    if not (is_cupy(out) or type(out) is np.ndarray):  # a subclass may hide cells or its shape
+        mend = "np.asarray(out) for instance" if isinstance(out, np.ndarray) else "or none"
+        raise DtypeError(f"out is a {type(out).__name__}: give a NumPy or CuPy array, {mend}.")
+    if device_of(out) != device_of(like):
+        raise DeviceError(
+            f"out is on {device_of(out)} but the inputs are on {device_of(like)}: give an array "
+            "there, or none."
+        )
+    if out.shape != shape:
+        raise ShapeError(f"out has shape {out.shape}: the result has {shape}, give that.")
+    if out.dtype != like.dtype:
+        raise DtypeError(f"out is {out.dtype}: the result is {like.dtype}, give that.")
+
+
+def _bounds_of(A: Format) -> tuple[tuple[int, int], ...]:
+    """Return the bounds of all that an operation may read of ``A``; they are computed once."""
+    cached: tuple[Array | None, tuple[tuple[int, int], ...]] | None = A.__dict__.get("_bounds")
+    if cached is None or cached[0] is not A.data:
+        cached = A.data, tuple(map(_bounds, A._arrays().values()))
+        object.__setattr__(A, "_bounds", cached)
+    return cached[1] if type(A) is not SGT else (*cached[1], *map(_bounds, A._built_arrays()))
+
+
+def _bounds(a: Any) -> tuple[int, int]:
+    """Return where an array begins and ends: for None, and for no values, nowhere."""
+    if a is None or not a.size:
+        return 0, 0
+    start = a.__array_interface__["data"][0] if isinstance(a, np.ndarray) else a.data.ptr
+    if a.flags.c_contiguous:
+        return start, start + a.nbytes
+    reach = [stride * (size - 1) for stride, size in zip(a.strides, a.shape, strict=True)]
+    low = start + sum(step for step in reach if step < 0)
+    return low, start + sum(step for step in reach if step > 0) + a.itemsize

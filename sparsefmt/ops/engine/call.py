@@ -1,0 +1,238 @@
+"""The one path to a kernel: choose it for a case, prepare its launches, and launch them.
+
+``call`` takes a row of the table and arguments that have been checked.  On a GPU ``Memory.case``
+lists what launches depend on: dtypes, widths, strides and alignment of the arrays, the options, and
+what their library allows.  The first call of a case asks ``refuses`` of each kernel, and the first
+kernel that accepts prepares its launches; later calls look them up, allocate and launch.
+"""
+
+import inspect
+from collections.abc import Callable, Hashable
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
+from itertools import zip_longest
+from operator import itemgetter
+from typing import Any, Protocol
+
+import numpy as np
+
+from ...errors import OutOfMemoryError, UnsupportedError
+from ...formats.arrays import Array, allocating, namespace, on_device_of, out_of_memory
+from ...formats.base import Format
+from ...formats.compressed import CSR
+from ...formats.convert import numbered_csr
+from . import table
+from .jit import Launch
+from .memory import Memory, memories, memory_of
+from .order import in_csr_order, in_own_order
+from .structure import Structure, has_tiles, structure_of, tiled
+from .table import Kernel, Op
+
+
+class Question(Protocol):
+    """A question of ``explain``, which hears of the calls of its context."""
+
+    def runs(self, row: Op, A: Any, *args: Any, **options: Any) -> bool:
+        """Note which kernel the call chooses; return True if it is also to run."""
+
+
+#: The question that is asked in this context, None if there is none.
+question: ContextVar[Question | None] = ContextVar("question", default=None)
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """The launches of a case and its result.
+
+    A launch takes the arguments of these names: those of the kernel, ``"out"``, the structure's
+    ``"indptr", "indices", "start", "slot", "cut"`` and ``"nnz"``, and ``"workspace"`` and
+    ``"workspace_end"``, whose bytes ``workspace`` tells; ``""`` is a null pointer.
+    """
+
+    launches: tuple[tuple[Launch, Any], ...]  #: each with its names, which ``call`` makes a getter
+    shape: tuple[int, ...]  #: of the result, behind its rows: one for each row of the structure
+    dtype: str
+    workspace: tuple[int, int] = (0, 0)  #: bytes before ``workspace_end``, and in all
+
+
+_ON_GPU = ("csr", True)  # as every ``Structure``
+
+
+class Launcher:
+    """A kernel on a GPU whose launches are prepared once for a case.
+
+    ``prepare(S, m, *arguments, out=..., **options)`` returns the ``Prepared`` launches, or for a
+    case that needs more a function ``(S, *arguments, out=..., **options)``, which is called in
+    their place.  It may depend on what ``Memory.case`` lists, on ``sizes(S)``, and on what
+    structures that are ``alike`` share, but on no other number of rows or entries.
+    """
+
+    def __init__(self, prepare: Callable[..., Any], sizes: Callable[[Structure], Hashable]) -> None:
+        self.prepare, self.sizes = prepare, sizes
+        self.name = self.title = f"{prepare.__module__}.{prepare.__qualname__}"
+        self.candidates = {_ON_GPU: (Kernel(self.name, self),)}
+        self.arguments = tuple(inspect.signature(prepare).parameters)[2:]
+
+    def __call__(self, A: CSR | Structure, *args: Any, **options: Any) -> Any:
+        """Run the kernel, whatever its row would choose."""
+        return call(self, A, *args, **options)
+
+
+#: Names of the values that each launch may take before those of the arguments.
+_BEFORE = (
+    *("", "indptr", "indices", "start", "slot", "cut", "nnz"),
+    *("workspace", "workspace_end", "out"),
+)
+
+
+def call(row: Op | Launcher, A: Any, *args: Any, **options: Any) -> Any:
+    """Run the first kernel of a row that takes these arguments.
+
+    Parameters
+    ----------
+    row : Op or Launcher
+    A : Format, Structure or None
+        None for an operation without a matrix.
+    *args, **options
+        The row's arguments, then what kernels take beside them, such as ``out``.
+
+    Returns
+    -------
+    array or tuple of arrays
+        ``out`` if the kernel returns nothing.
+    """
+    S: Any = None
+    prepared: Any = None
+    if row.sizes is not None and (type(A) is Structure or _is_csr_on_gpu(A)):
+        S, x = A if type(A) is Structure else structure_of(A), args[0]
+        m = memories.get(type(x)) or memory_of(x)
+        away, case, addresses, stream = m.case((*args, *options.values()))
+        if away:
+            with m.on_device(x):
+                return call(row, A, *args, **options)
+        if options:
+            case += tuple(options)
+        decided = S.decided.get(row.name) or S.decide(row.name, row.sizes)
+        prepared = decided.get(case)
+    asked = question.get()
+    if asked is not None and type(row) is Op and not asked.runs(row, A, *args, **options):
+        return options.get("out")
+    # The choice among tiles depends on what has been built of them by now.
+    anew = bool(tiled) and S is not None and type(row) is Op and has_tiles(S)
+    if prepared is None or anew:
+        for kernel in row.candidates[_ON_GPU if type(A) is Structure else place_of(A, args)]:
+            if kernel.refuses is None or not kernel.refuses(A, *args, **options):
+                break
+        else:
+            raise _refusal(row, A, args, options)
+        if S is None or anew or type(kernel.run) is not Launcher:
+            try:
+                out = kernel.run(A, *args, **options)
+                return options.get("out") if out is None else out
+            except OutOfMemoryError:
+                raise
+            except MemoryError as error:
+                raise out_of_memory(f"{row.title} by {kernel.name}", error) from error
+        prepared = decided[case] = _prepare(kernel.run, S, m, args, options)
+    if type(prepared) is not Prepared:
+        return prepared(S, *args, **options)
+    out, result, begin, end = options.get("out"), 0, 0, 0
+    if out is None:
+        out = m.empty((S.n_rows, *prepared.shape), prepared.dtype, x)
+        result = m.address(out)
+    if prepared.workspace[1]:
+        workspace = m.empty(prepared.workspace[1:], "uint8", x)
+        begin = m.address(workspace)
+        end = begin + prepared.workspace[0]
+    of_structure = 0, S.indptr, S.indices, S.start, S.slot, S.cut, S.nnz
+    values = *of_structure, begin, end, result, *addresses
+    for launch, in_order in prepared.launches:
+        launch(stream, *in_order(values))
+    return out
+
+
+def _refusal(row: Any, A: Any, args: tuple[Any, ...], options: dict[str, Any]) -> UnsupportedError:
+    """Return the error of a call that every kernel refuses."""
+    from .explain import explain_choice
+
+    explanation = explain_choice(row, A, args, options)
+    return UnsupportedError(f"no kernel can run this {row.title}.\n{explanation}")
+
+
+def _is_csr_on_gpu(A: Any) -> bool:
+    return isinstance(A, CSR) and type(A.indices) is not np.ndarray
+
+
+def place_of(A: Any, args: tuple[Any, ...]) -> tuple[str, bool]:
+    """Return the format of a matrix, and True if it is on a GPU.
+
+    Features alone, without a matrix, go as those of a CSR.
+    """
+    if A is None:
+        return "csr", type(args[0]) is not np.ndarray
+    return A.format, type(A) is Structure or type(A._indices) is not np.ndarray
+
+
+def _prepare(
+    launcher: Launcher, S: Structure, m: Memory, args: tuple[Any, ...], options: dict[str, Any]
+) -> Any:
+    """Prepare the launches of a case, and how their arguments are picked from all values."""
+    prepared = launcher.prepare(S, m, *args, **options)
+    if type(prepared) is not Prepared:
+        return prepared
+    names = *_BEFORE, *launcher.arguments[: len(args)], *options
+    places = {name: place for place, name in enumerate(names)}
+    if options.get("out") is None:
+        places["out"] = _BEFORE.index("out")
+    launches = (
+        (launch, itemgetter(*(places.get(name, 0) for name in of_launch)))
+        for launch, of_launch in prepared.launches
+    )
+    return replace(prepared, launches=tuple(launches))
+
+
+# Matrices in other formats than CSR
+
+
+def convert_to_csr(op: str) -> Kernel:
+    """Make the last kernel of an operation on CSR, which converts other formats."""
+
+    def run_on_csr(A: Format, *args: Any, **options: Any) -> Any:
+        B, perm = numbered_csr(A)
+        if "values" in options:
+            options["values"] = B.data
+        if perm is None:
+            return call(table.find(op), B, *args, **options)
+        return _run_in_own_order(table.find(op), B, perm, args, options)
+
+    note = "converts to CSR at each call: keep A.tocsr(), or a Graph"
+    return Kernel(f"{op}_through_csr", run_on_csr, refuses=_is_csr, note=note)
+
+
+def _run_in_own_order(
+    op: Op, B: CSR, perm: Array, args: tuple[Any, ...], options: dict[str, Any]
+) -> Any:
+    """Run on ``B`` what has its values in another order; ``perm`` are the numbers there."""
+    names = (None,) * 2 * (op.structures == 2) + op.names
+    args_of_csr = (
+        in_csr_order(value, perm) if name in op.entries else value
+        for name, value in zip_longest(names[: len(args)], args)
+    )
+    out = options.get("out")
+    if out is not None and op.entry_results:
+        with on_device_of(out), allocating(f"{out.nbytes} bytes of values in CSR order"):
+            options["out"] = namespace(out).empty_like(out)
+    result = call(op, B, *args_of_csr, **options)
+    if result is None or question.get() is not None:
+        return out  # ``explain`` runs nothing
+    if op.returns == 1:
+        return in_own_order(result, perm, out) if op.entry_results else result
+    results = list(result)
+    for place in op.entry_results:
+        if results[place] is not None and len(results[place]) == B.nnz:
+            results[place] = in_own_order(results[place], perm)
+    return tuple(results)
+
+
+def _is_csr(A: Any, *_: Any, **__: Any) -> list[str]:
+    return ["A is CSR already"] if A.format == "csr" else []
