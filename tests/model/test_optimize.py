@@ -717,7 +717,7 @@ def test_constants_are_computed_once_and_again_when_they_are_written_to(monkeypa
     plain = copy.deepcopy(layer)
     found = optimize(layer, graph, x=x, training=True, mode="model").layers[""]
     (planned,) = layer._plan.composition.plans.values()
-    tree = next(c.tree for c in found.candidates if bare(c.tree) == "(D·A·D·H)·W")
+    tree = next(c.tree for c in found.candidates if text_of(c.tree) == "(D·A·D·H)·W")
     planned.program = composition.Program(tree)
     layer._plan.left.clear()
     real = program.FUNCTIONS["spmm_scaled"]
