@@ -269,7 +269,8 @@ def of_graph(graph: Any, weights: Any, self_loops: bool) -> Any:
     """The values of ``autograd.gcn_norm``, of its products and torch's operations."""
     import torch
 
-    from sparsefmt.autograd import graph_tensors, sddmm, spmm
+    from sparsefmt.autograd import sddmm, spmm
+    from sparsefmt.autograd.tensors.prepare import graph_tensors
     from sparsefmt.nn._loops import missing_loops
 
     tensors = graph_tensors(graph)

@@ -8,6 +8,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
+    from ._caches import clear_caches as clear_caches
     from .errors import DeviceError as DeviceError
     from .errors import DtypeError as DtypeError
     from .errors import FileFormatError as FileFormatError
@@ -56,6 +57,7 @@ if TYPE_CHECKING:
 
 #: Module -> the public names that it defines; resolved on first use (PEP 562).
 _MODULES = {
+    "_caches": "clear_caches",
     "model.optimizing": "optimize",
     "errors": (
         "DeviceError DtypeError FileFormatError FormatError IndexRangeError KernelLaunchError "

@@ -26,7 +26,7 @@ from .errors import UnsupportedError
 from .formats.base import Format
 from .formats.coo import COO
 from .io.bounded import check_regular, writing
-from .plan.rules import bare
+from .plan.rules import text_of
 from .stats import TILES, Tile, summarize
 
 if TYPE_CHECKING:
@@ -218,7 +218,7 @@ def _short(value: float) -> str:
 
 
 def survival(degrees: np.ndarray[Any, Any]) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """Return each degree that occurs, and the share of vertices with at least that degree."""
+    """Return ``(d, share)``: each degree that occurs, and the share of vertices that reach it."""
     d, count = np.unique(degrees, return_counts=True)
     return d, np.cumsum(count[::-1])[::-1] / max(len(degrees), 1)
 
@@ -440,5 +440,5 @@ def _draw_plan(axes: Axes, plan: "Plan", colours: dict[str, str], title: str) ->
     for side in ("top", "right", "left"):
         axes.spines[side].set_visible(False)
     axes.tick_params(length=0)
-    labels = [f"{bare(candidate.tree)}  {numbers[candidate.tree]}" for candidate in shown]
+    labels = [f"{text_of(candidate.tree)}  {numbers[candidate.tree]}" for candidate in shown]
     axes.set_yticks(place, labels, fontsize=8.5)

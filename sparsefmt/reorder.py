@@ -170,7 +170,7 @@ class Order:
 
 
 def degree_order(A: Format, *, descending: bool = True) -> Order:
-    """Sort rows by their number of stored entries, ties by row.
+    """Compute the order of rows by their number of stored entries, ties by row.
 
     Parameters
     ----------
@@ -235,7 +235,7 @@ def rcm_order(A: Format) -> Order:
 
 
 def community_order(A: Format, *, seed: int = 0, rounds: int = 24) -> Order:
-    """Sort vertices by community, communities by their lowest vertex, ties by vertex.
+    """Compute an order of vertices by community, then by vertex; communities by lowest vertex.
 
     Label propagation on ``A + A.T``: every vertex begins alone; in each round a random half of them
     takes the label ``l`` that maximises ``links(v, l) - deg(v) * deg(l) / (2 m)``, where ``links``

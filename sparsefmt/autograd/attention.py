@@ -12,11 +12,12 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.nn.functional import linear
 
-from ..errors import UnsupportedError
-from ..ops.attention.score import ADDITIVE, DOT, GATV2, OF_VECTORS, Options
-from ..ops.attention.score import scale as scale_of
-from .engine import check_attention as check
+from ..errors import ShapeError, UnsupportedError
+from ..ops.attention import rows, score
+from ..ops.attention.score import Options
+from ..ops.engine.bind import flag
 from .engine import checks
+from .engine.checks import bind
 from .engine.library import LibraryOp, is_functional
 from .engine.recording import apart, once, recorded
 from .plain import applied, is_taped
@@ -103,8 +104,9 @@ def gat_aggregate(
     ``ops.gat``.  GAT (ICLR'18), equations 1 to 4; fuseGNN (ICCAD'20), section 3.
     """
     tensors = tensors_of(graph, h, er)
-    h, el, er, edges, _ = check.operands(ADDITIVE, tensors, (h, el, er), edge_scores)
-    options = check.options(negative_slope, dropout, seed, self_loops, tensors)
+    arrays = {"h": h, "el": el, "er": er, "edge_scores": edge_scores}
+    _, h, el, er, edges = bind(rows.GAT, tensors, **arrays)
+    options = _options(negative_slope, dropout, seed, self_loops, tensors)
     return from_scores(tensors, options, h, el, er, in_csr_order(tensors, edges), None)
 
 
@@ -173,13 +175,12 @@ def gat_of_vectors(
             "loop_scores are given but self_loops is False: there are no loops whose scores they "
             "were, give self_loops=True or leave them out."
         )
-    given = h, source, target, bias
-    h, source, target, bias, edges, loops = check.operands(
-        OF_VECTORS, tensors, given, edge_scores, loop_scores
-    )
-    options = check.options(negative_slope, dropout, seed, self_loops, tensors)
-    scores = in_csr_order(tensors, edges), loops
-    return from_vectors(tensors, options, h, source, target, bias, *scores)
+    arrays = {"h": h, "source": source, "target": target, "bias": bias}
+    scores = {"edge_scores": edge_scores, "loop_scores": loop_scores}
+    _, *vectors, edges, loops = bind(rows.GAT_OF_VECTORS, tensors, **arrays, **scores)
+    _check_square("h is of sources and targets", tensors)
+    options = _options(negative_slope, dropout, seed, self_loops, tensors)
+    return from_vectors(tensors, options, *vectors, in_csr_order(tensors, edges), loops)
 
 
 def gatv2_aggregate(
@@ -232,9 +233,9 @@ def gatv2_aggregate(
     GATv2 (ICLR'22), equation 7.
     """
     tensors = tensors_of(graph, left, right)
-    given = left, right, att
-    left, right, att, edges, _ = check.operands(GATV2, tensors, given, edge_scores)
-    options = check.options(negative_slope, dropout, seed, self_loops, tensors)
+    arrays = {"left": left, "right": right, "att": att, "edge_scores": edge_scores}
+    _, left, right, att, edges = bind(rows.GATV2, tensors, **arrays)
+    options = _options(negative_slope, dropout, seed, self_loops, tensors)
     edges = in_csr_order(tensors, edges)
     return _pairwise(tensors, options, 1.0, right, left, None, att, edges)
 
@@ -290,12 +291,37 @@ def dot_aggregate(
     Transformer (NeurIPS'17), equation 1, over the edges of a graph.
     """
     tensors = tensors_of(graph, keys, queries)
-    given = keys, queries, values
-    keys, queries, values, edges, _ = check.operands(DOT, tensors, given, edge_scores)
-    factor = scale_of(scale, keys.shape[-1])
-    options = check.options(0.0, dropout, seed, self_loops, tensors)
+    arrays = {"keys": keys, "queries": queries, "values": values, "edge_scores": edge_scores}
+    _, keys, queries, values, edges = bind(rows.DOT_ATTENTION, tensors, **arrays)
+    factor = score.scale(scale, keys.shape[-1])
+    options = _options(0.0, dropout, seed, self_loops, tensors)
     edges = in_csr_order(tensors, edges)
     return _pairwise(tensors, options, factor, queries, keys, values, None, edges)
+
+
+def _options(
+    negative_slope: Any, dropout: Any, seed: Any, self_loops: Any, tensors: GraphTensors
+) -> Options:
+    """Check the numbers, and put the seed on the device of the graph."""
+    slope, share, loops = _numbers(negative_slope, dropout, self_loops)
+    if loops:
+        _check_square("self_loops is True", tensors)
+    checks.seed(seed, tensors)
+    drawn = checks.seed_on_device(seed, tensors) if share else None
+    return Options(drawn, slope, share, loops)
+
+
+def _numbers(negative_slope: Any, dropout: Any, self_loops: Any) -> tuple[float, float, bool]:
+    """Check the numbers that need no graph."""
+    slope, share = score.number("negative_slope", negative_slope), score.share(dropout)
+    return slope, share, flag("self_loops", self_loops)
+
+
+def _check_square(why: str, tensors: GraphTensors) -> None:
+    """Check that the graph is square; the error says why it must be."""
+    if tensors.n_rows != tensors.n_cols:
+        shape = tensors.n_rows, tensors.n_cols
+        raise ShapeError(f"{why} but the graph has shape {shape}: give a square one.")
 
 
 # Without checks
@@ -463,7 +489,7 @@ def gat_convolution(
     ``weight`` is ``W`` transposed, ``vectors`` of sources and targets (1, heads, feat).
     """
     # That the graph is square ``is_plain`` has asked.
-    slope, share, loops = check.numbers(negative_slope, dropout, self_loops)
+    slope, share, loops = _numbers(negative_slope, dropout, self_loops)
     tensors = tensors_of(graph)
     seed = checks.seed_on_device(None, tensors) if share else None
     if is_taped(x, weight, *vectors, bias):

@@ -16,7 +16,7 @@ from torch.autograd import Function
 from ..ops.cbsr.api import REDUCTIONS
 from ..ops.engine.bind import word
 from .engine import checks as _check
-from .engine.library import LibraryOp, unheard
+from .engine.library import LibraryOp
 from .engine.recording import apart, recorded
 from .matmul import Factors, csr_operands, factor_gradients, restored, scaled
 from .tensors.prepare import GraphLike, tensors_of
@@ -243,15 +243,15 @@ def maxk_spgemm(
     ``factors`` are edge values, and the scales of rows and columns.
     """
     out: Tensor
-    if unheard(tensors.rows, (x, *factors)):
-        columns, data = MAXK.at_once(None, x, k)
-        out = SPGEMM.at_once(tensors.rows, columns, data, x.shape[1], *factors, reduce)
-        return out
-    if recorded(x) and not recorded(*factors):  # one node in the place of two
+    if recorded(*factors):
+        columns, data = choose_features(x, k)
+        return spgemm(tensors, columns, data, x.shape[1], *factors, reduce=reduce)
+    if recorded(x):  # one node in the place of two
         out = _MaxkSpgemm.apply(*apart(x, *factors), k, tensors, reduce)  # type: ignore[no-untyped-call]
         return out
-    columns, data = choose_features(x, k)
-    return spgemm(tensors, columns, data, x.shape[1], *factors, reduce=reduce)
+    columns, data = MAXK(x, k)
+    out = SPGEMM(tensors.rows, columns, data, x.shape[1], *factors, reduce)
+    return out
 
 
 class _MaxkSpgemm(Function):

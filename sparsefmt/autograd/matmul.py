@@ -18,7 +18,6 @@ from ..errors import ShapeError
 from ..ops.engine.bind import bind, word
 from ..ops.matmul.api import REDUCTIONS, summed
 from .engine import checks as _check
-from .engine import library
 from .engine.library import LibraryOp
 from .engine.recording import apart, once, recorded
 from .tensors.order import in_csr_order, in_own_order
@@ -109,23 +108,7 @@ def spmm(
     if getattr(x, "ndim", 2) == 3 or getattr(edge_weight, "ndim", 1) == 2:
         return _of_heads(tensors, x, edge_weight, reduce, row_scale, col_scale)
     inputs = csr_operands(tensors, x, edge_weight, row_scale, col_scale)
-    return _product(tensors, reduce, *inputs)
-
-
-def _product(
-    tensors: GraphTensors,
-    reduce: str,
-    x: Tensor,
-    values: Tensor | None,
-    row_scale: Tensor | None,
-    col_scale: Tensor | None,
-) -> Tensor:
-    """Multiply the graph with features after the checks."""
-    if library.unheard(tensors.rows, (x, values, row_scale, col_scale)):
-        args = x, values, None, row_scale, col_scale, reduce
-        out: Tensor = SPMM.at_once(tensors.rows, *args)
-        return out
-    return multiply(tensors, False, x, values, row_scale, col_scale, reduce)
+    return multiply(tensors, False, *inputs, reduce)
 
 
 def _of_heads(
@@ -144,7 +127,7 @@ def _of_heads(
         _check.features("x", x, rows=tensors.n_cols, axis="columns", graph=tensors)
         flat = x.reshape(x.shape[0], x.shape[1] * x.shape[2])
         inputs = csr_operands(tensors, flat, edge_weight, row_scale, col_scale)
-        out = _product(tensors, reduce, *inputs)
+        out = multiply(tensors, False, *inputs, reduce)
         return out.view(out.shape[0], *x.shape[1:])
     summed(reduce)
     heads = edge_weight.shape[1]

@@ -336,7 +336,7 @@ class DistGraph(Shared):
     def extended(self, x: Tensor) -> Tensor:
         """Join the features of this rank and of its halo: (n_sources + n_halo, ...)."""
         self.check("x", x, dims=None)
-        return torch.cat([x, self.halo.exchange(x)])
+        return torch.cat([x, self.halo.start(x).finish()])
 
     def sends_first(self, x: Tensor, width: int) -> bool:
         """Return True if features travel before they are mapped to that width.

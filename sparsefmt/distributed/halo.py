@@ -6,6 +6,7 @@ one has asked for; gradients return to the owners, and add up in a fixed order.
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 from typing import Any, NamedTuple
 from weakref import ref
@@ -52,11 +53,7 @@ class Halo:
     """
 
     def __init__(
-        self,
-        vertices: Tensor,
-        bounds: tuple[int, ...],
-        group: Any = None,
-        exchange_dtype: torch.dtype | None = None,
+        self, vertices: Tensor, bounds: tuple[int, ...], group: Any, exchange_dtype: Any
     ) -> None:
         self.vertices, self.group, self.exchange_dtype = vertices, group, exchange_dtype
         self.traffic, self.rank = Traffic(), dist.get_rank(group)
@@ -82,19 +79,16 @@ class Halo:
         if self.n_received and self.n_received >= GATHERED * ranks * (ranks - 1) * most:
             owner = torch.searchsorted(borders[1:], vertices, right=True)
             self.gathered = Gathered(most, ranks, owner * most + vertices - borders[owner])
-        self._home: Graph | None = None
         self.memory = ReceivedRows(any(a == b for a, b in pairwise(bounds)))
 
-    @property
+    @cached_property
     def home(self) -> Graph:
         """Matrix of ones that sums returned gradients by own row: (n_local, n_sent)."""
-        if self._home is None:
-            copies = torch.arange(len(self.rows), device=self.rows.device)
-            self._home = numbered_graph(copies, self.rows, len(self.rows), self.n_local)
-        return self._home
+        copies = torch.arange(len(self.rows), device=self.rows.device)
+        return numbered_graph(copies, self.rows, len(self.rows), self.n_local)
 
     def start(self, x: Tensor) -> "Exchange":
-        """Begin to receive the rows of ``x``, (n_local, ...), that other ranks own.
+        """Begin to receive the rows of ``x``, (n_local, ...), that other ranks own, differentiably.
 
         Those of a constant tensor come once, until it is changed or gone, or eight others came.
         """
@@ -110,26 +104,18 @@ class Halo:
         if constant:
             exchange.remembered = self.memory.rows_of(x)
         if checks.DEBUG and debugging(x.device):
-            self._check_alike(x, exchange.remembered is not None)
+            facts = {
+                "the call": "an exchange",
+                "x.dtype": str(x.dtype),
+                "x.shape[1:]": tuple(x.shape[1:]),
+                "x.requires_grad": x.requires_grad,
+                "torch.is_grad_enabled()": torch.is_grad_enabled(),
+                "whether x is as it was exchanged": exchange.remembered is not None,
+            }
+            on_all_ranks(lambda: facts, self.group, x.device, alike=True)
         if constant and exchange.remembered is None and not torch.is_inference_mode_enabled():
             exchange.constant = x
         return exchange
-
-    def _check_alike(self, x: Tensor, is_remembered: bool) -> None:
-        """Compare with other ranks what decides whether and how rows travel, and gradients."""
-        facts = {
-            "the call": "an exchange",
-            "x.dtype": str(x.dtype),
-            "x.shape[1:]": tuple(x.shape[1:]),
-            "x.requires_grad": x.requires_grad,
-            "torch.is_grad_enabled()": torch.is_grad_enabled(),
-            "whether x is as it was exchanged": is_remembered,
-        }
-        on_all_ranks(lambda: facts, self.group, x.device, alike=True)
-
-    def exchange(self, x: Tensor) -> Tensor:
-        """Receive the rows of ``x`` that other ranks own: (n_halo, ...), differentiable."""
-        return self.start(x).finish()
 
     def _narrowed(self, rows: Tensor) -> Tensor:
         """Cast rows to the dtype in which they travel."""

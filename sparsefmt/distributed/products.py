@@ -219,7 +219,7 @@ def _scaled(
     """Return features, and the scales of own sources and of the halo's, which travel once."""
     if col_scale.requires_grad:
         return x * col_scale[:, None], None, None
-    return x, col_scale, graph.halo.exchange(col_scale)
+    return x, col_scale, graph.halo.start(col_scale).finish()
 
 
 def _multiplied(

@@ -1,10 +1,10 @@
 """Equal shares of the rows of a CSR: how kernels over it divide their work."""
 
 from dataclasses import dataclass
-from functools import cache
 
 import numpy as np
 
+from .._caches import cache
 from .arrays import (
     Array,
     allocating,

@@ -158,7 +158,7 @@ def _chunks(
 
 
 def _pack(chunk: _Chunk) -> Array:
-    """Pack (window, column, place) of each entry into a word; windows count from the chunk's."""
+    """Pack (window, column, place) of a chunk's entries into words, in their order."""
     bounds, first = chunk.bounds, chunk.entries.start
     bits = chunk.layout.column_bits, chunk.layout.place_bits
     if is_cupy(bounds):

@@ -7,11 +7,11 @@ scans and searches; none loops over rows.
 
 import sys
 from collections.abc import Callable, Sequence
-from functools import cache
 from typing import Any, TypeAlias
 
 import numpy as np
 
+from .._caches import cache
 from ..errors import OutOfMemoryError, ShapeError, UnsupportedError
 from . import checks, primitives, sparsetools
 from .arrays import (

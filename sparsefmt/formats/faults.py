@@ -3,10 +3,11 @@
 The kernels only find places; ``checks`` says what they mean.
 """
 
-from functools import cache
 from typing import Any
 
 import numpy as np
+
+from .._caches import cache
 
 CLEAN = int(np.iinfo(np.int64).max)
 

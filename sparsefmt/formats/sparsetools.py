@@ -4,13 +4,13 @@
 module with its loops takes 0.5 ms.  They check nothing, run on one thread and hold Python's lock.
 """
 
-from functools import cache
 from importlib import import_module
 from importlib.machinery import PathFinder
 from importlib.util import find_spec, module_from_spec
 from pathlib import Path
 from typing import Any
 
+from .._caches import cache
 from .arrays import Array
 
 

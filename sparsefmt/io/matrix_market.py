@@ -8,7 +8,6 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
 from io import BytesIO
 from itertools import count, islice
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
+from .._caches import cache
 from ..errors import FileFormatError, UnsupportedError
 from ..formats import foreign
 from ..formats.arrays import Array, DType, allocating

@@ -12,12 +12,12 @@ from torch.nn.functional import dropout
 from ..autograd import as_graph, edge_softmax, message_aggregate, sddmm, spmm
 from ..autograd.maps import read_map
 from ..autograd.tensors.prepare import GraphLike, graph_tensors
+from ..autograd.tensors.shared import Shared
 from ..errors import DtypeError, ShapeError, UnsupportedError
 from ._inputs import Ends, check_beside, check_counts, check_flags, check_number, in_pair
 from ._loops import ends, loops, with_loops
 from ._maps import GLOROT, draw_map, linear_map, mapped, settle
-from ._passing import Passing, PassingOptions, plus
-from .shared import shared
+from ._passing import FORWARD, Passing, PassingOptions
 
 #: How a loop's features come from those of its row's entries: PyG's words, torch's reductions.
 FILLS = {"mean": "mean", "add": "sum", "sum": "sum", "min": "amin", "max": "amax", "mul": "prod"}
@@ -37,7 +37,7 @@ class AttentionWeights(NamedTuple):
     weights: Tensor
 
     def sums(self, x: Tensor) -> Tensor:
-        """(n_rows, heads, feat) Sum features of sources, (n_cols, heads, feat), by the weights."""
+        """Sum features of sources, (n_cols, heads, feat), by the weights: (n_rows, heads, feat)."""
         with torch.autocast(x.device.type, enabled=False):
             return spmm(self.graph, x, self.weights.to(x.dtype))
 
@@ -56,7 +56,7 @@ def check_fill(fill_value: Any) -> None:
 
 
 def entries_with_loops(graph: GraphLike, features: Tensor | None, own: Tensor | None) -> Entries:
-    """Give each vertex that is a row and a column one loop, behind the entries that are none.
+    """Add one loop to each vertex that is a row and a column, behind the entries that are none.
 
     So PyG orders them: the other entries in the user's order, then loops by vertices, whose
     features are ``own``.
@@ -68,7 +68,7 @@ def entries_with_loops(graph: GraphLike, features: Tensor | None, own: Tensor | 
 
 
 def loop_features(graph: GraphLike, features: Tensor, fill_value: Any) -> Tensor:
-    """(n_loops, width) Features of the loops of vertices that are both rows and columns."""
+    """Compute features of the loops of vertices that are rows and columns, (n_loops, width)."""
     tensors = graph_tensors(graph)
     shape = min(tensors.n_rows, tensors.n_cols), features.shape[1]
     if isinstance(fill_value, str):
@@ -85,7 +85,7 @@ def loop_features(graph: GraphLike, features: Tensor, fill_value: Any) -> Tensor
 
 
 def _reduced(graph: GraphLike, features: Tensor, fill_value: str) -> Tensor:
-    """(n, width) Reduce features of each row's entries but loops; of none to 0, a product to 1."""
+    """Reduce features of each row's entries but loops, (n, width): none to 0, a product to 1."""
     tensors, reduce = graph_tensors(graph), FILLS[fill_value]
     if reduce not in ("mean", "sum"):
         # torch's, whose gradients are PyG's: shared by equal ones.
@@ -106,7 +106,7 @@ def _reduced(graph: GraphLike, features: Tensor, fill_value: str) -> Tensor:
 
 
 def _share(graph: GraphLike, stored: Tensor) -> Tensor:
-    """(n,) One over the number of a row's entries but loops, or 1."""
+    """Compute one over the number of a row's entries but loops, or 1: (n,)."""
     tensors = graph_tensors(graph)
 
     def make() -> Tensor:
@@ -116,11 +116,13 @@ def _share(graph: GraphLike, stored: Tensor) -> Tensor:
     return tensors.kept("share of an entry but loops", make)
 
 
-def check_edge_features(edge_attr: Any, graph: GraphLike, layer: Linear | None) -> Tensor:
-    """(nnz, edge_dim) Check features of edges beside a layer's map; one a piece may lack its axis.
+def check_edge_features(edge_attr: Any, graph: GraphLike, layer: Linear | None) -> Tensor | None:
+    """Check features of edges, (nnz, edge_dim), if there are some, beside the map of a layer.
 
-    A lazy map is made for them.
+    Those of one feature may lack its axis.  A lazy map is made for them.
     """
+    if edge_attr is None:
+        return None
     nnz = graph_tensors(graph).nnz
     if not isinstance(edge_attr, Tensor):
         raise DtypeError(f"edge_attr is a {type(edge_attr).__name__}: give a torch.Tensor.")
@@ -130,23 +132,24 @@ def check_edge_features(edge_attr: Any, graph: GraphLike, layer: Linear | None) 
             f"edge_attr has shape {tuple(edge_attr.shape)} but the layer has no edge_dim and would "
             f"not read it: make the layer with edge_dim={width}, or leave edge_attr out."
         )
-    found = edge_attr[:, None] if edge_attr.dim() == 1 else edge_attr
-    if found.dim() == 2 and found.shape[0] == nnz:
-        settle(layer, found.shape[1])
+    features = edge_attr[:, None] if edge_attr.dim() == 1 else edge_attr
     args = read_map(layer)
-    width = found.shape[-1] if args is None else args[0].shape[1]  # another map may take any
-    if found.shape != (nnz, width):
+    if args is None and features.dim() == 2 and features.shape[0] == nnz:
+        settle(layer, features.shape[1])
+        args = read_map(layer)
+    width = features.shape[-1] if args is None else args[0].shape[1]  # another map may take any
+    if features.shape != (nnz, width):
         raise ShapeError(
             f"edge_attr has shape {tuple(edge_attr.shape)}: give {(nnz, width)}, the features "
             "of each edge, in the order of graph.structure."
         )
     if args is not None:
-        check_beside("edge_attr", found, args[0])
-    return found
+        check_beside("edge_attr", features, args[0])
+    return features
 
 
 def at_edges(graph: GraphLike, x: Tensor, features: Tensor) -> Tensor:
-    """(nnz, heads) Dot products of each entry's features with its target's, in each head.
+    """Compute dot products of each entry's features with its target's, (nnz, heads).
 
     ``x`` is (n_rows, heads, width), and ``features`` (nnz, width), of all heads, or
     (nnz, heads, width).
@@ -159,7 +162,7 @@ def at_edges(graph: GraphLike, x: Tensor, features: Tensor) -> Tensor:
 
 
 def sums_of_edges(graph: GraphLike, features: Tensor, weights: Tensor) -> Tensor:
-    """(n_rows, heads, width) Sum features of each row's entries, each head by its own weights.
+    """Sum features of each row's entries, each head by its weights: (n_rows, heads, width).
 
     ``features`` is as for ``at_edges``, and ``weights`` (nnz, heads).
     """
@@ -171,7 +174,7 @@ def sums_of_edges(graph: GraphLike, features: Tensor, weights: Tensor) -> Tensor
 
 
 def _places(graph: GraphLike) -> GraphLike:
-    """Give the graph of targets and entries, (n_rows, nnz): each entry is a column of its own.
+    """Build the graph of targets and entries, (n_rows, nnz): each entry is a column of its own.
 
     Products with it read features of edges where they are, and gather none.
     """
@@ -181,41 +184,33 @@ def _places(graph: GraphLike) -> GraphLike:
         rows = ends(graph)[0].long()
         return torch.stack([torch.arange(len(rows), device=rows.device), rows])
 
-    found: GraphLike = as_graph(
+    places: GraphLike = as_graph(
         tensors.kept("entries as columns", make), None, size=(tensors.nnz, tensors.n_rows)
     )
-    return found
+    return places
 
 
-def as_given(given: Any, graph: GraphLike, weights: Tensor, *, looped: bool = False) -> Any:
-    """Give the edges and their weights, as PyG's layers do for such a graph.
+def as_given(edge_index: Any, graph: GraphLike, weights: Tensor, *, looped: bool = False) -> Any:
+    """Return the edges and their weights, as PyG's layers do for such a graph.
 
-    Parameters
-    ----------
-    given : Graph, Tensor or SparseTensor
-        What the user gave.
-    graph : Graph
-        Of the entries that have ``weights``, (nnz, heads), in its order.
-    looped : bool
-        Whether its loops are others than those of ``given``.
-
-    Returns
-    -------
-    (edge_index, weights), or of a sparse tensor (that with weights as values, its values), or of a
-    SparseTensor that with them
+    ``graph`` is that of the entries that have ``weights``, (nnz, heads), in its order; ``looped``
+    tells that its loops are others than those of what the user gave, ``edge_index``.  Of a sparse
+    tensor the edges are that with weights as values; of a SparseTensor only that comes back.
     """
-    if hasattr(given, "set_diag"):
-        found = given.set_diag() if looped else given
-        return found.set_value(_sorted(graph, weights, torch.sparse_csr)[2], layout="coo")
-    if not isinstance(given, Tensor) or given.layout is torch.strided:
-        whole = isinstance(given, Tensor) and not looped
-        edges = given if whole else edge_index_of(graph)
-        return edges if shared(given) is None else given.numbered(edges), weights
-    pointers, minor, values = _sorted(graph, weights, given.layout)
+    if hasattr(edge_index, "set_diag"):
+        matrix = edge_index.set_diag() if looped else edge_index
+        return matrix.set_value(_sorted(graph, weights, torch.sparse_csr)[2], layout="coo")
+    if not isinstance(edge_index, Tensor) or edge_index.layout is torch.strided:
+        same = isinstance(edge_index, Tensor) and not looped
+        edges = edge_index if same else edge_index_of(graph)
+        return edge_index.numbered(edges) if isinstance(edge_index, Shared) else edges, weights
+    pointers, minor, values = _sorted(graph, weights, edge_index.layout)
     tensors = graph_tensors(graph)
     size = tensors.n_rows, tensors.n_cols, weights.shape[1]
-    if given.layout is not torch.sparse_coo:
-        made = torch.sparse_compressed_tensor(pointers, minor, values, size, layout=given.layout)
+    if edge_index.layout is not torch.sparse_coo:
+        made = torch.sparse_compressed_tensor(
+            pointers, minor, values, size, layout=edge_index.layout
+        )
         return made, values
     counts = pointers[1:] - pointers[:-1]
     major = torch.arange(tensors.n_rows, device=minor.device).repeat_interleave(counts)
@@ -224,7 +219,7 @@ def as_given(given: Any, graph: GraphLike, weights: Tensor, *, looped: bool = Fa
 
 
 def edge_index_of(graph: GraphLike) -> Tensor:
-    """(2, nnz) Sources and targets of the entries, in the user's order."""
+    """Return sources and targets of the entries, (2, nnz), in the user's order."""
     tensors = graph_tensors(graph)
     return tensors.kept("edge_index", lambda: torch.stack(ends(graph)[::-1]).long())
 
@@ -246,15 +241,7 @@ def _sorted(
 
 
 class Attention(Passing):
-    """Attention with heads, over edges that may have features.
-
-    Parameters
-    ----------
-    in_channels, out_channels, heads, concat, dropout, edge_dim
-        As for ``GATConv``.
-    **passing
-        As for ``Passing``.
-    """
+    """Attention with heads, over edges that may have features."""
 
     _node_dim: ClassVar[int] = 0
 
@@ -286,34 +273,28 @@ class Attention(Passing):
         return [*super()._shown(), f"heads={self.heads}"]
 
     def _ends(self, x: Any, graph: GraphLike, size: Any = None) -> Ends:
-        """Take features with the graph between them; those of a static graph have no heads."""
-        for name, one in (("x", x),) if isinstance(x, Tensor) else _named(x):
-            refuse_static(name, one, self)
-        ends = self._between(x, graph, size).here()
-        if ends.away is not None and not ends.away.is_square and self._adds_loops():
+        """Check features with the graph between them; those of a static graph have no heads."""
+        refuse_static(x, self)
+        ends = self._between(x, graph, size)
+        if not isinstance(ends.graph, Shared):
+            return ends
+        if not ends.graph.is_square and getattr(self, "add_self_loops", False):
             raise UnsupportedError(
                 "add_self_loops is True beside a graph that processes share, whose sources are "
                 "other vertices than its targets: give add_self_loops=False."
             )
-        return ends
-
-    def _adds_loops(self) -> bool:
-        """Tell whether vertices get loops."""
-        return bool(getattr(self, "add_self_loops", False))
-
-    def _by_head(self, x: Tensor) -> Tensor:
-        return x.reshape(x.shape[0], self.heads, self.out_channels)
+        return ends.here()
 
     def _without_heads(self, y: Tensor) -> Tensor:
-        """(n, heads, out_channels) to the heads side by side, or their mean."""
+        """Join heads, (n, heads, out_channels), side by side or by their mean."""
         return y.flatten(1) if self.concat or self.heads == 1 else y.mean(1)
 
-    def _mapped(self, layer: Linear, x: Tensor, name: str) -> Tensor:
-        """(n, heads, out_channels) Map features, which a lazy layer has not met yet."""
-        return self._by_head(mapped(layer, x, name))
+    def _mapped(self, layer: Module, x: Tensor, name: str) -> Tensor:
+        """Map features to all heads, (n, heads, out_channels)."""
+        return mapped(layer, x, name).reshape(x.shape[0], self.heads, self.out_channels)
 
     def _of_sources(self, ends: Ends, *layers: Linear) -> list[Tensor]:
-        """(n_source, heads, out_channels) Map features of all sources, by each of the maps.
+        """Map features of all sources, (n_source, heads, out_channels), by each of the maps.
 
         What other processes have of them comes in one exchange, in the narrower form.
         """
@@ -322,48 +303,29 @@ class Attention(Passing):
         if away is None or away.sends_first(x, width):
             x = x if away is None else away.extended(x)
             return [self._mapped(layer, x, name) for layer in layers]
-        found = torch.cat([self._mapped(layer, x, name) for layer in layers], 1)
-        return list(away.extended(found).split(self.heads, 1))
-
-    def _edge_features(self, edge_attr: Tensor | None, graph: GraphLike) -> Tensor | None:
-        """(nnz, edge_dim) Check the features of edges, if there are some."""
-        return None if edge_attr is None else check_edge_features(edge_attr, graph, self.lin_edge)
+        heads = torch.cat([self._mapped(layer, x, name) for layer in layers], 1)
+        return list(away.extended(heads).split(self.heads, 1))
 
     def _drops(self) -> bool:
-        """Tell whether weights are left out now."""
+        """Return True if weights are left out now."""
         return self.training and self.dropout > 0
 
-    def _dropped(self, weights: Tensor) -> Tensor:
-        """Leave out a share of the weights while it trains, those that PyG's layer leaves out."""
-        return dropout(weights, self.dropout, self.training)
 
-
-def refuse_static(name: str, x: Any, layer: Module) -> None:
+def refuse_static(x: Any, layer: Module) -> None:
     """Refuse features (batch, n, feat), which attention layers do not take, nor PyG's."""
-    if isinstance(x, Tensor) and x.dim() > 2:
-        raise ShapeError(
-            f"{name} has shape {tuple(x.shape)}: {type(layer).__name__} takes no static features, "
-            "as PyG's; give (n, feat), one call for each of them."
-        )
-
-
-def _named(x: Any) -> list[tuple[str, Any]]:
-    """Give both parts of a tuple, by their names."""
-    return [(f"x[{i}]", one) for i, one in enumerate(x)] if isinstance(x, tuple | list) else []
+    parts = (
+        {f"x[{i}]": part for i, part in enumerate(x)} if isinstance(x, tuple | list) else {"x": x}
+    )
+    for name, part in parts.items():
+        if isinstance(part, Tensor) and part.dim() > 2:
+            raise ShapeError(
+                f"{name} has shape {tuple(part.shape)}: {type(layer).__name__} takes no static "
+                "features, as PyG's; give (n, feat), one call for each of them."
+            )
 
 
 class LoopedAttention(Attention):
-    """Attention that may give each vertex one loop, and add a map of its own features.
-
-    Parameters
-    ----------
-    in_channels, out_channels, heads, concat, negative_slope, dropout, add_self_loops, edge_dim
-        As for ``GATConv``.
-    fill_value
-        As for ``GATConv``.
-    **passing
-        As for ``Passing``.
-    """
+    """Attention that may give each vertex one loop, and add a map of its own features."""
 
     bias: Parameter | None
     res: Linear | None
@@ -389,19 +351,16 @@ class LoopedAttention(Attention):
         self.fill_value = fill_value
 
     def _vectors(self) -> Parameter:
-        """Make a vector for each head."""
+        """Build a vector for each head."""
         return Parameter(torch.empty(1, self.heads, self.out_channels))
 
-    def _add_edges(self, edge_dim: int | None) -> None:
-        """Make the map of edge features."""
+    def _add_edges_and_own(self, edge_dim: int | None, residual: bool, bias: bool) -> None:
+        """Build the map of edge features, and what is added to the joined heads."""
+        check_flags(residual=residual, bias=bias)
         self.lin_edge = None
         if edge_dim is not None:
             width = self.heads * self.out_channels
             self.lin_edge = linear_map(edge_dim, width, bias=False, draw=GLOROT)
-
-    def _add_own(self, residual: bool, bias: bool) -> None:
-        """Make what is added to the joined heads, which comes last in PyG's order."""
-        check_flags(residual=residual, bias=bias)
         width = self.out_channels * (self.heads if self.concat else 1)
         self.residual, self.res = residual, None
         if residual:
@@ -414,15 +373,15 @@ class LoopedAttention(Attention):
         for layer in (*maps, self.lin_edge, self.res):
             if layer is not None:
                 draw_map(layer, GLOROT)
-        for each in vectors:
-            if each is not None:
-                bound = sqrt(6 / (each.shape[-2] + each.shape[-1]))
-                init.uniform_(each, -bound, bound)
+        for vector in vectors:
+            if vector is not None:
+                bound = sqrt(6 / (vector.shape[-2] + vector.shape[-1]))
+                init.uniform_(vector, -bound, bound)
         if self.bias is not None:
             init.zeros_(self.bias)
 
     def _options(self) -> dict[str, Any]:
-        """Options of the aggregation; nothing is dropped in evaluation."""
+        """Return the options of the aggregation; nothing is dropped in evaluation."""
         return {
             "negative_slope": self.negative_slope,
             "dropout": self.dropout if self.training else 0.0,
@@ -430,34 +389,36 @@ class LoopedAttention(Attention):
         }
 
     def _residual(self, ends: Ends) -> Tensor | None:
-        """(n_target, width) The map of the targets' own features."""
+        """Map the targets' own features, (n_target, width)."""
         if self.res is None or ends.target is None:
             return None
         return mapped(self.res, ends.target, "x" if ends.alike else "x[1]")
 
     def _entries(self, graph: GraphLike, features: Tensor | None) -> Entries:
-        """Give the entries that attention goes over, loops included."""
+        """Return the entries that attention goes over, loops included."""
         if not self.add_self_loops:
             return Entries(graph, features)
         own = None if features is None else self._loop_features(graph, features)
         return entries_with_loops(graph, features, own)
 
     def _loop_features(self, graph: GraphLike, features: Tensor) -> Tensor:
-        """(n_loops, edge_dim) Features of loops, by ``edge_index[1]`` whatever flows, as in PyG."""
-        return loop_features(self._turned(graph, None), features, self.fill_value)
+        """Compute features of loops, by ``edge_index[1]`` whatever flows, as in PyG."""
+        graph = graph if self.flow == FORWARD else self._turned(graph, None)
+        return loop_features(graph, features, self.fill_value)
 
-    def _edges_and_weights(self, given: Any, found: AttentionWeights, dtype: torch.dtype) -> Any:
-        """Give the edges and their weights, in the form in which PyG gives them."""
-        graph = self._turned(found.graph, None)  # that along which messages flow
-        return as_given(given, graph, found.weights.to(dtype), looped=self.add_self_loops)
+    def _with_weights(self, y: Tensor, edge_index: Any, attention: AttentionWeights) -> Any:
+        """Return a result with the edges and their weights, in the form in which PyG does."""
+        graph = self._turned(attention.graph, None)  # that along which messages flow
+        weights = attention.weights.to(y.dtype)
+        return y, as_given(edge_index, graph, weights, looped=self.add_self_loops)
 
     def _attention(self, entries: Entries, scores: Tensor) -> AttentionWeights:
-        """Compute the weights from scores, 0 for those that dropout leaves out."""
+        """Compute the weights from scores, 0 for those that dropout leaves out, as PyG's does."""
         with torch.autocast(scores.device.type, enabled=False):
-            return AttentionWeights(
-                entries.graph, self._dropped(edge_softmax(entries.graph, scores))
-            )
+            weights = edge_softmax(entries.graph, scores)
+            return AttentionWeights(entries.graph, dropout(weights, self.dropout, self.training))
 
     def _biased(self, y: Tensor) -> Tensor:
         """Join the heads, and add the bias."""
-        return plus(self._without_heads(y), self.bias)
+        y = y.flatten(1) if self.concat or self.heads == 1 else y.mean(1)
+        return y if self.bias is None else y + self.bias.to(y.dtype)

@@ -1,4 +1,4 @@
-"""What layers refuse, before torch does in the words of its own products."""
+"""Checks of what layers take, before torch refuses it in the words of its own products."""
 
 from math import isfinite
 from numbers import Integral, Real
@@ -9,9 +9,9 @@ from torch import Tensor
 
 from ..autograd import as_graph, spmm
 from ..autograd.tensors.prepare import GraphLike, graph_tensors
+from ..autograd.tensors.shared import Shared, shared
 from ..autograd.tensors.tensors import GraphTensors
 from ..errors import DeviceError, DtypeError, ShapeError, UnsupportedError
-from .shared import Shared, shared
 
 
 def check_flags(**flags: object) -> None:
@@ -36,7 +36,7 @@ def check_number(name: str, value: object) -> None:
 
 
 def in_pair(in_channels: Any) -> tuple[int, int]:
-    """Give the features of sources and of targets that a layer takes, -1 where the first tell.
+    """Return the features of sources and of targets that a layer takes, -1 if ``x`` tells.
 
     Raises
     ------
@@ -86,7 +86,7 @@ def takes_rows_too_many(x: Tensor) -> bool:
 
 
 class Ends(NamedTuple):
-    """What a layer aggregates over: features of sources and, if there are some, of targets.
+    """Features of sources and, if there are some, of targets, and the graph between them.
 
     ``alike`` tells that they are one tensor, of a square graph's vertices.  Where processes share
     the graph, ``away`` is it once ``graph`` is that of the entries here.

@@ -8,16 +8,16 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
-from ..autograd import as_graph, sddmm, spmm
+from ..autograd import aggregate_with_own, as_graph, propagate, sddmm, spmm
 from ..autograd.gcn import unit_scales
+from ..autograd.matmul import operands
 from ..autograd.tensors.order import own_values
 from ..autograd.tensors.prepare import GraphLike, graph_tensors
+from ..autograd.tensors.shared import Shared, local_of
 from ..autograd.tensors.tensors import GraphTensors
 from ..errors import DtypeError, ShapeError, UnsupportedError
 from ._inputs import by_vertex, check_counts, check_edge_weight, check_in_channels, check_input
 from ._passing import Passing, PassingOptions, plus
-from .shared import Shared, aggregate_with_own, local_of, operands, propagate
-from .shared import spmm as spmm_of_any
 
 
 def symmetric(
@@ -155,7 +155,7 @@ def loops(graph: GraphLike) -> tuple[Tensor, Tensor]:
 
 
 def ends(graph: GraphLike) -> tuple[Tensor, Tensor]:
-    """Give the row and the column of each entry, (nnz,) in float64, in the user's order."""
+    """Return the row and the column of each entry, (nnz,) in float64, in the user's order."""
     tensors = graph_tensors(graph)
     options = {"dtype": torch.float64, "device": tensors.device}
     rows, cols = (torch.arange(n, **options)[:, None] for n in (tensors.n_rows, tensors.n_cols))
@@ -201,7 +201,7 @@ Step: TypeAlias = Callable[[Tensor, Tensor | None], Tensor]
 
 
 class Normalisation(NamedTuple):
-    """What PyG's ``gcn_norm`` makes of a graph.
+    """The way in which PyG's ``gcn_norm`` normalises a graph.
 
     ``fill`` is the value of the loop that each vertex without one gets, 0 for none, and None for a
     graph that stays as it is; ``reduction`` is that of ``spmm``; ``to_all`` tells that vertices
@@ -295,12 +295,12 @@ def hop(
         graph, edge_weight = _explicit(graph, edge_weight, dtype, fill, to_all)
         fill = None
     if fill is None:
-        return lambda x, bias: plus(spmm_of_any(graph, x, edge_weight, reduce=reduction), bias)
+        return lambda x, bias: plus(spmm(graph, x, edge_weight, reduce=reduction), bias)
     scale, loop = symmetric(graph, edge_weight, dtype, fill, to_all=to_all)
     scales: dict[str, Any] = {"row_scale": scale, "col_scale": scale}
     own = loop[:, None]
     if fill == 0:
-        return lambda x, bias: plus(spmm_of_any(graph, x, edge_weight, **scales), bias)
+        return lambda x, bias: plus(spmm(graph, x, edge_weight, **scales), bias)
     # Traced, a Function that writes in place loses its gradients (torch 2.11).
     if edge_weight is None and not torch.compiler.is_compiling():
         missing = None if to_all else stored(graph, dtype)
@@ -332,7 +332,7 @@ def _explicit(
 
 
 def over_vertices(step: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    """Take a step with (n, feat), or with features (..., n, feat) side by side in rows."""
+    """Run a step with (n, feat), or with features (..., n, feat) side by side in rows."""
     if x.dim() == 2:
         return step(x)
     first = x.movedim(-2, 0)
@@ -356,7 +356,7 @@ def gathered(module: Module, graph: GraphLike, x: Tensor, edge_weight: Tensor | 
 
 
 def _by_targets(graph: GraphLike) -> tuple[Tensor, Tensor, Tensor]:
-    """Give the entries sorted by rows, and the row and the column of each; once for each graph."""
+    """Sort the entries by rows, with the row and the column of each; once for each graph."""
 
     def made() -> Tensor:
         row, col = (end.long() for end in ends(graph))
@@ -368,6 +368,6 @@ def _by_targets(graph: GraphLike) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def width_of(module: Module, width: int) -> int:
-    """Give the number of features that come out where ``width`` go in."""
+    """Return the number of features that PyG's module makes of ``width``."""
     out = getattr(module, "get_out_channels", None)
     return width if out is None else int(out(width))

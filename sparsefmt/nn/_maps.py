@@ -26,12 +26,7 @@ ReadMap: TypeAlias = tuple[Tensor, Tensor | None] | None
 class LazyMap(LazyLinear):
     """A linear map whose input width the first features tell; from then on a ``Linear``.
 
-    Parameters
-    ----------
-    out_features : int
-    bias : bool
-        Its values come with the weights, as in PyG.
-    draw : "glorot" or "kaiming_uniform"
+    Values of a bias come with the weights, as in PyG; ``draw`` is as for ``linear_map``.
     """
 
     def __init__(self, out_features: int, bias: bool, draw: str) -> None:
@@ -47,7 +42,7 @@ class LazyMap(LazyLinear):
             draw_map(self, self.draw)
 
     def initialize_parameters(self, x: Tensor) -> None:
-        """Make parameters for features like ``x``; those that were loaded stay."""
+        """Build parameters for features like ``x``; those that were loaded stay."""
         self.in_features = x.shape[-1]
         if isinstance(self.weight, UninitializedParameter):
             self.weight.materialize((self.out_features, self.in_features))
@@ -91,7 +86,7 @@ def draw_bias(layer: Linear) -> None:
 
 
 def settle(layer: Module, width: int) -> None:
-    """Make the parameters of a lazy map that meets its first features, of that width."""
+    """Build the parameters of a lazy map that meets its first features, of that width."""
     if isinstance(layer, LazyLinear):
         like = layer.weight
         with torch.inference_mode(False):  # whose tensors could not be trained later
@@ -160,7 +155,7 @@ class OfNetwork(Passing):
     """A layer that ends in a network of the user's, which gets ``1 + eps`` of each vertex too."""
 
     def _add_network(self, nn: Any, eps: float, train_eps: bool) -> None:
-        """Take the network, and make ``eps``."""
+        """Keep the network, and build ``eps``."""
         if isinstance(nn, type):
             raise DtypeError(
                 f"nn is the class {nn.__name__}: give a module, {nn.__name__}(...) for instance."

@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
-from ..autograd import as_graph
+from ..autograd import as_graph, sampled_aggregate
 from ..autograd.cbsr import features_to_keep
 from ..autograd.sampling import checked_strategy, sample_width
 from ..autograd.tensors.edge_index import turned
 from ..autograd.tensors.prepare import GraphLike
+from ..autograd.tensors.shared import Shared
 from ..errors import DtypeError, ShapeError, UnsupportedError
 from ._inputs import Ends, by_vertex, check_counts, ends_of
-from .shared import Shared, sampled_aggregate
 
 _PYG = "torch_geometric.nn.conv.message_passing"
 FORWARD, REVERSED = "source_to_target", "target_to_source"
@@ -49,27 +49,8 @@ class Passing(Module):
     Where PyG is loaded its ``MessagePassing`` is a base of this class, so that ``to_hetero`` and
     other tools of PyG take our layers for what they are; nothing of it is called.
 
-    Parameters
-    ----------
-    aggr : str
-        "add" or "sum", or another reduction that the layer has.
-    aggr_kwargs : dict, optional
-        None or empty.
-    flow : "source_to_target" or "target_to_source"
-        Whether ``edge_index[0]`` are sources, or targets.
-    node_dim : int
-        The axis of vertices; that of PyG's layer, no other.
-    decomposed_layers : int
-        Taken and without effect: no array of messages is made that could be cut into parts.
-
-    Raises
-    ------
-    UnsupportedError
-        For what only PyG's layers can do; the text says what to do instead.
-    DtypeError, ShapeError
-        If an option is no such value.
-    TypeError
-        If there is no option of that name.
+    ``aggr`` is a reduction that the layer has, ``node_dim`` that of PyG's layer;
+    ``decomposed_layers`` has no effect: no array of messages is made that could be cut into parts.
     """
 
     #: Reductions that the layer has.
@@ -126,15 +107,15 @@ class Passing(Module):
         super().__setattr__(name, value)
 
     def __setstate__(self, state: Any) -> None:
-        """Take a pickled state, which has nothing of PyG's."""
+        """Read a pickled state, which has nothing of PyG's."""
         join_pyg()
         Module.__setstate__(self, state)  # type: ignore[no-untyped-call]
 
     @property
     def explain(self) -> bool | None:
         """False, or None as for PyG's layers by default; True is refused."""
-        found: bool | None = self.__dict__.get("_explain")
-        return found
+        explain: bool | None = self.__dict__.get("_explain")
+        return explain
 
     @explain.setter
     def explain(self, explain: bool | None) -> None:
@@ -143,14 +124,13 @@ class Passing(Module):
         self.__dict__["_explain"] = explain
 
     def _checked(self, aggr: Any, aggr_kwargs: Any) -> tuple[str, ...]:
-        """Give the reductions of ``aggr``, in its order."""
+        """Check an aggregation, and return its reductions in order."""
         check_aggr_kwargs(aggr_kwargs)
         words, kind = ", ".join(map(repr, self._reductions_known)), type(self).__name__
         several = isinstance(aggr, list | tuple)
-        given = list(aggr) if several else [aggr]
-        found = tuple(map(_reduction, given))
-        known = given and all(one in self._reductions_known for one in found)
-        if self._takes_all and given and aggr is not None and not (known and not aggr_kwargs):
+        reductions = tuple(map(_reduction, aggr if several else [aggr]))
+        known = reductions and all(word in self._reductions_known for word in reductions)
+        if self._takes_all and reductions and aggr is not None and not (known and not aggr_kwargs):
             self.aggr_module = module_of(aggr, aggr_kwargs, f"one of {words}")
             return ()
         if several and not self._takes_all:
@@ -166,18 +146,18 @@ class Passing(Module):
             raise UnsupportedError(
                 f"aggr_kwargs is {aggr_kwargs!r}: {words} take no arguments; leave it out."
             )
-        return cast("tuple[str, ...]", found)
+        return cast("tuple[str, ...]", reductions)
 
     def __repr__(self) -> str:
         """Show PyG's ``repr``, and behind it our own options where they are set."""
         return f"{type(self).__name__}({', '.join([*self._shown(), *self._own_options()])})"
 
     def _shown(self) -> list[str]:
-        """What PyG's ``repr`` shows."""
+        """Return what PyG's ``repr`` shows."""
         return [str(self.in_channels), str(self.out_channels)]
 
     def _own_options(self) -> list[str]:
-        """What the ``repr`` shows of our own options."""
+        """Return what the ``repr`` shows of options that PyG's layer does not have."""
         return []
 
     def _between(self, x: Any, edge_index: GraphLike, size: Any) -> Ends:
@@ -209,7 +189,7 @@ class Passing(Module):
         return without
 
     def _turned(self, graph: GraphLike, given: Any) -> GraphLike:
-        """Give the graph along which messages flow; ``given`` is what it was made of."""
+        """Return the graph along which messages flow; ``given`` is what it was made of."""
         if self.flow == FORWARD:
             return graph
         check_flow(self.flow)
@@ -223,7 +203,7 @@ class Passing(Module):
 
 
 def join_pyg() -> None:
-    """Make PyG's ``MessagePassing`` a base of ``Passing``, in the place of ``Module``, once loaded.
+    """Add PyG's ``MessagePassing`` to the bases of ``Passing``, for ``Module``, once it is loaded.
 
     Its tools ask for an instance of it.  It is not imported for that: whoever asks has done so.
     """
@@ -233,7 +213,7 @@ def join_pyg() -> None:
 
 
 def _before(kind: type, cls: type) -> tuple[type, ...]:
-    """Give the classes that a class asks for a name before that one."""
+    """Return the classes that a class asks for a name before that one."""
     return cls.__mro__[: cls.__mro__.index(kind)]
 
 
@@ -254,7 +234,7 @@ def _join_for(cls: type) -> None:
 
 
 def _reduction(aggr: Any) -> str | None:
-    """Give the reduction of ``spmm`` that an aggregation is, by its name or as PyG's module."""
+    """Return the reduction of ``spmm`` that an aggregation is, by its name or as PyG's module."""
     if isinstance(aggr, Module) and type(aggr).__module__ != "torch_geometric.nn.aggr.basic":
         return None
     word = str(aggr).lower().removesuffix("()").replace("_", "").removesuffix("aggregation")
@@ -296,15 +276,9 @@ setattr(Passing, "jittable", _refusing("jittable", _NO_SCRIPT))  # noqa: B010  #
 
 
 def module_of(aggr: Any, aggr_kwargs: dict[str, Any] | None, mend: str) -> Module:
-    """Make PyG's module of an aggregation.
+    """Build PyG's module of an aggregation.
 
-    Raises
-    ------
-    DtypeError
-        If it is neither a word nor a module of PyG's, or a list of them.
-    UnsupportedError
-        If PyG has none of that name, or is not installed, or it does not take ``aggr_kwargs``;
-        ``mend`` says what else may be given.
+    ``mend`` says what else may be given, where PyG has none of that name or is not installed.
     """
     where = f"aggr is {aggr!r}, which no kernel computes: give {mend}, or "
     for one in aggr if isinstance(aggr, list | tuple) else [aggr]:
@@ -330,7 +304,7 @@ def module_of(aggr: Any, aggr_kwargs: dict[str, Any] | None, mend: str) -> Modul
 
 
 def _is_pygs(aggr: Any) -> bool:
-    """Tell whether an object is a module of PyG's aggregations, which is there if PyG is."""
+    """Return True for a module of PyG's aggregations, which are there if PyG is."""
     base = getattr(sys.modules.get("torch_geometric.nn.aggr"), "Aggregation", None)
     return base is not None and isinstance(aggr, base)
 
@@ -342,18 +316,6 @@ def check_aggr_kwargs(value: Any) -> None:
             f"aggr_kwargs is {value!r}: give a dict of arguments of PyG's aggregation, "
             "{'p': 2.0} for instance, or leave it out."
         )
-
-
-class Balanced(Module):
-    """A module that keeps ``k`` features of each row, or all of them where it is None."""
-
-    def __init__(self, k: int | None, feat: int | None = None) -> None:
-        super().__init__()
-        self.k = None if k is None else features_to_keep(k, feat)
-
-    def extra_repr(self) -> str:
-        """What the ``repr`` shows."""
-        return f"k={self.k}"
 
 
 class PartOptions(Direction, total=False):
@@ -374,16 +336,7 @@ class Options(PartOptions, total=False):
 class Convolution(Passing):
     """A layer that keeps ``k`` features of each row, or goes over a sample of each row.
 
-    Parameters
-    ----------
-    feat : int, optional
-        Features that ``k`` chooses among.
-    aggr
-        PyG's aggregation.
-    k, sample, training_sample, strategy
-        As for ``GCNConv``.
-    **passing
-        As for ``Passing``.
+    ``feat`` is the number of features that ``k`` chooses among; the others are as for ``GCNConv``.
     """
 
     #: Reductions of samples and of what MaxK keeps.
@@ -413,10 +366,9 @@ class Convolution(Passing):
         self.strategy = checked_strategy(strategy)
 
     def _own_options(self) -> list[str]:
-        """What the ``repr`` shows of our own options: those that are set."""
-        names = ("k", "sample", "training_sample")
-        given = [(name, getattr(self, name)) for name in names]
-        shown = [f"{name}={value}" for name, value in given if value is not None]
+        """Return what the ``repr`` shows of options that are set and that PyG's has not."""
+        options = {name: getattr(self, name) for name in ("k", "sample", "training_sample")}
+        shown = [f"{name}={value}" for name, value in options.items() if value is not None]
         return shown if self.sample is None else [*shown, f"strategy={self.strategy!r}"]
 
     def _width(self) -> int | None:
@@ -431,7 +383,7 @@ class Convolution(Passing):
         return sampled is None and self.k is None
 
     def _graph(self, x: Tensor, edge_index: Any) -> GraphLike:
-        """Give the graph among the vertices of ``x``, with the values that count."""
+        """Return the graph among the vertices of ``x``, with the values that count."""
         vertices = x if x.dim() == 2 else by_vertex(x)
         graph: GraphLike = as_graph(edge_index, vertices, name="edge_index")
         edges = type(edge_index) is Tensor and edge_index.layout is torch.strided
@@ -462,17 +414,17 @@ def _sample_width(name: str, width: int | None, k: int | None) -> int | None:
     """Check how many entries of a row to sample, beside what MaxK keeps."""
     if width is None:
         return None
-    found = sample_width(name, width)
+    width = sample_width(name, width)
     if k is not None:
         raise UnsupportedError(
-            f"{name} is {found} and k is {k}: no kernel samples rows of what MaxK keeps, use one "
+            f"{name} is {width} and k is {k}: no kernel samples rows of what MaxK keeps, use one "
             "of them."
         )
-    return found
+    return width
 
 
 def is_one_each(bias: Tensor | None, weight: Tensor) -> bool:
-    """Tell whether a bias has a number for each output of a layer, as kernels read it."""
+    """Return True if a bias has a number for each output of a layer, as kernels read it."""
     return bias is None or bias.shape == weight.shape[:1]
 
 

@@ -33,11 +33,6 @@ class AGNNConv(Passing):
     aggr, flow, node_dim, decomposed_layers, aggr_kwargs : optional
         As for ``GATConv``, ``node_dim`` being -2.
 
-    Attributes
-    ----------
-    beta : (1,)
-        1 at first.
-
     Raises
     ------
     UnsupportedError
@@ -91,7 +86,7 @@ class AGNNConv(Passing):
         return []
 
     def forward(self, x: Tensor, edge_index: GraphLike) -> Tensor:
-        """(n, feat) to (n, feat), in the dtype of ``x``, or autocast's.
+        """Map (n, feat) to (n, feat), in the dtype of ``x``, or autocast's.
 
         Parameters
         ----------
@@ -107,7 +102,7 @@ class AGNNConv(Passing):
         DtypeError, DeviceError, UnsupportedError
             As ``autograd.spmm``.
         """
-        refuse_static("x", x, self)
+        refuse_static(x, self)
         graph = as_graph(edge_index, x, name="edge_index")
         check_input(x, graph, edge_index)
         ends = Ends(self._turned(graph, edge_index), x, x, True).gathered()
@@ -145,18 +140,18 @@ def _unit(x: Tensor, least: float) -> Tensor:
 
 
 def _loop_scores(graph: GraphLike, dtype: torch.dtype) -> Tensor:
-    """(nnz,) ``-log(c)`` at each loop of a vertex with ``c`` of them, 0 elsewhere."""
+    """Compute ``-log(c)`` at each loop of a vertex with ``c`` of them, 0 elsewhere: (nnz,)."""
 
     def make() -> Tensor:
-        found, count = loops(graph)
+        counted, count = loops(graph)
         logs = count.clamp(min=1).log()[:, None]
-        return (-found * sddmm(graph, logs, torch.ones_like(logs))).to(dtype)
+        return (-counted * sddmm(graph, logs, torch.ones_like(logs))).to(dtype)
 
     return graph_tensors(graph).kept(("loop scores", dtype), make)
 
 
 def _own_part(graph: GraphLike, own: Tensor, scores: Tensor, p: Tensor) -> Tensor:
-    """(n,) The part of a loop that is missing, ``exp(own) / (exp(own) + Z)``; 0 if there is one.
+    """Compute the part of a missing loop, ``exp(own) / (exp(own) + Z)``, else 0: (n,).
 
     ``own`` are the scores of the loops, ``Z`` the row's sum of ``exp(scores)``, and ``p`` the
     softmax of ``scores``.

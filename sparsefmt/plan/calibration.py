@@ -6,13 +6,13 @@ import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from .._caches import cache
 from ..formats.arrays import finish, import_cupy, parse_device, to_device
 from ..formats.compressed import CSR
 from ..generate import power_law

@@ -2,17 +2,18 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cache, lru_cache, partial
+from functools import partial
 from numbers import Integral
 from typing import TypeAlias
 
+from .._caches import cache, lru_cache
 from ..errors import DtypeError, ShapeError
 from .expression import Expression
 from .forest import forest
 from .locality import Locality
 from .pricing import Constants, Work, work_of
 from .pruning import ORDERS, Sizes, Verdict, judged
-from .rules import Exchange, Primitive, Tree, bare, steps
+from .rules import Exchange, Primitive, Tree, steps, text_of
 
 #: Predictions that lie within this factor of the best are worth measuring, as far as they differ:
 #: of 84 cells on an H100 none was decided otherwise by a clock than by the model.
@@ -131,7 +132,7 @@ class Plan:
             f"{self.expression}   with {sizes}; {'training' if self.training else 'inference'}",
             f"{len(self.candidates)} trees, {len(self.promoted)} promoted",
         ]
-        width = max(len(bare(tree)) for tree in names)
+        width = max(len(text_of(tree)) for tree in names)
         shared = any("exchange" in candidate.parts for candidate in self.candidates)
         columns = ["predicted", *(["exchange"] if shared else []), "once", "measured"]
         heads = "  ".join(f"{column:>12}" for column in columns)
@@ -141,7 +142,7 @@ class Plan:
             fate += ", the layer as it is" if candidate.tree == self.own else ""
             times = map(candidate.seconds_of, columns)
             costs = "  ".join(f"{'-':>12}" if t is None else f"{t * 1e3:9.3f} ms" for t in times)
-            lines.append(f"{name:>4}  {bare(candidate.tree):<{width}}  {costs}  {fate}")
+            lines.append(f"{name:>4}  {text_of(candidate.tree):<{width}}  {costs}  {fate}")
         return "\n".join(lines)
 
 
@@ -158,7 +159,7 @@ def plan(
     orders: tuple[Sizes, ...] = ORDERS,
     own: Callable[[Tree], bool] = lambda tree: False,
 ) -> Plan:
-    """Plan an expression: build its trees, leave out the beaten ones, and price the rest.
+    """Build the trees of an expression, leave out the beaten ones, and price the rest.
 
     Parameters
     ----------

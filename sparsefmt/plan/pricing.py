@@ -7,10 +7,10 @@ calibrate`` fits, for each kind of primitive.
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
+from .._caches import cache
 from ..errors import FileFormatError
 from ..ops.engine.structure import Sizes as Structure
 from ..ops.engine.table import Price, operations

@@ -6,9 +6,10 @@ graph along in one kernel.
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cached_property
 from typing import Any, NamedTuple, TypeAlias
 
+from .._caches import cache
 from .expression import Apply, Between, Kind, Leaf
 
 #: Sizes of a primitive, of the operands in their roles.
@@ -166,13 +167,13 @@ class Applied(Step):
                 yield Exchange(exchange, False, None)
 
     def __str__(self) -> str:
-        return f"{self.rule.kind}({', '.join(map(bare, self.operands))})"
+        return f"{self.rule.kind}({', '.join(map(text_of, self.operands))})"
 
 
 Tree: TypeAlias = Leaf | Step
 
 
-def bare(tree: Tree) -> str:
+def text_of(tree: Tree) -> str:
     """Write a tree without its outer parentheses."""
     text = str(tree)
     return text[1:-1] if text.startswith("(") else text

@@ -14,7 +14,7 @@ Examples
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import cache, partial
+from functools import partial
 from typing import Any, TypeAlias, TypeVar, Unpack
 
 import numpy as np
@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 from hypothesis.errors import InvalidArgument
 from hypothesis.strategies import DrawFn, SearchStrategy
 
+from .._caches import cache
 from ..errors import SparseFmtError
 from ..formats import checks
 from ..formats.arrays import INDEX_DTYPES, Array, DType

@@ -114,18 +114,18 @@ DEGREE_SCALED = LibraryOp("toy_degree_scaled")
 
 def degree_scaled(graph, x):
     """``ops.degree_scaled``, differentiably any number of times."""
-    return _DegreeScaled.apply(x, graph)
+    return _DegreeScaled.apply(x, tensors_of(graph, x))
 
 
 class _DegreeScaled(Function):
     @staticmethod
-    def forward(ctx, x, graph):
-        ctx.graph = graph
-        return DEGREE_SCALED(side_of(graph, False), x)
+    def forward(ctx, x, tensors):
+        ctx.tensors = tensors
+        return DEGREE_SCALED(tensors.rows, x)
 
     @staticmethod
     def backward(ctx, grad):
-        return _DegreeScaled.apply(grad, ctx.graph), None
+        return _DegreeScaled.apply(grad, ctx.tensors.current()), None
 '''
 
 

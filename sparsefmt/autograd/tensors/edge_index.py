@@ -10,6 +10,7 @@ from weakref import ref
 import torch
 from torch import Tensor
 
+from ..._caches import store
 from ...errors import DtypeError, UnsupportedError
 from ...graph.graph import Graph
 from ...interop.adjacency import is_adj_t, is_edge_index, known_sizes
@@ -36,7 +37,7 @@ class _Entry(NamedTuple):
 
 
 #: By the identity of the tensor; a dictionary of weak keys takes ten times as long.
-_graphs: dict[int, _Entry] = {}
+_graphs: dict[int, _Entry] = store({})
 
 
 def as_graph(

@@ -35,9 +35,8 @@ Store: TypeAlias = Any
 #: How to mend what differs, by its name.
 _MENDS = {
     "world size": "start all with the same WORLD_SIZE",
-    "sparsefmt": "install the same version everywhere",
-    "torch": "install the same version everywhere",
     "partition": "give all the same folder",
+    **dict.fromkeys(("sparsefmt", "torch"), "install the same version everywhere"),
 }
 FAILED = 1
 #: Seconds in which others read why a process ends, before it and perhaps the store are gone.
@@ -151,14 +150,8 @@ class Place:
         try:
             if not serve:
                 self._knock(timeout)
-            store = dist.TCPStore(  # type: ignore[attr-defined]
-                self.host,
-                self.port,
-                None,
-                serve,
-                timeout=timedelta(seconds=timeout),
-                wait_for_workers=False,
-            )
+            wait: Any = {"timeout": timedelta(seconds=timeout), "wait_for_workers": False}
+            store = dist.TCPStore(self.host, self.port, None, serve, **wait)  # type: ignore[attr-defined]
         except (dist.DistError, ValueError, OSError) as error:
             where = f"{self.host}:{self.port}"
             if serve:

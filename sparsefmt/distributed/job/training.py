@@ -50,7 +50,7 @@ class Network(torch.nn.Module):
             self.convs.append(conv)
 
     def forward(self, x: Tensor, graph: DistGraph, edge_weight: Tensor | None) -> Tensor:
-        """(n_local, width) to (n_local, classes)."""
+        """Compute logits: (n_local, width) to (n_local, classes)."""
         weights = {} if edge_weight is None else {"edge_weight": edge_weight}
         for number, conv in enumerate(self.convs):
             if number:

@@ -27,15 +27,13 @@ from .rows import Bounds, checked
 FORMAT = 1
 HEADER = "partition.json"
 MASKS = ("train", "val", "test")
-#: Names of the arrays of a part.
-EDGES, VERTICES = ("source", "target", "weight"), ("features", "labels", *MASKS)
-_INDICES, _FLAGS = (np.dtype("int32"), np.dtype("int64")), (np.dtype("bool"),)
-_VALUES = tuple(map(np.dtype, ("float16", "float32", "float64")))
+EDGES = ("source", "target", "weight")
+#: Dtypes of the arrays of a part, by name.
 _ALLOWED = {
-    **dict.fromkeys(("source", "target"), _INDICES),
-    **dict.fromkeys(("weight", "features"), _VALUES),
-    "labels": _INDICES[1:],
-    **dict.fromkeys(MASKS, _FLAGS),
+    **dict.fromkeys(("source", "target"), ("int32", "int64")),
+    **dict.fromkeys(("weight", "features"), ("float16", "float32", "float64")),
+    **dict.fromkeys(("labels",), ("int64",)),
+    **dict.fromkeys(MASKS, ("bool",)),
 }
 _MEND = "copy the folder again, or write it with sparsefmt partition"
 _MOST = 1 << 28  # bytes of a header
@@ -164,7 +162,7 @@ def _checked(home: Path, facts: dict[str, Any], version: object) -> Partition:
     if any(type(n) is not int or n < 0 for n in counts) or not isinstance(result.graph, str):
         raise ValueError("sizes that are no numbers")
     for name, dtype in result.dtypes.items():
-        if np.dtype(dtype) not in _ALLOWED[name]:
+        if np.dtype(dtype).name not in _ALLOWED[name] or not np.dtype(dtype).isnative:
             raise ValueError(f"{name} of {dtype}")
     names = {f"part{p}/{name}.npy" for p in range(result.parts) for name in result.dtypes}
     missing = sorted(names - result.files.keys())

@@ -6,13 +6,15 @@ and dot products.
 
 from typing import Any
 
+import numpy as np
+
 from ...formats.arrays import Array, allocating, namespace, on_device_of
 from ...formats.base import Format
-from ..engine import checks as engine_checks
+from ..engine.bind import bind, output, structure
+from ..engine.bind import precision as check_precision
 from ..engine.call import call
 from ..engine.table import Op
 from . import rows, score
-from .score import ADDITIVE, DOT, GATV2, Options, Score, sums_dtype
 
 
 def gat(
@@ -96,10 +98,9 @@ def gat(
     ``dropout * 2**32``; loops of ``self_loops`` count from ``nnz`` on.  GAT (ICLR'18), equations 1
     to 4; fuseGNN (ICCAD'20), section 3.
     """
+    arrays = {"H": H, "el": el, "er": er, "edge_scores": edge_scores}
     numbers = negative_slope, dropout, seed, self_loops
-    return _forward(
-        ADDITIVE, rows.GAT, A, (H, el, er), edge_scores, numbers, out, precision=precision
-    )
+    return _forward(rows.GAT, A, arrays, numbers, out, precision=precision)
 
 
 def gat_backward(
@@ -157,10 +158,10 @@ def gat_backward(
     of the positive and the negative scores of a row, which are made apart: no entry needs the
     product ``<grad, H>`` but for ``dedge_scores``.
     """
-    numbers, options = (negative_slope, dropout, seed, self_loops), {"precision": precision}
-    dH, d_el, d_er, _, d_edges = _backward(
-        ADDITIVE, rows.GAT_BACKWARD, A, (H, el, er), edge_scores, grad, numbers, **options
-    )
+    arrays = {"H": H, "el": el, "er": er, "edge_scores": edge_scores, "grad": grad}
+    numbers = negative_slope, dropout, seed, self_loops
+    gradients = _backward(rows.GAT_BACKWARD, A, arrays, numbers, precision=precision)
+    dH, d_el, d_er, _, d_edges = gradients
     return dH, d_el, d_er, d_edges
 
 
@@ -197,18 +198,14 @@ def gat_attention(
     -----
     Deterministic.  GAT (ICLR'18), equation 3.
     """
-    A = engine_checks.sparse("A", A)
-    el = score.of_sources(el, A=A)
-    heads, like = el.shape[1:], ("el", el)
-    er = score.scores("er", er, A=A, each="target", heads=heads, like=like)
-    edges = score.of_entries(edge_scores, A=A, heads=heads, like=like)
+    arrays = {"el": el, "er": er, "edge_scores": edge_scores}
+    A, el, er, edges = bind(rows.GAT_ATTENTION, A, **arrays)
     slope, loops = score.number("negative_slope", negative_slope), score.loops(A, self_loops)
-    shape, dtype = (A.nnz, *heads), sums_dtype(el)
+    shape, dtype = (A.nnz, *el.shape[1:]), score.sums_dtype(el)
     with on_device_of(el), allocating(f"a result of shape {shape}"):
         out = namespace(el).empty(shape, dtype)
-    arrays = el, er, edges
-    A = engine_checks.structure(A)
-    result: Array = call(rows.GAT_ATTENTION, A, *arrays, slope, loops, out=out)
+    op = rows.GAT_ATTENTION
+    result: Array = call(op, structure(A), el, er, edges, slope, loops, out=out)
     return result
 
 
@@ -263,8 +260,8 @@ def gatv2(
     every row: the first call with ``A`` looks, synchronises and keeps up to 16 indices a row; a
     capture before it goes without.  GATv2 (ICLR'22), equation 7.
     """
-    numbers = negative_slope, dropout, seed, self_loops
-    return _forward(GATV2, rows.GATV2, A, (left, right, att), edge_scores, numbers, out)
+    arrays = {"left": left, "right": right, "att": att, "edge_scores": edge_scores}
+    return _forward(rows.GATV2, A, arrays, (negative_slope, dropout, seed, self_loops), out)
 
 
 def gatv2_backward(
@@ -316,10 +313,9 @@ def gatv2_backward(
     ``A.tocsc_with_perm()``, at each call; ``autograd`` keeps both.  Scores are made again, and
     only two numbers of each row are kept: no other array of the size of the entries is made.
     """
-    numbers, given = (negative_slope, dropout, seed, self_loops), (left, right, att)
-    dright, dleft, _, datt, d_edges = _backward(
-        GATV2, rows.GATV2_BACKWARD, A, given, edge_scores, grad, numbers
-    )
+    arrays = {"left": left, "right": right, "att": att, "edge_scores": edge_scores, "grad": grad}
+    numbers = negative_slope, dropout, seed, self_loops
+    dright, dleft, _, datt, d_edges = _backward(rows.GATV2_BACKWARD, A, arrays, numbers)
     return dleft, dright, datt, d_edges
 
 
@@ -376,8 +372,8 @@ def dot_attention(
     columns go in blocks as those of ``gatv2``.
     Attention Is All You Need (NIPS'17), equation 1, on a graph; AGNN (2018), equation 3.
     """
-    numbers, given = (0.0, dropout, seed, self_loops), (keys, queries, values)
-    return _forward(DOT, rows.DOT_ATTENTION, A, given, edge_scores, numbers, out, scale)
+    arrays = {"keys": keys, "queries": queries, "values": values, "edge_scores": edge_scores}
+    return _forward(rows.DOT_ATTENTION, A, arrays, (0.0, dropout, seed, self_loops), out, scale)
 
 
 def dot_attention_backward(
@@ -430,61 +426,62 @@ def dot_attention_backward(
     Deterministic: no atomics.  ``O``, the sums of ``P`` and the transpose are computed anew at each
     call; ``autograd`` keeps them.
     """
-    numbers, given = (0.0, dropout, seed, self_loops), (keys, queries, values)
-    dqueries, dkeys, dvalues, _, d_edges = _backward(
-        DOT, rows.DOT_ATTENTION_BACKWARD, A, given, edge_scores, grad, numbers, scale
-    )
+    arrays = {"keys": keys, "queries": queries, "values": values, "edge_scores": edge_scores}
+    arrays, numbers = arrays | {"grad": grad}, (0.0, dropout, seed, self_loops)
+    gradients = _backward(rows.DOT_ATTENTION_BACKWARD, A, arrays, numbers, scale)
+    dqueries, dkeys, dvalues, _, d_edges = gradients
     return dqueries, dkeys, dvalues, d_edges
 
 
 def _forward(
-    kind: Score, op: Op, A: Format, operands: tuple[Any, ...], edge_scores: Any,
-    numbers: tuple[Any, ...], out: Any, scale: Any = None, **precision: Any,
+    op: Op, A: Format, arrays: dict[str, Any], numbers: tuple[Any, ...], out: Any,
+    scale: Any = None, precision: Any = None,
 ) -> Array:  # fmt: skip
     """Check the arguments of a call, and run the row."""
-    A, arrays = score.check_operands(kind, A, operands, edge_scores)
-    given, precision = _in_row_order(kind, A, arrays, numbers, scale, precision)
-    shape = A.n_rows, *arrays[0].shape[1:]
-    out = engine_checks.output(out, shape=shape, like=arrays[0], inputs=arrays, A=A)
-    bias = (None,) if kind is ADDITIVE else ()
-    A = engine_checks.structure(A)
-    result: Array = call(op, A, *bias, *given, out=out, **precision)
+    A, x, given, options = _checked(op, A, arrays, numbers, scale, precision)
+    inputs, shape = [a for a in given if hasattr(a, "dtype")], (A.n_rows, *x.shape[1:])
+    out = output(out, shape=shape, like=x, inputs=inputs, A=A)
+    bias = (None,) if options else ()
+    result: Array = call(op, structure(A), *bias, *given, out=out, **options)
     return result
 
 
 def _backward(
-    kind: Score, op: Op, A: Format, operands: tuple[Any, ...], edge_scores: Any, grad: Any,
-    numbers: tuple[Any, ...], scale: Any = None, **precision: Any,
+    op: Op, A: Format, arrays: dict[str, Any], numbers: tuple[Any, ...], scale: Any = None,
+    precision: Any = None,
 ) -> tuple[Any, ...]:  # fmt: skip
     """Check the arguments of a call, and run the row: gradients as it orders them.
 
     They have shapes and dtypes of the arrays that they belong to, None for None.
     """
-    A, arrays = score.check_operands(kind, A, operands, edge_scores)
-    x, edges = arrays[0], arrays[3]
-    grad = score.features("grad", grad, A, "rows", (kind[0].name, x))
-    given, precision = _in_row_order(kind, A, arrays, numbers, scale, precision)
-    forward = (None,) * (3 if kind is ADDITIVE else 2)  # made anew, as is the transpose
+    A, x, (grad, *given), options = _checked(op, A, arrays, numbers, scale, precision)
+    edges = given[3] if options else given[4]
+    forward = (None,) * (3 if options else 2)  # made anew, as is the transpose
     saved = None, None, grad, *forward, edges is not None
-    gradients = call(op, engine_checks.structure(A), *saved, *given, **precision)
+    gradients = call(op, structure(A), *saved, *given, **options)
     if gradients is None:  # ``explain`` runs nothing
         return (None,) * 5
-    likes = *given[:3], None if kind is ADDITIVE else given[3], edges
+    likes = *given[:3], None if options else given[3], edges
     with on_device_of(x), allocating(f"gradients of {x.size} features and their scores"):
-        pairs = zip(gradients, likes, strict=True)
-        return tuple(None if like is None else score.shaped_as(a, like) for a, like in pairs)
+        with np.errstate(over="ignore", under="ignore"):
+            return tuple(
+                None if like is None else a.reshape(like.shape).astype(like.dtype, copy=False)
+                for a, like in zip(gradients, likes, strict=True)
+            )
 
 
-def _in_row_order(
-    kind: Score, A: Format, arrays: list[Any], numbers: tuple[Any, ...], scale: Any,
-    precision: dict[str, Any],
-) -> tuple[tuple[Any, ...], dict[str, Any]]:  # fmt: skip
-    """Check the numbers of a call; return all arguments as the rows order them."""
-    x, second, third, edges = arrays
-    factor = score.scale(scale, x.shape[-1]) if kind is DOT else 1.0
-    options: Options = score.options(A, *numbers)
-    if kind is ADDITIVE:
-        precision = {"precision": engine_checks.precision(precision["precision"], "H", x)}
-        return (x, second, third, edges, None, *options), precision
-    values, att = (None, third) if kind is GATV2 else (third, None)
-    return (second, x, values, att, edges, *options.with_scale(factor)), precision
+def _checked(
+    op: Op, A: Format, arrays: dict[str, Any], numbers: tuple[Any, ...], scale: Any,
+    precision: Any,
+) -> tuple[Format, Array, tuple[Any, ...], dict[str, Any]]:  # fmt: skip
+    """Check a call: its matrix, the sources' features, the row's arguments, and its options."""
+    A, x, second, third, edges, *grad = bind(op, A, **arrays)
+    factor = score.scale(scale, x.shape[-1]) if "keys" in arrays else 1.0
+    options = score.options(A, *numbers)
+    if "H" in arrays:
+        if precision is not None:
+            check_precision(precision, "H", x)
+        return A, x, (*grad, x, second, third, edges, None, *options), {"precision": precision}
+    values, att = (None, third) if "left" in arrays else (third, None)
+    pairs = second, x, values, att, edges, *options.with_scale(factor)
+    return A, x, (*grad, *pairs), {}

@@ -6,46 +6,47 @@ from math import prod
 from typing import Any
 
 from ..engine.call import convert_to_csr
-from ..engine.table import Kernel, Op, Price, deferred, unchecked
+from ..engine.table import Arg, Kernel, Op, Price, deferred, unchecked
 from ..matmul.api import ROUNDED, against_rounding
 from .gat import cuda as gat
 from .gat import small
 from .pairwise import cuda as pairwise
 from .score import GatArguments, PairwiseArguments, heads_and_feat, heads_of, shape_of, sums_dtype
 
-_OPTIONS = "Tensor? edges, Tensor? loop_edges, Tensor? seed, float slope, float dropout, bool loops"
-_GAT = f"Tensor h, Tensor el, Tensor er, {_OPTIONS}"
-_SAVED = "Tensor grad, Tensor out, Tensor plus, Tensor statistics, bool of_edges"
-_PAIRWISE = (
-    "Tensor queries, Tensor keys, Tensor? values, Tensor? att, Tensor? edges, Tensor? seed, "
-    "float slope, float scale, float dropout, bool loops"
-)
-_PAIRWISE_SAVED = "Tensor grad, Tensor out, Tensor statistics, bool of_edges"
-
 
 def _row(
-    name: str, arguments: str, results: Any, launcher: Callable[..., Any], module: str, *,
-    small_loop: Any = None, refuses: Any = None, rounds: Any = None, converts: bool = True,
+    name: str, arguments: tuple[Arg, ...], results: Any, launcher: Callable[..., Any],
+    module: str, *, kernels: tuple[Kernel, ...] = (), rounds: Any = None, converts: bool = True,
     **facts: Any,
 ) -> Op:  # fmt: skip
-    """Make a row: its kernels are the launcher and the loops of that name in the module.
+    """Make a row: its kernels are the launcher, those given, and the module's loops of that name.
 
-    Work on the CPU is done by ``small_loop`` unless that ``refuses``.  Where ``rounds`` lists what
-    is against it, rows that entries gather are rounded.
+    Where ``rounds`` lists what is against it, rows that entries gather are rounded.
     """
-    loops = deferred(f"{__package__}.{module}", launcher.__name__)
-    kernels = [
+    rounded = partial(launcher, narrow=True)
+    loops = deferred(f"{__package__}.{module}", getattr(launcher, "__name__", name))
+    of_row = (
+        *(Kernel(f"{name}_csr_rounded", rounded, ("csr",), "gpu", rounds, note=ROUNDED),)
+        * (rounds is not None),
         Kernel(f"{name}_csr_balanced", launcher, ("csr",), "gpu"),
+        *kernels,
         Kernel(f"{name}_csr_numba", loops, ("csr",), "cpu"),
-    ]
-    if small_loop is not None:
-        kernel = Kernel(f"{name}_csr_scipy", small_loop, ("csr",), "cpu", refuses=refuses)
-        kernels.insert(1, kernel)
-    if rounds is not None:
-        run, title = partial(launcher, narrow=True), f"{name}_csr_rounded"
-        kernels.insert(0, Kernel(title, run, ("csr",), "gpu", refuses=rounds, note=ROUNDED))
-    kernels += [convert_to_csr(name)] * converts
-    return Op(name, unchecked(arguments), results, tuple(kernels), **facts)
+        *(convert_to_csr(name),) * converts,
+    )
+    return Op(name, arguments, results, of_row, **facts)
+
+
+def _scores(name: str, rows: Any, like: str, also: str = "", **facts: Any) -> Arg:
+    return Arg(name, rows, (1, 2), like, "heads", score=True, also=(also,), **facts)
+
+
+def _vectors(name: str, like: str, **facts: Any) -> Arg:
+    return Arg(name, "heads", (3,), like, **facts)
+
+
+def _gradient(like: str, saved: str) -> tuple[Arg, ...]:
+    """Return the arguments that rows of gradients begin with."""
+    return Arg("grad", "rows", (2, 3), like), *unchecked(f"{saved}, bool of_edges")
 
 
 def _result(S: Any, _: Any, x: Any, *__: Any) -> tuple[Any, ...]:
@@ -54,6 +55,16 @@ def _result(S: Any, _: Any, x: Any, *__: Any) -> tuple[Any, ...]:
 
 
 # Scores that are sums of a number of each end
+
+_H, _BIAS = Arg("h", "cols", (2, 3), also=("H",)), _vectors("bias", "h", optional=True)
+_OPTIONS = (
+    _scores("edges", "entries", "h", "edge_scores", optional=True),
+    _scores("loop_edges", "vertices", "h", "loop_scores", optional=True),
+    *unchecked("Tensor? seed, float slope, float dropout, bool loops"),
+)
+_GAT = _H, _scores("el", "cols", "h"), _scores("er", "rows", "h"), *_OPTIONS
+_OF_VECTORS = _H, _vectors("source", "h"), _vectors("target", "h"), _BIAS, *_OPTIONS
+_SAVED = _gradient("h", "Tensor out, Tensor plus, Tensor statistics")
 
 
 def _gat_results(S: Any, bias: Any, h: Any, *_: Any) -> tuple[Any, ...]:
@@ -83,7 +94,7 @@ def _gradients_of_vectors(
     return (h.shape, h), *((shape, sums_dtype(h)) for shape in shapes)
 
 
-def _gat_price(S: Any, bias: Any, h: Any, *_: Any) -> Price:
+def _gat_price(S: Any, h: Any) -> Price:
     """Price that every entry reads a row of the features and a score of each head."""
     heads, feat = heads_and_feat(h)
     row = heads * feat * h.itemsize
@@ -93,7 +104,7 @@ def _gat_price(S: Any, bias: Any, h: Any, *_: Any) -> Price:
 
 def _gat_price_of_gradients(S: Any, T: Any, perm: Any, grad: Any, *_: Any) -> Price:
     """Price as much again over the transpose, whose entries read four numbers of each head."""
-    forward = _gat_price(S, None, grad)
+    forward = _gat_price(S, grad)
     return Price(forward.bytes + 12 * S.nnz * heads_and_feat(grad)[0], forward.flops)
 
 
@@ -109,53 +120,49 @@ def _against_rounding_backward(
     return against_rounding(A.nnz, grad, precision)
 
 
-def _gat_row(name: str, arguments: str, results: Any, refuses: Any, **facts: Any) -> Op:
-    launcher = getattr(gat, name)
-    facts |= {"small_loop": getattr(small, name), "refuses": refuses}
+def _gat_row(
+    name: str, arguments: tuple[Arg, ...], results: Any, sizes: Callable[..., Any], **facts: Any
+) -> Op:
+    """Make a row; ``sizes`` are heads and features of a call, of which small ones need no numba."""
+
+    def refuses(A: Any, *args: Any, **_: Any) -> list[str]:
+        return small.reasons_against(A, *sizes(*args))
+
+    kernel = Kernel(f"{name}_csr_scipy", getattr(small, name), ("csr",), "cpu", refuses)
     facts |= {"functions": (name,), "entries": ("edges",)} if facts.get("converts", True) else {}
-    return _row(name, arguments, results, launcher, "gat.cpu", **facts)
+    launcher = getattr(gat, name)
+    return _row(name, arguments, results, launcher, "gat.cpu", kernels=(kernel,), **facts)
 
 
-_FORWARD: dict[str, Any] = {"price": _gat_price, "rounds": _against_rounding}
+_FORWARD: dict[str, Any] = {
+    "sizes": lambda bias, h, *_: heads_and_feat(h),
+    "price": lambda S, bias, h, *_: _gat_price(S, h),
+    "rounds": _against_rounding,
+    "narrowed": ("bias", "h"),
+}
 _BACKWARD: dict[str, Any] = {
     "price": _gat_price_of_gradients,
-    "structures": 2,
     "rounds": _against_rounding_backward,
+    "structures": 2,
 }
-
-
-def _refuses(A: Any, bias: Any, h: Any, *_: Any, **__: Any) -> list[str]:
-    return small.reasons_against(A, *heads_and_feat(h))
-
-
-def _refuses_gradients(A: Any, T: Any, perm: Any, grad: Any, *_: Any, **__: Any) -> list[str]:
-    return small.reasons_against(A, *heads_and_feat(grad))
-
-
-GAT = _gat_row(
-    "gat", f"Tensor? bias, {_GAT}", _result, _refuses, narrowed=("bias", "h"), **_FORWARD
-)
-GAT_WITH_STATISTICS = _gat_row(
-    *("gat_with_statistics", f"Tensor? bias, {_GAT}", _gat_results, _refuses),
-    **_FORWARD,
-    narrowed=("bias", "h"),
-    converts=False,
-    returns=3,
-)
-GAT_BACKWARD = _gat_row(
-    *("gat_backward", f"{_SAVED}, {_GAT}", _gat_gradients, _refuses_gradients),
-    **_BACKWARD,
-    returns=5,
-    entry_results=(4,),
-)
-_OF_VECTORS = f"Tensor h, Tensor source, Tensor target, Tensor? bias, {_OPTIONS}"
 _VECTORS: dict[str, Any] = {
-    "refuses": lambda A, h, source, *_: small.reasons_against(A, *heads_of(source)),
-    "price": lambda S, h, *_: _gat_price(S, None, h),
+    "sizes": lambda h, source, *_: heads_of(source),
+    "price": lambda S, h, *_: _gat_price(S, h),
     "rounds": lambda A, h, *_: against_rounding(A.nnz, h, None),
     "narrowed": ("h", "source", "target", "bias"),
     "converts": False,
 }
+GAT = _gat_row("gat", (_BIAS, *_GAT), _result, **_FORWARD)
+GAT_WITH_STATISTICS = _gat_row(
+    *("gat_with_statistics", (_BIAS, *_GAT), _gat_results), returns=3, converts=False, **_FORWARD
+)
+GAT_BACKWARD = _gat_row(
+    *("gat_backward", (*_SAVED, *_GAT), _gat_gradients),
+    sizes=lambda T, perm, grad, *_: heads_and_feat(grad),
+    returns=5,
+    entry_results=(4,),
+    **_BACKWARD,
+)
 GAT_OF_VECTORS = _gat_row(
     "gat_of_vectors", _OF_VECTORS, lambda S, h, *_: ((h.shape, h),), **_VECTORS
 )
@@ -163,24 +170,39 @@ GAT_OF_VECTORS_WITH_STATISTICS = _gat_row(
     *("gat_of_vectors_with_statistics", _OF_VECTORS, _results_of_vectors), returns=3, **_VECTORS
 )
 GAT_OF_VECTORS_BACKWARD = _gat_row(
-    "gat_of_vectors_backward",
-    f"{_SAVED}, {_OF_VECTORS}",
-    _gradients_of_vectors,
-    lambda A, *args: small.reasons_against(A, *heads_of(args[8])),
-    **_BACKWARD,
-    converts=False,
+    *("gat_of_vectors_backward", (*_SAVED, *_OF_VECTORS), _gradients_of_vectors),
+    sizes=lambda *args: heads_of(args[8]),
     returns=4,
+    converts=False,
+    **_BACKWARD,
 )
 GAT_ATTENTION = _gat_row(
     "gat_attention",
-    "Tensor el, Tensor er, Tensor? edges, float slope, bool loops",
+    (
+        Arg("el", "cols", (1, 2), score=True),
+        Arg("er", "rows", (1, 2), "el", score=True),
+        Arg("edges", "entries", (1, 2), "el", score=True, optional=True, also=("edge_scores",)),
+        *unchecked("float slope, bool loops"),
+    ),
     lambda S, el, *_: (((S.nnz, *el.shape[1:]), sums_dtype(el)),),
-    lambda A, el, *_, **__: small.reasons_against(A, *heads_and_feat(el[..., None])),
+    sizes=lambda el, *_: heads_and_feat(el[..., None]),
     entry_results=(0,),
     library=False,
 )
 
 # Scores of features of both ends
+
+
+def _pairs(*, additive: bool = False) -> tuple[Arg, ...]:
+    """Return the arguments of pairwise attention, with ``att`` where scores must be additive."""
+    return (
+        Arg("queries", "rows", (2, 3), "keys", also=("right",)),
+        Arg("keys", "cols", (2, 3), also=("left",)),
+        Arg("values", "cols", (2, 3), "keys", optional=True),
+        _vectors("att", "keys", optional=not additive),
+        _scores("edges", "entries", "keys", "edge_scores", optional=True),
+        *unchecked("Tensor? seed, float slope, float scale, float dropout, bool loops"),
+    )
 
 
 def _pairwise_results(S: Any, queries: Any, keys: Any, *_: Any) -> tuple[Any, ...]:
@@ -218,38 +240,35 @@ def _pairwise_price_of_gradients(
     return Price(moved + 12 * S.nnz + 16 * S.n_rows, 12 * S.nnz * row)
 
 
-def _pairwise_row(name: str, launcher: Callable[..., Any], **facts: Any) -> Op:
-    facts = {"results": _result, "price": _pairwise_price, "entries": ("edges",)} | facts
-    arguments, results = facts.pop("arguments", _PAIRWISE), facts.pop("results")
-    return _row(name, arguments, results, launcher, "pairwise.loops", **facts)
+def _pairwise_row(
+    name: str, results: Any = _result, *, launcher: Any = pairwise.pairwise,
+    additive: bool = False, price: Any = _pairwise_price, **facts: Any,
+) -> Op:  # fmt: skip
+    facts = {"narrowed": ("queries", "keys", "values"), "entries": ("edges",)} | facts
+    args = *facts.pop("saved", ()), *_pairs(additive=additive)
+    return _row(name, args, results, launcher, "pairwise.loops", price=price, **facts)
 
 
-_GRADIENTS: dict[str, Any] = {
-    "launcher": pairwise.pairwise_backward,
-    "arguments": f"{_PAIRWISE_SAVED}, {_PAIRWISE}",
-    "results": _pairwise_gradients,
-    "price": _pairwise_price_of_gradients,
-    "returns": 5,
-    "structures": 2,
-    "entry_results": (4,),
-}
-_FEATURES = ("queries", "keys", "values")
+def _pairwise_gradients_row(name: str, **facts: Any) -> Op:
+    facts |= {"returns": 5, "structures": 2, "entry_results": (4,), "narrowed": None}
+    facts["saved"] = _gradient("keys", "Tensor out, Tensor statistics")
+    facts |= {"launcher": pairwise.pairwise_backward, "price": _pairwise_price_of_gradients}
+    return _pairwise_row(name, _pairwise_gradients, **facts)
 
-GATV2 = _pairwise_row("gatv2", pairwise.pairwise, functions=("gatv2",), library=False)
-GATV2_BACKWARD = _pairwise_row(
-    "gatv2_backward", functions=("gatv2_backward",), library=False, **_GRADIENTS
-)
-DOT_ATTENTION = _pairwise_row(
-    "dot_attention", pairwise.pairwise, functions=("dot_attention",), library=False
-)
-DOT_ATTENTION_BACKWARD = _pairwise_row(
-    "dot_attention_backward", functions=("dot_attention_backward",), library=False, **_GRADIENTS
-)
-ATTEND = _pairwise_row("attend", pairwise.pairwise, narrowed=_FEATURES)
+
+def _public(name: str, **facts: Any) -> tuple[Op, Op]:
+    """Make the rows of a function and its gradient; torch has one op of all, ``attend``."""
+    facts["library"], backward = False, f"{name}_backward"
+    forward = _pairwise_row(name, functions=(name,), **facts)
+    return forward, _pairwise_gradients_row(backward, functions=(backward,), **facts)
+
+
+GATV2, GATV2_BACKWARD = _public("gatv2", additive=True)
+DOT_ATTENTION, DOT_ATTENTION_BACKWARD = _public("dot_attention")
+ATTEND = _pairwise_row("attend")
 ATTEND_WITH_STATISTICS = _pairwise_row(
-    *("attend_with_statistics", pairwise.pairwise_with_statistics),
-    results=_pairwise_results,
+    *("attend_with_statistics", _pairwise_results),
+    launcher=pairwise.pairwise_with_statistics,
     returns=2,
-    narrowed=_FEATURES,
 )
-ATTEND_BACKWARD = _pairwise_row("attend_backward", **_GRADIENTS)
+ATTEND_BACKWARD = _pairwise_gradients_row("attend_backward")

@@ -1,58 +1,18 @@
-"""Scores of attention: what each kind is made of, the checks of that, and arguments of the rows.
+"""Arguments of the rows of attention, and checks of the numbers that shape scores.
 
 Features are (n, heads, feat) or (n, feat), and scores follow them without the last axis.  Scores,
 statistics and their gradients are float32 beside 2-byte features, else of the features' dtype.
-The checks of numbers and the kinds of scores serve functions of tensors, too.
+The checks serve functions of tensors, too.
 """
 
 import math
-from collections.abc import Sequence
 from numbers import Real
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ...errors import DtypeError, ShapeError
-from ...formats import checks
-from ...formats.arrays import Array, as_array
 from ...formats.base import Format
-from ..engine import checks as engine_checks
-
-
-class Operand(NamedTuple):
-    """An array that scores are made of."""
-
-    name: str
-    kind: Literal["features", "scores", "vectors"]
-    end: Literal["source", "target"] = "source"
-
-
-#: The operands of one kind of scores, in the order of their checks.  The first are the sources'
-#: features: the others have their heads, width and dtype, scores and vectors may be float32 beside
-#: 2 bytes.
-Score: TypeAlias = tuple[Operand, ...]
-ADDITIVE: Score = (
-    Operand("H", "features"),
-    Operand("el", "scores"),
-    Operand("er", "scores", "target"),
-)
-GATV2: Score = (
-    Operand("left", "features"),
-    Operand("right", "features", "target"),
-    Operand("att", "vectors"),
-)
-DOT: Score = (
-    Operand("keys", "features"),
-    Operand("queries", "features", "target"),
-    Operand("values", "features"),  # None where the keys are the values
-)
-#: Of tensors alone: scores of both ends are products of the features and two vectors.
-OF_VECTORS: Score = (
-    Operand("h", "features"),
-    Operand("source", "vectors"),
-    Operand("target", "vectors"),
-    Operand("bias", "vectors"),  # or None
-)
 
 
 class Options(NamedTuple):
@@ -126,106 +86,6 @@ def sums_dtype(x: Any) -> str:
 def shape_of(x: Any, wanted: bool = True) -> tuple[int, ...]:
     """Return the shape of the gradient of an optional array: empty for None, or if not wanted."""
     return (0,) if x is None or not wanted else tuple(x.shape)
-
-
-# Checks of arrays
-
-
-def check_operands(
-    score: Score, A: Format, values: Sequence[Any], edge_scores: Any
-) -> tuple[Format, list[Any]]:
-    """Check the matrix, the operands and, last, the scores of the entries, or None for none."""
-    A = engine_checks.sparse("A", A)
-    first = score[0].name
-    x = engine_checks.features(first, values[0], A=A, heads=True)
-    heads, like, checked = x.shape[1:-1], (first, x), [x]
-    for (name, kind, end), value in zip(score[1:], values[1:], strict=True):
-        if kind == "scores":
-            value = scores(name, value, A=A, each=end, heads=heads, like=like)
-        elif kind == "vectors":
-            value = _vectors(name, value, A, like)
-        elif value is not None:
-            axis = "rows" if end == "target" else "columns"
-            value = features(name, value, A, axis, like)
-        checked.append(value)
-    return A, [*checked, of_entries(edge_scores, A=A, heads=heads, like=like)]
-
-
-def features(name: str, value: Any, A: Format, axis: str, like: tuple[str, Array]) -> Array:
-    """Check features that have the heads, width and dtype of others."""
-    array: Array = engine_checks.features(name, value, A=A, axis=axis, heads=True)
-    engine_checks.alike(name, array, *like)
-    return array
-
-
-def scores(
-    name: str, value: Any, *, A: Format, each: str, heads: tuple[int, ...], like: tuple[str, Array]
-) -> Array:
-    """Check one score a head for ``each`` source, target or stored entry of ``A``.
-
-    ``heads`` is () where features have no axis for them; one head may have an axis or none.
-    ``like`` names an array and is it: of its dtype the scores must be, or float32 beside 2 bytes.
-    """
-    rows = A.shape[1] if each == "source" else A.shape[0] if each == "target" else A.nnz
-    same = value is not like[1] and engine_checks.beside(value, A)
-    if same and value.shape == (rows, *heads) and value.dtype == like[1].dtype:
-        return value  # type: ignore[no-any-return]
-    array = as_array(name, value, empty=np.float64, beside=A._indices)
-    if array.shape not in ([(rows,), (rows, 1)] if heads in ((), (1,)) else [(rows, *heads)]):
-        order = ", in the order of A's data" if each == "stored entry" else ""
-        raise ShapeError(
-            f"{name} has shape {array.shape}: give {(rows, *heads)}, one score per {each}"
-            f"{' and head' if heads else ''}{order} (A.shape == {A.shape}, A.nnz == {A.nnz})."
-        )
-    return _values_like(name, array, A, like)
-
-
-def of_sources(value: Any, *, A: Format) -> Array:
-    """Check ``el`` where no features say how many heads there are."""
-    array = as_array("el", value, empty=np.float64, beside=A._indices)
-    if array.ndim not in (1, 2):
-        raise ShapeError(
-            f"el has shape {array.shape}: give ({A.n_cols},) or ({A.n_cols}, heads), one score per "
-            "source."
-        )
-    return scores("el", array, A=A, each="source", heads=array.shape[1:], like=("el", array))
-
-
-def of_entries(
-    value: Any, *, A: Format, heads: tuple[int, ...], like: tuple[str, Array]
-) -> Array | None:
-    """Check ``edge_scores``, or None for none."""
-    if value is None:
-        return None
-    return scores("edge_scores", value, A=A, each="stored entry", heads=heads, like=like)
-
-
-def _vectors(name: str, value: Any, A: Format, like: tuple[str, Array]) -> Array:
-    """Check one vector a head; one head may have an axis or none."""
-    array = as_array(name, value, empty=np.float64, beside=A._indices)
-    shape = like[1].shape[1:]
-    if array.shape not in ([shape[-1:], (1, shape[-1])] if shape[:-1] in ((), (1,)) else [shape]):
-        per_head = "one vector per head" if len(shape) == 2 else "one vector"
-        raise ShapeError(
-            f"{name} has shape {array.shape}: give {shape}, {per_head} ({like[0]}.shape == "
-            f"{like[1].shape})."
-        )
-    return _values_like(name, array, A, like)
-
-
-def _values_like(name: str, array: Array, A: Format, like: tuple[str, Array]) -> Array:
-    """Check floats on the device of ``A``: of the dtype of others, or float32 beside 2 bytes."""
-    checks.value_dtype(f"{name}.dtype", array.dtype)
-    if not (like[1].dtype.itemsize == 2 and array.dtype == np.float32):
-        engine_checks.same_dtype(name, array, *like)
-    checks.same_device(name, array, "A", A._indices)
-    return array
-
-
-def shaped_as(gradient: Array, like: Array) -> Array:
-    """Convert a gradient to the shape and dtype of the array it belongs to."""
-    with np.errstate(over="ignore", under="ignore"):
-        return gradient.reshape(like.shape).astype(like.dtype, copy=False)
 
 
 # Checks of numbers

@@ -10,7 +10,7 @@ from .memory import rows_apart
 
 
 def wide(a: Array) -> Array:
-    """``a``, its 2-byte floats as float32."""
+    """Return ``a``, its 2-byte floats as float32."""
     return a.astype(np.float32) if a.dtype.itemsize == 2 else a
 
 
@@ -21,12 +21,12 @@ def values_of(values: Array | None, like: Array) -> Array:
 
 
 def packed(a: Array) -> Array:
-    """``a`` as one axis, contiguous, its 2-byte floats as float32."""
+    """Return ``a`` as one axis, contiguous, its 2-byte floats as float32."""
     return np.ascontiguousarray(wide(a)).reshape(-1)
 
 
 def flat(a: Array) -> tuple[Array, int]:
-    """Return the memory of ``a`` from its first to its last value as one axis, and its row stride.
+    """Return the memory of ``a`` from its first to its last value, and its row stride.
 
     A copy's memory where rows are not contiguous, overlap or are not aligned.
     """
@@ -43,7 +43,7 @@ def flat(a: Array) -> tuple[Array, int]:
 def factors_at_entries(
     A: CSR, dtype: Any, row_scale: Array | None, col_scale: Array | None
 ) -> Array:
-    """``r[i] c[j]`` at each entry, 1 in the place of a scale that is not given."""
+    """Compute ``r[i] c[j]`` at each entry, 1 for a missing scale."""
     factors = np.ones(A.nnz, dtype)
     if row_scale is not None:
         factors *= np.repeat(row_scale, A.lengths)

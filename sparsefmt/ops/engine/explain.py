@@ -48,9 +48,9 @@ class _Explanations(list[Explanation]):
 def explain(op: str, *args: Any, **options: Any) -> Explanation:
     """Return the kernel that ``op`` would run for these arguments, and why not the others.
 
-    The operation checks its arguments, converts them where it must and allocates its result, but
-    runs no kernel: what it would refuse is refused here.  With a ``Graph`` and tensors it is the
-    function of that name of ``sparsefmt.autograd``, which does run.
+    The operation checks its arguments and converts them where it must, but runs no kernel: what it
+    would refuse is refused here.  With a ``Graph`` and tensors it is the function of that name of
+    ``sparsefmt.autograd``, which does run.
 
     Parameters
     ----------

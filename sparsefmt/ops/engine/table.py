@@ -6,10 +6,11 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from functools import cache
 from importlib import import_module
 from itertools import product
 from typing import Any, Literal, NamedTuple
+
+from ..._caches import cache
 
 #: The modules below ``ops`` that hold rows.
 MODULES = (
