@@ -14,7 +14,6 @@ from sparsefmt.ops.engine.table import FIRST, OUT
 F32 = np.float32
 A = CSR([0, 2, 3, 6], [0, 1, 4, 0, 2, 3], np.ones(6, F32), shape=(3, 5))
 SQUARE = CSR([0, 1, 3, 6], [0, 1, 2, 0, 1, 2], np.ones(6, F32), shape=(3, 3))
-SIZES = {"rows": 3, "cols": 5, "entries": 6, "vertices": 3}
 #: Those with arguments that public functions bind; factors alone have no others to be like.
 ROWS = {
     op.name: op
@@ -27,14 +26,19 @@ def name_of(arg):
     return arg.also[0] if arg.also else arg.name
 
 
-def valid(arg):
+def matrix_for(op):
+    return SQUARE if any(arg.rows == "vertices" for arg in op.arguments) else A
+
+
+def valid(op, arg):
     """A value that the row allows: features have 4 columns and no heads."""
-    if arg.balanced:
-        return maxk(np.ones((SIZES[arg.rows], 4), F32), 2)
     if arg.rows == "heads":
         return np.ones(4, F32)
-    behind = () if arg.score or 1 in arg.axes else (4,)
-    return np.ones((SIZES[arg.rows], *behind), F32)
+    n_rows, n_cols = matrix_for(op).shape
+    size = {"cols": n_cols, "entries": A.nnz}.get(arg.rows, n_rows)
+    if arg.balanced:
+        return maxk(np.ones((size, 4), F32), 2)
+    return np.ones((size,) if arg.score or 1 in arg.axes else (size, 4), F32)
 
 
 def arguments(op):
@@ -42,7 +46,7 @@ def arguments(op):
     bound = [arg for arg in op.named.values() if arg.rows]
     bound = list({arg.name: arg for arg in bound}.values())
     bound.sort(key=lambda arg: (bool(arg.like), arg.like == FIRST))
-    return {name_of(arg): valid(arg) for arg in bound}
+    return {name_of(arg): valid(op, arg) for arg in bound}
 
 
 #: Row, argument
@@ -51,10 +55,6 @@ ARGUMENTS = [
     for op in ROWS.values()
     for name in arguments(op)
 ]
-
-
-def matrix_for(op):
-    return SQUARE if any(arg.rows == "vertices" for arg in op.arguments) else A
 
 
 def call(op, **changed):
@@ -95,7 +95,7 @@ def test_none_is_refused_where_it_is_no_choice(op, arg):
 
 @pytest.mark.parametrize(("op", "arg"), ARGUMENTS)
 def test_other_kinds_are_refused(op, arg):
-    name, value = name_of(arg), valid(arg)
+    name, value = name_of(arg), valid(op, arg)
     if arg.balanced:
         with pytest.raises(DtypeError, match=is_of(name, "is a ndarray: give a CBSR")):
             call(op, **{name: value.toarray()})
@@ -111,7 +111,7 @@ def test_other_kinds_are_refused(op, arg):
 
 @pytest.mark.parametrize(("op", "arg"), ARGUMENTS)
 def test_other_dtypes_are_refused(op, arg):
-    name, value = name_of(arg), valid(arg)
+    name, value = name_of(arg), valid(op, arg)
     if not arg.like or arg.balanced:
         return
     first = next(iter(arguments(op))) if arg.like == FIRST else name_of(op.named[arg.like])
@@ -129,7 +129,7 @@ def test_other_dtypes_are_refused(op, arg):
 
 @pytest.mark.parametrize(("op", "arg"), ARGUMENTS)
 def test_other_shapes_are_refused(op, arg):
-    name, value = name_of(arg), valid(arg)
+    name, value = name_of(arg), valid(op, arg)
     short = value[1:] if arg.rows != "heads" else value[:3]
     rows = {"features": "has . rows but A has . (row|column)s", "balanced": "has . rows but A has"}
     if arg.check == "entries":
@@ -145,7 +145,7 @@ def test_other_shapes_are_refused(op, arg):
 
 @pytest.mark.parametrize(("op", "arg"), ARGUMENTS)
 def test_other_widths_and_heads_are_refused(op, arg):
-    name, value = name_of(arg), valid(arg)
+    name, value = name_of(arg), valid(op, arg)
     if not arg.like:
         return
     if arg.balanced:
@@ -189,4 +189,4 @@ def test_other_devices_are_refused(op, arg):
     pytest.importorskip("cupy")
     name = name_of(arg)
     with pytest.raises(DeviceError, match=is_of(name, "is on cpu but A is on cuda:0: move one")):
-        bind(op, matrix_for(op).to("cuda"), **{name: valid(arg)})
+        bind(op, matrix_for(op).to("cuda"), **{name: valid(op, arg)})

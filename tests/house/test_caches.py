@@ -15,7 +15,6 @@ OTHERS = {
     "graph/built.py": "registered by storeys above",
     "ops/engine/bind.py": "registered by the torch layer",
     "ops/engine/call.py": "registered by the torch layer",
-    "ops/engine/choose.py": "registered by the torch layer",
     "ops/engine/explain.py": "registered by the torch layer",
     "ops/engine/jit.py": "loaded kernels, which CUDA graphs may launch",
     "ops/engine/memory.py": "registered by the torch layer",

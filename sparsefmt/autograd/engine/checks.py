@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ...errors import DeviceError, DtypeError, ShapeError, UnsupportedError
 from ...graph.graph import Graph
-from ...ops.engine.bind import Named, count_of_features, register_library
+from ...ops.engine.bind import ENDS, Named, count_of_features, register_library
 from ...ops.engine.bind import bind as bind
 from ...ops.engine.table import Arg, Op
 from ..tensors.tensors import GraphTensors
@@ -328,7 +328,7 @@ class Tensors:
         heads = tuple(like[1].shape[arg.behind])
         shapes = [(size,), (size, 1)] if heads in ((), (1,)) else [(size, *heads)]
         return self._shaped(
-            name, value, shapes, f"one score per {_ENDS[arg.rows]} and head", A, like
+            name, value, shapes, f"one score per {ENDS[arg.rows]} and head", A, like
         )
 
     def vectors(
@@ -363,8 +363,5 @@ class Tensors:
         return value
 
 
-_ENDS: dict[Any, str] = {
-    **{"rows": "target", "cols": "source", "entries": "stored entry", "vertices": "vertex"}
-}
 TENSORS = Tensors()
 register_library(GraphTensors, TENSORS)

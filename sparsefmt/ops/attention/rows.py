@@ -37,7 +37,7 @@ def _row(
 
 
 def _scores(name: str, rows: Any, like: str, also: str = "", **facts: Any) -> Arg:
-    return Arg(name, rows, (1, 2), like, "heads", score=True, also=(also,), **facts)
+    return Arg(name, rows, (1, 2), like, "heads", score=True, also=(also,) * bool(also), **facts)
 
 
 def _vectors(name: str, like: str, **facts: Any) -> Arg:

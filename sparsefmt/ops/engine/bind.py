@@ -223,7 +223,10 @@ class Arrays:
 
 ARRAYS = Arrays()
 _AXES: dict[Any, str] = {"rows": "row", "cols": "column"}
-_ENDS: dict[Any, str] = {"rows": "target", "cols": "source", "entries": "stored entry"}
+#: What scores belong to.
+ENDS: dict[Any, str] = {
+    **{"rows": "target", "cols": "source", "entries": "stored entry", "vertices": "vertex"}
+}
 
 
 def _features(name: str, x: Array, arg: Arg, A: Format, size: int, like: Named | None) -> str:
@@ -283,7 +286,7 @@ def _entries(name: str, x: Array, arg: Arg, A: Format, size: int, like: Named | 
 
 def _scores(name: str, x: Array, arg: Arg, A: Format, size: int, like: Named | None) -> str:
     """Return what is wrong with the shape of scores; one head may have an axis or none."""
-    each = _ENDS[arg.rows]
+    each = ENDS[arg.rows]
     if like is None and x.ndim not in (1, 2):
         return f"has shape {x.shape}: give ({size},) or ({size}, heads), one score per {each}"
     heads = x.shape[1:] if like is None else like[1].shape[arg.behind]
