@@ -110,12 +110,12 @@ class _Propagated(Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight, *factors = ctx.saved_tensors
+        x, weight, scale, own = ctx.saved_tensors
         of_x, of_weight, of_bias = ctx.needs_input_grad[:3]
         dx = dw = None
         if of_x or of_weight:
-            flipped = ctx.one_more, not ctx.transposed
-            dx = _propagated(ctx.tensors.current(), grad, None, None, *factors, *flipped)
+            constants = scale, own, ctx.one_more, not ctx.transposed
+            dx = _propagated(ctx.tensors.current(), grad, None, None, *constants)
             if weight is not None:
                 dw = torch.mm(dx.t(), x) if of_weight else None
                 dx = torch.mm(dx, weight) if of_x else None

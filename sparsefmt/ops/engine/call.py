@@ -106,6 +106,9 @@ def call(row: Op | Launcher, A: Any, *args: Any, **options: Any) -> Any:
     array or tuple of arrays
         ``out`` if the kernel returns nothing.
     """
+    asked = question.get()
+    if asked is not None and type(row) is Op and not asked.runs(row, A, *args, **options):
+        return options.get("out")
     S: Any = None
     prepared: Any = None
     if row.sizes is not None and (type(A) is Structure or _is_csr_on_gpu(A)):
@@ -121,9 +124,6 @@ def call(row: Op | Launcher, A: Any, *args: Any, **options: Any) -> Any:
             case += tuple(options)
         decided = S.decided.get(row.name) or S.decide(row.name, row.sizes)
         prepared = decided.get(case)
-    asked = question.get()
-    if asked is not None and type(row) is Op and not asked.runs(row, A, *args, **options):
-        return options.get("out")
     # The choice among tiles depends on what has been built of them by now.
     anew = bool(tiled) and S is not None and type(row) is Op and has_tiles(S)
     if prepared is None or anew:

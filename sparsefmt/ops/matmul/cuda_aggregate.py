@@ -140,10 +140,10 @@ def aggregate_backward(
             read = at._replace(perm=0, values=ordered, da=0)
             if ordered:
                 _permute(T, (dtype, dtype), (at.perm, at.values, ordered), False, stream)
-        arrays = T.indptr, T.indices, T.start, T.slot, *read, begin, carry
+        addresses = T.indptr, T.indices, T.start, T.slot, *read, begin, carry
         shared = T.start, T.cut, at.col_scale, at.self_weight, at.grad, at.dx, carry
         for launch, add_up in launches:
-            launch(stream, *arrays)
+            launch(stream, *addresses)
             if add_up is not None:
                 add_up(stream, *shared)
         if apart:

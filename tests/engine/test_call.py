@@ -1,0 +1,147 @@
+"""The one path to a kernel: a case is prepared once, launched with its addresses, and explained."""
+
+import contextlib
+
+import pytest
+
+from sparsefmt.errors import UnsupportedError
+from sparsefmt.ops.engine import call as engine
+from sparsefmt.ops.engine import table
+from sparsefmt.ops.engine.call import Launcher, Prepared, call
+from sparsefmt.ops.engine.explain import explaining
+from sparsefmt.ops.engine.memory import register_memory
+from sparsefmt.ops.engine.structure import Structure
+from sparsefmt.ops.engine.table import Kernel, Op
+
+
+class Array:
+    """Memory at an address, of so many features."""
+
+    def __init__(self, address, width=4, gpu=0):
+        self.address, self.width, self.gpu = address, width, gpu
+
+
+class Memory:
+    current = 0
+
+    def case(self, args):
+        arrays = [isinstance(a, Array) for a in args]
+        facts = (a.width if is_one else a for a, is_one in zip(args, arrays, strict=True))
+        addresses = [a.address if is_one else 0 for a, is_one in zip(args, arrays, strict=True)]
+        return args[0].gpu != self.current, tuple(facts), addresses, 99
+
+    def empty(self, shape, dtype, like):
+        return Array(1000 if dtype == "uint8" else 2000, shape)
+
+    def address(self, a):
+        return a.address
+
+    @contextlib.contextmanager
+    def on_device(self, a):
+        before, self.current = self.current, a.gpu
+        yield
+        self.current = before
+
+
+register_memory(Array, Memory())
+
+
+def structure(**changes):
+    names = "n_rows n_cols nnz index_dtype indptr indices start slot cut long blocks n_cuts n_long"
+    return Structure(**{name: k for k, name in enumerate(names.split(), 1)} | changes)
+
+
+@pytest.fixture
+def row(monkeypatch):
+    """A row of two kernels, what was prepared, and what was launched."""
+    monkeypatch.setattr(table, "_operations", {})
+    asked, prepared, launched = [], [], []
+
+    def prepare(S, m, x, scale=None, reduce="sum", *, out=None):
+        prepared.append((x.width, reduce))
+        if x.width == 3:
+            return lambda S, x, *args, **options: call(made, S, Array(x.address, 4), *args)
+        names = "indptr", "x", "scale", "workspace_end", "out", "nnz"
+        launch = lambda *args: launched.append(args)  # noqa: E731
+        return Prepared(((launch, names),), (x.width,), "float32", (8, 16))
+
+    def refuses(S, x, *_, **__):
+        asked.append(x.width)
+        return ["it is narrow"] if x.width < 8 else []
+
+    wide = Kernel("wide", lambda S, x, *_, **__: "wide", ("csr",), "gpu", refuses=refuses)
+    kernel = Kernel("prepared", Launcher(prepare, lambda S: S.nnz > 100), ("csr",), "gpu")
+    made = Op("toy", (), results=lambda *_: (), kernels=(wide, kernel), library=False)
+    return made, asked, prepared, launched
+
+
+def test_a_case_is_prepared_once_and_launched_with_its_addresses(row):
+    made, asked, prepared, launched = row
+    S = structure()
+    for address in (10, 20):
+        out = call(made, S, Array(address), Array(7), "mean")
+        assert (out.address, out.width) == (2000, (1, 4))
+    call(made, S, Array(10), None, "mean", out=Array(5))
+    assert prepared == [(4, "mean")] * 2  # with a scale, and without
+    assert asked == [4] * 2
+    assert launched == [
+        (99, 5, 10, 7, 1008, 2000, 3),
+        (99, 5, 20, 7, 1008, 2000, 3),
+        (99, 5, 10, 0, 1008, 5, 3),
+    ]
+
+
+def test_structures_that_are_alike_share_what_was_prepared(row):
+    made, _, prepared, launched = row
+    S, T, large = structure(), structure(indptr=50), structure(nnz=1000)
+    S.alike = T.alike = large.alike = {}
+    for one in (S, T, large, T):
+        call(made, one, Array(10))
+    assert len(prepared) == 2  # sizes tell the large one apart
+    assert [args[1] for args in launched] == [5, 50, 5, 50]
+
+
+def test_another_kernel_and_another_step_first(row):
+    made, asked, prepared, launched = row
+    S = structure()
+    assert [call(made, S, Array(10, 8)) for _ in range(2)] == ["wide"] * 2
+    assert asked == [8, 8]  # what prepares nothing is chosen at each call
+    for _ in range(2):
+        call(made, S, Array(30, 3))
+    assert prepared == [(3, "sum"), (4, "sum")]
+    assert [args[2] for args in launched] == [30, 30]
+
+
+def test_arrays_on_another_gpu_are_launched_there(row):
+    made, _, prepared, launched = row
+    call(made, structure(), Array(10, gpu=1))
+    assert len(prepared) == len(launched) == 1
+
+
+def test_tiles_are_asked_for_at_each_call(row, monkeypatch):
+    made, asked, prepared, launched = row
+    S = structure()
+    call(made, S, Array(10))
+    monkeypatch.setattr(engine, "tiled", {1})
+    monkeypatch.setattr(engine, "has_tiles", lambda S: True)
+    for _ in range(2):
+        call(made, S, Array(10))
+    assert asked == [4] * 3
+    assert len(prepared) == 2  # by the row, and by the kernel itself
+    assert len(launched) == 3
+
+
+def test_what_runs_is_explained_though_it_was_prepared(row):
+    made, S = row[0], structure()
+    call(made, S, Array(10))
+    with explaining() as explanations:
+        call(made, S, Array(10))
+    assert [one.chosen.name for one in explanations] == ["prepared"]
+    assert [reason for _, reason in explanations[0].rejected] == ["it is narrow"]
+
+
+def test_a_call_that_all_kernels_refuse_names_their_reasons(row):
+    made = row[0]
+    only = Op("toy", (), results=lambda *_: (), kernels=made.kernels[:1], library=False)
+    with pytest.raises(UnsupportedError, match=r"no kernel can run this toy[^?]*it is narrow"):
+        call(only, structure(), Array(10))
