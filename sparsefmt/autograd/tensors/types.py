@@ -99,9 +99,8 @@ class _Cache(dict[Hashable, tuple[Any, Any]]):
         _refuse_capture()
         made = make()
         forget = partial(_forget, ref(self), name)
-        refs, aliases = zip(
-            *((ref(tensor, forget), tensor.detach()) for tensor in tensors), strict=True
-        )
+        refs = [ref(tensor, forget) for tensor in tensors]
+        aliases = [tensor.detach() for tensor in tensors]
         self[name] = (refs, state, aliases), made
         return made
 
