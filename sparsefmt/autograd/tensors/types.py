@@ -172,6 +172,7 @@ _check_ids_outside: Any = untraced(_check_ids)
 def _make(
     graph: Graph, edge_type: Tensor | None, grouping: Grouping, ids: Tensor | None
 ) -> tuple[Group, ...]:
+    """Group the edges: their rows and columns are made, and types and ids checked."""
     with torch.inference_mode(False), torch.no_grad():
         coo = graph.structure.tocoo()
         finish(coo.row)  # synchronize!
@@ -185,7 +186,7 @@ def _make(
             cols = ids.detach()[cols.long()]
         sizes, edges = (graph.shape[0], n_cols), (rows, cols, types)
         return tuple(
-            _group(first, grouping, ids is not None, sizes, *(one[part] for one in edges))
+            _group(first, grouping, ids is not None, sizes, *(array[part] for array in edges))
             for first, part in _parts(types, grouping)
         )
 
