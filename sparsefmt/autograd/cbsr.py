@@ -67,8 +67,8 @@ def maxk(x: Tensor, k: int) -> Tensor:
     _check.tensor("x", x)
     _check.floating("x", x)
     _check.two_axes("x", x)
-    columns, kept = choose_features(x, _check.kept(k, x.shape[1]))
-    return to_dense(columns, kept, x.shape[1])
+    columns, data = choose_features(x, _check.kept(k, x.shape[1]))
+    return to_dense(columns, data, x.shape[1])
 
 
 def maxk_aggregate(
@@ -231,8 +231,8 @@ class _Spgemm(Function):
         ddata = None
         if ctx.needs_input_grad[0]:
             ddata = sspmm(tensors, columns, grad, *factors[:3])
-        others = _of_factors(ctx, grad, columns, data, factors)
-        return ddata, *others, None, None, None, None
+        rest = _of_factors(ctx, grad, columns, data, factors)
+        return ddata, *rest, None, None, None, None
 
 
 def maxk_spgemm(

@@ -267,8 +267,8 @@ class _Spmm(Function):
         if ctx.shared and x is not None:
             x = x[:, None].expand(-1, grad.shape[1], -1)
         products = partial(_products, tensors, transposed, grad, x)
-        others = factor_gradients(tensors, transposed, needs[1:4], products, factors)
-        return dx, *others, None, None, None  # autograd casts them to the dtypes of the inputs
+        rest = factor_gradients(tensors, transposed, needs[1:4], products, factors)
+        return dx, *rest, None, None, None  # autograd casts them to the dtypes of the inputs
 
 
 class _SpmmArg(Function):

@@ -138,11 +138,12 @@ class GraphBuilt(Built):
         return self.ask(("csc", False), self._csc)
 
     def _csc(self) -> tuple[CSC, Array]:
+        """Return the CSC of pieces or of what torch has built, or build it."""
         if self.pieces is not None:
             return self.pieces.csc()
-        given, (csr, numbers) = self._structure, self.csr()
-        if isinstance(given, CSC) and numbers is not None:  # no need to sort back
-            return given, primitives.inverse(numbers)
+        source, (csr, numbers) = self._structure, self.csr()
+        if isinstance(source, CSC) and numbers is not None:  # no need to sort back
+            return source, primitives.inverse(numbers)
         rows = None if self.torch_rows is None else self.torch_rows()
         columns = None if rows is None else rows.numbered_csc()
         return csr.tocsc_with_perm() if columns is None else columns
@@ -177,16 +178,16 @@ class GraphBuilt(Built):
 
     def with_data(self, values: Any) -> "GraphBuilt":
         """Return the same structure with other values, in the user's order, or none."""
-        other = GraphBuilt(self.structure.with_data(values))
-        given = other.structure.data
+        result = GraphBuilt(self.structure.with_data(values))
+        own = result.structure.data
         self._join()
         csr, numbers = self.csr()
         with self.lock:
             parts = {key: part for key, part in self.items() if key[0] != "stats"}
-        data = {False: given, True: None}
-        if given is not None:
-            with on_device_of(given), allocating(f"values of {csr!r}"):
-                data[False] = given if numbers is None else given[numbers]
+        data = {False: own, True: None}
+        if own is not None:
+            with on_device_of(own), allocating(f"values of {csr!r}"):
+                data[False] = own if numbers is None else own[numbers]
                 if ("csc", False) in parts:
                     data[True] = data[False][self.csc()[1]]
         for key, part in parts.items():
@@ -194,25 +195,25 @@ class GraphBuilt(Built):
                 part = part.with_data(data[key[-1]])
             elif key[0] in ("csr", "csc"):
                 part = part[0].with_data(data[key[0] == "csc"]), part[1]
-            other.found[key] = part
-        return other
+            result.found[key] = part
+        return result
 
     def reordered(self, order: Order) -> "GraphBuilt":
         """Move the vertices: the structure entry by entry, the CSR by rows."""
         csr, numbers = self.csr()
         moved, perm = order.apply_with_perm(csr)
-        given = self.structure
-        with on_device_of(given._indices), allocating(f"{given!r} in another order"):
-            coo, places = given.tocoo_with_perm()
+        source = self.structure
+        with on_device_of(source._indices), allocating(f"{source!r} in another order"):
+            coo, places = source.tocoo_with_perm()
             row, col = coo.row, coo.col
-            if not isinstance(given, COO):
+            if not isinstance(source, COO):
                 back = primitives.inverse(places)
                 row, col = row[back], col[back]
-            renamed = COO(row, col, given.data, shape=given.shape)
-            other = GraphBuilt(order.apply(renamed))
-            other.found["csr", False] = moved, perm if numbers is None else numbers[perm]
-        finish(given._indices)  # synchronize!
-        return other
+            renamed = COO(row, col, source.data, shape=source.shape)
+            result = GraphBuilt(order.apply(renamed))
+            result.found["csr", False] = moved, perm if numbers is None else numbers[perm]
+        finish(source._indices)  # synchronize!
+        return result
 
     def mapped(self, move: Callable[[Array], Array]) -> "GraphBuilt":
         """Copy all that was built, each array by ``move``, which is called once for each."""
@@ -226,9 +227,9 @@ class GraphBuilt(Built):
         self._join()
         with self.lock:
             parts = {key: part for key, part in self.items() if key[0] != "stats"}
-        other = GraphBuilt(_map_arrays(self.structure, moved))
-        other.found = {key: _map_arrays(part, moved) for key, part in parts.items()}
-        return other
+        result = GraphBuilt(_map_arrays(self.structure, moved))
+        result.found = {key: _map_arrays(part, moved) for key, part in parts.items()}
+        return result
 
 
 def _map_arrays(part: Any, move: Callable[[Array], Array]) -> Any:

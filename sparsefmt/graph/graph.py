@@ -95,6 +95,7 @@ class Graph(Shaped):
     _fill._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
     def _ask(self, *key: Any, build: Callable[[], Made]) -> Made:
+        """Return what was built for the key and this direction, or build it."""
         return self._built.ask((*key, self._flipped), build)
 
     @classmethod
@@ -146,14 +147,15 @@ class Graph(Shaped):
 
     @classmethod
     def _of_edges(cls, edge_index: Any, edge_weight: Any, num_nodes: Any) -> "Graph":
+        """Make a graph of edges, as ``from_edge_index`` takes them."""
         edges = edges_of(edge_index, edge_weight, num_nodes)
         if edges is None and adjacency.is_adj_t(edge_index):
             return cls(adjacency.structure_of(edge_index, edge_weight, num_nodes))
         if edges is None and adjacency.is_edge_index(edge_index):
             num_nodes = adjacency.known_sizes(edge_index) if num_nodes is None else num_nodes
-            found = adjacency.sorted_structure(edge_index, edge_weight, num_nodes)
-            if found is not None:
-                return cls(found)
+            structure = adjacency.sorted_structure(edge_index, edge_weight, num_nodes)
+            if structure is not None:
+                return cls(structure)
             edge_index = edge_index.as_tensor()
             edges = edges_of(edge_index, edge_weight, num_nodes)
         if edges is None:
@@ -338,6 +340,8 @@ class Graph(Shaped):
         return self._degree(columns=not self._flipped)
 
     def _degree(self, *, columns: bool) -> Array:
+        """Count the entries of each row, or column."""
+
         def build() -> Array:
             csr = self._built.csr()[0]
             if not columns:
@@ -417,5 +421,6 @@ class Graph(Shaped):
 
 
 def _restore(structure: Format, *flipped: Any) -> Graph:
+    """Make the graph of a pickle."""
     # Older pickles have a permutation, or None, before the flag.
     return Graph._on(GraphBuilt(structure), flipped[-1])

@@ -49,6 +49,7 @@ def place(name: str, value: Tensor, graph: GraphTensors) -> None:
 
 
 def _on_device(name: str, value: Tensor, graph: GraphTensors, mend: str) -> None:
+    """Check for a tensor on the device of the graph."""
     if value.device != graph.device:
         raise DeviceError(
             f"{name} is on {value.device} but the graph is on {graph.device}: {mend}."
@@ -122,6 +123,7 @@ def of_heads(name: str, value: Tensor, graph: GraphTensors, x: Tensor) -> None:
 
 
 def _same_dtype(name: str, value: Tensor, x: Tensor, graph: GraphTensors) -> None:
+    """Check for the dtype of x."""
     if value.dtype is not x.dtype:
         raise DtypeError(
             f"{name} is {value.dtype} but x is {x.dtype}{_autocast(graph)}: give both in one "
@@ -149,14 +151,14 @@ def kept(k: Any, feat: int | None) -> int:
     if isinstance(k, bool) or (isinstance(k, Tensor) and k.dtype is torch.bool):
         raise DtypeError(f"k is {k}: give an integer.")
     try:
-        found = operator.index(k)
+        count = operator.index(k)
     except TypeError as error:
         raise DtypeError(f"k is a {type(k).__name__}: give an integer.") from error
-    if feat is None and found < 1:
+    if feat is None and count < 1:
         raise ShapeError(f"k is {k}: give 1 or more.")
     if feat is not None:
-        count_of_features(found, feat)
-    return found
+        count_of_features(count, feat)
+    return count
 
 
 def seed(value: Any, graph: GraphTensors) -> None:

@@ -61,6 +61,7 @@ class Arrays:
         return self.built.ask("views", self._views)
 
     def _views(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Make the views of the rows."""
         at, (n_rows, _, nnz, index_dtype) = self.at, self.sizes
         index = DTYPES[index_dtype]
         places = (at.indptr, n_rows + 1), (at.indices, nnz), (at.perm, nnz)
@@ -91,6 +92,7 @@ class Arrays:
         return self.built.ask("plan", self._plan)
 
     def _plan(self) -> list[Tensor]:
+        """Make the views of the chunks, with exact sizes."""
         at, S, index = self.at, self.settled(), DTYPES[self.sizes.index_dtype]
         start = self._part(at.start, index, 2 * (S.blocks * CHUNKS_PER_BLOCK + 1))
         slot = self._part(at.slot, torch.int32, S.blocks + 1)
@@ -109,6 +111,7 @@ class Arrays:
         return self.built.ask("unit scales", self._unit_scales)
 
     def _unit_scales(self) -> tuple[Tensor, Tensor]:
+        """Make the views of the factors of the rows."""
         return self._of_rows(self.at.scale), self._of_rows(self.at.square)
 
     def in_order(self) -> bool:
@@ -120,6 +123,7 @@ class Arrays:
         return self.built.ask("csr", self._csr)
 
     def _csr(self) -> CSR:
+        """Make the CSR, with its chunks and structure."""
         start, slot, cut, long = (from_tensor("chunks", part) for part in self.plan())
         indptr, indices = (from_tensor("rows", view) for view in self.views()[:2])
         shape, S = self.sizes[:2], self.settled()

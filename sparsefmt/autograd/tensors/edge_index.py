@@ -109,9 +109,9 @@ def as_graph(
     return outside(given, sizes) if torch.compiler.is_compiling() else run(given, sizes)
 
 
-def _fits(entry: _Entry, given: Any, of_columns: Any, of_rows: Any) -> bool:
+def _fits(entry: _Entry, value: Any, of_columns: Any, of_rows: Any) -> bool:
     """Return True if a remembered graph still fits; False may mean "ask again"."""
-    if entry.shape is None or entry.tensor() is not given or entry.state != state_of(given):
+    if entry.shape is None or entry.tensor() is not value or entry.state != state_of(value):
         return False
     shape = of_columns.shape if type(of_columns) is Tensor else ()
     n = shape[0] if shape else _length(of_columns)
@@ -149,9 +149,9 @@ def wrong_graph(value: object, name: str = "graph") -> DtypeError:
     )
 
 
-def is_remembered(given: Any) -> bool:
+def is_remembered(value: Any) -> bool:
     """Return True if a graph was made of that tensor."""
-    key = given if isinstance(given, Tensor) else _key_of(given)
+    key = value if isinstance(value, Tensor) else _key_of(value)
     return key is not None and _entry_of(key) is not None
 
 
@@ -167,48 +167,48 @@ def _length(value: Any) -> int | None:
     return value.shape[0] if isinstance(value, Tensor) and value.dim() else None
 
 
-def _is_edge_tensor(given: object) -> bool:
+def _is_edge_tensor(value: object) -> bool:
     """Return True for an ``edge_index`` in memory of its own."""
     return (
-        isinstance(given, Tensor)
-        and given.dtype in (torch.int64, torch.int32)
-        and given.layout is torch.strided
-        and given.dim() == 2
-        and given.shape[0] == 2
-        and (type(given) is Tensor or not is_edge_index(given))
+        isinstance(value, Tensor)
+        and value.dtype in (torch.int64, torch.int32)
+        and value.layout is torch.strided
+        and value.dim() == 2
+        and value.shape[0] == 2
+        and (type(value) is Tensor or not is_edge_index(value))
     )
 
 
-def _of_edge_tensor(given: Tensor, sizes: Sizes) -> Graph:
+def _of_edge_tensor(value: Tensor, sizes: Sizes) -> Graph:
     """Return the remembered graph of an ``edge_index``, or make it."""
-    inference = given.is_inference()  # which has no version
-    state = None if inference else state_of(given)
-    entry = None if inference else _entry_of(given)
+    inference = value.is_inference()  # which has no version
+    state = None if inference else state_of(value)
+    entry = None if inference else _entry_of(value)
     if entry is not None and entry.state == state:
         n_cols, n_rows = sizes
         n = n_rows if n_cols is None else n_cols
         if n is None or entry.graph.shape == (n_rows, n_cols):
             return entry.graph
     # A graph over the tensor's memory would keep it, and so itself, alive: CUDA's has an alias.
-    own = given.is_cuda and type(given) is Tensor and given.shape[1] > 0
-    graph = Graph.from_edge_index(given if own else given.clone(), num_nodes=_known(sizes))
-    return graph if inference else _remember(given, state, graph, graph.shape, given.detach())
+    own = value.is_cuda and type(value) is Tensor and value.shape[1] > 0
+    graph = Graph.from_edge_index(value if own else value.clone(), num_nodes=_known(sizes))
+    return graph if inference else _remember(value, state, graph, graph.shape, value.detach())
 
 
-def _of_pyg(given: Any, sizes: Sizes) -> Graph:
+def _of_pyg(value: Any, sizes: Sizes) -> Graph:
     """Return the remembered graph of an ``EdgeIndex`` or an ``adj_t``, or make it."""
-    strided = isinstance(given, Tensor) and given.layout is torch.strided
-    num_nodes = (known_sizes(given) or _known(sizes)) if strided else None
-    key = _key_of(given)
+    strided = isinstance(value, Tensor) and value.layout is torch.strided
+    num_nodes = (known_sizes(value) or _known(sizes)) if strided else None
+    key = _key_of(value)
     if key is None or key.is_inference():
-        return _made(given, num_nodes)
-    sizes_of = () if isinstance(given, Tensor) else tuple(given.sparse_sizes())
-    state = (*sizes_of, *map(state_of, _parts_of(given)))
+        return _made(value, num_nodes)
+    sizes_of = () if isinstance(value, Tensor) else tuple(value.sparse_sizes())
+    state = (*sizes_of, *map(state_of, _parts_of(value)))
     entry = _entry_of(key)
     if entry is not None and entry.state == state:
         if num_nodes is None or entry.graph.shape == num_nodes[::-1]:
             return entry.graph
-    return _remember(key, state, _made(given, num_nodes))
+    return _remember(key, state, _made(value, num_nodes))
 
 
 _of_edge_tensor_outside: Any = untraced(_of_edge_tensor)
@@ -243,36 +243,36 @@ def _known(sizes: Sizes) -> tuple[int, int] | None:
     return None if n_cols is None or n_rows is None else (n_cols, n_rows)
 
 
-def _made(given: Any, num_nodes: tuple[int, int] | None) -> Graph:
+def _made(value: Any, num_nodes: tuple[int, int] | None) -> Graph:
     """Make a graph that does not keep the tensor alive."""
-    if isinstance(given, Tensor) and not given.requires_grad:
-        if given.layout is not torch.strided:
-            given = given.detach()  # which its parts would hold
-            if given.layout is torch.sparse_coo:
-                given = given.coalesce()  # the same matrix: torch adds up what repeats
-        elif not given.is_cuda:
-            given = given.clone()
-    return Graph.from_edge_index(given, num_nodes=num_nodes)
+    if isinstance(value, Tensor) and not value.requires_grad:
+        if value.layout is not torch.strided:
+            value = value.detach()  # which its parts would hold
+            if value.layout is torch.sparse_coo:
+                value = value.coalesce()  # the same matrix: torch adds up what repeats
+        elif not value.is_cuda:
+            value = value.clone()
+    return Graph.from_edge_index(value, num_nodes=num_nodes)
 
 
-def _key_of(given: Any) -> Tensor | None:
+def _key_of(value: Any) -> Tensor | None:
     """Return the tensor by which a graph is remembered; of a SparseTensor its columns."""
-    if isinstance(given, Tensor):
-        return given
-    key = given.csr()[1] if is_adj_t(given) else None
+    if isinstance(value, Tensor):
+        return value
+    key = value.csr()[1] if is_adj_t(value) else None
     return key if isinstance(key, Tensor) else None
 
 
-def _parts_of(given: Any) -> tuple[Tensor | None, ...]:
+def _parts_of(value: Any) -> tuple[Tensor | None, ...]:
     """Return the tensors that hold a graph."""
-    if not isinstance(given, Tensor):
-        return tuple(given.csr())
-    if given.layout is torch.strided:
-        return given, given.as_tensor()  # type: ignore[attr-defined]
-    if given.layout is torch.sparse_coo:
-        return given._indices(), given._values()
-    if given.layout is torch.sparse_csr:
-        return given.crow_indices(), given.col_indices(), given.values()
-    if given.layout is torch.sparse_csc:
-        return given.ccol_indices(), given.row_indices(), given.values()
+    if not isinstance(value, Tensor):
+        return tuple(value.csr())
+    if value.layout is torch.strided:
+        return value, value.as_tensor()  # type: ignore[attr-defined]
+    if value.layout is torch.sparse_coo:
+        return value._indices(), value._values()
+    if value.layout is torch.sparse_csr:
+        return value.crow_indices(), value.col_indices(), value.values()
+    if value.layout is torch.sparse_csc:
+        return value.ccol_indices(), value.row_indices(), value.values()
     return ()  # refused by who reads it

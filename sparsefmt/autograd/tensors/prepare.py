@@ -182,13 +182,16 @@ def tensors_of(
         if not isinstance(graph, Graph):
             raise wrong_graph(graph)
     at = 1 if graph._flipped else 0  # torch 2.11 traces no bool as an index
-    # A tracer must not see what is missing: it remembers what it read.  Nor must an export that is
-    # not strict, of which ``is_dynamo_compiling`` would not tell.
+    tensors: GraphTensors
+    # A tracer must not see what is missing, nor streams: it remembers what it read.  Nor must an
+    # export that is not strict, of which ``is_dynamo_compiling`` would not tell.
     if torch.compiler.is_compiling():
         graph._fill("torch", False, True)
-    elif graph._slots.torch[at] is None:
+        tensors = graph._slots.torch[at]
+        return tensors
+    if graph._slots.torch[at] is None:
         graph._fill("torch")
-    tensors: GraphTensors = graph._slots.torch[at]
+    tensors = graph._slots.torch[at]
     if tensors.home is not None or lifetimes.noted is not None:  # else ``current`` has no task
         tensors.current()
     return tensors

@@ -30,7 +30,7 @@ def _flatten(graph: Graph | GraphTensors) -> tuple[list[Any], Context]:
     tensors: GraphTensors
     if isinstance(graph, Graph):
         graph._fill("torch", True, torch.compiler.is_compiling())
-        tensors = graph._slots.torch[graph._flipped].current()
+        tensors = graph._slots.torch[1 if graph._flipped else 0].current()
         _sources[id(tensors.rows.indptr)] = graph
     else:
         tensors = graph

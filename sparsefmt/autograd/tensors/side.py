@@ -174,5 +174,6 @@ class Side(TensorStore):
         return self.inverse_degree(like.dtype if like.dtype.itemsize >= 4 else torch.float32)
 
     def _inverse_degree(self, dtype: torch.dtype) -> Tensor:
+        """Compute 1 over the number of entries of each row."""
         lengths = (self.indptr[1:] - self.indptr[:-1]).clamp(min=1)
         return lengths.to(torch.float64).reciprocal().to(dtype)

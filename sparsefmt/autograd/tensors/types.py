@@ -99,9 +99,8 @@ class _Cache(dict[Hashable, tuple[Any, Any]]):
         _refuse_capture()
         made = make()
         forget = partial(_forget, ref(self), name)
-        refs, aliases = zip(
-            *((ref(tensor, forget), tensor.detach()) for tensor in tensors), strict=True
-        )
+        refs = [ref(tensor, forget) for tensor in tensors]
+        aliases = [tensor.detach() for tensor in tensors]
         self[name] = (refs, state, aliases), made
         return made
 
@@ -173,6 +172,7 @@ _check_ids_outside: Any = untraced(_check_ids)
 def _make(
     graph: Graph, edge_type: Tensor | None, grouping: Grouping, ids: Tensor | None
 ) -> tuple[Group, ...]:
+    """Group the edges: their rows and columns are made, and types and ids checked."""
     with torch.inference_mode(False), torch.no_grad():
         coo = graph.structure.tocoo()
         finish(coo.row)  # synchronize!
@@ -186,7 +186,7 @@ def _make(
             cols = ids.detach()[cols.long()]
         sizes, edges = (graph.shape[0], n_cols), (rows, cols, types)
         return tuple(
-            _group(first, grouping, ids is not None, sizes, *(one[part] for one in edges))
+            _group(first, grouping, ids is not None, sizes, *(array[part] for array in edges))
             for first, part in _parts(types, grouping)
         )
 
