@@ -11,7 +11,7 @@ class SparseFmtError(Exception):
 
 
 class FormatError(SparseFmtError, ValueError):
-    """A contradiction between a format's arrays: decreasing ``indptr``, unsorted CBSR columns, ..."""
+    """A contradiction between arrays of a format: decreasing ``indptr``, unsorted columns, ..."""
 
 
 class ShapeError(SparseFmtError, ValueError):
