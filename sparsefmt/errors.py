@@ -7,44 +7,44 @@ was expected and how to mend it.
 
 
 class SparseFmtError(Exception):
-    """The root: ``except sparsefmt.SparseFmtError`` catches all that this package raises itself."""
+    """The root of all exceptions that this package raises itself."""
 
 
 class FormatError(SparseFmtError, ValueError):
-    """A format's arrays contradict each other: decreasing ``indptr``, unsorted CBSR columns, ..."""
+    """A contradiction between arrays of a format: decreasing ``indptr``, unsorted columns, ..."""
 
 
 class ShapeError(SparseFmtError, ValueError):
-    """An array has the wrong number of dimensions or the wrong length, or shapes do not fit."""
+    """A wrong number of dimensions or a wrong length of an array, or shapes that do not fit."""
 
 
 class DtypeError(SparseFmtError, TypeError):
-    """An array has a dtype that its role does not allow, or that no kernel supports."""
+    """A dtype that an array's role does not allow, or that no kernel supports."""
 
 
 class IndexRangeError(SparseFmtError, IndexError):
-    """An index lies outside the shape, or a size lies beyond what the index dtype can count."""
+    """An index outside the shape, or a size beyond what the index dtype can count."""
 
 
 class DeviceError(SparseFmtError, RuntimeError):
-    """Arrays that belong together live on different devices, or the device is not there."""
+    """Arrays that belong together on different devices, or a device that is not there."""
 
 
 class UnsupportedError(SparseFmtError, NotImplementedError):
-    """The request makes sense but is not offered here; the text names what to use instead."""
+    """A request that makes sense but is not offered here; the text names what to use instead."""
 
 
 class FileFormatError(SparseFmtError, ValueError):
-    """A file is not what its name or header says: malformed, truncated, lying or too large."""
+    """A file that is not what its name or header says: malformed, truncated, lying or too large."""
 
 
 class OutOfMemoryError(SparseFmtError, MemoryError):
-    """An allocation failed.  Nothing was changed; the process can go on with smaller work."""
+    """A failed allocation.  Nothing was changed; the process can go on with smaller work."""
 
 
 class KernelLaunchError(SparseFmtError, RuntimeError):
-    """A CUDA kernel did not compile, did not start, or failed while it ran."""
+    """A CUDA kernel that did not compile, did not start, or failed while it ran."""
 
 
 class RankError(SparseFmtError, RuntimeError):
-    """A process of a group is gone, or differs from the others; the text names its rank."""
+    """A process of a group that is gone, or differs from the others; the text names its rank."""
