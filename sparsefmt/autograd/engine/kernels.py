@@ -210,7 +210,7 @@ def _bags(
     reduce: str = "sum",
     **_: Any,
 ) -> Array:
-    """``r[i] * reduce of a[e] c[j] x[j]``: rows are bags of neighbours, on torch's threads."""
+    """Compute ``r[i] * reduce of a[e] c[j] x[j]`` with rows as bags, on torch's threads."""
     n = A.n_rows
     if not (A.nnz and x.size):
         return np.zeros((n, x.shape[1]), x.dtype)
