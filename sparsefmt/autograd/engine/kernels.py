@@ -211,24 +211,25 @@ def _bags(
     **_: Any,
 ) -> Array:
     """Compute ``r[i] * reduce of a[e] c[j] x[j]`` with rows as bags, on torch's threads."""
+    n = A.n_rows
     if not (A.nnz and x.size):
-        return np.zeros((A.n_rows, x.shape[1]), x.dtype)
+        return np.zeros((n, x.shape[1]), x.dtype)
     values = values if values is None or perm is None else values[perm]
     weights = None
     if values is not None or col_scale is not None:
         weights = torch.from_numpy(small.weights(A, x, values, col_scale))
     X, indices, starts = map(torch.from_numpy, (wide(x), A.indices, A.indptr))
-    found = np.empty((A.n_rows, x.shape[1]), X.numpy().dtype)
-    rows = A.n_rows
+    found = np.empty((n, x.shape[1]), X.numpy().dtype)
+    rows = n
     if found.nbytes > _MOST_OF_A_RESULT:
         rows = max(_PART * torch.get_num_threads() // found[:1].nbytes, 1)
-    for part in primitives.parts(slice(0, A.n_rows), rows):
+    for part in primitives.parts(slice(0, n), rows):
         ends = starts[part.start : part.stop + 1]
         first, last = int(ends[0]), int(ends[-1])
         shares = None if weights is None else weights[first:last]
         given = X, indices[first:last], ends - first if first else ends
         bags: Array = torch.embedding_bag(*given, False, 0, False, shares, True)[0].numpy()
-        if rows == A.n_rows:
+        if rows == n:
             found = bags
         else:
             found[part] = bags
@@ -273,9 +274,9 @@ def _spmm_then_own(S: Structure, *args: Any) -> Any:
 
 def _spmm_with_own_on_cpu(A: CSR, x: Any, *args: Any) -> Any:
     """Add up in float32 at least, and round once."""
-    features, *others = (wide(a) if isinstance(a, np.ndarray) else a for a in (x, *args))
-    y = torch.from_numpy(call(SPMM, A, features, *others[:5]))
-    own: Any = (torch.from_numpy(a) if isinstance(a, np.ndarray) else a for a in others[5:])
+    inputs = [wide(a) if isinstance(a, np.ndarray) else a for a in (x, *args)]
+    y = torch.from_numpy(call(SPMM, A, *inputs[:6]))
+    own: Any = [torch.from_numpy(a) if isinstance(a, np.ndarray) else a for a in inputs[6:]]
     with np.errstate(over="ignore", under="ignore"):
         return add_own(y, *own).numpy().astype(x.dtype, copy=False)
 

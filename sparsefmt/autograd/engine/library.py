@@ -129,13 +129,14 @@ def _on_cpu(op: Op) -> Callable[..., Any]:
     def kernel(*args: Any) -> Any:
         given = _with_structures(op, _csr, args)
         wanted = op.results(*given)
-        found = call(op, given[0], *map(as_numpy, given[1:]))
+        arrays = [as_numpy(arg) if isinstance(arg, Tensor) else arg for arg in given[1:]]
+        found = call(op, given[0], *arrays)
         results = (found,) if op.returns == 1 else found
-        tensors = tuple(
+        tensors = [
             torch.from_numpy(array).to(dtype_of(like))
             for array, (_, like) in zip(results, wanted, strict=True)
-        )
-        return tensors[0] if op.returns == 1 else tensors
+        ]
+        return tensors[0] if op.returns == 1 else tuple(tensors)
 
     return kernel
 

@@ -160,10 +160,8 @@ for _kind in (Tensor, Parameter):
     register_memory(_kind, MEMORY)
 
 
-def as_numpy(value: Any) -> Any:
+def as_numpy(value: Tensor) -> Any:
     """Return a NumPy view of a CPU tensor; of bfloat16, which NumPy lacks, a float32 copy."""
-    if not isinstance(value, Tensor):
-        return value
     value = value.detach()
     return (value.float() if value.dtype is torch.bfloat16 else value).numpy()
 
