@@ -298,8 +298,7 @@ def test_function_bodies_fit():
         f"{where(path, function.lineno)} {function.name}: {body_lines(function)} lines"
         for path in SOURCES
         for function in ast.walk(parse(path))
-        if isinstance(function, FUNCTION)
-        and body_lines(function) > MAX_BODY
+        if isinstance(function, FUNCTION) and body_lines(function) > MAX_BODY
     ]
     assert not long, "\n".join(long)
 
