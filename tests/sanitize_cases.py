@@ -20,13 +20,16 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 os.environ["PYTORCH_NO_CUDA_MEMORY_CACHING"] = "1"  # as CuPy's pool
 
-from sparsefmt.ops.attention.gat.backward import through_scores
 from tile_cases import blocks, costs
 
 from sparsefmt import COO, CSR, Graph, IndexRangeError, ops
-from sparsefmt.ops.attention.gat.cuda import gat_scores
+from sparsefmt.ops.attention.gat.cuda import (
+    gat_of_vectors_backward,
+    gat_of_vectors_with_statistics,
+)
 from sparsefmt.ops.attention.pairwise import column_blocks as attention_column_blocks
 from sparsefmt.ops.engine import build
+from sparsefmt.ops.engine.structure import structure_of, transposed
 from sparsefmt.ops.matmul import cuda as matmul_cuda
 from sparsefmt.ops.matmul import cuda_aggregate as matmul_cuda_aggregate
 from sparsefmt.ops.sampling import cuda as sampling_cuda
@@ -329,15 +332,17 @@ def on_vertices(A: COO) -> None:
             with patch.object(matmul_cuda_aggregate, "goes_apart", lambda *_, a=apart, **__: a):
                 ops.aggregate_backward(csr, X, X, self_weight=own, **given)
     for heads, feat in HEADS if A.n_rows else ():
-        score(cupy.ones((A.n_rows, heads, feat), A.dtype))
+        attend_by_vectors(A.tocsr(), cupy.ones((A.n_rows, heads, feat), A.dtype))
 
 
-def score(H: cupy.ndarray) -> None:
-    """The scores that a layer of graph attention makes of its features, and their gradients."""
+def attend_by_vectors(A: CSR, H: cupy.ndarray) -> None:
+    """Run a layer of graph attention, whose scores are made of its features, and its gradient."""
     source, target = (cupy.ones(H.shape[1:], H.dtype) for _ in range(2))
-    el, er = gat_scores(None, H, source, target)
-    for result in (None, cupy.ones_like(H)):
-        through_scores(H, cupy.ones_like(H), el[..., None], er, (source, target), result)
+    T, perm = transposed(A)
+    for bias in (None, source):
+        args = H, source, target, bias, None, None, None, 0.2, 0.0, False
+        saved = gat_of_vectors_with_statistics(A, *args)
+        gat_of_vectors_backward(A, structure_of(T), perm, H, *saved, False, *args)
 
 
 def multiply_tiles(A: CSR, dtype: np.dtype[Any], ways: list[str], part: int = 2) -> None:

@@ -44,9 +44,8 @@ _MODULES = {
 #: What was public and in no page: it is to be imported from its module, and goes from here.
 _LEAVING = {
     "cbsr": "features_to_keep",
-    "attention": "gat_convolution",
     "gcn": "unit_scales",
-    "layers": "gcn_convolution gin_convolution propagated sage_convolution",
+    "layers": "gat_convolution gcn_convolution gin_convolution propagated sage_convolution",
     "matmul": "operands",
     "plain": "is_plain",
     "sampling": "checked_strategy sample_width",

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd import Function
-from torch.nn.functional import linear
 
 from ..errors import ShapeError, UnsupportedError
 from ..ops.attention import rows, score
@@ -20,7 +19,6 @@ from .engine import checks
 from .engine.checks import bind
 from .engine.library import LibraryOp, is_functional
 from .engine.recording import apart, once, recorded
-from .plain import applied, is_taped
 from .tensors.order import in_csr_order
 from .tensors.prepare import GraphLike, tensors_of
 from .tensors.tensors import GraphTensors
@@ -303,7 +301,7 @@ def _options(
     negative_slope: Any, dropout: Any, seed: Any, self_loops: Any, tensors: GraphTensors
 ) -> Options:
     """Check the numbers, and put the seed on the device of the graph."""
-    slope, share, loops = _numbers(negative_slope, dropout, self_loops)
+    slope, share, loops = numbers(negative_slope, dropout, self_loops)
     if loops:
         _check_square("self_loops is True", tensors)
     checks.seed(seed, tensors)
@@ -311,7 +309,7 @@ def _options(
     return Options(drawn, slope, share, loops)
 
 
-def _numbers(negative_slope: Any, dropout: Any, self_loops: Any) -> tuple[float, float, bool]:
+def numbers(negative_slope: Any, dropout: Any, self_loops: Any) -> tuple[float, float, bool]:
     """Check the numbers that need no graph."""
     slope, share = score.number("negative_slope", negative_slope), score.share(dropout)
     return slope, share, flag("self_loops", self_loops)
@@ -373,12 +371,12 @@ def _forward(ctx: Any, *args: Any) -> Tensor:
     """Run an op that returns statistics; save its tensors and results for backward."""
     *inputs, ctx.tensors, ctx.op, ctx.numbers = args
     out, *statistics = ctx.op(ctx.tensors.rows, *inputs, *ctx.numbers)
-    ctx.save_for_backward(*inputs, _unversioned(ctx, out), *statistics)
+    ctx.save_for_backward(*inputs, unversioned(ctx, out), *statistics)
     result: Tensor = out
     return result
 
 
-def _unversioned(ctx: Any, out: Tensor) -> Tensor:
+def unversioned(ctx: Any, out: Tensor) -> Tensor:
     """Return a result to save without torch's version check; remember its version.
 
     Torch refuses to unpack what has changed since it was saved, which ``F.relu_`` behind a layer
@@ -394,7 +392,7 @@ def _unversioned(ctx: Any, out: Tensor) -> Tensor:
     return out.data  # the same memory, with a version of its own
 
 
-def _gradients(
+def gradients(
     ctx: Any, name: str, op: Any, grad: Tensor, saved: Sequence[Any], of_edges: bool, *,
     statistics: int = 2, first: int = 0, also: tuple[Tensor, ...] = (),
 ) -> Any:  # fmt: skip
@@ -409,7 +407,7 @@ def _gradients(
         out, *kept = ctx.op(tensors.rows, *inputs, *ctx.numbers)
     sides = tensors.rows, tensors.columns
     args = *sides, grad, out, *kept, of_edges, *inputs[first:], *ctx.numbers
-    if also:
+    if also and torch.is_grad_enabled():
         return once(name, lambda *args: op(*args[len(also) :]), *also, *args)
     return once(name, op, *args)
 
@@ -429,8 +427,7 @@ class _Gat(Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         given = GAT_BACKWARD, grad, ctx.saved_tensors, ctx.needs_input_grad[4]
-        gradients = _gradients(ctx, "gat_aggregate", *given, first=1)
-        dh, d_el, d_er, d_loops, d_edges = gradients
+        dh, d_el, d_er, d_loops, d_edges = gradients(ctx, "gat_aggregate", *given, first=1)
         return _wanted(ctx, None, dh, d_el, d_er, d_edges, d_loops)
 
 
@@ -445,7 +442,7 @@ class _GatOfVectors(Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         _, source, target, bias, *_ = saved = ctx.saved_tensors
         given = GAT_OF_VECTORS_BACKWARD, grad, saved, ctx.needs_input_grad[4]
-        dh, d_vectors, d_loops, d_edges = _gradients(ctx, "gat_of_vectors", *given)
+        dh, d_vectors, d_loops, d_edges = gradients(ctx, "gat_of_vectors", *given)
         d_bias = None if bias is None else d_vectors[2].view(bias.shape)
         ends = d_vectors[0].view(source.shape), d_vectors[1].view(target.shape)
         return _wanted(ctx, dh, *ends, d_bias, d_edges, d_loops)
@@ -467,65 +464,4 @@ class _Pairwise(Function):
         saved = ctx.saved_tensors
         name = "dot_aggregate" if saved[3] is None else "gatv2_aggregate"
         given = ATTEND_BACKWARD, grad, saved, ctx.needs_input_grad[4]
-        return _wanted(ctx, *_gradients(ctx, name, *given, statistics=1))
-
-
-# GAT's layer
-
-
-def gat_convolution(
-    graph: GraphLike,
-    x: Tensor,
-    weight: Tensor,
-    vectors: tuple[Tensor, Tensor],
-    bias: Tensor | None,
-    *,
-    negative_slope: float,
-    dropout: float,
-    self_loops: bool,
-) -> Tensor:
-    """Run ``gat_of_vectors`` of ``x W``, (n, heads * feat), in a call that ``is_plain``.
-
-    ``weight`` is ``W`` transposed, ``vectors`` of sources and targets (1, heads, feat).
-    """
-    # That the graph is square ``is_plain`` has asked.
-    slope, share, loops = _numbers(negative_slope, dropout, self_loops)
-    tensors = tensors_of(graph)
-    seed = checks.seed_on_device(None, tensors) if share else None
-    if is_taped(x, weight, *vectors, bias):
-        numbers = slope, share, loops
-        return applied(_GatLayer, x, weight, *vectors, bias, seed, tensors, numbers)
-    options = seed, slope, share, loops
-    inputs = linear(x, weight), *vectors, bias, None, None
-    out: Tensor = GAT_OF_VECTORS(tensors.rows, *inputs, *options)
-    return out
-
-
-class _GatLayer(Function):
-    """A linear map, and attention of scores that vectors make of its result."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, *given: Any) -> Tensor:
-        source, target, bias, seed, ctx.tensors, ctx.numbers = given
-        ctx.op = GAT_OF_VECTORS_WITH_STATISTICS
-        inputs = linear(x, weight), source, target, bias, None, None, seed
-        out, *statistics = ctx.op(ctx.tensors.rows, *inputs, *ctx.numbers)
-        ctx.save_for_backward(x, weight, *inputs, _unversioned(ctx, out), *statistics)
-        result: Tensor = out
-        return result
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight, *saved = ctx.saved_tensors
-        of_x, of_weight, _, _, of_bias = ctx.needs_input_grad[:5]
-        given = GAT_OF_VECTORS_BACKWARD, grad, saved, False
-        dh, d_vectors, *_ = _gradients(ctx, "gat_of_vectors", *given, also=(x, weight))
-        d_source, d_target, *d_bias = d_vectors.unbind()
-        return (
-            torch.mm(dh, weight) if of_x else None,
-            torch.mm(dh.t(), x) if of_weight else None,
-            d_source,
-            d_target,
-            d_bias[0].view(-1) if of_bias else None,
-            *(None,) * 3,
-        )
+        return _wanted(ctx, *gradients(ctx, name, *given, statistics=1))

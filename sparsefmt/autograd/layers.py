@@ -3,7 +3,7 @@
 On a small graph a training step takes host time, and each node of autograd's, each launch and each
 small operation of torch's takes its part of that.  Nothing is checked here but whether a call is
 one that these nodes serve, ``is_plain``: those that are not go step by step, and are checked there.
-Gradients are differentiable any number of times.  Attention's node is in ``attention``.
+Gradients are differentiable any number of times, that of attention once.
 """
 
 from typing import Any
@@ -13,6 +13,8 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.nn.functional import linear
 
+from . import attention
+from .engine import checks
 from .engine.recording import recorded
 from .matmul import SPMM, aggregated, multiply
 from .plain import applied, is_taped
@@ -295,3 +297,64 @@ def _mean_back(tensors: GraphTensors, grad: Tensor) -> Tensor:
     """Return the gradient of the features of a mean, differentiably."""
     scale = tensors.rows.inverse_degree_beside(grad)
     return multiply(tensors, True, grad, tensors.csr_values, None, scale)
+
+
+# Graph attention
+
+
+def gat_convolution(
+    graph: GraphLike,
+    x: Tensor,
+    weight: Tensor,
+    vectors: tuple[Tensor, Tensor],
+    bias: Tensor | None,
+    *,
+    negative_slope: float,
+    dropout: float,
+    self_loops: bool,
+) -> Tensor:
+    """Run ``gat_of_vectors`` of ``x W``, (n, heads * feat), in a call that ``is_plain``.
+
+    ``weight`` is ``W`` transposed, ``vectors`` of sources and targets (1, heads, feat).
+    """
+    # ``is_plain`` has checked that the graph is square.
+    slope, share, loops = attention.numbers(negative_slope, dropout, self_loops)
+    tensors = tensors_of(graph)
+    seed = checks.seed_on_device(None, tensors) if share else None
+    if is_taped(x, weight, *vectors, bias):
+        numbers = slope, share, loops
+        return applied(_GatLayer, x, weight, *vectors, bias, seed, tensors, numbers)
+    options = seed, slope, share, loops
+    inputs = linear(x, weight), *vectors, bias, None, None
+    out: Tensor = attention.GAT_OF_VECTORS(tensors.rows, *inputs, *options)
+    return out
+
+
+class _GatLayer(Function):
+    """A linear map, and attention of scores that vectors make of its result."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, *given: Any) -> Tensor:
+        source, target, bias, seed, ctx.tensors, ctx.numbers = given
+        ctx.op = attention.GAT_OF_VECTORS_WITH_STATISTICS
+        inputs = linear(x, weight), source, target, bias, None, None, seed
+        out, *statistics = ctx.op(ctx.tensors.rows, *inputs, *ctx.numbers)
+        ctx.save_for_backward(x, weight, *inputs, attention.unversioned(ctx, out), *statistics)
+        result: Tensor = out
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, *saved = ctx.saved_tensors
+        of_x, of_weight, _, _, of_bias = ctx.needs_input_grad[:5]
+        given = attention.GAT_OF_VECTORS_BACKWARD, grad, saved, False
+        dh, d_vectors, *_ = attention.gradients(ctx, "gat_of_vectors", *given, also=(x, weight))
+        d_source, d_target, *d_bias = d_vectors.unbind()
+        return (
+            torch.mm(dh, weight) if of_x else None,
+            torch.mm(dh.t(), x) if of_weight else None,
+            d_source,
+            d_target,
+            d_bias[0].view(-1) if of_bias else None,
+            *(None,) * 3,
+        )

@@ -208,7 +208,7 @@ def expression(kernel: str, dtypes: tuple[str, ...], constants: tuple[int, ...])
 
 #: Modules below ``ops`` whose ``instantiations`` say what their launchers may ask for.
 LAUNCHERS = (
-    *("matmul.cuda", "matmul.cuda_aggregate", "edges.cuda", "attention.gat.cuda"),
+    *("matmul.cuda", "matmul.cuda_aggregate", "edges.cuda", "attention.gat.launches"),
     *("attention.pairwise.cuda", "cbsr.cuda", "cbsr.cuda_sspmm", "sampling.cuda"),
     *("tiles.cuda", "tiles.cuda_edges", "gcn.cuda", "messages.cuda", "engine.build"),
 )

@@ -5,37 +5,33 @@ and stored ones are left out.  Gradients are made of what each target's entries 
 transpose for what sources have; scores that vectors made take one launch before and one behind.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import product
 from math import prod
 from typing import Any
 
-from ...._caches import lru_cache
-from ....formats.arrays import VALUE_DTYPES
 from ....formats.compressed import CSR
 from ...edges import cuda as edges_cuda
 from ...engine import jit
 from ...engine.call import Launcher
-from ...engine.jit import Launch
-from ...engine.launch import ITEMSIZE, fill, row_bytes
+from ...engine.launch import ITEMSIZE, fill
 from ...engine.memory import Memory, memory_of
 from ...engine.structure import Structure, structure_of, transposed
-from ...matmul.cuda import NARROW, Shape, load_shape, rounded, rounded_width, sizes
+from ...matmul.cuda import NARROW, rounded, sizes
 from ..score import Forward, GatArguments, heads_and_feat, heads_of, sums_dtype
-
-THREADS = 128  # of a block, as in rows.cuh
-#: Bytes that the heads of a team gather side by side: a line of the L2. Two heads of 64 bytes took
-#: 0.63x the time of each alone (H200, reddit, float16), 512 bytes 1.15x that of 128.
-TEAM_BYTES = 128
-NOTHING, ANYTHING, ONLY_BIAS = range(3)  # as in gat.cu
-#: Lanes that have a row and head of the scores, and a row of their gradient; of ``gat_stats``.
-SCORE_LANES, SCORE_GRADIENT_LANES, _STATS_LANES = (2, 8), (8, 32), 8
-#: Rows that a block of the scores' gradient has at least; blocks at most, and where rows are wide.
-_SHARE_ROWS, _MOST_SHARES, _FEWEST_SHARES = 64, 1024, 64
-#: Letter of the type in which sums run, by its name.
-FLOATS = {"float32": "f", "float64": "d"}
-_GAT, _ENTRIES, _SCORES = (f"attention/gat/{name}.cu" for name in ("gat", "entries", "scores"))
+from .launches import (
+    ANYTHING,
+    ENTRIES,
+    FLOATS,
+    NOTHING,
+    ONLY_BIAS,
+    THREADS,
+    row_launches,
+    row_shape,
+    scores_launch,
+    stats_launch,
+    through_launch,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,139 +58,6 @@ def dropout_of(m: Memory, share: float, seed: Any) -> Dropout:
         return _NO_DROPOUT
     number, seed_at = (seed, 0) if isinstance(seed, int) else (0, m.pointer(seed))
     return Dropout(number % 2**64, below, 1 / (1 - share), seed_at)
-
-
-# Kernels
-
-
-def instantiations() -> Iterator[tuple[str, str]]:
-    """List every kernel that graph attention may launch: file and C++ name."""
-    for dtype, index in product(VALUE_DTYPES, ("int32", "int64")):
-        for name in _row_kernels(dtype, index):
-            yield _GAT, name
-        entries = ["gat_edge_gradient"] + ["gat_attention"] * (ITEMSIZE[dtype] > 2)
-        for name in entries:
-            yield _ENTRIES, jit.expression(name, (dtype, index), ())
-    for dtype in VALUE_DTYPES:
-        yield _GAT, jit.expression("gat_stats", (dtype,), ())
-        kernels = ("gat_scores", SCORE_LANES), ("gat_scores_backward", SCORE_GRADIENT_LANES)
-        for name, lanes in kernels:
-            for constants in product(lanes, (16 // ITEMSIZE[dtype], 1)):
-                yield _SCORES, jit.expression(name, (dtype,), constants)
-
-
-def _row_kernels(dtype: str, index_dtype: str) -> list[str]:
-    """List the C++ names of the kernels over rows."""
-    names: set[str] = set()
-    for gathered in (dtype, NARROW) if dtype == "float32" else (dtype,):
-        sizes = product((1, 2, 4), (0, 1, 2, 4, 8, 16, 32, 64), (0, ITEMSIZE[gathered], 8))
-        shapes = {row_shape(gathered, *size)[:2] for size in sizes}
-        types = dtype, index_dtype, gathered
-        for (shape, mates), backward in product(shapes, (0, 1)):
-            base = shape.lanes, shape.vector
-            names.add(jit.expression("gat_cut_rows", types[:2], (*base, backward)))
-            general = _general(gathered, index_dtype, shape.vector)
-            extras = (NOTHING, ANYTHING) if backward else (NOTHING, ANYTHING, ONLY_BIAS)
-            for flags in [(1, ANYTHING)] if general else product((0, 1), extras):
-                constants = (*base, mates, backward, *flags)
-                names.add(jit.expression("gat_balanced", types, constants))
-    return sorted(names)
-
-
-def _general(gathered: str, index_dtype: str, vector: int) -> bool:
-    """Return True if one variant serves all: rare indices, loads of less than 16 bytes."""
-    return index_dtype == "int64" or vector * ITEMSIZE[gathered] < 16
-
-
-@lru_cache(maxsize=4096)
-def row_shape(gathered: str, heads: int, feat: int, alignment: int) -> tuple[Shape, int, int]:
-    """Choose how rows are read, the heads of a team, and the slices of a head, at least one.
-
-    ``gathered`` is the dtype in which they are read.  ``alignment`` has the lowest 4 bits of all
-    addresses, those of values with twice the bytes halved.
-    """
-    alignment = alignment if feat else 1
-    shape = load_shape(gathered, feat=feat, stride=heads * feat, alignment=alignment)
-    mates = 1
-    while (
-        heads % (2 * mates) == 0
-        and 2 * mates * shape.lanes * shape.vector * ITEMSIZE[gathered] <= TEAM_BYTES
-        and 2 * mates * shape.lanes <= jit.WARP
-    ):
-        mates *= 2
-    return shape, mates, max(-(-feat // (shape.lanes * shape.vector)), 1)
-
-
-@lru_cache(maxsize=4096)
-def _row_launches(
-    device: int, index_dtype: str, blocks: int, n_cuts: int, dtype: str, heads: int, feat: int,
-    alignment: int, backward: bool, narrow: bool, flags: tuple[int, int],
-) -> tuple[int, Launch, Launch | None]:  # fmt: skip
-    """Prepare a pass: bytes of the workspace, its launch, and that for rows that blocks share.
-
-    A call passes both launches the addresses of the structure's arrays, and the first one the
-    number of entries, so that graphs of about one size share them.  ``device`` is the current one.
-    """
-    gathered = NARROW if narrow else dtype
-    types = dtype, index_dtype, gathered
-    shape, mates, slices = row_shape(gathered, heads, feat, alignment)
-    if _general(gathered, index_dtype, shape.vector):
-        flags = 1, ANYTHING
-    stride = rounded_width(heads * feat) if narrow else heads * feat
-    layout = f"{_scores_layout(dtype)}{'4P3i' if backward else '4P2i'}P"
-    base = shape.lanes, shape.vector
-    constants = (*base, mates, int(backward), *flags)
-    launch = jit.load(_GAT, "gat_balanced", f"6P{layout}qIIi", types, constants).ready(
-        blocks * (heads // mates) * slices,
-        after=(row_bytes(stride, gathered), blocks, slices),
-        threads=THREADS,
-    )
-    if not n_cuts:
-        return 0, launch, None
-    constants, lanes = (*base, int(backward)), heads * slices * shape.lanes
-    add_up = jit.load(_GAT, "gat_cut_rows", f"2P{layout}ii", types[:2], constants).ready(
-        -(-n_cuts * lanes // THREADS), after=(n_cuts, slices), threads=THREADS
-    )
-    # Sums of rows that blocks share, whatever the alignment.
-    size = ITEMSIZE[gathered]
-    shapes = [row_shape(gathered, heads, feat, alignment) for alignment in (0, 8, size)]
-    values = max(slices * shape.lanes * (2 * shape.vector + 3) for shape, _, slices in shapes)
-    return 2 * n_cuts * heads * values * max(size, 4), launch, add_up
-
-
-def _scores_layout(dtype: str) -> str:
-    """Return the layout of the fields of ``Scores`` in gat.cu."""
-    return f"5PQq{FLOATS['float64' if dtype == 'float64' else 'float32'] * 2}I"
-
-
-@lru_cache(maxsize=256)
-def _stats_launch(device: int, dtype: str, items: int, heads: int, feat: int) -> Launch:
-    """Prepare the launch over rows and heads of targets."""
-    layout = f"5P{_scores_layout(dtype)}4Pq2i"
-    kernel = jit.load(_GAT, "gat_stats", layout, (dtype,))
-    blocks = -(-items * _STATS_LANES // THREADS)
-    return kernel.ready(blocks, after=(items, heads, feat), threads=THREADS)
-
-
-@lru_cache(maxsize=256)
-def _scores_launch(device: int, dtype: str, n: int, heads: int, feat: int, vector: int) -> Launch:
-    """Prepare the launch for scores; ``device`` is the number of the current one."""
-    lanes, items = SCORE_LANES[feat > SCORE_LANES[0] * vector], n * heads
-    kernel = jit.load(_SCORES, "gat_scores", "5Pq2i", (dtype,), (lanes, vector))
-    return kernel.ready(-(-items * lanes // THREADS), after=(items, heads, feat), threads=THREADS)
-
-
-@lru_cache(maxsize=256)
-def _through_launch(
-    device: int, dtype: str, n: int, heads: int, feat: int, slices: int, vector: int
-) -> tuple[int, Launch]:
-    """Prepare the launch for gradients through scores, and how many partial sums it makes."""
-    wide = max(_MOST_SHARES * THREADS // max(heads * feat, THREADS), _FEWEST_SHARES)
-    blocks = max(min(-(-n // _SHARE_ROWS), wide), 1)
-    lanes = SCORE_GRADIENT_LANES[heads * feat > SCORE_GRADIENT_LANES[0] * vector]
-    kernel = jit.load(_SCORES, "gat_scores_backward", "9Pq4i", (dtype,), (lanes, vector))
-    grid = blocks * -(-heads * feat // (lanes * vector))
-    return blocks, kernel.ready(grid, after=(n, blocks, heads, feat, slices), threads=THREADS)
 
 
 # The product
@@ -300,7 +163,7 @@ def _launch(
     if not S.nnz:
         S, perm = S.once(_of_one_entry), 0
     device, *case = case
-    nbytes, launch, add_up = _row_launches(device, S.index_dtype, S.blocks, S.n_cuts, *case)
+    nbytes, launch, add_up = row_launches(device, S.index_dtype, S.blocks, S.n_cuts, *case)
     sums = 0
     if nbytes:
         workspace = m.empty((nbytes,), "uint8", h)
@@ -331,7 +194,7 @@ def gat_attention(
     if S.nnz and heads:
         layout, types = f"8Pqii{FLOATS[dtype]}", (dtype, S.index_dtype)
         with m.on_device(el):
-            kernel = jit.load(_ENTRIES, "gat_attention", layout, types)
+            kernel = jit.load(ENTRIES, "gat_attention", layout, types)
             arrays = S.indptr, S.indices, S.start, *m.pointers(el, er, edges, statistics, out)
             args = *arrays, S.nnz, heads, int(loops), slope
             kernel(S.blocks, args, threads=THREADS, stream=m.stream(el))  # type: ignore[arg-type]
@@ -377,7 +240,7 @@ def _prepare_vectors(
             stream, el = m.stream(h), begin + n * width
             er = el + n * heads * ITEMSIZE[sums]
             vector = 1 if (X | left | right | feat * size) % 16 else 16 // size
-            launch = _scores_launch(device, dtype, n, heads, feat, vector)
+            launch = scores_launch(device, dtype, n, heads, feat, vector)
             launch(stream, X, left, right, el, er)
             drop = dropout_of(m, share, seed) if share else _NO_DROPOUT
             numbers, options = (device, dtype, heads, feat, stream), (drop, slope, loops, narrow)
@@ -426,14 +289,14 @@ def gat_backward(
     with m.on_device(h):
         ends = m.pointers(given.el, given.er, *saved, None, d_er)
         numbers = m.device(h), m.dtype(h), sums_dtype(h), *heads_feat
-        dh, room, slices, *others = _gradients(
+        dh, room, slices, d_loops, d_edges, *_ = _gradients(
             *(m, (S, structure_of(T), perm), h, numbers, grad, ends, given[3:]),
             *(of_edges, narrow),
         )
         first, size = 4 * prod(given.er.shape), prod(given.el.shape) * slices
         d_el = room[first : first + size].reshape(*given.el.shape, slices)
         d_el = d_el.squeeze(-1) if slices == 1 else d_el.sum(-1)
-    return dh, d_el, d_er, *others
+    return dh, d_el, d_er, d_loops, d_edges
 
 
 def _prepare_backward(
@@ -460,29 +323,27 @@ def _prepare_backward(
         if copies:
             h, source, target, bias, grad = map(m.contiguous, (h, source, target, bias, grad))
             edges, loop_edges = m.factors(edges), m.factors(loop_edges)
-        result, with_plus, begin, added, left, right = m.pointers(
-            out, plus, kept, bias, source, target
-        )
+        left, right, result, with_plus, begin = map(m.address, (source, target, out, plus, kept))
+        added = 0 if bias is None else m.address(bias)
         items = h.shape[0] * heads
         el = begin + 4 * items * of_sums
         places, more = (el, el + items * of_sums), (edges, loop_edges, *options)
         places = *places, result, with_plus, begin, added, 0
-        sides = S, structure_of(T), perm
-        dh, room, slices, d_loops, d_edges = _gradients(
-            m, sides, h, numbers, grad, places, more, of_edges, narrow
+        dh, _room, slices, d_loops, d_edges, stream, addresses = _gradients(
+            m, (S, T, perm), h, numbers, grad, places, more, of_edges, narrow
         )
         if not items * feat:
             return dh, m.zeros((count, *source.shape), sums, h), d_loops, d_edges
-        features, into, of_result, stats = m.pointers(h, dh, grad, room)
+        features, into, of_result, stats = addresses
         of_result = of_result if added else 0
         d_el = stats + 4 * items * of_sums
         alignment = features | into | left | right | of_result | feat * size
         vector = 1 if alignment % 16 else 16 // size
         case = device, dtype, h.shape[0], heads, feat, slices, vector
-        blocks, launch = _through_launch(*case)
+        blocks, launch = through_launch(*case)
         partial = m.empty((blocks, count, *source.shape), sums, h)
         read = features, into, d_el, d_el + items * slices * of_sums, left, right, of_result
-        launch(m.stream(h), *read, into, m.pointer(partial))
+        launch(stream, *read, into, m.address(partial))
         return dh, partial.sum(0), d_loops, d_edges
 
     return run
@@ -525,7 +386,7 @@ def _gradients(
     if n_targets:
         if not loops:
             zero(m, None if loop_edges is None else d_loops)
-        launch = _stats_launch(device, dtype, n_targets, heads, feat)
+        launch = stats_launch(device, dtype, n_targets, heads, feat)
         read = out, plus, bias, of_result, features, el, er, 0, of_loops, *numbers_of
         written = statistics, stats, d_er, d_of_loops if loops and loop_edges is not None else 0
         launch(stream, *read, *written)
@@ -543,7 +404,8 @@ def _gradients(
         _launch(T, m, h, (device, *case, flags), X, at, params, stream)
     if edges is not None and of_edges and S.nnz and heads:
         _of_edges(S, m, grad, h, heads, (el, edges, stats), drop, (slope, loops), d_edges)
-    return dh, room, slices, d_loops, d_edges
+    addresses = features, into, of_result, stats
+    return dh, room, slices, d_loops, d_edges, stream, addresses
 
 
 def _of_edges(
@@ -553,7 +415,7 @@ def _of_edges(
     """Launch the gradient of ``edges``, from products rounded to the dtype of the features."""
     dots, (slope, loops), (el, edges, stats) = edges_cuda.sddmm(S, grad, h), options, scores
     layout, types = f"9PQqii2{FLOATS[sums_dtype(h)]}I", (m.dtype(h), S.index_dtype)
-    kernel = jit.load(_ENTRIES, "gat_edge_gradient", layout, types)
+    kernel = jit.load(ENTRIES, "gat_edge_gradient", layout, types)
     arrays = S.indptr, S.indices, S.start, el, m.pointer(edges), stats, *m.pointers(dots, d_edges)
     numbers = drop.seed_at, drop.seed, S.nnz, heads, int(loops), slope, drop.scale, drop.below
     kernel(S.blocks, (*arrays, *numbers), threads=THREADS, stream=m.stream(h))

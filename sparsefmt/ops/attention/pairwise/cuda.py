@@ -8,6 +8,7 @@ replay.  With ``loops`` stored entries (i, i) are left out and each row has one 
 its own, whose edge score is 0.
 """
 
+from functools import lru_cache
 from itertools import accumulate
 from math import prod
 from typing import Any, NamedTuple
@@ -19,7 +20,7 @@ from ...engine.launch import ITEMSIZE
 from ...engine.memory import Memory, memory_of
 from ...engine.structure import Structure, exact, structure_of, transposed
 from ..gat.cuda import Dropout, dropout_of, zero
-from ..score import PairwiseArguments, heads_and_feat, shape_of, sums_dtype
+from ..score import PairwiseArguments, heads_and_feat, sums_dtype
 from . import column_blocks
 from . import shape as pairwise_shape
 from .column_blocks import ColumnBlock, blocks_of
@@ -92,9 +93,6 @@ def _call_of(given: PairwiseArguments) -> Call:
     return Call(m, *sizes, *features, *scores, dropped, given.slope, given.scale, given.loops)
 
 
-# Forward
-
-
 def pairwise(A: CSR | Structure, *arguments: Any, out: Any = None) -> Any:
     """``O[i, h] = sum of M[e, h] P[e, h] V[j, h]`` over the entries of row i.
 
@@ -109,30 +107,24 @@ def pairwise_with_statistics(A: CSR | Structure, *arguments: Any) -> tuple[Any, 
     (n_rows, heads, 2): the largest score, and 1 over the sum of exponentials relative to that;
     zeros if there are no entries or no features.
     """
-    return _forward_with_statistics(A, _call_of(PairwiseArguments(*arguments)))
+    return _forward(A, _call_of(PairwiseArguments(*arguments)), train=True)
 
 
-def _forward_with_statistics(A: CSR | Structure, call: Call) -> tuple[Any, Any]:
-    statistics = call.m.empty((A.n_rows, call.heads, 2), call.sums, call.keys)
-    return _forward(A, call, statistics=statistics), statistics
-
-
-def _forward(A: CSR | Structure, call: Call, out: Any = None, *, statistics: Any = None) -> Any:
-    m, keys = call.m, call.keys
+def _forward(A: CSR | Structure, call: Call, out: Any = None, *, train: bool = False) -> Any:
+    """Launch the product; with ``train`` return the statistics too."""
+    m, keys, statistics = call.m, call.keys, None
+    if train:
+        statistics = m.empty((A.n_rows, call.heads, 2), call.sums, keys)
     if out is None:
         out = m.empty((A.n_rows, *keys.shape[1:]), call.dtype, keys)
-    if not (A.n_rows and call.heads):
-        return out
-    with m.on_device(keys):
-        if call.feat and (A.nnz or call.loops):
-            _run(A, call, Work(FORWARD, out, statistics=statistics))
-        else:
-            for array in (out, statistics):
-                zero(m, array)
-    return out
-
-
-# Backward
+    if A.n_rows and call.heads:
+        with m.on_device(keys):
+            if call.feat and (A.nnz or call.loops):
+                _run(A, call, Work(FORWARD, out, statistics=statistics))
+            else:
+                zero(m, out)
+                zero(m, statistics)
+    return (out, statistics) if train else out
 
 
 def pairwise_backward(
@@ -149,13 +141,15 @@ def pairwise_backward(
     call = _call_of(PairwiseArguments(*arguments))
     m, keys, edges = call.m, call.keys, call.edges if of_edges else None
     some = prod(grad.shape) and (A.nnz or call.loops)
-    make = m.empty if some else m.zeros
-    features = call.queries, keys, call.values
-    dqueries, dkeys, dvalues = (make(shape_of(a), call.dtype, keys) for a in features)
-    datt, dedges = (make(shape_of(a), call.sums, keys) for a in (call.att, edges))
+    make, values, att = m.empty if some else m.zeros, call.values, call.att
+    dqueries = make(call.queries.shape, call.dtype, keys)
+    dkeys = make(keys.shape, call.dtype, keys)
+    dvalues = make((0,) if values is None else values.shape, call.dtype, keys)
+    datt = make((0,) if att is None else att.shape, call.sums, keys)
+    dedges = make((0,) if edges is None else edges.shape, call.sums, keys)
     if some:
         if statistics is None:
-            out, statistics = _forward_with_statistics(A, call)
+            out, statistics = _forward(A, call, train=True)
         if T is None and isinstance(A, CSR):
             T, perm = transposed(A)
         with m.on_device(keys):
@@ -164,10 +158,9 @@ def pairwise_backward(
             both = {"out": dkeys} if call.values is None else {"out": dvalues, "other": dkeys}
             _run(T, call, Work(SOURCES, **both, **read, perm=perm))
             of_blocks = None
-            if call.att is not None:
+            if att is not None:
                 A = exact(A)  # each block has a part of the gradient
-                blocks = A.blocks
-                of_blocks = m.empty((blocks, *datt.shape), call.sums, keys)
+                of_blocks = m.empty((A.blocks, *datt.shape), call.sums, keys)
             own = {"datt": of_blocks, "dedges": None if edges is None else dedges}
             _run(A, call, Work(TARGETS, dqueries, **own, **read))
             datt = datt if of_blocks is None else of_blocks.sum(0)
@@ -182,15 +175,16 @@ def _stats(call: Call, out: Any, grad: Any, statistics: Any) -> Any:
     m, (rows, heads, _) = call.m, statistics.shape
     out, statistics = m.contiguous(out), m.contiguous(statistics)
     stats = m.empty((rows, heads, 4), call.sums, call.keys)
-    kernel = jit.load(FILES["attend"], "attend_stats", "4Pqi", (call.dtype,))
-    pointers = (m.pointer(a) for a in (out, grad, statistics, stats))
-    blocks = -(-rows * heads * _STATS_LANES // THREADS)
-    args = (*pointers, rows * heads, call.feat)
-    kernel(blocks, args, threads=THREADS, stream=m.stream(call.keys))
+    launch = _stats_launch(m.device(call.keys), call.dtype, rows * heads, call.feat)
+    launch(m.stream(call.keys), *m.pointers(out, grad, statistics, stats))
     return stats
 
 
-# One pass over the entries
+@lru_cache(maxsize=256)
+def _stats_launch(device: int, dtype: str, items: int, feat: int) -> Launch:
+    """Prepare that launch; ``device`` is the number of the current one."""
+    kernel = jit.load(FILES["attend"], "attend_stats", "4Pqi", (dtype,))
+    return kernel.ready(-(-items * _STATS_LANES // THREADS), after=(items, feat), threads=THREADS)
 
 
 def _run(A: CSR | Structure, call: Call, work: Work) -> None:

@@ -9,7 +9,7 @@ from ...._caches import lru_cache
 from ....formats.arrays import VALUE_DTYPES
 from ...engine import jit
 from ...engine.launch import ITEMSIZE, row_bytes
-from ..gat.cuda import TEAM_BYTES
+from ..gat.launches import TEAM_BYTES
 
 DOT, ADDITIVE = range(2)  # as in pairwise.cuh
 FORWARD, SOURCES, TARGETS = range(3)
