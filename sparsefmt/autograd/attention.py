@@ -18,6 +18,7 @@ from ..ops.engine.bind import flag
 from .engine import checks
 from .engine.checks import bind
 from .engine.library import LibraryOp, is_functional
+from .engine.precision import bf16_is_allowed, exact
 from .engine.recording import apart, once, recorded
 from .tensors.order import in_csr_order
 from .tensors.prepare import GraphLike, tensors_of
@@ -370,6 +371,7 @@ def _run(
 def _forward(ctx: Any, *args: Any) -> Tensor:
     """Run an op that returns statistics; save its tensors and results for backward."""
     *inputs, ctx.tensors, ctx.op, ctx.numbers = args
+    ctx.rounds = torch.compiler.is_dynamo_compiling() or bf16_is_allowed()
     out, *statistics = ctx.op(ctx.tensors.rows, *inputs, *ctx.numbers)
     ctx.save_for_backward(*inputs, unversioned(ctx, out), *statistics)
     result: Tensor = out
@@ -399,8 +401,15 @@ def gradients(
     """Compute what the op of the gradients returns, from the inputs behind the first ones.
 
     ``saved`` end with the result and so many statistics.  Whoever differentiates again is refused,
-    in the tensors of ``also`` too.
+    in the tensors of ``also`` too.  What forward did not round is not rounded, even if torch allows
+    it by now.
     """
+    if not ctx.rounds and bf16_is_allowed():
+        with exact():
+            return gradients(
+                *(ctx, name, op, grad, saved, of_edges),
+                **{"statistics": statistics, "first": first, "also": also},
+            )
     inputs, (out, *kept) = saved[: -1 - statistics], saved[-1 - statistics :]
     tensors = ctx.tensors.current()
     if ctx.versioned is not None and ctx.versioned._version != ctx.version:

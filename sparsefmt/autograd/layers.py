@@ -15,6 +15,7 @@ from torch.nn.functional import linear
 
 from . import attention
 from .engine import checks
+from .engine.precision import bf16_is_allowed
 from .engine.recording import recorded
 from .matmul import SPMM, aggregated, multiply
 from .plain import applied, is_taped
@@ -336,7 +337,7 @@ class _GatLayer(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, *given: Any) -> Tensor:
         source, target, bias, seed, ctx.tensors, ctx.numbers = given
-        ctx.op = attention.GAT_OF_VECTORS_WITH_STATISTICS
+        ctx.op, ctx.rounds = attention.GAT_OF_VECTORS_WITH_STATISTICS, bf16_is_allowed()
         inputs = linear(x, weight), source, target, bias, None, None, seed
         out, *statistics = ctx.op(ctx.tensors.rows, *inputs, *ctx.numbers)
         ctx.save_for_backward(x, weight, *inputs, attention.unversioned(ctx, out), *statistics)

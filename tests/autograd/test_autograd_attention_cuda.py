@@ -264,9 +264,8 @@ def test_both_ways_to_a_kernel_agree_to_the_last_bit(monkeypatch, kind):
     options = {"dropout": 0.3, "seed": SEED, "self_loops": True}
     with Seen() as seen:
         watched = step(kind, graph, given, **options)
-    family = "gat" if kind in ("gat", "layer") else "attend"
-    backward = "gat_of_vectors" if kind == "layer" else family
-    names = f"{family}_with_statistics", f"{backward}_backward"
+    family = {"gat": "gat", "layer": "gat_of_vectors"}.get(kind, "attend")
+    names = f"{family}_with_statistics", f"{family}_backward"
     assert seen.names >= {f"sparsefmt::{name}" for name in names}
     for op in vars(attention).values():
         if hasattr(op, "library"):

@@ -186,7 +186,12 @@ def test_out_that_is_none_stays_none(op):
 @pytest.mark.gpu
 @pytest.mark.parametrize(("op", "arg"), ARGUMENTS)
 def test_other_devices_are_refused(op, arg):
-    pytest.importorskip("cupy")
+    cupy = pytest.importorskip("cupy")
+    values = {
+        name: value.to("cuda") if hasattr(value, "to") else cupy.asarray(value)
+        for name, value in arguments(op).items()
+    }
     name = name_of(arg)
+    values[name] = valid(op, arg)
     with pytest.raises(DeviceError, match=is_of(name, "is on cpu but A is on cuda:0: move one")):
-        bind(op, matrix_for(op).to("cuda"), **{name: valid(op, arg)})
+        bind(op, matrix_for(op).to("cuda"), **values)

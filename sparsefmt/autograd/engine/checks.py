@@ -219,6 +219,10 @@ def bias(value: Any, x: Tensor, graph: GraphTensors) -> None:
         )
 
 
+#: Made once, since dynamo makes none: to be of the dtype of another argument.
+_SAME_DTYPE = Arg("")
+
+
 class Tensors:
     """Torch's tensors as ``bind`` checks them beside the tensors of a graph."""
 
@@ -355,7 +359,7 @@ class Tensors:
                 f"{A.nnz})."
             )
         if not (x.dtype.itemsize == 2 and value.dtype is torch.float32):
-            self.alike(name, value, Arg(name), A, like)
+            self.alike(name, value, _SAME_DTYPE, A, like)
         return value
 
     def balanced(

@@ -293,8 +293,7 @@ def gat_backward(
             *(m, (S, structure_of(T), perm), h, numbers, grad, ends, given[3:]),
             *(of_edges, narrow),
         )
-        first, size = 4 * prod(given.er.shape), prod(given.el.shape) * slices
-        d_el = room[first : first + size].reshape(*given.el.shape, slices)
+        d_el = room.reshape(*given.el.shape, slices)
         d_el = d_el.squeeze(-1) if slices == 1 else d_el.sum(-1)
     return dh, d_el, d_er, d_loops, d_edges
 
@@ -362,7 +361,7 @@ def _gradients(
     addresses: of scores of both ends, the fields of ``Forward``, the bias and the gradient of
     targets' scores; ``more`` are ``GatArguments`` behind the scores of both ends.  Gradients of
     these lie in one array, behind 4 values of each row and head: of sources by slice, how many is
-    returned too, and those of targets unless they have an address.
+    returned too, and those of targets; if these have an address, those of sources in an own array.
     """
     (S, T, perm), (device, dtype, sums, heads, feat) = sides, numbers
     el, er, out, plus, statistics, bias, d_er = places
@@ -376,11 +375,12 @@ def _gradients(
     )
     alignment = (X | (features | into) >> narrow) % 16
     slices = row_shape(NARROW if narrow else dtype, heads, feat, alignment)[2]
-    parts = 4 * n_targets, n_sources * slices, 0 if d_er else n_targets
-    room = m.empty((parts[0] + parts[1] + parts[2],), sums, h)
+    of_sources = n_sources * slices
+    apart = m.empty((of_sources,), sums, h) if d_er else None
+    room = m.empty((4 * n_targets + (0 if d_er else of_sources + n_targets),), sums, h)
     stats = m.address(room)
-    d_el = stats + parts[0] * size
-    d_er = d_er or d_el + parts[1] * size
+    d_el = m.address(apart) if d_er else stats + 4 * n_targets * size
+    d_er = d_er or d_el + of_sources * size
     drop = dropout_of(m, share, seed) if share else _NO_DROPOUT
     numbers_of = drop.seed_at, drop.seed, S.nnz if loops else -1, slope, drop.scale, drop.below
     if n_targets:
@@ -392,8 +392,8 @@ def _gradients(
         launch(stream, *read, *written)
     if not feat or not (T.nnz or loops):
         zero(m, dh)
-        if parts[1]:
-            fill(d_el, parts[1] * size, 0, stream)
+        if of_sources:
+            fill(d_el, of_sources * size, 0, stream)
     elif n_sources:
         scores = scores if T.nnz else 0
         case = dtype, heads, feat, alignment, True, narrow
@@ -405,7 +405,7 @@ def _gradients(
     if edges is not None and of_edges and S.nnz and heads:
         _of_edges(S, m, grad, h, heads, (el, edges, stats), drop, (slope, loops), d_edges)
     addresses = features, into, of_result, stats
-    return dh, room, slices, d_loops, d_edges, stream, addresses
+    return dh, room if apart is None else apart, slices, d_loops, d_edges, stream, addresses
 
 
 def _of_edges(
