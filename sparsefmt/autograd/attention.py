@@ -407,8 +407,7 @@ def gradients(
     if not ctx.rounds and bf16_is_allowed():
         with exact():
             return gradients(
-                *(ctx, name, op, grad, saved, of_edges),
-                **{"statistics": statistics, "first": first, "also": also},
+                ctx, name, op, grad, saved, of_edges, statistics=statistics, first=first, also=also
             )
     inputs, (out, *kept) = saved[: -1 - statistics], saved[-1 - statistics :]
     tensors = ctx.tensors.current()
