@@ -8,6 +8,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from autograd_cases import side_of  # noqa: E402
 from torch.autograd import forward_ad  # noqa: E402
 from torch.overrides import TorchFunctionMode  # noqa: E402
 
@@ -15,7 +16,6 @@ from sparsefmt import Graph, UnsupportedError, nn  # noqa: E402
 from sparsefmt.autograd import spmm  # noqa: E402
 from sparsefmt.autograd.engine.library import direct  # noqa: E402
 from sparsefmt.autograd.matmul import SPMM  # noqa: E402
-from sparsefmt.autograd.tensors.prepare import side_of  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 

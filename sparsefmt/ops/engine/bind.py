@@ -205,7 +205,7 @@ class Arrays:
             product = ", or spgemm(A, S) for row-balanced features" * (value.format == "cbsr")
             dense = f"give a dense array, {name}.toarray(){product}"
             raise DtypeError(f"{name} is a {type(value).__name__}: {dense}.")
-        array = as_array(name, value, empty=np.float64, beside=A._indices)
+        array = as_array(name, value, empty=np.float64, like=A._indices)
         wrong = _SHAPES[arg.check](name, array, arg, A, size, like)
         if wrong:
             raise ShapeError(f"{name} {wrong}.")

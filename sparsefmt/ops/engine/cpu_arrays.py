@@ -15,9 +15,9 @@ def wide(a: Array) -> Array:
 
 
 def values_of(values: Array | None, like: Array) -> Array:
-    """Return values as a contiguous array, an empty one for None."""
-    found = np.empty(0, like.dtype) if values is None else np.ascontiguousarray(values)
-    return wide(found)
+    """Return one value each, contiguous, 2-byte floats as float32; none for None."""
+    array: Array = np.empty(0, like.dtype) if values is None else np.ascontiguousarray(values)
+    return array if array.dtype.itemsize != 2 else array.astype(np.float32)
 
 
 def packed(a: Array) -> Array:
@@ -30,7 +30,7 @@ def flat(a: Array) -> tuple[Array, int]:
 
     A copy's memory where rows are not contiguous, overlap or are not aligned.
     """
-    a = wide(a)
+    a = a if a.dtype.itemsize != 2 else a.astype(np.float32)
     if not rows_apart(a):
         a = np.ascontiguousarray(a) if not a.flags.c_contiguous else a.copy()
     if a.flags.c_contiguous:
