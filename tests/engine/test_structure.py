@@ -28,20 +28,21 @@ def test_a_case_is_decided_once_for_each_structure_and_question():
 
 
 def test_structures_of_about_one_size_share_what_depends_on_neither_size_nor_place():
-    S, T, alone = structure(), structure(nnz=2, indptr=4096), structure()
-    S.alike = T.alike = {}
+    S, T, large, alone = structure(), structure(nnz=2, indptr=4096), structure(nnz=99), structure()
+    S.alike = T.alike = large.alike = {}
+    of_S, of_T, of_large, of_alone = (
+        one.decide("spmm", lambda at: at.nnz > 9) for one in (S, T, large, alone)
+    )
+    assert of_S is of_T is S.decided["spmm"]
+    assert not any(other is of_S for other in (of_large, of_alone, S.decide("sddmm", lambda _: 0)))
     asked = []
 
-    def decide(at, feat):
+    def question(at, feat):
         asked.append(at)
-        return at.index_dtype, feat
+        return feat
 
-    shared = [one.once_alike(decide, 64) for one in (S, T, S, alone)]
-    assert shared == [(1, 64)] * 4
-    assert [id(one) for one in asked] == [id(S), id(alone)]
-    asked.clear()
     for one in (S, T, S):
-        one.once(decide, 64)
+        one.once(question, 64)
     assert asked == [S, T]  # each by itself
 
 
@@ -53,16 +54,11 @@ def test_structures_laid_out_alike_share_wherever_they_lie(monkeypatch):
     S, T = (build.structure_in(here, 4096 * k, sizes[k], None) for k in (0, 1))
     uncut = build.structure_in(here, 0, sizes[0], None, cuts=False)
     other = build.structure_in(there, 0, sizes[0], None)
-    asked = []
-
-    def cuts(at):
-        asked.append(at)
-        return at.n_cuts
-
-    found = [one.once_alike(cuts) for one in (S, T, uncut, other, S)]
-    assert asked == [S, uncut, other]  # another GPU has kernels of its own
-    assert found == [S.n_cuts, S.n_cuts, 0, S.n_cuts, S.n_cuts]
+    found = [id(one.decide("spmm", lambda _: ())) for one in (S, T, uncut, other, S)]
+    assert found[0] == found[1] == found[4]
+    assert len({*found}) == 3  # another GPU has kernels of its own
     assert S.n_cuts
+    assert not uncut.n_cuts
 
 
 def test_what_was_decided_is_no_part_of_a_structure():

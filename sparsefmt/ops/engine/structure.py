@@ -42,17 +42,11 @@ class Deciding:
 
         For what does not depend on where the features of a call lie, such as its kernel and grid.
         """
-        return _once(self._decided, self, decide, case)
-
-
-def _once(
-    decided: dict[Hashable, Any], S: Any, decide: Callable[..., Decided], case: tuple[Hashable, ...]
-) -> Decided:
-    key = decide, case
-    found: Decided | None = decided.get(key)
-    if found is None:
-        found = decided[key] = decide(S, *case)
-    return found
+        key = decide, case
+        decided: Decided | None = self._decided.get(key)
+        if decided is None:
+            decided = self._decided[key] = decide(self, *case)
+        return decided
 
 
 @dataclass(slots=True, unsafe_hash=True)
@@ -93,16 +87,11 @@ class Structure(Deciding):
         init=False, default_factory=dict, repr=False, compare=False
     )
 
-    def once_alike(self, decide: Callable[..., Decided], *case: Hashable) -> Decided:
-        """Return ``once`` of what depends on no number of rows or entries, and on no address.
-
-        Graphs of about one size share it: their addresses and numbers go with each launch.
-        """
-        decided = self._decided if self.alike is None else self.alike
-        return _once(decided, self, decide, case)
-
     def decide(self, name: str, sizes: Callable[["Structure"], Hashable]) -> dict[Hashable, Any]:
-        """Return what is prepared for ``name``, shared by structures alike in ``sizes``."""
+        """Return what is prepared for ``name``, shared by structures alike in ``sizes``.
+
+        It depends on no other number of rows or entries, and on no address.
+        """
         shared = self._decided if self.alike is None else self.alike
         decided: dict[Hashable, Any] = shared.setdefault((name, sizes(self)), {})
         self.decided[name] = decided
