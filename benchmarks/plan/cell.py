@@ -16,7 +16,7 @@ from torch import Tensor
 from sparsefmt import CSR, Graph, nn, optimize
 from sparsefmt.model.program import Program
 from sparsefmt.plan import planner
-from sparsefmt.plan.rules import bare, steps
+from sparsefmt.plan.rules import steps, text_of
 
 from .. import _baselines, _graphs, _harness
 from . import graphs
@@ -74,14 +74,14 @@ class Cell:
         decided = time.perf_counter() - start
         self._step(lambda: self.layer(self.x, self.given))()  # plans for another sample
         plan = made.layers[""]
-        steps = {bare(c.tree): self._composed(c.tree) for c in plan.promoted}
+        steps = {text_of(c.tree): self._composed(c.tree) for c in plan.promoted}
         wrong = self._wrong(own, steps)
         if wrong:
             return {"wrong": wrong}
         all_once = {name: _seconds(step) for name, step in steps.items()}
         times, runs = _harness.paced([own, *steps.values()], cuda=cuda, quick=quick)
         of_trees = dict(zip(steps, times[1:], strict=True))
-        chosen, ms = bare(plan.chosen.tree), of_trees[bare(plan.chosen.tree)]
+        chosen, ms = text_of(plan.chosen.tree), of_trees[text_of(plan.chosen.tree)]
         if plan.chosen.tree == plan.own:
             chosen, ms = f"{chosen} as it is", times[0]
         oracle = min(times[0], *of_trees.values())
@@ -92,12 +92,12 @@ class Cell:
         if self.model in DEFAULT:
             width, out = self.widths
             found["over_default"] = of_trees[DEFAULT[self.model][width <= out]] / ms
-        of_paper = [of_trees[bare(c.tree)] for c in plan.promoted if _is_of_paper(c.tree)]
+        of_paper = [of_trees[text_of(c.tree)] for c in plan.promoted if _is_of_paper(c.tree)]
         found["beyond"] = min(of_paper) / ms
         if OTHER.get(self.model) in of_trees:
             found["over_other"] = of_trees[OTHER[self.model]] / ms
-        found["timed"] = {bare(c.tree): c.measured * 1e3 for c in plan.promoted if c.measured}
-        predicted = {bare(c.tree): c.predicted * 1e3 for c in plan.promoted}
+        found["timed"] = {text_of(c.tree): c.measured * 1e3 for c in plan.promoted if c.measured}
+        predicted = {text_of(c.tree): c.predicted * 1e3 for c in plan.promoted}
         return found | {"compositions": of_trees, "predicted": predicted}
 
     def compile(self) -> None:
@@ -146,7 +146,7 @@ class Cell:
 def _is_of_paper(tree: Any) -> bool:
     """Tell whether SENSEi's rules make the tree: no scaled product, and no ``W a``."""
     made = [step for step in steps(tree) if step.rule.kind == "spmm_scaled"]
-    return not made and "W·" not in bare(tree)
+    return not made and "W·" not in text_of(tree)
 
 
 def _seconds(step: Callable[[], Any]) -> float:
