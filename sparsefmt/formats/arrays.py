@@ -63,12 +63,12 @@ def finish(a: Array) -> None:
 
 
 def as_array(
-    name: str, value: object, *, empty: DType = np.int64, beside: Array | None = None
+    name: str, value: object, *, empty: DType = np.int64, like: Array | None = None
 ) -> Array:
     """Convert ``value`` to an array in native byte order; an array is not copied.
 
     NumPy and CuPy arrays stay where they are, other arrays come in through DLPack, and Python
-    sequences become arrays on the device of ``beside`` (by default the CPU).  A sequence without
+    sequences become arrays on the device of ``like`` (by default the CPU).  A sequence without
     any number becomes one of dtype ``empty``.
     """
     if is_cupy(value):
@@ -85,14 +85,14 @@ def as_array(
         raise DtypeError(f"{name} holds Python objects (dtype {array.dtype}): give numbers.")
     if not array.dtype.isnative:
         array = array.astype(array.dtype.newbyteorder("="))
-    return _beside(beside, array) if isinstance(value, list | tuple | range) else array
+    return _on_device_like(like, array) if isinstance(value, list | tuple | range) else array
 
 
-def _beside(other: Array | None, array: Array) -> Array:
-    if not is_cupy(other):
+def _on_device_like(like: Array | None, array: Array) -> Array:
+    if not is_cupy(like):
         return array
-    with on_device_of(other):
-        return namespace(other).asarray(array)
+    with on_device_of(like):
+        return namespace(like).asarray(array)
 
 
 def _from_sequence(name: str, value: object, empty: DType) -> Array:

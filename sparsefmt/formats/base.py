@@ -237,7 +237,7 @@ class Format(Shaped):
         ``data`` has one value per stored entry, in this format's own order (SGT: in CSR order).
         """
         if data is not None:
-            data = as_array("data", data, empty=np.float64, beside=self._indices)
+            data = as_array("data", data, empty=np.float64, like=self._indices)
         self._replace(data=data)._check_cheap()
         return self._replace(data=None if data is None else contiguous(data))
 

@@ -198,7 +198,7 @@ def selection(axis: str, key: Any, size: int, *, like: Array) -> Array:
         raise DtypeError(f"{axis}: {key!r} chooses none; use a slice, a mask or 1-D integers.")
     if isinstance(key, int | np.integer):
         raise UnsupportedError(f"{axis}: {key} is one place; use the slice {key}:{int(key) + 1}.")
-    chosen = as_array(axis, key, beside=like)
+    chosen = as_array(axis, key, like=like)
     if chosen.ndim != 1 or chosen.dtype.kind not in "biu":
         raise DtypeError(
             f"{axis}: the key has dtype {chosen.dtype} and shape {chosen.shape}; use a slice, a "

@@ -184,10 +184,10 @@ def _places(graph: GraphLike) -> GraphLike:
         rows = ends(graph)[0].long()
         return torch.stack([torch.arange(len(rows), device=rows.device), rows])
 
-    found: GraphLike = as_graph(
+    places: GraphLike = as_graph(
         tensors.kept("entries as columns", make), None, size=(tensors.nnz, tensors.n_rows)
     )
-    return found
+    return places
 
 
 def as_given(edge_index: Any, graph: GraphLike, weights: Tensor, *, looped: bool = False) -> Any:

@@ -36,7 +36,7 @@ def check_number(name: str, value: object) -> None:
 
 
 def in_pair(in_channels: Any) -> tuple[int, int]:
-    """Return the features of sources and of targets that a layer takes, -1 if the first ``x`` tells.
+    """Return the features of sources and of targets that a layer takes, -1 if ``x`` tells.
 
     Raises
     ------

@@ -366,7 +366,7 @@ class Convolution(Passing):
         self.strategy = checked_strategy(strategy)
 
     def _own_options(self) -> list[str]:
-        """Return what the ``repr`` shows of options that PyG's layer does not have and that are set."""
+        """Return what the ``repr`` shows of options that are set and that PyG's has not."""
         options = {name: getattr(self, name) for name in ("k", "sample", "training_sample")}
         shown = [f"{name}={value}" for name, value in options.items() if value is not None]
         return shown if self.sample is None else [*shown, f"strategy={self.strategy!r}"]

@@ -33,11 +33,6 @@ class AGNNConv(Passing):
     aggr, flow, node_dim, decomposed_layers, aggr_kwargs : optional
         As for ``GATConv``, ``node_dim`` being -2.
 
-    Attributes
-    ----------
-    beta : (1,)
-        1 at first.
-
     Raises
     ------
     UnsupportedError
@@ -148,9 +143,9 @@ def _loop_scores(graph: GraphLike, dtype: torch.dtype) -> Tensor:
     """Compute ``-log(c)`` at each loop of a vertex with ``c`` of them, 0 elsewhere: (nnz,)."""
 
     def make() -> Tensor:
-        found, count = loops(graph)
+        counted, count = loops(graph)
         logs = count.clamp(min=1).log()[:, None]
-        return (-found * sddmm(graph, logs, torch.ones_like(logs))).to(dtype)
+        return (-counted * sddmm(graph, logs, torch.ones_like(logs))).to(dtype)
 
     return graph_tensors(graph).kept(("loop scores", dtype), make)
 

@@ -1,8 +1,4 @@
-"""GAT: attention by learned vectors, in one pass over the edges.
-
-Parameters have the names and shapes of PyG's layer, so that a ``state_dict`` loads across, and
-results agree with its.
-"""
+"""GAT: attention by learned vectors, in one pass over the edges."""
 
 from typing import Any, Unpack
 
@@ -36,42 +32,18 @@ class GATConv(LoopedAttention):
 
     Parameters
     ----------
-    in_channels : int or (int, int)
-        Features of a vertex; a pair for those of sources and those of targets, each with a weight
-        of its own.  -1 for as many as the first ``x`` has.
-    out_channels, heads : int
-    concat : bool
-        Whether the result has the heads side by side, or their mean.
-    negative_slope : float
-    dropout : float
-        Share of the weights ``P`` that is left out in training, the others being divided by what
-        stays; from 0 to less than 1.
+    in_channels, out_channels, heads, concat, negative_slope, dropout, bias, residual
+        As in PyG: -1 for as many features as the first ``x`` has; dropout is a share less than 1.
     add_self_loops : bool
         Whether each vertex has one loop, however many the graph stores.  In a rectangular graph the
         first vertices have one, as many as are both rows and columns.  If not, the loops are those
         of the graph, and a row without entries gives ``b``.
-    edge_dim : int, optional
-        Features of an edge, -1 for as many as the first ``edge_attr`` has.
-    fill_value : "mean", "add", "min", "max", "mul", float or Tensor of shape (edge_dim,)
-        Features of the loops that are added: those of the row's entries but loops, reduced, 0 where
-        there are none and for "mul" 1; or these.
-    bias : bool
-    residual : bool
-        Whether a map of the targets' features is added to the result.
+    edge_dim, fill_value
+        As in PyG; -1 for as many features as the first ``edge_attr`` has.  Loops that are added get
+        those of the row's entries but loops, reduced, 0 where there are none and for "mul" 1.
     aggr, flow, node_dim, decomposed_layers, aggr_kwargs : optional
         PyG's: sums alone; "source_to_target" or, for an ``edge_index`` of targets and sources,
         "target_to_source"; 0; without effect, no array of messages being made; nothing.
-
-    Attributes
-    ----------
-    lin.weight : (heads * out_channels, in_channels)
-        ``W`` transposed; with a pair ``lin_src.weight`` and ``lin_dst.weight`` in its place.
-    att_src, att_dst : (1, heads, out_channels)
-        Of sources and targets.
-    lin_edge.weight : (heads * out_channels, edge_dim)
-    att_edge : (1, heads, out_channels)
-    res.weight : (heads * out_channels, in_channels), or (out_channels, in_channels)
-    bias : (heads * out_channels,), or (out_channels,) without ``concat``
 
     Raises
     ------
@@ -137,13 +109,12 @@ class GATConv(LoopedAttention):
         size: tuple[int, int] | None = None,
         return_attention_weights: bool | None = None,
     ) -> Any:
-        """Map (n, in_channels) to (n, heads * out_channels), or (n, out_channels) without ``concat``.
+        """Map (n, in_channels) to (n, heads * out_channels); without ``concat`` (n, out_channels).
 
         Parameters
         ----------
         x : Tensor, shape (n, in_channels), or a tuple of two
-            Features of all vertices, or ``(x, x_target)`` as for ``SAGEConv``.  Without
-            ``x_target``, None, scores have no part of the target.
+            As for ``SAGEConv``.  Without ``x_target``, None, scores have no part of the target.
         edge_index : Graph, shape (n, n), or (n_target, n_source), or PyG's
             Only its structure is read.
         edge_attr : Tensor, shape (nnz, edge_dim), or (nnz,) for ``edge_dim=1``, optional
@@ -151,10 +122,8 @@ class GATConv(LoopedAttention):
         size : (n_source, n_target), optional
             As for ``SAGEConv``.
         return_attention_weights : bool, optional
-            Whether to return ``(y, (edge_index, P))``: the edges that attention goes over, with
-            ``add_self_loops`` those given but loops, then a loop for each vertex, and the weight of
-            each, (nnz, heads), of which those left out by ``dropout`` are 0.  Of a sparse matrix
-            the first is that with ``P`` as its values, and ``P`` has its order.
+            Whether to return ``(y, (edge_index, P))`` as PyG: with ``add_self_loops`` the edges but
+            loops, then a loop for each vertex; weights that ``dropout`` leaves out are 0.
 
         Raises
         ------
@@ -174,8 +143,8 @@ class GATConv(LoopedAttention):
                 return y
             if isinstance(x, Tensor) and x.dim() == 2:
                 y = self._in_one_node(x, edge_index)
-            if y is not None:
-                return y if self.res is None else y + mapped(self.res, x, "x")
+                if y is not None:
+                    return y if self.res is None else y + mapped(self.res, x, "x")
         ends = self._ends(x, edge_index, size)
         if ends.away is not None and not return_attention_weights and self.lin is not None:
             ends = ends.squared()

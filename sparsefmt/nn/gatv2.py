@@ -1,8 +1,4 @@
-"""GATv2: attention by a learned vector and a non-linearity before it, in one pass over the edges.
-
-Parameters have the names and shapes of PyG's layer, so that a ``state_dict`` loads across, and
-results agree with its.
-"""
+"""GATv2: attention by a learned vector behind a non-linearity, in one pass over the edges."""
 
 from typing import Any, Unpack
 
@@ -31,26 +27,13 @@ class GATv2Conv(LoopedAttention):
     ----------
     in_channels, out_channels, heads, concat, negative_slope, dropout, add_self_loops
         As for ``GATConv``.
-    edge_dim, fill_value
+    edge_dim, fill_value, residual
         As for ``GATConv``.
-    bias : bool
-        Whether there are ``b``, ``b_l`` and ``b_r``.
-    share_weights : bool
-        Whether ``W_r`` and ``b_r`` are ``W_l`` and ``b_l``.
-    residual : bool
-        As for ``GATConv``.
+    bias, share_weights
+        As in PyG: whether there are ``b``, ``b_l`` and ``b_r``, and ``W_r`` and ``b_r`` are those
+        of sources.
     aggr, flow, node_dim, decomposed_layers, aggr_kwargs : optional
         As for ``GATConv``.
-
-    Attributes
-    ----------
-    lin_l.weight, lin_r.weight : (heads * out_channels, in_channels)
-        ``W_l``, of sources, and ``W_r``, of targets, transposed.
-    lin_l.bias, lin_r.bias : (heads * out_channels,)
-    att : (1, heads, out_channels)
-    lin_edge.weight : (heads * out_channels, edge_dim)
-    res.weight : (heads * out_channels, in_channels), or (out_channels, in_channels)
-    bias : (heads * out_channels,), or (out_channels,) without ``concat``
 
     Raises
     ------
@@ -111,18 +94,12 @@ class GATv2Conv(LoopedAttention):
         *,
         size: tuple[int, int] | None = None,
     ) -> Any:
-        """Map (n, in_channels) to (n, heads * out_channels), or (n, out_channels) without ``concat``.
+        """Map (n, in_channels) to (n, heads * out_channels); without ``concat`` (n, out_channels).
 
         Parameters
         ----------
-        x : Tensor, shape (n, in_channels), or a tuple of two
-            Features of all vertices, or ``(x, x_target)``: those of sources and of targets.
-        edge_index : Graph, shape (n, n), or (n_target, n_source), or PyG's
-            Only its structure is read.
-        edge_attr, return_attention_weights
-            As for ``GATConv``.
-        size : (n_source, n_target), optional
-            As for ``SAGEConv``.
+        x, edge_index, edge_attr, return_attention_weights, size
+            As for ``GATConv``, but that ``x_target`` is needed.
 
         Raises
         ------

@@ -1,8 +1,4 @@
-"""GCN's convolution, with MaxK or over a sample of each row.
-
-Parameters have the names and shapes of PyG's layer of the same name, so that a ``state_dict`` loads
-across, and without ``k`` and samples results agree with its.
-"""
+"""GCN's convolution, with MaxK or over a sample of each row."""
 
 from typing import Any, Unpack, cast
 
@@ -48,19 +44,9 @@ class GCNConv(Convolution):
 
     Parameters
     ----------
-    in_channels : int
-        Features of a vertex; -1 for those of the first ``x``.
-    out_channels : int
-    improved : bool
-        Whether the loops that are added weigh 2, in graphs with edge weights, as in PyG.
-    cached : bool
-        Whether the first graph, with its edge weights, serves all later calls too, whatever they
-        are given.
-    add_self_loops : bool, optional
-        Whether ``I`` is added; as ``normalize`` by default.
-    normalize : bool
-        Whether ``D`` divides; if not, ``y = A s(x W) + b``.
-    bias : bool
+    in_channels, out_channels, improved, cached, add_self_loops, normalize, bias
+        As in PyG: -1 for as many features as the first ``x`` has; without ``normalize``,
+        ``y = A s(x W) + b``.
     k : int, optional
         Features of ``x W`` to keep, between 1 and ``out_channels``.
     sample : int, optional
@@ -80,12 +66,6 @@ class GCNConv(Convolution):
         Whether ``edge_index[0]`` are sources, or targets.
     node_dim, decomposed_layers, aggr_kwargs : optional
         PyG's: -2; 1 or more, without effect, since no array of messages is made; nothing.
-
-    Attributes
-    ----------
-    lin.weight : (out_channels, in_channels)
-        ``W`` transposed.
-    bias : (out_channels,)
 
     Raises
     ------

@@ -1,8 +1,4 @@
-"""GIN's convolution, with MaxK or over a sample of each row.
-
-Parameters have the names and shapes of PyG's layer of the same name, so that a ``state_dict`` loads
-across, and without ``k`` and samples results agree with its.
-"""
+"""GIN's convolution, with MaxK or over a sample of each row."""
 
 from typing import Unpack
 
@@ -44,12 +40,6 @@ class GINConv(OfNetwork, Convolution):
         As for ``GCNConv``; the sum is multiplied as there.
     flow, node_dim, decomposed_layers, aggr_kwargs : optional
         As for ``GCNConv``.
-
-    Attributes
-    ----------
-    nn : Module
-    eps : (1,)
-        ``1 + eps`` is rounded to the dtype of ``x``.
 
     Raises
     ------
@@ -96,7 +86,7 @@ class GINConv(OfNetwork, Convolution):
             As ``SAGEConv``; also if ``nn`` cannot take ``x``, or both ends are not of one width.
         """
         if size is None and edge_weight is None:
-            y = None if self._plan is None else self._plan(self, x, edge_index)
+            y: Tensor | None = None if self._plan is None else self._plan(self, x, edge_index)
             if y is not None:
                 return y
             if isinstance(x, Tensor) and self._is_usual():

@@ -1,8 +1,4 @@
-"""GINE's convolution: GIN with features of edges, whose messages no array holds.
-
-Parameters have the names and shapes of PyG's layer of the same name, so that a ``state_dict`` loads
-across, and results agree with its.
-"""
+"""GINE's convolution: GIN with features of edges, whose messages no array holds."""
 
 from typing import Any, Unpack
 
@@ -34,13 +30,6 @@ class GINEConv(OfNetwork):
     aggr : "add", "sum" or "mean"
     flow, node_dim, decomposed_layers, aggr_kwargs : optional
         As for ``GCNConv``.
-
-    Attributes
-    ----------
-    nn : Module
-    eps : (1,)
-    lin.weight, lin.bias : (feat, edge_dim) and (feat,)
-        The map of the edges' features; None without ``edge_dim``.
 
     Raises
     ------

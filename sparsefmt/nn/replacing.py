@@ -91,9 +91,9 @@ def replace_layers(model: Module) -> Replacement:
     Notes
     -----
     Left are layers that this package does not have or whose options it refuses, those of classes of
-    your own, those with hooks, parametrised weights, other modules inside than PyG's or an
-    explanation asked for, and those that have cached a graph.  Attention without ``edge_dim``
-    refuses ``edge_attr``, which PyG's ignores: the report says so.
+    your own, those with hooks, a step set on the layer itself, parametrised weights, other modules
+    inside than PyG's or an explanation asked for, and those that have cached a graph.  Attention
+    without ``edge_dim`` refuses ``edge_attr``, which PyG's ignores: the report says so.
     """
     if not isinstance(model, Module):
         raise DtypeError(f"model is a {type(model).__name__}: give a torch.nn.Module.")
@@ -103,23 +103,23 @@ def replace_layers(model: Module) -> Replacement:
         if new is None:
             return Replacement(model, left={"": f"{name}: {why}"})
         return Replacement(new, replaced={"": name}, remarks={"": why} if why else {})
-    found, known = Replacement(model), dict[int, tuple[Module | None, str]]()
+    report, results = Replacement(model), dict[int, tuple[Module | None, str]]()
     for prefix, parent in [*model.named_modules()]:
         for key, child in [*parent._modules.items()]:
             kind = None if child is None else layer_of_pyg(child)
             if child is None or kind is None:
                 continue
             name = f"{prefix}.{key}" if prefix else key
-            if id(child) not in known:  # in several places of the model it is one layer
-                known[id(child)] = _exchanged(child)
-            made, why = known[id(child)]
+            if id(child) not in results:  # in several places of the model it is one layer
+                results[id(child)] = _exchanged(child)
+            made, why = results[id(child)]
             if made is None:
-                found.left[name] = f"{kind}: {why}"
+                report.left[name] = f"{kind}: {why}"
             else:
                 parent._modules[key] = made
-                found.replaced[name] = kind
-                found.remarks.update({name: why} if why else {})
-    return found
+                report.replaced[name] = kind
+                report.remarks.update({name: why} if why else {})
+    return report
 
 
 def _exchanged(layer: Any) -> tuple[Module | None, str]:
@@ -196,8 +196,8 @@ def _bias(layer: Any) -> bool:
     """Return True if the layer, or the map that has it, has a bias."""
     maps = (getattr(layer, name, None) for name in ("lin_l", "lin", "lin_key"))
     owners = [layer, *(one for one in maps if one is not None)]
-    found = next(one for one in owners if "bias" in one._parameters)
-    return found.bias is not None
+    owner = next(module for module in owners if "bias" in module._parameters)
+    return owner.bias is not None
 
 
 def _edge_dim(layer: Any) -> int | None:
@@ -214,8 +214,8 @@ def _network(layer: Any) -> Module:
 
 
 def _root_weight(layer: Any) -> bool:
-    found = getattr(layer, "root_weight", None)
-    return layer.root is not None if found is None else bool(found)
+    option = getattr(layer, "root_weight", None)
+    return layer.root is not None if option is None else bool(option)
 
 
 _READ: dict[str, Callable[[Any], Any]] = {
@@ -248,8 +248,8 @@ def _share(layer: Module, made: Module) -> str:
 
 
 def _places(owner: Module, leaf: str) -> dict[str, Any] | None:
-    found: tuple[dict[str, Any], ...] = (owner._parameters, owner._buffers)
-    return next((one for one in found if leaf in one), None)
+    places: tuple[dict[str, Any], ...] = (owner._parameters, owner._buffers)
+    return next((place for place in places if leaf in place), None)
 
 
 def _fits(place: Tensor | None, tensor: Tensor) -> bool:

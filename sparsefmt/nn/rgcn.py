@@ -1,8 +1,4 @@
-"""The relational convolution: weights of their own for each type of edges.
-
-Parameters have the names and shapes of PyG's layers of the same names, so that a ``state_dict``
-loads across, and results agree with theirs.
-"""
+"""The relational convolution: weights of their own for each type of edges."""
 
 import math
 from typing import Any, ClassVar, Unpack
@@ -26,34 +22,12 @@ class RGCNConv(Passing):
 
     Parameters
     ----------
-    in_channels : int or (int, int)
-        Features of a vertex, or how many vertices there are where these are ids; a pair for sources
-        and for targets.
-    out_channels : int
-    num_relations : int
-        Types of edges: they are 0, 1, ... and less than that.
-    num_bases : int, optional
-        Each ``W_t`` is a sum of so many matrices, ``sum_b comp[t, b] weight[b]``.
-    num_blocks : int, optional
-        Each ``W_t`` has so many blocks on its diagonal, and nothing else.
+    in_channels, out_channels, num_relations, num_bases, num_blocks, root_weight, is_sorted, bias
+        As in PyG; ``is_sorted`` has no effect.
     aggr : "mean", "add", "sum", "max" or "min"
         What is taken over the neighbours of each type.
-    root_weight : bool
-        Whether there is an ``x W``.
-    is_sorted : bool
-        Whether edges come in order of their types; without effect here.
-    bias : bool
     flow, node_dim, decomposed_layers, aggr_kwargs
         As for ``GCNConv``.
-
-    Attributes
-    ----------
-    weight : (num_relations, in, out), (num_bases, in, out) or (num_relations, num_blocks, in / \
-num_blocks, out / num_blocks)
-        ``W_t``, or what they are made of.
-    comp : (num_relations, num_bases)
-    root : (in_channels of targets, out_channels)
-    bias : (out_channels,)
 
     Raises
     ------
@@ -219,7 +193,7 @@ num_blocks, out / num_blocks)
         return ends.graph, ends.source, ends.target
 
     def _ids_of_all(self) -> Tensor:
-        """Return the ids of all vertices, the same tensor each time: edges are grouped by it once."""
+        """Return the ids of all vertices, always the same tensor: edges are grouped by it once."""
         device = self.weight.device
         if device not in self._all_ids:
             with torch.inference_mode(False):
@@ -232,8 +206,8 @@ num_blocks, out / num_blocks)
         name, target = ("x", source) if target is None else ("x[1]", target)
         if not target.is_floating_point():
             check_ids(name, target, root.shape[0], "in_channels of targets")
-            found: Tensor = root[target]
-            return found if self.bias is None else found + self.bias
+            rows: Tensor = root[target]
+            return rows if self.bias is None else rows + self.bias
         if target.dim() != 2 or target.shape[1] != root.shape[0]:
             raise ShapeError(
                 f"features of targets have shape {tuple(target.shape)}: give (n, {root.shape[0]})."

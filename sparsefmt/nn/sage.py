@@ -1,8 +1,4 @@
-"""GraphSAGE's convolution, with MaxK or over a sample of each row.
-
-Parameters have the names and shapes of PyG's layer of the same name, so that a ``state_dict`` loads
-across, and without ``k`` and samples results agree with its.
-"""
+"""GraphSAGE's convolution, with MaxK or over a sample of each row."""
 
 from functools import partial
 from typing import Any, Unpack, cast
@@ -34,21 +30,13 @@ class SAGEConv(Convolution):
 
     Parameters
     ----------
-    in_channels : int or (int, int)
-        Features of a vertex; a pair for those of sources and those of targets; -1 for as many as
-        the first ``x`` has.
-    out_channels : int
+    in_channels, out_channels, normalize, root_weight, project
+        As in PyG: a pair is of sources and targets, -1 for as many features as the first ``x`` has.
     aggr : "mean", "add", "sum", "max" or "min", or a list of them
         What takes the place of the mean; of a list all of them, side by side before ``W_l``.  Only
         means and sums beside ``k`` or samples.  Where PyG is installed also what its resolver
         knows, "lstm" or "softmax" for instance: it gets the features of each edge's source, in an
         array of its own.
-    normalize : bool
-        Whether each row of ``y`` is divided by its length.
-    root_weight : bool
-        Whether there is an ``x W_r``.
-    project : bool
-        Whether the neighbours' features first become ``relu(x W + c)``, with as many of them.
     bias, sample, training_sample, strategy
         As for ``GCNConv``; the mean is that of the sample.
     k : int, optional
@@ -57,14 +45,6 @@ class SAGEConv(Convolution):
         Arguments of PyG's aggregation.
     flow, node_dim, decomposed_layers : optional
         As for ``GCNConv``.
-
-    Attributes
-    ----------
-    lin_l.weight, lin_r.weight : (out_channels, in_channels)
-        ``W_l``, of sources, and ``W_r``, of targets, transposed.
-    lin_l.bias : (out_channels,)
-    lin.weight, lin.bias : (in_channels, in_channels) and (in_channels,)
-        ``W`` transposed and ``c``, where there are.
 
     Raises
     ------
@@ -159,7 +139,7 @@ class SAGEConv(Convolution):
             ``size`` is not that of the graph.
         """
         if size is None and edge_weight is None:
-            y = None if self._plan is None else self._plan(self, x, edge_index)
+            y: Tensor | None = None if self._plan is None else self._plan(self, x, edge_index)
             if y is not None:
                 return y
             if isinstance(x, Tensor) and self._is_usual():

@@ -1,8 +1,4 @@
-"""SGC's convolution: several steps along the edges, and one linear map.
-
-Parameters have the names and shapes of PyG's layer of the same name, so that a ``state_dict`` loads
-across, and results agree with its.
-"""
+"""SGC's convolution: several steps along the edges, and one linear map."""
 
 from typing import Unpack
 
@@ -23,23 +19,10 @@ class SGConv(HopConvolution):
 
     Parameters
     ----------
-    in_channels : int
-        Features of a vertex; -1 for those of the first ``x``.
-    out_channels : int
-    K : int
-        Steps along the edges, 0 or more.
-    cached : bool
-        Whether what the first call aggregates serves all later calls too, whatever they are given.
-    add_self_loops : bool
-        Whether ``I`` is added.
-    bias : bool
+    in_channels, out_channels, K, cached, add_self_loops, bias
+        As in PyG; ``K`` may be 0.
     aggr, flow, node_dim, decomposed_layers, aggr_kwargs : optional
         As for ``GCNConv``.
-
-    Attributes
-    ----------
-    lin.weight, lin.bias : (out_channels, in_channels) and (out_channels,)
-        ``W`` transposed and ``b``.
 
     Raises
     ------

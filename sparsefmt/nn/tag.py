@@ -1,8 +1,4 @@
-"""TAG's convolution: a linear map for each step along the edges.
-
-Parameters have the names and shapes of PyG's layer of the same name, so that a ``state_dict`` loads
-across, and results agree with its.
-"""
+"""TAG's convolution: a linear map for each step along the edges."""
 
 from typing import Unpack, cast
 
@@ -24,22 +20,10 @@ class TAGConv(HopConvolution):
 
     Parameters
     ----------
-    in_channels : int
-        Features of a vertex; -1 for those of the first ``x``.
-    out_channels : int
-    K : int
-        Steps along the edges, 0 or more.
-    bias : bool
-    normalize : bool
-        Whether ``D`` divides; if not, it is the identity.
+    in_channels, out_channels, K, bias, normalize
+        As in PyG; ``K`` may be 0.
     aggr, flow, node_dim, decomposed_layers, aggr_kwargs : optional
         As for ``GCNConv``.
-
-    Attributes
-    ----------
-    lins.0.weight, ... : (out_channels, in_channels)
-        ``W_k`` transposed.
-    bias : (out_channels,)
 
     Raises
     ------

@@ -1,8 +1,4 @@
-"""Transformer: attention by dot products of queries and keys, in one pass over the edges.
-
-Parameters have the names and shapes of PyG's layer, so that a ``state_dict`` loads across, and
-results agree with its.
-"""
+"""Transformer: attention by dot products of queries and keys, in one pass over the edges."""
 
 from math import sqrt
 from typing import Any, NamedTuple, Unpack
@@ -65,35 +61,14 @@ class TransformerConv(Attention):
 
     Parameters
     ----------
-    in_channels : int or (int, int)
-        Features of a vertex; a pair for those of sources and those of targets.  -1 for as many as
-        the first ``x`` has.
-    out_channels, heads : int
-    concat : bool
-        Whether the result has the heads side by side, or their mean.
-    beta : bool
-        Whether the sum ``m`` and the map ``r`` of the targets' own features are weighed:
-        ``B r + (1 - B) m`` with ``B = sigmoid([m, r, m - r] W_beta)``, a number for each target.
-    dropout : float
-        Share of the weights ``P`` that is left out in training, the others being divided by what
-        stays; from 0 to less than 1.
+    in_channels, out_channels, heads, concat, beta, dropout, bias, root_weight
+        As in PyG: -1 for as many features as the first ``x`` has; dropout is a share less than 1.
+        With ``beta`` the result is ``B r + (1 - B) m`` of the sum ``m`` and the map ``r`` of the
+        targets' own features, where ``B = sigmoid([m, r, m - r] W_beta)``.
     edge_dim : int, optional
-        Features of an edge, -1 for as many as the first ``edge_attr`` has.
-    bias : bool
-        Whether the maps but ``W_edge`` and ``W_beta`` have a bias.
-    root_weight : bool
-        Whether the result has a part of the targets' own features; without there is no ``beta``.
+        As for ``GATConv``.
     aggr, flow, node_dim, decomposed_layers, aggr_kwargs : optional
         As for ``GATConv``.
-
-    Attributes
-    ----------
-    lin_key, lin_query, lin_value : Linear
-        To heads * out_channels.
-    lin_edge : Linear, or None without ``edge_dim``
-    lin_skip : Linear
-        To heads * out_channels, or out_channels without ``concat``.
-    lin_beta : Linear, or None without ``beta``
 
     Raises
     ------
@@ -160,16 +135,13 @@ class TransformerConv(Attention):
         edge_attr: Tensor | None = None,
         return_attention_weights: bool | None = None,
     ) -> Any:
-        """Map (n, in_channels) to (n, heads * out_channels), or (n, out_channels) without ``concat``.
+        """Map (n, in_channels) to (n, heads * out_channels); without ``concat`` (n, out_channels).
 
         Parameters
         ----------
-        x : Tensor, shape (n, in_channels), or a tuple of two
-            Features of all vertices, or ``(x, x_target)``: those of sources and of targets.
-        edge_index : Graph, shape (n, n), or (n_target, n_source), or PyG's
-            Only its structure is read.
-        edge_attr : Tensor, shape (nnz, edge_dim), or (nnz,) for ``edge_dim=1``
-            In the order of ``graph.structure``; for a layer with ``edge_dim`` only.
+        x, edge_index, edge_attr
+            As for ``GATConv``, but that ``x_target`` is needed, and ``edge_attr`` with
+            ``edge_dim``.
         return_attention_weights : bool, optional
             If it is given, True or False as in PyG, the result is ``(y, (edge_index, P))``: the
             edges as they were given, and the weight of each, (nnz, heads), before dropout.

@@ -10,6 +10,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from autograd_cases import side_of  # noqa: E402
 from torch._dynamo.testing import CompileCounterWithBackend  # noqa: E402
 
 from sparsefmt import DtypeError, Graph, IndexRangeError, ShapeError, autograd, nn  # noqa: E402
@@ -91,12 +92,12 @@ def test_sides_are_those_of_the_formats(way, kind, dtype, backward):
     assert graph.index_dtype == other.index_dtype
     assert not graph.weighted
     with torch.set_grad_enabled(backward):  # columns on demand, or with the rows
-        autograd.structure.side_of(graph, False)
+        side_of(graph, False)
     assert (graph._slots.torch[0]._columns is not None) == backward
     for transposed in (False, True):
-        mine = autograd.structure.side_of(graph, transposed)
+        mine = side_of(graph, transposed)
         assert mine.arrays is not None
-        theirs = autograd.structure.side_of(other, transposed)
+        theirs = side_of(other, transposed)
         assert torch.equal(mine.indptr, theirs.indptr)
         assert torch.equal(mine.indices, theirs.indices)
         assert all(map(torch.equal, mine.plan, theirs.plan))
@@ -104,11 +105,11 @@ def test_sides_are_those_of_the_formats(way, kind, dtype, backward):
         assert torch.equal(mine.inverse_degree(torch.float32), theirs.inverse_degree(torch.float32))
         if transposed:
             assert torch.equal(mine.perm, theirs.perm)
-    mine, theirs = autograd.structure.order_of(graph), autograd.structure.order_of(other)
+    mine, theirs = graph_tensors(graph).order, graph_tensors(other).order
     assert (mine is None) == (theirs is None)
     assert mine is None or torch.equal(mine, theirs)
-    S = autograd.structure.side_of(graph, False).structure
-    T = autograd.structure.side_of(other, False).structure
+    S = side_of(graph, False).structure
+    T = side_of(other, False).structure
     assert (S.blocks, S.n_cuts, S.n_long, S.longest) == (T.blocks, T.n_cuts, T.n_long, T.longest)
 
 
@@ -121,7 +122,7 @@ def test_products_add_up_shared_rows_only_where_a_build_has_found_some(way, kind
     with torch.no_grad():
         first = autograd.spmm(graph, x)  # for as many as there can be
         torch.cuda.synchronize()
-        S = autograd.structure.side_of(graph, False).structure
+        S = side_of(graph, False).structure
         again = autograd.spmm(graph, x)
     assert S.report is not None  # its exact sizes were not taken over
     assert (S.n_cuts > 0) == shares
@@ -145,7 +146,7 @@ def test_formats_of_it_share_its_memory(way, kind):
     assert (graph.csc_perm == other.csc_perm).all()
     assert (graph.in_degree == other.in_degree).all()
     assert (graph.out_degree == other.out_degree).all()
-    rows = autograd.structure.side_of(graph, False)
+    rows = side_of(graph, False)
     assert graph.csr.indices.data.ptr == rows.indices.data_ptr()
     assert graph.transposed.csr == other.transposed.csr
 
@@ -267,7 +268,7 @@ def test_another_stream_waits_for_what_one_builds(way):
         graph = Graph.from_edge_index(edge_index, weight, num_nodes=sizes)
         torch.cuda.synchronize()
         torch.cuda._sleep(200_000_000)
-        autograd.structure.side_of(graph, True)
+        side_of(graph, True)
         call(graph)
         with torch.cuda.stream(torch.cuda.Stream()):
             found = call(graph).clone()

@@ -314,7 +314,7 @@ def test_products_that_may_round_their_features_gather_half_the_bytes():
     sizes = {"nnz": 10_000_000, "n": 100_000, "w": 256}
     exact, rounded = (work_of(primitive, sizes, GPU, rounded=r) for r in (False, True))
     assert rounded.near + rounded.far == (exact.near + exact.far) / 2
-    passed = rounded.held + rounded.streamed - exact.held - exact.streamed
+    passed = rounded.cached + rounded.streamed - exact.cached - exact.streamed
     assert passed == 6 * sizes["n"] * sizes["w"]  # reads float32, writes bfloat16
     assert GPU.predict(rounded, primitive.kind) < GPU.predict(exact, primitive.kind)
     for kind, other, itemsize in (

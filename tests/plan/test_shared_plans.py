@@ -81,7 +81,7 @@ def test_the_product_of_own_entries_hides_what_travels_beside_it():
             (exchange,) = (e for s in steps(candidate.tree) for e in s.exchanges(False))
             seconds = [
                 GPU.predict(work_of(p, sizes, GPU), p.kind)
-                for p in (exchange.primitive, exchange.beside)
+                for p in (exchange.primitive, exchange.overlapped)
             ]
             exposed = max(0.0, seconds[0] - share * seconds[1])
             assert math.isclose(candidate.parts["exchange"], exposed)
@@ -89,7 +89,7 @@ def test_the_product_of_own_entries_hides_what_travels_beside_it():
 
 def test_attention_hides_no_exchange():
     for candidate in planned("gat", (8, 256), training=True).candidates:
-        assert all(e.beside is None for s in steps(candidate.tree) for e in s.exchanges(True))
+        assert all(e.overlapped is None for s in steps(candidate.tree) for e in s.exchanges(True))
 
 
 @given(st.integers(0, 1 << 26), st.integers(1, 2048), st.sampled_from([2, 4, 8]))

@@ -251,7 +251,7 @@ class Tensors:
 
     def features(
         self, name: str, value: Any, arg: Arg, A: GraphTensors, size: int, like: Named | None
-    ) -> Tensor:
+    ) -> Any:
         """Check for (size, feat) or (size, heads, feat)."""
         tensor(name, value)
         place(name, value, A)
@@ -266,9 +266,7 @@ class Tensors:
             )
         return self.alike(name, value, arg, A, like)
 
-    def alike(
-        self, name: str, value: Tensor, arg: Arg, A: GraphTensors, like: Named | None
-    ) -> Tensor:
+    def alike(self, name: str, value: Tensor, arg: Arg, A: GraphTensors, like: Named | None) -> Any:
         """Check for the dtype, and the shape behind the rows, of another argument."""
         if like is None:
             return value
@@ -292,7 +290,7 @@ class Tensors:
 
     def factor(
         self, name: str, value: Any, arg: Arg, A: GraphTensors, size: int, like: Named | None
-    ) -> Tensor:
+    ) -> Any:
         """Check for one factor of each row or column."""
         if like is not None:
             what = "rows" if arg.rows == "rows" else "columns"
@@ -301,7 +299,7 @@ class Tensors:
 
     def entries(
         self, name: str, value: Any, arg: Arg, A: GraphTensors, size: int, like: Named | None
-    ) -> Tensor:
+    ) -> Any:
         """Check for one value, or a row of them, at each stored entry."""
         tensor(name, value)
         if arg.alike == "dtype" and like is not None:
@@ -321,7 +319,7 @@ class Tensors:
 
     def scores(
         self, name: str, value: Any, arg: Arg, A: GraphTensors, size: int, like: Named | None
-    ) -> Tensor:
+    ) -> Any:
         """Check for one score of each head; float32 will do beside 2-byte features."""
         tensor(name, value)
         place(name, value, A)
@@ -335,7 +333,7 @@ class Tensors:
 
     def vectors(
         self, name: str, value: Any, arg: Arg, A: GraphTensors, size: int, like: Named
-    ) -> Tensor:
+    ) -> Any:
         """Check for one vector of each head; its heads may follow one more axis, as in PyG."""
         tensor(name, value)
         place(name, value, A)
@@ -344,7 +342,7 @@ class Tensors:
 
     def _shaped(
         self, name: str, value: Tensor, shapes: list[Any], what: str, A: GraphTensors, like: Named
-    ) -> Tensor:
+    ) -> Any:
         """Check for one of two shapes, and the dtype of others or float32 beside 2 bytes."""
         other, x = like
         # Not ``in``, which dynamo answers without a look at symbolic sizes.
@@ -360,7 +358,7 @@ class Tensors:
 
     def balanced(
         self, name: str, value: Any, arg: Arg, A: GraphTensors, size: int, like: Named | None
-    ) -> Tensor:
+    ) -> Any:
         """Return it: tensors have no class for row-balanced features."""
         return value
 

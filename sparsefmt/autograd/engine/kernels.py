@@ -210,7 +210,7 @@ def _bags(
     reduce: str = "sum",
     **_: Any,
 ) -> Array:
-    """``r[i] * reduce of a[e] c[j] x[j]``: rows are bags of neighbours, on torch's threads."""
+    """Compute ``r[i] * reduce of a[e] c[j] x[j]`` with rows as bags, on torch's threads."""
     if not (A.nnz and x.size):
         return np.zeros((A.n_rows, x.shape[1]), x.dtype)
     values = values if values is None or perm is None else values[perm]

@@ -35,12 +35,12 @@ _COUNTS = (0, 4, 8)  # tensors of the structures, as a schema has them
 
 
 def autocast_dtype(kind: str, *, narrow: bool) -> torch.dtype:
-    """What autocast on this kind of device casts to, for products or for softmax."""
+    """Return the dtype that autocast on this kind of device casts products or softmax to."""
     return torch.get_autocast_dtype(kind) if narrow else torch.float32
 
 
 def cast(value: Any, kind: str, dtype: torch.dtype) -> Any:
-    """``value`` as autocast would cast it: floating tensors of that kind of device, not float64."""
+    """Cast floating tensors of that kind of device, but not float64, as autocast would."""
     if (
         not isinstance(value, Tensor)
         or value.dtype not in (torch.float16, torch.bfloat16, torch.float32)
@@ -62,7 +62,7 @@ def narrowed(kind: str, *values: Any) -> tuple[Any, ...]:
 
 
 def define(schema: str, on_cpu: Any, on_cuda: Any, fake: Any) -> None:
-    """A library op of that schema: its kernels, and the shapes of its results."""
+    """Define a library op of that schema, its kernels and the shapes of its results."""
     name = _library.define(schema).split("::")[-1]
     _library.impl(name, on_cpu, "CPU")
     _library.impl(name, on_cuda, "CUDA")
@@ -70,14 +70,14 @@ def define(schema: str, on_cpu: Any, on_cuda: Any, fake: Any) -> None:
 
 
 def define_autocast(name: str, make: Callable[[Any, str], Any]) -> None:
-    """What ``make`` makes of the op and the kind of device is called while autocast is at work."""
+    """Register ``make(op, kind of device)`` as what is called while autocast is at work."""
     op = getattr(torch.ops.sparsefmt, name).default
     for kind, key in (("cpu", "AutocastCPU"), ("cuda", "AutocastCUDA")):
         _library.impl(name, make(op, kind), key)
 
 
 def schema_of(op: Op) -> str:
-    """The schema of a row, as torch writes it."""
+    """Return the schema of a row, as torch writes it."""
     results = "Tensor" if op.returns == 1 else f"({', '.join(['Tensor'] * op.returns)})"
     heads = filter(None, [_HEADS[op.structures]])
     arguments = ", ".join((*heads, *(arg.schema for arg in op.arguments)))
@@ -85,7 +85,7 @@ def schema_of(op: Op) -> str:
 
 
 def _structure(indptr: Tensor, indices: Tensor, n_cols: int, plan: list[Tensor]) -> Structure:
-    """The structure on a GPU that these tensors hold."""
+    """Return the structure on a GPU that these tensors hold."""
     _, slot, cut, long = plan
     return structure_at(
         *(indptr.shape[0] - 1, n_cols, indices.shape[0], NAMES[indices.dtype]),
@@ -95,7 +95,7 @@ def _structure(indptr: Tensor, indices: Tensor, n_cols: int, plan: list[Tensor])
 
 
 def _csr(indptr: Tensor, indices: Tensor, n_cols: int, _: Any) -> CSR:
-    """The structure on the CPU that these tensors hold."""
+    """Return the structure on the CPU that these tensors hold."""
     shape = indptr.shape[0] - 1, n_cols
     arrays = {"indptr": indptr.numpy(), "indices": indices.numpy()}
     return _kernels.OfTensors._trusted(**arrays, data=None, shape=shape)
@@ -106,7 +106,7 @@ def _sizes(indptr: Tensor, indices: Tensor, n_cols: int, _: Any) -> Sizes:
 
 
 def _with_structures(op: Op, make: Callable[..., Any], args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The arguments of a library op as the row takes them."""
+    """Return the arguments of a library op as the row takes them."""
     if op.structures == 0:
         return None, *args
     own = make(*args[:4])
@@ -152,7 +152,7 @@ def _fake(op: Op) -> Callable[..., Any]:
 
 
 def _autocast(op: Op) -> Callable[[Any, str], Any]:
-    """What autocast calls in the place of a library op."""
+    """Return what autocast calls in the place of a library op."""
 
     def make(library_op: Any, kind: str) -> Any:
         names = [argument.name for argument in library_op._schema.arguments]

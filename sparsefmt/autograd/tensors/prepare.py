@@ -20,7 +20,6 @@ from . import lifetimes
 from . import pytree as pytree  # registers graphs as nodes
 from .edge_index import as_graph, wrong_graph
 from .shared import Shared
-from .side import Side
 from .tensors import GraphTensors, is_eager
 
 #: What the functions take: a graph, or its tensors where a transformation has replaced them; public
@@ -212,9 +211,3 @@ def has_tiles(graph: GraphLike) -> bool:
     """Return True if tensor cores may take products with it: ``prepare(graph, tile=...)``."""
     built = graph_tensors(graph).rows.built
     return built is not None and "tiles" in built.found
-
-
-def side_of(graph: GraphLike, transposed: bool) -> Side:
-    """Return the rows of a graph, or of its transpose."""
-    tensors = tensors_of(graph)
-    return tensors.columns if transposed else tensors.rows

@@ -24,7 +24,7 @@ def _row(
     Where ``rounds`` lists what is against it, rows that entries gather are rounded.
     """
     rounded = partial(launcher, narrow=True)
-    loops = deferred(f"{__package__}.{module}", launcher.__name__)
+    loops = deferred(f"{__package__}.{module}", getattr(launcher, "__name__", name))
     of_row = (
         *(Kernel(f"{name}_csr_rounded", rounded, ("csr",), "gpu", rounds, note=ROUNDED),)
         * (rounds is not None),

@@ -91,7 +91,13 @@ def bind(op: Op, A: Any, /, **args: Any) -> list[Any]:
                 if value is not None and value.dtype != other[1].dtype:
                     value = library.own_values(op, A, value, other)
         elif rows:
-            size = A.nnz if rows == "entries" else 1 if rows == "heads" else shape[rows == "cols"]
+            size = (
+                A.nnz
+                if rows == "entries"
+                else 1
+                if rows == "heads"
+                else shape[1 if rows == "cols" else 0]
+            )
             like, behind = bound.get(arg.like), arg.behind
             if not (
                 (type(value) is kind or (not arrays and isinstance(value, kind)))
@@ -199,7 +205,7 @@ class Arrays:
             product = ", or spgemm(A, S) for row-balanced features" * (value.format == "cbsr")
             dense = f"give a dense array, {name}.toarray(){product}"
             raise DtypeError(f"{name} is a {type(value).__name__}: {dense}.")
-        array = as_array(name, value, empty=np.float64, beside=A._indices)
+        array = as_array(name, value, empty=np.float64, like=A._indices)
         wrong = _SHAPES[arg.check](name, array, arg, A, size, like)
         if wrong:
             raise ShapeError(f"{name} {wrong}.")

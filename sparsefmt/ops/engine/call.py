@@ -67,8 +67,13 @@ class Launcher:
     structures that are ``alike`` share, but on no other number of rows or entries.
     """
 
-    def __init__(self, prepare: Callable[..., Any], sizes: Callable[[Structure], Hashable]) -> None:
-        self.prepare, self.sizes = prepare, sizes
+    def __init__(
+        self,
+        prepare: Callable[..., Any],
+        sizes: Callable[[Structure], Hashable],
+        structures: int = 1,
+    ) -> None:
+        self.prepare, self.sizes, self.structures = prepare, sizes, structures
         self.name = self.title = f"{prepare.__module__}.{prepare.__qualname__}"
         self.candidates = {_ON_GPU: (Kernel(self.name, self),)}
         self.arguments = tuple(inspect.signature(prepare).parameters)[2:]
@@ -104,9 +109,11 @@ def call(row: Op | Launcher, A: Any, *args: Any, **options: Any) -> Any:
     S: Any = None
     prepared: Any = None
     if row.sizes is not None and (type(A) is Structure or _is_csr_on_gpu(A)):
-        S, x = A if type(A) is Structure else structure_of(A), args[0]
+        S = A if type(A) is Structure else structure_of(A)
+        given = args if row.structures == 1 else args[2:]  # behind the transpose and its numbers
+        x = given[0]
         m = memories.get(type(x)) or memory_of(x)
-        away, case, addresses, stream = m.case((*args, *options.values()))
+        away, case, addresses, stream = m.case((*given, *options.values()))
         if away:
             with m.on_device(x):
                 return call(row, A, *args, **options)
@@ -133,7 +140,7 @@ def call(row: Op | Launcher, A: Any, *args: Any, **options: Any) -> Any:
                 raise
             except MemoryError as error:
                 raise out_of_memory(f"{row.title} by {kernel.name}", error) from error
-        prepared = decided[case] = _prepare(kernel.run, S, m, args, options)
+        prepared = decided[case] = _prepare(kernel.run, S, m, given, options)
     if type(prepared) is not Prepared:
         return prepared(S, *args, **options)
     out, result, begin, end = options.get("out"), 0, 0, 0

@@ -131,7 +131,7 @@ def _check_square(A: Format) -> None:
 
 def _gradient(grad: object, A: Format, size: int) -> Array:
     """Check a gradient of the result's values; contiguous."""
-    array = as_array("grad", grad, empty=np.float64, beside=A._indices)
+    array = as_array("grad", grad, empty=np.float64, like=A._indices)
     if array.shape != (size,):
         raise ShapeError(
             f"grad has shape {array.shape}: give ({size},), one for each value of the result."

@@ -268,7 +268,7 @@ def _renumbered(arg: Array, numbers: Array | None) -> Array:
 
 
 def _winners(arg: Any, grad: Array, A: CSR) -> Array:
-    arg = as_array("arg", arg, beside=A.indices)
+    arg = as_array("arg", arg, like=A.indices)
     if arg.shape != grad.shape:
         raise ShapeError(
             f"arg has shape {arg.shape} but grad has {grad.shape}: give what spmm_arg returned."

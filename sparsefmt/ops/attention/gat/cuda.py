@@ -5,7 +5,7 @@ and stored ones are left out.  Gradients are made of what each target's entries 
 transpose for what sources have; scores that vectors made take one launch before and one behind.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from math import prod
@@ -16,12 +16,13 @@ from ....formats.arrays import VALUE_DTYPES
 from ....formats.compressed import CSR
 from ...edges import cuda as edges_cuda
 from ...engine import jit
+from ...engine.call import Launcher
 from ...engine.jit import Launch
 from ...engine.launch import ITEMSIZE, fill, row_bytes
 from ...engine.memory import Memory, memory_of
 from ...engine.structure import Structure, structure_of, transposed
-from ...matmul.cuda import NARROW, Shape, load_shape, rounded, rounded_width
-from ..score import Forward, GatArguments, heads_and_feat, heads_of, shape_of, sums_dtype
+from ...matmul.cuda import NARROW, Shape, load_shape, rounded, rounded_width, sizes
+from ..score import Forward, GatArguments, heads_and_feat, heads_of, sums_dtype
 
 THREADS = 128  # of a block, as in rows.cuh
 #: Bytes that the heads of a team gather side by side: a line of the L2. Two heads of 64 bytes took
@@ -124,40 +125,41 @@ def row_shape(gathered: str, heads: int, feat: int, alignment: int) -> tuple[Sha
     return shape, mates, max(-(-feat // (shape.lanes * shape.vector)), 1)
 
 
+@lru_cache(maxsize=4096)
 def _row_launches(
-    S: Structure, dtype: str, heads: int, feat: int, alignment: int, backward: bool, narrow: bool,
-    flags: tuple[int, int],
+    device: int, index_dtype: str, blocks: int, n_cuts: int, dtype: str, heads: int, feat: int,
+    alignment: int, backward: bool, narrow: bool, flags: tuple[int, int],
 ) -> tuple[int, Launch, Launch | None]:  # fmt: skip
     """Prepare a pass: bytes of the workspace, its launch, and that for rows that blocks share.
 
     A call passes both launches the addresses of the structure's arrays, and the first one the
-    number of entries, so that graphs of about one size share them.
+    number of entries, so that graphs of about one size share them.  ``device`` is the current one.
     """
     gathered = NARROW if narrow else dtype
-    types = dtype, S.index_dtype, gathered
+    types = dtype, index_dtype, gathered
     shape, mates, slices = row_shape(gathered, heads, feat, alignment)
-    if _general(gathered, S.index_dtype, shape.vector):
+    if _general(gathered, index_dtype, shape.vector):
         flags = 1, ANYTHING
     stride = rounded_width(heads * feat) if narrow else heads * feat
     layout = f"{_scores_layout(dtype)}{'4P3i' if backward else '4P2i'}P"
     base = shape.lanes, shape.vector
     constants = (*base, mates, int(backward), *flags)
     launch = jit.load(_GAT, "gat_balanced", f"6P{layout}qIIi", types, constants).ready(
-        S.blocks * (heads // mates) * slices,
-        after=(row_bytes(stride, gathered), S.blocks, slices),
+        blocks * (heads // mates) * slices,
+        after=(row_bytes(stride, gathered), blocks, slices),
         threads=THREADS,
     )
-    if not S.n_cuts:
+    if not n_cuts:
         return 0, launch, None
     constants, lanes = (*base, int(backward)), heads * slices * shape.lanes
     add_up = jit.load(_GAT, "gat_cut_rows", f"2P{layout}ii", types[:2], constants).ready(
-        -(-S.n_cuts * lanes // THREADS), after=(S.n_cuts, slices), threads=THREADS
+        -(-n_cuts * lanes // THREADS), after=(n_cuts, slices), threads=THREADS
     )
     # Sums of rows that blocks share, whatever the alignment.
     size = ITEMSIZE[gathered]
     shapes = [row_shape(gathered, heads, feat, alignment) for alignment in (0, 8, size)]
     values = max(slices * shape.lanes * (2 * shape.vector + 3) for shape, _, slices in shapes)
-    return 2 * S.n_cuts * heads * values * max(size, 4), launch, add_up
+    return 2 * n_cuts * heads * values * max(size, 4), launch, add_up
 
 
 def _scores_layout(dtype: str) -> str:
@@ -165,9 +167,10 @@ def _scores_layout(dtype: str) -> str:
     return f"5PQq{FLOATS['float64' if dtype == 'float64' else 'float32'] * 2}I"
 
 
-def _stats_launch(S: Structure, dtype: str, heads: int, feat: int) -> Launch:
-    """Prepare the launch over rows of targets."""
-    items, layout = S.n_rows * heads, f"5P{_scores_layout(dtype)}4Pq2i"
+@lru_cache(maxsize=256)
+def _stats_launch(device: int, dtype: str, items: int, heads: int, feat: int) -> Launch:
+    """Prepare the launch over rows and heads of targets."""
+    layout = f"5P{_scores_layout(dtype)}4Pq2i"
     kernel = jit.load(_GAT, "gat_stats", layout, (dtype,))
     blocks = -(-items * _STATS_LANES // THREADS)
     return kernel.ready(blocks, after=(items, heads, feat), threads=THREADS)
@@ -192,12 +195,6 @@ def _through_launch(
     kernel = jit.load(_SCORES, "gat_scores_backward", "9Pq4i", (dtype,), (lanes, vector))
     grid = blocks * -(-heads * feat // (lanes * vector))
     return blocks, kernel.ready(grid, after=(n, blocks, heads, feat, slices), threads=THREADS)
-
-
-def _score_vector(dtype: str, feat: int, alignment: int) -> int:
-    """Choose how many values a load has: 16 bytes where all rows are aligned to that."""
-    size = ITEMSIZE[dtype]
-    return 16 // size if (alignment | feat * size) % 16 == 0 else 1
 
 
 # The product
@@ -251,8 +248,12 @@ def _forward(
     if S.n_rows and heads and (feat or train):
         with m.on_device(h):
             if S.nnz or given.loops or m.pointer(bias):
-                ends, places = m.pointers(given.el, given.er), m.pointers(*result, bias)
-                _product(S, m, h, (heads, feat), ends, given[3:], places, narrow=narrow)
+                gathered, terms = rounded(h) if narrow and feat else h, given[1:5]
+                places = m.pointers(*terms, gathered, out, plus, bias, statistics)
+                numbers = m.device(h), dtype, heads, feat, m.stream(h)
+                drop = dropout_of(m, given.dropout, given.seed)
+                options = drop, given.slope, given.loops, bool(narrow and feat)
+                _product(S, m, h, numbers, places, options)
             else:
                 for array in result:
                     zero(m, array)
@@ -266,39 +267,30 @@ def zero(m: Memory, array: Any) -> None:
 
 
 def _product(
-    S: Structure, m: Memory, h: Any, sizes: tuple[int, int], ends: Sequence[int],
-    more: tuple[Any, ...], places: Sequence[int], *, narrow: bool,
+    S: Structure, m: Memory, h: Any, numbers: tuple[Any, ...], places: Sequence[int],
+    options: tuple[Dropout, float, bool, bool],
 ) -> None:  # fmt: skip
-    """Launch the product of scores whose ends have these addresses.
+    """Launch the product.
 
-    ``more`` are ``GatArguments`` behind them.  ``places`` are the addresses of the fields of
-    ``Forward`` and of the bias, 0 for none.
+    ``numbers`` are device, dtype, heads, features of each and stream.  ``places`` are addresses, 0
+    for none: of the four terms of scores, gathered features, ``out``, ``plus``, bias, statistics.
     """
-    edges, loop_edges, seed, slope, share, loops = more
-    (heads, feat), (out, plus, statistics, added) = sizes, places
-    narrow = narrow and feat > 0
-    gathered, edges = rounded(h) if narrow else h, edges if S.nnz else None
-    drop, X = dropout_of(m, share, seed), m.pointer(gathered)
-    scores = _scores(m, S, ends, (edges, loop_edges), drop, slope, loops=loops)
-    alignment = (X | (out | plus | added) >> narrow) % 16
-    extra = ANYTHING if loops or edges is not None else ONLY_BIAS if added else NOTHING
-    case = m.dtype(h), heads, feat, alignment, False, narrow, (int(drop.below > 0), extra)
-    params = *scores, out, plus, added, statistics, heads, feat
-    _launch(S, m, h, case, X if feat else ends[0], 0, params)
-
-
-def _scores(
-    m: Memory, S: Structure, ends: Sequence[int], edges: tuple[Any, Any], drop: Dropout,
-    slope: float, *, loops: bool,
-) -> tuple[Any, ...]:  # fmt: skip
-    """Fill the fields of ``Scores`` in gat.cu; ``edges`` are scores of entries and of loops."""
-    terms = *ends, *m.pointers(*edges), drop.seed_at, drop.seed
-    return *terms, S.nnz if loops else -1, slope, drop.scale, drop.below
+    el, er, edges, loop_edges, X, out, plus, added, statistics = places
+    device, dtype, heads, feat, stream = numbers
+    drop, slope, loops, narrow = options
+    edges = edges if S.nnz else 0
+    alignment = (X | (out | plus | added) >> narrow) % 16 if feat else 0
+    extra = ANYTHING if loops or edges else ONLY_BIAS if added else NOTHING
+    case = dtype, heads, feat, alignment, False, narrow, (int(drop.below > 0), extra)
+    first_loop = S.nnz if loops else -1
+    scores = el, er, edges, loop_edges, drop.seed_at, drop.seed, first_loop, slope, drop.scale
+    params = *scores, drop.below, out, plus, added, statistics, heads, feat
+    _launch(S, m, h, (device, *case), X if feat else el, 0, params, stream)
 
 
 def _launch(
     S: Structure, m: Memory, h: Any, case: tuple[Any, ...], X: int, perm: int,
-    params: tuple[Any, ...],
+    params: tuple[Any, ...], stream: int,
 ) -> None:  # fmt: skip
     """Launch ``gat_balanced``, and ``gat_cut_rows`` where blocks share rows.
 
@@ -307,12 +299,13 @@ def _launch(
     """
     if not S.nnz:
         S, perm = S.once(_of_one_entry), 0
-    nbytes, launch, add_up = S.once_alike(_row_launches, *case)
-    sums, stream = 0, m.stream(h)
-    arrays = S.indptr, S.indices, S.start, S.slot  # ``S.arrays`` is a call more
+    device, *case = case
+    nbytes, launch, add_up = _row_launches(device, S.index_dtype, S.blocks, S.n_cuts, *case)
+    sums = 0
     if nbytes:
         workspace = m.empty((nbytes,), "uint8", h)
         sums = m.pointer(workspace)
+    arrays = S.indptr, S.indices, S.start, S.slot  # ``S.arrays`` is a call more
     launch(stream, *arrays, perm, X, *params, sums, S.nnz)
     if add_up is not None:
         add_up(stream, S.start, S.cut, *params, sums)
@@ -348,62 +341,65 @@ def gat_attention(
 # The product of scores that vectors make
 
 
-def gat_of_vectors(
-    A: CSR | Structure, h: Any, source: Any, target: Any, bias: Any, *more: Any,
-    narrow: bool = False,
-) -> Any:  # fmt: skip
-    """Compute ``gat`` of the scores ``<h, source>`` and ``<h, target>`` of each row and head.
-
-    Features are (n, heads, feat) or (n, heads * feat), as vectors say, of the same dtype.  The
-    others are ``GatArguments`` behind ``er``, here and in the gradients.
-    """
-    return _of_vectors(A, h, source, target, bias, more, train=False, narrow=narrow)[0]
-
-
-def gat_of_vectors_with_statistics(
-    A: CSR | Structure, h: Any, source: Any, target: Any, bias: Any, *more: Any,
-    narrow: bool = False,
-) -> tuple[Any, Any, Any]:  # fmt: skip
-    """Compute ``gat_of_vectors``, and what its gradient needs.
-
-    Beside the result these are ``Forward.plus``, and in one array the statistics, which are 4 of
-    each row and head, and the scores of sources and of targets.
-    """
-    return _of_vectors(A, h, source, target, bias, more, train=True, narrow=narrow)
-
-
-def _of_vectors(
-    A: CSR | Structure, h: Any, source: Any, target: Any, bias: Any, more: tuple[Any, ...], *,
+def _prepare_vectors(
+    m: Memory, h: Any, source: Any, target: Any, bias: Any, edges: Any, loop_edges: Any, *_: Any,
     train: bool, narrow: bool,
-) -> tuple[Any, Any, Any]:  # fmt: skip
-    S, m, (heads, feat) = structure_of(A), memory_of(h), heads_of(source)
-    h, source, target, bias = map(m.contiguous, (h, source, target, bias))
-    n, dtype, sums, edges = h.shape[0], m.dtype(h), sums_dtype(h), more[:2]
-    if edges != (None, None):
-        more = m.factors(edges[0]), m.factors(edges[1]), *more[2:]
-    some = n * heads * feat and (S.nnz or more[-1] or bias is not None)
-    make = m.empty if some else m.zeros
-    out, plus = make(h.shape, dtype, h), make(h.shape, dtype, h) if train else None
-    kept = make((n * heads * (6 if train else 2),), sums, h)
-    if some:
-        X, left, right, result, with_plus, begin, added = m.pointers(
-            h, source, target, out, plus, kept, bias
-        )
-        ends = _ends(begin, n * heads, sums, train=train)
-        with m.on_device(h):
-            vector = _score_vector(dtype, feat, X | left | right)
-            launch = _scores_launch(m.device(h), dtype, n, heads, feat, vector)
-            launch(m.stream(h), X, left, right, *ends)
-            places = result, with_plus, begin if train else 0, added
-            _product(S, m, h, (heads, feat), ends, more, places, narrow=narrow)
-    return out, plus, kept
+) -> Callable[..., Any]:  # fmt: skip
+    """Prepare ``gat`` of the scores ``<h, source>`` and ``<h, target>`` of each row and head.
+
+    Features are (n, heads, feat) or (n, heads * feat), as vectors say, of the same dtype.  If to
+    ``train`` it returns what the gradient needs, too: ``Forward.plus``, and in one array the
+    statistics, which are 4 of each row and head, and the scores of sources and of targets.
+    """
+    (heads, feat), device, dtype, sums = heads_of(source), m.device(h), m.dtype(h), sums_dtype(h)
+    size, width = ITEMSIZE[dtype], 4 * heads * ITEMSIZE[sums] * train
+    copies = any(m.contiguous(a) is not a for a in (h, source, target, bias))
+    copies = copies or edges is not None or loop_edges is not None
+
+    def run(
+        S: Structure, h: Any, source: Any, target: Any, bias: Any, edges: Any, loop_edges: Any,
+        seed: Any, slope: float, share: float, loops: bool, **_: Any,
+    ) -> Any:  # fmt: skip
+        if copies:
+            h, source, target, bias = map(m.contiguous, (h, source, target, bias))
+            edges, loop_edges = m.factors(edges), m.factors(loop_edges)
+        n, plus = h.shape[0], None
+        some = n * heads * feat and (S.nnz or loops or bias is not None)
+        make = m.empty if some else m.zeros
+        out = make(h.shape, dtype, h)
+        if train:
+            plus = make(h.shape, dtype, h)
+        kept = make((n * heads * (6 if train else 2),), sums, h)
+        if some:
+            gathered = rounded(h) if narrow else h
+            written = gathered, out, plus, bias, kept, h
+            left, right, *places, begin, X = m.pointers(source, target, edges, loop_edges, *written)
+            stream, el = m.stream(h), begin + n * width
+            er = el + n * heads * ITEMSIZE[sums]
+            vector = 1 if (X | left | right | feat * size) % 16 else 16 // size
+            launch = _scores_launch(device, dtype, n, heads, feat, vector)
+            launch(stream, X, left, right, el, er)
+            drop = dropout_of(m, share, seed) if share else _NO_DROPOUT
+            numbers, options = (device, dtype, heads, feat, stream), (drop, slope, loops, narrow)
+            places = el, er, *places, begin if train else 0
+            _product(S, m, h, numbers, places, options)
+        return (out, plus, kept) if train else out
+
+    return run
 
 
-def _ends(begin: int, items: int, sums: str, *, train: bool) -> tuple[int, int]:
-    """Return the addresses of scores, behind statistics if to train, of so many rows and heads."""
-    size = items * ITEMSIZE[sums]
-    el = begin + 4 * size if train else begin
-    return el, el + size
+def _vectors(S: Structure, m: Memory, *args: Any, narrow: bool = False) -> Callable[..., Any]:
+    return _prepare_vectors(m, *args, train=False, narrow=narrow)
+
+
+def _vectors_to_train(
+    S: Structure, m: Memory, *args: Any, narrow: bool = False
+) -> Callable[..., Any]:
+    return _prepare_vectors(m, *args, train=True, narrow=narrow)
+
+
+gat_of_vectors = Launcher(_vectors, sizes)
+gat_of_vectors_with_statistics = Launcher(_vectors_to_train, sizes)
 
 
 # Gradients
@@ -425,120 +421,139 @@ def gat_backward(
         saved = _forward(A, None, given, train=True, narrow=narrow)
     if T is None:
         T, perm = transposed(A)  # type: ignore[arg-type]
-    h, grad, ends = given.h, m.contiguous(grad), m.pointers(given.el, given.er)
-    d_er, places = m.empty(given.er.shape, sums_dtype(h), h), m.pointers(*saved)
-    sides = S, structure_of(T), perm
-    dh, room, slices, *others = _gradients(
-        *(m, sides, h, heads_and_feat(h), grad, (*places, 0), ends, given[3:]),
-        *(of_edges, m.pointer(d_er)),
-        narrow=narrow,
-    )
-    with m.on_device(dh):
+    h, grad, heads_feat = given.h, m.contiguous(grad), heads_and_feat(given.h)
+    d_er = m.empty(given.er.shape, sums_dtype(h), h)
+    with m.on_device(h):
+        ends = m.pointers(given.el, given.er, *saved, None, d_er)
+        numbers = m.device(h), m.dtype(h), sums_dtype(h), *heads_feat
+        dh, room, slices, *others = _gradients(
+            *(m, (S, structure_of(T), perm), h, numbers, grad, ends, given[3:]),
+            *(of_edges, narrow),
+        )
         first, size = 4 * prod(given.er.shape), prod(given.el.shape) * slices
         d_el = room[first : first + size].reshape(*given.el.shape, slices)
         d_el = d_el.squeeze(-1) if slices == 1 else d_el.sum(-1)
     return dh, d_el, d_er, *others
 
 
-def gat_of_vectors_backward(
-    A: CSR | Structure, T: Any, perm: Any, grad: Any, out: Any, plus: Any, kept: Any,
-    of_edges: bool, h: Any, source: Any, target: Any, bias: Any, *more: Any, narrow: bool = False,
-) -> tuple[Any, ...]:  # fmt: skip
-    """Launch gradients of ``h``, ``source, target, bias`` in one array, ``loop_edges``, ``edges``.
+def _prepare_backward(
+    S: Structure, m: Memory, grad: Any, out: Any, plus: Any, kept: Any, of_edges: bool, h: Any,
+    source: Any, target: Any, bias: Any, edges: Any, loop_edges: Any, *_: Any,
+    narrow: bool = False,
+) -> Callable[..., Any]:  # fmt: skip
+    """Prepare gradients of ``h``, ``source, target, bias`` in one, ``loop_edges``, ``edges``.
 
-    Gradients of the vectors take what ``gat_of_vectors_with_statistics`` has kept.
+    They take what ``gat_of_vectors_with_statistics`` has kept.
     """
-    S, m, sizes, sums = structure_of(A), memory_of(h), heads_of(source), sums_dtype(h)
-    h, source, target, bias, grad = map(m.contiguous, (h, source, target, bias, grad))
-    n, (heads, feat), count = h.shape[0], sizes, 2 if bias is None else 3
-    result, with_plus, begin, added = m.pointers(out, plus, kept, bias)
-    ends, places = _ends(begin, n * heads, sums, train=True), (result, with_plus, begin, added)
-    edges = more[:2]
-    if edges != (None, None):
-        more = m.factors(edges[0]), m.factors(edges[1]), *more[2:]
-    sides = S, structure_of(T), perm
-    dh, room, slices, d_loops, d_edges = _gradients(
-        m, sides, h, sizes, grad, places, ends, more, of_edges, narrow=narrow
-    )
-    if not n * heads * feat:
-        return dh, m.zeros((count, *source.shape), sums, h), d_loops, d_edges
-    arrays = m.pointers(h, dh, source, target, None if bias is None else grad, room)
-    features, into, left, right, of_result, stats = arrays
-    d_el = stats + 4 * n * heads * ITEMSIZE[sums]
-    d_er = d_el + n * heads * slices * ITEMSIZE[sums]
-    with m.on_device(h):
-        dtype, alignment = m.dtype(h), features | into | left | right | of_result
-        case = n, heads, feat, slices, _score_vector(dtype, feat, alignment)
-        blocks, launch = _through_launch(m.device(h), dtype, *case)
+    (heads, feat), dtype, sums, device = heads_of(source), m.dtype(h), sums_dtype(h), m.device(h)
+    arrays = h, source, target, bias, grad
+    copies = any(m.contiguous(a) is not a for a in arrays)
+    copies = copies or edges is not None or loop_edges is not None
+    size, of_sums, count = ITEMSIZE[dtype], ITEMSIZE[sums], 2 if bias is None else 3
+    numbers = device, dtype, sums, heads, feat
+
+    def run(
+        S: Structure, T: Any, perm: Any, grad: Any, out: Any, plus: Any, kept: Any,
+        of_edges: bool, h: Any, source: Any, target: Any, bias: Any, edges: Any,
+        loop_edges: Any, *options: Any, **_: Any,
+    ) -> tuple[Any, ...]:  # fmt: skip
+        if copies:
+            h, source, target, bias, grad = map(m.contiguous, (h, source, target, bias, grad))
+            edges, loop_edges = m.factors(edges), m.factors(loop_edges)
+        result, with_plus, begin, added, left, right = m.pointers(
+            out, plus, kept, bias, source, target
+        )
+        items = h.shape[0] * heads
+        el = begin + 4 * items * of_sums
+        places, more = (el, el + items * of_sums), (edges, loop_edges, *options)
+        places = *places, result, with_plus, begin, added, 0
+        sides = S, structure_of(T), perm
+        dh, room, slices, d_loops, d_edges = _gradients(
+            m, sides, h, numbers, grad, places, more, of_edges, narrow
+        )
+        if not items * feat:
+            return dh, m.zeros((count, *source.shape), sums, h), d_loops, d_edges
+        features, into, of_result, stats = m.pointers(h, dh, grad, room)
+        of_result = of_result if added else 0
+        d_el = stats + 4 * items * of_sums
+        alignment = features | into | left | right | of_result | feat * size
+        vector = 1 if alignment % 16 else 16 // size
+        case = device, dtype, h.shape[0], heads, feat, slices, vector
+        blocks, launch = _through_launch(*case)
         partial = m.empty((blocks, count, *source.shape), sums, h)
-        read = features, into, d_el, d_er, left, right, of_result
+        read = features, into, d_el, d_el + items * slices * of_sums, left, right, of_result
         launch(m.stream(h), *read, into, m.pointer(partial))
         return dh, partial.sum(0), d_loops, d_edges
 
+    return run
+
+
+gat_of_vectors_backward = Launcher(_prepare_backward, sizes, structures=2)
+
 
 def _gradients(
-    m: Memory, sides: tuple[Structure, Structure, Any], h: Any, sizes: tuple[int, int], grad: Any,
-    places: tuple[int, ...], ends: Sequence[int], more: tuple[Any, ...], of_edges: bool,
-    d_er: int = 0, *, narrow: bool,
+    m: Memory, sides: tuple[Structure, Structure, Any], h: Any, numbers: tuple[Any, ...],
+    grad: Any, places: Sequence[int], more: tuple[Any, ...], of_edges: bool, narrow: bool,
 ) -> tuple[Any, ...]:  # fmt: skip
     """Launch gradients of the features and of all scores.
 
-    ``places`` are the addresses of the fields of ``Forward`` and of the bias, ``more`` are
-    ``GatArguments`` behind the scores of both ends.  Gradients of these lie in one array, behind 4
-    values of each row and head: of sources by slice, how many is returned too, and those of targets
-    unless they have the address ``d_er``.
+    ``numbers`` are device, dtype, that of sums, heads and features of each.  ``places`` are
+    addresses: of scores of both ends, the fields of ``Forward``, the bias and the gradient of
+    targets' scores; ``more`` are ``GatArguments`` behind the scores of both ends.  Gradients of
+    these lie in one array, behind 4 values of each row and head: of sources by slice, how many is
+    returned too, and those of targets unless they have an address.
     """
-    (S, T, perm), (heads, feat), (out, plus, statistics, bias) = sides, sizes, places
+    (S, T, perm), (device, dtype, sums, heads, feat) = sides, numbers
+    el, er, out, plus, statistics, bias, d_er = places
     edges, loop_edges, seed, slope, share, loops = more
-    dtype, sums, stream = m.dtype(h), sums_dtype(h), m.stream(h)
-    shapes = shape_of(loop_edges), shape_of(edges, of_edges)
-    d_loops, d_edges = (m.empty(shape, sums, h) for shape in shapes)
+    d_loops = m.empty((0,) if loop_edges is None else loop_edges.shape, sums, h)
+    d_edges = m.empty((0,) if edges is None or not of_edges else edges.shape, sums, h)
     dh, n_targets, n_sources = m.empty(h.shape, dtype, h), S.n_rows * heads, T.n_rows * heads
-    with m.on_device(h):
-        gathered = rounded(grad) if narrow else grad
-        X, of_result, features, into = m.pointers(gathered, grad, h, dh)
-        alignment = (X | (features | into) >> narrow) % 16
-        slices = row_shape(NARROW if narrow else dtype, heads, feat, alignment)[2]
-        sizes_of = 4 * n_targets, n_sources * slices, 0 if d_er else n_targets
-        room, size = m.empty((sum(sizes_of),), sums, h), ITEMSIZE[sums]
-        stats = m.pointer(room)
-        d_el = stats + sizes_of[0] * size
-        d_er = d_er or d_el + sizes_of[1] * size
-        drop = dropout_of(m, share, seed)
-        if n_targets:
-            of_loops = m.pointer(d_loops) if loops and loop_edges is not None else 0
-            if not loops:
-                zero(m, d_loops)
-            scores = _scores(m, S, ends, (None, loop_edges), drop, slope, loops=loops)
-            read = out, plus, bias, of_result, features
-            launch = S.once(_stats_launch, dtype, heads, feat)
-            launch(stream, *read, *scores, statistics, stats, d_er, of_loops)
-        if not feat or not (T.nnz or loops):
-            zero(m, dh)
-            if sizes_of[1]:
-                fill(d_el, sizes_of[1] * size, 0, stream)
-        elif n_sources:
-            in_columns = edges if T.nnz else None
-            scores = _scores(m, T, (ends[0], 0), (in_columns, loop_edges), drop, slope, loops=loops)
-            extra = ANYTHING if loops or in_columns is not None else NOTHING
-            case = dtype, heads, feat, alignment, True, narrow, (int(drop.below > 0), extra)
-            params = *scores, stats, features, into, d_el, heads, feat, slices
-            numbers = m.pointer(perm) if drop.below or in_columns is not None else 0
-            _launch(T, m, h, case, X, numbers, params)
-        if edges is not None and of_edges and S.nnz and heads:
-            places = ends[0], m.pointer(edges), stats
-            _of_edges(S, m, grad, h, heads, places, drop, (slope, loops), d_edges)
+    gathered, stream, size = rounded(grad) if narrow else grad, m.stream(h), ITEMSIZE[sums]
+    X, of_result, features, into, scores, of_loops, d_of_loops = m.pointers(
+        gathered, grad, h, dh, edges, loop_edges, d_loops
+    )
+    alignment = (X | (features | into) >> narrow) % 16
+    slices = row_shape(NARROW if narrow else dtype, heads, feat, alignment)[2]
+    parts = 4 * n_targets, n_sources * slices, 0 if d_er else n_targets
+    room = m.empty((parts[0] + parts[1] + parts[2],), sums, h)
+    stats = m.address(room)
+    d_el = stats + parts[0] * size
+    d_er = d_er or d_el + parts[1] * size
+    drop = dropout_of(m, share, seed) if share else _NO_DROPOUT
+    numbers_of = drop.seed_at, drop.seed, S.nnz if loops else -1, slope, drop.scale, drop.below
+    if n_targets:
+        if not loops:
+            zero(m, None if loop_edges is None else d_loops)
+        launch = _stats_launch(device, dtype, n_targets, heads, feat)
+        read = out, plus, bias, of_result, features, el, er, 0, of_loops, *numbers_of
+        written = statistics, stats, d_er, d_of_loops if loops and loop_edges is not None else 0
+        launch(stream, *read, *written)
+    if not feat or not (T.nnz or loops):
+        zero(m, dh)
+        if parts[1]:
+            fill(d_el, parts[1] * size, 0, stream)
+    elif n_sources:
+        scores = scores if T.nnz else 0
+        case = dtype, heads, feat, alignment, True, narrow
+        flags = int(drop.below > 0), ANYTHING if loops or scores else NOTHING
+        params = el, 0, scores, of_loops, *numbers_of, stats, features, into, d_el
+        at = m.pointer(perm) if drop.below or scores else 0
+        params = *params, heads, feat, slices
+        _launch(T, m, h, (device, *case, flags), X, at, params, stream)
+    if edges is not None and of_edges and S.nnz and heads:
+        _of_edges(S, m, grad, h, heads, (el, edges, stats), drop, (slope, loops), d_edges)
     return dh, room, slices, d_loops, d_edges
 
 
 def _of_edges(
-    S: Structure, m: Memory, grad: Any, h: Any, heads: int, places: tuple[int, ...], drop: Dropout,
+    S: Structure, m: Memory, grad: Any, h: Any, heads: int, scores: tuple[Any, ...], drop: Dropout,
     options: tuple[float, bool], d_edges: Any,
 ) -> None:  # fmt: skip
     """Launch the gradient of ``edges``, from products rounded to the dtype of the features."""
-    dots, (slope, loops) = edges_cuda.sddmm(S, grad, h), options
+    dots, (slope, loops), (el, edges, stats) = edges_cuda.sddmm(S, grad, h), options, scores
     layout, types = f"9PQqii2{FLOATS[sums_dtype(h)]}I", (m.dtype(h), S.index_dtype)
     kernel = jit.load(_ENTRIES, "gat_edge_gradient", layout, types)
-    arrays = S.indptr, S.indices, S.start, *places, *m.pointers(dots, d_edges)
+    arrays = S.indptr, S.indices, S.start, el, m.pointer(edges), stats, *m.pointers(dots, d_edges)
     numbers = drop.seed_at, drop.seed, S.nnz, heads, int(loops), slope, drop.scale, drop.below
     kernel(S.blocks, (*arrays, *numbers), threads=THREADS, stream=m.stream(h))
