@@ -292,7 +292,8 @@ def _gat_weights(
         off = 2 * eps[0] * size * max(1.0, abs(negative_slope))
         weights = _weights(A, entries, z * derivative, off, eps, dropout, seed)
     doubtful = np.abs(z) <= 2 * eps[0] * size
-    return _GatWeights(*weights, *(derivative, negative_slope, doubtful))
+    of_gat = derivative, negative_slope, doubtful
+    return _GatWeights(*(*weights, *of_gat))
 
 
 def _pair_weights(
@@ -321,7 +322,8 @@ def _pair_weights(
     scores = terms.sum(axis=2) + own
     weights = _weights(A, entries, scores, off, (eps, least), dropout, seed)
     weighed = _headed(keys if values is None else values)[col]
-    return _PairWeights(*weights, *(weighed, *derivatives, precision_of(keys.dtype)))
+    of_pairs = weighed, *derivatives, precision_of(keys.dtype)
+    return _PairWeights(*(*weights, *of_pairs))
 
 
 def _entries(A: Format, self_loops: bool) -> tuple[Array, Array, Array]:
