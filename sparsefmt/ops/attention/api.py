@@ -75,16 +75,10 @@ def gat(
     Raises
     ------
     ShapeError
-        If rows, columns or heads do not fit together, ``dropout`` lies outside its range,
-        ``self_loops`` is asked of an ``A`` that is not square, or ``out`` has not the result's
-        shape.
-    FormatError
-        If ``out`` is not contiguous, is read-only, or overlaps an input.
-    DtypeError
-        If ``A`` is no sparse format, dtypes do not fit, ``negative_slope`` or ``dropout`` is no
-        number, ``seed`` no integer or ``self_loops`` no truth value.
-    DeviceError
-        If the arguments are on different devices.
+        If rows, columns, heads or widths do not fit together, ``dropout`` lies outside its range,
+        or ``self_loops`` is asked of an ``A`` that is not square.
+    DtypeError, DeviceError, FormatError
+        If dtypes, kinds of arguments or devices do not fit, or ``out`` cannot take the result.
     UnsupportedError
         If ``precision`` is unknown, or given for other features than float32.
 
@@ -148,7 +142,7 @@ def gat_backward(
     Raises
     ------
     ShapeError, DtypeError, DeviceError, UnsupportedError
-        As ``gat``; also if ``grad`` has not the shape of the result or another dtype than ``H``.
+        As ``gat``, of ``grad`` too.
 
     Notes
     -----
@@ -251,7 +245,7 @@ def gatv2(
     Raises
     ------
     ShapeError, FormatError, DtypeError, DeviceError
-        As ``gat``; ShapeError also if feature widths do not fit together.
+        As ``gat``.
 
     Notes
     -----
@@ -287,9 +281,7 @@ def gatv2_backward(
 
     Parameters
     ----------
-    A, negative_slope, dropout, seed, self_loops
-        As for ``gat``, and as given to ``gatv2``.
-    left, right, att, edge_scores
+    A, left, right, att, edge_scores, negative_slope, dropout, seed, self_loops
         As given to ``gatv2``.
     grad : array, shape (n_rows, heads, feat) or (n_rows, feat)
         Of ``O``, in the dtype of ``left``.
@@ -304,8 +296,7 @@ def gatv2_backward(
     Raises
     ------
     ShapeError, DtypeError, DeviceError
-        As ``gat``; also if feature widths do not fit together, or ``grad`` has not the shape of the
-        result or another dtype than ``left``.
+        As ``gat``, of ``grad`` too.
 
     Notes
     -----
@@ -363,8 +354,7 @@ def dot_attention(
     Raises
     ------
     ShapeError, FormatError, DtypeError, DeviceError
-        As ``gat``; ShapeError also if feature widths do not fit together or ``scale`` is not
-        finite.
+        As ``gat``; ShapeError also if ``scale`` is not finite.
 
     Notes
     -----
@@ -399,9 +389,7 @@ def dot_attention_backward(
 
     Parameters
     ----------
-    A, dropout, seed, self_loops
-        As for ``gat``, and as given to ``dot_attention``.
-    queries, keys, values, edge_scores, scale
+    A, queries, keys, values, edge_scores, scale, dropout, seed, self_loops
         As given to ``dot_attention``; ``values`` is None where the keys are the values.
     grad : array, shape (n_rows, heads, feat) or (n_rows, feat)
         Of ``O``, in the dtype of ``keys``.
@@ -418,8 +406,7 @@ def dot_attention_backward(
     Raises
     ------
     ShapeError, DtypeError, DeviceError
-        As ``gat``; also if feature widths do not fit together, ``scale`` is not finite, or ``grad``
-        has not the shape of the result or another dtype than ``keys``.
+        As ``dot_attention``, of ``grad`` too.
 
     Notes
     -----

@@ -107,7 +107,7 @@ def gat_backward_oracle(
     D = (g * _result(w, A.n_rows, near_X)[w.row]).sum(axis=2)
 
     def dz(g: Array, X: Array) -> Array:
-        return w.derivative * w.P * (w.M * (g * X).sum(axis=2) - D)  # type: ignore[no-any-return]
+        return w.derivative * w.P * (w.M * (g * X).sum(axis=2) - D)
 
     of_entries = dz(g, X)
     return (
@@ -291,7 +291,9 @@ def _gat_weights(
         derivative = np.where(z > 0, 1.0, negative_slope)
         off = 2 * eps[0] * size * max(1.0, abs(negative_slope))
         weights = _weights(A, entries, z * derivative, off, eps, dropout, seed)
-    return _GatWeights(*weights, derivative, negative_slope, np.abs(z) <= 2 * eps[0] * size)
+    doubtful = np.abs(z) <= 2 * eps[0] * size
+    of_gat = derivative, negative_slope, doubtful
+    return _GatWeights(*(*weights, *of_gat))
 
 
 def _pair_weights(
@@ -320,7 +322,8 @@ def _pair_weights(
     scores = terms.sum(axis=2) + own
     weights = _weights(A, entries, scores, off, (eps, least), dropout, seed)
     weighed = _headed(keys if values is None else values)[col]
-    return _PairWeights(*weights, weighed, *derivatives, precision_of(keys.dtype))
+    of_pairs = weighed, *derivatives, precision_of(keys.dtype)
+    return _PairWeights(*(*weights, *of_pairs))
 
 
 def _entries(A: Format, self_loops: bool) -> tuple[Array, Array, Array]:

@@ -21,7 +21,7 @@ _ROWS, _MOST_SHARES = 1024, 64
 def _forward(
     A: CSR, bias: Array | None, given: GatArguments, *, out: Array | None = None, train: bool = True
 ) -> Forward:
-    """The product in ``out``, or as sums run; with ``train`` what backward needs too."""
+    """Compute the product in ``out``, or as sums run; with ``train`` what backward needs too."""
     h, kind = given.h, type_of_sums(given.h)
     if out is None:
         out = np.empty((A.n_rows, *h.shape[1:]), kind)
@@ -72,7 +72,7 @@ def gat_attention(
     A: CSR, el: Array, er: Array, edges: Array | None, slope: float, loops: bool, *,
     out: Array | None = None,
 ) -> Array:  # fmt: skip
-    """``P[e, k]`` before dropout, 0 at loops that are left out."""
+    """Compute ``P[e, k]`` before dropout, 0 at loops that are left out."""
     out = np.empty((A.nnz, *el.shape[1:]), type_of_sums(el)) if out is None else out
     h = np.empty((*el.shape, 0) if el.ndim == 2 else (len(el), 1, 0), el.dtype)
     given = GatArguments(h, el, er, edges, slope=slope, loops=loops)
@@ -109,7 +109,7 @@ def _through_scores(
 
 
 def _shared(A: CSR, given: GatArguments) -> tuple[Scores, Sizes, Dropping, Any]:
-    """Arguments that all loops over rows take: scores, sizes, dropout and the slope."""
+    """Return arguments of all loops over rows: scores, sizes, dropout and the slope."""
     kind = type_of_sums(given.h)
     scores = given.el, given.er, given.edges, given.loop_edges
     flat = (np.empty(0, kind) if a is None else packed(a) for a in scores)

@@ -162,8 +162,9 @@ def _launch(
     """
     if not S.nnz:
         S, perm = S.once(_of_one_entry), 0
-    device, *case = case
-    nbytes, launch, add_up = row_launches(device, S.index_dtype, S.blocks, S.n_cuts, *case)
+    device, *of_kernel = case
+    sizes_of = S.index_dtype, S.blocks, S.n_cuts
+    nbytes, launch, add_up = row_launches(device, *sizes_of, *of_kernel)
     sums = 0
     if nbytes:
         workspace = m.empty((nbytes,), "uint8", h)
@@ -236,7 +237,9 @@ def _prepare_vectors(
         if some:
             gathered = rounded(h) if narrow else h
             written = gathered, out, plus, bias, kept, h
-            left, right, *places, begin, X = m.pointers(source, target, edges, loop_edges, *written)
+            left, right, *addresses, begin, X = m.pointers(
+                source, target, edges, loop_edges, *written
+            )
             stream, el = m.stream(h), begin + n * width
             er = el + n * heads * ITEMSIZE[sums]
             vector = 1 if (X | left | right | feat * size) % 16 else 16 // size
@@ -244,7 +247,7 @@ def _prepare_vectors(
             launch(stream, X, left, right, el, er)
             drop = dropout_of(m, share, seed) if share else _NO_DROPOUT
             numbers, options = (device, dtype, heads, feat, stream), (drop, slope, loops, narrow)
-            places = el, er, *places, begin if train else 0
+            places = el, er, *addresses, begin if train else 0
             _product(S, m, h, numbers, places, options)
         return (out, plus, kept) if train else out
 
@@ -289,7 +292,7 @@ def gat_backward(
     with m.on_device(h):
         ends = m.pointers(given.el, given.er, *saved, None, d_er)
         numbers = m.device(h), m.dtype(h), sums_dtype(h), *heads_feat
-        dh, room, slices, d_loops, d_edges, *_ = _gradients(
+        dh, room, slices, d_loops, d_edges, *__ = _gradients(
             *(m, (S, structure_of(T), perm), h, numbers, grad, ends, given[3:]),
             *(of_edges, narrow),
         )
@@ -326,8 +329,8 @@ def _prepare_backward(
         added = 0 if bias is None else m.address(bias)
         items = h.shape[0] * heads
         el = begin + 4 * items * of_sums
-        places, more = (el, el + items * of_sums), (edges, loop_edges, *options)
-        places = *places, result, with_plus, begin, added, 0
+        places = el, el + items * of_sums, result, with_plus, begin, added, 0
+        more = edges, loop_edges, *options
         dh, _room, slices, d_loops, d_edges, stream, addresses = _gradients(
             m, (S, T, perm), h, numbers, grad, places, more, of_edges, narrow
         )
@@ -388,8 +391,8 @@ def _gradients(
             zero(m, None if loop_edges is None else d_loops)
         launch = stats_launch(device, dtype, n_targets, heads, feat)
         read = out, plus, bias, of_result, features, el, er, 0, of_loops, *numbers_of
-        written = statistics, stats, d_er, d_of_loops if loops and loop_edges is not None else 0
-        launch(stream, *read, *written)
+        own = d_of_loops if loops and loop_edges is not None else 0
+        launch(stream, *read, statistics, stats, d_er, own)
     if not feat or not (T.nnz or loops):
         zero(m, dh)
         if of_sources:
@@ -398,9 +401,9 @@ def _gradients(
         scores = scores if T.nnz else 0
         case = dtype, heads, feat, alignment, True, narrow
         flags = int(drop.below > 0), ANYTHING if loops or scores else NOTHING
-        params = el, 0, scores, of_loops, *numbers_of, stats, features, into, d_el
+        written = stats, features, into, d_el, heads, feat, slices
+        params = el, 0, scores, of_loops, *numbers_of, *written
         at = m.pointer(perm) if drop.below or scores else 0
-        params = *params, heads, feat, slices
         _launch(T, m, h, (device, *case, flags), X, at, params, stream)
     if edges is not None and of_edges and S.nnz and heads:
         _of_edges(S, m, grad, h, heads, (el, edges, stats), drop, (slope, loops), d_edges)
@@ -418,4 +421,5 @@ def _of_edges(
     kernel = jit.load(ENTRIES, "gat_edge_gradient", layout, types)
     arrays = S.indptr, S.indices, S.start, el, m.pointer(edges), stats, *m.pointers(dots, d_edges)
     numbers = drop.seed_at, drop.seed, S.nnz, heads, int(loops), slope, drop.scale, drop.below
-    kernel(S.blocks, (*arrays, *numbers), threads=THREADS, stream=m.stream(h))
+    args: tuple[Any, ...] = *arrays, *numbers
+    kernel(S.blocks, args, threads=THREADS, stream=m.stream(h))

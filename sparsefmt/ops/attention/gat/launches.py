@@ -108,8 +108,8 @@ def row_launches(
     )
     if not n_cuts:
         return 0, launch, None
-    constants, lanes = (*base, int(backward)), heads * slices * shape.lanes
-    add_up = jit.load(GAT, "gat_cut_rows", f"2P{layout}ii", types[:2], constants).ready(
+    of_cuts, lanes = (*base, int(backward)), heads * slices * shape.lanes
+    add_up = jit.load(GAT, "gat_cut_rows", f"2P{layout}ii", types[:2], of_cuts).ready(
         -(-n_cuts * lanes // THREADS), after=(n_cuts, slices), threads=THREADS
     )
     # Sums of rows that blocks share, whatever the alignment.

@@ -1,8 +1,6 @@
-"""Compiled loops of graph attention, which hold the weights of one row at a time.
+"""Compiled loops of graph attention over flat arrays, which hold the weights of one row at a time.
 
-Sums are split by the sign of the score, as in ``gat.cu``: the gradients of the scores are linear in
-the two parts, so that no entry needs a dot product.  All arrays are flat, and empty where there is
-none.
+Sums are split by the sign of the score, as in ``gat.cu``: gradients of scores are linear in both.
 """
 
 from typing import Any, NamedTuple

@@ -191,7 +191,7 @@ class _Scores(NamedTuple):
         return _Values(entries, None if loops is None else np.exp(loops - top))
 
     def slopes(self, slope: Any) -> _Values:
-        """Tell by how much a score grows with what the leaky part takes."""
+        """Return the slopes of the leaky part at each score."""
         return self.positive.each(lambda positive: np.where(positive, type(slope)(1), slope))
 
 
@@ -217,7 +217,7 @@ def _scores(A: CSR, given: GatArguments) -> _Scores:
 
 
 def _leaky(z: Array, slope: Any) -> Array:
-    """``z`` where positive, else ``slope * z``: 10x over ``np.where``."""
+    """Return ``z`` where positive, else ``slope * z``: 10x over ``np.where``."""
     if not np.isfinite(slope):  # which times 0 is NaN
         return np.where(z > 0, z, slope * z)
     found: Array = np.minimum(z, 0)
@@ -227,7 +227,7 @@ def _leaky(z: Array, slope: Any) -> Array:
 
 
 def _headed(a: Array, h: Array) -> Array:
-    """(heads, n), contiguous."""
+    """Return scores as (heads, n), contiguous."""
     return np.ascontiguousarray(wide(a).reshape(len(a), heads_and_feat(h)[0]).T)
 
 
@@ -235,7 +235,7 @@ def _headed(a: Array, h: Array) -> Array:
 def _forward(
     A: CSR, bias: Array | None, given: GatArguments, *, out: Array | None = None, train: bool = True
 ) -> Forward:
-    """The product in ``out``, or as sums run; with ``train`` what backward needs too."""
+    """Compute the product in ``out``, or as sums run; with ``train`` what backward needs too."""
     h, kind = given.h, type_of_sums(given.h)
     s, dropping = _scores(A, given), dropping_of(given.dropout, given.seed, kind)
     top, X = _tops(A, s), np.ascontiguousarray(by_head(h))
@@ -262,7 +262,7 @@ def _forward(
 
 
 def _tops(A: CSR, s: _Scores) -> Array:
-    """Find the largest score of each row: (heads, n_rows)."""
+    """Return the largest score of each row: (heads, n_rows)."""
     entries, loops = s.values
     top = small.reduce_rows(np.maximum, A, entries, -np.inf)
     return top if loops is None else np.maximum(top, loops)
@@ -294,12 +294,12 @@ def _row_sums(A: CSR, w: _Values) -> Array:
 
 
 def _in_place(by_heads: Array, shape: tuple[int, ...]) -> Array:
-    """(heads, n, feat) as the features are."""
+    """Return (heads, n, feat) in the layout of the features."""
     return np.ascontiguousarray(by_heads.transpose(1, 0, 2)).reshape(shape)
 
 
 def _dropped(A: CSR, w: _Values, dropping: Dropping) -> _Values:
-    """Set the weights of entries and of virtual loops that are dropped to 0."""
+    """Return weights with 0 for entries and virtual loops that are dropped."""
     if dropping.below == 0:
         return w
     entries, loops = w
@@ -308,7 +308,7 @@ def _dropped(A: CSR, w: _Values, dropping: Dropping) -> _Values:
 
 
 def _stays(dropping: Dropping, first: int, shape: tuple[int, ...]) -> Array:
-    """Tell which entries stay, those numbered from ``first`` on, head by head."""
+    """Return True for each entry that stays, numbered from ``first`` on, by head."""
     found = np.empty(shape, np.bool_)
     for part in small.parts(shape[1], 1, 1 << 14):  # temporaries that a cache holds
         numbers = np.arange(first + part.start, first + part.stop, dtype=np.uint64)
@@ -318,7 +318,7 @@ def _stays(dropping: Dropping, first: int, shape: tuple[int, ...]) -> Array:
 
 
 def _philox(seed: Any, counter: Array, stream: int) -> Array:
-    """Philox4x32-10 (Salmon et al., SC'11): the first of the four words that a counter gives."""
+    """Return the first word of each counter by Philox4x32-10 (Salmon et al., SC'11)."""
     low, half = np.uint64(0xFFFFFFFF), np.uint64(32)
     a, b = counter & low, counter >> half
     c, d = np.full_like(counter, stream), np.zeros_like(counter)
@@ -335,7 +335,7 @@ def _philox(seed: Any, counter: Array, stream: int) -> Array:
 def _gradients(
     A: CSR, _: Any, grad: Array, found: Forward, of_edges: bool, given: GatArguments
 ) -> tuple[Array, ...]:
-    """Over the columns ``dH[j, h] = sum of M P[e, h] dO[i, h]``, and the gradients of scores."""
+    """Compute ``dH[j, h] = sum of M P[e, h] dO[i, h]`` over columns, and gradients of scores."""
     h, kind = given.h, type_of_sums(given.h)
     slope, dropping = narrow(kind, given.slope), dropping_of(given.dropout, given.seed, kind)
     X, g = (np.ascontiguousarray(by_head(a)) for a in (h, grad))
@@ -369,13 +369,13 @@ def _gradients(
 
 
 def _dots_of_rows(left: Array, right: Array) -> Array:
-    """Dot products of features, (heads, n)."""
+    """Compute dot products of features, (heads, n)."""
     found: Array = np.einsum("hnf,hnf->hn", left, right)
     return found
 
 
 def _dots(A: CSR, rows: Array, g: Array, X: Array) -> Array:
-    """``<dO[i, h], H[j, h]>`` of each entry: (heads, nnz)."""
+    """Compute ``<dO[i, h], H[j, h]>`` of each entry: (heads, nnz)."""
     found = np.empty((len(X), A.nnz), X.dtype)
     for part in small.parts(A.nnz, len(X) * X.shape[2], _PART):
         left, right = g[:, rows[part]], X[:, A.indices[part]]
@@ -388,7 +388,7 @@ def gat_attention(
     A: CSR, el: Array, er: Array, edges: Array | None, slope: float, loops: bool, *,
     out: Array | None = None,
 ) -> Array:  # fmt: skip
-    """``P[e, k]`` before dropout, 0 at loops that are left out."""
+    """Compute ``P[e, k]`` before dropout, 0 at loops that are left out."""
     out = np.empty((A.nnz, *el.shape[1:]), type_of_sums(el)) if out is None else out
     h = np.empty((*el.shape, 0) if el.ndim == 2 else (len(el), 1, 0), el.dtype)
     s = _scores(A, GatArguments(h, el, er, edges, slope=slope, loops=loops))
@@ -416,7 +416,7 @@ def _through_scores(
 
 
 def _vectors(h: Array, source: Array, target: Array) -> Array:
-    """(heads, 2, feat), as sums run."""
+    """Stack both vectors as (heads, 2, feat), as sums run."""
     return np.stack([wide(v).reshape(heads_and_feat(h)) for v in (source, target)], axis=1)
 
 

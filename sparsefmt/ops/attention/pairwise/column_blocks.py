@@ -39,7 +39,7 @@ def count(S: Structure, nbytes: int) -> int:
 
 
 def blocks_of(A: CSR | Structure, blocks: int, stream: int) -> tuple[ColumnBlock, ...]:
-    """Give the columns of ``A`` in so many blocks, built once of its CSR.
+    """Return the columns of ``A`` in so many blocks, built once of its CSR.
 
     Empty where no CSR is found, columns do not ascend in every row, or a capture of that stream
     cannot look.

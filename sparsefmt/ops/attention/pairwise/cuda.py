@@ -107,7 +107,8 @@ def pairwise_with_statistics(A: CSR | Structure, *arguments: Any) -> tuple[Any, 
     (n_rows, heads, 2): the largest score, and 1 over the sum of exponentials relative to that;
     zeros if there are no entries or no features.
     """
-    return _forward(A, _call_of(PairwiseArguments(*arguments)), train=True)
+    out, statistics = _forward(A, _call_of(PairwiseArguments(*arguments)), train=True)
+    return out, statistics
 
 
 def _forward(A: CSR | Structure, call: Call, out: Any = None, *, train: bool = False) -> Any:

@@ -1,8 +1,7 @@
 """Attention whose scores are of two rows, on NumPy arrays: compiled loops, and their callers.
 
-Loops take some entries of a row at a time, and hold no more scores; a row's sums are scaled when a
-larger score comes, as in ``pairwise.cu``.  Each is for both kinds of scores: ``att`` is empty where
-they are products.  The functions around them take and give the same as those of ``cuda_pairwise``.
+Loops hold the scores of some entries of a row at a time, and scale the row's sums when a larger
+score comes, as in ``pairwise.cu``.  ``att`` is empty where scores are products.
 """
 
 from typing import Any, NamedTuple
@@ -320,7 +319,7 @@ def backward(
 
 
 class Call(NamedTuple):
-    """What all loops of a call read: features as one axis, and numbers in the type of sums."""
+    """Arguments of all loops of a call: features as one axis, and numbers in the type of sums."""
 
     queries: Array
     keys: Array
@@ -347,7 +346,7 @@ def _read(a: Array) -> Array:
 
 
 def pairwise(A: CSR, *arguments: Any, out: Array | None = None) -> Array:
-    """``O[i, h] = sum of M[e, h] P[e, h] V[j, h]`` over the entries of row i.
+    """Compute ``O[i, h] = sum of M[e, h] P[e, h] V[j, h]`` over the entries of row i.
 
     The others are ``PairwiseArguments``, here and in the gradients.
     """
@@ -358,7 +357,7 @@ def pairwise(A: CSR, *arguments: Any, out: Array | None = None) -> Array:
 
 
 def pairwise_with_statistics(A: CSR, *arguments: Any) -> tuple[Array, Array]:
-    """Run ``pairwise``, and give what backward reads of each row and head too."""
+    """Compute ``pairwise``, and what backward reads of each row and head."""
     given = PairwiseArguments(*arguments)
     return _forward_with_statistics(A, _call_of(given), _result(A, given))
 
@@ -384,7 +383,7 @@ def pairwise_backward(
     A: CSR, T: CSR | None, perm: Any, grad: Array, out: Array | None, statistics: Any,
     of_edges: bool, *arguments: Any,
 ) -> tuple[Array, ...]:  # fmt: skip
-    """Give the gradients of queries, keys, values, ``att`` and edges, as on a GPU."""
+    """Compute gradients of queries, keys, values, ``att`` and edges, as on a GPU."""
     given = PairwiseArguments(*arguments)
     call, keys_are_values = _call_of(given), given.values is None
     sums, make = call.keys.dtype, np.empty if grad.size else np.zeros
