@@ -269,7 +269,8 @@ def of_graph(graph: Any, weights: Any, self_loops: bool) -> Any:
     """The values of ``autograd.gcn_norm``, of its products and torch's operations."""
     import torch
 
-    from sparsefmt.autograd import graph_tensors, sddmm, spmm
+    from sparsefmt.autograd import sddmm, spmm
+    from sparsefmt.autograd.tensors.prepare import graph_tensors
     from sparsefmt.nn._loops import missing_loops
 
     tensors = graph_tensors(graph)
@@ -277,7 +278,7 @@ def of_graph(graph: Any, weights: Any, self_loops: bool) -> Any:
     one = torch.ones(tensors.n_cols, 1, dtype=dtype, device=tensors.device)
     degree = spmm(graph, one, weights)[:, 0]
     if self_loops:
-        missing = missing_loops(graph).to(dtype)
+        missing = missing_loops(graph, tensors).to(dtype)
         degree = degree + missing
     s = degree.masked_fill(degree <= 0, inf).rsqrt()
     if weights is None:

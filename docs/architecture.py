@@ -13,18 +13,28 @@ DRAWING = ROOT / "docs" / "architecture.svg"
 
 #: Room -> what it computes, its paper, and the public names above it in autograd and in nn.
 ROOMS = {
-    "matmul": ("A @ X", "fuseGNN", ["spmm"], ["GCNConv", "SAGEConv", "GINConv"]),
+    "matmul": (
+        "A @ X",
+        "fuseGNN",
+        ["spmm", "propagate", "aggregate_with_own"],
+        ["GCNConv, SAGEConv", "GINConv, SGConv", "TAGConv"],
+    ),
     "edges": ("a number an entry", "", ["sddmm", "edge_softmax"], []),
     "attention": (
         "softmax and sums",
         "fuseGNN",
         ["gat_aggregate", "gatv2_aggregate", "dot_aggregate"],
-        ["GATConv", "GATv2Conv", "AGNNConv"],
+        ["GATConv, GATv2Conv", "TransformerConv", "AGNNConv"],
     ),
     "cbsr": ("k features a row", "MaxK-GNN", ["maxk", "maxk_aggregate"], ["MaxK"]),
     "sampling": ("a sample of each row", "ES-SpMM", ["sampled_aggregate"], []),
     "tiles": ("on tensor cores", "TC-GNN", [], []),
-    "messages": ("features of edges", "", ["message_aggregate", "edge_combine"], []),
+    "messages": (
+        "features of edges",
+        "",
+        ["message_aggregate", "edge_combine", "relational_aggregate"],
+        ["GINEConv", "RGCNConv", "FastRGCNConv"],
+    ),
     "gcn": ("normalised values", "fuseGNN", ["gcn_norm"], []),
 }
 #: What rooms offer under names of others.
@@ -36,19 +46,28 @@ OPTIONS = {
     "autograd": {"tiles": ["prepare(tile=...)"]},
     "ops": {"cbsr": ["sddmm"], "tiles": ["spmm and sddmm", "of an SGT"]},
 }
+#: Public names of torch that no box of a room shows.
+UNDRAWN = {"as_graph", "capture", "gat_of_vectors", "prepare", "replace_layers"}
 #: Public names that belong to no room.
 SHARED = {"Costs", "Transpose", "compile_all", "explain", "transpose"}
 
 ROOF = [
     ("graph.py, halo.py", "the rows of a rank, and", "what it reads of others"),
-    ("matmul.py, aggregation.py", "functions of autograd", "over ranks"),
-    ("cutting.py, files.py", "a graph in parts,", "without torch"),
-    ("train.py, watch.py", "training; a rank", "that is gone is named"),
+    ("products.py, loss.py", "functions of autograd", "over ranks"),
+    ("parts/", "a graph in parts and its", "files, without torch"),
+    ("job/", "training; a rank", "that is gone is named"),
+]
+MODEL = [
+    ("optimizing.py", "optimize: layers run", "their cheapest order"),
+    ("decisions.py", "vertices, tiles and", "captures that pay"),
+    ("capturing.py", "capture: a step as", "one CUDA graph"),
+    ("state.py", "what a model holds,", "put back after trials"),
 ]
 TORCH = [
-    ("structure.py", "the arrays of a Graph as", "tensors, made once; prepare"),
-    ("_library.py", "a torch op for each", "row of the table"),
-    ("_memory.py", "pointers, streams and", "results of torch"),
+    ("tensors/", "the arrays of a Graph as", "tensors, made once; prepare"),
+    ("engine/library.py", "a torch op for each", "row of the table"),
+    ("engine/memory.py", "pointers, streams and", "results of torch"),
+    ("layers.py", "GCN, GIN, SAGE and GAT", "as one node of autograd"),
 ]
 PLAN = [
     ("expression.py", "a layer as products", "of typed matrices"),
@@ -58,9 +77,10 @@ PLAN = [
     ("planner.py", "the choice, and", "its reasons"),
 ]
 ENGINE = [
-    ("checks.py", "arguments of", "operations"),
     ("table.py", "one row for", "each operation"),
-    ("choose.py", "picks a kernel,", "explain says why"),
+    ("bind.py", "checks arguments", "by the row"),
+    ("call.py", "the one way", "to a kernel"),
+    ("explain.py", "which kernel,", "and why"),
     ("memory.py", "arrays of any", "library"),
     ("structure.py", "a CSR as", "kernels see it"),
     ("jit.py", "compiles and", "launches .cu"),
@@ -69,7 +89,7 @@ ENGINE = [
 FORMATS = [
     ("COO CSR CSC SGT CBSR", "frozen arrays and a shape,", "NumPy or CuPy"),
     ("convert.py, condense.py", "every format to every other,", "with the permutation"),
-    ("../graph.py", "Graph: every format of one", "structure, each built once"),
+    ("../graph/", "Graph: every format of one", "structure, each built once"),
     ("chunks.py", "equal shares of", "the entries"),
 ]
 BESIDE = [
@@ -83,7 +103,7 @@ FILES = ["a room for each", "family, with files", "api.py", "cuda.py, *.cu", "cp
 
 COLOURS = {"fuseGNN": "#2b6cb0", "MaxK-GNN": "#b7472a", "ES-SpMM": "#2f855a", "TC-GNN": "#805ad5"}
 DARK, GREY, PALE = "#1a202c", "#4a5568", "#718096"
-LEFT, COLUMN, GAP = 126, 152, 8
+LEFT, COLUMN, GAP = 126, 160, 8
 RIGHT = LEFT + len(ROOMS) * (COLUMN + GAP) - GAP
 WIDTH = RIGHT + 12
 MONO = "font-family='ui-monospace, Menlo, Consolas, monospace'"
@@ -99,9 +119,14 @@ def functions_of_rooms() -> dict[str, list[str]]:
     if folders - {"engine"} != set(ROOMS):
         raise ValueError(f"ROOMS differ from the folders of sparsefmt/ops: {sorted(folders)}")
     for package, place in ((autograd, 2), (nn, 3)):
-        drawn = {name for room in ROOMS.values() for name in room[place]}
+        drawn = {
+            name for room in ROOMS.values() for line in room[place] for name in line.split(", ")
+        }
         if unknown := drawn - set(package.__all__):
             raise ValueError(f"{package.__name__} has no {', '.join(sorted(unknown))}")
+        left = set(package.__all__) - drawn - UNDRAWN
+        if left:
+            raise ValueError(f"no room shows {', '.join(sorted(left))}")
     found: dict[str, list[str]] = {room: [] for room in ROOMS}
     for module, names in ops._MODULES.items():
         for name in names.split():
@@ -170,23 +195,25 @@ def draw() -> str:
     ops = functions_of_rooms()
     ground = 76 + 16 * max(len(names) for names in ops.values())
     above = {place: {room: row[place] for room, row in ROOMS.items()} for place in (2, 3)}
-    line = f"x1='12' x2='{RIGHT}' y1='327' y2='327' stroke='{PALE}' stroke-dasharray='2 4'"
+    line = f"x1='12' x2='{RIGHT}' y1='409' y2='409' stroke='{PALE}' stroke-dasharray='2 4'"
     drawn = [
         *storey(12, "distributed/", "one graph on", "several GPUs"),
         *bar(12, ROOF, "#ebf4ff"),
         *storey(86, "nn/", "layers, with PyG's", "parameters"),
         *rooms(86, 68, "nn", above[3]),
-        *storey(166, "autograd/", "functions of torch", "with gradients"),
-        *rooms(166, 68, "autograd", above[2]),
-        *bar(242, TORCH, "#ebf4ff"),
-        text(LEFT, 322, "only storeys above this line import torch", PALE, 10),
+        *storey(166, "model/", "what is done to a", "user's model"),
+        *bar(166, MODEL, "#ebf4ff"),
+        *storey(240, "autograd/", "functions of torch", "with gradients"),
+        *rooms(240, 68, "autograd", above[2]),
+        *bar(316, TORCH, "#ebf4ff"),
+        text(LEFT, 404, "only storeys above this line import torch", PALE, 10),
         f"<line {line}/>",
-        *storey(340, "plan/", "composition, by", "prices of ops"),
-        *bar(340, PLAN, "#fffaf0"),
-        *storey(416, "ops/", *FILES),
-        *rooms(416, ground, "ops", ops),
+        *storey(422, "plan/", "composition, by", "prices of ops"),
+        *bar(422, PLAN, "#fffaf0"),
+        *storey(498, "ops/", *FILES),
+        *rooms(498, ground, "ops", ops),
     ]
-    y = 416 + ground + 8
+    y = 498 + ground + 8
     drawn += storey(y, "ops/engine/", "what rooms share") + bar(y, ENGINE, "#edf2f7")
     y += 74
     drawn += storey(y, "formats/", "matrices; no torch,", "no kernels of ops")

@@ -8,6 +8,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
+    from ._caches import clear_caches as clear_caches
     from .errors import DeviceError as DeviceError
     from .errors import DtypeError as DtypeError
     from .errors import FileFormatError as FileFormatError
@@ -56,6 +57,7 @@ if TYPE_CHECKING:
 
 #: Module -> the public names that it defines; resolved on first use (PEP 562).
 _MODULES = {
+    "_caches": "clear_caches",
     "model.optimizing": "optimize",
     "errors": (
         "DeviceError DtypeError FileFormatError FormatError IndexRangeError KernelLaunchError "
@@ -109,6 +111,7 @@ class _Moved:
         f"{__name__}.autograd.adapters": ".model.layers",
         f"{__name__}.autograd.composition": ".model.composition",
         f"{__name__}.distributed.files": ".distributed.parts.files",
+        f"{__name__}.nn._linear": ".nn._maps",
         f"{__name__}.nn.attention": ".nn",
         f"{__name__}.nn.layers": ".nn",
     }
@@ -117,16 +120,16 @@ class _Moved:
     def find_spec(
         cls, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """The spec of ``sparsefmt.coo``, for instance; None for all but the old places."""
+        """Return the spec of ``sparsefmt.coo``, for instance; None for all but the old places."""
         if name not in cls.places:
             return None
         return ModuleSpec(name, cls())  # type: ignore[arg-type]  # it is a loader by its methods
 
     def create_module(self, spec: ModuleSpec) -> None:
-        """Leave the making of the module to Python."""
+        """Return None, so that Python makes the module."""
 
     def exec_module(self, module: ModuleType) -> None:
-        """Put the module at the new place in the place of the old one."""
+        """Replace the module by that at the new place."""
         name = module.__name__
         sys.modules[name] = import_module(self.places[name], __name__)
 

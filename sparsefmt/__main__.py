@@ -1,4 +1,4 @@
-"""``python -m sparsefmt`` is the command line."""
+"""The command line, as ``python -m sparsefmt``."""
 
 import sys
 

@@ -1,7 +1,7 @@
-"""Public names of the sub-packages, imported when first used (PEP 562).
+"""Public names of the sub-packages, imported at their first use (PEP 562).
 
-``sparsefmt`` itself does the same in its own file: hypothesis imports that through the plug-in, and
-should load no second one.
+``sparsefmt/__init__.py`` does the same without this file: hypothesis imports it through the
+plug-in, and should load nothing else.
 """
 
 import sys
@@ -13,7 +13,7 @@ from typing import Any
 def facade(
     package: str, modules: Mapping[str, str]
 ) -> tuple[list[str], Callable[[str], Any], Callable[[], list[str]]]:
-    """Make a package's ``__all__``, ``__getattr__`` and ``__dir__`` of its modules' public names.
+    """Build a package's ``__all__``, ``__getattr__`` and ``__dir__`` of its modules' public names.
 
     ``modules`` has the names that each module defines, with spaces between.
     """
@@ -23,7 +23,7 @@ def facade(
 
 
 def resolver(package: str, modules: Mapping[str, str]) -> Callable[[str], Any]:
-    """Make a package's ``__getattr__``: ``modules`` says which one defines each name."""
+    """Build a package's ``__getattr__``: ``modules`` maps each name to the module of it."""
 
     def resolve(name: str) -> Any:
         if name not in modules:

@@ -1,4 +1,4 @@
-"""Random numbers by counter: without a state, the same for a seed on every device."""
+"""Random numbers by counter, without a state, the same for a seed on every device."""
 
 import numpy as np
 
@@ -11,11 +11,11 @@ GOLDEN = 0x9E3779B97F4A7C15  # 2**64 over the golden ratio, odd
 
 
 def check_seed(seed: object) -> int:
-    """Check a seed: a non-negative Python integer."""
-    found = checks.integer("seed", seed, error=UnsupportedError)
-    if found < 0:
-        raise UnsupportedError(f"seed is {found}: seeds are not negative.")
-    return found
+    """Check that a seed is a non-negative integer, and return it."""
+    number = checks.integer("seed", seed, error=UnsupportedError)
+    if number < 0:
+        raise UnsupportedError(f"seed is {number}: seeds are not negative.")
+    return number
 
 
 def bits(counters: Array, seed: int, stream: int = 0) -> Array:

@@ -1,4 +1,4 @@
-"""Every exception that sparsefmt raises on purpose.
+"""The exceptions that sparsefmt raises on purpose.
 
 Each also derives from the built-in that fits, so ``except ValueError`` keeps working in code that
 has never heard of sparsefmt.  The text of an error names the argument, the value that it got, what

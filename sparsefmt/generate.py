@@ -1,13 +1,11 @@
-"""Synthetic graphs: the same graph for a seed on every device."""
-
-from typing import Any
+"""Synthetic graphs, the same for a seed on every device."""
 
 import numpy as np
 
 from . import _random
 from .errors import ShapeError, UnsupportedError
 from .formats import checks
-from .formats.arrays import Array, allocating, namespace, on_device_of, to_device
+from .formats.arrays import Array, DType, allocating, namespace, on_device_of, to_device
 from .formats.coo import COO
 
 #: Entries drawn at a time: bounds the temporary memory, about 64 bytes an entry.
@@ -25,10 +23,10 @@ def power_law(
     community: int = 500,
     seed: int = 0,
     device: str = "cpu",
-    index_dtype: Any = np.int32,
+    index_dtype: DType = np.int32,
     shuffle: bool = True,
 ) -> COO:
-    """A directed graph with power-law degrees and planted communities.
+    """Draw a directed graph with power-law degrees and planted communities.
 
     Chung-Lu: vertex ``v`` has an expected degree ``w_v`` proportional to
     ``(rank_v + c)^(-1 / (exponent - 1))``, so that the number of vertices of degree ``d`` falls as
@@ -97,10 +95,10 @@ def power_law_with_labels(
     community: int = 500,
     seed: int = 0,
     device: str = "cpu",
-    index_dtype: Any = np.int32,
+    index_dtype: DType = np.int32,
     shuffle: bool = True,
 ) -> tuple[COO, Array]:
-    """``(A, labels)``: the graph of ``power_law`` and the (n_nodes,) community of each vertex."""
+    """Draw a graph as ``power_law`` does; return it and the (n_nodes,) community of each vertex."""
     index = checks.index_dtype("index_dtype", index_dtype)
     n_nodes = checks.integer("n_nodes", n_nodes, least=0)
     n_edges = checks.integer("n_edges", n_edges, least=0)
@@ -124,9 +122,9 @@ def power_law_with_labels(
 
 
 def banded(
-    n_nodes: int, half_width: int, *, device: str = "cpu", index_dtype: Any = np.int32
+    n_nodes: int, half_width: int, *, device: str = "cpu", index_dtype: DType = np.int32
 ) -> COO:
-    """Every entry with ``|i - j| <= half_width``, rows in order, columns ascending."""
+    """Build the graph of all entries with ``|i - j| <= half_width``, in order."""
     n_nodes = checks.integer("n_nodes", n_nodes, least=0)
     half_width = checks.integer("half_width", half_width, least=0)
     reach = min(half_width, n_nodes)  # further places lie outside anyway
@@ -139,8 +137,8 @@ def banded(
     return _structure(row, col, n_nodes, device, index_dtype)
 
 
-def star(n_nodes: int, *, device: str = "cpu", index_dtype: Any = np.int32) -> COO:
-    """Vertex 0 linked with every other, both ways: the extreme of a hub."""
+def star(n_nodes: int, *, device: str = "cpu", index_dtype: DType = np.int32) -> COO:
+    """Build a graph of vertex 0 linked with every other, both ways: the extreme of a hub."""
     n_nodes = checks.integer("n_nodes", n_nodes, least=0)
     with allocating(f"star of {n_nodes} vertices"):
         leaves = np.arange(1, max(n_nodes, 1))
@@ -150,9 +148,9 @@ def star(n_nodes: int, *, device: str = "cpu", index_dtype: Any = np.int32) -> C
 
 
 def dense_block(
-    n_nodes: int, size: int, *, device: str = "cpu", index_dtype: Any = np.int32
+    n_nodes: int, size: int, *, device: str = "cpu", index_dtype: DType = np.int32
 ) -> COO:
-    """The first ``size`` vertices all linked, loops included; the others isolated."""
+    """Build a graph whose first ``size`` vertices are all linked, with loops; the rest isolated."""
     n_nodes = checks.integer("n_nodes", n_nodes, least=0)
     size = checks.integer("size", size, least=0)
     if size > n_nodes:
@@ -163,7 +161,7 @@ def dense_block(
     return _structure(row, col, n_nodes, device, index_dtype)
 
 
-def _structure(row: Array, col: Array, n_nodes: int, device: str, index_dtype: Any) -> COO:
+def _structure(row: Array, col: Array, n_nodes: int, device: str, index_dtype: DType) -> COO:
     index = checks.index_dtype("index_dtype", index_dtype)
     checks.sizes_fit((n_nodes, n_nodes), len(row), index)
     row, col = (places.astype(index) for places in (row, col))
@@ -223,9 +221,9 @@ def _distinct_keys(limits: Array, n_edges: int, inside: float, community: int, s
         drawn, rounds = drawn + wanted, rounds + 1
     surplus = len(keys) - n_edges
     if surplus:  # drop keys that are evenly spread, so that no vertex loses more than its share
-        kept = xp.ones(len(keys), bool)
-        kept[(xp.arange(surplus, dtype=np.int64) * 2 + 1) * len(keys) // (2 * surplus)] = False
-        keys = keys[kept]  # synchronize!
+        retained = xp.ones(len(keys), bool)
+        retained[(xp.arange(surplus, dtype=np.int64) * 2 + 1) * len(keys) // (2 * surplus)] = False
+        keys = keys[retained]  # synchronize!
     return keys
 
 
@@ -247,6 +245,6 @@ def _draw(counters: Array, limits: Array, inside: float, community: int, seed: i
 
 
 def _pick(limits: Array, heights: Array) -> Array:
-    """Find the vertex whose interval of ``limits`` holds each height."""
-    found = namespace(limits).searchsorted(limits, heights, side="right") - 1
-    return namespace(limits).minimum(found, len(limits) - 2)
+    """Return the vertex whose interval of ``limits`` contains each height."""
+    vertex = namespace(limits).searchsorted(limits, heights, side="right") - 1
+    return namespace(limits).minimum(vertex, len(limits) - 2)

@@ -1,4 +1,4 @@
-"""Pictures of a graph: where its entries lie, how its degrees spread, what condensing gains.
+"""Pictures of a graph: its entries, its degrees, its tiles before and after condensing, and plans.
 
 Figures are drawn with Matplotlib's objects and its Agg canvas: no window, no global state.  Colours
 are Okabe and Ito's, and cividis: both keep their order for colour-blind readers and in grey.
@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -26,9 +26,13 @@ from .errors import UnsupportedError
 from .formats.base import Format
 from .formats.coo import COO
 from .io.bounded import check_regular, writing
+from .plan.rules import text_of
 from .stats import TILES, Tile, summarize
 
-#: What ``savefig`` is asked for: a picture never lands in a file named like a graph.
+if TYPE_CHECKING:
+    from .plan.planner import Plan
+
+#: Suffixes of pictures: none is that of a graph's file.
 SUFFIXES = (".png", ".pdf", ".svg")
 #: How files of these types begin, an SVG behind its XML declaration and comments.
 _BEGINNING = re.compile(
@@ -42,13 +46,17 @@ ACCENT = "#D55E00"
 DENSITY = "cividis_r"
 #: Cells of the density image along each axis.  About one per two pixels of the panel at 150 dpi.
 MAX_CELLS = 360
+#: Okabe and Ito's colours; kinds of primitives beyond them share grey.
+KIND_COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442")
+#: Trees of a plan beyond the fastest so many are counted, not drawn.
+MOST_TREES = 30
 STYLE = {"fontsize": 10, "color": INK}
 
 
 def draw(
     A: Format, *, title: str = "", tile: Tile = (16, 8), tiles: Sequence[Tile] = TILES
 ) -> Figure:
-    """Spy plot, degree distribution and tile density before and after condensing.
+    """Draw spy plot, degree distribution and tile density before and after condensing.
 
     Parameters
     ----------
@@ -79,7 +87,7 @@ def draw(
 
 
 def save(fig: Figure, path: Path) -> None:
-    """Write the figure; the suffix picks the type.
+    """Write the figure to a file; the suffix picks the type.
 
     The file appears, or changes, only once it is complete.
 
@@ -111,7 +119,7 @@ def check_suffix(path: Path) -> None:
 
 
 def is_picture(path: Path) -> bool:
-    """Whether a file begins as PNG, PDF or SVG does."""
+    """Return True if a file begins as PNG, PDF or SVG does."""
     with path.open("rb") as raw:
         return bool(_BEGINNING.match(raw.read(4096)))
 
@@ -142,12 +150,12 @@ def _dress(axes: Axes, title: str, x: str, y: str, *, grid: str = "both") -> Non
         axes.spines[side].set_visible(grid == "")
 
 
-def _nothing(axes: Axes) -> None:
+def _write_empty(axes: Axes) -> None:
     axes.text(0.5, 0.5, "no stored entries", transform=axes.transAxes, ha="center", color=INK)
     axes.set(xticks=[], yticks=[])
 
 
-# Where the entries lie
+# Entries
 
 
 @dataclass(frozen=True)
@@ -160,7 +168,7 @@ class DensityImage:
 
 
 def density_image(A: COO, max_cells: int = MAX_CELLS) -> DensityImage:
-    """How many entries of ``A`` fall in each cell; every entry in exactly one."""
+    """Count the entries of ``A`` in each cell of a grid."""
     down, across = (min(max(size, 1), max_cells) for size in A.shape)
     cell = A.row.astype(np.int64) * down // max(A.n_rows, 1)
     cell *= across
@@ -170,10 +178,10 @@ def density_image(A: COO, max_cells: int = MAX_CELLS) -> DensityImage:
 
 
 def draw_spy(axes: Axes, A: COO) -> None:
-    """The pattern: one cell per entry for a small matrix, else a density image."""
+    """Draw the pattern: one cell per entry for a small matrix, else a density image."""
     _dress(axes, "Stored entries", "source vertex (column)", "target vertex (row)", grid="")
     if not A.nnz:
-        _nothing(axes)
+        _write_empty(axes)
         return
     image = density_image(A)
     counts = np.ma.masked_equal(image.counts, 0)
@@ -210,16 +218,16 @@ def _short(value: float) -> str:
 
 
 def survival(degrees: np.ndarray[Any, Any]) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """``(d, share)``: for each degree that occurs, the share of vertices with at least it."""
+    """Return ``(d, share)``: each degree that occurs, and the share of vertices that reach it."""
     d, count = np.unique(degrees, return_counts=True)
     return d, np.cumsum(count[::-1])[::-1] / max(len(degrees), 1)
 
 
 def draw_degrees(axes: Axes, A: COO) -> None:
-    """Complementary cumulative distribution of in- and out-degree on log axes."""
+    """Draw the complementary cumulative distribution of in- and out-degree on log axes."""
     _dress(axes, "Degree distribution", "degree d", "share of vertices with degree >= d")
     if not A.nnz:
-        _nothing(axes)
+        _write_empty(axes)
         return
     degrees_in = np.bincount(A.row, minlength=A.n_rows)
     degrees_out = np.bincount(A.col, minlength=A.n_cols)
@@ -251,7 +259,7 @@ def _draw_survival(axes: Axes, name: str, degrees: np.ndarray[Any, Any], **style
 
 
 def uncondensed_tiles(A: COO, tile: Tile) -> np.ndarray[Any, Any]:
-    """Entries of each tile that holds any, when columns are not condensed."""
+    """Count the entries of each tile that holds any, when columns are not condensed."""
     height, width = tile
     blocks = -(-A.n_cols // width)
     key = A.row.astype(np.int64) // height * blocks + A.col // width
@@ -259,18 +267,18 @@ def uncondensed_tiles(A: COO, tile: Tile) -> np.ndarray[Any, Any]:
 
 
 def condensed_tiles(A: COO, tile: Tile) -> np.ndarray[Any, Any]:
-    """Entries of each tile after condensing."""
+    """Count the entries of each tile after condensing."""
     entries: np.ndarray[Any, Any] = np.diff(A.tosgt(tile).tile_ptr)
     return entries
 
 
 def draw_tile_histogram(axes: Axes, A: COO, tile: Tile) -> None:
-    """How many tiles hold how many entries, before and after condensing."""
+    """Draw how many tiles hold how many entries, before and after condensing."""
     cells = tile[0] * tile[1]
     title = f"Entries per tile of {tile[0]} x {tile[1]} = {cells} cells"
     _dress(axes, title, "stored entries in the tile", "tiles", grid="y")
     if not A.nnz:
-        _nothing(axes)
+        _write_empty(axes)
         return
     before, after = uncondensed_tiles(A, tile), condensed_tiles(A, tile)
     most = int(max(before.max(), after.max(), 2))
@@ -293,19 +301,19 @@ def draw_tile_histogram(axes: Axes, A: COO, tile: Tile) -> None:
 
 
 def draw_tile_density(axes: Axes, A: COO, tiles: Sequence[Tile]) -> None:
-    """Mean tile density for each tile shape, before and after condensing."""
+    """Draw the mean tile density for each tile shape, before and after condensing."""
     title = "Mean tile density before and after condensing"
     _dress(axes, title, "filled cells of a tile (%)", "", grid="x")
     if not A.nnz:
-        _nothing(axes)
+        _write_empty(axes)
         return
     place = np.arange(len(tiles))[::-1]
     most = 0.0
-    for y, one in zip(place, summarize(A, tiles=tiles).tiles, strict=True):
-        after = 100 * one.density
-        before = after * one.tile_count / one.dense_tile_count
+    for y, stats in zip(place, summarize(A, tiles=tiles).tiles, strict=True):
+        after = 100 * stats.density
+        before = after * stats.tile_count / stats.dense_tile_count
         most = max(most, before, after)
-        note = f" {after:.3g}% ({one.reduction:.0%} of the tiles saved)"
+        note = f" {after:.3g}% ({stats.reduction:.0%} of the tiles saved)"
         for shift, value, colour, text in (
             (0.2, before, BEFORE, f" {before:.3g}%"),
             (-0.2, after, AFTER, note),
@@ -332,7 +340,7 @@ def draw_demo(
     nbytes: Mapping[str, int],
     features: int,
 ) -> Figure:
-    """The graph, the time of each conversion, the time of SpMM and the bytes of each format.
+    """Draw the graph, the time of each conversion and of SpMM, and the bytes of each format.
 
     Parameters
     ----------
@@ -383,3 +391,54 @@ def _draw_bars(axes: Axes, title: str, unit: str, values: Mapping[str, float]) -
         axes.text(size, y, f" {size:.3g}", va="center", fontsize=10, color=INK)
     axes.set_yticks(place, [name.upper() for name in values])
     axes.set_xlim(0, max([*sizes, 1e-9]) * 1.15)
+
+
+# The picture of plans
+
+
+def draw_plans(plans: Sequence["Plan"]) -> Figure:
+    """Draw a panel for the plan of each layer: a bar for each tree, the fastest on top."""
+    parts = [c.parts for plan in plans for c in plan.candidates]
+    kinds = list(dict.fromkeys(kind for part in parts for kind in part if part[kind]))
+    colours = dict(zip(kinds, (*KIND_COLOURS, *[BEFORE] * len(kinds)), strict=False))
+    rows = [min(len(p.candidates), MOST_TREES) for p in plans]
+    layout = ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.12)
+    fig = Figure(figsize=(12, 1.6 + 0.3 * sum(rows) + 0.9 * len(plans)), layout=layout)
+    FigureCanvasAgg(fig)
+    panels = fig.subplots(len(plans), 1, squeeze=False, height_ratios=[n + 2 for n in rows])
+    for number, (axes, plan) in enumerate(zip(panels[:, 0], plans, strict=True), 1):
+        _draw_plan(axes, plan, colours, f"Layer {number}: {plan.expression}")
+    keys = [Patch(color=colour, label=kind) for kind, colour in colours.items()]
+    fig.legend(handles=keys, loc="outside lower center", ncols=6, frameon=False, labelcolor=INK)
+    return fig
+
+
+def _draw_plan(axes: Axes, plan: "Plan", colours: dict[str, str], title: str) -> None:
+    ranked = sorted(plan.candidates, key=lambda candidate: candidate.predicted)
+    numbers = {c.tree: f"#{number}" for number, c in enumerate(plan.candidates, 1)}
+    shown = ranked[:MOST_TREES]
+    place = np.arange(len(shown))[::-1]
+    left = np.zeros(len(shown))
+    for kind, colour in colours.items():
+        widths = np.array([1e3 * candidate.parts.get(kind, 0.0) for candidate in shown])
+        axes.barh(place, widths, 0.7, left=left, color=colour)
+        left += widths
+    for y, end, candidate in zip(place, left, shown, strict=True):
+        beaters = dict.fromkeys(numbers[tree] for tree in candidate.verdict.beaten_by if tree)
+        text = "promoted" if candidate.promoted else f"beaten by {' or '.join(beaters)}"
+        chosen = candidate is plan.chosen
+        first = f", {1e3 * candidate.once:.3g} ms once" if candidate.once else ""
+        note = f" {end:.3g} ms{first}, {'chosen' if chosen else text}"
+        weight = "bold" if chosen else "normal"
+        alpha = 1.0 if candidate.promoted else 0.6
+        axes.text(end, y, note, va="center", fontsize=8.5, color=INK, weight=weight, alpha=alpha)
+    more = f"; {len(ranked) - len(shown)} slower trees are not drawn" if ranked[MOST_TREES:] else ""
+    axes.set_title(title, loc="left", fontsize=11.5, fontweight="bold", color=INK)
+    axes.set_xlabel(f"predicted time of a run (ms){more}", **STYLE)  # type: ignore[arg-type]
+    axes.set_xlim(0, max(left.max(initial=0.0), 1e-9) * 1.45)
+    axes.margins(y=0.02)
+    for side in ("top", "right", "left"):
+        axes.spines[side].set_visible(False)
+    axes.tick_params(length=0)
+    labels = [f"{text_of(candidate.tree)}  {numbers[candidate.tree]}" for candidate in shown]
+    axes.set_yticks(place, labels, fontsize=8.5)

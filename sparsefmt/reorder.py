@@ -1,4 +1,4 @@
-"""Orders of the vertices that raise locality: by degree, by reverse Cuthill-McKee, by community."""
+"""Orders of vertices that raise locality: by degree, by reverse Cuthill-McKee, by community."""
 
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -68,16 +68,16 @@ class Order:
 
     @property
     def device(self) -> str:
-        """``"cpu"`` or ``"cuda:<ordinal>"``."""
+        """Return the device: ``"cpu"`` or ``"cuda:<ordinal>"``."""
         return device_of(self.perm)
 
     def to(self, device: str) -> "Order":
-        """The same order on another device; itself if there."""
+        """Move the order to another device; itself if there."""
         moved = to_device(self.perm, device)
         return self if moved is self.perm else Order(moved)
 
     def apply(self, A: Format, axis: Axis = "both") -> Any:
-        """``A`` with its vertices in this order, in the format of ``A``.
+        """Return ``A`` with its vertices in this order, in the format of ``A``.
 
         ``B[p, q] = A[perm[p], perm[q]]``; with ``axis="rows"`` ``B[p, j] = A[perm[p], j]``, with
         ``"columns"`` ``B[i, q] = A[i, perm[q]]``.  The entries of a row keep their order (call
@@ -101,7 +101,7 @@ class Order:
         return self.apply_with_perm(A, axis)[0]
 
     def apply_with_perm(self, A: Format, axis: Axis = "both") -> tuple[Any, Array]:
-        """``(B, perm)`` with ``B.data == A.data[perm]``: see ``apply``."""
+        """Return ``(B, perm)``, where ``B.data == A.data[perm]``, see ``apply``."""
         self._check(A, axis)
         with on_device_of(self.perm), allocating(f"{axis} of {A!r} in another order"):
             if isinstance(A, COO):
@@ -116,11 +116,11 @@ class Order:
             return B, there[perm][back]
 
     def apply_features(self, X: Array) -> Array:
-        """``X[perm]``: feature rows in the new order, for ``X`` of shape (n, ...)."""
+        """Return ``X[perm]``: feature rows in the new order, for ``X`` of shape (n, ...)."""
         return self._features(X, self.perm)
 
     def undo_features(self, X: Array) -> Array:
-        """``X[inverse]``: feature rows back in the old order."""
+        """Return ``X[inverse]``: feature rows back in the old order."""
         return self._features(X, self.inverse)
 
     def _check(self, A: Format, axis: str) -> None:
@@ -170,7 +170,7 @@ class Order:
 
 
 def degree_order(A: Format, *, descending: bool = True) -> Order:
-    """Rows by their number of stored entries, ties by row.
+    """Compute the order of rows by their number of stored entries, ties by row.
 
     Parameters
     ----------
@@ -196,7 +196,7 @@ def degree_order(A: Format, *, descending: bool = True) -> Order:
 
 
 def rcm_order(A: Format) -> Order:
-    """Reverse Cuthill-McKee of ``A + A.T``: small ``|i - j|``.
+    """Compute the reverse Cuthill-McKee order of ``A + A.T``: small ``|i - j|``.
 
     Parameters
     ----------
@@ -235,7 +235,7 @@ def rcm_order(A: Format) -> Order:
 
 
 def community_order(A: Format, *, seed: int = 0, rounds: int = 24) -> Order:
-    """Vertices by community, communities by their lowest vertex, ties by vertex.
+    """Compute an order of vertices by community, then by vertex; communities by lowest vertex.
 
     Label propagation on ``A + A.T``: every vertex begins alone; in each round a random half of them
     takes the label ``l`` that maximises ``links(v, l) - deg(v) * deg(l) / (2 m)``, where ``links``
@@ -288,7 +288,7 @@ def community_order(A: Format, *, seed: int = 0, rounds: int = 24) -> Order:
 
 
 def _propagate(row: Array, col: Array, n: int, seed: int, rounds: int) -> Array:
-    """Give the label of each vertex after at most ``rounds`` rounds: (n,)."""
+    """Compute the label of each vertex after at most ``rounds`` rounds: (n,)."""
     xp = namespace(row)
     vertices = xp.arange(n, dtype=np.int64)
     degrees = xp.bincount(row, minlength=n).astype(np.float64)  # synchronize!
@@ -306,7 +306,7 @@ def _propagate(row: Array, col: Array, n: int, seed: int, rounds: int) -> Array:
 
 
 def _relabelled(row: Array, col: Array, labels: Array, degrees: Array, salt: int) -> Array:
-    """Give each vertex of ``row`` its best label; links go to ``col``."""
+    """Choose the best label of each vertex in ``row``; links go to ``col``."""
     xp = namespace(row)
     n = len(labels)
     bits = max(primitives.bits_for(n), 1)
@@ -322,9 +322,9 @@ def _relabelled(row: Array, col: Array, labels: Array, degrees: Array, salt: int
     label = (words & np.uint64((1 << bits) - 1)).astype(np.int64)
 
     degree = degrees[vertex]
-    others = xp.bincount(labels, weights=degrees, minlength=n)[label]  # synchronize!
-    others -= xp.where(labels[vertex] == label, degree, 0.0)
-    score = links / degree - others / degrees.sum()  # in [-1, 1]
+    label_degrees = xp.bincount(labels, weights=degrees, minlength=n)[label]  # synchronize!
+    label_degrees -= xp.where(labels[vertex] == label, degree, 0.0)
+    score = links / degree - label_degrees / degrees.sum()  # in [-1, 1]
     scale = float((1 << (63 - 2 * bits)) - 1)
     # One word again, (vertex, score, label): its sort puts the best label of a vertex last.  Labels
     # are scrambled, one to one, so that ties fall at random.

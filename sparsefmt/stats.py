@@ -1,4 +1,4 @@
-"""What a matrix looks like: degrees, symmetry, bandwidth, and how well its entries fill tiles."""
+"""Statistics of a matrix: degrees, symmetry, bandwidth, and how its entries fill tiles."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -21,7 +21,7 @@ TILES: tuple[Tile, ...] = ((8, 8), (16, 8), (16, 16))
 
 @dataclass(frozen=True)
 class Degrees:
-    """Stored entries of each row (in-degrees) or of each column (out-degrees), summed up.
+    """Statistics of the stored entries of each row (in-degrees) or column (out-degrees).
 
     The Gini coefficient is 0 when all are equal and near 1 when one has nearly all.
     """
@@ -45,7 +45,7 @@ class Degrees:
 
 @dataclass(frozen=True)
 class TileStats:
-    """How the entries fill condensed tiles (TC-GNN, section 3 and figure 7)."""
+    """Statistics of condensed tiles (TC-GNN, section 3 and figure 7)."""
 
     tile: Tile  #: (height, width)
     tile_count: int  #: after condensing
@@ -56,7 +56,7 @@ class TileStats:
 
     @classmethod
     def of(cls, A: SGT) -> "TileStats":
-        """Of tiles that exist already."""
+        """Compute the statistics of an SGT."""
         dense = A.dense_tile_count
         return cls(
             tile=A.tile,
@@ -76,9 +76,9 @@ class TileStats:
 
 @dataclass(frozen=True, eq=False)
 class Stats:
-    """A matrix summed up; each part is computed when first asked for, and kept.
+    """Statistics of a matrix, each computed at first use and cached.
 
-    ``str()`` asks for all of them.  On a GPU every part runs there.
+    ``str()`` computes all of them.  On a GPU every part runs there.
     """
 
     matrix: CSR = field(repr=False)  #: what is summed up
@@ -86,78 +86,78 @@ class Stats:
 
     @property
     def n_rows(self) -> int:
-        """Number of rows: target vertices."""
+        """Return the number of rows: target vertices."""
         return self.matrix.n_rows
 
     @property
     def n_cols(self) -> int:
-        """Number of columns: source vertices."""
+        """Return the number of columns: source vertices."""
         return self.matrix.n_cols
 
     @property
     def nnz(self) -> int:
-        """Number of stored entries."""
+        """Return the number of stored entries."""
         return self.matrix.nnz
 
     @property
     def density(self) -> float:
-        """Stored entries per cell of the matrix; 0 without cells."""
+        """Return the stored entries per cell of the matrix; 0 without cells."""
         cells = self.n_rows * self.n_cols
         return self.nnz / cells if cells else 0.0
 
     @cached_property
     def in_degree(self) -> Degrees:
-        """Entries of each row."""
+        """Return statistics of the entries of each row."""
         return _degrees(self.matrix.lengths, self.nnz)
 
     @cached_property
     def out_degree(self) -> Degrees:
-        """Entries of each column."""
+        """Return statistics of the entries of each column."""
         return _degrees(_column_lengths(self.matrix), self.nnz)
 
     @property
     def empty_rows(self) -> int:
-        """Rows without an entry."""
+        """Return the number of rows without an entry."""
         return self.in_degree.empty
 
     @property
     def empty_cols(self) -> int:
-        """Columns without an entry."""
+        """Return the number of columns without an entry."""
         return self.out_degree.empty
 
     @cached_property
     def _distances(self) -> tuple[int, float]:
         A = self.matrix
         with on_device_of(A.indptr), allocating(f"distances in {A!r}"):
-            away = primitives.expand(A.indptr, A.nnz)
-            away -= A.indices
-            loops = int((away == 0).sum())  # synchronize!
-            total = int(abs(away).sum(dtype=np.int64))  # synchronize!
+            distance = primitives.expand(A.indptr, A.nnz)
+            distance -= A.indices
+            loops = int((distance == 0).sum())  # synchronize!
+            total = int(abs(distance).sum(dtype=np.int64))  # synchronize!
         return loops, total / A.nnz if A.nnz else 0.0
 
     @property
     def self_loops(self) -> int:
-        """Stored entries on the diagonal."""
+        """Return the number of stored entries on the diagonal."""
         return self._distances[0]
 
     @property
     def bandwidth(self) -> float:
-        """Mean distance ``|i - j|`` of an entry from the diagonal; 0 without entries."""
+        """Return the mean distance ``|i - j|`` of an entry from the diagonal; 0 without entries."""
         return self._distances[1]
 
     @cached_property
     def _pattern(self) -> tuple[Array, Array]:
-        """Column and row of each distinct entry, columns in order, rows ascending."""
+        """Return column and row of each distinct entry, columns in order, rows ascending."""
         return _distinct(self.matrix.with_data(None).tocsc())
 
     @cached_property
     def duplicates(self) -> int:
-        """Entries stored beyond the first in their place."""
+        """Return the number of entries stored beyond the first in their cell."""
         return self.nnz - len(self._pattern[0])
 
     @cached_property
     def is_symmetric(self) -> bool | None:
-        """Whether (j, i) is stored wherever (i, j) is, values aside; None if rectangular."""
+        """Return True if (j, i) is stored wherever (i, j) is, values aside; None if rectangular."""
         if self.n_rows != self.n_cols:
             return None
         col, row = self._pattern
@@ -168,15 +168,15 @@ class Stats:
 
     @cached_property
     def tiles(self) -> tuple[TileStats, ...]:
-        """One for each of ``tile_shapes``; each is a conversion that is not kept."""
+        """Return statistics for each of ``tile_shapes``; the tiles themselves are not cached."""
         structure = self.matrix.with_data(None)
         values = 0 if self.matrix.data is None else int(self.matrix.data.nbytes)
-        found = [TileStats.of(structure.tosgt(tile)) for tile in self.tile_shapes]
-        return tuple(replace(one, nbytes=one.nbytes + values) for one in found)
+        stats = [TileStats.of(structure.tosgt(tile)) for tile in self.tile_shapes]
+        return tuple(replace(s, nbytes=s.nbytes + values) for s in stats)
 
     @cached_property
     def nbytes(self) -> dict[str, int]:
-        """Bytes of the matrix in each format, ``"sgt 16x8"`` and so on for the tiles."""
+        """Return the bytes of the matrix in each format, ``"sgt 16x8"`` and so on for the tiles."""
         A = self.matrix
         index = A.index_dtype.itemsize
         values = 0 if A.data is None else int(A.data.nbytes)
@@ -185,7 +185,7 @@ class Stats:
             "csr": index * (A.n_rows + 1 + A.nnz) + values,
             "csc": index * (A.n_cols + 1 + A.nnz) + values,
         }
-        return sizes | {f"sgt {_name(one.tile)}": one.nbytes for one in self.tiles}
+        return sizes | {f"sgt {_name(s.tile)}": s.nbytes for s in self.tiles}
 
     def __str__(self) -> str:
         symmetric = {True: "symmetric", False: "not symmetric", None: "rectangular"}
@@ -197,13 +197,13 @@ class Stats:
             f"entries   {self.self_loops} self loops, {self.duplicates} duplicates, "
             f"mean |i - j| {self.bandwidth:.1f}",
         ]
-        lines += [f"{_name(one.tile):<9} {one}" for one in self.tiles]
+        lines += [f"{_name(s.tile):<9} {s}" for s in self.tiles]
         sizes = ", ".join(f"{name} {_bytes(size)}" for name, size in self.nbytes.items())
         return "\n".join([*lines, f"bytes     {sizes}"])
 
 
 def summarize(A: Format, *, tiles: Sequence[Tile] = TILES) -> Stats:
-    """Degrees, symmetry, bandwidth, tile density and bytes of ``A``.
+    """Return statistics of ``A``: degrees, symmetry, bandwidth, tile density and bytes.
 
     Parameters
     ----------
@@ -214,7 +214,7 @@ def summarize(A: Format, *, tiles: Sequence[Tile] = TILES) -> Stats:
     Returns
     -------
     Stats
-        Lazy: what takes time is computed when it is read.
+        Lazy: each part is computed when it is read.
 
     Raises
     ------
@@ -227,7 +227,7 @@ def summarize(A: Format, *, tiles: Sequence[Tile] = TILES) -> Stats:
 
 
 def degree_histogram(A: Format, *, axis: int = 0) -> tuple[Array, Array]:
-    """``(degree, count)``: how many rows have each number of stored entries that occurs.
+    """Return ``(degree, count)``: how many rows have each number of stored entries.
 
     Parameters
     ----------
@@ -258,12 +258,12 @@ def degree_histogram(A: Format, *, axis: int = 0) -> tuple[Array, Array]:
 
 
 def tile_table(graphs: Iterable[tuple[str, Format]], *, tiles: Sequence[Tile] = TILES) -> str:
-    """A Markdown table of the tiles that condensing saves, and their density, for named graphs.
+    """Write a Markdown table of the tiles that condensing saves, and their density, by graph.
 
     Parameters
     ----------
     graphs : iterable of (name, matrix)
-        Taken one at a time, so that a generator may read them from files.
+        Read in turn, so that a generator may read them from files.
     tiles : sequence of (height, width)
 
     Returns
@@ -279,8 +279,8 @@ def tile_table(graphs: Iterable[tuple[str, Format]], *, tiles: Sequence[Tile] = 
     ]
     shares = []
     for name, A in graphs:
-        found = summarize(A, tiles=shapes).tiles
-        shares.append([share for one in found for share in (one.reduction, one.density)])
+        per_shape = summarize(A, tiles=shapes).tiles
+        shares.append([share for stats in per_shape for share in (stats.reduction, stats.density)])
         lines.append(_line([name, f"{A.n_rows:,}", f"{A.nnz:,}", *map(_percent, shares[-1])]))
     if shares:
         means = np.mean(shares, axis=0).tolist()
@@ -335,7 +335,7 @@ def _degrees(lengths: Array, nnz: int) -> Degrees:
 
 
 def _distinct(A: Compressed) -> tuple[Array, Array]:
-    """Major and minor index of each entry, without repeats, of a matrix with sorted indices."""
+    """Return major and minor index of each distinct entry of a matrix with sorted indices."""
     with on_device_of(A.indices), allocating(f"distinct entries of {A!r}"):
         major = primitives.expand(A.indptr, A.nnz)
         new = namespace(major).ones(A.nnz, bool)
@@ -356,7 +356,7 @@ def _line(cells: Iterable[str]) -> str:
 
 
 def _bytes(count: int) -> str:
-    """A number of bytes as people read it: 1.50 MiB."""
+    """Write a number of bytes for people: 1.50 MiB."""
     size, unit = float(count), "B"
     for bigger in ("KiB", "MiB", "GiB", "TiB"):
         if size < 1024:

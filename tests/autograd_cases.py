@@ -6,6 +6,12 @@ import torch
 from torch.autograd import forward_ad
 
 from sparsefmt import CSR, Graph
+from sparsefmt.autograd.tensors.prepare import tensors_of
+
+
+def side_of(graph, transposed):
+    """The rows of a graph, or of its transpose."""
+    return tensors_of(graph).side(transposed)
 
 
 def _with_tangent(function, x):

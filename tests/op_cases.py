@@ -7,7 +7,6 @@ import numpy as np
 
 import sparsefmt
 from sparsefmt.formats.base import Format
-from sparsefmt.ops.engine import choose
 
 DTYPES = [np.float16, ml_dtypes.bfloat16, np.float32, np.float64]
 INDEX_DTYPES = [np.int32, np.int64]
@@ -130,9 +129,9 @@ def poisoned(xp, shape, dtype):
     return buffer[GUARD : GUARD + size].reshape(shape), buffer
 
 
-def poison_results(xp, monkeypatch):
-    """Let kernels write what is not given to them to such outputs; returns the buffers."""
-    buffers, run = [], choose.run
+def poison_results(xp, monkeypatch, room):
+    """Let the kernels of a room write what is not given to them to such outputs: the buffers."""
+    buffers, run = [], room.call
 
     def guarded(shape, dtype):
         found, buffer = poisoned(xp, shape, dtype)
@@ -150,7 +149,7 @@ def poison_results(xp, monkeypatch):
             dself[...] = options["dself"]
         return found
 
-    monkeypatch.setattr(choose, "run", run_poisoned)
+    monkeypatch.setattr(room, "call", run_poisoned)
     return buffers
 
 

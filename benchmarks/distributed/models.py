@@ -12,7 +12,7 @@ from torch.nn.functional import cross_entropy
 
 from sparsefmt import distributed
 from sparsefmt.autograd.layers import maps_first
-from sparsefmt.distributed.aggregation import sends_first
+from sparsefmt.distributed.graph import sends_first
 from sparsefmt.nn import GATConv, SAGEConv
 
 from .model import Layer

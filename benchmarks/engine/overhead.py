@@ -87,13 +87,13 @@ class Cases:
         """Everything timed: torch's own, forward, forward and backward, the array ops."""
         import torch
 
-        from sparsefmt.autograd.tensors import prepare
+        from sparsefmt.autograd.tensors.prepare import tensors_of
 
         graph = self.graph
         x, y, weight, s = (
             t.clone().requires_grad_() for t in (self.x, self.y, self.weight, self.scores)
         )
-        function, side = bare_function(), prepare.side_of(graph, False)
+        function, side = bare_function(), tensors_of(graph).rows
         arrays = side.indptr, side.indices, side.n_cols, side.plan
         args = self.x, self.weight, None, None, None, "sum"
 

@@ -1,5 +1,6 @@
 """The operations as functions of torch: checks, autograd, compilation and autocast around ops."""
 
+import warnings
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -61,7 +62,10 @@ __all__, _resolve, __dir__ = facade(__name__, _MODULES)
 def __getattr__(name: str) -> Any:
     for module, names in _LEAVING.items():
         if name in names.split():
-            return getattr(import_module(f".{module}", __name__), name)
+            place = f"{__name__}.{module}"
+            text = f"{__name__}.{name} leaves in the next release: import it from {place}."
+            warnings.warn(text, DeprecationWarning, stacklevel=2)
+            return getattr(import_module(place), name)
     return _resolve(name)
 
 

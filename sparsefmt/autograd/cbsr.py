@@ -16,10 +16,11 @@ from torch.autograd import Function
 from ..ops.cbsr.api import REDUCTIONS
 from ..ops.engine.bind import word
 from .engine import checks as _check
-from .engine.library import LibraryOp, unheard
+from .engine.library import LibraryOp
 from .engine.recording import apart, recorded
 from .matmul import Factors, csr_operands, factor_gradients, restored, scaled
 from .tensors.prepare import GraphLike, tensors_of
+from .tensors.shared import Shared
 from .tensors.tensors import GraphTensors
 
 MAXK = LibraryOp("maxk")
@@ -116,6 +117,9 @@ def maxk_aggregate(
     (ASPLOS'24), sections 3 and 4.
     """
     word("reduce", reduce, REDUCTIONS)
+    if isinstance(graph, Shared) and graph.whole is None:
+        scales = {"row_scale": row_scale, "col_scale": col_scale}
+        return graph.maxk_aggregate(x, k, edge_weight, reduce=reduce, **scales)
     tensors = tensors_of(graph, x)
     x, *factors = csr_operands(tensors, x, edge_weight, row_scale, col_scale)
     return maxk_spgemm(tensors, x, _check.kept(k, x.shape[1]), reduce, *factors)
@@ -239,15 +243,15 @@ def maxk_spgemm(
     ``factors`` are edge values, and the scales of rows and columns.
     """
     out: Tensor
-    if unheard(tensors.rows, (x, *factors)):
-        columns, data = MAXK.at_once(None, x, k)
-        out = SPGEMM.at_once(tensors.rows, columns, data, x.shape[1], *factors, reduce)
-        return out
-    if recorded(x) and not recorded(*factors):  # one node in the place of two
+    if recorded(*factors):
+        columns, data = choose_features(x, k)
+        return spgemm(tensors, columns, data, x.shape[1], *factors, reduce=reduce)
+    if recorded(x):  # one node in the place of two
         out = _MaxkSpgemm.apply(*apart(x, *factors), k, tensors, reduce)  # type: ignore[no-untyped-call]
         return out
-    columns, data = choose_features(x, k)
-    return spgemm(tensors, columns, data, x.shape[1], *factors, reduce=reduce)
+    columns, data = MAXK(x, k)
+    out = SPGEMM(tensors.rows, columns, data, x.shape[1], *factors, reduce)
+    return out
 
 
 class _MaxkSpgemm(Function):

@@ -18,19 +18,25 @@ from .engine import checks
 from .engine.recording import recorded
 from .matmul import SPMM, aggregated, multiply
 from .plain import applied, is_taped
-from .tensors.prepare import GraphLike, side_of, tensors_of
+from .tensors.prepare import GraphLike, tensors_of
+from .tensors.tensors import GraphTensors
 
 # Sums with a part of each row's own
 
 
-def _plus(
-    graph: GraphLike, transposed: bool, x: Tensor, scales: Any, reduce: str, *own: Any
+def _add_own(
+    tensors: GraphTensors,
+    transposed: bool,
+    x: Tensor,
+    row_scale: Tensor | None,
+    col_scale: Tensor | None,
+    reduce: str,
+    *own_part: Any,
 ) -> Tensor:
-    """Run the kernel that adds a row's own part to its sum; no autograd."""
-    tensors = tensors_of(graph)
-    side, values = tensors.side(transposed), tensors.csr_values
+    """Multiply and add a row's own part in one kernel, without autograd."""
+    side, values = tensors.columns if transposed else tensors.rows, tensors.csr_values
     perm = None if values is None else side.perm
-    y: Tensor = SPMM(side, x, values, perm, *scales, reduce, *own)
+    y: Tensor = SPMM(side, x, values, perm, row_scale, col_scale, reduce, *own_part)
     return y
 
 
@@ -42,7 +48,6 @@ def propagated(
     bias: Tensor | None = None,
     *,
     one_more: bool = False,
-    transposed: bool = False,
 ) -> Tensor:
     """Propagate features of a call that ``is_plain``: the sum over neighbours and an own part.
 
@@ -59,8 +64,6 @@ def propagated(
     bias : Tensor, shape (feat,), optional
     one_more : bool
         If so ``own`` has one value, and ``1 + own[0]`` is the factor of all.
-    transposed : bool
-        Whether to go by the transpose.
 
     Returns
     -------
@@ -70,33 +73,55 @@ def propagated(
     -----
     ``x`` and ``bias`` have gradients, differentiable any number of times; all else is constant.
     """
-    if not recorded(x, bias):  # which refuses a backward pass within vmap
-        return _plus(graph, transposed, x, (scale, scale), "sum", x, own, one_more, bias)
-    return applied(_Propagated, x, bias, scale, own, graph, one_more, transposed)
+    return _propagated(tensors_of(graph), x, None, bias, scale, own, one_more)
+
+
+def _propagated(
+    tensors: GraphTensors,
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    scale: Tensor | None,
+    own: Tensor,
+    one_more: bool,
+    transposed: bool = False,
+) -> Tensor:
+    """Propagate ``x W``, or ``x`` if there is no weight, by the graph or its transpose."""
+    constants = scale, own, tensors, one_more, transposed
+    if recorded(x, weight, bias):  # which refuses a backward pass within vmap
+        return applied(_Propagated, x, weight, bias, *constants)
+    return _sum_of_maps(x, weight, bias, *constants)
+
+
+def _sum_of_maps(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, scale: Any, own: Tensor, *options: Any
+) -> Tensor:
+    tensors, one_more, transposed = options
+    h = x if weight is None else linear(x, weight)
+    return _add_own(tensors, transposed, h, scale, scale, "sum", h, own, one_more, bias)
 
 
 class _Propagated(Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, bias: Tensor | None, scale: Any, *given: Any) -> Tensor:
-        own, ctx.graph, ctx.one_more, ctx.transposed = given
-        ctx.save_for_backward(scale, own)
-        scales = scale, scale
-        return _plus(ctx.graph, ctx.transposed, x, scales, "sum", x, own, ctx.one_more, bias)
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, *constants: Any
+    ) -> Tensor:
+        scale, own, ctx.tensors, ctx.one_more, ctx.transposed = constants
+        ctx.save_for_backward(None if weight is None else x, weight, scale, own)
+        return _sum_of_maps(x, weight, bias, *constants)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        dx = db = None
-        if ctx.needs_input_grad[0]:
-            dx = _back(ctx, grad, *ctx.saved_tensors)
-        if ctx.needs_input_grad[1]:
-            db = grad.sum(0)
-        return dx, db, None, None, None, None, None
-
-
-def _back(ctx: Any, grad: Tensor, scale: Tensor | None, own: Tensor) -> Tensor:
-    """Give the gradient of what was propagated."""
-    options = {"one_more": ctx.one_more, "transposed": not ctx.transposed}
-    return propagated(ctx.graph, grad, scale, own, **options)
+        x, weight, *factors = ctx.saved_tensors
+        of_x, of_weight, of_bias = ctx.needs_input_grad[:3]
+        dx = dw = None
+        if of_x or of_weight:
+            flipped = ctx.one_more, not ctx.transposed
+            dx = _propagated(ctx.tensors.current(), grad, None, None, *factors, *flipped)
+            if weight is not None:
+                dw = torch.mm(dx.t(), x) if of_weight else None
+                dx = torch.mm(dx, weight) if of_x else None
+        return dx, dw, grad.sum(0) if of_bias else None, *(None,) * 5
 
 
 def gcn_convolution(
@@ -117,10 +142,7 @@ def gcn_convolution(
     -------
     Tensor, shape (n, out_channels)
     """
-    if not is_taped(x, weight, bias):
-        h = linear(x, weight)
-        return _plus(graph, False, h, (scale, scale), "sum", h, own, False, bias)
-    return applied(_Gcn, x, weight, bias, scale, own, graph, False)
+    return _propagated(tensors_of(graph), x, weight, bias, scale, own, False)
 
 
 def gin_convolution(
@@ -148,40 +170,16 @@ def gin_convolution(
     """
     if not maps_first(*weight.shape[::-1], gradient=x.requires_grad):
         return linear(propagated(graph, x, None, eps, one_more=True), weight, bias)
-    if not is_taped(x, weight, bias):
-        h = linear(x, weight)
-        return _plus(graph, False, h, (None, None), "sum", h, eps, True, bias)
-    return applied(_Gcn, x, weight, bias, None, eps, graph, True)
+    return _propagated(tensors_of(graph), x, weight, bias, None, eps, True)
 
 
 def maps_first(width: int, out_width: int, *, gradient: bool) -> bool:
-    """Tell whether SAGE and GIN aggregate what was mapped, so that fewer bytes are gathered.
+    """Return True if SAGE and GIN aggregate what was mapped, so that fewer bytes are gathered.
 
     If the features have no ``gradient``, backward aggregates the gradient of what was mapped only.
     """
     passes = 2 if torch.is_grad_enabled() and not gradient else 1
     return passes * out_width <= width
-
-
-class _Gcn(Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Any, *given: Any) -> Tensor:
-        scale, own, ctx.graph, ctx.one_more = given
-        ctx.save_for_backward(x, weight, scale, own)
-        ctx.transposed = False
-        h = linear(x, weight)
-        return _plus(ctx.graph, False, h, (scale, scale), "sum", h, own, ctx.one_more, bias)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight, *factors = ctx.saved_tensors
-        of_x, of_weight, of_bias = ctx.needs_input_grad[:3]
-        dx = dw = None
-        if of_x or of_weight:
-            dh = _back(ctx, grad, *factors)
-            dx = torch.mm(dh, weight) if of_x else None
-            dw = torch.mm(dh.t(), x) if of_weight else None
-        return dx, dw, grad.sum(0) if of_bias else None, *(None,) * 4
 
 
 # Means beside a map of each row's own
@@ -212,94 +210,91 @@ def sage_convolution(
     inputs = x, weight, bias, own_weight
     early = maps_first(*weight.shape[::-1], gradient=x.requires_grad)
     if not is_taped(*inputs):
-        return _sage(graph, early, *inputs)[0]
-    return applied(_Sage, *inputs, graph, early)
+        return _sage(tensors_of(graph), early, *inputs)[0]
+    return applied(_Sage, *inputs, tensors_of(graph), early)
 
 
 def _sage(
-    graph: GraphLike, early: bool, x: Tensor, weight: Tensor, bias: Any, own_weight: Tensor
+    tensors: GraphTensors, early: bool, x: Tensor, weight: Tensor, bias: Any, own_weight: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Give the result and what backward reads: the means of the features, or ``early`` the maps."""
+    """Return the result, and for backward the means of the features, or ``early`` the maps."""
     feat = weight.shape[0]
     if early:
         maps = torch.cat([weight, own_weight])
         h, own = linear(x, maps).split_with_sizes([feat, feat], 1)
-        return _plus(graph, False, h, (None, None), "mean", own, None, False, bias), maps
-    tensors = tensors_of(graph)
+        own_part = own, None, False, bias
+        return _add_own(tensors, False, h, None, None, "mean", *own_part), maps
     means = aggregated(tensors.rows, x, tensors.csr_values, None, None, "mean")
     return linear(means, weight, bias).addmm_(x, own_weight.t()), means
 
 
 class _Sage(Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Any, *given: Any) -> Tensor:
-        own_weight, ctx.graph, ctx.early = given
-        y, kept = _sage(ctx.graph, ctx.early, x, weight, bias, own_weight)
-        ctx.save_for_backward(x, weight, own_weight, kept)
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Any, *args: Any) -> Tensor:
+        own_weight, ctx.tensors, ctx.early = args
+        y, saved = _sage(ctx.tensors, ctx.early, x, weight, bias, own_weight)
+        ctx.save_for_backward(x, weight, own_weight, saved)
         return y
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight, own_weight, kept = ctx.saved_tensors
         of_x, of_weight, of_bias, of_own = ctx.needs_input_grad[:4]
         back = _sage_early if ctx.early else _sage_late
-        wanted = of_x, of_weight or of_own
-        dx, dw, dv = back(ctx.graph, wanted, grad, x, weight, own_weight, kept)
+        needs = of_x, of_weight or of_own
+        dx, dw, dv = back(ctx.tensors.current(), needs, grad, *ctx.saved_tensors)
         return dx, dw, grad.sum(0) if of_bias else None, dv, None, None
 
 
 def _sage_early(
-    graph: GraphLike,
-    wanted: Any,
+    tensors: GraphTensors,
+    needs: tuple[bool, bool],
     grad: Tensor,
     x: Tensor,
     weight: Tensor,
     own_weight: Tensor,
     maps: Tensor,
 ) -> tuple[Tensor | None, ...]:
-    """Give the gradients of features and both weights, where maps came first."""
+    """Return the gradients of features and both weights, where maps came first."""
     dx = dw = dv = None
-    both = torch.cat([_mean_back(graph, grad), grad], 1)
-    if wanted[0]:
+    both = torch.cat([_mean_back(tensors, grad), grad], 1)
+    if needs[0]:
         if torch.is_grad_enabled():  # to be differentiated once more
             maps = torch.cat([weight, own_weight])
         dx = torch.mm(both, maps)
-    if wanted[1]:
+    if needs[1]:
         dw, dv = torch.mm(both.t(), x).split_with_sizes([weight.shape[0], own_weight.shape[0]])
     return dx, dw, dv
 
 
 def _sage_late(
-    graph: GraphLike,
-    wanted: Any,
+    tensors: GraphTensors,
+    needs: tuple[bool, bool],
     grad: Tensor,
     x: Tensor,
     weight: Tensor,
     own_weight: Tensor,
     means: Tensor,
 ) -> tuple[Tensor | None, ...]:
-    """Give the gradients of features and both weights, where the means came first."""
+    """Return the gradients of features and both weights, where the means came first."""
     dx = dw = dv = None
     # To be differentiated once more; ``recorded`` refuses a tangent.
     again = recorded(grad) or torch.is_grad_enabled()
-    if wanted[0]:
+    if needs[0]:
         of_means, own = torch.mm(grad, weight), torch.mm(grad, own_weight)
         if again:
-            dx = _mean_back(graph, of_means) + own
+            dx = _mean_back(tensors, of_means) + own
         else:
-            scales = None, side_of(graph, False).inverse_degree_beside(grad)
-            dx = _plus(graph, True, of_means, scales, "sum", own, None, False, None)
-    if wanted[1]:
+            scales = None, tensors.rows.inverse_degree_beside(grad)
+            dx = _add_own(tensors, True, of_means, *scales, "sum", own)
+    if needs[1]:
         if again:
-            tensors = tensors_of(graph)
             means = multiply(tensors, False, x, tensors.csr_values, None, None, "mean")
         dw, dv = torch.mm(grad.t(), means), torch.mm(grad.t(), x)
     return dx, dw, dv
 
 
-def _mean_back(graph: GraphLike, grad: Tensor) -> Tensor:
-    """Give the gradient of the features of a mean, differentiably."""
-    tensors = tensors_of(graph)
+def _mean_back(tensors: GraphTensors, grad: Tensor) -> Tensor:
+    """Return the gradient of the features of a mean, differentiably."""
     scale = tensors.rows.inverse_degree_beside(grad)
     return multiply(tensors, True, grad, tensors.csr_values, None, scale)
 

@@ -16,14 +16,13 @@ from torch.autograd import Function
 
 from ..errors import ShapeError
 from ..ops.engine.bind import bind, word
-from ..ops.matmul.api import REDUCTIONS
-from ..ops.matmul.heads import summed
+from ..ops.matmul.api import REDUCTIONS, summed
 from .engine import checks as _check
-from .engine import library
 from .engine.library import LibraryOp
 from .engine.recording import apart, once, recorded
 from .tensors.order import in_csr_order, in_own_order
 from .tensors.prepare import GraphLike, tensors_of
+from .tensors.shared import Shared
 from .tensors.tensors import GraphTensors, Side
 
 SPMM = LibraryOp("spmm")
@@ -102,27 +101,14 @@ def spmm(
     fuseGNN (ICCAD'20), section 3.
     """
     word("reduce", reduce, REDUCTIONS)
+    if isinstance(graph, Shared) and graph.whole is None:
+        scales = {"row_scale": row_scale, "col_scale": col_scale}
+        return graph.spmm(x, edge_weight, reduce=reduce, **scales)
     tensors = tensors_of(graph, x)
     if getattr(x, "ndim", 2) == 3 or getattr(edge_weight, "ndim", 1) == 2:
         return _of_heads(tensors, x, edge_weight, reduce, row_scale, col_scale)
     inputs = csr_operands(tensors, x, edge_weight, row_scale, col_scale)
-    return _product(tensors, reduce, *inputs)
-
-
-def _product(
-    tensors: GraphTensors,
-    reduce: str,
-    x: Tensor,
-    values: Tensor | None,
-    row_scale: Tensor | None,
-    col_scale: Tensor | None,
-) -> Tensor:
-    """Multiply the graph with features after the checks."""
-    if library.unheard(tensors.rows, (x, values, row_scale, col_scale)):
-        args = x, values, None, row_scale, col_scale, reduce
-        out: Tensor = SPMM.at_once(tensors.rows, *args)
-        return out
-    return multiply(tensors, False, x, values, row_scale, col_scale, reduce)
+    return multiply(tensors, False, *inputs, reduce)
 
 
 def _of_heads(
@@ -141,7 +127,7 @@ def _of_heads(
         _check.features("x", x, rows=tensors.n_cols, axis="columns", graph=tensors)
         flat = x.reshape(x.shape[0], x.shape[1] * x.shape[2])
         inputs = csr_operands(tensors, flat, edge_weight, row_scale, col_scale)
-        out = _product(tensors, reduce, *inputs)
+        out = multiply(tensors, False, *inputs, reduce)
         return out.view(out.shape[0], *x.shape[1:])
     summed(reduce)
     heads = edge_weight.shape[1]
@@ -167,6 +153,8 @@ def operands(
 
     Without ``edge_weight`` the values are the graph's own; they stay in the user's order.
     """
+    if isinstance(graph, Shared) and graph.whole is None:
+        return graph.operands(x, edge_weight, row_scale, col_scale)
     tensors = tensors_of(graph, x)
     x, values, r, c = _bound(tensors, x, edge_weight, row_scale, col_scale)
     if edge_weight is None and values is not None:

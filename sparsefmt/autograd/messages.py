@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from ..errors import DtypeError, ShapeError
-from ..ops.engine.bind import word
+from ..errors import ShapeError
+from ..ops.engine.bind import bind, word
+from ..ops.engine.table import Arg
 from ..ops.messages import api
 from .edges import sddmm
 from .engine import checks as _check
@@ -27,6 +28,8 @@ MESSAGE_AGGREGATE = LibraryOp("message_aggregate")
 MESSAGE_AGGREGATE_BACKWARD = LibraryOp("message_aggregate_backward")
 EDGE_COMBINE = LibraryOp("edge_combine")
 _OPS = (*api.COMBINATIONS, "dot")
+#: Errors name ``edge_features`` by ``x``, where the row has it the other way around.
+_X, _EDGES = Arg("x", "cols", (2,)), Arg("edges", "entries", (2,), "x")
 
 
 def message_aggregate(
@@ -89,8 +92,9 @@ def message_aggregate(
     x, edge_features = library.narrowed(tensors.kind, x, edge_features)
     _edge_features(edge_features, tensors)
     if message != "copy_edge":
-        _check.matrix("x", x, rows=tensors.n_cols, axis="columns", graph=tensors)
-        _same("edge_features", edge_features, "x", x)
+        _check.TENSORS.features("x", x, _X, tensors, tensors.n_cols, None)
+        like = "x", x
+        _check.TENSORS.alike("edge_features", edge_features, _EDGES, tensors, like)
     return aggregated(tensors, False, x, edge_features, message, reduce)
 
 
@@ -129,10 +133,7 @@ def edge_combine(graph: GraphLike, left: Tensor, right: Tensor, op: str = "add")
     if op == "dot":
         return sddmm(graph, left, right)
     tensors = tensors_of(graph, right, left)
-    left, right = library.narrowed(tensors.kind, left, right)
-    _check.matrix("left", left, rows=tensors.n_rows, axis="rows", graph=tensors)
-    _check.matrix("right", right, rows=tensors.n_cols, axis="columns", graph=tensors)
-    _same("right", right, "left", left)
+    _, left, right = bind(EDGE_COMBINE.row, tensors, left=left, right=right)
     return combined(tensors, False, left, right, op)
 
 
@@ -144,20 +145,6 @@ def _edge_features(value: Tensor, graph: GraphTensors) -> None:
         raise ShapeError(
             f"edge_features has shape {tuple(value.shape)} but the graph stores {graph.nnz} "
             f"entries: give ({graph.nnz}, feat), {mend}a row for each edge."
-        )
-
-
-def _same(name: str, value: Tensor, other_name: str, other: Any) -> None:
-    """Check for the dtype and the width of other features."""
-    if value.dtype is not other.dtype:
-        raise DtypeError(
-            f"{name} is {value.dtype} but {other_name} is {other.dtype}: give both in one dtype, "
-            f"{name}.to({other.dtype}) for instance."
-        )
-    if value.shape[1] != other.shape[1]:
-        raise ShapeError(
-            f"{name} has {value.shape[1]} features but {other_name} has {other.shape[1]}: give "
-            "both the same, by a linear layer for instance."
         )
 
 

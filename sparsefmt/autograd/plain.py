@@ -1,4 +1,4 @@
-"""Which calls of a layer run as one node of autograd's, and how such a node is applied."""
+"""The calls of layers that run as one node of autograd's, and how such a node is applied."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ _TENSORS = (Tensor, Parameter)
 
 
 def is_plain(graph: object, x: Any, weight: Any, *others: Tensor | None) -> bool:
-    """Tell whether a layer may run as one node: what most calls are, in eager mode.
+    """Return True if a layer may run as one node, as most calls in eager mode may.
 
     Parameters
     ----------
@@ -71,7 +71,7 @@ def is_plain(graph: object, x: Any, weight: Any, *others: Tensor | None) -> bool
 
 
 def is_taped(*tensors: Tensor | None) -> bool:
-    """Tell whether autograd records a call that ``is_plain``."""
+    """Return True if autograd records a call that ``is_plain``."""
     if torch.is_grad_enabled():
         for tensor in tensors:
             if tensor is not None and tensor.requires_grad:
@@ -79,10 +79,10 @@ def is_taped(*tensors: Tensor | None) -> bool:
     return False
 
 
-def applied(function: type[Function], *given: Any) -> Tensor:
+def applied(function: type[Function], *args: Any) -> Tensor:
     """Apply a function in a call that ``is_plain``, for which torch's own ``apply`` does no more.
 
     That looks at each argument for a wrapper that a transform has left behind.
     """
-    found: Tensor = super(Function, function).apply(*given)  # type: ignore[misc]
-    return found
+    out: Tensor = super(Function, function).apply(*args)  # type: ignore[misc]
+    return out

@@ -13,6 +13,7 @@ from .engine.recording import apart, recorded
 from .matmul import SPMM, csr_operands, multiply, spmm
 from .tensors.edge_index import as_graph
 from .tensors.prepare import GraphLike, graph_tensors, tensors_of
+from .tensors.shared import Shared
 from .tensors.tensors import GraphTensors
 
 
@@ -63,6 +64,9 @@ def aggregate_with_own(
     is saved for backward where ``k`` is given.  ``nn.GCNConv`` adds loops this way, and
     ``nn.GINConv`` its ``1 + eps``.
     """
+    if isinstance(graph, Shared) and graph.whole is None:
+        options = {"without": without, "row_scale": row_scale, "col_scale": col_scale}
+        return graph.aggregate_with_own(x, own, edge_weight, k=k, **options)
     graph = as_graph(graph, x)
     if k is None:
         y = spmm(graph, x, edge_weight, row_scale=row_scale, col_scale=col_scale)
@@ -122,6 +126,8 @@ def propagate(
     Deterministic, backward too.  ``aggregate_with_own`` computes the same in three nodes and as
     many passes over the result.
     """
+    if isinstance(graph, Shared) and graph.whole is None:
+        return graph.propagate(x, scale, own, without=without, bias=bias)
     tensors = tensors_of(graph, x)
     x, values, _, _ = csr_operands(tensors, x, None, None, None)
     if torch.is_autocast_enabled(tensors.kind):

@@ -285,12 +285,25 @@ class _Relational(Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
         of_x, of_weight, of_own = ctx.needs_input_grad[:3]
-        dx = dw = None
-        if of_x or of_weight:
-            gradients = _Gradients(x, weight, of_x, of_weight)
-            for group in ctx.groups:
-                gradients.add(group, _mapped_gradient(group, grad, ctx.reduce))
-            dx, dw = gradients.result()
+        blocks = weight.shape[1] if weight.dim() == 4 else 1
+        dx: Tensor | None = None
+        parts, end = list[Tensor](), 0
+        for group in ctx.groups if of_x or of_weight else ():
+            dz = _mapped_gradient(group, grad, ctx.reduce)
+            dz = _of_blocks(dz, group.length, blocks)
+            if of_weight:
+                parts += _zeros(weight, group.first - end)
+                h = _sources(_by_blocks(x, blocks), group)
+                parts.append(_of_types(_product(h.transpose(1, 2), dz), group.length, weight))
+                end = group.first + group.length
+            if of_x:
+                dx = _plus_features(dx, x, _blocks(weight, group).transpose(1, 2), group, dz)
+        dw = None
+        if of_weight:
+            parts += _zeros(weight, len(weight) - end)
+            dw = parts[0] if len(parts) == 1 else torch.cat(parts)
+        if of_x:
+            dx = torch.zeros_like(x) if dx is None else dx.transpose(0, 1).reshape(x.shape)
         return dx, dw, grad if of_own else None, None, None, None
 
 
@@ -303,66 +316,28 @@ def _mapped_gradient(group: Group, grad: Tensor, reduce: str) -> Tensor:
     return multiply(tensors, True, grad, tensors.csr_values, None, scale)
 
 
-class _Gradients:
-    """Gradients of features and weights, added up over groups of relations."""
+def _plus_features(dx: Tensor | None, x: Tensor, maps: Tensor, group: Group, dz: Tensor) -> Tensor:
+    """Add a group's gradient of features; in place unless it is to be differentiated again."""
+    sources = group.sources
+    if sources is None:
+        return _product(dz, maps) if dx is None else _plus_product(dx, dz, maps)
+    part = _product(dz, maps)  # of some vertices, each once: nothing depends on an order
+    if dx is None:
+        dx = part.new_zeros(part.shape[0], x.shape[0], part.shape[2])
+    again = torch.is_grad_enabled()
+    return dx.index_add(1, sources, part) if again else dx.index_add_(1, sources, part)
 
-    def __init__(self, x: Tensor, weight: Tensor, of_x: bool, of_weight: bool) -> None:
-        self.n_blocks = weight.shape[1] if weight.dim() == 4 else 1
-        self.x, self.weight = x, weight
-        self.of_x, self.of_weight = of_x, of_weight
-        self.dx: Tensor | None = None
-        self.dw: list[tuple[Group, Tensor]] = []
 
-    def add(self, group: Group, dz: Tensor) -> None:
-        """Add what a group has of both; in place unless it is to be differentiated again."""
-        dz = _of_blocks(dz, group.length, self.n_blocks)
-        if self.of_weight:
-            x = _sources(_by_blocks(self.x, self.n_blocks), group)
-            self.dw.append((group, _product(x.transpose(1, 2), dz)))
-        if not self.of_x:
-            return
-        maps = _blocks(self.weight, group).transpose(1, 2)
-        if group.sources is not None:
-            self._add_few(group.sources, _product(dz, maps))
-        elif self.dx is None:
-            self.dx = _product(dz, maps)
-        else:
-            self.dx = _plus_product(self.dx, dz, maps)
+def _of_types(dw: Tensor, count: int, weight: Tensor) -> Tensor:
+    """Convert (blocks, in, count * out) to the shape of the weights of ``count`` types."""
+    blocks, rows, width = dw.shape
+    dw = dw.view(blocks, rows, count, width // count).permute(2, 0, 1, 3)
+    return dw if weight.dim() == 4 else dw.squeeze(1)
 
-    def _add_few(self, sources: Tensor, part: Tensor) -> None:
-        """Add the gradients of some vertices, each once: nothing depends on an order."""
-        if self.dx is None:
-            self.dx = part.new_zeros(part.shape[0], self.x.shape[0], part.shape[2])
-        if torch.is_grad_enabled():
-            self.dx = self.dx.index_add(1, sources, part)
-        else:
-            self.dx.index_add_(1, sources, part)
 
-    def result(self) -> tuple[Tensor | None, Tensor | None]:
-        """Return the gradients that are needed, in the shapes of features and weights."""
-        dx = self.dx
-        if dx is not None:
-            dx = dx.transpose(0, 1).reshape(self.x.shape)
-        elif self.of_x:
-            dx = torch.zeros_like(self.x)
-        return dx, self._of_weight() if self.of_weight else None
-
-    def _of_weight(self) -> Tensor:
-        """Join the gradients of the weights of all types."""
-        parts: list[Tensor] = []
-        end = 0
-        for group, dw in self.dw:
-            parts += self._zeros(group.first - end)
-            blocks, rows, width = dw.shape
-            own = dw.view(blocks, rows, group.length, width // group.length).permute(2, 0, 1, 3)
-            parts.append(own if self.weight.dim() == 4 else own.squeeze(1))
-            end = group.first + group.length
-        parts += self._zeros(len(self.weight) - end)
-        return parts[0] if len(parts) == 1 else torch.cat(parts)
-
-    def _zeros(self, count: int) -> list[Tensor]:
-        """Return the gradient of types that no edge has."""
-        return [self.weight.new_zeros(count, *self.weight.shape[1:])] if count else []
+def _zeros(weight: Tensor, count: int) -> list[Tensor]:
+    """Return the gradient of types that no edge has."""
+    return [weight.new_zeros(count, *weight.shape[1:])] if count else []
 
 
 # Rows of the weights in the place of mapped features, and reductions of features as they are

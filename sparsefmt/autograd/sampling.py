@@ -16,6 +16,7 @@ from .engine.memory import sums_dtype
 from .engine.recording import apart, once, recorded
 from .matmul import csr_operands
 from .tensors.prepare import GraphLike, tensors_of
+from .tensors.shared import Shared
 from .tensors.tensors import GraphTensors
 
 SPMM_SAMPLED = LibraryOp("spmm_sampled")
@@ -89,6 +90,10 @@ def sampled_aggregate(
     flag("mean", mean)
     flag("rescale", rescale)
     sampling_options.refuse_both(mean, rescale)
+    if isinstance(graph, Shared) and graph.whole is None:
+        drawing = {"strategy": strategy, "seed": seed, "mean": mean, "rescale": rescale}
+        scales = {"row_scale": row_scale, "col_scale": col_scale}
+        return graph.sampled_aggregate(x, width, edge_weight, **drawing, **scales)
     tensors = tensors_of(graph, x)
     x, values, r, c = csr_operands(tensors, x, edge_weight, row_scale, col_scale)
     _check.seed(seed, tensors)

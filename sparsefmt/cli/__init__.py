@@ -22,11 +22,10 @@ EXTRA = ("click", "rich", "matplotlib")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run ``sparsefmt`` with these arguments (``sys.argv``'s by default); the exit code.
+    """Run ``sparsefmt`` with these arguments (``sys.argv``'s by default); return the exit code.
 
     0: done; 1: ``demo`` or ``doctor`` found something wrong; 2: bad options or bad input, with one
-    line on stderr; 130: interrupted; 143: terminated.  What goes to a stream that the caller has
-    closed is dropped.
+    line on stderr; 130: interrupted; 143: terminated.  Text for a closed stream is dropped.
     """
     with _open_streams():
         try:
@@ -43,12 +42,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 class _Terminated(BaseException):
-    """SIGTERM or SIGHUP came: unfinished files are removed on the way out."""
+    """The exception of SIGTERM and SIGHUP: unfinished files are removed on the way out."""
 
 
 @contextmanager
 def _orderly_end() -> Iterator[None]:
-    """Let SIGTERM and SIGHUP end the command as an exception does."""
+    """Convert SIGTERM and SIGHUP to an exception that ends the command."""
 
     def end(*_: object) -> None:
         raise _Terminated
@@ -56,19 +55,19 @@ def _orderly_end() -> Iterator[None]:
     mine = threading.current_thread() is threading.main_thread()
     names = [name for name in ("SIGTERM", "SIGHUP") if mine and hasattr(signal, name)]
     signals = [getattr(signal, name) for name in names]
-    caught = [one for one in signals if signal.getsignal(one) == signal.SIG_DFL]  # not under nohup
-    for one in caught:
-        signal.signal(one, end)
+    caught = [s for s in signals if signal.getsignal(s) == signal.SIG_DFL]  # not under nohup
+    for number in caught:
+        signal.signal(number, end)
     try:
         yield
     finally:
-        for one in caught:
-            signal.signal(one, signal.SIG_DFL)
+        for number in caught:
+            signal.signal(number, signal.SIG_DFL)
 
 
 @contextmanager
 def _open_streams() -> Iterator[None]:
-    """Streams that take any text: the null device for a closed one (``>&-``), which is None."""
+    """Replace closed streams (None, ``>&-``) by the null device; let all streams take any text."""
     with ExitStack() as stack:
         for stream, redirect in ((sys.stdout, redirect_stdout), (sys.stderr, redirect_stderr)):
             if stream is None:
@@ -84,7 +83,7 @@ def _run(arguments: Sequence[str] | None) -> int:
     try:
         import click
 
-        from .partitioning import sparsefmt  # with the commands of all files
+        from .planning import sparsefmt  # with the commands of all files
     except ModuleNotFoundError as error:
         return _refuse_missing(error)
     try:

@@ -24,7 +24,7 @@ from ..stats import TILES
 from . import doctor as medicine
 from . import tables
 
-#: Called with what begins now.
+#: Called with the name of the step that begins.
 Step: TypeAlias = Callable[[str], None]
 
 FORMATS = ("csr", "csc", "coo", "sgt")
@@ -40,7 +40,7 @@ Examples:
 
 
 def _tile(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[int, int] | None:
-    """``"16x8"`` as ``(16, 8)``."""
+    """Convert ``"16x8"`` to ``(16, 8)``."""
     if value is None:
         return None
     height, times, width = value.lower().partition("x")
@@ -53,7 +53,7 @@ def _tile(ctx: click.Context, param: click.Parameter, value: str | None) -> tupl
 
 
 def _path(ctx: click.Context, param: click.Parameter, value: str | None) -> Path | None:
-    """Refuse what names no file, before ``Path`` takes "" for "." and "./-" for "-"."""
+    """Convert an option to a path; raise for "" and "-", which ``Path`` takes for "." and "./-"."""
     if value == "-":
         raise click.BadParameter(
             "'-' names no file, and standard input is not read, nor standard output written: give "
@@ -117,7 +117,7 @@ def sparsefmt(ctx: click.Context) -> None:
 @_path_argument()
 @_dtype_option
 def info(path: Path, dtype: str | None) -> None:
-    """Sizes, degrees, tile density and bytes of a graph file."""
+    """Print sizes, degrees, tile density and bytes of a graph file."""
     from ..stats import summarize
 
     with _progress(2) as step:
@@ -217,7 +217,7 @@ def plot(path: Path, dtype: str | None, output: Path, force: bool, tile: tuple[i
     help="auto: a GPU if there is one and CuPy is installed.",
 )
 def demo(path: Path | None, dtype: str | None, output: Path, force: bool, device: str) -> int:
-    """Take a graph through every format: check, time, multiply, draw.
+    """Run a graph through every format: check, time, multiply, draw.
 
     Without PATH, a graph with a power law and communities is generated.  Every conversion is
     compared with the original, every product with a float64 reference; the exit code is 1 if one
@@ -250,7 +250,7 @@ def demo(path: Path | None, dtype: str | None, output: Path, force: bool, device
 
 @sparsefmt.command()
 def doctor() -> int:
-    """What this machine has, what would run where, what to install."""
+    """Print what this machine has, can run and should install."""
     report = medicine.examine()
     console = tables.console()
     tables.show(console, tables.examination(report))
@@ -282,7 +282,7 @@ def _generate(step: Step) -> Format:
 
 
 def _check_target(path: Path, force: bool) -> None:
-    """Refuse what would fail after the long work, or destroy a file."""
+    """Raise for a target that would fail after the long work, or destroy a file."""
     from ..io.bounded import check_regular
 
     check_regular(path)
@@ -296,7 +296,7 @@ def _check_target(path: Path, force: bool) -> None:
 
 
 def _check_picture(path: Path, force: bool) -> None:
-    """Refuse the same for a picture, which may replace a picture or an empty file."""
+    """Raise for the same of a picture, which may replace a picture or an empty file."""
     from .. import plot as pictures
 
     pictures.check_suffix(path)
@@ -316,9 +316,9 @@ def _check_picture(path: Path, force: bool) -> None:
 
 @contextmanager
 def _progress(steps: int) -> Iterator[Step]:
-    """``step(text)`` says what begins; shown on a terminal only, and wiped at the end.
+    """Draw a progress bar on a terminal, where ``step(text)`` names the step that begins.
 
-    While a loop or kernel of the step is compiled it says so.
+    The bar is wiped at the end; it says where a loop or kernel is being compiled.
     """
     console = tables.console(stderr=True)
     if not console.is_terminal:

@@ -36,7 +36,7 @@ Step = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Product:
-    """SpMM in one format."""
+    """Kernel, time and error of SpMM in one format."""
 
     kernel: str  #: what ``sparsefmt.ops.explain`` says
     seconds: float  #: median
@@ -55,7 +55,7 @@ class Reference:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What the demo measured."""
+    """The measurements of the demo."""
 
     seconds: Mapping[tuple[str, str], float]  #: (from, to) -> median of the conversion
     exact: Mapping[tuple[str, str], bool]  #: (from, to) -> whether it gave the original
@@ -66,17 +66,17 @@ class Outcome:
 
     @property
     def good(self) -> bool:
-        """Whether every check passed."""
+        """Return True if every check passed."""
         products = all(product.verified for product in self.products.values())
         return products and self.round_trip and all(self.exact.values())
 
     def exact_from(self, format: str) -> bool:
-        """Whether every conversion out of that format gave the original."""
+        """Return True if every conversion out of that format gave the original."""
         return all(exact for (source, _), exact in self.exact.items() if source == format)
 
 
 def embedded_graph() -> COO:
-    """The graph of a demo without a file: power law with communities, edges in no order."""
+    """Build the graph of a demo without a file: power law with communities, edges in no order."""
     A = power_law(
         N_NODES, N_EDGES, exponent=2.3, inside=0.6, community=500, seed=SEED, shuffle=False
     )
@@ -87,7 +87,7 @@ def embedded_graph() -> COO:
 
 
 def pick_device(choice: str) -> tuple[str, str]:
-    """``(device, description)`` for "auto", "cpu" or "cuda"; auto never fails."""
+    """Choose ``(device, description)`` for "auto", "cpu" or "cuda"; auto never fails."""
     cores = f"NumPy and numba on the CPU ({doctor.system()['CPU cores']} cores)"
     if choice == "cpu":
         return "cpu", cores
@@ -104,12 +104,12 @@ def pick_device(choice: str) -> tuple[str, str]:
 
 
 def n_steps() -> int:
-    """How many times ``run`` calls ``step``."""
+    """Return how many times ``run`` calls ``step``."""
     return len(FORMATS) ** 2 + 1
 
 
 def run(A: Format, device: str, *, step: Step = lambda _: None) -> Outcome:
-    """Convert, check and time ``A`` on ``device``; ``step`` hears what comes next."""
+    """Convert, check and time ``A`` on ``device``; call ``step`` with the name of each step."""
     original = triples(A)
     A = A.to(device)
     step("one round through every format")
@@ -130,7 +130,7 @@ def run(A: Format, device: str, *, step: Step = lambda _: None) -> Outcome:
 
 
 def multiply(forms: Mapping[str, Format], device: str, step: Step) -> dict[str, Product]:
-    """SpMM in each format, on the same features, against the same reference."""
+    """Run SpMM in each format, on the same features, and compare it with the same reference."""
     from ..ops import explain
 
     n_cols = forms["csr"].n_cols
@@ -153,7 +153,7 @@ def multiply(forms: Mapping[str, Format], device: str, step: Step) -> dict[str, 
 
 
 def triples(A: Format) -> tuple[Bits, Bits, Bits]:
-    """Rows, columns and the values' bits of all entries, in one order for equal matrices."""
+    """Return rows, columns and the values' bits of all entries, in one order for equal matrices."""
     coo = A.to("cpu").tocoo()
     row, col = coo.row.astype(np.int64), coo.col.astype(np.int64)
     if coo.data is None:
@@ -165,12 +165,12 @@ def triples(A: Format) -> tuple[Bits, Bits, Bits]:
 
 
 def same(a: tuple[Bits, ...], b: tuple[Bits, ...]) -> bool:
-    """Whether the triples agree, dtypes of the values included."""
+    """Return True if the triples agree, dtypes of the values included."""
     return all(x.dtype == y.dtype and np.array_equal(x, y) for x, y in zip(a, b, strict=True))
 
 
 def float64_product(A: Format, X: Bits) -> Reference:
-    """``A X`` by SciPy in float64, and what bounds the error of sums in float32."""
+    """Compute ``A X`` by SciPy in float64, and the bound of float32's error."""
     coo = A.to("cpu").tocoo()
     values = np.ones(coo.nnz) if coo.data is None else coo.data.astype(np.float64)
     signed, sizes = (
@@ -183,14 +183,14 @@ def float64_product(A: Format, X: Bits) -> Reference:
 
 
 def compare(Y: Bits, reference: Reference) -> tuple[float, bool]:
-    """``(max relative error, verified)`` over the cells whose sums float32 can hold."""
+    """Return ``(max relative error, verified)`` of the cells whose sums float32 can hold."""
     if Y.shape != reference.exact.shape:
         return float("inf"), False
     float32 = np.finfo(np.float32)
-    held = reference.magnitude < float32.max
-    magnitude = reference.magnitude[held]
-    error = np.abs(Y[held].astype(np.float64) - reference.exact[held])
-    degree = np.broadcast_to(reference.degree, held.shape)[held]
+    finite = reference.magnitude < float32.max
+    magnitude = reference.magnitude[finite]
+    error = np.abs(Y[finite].astype(np.float64) - reference.exact[finite])
+    degree = np.broadcast_to(reference.degree, finite.shape)[finite]
     # tiny: a product below the normal numbers loses digits, or all of them on a GPU.
     bound = (degree + 1) * (float32.eps * magnitude + float32.tiny)
     verified = bool((error <= bound).all())
@@ -199,7 +199,7 @@ def compare(Y: Bits, reference: Reference) -> tuple[float, bool]:
 
 
 def measure(work: Callable[[], Any], device: str) -> tuple[float, Any]:
-    """``(median seconds, first result)``; the first run compiles and is not counted."""
+    """Time ``work`` after a first run; return ``(median seconds, first result)``."""
     result = work()
     times: list[float] = []
     while len(times) < LEAST or (sum(times) < BUDGET and len(times) < MOST):

@@ -1,4 +1,4 @@
-"""What this machine has, what would run where on it, and what to install.
+"""Examination of a machine: what it has, what would run where on it, and what to install.
 
 The driver is asked through its C interface, and versions come from the metadata of what is
 installed: of the optional libraries only CuPy is imported, to try a first kernel.
@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import metadata
-from typing import Any
+from types import ModuleType
 
 from ..errors import DeviceError
 from ..formats.arrays import import_cupy
@@ -31,7 +31,7 @@ _CAPABILITY_MAJOR, _CAPABILITY_MINOR = 75, 76  # CUdevice_attribute
 
 @dataclass(frozen=True)
 class Device:
-    """One GPU, as the driver describes it."""
+    """A GPU, as the driver describes it."""
 
     ordinal: int
     name: str
@@ -40,7 +40,7 @@ class Device:
 
     @property
     def tensor_cores(self) -> bool:
-        """Whether the tensor-core kernels can run on it."""
+        """Return True if the tensor-core kernels can run on it."""
         return self.capability >= TENSOR_CORES
 
 
@@ -55,7 +55,7 @@ class Driver:
 
 @dataclass(frozen=True)
 class Cupy:
-    """CuPy and what came with it."""
+    """CuPy's packages, and whether a kernel works."""
 
     packages: tuple[tuple[str, str], ...]  #: (distribution, version)
     runtime: tuple[int, int] | None
@@ -66,7 +66,7 @@ class Cupy:
 
 @dataclass(frozen=True)
 class Report:
-    """Everything that ``sparsefmt doctor`` prints."""
+    """The facts that ``sparsefmt doctor`` prints."""
 
     system: dict[str, str]
     versions: dict[str, str | None]  #: None where the library is not installed
@@ -75,18 +75,18 @@ class Report:
 
     @property
     def missing(self) -> list[str]:
-        """Base dependencies that are not installed."""
+        """Return the base dependencies that are not installed."""
         return [name for name in BASE if self.versions[name] is None]
 
     @property
     def broken(self) -> bool:
-        """Whether something is installed, or required, and does not work."""
+        """Return True if something is installed, or required, and does not work."""
         unusable = bool(self.driver.devices and self.cupy.packages and not self.cupy.works)
         return bool(self.missing) or unusable or len(self.cupy.packages) > 1
 
 
 def examine() -> Report:
-    """Look at this machine.  Never raises for what is absent or broken: the report says it."""
+    """Return a report of this machine; never raise for what is absent or broken."""
     driver = find_driver()
     return Report(
         system(), {name: version(name) for name in BASE + OPTIONAL}, driver, find_cupy(driver)
@@ -94,7 +94,7 @@ def examine() -> Report:
 
 
 def version(distribution: str) -> str | None:
-    """The installed version, without importing the library."""
+    """Return the installed version of a distribution, without importing it."""
     try:
         return metadata.version(distribution)
     except metadata.PackageNotFoundError:
@@ -102,7 +102,7 @@ def version(distribution: str) -> str | None:
 
 
 def system() -> dict[str, str]:
-    """Python, the machine, and how many of its cores this process may use."""
+    """Return versions of sparsefmt and Python, the machine, and the usable cores."""
     usable = getattr(os, "sched_getaffinity", lambda _: range(os.cpu_count() or 1))
     return {
         "sparsefmt": version("sparsefmt") or "not installed (run from a checkout)",
@@ -116,7 +116,7 @@ def system() -> dict[str, str]:
 
 
 def find_driver() -> Driver:
-    """The driver and its devices; a ``Driver`` without devices if there is none."""
+    """Return the driver and its devices; a ``Driver`` without devices if there is none."""
     name = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
     try:
         return read_driver(ctypes.CDLL(name))
@@ -124,8 +124,8 @@ def find_driver() -> Driver:
         return Driver(None, (), f"no NVIDIA driver ({name} was not found)")
 
 
-def read_driver(library: Any) -> Driver:
-    """What the loaded driver library says."""
+def read_driver(library: ctypes.CDLL) -> Driver:
+    """Read version and devices from the loaded driver library."""
     number = ctypes.c_int()
     status = library.cuInit(0)
     known = library.cuDriverGetVersion(ctypes.byref(number)) == 0
@@ -138,7 +138,7 @@ def read_driver(library: Any) -> Driver:
     return Driver(cuda, tuple(_read_device(library, i) for i in range(count.value)))
 
 
-def _read_device(library: Any, ordinal: int) -> Device:
+def _read_device(library: ctypes.CDLL, ordinal: int) -> Device:
     handle, name, memory = ctypes.c_int(), ctypes.create_string_buffer(256), ctypes.c_size_t()
     major, minor = ctypes.c_int(), ctypes.c_int()
     library.cuDeviceGet(ctypes.byref(handle), ordinal)
@@ -151,7 +151,7 @@ def _read_device(library: Any, ordinal: int) -> Device:
 
 
 def _split(number: int) -> tuple[int, int]:
-    """CUDA's way to write a version: 12040 is 12.4."""
+    """Split CUDA's version number: 12040 is 12.4."""
     return number // 1000, number % 1000 // 10
 
 
@@ -159,8 +159,8 @@ def _split(number: int) -> tuple[int, int]:
 
 
 def find_cupy(driver: Driver) -> Cupy:
-    """CuPy's versions, and whether it can compile and run a kernel where there is a device."""
-    packages = tuple((name, found) for name in CUPY if (found := version(name)))
+    """Return CuPy's versions, and whether a kernel compiles and runs if there is a device."""
+    packages = tuple((name, installed) for name in CUPY if (installed := version(name)))
     try:
         cupy = import_cupy()
     except DeviceError:
@@ -177,12 +177,12 @@ def find_cupy(driver: Driver) -> Cupy:
     return Cupy(packages, runtime, nvrtc, problem, works=not problem)
 
 
-def _probe(cupy: Any) -> str:
-    """Compile one kernel, launch it and look at the result; the problem, "" if there is none."""
+def _probe(cupy: ModuleType) -> str:
+    """Run a first kernel; return the problem, "" if there is none."""
     try:
         result = cupy.zeros(1, "int32")
         cupy.RawKernel(_PROBE, "sparsefmt_probe")((1,), (1,), (result,))
-        found = int(result[0])  # synchronize!
+        value = int(result[0])  # synchronize!
     except (
         OSError,
         RuntimeError,
@@ -191,7 +191,7 @@ def _probe(cupy: Any) -> str:
         cupy.cuda.compiler.CompileException,
     ) as error:
         return f"a first kernel fails: {_one_line(error)}"
-    return "" if found == 42 else f"a first kernel gave {found} instead of 42"
+    return "" if value == 42 else f"a first kernel gave {value} instead of 42"
 
 
 def _one_line(error: BaseException) -> str:
@@ -199,14 +199,15 @@ def _one_line(error: BaseException) -> str:
     return text if len(text) <= 160 else f"{text[:157]}..."
 
 
-# What follows from it
+# Conclusions
 
 
 def runs(report: Report) -> dict[str, tuple[bool, str]]:
-    """What would run where: name -> (whether, and on what or why not)."""
+    """Return what would run: name -> (whether it does, on what or why not)."""
     devices = [f"{device.ordinal}: {device.name}" for device in report.driver.devices]
     cpu = ", ".join(f"{name} is not installed" for name in report.missing)
-    gpu = "" if report.cupy.works else _why_no_gpu(report)
+    gpu = f"CuPy: {report.cupy.problem}" if devices else report.driver.problem
+    gpu = "" if report.cupy.works else gpu
     able = [
         name
         for name, device in zip(devices, report.driver.devices, strict=True)
@@ -231,14 +232,8 @@ def runs(report: Report) -> dict[str, tuple[bool, str]]:
     }
 
 
-def _why_no_gpu(report: Report) -> str:
-    if not report.driver.devices:
-        return report.driver.problem
-    return f"CuPy: {report.cupy.problem}"
-
-
 def advice(report: Report) -> Iterator[str]:
-    """What to install or mend, most urgent first; nothing if all is well."""
+    """Yield what to install or mend, most urgent first; nothing if all is well."""
     if report.missing:
         yield f"pip install {' '.join(report.missing)}"
     packages = [name for name, _ in report.cupy.packages]

@@ -1,28 +1,36 @@
-"""The commands of the planner: ``plan`` and ``calibrate``."""
+"""The commands ``plan``, ``calibrate`` and ``partition``."""
 
+import time
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import click
 
-from ..errors import ShapeError
+from ..distributed.parts.cutting import write_partition
+from ..distributed.parts.files import MASKS
+from ..errors import FileFormatError, ShapeError
+from ..formats.compressed import CSR
+from ..io import file_kind, read_planetoid
 from ..plan import models
 from ..plan.calibration import calibrate as measured
 from ..plan.calibration import constants_of, path_of
 from ..plan.expression import Expression
 from ..plan.planner import plan as plan_of
 from . import tables
-from .commands import _check_picture, _path_argument, _picture_options, _progress, _read
+from .commands import _PATH, _check_picture, _path_argument, _picture_options, _progress, _read
 from .commands import sparsefmt as sparsefmt
 
 #: Hops of the models that have several.
 HOPS = 2
 MODELS = ("gcn", "sage", "gin", "gat", "sgc", "tagcn")
 WITH_HOPS = ("sgc", "tagcn")
+#: Names of the files of ``--data``.
+DATA = {"features": "x.npy", "labels": "y.npy"}
 
 
 def _widths(ctx: click.Context, param: click.Parameter, value: str) -> list[int]:
-    """``"602,256,41"`` as numbers."""
+    """Convert ``"602,256,41"`` to numbers."""
     parts = [part.strip() for part in value.split(",")]
     if len(parts) < 2 or not all(part.isdecimal() and int(part) for part in parts):
         raise click.BadParameter(
@@ -33,15 +41,12 @@ def _widths(ctx: click.Context, param: click.Parameter, value: str) -> list[int]
 
 
 def _expression(model: str, first: bool, hops: int) -> Expression:
-    """Write a layer; the features of the first one are constant."""
+    """Build the expression of a layer; the features of the first one are constant."""
     H = models.features(constant=first)
-    if model in WITH_HOPS:
-        found: Expression = getattr(models, model)(H, hops)
-    elif model == "gat":
-        found = models.gat(H, opened=True)
-    else:
-        found = getattr(models, model)(H)
-    return found
+    if model == "gat":
+        return models.gat(H, opened=True)
+    layer: Expression = getattr(models, model)(H, *([hops] if model in WITH_HOPS else []))
+    return layer
 
 
 @sparsefmt.command()
@@ -76,7 +81,7 @@ def plan(
     output: Path | None,
     force: bool,
 ) -> None:
-    """Compare the ways to compute a model's layers on a graph.
+    """Compare compositions of a model's layers on a graph.
 
     For each layer: every association of its matrices, the seconds that the device's constants
     predict, what beats it, and the one to run.
@@ -85,8 +90,7 @@ def plan(
         raise click.UsageError(f"--hops is for --model {' or '.join(WITH_HOPS)}, not {model}.")
     if heads is not None and model != "gat":
         raise click.UsageError(f"--heads is for --model gat, not {model}.")
-    from .. import plot
-    from .plan_picture import draw
+    from .. import plot as pictures
 
     if output:
         _check_picture(output, force)
@@ -111,10 +115,10 @@ def plan(
     ]
     console = tables.console()
     console.print(f"{model} on {click.format_filename(path)}, constants of {constants.device}")
-    for number, found in enumerate(plans, 1):
-        console.print(f"\nlayer {number}: {found.explain()}", soft_wrap=True)
+    for number, layer_plan in enumerate(plans, 1):
+        console.print(f"\nlayer {number}: {layer_plan.explain()}", soft_wrap=True)
     if output:
-        plot.save(draw(plans), output)
+        pictures.save(pictures.draw_plans(plans), output)
         console.print(f"\nwrote {click.format_filename(output)}", soft_wrap=True)
 
 
@@ -123,10 +127,76 @@ def plan(
 def calibrate(device: str) -> None:
     """Measure this device's primitives for the planner.
 
-    Takes up to three minutes; the constants are kept in the user's cache, by device and version.
+    Takes up to three minutes; the constants go to the user's cache, by device and version.
     """
     path = path_of(device)
     with _progress(5) as step:
         measured(device, step).save(path)
     constants_of.cache_clear()
     tables.console().print(f"wrote {click.format_filename(path)}", soft_wrap=True)
+
+
+@sparsefmt.command()
+@_path_argument("source", metavar="IN")
+@click.option("--parts", type=click.IntRange(1), required=True, help="One for each process.")
+@click.option("-o", "--output", **_PATH, required=True, metavar="DIR", help="Folder to write.")
+@click.option(
+    "--by",
+    type=click.Choice(["balanced", "metis"]),
+    default="balanced",
+    show_default=True,
+    help="balanced: rows as they are, equal entries; metis: few edges between parts.",
+)
+@click.option(
+    "--data",
+    **_PATH,
+    metavar="FOLDER",
+    help="x.npy, y.npy, train_mask.npy, val_mask.npy, test_mask.npy, those there are.",
+)
+@click.option("--num-nodes", type=click.IntRange(0), help="Of an edge list that does not say it.")
+def partition(
+    source: Path, parts: int, output: Path, by: str, data: Path | None, num_nodes: int | None
+) -> None:
+    """Cut the square graph IN into parts for several processes.
+
+    Edge lists and the CSR of an .npz are read in pieces, but for metis.  A folder of Planetoid
+    files has features, labels and masks.  Train with
+
+    torchrun --nproc-per-node P -m sparsefmt.distributed.train DIR
+    """
+    start = time.perf_counter()
+    with _progress(2) as step:
+        step(f"reading {click.format_filename(source)}")
+        graph, args = _input(source, data)
+        step(f"writing {click.format_filename(output)}")
+        result = write_partition(graph, output, parts, partitioner=by, num_nodes=num_nodes, **args)
+    seconds = time.perf_counter() - start
+    more = [name for name in result.dtypes if name not in ("source", "target")]
+    also = f", with {', '.join(more)}" if more else ""
+    tables.console().print(
+        f"wrote {click.format_filename(output)}: {result.vertices:,} vertices and {result.edges:,} "
+        f"edges in {parts} parts by {by}{also}, in {seconds:.2f} s",
+        soft_wrap=True,
+    )
+
+
+def _input(source: Path, data: Path | None) -> tuple[Any, dict[str, Any]]:
+    """Return the graph, or its path, and the data of its vertices by argument of the writer."""
+    if data is not None:
+        return source, _data_of(data)
+    if file_kind(source) != "Planetoid":
+        return source, {}
+    planetoid = read_planetoid(source)
+    x = planetoid.x.toarray() if isinstance(planetoid.x, CSR) else planetoid.x
+    masks = {name: getattr(planetoid, f"{name}_mask") for name in MASKS}
+    return planetoid.graph, {"features": x, "labels": planetoid.y, "masks": masks}
+
+
+def _data_of(folder: Path) -> dict[str, Any]:
+    """Return the paths of the files in ``--data``, by argument of ``write_partition``."""
+    names = DATA | {name: f"{name}_mask.npy" for name in MASKS}
+    paths = {name: folder / file for name, file in names.items() if (folder / file).exists()}
+    if not paths:
+        raise FileFormatError(f"{folder}: none of {', '.join(names.values())} is there: add some.")
+    arguments: dict[str, Any] = {name: paths.pop(name) for name in DATA if name in paths}
+    return arguments | {"masks": paths}

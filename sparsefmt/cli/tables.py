@@ -1,4 +1,4 @@
-"""What the commands print: tables with rules on a terminal, bare columns in a pipe.
+"""Tables of the commands: with rules on a terminal, columns of text in a pipe.
 
 Everything fits 80 columns, and is ASCII but for file names.
 """
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def console(*, stderr: bool = False) -> Console:
-    """A console that prints text as it is: brackets in a file name are no markup."""
+    """Build a console that prints text as it is: brackets in a file name are no markup."""
     return Console(stderr=stderr, markup=False, highlight=False, emoji=False)
 
 
@@ -31,7 +31,7 @@ def show(to: Console, tables: Iterable[Table]) -> None:
 
 
 def size(count: float) -> str:
-    """A number of bytes as people read it: ``1.5 MiB``."""
+    """Write a number of bytes for people: ``1.5 MiB``."""
     for unit in ("B", "KiB", "MiB"):
         if count < 1024:
             return f"{count:.4g} {unit}"
@@ -40,7 +40,7 @@ def size(count: float) -> str:
 
 
 def _table(title: str, *columns: str) -> Table:
-    """A table with all columns but the first to the right."""
+    """Build a table whose columns are aligned right, but for the first."""
     rules = box.SIMPLE_HEAD if console().is_terminal else None
     table = Table(title=title, title_justify="left", title_style="bold", box=rules, pad_edge=False)
     for number, column in enumerate(columns):
@@ -49,7 +49,7 @@ def _table(title: str, *columns: str) -> Table:
 
 
 def _facts(title: str, facts: Mapping[str, tuple[str, ...] | str]) -> Table:
-    """Names and what belongs to them, without a head, all to the left."""
+    """Build a table of names and their values, without a head, all aligned left."""
     table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
     table.show_header = False
     for name, values in facts.items():
@@ -63,7 +63,7 @@ def _facts(title: str, facts: Mapping[str, tuple[str, ...] | str]) -> Table:
 
 
 def info(A: Format, stats: Stats) -> list[Table]:
-    """Sizes, degrees, tiles and bytes of a matrix."""
+    """Build the tables of sizes, degrees, tiles and bytes of a matrix."""
     return [_sizes(A, stats), _degrees(stats), _tiles(stats.tiles), _bytes(stats)]
 
 
@@ -109,16 +109,16 @@ def _degree_cells(degrees: Degrees) -> list[str]:
 def _tiles(tiles: Iterable[TileStats]) -> Table:
     names = ("tile", "tiles", "density", "condensed", "density", "saved")
     table = _table("tiles before and after condensing (SGT)", *names)
-    for one in tiles:
+    for tile in tiles:
         # The same entries in more tiles: density falls in proportion.
-        before = one.density * one.tile_count / one.dense_tile_count if one.tile_count else 0.0
+        before = tile.density * tile.tile_count / tile.dense_tile_count if tile.tile_count else 0.0
         table.add_row(
-            f"{one.tile[0]}x{one.tile[1]}",
-            f"{one.dense_tile_count:,}",
+            f"{tile.tile[0]}x{tile.tile[1]}",
+            f"{tile.dense_tile_count:,}",
             f"{before:.2%}",
-            f"{one.tile_count:,}",
-            f"{one.density:.2%}",
-            f"{one.reduction:.1%}",
+            f"{tile.tile_count:,}",
+            f"{tile.density:.2%}",
+            f"{tile.reduction:.1%}",
         )
     return table
 
@@ -137,7 +137,7 @@ def _bytes(stats: Stats) -> Table:
 
 
 def demo(outcome: "Outcome") -> Table:
-    """One row for each format: conversions out of it, SpMM in it, bytes of it."""
+    """Build a table with a row for each format: conversions out of it, SpMM in it, its bytes."""
     names = list(outcome.products)
     columns = [f"to {name.upper()}" for name in names]
     table = _table("milliseconds", "from", *columns, "exact", "A @ X", "error", "MiB")
@@ -159,7 +159,7 @@ def _milliseconds(seconds: float) -> str:
 
 
 def demo_notes(outcome: "Outcome") -> Iterator[str]:
-    """What the columns mean, and whether all is well."""
+    """Yield lines that explain the columns, and say whether all is well."""
     kernels: dict[str, list[str]] = {}
     for name, product in outcome.products.items():
         kernels.setdefault(product.kernel, []).append(name.upper())
@@ -176,10 +176,10 @@ def demo_notes(outcome: "Outcome") -> Iterator[str]:
 
 
 def examination(report: doctor.Report) -> Iterator[Table]:
-    """What the machine has, and what would run where on it."""
+    """Yield the tables of what the machine has, and what would run where on it."""
     yield _facts("this machine", report.system)
-    versions = {name: found or "not installed" for name, found in report.versions.items()}
-    packages = " and ".join(f"{name} {found}" for name, found in report.cupy.packages)
+    versions = {name: version or "not installed" for name, version in report.versions.items()}
+    packages = " and ".join(f"{name} {version}" for name, version in report.cupy.packages)
     yield _facts("libraries", versions | {"cupy": packages or "not installed"})
     cuda: dict[str, tuple[str, ...] | str] = {
         "driver runs CUDA": _version(report.driver.cuda, "no driver"),

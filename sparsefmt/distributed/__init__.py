@@ -8,9 +8,9 @@ if TYPE_CHECKING:
     from .graph import DistGraph as DistGraph
     from .job.checkpoint import load_checkpoint as load_checkpoint
     from .job.checkpoint import save_checkpoint as save_checkpoint
-    from .labels import accuracy as accuracy
-    from .labels import cross_entropy as cross_entropy
+    from .loss import accuracy as accuracy
     from .loss import broadcast_parameters as broadcast_parameters
+    from .loss import cross_entropy as cross_entropy
     from .loss import sum_gradients as sum_gradients
     from .parts.cutting import write_partition as write_partition
     from .parts.files import Part as Part
@@ -28,9 +28,8 @@ _MODULES = {
     "parts.cutting": "write_partition",
     "parts.files": "Part Partition read_part read_partition",
     "graph": "DistGraph",
-    "labels": "accuracy cross_entropy",
     "products": "dist_spmm",
     "parts.rows": "Partitioner balanced metis",
-    "loss": "broadcast_parameters sum_gradients",
+    "loss": "accuracy broadcast_parameters cross_entropy sum_gradients",
 }
 __all__, __getattr__, __dir__ = facade(__name__, _MODULES)

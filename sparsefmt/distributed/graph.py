@@ -1,25 +1,49 @@
 """A graph whose rows are shared out among the ranks of a process group."""
 
+from collections.abc import Callable, Mapping
+from copy import copy
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ..autograd.tensors.prepare import graph_tensors
-from ..errors import DtypeError, IndexRangeError, ShapeError, UnsupportedError
+from ..autograd import gat_aggregate, sampled_aggregate, sddmm, spmm
+from ..autograd.cbsr import to_dense
+from ..autograd.engine import library
+from ..autograd.tensors.prepare import tensors_of
+from ..autograd.tensors.shared import Shared
+from ..errors import DeviceError, DtypeError, ShapeError, UnsupportedError
 from ..formats import checks
 from ..graph.graph import Graph
 from ..interop.torch import to_tensor
-from .aggregation import Aggregation
-from .agreement import on_all_ranks
-from .halo import Halo, check_exchange_dtype, halo_of, numbered_graph
+from ..model.layers import edges_with_loops
+from .agreement import first_of, on_all_ranks, on_device
+from .halo import FLOATING, Halo, check_edges, halo_of, numbered_graph
 from .parts.files import read_part
-from .parts.rows import checked
+from .parts.rows import check_ends, checked
+from .products import dist_spmm, maxk_product, split_and_checked
+
+T = TypeVar("T")
+
+#: A row that is exchanged costs as much as so many that are gathered: 352 GB/s leave an H100, which
+#: gathers 3.4 TB/s with ids shuffled and 8.9 with communities in a row.  For layers without a plan,
+#: which compare rows with rows; ``NVLINK`` of ``plan/pricing.py`` is the same link in seconds, from
+#: a fit to two H200, since a plan adds them to those of other primitives.
+ROWS_OF_EXCHANGE = 10
+#: Features without a gradient up to which they travel, once, and each rank maps those of the halo
+#: again.  A weight of a map takes an H100 0.09 ps of a vertex in both directions; a mapped feature
+#: that is received, and whose gradient returns, 26 ps: as long as 290 weights.
+MAPPED_AGAIN = 256
 
 
-class DistGraph(Aggregation):
+def sends_first(features: int, width: int, *, gradient: bool) -> bool:
+    """Return True if so many features travel before they are mapped to that width."""
+    return features <= width or (not gradient and features <= MAPPED_AGAIN)
+
+
+class DistGraph(Shared):
     """The rows that one rank has of a graph, and what it reads of other ranks.
 
     Each rank makes its own, all at the same time, of the edges that lead to its vertices.  Features
@@ -70,45 +94,58 @@ class DistGraph(Aggregation):
     ) -> None:
         self.group, self.rank = group, dist.get_rank(group)
         self.is_square = source_bounds is None
-
-        wanted: Any = None
+        halo: Any = None
 
         def prepare() -> dict[str, Any]:
-            nonlocal wanted
+            nonlocal halo
             ranks = dist.get_world_size(group)
             self.bounds = checked(bounds, ranks)
             self.source_bounds = self.bounds if self.is_square else checked(source_bounds, ranks)
-            check_exchange_dtype(exchange_dtype)
-            self._check_edges(edge_index, *self.bounds[self.rank : self.rank + 2])
-            wanted = self._number(edge_index)
+            if exchange_dtype is not None and exchange_dtype not in FLOATING:
+                raise DtypeError(
+                    f"exchange_dtype is {exchange_dtype!r}: give torch.bfloat16, float16, float32 "
+                    "or float64."
+                )
+            self._targets = slice(*self.bounds[self.rank : self.rank + 2])
+            self._sources = slice(*self.source_bounds[self.rank : self.rank + 2])
+            check_edges(edge_index, self.source_bounds[-1], self._targets, self.rank)
+            halo = self._number(edge_index)
             sources = None if self.is_square else self.source_bounds
             alike: dict[str, Any] = {"bounds": self.bounds, "source_bounds": sources}
-            alike |= {"exchange_dtype": str(exchange_dtype), "SPARSEFMT_DEBUG": checks.DEBUG}
-            return alike
+            return alike | {"exchange_dtype": str(exchange_dtype), "SPARSEFMT_DEBUG": checks.DEBUG}
 
         on_all_ranks(prepare, group, getattr(edge_index, "device", None), alike=True)
-        self.halo = Halo(wanted, self.source_bounds, group, exchange_dtype)
-        self.n_edges = _sum(edge_index.shape[1], edge_index, group)
+        self.halo = Halo(halo, self.source_bounds, group, exchange_dtype)
+        total = torch.tensor(edge_index.shape[1], device=edge_index.device)
+        dist.all_reduce(total, group=group)
+        #: Edges of all ranks.
+        self.n_edges = int(total)  # synchronize!
 
     def _number(self, edge_index: Tensor) -> Tensor:
-        """Make the graphs of this rank's edges; the vertices that it reads of others."""
-        first, last = self.bounds[self.rank : self.rank + 2]
-        begin, end = self.source_bounds[self.rank : self.rank + 2]
-        columns, wanted = halo_of(edge_index[0], self.source_bounds, self.rank)
-        self.n_local, self.n_sources = last - first, end - begin
-        rows, n_sources, n_halo = edge_index[1] - first, end - begin, len(wanted)
+        """Build the graphs of this rank's edges; return the vertices that it reads of others."""
+        columns, halo = halo_of(edge_index[0], self.source_bounds, self.rank)
+        self.n_local = self._targets.stop - self._targets.start
+        self.n_sources = self._sources.stop - self._sources.start
+        rows = edge_index[1] - self._targets.start
+        self._build(columns, rows, len(halo))
+        ends = columns[~self._is_own] - self.n_sources, rows[~self._is_own]
+        #: The graph of the edges whose source is in the halo, and their number.
+        self.rest, self.n_rest = numbered_graph(*ends, len(halo), self.n_local), len(ends[0])
+        return halo
+
+    def _build(self, columns: Tensor, rows: Tensor, n_halo: int) -> None:
+        """Build the graph of all entries, and that of those whose source is on this rank."""
         #: All entries of the rows: (n_local, n_sources + n_halo), own vertices first.
-        self.local = numbered_graph(columns, rows, n_sources + n_halo, self.n_local)
-        self._is_own = own = columns < n_sources
-        #: The graphs of the edges whose source is on this rank, and of the others.
-        self.own = numbered_graph(columns[own], rows[own], n_sources, self.n_local)
-        ends = columns[~own] - n_sources, rows[~own]
-        self.rest = numbered_graph(ends[0], ends[1], n_halo, self.n_local)
-        return wanted
+        self.local = numbered_graph(columns, rows, self.n_sources + n_halo, self.n_local)
+        #: The graph itself, if there is one rank only: layers take it then.
+        self.whole = self.local if len(self.bounds) == 2 else None
+        self._is_own = own = columns < self.n_sources
+        #: The graph of the edges whose source is on this rank.
+        self.own = numbered_graph(columns[own], rows[own], self.n_sources, self.n_local)
 
     @classmethod
     def of(cls, graph: Graph, bounds: Any, group: Any = None, **options: Any) -> "DistGraph":
-        """Take the rows of this rank out of a graph that each rank has whole.
+        """Build the rows of this rank from a graph that each rank has complete.
 
         Parameters
         ----------
@@ -138,15 +175,14 @@ class DistGraph(Aggregation):
                     "graph has values, which a DistGraph has not: give graph.with_data(None), and "
                     "to layers the values of this rank's edges as edge_weight."
                 )
-            rank = dist.get_rank(group)
             ends = checked(bounds, dist.get_world_size(group))
-            _check_ends(graph.shape, ends, options.get("source_bounds"))
-            first, last = ends[rank : rank + 2]
+            check_ends(graph.shape, ends, options.get("source_bounds"))
+            first, last = ends[dist.get_rank(group) :][:2]
             coo = graph.structure.tocoo()
             edges = torch.stack([to_tensor(end).long() for end in (coo.col, coo.row)])
             return edges[:, (edges[1] >= first) & (edges[1] < last)]
 
-        edges = on_all_ranks(rows, group, _device(getattr(graph, "device", "cpu")))
+        edges = on_all_ranks(rows, group, _device_of(getattr(graph, "device", "cpu")))
         return cls(edges, bounds, group, **options)
 
     @classmethod
@@ -191,7 +227,7 @@ class DistGraph(Aggregation):
                 )
             return torch.tensor(part.edge_index, device=device), part.bounds
 
-        edges, bounds = on_all_ranks(read, group, _device(device))
+        edges, bounds = on_all_ranks(read, group, _device_of(device))
         return cls(edges, bounds, group, **options)
 
     @property
@@ -201,34 +237,160 @@ class DistGraph(Aggregation):
 
     @cached_property
     def square(self) -> Graph:
-        """``local`` with a row, without entries, for each vertex of the halo too."""
+        """The graph ``local`` with a row, without entries, for each vertex of the halo too."""
         coo = self.local.structure.tocoo()
         n = self.local.shape[1]
         with torch.inference_mode(False):  # training may save its arrays
             return numbered_graph(to_tensor(coo.col), to_tensor(coo.row), n, n)
 
-    @property
-    def whole(self) -> Graph | None:
-        """The graph itself, if there is one rank only: layers then run as ever."""
-        return self.local if len(self.bounds) == 2 else None
-
     def forget(self) -> None:
-        """Forget the rows of others that were received for features without a gradient.
+        """Remove the rows that were received for features without a gradient.
 
         To be called on all ranks, which exchange them again then.  Needed after a write that torch
         does not count: by a collective of ``torch.distributed``, NumPy, CuPy or ``.data``.
         """
         self.halo.memory.clear()
 
+    @property
+    def times_forgotten(self) -> int:
+        """How often ``forget`` was called: results for constant features made before are stale."""
+        return self.halo.memory.cleared
+
+    def rows_of(self, x: Tensor) -> Tensor:
+        """Return this rank's rows of a tensor with a row for each target."""
+        return x[self._targets]
+
+    def sources_of(self, x: Tensor) -> Tensor:
+        """Return this rank's rows of a tensor with a row for each source."""
+        return x[self._sources]
+
+    def spmm(
+        self, x: Tensor, edge_weight: Tensor | None = None, *, reduce: str = "sum", **scales: Any
+    ) -> Tensor:
+        """Aggregate features by ``dist_spmm``, or for a max or min after the exchange."""
+        if reduce in ("sum", "mean"):
+            return dist_spmm(self, x, edge_weight, reduce=reduce, **scales)
+        return spmm(self.local, self._scaled(x, scales), edge_weight, reduce=reduce, **scales)
+
+    def maxk_aggregate(
+        self, x: Tensor, k: int, edge_weight: Tensor | None = None, **options: Any
+    ) -> Tensor:
+        """Aggregate the ``k`` largest features, which alone are exchanged."""
+        return maxk_product(self, x, k, edge_weight, **options)[0]
+
+    def sampled_aggregate(
+        self, x: Tensor, width: int, edge_weight: Tensor | None = None, **options: Any
+    ) -> Tensor:
+        """Aggregate a sample of each row, after the exchange."""
+        x = self._scaled(x, options)
+        return sampled_aggregate(self.local, x, width, edge_weight, **options)
+
+    def aggregate_with_own(
+        self,
+        x: Tensor,
+        own: Tensor,
+        edge_weight: Tensor | None = None,
+        *,
+        k: int | None = None,
+        without: Tensor | None = None,
+        **scales: Any,
+    ) -> Tensor:
+        """Aggregate features, and add a part of each vertex's own."""
+        if k is None:
+            y, part = self.spmm(x, edge_weight, **scales), x
+        else:
+            y, columns, data = maxk_product(self, x, k, edge_weight, **scales)
+            part = to_dense(columns, data, x.shape[1])
+        part = part.to(y.dtype)
+        own = own.to(y.dtype) if own.element_size() == 2 else own
+        return torch.addcmul(y, own, part if without is None else part.masked_fill(without, 0))
+
+    def propagate(self, x: Tensor, scale: Tensor, own: Tensor, **options: Any) -> Tensor:
+        """Propagate features by symmetric factors, as GCN does."""
+        bias, own = options.pop("bias", None), own.to(x.dtype)
+        y = self.aggregate_with_own(x, own, row_scale=scale, col_scale=scale, **options)
+        return y if bias is None else y + bias.to(y.dtype)
+
+    def gat_aggregate(self, x: Tensor, el: Tensor, er: Tensor, **options: Any) -> Tensor:
+        """Aggregate by attention of one head, as ``autograd.gat_aggregate``: (n_local, feat)."""
+        if x.requires_grad:  # scores travel with the features; constant features may have come
+            both = self.extended(torch.cat([x, el[:, None].to(x.dtype)], 1))
+            x, el = both[:, :-1].contiguous(), both[:, -1]  # kernels would copy it, twice
+        else:
+            x, el = self.extended(x), self.extended(el)
+        er = torch.cat([er, er.new_zeros(len(x) - len(er))])
+        return gat_aggregate(self.square, x, el, er, **options)[: self.n_local]
+
+    def operands(
+        self, x: Tensor, edge_weight: Tensor | None = None, *scales: Tensor | None
+    ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
+        """Check features, edge values and scales, and cast them as autocast would."""
+        self.check("x", x)
+        row_scale, col_scale = scales or (None, None)
+        split_and_checked(self, x, edge_weight, row_scale, col_scale)
+        args = x, edge_weight, row_scale, col_scale
+        narrow, weight, rows, cols = library.narrowed(x.device.type, *args)
+        stays = edge_weight is None or not x.requires_grad
+        return x if stays else narrow, weight, rows, cols
+
+    def extended(self, x: Tensor) -> Tensor:
+        """Join the features of this rank and of its halo: (n_sources + n_halo, ...)."""
+        self.check("x", x, dims=None)
+        return torch.cat([x, self.halo.start(x).finish()])
+
+    def sends_first(self, x: Tensor, width: int) -> bool:
+        """Return True if features travel before they are mapped to that width.
+
+        The narrower ones do, and in training those without a gradient, which travel once, if a
+        rank does not map the rows of its halo for longer than it would receive them.
+        """
+        stays = torch.is_grad_enabled() and not x.requires_grad
+        return sends_first(x.shape[-1], width, gradient=not stays)
+
+    def maps_first(self, x: Tensor, width: int) -> bool:
+        """Return True if features are mapped before they travel and are summed.
+
+        Those without a gradient travel once, and are not summed in backward.
+        """
+        if x.requires_grad:
+            return width < x.shape[-1]
+        passes = 2 if torch.is_grad_enabled() else 1
+        rows = self.n_edges + ROWS_OF_EXCHANGE * self.halo.n_received
+        return passes * width * rows < x.shape[-1] * self.n_edges
+
+    def mean_scale(self, like: Tensor, row_scale: Tensor | None) -> Tensor:
+        """Return the scale of rows that makes a mean of a sum of features like these."""
+        dtype = torch.promote_types(like.dtype, torch.float32)
+
+        def make() -> Tensor:
+            degree: Tensor = to_tensor(self.own.in_degree) + to_tensor(self.rest.in_degree)
+            return degree.clamp(min=1).double().reciprocal().to(dtype)
+
+        inverse = tensors_of(self.own).kept(("inverse degree of all", dtype), make)
+        return inverse if row_scale is None else row_scale * inverse
+
+    def scaled_entries(self, row: Tensor | None, col: Tensor | None) -> Tensor:
+        """Multiply the factors of the target and the source of each edge: (n_edges,)."""
+        like = cast(Tensor, row if col is None else col)  # a rule gives one of them
+        row = like.new_ones(self.n_local) if row is None else row
+        col = like.new_ones(self.local.shape[1]) if col is None else self.extended(col)
+        return sddmm(self.local, row[:, None], col[:, None])
+
+    def numbered(self, edge_index: Tensor) -> Tensor:
+        """Return sources and targets of ``local`` by their numbers in the whole graph."""
+        own = torch.arange(self._sources.start, self._sources.stop, device=edge_index.device)
+        sources = torch.cat([own, self.halo.vertices])
+        return torch.stack([sources[edge_index[0]], edge_index[1] + self._targets.start])
+
     @cached_property
     def edges(self) -> tuple[Tensor, Tensor]:
-        """The numbers of the edges whose source is on this rank, and of the others."""
+        """The numbers of the edges whose source is on this rank, and of those from the halo."""
         with torch.inference_mode(False):  # training may save them
             own, rest = self._is_own.nonzero(), (~self._is_own).nonzero()  # synchronize!
             return own[:, 0], rest[:, 0]
 
     def split(self, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Part values of this rank's edges: those whose source it has, and the others."""
+        """Split values of this rank's edges: those whose source it has, and the rest."""
         n_edges = self.local.nnz
         if not isinstance(values, Tensor):
             raise DtypeError(f"edge_weight is a {type(values).__name__}: give a torch.Tensor.")
@@ -240,30 +402,86 @@ class DistGraph(Aggregation):
         own, rest = self.edges
         return values.index_select(0, own), values.index_select(0, rest)
 
-    @cached_property
-    def _degree(self) -> Tensor:
-        found: Tensor = to_tensor(self.own.in_degree) + to_tensor(self.rest.in_degree)
-        return found
+    def looped(self, which: str) -> "DistGraph":
+        """Add loops to vertices, as the planner's ``with_loops``: nothing of them travels.
 
-    def inverse_degree(self, like: Tensor) -> Tensor:
-        """Return one over the number of entries of each row, 1 for an empty one.
-
-        In the dtype in which features like these are summed, float32 at least.
+        The new graph has the same halo, and nothing that was built of this one.
         """
-        dtype = torch.promote_types(like.dtype, torch.float32)
+        coo = self.local.structure.tocoo()
+        ends = to_tensor(coo.col).long(), to_tensor(coo.row).long()
+        (columns, rows), _, _ = edges_with_loops(*ends, self.n_local, which)
+        looped, busiest = copy(self), self.busiest
+        for name in ("square", "edges"):
+            vars(looped).pop(name, None)
+        looped._build(columns, rows, len(self.halo.vertices))
+        looped.busiest = busiest | {name: busiest[name] + busiest["n"] for name in ("nnz", "own")}
+        return looped  # at most so many
 
-        def make() -> Tensor:
-            return self._degree.clamp(min=1).double().reciprocal().to(dtype)
+    @cached_property
+    def busiest(self) -> dict[str, int]:
+        """The most that any rank has of rows, entries, rows exchanged, and own entries meanwhile.
 
-        return graph_tensors(self.own).kept(("inverse degree of all", dtype), make)
+        To be asked for on all ranks at the same time.
+        """
+        received, sent = len(self.halo.vertices), sum(self.halo.sent)
+        if self.halo.gathered is not None:
+            received = sent = (self.halo.gathered.ranks - 1) * self.halo.gathered.most
+        counts = self.n_local, self.local.nnz, max(received, sent), self.n_rest
+        most = torch.tensor(counts, device=self.halo.vertices.device)
+        dist.all_reduce(most, dist.ReduceOp.MAX, group=self.group)
+        n, nnz, exchanged, rest = map(int, most.tolist())  # synchronize!
+        return {"n": n, "nnz": nnz, "halo": exchanged, "own": max(0, nnz - rest)}
 
-    def rows_of(self, x: Tensor) -> Tensor:
-        """Take this rank's rows of a tensor with a row for each target."""
-        return x[self.bounds[self.rank] : self.bounds[self.rank + 1]]
+    def bytes_between(self, x: Tensor) -> int:
+        """Return the bytes of a feature of ``x`` on its way to another rank."""
+        narrow = self.halo.exchange_dtype
+        return x.itemsize if narrow is None else min(x.itemsize, narrow.itemsize)
 
-    def sources_of(self, x: Tensor) -> Tensor:
-        """Take this rank's rows of a tensor with a row for each source."""
-        return x[self.source_bounds[self.rank] : self.source_bounds[self.rank + 1]]
+    def agreed(self, facts: Callable[[], Mapping[str, Any]], own: Callable[[], T]) -> T:
+        """Check as ``on_all_ranks`` that facts are alike; return ``own()`` of the first rank."""
+        device, answer = self.halo.vertices.device, list[Any]()
+
+        def prepare() -> Any:
+            result = facts()
+            answer.append(own() if self.rank == 0 else None)
+            return result
+
+        on_all_ranks(prepare, self.group, device, alike=True)
+        with on_device(device):
+            dist.broadcast_object_list(answer, first_of(self.group), group=self.group)
+        return cast(T, answer[0])
+
+    def check(self, name: str, x: Any, *, of: str = "sources", dims: int | None = 2) -> None:
+        """Check for floating features, a row for each source or target of this rank."""
+        if not isinstance(x, Tensor):
+            raise DtypeError(f"{name} is a {type(x).__name__}: give a torch.Tensor.")
+        if x.layout is not torch.strided:
+            raise UnsupportedError(
+                f"{name} has layout {x.layout}: give a dense tensor, {name}.to_dense() for "
+                "instance."
+            )
+        n = self.n_sources if of == "sources" else self.n_local
+        if x.shape[:1] != (n,) or (dims is not None and x.dim() != dims):
+            rows = "rows_of" if self.is_square or of == "targets" else "sources_of"
+            raise ShapeError(
+                f"{name} has shape {tuple(x.shape)} but this rank has {n} {of}: give ({n}, feat), "
+                f"graph.{rows}(x) of all features for instance."
+            )
+        if dims is not None and not x.is_floating_point():
+            raise DtypeError(
+                f"{name} is {x.dtype}: give floating numbers, {name}.float() for instance."
+            )
+        device = self.halo.vertices.device
+        if x.device != device:
+            raise DeviceError(
+                f"{name} is on {x.device} but the graph is on {device}: move one of them."
+            )
+
+    def _scaled(self, x: Tensor, scales: dict[str, Any]) -> Tensor:
+        """Exchange features, multiplied by the scale of sources, which leaves ``scales``."""
+        self.check("x", x)
+        scale = scales.pop("col_scale", None)
+        return self.extended(x if scale is None else x * scale[:, None].to(x.dtype))
 
     def __repr__(self) -> str:
         return (
@@ -272,57 +490,10 @@ class DistGraph(Aggregation):
             "of others)"
         )
 
-    def _check_edges(self, edge_index: Any, first: int, last: int) -> None:
-        if not isinstance(edge_index, Tensor) or edge_index.dtype is not torch.int64:
-            kind = getattr(edge_index, "dtype", type(edge_index).__name__)
-            raise DtypeError(f"edge_index is {kind}: give a tensor of torch.int64.")
-        if edge_index.dim() != 2 or edge_index.shape[0] != 2:
-            raise ShapeError(
-                f"edge_index has shape {tuple(edge_index.shape)}: give (2, n_edges), sources and "
-                "targets."
-            )
-        for end, (low, high), what in zip(
-            edge_index,
-            ((0, self.source_bounds[-1]), (first, last)),
-            ("a source", f"a target of rank {self.rank}"),
-            strict=True,
-        ):
-            if len(end) and not (low <= int(end.min()) and int(end.max()) < high):  # synchronize!
-                raise IndexRangeError(
-                    f"edge_index names {int(end.min())} to {int(end.max())} where {what} lies from "
-                    f"{low} to {high - 1}: give each rank the edges that lead to its own vertices."
-                )
 
-
-def _device(given: Any) -> torch.device | None:
-    """Give a device, or None for what is none, which fails where it is used."""
+def _device_of(value: Any) -> torch.device | None:
+    """Return a device, or None for what is none, which fails where it is used."""
     try:
-        return torch.device(given)
+        return torch.device(value)
     except (RuntimeError, TypeError):
         return None
-
-
-def _check_ends(shape: tuple[int, int], bounds: tuple[int, ...], source_bounds: Any) -> None:
-    """Check that bounds end with the rows of a graph, and those of sources with its columns."""
-    n_rows, n_cols = shape
-    if bounds[-1] != n_rows:
-        raise ShapeError(
-            f"bounds end at {bounds[-1]} but graph has {n_rows} rows: give {n_rows} last."
-        )
-    if source_bounds is None and n_rows != n_cols:
-        raise ShapeError(
-            f"graph has shape {shape} but source_bounds is not given: give those of its {n_cols} "
-            "columns."
-        )
-    if source_bounds is not None and checked(source_bounds, len(bounds) - 1)[-1] != n_cols:
-        raise ShapeError(
-            f"source_bounds is {source_bounds!r} but graph has {n_cols} columns: give {n_cols} "
-            "last."
-        )
-
-
-def _sum(count: int, like: Tensor, group: Any) -> int:
-    """Add up a number of each rank."""
-    total = torch.tensor(count, device=like.device)
-    dist.all_reduce(total, group=group)
-    return int(total)  # synchronize!

@@ -1,10 +1,12 @@
-"""Features of vertices that other ranks have: asked for once, exchanged in each layer.
+"""Features of vertices that other ranks own: their numbers are exchanged once, rows in each layer.
 
 The halo of a rank consists of the vertices that its rows name and other ranks own, in the order of
 their numbers, and so by owner.  A rank sends copies of its own rows, to each rank those that this
-one has asked for; gradients take the way back, and add up in a fixed order.
+one has asked for; gradients return to the owners, and add up in a fixed order.
 """
 
+from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 from typing import Any, NamedTuple
 from weakref import ref
@@ -16,16 +18,17 @@ from torch.autograd import Function
 
 from ..autograd import spmm
 from ..autograd.engine.recording import once
-from ..errors import DtypeError, UnsupportedError
+from ..errors import DtypeError, IndexRangeError, ShapeError, UnsupportedError
+from ..formats import checks
 from ..graph.graph import Graph
 from .agreement import debugging, on_all_ranks
 
 #: Dtypes in which features may travel.
 FLOATING = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-#: Tensors without a gradient whose rows a graph remembers at a time.
+#: Tensors without a gradient whose received rows a graph remembers at a time.
 REMEMBERED = 8
-#: Share of the rows that an all-gather would bring, from which on it takes the place of sending
-#: each rank what it asked for.
+#: Share of the rows that an all-gather would bring, from which on it replaces the exchange of the
+#: rows that each rank asked for.
 GATHERED = 0.8
 #: What cannot be differentiated again, and what can.
 EXCHANGED = "features that ranks exchange"
@@ -34,157 +37,124 @@ ONE_PROCESS = "compute on one process, with a Graph"
 _all_gather: Any = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
 
 
+@dataclass
 class Traffic:
-    """What a rank has sent to others: ``exchanges`` begun, and their ``nbytes``."""
+    """Counts of what a rank has sent: ``exchanges`` begun, and their ``nbytes``."""
 
-    def __init__(self) -> None:
-        self.exchanges = self.nbytes = 0
-
-    def count(self, rows: int, like: Tensor) -> None:
-        """Count an exchange of so many rows like those of a tensor."""
-        self.exchanges += 1
-        self.nbytes += rows * like.shape[1:].numel() * like.element_size()
+    exchanges: int = 0
+    nbytes: int = 0
 
 
 class Halo:
     """The vertices that a rank reads of others, and those that others read of it.
 
-    Parameters
-    ----------
-    wanted : Tensor of int64, shape (n_halo,)
-        Numbers of vertices that others own, ascending and distinct.
-    bounds : tuple of int
-        The first vertex of each rank, and the number of vertices.
-    group : ProcessGroup, optional
-        All ranks of it make theirs at the same time.
-    exchange_dtype : torch.dtype, optional
-        Dtype for travel: wider floating features and gradients are cast to it.
+    ``vertices``, (n_halo,), are numbers of vertices that others own, ascending and distinct;
+    ``bounds`` and ``exchange_dtype`` as for ``DistGraph``.  All ranks make theirs at the same time.
     """
 
     def __init__(
-        self,
-        wanted: Tensor,
-        bounds: tuple[int, ...],
-        group: Any = None,
-        exchange_dtype: torch.dtype | None = None,
+        self, vertices: Tensor, bounds: tuple[int, ...], group: Any, exchange_dtype: Any
     ) -> None:
-        self.vertices, self.group, self.exchange_dtype = wanted, group, exchange_dtype
+        self.vertices, self.group, self.exchange_dtype = vertices, group, exchange_dtype
         self.traffic, self.rank = Traffic(), dist.get_rank(group)
         self.n_local = bounds[self.rank + 1] - bounds[self.rank]
-        borders = torch.tensor(bounds, device=wanted.device)
-        ends = torch.searchsorted(wanted, borders)
-        received = ends.diff()
+        borders = torch.tensor(bounds, device=vertices.device)
+        received = torch.searchsorted(vertices, borders).diff()
         sent = torch.empty_like(received)
         dist.all_to_all_single(sent, received, group=group)
         #: Rows from and to each rank.
         self.received: list[int] = received.tolist()  # synchronize!
         self.sent: list[int] = sent.tolist()
-        asked = wanted.new_empty(sum(self.sent))
-        dist.all_to_all_single(asked, wanted.contiguous(), self.sent, self.received, group=group)
+        asked = vertices.new_empty(sum(self.sent))
+        sizes = self.sent, self.received
+        dist.all_to_all_single(asked, vertices.contiguous(), *sizes, group=group)
         #: Own rows to send, by the rank that asked for them.
         self.rows = asked - bounds[self.rank]
-        self.gathered = self._gathered(bounds)
-        self._home: Graph | None = None
-        self.memory = Memory(any(a == b for a, b in pairwise(bounds)))
-
-    def _gathered(self, bounds: tuple[int, ...]) -> "Gathered | None":
-        """Use an all-gather if it brings few rows more than the halo."""
-        borders = torch.tensor(bounds, device=self.vertices.device)
-        ranks, most = len(bounds) - 1, max(b - a for a, b in pairwise(bounds))
-        total = torch.tensor(len(self.vertices), device=self.vertices.device)
-        dist.all_reduce(total, group=self.group)
+        total = torch.tensor(len(vertices), device=vertices.device)
+        dist.all_reduce(total, group=group)
         #: Rows that all ranks receive of others.
         self.n_received = int(total)  # synchronize!
-        if not self.n_received or self.n_received < GATHERED * ranks * (ranks - 1) * most:
-            return None
-        owner = torch.searchsorted(borders[1:], self.vertices, right=True)
-        return Gathered(most, ranks, owner * most + self.vertices - borders[owner])
+        self.gathered: Gathered | None = None
+        ranks, most = len(bounds) - 1, max(b - a for a, b in pairwise(bounds))
+        if self.n_received and self.n_received >= GATHERED * ranks * (ranks - 1) * most:
+            owner = torch.searchsorted(borders[1:], vertices, right=True)
+            self.gathered = Gathered(most, ranks, owner * most + vertices - borders[owner])
+        self.memory = ReceivedRows(any(a == b for a, b in pairwise(bounds)))
 
-    @property
+    @cached_property
     def home(self) -> Graph:
         """Matrix of ones that sums returned gradients by own row: (n_local, n_sent)."""
-        if self._home is None:
-            copies = torch.arange(len(self.rows), device=self.rows.device)
-            self._home = numbered_graph(copies, self.rows, len(self.rows), self.n_local)
-        return self._home
+        copies = torch.arange(len(self.rows), device=self.rows.device)
+        return numbered_graph(copies, self.rows, len(self.rows), self.n_local)
 
     def start(self, x: Tensor) -> "Exchange":
-        """Begin to receive the rows of ``x``, (n_local, ...), that other ranks own.
+        """Begin to receive the rows of ``x``, (n_local, ...), that other ranks own, differentiably.
 
-        Of a tensor without a gradient this happens once, until it is changed or gone, or eight
-        others have come since.
+        Those of a constant tensor come once, until it is changed or gone, or eight others came.
         """
         exchange = self.prepared(x)
-        if exchange.found is None:
+        if exchange.remembered is None:
             exchange.begun = _Start.apply(x, exchange)  # type: ignore[no-untyped-call]
         return exchange
 
     def prepared(self, x: Tensor) -> "Exchange":
-        """Make an exchange of the rows of ``x`` that has not begun.
-
-        It has ``found`` them if they are remembered; if not, ``constant`` is ``x`` where they are
-        to be.
-        """
+        """Return an exchange of the rows of ``x`` that has not begun, or has them remembered."""
         exchange = Exchange(self)
-        may_hold = self.memory.holds(x)
-        exchange.found = self.memory.rows_of(x) if may_hold else None
-        if debugging(x.device):
-            self._check_alike(x, exchange.found is not None)
-        if exchange.found is None and may_hold and not torch.is_inference_mode_enabled():
+        constant = not x.requires_grad and self.memory.accepts(x)
+        if constant:
+            exchange.remembered = self.memory.rows_of(x)
+        if checks.DEBUG and debugging(x.device):
+            facts = {
+                "the call": "an exchange",
+                "x.dtype": str(x.dtype),
+                "x.shape[1:]": tuple(x.shape[1:]),
+                "x.requires_grad": x.requires_grad,
+                "torch.is_grad_enabled()": torch.is_grad_enabled(),
+                "whether x is as it was exchanged": exchange.remembered is not None,
+            }
+            on_all_ranks(lambda: facts, self.group, x.device, alike=True)
+        if constant and exchange.remembered is None and not torch.is_inference_mode_enabled():
             exchange.constant = x
         return exchange
 
-    def _check_alike(self, x: Tensor, is_remembered: bool) -> None:
-        """Compare with other ranks what decides whether and how rows travel, and gradients."""
-        facts = {
-            "the call": "an exchange",
-            "x.dtype": str(x.dtype),
-            "x.shape[1:]": tuple(x.shape[1:]),
-            "x.requires_grad": x.requires_grad,
-            "torch.is_grad_enabled()": torch.is_grad_enabled(),
-            "whether x is as it was exchanged": is_remembered,
-        }
-        on_all_ranks(lambda: facts, self.group, x.device, alike=True)
-
-    def exchange(self, x: Tensor) -> Tensor:
-        """Receive the rows of ``x`` that other ranks own: (n_halo, ...), differentiable."""
-        return self.start(x).finish()
-
-    def _on_the_way(self, rows: Tensor) -> Tensor:
+    def _narrowed(self, rows: Tensor) -> Tensor:
         """Cast rows to the dtype in which they travel."""
         narrow = self.exchange_dtype
         if narrow is None or not rows.is_floating_point() or rows.itemsize <= narrow.itemsize:
             return rows
         return rows.to(narrow)
 
-    def _send(self, x: Tensor) -> "Parcel":
-        """Send own rows to who asked for them, or all to all."""
+    def send(self, x: Tensor) -> "Parcel":
+        """Begin to send own rows to the ranks that asked for them, or all rows to all ranks."""
         if self.gathered is None:
-            rows = self._on_the_way(x.index_select(0, self.rows))
+            rows = self._narrowed(x.index_select(0, self.rows))
             return self._all_to_all(rows, self.received, self.sent)
         most, ranks, _ = self.gathered
-        rows = self._on_the_way(x)
+        rows = self._narrowed(x)
         if len(rows) < most:
             rows = torch.cat([rows, rows.new_zeros(most - len(rows), *rows.shape[1:])])
         rows, into = rows.contiguous(), rows.new_empty(ranks * most, *rows.shape[1:])
-        self.traffic.count((ranks - 1) * most, rows)
-        work = _all_gather(into, rows, group=self.group, async_op=True)
+        self.traffic.exchanges += 1
+        self.traffic.nbytes += (ranks - 1) * rows.nbytes
+        return Parcel(into, rows, _all_gather(into, rows, group=self.group, async_op=True))
+
+    def send_home(self, grad: Tensor) -> "Parcel":
+        """Begin to send gradients of the halo's rows to their owners."""
+        return self._all_to_all(self._narrowed(grad.contiguous()), self.sent, self.received)
+
+    def _all_to_all(self, rows: Tensor, received: list[int], sent: list[int]) -> "Parcel":
+        """Begin to send rows, so many to each rank, and to receive so many of each."""
+        into = rows.new_empty((sum(received), *rows.shape[1:]))
+        self.traffic.exchanges += 1
+        self.traffic.nbytes += rows.nbytes
+        work = dist.all_to_all_single(into, rows, received, sent, group=self.group, async_op=True)
         return Parcel(into, rows, work)
 
-    def _of_halo(self, received: Tensor) -> Tensor:
-        """Give the rows of the halo out of those that came."""
+    def _of_halo(self, parcel: "Parcel") -> Tensor:
+        """Wait for rows on their way, and return those of the halo."""
+        parcel.work.wait()
         gathered = self.gathered
-        return received if gathered is None else received.index_select(0, gathered.places)
-
-    def _send_home(self, rows: Tensor) -> "Parcel":
-        """Send what belongs to the halo to its owners."""
-        return self._all_to_all(self._on_the_way(rows.contiguous()), self.sent, self.received)
-
-    def _all_to_all(self, rows: Tensor, there: list[int], here: list[int]) -> "Parcel":
-        into = rows.new_empty((sum(there), *rows.shape[1:]))
-        self.traffic.count(sum(here), rows)
-        work = dist.all_to_all_single(into, rows, there, here, group=self.group, async_op=True)
-        return Parcel(into, rows, work)
+        return parcel.into if gathered is None else parcel.into.index_select(0, gathered.places)
 
 
 class Gathered(NamedTuple):
@@ -196,90 +166,85 @@ class Gathered(NamedTuple):
 
 
 class Parcel(NamedTuple):
-    """Rows on the way: those that come, those that leave, which are held, and torch's work."""
+    """Rows on their way: the memory of those that come, those that leave, and torch's work.
+
+    A GPU's stream waits for the work, the host goes on.
+    """
 
     into: Tensor
     rows: Tensor
     work: Any
 
-    def arrived(self) -> Tensor:
-        """Wait for what comes; a GPU's stream does, the host goes on."""
-        self.work.wait()
-        return self.into
 
-
-class Memory:
+class ReceivedRows:
     """The rows received for the last few tensors without a gradient.
 
-    All ranks decide alike what is here: by the order of calls, never by when memory is freed.
-
-    Parameters
-    ----------
-    some_empty : bool
-        Whether a rank has no vertices.  There views of one tensor look alike, and no rank
-        remembers them.
+    All ranks decide alike what is here: by the order of calls, never by when memory is freed.  If
+    ``some_empty``, a rank has no vertices: its views of one tensor look alike, and no rank
+    remembers views.
     """
 
     def __init__(self, some_empty: bool) -> None:
         self.some_empty = some_empty
         self.cleared = 0  #: how often
-        self._known: list[_Known] = []
+        self._entries: list[_Entry] = []
 
     def __len__(self) -> int:
-        """Count the tensors whose rows are held."""
-        return sum(bool(known.rows) for known in self._known)
+        """Count the tensors whose rows are remembered."""
+        return sum(bool(entry.rows) for entry in self._entries)
 
-    def __deepcopy__(self, memo: Any) -> "Memory":
-        """Begin a copy without rows."""
-        return Memory(self.some_empty)
+    def __deepcopy__(self, memo: Any) -> "ReceivedRows":
+        """Return a memory without rows."""
+        return ReceivedRows(self.some_empty)
 
-    def holds(self, x: Tensor) -> bool:
-        """Tell whether rows of this tensor may be remembered; in a CUDA graph they may not."""
-        if x.requires_grad or x.is_inference() or (self.some_empty and x._base is not None):
+    def accepts(self, x: Tensor) -> bool:
+        """Return True if rows of this constant tensor may be remembered; not in a CUDA graph."""
+        if x.is_inference() or (self.some_empty and x._base is not None):
             return False
         return not (x.is_cuda and torch.cuda.is_current_stream_capturing())
 
     def rows_of(self, x: Tensor) -> Tensor | None:
-        """Give the rows of a tensor that is remembered; the current stream may read them."""
-        for place, known in enumerate(self._known):
-            if known.fits(x):
-                self._known.append(self._known.pop(place))
-                return known.read()
+        """Return the rows of a tensor if they are remembered; the current stream may read them."""
+        for place, entry in enumerate(self._entries):
+            if entry.is_current(x):
+                self._entries.append(self._entries.pop(place))
+                return entry.read()
         return None
 
     def put(self, x: Tensor, rows: Tensor) -> None:
-        """Remember the rows of a tensor, and forget what they replace and the oldest."""
-        new = _Known(x, rows)
-        others = [one for one in self._known if not one.is_of(x)]
-        self._known = [*others[1 - REMEMBERED :], new]
+        """Remember the rows of a tensor, and forget those they replace and the oldest."""
+        entries = [entry for entry in self._entries if not entry.is_of(x)]
+        self._entries = [*entries[1 - REMEMBERED :], _Entry(x, rows)]
 
     def clear(self) -> None:
         """Forget all rows."""
-        self._known = []
+        self._entries = []
         self.cleared += 1
 
 
-class _Known:
+class _Entry:
     """A tensor, its version and place in memory when its rows were exchanged, and those rows."""
 
     def __init__(self, x: Tensor, rows: Tensor) -> None:
         #: Empty once the tensor is gone.
-        self.rows = held = [rows]
-        self.tensor = ref(_base_of(x), lambda _: held.clear())
-        self.layout, self.version, self.place = _layout_of(x), x._version, x.data_ptr()
+        self.rows = alive = [rows]
+        self.tensor = ref(_base_of(x), lambda _: alive.clear())
+        self.view = x.storage_offset(), x.shape, x.stride(), x.dtype
+        self.version, self.place = x._version, x.data_ptr()
         self.stream: Any = torch.cuda.current_stream(rows.device) if rows.is_cuda else None
         self.made: Any = None if self.stream is None else self.stream.record_event()
 
     def is_of(self, x: Tensor) -> bool:
-        """Tell whether the rows are or were those of this tensor."""
-        return self.tensor() is _base_of(x) and self.layout == _layout_of(x)
+        """Return True if the rows are or were those of this tensor."""
+        view = x.storage_offset(), x.shape, x.stride(), x.dtype
+        return self.tensor() is _base_of(x) and self.view == view
 
-    def fits(self, x: Tensor) -> bool:
-        """Tell whether the rows are still those of this tensor."""
+    def is_current(self, x: Tensor) -> bool:
+        """Return True if the rows are still those of this tensor."""
         return self.is_of(x) and self.version == x._version and self.place == x.data_ptr()
 
     def read(self) -> Tensor:
-        """Give the rows to the current stream, which waits for the one that made them."""
+        """Return the rows to the current stream, which waits for the one that made them."""
         (rows,) = self.rows
         if self.stream is not None:
             current = torch.cuda.current_stream(rows.device)
@@ -290,75 +255,64 @@ class _Known:
 
 
 def _base_of(x: Tensor) -> Tensor:
-    """Give the tensor that lives as long as the memory of ``x`` is this one's."""
+    """Return the tensor that lives as long as the memory of ``x`` is this one's."""
     return x if x._base is None else x._base
 
 
-def _layout_of(x: Tensor) -> Any:
-    return x.storage_offset(), x.shape, x.stride(), x.dtype
-
-
+@dataclass(eq=False)
 class Exchange:
-    """One exchange that has begun, and in backward its way back."""
+    """One exchange of own rows for those of the halo, and in backward of their gradients.
 
-    def __init__(self, halo: Halo) -> None:
-        self.halo = halo
-        self.begun: Tensor  #: without values: ties both ends together for autograd
-        self.found: Tensor | None = None
-        self.constant: Tensor | None = None  #: the tensor to remember
-        self.there: Parcel | None = None
-        self.back: Parcel | None = None
+    ``begun`` is a tensor without values that ties both ends together for autograd.
+    """
 
-    def send(self, x: Tensor) -> Tensor:
-        """Send own rows, and give a tensor without values that stands for what will come."""
-        self.there = self.halo._send(x.detach())
-        return x.new_empty(0)
-
-    def sent_back(self, like: Tensor) -> Tensor:
-        """Wait for the gradients of rows that were sent, in the dtype of a tensor: (n_sent, ...).
-
-        Raises
-        ------
-        UnsupportedError
-            If nobody has waited for what was received.
-        """
-        if self.back is None:
-            raise UnsupportedError("what an exchange receives was not finished: call finish().")
-        received, self.back = self.back.arrived().to(like.dtype), None
-        return received
+    halo: Halo
+    remembered: Tensor | None = None  #: rows of the halo that need not travel
+    constant: Tensor | None = None  #: the tensor whose rows are to be remembered
+    forth: Parcel | None = None
+    back: Parcel | None = None
+    begun: Tensor | None = None
 
     def finish(self) -> Tensor:
-        """Wait for what is being received: (n_halo, ...); a GPU's stream does, the host goes on."""
-        if self.found is not None:
-            return self.found
-        begun = self.begun
-        del self.begun  # its node holds this: a cycle would keep what lies upstream
-        found: Tensor = _Finish.apply(begun, self)  # type: ignore[no-untyped-call]
+        """Wait for the rows of the halo: (n_halo, ...); a GPU's stream does, the host goes on."""
+        if self.remembered is not None:
+            return self.remembered
+        begun, self.begun = self.begun, None  # its node holds this: a cycle would keep the tape
+        received: Tensor = _Finish.apply(begun, self)  # type: ignore[no-untyped-call]
         if self.constant is not None:
-            self.halo.memory.put(self.constant, found)
+            self.halo.memory.put(self.constant, received)
             self.constant = None
-        return found
+        return received
 
-    def send_home(self, grad: Tensor) -> Tensor:
-        """Begin to send gradients to their owners; without values, as ``begun``."""
-        self.back = self.halo._send_home(grad)
+    def start_back(self, grad: Tensor) -> Tensor:
+        """Begin to send gradients to their owners; returns a tensor without values."""
+        self.back = self.halo.send_home(grad)
         return grad.new_empty(0)
 
+    def finish_back(self, like: Tensor) -> Tensor:
+        """Wait for the gradients of the rows that were sent, in the dtype of ``like``."""
+        if self.back is None:
+            raise UnsupportedError("what an exchange receives was not finished: call finish().")
+        parcel, self.back = self.back, None
+        parcel.work.wait()
+        return parcel.into.to(like.dtype)
+
     def add_up(self, like: Tensor) -> Tensor:
-        """Wait for the gradients of own rows, and add them up in this dtype."""
-        received = self.sent_back(like)
+        """Wait for the gradients of own rows, and add them up in the dtype of a tensor."""
+        received = self.finish_back(like)
         rows = received.flatten(1) if received.dim() > 1 else received[:, None]
-        found = spmm(self.halo.home, rows)
-        return found.view(len(found), *received.shape[1:])
+        total = spmm(self.halo.home, rows)
+        return total.view(len(total), *received.shape[1:])
 
 
 class _Start(Function):
-    """Send own rows; backward adds up what comes home."""
+    """Send own rows; backward adds up the gradients that return."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, exchange: Exchange) -> Tensor:
         ctx.exchange = exchange
-        return exchange.send(x)
+        exchange.forth = exchange.halo.send(x.detach())
+        return x.new_empty(0)
 
     @staticmethod
     def backward(ctx: Any, like: Tensor) -> tuple[Tensor, None]:
@@ -366,29 +320,46 @@ class _Start(Function):
 
 
 class _Finish(Function):
-    """Wait for what was sent; backward begins to send gradients home."""
+    """Wait for the rows that were sent; backward begins to send their gradients home."""
 
     @staticmethod
     def forward(ctx: Any, begun: Tensor, exchange: Exchange) -> Tensor:
         ctx.exchange = exchange
-        parcel: Any = exchange.there
-        exchange.there = None
-        return exchange.halo._of_halo(parcel.arrived()).to(begun.dtype)
+        parcel: Any = exchange.forth
+        exchange.forth = None
+        return exchange.halo._of_halo(parcel).to(begun.dtype)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return once(EXCHANGED, ctx.exchange.send_home, grad, instead=ONE_PROCESS), None
+        return once(EXCHANGED, ctx.exchange.start_back, grad, instead=ONE_PROCESS), None
+
+
+def check_edges(edge_index: Any, n_sources: int, targets: slice, rank: int) -> None:
+    """Check that sources are vertices of the graph, and targets those of a rank."""
+    if not isinstance(edge_index, Tensor) or edge_index.dtype is not torch.int64:
+        kind = getattr(edge_index, "dtype", type(edge_index).__name__)
+        raise DtypeError(f"edge_index is {kind}: give a tensor of torch.int64.")
+    if edge_index.dim() != 2 or edge_index.shape[0] != 2:
+        raise ShapeError(
+            f"edge_index has shape {tuple(edge_index.shape)}: give (2, n_edges), sources and "
+            "targets."
+        )
+    names, bounds = (
+        ("a source", f"a target of rank {rank}"),
+        ((0, n_sources), (targets.start, targets.stop)),
+    )
+    for end, name, (low, high) in zip(edge_index, names, bounds, strict=True):
+        if len(end) and not (low <= int(end.min()) and int(end.max()) < high):  # synchronize!
+            raise IndexRangeError(
+                f"edge_index names {int(end.min())} to {int(end.max())} where {name} lies from "
+                f"{low} to {high - 1}: give each rank the edges that lead to its own vertices."
+            )
 
 
 def halo_of(columns: Tensor, bounds: tuple[int, ...], rank: int) -> tuple[Tensor, Tensor]:
-    """Number the columns of a rank's rows: its own vertices first, then its halo.
+    """Return the numbers of a rank's columns, own vertices first, and the vertices of its halo.
 
-    Returns
-    -------
-    numbers : Tensor of int64
-        Of each column in ``columns``.
-    halo : Tensor of int64, shape (n_halo,)
-        The numbers of the halo's vertices in the whole graph, ascending.
+    The halo's are those of the whole graph, ascending.
     """
     first, last = bounds[rank], bounds[rank + 1]
     own = (columns >= first) & (columns < last)
@@ -398,23 +369,8 @@ def halo_of(columns: Tensor, bounds: tuple[int, ...], rank: int) -> tuple[Tensor
 
 
 def numbered_graph(columns: Tensor, rows: Tensor, n_cols: int, n_rows: int) -> Graph:
-    """Make a graph of vertices that a rank has numbered: in int32, if that holds them."""
+    """Build a graph of vertices that a rank has numbered: in int32, if that holds them."""
     edges = torch.stack([columns, rows])
     if max(n_cols, n_rows, len(rows)) < 2**31:
         edges = edges.int()
     return Graph.from_edge_index(edges, num_nodes=(n_cols, n_rows))
-
-
-def check_exchange_dtype(exchange_dtype: Any) -> None:
-    """Check for a dtype that every backend sends, or None.
-
-    Raises
-    ------
-    DtypeError
-        If it is another one.
-    """
-    if exchange_dtype is not None and exchange_dtype not in FLOATING:
-        raise DtypeError(
-            f"exchange_dtype is {exchange_dtype!r}: give torch.bfloat16, float16, float32 or "
-            "float64."
-        )

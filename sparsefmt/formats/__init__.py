@@ -1,1 +1,1 @@
-"""What a graph looks like in memory: formats, conversions, checks, what is built once."""
+"""Formats of a graph in memory, their conversions and checks, and what is built once of them."""

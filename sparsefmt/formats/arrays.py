@@ -1,4 +1,4 @@
-"""Which array module holds an array, and how arrays get in and move between devices.
+"""Array modules, devices of arrays, and moves between them.
 
 A backend counts only if its module is already loaded: a CuPy array cannot exist before CuPy does.
 """
@@ -6,30 +6,32 @@ A backend counts only if its module is already loaded: a CuPy array cannot exist
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from functools import cache
 from itertools import accumulate
 from types import ModuleType
 from typing import Any, TypeAlias
 
 import numpy as np
 
+from .._caches import cache
 from ..errors import DeviceError, DtypeError, OutOfMemoryError, ShapeError, UnsupportedError
 
 #: A ``numpy.ndarray`` or a ``cupy.ndarray`` (CuPy ships no type stubs, so both are ``Any``).
 Array: TypeAlias = Any
+#: Whatever NumPy takes as a dtype; None for the default.
+DType: TypeAlias = str | type | np.dtype[Any] | None
 
 INDEX_DTYPES = (np.dtype(np.int32), np.dtype(np.int64))
 VALUE_DTYPES = ("float16", "bfloat16", "float32", "float64")
 #: Bytes at which arrays begin that are sent together: a line of the L2.
 ALIGNMENT = 128
 
-_HERE: AbstractContextManager[object] = nullcontext()
+_NO_CONTEXT: AbstractContextManager[object] = nullcontext()
 _DLPACK_CPU = (1, 3)  # host memory, pinned or not
 _DLPACK_CUDA = (2, 13)  # device and managed memory
 
 
 def is_cupy(a: object) -> bool:
-    """Tell whether ``a`` is a CuPy array, without importing CuPy."""
+    """Return True if ``a`` is a CuPy array, without importing CuPy."""
     cupy = sys.modules.get("cupy")
     return cupy is not None and isinstance(a, cupy.ndarray)
 
@@ -45,28 +47,28 @@ def device_of(a: Array) -> str:
 
 
 def on_device_of(a: Array) -> AbstractContextManager[object]:
-    """Enter a context where new CuPy arrays and launches go to the device that holds ``a``."""
+    """Return a context in which new CuPy arrays and launches go to the device of ``a``."""
     if not is_cupy(a):
-        return _HERE
+        return _NO_CONTEXT
     device = a.device  # entering it takes 2 µs, a look at the current one 0.3
     current = device.id == sys.modules["cupy"].cuda.runtime.getDevice()
-    return _HERE if current else device
+    return _NO_CONTEXT if current else device
 
 
 def finish(a: Array) -> None:
-    """Wait for the current stream of ``a``'s device, so that any stream may read what it made."""
+    """Wait for the current stream of ``a``'s device, so that any stream may read its results."""
     if is_cupy(a):
         with on_device_of(a):
             namespace(a).cuda.get_current_stream().synchronize()  # synchronize!
 
 
 def as_array(
-    name: str, value: object, *, empty: Any = np.int64, beside: Array | None = None
+    name: str, value: object, *, empty: DType = np.int64, like: Array | None = None
 ) -> Array:
-    """Return ``value`` as an array in native byte order; no copy where it is one already.
+    """Convert ``value`` to an array in native byte order; an array is not copied.
 
     NumPy and CuPy arrays stay where they are, other arrays come in through DLPack, and Python
-    sequences become arrays on the device of ``beside`` (by default the CPU).  A sequence without
+    sequences become arrays on the device of ``like`` (by default the CPU).  A sequence without
     any number becomes one of dtype ``empty``.
     """
     if is_cupy(value):
@@ -83,17 +85,17 @@ def as_array(
         raise DtypeError(f"{name} holds Python objects (dtype {array.dtype}): give numbers.")
     if not array.dtype.isnative:
         array = array.astype(array.dtype.newbyteorder("="))
-    return _beside(beside, array) if isinstance(value, list | tuple | range) else array
+    return _on_device_like(like, array) if isinstance(value, list | tuple | range) else array
 
 
-def _beside(other: Array | None, array: Array) -> Array:
-    if not is_cupy(other):
+def _on_device_like(like: Array | None, array: Array) -> Array:
+    if not is_cupy(like):
         return array
-    with on_device_of(other):
-        return namespace(other).asarray(array)
+    with on_device_of(like):
+        return namespace(like).asarray(array)
 
 
-def _from_sequence(name: str, value: object, empty: Any) -> Array:
+def _from_sequence(name: str, value: object, empty: DType) -> Array:
     if value is None:
         raise DtypeError(f"{name} is None: give an array.")
     try:
@@ -179,7 +181,7 @@ def parse_device(device: str) -> int | None:
 
 
 def to_device(a: Array, device: str) -> Array:
-    """Return ``a`` on ``device``: itself if it is there already, else a copy."""
+    """Move ``a`` to ``device``; return ``a`` itself if it is there already."""
     ordinal = parse_device(device)
     if ordinal is None:
         return a.get() if is_cupy(a) else a  # synchronize!
@@ -191,7 +193,7 @@ def to_device(a: Array, device: str) -> Array:
 
 
 def send(arrays: Sequence[Array], *, like: Array) -> list[Array]:
-    """Move contiguous arrays of the CPU to the device of ``like`` by one copy: views of it."""
+    """Move contiguous CPU arrays to the device of ``like`` by one copy; return views of it."""
     if not is_cupy(like):
         return list(arrays)
     ends = list(accumulate(-(-a.nbytes // ALIGNMENT) * ALIGNMENT for a in arrays))
@@ -206,8 +208,8 @@ def send(arrays: Sequence[Array], *, like: Array) -> list[Array]:
         ]
 
 
-class allocating:  # a context, named as the other functions that give one
-    """Turn the array libraries' out-of-memory errors into ``OutOfMemoryError``."""
+class allocating:  # lower case, as other contexts that are called
+    """A context that turns out-of-memory errors of array libraries into ``OutOfMemoryError``."""
 
     __slots__ = ("what",)
 
@@ -215,15 +217,15 @@ class allocating:  # a context, named as the other functions that give one
         self.what = what
 
     def __enter__(self) -> None:
-        """Nothing to prepare."""
+        """Do nothing."""
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        """Raise what names the allocation, where memory ran out."""
+        """Raise an ``OutOfMemoryError`` that names the allocation, if memory ran out."""
         if isinstance(error, MemoryError) and not isinstance(error, OutOfMemoryError):
             raise out_of_memory(self.what, error) from error
 
 
 def out_of_memory(what: str, error: MemoryError) -> OutOfMemoryError:
-    """Make the error that says what could not be allocated, and how to mend it."""
+    """Return an ``OutOfMemoryError`` that names the allocation and a way to mend it."""
     reason = str(error).rstrip(".")
     return OutOfMemoryError(f"{what}: {reason}. Free arrays or use a smaller graph.")

@@ -1,4 +1,4 @@
-"""What every format has: identity, views, conversions and checks in terms of its arrays."""
+"""The base class of all formats: identity, views, conversions and checks by its arrays."""
 
 import warnings
 from collections.abc import Mapping
@@ -9,6 +9,7 @@ import numpy as np
 from . import checks
 from .arrays import (
     Array,
+    DType,
     allocating,
     as_array,
     contiguous,
@@ -33,7 +34,7 @@ FormatName = Literal["coo", "csr", "csc", "sgt", "cbsr"]
 
 
 class Shaped:
-    """Add ``n_rows`` and ``n_cols`` to a class with a ``shape``."""
+    """A mixin with ``n_rows`` and ``n_cols``, for a class with a ``shape``."""
 
     __slots__ = ()
 
@@ -41,16 +42,16 @@ class Shaped:
 
         @property
         def shape(self) -> tuple[int, int]:
-            """(n_rows, n_cols)."""
+            """Return the shape ``(n_rows, n_cols)``."""
 
     @property
     def n_rows(self) -> int:
-        """Number of rows: target vertices."""
+        """Return the number of rows: target vertices."""
         return self.shape[0]
 
     @property
     def n_cols(self) -> int:
-        """Number of columns: source vertices."""
+        """Return the number of columns: source vertices."""
         return self.shape[1]
 
 
@@ -69,22 +70,22 @@ class Format(Shaped):
 
         @property
         def data(self) -> Array | None:
-            """Values of the stored entries, None for an unweighted structure."""
+            """Return the values of the stored entries, None for an unweighted structure."""
 
         @property
         def nnz(self) -> int:
-            """Number of stored entries."""
+            """Return the number of stored entries."""
 
         def _check_cheap(self) -> None: ...
         def _check_full(self) -> None: ...
 
     def __init_subclass__(cls) -> None:
-        """Name the place that users import from, so that pickles outlive moves within the house."""
+        """Set ``__module__`` to the public import path, so that pickles outlive moves of files."""
         if cls.__module__.startswith(f"{__package__}."):
             cls.__module__ = "sparsefmt"
 
     def __post_init__(self, validate: Level) -> None:
-        """Take the arrays in without copying where possible, then check them."""
+        """Convert the fields to arrays, without a copy where possible, and check them."""
         checks.level("validate", validate)
         object.__setattr__(self, "shape", checks.shape(self.shape))
         for name in self._array_fields:
@@ -102,7 +103,7 @@ class Format(Shaped):
 
     @classmethod
     def _trusted(cls, **fields: Any) -> Self:
-        """Build without any check: for arrays that this package just made."""
+        """Build a matrix without any check, of arrays that this package has made."""
         self = object.__new__(cls)
         self.__dict__.update(fields)
         return self
@@ -114,17 +115,17 @@ class Format(Shaped):
         return type(self)._trusted(**fields)
 
     def _built(self) -> Built:
-        """Hold what is built once of the structure, for all that have it."""
-        found: Built | None = self.__dict__.get("_of_structure")
-        return self.__dict__.setdefault("_of_structure", Built()) if found is None else found
+        """Return the cache of what is built of the structure, shared by all that have it."""
+        built: Built | None = self.__dict__.get("_of_structure")
+        return self.__dict__.setdefault("_of_structure", Built()) if built is None else built
 
     def _built_of_values(self) -> Built:
-        """Hold what is built once of the values, for this matrix alone."""
-        found: Built = self.__dict__.setdefault("_of_values", Built())
-        return found
+        """Return the cache of what is built of this matrix's values."""
+        built: Built = self.__dict__.setdefault("_of_values", Built())
+        return built
 
     def __getstate__(self) -> dict[str, Any]:
-        """Pickle the fields, nothing that was built of them."""
+        """Return the fields to pickle, without caches."""
         return _fields(self)
 
     def _arrays(self) -> dict[str, Array]:
@@ -133,35 +134,35 @@ class Format(Shaped):
 
     @property
     def _indices(self) -> Array:
-        """The array that stands for the format where any one will do: device, index dtype."""
+        """Return the first array of the format, for its device and index dtype."""
         return getattr(self, self._array_fields[0])
 
     # What it is
 
     @property
     def ndim(self) -> int:
-        """Always 2."""
+        """Return the number of dimensions, always 2."""
         return 2
 
     @property
     def dtype(self) -> np.dtype[Any] | None:
-        """Dtype of the values, None for an unweighted structure."""
+        """Return the dtype of the values, None for an unweighted structure."""
         return None if self.data is None else self.data.dtype
 
     @property
     def index_dtype(self) -> np.dtype[Any]:
-        """Dtype of the index arrays: int32 or int64 (CBSR: of its columns, maybe narrower)."""
+        """Return the dtype of the index arrays: int32 or int64 (CBSR: maybe narrower)."""
         dtype: np.dtype[Any] = self._indices.dtype
         return dtype
 
     @property
     def device(self) -> str:
-        """``"cpu"`` or ``"cuda:<ordinal>"``."""
+        """Return the device: ``"cpu"`` or ``"cuda:<ordinal>"``."""
         return device_of(self._indices)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all arrays together."""
+        """Return the bytes of all arrays together."""
         return sum(int(array.nbytes) for array in self._arrays().values())
 
     def check(self, level: Level = "full") -> None:
@@ -185,18 +186,18 @@ class Format(Shaped):
     # The same matrix in other memory
 
     def to(self, device: str) -> Self:
-        """Move to ``"cpu"``, ``"cuda"`` or ``"cuda:<ordinal>"``; the matrix itself if there."""
+        """Move the matrix to ``"cpu"``, ``"cuda"`` or ``"cuda:<ordinal>"``; itself if there."""
         moved = {name: to_device(array, device) for name, array in self._arrays().items()}
         unmoved = all(moved[name] is array for name, array in self._arrays().items())
         return self if unmoved else self._replace(**moved)
 
     def copy(self) -> Self:
-        """Give a matrix that shares no memory with this one."""
+        """Copy the matrix and all its arrays."""
         with on_device_of(self._indices), allocating(f"a copy of {self!r}"):
             return self._replace(**{name: array.copy() for name, array in self._arrays().items()})
 
-    def astype(self, dtype: Any = None, *, index_dtype: Any = None) -> Self:
-        """Give values and indices other dtypes; arrays that have them already are shared.
+    def astype(self, dtype: DType = None, *, index_dtype: DType = None) -> Self:
+        """Convert values and indices to other dtypes; arrays that have them already are shared.
 
         Values are rounded; those beyond the range of ``dtype`` become infinite, as in NumPy.
 
@@ -231,19 +232,19 @@ class Format(Shaped):
             )
 
     def with_data(self, data: Array | None) -> Self:
-        """Give the same structure other values (shared, not copied), or none.
+        """Return the same structure with other values (shared, not copied), or without.
 
         ``data`` has one value per stored entry, in this format's own order (SGT: in CSR order).
         """
         if data is not None:
-            data = as_array("data", data, empty=np.float64, beside=self._indices)
+            data = as_array("data", data, empty=np.float64, like=self._indices)
         self._replace(data=data)._check_cheap()
         return self._replace(data=None if data is None else contiguous(data))
 
     # The same matrix in other formats
 
     def asformat(self, format: FormatName, **options: Any) -> Any:
-        """Give the same matrix in the format of that name; itself if it has it already.
+        """Convert the matrix to the format of that name; itself if it has it already.
 
         ``options`` go to the conversion: ``tile=(16, 8)`` for ``"sgt"``.  Values, explicit zeros,
         duplicates and empty rows are kept.
@@ -253,7 +254,7 @@ class Format(Shaped):
         return convert.to_format(self, format, **options)
 
     def asformat_with_perm(self, format: FormatName, **options: Any) -> tuple[Any, Array]:
-        """Give ``(B, perm)`` with ``B.data == A.data[perm]``, also for an unweighted structure.
+        """Return ``(B, perm)`` in that format, where ``B.data == A.data[perm]``, weighted or not.
 
         ``perm`` numbers the entries of a CBSR row by row: ``B.data == A.data.ravel()[perm]``.
         """
@@ -262,43 +263,43 @@ class Format(Shaped):
         return convert.to_format_with_perm(self, format, **options)
 
     def tocoo(self) -> "COO":
-        """Give this matrix as COO, in the order of its entries; shares what it can."""
+        """Convert the matrix to COO, in the order of its entries; shares what it can."""
         result: COO = self.asformat("coo")
         return result
 
     def tocsr(self) -> "CSR":
-        """Give this matrix as CSR, entries of a row in the order that they have here."""
+        """Convert the matrix to CSR; the entries of a row stay in their order."""
         result: CSR = self.asformat("csr")
         return result
 
     def tocsc(self) -> "CSC":
-        """Give this matrix as CSC, entries of a column in the order that they have here."""
+        """Convert the matrix to CSC; the entries of a column stay in their order."""
         result: CSC = self.asformat("csc")
         return result
 
     def tosgt(self, tile: tuple[int, int] = (16, 8)) -> "SGT":
-        """Give this matrix as condensed tiles of ``tile = (height, width)`` (TC-GNN, section 3)."""
+        """Convert the matrix to condensed tiles, ``(height, width)`` each (TC-GNN, section 3)."""
         result: SGT = self.asformat("sgt", tile=tile)
         return result
 
     def tocoo_with_perm(self) -> tuple["COO", Array]:
-        """Give ``tocoo()`` and the permutation that carries edge values over."""
+        """Return ``tocoo()`` and the permutation of its edge values."""
         return self.asformat_with_perm("coo")
 
     def tocsr_with_perm(self) -> tuple["CSR", Array]:
-        """Give ``tocsr()`` and the permutation that carries edge values over."""
+        """Return ``tocsr()`` and the permutation of its edge values."""
         return self.asformat_with_perm("csr")
 
     def tocsc_with_perm(self) -> tuple["CSC", Array]:
-        """Give ``tocsc()`` and the permutation that carries edge values over."""
+        """Return ``tocsc()`` and the permutation of its edge values."""
         return self.asformat_with_perm("csc")
 
     def tosgt_with_perm(self, tile: tuple[int, int] = (16, 8)) -> tuple["SGT", Array]:
-        """Give ``tosgt(tile)`` and the permutation that carries edge values over."""
+        """Return ``tosgt(tile)`` and the permutation of its edge values."""
         return self.asformat_with_perm("sgt", tile=tile)
 
-    def toarray(self, dtype: Any = None) -> Array:
-        """Give this matrix as a dense array on the same device; duplicates add up.
+    def toarray(self, dtype: DType = None) -> Array:
+        """Convert the matrix to a dense array on the same device; duplicates add up.
 
         ``dtype`` defaults to that of the values, float32 for an unweighted structure.
         """
@@ -306,8 +307,8 @@ class Format(Shaped):
 
         return convert.to_dense(self, dtype)
 
-    def toarray_with_perm(self, dtype: Any = None) -> tuple[Array, Array]:
-        """Give ``(X, cells)``: the dense array and the cell of each stored entry in ``X.ravel()``.
+    def toarray_with_perm(self, dtype: DType = None) -> tuple[Array, Array]:
+        """Return ``(X, cells)``: a dense array and the cell of each stored entry in ``X.ravel()``.
 
         The gradient of the entries is ``dX.ravel()[cells]``.
         """
@@ -316,7 +317,7 @@ class Format(Shaped):
         return convert.to_dense(self, dtype), convert.dense_cells(self)
 
     def __getitem__(self, key: Any) -> Self:
-        """Take rows and columns by slice, mask or integer array: ``A[rows]``, ``A[:, cols]``.
+        """Return the rows and columns of slices, masks or integers: ``A[rows]``, ``A[:, cols]``.
 
         The result is a copy in this format (``A[:, :]`` is ``A`` itself); a COO comes back with its
         rows (or columns) in order.
@@ -327,16 +328,14 @@ class Format(Shaped):
         return result
 
     def __matmul__(self, X: Array) -> Array:
-        """Multiply by a dense ``X`` of shape (n_cols, feat): see ``sparsefmt.ops.spmm``."""
+        """Multiply by a dense ``X`` of shape (n_cols, feat), see ``sparsefmt.ops.spmm``."""
         if isinstance(X, Format):
             return NotImplemented
-        from ..ops.matmul.api import (
-            spmm,  # the house's one downward import: an operator finds its op
-        )
+        from ..ops.matmul.api import spmm  # the only import of an upper storey: the operator's op
 
         return spmm(self, X)
 
-    __iter__ = None  # a matrix is no sequence: `for row in A` says so at once
+    __iter__ = None  # a matrix is no sequence: `for row in A` raises
     #: NumPy and CuPy leave ``X @ A`` and ``X * A`` alone instead of looping over elements.
     __array_ufunc__ = None
 
@@ -359,7 +358,7 @@ class Format(Shaped):
 
 
 def _fields(A: Format) -> dict[str, Any]:
-    """Return the fields; names that begin with an underscore are of what was built."""
+    """Return the fields by name, without caches, whose names begin with an underscore."""
     return {name: value for name, value in A.__dict__.items() if name[0] != "_"}
 
 

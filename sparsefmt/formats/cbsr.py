@@ -7,7 +7,7 @@ import numpy as np
 
 from ..errors import DtypeError, ShapeError, UnsupportedError
 from . import checks
-from .arrays import Array
+from .arrays import Array, DType
 from .base import Format, FormatName, Level
 
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def column_dtype(n_cols: int) -> np.dtype[Any]:
-    """Choose what CBSR stores columns in: uint8 to 256 columns, uint16 to 65 536, else int32."""
+    """Choose the dtype of a CBSR's columns: uint8 to 256 columns, uint16 to 65 536, else int32."""
     return np.dtype(np.uint8 if n_cols <= 256 else np.uint16 if n_cols <= 65536 else np.int32)
 
 
@@ -50,21 +50,21 @@ class CBSR(Format):
 
     @property
     def k(self) -> int:
-        """Stored entries of every row."""
+        """Return the number of stored entries in every row."""
         return int(self.indices.shape[1])
 
     @property
     def nnz(self) -> int:
-        """Number of stored entries: ``n_rows * k``."""
+        """Return the number of stored entries: ``n_rows * k``."""
         return int(self.indices.size)
 
     @property
     def T(self) -> "CSC":
-        """The transpose as CSC (columns are not balanced, so it is no CBSR)."""
+        """Return the transpose as CSC (columns are not balanced, so it is no CBSR)."""
         return self.tocsr().T
 
-    def astype(self, dtype: Any = None, *, index_dtype: Any = None) -> Self:
-        """Give values another dtype; that of the columns follows from their number and stays.
+    def astype(self, dtype: DType = None, *, index_dtype: DType = None) -> Self:
+        """Convert the values to another dtype; that of the columns follows from their number.
 
         Raises
         ------

@@ -1,13 +1,13 @@
 """Checks of a format's arrays; each error names the argument, its value and the mend.
 
-Each full check has two halves: on a GPU the kernels of ``_faults`` find the lowest offending place
+Each full check has two halves: on a GPU the kernels of ``faults`` find the lowest offending place
 of every kind with one synchronisation, on a CPU NumPy does.
 """
 
 import operator
 import os
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -21,16 +21,21 @@ from ..errors import (
     UnsupportedError,
 )
 from . import faults as formats_faults
+from . import primitives
 from .arrays import (
     INDEX_DTYPES,
     VALUE_DTYPES,
     Array,
+    DType,
     as_array,
     device_of,
     is_cupy,
     namespace,
     on_device_of,
 )
+
+if TYPE_CHECKING:
+    from .sgt import SGT
 
 #: Sizes of a shape go to this: a pointer array of int64 over it can still be addressed.
 MAX_SIZE = np.iinfo(np.int64).max // 8 - 1
@@ -43,18 +48,18 @@ def integer(
     least: int | None = None,
     error: type[SparseFmtError] = ShapeError,
 ) -> int:
-    """Check for an integer, ``least`` or more, and give it as Python's; else raise that error."""
+    """Check that ``value`` is an integer, ``least`` or more; return it, or raise ``error``."""
     try:
-        found = operator.index(value)  # type: ignore[arg-type]
+        number = operator.index(value)  # type: ignore[arg-type]
     except TypeError as reason:
         raise error(f"{name} is {value!r}: give an integer.") from reason
-    if least is not None and found < least:
-        raise error(f"{name} is {found}: give {least} or more.")
-    return found
+    if least is not None and number < least:
+        raise error(f"{name} is {number}: give {least} or more.")
+    return number
 
 
 def shape(value: object) -> tuple[int, int]:
-    """A shape as two non-negative Python integers."""
+    """Check a shape and return it as two Python integers."""
     try:
         rows, cols = (int(operator.index(size)) for size in value)  # type: ignore[attr-defined]
     except (TypeError, ValueError) as error:
@@ -72,49 +77,49 @@ DEBUG = os.environ.get("SPARSEFMT_DEBUG") == "1"
 
 
 def level(name: str, value: object) -> None:
-    """A validation level."""
+    """Check a validation level: "full" or "cheap"."""
     if value not in ("full", "cheap"):
         raise UnsupportedError(f'{name} is {value!r}: use "full" or "cheap".')
 
 
-def index_dtype(name: str, dtype: Any) -> np.dtype[Any]:
-    """``dtype`` if indices may have it."""
-    found = any_dtype(name, dtype)
-    if found not in INDEX_DTYPES:
-        raise DtypeError(f"{name} is {found}: indices are int32 or int64, cast with .astype().")
-    return found
+def index_dtype(name: str, dtype: DType) -> np.dtype[Any]:
+    """Check that indices may have ``dtype``, and return it."""
+    target = any_dtype(name, dtype)
+    if target not in INDEX_DTYPES:
+        raise DtypeError(f"{name} is {target}: indices are int32 or int64, cast with .astype().")
+    return target
 
 
 _PLAIN = frozenset(np.dtype(name) for name in ("float16", "float32", "float64"))
 
 
-def value_dtype(name: str, dtype: Any) -> np.dtype[Any]:
-    """``dtype`` in native byte order if values may have it."""
+def value_dtype(name: str, dtype: DType) -> np.dtype[Any]:
+    """Check that values may have ``dtype``, and return it in native byte order."""
     if isinstance(dtype, np.dtype) and dtype in _PLAIN:
         return dtype
-    found = any_dtype(name, dtype)
-    if found.name not in VALUE_DTYPES:
+    target = any_dtype(name, dtype)
+    if target.name not in VALUE_DTYPES:
         raise DtypeError(
-            f"{name} is {found}: values are float16, bfloat16, float32 or float64, "
+            f"{name} is {target}: values are float16, bfloat16, float32 or float64, "
             "cast with .astype()."
         )
-    return found if found.isnative else found.newbyteorder("=")
+    return target if target.isnative else target.newbyteorder("=")
 
 
-def any_dtype(name: str, dtype: Any) -> np.dtype[Any]:
-    """``dtype`` if NumPy knows it."""
+def any_dtype(name: str, dtype: DType) -> np.dtype[Any]:
+    """Convert ``dtype`` to NumPy's; raise if NumPy knows none of that name."""
     try:
-        found: np.dtype[Any] = np.dtype(dtype)
+        target: np.dtype[Any] = np.dtype(dtype)
     except (TypeError, ValueError, SyntaxError) as error:
         raise DtypeError(
             f"{name} is {dtype!r}, which is no NumPy dtype (bfloat16 is one after importing "
             "ml_dtypes): give one."
         ) from error
-    return found
+    return target
 
 
 def sizes_fit(shape: tuple[int, int], nnz: int, dtype: np.dtype[Any]) -> None:
-    """Whether ``dtype`` can hold every size: rows, columns and entries.
+    """Check that ``dtype`` can hold every size: rows, columns and entries.
 
     The sizes themselves, not only the indices below them: then pointers, transposes and loop
     bounds of the same dtype cannot overflow either.
@@ -128,7 +133,7 @@ def sizes_fit(shape: tuple[int, int], nnz: int, dtype: np.dtype[Any]) -> None:
 
 
 def indices(**arrays: Array) -> None:
-    """1-D index arrays of one dtype on one device."""
+    """Check that arrays are 1-D indices of one dtype on one device."""
     first_name, first = next(iter(arrays.items()))
     for name, array in arrays.items():
         if array.ndim != 1:
@@ -136,28 +141,28 @@ def indices(**arrays: Array) -> None:
         index_like(name, array, first_name, first)
 
 
-def index_like(name: str, array: Array, other_name: str, other: Array) -> None:
-    """An index array of the same dtype and on the same device as the other."""
+def index_like(name: str, array: Array, reference_name: str, reference: Array) -> None:
+    """Check that an index array has the dtype and the device of another."""
     index_dtype(f"{name}.dtype", array.dtype)
-    if array.dtype != other.dtype:
+    if array.dtype != reference.dtype:
         raise DtypeError(
-            f"{name} is {array.dtype} but {other_name} is {other.dtype}: "
+            f"{name} is {array.dtype} but {reference_name} is {reference.dtype}: "
             "give both the same index dtype."
         )
-    same_device(name, array, other_name, other)
+    same_device(name, array, reference_name, reference)
 
 
-def same_device(name: str, array: Array, other_name: str, other: Array) -> None:
-    """Both arrays on one device."""
-    if device_of(array) != device_of(other):
+def same_device(name: str, array: Array, reference_name: str, reference: Array) -> None:
+    """Check that two arrays are on one device."""
+    if device_of(array) != device_of(reference):
         raise DeviceError(
-            f"{name} is on {device_of(array)} but {other_name} is on {device_of(other)}: "
+            f"{name} is on {device_of(array)} but {reference_name} is on {device_of(reference)}: "
             'move one of them (.to("cuda"), .get()).'
         )
 
 
 def values(data: Array | None, expected: tuple[int, ...], *, like: Array) -> None:
-    """Values of a known dtype, one per stored entry, beside the indices."""
+    """Check values: a known dtype, one per stored entry, on the device of the indices."""
     if data is None:
         return
     value_dtype("data.dtype", data.dtype)
@@ -170,19 +175,19 @@ def values(data: Array | None, expected: tuple[int, ...], *, like: Array) -> Non
 
 
 def pointers(name: str, array: Array, expected: int, why: str) -> None:
-    """A pointer array of the right length."""
+    """Check that a pointer array has the expected length."""
     if array.shape != (expected,):
         raise ShapeError(f"{name} has shape {array.shape}: give ({expected},), {why}.")
 
 
 def dense(name: str, array: Array) -> None:
-    """A dense matrix."""
+    """Check that a dense matrix is 2-D."""
     if array.ndim != 2:
         raise ShapeError(f"{name} has shape {array.shape}: give a 2-D array.")
 
 
 def selection(axis: str, key: Any, size: int, *, like: Array) -> Array:
-    """The chosen places along an axis of ``size`` as integers in ``[0, size)``."""
+    """Convert a key along an axis of ``size`` to an array of integers in ``[0, size)``."""
     xp = namespace(like)
     if isinstance(key, slice):
         try:
@@ -193,7 +198,7 @@ def selection(axis: str, key: Any, size: int, *, like: Array) -> Array:
         raise DtypeError(f"{axis}: {key!r} chooses none; use a slice, a mask or 1-D integers.")
     if isinstance(key, int | np.integer):
         raise UnsupportedError(f"{axis}: {key} is one place; use the slice {key}:{int(key) + 1}.")
-    chosen = as_array(axis, key, beside=like)
+    chosen = as_array(axis, key, like=like)
     if chosen.ndim != 1 or chosen.dtype.kind not in "biu":
         raise DtypeError(
             f"{axis}: the key has dtype {chosen.dtype} and shape {chosen.shape}; use a slice, a "
@@ -218,7 +223,7 @@ def selection(axis: str, key: Any, size: int, *, like: Array) -> Array:
 
 
 def coordinates(row: Array, col: Array, shape: tuple[int, int]) -> None:
-    """Rows and columns inside ``shape``."""
+    """Check that rows and columns lie inside ``shape``."""
     if is_cupy(row):
         with on_device_of(row):
             faults = formats_faults.lowest(2, ("coordinates", len(row), (row, col, *shape)))
@@ -229,7 +234,7 @@ def coordinates(row: Array, col: Array, shape: tuple[int, int]) -> None:
 
 
 def compressed(indptr: Array, minor: Array, n_minor: int, axis: str) -> None:
-    """Monotone ``indptr`` and indices in ``[0, n_minor)``."""
+    """Check that ``indptr`` never decreases and indices lie in ``[0, n_minor)``."""
     nnz = len(minor)
     if is_cupy(minor):
         args = (indptr, minor, len(indptr), nnz, n_minor)
@@ -242,7 +247,7 @@ def compressed(indptr: Array, minor: Array, n_minor: int, axis: str) -> None:
 
 
 def balanced(indices: Array, n_cols: int) -> None:
-    """Columns in ``[0, n_cols)``, ascending and distinct in every row."""
+    """Check that a CBSR's columns lie in ``[0, n_cols)`` and ascend, distinct, in every row."""
     n_rows, k = indices.shape
     if is_cupy(indices):
         with on_device_of(indices):
@@ -262,7 +267,7 @@ def balanced(indices: Array, n_cols: int) -> None:
 
 
 def in_range(name: str, array: Array, size: int, axis: str) -> None:
-    """Indices in ``[0, size)``."""
+    """Check that indices lie in ``[0, size)``."""
     if is_cupy(array):
         with on_device_of(array):
             (fault,) = formats_faults.lowest(1, ("in_range", array.size, (array, size)))
@@ -272,7 +277,7 @@ def in_range(name: str, array: Array, size: int, axis: str) -> None:
 
 
 def raise_pointer_fault(name: str, ptr: Array, last: int, faults: Sequence[int]) -> None:
-    """Turn pointer faults, if any, into a ``FormatError``."""
+    """Raise a ``FormatError`` for the first pointer fault, if any."""
     first, fall, end = faults
     if first >= 0:
         raise FormatError(f"{name}[0] is {int(ptr[0])}: the first pointer must be 0.")
@@ -286,7 +291,7 @@ def raise_pointer_fault(name: str, ptr: Array, last: int, faults: Sequence[int])
 
 
 def raise_index_fault(name: str, array: Array, size: int, axis: str, fault: int) -> None:
-    """Turn an index fault, if any, into an ``IndexRangeError``."""
+    """Raise an ``IndexRangeError`` for an index fault, if any."""
     if fault >= 0:
         place = np.unravel_index(fault, array.shape)
         where = ", ".join(str(int(i)) for i in place)
@@ -297,20 +302,138 @@ def raise_index_fault(name: str, array: Array, size: int, axis: str, fault: int)
 
 
 def first_true(wrong: Array) -> int:
-    """Lowest flat position that is true, -1 if none is (NumPy)."""
+    """Return the lowest flat position that is true, -1 if none is (NumPy)."""
     at = int(wrong.argmax()) if wrong.size else 0
     return at if wrong.size and wrong.ravel()[at] else -1
 
 
 def first_outside(array: Array, stop: int, start: int = 0) -> int:
-    """Lowest flat position outside ``[start, stop)``, -1 if none is (NumPy)."""
+    """Return the lowest flat position outside ``[start, stop)``, -1 if none is (NumPy)."""
     if not array.size or (array.min() >= start and array.max() < stop):
         return -1
     return first_true((array < start) | (array >= stop))
 
 
 def first_pointer_faults(ptr: Array, last: int) -> tuple[int, int, int]:
-    """Lowest position of: a wrong first pointer, a decrease, a wrong last one (NumPy)."""
+    """Return the positions of a wrong first pointer, a decrease and a wrong last one, or -1."""
     first = -1 if ptr[0] == 0 else 0
     end = -1 if ptr[-1] == last else 0
     return first, first_true(ptr[1:] < ptr[:-1]), end
+
+
+#: Kinds of fault of an SGT, in the order in which they are reported; a later kind means something
+#: only where the earlier ones are absent.  A column that no entry uses is no fault.
+_SGT_KINDS = 15
+#: Kinds 10 to 14: what is wrong with the array at the place that was found.
+_SGT_TEXTS = (
+    "slots[{0}] lies in a tile column that is padding (-1): use a column of the window",
+    "slots[{0}] lies below the last row of the matrix: use rows inside the shape",
+    "slots and order do not ascend by (column, order) in a tile at position {1}: sort its entries",
+    "order never names {0}: it must be a permutation of 0 to nnz - 1",
+    "order puts a later row at place {0} than at {1}: places must count entries row by row",
+)
+
+
+def tiles(A: "SGT") -> None:
+    """Raise for the first kind of fault in an SGT."""
+    _raise_tile_fault(A, _tile_faults_on_gpu(A) if is_cupy(A.order) else _tile_faults(A))
+
+
+def _raise_tile_fault(A: "SGT", faults: Iterable[int]) -> None:
+    cells = A.tile[0] * A.tile[1]
+    for kind, place in enumerate(faults):
+        if place < 0:
+            continue
+        if kind < 6:
+            name, last = (("window_ptr", A.tile_count), ("tile_ptr", A.nnz))[kind // 3]
+            at = [place if kind % 3 == i else -1 for i in range(3)]
+            raise_pointer_fault(name, getattr(A, name), last, at)
+        elif kind == 6:
+            raise_index_fault("columns", A.columns, A.n_cols, "columns", place)
+        elif kind == 7:
+            at = [int(i) for i in np.unravel_index(place, A.columns.shape)]
+            raise FormatError(
+                f"columns{at} is {int(A.columns[*at])}: columns of a window must ascend and be "
+                "distinct, with padding (-1) only behind the last of them."
+            )
+        elif kind == 8:
+            raise_index_fault("slots", A.slots, cells, "cells in a tile", place)
+        elif kind == 9:
+            raise_index_fault("order", A.order, A.nnz, "entries", place)
+        else:
+            raise FormatError(_SGT_TEXTS[kind - 10].format(place, place + 1) + ".")
+
+
+def _tile_faults_on_gpu(A: "SGT") -> tuple[int, ...]:
+    with on_device_of(A.order):
+        import cupy
+
+        rows = cupy.full(A.nnz, -1, A.index_dtype)
+        sizes = (A.n_windows, A.tile_count, A.nnz, *A.shape, *A.tile)
+        arrays = (A.window_ptr, A.columns.ravel(), A.tile_ptr, A.slots, A.order)
+        size = max(A.n_windows + 1, A.tile_count + 1, A.columns.size, A.nnz)
+        return formats_faults.lowest(
+            _SGT_KINDS,
+            ("tiles", size, (*arrays, *sizes, rows)),
+            ("tiles_order", A.nnz, (rows, A.nnz)),
+        )
+
+
+def _tile_faults(A: "SGT") -> Iterator[int]:
+    """Yield the lowest place of each kind of fault; a kind may rely on the earlier ones."""
+    yield from first_pointer_faults(A.window_ptr, A.tile_count)
+    yield from first_pointer_faults(A.tile_ptr, A.nnz)
+    yield first_outside(A.columns, A.n_cols, -1)
+    yield first_true(_misplaced_columns(A))
+    yield first_outside(A.slots, A.tile[0] * A.tile[1])
+    yield first_outside(A.order, A.nnz)
+    in_padding, below, rows = _tile_entry_faults(A)
+    yield in_padding
+    yield below
+    yield _first_unsorted(A)
+    yield first_true(rows < 0)
+    yield first_true(rows[1:] < rows[:-1])
+
+
+def _tile_entry_faults(A: "SGT") -> tuple[int, int, Array]:
+    """Return the first entry in padding, the first below the last row, and rows in CSR order."""
+    from .condense import sgt_coordinates
+
+    first = [-1, -1]
+    rows = np.full(A.nnz, -1, A.index_dtype)
+    for rows_part, part, row, col in sgt_coordinates(A):
+        for kind, wrong in enumerate((col < 0, row >= A.n_rows - rows_part.start)):
+            at = first_true(wrong)
+            if first[kind] < 0 <= at:
+                first[kind] = part.start + at
+        rows[A.order[part]] = row + rows.dtype.type(rows_part.start)
+    return first[0], first[1], rows
+
+
+def _misplaced_columns(A: "SGT") -> Array:
+    """Return a mask of the columns that do not ascend in a window or stand behind padding."""
+    flat = A.columns.ravel()
+    wrong = np.zeros(A.columns.shape, bool)
+    left, right = flat[:-1], flat[1:]
+    wrong.reshape(-1)[1:] = (right >= 0) & ((left < 0) | (right <= left))
+    starts = A.window_ptr[A.window_ptr < A.tile_count]
+    wrong[starts, 0] = False
+    wrong[:, 0] |= A.columns[:, 0] < 0  # a tile without columns
+    return wrong
+
+
+def _first_unsorted(A: "SGT") -> int:
+    """Return the first entry whose successor in its tile does not come after it, -1 if none."""
+    from .condense import PART_ENTRIES
+
+    for part in primitives.parts(slice(0, max(A.nnz - 1, 0)), PART_ENTRIES):
+        both = slice(part.start, part.stop + 1)
+        column, order = A.slots[both] % np.int32(A.tile[1]), A.order[both]
+        wrong = column[1:] < column[:-1]
+        wrong |= (column[1:] == column[:-1]) & (order[1:] <= order[:-1])
+        ends = np.array([part.start, part.stop], A.tile_ptr.dtype)
+        low, high = np.searchsorted(A.tile_ptr, ends, side="right")
+        wrong[A.tile_ptr[low:high] - 1 - part.start] = False  # the next tile begins
+        if wrong.any():
+            return int(part.start) + first_true(wrong)
+    return -1

@@ -1,10 +1,10 @@
 """Equal shares of the rows of a CSR: how kernels over it divide their work."""
 
 from dataclasses import dataclass
-from functools import cache
 
 import numpy as np
 
+from .._caches import cache
 from .arrays import (
     Array,
     allocating,
@@ -30,7 +30,7 @@ LONG_ROW = 2048
 
 @dataclass(frozen=True, eq=False)
 class Chunks:
-    """Equal shares of the rows of a CSR: what the threads of a kernel go by.
+    """Equal shares of the rows of a CSR, which the threads of a kernel take.
 
     A row is cut into pieces of 8 entries, the last maybe of fewer; an empty row is one piece.  A
     chunk holds as many pieces as any other of its block, across row ends, so that neither hubs nor
@@ -48,7 +48,7 @@ class Chunks:
 
     @property
     def blocks(self) -> int:
-        """Number of blocks."""
+        """Return the number of blocks."""
         return len(self.slot) - 1
 
     def arrays(self) -> list[Array]:
@@ -57,7 +57,7 @@ class Chunks:
 
 
 def chunks(indptr: Array, nnz: int, pieces: int = PIECES) -> Chunks:
-    """Cut rows into chunks of about that many pieces; a scan and searches.
+    """Cut the rows of a CSR into chunks of about ``pieces`` pieces; a scan and searches.
 
     On a GPU it is finished when this returns, so that any stream may use it.
     """
@@ -77,7 +77,7 @@ def chunks(indptr: Array, nnz: int, pieces: int = PIECES) -> Chunks:
 
 
 def _on_cpu(indptr: Array, pieces: int) -> tuple[Array, int]:
-    """Find where chunks begin, and the entries of the longest row."""
+    """Return where chunks begin, and the number of entries of the longest row."""
     n_rows, lengths = len(indptr) - 1, indptr[1:] - indptr[:-1]
     begins = np.zeros(n_rows + 1, np.int64)  # first piece of each row
     np.cumsum(np.maximum(-(-lengths // PIECE), 1), out=begins[1:])
@@ -96,7 +96,7 @@ def _on_cpu(indptr: Array, pieces: int) -> tuple[Array, int]:
 
 
 def _on_gpu(indptr: Array, pieces: int) -> tuple[Array, int]:
-    """Do as ``_on_cpu``, in two kernels and a scan."""
+    """Return the same as ``_on_cpu``, by two kernels and a scan."""
     cupy, n_rows = namespace(indptr), len(indptr) - 1
     begins = cupy.zeros(n_rows + 2, np.int64)  # behind the last: the longest row
     _pieces_kernel()(indptr, n_rows, begins, size=n_rows)
@@ -111,19 +111,19 @@ def _on_gpu(indptr: Array, pieces: int) -> tuple[Array, int]:
 
 
 def _block_count(total: int, pieces: int, wave: int) -> int:
-    """Choose whole waves of blocks of about that many pieces a chunk, at least two each."""
+    """Choose a number of blocks: whole waves, about ``pieces`` pieces a chunk, at least two."""
     waves = max(round(total / (pieces * CHUNKS_PER_BLOCK * wave)), 1)
     return max(min(waves * wave, total // (2 * CHUNKS_PER_BLOCK)), 1)
 
 
 def most_blocks(n_rows: int, nnz: int, wave: int) -> int:
-    """Bound the blocks of so many rows and entries, whichever rows the entries lie in."""
+    """Return the most blocks that so many rows and entries can have."""
     return _block_count(n_rows + nnz // PIECE, PIECES, wave)
 
 
 @cache
 def multiprocessors(device: int) -> int:
-    """Count the multiprocessors of the GPU of that number."""
+    """Return the number of multiprocessors of a GPU."""
     cupy = import_cupy()
     return int(cupy.cuda.Device(device).attributes["MultiProcessorCount"])
 

@@ -13,7 +13,7 @@ Other = TypeVar("Other", bound="Compressed")
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Compressed(Format):
-    """The part that CSR and CSC share: pointers along the major axis, indices along the minor."""
+    """The base of CSR and CSC: pointers along the major axis, indices along the minor."""
 
     indptr: Array  #: (n_major + 1,) where each row (CSR) or column (CSC) begins
     indices: Array  #: (nnz,) column (CSR) or row (CSC) of each entry
@@ -27,49 +27,49 @@ class Compressed(Format):
 
     @property
     def nnz(self) -> int:
-        """Number of stored entries, explicit zeros and duplicates counted."""
+        """Return the number of stored entries, explicit zeros and duplicates counted."""
         return len(self.indices)
 
     @property
     def n_major(self) -> int:
-        """Number of rows (CSR) or columns (CSC)."""
+        """Return the number of rows (CSR) or columns (CSC)."""
         return self.shape[self._major]
 
     @property
     def n_minor(self) -> int:
-        """Number of columns (CSR) or rows (CSC)."""
+        """Return the number of columns (CSR) or rows (CSC)."""
         return self.shape[1 - self._major]
 
     @property
     def lengths(self) -> Array:
-        """Stored entries of each row (CSR) or column (CSC)."""
+        """Return the number of stored entries of each row (CSR) or column (CSC)."""
         with on_device_of(self.indptr):
             return self.indptr[1:] - self.indptr[:-1]
 
     @property
     def has_sorted_indices(self) -> bool:
-        """Whether indices ascend within every row (CSR) or column (CSC); equal ones may repeat."""
+        """Return True if indices never decrease within a row (CSR) or column (CSC)."""
         from . import convert
 
         return convert.is_sorted(self)
 
     @property
     def chunks(self) -> formats_chunks.Chunks:
-        """Equal shares of the rows (CSR) or columns (CSC), built once, for kernels on a GPU.
+        """Return equal shares of the rows (CSR) or columns (CSC), built once, for kernels on a GPU.
 
-        Shared by what ``with_data`` and ``T`` give; synchronises with a GPU when it builds them.
+        Shared with results of ``with_data`` and ``T``; synchronises with a GPU when it builds them.
         Like all that is built, it holds for the ``indptr`` that was given: do not write to it.
         """
         return self._built().ask("chunks", lambda: formats_chunks.chunks(self.indptr, self.nnz))
 
     def sorted_indices(self) -> Self:
-        """Give the same matrix with ascending indices in every row (CSR) or column (CSC)."""
+        """Sort the indices in every row (CSR) or column (CSC); itself if they are sorted."""
         from . import convert
 
         return self if self.has_sorted_indices else convert.sort_minor(self)
 
     def _flipped(self, kind: type[Other]) -> Other:
-        """View the same arrays as the transpose, in the other format."""
+        """Return the transpose in the other format, a view of the same arrays."""
         self._built()
         return kind._trusted(**{**self.__dict__, "shape": self.shape[::-1]})
 
@@ -115,7 +115,7 @@ class CSR(Compressed):
 
     @property
     def T(self) -> "CSC":
-        """The transpose as CSC; a view, nothing is copied."""
+        """Return the transpose as CSC; a view, nothing is copied."""
         return self._flipped(CSC)
 
 
@@ -142,5 +142,5 @@ class CSC(Compressed):
 
     @property
     def T(self) -> "CSR":
-        """The transpose as CSR; a view, nothing is copied."""
+        """Return the transpose as CSR; a view, nothing is copied."""
         return self._flipped(CSR)

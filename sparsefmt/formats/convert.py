@@ -1,22 +1,23 @@
-"""The conversion graph: one function per edge, the shortest path for the rest.
+"""The graph of conversions: one function per edge, the shortest path for the rest.
 
-An edge takes ``(A, want_perm)`` and gives ``(B, perm)`` with ``B.data == A.data[perm]``; a ``perm``
-of None means that the order of the values does not change.  On a GPU every edge runs there, as
-sorts, scans and searches; none loops over rows.
+An edge takes ``(A, want_perm)`` and returns ``(B, perm)`` with ``B.data == A.data[perm]``; ``perm``
+is None where the order of the values does not change.  On a GPU every edge runs there, as sorts,
+scans and searches; none loops over rows.
 """
 
 import sys
 from collections.abc import Callable, Sequence
-from functools import cache
 from typing import Any, TypeAlias
 
 import numpy as np
 
+from .._caches import cache
 from ..errors import OutOfMemoryError, ShapeError, UnsupportedError
 from . import checks, primitives, sparsetools
 from .arrays import (
     INDEX_DTYPES,
     Array,
+    DType,
     allocating,
     as_array,
     elementwise,
@@ -35,12 +36,12 @@ Edge: TypeAlias = Callable[..., tuple[Any, Array | None]]
 
 
 def to_format(A: Format, format: FormatName, **options: Any) -> Any:
-    """Convert ``A`` to the format of that name; ``A`` itself if it is that already."""
+    """Convert a matrix to the format of that name; itself if it has it already."""
     return _convert(A, format, want_perm=False, **options)[0]
 
 
 def to_format_with_perm(A: Format, format: FormatName, **options: Any) -> tuple[Any, Array]:
-    """Give ``(B, perm)`` with ``B.data == A.data[perm]`` (a CBSR's data raveled)."""
+    """Return ``(B, perm)`` in that format, where ``B.data == A.data[perm]`` (a CBSR's raveled)."""
     B, perm = _convert(A, format, want_perm=True, **options)
     if perm is None:
         dtype = B.index_dtype if B.index_dtype in INDEX_DTYPES else np.int64  # CBSR: uint8, uint16
@@ -50,12 +51,12 @@ def to_format_with_perm(A: Format, format: FormatName, **options: Any) -> tuple[
 
 
 def numbered_csr(A: Format) -> tuple[CSR, Array | None]:
-    """Give ``A`` as CSR, and the number of each of its entries in the order of ``A``.
+    """Convert a matrix to CSR; return it and the permutation of its edge values, or None.
 
-    None in the place of numbers that are the entries' own places.
+    None stands for a permutation that changes no place.
     """
-    found: tuple[CSR, Array | None] = _convert(A, "csr", want_perm=True)
-    return found
+    result: tuple[CSR, Array | None] = _convert(A, "csr", want_perm=True)
+    return result
 
 
 def _convert(
@@ -78,7 +79,7 @@ def _convert(
 def steps(
     A: Format, format: FormatName, tile: tuple[int, int] | None = None
 ) -> Sequence[FormatName]:
-    """Find the formats that a conversion goes through, the last one counted; none if it is that."""
+    """Return the formats that a conversion goes through, the last one counted."""
     if A.format != format:
         return _path(A.format, format)
     retiled = isinstance(A, SGT) and tile not in (None, A.tile)
@@ -99,13 +100,13 @@ def _check_options(format: str, options: dict[str, Any]) -> None:
 
 @cache
 def _path(start: FormatName, goal: FormatName) -> tuple[FormatName, ...]:
-    """Find the formats after ``start`` on a shortest path to ``goal``, breadth first."""
+    """Return the formats after ``start`` on a shortest path to ``goal``, breadth first."""
     paths: dict[FormatName, tuple[FormatName, ...]] = {start: ()}
     frontier = [start]
-    for here in frontier:
+    for current in frontier:
         for source, target in _EDGES:
-            if source == here and target not in paths:
-                paths[target] = (*paths[here], target)
+            if source == current and target not in paths:
+                paths[target] = (*paths[current], target)
                 frontier.append(target)
     if goal not in paths:
         raise UnsupportedError(
@@ -199,7 +200,10 @@ _FORMATS = ("coo", "csr", "csc", "sgt", "cbsr")
 def _by_counting(
     to: type[CSR] | type[CSC], A: COO | CSR, want_perm: bool
 ) -> tuple[Any, Array | None]:
-    """Sort on the CPU; where SciPy's loop cannot move the values, it moves their places."""
+    """Convert a matrix to CSR or CSC by SciPy's counting sort, on the CPU.
+
+    Where SciPy's loop cannot move the values, it moves their places.
+    """
     moves_values = A.data is not None and A.data.dtype in (np.float32, np.float64)
     places = want_perm or not (A.data is None or moves_values)
     if places:
@@ -224,9 +228,9 @@ def _by_counting(
 
 
 def from_dense(
-    X: Array, format: FormatName = "csr", *, index_dtype: Any = np.int32, **options: Any
+    X: Array, format: FormatName = "csr", *, index_dtype: DType = np.int32, **options: Any
 ) -> Any:
-    """Store the nonzero cells of a dense matrix, rows in order and columns ascending.
+    """Convert the nonzero cells of a dense matrix to a sparse one, columns ascending in a row.
 
     Parameters
     ----------
@@ -257,9 +261,9 @@ def from_dense(
 
 
 def from_dense_with_perm(
-    X: Array, format: FormatName = "csr", *, index_dtype: Any = np.int32, **options: Any
+    X: Array, format: FormatName = "csr", *, index_dtype: DType = np.int32, **options: Any
 ) -> tuple[Any, Array]:
-    """Give ``(A, cells)`` with ``A.data == X.ravel()[cells]``: see ``from_dense``."""
+    """Return ``(A, cells)``, where ``A.data == X.ravel()[cells]``, see ``from_dense``."""
     X = as_array("X", X, empty=np.float64)
     checks.dense("X", X)
     checks.value_dtype("X.dtype", X.dtype)
@@ -274,8 +278,8 @@ def from_dense_with_perm(
         return B, cells if perm is None else cells[perm]
 
 
-def to_dense(A: Format, dtype: Any = None) -> Array:
-    """Give ``A`` as a dense array; duplicates add up in the order in which CSR stores them."""
+def to_dense(A: Format, dtype: DType = None) -> Array:
+    """Convert a matrix to a dense array; duplicates add up in the order of CSR."""
     default = np.float32 if A.data is None else A.data.dtype
     target = checks.value_dtype("dtype", default if dtype is None else dtype)
     if A.n_rows * A.n_cols * target.itemsize > sys.maxsize:
@@ -296,7 +300,7 @@ def to_dense(A: Format, dtype: Any = None) -> Array:
 
 
 def dense_cells(A: Format) -> Array:
-    """Find the cell of each stored entry in the flat dense array, in ``A``'s own order."""
+    """Return the cell of each stored entry in the flat dense array, in ``A``'s own order."""
     if isinstance(A, SGT | CBSR):
         A = A.tocsr()
     with on_device_of(A._indices), allocating(f"cells of {A.nnz} entries"):
@@ -321,7 +325,7 @@ _to_dense_kernel = elementwise(
 
 
 def take(A: Format, key: Any) -> Any:
-    """Take the chosen rows and columns, in the chosen order, in the format of ``A``."""
+    """Return the chosen rows and columns, in the chosen order, in the format of ``A``."""
     if isinstance(key, tuple) and len(key) > 2:
         raise ShapeError(f"A[...] got {len(key)} keys: a matrix has rows and columns, give two.")
     rows, cols = (
@@ -363,7 +367,7 @@ def _take_cbsr(A: CBSR, rows: Any, cols: Any) -> CBSR:
 
 
 def is_sorted(A: Compressed) -> bool:
-    """Tell whether minor indices never decrease within a row (CSR) or column (CSC)."""
+    """Return True if minor indices never decrease within a row (CSR) or column (CSC)."""
     with on_device_of(A.indices), allocating(f"comparing {A.nnz} indices"):
         falls = A.indices[1:] < A.indices[:-1]
         starts = A.indptr[1:-1]
@@ -373,5 +377,5 @@ def is_sorted(A: Compressed) -> bool:
 
 
 def sort_minor(A: Compressed) -> Any:
-    """Sort minor indices: stably, to the other format and back."""
+    """Sort the minor indices, stably, by a conversion and back."""
     return A.tocsc().tocsr() if isinstance(A, CSR) else A.tocsr().tocsc()

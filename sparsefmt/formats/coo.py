@@ -39,17 +39,17 @@ class COO(Format):
 
     @property
     def nnz(self) -> int:
-        """Number of stored entries, explicit zeros and duplicates counted."""
+        """Return the number of stored entries, explicit zeros and duplicates counted."""
         return len(self.row)
 
     @property
     def coords(self) -> tuple[Array, Array]:
-        """``(row, col)``, as in SciPy."""
+        """Return ``(row, col)``, as SciPy does."""
         return self.row, self.col
 
     @property
     def T(self) -> "COO":
-        """The transpose; a view, nothing is copied."""
+        """Return the transpose; a view, nothing is copied."""
         return self._replace(row=self.col, col=self.row, shape=self.shape[::-1])
 
     def _check_cheap(self) -> None:

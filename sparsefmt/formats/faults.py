@@ -1,18 +1,19 @@
-"""The GPU half of the full checks: kernels that keep the lowest place of each kind of fault.
+"""Kernels of the full checks on a GPU, for the lowest place of each kind of fault.
 
-The kernels only find places; ``_validate`` and ``_validate_sgt`` hold what they mean.
+The kernels only find places; ``checks`` says what they mean.
 """
 
-from functools import cache
 from typing import Any
 
 import numpy as np
+
+from .._caches import cache
 
 CLEAN = int(np.iinfo(np.int64).max)
 
 
 def lowest(count: int, *launches: tuple[str, int, tuple[Any, ...]]) -> tuple[int, ...]:
-    """Lowest place of each of ``count`` kinds of fault, -1 for none, after all the launches.
+    """Return the lowest place of each of ``count`` kinds of fault after all launches, -1 for none.
 
     A launch is ``(kernel, size, arguments)``.  However many there are, the host waits once.
     """
@@ -100,7 +101,7 @@ _KERNELS = {
         if (i % k != 0 && column <= (long long)indices[i - 1]) fault(faults[1], i);
         """,
     ),
-    # Faults 0..12 of _validate_sgt, and the row of each entry into ``rows``, in CSR order.
+    # Faults 0..12 of check_tiles, and the row of each entry into ``rows``, in CSR order.
     "tiles": (
         "raw I window_ptr, raw I columns, raw I tile_ptr, raw S slots, raw I order, "
         "int64 n_windows, int64 n_tiles, int64 nnz, int64 n_rows, int64 n_cols, "

@@ -1,4 +1,4 @@
-"""Arrays that files and other libraries bring: exact casts, or an error that says why."""
+"""Exact casts of arrays that files and other libraries bring, or errors that say why not."""
 
 from typing import Any
 
@@ -6,14 +6,14 @@ import numpy as np
 
 from ..errors import DtypeError, IndexRangeError, UnsupportedError
 from . import checks
-from .arrays import VALUE_DTYPES, Array, as_array, namespace, on_device_of
+from .arrays import VALUE_DTYPES, Array, DType, as_array, namespace, on_device_of
 
 #: Every integer up to this magnitude is a float64.
 _EXACT = 2**53
 
 
-def values(name: str, array: object, dtype: Any = None) -> Array:
-    """``array`` as values that a format may hold.
+def values(name: str, array: object, dtype: DType = None) -> Array:
+    """Convert an array to values that a format may hold; raise if a cast would not be exact.
 
     Parameters
     ----------
@@ -51,8 +51,8 @@ def values(name: str, array: object, dtype: Any = None) -> Array:
         return _exact_from_integers(name, a)
 
 
-def indices(name: str, array: object, index_dtype: Any = None) -> Array:
-    """``array`` as int32 or int64 indices.
+def indices(name: str, array: object, index_dtype: DType = None) -> Array:
+    """Convert an array to int32 or int64 indices.
 
     Parameters
     ----------
@@ -83,14 +83,14 @@ def indices(name: str, array: object, index_dtype: Any = None) -> Array:
 
 
 def indices_alike(shape: tuple[int, int], **arrays: object) -> list[Array]:
-    """``indices`` of each array, all of one dtype: int64 if one of them, or the shape, needs it."""
+    """Convert arrays to indices of one dtype: int64 if one of them, or the shape, needs it."""
     cast = [indices(name, array) for name, array in arrays.items()]
     common = np.result_type(*(array.dtype for array in cast), index_dtype(shape, 0))
     return [array.astype(common, copy=False) for array in cast]
 
 
 def index_dtype(shape: tuple[int, int], nnz: int) -> np.dtype[Any]:
-    """int32 if it can index the shape and count the entries, else int64."""
+    """Choose int32 if it can index the shape and count the entries, else int64."""
     small = max(*shape, nnz) <= np.iinfo(np.int32).max
     return np.dtype(np.int32 if small else np.int64)
 

@@ -1,4 +1,4 @@
-"""Slow and obvious: what a matrix stores, one entry at a time, and how results compare.
+"""Slow and obvious readers of stored entries, and comparisons of results.
 
 Public as ``sparsefmt.testing``.  Nothing here calls a conversion or a kernel, so that nothing here
 shares their bugs; arithmetic is float64.
@@ -6,18 +6,24 @@ shares their bugs; arithmetic is float64.
 
 from collections import Counter
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from .arrays import Array, is_cupy
 from .base import Format
 
+if TYPE_CHECKING:
+    from .cbsr import CBSR
+    from .compressed import CSC, Compressed
+    from .coo import COO
+    from .sgt import SGT
+
 _Entry = tuple[int, int, float]
 
 
 def stored_entries(A: Format) -> list[tuple[int, int, float]]:
-    """Every stored entry as ``(row, column, value)``, in the order in which ``A`` stores it.
+    """Return every stored entry as ``(row, column, value)``, in the order of storage.
 
     Explicit zeros and duplicates are listed; the values of an unweighted structure are 1.0.
 
@@ -31,29 +37,29 @@ def stored_entries(A: Format) -> list[tuple[int, int, float]]:
     return list(_READERS[A.format](A))
 
 
-def _values(A: Any) -> list[float]:
+def _values(A: Format) -> list[float]:
     ones = np.ones(A.nnz)
-    found: list[float] = (ones if A.data is None else float64(A.data).ravel()).tolist()
-    return found
+    values: list[float] = (ones if A.data is None else float64(A.data).ravel()).tolist()
+    return values
 
 
-def _coo(A: Any) -> Iterator[_Entry]:
+def _coo(A: "COO") -> Iterator[_Entry]:
     yield from zip(A.row.tolist(), A.col.tolist(), _values(A), strict=True)
 
 
-def _csr(A: Any) -> Iterator[_Entry]:
+def _csr(A: "Compressed") -> Iterator[_Entry]:
     ptr, minor, values = A.indptr.tolist(), A.indices.tolist(), _values(A)
     for major in range(len(ptr) - 1):
         for e in range(ptr[major], ptr[major + 1]):
             yield major, minor[e], values[e]
 
 
-def _csc(A: Any) -> Iterator[_Entry]:
+def _csc(A: "CSC") -> Iterator[_Entry]:
     for col, row, value in _csr(A):
         yield row, col, value
 
 
-def _sgt(A: Any) -> Iterator[_Entry]:
+def _sgt(A: "SGT") -> Iterator[_Entry]:
     height, width = A.tile
     windows, tiles, values = A.window_ptr.tolist(), A.tile_ptr.tolist(), _values(A)
     for window in range(len(windows) - 1):
@@ -65,7 +71,7 @@ def _sgt(A: Any) -> Iterator[_Entry]:
                 yield window * height + row, columns[col], values[int(A.order[e])]
 
 
-def _cbsr(A: Any) -> Iterator[_Entry]:
+def _cbsr(A: "CBSR") -> Iterator[_Entry]:
     values = iter(_values(A))
     for row, columns in enumerate(A.indices.tolist()):
         for col in columns:
@@ -82,18 +88,18 @@ _READERS: dict[str, Callable[[Any], Iterator[_Entry]]] = {
 
 
 def float64(a: Array) -> Array:
-    """The values on the host, as float64."""
+    """Copy values to the host, as float64."""
     host = a.get() if is_cupy(a) else np.asarray(a)
     return host.astype(np.float64)
 
 
 def dot(x: Array, y: Array) -> float:
-    """``sum(x * y)`` over all cells, in float64."""
+    """Compute ``sum(x * y)`` over all cells, in float64."""
     return float(np.vdot(float64(x), float64(y)))
 
 
 def assert_close(actual: Any, expected: Any, *, bound: Any) -> None:
-    """Fail unless ``|actual - expected| <= bound`` in every cell.
+    """Raise unless ``|actual - expected| <= bound`` in every cell.
 
     Where ``expected`` is infinite or NaN, ``actual`` must be the same.
 
@@ -127,7 +133,7 @@ def assert_close(actual: Any, expected: Any, *, bound: Any) -> None:
 
 
 def assert_same_matrix(A: Format, B: Format) -> None:
-    """Fail unless both store the same entries, as multisets: whatever the formats and the order.
+    """Raise unless both matrices store the same entries, in whatever formats and order.
 
     Explicit zeros and duplicates count, -0.0 differs from 0.0, NaN equals NaN.  Value and index
     dtypes may differ; an unweighted structure is not the same as one whose values are all 1.
@@ -141,8 +147,8 @@ def assert_same_matrix(A: Format, B: Format) -> None:
     assert A.shape == B.shape, f"shapes differ: {A!r} and {B!r}"
     assert (A.data is None) == (B.data is None), f"only one is weighted: {A!r} and {B!r}"
     mine, theirs = (  # by hex, NaN equals NaN and -0.0 differs from 0.0
-        Counter((row, col, value.hex()) for row, col, value in stored_entries(one))
-        for one in (A, B)
+        Counter((row, col, value.hex()) for row, col, value in stored_entries(matrix))
+        for matrix in (A, B)
     )
     missing, extra = ([*part.elements()] for part in (mine - theirs, theirs - mine))
     assert mine == theirs, (

@@ -1,12 +1,11 @@
-"""Sort, scan and search on either array library: what every conversion is made of."""
+"""Sorts, scans and searches on either array library, of which conversions are made."""
 
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 
 from ..errors import IndexRangeError
-from .arrays import Array, elementwise, is_cupy, namespace
+from .arrays import Array, DType, elementwise, is_cupy, namespace
 
 #: Entries that a thread of the expansion writes: 0.21 ms for 114.6 M entries on an H200, 0.24 ms
 #: with 32, 0.30 ms with 16.
@@ -28,12 +27,12 @@ __device__ long long segment_of(const I* ptr, long long low, long long high, lon
 
 
 def bits_for(count: int) -> int:
-    """Count the bits that hold the integers 0 .. count - 1."""
+    """Return the number of bits that hold the integers 0 .. count - 1."""
     return max(int(count) - 1, 0).bit_length()
 
 
 def expand(ptr: Array, nnz: int) -> Array:
-    """Number the segment of each of ``nnz`` entries behind ``ptr``: ``[0, 2, 3] -> [0, 0, 1]``."""
+    """Return the segment of each of ``nnz`` entries behind ``ptr``: ``[0, 2, 3] -> [0, 0, 1]``."""
     if not is_cupy(ptr):
         return expand_part(ptr, slice(int(ptr[0]), int(ptr[0]) + nnz))
     import cupy
@@ -45,14 +44,14 @@ def expand(ptr: Array, nnz: int) -> Array:
     return segment
 
 
-def parts(whole: slice, size: int) -> Iterator[slice]:
-    """Slice a slice: ``size`` places at a time."""
-    for start in range(whole.start, whole.stop, size):
-        yield slice(start, min(start + size, whole.stop))
+def parts(span: slice, size: int) -> Iterator[slice]:
+    """Yield slices of ``size`` places that cover ``span``."""
+    for start in range(span.start, span.stop, size):
+        yield slice(start, min(start + size, span.stop))
 
 
 def expand_part(ptr: Array, part: slice) -> Array:
-    """Number the segments of some entries, on the CPU: those of the places ``part`` in ``ptr``.
+    """Return the segments of the entries at the places ``part`` of ``ptr``, on the CPU.
 
     Segments without entries cost a look at every ``PART`` of them.
     """
@@ -62,15 +61,15 @@ def expand_part(ptr: Array, part: slice) -> Array:
     for first in range(low, high, PART):
         last = min(first + PART, high)
         limits = ptr[first : last + 1].clip(*ends)
-        begin, end = (int(one) - part.start for one in (limits[0], limits[-1]))
+        begin, end = (int(limit) - part.start for limit in (limits[0], limits[-1]))
         if begin < end:
             ids = np.arange(first, last, dtype=ptr.dtype)
             segment[begin:end] = np.repeat(ids, np.diff(limits))
     return segment
 
 
-def offsets(lengths: Array, dtype: Any) -> Array:
-    """Find where segments of these lengths begin, and the end: ``[2, 0, 1] -> [0, 2, 2, 3]``."""
+def offsets(lengths: Array, dtype: DType) -> Array:
+    """Return where segments of these lengths begin, and the end: ``[2, 0, 1] -> [0, 2, 2, 3]``."""
     xp = namespace(lengths)
     ptr = xp.zeros(len(lengths) + 1, dtype)
     xp.cumsum(lengths, out=ptr[1:])
@@ -78,12 +77,12 @@ def offsets(lengths: Array, dtype: Any) -> Array:
 
 
 def sum_up(ptr: Array) -> Array:
-    """Sum up integers, in their place."""
+    """Replace integers by their running sums, in place."""
     return ptr.cumsum(out=ptr)
 
 
-def pointers(sorted_keys: Array, n_keys: int, dtype: Any, *, step: int = 1) -> Array:
-    """Find where each of ``n_keys`` runs of ``step`` ascending keys begins, and the end."""
+def pointers(sorted_keys: Array, n_keys: int, dtype: DType, *, step: int = 1) -> Array:
+    """Return where each of ``n_keys`` runs of ``step`` ascending keys begins, and the end."""
     xp = namespace(sorted_keys)
     part = n_keys + 1 if is_cupy(sorted_keys) else PART
     ptr = xp.empty(n_keys + 1, dtype)
@@ -95,13 +94,13 @@ def pointers(sorted_keys: Array, n_keys: int, dtype: Any, *, step: int = 1) -> A
 
 
 def is_ascending(keys: Array) -> bool:
-    """Tell whether the keys never decrease; a quick no where the first few already do."""
+    """Return True if the keys never decrease; looks at the first few before all."""
     head = slice(0, 1024)
     return all(bool((k[1:] >= k[:-1]).all()) for k in (keys[head], keys))  # synchronize!
 
 
 def group(keys: Array, n_keys: int) -> tuple[Array, Array]:
-    """Give ``(ptr, perm)`` of a stable sort by ``keys`` in ``[0, n_keys)``; ``perm`` is int64."""
+    """Return ``(ptr, perm)`` of a stable sort by ``keys`` in ``[0, n_keys)``; ``perm`` is int64."""
     xp = namespace(keys)
     perm = xp.argsort(keys, kind="stable")
     limits = xp.arange(n_keys + 1, dtype=keys.dtype)
@@ -111,15 +110,15 @@ def group(keys: Array, n_keys: int) -> tuple[Array, Array]:
 
 
 def inverse(perm: Array) -> Array:
-    """Invert a permutation: ``inverse[perm[e]] = e``."""
+    """Return the inverse of a permutation: ``inverse[perm[e]] = e``."""
     xp = namespace(perm)
-    found = xp.empty_like(perm)
-    found[perm] = xp.arange(len(perm), dtype=perm.dtype)
-    return found
+    result = xp.empty_like(perm)
+    result[perm] = xp.arange(len(perm), dtype=perm.dtype)
+    return result
 
 
 def take(perm: Array, indices: Array, data: Array | None) -> tuple[Array, Array | None]:
-    """Gather ``(indices[perm], data[perm])``.
+    """Return ``(indices[perm], data[perm])``.
 
     On a GPU two 4-byte arrays travel as one array of 8-byte words: random reads cost by the read.
     """
@@ -133,7 +132,7 @@ def take(perm: Array, indices: Array, data: Array | None) -> tuple[Array, Array 
 
 
 def take_segments(ptr: Array, chosen: Array) -> tuple[Array, Array]:
-    """Give ``(new_ptr, places)`` of the entries of the chosen segments, one after another.
+    """Return ``(new_ptr, places)`` of the entries of chosen segments, one after another.
 
     Raises ``IndexRangeError`` if repeated segments make more entries than the dtype can count.
     """

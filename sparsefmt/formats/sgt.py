@@ -28,7 +28,7 @@ def slot_dtype(tile: tuple[int, int]) -> np.dtype[Any]:
 
 
 def check_tile(tile: object) -> tuple[int, int]:
-    """Return a tile shape as two positive Python integers with at most 65 536 cells."""
+    """Check a tile's shape and return it: two positive integers, at most 65 536 cells."""
     try:
         height, width = (operator.index(size) for size in tile)  # type: ignore[attr-defined]
     except (TypeError, ValueError) as error:
@@ -101,33 +101,33 @@ class SGT(Format):
 
     @property
     def nnz(self) -> int:
-        """Number of stored entries, explicit zeros and duplicates counted."""
+        """Return the number of stored entries, explicit zeros and duplicates counted."""
         return len(self.order)
 
     @property
     def T(self) -> "SGT":
-        """The transpose in tiles of the same shape; a conversion, not a view."""
+        """Return the transpose in tiles of the same shape; a conversion, not a view."""
         return self.tocsr().T.tosgt(self.tile)
 
     @property
     def n_windows(self) -> int:
-        """Number of row windows: ``ceil(n_rows / height)``."""
+        """Return the number of row windows: ``ceil(n_rows / height)``."""
         return -(-self.n_rows // self.tile[0])
 
     @property
     def tile_count(self) -> int:
-        """Number of tiles after condensing."""
+        """Return the number of tiles after condensing."""
         return len(self.columns)
 
     @property
     def tile_density(self) -> float:
-        """Stored entries per cell of a tile; 0 for a matrix without tiles."""
+        """Return the stored entries per cell of a tile; 0 for a matrix without tiles."""
         cells = self.tile_count * self.tile[0] * self.tile[1]
         return self.nnz / cells if cells else 0.0
 
     @property
     def dense_tile_count(self) -> int:
-        """Number of tiles that hold an entry when columns are *not* condensed."""
+        """Return the number of tiles that hold an entry when columns are *not* condensed."""
         width = self.tile[1]
         xp = namespace(self.columns)
         with on_device_of(self.columns), allocating(f"columns of {self.tile_count} tiles"):
@@ -141,12 +141,12 @@ class SGT(Format):
 
     @property
     def reduction(self) -> float:
-        """Share of tiles that condensing saves (TC-GNN, figure 7): 0 saves none, near 1 most."""
+        """Return the share of tiles that condensing saves (TC-GNN, figure 7): 0 saves none."""
         dense = self.dense_tile_count
         return 1.0 - self.tile_count / dense if dense else 0.0
 
     def split(self, costs: "Costs | None" = None) -> "Split":
-        """Split the entries: those for matrix units, in the layout that they read, and the rest.
+        """Split the entries into slabs for matrix units, and the rest.
 
         Built once for each ``costs``; shared by what ``with_data`` gives.  Synchronises with a GPU
         when it builds one.  Like all that is built it holds for the arrays that were given: do not
@@ -172,7 +172,7 @@ class SGT(Format):
         )
 
     def _structure(self) -> CSR:
-        """Return the CSR that this was made of, without values: ``order`` and ``data`` go by it.
+        """Return the CSR behind this SGT, without values: ``order`` and ``data`` go by it.
 
         Of an SGT that was not converted from one, or came from another process or device, it is
         built at the first call.
@@ -186,14 +186,14 @@ class SGT(Format):
         return self._built().ask("csr", build)
 
     def _built_arrays(self) -> list[Array]:
-        """List the arrays of its splits and of its CSR, which products may read."""
-        found: list[Array] = []
+        """Return the arrays of its splits and of its CSR, which products may read."""
+        arrays: list[Array] = []
         for _, part in self._built().items():
             if isinstance(part, CSR):
-                found += [part.indptr, part.indices]
+                arrays += [part.indptr, part.indices]
             elif hasattr(part, "arrays"):  # a split
-                found += part.arrays()
-        return found
+                arrays += part.arrays()
+        return arrays
 
     def _check_cheap(self) -> None:
         object.__setattr__(self, "tile", check_tile(self.tile))
@@ -219,6 +219,4 @@ class SGT(Format):
         checks.values(self.data, (self.nnz,), like=self.order)
 
     def _check_full(self) -> None:
-        from .checks_sgt import check_tiles
-
-        check_tiles(self)
+        checks.tiles(self)

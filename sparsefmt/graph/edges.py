@@ -3,13 +3,13 @@
 import operator
 import sys
 from collections.abc import Callable, Sequence
-from functools import cache
 from itertools import pairwise
 from typing import Any
 from weakref import ref
 
 import numpy as np
 
+from .._caches import cache
 from ..errors import IndexRangeError, SparseFmtError
 from ..formats import checks
 from ..formats.coo import COO

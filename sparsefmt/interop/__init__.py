@@ -1,16 +1,18 @@
-"""Graphs of other libraries, in and out, without a copy where the memory layouts agree.
+"""Converters from and to graphs of other libraries, without a copy where memory layouts agree.
 
-``from_<library>`` makes a format of another library's object, ``to_<library>`` the reverse, and
-``as_sparse`` reads whichever it is given.  A result that shares memory sees later changes of the
+``from_<library>`` converts another library's object to a format, ``to_<library>`` back, and
+``as_sparse`` takes any of these.  A result that shares memory sees later changes of the
 other object: nothing here writes, and ``A.copy()`` cuts the tie.  The components of a format cross
 alone too: ``CSR(indptr, indices, data, shape=...)`` takes any array that speaks DLPack.
 """
 
 import sys
 from collections.abc import Callable
+from operator import attrgetter
 from typing import Any
 
 from ..formats import foreign
+from ..formats.arrays import Array
 from ..formats.base import Format, FormatName
 from ..formats.convert import from_dense
 from .graphs import from_dgl, from_networkx, to_dgl, to_networkx
@@ -37,8 +39,8 @@ __all__ = [
 ]
 
 
-def as_sparse(x: Any, format: FormatName | None = None) -> Any:
-    """Whatever ``x`` is, as a format of this package.
+def as_sparse(x: object, format: FormatName | None = None) -> Any:
+    """Convert a matrix or graph of any known library to a format of this package.
 
     Parameters
     ----------
@@ -53,7 +55,7 @@ def as_sparse(x: Any, format: FormatName | None = None) -> Any:
     Returns
     -------
     Format
-        ``x`` itself if it is what was asked for; otherwise memory is shared as the ``from_``
+        ``x`` itself if it has that format; otherwise memory is shared as the ``from_``
         function of that library says.  Of a ``HeteroData`` a dict with one for each edge type.
 
     Raises
@@ -71,19 +73,15 @@ def as_sparse(x: Any, format: FormatName | None = None) -> Any:
     if format is None:
         return A
     if isinstance(A, dict):
-        return {key: one.asformat(format) for key, one in A.items()}
+        return {key: matrix.asformat(format) for key, matrix in A.items()}
     return A.asformat(format)
 
 
-def _from_array(x: Any) -> Any:
+def _from_array(x: Array) -> Any:
     return from_dense(foreign.values("x", x))
 
 
-def _structure(graph: Any) -> Any:
-    return graph.structure
-
-
-#: Module, its classes, and what reads them.
+#: Module, its classes, and their converter.
 _READERS: tuple[tuple[str, tuple[str, ...], Callable[[Any], Any]], ...] = (
     ("scipy.sparse", ("sparray", "spmatrix"), from_scipy),
     ("torch", ("Tensor",), from_torch),
@@ -93,7 +91,7 @@ _READERS: tuple[tuple[str, tuple[str, ...], Callable[[Any], Any]], ...] = (
     ("cupyx.scipy.sparse", ("sparray", "spmatrix"), from_cupyx),
     ("cupy", ("ndarray",), _from_array),
     ("numpy", ("ndarray",), _from_array),
-    ("sparsefmt.graph", ("Graph",), _structure),
+    ("sparsefmt.graph", ("Graph",), attrgetter("structure")),
 )
 
 

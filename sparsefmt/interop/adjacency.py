@@ -1,4 +1,4 @@
-"""PyG's graphs that are sorted already: ``EdgeIndex``, and ``adj_t`` whose rows are targets.
+"""PyG's sorted graphs: ``EdgeIndex``, and ``adj_t`` whose rows are targets.
 
 Objects are read by their attributes, so that no library is imported to read from it.
 """
@@ -12,37 +12,37 @@ from ..formats import checks, primitives
 from ..formats.arrays import Array
 from ..formats.base import Format
 from ..formats.compressed import CSC, CSR
-from .pyg import edge_ends, edge_values, from_adj_t, vertex_counts
+from .pyg import NumNodes, edge_ends, edge_values, from_adj_t, vertex_counts
 from .torch import as_plain_array, is_tensor
 
 
 def is_adj_t(value: object) -> bool:
-    """Tell whether a value is a sparse tensor, or a ``SparseTensor`` of torch_sparse."""
+    """Return True for a sparse tensor, or a ``SparseTensor`` of torch_sparse."""
     if is_tensor(value):
-        return str(value.layout).startswith("torch.sparse_")  # type: ignore[attr-defined]
+        return str(value.layout).startswith("torch.sparse_")
     return hasattr(value, "csr") and hasattr(value, "sparse_sizes")
 
 
 def is_edge_index(value: object) -> bool:
-    """Tell whether a value is PyG's ``EdgeIndex``, which wraps a tensor."""
+    """Return True for PyG's ``EdgeIndex``, which wraps a tensor."""
     return is_tensor(value) and hasattr(value, "sort_order") and hasattr(value, "sparse_size")
 
 
 def known_sizes(edge_index: Any) -> tuple[int, int] | None:
-    """Give ``(n_source, n_target)`` of an ``EdgeIndex``, None where it does not carry both."""
+    """Return ``(n_source, n_target)`` of an ``EdgeIndex``, None where it does not carry both."""
     n_source, n_target = edge_index.sparse_size()
     return None if n_source is None or n_target is None else (int(n_source), int(n_target))
 
 
-def structure_of(adj_t: Any, edge_weight: Any, num_nodes: Any) -> Format:
-    """Give the matrix of an ``adj_t``, in the format that it has.
+def structure_of(adj_t: Any, edge_weight: object, num_nodes: NumNodes) -> Format:
+    """Convert an ``adj_t`` to the format of its layout.
 
     Raises
     ------
     UnsupportedError
         If ``edge_weight`` is given, too.
     ShapeError
-        If ``num_nodes`` are others than its sizes.
+        If ``num_nodes`` differs from its sizes.
     """
     if edge_weight is not None:
         raise UnsupportedError(
@@ -59,15 +59,15 @@ def structure_of(adj_t: Any, edge_weight: Any, num_nodes: Any) -> Format:
     return A
 
 
-def sorted_structure(edge_index: Any, edge_weight: Any, num_nodes: Any) -> CSR | CSC | None:
-    """Give the matrix of a sorted ``EdgeIndex`` on the CPU: CSR by targets, CSC by sources.
+def sorted_structure(edge_index: Any, edge_weight: object, num_nodes: NumNodes) -> CSR | CSC | None:
+    """Convert a sorted ``EdgeIndex`` on the CPU: to CSR if by targets, to CSC if by sources.
 
     None for one that is not sorted.
 
     Raises
     ------
     FormatError
-        If it is not sorted as it says.
+        If its ids do not ascend as its ``sort_order`` says.
     SparseFmtError
         Any other that ``from_edge_index`` raises.
     """
@@ -91,10 +91,10 @@ def sorted_structure(edge_index: Any, edge_weight: Any, num_nodes: Any) -> CSR |
 
 
 def _pointers(edge_index: Any, major: Array, n_major: int) -> Array:
-    """Take the pointers that PyG has kept, or search for them; both tell whether it is sorted."""
-    kept = getattr(edge_index, "_indptr", None)
-    if kept is not None:
-        indptr = as_plain_array("edge_index.get_indptr()", kept).astype(major.dtype, copy=False)
+    """Return PyG's pointers if they fit, else search for them; raise if the ids are not sorted."""
+    cached = getattr(edge_index, "_indptr", None)
+    if cached is not None:
+        indptr = as_plain_array("edge_index.get_indptr()", cached).astype(major.dtype, copy=False)
         if len(indptr) == n_major + 1 and _leads_to(indptr, major):
             return indptr
     if not primitives.is_ascending(major):
@@ -107,47 +107,47 @@ def _pointers(edge_index: Any, major: Array, n_major: int) -> Array:
 
 
 def _leads_to(indptr: Array, major: Array) -> bool:
-    """Tell whether pointers are those of the sorted ids; they may be of edges that have changed."""
+    """Return True if pointers are those of the sorted ids; PyG may keep those of former edges."""
     lengths = np.diff(indptr)
     if indptr[0] != 0 or indptr[-1] != len(major) or (lengths < 0).any():
         return False
     return bool((primitives.expand(indptr, len(major)) == major).all())
 
 
-def vertices_of(batch: Any, num_nodes: Any) -> int:
-    """Count the vertices that PyG's ``batch`` gives a graph each.
+def vertices_of(batch: object, num_nodes: NumNodes) -> int:
+    """Check PyG's ``batch`` and return its number of vertices.
 
     Raises
     ------
     DtypeError, ShapeError
         If it is no vector of integers, or not as long as ``num_nodes`` says.
     """
-    given = as_plain_array("batch", batch)
-    if given.ndim != 1:
-        raise ShapeError(f"batch has shape {given.shape}: give the number of each vertex's graph.")
-    if given.dtype.kind not in "iu":
-        raise DtypeError(f"batch is {given.dtype}: give integers, the number of each graph.")
+    graphs = as_plain_array("batch", batch)
+    if graphs.ndim != 1:
+        raise ShapeError(f"batch has shape {graphs.shape}: give the number of each vertex's graph.")
+    if graphs.dtype.kind not in "iu":
+        raise DtypeError(f"batch is {graphs.dtype}: give integers, the number of each graph.")
     pair = num_nodes if isinstance(num_nodes, tuple | list) else (num_nodes, num_nodes)
-    if num_nodes is not None and any(one != len(given) for one in pair):
+    if num_nodes is not None and any(count != len(graphs) for count in pair):
         raise ShapeError(
-            f"num_nodes is {num_nodes} but batch has {len(given)} vertices: leave num_nodes out."
+            f"num_nodes is {num_nodes} but batch has {len(graphs)} vertices: leave num_nodes out."
         )
-    return len(given)
+    return len(graphs)
 
 
-def refuse_crossing(A: Any, batch: Any) -> None:
-    """Refuse edges between vertices of two graphs; synchronises.
+def refuse_crossing(A: Format, batch: object) -> None:
+    """Raise for an edge between vertices of two graphs; synchronises.
 
     Raises
     ------
     FormatError
         If there is one.
     """
-    given, coo = as_plain_array("batch", batch), A.tocoo()
-    crossing = checks.first_true(given[coo.row] != given[coo.col])  # synchronize!
+    graphs, coo = as_plain_array("batch", batch), A.tocoo()
+    crossing = checks.first_true(graphs[coo.row] != graphs[coo.col])  # synchronize!
     if crossing >= 0:
         row, col = int(coo.row[crossing]), int(coo.col[crossing])
         raise FormatError(
-            f"edge_index leads from vertex {col} of graph {int(given[col])} to vertex {row} of "
-            f"graph {int(given[row])}: give the batch of these edges."
+            f"edge_index leads from vertex {col} of graph {int(graphs[col])} to vertex {row} of "
+            f"graph {int(graphs[row])}: give the batch of these edges."
         )

@@ -1,4 +1,4 @@
-"""Graphs of DGL and NetworkX.
+"""Converters from and to graphs of DGL and NetworkX.
 
 Their edges run from source to target; here the target is the row and the source the column.
 Objects are read by their attributes, so that no library is imported to read from it.
@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import DtypeError, FormatError, UnsupportedError
-from ..formats.arrays import Array
+from ..formats.arrays import Array, DType
 from ..formats.base import Format, FormatName
 from ..formats.compressed import CSC, CSR
 from ..formats.coo import COO
@@ -23,10 +23,10 @@ def from_dgl(
     *,
     weight: str | None = None,
     format: FormatName = "coo",
-    dtype: Any = None,
-    index_dtype: Any = None,
+    dtype: DType = None,
+    index_dtype: DType = None,
 ) -> Any:
-    """The matrix of a DGL graph with one edge type; rows are its destination nodes.
+    """Convert a DGL graph with one edge type to a matrix; rows are its destination nodes.
 
     Parameters
     ----------
@@ -59,7 +59,9 @@ def from_dgl(
         )
     source_type, _, target_type = g.canonical_etypes[0]
     sizes = (int(g.num_src_nodes(source_type)), int(g.num_dst_nodes(target_type)))
-    values = None if weight is None else _dgl_values(g, weight)
+    if weight is not None and weight not in g.edata:
+        raise FormatError(f"weight is {weight!r} but g.edata holds {sorted(g.edata)}.")
+    values = None if weight is None else g.edata[weight]
     if format in ("csr", "csc"):
         return _from_dgl_compressed(g, format, sizes, values, dtype, index_dtype)
     dtypes = {"dtype": dtype, "index_dtype": index_dtype}
@@ -68,7 +70,7 @@ def from_dgl(
 
 
 def to_dgl(A: Format, *, weight: str = "weight") -> Any:
-    """A square matrix as a homogeneous DGL graph, on the device of ``A``.
+    """Convert a square matrix to a homogeneous DGL graph, on the device of ``A``.
 
     Parameters
     ----------
@@ -103,14 +105,13 @@ def to_dgl(A: Format, *, weight: str = "weight") -> Any:
     return g
 
 
-def _dgl_values(g: Any, weight: str) -> Any:
-    if weight not in g.edata:
-        raise FormatError(f"weight is {weight!r} but g.edata holds {sorted(g.edata)}.")
-    return g.edata[weight]
-
-
 def _from_dgl_compressed(
-    g: Any, format: FormatName, sizes: tuple[int, int], values: Any, dtype: Any, index_dtype: Any
+    g: Any,
+    format: FormatName,
+    sizes: tuple[int, int],
+    values: object,
+    dtype: DType,
+    index_dtype: DType,
 ) -> CSR | CSC:
     n_source, n_target = sizes
     make, theirs = (CSR, "csc") if format == "csr" else (CSC, "csr")
@@ -128,10 +129,10 @@ def from_networkx(
     *,
     weight: str | None = "weight",
     format: FormatName = "coo",
-    dtype: Any = None,
-    index_dtype: Any = np.int32,
+    dtype: DType = None,
+    index_dtype: DType = np.int32,
 ) -> Any:
-    """The matrix of a NetworkX graph: an edge ``u -> v`` is the entry (row v, column u).
+    """Convert a NetworkX graph to a matrix: an edge ``u -> v`` is the entry (row v, column u).
 
     Parameters
     ----------
@@ -176,7 +177,7 @@ def from_networkx(
 
 
 def to_networkx(A: Format, *, weight: str = "weight", multigraph: bool = False) -> Any:
-    """A square matrix as a directed NetworkX graph: the entry (v, u) becomes the edge ``u -> v``.
+    """Convert a square matrix to a directed NetworkX graph: the entry (v, u) is ``u -> v``.
 
     Parameters
     ----------

@@ -1,32 +1,35 @@
-"""PyG: ``edge_index`` and ``Data``.
+"""Converters from and to PyG's ``edge_index``, ``Data`` and ``HeteroData``.
 
 They store edges as (source, target); here the target is the row and the source the column.
 Objects are read by their attributes, so that no library is imported to read from it.
 """
 
 import operator
-from typing import Any
+from typing import Any, TypeAlias
 
 from ..errors import ShapeError, UnsupportedError
 from ..formats import checks, foreign
-from ..formats.arrays import Array, contiguous, on_device_of
+from ..formats.arrays import Array, DType, contiguous, on_device_of
 from ..formats.base import Format, FormatName
 from ..formats.compressed import CSC, CSR
 from ..formats.coo import COO
 from .scipy import as_exchangeable, imported, index_pair, wrong_kind
 from .torch import as_plain_array, from_torch, is_tensor, stacked, to_tensor
 
+#: The number of vertices, or (n_source, n_target); None to infer it.
+NumNodes: TypeAlias = int | tuple[int, int] | None
+
 
 def from_edge_index(
-    edge_index: Any,
-    edge_weight: Any = None,
+    edge_index: object,
+    edge_weight: object = None,
     *,
-    num_nodes: int | tuple[int, int] | None = None,
+    num_nodes: NumNodes = None,
     format: FormatName = "coo",
-    dtype: Any = None,
-    index_dtype: Any = None,
+    dtype: DType = None,
+    index_dtype: DType = None,
 ) -> Any:
-    """A matrix from PyG's arrays: ``edge_index[0]`` are sources, ``edge_index[1]`` targets.
+    """Build a matrix from PyG's arrays: ``edge_index[0]`` are sources, ``edge_index[1]`` targets.
 
     Parameters
     ----------
@@ -70,7 +73,7 @@ def from_edge_index(
 
 
 def to_edge_index(A: Format) -> tuple[Array, Array | None]:
-    """PyG's arrays: ``(edge_index, edge_weight)``, on the device of ``A``.
+    """Return PyG's arrays ``(edge_index, edge_weight)`` of a matrix, on its device.
 
     Parameters
     ----------
@@ -94,9 +97,9 @@ def to_edge_index(A: Format) -> tuple[Array, Array | None]:
 
 
 def from_pyg(
-    data: Any, *, format: FormatName | None = None, dtype: Any = None, index_dtype: Any = None
+    data: Any, *, format: FormatName | None = None, dtype: DType = None, index_dtype: DType = None
 ) -> Any:
-    """The matrix of a ``torch_geometric.data.Data``, or those of a ``HeteroData``.
+    """Convert a PyG ``Data`` to a matrix, or a ``HeteroData`` to one for each edge type.
 
     Parameters
     ----------
@@ -124,49 +127,49 @@ def from_pyg(
     ShapeError, DtypeError, IndexRangeError, DeviceError
         If the tensors do not form a graph, or a node type has no number of nodes.
     """
-    options = {"format": format, "dtype": dtype, "index_dtype": index_dtype}
+    options: dict[str, Any] = {"format": format, "dtype": dtype, "index_dtype": index_dtype}
     if not is_hetero(data):
         return _matrix(data, getattr(data, "num_nodes", None), **options)
     stores = stores_of(data).items()
     return {edge_type: _matrix(store, sizes, **options) for edge_type, (store, sizes) in stores}
 
 
-def _matrix(store: Any, num_nodes: Any, *, format: FormatName | None, **dtypes: Any) -> Any:
-    """Make a matrix of a ``Data``, or of the edges of a ``HeteroData`` of one type."""
-    given, weight = edges_of_store(store)
+def _matrix(store: Any, num_nodes: NumNodes, *, format: FormatName | None, **dtypes: DType) -> Any:
+    """Convert a ``Data``, or the store of an edge type, to a matrix."""
+    edges, weight = edges_of_store(store)
     if getattr(store, "adj_t", None) is not None:
-        A = from_adj_t(given, **dtypes)
+        A = from_adj_t(edges, **dtypes)
         return A if format is None else A.asformat(format)
-    return from_edge_index(given, weight, num_nodes=num_nodes, format=format or "coo", **dtypes)
+    return from_edge_index(edges, weight, num_nodes=num_nodes, format=format or "coo", **dtypes)
 
 
 def is_hetero(data: object) -> bool:
-    """Tell whether a value is a ``HeteroData``."""
+    """Return True for a ``HeteroData``."""
     return hasattr(data, "edge_types")
 
 
 def stores_of(data: Any) -> dict[tuple[str, str, str], tuple[Any, Any]]:
-    """Give the edges of each type of a ``HeteroData``, and ``(n_source, n_target)``.
+    """Return the store and ``(n_source, n_target)`` of each edge type of a ``HeteroData``.
 
-    None for the sizes of an ``adj_t``, which has them.
+    None stands for the sizes of an ``adj_t``, which carries them.
     """
-    found: dict[tuple[str, str, str], tuple[Any, Any]] = {}
+    stores: dict[tuple[str, str, str], tuple[Any, Any]] = {}
     for edge_type in data.edge_types:
         store = data[edge_type]
         if getattr(store, "adj_t", None) is not None:
-            found[edge_type] = store, None
+            stores[edge_type] = store, None
         elif getattr(store, "edge_index", None) is not None:
-            found[edge_type] = store, _sizes_of(data, edge_type)
-    if not found:
+            stores[edge_type] = store, _sizes_of(data, edge_type)
+    if not stores:
         raise UnsupportedError(
             "data is a HeteroData without edges: give one whose edge types have an edge_index or "
             "an adj_t."
         )
-    return found
+    return stores
 
 
 def _sizes_of(data: Any, edge_type: tuple[str, str, str]) -> tuple[int, int]:
-    """Give ``(n_source, n_target)`` of an edge type."""
+    """Return ``(n_source, n_target)`` of an edge type."""
     sizes = []
     for name in edge_type[::2]:
         size = data[name].num_nodes if name in data.node_types else None
@@ -180,18 +183,18 @@ def _sizes_of(data: Any, edge_type: tuple[str, str, str]) -> tuple[int, int]:
 
 
 def parts_of(data: Any) -> tuple[Any, Any, Any]:
-    """Give what a ``Data`` has of a graph: ``adj_t`` or ``edge_index``, weights, ``num_nodes``.
+    """Return ``adj_t`` or ``edge_index`` of a ``Data``, its edge weights and ``num_nodes``.
 
-    With ``adj_t``, which has both, the others are None.
+    With an ``adj_t``, which has both, these are None.
     """
-    given, weight = edges_of_store(data)
+    edges, weight = edges_of_store(data)
     if getattr(data, "adj_t", None) is not None:
-        return given, None, None
-    return given, weight, getattr(data, "num_nodes", None)
+        return edges, None, None
+    return edges, weight, getattr(data, "num_nodes", None)
 
 
 def edges_of_store(store: Any) -> tuple[Any, Any]:
-    """Give ``adj_t`` and None, or ``edge_index`` and weights, None where there are none."""
+    """Return ``adj_t`` and None, or ``edge_index`` and its edge weights or None."""
     adj_t, edge_index = (getattr(store, name, None) for name in ("adj_t", "edge_index"))
     if adj_t is not None:
         return adj_t, None
@@ -205,7 +208,7 @@ def edges_of_store(store: Any) -> tuple[Any, Any]:
 
 
 def to_pyg(A: Format) -> Any:
-    """A square matrix as a ``torch_geometric.data.Data``, on the device of ``A``.
+    """Convert a square matrix to a ``torch_geometric.data.Data``, on the device of ``A``.
 
     Parameters
     ----------
@@ -234,8 +237,8 @@ def to_pyg(A: Format) -> Any:
     return graph
 
 
-def edge_ends(edge_index: Any, index_dtype: Any) -> tuple[Array, Array]:
-    """Give sources and targets in one dtype, as rows of one array where they came so."""
+def edge_ends(edge_index: object, index_dtype: DType) -> tuple[Array, Array]:
+    """Return sources and targets in one dtype; rows of one array stay rows of one."""
     if isinstance(edge_index, tuple):
         if len(edge_index) != 2:
             raise ShapeError(f"edge_index has {len(edge_index)} parts: give (source, target).")
@@ -255,8 +258,10 @@ def edge_ends(edge_index: Any, index_dtype: Any) -> tuple[Array, Array]:
     return edges[0], edges[1]
 
 
-def vertex_counts(num_nodes: Any, edge_index: Any, source: Array, target: Array) -> tuple[int, int]:
-    """Give ``(n_source, n_target)``."""
+def vertex_counts(
+    num_nodes: NumNodes, edge_index: object, source: Array, target: Array
+) -> tuple[int, int]:
+    """Return ``(n_source, n_target)``: as given, as ``edge_index`` carries them, or counted."""
     if num_nodes is None:
         known: tuple[Any, Any] = getattr(edge_index, "sparse_size", lambda: (None, None))()
         if None not in known:
@@ -278,8 +283,8 @@ def vertex_counts(num_nodes: Any, edge_index: Any, source: Array, target: Array)
     return n_source, n_target
 
 
-def edge_values(name: str, values: Any, n_edges: int, dtype: Any) -> Array:
-    """Check for one value per edge."""
+def edge_values(name: str, values: object, n_edges: int, dtype: DType) -> Array:
+    """Convert edge values to an array; raise unless there is one per edge."""
     data = as_plain_array(name, values)
     if data.shape != (n_edges,):
         raise ShapeError(
@@ -288,8 +293,8 @@ def edge_values(name: str, values: Any, n_edges: int, dtype: Any) -> Array:
     return foreign.values(name, data, dtype)
 
 
-def from_adj_t(adj_t: Any, dtype: Any = None, index_dtype: Any = None) -> COO | CSR | CSC:
-    """Read a sparse tensor, or a ``SparseTensor``, whose rows are targets."""
+def from_adj_t(adj_t: Any, dtype: DType = None, index_dtype: DType = None) -> COO | CSR | CSC:
+    """Convert a sparse tensor, or a ``SparseTensor``, whose rows are targets."""
     if is_tensor(adj_t):
         return from_torch(adj_t, dtype=dtype, index_dtype=index_dtype)
     if not hasattr(adj_t, "csr") or not hasattr(adj_t, "sparse_sizes"):
@@ -305,6 +310,6 @@ def from_adj_t(adj_t: Any, dtype: Any = None, index_dtype: Any = None) -> COO | 
 
 
 def square(function: str, A: Format, mend: str) -> None:
-    """Refuse a rectangular matrix where the other library has one set of vertices."""
+    """Raise for a rectangular matrix where the other library has one set of vertices."""
     if A.n_rows != A.n_cols:
         raise ShapeError(f"{function}: A has shape {A.shape} but must be square: {mend}.")

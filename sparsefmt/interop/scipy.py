@@ -1,4 +1,4 @@
-"""scipy.sparse and cupyx.scipy.sparse: the same classes over NumPy and over CuPy."""
+"""Converters from and to scipy.sparse and cupyx.scipy.sparse, and checks of all converters."""
 
 from importlib import import_module
 from types import ModuleType
@@ -8,7 +8,7 @@ import numpy as np
 
 from ..errors import DeviceError, ShapeError, UnsupportedError
 from ..formats import checks, foreign
-from ..formats.arrays import Array, allocating, import_cupy, is_cupy, namespace, on_device_of
+from ..formats.arrays import Array, DType, allocating, import_cupy, is_cupy, namespace, on_device_of
 from ..formats.base import Format
 from ..formats.cbsr import CBSR
 from ..formats.compressed import CSC, CSR
@@ -19,8 +19,8 @@ _COMPRESSED: dict[str, type[CSR] | type[CSC]] = {"csr": CSR, "csc": CSC}
 _COMPUTED_BY_SCIPY = (np.dtype(np.float32), np.dtype(np.float64))
 
 
-def from_scipy(M: Any, *, dtype: Any = None, index_dtype: Any = None) -> COO | CSR | CSC:
-    """A scipy.sparse array or matrix as the format of the same name.
+def from_scipy(M: Any, *, dtype: DType = None, index_dtype: DType = None) -> COO | CSR | CSC:
+    """Convert a scipy.sparse array or matrix to the format of the same name.
 
     CSR, CSC and COO share their memory with ``M``; the other SciPy formats become CSR.  Order,
     duplicates and explicit zeros stay as they are.
@@ -54,8 +54,8 @@ def from_scipy(M: Any, *, dtype: Any = None, index_dtype: Any = None) -> COO | C
     return _from_sparse(M, dtype, index_dtype)
 
 
-def to_scipy(A: Format, *, dtype: Any = None) -> Any:
-    """A format as a scipy.sparse array: COO, CSR and CSC by name, SGT and CBSR as CSR.
+def to_scipy(A: Format, *, dtype: DType = None) -> Any:
+    """Convert a matrix to a scipy.sparse array: COO, CSR and CSC by name, SGT and CBSR as CSR.
 
     Parameters
     ----------
@@ -82,8 +82,8 @@ def to_scipy(A: Format, *, dtype: Any = None) -> Any:
     return _to_sparse(scipy.sparse, A, dtype)
 
 
-def from_cupyx(M: Any, *, dtype: Any = None, index_dtype: Any = None) -> COO | CSR | CSC:
-    """A cupyx.scipy.sparse array or matrix as the format of the same name, on its GPU.
+def from_cupyx(M: Any, *, dtype: DType = None, index_dtype: DType = None) -> COO | CSR | CSC:
+    """Convert a cupyx.scipy.sparse array or matrix to the format of the same name, on its GPU.
 
     CSR, CSC and COO share their memory with ``M``; DIA becomes CSR.
 
@@ -110,8 +110,8 @@ def from_cupyx(M: Any, *, dtype: Any = None, index_dtype: Any = None) -> COO | C
         return _from_sparse(M, dtype, index_dtype)
 
 
-def to_cupyx(A: Format, *, dtype: Any = None) -> Any:
-    """A format as a cupyx.scipy.sparse array: COO, CSR and CSC by name, SGT and CBSR as CSR.
+def to_cupyx(A: Format, *, dtype: DType = None) -> Any:
+    """Convert a matrix to a cupyx.scipy.sparse array: COO, CSR, CSC; SGT and CBSR as CSR.
 
     Parameters
     ----------
@@ -151,7 +151,7 @@ def _cupyx_sparse() -> ModuleType:
     return module
 
 
-def _from_sparse(M: Any, dtype: Any, index_dtype: Any) -> COO | CSR | CSC:
+def _from_sparse(M: Any, dtype: DType, index_dtype: DType) -> COO | CSR | CSC:
     if len(M.shape) != 2:
         raise ShapeError(f"M has shape {M.shape}: give a 2-D matrix.")
     if M.format not in ("coo", *_COMPRESSED):
@@ -168,7 +168,7 @@ def _from_sparse(M: Any, dtype: Any, index_dtype: Any) -> COO | CSR | CSC:
     return _COMPRESSED[M.format](indptr, indices, data, shape=M.shape)
 
 
-def _to_sparse(sparse: ModuleType, A: COO | CSR | CSC, dtype: Any) -> Any:
+def _to_sparse(sparse: ModuleType, A: COO | CSR | CSC, dtype: DType) -> Any:
     data = values_of(A, dtype)
     if data.dtype not in _COMPUTED_BY_SCIPY:
         raise UnsupportedError(
@@ -181,11 +181,11 @@ def _to_sparse(sparse: ModuleType, A: COO | CSR | CSC, dtype: Any) -> Any:
     return make((data, A.indices, A.indptr), shape=A.shape)
 
 
-# What every exchange needs
+# Checks of all converters
 
 
 def wrong_kind(function: str, value: object, mend: str) -> UnsupportedError:
-    """Make the error for an argument of a type that ``function`` does not take."""
+    """Return the error for an argument of a type that ``function`` does not take."""
     kind = type(value)
     return UnsupportedError(f"{function} got a {kind.__module__}.{kind.__qualname__}: {mend}.")
 
@@ -198,8 +198,8 @@ def imported(module: str, needed: str) -> Any:
         raise UnsupportedError(needed) from error
 
 
-def as_exchangeable(function: str, A: Any) -> COO | CSR | CSC:
-    """``A`` itself if other libraries know its format, else (SGT, CBSR) ``A`` as CSR."""
+def as_exchangeable(function: str, A: object) -> COO | CSR | CSC:
+    """Return ``A`` if other libraries know its format, else (SGT, CBSR) convert it to CSR."""
     if not isinstance(A, Format):
         raise wrong_kind(function, A, "give a COO, CSR, CSC, SGT or CBSR")
     if isinstance(A, SGT | CBSR):
@@ -210,13 +210,13 @@ def as_exchangeable(function: str, A: Any) -> COO | CSR | CSC:
 
 
 def on_cpu(function: str, A: Format) -> None:
-    """Refuse a matrix on a GPU: moving it would be a hidden copy and synchronisation."""
+    """Raise for a matrix on a GPU: moving it would be a hidden copy and synchronisation."""
     if is_cupy(A._indices):
         raise DeviceError(f'{function}: A is on {A.device}: move it with A.to("cpu") first.')
 
 
-def values_of(A: Format, dtype: Any = None) -> Array:
-    """The values of ``A``, shared where ``dtype`` is theirs; ones where it is unweighted."""
+def values_of(A: Format, dtype: DType = None) -> Array:
+    """Return the values of ``A``, shared where ``dtype`` is theirs; ones where it is unweighted."""
     target = None if dtype is None else checks.value_dtype("dtype", dtype)
     with on_device_of(A._indices), allocating(f"the {A.nnz} values of {A!r}"):
         if A.data is None:
@@ -224,10 +224,10 @@ def values_of(A: Format, dtype: Any = None) -> Array:
         return A.data if target is None else A.data.astype(target, copy=False)
 
 
-def index_pair(*, index_dtype: Any = None, **arrays: Array) -> tuple[Array, Array]:
-    """Bring two index arrays to one dtype: the wanted one, or the larger of theirs."""
-    found = [foreign.indices(name, array, index_dtype) for name, array in arrays.items()]
-    if found[0].dtype != found[1].dtype:
-        found = [array.astype(np.int64, copy=False) for array in found]
-    first, second = found
+def index_pair(*, index_dtype: DType = None, **arrays: Array) -> tuple[Array, Array]:
+    """Convert two index arrays to one dtype: ``index_dtype``, or the larger of theirs."""
+    pair = [foreign.indices(name, array, index_dtype) for name, array in arrays.items()]
+    if pair[0].dtype != pair[1].dtype:
+        pair = [array.astype(np.int64, copy=False) for array in pair]
+    first, second = pair
     return first, second

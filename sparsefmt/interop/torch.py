@@ -1,18 +1,18 @@
-"""torch: sparse tensors in and out, and tensors as components.
+"""Converters from and to torch: sparse tensors, and dense tensors as components.
 
 Memory crosses by DLPack, through ``from_dlpack`` only: it orders the streams of both libraries,
-which a bare ``__dlpack__()`` does not.
+which a call of ``__dlpack__()`` does not.
 """
 
 import sys
 import warnings
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeGuard
 
 import numpy as np
 
 from ..errors import DeviceError, FormatError, UnsupportedError
 from ..formats import foreign
-from ..formats.arrays import Array, allocating, as_array, is_cupy, namespace, on_device_of
+from ..formats.arrays import Array, DType, allocating, as_array, is_cupy, namespace, on_device_of
 from ..formats.base import Format, Level
 from ..formats.compressed import CSC, CSR
 from ..formats.convert import from_dense
@@ -23,8 +23,10 @@ if TYPE_CHECKING:
     import torch
 
 
-def from_torch(tensor: Any, *, dtype: Any = None, index_dtype: Any = None) -> COO | CSR | CSC:
-    """A torch tensor as the format of its layout, on the tensor's device.
+def from_torch(
+    tensor: "torch.Tensor", *, dtype: DType = None, index_dtype: DType = None
+) -> COO | CSR | CSC:
+    """Convert a torch tensor to the format of its layout, on the tensor's device.
 
     Sparse COO (coalesced or not), CSR and CSC tensors share their memory with the result; order,
     duplicates and explicit zeros stay.  A dense 2-D tensor becomes a CSR of its nonzero cells.
@@ -73,8 +75,10 @@ def from_torch(tensor: Any, *, dtype: Any = None, index_dtype: Any = None) -> CO
     return _from_sparse(tensor, layout, dtype, index_dtype)
 
 
-def _from_sparse(tensor: Any, layout: str, dtype: Any, index_dtype: Any) -> COO | CSR | CSC:
-    shape = tuple(tensor.shape)
+def _from_sparse(
+    tensor: "torch.Tensor", layout: str, dtype: DType, index_dtype: DType
+) -> COO | CSR | CSC:
+    shape = tensor.shape[0], tensor.shape[1]
     if layout == "sparse_coo":
         # The private accessors are the only ones for a tensor that is not coalesced.
         both = foreign.indices("indices", from_tensor("indices", tensor._indices()), index_dtype)
@@ -94,8 +98,8 @@ def _from_sparse(tensor: Any, layout: str, dtype: Any, index_dtype: Any) -> COO 
     return make(indptr, indices, foreign.values("values", values, dtype), shape=shape)
 
 
-def to_torch(A: Format, *, dtype: Any = None, validate: Level = "full") -> "torch.Tensor":
-    """A format as a sparse torch tensor on the same device: COO, CSR, CSC; SGT and CBSR as CSR.
+def to_torch(A: Format, *, dtype: DType = None, validate: Level = "full") -> "torch.Tensor":
+    """Convert a matrix to a sparse torch tensor on its device: COO, CSR, CSC, others as CSR.
 
     Parameters
     ----------
@@ -141,7 +145,7 @@ def to_torch(A: Format, *, dtype: Any = None, validate: Level = "full") -> "torc
 
 
 def _check_ascending(A: CSR | CSC) -> None:
-    """Refuse a row (CSC: column) whose indices repeat or fall."""
+    """Raise for a row (CSC: column) whose indices repeat or fall."""
     with on_device_of(A.indices):
         falls = A.indices[1:] <= A.indices[:-1]
         starts = A.indptr[1:-1]
@@ -155,22 +159,22 @@ def _check_ascending(A: CSR | CSC) -> None:
             )
 
 
-# Dense tensors, the components of everything else
+# Dense tensors
 
 
-def is_tensor(value: object) -> bool:
-    """Whether ``value`` is a torch tensor, without importing torch."""
+def is_tensor(value: object) -> "TypeGuard[torch.Tensor]":
+    """Return True if ``value`` is a torch tensor, without importing torch."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(value, torch.Tensor)
 
 
-def as_plain_array(name: str, value: Any) -> Array:
-    """``value`` as a NumPy or CuPy array, sharing memory where it can; tensors too."""
+def as_plain_array(name: str, value: object) -> Array:
+    """Convert an array or tensor to a NumPy or CuPy array, sharing memory where it can."""
     return from_tensor(name, value) if is_tensor(value) else as_array(name, value)
 
 
-def from_tensor(name: str, tensor: Any) -> Array:
-    """A dense tensor as a NumPy or CuPy array over the same memory."""
+def from_tensor(name: str, tensor: "torch.Tensor") -> Array:
+    """Convert a dense tensor to a NumPy or CuPy array over the same memory."""
     _check_tensor(name, tensor)
     if str(tensor.layout) != "torch.strided":
         raise UnsupportedError(f"{name} is a sparse tensor: give a dense one, or use from_torch.")
@@ -184,7 +188,7 @@ def from_tensor(name: str, tensor: Any) -> Array:
 
 
 def to_tensor(array: Array) -> "torch.Tensor":
-    """A NumPy or CuPy array as a tensor over the same memory; a copy of a read-only array."""
+    """Convert an array to a tensor over the same memory; a read-only array is copied."""
     import torch
     from torch.utils.dlpack import from_dlpack
 
@@ -196,7 +200,7 @@ def to_tensor(array: Array) -> "torch.Tensor":
     return from_dlpack(array)
 
 
-def _check_tensor(name: str, tensor: Any) -> None:
+def _check_tensor(name: str, tensor: "torch.Tensor") -> None:
     if tensor.requires_grad:
         raise UnsupportedError(
             f"{name} requires grad and formats carry no gradients: pass {name}.detach() and give "
@@ -207,10 +211,10 @@ def _check_tensor(name: str, tensor: Any) -> None:
 
 
 def stacked(first: Array, second: Array) -> Array:
-    """Give both as rows of one (2, n) array of int64: the one that they are rows of, or a copy."""
+    """Join two vectors as rows of one (2, n) int64 array; views of such an array are not copied."""
     base = first.base
-    whole = getattr(base, "shape", None) == (2, len(first)) and base is second.base
-    if whole and base.dtype == np.int64 and base.flags.c_contiguous:
+    fits = getattr(base, "shape", None) == (2, len(first)) and base is second.base
+    if fits and base.dtype == np.int64 and base.flags.c_contiguous:
         if all(_address(a) == _address(b) for a, b in zip(base, (first, second), strict=True)):
             return base
     with on_device_of(first), allocating(f"two rows of {len(first)} indices"):

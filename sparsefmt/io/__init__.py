@@ -1,4 +1,4 @@
-"""Reading and writing graph files: Matrix Market, ``.npz``, edge lists and Planetoid folders.
+"""Readers and writers of graph files: Matrix Market, ``.npz``, edge lists and Planetoid folders.
 
 No file is ever trusted: nothing in it is executed, declared sizes are checked before anything is
 allocated, and an error names the file, the line or member, and the mend.
@@ -12,7 +12,7 @@ import numpy as np
 
 from ..errors import IndexRangeError, ShapeError, UnsupportedError
 from ..formats import checks
-from ..formats.arrays import allocating
+from ..formats.arrays import DType, allocating
 from ..formats.base import Format, FormatName
 from ..formats.sgt import SGT, check_tile
 from . import edge_list, matrix_market, memory, npz, planetoid, signature
@@ -27,13 +27,13 @@ def read(
     path: str | os.PathLike[str],
     *,
     format: FormatName | None = "csr",
-    dtype: Any = None,
-    index_dtype: Any = None,
+    dtype: DType = None,
+    index_dtype: DType = None,
     tile: tuple[int, int] | None = None,
     num_nodes: int | None = None,
     max_bytes: int | None = None,
 ) -> Any:
-    """Read a sparse matrix; the ending of the name says how.
+    """Read a sparse matrix from a file, in the file format of the name's ending.
 
     ========================================  ====================================================
     ``.mtx``, ``.mtx.gz``, ``.mtx.bz2``       Matrix Market, through ``scipy.io``
@@ -112,7 +112,7 @@ def read(
 
 
 def write(path: str | os.PathLike[str], A: Format, *, compressed: bool = False) -> None:
-    """Write a sparse matrix; the ending of the name says how, as for ``read``.
+    """Write a sparse matrix to a file, in the file format of the name's ending, as for ``read``.
 
     The file appears, or changes, only once it is complete.
 
@@ -157,7 +157,7 @@ def write(path: str | os.PathLike[str], A: Format, *, compressed: bool = False) 
 
 
 def read_planetoid(path: str | os.PathLike[str], *, max_bytes: int | None = None) -> Planetoid:
-    """Graph, features, labels and public split of a raw Planetoid data set (Yang et al. 2016).
+    """Read graph, features, labels and public split of a raw Planetoid data set.
 
     Parameters
     ----------
@@ -194,7 +194,7 @@ def read_planetoid(path: str | os.PathLike[str], *, max_bytes: int | None = None
 
 
 def file_kind(path: Path) -> str:
-    """How ``read`` and ``write`` take a path: "Matrix Market", "npz", "edge list" or "Planetoid".
+    """Return the kind of a path: "Matrix Market", "npz", "edge list" or "Planetoid".
 
     Raises
     ------
@@ -217,7 +217,7 @@ def file_kind(path: Path) -> str:
 
 
 def check_files(source: Path, kind: str) -> None:
-    """Refuse what is no regular file before anything is opened."""
+    """Check that a path, and the parts of a Planetoid set, are regular files."""
     check_regular(source)
     if kind == "Planetoid":
         folder = source if source.is_dir() else source.parent
@@ -226,9 +226,14 @@ def check_files(source: Path, kind: str) -> None:
 
 
 def _options(
-    format: Any, dtype: Any, index_dtype: Any, tile: Any, num_nodes: Any, max_bytes: Any
+    format: str | None,
+    dtype: DType,
+    index_dtype: DType,
+    tile: object,
+    num_nodes: object,
+    max_bytes: int | None,
 ) -> tuple[int, dict[str, Any]]:
-    """Check what the caller asks for, before any file is opened."""
+    """Check the arguments of ``read``; return the limit of bytes and options of the conversion."""
     if format is not None and format not in _FORMATS:
         raise UnsupportedError(f"format is {format!r}: use one of {', '.join(_FORMATS)}, or None.")
     if dtype is not None:
@@ -258,7 +263,7 @@ def _in_format(
     path: Path,
     A: Format,
     format: FormatName,
-    index_dtype: Any,
+    index_dtype: DType,
     options: dict[str, Any],
     max_bytes: int,
 ) -> Any:

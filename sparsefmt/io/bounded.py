@@ -1,4 +1,4 @@
-"""Opening graph files: bounded decompression, atomic writing, errors that name file and line."""
+"""Streams of graph files: bounded decompression, atomic writes, errors that name file and line."""
 
 import bz2
 import gzip
@@ -26,13 +26,13 @@ _COMPRESSED = (".gz", ".bz2")
 
 
 def fault(path: Path, why: str, *, line: int | None = None) -> FileFormatError:
-    """Make the error for a malformed file; ``why`` ends with the mend."""
+    """Return the error for a malformed file; ``why`` ends with the mend."""
     place = f"{path}, line {line}" if line else f"{path}"
     return FileFormatError(f"{place}: {why}")
 
 
 def stem_and_suffix(path: Path) -> tuple[str, str]:
-    """The lower-case suffix without ``.gz`` or ``.bz2``, and that one: ``(".mtx", ".gz")``."""
+    """Return the lower-case suffix without ``.gz`` or ``.bz2``, and that: ``(".mtx", ".gz")``."""
     packed = path.suffix.lower()
     if packed in _COMPRESSED:
         return path.with_suffix("").suffix.lower(), packed
@@ -40,14 +40,14 @@ def stem_and_suffix(path: Path) -> tuple[str, str]:
 
 
 def named(path: str | os.PathLike[str]) -> Path:
-    """Make a path of what the caller gives, and refuse "", which ``Path`` takes for "."."""
+    """Convert an argument to a path; raise for "", which ``Path`` takes for "."."""
     if not os.fspath(path):
         raise FileFormatError("path is '', which no file can have: give the name of a file.")
     return Path(path)
 
 
 def check_regular(path: Path) -> None:
-    """Refuse devices, pipes and sockets, which may block or never end, and impossible names.
+    """Raise for devices, pipes and sockets, which may block or never end, and impossible names.
 
     Missing files and folders pass: whoever opens them gets the operating system's error.
     """
@@ -68,7 +68,7 @@ def check_regular(path: Path) -> None:
 
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Give errors in what a file holds the name of the file."""
+    """Add the path to errors raised inside the context."""
     try:
         yield
     except (FileFormatError, OutOfMemoryError):
@@ -114,7 +114,7 @@ class _Bounded(io.RawIOBase):
 
 @contextmanager
 def reading(path: Path, max_bytes: int, *, tail: bytes = b"") -> Iterator[BinaryIO]:
-    """The decompressed bytes of a text file, at most ``max_bytes`` of them, and then ``tail``."""
+    """Open the decompressed bytes of a text file, at most ``max_bytes``, and then ``tail``."""
     packed = stem_and_suffix(path)[1]
     with path.open("rb") as raw:
         inner: BinaryIO = raw
@@ -151,7 +151,7 @@ def _packer(raw: BinaryIO, packed: str) -> BinaryIO:
 
 @contextmanager
 def writing(path: Path) -> Iterator[BinaryIO]:
-    """A new file that takes the place of ``path`` once it is complete; compressed by its suffix.
+    """Open a new file that replaces ``path`` once it is complete; compressed by its suffix.
 
     What a killed process left of an earlier one is removed.  Errors of the disk name ``path``.
     """
@@ -182,7 +182,7 @@ def writing(path: Path) -> Iterator[BinaryIO]:
 
 
 def _draft(target: Path, prefix: str) -> tuple[Path, BinaryIO]:
-    """Open a new file beside ``target``, locked as long as it is open."""
+    """Open a new file in the folder of ``target``, locked as long as it is open."""
     while True:
         draft = target.with_name(f"{prefix}{secrets.token_hex(8)}.tmp")
         raw = draft.open("xb")
@@ -195,7 +195,7 @@ def _draft(target: Path, prefix: str) -> tuple[Path, BinaryIO]:
 
 
 def _sweep(folder: Path, prefix: str) -> None:
-    """Remove drafts whose process has ended: nobody holds their lock."""
+    """Remove drafts whose process has ended: their lock is free."""
     if fcntl is None:
         return
     for draft in folder.glob(f"{prefix}*.tmp"):

@@ -1,4 +1,4 @@
-"""Edges of a file in pieces: a graph that is larger than memory can be read so."""
+"""Edges of a file in pieces, for graphs larger than memory."""
 
 import os
 from collections.abc import Iterator
@@ -25,10 +25,10 @@ class Chunk(NamedTuple):
 
 
 def read_chunks(path: str | os.PathLike[str]) -> Iterator[Chunk]:
-    """Read a graph file of ``sparsefmt.read`` in pieces.
+    """Yield the edges of a graph file in pieces, as ``sparsefmt.read`` reads them.
 
-    Edge lists, and the CSR of an ``.npz``, of which ``indptr`` alone is held, are never whole in
-    memory; all others are read whole and cut.
+    Edge lists, and the CSR of an ``.npz`` but for ``indptr``, are read in pieces; all other files
+    are read in full and cut.
 
     Parameters
     ----------
@@ -42,7 +42,7 @@ def read_chunks(path: str | os.PathLike[str]) -> Iterator[Chunk]:
     Raises
     ------
     FileFormatError, UnsupportedError, OutOfMemoryError, OSError
-        As ``sparsefmt.read``; what is wrong further back, once it is reached.
+        As ``sparsefmt.read``; a fault further back is raised when it is reached.
     """
     source = named(path)
     kind = file_kind(source)
@@ -50,31 +50,31 @@ def read_chunks(path: str | os.PathLike[str]) -> Iterator[Chunk]:
     signature.check(source, kind)
     with naming(source):
         if kind == "edge list":
-            yield from _of_lines(source)
+            yield from _edge_list_chunks(source)
             return
-        found = None
+        blocks = None
         if kind == "npz":
-            found = npz.csr_blocks(source, LENGTH, max_bytes=memory.default_limit())
-        yield from _whole(source) if found is None else _of_csr(source, found)
+            blocks = npz.csr_blocks(source, LENGTH, max_bytes=memory.default_limit())
+        yield from _chunks_of_matrix(source) if blocks is None else _csr_chunks(source, blocks)
 
 
-def _of_lines(path: Path) -> Iterator[Chunk]:
+def _edge_list_chunks(path: Path) -> Iterator[Chunk]:
     for table, shape in edge_list.edge_list_blocks(path):
         source, target = table[:, 0].astype(np.int64), table[:, 1].astype(np.int64)
         weight = np.ascontiguousarray(table[:, 2]) if table.shape[1] == 3 else None
         yield Chunk(source, target, weight, shape)
 
 
-def _of_csr(path: Path, found: Iterator[Any]) -> Iterator[Chunk]:
+def _csr_chunks(path: Path, blocks: Iterator[Any]) -> Iterator[Chunk]:
     empty = True
-    for shape, row, col, data in found:
+    for shape, row, col, data in blocks:
         empty = False
         yield Chunk(col, row, data, shape)
     if empty:
-        yield from _whole(path)
+        yield from _chunks_of_matrix(path)
 
 
-def _whole(path: Path) -> Iterator[Chunk]:
+def _chunks_of_matrix(path: Path) -> Iterator[Chunk]:
     A = read(path, format="coo")
     for start in range(0, max(A.nnz, 1), LENGTH):
         part = slice(start, start + LENGTH)

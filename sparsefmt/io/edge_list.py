@@ -9,13 +9,13 @@ looked at line by line.
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import numpy as np
 
 from ..errors import FileFormatError, UnsupportedError
 from ..formats import checks, foreign
-from ..formats.arrays import Array, allocating
+from ..formats.arrays import Array, DType, allocating
 from ..formats.base import Format
 from ..formats.coo import COO
 from .bounded import fault, reading, stem_and_suffix, writing
@@ -24,7 +24,7 @@ _BLOCK = 1 << 16  # 8 MiB of lines and numbers
 #: Bytes of blocks without an edge before the file is refused.
 _IDLE = 1 << 26
 _LINES_WRITTEN = 1 << 16
-#: Of text that is read in blocks, and never held.
+#: Limit of a text that is read in blocks.
 _ANY_SIZE = 1 << 62
 #: Ids are read as float64, which holds every integer below this.
 _MOST_VERTICES = 2**53
@@ -37,9 +37,9 @@ _SIZES = re.compile(r"\s*([0-9]{1,19})\s*x\s*([0-9]{1,19})\s*", re.IGNORECASE)
 
 
 def read_edge_list(
-    path: Path, *, dtype: Any, max_bytes: int, num_nodes: int | None = None
+    path: Path, *, dtype: DType, max_bytes: int, num_nodes: int | None = None
 ) -> Format:
-    """The graph as COO in the order of the lines; unweighted if there are two columns."""
+    """Read an edge list as COO, in the order of the lines; unweighted if it has two columns."""
     lines = _Lines(path, num_nodes)
     blocks: list[Array] = []
     total = 0
@@ -68,9 +68,9 @@ def read_edge_list(
 
 
 def edge_list_blocks(path: Path) -> Iterator[tuple[Array, tuple[int, int] | None]]:
-    """Read the lines in blocks: (lines, 2 or 3) float64, and the shape as far as it is stated.
+    """Yield blocks of lines, (lines, 2 or 3) float64, with the shape as far as it is stated.
 
-    There is a block for every 8 MiB, one without edges too, and the last one has the final shape.
+    There is a block for every 8 MiB, also without edges, and the last one has the final shape.
     """
     lines, most = _Lines(path, None), np.full((1, 2), -1.0)
     edges = 0
@@ -87,7 +87,7 @@ def edge_list_blocks(path: Path) -> Iterator[tuple[Array, tuple[int, int] | None
 
 
 def no_edges(path: Path) -> FileFormatError:
-    """Make the error for a file without an edge, which does not say that it has none."""
+    """Return the error for a file without an edge, which does not say that it has none."""
     return fault(
         path,
         'there is no edge in it: give lines "source target", or, for an empty graph, a line '
@@ -96,7 +96,7 @@ def no_edges(path: Path) -> FileFormatError:
 
 
 def write_edge_list(path: Path, A: Format) -> None:
-    """A comment with the shape, for CSV the names of the columns, and a line for each entry."""
+    """Write the shape as a comment, names of columns (CSV), and a line for each entry."""
     A = A.tocoo().to("cpu")
     largest = max(A.row.max(initial=0), A.col.max(initial=0))
     if largest >= _MOST_VERTICES:
@@ -122,7 +122,7 @@ def write_edge_list(path: Path, A: Format) -> None:
 
 
 def _blocks(path: Path, stream: BinaryIO) -> Iterator[str]:
-    """The text in pieces of whole lines; a byte that is no UTF-8 becomes U+FFFD."""
+    """Yield the text in pieces of whole lines; a byte that is no UTF-8 becomes U+FFFD."""
     rest = stream.read(3).removeprefix(b"\xef\xbb\xbf")  # a byte order mark
     while block := stream.read(_BLOCK):
         text, newline, rest = (rest + block).rpartition(b"\n")
@@ -133,7 +133,7 @@ def _blocks(path: Path, stream: BinaryIO) -> Iterator[str]:
 
 
 class _Lines:
-    """Reads blocks of lines; what the first ones show holds for the rest of the file."""
+    """A parser of blocks of lines; what it learns from the first holds for the rest of the file."""
 
     def __init__(self, path: Path, num_nodes: int | None) -> None:
         self._path = path
@@ -141,13 +141,13 @@ class _Lines:
         self._names_line = 0  # where a header row names the columns
         self._delimiter: str | None = None
         self.columns = 0
-        self._given = num_nodes
+        self._num_nodes = num_nodes
         self.shape: tuple[int, int] | None = None if num_nodes is None else (num_nodes, num_nodes)
         self.said_empty = False
         self._idle = 0
 
     def parse(self, text: str) -> Array:
-        """Parse a block, as float64 of shape (lines, columns)."""
+        """Convert a block of lines to an array, float64 of shape (lines, columns)."""
         if not text.strip():
             self._skip(len(text))
             self._first += text.count("\n")
@@ -155,7 +155,7 @@ class _Lines:
         lines = text.split("\n")
         if "shape" in text.lower():
             self._find_shape(lines)
-        edges = [line for line in lines if (bare := line.lstrip()) and bare[0] not in "#%"]
+        edges = [line for line in lines if line.lstrip()[:1] not in ("", "#", "%")]
         if not self.columns:
             edges = self._begin(lines, edges)
         table = np.empty((0, self.columns or 3))
@@ -176,7 +176,7 @@ class _Lines:
         return table
 
     def _skip(self, size: int) -> None:
-        """Count text without an edge."""
+        """Count bytes without an edge; raise where they are too many."""
         self._idle += size
         if self._idle > _IDLE:
             raise fault(
@@ -186,7 +186,7 @@ class _Lines:
             )
 
     def shape_of(self, table: Array) -> tuple[int, int]:
-        """Give the shape that is stated, else the largest id plus one, for all edges."""
+        """Return the stated shape, else the largest id of all edges plus one."""
         source, target = (int(most) for most in table[:, :2].max(axis=0, initial=-1))
         rows, cols = self.shape or 2 * (max(source, target) + 1,)
         if source >= cols or target >= rows:
@@ -198,13 +198,13 @@ class _Lines:
         return rows, cols
 
     def _find_shape(self, lines: list[str]) -> None:
-        """Learn the shape from comments that state it, and refuse those that fail to."""
+        """Read the shape from comments that state it; raise for those that fail to."""
         for number, line in enumerate(lines, self._first):
             stated = _SHAPE.fullmatch(line)
             if not stated:
                 continue
             self.said_empty = True
-            if self._given is not None:
+            if self._num_nodes is not None:
                 continue
             sizes = _SIZES.fullmatch(stated[1])
             shape = (int(sizes[1]), int(sizes[2])) if sizes else (-1, -1)
@@ -221,7 +221,7 @@ class _Lines:
             raise fault(self._path, f"{line.strip()[:80]!r}: {why}", line=number)
 
     def _begin(self, lines: list[str], edges: list[str]) -> list[str]:
-        """Learn delimiter and number of columns; the edges without a row of names."""
+        """Set delimiter and number of columns; return the edges without a row of names."""
         place = lines.index(edges[0]) if edges else len(lines)
         self.said_empty |= any(_EMPTY.fullmatch(line.strip()) for line in lines[:place])
         if not edges:
@@ -249,7 +249,7 @@ class _Lines:
         return bool(good.all()) and not np.isinf(table[:, 2:]).any()
 
     def _limits(self) -> tuple[int, int]:
-        """Tell what source and target must stay below."""
+        """Return the bounds that source and target must stay below."""
         rows, cols = self.shape or (_MOST_VERTICES, _MOST_VERTICES)
         return min(cols, _MOST_VERTICES), min(rows, _MOST_VERTICES)
 
@@ -280,7 +280,7 @@ class _Lines:
 
 
 def _number(word: str) -> float | None:
-    """Give the number that NumPy's reader sees in a word, None if it sees none."""
+    """Convert a word to a number as NumPy's reader does, None if it is none."""
     try:
         return None if "_" in word else float(word)
     except ValueError:

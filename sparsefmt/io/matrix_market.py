@@ -1,4 +1,4 @@
-"""Matrix Market files: parsed by ``scipy.io``, with the checks that it leaves out.
+"""Matrix Market files, parsed by ``scipy.io``, with the checks that it leaves out.
 
 SciPy's reader believes the sizes of the header, ignores what follows a number ("1.5" in an integer
 file is 1) and crashes on some texts, so one pass first counts and checks what is there.
@@ -8,7 +8,6 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
 from io import BytesIO
 from itertools import count, islice
 from pathlib import Path
@@ -16,9 +15,10 @@ from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
+from .._caches import cache
 from ..errors import FileFormatError, UnsupportedError
 from ..formats import foreign
-from ..formats.arrays import Array, allocating
+from ..formats.arrays import Array, DType, allocating
 from ..formats.base import Format
 from ..formats.convert import from_dense
 from ..formats.coo import COO
@@ -55,7 +55,7 @@ class _Header(NamedTuple):
 
     @property
     def stored(self) -> int:
-        """Values of an array, or entries of a coordinate file, that the text must hold."""
+        """Return the number of values (array) or entries (coordinate) that the text must hold."""
         if self.format == "coordinate":
             return self.entries
         cells = self.rows * self.cols
@@ -65,11 +65,11 @@ class _Header(NamedTuple):
 
     @property
     def words(self) -> int:
-        """Numbers of one entry."""
+        """Return the number of numbers of one entry."""
         return 1 if self.format == "array" else 2 if self.field == "pattern" else 3
 
-    def peak(self, dtype: Any) -> int:
-        """Bytes that reading it takes at most: SciPy's arrays, mirrored, checked and cast."""
+    def peak(self, dtype: DType) -> int:
+        """Return the most bytes that reading takes: SciPy's arrays, mirrored, checked and cast."""
         cast = 4  # comparisons
         if self.field in ("integer", "unsigned-integer"):
             cast += 28
@@ -90,7 +90,7 @@ _CELL = 64
 
 @dataclass
 class _Body:
-    """What the text after the header holds."""
+    """Counts and the first fault of the text after the header."""
 
     size: int = 0  #: bytes
     last_line: int = 0  #: its number in the file
@@ -100,8 +100,8 @@ class _Body:
     fault: tuple[int, str] | None = None  #: first line that is malformed
 
 
-def read_matrix_market(path: Path, *, dtype: Any, max_bytes: int) -> Format:
-    """The matrix as COO: entries in the order of the file, then the mirrored ones."""
+def read_matrix_market(path: Path, *, dtype: DType, max_bytes: int) -> Format:
+    """Read a matrix as COO: entries in the order of the file, then the mirrored ones."""
     header = _read_header(path, max_bytes)
     _check_header(path, header, header.peak(dtype), max_bytes)
     body = _scan(path, header, max_bytes)
@@ -130,8 +130,11 @@ def read_matrix_market(path: Path, *, dtype: Any, max_bytes: int) -> Format:
         _check_diagonal(
             path, matrix.row[: header.entries] == matrix.col[: header.entries], max_bytes
         )
-    data = _stored_values(matrix, header)
-    _check_values(path, header, body, data, max_bytes)
+    if header.format == "coordinate":
+        stored = matrix.data[: header.entries]  # without the mirrored ones
+    else:
+        stored = matrix if header.symmetry == "general" else np.tril(matrix)
+    _check_values(path, header, body, stored, max_bytes)
     if header.format == "array":
         _check_peak(
             path, header, int(np.count_nonzero(matrix)) * _CELL + header.peak(dtype), max_bytes
@@ -140,7 +143,7 @@ def read_matrix_market(path: Path, *, dtype: Any, max_bytes: int) -> Format:
 
 
 def write_matrix_market(path: Path, A: Format) -> None:
-    """A coordinate file, "real" or "pattern", "general"; values as their float64 in full."""
+    """Write a coordinate file, "real" or "pattern", "general"; values in full, as float64."""
     import scipy.io
     import scipy.sparse
 
@@ -160,14 +163,14 @@ def _mmread(path: Path, max_bytes: int, body: _Body) -> Any:
     import scipy.io
 
     if body.complete and not stem_and_suffix(path)[1]:
-        return scipy.io.mmread(str(path), spmatrix=False)  # the fast way
+        return scipy.io.mmread(str(path), spmatrix=False)  # faster
     # SciPy reads beyond its buffer if something follows the last number of an open line.
     with reading(path, max_bytes, tail=b"\n") as stream:
         return scipy.io.mmread(stream, spmatrix=False)
 
 
 def _read_header(path: Path, max_bytes: int) -> _Header:
-    """Banner and sizes, the only lines of it that SciPy sees: it knows no longest line."""
+    """Read banner and sizes, the only lines that SciPy sees: it knows no longest line."""
     import scipy.io
 
     banner, sizes, line = b"", b"", 0
@@ -181,7 +184,7 @@ def _read_header(path: Path, max_bytes: int) -> _Header:
 
 
 def _check_header(path: Path, header: _Header, peak: int, max_bytes: int) -> None:
-    """Refuse what is not a real matrix, or larger than allowed, before anything is allocated."""
+    """Raise for a matrix that is not real, or larger than allowed, before any allocation."""
     if header.field == "complex":
         raise UnsupportedError(
             f"a {header.field} {header.symmetry} matrix, and complex values are not "
@@ -211,7 +214,7 @@ def _check_peak(path: Path, header: _Header, peak: int, max_bytes: int) -> None:
 
 @contextmanager
 def _scipy_errors(path: Path, sizes_line: int | None = None) -> Iterator[None]:
-    """Turn SciPy's errors into ``FileFormatError`` with the line that they name.
+    """Convert SciPy's errors to ``FileFormatError`` with the line that they name.
 
     If SciPy got only the header, what is not wrong with line 1 is wrong with that of the sizes.
     """
@@ -220,8 +223,8 @@ def _scipy_errors(path: Path, sizes_line: int | None = None) -> Iterator[None]:
     except FileFormatError:
         raise
     except (ValueError, OverflowError, TypeError, IndexError, RuntimeError) as error:
-        found = re.fullmatch(r"(?:Line (\d+): )?(.*?)\.?", str(error), re.DOTALL)
-        line, text = found.groups() if found else (None, str(error))
+        match = re.fullmatch(r"(?:Line (\d+): )?(.*?)\.?", str(error), re.DOTALL)
+        line, text = match.groups() if match else (None, str(error))
         line = line if line == "1" or sizes_line is None else sizes_line
         mend = next((mend for part, mend in _MENDS.items() if part in text), "give numbers only.")
         raise fault(path, f"{text}: {mend}", line=int(line) if line else None) from error
@@ -231,7 +234,7 @@ def _scipy_errors(path: Path, sizes_line: int | None = None) -> Iterator[None]:
 
 
 def _scan(path: Path, header: _Header, max_bytes: int) -> _Body:
-    """Count and check the body, block by block."""
+    """Count and check the numbers of the body, block by block."""
     body = _Body()
     with reading(path, max_bytes) as stream:
         line = 1 + sum(1 for _ in _header_lines(path, stream))
@@ -254,7 +257,7 @@ def _scan(path: Path, header: _Header, max_bytes: int) -> _Body:
 
 
 def _header_lines(path: Path, stream: BinaryIO) -> Iterator[bytes]:
-    """Banner, comments and the line of sizes; leaves the stream behind them."""
+    """Yield the banner, comments and the line of sizes; leave the stream behind them."""
     banner = True
     for number in count(1):
         line = stream.readline(_LONGEST_LINE)
@@ -290,7 +293,8 @@ def _classes(field: str) -> Array:
 
 @cache
 def _followers() -> tuple[Array, Array]:
-    """Which class may follow which, at ``8 * left + right``: in a text, and without its digits."""
+    """Build tables of which class may follow which, at ``8 * left + right``."""
+    # In a text, and in its skeleton, without digits.
     text, skeleton = np.zeros((8, 8), bool), np.zeros((8, 8), bool)
     text[_BLANK, [_BLANK, _DIGIT, _SIGN, _DOT]] = True
     text[_DIGIT, [_BLANK, _DIGIT, _DOT, _EXPONENT]] = True
@@ -304,7 +308,7 @@ def _followers() -> tuple[Array, Array]:
 
 
 def _scan_block(body: _Body, block: bytes, line: int, header: _Header) -> int:
-    """Add a block of whole lines to ``body``; the number of the line after it."""
+    """Add a block of whole lines to ``body``; return the number of the line after it."""
     text = b"\n" + block + b"\n"
     if b"n" in text or b"N" in text:
         words = _WORDS.findall(text)
@@ -334,13 +338,6 @@ def _scan_block(body: _Body, block: bytes, line: int, header: _Header) -> int:
 # Checks and casts of the values
 
 
-def _stored_values(matrix: Any, header: _Header) -> Array:
-    """The values that the text holds, without the mirrored ones."""
-    if header.format == "coordinate":
-        return matrix.data[: header.entries]
-    return matrix if header.symmetry == "general" else np.tril(matrix)
-
-
 def _check_diagonal(path: Path, diagonal: Array, max_bytes: int) -> None:
     if not diagonal.any():
         return
@@ -365,7 +362,7 @@ def _check_values(path: Path, header: _Header, body: _Body, data: Array, max_byt
 
 
 def _overflow(path: Path, max_bytes: int) -> FileFormatError:
-    """Make the error for the first finite number that became infinite."""
+    """Return the error for the first finite number that became infinite."""
     mend = "is beyond float64: write inf, or scale the values."
     with reading(path, max_bytes) as stream:
         for line, text in enumerate(stream, 1):
@@ -375,7 +372,7 @@ def _overflow(path: Path, max_bytes: int) -> FileFormatError:
     return fault(path, f"a number {mend}")
 
 
-def _as_coo(matrix: Any, header: _Header, dtype: Any) -> Format:
+def _as_coo(matrix: Any, header: _Header, dtype: DType) -> Format:
     if header.format == "array":
         # Integers are checked for exactness before zeros are told from values.
         dense = foreign.values("the array", matrix, dtype)

@@ -1,4 +1,4 @@
-"""How much memory ``read`` may take: the default of ``max_bytes``, the check of a conversion."""
+"""Limits of memory for ``read``: the default of ``max_bytes``, the check of a conversion."""
 
 import os
 import re
@@ -19,16 +19,16 @@ _CGROUPS = Path("/sys/fs/cgroup")
 
 
 def default_limit() -> int:
-    """Half of the memory that this process can still get, limits of cgroups and ulimit counted."""
+    """Return half of the memory left to this process, limits of cgroups and ulimit counted."""
     return int(SHARE * max(min(_available()), 0))
 
 
 def _available() -> Iterator[int]:
     page = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 0
     yield page * os.sysconf("SC_PHYS_PAGES") if page else 2**34
-    found = re.search(r"MemAvailable:\s+(\d+) kB", _text(Path("/proc/meminfo")))
-    if found:
-        yield int(found[1]) * 1024
+    match = re.search(r"MemAvailable:\s+(\d+) kB", _text(Path("/proc/meminfo")))
+    if match:
+        yield int(match[1]) * 1024
     try:
         import resource
     except ImportError:  # Windows
@@ -41,7 +41,7 @@ def _available() -> Iterator[int]:
 
 
 def _cgroups() -> Iterator[int]:
-    """What each group around this process leaves, in either version of the kernel's interface."""
+    """Yield the bytes that each group around this process leaves, in either kernel interface."""
     for line in _text(Path("/proc/self/cgroup")).splitlines():
         _, controllers, name = line.split(":", 2)
         if controllers not in ("", "memory"):
@@ -52,7 +52,7 @@ def _cgroups() -> Iterator[int]:
             most, now = ("memory.max", "memory.current")
         group = root / name.strip("/")
         for folder in (group, *group.parents):
-            limit, used = (_text(folder / one).strip() for one in (most, now))
+            limit, used = (_text(folder / file).strip() for file in (most, now))
             if limit.isdecimal() and used.isdecimal():
                 cache = re.search(r"^inactive_file (\d+)", _text(folder / "memory.stat"), re.M)
                 yield int(limit) - int(used) + (int(cache[1]) if cache else 0)
@@ -75,7 +75,7 @@ def check_conversion(
     tile: tuple[int, int] | None,
     limit: int,
 ) -> None:
-    """Refuse a conversion, and a cast of its indices, that would take more than ``limit``."""
+    """Raise if a conversion, and a cast of its indices, would take more than ``limit`` bytes."""
     narrow = A.index_dtype.itemsize
     index = max(narrow, foreign.index_dtype(A.shape, A.nnz).itemsize) if narrow < 4 else narrow
     steps = [A.nbytes, *(_size(A, step, index, tile) for step in convert.steps(A, format, tile))]
@@ -93,7 +93,7 @@ def check_conversion(
 
 
 def _size(A: Format, format: str, index: int, tile: tuple[int, int] | None) -> int:
-    """Bytes of ``A`` in a format, at most."""
+    """Return the most bytes that ``A`` takes in a format."""
     values = 0 if A.dtype is None else A.dtype.itemsize
     majors = {"csr": A.n_rows + 1, "csc": A.n_cols + 1, "coo": A.nnz}
     if format in majors:

@@ -17,13 +17,13 @@ from itertools import repeat
 from math import prod
 from pathlib import Path
 from struct import error as StructError
-from typing import Any, BinaryIO
+from typing import IO, Any, BinaryIO
 
 import numpy as np
 
 from ..errors import FileFormatError, SparseFmtError, UnsupportedError
 from ..formats import checks, foreign
-from ..formats.arrays import Array, allocating
+from ..formats.arrays import Array, DType, allocating
 from ..formats.base import Format
 from ..formats.cbsr import CBSR
 from ..formats.compressed import CSC, CSR
@@ -35,8 +35,8 @@ VERSION = 1
 _FORMATS: dict[str, Any] = {kind.format: kind for kind in (COO, CSR, CSC, CBSR, SGT)}
 _MOST_MEMBERS = 1000
 _MEND = "copy the file again, or write it with numpy.savez"
-#: What small arrays take for casts and checks does not count: a fifth of what ``read`` may take
-#: beside its limit, since checks look at parts of large arrays.
+#: Casts and checks of small arrays do not count: a fifth of what ``read`` may take above its
+#: limit, since checks look at parts of large arrays.
 _BUFFERS = 1 << 21
 #: Deflate cannot pack tighter than 1032 to 1; a member that claims more is a bomb or lies.
 _TIGHTEST = 1032
@@ -58,11 +58,11 @@ _BROKEN = (
 )
 
 
-def read_npz(path: Path, *, dtype: Any, max_bytes: int) -> Format:
-    """The matrix in the format in which the file stores it."""
+def read_npz(path: Path, *, dtype: DType, max_bytes: int) -> Format:
+    """Read a matrix in the format in which the file stores it."""
     with path.open("rb") as file, _Archive(path, file, max_bytes) as archive:
         if "sparsefmt" in archive.members:
-            return _read_own(archive, dtype)
+            return _read_versioned(archive, dtype)
         if "format" in archive.members:
             return _read_scipy(archive, dtype)
         return _read_compressed(archive, CSR, dtype)
@@ -71,14 +71,15 @@ def read_npz(path: Path, *, dtype: Any, max_bytes: int) -> Format:
 def csr_blocks(
     path: Path, length: int, *, max_bytes: int
 ) -> Iterator[tuple[tuple[int, int], Array, Array, Array | None]] | None:
-    """Read a CSR in pieces of at most so many entries: shape, rows, columns and values.
+    """Return an iterator over a CSR in pieces of at most ``length`` entries, or None.
 
-    None where the file stores another format.  Of the whole, ``indptr`` alone is held.
+    It yields shape, rows, columns and values; only ``indptr`` is in memory as a whole.  None where
+    the file stores another format.
     """
     with path.open("rb") as file, _Archive(path, file, max_bytes) as archive:
         stored = "csr"
         if "sparsefmt" in archive.members:
-            header = _own_header(archive)
+            header = _versioned_header(archive)
             stored = "other" if header["values"] == "bfloat16" else header["format"]
         elif "format" in archive.members:
             stored = archive.text("format")
@@ -98,11 +99,11 @@ def _csr_blocks(
         columns = archive.blocks("indices", length)
         values = archive.blocks("data", length) if weighted else repeat(None)
         done = 0
-        for col, found in zip(columns, values, strict=False):
+        for col, value in zip(columns, values, strict=False):
             col = foreign.indices("indices", col)
             checks.in_range("indices", col, shape[1], "columns")
             entries = np.arange(done, done + len(col))
-            data = None if found is None else foreign.values("data", found)
+            data = None if value is None else foreign.values("data", value)
             if done + len(col) > nnz or (data is not None and len(data) != len(col)):
                 raise fault(path, f"indices and data do not have {nnz} numbers each: {_MEND}.")
             yield shape, np.searchsorted(indptr, entries, side="right") - 1, col, data
@@ -112,7 +113,7 @@ def _csr_blocks(
 
 
 def write_npz(path: Path, A: Format, *, compressed: bool) -> None:
-    """The layout of this package."""
+    """Write a matrix in the layout of this package."""
     A = A.to("cpu")
     arrays = A._arrays()
     header: dict[str, Any] = {
@@ -173,7 +174,7 @@ class _Archive:
                 return np.lib.format.read_array(member, allow_pickle=False)
 
     def blocks(self, name: str, length: int) -> Iterator[Array]:
-        """Read a vector in pieces of at most so many numbers, without a limit to the whole."""
+        """Yield a vector in pieces of at most ``length`` numbers, without a limit in total."""
         info = self.members[name]
         self._check_claim(name, info)
         with self._errors(f'member "{name}"', _MEND), self._zip.open(info) as member:
@@ -192,10 +193,10 @@ class _Archive:
         return value if isinstance(value, str) else value.decode("latin-1")
 
     def _check_claim(self, name: str, info: zipfile.ZipInfo) -> None:
-        """Check that what the central directory says is possible."""
+        """Check that the sizes in the central directory are possible."""
         packed = {zipfile.ZIP_STORED: 1, zipfile.ZIP_DEFLATED: _TIGHTEST}.get(info.compress_type, 0)
-        whole = 0 <= info.header_offset <= self._size - info.compress_size
-        if not whole or info.file_size > info.compress_size * packed:
+        is_inside = 0 <= info.header_offset <= self._size - info.compress_size
+        if not is_inside or info.file_size > info.compress_size * packed:
             raise fault(
                 self.path,
                 f'member "{name}" claims {info.file_size} bytes out of {info.compress_size}: it is '
@@ -204,7 +205,7 @@ class _Archive:
             )
 
     def _check_size(self, name: str, info: zipfile.ZipInfo) -> None:
-        """Check that it is allowed, too."""
+        """Check that a member's sizes are possible and below the limit, and count them."""
         self._check_claim(name, info)
         self._left -= info.file_size
         if self._left < 0:
@@ -215,9 +216,9 @@ class _Archive:
             )
 
     def _check_array(
-        self, name: str, info: zipfile.ZipInfo, member: Any
+        self, name: str, info: zipfile.ZipInfo, member: IO[bytes]
     ) -> tuple[int, np.dtype[Any]]:
-        """Check that the array's own header agrees with the size of the member; what it says."""
+        """Check an array's header against the size of its member; return its size and dtype."""
         version = np.lib.format.read_magic(member)
         if version not in ((1, 0), (2, 0)):
             raise ValueError(f"version {version} of the .npy format")
@@ -266,8 +267,8 @@ class _Archive:
             raise fault(self.path, f"{what} is damaged ({text}): {mend}.") from error
 
 
-def _read_own(archive: _Archive, dtype: Any) -> Format:
-    header = _own_header(archive)
+def _read_versioned(archive: _Archive, dtype: DType) -> Format:
+    header = _versioned_header(archive)
     kind = _FORMATS[header["format"]]
     names = [name for name in kind._array_fields if name != "data" or header["values"]]
     extra = archive.members.keys() - {*names, "shape", "sparsefmt"}
@@ -291,7 +292,7 @@ def _read_own(archive: _Archive, dtype: Any) -> Format:
     return A if "data" not in arrays else A._replace(data=foreign.values("data", A.data, dtype))
 
 
-def _own_header(archive: _Archive) -> dict[str, Any]:
+def _versioned_header(archive: _Archive) -> dict[str, Any]:
     try:
         header = json.loads(archive.text("sparsefmt"))
     except (ValueError, RecursionError) as error:
@@ -326,7 +327,7 @@ def _bfloat16(path: Path, bits: Array) -> Array:
     return bits.view(bfloat16)
 
 
-def _read_scipy(archive: _Archive, dtype: Any) -> Format:
+def _read_scipy(archive: _Archive, dtype: DType) -> Format:
     name = archive.text("format")
     if name in ("csr", "csc"):
         return _read_compressed(archive, CSR if name == "csr" else CSC, dtype, weighted=True)
@@ -346,7 +347,7 @@ def _read_scipy(archive: _Archive, dtype: Any) -> Format:
 
 
 def _read_compressed(
-    archive: _Archive, kind: type[CSR] | type[CSC], dtype: Any, *, weighted: bool = False
+    archive: _Archive, kind: type[CSR] | type[CSC], dtype: DType, *, weighted: bool = False
 ) -> Format:
     shape = checks.shape(archive.load("shape"))
     arrays = {name: archive.load(name) for name in ("indptr", "indices")}

@@ -71,7 +71,7 @@ class Planetoid:
 
 
 def read_graph(path: Path, *, max_bytes: int) -> CSR:
-    """Neighbours in ``ind.<name>.graph``, symmetrised, without duplicates and self-loops."""
+    """Read ``ind.<name>.graph`` as CSR, symmetrised, without duplicates and self-loops."""
     path = _find(path)
     with _decoding(path):
         row, col = _adjacency(path, max_bytes)
@@ -79,7 +79,7 @@ def read_graph(path: Path, *, max_bytes: int) -> CSR:
 
 
 def read_all(path: Path, *, max_bytes: int) -> Planetoid:
-    """Graph, features, labels and masks: see ``sparsefmt.io.read_planetoid``."""
+    """Read graph, features, labels and masks: see ``sparsefmt.io.read_planetoid``."""
     path = _find(path)
     parts = {
         name: _part(path.with_suffix(f".{name}"), max_bytes)
@@ -105,14 +105,14 @@ def read_all(path: Path, *, max_bytes: int) -> Planetoid:
 
 
 def _find(path: Path) -> Path:
-    """The ``ind.<name>.graph`` that a path means: itself, or the only one of a folder."""
+    """Return the ``ind.<name>.graph`` of a path: itself, or the only one of a folder."""
     if not path.is_dir():
         return path
-    found = sorted(path.glob("ind.*.graph"))
-    if len(found) != 1:
-        names = ", ".join(one.name for one in found) or "no ind.<name>.graph"
+    paths = sorted(path.glob("ind.*.graph"))
+    if len(paths) != 1:
+        names = ", ".join(graph.name for graph in paths) or "no ind.<name>.graph"
         raise fault(path, f"the folder holds {names}: give the path of one such file.")
-    return found[0]
+    return paths[0]
 
 
 # What the parts mean
@@ -121,7 +121,8 @@ def _find(path: Path) -> Path:
 def _part(path: Path, max_bytes: int) -> Any:
     with _decoding(path):
         part = _load(path, max_bytes)
-        matrix = _csr(part) if _is_csr(part) else _array(part)
+        is_csr = isinstance(part, _Record) and part.kind in ("csr", "new")
+        matrix = _csr(part) if is_csr else _array(part)
         if len(matrix.shape) != 2:
             raise ValueError(f"an array of shape {matrix.shape}")
         return matrix if isinstance(matrix, CSR) else foreign.values(path.name, matrix)
@@ -158,7 +159,7 @@ def _test_index(path: Path) -> Array:
     return np.array(index, np.int64)
 
 
-def _classes(one_hot: Any) -> Array:
+def _classes(one_hot: CSR | Array) -> Array:
     dense = one_hot.toarray() if isinstance(one_hot, CSR) else one_hot
     if not dense.shape[1]:
         return np.full(len(dense), -1)
@@ -166,7 +167,7 @@ def _classes(one_hot: Any) -> Array:
 
 
 def _features(allx: Any, tx: Any, places: Array, n: int) -> CSR | Array:
-    """Rows of ``allx``, then those of ``tx``, at their places among ``n``; other rows are empty."""
+    """Join the rows of ``allx`` and ``tx`` at their places among ``n``; other rows are empty."""
     if isinstance(allx, CSR) != isinstance(tx, CSR):
         raise TypeError("allx and tx are not both sparse or both dense")
     if not isinstance(allx, CSR):
@@ -181,18 +182,18 @@ def _features(allx: Any, tx: Any, places: Array, n: int) -> CSR | Array:
 
 
 def _adjacency(path: Path, max_bytes: int) -> tuple[Array, Array]:
-    """Key and neighbour of each entry of the dictionary."""
+    """Read key and neighbour of each entry of the dictionary."""
     neighbours = _load(path, max_bytes)
     if not isinstance(neighbours, dict):
         raise TypeError(f"a {type(neighbours).__name__} instead of a dictionary")
     keys = [_integer(key) for key in neighbours]
     lists = list(neighbours.values())
-    if not all(isinstance(one, list) for one in lists):
+    if not all(isinstance(vertices, list) for vertices in lists):
         raise TypeError("neighbours that are no list")
-    lengths = [len(one) for one in lists]
+    lengths = [len(vertices) for vertices in lists]
     # One list may stand behind many keys, so little text can mean many edges.
     _check_room(path, f"{sum(lengths)} edges", sum(lengths) * 64, max_bytes)
-    col = np.array([_integer(one) for each in lists for one in each], np.int64)
+    col = np.array([_integer(vertex) for vertices in lists for vertex in vertices], np.int64)
     ids = np.array(keys, np.int64)
     least = min(ids.min(initial=0), col.min(initial=0))
     most = max(ids.max(initial=0), col.max(initial=0))
@@ -212,8 +213,8 @@ def _check_room(path: Path, what: str, size: int, max_bytes: int) -> None:
 
 
 def _symmetric(row: Array, col: Array, n: int) -> CSR:
-    apart = row != col
-    row, col = row[apart], col[apart]
+    no_loop = row != col
+    row, col = row[no_loop], col[no_loop]
     edges = np.unique(np.concatenate([row * n + col, col * n + row]))
     A = COO(*np.divmod(edges, max(n, 1)), shape=(n, n))
     return _narrow(A).tocsr()
@@ -227,23 +228,23 @@ def _narrow(A: COO) -> COO:
 
 
 class _Record:
-    """What a pickle asks to be called, with what, and the state that it then sets: none is done."""
+    """A call that a pickle asks for, its arguments and the state to set; nothing of it is run."""
 
     kind = ""
     args: tuple[Any, ...]
     state: Any = None
 
-    def __new__(cls, *args: Any) -> "_Record":
+    def __new__(cls, *args: object) -> "_Record":
         self = object.__new__(cls)
         self.args = args
         return self
 
-    def __setstate__(self, state: Any) -> None:
+    def __setstate__(self, state: object) -> None:
         self.state = state
 
 
 class _Mapping(dict[Any, Any]):
-    """A dictionary whatever it is called with."""
+    """A dictionary that ignores its arguments."""
 
     __slots__ = ()
     kind = "mapping"
@@ -253,7 +254,7 @@ class _Mapping(dict[Any, Any]):
 
 
 class _Unpickler(pickle._Unpickler):
-    """Python's own: the one in C fills a memo as large as a pickle asks for."""
+    """The unpickler in Python: that in C fills a memo as large as a pickle asks for."""
 
     # Extension codes and persistent ids would reach what the program registered.
     dispatch: ClassVar[dict[int, Callable[[Any], None]]] = {
@@ -263,7 +264,7 @@ class _Unpickler(pickle._Unpickler):
     }
 
     def find_class(self, module: str, name: str) -> Any:
-        """A new class of records: a pickle cannot reach, or change, anything that exists."""
+        """Return a new class of records: a pickle cannot reach, or change, anything that exists."""
         wanted = f"{module}.{name}"
         for kind, pattern in _KNOWN.items():
             if re.fullmatch(pattern, wanted):
@@ -271,7 +272,7 @@ class _Unpickler(pickle._Unpickler):
         raise pickle.UnpicklingError(f"it asks for {wanted}, which no Planetoid file needs")
 
     def _load_bytearray8(self: Any) -> None:
-        """Bytes, read before they are allocated."""
+        """Read bytes before they are allocated."""
         (size,) = unpack("<Q", self.read(8))
         self.append(self.read(size))
 
@@ -308,7 +309,7 @@ def _decoding(path: Path) -> Iterator[None]:
 # Records into arrays
 
 
-def _record(thing: Any, *kinds: str) -> Any:
+def _record(thing: object, *kinds: str) -> Any:
     if not isinstance(thing, _Record) or thing.kind not in kinds:
         raise TypeError(f"a {type(thing).__name__} instead of {' or '.join(kinds)}")
     return thing
@@ -325,7 +326,7 @@ def _raw(thing: Any) -> bytes:
     return thing.encode("latin-1") if isinstance(thing, str) else bytes(memoryview(thing))
 
 
-def _dtype(thing: Any) -> np.dtype[Any]:
+def _dtype(thing: object) -> np.dtype[Any]:
     record = _record(thing, "dtype")
     code = record.args[0]
     if not isinstance(code, str) or not _DTYPE.fullmatch(code):
@@ -334,7 +335,7 @@ def _dtype(thing: Any) -> np.dtype[Any]:
     return dtype.newbyteorder(">") if record.state and record.state[1] == ">" else dtype
 
 
-def _array(thing: Any) -> Array:
+def _array(thing: object) -> Array:
     record = _record(thing, "array", "buffer")
     if record.kind == "buffer":
         raw, dtype, shape, order = record.args
@@ -350,17 +351,13 @@ def _array(thing: Any) -> Array:
     return flat.reshape(shape, order=order)
 
 
-def _integer(thing: Any) -> int:
+def _integer(thing: object) -> int:
     if isinstance(thing, _Record):
         dtype, raw = _record(thing, "scalar").args
         thing = np.frombuffer(_raw(raw), _dtype(dtype))[0].item()
     if not isinstance(thing, int):
         raise TypeError(f"a {type(thing).__name__} instead of a vertex")
     return thing
-
-
-def _is_csr(thing: Any) -> bool:
-    return isinstance(thing, _Record) and thing.kind in ("csr", "new")
 
 
 def _csr(thing: Any) -> CSR:

@@ -1,4 +1,4 @@
-"""What a file holds, by its first bytes: a known signature under another ending is refused."""
+"""File types by first bytes: a known signature under another ending is refused."""
 
 import re
 from pathlib import Path
@@ -30,25 +30,25 @@ _EXPECTED = {"Matrix Market": "Matrix Market", "npz": "a zip archive"}
 
 
 def check(path: Path, kind: str) -> None:
-    """Refuse a file whose first bytes say something else than its ending.
+    """Check that a file's first bytes fit its ending.
 
     Raises
     ------
     FileFormatError
-        If they do; it says what is in the file.
+        If they do not; it names the content.
     """
     if kind == "Planetoid":
         return
     with path.open("rb") as raw:
-        found, mend = _find(raw.read(_HEAD))
+        content, mend = _find(raw.read(_HEAD))
     packed = stem_and_suffix(path)[1]
-    if packed and found == _PACKED[packed]:
+    if packed and content == _PACKED[packed]:
         with reading(path, _HEAD * 1024) as stream:
-            found, mend = _find(stream.read(_HEAD))
-    elif packed and not found:
+            content, mend = _find(stream.read(_HEAD))
+    elif packed and not content:
         return  # its reader says that the compressed data is damaged
-    if found and found != _EXPECTED.get(kind):
-        raise fault(path, f"it holds {found}, which its ending does not say: {mend}.")
+    if content and content != _EXPECTED.get(kind):
+        raise fault(path, f"it holds {content}, which its ending does not say: {mend}.")
 
 
 def _find(head: bytes) -> tuple[str, str]:

@@ -13,13 +13,10 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from ..autograd.tensors.lifetimes import noting
 from ..errors import DeviceError, DtypeError, UnsupportedError
-from .compare import difference, unsteady
-from .gradients import Gradients
-from .guard import Guard
 from .inputs import Inputs
 from .recorder import Recorder
-from .state import holdings, is_graph
-from .step_state import State
+from .state import Holdings, difference, holdings, is_graph, unsteady
+from .step_state import Guard, State
 
 #: Runs before the first that is compared or recorded: kernels compile, structures are built.
 WARM_UPS = 2
@@ -37,7 +34,7 @@ def capture(
     pool: Any = None,
     capture_error_mode: str = "global",
 ) -> Callable[..., Any]:
-    """Make one CUDA graph of a whole training step, its optimizer included, or of an inference.
+    """Record a training step, its optimizer included, or an inference, as one CUDA graph.
 
     Each call of the result copies its arguments to where the graph reads them and replays it: one
     launch.  On the CPU the result calls ``step``, and checks arguments and results alike.
@@ -104,8 +101,8 @@ def capture(
     recorder = _recorder(inputs, pool, capture_error_mode)
     if recorder is None:
         return Step(step, inputs)
-    held = holdings(step if state is None else None, () if state is None else state)
-    device = _device(inputs, held)
+    values = holdings(step if state is None else None, () if state is None else state)
+    device = _device(inputs, values)
     if device.type == "cpu" and recorder.device.type != "cpu":
         return Step(step, inputs)
     recorder.device = device
@@ -115,22 +112,22 @@ def capture(
             "outside of captures."
         )
     with _lock:
-        return Captured(step, inputs, State(held, device), recorder, check=check, clone=clone)
+        return Captured(step, inputs, State(values, device), recorder, check=check, clone=clone)
 
 
 def _recorder(inputs: Inputs, pool: Any, mode: str) -> Recorder | None:
-    """Give what records, None where there is no GPU."""
+    """Return what records, None where there is no GPU."""
     if not torch.cuda.is_available():
         return None
     return Recorder(torch.device("cuda", torch.cuda.current_device()), pool, mode)
 
 
-def _device(inputs: Inputs, held: Any) -> torch.device:
-    """Find the one device of the inputs, and of what a step holds where that is on a GPU."""
+def _device(inputs: Inputs, values: Holdings) -> torch.device:
+    """Return the device of the inputs, and of what a step holds where that is on a GPU."""
     devices = {t.device: None for t in inputs.examples if t is not None}
-    of_modules = (t for m in held.modules for t in (*m.parameters(), *m.buffers()))
+    of_modules = (t for m in values.modules for t in (*m.parameters(), *m.buffers()))
     devices |= {t.device: None for t in of_modules}
-    devices |= {t.device: None for t in held.tensors if t.is_cuda or not devices}
+    devices |= {t.device: None for t in values.tensors if t.is_cuda or not devices}
     if len(devices) > 1:
         raise DeviceError(
             f"inputs, parameters and tensors of step are on {', '.join(map(str, devices))}: move "
@@ -152,15 +149,15 @@ class Step:
         return tree_unflatten(*self.run(inputs))
 
     def run(self, inputs: tuple[Any, ...]) -> tuple[list[Tensor | None], Any]:
-        """Run the step, and give its results without what they were computed of."""
-        found, spec = tree_flatten(self.step(*inputs), is_leaf=is_graph)
-        for one in found:
-            if one is not None and not isinstance(one, Tensor):
+        """Run the step, and return its results without what they were computed of."""
+        results, spec = tree_flatten(self.step(*inputs), is_leaf=is_graph)
+        for result in results:
+            if result is not None and not isinstance(result, Tensor):
                 raise DtypeError(
-                    f"step returns a {type(one).__name__}, which a replay cannot change: return "
+                    f"step returns a {type(result).__name__}, which a replay cannot change: return "
                     "tensors, the loss and not loss.item() for instance."
                 )
-        return [None if one is None else one.detach() for one in found], spec
+        return [None if result is None else result.detach() for result in results], spec
 
 
 class Captured(Step):
@@ -180,11 +177,11 @@ class Captured(Step):
         self._recorder, self._clone, self._lock = recorder, clone, RLock()
         with recorder.aside():
             with torch.inference_mode(False), torch.no_grad():
-                self._given = [_static(one) for one in inputs.examples]
-            made = _Making(self, state, self._given, recorder).made(check=check)
+                self._inputs = [_static(example) for example in inputs.examples]
+            made = _Making(self, state, self._inputs, recorder).made(check=check)
         self._recorded, self._guard = made, Guard(state, step)
         # The graph has pointers: what it reads stays once the names for it are bound to others.
-        self._reached = state.held.reached
+        self._reached = state.holdings.reached
 
     def __call__(self, *inputs: Any) -> Any:
         """Replay the step."""
@@ -197,17 +194,60 @@ class Captured(Step):
         with self._lock:
             self._recorder.follow()
             with torch.no_grad():
-                for into, one in zip(self._given, leaves, strict=True):
-                    if one is not None and one is not into:
-                        into.copy_(one)
+                for static, leaf in zip(self._inputs, leaves, strict=True):
+                    if leaf is not None and leaf is not static:
+                        static.copy_(leaf)
             self._guard.check()  # while the GPU copies
             made = self._recorded
             made.replay()
             results = [
-                None if one is None else one.clone() if self._clone else one.detach()
-                for one in made.results
+                None if result is None else result.clone() if self._clone else result.detach()
+                for result in made.results
             ]
         return tree_unflatten(results, made.spec)
+
+
+class Gradient(NamedTuple):
+    """A parameter's gradient in a graph: what it adds to, if to any, and what it ends as."""
+
+    of: Tensor
+    start: Tensor | None
+    end: Tensor | None
+
+
+class Gradients:
+    """The gradients of parameters that a captured graph adds to and leaves."""
+
+    def __init__(self, parameters: list[Tensor], receive: set[int]) -> None:
+        """Put zeros to the parameters without a gradient that backward adds to."""
+        for parameter in parameters:
+            if id(parameter) in receive and parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+        self._starts = [(p, p.grad, 0 if p.grad is None else p.grad._version) for p in parameters]
+        self._gradients: list[Gradient] = []
+
+    def end(self) -> None:
+        """Keep what the recorded run has made of the gradients that there were."""
+        for parameter, start, version in self._starts:
+            read = start is not None and (parameter.grad is start or start._version != version)
+            if read or parameter.grad is not None:
+                start = start if read else None
+                self._gradients.append(Gradient(parameter, start, parameter.grad))
+        self._starts = []
+
+    def put(self) -> None:
+        """Put the gradients that there are where a replay adds to them."""
+        for of, start, _ in self._gradients:
+            if start is not None and of.grad is not start:
+                with torch.no_grad():
+                    start.zero_() if of.grad is None else start.copy_(of.grad)
+                of.grad = start
+
+    def show(self) -> None:
+        """Put the gradients that a replay has left where a step leaves them."""
+        for of, _, end in self._gradients:
+            if of.grad is not end:
+                of.grad = end
 
 
 class Recorded(NamedTuple):
@@ -229,12 +269,12 @@ class Recorded(NamedTuple):
 
 
 class _Making:
-    """How a step becomes a CUDA graph: warmed up, observed, recorded and compared."""
+    """The making of a CUDA graph of a step: warmed up, observed, recorded and compared."""
 
     def __init__(
-        self, step: Step, state: State, given: list[Tensor | None], recorder: Recorder
+        self, step: Step, state: State, inputs: list[Tensor | None], recorder: Recorder
     ) -> None:
-        self._step, self._state, self._given, self._recorder = step, state, given, recorder
+        self._step, self._state, self._inputs, self._recorder = step, state, inputs, recorder
         self._receive: set[int] = set()
         self._spec: Any = None
 
@@ -256,33 +296,34 @@ class _Making:
             self._state.restore()
         return made
 
-    def _once(self) -> list[Tensor | None]:
+    def _run(self) -> list[Tensor | None]:
         """Run the step on the graph's inputs, without what ran before in autocast's cache."""
         torch.clear_autocast_cache()
-        found, self._spec = self._step.run(self._step.inputs.tree(self._given))
+        results, self._spec = self._step.run(self._step.inputs.tree(self._inputs))
         torch.clear_autocast_cache()
-        return found
+        return results
 
     def _warm_up(self) -> None:
         """Run as often as it takes until nothing is made for the first time."""
-        state, versions = self._state, [one._version for one in self._tensors()]
+        state, versions = self._state, [tensor._version for tensor in self._tensors()]
         for _ in range(WARM_UPS):
             try:
-                with _only(state.held.optimizers), self._receiving():
-                    found = self._once()
+                with _only(state.holdings.optimizers), self._receiving():
+                    results = self._run()
             finally:
                 state.note_changes(self._receive)
-            for one in found:
-                if one is not None and one.device != state.device:
+            for result in results:
+                if result is not None and result.device != state.device:
                     raise DeviceError(
-                        f"step returns a tensor on {one.device}: return it where it was computed, "
-                        f"on {state.device}, and copy it after the call."
+                        f"step returns a tensor on {result.device}: return it where it was "
+                        f"computed, on {state.device}, and copy it after the call."
                     )
             state.refuse_changes()
-            self._step.inputs.refuse_graphs(self._given)
-            for number, (one, version) in enumerate(zip(self._tensors(), versions, strict=True)):
-                if one._version != version or one.grad is not None:
-                    what = "writes to" if one.grad is None else "leaves a gradient at"
+            self._step.inputs.refuse_graphs(self._inputs)
+            pairs = zip(self._tensors(), versions, strict=True)
+            for number, (tensor, version) in enumerate(pairs):
+                if tensor._version != version or tensor.grad is not None:
+                    what = "writes to" if tensor.grad is None else "leaves a gradient at"
                     raise UnsupportedError(
                         f"step {what} tensor {number} of its inputs, which is a copy of yours: "
                         "return the result, torch.autograd.grad(...) for instance."
@@ -290,18 +331,18 @@ class _Making:
             state.restore()
 
     def _tensors(self) -> list[Tensor]:
-        return [one for one in self._given if one is not None]
+        return [tensor for tensor in self._inputs if tensor is not None]
 
     @contextmanager
     def _receiving(self) -> Iterator[None]:
-        """Note which parameters backward adds a gradient to."""
+        """Keep the numbers of the parameters that backward adds a gradient to."""
 
         def note(parameter: Tensor) -> None:
             self._receive.add(id(parameter))
 
         hooks = [
-            one.register_post_accumulate_grad_hook(note)  # type: ignore[no-untyped-call]
-            for _, one in self._state.parameters
+            parameter.register_post_accumulate_grad_hook(note)  # type: ignore[no-untyped-call]
+            for _, parameter in self._state.parameters
         ]
         try:
             yield
@@ -314,8 +355,8 @@ class _Making:
 
         Attributes of modules stay as they are then: a step that reads what it keeps there shows it.
         """
-        found = self._once()
-        left = self._state.observed() | _results(found)
+        results = self._run()
+        left = self._state.observed() | _results(results)
         self._state.keep_made()
         made, self._state.made = self._state.made, []
         self._state.restore(attributes=False)
@@ -327,11 +368,11 @@ class _Making:
         state = self._state
         state.restore()
         with self._recorder.strictly():
-            self._once()
+            self._run()
         state.restore()
         gradients = Gradients([p for _, p in state.parameters], self._receive)
         with noting() as read:
-            graph, results = self._recorder.record(self._once, state.generators()[1:])
+            graph, results = self._recorder.record(self._run, state.generators()[1:])
         gradients.end()
         made = [optimizer.state.get(p, {}) for optimizer, _, p, _ in state.fresh]
         if [set(one) for one in made] != [set(one) for one in state.made]:
@@ -353,8 +394,8 @@ class _Making:
                 "in a tensor that step names."
             )
         made.replay()
-        found = self._state.observed() | _results(made.results)
-        apart = difference(found, expected, again)
+        left = self._state.observed() | _results(made.results)
+        apart = difference(left, expected, again)
         if apart:
             raise UnsupportedError(
                 f"the first replay is not the step: {apart}. It does what a graph cannot repeat, "
@@ -362,13 +403,13 @@ class _Making:
             )
 
 
-def _results(found: list[Tensor | None]) -> dict[str, Tensor]:
-    return {f"result {n}": one.clone() for n, one in enumerate(found) if one is not None}
+def _results(results: list[Tensor | None]) -> dict[str, Tensor]:
+    return {f"result {n}": one.clone() for n, one in enumerate(results) if one is not None}
 
 
-def _static(one: Tensor | None) -> Any:
+def _static(value: Tensor | None) -> Any:
     """Copy an input to where the graph reads it."""
-    return None if one is None else one.detach().clone().requires_grad_(one.requires_grad)
+    return None if value is None else value.detach().clone().requires_grad_(value.requires_grad)
 
 
 @contextmanager

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakIdKeyDictionary
 
+from .._caches import store
 from ..autograd.engine.precision import bf16_is_allowed, tf32_is_allowed
 from ..autograd.layers import maps_first
 from ..autograd.tensors.prepare import graph_tensors
@@ -30,7 +31,7 @@ from ..plan.expression import (
 )
 from ..plan.planner import Plan, plan
 from ..plan.pricing import Constants
-from ..plan.rules import Tree, bare, steps
+from ..plan.rules import Tree, steps, text_of
 from .program import (
     Functions,
     Program,
@@ -62,7 +63,7 @@ class Settings:
     agreed: Constants | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave out tensors that a copy will not meet."""
+        """Return the options alone: a copy will not meet the tensors."""
         return {"mode": self.mode, "steps": self.steps, "agreed": self.agreed}
 
     def is_constant(self, value: Tensor) -> bool:
@@ -87,10 +88,10 @@ class Planned:
 
 
 #: Number of each graph, never used again.
-_NUMBERS: Any = WeakIdKeyDictionary()
+_NUMBERS: Any = store(WeakIdKeyDictionary())
 _COUNT = count()
 #: Seconds of trees by graph, sizes, dtype and whether it trains.
-_REMEMBERED: dict[Any, dict[Tree, float]] = {}
+_REMEMBERED: dict[Any, dict[Tree, float]] = store({})
 
 
 def number_of(graph: Graph | Shared) -> int:
@@ -147,7 +148,7 @@ class Composition:
         code: Code,
         constants: Collection[str],
     ) -> Plan:
-        """Plan, or choose as for a graph of about that size: samples come by the thousand."""
+        """Choose a plan, the same for graphs of about one size: samples come by the thousand."""
         leaves = {leaf.name: leaf for leaf in leaves_of(self.expression)}
         bound = {
             name: _bound(leaf, values[name], name in constants) for name, leaf in leaves.items()
@@ -285,7 +286,7 @@ def _kind(value: Any, constant: bool) -> Any:
 
 def _is_layers(composition: str, tree: Tree) -> bool:
     """Return True if the layer computes the tree by itself, with nothing to keep of it."""
-    return bare(tree) == composition and not any(step.constant for step in steps(tree))
+    return text_of(tree) == composition and not any(step.constant for step in steps(tree))
 
 
 # A clock

@@ -20,23 +20,25 @@ class Inputs:
         self.examples: list[Tensor | None] = leaves
         self._flat = all(isinstance(one, Tensor | None) for one in examples)
 
-    def _check_tensor(self, number: int, one: Any) -> None:
-        if is_graph(one) and not isinstance(one, Tensor):
+    def _check_tensor(self, number: int, value: Any) -> None:
+        if is_graph(value) and not isinstance(value, Tensor):
             raise UnsupportedError(
                 f"input {number} is a graph, which a replay cannot exchange: let step close over "
                 "it, and capture one function for each graph."
             )
-        if one is not None and not isinstance(one, Tensor):
+        if value is not None and not isinstance(value, Tensor):
             raise DtypeError(
-                f"input {number} is a {type(one).__name__}: give a tensor, or let step close over "
-                "it (functools.partial)."
+                f"input {number} is a {type(value).__name__}: give a tensor, or let step close "
+                "over it (functools.partial)."
             )
-        if one is not None and one.layout is not torch.strided:
-            raise UnsupportedError(f"input {number} has layout {one.layout}: give a dense tensor.")
+        if value is not None and value.layout is not torch.strided:
+            raise UnsupportedError(
+                f"input {number} has layout {value.layout}: give a dense tensor."
+            )
 
-    def refuse_graphs(self, given: list[Tensor | None]) -> None:
-        """Refuse an ``edge_index`` among inputs, once a layer has made a graph of it."""
-        for number, one in enumerate(given):
+    def refuse_graphs(self, tensors: list[Tensor | None]) -> None:
+        """Raise if there is an ``edge_index`` among inputs, of which a layer has made a graph."""
+        for number, one in enumerate(tensors):
             if one is not None and is_graph(one):
                 raise UnsupportedError(
                     f"input {number} is an edge_index of which a layer makes a graph, and replays "
@@ -44,12 +46,12 @@ class Inputs:
                     "function for each graph, or pad graphs to one."
                 )
 
-    def checked(self, given: tuple[Any, ...]) -> list[Any]:
-        """Give the tensors among arguments."""
-        if self._flat and len(given) == len(self.examples):
-            leaves: list[Any] = [*given]
+    def checked(self, arguments: tuple[Any, ...]) -> list[Any]:
+        """Return the tensors among arguments, once they are like those of the example."""
+        if self._flat and len(arguments) == len(self.examples):
+            leaves: list[Any] = [*arguments]
         else:
-            leaves, spec = tree_flatten(given, is_leaf=is_graph)
+            leaves, spec = tree_flatten(arguments, is_leaf=is_graph)
             if spec != self._spec:
                 raise ShapeError(
                     "the arguments have tensors in other places than the example inputs "
@@ -60,27 +62,27 @@ class Inputs:
                 self._check_like(number, one, like)
         return leaves
 
-    def _check_like(self, number: int, one: Any, like: Tensor | None) -> None:
-        self._check_tensor(number, one)
-        if one is None or like is None:
-            if one is not like:
+    def _check_like(self, number: int, value: Any, like: Tensor | None) -> None:
+        self._check_tensor(number, value)
+        if value is None or like is None:
+            if value is not like:
                 raise DtypeError(
-                    f"input {number} is {'None' if one is None else 'a tensor'}, not so in the "
+                    f"input {number} is {'None' if value is None else 'a tensor'}, not so in the "
                     "example inputs: capture one function for each."
                 )
             return
-        for what, found, expected, error in (
-            ("shape", tuple(one.shape), tuple(like.shape), ShapeError),
-            ("dtype", one.dtype, like.dtype, DtypeError),
-            ("device", one.device, like.device, DeviceError),
+        for what, actual, expected, error in (
+            ("shape", tuple(value.shape), tuple(like.shape), ShapeError),
+            ("dtype", value.dtype, like.dtype, DtypeError),
+            ("device", value.device, like.device, DeviceError),
         ):
-            if found != expected:
+            if actual != expected:
                 pad = " (pad it, for instance)" if what == "shape" else ""
                 raise error(
-                    f"input {number} has {what} {found}, but {expected} in the example inputs: "
+                    f"input {number} has {what} {actual}, but {expected} in the example inputs: "
                     f"give that {what}{pad}, or capture another function."
                 )
 
     def tree(self, leaves: list[Any]) -> Any:
-        """Give the arguments that have these tensors."""
+        """Return the arguments that have these tensors."""
         return tree_unflatten(leaves, self._spec)

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn import Module, Parameter, Sequential
 from torch.utils.weak import WeakIdKeyDictionary
 
+from .._caches import store
 from ..autograd import as_graph, spmm
 from ..autograd.maps import calls_forward_alone, read_map
 from ..autograd.tensors.order import own_values
@@ -70,7 +71,7 @@ class LayerPlan:
         self.left: set[Any] = set()  #: kinds of calls for which the layer's own code is chosen
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave out what was made for graphs and tensors that a copy will not meet."""
+        """Return what a copy needs: it will not meet these graphs and tensors."""
         return {
             "kind": self.kind,
             "options": self.options,
@@ -78,7 +79,7 @@ class LayerPlan:
         }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Restore without plans, which the next call makes."""
+        """Read the state, without plans, which the next call makes."""
         vars(self).update(state, left=set())
         self.adapter = ADAPTERS[type_name(self.kind)]
 
@@ -182,6 +183,20 @@ class LayerPlan:
         return y
 
 
+class PlannedLayer:
+    """The forward of a planned layer in earlier pickles, whose place a plan takes at the call."""
+
+    layer: Any
+    composition: Composition
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Compute the layer."""
+        del self.layer.forward
+        if type_name(type(self.layer)) in ADAPTERS:
+            self.layer._plan = LayerPlan(self.layer, self.composition.settings)
+        return self.layer.forward(*args, **kwargs)
+
+
 def _is_eager(x: Any) -> bool:
     """Return True if x is a matrix of floats, of no subclass, and there is no autocast."""
     return (
@@ -215,7 +230,7 @@ def type_name(kind: type) -> str:
 # Graphs and diagonals, kept with the graph that they are made of
 
 
-_KEPT: Any = WeakIdKeyDictionary()
+_KEPT: Any = store(WeakIdKeyDictionary())
 
 
 def _cached(graph: GraphOrShared, key: Any, make: Callable[[], Any]) -> Any:
@@ -266,7 +281,7 @@ def edges_with_loops(
     return torch.stack(ends), stays, len(added)
 
 
-def _looped(graph: GraphOrShared, which: str) -> GraphOrShared:
+def _looped(graph: Any, which: str) -> GraphOrShared:
     """Return the graph with loops, made once."""
     dist = shared(graph)
     make = partial(with_loops, graph, which) if dist is None else partial(dist.looped, which)

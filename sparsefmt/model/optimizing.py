@@ -1,7 +1,6 @@
-"""``optimize``: make the layers of a model run their fastest compositions on a graph."""
+"""``optimize``: the fastest compositions of a model's layers on a graph, and its plan."""
 
 import inspect
-import random
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -9,7 +8,6 @@ from functools import partial
 from typing import Any
 from weakref import ref
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import Module
@@ -23,15 +21,20 @@ from ..graph.graph import Graph
 from ..ops.engine.explain import Explanation, explaining
 from ..plan.calibration import constants_of
 from ..plan.planner import Plan
-from ..plan.rules import bare
+from ..plan.rules import text_of
 from .composition import Composition, Settings
 from .decisions import Decision, TimedStep, decide_capture, decide_order, decide_tiles
 from .layers import ADAPTERS, LayerPlan, against, type_name
 from .program import stamp
 from .pyg_layers import layer_of_pyg
-from .state import Snapshot
+from .state import Randomness, Snapshot
 
 MODES = ("auto", "model", "measure")
+#: What a model may raise that no longer runs as it did when it was planned.
+_FAILURES = (
+    *(SparseFmtError, ArithmeticError, AssertionError, AttributeError, LookupError, NameError),
+    *(RuntimeError, TypeError, ValueError),
+)
 #: The attribute of a layer for which its ``forward`` looks.
 PLAN = "_plan"
 
@@ -51,7 +54,7 @@ class ModelPlan:
 
     @property
     def layers(self) -> dict[str, Plan]:
-        """The latest plan of each layer, by its name.
+        """Return the latest plan of each layer, by its name.
 
         Of those for training or inference, whichever was asked for, if there is one.
         """
@@ -76,7 +79,8 @@ class ModelPlan:
         layers = self.layers
         parts = [f"{name or 'model'}: {plan.explain()}" for name, plan in layers.items()]
         if not layers:
-            parts = ["no layer was planned: the model runs as it did"]
+            none = "" if self.left else ", since no layer of it can be planned"
+            parts = [f"no layer was planned: the model runs as it did{none}"]
         left = {name: why for name, why in self.left.items() if name not in layers}
         parts += [f"{name or 'model'}: runs as it did, since {why}" for name, why in left.items()]
         if not layers:
@@ -84,14 +88,14 @@ class ModelPlan:
         parts += [decision.explain() for decision in self._decisions]
         try:
             kernels = self.kernels()
-        except (SparseFmtError, TypeError, ValueError, RuntimeError, LookupError) as error:
+        except _FAILURES as error:
             parts.append(f"kernels: the model does not run as it did when it was planned ({error})")
         else:
             parts += ["\n".join(["kernels of a forward:", *map(str, kernels)])] if kernels else []
         return "\n\n".join(parts)
 
     def __str__(self) -> str:
-        lines = [f"{name or 'model'}: {bare(p.chosen.tree)}" for name, p in self.layers.items()]
+        lines = [f"{name or 'model'}: {text_of(p.chosen.tree)}" for name, p in self.layers.items()]
         return "\n".join(lines + [f"{one.subject}: {one.reason}" for one in self._decisions])
 
     def __repr__(self) -> str:
@@ -110,7 +114,7 @@ class ModelPlan:
         return tuple({str(one): one for one in explanations}.values())
 
     def restore(self) -> None:
-        """Make the model run as it did before, and drop the tiles that were built for it."""
+        """Remove the plans from the layers, and drop the tiles that were built for them."""
         mine = {id(composition.settings) for composition in self.compositions.values()}
         for module, plan in _plans_in(self.model).items():
             if id(plan.composition.settings) in mine:
@@ -128,7 +132,7 @@ def optimize(
     steps: int | None = None,
     mode: str = "auto",
 ) -> ModelPlan:
-    """Make the layers of a model run their fastest compositions, in place.
+    """Choose the fastest compositions for the layers of a model, in place.
 
     A layer is a product of matrices; the order of its products decides how much it computes.  Each
     order is priced by the sizes of the graph and of the layer, and the constants of the device
@@ -204,26 +208,7 @@ def optimize(
     try:
         for module in before:
             delattr(module, PLAN)
-        plans, graphs = _planned(model, graph, inputs, settings, training=training)
-        result = ModelPlan(
-            model,
-            {name: plan.composition for name, plan in plans.items()},
-            {name: why for name, module in model.named_modules() if (why := _why_left(module))},
-            training=training,
-            inputs=() if dist is not None else _weak(inputs),
-        )
-        decisions: Mapping[str, Decision] = {} if dist is None else _NOT_OVER_PROCESSES
-        if steps and inputs and dist is None:
-            step = TimedStep(
-                run=partial(model, *inputs),
-                like=next((one for one in inputs if _is_features(one)), None),
-                graphs=graphs,
-                plans=[*result.layers.values()],
-                mode=partial(running, model, training=training),
-                steps=steps,
-            )
-            decisions = _decide(step, graph)
-        result = replace(result, **decisions)
+        result = _planned(model, graph, inputs, settings, training=training)
     finally:
         settings.timing = False
         if result is None:
@@ -234,8 +219,42 @@ def optimize(
     return result
 
 
+def _planned(
+    model: Module, graph: Any, inputs: tuple[Any, ...], settings: Settings, *, training: bool
+) -> ModelPlan:
+    """Choose compositions for the layers of a model, and what pays over many steps."""
+    dist, steps = shared(graph), settings.steps
+    plans, graphs = _layers(model, graph, inputs, settings, training=training)
+    result = ModelPlan(
+        model,
+        {name: plan.composition for name, plan in plans.items()},
+        {name: why for name, module in model.named_modules() if (why := _why_left(module))},
+        training=training,
+        inputs=() if dist is not None else _weak(inputs),
+    )
+    if dist is not None:
+        return replace(result, **_NOT_OVER_PROCESSES)
+    if not (steps and inputs):
+        return result
+    step = TimedStep(
+        run=partial(model, *inputs),
+        like=next((one for one in inputs if _is_features(one)), None),
+        graphs=graphs,
+        plans=[*result.layers.values()],
+        mode=partial(running, model, training=training),
+        steps=steps,
+    )
+    structure = graph if isinstance(graph, Graph) else as_graph(graph, step.like)
+    return replace(
+        result,
+        ordering=decide_order(step, structure if isinstance(structure, Graph) else None),
+        tiling=decide_tiles(step),
+        launching=decide_capture(step),
+    )
+
+
 #: What is left as it is where processes share the graph: each of them would decide for itself.
-_NOT_OVER_PROCESSES = {
+_NOT_OVER_PROCESSES: dict[str, Any] = {
     "ordering": Decision(
         "order of vertices", "stays, since processes share the graph: reorder it before it is cut"
     ),
@@ -244,20 +263,10 @@ _NOT_OVER_PROCESSES = {
 }
 
 
-def _decide(step: TimedStep, graph: Any) -> dict[str, Decision]:
-    """Decide what pays over many steps."""
-    structure = graph if isinstance(graph, Graph) else as_graph(graph, step.like)
-    return {
-        "ordering": decide_order(step, structure if isinstance(structure, Graph) else None),
-        "tiling": decide_tiles(step),
-        "launching": decide_capture(step),
-    }
-
-
 # Layers
 
 
-def _planned(
+def _layers(
     model: Module,
     graph: Any,
     inputs: tuple[Any, ...],
@@ -265,7 +274,7 @@ def _planned(
     *,
     training: bool,
 ) -> tuple[dict[str, LayerPlan], list[Graph]]:
-    """Plan each layer; return the plans, and the graphs that they multiply with."""
+    """Choose a plan for each layer; return the plans, and the graphs that they multiply with."""
     layers = {
         name: module
         for name, module in model.named_modules()
@@ -281,13 +290,14 @@ def _planned(
             graphs |= {id(one): one for one in made}
     for name, plan in plans.items():
         setattr(layers[name], PLAN, plan)
+    settings.timing = False  # calls never take times
     return plans, list(graphs.values())
 
 
 def _calls(
     model: Module, layers: Mapping[str, Module], inputs: tuple[Any, ...]
 ) -> dict[str, tuple[Any, Any]]:
-    """Call the model, and return the features and the graph that each layer gets first."""
+    """Run the model, and return the features and the graph that each layer gets first."""
     calls: dict[str, tuple[Any, Any]] = {}
 
     def note(name: str, layer: Module, features: Any, edge_index: Any) -> None:
@@ -306,7 +316,7 @@ def _calls(
 def _plan(
     plan: LayerPlan, layer: Module, x: Any, edge_index: Any, *, training: bool
 ) -> list[Graph]:
-    """Plan a layer for these features, or for some as wide as it takes; return its graphs."""
+    """Choose for these features, or for some as wide as the layer takes; return its graphs."""
     if against(layer):
         return []
     if x is None:
@@ -353,18 +363,17 @@ def running(model: Module, *, training: bool) -> Iterator[None]:
     Parts that are in the other mode stay so where the model as a whole is in the one asked for.
     """
     modes = {module: module.training for module in model.modules()}
+    devices = {p.device for p in model.parameters() if p.is_cuda}
     snapshot = Snapshot(model)
-    drawn = random.getstate(), np.random.get_state()  # noqa: NPY002
-    devices = list({p.device for p in model.parameters() if p.is_cuda})
+    randomness = Randomness(torch.cuda.default_generators[device.index] for device in devices)
     try:
-        with torch.random.fork_rng(devices), torch.set_grad_enabled(training):
+        with torch.set_grad_enabled(training):
             if model.training != training:
                 model.train(training)
             yield
     finally:
         snapshot.restore()
-        random.setstate(drawn[0])
-        np.random.set_state(drawn[1])  # noqa: NPY002
+        randomness.restore()
         for module, mode in modes.items():
             module.training = mode
 

@@ -14,7 +14,6 @@ from ..autograd.matmul import multiply, scaled, spmm
 from ..autograd.tensors.lifetimes import note
 from ..autograd.tensors.prepare import graph_tensors
 from ..autograd.tensors.shared import Shared, shared
-from ..graph.graph import Graph
 from ..plan.expression import Leaf
 from ..plan.rules import Step, Tree, steps
 
@@ -26,23 +25,20 @@ Stamp = tuple["ref[Tensor]", int]
 class Weighted(NamedTuple):
     """A graph with values for its entries: in CSR order, those of a shared one as its edges."""
 
-    graph: Graph | Shared
+    graph: Any
     values: Tensor
 
 
 class Attention(NamedTuple):
     """The attention of one head, which multiplies without being written down."""
 
-    graph: Graph | Shared
+    graph: Any
     sources: Tensor
     targets: Tensor
     options: Mapping[str, Any]
 
 
-Matrix = Graph | Shared | Weighted | Attention
-
-
-def _spmm(A: Matrix, X: Tensor, row: Tensor | None = None, col: Tensor | None = None) -> Tensor:
+def _spmm(A: Any, X: Tensor, row: Tensor | None = None, col: Tensor | None = None) -> Tensor:
     dist = shared(A.graph if isinstance(A, Weighted | Attention) else A)
     if isinstance(A, Attention):
         function = partial(gat_aggregate, A.graph) if dist is None else dist.gat_aggregate
@@ -56,9 +52,7 @@ def _spmm(A: Matrix, X: Tensor, row: Tensor | None = None, col: Tensor | None = 
     return spmm(A, X, row_scale=row, col_scale=col)
 
 
-def _scale_entries(
-    A: Graph | Shared | Weighted, row: Tensor | None = None, col: Tensor | None = None
-) -> Weighted:
+def _scale_entries(A: Any, row: Tensor | None = None, col: Tensor | None = None) -> Weighted:
     if isinstance(A, Shared):
         return Weighted(A, shared(A).scaled_entries(row, col))
     graph, values = A if isinstance(A, Weighted) else (A, graph_tensors(A).csr_values)

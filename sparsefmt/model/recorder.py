@@ -32,12 +32,12 @@ class Recorder:
         self._last: Any = None  # the stream of the latest replay
 
     def capturing(self) -> bool:
-        """Whether the current stream is being captured."""
+        """Return True while the current stream is captured."""
         return torch.cuda.is_current_stream_capturing()
 
     @contextmanager
     def aside(self) -> Iterator[None]:
-        """Work on the side stream, after all that was launched and before all that will be."""
+        """Run on the side stream, after all that was launched and before all that will be."""
         self._stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
         before = torch.cuda.current_stream(self.device)
         self._stream.wait_stream(before)
@@ -48,7 +48,7 @@ class Recorder:
             before.wait_stream(self._stream)
 
     def follow(self) -> None:
-        """Let the current stream come after the one of the replay before, whose memory it reads."""
+        """Wait on the current stream for that of the replay before, whose memory it reads."""
         now = torch.cuda.current_stream(self.device)
         if self._last is not None and self._last != now:
             now.wait_stream(self._last)
@@ -77,7 +77,7 @@ class Recorder:
             torch.cuda.set_sync_debug_mode(before)
 
     def record(self, run: Callable[[], Any], generators: list[Any]) -> tuple[Any, Any]:
-        """Record a run, and give the graph and what the run returned."""
+        """Run a function as a CUDA graph; return the graph and the function's result."""
         gc.collect()  # nodes of autograd in cycles stay with other streams
         graph, outside = torch.cuda.CUDAGraph(), sys.exception()
         stopped = _Stopped()
@@ -88,10 +88,10 @@ class Recorder:
             warnings.filterwarnings("ignore", "The CUDA Graph is empty")
             try:
                 with torch.cuda.graph(graph, **options), stopped:
-                    found = run()
+                    result = run()
             except RuntimeError as error:
                 self._refuse(stopped.by or error, error, outside)
-        return graph, found
+        return graph, result
 
     def _refuse(
         self, cause: BaseException, error: Exception, outside: BaseException | None
@@ -110,7 +110,7 @@ class Recorder:
         raise UnsupportedError(f"{_WAITS.format(line=line)} CUDA: {said}.") from cause
 
     def _mend(self) -> None:
-        """Take the allocator and the generators out of a capture that CUDA broke off."""
+        """Remove the allocator and the generators from a capture that CUDA broke off."""
         with suppress(RuntimeError):  # torch has left it
             torch._C._cuda_endAllocateToPool(self.device.index, self._pool)
         with torch.cuda.graph(torch.cuda.CUDAGraph(), stream=self._stream):
@@ -118,7 +118,7 @@ class Recorder:
 
 
 class _Stopped:
-    """Notes the error that leaves a ``with``."""
+    """The error that leaves a ``with``."""
 
     by: BaseException | None = None
 
@@ -130,17 +130,17 @@ class _Stopped:
 
 
 def _chain(error: BaseException, outside: BaseException | None) -> list[BaseException]:
-    """Give an error and those that it followed, the first of them last; none from ``outside``."""
-    found = [error]
-    while (before := found[-1].__context__) is not None and before is not outside:
-        found.append(before)
-    return found
+    """Return an error and those that it followed, the first of them last, up to ``outside``."""
+    errors = [error]
+    while (before := errors[-1].__context__) is not None and before is not outside:
+        errors.append(before)
+    return errors
 
 
 def _line(trace: TracebackType | None) -> str:
-    """Name the last line that is no library's."""
-    found = "step"
+    """Return the last line that is no library's."""
+    place = "step"
     for frame, line in traceback.walk_tb(trace):
         if str(frame.f_globals.get("__name__", "")).partition(".")[0] not in _LIBRARIES:
-            found = f"{frame.f_code.co_filename}:{line}, in {frame.f_code.co_name},"
-    return found
+            place = f"{frame.f_code.co_filename}:{line}, in {frame.f_code.co_name},"
+    return place

@@ -1,6 +1,7 @@
-"""What a step or a model holds: found in values and in code, copied, and put back."""
+"""What a step or a model holds: found in values and in code, copied, put back and compared."""
 
 import dis
+import random
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -9,6 +10,7 @@ from functools import partial
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import Module, ModuleDict, ModuleList, Sequential
@@ -33,6 +35,9 @@ KNOWN = {"torch", "torch_geometric", "sparsefmt", "numpy", "scipy", "cupy"}
 #: Modules of these are called, not read; of the latter also what users derive from them.
 LIBRARIES = ("torch.nn.", "torch_geometric.nn.", "sparsefmt.nn")
 LAYERS = ("torch_geometric.nn.conv.", "sparsefmt.nn")
+#: Largest difference between a replay and a step, in the largest number of a tensor's kind.
+TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4}
+COARSE = 2e-2  # of floats of two bytes
 #: What every module of torch has.
 OF_MODULES = frozenset(vars(Module())) - {"training"}
 
@@ -338,7 +343,7 @@ class Snapshot:
             parameter.grad = gradient
         with torch.no_grad():
             for tensor, before in self._tensors:
-                if not torch.equal(tensor, before):
+                if not _same_values(tensor, before).all():
                     tensor.copy_(before)
 
 
@@ -378,3 +383,91 @@ def _fill(place: Any, before: Any) -> None:
     into: Any = place if isinstance(place, list | deque | dict | set) else vars(place)
     into.clear()
     (into.extend if isinstance(before, list) else into.update)(before)
+
+
+class Randomness:
+    """The states of the generators of Python, NumPy and torch on the CPU, and of others given."""
+
+    def __init__(self, generators: Iterable[torch.Generator] = ()) -> None:
+        self._generators = [torch.default_generator, *generators]
+        self._before = self._now()
+
+    def _now(self) -> tuple[Any, Any, list[Tensor]]:
+        states = [generator.get_state() for generator in self._generators]
+        return random.getstate(), np.random.get_state(), states  # noqa: NPY002
+
+    def restore(self) -> None:
+        """Put the states back."""
+        python, numpy, states = self._before
+        random.setstate(python)
+        np.random.set_state(numpy)  # noqa: NPY002
+        for generator, state in zip(self._generators, states, strict=True):
+            generator.set_state(state)
+
+    def is_same(self) -> bool:
+        """Return True if nothing was drawn since."""
+        (python, numpy, states), now = self._before, self._now()
+        alike = np.array_equal(numpy[1], now[1][1]) and numpy[2:] == now[1][2:]
+        pairs = zip(states, now[2], strict=True)
+        return python == now[0] and alike and all(torch.equal(a, b) for a, b in pairs)
+
+
+# Comparisons
+
+
+def difference(
+    tensors: Mapping[str, Tensor], expected: Mapping[str, Tensor], again: Mapping[str, Tensor]
+) -> str:
+    """Return the first tensor that differs by more than rounding, and by how much; else "".
+
+    Steps that add up by atomics differ from one run to the ``again``: what these two do, others
+    may, and some more.
+    """
+    kinds: dict[str, float] = {}
+    for name, value in expected.items():
+        kinds[_kind(name)] = max(kinds.get(_kind(name), 0.0), _largest(value))
+    for name, value in expected.items():
+        result = tensors.get(name)
+        if result is None:
+            return f"{name} is missing"
+        same = _same_values(value, result)
+        if same.all():
+            continue
+        allowed = 0.0
+        if value.is_floating_point():
+            noise = _largest(value.double() - again[name].double())
+            allowed = TOLERANCE.get(value.dtype, COARSE) * kinds[_kind(name)] + 8 * noise
+        apart = (value.double() - result.double()).masked_fill(same, 0).abs()
+        if not (apart <= allowed).all():
+            size = f"{float(apart.max()):.1e}, where it is {_largest(value):.1e} at most"
+            return f"{name} differs by {size}"
+    return ""
+
+
+def unsteady(first: Mapping[str, Tensor], again: Mapping[str, Tensor], trained: set[str]) -> str:
+    """Return a tensor that differs between two runs by more than atomics can; else "".
+
+    Those ``trained`` are left out: an optimizer makes a whole step of the sign of a small gradient.
+    """
+    for name in first:
+        apart, largest = (
+            _largest(first[name].double() - again[name].double()),
+            _largest(first[name]),
+        )
+        if name not in trained and apart > COARSE * largest:
+            return f"{name} differs by {apart:.1e}, where it is {largest:.1e} at most"
+    return ""
+
+
+def _same_values(a: Tensor, b: Tensor) -> Tensor:
+    """Return where two tensors are equal, or both NaN."""
+    return (a == b) | ((a != a) & (b != b))
+
+
+def _kind(name: str) -> str:
+    """Return what has a scale: a state of all parameters, their gradients, or a tensor's name."""
+    return name.partition(" of ")[0] if " of " in name else name
+
+
+def _largest(values: Tensor) -> float:
+    return float(values.double().nan_to_num(0, 0, 0).abs().max()) if values.numel() else 0.0

@@ -1,4 +1,8 @@
-"""Layers of graph neural networks, written with the functions of ``sparsefmt.autograd``."""
+"""Layers of graph neural networks, written with the functions of ``sparsefmt.autograd``.
+
+Parameters and options have the names, shapes and meanings of PyG's layers, so that a ``state_dict``
+loads across, and results agree with theirs.
+"""
 
 from typing import TYPE_CHECKING
 

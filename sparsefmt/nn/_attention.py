@@ -1,41 +1,247 @@
 """What attention layers share: heads and how they are joined, loops, residuals, weights."""
 
 from math import sqrt
-from typing import Any, ClassVar, Unpack
+from numbers import Real
+from typing import Any, ClassVar, NamedTuple, Unpack
 
 import torch
 from torch import Tensor
 from torch.nn import Linear, Module, Parameter, init
 from torch.nn.functional import dropout
 
-from ..autograd import edge_softmax
-from ..autograd.tensors.prepare import GraphLike
-from ..errors import ShapeError, UnsupportedError
-from ._base import plus
-from ._edges import (
-    AttentionWeights,
-    Entries,
-    as_given,
-    check_edge_features,
-    check_fill,
-    entries_with_loops,
-    loop_features,
-)
-from ._inputs import Ends, check_counts, check_flags, check_number, in_pair
-from ._linear import GLOROT, draw_map, linear_map, mapped
-from ._passing import Passing, PassingOptions
+from ..autograd import as_graph, edge_softmax, message_aggregate, sddmm, spmm
+from ..autograd.maps import read_map
+from ..autograd.tensors.prepare import GraphLike, graph_tensors
+from ..autograd.tensors.shared import Shared
+from ..errors import DtypeError, ShapeError, UnsupportedError
+from ._inputs import Ends, check_beside, check_counts, check_flags, check_number, in_pair
+from ._loops import ends, loops, with_loops
+from ._maps import GLOROT, draw_map, linear_map, mapped, settle
+from ._passing import FORWARD, Passing, PassingOptions
+
+#: How a loop's features come from those of its row's entries: PyG's words, torch's reductions.
+FILLS = {"mean": "mean", "add": "sum", "sum": "sum", "min": "amin", "max": "amax", "mul": "prod"}
+
+
+class Entries(NamedTuple):
+    """A graph's entries, and their features in its order, if they have some."""
+
+    graph: GraphLike
+    features: Tensor | None
+
+
+class AttentionWeights(NamedTuple):
+    """A graph's entries, and the weights of attention in its order, (nnz, heads)."""
+
+    graph: GraphLike
+    weights: Tensor
+
+    def sums(self, x: Tensor) -> Tensor:
+        """Sum features of sources, (n_cols, heads, feat), by the weights: (n_rows, heads, feat)."""
+        with torch.autocast(x.device.type, enabled=False):
+            return spmm(self.graph, x, self.weights.to(x.dtype))
+
+
+def check_fill(fill_value: Any) -> None:
+    """Check for a word, a number or a tensor that gives loops their features."""
+    if isinstance(fill_value, Tensor) or (isinstance(fill_value, str) and fill_value in FILLS):
+        return
+    if isinstance(fill_value, bool) or not isinstance(fill_value, Real):
+        kind = UnsupportedError if isinstance(fill_value, str) else DtypeError
+        raise kind(
+            f"fill_value is {fill_value!r}: give one of {', '.join(map(repr, FILLS))}, a number, "
+            "or a tensor of edge_dim values."
+        )
+    check_number("fill_value", fill_value)
+
+
+def entries_with_loops(graph: GraphLike, features: Tensor | None, own: Tensor | None) -> Entries:
+    """Add one loop to each vertex that is a row and a column, behind the entries that are none.
+
+    So PyG orders them: the other entries in the user's order, then loops by vertices, whose
+    features are ``own``.
+    """
+    (edges, others), tensors = with_loops(graph), graph_tensors(graph)
+    if features is not None and own is not None:
+        features = torch.cat([features[others], own])
+    return Entries(as_graph(edges, None, size=(tensors.n_cols, tensors.n_rows)), features)
+
+
+def loop_features(graph: GraphLike, features: Tensor, fill_value: Any) -> Tensor:
+    """Compute features of the loops of vertices that are rows and columns, (n_loops, width)."""
+    tensors = graph_tensors(graph)
+    shape = min(tensors.n_rows, tensors.n_cols), features.shape[1]
+    if isinstance(fill_value, str):
+        return _reduced(graph, features, fill_value)[: shape[0]]
+    if not isinstance(fill_value, Tensor):
+        return features.new_full(shape, fill_value)
+    try:
+        return fill_value.to(features.device, features.dtype).expand(shape)
+    except RuntimeError as error:
+        raise ShapeError(
+            f"fill_value has shape {tuple(fill_value.shape)} but edges have {shape[1]} features: "
+            f"give ({shape[1]},), the features of a loop."
+        ) from error
+
+
+def _reduced(graph: GraphLike, features: Tensor, fill_value: str) -> Tensor:
+    """Reduce features of each row's entries but loops, (n, width): none to 0, a product to 1."""
+    tensors, reduce = graph_tensors(graph), FILLS[fill_value]
+    if reduce not in ("mean", "sum"):
+        # torch's, whose gradients are PyG's: shared by equal ones.
+        _, kept = with_loops(graph)
+        rows = tensors.kept("rows of others than loops", lambda: ends(graph)[0].long()[kept])
+        others, product = features[kept], reduce == "prod"
+        made = features.new_full((tensors.n_rows, features.shape[1]), float(product))
+        at = rows[:, None].expand_as(others)
+        return made.scatter_reduce(0, at, others, reduce, include_self=product)
+    wide = torch.promote_types(features.dtype, torch.float32)
+    stored = tensors.kept("loops", lambda: loops(graph)[0].bool())
+    with torch.autocast(tensors.kind, enabled=False):
+        others = features.to(wide).masked_fill(stored[:, None], 0)
+        sums = message_aggregate(graph, None, others, message="copy_edge")
+        if reduce == "mean":
+            sums = sums * _share(graph, stored).to(wide)[:, None]
+    return sums.to(features.dtype)
+
+
+def _share(graph: GraphLike, stored: Tensor) -> Tensor:
+    """Compute one over the number of a row's entries but loops, or 1: (n,)."""
+    tensors = graph_tensors(graph)
+
+    def make() -> Tensor:
+        ones = stored.new_ones(tensors.n_cols, 1, dtype=torch.float64)
+        return spmm(graph, ones, (~stored).double())[:, 0].clamp(min=1).reciprocal()
+
+    return tensors.kept("share of an entry but loops", make)
+
+
+def check_edge_features(edge_attr: Any, graph: GraphLike, layer: Linear | None) -> Tensor | None:
+    """Check features of edges, (nnz, edge_dim), if there are some, beside the map of a layer.
+
+    Those of one feature may lack its axis.  A lazy map is made for them.
+    """
+    if edge_attr is None:
+        return None
+    nnz = graph_tensors(graph).nnz
+    if not isinstance(edge_attr, Tensor):
+        raise DtypeError(f"edge_attr is a {type(edge_attr).__name__}: give a torch.Tensor.")
+    if layer is None:
+        width = edge_attr.shape[1] if edge_attr.dim() == 2 else 1
+        raise ShapeError(
+            f"edge_attr has shape {tuple(edge_attr.shape)} but the layer has no edge_dim and would "
+            f"not read it: make the layer with edge_dim={width}, or leave edge_attr out."
+        )
+    features = edge_attr[:, None] if edge_attr.dim() == 1 else edge_attr
+    args = read_map(layer)
+    if args is None and features.dim() == 2 and features.shape[0] == nnz:
+        settle(layer, features.shape[1])
+        args = read_map(layer)
+    width = features.shape[-1] if args is None else args[0].shape[1]  # another map may take any
+    if features.shape != (nnz, width):
+        raise ShapeError(
+            f"edge_attr has shape {tuple(edge_attr.shape)}: give {(nnz, width)}, the features "
+            "of each edge, in the order of graph.structure."
+        )
+    if args is not None:
+        check_beside("edge_attr", features, args[0])
+    return features
+
+
+def at_edges(graph: GraphLike, x: Tensor, features: Tensor) -> Tensor:
+    """Compute dot products of each entry's features with its target's, (nnz, heads).
+
+    ``x`` is (n_rows, heads, width), and ``features`` (nnz, width), of all heads, or
+    (nnz, heads, width).
+    """
+    places = _places(graph)
+    if features.dim() == 3:
+        return sddmm(places, x, features)
+    # One product for each head: one of all heads would copy the features for each of them.
+    return torch.stack([sddmm(places, one, features) for one in x.unbind(1)], 1)
+
+
+def sums_of_edges(graph: GraphLike, features: Tensor, weights: Tensor) -> Tensor:
+    """Sum features of each row's entries, each head by its weights: (n_rows, heads, width).
+
+    ``features`` is as for ``at_edges``, and ``weights`` (nnz, heads).
+    """
+    places = _places(graph)
+    if features.dim() == 3:
+        return spmm(places, features, weights)
+    # As above: the gradient of all heads' weights at once is such a product.
+    return torch.stack([spmm(places, features, weight) for weight in weights.unbind(1)], 1)
+
+
+def _places(graph: GraphLike) -> GraphLike:
+    """Build the graph of targets and entries, (n_rows, nnz): each entry is a column of its own.
+
+    Products with it read features of edges where they are, and gather none.
+    """
+    tensors = graph_tensors(graph)
+
+    def make() -> Tensor:
+        rows = ends(graph)[0].long()
+        return torch.stack([torch.arange(len(rows), device=rows.device), rows])
+
+    places: GraphLike = as_graph(
+        tensors.kept("entries as columns", make), None, size=(tensors.nnz, tensors.n_rows)
+    )
+    return places
+
+
+def as_given(edge_index: Any, graph: GraphLike, weights: Tensor, *, looped: bool = False) -> Any:
+    """Return the edges and their weights, as PyG's layers do for such a graph.
+
+    ``graph`` is that of the entries that have ``weights``, (nnz, heads), in its order; ``looped``
+    tells that its loops are others than those of what the user gave, ``edge_index``.  Of a sparse
+    tensor the edges are that with weights as values; of a SparseTensor only that comes back.
+    """
+    if hasattr(edge_index, "set_diag"):
+        matrix = edge_index.set_diag() if looped else edge_index
+        return matrix.set_value(_sorted(graph, weights, torch.sparse_csr)[2], layout="coo")
+    if not isinstance(edge_index, Tensor) or edge_index.layout is torch.strided:
+        same = isinstance(edge_index, Tensor) and not looped
+        edges = edge_index if same else edge_index_of(graph)
+        return edge_index.numbered(edges) if isinstance(edge_index, Shared) else edges, weights
+    pointers, minor, values = _sorted(graph, weights, edge_index.layout)
+    tensors = graph_tensors(graph)
+    size = tensors.n_rows, tensors.n_cols, weights.shape[1]
+    if edge_index.layout is not torch.sparse_coo:
+        made = torch.sparse_compressed_tensor(
+            pointers, minor, values, size, layout=edge_index.layout
+        )
+        return made, values
+    counts = pointers[1:] - pointers[:-1]
+    major = torch.arange(tensors.n_rows, device=minor.device).repeat_interleave(counts)
+    places = torch.stack([major, minor])
+    return torch.sparse_coo_tensor(places, values, size, is_coalesced=True), values
+
+
+def edge_index_of(graph: GraphLike) -> Tensor:
+    """Return sources and targets of the entries, (2, nnz), in the user's order."""
+    tensors = graph_tensors(graph)
+    return tensors.kept("edge_index", lambda: torch.stack(ends(graph)[::-1]).long())
+
+
+def _sorted(
+    graph: GraphLike, weights: Tensor, layout: torch.layout
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Sort entries by rows, of CSC by columns: pointers, the other ends, and weights."""
+    tensors, (col, row) = graph_tensors(graph), edge_index_of(graph)
+    of_columns = layout is torch.sparse_csc
+    major, minor = (col, row) if of_columns else (row, col)
+    n, other = tensors.n_rows, tensors.n_cols
+    n, other = (other, n) if of_columns else (n, other)
+    order = tensors.kept(
+        ("sorted", of_columns), lambda: torch.argsort(major * other + minor, stable=True)
+    )
+    pointers = torch.searchsorted(major[order], torch.arange(n + 1, device=major.device))
+    return pointers, minor[order], weights[order]
 
 
 class Attention(Passing):
-    """Attention with heads, over edges that may have features.
-
-    Parameters
-    ----------
-    in_channels, out_channels, heads, concat, dropout, edge_dim
-        As for ``GATConv``.
-    **passing
-        As for ``Passing``.
-    """
+    """Attention with heads, over edges that may have features."""
 
     _node_dim: ClassVar[int] = 0
 
@@ -67,34 +273,28 @@ class Attention(Passing):
         return [*super()._shown(), f"heads={self.heads}"]
 
     def _ends(self, x: Any, graph: GraphLike, size: Any = None) -> Ends:
-        """Take features with the graph between them; those of a static graph have no heads."""
-        for name, one in (("x", x),) if isinstance(x, Tensor) else _named(x):
-            refuse_static(name, one, self)
-        ends = self._between(x, graph, size).here()
-        if ends.away is not None and not ends.away.is_square and self._adds_loops():
+        """Check features with the graph between them; those of a static graph have no heads."""
+        refuse_static(x, self)
+        ends = self._between(x, graph, size)
+        if not isinstance(ends.graph, Shared):
+            return ends
+        if not ends.graph.is_square and getattr(self, "add_self_loops", False):
             raise UnsupportedError(
                 "add_self_loops is True beside a graph that processes share, whose sources are "
                 "other vertices than its targets: give add_self_loops=False."
             )
-        return ends
-
-    def _adds_loops(self) -> bool:
-        """Tell whether vertices get loops."""
-        return bool(getattr(self, "add_self_loops", False))
-
-    def _by_head(self, x: Tensor) -> Tensor:
-        return x.reshape(x.shape[0], self.heads, self.out_channels)
+        return ends.here()
 
     def _without_heads(self, y: Tensor) -> Tensor:
-        """(n, heads, out_channels) to the heads side by side, or their mean."""
+        """Join heads, (n, heads, out_channels), side by side or by their mean."""
         return y.flatten(1) if self.concat or self.heads == 1 else y.mean(1)
 
-    def _mapped(self, layer: Linear, x: Tensor, name: str) -> Tensor:
-        """(n, heads, out_channels) Map features, which a lazy layer has not met yet."""
-        return self._by_head(mapped(layer, x, name))
+    def _mapped(self, layer: Module, x: Tensor, name: str) -> Tensor:
+        """Map features to all heads, (n, heads, out_channels)."""
+        return mapped(layer, x, name).reshape(x.shape[0], self.heads, self.out_channels)
 
     def _of_sources(self, ends: Ends, *layers: Linear) -> list[Tensor]:
-        """(n_source, heads, out_channels) Map features of all sources, by each of the maps.
+        """Map features of all sources, (n_source, heads, out_channels), by each of the maps.
 
         What other processes have of them comes in one exchange, in the narrower form.
         """
@@ -103,48 +303,29 @@ class Attention(Passing):
         if away is None or away.sends_first(x, width):
             x = x if away is None else away.extended(x)
             return [self._mapped(layer, x, name) for layer in layers]
-        found = torch.cat([self._mapped(layer, x, name) for layer in layers], 1)
-        return list(away.extended(found).split(self.heads, 1))
-
-    def _edge_features(self, edge_attr: Tensor | None, graph: GraphLike) -> Tensor | None:
-        """(nnz, edge_dim) Check the features of edges, if there are some."""
-        return None if edge_attr is None else check_edge_features(edge_attr, graph, self.lin_edge)
+        heads = torch.cat([self._mapped(layer, x, name) for layer in layers], 1)
+        return list(away.extended(heads).split(self.heads, 1))
 
     def _drops(self) -> bool:
-        """Tell whether weights are left out now."""
+        """Return True if weights are left out now."""
         return self.training and self.dropout > 0
 
-    def _dropped(self, weights: Tensor) -> Tensor:
-        """Leave out a share of the weights while it trains, those that PyG's layer leaves out."""
-        return dropout(weights, self.dropout, self.training)
 
-
-def refuse_static(name: str, x: Any, layer: Module) -> None:
+def refuse_static(x: Any, layer: Module) -> None:
     """Refuse features (batch, n, feat), which attention layers do not take, nor PyG's."""
-    if isinstance(x, Tensor) and x.dim() > 2:
-        raise ShapeError(
-            f"{name} has shape {tuple(x.shape)}: {type(layer).__name__} takes no static features, "
-            "as PyG's; give (n, feat), one call for each of them."
-        )
-
-
-def _named(x: Any) -> list[tuple[str, Any]]:
-    """Give both parts of a tuple, by their names."""
-    return [(f"x[{i}]", one) for i, one in enumerate(x)] if isinstance(x, tuple | list) else []
+    parts = (
+        {f"x[{i}]": part for i, part in enumerate(x)} if isinstance(x, tuple | list) else {"x": x}
+    )
+    for name, part in parts.items():
+        if isinstance(part, Tensor) and part.dim() > 2:
+            raise ShapeError(
+                f"{name} has shape {tuple(part.shape)}: {type(layer).__name__} takes no static "
+                "features, as PyG's; give (n, feat), one call for each of them."
+            )
 
 
 class LoopedAttention(Attention):
-    """Attention that may give each vertex one loop, and add a map of its own features.
-
-    Parameters
-    ----------
-    in_channels, out_channels, heads, concat, negative_slope, dropout, add_self_loops, edge_dim
-        As for ``GATConv``.
-    fill_value
-        As for ``GATConv``.
-    **passing
-        As for ``Passing``.
-    """
+    """Attention that may give each vertex one loop, and add a map of its own features."""
 
     bias: Parameter | None
     res: Linear | None
@@ -170,19 +351,16 @@ class LoopedAttention(Attention):
         self.fill_value = fill_value
 
     def _vectors(self) -> Parameter:
-        """Make a vector for each head."""
+        """Build a vector for each head."""
         return Parameter(torch.empty(1, self.heads, self.out_channels))
 
-    def _add_edges(self, edge_dim: int | None) -> None:
-        """Make the map of edge features."""
+    def _add_edges_and_own(self, edge_dim: int | None, residual: bool, bias: bool) -> None:
+        """Build the map of edge features, and what is added to the joined heads."""
+        check_flags(residual=residual, bias=bias)
         self.lin_edge = None
         if edge_dim is not None:
             width = self.heads * self.out_channels
             self.lin_edge = linear_map(edge_dim, width, bias=False, draw=GLOROT)
-
-    def _add_own(self, residual: bool, bias: bool) -> None:
-        """Make what is added to the joined heads, which comes last in PyG's order."""
-        check_flags(residual=residual, bias=bias)
         width = self.out_channels * (self.heads if self.concat else 1)
         self.residual, self.res = residual, None
         if residual:
@@ -195,15 +373,15 @@ class LoopedAttention(Attention):
         for layer in (*maps, self.lin_edge, self.res):
             if layer is not None:
                 draw_map(layer, GLOROT)
-        for each in vectors:
-            if each is not None:
-                bound = sqrt(6 / (each.shape[-2] + each.shape[-1]))
-                init.uniform_(each, -bound, bound)
+        for vector in vectors:
+            if vector is not None:
+                bound = sqrt(6 / (vector.shape[-2] + vector.shape[-1]))
+                init.uniform_(vector, -bound, bound)
         if self.bias is not None:
             init.zeros_(self.bias)
 
     def _options(self) -> dict[str, Any]:
-        """Options of the aggregation; nothing is dropped in evaluation."""
+        """Return the options of the aggregation; nothing is dropped in evaluation."""
         return {
             "negative_slope": self.negative_slope,
             "dropout": self.dropout if self.training else 0.0,
@@ -211,34 +389,36 @@ class LoopedAttention(Attention):
         }
 
     def _residual(self, ends: Ends) -> Tensor | None:
-        """(n_target, width) The map of the targets' own features."""
+        """Map the targets' own features, (n_target, width)."""
         if self.res is None or ends.target is None:
             return None
         return mapped(self.res, ends.target, "x" if ends.alike else "x[1]")
 
     def _entries(self, graph: GraphLike, features: Tensor | None) -> Entries:
-        """Give the entries that attention goes over, loops included."""
+        """Return the entries that attention goes over, loops included."""
         if not self.add_self_loops:
             return Entries(graph, features)
         own = None if features is None else self._loop_features(graph, features)
         return entries_with_loops(graph, features, own)
 
     def _loop_features(self, graph: GraphLike, features: Tensor) -> Tensor:
-        """(n_loops, edge_dim) Features of loops, by ``edge_index[1]`` whatever flows, as in PyG."""
-        return loop_features(self._turned(graph, None), features, self.fill_value)
+        """Compute features of loops, by ``edge_index[1]`` whatever flows, as in PyG."""
+        graph = graph if self.flow == FORWARD else self._turned(graph, None)
+        return loop_features(graph, features, self.fill_value)
 
-    def _edges_and_weights(self, given: Any, found: AttentionWeights, dtype: torch.dtype) -> Any:
-        """Give the edges and their weights, in the form in which PyG gives them."""
-        graph = self._turned(found.graph, None)  # that along which messages flow
-        return as_given(given, graph, found.weights.to(dtype), looped=self.add_self_loops)
+    def _with_weights(self, y: Tensor, edge_index: Any, attention: AttentionWeights) -> Any:
+        """Return a result with the edges and their weights, in the form in which PyG does."""
+        graph = self._turned(attention.graph, None)  # that along which messages flow
+        weights = attention.weights.to(y.dtype)
+        return y, as_given(edge_index, graph, weights, looped=self.add_self_loops)
 
     def _attention(self, entries: Entries, scores: Tensor) -> AttentionWeights:
-        """Compute the weights from scores, 0 for those that dropout leaves out."""
+        """Compute the weights from scores, 0 for those that dropout leaves out, as PyG's does."""
         with torch.autocast(scores.device.type, enabled=False):
-            return AttentionWeights(
-                entries.graph, self._dropped(edge_softmax(entries.graph, scores))
-            )
+            weights = edge_softmax(entries.graph, scores)
+            return AttentionWeights(entries.graph, dropout(weights, self.dropout, self.training))
 
     def _biased(self, y: Tensor) -> Tensor:
         """Join the heads, and add the bias."""
-        return plus(self._without_heads(y), self.bias)
+        y = y.flatten(1) if self.concat or self.heads == 1 else y.mean(1)
+        return y if self.bias is None else y + self.bias.to(y.dtype)

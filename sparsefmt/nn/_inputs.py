@@ -1,4 +1,4 @@
-"""What layers refuse, before torch does in the words of its own products."""
+"""Checks of what layers take, before torch refuses it in the words of its own products."""
 
 from math import isfinite
 from numbers import Integral, Real
@@ -9,8 +9,9 @@ from torch import Tensor
 
 from ..autograd import as_graph, spmm
 from ..autograd.tensors.prepare import GraphLike, graph_tensors
+from ..autograd.tensors.shared import Shared, shared
+from ..autograd.tensors.tensors import GraphTensors
 from ..errors import DeviceError, DtypeError, ShapeError, UnsupportedError
-from .shared import local_of, shared
 
 
 def check_flags(**flags: object) -> None:
@@ -35,7 +36,7 @@ def check_number(name: str, value: object) -> None:
 
 
 def in_pair(in_channels: Any) -> tuple[int, int]:
-    """Give the features of sources and of targets that a layer takes, -1 where the first tell.
+    """Return the features of sources and of targets that a layer takes, -1 if ``x`` tells.
 
     Raises
     ------
@@ -69,31 +70,23 @@ def check_counts(others: str = "", /, **counts: object) -> None:
             raise ShapeError(f"{name} is {value}: give 1 or more{others}.")
 
 
-def check_square(graph: GraphLike, given: Any = None) -> None:
-    """Check for a square graph, whose vertices each take part in their own result.
-
-    ``given`` is what the graph was made of: an error names the argument, or the Graph.  One that
-    processes share is checked beside its features.
-    """
-    if shared(graph) is not None:
-        return
-    tensors = graph_tensors(graph)
-    if tensors.n_rows != tensors.n_cols:
-        name = "graph" if given is None or given is graph else "edge_index"
+def check_square(graph: GraphTensors, name: str = "edge_index") -> None:
+    """Check for a square graph, whose vertices each take part in their own result."""
+    if graph.n_rows != graph.n_cols:
         raise ShapeError(
-            f"{name} has shape {(tensors.n_rows, tensors.n_cols)}: a layer needs as many columns "
+            f"{name} has shape {(graph.n_rows, graph.n_cols)}: a layer needs as many columns "
             "as rows, since a vertex takes part in its own result; most take (x, x_target) for "
             "others."
         )
 
 
 def takes_rows_too_many(x: Tensor) -> bool:
-    """Tell whether rows without entries cost less where features lie than scores by torch."""
+    """Return True if rows without entries cost less, where features lie, than scores by torch."""
     return x.is_cuda
 
 
 class Ends(NamedTuple):
-    """What a layer aggregates over: features of sources and, if there are some, of targets.
+    """Features of sources and, if there are some, of targets, and the graph between them.
 
     ``alike`` tells that they are one tensor, of a square graph's vertices.  Where processes share
     the graph, ``away`` is it once ``graph`` is that of the entries here.
@@ -106,19 +99,19 @@ class Ends(NamedTuple):
     away: Any = None
 
     def here(self) -> "Ends":
-        """Give the graph of the entries here, if processes share it, beside it as a whole."""
+        """Split a graph that processes share into that of the entries here and the whole."""
         away = shared(self.graph)
         return self if away is None else self._replace(graph=away.local, away=away)
 
     def gathered(self) -> "Ends":
-        """Give the graph of the entries here, and features of all its sources."""
-        found = self.here()
-        if found.away is None:
+        """Return the graph of the entries here, and features of all its sources."""
+        ends = self.here()
+        if ends.away is None:
             return self
-        return found._replace(source=found.away.extended(found.source))
+        return ends._replace(source=ends.away.extended(ends.source))
 
     def squared(self) -> "Ends":
-        """Give a graph in which vertices of other processes are targets too, without entries.
+        """Add the vertices of other processes to the targets, without entries.
 
         So an aggregation of one set of vertices serves a graph that processes share.  On a GPU,
         where rows too many cost little: on the CPU all of them are gone over.
@@ -128,50 +121,44 @@ class Ends(NamedTuple):
         return self._replace(graph=self.away.square)
 
     def of_targets(self, x: Tensor) -> Tensor:
-        """Give the rows of the graph's targets out of those of all sources, if they are alike."""
-        n_targets = len(x) if self.away is None else graph_tensors(self.graph).n_rows
+        """Return the rows of the graph's targets out of those of all sources, if they are alike."""
+        if self.away is None:
+            return x
+        n_targets = graph_tensors(self.graph).n_rows
         return x if n_targets == len(x) else x[:n_targets]
 
-    def rows_here(self, y: Tensor) -> Tensor:
-        """Give the rows of targets of this process, out of those of the graph."""
-        return y if self.away is None else y[: self.away.n_local]
 
-
-def ends_of(x: Any, graph: GraphLike, size: Any = None, *, static: bool = False) -> Ends:
-    """Take features, or a tuple of those of sources and targets, with the graph between them.
+def ends_of(x: Any, edge_index: GraphLike, size: Any = None, *, static: bool = False) -> Ends:
+    """Check features, or a tuple of those of sources and targets, with the graph between them.
 
     ``static`` ones may have more axes before that of vertices.
     """
     if isinstance(x, Tensor) and size is None and not (static and x.dim() > 2):
-        given, graph = graph, as_graph(graph, x, name="edge_index")
-        if shared(graph) is not None:
+        graph = as_graph(edge_index, x, name="edge_index")
+        if isinstance(graph, Shared):
             return _shared_ends(x, graph)
-        check_square(graph, given)
-        check_features(x, graph)
+        check_features(x, graph, edge_index)
         return Ends(graph, x, x, True)
     pair = isinstance(x, tuple) or (isinstance(x, list) and len(x) == 2)
     if pair and len(x) != 2:
         raise ShapeError(f"x has {len(x)} parts: give (x, x_target), features of both ends.")
     source, target = x if pair else (x, x)
-    if shared(graph) is not None and shared(graph).whole is None:
-        return _shared_ends(x, graph, size)
+    if isinstance(edge_index, Shared) and edge_index.whole is None:
+        return _shared_ends(x, edge_index, size)
     if size is not None:
         _check_size(size, source, target)
     rows = (by_vertex(source), by_vertex(target)) if static else (source, target)
-    given, graph = graph, as_graph(graph, *rows, size=size, name="edge_index")
+    graph = as_graph(edge_index, *rows, size=size, name="edge_index")
     tensors = graph_tensors(graph)
-    n_source, n_target = (None, None) if size is None else size
-    for what, found, wanted in (
-        ("sources", tensors.n_cols, n_source),
-        ("targets", tensors.n_rows, n_target),
-    ):
-        if wanted is not None and found != wanted:
+    sizes = tensors.n_cols, tensors.n_rows
+    for what, number, wanted in zip(("sources", "targets"), sizes, size or (), strict=False):
+        if wanted is not None and number != wanted:
             raise ShapeError(
-                f"size is {tuple(size)} but the graph has {found} {what}: give (n_source, "
-                f"n_target), {(tensors.n_cols, tensors.n_rows)}."
+                f"size is {tuple(size)} but the graph has {number} {what}: give (n_source, "
+                f"n_target), {sizes}."
             )
     if not pair and size is None:
-        check_square(graph, given)
+        check_square(tensors, "graph" if graph is edge_index else "edge_index")
     check_end("x[0]" if pair else "x", source, tensors.n_cols, "columns", tensors, static=static)
     if target is not None:
         check_end("x[1]" if pair else "x", target, tensors.n_rows, "rows", tensors, static=static)
@@ -179,7 +166,7 @@ def ends_of(x: Any, graph: GraphLike, size: Any = None, *, static: bool = False)
 
 
 def _shared_ends(x: Any, graph: Any, size: Any = None) -> Ends:
-    """Take features of the vertices that this process has of a graph."""
+    """Check features of the vertices that this process has of a graph."""
     pair = not isinstance(x, Tensor)
     if size is not None:
         raise UnsupportedError(
@@ -205,7 +192,7 @@ def check_shared(name: str, x: Any, graph: Any, *, of: str = "sources") -> None:
 
 
 def by_vertex(x: Any) -> Any:
-    """Give features with a row for each vertex, which static ones have along axis -2."""
+    """Return features with a row for each vertex, which static ones have along axis -2."""
     return x.movedim(-2, 0) if isinstance(x, Tensor) and x.dim() > 2 else x
 
 
@@ -217,10 +204,10 @@ def _check_size(size: Any, source: Any, target: Any) -> None:
         )
     two = isinstance(size, tuple | list) and len(size) == 2
     if not two or not all(
-        one is None or (isinstance(one, Integral) and not isinstance(one, bool)) for one in size
+        n is None or (isinstance(n, Integral) and not isinstance(n, bool)) for n in size
     ):
         raise ShapeError(f"size is {size!r}: give (n_source, n_target), two integers.")
-    if any(one is not None and one < 0 for one in size):
+    if any(n is not None and n < 0 for n in size):
         raise ShapeError(f"size is {size!r}: counts cannot be negative.")
     for what, x, wanted in (("sources", source, size[0]), ("targets", target, size[1])):
         if isinstance(x, Tensor) and wanted is not None and by_vertex(x).shape[:1] != (wanted,):
@@ -235,7 +222,7 @@ def check_end(
     x: Any,
     rows: int,
     axis: str,
-    graph: GraphLike,
+    graph: GraphTensors,
     *,
     static: bool = False,
     sparse: bool = False,
@@ -244,7 +231,6 @@ def check_end(
 
     ``static`` ones may have more axes before these, and those for a product may be ``sparse``.
     """
-    tensors = graph_tensors(graph)
     if not isinstance(x, Tensor):
         raise DtypeError(f"{name} is a {type(x).__name__}: give a torch.Tensor.")
     if x.layout is not torch.strided and not sparse:
@@ -253,16 +239,69 @@ def check_end(
         raise DtypeError(
             f"{name} is {x.dtype}: give floating numbers, {name}.float() for instance."
         )
-    if x.device != tensors.device:
+    if x.device != graph.device:
         raise DeviceError(
-            f"{name} is on {x.device} but the graph is on {tensors.device}: move one of them."
+            f"{name} is on {x.device} but the graph is on {graph.device}: move one of them."
         )
     axes = x.dim() > 1 if static else x.dim() == 2
     if not axes or x.shape[-2] != rows:
         wanted = f"({rows}, feat)" + f", or (batch, {rows}, feat)" * static
         raise ShapeError(
             f"{name} has shape {tuple(x.shape)} but the graph has {rows} {axis}: give "
-            f"{wanted}, of graph.shape == {(tensors.n_rows, tensors.n_cols)}."
+            f"{wanted}, of graph.shape == {(graph.n_rows, graph.n_cols)}."
+        )
+
+
+def check_features(x: Any, graph: GraphLike, edge_index: GraphLike) -> GraphTensors:
+    """Check for features of all vertices of a square graph, and return its tensors.
+
+    An error about the graph names what the user gave, ``edge_index``.
+    """
+    tensors = graph_tensors(graph)
+    if tensors.n_rows != tensors.n_cols:
+        check_square(tensors, "graph" if graph is edge_index else "edge_index")
+    dense = isinstance(x, Tensor) and x.layout is torch.strided and x.is_floating_point()
+    if not (dense and x.dim() == 2 and x.shape[0] == tensors.n_rows and x.device == tensors.device):
+        spmm(graph, x)  # refuses it
+    return tensors
+
+
+def check_input(
+    x: Any, graph: GraphLike, edge_index: GraphLike, *, sparse: bool = False
+) -> GraphTensors:
+    """Check features of one set of vertices, static ones or ``sparse`` too.
+
+    Returns the tensors of the graph, of one that processes share those of the entries here.
+    """
+    if isinstance(x, tuple):
+        raise ShapeError(
+            "x is a tuple but the layer takes one set of vertices: give one tensor, or use "
+            "SAGEConv or GINConv, which take (x, x_target)."
+        )
+    if isinstance(graph, Shared):
+        if not graph.is_square:
+            raise ShapeError(
+                "sources of the graph are other vertices than targets: make it without "
+                "source_bounds, or use a layer that takes (x, x_target)."
+            )
+        check_shared("x", x, graph)
+        return graph_tensors(graph.local)
+    if not isinstance(x, Tensor) or (x.dim() == 2 and x.layout is torch.strided):
+        return check_features(x, graph, edge_index)
+    tensors = graph_tensors(graph)
+    check_square(tensors, "graph" if graph is edge_index else "edge_index")
+    if x.dim() < 2 and x.layout is torch.strided:
+        return check_features(x, graph, edge_index)
+    check_end("x", x, tensors.n_cols, "columns", tensors, static=True, sparse=sparse)
+    return tensors
+
+
+def check_edge_weight(value: Any, graph: GraphTensors) -> None:
+    """Refuse weights of heads, which products take and layers of one weight an edge do not."""
+    if isinstance(value, Tensor) and value.dim() != 1:
+        raise ShapeError(
+            f"edge_weight has shape {tuple(value.shape)} but the graph stores {graph.nnz} entries: "
+            f"give ({graph.nnz},), one weight for each edge."
         )
 
 
@@ -277,50 +316,6 @@ def check_width(name: str, x: Tensor, weight: Tensor, times: int = 1) -> None:
             f"{name} has {x.shape[-1]} features but the layer takes {takes}: give (n, {takes})."
         )
     check_beside(name, x, weight)
-
-
-def check_features(x: Tensor, graph: GraphLike) -> None:
-    """Check the features of a graph's vertices, by the name that the user knows them by."""
-    tensors = graph_tensors(graph)
-    dense = isinstance(x, Tensor) and x.layout is torch.strided and x.is_floating_point()
-    if not (dense and x.dim() == 2 and x.shape[0] == tensors.n_rows and x.device == tensors.device):
-        spmm(graph, x)  # refuses it
-
-
-def check_input(x: Any, graph: GraphLike, given: Any, *, sparse: bool = False) -> None:
-    """Check for features of all vertices of a square graph; static ones, or ``sparse`` too.
-
-    ``given`` is what the graph was made of.
-    """
-    if isinstance(x, tuple):
-        raise ShapeError(
-            "x is a tuple but the layer takes one set of vertices: give one tensor, or use "
-            "SAGEConv or GINConv, which take (x, x_target)."
-        )
-    if shared(graph) is not None:
-        if not shared(graph).is_square:
-            raise ShapeError(
-                "sources of the graph are other vertices than targets: make it without "
-                "source_bounds, or use a layer that takes (x, x_target)."
-            )
-        check_shared("x", x, graph)
-        return
-    tensors = graph_tensors(graph)
-    check_square(graph, given)
-    if isinstance(x, Tensor) and (x.dim() > 2 or x.layout is not torch.strided):
-        check_end("x", x, tensors.n_cols, "columns", tensors, static=True, sparse=sparse)
-    else:
-        check_features(x, graph)
-
-
-def check_edge_weight(value: Any, graph: GraphLike) -> None:
-    """Refuse weights of heads, which products take and layers of one weight an edge do not."""
-    if isinstance(value, Tensor) and value.dim() != 1:
-        nnz = graph_tensors(local_of(graph)).nnz
-        raise ShapeError(
-            f"edge_weight has shape {tuple(value.shape)} but the graph stores {nnz} entries: give "
-            f"({nnz},), one weight for each edge."
-        )
 
 
 def check_beside(name: str, value: Tensor, weight: Tensor) -> None:

@@ -1,16 +1,23 @@
 """Loops of a graph, and what adding one to each vertex makes of degrees and softmax."""
 
+from collections.abc import Callable
 from math import inf
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeAlias, Unpack
 
 import torch
 from torch import Tensor
+from torch.nn import Module
 
-from ..autograd import sddmm, spmm
+from ..autograd import aggregate_with_own, as_graph, propagate, sddmm, spmm
 from ..autograd.gcn import unit_scales
+from ..autograd.matmul import operands
 from ..autograd.tensors.order import own_values
 from ..autograd.tensors.prepare import GraphLike, graph_tensors
-from .shared import local_of
+from ..autograd.tensors.shared import Shared, local_of
+from ..autograd.tensors.tensors import GraphTensors
+from ..errors import DtypeError, ShapeError, UnsupportedError
+from ._inputs import by_vertex, check_counts, check_edge_weight, check_in_channels, check_input
+from ._passing import Passing, PassingOptions, plus
 
 
 def symmetric(
@@ -31,23 +38,28 @@ def symmetric(
     ``edge_weight``; those of the graph's own values are kept with it.  Of a graph that processes
     share, those of the vertices here.
     """
-    graph = local_of(graph)
-    if edge_weight is None:
-        tensors = graph_tensors(graph)
-        usual = fill == 1 and not to_all
-        made = tensors.built_scales() if usual and dtype is torch.float32 else None
-        if made is not None:
-            return made
-        key = ("gcn", dtype) if usual else ("gcn", dtype, fill, to_all)
-        both = tensors.kept(key, lambda: _of_graph(graph, dtype, fill, to_all))
-    else:
-        both = _symmetric(graph, edge_weight, fill, to_all).to(dtype)
-    scale, loop = both.unbind()
+    if isinstance(graph, Shared):
+        graph = graph.local
+    if edge_weight is not None:
+        scale, loop = _symmetric(graph, edge_weight, fill, to_all).to(dtype).unbind()
+        return scale, loop
+    tensors = graph_tensors(graph)
+    by_default = fill == 1 and not to_all
+    made = tensors.built_scales() if by_default and dtype is torch.float32 else None
+    if made is not None:
+        return made
+
+    def make() -> Tensor:
+        both = unit_scales(graph, dtype) if by_default else None
+        return _symmetric(graph, None, fill, to_all).to(dtype) if both is None else both
+
+    key = ("gcn", dtype) if by_default else ("gcn", dtype, fill, to_all)
+    scale, loop = tensors.kept(key, make).unbind()
     return scale, loop
 
 
 def stored(graph: GraphLike, dtype: torch.dtype) -> Tensor | None:
-    """Tell which vertices get no loop from ``symmetric``, by a graph's own values: (n, 1), kept.
+    """Return which vertices get no loop from ``symmetric``, by a graph's own values: (n, 1), kept.
 
     None where each gets one; the capture of a CUDA graph cannot look, and where the build of the
     graph will tell, nobody waits for it.
@@ -62,24 +74,18 @@ def stored(graph: GraphLike, dtype: torch.dtype) -> Tensor | None:
     blind = _is_blind(tensors)
 
     def make() -> Tensor:
-        found = symmetric(graph, None, dtype)[1][:, None] == 0
-        return found if blind or known or found.any() else found[:0]  # synchronize!
+        without = symmetric(graph, None, dtype)[1][:, None] == 0
+        return without if blind or known or without.any() else without[:0]  # synchronize!
 
-    found = tensors.kept(("stored", dtype), make)
-    return None if found.shape[0] == 0 and tensors.n_rows else found
+    without = tensors.kept(("stored", dtype), make)
+    return None if without.shape[0] == 0 and tensors.n_rows else without
 
 
-def _is_blind(graph: GraphLike) -> bool:
-    """Tell whether the values of tensors cannot be looked at."""
+def _is_blind(tensors: GraphTensors) -> bool:
+    """Return True if the values of tensors cannot be looked at."""
     if torch.compiler.is_compiling():
         return True
-    return graph_tensors(graph).kind == "cuda" and torch.cuda.is_current_stream_capturing()
-
-
-def _of_graph(graph: GraphLike, dtype: torch.dtype, fill: float, to_all: bool) -> Tensor:
-    """Compute both by the graph's own values, (2, n)."""
-    found = unit_scales(graph, dtype) if fill == 1 and not to_all else None
-    return _symmetric(graph, None, fill, to_all).to(dtype) if found is None else found
+    return tensors.kind == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
 def _symmetric(
@@ -93,8 +99,10 @@ def _symmetric(
     wide = torch.float64 if weights is None else weights.dtype
     with torch.autocast(tensors.kind, enabled=False):
         ones = torch.ones(tensors.n_cols, 1, dtype=wide, device=tensors.device)
-        own = fill * (ones[: tensors.n_rows, 0] if to_all else missing_loops(graph).to(wide))
-        earlier = earlier_loops(graph) if fill and not to_all else None
+        own = fill * (
+            ones[: tensors.n_rows, 0] if to_all else missing_loops(graph, tensors).to(wide)
+        )
+        earlier = earlier_loops(graph, tensors) if fill and not to_all else None
         if earlier is not None:
             earlier = earlier.to(wide) if weights is None else weights * earlier.to(wide)
             own = own - spmm(graph, ones, earlier)[:, 0]
@@ -103,20 +111,19 @@ def _symmetric(
     return torch.stack([scale, (own * scale * scale).masked_fill(own == 0, 0)])
 
 
-def earlier_loops(graph: GraphLike) -> Tensor | None:
-    """Give 1 for a loop with a later one of its vertex, else 0: (nnz,) in float64, kept.
+def earlier_loops(graph: GraphLike, tensors: GraphTensors) -> Tensor | None:
+    """Return 1 for a loop with a later one of its vertex, else 0: (nnz,) in float64, kept.
 
     None where there is no such loop.  Where the build of the graph has told, or will tell, whether
     there are loops, nobody waits for it; other graphs are looked at once.
     """
-    tensors = graph_tensors(graph)
     blind = _is_blind(tensors)
     if not blind and tensors.loops is False:
         return None
     blind = blind or bool(tensors.building)
 
     def make() -> Tensor:
-        count = _loops_of_rows(graph)
+        count = _loops_of_rows(graph, tensors)
         if not blind and not (count > 1).any():  # synchronize!
             return count[:0]
         row, col = ends(graph)
@@ -125,31 +132,30 @@ def earlier_loops(graph: GraphLike) -> Tensor | None:
         last = at.new_zeros(tensors.n_rows).scatter_reduce(0, rows, at * loop, "amax")
         return (loop & (at != last.index_select(0, rows))).double()
 
-    found = tensors.kept("earlier loops", make)
-    return None if found.shape[0] == 0 else found
+    earlier = tensors.kept("earlier loops", make)
+    return None if earlier.shape[0] == 0 else earlier
 
 
-def missing_loops(graph: GraphLike) -> Tensor:
-    """Give 1 for a vertex without a loop, else 0: (n,) in float64, kept with the graph."""
-    tensors = graph_tensors(graph)
-    return tensors.kept("loops missing", lambda: (_loops_of_rows(graph) == 0).double())
+def missing_loops(graph: GraphLike, tensors: GraphTensors) -> Tensor:
+    """Return 1 for a vertex without a loop, else 0: (n,) in float64, kept with the graph."""
+    return tensors.kept("loops missing", lambda: (_loops_of_rows(graph, tensors) == 0).double())
 
 
-def _loops_of_rows(graph: GraphLike) -> Tensor:
+def _loops_of_rows(graph: GraphLike, tensors: GraphTensors) -> Tensor:
     """Count the loops of each row, (n_rows,) in float64, once for each graph."""
-    return graph_tensors(graph).kept("loops of rows", lambda: loops(graph)[1])
+    return tensors.kept("loops of rows", lambda: loops(graph)[1])
 
 
 def loops(graph: GraphLike) -> tuple[Tensor, Tensor]:
-    """Give 1 for a loop, else 0, (nnz,), and the loops of each row, (n_rows,); both in float64."""
+    """Return 1 for a loop, else 0, (nnz,), and the loops of each row, (n_rows,), in float64."""
     row, col = ends(graph)
-    found = (row == col).double()
-    ones = found.new_ones(graph_tensors(graph).n_cols, 1)
-    return found, spmm(graph, ones, found)[:, 0]
+    counted = (row == col).double()
+    ones = counted.new_ones(graph_tensors(graph).n_cols, 1)
+    return counted, spmm(graph, ones, counted)[:, 0]
 
 
 def ends(graph: GraphLike) -> tuple[Tensor, Tensor]:
-    """Give the row and the column of each entry, (nnz,) in float64, in the user's order."""
+    """Return the row and the column of each entry, (nnz,) in float64, in the user's order."""
     tensors = graph_tensors(graph)
     options = {"dtype": torch.float64, "device": tensors.device}
     rows, cols = (torch.arange(n, **options)[:, None] for n in (tensors.n_rows, tensors.n_cols))
@@ -157,25 +163,11 @@ def ends(graph: GraphLike) -> tuple[Tensor, Tensor]:
     return sddmm(graph, rows, ones(cols)), sddmm(graph, ones(rows), cols)
 
 
-class Looped(NamedTuple):
-    """A graph each of whose first vertices has one loop, behind the other entries.
+def with_loops(graph: GraphLike) -> tuple[Tensor, Tensor]:
+    """Add one loop to each vertex that is a row and a column, of a graph of any shape.
 
-    ``edges`` is its ``edge_index`` and ``others`` tells which entries it has of the graph's own.
-    """
-
-    edges: Tensor
-    others: Tensor
-
-    @property
-    def n_loops(self) -> int:
-        """Number of loops: vertices that are both sources and targets."""
-        return self.edges.shape[1] - self.others.shape[0]
-
-
-def with_loops(graph: GraphLike) -> Looped:
-    """Give a graph of any shape one loop for each vertex that is a row and a column, and no other.
-
-    Made once for each graph.
+    Returns the ``edge_index`` of the entries that are no loops with the loops behind them, and
+    which entries of the graph these are; made once for each graph.
     """
     tensors = graph_tensors(graph)
 
@@ -190,7 +182,7 @@ def with_loops(graph: GraphLike) -> Looped:
         own = torch.arange(min(tensors.n_rows, tensors.n_cols), device=tensors.device)
         return torch.stack([torch.cat([end[kept].long(), own]) for end in (col, row)])
 
-    return Looped(tensors.kept("edges with loops", edges), kept)
+    return tensors.kept("edges with loops", edges), kept
 
 
 def log_sums(graph: GraphLike, scores: Tensor, p: Tensor) -> Tensor:
@@ -202,3 +194,180 @@ def log_sums(graph: GraphLike, scores: Tensor, p: Tensor) -> Tensor:
         log_z = spmm(graph, p.new_ones(tensors.n_cols, 1), p * log_z)[:, 0]
     indptr = tensors.rows.indptr
     return log_z.masked_fill(indptr[1:] == indptr[:-1], -inf)
+
+
+#: Features (n, feat), and a bias to add, to the same shape.
+Step: TypeAlias = Callable[[Tensor, Tensor | None], Tensor]
+
+
+class Normalisation(NamedTuple):
+    """The way in which PyG's ``gcn_norm`` normalises a graph.
+
+    ``fill`` is the value of the loop that each vertex without one gets, 0 for none, and None for a
+    graph that stays as it is; ``reduction`` is that of ``spmm``; ``to_all`` tells that vertices
+    with a loop get another one too.
+    """
+
+    fill: float | None = 1.0
+    reduction: str = "sum"
+    to_all: bool = False
+
+
+class HopConvolution(Passing):
+    """A layer of ``K`` steps."""
+
+    _reductions_known = ("sum", "mean", "max", "min")
+
+    def __init__(
+        self, in_channels: int, out_channels: int, K: int, **options: Unpack[PassingOptions]
+    ) -> None:
+        check_in_channels(in_channels)
+        check_counts(out_channels=out_channels)
+        super().__init__(**options)
+        if isinstance(K, bool) or not isinstance(K, int):
+            raise DtypeError(f"K is {K!r}: give an integer, 0 or more.")
+        if K < 0:
+            raise ShapeError(f"K is {K}: give 0 or more.")
+        self.in_channels, self.out_channels, self.K = in_channels, out_channels, K
+
+    def _shown(self) -> list[str]:
+        return [*super()._shown(), f"K={self.K}"]
+
+    def _steps(
+        self, x: Tensor, edge_index: GraphLike, edge_weight: Tensor | None, fill: float | None
+    ) -> list[Callable[[Tensor], Tensor]]:
+        """Return the ``K`` steps, which share their factors, for features like ``x``."""
+        rows = by_vertex(x)
+        graph = self._turned(as_graph(edge_index, rows, name="edge_index"), edge_index)
+        tensors = check_input(x, graph, edge_index)
+        check_edge_weight(edge_weight, tensors)
+        column = rows.flatten(1)[:, :1]
+        column, weight = as_operands(graph, tensors, column, edge_weight)
+        norm = Normalisation(fill, self._reductions[0], bool(fill) and gets_all_loops(edge_index))
+        step = hop(graph, weight, column.dtype, norm)
+        return [lambda h: over_vertices(lambda rows: step(rows, None), h)] * self.K
+
+
+def as_operands(
+    graph: GraphLike, tensors: GraphTensors, x: Tensor, edge_weight: Tensor | None
+) -> tuple[Tensor, Tensor | None]:
+    """Return features and weights in the dtype of their product, or refuse them by their names."""
+    direct = not isinstance(graph, Shared) and not torch.is_autocast_enabled(tensors.kind)
+    if direct and (
+        edge_weight is None
+        or (
+            isinstance(edge_weight, Tensor)
+            and edge_weight.shape == (tensors.nnz,)
+            and edge_weight.dtype is x.dtype
+            and edge_weight.device == tensors.device
+            and edge_weight.layout is torch.strided
+        )
+    ):
+        return x, edge_weight
+    x, values, _, _ = operands(graph, x, edge_weight)
+    return x, None if edge_weight is None else values
+
+
+def gets_all_loops(edge_index: Any) -> bool:
+    """Return True if ``gcn_norm`` adds a loop to vertices that have one: of torch's sparse tensors.
+
+    PyG adds only the missing ones to an ``edge_index`` and to a torch_sparse.SparseTensor.
+    """
+    return isinstance(edge_index, Tensor) and edge_index.layout is not torch.strided
+
+
+def hop(
+    graph: GraphLike, edge_weight: Tensor | None, dtype: torch.dtype, norm: Normalisation
+) -> Step:
+    """Return the function that takes features of that dtype one step along the edges.
+
+    ``y = D^-1/2 (A + fill I) D^-1/2 x + bias``, where ``I`` adds a loop to the vertices that have
+    none, or to all, and ``D`` is the diagonal of the rows' sums of ``A + fill I``; or
+    ``y = A x + bias``.
+    """
+    fill, reduction, to_all = norm
+    if fill is not None and reduction != "sum":
+        if isinstance(graph, Shared):
+            raise UnsupportedError(
+                f"aggr is {reduction!r} of a normalised graph that processes share: give 'sum', or "
+                "the layer normalize=False."
+            )
+        graph, edge_weight = _explicit(graph, edge_weight, dtype, fill, to_all)
+        fill = None
+    if fill is None:
+        return lambda x, bias: plus(spmm(graph, x, edge_weight, reduce=reduction), bias)
+    scale, loop = symmetric(graph, edge_weight, dtype, fill, to_all=to_all)
+    scales: dict[str, Any] = {"row_scale": scale, "col_scale": scale}
+    own = loop[:, None]
+    if fill == 0:
+        return lambda x, bias: plus(spmm(graph, x, edge_weight, **scales), bias)
+    # Traced, a Function that writes in place loses its gradients (torch 2.11).
+    if edge_weight is None and not torch.compiler.is_compiling():
+        missing = None if to_all else stored(graph, dtype)
+        return lambda x, bias: propagate(graph, x, scale, own, without=missing, bias=bias)
+    scales["without"] = own == 0
+    return lambda x, bias: plus(aggregate_with_own(graph, x, own, edge_weight, **scales), bias)
+
+
+def _explicit(
+    graph: GraphLike, edge_weight: Tensor | None, dtype: torch.dtype, fill: float, to_all: bool
+) -> tuple[GraphLike, Tensor]:
+    """Build the graph with its loops and each edge's normalised value, for other reductions."""
+    scale, _ = symmetric(graph, edge_weight, dtype, fill, to_all=to_all)
+    tensors, n = graph_tensors(graph), scale.shape[0]
+    stated = own_values(graph) if edge_weight is None else edge_weight
+    weight = scale.new_ones(tensors.nnz) if stated is None else stated.to(dtype)
+    row, col = (end.long() for end in ends(graph))
+    values = scale[row] * weight * scale[col]
+    if fill == 0:
+        return graph, values
+    edges, others = with_loops(graph)
+    counted, _ = loops(graph)
+    earlier = None if to_all else earlier_loops(graph, tensors)
+    counted = (counted if earlier is None else counted - earlier).to(dtype)
+    own = spmm(graph, counted.new_ones(n, 1), weight * counted)[:, 0]
+    added = fill if to_all else fill * missing_loops(graph, tensors).to(dtype)
+    own = (own + added) * scale * scale
+    return as_graph(edges, None, size=(n, n)), torch.cat([values[others], own])
+
+
+def over_vertices(step: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """Run a step with (n, feat), or with features (..., n, feat) side by side in rows."""
+    if x.dim() == 2:
+        return step(x)
+    first = x.movedim(-2, 0)
+    y = step(first.flatten(1))
+    return y.reshape(y.shape[0], *first.shape[1:]).movedim(0, -2)
+
+
+def gathered(module: Module, graph: GraphLike, x: Tensor, edge_weight: Tensor | None) -> Tensor:
+    """Aggregate features of sources by PyG's module: edges by their targets, as some need them.
+
+    Those of one target stay in the user's order.
+    """
+    order, row, col = _by_targets(graph)
+    weight = own_values(graph) if edge_weight is None else edge_weight
+    messages = x.index_select(-2, col)
+    if weight is not None:
+        messages = messages * weight.index_select(0, order)[:, None]
+    n = graph_tensors(graph).n_rows
+    y: Tensor = module(messages, row, ptr=None, dim_size=n, dim=-2)
+    return y
+
+
+def _by_targets(graph: GraphLike) -> tuple[Tensor, Tensor, Tensor]:
+    """Sort the entries by rows, with the row and the column of each; once for each graph."""
+
+    def made() -> Tensor:
+        row, col = (end.long() for end in ends(graph))
+        row, order = row.sort(stable=True)
+        return torch.stack([order, row, col.index_select(0, order)])
+
+    order, row, col = graph_tensors(graph).kept("by targets", made).unbind()
+    return order, row, col
+
+
+def width_of(module: Module, width: int) -> int:
+    """Return the number of features that PyG's module makes of ``width``."""
+    out = getattr(module, "get_out_channels", None)
+    return width if out is None else int(out(width))

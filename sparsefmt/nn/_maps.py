@@ -1,16 +1,136 @@
-"""Networks behind an aggregation, as GIN and GINE have them: what does not fit is named."""
+"""Linear maps and networks of layers: drawn as PyG draws them, made lazily, read or called."""
 
+import math
 import re
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
-from torch.nn import Linear, Module, Parameter, Sequential
+from torch.func import functional_call
+from torch.nn import LazyLinear, Linear, Module, Parameter, Sequential
+from torch.nn.functional import linear
+from torch.nn.parameter import UninitializedParameter
+from torch.nn.utils.parametrize import is_parametrized
 
 from ..autograd.maps import calls_forward_alone, read_map
-from ..errors import DeviceError, DtypeError, ShapeError, SparseFmtError, UnsupportedError
-from ._inputs import Ends, as_autocast, check_beside, check_flags, check_number
+from ..errors import DeviceError, DtypeError, ShapeError, UnsupportedError
+from ._inputs import Ends, as_autocast, check_beside, check_flags, check_number, check_width
 from ._passing import Passing
+
+#: How a map draws its weights: Glorot's uniform ones, or those of ``torch.nn.Linear``.
+GLOROT, KAIMING = "glorot", "kaiming_uniform"
+#: What ``read_map`` returns.
+ReadMap: TypeAlias = tuple[Tensor, Tensor | None] | None
+
+
+class LazyMap(LazyLinear):
+    """A linear map whose input width the first features tell; from then on a ``Linear``.
+
+    Values of a bias come with the weights, as in PyG; ``draw`` is as for ``linear_map``.
+    """
+
+    def __init__(self, out_features: int, bias: bool, draw: str) -> None:
+        super().__init__(out_features, bias=False)
+        self.draw = draw
+        if bias:
+            # torch's own would be uninitialised too, and PyG's states could not be loaded.
+            self.bias: Any = Parameter(torch.empty(out_features))
+
+    def reset_parameters(self) -> None:
+        """Draw the parameters, if there are any yet."""
+        if "draw" in vars(self):  # not while torch's constructor makes an empty map
+            draw_map(self, self.draw)
+
+    def initialize_parameters(self, x: Tensor) -> None:
+        """Build parameters for features like ``x``; those that were loaded stay."""
+        self.in_features = x.shape[-1]
+        if isinstance(self.weight, UninitializedParameter):
+            self.weight.materialize((self.out_features, self.in_features))
+            self.reset_parameters()
+        self.in_features = self.weight.shape[1]
+        del self.draw  # which torch's class, that it becomes, does not have
+
+
+def linear_map(
+    in_channels: int, out_channels: int, *, bias: bool = True, draw: str = KAIMING
+) -> Linear:
+    """Build a linear map, drawn once as PyG's constructor does, or a lazy one of -1 channels."""
+    if in_channels < 0:
+        return LazyMap(out_channels, bias, draw)
+    made = Linear(in_channels, out_channels, bias=False)
+    if bias:
+        made.bias = Parameter(torch.empty(out_channels))
+        draw_bias(made)
+    return made
+
+
+def draw_map(layer: Linear, draw: str = KAIMING) -> None:
+    """Draw a map's weights and its bias, with the numbers that PyG draws at the same seed."""
+    if isinstance(layer.weight, UninitializedParameter):
+        return
+    rows, columns = layer.weight.shape
+    bound = math.sqrt(6.0 / (rows + columns))
+    if draw != GLOROT:  # that of ``torch.nn.Linear``, rounded as PyG's
+        bound = math.sqrt(6 / ((1 + math.sqrt(5) ** 2) * columns))
+    with torch.no_grad():
+        layer.weight.uniform_(-bound, bound)
+    draw_bias(layer)
+
+
+def draw_bias(layer: Linear) -> None:
+    """Draw the bias of a map, if it has one, as ``torch.nn.Linear`` does."""
+    if layer.bias is not None:
+        bound = 1.0 / math.sqrt(layer.weight.shape[1])
+        with torch.no_grad():
+            layer.bias.uniform_(-bound, bound)
+
+
+def settle(layer: Module, width: int) -> None:
+    """Build the parameters of a lazy map that meets its first features, of that width."""
+    if isinstance(layer, LazyLinear):
+        like = layer.weight
+        with torch.inference_mode(False):  # whose tensors could not be trained later
+            layer(torch.empty(0, width, dtype=like.dtype, device=like.device))
+
+
+def check_map(layer: Module, x: Tensor, name: str, times: int = 1) -> ReadMap:
+    """Check features for a map and return ``read_map`` of it; a lazy map is made for them.
+
+    The map multiplies them ``times`` times side by side.  One that has to be called may take any.
+    """
+    args = read_map(layer)
+    if args is None:
+        settle(layer, x.shape[-1] * times)
+        args = read_map(layer)
+    if args is not None:
+        weight = args[0]
+        width = x.shape[-1] * times
+        if width != weight.shape[1] or x.dtype is not weight.dtype or x.device != weight.device:
+            check_width(name, x, weight, times)
+    return args
+
+
+def mapped(layer: Module, x: Tensor, name: str) -> Tensor:
+    """Compute a map of features, which errors call by this name."""
+    args = check_map(layer, x, name)
+    return called(layer, x, name) if args is None else linear(x, *args)
+
+
+def product_and_bias(layer: Module, x: Tensor) -> tuple[Tensor, Tensor | None]:
+    """Compute ``x W``, and return it and the bias apart, of a ``Linear`` with or without hooks.
+
+    Of any other map the result of its call, which may contain a bias, and None.
+    """
+    args = read_map(layer)
+    if args is not None:
+        return linear(x, args[0]), args[1]
+    of_torch = type(layer) is Linear or (isinstance(layer, Linear) and is_parametrized(layer))
+    bias = layer._parameters.get("bias") if of_torch else None
+    if bias is None:
+        return called(layer, x, "x"), None
+    y: Tensor = functional_call(layer, {"bias": torch.zeros_like(bias)}, (x,))
+    return y, bias
+
 
 #: Faults of the machine, which pass as they are, whatever else they say.
 _MACHINE = re.compile(r"CUDA error|CU\w+_STATUS|cuDNN error|out of memory|not enough memory")
@@ -35,7 +155,7 @@ class OfNetwork(Passing):
     """A layer that ends in a network of the user's, which gets ``1 + eps`` of each vertex too."""
 
     def _add_network(self, nn: Any, eps: float, train_eps: bool) -> None:
-        """Take the network, and make ``eps``."""
+        """Keep the network, and build ``eps``."""
         if isinstance(nn, type):
             raise DtypeError(
                 f"nn is the class {nn.__name__}: give a module, {nn.__name__}(...) for instance."
@@ -81,47 +201,40 @@ def check_fit(nn: Module, x: Tensor) -> None:
         nn = nn[0]  # type: ignore[index]
     args = read_map(nn) if isinstance(nn, Linear) else None
     if args is not None:
-        weight, width = args[0], args[0].shape[1]
+        width = args[0].shape[1]
         if x.shape[-1] != width:
             raise ShapeError(
                 f"x has {x.shape[-1]} features but nn takes {width}: give (n, {width})."
             )
-        check_beside("x", x, weight)
+        check_beside("x", x, args[0])
 
 
-def called(nn: Module, y: Tensor, name: str = "") -> Tensor:
+def called(nn: Module, x: Tensor, name: str = "") -> Tensor:
     """Call a network, or the map of features of that name, and name it where torch refuses them."""
-    out: Tensor
+    y: Tensor
     if torch.compiler.is_compiling():
-        out = nn(y)
-        return out
+        y = nn(x)
+        return y
     try:
-        out = nn(y)
+        y = nn(x)
     except RuntimeError as error:
-        kind = _refusal(error)
+        words = str(error)
+        of_torch = type(error) in (RuntimeError, NotImplementedError) and not _MACHINE.search(words)
+        kind = next((kind for kind, said in _REFUSALS if of_torch and said.search(words)), None)
         if kind is None:
             raise
         raise kind(
             f"{'the map of ' + name if name else 'nn'} cannot take features of shape "
-            f"{tuple(y.shape)} and dtype {y.dtype} on {y.device}: {error}; give x that fits, or "
+            f"{tuple(x.shape)} and dtype {x.dtype} on {x.device}: {error}; give x that fits, or "
             f"another {'map' if name else 'nn'}."
         ) from error
-    return out
-
-
-def _refusal(error: RuntimeError) -> type[SparseFmtError] | None:
-    """Give the error to raise where torch refused a tensor; None for any other error."""
-    words = str(error)
-    if type(error) not in (RuntimeError, NotImplementedError) or _MACHINE.search(words):
-        return None
-    return next((kind for kind, said in _REFUSALS if said.search(words)), None)
+    return y
 
 
 def _reset(module: Module) -> None:
     """Reset the module itself if it can, else its children, as PyG does."""
-    reset = getattr(module, "reset_parameters", None)
-    if reset is not None:
-        reset()
+    if hasattr(module, "reset_parameters"):
+        module.reset_parameters()  # type: ignore[operator]
         return
     for child in module.children():
         _reset(child)

@@ -2,18 +2,21 @@
 
 import sys
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any, ClassVar, TypedDict, cast
 
 import torch
 from torch import Tensor
 from torch.nn import Module
 
+from ..autograd import as_graph, sampled_aggregate
+from ..autograd.cbsr import features_to_keep
+from ..autograd.sampling import checked_strategy, sample_width
 from ..autograd.tensors.edge_index import turned
 from ..autograd.tensors.prepare import GraphLike
-from ..errors import ShapeError, UnsupportedError
-from ._gathered import check_aggr_kwargs, module_of
-from ._inputs import Ends, check_counts, ends_of
-from .shared import shared
+from ..autograd.tensors.shared import Shared
+from ..errors import DtypeError, ShapeError, UnsupportedError
+from ._inputs import Ends, by_vertex, check_counts, ends_of
 
 _PYG = "torch_geometric.nn.conv.message_passing"
 FORWARD, REVERSED = "source_to_target", "target_to_source"
@@ -46,27 +49,8 @@ class Passing(Module):
     Where PyG is loaded its ``MessagePassing`` is a base of this class, so that ``to_hetero`` and
     other tools of PyG take our layers for what they are; nothing of it is called.
 
-    Parameters
-    ----------
-    aggr : str
-        "add" or "sum", or another reduction that the layer has.
-    aggr_kwargs : dict, optional
-        None or empty.
-    flow : "source_to_target" or "target_to_source"
-        Whether ``edge_index[0]`` are sources, or targets.
-    node_dim : int
-        The axis of vertices; that of PyG's layer, no other.
-    decomposed_layers : int
-        Taken and without effect: no array of messages is made that could be cut into parts.
-
-    Raises
-    ------
-    UnsupportedError
-        For what only PyG's layers can do; the text says what to do instead.
-    DtypeError, ShapeError
-        If an option is no such value.
-    TypeError
-        If there is no option of that name.
+    ``aggr`` is a reduction that the layer has, ``node_dim`` that of PyG's layer;
+    ``decomposed_layers`` has no effect: no array of messages is made that could be cut into parts.
     """
 
     #: Reductions that the layer has.
@@ -123,15 +107,15 @@ class Passing(Module):
         super().__setattr__(name, value)
 
     def __setstate__(self, state: Any) -> None:
-        """Take a pickled state, which has nothing of PyG's."""
+        """Read a pickled state, which has nothing of PyG's."""
         join_pyg()
         Module.__setstate__(self, state)  # type: ignore[no-untyped-call]
 
     @property
     def explain(self) -> bool | None:
         """False, or None as for PyG's layers by default; True is refused."""
-        found: bool | None = self.__dict__.get("_explain")
-        return found
+        explain: bool | None = self.__dict__.get("_explain")
+        return explain
 
     @explain.setter
     def explain(self, explain: bool | None) -> None:
@@ -140,14 +124,13 @@ class Passing(Module):
         self.__dict__["_explain"] = explain
 
     def _checked(self, aggr: Any, aggr_kwargs: Any) -> tuple[str, ...]:
-        """Give the reductions of ``aggr``, in its order."""
+        """Check an aggregation, and return its reductions in order."""
         check_aggr_kwargs(aggr_kwargs)
         words, kind = ", ".join(map(repr, self._reductions_known)), type(self).__name__
         several = isinstance(aggr, list | tuple)
-        given = list(aggr) if several else [aggr]
-        found = tuple(map(_reduction, given))
-        known = given and all(one in self._reductions_known for one in found)
-        if self._takes_all and given and aggr is not None and not (known and not aggr_kwargs):
+        reductions = tuple(map(_reduction, aggr if several else [aggr]))
+        known = reductions and all(word in self._reductions_known for word in reductions)
+        if self._takes_all and reductions and aggr is not None and not (known and not aggr_kwargs):
             self.aggr_module = module_of(aggr, aggr_kwargs, f"one of {words}")
             return ()
         if several and not self._takes_all:
@@ -163,24 +146,26 @@ class Passing(Module):
             raise UnsupportedError(
                 f"aggr_kwargs is {aggr_kwargs!r}: {words} take no arguments; leave it out."
             )
-        return cast("tuple[str, ...]", found)
+        return cast("tuple[str, ...]", reductions)
 
     def __repr__(self) -> str:
         """Show PyG's ``repr``, and behind it our own options where they are set."""
         return f"{type(self).__name__}({', '.join([*self._shown(), *self._own_options()])})"
 
     def _shown(self) -> list[str]:
-        """What PyG's ``repr`` shows."""
+        """Return what PyG's ``repr`` shows."""
         return [str(self.in_channels), str(self.out_channels)]
 
     def _own_options(self) -> list[str]:
-        """What the ``repr`` shows of our own options."""
+        """Return what the ``repr`` shows of options that PyG's layer does not have."""
         return []
 
     def _between(self, x: Any, edge_index: GraphLike, size: Any) -> Ends:
-        """Take features of one or both ends, and the graph along which messages flow."""
+        """Check features of one or both ends, and the graph along which messages flow."""
         ends = ends_of(x, edge_index, size, static=True)
-        ends = ends._replace(graph=self._valued(ends.graph, edge_index))
+        if ends.graph is not edge_index:
+            graph = self._valued(ends.graph, edge_index)
+            ends = ends if graph is ends.graph else ends._replace(graph=graph)
         if self.flow == FORWARD:
             return ends
         if not ends.alike:
@@ -191,35 +176,34 @@ class Passing(Module):
         return ends._replace(graph=self._turned(ends.graph, edge_index))
 
     def _valued(self, graph: GraphLike, given: Any) -> GraphLike:
-        """Give the graph with the values that PyG reads here.
+        """Return the graph with the values that PyG reads here.
 
         Those of a torch_sparse.SparseTensor it drops, and those of torch's sparse tensors unless
         its own kernel reduces: for a single word.
         """
-        edges = isinstance(given, Tensor) and given.layout is torch.strided
-        if graph is given or shared(given) is not None or edges:
+        if isinstance(given, Tensor) and (self._is_word or given.layout is torch.strided):
             return graph
-        if isinstance(given, Tensor) and self._is_word:
+        if graph is given or isinstance(given, Shared):
             return graph
-        found: GraphLike = cast(Any, graph).with_data(None)
-        return found
+        without: GraphLike = cast(Any, graph).with_data(None)
+        return without
 
     def _turned(self, graph: GraphLike, given: Any) -> GraphLike:
-        """Give the graph along which messages flow; ``given`` is what it was made of."""
+        """Return the graph along which messages flow; ``given`` is what it was made of."""
         if self.flow == FORWARD:
             return graph
         check_flow(self.flow)
-        if shared(graph) is not None:
+        if isinstance(graph, Shared):
             raise UnsupportedError(
                 f"flow is {self.flow!r} beside a graph that processes share by the targets of its "
                 "edges: make it of edge_index.flip(0), and leave flow out."
             )
-        found: GraphLike = turned(graph, given)
-        return found
+        reverse: GraphLike = turned(graph, given)
+        return reverse
 
 
 def join_pyg() -> None:
-    """Make PyG's ``MessagePassing`` a base of ``Passing``, in the place of ``Module``, once loaded.
+    """Add PyG's ``MessagePassing`` to the bases of ``Passing``, for ``Module``, once it is loaded.
 
     Its tools ask for an instance of it.  It is not imported for that: whoever asks has done so.
     """
@@ -229,7 +213,7 @@ def join_pyg() -> None:
 
 
 def _before(kind: type, cls: type) -> tuple[type, ...]:
-    """Give the classes that a class asks for a name before that one."""
+    """Return the classes that a class asks for a name before that one."""
     return cls.__mro__[: cls.__mro__.index(kind)]
 
 
@@ -250,7 +234,7 @@ def _join_for(cls: type) -> None:
 
 
 def _reduction(aggr: Any) -> str | None:
-    """Give the reduction of ``spmm`` that an aggregation is, by its name or as PyG's module."""
+    """Return the reduction of ``spmm`` that an aggregation is, by its name or as PyG's module."""
     if isinstance(aggr, Module) and type(aggr).__module__ != "torch_geometric.nn.aggr.basic":
         return None
     word = str(aggr).lower().removesuffix("()").replace("_", "").removesuffix("aggregation")
@@ -289,3 +273,161 @@ for _name in (*_STEPS, *_HOOKS):
     setattr(Passing, _name, _refusing(_name, _NO_STEPS))
 _NO_SCRIPT = "TorchScript cannot compile it; use torch.compile or nn.capture."
 setattr(Passing, "jittable", _refusing("jittable", _NO_SCRIPT))  # noqa: B010  # typed as none
+
+
+def module_of(aggr: Any, aggr_kwargs: dict[str, Any] | None, mend: str) -> Module:
+    """Build PyG's module of an aggregation.
+
+    ``mend`` says what else may be given, where PyG has none of that name or is not installed.
+    """
+    where = f"aggr is {aggr!r}, which no kernel computes: give {mend}, or "
+    for one in aggr if isinstance(aggr, list | tuple) else [aggr]:
+        if not isinstance(one, str) and not _is_pygs(one):
+            raise DtypeError(
+                f"aggr is {aggr!r}: give {mend}, a module of torch_geometric.nn.aggr, or a list "
+                "of them."
+            )
+    try:
+        resolver = import_module("torch_geometric.nn.resolver")
+    except ImportError as error:
+        raise UnsupportedError(f"{where}pip install torch-geometric.") from error
+    try:
+        made: Module = resolver.aggregation_resolver(aggr, **(aggr_kwargs or {}))
+    except ValueError as error:
+        raise UnsupportedError(f"{where}an aggregation that PyG has: {error}") from error
+    except TypeError as error:
+        raise UnsupportedError(
+            f"aggr_kwargs is {aggr_kwargs!r}, which PyG's aggregation {aggr!r} does not take: "
+            f"{error}; give arguments of its constructor."
+        ) from error
+    return made
+
+
+def _is_pygs(aggr: Any) -> bool:
+    """Return True for a module of PyG's aggregations, which are there if PyG is."""
+    base = getattr(sys.modules.get("torch_geometric.nn.aggr"), "Aggregation", None)
+    return base is not None and isinstance(aggr, base)
+
+
+def check_aggr_kwargs(value: Any) -> None:
+    """Check for a dict, or None."""
+    if value is not None and not isinstance(value, dict):
+        raise DtypeError(
+            f"aggr_kwargs is {value!r}: give a dict of arguments of PyG's aggregation, "
+            "{'p': 2.0} for instance, or leave it out."
+        )
+
+
+class PartOptions(Direction, total=False):
+    """Keyword arguments of ``Convolution`` but for the aggregation: ours, and PyG's."""
+
+    k: int | None
+    sample: int | None
+    training_sample: int | None
+    strategy: str
+
+
+class Options(PartOptions, total=False):
+    """Keyword arguments of ``Convolution``."""
+
+    aggr: Any
+
+
+class Convolution(Passing):
+    """A layer that keeps ``k`` features of each row, or goes over a sample of each row.
+
+    ``feat`` is the number of features that ``k`` chooses among; the others are as for ``GCNConv``.
+    """
+
+    #: Reductions of samples and of what MaxK keeps.
+    _of_parts: ClassVar[tuple[tuple[str, ...], ...]] = (("sum",),)
+
+    def __init__(
+        self,
+        feat: int | None = None,
+        aggr: Any = "add",
+        *,
+        k: int | None = None,
+        sample: int | None = None,
+        training_sample: int | None = None,
+        strategy: str = "fastrand",
+        **passing: Any,
+    ) -> None:
+        super().__init__(aggr, **passing)
+        parts = (k, sample, training_sample)
+        if parts != (None,) * 3 and self._reductions not in self._of_parts:
+            raise UnsupportedError(
+                f"aggr is {aggr!r} beside k or a sample: no kernel reduces parts of rows so; give "
+                f"{' or '.join(repr(one) for (one,) in self._of_parts)}, or leave them out."
+            )
+        self.k = None if k is None else features_to_keep(k, feat)
+        self.sample = _sample_width("sample", sample, self.k)
+        self.training_sample = _sample_width("training_sample", training_sample, self.k)
+        self.strategy = checked_strategy(strategy)
+
+    def _own_options(self) -> list[str]:
+        """Return what the ``repr`` shows of options that are set and that PyG's has not."""
+        options = {name: getattr(self, name) for name in ("k", "sample", "training_sample")}
+        shown = [f"{name}={value}" for name, value in options.items() if value is not None]
+        return shown if self.sample is None else [*shown, f"strategy={self.strategy!r}"]
+
+    def _width(self) -> int | None:
+        """Return how many entries of each row to go over now; None for all."""
+        name = "training_sample" if self.training else "sample"
+        width = self.__dict__[name]
+        return None if width is None else _sample_width(name, width, self.k)
+
+    def _is_whole(self) -> bool:
+        """Return True if all features of all entries count."""
+        sampled = self.training_sample if self.training else self.sample
+        return sampled is None and self.k is None
+
+    def _graph(self, x: Tensor, edge_index: Any) -> GraphLike:
+        """Return the graph among the vertices of ``x``, with the values that count."""
+        vertices = x if x.dim() == 2 else by_vertex(x)
+        graph: GraphLike = as_graph(edge_index, vertices, name="edge_index")
+        edges = type(edge_index) is Tensor and edge_index.layout is torch.strided
+        return graph if edges or graph is edge_index else self._valued(graph, edge_index)
+
+    def _check_no_batch(self, x: Tensor) -> None:
+        """Refuse features (..., n, feat) where MaxK is to choose."""
+        if x.dim() > 2:
+            raise UnsupportedError(
+                f"x has shape {tuple(x.shape)} and k is {self.k}: MaxK chooses from the row of one "
+                "vertex; give x[i] in turn, or leave k out."
+            )
+
+    def _aggregate(
+        self,
+        graph: GraphLike,
+        x: Tensor,
+        width: int,
+        edge_weight: Tensor | None,
+        **options: Any,
+    ) -> Tensor:
+        """Aggregate a sample of each row, drawn anew at each call while it trains."""
+        strategy = "random" if self.training else self.strategy
+        return sampled_aggregate(graph, x, width, edge_weight, strategy=strategy, **options)
+
+
+def _sample_width(name: str, width: int | None, k: int | None) -> int | None:
+    """Check how many entries of a row to sample, beside what MaxK keeps."""
+    if width is None:
+        return None
+    width = sample_width(name, width)
+    if k is not None:
+        raise UnsupportedError(
+            f"{name} is {width} and k is {k}: no kernel samples rows of what MaxK keeps, use one "
+            "of them."
+        )
+    return width
+
+
+def is_one_each(bias: Tensor | None, weight: Tensor) -> bool:
+    """Return True if a bias has a number for each output of a layer, as kernels read it."""
+    return bias is None or bias.shape == weight.shape[:1]
+
+
+def plus(y: Tensor, bias: Tensor | None) -> Tensor:
+    """Add a bias in the dtype of ``y``, which autocast may have narrowed."""
+    return y if bias is None else y + bias.to(y.dtype)

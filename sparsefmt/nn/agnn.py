@@ -8,8 +8,7 @@ from torch.nn import Parameter
 
 from ..autograd import as_graph, dot_aggregate, edge_softmax, sddmm, spmm
 from ..autograd.tensors.prepare import GraphLike, graph_tensors, has_tiles
-from ._attention import refuse_static
-from ._edges import entries_with_loops
+from ._attention import entries_with_loops, refuse_static
 from ._inputs import Ends, check_flags, check_input
 from ._loops import log_sums, loops, missing_loops
 from ._passing import Passing, PassingOptions
@@ -33,11 +32,6 @@ class AGNNConv(Passing):
         those of the graph, each counts, and a row without entries gives 0.
     aggr, flow, node_dim, decomposed_layers, aggr_kwargs : optional
         As for ``GATConv``, ``node_dim`` being -2.
-
-    Attributes
-    ----------
-    beta : (1,)
-        1 at first.
 
     Raises
     ------
@@ -92,7 +86,7 @@ class AGNNConv(Passing):
         return []
 
     def forward(self, x: Tensor, edge_index: GraphLike) -> Tensor:
-        """(n, feat) to (n, feat), in the dtype of ``x``, or autocast's.
+        """Map (n, feat) to (n, feat), in the dtype of ``x``, or autocast's.
 
         Parameters
         ----------
@@ -108,8 +102,10 @@ class AGNNConv(Passing):
         DtypeError, DeviceError, UnsupportedError
             As ``autograd.spmm``.
         """
-        refuse_static("x", x, self)
-        ends = self._ends(x, edge_index)
+        refuse_static(x, self)
+        graph = as_graph(edge_index, x, name="edge_index")
+        check_input(x, graph, edge_index)
+        ends = Ends(self._turned(graph, edge_index), x, x, True).gathered()
         graph, x = ends.graph, ends.source
         wide = torch.promote_types(x.dtype, torch.float32)
         unit = _unit(x.to(wide), max(LEAST_LENGTH, torch.finfo(x.dtype).tiny))
@@ -120,12 +116,6 @@ class AGNNConv(Passing):
         if add and len(queries) != len(keys):
             graph, add = entries_with_loops(graph, None, None).graph, False
         return dot_aggregate(graph, queries, keys, x, scale=1.0, self_loops=add)
-
-    def _ends(self, x: Tensor, edge_index: GraphLike) -> Ends:
-        """Take features of vertices, of all sources, with the graph between them."""
-        graph = as_graph(edge_index, x, name="edge_index")
-        check_input(x, graph, edge_index)
-        return Ends(self._turned(graph, edge_index), x, x, True).gathered()
 
 
 def _composed(
@@ -150,20 +140,21 @@ def _unit(x: Tensor, least: float) -> Tensor:
 
 
 def _loop_scores(graph: GraphLike, dtype: torch.dtype) -> Tensor:
-    """(nnz,) ``-log(c)`` at each loop of a vertex with ``c`` of them, 0 elsewhere."""
+    """Compute ``-log(c)`` at each loop of a vertex with ``c`` of them, 0 elsewhere: (nnz,)."""
 
     def make() -> Tensor:
-        found, count = loops(graph)
+        counted, count = loops(graph)
         logs = count.clamp(min=1).log()[:, None]
-        return (-found * sddmm(graph, logs, torch.ones_like(logs))).to(dtype)
+        return (-counted * sddmm(graph, logs, torch.ones_like(logs))).to(dtype)
 
     return graph_tensors(graph).kept(("loop scores", dtype), make)
 
 
 def _own_part(graph: GraphLike, own: Tensor, scores: Tensor, p: Tensor) -> Tensor:
-    """(n,) The part of a loop that is missing, ``exp(own) / (exp(own) + Z)``; 0 if there is one.
+    """Compute the part of a missing loop, ``exp(own) / (exp(own) + Z)``, else 0: (n,).
 
     ``own`` are the scores of the loops, ``Z`` the row's sum of ``exp(scores)``, and ``p`` the
     softmax of ``scores``.
     """
-    return torch.sigmoid(own - log_sums(graph, scores, p)) * missing_loops(graph).to(own.dtype)
+    missing = missing_loops(graph, graph_tensors(graph)).to(own.dtype)
+    return torch.sigmoid(own - log_sums(graph, scores, p)) * missing

@@ -1,8 +1,4 @@
-"""GATv2: attention by a learned vector and a non-linearity before it, in one pass over the edges.
-
-Parameters have the names and shapes of PyG's layer, so that a ``state_dict`` loads across, and
-results agree with its.
-"""
+"""GATv2: attention by a learned vector behind a non-linearity, in one pass over the edges."""
 
 from typing import Any, Unpack
 
@@ -11,13 +7,11 @@ from torch import Tensor
 from torch.nn.functional import leaky_relu
 
 from ..autograd import edge_combine, gatv2_aggregate
-from ..autograd.tensors.prepare import GraphLike, graph_tensors
+from ..autograd.tensors.prepare import GraphLike
 from ..errors import DtypeError
-from ._attention import LoopedAttention
-from ._edges import Entries
-from ._inputs import Ends, check_flags, in_pair
-from ._linear import GLOROT, linear_map
-from ._maps import called
+from ._attention import Entries, LoopedAttention, check_edge_features
+from ._inputs import check_flags, in_pair
+from ._maps import GLOROT, linear_map
 from ._passing import PassingOptions
 
 
@@ -33,26 +27,13 @@ class GATv2Conv(LoopedAttention):
     ----------
     in_channels, out_channels, heads, concat, negative_slope, dropout, add_self_loops
         As for ``GATConv``.
-    edge_dim, fill_value
+    edge_dim, fill_value, residual
         As for ``GATConv``.
-    bias : bool
-        Whether there are ``b``, ``b_l`` and ``b_r``.
-    share_weights : bool
-        Whether ``W_r`` and ``b_r`` are ``W_l`` and ``b_l``.
-    residual : bool
-        As for ``GATConv``.
+    bias, share_weights
+        As in PyG: whether there are ``b``, ``b_l`` and ``b_r``, and ``W_r`` and ``b_r`` are those
+        of sources.
     aggr, flow, node_dim, decomposed_layers, aggr_kwargs : optional
         As for ``GATConv``.
-
-    Attributes
-    ----------
-    lin_l.weight, lin_r.weight : (heads * out_channels, in_channels)
-        ``W_l``, of sources, and ``W_r``, of targets, transposed.
-    lin_l.bias, lin_r.bias : (heads * out_channels,)
-    att : (1, heads, out_channels)
-    lin_edge.weight : (heads * out_channels, edge_dim)
-    res.weight : (heads * out_channels, in_channels), or (out_channels, in_channels)
-    bias : (heads * out_channels,), or (out_channels,) without ``concat``
 
     Raises
     ------
@@ -97,8 +78,7 @@ class GATv2Conv(LoopedAttention):
         if not share_weights:
             self.lin_r = linear_map(of_targets, heads * out_channels, **options)
         self.att = self._vectors()
-        self._add_edges(edge_dim)
-        self._add_own(residual, bias)
+        self._add_edges_and_own(edge_dim, residual, bias)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -114,18 +94,12 @@ class GATv2Conv(LoopedAttention):
         *,
         size: tuple[int, int] | None = None,
     ) -> Any:
-        """(n, in_channels) to (n, heads * out_channels), or (n, out_channels) without ``concat``.
+        """Map (n, in_channels) to (n, heads * out_channels); without ``concat`` (n, out_channels).
 
         Parameters
         ----------
-        x : Tensor, shape (n, in_channels), or a tuple of two
-            Features of all vertices, or ``(x, x_target)``: those of sources and of targets.
-        edge_index : Graph, shape (n, n), or (n_target, n_source), or PyG's
-            Only its structure is read.
-        edge_attr, return_attention_weights
-            As for ``GATConv``.
-        size : (n_source, n_target), optional
-            As for ``SAGEConv``.
+        x, edge_index, edge_attr, return_attention_weights, size
+            As for ``GATConv``, but that ``x_target`` is needed.
 
         Raises
         ------
@@ -135,48 +109,40 @@ class GATv2Conv(LoopedAttention):
             As ``autograd.gat_aggregate``; DtypeError also if ``x_target`` is None.
         """
         ends = self._ends(x, edge_index, size)
-        if ends.target is None:
+        graph, target = ends.graph, ends.target
+        if target is None:
             raise DtypeError("x[1] is None: scores are of both ends, give features of targets.")
-        residual, (left, right) = self._residual(ends), self._projected(ends)
-        features = self._edge_features(edge_attr, ends.graph)
-        found = None
-        if features is not None or return_attention_weights:
-            entries = self._entries(ends.graph, features)
-            found = self._attention(entries, self._entry_scores(entries, left, right))
-        if found is not None and (features is not None or self._drops()):
-            y = found.sums(left)
-        else:
-            y = self._at_once(ends.graph, left, right)
-        y = self._biased(y) if residual is None else self._biased(y) + residual
-        if found is None or not return_attention_weights:
-            return y
-        return y, self._edges_and_weights(edge_index, found, left.dtype)
-
-    def _projected(self, ends: Ends) -> tuple[Tensor, Tensor]:
-        """(n_source, heads, out_channels) and (n_target, heads, out_channels)."""
-        assert ends.target is not None  # forward refuses it
-        (left,) = self._of_sources(ends, self.lin_l)
+        residual, (left,) = self._residual(ends), self._of_sources(ends, self.lin_l)
         if ends.alike and self.share_weights:
-            return left, ends.of_targets(left)
-        return left, self._mapped(self.lin_r, ends.target, "x" if ends.alike else "x[1]")
-
-    def _at_once(self, graph: GraphLike, left: Tensor, right: Tensor) -> Tensor:
-        """(n_target, heads, out_channels) Aggregate in one pass over the edges."""
-        options, tensors = self._options(), graph_tensors(graph)
-        if self.add_self_loops and tensors.n_rows != tensors.n_cols:
-            graph, options["self_loops"] = self._entries(graph, None).graph, False
-        return gatv2_aggregate(graph, left, right, self.att, **options)
+            right = ends.of_targets(left)
+        else:
+            right = self._mapped(self.lin_r, target, "x" if ends.alike else "x[1]")
+        features = check_edge_features(edge_attr, graph, self.lin_edge)
+        attention = None
+        if features is not None or return_attention_weights:
+            entries = self._entries(graph, features)
+            attention = self._attention(entries, self._entry_scores(entries, left, right))
+        if attention is not None and (features is not None or self._drops()):
+            y = attention.sums(left)
+        else:
+            options = self._options()
+            if self.add_self_loops and len(left) != len(right):
+                graph, options["self_loops"] = self._entries(graph, None).graph, False
+            y = gatv2_aggregate(graph, left, right, self.att, **options)
+        y = self._biased(y) if residual is None else self._biased(y) + residual
+        if attention is None or not return_attention_weights:
+            return y
+        return self._with_weights(y, edge_index, attention)
 
     def _entry_scores(self, entries: Entries, left: Tensor, right: Tensor) -> Tensor:
-        """(nnz, heads) The scores of all entries, in float32 at least."""
+        """Compute the scores of all entries, (nnz, heads), in float32 at least."""
         dtype = torch.promote_types(left.dtype, torch.float32)
         edges = None
         if entries.features is not None:
             assert self.lin_edge is not None  # the features have been checked beside it
-            edges = called(self.lin_edge, entries.features, "edge_attr").to(dtype)
+            edges = self._mapped(self.lin_edge, entries.features, "edge_attr").to(dtype)
         with torch.autocast(left.device.type, enabled=False):
-            sums = edge_combine(
-                entries.graph, right.flatten(1).to(dtype), left.flatten(1).to(dtype)
-            )
+            both = right.flatten(1).to(dtype), left.flatten(1).to(dtype)
+            sums = edge_combine(entries.graph, *both).view(-1, self.heads, self.out_channels)
             sums = leaky_relu(sums if edges is None else sums.add_(edges), self.negative_slope)
-            return torch.einsum("ekf,kf->ek", self._by_head(sums), self.att[0].to(dtype))
+            return torch.einsum("ekf,kf->ek", sums, self.att[0].to(dtype))

@@ -1,23 +1,20 @@
-"""GCN's convolution, with MaxK or over a sample of each row.
-
-Parameters have the names and shapes of PyG's layer of the same name, so that a ``state_dict`` loads
-across, and without ``k`` and samples results agree with its.
-"""
+"""GCN's convolution, with MaxK or over a sample of each row."""
 
 from typing import Any, Unpack, cast
 
 import torch
 from torch import Tensor
 from torch.nn import Parameter, init
+from torch.nn.functional import linear
 
-from ..autograd import as_graph
+from ..autograd import aggregate_with_own, as_graph, maxk_aggregate
 from ..autograd.layers import gcn_convolution
 from ..autograd.maps import read_map
 from ..autograd.plain import is_plain
-from ..autograd.tensors.prepare import GraphLike, graph_tensors
+from ..autograd.tensors.prepare import GraphLike
+from ..autograd.tensors.shared import Shared
+from ..autograd.tensors.tensors import GraphTensors
 from ..errors import ShapeError
-from ._base import Convolution, Options, is_one_each, plus
-from ._hops import Normalisation, gets_all_loops, hop, over_vertices
 from ._inputs import (
     by_vertex,
     check_counts,
@@ -26,11 +23,17 @@ from ._inputs import (
     check_in_channels,
     check_input,
 )
-from ._linear import GLOROT, check_map, draw_map, linear_map
-from ._loops import stored, symmetric
-from ._maps import called
-from ._passing import FORWARD, SUM
-from .shared import aggregate_with_own, local_of, maps_first, maxk_aggregate, operands
+from ._loops import (
+    Normalisation,
+    as_operands,
+    gets_all_loops,
+    hop,
+    over_vertices,
+    stored,
+    symmetric,
+)
+from ._maps import GLOROT, called, check_map, draw_map, linear_map
+from ._passing import FORWARD, SUM, Convolution, Options, is_one_each, plus
 
 
 class GCNConv(Convolution):
@@ -41,19 +44,9 @@ class GCNConv(Convolution):
 
     Parameters
     ----------
-    in_channels : int
-        Features of a vertex; -1 for those of the first ``x``.
-    out_channels : int
-    improved : bool
-        Whether the loops that are added weigh 2, in graphs with edge weights, as in PyG.
-    cached : bool
-        Whether the first graph, with its edge weights, serves all later calls too, whatever they
-        are given.
-    add_self_loops : bool, optional
-        Whether ``I`` is added; as ``normalize`` by default.
-    normalize : bool
-        Whether ``D`` divides; if not, ``y = A s(x W) + b``.
-    bias : bool
+    in_channels, out_channels, improved, cached, add_self_loops, normalize, bias
+        As in PyG: -1 for as many features as the first ``x`` has; without ``normalize``,
+        ``y = A s(x W) + b``.
     k : int, optional
         Features of ``x W`` to keep, between 1 and ``out_channels``.
     sample : int, optional
@@ -73,12 +66,6 @@ class GCNConv(Convolution):
         Whether ``edge_index[0]`` are sources, or targets.
     node_dim, decomposed_layers, aggr_kwargs : optional
         PyG's: -2; 1 or more, without effect, since no array of messages is made; nothing.
-
-    Attributes
-    ----------
-    lin.weight : (out_channels, in_channels)
-        ``W`` transposed.
-    bias : (out_channels,)
 
     Raises
     ------
@@ -141,7 +128,7 @@ class GCNConv(Convolution):
     def forward(
         self, x: Tensor, edge_index: GraphLike, edge_weight: Tensor | None = None
     ) -> Tensor:
-        """(n, in_channels) to (n, out_channels).
+        """Map (n, in_channels) to (n, out_channels).
 
         Parameters
         ----------
@@ -159,7 +146,7 @@ class GCNConv(Convolution):
             As ``autograd.spmm``; also if the graph is not square.
         """
         if self._plan is not None and edge_weight is None:
-            planned = self._plan(self, x, edge_index)
+            planned: Tensor | None = self._plan(self, x, edge_index)
             if planned is not None:
                 return planned
         to_all = gets_all_loops(edge_index)
@@ -167,30 +154,37 @@ class GCNConv(Convolution):
             edge_index, edge_weight, to_all = self._first(x, edge_index, edge_weight)
         graph = as_graph(edge_index, by_vertex(x), name="edge_index")
         lin = read_map(self.lin)
-        product = lin is not None and lin[1] is None  # of features and a weight, and nothing else
-        if edge_weight is None and lin is not None and product and self._is_usual():
+        if edge_weight is None and lin is not None and lin[1] is None and self._is_usual():
             weight, bias = lin[0], self.bias
             if is_plain(graph, x, weight, bias) and is_one_each(bias, weight):
                 factors = symmetric(graph, None, x.dtype, to_all=to_all)
                 return gcn_convolution(graph, x, weight, *factors, bias)
-        graph = self._turned(graph, edge_index)
-        check_input(x, graph, edge_index, sparse=True)
-        check_edge_weight(edge_weight, graph)
-        check_map(self.lin, x, "x")
+        if self.flow != FORWARD:
+            graph = self._turned(graph, edge_index)
+        tensors = check_input(x, graph, edge_index, sparse=True)
+        check_edge_weight(edge_weight, tensors)
+        lin = check_map(self.lin, x, "x")
         if x.dim() > 2 and self.k is not None:
             self._check_no_batch(x)
-        commutes = product and self.k is None and self._reductions == SUM
-        if commutes and not maps_first(graph, x, self.out_channels, otherwise=True):
-            y = over_vertices(lambda h: self._aggregated(graph, h, edge_weight, None, to_all), x)
-            return plus(self.lin(y), self.bias)
-        h = called(self.lin, x, "x")
+
+        def aggregated(h: Tensor, bias: Tensor | None = None) -> Tensor:
+            rows, weight = as_operands(graph, tensors, h, edge_weight)
+            width, norm = self._width(), self._normalisation(tensors, weight, to_all)
+            if width is not None or self.k is not None:
+                return plus(self._of_parts_of_rows(graph, rows, width, weight, norm), bias)
+            return hop(graph, weight, rows.dtype, norm)(rows, bias)
+
+        product = lin is not None and lin[1] is None  # of features and a weight, and nothing else
+        if product and self.k is None and self._reductions == SUM and isinstance(graph, Shared):
+            if not graph.maps_first(x, self.out_channels):
+                return plus(self.lin(over_vertices(aggregated, x)), self.bias)
+        h = called(self.lin, x, "x") if lin is None else linear(x, *lin)
         if x.dim() == 2:
-            return self._aggregated(graph, h, edge_weight, self.bias, to_all)
-        y = over_vertices(lambda h: self._aggregated(graph, h, edge_weight, None, to_all), h)
-        return plus(y, self.bias)
+            return aggregated(h, self.bias)
+        return plus(over_vertices(aggregated, h), self.bias)
 
     def _is_usual(self) -> bool:
-        """Tell whether all options that go another way are as they are by default."""
+        """Return True if all options that need other code are as they are by default."""
         return (
             self._is_whole()
             and self.normalize
@@ -200,44 +194,27 @@ class GCNConv(Convolution):
             and self._reductions == SUM
         )
 
-    def _first(self, x: Any, given: Any, edge_weight: Tensor | None) -> Any:
-        """Give the graph and the edge weights of the first call, and who gets loops there."""
-        sparse = not isinstance(given, Tensor) and hasattr(given, "sparse_sizes")
+    def _first(self, x: Any, edge_index: Any, edge_weight: Tensor | None) -> Any:
+        """Return the graph and the edge weights of the first call, and who gets loops there."""
+        sparse = not isinstance(edge_index, Tensor) and hasattr(edge_index, "sparse_sizes")
         name = "_cached_adj_t" if sparse else "_cached_edge_index"
         if getattr(self, name) is None:
-            graph = as_graph(given, by_vertex(x), name="edge_index")
-            self._turned(graph, given)  # which an adj_t cannot be
+            graph = as_graph(edge_index, by_vertex(x), name="edge_index")
+            self._turned(graph, edge_index)  # which an adj_t cannot be
             if isinstance(edge_weight, Tensor):
                 edge_weight = edge_weight.clone()  # which later changes in place do not reach
-            setattr(self, name, (graph, edge_weight, gets_all_loops(given)))
+            setattr(self, name, (graph, edge_weight, gets_all_loops(edge_index)))
         return getattr(self, name)
 
     def _normalisation(
-        self, graph: GraphLike, edge_weight: Tensor | None, to_all: bool
+        self, tensors: GraphTensors, edge_weight: Tensor | None, to_all: bool
     ) -> Normalisation:
-        """Tell how the graph is normalised, and which loops it gets."""
+        """Choose how the graph is normalised, and which loops it gets."""
         fill = 0.0 if self.normalize else None
         if self.normalize and self.add_self_loops:
-            own = graph_tensors(local_of(graph)).csr_values
-            weighted = edge_weight is not None or own is not None
+            weighted = edge_weight is not None or tensors.csr_values is not None
             fill = 2.0 if self.improved and weighted else 1.0
         return Normalisation(fill, self._reductions[0], bool(fill) and to_all)
-
-    def _aggregated(
-        self,
-        graph: GraphLike,
-        h: Tensor,
-        edge_weight: Tensor | None,
-        bias: Tensor | None,
-        to_all: bool,
-    ) -> Tensor:
-        """Aggregate what was mapped, and add the bias."""
-        h, values, _, _ = operands(graph, h, edge_weight)  # named as they were given, if refused
-        weight = None if edge_weight is None else values
-        norm, width = self._normalisation(graph, edge_weight, to_all), self._width()
-        if width is not None or self.k is not None:
-            return plus(self._of_parts_of_rows(graph, h, width, weight, norm), bias)
-        return hop(graph, weight, h.dtype, norm)(h, bias)
 
     def _of_parts_of_rows(
         self,

@@ -1,25 +1,20 @@
-"""GIN's convolution, with MaxK or over a sample of each row.
+"""GIN's convolution, with MaxK or over a sample of each row."""
 
-Parameters have the names and shapes of PyG's layer of the same name, so that a ``state_dict`` loads
-across, and without ``k`` and samples results agree with its.
-"""
-
-from typing import Any, Unpack
+from typing import Unpack
 
 from torch import Tensor
 from torch.nn import Linear, Module, Sequential
 
-from ..autograd import maxk
+from ..autograd import aggregate_with_own, maxk, maxk_aggregate, spmm
 from ..autograd.layers import gin_convolution, propagated
 from ..autograd.maps import calls_forward_alone, read_map
 from ..autograd.plain import is_plain
-from ..autograd.tensors.prepare import GraphLike
-from ._base import Convolution, Options
-from ._hops import over_vertices
+from ..autograd.tensors.prepare import GraphLike, graph_tensors
+from ..autograd.tensors.shared import local_of
 from ._inputs import Ends, as_autocast, check_edge_weight
+from ._loops import over_vertices
 from ._maps import OfNetwork, called, check_fit
-from ._passing import FORWARD, SUM
-from .shared import aggregate_with_own, maxk_aggregate, spmm
+from ._passing import FORWARD, SUM, Convolution, Options
 
 
 class GINConv(OfNetwork, Convolution):
@@ -45,12 +40,6 @@ class GINConv(OfNetwork, Convolution):
         As for ``GCNConv``; the sum is multiplied as there.
     flow, node_dim, decomposed_layers, aggr_kwargs : optional
         As for ``GCNConv``.
-
-    Attributes
-    ----------
-    nn : Module
-    eps : (1,)
-        ``1 + eps`` is rounded to the dtype of ``x``.
 
     Raises
     ------
@@ -86,7 +75,7 @@ class GINConv(OfNetwork, Convolution):
         *,
         edge_weight: Tensor | None = None,
     ) -> Tensor:
-        """(n, feat) to what ``nn`` makes of it; arguments are those of ``SAGEConv``.
+        """Map (n, feat) to what ``nn`` makes of it; arguments are those of ``SAGEConv``.
 
         Features of sources and targets are of one width.  Without ``x_target`` a vertex takes no
         part in its own result.
@@ -96,32 +85,38 @@ class GINConv(OfNetwork, Convolution):
         ShapeError, DtypeError, DeviceError, UnsupportedError
             As ``SAGEConv``; also if ``nn`` cannot take ``x``, or both ends are not of one width.
         """
-        if self._plan is not None and size is None and edge_weight is None:
-            planned = self._plan(self, x, edge_index)
-            if planned is not None:
-                return planned
-        if isinstance(x, Tensor) and size is None:
-            graph = self._graph(x, edge_index)
-            if edge_weight is None and self._is_usual():
-                nn, eps = self.nn, self.eps
-                first, rest = _parts(nn)
-                if first is None and is_plain(graph, x, eps):
-                    check_fit(nn, x)
-                    return called(nn, propagated(graph, x, None, eps, one_more=True))
-                if first is not None:
-                    weight, bias = first
-                    if is_plain(graph, x, weight, bias, eps):
-                        y = gin_convolution(graph, x, eps, weight, bias)
-                        for module in rest:
-                            y = called(module, y)
-                        return y
+        if size is None and edge_weight is None:
+            y: Tensor | None = None if self._plan is None else self._plan(self, x, edge_index)
+            if y is not None:
+                return y
+            if isinstance(x, Tensor) and self._is_usual():
+                y = self._in_one_node(x, self._graph(x, edge_index))
+            if y is not None:
+                return y
         ends = self._between(x, edge_index, size)
-        check_edge_weight(edge_weight, ends.graph)
+        check_edge_weight(edge_weight, graph_tensors(local_of(ends.graph)))
         check_fit(self.nn, ends.source)
         return called(self.nn, self._aggregated(ends, edge_weight))
 
+    def _in_one_node(self, x: Tensor, graph: GraphLike) -> Tensor | None:
+        """Run the sums, with a map that comes first, as one node of autograd's; None if not so."""
+        nn, eps = self.nn, self.eps
+        first, *rest = [*nn] if calls_forward_alone(nn, Sequential) and len(nn) else [nn]
+        args = read_map(first) if isinstance(first, Linear) else None
+        if args is None:
+            if not is_plain(graph, x, eps):
+                return None
+            check_fit(nn, x)
+            return called(nn, propagated(graph, x, None, eps, one_more=True))
+        if not is_plain(graph, x, *args, eps):
+            return None
+        y = gin_convolution(graph, x, eps, *args)
+        for module in rest:
+            y = called(module, y)
+        return y
+
     def _is_usual(self) -> bool:
-        """Tell whether all options that go another way are as they are by default."""
+        """Return True if all options that need other code are as they are by default."""
         return (
             self._is_whole()
             and self.flow == FORWARD
@@ -150,10 +145,3 @@ class GINConv(OfNetwork, Convolution):
         if own is not None and self.k is not None:
             own = maxk(as_autocast(own), self.k)
         return self._with_own(over_vertices(reduced, x), ends, own)
-
-
-def _parts(nn: Any) -> tuple[tuple[Tensor, Tensor | None] | None, list[Module]]:
-    """Return the linear map that comes first, as ``read_map`` does, and the modules behind it."""
-    first, *rest = [*nn] if calls_forward_alone(nn, Sequential) and len(nn) else [nn]
-    args = read_map(first) if isinstance(first, Linear) else None
-    return args, [] if args is None else rest

@@ -1,8 +1,4 @@
-"""GINE's convolution: GIN with features of edges, whose messages no array holds.
-
-Parameters have the names and shapes of PyG's layer of the same name, so that a ``state_dict`` loads
-across, and results agree with its.
-"""
+"""GINE's convolution: GIN with features of edges, whose messages no array holds."""
 
 from typing import Any, Unpack
 
@@ -14,8 +10,7 @@ from ..autograd import message_aggregate
 from ..autograd.tensors.prepare import GraphLike, graph_tensors
 from ..errors import DtypeError, ShapeError
 from ._inputs import Ends, as_autocast, check_beside, check_counts, check_in_channels
-from ._linear import draw_map, linear_map, mapped
-from ._maps import OfNetwork, called, check_fit
+from ._maps import OfNetwork, called, check_fit, draw_map, linear_map, mapped
 from ._passing import PassingOptions
 
 
@@ -35,13 +30,6 @@ class GINEConv(OfNetwork):
     aggr : "add", "sum" or "mean"
     flow, node_dim, decomposed_layers, aggr_kwargs : optional
         As for ``GCNConv``.
-
-    Attributes
-    ----------
-    nn : Module
-    eps : (1,)
-    lin.weight, lin.bias : (feat, edge_dim) and (feat,)
-        The map of the edges' features; None without ``edge_dim``.
 
     Raises
     ------
@@ -86,7 +74,7 @@ class GINEConv(OfNetwork):
         edge_attr: Tensor | None = None,
         size: tuple[int, int] | None = None,
     ) -> Tensor:
-        """(n, feat) to what ``nn`` makes of it.
+        """Map (n, feat) to what ``nn`` makes of it.
 
         Parameters
         ----------
@@ -145,7 +133,7 @@ class GINEConv(OfNetwork):
 
 
 def _width_of(nn: Any) -> int:
-    """Give the number of features that a network takes, as its first part tells."""
+    """Return the number of features that a network takes, as its first part tells."""
     first = nn[0] if isinstance(nn, Sequential) and len(nn) else nn
     width = getattr(first, "in_features", getattr(first, "in_channels", None))
     if width is None:

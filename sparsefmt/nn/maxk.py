@@ -1,13 +1,13 @@
 """MaxK, the non-linearity of MaxK-GNN."""
 
 from torch import Tensor
+from torch.nn import Module
 
 from ..autograd import maxk
 from ..autograd.cbsr import features_to_keep
-from ._base import Balanced
 
 
-class MaxK(Balanced):
+class MaxK(Module):
     """Keep the ``k`` largest features of each row: a non-linearity, in the place of ReLU.
 
     ``y[i, f] = x[i, f]`` for the ``k`` largest of row ``i``, and 0 elsewhere: ``autograd.maxk``.
@@ -30,11 +30,14 @@ class MaxK(Balanced):
 
     __module__ = "sparsefmt.nn"
 
-    k: int
-
     def __init__(self, k: int) -> None:
-        super().__init__(features_to_keep(k))
+        super().__init__()
+        self.k = features_to_keep(k)
+
+    def extra_repr(self) -> str:
+        """Return what the ``repr`` shows."""
+        return f"k={self.k}"
 
     def forward(self, x: Tensor) -> Tensor:
-        """(n, feat) to (n, feat)."""
+        """Map (n, feat) to (n, feat)."""
         return maxk(x, self.k)

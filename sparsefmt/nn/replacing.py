@@ -37,7 +37,7 @@ _LAYERS: dict[str, type[Module]] = {
 
 @dataclass(frozen=True, repr=False)
 class Replacement:
-    """What ``replace_layers`` has done, which its ``repr`` says.
+    """A report of ``replace_layers``, which its ``repr`` prints.
 
     Attributes
     ----------
@@ -91,9 +91,9 @@ def replace_layers(model: Module) -> Replacement:
     Notes
     -----
     Left are layers that this package does not have or whose options it refuses, those of classes of
-    your own, those with hooks, parametrised weights, other modules inside than PyG's or an
-    explanation asked for, and those that have cached a graph.  Attention without ``edge_dim``
-    refuses ``edge_attr``, which PyG's ignores: the report says so.
+    your own, those with hooks, a step set on the layer itself, parametrised weights, other modules
+    inside than PyG's or an explanation asked for, and those that have cached a graph.  Attention
+    without ``edge_dim`` refuses ``edge_attr``, which PyG's ignores: the report says so.
     """
     if not isinstance(model, Module):
         raise DtypeError(f"model is a {type(model).__name__}: give a torch.nn.Module.")
@@ -103,27 +103,27 @@ def replace_layers(model: Module) -> Replacement:
         if new is None:
             return Replacement(model, left={"": f"{name}: {why}"})
         return Replacement(new, replaced={"": name}, remarks={"": why} if why else {})
-    found, known = Replacement(model), dict[int, tuple[Module | None, str]]()
+    report, results = Replacement(model), dict[int, tuple[Module | None, str]]()
     for prefix, parent in [*model.named_modules()]:
         for key, child in [*parent._modules.items()]:
             kind = None if child is None else layer_of_pyg(child)
             if child is None or kind is None:
                 continue
             name = f"{prefix}.{key}" if prefix else key
-            if id(child) not in known:  # in several places of the model it is one layer
-                known[id(child)] = _exchanged(child)
-            made, why = known[id(child)]
+            if id(child) not in results:  # in several places of the model it is one layer
+                results[id(child)] = _exchanged(child)
+            made, why = results[id(child)]
             if made is None:
-                found.left[name] = f"{kind}: {why}"
+                report.left[name] = f"{kind}: {why}"
             else:
                 parent._modules[key] = made
-                found.replaced[name] = kind
-                found.remarks.update({name: why} if why else {})
-    return found
+                report.replaced[name] = kind
+                report.remarks.update({name: why} if why else {})
+    return report
 
 
 def _exchanged(layer: Any) -> tuple[Module | None, str]:
-    """Make the layer that takes another one's place, and a remark; or None, and why not."""
+    """Build the layer that replaces another, and a remark; or return None, and why not."""
     kind = _LAYERS.get(type(layer).__name__)
     if kind is None and type(layer).__module__.startswith("torch_geometric."):
         return None, "sparsefmt.nn has no such layer"
@@ -142,14 +142,14 @@ def _exchanged(layer: Any) -> tuple[Module | None, str]:
 
 
 def _remark(made: Module) -> str:
-    """Say what the new layer refuses that PyG's ignores."""
+    """Return what the new layer refuses that PyG's ignores."""
     if isinstance(made, GATConv | GATv2Conv | TransformerConv) and made.edge_dim is None:
         return "which refuses edge_attr as its edge_dim is None: call it without (PyG's ignores it)"
     return ""
 
 
 def _against_cache(layer: Any) -> str:
-    """Say what a layer keeps from its first call, if it does."""
+    """Return why a layer that has cached its graph stays, or an empty text."""
     if all(one is None for name, one in vars(layer).items() if name.startswith("_cached_")):
         return ""
     return (
@@ -159,7 +159,7 @@ def _against_cache(layer: Any) -> str:
 
 
 def _against_aggregation(layer: Any) -> str:
-    """Say why a layer's aggregation is none of the reductions that its words name, if so."""
+    """Return why an aggregation is none of the reductions that its words name, or an empty text."""
     aggr, module = layer.aggr, layer.aggr_module
     several = isinstance(aggr, list)
     words = aggr if several else [aggr]
@@ -181,7 +181,7 @@ def _against_aggregation(layer: Any) -> str:
 
 
 def _options(layer: Any) -> dict[str, Any]:
-    """Give the arguments that make a layer like this one."""
+    """Return the arguments that build a layer like this one."""
     takes = inspect.signature(type(layer)).parameters.values()
     names = [one.name for one in takes if one.kind is one.POSITIONAL_OR_KEYWORD]
     names += ["aggr", "flow", "node_dim", "decomposed_layers"]
@@ -193,29 +193,29 @@ def _attribute(name: str) -> Callable[[Any], Any]:
 
 
 def _bias(layer: Any) -> bool:
-    """Tell whether the layer, or the map that has it, has a bias."""
+    """Return True if the layer, or the map that has it, has a bias."""
     maps = (getattr(layer, name, None) for name in ("lin_l", "lin", "lin_key"))
     owners = [layer, *(one for one in maps if one is not None)]
-    found = next(one for one in owners if "bias" in one._parameters)
-    return found.bias is not None
+    owner = next(module for module in owners if "bias" in module._parameters)
+    return owner.bias is not None
 
 
 def _edge_dim(layer: Any) -> int | None:
-    """Give the width of rows of edges; GINE keeps it with its map."""
+    """Return the width of rows of edges; GINE keeps it with its map."""
     if hasattr(layer, "edge_dim"):
         return cast(int | None, layer.edge_dim)
     return None if layer.lin is None else int(layer.lin.in_channels)
 
 
 def _network(layer: Any) -> Module:
-    """Give a network in the place of the layer's, which a constructor would reset."""
+    """Build a network in the place of the layer's, which a constructor would reset."""
     edges = getattr(layer, "lin", None)
     return Linear(1 if edges is None else edges.out_channels, 1)
 
 
 def _root_weight(layer: Any) -> bool:
-    found = getattr(layer, "root_weight", None)
-    return layer.root is not None if found is None else bool(found)
+    option = getattr(layer, "root_weight", None)
+    return layer.root is not None if option is None else bool(option)
 
 
 _READ: dict[str, Callable[[Any], Any]] = {
@@ -231,7 +231,7 @@ _READ: dict[str, Callable[[Any], Any]] = {
 
 
 def _share(layer: Module, made: Module) -> str:
-    """Put the tensors of a layer in the places of those of another one; say what has no place."""
+    """Move the tensors of a layer to the places of another; return what has no place."""
     given: dict[str, Tensor] = dict(layer.named_parameters(remove_duplicate=False))
     given |= dict(layer.named_buffers(remove_duplicate=False))
     for name, tensor in given.items():
@@ -248,12 +248,12 @@ def _share(layer: Module, made: Module) -> str:
 
 
 def _places(owner: Module, leaf: str) -> dict[str, Any] | None:
-    found: tuple[dict[str, Any], ...] = (owner._parameters, owner._buffers)
-    return next((one for one in found if leaf in one), None)
+    places: tuple[dict[str, Any], ...] = (owner._parameters, owner._buffers)
+    return next((place for place in places if leaf in place), None)
 
 
 def _fits(place: Tensor | None, tensor: Tensor) -> bool:
-    """Tell whether a tensor may take that place; one without a width yet may."""
+    """Return True if a tensor may take that place; one without a width yet may."""
     unknown = isinstance(tensor, UninitializedParameter) or isinstance(
         place, UninitializedParameter
     )

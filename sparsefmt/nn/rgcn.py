@@ -1,8 +1,4 @@
-"""The relational convolution: weights of their own for each type of edges.
-
-Parameters have the names and shapes of PyG's layers of the same names, so that a ``state_dict``
-loads across, and results agree with theirs.
-"""
+"""The relational convolution: weights of their own for each type of edges."""
 
 import math
 from typing import Any, ClassVar, Unpack
@@ -13,12 +9,12 @@ from torch.nn import Parameter
 
 from ..autograd import as_graph, relational_aggregate
 from ..autograd.tensors.prepare import GraphLike
+from ..autograd.tensors.shared import shared
 from ..autograd.tensors.types import check_ids
 from ..errors import DtypeError, ShapeError, UnsupportedError
 from ..model.state import is_graph
 from ._inputs import Ends, check_beside, check_counts, check_flags, in_pair
 from ._passing import FORWARD, Direction, Passing
-from .shared import shared
 
 
 class RGCNConv(Passing):
@@ -26,34 +22,12 @@ class RGCNConv(Passing):
 
     Parameters
     ----------
-    in_channels : int or (int, int)
-        Features of a vertex, or how many vertices there are where these are ids; a pair for sources
-        and for targets.
-    out_channels : int
-    num_relations : int
-        Types of edges: they are 0, 1, ... and less than that.
-    num_bases : int, optional
-        Each ``W_t`` is a sum of so many matrices, ``sum_b comp[t, b] weight[b]``.
-    num_blocks : int, optional
-        Each ``W_t`` has so many blocks on its diagonal, and nothing else.
+    in_channels, out_channels, num_relations, num_bases, num_blocks, root_weight, is_sorted, bias
+        As in PyG; ``is_sorted`` has no effect.
     aggr : "mean", "add", "sum", "max" or "min"
         What is taken over the neighbours of each type.
-    root_weight : bool
-        Whether there is an ``x W``.
-    is_sorted : bool
-        Whether edges come in order of their types; without effect here.
-    bias : bool
     flow, node_dim, decomposed_layers, aggr_kwargs
         As for ``GCNConv``.
-
-    Attributes
-    ----------
-    weight : (num_relations, in, out), (num_bases, in, out) or (num_relations, num_blocks, in / \
-num_blocks, out / num_blocks)
-        ``W_t``, or what they are made of.
-    comp : (num_relations, num_bases)
-    root : (in_channels of targets, out_channels)
-    bias : (out_channels,)
 
     Raises
     ------
@@ -142,7 +116,7 @@ num_blocks, out / num_blocks)
         edge_index: GraphLike,
         edge_type: Tensor | None = None,
     ) -> Tensor:
-        """(n, in_channels) to (n, out_channels).
+        """Map (n, in_channels) to (n, out_channels).
 
         Parameters
         ----------
@@ -177,7 +151,7 @@ num_blocks, out / num_blocks)
         return y if self.bias is None or own is not None else y + self.bias.to(y.dtype)
 
     def _ends(self, x: Any) -> tuple[Tensor, Tensor | None]:
-        """Give features or ids of sources and, if they are others, of targets."""
+        """Check features or ids of sources and, if they are others, of targets."""
         pair = isinstance(x, tuple | list)
         if pair and len(x) != 2:
             raise ShapeError(f"x has {len(x)} parts: give (x, x_target), those of both ends.")
@@ -206,7 +180,7 @@ num_blocks, out / num_blocks)
         return source, target
 
     def _here(self, graph: Any, source: Tensor, target: Tensor | None) -> tuple[Any, ...]:
-        """Give the entries here of a graph that processes share, and what their sources have."""
+        """Return the entries here of a graph that processes share, and what their sources have."""
         self._turned(graph, graph)  # refuses the other direction
         if source is self._all_ids.get(source.device):
             raise UnsupportedError(
@@ -219,7 +193,7 @@ num_blocks, out / num_blocks)
         return ends.graph, ends.source, ends.target
 
     def _ids_of_all(self) -> Tensor:
-        """Give the ids of all vertices, the same tensor each time: edges are grouped by it once."""
+        """Return the ids of all vertices, always the same tensor: edges are grouped by it once."""
         device = self.weight.device
         if device not in self._all_ids:
             with torch.inference_mode(False):
@@ -227,13 +201,13 @@ num_blocks, out / num_blocks)
         return self._all_ids[device]
 
     def _of_root(self, source: Tensor, target: Tensor | None) -> Tensor:
-        """Give what a vertex has of its own: its mapped features and the bias."""
+        """Compute what a vertex has of its own: its mapped features and the bias."""
         root: Any = self.root
         name, target = ("x", source) if target is None else ("x[1]", target)
         if not target.is_floating_point():
             check_ids(name, target, root.shape[0], "in_channels of targets")
-            found: Tensor = root[target]
-            return found if self.bias is None else found + self.bias
+            rows: Tensor = root[target]
+            return rows if self.bias is None else rows + self.bias
         if target.dim() != 2 or target.shape[1] != root.shape[0]:
             raise ShapeError(
                 f"features of targets have shape {tuple(target.shape)}: give (n, {root.shape[0]})."
@@ -241,7 +215,7 @@ num_blocks, out / num_blocks)
         return target @ root if self.bias is None else torch.addmm(self.bias, target, root)
 
     def _weight(self) -> Tensor:
-        """Give the weights of each type."""
+        """Compute the weights of each type."""
         if self.comp is None:
             return self.weight
         return (self.comp @ self.weight.flatten(1)).view(-1, *self.weight.shape[1:])

@@ -1,28 +1,23 @@
-"""GraphSAGE's convolution, with MaxK or over a sample of each row.
+"""GraphSAGE's convolution, with MaxK or over a sample of each row."""
 
-Parameters have the names and shapes of PyG's layer of the same name, so that a ``state_dict`` loads
-across, and without ``k`` and samples results agree with its.
-"""
-
+from functools import partial
 from typing import Any, Unpack, cast
 
 import torch
 from torch import Tensor
 from torch.nn.functional import linear, normalize
 
+from ..autograd import maxk_aggregate, spmm
 from ..autograd.layers import sage_convolution
 from ..autograd.maps import read_map
 from ..autograd.plain import is_plain
-from ..autograd.tensors.prepare import GraphLike
+from ..autograd.tensors.prepare import GraphLike, graph_tensors
+from ..autograd.tensors.shared import Shared, local_of
 from ..errors import ShapeError
-from ._base import Convolution, PartOptions, plus
-from ._gathered import check_aggr_kwargs, gathered, width_of
-from ._hops import over_vertices
 from ._inputs import Ends, check_counts, check_edge_weight, check_flags, in_pair
-from ._linear import check_map, draw_map, linear_map, product_and_bias, settle
-from ._maps import called
-from ._passing import FORWARD, MEAN, SUM
-from .shared import maps_first, maxk_aggregate, spmm
+from ._loops import gathered, over_vertices, width_of
+from ._maps import called, check_map, draw_map, linear_map, product_and_bias, settle
+from ._passing import FORWARD, MEAN, SUM, Convolution, PartOptions, check_aggr_kwargs, plus
 
 
 class SAGEConv(Convolution):
@@ -35,21 +30,13 @@ class SAGEConv(Convolution):
 
     Parameters
     ----------
-    in_channels : int or (int, int)
-        Features of a vertex; a pair for those of sources and those of targets; -1 for as many as
-        the first ``x`` has.
-    out_channels : int
+    in_channels, out_channels, normalize, root_weight, project
+        As in PyG: a pair is of sources and targets, -1 for as many features as the first ``x`` has.
     aggr : "mean", "add", "sum", "max" or "min", or a list of them
         What takes the place of the mean; of a list all of them, side by side before ``W_l``.  Only
         means and sums beside ``k`` or samples.  Where PyG is installed also what its resolver
         knows, "lstm" or "softmax" for instance: it gets the features of each edge's source, in an
         array of its own.
-    normalize : bool
-        Whether each row of ``y`` is divided by its length.
-    root_weight : bool
-        Whether there is an ``x W_r``.
-    project : bool
-        Whether the neighbours' features first become ``relu(x W + c)``, with as many of them.
     bias, sample, training_sample, strategy
         As for ``GCNConv``; the mean is that of the sample.
     k : int, optional
@@ -58,14 +45,6 @@ class SAGEConv(Convolution):
         Arguments of PyG's aggregation.
     flow, node_dim, decomposed_layers : optional
         As for ``GCNConv``.
-
-    Attributes
-    ----------
-    lin_l.weight, lin_r.weight : (out_channels, in_channels)
-        ``W_l``, of sources, and ``W_r``, of targets, transposed.
-    lin_l.bias : (out_channels,)
-    lin.weight, lin.bias : (in_channels, in_channels) and (in_channels,)
-        ``W`` transposed and ``c``, where there are.
 
     Raises
     ------
@@ -139,7 +118,7 @@ class SAGEConv(Convolution):
         *,
         edge_weight: Tensor | None = None,
     ) -> Tensor:
-        """(n, in_channels) to (n, out_channels).
+        """Map (n, in_channels) to (n, out_channels).
 
         Parameters
         ----------
@@ -159,17 +138,16 @@ class SAGEConv(Convolution):
             As ``autograd.spmm``; also if ``x`` is one tensor and the graph is not square, or
             ``size`` is not that of the graph.
         """
-        if self._plan is not None and size is None and edge_weight is None:
-            planned = self._plan(self, x, edge_index)
-            if planned is not None:
-                return planned
-        if isinstance(x, Tensor) and size is None:
-            graph = self._graph(x, edge_index)
-            found = self._at_once(x, graph) if edge_weight is None and self._is_usual() else None
-            if found is not None:
-                return normalize(found, dim=-1) if self.normalize else found
+        if size is None and edge_weight is None:
+            y: Tensor | None = None if self._plan is None else self._plan(self, x, edge_index)
+            if y is not None:
+                return y
+            if isinstance(x, Tensor) and self._is_usual():
+                y = self._in_one_node(x, self._graph(x, edge_index))
+            if y is not None:
+                return normalize(y, dim=-1) if self.normalize else y
         ends = self._between(x, edge_index, size)
-        check_edge_weight(edge_weight, ends.graph)
+        check_edge_weight(edge_weight, graph_tensors(local_of(ends.graph)))
         self._fit(ends)
         y = self._of_neighbours(ends, edge_weight)
         if self.root_weight and ends.target is not None:
@@ -186,7 +164,7 @@ class SAGEConv(Convolution):
         return y + called(self.lin_r, x, "x")
 
     def _is_usual(self) -> bool:
-        """Tell whether all options that go another way are as they are by default."""
+        """Return True if all options that need other code are as they are by default."""
         return (
             self._is_whole()
             and self.root_weight
@@ -195,14 +173,15 @@ class SAGEConv(Convolution):
             and self._reductions == MEAN
         )
 
-    def _at_once(self, x: Tensor, graph: GraphLike) -> Tensor | None:
-        """Compute what comes before ``normalize`` in one node of autograd's; None if it may not."""
+    def _in_one_node(self, x: Tensor, graph: GraphLike) -> Tensor | None:
+        """Run what comes before ``normalize`` as one node of autograd's; None if it may not."""
         neighbours, own = read_map(self.lin_l), read_map(self.lin_r)
         if neighbours is None or own is None:
             return None
         (weight, bias), (own_weight, own_bias) = neighbours, own
-        fit = own_weight.shape == weight.shape and own_bias is None
-        if not (fit and is_plain(graph, x, weight, bias, own_weight)):
+        if own_weight.shape != weight.shape or own_bias is not None:
+            return None
+        if not is_plain(graph, x, weight, bias, own_weight):
             return None
         return sage_convolution(graph, x, weight, bias, own_weight)
 
@@ -219,7 +198,7 @@ class SAGEConv(Convolution):
             check_map(self.lin_r, ends.target, names[1])
 
     def _width_of_neighbours(self, width: int) -> int:
-        """Give the number of features that come out of the aggregation of ``width``."""
+        """Return the number of features that come out of the aggregation of ``width``."""
         if self._reductions:
             return width * len(self._reductions)
         return width_of(self.aggr_module, width)
@@ -232,9 +211,8 @@ class SAGEConv(Convolution):
         if self.k is not None:
             self._check_no_batch(source)
             h, bias = product_and_bias(self.lin_l, source)
-            reduction = self._reductions[0]
-            return plus(maxk_aggregate(graph, h, self.k, edge_weight, reduce=reduction), bias)
-
+            y = maxk_aggregate(graph, h, self.k, edge_weight, reduce=self._reductions[0])
+            return plus(y, bias)
         if not self._reductions:
             ends = ends._replace(source=source).gathered()
             y = gathered(self.aggr_module, ends.graph, ends.source, edge_weight)
@@ -243,16 +221,16 @@ class SAGEConv(Convolution):
         def reduced(h: Tensor, reduction: str) -> Tensor:
             if width is None:
                 return spmm(graph, h, edge_weight, reduce=reduction)
-            how = "mean" if reduction == "mean" else "rescale"
-            return self._aggregate(graph, h, width, edge_weight, **{how: True})
+            options = {"mean" if reduction == "mean" else "rescale": True}
+            return self._aggregate(graph, h, width, edge_weight, **options)
 
-        if maps_first(graph, source, self.out_channels, otherwise=False):
+        if isinstance(graph, Shared) and self._reductions in self._of_parts:
             lin = read_map(self.lin_l)
-            if self._reductions in self._of_parts and lin is not None:
+            if lin is not None and graph.maps_first(source, self.out_channels):
                 h, reduction = linear(source, lin[0]), self._reductions[0]
                 return plus(over_vertices(lambda h: reduced(h, reduction), h), lin[1])
         parts = [
-            over_vertices(lambda h: reduced(h, one), source)  # noqa: B023  # called at once
-            for one in self._reductions
+            over_vertices(partial(reduced, reduction=reduction), source)
+            for reduction in self._reductions
         ]
         return called(self.lin_l, parts[0] if len(parts) == 1 else torch.cat(parts, -1), "x")

@@ -1,18 +1,13 @@
-"""SGC's convolution: several steps along the edges, and one linear map.
-
-Parameters have the names and shapes of PyG's layer of the same name, so that a ``state_dict`` loads
-across, and results agree with its.
-"""
+"""SGC's convolution: several steps along the edges, and one linear map."""
 
 from typing import Unpack
 
 from torch import Tensor
 
 from ..autograd.tensors.prepare import GraphLike
-from ._hops import HopConvolution
 from ._inputs import check_flags
-from ._linear import draw_map, linear_map, mapped
-from ._maps import called
+from ._loops import HopConvolution
+from ._maps import called, draw_map, linear_map, mapped
 from ._passing import PassingOptions
 
 
@@ -24,23 +19,10 @@ class SGConv(HopConvolution):
 
     Parameters
     ----------
-    in_channels : int
-        Features of a vertex; -1 for those of the first ``x``.
-    out_channels : int
-    K : int
-        Steps along the edges, 0 or more.
-    cached : bool
-        Whether what the first call aggregates serves all later calls too, whatever they are given.
-    add_self_loops : bool
-        Whether ``I`` is added.
-    bias : bool
+    in_channels, out_channels, K, cached, add_self_loops, bias
+        As in PyG; ``K`` may be 0.
     aggr, flow, node_dim, decomposed_layers, aggr_kwargs : optional
         As for ``GCNConv``.
-
-    Attributes
-    ----------
-    lin.weight, lin.bias : (out_channels, in_channels) and (out_channels,)
-        ``W`` transposed and ``b``.
 
     Raises
     ------
@@ -79,12 +61,12 @@ class SGConv(HopConvolution):
     def forward(
         self, x: Tensor, edge_index: GraphLike, edge_weight: Tensor | None = None
     ) -> Tensor:
-        """(n, in_channels) to (n, out_channels); arguments and errors are those of ``GCNConv``.
+        """Map (n, in_channels) to (n, out_channels); arguments and errors are those of ``GCNConv``.
 
         ``x`` may not be sparse.
         """
         if self._plan is not None and edge_weight is None:
-            planned = self._plan(self, x, edge_index)
+            planned: Tensor | None = self._plan(self, x, edge_index)
             if planned is not None:
                 return planned
         if self._cached_x is not None:

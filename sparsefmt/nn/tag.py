@@ -1,8 +1,4 @@
-"""TAG's convolution: a linear map for each step along the edges.
-
-Parameters have the names and shapes of PyG's layer of the same name, so that a ``state_dict`` loads
-across, and results agree with its.
-"""
+"""TAG's convolution: a linear map for each step along the edges."""
 
 from typing import Unpack, cast
 
@@ -11,12 +7,10 @@ from torch import Tensor
 from torch.nn import Linear, ModuleList, Parameter, init
 
 from ..autograd.tensors.prepare import GraphLike
-from ._base import plus
-from ._hops import HopConvolution
 from ._inputs import check_flags
-from ._linear import check_map, draw_map, linear_map
-from ._maps import called
-from ._passing import PassingOptions
+from ._loops import HopConvolution
+from ._maps import called, check_map, draw_map, linear_map
+from ._passing import PassingOptions, plus
 
 
 class TAGConv(HopConvolution):
@@ -26,22 +20,10 @@ class TAGConv(HopConvolution):
 
     Parameters
     ----------
-    in_channels : int
-        Features of a vertex; -1 for those of the first ``x``.
-    out_channels : int
-    K : int
-        Steps along the edges, 0 or more.
-    bias : bool
-    normalize : bool
-        Whether ``D`` divides; if not, it is the identity.
+    in_channels, out_channels, K, bias, normalize
+        As in PyG; ``K`` may be 0.
     aggr, flow, node_dim, decomposed_layers, aggr_kwargs : optional
         As for ``GCNConv``.
-
-    Attributes
-    ----------
-    lins.0.weight, ... : (out_channels, in_channels)
-        ``W_k`` transposed.
-    bias : (out_channels,)
 
     Raises
     ------
@@ -85,12 +67,12 @@ class TAGConv(HopConvolution):
     def forward(
         self, x: Tensor, edge_index: GraphLike, edge_weight: Tensor | None = None
     ) -> Tensor:
-        """(n, in_channels) to (n, out_channels); arguments and errors are those of ``GCNConv``.
+        """Map (n, in_channels) to (n, out_channels); arguments and errors are those of ``GCNConv``.
 
         ``x`` may not be sparse.
         """
         if self._plan is not None and edge_weight is None:
-            planned = self._plan(self, x, edge_index)
+            planned: Tensor | None = self._plan(self, x, edge_index)
             if planned is not None:
                 return planned
         steps = self._steps(x, edge_index, edge_weight, 0.0 if self.normalize else None)

@@ -1,8 +1,4 @@
-"""Transformer: attention by dot products of queries and keys, in one pass over the edges.
-
-Parameters have the names and shapes of PyG's layer, so that a ``state_dict`` loads across, and
-results agree with its.
-"""
+"""Transformer: attention by dot products of queries and keys, in one pass over the edges."""
 
 from math import sqrt
 from typing import Any, NamedTuple, Unpack
@@ -10,16 +6,22 @@ from typing import Any, NamedTuple, Unpack
 import torch
 from torch import Tensor
 from torch.nn import Linear
+from torch.nn.functional import dropout
 
 from ..autograd import dot_aggregate, edge_softmax, sddmm
 from ..autograd.maps import read_map
 from ..autograd.tensors.prepare import GraphLike
 from ..errors import DtypeError, ShapeError
-from ._attention import Attention
-from ._edges import AttentionWeights, as_given, at_edges, sums_of_edges
+from ._attention import (
+    Attention,
+    AttentionWeights,
+    as_given,
+    at_edges,
+    check_edge_features,
+    sums_of_edges,
+)
 from ._inputs import check_flags, in_pair
-from ._linear import draw_map, linear_map, mapped
-from ._maps import called
+from ._maps import called, draw_map, linear_map, mapped
 from ._passing import PassingOptions
 
 
@@ -33,15 +35,17 @@ class _Term(NamedTuple):
     weight: Tensor | None  #: (heads, out_channels, edge_dim)
 
     def products(self, graph: GraphLike, query: Tensor) -> Tensor:
-        """(nnz, heads) Multiply each entry's term with the query of its target."""
+        """Multiply each entry's term with the query of its target: (nnz, heads)."""
         if self.weight is not None:
             query = torch.einsum("nkf,kfd->nkd", query, self.weight.to(query.dtype))
         return at_edges(graph, query, self.features.to(query.dtype))
 
-    def sums(self, found: AttentionWeights) -> Tensor:
-        """(n_rows, heads, out_channels) Sum the terms of each row's entries by their weights."""
+    def sums(self, attention: AttentionWeights) -> Tensor:
+        """Sum the terms of each row's entries by their weights: (n_rows, heads, out_channels)."""
         with torch.autocast(self.features.device.type, enabled=False):
-            y = sums_of_edges(found.graph, self.features, found.weights.to(self.features.dtype))
+            y = sums_of_edges(
+                attention.graph, self.features, attention.weights.to(self.features.dtype)
+            )
             if self.weight is None:
                 return y
             return torch.einsum("nkd,kfd->nkf", y, self.weight.to(y.dtype))
@@ -57,35 +61,14 @@ class TransformerConv(Attention):
 
     Parameters
     ----------
-    in_channels : int or (int, int)
-        Features of a vertex; a pair for those of sources and those of targets.  -1 for as many as
-        the first ``x`` has.
-    out_channels, heads : int
-    concat : bool
-        Whether the result has the heads side by side, or their mean.
-    beta : bool
-        Whether the sum ``m`` and the map ``r`` of the targets' own features are weighed:
-        ``B r + (1 - B) m`` with ``B = sigmoid([m, r, m - r] W_beta)``, a number for each target.
-    dropout : float
-        Share of the weights ``P`` that is left out in training, the others being divided by what
-        stays; from 0 to less than 1.
+    in_channels, out_channels, heads, concat, beta, dropout, bias, root_weight
+        As in PyG: -1 for as many features as the first ``x`` has; dropout is a share less than 1.
+        With ``beta`` the result is ``B r + (1 - B) m`` of the sum ``m`` and the map ``r`` of the
+        targets' own features, where ``B = sigmoid([m, r, m - r] W_beta)``.
     edge_dim : int, optional
-        Features of an edge, -1 for as many as the first ``edge_attr`` has.
-    bias : bool
-        Whether the maps but ``W_edge`` and ``W_beta`` have a bias.
-    root_weight : bool
-        Whether the result has a part of the targets' own features; without there is no ``beta``.
+        As for ``GATConv``.
     aggr, flow, node_dim, decomposed_layers, aggr_kwargs : optional
         As for ``GATConv``.
-
-    Attributes
-    ----------
-    lin_key, lin_query, lin_value : Linear
-        To heads * out_channels.
-    lin_edge : Linear, or None without ``edge_dim``
-    lin_skip : Linear
-        To heads * out_channels, or out_channels without ``concat``.
-    lin_beta : Linear, or None without ``beta``
 
     Raises
     ------
@@ -152,16 +135,13 @@ class TransformerConv(Attention):
         edge_attr: Tensor | None = None,
         return_attention_weights: bool | None = None,
     ) -> Any:
-        """(n, in_channels) to (n, heads * out_channels), or (n, out_channels) without ``concat``.
+        """Map (n, in_channels) to (n, heads * out_channels); without ``concat`` (n, out_channels).
 
         Parameters
         ----------
-        x : Tensor, shape (n, in_channels), or a tuple of two
-            Features of all vertices, or ``(x, x_target)``: those of sources and of targets.
-        edge_index : Graph, shape (n, n), or (n_target, n_source), or PyG's
-            Only its structure is read.
-        edge_attr : Tensor, shape (nnz, edge_dim), or (nnz,) for ``edge_dim=1``
-            In the order of ``graph.structure``; for a layer with ``edge_dim`` only.
+        x, edge_index, edge_attr
+            As for ``GATConv``, but that ``x_target`` is needed, and ``edge_attr`` with
+            ``edge_dim``.
         return_attention_weights : bool, optional
             If it is given, True or False as in PyG, the result is ``(y, (edge_index, P))``: the
             edges as they were given, and the weight of each, (nnz, heads), before dropout.
@@ -181,27 +161,28 @@ class TransformerConv(Attention):
         query = self._mapped(self.lin_query, target, "x" if ends.alike else "x[1]")
         key, value = self._of_sources(ends, self.lin_key, self.lin_value)
         term = self._term(edge_attr, graph)
-        found = None
+        attention = None
         if term is not None or return_attention_weights is not None:
-            found = AttentionWeights(graph, self._weights(graph, query, key, term))
-        if found is not None and (term is not None or self._drops()):
-            kept = found._replace(weights=self._dropped(found.weights))
+            attention = AttentionWeights(graph, self._weights(graph, query, key, term))
+        if attention is not None and (term is not None or self._drops()):
+            weights = dropout(attention.weights, self.dropout, self.training)
+            kept = AttentionWeights(graph, weights)
             y = kept.sums(value)
             y = y if term is None else y + term.sums(kept).to(y.dtype)
         else:
             share = self.dropout if self.training else 0.0
             y = dot_aggregate(graph, query, key, value, dropout=share)
         y = self._with_own(y, target)
-        if found is None or return_attention_weights is None:
+        if attention is None or return_attention_weights is None:
             return y
-        weights = found.weights.to(y.dtype)
+        weights = attention.weights.to(y.dtype)
         if isinstance(edge_index, Tensor):
             return y, (edge_index, weights)
         return y, as_given(edge_index, self._turned(graph, None), weights)
 
     def _term(self, edge_attr: Tensor | None, graph: GraphLike) -> _Term | None:
-        """Give the edges' part of keys and values, which a layer with ``edge_dim`` needs."""
-        features = self._edge_features(edge_attr, graph)
+        """Return the edges' part of keys and values, which a layer with ``edge_dim`` needs."""
+        features = check_edge_features(edge_attr, graph, self.lin_edge)
         if self.lin_edge is None:
             return None
         if features is None:
@@ -211,18 +192,18 @@ class TransformerConv(Attention):
             )
         args = read_map(self.lin_edge)
         if args is None or args[1] is not None:
-            return _Term(self._by_head(called(self.lin_edge, features, "edge_attr")), None)
+            return _Term(self._mapped(self.lin_edge, features, "edge_attr"), None)
         return _Term(features, args[0].view(self.heads, self.out_channels, -1))
 
     def _weights(self, graph: GraphLike, query: Tensor, key: Tensor, term: _Term | None) -> Tensor:
-        """(nnz, heads) The weights of all entries, in float32 at least."""
+        """Compute the weights of all entries, (nnz, heads), in float32 at least."""
         dtype = torch.promote_types(query.dtype, torch.float32)
         with torch.autocast(query.device.type, enabled=False):
             query = query.to(dtype) / sqrt(self.out_channels)
             scores = sddmm(graph, query, key.to(dtype))
-            return edge_softmax(
-                graph, scores if term is None else scores + term.products(graph, query)
-            )
+            if term is not None:
+                scores = scores + term.products(graph, query)
+            return edge_softmax(graph, scores)
 
     def _with_own(self, y: Tensor, target: Tensor) -> Tensor:
         """Join the heads, and add the part of the targets' own features."""
@@ -233,5 +214,4 @@ class TransformerConv(Attention):
         if self.lin_beta is None:
             return y + own
         share = called(self.lin_beta, torch.cat([y, own, y - own], -1), "x").sigmoid()
-        found: Tensor = share * own + (1 - share) * y
-        return found
+        return share * own + (1 - share) * y

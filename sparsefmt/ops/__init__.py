@@ -12,9 +12,9 @@ if TYPE_CHECKING:
     from .attention.api import gat_backward as gat_backward
     from .attention.api import gatv2 as gatv2
     from .attention.api import gatv2_backward as gatv2_backward
+    from .cbsr.api import maxk as maxk
     from .cbsr.api import spgemm as spgemm
-    from .cbsr.gradients import sspmm as sspmm
-    from .cbsr.maxk import maxk as maxk
+    from .cbsr.api import sspmm as sspmm
     from .edges.api import edge_softmax as edge_softmax
     from .edges.api import edge_softmax_backward as edge_softmax_backward
     from .edges.api import sddmm as sddmm
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from .matmul.aggregation import aggregate_backward as aggregate_backward
     from .matmul.aggregation import scale as scale
     from .matmul.api import spmm as spmm
-    from .matmul.extrema import spmm_arg as spmm_arg
-    from .matmul.extrema import spmm_arg_backward as spmm_arg_backward
+    from .matmul.api import spmm_arg as spmm_arg
+    from .matmul.api import spmm_arg_backward as spmm_arg_backward
     from .messages.api import edge_combine as edge_combine
     from .messages.api import message_aggregate as message_aggregate
     from .messages.api import message_aggregate_backward as message_aggregate_backward
@@ -43,17 +43,14 @@ if TYPE_CHECKING:
 _MODULES = {
     "attention.api": "dot_attention dot_attention_backward gat gat_attention gat_backward "
     "gatv2 gatv2_backward",
-    "cbsr.api": "spgemm",
-    "cbsr.gradients": "sspmm",
-    "cbsr.maxk": "maxk",
+    "cbsr.api": "maxk spgemm sspmm",
     "edges.api": "edge_softmax edge_softmax_backward sddmm",
     "engine.explain": "explain",
     "engine.jit": "compile_all",
     "engine.transpose": "Transpose transpose",
     "gcn.api": "gcn_norm gcn_norm_backward",
     "matmul.aggregation": "aggregate aggregate_backward scale",
-    "matmul.api": "spmm",
-    "matmul.extrema": "spmm_arg spmm_arg_backward",
+    "matmul.api": "spmm spmm_arg spmm_arg_backward",
     "messages.api": "edge_combine message_aggregate message_aggregate_backward",
     "sampling.api": "sample sample_with_perm sampling_rate spmm_sampled",
     "tiles.costs": "Costs",

@@ -1,4 +1,4 @@
-"""Composition of sparse and dense primitives: the fastest association of a layer's matrices."""
+"""The planner: compositions of sparse and dense primitives, and the fastest for a layer."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""Measure this device's primitives, and fit its constants to them."""
+"""Measurements of this device's primitives, and the constants fitted to them."""
 
 import os
 import platform
@@ -6,13 +6,13 @@ import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from .._caches import cache
 from ..formats.arrays import finish, import_cupy, parse_device, to_device
 from ..formats.compressed import CSR
 from ..generate import power_law
@@ -63,32 +63,28 @@ def calibrate(device: str = "cpu", step: Callable[[str], None] = lambda text: No
 
 
 def fitted(samples: Sequence[Sample], device: str) -> Constants:
-    """Fit constants to samples: for each kind, and "other" to all that only stream."""
+    """Fit a device's constants to samples: for each kind, and "other" to all that only stream."""
     from scipy.optimize import nnls
 
     sizes = (0, 0) if device == "cpu" else (GPU.slice, GPU.inner)
-    bare = Constants(name_of(device), cache_of(device), {}, *sizes)
+    base = Constants(name_of(device), cache_of(device), {}, *sizes)
     kinds: dict[str, list[Sample]] = {}
     for sample in samples:
         kinds.setdefault(sample.primitive.kind, []).append(sample)
-    kinds["other"] = [sample for sample in samples if not _gathers(_work(sample, bare))]
+    kinds["other"] = [s for s in samples if (w := _work(s, base)).near + w.far == 0]
     seconds = {}
     for kind, part in kinds.items():
-        work = np.array([_work(sample, bare) for sample in part], np.float64)
+        work = np.array([_work(sample, base) for sample in part], np.float64)
         relative = work / np.array([s.seconds for s in part])[:, None]
         size = np.linalg.norm(relative, axis=0)
         size[size == 0] = 1
-        found, _ = nnls(relative / size, np.ones(len(part)))
-        seconds[kind] = tuple((found / size).tolist())
-    return replace(bare, seconds=seconds)
+        solution, _ = nnls(relative / size, np.ones(len(part)))
+        seconds[kind] = tuple((solution / size).tolist())
+    return replace(base, seconds=seconds)
 
 
 def _work(sample: Sample, constants: Constants) -> Work:
     return work_of(sample.primitive, sample.sizes, constants, locality=sample.locality)
-
-
-def _gathers(work: Work) -> bool:
-    return work.near + work.far > 0
 
 
 def _samples(n: int, degree: int, device: str, *, shuffle: bool) -> Iterator[Sample]:
@@ -139,15 +135,15 @@ def _sample(
         function(**operands)
         finish(array)  # synchronize!
         times.append(time.perf_counter() - start)
-    beside = "factor" if kind == "spmm_scaled" else ""
-    return Sample(Primitive(kind, names, beside), sizes, min(times), reach)
+    extra = "factor" if kind == "spmm_scaled" else ""
+    return Sample(Primitive(kind, names, extra), sizes, min(times), reach)
 
 
 # Which device
 
 
 def path_of(device: str) -> Path:
-    """Where the constants of a device are kept: in the user's cache, by name and version."""
+    """Return the file of a device's constants: in the user's cache, by name and version."""
     root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     try:
         version = metadata.version("sparsefmt")
@@ -158,7 +154,7 @@ def path_of(device: str) -> Path:
 
 
 def name_of(device: str) -> str:
-    """Name the device with its driver, or the processor with its cores."""
+    """Return the name of the device with its driver, or of the processor with its cores."""
     ordinal = parse_device(device)
     if ordinal is None:
         return f"{_processor()}, {os.cpu_count()} cores"
@@ -177,7 +173,7 @@ def _processor() -> str:
 
 
 def cache_of(device: str) -> int:
-    """Give the bytes of the last cache."""
+    """Return the bytes of the device's last cache."""
     ordinal = parse_device(device)
     if ordinal is None:
         name = "SC_LEVEL3_CACHE_SIZE"
@@ -222,7 +218,7 @@ GPU = Constants(
 
 @cache
 def constants_of(device: str) -> Constants:
-    """Give the constants that ``calibrate`` has kept for the device, or defaults for its kind."""
+    """Return the constants that ``calibrate`` wrote for the device, or defaults for its kind."""
     path = path_of(device)
     if path.exists():
         return Constants.load(path)

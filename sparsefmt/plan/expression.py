@@ -15,7 +15,7 @@ Kind: TypeAlias = Literal["dense", "unweighted", "weighted", "diagonal"]
 
 
 class Between:
-    """Take the rows from the first of ``_ends()`` and the columns from the second."""
+    """A mixin whose rows are those of the first of ``_ends()``, and columns those of the second."""
 
     if TYPE_CHECKING:
 
@@ -23,20 +23,20 @@ class Between:
 
     @property
     def rows(self) -> str:
-        """Name of the number of rows."""
+        """Return the name of the number of rows."""
         name: str = self._ends()[0].rows
         return name
 
     @property
     def cols(self) -> str:
-        """Name of the number of columns."""
+        """Return the name of the number of columns."""
         name: str = self._ends()[1].cols
         return name
 
 
 @dataclass(frozen=True)
 class Leaf:
-    """A matrix that the layer is given."""
+    """A matrix that the layer takes."""
 
     name: str
     kind: Kind
@@ -79,7 +79,7 @@ class Product(Between):
 
 @dataclass(frozen=True)
 class Sum(Between):
-    """Dense matrices of one shape, added."""
+    """A sum of dense matrices of one shape."""
 
     terms: tuple["Expression", ...]
 
@@ -92,7 +92,7 @@ class Sum(Between):
 
 @dataclass(frozen=True)
 class Apply:
-    """What a function gives that no rule opens, such as the attention of a GAT."""
+    """The result of a function that no rule opens, such as the attention of a GAT."""
 
     function: str
     arguments: tuple["Expression", ...]
@@ -124,7 +124,7 @@ Expression: TypeAlias = Leaf | Broadcast | Product | Sum | Apply | Hop
 
 
 def product(*factors: Expression) -> Expression:
-    """Multiply; a product within becomes part of the chain.
+    """Build the product of expressions; a product among them becomes part of the chain.
 
     Raises
     ------
@@ -144,7 +144,7 @@ def product(*factors: Expression) -> Expression:
 
 
 def total(*terms: Expression) -> Expression:
-    """Add; a sum within becomes part of the sum.
+    """Build the sum of expressions; a sum among them becomes part of the sum.
 
     Raises
     ------
@@ -164,7 +164,7 @@ def total(*terms: Expression) -> Expression:
 
 
 def simplified(expression: Expression) -> Expression:
-    """Write broadcasts as products with diagonals, and make one chain of nested products."""
+    """Write broadcasts as products with diagonals, and join nested products to one chain."""
     match expression:
         case Broadcast(vector, matrix, axis):
             inner = simplified(matrix)
@@ -179,7 +179,7 @@ def simplified(expression: Expression) -> Expression:
 
 
 def factored(expression: Expression) -> Expression:
-    """Take a sparse factor that several terms of a sum begin with out of them: Horner's scheme.
+    """Factor a sparse matrix out of the terms of a sum that begin with it: Horner's scheme.
 
     ``H·V + A·H·W + A·A·H·U`` becomes ``H·V + A·(H·W + A·H·U)``: two products with A, not three.
     """
@@ -190,38 +190,38 @@ def factored(expression: Expression) -> Expression:
         sparse = isinstance(term, Product) and not _is_dense(term.factors[0])
         first, *rest = term.factors if isinstance(term, Product) and sparse else (term,)
         groups.setdefault(first, []).append(product(*rest) if rest else term)
-    found = []
+    factored_terms = []
     for first, terms in groups.items():
         if len(terms) > 1 and not _is_dense(first):
-            found.append(product(first, factored(total(*terms))))
+            factored_terms.append(product(first, factored(total(*terms))))
         else:
-            found += terms if _is_dense(first) else [product(first, *terms)]
-    return total(*found)
+            factored_terms += terms if _is_dense(first) else [product(first, *terms)]
+    return total(*factored_terms)
 
 
 def over_processes(expression: Expression, halo: str = "halo") -> Expression:
-    """Say that processes share out the rows of all sparse matrices, and exchange what they read.
+    """Mark sparse matrices as shared by processes, which exchange rows of features.
 
     ``halo`` names the number of rows that one of them receives.
     """
-    again = partial(over_processes, halo=halo)
+    recurse = partial(over_processes, halo=halo)
     match expression:
         case Leaf(entries=entries):
             return replace(expression, halo=halo) if entries else expression
         case Broadcast(matrix=matrix):
-            return replace(expression, matrix=again(matrix))
+            return replace(expression, matrix=recurse(matrix))
         case Product(parts):
-            return Product(tuple(map(again, parts)))
+            return Product(tuple(map(recurse, parts)))
         case Sum(parts):
-            return Sum(tuple(map(again, parts)))
+            return Sum(tuple(map(recurse, parts)))
         case Hop(factors):
             return Hop(tuple(replace(f, halo=halo) if f.entries else f for f in factors))
         case Apply(arguments=parts):
-            return replace(expression, arguments=tuple(map(again, parts)), halo=halo)
+            return replace(expression, arguments=tuple(map(recurse, parts)), halo=halo)
 
 
 def hops(expression: Expression) -> tuple[Hop, ...]:
-    """Give the distinct hops of an expression."""
+    """Return the distinct hops of an expression."""
     match expression:
         case Hop():
             return (expression,)

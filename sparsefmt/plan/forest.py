@@ -1,4 +1,4 @@
-"""Every way to compute an expression: trees of an interval dynamic programme over its chains.
+"""Trees of an expression, by an interval dynamic programme over its chains.
 
 SENSEi (arXiv 2306.15155), section 4.2.
 """
@@ -14,22 +14,22 @@ from .rules import FUSED, Applied, Rule, Step, Tree, addition, application
 
 #: Sums with more combinations of their terms' trees associate all terms alike.
 MAX_COMBINATIONS = 64
-#: What a hop is composed for.
+#: The features that a hop is composed for.
 _X = Leaf("X", "dense", "n", "feat", grad=True)
 
 
 def forest(expression: Expression, rules: Sequence[Rule] = FUSED) -> tuple[Tree, ...]:
-    """Give the distinct trees that compute the expression, or its factored form.
+    """Build the distinct trees that compute the expression, or its factored form.
 
-    Each hop is composed in every way that no other beats, and alike wherever it occurs.
+    Each hop has every composition that no other beats, the same wherever it occurs.
     """
-    plain = simplified(expression)
-    found: dict[Tree, None] = {}
-    for chosen in product(*(_compositions(hop, rules) for hop in hops(plain))):
-        forester = _Forester(rules, dict(zip(hops(plain), chosen, strict=True)))
-        for form in dict.fromkeys((plain, factored(plain))):
-            found |= dict.fromkeys(forester.trees(form))
-    return tuple(found)
+    simple = simplified(expression)
+    trees: dict[Tree, None] = {}
+    for chosen in product(*(_compositions(hop, rules) for hop in hops(simple))):
+        forester = _Forester(rules, dict(zip(hops(simple), chosen, strict=True)))
+        for form in dict.fromkeys((simple, factored(simple))):
+            trees |= dict.fromkeys(forester.trees(form))
+    return tuple(trees)
 
 
 def _compositions(hop: Hop, rules: Sequence[Rule]) -> list[Tree]:
@@ -56,42 +56,42 @@ class _Forester:
                     Applied(application(function, len(part), kind), part, expression)
                     for part in self.combined(arguments)
                 ]
-        return []  # of a hop by itself, which is no matrix yet
+        return []  # a hop alone is no matrix yet
 
     def combined(self, parts: Sequence[Expression]) -> Iterator[tuple[Tree, ...]]:
-        """Choose one tree of each; of too many, the first of each list, or the last."""
+        """Yield combinations of the parts' trees; of too many, all first ones and all last ones."""
         choices = [self.trees(part) for part in parts]
         if prod(map(len, choices)) <= MAX_COMBINATIONS:
             return product(*choices)
         return iter((tuple(c[0] for c in choices), tuple(c[-1] for c in choices)))
 
     def of_chain(self, factors: Sequence[Expression]) -> list[Tree]:
-        """Give the trees of every interval of the chain, the shorter ones first."""
-        found = {(i, i + 1): self.trees(factor) for i, factor in enumerate(factors)}
+        """Build the trees of every interval of the chain, the shorter ones first."""
+        trees_of = {(i, i + 1): self.trees(factor) for i, factor in enumerate(factors)}
         for length in range(2, len(factors) + 1):
             for start in range(len(factors) - length + 1):
-                trees = self.of_interval(start, start + length, found)
+                trees = self.of_interval(start, start + length, trees_of)
                 if isinstance(hop := factors[start], Hop):
-                    inner = found[start + 1, start + length]
+                    inner = trees_of[start + 1, start + length]
                     trees += [_put(self.compositions[hop], X) for X in inner if X.kind == "dense"]
-                found[start, start + length] = trees
-        return found[0, len(factors)]
+                trees_of[start, start + length] = trees
+        return trees_of[0, len(factors)]
 
     def of_interval(
-        self, start: int, stop: int, found: Mapping[tuple[int, int], list[Tree]]
+        self, start: int, stop: int, trees_of: Mapping[tuple[int, int], list[Tree]]
     ) -> list[Tree]:
-        """Cut the interval into the operands of a rule, in every way."""
+        """Build the steps of an interval: each rule on each cut into operands."""
         return [
             Step(rule, operands)
             for rule in self.rules
             for inner in combinations(range(start + 1, stop), len(rule.operands) - 1)
-            for operands in product(*(found[cut] for cut in pairwise((start, *inner, stop))))
+            for operands in product(*(trees_of[cut] for cut in pairwise((start, *inner, stop))))
             if rule.accepts(operands)
         ]
 
 
 def _put(composition: Tree, X: Tree) -> Tree:
-    """Compose a hop for ``X``."""
+    """Replace the features in a hop's composition by ``X``."""
     if isinstance(composition, Leaf):
         return X if composition is _X else composition
     return Step(composition.rule, tuple(_put(part, X) for part in composition.operands))

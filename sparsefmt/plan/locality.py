@@ -1,8 +1,8 @@
-"""How far the gathers of a structure reach, and so what a cache of some rows of features answers.
+"""Reuse times of a structure's gathers, and the share that a cache of some rows answers.
 
 The reuse time of a gather is the number of gathers since the last one of the same row.  Where the
 share ``p(t)`` of gathers has longer ones than ``t``, a run of ``w`` gathers names ``f(w)``
-distinct rows, the sum of ``p(t)`` over ``t < w``, and a cache that holds ``f(w)`` rows leaves the
+distinct rows, the sum of ``p(t)`` over ``t < w``, and a cache of ``f(w)`` rows leaves the
 share ``p(w)`` unanswered: Xiang, Ding, Luo and Bao, "HOTL: a higher order theory of locality",
 ASPLOS 2013.
 """
@@ -16,7 +16,7 @@ from ..formats.arrays import Array, allocating, namespace, on_device_of
 from ..formats.compressed import CSR
 from ..formats.primitives import bits_for
 
-#: Parts of a structure that are looked at, and the entries of each at most.
+#: Parts of a structure to measure, and the entries of each at most.
 PARTS, MOST = 4, 1 << 22
 #: Reuse times: steps of a half octave.
 TIMES = tuple(dict.fromkeys(round(2 ** (step / 2)) for step in range(2 * 40)))
@@ -24,25 +24,25 @@ TIMES = tuple(dict.fromkeys(round(2 ** (step / 2)) for step in range(2 * 40)))
 
 @dataclass(frozen=True)
 class Locality:
-    """The share of gathers with longer reuse times than ``TIMES``, as far as they are known."""
+    """The share of gathers with longer reuse times than each of ``TIMES``, as far as known."""
 
     shares: tuple[float, ...]
 
     @property
     def footprints(self) -> tuple[float, ...]:
-        """The distinct rows that a run of ``TIMES`` gathers names."""
+        """Return the number of distinct rows that runs of ``TIMES`` gathers read."""
         steps = zip(pairwise((0, *TIMES)), pairwise((1.0, *self.shares)), strict=False)
         return tuple(accumulate((b - a) * (p + q) / 2 for (a, b), (p, q) in steps))
 
-    def misses(self, held: float) -> float:
-        """Give the share of gathers that a cache of ``held`` rows does not answer."""
+    def misses(self, capacity: float) -> float:
+        """Return the share of gathers that a cache of ``capacity`` rows does not answer."""
         footprints = self.footprints
-        at = bisect_left(footprints, held)
+        at = bisect_left(footprints, capacity)
         if at == len(footprints):
             return self.shares[-1] if self.shares else 0.0
         below, before = (footprints[at - 1], self.shares[at - 1]) if at else (0.0, 1.0)
-        way = (held - below) / (footprints[at] - below) if footprints[at] > below else 0.0
-        return before + way * (self.shares[at] - before)
+        fraction = (capacity - below) / (footprints[at] - below) if footprints[at] > below else 0.0
+        return before + fraction * (self.shares[at] - before)
 
 
 def locality(A: CSR) -> Locality:
@@ -66,12 +66,12 @@ def locality(A: CSR) -> Locality:
         if nnz <= MOST:
             return Locality(_shares(A.indices, 0, nnz))
         starts = [(nnz - MOST) * part // (PARTS - 1) for part in range(PARTS)]
-        found = [_shares(A.indices[start : start + MOST], MOST // 2, nnz) for start in starts]
-        return Locality(tuple(sum(part) / PARTS for part in zip(*found, strict=True)))
+        shares = [_shares(A.indices[start : start + MOST], MOST // 2, nnz) for start in starts]
+        return Locality(tuple(sum(part) / PARTS for part in zip(*shares, strict=True)))
 
 
 def _shares(columns: Array, known: int, nnz: int) -> tuple[float, ...]:
-    """Count gathers with longer reuse times than each; of those behind the first ``known``.
+    """Compute the share of gathers with longer reuse times than each, behind the first ``known``.
 
     Times longer than ``known`` are left out, unless the columns are all that there are.
     """

@@ -1,18 +1,19 @@
-"""Plan an expression: price its trees, leave out the beaten ones, choose, and say why."""
+"""Plans of expressions: price trees, leave out the beaten ones, choose, and explain."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cache, lru_cache, partial
+from functools import partial
 from numbers import Integral
 from typing import TypeAlias
 
+from .._caches import cache, lru_cache
 from ..errors import DtypeError, ShapeError
 from .expression import Expression
 from .forest import forest
 from .locality import Locality
 from .pricing import Constants, Work, work_of
 from .pruning import ORDERS, Sizes, Verdict, judged
-from .rules import Exchange, Primitive, Tree, bare, steps
+from .rules import Exchange, Primitive, Tree, steps, text_of
 
 #: Predictions that lie within this factor of the best are worth measuring, as far as they differ:
 #: of 84 cells on an H100 none was decided otherwise by a clock than by the model.
@@ -31,7 +32,7 @@ _Seconds: TypeAlias = Callable[[Primitive, Locality | None], float]
 
 @dataclass(frozen=True)
 class Candidate:
-    """A tree, what became of it, and its seconds in each run of the layer."""
+    """A tree, its verdict, and its seconds in each run of the layer."""
 
     verdict: Verdict
     parts: Mapping[str, float]  #: predicted seconds of each kind of primitive
@@ -40,24 +41,24 @@ class Candidate:
 
     @property
     def predicted(self) -> float:
-        """Seconds of a run."""
+        """Return the predicted seconds of a run."""
         return sum(self.parts.values())
 
     def seconds_of(self, column: str) -> float | None:
-        """Give the "predicted", "once" or "measured" seconds, or those of a kind of primitive."""
+        """Return the "predicted", "once" or "measured" seconds, or those of a kind of primitive."""
         if column in ("predicted", "once", "measured"):
-            found: float | None = getattr(self, column)
-            return found
+            seconds: float | None = getattr(self, column)
+            return seconds
         return self.parts.get(column, 0.0)
 
     @property
     def tree(self) -> Tree:
-        """The composition."""
+        """Return the composition."""
         return self.verdict.tree
 
     @property
     def promoted(self) -> bool:
-        """Whether some order of the widths leaves it unbeaten."""
+        """Return True if some order of the widths leaves it unbeaten."""
         return self.verdict.promoted
 
 
@@ -74,19 +75,19 @@ class Plan:
     runs: int | None = None  #: how often it runs; what runs once is free without
 
     def seconds(self, locality: Locality | None) -> float:
-        """Predict the chosen tree for a graph of these sizes whose gathers reach so far."""
+        """Predict the seconds of the chosen tree for a graph of these sizes and that locality."""
         parts, _ = self.price(self.chosen.tree, locality)
         return sum(parts.values())
 
     @property
     def promoted(self) -> tuple[Candidate, ...]:
-        """Those that pruning leaves: the best prediction first, then what costs less once."""
+        """Return the unbeaten candidates: by prediction, then by the seconds of the first run."""
         left = [candidate for candidate in self.candidates if candidate.promoted]
         return tuple(sorted(left, key=lambda candidate: (candidate.predicted, candidate.once)))
 
     @property
     def chosen(self) -> Candidate:
-        """The fastest measured; if nothing was measured, the first that is ``close``.
+        """Return the fastest measured; if nothing was measured, the first that is ``close``.
 
         Each run has its share of what runs once, as predicted.  What runs without a plan stays
         where another is faster by less than clocks tell apart.
@@ -104,24 +105,24 @@ class Plan:
 
     @property
     def close(self) -> tuple[Candidate, ...]:
-        """Those whose predictions are too close to the best for a model to decide.
+        """Return the candidates whose predictions are too close to the best for a model to decide.
 
         The layer's own composition comes first if its prediction is close to the best: it has code
         of its own, which no price knows.  Otherwise only predictions that differ by more than
         clocks tell are worth their time: two that are alike take the same.  Of ``SHORT`` runs no
         time is worth it, and the first alone is left.
         """
-        best, *others = self.promoted
-        near = [c for c in others if c.predicted <= CLOSE * best.predicted]
-        own = next((c for c in (best, *near) if c.tree == self.own), None)
-        found = [best, *(c for c in near if own or TELLING * c.predicted > best.predicted)]
-        found.sort(key=lambda c: c is not own)
-        return tuple(found[:1] if best.predicted < SHORT else found)
+        best, *rest = self.promoted
+        near = [c for c in rest if c.predicted <= CLOSE * best.predicted]
+        of_layer = next((c for c in (best, *near) if c.tree == self.own), None)
+        close = [best, *(c for c in near if of_layer or TELLING * c.predicted > best.predicted)]
+        close.sort(key=lambda c: c is not of_layer)
+        return tuple(close[:1] if best.predicted < SHORT else close)
 
     def with_measured(self, seconds: Mapping[Tree, float]) -> "Plan":
-        """Add what trees took when they were timed."""
-        found = (replace(c, measured=seconds.get(c.tree, c.measured)) for c in self.candidates)
-        return replace(self, candidates=tuple(found))
+        """Add measured seconds of trees; return a new plan."""
+        candidates = (replace(c, measured=seconds.get(c.tree, c.measured)) for c in self.candidates)
+        return replace(self, candidates=tuple(candidates))
 
     def explain(self) -> str:
         """Write every tree with its costs; who beat it, or which was chosen."""
@@ -131,7 +132,7 @@ class Plan:
             f"{self.expression}   with {sizes}; {'training' if self.training else 'inference'}",
             f"{len(self.candidates)} trees, {len(self.promoted)} promoted",
         ]
-        width = max(len(bare(tree)) for tree in names)
+        width = max(len(text_of(tree)) for tree in names)
         shared = any("exchange" in candidate.parts for candidate in self.candidates)
         columns = ["predicted", *(["exchange"] if shared else []), "once", "measured"]
         heads = "  ".join(f"{column:>12}" for column in columns)
@@ -139,8 +140,9 @@ class Plan:
         for candidate, name in zip(self.candidates, names.values(), strict=True):
             fate = "CHOSEN" if candidate is self.chosen else _fate(candidate, names)
             fate += ", the layer as it is" if candidate.tree == self.own else ""
-            costs = "  ".join(_ms(candidate.seconds_of(column)) for column in columns)
-            lines.append(f"{name:>4}  {bare(candidate.tree):<{width}}  {costs}  {fate}")
+            times = map(candidate.seconds_of, columns)
+            costs = "  ".join(f"{'-':>12}" if t is None else f"{t * 1e3:9.3f} ms" for t in times)
+            lines.append(f"{name:>4}  {text_of(candidate.tree):<{width}}  {costs}  {fate}")
         return "\n".join(lines)
 
 
@@ -157,7 +159,7 @@ def plan(
     orders: tuple[Sizes, ...] = ORDERS,
     own: Callable[[Tree], bool] = lambda tree: False,
 ) -> Plan:
-    """Enumerate, prune and price.
+    """Build the trees of an expression, leave out the beaten ones, and price the rest.
 
     Parameters
     ----------
@@ -203,7 +205,7 @@ def plan(
 
 
 def _ranked(sizes: Sizes) -> tuple[tuple[str, int], ...]:
-    """Give each size its place among the others, all that pruning compares."""
+    """Replace each size by its rank among all, which is all that pruning compares."""
     places = {size: place for place, size in enumerate(sorted(set(sizes.values())))}
     return tuple((name, places[size]) for name, size in sizes.items())
 
@@ -216,7 +218,7 @@ def _verdicts(
 
 
 class _Sizes(dict[str, int]):
-    """Sizes by name, which say what is missing."""
+    """Sizes by name, with an error for a name that is missing."""
 
     def __missing__(self, name: str) -> int:
         raise ShapeError(
@@ -228,7 +230,7 @@ class _Sizes(dict[str, int]):
 def _checked(
     expression: object, sizes: object, constants: object, itemsize: object, runs: object
 ) -> Sizes:
-    """Check what a plan is made of, and give the sizes."""
+    """Check the arguments of a plan, and return the sizes."""
     if not isinstance(expression, Expression):
         raise DtypeError(
             f"expression is a {type(expression).__name__}: give one of sparsefmt.plan.models, "
@@ -251,7 +253,7 @@ def _checked(
 
 
 def _seconds_by(work: Callable[..., Work], constants: Constants) -> _Seconds:
-    """Price each primitive once: few make up all trees."""
+    """Return a function that predicts a primitive's seconds, with a cache."""
 
     @cache
     def seconds(primitive: Primitive, locality: Locality | None) -> float:
@@ -268,7 +270,7 @@ def _prices(
     tree: Tree,
     locality: Locality | None,
 ) -> _Prices:
-    """Price the primitives of a tree by kind, and what runs once, of which each run has a share."""
+    """Compute seconds by kind of primitive, and those of the first run, shared among all runs."""
     parts: dict[str, float] = {}
     priced = [
         (step.constant, primitive.kind, seconds_of(primitive, locality))
@@ -276,13 +278,13 @@ def _prices(
         for primitive in step.primitives(training)
     ]
     priced += [
-        (one.once, one.primitive.kind, _exposed(seconds_of, locality, one, own_share))
+        (e.first_only, e.primitive.kind, _exposed(seconds_of, locality, e, own_share))
         for step in steps(tree)
-        for one in step.exchanges(training)
+        for e in step.exchanges(training)
     ]
     total = 0.0
-    for once, kind, seconds in priced:
-        if once:
+    for first_only, kind, seconds in priced:
+        if first_only:
             total += seconds
             seconds = seconds / runs if runs else 0.0
         parts[kind] = parts.get(kind, 0.0) + seconds
@@ -292,8 +294,8 @@ def _prices(
 def _exposed(
     seconds_of: _Seconds, locality: Locality | None, exchange: Exchange, own_share: float
 ) -> float:
-    """Give the seconds of an exchange that the product of own entries beside it does not hide."""
-    hidden = own_share * seconds_of(exchange.beside, locality) if exchange.beside else 0.0
+    """Return the seconds of an exchange that the overlapped product does not hide."""
+    hidden = own_share * seconds_of(exchange.overlapped, locality) if exchange.overlapped else 0.0
     return max(0.0, seconds_of(exchange.primitive, locality) - hidden)
 
 
@@ -302,7 +304,3 @@ def _fate(candidate: Candidate, names: Mapping[Tree, str]) -> str:
         return "promoted"
     beaters = dict.fromkeys(names[tree] for tree in candidate.verdict.beaten_by if tree)
     return f"beaten by {' or '.join(beaters)}"
-
-
-def _ms(seconds: float | None) -> str:
-    return f"{'-':>12}" if seconds is None else f"{seconds * 1e3:9.3f} ms"

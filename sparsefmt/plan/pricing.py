@@ -1,4 +1,4 @@
-"""What primitives cost: bytes and flops of their operations, and the seconds of each on a device.
+"""Costs of primitives: bytes and flops of their operations, and their seconds on a device.
 
 The prediction adds what a call, bytes and flops cost: constants of the device that ``sparsefmt
 calibrate`` fits, for each kind of primitive.
@@ -7,10 +7,10 @@ calibrate`` fits, for each kind of primitive.
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
+from .._caches import cache
 from ..errors import FileFormatError
 from ..ops.engine.structure import Sizes as Structure
 from ..ops.engine.table import Price, operations
@@ -21,12 +21,12 @@ from .rules import Primitive
 
 
 class Work(NamedTuple):
-    """What a primitive does: each part costs a constant of the device."""
+    """The parts of a primitive's work, each of which costs a constant of the device."""
 
     calls: float
     rows: float
     entries: float
-    held: float  #: bytes read and written in the order in which they lie, if the cache holds them
+    cached: float  #: bytes read and written in order, as far as they fit into the cache
     streamed: float  #: those beyond the cache
     near: float  #: bytes gathered by an index that the last cache answers, and no inner one
     far: float  #: bytes gathered beyond it
@@ -41,7 +41,7 @@ NVLINK, GLOO = (1.7e-5, 3.2e-12), (2e-4, 1e-9)
 
 
 class _Array(NamedTuple):
-    """An array's shape and the bytes of an element: all that a price depends on."""
+    """An array's shape and the bytes of an element, on which a price depends."""
 
     shape: tuple[int, ...]
     itemsize: int
@@ -54,13 +54,13 @@ class Constants:
     device: str
     cache: int  #: bytes of the last cache
     seconds: Mapping[str, tuple[float, ...]]
-    #: Bytes of a row of features that a kernel gathers at a time; 0 for the whole row.
+    #: Bytes of a row of features that a kernel gathers at a time; 0 for all of it.
     slice: int = 0
-    inner: int = 0  #: bytes of gathered rows that a core's own cache holds
+    inner: int = 0  #: bytes of gathered rows that fit into a core's cache
 
     @property
     def gathered(self) -> float:
-        """Bytes of gathered rows that the last cache holds.
+        """Return the bytes of gathered rows that fit into the last cache.
 
         That of a GPU has two halves, which both keep what all multiprocessors gather: products of
         32 graphs on an H100 of 50 MB go as if it had half.
@@ -68,25 +68,25 @@ class Constants:
         return self.cache / 2 if self.slice else self.cache
 
     def predict(self, work: Work, kind: str) -> float:
-        """Give the seconds of a primitive."""
-        other = self._link if kind == "exchange" else self.seconds["other"]
-        seconds = self.seconds.get(kind, other)
+        """Compute the seconds of a primitive."""
+        default = self._link if kind == "exchange" else self.seconds["other"]
+        seconds = self.seconds.get(kind, default)
         return sum(part * second for part, second in zip(work, seconds, strict=True))
 
     @property
     def _link(self) -> tuple[float, ...]:
-        """Seconds for each part of an exchange, which ``sparsefmt calibrate`` does not measure."""
+        """Return the seconds for each part of an exchange, assumed rather than measured."""
         call, byte = NVLINK if self.slice else GLOO
         return tuple({"calls": call, "streamed": byte}.get(part, 0.0) for part in Work._fields)
 
     def save(self, path: Path) -> None:
-        """Write as JSON."""
+        """Write the constants as JSON."""
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(asdict(self), indent=1) + "\n", encoding="utf-8")
 
     @classmethod
     def load(cls, path: Path) -> "Constants":
-        """Read what ``save`` wrote.
+        """Read constants that ``save`` wrote.
 
         Raises
         ------
@@ -94,12 +94,12 @@ class Constants:
             If the file holds something else.
         """
         try:
-            given = json.loads(path.read_text(encoding="utf-8"))
-            seconds = {kind: tuple(map(float, row)) for kind, row in given["seconds"].items()}
-            whole = {len(row) for row in seconds.values()} == {len(Work._fields)}
-            if whole and "other" in seconds:
-                sizes = {name: int(given[name]) for name in ("cache", "slice", "inner")}
-                return cls(given["device"], seconds=seconds, **sizes)
+            values = json.loads(path.read_text(encoding="utf-8"))
+            seconds = {kind: tuple(map(float, row)) for kind, row in values["seconds"].items()}
+            complete = {len(row) for row in seconds.values()} == {len(Work._fields)}
+            if complete and "other" in seconds:
+                sizes = {name: int(values[name]) for name in ("cache", "slice", "inner")}
+                return cls(values["device"], seconds=seconds, **sizes)
         except (ValueError, KeyError, TypeError, AttributeError):
             pass
         raise FileFormatError(
@@ -128,15 +128,15 @@ def work_of(
     KeyError
         If a size has no number.
     """
-    kind, names, beside = primitive
+    kind, names, extra = primitive
     size = [int(name) if name.isdigit() else sizes[name] for name in names]
     if kind == "exchange":
         rows, width = size
         return Work(1, 0, 0, 0, rows * width * (travelling or itemsize), 0, 0, 0)
     if kind in _GATHERING:
-        found = _gathering(kind, size, constants, itemsize, rounded, locality)
-        more = BESIDE[beside] * size[0] if constants.slice else 0
-        return found._replace(entries=found.entries + more)
+        work = _gathering(kind, size, constants, itemsize, rounded, locality)
+        more = EXTRA_READS[extra] * size[0] if constants.slice else 0
+        return work._replace(entries=work.entries + more)
     if kind == "gemm":
         n, inner, m = size
         elements, flops = n * inner + inner * m + n * m, 2 * n * inner * m
@@ -148,21 +148,21 @@ def work_of(
         n, m, *terms = size
         reads = terms[0] if terms else 1
         elements, flops = (reads + 1) * n * m, reads * n * m
-    held, streamed = _split(elements * itemsize, elements * itemsize, constants)
+    cached, streamed = _split(elements * itemsize, elements * itemsize, constants)
     entries = size[0] if kind == "scale_entries" else 0
-    return Work(1, 0 if entries else size[0], entries, held, streamed, 0, 0, flops)
+    return Work(1, 0 if entries else size[0], entries, cached, streamed, 0, 0, flops)
 
 
 def _split(count: float, footprint: float, constants: Constants) -> tuple[float, float]:
-    """Split bytes into those that the cache answers and the others."""
+    """Split bytes into those that the cache answers and the rest."""
     inside = count * min(1.0, constants.cache / max(footprint, 1))
     return inside, count - inside
 
 
-#: Entries that a GPU reads in the time of what one gathers beside its row of features: 32 bytes for
-#: a factor, from the L2, or for a value, from memory (reddit, products and mycielskian17, 32 and
-#: 256 features, H100: 0.9 to 2, and 4 to 9).
-BESIDE = {"": 0, "factor": 2, "value": 5}
+#: Entries that a GPU reads in the time of what an entry gathers besides its row of features: 32
+#: bytes for a factor, from the L2, or for a value, from memory (reddit, products and mycielskian17,
+#: 32 and 256 features, H100: 0.9 to 2, and 4 to 9).
+EXTRA_READS = {"": 0, "factor": 2, "value": 5}
 
 #: Kinds that gather rows of features, and the operation that they call.
 _GATHERING = {
@@ -186,18 +186,18 @@ def _gathering(
     nnz, rows, feat = size
     X, values = _Array((rows, feat), itemsize), _Array((nnz,), itemsize)
     weighted = kind != "spmm_unweighted"
-    found = _price(kind, Structure(rows, rows, nnz, "int32"), X, values if weighted else None)
-    others, calls = found.bytes - nnz * feat * itemsize, 1
+    price = _price(kind, Structure(rows, rows, nnz, "int32"), X, values if weighted else None)
+    in_order, calls = price.bytes - nnz * feat * itemsize, 1
     narrows = rounded and _GATHERING[kind] == "spmm" and itemsize == 4
     if narrows and not against_rounding(nnz, rows, feat):
-        itemsize, others, calls = 2, others + rows * feat * 6, 2  # reads 4 bytes, writes 2
+        itemsize, in_order, calls = 2, in_order + rows * feat * 6, 2  # reads 4 bytes, writes 2
     row = max(1, min(feat * itemsize, constants.slice or feat * itemsize))
     reached = max(0.0, 1 - constants.gathered / max(row * rows, 1)), 1.0
     if locality is not None:
         reached = locality.misses(constants.gathered / row), locality.misses(constants.inner / row)
     far, near = (share * nnz * feat * itemsize for share in reached)
-    held, streamed = _split(others, others, constants)
-    return Work(calls, rows, nnz, held, streamed, near - far, far, found.flops)
+    cached, streamed = _split(in_order, in_order, constants)
+    return Work(calls, rows, nnz, cached, streamed, near - far, far, price.flops)
 
 
 def _price(kind: str, S: Structure, X: _Array, values: _Array | None) -> Price:

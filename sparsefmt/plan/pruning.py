@@ -1,4 +1,4 @@
-"""Leave out the trees that another one beats whatever the widths are.
+"""Pruning of trees that another one beats whatever the widths are.
 
 SENSEi (arXiv 2306.15155), section 4.3.
 """
@@ -11,7 +11,7 @@ from .rules import Primitive, Tree, steps
 
 #: Numbers behind the names of sizes.
 Sizes = Mapping[str, int]
-#: Whether it runs once, a primitive's kind and its sizes, numbers where they are known.
+#: True if only the first run calls it, a primitive's kind and its sizes, numbers where known.
 _Counted: TypeAlias = tuple[str | int, ...]
 #: Both orders of the widths; the numbers of vertices and entries are compared with themselves only.
 ORDERS: tuple[Sizes, ...] = ({"in": 1, "out": 2}, {"in": 2, "out": 1})
@@ -19,27 +19,27 @@ ORDERS: tuple[Sizes, ...] = ({"in": 1, "out": 2}, {"in": 2, "out": 1})
 
 @dataclass(frozen=True)
 class Verdict:
-    """What became of a tree: under which orders it is promoted, and what beats it elsewhere."""
+    """The result of pruning for a tree: for each order None, or a tree that beats it."""
 
     tree: Tree
     beaten_by: tuple[Tree | None, ...]  #: for each order a tree that is better, if there is one
 
     @property
     def promoted(self) -> bool:
-        """Whether some order leaves the tree unbeaten."""
+        """Return True if some order leaves the tree unbeaten."""
         return None in self.beaten_by
 
 
 def signature(tree: Tree, *, training: bool = False) -> tuple[Primitive, ...]:
-    """Give the primitives of the distinct steps, with their backward ones in training."""
+    """Return the primitives of the distinct steps, with their backward ones in training."""
     return tuple(primitive for _, primitive in _primitives(tree, training))
 
 
 def _primitives(tree: Tree, training: bool) -> Iterator[tuple[bool, Primitive]]:
-    """Give the primitives of the distinct steps, and whether they run once."""
+    """Yield the primitives of the distinct steps, each with True if only the first run calls it."""
     for step in steps(tree):
         yield from ((step.constant, primitive) for primitive in step.primitives(training))
-        yield from ((one.once, one.primitive) for one in step.exchanges(training))
+        yield from ((e.first_only, e.primitive) for e in step.exchanges(training))
 
 
 def judged(
@@ -52,23 +52,23 @@ def judged(
     that runs once.
     """
     signatures = [tuple(_primitives(tree, training)) for tree in trees]
-    found = [_beaters(signatures, sizes) for sizes in orders]
+    beaters = [_beaters(signatures, sizes) for sizes in orders]
     return tuple(
         Verdict(tree, tuple(None if i is None else trees[i] for i in by_order))
-        for tree, *by_order in zip(trees, *found, strict=True)
+        for tree, *by_order in zip(trees, *beaters, strict=True)
     )
 
 
 def _beaters(
     signatures: Sequence[Sequence[tuple[bool, Primitive]]], sizes: Sizes
 ) -> list[int | None]:
-    """Give for each signature the place of the first that beats it under these sizes."""
+    """Return for each signature the place of the first that beats it under these sizes, or None."""
     counted: dict[_Counted, int] = {}  # few primitives make up all trees: each gets a number
     numbers = [
-        sorted(counted.setdefault(_counted(*one, sizes), len(counted)) for one in part)
+        sorted(counted.setdefault(_counted(*entry, sizes), len(counted)) for entry in part)
         for part in signatures
     ]
-    larger = [{j for other, j in counted.items() if _at_most(one, other)} for one in counted]
+    larger = [{j for b, j in counted.items() if _at_most(a, b)} for a in counted]
 
     def beats(ours: list[int], theirs: list[int]) -> bool:
         return ours != theirs and _fit([larger[i] for i in ours], theirs)
@@ -79,16 +79,16 @@ def _beaters(
     ]
 
 
-def _counted(once: bool, primitive: Primitive, sizes: Sizes) -> _Counted:
-    """Write sizes as numbers, where there are any."""
+def _counted(first_only: bool, primitive: Primitive, sizes: Sizes) -> _Counted:
+    """Replace names of sizes by numbers, where there are any."""
     numbers = (int(name) if name.isdigit() else sizes.get(name, name) for name in primitive.size)
-    return once, primitive.kind, *numbers
+    return first_only, primitive.kind, *numbers
 
 
 def _at_most(ours: _Counted, theirs: _Counted) -> bool:
-    """Tell whether the kinds agree, and no size is larger; names are equal or do not compare."""
-    (once, *sizes), (theirs_once, *their_sizes) = ours, theirs
-    if len(sizes) != len(their_sizes) or (theirs_once and not once):
+    """Return True if the kinds agree, and no size is larger; names are equal or do not compare."""
+    (first_only, *sizes), (theirs_first_only, *their_sizes) = ours, theirs
+    if len(sizes) != len(their_sizes) or (theirs_first_only and not first_only):
         return False
     return all(
         a == b or (isinstance(a, int) and isinstance(b, int) and a < b)
@@ -97,14 +97,14 @@ def _at_most(ours: _Counted, theirs: _Counted) -> bool:
 
 
 def _fit(larger: Sequence[set[int]], theirs: Sequence[int]) -> bool:
-    """Tell whether each of ours finds one of theirs for itself, among those as large or larger."""
+    """Return True if each of ours maps to another of theirs, among those as large or larger."""
     if len(larger) > len(theirs):
         return False
     taken: dict[int, int] = {}  # place among theirs -> ours
 
     def place(i: int, seen: set[int]) -> bool:
-        for j, other in enumerate(theirs):
-            if j not in seen and other in larger[i]:
+        for j, number in enumerate(theirs):
+            if j not in seen and number in larger[i]:
                 seen.add(j)
                 if j not in taken or place(taken[j], seen):
                     taken[j] = i

@@ -1,14 +1,15 @@
-"""Which neighbours of a chain one primitive multiplies: rules as data.
+"""Rules as data: which neighbours of a chain a primitive multiplies.
 
-SENSEi (arXiv 2306.15155), section 4.1; and, beside its rules, the product that takes the diagonals
-of a normalised graph along in one kernel.
+SENSEi (arXiv 2306.15155), section 4.1, and the product that takes the diagonals of a normalised
+graph along in one kernel.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cached_property
 from typing import Any, NamedTuple, TypeAlias
 
+from .._caches import cache
 from .expression import Apply, Between, Kind, Leaf
 
 #: Sizes of a primitive, of the operands in their roles.
@@ -16,12 +17,12 @@ Measure: TypeAlias = Callable[..., tuple[str, ...]]
 
 
 class Primitive(NamedTuple):
-    """One call of a kernel, with the names of its sizes."""
+    """A call of a kernel, with the names of its sizes."""
 
     kind: str
     size: tuple[str, ...]
-    #: What an entry gathers beside a row of features: the "factor" of its column, its "value".
-    beside: str = ""
+    #: What an entry gathers besides a row of features: the "factor" of its column, its "value".
+    extra: str = ""
 
     def __str__(self) -> str:
         return f"{self.kind}({', '.join(self.size)})"
@@ -31,16 +32,16 @@ class Exchange(NamedTuple):
     """Rows of features, or of their gradients, that processes send each other for a product."""
 
     primitive: Primitive
-    once: bool  #: whether it happens at the first run alone
-    beside: Primitive | None  #: the product of which a process computes its own part meanwhile
+    first_only: bool  #: True if only the first run needs it
+    overlapped: Primitive | None  #: the product of which a process computes its own part meanwhile
 
 
 @dataclass(frozen=True, eq=False)
 class Rule:
-    """Operands that one primitive takes, and what it gives."""
+    """A primitive with the kinds of its operands and of its result."""
 
     kind: str  #: of the primitive
-    #: Role and kind of each: "sparse" is weighted or not, "given" sparse and not yet scaled.
+    #: Role and kind of each: "sparse" is weighted or not, "unscaled" sparse and not yet scaled.
     operands: tuple[tuple[str, str], ...]
     result: Kind
     size: Measure
@@ -48,7 +49,7 @@ class Rule:
     gradients: dict[str, tuple[str, Measure]]
 
     def accepts(self, operands: Sequence["Tree"]) -> bool:
-        """Tell whether the operands are what the rule takes."""
+        """Return True if the rule takes these operands."""
         return len(operands) == len(self.operands) and all(
             _is(kind, tree) for (_, kind), tree in zip(self.operands, operands, strict=True)
         )
@@ -56,14 +57,14 @@ class Rule:
 
 @dataclass(frozen=True)
 class Step(Between):
-    """A rule at work on operands, which are leaves or steps themselves."""
+    """A rule applied to operands, which are leaves or steps themselves."""
 
     rule: Rule
     operands: tuple["Tree", ...]
 
     @property
     def kind(self) -> Kind:
-        """Kind of the result."""
+        """Return the kind of the result."""
         return self.rule.result
 
     def _ends(self) -> tuple[Any, Any]:
@@ -71,31 +72,31 @@ class Step(Between):
 
     @cached_property
     def constant(self) -> bool:
-        """Whether all leaves below are constant."""
+        """Return True if all leaves below are constant."""
         return all(tree.constant for tree in self.operands)
 
     @cached_property
     def grad(self) -> bool:
-        """Whether training asks for the gradient of a leaf below."""
+        """Return True if training asks for the gradient of a leaf below."""
         return any(tree.grad for tree in self.operands)
 
     @property
     def entries(self) -> str:
-        """Name of the number of stored entries of the result, if it is sparse."""
+        """Return the name of the number of stored entries of the result, if it is sparse."""
         return next((tree.entries for tree in self.operands if tree.entries), "")
 
     @property
     def halo(self) -> str:
-        """Name of the number of rows received for a product with the result, if it is sparse."""
+        """Return the name of the number of rows received for a product with it, if it is sparse."""
         return next((tree.halo for tree in self.operands if tree.halo), "")
 
     def by_role(self) -> dict[str, "Tree"]:
-        """Operands by their roles."""
+        """Return the operands by their roles."""
         roles = (role for role, _ in self.rule.operands)
         return dict(zip(roles, self.operands, strict=True))
 
     def primitives(self, training: bool) -> Iterator[Primitive]:
-        """Give what the step calls: forward, and in training one for each gradient asked for."""
+        """Yield the calls of the step: forward, and in training one for each gradient asked for."""
         operands = self.by_role()
         factor = "factor" if self.rule.kind == "spmm_scaled" else ""
         yield Primitive(self.rule.kind, self.rule.size(**operands), factor * ("col" in operands))
@@ -103,28 +104,28 @@ class Step(Between):
             if training and tree.grad and role in self.rule.gradients:
                 kind, size = self.rule.gradients[role]
                 # A transposed product has the rows' factors at its columns, and values elsewhere.
-                beside = factor * ("row" in operands) if kind == "spmm_scaled" else ""
+                extra = factor * ("row" in operands) if kind == "spmm_scaled" else ""
                 stored = kind == "spmm_weighted" and not isinstance(operands["A"], Applied)
-                beside = "value" if stored else beside
-                yield Primitive(kind, size(**operands), beside)
+                extra = "value" if stored else extra
+                yield Primitive(kind, size(**operands), extra)
 
     def exchanges(self, training: bool) -> Iterator[Exchange]:
-        """Give what processes exchange for the step: features, and in training their gradients.
+        """Yield the exchanges of processes for the step: of features, in training of gradients.
 
-        Attention is not computed until all has come.
+        Attention waits for all rows.
         """
         operands = self.by_role()
         A, X = operands.get("A"), operands.get("X")
         if A is None or X is None or not A.halo:
             return
-        size, apart = (A.halo, X.cols), isinstance(A, Applied)
+        size, is_attention = (A.halo, X.cols), isinstance(A, Applied)
         product = Primitive(self.rule.kind, self.rule.size(**operands))
-        there = Primitive("exchange", size)
+        exchange = Primitive("exchange", size)
         # What training gets without a gradient are features that stay: their rows are remembered.
         stays = X.constant or (training and isinstance(X, Leaf) and not X.grad)
-        yield Exchange(there, stays, None if apart else product)
+        yield Exchange(exchange, stays, None if is_attention else product)
         if training and X.grad:
-            yield Exchange(there, False, None if apart else product)
+            yield Exchange(exchange, False, None if is_attention else product)
 
     def __str__(self) -> str:
         if self.rule.kind == "add":
@@ -134,7 +135,7 @@ class Step(Between):
 
 @dataclass(frozen=True)
 class Applied(Step):
-    """A function at work: its result has a shape of its own."""
+    """A function applied to trees: its result has a shape of its own."""
 
     source: Apply
 
@@ -143,61 +144,61 @@ class Applied(Step):
 
     @property
     def entries(self) -> str:
-        """Name of the number of stored entries of the result, if it is sparse."""
+        """Return the name of the number of stored entries of the result, if it is sparse."""
         return self.source.entries
 
     def primitives(self, training: bool) -> Iterator[Primitive]:
-        """Give the function, and in training one kernel for the gradients of all its arguments."""
+        """Yield the function, and in training one kernel for the gradients of all its arguments."""
         yield Primitive(self.rule.kind, self.source.size)
         if training and self.grad:
             yield Primitive(f"{self.rule.kind}_backward", self.source.size)
 
     @property
     def halo(self) -> str:
-        """Name of the number of rows received for a product with the result, if it is sparse."""
+        """Return the name of the number of rows received for a product with it, if it is sparse."""
         return self.source.halo
 
     def exchanges(self, training: bool) -> Iterator[Exchange]:
-        """Give the exchange of the sources' scores, and in training of their gradients."""
+        """Yield the exchange of the sources' scores, and in training of their gradients."""
         if self.halo:
-            there = Primitive("exchange", (self.halo, self.source.size[-1]))
-            yield Exchange(there, self.constant, None)
+            exchange = Primitive("exchange", (self.halo, self.source.size[-1]))
+            yield Exchange(exchange, self.constant, None)
             if training and self.grad:
-                yield Exchange(there, False, None)
+                yield Exchange(exchange, False, None)
 
     def __str__(self) -> str:
-        return f"{self.rule.kind}({', '.join(map(bare, self.operands))})"
+        return f"{self.rule.kind}({', '.join(map(text_of, self.operands))})"
 
 
 Tree: TypeAlias = Leaf | Step
 
 
-def bare(tree: Tree) -> str:
-    """Write a tree without the parentheses around the whole."""
+def text_of(tree: Tree) -> str:
+    """Write a tree without its outer parentheses."""
     text = str(tree)
     return text[1:-1] if text.startswith("(") else text
 
 
 def steps(*trees: Tree) -> tuple[Step, ...]:
-    """Give the distinct steps of trees, each after those that it needs."""
-    found: dict[Step, None] = {}
+    """Return the distinct steps of trees, each after those that it needs."""
+    distinct: dict[Step, None] = {}
 
     def visit(tree: Tree) -> None:
-        if isinstance(tree, Step) and tree not in found:
+        if isinstance(tree, Step) and tree not in distinct:
             for operand in tree.operands:
                 visit(operand)
-            found[tree] = None
+            distinct[tree] = None
 
     for tree in trees:
         visit(tree)
-    return tuple(found)
+    return tuple(distinct)
 
 
 def _is(kind: str, tree: Tree) -> bool:
-    if kind not in ("sparse", "given"):
+    if kind not in ("sparse", "unscaled"):
         return tree.kind == kind
     scaled = isinstance(tree, Step) and tree.rule.kind == "scale_entries"
-    return tree.kind in ("unweighted", "weighted") and not (scaled and kind == "given")
+    return tree.kind in ("unweighted", "weighted") and not (scaled and kind == "unscaled")
 
 
 def _entries(*, A: Tree, **_: Tree) -> tuple[str, ...]:
@@ -233,7 +234,7 @@ def _product(kind: Kind) -> Rule:
     return Rule(f"spmm_{kind}", (("A", kind), ("X", "dense")), "dense", _gathered, gradients)
 
 
-_ROW, _COL, _GIVEN = ("row", "diagonal"), ("col", "diagonal"), ("A", "given")
+_ROW, _COL, _UNSCALED = ("row", "diagonal"), ("col", "diagonal"), ("A", "unscaled")
 _ANY, _X = ("A", "sparse"), ("X", "dense")
 
 GEMM = Rule(
@@ -260,9 +261,9 @@ PAPER = (
         _features,
         {"X": ("broadcast_cols", _features), "col": ("column_dots", _features)},
     ),
-    _scaling(_ROW, _GIVEN, _COL),
-    _scaling(_ROW, _GIVEN),
-    _scaling(_GIVEN, _COL),
+    _scaling(_ROW, _UNSCALED, _COL),
+    _scaling(_ROW, _UNSCALED),
+    _scaling(_UNSCALED, _COL),
     Rule(
         "scale_diagonal",
         (_ROW, _COL),
@@ -277,7 +278,7 @@ FUSED = (*PAPER, _fused(_ROW, _ANY, _X), _fused(_ANY, _COL, _X), _fused(_ROW, _A
 
 @cache
 def addition(terms: int) -> Rule:
-    """Give the rule that adds so many matrices."""
+    """Build the rule that adds so many matrices."""
     roles = [f"term{i}" for i in range(terms)]
 
     def size(term0: Tree, **_: Tree) -> tuple[str, ...]:
@@ -288,6 +289,6 @@ def addition(terms: int) -> Rule:
 
 @cache
 def application(function: str, arguments: int, result: Kind) -> Rule:
-    """Give the rule of a function of so many matrices; what it costs its ``Apply`` says."""
+    """Build the rule of a function of so many matrices; its ``Apply`` has the cost."""
     operands = tuple((f"argument{i}", "dense") for i in range(arguments))
     return Rule(function, operands, result, lambda **_: (), {})

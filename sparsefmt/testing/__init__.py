@@ -1,4 +1,4 @@
-"""Hypothesis strategies for sparse matrices and features, and oracles to compare results with."""
+"""Hypothesis strategies for sparse matrices and features, and oracles of results."""
 
 from typing import TYPE_CHECKING
 

@@ -1,8 +1,8 @@
-"""The hypothesis plug-in: ``st.from_type(sparsefmt.CSR)`` gives matrices.
+"""The hypothesis plug-in: ``st.from_type(sparsefmt.CSR)`` draws matrices.
 
 Hypothesis calls ``register`` whenever it is imported, also by people who do not use sparsefmt, so
-that loads neither NumPy nor a format: a format is registered when its module is there, which is at
-once or when it is imported later.  The strategies are built when first asked for.
+that loads neither NumPy nor a format: a format is registered now if its module is loaded, else when
+it is imported.  The strategies are built at their first use.
 """
 
 import sys
@@ -24,17 +24,13 @@ _CLASSES = {
 
 
 def register() -> None:
-    """Give hypothesis a strategy for each format, now or when the format is first imported."""
-    later = [name for name in _CLASSES if not _is_loaded(name)]
+    """Register a strategy for each format, now or when the format is first imported."""
+    # A module has its last class once it was executed to its end; its import may be under way.
+    later = [m for m in _CLASSES if not all(hasattr(sys.modules.get(m), c) for c in _CLASSES[m])]
     for name in _CLASSES.keys() - later:
         _register_classes(sys.modules[name])
     if later and not any(isinstance(finder, _Watch) for finder in sys.meta_path):
         sys.meta_path.insert(0, _Watch(later))
-
-
-def _is_loaded(name: str) -> bool:
-    """Whether the module was executed to its end (its import may still be under way)."""
-    return all(hasattr(sys.modules.get(name), one) for one in _CLASSES[name])
 
 
 def _register_classes(module: ModuleType) -> None:
@@ -53,7 +49,7 @@ def _strategy(name: str, asked: type) -> Any:
 
 
 class _Watch:
-    """An import finder that finds nothing itself: it learns when a format's module is loaded."""
+    """An import finder without modules, which learns when a format's module is loaded."""
 
     def __init__(self, names: Sequence[str]) -> None:
         self.waiting = set(names)
@@ -61,7 +57,7 @@ class _Watch:
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """The spec that the other finders give, with a call after the module was executed."""
+        """Return the spec of the other finders, with a call after the module was executed."""
         if name not in self.waiting:
             return None
         self.waiting.discard(name)  # the search below comes here again

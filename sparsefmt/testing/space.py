@@ -1,4 +1,4 @@
-"""Which matrices a strategy may give: the options, whether they can hold, and how to meet them.
+"""Spaces of matrices that a strategy may draw: options, their checks, and entries that meet them.
 
 No randomness and no hypothesis here; ``sparsefmt.testing`` draws integers and turns them into
 entries with the functions of this module.
@@ -8,13 +8,13 @@ from bisect import bisect_left
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import Any, TypeAlias, TypedDict
+from typing import Any, TypeAlias, TypedDict, TypeGuard
 
 import numpy as np
 
 from ..errors import ShapeError, SparseFmtError
 from ..formats import checks
-from ..formats.arrays import Array
+from ..formats.arrays import Array, DType
 from ..formats.base import Format
 from ..formats.compressed import CSC, CSR
 from ..formats.coo import COO
@@ -33,7 +33,7 @@ LEAST_MAGNITUDE = 1 / 64
 
 
 class ValueOptions(TypedDict, total=False):
-    """What values a strategy gives; all keywords, all with a default."""
+    """Options of drawn values; all keywords, all with a default."""
 
     dtype: Any  #: a value dtype or a strategy of them; ``value_dtypes()`` if left out
     max_magnitude: float | None  #: at least 1; 16.0 if left out, None for all the dtype holds
@@ -42,7 +42,7 @@ class ValueOptions(TypedDict, total=False):
 
 
 class MatrixOptions(ValueOptions, total=False):
-    """What matrices a strategy gives; all keywords, all with a default.
+    """Options of drawn matrices; all keywords, all with a default.
 
     A flag that is True (the default of each) says that the feature may occur, False that it never
     does.
@@ -73,7 +73,7 @@ class Values:
     allow_infinity: bool = False
 
     def fault(self) -> str | None:
-        """What is wrong with the options, None if they can hold together."""
+        """Return what is wrong with the options, None if they can hold together."""
         if fault := self._flag_fault("allow_nan", "allow_infinity"):
             return fault
         top = self.max_magnitude
@@ -88,14 +88,14 @@ class Values:
         return None
 
     def only_values(self) -> "Values":
-        """These options without those of a matrix and without the dtype: a key for caches."""
+        """Return the options without those of a matrix and without the dtype: a key for caches."""
         flags = {"allow_nan": self.allow_nan, "allow_infinity": self.allow_infinity}
         return Values(max_magnitude=self.max_magnitude, **flags)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Space(Values):
-    """``MatrixOptions`` with their defaults, and what follows from them."""
+    """``MatrixOptions`` with their defaults, and their consequences."""
 
     index_dtype: Any = None
     shape: Any = None
@@ -112,7 +112,7 @@ class Space(Values):
     rectangular: bool = True
 
     def fault(self) -> str | None:
-        """What is wrong with the options, None if they can hold together."""
+        """Return what is wrong with the options, None if they can hold together."""
         return super().fault() or self._type_fault() or self._conflict() or self._shape_fault()
 
     def _type_fault(self) -> str | None:
@@ -136,7 +136,7 @@ class Space(Values):
         return None
 
     def _shape_fault(self) -> str | None:
-        """Whether any shape, or the fixed one, meets all the other options."""
+        """Return a text if no shape, or not the fixed one, meets all the other options."""
         if self.shape is None:
             none = f"no shape with sides up to max_side={self.max_side} meets the other options"
             return None if self.possible_rows() else none
@@ -153,17 +153,17 @@ class Space(Values):
     # Shapes
 
     def limit(self, shape: Shape) -> int:
-        """How many entries there may be."""
+        """Return the most entries that a matrix of this shape may have."""
         if self.max_nnz is not None:
             return self.max_nnz
         return max(24, self.min_nnz, 0 if self.empty_rows else shape[0])
 
     def row_room(self, row: int, shape: Shape) -> int:
-        """How many different cells a row has."""
+        """Return the number of different cells that a row may store."""
         return shape[1] - (not self.self_loops and row < shape[1])
 
     def holds(self, shape: Shape) -> bool:
-        """Whether a matrix of this shape can meet the options."""
+        """Return True if a matrix of this shape can meet the options."""
         n_rows, square = shape[0], min(shape)
         room = 0
         for count, first in ((square, 0), (n_rows - square, square)):
@@ -176,12 +176,12 @@ class Space(Values):
         return least <= min(room, self.limit(shape))
 
     def possible_rows(self) -> list[int]:
-        """Each ``n_rows`` for which some ``n_cols`` will do."""
+        """Return each ``n_rows`` for which some ``n_cols`` will do."""
         widest = (lambda n: self.max_side) if self.rectangular else (lambda n: n)
         return [n for n in range(self.max_side + 1) if self.holds((n, widest(n)))]
 
     def possible_cols(self, n_rows: int) -> tuple[int, int]:
-        """The least and the largest ``n_cols`` beside that many rows; all between will do too."""
+        """Return the least and largest ``n_cols`` for that many rows; all between will do too."""
         if not self.rectangular:
             return n_rows, n_rows
         sides = range(self.max_side + 1)
@@ -191,15 +191,15 @@ class Space(Values):
     # Entries
 
     def settle(self, wanted: Iterable[Shape], shape: Shape, shift: int) -> list[Shape]:
-        """The wanted entries that the options allow, and those that they demand besides."""
-        kept: list[Shape] = []
+        """Choose the wanted entries that the options allow, and add those that they demand."""
+        entries: list[Shape] = []
         degree: dict[int, int] = {}
         seen: set[Shape] = set()
 
         def add(entry: Shape, limit: int) -> None:
             full = not self.hubs and degree.get(entry[0], 0) >= HUB - 1
-            if len(kept) < limit and not full and (self.duplicates or entry not in seen):
-                kept.append(entry)
+            if len(entries) < limit and not full and (self.duplicates or entry not in seen):
+                entries.append(entry)
                 seen.add(entry)
                 degree[entry[0]] = degree.get(entry[0], 0) + 1
 
@@ -212,12 +212,12 @@ class Space(Values):
         if not self.empty_rows:
             for row in set(range(shape[0])) - degree.keys():
                 add(self._nth(row, shift + row, shape), limit)
-        while len(kept) < self.min_nnz:
+        while len(entries) < self.min_nnz:
             for entry in self._first_cells(shape):
                 add(entry, self.min_nnz)
         if not self.unsorted:
-            kept.sort()
-        return kept
+            entries.sort()
+        return entries
 
     def _nth(self, row: int, place: int, shape: Shape) -> Shape:
         col = place % self.row_room(row, shape)
@@ -229,27 +229,27 @@ class Space(Values):
                 yield self._nth(row, place, shape)
 
 
-def size(value: Any) -> int:
-    """``value`` as a Python integer, if it is a size."""
+def size(value: object) -> int:
+    """Check that ``value`` is a size, and return it as a Python integer."""
     if not is_size(value):
         raise ShapeError(f"a size is {value!r}: give a non-negative integer.")
     return int(value)
 
 
 def away_from_zero(least: float, zeros: bool, value: float) -> float:
-    """``value``, or 0.0 if it is nearer to zero than that; 1.0 where there are to be no zeros."""
+    """Round a value below ``least`` to 0.0; to 1.0 where there are to be no zeros."""
     if abs(value) >= least:
         return value
     return (value if value == 0 else 0.0) if zeros else 1.0
 
 
-def is_size(value: Any) -> bool:
-    """Whether this is a non-negative integer."""
+def is_size(value: object) -> TypeGuard[int]:
+    """Return True for a non-negative integer."""
     return isinstance(value, int | np.integer) and not isinstance(value, bool) and bool(value >= 0)
 
 
 def value_types(*, bfloat16: bool = True) -> list[np.dtype[Any]]:
-    """The dtypes of values, simplest first; bfloat16 where ``ml_dtypes`` is installed."""
+    """Return the dtypes of values, simplest first; bfloat16 where ``ml_dtypes`` is installed."""
     dtypes = [np.dtype(name) for name in ("float32", "float64", "float16")]
     if bfloat16 and find_spec("ml_dtypes") is not None:
         from ml_dtypes import bfloat16 as scalar
@@ -261,8 +261,8 @@ def value_types(*, bfloat16: bool = True) -> list[np.dtype[Any]]:
 # Entries and values into arrays
 
 
-def build(format: str, entries: Array, data: Array | None, shape: Shape, index: Any) -> Format:
-    """The matrix with these ``(nnz, 2)`` entries, in their order as far as the format has one."""
+def build(format: str, entries: Array, data: Array | None, shape: Shape, index: DType) -> Format:
+    """Build a matrix of ``(nnz, 2)`` entries, in their order as far as the format has one."""
     row, col = entries.astype(index).T
     if format == "coo":
         return COO(row, col, data, shape=shape)
@@ -273,30 +273,30 @@ def build(format: str, entries: Array, data: Array | None, shape: Shape, index: 
     return kind(indptr, minor[order], None if data is None else data[order], shape=shape)
 
 
-def seeded_values(seed: int, count: int, dtype: Any, values: Values, zeros: bool) -> Array:
-    """Values as the options allow, special ones included; all ones for seed 0."""
+def seeded_values(seed: int, count: int, dtype: DType, values: Values, zeros: bool) -> Array:
+    """Draw values that the options allow, special ones included; all ones for seed 0."""
     if seed == 0:
         return np.ones(count, dtype)
     rng = np.random.default_rng(seed)
-    least, top = magnitudes(dtype, values.max_magnitude)
-    found = rng.uniform(least, top, count) * rng.choice([-1.0, 1.0], count)
+    least, top = magnitudes(np.dtype(dtype), values.max_magnitude)
+    drawn = rng.uniform(least, top, count) * rng.choice([-1.0, 1.0], count)
     special = [0.0, -0.0] * zeros + [np.nan] * values.allow_nan
     special += [np.inf, -np.inf] * values.allow_infinity
     if special:
-        found = np.where(rng.random(count) < 0.1, rng.choice(special, count), found)
-    return found.astype(dtype)
+        drawn = np.where(rng.random(count) < 0.1, rng.choice(special, count), drawn)
+    return drawn.astype(dtype)
 
 
-def magnitudes(dtype: Any, top: float | None) -> tuple[float, float]:
-    """Least and largest finite magnitude of a nonzero value, both exact in ``dtype``."""
+def magnitudes(dtype: np.dtype[Any], top: float | None) -> tuple[float, float]:
+    """Return the least and largest finite magnitude of nonzero values, both exact in ``dtype``."""
     if dtype.name == "bfloat16":
-        largest, normal, held = float.fromhex("0x1.fep127"), 2.0**-126, np.dtype(np.float32)
+        largest, normal, stored = float.fromhex("0x1.fep127"), 2.0**-126, np.dtype(np.float32)
     else:
-        limits, held = np.finfo(dtype), dtype
+        limits, stored = np.finfo(dtype), dtype
         largest, normal = float(limits.max), float(limits.tiny)
     if top is None or top >= largest:
         return (normal if top is None else LEAST_MAGNITUDE), largest
-    rounded = held.type(top)
+    rounded = stored.type(top)
     return LEAST_MAGNITUDE, float(
-        rounded if rounded <= top else np.nextafter(rounded, held.type(0))
+        rounded if rounded <= top else np.nextafter(rounded, stored.type(0))
     )

@@ -14,23 +14,24 @@ Examples
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import cache, partial
-from typing import Any, TypeVar, Unpack
+from functools import partial
+from typing import Any, TypeAlias, TypeVar, Unpack
 
 import numpy as np
 from hypothesis import strategies as st
 from hypothesis.errors import InvalidArgument
 from hypothesis.strategies import DrawFn, SearchStrategy
 
+from .._caches import cache
 from ..errors import SparseFmtError
 from ..formats import checks
-from ..formats.arrays import INDEX_DTYPES, Array
+from ..formats.arrays import INDEX_DTYPES, Array, DType
 from ..formats.cbsr import CBSR, column_dtype
 from ..formats.compressed import CSC, CSR
 from ..formats.coo import COO
 from ..formats.sgt import SGT, check_tile
-from ..interop.kinds import KINDS, scatter
 from . import space as samples
+from .kinds import KINDS, scatter
 from .space import MatrixOptions, Shape, Space, ValueOptions, Values
 
 _FORMATS = ("coo", "csr", "csc", "sgt")
@@ -39,19 +40,22 @@ _TILES = st.sampled_from(samples.TILES)
 _DRAWN_SINGLY = 64
 
 _T = TypeVar("_T")
+_Dtype: TypeAlias = np.dtype[Any]
+_Sizes: TypeAlias = int | SearchStrategy[int]
+_Shapes: TypeAlias = Shape | SearchStrategy[Shape] | None
 _V = TypeVar("_V", bound=Values)
 
 
-def index_dtypes() -> SearchStrategy[np.dtype[Any]]:
-    """The dtypes that indices have: int32 and int64.
+def index_dtypes() -> SearchStrategy[_Dtype]:
+    """Draw the dtypes that indices have: int32 and int64.
 
     >>> index_dtypes().validate()
     """
     return st.sampled_from(INDEX_DTYPES)
 
 
-def value_dtypes(*, bfloat16: bool | None = None) -> SearchStrategy[np.dtype[Any]]:
-    """The dtypes that values have: float32, float64, float16 and bfloat16.
+def value_dtypes(*, bfloat16: bool | None = None) -> SearchStrategy[_Dtype]:
+    """Draw the dtypes that values have: float32, float64, float16 and bfloat16.
 
     Parameters
     ----------
@@ -70,7 +74,7 @@ def value_dtypes(*, bfloat16: bool | None = None) -> SearchStrategy[np.dtype[Any
 
 
 def feature_widths() -> SearchStrategy[int]:
-    """Widths of features: none, one, odd ones, and those around a warp's size.
+    """Draw widths of features: none, one, odd ones, and those around a warp's size.
 
     >>> feature_widths().validate()
     """
@@ -81,7 +85,7 @@ def feature_widths() -> SearchStrategy[int]:
 
 
 def coo(**options: Unpack[MatrixOptions]) -> SearchStrategy[COO]:
-    """Matrices in coordinate form.
+    """Draw matrices in coordinate form.
 
     Parameters
     ----------
@@ -116,7 +120,7 @@ def coo(**options: Unpack[MatrixOptions]) -> SearchStrategy[COO]:
 
 
 def csr(**options: Unpack[MatrixOptions]) -> SearchStrategy[CSR]:
-    """Matrices in compressed sparse rows; options as for ``coo``.
+    """Draw matrices in compressed sparse rows; options as for ``coo``.
 
     >>> csr(empty_rows=False, min_nnz=1).validate()
     """
@@ -124,15 +128,15 @@ def csr(**options: Unpack[MatrixOptions]) -> SearchStrategy[CSR]:
 
 
 def csc(**options: Unpack[MatrixOptions]) -> SearchStrategy[CSC]:
-    """Matrices in compressed sparse columns; options as for ``coo`` (rows are still rows).
+    """Draw matrices in compressed sparse columns; options as for ``coo`` (rows are still rows).
 
     >>> csc(rectangular=False, self_loops=False).validate()
     """
     return _matrix(_space(**options), "csc")
 
 
-def sgt(*, tile: Any = None, **options: Unpack[MatrixOptions]) -> SearchStrategy[SGT]:
-    """Matrices in condensed tiles; other options as for ``coo``.
+def sgt(*, tile: _Shapes = None, **options: Unpack[MatrixOptions]) -> SearchStrategy[SGT]:
+    """Draw matrices in condensed tiles; other options as for ``coo``.
 
     Parameters
     ----------
@@ -148,13 +152,13 @@ def sgt(*, tile: Any = None, **options: Unpack[MatrixOptions]) -> SearchStrategy
 
 def cbsr(
     *,
-    shape: Any = None,
+    shape: _Shapes = None,
     max_side: int = 8,
     k: int | None = None,
     explicit_zeros: bool = True,
     **values: Unpack[ValueOptions],
 ) -> SearchStrategy[CBSR]:
-    """Row-balanced sparse features, as ``maxk`` makes them.
+    """Draw row-balanced sparse features, as ``maxk`` makes them.
 
     Parameters
     ----------
@@ -182,11 +186,11 @@ def graphs(
     max_side: int | None = None,
     large: bool = False,
     rectangular: bool = True,
-    index_dtype: Any = None,
+    index_dtype: DType | SearchStrategy[_Dtype] = None,
     weighted: bool | None = None,
     **values: Unpack[ValueOptions],
 ) -> SearchStrategy[Any]:
-    """Graphs of the kinds that kernels go wrong on.
+    """Draw graphs of the kinds that kernels go wrong on.
 
     Parameters
     ----------
@@ -221,9 +225,9 @@ def graphs(
 
 
 def features(
-    rows: Any, *, width: Any = None, **values: Unpack[ValueOptions]
+    rows: _Sizes, *, width: _Sizes | None = None, **values: Unpack[ValueOptions]
 ) -> SearchStrategy[Any]:
-    """Dense features: arrays of shape (rows, width); more than 64 values come from a drawn seed.
+    """Draw dense features of shape (rows, width); more than 64 values come from a drawn seed.
 
     Parameters
     ----------
@@ -238,9 +242,9 @@ def features(
     --------
     >>> features(5, width=3, dtype="float16").validate()
     """
-    rows = _either(rows, st.nothing(), samples.size)
-    width = _either(width, feature_widths(), samples.size)
-    return _features(rows, width, _checked(Values(**values)))
+    heights = _either(rows, st.nothing(), samples.size)
+    widths = _either(width, feature_widths(), samples.size)
+    return _features(heights, widths, _checked(Values(**values)))
 
 
 _value_dtype = partial(checks.value_dtype, "dtype")
@@ -248,7 +252,7 @@ _index_dtype = partial(checks.index_dtype, "index_dtype")
 
 
 def _checked(values: _V) -> _V:
-    """The options, if they can hold together."""
+    """Check that options can hold together, and return them."""
     fault = values.fault()
     if fault:
         raise InvalidArgument(fault)
@@ -265,8 +269,8 @@ def _space(**options: Any) -> Space:
     return _checked(space)
 
 
-def _either(value: Any, default: SearchStrategy[_T], check: Callable[[Any], _T]) -> Any:
-    """A strategy of checked values, from a strategy, one value or, for None, the default."""
+def _either(value: object, default: SearchStrategy[_T], check: Callable[[Any], _T]) -> Any:
+    """Return a strategy of checked values, from a strategy, a value or, for None, the default."""
     if value is None:
         return default
     if isinstance(value, SearchStrategy):
@@ -274,7 +278,7 @@ def _either(value: Any, default: SearchStrategy[_T], check: Callable[[Any], _T])
     return st.just(_valid(check, value))
 
 
-def _valid(check: Callable[[Any], _T], value: Any) -> _T:
+def _valid(check: Callable[[Any], _T], value: object) -> _T:
     try:
         return check(value)
     except SparseFmtError as error:
@@ -282,8 +286,8 @@ def _valid(check: Callable[[Any], _T], value: Any) -> _T:
 
 
 @cache
-def _numbers(dtype: Any, values: Values, zeros: bool) -> SearchStrategy[float]:
-    """Single values; those nearer to zero than the least magnitude become 0.0, or 1.0."""
+def _numbers(dtype: _Dtype, values: Values, zeros: bool) -> SearchStrategy[float]:
+    """Draw single values; those nearer to zero than the least magnitude become 0.0, or 1.0."""
     least, top = samples.magnitudes(dtype, values.max_magnitude)
     width: Any = 32 if dtype.name == "bfloat16" else 8 * dtype.itemsize
     finite = st.floats(-top, top, width=width, allow_subnormal=False)
@@ -292,8 +296,8 @@ def _numbers(dtype: Any, values: Values, zeros: bool) -> SearchStrategy[float]:
     return numbers | st.sampled_from(special) if special else numbers
 
 
-def _arrays(count: int, dtype: Any, values: Values, zeros: bool = True) -> SearchStrategy[Array]:
-    """``count`` values: drawn one by one, so that each shrinks, or many from a seed."""
+def _arrays(count: int, dtype: _Dtype, values: Values, zeros: bool = True) -> SearchStrategy[Array]:
+    """Draw ``count`` values, one by one, so that each shrinks, or many from a seed."""
     if count > _DRAWN_SINGLY:
         seeds = st.integers(0, 2**32 - 1)
         return seeds.map(lambda seed: samples.seeded_values(seed, count, dtype, values, zeros))
@@ -311,7 +315,7 @@ def _features(draw: DrawFn, rows: Any, widths: Any, values: Values) -> Array:
 
 
 @st.composite
-def _matrix(draw: DrawFn, space: Space, format: str, tiles: Any = _TILES) -> Any:
+def _matrix(draw: DrawFn, space: Space, format: str, tiles: SearchStrategy[Shape] = _TILES) -> Any:
     shape = _draw_shape(draw, space)
     space = _checked(replace(space, shape=shape))
     entries = np.array(_draw_entries(draw, space, shape), np.int64).reshape(-1, 2)
@@ -342,7 +346,7 @@ def _draw_entries(draw: DrawFn, space: Space, shape: Shape) -> list[Shape]:
 
 
 def _finish(draw: DrawFn, space: Space, format: str, entries: Array, tiles: Any = _TILES) -> Any:
-    """Dtypes and values for these entries."""
+    """Draw dtypes and values for entries, and build the matrix."""
     fits = max(space.shape) <= np.iinfo(np.int32).max
     default = st.sampled_from(INDEX_DTYPES if fits else INDEX_DTYPES[1:])
     index = draw(_either(space.index_dtype, default, _index_dtype))

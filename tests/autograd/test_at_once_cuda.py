@@ -1,4 +1,4 @@
-"""The short ways on a GPU give the bits of the long ones, or leave the call to them."""
+"""Kernels that are called directly on a GPU give the bits of the library ops."""
 
 import sys
 from contextlib import contextmanager, nullcontext
@@ -8,16 +8,14 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from autograd_cases import side_of  # noqa: E402
 from torch.autograd import forward_ad  # noqa: E402
 from torch.overrides import TorchFunctionMode  # noqa: E402
 
 from sparsefmt import Graph, UnsupportedError, nn  # noqa: E402
 from sparsefmt.autograd import spmm  # noqa: E402
-from sparsefmt.autograd.engine.products import product_at_once  # noqa: E402
-from sparsefmt.autograd.layers import SPMM_WITH_OWN  # noqa: E402
+from sparsefmt.autograd.engine.library import direct  # noqa: E402
 from sparsefmt.autograd.matmul import SPMM  # noqa: E402
-from sparsefmt.autograd.tensors.prepare import side_of  # noqa: E402
-from sparsefmt.ops.engine import choose  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 
@@ -43,6 +41,11 @@ def graphs():
     return {"new": new, "done": done, "formats": Graph(done.csr)}
 
 
+def by_library(side, *args):
+    """Call the library op by torch's dispatcher."""
+    return SPMM.library(side.indptr, side.indices, side.n_cols, side.plan, *args)
+
+
 def poison(shape, dtype):
     """Leave NaN in the memory that torch gives next."""
     torch.full(shape, float("nan"), dtype=dtype, device="cuda")
@@ -66,9 +69,9 @@ def test_products_are_those_of_the_library_op(feat, dtype):
         for reduce, (row, col) in product(
             ("sum", "mean", "max", "min"), ((None, None), (r, None), (None, c), (r, c))
         ):
-            expected = SPMM(side, x, None, None, row, col, reduce)
+            expected = by_library(side, x, None, None, row, col, reduce)
             poison(expected.shape, dtype)
-            found = product_at_once(side, x, row, col, reduce)
+            found = SPMM(side, x, None, None, row, col, reduce)
             assert torch.equal(found, expected), (name, transposed, layout, reduce)
 
 
@@ -84,9 +87,9 @@ def test_own_parts_are_those_of_the_library_op(feat, dtype):
     ):
         side, x = side_of(graph, True), rows(N, feat, dtype, layout)
         given = x.flip(0)[:, :feat], own, one_more, added
-        expected = SPMM_WITH_OWN(side, x, None, None, scale, scale, "sum", *given)
+        expected = by_library(side, x, None, None, scale, scale, "sum", *given)
         poison(expected.shape, dtype)
-        found = product_at_once(side, x, scale, scale, "sum", *given)
+        found = SPMM(side, x, None, None, scale, scale, "sum", *given)
         assert torch.equal(found, expected)
 
 
@@ -94,8 +97,8 @@ def test_a_rectangular_graph_has_rows_of_its_own_number():
     graph = Graph.from_edge_index(edges(120, 50), num_nodes=(50, 120))
     for transposed, n in ((False, 50), (True, 120)):
         x, side = torch.randn(n, 24, device="cuda"), side_of(graph, transposed)
-        expected = SPMM(side, x, None, None, None, None, "mean")
-        assert torch.equal(product_at_once(side, x, None, None, "mean"), expected)
+        args = x, None, None, None, None, "mean"
+        assert torch.equal(SPMM(side, *args), by_library(side, *args))
 
 
 @contextmanager
@@ -118,32 +121,35 @@ class Seen(TorchFunctionMode):
         return function(*args, **(kwargs or {}))
 
 
-def test_what_somebody_watches_goes_the_long_way():
+def test_what_somebody_watches_goes_by_the_dispatcher():
     side, x = side_of(Graph.from_edge_index(edges(), num_nodes=N), False), torch.rand(N, 8).cuda()
-    plain = (None, None, "sum")
-    assert product_at_once(side, x, *plain) is not None
+    assert direct((x, None, "sum"))
     imaginary = torch.randn(N, 8, device="cuda", dtype=torch.complex64).conj().imag
-    for other in (x.half(), x.t().contiguous().t(), x.as_subclass(Named), imaginary):
-        assert product_at_once(side, other, *plain) is None
-    scale = torch.rand(2 * N, device="cuda")
-    for one in (scale[::2], scale[:N].as_subclass(Named)):
-        assert product_at_once(side, x, one, None, "sum") is None
-        assert product_at_once(side, x, None, one, "sum") is None
-        assert product_at_once(side, x, None, None, "sum", x, one) is None
-    assert product_at_once(side, x, None, None, "sum", x.as_subclass(Named)) is None
-    with Seen():
-        assert product_at_once(side, x, *plain) is None
-    with choose.explaining():
-        assert product_at_once(side, x, *plain) is None
-    with torch.profiler.profile(acc_events=True):
-        assert product_at_once(side, x, *plain) is None
-    with torch.autocast("cuda", torch.bfloat16):
-        assert product_at_once(side, x, *plain) is None
+    for other in (x.as_subclass(Named), imaginary):
+        assert not direct((other, None, "sum"))
+        assert not direct((x, None, other))
+    for watching in (
+        Seen(),
+        torch.profiler.profile(acc_events=True),
+        torch.autocast("cuda", torch.bfloat16),
+    ):
+        with watching:
+            assert not direct((x, None, "sum"))
     with rounding():
-        assert product_at_once(side, x, *plain) is None
+        args = x, None, None, None, None, "sum"
+        assert torch.equal(SPMM(side, *args), by_library(side, *args))
     empty = Graph.from_edge_index(torch.empty(2, 0, dtype=torch.int64, device="cuda"), num_nodes=N)
-    assert product_at_once(side_of(empty, False), x, *plain) is None
     assert torch.equal(spmm(empty, x), torch.zeros_like(x))
+
+
+def test_other_layouts_are_copied_first():
+    side, x = side_of(Graph.from_edge_index(edges(), num_nodes=N), False), torch.rand(N, 8).cuda()
+    scale = torch.rand(2 * N, device="cuda")[::2]
+    for features in (x.half(), x.t().contiguous().t()):
+        factor = scale.to(features.dtype)
+        expected = SPMM(side, features.contiguous(), None, None, factor.contiguous(), None, "sum")
+        for _ in range(2):
+            assert torch.equal(SPMM(side, features, None, None, factor, None, "sum"), expected)
 
 
 @pytest.mark.parametrize(("name", "feat"), [("SAGEConv", 2), ("SAGEConv", 64), ("GCNConv", 8)])

@@ -20,8 +20,9 @@ from autograd_cases import (  # noqa: E402
 from torch.autograd import gradcheck, gradgradcheck  # noqa: E402
 
 from sparsefmt import COO, CSR, Graph  # noqa: E402
-from sparsefmt.autograd import edge_softmax, own_values, prepare, sddmm, spmm  # noqa: E402
+from sparsefmt.autograd import edge_softmax, prepare, sddmm, spmm  # noqa: E402
 from sparsefmt.autograd.engine.memory import TorchMemory  # noqa: E402
+from sparsefmt.autograd.tensors.order import own_values  # noqa: E402
 
 LINEAR, REDUCTIONS = ("sum", "mean"), ("sum", "mean", "max", "min")
 

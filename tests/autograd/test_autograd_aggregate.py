@@ -5,12 +5,11 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from autograd_cases import DTYPES, empty_graph, make_graph, naive_spmm, tensors  # noqa: E402
+from autograd_cases import DTYPES, empty_graph, make_graph, naive_spmm, side_of, tensors  # noqa: E402
 from torch.autograd import gradgradcheck  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 from sparsefmt.autograd import spmm  # noqa: E402
-from sparsefmt.autograd.tensors.prepare import side_of  # noqa: E402
 from sparsefmt.ops.matmul import cuda_aggregate as matmul_cuda_aggregate  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -7,13 +7,12 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from attention_cases import KINDS, call, from_vectors, loop_graph, shapes_of  # noqa: E402
-from autograd_cases import RULES, check_rules, empty_graph, make_graph, tensors  # noqa: E402
+from autograd_cases import RULES, check_rules, empty_graph, make_graph, side_of, tensors  # noqa: E402
 from torch._dynamo.testing import CompileCounterWithBackend  # noqa: E402
 
 from sparsefmt.autograd import dot_aggregate, gat_aggregate, prepare  # noqa: E402
 from sparsefmt.autograd.attention import GAT_BACKWARD, gat_of_vectors  # noqa: E402
 from sparsefmt.autograd.engine import library  # noqa: E402
-from sparsefmt.autograd.tensors.prepare import side_of  # noqa: E402
 from sparsefmt.ops.attention import rows as attention_rows  # noqa: E402
 from sparsefmt.ops.attention.score import Options  # noqa: E402
 from sparsefmt.ops.engine.table import Op  # noqa: E402

@@ -22,13 +22,10 @@ REDUCTIONS = ("sum", "mean", "max", "min")
 #: Whose ops are tried here; attention, samples and norms have tests of their own.
 ROOMS = (
     "matmul.api",
-    "matmul.extrema",
     "matmul.aggregation",
     "edges.api",
     "messages.api",
-    "cbsr.maxk",
     "cbsr.api",
-    "cbsr.gradients",
 )
 
 

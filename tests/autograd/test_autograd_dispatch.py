@@ -7,7 +7,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from autograd_cases import make_graph  # noqa: E402
+from autograd_cases import make_graph, side_of  # noqa: E402
 from torch._dispatch.python import enable_python_dispatcher  # noqa: E402
 from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 from torch.fx.experimental.proxy_tensor import make_fx  # noqa: E402
@@ -25,7 +25,6 @@ from sparsefmt.autograd import (  # noqa: E402
 )
 from sparsefmt.autograd.engine import library  # noqa: E402
 from sparsefmt.autograd.engine.library import LibraryOp  # noqa: E402
-from sparsefmt.autograd.tensors.prepare import side_of  # noqa: E402
 
 OPS = [
     op

@@ -5,14 +5,13 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from attention_cases import loop_graph  # noqa: E402
-from autograd_cases import RULES, TRANSFORMS, check_rules, make_graph  # noqa: E402
+from autograd_cases import RULES, TRANSFORMS, check_rules, make_graph, side_of  # noqa: E402
 from test_autograd_norm import LOOPS, weights  # noqa: E402
 from torch._dynamo.testing import CompileCounterWithBackend  # noqa: E402
 from torch.utils import _pytree as pytree  # noqa: E402
 
 from sparsefmt import DeviceError, DtypeError, ShapeError, UnsupportedError  # noqa: E402
 from sparsefmt.autograd import gcn_norm, prepare, spmm  # noqa: E402
-from sparsefmt.autograd.tensors.prepare import side_of  # noqa: E402
 from sparsefmt.autograd.tensors.tensors import GraphTensors  # noqa: E402
 from sparsefmt.interop.torch import from_tensor  # noqa: E402
 from sparsefmt.ops.gcn import api as rows  # noqa: E402

@@ -8,16 +8,10 @@ from attention_cases import loop_graph  # noqa: E402
 from autograd_cases import make_graph, tensors  # noqa: E402
 
 from sparsefmt import DeviceError, DtypeError, ShapeError, UnsupportedError  # noqa: E402
-from sparsefmt.autograd import (  # noqa: E402
-    aggregate_with_own,
-    features_to_keep,
-    graph_tensors,
-    has_tiles,
-    maxk,
-    operands,
-    propagate,
-    spmm,
-)
+from sparsefmt.autograd import aggregate_with_own, maxk, propagate, spmm  # noqa: E402
+from sparsefmt.autograd.cbsr import features_to_keep  # noqa: E402
+from sparsefmt.autograd.matmul import operands  # noqa: E402
+from sparsefmt.autograd.tensors.prepare import graph_tensors, has_tiles  # noqa: E402
 
 # torch's tracer itself instantiates the class that it warns of.
 pytestmark = [

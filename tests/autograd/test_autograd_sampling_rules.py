@@ -5,7 +5,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from autograd_cases import RULES, TRANSFORMS, check_rules, make_graph, tensors  # noqa: E402
+from autograd_cases import RULES, TRANSFORMS, check_rules, make_graph, side_of, tensors  # noqa: E402
 from torch._dynamo.testing import CompileCounterWithBackend  # noqa: E402
 from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 from torch.utils import _pytree as pytree  # noqa: E402
@@ -14,7 +14,6 @@ from sparsefmt import DeviceError, DtypeError, Graph, ShapeError, UnsupportedErr
 from sparsefmt.autograd import prepare, sampled_aggregate  # noqa: E402
 from sparsefmt.autograd import sampling as autograd_sampling  # noqa: E402
 from sparsefmt.autograd.engine import library  # noqa: E402
-from sparsefmt.autograd.tensors.prepare import side_of  # noqa: E402
 from sparsefmt.ops.engine import table  # noqa: E402
 
 STRATEGIES = ("bucket", "fastrand", "random")

@@ -10,11 +10,15 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from autograd_cases import side_of  # noqa: E402
 from torch._dynamo.testing import CompileCounterWithBackend  # noqa: E402
 
 from sparsefmt import DtypeError, Graph, IndexRangeError, ShapeError, autograd, nn  # noqa: E402
 from sparsefmt.autograd import prepare  # noqa: E402
+from sparsefmt.autograd.gcn import unit_scales  # noqa: E402
 from sparsefmt.autograd.tensors import reports  # noqa: E402
+from sparsefmt.autograd.tensors.order import own_values  # noqa: E402
+from sparsefmt.autograd.tensors.prepare import graph_tensors  # noqa: E402
 from sparsefmt.interop.pyg import from_edge_index  # noqa: E402
 from sparsefmt.nn import _loops  # noqa: E402
 from sparsefmt.ops.engine import build  # noqa: E402
@@ -88,12 +92,12 @@ def test_sides_are_those_of_the_formats(way, kind, dtype, backward):
     assert graph.index_dtype == other.index_dtype
     assert not graph.weighted
     with torch.set_grad_enabled(backward):  # columns on demand, or with the rows
-        autograd.structure.side_of(graph, False)
+        side_of(graph, False)
     assert (graph._slots.torch[0]._columns is not None) == backward
     for transposed in (False, True):
-        mine = autograd.structure.side_of(graph, transposed)
+        mine = side_of(graph, transposed)
         assert mine.arrays is not None
-        theirs = autograd.structure.side_of(other, transposed)
+        theirs = side_of(other, transposed)
         assert torch.equal(mine.indptr, theirs.indptr)
         assert torch.equal(mine.indices, theirs.indices)
         assert all(map(torch.equal, mine.plan, theirs.plan))
@@ -101,11 +105,11 @@ def test_sides_are_those_of_the_formats(way, kind, dtype, backward):
         assert torch.equal(mine.inverse_degree(torch.float32), theirs.inverse_degree(torch.float32))
         if transposed:
             assert torch.equal(mine.perm, theirs.perm)
-    mine, theirs = autograd.structure.order_of(graph), autograd.structure.order_of(other)
+    mine, theirs = graph_tensors(graph).order, graph_tensors(other).order
     assert (mine is None) == (theirs is None)
     assert mine is None or torch.equal(mine, theirs)
-    S = autograd.structure.side_of(graph, False).structure
-    T = autograd.structure.side_of(other, False).structure
+    S = side_of(graph, False).structure
+    T = side_of(other, False).structure
     assert (S.blocks, S.n_cuts, S.n_long, S.longest) == (T.blocks, T.n_cuts, T.n_long, T.longest)
 
 
@@ -118,7 +122,7 @@ def test_products_add_up_shared_rows_only_where_a_build_has_found_some(way, kind
     with torch.no_grad():
         first = autograd.spmm(graph, x)  # for as many as there can be
         torch.cuda.synchronize()
-        S = autograd.structure.side_of(graph, False).structure
+        S = side_of(graph, False).structure
         again = autograd.spmm(graph, x)
     assert S.report is not None  # its exact sizes were not taken over
     assert (S.n_cuts > 0) == shares
@@ -142,7 +146,7 @@ def test_formats_of_it_share_its_memory(way, kind):
     assert (graph.csc_perm == other.csc_perm).all()
     assert (graph.in_degree == other.in_degree).all()
     assert (graph.out_degree == other.out_degree).all()
-    rows = autograd.structure.side_of(graph, False)
+    rows = side_of(graph, False)
     assert graph.csr.indices.data.ptr == rows.indices.data_ptr()
     assert graph.transposed.csr == other.transposed.csr
 
@@ -256,15 +260,15 @@ def test_another_stream_waits_for_what_one_builds(way):
     other = by_formats(edge_index, weight, num_nodes=sizes)
     calls = {
         "rows": lambda g: autograd.spmm(g, x, reduce="mean"),
-        "values": lambda g: autograd.own_values(g),
-        "kept": lambda g: autograd.graph_tensors(g).kept("one", lambda: torch.full_like(x, 7.0)),
+        "values": lambda g: own_values(g),
+        "kept": lambda g: graph_tensors(g).kept("one", lambda: torch.full_like(x, 7.0)),
     }
     for call in calls.values():
         expected = call(other)
         graph = Graph.from_edge_index(edge_index, weight, num_nodes=sizes)
         torch.cuda.synchronize()
         torch.cuda._sleep(200_000_000)
-        autograd.structure.side_of(graph, True)
+        side_of(graph, True)
         call(graph)
         with torch.cuda.stream(torch.cuda.Stream()):
             found = call(graph).clone()
@@ -281,7 +285,7 @@ def test_memory_stays_until_every_stream_has_read_it():
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
         graph = Graph.from_edge_index(edge_index, num_nodes=sizes)
-        autograd.graph_tensors(graph)
+        graph_tensors(graph)
     torch.cuda.synchronize()
     torch.cuda._sleep(200_000_000)
     found = autograd.spmm(graph, x)
@@ -305,7 +309,7 @@ def test_a_build_that_fails_is_not_waited_for(monkeypatch):
         patch.setattr(build, "small", fail)
         patch.setattr(build, "keys", fail)
         with pytest.raises(torch.OutOfMemoryError):
-            autograd.graph_tensors(graph)
+            graph_tensors(graph)
     assert not reports._open
     x = torch.rand(sizes[0], 8, device="cuda")
     again = Graph.from_edge_index(edge_index, num_nodes=sizes)
@@ -583,7 +587,7 @@ def test_scales_of_gcn_are_those_of_products(kind, dtype):
     edge_index, sizes = edges_of(kind)
     graph = by_formats(edge_index, num_nodes=sizes)
     expected = _loops._symmetric(graph, None, 1.0).to(dtype)
-    assert torch.equal(autograd.unit_scales(graph, dtype), expected)
+    assert torch.equal(unit_scales(graph, dtype), expected)
 
 
 def test_the_remembered_graph_serves_what_asks_for_no_sizes(device):

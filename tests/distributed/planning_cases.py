@@ -15,7 +15,7 @@ from sparsefmt.distributed import DistGraph, sum_gradients
 from sparsefmt.distributed.halo import Halo
 from sparsefmt.errors import SparseFmtError
 from sparsefmt.model import optimizing
-from sparsefmt.model.composition import Program
+from sparsefmt.model.program import Program
 from sparsefmt.plan.pricing import Constants
 
 WIDE, OUT = 9, 3
@@ -85,7 +85,7 @@ def all_compositions(group: Any, name: str, graph: str, bounds: str, constant: b
     assert len(made) == (0 if name == "gin of its own" else 1 if constant and "gat" in name else 2)
     for number in range(max((len(one.plan.candidates) for one in made if one.plan), default=0)):
         for module in model.children():
-            module.forward.kinds_of_own.clear()  # type: ignore[union-attr]
+            module._plan.left.clear()  # type: ignore[union-attr]
         for one in made:
             trees = [candidate.tree for candidate in one.plan.candidates] if one.plan else []
             one.program = Program(trees[number % len(trees)])
@@ -201,7 +201,7 @@ def others(group: Any) -> list[float]:
     runs = [model(x, other), deepcopy(model)(x, other), on_one(x, other)]
     found.restore()
     runs.append(model(x, other))
-    assert not any("forward" in vars(module) for module in model.modules())
+    assert not any("_plan" in vars(module) for module in model.modules())
     return [worst([(run, wanted)]) for run in runs]
 
 
@@ -247,7 +247,7 @@ def refusals(group: Any) -> list[tuple[str, str]]:
             optimize(asked, shared, **options)
         except SparseFmtError as error:
             found.append((type(error).__name__, str(error)))
-    assert not any("forward" in vars(module) for module in model.modules())
+    assert not any("_plan" in vars(module) for module in model.modules())
     return found
 
 

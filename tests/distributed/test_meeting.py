@@ -7,9 +7,8 @@ import time
 import pytest
 import torch.distributed as dist
 
-from sparsefmt.distributed.job import watch
-from sparsefmt.distributed.job.meeting import Place, meet, place_of
-from sparsefmt.distributed.job.watch import Watch
+from sparsefmt.distributed.job import launch
+from sparsefmt.distributed.job.launch import Place, Watch, meet, place_of
 from sparsefmt.errors import RankError
 
 #: A watch ends its thread by an exception, where it would end the process.
@@ -163,7 +162,7 @@ def test_a_silent_rank_is_named_by_all_others(places):
 
 def standing(places, timeout, steps, monkeypatch):
     """Watches of ranks that all beat, now or later, whose main threads have got so far."""
-    monkeypatch.setattr(watch, "_PATIENCE", 60.0)
+    monkeypatch.setattr(launch, "_PATIENCE", 60.0)
     watches = [Told(place, timeout) for place in places]
     for one, done in zip(watches, steps, strict=True):
         one.progress = lambda done=done: done

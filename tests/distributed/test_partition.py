@@ -167,7 +167,7 @@ def test_files_are_written_in_blocks_within_one_bound(tmp_path, monkeypatch, bou
 
     def counted(file):
         opens.append(file.path)
-        held.append(file.held)
+        held.append(file.waiting)
         write(file)
 
     monkeypatch.setattr(cutting._NewArray, "write", counted)

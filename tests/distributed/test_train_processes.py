@@ -115,7 +115,7 @@ def test_a_killed_rank_is_named_and_fewer_ranks_go_on(folder, tmp_path, capsys, 
 
 HANGING = """
 import sys, time
-from sparsefmt.distributed import train, training
+from sparsefmt.distributed.job import train, training
 
 training.save_checkpoint = lambda *args, epoch, **facts: epoch == 3 and time.sleep(600)
 sys.exit(train.main(sys.argv[1:]))

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from sparsefmt.errors import DeviceError
-from sparsefmt.formats import condense_kernels
+from sparsefmt.formats import condense
 from sparsefmt.ops.engine import jit
 from sparsefmt.ops.tiles import cuda as tiles_cuda
 from sparsefmt.ops.tiles import cuda_edges as tiles_cuda_edges
@@ -117,7 +117,7 @@ def test_every_kernel_compiles_as_for_users(arch, file, names):
 
 ELEMENTWISE = [
     kernel
-    for module in (condense_kernels, slab_kernels)
+    for module in (condense, slab_kernels)
     for kernel in vars(module).values()
     if hasattr(kernel, "cache_clear")
 ]

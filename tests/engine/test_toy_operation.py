@@ -20,8 +20,9 @@ from hypothesis import strategies as st
 from sparsefmt import CSR
 from sparsefmt.errors import ShapeError, UnsupportedError
 from sparsefmt.formats.oracle import assert_close, stored_entries
-from sparsefmt.ops.engine import choose, table
+from sparsefmt.ops.engine import table
 from sparsefmt.ops.engine.bind import bind
+from sparsefmt.ops.engine.call import call, convert_to_csr
 from sparsefmt.ops.engine.structure import Sizes
 from sparsefmt.ops.engine.table import Arg, Kernel, Op, Price
 from sparsefmt.testing import csr, features
@@ -30,7 +31,7 @@ from sparsefmt.testing import csr, features
 def degree_scaled(A, X, *, out=None):
     """``Y[i, f] = deg(i) * X[i, f]``, where ``deg(i)`` is the number of entries of row i."""
     A, X, out = bind(table.find("toy_degree_scaled"), A, X=X, out=out)
-    return choose.run(table.find("toy_degree_scaled"), A, X, out=out)
+    return call(table.find("toy_degree_scaled"), A, X, out=out)
 
 
 def make_row():
@@ -40,7 +41,7 @@ def make_row():
         (Arg("x", "rows", (2,), also=("X",)),),
         kernels=(
             Kernel("toy_numpy", scale_on_cpu, ("csr",), "cpu", refuses=half_precision),
-            choose.convert_to_csr("toy_degree_scaled"),
+            convert_to_csr("toy_degree_scaled"),
         ),
         results=lambda S, X: ((X.shape, X),),
         price=lambda S, X: Price(bytes=2 * X.nbytes + 8 * S.n_rows, flops=X.size),
@@ -113,18 +114,18 @@ DEGREE_SCALED = LibraryOp("toy_degree_scaled")
 
 def degree_scaled(graph, x):
     """``ops.degree_scaled``, differentiably any number of times."""
-    return _DegreeScaled.apply(x, graph)
+    return _DegreeScaled.apply(x, tensors_of(graph, x))
 
 
 class _DegreeScaled(Function):
     @staticmethod
-    def forward(ctx, x, graph):
-        ctx.graph = graph
-        return DEGREE_SCALED(side_of(graph, False), x)
+    def forward(ctx, x, tensors):
+        ctx.tensors = tensors
+        return DEGREE_SCALED(tensors.rows, x)
 
     @staticmethod
     def backward(ctx, grad):
-        return _DegreeScaled.apply(grad, ctx.graph), None
+        return _DegreeScaled.apply(grad, ctx.tensors.current()), None
 '''
 
 

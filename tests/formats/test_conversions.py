@@ -9,8 +9,8 @@ import pytest
 import sparsefmt
 from sparsefmt import COO, CSR, SGT, UnsupportedError
 from sparsefmt.formats import condense, primitives
-from sparsefmt.interop.kinds import KINDS
 from sparsefmt.testing import assert_same_matrix, stored_entries
+from sparsefmt.testing.kinds import KINDS
 
 ml_dtypes = pytest.importorskip("ml_dtypes")
 

@@ -18,7 +18,6 @@ from sparsefmt.formats import arrays as formats_arrays
 from sparsefmt.formats import (
     chunks,
     condense,
-    condense_kernels,
     convert,
     faults,
     primitives,
@@ -38,7 +37,7 @@ CACHED = [
     chunks._starts_kernel,
     *(
         kernel
-        for module in (condense_kernels, slab_kernels)
+        for module in (condense, slab_kernels)
         for kernel in vars(module).values()
         if hasattr(kernel, "cache_clear")
     ),

@@ -173,7 +173,7 @@ def test_imports_run_one_way_only():
         )
         # `sparsefmt partition`: folders of parts, which are written without torch.
         and not (
-            path == PACKAGE / "cli" / "partitioning.py"
+            path == PACKAGE / "cli" / "planning.py"
             and found.target.startswith("sparsefmt.distributed.parts.")
         )
         # `SGT.split`: tiles for tensor cores are cut by the room that reads them.

@@ -26,6 +26,7 @@ from sparsefmt import CSR, ops
 from sparsefmt.errors import DeviceError, DtypeError, ShapeError
 from sparsefmt.ops import explain
 from sparsefmt.ops.engine.structure import Structure
+from sparsefmt.ops.matmul import aggregation
 from sparsefmt.ops.matmul import cuda_aggregate as matmul_cuda_aggregate
 from sparsefmt.testing import stored_entries
 
@@ -161,7 +162,7 @@ def test_a_transpose_that_is_given_is_used(xp):
 @pytest.mark.parametrize("width", [7, 64, 200])
 def test_everything_is_written_and_nothing_beside_it(xp, width, monkeypatch):
     """Outputs begin as NaN between guard bands."""
-    buffers = poison_results(xp, monkeypatch)
+    buffers = poison_results(xp, monkeypatch, aggregation)
     for kind in ("isolated rows", "dense block", "power law"):
         A = matrix(kind, F32, np.int32)
         check(xp, A, width, F32, own=A.n_rows == A.n_cols)

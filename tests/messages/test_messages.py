@@ -29,6 +29,7 @@ from sparsefmt import ops
 from sparsefmt.errors import DeviceError, DtypeError, FormatError, ShapeError, UnsupportedError
 from sparsefmt.formats.oracle import float64
 from sparsefmt.ops import edge_combine, explain, message_aggregate, message_aggregate_backward
+from sparsefmt.ops.messages import api
 from sparsefmt.ops.messages.oracle import (
     combine_oracle,
     message_bound,
@@ -184,7 +185,7 @@ def test_rows_may_lie_apart_and_anywhere(xp):
 @pytest.mark.parametrize("width", [7, 64, 200])
 def test_everything_is_written_and_nothing_beside_it(xp, width, monkeypatch):
     """Outputs begin as NaN between guard bands."""
-    buffers = poison_results(xp, monkeypatch)
+    buffers = poison_results(xp, monkeypatch, api)
     for kind in ("isolated rows", "power law", "empty"):
         check(xp, matrix(kind, None, np.int32), width, F32)
     assert len(buffers) == 3 * (2 * (4 + 4 + 3) + 3)

@@ -32,7 +32,8 @@ from torch.nn.functional import cross_entropy  # noqa: E402
 from torch.optim import SGD  # noqa: E402
 
 from sparsefmt import Graph  # noqa: E402
-from sparsefmt.autograd import as_graph, graph_tensors  # noqa: E402
+from sparsefmt.autograd import as_graph  # noqa: E402
+from sparsefmt.autograd.tensors.prepare import graph_tensors  # noqa: E402
 from sparsefmt.model import capturing  # noqa: E402
 from sparsefmt.nn import SAGEConv, capture  # noqa: E402
 

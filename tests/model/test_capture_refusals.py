@@ -22,7 +22,7 @@ from torch.nn import Dropout, LazyLinear, Linear, Module, Parameter, Sequential 
 from torch.optim import SGD  # noqa: E402
 
 from sparsefmt import DeviceError, DtypeError, Graph, ShapeError, UnsupportedError  # noqa: E402
-from sparsefmt.model import held  # noqa: E402
+from sparsefmt.model import state  # noqa: E402
 from sparsefmt.nn import SAGEConv, capture  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("one_thread", "may_run_uncaptured")
@@ -413,7 +413,7 @@ def test_an_optimizer_in_a_hook_of_backward_is_refused(recorded):
 
 
 def test_a_list_of_more_modules_than_are_looked_at_is_refused(recorded, monkeypatch):
-    monkeypatch.setattr(held, "MAX_ITEMS", 4)
+    monkeypatch.setattr(state, "MAX_ITEMS", 4)
     models = [Linear(3, 3).to(recorded) for _ in range(5)]
     with pytest.raises(UnsupportedError, match="a container has 5 items, more than 4"):
         capture(lambda x: models[4](x), torch.rand(4, 3, device=recorded))

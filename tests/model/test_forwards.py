@@ -268,6 +268,7 @@ def in_place(model):
 
 CHANGED = {
     "wrapped map": lambda m: setattr(m.first, "lin", Wrapped(m.first.lin)),
+    "sequence": lambda m: setattr(m.last, "lin_l", nn.Sequential(m.last.lin_l, nn.Tanh())),
     "subclass of a map": lambda m: with_class(m, Scaled),
     "biased map": biased,
     "forward of a map": own_forward,

@@ -22,11 +22,13 @@ from sparsefmt import (  # noqa: E402
     COO,
     DtypeError,
     Graph,
+    IndexRangeError,
     ShapeError,
     UnsupportedError,
     optimize,
 )
-from sparsefmt.model import composition, layers  # noqa: E402
+from sparsefmt.autograd import spmm  # noqa: E402
+from sparsefmt.model import composition, layers, program  # noqa: E402
 from sparsefmt.nn import (  # noqa: E402
     AGNNConv,
     GATConv,
@@ -40,7 +42,7 @@ from sparsefmt.nn import (  # noqa: E402
     replace_layers,
 )
 from sparsefmt.plan import planner  # noqa: E402
-from sparsefmt.plan.rules import bare  # noqa: E402
+from sparsefmt.plan.rules import text_of  # noqa: E402
 
 N = 30
 
@@ -142,7 +144,7 @@ def every_composition(layer, graph):
     (planned,) = layer._plan.composition.plans.values()
     for candidate in planned.plan.candidates:
         planned.program = composition.Program(candidate.tree)
-        yield bare(candidate.tree)
+        yield text_of(candidate.tree)
 
 
 @pytest.mark.parametrize("weighted", [False, True], ids=["unweighted", "weighted"])
@@ -673,3 +675,70 @@ def test_a_layer_that_takes_features_of_two_ends_stays_as_it_is():
     expected = model(x, x.clone(), graph)
     optimize(model, graph, x=(x, x.clone(), graph), training=True)
     torch.testing.assert_close(model(x, x.clone(), graph), expected)
+
+
+@pytest.mark.parametrize("part", ["", "first"])
+def test_a_forward_of_the_users_own_stays(part):
+    graph, x, model = square(), features(6).float(), Failing()
+    module = model.get_submodule(part)
+    own = module.forward
+
+    def patched(x, graph):
+        return 0 * own(x, graph) + 1
+
+    module.forward = patched
+    expected = model(x, graph)
+    found = optimize(model, graph, x=x, steps=10)
+    assert "last" in found.layers
+    assert ("first: runs as it did, since its forward was set by hand" in found.explain()) == (
+        part == "first"
+    )
+    torch.testing.assert_close(model(x, graph), expected)
+    found.restore()
+    assert module.forward is patched
+    assert torch.equal(model(x, graph), expected)
+
+
+def test_edge_index_plans_our_layers_too():
+    edges, x, layer = edge_index(square()), features(6).float().detach(), GCNConv(6, 6)
+    expected = layer(x, edges)
+    found = optimize(layer, edges, x=x, mode="measure")
+    assert found.layers
+    assert found.kernels()
+    torch.testing.assert_close(layer(x, edges), expected)
+    optimize(GCNConv(6, 6), torch.zeros(2, 0, dtype=torch.int64))
+    with pytest.raises(IndexRangeError):
+        optimize(GCNConv(6, 6), edges - 1000)
+
+
+def test_constants_are_computed_once_and_again_when_they_are_written_to(monkeypatch):
+    graph, x = square(), features(12).detach()
+    layer, calls = GCNConv(12, 4).double(), []
+    plain = copy.deepcopy(layer)
+    found = optimize(layer, graph, x=x, training=True, mode="model").layers[""]
+    (planned,) = layer._plan.composition.plans.values()
+    tree = next(c.tree for c in found.candidates if text_of(c.tree) == "(D·A·D·H)·W")
+    planned.program = composition.Program(tree)
+    layer._plan.left.clear()
+    real = program.FUNCTIONS["spmm_scaled"]
+    counted = lambda **operands: calls.append(operands) or real(**operands)  # noqa: E731
+    monkeypatch.setitem(program.FUNCTIONS, "spmm_scaled", counted)
+    for _ in range(2):
+        torch.testing.assert_close(layer(x, graph), plain(x, graph))
+        assert len(calls) == 1
+    x.mul_(3)
+    torch.testing.assert_close(layer(x, graph), plain(x, graph))
+
+
+def test_a_model_without_such_layers_says_so():
+    class Written(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.lin = nn.Linear(6, 4)
+
+        def forward(self, x, graph):
+            return spmm(graph, self.lin(x))
+
+    found = optimize(Written(), square(), x=features(6).float().detach(), steps=3)
+    assert not found.layers
+    assert "no layer of it can be planned" in found.explain()

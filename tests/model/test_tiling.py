@@ -8,7 +8,8 @@ import numpy as np  # noqa: E402
 from torch import nn  # noqa: E402
 
 from sparsefmt import COO, Graph, optimize  # noqa: E402
-from sparsefmt.autograd import has_tiles, prepare  # noqa: E402
+from sparsefmt.autograd import prepare  # noqa: E402
+from sparsefmt.autograd.tensors.prepare import has_tiles  # noqa: E402
 from sparsefmt.model import decisions, optimizing  # noqa: E402
 from sparsefmt.nn import GCNConv, SAGEConv  # noqa: E402
 

@@ -30,7 +30,7 @@ from mutations import Mutant, mutants, mutated  # noqa: E402
 #: Modules to mutate.
 SOURCES = ("formats/*.py", "io/*.py", "graph.py")
 #: Modules of kernels for a GPU.
-LEFT = ("condense_kernels.py", "faults.py")
+LEFT = ("faults.py",)
 #: Tests that kill mutants, in groups that take about equally long.
 TESTS = (
     ("tests/formats",),

@@ -11,7 +11,7 @@ from torch.nn.parameter import UninitializedParameter  # noqa: E402
 from torch_geometric import EdgeIndex  # noqa: E402
 
 from sparsefmt import DtypeError, Graph, ShapeError, UnsupportedError, nn  # noqa: E402
-from sparsefmt.nn import _edges  # noqa: E402
+from sparsefmt.nn import _attention  # noqa: E402
 
 pytestmark = [
     pytest.mark.usefixtures("one_thread"),
@@ -294,13 +294,13 @@ def test_gradients_of_edge_features_are_differentiable_again(name):
 
 @EACH
 def test_features_of_vertices_are_summed_in_one_product_for_all_heads(name, monkeypatch):
-    heads, shapes, product = 3, [], _edges.spmm
+    heads, shapes, product = 3, [], _attention.spmm
 
     def counted(graph, x, *others):
         shapes.append(tuple(x.shape))
         return product(graph, x, *others)
 
-    monkeypatch.setattr(_edges, "spmm", counted)
+    monkeypatch.setattr(_attention, "spmm", counted)
     layer, given = getattr(nn, name)(WIDTH, OUT, heads, dropout=0.5), edges("some")
     layer(random(N, WIDTH), given, return_attention_weights=True)
     assert shapes == [(N, heads, OUT)]

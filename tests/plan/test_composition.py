@@ -26,7 +26,7 @@ from sparsefmt.plan.expression import (
 )
 from sparsefmt.plan.forest import forest
 from sparsefmt.plan.pruning import ORDERS, judged, signature
-from sparsefmt.plan.rules import FUSED, PAPER, bare, steps
+from sparsefmt.plan.rules import FUSED, PAPER, steps, text_of
 from sparsefmt.plan.run import ARRAY_FUNCTIONS, run
 
 H = models.features()
@@ -62,7 +62,7 @@ def test_as_many_trees_are_generated_and_promoted_as_in_the_paper(
 
 
 def test_gcn_keeps_one_precomputed_and_one_dynamic_tree_for_each_order_of_the_widths():
-    found = {bare(v.tree) for v in promoted(MODELS["gcn"], PAPER)}
+    found = {text_of(v.tree) for v in promoted(MODELS["gcn"], PAPER)}
     assert found == {
         "((D·A·D)·H)·W",
         "(D·(A·(D·H)))·W",
@@ -72,7 +72,7 @@ def test_gcn_keeps_one_precomputed_and_one_dynamic_tree_for_each_order_of_the_wi
 
 
 def test_gat_reuses_the_product_for_its_scores_or_computes_it_twice():
-    again, reuse = map(bare, forest(MODELS["gat"]))
+    again, reuse = map(text_of, forest(MODELS["gat"]))
     assert (reuse, again) == ("attention(H·W)·(H·W)", "(attention(H·W)·H)·W")
     kinds = [p.kind for p in signature(forest(MODELS["gat"])[1])]
     assert kinds.count("gemm") == 1  # one value, though written twice
@@ -134,7 +134,7 @@ def test_every_tree_computes_the_expression(model, kind, rules):
     functions = {**ARRAY_FUNCTIONS, "attention": partial(attention, values["A"])}
     for tree in forest(MODELS[model], rules):
         found = run(tree, values, functions)
-        assert np.abs(found - expected).max(initial=0) <= 1e-12 * scale, bare(tree)
+        assert np.abs(found - expected).max(initial=0) <= 1e-12 * scale, text_of(tree)
 
 
 def test_equal_steps_run_once():
@@ -208,7 +208,7 @@ def test_training_prices_gradients_only_where_they_flow():
     frozen = models.gin(models.features(constant=True))
     learned = models.gin(models.features())
     first = forest(frozen)[0]
-    assert bare(first) == "(B·H)·W"
+    assert text_of(first) == "(B·H)·W"
     kinds = [p.kind for p in signature(first, training=True)]
     assert kinds == ["spmm_unweighted", "gemm", "gemm"]  # and W's gradient, but not H's
     kinds = [p.kind for p in signature(forest(learned)[0], training=True)]
@@ -217,7 +217,7 @@ def test_training_prices_gradients_only_where_they_flow():
 
 def test_steps_of_constants_alone_are_constant():
     tree = next(
-        t for t in forest(models.gcn(models.features(constant=True))) if bare(t).endswith("·W")
+        t for t in forest(models.gcn(models.features(constant=True))) if text_of(t).endswith("·W")
     )
     *before, last = steps(tree)
     assert all(step.constant for step in before)

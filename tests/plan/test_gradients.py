@@ -13,7 +13,7 @@ from sparsefmt.model.program import FUNCTIONS, Attention, Program, Weighted  # n
 from sparsefmt.plan import models  # noqa: E402
 from sparsefmt.plan.expression import Apply, Hop, Leaf, Product, Sum  # noqa: E402
 from sparsefmt.plan.forest import forest  # noqa: E402
-from sparsefmt.plan.rules import bare  # noqa: E402
+from sparsefmt.plan.rules import text_of  # noqa: E402
 
 N = 24
 H = models.features()
@@ -104,8 +104,8 @@ def test_every_tree_has_the_value_and_the_gradients_of_the_expression(model, ent
         for one, two in zip((y, *found), (expected, *gradients), strict=True):
             zero = torch.zeros(()) if one is None and two is None else None
             mine, reference = (zero, zero) if zero is not None else (one, two)
-            assert mine is not None, bare(tree)
-            torch.testing.assert_close(mine, reference, rtol=1e-10, atol=1e-10, msg=bare(tree))
+            assert mine is not None, text_of(tree)
+            torch.testing.assert_close(mine, reference, rtol=1e-10, atol=1e-10, msg=text_of(tree))
 
 
 def learned(expression):
@@ -120,7 +120,7 @@ def learned(expression):
 def test_what_is_kept_is_computed_once_and_again_when_its_tensors_change():
     given = {n: v.detach() if n in "HD" else v for n, v in values(200, weighted=False).items()}
     expression = models.gcn(models.features(constant=True))
-    tree = next(t for t in forest(expression) if bare(t) == "(D·A·D·H)·W")
+    tree = next(t for t in forest(expression) if text_of(t) == "(D·A·D·H)·W")
     calls = []
 
     def spmm_scaled(**operands):

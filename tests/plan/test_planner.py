@@ -17,7 +17,7 @@ from sparsefmt.plan.expression import Product
 from sparsefmt.plan.planner import CLOSE, TELLING, plan
 from sparsefmt.plan.pricing import Constants, Work, work_of
 from sparsefmt.plan.pruning import signature
-from sparsefmt.plan.rules import Primitive, bare
+from sparsefmt.plan.rules import Primitive, text_of
 
 SIZES = {"n": 20_000, "nnz": 400_000, "heads": 4, "in": 128, "out": 32}
 H = models.features()
@@ -161,7 +161,7 @@ def test_a_plan_explains_every_tree():
     found = plan(models.gcn(H), SIZES, CPU)
     text = found.explain()
     for candidate in found.candidates:
-        assert bare(candidate.tree) in text
+        assert text_of(candidate.tree) in text
     assert text.count("CHOSEN") == 1
     assert text.count("beaten by #") == len(found.candidates) - len(found.promoted)
 
@@ -314,7 +314,7 @@ def test_products_that_may_round_their_features_gather_half_the_bytes():
     sizes = {"nnz": 10_000_000, "n": 100_000, "w": 256}
     exact, rounded = (work_of(primitive, sizes, GPU, rounded=r) for r in (False, True))
     assert rounded.near + rounded.far == (exact.near + exact.far) / 2
-    passed = rounded.held + rounded.streamed - exact.held - exact.streamed
+    passed = rounded.cached + rounded.streamed - exact.cached - exact.streamed
     assert passed == 6 * sizes["n"] * sizes["w"]  # reads float32, writes bfloat16
     assert GPU.predict(rounded, primitive.kind) < GPU.predict(exact, primitive.kind)
     for kind, other, itemsize in (

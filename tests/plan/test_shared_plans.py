@@ -12,7 +12,7 @@ from sparsefmt.plan.expression import Hop, Leaf, Product, over_processes
 from sparsefmt.plan.planner import plan
 from sparsefmt.plan.pricing import GLOO, NVLINK, work_of
 from sparsefmt.plan.pruning import signature
-from sparsefmt.plan.rules import Primitive, bare, steps
+from sparsefmt.plan.rules import Primitive, steps, text_of
 
 SIZES = {"n": 20_000, "nnz": 400_000, "halo": 9_000, "own": 200_000, "heads": 1}
 H, STAYS = models.features(), models.features(constant=True)
@@ -68,7 +68,7 @@ def test_features_that_stay_are_exchanged_once_and_their_scores_at_each_run():
         for candidate in planned(name, (256, 8), training=True).candidates:
             exchanges = [e for s in steps(candidate.tree) for e in s.exchanges(True)]
             for one in exchanges:
-                assert one.once == (one.primitive.size[1] == "in")
+                assert one.first_only == (one.primitive.size[1] == "in")
             assert exchanges
     tree = planned("gat of features that stay", (8, 256), training=True).chosen.tree
     assert sorted(widths_of(tree, True)) == ["heads", "heads", "in"]
@@ -81,7 +81,7 @@ def test_the_product_of_own_entries_hides_what_travels_beside_it():
             (exchange,) = (e for s in steps(candidate.tree) for e in s.exchanges(False))
             seconds = [
                 GPU.predict(work_of(p, sizes, GPU), p.kind)
-                for p in (exchange.primitive, exchange.beside)
+                for p in (exchange.primitive, exchange.overlapped)
             ]
             exposed = max(0.0, seconds[0] - share * seconds[1])
             assert math.isclose(candidate.parts["exchange"], exposed)
@@ -89,7 +89,7 @@ def test_the_product_of_own_entries_hides_what_travels_beside_it():
 
 def test_attention_hides_no_exchange():
     for candidate in planned("gat", (8, 256), training=True).candidates:
-        assert all(e.beside is None for s in steps(candidate.tree) for e in s.exchanges(True))
+        assert all(e.overlapped is None for s in steps(candidate.tree) for e in s.exchanges(True))
 
 
 @given(st.integers(0, 1 << 26), st.integers(1, 2048), st.sampled_from([2, 4, 8]))
@@ -125,5 +125,5 @@ def test_explain_says_what_the_exchange_costs():
     (head,) = (line for line in text.splitlines() if "composition" in line)
     assert head.split() == ["composition", "predicted", "exchange", "once", "measured"]
     for candidate in planned("gcn", (256, 8)).candidates:
-        (line,) = (x for x in text.splitlines() if f"  {bare(candidate.tree)}  " in x)
+        (line,) = (x for x in text.splitlines() if f"  {text_of(candidate.tree)}  " in x)
         assert f"{candidate.parts['exchange'] * 1e3:.3f} ms" in line

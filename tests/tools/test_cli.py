@@ -16,7 +16,7 @@ from rich.console import Console
 
 from sparsefmt import cli, errors, plot
 from sparsefmt import io as graph_io
-from sparsefmt.cli import commands, demo, doctor, partitioning, planning
+from sparsefmt.cli import commands, demo, doctor, planning
 from sparsefmt.generate import power_law
 from sparsefmt.ops.engine import waiting
 
@@ -56,9 +56,9 @@ def in_process(*arguments: str, code: str = "", **options) -> subprocess.Complet
 # What commands do
 
 
-@pytest.mark.parametrize("name", sorted(partitioning.sparsefmt.commands))
+@pytest.mark.parametrize("name", sorted(planning.sparsefmt.commands))
 def test_every_command_has_help_within_80_columns(name):
-    whole = partitioning.sparsefmt  # with the commands of all files
+    whole = planning.sparsefmt  # with the commands of all files
     done = CliRunner().invoke(whole, [name, "--help"])
     assert done.exit_code == 0
     assert f"Usage: sparsefmt {name}" in done.output

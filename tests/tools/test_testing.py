@@ -17,7 +17,6 @@ from hypothesis.errors import InvalidArgument
 import sparsefmt
 from sparsefmt import CBSR, COO, CSC, CSR, SGT
 from sparsefmt.formats import oracle
-from sparsefmt.interop import kinds as interop_kinds
 from sparsefmt.ops.cbsr import oracle as cbsr_oracle
 from sparsefmt.ops.edges import oracle as edges_oracle
 from sparsefmt.ops.matmul import oracle as matmul_oracle
@@ -41,13 +40,14 @@ from sparsefmt.testing import (
     strategies,
     value_dtypes,
 )
+from sparsefmt.testing import kinds as graph_kinds
 from sparsefmt.testing import plugin as testing_plugin
 from sparsefmt.testing.space import MatrixOptions, Space
 
 ROOT = Path(__file__).resolve().parents[2]
 MATRICES = {"coo": coo, "csr": csr, "csc": csc, "sgt": sgt}
 CLASSES = {"coo": COO, "csr": CSR, "csc": CSC, "sgt": SGT, "cbsr": CBSR}
-KINDS = tuple(interop_kinds.KINDS)
+KINDS = tuple(graph_kinds.KINDS)
 # A search of the same examples each time; enough of them that a feature which may occur does.
 # What else would fail is not asked: explaining it takes a quarter of the time.
 searching = settings(

@@ -79,23 +79,6 @@ def features(name: str, x: Tensor, *, rows: int, axis: str, graph: GraphTensors)
         )
 
 
-def matrix(name: str, x: Any, *, rows: int, axis: str, graph: GraphTensors) -> None:
-    """Check for features, (rows, feat), where the graph is."""
-    if (
-        isinstance(x, Tensor)
-        and x.dim() == 2
-        and x.shape[0] == rows
-        and x.dtype in FLOATING
-        and x.device == graph.device
-        and x.layout is torch.strided
-    ):
-        return
-    tensor(name, x)
-    place(name, x, graph)
-    two_axes(name, x)
-    features(name, x, rows=rows, axis=axis, graph=graph)
-
-
 def two_axes(name: str, x: Tensor) -> None:
     """Check for two axes."""
     if x.dim() != 2:
@@ -268,7 +251,7 @@ class Tensors:
 
     def features(
         self, name: str, value: Any, arg: Arg, A: GraphTensors, size: int, like: Named | None
-    ) -> Tensor:
+    ) -> Any:
         """Check for (size, feat) or (size, heads, feat)."""
         tensor(name, value)
         place(name, value, A)
@@ -281,11 +264,9 @@ class Tensors:
                 f"{name} has shape {tuple(value.shape)}: give (rows, heads, feat), "
                 f"{name}.flatten(2) for instance."
             )
-        return self._alike(name, value, arg, A, like)
+        return self.alike(name, value, arg, A, like)
 
-    def _alike(
-        self, name: str, value: Tensor, arg: Arg, A: GraphTensors, like: Named | None
-    ) -> Tensor:
+    def alike(self, name: str, value: Tensor, arg: Arg, A: GraphTensors, like: Named | None) -> Any:
         """Check for the dtype, and the shape behind the rows, of another argument."""
         if like is None:
             return value
@@ -295,17 +276,21 @@ class Tensors:
                 f"both in one dtype, {name}.to({like[1].dtype}) for instance."
             )
         if arg.behind and value.shape[1:] != like[1].shape[1:]:
-            shapes = f"{name} has shape {tuple(value.shape)} and {like[0]} {tuple(like[1].shape)}"
-            mend = "both as many heads, and features of each."
-            if like[0] == "x":  # of dot products
-                shapes = f"x has shape {tuple(like[1].shape)} and {name} {tuple(value.shape)}"
-                mend = "(n_rows, feat) and (n_cols, feat), or both with heads between."
-            raise ShapeError(f"{shapes}: give {mend}")
+            wrong, other = tuple(value.shape), tuple(like[1].shape)
+            text = f"{name} has shape {wrong} and {like[0]} {other}: give both as many heads, and "
+            text += "features of each."
+            if arg.axes == (2,):
+                text = f"{name} has {wrong[1]} features but {like[0]} has {other[1]}: give both "
+                text += "the same, by a linear layer for instance."
+            elif like[0] == "x":  # of dot products
+                text = f"x has shape {other} and {name} {wrong}: give (n_rows, feat) and (n_cols, "
+                text += "feat), or (n_rows, heads, feat) and (n_cols, heads, feat)."
+            raise ShapeError(text)
         return value
 
     def factor(
         self, name: str, value: Any, arg: Arg, A: GraphTensors, size: int, like: Named | None
-    ) -> Tensor:
+    ) -> Any:
         """Check for one factor of each row or column."""
         if like is not None:
             what = "rows" if arg.rows == "rows" else "columns"
@@ -314,7 +299,7 @@ class Tensors:
 
     def entries(
         self, name: str, value: Any, arg: Arg, A: GraphTensors, size: int, like: Named | None
-    ) -> Tensor:
+    ) -> Any:
         """Check for one value, or a row of them, at each stored entry."""
         tensor(name, value)
         if arg.alike == "dtype" and like is not None:
@@ -330,11 +315,11 @@ class Tensors:
                 f"{name} has shape {tuple(value.shape)} but the graph stores {size} entries: "
                 f"give {shapes}."
             )
-        return self._alike(name, value, arg, A, like)
+        return self.alike(name, value, arg, A, like)
 
     def scores(
         self, name: str, value: Any, arg: Arg, A: GraphTensors, size: int, like: Named | None
-    ) -> Tensor:
+    ) -> Any:
         """Check for one score of each head; float32 will do beside 2-byte features."""
         tensor(name, value)
         place(name, value, A)
@@ -348,7 +333,7 @@ class Tensors:
 
     def vectors(
         self, name: str, value: Any, arg: Arg, A: GraphTensors, size: int, like: Named
-    ) -> Tensor:
+    ) -> Any:
         """Check for one vector of each head; its heads may follow one more axis, as in PyG."""
         tensor(name, value)
         place(name, value, A)
@@ -357,7 +342,7 @@ class Tensors:
 
     def _shaped(
         self, name: str, value: Tensor, shapes: list[Any], what: str, A: GraphTensors, like: Named
-    ) -> Tensor:
+    ) -> Any:
         """Check for one of two shapes, and the dtype of others or float32 beside 2 bytes."""
         other, x = like
         # Not ``in``, which dynamo answers without a look at symbolic sizes.
@@ -368,12 +353,12 @@ class Tensors:
                 f"{A.nnz})."
             )
         if not (x.dtype.itemsize == 2 and value.dtype is torch.float32):
-            self._alike(name, value, Arg(name), A, like)
+            self.alike(name, value, Arg(name), A, like)
         return value
 
     def balanced(
         self, name: str, value: Any, arg: Arg, A: GraphTensors, size: int, like: Named | None
-    ) -> Tensor:
+    ) -> Any:
         """Return it: tensors have no class for row-balanced features."""
         return value
 
@@ -381,4 +366,5 @@ class Tensors:
 _ENDS: dict[Any, str] = {
     **{"rows": "target", "cols": "source", "entries": "stored entry", "vertices": "vertex"}
 }
-register_library(GraphTensors, Tensors())
+TENSORS = Tensors()
+register_library(GraphTensors, TENSORS)

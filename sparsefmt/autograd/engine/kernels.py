@@ -20,8 +20,7 @@ from ...ops.engine.structure import Structure, built_at, tiled
 from ...ops.engine.table import Kernel, Op, deferred, unchecked
 from ...ops.matmul import cuda_aggregate as matmul_cuda_aggregate
 from ...ops.matmul.aggregation import AGGREGATE_BACKWARD
-from ...ops.matmul.api import SPMM
-from ...ops.matmul.heads import against as against_heads
+from ...ops.matmul.api import SPMM, against_heads
 from ...ops.sampling import cuda as sampling_cuda
 from ...ops.sampling.api import SCALES_AND_OPTIONS, sample_with_perm
 from ...ops.sampling.options import SampleOptions
@@ -211,7 +210,7 @@ def _bags(
     reduce: str = "sum",
     **_: Any,
 ) -> Array:
-    """``r[i] * reduce of a[e] c[j] x[j]``: rows are bags of neighbours, on torch's threads."""
+    """Compute ``r[i] * reduce of a[e] c[j] x[j]`` with rows as bags, on torch's threads."""
     if not (A.nnz and x.size):
         return np.zeros((A.n_rows, x.shape[1]), x.dtype)
     values = values if values is None or perm is None else values[perm]

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad, profiler
+from torch.autograd import profiler
 from torch.nn import Parameter
 from torch.overrides import has_torch_function
 
@@ -21,7 +21,6 @@ from ...ops.engine import table
 from ...ops.engine.call import call
 from ...ops.engine.structure import Sizes, Structure, structure_at
 from ...ops.engine.table import Op
-from ..tensors.tensors import Side
 from . import kernels as _kernels  # adds rows to the table
 from .memory import NAMES, as_numpy, dtype_of
 
@@ -36,12 +35,12 @@ _COUNTS = (0, 4, 8)  # tensors of the structures, as a schema has them
 
 
 def autocast_dtype(kind: str, *, narrow: bool) -> torch.dtype:
-    """What autocast on this kind of device casts to, for products or for softmax."""
+    """Return the dtype that autocast on this kind of device casts products or softmax to."""
     return torch.get_autocast_dtype(kind) if narrow else torch.float32
 
 
 def cast(value: Any, kind: str, dtype: torch.dtype) -> Any:
-    """``value`` as autocast would cast it: floating tensors of that kind of device, not float64."""
+    """Cast floating tensors of that kind of device, but not float64, as autocast would."""
     if (
         not isinstance(value, Tensor)
         or value.dtype not in (torch.float16, torch.bfloat16, torch.float32)
@@ -63,7 +62,7 @@ def narrowed(kind: str, *values: Any) -> tuple[Any, ...]:
 
 
 def define(schema: str, on_cpu: Any, on_cuda: Any, fake: Any) -> None:
-    """A library op of that schema: its kernels, and the shapes of its results."""
+    """Define a library op of that schema, its kernels and the shapes of its results."""
     name = _library.define(schema).split("::")[-1]
     _library.impl(name, on_cpu, "CPU")
     _library.impl(name, on_cuda, "CUDA")
@@ -71,14 +70,14 @@ def define(schema: str, on_cpu: Any, on_cuda: Any, fake: Any) -> None:
 
 
 def define_autocast(name: str, make: Callable[[Any, str], Any]) -> None:
-    """What ``make`` makes of the op and the kind of device is called while autocast is at work."""
+    """Register ``make(op, kind of device)`` as what is called while autocast is at work."""
     op = getattr(torch.ops.sparsefmt, name).default
     for kind, key in (("cpu", "AutocastCPU"), ("cuda", "AutocastCUDA")):
         _library.impl(name, make(op, kind), key)
 
 
 def schema_of(op: Op) -> str:
-    """The schema of a row, as torch writes it."""
+    """Return the schema of a row, as torch writes it."""
     results = "Tensor" if op.returns == 1 else f"({', '.join(['Tensor'] * op.returns)})"
     heads = filter(None, [_HEADS[op.structures]])
     arguments = ", ".join((*heads, *(arg.schema for arg in op.arguments)))
@@ -86,7 +85,7 @@ def schema_of(op: Op) -> str:
 
 
 def _structure(indptr: Tensor, indices: Tensor, n_cols: int, plan: list[Tensor]) -> Structure:
-    """The structure on a GPU that these tensors hold."""
+    """Return the structure on a GPU that these tensors hold."""
     _, slot, cut, long = plan
     return structure_at(
         *(indptr.shape[0] - 1, n_cols, indices.shape[0], NAMES[indices.dtype]),
@@ -96,7 +95,7 @@ def _structure(indptr: Tensor, indices: Tensor, n_cols: int, plan: list[Tensor])
 
 
 def _csr(indptr: Tensor, indices: Tensor, n_cols: int, _: Any) -> CSR:
-    """The structure on the CPU that these tensors hold."""
+    """Return the structure on the CPU that these tensors hold."""
     shape = indptr.shape[0] - 1, n_cols
     arrays = {"indptr": indptr.numpy(), "indices": indices.numpy()}
     return _kernels.OfTensors._trusted(**arrays, data=None, shape=shape)
@@ -107,7 +106,7 @@ def _sizes(indptr: Tensor, indices: Tensor, n_cols: int, _: Any) -> Sizes:
 
 
 def _with_structures(op: Op, make: Callable[..., Any], args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The arguments of a library op as the row takes them."""
+    """Return the arguments of a library op as the row takes them."""
     if op.structures == 0:
         return None, *args
     own = make(*args[:4])
@@ -153,7 +152,7 @@ def _fake(op: Op) -> Callable[..., Any]:
 
 
 def _autocast(op: Op) -> Callable[[Any, str], Any]:
-    """What autocast calls in the place of a library op."""
+    """Return what autocast calls in the place of a library op."""
 
     def make(library_op: Any, kind: str) -> Any:
         names = [argument.name for argument in library_op._schema.arguments]
@@ -227,10 +226,6 @@ class LibraryOp:
             structures += side.indptr, side.indices, side.plan, side.perm
         return self.library(*structures, *others)
 
-    def at_once(self, side: Side | None, *args: Any) -> Any:
-        """Call the CUDA kernel of an op of one structure or none, in a call that is ``unheard``."""
-        return call(self.row, None if side is None else side.structure, *args)
-
 
 def direct(args: tuple[Any, ...]) -> bool:
     """Return True if a kernel may be called with these arguments without torch's dispatcher.
@@ -255,15 +250,4 @@ def direct(args: tuple[Any, ...]) -> bool:
                 return False
         elif kind not in _OTHERS:
             return False
-    return True
-
-
-def unheard(side: Side, tensors: tuple[Tensor | None, ...]) -> bool:
-    """Return True if neither autograd nor torch's dispatcher needs to see these tensors."""
-    if side.structure is None or forward_ad._current_level >= 0 or not direct(tensors):
-        return False
-    if torch.is_grad_enabled():
-        for tensor in tensors:
-            if tensor is not None and tensor.requires_grad:
-                return False
     return True

@@ -68,34 +68,34 @@ class TorchMemory:
         return device != current_device(), tuple(facts), addresses, raw_stream(device)
 
     def pointer(self, a: Tensor | None) -> int:
-        """Address of the first value; 0 for None."""
+        """Return the address of the first value; 0 for None."""
         return 0 if a is None else a.data_ptr()
 
     def pointers(self, *arrays: Tensor | None) -> list[int]:
-        """The addresses of several tensors; 0 for None."""
+        """Return the addresses of several tensors; 0 for None."""
         return [0 if a is None else a.data_ptr() for a in arrays]
 
     def dtype(self, a: Tensor) -> str:
-        """Name of the dtype."""
+        """Return the name of the dtype."""
         return NAMES[a.dtype]
 
     def row_stride(self, a: Tensor) -> int:
-        """Values from one row to the next."""
+        """Count the values from one row to the next."""
         return a.stride(0)
 
     def contiguous(self, a: Any) -> Any:
-        """``a`` itself if it is contiguous, else a copy; None for None."""
+        """Return ``a`` itself if it is contiguous, else a copy; None for None."""
         return None if a is None else a.contiguous()
 
     def rows_in_place(self, a: Tensor) -> Tensor:
-        """``a`` itself if there are gaps between its rows at most, else a contiguous copy."""
+        """Return ``a`` if there are at most gaps between its rows, else a contiguous copy."""
         # Of a matrix the stride tells it: a view of a row would take 1 µs.
         if a.is_contiguous() or (a.stride(1) == 1 if a.dim() == 2 else a[0].is_contiguous()):
             return a
         return a.contiguous()
 
     def factors(self, a: Any) -> Any:
-        """Scales as kernels take them: contiguous, float32 for 2-byte ones; None for None."""
+        """Convert scales for kernels: contiguous, float32 for 2-byte ones; None for None."""
         if a is None:
             return None
         return a.contiguous() if a.dtype in _WIDE else a.to(torch.float32).contiguous()
@@ -110,19 +110,19 @@ class TorchMemory:
         return torch.empty_like(like) if same else like.new_empty(shape)
 
     def zeros(self, shape: Sequence[int], dtype: str, like: Tensor) -> Tensor:
-        """Zeroed memory on the device of ``like``."""
+        """Return zeroed memory on the device of ``like``."""
         return like.new_zeros(shape, dtype=DTYPES[dtype])
 
     def take(self, a: Tensor, places: Tensor) -> Tensor:
-        """The values at those places."""
+        """Gather the values at those places."""
         return a.index_select(0, places)
 
     def zero_where(self, a: Tensor, mask: Tensor) -> Tensor:
-        """A copy of ``a`` with 0 where the mask is set."""
+        """Copy ``a`` with 0 where the mask is set."""
         return a.masked_fill(mask, 0)
 
     def capturing(self) -> bool:
-        """Whether the current stream is captured for a CUDA graph."""
+        """Return True if the current stream is captured for a CUDA graph."""
         return torch.cuda.is_current_stream_capturing()
 
     def finish(self, a: Tensor) -> None:
@@ -130,28 +130,28 @@ class TorchMemory:
         torch.cuda.current_stream(a.device).synchronize()  # synchronize!
 
     def expand(self, indptr: Tensor, nnz: int) -> Tensor:
-        """Row of each of the ``nnz`` entries; their number given, nothing waits for the GPU."""
+        """Return the row of each of the ``nnz`` entries, without waiting for the GPU."""
         return torch.repeat_interleave(indptr.diff(), output_size=nnz)
 
     def stream(self, a: Tensor) -> int:
-        """Torch's current stream on the device of ``a``."""
+        """Return the address of torch's current stream on the device of ``a``."""
         found: int = raw_stream(a.get_device())
         return found
 
     def device(self, a: Tensor) -> int:
-        """The number of the GPU that holds ``a``."""
+        """Return the number of the GPU that holds ``a``."""
         return a.get_device()
 
     def on_device(self, a: Tensor) -> AbstractContextManager[object]:
-        """Torch's dispatcher does not switch devices for a Python kernel."""
+        """Return a context in which launches go to the device of ``a``."""
         return on_device(a.get_device())
 
     def deterministic(self) -> bool:
-        """Whether torch is in deterministic mode."""
+        """Return True if torch is in deterministic mode."""
         return torch.are_deterministic_algorithms_enabled()
 
     def rounds(self) -> bool:
-        """Whether torch allows products of float32 features to go by bfloat16."""
+        """Return True if torch allows products of float32 features in bfloat16."""
         return bf16_is_allowed()
 
 
@@ -161,7 +161,7 @@ for _kind in (Tensor, Parameter):
 
 
 def as_numpy(value: Any) -> Any:
-    """A NumPy view of a CPU tensor; bfloat16, which NumPy lacks, as a float32 copy."""
+    """Return a NumPy view of a CPU tensor; of bfloat16, which NumPy lacks, a float32 copy."""
     if not isinstance(value, Tensor):
         return value
     value = value.detach()
@@ -169,10 +169,10 @@ def as_numpy(value: Any) -> Any:
 
 
 def sums_dtype(x: Tensor) -> torch.dtype:
-    """The dtype in which sums of such features run."""
+    """Return the dtype in which sums of such features run."""
     return torch.float64 if x.dtype is torch.float64 else torch.float32
 
 
 def dtype_of(like: Tensor | str) -> torch.dtype:
-    """The dtype of a result: a tensor's, or that of the name."""
+    """Return the dtype of a result: a tensor's, or that of the name."""
     return DTYPES[like] if isinstance(like, str) else like.dtype

@@ -46,6 +46,6 @@ def drop_tiles(built: Built, device: torch.device) -> None:
 
 
 def against_float32() -> list[str]:
-    """Say why tiles do not take float32 now, if so."""
+    """List the reasons why tiles do not take float32 now."""
     mend = 'torch.set_float32_matmul_precision("high")'
     return [] if tf32_is_allowed() else [f"tensor cores round float32: allow it with {mend}"]

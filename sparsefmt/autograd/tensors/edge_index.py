@@ -10,11 +10,12 @@ from weakref import ref
 import torch
 from torch import Tensor
 
+from ..._caches import store
 from ...errors import DtypeError, UnsupportedError
 from ...graph.graph import Graph
 from ...interop.adjacency import is_adj_t, is_edge_index, known_sizes
 from ..engine.recording import untraced
-from .shared import Shared, shared
+from .shared import Shared
 from .tensors import GraphTensors
 
 #: Sources and targets, None where they are not known.
@@ -36,7 +37,7 @@ class _Entry(NamedTuple):
 
 
 #: By the identity of the tensor; a dictionary of weak keys takes ten times as long.
-_graphs: dict[int, _Entry] = {}
+_graphs: dict[int, _Entry] = store({})
 
 
 def as_graph(
@@ -88,13 +89,12 @@ def as_graph(
             return entry.graph
     if isinstance(given, Graph | GraphTensors):
         return given
+    if isinstance(given, Shared):
+        return given if given.whole is None else given.whole
     if _is_edge_tensor(given):
         run, outside = _of_edge_tensor, _of_edge_tensor_outside
     elif is_adj_t(given) or is_edge_index(given):
         run, outside = _of_pyg, _of_pyg_outside
-    elif isinstance(given, Shared):
-        whole: Graph | None = shared(given).whole
-        return given if whole is None else whole
     elif name:
         raise wrong_graph(given, name)
     else:

@@ -9,7 +9,7 @@ from ...errors import UnsupportedError
 from ...formats.sgt import check_tile
 from ...graph.built import slot
 from ...graph.graph import Graph
-from ...ops.cbsr.gradients import checked_order
+from ...ops.cbsr.api import checked_order
 from ...ops.cbsr.windows import prepare_order
 from ...ops.engine.structure import csr_of
 from ...ops.tiles.costs import Costs, checked
@@ -19,12 +19,12 @@ from ..engine.memory import out_of_inference
 from . import lifetimes
 from . import pytree as pytree  # registers graphs as nodes
 from .edge_index import as_graph, wrong_graph
-from .side import Side
+from .shared import Shared
 from .tensors import GraphTensors, is_eager
 
 #: What the functions take: a graph, or its tensors where a transformation has replaced them; public
 #: ones also an ``edge_index``, of which ``as_graph`` makes a graph.
-GraphLike: TypeAlias = "Graph | GraphTensors | Tensor"
+GraphLike: TypeAlias = "Graph | GraphTensors | Tensor | Shared"
 
 
 def prepare(
@@ -211,9 +211,3 @@ def has_tiles(graph: GraphLike) -> bool:
     """Return True if tensor cores may take products with it: ``prepare(graph, tile=...)``."""
     built = graph_tensors(graph).rows.built
     return built is not None and "tiles" in built.found
-
-
-def side_of(graph: GraphLike, transposed: bool) -> Side:
-    """Return the rows of a graph, or of its transpose."""
-    tensors = tensors_of(graph)
-    return tensors.columns if transposed else tensors.rows

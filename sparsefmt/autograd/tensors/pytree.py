@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from ..._caches import store
 from ...formats import primitives
 from ...formats.arrays import allocating, on_device_of
 from ...formats.compressed import CSC, CSR
@@ -21,7 +22,7 @@ from .tensors import GraphTensors
 Context: TypeAlias = tuple[int, int, int, bool, bool]
 
 #: By the identity of its first leaf, so that the same leaves give the same graph back.
-_sources: WeakValueDictionary[int, Graph] = WeakValueDictionary()
+_sources: WeakValueDictionary[int, Graph] = store(WeakValueDictionary())
 
 
 def _flatten(graph: Graph | GraphTensors) -> tuple[list[Any], Context]:

@@ -20,7 +20,7 @@ from .side import TensorStore
 
 #: How often a graph that has been built is asked for before its launches are decided for it alone:
 #: in three steps of a layer, forward and backward.
-_MOST_ASKED = 32
+_MOST_ASKED = 12
 
 
 class GraphTensors(TensorStore):

@@ -8,6 +8,7 @@ from weakref import ref
 import torch
 from torch import Tensor
 
+from ..._caches import store
 from ...errors import DtypeError, IndexRangeError, ShapeError, UnsupportedError
 from ...formats.arrays import finish
 from ...graph.built import slot
@@ -98,9 +99,8 @@ class _Cache(dict[Hashable, tuple[Any, Any]]):
         _refuse_capture()
         made = make()
         forget = partial(_forget, ref(self), name)
-        refs, aliases = (
-            [ref(tensor, forget) for tensor in tensors],
-            [tensor.detach() for tensor in tensors],
+        refs, aliases = zip(
+            *((ref(tensor, forget), tensor.detach()) for tensor in tensors), strict=True
         )
         self[name] = (refs, state, aliases), made
         return made
@@ -142,7 +142,7 @@ def check_types(graph: Graph, edge_type: Any) -> None:
 
 
 #: Ids that were found to be in their range.
-_in_range = _Cache()
+_in_range = store(_Cache())
 
 
 def check_ids(name: str, ids: Tensor, count: int, what: str) -> None:

@@ -39,7 +39,7 @@ def save_checkpoint(
     epoch: int,
     facts: Mapping[str, Any],
 ) -> None:
-    """Write parameters, optimizer and where the training stands; one rank does it for all.
+    """Write parameters, optimizer and the epoch of a training; one rank does it for all.
 
     The file changes only once the new one is complete and on the disk.
 
@@ -81,19 +81,16 @@ def save_checkpoint(
         torch.save(state, stream)
         stream.flush()
         os.fsync(stream.fileno())
-    _sync_folder(target.resolve().parent)
+    if hasattr(os, "O_DIRECTORY"):  # the new name reaches the disk too; not on Windows
+        folder = os.open(target.resolve().parent, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
 
 
 def check_writable(path: str | os.PathLike[str]) -> None:
-    """Refuse a path that ``save_checkpoint`` could not write to, before anything is computed.
-
-    Raises
-    ------
-    FileFormatError
-        If it is a folder, or there is none for it, or that takes no files.
-    UnsupportedError
-        If it is a device, pipe or socket.
-    """
+    """Raise for a path that ``save_checkpoint`` could not write to, before anything is computed."""
     target = named(path)
     check_regular(target)
     if target.is_dir():
@@ -110,7 +107,7 @@ def check_writable(path: str | os.PathLike[str]) -> None:
 
 
 def load_checkpoint(path: str | os.PathLike[str], *, facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Read a checkpoint, and refuse one of another training.
+    """Read a checkpoint, and raise for one of another training.
 
     Parameters
     ----------
@@ -136,33 +133,32 @@ def load_checkpoint(path: str | os.PathLike[str], *, facts: Mapping[str, Any]) -
     source = named(path)
     check_regular(source)
     try:
-        found = torch.load(source, map_location="cpu", weights_only=True)
+        state = torch.load(source, map_location="cpu", weights_only=True)
     except _BROKEN as error:
         why = "damaged" if isinstance(error, KeyError) else str(error).split("\n")[0][:80]
         raise fault(source, f"it is no checkpoint ({why}): {_MEND}.") from error
-    if not isinstance(found, dict) or not isinstance(found.get("format"), int):
+    if not isinstance(state, dict) or not isinstance(state.get("format"), int):
         raise fault(source, f"it is no checkpoint of sparsefmt: {_MEND}.")
-    if found["format"] > FORMAT:
+    if state["format"] > FORMAT:
         raise UnsupportedError(
-            f"{source}: format {found['format']}, and this sparsefmt knows {FORMAT}: update it."
+            f"{source}: format {state['format']}, and this sparsefmt knows {FORMAT}: update it."
         )
     kinds = {"epoch": int, "facts": dict, "model": dict, "optimizer": dict}
-    if any(not isinstance(found.get(name), kind) for name, kind in kinds.items()):
+    if any(not isinstance(state.get(name), kind) for name, kind in kinds.items()):
         raise fault(source, f"it lacks a part: {_MEND}.")
-    _check_facts(source, found["facts"], facts)
-    return found
+    for name, value in facts.items():
+        if state["facts"].get(name) != value:
+            raise FileFormatError(
+                f"{source}: its {name} is {state['facts'].get(name)} and this training's is "
+                f"{value}: {_MEND}."
+            )
+    return state
 
 
 def restore(
     path: str | os.PathLike[str], state: dict[str, Any], module: Module, optimizer: Optimizer
 ) -> int:
-    """Put the states of a checkpoint into model and optimizer; the epochs that are done.
-
-    Raises
-    ------
-    FileFormatError
-        If they do not fit.
-    """
+    """Copy the states of a checkpoint to model and optimizer; return the epochs that are done."""
     try:
         module.load_state_dict(state["model"])
         optimizer.load_state_dict(state["optimizer"])
@@ -171,22 +167,3 @@ def restore(
         raise fault(Path(path), f"it does not fit the model ({why}): {_MEND}.") from error
     epoch: int = state["epoch"]
     return epoch
-
-
-def _check_facts(path: Path, found: dict[str, Any], wanted: Mapping[str, Any]) -> None:
-    for name, value in wanted.items():
-        if found.get(name) != value:
-            raise FileFormatError(
-                f"{path}: its {name} is {found.get(name)} and this training's is {value}: {_MEND}."
-            )
-
-
-def _sync_folder(folder: Path) -> None:
-    """Let the new name reach the disk too, where a folder can be opened."""
-    if not hasattr(os, "O_DIRECTORY"):  # Windows
-        return
-    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -1,4 +1,4 @@
-"""How to train: what the command line asks for.  Nothing here needs torch."""
+"""Options of a training, as the command line has them.  Nothing here needs torch."""
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -9,7 +9,7 @@ MODELS = ("gcn", "sage", "gat", "maxk")
 
 @dataclass(frozen=True)
 class Options:
-    """How to train."""
+    """Options of a training."""
 
     model: str = "gcn"
     hidden: int = 256
@@ -27,7 +27,7 @@ class Options:
     resume: bool = False
 
     def shape(self) -> dict[str, Any]:
-        """What a checkpoint must have alike."""
+        """Return the options that a checkpoint must have alike."""
         names = ["model", "hidden", "layers", "seed", "dtype"]
         names += [name for name, of in (("heads", "gat"), ("k", "maxk")) if self.model == of]
         return {name: asdict(self)[name] for name in names}

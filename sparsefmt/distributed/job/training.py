@@ -3,6 +3,7 @@
 import math
 import time
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -14,9 +15,9 @@ from torch.nn import functional
 from ... import _random
 from ...errors import UnsupportedError
 from ...nn import GATConv, GCNConv, SAGEConv
+from ..agreement import first_of
 from ..graph import DistGraph
-from ..labels import UNLABELLED, accuracy, cross_entropy
-from ..loss import broadcast_parameters, sum_gradients
+from ..loss import UNLABELLED, accuracy, broadcast_parameters, cross_entropy, sum_gradients
 from ..parts.files import Partition, read_part
 from .checkpoint import load_checkpoint, restore, save_checkpoint
 from .options import Options
@@ -34,75 +35,61 @@ class Network(torch.nn.Module):
     def __init__(self, options: Options, width: int, classes: int) -> None:
         super().__init__()
         self.dropout, self.model = options.dropout, options.model
-        hidden, layers = options.hidden, options.layers
-        widths = [width, *[hidden] * (layers - 1), classes]
-        last = layers - 1
+        widths = [width, *[options.hidden] * (options.layers - 1), classes]
         self.convs = torch.nn.ModuleList()
-        for number in range(layers):
-            n_in, n_out = widths[number], widths[number + 1]
-            self.convs.append(self._layer(options, n_in, n_out, last=number == last))
-
-    def _layer(self, options: Options, n_in: int, n_out: int, *, last: bool) -> torch.nn.Module:
-        if options.model == "gcn":
-            return GCNConv(n_in, n_out)
-        if options.model == "gat":
-            heads = 1 if last else options.heads
-            return GATConv(n_in, n_out // heads, heads=heads)
-        k = min(options.k, n_out) if options.model == "maxk" else None
-        return SAGEConv(n_in, n_out, k=k)
+        for number, (n_in, n_out) in enumerate(pairwise(widths), 1):
+            conv: torch.nn.Module
+            if options.model == "gcn":
+                conv = GCNConv(n_in, n_out)
+            elif options.model == "gat":
+                heads = 1 if number == options.layers else options.heads
+                conv = GATConv(n_in, n_out // heads, heads=heads)
+            else:
+                k = min(options.k, n_out) if options.model == "maxk" else None
+                conv = SAGEConv(n_in, n_out, k=k)
+            self.convs.append(conv)
 
     def forward(self, x: Tensor, graph: DistGraph, edge_weight: Tensor | None) -> Tensor:
-        """(n_local, width) to (n_local, classes)."""
-        given = {} if edge_weight is None else {"edge_weight": edge_weight}
+        """Compute logits: (n_local, width) to (n_local, classes)."""
+        weights = {} if edge_weight is None else {"edge_weight": edge_weight}
         for number, conv in enumerate(self.convs):
-            if number and self.model in ("gcn", "sage"):
-                x = functional.relu(x)
-            elif number and self.model == "gat":
-                x = functional.elu(x)
             if number:
+                if self.model != "maxk":
+                    x = functional.elu(x) if self.model == "gat" else functional.relu(x)
                 x = functional.dropout(x, self.dropout, self.training)
-            x = conv(x, graph, **given)
+            x = conv(x, graph, **weights)
         return x
 
 
 class Training:
-    """A model, and what this rank has of the graph.
+    """A model, and what this rank has of the graph of a folder.
 
-    Parameters
-    ----------
-    partition : Partition
-        With features and labels.
-    options : Options
-    group : ProcessGroup, optional
-        Of as many ranks as there are parts, or fewer.
-    device : torch.device
-        Where this rank computes.
-
-    Raises
-    ------
-    UnsupportedError
-        If there are no features or labels, or edge weights that the model does not take.
-    ShapeError, FileFormatError
-        As ``read_part``.
+    The group has as many ranks as there are parts, or fewer.  Raises what ``check_trainable`` and
+    ``read_part`` raise.
     """
 
     def __init__(
         self, partition: Partition, options: Options, group: Any, device: torch.device
     ) -> None:
         check_trainable(partition, options)
-        self.options, self.group, self.graph_digest = options, group, partition.graph
+        self.options, self.group = options, group
+        #: What a checkpoint must have alike.
+        self.facts = {"graph": partition.graph, **options.shape()}
         self.rank = dist.get_rank(group)
         self._epochs = self._done = 0
         part = read_part(partition, self.rank, dist.get_world_size(group))
         dtype = getattr(torch, options.dtype)
-        self.graph = DistGraph(_tensor(part.edge_index, device), part.bounds, group)
-        self.x = _tensor(part.features, device).to(dtype)
-        self.weight = None
-        if part.edge_weight is not None:
-            self.weight = _tensor(part.edge_weight, device).to(dtype)
-        labels = _tensor(part.labels, device)
+
+        def tensor(array: Any) -> Tensor:  # a copy, since an array may be mapped and read-only
+            return torch.tensor(array, device=device)
+
+        self.graph = DistGraph(tensor(part.edge_index), part.bounds, group)
+        self.x = tensor(part.features).to(dtype)
+        weight = part.edge_weight
+        self.weight = None if weight is None else tensor(weight).to(dtype)
+        labels = tensor(part.labels)
         self.labels = labels.masked_fill(labels < 0, UNLABELLED)
-        self.masks = {name: _tensor(mask, device) for name, mask in part.masks.items()}
+        self.masks: dict[str, Any] = {name: tensor(mask) for name, mask in part.masks.items()}
         torch.manual_seed(options.seed)
         network = Network(options, partition.width, partition.classes)
         self.network = network.to(device=device, dtype=dtype)
@@ -111,30 +98,27 @@ class Training:
             self.network.parameters(), lr=options.lr, weight_decay=options.weight_decay
         )
 
-    def run(self, say: Callable[[str], None] = lambda line: None) -> list[float]:
-        """Train to the last epoch; the loss of each one that was run here.
+    def run(self, show: Callable[[str], None] = lambda line: None) -> list[float]:
+        """Run the training to the last epoch; return the loss of each one that was run here.
 
-        Raises
-        ------
-        UnsupportedError
-            If a loss is not finite; the checkpoint is then that of an earlier epoch.
+        Raises UnsupportedError if a loss is not finite; the checkpoint is then that of an earlier
+        epoch.
         """
         losses: list[float] = []
-        begin, epochs = self.resumed(say), self.options.epochs
+        begin, epochs = self.resumed(show), self.options.epochs
         if begin >= epochs:
-            say(f"nothing is left to do: epoch {begin} of {epochs} is done; give more --epochs")
-        for epoch in range(begin, epochs):
+            show(f"nothing is left to do: epoch {begin} of {epochs} is done; give more --epochs")
+        for epoch in range(begin + 1, epochs + 1):
             start = time.perf_counter()
-            losses.append(self.step(epoch))
-            self._check_loss(losses[-1], epoch + 1)
+            losses.append(self.step(epoch - 1))
+            self._check_loss(losses[-1], epoch)
             self._done += 1
             seconds = time.perf_counter() - start
-            found = "".join(f"  {name} {score:.4f}" for name, score in self.scores().items())
+            scores = "".join(f"  {name} {score:.4f}" for name, score in self.scores().items())
             self._done += 1
-            say(f"epoch {epoch + 1}  loss {losses[-1]:.10g}{found}  {seconds:.3f} s")
-            done = epoch + 1
-            if done % self.options.every == 0 or done == epochs:
-                self.save(done)
+            show(f"epoch {epoch}  loss {losses[-1]:.10g}{scores}  {seconds:.3f} s")
+            if epoch % self.options.every == 0 or epoch == epochs:
+                self.save(epoch)
             self._epochs += 1
         return losses
 
@@ -143,7 +127,7 @@ class Training:
         return self._epochs, self._done + self.graph.halo.traffic.exchanges
 
     def step(self, epoch: int) -> float:
-        """Train on the whole graph once; the loss before it, the same on all ranks."""
+        """Run one step on the whole graph; return the loss before it, the same on all ranks."""
         # Of seed, epoch and rank alone, so that a training that goes on draws what it would have.
         draw = _random.bits(np.array([epoch]), self.options.seed, self.rank + 1)
         torch.manual_seed(int(draw[0] >> np.uint64(1)))
@@ -159,7 +143,7 @@ class Training:
         return float(total)  # synchronize!
 
     def _check_loss(self, loss: float, epoch: int) -> None:
-        """Refuse to go on from a loss that is not finite; all ranks have the same."""
+        """Raise UnsupportedError for a loss that is not finite; all ranks have the same."""
         if math.isfinite(loss):
             return
         broken = (~self.x.isfinite()).any().int()
@@ -170,11 +154,11 @@ class Training:
         raise UnsupportedError(f"the loss of epoch {epoch} is {loss}, nothing is saved: {mend}.")
 
     def scores(self) -> dict[str, float]:
-        """Accuracies of the vertices of each mask, without dropout; of all where there is none."""
+        """Return accuracies of the vertices of each mask, without dropout; of all without masks."""
         self.network.eval()
         with torch.no_grad():
             logits = self.network(self.x, self.graph, self.weight)
-        masks: dict[str, Tensor | None] = {**self.masks} or {"all": None}
+        masks = self.masks or {"all": None}
         return {
             name: accuracy(logits, self.labels, mask, self.group) for name, mask in masks.items()
         }
@@ -183,11 +167,10 @@ class Training:
         """Write the checkpoint, if there is to be one: the first rank does."""
         path = self.options.checkpoint
         if path is not None and self.rank == 0:
-            facts = self._facts()
-            save_checkpoint(path, self.network, self.optimizer, epoch=epoch, facts=facts)
+            save_checkpoint(path, self.network, self.optimizer, epoch=epoch, facts=self.facts)
 
-    def resumed(self, say: Callable[[str], None]) -> int:
-        """Go on from the checkpoint, if asked to and there is one; the epochs that are done.
+    def resumed(self, show: Callable[[str], None]) -> int:
+        """Read the checkpoint, if asked to and there is one; return the epochs that are done.
 
         The first rank reads it, and sends it to the others.
         """
@@ -196,48 +179,40 @@ class Training:
             return 0
         state: list[Any] = [None]
         if self.rank == 0 and path.exists():
-            state = [load_checkpoint(path, facts=self._facts())]
-        first = 0 if self.group is None else dist.get_global_rank(self.group, 0)
-        dist.broadcast_object_list(state, first, group=self.group)
+            state = [load_checkpoint(path, facts=self.facts)]
+        dist.broadcast_object_list(state, first_of(self.group), group=self.group)
         if state[0] is None:
-            say(f"there is no {path} yet: from the beginning")
+            show(f"there is no {path} yet: from the beginning")
             return 0
         done = restore(path, state[0], self.network, self.optimizer)
         for group in self.optimizer.param_groups:
             group["lr"], group["weight_decay"] = self.options.lr, self.options.weight_decay
-        say(f"going on after epoch {done}, from {path}")
+        show(f"going on after epoch {done}, from {path}")
         return done
-
-    def _facts(self) -> dict[str, Any]:
-        return {"graph": self.graph_digest, **self.options.shape()}
 
 
 def check_trainable(partition: Partition, options: Options) -> None:
-    """Refuse a folder that lacks what the model reads."""
+    """Raise UnsupportedError for a folder that lacks what the model reads."""
+    folder = partition.folder
     for name in ("features", "labels"):
         if name not in partition.dtypes:
             raise UnsupportedError(
-                f"{partition.folder} has no {name}: cut the graph with them, sparsefmt partition "
+                f"{folder} has no {name}: cut the graph with them, sparsefmt partition "
                 "--data FOLDER."
             )
     if partition.classes > _MOST_CLASSES:
         raise UnsupportedError(
-            f"{partition.folder} has labels up to {partition.classes - 1}: number classes from 0 "
+            f"{folder} has labels up to {partition.classes - 1}: number classes from 0 "
             "without gaps, and cut the graph again."
         )
     if not partition.classes:
-        raise UnsupportedError(f"{partition.folder} has no vertex with a label: give some.")
+        raise UnsupportedError(f"{folder} has no vertex with a label: give some.")
     if "weight" in partition.dtypes and options.model == "gat":
         raise UnsupportedError(
-            f"{partition.folder} has edge weights, which gat does not read: cut the graph without "
+            f"{folder} has edge weights, which gat does not read: cut the graph without "
             "values, or take another model."
         )
     if options.model == "gat" and options.hidden % options.heads:
         raise UnsupportedError(
             f"--hidden {options.hidden} is no multiple of --heads {options.heads}: make it one."
         )
-
-
-def _tensor(array: Any, device: torch.device) -> Tensor:
-    """Copy an array, which may be mapped and read-only, to a device."""
-    return torch.tensor(array, device=device)

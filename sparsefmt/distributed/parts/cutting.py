@@ -1,4 +1,4 @@
-"""Cut a graph into parts, and write them to a folder; the graph goes by in pieces.
+"""Graphs cut into parts, in a folder; the edges are read in pieces.
 
 Nothing here needs torch.
 """
@@ -11,6 +11,7 @@ import shutil
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -34,16 +35,15 @@ from ...io.chunks import LENGTH, Chunk, read_chunks
 from ...io.memory import default_limit
 from ...reorder import Order
 from . import rows
-from .files import HEADER, MASKS, Partition
-from .fingerprint import digest, edges_sum, rows_sum
+from .files import HEADER, MASKS, Partition, digest, edges_sum, rows_sum
 
-#: What a vertex takes beside the arrays of a piece: its degree, its place in two orders, a sum.
+#: Bytes of a vertex, without the arrays of a piece: its degree, its place in two orders, a sum.
 _BYTES_A_VERTEX = 40
-#: Bytes of an array that are held before they are written, so that a file is seldom opened.
+#: Bytes of an array that wait until they are written, so that a file is seldom opened.
 _HELD = 4 << 20
-#: Of the memory that may be used: what the arrays of all parts hold together.
+#: Of the memory that may be used: bytes of the arrays of all parts that wait.
 _HELD_IN_ALL = 0.25
-#: Kinds of dtypes for data of vertices, and how to say them; those of masks are bool.
+#: Kinds of dtypes for data of vertices, and their names in errors; those of masks are bool.
 _WANTED = {"features": ("f", "float16, float32 or float64"), "labels": ("iu", "integers")}
 _BY_NAME: dict[str, rows.Partitioner] = {"balanced": rows.balanced, "metis": rows.metis}
 
@@ -109,7 +109,7 @@ def write_partition(
     checks.integer("parts", parts, least=1)
     _check_new(target)
     edges = _Edges(graph, num_nodes)
-    survey = _look(edges)
+    survey = _surveyed(edges)
     data = _vertex_data(features, labels, masks or {}, len(survey.degrees))
     order, bounds, by = _cut(partitioner, edges, survey, parts)
     with _appearing(target) as draft:
@@ -117,26 +117,28 @@ def write_partition(
         dtypes = writer.edges(edges, survey) | writer.vertices(data)
         if order is not None:
             writer.array("order.npy", np.int64, order.perm.shape, [order.perm])
-        labelled = data.get("labels")
-        found = Partition(
+        digits = {name: [rows_sum(a, _stored(name, a)), *a.shape] for name, a in data.items()}
+        weights = survey.weights and survey.weights.name
+        facts = {**digits, "edges": [survey.sum, survey.edges, weights], "n": len(survey.degrees)}
+        partition = Partition(
             folder=target,
             bounds=bounds,
             edges=survey.edges,
-            graph=_fingerprint(survey, data),
+            graph=digest(facts),
             by=by,
             dtypes=dtypes,
             width=data["features"].shape[1] if "features" in data else 0,
-            classes=0 if labelled is None else int(labelled.max(initial=-1)) + 1,
+            classes=int(data["labels"].max(initial=-1)) + 1 if "labels" in data else 0,
             ordered=order is not None,
             sparsefmt=version(),
-            files=writer.files,
+            files=writer.files(),
         )
-        (draft / HEADER).write_text(found.text())
-    return found
+        (draft / HEADER).write_text(partition.text())
+    return partition
 
 
 def version() -> str:
-    """Give the version of this package, or "checkout" where it is not installed."""
+    """Return the version of this package, or "checkout" where it is not installed."""
     from importlib import metadata
 
     try:
@@ -146,7 +148,7 @@ def version() -> str:
 
 
 class _Edges:
-    """The edges of what the caller gives, checked, in pieces, as often as asked for."""
+    """The edges of a user's graph, checked, in pieces, as often as they are iterated over."""
 
     def __init__(self, graph: Any, num_nodes: int | None) -> None:
         self.structure = None
@@ -176,15 +178,13 @@ class _Edges:
                     f"graph has a {type(piece).__name__} as a piece: give (source, target) or "
                     "(source, target, weight)."
                 )
-            source, target, *rest = piece
+            *ends, weight, shape = (*piece, None, None)[:4]
             source, target = (
                 to_device(foreign.indices(name, end), "cpu")
-                for name, end in (("source", source), ("target", target))
+                for name, end in zip(("source", "target"), ends, strict=True)
             )
-            weight = None
-            if rest and rest[0] is not None:
-                weight = to_device(foreign.values("weight", rest[0]), "cpu")
-            shape = rest[1] if len(rest) > 1 else None
+            if weight is not None:
+                weight = to_device(foreign.values("weight", weight), "cpu")
             lengths = {a.shape for a in (source, target, weight) if a is not None}
             if lengths != {(len(source),)}:
                 raise ShapeError(
@@ -199,12 +199,14 @@ class _Edges:
 
 
 def _has_pieces(graph: Any) -> bool:
-    """Whether pieces can be had of it, again and again: not of tensors, mappings and PyG's data."""
-    other = isinstance(graph, Mapping) or hasattr(graph, "shape") or hasattr(graph, "edge_index")
-    return not other and isinstance(graph, Iterable) and iter(graph) is not graph
+    """Return True if pieces can be had of it several times: no tensor, mapping or PyG's data."""
+    if isinstance(graph, Mapping) or hasattr(graph, "shape") or hasattr(graph, "edge_index"):
+        return False
+    return isinstance(graph, Iterable) and iter(graph) is not graph
 
 
 def _pieces_of(coo: COO) -> Iterator[Chunk]:
+    """Yield the edges of a matrix in pieces."""
     for start in range(0, max(coo.nnz, 1), LENGTH):
         part = slice(start, start + LENGTH)
         data = None if coo.data is None else coo.data[part]
@@ -212,7 +214,7 @@ def _pieces_of(coo: COO) -> Iterator[Chunk]:
 
 
 class _Survey(NamedTuple):
-    """What one look at all edges tells."""
+    """Facts of all edges."""
 
     degrees: Array  #: (n,) int64: edges to each vertex
     edges: int
@@ -220,11 +222,12 @@ class _Survey(NamedTuple):
     sum: int
 
 
-def _look(edges: _Edges) -> _Survey:
+def _surveyed(edges: _Edges) -> _Survey:
+    """Count edges and degrees, in one pass."""
     degrees, count, total, top, shape = np.zeros(0, np.int64), 0, 0, 0, None
     kinds: set[Any] = set()
-    for source, target, weight, said in edges:
-        shape = said or shape
+    for source, target, weight, known in edges:
+        shape = known or shape
         total += edges_sum(source, target, weight)
         if len(source):
             kinds.add(None if weight is None else weight.dtype)
@@ -244,7 +247,7 @@ def _look(edges: _Edges) -> _Survey:
 
 
 def _grown(degrees: Array, n: int) -> Array:
-    """Room for ``n`` vertices, and some to come."""
+    """Return degrees with room for ``n`` vertices, and some to come."""
     if n <= len(degrees):
         return degrees
     if n * _BYTES_A_VERTEX > default_limit():
@@ -258,12 +261,12 @@ def _grown(degrees: Array, n: int) -> Array:
 
 
 def _vertex_data(features: Any, labels: Any, masks: Mapping[str, Any], n: int) -> dict[str, Array]:
-    """Arrays with a row for each vertex, by name, checked."""
+    """Check the arrays with a row for each vertex; return them by name."""
     if set(masks) - set(MASKS):
         raise UnsupportedError(f"masks are {', '.join(masks)}: name them train, val and test.")
-    given = {"features": features, "labels": labels, **masks}
-    found = {name: _array(name, one) for name, one in given.items() if one is not None}
-    for name, array in found.items():
+    sources = {"features": features, "labels": labels, **masks}
+    data = {name: _array(name, source) for name, source in sources.items() if source is not None}
+    for name, array in data.items():
         if array.ndim != (2 if name == "features" else 1) or len(array) != n:
             shape = f"({n}, width)" if name == "features" else f"({n},)"
             raise ShapeError(
@@ -272,34 +275,33 @@ def _vertex_data(features: Any, labels: Any, masks: Mapping[str, Any], n: int) -
         kinds, want = _WANTED.get(name, ("b", "bool"))
         if array.dtype.kind not in kinds or array.dtype.itemsize > 8:
             raise DtypeError(f"{name} is {array.dtype}: give {want}.")
-    if "labels" in found and found["labels"].min(initial=0) < -1:
+    if "labels" in data and data["labels"].min(initial=0) < -1:
         raise IndexRangeError("labels has values below -1: give classes from 0, or -1 for none.")
-    return found
+    return data
 
 
-def _array(name: str, given: Any) -> Array:
-    if not isinstance(given, str | os.PathLike):
-        return to_device(as_array(name, given), "cpu")
-    path = named(given)
+def _array(name: str, source: Any) -> Array:
+    """Read an array, of a file mapped into memory."""
+    if not isinstance(source, str | os.PathLike):
+        return to_device(as_array(name, source), "cpu")
+    path = named(source)
     check_regular(path)
     try:
-        found = np.load(path, mmap_mode="r", allow_pickle=False)
+        array = np.load(path, mmap_mode="r", allow_pickle=False)
+        if not isinstance(array, np.ndarray):
+            array.close()
+            raise ValueError("but a zip file")
     except (ValueError, EOFError) as error:
-        raise _no_array(path, name, str(error)[:80]) from error
-    if not isinstance(found, np.ndarray):
-        found.close()
-        raise _no_array(path, name, "but a zip file")
-    return found
-
-
-def _no_array(path: Path, name: str, why: str) -> FileFormatError:
-    return FileFormatError(f"{path}: it is no array of {name} ({why}): write it with numpy.save.")
+        raise FileFormatError(
+            f"{path}: it is no array of {name} ({str(error)[:80]}): write it with numpy.save."
+        ) from error
+    return array
 
 
 def _cut(
     partitioner: str | rows.Partitioner, edges: _Edges, survey: _Survey, parts: int
 ) -> tuple[Any, rows.Bounds, str]:
-    """Order of the vertices or None, bounds of the parts, and by what."""
+    """Choose the order of the vertices or None, and the bounds of the parts; name what cuts."""
     if partitioner == "balanced":
         return None, rows.bounds_of_degrees(survey.degrees, parts), "balanced"
     if isinstance(partitioner, str):
@@ -308,13 +310,13 @@ def _cut(
         by, partitioner = partitioner, _BY_NAME[partitioner]
     else:
         by = getattr(partitioner, "__name__", type(partitioner).__name__)
-    found = partitioner(edges.structure or _whole(edges, survey), parts)
-    if not isinstance(found, tuple | list) or not found:
+    result = partitioner(edges.structure or _joined(edges, survey), parts)
+    if not isinstance(result, tuple | list) or not result:
         raise UnsupportedError(
-            f"{by} gave a {type(found).__name__}: give the bounds of the parts, a tuple, or an "
+            f"{by} gave a {type(result).__name__}: give the bounds of the parts, a tuple, or an "
             "Order and bounds."
         )
-    order, bounds = found if isinstance(found[0], Order) else (None, found)
+    order, bounds = result if isinstance(result[0], Order) else (None, result)
     bounds = rows.checked(bounds, parts)
     n = len(survey.degrees)
     if bounds[-1] != n or (order is not None and len(order) != n):
@@ -322,8 +324,8 @@ def _cut(
     return order if order is None else order.to("cpu"), bounds, by
 
 
-def _whole(edges: _Edges, survey: _Survey) -> Graph:
-    """Make the structure of all pieces."""
+def _joined(edges: _Edges, survey: _Survey) -> Graph:
+    """Build the structure of all pieces."""
     n = len(survey.degrees)
     index = foreign.index_dtype((n, n), survey.edges)
     with allocating(f"{survey.edges} edges of the graph, which this partitioner needs whole"):
@@ -335,98 +337,94 @@ def _whole(edges: _Edges, survey: _Survey) -> Graph:
     return Graph(COO(ends[1], ends[0], shape=(n, n)))
 
 
-def _fingerprint(survey: _Survey, data: dict[str, Array]) -> str:
-    facts: dict[str, Any] = {
-        name: [rows_sum(array, _stored(name, array)), *array.shape] for name, array in data.items()
-    }
-    weights = survey.weights and survey.weights.name
-    return digest(facts | {"edges": [survey.sum, survey.edges, weights], "n": len(survey.degrees)})
-
-
 def _stored(name: str, array: Array) -> np.dtype[Any]:
+    """Return the dtype in which data of vertices are written."""
     return np.dtype(np.int64) if name == "labels" else array.dtype
 
 
 class _NewArray:
     """A ``.npy`` of known shape, written in pieces; its file is open only while it is written to.
 
-    ``held`` is the number of bytes that wait for that.
+    ``waiting`` is the number of bytes that wait for that.
     """
 
     def __init__(self, path: Path, dtype: Any, shape: tuple[int, ...]) -> None:
         self.path, self.dtype = path, np.dtype(dtype).newbyteorder("=")
         self.left = shape[0]
-        head, said = io.BytesIO(), np.lib.format.dtype_to_descr(self.dtype)
-        facts = {"descr": said, "fortran_order": False, "shape": shape}
+        head, descr = io.BytesIO(), np.lib.format.dtype_to_descr(self.dtype)
+        facts = {"descr": descr, "fortran_order": False, "shape": shape}
         np.lib.format.write_array_header_1_0(head, facts)
-        self.size = self.crc = self.held = 0
+        self.size = self.crc = self.waiting = 0
         self._blocks: list[bytes] = []
         self._add(head.getvalue())
 
     def append(self, piece: Array) -> None:
-        """Put rows below those there are."""
+        """Add rows below those there are."""
         self.left -= len(piece)
         self._add(np.ascontiguousarray(piece, self.dtype).tobytes())
 
     def write(self) -> None:
-        """Write what is held."""
+        """Write the bytes that wait."""
         with self.path.open("ab") as file:
             file.writelines(self._blocks)
         self._blocks.clear()
-        self.held = 0
+        self.waiting = 0
 
     def _add(self, block: bytes) -> None:
+        """Add bytes; write them with others that wait."""
         self._blocks.append(block)
-        self.held += len(block)
+        self.waiting += len(block)
         self.size += len(block)
         self.crc = zlib.crc32(block, self.crc)
-        if self.held >= _HELD:
+        if self.waiting >= _HELD:
             self.write()
 
 
 class _Writer:
-    """Writes the arrays of all parts, and keeps sizes and checksums of the files."""
+    """The writer of the arrays of all parts, by their paths in the folder."""
 
     def __init__(self, folder: Path, order: Any, bounds: rows.Bounds) -> None:
         self.folder, self.order, self.bounds = folder, order, bounds
-        self.files: dict[str, list[int]] = {}
+        self.arrays: dict[str, _NewArray] = {}
         for part in range(len(bounds) - 1):
             (folder / f"part{part}").mkdir()
 
+    def files(self) -> dict[str, list[int]]:
+        """Return sizes and checksums of the files; raise if rows are missing."""
+        if any(array.left for array in self.arrays.values()):
+            raise _changed()
+        return {name: [array.size, array.crc] for name, array in self.arrays.items()}
+
     def array(self, name: str, dtype: Any, shape: tuple[int, ...], pieces: Iterable[Array]) -> None:
         """Write one array."""
-        file = _NewArray(self.folder / name, dtype, shape)
+        self.arrays[name] = array = _NewArray(self.folder / name, dtype, shape)
         for piece in pieces:
-            file.append(piece)
-        self._done(name, file)
+            array.append(piece)
+        array.write()
 
     def edges(self, edges: _Edges, survey: _Survey) -> dict[str, str]:
-        """Write the edges to the vertices of each part; dtypes by name."""
+        """Write the edges to the vertices of each part; return dtypes by name."""
         n, cuts = self.bounds[-1], list(self.bounds)
         degrees = survey.degrees if self.order is None else survey.degrees[self.order.perm]
-        ends = np.append(0, np.cumsum(degrees))[cuts]
+        counts = np.diff(np.append(0, np.cumsum(degrees))[cuts])
         index = foreign.index_dtype((n, n), 0)
         dtypes = {"source": index, "target": index}
         dtypes |= {"weight": survey.weights} if survey.weights else {}
-        files = [
-            {
-                name: _NewArray(self.folder / f"part{part}" / f"{name}.npy", dtype, (count,))
-                for name, dtype in dtypes.items()
-            }
-            for part, count in enumerate(np.diff(ends).tolist())
-        ]
-        limit = _HELD_IN_ALL * default_limit()
+        for part, count in enumerate(counts.tolist()):
+            for name, dtype in dtypes.items():
+                self.array(f"part{part}/{name}.npy", dtype, (count,), ())
+        arrays = self.arrays.values()
         for chunk in edges:
-            self._share_out(chunk, files)
-            if sum(file.held for arrays in files for file in arrays.values()) > limit:
-                for file in (file for arrays in files for file in arrays.values()):
-                    file.write()
-        for part, arrays in enumerate(files):
-            for name, file in arrays.items():
-                self._done(f"part{part}/{name}.npy", file)
+            self._append(chunk)
+            if sum(array.waiting for array in arrays) > _HELD_IN_ALL * default_limit():
+                for array in arrays:
+                    array.write()
+        for array in arrays:
+            array.write()
         return {name: dtype.name for name, dtype in dtypes.items()}
 
-    def _share_out(self, chunk: Chunk, files: list[dict[str, _NewArray]]) -> None:
+    def _append(self, chunk: Chunk) -> None:
+        """Add the edges of a piece to the arrays of their parts."""
         source, target, weight, _ = chunk
         if max(source.max(initial=0), target.max(initial=0)) >= max(self.bounds[-1], 1):
             raise _changed()
@@ -434,41 +432,34 @@ class _Writer:
             source, target = self.order.inverse[source], self.order.inverse[target]
         part: Array = np.searchsorted(self.bounds, target, side="right") - 1
         by_part = np.argsort(part, kind="stable")
-        ends = np.searchsorted(part[by_part], np.arange(len(files) + 1))
-        for number, arrays in enumerate(files):
-            mine = by_part[ends[number] : ends[number + 1]]
-            if len(mine):
-                pieces = {"source": source, "target": target, "weight": weight}
-                for name, file in arrays.items():
-                    file.append(pieces[name][mine])
+        ends = np.searchsorted(part[by_part], np.arange(len(self.bounds)))
+        for number, (first, last) in enumerate(pairwise(ends.tolist())):
+            for name, end in (("source", source), ("target", target), ("weight", weight)):
+                array = self.arrays.get(f"part{number}/{name}.npy")
+                if array is not None and end is not None and first < last:
+                    array.append(end[by_part[first:last]])
 
     def vertices(self, data: dict[str, Array]) -> dict[str, str]:
-        """Write the rows of the vertices of each part; dtypes by name."""
+        """Write the rows of the vertices of each part; return dtypes by name."""
         for name, array in data.items():
             width = int(np.prod(array.shape[1:]))
             step = max(LENGTH // max(width, 1), 1)
-            for part, (first, last) in enumerate(zip(self.bounds, self.bounds[1:], strict=False)):
+            for part, (first, last) in enumerate(pairwise(self.bounds)):
                 starts = range(first, last, step)
-                pieces = (self._rows(array, start, min(start + step, last)) for start in starts)
+                places = (slice(start, min(start + step, last)) for start in starts)
+                pieces = (array[at if self.order is None else self.order.perm[at]] for at in places)
                 shape = (last - first, *array.shape[1:])
                 self.array(f"part{part}/{name}.npy", _stored(name, array), shape, pieces)
         return {name: _stored(name, array).name for name, array in data.items()}
 
-    def _rows(self, array: Array, start: int, stop: int) -> Array:
-        return array[start:stop] if self.order is None else array[self.order.perm[start:stop]]
-
-    def _done(self, name: str, file: _NewArray) -> None:
-        if file.left:
-            raise _changed()
-        file.write()
-        self.files[name] = [file.size, file.crc]
-
 
 def _changed() -> FileFormatError:
+    """Return the error for a graph whose passes differ."""
     return FileFormatError("the graph changed while it was read: give what stays as it is.")
 
 
 def _check_new(folder: Path) -> None:
+    """Raise for a folder that holds something, or has no parent."""
     check_regular(folder)
     if folder.is_file() or (folder.is_dir() and any(folder.iterdir())):
         raise FileFormatError(f"{folder} is there already: give another name, or remove it.")
@@ -478,7 +469,7 @@ def _check_new(folder: Path) -> None:
 
 @contextmanager
 def _appearing(folder: Path) -> Iterator[Path]:
-    """A folder that gets its name once all is in it, and goes if that does not come to pass."""
+    """Yield a folder that gets its name once all is in it, and is removed after an error."""
     target = folder.resolve()
     draft = target.with_name(f".{target.name}.{secrets.token_hex(8)}.tmp")
     draft.mkdir()

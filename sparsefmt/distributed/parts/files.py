@@ -7,6 +7,7 @@ the folder, and as far as they are there ``weight.npy``, ``features.npy``, ``lab
 the vertices were put into another order.  Nothing here needs torch.
 """
 
+import hashlib
 import json
 import os
 import zlib
@@ -16,34 +17,33 @@ from typing import Any
 
 import numpy as np
 
+from ... import _random
 from ...errors import FileFormatError, ShapeError, UnsupportedError
 from ...formats import checks
 from ...formats.arrays import Array
 from ...io.bounded import check_regular, fault, named
-from .fingerprint import digest
 from .rows import Bounds, checked
 
 FORMAT = 1
 HEADER = "partition.json"
 MASKS = ("train", "val", "test")
-#: Names of the arrays of a part.
-EDGES, VERTICES = ("source", "target", "weight"), ("features", "labels", *MASKS)
-_INDICES, _FLAGS = (np.dtype("int32"), np.dtype("int64")), (np.dtype("bool"),)
-_VALUES = tuple(map(np.dtype, ("float16", "float32", "float64")))
+EDGES = ("source", "target", "weight")
+#: Dtypes of the arrays of a part, by name.
 _ALLOWED = {
-    **dict.fromkeys(("source", "target"), _INDICES),
-    **dict.fromkeys(("weight", "features"), _VALUES),
-    "labels": _INDICES[1:],
-    **dict.fromkeys(MASKS, _FLAGS),
+    **dict.fromkeys(("source", "target"), ("int32", "int64")),
+    **dict.fromkeys(("weight", "features"), ("float16", "float32", "float64")),
+    **dict.fromkeys(("labels",), ("int64",)),
+    **dict.fromkeys(MASKS, ("bool",)),
 }
 _MEND = "copy the folder again, or write it with sparsefmt partition"
 _MOST = 1 << 28  # bytes of a header
-_BLOCK = 1 << 22
+_BLOCK = 1 << 22  # bytes of a file
+_NUMBERS = 1 << 20  # of an array that are summed together
 
 
 @dataclass(frozen=True)
 class Partition:
-    """What ``partition.json`` says of a graph in parts."""
+    """The facts of a graph in parts, as ``partition.json`` has them."""
 
     folder: Path
     bounds: Bounds  #: the first vertex of each part, and the number of vertices
@@ -59,30 +59,31 @@ class Partition:
 
     @property
     def parts(self) -> int:
-        """How many parts there are."""
+        """The number of parts."""
         return len(self.bounds) - 1
 
     @property
     def vertices(self) -> int:
-        """How many vertices the graph has."""
+        """The number of vertices."""
         return self.bounds[-1]
 
     @property
     def fingerprint(self) -> str:
         """32 digits that tell folders apart: of parts, order and the contents of all files."""
-        return digest(self._said())
+        return digest(self._facts())
 
     def text(self) -> str:
-        """Write ``partition.json``."""
-        return json.dumps({"format": FORMAT, **self._said()}, indent=1)
+        """Write the text of ``partition.json``."""
+        return json.dumps({"format": FORMAT, **self._facts()}, indent=1)
 
-    def _said(self) -> dict[str, Any]:
-        said = asdict(self)
-        del said["folder"]
-        return said
+    def _facts(self) -> dict[str, Any]:
+        """Return all fields but the folder."""
+        facts = asdict(self)
+        del facts["folder"]
+        return facts
 
     def order(self) -> Array | None:
-        """Give the first number of each vertex, (n,), or None where they kept theirs."""
+        """Read the first number of each vertex, (n,); None where they have not changed."""
         if not self.ordered:
             return None
         return load(self, "order.npy", np.dtype(np.int64), (self.vertices,))
@@ -90,7 +91,7 @@ class Partition:
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """What a rank has of a graph: one part, or several neighbouring ones."""
+    """The share of a rank in a graph: one part, or several neighbouring ones."""
 
     rank: int
     bounds: Bounds  #: of the ranks
@@ -102,7 +103,7 @@ class Part:
 
 
 def read_partition(folder: str | os.PathLike[str]) -> Partition:
-    """Read what a folder of parts says of itself, ``partition.json`` alone.
+    """Read the facts of a folder of parts: ``partition.json`` alone.
 
     Parameters
     ----------
@@ -133,8 +134,8 @@ def read_partition(folder: str | os.PathLike[str]) -> Partition:
     if path.stat().st_size > _MOST:
         raise fault(path, f"it has more than {_MOST} bytes: {_MEND}.")
     try:
-        said = json.loads(path.read_bytes())
-        version = said.pop("format")
+        facts = json.loads(path.read_bytes())
+        version = facts.pop("format")
     except (ValueError, RecursionError, KeyError, AttributeError, TypeError) as error:
         raise fault(path, f"it is no JSON of a partition: {_MEND}.") from error
     if isinstance(version, int) and version > FORMAT:
@@ -142,7 +143,7 @@ def read_partition(folder: str | os.PathLike[str]) -> Partition:
             f"{path}: format {version}, and this sparsefmt knows {FORMAT}: update sparsefmt."
         )
     try:
-        return _checked(home, said, version)
+        return _checked(home, facts, version)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         if isinstance(error, FileFormatError):
             raise
@@ -150,29 +151,30 @@ def read_partition(folder: str | os.PathLike[str]) -> Partition:
         raise fault(path, f"it contradicts itself ({why[:200]}): {_MEND}.") from error
 
 
-def _checked(home: Path, said: dict[str, Any], version: object) -> Partition:
-    known = {one.name for one in fields(Partition)} - {"folder"}
-    if version != FORMAT or said.keys() != known:
-        raise ValueError(f"format {version!r} with {', '.join(said)}")
-    bounds = said.pop("bounds")
-    found = Partition(folder=home, bounds=checked(bounds, len(bounds) - 1), **said)
-    counts = [found.edges, found.width, found.classes]
-    counts += [n for size, crc in found.files.values() for n in (size, crc)]
-    if any(type(n) is not int or n < 0 for n in counts) or not isinstance(found.graph, str):
+def _checked(home: Path, facts: dict[str, Any], version: object) -> Partition:
+    """Build a Partition from its facts; raise ValueError or the like if they do not fit."""
+    if version != FORMAT or facts.keys() != {item.name for item in fields(Partition)} - {"folder"}:
+        raise ValueError(f"format {version!r} with {', '.join(facts)}")
+    bounds = facts.pop("bounds")
+    result = Partition(folder=home, bounds=checked(bounds, len(bounds) - 1), **facts)
+    counts = [result.edges, result.width, result.classes]
+    counts += [n for size, crc in result.files.values() for n in (size, crc)]
+    if any(type(n) is not int or n < 0 for n in counts) or not isinstance(result.graph, str):
         raise ValueError("sizes that are no numbers")
-    for name, dtype in found.dtypes.items():
-        if np.dtype(dtype) not in _ALLOWED[name]:
+    for name, dtype in result.dtypes.items():
+        if np.dtype(dtype).name not in _ALLOWED[name] or not np.dtype(dtype).isnative:
             raise ValueError(f"{name} of {dtype}")
-    missing = {f"part{p}/{name}.npy" for p in range(found.parts) for name in found.dtypes}
-    if found.parts < 1 or not set(EDGES[:2]) <= found.dtypes.keys() or missing - found.files.keys():
-        raise ValueError(f"no {', '.join(sorted(missing - found.files.keys())[:3])}")
-    return found
+    names = {f"part{p}/{name}.npy" for p in range(result.parts) for name in result.dtypes}
+    missing = sorted(names - result.files.keys())
+    if result.parts < 1 or not set(EDGES[:2]) <= result.dtypes.keys() or missing:
+        raise ValueError(f"no {', '.join(missing[:3])}")
+    return result
 
 
 def read_part(
     folder: str | os.PathLike[str] | Partition, rank: int, ranks: int | None = None
 ) -> Part:
-    """Read what a rank has of a folder of parts.
+    """Read the share of a rank from a folder of parts.
 
     With fewer ranks than parts each has several neighbouring ones: rank ``r`` those from
     ``r * parts // ranks`` to before ``(r + 1) * parts // ranks``.
@@ -199,56 +201,54 @@ def read_part(
     OSError
         As the operating system reports it.
     """
-    found = folder if isinstance(folder, Partition) else read_partition(folder)
-    ranks = found.parts if ranks is None else checks.integer("ranks", ranks, least=1)
-    check_ranks(found, ranks)
+    partition = folder if isinstance(folder, Partition) else read_partition(folder)
+    ranks = partition.parts if ranks is None else checks.integer("ranks", ranks, least=1)
+    check_ranks(partition, ranks)
     if not 0 <= checks.integer("rank", rank) < ranks:
         raise ShapeError(f"rank is {rank}: give one from 0 to {ranks - 1}.")
-    firsts = [r * found.parts // ranks for r in range(ranks + 1)]
+    firsts = [r * partition.parts // ranks for r in range(ranks + 1)]
     parts = range(firsts[rank], firsts[rank + 1])
-    arrays = {name: _joined(found, name, parts) for name in found.dtypes}
+    arrays = {name: _joined(partition, name, parts) for name in partition.dtypes}
     edges = np.stack([arrays["source"], arrays["target"]]).astype(np.int64, copy=False)
-    bounds = tuple(found.bounds[first] for first in firsts)
+    bounds = tuple(partition.bounds[first] for first in firsts)
     for end, low, high in ((0, 0, bounds[-1]), (1, bounds[rank], bounds[rank + 1])):
         if edges.size and not (low <= edges[end].min() and edges[end].max() < high):
-            raise fault(found.folder / f"part{parts[0]}", f"an edge leads elsewhere: {_MEND}.")
-    return Part(
-        rank=rank,
-        bounds=bounds,
-        edge_index=edges,
-        edge_weight=arrays.get("weight"),
-        features=arrays.get("features"),
-        labels=arrays.get("labels"),
-        masks={name: arrays[name] for name in MASKS if name in arrays},
-    )
+            where = partition.folder / f"part{parts[0]}"
+            raise fault(where, f"an edge leads elsewhere: {_MEND}.")
+    weight, features, labels = map(arrays.get, ("weight", "features", "labels"))
+    masks = {name: arrays[name] for name in MASKS if name in arrays}
+    return Part(rank, bounds, edges, weight, features, labels, masks)
 
 
-def check_ranks(found: Partition, ranks: int) -> None:
-    """Refuse more ranks than there are parts."""
-    if ranks > found.parts:
+def check_ranks(partition: Partition, ranks: int) -> None:
+    """Raise ShapeError for more ranks than there are parts."""
+    if ranks > partition.parts:
         raise ShapeError(
-            f"{found.folder} has {found.parts} parts and there are {ranks} ranks: start "
-            f"{found.parts} or fewer, or cut the graph again with --parts {ranks}."
+            f"{partition.folder} has {partition.parts} parts and there are {ranks} ranks: start "
+            f"{partition.parts} or fewer, or cut the graph again with --parts {ranks}."
         )
 
 
-def _joined(found: Partition, name: str, parts: range) -> Array:
-    """Read an array of several parts, one below the other."""
-    dtype, pieces = np.dtype(found.dtypes[name]), []
+def _joined(partition: Partition, name: str, parts: range) -> Array:
+    """Read an array of several parts, the rows of each below those of the last."""
+    pieces = []
     for part in parts:
-        tail = (found.width,) if name == "features" else ()
-        rows = None if name in EDGES else found.bounds[part + 1] - found.bounds[part]
-        pieces.append(load(found, f"part{part}/{name}.npy", dtype, (rows, *tail)))
+        tail = (partition.width,) if name == "features" else ()
+        rows = None if name in EDGES else partition.bounds[part + 1] - partition.bounds[part]
+        dtype = np.dtype(partition.dtypes[name])
+        pieces.append(load(partition, f"part{part}/{name}.npy", dtype, (rows, *tail)))
     return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
 
 
-def load(found: Partition, name: str, dtype: np.dtype[Any], shape: tuple[int | None, ...]) -> Array:
-    """Map an array of the folder into memory, and check it; None is for any length."""
-    path = found.folder / name
+def load(
+    partition: Partition, name: str, dtype: np.dtype[Any], shape: tuple[int | None, ...]
+) -> Array:
+    """Read an array of the folder, mapped into memory, and check it; None is for any length."""
+    path = partition.folder / name
     check_regular(path)
     if not path.exists():
         raise fault(path, f"it is missing: {_MEND}.")
-    size, crc = found.files[name]
+    size, crc = partition.files[name]
     if path.stat().st_size != size or _crc(path) != crc:
         raise fault(path, f"it is not the file that {HEADER} describes: {_MEND}.")
     try:
@@ -264,8 +264,44 @@ def load(found: Partition, name: str, dtype: np.dtype[Any], shape: tuple[int | N
 
 
 def _crc(path: Path) -> int:
+    """Compute the CRC-32 of a file."""
     crc = 0
     with path.open("rb") as file:
         while block := file.read(_BLOCK):
             crc = zlib.crc32(block, crc)
     return crc
+
+
+# Sums that tell graphs apart, whatever the order of their edges and the parts they lie in.  They
+# find the wrong folder, not a forged one.
+
+
+def edges_sum(source: Array, target: Array, weight: Array | None) -> int:
+    """Sum a 64-bit word for each edge: of its ends, by their first numbers, and its value."""
+    words = _random.bits(source, 1)
+    words += _random.bits(target, 2)
+    if weight is not None:
+        words += _random.bits(weight.view(f"u{weight.itemsize}"), 3)
+    return int(_random.bits(words, 4).sum(dtype=np.uint64))
+
+
+def rows_sum(array: Array, dtype: np.dtype[Any]) -> int:
+    """Sum a 64-bit word for each row of ``(n, ...)``, of its number and its bytes."""
+    n = len(array)
+    width = int(np.prod(array.shape[1:]))
+    factors = _random.bits(np.arange(width), 5) | np.uint64(1)
+    total, step = 0, max(_NUMBERS // max(width, 1), 1)
+    for start in range(0, n, step):
+        rows = np.ascontiguousarray(array[start : start + step], dtype)
+        words = rows.reshape(len(rows), width).view(f"u{dtype.itemsize}").astype(np.uint64)
+        words *= factors
+        ids = _random.bits(np.arange(start, start + len(rows)), 6)
+        ids += words.sum(axis=1, dtype=np.uint64)
+        total += int(_random.bits(ids, 7).sum(dtype=np.uint64))
+    return total & _random.WORD
+
+
+def digest(facts: dict[str, Any]) -> str:
+    """Return 32 hexadecimal digits for facts that JSON can write."""
+    text = json.dumps(facts, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:32]

@@ -1,4 +1,4 @@
-"""Which rows of a graph each rank has: contiguous ones, by the vertices where they begin.
+"""Contiguous rows of a graph for each rank, by the vertices where they begin.
 
 Nothing here needs torch.
 """
@@ -21,14 +21,14 @@ Bounds: TypeAlias = tuple[int, ...]
 
 
 class Partitioner(Protocol):
-    """What shares the rows of a graph out among ranks."""
+    """A function that cuts the rows of a graph into parts."""
 
     def __call__(self, graph: Graph, parts: int) -> Bounds | tuple[Order, Bounds]:
-        """Give the bounds of contiguous parts, or an order of the vertices and bounds in it."""
+        """Return the bounds of contiguous parts, or an order of the vertices and bounds in it."""
 
 
 def balanced(graph: Graph, parts: int) -> tuple[int, ...]:
-    """Share out the rows of a graph so that each part has about as many entries.
+    """Split the rows of a graph into parts with about as many entries.
 
     Parameters
     ----------
@@ -57,7 +57,7 @@ def balanced(graph: Graph, parts: int) -> tuple[int, ...]:
 
 
 def bounds_of_degrees(degrees: Array, parts: int) -> Bounds:
-    """Cut rows with so many entries each as ``balanced`` does: parts + 1 of them."""
+    """Split rows with so many entries each as ``balanced`` does; return parts + 1 bounds."""
     xp, n = namespace(degrees), len(degrees)
     ends = xp.zeros(n + 1, np.int64)
     xp.cumsum(degrees, out=ends[1:])
@@ -70,7 +70,7 @@ def bounds_of_degrees(degrees: Array, parts: int) -> Bounds:
 
 
 def metis(graph: Graph, parts: int) -> tuple[Order, Bounds]:
-    """Put vertices of a graph into parts between which few edges lead, by METIS.
+    """Split the vertices of a graph into parts between which few edges lead, by METIS.
 
     Parameters
     ----------
@@ -123,18 +123,18 @@ def metis(graph: Graph, parts: int) -> tuple[Order, Bounds]:
 
 
 def _undirected(csr: CSR) -> tuple[Array, Array]:
-    """Give ``indptr`` and ``indices`` of ``A + A.T`` without duplicates and loops."""
-    ones = np.ones(csr.nnz, bool)
-    A = scipy.sparse.csr_array((ones, csr.indices, csr.indptr), shape=csr.shape)
+    """Return ``indptr`` and ``indices`` of ``A + A.T`` without duplicates and loops."""
+    arrays = np.ones(csr.nnz, bool), csr.indices, csr.indptr
+    A = scipy.sparse.csr_array(arrays, shape=csr.shape)
     both = (A + A.T).tocoo()
     off = both.row != both.col
-    ends = both.row[off], both.col[off]
-    found = scipy.sparse.coo_array((np.ones(len(ends[0]), bool), ends), shape=csr.shape).tocsr()
-    return found.indptr, found.indices
+    entries = both.data[off], (both.row[off], both.col[off])
+    result = scipy.sparse.coo_array(entries, shape=csr.shape).tocsr()
+    return result.indptr, result.indices
 
 
 def _metis_parts(indptr: Array, indices: Array, linked: Array, weights: Array, parts: int) -> Array:
-    """Part of each vertex of ``linked``, those that have edges."""
+    """Choose a part for each vertex of ``linked``, those that have edges."""
     try:
         import pymetis
     except ImportError as error:
@@ -151,12 +151,12 @@ def _metis_parts(indptr: Array, indices: Array, linked: Array, weights: Array, p
     numbers[linked] = np.arange(len(linked), dtype=dtype)
     starts = np.append(indptr[linked], indptr[-1]).astype(dtype)
     adjacency = pymetis.CSRAdjacency(starts, numbers[indices])
-    found = pymetis.part_graph(parts, adjacency, vweights=weights[linked].astype(dtype))
-    return np.asarray(found.vertex_part, np.int64)
+    result = pymetis.part_graph(parts, adjacency, vweights=weights[linked].astype(dtype))
+    return np.asarray(result.vertex_part, np.int64)
 
 
 def _fill(loads: Array, weights: Array) -> Array:
-    """Give things of these weights to parts so that the least laden ones get them: the parts."""
+    """Choose parts for vertices of these weights, so that the lightest parts get them."""
     levels = np.sort(loads)
     total = weights.sum()
     # the level to which parts fill up: as of water over uneven ground
@@ -166,20 +166,33 @@ def _fill(loads: Array, weights: Array) -> Array:
 
 
 def checked(bounds: Any, ranks: int) -> tuple[int, ...]:
-    """Check the borders of rows for so many ranks.
-
-    Raises
-    ------
-    ShapeError
-        If there are not ``ranks + 1`` of them, ascending from 0.
-    """
+    """Return the bounds of so many ranks; raise ShapeError unless they ascend from 0."""
     try:
-        found = tuple(map(int, bounds))
+        result = tuple(map(int, bounds))
     except (TypeError, ValueError, RuntimeError):  # the last one is torch's
-        found = ()
-    if len(found) != ranks + 1 or found[0] != 0 or any(b < a for a, b in pairwise(found)):
+        result = ()
+    if len(result) != ranks + 1 or result[0] != 0 or any(b < a for a, b in pairwise(result)):
         raise ShapeError(
             f"bounds is {bounds!r}: give the first row of each of the {ranks} ranks, ascending "
             "from 0, and the number of rows at the end, as distributed.balanced(graph, ranks) does."
         )
-    return found
+    return result
+
+
+def check_ends(shape: tuple[int, int], bounds: tuple[int, ...], source_bounds: Any) -> None:
+    """Check that bounds end with the rows of a graph, and those of sources with its columns."""
+    n_rows, n_cols = shape
+    if bounds[-1] != n_rows:
+        raise ShapeError(
+            f"bounds end at {bounds[-1]} but graph has {n_rows} rows: give {n_rows} last."
+        )
+    if source_bounds is None and n_rows != n_cols:
+        raise ShapeError(
+            f"graph has shape {shape} but source_bounds is not given: give those of its {n_cols} "
+            "columns."
+        )
+    if source_bounds is not None and checked(source_bounds, len(bounds) - 1)[-1] != n_cols:
+        raise ShapeError(
+            f"source_bounds is {source_bounds!r} but graph has {n_cols} columns: give {n_cols} "
+            "last."
+        )

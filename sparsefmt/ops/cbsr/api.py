@@ -1,16 +1,90 @@
-"""The product with row-balanced sparse features (CBSR): SpGEMM of MaxK-GNN."""
+"""Row-balanced sparse features: MaxK, the product with them (SpGEMM), and its gradients.
 
-from typing import Any
+The gradients are in the features (SSpMM of MaxK-GNN) and in the edge values.
+"""
 
-from ...formats.arrays import Array
+import operator
+from collections.abc import Callable
+from functools import partial
+from math import prod
+from typing import Any, SupportsIndex
+
+import numpy as np
+
+from ...errors import DtypeError, ShapeError
+from ...formats import checks
+from ...formats.arrays import Array, allocating, as_array, namespace, on_device_of
 from ...formats.base import Format
-from ...formats.cbsr import CBSR
-from ..engine import choose
-from ..engine.bind import bind, output, same_dtype
-from ..engine.table import SCALES, Arg, Op, Price, csr_kernels
-from . import cuda
+from ...formats.cbsr import CBSR, column_dtype
+from ...formats.compressed import CSR
+from ...reorder import Order
+from ..engine.bind import bind, count_of_features, output, same_dtype, structure
+from ..engine.call import call, convert_to_csr
+from ..engine.table import (
+    PRECISION,
+    SCALES,
+    Arg,
+    Kernel,
+    Op,
+    Price,
+    csr_kernels,
+    deferred,
+    unchecked,
+)
+from ..engine.transpose import Transpose, transpose_of
+from ..matmul.api import ROUNDED, against_rounding, one_per_entry
+from ..tiles.costs import COSTS, Costs
+from . import cuda, cuda_sspmm
 
 REDUCTIONS = ("sum", "mean")
+
+
+def maxk(X: Array, k: int) -> CBSR:
+    """Keep the ``k`` largest features of each row (MaxK-GNN, section 3.1).
+
+    ``S[i, f] = X[i, f]`` for the ``k`` largest of row ``i``, and 0 elsewhere.  Ties go to the
+    lowest column; -0.0 and 0.0 tie; NaN counts as the largest value, as in ``torch.topk``, and all
+    NaN tie.  Values are taken over bit by bit.
+
+    Parameters
+    ----------
+    X : array, shape (n_rows, feat)
+        float16, bfloat16, float32 or float64.  Contiguous rows at any distance are read in place,
+        other layouts are copied.
+    k : int
+        Between 1 and ``feat``.
+
+    Returns
+    -------
+    CBSR, shape (n_rows, feat)
+        Columns ascending in every row.
+
+    Raises
+    ------
+    ShapeError
+        If ``X`` is not 2-D or ``k`` lies outside 1 .. feat.
+    DtypeError
+        If ``X`` holds no floats or ``k`` is no integer.
+
+    Notes
+    -----
+    Deterministic, and exact for subnormal values too.  Rows are searched rather than sorted, except
+    those of more than 65 536 features on a GPU.
+    """
+    X = as_array("X", X)
+    checks.dense("X", X)
+    checks.value_dtype("X.dtype", X.dtype)
+    k = _count("k", k)
+    count_of_features(k, X.shape[1])
+    columns, data = call(MAXK, None, X, k)
+    return CBSR._trusted(indices=columns, data=data, shape=X.shape)
+
+
+def _count(name: str, value: object) -> int:
+    """Check for an integer of any kind; bool is none."""
+    if isinstance(value, bool) or not isinstance(value, SupportsIndex):
+        raise DtypeError(f"{name} is {value!r}: give an integer.")
+    return operator.index(value)
 
 
 def spgemm(
@@ -68,10 +142,203 @@ def spgemm(
         inputs = [row_scale, col_scale, *S._arrays().values()]
         output(out, shape=(A.n_rows, S.n_cols), like=S.data, inputs=inputs, A=A)
     options = {"row_scale": row_scale, "col_scale": col_scale, "reduce": reduce, "out": out}
-    return choose.run(SPGEMM, A, S.indices, S.data, S.n_cols, values=A.data, **options)
+    return call(SPGEMM, A, S.indices, S.data, S.n_cols, values=A.data, **options)
 
 
-# The row of the table
+def sspmm(
+    A: Format,
+    dY: Array,
+    S: CBSR,
+    *,
+    reduce: str = "sum",
+    row_scale: Array | None = None,
+    col_scale: Array | None = None,
+    precision: str | None = None,
+    deterministic: bool = False,
+    order: Order | None = None,
+    transposed: Transpose | None = None,
+) -> CBSR:
+    """Gradient of ``spgemm`` in the values of ``S``: a transposed product, at its places only.
+
+    ``dS[j, t] = c[j] * sum_e a[e] * r[i] * dY[i, S.indices[j, t]]`` over the stored entries
+    ``e = (i, j)`` of column ``j``; ``r[i]`` is divided by the number of entries of row ``i`` for a
+    mean.  The other places of ``dY`` are not touched.
+
+    Parameters
+    ----------
+    A, row_scale, col_scale, reduce
+        As given to ``spgemm``; scales of the dtype of ``dY``.
+    dY : array, shape (n_rows, feat)
+        Same dtype as ``A.data``.  Contiguous rows at any distance are read in place, other layouts
+        are copied.
+    S : CBSR, shape (n_cols, feat)
+        Only ``S.indices`` are read; ``S.data`` is ignored.
+    precision : "tf32" or "bf16", optional
+        "bf16" allows, on a GPU, to round a float32 ``dY`` to bfloat16 once: values, scales and sums
+        stay float32.  A permission, taken where it pays, as in ``spmm``.  "tf32" changes nothing.
+    deterministic : bool
+        On a GPU the outer product adds up by atomics, whose order, and with it the last bits of the
+        result, changes from run to run.  True takes the product with the transpose instead, which
+        is several times slower for small ``k``.  The CPU is always deterministic.
+    order : reorder.Order, optional
+        Of the rows of ``A``.  The outer product goes through windows of rows that follow one
+        another in it (hubs first if left out): the more columns they share, the faster.
+        ``reorder.community_order(A)`` takes half a second to a second for 10**8 entries; make it
+        once and keep it, since windows live as long as their order.  No row of any array moves.
+        Without effect on the CPU and where ``deterministic``.
+    transposed : Transpose, optional
+        As for ``aggregate_backward``; computed if left out and needed.
+
+    Returns
+    -------
+    CBSR, shape (n_cols, feat)
+        Sharing the indices of ``S``, of the dtype of ``dY``.  A column without entries gives 0.
+
+    Raises
+    ------
+    ShapeError
+        If rows, columns, feature widths or the places of ``order`` do not fit together.
+    DtypeError
+        If ``A`` is no sparse format, ``S`` no CBSR or ``order`` no Order, or dtypes do not fit.
+    DeviceError
+        If the arguments are on different devices.
+    FormatError
+        If ``transposed`` was made of a matrix with other indices.
+    UnsupportedError
+        If ``reduce`` is neither, or ``precision`` unknown or given for other than float32.
+
+    Notes
+    -----
+    The atomic way sorts the entries into windows at its first use, in about 48 bytes an entry.
+    They stay with ``A``, if it is a CSR: 4 bytes and an index an entry for each height of windows,
+    which goes by the width of the features.  Sums are in float32 if values have 2 bytes, in memory
+    of their own.  The other way needs the transpose, and n_cols * 256 bytes at most.
+
+    MaxK-GNN (ASPLOS'24), section 4.2.
+    """
+    given, reduce, dY, S, precision, row_scale, col_scale = bind(
+        *(SSPMM_OUTER, A), reduce=reduce, dY=dY, S=S, precision=precision,
+        row_scale=row_scale, col_scale=col_scale,
+    )  # fmt: skip
+    A = given if isinstance(given, CSR) else given.tocsr()
+    if A.data is not None:
+        same_dtype("dY", dY, "A", A)
+    T = perm = None
+    if deterministic or transposed is not None or isinstance(dY, np.ndarray):
+        T, perm, _ = transpose_of(given, A, transposed)
+    if order is not None:
+        order = checked_order(order, A)
+    if reduce == "mean":
+        row_scale = _shares(A, row_scale, dY)
+    factors_of_entries = A.data, row_scale, col_scale
+    ways = {"deterministic": deterministic, "order": order, "transposed": T, "perm": perm}
+    ways["precision"] = precision
+    dS = call(SSPMM_OUTER, A, S.indices, dY, *factors_of_entries, **ways)
+    return CBSR._trusted(indices=S.indices, data=dS, shape=S.shape)
+
+
+def sddmm_cbsr(
+    A: Format, X: Array, Y: CBSR, *, costs: Costs | None = None, out: Array | None = None
+) -> Array:
+    """``sddmm`` with row-balanced ``Y``: the gradient of ``spgemm`` in the edge values.
+
+    ``s[e] = sum_t X[i, Y.indices[j, t]] * Y.data[j, t]`` for the e-th stored entry (i, j) of
+    ``A``.  Arguments, result and errors are those of ``sddmm``, without heads.
+    """
+    A, _, X, Y = bind(SDDMM_CBSR, A, costs=costs, X=X, Y=Y)
+    same_dtype("Y", Y, "X", X)
+    if out is not None:
+        inputs = [X, *Y._arrays().values()]
+        output(out, shape=(A.nnz,), like=X, inputs=inputs, A=A)
+    return call(SDDMM_CBSR, structure(A), X, Y.indices, Y.data, out=out)
+
+
+def checked_order(order: object, A: CSR) -> Order:
+    """Check for an order of the rows of ``A``, on its device."""
+    if not isinstance(order, Order):
+        raise DtypeError(
+            f"order is a {type(order).__name__}: give a reorder.Order, such as community_order(A) "
+            "or Order(perm)."
+        )
+    if len(order) != A.n_rows:
+        raise ShapeError(f"order is of {len(order)} vertices but there are {A.n_rows} rows.")
+    checks.same_device("order", order.perm, "the structure", A.indptr)
+    return order
+
+
+def _shares(A: CSR, row_scale: Array | None, like: Array) -> Array:
+    """Compute ``r[i] / deg_i``, in the dtype of factors."""
+    wide = like.dtype if like.dtype.itemsize >= 4 else np.float32
+    with on_device_of(like), allocating(f"a factor for each of {A.n_rows} rows"):
+        degrees = namespace(like).maximum(A.lengths, 1).astype(wide)
+        return (1 if row_scale is None else row_scale.astype(wide, copy=False)) / degrees
+
+
+# The rows of the table: features
+
+
+def _chosen(_: Any, x: Any, k: Any) -> tuple[Any, ...]:
+    shape = x.shape[0], k
+    return (shape, column_dtype(x.shape[1]).name), (shape, x)
+
+
+def _price_of_choice(_: Any, x: Any, k: int) -> Price:
+    n_rows, feat = x.shape
+    chosen = n_rows * k * (x.itemsize + column_dtype(feat).itemsize)
+    return Price(n_rows * feat * x.itemsize + chosen, 0)
+
+
+def _dense(_: Any, columns: Any, data: Any, feat: Any) -> tuple[Any, ...]:
+    return (((data.shape[0], feat), data),)
+
+
+def _price_of_dense(_: Any, columns: Any, data: Any, feat: int) -> Price:
+    n_rows, k = columns.shape
+    return Price(n_rows * (k * (columns.itemsize + data.itemsize) + feat * data.itemsize), 0)
+
+
+def _at_columns(_: Any, x: Any, columns: Any) -> tuple[Any, ...]:
+    return ((columns.shape, x),)
+
+
+def _price_at_columns(_: Any, x: Any, columns: Any) -> Price:
+    n_rows, k = columns.shape
+    return Price(n_rows * k * (columns.itemsize + 2 * x.itemsize), 0)
+
+
+MAXK = Op(
+    "maxk",
+    unchecked("Tensor x, SymInt k"),
+    results=_chosen,
+    kernels=(
+        Kernel("maxk_rows", cuda.maxk, place="gpu", refuses=cuda.maxk_too_wide),
+        Kernel("maxk_sorted", cuda.maxk_by_sorting, place="gpu"),
+        Kernel("maxk_numba", deferred(f"{__package__}.cpu", "maxk"), place="cpu"),
+    ),
+    price=_price_of_choice,
+    returns=2,
+    structures=0,
+)
+
+
+def _of_features(launcher: Callable[..., Any], arguments: str, **facts: Any) -> Op:
+    """Make the row of an operation without a matrix, named as its launcher."""
+    name = launcher.__name__
+    kernels = csr_kernels(launcher, name, f"{name}_numba")
+    return Op(name, unchecked(arguments), kernels=kernels, structures=0, **facts)
+
+
+CBSR_TO_DENSE = _of_features(
+    cuda.cbsr_to_dense,
+    "Tensor columns, Tensor kept, SymInt feat",
+    results=_dense,
+    price=_price_of_dense,
+)
+DENSE_TO_CBSR = _of_features(
+    cuda.dense_to_cbsr, "Tensor x, Tensor columns", results=_at_columns, price=_price_at_columns
+)
+
+# The product
 
 
 def _rows(S: Any, columns: Any, data: Any, feat: Any, *_: Any) -> tuple[Any, ...]:
@@ -96,9 +363,111 @@ SPGEMM = Op(
     results=_rows,
     kernels=(
         *csr_kernels(cuda.spgemm, "spgemm_csr_cbsr", "spgemm_csr_cbsr_numba"),
-        choose.convert_to_csr("spgemm"),
+        convert_to_csr("spgemm"),
     ),
     price=_price,
     narrowed=("*",),
     functions=("spgemm",),
+)
+
+# Its gradients
+
+
+def _at_places(S: Any, columns: Any, grad: Any, *_: Any) -> tuple[Any, ...]:
+    return ((columns.shape, grad),)
+
+
+def _price_of_gradient(S: Any, columns: Any, grad: Any, values: Any = None, *_: Any) -> Price:
+    """Every entry reads ``k`` places of a row of ``grad``; columns and results pass once."""
+    entries, places = S.nnz * columns.shape[1], prod(columns.shape)
+    weights = 0 if values is None else S.nnz * grad.itemsize
+    read = entries * grad.itemsize + places * columns.itemsize + S.nnz * 4 + weights
+    return Price(read + places * grad.itemsize, 2 * entries)
+
+
+def _price_of_products(S: Any, x: Any, columns: Any, data: Any, *_: Any) -> Price:
+    """Every entry reads ``k`` columns and values; rows of ``x`` are read once."""
+    entries = S.nnz * columns.shape[1]
+    read = entries * (columns.itemsize + data.itemsize) + prod(x.shape) * x.itemsize
+    return Price(read + S.nnz * (4 + x.itemsize), 2 * entries)
+
+
+def _against_rounding(
+    A: Any, columns: Any, grad: Any, *_: Any, precision: str | None = None, **__: Any
+) -> list[str]:
+    """List the reasons against rounding the gradient of the result."""
+    return against_rounding(A.nnz, grad, precision)
+
+
+def _no_rounded_windows(A: Any, columns: Any, grad: Any, *others: Any, **options: Any) -> list[str]:
+    """List the reasons against windows of rounded rows."""
+    reasons = _against_rounding(A, columns, grad, *others, **options)
+    return reasons or cuda_sspmm.no_windows(A, columns, grad, *others, narrow=True, **options)
+
+
+def _rounding(
+    name: str, run: Any, refuses: Any = _against_rounding, *, deterministic: bool = True
+) -> Kernel:
+    """Make the kernel that rounds the gradient of the result, and runs as without."""
+    options: dict[str, Any] = {"deterministic": deterministic, "note": ROUNDED}
+    return Kernel(name, partial(run, narrow=True), ("csr",), "gpu", refuses, **options)
+
+
+_CPU = f"{__package__}.cpu"
+_PLACES = Arg("columns", "cols", like="grad", also=("S",), balanced=True)
+_GRAD, _VALUES = Arg("grad", "rows", (2,), also=("dY",)), Arg("values", optional=True)
+
+#: The gradient by the structure itself: what the public function chooses by.
+SSPMM_OUTER = Op(
+    "sspmm_outer",
+    (_PLACES, _GRAD, _VALUES, *SCALES),
+    results=_at_places,
+    kernels=(
+        _rounding(
+            *("sspmm_csr_windows_rounded", cuda_sspmm.sspmm_windows, _no_rounded_windows),
+            deterministic=False,
+        ),
+        Kernel(
+            *("sspmm_csr_windows", cuda_sspmm.sspmm_windows, ("csr",), "gpu"),
+            refuses=cuda_sspmm.no_windows,
+            deterministic=False,
+        ),
+        _rounding("sspmm_csr_panels_rounded", cuda_sspmm.sspmm_panels),
+        Kernel("sspmm_csr_panels", cuda_sspmm.sspmm_panels, ("csr",), "gpu"),
+        Kernel("sspmm_csr_cbsr_numba", deferred(_CPU, "sspmm_outer"), ("csr",), "cpu"),
+    ),
+    price=_price_of_gradient,
+    options=(Arg("reduce", kind="str", words=REDUCTIONS), PRECISION),
+    narrowed=("*",),
+    functions=("sspmm",),
+)
+#: The gradient by the transposed structure, which a graph keeps.
+SSPMM = Op(
+    "sspmm",
+    (_PLACES, _GRAD, _VALUES, Arg("perm"), *SCALES),
+    results=_at_places,
+    kernels=(
+        _rounding("sspmm_csr_panels_rounded", cuda_sspmm.sspmm),
+        Kernel("sspmm_csr_panels", cuda_sspmm.sspmm, ("csr",), "gpu"),
+        Kernel("sspmm_csr_cbsr_numba", deferred(_CPU, "sspmm"), ("csr",), "cpu"),
+    ),
+    price=_price_of_gradient,
+    narrowed=("*",),
+)
+SDDMM_CBSR = Op(
+    "sddmm_cbsr",
+    (
+        Arg("x", "rows", (2,), also=("X",)),
+        Arg("columns", "cols", like="x", also=("Y",), balanced=True),
+        *(Arg("kept"), *SCALES),
+    ),
+    results=one_per_entry,
+    entry_results=(0,),
+    kernels=(
+        *csr_kernels(cuda.sddmm_cbsr, "sddmm_csr_cbsr", "sddmm_csr_cbsr_numba"),
+        convert_to_csr("sddmm_cbsr"),
+    ),
+    price=_price_of_products,
+    options=(COSTS,),
+    narrowed=("*",),
 )

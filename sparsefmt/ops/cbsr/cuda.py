@@ -4,12 +4,12 @@ Row-balanced features are ``columns`` and ``data``, both (rows, k), as in a CBSR
 """
 
 from collections.abc import Iterator
-from functools import lru_cache
 from itertools import product
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..._caches import lru_cache
 from ...formats.arrays import VALUE_DTYPES, Array, is_cupy, namespace
 from ...formats.cbsr import column_dtype
 from ...formats.compressed import CSR

@@ -1,12 +1,12 @@
 """Launch ``sspmm``: by windows of rows on chip, with atomics, or by panels, deterministic."""
 
 from collections.abc import Iterator
-from functools import cache, lru_cache
 from itertools import product
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..._caches import cache, lru_cache
 from ...errors import UnsupportedError
 from ...formats.arrays import VALUE_DTYPES, Array, finish, import_cupy
 from ...formats.compressed import CSR

@@ -6,10 +6,10 @@ from typing import Any
 from ...formats.arrays import Array
 from ...formats.base import Format
 from ...formats.cbsr import CBSR
-from ..cbsr.gradients import sddmm_cbsr
-from ..engine import choose
+from ..cbsr.api import sddmm_cbsr
 from ..engine.bind import bind, structure
 from ..engine.bind import precision as check_precision
+from ..engine.call import call, convert_to_csr
 from ..engine.small import by_entries
 from ..engine.table import PRECISION, SCALES, Arg, Kernel, Op, Price, csr_kernels
 from ..tiles import kernels as tiles_kernels
@@ -80,7 +80,7 @@ def sddmm(
     options = {"precision": precision, "costs": costs}
     A, X, Y, *allowed, out = bind(SDDMM, A, X=X, Y=Y, **options, out=out)
     options = dict(zip(options, allowed, strict=True))
-    return choose.run(SDDMM, structure(A), X, Y, out=out, **options)
+    return call(SDDMM, structure(A), X, Y, out=out, **options)
 
 
 def edge_softmax(A: Format, scores: Array, *, out: Array | None = None) -> Array:
@@ -125,7 +125,7 @@ def edge_softmax(A: Format, scores: Array, *, out: Array | None = None) -> Array
     as fuseGNN (ICCAD'20), section 3, aggregates it.
     """
     A, scores, out = bind(EDGE_SOFTMAX, A, scores=scores, out=out)
-    return choose.run(EDGE_SOFTMAX, structure(A), scores, out=out)
+    return call(EDGE_SOFTMAX, structure(A), scores, out=out)
 
 
 def edge_softmax_backward(
@@ -162,7 +162,7 @@ def edge_softmax_backward(
     A, *arrays, out = bind(
         *(EDGE_SOFTMAX_BACKWARD, A), probabilities=probabilities, grad=grad, out=out
     )
-    return choose.run(EDGE_SOFTMAX_BACKWARD, structure(A), *arrays, out=out)
+    return call(EDGE_SOFTMAX_BACKWARD, structure(A), *arrays, out=out)
 
 
 # The rows of the table
@@ -189,7 +189,7 @@ def _price_of_softmax(S: Any, scores: Any, *_: Any) -> Price:
 
 
 def _row(op: str, arguments: tuple[Arg, ...], *kernels: Kernel, **facts: Any) -> Op:
-    return Op(op, arguments, kernels=(*kernels, choose.convert_to_csr(op)), **facts)
+    return Op(op, arguments, kernels=(*kernels, convert_to_csr(op)), **facts)
 
 
 SDDMM = _row(

@@ -38,7 +38,7 @@ Named = tuple[str, Any]
 class Library(Protocol):
     """What arrays and tensors differ in."""
 
-    kind: type  #: of arrays
+    kind: Any  #: the type of arrays
     floats: frozenset[Any]  #: dtypes of values
     layout: Any  #: of dense tensors; None for arrays, which have none
 
@@ -66,8 +66,10 @@ def bind(op: Op, A: Any, /, **args: Any) -> list[Any]:
     Names are those that users see, in ``op.named``.  None stays None where it is allowed, but for
     values: those of the matrix itself are returned then.
     """
+    library: Any = ARRAYS
+    like: Named | None
     if isinstance(A, Format):
-        library, shape = ARRAYS, A.shape
+        shape = A.shape
         leaf = A.__dict__[A._array_fields[0]]
         kind: Any = type(leaf)
         place = None if kind is np.ndarray else leaf.data.device_id
@@ -78,36 +80,34 @@ def bind(op: Op, A: Any, /, **args: Any) -> list[Any]:
         kind, place, shape = library.kind, A.device, (A.n_rows, A.n_cols)
         args = library.cast(op, A, args)
     floats, layout, named, results = library.floats, library.layout, op.named, [A]
+    arrays = layout is None
     bound: dict[str, Named] = {}
     for name, value in args.items():
         arg = named[name]
         rows, check = arg.rows, arg.check
         if value is None and arg.optional:
             if arg.own:
-                value, like = A.data if layout is None else A.csr_values, bound[arg.like]
-                if value is not None and value.dtype != like[1].dtype:
-                    value = library.own_values(op, A, value, like)
+                value, other = A.data if arrays else A.csr_values, bound[arg.like]
+                if value is not None and value.dtype != other[1].dtype:
+                    value = library.own_values(op, A, value, other)
         elif rows:
-            size = A.nnz if rows == "entries" else 1 if rows == "heads" else shape[rows == "cols"]
-            like = bound.get(arg.like)
+            size = (
+                A.nnz
+                if rows == "entries"
+                else 1
+                if rows == "heads"
+                else shape[1 if rows == "cols" else 0]
+            )
+            like, behind = bound.get(arg.like), arg.behind
             if not (
-                (type(value) is kind or (layout is not None and isinstance(value, kind)))
+                (type(value) is kind or (not arrays and isinstance(value, kind)))
                 and value.dtype in floats
                 and value.ndim in arg.quick
                 and value.shape[0] == size
-                and (
-                    like is None
-                    or (
-                        value.dtype == like[1].dtype
-                        and (not arg.behind or value.shape[1:] == like[1].shape[arg.behind])
-                    )
-                )
-                and (
-                    place is None
-                    or (layout is None and value.data.device_id == place)
-                    or (layout is not None and value.device == place and value.layout is layout)
-                )
-                and (layout is not None or check not in ("factor", "vectors"))
+                and (like is None or value.dtype == like[1].dtype)
+                and (like is None or not behind or value.shape[1:] == like[1].shape[behind])
+                and (place is None or place == (value.data.device_id if arrays else value.device))
+                and (check not in ("factor", "vectors") if arrays else value.layout is layout)
             ):
                 value = library.check(name, value, arg, A, size, like)
             bound[arg.name] = name, value
@@ -120,9 +120,9 @@ def bind(op: Op, A: Any, /, **args: Any) -> list[Any]:
         elif check == "precision":
             precision(value, *bound[FIRST])
         elif check == "out":
-            arrays = [bound[each.name][1] if each.name in bound else None for each in op.arguments]
-            ((wanted, like),) = op.results(A, *arrays)
-            value = output(value, shape=wanted, like=like, inputs=arrays, A=A)
+            inputs = [bound[each.name][1] if each.name in bound else None for each in op.arguments]
+            ((wanted, of),) = op.results(A, *inputs)
+            value = output(value, shape=wanted, like=of, inputs=inputs, A=A)
         results.append(value)
     return results
 
@@ -205,7 +205,7 @@ class Arrays:
             product = ", or spgemm(A, S) for row-balanced features" * (value.format == "cbsr")
             dense = f"give a dense array, {name}.toarray(){product}"
             raise DtypeError(f"{name} is a {type(value).__name__}: {dense}.")
-        array = as_array(name, value, empty=np.float64, beside=A._indices)
+        array = as_array(name, value, empty=np.float64, like=A._indices)
         wrong = _SHAPES[arg.check](name, array, arg, A, size, like)
         if wrong:
             raise ShapeError(f"{name} {wrong}.")
@@ -296,14 +296,13 @@ def _scores(name: str, x: Array, arg: Arg, A: Format, size: int, like: Named | N
 
 
 def _vectors(name: str, x: Array, arg: Arg, A: Format, size: int, like: Named | None) -> str:
-    """Return what is wrong with the shape of vectors; one head may have an axis or none."""
-    assert like is not None  # as rows have them
-    shape = like[1].shape[1:]
-    shapes = [shape[-1:], (1, shape[-1])] if shape[:-1] in ((), (1,)) else [shape]
-    if x.shape in shapes:
+    """Return what is wrong with the shape of one vector for each head; see ``_scores``."""
+    other, features = like or ("", x)
+    row = features.shape[1:]
+    if x.shape in ([row[-1:], (1, row[-1])] if row[:-1] in ((), (1,)) else [row]):
         return ""
-    each = "one vector per head" if len(shape) == 2 else "one vector"
-    return f"has shape {x.shape}: give {shape}, {each} ({like[0]}.shape == {like[1].shape})"
+    each = "one vector" + " per head" * (len(row) == 2)
+    return f"has shape {x.shape}: give {row}, {each} ({other}.shape == {features.shape})"
 
 
 _SHAPES = {

@@ -7,10 +7,10 @@ blocks of chunks and the most long rows that there can be.
 
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field
-from functools import lru_cache
 from itertools import count, product
 from typing import Any, NamedTuple
 
+from ..._caches import lru_cache
 from ...formats.chunks import (
     CHUNKS_PER_BLOCK,
     LONG_ROW,

@@ -42,7 +42,7 @@ if hasattr(os, "register_at_fork"):  # not on Windows, which has no fork
 
 @contextmanager
 def writing(out: Array) -> Iterator[tuple[Array, int]]:
-    """Memory for the result, wide where ``out`` is half, and how many pieces to cut the work in."""
+    """Yield memory for the result, wide where ``out`` is half, and the number of pieces of work."""
     if _pool_lost:
         raise UnsupportedError(
             "this process was forked from one that had run an operation, and OpenMP's threads do "

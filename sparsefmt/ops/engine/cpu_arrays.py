@@ -10,27 +10,27 @@ from .memory import rows_apart
 
 
 def wide(a: Array) -> Array:
-    """``a``, its 2-byte floats as float32."""
+    """Return ``a``, its 2-byte floats as float32."""
     return a.astype(np.float32) if a.dtype.itemsize == 2 else a
 
 
 def values_of(values: Array | None, like: Array) -> Array:
-    """One value each, contiguous, and none where there are none."""
-    found = np.empty(0, like.dtype) if values is None else np.ascontiguousarray(values)
-    return wide(found)
+    """Return one value each, contiguous, 2-byte floats as float32; none for None."""
+    array: Array = np.empty(0, like.dtype) if values is None else np.ascontiguousarray(values)
+    return array if array.dtype.itemsize != 2 else array.astype(np.float32)
 
 
 def packed(a: Array) -> Array:
-    """``a`` as one axis, contiguous, its 2-byte floats as float32."""
+    """Return ``a`` as one axis, contiguous, its 2-byte floats as float32."""
     return np.ascontiguousarray(wide(a)).reshape(-1)
 
 
 def flat(a: Array) -> tuple[Array, int]:
-    """The memory of ``a`` from its first to its last value as one axis, and its row stride.
+    """Return the memory of ``a`` from its first to its last value, and its row stride.
 
     A copy's memory where rows are not contiguous, overlap or are not aligned.
     """
-    a = wide(a)
+    a = a if a.dtype.itemsize != 2 else a.astype(np.float32)
     if not rows_apart(a):
         a = np.ascontiguousarray(a) if not a.flags.c_contiguous else a.copy()
     if a.flags.c_contiguous:
@@ -43,7 +43,7 @@ def flat(a: Array) -> tuple[Array, int]:
 def factors_at_entries(
     A: CSR, dtype: Any, row_scale: Array | None, col_scale: Array | None
 ) -> Array:
-    """``r[i] c[j]`` at each entry, 1 in the place of a scale that is not given."""
+    """Compute ``r[i] c[j]`` at each entry, 1 for a missing scale."""
     factors = np.ones(A.nnz, dtype)
     if row_scale is not None:
         factors *= np.repeat(row_scale, A.lengths)

@@ -14,11 +14,11 @@ import struct
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from ..._caches import cache
 from ...errors import DeviceError, KernelLaunchError
 from ...formats import checks
 from ...formats.arrays import import_cupy
@@ -112,7 +112,7 @@ class Kernel:
         shared: int = 0,
         cooperative: bool = False,
     ) -> "Launch":
-        """A launch of which only the stream and some arguments are missing.
+        """Prepare a launch of which only the stream and some arguments are missing.
 
         ``before`` and ``after`` are the first and the last arguments.  ``shared`` is the dynamic
         shared memory of a block in bytes, at most 48 KiB or what ``load`` was told.  The blocks of
@@ -179,7 +179,7 @@ class Launch:
 
 @cache
 def _driver() -> Any:
-    """``cuLaunchKernelEx``, without ``argtypes``: pointers that are ready need no conversion."""
+    """Load ``cuLaunchKernelEx``, without ``argtypes``: its pointers need no conversion."""
     library = ctypes.CDLL("nvcuda.dll" if os.name == "nt" else "libcuda.so.1")
     try:
         return library.cuLaunchKernelEx
@@ -191,17 +191,17 @@ def _driver() -> Any:
 
 
 def current_device() -> int:
-    """The number of the current GPU."""
+    """Return the number of the current GPU."""
     return int(import_cupy().cuda.runtime.getDevice())
 
 
 def warps_to_blocks(warps: int) -> int:
-    """Blocks of ``THREADS`` threads that hold this many warps, or as many as a grid can have."""
+    """Count the blocks of ``THREADS`` threads that hold these warps, at most ``MAX_BLOCKS``."""
     return min(-(-warps * WARP // THREADS), MAX_BLOCKS)
 
 
 def expression(kernel: str, dtypes: tuple[str, ...], constants: tuple[int, ...]) -> str:
-    """The C++ name of an instantiation: types first, then constants, in template order."""
+    """Return the C++ name of an instantiation: types, then constants, in template order."""
     types = [_C_TYPES[dtype] for dtype in dtypes]
     return f"{kernel}<{', '.join(types + [str(value) for value in constants])}>"
 
@@ -230,7 +230,7 @@ def load(
     *,
     shared: int = 0,
 ) -> Kernel:
-    """The instantiation, compiled for the current device at its first use; thread-safe.
+    """Load an instantiation, compiled for the current device at its first use; thread-safe.
 
     ``shared`` is the most dynamic shared memory that a launch may take, where it is over 48 KiB.
     """
@@ -305,7 +305,7 @@ def _compile(device: int, file: str, name: str) -> tuple[Any, int]:
 
 @cache
 def source(file: str) -> str:
-    """The text of a kernel file with its own headers pasted in, so that caches see them change."""
+    """Read a kernel file with its own headers pasted in, so that caches see them change."""
     folder = Path(__file__).parent.parent
     text = (folder / file).read_text()
     for header in sorted(folder.rglob("*.cuh")):

@@ -12,12 +12,12 @@ ITEMSIZE = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8, "int32": 4,
 
 
 def stream() -> int:
-    """CuPy's current stream."""
+    """Return the address of CuPy's current stream."""
     return int(import_cupy().cuda.get_current_stream().ptr)
 
 
 def row_bytes(stride: int, dtype: str) -> int:
-    """Bytes from one row to the next."""
+    """Count the bytes from one row to the next."""
     found = stride * ITEMSIZE[dtype]
     if found >= 2**32:
         raise UnsupportedError(
@@ -36,12 +36,12 @@ def fill(pointer: int, size: int, byte: int, stream: int) -> None:
 
 
 def capturing(stream: int) -> bool:
-    """Whether a CUDA graph is being captured from that stream."""
+    """Return True if a CUDA graph is being captured from that stream."""
     return bool(import_cupy().cuda.runtime.streamIsCapturing(stream))
 
 
 def view(pointer: int, shape: tuple[int, ...], dtype: str) -> Array:
-    """A CuPy array over memory that others own, and keep as long as it is read."""
+    """Make a CuPy array over memory that others own, and keep as long as it is read."""
     cupy = import_cupy()
     size = prod(shape) * np.dtype(dtype).itemsize
     if not size:
@@ -61,7 +61,7 @@ class _Stream:
 
 
 def on_stream(address: int) -> AbstractContextManager[object]:
-    """A context in which CuPy's own operations run on that stream."""
+    """Return a context in which CuPy's operations run on that stream."""
     if address == stream():
         return nullcontext()
     found: AbstractContextManager[object] = import_cupy().cuda.Stream.from_external(

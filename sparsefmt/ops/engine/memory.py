@@ -40,64 +40,64 @@ class Memory(Protocol):
 
     @property
     def address(self) -> Callable[[Any], int]:
-        """A compiled function that returns the address of an array."""
+        """Return a compiled function that returns the address of an array."""
 
     def pointer(self, a: Any) -> int:
-        """Address of the first value on its device; 0 for None."""
+        """Return the address of the first value on its device; 0 for None."""
 
     def pointers(self, *arrays: Any) -> list[int]:
-        """The addresses of several arrays; 0 for None."""
+        """Return the addresses of several arrays; 0 for None."""
 
     def dtype(self, a: Any) -> str:
-        """Name of the dtype, such as ``"float32"``."""
+        """Return the name of the dtype, such as ``"float32"``."""
 
     def row_stride(self, a: Any) -> int:
-        """Values from one row to the next."""
+        """Count the values from one row to the next."""
 
     def contiguous(self, a: Any) -> Any:
-        """``a`` itself if it is C-contiguous, else a copy; None for None."""
+        """Return ``a`` itself if it is C-contiguous, else a copy; None for None."""
 
     def rows_in_place(self, a: Any) -> Any:
-        """``a`` itself if its rows are contiguous and do not overlap, else a copy."""
+        """Return ``a`` if its rows are contiguous and do not overlap, else a copy."""
 
     def factors(self, a: Any) -> Any:
-        """Scales as kernels take them: contiguous, float32 for 2-byte ones; None for None."""
+        """Convert scales for kernels: contiguous, float32 for 2-byte ones; None for None."""
 
     def empty(self, shape: Sequence[int], dtype: str, like: Any) -> Any:
-        """Uninitialised memory on the device of ``like``."""
+        """Return uninitialised memory on the device of ``like``."""
 
     def zeros(self, shape: Sequence[int], dtype: str, like: Any) -> Any:
-        """Zeroed memory on the device of ``like``."""
+        """Return zeroed memory on the device of ``like``."""
 
     def take(self, a: Any, places: Any) -> Any:
-        """The values at those places."""
+        """Gather the values at those places."""
 
     def zero_where(self, a: Any, mask: Any) -> Any:
-        """A copy of ``a`` with 0 where the mask is set."""
+        """Copy ``a`` with 0 where the mask is set."""
 
     def capturing(self) -> bool:
-        """Whether the current stream is captured for a CUDA graph."""
+        """Return True if the current stream is captured for a CUDA graph."""
 
     def finish(self, a: Any) -> None:
         """Wait for the current stream, so that any stream may read ``a``."""
 
     def expand(self, indptr: Any, nnz: int) -> Any:
-        """Row of each of the ``nnz`` entries."""
+        """Return the row of each of the ``nnz`` entries."""
 
     def stream(self, a: Any) -> int:
-        """Address of the caller's current stream on the device of ``a``; read at each launch."""
+        """Return the address of the caller's current stream on the device of ``a``."""
 
     def device(self, a: Any) -> int:
-        """The number of the GPU that holds ``a``."""
+        """Return the number of the GPU that holds ``a``."""
 
     def on_device(self, a: Any) -> AbstractContextManager[object]:
-        """A context in which launches go to the device of ``a``."""
+        """Return a context in which launches go to the device of ``a``."""
 
     def deterministic(self) -> bool:
-        """Whether every sum must have the same order in each run."""
+        """Return True if every sum must have the same order in each run."""
 
     def rounds(self) -> bool:
-        """Whether products of float32 features may round them to bfloat16 unasked."""
+        """Return True if products may round float32 features to bfloat16 unasked."""
 
 
 class CupyMemory:
@@ -126,37 +126,37 @@ class CupyMemory:
         return away, tuple(facts), addresses, int(self._current_stream().ptr)
 
     def pointer(self, a: Any) -> int:
-        """Address of the first value; 0 for None."""
+        """Return the address of the first value; 0 for None."""
         return 0 if a is None else a.data.ptr
 
     def pointers(self, *arrays: Any) -> list[int]:
-        """The addresses of several arrays; 0 for None."""
+        """Return the addresses of several arrays; 0 for None."""
         return [0 if a is None else a.data.ptr for a in arrays]
 
     def dtype(self, a: Any) -> str:
-        """Name of the dtype."""
+        """Return the name of the dtype."""
         return _NAMES.get(a.dtype) or a.dtype.name
 
     def row_stride(self, a: Any) -> int:
-        """Values from one row to the next."""
+        """Count the values from one row to the next."""
         return a.strides[0] // a.itemsize if a.shape[0] > 1 else prod(a.shape[1:])
 
     def contiguous(self, a: Any) -> Any:
-        """``a`` itself if it is C-contiguous, else a copy; None for None."""
+        """Return ``a`` itself if it is C-contiguous, else a copy; None for None."""
         if a is None or is_contiguous(a):
             return a
         with self.on_device(a), allocating(f"a contiguous copy of {a.nbytes} bytes"):
             return self._cupy.ascontiguousarray(a)
 
     def rows_in_place(self, a: Any) -> Any:
-        """``a`` itself if its rows are contiguous and do not overlap, else a copy."""
+        """Return ``a`` if its rows are contiguous and do not overlap, else a copy."""
         if rows_apart(a):
             return a
         with self.on_device(a), allocating(f"a contiguous copy of {a.nbytes} bytes"):
             return a.copy()
 
     def factors(self, a: Any) -> Any:
-        """Scales as kernels take them: contiguous, float32 beside 2-byte features."""
+        """Convert scales for kernels: contiguous, float32 beside 2-byte features."""
         if a is None:
             return None
         if a.itemsize > 2:
@@ -165,7 +165,7 @@ class CupyMemory:
             return a.astype(np.float32, order="C")  # by default it keeps strides
 
     def empty(self, shape: Sequence[int], dtype: str, like: Any) -> Any:
-        """Uninitialised memory on the device of ``like``."""
+        """Return uninitialised memory on the device of ``like``."""
         try:  # a context that tells what was allocated would write its text each time
             with self.on_device(like):
                 return self._cupy.empty(shape, dtype)
@@ -173,22 +173,22 @@ class CupyMemory:
             raise out_of_memory(f"a result of shape {shape}", error) from error
 
     def zeros(self, shape: Sequence[int], dtype: str, like: Any) -> Any:
-        """Zeroed memory on the device of ``like``."""
+        """Return zeroed memory on the device of ``like``."""
         with self.on_device(like), allocating(f"a result of shape {shape}"):
             return self._cupy.zeros(shape, dtype)
 
     def take(self, a: Any, places: Any) -> Any:
-        """The values at those places."""
+        """Gather the values at those places."""
         with self.on_device(a), allocating(f"{len(places)} values"):
             return a[places]
 
     def zero_where(self, a: Any, mask: Any) -> Any:
-        """A copy of ``a`` with 0 where the mask is set."""
+        """Copy ``a`` with 0 where the mask is set."""
         with self.on_device(a), allocating(f"{len(a)} values"):
             return self._cupy.where(mask, a.dtype.type(0), a)
 
     def capturing(self) -> bool:
-        """Whether the current stream is captured for a CUDA graph."""
+        """Return True if the current stream is captured for a CUDA graph."""
         return bool(self._current_stream().is_capturing())
 
     def finish(self, a: Any) -> None:
@@ -196,27 +196,27 @@ class CupyMemory:
         finish(a)  # synchronize!
 
     def expand(self, indptr: Any, nnz: int) -> Any:
-        """Row of each of the ``nnz`` entries."""
+        """Return the row of each of the ``nnz`` entries."""
         return expand(indptr, nnz)
 
     def stream(self, a: Any) -> int:
-        """CuPy's current stream."""
+        """Return the address of CuPy's current stream."""
         return int(self._current_stream().ptr)
 
     def device(self, a: Any) -> int:
-        """The number of the GPU that holds ``a``."""
+        """Return the number of the GPU that holds ``a``."""
         return int(a.data.device_id)
 
     def on_device(self, a: Any) -> AbstractContextManager[object]:
-        """A context in which launches go to the device of ``a``: none where it is current."""
+        """Return a context in which launches go to the device of ``a``."""
         return HERE if a.data.device_id == self._current_device() else a.device
 
     def deterministic(self) -> bool:
-        """CuPy has no such mode."""
+        """Return False: CuPy has no such mode."""
         return False
 
     def rounds(self) -> bool:
-        """Arrays are rounded where a call allows it."""
+        """Return False: arrays are rounded only where a call allows it."""
         return False
 
 
@@ -231,7 +231,7 @@ def register_memory(kind: type, memory: Memory) -> None:
 
 
 def memory_of(a: Array) -> Memory:
-    """The memory of the library that an array on a GPU comes from."""
+    """Return the memory of the library that an array on a GPU comes from."""
     return memories.get(type(a)) or _find(a)
 
 
@@ -245,7 +245,7 @@ def _find(a: Array) -> Memory:
 
 
 def is_contiguous(a: Any) -> bool:
-    """Whether a CuPy array is C-contiguous."""
+    """Return True if a CuPy array is C-contiguous."""
     try:
         return bool(a._c_contiguous)  # 0.05 µs: what ``flags``, which take 0.6, are made of
     except AttributeError:  # another version of CuPy
@@ -253,7 +253,7 @@ def is_contiguous(a: Any) -> bool:
 
 
 def rows_apart(a: Array) -> bool:
-    """Whether rows are contiguous, aligned and do not overlap: at any distance from each other."""
+    """Return True if rows are contiguous and aligned, at any distance, and do not overlap."""
     if isinstance(a, np.ndarray):
         if not a.flags.aligned:
             return False

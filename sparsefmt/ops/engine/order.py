@@ -6,7 +6,7 @@ from ...formats.arrays import Array, allocating, namespace, on_device_of
 
 
 def in_csr_order(values: Any, perm: Array | None) -> Any:
-    """Give the CSR's entries their values, or rows of them, from those in the matrix's order."""
+    """Move values, or rows of them, from the matrix's order to that of its CSR."""
     if values is None or perm is None:
         return values
     with on_device_of(perm), allocating(f"{values.nbytes} bytes of values in CSR order"):

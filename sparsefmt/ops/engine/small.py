@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from ..._caches import store
 from ...formats import primitives
 from ...formats.arrays import Array
 from ...formats.compressed import CSR
@@ -21,7 +22,7 @@ MOST = 1 << 22
 #: Multiply-adds of graph attention, whose loops take 7 s to compile: at most 40 ms.
 MOST_OF_ATTENTION = 1 << 25
 #: Ones in the place of values, by dtype: shared, never written to, and never longer than ``MOST``.
-_ones: dict[Any, Array] = {}
+_ones: dict[Any, Array] = store({})
 
 
 def reasons_against(work: int, most: int | None = None) -> list[str]:
@@ -43,7 +44,7 @@ def heads_of(scores: Array | None) -> int:
 
 
 def ones(count: int, dtype: Any) -> Array:
-    """So many ones, which nobody may write to."""
+    """Return so many ones, which nobody may write to."""
     found = _ones.get(dtype)
     if found is None or len(found) < count:
         found = np.ones(max(count, 1024), dtype)
@@ -53,12 +54,12 @@ def ones(count: int, dtype: Any) -> Array:
 
 
 def rows_of(A: CSR) -> Array:
-    """Row of each entry, kept with the structure."""
+    """Return the row of each entry, kept with the structure."""
     return A._built().ask("rows", lambda: primitives.expand(A.indptr, A.nnz))
 
 
 def weights(A: CSR, like: Array, values: Array | None, col_scale: Array | None) -> Array:
-    """``a[e] c[j]`` at each entry, 1 for what is not given, in the type in which sums run."""
+    """Compute ``a[e] c[j]`` at each entry, 1 for a missing factor, in the dtype of sums."""
     kind = np.float32 if like.dtype.itemsize == 2 else like.dtype
     if col_scale is None:
         return ones(A.nnz, kind) if values is None else cpu_arrays.values_of(values, like)

@@ -2,11 +2,11 @@
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
-from functools import lru_cache
 from threading import Lock
 from typing import Any, ClassVar, NamedTuple, TypeAlias, TypeVar
 from weakref import WeakValueDictionary
 
+from ..._caches import lru_cache
 from ...formats.arrays import Array
 from ...formats.built import Built
 from ...formats.chunks import Chunks
@@ -94,7 +94,7 @@ class Structure(Deciding):
     )
 
     def once_alike(self, decide: Callable[..., Decided], *case: Hashable) -> Decided:
-        """``once``, for what depends on no number of rows or entries, nor on where arrays lie.
+        """Return ``once`` of what depends on no number of rows or entries, and on no address.
 
         Graphs of about one size share it: their addresses and numbers go with each launch.
         """
@@ -110,7 +110,7 @@ class Structure(Deciding):
 
     @property
     def arrays(self) -> tuple[int, int, int, int]:
-        """Pointers to row ends, columns, and the starts and shared borders of the chunks."""
+        """Return pointers to row ends, columns, and starts and shared borders of the chunks."""
         return self.indptr, self.indices, self.start, self.slot
 
 
@@ -173,7 +173,7 @@ def chunk_pointers(chunks: Chunks) -> dict[str, int]:
 
 
 def place_of(S: Structure) -> Place:
-    """Tell where the arrays of a structure lie."""
+    """Return where the arrays of a structure lie."""
     # As torch tells it: a tensor without entries has no address.
     return S.indptr, S.indices if S.nnz else 0, S.n_rows, S.n_cols, S.nnz
 

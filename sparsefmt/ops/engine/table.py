@@ -6,15 +6,15 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from functools import cache
 from importlib import import_module
 from itertools import product
 from typing import Any, Literal, NamedTuple
 
+from ..._caches import cache
+
 #: The modules below ``ops`` that hold rows.
 MODULES = (
-    *("matmul.api", "matmul.extrema", "matmul.aggregation", "edges.api"),
-    *("attention.rows", "cbsr.maxk", "cbsr.api", "cbsr.gradients"),
+    *("matmul.api", "matmul.aggregation", "edges.api", "attention.rows", "cbsr.api"),
     *("sampling.api", "gcn.api", "messages.api"),
 )
 FORMATS = ("coo", "csr", "csc", "sgt", "cbsr")
@@ -52,11 +52,11 @@ class Arg:
     """An argument of an operation, as torch's schema names it and as ``bind`` checks it."""
 
     name: str
-    #: Where it has a row, or a value: at each row, column or stored entry.  None: nothing to check.
-    #: ("vertices": the rows of a square one), or for each head.
+    #: What it has a row or a value for: each row, column, stored entry, vertex of a square matrix,
+    #: or head.  None: nothing to check.
     rows: Literal["rows", "cols", "entries", "vertices", "heads"] | None = None
     axes: tuple[int, ...] = (1,)  #: how many it may have
-    like: str | None = None  #: the argument whose dtype it must have; of factors the first one
+    like: str = ""  #: the argument whose dtype it must have
     #: What else it has of that: the shape behind its rows, the heads, or neither.
     alike: Literal["shape", "heads", "dtype"] = "shape"
     optional: bool = False  #: whether it may be None
@@ -68,25 +68,24 @@ class Arg:
     score: bool = False  #: whether it has a score of each head
     balanced: bool = False  #: whether public functions take a CBSR for it
     test: Callable[[str, Any], Any] | None = None  #: what checks a value that is no array
-    check: str = field(default="", init=False)  #: the check of a ``Library`` that refuses it
+    # What ``bind`` looks up
+    check: str = field(default="", init=False)  #: which check
     behind: slice | None = field(default=None, init=False)  #: the part of ``like``'s shape it has
     quick: tuple[int, ...] = field(default=(), init=False)  #: axes that a quick look knows
     widens: bool = field(default=False, init=False)  #: whether it may be float32 beside 2 bytes
 
     def __post_init__(self) -> None:
         """Name the check, and what a quick look compares."""
-        check = "" if self.test else _CHECKS.get(self.kind, "")
+        check = _CHECKS.get(self.kind, "") if self.test is None else ""
         if self.rows is not None:
             check = "features" if self.axes != (1,) else "factor"
             check = "entries" if self.rows == "entries" else check
-            check = "scores" if self.score else "vectors" if self.rows == "heads" else check
-        object.__setattr__(self, "check", "balanced" if self.balanced else check)
-        if check == "factor" and self.like is None:
-            object.__setattr__(self, "like", FIRST)
-        elif self.like is not None:
-            object.__setattr__(self, "behind", _BEHIND.get(self.alike))
-        object.__setattr__(self, "widens", check in ("factor", "scores", "vectors"))
-        object.__setattr__(self, "quick", (1,) if self.alike == "dtype" else self.axes)
+            check = "vectors" if self.rows == "heads" else "scores" if self.score else check
+            check = "balanced" if self.balanced else check
+        self.__dict__.update(check=check, widens=check in ("factor", "scores", "vectors"))
+        self.__dict__["quick"] = (1,) if self.alike == "dtype" else self.axes
+        if self.like and check != "factor":
+            self.__dict__["behind"] = _BEHIND.get(self.alike)
 
     @property
     def schema(self) -> str:
@@ -95,18 +94,15 @@ class Arg:
         return f"{self.kind}{'?' * self.optional} {self.name}{default}"
 
 
-#: The first array of a call, whose dtype factors have.
-FIRST = ""
+#: Stands for the first array of a call, whose dtype factors have.
+FIRST = "*"
 _CHECKS = {"str": "word", "precision": "precision", "out": "out"}
 _BEHIND = {"shape": slice(1, None), "heads": slice(1, -1)}
 #: Arguments of public functions that no schema has.
-PRECISION, OUT = (
-    Arg("precision", optional=True, kind="precision"),
-    Arg("out", optional=True, kind="out"),
-)
+PRECISION, OUT = (Arg(name, optional=True, kind=name) for name in ("precision", "out"))
 SCALES = (
-    Arg("row_scale", "rows", optional=True),
-    Arg("col_scale", "cols", optional=True),
+    Arg("row_scale", "rows", like=FIRST, optional=True),
+    Arg("col_scale", "cols", like=FIRST, optional=True),
 )
 
 
@@ -144,7 +140,7 @@ class Op:
 
     def __post_init__(self) -> None:
         """Sort the kernels by format and place, and announce the operation."""
-        found = {
+        candidates = {
             (format, gpu): tuple(
                 kernel
                 for kernel in self.kernels
@@ -152,12 +148,11 @@ class Op:
             )
             for format, gpu in product(FORMATS, (True, False))
         }
-        object.__setattr__(self, "candidates", found)
-        sizes = (getattr(kernel.run, "sizes", None) for kernel in self.kernels)
-        object.__setattr__(self, "sizes", next(filter(None, sizes), None))
         args = *self.arguments, *self.options, OUT
         named = {name: arg for arg in args for name in (arg.name, *arg.also)}
-        object.__setattr__(self, "named", named)
+        of_kernels = (getattr(kernel.run, "sizes", None) for kernel in self.kernels)
+        sizes = next(filter(None, of_kernels), None)
+        self.__dict__.update(candidates=candidates, named=named, sizes=sizes)
         _operations[self.name] = self
 
     def prefer(self, kernel: Kernel) -> None:

@@ -82,7 +82,7 @@ def transpose(A: Format) -> Transpose:
 
 
 def transpose_of(A: Format, csr: CSR, given: object) -> tuple[CSR, Array, Array | None]:
-    """Give the transpose of ``csr``, perm and, of one that is ``given``, the inverse of perm."""
+    """Return the transpose of ``csr``, perm and, of one that is ``given``, perm's inverse."""
     if given is None:
         return *transposed(csr), None
     if not isinstance(given, Transpose):
@@ -100,5 +100,5 @@ def transpose_of(A: Format, csr: CSR, given: object) -> tuple[CSR, Array, Array 
 
 
 def _structure(A: Format) -> tuple[Any, ...]:
-    """Tell what makes a structure: its format, its shape, and the arrays of its indices."""
+    """Return what makes a structure: its format, its shape, and the arrays of its indices."""
     return type(A), A.shape, *(array for name, array in A._arrays().items() if name != "data")

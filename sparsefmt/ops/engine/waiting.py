@@ -18,7 +18,7 @@ def told(function: Callable[[], object]) -> Iterator[None]:
 
 
 def tell() -> None:
-    """Say that something is being compiled."""
+    """Call the function that waits to hear of a compilation."""
     function = _told.get()
     if function is not None:
         function()

@@ -16,8 +16,8 @@ from ...formats.arrays import (
     on_device_of,
 )
 from ...formats.base import Format
-from ..engine import choose
 from ..engine.bind import bind, flag
+from ..engine.call import call
 from ..engine.table import Arg, Kernel, Op, Price, deferred
 from . import cuda
 
@@ -72,7 +72,7 @@ def gcn_norm(A: Format, *, self_loops: bool = True) -> Any:
     with on_device_of(A._indices), allocating(f"a normalised matrix of {size} entries"):
         B = _unfilled(A, size)
     structure = tuple(getattr(B, name) for name in B._array_fields[:2])
-    choose.run(GCN_NORM, A, A.data, size > A.nnz, structure=structure, out=B.data)
+    call(GCN_NORM, A, A.data, size > A.nnz, structure=structure, out=B.data)
     return B
 
 
@@ -131,7 +131,7 @@ def _check_square(A: Format) -> None:
 
 def _gradient(grad: object, A: Format, size: int) -> Array:
     """Check a gradient of the result's values; contiguous."""
-    array = as_array("grad", grad, empty=np.float64, beside=A._indices)
+    array = as_array("grad", grad, empty=np.float64, like=A._indices)
     if array.shape != (size,):
         raise ShapeError(
             f"grad has shape {array.shape}: give ({size},), one for each value of the result."
@@ -160,7 +160,7 @@ def _unfilled(A: Any, size: int) -> Any:
 def _backward(A: Any, grad: Array, self_loops: bool) -> Array:
     with on_device_of(grad), allocating(f"gradients of {A.nnz} values"):
         out = namespace(grad).empty(A.nnz, grad.dtype)
-    found: Array = choose.run(GCN_NORM_BACKWARD, A, A.data, grad, self_loops, out=out)
+    found: Array = call(GCN_NORM_BACKWARD, A, A.data, grad, self_loops, out=out)
     return found
 
 

@@ -11,10 +11,11 @@ from ...formats import primitives
 from ...formats.arrays import Array, allocating, is_cupy, namespace, on_device_of
 from ...formats.base import Format
 from ...formats.convert import numbered_csr
-from ..engine import choose
 from ..engine.bind import ARRAYS, bind, same_dtype, sparse
+from ..engine.call import call
+from ..engine.explain import remark
 from ..engine.order import in_own_order
-from ..engine.table import SCALES, Arg, Op, Price, csr_kernels
+from ..engine.table import FIRST, SCALES, Arg, Op, Price, csr_kernels
 from ..engine.transpose import Transpose, transpose_of
 from . import cuda_aggregate
 from .api import SPMM, VALUES, price_of_rows
@@ -76,8 +77,8 @@ def aggregate(A: Format, X: Array, *, method: str = "auto") -> Array:
     chosen, why = chosen_method(A, X) if method == "auto" else (method, lambda: "as asked for")
     B = A.tocoo() if chosen == "gas" else A.tocsr()
     options = {"reduce": "sum", "row_scale": None, "col_scale": None}
-    Y: Array = choose.run(SPMM, B, X, values=B.data, **options)
-    choose.remark(lambda: f"method {chosen}: {why()}")
+    Y: Array = call(SPMM, B, X, values=B.data, **options)
+    remark(lambda: f"method {chosen}: {why()}")
     return Y
 
 
@@ -163,7 +164,7 @@ def aggregate_backward(
         dself = None if own is None else namespace(own).empty_like(own)
     numbered = {"values": csr.data, "perm": perm, "inverse": inverse}
     options = {"row_scale": None, "col_scale": None, "self_weight": own, "dself": dself}
-    gradients = choose.run(AGGREGATE_BACKWARD, T, X, grad, **numbered, **options)
+    gradients = call(AGGREGATE_BACKWARD, T, X, grad, **numbered, **options)
     dX, dA = gradients or (None, None)  # ``explain`` runs nothing
     dA = dA if dA is None else in_own_order(dA, numbers)
     if dself is None:
@@ -272,7 +273,7 @@ AGGREGATE_BACKWARD = Op(
     price=_price_of_both,
     options=(
         Arg("method", kind="str", words=("auto", "gas", "gar")),
-        Arg("self_weight", "rows", optional=True),
+        Arg("self_weight", "rows", like=FIRST, optional=True),
     ),
     functions=("aggregate_backward",),
 )

@@ -1,20 +1,44 @@
-"""SpMM: a sparse matrix times a dense feature matrix, by sum, mean, max or min."""
+"""SpMM: a sparse matrix times dense features, and the entries that win a maximum or minimum."""
 
+from collections.abc import Callable
 from math import prod
 from typing import Any
 
 import numpy as np
 
-from ...formats.arrays import Array
+from ...errors import ShapeError, UnsupportedError
+from ...formats import checks, primitives
+from ...formats.arrays import (
+    Array,
+    allocating,
+    as_array,
+    contiguous,
+    is_cupy,
+    namespace,
+    on_device_of,
+)
 from ...formats.base import Format
+from ...formats.compressed import CSR
 from ...formats.convert import numbered_csr
-from ..engine import choose
 from ..engine.bind import BF16, bind, structure
+from ..engine.call import call, convert_to_csr
 from ..engine.memory import memory_of
-from ..engine.table import PRECISION, SCALES, Arg, Kernel, Op, Price, deferred
+from ..engine.order import in_own_order
+from ..engine.table import (
+    PRECISION,
+    SCALES,
+    Arg,
+    Kernel,
+    Op,
+    Price,
+    csr_kernels,
+    deferred,
+    unchecked,
+)
+from ..engine.transpose import Transpose, transpose_of
 from ..tiles import kernels as tiles_kernels
 from ..tiles.costs import COSTS, Costs
-from . import cuda, heads, small
+from . import cuda, small
 
 REDUCTIONS = ("sum", "mean", "max", "min")
 
@@ -110,21 +134,152 @@ def spmm(
     )  # fmt: skip
     if values is not None:
         if weights.ndim == 2:
-            heads.summed(reduce)
+            summed(reduce)
             csr, numbers = numbered_csr(structure(A))
-            return choose.run(SPMM, csr, X, weights, numbers, *scales, reduce, out=out)
+            return call(SPMM, csr, X, weights, numbers, *scales, reduce, out=out)
         # Values travel with the matrix, which may be converted.
         A = A.with_data(weights.reshape(A._indices.shape) if A.format == "cbsr" else weights)
     options = {"reduce": reduce, "precision": precision, "costs": costs}
     options |= {"row_scale": scales[0], "col_scale": scales[1]}
     if X.ndim == 2:
-        return choose.run(SPMM, A, X, values=A.data, out=out, **options)
-    x, y = heads.side_by_side(X), None if out is None else heads.side_by_side(out)
-    result = choose.run(SPMM, A, x, values=A.data, out=y, **options)
+        return call(SPMM, A, X, values=A.data, out=out, **options)
+    # Features of heads that share their values lie side by side.
+    x, y = (a if a is None else a.reshape(len(a), a.shape[1] * a.shape[2]) for a in (X, out))
+    result = call(SPMM, A, x, values=A.data, out=y, **options)
     return out if result is y else result.reshape(A.shape[0], *X.shape[1:])
 
 
-# The row of the table
+def summed(reduce: str) -> None:
+    """Refuse maxima and minima of heads by name."""
+    if reduce not in ("sum", "mean"):
+        raise UnsupportedError(
+            f'reduce is "{reduce}" with a value of each head: call it for one head at a time, with '
+            "its features and its values, or reduce by sum or mean."
+        )
+
+
+def spmm_arg(
+    A: Format,
+    X: Array,
+    *,
+    reduce: str = "max",
+    row_scale: Array | None = None,
+    col_scale: Array | None = None,
+) -> tuple[Array, Array]:
+    """The maximum or minimum of ``spmm``, and which entry it comes from.
+
+    ``Y[i, f] = r[i] * a[e] * c[j] * X[j, f]`` for the entry ``e = arg[i, f]`` of row ``i`` whose
+    ``a[e] * c[j] * X[j, f]`` is largest (smallest).  Ties go to the entry that comes first in its
+    row of ``A.tocsr()``; NaN wins.
+
+    Parameters
+    ----------
+    A, X, row_scale, col_scale
+        As for ``spmm``.
+    reduce : "max" or "min"
+
+    Returns
+    -------
+    Y : array, shape (n_rows, feat)
+        The result of ``spmm``.
+    arg : array, shape (n_rows, feat)
+        Entries numbered in the order of A's own data, of the dtype of the CSR's indices; -1 in a
+        row without entries.
+
+    Raises
+    ------
+    ShapeError, DtypeError, DeviceError, UnsupportedError
+        As ``spmm``.
+    """
+    scales = {"row_scale": row_scale, "col_scale": col_scale}
+    A, reduce, X, _, *factors = bind(SPMM_ARG, A, reduce=reduce, X=X, values=None, **scales)
+    B, numbers = numbered_csr(A)
+    shape = A.n_rows, X.shape[1]
+    with on_device_of(X), allocating(f"entries of shape {shape}"):
+        arg = namespace(X).empty(shape, B.index_dtype)
+    scales = dict(zip(scales, factors, strict=True))
+    Y = call(SPMM, B, X, values=B.data, reduce=reduce, arg=arg, **scales)
+    return Y, _renumbered(arg, numbers)
+
+
+def spmm_arg_backward(
+    A: Format,
+    X: Array,
+    arg: Array,
+    grad: Array,
+    *,
+    row_scale: Array | None = None,
+    col_scale: Array | None = None,
+    transposed: Transpose | None = None,
+) -> tuple[Array, Array]:
+    """Gradients of ``spmm_arg`` in the features and in the edge values.
+
+    ``dX[j, f] = sum_e a[e] c[j] r[i] grad[i, f]`` over the entries ``e = (i, j)`` of column ``j``
+    with ``arg[i, f] == e``, and ``dA[e] = sum_f r[i] c[j] grad[i, f] X[j, f]`` over the features
+    with ``arg[i, f] == e``.
+
+    Parameters
+    ----------
+    A, X, row_scale, col_scale
+        As for ``spmm``, and as given to ``spmm_arg``.
+    arg : array, shape (n_rows, feat)
+        What ``spmm_arg`` returned.
+    grad : array, shape (n_rows, feat)
+        Of ``Y``, in X's dtype.
+    transposed : Transpose, optional
+        As for ``aggregate_backward``.
+
+    Returns
+    -------
+    dX : array, shape (n_cols, feat)
+    dA : array, shape (nnz,)
+        In the order of A's own data; of an unweighted ``A`` too.
+
+    Raises
+    ------
+    ShapeError, DtypeError, DeviceError, FormatError, UnsupportedError
+        As ``spmm``; FormatError if ``transposed`` was made of a matrix with other indices.
+
+    Notes
+    -----
+    Deterministic: no atomics.  What ``arg`` says of entries of other rows is ignored.
+    """
+    A, X, _, grad, *scales = bind(
+        *(SPMM_ARG_DA, A), X=X, values=None, grad=grad, row_scale=row_scale, col_scale=col_scale
+    )
+    csr, numbers = numbered_csr(A)
+    arg, grad = _winners(arg, grad, csr), contiguous(grad)
+    if numbers is not None:
+        arg = _renumbered(arg, primitives.inverse(numbers))
+    T, perm, _ = transpose_of(A, csr, transposed)
+    dX = call(SPMM_ARG_DX, T, perm, grad, arg, csr.data, *scales)
+    dA = call(SPMM_ARG_DA, csr, X, grad, arg, *scales)
+    return dX, None if dA is None else in_own_order(dA, numbers)
+
+
+def _renumbered(arg: Array, numbers: Array | None) -> Array:
+    """Give entries the numbers that ``numbers`` has for them; what is none of them becomes -1."""
+    if numbers is None or not len(numbers):
+        return arg
+    with on_device_of(arg), allocating(f"entries of shape {arg.shape}"):
+        known = (arg >= 0) & (arg < len(numbers))
+        found: Array = namespace(arg).where(known, numbers[arg * known], -1)
+        return found.astype(arg.dtype, copy=False)
+
+
+def _winners(arg: Any, grad: Array, A: CSR) -> Array:
+    arg = as_array("arg", arg, like=A.indices)
+    if arg.shape != grad.shape:
+        raise ShapeError(
+            f"arg has shape {arg.shape} but grad has {grad.shape}: give what spmm_arg returned."
+        )
+    checks.index_like("arg", arg, "A.indices", A.indices)
+    # A kernel reads as many places at a time as features: 64 bytes at most.
+    aligned = not is_cupy(arg) or arg.data.ptr % 64 == 0
+    return arg if arg.flags.c_contiguous and aligned else arg.copy()
+
+
+# The rows of the table
 
 
 def _rows(S: Any, x: Any, values: Any = None, *_: Any) -> tuple[Any, ...]:
@@ -143,6 +298,13 @@ def price_of_rows(S: Any, x: Any, *given: Any) -> Price:
     return Price(features + S.nnz * (4 + weights * x.itemsize), 2 * S.nnz * results)
 
 
+def against_heads(values: Any, who: str) -> list[str]:
+    """Return the reason against a kernel that takes one value an entry."""
+    if values is None or values.ndim == 1:
+        return []
+    return [f"{who} one value an entry"]
+
+
 def _against_scattering(A: Any, X: Any, *, reduce: str = "sum", **_: Any) -> list[str]:
     return [] if reduce == "sum" else [f"scattering does not take a {reduce}"]
 
@@ -152,7 +314,7 @@ def _against_rounding(
     col_scale: Any = None, reduce: str = "sum", *_: Any, precision: str | None = None, **__: Any,
 ) -> list[str]:  # fmt: skip
     """List the reasons against rounding the features of a product."""
-    reasons = against_rounding(A.nnz, x, precision) or heads.against(values, "rounding takes")
+    reasons = against_rounding(A.nnz, x, precision) or against_heads(values, "rounding takes")
     if not reasons and reduce not in ("sum", "mean"):
         return [f"a {reduce} is one of the features as they are"]
     return reasons
@@ -210,10 +372,74 @@ SPMM = Op(
             *("spmm_coo_numba", deferred(_CPU, "spmm_coo"), ("coo",), "cpu"),
             refuses=_against_scattering,
         ),
-        choose.convert_to_csr("spmm"),
+        convert_to_csr("spmm"),
     ),
     price=price_of_rows,
     options=(PRECISION, COSTS),
     narrowed=("*",),
     functions=("spmm", "spmm_arg", "aggregate"),
+)
+
+
+# Rows of maxima and minima
+
+
+def _rows_and_winners(S: Any, x: Any, *_: Any) -> tuple[Any, ...]:
+    shape = S.n_rows, x.shape[1]
+    return (shape, x), (shape, str(S.index_dtype))
+
+
+def _rows_of_grad(S: Any, perm: Any, grad: Any, *_: Any) -> tuple[Any, ...]:
+    return (((S.n_rows, grad.shape[1]), grad),)
+
+
+def one_per_entry(S: Any, x: Any, *_: Any) -> tuple[Any, ...]:
+    """Give the shape and dtype of a value for each entry, of the dtype of ``x``."""
+    return (((S.nnz,), x),)
+
+
+def _price_of_dx(S: Any, perm: Any, grad: Any, arg: Any, *given: Any) -> Price:
+    """Price it as a product, which reads as many winners as features."""
+    found = price_of_rows(S, grad, *given)
+    return Price(found.bytes + S.nnz * grad.shape[1] * arg.itemsize, found.flops)
+
+
+def _price_of_da(S: Any, x: Any, grad: Any, arg: Any, *_: Any) -> Price:
+    """Every result reads its winner and two features, and adds to a value."""
+    results = grad.shape[0] * grad.shape[1]
+    size = results * (arg.itemsize + 2 * x.itemsize) + S.nnz * (4 + x.itemsize)
+    return Price(size, 2 * results)
+
+
+_X = Arg("x", "cols", (2,), also=("X",))
+
+
+def _gradient(launcher: Callable[..., Any], *arguments: Arg, **facts: Any) -> Op:
+    """Make the row of a gradient, named as its launcher; its last arguments are scales."""
+    kernels = csr_kernels(launcher, "spmm_arg_backward_cuda", "spmm_arg_backward_numba")
+    facts |= {"kernels": kernels, "functions": ("spmm_arg_backward",)}
+    return Op(launcher.__name__, (*arguments, *SCALES), **facts)
+
+
+SPMM_ARG = Op(
+    "spmm_arg",
+    (_X, VALUES, *SCALES, Arg("reduce", kind="str", words=REDUCTIONS[2:])),
+    results=_rows_and_winners,
+    returns=2,
+    kernels=csr_kernels(cuda.spmm_arg, "spmm_csr_balanced", "spmm_csr_numba"),
+    price=price_of_rows,
+    narrowed=("*",),
+)
+SPMM_ARG_DX = _gradient(
+    cuda.spmm_arg_dx,
+    *unchecked("Tensor perm, Tensor grad, Tensor arg, Tensor? values"),
+    results=_rows_of_grad,
+    price=_price_of_dx,
+)
+SPMM_ARG_DA = _gradient(
+    cuda.spmm_arg_da,
+    *(_X, Arg("grad", "rows", (2,), "x"), Arg("arg")),
+    results=one_per_entry,
+    options=(VALUES,),
+    price=_price_of_da,
 )

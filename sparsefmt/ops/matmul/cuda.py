@@ -53,7 +53,7 @@ LEAST_FEATURES, LEAST_GATHERS = 64, 8
 
 
 def against_rounding(nnz: int, rows: int, feat: int) -> list[str]:
-    """Say why rounding so many rows of features does not pay before ``nnz`` are gathered, if so."""
+    """List the reasons against rounding these rows of features before ``nnz`` gathers."""
     if feat < LEAST_FEATURES:
         return _FEW_FEATURES
     return _FEW_GATHERS if nnz < LEAST_GATHERS * rows else []
@@ -72,7 +72,7 @@ class Shape(NamedTuple):
 
     @property
     def width(self) -> int:
-        """Features that a sub-warp reads at a time."""
+        """Count the features that a sub-warp reads at a time."""
         return self.lanes * self.vector
 
 
@@ -84,7 +84,7 @@ def load(
 
 
 def instantiations() -> Iterator[tuple[str, str]]:
-    """Every kernel that this module may launch: file and C++ name."""
+    """List every kernel that this module may launch: file and C++ name."""
     for types in product(VALUE_DTYPES, ("int32", "int64")):
         wide, rare = _shapes(types[0])
         for constants in _of_products(wide, rare):
@@ -108,7 +108,7 @@ _OTHERS = CHOSEN_SUM, EXTREME, EXTREME_ARG
 
 
 def _shapes(dtype: str) -> tuple[int, list[tuple[int, int]]]:
-    """Give the values of a load of 16 bytes; lanes and values where rows are aligned to less."""
+    """Return the values of a load of 16 bytes; lanes and values of less aligned rows."""
     wide = 16 // ITEMSIZE[dtype]
     return wide, [(8, 1), (32, 1)] + [(16, wide // 2)] * (wide > 2)
 
@@ -116,7 +116,7 @@ def _shapes(dtype: str) -> tuple[int, list[tuple[int, int]]]:
 def _of_products(
     wide: int, rare: list[tuple[int, int]], others: tuple[int, ...] = _OTHERS
 ) -> Iterator[tuple[int, ...]]:
-    """Lanes, values, REDUCE and WEIGHTS of products; rare shapes have the general kernels only.
+    """List lanes, values, REDUCE and WEIGHTS of products; rare shapes have general kernels.
 
     ``others`` are the reductions beside sums.
     """
@@ -307,12 +307,12 @@ def rounded(x: Any) -> Any:
 
 
 def rounded_width(feat: int) -> int:
-    """Values from one row of rounded features to the next."""
+    """Count the values from one row of rounded features to the next."""
     return -(-feat // 8) * 8
 
 
 def shared_rows_bytes(S: Structure, dtype: str, feat: int, *, arg: bool = False) -> int:
-    """Bytes for the partial results of rows that blocks share; 0 unless a row is very long.
+    """Count bytes for partial results of rows that blocks share; 0 unless a row is very long.
 
     At most feat / 256 bytes an entry (float32), where all rows are long; 1 % of reddit's at 256.
     """
@@ -320,7 +320,7 @@ def shared_rows_bytes(S: Structure, dtype: str, feat: int, *, arg: bool = False)
 
 
 def load_shape(dtype: str, *, feat: int, stride: int, alignment: int, wide: bool = False) -> Shape:
-    """The widest loads that alignment allows, in slices that stay in the L2.
+    """Choose the widest loads that alignment allows, in slices that stay in the L2.
 
     64-byte slices for narrow features, 256-byte ones where they pay (``wide``), else 128 bytes;
     loads of 8 bytes or of one value where rows of X or of the result are not aligned to more.
@@ -338,7 +338,7 @@ def load_shape(dtype: str, *, feat: int, stride: int, alignment: int, wide: bool
 
 
 def is_wide(S: Structure, dtype: str, *, scaled: bool) -> bool:
-    """Whether slices of 256 bytes pay: measured, see the constants."""
+    """Return True if slices of 256 bytes pay: measured, see the constants."""
     dense = S.nnz >= DENSE_ROWS * S.n_rows
     size = S.n_cols * 256
     if scaled:
@@ -359,7 +359,7 @@ def _weights(data: bool, cols: bool, *, indirect: bool) -> int:
 def spmm_coo(
     A: COO, x: Any, *, values: Any, row_scale: Any, col_scale: Any, out: Any = None, **_: Any
 ) -> Any:
-    """``out[i] += r[i] a[e] c[j] x[j]`` for every entry, atomically and in no fixed order."""
+    """Add ``r[i] a[e] c[j] x[j]`` to ``out[i]`` for every entry, atomically, in no fixed order."""
     m, dtype, feat = memory_of(x), memory_of(x).dtype(x), x.shape[1]
     out = m.empty((A.n_rows, feat), dtype, x) if out is None else out
     x = m.rows_in_place(x)
@@ -399,7 +399,7 @@ def spmm_arg(
 def spmm_arg_dx(
     A: CSR | Structure, perm: Any, grad: Any, arg: Any, values: Any, row_scale: Any, col_scale: Any
 ) -> Any:
-    """Gradient of ``spmm_arg`` in the features: the winners in each column have their share.
+    """Compute the gradient of ``spmm_arg`` in the features: each winner has its share.
 
     ``A`` is the transpose: its entry k is entry ``perm[k]`` of the product, whose values and scales
     these are.
@@ -411,7 +411,7 @@ def spmm_arg_dx(
 def spmm_arg_da(
     A: CSR | Structure, x: Any, grad: Any, arg: Any, row_scale: Any, col_scale: Any
 ) -> Any:
-    """Gradient of ``spmm_arg`` in the values: each result gives its share to the winner."""
+    """Compute the gradient of ``spmm_arg`` in the values: each result's goes to the winner."""
     S, m = structure_of(A), memory_of(x)
     dtype, feat = m.dtype(x), x.shape[1]
     out = m.empty((S.nnz,), dtype, x)

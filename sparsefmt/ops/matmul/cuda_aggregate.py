@@ -51,7 +51,7 @@ class _Addresses(NamedTuple):
 
 
 def instantiations() -> Iterator[tuple[str, str]]:
-    """Every kernel that this module may launch: file and C++ name."""
+    """List every kernel that this module may launch: file and C++ name."""
     for types in product(VALUE_DTYPES, ("int32", "int64")):
         for constants in _constants(types[0]):
             yield _FILE, jit.expression("aggregate_backward", types, constants)
@@ -64,7 +64,7 @@ def instantiations() -> Iterator[tuple[str, str]]:
 
 
 def _constants(dtype: str) -> Iterator[tuple[int, int, int]]:
-    """Lanes, values and WEIGHTS; rare shapes have the general kernels only."""
+    """List lanes, values and WEIGHTS; rare shapes have the general kernels only."""
     wide = 16 // ITEMSIZE[dtype]
     for lanes in (4, 8, LANES, *[MANY_LANES] * (dtype == "float32")):
         yield from ((lanes, wide, weights) for weights in (UNWEIGHTED, WEIGHTED, SCALED))
@@ -73,12 +73,12 @@ def _constants(dtype: str) -> Iterator[tuple[int, int, int]]:
 
 
 def _sums_dtype(dtype: str) -> str:
-    """In which sums of such values run."""
+    """Return the dtype in which sums of such values run."""
     return "float64" if dtype == "float64" else "float32"
 
 
 def aggregate_shape(S: Structure, dtype: str, *, feat: int, alignment: int) -> Shape:
-    """The widest loads that alignment allows; ``alignment`` has the lowest bits of all of it."""
+    """Choose the widest loads that alignment allows, the lowest bits of all addresses."""
     size = ITEMSIZE[dtype]
     alignment |= feat * size
     if alignment % 16:
@@ -91,7 +91,7 @@ def aggregate_shape(S: Structure, dtype: str, *, feat: int, alignment: int) -> S
 
 
 def goes_apart(T: Structure, dtype: str, feat: int, *, inverse: bool) -> bool:
-    """Whether entries move between both orders in passes of their own."""
+    """Return True if entries move between both orders in passes of their own."""
     wide = T.n_rows * feat * ITEMSIZE[dtype] >= APART_BYTES
     return T.nnz >= (APART_ALWAYS if not wide else APART if inverse else APART_SCATTERED)
 
@@ -101,8 +101,9 @@ def aggregate_backward(
     *, self_weight: Any = None, inverse: Any = None, out: tuple[Any, Any] | None = None,
     dself: Any = None,
 ) -> tuple[Any, Any]:  # fmt: skip
-    """``dx[j] = c[j] sum of a[e] r[i] grad[i] + self[j] grad[j]``, ``da[e] = r c <grad[i], x[j]>``.
+    """Compute gradients of a product in its features and values.
 
+    ``dx[j] = c[j] sum of a[e] r[i] grad[i] + self[j] grad[j]``, ``da[e] = r c <grad[i], x[j]>``.
     ``A`` is the transpose: its entry k is number ``perm[k]`` in the values and ``da``, or k without
     ``perm``.  ``inverse`` may be the inverse permutation.  ``dself[j] = <grad[j], x[j]>`` is of the
     dtype that sums run in, and is given wherever ``self_weight`` is.
@@ -113,7 +114,7 @@ def aggregate_backward(
     x, grad, values = m.rows_in_place(x), m.rows_in_place(grad), m.contiguous(values)
     row_scale, col_scale = m.factors(row_scale), m.factors(col_scale)
     arrays = perm, values, row_scale, col_scale, self_weight, x, grad, dx, da
-    at, stream = _Addresses(*map(m.pointer, arrays)), m.stream(x)
+    at, stream = _Addresses(*m.pointers(*arrays)), m.stream(x)
     strides = row_bytes(m.row_stride(x), dtype), row_bytes(m.row_stride(grad), dtype)
     with m.on_device(x):
         if dself is not None and T.n_rows:
@@ -127,57 +128,58 @@ def aggregate_backward(
             if dself is None:
                 fill(at.dx, T.n_rows * feat * ITEMSIZE[dtype], 0, stream)
             return dx, da
-        alignment = at.x | at.grad | at.dx | strides[0] | strides[1]
-        shape = aggregate_shape(T, dtype, feat=feat, alignment=alignment)
         apart = perm is not None and goes_apart(T, dtype, feat, inverse=inverse is not None)
-        dots, moved = _entry_bytes(T, dtype, feat, shape, apart=apart, values=values is not None)
-        nbytes = dots + moved + 2 * T.n_cuts * shape.width * max(ITEMSIZE[dtype], 4)
+        weights = SCALED if at.row_scale or at.col_scale else WEIGHTED if at.values else UNWEIGHTED
+        case = dtype, feat, strides, (at.x | at.grad | at.dx) % 16, weights
+        (dots, moved, nbytes), launches = T.once(_launches, *case, apart, at.values > 0)
         workspace = m.empty((nbytes,), "uint8", x) if nbytes else None
         begin = m.pointer(workspace)
-        carry = begin + dots + moved
-        if not apart:
-            _launch(T, dtype, feat, strides, shape, at, (begin, carry), stream)
-            return dx, da
-        ordered = begin + dots if at.values else 0
-        if ordered:
-            _permute(T, (dtype, dtype), (at.perm, at.values, ordered), False, stream)
-        of_order = at._replace(perm=0, values=ordered, da=0)
-        _launch(T, dtype, feat, strides, shape, of_order, (begin, carry), stream)
-        back = memory_of(inverse).pointer(inverse) if inverse is not None else at.perm
-        kinds = _sums_dtype(dtype), dtype
-        _permute(T, kinds, (back, begin, at.da), inverse is None, stream)
+        carry, ordered = begin + dots + moved, begin + dots if at.values else 0
+        read = at
+        if apart:
+            read = at._replace(perm=0, values=ordered, da=0)
+            if ordered:
+                _permute(T, (dtype, dtype), (at.perm, at.values, ordered), False, stream)
+        arrays = T.indptr, T.indices, T.start, T.slot, *read, begin, carry
+        shared = T.start, T.cut, at.col_scale, at.self_weight, at.grad, at.dx, carry
+        for launch, add_up in launches:
+            launch(stream, *arrays)
+            if add_up is not None:
+                add_up(stream, *shared)
+        if apart:
+            back = memory_of(inverse).pointer(inverse) if inverse is not None else at.perm
+            kinds = _sums_dtype(dtype), dtype
+            _permute(T, kinds, (back, begin, at.da), inverse is None, stream)
     return dx, da
 
 
-def _entry_bytes(
-    T: Structure, dtype: str, feat: int, shape: Shape, *, apart: bool, values: bool
-) -> tuple[int, int]:
-    """Bytes of the workspace for dot products of entries, and for values in T's order."""
-    size = ITEMSIZE[dtype]
-    dots = T.nnz * max(size, 4) if apart or feat > shape.width else 0
-    return -(-dots // 16) * 16, -(-T.nnz * size // 16) * 16 if apart and values else 0
+def _launches(
+    T: Structure, dtype: str, feat: int, strides: tuple[int, int], alignment: int, weights: int,
+    apart: bool, valued: bool,
+) -> tuple[tuple[int, int, int], list[tuple[jit.Launch, jit.Launch | None]]]:  # fmt: skip
+    """Prepare launches for each slice of features, and that for rows that blocks share.
 
-
-def _launch(
-    T: Structure, dtype: str, feat: int, strides: tuple[int, int], shape: Shape, at: _Addresses,
-    workspace: tuple[int, int], stream: int,
-) -> None:  # fmt: skip
-    """One launch for each slice of features; ``workspace`` has dot products, and sums of rows."""
-    weights = SCALED if at.row_scale or at.col_scale else WEIGHTED if at.values else UNWEIGHTED
-    if shape.vector * ITEMSIZE[dtype] < 16:  # rare shapes have the general one
+    Before them are the bytes of the workspace: for dot products of entries, for values in T's
+    order, and in all.
+    """
+    shape = aggregate_shape(T, dtype, feat=feat, alignment=alignment | strides[0] | strides[1])
+    width, size = shape.width, ITEMSIZE[dtype]
+    dots = -(-T.nnz * max(size, 4) // 16) * 16 if apart or feat > width else 0
+    moved = -(-T.nnz * size // 16) * 16 if apart and valued else 0
+    if shape.vector * size < 16:  # rare shapes have the general one
         weights = SCALED
-    constants, types = (*shape, weights), (dtype, T.index_dtype)
-    kernel = jit.load(_FILE, "aggregate_backward", "15Pq2I3i", types, constants)
+    types = dtype, T.index_dtype
+    kernel = jit.load(_FILE, "aggregate_backward", "15Pq2I3i", types, (*shape, weights))
     cuts = jit.load(_FILE, "aggregate_cut_rows", "7PI5i", types) if T.n_cuts else None
-    arrays = (T.indptr, T.indices, T.start, T.slot, *at, *workspace)
-    shared = (T.start, T.cut, at.col_scale, at.self_weight, at.grad, at.dx, workspace[1])
-    for begin in range(0, feat, shape.width):
-        sizes = (T.nnz, *strides, feat, begin, int(begin + shape.width >= feat))
-        kernel(T.blocks, (*arrays, *sizes), threads=THREADS, stream=stream)
+    blocks, launches = -(-T.n_cuts * width // THREADS), []
+    for begin in range(0, feat, width):
+        sizes = T.nnz, *strides, feat, begin, int(begin + width >= feat)
+        launch, add_up = kernel.ready(T.blocks, after=sizes, threads=THREADS), None
         if cuts is not None:
-            sizes = (strides[1], T.n_cuts, feat, begin, shape.lanes, shape.vector)
-            blocks = -(-T.n_cuts * shape.width // THREADS)
-            cuts(blocks, (*shared, *sizes), threads=THREADS, stream=stream)
+            sizes = strides[1], T.n_cuts, feat, begin, *shape
+            add_up = cuts.ready(blocks, after=sizes, threads=THREADS)
+        launches.append((launch, add_up))
+    return (dots, moved, dots + moved + 2 * T.n_cuts * width * max(size, 4)), launches
 
 
 def _permute(

@@ -19,19 +19,14 @@ def refuses(
     col_scale: Any = None, reduce: str = "sum", *_: Any, **__: Any,
 ) -> list[str]:  # fmt: skip
     """List the reasons against a small product."""
-    found = small.reasons_against((A.nnz + A.n_rows) * features_of(x, values))
+    heads = 1 if values is None or values.ndim == 1 else values.shape[1]
+    found = small.reasons_against((A.nnz + A.n_rows) * int(x.shape[-1] * heads))
     if reduce not in _TAKES:
         return [*found, f"SciPy's loops do not take a {reduce}"]
     return found
 
 
 _TAKES = ("sum", "mean")
-
-
-def features_of(x: Array, values: Array | None) -> int:
-    """Count the features of a row of the result, of all heads."""
-    heads = 1 if values is None or values.ndim == 1 else values.shape[1]
-    return int(x.shape[-1] * heads)
 
 
 def refuses_coo(A: Any, x: Array, *, reduce: str = "sum", **_: Any) -> list[str]:

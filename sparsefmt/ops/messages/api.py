@@ -9,8 +9,8 @@ from ...formats.arrays import Array, allocating, namespace, on_device_of
 from ...formats.base import Format
 from ...formats.compressed import CSR
 from ...formats.convert import numbered_csr
-from ..engine import choose
 from ..engine.bind import bind, structure, word
+from ..engine.call import call
 from ..engine.order import in_csr_order
 from ..engine.table import Arg, Op, Price, csr_kernels, unchecked
 from ..engine.transpose import Transpose, transpose_of
@@ -81,7 +81,7 @@ def message_aggregate(
     A, message, reduce, E, *x, out = bind(MESSAGE_AGGREGATE, A, **options, E=E, **features, out=out)
     csr, numbers = numbered_csr(structure(A))
     args = x[0] if x else None, E, numbers, message, reduce
-    return choose.run(MESSAGE_AGGREGATE, csr, *args, out=out)
+    return call(MESSAGE_AGGREGATE, csr, *args, out=out)
 
 
 def checked_reduction(name: str, reduce: object) -> str:
@@ -151,10 +151,10 @@ def message_aggregate_backward(
     csr, numbers = numbered_csr(A)
     scale = _inverse_degree(csr, grad) if reduce == "mean" else None
     if message == "copy_edge":
-        return None, choose.run(EDGE_COMBINE, csr, grad, None, numbers, scale, "left")
+        return None, call(EDGE_COMBINE, csr, grad, None, numbers, scale, "left")
     T, perm, _ = transpose_of(A, csr, transposed)
     places = perm if numbers is None else in_csr_order(numbers, perm)
-    gradients = choose.run(MESSAGE_AGGREGATE_BACKWARD, T, x, w, grad, places, scale, message, True)
+    gradients = call(MESSAGE_AGGREGATE_BACKWARD, T, x, w, grad, places, scale, message, True)
     return gradients or (None, None)  # ``explain`` runs nothing
 
 
@@ -201,7 +201,7 @@ def edge_combine(
     """
     A, op, left, right, out = bind(EDGE_COMBINE, A, op=op, left=left, right=right, out=out)
     csr, numbers = numbered_csr(structure(A))
-    return choose.run(EDGE_COMBINE, csr, left, right, numbers, None, op, out=out)
+    return call(EDGE_COMBINE, csr, left, right, numbers, None, op, out=out)
 
 
 def _checked_combination(name: str, op: object) -> str:

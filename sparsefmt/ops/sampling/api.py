@@ -10,8 +10,8 @@ from ...formats.arrays import Array, allocating, is_cupy, namespace, on_device_o
 from ...formats.base import Format
 from ...formats.compressed import CSR
 from ...formats.convert import numbered_csr
-from ..engine import choose
 from ..engine.bind import bind, flag, structure
+from ..engine.call import call, convert_to_csr
 from ..engine.table import SCALES, Arg, Op, Price, csr_kernels, deferred
 from ..matmul.api import VALUES
 from . import cuda
@@ -110,7 +110,7 @@ def spmm_sampled(
     refuse_both(mean, rescale)
     options = SampleOptions(seed, width, strategy, mean, rescale)._asdict()
     options |= {"row_scale": row_scale, "col_scale": col_scale}
-    return choose.run(SPMM_SAMPLED, A, X, values=values, **options, out=out)
+    return call(SPMM_SAMPLED, A, X, values=values, **options, out=out)
 
 
 def sample(A: Format, width: int, *, strategy: str = "bucket", seed: int = 0) -> CSR:
@@ -262,7 +262,7 @@ SPMM_SAMPLED = Op(
     (_X, VALUES, *SCALES_AND_OPTIONS),
     kernels=(
         *csr_kernels(cuda.spmm_sampled, "spmm_sampled_csr_balanced", "spmm_sampled_csr_numba"),
-        choose.convert_to_csr("spmm_sampled"),
+        convert_to_csr("spmm_sampled"),
     ),
     results=_like_features,
     price=_price_of_product,

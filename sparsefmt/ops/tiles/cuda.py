@@ -5,10 +5,10 @@ Scales are float32 for every dtype that tensor cores take.
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import lru_cache
 from itertools import product
 from typing import Any
 
+from ..._caches import lru_cache
 from ...formats.sgt import SGT
 from ..engine import jit
 from ..engine.launch import ITEMSIZE, row_bytes

@@ -1,10 +1,10 @@
 """Launch SDDMM by tiles: tensor cores for those entries that pay, the CSR kernel for the rest."""
 
 from collections.abc import Callable, Iterator
-from functools import lru_cache
 from itertools import product
 from typing import Any
 
+from ..._caches import lru_cache
 from ...formats.sgt import SGT
 from ..edges.cuda import RESIDENT_BYTES
 from ..engine import jit

@@ -5,9 +5,10 @@ there, CUDA cores the rest.
 """
 
 from collections.abc import Callable
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
+from ..._caches import cache
 from ...formats.arrays import import_cupy, is_cupy
 from ...formats.base import Format
 from ...formats.sgt import SGT

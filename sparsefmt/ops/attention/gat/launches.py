@@ -1,9 +1,9 @@
 """Choose and prepare the launches of graph attention, whatever the addresses."""
 
 from collections.abc import Iterator
-from functools import lru_cache
 from itertools import product
 
+from ...._caches import lru_cache
 from ....formats.arrays import VALUE_DTYPES
 from ...engine import jit
 from ...engine.jit import Launch

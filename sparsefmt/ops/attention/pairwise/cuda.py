@@ -8,11 +8,11 @@ replay.  With ``loops`` stored entries (i, i) are left out and each row has one 
 its own, whose edge score is 0.
 """
 
-from functools import lru_cache
 from itertools import accumulate
 from math import prod
 from typing import Any, NamedTuple
 
+from ...._caches import lru_cache
 from ....formats.compressed import CSR
 from ...engine import jit
 from ...engine.jit import Launch

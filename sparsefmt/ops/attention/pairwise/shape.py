@@ -2,10 +2,10 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache
 from itertools import product
 from typing import NamedTuple
 
+from ...._caches import lru_cache
 from ....formats.arrays import VALUE_DTYPES
 from ...engine import jit
 from ...engine.launch import ITEMSIZE, row_bytes

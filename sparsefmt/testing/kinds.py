@@ -1,7 +1,7 @@
-"""Graphs by name: where the entries of each kind lie, from a few integers and no randomness.
+"""Graphs by kind: their entries, from a few integers and without randomness.
 
 Each kind is a function of ``(n_rows, n_cols, a, b)``, where ``a`` and ``b`` pick a place or a size
-in a way of that kind's own; any non-negative integers will do, and smaller ones give simpler
+as that kind needs them; any non-negative integers will do, and smaller ones give simpler
 graphs.  Vertices keep their natural order: shuffle ids afterwards where order must not matter.
 """
 
@@ -19,27 +19,27 @@ BLOCK, BAND, FEW = 6, 2, 3
 
 
 def empty(n_rows: int, n_cols: int, a: int, b: int) -> Cells:
-    """No entry at all."""
+    """Return no entry at all."""
     return np.zeros(0, np.int64), np.zeros(0, np.int64)
 
 
 def one_row(n_rows: int, n_cols: int, a: int, b: int) -> Cells:
-    """Row ``a`` stores every ``b + 1``-th column, the others nothing."""
+    """Return entries of row ``a`` alone, in every ``b + 1``-th column."""
     col = np.arange(0, n_cols if n_rows else 0, b % 3 + 1)
     return np.full(len(col), a % max(n_rows, 1)), col
 
 
 def star(n_rows: int, n_cols: int, a: int, b: int) -> Cells:
-    """Row ``a`` stores every column, and every row stores column ``b``."""
+    """Return a full row ``a``, and an entry of every row in column ``b``."""
     hub, centre = a % max(n_rows, 1), b % max(n_cols, 1)
     spokes = np.arange(n_cols if n_rows else 0)
-    others = np.flatnonzero(np.arange(n_rows) != hub) if n_cols else spokes
-    row = np.concatenate([np.full(len(spokes), hub), others])
-    return row, np.concatenate([spokes, np.full(len(others), centre)])
+    rim = np.flatnonzero(np.arange(n_rows) != hub) if n_cols else spokes
+    row = np.concatenate([np.full(len(spokes), hub), rim])
+    return row, np.concatenate([spokes, np.full(len(rim), centre)])
 
 
 def power_law(n_rows: int, n_cols: int, a: int, b: int) -> Cells:
-    """Row ``i`` stores ``n_cols / (i + 1)`` columns, at least one: Zipf's law."""
+    """Return ``n_cols / (i + 1)`` entries of each row ``i``, at least one: Zipf's law."""
     rank = np.arange(n_rows if n_cols else 0)
     degree = np.maximum(n_cols // (rank + 1), 1)
     row = np.repeat(rank, degree)
@@ -48,7 +48,7 @@ def power_law(n_rows: int, n_cols: int, a: int, b: int) -> Cells:
 
 
 def banded(n_rows: int, n_cols: int, a: int, b: int) -> Cells:
-    """Entries at most ``a`` columns beside the diagonal (a chain, a mesh)."""
+    """Return the entries at most ``a`` columns off the diagonal (a chain, a mesh)."""
     band = np.arange(-(a % (BAND + 1)), a % (BAND + 1) + 1)
     row = np.repeat(np.arange(n_rows), len(band))
     col = row + np.tile(band, n_rows)
@@ -57,7 +57,7 @@ def banded(n_rows: int, n_cols: int, a: int, b: int) -> Cells:
 
 
 def dense_block(n_rows: int, n_cols: int, a: int, b: int) -> Cells:
-    """Every cell of one block, nothing outside (a clique)."""
+    """Return every cell of one block, nothing outside (a clique)."""
     top, left = a % max(n_rows, 1), b % max(n_cols, 1)
     height, width = min(BLOCK, n_rows - top), min(BLOCK, n_cols - left)
     row, col = np.divmod(np.arange(height * width), max(width, 1))
@@ -65,7 +65,7 @@ def dense_block(n_rows: int, n_cols: int, a: int, b: int) -> Cells:
 
 
 def isolated_rows(n_rows: int, n_cols: int, a: int, b: int) -> Cells:
-    """Every ``a + 2``-th row stores a few columns, the rows between are empty."""
+    """Return a few entries of every ``a + 2``-th row; the rows between are empty."""
     rows = np.arange(b % 2, n_rows, a % 4 + 2)
     few = min(FEW, n_cols)
     row = np.repeat(rows, few)
@@ -79,7 +79,7 @@ KINDS: dict[str, Callable[[int, int, int, int], Cells]] = {
 
 
 def scatter(row: Array, col: Array, shape: tuple[int, int], seed: int) -> Cells:
-    """The same graph with its vertices renamed and its entries in another order."""
+    """Rename the vertices of a graph, and put its entries into another order."""
     rng = np.random.default_rng(seed)
     order = rng.permutation(len(row))
     return rng.permutation(shape[0])[row[order]], rng.permutation(shape[1])[col[order]]

@@ -1,0 +1,192 @@
+"""What ``bind`` refuses of every argument that a row describes, of arrays and of tensors."""
+
+import re
+
+import numpy as np
+import pytest
+
+from sparsefmt import CSR, DeviceError, DtypeError, Graph, ShapeError, UnsupportedError
+from sparsefmt.ops import maxk
+from sparsefmt.ops.engine import table
+from sparsefmt.ops.engine.bind import bind
+from sparsefmt.ops.engine.table import FIRST, OUT
+
+F32 = np.float32
+A = CSR([0, 2, 3, 6], [0, 1, 4, 0, 2, 3], np.ones(6, F32), shape=(3, 5))
+SQUARE = CSR([0, 1, 3, 6], [0, 1, 2, 0, 1, 2], np.ones(6, F32), shape=(3, 3))
+SIZES = {"rows": 3, "cols": 5, "entries": 6, "vertices": 3}
+#: Those with arguments that public functions bind; factors alone have no others to be like.
+ROWS = {
+    op.name: op
+    for op in table.operations()
+    if any(arg.rows and arg.like != FIRST for arg in op.arguments)
+}
+
+
+def name_of(arg):
+    return arg.also[0] if arg.also else arg.name
+
+
+def valid(arg):
+    """A value that the row allows: features have 4 columns and no heads."""
+    if arg.balanced:
+        return maxk(np.ones((SIZES[arg.rows], 4), F32), 2)
+    if arg.rows == "heads":
+        return np.ones(4, F32)
+    behind = () if arg.score or 1 in arg.axes else (4,)
+    return np.ones((SIZES[arg.rows], *behind), F32)
+
+
+def arguments(op):
+    """Every argument that has rows, those first that others are like."""
+    bound = [arg for arg in op.named.values() if arg.rows]
+    bound = list({arg.name: arg for arg in bound}.values())
+    bound.sort(key=lambda arg: (bool(arg.like), arg.like == FIRST))
+    return {name_of(arg): valid(arg) for arg in bound}
+
+
+#: Row, argument
+ARGUMENTS = [
+    pytest.param(op, op.named[name], id=f"{op.name}-{name}")
+    for op in ROWS.values()
+    for name in arguments(op)
+]
+
+
+def matrix_for(op):
+    return SQUARE if any(arg.rows == "vertices" for arg in op.arguments) else A
+
+
+def call(op, **changed):
+    return bind(op, matrix_for(op), **(arguments(op) | changed))
+
+
+def is_of(name, text=""):
+    return f"^{re.escape(name)} {text}" if text else f"^{re.escape(name)}\\b"
+
+
+@pytest.mark.parametrize("op", ROWS.values(), ids=ROWS)
+def test_arguments_that_fit_are_returned_as_they_are(op):
+    values = arguments(op)
+    matrix, *results = bind(op, matrix_for(op), **values)
+    assert matrix is matrix_for(op)
+    for result, value in zip(results, values.values(), strict=True):
+        assert result is value
+
+
+@pytest.mark.parametrize("op", ROWS.values(), ids=ROWS)
+def test_what_is_no_matrix_is_refused(op):
+    graph = Graph(A)
+    for matrix, text in ((np.eye(3), "a ndarray: give"), (None, "a None"), (graph, "a Graph: gi")):
+        with pytest.raises(DtypeError, match=f"^A is {text}"):
+            bind(op, matrix, **arguments(op))
+
+
+@pytest.mark.parametrize(("op", "arg"), ARGUMENTS)
+def test_none_is_refused_where_it_is_no_choice(op, arg):
+    name = name_of(arg)
+    if not arg.optional:
+        with pytest.raises(DtypeError, match=is_of(name, "is (None: give an array|a NoneType)")):
+            call(op, **{name: None})
+        return
+    result = dict(zip(arguments(op), call(op, **{name: None})[1:], strict=True))[name]
+    assert result is (A.data if arg.own else None)
+
+
+@pytest.mark.parametrize(("op", "arg"), ARGUMENTS)
+def test_other_kinds_are_refused(op, arg):
+    name, value = name_of(arg), valid(arg)
+    if arg.balanced:
+        with pytest.raises(DtypeError, match=is_of(name, "is a ndarray: give a CBSR")):
+            call(op, **{name: value.toarray()})
+        return
+    with pytest.raises(UnsupportedError, match=is_of(name, "is a masked array: fill it")):
+        call(op, **{name: np.ma.array(value)})
+    for other in (int, bool, complex):
+        with pytest.raises(DtypeError, match=rf"^{name}\.dtype is {np.dtype(other)}: values are"):
+            call(op, **{name: value.astype(other)})
+    with pytest.raises(DtypeError, match=is_of(name, "is a CSR" * (arg.check == "features"))):
+        call(op, **{name: A})
+
+
+@pytest.mark.parametrize(("op", "arg"), ARGUMENTS)
+def test_other_dtypes_are_refused(op, arg):
+    name, value = name_of(arg), valid(arg)
+    if not arg.like or arg.balanced:
+        return
+    first = next(iter(arguments(op))) if arg.like == FIRST else name_of(op.named[arg.like])
+    with pytest.raises(DtypeError, match=is_of(name, f"is float64 but {first} is float32: cast")):
+        call(op, **{name: value.astype(np.float64)})
+    if not arg.widens:
+        return
+    halves = {
+        each: one if each == name or one is None else one.astype(np.float16)
+        for each, one in arguments(op).items()
+    }
+    B = matrix_for(op).astype(np.float16)
+    assert dict(zip(halves, bind(op, B, **halves)[1:], strict=True))[name].dtype == F32
+
+
+@pytest.mark.parametrize(("op", "arg"), ARGUMENTS)
+def test_other_shapes_are_refused(op, arg):
+    name, value = name_of(arg), valid(arg)
+    short = value[1:] if arg.rows != "heads" else value[:3]
+    rows = {"features": "has . rows but A has . (row|column)s", "balanced": "has . rows but A has"}
+    if arg.check == "entries":
+        rows["entries"] = "has shape .* but A stores 6 entries: give"
+    with pytest.raises(ShapeError, match=is_of(name, rows.get(arg.check, "has shape .*: give"))):
+        call(op, **{name: short})
+    if arg.balanced:
+        return
+    for other in (value[None, None], value[:0], F32(1)):
+        with pytest.raises(ShapeError, match=is_of(name)):
+            call(op, **{name: other})
+
+
+@pytest.mark.parametrize(("op", "arg"), ARGUMENTS)
+def test_other_widths_and_heads_are_refused(op, arg):
+    name, value = name_of(arg), valid(arg)
+    if not arg.like:
+        return
+    if arg.balanced:
+        with pytest.raises(ShapeError, match=is_of(name, "has 7 columns but .*same feature width")):
+            call(op, **{name: maxk(np.ones((len(value.data), 7), F32), 2)})
+    elif arg.check == "features":
+        with pytest.raises(ShapeError, match=is_of(name, "has shape .* but .* has .*: give both")):
+            call(op, **{name: value[:, 1:]})
+    elif arg.behind:
+        with pytest.raises(ShapeError, match=is_of(name, "has shape .*give")):
+            call(op, **{name: np.stack([value, value], -1)})
+
+
+WORDS = [
+    pytest.param(op, arg, id=f"{op.name}-{name}")
+    for op in table.operations()
+    for name, arg in op.named.items()
+    if arg.words
+]
+
+
+@pytest.mark.parametrize(("op", "arg"), WORDS)
+def test_other_words_are_refused(op, arg):
+    for word in arg.words:
+        assert bind(op, A, **{arg.name: word})[1] == word
+    choices = ", ".join(f'"{word}"' for word in arg.words[:-1]) + f' or "{arg.words[-1]}"'
+    for value in ("median", None, 3, [arg.words[0]]):
+        text = f"{arg.name} is {value!r}: use {choices}."
+        with pytest.raises(UnsupportedError, match=re.escape(text)):
+            bind(op, A, **{arg.name: value})
+
+
+@pytest.mark.parametrize("op", [op for op in ROWS.values() if OUT.name in op.named], ids=str)
+def test_out_that_is_none_stays_none(op):
+    assert call(op, out=None)[-1] is None
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("op", "arg"), ARGUMENTS)
+def test_other_devices_are_refused(op, arg):
+    pytest.importorskip("cupy")
+    name = name_of(arg)
+    with pytest.raises(DeviceError, match=is_of(name, "is on cpu but A is on cuda:0: move one")):
+        bind(op, matrix_for(op).to("cuda"), **{name: valid(arg)})

@@ -1,0 +1,335 @@
+"""Laws of layers whose maps a user has exchanged: every map that is not plain is called."""
+
+from contextlib import nullcontext
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pyg = pytest.importorskip("torch_geometric.nn")
+
+from torch.nn import Linear, Module, Sequential, Tanh  # noqa: E402
+from torch.nn.modules.module import register_module_forward_hook  # noqa: E402
+from torch.nn.utils import parametrizations, prune  # noqa: E402
+
+import sparsefmt  # noqa: E402
+from sparsefmt import nn  # noqa: E402
+from sparsefmt.autograd import maxk, spmm  # noqa: E402
+from sparsefmt.autograd.maps import read_map  # noqa: E402
+from sparsefmt.errors import UnsupportedError  # noqa: E402
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+N, EDGES, WIDTH, OUT, EDGE_DIM, K = 12, 40, 6, 4, 3, 2
+
+
+class Doubled(Linear):
+    def forward(self, x):
+        return 2 * super().forward(x)
+
+
+class Adapted(Module):
+    """A map that shows the weight and the bias of another, and adds to it."""
+
+    def __init__(self, base):
+        super().__init__()
+        self.base = base
+        self.added = torch.nn.Parameter(torch.randn_like(base.weight))
+
+    weight = property(lambda self: self.base.weight)
+    bias = property(lambda self: self.base.bias)
+
+    def forward(self, x):
+        return self.base(x) + x @ self.added.t()
+
+
+class Quantised(Module):
+    """A map of integers, whose weight and bias are methods, as torch's are."""
+
+    def __init__(self, base):
+        super().__init__()
+        self.register_buffer("integers", (base.weight.detach() * 8).round().to(torch.int8))
+        self.base = [base]
+
+    def weight(self):
+        return self.integers.double() / 8
+
+    def bias(self):
+        return self.base[0].bias
+
+    def forward(self, x):
+        return torch.nn.functional.linear(x, self.weight(), self.bias())
+
+
+def subclass(base):
+    made = Doubled(base.weight.shape[1], base.weight.shape[0], base.bias is not None).double()
+    made.load_state_dict(base.state_dict())
+    return made
+
+
+def hooked(base):
+    base.register_forward_hook(lambda module, args, y: 2 * y)
+    return base
+
+
+def globally_hooked(base):
+    base.weight.is_doubled = True  # a map that is replaced has the same
+    return base
+
+
+def parametrised(base):
+    made = parametrizations.weight_norm(base)
+    with torch.no_grad():
+        made.parametrizations.weight.original0.mul_(2)
+    return made
+
+
+def pruned(base):
+    return prune.l1_unstructured(base, "weight", amount=0.5)
+
+
+def biased(base):
+    made = Linear(base.weight.shape[1], base.weight.shape[0]).double()
+    torch.nn.init.normal_(made.bias)
+    return made
+
+
+KINDS = {
+    "subclass": subclass,
+    "wrapper": Adapted,
+    "hook": hooked,
+    "global hook": globally_hooked,
+    "parametrised": parametrised,
+    "pruned": pruned,
+    "quantised": Quantised,
+    "sequence": lambda base: Sequential(base, Tanh()),
+    "bias": biased,
+}
+#: Class, options, and those that give it features of edges, where it takes them.
+LAYERS = {
+    "GCNConv": ({}, None),
+    "SAGEConv": ({}, None),
+    "GINConv": ({}, None),
+    "GINEConv": ({"edge_dim": EDGE_DIM}, {}),
+    "SGConv": ({"K": 2}, None),
+    "TAGConv": ({"K": 2}, None),
+    "GATConv": ({"heads": 2, "residual": True}, {"edge_dim": EDGE_DIM}),
+    "GATv2Conv": ({"heads": 2, "residual": True}, {"edge_dim": EDGE_DIM}),
+    "TransformerConv": ({"heads": 2, "beta": True}, {"edge_dim": EDGE_DIM}),
+}
+WEIGHTED = ("GCNConv", "SGConv", "TAGConv")
+PARTS = ("GCNConv", "SAGEConv", "GINConv")
+WAYS = ("eager", "weighted", "k=", "sample=", "compiled", "planned", "replaced")
+
+
+def applies(name, kind, way):
+    if name == "TAGConv" and kind == "global hook" and way == "replaced":
+        return False  # PyG's runs the forward of its maps, which hooks do not see
+    if way == "weighted":
+        return name in WEIGHTED or LAYERS[name][1]
+    return name in PARTS if way in ("k=", "sample=") else True
+
+
+def is_rare(name, kind, way):
+    """Tracing takes seconds: few kinds of maps are traced at each commit, of two layers."""
+    traced = {"GCNConv": ("hook", "sequence"), "GATConv": ("subclass", "global hook")}
+    return way == "compiled" and kind not in traced.get(name, ())
+
+
+CASES = [
+    pytest.param(name, kind, way, marks=[pytest.mark.grid] * is_rare(name, kind, way))
+    for name in LAYERS
+    for kind in KINDS
+    for way in WAYS
+    if applies(name, kind, way)
+]
+
+
+def pair(name, way):
+    """PyG's layer and ours with equal parameters, and what both are called with."""
+    torch.manual_seed(0)
+    options, of_edges = LAYERS[name]
+    if way == "weighted":
+        options = {**options, **(of_edges or {})}
+    parts = {"k=": {"k": K}, "sample=": {"sample": EDGES}}.get(way, {})
+    if "GIN" in name:
+        theirs, ours = (
+            getattr(library, name)(Linear(WIDTH, OUT), **options, **more).double()
+            for library, more in ((pyg, {}), (nn, parts))
+        )
+    else:
+        theirs, ours = (
+            getattr(library, name)(WIDTH, OUT, **options, **more).double()
+            for library, more in ((pyg, {}), (nn, parts))
+        )
+    ours.load_state_dict(theirs.state_dict())
+    edge_index = torch.randint(0, N, (2, EDGES))
+    args = [torch.randn(N, WIDTH).double(), edge_index]
+    if "edge_dim" in options:
+        width = OUT if not options["edge_dim"] else options["edge_dim"]
+        args.append(torch.randn(EDGES, width).double())
+    elif way == "weighted":
+        args.append(torch.rand(EDGES).double())
+    return theirs.eval(), ours.eval(), args
+
+
+def maps(layer):
+    """The places of a layer's linear maps."""
+    for name, module in [*layer.named_modules()]:
+        if name and "weight" in module._parameters and module.weight.dim() == 2:
+            owner, _, leaf = name.rpartition(".")
+            yield layer.get_submodule(owner), leaf, module
+
+
+def exchange(ours, theirs, kind):
+    """Put maps of that kind in both layers, the same modules in each."""
+    for (owner, leaf, module), (other, _, _) in zip([*maps(theirs)], [*maps(ours)], strict=True):
+        rows, columns = module.weight.shape
+        base = Linear(columns, rows, bias=module.bias is not None).double()
+        base.load_state_dict(module.state_dict())
+        made = KINDS[kind](base)
+        setattr(owner, leaf, made if leaf == "lin_l" else Called(made))
+        setattr(other, leaf, made)
+
+
+def doubling(kind):
+    """A hook of all modules, which doubles what those that are marked return."""
+    if kind != "global hook":
+        return nullcontext()
+    return register_module_forward_hook(
+        lambda module, args, y: 2 * y if is_doubled(module) else None
+    )
+
+
+def is_doubled(module):
+    return getattr(module._parameters.get("weight"), "is_doubled", False)
+
+
+class Called(Module):
+    """A call of a map where PyG's TAGConv runs its forward alone."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x):
+        return self.inner(x)
+
+
+def called_parts(layer, name, x, edge_index):
+    """The layer with MaxK, composed of calls of its maps."""
+    if name == "GINConv":
+        return layer(maxk(x, K), edge_index)
+    if name == "GCNConv":
+        layer.lin = Sequential(layer.lin, nn.MaxK(K))
+        return layer(x, edge_index)
+    graph = sparsefmt.Graph.from_edge_index(edge_index, num_nodes=N)
+    lin = layer.lin_l
+    # Of a torch Linear MaxK chooses before the bias is added, whoever looks on.
+    apart = type(lin).__name__ in ("Linear", "ParametrizedLinear") and lin.bias is not None
+    h, bias = (lin(x), 0.0)
+    if apart:
+        factor = 2 if len(lin._forward_hooks) and read_map(lin) is None else 1
+        factor = 2 if is_doubled(lin) else factor
+        factor = 1 if hasattr(lin, "weight_mask") or not hasattr(lin, "weight") else factor
+        h, bias = factor * torch.nn.functional.linear(x, lin.weight), lin.bias
+    return spmm(graph, maxk(h, K), reduce="mean") + bias + layer.lin_r(x)
+
+
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # dynamo's
+@pytest.mark.parametrize(("name", "kind", "way"), CASES)
+def test_an_exchanged_map_is_called(name, kind, way):
+    theirs, ours, args = pair(name, way)
+    plain = ours(*args).detach()
+    if way == "replaced":
+        for owner, leaf, module in [*maps(theirs)]:
+            setattr(owner, leaf, KINDS[kind](module))
+    else:
+        exchange(ours, theirs, kind)
+    with doubling(kind):
+        expected = called_parts(theirs, name, *args) if way == "k=" else theirs(*args)
+        if way == "replaced":
+            model = torch.nn.ModuleList([theirs])
+            nn.replace_layers(model)
+            result = model[0](*args)
+        elif way == "compiled":
+            torch._dynamo.reset()
+            graph = sparsefmt.Graph.from_edge_index(args[1], num_nodes=N)
+            result = torch.compile(ours, backend="eager")(args[0], graph, *args[2:])
+        else:
+            if way == "planned":
+                first = {} if name == "GINEConv" else {"x": args[0]}  # which needs more
+                sparsefmt.optimize(ours, args[1], **first)
+            result = ours(*args)
+    torch.testing.assert_close(result, expected)
+    assert not torch.allclose(plain, expected), "the exchange changes nothing"
+
+
+def test_layers_without_maps_read_none():
+    for layer in (nn.AGNNConv(), nn.RGCNConv(WIDTH, OUT, 2), nn.FastRGCNConv(WIDTH, OUT, 2)):
+        assert not [*layer.children()]
+
+
+@pytest.mark.parametrize("edges", [torch.float32, "narrow"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("features", [False, True])
+@pytest.mark.parametrize("name", [*LAYERS, "AGNNConv", "RGCNConv"])
+def test_autocast_takes_features_of_two_bytes_beside_parameters_of_four(
+    name, features, dtype, edges
+):
+    torch.manual_seed(0)
+    x, edge_index = torch.randn(N, WIDTH), torch.randint(0, N, (2, EDGES))
+    narrow = dtype if edges == "narrow" else edges
+    options, of_edges = LAYERS.get(name, ({}, None))
+    args = {}
+    if name == "RGCNConv":
+        layer, args = nn.RGCNConv(WIDTH, OUT, 2), {"edge_type": torch.randint(0, 2, (EDGES,))}
+    elif name == "AGNNConv":
+        layer = nn.AGNNConv()
+    else:
+        options = {**options, **((of_edges or {}) if features else {})}
+        first = (Linear(WIDTH, OUT),) if "GIN" in name else (WIDTH, OUT)
+        layer = getattr(nn, name)(*first, **options)
+    if "edge_dim" in options:
+        args = {"edge_attr": torch.randn(EDGES, EDGE_DIM)}
+    elif features and name in (*PARTS, *WEIGHTED):
+        args = {"edge_weight": torch.rand(EDGES)}
+    expected = layer(x, edge_index, **args)
+    for key, value in args.items():
+        if value.is_floating_point():
+            args[key] = value.to(narrow)
+    for returned in (False, True) if "GAT" in name or "Trans" in name else (False,):
+        more = {"return_attention_weights": True} if returned else {}
+        with torch.autocast("cpu", dtype=dtype):
+            y = layer(x.to(narrow), edge_index, **args, **more)
+        y = y[0] if returned else y
+        torch.testing.assert_close(y.float(), expected, rtol=0.1, atol=0.1)
+        y.float().sum().backward()
+
+
+STEPS = ("forward", "message", "aggregate", "update", "propagate", "edge_update", "aggr_module")
+
+
+@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("name", ["GCNConv", "SAGEConv", "GINConv", "GATConv"])
+def test_a_step_set_on_an_instance_counts(name, step):
+    theirs, ours, args = pair(name, "eager")
+    if step == "aggr_module":
+        theirs.aggr_module = pyg.MaxAggregation()
+    elif hasattr(theirs, step):
+        own = getattr(theirs, step)
+        setattr(theirs, step, lambda *args, **options: 2 * own(*args, **options))
+    else:
+        theirs.edge_update = lambda: None
+    if step == "edge_update" and name == "GATConv":
+        theirs.edge_updater = lambda *args, **options: torch.ones(EDGES + N, 2).double()
+    expected = theirs(*args) if step != "edge_update" or name != "GATConv" else None
+    model = torch.nn.ModuleList([theirs])
+    report = nn.replace_layers(model)
+    assert model[0] is theirs
+    assert "set by hand" in report.left["0"] or "aggr_module" in report.left["0"]
+    if expected is not None:
+        sparsefmt.optimize(model[0], args[1], x=args[0])
+        torch.testing.assert_close(model[0](*args), expected)
+    if step != "forward":
+        with pytest.raises(UnsupportedError, match=step):
+            setattr(ours, step, pyg.MaxAggregation())
