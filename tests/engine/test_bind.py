@@ -178,7 +178,9 @@ def test_other_words_are_refused(op, arg):
             bind(op, A, **{arg.name: value})
 
 
-@pytest.mark.parametrize("op", [op for op in ROWS.values() if OUT.name in op.named], ids=str)
+@pytest.mark.parametrize(
+    "op", [op for op in ROWS.values() if OUT.name in op.named], ids=lambda op: op.name
+)
 def test_out_that_is_none_stays_none(op):
     assert call(op, out=None)[-1] is None
 
