@@ -87,8 +87,9 @@ def _results_of_vectors(S: Any, h: Any, source: Any, *_: Any) -> tuple[Any, ...]
 
 def _gradients_of_vectors(
     S: Any, T: Any, perm: Any, grad: Any, out: Any, plus: Any, kept: Any, of_edges: bool,
-    h: Any, source: Any, target: Any, bias: Any, edges: Any, loop_edges: Any, *_: Any,
+    *args: Any,
 ) -> tuple[Any, ...]:  # fmt: skip
+    h, source, _, bias, edges, loop_edges, *_ = args
     vectors = (2 if bias is None else 3), *source.shape
     shapes = vectors, shape_of(loop_edges), shape_of(edges, of_edges)
     return (h.shape, h), *((shape, sums_dtype(h)) for shape in shapes)

@@ -302,14 +302,14 @@ def gat_backward(
 
 
 def _prepare_backward(
-    S: Structure, m: Memory, grad: Any, out: Any, plus: Any, kept: Any, of_edges: bool, h: Any,
-    source: Any, target: Any, bias: Any, edges: Any, loop_edges: Any, *_: Any,
-    narrow: bool = False,
+    S: Structure, m: Memory, grad: Any, out: Any, plus: Any, kept: Any, of_edges: bool,
+    *args: Any, narrow: bool = False,
 ) -> Callable[..., Any]:  # fmt: skip
     """Prepare gradients of ``h``, ``source, target, bias`` in one, ``loop_edges``, ``edges``.
 
     They take what ``gat_of_vectors_with_statistics`` has kept.
     """
+    h, source, target, bias, edges, loop_edges, *_ = args
     (heads, feat), dtype, sums, device = heads_of(source), m.dtype(h), sums_dtype(h), m.device(h)
     arrays = h, source, target, bias, grad
     copies = any(m.contiguous(a) is not a for a in arrays)
@@ -319,9 +319,9 @@ def _prepare_backward(
 
     def run(
         S: Structure, T: Any, perm: Any, grad: Any, out: Any, plus: Any, kept: Any,
-        of_edges: bool, h: Any, source: Any, target: Any, bias: Any, edges: Any,
-        loop_edges: Any, *options: Any, **_: Any,
+        of_edges: bool, *args: Any, **_: Any,
     ) -> tuple[Any, ...]:  # fmt: skip
+        h, source, target, bias, edges, loop_edges, *options = args
         if copies:
             h, source, target, bias, grad = map(m.contiguous, (h, source, target, bias, grad))
             edges, loop_edges = m.factors(edges), m.factors(loop_edges)
