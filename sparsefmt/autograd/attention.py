@@ -404,20 +404,20 @@ def gradients(
     in the tensors of ``also`` too.  What forward did not round is not rounded, even if torch allows
     it by now.
     """
-    if not ctx.rounds and bf16_is_allowed():
-        with exact():
-            return gradients(
-                ctx, name, op, grad, saved, of_edges, statistics=statistics, first=first, also=also
-            )
     inputs, (out, *kept) = saved[: -1 - statistics], saved[-1 - statistics :]
     tensors = ctx.tensors.current()
     if ctx.versioned is not None and ctx.versioned._version != ctx.version:
         out, *kept = ctx.op(tensors.rows, *inputs, *ctx.numbers)
     sides = tensors.rows, tensors.columns
     args = *sides, grad, out, *kept, of_edges, *inputs[first:], *ctx.numbers
-    if also and torch.is_grad_enabled():
-        return once(name, lambda *args: op(*args[len(also) :]), *also, *args)
-    return once(name, op, *args)
+    token = None if ctx.rounds else exact.set(True)
+    try:
+        if also and torch.is_grad_enabled():
+            return once(name, lambda *args: op(*args[len(also) :]), *also, *args)
+        return once(name, op, *args)
+    finally:
+        if token is not None:
+            exact.reset(token)
 
 
 def _wanted(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:

@@ -312,9 +312,9 @@ def test_calls_in_eager_mode_on_a_gpu_need_no_dispatcher(monkeypatch):
     rows.structure, columns.structure = "A", "T"
     h, el = torch.rand(7, 4), torch.rand(7)
     args = h, el, el, None, None, None, 0.2, 0.0, False
-    monkeypatch.setattr(library.choose, "run", lambda *args: args)
+    monkeypatch.setattr(library, "call", lambda *args: args)
     found = GAT_BACKWARD(rows, columns, h, h, h, h, False, *args)
     assert found[:4] == (attention_rows.GAT_BACKWARD, "A", "T", columns.perm)
-    assert library.needs_no_dispatcher(rows, args)
+    assert library.direct(args)
     with torch.profiler.profile(acc_events=True):
-        assert not library.needs_no_dispatcher(rows, args)
+        assert not library.direct(args)

@@ -1,14 +1,12 @@
 """What torch allows its own products of float32 matrices to round their factors to."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
 import torch
 
-#: Whether this context computes the gradient of a result that was not rounded.
-_exact: ContextVar[bool] = ContextVar("exact", default=False)
+#: Set while the gradient of a result that was not rounded is computed: nothing is rounded then.
+exact: ContextVar[bool] = ContextVar("exact", default=False)
 
 # 0.1 µs, whichever way it was set; builds before torch 2.9 have one way, and ask it.
 _precision: Any = getattr(torch._C, "_get_fp32_precision_getter", None)
@@ -28,16 +26,6 @@ def bf16_is_allowed() -> bool:
     oneDNN.
     """
     if _precision is None:
-        return torch.get_float32_matmul_precision() == "medium" and not _exact.get()
+        return torch.get_float32_matmul_precision() == "medium" and not exact.get()
     allowed = bool(_precision("mkldnn", "matmul") == "bf16") and tf32_is_allowed()
-    return allowed and not _exact.get()
-
-
-@contextmanager
-def exact() -> Iterator[None]:
-    """Forbid the rounding to bfloat16 in this context, whatever torch allows."""
-    token = _exact.set(True)
-    try:
-        yield
-    finally:
-        _exact.reset(token)
+    return allowed and not exact.get()
