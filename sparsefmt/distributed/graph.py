@@ -232,12 +232,12 @@ class DistGraph(Shared):
 
     @property
     def shape(self) -> tuple[int, int]:
-        """(n_targets, n_sources) of the whole graph."""
+        """Return the shape of the whole graph, (n_targets, n_sources)."""
         return self.bounds[-1], self.source_bounds[-1]
 
     @cached_property
     def square(self) -> Graph:
-        """The graph ``local`` with a row, without entries, for each vertex of the halo too."""
+        """Return the graph ``local`` with an empty row for each vertex of the halo too."""
         coo = self.local.structure.tocoo()
         n = self.local.shape[1]
         with torch.inference_mode(False):  # training may save its arrays
@@ -253,7 +253,7 @@ class DistGraph(Shared):
 
     @property
     def times_forgotten(self) -> int:
-        """How often ``forget`` was called: results for constant features made before are stale."""
+        """Return how often ``forget`` was called: constant results made before are stale."""
         return self.halo.memory.cleared
 
     def rows_of(self, x: Tensor) -> Tensor:
@@ -384,7 +384,7 @@ class DistGraph(Shared):
 
     @cached_property
     def edges(self) -> tuple[Tensor, Tensor]:
-        """The numbers of the edges whose source is on this rank, and of those from the halo."""
+        """Return the numbers of edges whose source is on this rank, and of those from the halo."""
         with torch.inference_mode(False):  # training may save them
             own, rest = self._is_own.nonzero(), (~self._is_own).nonzero()  # synchronize!
             return own[:, 0], rest[:, 0]
@@ -419,7 +419,7 @@ class DistGraph(Shared):
 
     @cached_property
     def busiest(self) -> dict[str, int]:
-        """The most that any rank has of rows, entries, rows exchanged, and own entries meanwhile.
+        """Return the most of rows, entries, exchanged rows and own entries that any rank has.
 
         To be asked for on all ranks at the same time.
         """

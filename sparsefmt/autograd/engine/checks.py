@@ -132,7 +132,7 @@ def _same_dtype(name: str, value: Tensor, x: Tensor, graph: GraphTensors) -> Non
 
 
 def _autocast(graph: GraphTensors) -> str:
-    """Say in an error that autocast has changed the dtypes that the user gave."""
+    """Return the words of an error that say autocast has changed the user's dtypes."""
     cast = torch.is_autocast_enabled(graph.kind)
     return " under autocast, which narrows all but float64" if cast else ""
 

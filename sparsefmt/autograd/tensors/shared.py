@@ -34,7 +34,7 @@ class Shared(Protocol, metaclass=_Declared):
 
     @property
     def square(self) -> Graph:
-        """The graph ``local`` with a row for each source, of a square graph."""
+        """Return the graph ``local`` with a row for each source, of a square graph."""
 
     def check(self, name: str, x: Any, *, of: str = "sources", dims: int | None = 2) -> None:
         """Raise if features have no row for each of the sources, or "targets", here."""
@@ -86,11 +86,11 @@ class Shared(Protocol, metaclass=_Declared):
 
     @property
     def busiest(self) -> dict[str, int]:
-        """The largest sizes that any process has."""
+        """Return the largest sizes that any process has."""
 
     @property
     def times_forgotten(self) -> int:
-        """How often results for constant features have become stale."""
+        """Return how often results for constant features have become stale."""
 
     def bytes_between(self, x: Tensor) -> int:
         """Return the bytes of a feature on its way to another process."""

@@ -137,12 +137,12 @@ class Place:
 
     @property
     def holds_store(self) -> bool:
-        """Whether the store ends with this process."""
+        """Return True if the store ends with this process."""
         return self.rank == 0 and not self.by_agent
 
     @property
     def holder(self) -> str:
-        """The process with which the store ends."""
+        """Return the process with which the store ends."""
         return "torchrun's agent" if self.by_agent else "rank 0"
 
     def connect(self, timeout: float, *, serve: bool = False) -> Store:

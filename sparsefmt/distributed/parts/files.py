@@ -59,12 +59,12 @@ class Partition:
 
     @property
     def parts(self) -> int:
-        """The number of parts."""
+        """Return the number of parts."""
         return len(self.bounds) - 1
 
     @property
     def vertices(self) -> int:
-        """The number of vertices."""
+        """Return the number of vertices."""
         return self.bounds[-1]
 
     @property

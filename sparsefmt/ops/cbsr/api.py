@@ -240,7 +240,7 @@ def sspmm(
 def sddmm_cbsr(
     A: Format, X: Array, Y: CBSR, *, costs: Costs | None = None, out: Array | None = None
 ) -> Array:
-    """``sddmm`` with row-balanced ``Y``: the gradient of ``spgemm`` in the edge values.
+    """Compute ``sddmm`` with row-balanced ``Y``: the gradient of ``spgemm`` in the edge values.
 
     ``s[e] = sum_t X[i, Y.indices[j, t]] * Y.data[j, t]`` for the e-th stored entry (i, j) of
     ``A``.  Arguments, result and errors are those of ``sddmm``, without heads.

@@ -106,7 +106,7 @@ def _dot(X: Any, at: Any, columns: Any, values: Any, start: Any, stop: Any) -> A
 
 @parallel
 def products_at_entries(indptr: Any, indices: Any, X: Any, S: Any, out: Any, pieces: Any) -> None:
-    """``out[e] = <X[i], S[j]>``; ``X`` is (flat, row stride)."""
+    """Compute ``out[e] = <X[i], S[j]>``; ``X`` is (flat, row stride)."""
     columns, values, k = S
     X, stride = X
     last = len(indices) - 1
@@ -157,7 +157,7 @@ def maxk(_: None, x: Array, k: int) -> tuple[Array, Array]:
 
 
 def cbsr_to_dense(_: None, columns: Array, data: Array, feat: int) -> Array:
-    """``out[i, columns[i, t]] = data[i, t]``, and 0 elsewhere; values of any kind."""
+    """Compute ``out[i, columns[i, t]] = data[i, t]``, and 0 elsewhere; values of any kind."""
     out = np.empty((len(columns), feat), data.dtype)
     S = columns.reshape(-1), _bits(np.ascontiguousarray(data)).reshape(-1), columns.shape[1]
     with writing(np.empty(0)) as (_, pieces):
@@ -166,7 +166,7 @@ def cbsr_to_dense(_: None, columns: Array, data: Array, feat: int) -> Array:
 
 
 def dense_to_cbsr(_: None, x: Array, columns: Array) -> Array:
-    """``out[i, t] = x[i, columns[i, t]]``; values of any kind."""
+    """Compute ``out[i, t] = x[i, columns[i, t]]``; values of any kind."""
     out = np.empty(columns.shape, x.dtype)
     S = columns.reshape(-1), _bits(out).reshape(-1), columns.shape[1]
     with writing(np.empty(0)) as (_, pieces):
@@ -179,7 +179,7 @@ def spgemm(
     row_scale: Array | None = None, col_scale: Array | None = None, reduce: str = "sum", *,
     out: Array | None = None,
 ) -> Array:  # fmt: skip
-    """``out[i] = r[i] * reduce of a[e] * c[j] * S[j]`` over the entries of row i."""
+    """Compute ``out[i] = r[i] * reduce of a[e] * c[j] * S[j]`` over the entries of row i."""
     out = np.empty((A.n_rows, feat), data.dtype) if out is None else out
     structure = A.indices, values_of(values, data)
     scales = values_of(row_scale, data), values_of(col_scale, data)
@@ -210,7 +210,7 @@ def sspmm_outer(
     A: CSR, columns: Array, grad: Array, values: Any = None, row_scale: Any = None,
     col_scale: Any = None, *, transposed: CSR | None = None, perm: Array | None = None, **_: Any,
 ) -> Array:  # fmt: skip
-    """``sspmm`` with the transpose that is given, or made for this call."""
+    """Compute ``sspmm`` with the transpose that is given, or made for this call."""
     if transposed is None or perm is None:
         T, perm = A.tocsc_with_perm()
         transposed = T.T
@@ -221,7 +221,7 @@ def sddmm_cbsr(
     A: CSR, x: Array, columns: Array, data: Array, row_scale: Any = None, col_scale: Any = None,
     *, out: Array | None = None,
 ) -> Array:  # fmt: skip
-    """``out[e] = r[i] c[j] sum over t of x[i, columns[j, t]] * data[j, t]``."""
+    """Compute ``out[e] = r[i] c[j] sum over t of x[i, columns[j, t]] * data[j, t]``."""
     scaled = row_scale is not None or col_scale is not None
     out = np.empty(A.nnz, x.dtype) if out is None else out
     with writing(out) as (products, pieces):

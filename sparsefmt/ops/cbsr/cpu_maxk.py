@@ -19,7 +19,7 @@ _WORD = 64
 
 
 def _compared(sign: str) -> Any:
-    """Which of the 64 keys from ``at`` on compare so with a limit, as the bits of an integer."""
+    """Compare the 64 keys from ``at`` on with a limit; return the bits of an integer."""
 
     @operation
     def compared(typing: Any, keys: Any, at: Any, limit: Any) -> Any:

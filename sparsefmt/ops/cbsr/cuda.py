@@ -68,7 +68,7 @@ class Variant(NamedTuple):
 
     @property
     def streams(self) -> int:
-        """How many rows of S a warp reads side by side."""
+        """Return how many rows of S a warp reads side by side."""
         return jit.WARP // self.lanes
 
 
@@ -193,7 +193,7 @@ def maxk_by_sorting(_: None, x: Any, k: int) -> tuple[Any, Any]:
 
 
 def _bits(m: Memory, a: Any) -> Array:
-    """The integers that hold the values of a contiguous array, as a CuPy array."""
+    """Return the integers that hold the values of a contiguous array, as a CuPy array."""
     name = f"int{8 * a.itemsize}"
     return a.view(name) if is_cupy(a) else view(m.pointer(a), tuple(a.shape), name)
 
@@ -213,7 +213,7 @@ def columns_by_sorting(bits: Array, infinity: int, k: int) -> Array:
 
 
 def cbsr_to_dense(_: None, columns: Any, data: Any, feat: int) -> Any:
-    """``out[i, columns[i, t]] = data[i, t]``, and 0 elsewhere."""
+    """Compute ``out[i, columns[i, t]] = data[i, t]``, and 0 elsewhere."""
     m, (n_rows, k) = memory_of(data), data.shape
     dtype = m.dtype(data)
     out = m.empty((n_rows, feat), dtype, data)
@@ -233,7 +233,7 @@ def cbsr_to_dense(_: None, columns: Any, data: Any, feat: int) -> Any:
 def dense_to_cbsr(
     _: None, x: Any, columns: Any, *, out: Any = None, first: int = 0, width: int = 2**31 - 1
 ) -> Any:
-    """``out[i, t] = x[i, columns[i, t] - first]``, where x has that column of ``width``."""
+    """Compute ``out[i, t] = x[i, columns[i, t] - first]``, where x has that column of ``width``."""
     m, (n_rows, k) = memory_of(x), columns.shape
     dtype = m.dtype(x)
     if out is None:
@@ -319,7 +319,7 @@ def _launches(
 
 
 def spgemm_variant(dtype: str, index_bytes: int, k: int, *, many: bool, alignment: int) -> Variant:
-    """How warps read S; ``alignment`` has the lowest bits of the addresses of its arrays."""
+    """Choose how warps read S; ``alignment`` has the lowest bits of its arrays' addresses."""
     variants = {k: GENERAL}
     if index_bytes == 1 and dtype != "float64":
         variants = FEW if not many else MANY if dtype == "float32" else MANY_HALVES
@@ -349,7 +349,7 @@ def sddmm_cbsr(
     *,
     out: Any = None,
 ) -> Any:
-    """``out[e] = r[i] c[j] sum_t x[i, columns[j, t]] data[j, t]``."""
+    """Compute ``out[e] = r[i] c[j] sum_t x[i, columns[j, t]] data[j, t]``."""
     S, m = structure_of(A), memory_of(x)
     dtype, feat, k = m.dtype(x), x.shape[1], columns.shape[1]
     if out is None:

@@ -74,7 +74,7 @@ def instantiations() -> Iterator[tuple[str, str]]:
 
 @cache
 def chip(device: int) -> Chip:
-    """The memory of the device with this number."""
+    """Return the memory of the device with this number."""
     found = import_cupy().cuda.Device(device).attributes
     return Chip(
         int(found["MaxSharedMemoryPerBlockOptin"]),
@@ -87,7 +87,7 @@ def chip(device: int) -> Chip:
 def window_sizes(
     shape: tuple[int, int], nnz: int, size: int, feat: int, k: int, chip: Chip, *, ordered: bool
 ) -> WindowSizes | None:
-    """How to cut a CSR into windows; None if not one row of features fits on chip.
+    """Choose how to cut a CSR into windows; None if not one row of features fits on chip.
 
     ``size`` is that of a feature; ``ordered``: rows come in an order of the caller's.
     """
@@ -106,13 +106,13 @@ def window_sizes(
 
 
 def threads_of_block(on_chip: int, chip: Chip) -> int:
-    """The share of a block; each block takes 1 KiB more than it asks for."""
+    """Return the share of a block; each block takes 1 KiB more than it asks for."""
     blocks = max(chip.of_multiprocessor // (on_chip + 1024), 1)
     return int(max(1 << (THREADS // blocks).bit_length() - 1, 128))
 
 
 def _order_of(A: CSR, given: CSR | Structure, order: Order | None) -> Order | None:
-    """The order that was given; of tensors, which give a structure, the graph's."""
+    """Return the order that was given; of tensors, which give a structure, the graph's."""
     return prepared_order(A) if order is None and isinstance(given, Structure) else order
 
 
@@ -149,7 +149,7 @@ def sspmm_windows(
     A: CSR | Structure, columns: Any, grad: Any, values: Any = None, row_scale: Any = None,
     col_scale: Any = None, *, order: Order | None = None, narrow: bool = False, **_: Any,
 ) -> Any:  # fmt: skip
-    """``out[j, t] = sum_i (diag(r) A diag(c))[i, j] grad[i, columns[j, t]]``, by atomics.
+    """Compute ``out[j, t] = sum_i (diag(r) A diag(c))[i, j] grad[i, columns[j, t]]``, by atomics.
 
     ``narrow`` rounds ``grad``, of float32, to bfloat16 once: sums and all else stay float32.
     """
@@ -253,7 +253,7 @@ def sspmm_panels(
     col_scale: Any = None, *, transposed: CSR | None = None, perm: Array | None = None,
     narrow: bool = False, **_: Any,
 ) -> Any:  # fmt: skip
-    """``sspmm`` with the transpose that is given, or made for this call."""
+    """Compute ``sspmm`` with the transpose that is given, or made for this call."""
     given, scales = (columns, grad, values), (row_scale, col_scale)
     if transposed is not None:
         return sspmm(transposed, *given, perm, *scales, narrow=narrow)

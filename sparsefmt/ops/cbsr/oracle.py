@@ -15,7 +15,7 @@ from ..matmul.oracle import degrees, error_bound, factors, magnitudes, precision
 def spgemm_oracle(
     A: Format, S: CBSR, *, reduce: str = "sum", row_scale: Any = None, col_scale: Any = None
 ) -> Array:
-    """``A @ S`` for row-balanced ``S`` in float64, one stored entry of ``A`` after another.
+    """Compute ``A @ S`` for row-balanced ``S`` in float64, one stored entry of ``A`` after another.
 
     ``Y[i, f] = r[i] * reduce_e a[e] * c[j] * S[j, f]`` as ``spmm_oracle`` for "sum" and "mean",
     but what ``S`` does not store never touches ``A``.
@@ -51,7 +51,7 @@ def spgemm_bound(
     col_scale: Any = None,
     factor: float = 2.0,
 ) -> Array:
-    """How far ``A @ S``, computed in the dtype of ``S``, may lie from the oracle.
+    """Bound how far ``A @ S``, computed in the dtype of ``S``, may lie from the oracle.
 
     ``factor * deg * (eps * reduce |r| |a| |c| |s| + least normal number)``.
     """
@@ -63,7 +63,7 @@ def spgemm_bound(
 
 
 def sspmm_oracle(A: Format, dY: Array, S: CBSR, **options: Any) -> Array:
-    """The gradient of ``spgemm`` in ``S.data``: ``A.T @ dY`` in float64, at the places of ``S``.
+    """Return the gradient of ``spgemm`` in ``S.data``: ``A.T @ dY`` in float64 at those of ``S``.
 
     Options are those of ``spgemm``; shape (n_cols, k).
     """
@@ -71,7 +71,7 @@ def sspmm_oracle(A: Format, dY: Array, S: CBSR, **options: Any) -> Array:
 
 
 def sspmm_bound(A: Format, dY: Array, S: CBSR, **options: Any) -> Array:
-    """How far that gradient, computed in the dtype of ``dY``, may lie from the oracle."""
+    """Bound how far that gradient, computed in the dtype of ``dY``, may lie from the oracle."""
     return _at_places(error_bound, A, dY, S, **options)
 
 
@@ -96,7 +96,7 @@ def sddmm_cbsr_oracle(A: Format, X: Array, S: CBSR) -> Array:
 
 
 def sddmm_cbsr_bound(A: Format, X: Array, S: CBSR, *, factor: float = 2.0) -> Array:
-    """How far such products, computed in the dtype of ``X``, may lie from the oracle.
+    """Bound how far such products, computed in the dtype of ``X``, may lie from the oracle.
 
     ``factor * k * (eps * sum |x| |s| + least normal number)``.
     """

@@ -33,7 +33,7 @@ def products_at_entries(
     indptr: Any, indices: Any, X: Any, ldx: Any, Y: Any, ldy: Any, heads: Any, out: Any,
     feat: Any, pieces: Any,
 ) -> None:  # fmt: skip
-    """``out[e, h] = <X[i, h], Y[j, h]>``; flat arrays and their row strides."""
+    """Compute ``out[e, h] = <X[i, h], Y[j, h]>``; flat arrays and their row strides."""
     last, line = len(indices) - 1, width_of(lanes(Y, NARROW, 0))
     for piece in numba.prange(pieces):
         start, stop = rows_of(indptr, piece, pieces)
@@ -132,7 +132,7 @@ def _backward_heads(p: Any, grad: Any, out: Any, start: Any, stop: Any, h: Any, 
 def softmax_gradient_of_rows(
     indptr: Any, p: Any, grad: Any, heads: Any, out: Any, pieces: Any
 ) -> None:
-    """``p (grad - sum of p grad)``, row by row and head by head."""
+    """Compute ``p (grad - sum of p grad)``, row by row and head by head."""
     step = width_of(lanes(p, NARROW, 0))
     for piece in numba.prange(pieces):
         first, last = rows_of(indptr, piece, pieces)
@@ -182,7 +182,7 @@ def edge_softmax(A: CSR, scores: Array, *, out: Array | None = None) -> Array:
 def edge_softmax_backward(
     A: CSR, probabilities: Array, grad: Array, *, out: Array | None = None
 ) -> Array:
-    """``p * (grad - sum over the row of p * grad)``, head by head."""
+    """Compute ``p * (grad - sum over the row of p * grad)``, head by head."""
     out = np.empty(grad.shape, grad.dtype) if out is None else out
     if out.size:
         p, g, heads = packed(probabilities), packed(grad), grad.shape[1] if grad.ndim == 2 else 1

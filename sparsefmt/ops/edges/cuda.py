@@ -70,7 +70,7 @@ def sddmm(
     A: CSR | Structure, X: Any, Y: Any, row_scale: Any = None, col_scale: Any = None,
     *, out: Any = None, perm: Any = None, **_: Any,
 ) -> Any:  # fmt: skip
-    """``out[e, h] = r[i] c[j] <X_i, Y_j>`` over the features of head h, heads side by side.
+    """Compute ``out[e, h] = r[i] c[j] <X_i, Y_j>`` over the features of head h, heads side by side.
 
     Entry e is ``out[perm[e]]`` where given; only without it ``out`` has as many rows as A entries.
     Each launch takes as many features of Y as the L2 serves well, a 128-byte slice at least.
@@ -141,7 +141,7 @@ def edge_softmax(A: CSR | Structure, scores: Any, *, out: Any = None) -> Any:
 def edge_softmax_backward(
     A: CSR | Structure, probabilities: Any, grad: Any, *, out: Any = None
 ) -> Any:
-    """``p (g - sum of p g)`` over the entries of each row, for each head."""
+    """Compute ``p (g - sum of p g)`` over the entries of each row, for each head."""
     return _softmax(A, probabilities, grad, out)
 
 

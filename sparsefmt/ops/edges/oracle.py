@@ -38,7 +38,7 @@ def sddmm_oracle(A: Format, X: Array, Y: Array) -> Array:
 
 
 def sddmm_bound(A: Format, X: Array, Y: Array, *, factor: float = 2.0) -> Array:
-    """How far products of ``X`` and ``Y``, computed in their dtype, may lie from the oracle.
+    """Bound how far products of ``X`` and ``Y``, computed in their dtype, may lie from the oracle.
 
     ``factor * feat * (eps * sum |x| |y| + least normal number)``; shape as ``sddmm_oracle``.
     """
@@ -78,7 +78,7 @@ def edge_softmax_oracle(A: Format, scores: Array) -> Array:
 
 
 def edge_softmax_bound(A: Format, scores: Array, *, factor: float = 2.0) -> Array:
-    """How far a softmax, computed in the scores' dtype, may lie from the oracle.
+    """Bound how far a softmax, computed in the scores' dtype, may lie from the oracle.
 
     ``factor * p * eps * (deg + 4 + d + D)`` with ``d`` the score's distance from the row's largest
     and ``D`` its mean under ``p``: an argument of exp that is off by ``d * eps`` makes its power
@@ -97,7 +97,7 @@ def edge_softmax_bound(A: Format, scores: Array, *, factor: float = 2.0) -> Arra
 
 
 def edge_softmax_backward_oracle(A: Format, probabilities: Array, grad: Array) -> Array:
-    """``p * (grad - sum of p * grad over the row)`` in float64, head by head."""
+    """Compute ``p * (grad - sum of p * grad over the row)`` in float64, head by head."""
     p, grad = float64(probabilities), float64(grad)
     found = np.zeros(p.shape)
     for places in _places_by_row(A):
@@ -109,7 +109,7 @@ def edge_softmax_backward_oracle(A: Format, probabilities: Array, grad: Array) -
 def edge_softmax_backward_bound(
     A: Format, probabilities: Array, grad: Array, *, factor: float = 2.0
 ) -> Array:
-    """How far that gradient, computed in the dtype of ``grad``, may lie from the oracle.
+    """Bound how far that gradient, computed in the dtype of ``grad``, may lie from the oracle.
 
     ``factor * (deg + 2) * (eps * |p| * (|grad| + sum |p| |grad|) + least normal number)``.
     """

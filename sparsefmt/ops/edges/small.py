@@ -57,7 +57,7 @@ def edge_softmax(A: CSR, scores: Array, *, out: Array | None = None) -> Array:
 def edge_softmax_backward(
     A: CSR, probabilities: Array, grad: Array, *, out: Array | None = None
 ) -> Array:
-    """``p * (grad - sum over the row of p * grad)``, head by head."""
+    """Compute ``p * (grad - sum over the row of p * grad)``, head by head."""
     out = np.empty(grad.shape, grad.dtype) if out is None else out
     if out.size:
         p, g = _by_head(probabilities), _by_head(grad)
@@ -67,5 +67,5 @@ def edge_softmax_backward(
 
 
 def _by_head(values: Array) -> Array:
-    """(heads, nnz), contiguous, in the type in which sums run."""
+    """Return (heads, nnz) values, contiguous, in the type in which sums run."""
     return np.ascontiguousarray(wide(values).reshape(len(values), small.heads_of(values)).T)

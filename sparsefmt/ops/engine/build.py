@@ -194,7 +194,7 @@ def chunks(at: Layout, begin: int, words: int, report: int, stream: int) -> None
 
 
 def is_small(n_rows: int, n_cols: int, nnz: int) -> bool:
-    """Tell whether a launch of few blocks builds it sooner than several of many."""
+    """Return True if one launch of few blocks builds it sooner than several of many."""
     return nnz <= SMALL_EDGES and n_rows <= SMALL_VERTICES and n_cols <= SMALL_VERTICES
 
 
@@ -274,7 +274,7 @@ def reached(report: int, stream: int) -> None:
 
 
 def _at(begin: int, place: int) -> int:
-    """Give the address of an array of a layout, 0 for one that it does not have."""
+    """Return the address of an array of a layout, 0 for one that it does not have."""
     return begin + place if place else 0
 
 

@@ -40,7 +40,7 @@ def operation(function: Callable[..., Any]) -> Any:
 
 @operation
 def lanes(typing: Any, array: Any, nbytes: Any, value: Any) -> Any:
-    """``value`` in each of as many lanes of the array's dtype as ``nbytes`` hold."""
+    """Return ``value`` in each of as many lanes of the array's dtype as ``nbytes`` hold."""
     kind = Lanes(array.dtype, nbytes.literal_value // (array.dtype.bitwidth // 8))
 
     def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -52,7 +52,7 @@ def lanes(typing: Any, array: Any, nbytes: Any, value: Any) -> Any:
 
 @operation
 def lanes_beside(typing: Any, run: Any, array: Any, value: Any) -> Any:
-    """``value`` of the array's dtype in each of as many lanes as ``run`` has."""
+    """Return ``value`` of the array's dtype in each of as many lanes as ``run`` has."""
     kind = Lanes(array.dtype, run.width)
 
     def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -64,7 +64,7 @@ def lanes_beside(typing: Any, run: Any, array: Any, value: Any) -> Any:
 
 @operation
 def width_of(typing: Any, run: Any) -> Any:
-    """How many lanes there are."""
+    """Return the number of lanes."""
 
     def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return ir.Constant(ir.IntType(64), run.width)
@@ -74,7 +74,7 @@ def width_of(typing: Any, run: Any) -> Any:
 
 @operation
 def load(typing: Any, run: Any, array: Any, at: Any, count: Any) -> Any:
-    """``array[at], array[at + 1], ...`` in the first ``count`` lanes, at any alignment.
+    """Return ``array[at], array[at + 1], ...`` in the first ``count`` lanes, at any alignment.
 
     The others keep what ``run``, of the same dtype, has there; their memory is not read.
     """
@@ -96,7 +96,7 @@ def load(typing: Any, run: Any, array: Any, at: Any, count: Any) -> Any:
 
 @operation
 def store(typing: Any, run: Any, array: Any, at: Any, count: Any) -> Any:
-    """``array[at + k] = run[k]`` for the first ``count`` lanes."""
+    """Return ``array[at + k] = run[k]`` for the first ``count`` lanes."""
     kind = Lanes(array.dtype, run.width)
 
     def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -147,7 +147,7 @@ def add_product(typing: Any, sums: Any, factor: Any, run: Any) -> Any:
 
 @operation
 def total(typing: Any, run: Any) -> Any:
-    """The sum of all lanes."""
+    """Return the sum of all lanes."""
 
     def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         scalar = args[0].type.element
@@ -160,7 +160,7 @@ def total(typing: Any, run: Any) -> Any:
 
 @operation
 def largest(typing: Any, run: Any) -> Any:
-    """The largest of all lanes; NaN only where there is nothing else."""
+    """Return the largest of all lanes; NaN only where there is nothing else."""
 
     def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         scalar = args[0].type.element
@@ -172,7 +172,7 @@ def largest(typing: Any, run: Any) -> Any:
 
 @operation
 def product(typing: Any, run: Any, factor: Any) -> Any:
-    """``run * factor``; the factor is lanes or one value."""
+    """Return ``run * factor``; the factor is lanes or one value."""
 
     def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.fmul(args[0], _as_lanes(context, builder, args[1], factor, run))
@@ -182,7 +182,7 @@ def product(typing: Any, run: Any, factor: Any) -> Any:
 
 @operation
 def divided(typing: Any, run: Any, divisor: Any) -> Any:
-    """``run / divisor``; the divisor is lanes or one value."""
+    """Return ``run / divisor``; the divisor is lanes or one value."""
 
     def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.fdiv(args[0], _as_lanes(context, builder, args[1], divisor, run))
@@ -215,7 +215,7 @@ def equals(typing: Any, run: Any, value: Any) -> Any:
 
 @operation
 def where(typing: Any, mask: Any, run: Any, other: Any) -> Any:
-    """``run`` in the lanes of the mask, ``other`` elsewhere."""
+    """Return ``run`` in the lanes of the mask, ``other`` elsewhere."""
 
     def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.select(*args)
@@ -270,14 +270,14 @@ def _exp(builder: Any, x: Any, mantissa: int, bias: int, least: float, terms: in
 
 
 def _as_lanes(context: Any, builder: Any, value: Any, kind: Any, run: Lanes) -> Any:
-    """``value`` if it is lanes, else in as many lanes as ``run`` has."""
+    """Return ``value`` if it is lanes, else in as many lanes as ``run`` has."""
     if isinstance(kind, Lanes):
         return value
     return splat(builder, context.cast(builder, value, kind, run.scalar), run.width)
 
 
 def splat(builder: Any, scalar: Any, width: int) -> Any:
-    """``scalar`` in every lane."""
+    """Return ``scalar`` in every lane."""
     vector, lane = ir.VectorType(scalar.type, width), ir.IntType(32)
     first = builder.insert_element(ir.Constant(vector, ir.Undefined), scalar, lane(0))
     places = ir.Constant(ir.VectorType(lane, width), [0] * width)
@@ -285,20 +285,20 @@ def splat(builder: Any, scalar: Any, width: int) -> Any:
 
 
 def _below(builder: Any, count: Any, width: int) -> Any:
-    """The mask of the first ``count`` lanes."""
+    """Return the mask of the first ``count`` lanes."""
     places = ir.Constant(ir.VectorType(count.type, width), list(range(width)))
     return builder.icmp_signed("<", places, splat(builder, count, width))
 
 
 def _address(context: Any, builder: Any, signature: Any, args: Any, kind: Lanes) -> Any:
-    """Where the lanes begin in the array that is the second argument, at the third."""
+    """Return the address of the lanes in the second argument, an array, at the third."""
     array = context.make_array(signature.args[1])(context, builder, args[1])
     start = builder.gep(array.data, [args[2]])
     return builder.bitcast(start, context.get_value_type(kind).as_pointer())
 
 
 def _llvm(builder: Any, name: str, overloads: Any, result: Any, args: Any) -> Any:
-    """The declaration of an LLVM intrinsic for these types."""
+    """Return the declaration of an LLVM intrinsic for these types."""
     suffix = ".".join(_mangled(getattr(one, "type", one)) for one in overloads)
     declared = ir.FunctionType(result, args)
     return builder.module.declare_intrinsic(f"llvm.{name}.{suffix}", (), declared)

@@ -50,7 +50,7 @@ inlined: Callable[[Loop], Loop] = numba.njit(**INLINED)
 
 @inlined
 def first_row(indptr: Any, limit: Any) -> Any:
-    """The first row before which lie at least ``limit`` entries and rows together."""
+    """Return the first row before which lie at least ``limit`` entries and rows together."""
     low, high = np.int64(0), np.int64(len(indptr) - 1)
     while low < high:
         middle = (low + high) // 2

@@ -24,7 +24,7 @@ from . import cuda
 
 
 def gcn_norm(A: Format, *, self_loops: bool = True) -> Any:
-    """``D^-1/2 (A + I) D^-1/2``, or of ``A`` alone: the matrix that GCN multiplies with.
+    """Compute GCN's matrix, ``D^-1/2 (A + I) D^-1/2``, or of ``A`` alone.
 
     ``b[e] = d[i]^-1/2 a[e] d[j]^-1/2`` for the stored entry ``e = (i, j)``, where ``d[i]`` is the
     sum of the values of row ``i``, plus 1 for the loop that is added to a vertex without one; 0 in

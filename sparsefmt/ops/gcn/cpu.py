@@ -23,7 +23,7 @@ serial = numba.njit(cache=True, nogil=True)
 def gcn_norm_coo(
     A: COO, values: Array | None, loops: bool, *, structure: Any = None, out: Array | None = None
 ) -> Array:
-    """``out[e] = s[i] a[e] s[j]``, then with loops the values of theirs; ``s = d^-1/2``.
+    """Compute ``out[e] = s[i] a[e] s[j]``, then with loops the values of theirs; ``s = d^-1/2``.
 
     ``structure``, rows and columns of the result, is filled too where loops are added.
     """
@@ -44,7 +44,7 @@ def gcn_norm_coo(
 def gcn_norm_csr(
     A: CSR, values: Array | None, loops: bool, *, structure: Any = None, out: Array | None = None
 ) -> Array:
-    """The same for a CSR, the loop of a row behind its entries; ``structure`` is that of a CSR."""
+    """Compute ``gcn_norm_coo`` for a CSR, the loop of a row behind its entries."""
     out, a = _result(A, values, loops, out)
     filled = structure if loops else None
     columns = np.empty(0, A.index_dtype) if filled is None else filled[1]

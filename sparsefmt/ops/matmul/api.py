@@ -166,7 +166,7 @@ def spmm_arg(
     row_scale: Array | None = None,
     col_scale: Array | None = None,
 ) -> tuple[Array, Array]:
-    """The maximum or minimum of ``spmm``, and which entry it comes from.
+    """Return the maximum or minimum of ``spmm``, and which entry it comes from.
 
     ``Y[i, f] = r[i] * a[e] * c[j] * X[j, f]`` for the entry ``e = arg[i, f]`` of row ``i`` whose
     ``a[e] * c[j] * X[j, f]`` is largest (smallest).  Ties go to the entry that comes first in its

@@ -34,7 +34,7 @@ from .cuda import shape_of_heads
 
 @inlined
 def weight_of(data: Any, scale: Any, e: Any, j: Any, one: Any) -> Any:
-    """``a[e] c[j]``; ``one`` where neither is given."""
+    """Compute ``a[e] c[j]``; ``one`` where neither is given."""
     weight = one
     if len(data):
         weight = data[e]
@@ -45,7 +45,7 @@ def weight_of(data: Any, scale: Any, e: Any, j: Any, one: Any) -> Any:
 
 @inlined
 def row_sum(zero: Any, A: Any, X: Any, col_scale: Any, span: Any, f: Any, count: Any) -> Any:
-    """``sum of a[e] c[j] X[j, f:f + count]`` over the entries of a span."""
+    """Compute ``sum of a[e] c[j] X[j, f:f + count]`` over the entries of a span."""
     indices, data = A
     X, stride = X
     sums, last = zero, len(indices) - 1
@@ -274,7 +274,7 @@ def spmm(
     arg: Array | None = None,
     **_: Any,
 ) -> Array:
-    """``out[i] = r[i] * reduce of a[e] c[j] x[j]`` over the entries of row i.
+    """Compute ``out[i] = r[i] * reduce of a[e] c[j] x[j]`` over the entries of row i.
 
     The value of entry e is ``values[perm[e]]``, or those of its heads, for a sum or mean, as in
     ``cuda.spmm``.  ``arg``, of out's shape and any integer dtype, takes the entries that win a max
@@ -308,7 +308,7 @@ def spmm(
 def spmm_coo(
     A: COO, x: Array, *, values: Any, row_scale: Any, col_scale: Any, out: Any = None, **_: Any
 ) -> Array:
-    """``out[i] += r[i] a[e] c[j] x[j]`` for every entry, in their order."""
+    """Compute ``out[i] += r[i] a[e] c[j] x[j]`` for every entry, in their order."""
     out = np.empty((A.n_rows, x.shape[1]), x.dtype) if out is None else out
     scales = values_of(row_scale, x), values_of(col_scale, x)
     data, threads = values_of(values, x), numba.get_num_threads()

@@ -21,7 +21,7 @@ _REDUCTIONS = ("sum", "mean", "max", "min")
 def spmm_oracle(
     A: Format, X: Array, *, reduce: str = "sum", row_scale: Any = None, col_scale: Any = None
 ) -> Array:
-    """``A @ X`` in float64, one stored entry after another.
+    """Compute ``A @ X`` in float64, one stored entry after another.
 
     ``Y[i, f] = r[i] * reduce_e a[e] * c[j] * X[j, f]`` over the entries ``e = (i, j)`` of row i.
     An implicit zero never touches ``X``: an infinity there stays out of rows that do not store its
@@ -63,7 +63,7 @@ def spmm_oracle(
 
 
 def _reduced(A: Format, X: Array, reduce: str) -> tuple[Array, Array]:
-    """The reduction before the row's factor, and each row's number of entries."""
+    """Return the reduction before the row's factor, and each row's number of entries."""
     assert reduce in _REDUCTIONS, f"reduce is {reduce!r}: use one of {_REDUCTIONS}"
     Y, degree = np.zeros((A.n_rows, X.shape[1])), np.zeros((A.n_rows, 1))
     for row, col, value in stored_entries(A):
@@ -86,7 +86,7 @@ def error_bound(
     row_scale: Any = None,
     col_scale: Any = None,
 ) -> Array:
-    """How far ``A @ X``, computed in ``dtype``, may lie from the oracle.
+    """Bound how far ``A @ X``, computed in ``dtype``, may lie from the oracle.
 
     ``factor * deg * eps * sum |a| |x|`` for each output, where ``deg`` counts the stored entries of
     its row, whatever the order of the sum; and ``deg`` times the least normal number, for products
@@ -122,7 +122,7 @@ def error_bound(
 
 
 def dot_bound(A: Any, x: Array, y: Array, *, factor: float = 2.0) -> float:
-    """How far ``dot(A @ x, y)`` and ``dot(x, A.T @ y)`` may lie from each other.
+    """Bound how far ``dot(A @ x, y)`` and ``dot(x, A.T @ y)`` may lie from each other.
 
     ``x`` has shape (n_cols, feat) and ``y`` (n_rows, feat); the products are computed in the
     coarser of their dtypes, the dots by ``dot``.
@@ -173,7 +173,7 @@ def degrees(A: Format) -> Array:
 
 
 def magnitudes(A: _F) -> _F:
-    """The matrix on the CPU with the magnitudes of its values."""
+    """Return the matrix on the CPU with the magnitudes of its values."""
     A = A.to("cpu")
     return A if A.data is None else A.with_data(np.abs(A.data))
 

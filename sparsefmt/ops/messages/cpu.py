@@ -154,12 +154,12 @@ def _combinations(
 
 
 def _numbered(A: CSR, perm: Array | None) -> tuple[Array, Array]:
-    """Give the columns, and the numbers of entries: none where they are their own places."""
+    """Return the columns and the numbers of entries, none where they are their own places."""
     return A.indices, np.empty(0, A.indices.dtype) if perm is None else perm
 
 
 def _or_nothing(a: Array | None, like: Array) -> tuple[Array, int]:
-    """Give the memory of features, none of theirs where there are none."""
+    """Return the memory of features, an empty one where there are none."""
     return cpu_arrays.flat(np.empty((0, 0), like.dtype) if a is None else a)
 
 
@@ -167,7 +167,7 @@ def message_aggregate(
     A: CSR, x: Array | None, edges: Array, perm: Array | None, message: str, reduce: str, *,
     out: Array | None = None,
 ) -> Array:  # fmt: skip
-    """``out[i] = reduce of m(x[j], edges[perm[e]])`` over the entries of row i."""
+    """Compute ``out[i] = reduce of m(x[j], edges[perm[e]])`` over the entries of row i."""
     out = np.empty((A.n_rows, edges.shape[1]), edges.dtype) if out is None else out
     given = _or_nothing(None if message == "copy_edge" else x, edges), cpu_arrays.flat(edges)
     with cpu.writing(out) as (sums, pieces):

@@ -52,7 +52,7 @@ def message_aggregate(
     A: CSR | Structure, x: Any, edges: Any, perm: Any, message: str, reduce: str, *,
     out: Any = None,
 ) -> Any:  # fmt: skip
-    """``out[i] = reduce of m(x[j], edges[perm[e]])`` over the entries of row i."""
+    """Compute ``out[i] = reduce of m(x[j], edges[perm[e]])`` over the entries of row i."""
     S, m = structure_of(A), memory_of(edges)
     if out is None:
         out = m.empty((S.n_rows, edges.shape[1]), m.dtype(edges), edges)

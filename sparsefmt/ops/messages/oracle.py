@@ -43,7 +43,7 @@ def message_oracle(
 def message_bound(
     A: Format, X: Array, E: Array, *, message: str = "mul", reduce: str = "sum", factor: float = 2.0
 ) -> Array:
-    """How far sums of messages, computed in their dtype, may lie from the oracle."""
+    """Bound how far sums of messages, computed in their dtype, may lie from the oracle."""
     eps, least = precision_of(E.dtype)
     sizes = np.abs(float64(X)), np.abs(float64(E))
     size = message_oracle(A, *sizes, message=message, reduce=reduce)

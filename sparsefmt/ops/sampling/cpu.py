@@ -67,7 +67,7 @@ def spmm_sampled_da(
     A: CSR, x: Array, grad: Array, row_scale: Any, col_scale: Any, seed: Any, width: int,
     strategy: str, mean: bool, rescale: bool, *, out: Array | None = None,
 ) -> Array:  # fmt: skip
-    """``out[e] = r[i] * factor(i) * c[j] * <grad[i], x[j]>`` at sampled entries, else 0."""
+    """Compute ``out[e] = r[i] * factor(i) * c[j] * <grad[i], x[j]>`` at sampled entries, else 0."""
     out = np.empty(A.nnz, x.dtype) if out is None else out
     if not out.size:
         return out
@@ -250,7 +250,7 @@ def _gather(cols: Any, weights: Any, entries: Any, A: Any, col_scale: Any, count
 
 @parallel
 def _spmm(indptr: Any, to: Any, A: Any, X: Any, scales: Any, Y: Any, how: Any, pieces: Any) -> None:
-    """``A`` is (indices, data), ``X`` and ``Y`` are (flat, row stride), ``how`` ends in flags."""
+    """Run the loop: ``A`` is (indices, data), ``X`` and ``Y`` are (flat, row stride)."""
     indices, data = A
     row_scale, col_scale = scales
     strategy, seed, mean, rescale = how
@@ -279,7 +279,7 @@ def _sddmm(
     indptr: Any, to: Any, indices: Any, X: Any, Y: Any, feat: Any, scales: Any, out: Any, how: Any,
     pieces: Any,
 ) -> None:  # fmt: skip
-    """``X`` and ``Y`` are (flat, row stride)."""
+    """Run the loop of products; ``X`` and ``Y`` are (flat, row stride)."""
     X, ldx = X
     Y, ldy = Y
     row_scale, col_scale = scales

@@ -146,7 +146,7 @@ def spmm_sampled(
     seed: Any = None, width: int = ALL, strategy: str = "bucket", mean: bool = False,
     rescale: bool = False, *, perm: Any = None, out: Any = None,
 ) -> Any:  # fmt: skip
-    """``out[i] = r[i] * factor(i) * sum of a[e] * c[j] * x[j]`` over the sample of row i.
+    """Compute ``out[i] = r[i] * factor(i) * sum of a[e] * c[j] * x[j]`` over the sample of row i.
 
     The value of entry e is ``values[perm[e]]``.  A seed in an array is read by the kernel, so that
     a captured CUDA graph takes another one at each replay.
@@ -300,7 +300,7 @@ def spmm_sampled_da(
     A: CSR | Structure, x: Any, grad: Any, row_scale: Any, col_scale: Any, seed: Any, width: int,
     strategy: str, mean: bool, rescale: bool, *, out: Any = None,
 ) -> Any:  # fmt: skip
-    """``out[e] = r[i] * factor(i) * c[j] * <grad[i], x[j]>`` at sampled entries, else 0."""
+    """Compute ``out[e] = r[i] * factor(i) * c[j] * <grad[i], x[j]>`` at sampled entries, else 0."""
     S, m = _bare(A), memory_of(x)
     dtype, feat = m.dtype(x), x.shape[1]
     size = ITEMSIZE[dtype]

@@ -37,7 +37,7 @@ def places_oracle(length: int, width: int, strategy: str, seed: int, row: int) -
 def sample_oracle(
     A: CSR, width: int, *, strategy: str = "bucket", seed: int = 0
 ) -> tuple[CSR, Array]:
-    """Give the sample as a CSR, and the numbers of its entries among those of ``A``."""
+    """Return the sample as a CSR, and the numbers of its entries among those of ``A``."""
     A = A.to("cpu")
     rows: list[list[int]] = []
     for row, (begin, end) in enumerate(pairwise(A.indptr.tolist())):
@@ -110,7 +110,7 @@ def _scaled_sample(
     A: CSR, width: int, *, mean: bool = False, rescale: bool = False, row_scale: Any = None,
     col_scale: Any = None, **how: Any,
 ) -> tuple[CSR, Array, Array]:  # fmt: skip
-    """Give the sample, and the factors of its rows and columns."""
+    """Return the sample, and the factors of its rows and columns."""
     A = A.to("cpu")
     B = sample_oracle(A, width, **how)[0]
     whole, kept = A.lengths.astype(np.float64), np.maximum(B.lengths, 1).astype(np.float64)

@@ -44,7 +44,7 @@ def spmm(
 
 
 def sddmm(A: SGT, X: Array, Y: Array, *_: Any, out: Array | None = None, **__: Any) -> Array:
-    """``out[order[e], h] = <X[i, h], Y[j, h]>``: (n, heads, feat) twice to (nnz, heads)."""
+    """Compute ``out[order[e], h] = <X[i, h], Y[j, h]>``: (n, heads, feat) twice to (nnz, heads)."""
     out = np.empty((A.nnz, *X.shape[1:-1]), X.dtype) if out is None else out
     shape = X.shape[1:] if X.ndim == 3 else (1, X.shape[1])
     x, y = flat(X), flat(Y)
@@ -164,7 +164,7 @@ def _dots(
 def _sddmm(
     windows: Any, tiles: Any, order: Any, X: Any, Y: Any, shape: Any, out: Any, pieces: Any
 ) -> None:
-    """``out[order[e], h] = <X[i, h], Y[j, h]>``; ``X`` and ``Y`` are (flat, row stride)."""
+    """Compute ``out[order[e], h] = <X[i, h], Y[j, h]>``; ``X`` and ``Y`` are (flat, row stride)."""
     starts, first_tile, _, _ = windows
     for piece in numba.prange(pieces):
         w, last = rows_of(starts, piece, pieces)

@@ -59,7 +59,7 @@ def sddmm(
     col_scale: Any = None, *, perm: Any = None, costs: Costs | None = None, out: Any = None,
     **_: Any,
 ) -> Any:  # fmt: skip
-    """``out[e, h] = r[i] c[j] <X_i, Y_j>`` over the features of head h, heads side by side.
+    """Compute ``out[e, h] = r[i] c[j] <X_i, Y_j>`` over the features of head h, heads side by side.
 
     Entry e is ``out[perm[e]]`` where given.  ``on_csr`` makes the products of the rest.
     """

@@ -130,7 +130,7 @@ def _tiles_for(
 
 @cache
 def against_device(device: int) -> tuple[str, ...]:
-    """Say why that GPU has no tensor cores for these products, if so."""
+    """Return why that GPU has no tensor cores for these products, or nothing."""
     found = import_cupy().cuda.Device(device).compute_capability
     capability = int(found[:-1]), int(found[-1])
     if capability >= cuda.CAPABILITY:
@@ -140,7 +140,7 @@ def against_device(device: int) -> tuple[str, ...]:
 
 
 def against_height(A: SGT) -> list[str]:
-    """Say why no kernel takes windows as high as those of this SGT, if so."""
+    """Return why no kernel takes windows as high as those of this SGT, or nothing."""
     if A.tile[0] in HEIGHTS:
         return []
     heights = ", ".join(map(str, HEIGHTS))

@@ -146,7 +146,7 @@ class Operands:
         return rows, rows if outside is None else memory_of(rows).zero_where(rows, outside)
 
     def rows_outside(self) -> Any:
-        """Tell of each row whether tiles have no entry of it; None if they have one of each."""
+        """Return a mask of the rows of which tiles have no entry; None if there are none."""
         return self._built.ask("outside", self._rows_outside)
 
     def _rows_outside(self) -> Any:

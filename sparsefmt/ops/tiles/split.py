@@ -74,7 +74,7 @@ class Split:
 
     @property
     def baked(self) -> bool:
-        """Whether slabs are so well filled that a value for each cell is the shortest way."""
+        """Return True if slabs are so full that a value for each cell takes the least memory."""
         return self.taken >= BAKED * self.n_cells > 0
 
     def arrays(self) -> list[Array]:
@@ -217,7 +217,7 @@ def _choose(
 
 
 def _options(figures: Array) -> Array:
-    """(2, MOST + 1, n_windows) slabs, and entries, of columns of at least 1, 2, ... entries.
+    """Count slabs and entries of columns of at least 1, 2, ...: (2, MOST + 1, n_windows).
 
     Of each window; at 0 stands that none is taken.
     """

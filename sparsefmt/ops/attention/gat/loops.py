@@ -65,7 +65,7 @@ def philox(seed: Any, counter: Any, stream: Any) -> Any:
 
 @inlined
 def stays(dropping: Any, number: Any, h: Any) -> Any:
-    """Tell whether the entry of that number stays in head ``h``."""
+    """Return True if the entry of that number stays in head ``h``."""
     below = dropping.below
     return below == 0 or philox(dropping.seed, number, h) >= below
 
@@ -127,7 +127,7 @@ def _powers(weights: Any, signs: Any, size: Any, top: Any) -> Any:
 
 @inlined
 def _add(sums: Any, weight: Any, run: Any) -> Any:
-    """``weight * run``, to the sum of positive weights or to that of negative ones."""
+    """Compute ``weight * run``, to the sum of positive weights or to that of negative ones."""
     plus, minus = sums
     return add_product(plus, max(weight, 0), run), add_product(minus, max(-weight, 0), run)
 
@@ -208,7 +208,7 @@ def attention(
     indptr: Any, indices: Any, scores: Any, sizes: Any, slope: Any, loops: Any, out: Any,
     pieces: Any,
 ) -> None:  # fmt: skip
-    """``P[e, h]``, in the order of the entries; 0 for stored loops beside virtual ones."""
+    """Compute ``P[e, h]``, in the order of the entries; 0 for stored loops beside virtual ones."""
     heads, _, longest = sizes
     for piece in numba.prange(pieces):
         weights, signs = np.empty(longest, out.dtype), np.empty(longest, out.dtype)
@@ -333,7 +333,7 @@ def _score_gradient(
     z: Any, grad: Any, H: Any, target: Any, source: Any, feat: Any, slope: Any, factor: Any,
     stats: Any,
 ) -> Any:  # fmt: skip
-    """``leaky'(z) P (M <dO, H> - D)`` of one entry and head; M is the ``factor``."""
+    """Compute ``leaky'(z) P (M <dO, H> - D)`` of one entry and head; M is the ``factor``."""
     p = np.exp((z if z > 0 else slope * z) - stats[3 * target]) * stats[3 * target + 1]
     p = p if z > 0 else slope * p
     through = factor * dot(grad, target * feat, H, source * feat, feat)
@@ -389,7 +389,7 @@ def loop_gradient(
 def scores_of_vectors(
     H: Any, source: Any, target: Any, heads: Any, feat: Any, el: Any, er: Any, pieces: Any
 ) -> None:
-    """``el = <H, source>`` and ``er = <H, target>`` of each row and head."""
+    """Compute ``el = <H, source>`` and ``er = <H, target>`` of each row and head."""
     for piece in numba.prange(pieces):
         for item in range(piece * len(el) // pieces, (piece + 1) * len(el) // pieces):
             h = item % heads

@@ -94,7 +94,7 @@ def _call_of(given: PairwiseArguments) -> Call:
 
 
 def pairwise(A: CSR | Structure, *arguments: Any, out: Any = None) -> Any:
-    """``O[i, h] = sum of M[e, h] P[e, h] V[j, h]`` over the entries of row i.
+    """Compute ``O[i, h] = sum of M[e, h] P[e, h] V[j, h]`` over the entries of row i.
 
     The others are ``PairwiseArguments``, here and in the gradients.
     """

@@ -103,7 +103,7 @@ def _gather(A: Any, far: Any, pitch: Any, i: Any, e: Any, loops: Any, places: An
 def _leaky_product(
     X: Any, at: Any, Y: Any, there: Any, att: Any, slope: Any, first: Any, feat: Any
 ) -> Any:
-    """``sum of att leaky(x + y)``."""
+    """Compute ``sum of att leaky(x + y)``."""
     zero = lanes(X, NARROW, 0)
     step, sums = width_of(zero), zero
     for f in range(0, feat, step):
@@ -146,7 +146,7 @@ def _drop(dropping: Any, ids: Any, h: Any, weights: Any) -> None:
 
 @inlined
 def _exponentials(values: Any, less: Any, count: Any) -> Any:
-    """``exp(value - less)`` in place of each value; their sum."""
+    """Compute ``exp(value - less)`` in place of each value; their sum."""
     low, zero = lanes(values, NARROW, -np.inf), lanes(values, NARROW, 0)
     tops, sums = lanes_beside(zero, values, less), zero
     for k in range(0, count, width_of(zero)):
@@ -162,7 +162,7 @@ def _add_rows(
     out: Any, at: Any, before: Any, X: Any, first: Any, pitch: Any, feat: Any, places: Any,
     weights: Any,
 ) -> None:  # fmt: skip
-    """``out = before * out + sum of weights[k] X[places[k]]``."""
+    """Compute ``out = before * out + sum of weights[k] X[places[k]]``."""
     zero = lanes(out, MIDDLE, 0)
     for f in range(0, feat, width_of(zero)):
         count = min(width_of(zero), feat - f)
@@ -204,7 +204,7 @@ def forward(
     A: Any, queries: Any, keys: Any, values: Any, scoring: Any, dropping: Any, loops: Any,
     out: Any, statistics: Any, pieces: Any,
 ) -> None:  # fmt: skip
-    """``O[i, h] = sum of P[e, h] V[j, h]``; of each row and head its ``statistics``."""
+    """Compute ``O[i, h] = sum of P[e, h] V[j, h]``; of each row and head its ``statistics``."""
     heads, feat = scoring.heads, scoring.feat
     pitch, low = heads * feat, out.dtype.type(-np.inf)
     for piece in numba.prange(pieces):
